@@ -150,19 +150,21 @@ __device__ static inline void tile_begin(float *to, const float *from, int64_t s
     }
 }
 
-/* 16-bit numbers pass through registers. */
-template <int DIM, int N, typename T>
-__device__ static inline void tile_begin(float *to, const T *from, int64_t stride, int dim, int n) {
+/* 16-bit numbers pass through registers; one loop for both types, to compile less. */
+template <int DIM, int N>
+__device__ static inline void tile_begin(float *to, const uint16_t *from, bool is_bf16,
+                                         int64_t stride, int dim, int n) {
     using copy = f32_copy<DIM, N>;
     int r0 = (int)threadIdx.x / copy::WIDTH, c0 = (int)threadIdx.x % copy::WIDTH;
 #pragma unroll 1
     for (int c = c0; c < DIM; c += copy::WIDTH) {
-        const T *x = from + r0 * stride + c;
+        const uint16_t *from_row = from + r0 * stride + c;
 #pragma unroll 4
         for (int k = 0; k < copy::TIMES; k++) {
             int r = r0 + k * copy::STEP;
+            uint32_t x = c < dim && r < n ? from_row[k * copy::STEP * stride] : 0u;
             to[r * f32_shape<DIM>::STRIDE + c] =
-                c < dim && r < n ? to_float(x[k * copy::STEP * stride]) : 0.0f;
+                is_bf16 ? __uint_as_float(x << 16) : __half2float(__ushort_as_half((uint16_t)x));
         }
     }
 }

@@ -48,29 +48,65 @@ __device__ static inline void load_act(float *to, const softmax_job &job, const 
     int n = s.len - first, dim = job.a.dim;
     if (job.act == ACT_F32)
         tile_begin<DIM, N>(to, (const float *)from + at, stride, dim, n);
-    else if (job.act == ACT_BF16)
-        tile_begin<DIM, N>(to, (const __nv_bfloat16 *)from + at, stride, dim, n);
     else
-        tile_begin<DIM, N>(to, (const __half *)from + at, stride, dim, n);
+        tile_begin<DIM, N>(to, (const uint16_t *)from + at, job.act == ACT_BF16, stride, dim, n);
 }
 
-/* Waits for the thread's loads; a barrier must follow. */
+/* Waits for the block's loads. */
 __device__ static inline void load_end() {
     cp_async_commit_group();
     cp_async_wait_group<0>();
+    __syncthreads();
 }
 
+/* Two tiles of the rows from `first` on, the second after the first, once all warps have read what
+ * they replace. */
+template <int DIM, int N>
+__device__ static inline void load_two(float *to, const softmax_job &job, const softmax_block &s,
+                                       const void *from0, int64_t stride0, const void *from1,
+                                       int64_t stride1, int first) {
+    __syncthreads();
+    load_act<DIM, N>(to, job, s, from0, stride0, first);
+    load_act<DIM, N>(to + N * f32_shape<DIM>::STRIDE, job, s, from1, stride1, first);
+}
+
+/* Rounds and stores the n first of a warp's 16 rows of `dim` numbers.  Not inlined: each kernel
+ * would have several copies to compile. */
+static __device__ __noinline__ void half_rows_store(uint16_t *to, const float *tile,
+                                                    int tile_stride, bool is_bf16, int64_t stride,
+                                                    int dim, int n) {
+    for (int c = (int)threadIdx.x % 32; c < dim; c += 32) {
+#pragma unroll 4
+        for (int r = 0; r < min(n, 16); r++) {
+            float x = tile[r * tile_stride + c];
+            to[r * stride + c] = is_bf16 ? __bfloat16_as_ushort(from_float<__nv_bfloat16>(x))
+                                         : __half_as_ushort(from_float<__half>(x));
+        }
+    }
+}
+
+/* Stores the sums of the block's rows.  16-bit numbers pass through `tile`, of which a warp reads
+ * its own rows only. */
 template <int DIM>
 __device__ static inline void store_act(void *to, const softmax_job &job, const softmax_block &s,
-                                        int64_t stride, const float (*sum)[4]) {
-    int64_t at = (s.row + s.first) * stride + s.head * job.a.dim;
-    int n = s.len - s.first, dim = job.a.dim;
-    if (job.act == ACT_F32)
+                                        int64_t stride, float *tile, const float (*sum)[4]) {
+    constexpr int STRIDE = f32_shape<DIM>::STRIDE;
+    int first = (int)threadIdx.x / 32 * 16, n = s.len - s.first, dim = job.a.dim;
+    int64_t at = (s.row + s.first) * stride + s.head * dim;
+    if (job.act == ACT_F32) {
         store_rows<DIM>((float *)to + at, stride, dim, n, sum);
-    else if (job.act == ACT_BF16)
-        store_rows<DIM>((__nv_bfloat16 *)to + at, stride, dim, n, sum);
-    else
-        store_rows<DIM>((__half *)to + at, stride, dim, n, sum);
+        return;
+    }
+    load_end(); /* where the mask has no tile, the rows may still be on their way */
+    float *own = tile + first * STRIDE, *pair = own + lane_g() * STRIDE + 2 * lane_t();
+#pragma unroll
+    for (int d = 0; d < DIM / 8; d++) {
+        *(float2 *)(pair + 8 * d) = make_float2(sum[d][0], sum[d][1]);
+        *(float2 *)(pair + 8 * STRIDE + 8 * d) = make_float2(sum[d][2], sum[d][3]);
+    }
+    __syncwarp();
+    half_rows_store((uint16_t *)to + at + first * stride, own, STRIDE, job.act == ACT_BF16, stride,
+                    dim, n - first);
 }
 
 /* The loaded rows of the block as fragments of a warp. */
@@ -221,6 +257,31 @@ __device__ static inline void rows_end(const softmax_job &job, const softmax_blo
     }
 }
 
+/* Goes over the keys that any of the rows sees, 16 at a time: f(k, v, key) gets their rows in
+ * shared memory and the thread's first key.  The tile of values follows that of keys. */
+template <int DIM, int COLUMNS, typename F>
+__device__ static inline void each_square(const softmax_job &job, const softmax_block &s,
+                                          softmax_rows *rows, float *k_tile, F f) {
+    constexpr int STRIDE = f32_shape<DIM>::STRIDE;
+    const softmax_attn_args &a = job.a;
+    mask_range range = mask_keys_of(a.mask, s.b, s.len, s.first / MASK_TILE);
+#pragma unroll 1
+    for (int at = range.begin; at < range.end; at++) {
+        mask_tile tile = mask_tile_at(a.mask, a.mask.row_tiles, at);
+        int key0 = tile.tile * MASK_TILE;
+#pragma unroll 1
+        for (int j0 = 0; j0 < MASK_TILE && key0 + j0 < s.len; j0 += COLUMNS) {
+            load_two<DIM, COLUMNS>(k_tile, job, s, a.k, a.stride_k, a.v, a.stride_v, key0 + j0);
+            load_end();
+            for (int c = 0; c < COLUMNS; c += 16) {
+                if (!rows_see(rows, job, s, tile, j0 + c)) continue;
+                const float *k = k_tile + c * STRIDE;
+                f(k, k + COLUMNS * STRIDE, key0 + j0 + c + 2 * lane_t());
+            }
+        }
+    }
+}
+
 template <int DIM>
 static __global__
 __launch_bounds__(f32_shape<DIM>::THREADS,
@@ -238,33 +299,18 @@ __launch_bounds__(f32_shape<DIM>::THREADS,
     softmax_rows rows = rows_begin(job, s);
 
     float out[DIM / 8][4] = {};
-    mask_range range = mask_keys_of(a.mask, s.b, s.len, s.first / MASK_TILE);
-#pragma unroll 1
-    for (int at = range.begin; at < range.end; at++) {
-        mask_tile tile = mask_tile_at(a.mask, a.mask.row_tiles, at);
-        int key0 = tile.tile * MASK_TILE;
-#pragma unroll 1
-        for (int j0 = 0; j0 < MASK_TILE && key0 + j0 < s.len; j0 += COLUMNS) {
-            __syncthreads();
-            load_act<DIM, COLUMNS>(k_tile, job, s, a.k, a.stride_k, key0 + j0);
-            load_act<DIM, COLUMNS>(v_tile, job, s, a.v, a.stride_v, key0 + j0);
-            load_end();
-            __syncthreads();
-            for (int c = 0; c < COLUMNS; c += 16) {
-                float x[2][4];
-                if (!rows_see(&rows, job, s, tile, j0 + c)) continue;
-                score_square<DIM, true>(x, query, k_tile + c * STRIDE, a.dim);
-                if (a.silu_scale != 0)
-                    silu_square(x, rows, a.alpha, a.silu_scale);
-                else
-                    softmax_square<DIM>(x, &rows, out, a.alpha);
-                drop_square(x, job, s, rows, key0 + j0 + c + 2 * lane_t());
-                add_product<DIM, true>(out, x, v_tile + c * STRIDE, a.dim);
-            }
-        }
-    }
+    each_square<DIM, COLUMNS>(job, s, &rows, k_tile, [&](const float *k, const float *v, int key) {
+        float x[2][4];
+        score_square<DIM, true>(x, query, k, a.dim);
+        if (a.silu_scale != 0)
+            silu_square(x, rows, a.alpha, a.silu_scale);
+        else
+            softmax_square<DIM>(x, &rows, out, a.alpha);
+        drop_square(x, job, s, rows, key);
+        add_product<DIM, true>(out, x, v, a.dim);
+    });
     if (a.silu_scale == 0) rows_end<DIM>(job, s, rows, out);
-    store_act<DIM>(a.out, job, s, a.stride_out, out);
+    store_act<DIM>(a.out, job, s, a.stride_out, q_tile, out);
 }
 
 template <int DIM> static constexpr size_t soft_bwd_shared() {
@@ -321,33 +367,18 @@ __launch_bounds__(f32_shape<DIM>::THREADS,
     softmax_rows rows = rows_begin(job, s);
 
     float dq[DIM / 8][4] = {};
-    mask_range range = mask_keys_of(a.mask, s.b, s.len, s.first / MASK_TILE);
-#pragma unroll 1
-    for (int at = range.begin; at < range.end; at++) {
-        mask_tile tile = mask_tile_at(a.mask, a.mask.row_tiles, at);
-        int key0 = tile.tile * MASK_TILE;
-#pragma unroll 1
-        for (int j0 = 0; j0 < MASK_TILE && key0 + j0 < s.len; j0 += COLUMNS) {
-            __syncthreads();
-            load_act<DIM, COLUMNS>(k_tile, job, s, a.k, a.stride_k, key0 + j0);
-            load_act<DIM, COLUMNS>(v_tile, job, s, a.v, a.stride_v, key0 + j0);
-            load_end();
-            __syncthreads();
-            for (int c = 0; c < COLUMNS; c += 16) {
-                float x[2][4], dp[2][4];
-                if (!rows_see(&rows, job, s, tile, j0 + c)) continue;
-                score_square<DIM, true>(x, query, k_tile + c * STRIDE, a.dim);
-                score_square<DIM, true>(dp, dout, v_tile + c * STRIDE, a.dim);
-                rows_sums(&rows, job, s);
-                weights_square(x, dp, job, s, rows, key0 + j0 + c + 2 * lane_t());
+    each_square<DIM, COLUMNS>(job, s, &rows, k_tile, [&](const float *k, const float *v, int key) {
+        float x[2][4], dp[2][4];
+        score_square<DIM, true>(x, query, k, a.dim);
+        score_square<DIM, true>(dp, dout, v, a.dim);
+        rows_sums(&rows, job, s);
+        weights_square(x, dp, job, s, rows, key);
 #pragma unroll
-                for (int i = 0; i < 8; i++)
-                    x[i / 4][i % 4] *= a.alpha * (dp[i / 4][i % 4] - rows.sum[i % 4 / 2]);
-                add_product<DIM, true>(dq, x, k_tile + c * STRIDE, a.dim);
-            }
-        }
-    }
-    store_act<DIM>(a.dq, job, s, a.stride_q, dq);
+        for (int i = 0; i < 8; i++)
+            x[i / 4][i % 4] *= a.alpha * (dp[i / 4][i % 4] - rows.sum[i % 4 / 2]);
+        add_product<DIM, true>(dq, x, k, a.dim);
+    });
+    store_act<DIM>(a.dq, job, s, a.stride_q, q_tile, dq);
 }
 
 /* What belongs to the query columns of a tile. */
@@ -437,12 +468,9 @@ __launch_bounds__(f32_shape<DIM>::THREADS,
         mask_tile tile = mask_tile_at(a.mask, a.mask.col_tiles, at);
         int row0 = tile.tile * MASK_TILE;
         for (int i0 = row0; i0 < min(row0 + MASK_TILE, s.len); i0 += COLUMNS) {
-            __syncthreads();
-            load_act<DIM, COLUMNS>(q_tile, job, s, a.q, a.stride_q, i0);
-            load_act<DIM, COLUMNS>(dout_tile, job, s, a.dout, a.stride_out, i0);
+            load_two<DIM, COLUMNS>(q_tile, job, s, a.q, a.stride_q, a.dout, a.stride_out, i0);
             columns_load(&columns, job, s, tile, i0);
             load_end();
-            __syncthreads();
             for (int c = 0; c < COLUMNS; c += 16) {
                 float x[2][4], dp[2][4];
                 uint64_t seen = columns.words[c + (int)threadIdx.x % 16];
@@ -456,8 +484,8 @@ __launch_bounds__(f32_shape<DIM>::THREADS,
             }
         }
     }
-    if constexpr (HAS_DK) store_act<DIM>(a.dk, job, s, a.stride_k, dk);
-    if constexpr (HAS_DV) store_act<DIM>(a.dv, job, s, a.stride_v, dv);
+    if constexpr (HAS_DK) store_act<DIM>(a.dk, job, s, a.stride_k, k_tile, dk);
+    if constexpr (HAS_DV) store_act<DIM>(a.dv, job, s, a.stride_v, v_tile, dv);
 }
 
 static softmax_job make_job(const backend *be, const softmax_attn_args *a, int rows,

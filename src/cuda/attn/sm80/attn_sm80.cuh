@@ -118,15 +118,20 @@ __device__ static inline void half_walk_put(half_walk *walk, const half_block &t
     if (threadIdx.x % 32 == 0) walk->warps[threadIdx.x / 32] = range;
 }
 
+/* The loop of half_next.  Not inlined: kernels would have two or three copies of it to compile. */
+static __device__ __noinline__ int half_skip(const attn_args &a, attn_sequence s, int row,
+                                             int n_rows, int col, int n_cols, int end) {
+    while (col < end && attn_tile_is_empty(&a, &s, row, row + n_rows, col, col + n_cols))
+        col += n_cols;
+    return col;
+}
+
 /* The first column of the first tile, from `col` on, that may have visible pairs; at least `end` if
  * there is none.  Only targets leave holes. */
 template <int ROWS, int COLS>
 __device__ static inline int half_next(const half_job &job, const half_block &t, int col) {
     if (job.a.n_targets == NULL) return col;
-    while (col < t.end &&
-           attn_tile_is_empty(&job.a, &t.s, t.first, t.first + ROWS, col, col + COLS))
-        col += COLS;
-    return col;
+    return half_skip(job.a, t.s, t.first, ROWS, col, COLS, t.end);
 }
 
 /* The swizzle: the address of a 16-byte chunk in a tile whose rows have WIDTH elements.  The

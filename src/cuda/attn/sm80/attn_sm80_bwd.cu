@@ -124,16 +124,21 @@ __device__ static inline void keys_bounds(const half_job &job, half_block *t) {
     t->end = rows.end;
 }
 
+/* The loop of keys_next, not inlined like half_skip. */
+static __device__ __noinline__ int keys_skip(const attn_args &a, attn_sequence s, int query,
+                                             int n_queries, int key, int n_keys, int end) {
+    while (query < end && attn_tile_is_empty(&a, &s, query, query + n_queries, key, key + n_keys))
+        query += n_queries;
+    return query;
+}
+
 /* The first query of the next tile, from `query` on, that may see any of the keys.  Windows leave
  * no holes. */
 template <typename S>
 __device__ static inline int keys_next(const half_job &job, const half_block &t, int query) {
     if (job.a.n_targets == NULL && job.a.n_contexts == NULL && job.a.func == NULL) return query;
     if (keys_is_whole<S>(job, t.s)) return query;
-    while (query < t.end &&
-           attn_tile_is_empty(&job.a, &t.s, query, query + S::QUERIES, t.first, t.first + S::KEYS))
-        query += S::QUERIES;
-    return query;
+    return keys_skip(job.a, t.s, query, S::QUERIES, t.first, S::KEYS, t.end);
 }
 
 template <typename T, typename S>
