@@ -235,12 +235,10 @@ static void check_packed(test_backends *t, int64_t n, int32_t n_in, int32_t n_ou
     l.a.packed = packed;
     CHECK_OK(be->ops->linear_pack(be, &l.a));
     l.a.w = NULL;
-    for (int keeps = 1; keeps >= 0; keeps--) {
+    for (int i = test_on.kind == ON_CPU ? 2 : 4; i > 0; i--) { /* z kept; not kept; each tile */
         linear_args a = l.a;
-        if (!keeps) {
-            a.z = NULL;
-            a.rank = LINEAR_FASTEST;
-        }
+        if (i > 1) a.z = NULL;
+        a.rank = i == 1 ? 0 : i == 2 ? LINEAR_FASTEST : i - 2;
         memset(a.y, 0, (size_t)l.n_y * sizeof(float));
         CHECK_OK(be->ops->linear_fwd(be, &a));
         const float *got = a.y;
@@ -286,7 +284,7 @@ TEST(linear_packed_with_silu_or_residual) {
             check_packed(&t, s[0], s[1], s[2], (i + options) % 3 == 0, f, options & 3);
         }
     /* more tiles than blocks of a GPU, and more steps than stages */
-    check_packed(&t, 2, 72, 34000, false, EPILOGUE_SILU, 1);
+    check_packed(&t, 2, 136, 34000, false, EPILOGUE_SILU, 1);
     check_packed(&t, 40, 1000, 136, false, EPILOGUE_SILU, 1);
     check_packed(&t, 2, 72, 17000, false, EPILOGUE_NONE, 3);
     check_packed(&t, 40, 1000, 136, false, EPILOGUE_NONE, 3);
@@ -299,14 +297,15 @@ TEST(linear_packed_with_silu_or_residual) {
 /* Keys and values of some rows go to pages, too, as kv_put would write them; `dim` columns each. */
 static void check_put(test_backends *t, int64_t n, int32_t dim, epilogue f) {
     enum { LEN = 16, PAGES = 40 };
-    layer l = make_layer(n, 24, 3 * dim, false, f, true, false, false);
+    enum { N_IN = 136 };
+    layer l = make_layer(n, N_IN, 3 * dim, false, f, true, false, false);
     backend *be = t->be[1];
     int64_t stride = 2 * LEN * dim + 8, n_pages = PAGES * stride;
     float *pages = floats(n_pages, 11), *want = copy_floats(pages, n_pages);
     char *packed;
     int32_t *slot;
     CHECK_OK(MEM_NEW(&slot, (size_t)n));
-    CHECK_OK(MEM_NEW(&packed, be->ops->linear_packed_bytes(be, 24, 3 * dim)));
+    CHECK_OK(MEM_NEW(&packed, be->ops->linear_packed_bytes(be, N_IN, 3 * dim)));
     for (int64_t i = 0; i < n; i++) /* pages in no order; every third row is not kept */
         slot[i] = i % 3 == 1 ? -1 : (int32_t)((i / LEN * 7 % PAGES) * LEN + i % LEN);
     kv_put_args put = {.n = n,
@@ -326,15 +325,17 @@ static void check_put(test_backends *t, int64_t n, int32_t dim, epilogue f) {
     linear_args a = l.a;
     a.z = NULL;
     a.put = &put;
-    CHECK_OK(be->ops->linear_fwd(be, &a));
-    for (int64_t i = 0; i < n; i++) {
-        const float *y = (float *)a.y + i * 3 * dim;
-        if (slot[i] < 0) continue;
-        float *page = want + slot[i] / LEN * stride + slot[i] % LEN * dim;
-        memcpy(page, y + 2 * dim, sizeof(float) * (size_t)dim);
-        memcpy(page + LEN * dim, y + dim, sizeof(float) * (size_t)dim);
+    for (a.rank = 0; a.rank < 3; a.rank++) {
+        CHECK_OK(be->ops->linear_fwd(be, &a));
+        for (int64_t i = 0; i < n; i++) {
+            const float *y = (float *)a.y + i * 3 * dim;
+            if (slot[i] < 0) continue;
+            float *page = want + slot[i] / LEN * stride + slot[i] % LEN * dim;
+            memcpy(page, y + 2 * dim, sizeof(float) * (size_t)dim);
+            memcpy(page + LEN * dim, y + dim, sizeof(float) * (size_t)dim);
+        }
+        CHECK_SAME(pages, want, n_pages);
     }
-    CHECK_SAME(pages, want, n_pages);
     mem_free(pages);
     mem_free(want);
     mem_free(packed);
@@ -401,9 +402,10 @@ static void check_norm(test_backends *t, int64_t n, int32_t dim, int32_t n_out, 
     second.a.packed = packed[1];
     CHECK_OK(be->ops->linear_pack(be, &second.a));
     w = (float *)second.a.w;
-    for (int known = 1; known >= 0; known--) {
+    for (int i = 0; i < (test_on.kind == ON_CPU ? 2 : 6); i++) { /* each tile, with them or not */
         double difference = 0, sum = 0;
-        norm.moments = known ? &moments : NULL;
+        norm.moments = i % 2 == 0 ? &moments : NULL;
+        second.a.rank = i / 2;
         second.a.w = NULL;
         memset(second.a.y, 0, (size_t)second.n_y * sizeof(float));
         CHECK_OK(be->ops->linear_fwd(be, &second.a));

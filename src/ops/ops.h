@@ -144,7 +144,8 @@ typedef struct linear_args {
     float *dbias; /* (n_out) or NULL */
     void *packed; /* linear_packed_bytes bytes, or NULL */
     /* forward, on a GPU: which of cuBLASLt's kernels for this shape, in the order in which it
-     * recommends them, the last one where it has fewer; LINEAR_FASTEST or LINEAR_SINGLE */
+     * recommends them, the last one where it has fewer; LINEAR_FASTEST or LINEAR_SINGLE.  Of own
+     * kernels, from 1 on, which tile; otherwise the one that should be fastest */
     int32_t rank;
     /* forward, or NULL: then op kv_put, of columns of y: its k and v are in the first row of y, its
      * strides n_out */

@@ -73,9 +73,15 @@ enum {
     N_SUM = sizeof sum_tiles / sizeof *sum_tiles
 };
 
+/* The products of 256 columns need three steps along k (many_end). */
+static bool has_steps(const linear_args *a, const many_choice *t) {
+    return t->n < 256 || a->n_in > 2 * PART;
+}
+
 /* The time of a call, up to a factor: as often as a block computes a tile, which takes as long as
  * its products and what a tile costs besides. */
 static int64_t many_cost(const backend *be, const linear_args *a, const many_choice *t) {
+    if (!has_steps(a, t)) return INT64_MAX;
     int64_t n_tiles = cuda_div_up(a->n, 64 * t->g) * cuda_div_up(a->n_out, t->n);
     return cuda_div_up(n_tiles, cuda_of(be)->n_multiprocessors) * (32 + t->g * t->n);
 }
@@ -101,7 +107,9 @@ status cuda_linear_many(backend *be, const linear_args *a, const linear_packed *
         j.column_k = (int32_t)((size_t)((const char *)a->put->k - (const char *)a->y) / size);
         j.column_v = (int32_t)((size_t)((const char *)a->put->v - (const char *)a->y) / size);
     }
-    for (int i = 1; i < (is_silu ? N_SILU : N_SUM); i++)
+    int n = is_silu ? N_SILU : N_SUM, asked = (a->rank < n ? a->rank : n) - 1;
+    for (int i = 1; i < n; i++)
         if (many_cost(be, a, &all[i]) < many_cost(be, a, best)) best = &all[i];
+    if (asked >= 0 && has_steps(a, &all[asked])) best = &all[asked];
     return best->launch(be, a, p->w, &j);
 }

@@ -28,10 +28,13 @@ __device__ static inline many_place many_place_of(const many_job &j, int tile) {
 }
 
 /* One thread loads all stages of all tiles of the block. */
-template <typename S>
+template <typename S, many_mode MODE>
 __device__ static void many_ask(const many_job &j, const many_maps &maps, char *stages,
                                 many_room<S> *room) {
-    int n_tiles = j.n_down * j.n_across, n_ahead = min((int)S::STAGES, j.n_steps), s = 0;
+    int n_tiles = j.n_down * j.n_across, s = 0;
+    /* Before SiLU the kernel before leaves no room to start early: more of W would only hold up x.
+     */
+    int n_ahead = min(MODE == MANY_SILU ? 1 : (int)S::STAGES, j.n_steps);
     int tile = (int)blockIdx.x;
     uint32_t parity = 1; /* of what is free: all of it at first */
     many_place at = many_place_of<S>(j, tile);
@@ -112,54 +115,110 @@ __device__ static inline void many_fetch(const many_maps &maps, const many_place
                   row);
 }
 
+/* Part `part` of the products of a step, for the rows of the warpgroup. */
+template <typename T, typename S>
+__device__ static inline void many_multiply(float (&d)[S::PARTS][S::PART_N / 2], int part,
+                                            const char *stage, int group, bool adds) {
+    uint64_t x = tile_describe(stage + group * 64 * PART_BYTES, 16);
+    uint64_t w = tile_describe(stage + S::BYTES_X + part * S::PART_N * PART_BYTES, 16);
+#pragma unroll
+    for (int i = 0; i < PART / 16; i++)
+        wgmma_ss<T, S::PART_N>(d[part], tile_move(x, i * 32), tile_move(w, i * 32), adds || i > 0);
+}
+
+/* The ring of stages as a consumer sees it. */
+template <typename S> struct many_ring {
+    int at;
+    uint32_t parity; /* of the stages; of tiles: 2, in one register */
+    __device__ uint32_t of_stages() const {
+        return parity & 1;
+    }
+    __device__ uint32_t of_tiles() const {
+        return parity >> 1;
+    }
+    __device__ void advance() {
+        if (++at < S::STAGES) return;
+        at = 0;
+        parity ^= 1;
+    }
+};
+
+/* The last two steps of a tile of two parts, and its epilogue: all of the first part's products,
+ * then the second's, so that the first half of the epilogue runs beside these.  last: the stage
+ * before. */
+template <typename T, typename S, many_mode MODE>
+__device__ static inline void many_end(const many_job &j, const many_maps &maps, const char *stages,
+                                       many_room<S> *room, const many_side<S> *side,
+                                       const many_place &at, int group, int last, char *buffers,
+                                       many_ring<S> &ring, float (&d)[S::PARTS][S::PART_N / 2]) {
+    int first = (int)threadIdx.x / 32 * 16, one = ring.at;
+    barrier_wait(&room->full[one], ring.of_stages());
+    wgmma_fence();
+    many_multiply<T, S>(d, 0, stages + one * S::STAGE, group, true);
+    wgmma_commit();
+    wgmma_wait<1>();
+    release(&room->empty[last]);
+    ring.advance();
+    int two = ring.at;
+    barrier_wait(&room->full[two], ring.of_stages());
+    ring.advance();
+    wgmma_fence();
+    many_multiply<T, S>(d, 0, stages + two * S::STAGE, group, true);
+    wgmma_commit();
+    many_multiply<T, S>(d, 1, stages + one * S::STAGE, group, true);
+    many_multiply<T, S>(d, 1, stages + two * S::STAGE, group, true);
+    wgmma_commit();
+    barrier_wait(&room->side_full, ring.of_tiles());
+    wgmma_wait<1>();
+    many_store<T, S, MODE, 0, S::CHUNKS / 2>(j, maps, at, first, d, *side, buffers);
+    wgmma_wait<0>();
+    release(&room->empty[one]);
+    release(&room->empty[two]);
+    many_store<T, S, MODE, S::CHUNKS / 2, S::CHUNKS>(j, maps, at, first, d, *side, buffers);
+}
+
 template <typename T, typename S, many_mode MODE>
 __device__ static void many_compute(const many_job &j, const many_maps &maps, char *stages,
                                     many_room<S> *room, const many_side<S> *side) {
     int group = __shfl_sync(0xffffffffu, (int)threadIdx.x / GROUP, 0); /* known to be uniform */
-    int warp = (int)threadIdx.x / 32, n_tiles = j.n_down * j.n_across, s = 0;
-    uint32_t parity = 0; /* of stages; of tiles: 2 */
+    int warp = (int)threadIdx.x / 32, n_tiles = j.n_down * j.n_across;
+    int n_steps = S::PARTS == 1 ? j.n_steps : j.n_steps - 2; /* of many_end */
+    many_ring<S> ring = {0, 0};
     char *buffers = stages + S::STAGES * S::STAGE + warp * S::BUFFERS * S::BUFFER;
     for (int tile = (int)blockIdx.x; tile < n_tiles; tile += (int)gridDim.x) {
         many_place at = many_place_of<S>(j, tile);
         float d[S::PARTS][S::PART_N / 2];
-        int last = 0;
+        int last = -1;
         if constexpr (MODE == MANY_SUM) {
             many_fetch<S>(maps, at, at.row + warp * 16, buffers, &room->residual[warp]);
             __syncwarp();
         }
-        for (int k = 0; k < j.n_steps; k++) {
-            const char *stage = stages + s * S::STAGE;
-            barrier_wait(&room->full[s], parity & 1);
-            uint64_t x = tile_describe(stage + group * 64 * PART_BYTES, 16);
-            uint64_t w = tile_describe(stage + S::BYTES_X, 16);
+        for (int k = 0; k < n_steps; k++) {
+            barrier_wait(&room->full[ring.at], ring.of_stages());
             wgmma_fence();
 #pragma unroll
-            for (int i = 0; i < PART / 16 * S::PARTS; i++) {
-                int part = i % S::PARTS, at_k = i / S::PARTS;
-                wgmma_ss<T, S::PART_N>(
-                    d[part], tile_move(x, at_k * 32),
-                    tile_move(w, (uint32_t)(part * S::PART_N * PART_BYTES + at_k * 32)),
-                    k > 0 || at_k > 0);
-            }
+            for (int part = 0; part < S::PARTS; part++)
+                many_multiply<T, S>(d, part, stages + ring.at * S::STAGE, group, k > 0);
             wgmma_commit();
             if (k > 0) {
                 wgmma_wait<1>();
                 release(&room->empty[last]);
             }
-            last = s;
-            if (++s == S::STAGES) {
-                s = 0;
-                parity ^= 1;
-            }
+            last = ring.at;
+            ring.advance();
         }
-        wgmma_wait<0>();
-        release(&room->empty[last]);
-        barrier_wait(&room->side_full, parity >> 1);
-        if constexpr (MODE == MANY_SUM) barrier_wait(&room->residual[warp], parity >> 1);
-        many_store<T, S, MODE>(j, maps, at, warp * 16, d, *side, buffers);
+        if constexpr (S::PARTS > 1) {
+            many_end<T, S, MODE>(j, maps, stages, room, side, at, group, last, buffers, ring, d);
+        } else {
+            wgmma_wait<0>();
+            release(&room->empty[last]);
+            barrier_wait(&room->side_full, ring.of_tiles());
+            if constexpr (MODE == MANY_SUM) barrier_wait(&room->residual[warp], ring.of_tiles());
+            many_store<T, S, MODE, 0, S::CHUNKS>(j, maps, at, warp * 16, d, *side, buffers);
+        }
         __syncwarp();
         release(&room->side_empty);
-        parity ^= 2;
+        ring.parity ^= 2;
     }
     if (threadIdx.x % 32 == 0) tile_stores_wait<0>();
 }
@@ -188,7 +247,7 @@ __global__ void __launch_bounds__(S::THREADS, 1)
     if (threadIdx.x >= S::G * GROUP) {
         registers_lower<S::SPARE>();
         if (threadIdx.x == S::G * GROUP) {
-            many_ask<S>(j, maps, stages, &room);
+            many_ask<S, MODE>(j, maps, stages, &room);
         } else {
             int i = (int)threadIdx.x - (S::THREADS - MANY_AIDS);
             grid_wait();

@@ -209,25 +209,28 @@ __device__ static inline void many_keep(const many_job &j, const char *buffer,
     }
 }
 
-/* Stores a warp's 16 rows, from row `first` of the tile on; buffers: BUFFERS, of the warp, which
- * hold the residual where there is one. */
-template <typename T, typename S, many_mode MODE>
+/* Stores a warp's 16 rows, from row `first` of the tile on, chunks of columns from FROM to END;
+ * buffers: BUFFERS, of the warp, which hold the residual where there is one. */
+template <typename T, typename S, many_mode MODE, int FROM, int END>
 __device__ static inline void
 many_store(const many_job &j, const many_maps &maps, const many_place &at, int first,
            const float (&d)[S::PARTS][S::PART_N / 2], const many_side<S> &side, char *buffers) {
     constexpr int HALF = PART / 2; /* columns of 16 bytes a row and matrix: enough to keep busy */
     int lane = (int)threadIdx.x % 32, n_blocks = min((int)S::N, j.n_out - at.column) / 8;
+    if constexpr (FROM > 0) /* so that no addresses of the first half are kept: registers */
+        asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
     uint32_t fragment = many_swizzle<S>(lane % 16, lane / 16); /* the lane's row, of stmatrix */
     float2 norm[2] = {side.norm[first + lane / 4], side.norm[first + lane / 4 + 8]};
     many_sums sums[2];
     bool keeps = MODE != MANY_SUM && many_keeps<S>(j, at);
 #pragma unroll
-    for (int c = 0; c < S::CHUNKS; c++) {
+    for (int c = FROM; c < END; c++) {
         char *buffer = buffers + c % S::BUFFERS * S::BUFFER;
 #pragma unroll
         for (int h = 0; h < S::COLUMNS / HALF; h++) {
-            uint32_t v[2][4], to = shared_address(buffer) + (fragment ^ (uint32_t)h * HALF * 2);
+            uint32_t v[2][4], to = shared_address(buffer) + fragment;
             asm volatile("" : "+r"(to)); /* not kept for the next time: registers */
+            to ^= (uint32_t)h * HALF * 2;
             if constexpr (MODE == MANY_SUM) {
                 ldmatrix_x4(v[0], to);
                 ldmatrix_x4(v[1], to ^ 32);
