@@ -5,7 +5,8 @@
 
 #include "base/clock.h"
 
-enum { RANK_PART = 1024, LONG_LIST = 32 };
+/* A batch of so many jobs or more is worth waking the pool for what its jobs need on the host. */
+enum { RANK_PART = 1024, LONG_LIST = 32, MANY_JOBS = 4 };
 
 /* While the jobs run. */
 typedef struct run {
@@ -38,6 +39,14 @@ static status backend_room(served *m, size_t bytes, void **out) {
         m->room_bytes = bytes;
     }
     *out = m->room;
+    return OK;
+}
+
+/* fn for each of n jobs, on all threads where they are many. */
+static status each_job(run *r, int32_t n, pool_fn fn, void *ctx) {
+    if (n >= MANY_JOBS) return pool_run(r->m->compute.workers, n, fn, ctx);
+    for (int32_t i = 0; i < n; i++)
+        TRY(fn(ctx, i, 0));
     return OK;
 }
 
@@ -423,6 +432,7 @@ static status run_retrieval(run *r) {
 typedef struct unit {
     job *j;
     int32_t first, n; /* candidates looked at */
+    int64_t row;      /* the first one's logits in the batch, where candidates have rows */
 } unit;
 
 /* The candidates that the model knows, from `first` on, as many as fit a unit. */
@@ -441,21 +451,27 @@ static status read_logits(run *r, const void *scores, int64_t n_rows, float **ou
     return backend_read_act(r->m->compute.be, *out, scores, n);
 }
 
-/* Writes the numbers of a batch's units.  Without candidates every event has a row of logits, and
- * the candidate is the last event of its sequence. */
-static void finish_units(run *r, const unit *units, const float *logits) {
-    served *m = r->m;
-    int64_t row = 0;
-    bool has_targets = m->s->max_targets > 0;
-    for (int32_t u = 0; u < m->batch.view.n_users; u++) {
-        const unit *p = &units[u];
-        if (!has_targets) row = m->batch.view.offsets[u + 1] - 1;
-        for (int32_t i = p->first; i < p->first + p->n; i++) {
-            if (p->j->candidate[i] == 0) continue;
-            score_columns_finish(&m->columns, logits + row++ * m->columns.width,
-                                 p->j->values + (int64_t)i * m->columns.n);
-        }
+/* While numbers of a batch's units are made of its logits. */
+typedef struct finish {
+    const run *r;
+    const unit *units;
+    const float *logits;
+} finish;
+
+/* Writes the numbers of a unit.  Without candidates every event has a row of logits, and the
+ * candidate is the last event of its sequence. */
+static status finish_unit(void *ctx, int64_t u, int worker) {
+    const finish *f = ctx;
+    const served *m = f->r->m;
+    const unit *p = &f->units[u];
+    int64_t row = m->s->max_targets > 0 ? p->row : m->batch.view.offsets[u + 1] - 1;
+    (void)worker;
+    for (int32_t i = p->first; i < p->first + p->n; i++) {
+        if (p->j->candidate[i] == 0) continue;
+        score_columns_finish(&m->columns, f->logits + row++ * m->columns.width,
+                             p->j->values + (int64_t)i * m->columns.n);
     }
+    return OK;
 }
 
 static status score_units(run *r, const unit *units, uint64_t *at) {
@@ -474,7 +490,8 @@ static status score_units(run *r, const unit *units, uint64_t *at) {
     end_leases(r, st == OK);
     TRY(st);
     stop_watch(at, &r->report->layers_ns);
-    finish_units(r, units, logits);
+    finish f = {r, units, logits};
+    TRY(each_job(r, m->batch.view.n_users, finish_unit, &f));
     histories_clear(&m->batch);
     stop_watch(at, &r->report->head_ns);
     return OK;
@@ -486,6 +503,7 @@ typedef struct cut {
     uint32_t *known; /* of one unit */
     int32_t *next;   /* (n): first candidate of each job that no unit has */
     int32_t n_tokens;
+    int64_t n_rows; /* of candidates, in the batch */
     uint64_t at;
 } cut;
 
@@ -499,13 +517,21 @@ static status add_unit(run *r, cut *c, int32_t i) {
     if (m->batch.view.n_users == m->max_batch || c->n_tokens + most > m->max_tokens) {
         TRY(score_units(r, c->units, &c->at));
         c->n_tokens = 0;
+        c->n_rows = 0;
     }
-    c->units[m->batch.view.n_users] = (unit){j, first, c->next[i] - first};
+    c->units[m->batch.view.n_users] = (unit){j, first, c->next[i] - first, c->n_rows};
+    c->n_rows += n;
     TRY(histories_add(&m->batch, &j->events, c->known, n));
     TRY(lease_pages(r, j, 0, &n_reused));
     c->n_tokens += most - n_reused;
     count_tokens(r, j, j->n_tokens + n - n_reused, n_reused);
     return OK;
+}
+
+static status answer_one(void *ctx, int64_t i, int worker) {
+    const run *r = ctx;
+    (void)worker;
+    return job_answer_candidates(r->jobs[i]);
 }
 
 /* Candidates in microbatches: the numbers do not depend on the cut.  A round has one unit of each
@@ -527,10 +553,9 @@ static status run_ranking(run *r) {
         if (r->m->cache == NULL && !is_done) continue;
         TRY(score_units(r, c.units, &c.at));
         c.n_tokens = 0;
+        c.n_rows = 0;
     }
-    for (int32_t i = 0; i < r->n; i++)
-        TRY(job_answer_candidates(r->jobs[i]));
-    return OK;
+    return each_job(r, r->n, answer_one, r);
 }
 
 status run_jobs(served *m, job *const *jobs, int32_t n, run_report *out) {
