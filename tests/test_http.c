@@ -367,6 +367,45 @@ TEST(http_limits_the_time_of_a_request) {
     CHECK_EQ(e.n_refused[408], 3);
 }
 
+/* Where two headers say how long the body is, a proxy may believe the other one: nothing after them
+ * may be read as a request. */
+TEST(http_refuses_two_lengths_and_compressed_bodies) {
+    static const struct {
+        const char *headers;
+        int code;
+        const char *why;
+    } cases[] = {
+        {"Content-Length: 2\r\nContent-Length: 5", 400, "said twice"},
+        {"Content-Length: 0\r\nContent-Length: 0", 400, "said twice"},
+        {"Content-Length: 2\r\nTransfer-Encoding: chunked", 400, "said twice"},
+        {"Content-Length: 2\r\nContent-Encoding: gzip", 415, "without Content-Encoding"},
+    };
+    echo e;
+    http_settings s = settings(&e);
+    start(&e, &s);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char ask[300];
+        int n = snprintf(ask, sizeof ask,
+                         "POST / HTTP/1.1\r\nHost: t\r\n%s\r\n\r\nhi"
+                         "GET /second HTTP/1.1\r\nHost: t\r\nConnection: close\r\n\r\n",
+                         cases[i].headers);
+        int fd = client_open(http_port(e.server));
+        CHECK(client_send(fd, ask, (size_t)n));
+        char *text = client_read(fd);
+        CHECK_EQ(client_code(text), cases[i].code);
+        CHECK_CONTAINS(text, cases[i].why);
+        CHECK(text != NULL && strstr(text + 1, "HTTP/1.1") == NULL);
+        free(text);
+        close(fd);
+    }
+    char *text =
+        client_ask(http_port(e.server), "POST", "/", "Content-Encoding: identity\r\n", "hi");
+    CHECK_EQ(client_code(text), 200);
+    free(text);
+    stop(&e);
+    CHECK_EQ(e.n_refused[400], 3);
+}
+
 TEST(http_limits_the_time_of_a_later_request) {
     static const char first[] = "GET / HTTP/1.1\r\nHost: t\r\n\r\n";
     echo e;

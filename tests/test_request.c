@@ -59,6 +59,7 @@ TEST(request_rank_wants_candidates) {
     CHECK(r.ask.keeps_seen && r.ask.user.n == 1);
     arena_fini(&a);
     bad(request_rank_read, "{\"user\": 1}", "\"candidates\" is missing");
+    bad(request_rank_read, "{\"user\": 1, \"candidates\": []}", "or empty");
     bad(request_rank_read, "{\"user\": 1, \"candidates\": [1], \"deny\": [2]}", "/v1/recommend");
 }
 

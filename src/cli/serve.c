@@ -253,7 +253,7 @@ static status wait_checked(const serve_args *a, server *s, const sigset_t *signa
         }
         TRY(engine_wait_checked(server_engine(s), i));
     }
-    log_info("checked: all weights fit their checksums, %.3g s later",
+    log_info("checked: all weights fit their checksums, %.2f s after the start",
              (double)(clock_ns() - start) / 1e9);
     return OK;
 }

@@ -17,6 +17,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/socket.h>
 
 #include "base/clock.h"
@@ -177,7 +178,7 @@ static enum MHD_Result send_answer(http_exchange *x) {
     bool is_closing = h->is_closing;
     pthread_mutex_unlock(&h->lock);
     if (x->type != NULL) MHD_add_response_header(r, "Content-Type", x->type);
-    if (is_closing) MHD_add_response_header(r, "Connection", "close");
+    if (is_closing || x->is_refused) MHD_add_response_header(r, "Connection", "close");
     for (int i = 0; i < x->n_headers; i++)
         MHD_add_response_header(r, x->header[i].name, x->header[i].value);
     enum MHD_Result done = MHD_queue_response(x->connection, (unsigned)x->code, r);
@@ -185,10 +186,22 @@ static enum MHD_Result send_answer(http_exchange *x) {
     return done;
 }
 
-static enum MHD_Result add_length(void *context, enum MHD_ValueKind kind, const char *key,
+/* What the headers of a request say about its size. */
+typedef struct {
+    size_t n_bytes;
+    int n_lengths;                 /* headers that say where the body ends */
+    const char *length, *encoding; /* of the last such header; NULL: none */
+} header_facts;
+
+static enum MHD_Result add_header(void *context, enum MHD_ValueKind kind, const char *key,
                                   const char *value) {
+    header_facts *f = context;
     (void)kind;
-    *(size_t *)context += strlen(key) + (value != NULL ? strlen(value) : 0) + 4;
+    f->n_bytes += strlen(key) + (value != NULL ? strlen(value) : 0) + 4;
+    if (strcasecmp(key, "Content-Length") == 0) f->length = value;
+    if (strcasecmp(key, "Content-Encoding") == 0) f->encoding = value;
+    f->n_lengths +=
+        strcasecmp(key, "Content-Length") == 0 || strcasecmp(key, "Transfer-Encoding") == 0;
     return MHD_YES;
 }
 
@@ -205,16 +218,22 @@ static enum MHD_Result refuse(http_exchange *x, int code, const char *why) {
 /* The headers are whole: the limits that can be checked now. */
 static enum MHD_Result begin_request(http_exchange *x) {
     http_server *h = x->server;
-    const char *length = http_header(x, "Content-Length");
-    size_t n_header = strlen(x->path) + strlen(x->method);
+    header_facts f = {.n_bytes = strlen(x->path) + strlen(x->method)};
     char why[160];
     http_set_phase(h, x->from, READS_BODY);
-    MHD_get_connection_values(x->connection, MHD_HEADER_KIND, add_length, &n_header);
-    if (n_header > h->set.max_header_bytes) {
+    MHD_get_connection_values(x->connection, MHD_HEADER_KIND, add_header, &f);
+    if (f.n_bytes > h->set.max_header_bytes) {
         snprintf(why, sizeof why, "the headers have more than %zu bytes", h->set.max_header_bytes);
         return refuse(x, 431, why);
     }
-    unsigned long long n_body = length != NULL ? strtoull(length, NULL, 10) : 0;
+    /* A proxy may believe one of them and the library another: the rest of the bytes would be a
+     * second request, which nobody checked (request smuggling). */
+    if (f.n_lengths > 1)
+        return refuse(x, 400,
+                      "the body's length is said twice; send one Content-Length, or chunks");
+    if (f.encoding != NULL && strcasecmp(f.encoding, "identity") != 0)
+        return refuse(x, 415, "compressed bodies are not read; send it without Content-Encoding");
+    unsigned long long n_body = f.length != NULL ? strtoull(f.length, NULL, 10) : 0;
     if (n_body > h->set.max_body_bytes) {
         snprintf(why, sizeof why, "the body has more than %zu bytes; send less in one request",
                  h->set.max_body_bytes);

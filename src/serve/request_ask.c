@@ -182,7 +182,7 @@ status request_rank_read(arena *a, const char *body, size_t n, request_ask *out)
     TRY(request_object(a, body, n, &root));
     TRY(read_members(a, root, ask_members, true, out));
     if (out->ask.n_candidates == 0)
-        return fail(ERR_USAGE, "\"candidates\" is missing: the ids of the items to rank");
+        return fail(ERR_USAGE, "\"candidates\" is missing or empty: the ids of the items to rank");
     if (out->ask.n_allow > 0 || out->ask.n_deny > 0)
         return fail(ERR_USAGE, "allow and deny are for /v1/recommend; leave those items out of the "
                                "candidates");
@@ -238,7 +238,7 @@ status request_rerank_read(arena *a, const char *body, size_t n, request_ask *ou
     TRY(read_members(a, root, rerank_members, false, out));
     if (!out->ask.has_user) return fail(ERR_USAGE, "\"query\" is missing: the id of a user");
     if (out->ask.n_candidates == 0)
-        return fail(ERR_USAGE, "\"documents\" is missing: the ids of the items to rank");
+        return fail(ERR_USAGE, "\"documents\" is missing or empty: the ids of the items to rank");
     if (out->ask.top_k == 0) out->ask.top_k = (int32_t)out->ask.n_candidates;
     return OK;
 }
