@@ -75,7 +75,7 @@ LINK := $(CC) $(OPT) $(DEBUG_INFO) $(LDFLAGS)
 # Machine code for A100 and Hopper, and PTX for later cards.  Most kernels are the same on both, so they
 # are compiled to PTX once and assembled twice.  A file that tests __CUDA_ARCH__ is compiled for sm_80 and
 # sm_90 separately; src/cuda/attn/sm90, X_sm90.cu of src/cuda/ops and units X_sm90, which use Hopper's own instructions, for sm_90a alone.
-# CUDA_SM=90 builds for one card, in two thirds of the time.
+# CUDA_SM=90 builds for one card.
 CUDA_SM ?= 80 90
 space := $() $()
 NVCC_CODE := $(subst $(space),$(comma),$(CUDA_SM:%=sm_%))
