@@ -26,7 +26,13 @@ status mirror_gather(backend *be, const gather_args *args) {
     gather_args a = *args;
     int64_t n = a.n * a.dim;
     mirror_begin(m);
-    MIRROR(m, &a, table, IN, a.is_act ? ACT : F32, rows_used(a.index, a.n) * a.dim);
+    int64_t n_near = rows_used(a.index, a.n);
+    for (int k = a.n_far - 1; k >= 0; k--) {
+        int64_t n_mine = n_near > a.far[k].from ? n_near - a.far[k].from : 0;
+        MIRROR(m, &a.far[k], rows, IN, F32, n_mine * a.far[k].stride);
+        if (n_near > a.far[k].from) n_near = a.far[k].from;
+    }
+    MIRROR(m, &a, table, IN, a.is_act ? ACT : F32, n_near * a.dim);
     MIRROR(m, &a, index, IN, I32, a.n);
     if (a.other == NULL) a.other_index = NULL;
     MIRROR(m, &a, other, IN, F32, rows_used(a.other_index, a.n) * a.dim);

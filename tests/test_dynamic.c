@@ -350,6 +350,60 @@ TEST(dynamic_tables_read_the_rest_of_a_batch) {
     toy_end(&r);
 }
 
+/* A model that is no longer trained: passes made before read copies of the rows, passes made after
+ * the rows where they are, with the same results, for ids without a row too. */
+static void check_frozen(const toy_way *way, bool is_frozen) {
+    toy_run r = {0};
+    toy_batch b;
+    float before[4096], after[4096];
+    const void *out;
+    toy_start(&r, way, way->n_dynamic);
+    for (int step = 0; step < 3; step++)
+        toy_step(&r, way, step);
+    model *m = r.t.m;
+    bool is_ranking = way->kind != TOY_RETRIEVAL;
+    int64_t n = is_ranking ? 0 : TOY_USERS * m->dim, n_rows;
+    pass_config c = {.max_users = TOY_USERS};
+    pass *early, *late;
+    CHECK_OK(pass_create(&early, m, &c));
+    CHECK_OK(model_pack(m));
+    CHECK_OK(pass_create(&late, m, &c));
+    CHECK_EQ(late->plan.config.items.row != NULL, is_frozen);
+    CHECK(early->plan.config.items.row == NULL);
+    for (int i = 0; i < 2; i++) { /* the second one with ids that were never trained */
+        toy_batch_make(&b, way->kind, i == 0 ? 100 : 999);
+        CHECK_OK(is_ranking ? pass_score(early, &b.b, &out, &n_rows)
+                            : pass_encode(early, &b.b, &out));
+        if (is_ranking) n = n_rows * ranking_n_columns(&m->ranking);
+        CHECK(n > 0 && n <= 4096);
+        CHECK_OK(backend_read_act(r.t.be, before, out, (size_t)n));
+        CHECK_OK(is_ranking ? pass_score(late, &b.b, &out, &n_rows)
+                            : pass_encode(late, &b.b, &out));
+        CHECK_OK(backend_read_act(r.t.be, after, out, (size_t)n));
+        CHECK(memcmp(before, after, (size_t)n * sizeof *after) == 0);
+    }
+    if (is_frozen) {
+        const dynamic_table *t = dynamic_find(model_tables(m), ITEM_FEATURE);
+        b.item[0] = (uint32_t)t->last + 1;
+        CHECK_FAILS(is_ranking ? pass_score(late, &b.b, &out, &n_rows)
+                               : pass_encode(late, &b.b, &out),
+                    ERR_FORMAT, "but the model knows 0..");
+    }
+    pass_destroy(early);
+    pass_destroy(late);
+    toy_end(&r);
+}
+
+TEST(dynamic_tables_are_read_in_place_after_training) {
+    check_frozen(&(toy_way){TOY_RETRIEVAL, OPTIMIZER_ADAM, 1, 1, NAN, false}, true);
+    check_frozen(&(toy_way){TOY_RANK_CLASSES, OPTIMIZER_SGD, N_TABLES, 1, NAN, false}, true);
+    check_frozen(&(toy_way){TOY_RANK_MLP, OPTIMIZER_ADAM, N_TABLES, 1, NAN, false}, true);
+    check_frozen(&(toy_way){TOY_RANK_BITS, OPTIMIZER_ADAM, N_TABLES, 1, NAN, true}, true);
+    /* in two levels, and in host memory */
+    check_frozen(&(toy_way){TOY_RANK_BITS, OPTIMIZER_ADAM, N_TABLES, 1, 0.03, false}, false);
+    check_frozen(&(toy_way){TOY_RETRIEVAL, OPTIMIZER_ADAM, 1, 1, 0.0, false}, false);
+}
+
 /* More ids than a batch has: they are read in pieces, the last one up to the last id. */
 TEST(dynamic_tables_list_the_items_they_have) {
     enum { N = 200 };

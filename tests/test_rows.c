@@ -133,6 +133,44 @@ TEST(rows_without_other_copy_the_table) {
     close_backends(&t);
 }
 
+/* Two arrays of other strides after the table's two rows: indices from 2 and from 4 on. */
+static void check_far(int32_t dim, int64_t stride) {
+    test_backends t;
+    enum { ROWS = 6, READS = 8 };
+    static const int32_t index[READS] = {5, 0, 3, -1, 2, 4, 1, 5};
+    float *table = floats(2 * dim, 1), *one = floats(2 * stride, 2), *two = floats(2 * dim, 3);
+    float *y = floats(READS * dim, 4);
+    const float *row[ROWS] = {table, table + dim, one, one + stride, two, two + dim};
+    gather_args a = {.n = READS,
+                     .dim = dim,
+                     .table = table,
+                     .far = {{one, stride, 2}, {two, dim, 4}},
+                     .n_far = 2,
+                     .index = index,
+                     .scale = 2,
+                     .y = y};
+    open_backends(&t);
+    for (int b = 0; b < N_TEST_BACKENDS; b++) {
+        memset(y, 0xff, (size_t)(READS * dim) * sizeof *y);
+        CHECK_OK(t.be[b]->ops->gather(t.be[b], &a));
+        for (int32_t i = 0; i < READS; i++)
+            for (int32_t c = 0; c < dim; c++) {
+                double want = index[i] < 0 ? 0 : 2 * (double)row[index[i]][c];
+                CHECK(fabs((double)y[i * dim + c] - want) <= with_rounding(0, want));
+            }
+    }
+    close_backends(&t);
+    void *all[] = {table, one, two, y};
+    for (int i = 0; i < 4; i++)
+        mem_free(all[i]);
+}
+
+TEST(rows_of_several_arrays) {
+    check_far(64, 192);
+    check_far(64, 66);
+    check_far(7, 9);
+}
+
 /* Rows of activations: a choice of tokens, and what comes back to them; token 1 is not chosen. */
 TEST(rows_of_activations) {
     test_backends t;

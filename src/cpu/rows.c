@@ -14,8 +14,16 @@ typedef struct gather_job {
     int64_t n_rows; /* of a chunk */
 } gather_job;
 
+/* Of an index that is not negative. */
+static const float *row_at(const gather_args *a, int32_t index) {
+    const float *row = a->table + (int64_t)index * a->dim;
+    for (int32_t k = 0; k < a->n_far && index >= a->far[k].from; k++)
+        row = a->far[k].rows + (int64_t)(index - a->far[k].from) * a->far[k].stride;
+    return row;
+}
+
 static void gather_row(const gather_args *a, int64_t i, float *y) {
-    const float *row = a->index[i] < 0 ? NULL : a->table + (int64_t)a->index[i] * a->dim;
+    const float *row = a->index[i] < 0 ? NULL : row_at(a, a->index[i]);
     const float *other = NULL;
     if (a->other != NULL && a->other_index[i] >= 0)
         other = a->other + (int64_t)a->other_index[i] * a->dim;

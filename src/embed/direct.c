@@ -292,6 +292,27 @@ status embed_take_rows(embed_table *t, bool makes_rows, int64_t n, const uint64_
     return OK;
 }
 
+bool embed_is_array(const embed_table *t, embed_array *out) {
+    const table_level *l = &t->level[0];
+    *out = (embed_array){(const float *)l->rows, l->n_buckets * TABLE_SLOTS,
+                         l->row_bytes / (int64_t)sizeof(float)};
+    return t->n_levels == 1 && t->config.store == NULL && t->shards.size == 1 &&
+           !t->config.is_on_host;
+}
+
+status embed_list_slots(embed_table *t, int64_t n, const uint64_t *keys, int64_t *slot) {
+    TRY(embed_check_whole(t));
+    t->slots_hold = false; /* d.slot has those of other keys now */
+    for (int64_t at = 0, piece; at < n; at += piece) {
+        piece = n - at < t->config.max_batch ? n - at : t->config.max_batch;
+        table_find_args find = {.n = piece, .keys = t->d.keys, .slot = t->d.slot[0]};
+        TRY(EMBED_IN(t, t->d.keys, keys + at, piece));
+        TRY(t->v->find(t->be, &t->level[0], &find));
+        TRY(EMBED_OUT(t, slot + at, t->d.slot[0], piece));
+    }
+    return OK;
+}
+
 void embed_count_absent(embed_table *t, bool is_counted) {
     t->leaves_absent = !is_counted;
 }

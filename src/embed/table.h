@@ -143,6 +143,19 @@ status embed_take_rows(embed_table *t, bool makes_rows, int64_t n, const uint64_
  * does unless told otherwise. */
 void embed_count_absent(embed_table *t, bool is_counted);
 
+/* The rows of a table that lie in one array of the backend's memory: slot s is row s. */
+typedef struct embed_array {
+    const float *rows; /* (n_slots, stride) */
+    int64_t n_slots, stride;
+} embed_array;
+
+/* Whether all rows are in one array of the device's memory: no second level, no store, one rank. */
+bool embed_is_array(const embed_table *t, embed_array *out);
+
+/* The slots of n distinct keys in such a table, -1: no row.  They hold until a row is made, evicted
+ * or removed. */
+status embed_list_slots(embed_table *t, int64_t n, const uint64_t *keys, int64_t *slot);
+
 /* Makes ids of an earlier embed_take_rows the batch of embed_step_rows again: rows that were
  * evicted to the store since then are moved up.  An id that was not admitted is not counted a
  * second time. */

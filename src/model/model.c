@@ -47,6 +47,7 @@ status model_alloc_grads(model *m) {
 }
 
 status model_pack(model *m) {
+    TRY(dynamic_freeze(&m->dynamic, &m->input, &m->memory, &m->plan.items, &m->plan.contexts));
     if (m->be->act == ACT_F32) return OK;
     for (int i = 0; i < m->n_layers; i++)
         if (m->layers[i].kind == &hstu_layer_kind)

@@ -38,6 +38,10 @@ static plan_config plan_of(const model *m, const pass_config *c) {
         p.max_pages = (int32_t)((longest + KV_PAGE_LEN - 1) / KV_PAGE_LEN);
     }
     p.is_training = c->is_training;
+    if (c->is_training) { /* rows may move */
+        p.items = (plan_rows){0};
+        p.contexts = NULL;
+    }
     /* Ranks that share a batch exchange numbers in the middle of a pass. */
     bool is_shared = m->tensor != NULL || m->sequence != NULL;
     p.is_rounded = c->is_recorded && !is_shared && m->be->token_bucket > 0 && !has_all_rows(m);
@@ -350,16 +354,23 @@ static status run_recorded(pass *p, const void **out) {
     return end_record(p, st);
 }
 
+/* The rows of dynamic tables that a batch reads, where the plan does not name them itself. */
+static status take_rows(pass *p, const batch *b, const plan_request *request, const batch **out) {
+    model *m = p->m;
+    const plan_config *c = &p->plan.config;
+    bool is_large = b->n_users > c->max_users; /* plan_build refuses it */
+    *out = b;
+    if (c->items.row != NULL || c->contexts != NULL) return OK;
+    if (request->cache == NULL || m->dynamic.n_all == 0 || is_large)
+        return dynamic_take(&m->dynamic, b, false, out);
+    for (int32_t u = 0; u < b->n_users; u++)
+        p->n_skipped[u] = plan_n_reused(&p->plan, request->cache->n_reused[u]);
+    return dynamic_take_rest(&m->dynamic, b, p->n_skipped, out);
+}
+
 static status run(pass *p, const batch *b, const plan_request *request, const void **out) {
     model *m = p->m;
-    bool is_large = b->n_users > p->plan.config.max_users; /* plan_build refuses it */
-    if (request->cache != NULL && m->dynamic.n_all > 0 && !is_large) {
-        for (int32_t u = 0; u < b->n_users; u++)
-            p->n_skipped[u] = plan_n_reused(&p->plan, request->cache->n_reused[u]);
-        TRY(dynamic_take_rest(&m->dynamic, b, p->n_skipped, &b));
-    } else {
-        TRY(dynamic_take(&m->dynamic, b, false, &b));
-    }
+    TRY(take_rows(p, b, request, &b));
     TRY(plan_build(&p->plan, m->be, b, request));
     bool can_record =
         p->plan.is_round && !p->has_fp8_kv && (p->store == NULL || kv_store_can_record(p->store));

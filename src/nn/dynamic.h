@@ -165,6 +165,13 @@ status dynamic_take(dynamic_tables *d, const batch *b, bool is_training, const b
 status dynamic_take_rest(dynamic_tables *d, const batch *b, const int32_t *n_skipped,
                          const batch **out);
 
+/* For a model that is no longer trained: where each table's rows are one array of the device's
+ * memory, passes read them there, by the row of each id, which is found now: *items and *contexts
+ * (n_context) for plan_config, or left as they are.  Saves a request the search for its ids and the
+ * copy of its rows. */
+status dynamic_freeze(dynamic_tables *d, input *in, nn_memory *memory, plan_rows *items,
+                      const plan_rows **contexts);
+
 /* What a rank calls that has no batch while others read one. */
 status dynamic_take_nothing(dynamic_tables *d);
 

@@ -2,6 +2,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 param *input_rows(const input *in, int32_t feature) {
     return feature == ITEM_FEATURE ? in->item : in->context[feature];
@@ -230,9 +231,28 @@ status input_alloc(input_acts *a, const input *in, const nn_room *room) {
     return in->is_merged ? OK : alloc_unmerged(a, in, room);
 }
 
+bool input_add_far(bank *b, const float *rows, int64_t n, int64_t stride, int32_t *first) {
+    for (int i = 0; i < b->n_far; i++) {
+        *first = b->far[i].from;
+        if (b->far[i].rows == rows) return true;
+    }
+    int64_t from = b->n_rows + b->n_far_rows;
+    if (b->n_far == GATHER_FAR || from + n > INT32_MAX) return false;
+    *first = (int32_t)from;
+    b->far[b->n_far++] = (gather_far){rows, stride, *first};
+    b->n_far_rows += n;
+    return true;
+}
+
+static void read_far(const bank *b, gather_args *a) {
+    a->n_far = b->n_far;
+    memcpy(a->far, b->far, sizeof a->far);
+}
+
 /* y (n, dim of the bank) = rows of the bank. */
 static status read_rows(const bank *b, backend *be, int64_t n, const int32_t *row, void *y) {
     gather_args a = {.n = n, .dim = b->dim, .table = b->value, .index = row, .scale = 1, .y = y};
+    read_far(b, &a);
     return be->ops->gather(be, &a);
 }
 
@@ -278,6 +298,7 @@ status input_fwd(const input *in, const input_acts *a, backend *be, const plan *
                         .other_index = p->place.device,
                         .drop = sequences_drop(s, c->dropout_rate, 0),
                         .y = x};
+    if (in->is_merged) read_far(&in->events, &rows);
     return be->ops->gather(be, &rows);
 }
 

@@ -24,8 +24,11 @@ enum { ITEM_FEATURE = -1 };
 /* Tables that follow one another. */
 typedef struct bank {
     int32_t dim, n_rows;
-    float *value, *grad; /* (n_rows, dim); grad: NULL without training */
-    uint8_t *marks;      /* (n_rows), or NULL: the optimizer updates every row */
+    float *value, *grad;        /* (n_rows, dim); grad: NULL without training */
+    uint8_t *marks;             /* (n_rows), or NULL: the optimizer updates every row */
+    gather_far far[GATHER_FAR]; /* (n_far): rows elsewhere, numbered after its own */
+    int n_far;
+    int64_t n_far_rows;
 } bank;
 
 /* The rows of a static table that this rank holds, others being held by other ranks (dynamic.h). */
@@ -89,6 +92,10 @@ param *input_own_rows(const input *in, int32_t feature);
 init_rule input_table_rule(int32_t feature);
 
 status input_add_params(input *in, const input_config *c, param_list *params);
+
+/* Lets a bank read the rows of another array (n, stride) as its rows from *first on.  false: it has
+ * enough of them. */
+bool input_add_far(bank *b, const float *rows, int64_t n, int64_t stride, int32_t *first);
 
 /* Allocates the gradients of the tables and, where the config asks for them, the marks of touched
  * rows; does nothing the second time. */

@@ -112,10 +112,16 @@ static status refuse(const batch *b, int32_t user, const char *what, int64_t val
                 (unsigned long long)b->users[user], what, (long long)value, (long long)n - 1);
 }
 
+/* The rows of a contextual feature's ids, where they are not in the order of the ids. */
+static plan_rows rows_of(const plan_config *c, int32_t feature) {
+    return c->contexts != NULL ? c->contexts[feature] : (plan_rows){0};
+}
+
 static status check_events(const plan_config *c, const batch *b, int32_t user) {
+    uint32_t last = (uint32_t)(c->items.row != NULL ? c->items.n - 1 : c->n_items);
     for (int32_t i = b->offsets[user]; i < b->offsets[user + 1]; i++) {
-        if (b->item[i] == 0 || b->item[i] > (uint32_t)c->n_items)
-            return refuse(b, user, "item", b->item[i], (int64_t)c->n_items + 1);
+        if (b->item[i] == 0 || b->item[i] > last)
+            return refuse(b, user, "item", b->item[i], (int64_t)last + 1);
         if (c->has_actions && b->action[i] >= c->n_actions)
             return refuse(b, user, "action", b->action[i], c->n_actions);
         if (c->is_ranking && c->n_labels > 0 && b->action[i] >= c->n_labels)
@@ -123,8 +129,9 @@ static status check_events(const plan_config *c, const batch *b, int32_t user) {
     }
     for (int32_t f = 0; f < c->n_context; f++) {
         uint32_t v = b->context[(int64_t)user * c->n_context + f];
-        if (v >= (uint32_t)c->n_context_values[f])
-            return refuse(b, user, "contextual value", v, c->n_context_values[f]);
+        plan_rows rows = rows_of(c, f);
+        int32_t n = rows.row != NULL ? rows.n : c->n_context_values[f];
+        if (v >= (uint32_t)n) return refuse(b, user, "contextual value", v, n);
     }
     return OK;
 }
@@ -198,7 +205,9 @@ static void put_context(layout *l) {
     const plan_config *c = &p->config;
     for (int32_t f = 0; f < c->n_context; f++) {
         int64_t k = (int64_t)l->user * c->n_context + f;
-        int32_t row = c->context_row[f] + (int32_t)l->b->context[k];
+        int32_t value = (int32_t)l->b->context[k];
+        plan_rows rows = rows_of(c, f);
+        int32_t row = rows.row != NULL ? rows.row[value] : c->context_row[f] + value;
         p->context_row.host[k] = row;
         if (skip_token(l)) continue;
         p->row.host[l->at] = c->is_merged ? row : -1 - (int32_t)k; /* numbered at the end */
@@ -252,8 +261,9 @@ static void put_event(layout *l, int32_t event) {
     const plan_config *c = &l->p->config;
     bool is_target = event >= l->n - l->n_targets;
     int32_t token = l->at;
+    int32_t item = (int32_t)l->b->item[l->first + event];
     if (c->has_times) put_times(l, event);
-    put_event_token(l, (int32_t)l->b->item[l->first + event]);
+    put_event_token(l, c->items.row != NULL ? c->items.row[item] : item);
     put_event_loss(l, event, token);
     if (c->has_actions && !(is_target && l->purpose == PLAN_SCORE))
         put_event_token(l, c->action_row + l->b->action[l->first + event]);

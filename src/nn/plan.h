@@ -26,6 +26,12 @@ typedef enum { PLAN_TRAIN, PLAN_ENCODE, PLAN_SCORE } plan_purpose;
  * kernels take to launch. */
 enum { PLAN_ROUND_MOST = 1024 };
 
+/* Which row of the tables each id of a feature has. */
+typedef struct plan_rows {
+    int32_t n;          /* ids are 0 .. n - 1 */
+    const int32_t *row; /* host (n); -1: none, it reads as zeros */
+} plan_rows;
+
 typedef struct plan_config {
     bool is_ranking;
     bool is_training;      /* for training batches too, not only to encode or score */
@@ -50,6 +56,9 @@ typedef struct plan_config {
     bool is_merged;
     int32_t action_row;
     const int32_t *context_row; /* (F) */
+    /* Other rows for items, and for contextual features (F, or NULL); row NULL: as above. */
+    plan_rows items;
+    const plan_rows *contexts;
 } plan_config;
 
 typedef struct plan {

@@ -62,6 +62,15 @@ typedef struct dropout {
     const uint32_t *position; /* (rows) */
 } dropout;
 
+/* Further rows that a gather can read, in an array of another stride: those of the indices from
+ * `from` on. */
+enum { GATHER_FAR = 4 };
+typedef struct gather_far {
+    const float *rows; /* (n, stride), of which the first dim columns are read */
+    int64_t stride;    /* floats */
+    int32_t from;
+} gather_far;
+
 /* y[i] = scale * table[index[i]] + other[other_index[i]], rows of `dim` elements, then dropout.  A
  * negative index reads as a row of zeros; other may be NULL.  With is_act the table holds rows of
  * activations, to select tokens. */
@@ -69,7 +78,9 @@ typedef struct gather_args {
     int64_t n; /* rows of y */
     int32_t dim;
     bool is_act;
-    const float *table;   /* (V, dim); with is_act a cast pointer to act */
+    const float *table;         /* (V, dim); with is_act a cast pointer to act */
+    gather_far far[GATHER_FAR]; /* (n_far), ascending; not with is_act */
+    int32_t n_far;
     const int32_t *index; /* (n) */
     float scale;
     const float *other;         /* (P, dim) or NULL */

@@ -11,17 +11,26 @@
  * 1/32 of them at most where chunks have 64 entries. */
 #include "cuda/core/columns.cuh"
 
+template <typename S>
+__device__ static inline const S *gather_row(const gather_args &a, int64_t i) {
+    const S *row = (const S *)a.table + i * a.dim;
+    if (sizeof(S) == sizeof(float))
+        for (int k = 0; k < a.n_far && i >= a.far[k].from; k++)
+            row = (const S *)(a.far[k].rows + (i - a.far[k].from) * a.far[k].stride);
+    return row;
+}
+
 template <typename T, typename S, int V, bool IS_PACKED>
 static __global__ void __launch_bounds__(256) gather_rows_any_kernel(const gather_args a) {
     int64_t i = row_grid_row();
     if (i >= a.n) return;
     int64_t row = a.index[i], other = a.other != NULL ? a.other_index[i] : -1;
+    const S *table_row = gather_row<S>(a, row);
     drop_row drop = drop_begin(a.drop, i);
     for (int c = (int)threadIdx.x * V; c < a.dim; c += (int)blockDim.x * V) {
         float y[V] = {};
         if (row >= 0) {
-            columns<S, V> x =
-                load_columns<IS_PACKED, V>((const S *)a.table + row * a.dim, c, a.dim);
+            columns<S, V> x = load_columns<IS_PACKED, V>(table_row, c, a.dim);
 #pragma unroll
             for (int j = 0; j < V; j++)
                 y[j] = a.scale * column(x, j);
@@ -50,6 +59,8 @@ template <typename T, typename S> static status gather_from(backend *be, const g
     bool is_packed = can_pack(a->table, a->dim, a->dim, sizeof(S), v) &&
                      can_pack(a->other, a->dim, a->dim, sizeof(float), v) &&
                      can_pack(a->y, a->dim, a->dim, sizeof(T), v);
+    for (int k = 0; k < a->n_far; k++)
+        is_packed = is_packed && can_pack(a->far[k].rows, a->far[k].stride, a->dim, sizeof(S), v);
     return is_packed ? gather_launch<T, S, v, true>(be, a)
                      : gather_launch<T, S, columns_of<T>::LOOSE, false>(be, a);
 }
