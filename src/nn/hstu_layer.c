@@ -446,6 +446,18 @@ static bool has_gate_inside(const hstu_layer *l) {
     return l->proj_packed != NULL && l->config.tensor == NULL && l->config.sequence == NULL;
 }
 
+/* Attention writes no rows of tokens that belong to no sequence.  What an earlier batch left there
+ * would go on to their keys and values, which kernels multiply by 0: not if it is NaN.  Layers
+ * without training have the same memory, so the first one clears it for all: two memsets a layer
+ * take 5 us, and the attention could not start early. */
+static status clear_unowned(const hstu_layer *l, const hstu_acts *a, backend *be,
+                            const sequences *s) {
+    size_t bytes = (size_t)s->n_tokens * (size_t)dim_gate(&l->config) * act_bytes(be->act);
+    if (!s->is_round || s->is_repeated) return OK;
+    TRY(be->ops->zero(be, a->attn, bytes));
+    return has_gate_inside(l) ? be->ops->zero(be, a->gated, bytes) : OK;
+}
+
 static status attn_forward(const hstu_layer *l, const hstu_acts *a, backend *be,
                            const sequences *s) {
     const hstu_layer_config *c = &l->config;
@@ -465,14 +477,9 @@ static status attn_forward(const hstu_layer *l, const hstu_acts *a, backend *be,
         TRY(be->ops->kv_put(be, &put));
     }
     if (s->kv.table != NULL) add_pages(&attn, s);
-    /* Attention writes no rows of tokens that belong to no sequence.  What an earlier batch left
-     * there would go on to their keys and values, which kernels multiply by 0: not if it is NaN. */
-    size_t bytes = (size_t)s->n_tokens * (size_t)dim_gate(c) * act_bytes(be->act);
-    if (s->is_round) TRY(be->ops->zero(be, a->attn, bytes));
     gate_args gate = gate_of(l, a, s);
-    if (!has_gate_inside(l)) return be->ops->attn_fwd(be, &attn);
-    if (s->is_round) TRY(be->ops->zero(be, a->gated, bytes));
-    attn.gate = &gate;
+    if (has_gate_inside(l)) attn.gate = &gate;
+    TRY(clear_unowned(l, a, be, s));
     return be->ops->attn_fwd(be, &attn);
 }
 
