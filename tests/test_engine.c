@@ -117,6 +117,14 @@ static void check_ranks(const char *run, int n_columns) {
                          sizeof(float) * (size_t)n_columns) == 0);
         }
         engine_answer_release(&a);
+        q.top_k = N; /* sorted, of equal ones the first given first */
+        a = serve_ask(e, &q);
+        for (int i = 1; i < N; i++) {
+            const engine_item *x = &a.items[i - 1], *y = &a.items[i];
+            bool is_equal = x->values[0] == y->values[0];
+            CHECK(is_equal ? x->place < y->place : x->values[0] > y->values[0]);
+        }
+        engine_answer_release(&a);
     }
     scorer_destroy(r);
     peer_close(&p);

@@ -135,6 +135,50 @@ TEST(scorer_equals_a_pass) {
 }
 
 /* Bits: a probability for each signal, by its name. */
+enum { MANY = 301, WIDE = 700 };
+
+/* Numbers of many rows at once, against the formula; logits far apart, and those that are none. */
+static void check_rows(int32_t n_classes, int32_t n_rows) {
+    static float logits[MANY * 7 + WIDE + 1], got[MANY * 6 + WIDE + 1], alone[WIDE + 1];
+    static double rating[WIDE];
+    score_columns c = {.n = 1 + n_classes,
+                       .width = n_classes + 1,
+                       .n_classes = n_classes,
+                       .rating = rating};
+    for (int32_t i = 0; i < n_classes; i++)
+        rating[i] = 1 + i / 2.0;
+    for (int32_t i = 0; i < n_rows * c.width; i++)
+        logits[i] = (float)((i * 7919 % 1009) - 500) / (i % 3 == 0 ? 1.0f : 100.0f);
+    logits[0] = -3e38f;
+    logits[c.width * (n_rows / 2)] = NAN;
+    score_columns_finish(&c, n_rows, logits, got);
+    for (int32_t k = 0; k < n_rows; k++) {
+        const float *x = logits + k * c.width, *y = got + k * c.n;
+        double sum = 0, mean = 0, most = -INFINITY;
+        for (int32_t i = 0; i < n_classes; i++)
+            most = fmax(most, (double)x[i]);
+        for (int32_t i = 0; i < n_classes; i++)
+            sum += exp((double)x[i] - most);
+        for (int32_t i = 0; i < n_classes; i++) {
+            double want = exp((double)x[i] - most) / sum;
+            if (k == n_rows / 2)
+                CHECK(isnan(y[1 + i]));
+            else
+                CHECK(fabs(want - (double)y[1 + i]) <= 1e-7 * want + 1e-44);
+            mean += want * rating[i];
+        }
+        CHECK(k == n_rows / 2 ? isnan(y[0]) : fabs(mean - (double)y[0]) <= 1e-6 * mean);
+        score_columns_finish(&c, 1, x, alone); /* the same bits, whatever is beside it */
+        CHECK(memcmp(alone, y, (size_t)c.n * sizeof *y) == 0);
+    }
+}
+
+TEST(scorer_columns_of_many_rows) {
+    check_rows(5, MANY);
+    check_rows(1, MANY);
+    check_rows(WIDE, 2);
+}
+
 /* A model of a single action has one class, however wide its head is. */
 TEST(scorer_columns_of_one_action) {
     bench_top t;

@@ -17,13 +17,14 @@ typedef struct score_columns {
     const char **names; /* (n) */
     int32_t width;      /* of the head */
     int32_t n_classes;  /* of these, the ones that the data's actions can be; not with bits */
+    double *rating;     /* (n_classes): what each class stands for */
     bool is_bits;
 } score_columns;
 
 status score_columns_init(score_columns *c, const session *s);
 void score_columns_fini(score_columns *c); /* a failed init too */
 
-/* Ranking: the n numbers of a candidate from its logits (width). */
-void score_columns_finish(const score_columns *c, const float *logit, float *to);
+/* Ranking: the numbers (n, columns) of n candidates from their logits (n, width). */
+void score_columns_finish(const score_columns *c, int32_t n, const float *logits, float *to);
 
 #endif

@@ -159,7 +159,7 @@ static status score_parts(scorer *r) {
         const part *p = &r->parts[i];
         row = first_row(r, i, row);
         for (int32_t k = 0; k < p->n; k++, row++)
-            score_columns_finish(&r->columns, r->logits + row * r->columns.width,
+            score_columns_finish(&r->columns, 1, r->logits + row * r->columns.width,
                                  place_of(r, p->user, p->first + k));
     }
     histories_clear(&r->batch);

@@ -384,19 +384,33 @@ static uint64_t order_key(float value, uint32_t place) {
     return (uint64_t)~bits << 32 | place;
 }
 
-static int compare_keys(const void *a, const void *b) {
-    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-    return (x > y) - (x < y);
+/* Sorts keys whose lower halves, the places, ascend already: by the bytes of the upper ones, from
+ * the last to the first.  `other` has room for as many; returns where the sorted ones are. */
+static uint64_t *sort_keys(uint64_t *key, uint64_t *other, size_t n) {
+    for (int shift = 32; shift < 64; shift += 8) {
+        size_t at[257] = {0};
+        for (size_t i = 0; i < n; i++)
+            at[(key[i] >> shift & 255) + 1]++;
+        if (at[(key[0] >> shift & 255) + 1] == n) continue; /* all have the same byte */
+        for (int i = 0; i < 256; i++)
+            at[i + 1] += at[i];
+        for (size_t i = 0; i < n; i++)
+            other[at[key[i] >> shift & 255]++] = key[i];
+        uint64_t *sorted = other;
+        other = key;
+        key = sorted;
+    }
+    return key;
 }
 
 status job_answer_candidates(job *j) {
     engine_item *to;
     uint64_t *key;
     size_t n = (size_t)j->n_candidates, width = (size_t)j->m->columns.n;
-    TRY(ARENA_NEW_RAW(j->arena, &key, n));
+    TRY(ARENA_NEW_RAW(j->arena, &key, 2 * n));
     for (size_t i = 0; i < n; i++)
         key[i] = j->top_k > 0 ? order_key(j->values[i * width], (uint32_t)i) : i;
-    if (j->top_k > 0) qsort(key, n, sizeof *key, compare_keys);
+    if (j->top_k > 0) key = sort_keys(key, key + n, n);
     if (j->top_k > 0 && (size_t)j->top_k < n) n = (size_t)j->top_k;
     TRY(ARENA_NEW(j->arena, &to, n));
     for (size_t i = 0; i < n; i++) {

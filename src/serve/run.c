@@ -458,6 +458,14 @@ typedef struct finish {
     const float *logits;
 } finish;
 
+/* How many candidates of a unit from the i-th on are known, up to the first that is not. */
+static int32_t n_known(const unit *p, int32_t i) {
+    int32_t n = 0;
+    while (i + n < p->first + p->n && p->j->candidate[i + n] != 0)
+        n++;
+    return n;
+}
+
 /* Writes the numbers of a unit.  Without candidates every event has a row of logits, and the
  * candidate is the last event of its sequence. */
 static status finish_unit(void *ctx, int64_t u, int worker) {
@@ -466,10 +474,11 @@ static status finish_unit(void *ctx, int64_t u, int worker) {
     const unit *p = &f->units[u];
     int64_t row = m->s->max_targets > 0 ? p->row : m->batch.view.offsets[u + 1] - 1;
     (void)worker;
-    for (int32_t i = p->first; i < p->first + p->n; i++) {
-        if (p->j->candidate[i] == 0) continue;
-        score_columns_finish(&m->columns, f->logits + row++ * m->columns.width,
+    for (int32_t i = p->first, n; i < p->first + p->n; i += n > 0 ? n : 1) {
+        n = n_known(p, i);
+        score_columns_finish(&m->columns, n, f->logits + row * m->columns.width,
                              p->j->values + (int64_t)i * m->columns.n);
+        row += n;
     }
     return OK;
 }
