@@ -403,26 +403,44 @@ static uint64_t *sort_keys(uint64_t *key, uint64_t *other, size_t n) {
     return key;
 }
 
-status job_answer_candidates(job *j) {
-    engine_item *to;
-    uint64_t *key;
+status job_name_candidates(job *j) {
     size_t n = (size_t)j->n_candidates, width = (size_t)j->m->columns.n;
-    TRY(ARENA_NEW_RAW(j->arena, &key, 2 * n));
-    for (size_t i = 0; i < n; i++)
-        key[i] = j->top_k > 0 ? order_key(j->values[i * width], (uint32_t)i) : i;
-    if (j->top_k > 0) key = sort_keys(key, key + n, n);
-    if (j->top_k > 0 && (size_t)j->top_k < n) n = (size_t)j->top_k;
-    TRY(ARENA_NEW(j->arena, &to, n));
+    if (j->named != NULL) return OK;
+    TRY(ARENA_NEW(j->arena, &j->named, n));
     for (size_t i = 0; i < n; i++) {
-        uint32_t place = (uint32_t)key[i];
-        if (j->candidate[place] != 0)
-            to[i] = served_item_names(j->m, j->candidate[place]);
+        engine_item *to = &j->named[i];
+        if (j->candidate[i] != 0)
+            *to = served_item_names(j->m, j->candidate[i]);
         else
-            to[i].id = j->candidate_id[place];
-        to[i].place = place;
-        to[i].values = j->values + place * width;
+            to->id = j->candidate_id[i];
+        to->place = (uint32_t)i;
+        to->values = j->values + i * width;
     }
-    j->out->items = to;
+    return OK;
+}
+
+/* The best ones first. */
+static status order_candidates(job *j, engine_item **out, size_t *n_out) {
+    size_t n = (size_t)j->n_candidates, width = (size_t)j->m->columns.n;
+    size_t n_best = (size_t)j->top_k < n ? (size_t)j->top_k : n;
+    uint64_t *key;
+    TRY(ARENA_NEW_RAW(j->arena, &key, 2 * n));
+    TRY(ARENA_NEW_RAW(j->arena, out, n_best));
+    for (size_t i = 0; i < n; i++)
+        key[i] = order_key(j->values[i * width], (uint32_t)i);
+    key = sort_keys(key, key + n, n);
+    for (size_t i = 0; i < n_best; i++)
+        (*out)[i] = j->named[(uint32_t)key[i]];
+    *n_out = n_best;
+    return OK;
+}
+
+status job_answer_candidates(job *j) {
+    TRY(job_name_candidates(j));
+    engine_item *items = j->named;
+    size_t n = (size_t)j->n_candidates;
+    if (j->top_k > 0) TRY(order_candidates(j, &items, &n));
+    j->out->items = items;
     j->out->n_items = n;
     return OK;
 }

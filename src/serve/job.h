@@ -41,7 +41,8 @@ typedef struct job {
     uint32_t *popular; /* (n_popular): for a user without a history */
     float *popular_count;
     int32_t n_popular;
-    float *values;    /* (n_candidates, columns) */
+    float *values;      /* (n_candidates, columns) */
+    engine_item *named; /* (n_candidates): the candidates, as they were given; or NULL */
     int32_t n_tokens; /* of its history, candidates not included */
     double flops;     /* predicted without a cache */
     int32_t n_reused;
@@ -66,5 +67,8 @@ status job_make(job **out, engine_answer *answer, const engine_request *r, const
  * top_k, else in the order of the candidates. */
 status job_answer_items(job *j, const uint32_t *item, const float *score, int32_t n);
 status job_answer_candidates(job *j);
+
+/* Makes what job_answer_candidates needs besides the results: best while they are computed. */
+status job_name_candidates(job *j);
 
 #endif
