@@ -134,6 +134,55 @@ TEST(kv_cache_weighs_pages_by_their_cost) {
     kv_cache_destroy(c);
 }
 
+/* A whole page that is written over from its middle on: what follows is found after the new
+ * tokens. */
+TEST(kv_cache_finds_what_follows_a_changed_page) {
+    kv_cache *c = make(20);
+    kv_token t[N];
+    history(t, N, 1, N);
+    CHECK_EQ(use(c, t, 128), 0);
+    history(t, N, 1, 100);
+    CHECK_EQ(use(c, t, 228), 100);
+    CHECK_EQ(use(c, t, 228), 228);
+    history(t, N, 1, N);
+    CHECK_EQ(use(c, t, 100), 100);
+    kv_cache_destroy(c);
+}
+
+/* Without times, tokens of 8 bytes are leased as those of 24. */
+TEST(kv_cache_of_narrow_tokens) {
+    kv_cache *wide, *narrow;
+    kv_cache_config k = {.n_pages = 24, .n_host_pages = 9, .cost_token = 1};
+    CHECK_OK(kv_cache_create(&wide, &k));
+    k.token_bytes = sizeof(uint64_t);
+    CHECK_OK(kv_cache_create(&narrow, &k));
+    int64_t n_reused = 0;
+    for (uint32_t step = 0; step < 1000; step++) {
+        rng_block s = rng_draw(rng_make_key(7, RNG_TEST), step, 0, 0, 0);
+        int32_t n = 1 + (int32_t)(s.word[0] % 330), room[2][N];
+        kv_token t[N];
+        uint64_t what[N];
+        history(t, n, 1 + s.word[1] % 5, s.word[2] % 4 == 0 ? (int32_t)(s.word[3] % 300) : N);
+        for (int32_t i = 0; i < n; i++) {
+            t[i].time = 0;
+            what[i] = t[i].what;
+        }
+        kv_lease a = {.page = room[0]}, b = {.page = room[1]};
+        kv_cache_take(wide, t, n, n, &a);
+        kv_cache_take(narrow, what, n, n, &b);
+        CHECK(a.n_reused == b.n_reused && a.n_stored == b.n_stored && a.n_pages == b.n_pages);
+        CHECK(memcmp(a.page, b.page, (size_t)a.n_pages * sizeof *a.page) == 0);
+        kv_cache_give(wide, &a, true);
+        kv_cache_give(narrow, &b, true);
+        kv_cache_moved(wide);
+        kv_cache_moved(narrow);
+        n_reused += a.n_reused;
+    }
+    CHECK(n_reused > 10000 && kv_cache_is_sound(narrow));
+    kv_cache_destroy(wide);
+    kv_cache_destroy(narrow);
+}
+
 /* A model of the cache: for each page what was written, compared with what a lease says it has.
  * The hash has two bits, so nearly every lookup meets a stranger. */
 TEST(kv_cache_never_confuses_pages) {

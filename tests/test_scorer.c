@@ -141,10 +141,8 @@ enum { MANY = 301, WIDE = 700 };
 static void check_rows(int32_t n_classes, int32_t n_rows) {
     static float logits[MANY * 7 + WIDE + 1], got[MANY * 6 + WIDE + 1], alone[WIDE + 1];
     static double rating[WIDE];
-    score_columns c = {.n = 1 + n_classes,
-                       .width = n_classes + 1,
-                       .n_classes = n_classes,
-                       .rating = rating};
+    score_columns c = {
+        .n = 1 + n_classes, .width = n_classes + 1, .n_classes = n_classes, .rating = rating};
     for (int32_t i = 0; i < n_classes; i++)
         rating[i] = 1 + i / 2.0;
     for (int32_t i = 0; i < n_rows * c.width; i++)

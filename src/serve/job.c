@@ -319,6 +319,52 @@ static status check(const served *m, const engine_request *r) {
     return OK;
 }
 
+enum { TOKEN_CONTEXT = 1, TOKEN_ITEM, TOKEN_ACTION };
+
+static uint64_t what(uint64_t kind, uint64_t feature, uint64_t value) {
+    return kind << 60 | feature << 32 | value;
+}
+
+/* What the model reads of a history, token by token: all that the rows of a token depend on is in
+ * it and in the tokens before. */
+static void list_whats(const job *j, uint64_t *t) {
+    const user_events *e = &j->events;
+    for (int32_t f = 0; f < j->m->n_context; f++)
+        *t++ = what(TOKEN_CONTEXT, (uint64_t)f, e->context[f]);
+    bool has_actions = j->m->per_event == 2;
+    for (uint64_t i = 0; i < e->n; i++) {
+        *t++ = what(TOKEN_ITEM, 0, e->item[i]);
+        if (has_actions) *t++ = what(TOKEN_ACTION, 0, e->action[i]);
+    }
+}
+
+/* The same with times. */
+static void list_timed(const job *j, kv_token *t) {
+    const user_events *e = &j->events;
+    int64_t tps = j->m->names->time_per_second;
+    for (int32_t f = 0; f < j->m->n_context; f++)
+        *t++ = (kv_token){.what = what(TOKEN_CONTEXT, (uint64_t)f, e->context[f])};
+    for (uint64_t i = 0; i < e->n; i++) {
+        uint64_t next = i + 1 < e->n ? i + 1 : i;
+        *t++ = (kv_token){.what = what(TOKEN_ITEM, 0, e->item[i]),
+                          .time = seq_seconds(e->time[i], tps),
+                          .seen_at = seq_seconds(e->time[next], tps)};
+        if (j->m->per_event == 2) *t++ = (kv_token){.what = what(TOKEN_ACTION, 0, e->action[i])};
+    }
+}
+
+/* Here and not by the worker: callers are many. */
+static status list_tokens(job *j) {
+    if (j->m->cache == NULL) return OK;
+    size_t n = (size_t)j->n_tokens, bytes = served_token_bytes(j->m);
+    TRY(arena_alloc_raw(j->arena, &j->tokens, n, bytes));
+    if (j->m->reads_times)
+        list_timed(j, j->tokens);
+    else
+        list_whats(j, j->tokens);
+    return OK;
+}
+
 static status fill(job *j, const engine_request *r, const job_users *from) {
     window w = {.m = j->m, .u = from->users, .keeps_seen = r->keeps_seen || r->task == ENGINE_RANK};
     TRY(read_window(j, r, from, &w));
@@ -331,6 +377,7 @@ static status fill(job *j, const engine_request *r, const job_users *from) {
     j->out->n_window = w.n_kept;
     j->out->n_unknown_events = w.n_unknown;
     j->n_tokens = j->m->n_context + j->m->per_event * w.n_kept;
+    TRY(list_tokens(j));
     if (r->task == ENGINE_RANK) return read_candidates(j, r);
     TRY(read_filters(j, r, &w));
     return w.n_kept == 0 ? read_popular(j, from) : OK;

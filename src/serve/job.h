@@ -43,8 +43,9 @@ typedef struct job {
     int32_t n_popular;
     float *values;      /* (n_candidates, columns) */
     engine_item *named; /* (n_candidates): the candidates, as they were given; or NULL */
-    int32_t n_tokens; /* of its history, candidates not included */
-    double flops;     /* predicted without a cache */
+    int32_t n_tokens;   /* of its history, candidates not included */
+    void *tokens;       /* (n_tokens), as the cache has them; NULL: there is none */
+    double flops;       /* predicted without a cache */
     int32_t n_reused;
     uint64_t submit_ns, deadline_ns; /* by clock_ns */
     uint64_t admit_ns;               /* when it came into the queue, and */

@@ -34,7 +34,7 @@ static void clear(kv_cache *c) {
 static status alloc(kv_cache *c) {
     size_t n = (size_t)c->config.n_pages, n_host = (size_t)c->config.n_host_pages;
     TRY(MEM_NEW(&c->nodes, n + n_host));
-    TRY(MEM_NEW(&c->tokens, (n + n_host) * KV_PAGE));
+    TRY(MEM_NEW(&c->tokens, (n + n_host) * KV_PAGE * c->config.token_bytes));
     TRY(MEM_NEW(&c->bucket, c->n_buckets));
     TRY(MEM_NEW(&c->owner, n));
     TRY(MEM_NEW(&c->host_owner, n_host));
@@ -51,6 +51,7 @@ status kv_cache_create(kv_cache **out, const kv_cache_config *config) {
     *out = NULL;
     TRY(MEM_NEW(&c, 1));
     c->config = *config;
+    if (c->config.token_bytes == 0) c->config.token_bytes = sizeof(kv_token);
     c->n_nodes = config->n_pages + config->n_host_pages;
     c->n_buckets = 16;
     while (c->n_buckets < 2 * (uint64_t)c->n_nodes)
@@ -96,13 +97,18 @@ void kv_cache_forget(kv_cache *c) {
     clear(c);
 }
 
-static uint64_t key_of(const kv_cache *c, uint64_t chain, const kv_token *first) {
-    uint64_t key = hash64(first, sizeof *first, chain);
+/* The tokens from the i-th on. */
+static const char *from_token(const kv_cache *c, const char *tokens, int32_t i) {
+    return tokens + (size_t)i * c->config.token_bytes;
+}
+
+static uint64_t key_of(const kv_cache *c, uint64_t chain, const char *first) {
+    uint64_t key = hash64(first, c->config.token_bytes, chain);
     return c->config.hash_mask != 0 ? key & c->config.hash_mask : key;
 }
 
-static uint64_t chain_after(const kv_token *tokens, uint64_t chain) {
-    return hash64(tokens, KV_PAGE * sizeof *tokens, chain);
+static uint64_t chain_after(const kv_cache *c, const char *tokens, uint64_t chain) {
+    return hash64(tokens, KV_PAGE * c->config.token_bytes, chain);
 }
 
 /* The cost of a page's tokens, in units of the first page of a sequence, so that it is about 1. */
@@ -126,8 +132,16 @@ static void unpin(kv_cache *c, int32_t number) {
     kv_note_use(c, number);
 }
 
-static const kv_token *tokens_of(const kv_cache *c, int32_t number) {
-    return c->tokens + (int64_t)number * KV_PAGE;
+static char *tokens_of(const kv_cache *c, int32_t number) {
+    return c->tokens + (size_t)number * KV_PAGE * c->config.token_bytes;
+}
+
+/* The hash after a page all of whose tokens are there, made once for the sequences that read it. */
+static uint64_t chain_of(kv_cache *c, int32_t number, uint64_t chain) {
+    kv_node *p = &c->nodes[number];
+    if (!p->has_chain) p->chain = chain_after(c, tokens_of(c, number), chain);
+    p->has_chain = true;
+    return p->chain;
 }
 
 /* Tokens of a page that can be read, where it is. */
@@ -135,22 +149,23 @@ static int32_t n_readable(const kv_node *p) {
     return p->device != KV_NONE ? p->n_ready : p->n_host;
 }
 
-static bool has_equal(const kv_cache *c, int32_t number, const kv_token *tokens, int32_t n) {
-    return memcmp(tokens_of(c, number), tokens, (size_t)n * sizeof *tokens) == 0;
+static bool has_equal(const kv_cache *c, int32_t number, const char *tokens, int32_t n) {
+    return memcmp(tokens_of(c, number), tokens, (size_t)n * c->config.token_bytes) == 0;
 }
 
 /* How many of n tokens are the first ones of a page. */
-static int32_t count_equal(const kv_cache *c, int32_t number, const kv_token *tokens, int32_t n) {
-    const kv_token *own = tokens_of(c, number);
+static int32_t count_equal(const kv_cache *c, int32_t number, const char *tokens, int32_t n) {
+    const char *own = tokens_of(c, number);
     int32_t has = n_readable(&c->nodes[number]), most = has < n ? has : n, i = 0;
     if (has_equal(c, number, tokens, most)) return most; /* mostly, and much faster */
-    while (i < most && memcmp(&own[i], &tokens[i], sizeof *own) == 0)
+    while (i < most &&
+           memcmp(from_token(c, own, i), from_token(c, tokens, i), c->config.token_bytes) == 0)
         i++;
     return i;
 }
 
 /* The page after `parent` that agrees with most of n tokens; *n_equal of them. */
-static int32_t find(kv_cache *c, int32_t parent, uint64_t key, const kv_token *tokens, int32_t n,
+static int32_t find(kv_cache *c, int32_t parent, uint64_t key, const char *tokens, int32_t n,
                     int32_t *n_equal) {
     int32_t best = KV_NONE;
     *n_equal = 0;
@@ -165,28 +180,29 @@ static int32_t find(kv_cache *c, int32_t parent, uint64_t key, const kv_token *t
 }
 
 /* Whether a lease of this batch writes the same tokens to a page already, */
-static bool is_coming_to(const kv_cache *c, int32_t number, const kv_token *tokens, int32_t n) {
+static bool is_coming_to(const kv_cache *c, int32_t number, const char *tokens, int32_t n) {
     int32_t coming = c->nodes[number].n_coming, most = coming < n ? coming : n;
     return most > 0 && has_equal(c, number, tokens, most);
 }
 
 /* or to any page after `parent`. */
-static bool is_coming(kv_cache *c, int32_t parent, uint64_t key, const kv_token *tokens,
-                      int32_t n) {
+static bool is_coming(kv_cache *c, int32_t parent, uint64_t key, const char *tokens, int32_t n) {
     for (int32_t i = *kv_bucket_of(c, key); i != KV_NONE; i = c->nodes[i].next)
         if (c->nodes[i].key == key && c->nodes[i].parent == parent && is_coming_to(c, i, tokens, n))
             return true;
     return false;
 }
 
-/* What is written differs from the copy on the host from there on. */
-static void write_tokens(kv_cache *c, int32_t number, int32_t from, const kv_token *tokens,
-                         int32_t n) {
+/* Writes tokens `from` .. from + n - 1 of a page's `tokens`.  What is written differs from the copy
+ * on the host from there on. */
+static void write_tokens(kv_cache *c, int32_t number, int32_t from, const char *tokens, int32_t n) {
     kv_node *p = &c->nodes[number];
     int32_t copied = p->n_host < from + n ? p->n_host : from + n;
-    if (copied > from && !has_equal(c, number, tokens - from, copied)) p->n_host = from;
-    memcpy(c->tokens + (int64_t)number * KV_PAGE + from, tokens, (size_t)n * sizeof *tokens);
+    if (copied > from && !has_equal(c, number, tokens, copied)) p->n_host = from;
+    memcpy(tokens_of(c, number) + (size_t)from * c->config.token_bytes, from_token(c, tokens, from),
+           (size_t)n * c->config.token_bytes);
     p->n_coming = from + n;
+    p->has_chain = false;
 }
 
 /* A new page after `parent`, pinned; KV_NONE: there is none. */
@@ -211,7 +227,7 @@ static int32_t add_page(kv_cache *c, int32_t parent, int32_t first, uint64_t key
 
 /* The page of these tokens may be on the host, not loaded because computing is faster: it gets a
  * page on the device, too. */
-static int32_t adopt_page(kv_cache *c, int32_t parent, uint64_t key, const kv_token *tokens,
+static int32_t adopt_page(kv_cache *c, int32_t parent, uint64_t key, const char *tokens,
                           int32_t n) {
     int32_t i = *kv_bucket_of(c, key);
     for (; i != KV_NONE; i = c->nodes[i].next) {
@@ -232,35 +248,35 @@ static int32_t adopt_page(kv_cache *c, int32_t parent, uint64_t key, const kv_to
 }
 
 /* Fills up the last page where this lease alone uses it. */
-static bool fill_last(kv_cache *c, const kv_token *tokens, int32_t n, kv_lease *lease) {
+static bool fill_last(kv_cache *c, const char *tokens, int32_t n, kv_lease *lease) {
     int32_t last = lease->page[lease->n_pages - 1], from = lease->n_reused % KV_PAGE;
     int32_t room = KV_PAGE - from, left = n - lease->n_reused, count = left < room ? left : room;
     kv_node *p = &c->nodes[last];
     if (p->n_pins > 1 || p->n_children > 0 || p->n_coming > 0) return false;
     p->n_ready = from;
-    write_tokens(c, last, from, tokens + lease->n_reused, count);
+    write_tokens(c, last, from, from_token(c, tokens, lease->n_reused - from), count);
     lease->n_stored += count;
     return true;
 }
 
 /* Pages for the rest of the sequence, as far as there are any. */
-static void add_rest(kv_cache *c, const kv_token *tokens, int32_t n, uint64_t chain,
-                     kv_lease *lease) {
+static void add_rest(kv_cache *c, const char *tokens, int32_t n, uint64_t chain, kv_lease *lease) {
     while (lease->n_stored < n) {
         int32_t at = lease->n_stored, count = n - at < KV_PAGE ? n - at : KV_PAGE;
         int32_t parent = lease->n_pages > 0 ? lease->page[lease->n_pages - 1] : KV_NONE;
-        uint64_t key = key_of(c, chain, &tokens[at]);
-        if (is_coming(c, parent, key, tokens + at, count)) return;
-        int32_t number = adopt_page(c, parent, key, tokens + at, count);
+        const char *own = from_token(c, tokens, at);
+        uint64_t key = key_of(c, chain, own);
+        if (is_coming(c, parent, key, own, count)) return;
+        int32_t number = adopt_page(c, parent, key, own, count);
         if (number != KV_NONE)
             c->counts.n_computed_again++;
         else
             number = add_page(c, parent, at, key);
         if (number == KV_NONE) return;
-        write_tokens(c, number, 0, tokens + at, count);
+        write_tokens(c, number, 0, own, count);
         lease->page[lease->n_pages++] = number;
         lease->n_stored += count;
-        if (count == KV_PAGE) chain = chain_after(tokens + at, chain);
+        if (count == KV_PAGE) chain = chain_of(c, number, chain);
     }
 }
 
@@ -269,29 +285,30 @@ static void add_rest(kv_cache *c, const kv_token *tokens, int32_t n, uint64_t ch
  * them and starts a page of its own.  So sequences with the same beginning, contextual tokens say,
  * do not keep each other out of the cache.  A page that is being loaded stays pinned, since its
  * copy on the host is still to be read. */
-static void leave_last(kv_cache *c, const kv_token *tokens, int32_t n, kv_lease *lease) {
+static void leave_last(kv_cache *c, const char *tokens, int32_t n, kv_lease *lease) {
     int32_t equal = lease->n_reused % KV_PAGE, first = lease->n_reused - equal;
     int32_t count = n - first < KV_PAGE ? n - first : KV_PAGE;
     if (n - lease->n_reused <= equal || lease->n_loaded > 0) return;
-    if (is_coming_to(c, lease->page[lease->n_pages - 1], tokens + first, count)) return;
+    const char *own = from_token(c, tokens, first);
+    if (is_coming_to(c, lease->page[lease->n_pages - 1], own, count)) return;
     lease->n_reused = lease->n_stored = lease->n_reused - equal;
     unpin(c, lease->page[--lease->n_pages]);
 }
 
 /* Pins the pages of the longest prefix that is in either tier.  Returns the hash of those that are
  * whole. */
-static uint64_t match(kv_cache *c, const kv_token *tokens, int32_t max_reused, kv_lease *lease) {
+static uint64_t match(kv_cache *c, const char *tokens, int32_t max_reused, kv_lease *lease) {
     uint64_t chain = 0;
     int32_t parent = KV_NONE, equal = KV_PAGE;
     while (equal == KV_PAGE && lease->n_reused < max_reused) {
-        const kv_token *at = tokens + lease->n_reused;
+        const char *at = from_token(c, tokens, lease->n_reused);
         int32_t left = max_reused - lease->n_reused, most = left < KV_PAGE ? left : KV_PAGE;
         parent = find(c, parent, key_of(c, chain, at), at, most, &equal);
         if (parent == KV_NONE) break;
         pin(c, parent);
         lease->page[lease->n_pages++] = parent;
         lease->n_reused += equal;
-        if (equal == KV_PAGE) chain = chain_after(at, chain);
+        if (equal == KV_PAGE) chain = chain_of(c, parent, chain);
     }
     return chain;
 }
@@ -332,16 +349,17 @@ static void load(kv_cache *c, int32_t n, kv_lease *lease) {
 
 /* The hash of the whole pages of n tokens, of which `chain` has the first ones, as many as `from`
  * has. */
-static uint64_t chain_at(const kv_token *tokens, int32_t n, uint64_t chain, int32_t from) {
+static uint64_t chain_at(const kv_cache *c, const char *tokens, int32_t n, uint64_t chain,
+                         int32_t from) {
     int32_t i = from / KV_PAGE * KV_PAGE;
     if (i > n) i = 0, chain = 0;
     for (; i + KV_PAGE <= n; i += KV_PAGE)
-        chain = chain_after(tokens + i, chain);
+        chain = chain_after(c, from_token(c, tokens, i), chain);
     return chain;
 }
 
 /* Until the end the lease has numbers of nodes instead of pages. */
-static void lease_nodes(kv_cache *c, const kv_token *tokens, int32_t n, int32_t max_reused,
+static void lease_nodes(kv_cache *c, const char *tokens, int32_t n, int32_t max_reused,
                         kv_lease *lease) {
     uint64_t chain = match(c, tokens, max_reused, lease);
     int32_t n_matched = lease->n_reused;
@@ -352,10 +370,10 @@ static void lease_nodes(kv_cache *c, const kv_token *tokens, int32_t n, int32_t 
         if (!fill_last(c, tokens, n, lease)) leave_last(c, tokens, n, lease);
         if (lease->n_stored % KV_PAGE != 0) return;
     }
-    add_rest(c, tokens, n, chain_at(tokens, lease->n_stored, chain, n_matched), lease);
+    add_rest(c, tokens, n, chain_at(c, tokens, lease->n_stored, chain, n_matched), lease);
 }
 
-void kv_cache_take(kv_cache *c, const kv_token *tokens, int32_t n, int32_t max_reused,
+void kv_cache_take(kv_cache *c, const void *tokens, int32_t n, int32_t max_reused,
                    kv_lease *lease) {
     lease->n_reused = lease->n_loaded = lease->n_stored = lease->n_pages = 0;
     lease_nodes(c, tokens, n, max_reused, lease);

@@ -57,6 +57,8 @@ typedef struct kv_cache_config {
     int32_t n_pages;
     int32_t n_host_pages;         /* 0: there is no second tier */
     double cost_token, cost_pair; /* of computing a token, and of each key before it */
+    size_t token_bytes; /* 8: tokens are the `what` of kv_token alone, where a model reads no times;
+                           0: they are kv_token */
     uint64_t hash_mask; /* bits of the hash that count; 0: all.  Tests use few, so that hashes
                            collide */
 } kv_cache_config;
@@ -84,10 +86,10 @@ typedef struct kv_lease {
     int32_t *page;   /* the caller's, with room for all tokens of the sequence */
 } kv_lease;
 
-/* Leases pages for a sequence of n tokens, of which at most max_reused may be reused (the rest must
- * be computed, for its result).  Never fails: without free pages nothing more is stored. */
-void kv_cache_take(kv_cache *c, const kv_token *tokens, int32_t n, int32_t max_reused,
-                   kv_lease *lease);
+/* Leases pages for a sequence of n tokens (n, token_bytes), of which at most max_reused may be
+ * reused (the rest must be computed, for its result).  Never fails: without free pages nothing more
+ * is stored. */
+void kv_cache_take(kv_cache *c, const void *tokens, int32_t n, int32_t max_reused, kv_lease *lease);
 
 /* Ends a lease.  is_written: the new rows are in the pages; else they are forgotten. */
 void kv_cache_give(kv_cache *c, const kv_lease *lease, bool is_written);

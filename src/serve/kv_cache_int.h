@@ -10,6 +10,7 @@ enum { KV_NONE = -1 };
 /* A page, wherever its keys and values are. */
 typedef struct kv_node {
     uint64_t key;       /* the chained hash before the page, and the first token */
+    uint64_t chain;     /* the chained hash after the page, where has_chain */
     int32_t parent;     /* the page before it; KV_NONE: it is the first of its sequence */
     int32_t first;      /* place of its first token */
     int32_t device;     /* its page on the device; KV_NONE: it has none */
@@ -23,7 +24,7 @@ typedef struct kv_node {
     int32_t next; /* in its bucket, or in the list of free nodes */
     double priority;
     uint64_t used; /* the batch of its last use */
-    bool is_free;
+    bool is_free, has_chain;
 } kv_node;
 
 /* Pages of a tier that nobody has. */
@@ -36,9 +37,9 @@ struct kv_cache {
     kv_cache_config config;
     kv_costs costs;
     int32_t n_nodes;
-    kv_node *nodes;   /* (n_nodes) */
-    kv_token *tokens; /* (n_nodes, KV_PAGE) */
-    int32_t *bucket;  /* (n_buckets), a power of two */
+    kv_node *nodes;  /* (n_nodes) */
+    char *tokens;    /* (n_nodes, KV_PAGE, token_bytes) */
+    int32_t *bucket; /* (n_buckets), a power of two */
     uint64_t n_buckets;
     int32_t free;                /* the first free node */
     int32_t *owner, *host_owner; /* by page of the tier: its node */

@@ -59,36 +59,6 @@ static void stop_watch(uint64_t *start, uint64_t *sum) {
 
 /* The cache. */
 
-enum { TOKEN_CONTEXT = 1, TOKEN_ITEM, TOKEN_ACTION };
-
-static uint64_t what(uint64_t kind, uint64_t feature, uint64_t value) {
-    return kind << 60 | feature << 32 | value;
-}
-
-/* What the model reads of a history, token by token: all that the rows of a token depend on is in
- * it and in the tokens before. */
-static status list_tokens(run *r, const job *j, kv_token **out) {
-    const served *m = r->m;
-    const user_events *e = &j->events;
-    int64_t tps = m->names->time_per_second;
-    kv_token *t;
-    TRY(ARENA_NEW_RAW(&r->m->scratch, out, (size_t)j->n_tokens));
-    t = *out;
-    for (int32_t f = 0; f < m->n_context; f++)
-        *t++ = (kv_token){.what = what(TOKEN_CONTEXT, (uint64_t)f, e->context[f])};
-    for (uint64_t i = 0; i < e->n; i++) {
-        kv_token item = {.what = what(TOKEN_ITEM, 0, e->item[i])};
-        uint64_t next = i + 1 < e->n ? i + 1 : i;
-        if (m->reads_times) {
-            item.time = seq_seconds(e->time[i], tps);
-            item.seen_at = seq_seconds(e->time[next], tps);
-        }
-        *t++ = item;
-        if (m->per_event == 2) *t++ = (kv_token){.what = what(TOKEN_ACTION, 0, e->action[i])};
-    }
-    return OK;
-}
-
 static status begin_leases(run *r) {
     size_t n = (size_t)r->m->max_batch;
     if (r->m->cache == NULL) return OK;
@@ -101,13 +71,11 @@ static status begin_leases(run *r) {
 /* Leases pages for the next sequence of the batch; *n_reused of its tokens are not computed.
  * n_needed: tokens of the history whose results are needed. */
 static status lease_pages(run *r, job *j, int32_t n_needed, int32_t *n_reused) {
-    kv_token *tokens;
     *n_reused = 0;
     if (r->m->cache == NULL) return OK;
     kv_lease *l = &r->lease[r->n_leases];
-    TRY(list_tokens(r, j, &tokens));
     TRY(ARENA_NEW(&r->m->scratch, &l->page, (size_t)(j->n_tokens / KV_PAGE + 1)));
-    kv_cache_take(r->m->cache, tokens, j->n_tokens, j->n_tokens - n_needed, l);
+    kv_cache_take(r->m->cache, j->tokens, j->n_tokens, j->n_tokens - n_needed, l);
     *n_reused = r->n_reused[r->n_leases] = l->n_reused;
     r->n_stored[r->n_leases] = l->n_stored;
     r->page[r->n_leases++] = l->page;
@@ -475,7 +443,7 @@ static status finish_unit(void *ctx, int64_t u, int worker) {
     const unit *p = &f->units[u];
     int64_t row = m->s->max_targets > 0 ? p->row : m->batch.view.offsets[u + 1] - 1;
     (void)worker;
-    for (int32_t i = p->first, n; i < p->first + p->n; i += n > 0 ? n : 1) {
+    for (int32_t i = p->first, n; i<p->first + p->n; i += n> 0 ? n : 1) {
         n = n_known(p, i);
         score_columns_finish(&m->columns, n, f->logits + row * m->columns.width,
                              p->j->values + (int64_t)i * m->columns.n);

@@ -131,6 +131,7 @@ static status open_cache(served *m, const served_config *c) {
     int64_t n_host = c->kv_host_pages < MAX_PAGES ? c->kv_host_pages : MAX_PAGES;
     kv_cache_config k = {.n_pages = (int32_t)n,
                          .n_host_pages = (int32_t)n_host,
+                         .token_bytes = served_token_bytes(m),
                          .cost_token = m->flops_token,
                          .cost_pair = m->flops_pair};
     kv_store_config s = {.n_pages = (int32_t)n,

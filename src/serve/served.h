@@ -106,6 +106,11 @@ void served_drop(served *m);       /* NULL is fine */
  * and values; once, before the first batch. */
 status served_measure(served *m, const served_config *c);
 
+/* Of a token of its cache (kv_cache.h). */
+static inline size_t served_token_bytes(const served *m) {
+    return m->reads_times ? sizeof(kv_token) : sizeof(uint64_t);
+}
+
 /* The model's number of an item id; 0: it does not know it. */
 uint32_t served_find_item(const served *m, const id_text *id);
 /* The same without text where ids are numbers.  ERR_USAGE as id_text_make. */
