@@ -1,5 +1,6 @@
 #include "serve/slot.h"
 
+#include <pthread.h>
 #include <stdatomic.h>
 #include <time.h>
 
@@ -78,4 +79,82 @@ TEST(slot_has_patience_with_requests_without_a_deadline) {
         CHECK_EQ(s->queue.patience.n_asked, 2);
         engine_destroy(e);
     }
+}
+
+enum { THREADS = 4, ASKS = 60 };
+
+typedef struct asker {
+    engine *e;
+    int n_ok, n_bad, who;
+} asker;
+
+/* Every third request is wrong, which is known after it was announced. */
+static void *ask_all(void *context) {
+    asker *a = context;
+    for (int i = 0; i < ASKS; i++) {
+        engine_event history[6];
+        for (int k = 0; k < 6; k++)
+            history[k] = serve_event(1 + (a->who * 7 + i + k) % 40, 1000 + k);
+        engine_request r = {.task = ENGINE_RECOMMEND,
+                            .has_history = true,
+                            .history = history,
+                            .n_history = 6,
+                            .top_k = i % 3 == 2 ? 0 : 5,
+                            .deadline_ns = 100000000000u};
+        engine_answer out;
+        engine_ask(a->e, &r, &out);
+        a->n_ok += out.outcome == ENGINE_OK && out.n_items == 5;
+        a->n_bad += out.outcome == ENGINE_BAD;
+        engine_answer_release(&out);
+    }
+    return NULL;
+}
+
+static void check_asks(bool may_spin) {
+    const char *run = serve_run("slot", retrieval_gin, NULL, 0);
+    engine *e = serve_open(run, NULL, 16);
+    slot *s = engine_slot(e, 0);
+    asker a[THREADS];
+    pthread_t thread[THREADS];
+    pthread_mutex_lock(&s->lock);
+    s->may_spin = may_spin;
+    pthread_mutex_unlock(&s->lock);
+    for (int i = 0; i < THREADS; i++) {
+        a[i] = (asker){.e = e, .who = i};
+        CHECK_EQ(pthread_create(&thread[i], NULL, ask_all, &a[i]), 0);
+    }
+    for (int i = 0; i < THREADS; i++) {
+        pthread_join(thread[i], NULL);
+        CHECK(a[i].n_ok == ASKS / 3 * 2 && a[i].n_bad == ASKS / 3);
+    }
+    CHECK(engine_wait_idle(e, 10000000000u));
+    pthread_mutex_lock(&s->lock);
+    CHECK_EQ(s->n_coming, 0);
+    pthread_mutex_unlock(&s->lock);
+    engine_destroy(e);
+}
+
+TEST(slot_worker_looks_out_for_jobs) {
+    check_asks(true);
+}
+
+TEST(slot_worker_sleeps_where_cores_are_few) {
+    check_asks(false);
+}
+
+/* A job that does not come in time, or never, keeps nobody awake and nothing waiting. */
+TEST(slot_worker_does_not_wait_for_what_does_not_come) {
+    const char *run = serve_run("slot", retrieval_gin, NULL, 0);
+    engine *e = serve_open(run, NULL, 16);
+    slot *s = engine_slot(e, 0);
+    asker a = {.e = e};
+    pthread_mutex_lock(&s->lock);
+    s->may_spin = true;
+    pthread_mutex_unlock(&s->lock);
+    slot_expect(s);
+    ask_all(&a);
+    CHECK(a.n_ok == ASKS / 3 * 2 && engine_wait_idle(e, 10000000000u));
+    slot_expect_none(s);
+    CHECK_EQ(s->n_coming, 0);
+    engine_destroy(e);
 }

@@ -60,14 +60,6 @@ static void work(pool *p, int worker) {
     }
 }
 
-static void pause_a_moment(void) {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
-}
-
 /* Looks for a run other than `seen`, or for the end of the pool. */
 static bool has_news(const pool *p, uint64_t seen) {
     return p->run != seen || p->is_stopping;
@@ -84,7 +76,7 @@ static bool spin(const pool *p, bool (*has_come)(const pool *, uint64_t), uint64
     do {
         for (int i = 0; i < LOOKS; i++) {
             if (has_come(p, seen)) return true;
-            pause_a_moment();
+            thread_pause();
         }
     } while (p->may_spin && clock_ns() - begin < SPIN_NS);
     return false;

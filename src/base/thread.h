@@ -20,6 +20,15 @@ void thread_prompt(void);
 /* The calling thread stays on one of the cores that it may run on, the index-th, counted around. */
 void thread_stay(int index);
 
+/* In a loop that waits for another thread: tells the core so. */
+static inline void thread_pause(void) {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
 /* A condition for cond_wait_until: it goes by clock_ns. */
 void cond_init(pthread_cond_t *c);
 

@@ -374,8 +374,10 @@ void engine_submit(engine *e, const engine_request *r, engine_answer *out, engin
         done(ctx, out);
         return;
     }
+    slot_expect(s);
     status st = prepare(e, s, r, out, &j);
     if (st != OK) {
+        slot_expect_none(s);
         slot_count(s, r->task, outcome_of(st));
         answer_early(out, outcome_of(st), status_reason(), done, ctx);
         return;

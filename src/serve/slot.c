@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/env.h"
 #include "base/thread.h"
 
 double engine_bucket_s(int i) {
@@ -67,6 +68,25 @@ static engine_outcome admit(slot *s, job *j) {
     return ENGINE_OK;
 }
 
+void slot_expect(slot *s) {
+    pthread_mutex_lock(&s->lock);
+    s->n_coming++;
+    if (s->may_spin) pthread_cond_signal(&s->work);
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* Under the lock. */
+static void has_come(slot *s) {
+    s->n_coming--;
+    s->n_news++;
+}
+
+void slot_expect_none(slot *s) {
+    pthread_mutex_lock(&s->lock);
+    has_come(s);
+    pthread_mutex_unlock(&s->lock);
+}
+
 uint64_t slot_patience(slot *s) {
     pthread_mutex_lock(&s->lock);
     double seconds = job_queue_patience(&s->queue, clock_ns());
@@ -122,6 +142,7 @@ static status enqueue_call(slot *s, pending_call *p) {
         st = fail(ERR_IO, "the model '%s' has too much to do", s->name);
     else
         job_queue_push(&s->queue, &p->job);
+    s->n_news++;
     pthread_cond_signal(&s->work);
     pthread_mutex_unlock(&s->lock);
     return st;
@@ -149,6 +170,7 @@ status slot_call(slot *s, status (*fn)(served *m, void *ctx), void *ctx) {
 void slot_submit(slot *s, job *j) {
     pthread_mutex_lock(&s->lock);
     engine_outcome outcome = s->is_stopping ? ENGINE_CLOSING : admit(s, j);
+    has_come(s);
     pthread_mutex_unlock(&s->lock);
     if (outcome != ENGINE_OK) slot_answer(s, j, outcome);
 }
@@ -247,8 +269,9 @@ static void run_taken(slot *s, taken *t) {
         slot_answer(s, t->jobs[i], st == OK ? ENGINE_OK : ENGINE_FAILED);
 }
 
-/* A batch at most; and how many times the wait for others a job must have left. */
-enum { MAX_TAKEN = 4096, GATHER_SPARES = 8 };
+/* A batch at most; and how many times the wait for others a job must have left.  How long a worker
+ * looks out for a job that is expected, and how often between two questions for the time. */
+enum { MAX_TAKEN = 4096, GATHER_SPARES = 8, LOOK_NS = 200000, LOOKS = 32 };
 
 /* The next batch; under the lock, the queue not empty. */
 static void take(slot *s, taken *t) {
@@ -262,19 +285,54 @@ static void take(slot *s, taken *t) {
     job_queue_begin(&s->queue, t->flops, now);
 }
 
+/* Looks out for a job until the time `until`, without the lock; false: it is over. */
+static bool look_out(slot *s, uint64_t until) {
+    uint64_t seen = s->n_news;
+    bool has_news = false;
+    pthread_mutex_unlock(&s->lock);
+    do {
+        for (int i = 0; i < LOOKS && !has_news; i++) {
+            thread_pause();
+            has_news = s->n_news != seen;
+        }
+    } while (!has_news && clock_ns() < until);
+    pthread_mutex_lock(&s->lock);
+    return s->n_news != seen;
+}
+
+/* Waits for a job; under the lock.  Looks out where one is expected: once, as a request that takes
+ * longer to look up would keep a core busy. */
+static void wait_for_job(slot *s) {
+    bool has_looked = false;
+    while (s->queue.n == 0 && !s->is_stopping) {
+        if (s->n_coming > 0 && s->may_spin && !has_looked) {
+            has_looked = !look_out(s, clock_ns() + LOOK_NS);
+            continue;
+        }
+        pthread_cond_broadcast(&s->idle);
+        pthread_cond_wait(&s->work, &s->lock);
+    }
+}
+
+/* Until a job comes or the time `until`; false: it is over. */
+static bool wait_for_more(slot *s, uint64_t until) {
+    if (s->n_coming > 0 && s->may_spin) return look_out(s, until);
+    return cond_wait_until(&s->work, &s->lock, until);
+}
+
 /* Waits for jobs that probably come: clients that ask at the same time did so before.  At most for
  * as long as a batch takes without any job, and half of that for each; under the lock. */
 static void gather(slot *s) {
     uint64_t most = (uint64_t)(s->queue.batch_s * 1e9), now = clock_ns(), end = now + most;
-    bool has_come = true;
-    while (s->queue.n < s->n_last && has_come && now < end && !s->is_stopping) {
+    bool comes = true;
+    while (s->queue.n < s->n_last && comes && now < end && !s->is_stopping) {
         const job *first = s->queue.item[0];
         if (first->call != NULL || first->deadline_ns < now + GATHER_SPARES * most) return;
         size_t n = s->queue.n;
         uint64_t until = now + most / 2 < end ? now + most / 2 : end;
-        while (s->queue.n == n && !s->is_stopping && cond_wait_until(&s->work, &s->lock, until))
+        while (s->queue.n == n && !s->is_stopping && wait_for_more(s, until))
             continue;
-        has_come = s->queue.n > n;
+        comes = s->queue.n > n;
         now = clock_ns();
     }
 }
@@ -287,10 +345,7 @@ static void *worker(void *argument) {
     pthread_mutex_lock(&s->lock);
     for (;;) {
         bool was_idle = s->queue.n == 0;
-        while (s->queue.n == 0 && !s->is_stopping) {
-            pthread_cond_broadcast(&s->idle);
-            pthread_cond_wait(&s->work, &s->lock);
-        }
+        wait_for_job(s);
         if (s->queue.n == 0) break;
         if (was_idle) gather(s);
         take(s, &t);
@@ -314,6 +369,7 @@ status slot_create(slot **out, const char *name, int32_t max_queue, uint64_t mos
     *out = NULL;
     TRY(MEM_NEW(&s, 1));
     snprintf(s->name, sizeof s->name, "%s", name);
+    s->may_spin = env_cores() > 2; /* else whoever looks up the request needs the core */
     pthread_mutex_init(&s->lock, NULL);
     cond_init(&s->work);
     cond_init(&s->idle);
@@ -335,6 +391,7 @@ void slot_destroy(slot *s) {
     if (s == NULL) return;
     pthread_mutex_lock(&s->lock);
     s->is_stopping = true;
+    s->n_news++;
     pthread_cond_signal(&s->work);
     pthread_mutex_unlock(&s->lock);
     if (s->has_thread) pthread_join(s->thread, NULL);
