@@ -309,7 +309,7 @@ static engine_outcome outcome_of(status st) {
 static status prepare(engine *e, slot *s, const engine_request *r, engine_answer *out, job **j) {
     TRY(MEM_NEW(&out->memory, 1));
     size_t n = r->n_history + r->n_extra + r->n_candidates; /* about what they take, in one block */
-    arena_init(&out->memory->arena, (1 << 14) + (n < 1 << 16 ? n : 1 << 16) * 64);
+    arena_init(&out->memory->arena, (1 << 14) + (n < 1 << 16 ? n : 1 << 16) * 96);
     served *m = out->memory->model = slot_keep_model(s);
     snprintf(out->model, sizeof out->model, "%s", s->name);
     snprintf(out->version, sizeof out->version, "%s", m->version_text);

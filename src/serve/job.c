@@ -10,29 +10,31 @@ enum { MAX_IDS = 1 << 20 };
 /* Events on their way into a window, in the model's numbers. */
 typedef struct window {
     const served *m;
-    const users *u;
     uint64_t n;         /* events of the history */
     uint64_t n_unknown; /* of them */
     int32_t *seen;
     int32_t n_seen;
     bool keeps_seen;
-    int32_t n_kept; /* in the arrays below, newest first */
+    int32_t n_kept; /* at the end of the arrays below (max_history), oldest first */
     uint32_t *item;
     uint16_t *action;
     int64_t *time;
 } window;
 
-/* Only whole seconds count in a model, and so the ticks of data and model may differ. */
-static int64_t model_time(const served *m, const users *u, int64_t ticks) {
-    int64_t tps = m->names->time_per_second, time;
-    if (u->ticks == tps) return ticks;
-    int64_t seconds = seq_seconds(ticks, u->ticks);
+static int64_t time_of_seconds(int64_t seconds, int64_t tps) {
+    int64_t time;
     if (__builtin_mul_overflow(seconds, tps, &time)) return seconds < 0 ? INT64_MIN : INT64_MAX;
     return time;
 }
 
-/* Takes the events of a history from the newest on.  item: the model's number. */
-static void take_event(window *w, uint32_t item, uint16_t action, int64_t ticks) {
+/* Only whole seconds count in a model, and so the ticks of data and model may differ. */
+static int64_t model_time(const served *m, const users *u, int64_t ticks) {
+    int64_t tps = m->names->time_per_second;
+    return u->ticks == tps ? ticks : time_of_seconds(seq_seconds(ticks, u->ticks), tps);
+}
+
+/* Takes the events of a history from the newest on; item and time are the model's. */
+static void take_event(window *w, uint32_t item, uint16_t action, int64_t time) {
     const served *m = w->m;
     bool is_legal = !m->reads_actions || action < m->s->limits.n_actions;
     w->n++;
@@ -43,16 +45,17 @@ static void take_event(window *w, uint32_t item, uint16_t action, int64_t ticks)
     int32_t row = m->table.items.row[item];
     if (!w->keeps_seen && row >= 0) w->seen[w->n_seen++] = row;
     if (w->n_kept == m->s->max_history) return;
-    w->item[w->n_kept] = item;
-    w->action[w->n_kept] = action;
-    w->time[w->n_kept++] = model_time(m, w->u, ticks);
+    int32_t at = m->s->max_history - ++w->n_kept;
+    w->item[at] = item;
+    w->action[at] = action;
+    w->time[at] = time;
 }
 
 /* An event that came with the request. */
 typedef struct given_event {
-    int64_t time;
-    size_t order;
-    uint32_t item;
+    int64_t time;    /* ticks, by which they are sorted */
+    int64_t seconds; /* the whole ones of it */
+    uint32_t item, order;
     uint16_t action;
 } given_event;
 
@@ -74,29 +77,19 @@ static status read_given(arena *a, const served *m, const users *u, const engine
                          given_event **out) {
     if (n > MAX_IDS)
         return fail(ERR_USAGE, "%zu events in a request; at most %d are taken", n, MAX_IDS);
-    int64_t now = users_now(u);
+    int64_t now = users_now(u), now_seconds = seq_seconds(now, u->ticks);
     TRY(ARENA_NEW_RAW(a, out, n));
     for (size_t i = 0; i < n; i++) {
         given_event *g = &(*out)[i];
-        status st = served_find_id(m, &e[i].item, "the item", &g->item);
+        status st = served_find_near(m, &e[i].item, "the item", &g->item);
         if (st == OK) st = users_ticks(u, &e[i], now, &g->time);
         if (st != OK) return fail_prefix(st, "event %zu", i + 1);
+        g->seconds = e[i].has_time ? e[i].time : now_seconds;
         g->action = e[i].action;
-        g->order = i;
+        g->order = (uint32_t)i;
     }
     if (!is_sorted(*out, n)) qsort(*out, n, sizeof **out, compare_given);
     return OK;
-}
-
-static void reverse_window(window *w) {
-    for (int32_t i = 0, k = w->n_kept - 1; i < k; i++, k--) {
-        uint32_t item = w->item[i];
-        uint16_t action = w->action[i];
-        int64_t time = w->time[i];
-        w->item[i] = w->item[k], w->item[k] = item;
-        w->action[i] = w->action[k], w->action[k] = action;
-        w->time[i] = w->time[k], w->time[k] = time;
-    }
 }
 
 static void read_context(job *j, const users *u, uint64_t data_user) {
@@ -155,7 +148,10 @@ static status merge_window(job *j, const engine_request *r, const users *u,
         j->events.user = u->n_data_users;
     }
     int32_t room = j->m->s->max_history;
-    TRY(ARENA_NEW(j->arena, &w->seen, (h.n + n_given + r->n_deny) * !r->keeps_seen + r->n_deny));
+    int64_t tps = j->m->names->time_per_second;
+    bool is_same = u->ticks == tps;
+    TRY(ARENA_NEW_RAW(j->arena, &w->seen,
+                      (h.n + n_given + r->n_deny) * !r->keeps_seen + r->n_deny));
     TRY(ARENA_NEW_RAW(j->arena, &w->item, (size_t)room));
     TRY(ARENA_NEW_RAW(j->arena, &w->action, (size_t)room));
     TRY(ARENA_NEW_RAW(j->arena, &w->time, (size_t)room));
@@ -164,13 +160,13 @@ static status merge_window(job *j, const engine_request *r, const users *u,
         stored_event own = h.n > 0 ? user_history_at(&h, h.n - 1) : (stored_event){0};
         if (n_given > 0 && (h.n == 0 || given[n_given - 1].time >= own.time)) {
             const given_event *g = &given[--n_given];
-            take_event(w, g->item, g->action, g->time);
+            take_event(w, g->item, g->action, is_same ? g->time : time_of_seconds(g->seconds, tps));
         } else {
             h.n--;
-            take_event(w, served_item(j->m, u, own.item), own.action, own.time);
+            take_event(w, served_item(j->m, u, own.item), own.action,
+                       model_time(j->m, u, own.time));
         }
     }
-    reverse_window(w);
     return OK;
 }
 
@@ -192,7 +188,7 @@ static status read_ids(job *j, const engine_id *ids, size_t n, const char *what,
     if (n > MAX_IDS)
         return fail(ERR_USAGE, "%zu ids of %s; at most %d are taken", n, what, MAX_IDS);
     for (size_t i = 0; i < n; i++) {
-        TRY(served_find_id(j->m, &ids[i], what, &out[i]));
+        TRY(served_find_near(j->m, &ids[i], what, &out[i]));
         j->out->n_unknown += out[i] == 0;
     }
     return OK;
@@ -366,13 +362,14 @@ static status list_tokens(job *j) {
 }
 
 static status fill(job *j, const engine_request *r, const job_users *from) {
-    window w = {.m = j->m, .u = from->users, .keeps_seen = r->keeps_seen || r->task == ENGINE_RANK};
+    window w = {.m = j->m, .keeps_seen = r->keeps_seen || r->task == ENGINE_RANK};
     TRY(read_window(j, r, from, &w));
     TRY(read_given_context(j, r));
+    int32_t first = j->m->s->max_history - w.n_kept;
     j->events.n = (uint64_t)w.n_kept;
-    j->events.item = w.item;
-    j->events.action = w.action;
-    j->events.time = w.time;
+    j->events.item = w.item + first;
+    j->events.action = w.action + first;
+    j->events.time = w.time + first;
     j->out->n_events = w.n;
     j->out->n_window = w.n_kept;
     j->out->n_unknown_events = w.n_unknown;

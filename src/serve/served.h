@@ -116,6 +116,20 @@ uint32_t served_find_item(const served *m, const id_text *id);
 /* The same without text where ids are numbers.  ERR_USAGE as id_text_make. */
 status served_find_id(const served *m, const engine_id *id, const char *what, uint32_t *out);
 
+/* The same for many ids: most catalogues are numbers without gaps, which need no search. */
+static inline status served_find_near(const served *m, const engine_id *id, const char *what,
+                                      uint32_t *out) {
+    const seq_file *s = m->names;
+    if (id->text == NULL && !s->has_text_items && s->n_items > 0) {
+        uint64_t at = (uint64_t)id->number - (uint64_t)s->item_id[1];
+        if (at < s->n_items && s->item_id[1 + at] == id->number) {
+            *out = (uint32_t)(1 + at);
+            return OK;
+        }
+    }
+    return served_find_id(m, id, what, out);
+}
+
 /* Of an item number of the users; under their lock. */
 status served_know_items(served *m, const users *u);
 uint32_t served_item(const served *m, const users *u, uint32_t item);
