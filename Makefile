@@ -95,9 +95,9 @@ MPICC ?= $(if $(MINIMAL),,$(shell command -v mpicc 2>/dev/null))
 INJECT_SRC := src/profile/inject.c
 LIB_SRC := $(filter-out $(CLI_SRC) $(MPI_SRC) $(INJECT_SRC),$(sort $(shell find src -name '*.c')))
 CU_SRC := $(if $(filter -DHSTU_HAS_CUDA,$(FEATURES)),$(sort $(shell find src/cuda -name '*.cu')))
-# Files are compiled in units, each as one file: of every nvcc call three seconds are the headers.  What takes long comes
-# first.  Large units only where there are few cores: with many, the longest call decides.  CU_UNITS= compiles each file
-# by itself, which is shorter for who changes one of them.
+# Files are compiled in units, each as one file: of every nvcc call two seconds are the headers.  What takes long comes
+# first.  Large units only where there are few cores, the largest where there are two: with many, the longest call decides.
+# CU_UNITS= compiles each file by itself, which is shorter for who changes one of them.
 CU_UNIT_sm80 := $(patsubst %,src/cuda/attn/sm80/attn_sm80_%.cu,fwd bwd bwd_dq)
 CU_UNIT_f32 := $(wildcard src/cuda/attn/f32/*.cu)
 CU_UNIT_sm80_softmax := $(wildcard src/cuda/attn/sm80/softmax_*.cu)
@@ -107,6 +107,9 @@ CU_UNIT_dq_sm90 := $(patsubst %,src/cuda/attn/sm90/attn_sm90_%.cu,bwd_dq bwd_dq_
 CU_UNIT_softmax_sm90 := $(wildcard src/cuda/attn/sm90/softmax_*.cu)
 CU_UNIT_ops_sm90 := $(wildcard src/cuda/ops/*_sm90.cu)
 CU_UNIT_rest_sm90 := $(CU_UNIT_softmax_sm90) $(CU_UNIT_ops_sm90)
+CU_UNIT_attn := $(CU_UNIT_sm80) $(CU_UNIT_sm80_softmax) $(CU_UNIT_f32)
+CU_UNIT_fwd_dq_sm90 := $(CU_UNIT_fwd_sm90) $(CU_UNIT_dq_sm90)
+CU_UNIT_bwd_rest_sm90 := $(CU_UNIT_bwd_sm90) $(CU_UNIT_rest_sm90)
 CU_UNIT_core := $(wildcard src/cuda/core/*.cu) $(wildcard src/cuda/attn/common/*.cu)
 CU_UNIT_ops := $(patsubst %,src/cuda/ops/%.cu,combine cublas_lt dropout group head_parts kv_fp8 kv_put l2 linear \
 	logits_loss matmul negatives rank row_moves sampled_softmax update)
@@ -116,8 +119,10 @@ CU_UNIT_table := $(wildcard src/cuda/table/*.cu)
 CU_UNIT_topk := $(patsubst %,src/cuda/ops/%.cu,topk topk_any)
 CU_UNIT_any := $(CU_UNIT_rows) $(CU_UNIT_ops) $(CU_UNIT_table) $(CU_UNIT_topk) $(CU_UNIT_core)
 ifeq ($(origin CU_UNITS),undefined)
-CU_UNITS := $(if $(filter 1 2 3 4,$(shell nproc 2>/dev/null)),\
-	sm80 any fwd_sm90 bwd_sm90 f32 dq_sm90 sm80_softmax rest_sm90 both,rows both ops table topk core ops_sm90)
+CORES := $(shell nproc 2>/dev/null)
+CU_UNITS := $(if $(filter 1 2,$(CORES)),attn any fwd_dq_sm90 bwd_rest_sm90 both,\
+	$(if $(filter 3 4,$(CORES)),sm80 any fwd_sm90 bwd_sm90 f32 dq_sm90 sm80_softmax rest_sm90 both,\
+	rows both ops table topk core ops_sm90))
 endif
 ifeq ($(CU_SRC),)
 override CU_UNITS :=

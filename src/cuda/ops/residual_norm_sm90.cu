@@ -9,7 +9,7 @@
 #include "cuda/core/columns.cuh"
 #include "cuda/core/reduce.cuh"
 
-enum { WARPS = 4, COLUMNS = 8, PART_COLUMNS = WARP * COLUMNS, MAX_PARTS = 4 };
+enum { NORM_WARPS = 4, COLUMNS = 8, PART_COLUMNS = WARP * COLUMNS, MAX_PARTS = 4 };
 
 template <int PARTS> struct row_numbers { float v[PARTS][COLUMNS]; };
 template <typename T, int PARTS> struct row_raw { columns<T, COLUMNS> x[PARTS], residual[PARTS]; };
@@ -62,12 +62,12 @@ __device__ static inline float2 moments(const row_numbers<PARTS> &sum, float eps
 }
 
 template <typename T, int PARTS>
-__global__ void __launch_bounds__(WARPS *WARP)
+__global__ void __launch_bounds__(NORM_WARPS *WARP)
     residual_norm_sm90_kernel(const residual_norm_args a) {
     row_numbers<PARTS> weight, bias, shift;
     row_raw<T, PARTS> next;
-    int64_t row = (int64_t)blockIdx.x * WARPS + threadIdx.x / WARP,
-            step = (int64_t)gridDim.x * WARPS;
+    int64_t row = (int64_t)blockIdx.x * NORM_WARPS + threadIdx.x / WARP,
+            step = (int64_t)gridDim.x * NORM_WARPS;
     numbers_load<PARTS>(weight, a.weight, 1.0f);
     numbers_load<PARTS>(bias, a.bias, 0.0f);
     numbers_load<PARTS>(shift, a.shift, 0.0f);
@@ -112,11 +112,12 @@ bool cuda_residual_norm_sm90_can(const backend *be, const residual_norm_args *a)
 template <typename T, int PARTS> static status launch(backend *be, const residual_norm_args *a) {
     int n_resident = 0;
     auto kernel = residual_norm_sm90_kernel<T, PARTS>;
-    CUDA_TRY(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&n_resident, kernel, WARPS * WARP, 0));
+    CUDA_TRY(
+        cudaOccupancyMaxActiveBlocksPerMultiprocessor(&n_resident, kernel, NORM_WARPS * WARP, 0));
     int64_t most = (int64_t)cuda_of(be)->n_multiprocessors * (n_resident > 0 ? n_resident : 1);
-    int64_t needed = cuda_div_up(a->n, WARPS);
+    int64_t needed = cuda_div_up(a->n, NORM_WARPS);
     CUDA_TRY(sm90a_launch_early(kernel, dim3((unsigned)(needed < most ? needed : most)),
-                                WARPS * WARP, 0, cuda_of(be)->stream, *a));
+                                NORM_WARPS * WARP, 0, cuda_of(be)->stream, *a));
     return cuda_launched("the norm of a sum");
 }
 

@@ -13,7 +13,7 @@
 enum {
     TILE = 128, /* rows */
     CONSUMERS = 2,
-    THREADS = CONSUMERS * 128 + 32,
+    TOPK_THREADS = CONSUMERS * 128 + 32,
     STAGE_BYTES = TILE * TOPK_COLUMNS * 2,
     QUERY_BYTES = TOPK_QUERIES * TOPK_COLUMNS * 2, /* of a chunk */
     MOST_BITS = 3,
@@ -110,7 +110,7 @@ __device__ static inline void consume(const topk_job &j, const scan_plan &plan,
 }
 
 template <typename T, bool IS_SAMPLE>
-static __global__ void __launch_bounds__(THREADS, 1)
+static __global__ void __launch_bounds__(TOPK_THREADS, 1)
     topk_scan_sm90_kernel(const __grid_constant__ topk_job j, const scan_plan plan,
                           const __grid_constant__ CUtensorMap rows,
                           const __grid_constant__ CUtensorMap queries) {
@@ -163,7 +163,7 @@ template <typename T> static status scan_as(backend *be, const topk_job *j) {
     TRY(sm90a_map_box(&queries, be->act, j->a.query, j->a.n_queries, j->a.dim, j->a.dim,
                       TOPK_COLUMNS, TOPK_QUERIES));
     CUDA_TRY(CUDA_ALLOW_SHARED(kernel, scan_bytes(&j->a, &plan)));
-    kernel<<<(unsigned)state->n_multiprocessors, THREADS, scan_bytes(&j->a, &plan),
+    kernel<<<(unsigned)state->n_multiprocessors, TOPK_THREADS, scan_bytes(&j->a, &plan),
              state->stream>>>(*j, plan, rows, queries);
     return cuda_launched("the search of a corpus");
 }

@@ -146,11 +146,11 @@ __launch_bounds__(f32_shape<DIM>::THREADS, DIM == 32 && !EXACT ? 3 : 2) void att
     using shape = f32_shape<DIM>;
     constexpr int ROWS = shape::ROWS, COLUMNS = shape::BWD_COLUMNS, STRIDE = shape::STRIDE;
     constexpr bool IS_STAGED = f32_buckets<DIM>::IS_STAGED;
-    extern __shared__ float4 shared[];
+    extern __shared__ float4 f32_tiles[];
     __shared__ f32_time_room<ROWS, COLUMNS, COLUMNS> room;
     __shared__ f32_reach reach;
     __shared__ f32_buckets<DIM> buckets;
-    float *k_tile = (float *)shared, *v_tile = k_tile + COLUMNS * STRIDE;
+    float *k_tile = (float *)f32_tiles, *v_tile = k_tile + COLUMNS * STRIDE;
     float *q_tile = v_tile + COLUMNS * STRIDE, *dout_tile = q_tile + ROWS * STRIDE;
     f32_strip<COLUMNS> *strip =
         (f32_strip<COLUMNS> *)(shape::IS_KEPT ? q_tile : dout_tile + ROWS * STRIDE) +
@@ -259,11 +259,11 @@ static __global__ __launch_bounds__(
     constexpr int ROWS = shape::ROWS, COLUMNS = shape::BWD_COLUMNS, STRIDE = shape::STRIDE;
     constexpr bool HAS_DK = (PARTS & PART_DK) != 0, HAS_DV = (PARTS & PART_DV) != 0;
     constexpr bool IS_STAGED = f32_buckets<DIM>::IS_STAGED;
-    extern __shared__ float4 shared[];
+    extern __shared__ float4 f32_tiles[];
     __shared__ f32_time_room<COLUMNS, ROWS, COLUMNS> room;
     __shared__ f32_buckets<DIM> buckets;
     __shared__ f32_masks<COLUMNS> masks;
-    float *q_tile = (float *)shared, *dout_tile = q_tile + COLUMNS * STRIDE;
+    float *q_tile = (float *)f32_tiles, *dout_tile = q_tile + COLUMNS * STRIDE;
     float *k_tile = dout_tile + COLUMNS * STRIDE, *v_tile = k_tile + ROWS * STRIDE;
 
     int n_pairs = a.n_sequences * a.n_heads, pair = (int)(blockIdx.x % (unsigned)n_pairs);

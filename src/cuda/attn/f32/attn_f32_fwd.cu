@@ -17,10 +17,10 @@ static __global__ __launch_bounds__(f32_shape<DIM>::THREADS) void attn_fwd_f32_k
     const __grid_constant__ attn_args a, const uint32_t *cells, int n_tiles) {
     using shape = f32_shape<DIM>;
     constexpr int ROWS = shape::ROWS, COLUMNS = shape::FWD_COLUMNS, STRIDE = shape::STRIDE;
-    extern __shared__ float4 shared[];
+    extern __shared__ float4 f32_tiles[];
     __shared__ f32_time_room<ROWS, COLUMNS, COLUMNS> room;
     __shared__ f32_buckets<DIM> buckets;
-    float *k_tile = (float *)shared, *v_tile = k_tile + COLUMNS * STRIDE;
+    float *k_tile = (float *)f32_tiles, *v_tile = k_tile + COLUMNS * STRIDE;
 
     int n_pairs = a.n_sequences * a.n_heads, pair = (int)(blockIdx.x % (unsigned)n_pairs);
     int row0 = (n_tiles - 1 - (int)(blockIdx.x / (unsigned)n_pairs)) * ROWS;

@@ -288,8 +288,8 @@ __launch_bounds__(f32_shape<DIM>::THREADS,
                   2) void softmax_attn_fwd_f32_kernel(const __grid_constant__ softmax_job job) {
     using shape = f32_shape<DIM>;
     constexpr int ROWS = shape::ROWS, COLUMNS = shape::FWD_COLUMNS, STRIDE = shape::STRIDE;
-    extern __shared__ float4 shared[];
-    float *k_tile = (float *)shared, *v_tile = k_tile + COLUMNS * STRIDE;
+    extern __shared__ float4 f32_tiles[];
+    float *k_tile = (float *)f32_tiles, *v_tile = k_tile + COLUMNS * STRIDE;
     float *q_tile = v_tile + COLUMNS * STRIDE;
     const softmax_attn_args &a = job.a;
     softmax_block s = block_of(job, ROWS, true);
@@ -355,8 +355,8 @@ __launch_bounds__(f32_shape<DIM>::THREADS,
                   2) void softmax_attn_bwd_dq_f32_kernel(const __grid_constant__ softmax_job job) {
     using shape = f32_shape<DIM>;
     constexpr int ROWS = shape::ROWS, COLUMNS = shape::BWD_COLUMNS, STRIDE = shape::STRIDE;
-    extern __shared__ float4 shared[];
-    float *k_tile = (float *)shared, *v_tile = k_tile + COLUMNS * STRIDE;
+    extern __shared__ float4 f32_tiles[];
+    float *k_tile = (float *)f32_tiles, *v_tile = k_tile + COLUMNS * STRIDE;
     float *q_tile = v_tile + COLUMNS * STRIDE, *dout_tile = q_tile + ROWS * STRIDE;
     const softmax_attn_args &a = job.a;
     softmax_block s = block_of(job, ROWS, true);
@@ -448,9 +448,9 @@ __launch_bounds__(f32_shape<DIM>::THREADS,
     using shape = f32_shape<DIM>;
     constexpr int ROWS = shape::ROWS, COLUMNS = shape::BWD_COLUMNS, STRIDE = shape::STRIDE;
     constexpr bool HAS_DK = (PARTS & PART_DK) != 0, HAS_DV = (PARTS & PART_DV) != 0;
-    extern __shared__ float4 shared[];
+    extern __shared__ float4 f32_tiles[];
     __shared__ softmax_columns<COLUMNS> columns;
-    float *q_tile = (float *)shared, *dout_tile = q_tile + COLUMNS * STRIDE;
+    float *q_tile = (float *)f32_tiles, *dout_tile = q_tile + COLUMNS * STRIDE;
     float *k_tile = dout_tile + COLUMNS * STRIDE, *v_tile = k_tile + ROWS * STRIDE;
     const softmax_attn_args &a = job.a;
     softmax_block s = block_of(job, ROWS, false);
