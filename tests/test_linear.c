@@ -235,7 +235,7 @@ static void check_packed(test_backends *t, int64_t n, int32_t n_in, int32_t n_ou
     l.a.packed = packed;
     CHECK_OK(be->ops->linear_pack(be, &l.a));
     l.a.w = NULL;
-    for (int i = test_on.kind == ON_CPU ? 2 : 4; i > 0; i--) { /* z kept; not kept; each tile */
+    for (int i = test_on.kind == ON_CPU ? 2 : 5; i > 0; i--) { /* z kept; not kept; each tile */
         linear_args a = l.a;
         if (i > 1) a.z = NULL;
         a.rank = i == 1 ? 0 : i == 2 ? LINEAR_FASTEST : i - 2;
@@ -325,7 +325,7 @@ static void check_put(test_backends *t, int64_t n, int32_t dim, epilogue f) {
     linear_args a = l.a;
     a.z = NULL;
     a.put = &put;
-    for (a.rank = 0; a.rank < 3; a.rank++) {
+    for (a.rank = 0; a.rank < 4; a.rank++) {
         CHECK_OK(be->ops->linear_fwd(be, &a));
         for (int64_t i = 0; i < n; i++) {
             const float *y = (float *)a.y + i * 3 * dim;
@@ -402,7 +402,7 @@ static void check_norm(test_backends *t, int64_t n, int32_t dim, int32_t n_out, 
     second.a.packed = packed[1];
     CHECK_OK(be->ops->linear_pack(be, &second.a));
     w = (float *)second.a.w;
-    for (int i = 0; i < (test_on.kind == ON_CPU ? 2 : 6); i++) { /* each tile, with them or not */
+    for (int i = 0; i < (test_on.kind == ON_CPU ? 2 : 8); i++) { /* each tile, with them or not */
         double difference = 0, sum = 0;
         norm.moments = i % 2 == 0 ? &moments : NULL;
         second.a.rank = i / 2;

@@ -1,6 +1,7 @@
-/* Dense layers forward on Hopper: which calls the kernels of linear_many_sm90.cuh take, and with
- * which tiles. */
+/* Dense layers forward on Hopper: which calls the kernels of linear_many_sm90.cuh and
+ * linear_wave_sm90.cuh take, and with which tiles. */
 #include "cuda/ops/linear_many_sm90.cuh"
+#include "cuda/ops/linear_wave_sm90.cuh"
 
 /* Keys or values that go to pages in 16 bytes at a time. */
 static bool can_keep_many(const void *rows, const void *pages, int32_t dim, int64_t stride) {
@@ -29,25 +30,33 @@ bool cuda_linear_many_norms(const linear_args *a) {
            n->moments->of == n->x && is_addressable(n->x, a->n_in);
 }
 
-template <typename T, typename S, many_mode MODE>
-static status many_launch(backend *be, const linear_args *a, const void *w, const many_job *from) {
-    many_job j = *from;
-    many_maps maps = {};
-    const void *x = j.moments.width > 0 ? a->norm->x : a->x;
-    TRY(sm90a_map_box(&maps.x, be->act, x, a->n, a->n_in, a->n_in, PART, S::ROWS));
-    TRY(sm90a_map_box(&maps.w, be->act, w, a->n_out, a->n_in, a->n_in, PART, S::N));
-    TRY(sm90a_map_box(&maps.y, be->act, a->y, a->n, a->n_out, a->n_out, S::COLUMNS, 16));
+/* What both kinds of kernels are given. */
+template <typename S, many_mode MODE>
+static status many_prepare(backend *be, const linear_args *a, const void *w, many_job *j,
+                           many_maps *maps) {
+    const void *x = j->moments.width > 0 ? a->norm->x : a->x;
+    TRY(sm90a_map_box(&maps->x, be->act, x, a->n, a->n_in, a->n_in, PART, S::ROWS));
+    TRY(sm90a_map_box(&maps->w, be->act, w, a->n_out, a->n_in, a->n_in, PART, S::N));
+    TRY(sm90a_map_box(&maps->y, be->act, a->y, a->n, a->n_out, a->n_out, S::COLUMNS, 16));
     if (MODE == MANY_SUM)
-        TRY(sm90a_map_box(&maps.residual, be->act, a->residual, a->n, a->n_out, a->n_out,
+        TRY(sm90a_map_box(&maps->residual, be->act, a->residual, a->n, a->n_out, a->n_out,
                           S::COLUMNS, 16));
-    j.n_down = (int32_t)cuda_div_up(a->n, S::ROWS);
-    j.n_across = (int32_t)cuda_div_up(a->n_out, S::N);
+    j->n_down = (int32_t)cuda_div_up(a->n, S::ROWS);
+    j->n_across = (int32_t)cuda_div_up(a->n_out, S::N);
     if (MODE == MANY_SUM && a->moments != NULL) {
         static_assert(S::N >= MOMENTS_WIDTH, "room for the moments");
         a->moments->width = S::N;
         a->moments->of = a->y;
-        j.moments_y = (float2 *)a->moments->parts;
+        j->moments_y = (float2 *)a->moments->parts;
     }
+    return OK;
+}
+
+template <typename T, typename S, many_mode MODE>
+static status many_launch(backend *be, const linear_args *a, const void *w, const many_job *from) {
+    many_job j = *from;
+    many_maps maps = {};
+    TRY((many_prepare<S, MODE>(be, a, w, &j, &maps)));
     int64_t n_tiles = (int64_t)j.n_down * j.n_across, n = cuda_of(be)->n_multiprocessors;
     CUDA_TRY(CUDA_ALLOW_SHARED((linear_many_sm90_kernel<T, S, MODE>), S::BYTES));
     CUDA_TRY(sm90a_launch_early(linear_many_sm90_kernel<T, S, MODE>,
@@ -56,18 +65,35 @@ static status many_launch(backend *be, const linear_args *a, const void *w, cons
     return OK;
 }
 
+template <typename T, typename S, many_mode MODE>
+static status wave_launch(backend *be, const linear_args *a, const void *w, const many_job *from) {
+    many_job j = *from;
+    many_maps maps = {};
+    TRY((many_prepare<S, MODE>(be, a, w, &j, &maps)));
+    CUDA_TRY(CUDA_ALLOW_SHARED((linear_wave_sm90_kernel<T, S, MODE>), S::BYTES));
+    CUDA_TRY(sm90a_launch_early(linear_wave_sm90_kernel<T, S, MODE>,
+                                dim3((unsigned)(j.n_down * j.n_across)), S::THREADS, S::BYTES,
+                                cuda_of(be)->stream, j, maps));
+    return OK;
+}
+
 typedef status (*many_fn)(backend *be, const linear_args *a, const void *w, const many_job *j);
 
-/* Tiles of 64 g rows x n columns. */
+/* Tiles of 64 g rows x n columns; is_wave: a block has one of them, so all should run at once. */
 typedef struct many_choice {
     int n, g;
+    bool is_wave;
     many_fn launch;
 } many_choice;
 
 #define MANY(N, G, MODE)                                                                           \
-    { N, G, many_launch<__nv_bfloat16, many_tile<N, G>, MODE> }
-static const many_choice silu_tiles[] = {MANY(96, 2, MANY_SILU), MANY(256, 3, MANY_SILU)};
-static const many_choice sum_tiles[] = {MANY(96, 2, MANY_SUM), MANY(128, 3, MANY_SUM)};
+    { N, G, false, many_launch<__nv_bfloat16, many_tile<N, G>, MODE> }
+#define WAVE(N, G, STAGES, MODE)                                                                   \
+    { N, G, true, wave_launch<__nv_bfloat16, wave_tile<N, G, STAGES>, MODE> }
+static const many_choice silu_tiles[] = {WAVE(96, 2, 7, MANY_SILU), MANY(96, 2, MANY_SILU),
+                                         MANY(256, 3, MANY_SILU)};
+static const many_choice sum_tiles[] = {WAVE(64, 1, 12, MANY_SUM), MANY(96, 2, MANY_SUM),
+                                        MANY(128, 3, MANY_SUM)};
 enum {
     N_SILU = sizeof silu_tiles / sizeof *silu_tiles,
     N_SUM = sizeof sum_tiles / sizeof *sum_tiles
@@ -81,9 +107,10 @@ static bool has_steps(const linear_args *a, const many_choice *t) {
 /* The time of a call, up to a factor: as often as a block computes a tile, which takes as long as
  * its products and what a tile costs besides. */
 static int64_t many_cost(const backend *be, const linear_args *a, const many_choice *t) {
-    if (!has_steps(a, t)) return INT64_MAX;
     int64_t n_tiles = cuda_div_up(a->n, 64 * t->g) * cuda_div_up(a->n_out, t->n);
-    return cuda_div_up(n_tiles, cuda_of(be)->n_multiprocessors) * (32 + t->g * t->n);
+    int64_t n_waves = cuda_div_up(n_tiles, cuda_of(be)->n_multiprocessors);
+    if (!has_steps(a, t) || (t->is_wave && n_waves > 1)) return INT64_MAX;
+    return n_waves * (32 + t->g * t->n);
 }
 
 status cuda_linear_many(backend *be, const linear_args *a, const linear_packed *p) {

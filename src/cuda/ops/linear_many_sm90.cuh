@@ -22,11 +22,6 @@ template <typename S> struct many_room {
     uint64_t residual[S::WARPS];
 };
 
-template <typename S>
-__device__ static inline many_place many_place_of(const many_job &j, int tile) {
-    return {tile / j.n_across * S::ROWS, tile % j.n_across * S::N};
-}
-
 /* One thread loads all stages of all tiles of the block. */
 template <typename S, many_mode MODE>
 __device__ static void many_ask(const many_job &j, const many_maps &maps, char *stages,
@@ -64,14 +59,6 @@ __device__ static void many_ask(const many_job &j, const many_maps &maps, char *
     }
 }
 
-/* Where column 0 of y would be in the page of a slot. */
-template <typename T>
-__device__ static inline char *many_page(const kv_put_args &p, int slot, void *pages, int dim,
-                                         int column) {
-    int64_t at = slot / p.page_len * p.stride + (int64_t)(slot % p.page_len) * dim - column;
-    return slot < 0 ? NULL : (char *)((T *)pages + at);
-}
-
 /* Three warps prepare the next epilogue; i: of their 96 threads. */
 template <typename T, typename S, many_mode MODE>
 __device__ static void many_aid(const many_job &j, many_room<S> *room, many_side<S> *side, int i) {
@@ -92,27 +79,11 @@ __device__ static void many_aid(const many_job &j, many_room<S> *room, many_side
             side->norm[k] = is_normed ? many_norm_of<S>(j, at.row + k) : make_float2(0, .5f);
         }
 #pragma unroll 1
-        for (int k = i; k < S::ROWS && MODE != MANY_SUM && j.put.slot != NULL; k += MANY_AIDS) {
-            int slot = at.row + k < j.n_rows ? j.put.slot[at.row + k] : -1;
-            side->kept[0][k] = many_page<T>(j.put, slot, j.put.pages_k, j.put.dim_k, j.column_k);
-            side->kept[1][k] = many_page<T>(j.put, slot, j.put.pages_v, j.put.dim_v, j.column_v);
-        }
+        for (int k = i; k < S::ROWS && MODE != MANY_SUM && j.put.slot != NULL; k += MANY_AIDS)
+            many_pages<T, S>(j, at, side, k);
         __syncwarp();
         release(&room->side_full);
     }
-}
-
-/* A warp's rows of the residual are on their way to its buffers while the tile is computed. */
-template <typename S>
-__device__ static inline void many_fetch(const many_maps &maps, const many_place &at, int row,
-                                         char *buffers, uint64_t *barrier) {
-    static_assert(S::CHUNKS <= S::BUFFERS, "a buffer for each");
-    if (threadIdx.x % 32 != 0) return;
-    tile_stores_wait<0>(); /* of the last tile */
-    barrier_expect(barrier, (uint32_t)(S::CHUNKS * S::BUFFER));
-    for (int c = 0; c < S::CHUNKS; c++)
-        tile_load(buffers + c * S::BUFFER, &maps.residual, barrier, at.column + c * S::COLUMNS,
-                  row);
 }
 
 /* Part `part` of the products of a step, for the rows of the warpgroup. */

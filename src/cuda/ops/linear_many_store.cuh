@@ -62,6 +62,11 @@ typedef struct many_place {
     int row, column;
 } many_place;
 
+template <typename S>
+__device__ static inline many_place many_place_of(const many_job &j, int tile) {
+    return {tile / j.n_across * S::ROWS, tile % j.n_across * S::N};
+}
+
 /* What the epilogue of a tile needs, prepared by warps that do not compute. */
 template <typename S> struct many_side {
     float shift[S::N]; /* half of it before SiLU */
@@ -188,6 +193,36 @@ template <typename S> __device__ static inline float2 many_norm_of(const many_jo
         square += fmaf(n * apart, apart, part[i].y);
     }
     return make_float2(mean, .5f * rsqrtf(square / (float)j.n_in + j.eps));
+}
+
+/* Where column 0 of y would be in the page of a slot. */
+template <typename T>
+__device__ static inline char *many_page(const kv_put_args &p, int slot, void *pages, int dim,
+                                         int column) {
+    int64_t at = slot / p.page_len * p.stride + (int64_t)(slot % p.page_len) * dim - column;
+    return slot < 0 ? NULL : (char *)((T *)pages + at);
+}
+
+/* Where row k of the tile goes in the pages. */
+template <typename T, typename S>
+__device__ static inline void many_pages(const many_job &j, const many_place &at,
+                                         many_side<S> *side, int k) {
+    int slot = at.row + k < j.n_rows ? j.put.slot[at.row + k] : -1;
+    side->kept[0][k] = many_page<T>(j.put, slot, j.put.pages_k, j.put.dim_k, j.column_k);
+    side->kept[1][k] = many_page<T>(j.put, slot, j.put.pages_v, j.put.dim_v, j.column_v);
+}
+
+/* A warp's rows of the residual are on their way to its buffers while the tile is computed. */
+template <typename S>
+__device__ static inline void many_fetch(const many_maps &maps, const many_place &at, int row,
+                                         char *buffers, uint64_t *barrier) {
+    static_assert(S::CHUNKS <= S::BUFFERS, "a buffer for each");
+    if (threadIdx.x % 32 != 0) return;
+    tile_stores_wait<0>(); /* of the last tile */
+    barrier_expect(barrier, (uint32_t)(S::CHUNKS * S::BUFFER));
+    for (int c = 0; c < S::CHUNKS; c++)
+        tile_load(buffers + c * S::BUFFER, &maps.residual, barrier, at.column + c * S::COLUMNS,
+                  row);
 }
 
 /* Copies what is kept of a buffer, 16 rows from row `first` of the tile on, to the pages. */
