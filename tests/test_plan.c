@@ -73,11 +73,13 @@ typedef struct paged {
     plan p;
 } paged;
 
-static status build_with_pages(paged *x, int32_t max_pages, int32_t n_reused, int32_t n_stored) {
+static status build_for(paged *x, bool is_training, int32_t max_pages, int32_t n_reused,
+                        int32_t n_stored) {
     static const int32_t pages[] = {7, 4, 9, 5};
     const int32_t *page[] = {pages};
     make(&x->t, &x->b, TOY_RANK_BITS, 2, PLAN_SCORE, NULL);
     plan_config c = x->t.p->plan.config;
+    c.is_training = is_training;
     c.max_pages = max_pages;
     c.page_len = 2;
     nn_memory_init(&x->memory, x->t.be);
@@ -87,6 +89,10 @@ static status build_with_pages(paged *x, int32_t max_pages, int32_t n_reused, in
     plan_cache cache = {&n_reused, &n_stored, page};
     plan_request request = {.purpose = PLAN_SCORE, .grad_scale = 1, .cache = &cache};
     return plan_build(&x->p, x->t.be, &x->b.b, &request);
+}
+
+static status build_with_pages(paged *x, int32_t max_pages, int32_t n_reused, int32_t n_stored) {
+    return build_for(x, true, max_pages, n_reused, n_stored);
 }
 
 static void end(paged *x) {
@@ -149,6 +155,21 @@ TEST(plan_sends_what_the_batch_has) {
         CHECK(plan_sequences(p).kv.table == p->page_table.device);
         end(&x);
     }
+}
+
+/* Without training nothing is sent that only training reads. */
+TEST(plan_sends_no_labels_without_training) {
+    paged x;
+    const plan *p = &x.p;
+    CHECK_OK(build_for(&x, false, 3, 3, 6));
+    size_t n = (size_t)p->n_tokens * 4, n_loss = (size_t)p->n_loss * 4;
+    check_sent(&x, "row", p->row.host, p->row.device, n);
+    check_sent(&x, "place", p->place.host, p->place.device, n);
+    check_sent(&x, "slot", p->slot.host, p->slot.device, n);
+    check_sent(&x, "loss_token", p->loss_token.host, p->loss_token.device, n_loss);
+    CHECK((const void *)p->user.device == (const void *)p->slot.device);
+    CHECK((const void *)p->label.device == (const void *)p->loss_position.device);
+    end(&x);
 }
 
 /* What is staged is copied to the device in every step. */

@@ -117,9 +117,28 @@ static plan_rows rows_of(const plan_config *c, int32_t feature) {
     return c->contexts != NULL ? c->contexts[feature] : (plan_rows){0};
 }
 
+/* Whether all items, 1 .. last, and actions of events first .. end - 1 are known; in one loop that
+ * the compiler vectorises, as a server does this for every event of every request. */
+static bool has_known(const plan_config *c, const batch *b, uint32_t last, int32_t first,
+                      int32_t end) {
+    uint32_t n_actions = c->has_actions ? (uint32_t)c->n_actions : UINT32_MAX;
+    uint32_t n_labels = c->is_ranking && c->n_labels > 0 ? (uint32_t)c->n_labels : UINT32_MAX;
+    uint32_t most = n_actions < n_labels ? n_actions : n_labels;
+    uint32_t most_item = 0, most_action = 0;
+    const uint32_t *item = b->item;
+    const uint16_t *action = b->action;
+#pragma omp simd reduction(max : most_item, most_action)
+    for (int32_t i = first; i < end; i++) {
+        most_item = item[i] - 1 > most_item ? item[i] - 1 : most_item;
+        most_action = action[i] > most_action ? action[i] : most_action;
+    }
+    return first == end || (most_item < last && most_action < most);
+}
+
 static status check_events(const plan_config *c, const batch *b, int32_t user) {
     uint32_t last = (uint32_t)(c->items.row != NULL ? c->items.n - 1 : c->n_items);
-    for (int32_t i = b->offsets[user]; i < b->offsets[user + 1]; i++) {
+    bool is_fine = has_known(c, b, last, b->offsets[user], b->offsets[user + 1]);
+    for (int32_t i = b->offsets[user]; !is_fine && i < b->offsets[user + 1]; i++) {
         if (b->item[i] == 0 || b->item[i] > last)
             return refuse(b, user, "item", b->item[i], (int64_t)last + 1);
         if (c->has_actions && b->action[i] >= c->n_actions)
@@ -172,6 +191,8 @@ typedef struct layout {
     int32_t place;     /* of the next token in its sequence */
     int32_t n_reused;  /* tokens before this place are not laid out, */
     int32_t n_stored;  /* those before this one are kept */
+    int32_t in_page;   /* of the next token, where it is kept; -1: not known yet */
+    int32_t page_slot; /* the first place of its page */
     int32_t first_key; /* of the sequence, among all keys of the batch */
     const int32_t *page;
 } layout;
@@ -183,21 +204,31 @@ static bool skip_token(layout *l) {
     return true;
 }
 
-static int32_t slot_of(const layout *l) {
+/* The places of tokens that follow each other, without a division for each. */
+static int32_t slot_of(layout *l) {
     int32_t len = l->p->config.page_len;
-    return l->place < l->n_stored ? l->page[l->place / len] * len + l->place % len : -1;
+    if (l->place >= l->n_stored) return -1;
+    if (l->in_page < 0 || l->in_page == len) {
+        l->in_page = l->place % len;
+        l->page_slot = l->page[l->place / len] * len;
+    }
+    return l->page_slot + l->in_page++;
 }
 
-/* Everything of a token but its row. */
-static void put_token(layout *l) {
+/* Everything of n tokens but their rows. */
+static void put_tokens(layout *l, int32_t n) {
     plan *p = l->p;
-    int32_t position = l->place + l->start;
-    p->place.host[l->at] = position < l->high ? position : l->high;
-    p->user.host[l->at] = (uint32_t)l->b->users[l->user];
-    p->position.host[l->at] = (uint32_t)position;
-    if (p->has_cache) p->slot.host[l->at] = slot_of(l);
-    l->place++;
-    l->at++;
+    int32_t position = l->place + l->start, high = l->high;
+    int32_t *place = p->place.host + l->at;
+#pragma omp simd
+    for (int32_t i = 0; i < n; i++)
+        place[i] = position + i < high ? position + i : high;
+    for (int32_t i = 0; i < n && p->config.is_training; i++) {
+        p->user.host[l->at + i] = (uint32_t)l->b->users[l->user];
+        p->position.host[l->at + i] = (uint32_t)(position + i);
+    }
+    for (int32_t i = 0; i < n; i++, l->place++, l->at++)
+        if (p->has_cache) p->slot.host[l->at] = slot_of(l);
 }
 
 static void put_context(layout *l) {
@@ -211,7 +242,7 @@ static void put_context(layout *l) {
         p->context_row.host[k] = row;
         if (skip_token(l)) continue;
         p->row.host[l->at] = c->is_merged ? row : -1 - (int32_t)k; /* numbered at the end */
-        put_token(l);
+        put_tokens(l, 1);
     }
 }
 
@@ -221,7 +252,7 @@ static void put_event_token(layout *l, int32_t table_row) {
     if (!p->config.is_merged) p->event_row.host[p->n_events] = table_row;
     p->row.host[l->at] = p->config.is_merged ? table_row : p->n_events;
     p->n_events++;
-    put_token(l);
+    put_tokens(l, 1);
 }
 
 static void put_times(layout *l, int32_t event) {
@@ -280,6 +311,36 @@ static int32_t skip_events(layout *l) {
     return n;
 }
 
+/* Lays out events that are nothing but tokens, without losses and times: most of a server's.  None
+ * of their tokens is in pages. */
+static void put_plain(layout *l, int32_t event, int32_t end) {
+    plan *p = l->p;
+    const plan_config *c = &p->config;
+    int32_t per = tokens_per_event(c), n = (end - event) * per, first = p->n_events;
+    const uint32_t *item = l->b->item + l->first + event;
+    const uint16_t *action = l->b->action + l->first + event;
+    int32_t *row = p->row.host + l->at, *to = c->is_merged ? row : p->event_row.host + first;
+    const int32_t *rows = c->items.row;
+    int32_t action_row = c->action_row;
+    for (int32_t i = 0; i < end - event; i++) {
+        to[i * per] = rows != NULL ? rows[item[i]] : (int32_t)item[i];
+        if (per == 2) to[i * per + 1] = action_row + action[i];
+    }
+    for (int32_t i = 0; i < n && !c->is_merged; i++)
+        row[i] = first + i;
+    p->n_events += n;
+    put_tokens(l, n);
+}
+
+/* The events from `event` on that put_plain may lay out end there. */
+static int32_t plain_end(const layout *l, int32_t event) {
+    const plan_config *c = &l->p->config;
+    bool has_all_losses = c->is_ranking && !c->has_candidates;
+    bool is_plain = !c->has_times && !has_all_losses && l->purpose != PLAN_TRAIN;
+    int32_t end = c->is_ranking ? l->n - l->n_targets : l->n_input;
+    return is_plain && l->place >= l->n_reused && event < end ? end : event;
+}
+
 /* Tokens of a user, and how many of them are targets that do not see each other. */
 static void measure(const layout *l, int32_t *n_tokens, int32_t *n_target_tokens) {
     const plan_config *c = &l->p->config;
@@ -318,6 +379,7 @@ static status put_user(layout *l, const plan_cache *cache) {
     l->n_targets = c->is_ranking && !c->has_candidates ? 0 : l->b->n_targets[l->user];
     l->n_input = c->is_ranking ? l->n : l->n - l->n_targets;
     l->place = l->n_reused = 0;
+    l->in_page = -1;
     int32_t n_tokens, n_target_tokens;
     measure(l, &n_tokens, &n_target_tokens);
     if (cache != NULL) TRY(put_pages(l, cache, n_tokens, n_tokens - n_target_tokens));
@@ -330,8 +392,15 @@ static status put_user(layout *l, const plan_cache *cache) {
     l->high = n_tokens + l->start - n_target_tokens;
     if (l->high > c->n_places - 1) l->high = c->n_places - 1;
     put_context(l);
-    for (int32_t e = skip_events(l); e < l->n_input; e++)
-        put_event(l, e);
+    for (int32_t e = skip_events(l), end; e < l->n_input; e = end) {
+        end = plain_end(l, e);
+        if (end > e) {
+            put_plain(l, e, end);
+        } else {
+            end = e + 1;
+            put_event(l, e);
+        }
+    }
     if (l->purpose == PLAN_ENCODE) put_loss(l, l->n_input > 0 ? l->at - 1 : -1, 0, l->n_input);
     p->n_contexts.host[l->user] = c->n_context;
     p->n_targets.host[l->user] = n_target_tokens;
@@ -425,7 +494,8 @@ static void *pack(staging *s, const void *from, int64_t n, size_t size) {
 #define PACK(s, x, n) ((x)->device = pack((s), (x)->host, (n), sizeof *(x)->host))
 
 /* The arrays have room for the largest batch; what a batch has of them is sent, closely packed:
- * most requests of a server are a hundredth of the largest batch.  Recorded kernels read the arrays
+ * most requests of a server are a hundredth of the largest batch.  What only training reads is not
+ * sent where the plan is not for training.  Recorded kernels read the arrays
  * where they were when their shape was recorded, so all places follow from what plan_record_key
  * has; the number of keys it does not have, and they are last. */
 static size_t pack_all(plan *p) {
@@ -433,6 +503,7 @@ static size_t pack_all(plan *p) {
     staging s = {.host = p->packed, .device = p->block.device};
     int64_t n = p->n_sequences, n_paged = p->has_cache ? n : 0;
     int64_t n_keys = p->has_cache ? p->key_offsets.host[n] : p->n_tokens;
+    int64_t n_labels = c->is_training ? p->n_loss : 0;
     PACK(&s, &p->step, 1);
     PACK(&s, &p->grad_scale, 1);
     PACK(&s, &p->offsets, n + 1);
@@ -444,14 +515,14 @@ static size_t pack_all(plan *p) {
     PACK(&s, &p->row, p->n_tokens);
     PACK(&s, &p->event_row, c->is_merged ? 0 : p->n_events);
     PACK(&s, &p->place, p->n_tokens);
-    PACK(&s, &p->user, p->n_tokens);
-    PACK(&s, &p->position, p->n_tokens);
+    PACK(&s, &p->user, c->is_training ? p->n_tokens : 0);
+    PACK(&s, &p->position, c->is_training ? p->n_tokens : 0);
     PACK(&s, &p->query_time, c->has_times ? p->n_tokens : 0);
     PACK(&s, &p->slot, p->has_cache ? p->n_tokens : 0);
     PACK(&s, &p->loss_token, p->n_loss);
-    PACK(&s, &p->label, p->n_loss);
-    PACK(&s, &p->loss_user, p->n_loss);
-    PACK(&s, &p->loss_position, p->n_loss);
+    PACK(&s, &p->label, n_labels);
+    PACK(&s, &p->loss_user, n_labels);
+    PACK(&s, &p->loss_position, n_labels);
     PACK(&s, &p->key_time, c->has_times ? n_keys : 0);
     return s.bytes;
 }
@@ -482,7 +553,8 @@ status plan_build(plan *p, backend *be, const batch *b, const plan_request *requ
     p->n_tokens = l.at;
     p->takes_all = takes_all(p);
     /* Contextual tokens are numbered after all events, whose number is known only now. */
-    for (int32_t t = 0; t < p->n_tokens && !p->config.is_merged; t++)
+    bool has_numbers = !p->config.is_merged && p->config.n_context > 0;
+    for (int32_t t = 0; t < p->n_tokens && has_numbers; t++)
         if (p->row.host[t] < 0) p->row.host[t] = p->n_events - 1 - p->row.host[t];
     size_t bytes = pack_all(p);
     return be->ops->copy_in(be, p->block.device, p->packed, bytes);

@@ -77,7 +77,7 @@ typedef struct plan {
                        the contextual token */
     staged_i32 event_row, context_row;   /* (n_events), (B F): table rows */
     staged_i32 place;                    /* (T): row of the position table */
-    staged_u32 user, position;           /* (T): what dropout depends on */
+    staged_u32 user, position;           /* (T): what dropout depends on; for training only */
     staged_i64 query_time, key_time;     /* (T): seconds; key_time of all keys with a cache */
     bool has_cache;                      /* of the batch: what follows is set */
     int32_t max_keys;                    /* the longest sequence, its tokens in pages included */
@@ -91,7 +91,7 @@ typedef struct plan {
     staged_i32 loss_token;               /* (M): the token that predicts; -1: none */
     bool takes_all;                      /* loss_token is 0, 1, ... T - 1: nothing need be chosen */
     staged_i32 label;                    /* (M): item - 1, or the action; -1: none */
-    staged_u32 loss_user, loss_position; /* (M) */
+    staged_u32 loss_user, loss_position; /* (M); with label: sent for training only */
     int32_t n_unlabelled;                /* losses left out: their label has no row */
 } plan;
 
