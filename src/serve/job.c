@@ -42,8 +42,8 @@ static void take_event(window *w, uint32_t item, uint16_t action, int64_t time) 
         w->n_unknown++;
         return;
     }
-    int32_t row = m->table.items.row[item];
-    if (!w->keeps_seen && row >= 0) w->seen[w->n_seen++] = row;
+    int32_t row = w->keeps_seen ? -1 : m->table.items.row[item];
+    if (row >= 0) w->seen[w->n_seen++] = row;
     if (w->n_kept == m->s->max_history) return;
     int32_t at = m->s->max_history - ++w->n_kept;
     w->item[at] = item;

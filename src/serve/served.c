@@ -78,6 +78,15 @@ static void set_sizes(served *m, const served_config *c) {
         m->max_tokens = c->max_batch * longest;
 }
 
+/* Ids ascend and none is there twice. */
+static void find_dense(served *m) {
+    const seq_file *s = m->names;
+    if (s->has_text_items || s->n_items == 0) return;
+    uint64_t last = (uint64_t)s->item_id[s->n_items] - (uint64_t)s->item_id[1];
+    m->first_id = s->item_id[1];
+    m->n_dense = last == s->n_items - 1 ? s->n_items : 0;
+}
+
 static void count_flops(served *m) {
     const config_network *n = &m->s->config->network;
     double e = (double)n->hidden_size, h = (double)n->n_heads, layers = (double)n->n_layers;
@@ -164,6 +173,7 @@ static status make(served *m, const served_config *c) {
     TRY(open_trained(m, c));
     TRY(model_pack(m->s->model));
     set_sizes(m, c);
+    find_dense(m);
     count_flops(m);
     TRY(score_columns_init(&m->columns, m->s));
     TRY(item_table_init(&m->table, m->s->model));

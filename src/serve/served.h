@@ -58,6 +58,8 @@ typedef struct served {
     failure check;         /* its result, once that thread is joined */
     session *s;
     const seq_file *names; /* ids and titles of its items */
+    int64_t first_id;      /* of the items, where their ids are numbers without gaps, */
+    uint64_t n_dense;      /* and how many they are; 0: they are not */
     bool is_ranking, reads_actions;
     int32_t n_context; /* tokens of a sequence before its events */
     int32_t per_event; /* tokens of an event */
@@ -116,18 +118,14 @@ uint32_t served_find_item(const served *m, const id_text *id);
 /* The same without text where ids are numbers.  ERR_USAGE as id_text_make. */
 status served_find_id(const served *m, const engine_id *id, const char *what, uint32_t *out);
 
-/* The same for many ids: most catalogues are numbers without gaps, which need no search. */
+/* The same for many ids: most catalogues are numbers without gaps, which need no search, and no
+ * look at memory that is not in the cache. */
 static inline status served_find_near(const served *m, const engine_id *id, const char *what,
                                       uint32_t *out) {
-    const seq_file *s = m->names;
-    if (id->text == NULL && !s->has_text_items && s->n_items > 0) {
-        uint64_t at = (uint64_t)id->number - (uint64_t)s->item_id[1];
-        if (at < s->n_items && s->item_id[1 + at] == id->number) {
-            *out = (uint32_t)(1 + at);
-            return OK;
-        }
-    }
-    return served_find_id(m, id, what, out);
+    uint64_t at = (uint64_t)id->number - (uint64_t)m->first_id;
+    if (id->text != NULL || at >= m->n_dense) return served_find_id(m, id, what, out);
+    *out = (uint32_t)(1 + at);
+    return OK;
 }
 
 /* Of an item number of the users; under their lock. */
