@@ -119,17 +119,24 @@ static double cost_of(const kv_cache *c, int32_t first) {
     return unit > 0 ? own / unit : 1;
 }
 
+/* A page with others after it on the device and no copy on the host is in no heap, pinned or not:
+ * most pages of a sequence are, and none of the heaps' memory is looked at for them. */
+static void note_pin(kv_cache *c, int32_t number) {
+    const kv_node *p = &c->nodes[number];
+    if (p->n_resident == 0 || p->host != KV_NONE) kv_note_use(c, number);
+}
+
 static void pin(kv_cache *c, int32_t number) {
     kv_node *p = &c->nodes[number];
     c->counts.n_pinned += p->n_pins++ == 0;
     p->used = c->now;
     p->priority = c->clock + cost_of(c, p->first);
-    kv_note_use(c, number);
+    note_pin(c, number);
 }
 
 static void unpin(kv_cache *c, int32_t number) {
     c->counts.n_pinned -= --c->nodes[number].n_pins == 0;
-    kv_note_use(c, number);
+    note_pin(c, number);
 }
 
 static char *tokens_of(const kv_cache *c, int32_t number) {
