@@ -9,7 +9,8 @@ typedef struct shape {
     int32_t n_heads, dim;
     int32_t keys[SEQUENCES], queries[SEQUENCES], fresh[SEQUENCES]; /* fresh: keys in k and v */
     int32_t targets[SEQUENCES];
-    int32_t max_len; /* of the keys, a bound that may be too large; 0: the longest */
+    int32_t max_len;       /* of the keys, a bound that may be too large; 0: the longest */
+    sample_mask_kind mask; /* SAMPLE_CAUSAL: with `targets` */
 } shape;
 
 /* What a sample is with its first keys in pages. */
@@ -116,7 +117,7 @@ static void check_gate(backend *be, const attn_args *from) {
     double limit = precision_is_half(test_on.p) ? 16 * precision_unit(test_on.p) : 1e-5;
     attn_args a = *from;
     int64_t n = a.n_rows_q, width = (int64_t)a.n_heads * a.dim_v;
-    float *o = floats(n * width, 21), *u = floats(n * width, 22), *y[2], *statistics;
+    float *o = floats(n * width, 21), *u = floats(n * width, 22), *y[3], *statistics;
     float *weight = floats(width, 23), *bias = floats(width, 24);
     CHECK_OK(MEM_NEW(&statistics, (size_t)(2 * n)));
     gate_args gate = {.n = n,
@@ -131,16 +132,18 @@ static void check_gate(backend *be, const attn_args *from) {
                       .rstd = statistics + n};
     a.out = o;
     a.stride_out = width;
-    for (int side = 0; side < 2; side++) {
+    for (int side = 0; side < 3; side++) {
         gate.y = y[side] = floats(n * width, 25);
-        a.gate = side == 1 ? &gate : NULL;
+        a.gate = side > 0 ? &gate : NULL;
+        a.is_repeated = side == 2; /* as in the next layer of a pass */
         CHECK_OK(be->ops->attn_fwd(be, &a));
         if (side == 0) CHECK_OK(be->ops->gate_fwd(be, &gate));
     }
     for (int64_t i = 0; i < n * width; i++)
         CHECK(fabs((double)y[1][i] - y[0][i]) <= limit);
-    void *owned[] = {o, u, y[0], y[1], weight, bias, statistics};
-    for (int i = 0; i < 7; i++)
+    CHECK_SAME(y[2], y[1], n * width);
+    void *owned[] = {o, u, y[0], y[1], y[2], weight, bias, statistics};
+    for (int i = 0; i < 8; i++)
         mem_free(owned[i]);
 }
 
@@ -179,8 +182,10 @@ static void check_shape(const shape *c) {
     s.a.offsets_q = p.offsets_q;
     s.a.n_rows_q = s.n_q = p.offsets_q[SEQUENCES];
     if (c->max_len > 0) s.a.max_len_k = c->max_len;
-    sample_mask(&s.a, &in, SAMPLE_CAUSAL);
-    s.a.n_targets = c->targets;
+    sample_mask(&s.a, &in, c->mask);
+    if (c->mask == SAMPLE_CAUSAL) s.a.n_targets = c->targets;
+    for (int b = 0; b < SEQUENCES; b++) /* targets are not in pages */
+        if (in.n_targets[b] > c->fresh[b]) in.n_targets[b] = c->fresh[b];
     sample_bias(&s, &in, BIAS_NONE, 1, 1);
     sample_results(&s);
     forget_gradients(&s);
@@ -245,6 +250,25 @@ TEST(attn_over_pages_whole) {
     check_shape(&c);
     c.dim = 256;
     check_shape(&c);
+}
+
+/* Few rows of head dimension 256, for which a GPU has kernels with the gate inside, under each
+ * mask: keys that are cut into parts, and, with more heads, one block a head. */
+TEST(attn_over_pages_of_few_rows) {
+    static const sample_mask_kind masks[] = {SAMPLE_CAUSAL, SAMPLE_FULL, SAMPLE_WINDOW,
+                                             SAMPLE_TARGETS, SAMPLE_TARGETS};
+    for (int i = 0; i < (test_is_brief() ? 1 : 5); i++) {
+        bool has_many = i == 4; /* three tiles of queries and 8 heads of three sequences */
+        shape c = {.n_heads = has_many ? 8 : 1 + i % 2,
+                   .dim = 256,
+                   .keys = {has_many ? 150 : 130, has_many ? 70 : 200, 65},
+                   .queries = {has_many ? 130 : 100, has_many ? 5 : 33, 1},
+                   .fresh = {has_many ? 131 : 101, has_many ? 5 : 33, 1},
+                   .targets = {70, 20, 1},
+                   .mask = masks[i]};
+        if (test_is_brief()) c.keys[1] = 100;
+        check_shape(&c);
+    }
 }
 
 /* Head dimensions and numbers of queries that only the general way takes. */

@@ -2,6 +2,7 @@
  * kernels of 16-bit activations for every card, and the Hopper kernels; and computes the summary of
  * a func mask by which all of them skip empty tiles. */
 #include "cuda/attn/common/attn_mask.cuh"
+#include "cuda/attn/sm90/attn_sm90_few.h"
 #include "cuda/core/cuda.h"
 #include "ops/attn_check.h"
 
@@ -59,6 +60,7 @@ static status forward(backend *be, const attn_args *args) {
 
 status cuda_attn_fwd(backend *be, const attn_args *args) {
     TRY(attn_args_check(args));
+    if (cuda_attn_sm90_can_few(be, args)) return cuda_attn_sm90_few(be, args);
     if (cuda_attn_sm90_can_page(be, args)) return cuda_attn_sm90_page(be, args);
     TRY(forward(be, args));
     return args->gate != NULL ? cuda_gate_fwd(be, args->gate) : OK;

@@ -172,7 +172,21 @@ typedef struct paged_line {
     int n, hole, n_hole;
 } paged_line;
 
-/* Of item i; n = 0: there are no such rows. */
+/* Of a unit whose rows are set. */
+__device__ static inline paged_line paged_line_make(const fwd_unit &u) {
+    paged_line line;
+    int n = max((u.end - u.begin + PAGED_TILE - 1) / PAGED_TILE, 0);
+    line.begin = u.begin;
+    line.end = u.end;
+    line.hole = max((u.hole - u.begin + PAGED_TILE - 1) / PAGED_TILE, 0);
+    line.n_hole = max((u.hole_end - u.begin) / PAGED_TILE - line.hole, 0);
+    if (line.hole >= n) line.n_hole = 0;
+    line.n_hole = min(line.n_hole, n - line.hole);
+    line.n = n - line.n_hole;
+    return line;
+}
+
+/* Of item i, at least 1 tile; n = 0: there are no such rows. */
 template <typename S>
 __device__ static inline paged_line paged_line_of(const attn_args &a, const paged_plan &plan,
                                                   int i) {
@@ -183,14 +197,8 @@ __device__ static inline paged_line paged_line_of(const attn_args &a, const page
     paged_sequence(a, plan, b, u);
     if (row0 >= u.s.len_q) return line;
     paged_rows<S>(a, row0, 0, 0, INT32_MAX, u);
-    int n = max((u.end - u.begin + PAGED_TILE - 1) / PAGED_TILE, 0);
-    line.begin = u.begin;
-    line.end = u.end;
-    line.hole = max((u.hole - u.begin + PAGED_TILE - 1) / PAGED_TILE, 0);
-    line.n_hole = max((u.hole_end - u.begin) / PAGED_TILE - line.hole, 0);
-    if (line.hole >= n) line.n_hole = 0;
-    line.n_hole = min(line.n_hole, n - line.hole);
-    line.n = max(n - line.n_hole, 1);
+    line = paged_line_make(u);
+    line.n = max(line.n, 1);
     return line;
 }
 

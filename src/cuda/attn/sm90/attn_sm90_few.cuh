@@ -1,0 +1,546 @@
+/* The forward kernel of the attention on Hopper for few rows, with the gate inside.
+ *
+ * A block is one warpgroup with 64 query rows of one head, which stay in registers.  It takes half
+ * a multiprocessor, so that it starts while the kernel before still runs and has its parameters,
+ * its page table and its first pages when that one is complete.  Pipeline stages are 32 keys, half
+ * a tile of attn_sm90_paged.cuh; what a block needs to know of each is in shared memory before the
+ * first (looked up in the loop, it cost 600 of 1,650 clocks a stage).
+ *
+ * Either the blocks of a cluster are the heads of the same rows, and exchange two numbers a row, of
+ * which the gate's norm is made; or the keys are cut into parts, which go to memory, rounded like
+ * results, and a second kernel adds them and computes the gate.
+ *
+ * Bound by latency: of the start, of the first loads, and of the cluster's barrier. */
+#ifndef HSTU_CUDA_ATTN_SM90_ATTN_SM90_FEW_CUH
+#define HSTU_CUDA_ATTN_SM90_ATTN_SM90_FEW_CUH
+
+#include "cuda/attn/sm90/attn_sm90_few.h"
+#include "cuda/attn/sm90/attn_sm90_paged_sum.cuh"
+
+/* The barrier of a cluster's threads: all of them arrive, then wait; what they wrote to the shared
+ * memory of any of its blocks is visible after it. */
+__device__ static inline void cluster_arrive() {
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+__device__ static inline void cluster_wait() {
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+/* Where block `rank` of the cluster has what this block has at p in its shared memory. */
+template <typename T> __device__ static inline T *cluster_map(T *p, int rank) {
+    uint64_t to;
+    asm volatile("mapa.u64 %0, %1, %2;" : "=l"(to) : "l"((uint64_t)p), "r"(rank));
+    return (T *)to;
+}
+
+/* d (64, 32) (+)= A B^T over 16 values of k: A in registers, B a tile in shared memory, K-major. */
+template <typename T>
+__device__ void wgmma_rk(float (&d)[16], const uint32_t (&a)[4], uint64_t b, int adds);
+#define WGMMA_RK(T, TYPE)                                                                          \
+    template <>                                                                                    \
+    __device__ inline void wgmma_rk<T>(float(&d)[16], const uint32_t(&a)[4], uint64_t b,           \
+                                       int adds) {                                                 \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %21, 0;\n"                                  \
+                     "wgmma.mma_async.sync.aligned.m64n32k16.f32." TYPE "." TYPE " {" WG_LIST_16   \
+                     "}, {%16, %17, %18, %19}, %20, p, 1, 1, 0;\n}\n"                              \
+                     : WG_REGISTERS_16                                                             \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds));             \
+    }
+WGMMA_RK(__nv_bfloat16, "bf16")
+WGMMA_RK(__half, "f16")
+
+enum { FEW_HEADS = 8, FEW_PARTS = SUM_AHEAD, FEW_PLACES = 256 }; /* at most */
+
+/* Boxes are all columns of a head: 64 rows of q, 32 rows of k and v or of a page. */
+typedef struct few_maps {
+    CUtensorMap q, k, v, pages_k, pages_v;
+} few_maps;
+
+/* What the kernel needs, and no more: a parameter that is not in the cache costs most of a
+ * microsecond. */
+typedef struct few_job {
+    const int32_t *offsets_q, *offsets_k, *offsets_new; /* (B + 1); k: of all keys */
+    const int32_t *n_contexts, *n_targets, *table;      /* or NULL */
+    int32_t max_pages;
+    int32_t window_left, window_right, target_group;
+    int32_t n_tiles; /* of queries of the longest sequence */
+    int32_t n_heads, n_parts;
+    bool is_early; /* see attn_args.is_repeated */
+    float half, scale;
+    void *parts; /* (units, n_parts) tiles of sums, or NULL: n_parts is 1, and then the gate: */
+    const void *u;
+    int64_t stride_u;
+    const float *weight, *bias; /* or NULL */
+    void *y;
+    float *mean, *rstd;
+    float eps;
+} few_job;
+
+/* Shared memory: three stages of 16 + 16 KB at D = 256.  Queries arrive in the place of the last
+ * one and stay in registers. */
+template <int DIM> struct few_shape {
+    static constexpr int D = DIM, ROWS = 64, KEYS = 32, STAGES = 3;
+    static constexpr int QUERIES = ROWS * D * 2, STAGE = 2 * KEYS * D * 2; /* bytes */
+    static constexpr int BYTES = STAGES * STAGE + 1024;                    /* room to align */
+    static_assert(QUERIES == STAGE, "queries in the place of a stage");
+};
+
+/* What a block does: half tiles i .. end - 1 of those that its rows visit. */
+struct few_unit {
+    fwd_unit u; /* part: where its sums go in job.parts */
+    paged_line line;
+    int i, end;
+};
+
+/* Where the keys of a half tile are, and how they are masked. */
+struct __align__(16) few_place {
+    int page, row; /* page -1: rows of k and v */
+    int key;       /* the number of the first key; -1: all rows see all keys */
+    int n_keys;    /* columns that hold keys */
+};
+
+template <typename S> struct few_room {
+    uint64_t queries, keys[S::STAGES], values[S::STAGES]; /* they are there */
+    float weight[S::D], bias[S::D];                       /* of the gate */
+    float2 moments[FEW_HEADS][S::ROWS]; /* of a row and head: mean, sum of squares around it */
+    /* Here because the registers belong to queries and sums. */
+    few_unit unit;
+    few_place places[FEW_PLACES]; /* of the block's half tiles */
+    attn_row_mask rows[S::ROWS];
+};
+
+/* The masks' arguments. */
+__device__ static inline attn_args few_rules(const few_job &j) {
+    attn_args a = {};
+    a.offsets_q = j.offsets_q, a.offsets_k = j.offsets_k;
+    a.n_contexts = j.n_contexts, a.n_targets = j.n_targets;
+    a.window_left = j.window_left, a.window_right = j.window_right;
+    a.target_group = j.target_group;
+    return a;
+}
+
+template <typename S> __device__ static inline few_unit few_find(const few_job &j) {
+    few_unit f;
+    paged_plan plan = {};
+    attn_args a = few_rules(j);
+    int n = (int)blockIdx.x, head, tile, part = 0, b;
+    plan.offsets_new = j.offsets_new;
+    if (j.parts == NULL) { /* a cluster has all heads of a tile */
+        head = n % j.n_heads;
+        tile = n / j.n_heads % j.n_tiles;
+        b = n / j.n_heads / j.n_tiles;
+    } else { /* neighbours have the same keys */
+        tile = n % j.n_tiles;
+        head = n / j.n_tiles % j.n_heads;
+        n = n / j.n_tiles / j.n_heads;
+        part = n % j.n_parts;
+        b = n / j.n_parts;
+    }
+    paged_sequence(a, plan, b, f.u);
+    paged_rows<S>(a, tile * S::ROWS, head, 0, INT32_MAX, f.u);
+    f.line = paged_line_make(f.u);
+    n = 2 * f.line.n;
+    if (n > 0 && f.line.end - paged_column(f.line, f.line.n - 1) <= S::KEYS) n--;
+    f.i = part * n / j.n_parts;
+    f.end = (part + 1) * n / j.n_parts;
+    f.u.part = ((b * j.n_tiles + tile) * j.n_heads + head) * j.n_parts + part;
+    return f;
+}
+
+template <typename S> __device__ static inline int few_column(const few_unit &f, int i) {
+    return paged_column(f.line, i / 2) + i % 2 * S::KEYS;
+}
+
+template <typename S>
+__device__ static inline few_place few_place_of(const few_job &j, const few_unit &f,
+                                                const attn_span &full, int i) {
+    int column = few_column<S>(f, i), n_paged = f.u.n_paged;
+    few_place p = {-1, f.u.row_new + column, column, S::KEYS};
+    if (column < n_paged + f.u.pad) {
+        p.page = __ldg(j.table + (int64_t)f.u.s.b * j.max_pages + column / PAGED_TILE);
+        p.row = i % 2 * S::KEYS;
+        p.n_keys = min(n_paged - column, (int)S::KEYS);
+    } else {
+        p.key -= f.u.pad;
+    }
+    bool is_full = p.key >= full.begin && p.key + S::KEYS <= full.end;
+    if (is_full && p.n_keys == S::KEYS) p.key = -1;
+    return p;
+}
+
+/* Writes what the block does to shared memory: every thread calls it. */
+template <typename S> __device__ static inline void few_plan(const few_job &j, few_room<S> *room) {
+    few_unit f = few_find<S>(j);
+    attn_args a = few_rules(j);
+    attn_span full = attn_keys_full(&a, &f.u.s, f.u.row0, S::ROWS);
+    int n = (int)threadIdx.x;
+    if (n == 0) room->unit = f;
+    if (n < S::ROWS) room->rows[n] = attn_row_spans(&a, &f.u.s, f.u.row0 + n);
+    for (; f.i + n < f.end; n += GROUP)
+        room->places[n] = few_place_of<S>(j, f, full, f.i + n);
+}
+
+/* Loads the keys or values of a half tile; by one thread. */
+template <typename S>
+__device__ static inline void few_load(char *to, const CUtensorMap *rows, const CUtensorMap *pages,
+                                       uint64_t *barrier, int head, const few_place &p) {
+    barrier_expect(barrier, (uint32_t)S::STAGE / 2);
+    if (p.page >= 0)
+        tile_load_4d(to, pages, barrier, 0, p.row, head * (S::D / PART), p.page);
+    else
+        tile_load_3d(to, rows, barrier, 0, p.row, head * (S::D / PART));
+}
+
+/* Loads the keys, and the values, of the block's half tile n into its stage, if there is one. */
+template <typename S>
+__device__ static inline void few_ask_keys(const few_maps &maps, few_room<S> *room, char *stages,
+                                           int at, int n) {
+    if (room->unit.i + n >= room->unit.end) return;
+    few_load<S>(stages + at * S::STAGE, &maps.k, &maps.pages_k, &room->keys[at], room->unit.u.head,
+                room->places[n]);
+}
+template <typename S>
+__device__ static inline void few_ask_values(const few_maps &maps, few_room<S> *room, char *stages,
+                                             int at, int n) {
+    if (room->unit.i + n >= room->unit.end) return;
+    few_load<S>(stages + at * S::STAGE + S::STAGE / 2, &maps.v, &maps.pages_v, &room->values[at],
+                room->unit.u.head, room->places[n]);
+}
+
+/* Loads queries and the first two stages, those of pages before the previous kernel is complete:
+ * keys by the first thread, values by one of another warp. */
+template <typename S>
+__device__ static inline void few_begin(const few_job &j, const few_maps &maps, few_room<S> *room,
+                                        char *stages) {
+    const few_unit &f = room->unit;
+    bool asks_keys = threadIdx.x == 0 && f.i < f.end, asks_values = threadIdx.x == 32;
+    for (int is_late = !j.is_early; is_late < 2; is_late++) {
+        if (is_late) grid_wait();
+        if (is_late && asks_keys) {
+            barrier_expect(&room->queries, (uint32_t)S::QUERIES);
+            tile_load_3d(stages + 2 * S::STAGE, &maps.q, &room->queries, 0, f.u.s.row_q + f.u.row0,
+                         f.u.head * (S::D / PART));
+        }
+        for (int n = 0; n < 2 && f.i + n < f.end; n++) {
+            if (j.is_early && (room->places[n].page >= 0) == is_late) continue;
+            if (asks_keys) few_ask_keys<S>(maps, room, stages, n, n);
+            if (asks_values) few_ask_values<S>(maps, room, stages, n, n);
+        }
+    }
+}
+
+/* The warp's 16 rows of queries as left operands, from a tile as TMA loads it. */
+template <typename S>
+__device__ static inline void few_queries(const char *tile, uint32_t (&q)[S::D / 16][4]) {
+    int lane = (int)threadIdx.x % 32;
+    uint32_t at =
+        shared_address(tile) + ((uint32_t)threadIdx.x / 32 * 16 + (uint32_t)lane % 16) * PART_BYTES;
+#pragma unroll
+    for (int k = 0; k < S::D / 16; k++)
+        ldmatrix_x4(q[k], at + (uint32_t)(k / 4 * S::ROWS * PART_BYTES) +
+                              (uint32_t)(((2 * (k % 4) + lane / 16) ^ (lane & 7)) << 4));
+}
+
+/* Sets scores outside of a row's spans to 0; side: which of the thread's two rows. */
+template <int KEYS>
+__device__ static inline void few_mask_row(const attn_row_mask &m, int side, int column,
+                                           float (&x)[KEYS / 2]) {
+    unsigned at0 = (unsigned)(column - m.first0), n0 = (unsigned)max(m.end0 - m.first0, 0);
+    unsigned at1 = (unsigned)(column - m.first1), n1 = (unsigned)max(m.end1 - m.first1, 0);
+#pragma unroll
+    for (int c = 0; c < KEYS / 4; c++)
+        if (at0 + c / 2 * 8 + c % 2 >= n0 && at1 + c / 2 * 8 + c % 2 >= n1)
+            x[c / 2 * 4 + side * 2 + c % 2] = 0;
+}
+
+/* Sets the scores of half tile n that count for nothing to 0. */
+template <typename S>
+__device__ static inline void few_mask(const few_room<S> *room, int n, float (&x)[S::KEYS / 2]) {
+    few_place p = room->places[n];
+    if (p.key < 0) return;
+    int column = p.key + 2 * ((int)threadIdx.x % 4);
+    int row = (int)threadIdx.x / 32 * 16 + (int)threadIdx.x % 32 / 4;
+    fwd_cut<S::KEYS>(p.n_keys, x);
+    few_mask_row<S::KEYS>(room->rows[row], 0, column, x);
+    few_mask_row<S::KEYS>(room->rows[row + 8], 1, column, x);
+}
+
+/* x (64, 32) = queries times keys. */
+template <typename T, typename S>
+__device__ static inline void few_scores(float (&x)[S::KEYS / 2], const uint32_t (&q)[S::D / 16][4],
+                                         const char *keys) {
+    uint64_t b = tile_describe(keys, 16);
+#pragma unroll
+    for (int k = 0; k < S::D / 16; k++)
+        wgmma_rk<T>(x, q[k], tile_move(b, k / 4 * S::KEYS * PART_BYTES + k % 4 * 32), k > 0);
+}
+
+/* The weights of scores. */
+template <typename S>
+__device__ static inline void few_weigh(const few_room<S> *room, float half, int n,
+                                        float (&x)[S::KEYS / 2]) {
+    few_mask<S>(room, n, x);
+#pragma unroll
+    for (int e = 0; e < S::KEYS / 2; e++)
+        x[e] = fwd_silu(half, x[e]);
+}
+
+/* Asks for the warp's 16 rows of u, swizzled, into its quarter of a stage. */
+template <typename T, typename S>
+__device__ static inline void few_ask_gate(const few_job &j, const few_unit &f, char *to) {
+    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, row0 = f.u.row0 + warp * 16;
+    const T *from = (const T *)j.u + (int64_t)f.u.s.row_q * j.stride_u + f.u.head * S::D + 8 * lane;
+    uint32_t at = shared_address(to) + (uint32_t)(warp * 16 * S::D * 2);
+    static_assert(S::D == 256, "a row a warp");
+#pragma unroll
+    for (int r = 0; r < 16; r++)
+        cp_async<16>(at + (uint32_t)(r * S::D * 2 + ((lane ^ (r & 7)) << 4)),
+                     from + min(row0 + r, f.u.s.len_q - 1) * j.stride_u, 16);
+    cp_async_commit_group();
+}
+
+/* out (64, D) += the weights of the block's keys times their values.  The scores of the next keys
+ * are computed while the current weights are multiplied by the values.  Returns a stage's place
+ * that is free, after all warps are done with it. */
+template <typename T, typename S>
+__device__ static inline char *few_sum(const few_job &j, const few_maps &maps, few_room<S> *room,
+                                       char *stages, float (&out)[S::D / 2]) {
+    int n = 0, n_all = room->unit.end - room->unit.i;
+    fwd_ring<S::STAGES> r = {};
+    uint32_t q[S::D / 16][4], left[S::KEYS / 16][4];
+    float x[S::KEYS / 2];
+    barrier_wait(&room->queries, 0);
+    few_queries<S>(stages + 2 * S::STAGE, q);
+    __syncthreads();
+    if (threadIdx.x == 0) few_ask_keys<S>(maps, room, stages, 2, 2);
+    if (threadIdx.x == 32) few_ask_values<S>(maps, room, stages, 2, 2);
+    barrier_wait(&room->keys[0], 0);
+    wgmma_fence();
+    few_scores<T, S>(x, q, stages);
+    wgmma_commit();
+    wgmma_wait<0>();
+    __syncthreads(); /* all are done with keys 0 */
+    if (threadIdx.x == 0) few_ask_keys<S>(maps, room, stages, 0, 3);
+    few_weigh<S>(room, j.half, 0, x);
+    pack_left<T, S::KEYS>(left, x);
+#pragma unroll 1
+    for (; n + 1 < n_all; n++) {
+        fwd_ring<S::STAGES> now = r;
+        advance(r);
+        barrier_wait(&room->keys[r.at], r.parity);
+        wgmma_fence();
+        few_scores<T, S>(x, q, stages + r.at * S::STAGE);
+        wgmma_commit();
+        barrier_wait(&room->values[now.at], now.parity);
+        wgmma_fence();
+        product_with_rows<T, S::D, S::KEYS>(out, left, stages + now.at * S::STAGE + S::STAGE / 2);
+        wgmma_commit();
+        wgmma_wait<1>();
+        __syncthreads(); /* all are done with keys n + 1 and values n - 1 */
+        if (threadIdx.x == 0) few_ask_keys<S>(maps, room, stages, r.at, n + 4);
+        if (threadIdx.x == 32 && n > 0)
+            few_ask_values<S>(maps, room, stages, now.at == 0 ? 2 : now.at - 1, n + 2);
+        few_weigh<S>(room, j.half, n + 1, x);
+        barrier_wait(&room->values[now.at], now.parity); /* as in fwd_sum_piped */
+        wgmma_wait<0>();
+        pack_left<T, S::KEYS>(left, x);
+    }
+    barrier_wait(&room->values[r.at], r.parity);
+    wgmma_fence();
+    product_with_rows<T, S::D, S::KEYS>(out, left, stages + r.at * S::STAGE + S::STAGE / 2);
+    wgmma_commit();
+    char *free = stages + (r.at == 2 ? 0 : r.at + 1) * S::STAGE;
+    if (j.parts == NULL) few_ask_gate<T, S>(j, room->unit, free);
+    wgmma_wait<0>();
+    return free;
+}
+
+/* The parameters of the gate's norm: before the previous kernel is complete. */
+template <typename S>
+__device__ static inline void few_ask_affine(const few_job &j, int head, few_room<S> *room) {
+    for (int c = (int)threadIdx.x; c < S::D; c += GROUP) {
+        room->weight[c] = j.weight != NULL ? j.weight[head * S::D + c] : 1;
+        room->bias[c] = j.bias != NULL ? j.bias[head * S::D + c] : 0;
+    }
+}
+
+__device__ static inline float few_quad(float x) {
+    x += __shfl_xor_sync(0xffffffffu, x, 1);
+    return x + __shfl_xor_sync(0xffffffffu, x, 2);
+}
+
+/* Tells every head the moments of the thread's rows. */
+template <typename S>
+__device__ static inline void few_tell(const few_job &j, const few_unit &f, few_room<S> *room,
+                                       const float (&out)[S::D / 2]) {
+    int lane = (int)threadIdx.x % 32, row = (int)threadIdx.x / 32 * 16 + lane / 4;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float total[4] = {}, squares[4] = {}; /* four chains, for latency */
+#pragma unroll
+        for (int e = 0; e < S::D / 4; e++)
+            total[e % 4] += out[e / 2 * 4 + 2 * r + e % 2];
+        float mean = few_quad(total[0] + total[1] + (total[2] + total[3])) / S::D;
+#pragma unroll
+        for (int e = 0; e < S::D / 4; e++) {
+            float d = out[e / 2 * 4 + 2 * r + e % 2] - mean;
+            squares[e % 4] += d * d;
+        }
+        float sum = few_quad(squares[0] + squares[1] + (squares[2] + squares[3]));
+        float2 told = make_float2(mean * j.scale, sum * j.scale * j.scale);
+#pragma unroll
+        for (int head = lane % 4; head < FEW_HEADS; head += 4)
+            if (head < j.n_heads) *cluster_map(&room->moments[f.u.head][row + 8 * r], head) = told;
+    }
+}
+
+/* Mean and 1 / deviation of a row, of those of the heads. */
+template <typename S>
+__device__ static inline float2 few_norm(const few_job &j, const few_room<S> *room, int r) {
+    float mean = 0, squares = 0;
+    float2 m[FEW_HEADS];
+#pragma unroll
+    for (int h = 0; h < FEW_HEADS; h++) {
+        if (h < j.n_heads) m[h] = room->moments[h][r];
+        if (h < j.n_heads) mean += m[h].x;
+    }
+    mean /= (float)j.n_heads;
+#pragma unroll
+    for (int h = 0; h < FEW_HEADS; h++)
+        if (h < j.n_heads) squares += m[h].y + (float)S::D * (m[h].x - mean) * (m[h].x - mean);
+    return make_float2(mean, rsqrtf(squares / (float)(j.n_heads * S::D) + j.eps));
+}
+
+/* out = u * norm(out), u: the rows that few_ask_gate has asked for. */
+template <typename T, typename S>
+__device__ static inline void few_gate(const few_job &j, const few_unit &f, const few_room<S> *room,
+                                       const char *u, float (&out)[S::D / 2]) {
+    int lane = (int)threadIdx.x % 32, row = (int)threadIdx.x / 32 * 16 + lane / 4;
+    float by[2], less[2];
+    u += row * (S::D * 2) + 4 * (lane % 4);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float2 norm = few_norm<S>(j, room, row + 8 * r);
+        int at = f.u.row0 + row + 8 * r;
+        by[r] = j.scale * norm.y;
+        less[r] = -norm.x * norm.y;
+        if (f.u.head == 0 && lane % 4 == 0 && at < f.u.s.len_q) {
+            j.mean[f.u.s.row_q + at] = norm.x;
+            j.rstd[f.u.s.row_q + at] = norm.y;
+        }
+    }
+#pragma unroll
+    for (int k = 0; k < S::D / 8; k++) {
+        int c = 8 * k + 2 * (lane % 4);
+        float2 w = *(const float2 *)(room->weight + c), b = *(const float2 *)(room->bias + c);
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            float2 gate =
+                part_pair<T>(*(const uint32_t *)(u + r * 8 * (S::D * 2) + ((k ^ (row & 7)) << 4)));
+            float &x = out[4 * k + 2 * r], &y = out[4 * k + 2 * r + 1];
+            x = gate.x * fmaf(fmaf(x, by[r], less[r]), w.x, b.x);
+            y = gate.y * fmaf(fmaf(y, by[r], less[r]), w.y, b.y);
+        }
+    }
+}
+
+template <typename T, typename S>
+__global__ void __launch_bounds__(GROUP, 2)
+    attn_fwd_few_sm90_kernel(const __grid_constant__ few_job j,
+                             const __grid_constant__ few_maps maps) {
+    extern __shared__ char shared[];
+    __shared__ few_room<S> room;
+    char *stages = shared + (1024 - shared_address(shared) % 1024) % 1024;
+    int warp = (int)threadIdx.x / 32;
+    grid_launch_next();
+    if (threadIdx.x == 0) {
+        tile_prefetch_map(&maps.q);
+        tile_prefetch_map(&maps.k);
+        tile_prefetch_map(&maps.v);
+        if (j.table != NULL) {
+            tile_prefetch_map(&maps.pages_k);
+            tile_prefetch_map(&maps.pages_v);
+        }
+        barrier_init(&room.queries, 1);
+        for (int s = 0; s < S::STAGES; s++) {
+            barrier_init(&room.keys[s], 1);
+            barrier_init(&room.values[s], 1);
+        }
+        barrier_init_done();
+    }
+    if (!j.is_early) grid_wait();
+    few_plan<S>(j, &room);
+    __syncthreads();
+    const few_unit &f = room.unit;
+    if (f.u.row0 >= f.u.s.len_q) { /* the whole cluster has no rows */
+        grid_wait();
+        return;
+    }
+    if (j.parts == NULL) {
+        few_ask_affine<S>(j, f.u.head, &room);
+        cluster_arrive(); /* all have started: see few_tell */
+    }
+    __syncthreads();
+    few_begin<S>(j, maps, &room, stages);
+    float out[S::D / 2];
+#pragma unroll
+    for (int i = 0; i < S::D / 2; i++)
+        out[i] = 0;
+    char *u = stages;
+    if (f.i < f.end)
+        u = few_sum<T, S>(j, maps, &room, stages, out);
+    else if (j.parts == NULL)
+        few_ask_gate<T, S>(j, f, stages);
+    __syncthreads(); /* all are done with all stages */
+    char *staged = (u == stages ? stages + S::STAGE : stages) + warp * (16 * S::D * 2);
+    if (j.parts != NULL) {
+        store_staged<T, S::D>(staged, (T *)j.parts + (int64_t)f.u.part * (S::ROWS * S::D), S::D,
+                              warp * 16, S::ROWS, j.scale, out);
+        return;
+    }
+    cluster_wait();
+    few_tell<S>(j, f, &room, out);
+    cluster_arrive();
+    cluster_wait();
+    cp_async_wait_group<0>();
+    __syncwarp();
+    few_gate<T, S>(j, f, &room, u, out);
+    int64_t dim = j.n_heads * S::D;
+    store_staged<T, S::D>(staged, (T *)j.y + f.u.s.row_q * dim + f.u.head * S::D, dim,
+                          f.u.row0 + warp * 16, f.u.s.len_q, 1, out);
+}
+
+/* A block adds the parts of one row and computes the gate, a thread 8 columns; job.is_early:
+ * offsets can be read before the previous kernel is complete. */
+template <typename T, typename S>
+__global__ void __launch_bounds__(32 * SUM_WARPS)
+    attn_sum_few_sm90_kernel(const __grid_constant__ sum_job j, int n_parts) {
+    int tile = (int)blockIdx.x / S::ROWS, b = tile / j.n_tiles;
+    int row = tile % j.n_tiles * S::ROWS + (int)blockIdx.x % S::ROWS;
+    int column = SUM_COLUMNS * (int)threadIdx.x, head = column / S::D;
+    constexpr int64_t SIZE = S::ROWS * S::D;
+    float x[SUM_COLUMNS] = {}, weight[SUM_COLUMNS], bias[SUM_COLUMNS];
+    uint4 ahead[FEW_PARTS];
+    grid_launch_next();
+    load_eight(j.weight != NULL ? j.weight + column : NULL, 1, weight);
+    load_eight(j.bias != NULL ? j.bias + column : NULL, 0, bias);
+    if (!j.is_early) grid_wait();
+    int row_q = j.offsets_q[b], len_q = j.offsets_q[b + 1] - row_q;
+    grid_wait();
+    if (row >= len_q) return;
+    const T *part = (const T *)j.parts + (int64_t)(tile * j.n_heads + head) * n_parts * SIZE +
+                    (int64_t)(blockIdx.x % S::ROWS) * S::D + column % S::D;
+    uint4 u = *(const uint4 *)((const T *)j.u + (row_q + row) * j.stride_u + column);
+#pragma unroll
+    for (int n = 0; n < FEW_PARTS; n++)
+        if (n < n_parts) ahead[n] = *(const uint4 *)(part + n * SIZE);
+#pragma unroll
+    for (int n = 0; n < FEW_PARTS; n++)
+        if (n < n_parts) part_add<T>(ahead[n], x);
+    gate_row<T>(j, row_q + row, column, u, weight, bias, x);
+    *(uint4 *)((T *)j.y + (int64_t)(row_q + row) * j.dim + column) =
+        make_uint4(cvt_pack<T>(x[0], x[1]), cvt_pack<T>(x[2], x[3]), cvt_pack<T>(x[4], x[5]),
+                   cvt_pack<T>(x[6], x[7]));
+}
+
+#endif
