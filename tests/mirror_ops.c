@@ -215,6 +215,33 @@ status mirror_dropout(backend *be, const dropout_args *args) {
     RUN(m, dropout, &a);
 }
 
+/* The room between the steps is not looked at. */
+status mirror_head_fwd(backend *be, const head_args *args) {
+    mirror *m = mirror_of(be);
+    head_args a = *args;
+    linear_args *one = &a.one, *two = &a.two;
+    int64_t n_x = a.index != NULL ? rows_used(a.index, a.n) : a.n;
+    one->x = two->x = NULL;
+    mirror_begin(m);
+    MIRROR(m, &a, x, IN, ACT_FACTOR, n_x * a.dim);
+    MIRROR(m, &a, index, IN, I32, a.n);
+    MIRROR(m, &a, chosen, BOTH, ACT, a.n * a.dim);
+    MIRROR(m, &a, scale, BOTH, F32, a.n);
+    MIRROR(m, &a, normed, BOTH, ACT, a.n * a.dim);
+    MIRROR(m, one, packed, IN, U8, (int64_t)mirror_linear_packed_bytes(be, one->n_in, one->n_out));
+    MIRROR(m, two, packed, IN, U8, (int64_t)mirror_linear_packed_bytes(be, two->n_in, two->n_out));
+    MIRROR(m, one, bias, IN, F32, one->n_out);
+    MIRROR(m, one, y, BOTH, ACT, a.n * one->n_out);
+    MIRROR(m, two, w, IN, F32, (int64_t)two->n_in * two->n_out);
+    MIRROR(m, two, bias, IN, F32, two->n_out);
+    MIRROR(m, two, y, OUT, ACT, a.n * two->n_out);
+    TRY(mirror_send(m));
+    one->x = a.normed;
+    two->x = one->y;
+    TRY(m->below->ops->head_fwd(m->below, &a));
+    return mirror_receive(m, "head_fwd");
+}
+
 status mirror_l2_fwd(backend *be, const l2_args *args) {
     mirror *m = mirror_of(be);
     l2_args a = *args;

@@ -2,6 +2,7 @@
 #include <math.h>
 
 #include "cpu/cpu.h"
+#include "ops/head.h"
 
 typedef struct l2_job {
     const l2_args *a;
@@ -59,4 +60,8 @@ status cpu_l2_fwd(backend *be, const l2_args *a) {
 status cpu_l2_bwd(backend *be, const l2_args *a) {
     l2_job job = {a, cpu_rows_per_chunk(a->n, a->dim)};
     return pool_run(be->workers, cpu_n_chunks(a->n, job.n_rows), backward_chunk, &job);
+}
+
+status cpu_head_fwd(backend *be, const head_args *a) {
+    return head_by_steps(be, a);
 }

@@ -52,7 +52,7 @@ status model_pack(model *m) {
     for (int i = 0; i < m->n_layers; i++)
         if (m->layers[i].kind == &hstu_layer_kind)
             TRY(hstu_layer_pack(&m->layers[i].hstu, &m->memory));
-    return OK;
+    return m->is_ranking ? ranking_pack(&m->ranking, &m->memory) : OK;
 }
 
 param_range model_dense_grads(model *m) {

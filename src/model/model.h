@@ -58,9 +58,9 @@ param *model_action_rows(model *m);
  * Dynamic tables become empty; their rows start by the seed of the config. */
 status model_init(model *m, uint64_t seed);
 
-/* For a model that is no longer trained: packs the weights of HSTU layers in the type of the
- * activations (hstu_layer.h), where that is of 16 bits; and passes that are made from now on read
- * the rows of dynamic tables where they are, if that can be (dynamic_freeze). */
+/* For a model that is no longer trained: packs the weights of HSTU layers and of a ranking head
+ * in the type of the activations, where that is of 16 bits; and passes that are made from now on
+ * read the rows of dynamic tables where they are, if that can be (dynamic_freeze). */
 status model_pack(model *m);
 
 /* The ranks that share the model's layers (model_limits), or NULL. */

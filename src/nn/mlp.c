@@ -28,7 +28,7 @@ status mlp_alloc(mlp_acts *a, const mlp *m, const nn_room *room, int64_t max_row
     return OK;
 }
 
-static linear_args layer_of(const mlp *m, const mlp_acts *a, int i, int64_t n, const void *x) {
+linear_args mlp_layer(const mlp *m, const mlp_acts *a, int i, int64_t n, const void *x) {
     const mlp_config *c = &m->config;
     const param *w = m->w[i], *b = m->b[i];
     return (linear_args){.n = n,
@@ -42,12 +42,25 @@ static linear_args layer_of(const mlp *m, const mlp_acts *a, int i, int64_t n, c
                          .z = a->z[i],
                          .y = a->y[i],
                          .dw = w->grad,
-                         .dbias = b != NULL ? b->grad : NULL};
+                         .dbias = b != NULL ? b->grad : NULL,
+                         .packed = m->packed[i]};
+}
+
+status mlp_pack(mlp *m, nn_memory *memory) {
+    const mlp_acts none = {0};
+    for (int i = 0; i < m->config.n_layers; i++) {
+        linear_args layer = mlp_layer(m, &none, i, 0, NULL);
+        size_t bytes = memory->be->ops->linear_packed_bytes(memory->be, layer.n_in, layer.n_out);
+        TRY(nn_new(memory, &m->packed[i], (int64_t)bytes, 1));
+        layer.packed = m->packed[i];
+        TRY(memory->be->ops->linear_pack(memory->be, &layer));
+    }
+    return OK;
 }
 
 status mlp_fwd(const mlp *m, const mlp_acts *a, backend *be, int64_t n, const void *x, void *y) {
     for (int i = 0; i < m->config.n_layers; i++) {
-        linear_args layer = layer_of(m, a, i, n, x);
+        linear_args layer = mlp_layer(m, a, i, n, x);
         if (i + 1 == m->config.n_layers) layer.y = y;
         TRY(be->ops->linear_fwd(be, &layer));
     }
@@ -57,7 +70,7 @@ status mlp_fwd(const mlp *m, const mlp_acts *a, backend *be, int64_t n, const vo
 status mlp_bwd(const mlp *m, const mlp_acts *a, backend *be, int64_t n, const void *x, void *dy,
                void *dx) {
     for (int i = m->config.n_layers - 1; i >= 0; i--) {
-        linear_args layer = layer_of(m, a, i, n, x);
+        linear_args layer = mlp_layer(m, a, i, n, x);
         layer.dy = i + 1 == m->config.n_layers ? dy : a->dy[i];
         layer.dx = i > 0 ? a->dy[i - 1] : dx;
         TRY(be->ops->linear_bwd(be, &layer));

@@ -16,6 +16,7 @@ typedef struct mlp_config {
 typedef struct mlp {
     mlp_config config;
     param *w[MLP_MAX_LAYERS], *b[MLP_MAX_LAYERS]; /* (n_out, n_in), (n_out) or NULL */
+    void *packed[MLP_MAX_LAYERS];                 /* linear_pack, or NULL */
 } mlp;
 
 /* The activations of one pass. */
@@ -27,6 +28,13 @@ typedef struct mlp_acts {
 /* Parameters PREFIX0.weight, PREFIX0.bias, PREFIX2.weight, ...: activations are numbered too. */
 status mlp_add_params(mlp *m, const mlp_config *c, param_list *params, const char *prefix);
 status mlp_alloc(mlp_acts *a, const mlp *m, const nn_room *room, int64_t max_rows);
+
+/* Packs the weights (linear_pack), which must not change any more. */
+status mlp_pack(mlp *m, nn_memory *memory);
+
+/* Layer i for n rows x, of the layer before where i > 0; y of the last one is left to the caller.
+ */
+linear_args mlp_layer(const mlp *m, const mlp_acts *a, int i, int64_t n, const void *x);
 
 /* y (n, last width) = MLP(x). */
 status mlp_fwd(const mlp *m, const mlp_acts *a, backend *be, int64_t n, const void *x, void *y);

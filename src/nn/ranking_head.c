@@ -54,11 +54,38 @@ status ranking_select_bwd(const ranking_head *h, ranking_acts *a, backend *be, c
     return choice_bwd(&a->tokens, be, p, d_hidden);
 }
 
+status ranking_pack(ranking_head *h, nn_memory *memory) {
+    return mlp_pack(&h->net, memory);
+}
+
+/* The whole head as one op: two layers whose weights are packed, and nothing kept for training. */
+static bool is_one_op(const ranking_head *h, const ranking_acts *a) {
+    return h->net.config.n_layers == 2 && h->net.packed[0] != NULL && a->d_normed == NULL;
+}
+
+static status score_at_once(const ranking_head *h, ranking_acts *a, backend *be, const plan *p,
+                            const void *hidden) {
+    head_args head = {.n = p->n_loss,
+                      .dim = h->dim,
+                      .eps = L2_EPS,
+                      .x = hidden,
+                      .index = p->takes_all ? NULL : p->loss_token.device,
+                      .chosen = a->tokens.x,
+                      .scale = a->scale,
+                      .normed = a->normed,
+                      .one = mlp_layer(&h->net, &a->net, 0, p->n_loss, a->normed),
+                      .two = mlp_layer(&h->net, &a->net, 1, p->n_loss, NULL)};
+    head.one.z = NULL;
+    head.two.y = a->logits;
+    return be->ops->head_fwd(be, &head);
+}
+
 status ranking_score(const ranking_head *h, ranking_acts *a, backend *be, const plan *p,
                      const void *hidden, const void **out) {
     const void *x = NULL;
-    TRY(ranking_select(h, a, be, p, hidden, &x));
     *out = a->logits;
+    if (is_one_op(h, a)) return score_at_once(h, a, be, p, hidden);
+    TRY(ranking_select(h, a, be, p, hidden, &x));
     return mlp_fwd(&h->net, &a->net, be, p->n_loss, x, a->logits);
 }
 

@@ -275,6 +275,25 @@ typedef struct l2_args {
     void *dx;       /* (n, dim) act */
 } l2_args;
 
+/* The head of a ranking model, forward alone: rows of x are chosen, scaled to length 1, and mapped
+ * by two dense layers,
+ *
+ *     y[i] = two(one( x[t] / max(|x[t]|, eps) )), t = index[i]
+ *
+ * a negative index reads as zeros.  What is in the room afterwards, and in one.z and one.y, is
+ * undefined. */
+typedef struct head_args {
+    int64_t n;
+    int32_t dim;
+    float eps;
+    const void *x;        /* (T, dim) act */
+    const int32_t *index; /* (n), or NULL: all rows of x in order */
+    void *chosen;         /* (n, dim) act, room; not used without an index */
+    float *scale;         /* (n), room */
+    void *normed;         /* (n, dim) act, room: x of the first layer */
+    linear_args one, two; /* two.x is one.y */
+} head_args;
+
 typedef enum { BIAS_NONE, BIAS_TABLE, BIAS_TIME } attn_bias;
 
 enum { ATTN_TIME_BUCKETS = 128 };

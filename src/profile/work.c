@@ -123,6 +123,12 @@ op_work work_of(work_op op, char shape[WORK_SHAPE_BYTES], ...) {
         w.bytes += rows(be, l->norm.n, l->norm.dim, 3, NULL).bytes;
         break;
     }
+    case WORK_head_fwd: {
+        const head_args *h = (const head_args *)a;
+        w = product(be, &h->one, false, shape);
+        w.flop += product(be, &h->two, false, NULL).flop;
+        break;
+    }
     case WORK_gate_fwd:
     case WORK_gate_bwd:
         w = rows(be, ((const gate_args *)a)->n, ((const gate_args *)a)->dim,

@@ -199,4 +199,8 @@ status cuda_linear_few(backend *be, const linear_args *a);
 bool cuda_linear_norm_few_can(const backend *be, const linear_norm_args *a);
 status cuda_linear_norm_few(backend *be, const linear_norm_args *a);
 
+/* Likewise for the head of a ranking model. */
+bool cuda_head_can(const backend *be, const head_args *a);
+status cuda_head(backend *be, const head_args *a);
+
 #endif

@@ -2,6 +2,7 @@
  * cache; the limit is bytes. */
 #include "cuda/core/columns.cuh"
 #include "cuda/core/reduce.cuh"
+#include "ops/head.h"
 
 enum { L2_THREADS = 128, L2_ROWS = L2_THREADS / WARP };
 
@@ -99,4 +100,9 @@ status cuda_l2_fwd(backend *be, const l2_args *a) {
 status cuda_l2_bwd(backend *be, const l2_args *a) {
     if (a->n == 0 || a->dim == 0) return OK;
     CUDA_WITH_ACT(be, return backward<T>(be, a));
+}
+
+status cuda_head_fwd(backend *be, const head_args *a) {
+    if (a->n > 0 && cuda_head_can(be, a)) return cuda_head(be, a);
+    return head_by_steps(be, a);
 }
