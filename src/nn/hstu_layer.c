@@ -448,8 +448,8 @@ static bool has_gate_inside(const hstu_layer *l) {
 
 /* Attention writes no rows of tokens that belong to no sequence.  What an earlier batch left there
  * would go on to their keys and values, which kernels multiply by 0: not if it is NaN.  Layers
- * without training have the same memory, so the first one clears it for all: two memsets a layer
- * take 5 us, and the attention could not start early. */
+ * without training have the same memory, so the first one clears it for all, before its other work:
+ * two memsets a layer take 5 us, and after them the attention could not start early. */
 static status clear_unowned(const hstu_layer *l, const hstu_acts *a, backend *be,
                             const sequences *s) {
     size_t bytes = (size_t)s->n_tokens * (size_t)dim_gate(&l->config) * act_bytes(be->act);
@@ -479,7 +479,6 @@ static status attn_forward(const hstu_layer *l, const hstu_acts *a, backend *be,
     if (s->kv.table != NULL) add_pages(&attn, s);
     gate_args gate = gate_of(l, a, s);
     if (has_gate_inside(l)) attn.gate = &gate;
-    TRY(clear_unowned(l, a, be, s));
     return be->ops->attn_fwd(be, &attn);
 }
 
@@ -495,6 +494,7 @@ static status forward(const layer *of, const layer_acts *acts, backend *be, cons
     kv_put_args put = put_of(l, &attn, all);
     if (l->config.tensor != NULL && l->config.tensor->rank > 0) proj.bias = proj.residual = NULL;
     if (s.kv.table != NULL && l->config.sequence == NULL && !s.kv.is_fp8) uvqk.put = &put;
+    TRY(clear_unowned(l, a, be, all));
     if (l->uvqk_packed != NULL) {
         uvqk.norm = &norm;
         if (all->is_repeated) norm.moments = a->out; /* by the layer before */

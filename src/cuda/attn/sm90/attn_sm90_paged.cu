@@ -138,8 +138,9 @@ static status make_lists(backend *be, const attn_args *a, int n_blocks, int64_t 
     memcpy(state->list_key, key, sizeof key);
     using any = fwd_shape<paged_d64>; /* one kernel for all head dimensions */
     static_assert(S::ROWS == any::ROWS && S::KEYS == any::KEYS, "tiles of the same size");
-    attn_list_sm90_kernel<any><<<(unsigned)n_blocks, 32, 0, state->stream>>>(*a, *plan);
-    return cuda_launched("the lists of the attention over pages");
+    CUDA_TRY(sm90a_launch_early(attn_list_sm90_kernel<any>, dim3((unsigned)n_blocks), 32, 0,
+                                state->stream, *a, *plan));
+    return OK;
 }
 
 /* Whether the kernel that adds parts can be the gate, too. */

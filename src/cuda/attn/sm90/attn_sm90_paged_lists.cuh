@@ -271,24 +271,29 @@ __device__ static void paged_list_even(const attn_args &a, const paged_plan &pla
         paged_rows<S>(a, item % plan.n_row_groups * S::ROWS, head, begin, end, u);
         u.part = n_parts == 1 ? -1 : 2 * (int)blockIdx.x + (part == 0);
         paged_first_pages<S>(a, u);
-        if (part == 0 && lane == 0)
-            plan.splits[item * a.n_heads + head] = {(int)blockIdx.x, n_parts - 1, step};
     }
+    grid_wait();
     if (lane > 0) return;
+    if (item >= 0 && local % n_parts == 0)
+        plan.splits[item * a.n_heads + local / n_parts] = {(int)blockIdx.x, n_parts - 1, step};
     plan.units[(int64_t)blockIdx.x * plan.n_list] = u;
     plan.units[(int64_t)blockIdx.x * plan.n_list + 1].s.b = -1;
 }
 
-/* Makes the lists, a warp for each block of the attention. */
+/* Makes the lists, a warp for each block of the attention.  What it reads was sent by the host, so
+ * that it starts while the kernel before still runs; it writes after that, as other kernels may
+ * read the lists of the pass before. */
 template <typename S>
 __global__ void __launch_bounds__(32)
     attn_list_sm90_kernel(const __grid_constant__ attn_args a,
                           const __grid_constant__ paged_plan plan) {
     int n = 0;
+    grid_launch_next();
     if (plan.is_even) {
         paged_list_even<S>(a, plan);
         return;
     }
+    grid_wait();
     paged_list_share<S>(a, plan, n);
     if (threadIdx.x == 0) plan.units[(int64_t)blockIdx.x * plan.n_list + n].s.b = -1;
 }
