@@ -47,7 +47,6 @@ __device__ void wgmma_rk(float (&d)[16], const uint32_t (&a)[4], uint64_t b, int
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds));             \
     }
 WGMMA_RK(__nv_bfloat16, "bf16")
-WGMMA_RK(__half, "f16")
 
 enum { FEW_HEADS = 8, FEW_PARTS = SUM_AHEAD, FEW_PLACES = 256 }; /* at most */
 
