@@ -184,6 +184,9 @@ TEST(gate_against_double) {
         check_gate(&t, (shape){7, 17, 19, affine, 0});
         check_gate(&t, (shape){7, 50, 200, affine, 0.2f});
         check_gate(&t, (shape){9, 128, 512, affine, 0.5f});
+        /* rows that a GPU gives a block each */
+        check_gate(&t, (shape){9, 1024, 1032, affine, 0});
+        check_gate(&t, (shape){9, 768, 768, affine, 0});
     }
     check_gate(&t, (shape){1200, 50, 60, false, 0.3f});
     close_backends(&t);
