@@ -311,12 +311,15 @@ static int32_t skip_events(layout *l) {
     return n;
 }
 
-/* Lays out events that are nothing but tokens, without losses and times: most of a server's.  None
- * of their tokens is in pages. */
+/* Lays out events that are nothing but tokens, without times: most of a server's, of its histories
+ * or of its candidates, of which there are losses but no actions.  None of their tokens is in
+ * pages. */
 static void put_plain(layout *l, int32_t event, int32_t end) {
     plan *p = l->p;
     const plan_config *c = &p->config;
-    int32_t per = tokens_per_event(c), n = (end - event) * per, first = p->n_events;
+    bool are_targets = c->is_ranking && event >= l->n - l->n_targets;
+    int32_t per = are_targets ? 1 : tokens_per_event(c), n = (end - event) * per;
+    int32_t first = p->n_events, token = l->at;
     const uint32_t *item = l->b->item + l->first + event;
     const uint16_t *action = l->b->action + l->first + event;
     int32_t *row = p->row.host + l->at, *to = c->is_merged ? row : p->event_row.host + first;
@@ -330,6 +333,8 @@ static void put_plain(layout *l, int32_t event, int32_t end) {
         row[i] = first + i;
     p->n_events += n;
     put_tokens(l, n);
+    for (int32_t i = 0; i < n && are_targets; i++)
+        put_loss(l, token + i, action[i], event + i);
 }
 
 /* The events from `event` on that put_plain may lay out end there. */
@@ -338,7 +343,8 @@ static int32_t plain_end(const layout *l, int32_t event) {
     bool has_all_losses = c->is_ranking && !c->has_candidates;
     bool is_plain = !c->has_times && !has_all_losses && l->purpose != PLAN_TRAIN;
     int32_t end = c->is_ranking ? l->n - l->n_targets : l->n_input;
-    return is_plain && l->place >= l->n_reused && event < end ? end : event;
+    if (event >= end) end = l->n_input;
+    return is_plain && l->place >= l->n_reused ? end : event;
 }
 
 /* Tokens of a user, and how many of them are targets that do not see each other. */
