@@ -12,7 +12,7 @@
 #include "cuda/attn/sm90/attn_sm90_few.cuh"
 
 /* Whether the gate can be inside. */
-static bool can_gate(const attn_args *a) {
+static bool few_can_gate(const attn_args *a) {
     const gate_args *g = a->gate;
     return g != NULL && g->drop.rate == 0 && g->cut == NULL && g->dim == a->n_heads * a->dim_v &&
            is_addressable(g->u, g->stride_u) && is_addressable(g->y, g->dim) &&
@@ -49,14 +49,15 @@ bool cuda_attn_sm90_can_few(const backend *be, const attn_args *a) {
     if (a->dim_qk != 256 || a->bias != BIAS_NONE || a->func != NULL) return false;
     if (be->act != ACT_BF16 || cuda_of(be)->is_deterministic) return false;
     if (!cuda_attn_sm90_can_fwd(be, a)) return false;
-    if (a->n_heads > FEW_HEADS || !can_gate(a)) return false;
+    if (a->n_heads > FEW_HEADS || !few_can_gate(a)) return false;
     if (p->table != NULL && !(p->page_len == PAGED_TILE && p->n_pages > 0 &&
                               is_addressable(p->k, p->stride) && is_addressable(p->v, p->stride)))
         return false;
     return is_few(be, a);
 }
 
-static status map_pages(CUtensorMap *map, const backend *be, const attn_args *a, const void *rows) {
+static status few_map_pages(CUtensorMap *map, const backend *be, const attn_args *a,
+                            const void *rows) {
     return sm90a_map_half_pages(map, be->act, rows, (int64_t)a->n_heads * a->dim_qk, PAGED_TILE,
                                 a->pages.n_pages, a->pages.stride, a->dim_qk);
 }
@@ -71,8 +72,8 @@ static status map_inputs(backend *be, const attn_args *a, few_maps *maps) {
     TRY(sm90a_map_heads(&maps->v, be->act, a->v, a->n_rows_k, columns, a->stride_v, PART, 32,
                         a->dim_qk));
     if (a->pages.table == NULL) return OK;
-    TRY(map_pages(&maps->pages_k, be, a, a->pages.k));
-    return map_pages(&maps->pages_v, be, a, a->pages.v);
+    TRY(few_map_pages(&maps->pages_k, be, a, a->pages.k));
+    return few_map_pages(&maps->pages_v, be, a, a->pages.v);
 }
 
 static few_job job_of(const attn_args *a) {
@@ -132,7 +133,7 @@ static status launch_parts(backend *be, few_job &j, const few_maps &maps, const 
     return OK;
 }
 
-template <typename T> static status launch(backend *be, const attn_args *a) {
+template <typename T> static status few_launch(backend *be, const attn_args *a) {
     using S = few_shape<256>;
     few_job j = job_of(a);
     few_maps maps;
@@ -144,5 +145,5 @@ template <typename T> static status launch(backend *be, const attn_args *a) {
 }
 
 status cuda_attn_sm90_few(backend *be, const attn_args *a) {
-    return launch<__nv_bfloat16>(be, a);
+    return few_launch<__nv_bfloat16>(be, a);
 }
