@@ -13,9 +13,10 @@ template <int N> __device__ static inline int attn_columns_below(int limit) {
     return min(max(2 * (limit >> 3) + min(limit & 7, 2), 0), 2 * N);
 }
 
-/* Bit 2 n + e: the thread's column 8 n + e is below `limit`; N < 16. */
+/* Bit 2 n + e: the thread's column 8 n + e is below `limit`; N <= 16. */
 template <int N> __device__ static inline uint32_t attn_bits_below(int limit) {
-    return (1u << attn_columns_below<N>(limit)) - 1;
+    int n = attn_columns_below<N>(limit);
+    return N < 16 ? (1u << n) - 1 : (uint32_t)((1ull << n) - 1);
 }
 
 /* Bit 2 n + e: the thread's column 8 n + e is in first .. end - 1. */

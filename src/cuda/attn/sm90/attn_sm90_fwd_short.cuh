@@ -141,17 +141,6 @@ __device__ static inline void short_add(float (&out)[S::D / 2], const uint32_t (
     }
 }
 
-/* The bits of a thread's columns, from `column` on in N grains, that a row sees. */
-template <int N>
-__device__ static inline unsigned short_seen(const attn_args &a, const attn_sequence &s, int row,
-                                             int column) {
-    attn_row_mask m = attn_row_spans(&a, &s, row);
-    unsigned seen = attn_bits_between<2 * N>(m.first0 - column, m.end0 - column);
-    seen |= attn_bits_between<2 * N>(m.first1 - column, m.end1 - column);
-    if (attn_mask_has_more(&a)) seen |= attn_more_bits<2 * N>(a, s, row, column);
-    return seen;
-}
-
 /* Sets scores of pairs that are not visible to 0, whose weight is 0.  The causal mask, by far the
  * most frequent, has a path of its own. */
 template <int N>
@@ -166,7 +155,7 @@ __device__ static inline void short_mask(const attn_args &a, const attn_sequence
     } else {
 #pragma unroll 1
         for (int side = 0; side < 2; side++)
-            seen |= short_seen<N>(a, s, row + 8 * side, column) << 8 * side;
+            seen |= fwd_bits<2 * N>(a, s, row + 8 * side, column) << 8 * side;
     }
 #pragma unroll
     for (int c = 0; c < 4 * N; c++) {

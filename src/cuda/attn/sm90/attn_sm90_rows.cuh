@@ -51,45 +51,45 @@ __device__ static inline float fwd_silu(float half, float x) {
     return fmaf(h, tanh_approx(h), h);
 }
 
+/* The bits of a thread's columns, from `column` on in N tiles of 8, that a row sees. */
+template <int N>
+__device__ static inline uint32_t fwd_bits(const attn_args &a, const attn_sequence &s, int row,
+                                           int column) {
+    attn_row_mask m = attn_row_spans(&a, &s, row);
+    uint32_t seen = attn_bits_between<N>(m.first0 - column, m.end0 - column);
+    seen |= attn_bits_between<N>(m.first1 - column, m.end1 - column);
+    if (attn_mask_has_more(&a)) seen |= attn_more_bits<N>(a, s, row, column);
+    return seen;
+}
+
 /* Sets scores of pairs that are not visible to 0, whose weight is 0.  Of each 8 columns a thread
- * has 2 (thread % 4) and the next one; its rows are row and row + 8. */
+ * has 2 (thread % 4) and the next one; its rows are row and row + 8.  The causal mask, by far the
+ * most frequent, has a path of its own. */
 template <int KEYS>
 __device__ static inline void fwd_mask(const attn_args &a, const attn_sequence &s, int row, int j,
                                        float (&x)[KEYS / 2]) {
+    constexpr int N = KEYS / 8;
+    static_assert(N <= 16, "a bit for each column");
     int column = j + 2 * ((int)threadIdx.x % 4);
-    bool has_more = attn_mask_has_more(&a);
-    bool has_one_end = attn_mask_has_one_end(&a);
-#pragma unroll
-    for (int side = 0; side < 2; side++) {
-        attn_row_mask m = attn_row_spans(&a, &s, row + 8 * side);
-        if (has_more) {
-            unsigned seen = 0;
-#pragma unroll
-            for (int c = 0; c < KEYS / 4; c++) {
-                if (c % 32 == 0) {
-                    seen = 0;
+    uint32_t seen[2];
+    if (attn_mask_is_causal(&a) && s.shift >= 0) {
+        /* Rows after the last see nothing: the gradient of a bias sums over all rows. */
+        int end = row + s.shift + 1;
+        int end0 = row < s.len_q ? min(end, s.len_k) : 0;
+        int end1 = row + 8 < s.len_q ? min(end + 8, s.len_k) : 0;
+        seen[0] = attn_bits_below<N>(end0 - column);
+        seen[1] = attn_bits_below<N>(end1 - column);
+    } else {
+        uint64_t both = 0; /* a loop, since few tiles come here: code for one row */
 #pragma unroll 1
-                    for (int i = 0; i < 32; i++)
-                        seen |= (unsigned)attn_row_sees(&a, &s, &m, row + 8 * side,
-                                                        column + (c + i) / 2 * 8 + i % 2)
-                                << i;
-                }
-                if ((seen >> c % 32 & 1) == 0) x[c / 2 * 4 + side * 2 + c % 2] = 0;
-            }
-        } else if (has_one_end) {
-            int end = m.end0 - column;
-#pragma unroll
-            for (int c = 0; c < KEYS / 4; c++)
-                if (c / 2 * 8 + c % 2 >= end) x[c / 2 * 4 + side * 2 + c % 2] = 0;
-        } else {
-            unsigned at0 = (unsigned)(column - m.first0), n0 = (unsigned)max(m.end0 - m.first0, 0);
-            unsigned at1 = (unsigned)(column - m.first1), n1 = (unsigned)max(m.end1 - m.first1, 0);
-#pragma unroll
-            for (int c = 0; c < KEYS / 4; c++)
-                if (at0 + c / 2 * 8 + c % 2 >= n0 && at1 + c / 2 * 8 + c % 2 >= n1)
-                    x[c / 2 * 4 + side * 2 + c % 2] = 0;
-        }
+        for (int side = 0; side < 2; side++)
+            both |= (uint64_t)fwd_bits<N>(a, s, row + 8 * side, column) << 32 * side;
+        seen[0] = (uint32_t)both;
+        seen[1] = (uint32_t)(both >> 32);
     }
+#pragma unroll
+    for (int e = 0; e < KEYS / 2; e++)
+        if ((seen[e / 2 % 2] >> (e / 4 * 2 + e % 2) & 1) == 0) x[e] = 0;
 }
 
 /* Sets the scores of columns from `end` on to 0; columns as in fwd_mask, from 0 on. */
