@@ -79,15 +79,10 @@ __device__ static void wave_ask(const many_job &j, const many_maps &maps, const 
     }
 }
 
-/* Part i of n, counted from part `turn` on. */
-__device__ static inline int wave_turned(int i, int turn, int n) {
-    return i + turn < n ? i + turn : i + turn - n;
-}
-
 /* Mean and half of 1 / deviation of a row of x, of the moments of its parts, which are summed
- * around the mean of one of them in one pass, from `turn` on, so that threads with other rows read
- * other banks of shared memory. */
-__device__ static inline float2 wave_norm_of(const many_job &j, const float2 *parts, int turn) {
+ * around the mean of one of them in one pass, from part `at` on, so that threads with other rows
+ * read other banks of shared memory. */
+__device__ static inline float2 wave_norm_of(const many_job &j, const float2 *parts, int at) {
     constexpr int AT_ONCE = 8;
     float width = (float)j.moments.width, share = 1 / width, all = (float)j.n_in;
     float last = (float)(j.n_in - (j.n_parts - 1) * j.moments.width), last_share = 1 / last;
@@ -95,20 +90,22 @@ __device__ static inline float2 wave_norm_of(const many_job &j, const float2 *pa
 #pragma unroll 1
     for (int first = 0; first < j.n_parts; first += AT_ONCE) {
         float2 part[AT_ONCE];
+        int next = at;
 #pragma unroll
-        for (int i = 0; i < AT_ONCE; i++)
-            if (first + i < j.n_parts) part[i] = parts[wave_turned(first + i, turn, j.n_parts)];
-        if (first == 0)
-            middle =
-                part[0].x * (wave_turned(0, turn, j.n_parts) + 1 < j.n_parts ? share : last_share);
+        for (int i = 0; i < AT_ONCE; i++) {
+            if (first + i < j.n_parts) part[i] = parts[next];
+            if (++next == j.n_parts) next = 0;
+        }
+        if (first == 0) middle = part[0].x * (at + 1 < j.n_parts ? share : last_share);
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) {
             if (first + i >= j.n_parts) break;
-            bool is_last = wave_turned(first + i, turn, j.n_parts) + 1 == j.n_parts;
+            bool is_last = at + 1 == j.n_parts;
             /* the difference of the means, as often as there are numbers */
             float apart = fmaf(is_last ? -last : -width, middle, part[i].x);
             sum += apart;
             square += fmaf(apart * apart, is_last ? last_share : share, part[i].y);
+            if (++at == j.n_parts) at = 0;
         }
     }
     float apart = sum / all;
