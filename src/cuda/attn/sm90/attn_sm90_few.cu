@@ -32,14 +32,16 @@ static int64_t parts_of(const backend *be, const attn_args *a) {
     return n < 1 ? 1 : n;
 }
 
-/* Where the work of a batch of one user and of many was measured: few tiles of queries that can be
- * cut, or more of them with few keys. */
+/* Where it was measured: few tiles of queries that can be cut, or more of them with few keys.  In
+ * parts of many half tiles the other kernels' loop would make up for their later start. */
 static bool is_few(const backend *be, const attn_args *a) {
     int n = cuda_of(be)->n_multiprocessors;
-    int64_t n_units = count_units(a);
+    int64_t n_units = count_units(a), n_halves = cuda_div_up(a->max_len_k, 32);
     if (n_units == 0 || n_units > 2 * n) return false;
-    if (a->max_len_k > FEW_PLACES * 32) return false;
-    return 2 * n_units <= n ? parts_of(be, a) > 1 : a->max_len_k <= 1536;
+    if (n_halves > FEW_PLACES) return false;
+    if (2 * n_units > n) return n_halves <= 48;
+    int64_t n_parts = parts_of(be, a);
+    return n_parts > 1 && (n_halves <= 48 || n_halves <= 14 * n_parts);
 }
 
 /* bfloat16 (float16 has not been measured).  Not in deterministic mode: which kernel runs, and
