@@ -151,6 +151,8 @@ status cuda_attn_sm80_bwd(backend *be, const attn_args *a);
 status cuda_attn_f32_fwd(backend *be, const attn_args *a);
 status cuda_attn_f32_bwd(backend *be, const attn_args *a);
 bool cuda_attn_sm90_can_fwd(const backend *be, const attn_args *a);
+bool cuda_attn_sm90_can_few(const backend *be, const attn_args *a);
+status cuda_attn_sm90_few(backend *be, const attn_args *a);
 bool cuda_attn_sm90_can_page(const backend *be, const attn_args *a);
 status cuda_attn_sm90_page(backend *be, const attn_args *a);
 bool cuda_attn_sm90_can_bwd(const backend *be, const attn_args *a);

@@ -2,7 +2,6 @@
  * kernels of 16-bit activations for every card, and the Hopper kernels; and computes the summary of
  * a func mask by which all of them skip empty tiles. */
 #include "cuda/attn/common/attn_mask.cuh"
-#include "cuda/attn/sm90/attn_sm90_few.h"
 #include "cuda/core/cuda.h"
 #include "ops/attn_check.h"
 

@@ -1,7 +1,6 @@
 /* The host side of the Hopper kernels: which calls they take, and the tensor maps that describe
  * arrays to TMA. */
 #include "cuda/attn/sm90/attn_sm90_bias.cuh"
-#include "cuda/attn/sm90/attn_sm90_few.h"
 
 /* Tables are read tile by tile. */
 static bool is_readable(const attn_args *a) {
@@ -129,24 +128,13 @@ status sm90a_map_grains(CUtensorMap *map, act_type act, const void *rows, int64_
     return map_encode(map, act, 4, rows, size, step, box);
 }
 
-static status map_page_rows(CUtensorMap *map, act_type act, const void *rows, int64_t n_columns,
-                            int64_t page_rows, int64_t n_pages, int64_t stride, int dim,
-                            int64_t box_rows) {
+status sm90a_map_pages(CUtensorMap *map, act_type act, const void *rows, int64_t n_columns,
+                       int64_t page_rows, int64_t n_pages, int64_t stride, int box_rows, int dim) {
     cuuint64_t size[4] = {PART, (cuuint64_t)page_rows, (cuuint64_t)(n_columns / PART),
                           (cuuint64_t)n_pages};
     cuuint64_t step[3] = {(cuuint64_t)n_columns * 2, PART_BYTES, (cuuint64_t)stride * 2};
     cuuint32_t box[4] = {PART, (cuuint32_t)box_rows, (cuuint32_t)(dim / PART), 1};
     return map_encode(map, act, 4, rows, size, step, box);
-}
-
-status sm90a_map_pages(CUtensorMap *map, act_type act, const void *rows, int64_t n_columns,
-                       int64_t page_rows, int64_t n_pages, int64_t stride, int dim) {
-    return map_page_rows(map, act, rows, n_columns, page_rows, n_pages, stride, dim, page_rows);
-}
-
-status sm90a_map_half_pages(CUtensorMap *map, act_type act, const void *rows, int64_t n_columns,
-                            int64_t page_rows, int64_t n_pages, int64_t stride, int dim) {
-    return map_page_rows(map, act, rows, n_columns, page_rows, n_pages, stride, dim, page_rows / 2);
 }
 
 status sm90a_bias_source(const backend *be, const attn_args *a, bias_source *out) {

@@ -45,10 +45,10 @@ status sm90a_map_grains(CUtensorMap *map, act_type act, const void *rows, int64_
                         int64_t n_columns, int64_t stride, int box_rows, int dim);
 
 /* A tensor map of four dimensions, of pages, each `page_rows` rows of n_columns, pages `stride`
- * elements apart: a box is all `dim` columns of a head in one page, parts of 64 one after the
- * other. */
+ * elements apart: a box is all `dim` columns of a head in `box_rows` rows of one page, parts of 64
+ * one after the other. */
 status sm90a_map_pages(CUtensorMap *map, act_type act, const void *rows, int64_t n_columns,
-                       int64_t page_rows, int64_t n_pages, int64_t stride, int dim);
+                       int64_t page_rows, int64_t n_pages, int64_t stride, int box_rows, int dim);
 
 /* Launches a kernel that may start while the last blocks of the previous kernel of the stream still
  * run (programmatic dependent launch), in a CUDA graph as well.  Each of its threads calls

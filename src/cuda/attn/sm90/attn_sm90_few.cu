@@ -60,8 +60,8 @@ bool cuda_attn_sm90_can_few(const backend *be, const attn_args *a) {
 
 static status few_map_pages(CUtensorMap *map, const backend *be, const attn_args *a,
                             const void *rows) {
-    return sm90a_map_half_pages(map, be->act, rows, (int64_t)a->n_heads * a->dim_qk, PAGED_TILE,
-                                a->pages.n_pages, a->pages.stride, a->dim_qk);
+    return sm90a_map_pages(map, be->act, rows, (int64_t)a->n_heads * a->dim_qk, PAGED_TILE,
+                           a->pages.n_pages, a->pages.stride, 32, a->dim_qk);
 }
 
 static status map_inputs(backend *be, const attn_args *a, few_maps *maps) {

@@ -14,24 +14,7 @@
 #ifndef HSTU_CUDA_ATTN_SM90_ATTN_SM90_FEW_CUH
 #define HSTU_CUDA_ATTN_SM90_ATTN_SM90_FEW_CUH
 
-#include "cuda/attn/sm90/attn_sm90_few.h"
 #include "cuda/attn/sm90/attn_sm90_paged_sum.cuh"
-
-/* The barrier of a cluster's threads: all of them arrive, then wait; what they wrote to the shared
- * memory of any of its blocks is visible after it. */
-__device__ static inline void cluster_arrive() {
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-}
-__device__ static inline void cluster_wait() {
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
-/* Where block `rank` of the cluster has what this block has at p in its shared memory. */
-template <typename T> __device__ static inline T *cluster_map(T *p, int rank) {
-    uint64_t to;
-    asm volatile("mapa.u64 %0, %1, %2;" : "=l"(to) : "l"((uint64_t)p), "r"(rank));
-    return (T *)to;
-}
 
 /* d (64, 32) (+)= A B^T over 16 values of k: A in registers, B a tile in shared memory, K-major. */
 template <typename T>

@@ -78,7 +78,7 @@ template <typename S> static void cut(const backend *be, const attn_args *a, pag
 /* The tensor map of pages: a box is all columns of a head in one. */
 static status map_pages(CUtensorMap *map, const backend *be, const attn_args *a, const void *rows) {
     return sm90a_map_pages(map, be->act, rows, (int64_t)a->n_heads * a->dim_qk, PAGED_TILE,
-                           a->pages.n_pages, a->pages.stride, a->dim_qk);
+                           a->pages.n_pages, a->pages.stride, PAGED_TILE, a->dim_qk);
 }
 
 template <typename S> static status map_inputs(backend *be, const attn_args *a, paged_maps *maps) {

@@ -69,6 +69,22 @@ __device__ static inline void add_shared(uint32_t address, int x) {
     asm volatile("red.relaxed.cta.shared::cta.add.s32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
 }
 
+/* The barrier of a cluster's threads: all of them arrive, then wait; what they wrote to the shared
+ * memory of any of its blocks is visible after it. */
+__device__ static inline void cluster_arrive() {
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+__device__ static inline void cluster_wait() {
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+/* Where block `rank` of the cluster has what this block has at p in its shared memory. */
+template <typename T> __device__ static inline T *cluster_map(T *p, int rank) {
+    uint64_t to;
+    asm volatile("mapa.u64 %0, %1, %2;" : "=l"(to) : "l"((uint64_t)p), "r"(rank));
+    return (T *)to;
+}
+
 /* For kernels launched by sm90a_launch_early: grid_wait waits until the previous kernel is complete
  * and its writes are visible; grid_launch_next allows the next kernel, if launched the same way, to
  * start where there is room. */
