@@ -235,7 +235,7 @@ static void check_packed(test_backends *t, int64_t n, int32_t n_in, int32_t n_ou
     l.a.packed = packed;
     CHECK_OK(be->ops->linear_pack(be, &l.a));
     l.a.w = NULL;
-    for (int i = test_on.kind == ON_CPU ? 2 : 5; i > 0; i--) { /* z kept; not kept; each tile */
+    for (int i = test_on.kind == ON_CPU ? 2 : 9; i > 0; i--) { /* z kept; not kept; each tile */
         linear_args a = l.a;
         if (i > 1) a.z = NULL;
         a.rank = i == 1 ? 0 : i == 2 ? LINEAR_FASTEST : i - 2;
@@ -325,7 +325,7 @@ static void check_put(test_backends *t, int64_t n, int32_t dim, epilogue f) {
     linear_args a = l.a;
     a.z = NULL;
     a.put = &put;
-    for (a.rank = 0; a.rank < 4; a.rank++) {
+    for (a.rank = 0; a.rank < 6; a.rank++) {
         CHECK_OK(be->ops->linear_fwd(be, &a));
         for (int64_t i = 0; i < n; i++) {
             const float *y = (float *)a.y + i * 3 * dim;
@@ -373,20 +373,20 @@ static double normed(const linear_args *a, const float *x, int64_t row, int32_t 
  * moments that the first one leaves, if any, and without. */
 static void check_norm(test_backends *t, int64_t n, int32_t dim, int32_t n_out, bool is_transposed,
                        bool has_affine, float offset) {
-    layer first = make_layer(n, 40, dim, false, EPILOGUE_NONE, false, true, false);
+    enum { FIRST_IN = 136 };
+    layer first = make_layer(n, FIRST_IN, dim, false, EPILOGUE_NONE, false, true, false);
     layer second = make_layer(n, dim, n_out, is_transposed, EPILOGUE_SILU, true, false, false);
     backend *be = t->be[1];
     float *weight = floats(dim, 21), *bias = floats(dim, 22), *stats = floats(2 * n, 23), *w;
     row_moments moments = {.parts = floats(2 * n * ((dim + 63) / MOMENTS_WIDTH), 24)};
     char *packed[2];
-    CHECK_OK(MEM_NEW(&packed[0], be->ops->linear_packed_bytes(be, 40, dim)));
+    CHECK_OK(MEM_NEW(&packed[0], be->ops->linear_packed_bytes(be, FIRST_IN, dim)));
     CHECK_OK(MEM_NEW(&packed[1], be->ops->linear_packed_bytes(be, dim, n_out)));
     for (int64_t i = 0; i < n * dim; i++)
         ((float *)first.a.residual)[i] += offset;
     first.a.packed = packed[0];
     CHECK_OK(be->ops->linear_pack(be, &first.a));
     first.a.moments = &moments;
-    CHECK_OK(be->ops->linear_fwd(be, &first.a));
     norm_args norm = {.n = n,
                       .dim = dim,
                       .eps = 1e-5f,
@@ -402,8 +402,10 @@ static void check_norm(test_backends *t, int64_t n, int32_t dim, int32_t n_out, 
     second.a.packed = packed[1];
     CHECK_OK(be->ops->linear_pack(be, &second.a));
     w = (float *)second.a.w;
-    for (int i = 0; i < (test_on.kind == ON_CPU ? 2 : 8); i++) { /* each tile, with them or not */
+    for (int i = 0; i < (test_on.kind == ON_CPU ? 2 : 16); i++) { /* each tile, with them or not */
         double difference = 0, sum = 0;
+        first.a.rank = i / 2;
+        CHECK_OK(be->ops->linear_fwd(be, &first.a));
         norm.moments = i % 2 == 0 ? &moments : NULL;
         second.a.rank = i / 2;
         second.a.w = NULL;

@@ -79,7 +79,7 @@ static status wave_launch(backend *be, const linear_args *a, const void *w, cons
 
 typedef status (*many_fn)(backend *be, const linear_args *a, const void *w, const many_job *j);
 
-/* Tiles of 64 g rows x n columns; is_wave: a block has one of them, so all should run at once. */
+/* Tiles of 64 g rows x n columns; is_wave: for calls whose tiles can all run at once. */
 typedef struct many_choice {
     int n, g;
     bool is_wave;
@@ -87,12 +87,17 @@ typedef struct many_choice {
 } many_choice;
 
 #define MANY(N, G, MODE)                                                                           \
-    { N, G, false, many_launch<__nv_bfloat16, many_tile<N, G>, MODE> }
+    { N, G, false, many_launch<__nv_bfloat16, many_tile<N, G, MODE>, MODE> }
+#define ONCE(N, G, MODE)                                                                           \
+    { N, G, true, many_launch<__nv_bfloat16, many_tile<N, G, MODE>, MODE> }
 #define WAVE(N, G, STAGES, MODE)                                                                   \
     { N, G, true, wave_launch<__nv_bfloat16, wave_tile<N, G, STAGES>, MODE> }
-static const many_choice silu_tiles[] = {WAVE(96, 2, 7, MANY_SILU), MANY(96, 2, MANY_SILU),
+static const many_choice silu_tiles[] = {WAVE(96, 2, 7, MANY_SILU), WAVE(128, 2, 5, MANY_SILU),
+                                         MANY(160, 3, MANY_SILU), MANY(192, 3, MANY_SILU),
                                          MANY(256, 3, MANY_SILU)};
-static const many_choice sum_tiles[] = {WAVE(64, 1, 12, MANY_SUM), MANY(96, 2, MANY_SUM),
+static const many_choice sum_tiles[] = {WAVE(64, 1, 12, MANY_SUM), WAVE(128, 1, 8, MANY_SUM),
+                                        WAVE(128, 2, 5, MANY_SUM), ONCE(192, 2, MANY_SUM),
+                                        ONCE(256, 2, MANY_SUM),    MANY(96, 2, MANY_SUM),
                                         MANY(128, 3, MANY_SUM)};
 enum {
     N_SILU = sizeof silu_tiles / sizeof *silu_tiles,
@@ -105,12 +110,29 @@ static bool has_steps(const linear_args *a, const many_choice *t) {
 }
 
 /* The time of a call, up to a factor: as often as a block computes a tile, which takes as long as
- * its products and what a tile costs besides. */
+ * its products and what a tile costs besides: with a residual and moments more than the rest of an
+ * epilogue, which is nearly proportional to the products.
+ *
+ * Microseconds of a layer that set it (H200, 2026-11-17; bfloat16, one user, width 1024, all with
+ * the same attention; columns x rows of a tile, "-": more than a wave; sums: 514 rows, not 512):
+ *     rows             512    770   1026   1282   1538   2050   2562   3074   3586   4098   4354
+ *     silu 128 x 128  30.3      -      -      -      -      -      -      -      -      -      -
+ *          160 x 192  34.2   37.0   58.2   64.6   57.1   95.2  106.7  134.9  147.1  169.5  176.5
+ *          192 x 192  36.2   36.4   50.8   68.1   60.4   88.1  112.9  130.6  154.0  165.5  173.0
+ *          256 x 192  39.7   40.2   55.5   61.6   68.2   96.2  108.9  141.4  154.0  165.4  171.5
+ *          96 x 128   37.1   39.7   56.6   67.8   62.6   99.5  116.6  141.2  160.4  178.9  190.4
+ *     sum  128 x 64   30.6   37.8      -      -      -      -      -      -      -      -      -
+ *          128 x 128  32.3   39.5   56.9   61.9   59.6      -      -      -      -      -      -
+ *          96 x 128   33.5   39.7   56.6   61.7   64.6   99.1  117.5  141.7  160.9  165.0  173.2
+ *          192 x 128     -      -   60.0   65.5   62.2   97.2  114.8  142.1  159.3  168.7  174.8
+ *          128 x 192     -      -   59.3   64.5   62.6   99.5  116.5  142.0  161.7  166.6  172.7
+ *          256 x 128     -      -   62.6   68.5   64.5   98.5  115.8  134.2  152.7  162.4  179.3 */
 static int64_t many_cost(const backend *be, const linear_args *a, const many_choice *t) {
     int64_t n_tiles = cuda_div_up(a->n, 64 * t->g) * cuda_div_up(a->n_out, t->n);
     int64_t n_waves = cuda_div_up(n_tiles, cuda_of(be)->n_multiprocessors);
     if (!has_steps(a, t) || (t->is_wave && n_waves > 1)) return INT64_MAX;
-    return n_waves * (32 + t->g * t->n);
+    int besides = a->f == EPILOGUE_SILU ? 32 : t->is_wave ? 64 : 96;
+    return n_waves * (besides + t->g * t->n);
 }
 
 status cuda_linear_many(backend *be, const linear_args *a, const linear_packed *p) {

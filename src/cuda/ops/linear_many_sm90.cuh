@@ -118,10 +118,10 @@ template <typename S> struct many_ring {
  * then the second's, so that the first half of the epilogue runs beside these.  last: the stage
  * before. */
 template <typename T, typename S, many_mode MODE>
-__device__ static inline void many_end(const many_job &j, const many_maps &maps, const char *stages,
-                                       many_room<S> *room, const many_side<S> *side,
-                                       const many_place &at, int group, int last, char *buffers,
-                                       many_ring<S> &ring, float (&d)[S::PARTS][S::PART_N / 2]) {
+__device__ static inline void
+many_end(const many_job &j, const many_maps &maps, const char *stages, many_room<S> *room,
+         const many_side<S> *side, const many_place &at, int group, int last, char *buffers,
+         many_ring<S> &ring, many_sums (&sums)[2], float (&d)[S::PARTS][S::PART_N / 2]) {
     int first = (int)threadIdx.x / 32 * 16, one = ring.at;
     barrier_wait(&room->full[one], ring.of_stages());
     wgmma_fence();
@@ -140,12 +140,13 @@ __device__ static inline void many_end(const many_job &j, const many_maps &maps,
     many_multiply<T, S>(d, 1, stages + two * S::STAGE, group, true);
     wgmma_commit();
     barrier_wait(&room->side_full, ring.of_tiles());
+    if constexpr (MODE == MANY_SUM) barrier_wait(&room->residual[first / 16], ring.of_tiles());
     wgmma_wait<1>();
-    many_store<T, S, MODE, 0, S::CHUNKS / 2>(j, maps, at, first, d, *side, buffers);
+    many_store<T, S, MODE, 0, S::CHUNKS / 2>(j, maps, at, first, d, *side, sums, buffers);
     wgmma_wait<0>();
     release(&room->empty[one]);
     release(&room->empty[two]);
-    many_store<T, S, MODE, S::CHUNKS / 2, S::CHUNKS>(j, maps, at, first, d, *side, buffers);
+    many_store<T, S, MODE, S::CHUNKS / 2, S::CHUNKS>(j, maps, at, first, d, *side, sums, buffers);
 }
 
 template <typename T, typename S, many_mode MODE>
@@ -159,6 +160,7 @@ __device__ static void many_compute(const many_job &j, const many_maps &maps, ch
     for (int tile = (int)blockIdx.x; tile < n_tiles; tile += (int)gridDim.x) {
         many_place at = many_place_of<S>(j, tile);
         float d[S::PARTS][S::PART_N / 2];
+        many_sums sums[2];
         int last = -1;
         if constexpr (MODE == MANY_SUM) {
             many_fetch<S>(maps, at, at.row + warp * 16, buffers, &room->residual[warp]);
@@ -179,13 +181,14 @@ __device__ static void many_compute(const many_job &j, const many_maps &maps, ch
             ring.advance();
         }
         if constexpr (S::PARTS > 1) {
-            many_end<T, S, MODE>(j, maps, stages, room, side, at, group, last, buffers, ring, d);
+            many_end<T, S, MODE>(j, maps, stages, room, side, at, group, last, buffers, ring, sums,
+                                 d);
         } else {
             wgmma_wait<0>();
             release(&room->empty[last]);
             barrier_wait(&room->side_full, ring.of_tiles());
             if constexpr (MODE == MANY_SUM) barrier_wait(&room->residual[warp], ring.of_tiles());
-            many_store<T, S, MODE, 0, S::CHUNKS>(j, maps, at, warp * 16, d, *side, buffers);
+            many_store<T, S, MODE, 0, S::CHUNKS>(j, maps, at, warp * 16, d, *side, sums, buffers);
         }
         __syncwarp();
         release(&room->side_empty);

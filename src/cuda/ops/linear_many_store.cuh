@@ -17,19 +17,22 @@ enum {
 typedef enum many_mode { MANY_SILU, MANY_SUM } many_mode;
 
 /* Tiles of 64 G rows x N columns, G warpgroups that compute. */
-template <int N_, int G_> struct many_tile {
+template <int N_, int G_, many_mode MODE> struct many_tile {
     static constexpr int N = N_, G = G_;
     static constexpr int ROWS = 64 * G, WARPS = 4 * G, THREADS = (G + 1) * GROUP;
     /* registers of a thread that computes, and of one that does not */
-    static constexpr int REGISTERS = G == 3 ? 160 : 224, SPARE = G == 3 ? 32 : 56;
+    static constexpr int REGISTERS = G < 3 ? 216 : N < 256 ? 152 : 160;
+    static constexpr int SPARE = G < 3 ? 72 : N < 256 ? 56 : 32;
     static constexpr int BYTES_X = ROWS * PART_BYTES, BYTES_W = N * PART_BYTES;
     static constexpr int STAGE = BYTES_X + BYTES_W;
-    /* products of a step: with G = 3 the compiler has no registers for 256 columns at once */
-    static constexpr int PARTS = G == 3 && N == 256 ? 2 : 1, PART_N = N / PARTS;
-    static constexpr int COLUMNS = N % PART == 0 ? PART : PART / 2; /* of a buffer, swizzled */
+    /* Products of a step, two for 256 columns: the epilogue of the first part runs beside the last
+     * products of the second, and with G = 3 the compiler has no registers for all at once. */
+    static constexpr int PARTS = N == 256 ? 2 : 1, PART_N = N / PARTS;
+    static constexpr int COLUMNS = PART_N % PART == 0 ? PART : PART / 2; /* of a buffer, swizzled */
     static constexpr int CHUNKS = N / COLUMNS;
-    static constexpr int BUFFER = 16 * COLUMNS * 2;         /* bytes: 16 rows */
-    static constexpr int BUFFERS = COLUMNS == PART ? 2 : 3; /* of a warp */
+    static constexpr int BUFFER = 16 * COLUMNS * 2; /* bytes: 16 rows */
+    /* of a warp: a residual needs all */
+    static constexpr int BUFFERS = MODE == MANY_SUM ? CHUNKS : COLUMNS == PART ? 2 : 3;
     static constexpr int OUT = WARPS * BUFFERS * BUFFER;
     static constexpr int SIDE = 2 * N * (int)sizeof(float) + ROWS * 24;
     static constexpr int MOST = (MANY_MOST - OUT - SIDE - 1024) / STAGE;
@@ -169,30 +172,32 @@ __device__ static inline float2 many_moments(const many_sums &s, float n) {
     return make_float2(mean * 4 * n, square);
 }
 
-/* Mean and half of 1 / deviation of a row of x, of its parts' moments; as many of them are on their
- * way at once as there are registers for. */
+/* Mean and half of 1 / deviation of a row of x, of the moments of its parts, which are summed
+ * around the mean of the first one in one pass; so many of them are on their way at once as there
+ * are registers for. */
 template <typename S> __device__ static inline float2 many_norm_of(const many_job &j, int row) {
     constexpr int AT_ONCE = S::SPARE > 32 ? 8 : 2;
-    const float2 *part = (const float2 *)j.moments.parts + (int64_t)row * j.n_parts;
-    float mean = 0, square = 0;
+    const float2 *parts = (const float2 *)j.moments.parts + (int64_t)row * j.n_parts;
+    float middle = 0, sum = 0, square = 0;
 #pragma unroll 1
     for (int first = 0; first < j.n_parts; first += AT_ONCE) {
-        float sum[AT_ONCE];
+        float2 part[AT_ONCE];
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++)
-            sum[i] = first + i < j.n_parts ? part[first + i].x : 0;
+            if (first + i < j.n_parts) part[i] = parts[first + i];
 #pragma unroll
-        for (int i = 0; i < AT_ONCE; i++)
-            mean += sum[i];
+        for (int i = 0; i < AT_ONCE; i++) {
+            if (first + i >= j.n_parts) break;
+            float n = (float)min(j.moments.width, j.n_in - (first + i) * j.moments.width);
+            if (first + i == 0) middle = __fdividef(part[i].x, n);
+            float apart = fmaf(-n, middle, part[i].x); /* n times the difference of the means */
+            sum += apart;
+            square += part[i].y + __fdividef(apart * apart, n);
+        }
     }
-    mean /= (float)j.n_in;
-#pragma unroll 1
-    for (int i = 0; i < j.n_parts; i++) { /* in the cache now */
-        float n = (float)min(j.moments.width, j.n_in - i * j.moments.width);
-        float apart = part[i].x / n - mean;
-        square += fmaf(n * apart, apart, part[i].y);
-    }
-    return make_float2(mean, .5f * rsqrtf(square / (float)j.n_in + j.eps));
+    float apart = sum / (float)j.n_in;
+    return make_float2(middle + apart,
+                       .5f * rsqrtf((square - sum * apart) / (float)j.n_in + j.eps));
 }
 
 /* Where column 0 of y would be in the page of a slot. */
@@ -249,14 +254,14 @@ __device__ static inline void many_keep(const many_job &j, const char *buffer,
 template <typename T, typename S, many_mode MODE, int FROM, int END>
 __device__ static inline void
 many_store(const many_job &j, const many_maps &maps, const many_place &at, int first,
-           const float (&d)[S::PARTS][S::PART_N / 2], const many_side<S> &side, char *buffers) {
+           const float (&d)[S::PARTS][S::PART_N / 2], const many_side<S> &side,
+           many_sums (&sums)[2], char *buffers) {
     constexpr int HALF = PART / 2; /* columns of 16 bytes a row and matrix: enough to keep busy */
     int lane = (int)threadIdx.x % 32, n_blocks = min((int)S::N, j.n_out - at.column) / 8;
     if constexpr (FROM > 0) /* so that no addresses of the first half are kept: registers */
         asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
     uint32_t fragment = many_swizzle<S>(lane % 16, lane / 16); /* the lane's row, of stmatrix */
     float2 norm[2] = {side.norm[first + lane / 4], side.norm[first + lane / 4 + 8]};
-    many_sums sums[2];
     bool keeps = MODE != MANY_SUM && many_keeps<S>(j, at);
 #pragma unroll
     for (int c = FROM; c < END; c++) {
@@ -288,7 +293,7 @@ many_store(const many_job &j, const many_maps &maps, const many_place &at, int f
             tile_store(&maps.y, shared_address(buffer), at.column + c * S::COLUMNS, at.row + first);
         if (keeps) many_keep<T, S>(j, buffer, side, first, at.column + c * S::COLUMNS);
     }
-    if constexpr (MODE == MANY_SUM) {
+    if constexpr (MODE == MANY_SUM && END == S::CHUNKS) {
 #pragma unroll
         for (int i = 0; i < 2 && j.moments_y != NULL; i++) {
             int64_t row = at.row + first + lane / 4 + 8 * i;

@@ -170,6 +170,7 @@ __device__ static void wave_compute(const many_job &j, const many_maps &maps, co
     int warp = (int)threadIdx.x / 32;
     int group = S::G == 1 ? 0 : __shfl_sync(0xffffffffu, (int)threadIdx.x / GROUP, 0);
     float d[1][S::N / 2];
+    many_sums sums[2];
     buffers += warp * S::BUFFERS * S::BUFFER;
     if constexpr (MODE == MANY_SUM) {
         many_fetch<S>(maps, at, at.row + warp * 16, buffers, &room->residual[warp]);
@@ -178,7 +179,7 @@ __device__ static void wave_compute(const many_job &j, const many_maps &maps, co
     wave_multiply<T, S>(j, stages, group, room, d[0]);
     barrier_wait(&room->side, 0);
     if constexpr (MODE == MANY_SUM) barrier_wait(&room->residual[warp], 0);
-    many_store<T, S, MODE, 0, S::CHUNKS>(j, maps, at, warp * 16, d, *side, buffers);
+    many_store<T, S, MODE, 0, S::CHUNKS>(j, maps, at, warp * 16, d, *side, sums, buffers);
     if (threadIdx.x % 32 == 0) tile_stores_wait<0>();
 }
 
