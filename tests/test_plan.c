@@ -203,6 +203,28 @@ TEST(plan_refuses_pages_that_do_not_fit) {
     }
 }
 
+/* Events all of whose tokens are in pages need not be in the batch; all others are checked. */
+TEST(plan_checks_the_events_that_it_reads) {
+    static const int32_t pages[] = {7, 4, 9, 5};
+    static const struct {
+        int32_t n_reused, event;
+        bool is_read;
+    } tries[] = {{0, 0, true}, {3, 0, true}, {4, 0, false}, {4, 1, true}, {5, 2, true}};
+    const int32_t *page[] = {pages};
+    for (size_t i = 0; i < sizeof tries / sizeof *tries; i++) {
+        paged x;
+        int32_t n_reused = tries[i].n_reused, n_stored = 6;
+        plan_cache cache = {&n_reused, &n_stored, page};
+        plan_request request = {.purpose = PLAN_SCORE, .grad_scale = 1, .cache = &cache};
+        CHECK_OK(build_with_pages(&x, 3, 3, 6));
+        CHECK_EQ(plan_n_skipped(&x.p, n_reused), n_reused >= 4);
+        x.b.item[tries[i].event] = 0;
+        status st = plan_build(&x.p, x.t.be, &x.b.b, &request);
+        CHECK_EQ(st, tries[i].is_read ? ERR_FORMAT : OK);
+        end(&x);
+    }
+}
+
 TEST(plan_of_ranking_without_candidates) {
     toy_model t;
     toy_batch b;

@@ -62,18 +62,26 @@ void histories_clear(histories *h) {
     h->view.n_users = h->view.n_tokens = 0;
 }
 
-static void put_events(batch *b, const user_events *u, uint64_t n) {
-    uint64_t first = u->n - n;
-    size_t at = (size_t)b->n_tokens, count = (size_t)n;
-    if (n == 0) return;
+/* The last n events; those before the n_skipped-th are not copied. */
+static void put_events(batch *b, const user_events *u, uint64_t n, uint64_t n_skipped) {
+    uint64_t first = u->n - n, skipped = n_skipped > first ? n_skipped - first : 0;
+    if (skipped > n) skipped = n;
+    size_t at = (size_t)b->n_tokens + (size_t)skipped, count = (size_t)(n - skipped);
+    first += skipped;
+    b->n_tokens += (int32_t)n;
+    if (count == 0) return;
     memcpy(b->item + at, u->item + first, count * sizeof *b->item);
     memcpy(b->action + at, u->action + first, count * sizeof *b->action);
-    memcpy(b->time + at, u->time + first, count * sizeof *b->time);
-    b->n_tokens += (int32_t)n;
+    if (u->time != NULL) memcpy(b->time + at, u->time + first, count * sizeof *b->time);
 }
 
 status histories_add(histories *h, const user_events *u, const uint32_t *candidate,
                      int32_t n_candidates) {
+    return histories_add_rest(h, u, 0, candidate, n_candidates);
+}
+
+status histories_add_rest(histories *h, const user_events *u, uint64_t n_skipped,
+                          const uint32_t *candidate, int32_t n_candidates) {
     batch *b = &h->view;
     if (b->n_users == h->max_users || n_candidates > h->max_events)
         return fail(ERR_CONFIG, "a batch of %d users and %d candidates is full", h->max_users,
@@ -84,11 +92,12 @@ status histories_add(histories *h, const user_events *u, const uint32_t *candida
     if (b->n_tokens + (int64_t)n + n_candidates > h->max_rows)
         return fail(ERR_CONFIG, "a batch of %lld events is full", (long long)h->max_rows);
     int32_t user = b->n_users++;
-    put_events(b, u, n);
+    int64_t newest = u->n > 0 && u->time != NULL ? u->time[u->n - 1] : 0;
+    put_events(b, u, n, n_skipped);
     for (int32_t i = 0; i < n_candidates; i++, b->n_tokens++) {
         b->item[b->n_tokens] = candidate[i];
         b->action[b->n_tokens] = 0;
-        b->time[b->n_tokens] = u->n > 0 ? u->time[u->n - 1] : 0;
+        b->time[b->n_tokens] = newest;
     }
     b->users[user] = u->user;
     b->n_targets[user] = n_candidates;

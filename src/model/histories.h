@@ -16,7 +16,7 @@ typedef struct user_events {
     uint64_t n;
     const uint32_t *item;   /* (n), oldest first */
     const uint16_t *action; /* (n) */
-    const int64_t *time;    /* (n), ticks of the data */
+    const int64_t *time;    /* (n), ticks of the data; NULL for a model that reads none */
     uint32_t context[CONTEXT_MAX];
 } user_events;
 
@@ -44,5 +44,10 @@ void histories_clear(histories *h);
  * read as 0; their time is that of the newest event. */
 status histories_add(histories *h, const user_events *u, const uint32_t *candidate,
                      int32_t n_candidates);
+
+/* The same where the pass does not read the first n_skipped events (pass_n_skipped): their places
+ * in the batch keep whatever is there. */
+status histories_add_rest(histories *h, const user_events *u, uint64_t n_skipped,
+                          const uint32_t *candidate, int32_t n_candidates);
 
 #endif

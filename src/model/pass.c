@@ -390,6 +390,10 @@ static status run_cached(pass *p, const batch *b, plan_purpose purpose, kv_store
     return st;
 }
 
+int32_t pass_n_skipped(const pass *p, int32_t n_reused) {
+    return plan_n_skipped(&p->plan, n_reused);
+}
+
 status pass_encode(pass *p, const batch *b, const void **out) {
     return pass_encode_cached(p, b, NULL, NULL, out);
 }

@@ -108,6 +108,10 @@ status pass_encode_cached(pass *p, const batch *b, struct kv_store *store, const
 status pass_score_cached(pass *p, const batch *b, struct kv_store *store, const plan_cache *cache,
                          const void **out, int64_t *n_rows);
 
+/* How many of a sequence's first events these two do not read where n_reused of its tokens are in
+ * pages: the batch need not have them. */
+int32_t pass_n_skipped(const pass *p, int32_t n_reused);
+
 /* Retrieval: the catalogue ranked for every user of a batch by its encoded state, without the items
  * it has seen: those of its history in the batch, as evaluation does, or the rows that the query
  * lists, such as the whole history. */

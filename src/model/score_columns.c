@@ -58,37 +58,35 @@ static void finish_bits(const score_columns *c, const float *logit, float *to) {
         to[i] = (float)(1 / (1 + exp(-(double)logit[i])));
 }
 
-/* exp(x) of x <= 0 for all of n numbers, to about a unit in the last place of a double: x is k ln 2
- * + r, exp(r) a Taylor series to r^13 (the rest is below 5e-18), and 2^k is put into the exponent.
- * Simple enough that the compiler does several at a time, which the library's exp is not.  Below
- * -700 it is as at -700, which is nothing as a float; NaN stays NaN. */
-static void exp_all(double *x, int32_t n) {
+#ifdef __FP_FAST_FMA
+#define MULTIPLY_ADD(a, b, c) fma((a), (b), (c))
+#else
+#define MULTIPLY_ADD(a, b, c) ((a) * (b) + (c))
+#endif
+
+/* exp(x) of -700 <= x <= 0, to about 1e-11 of it: x is k ln 2 + r, exp(r) a Taylor series to r^9
+ * (the rest is below 8e-12, which no float shows), and 2^k is put into the exponent.  Simple enough
+ * that the compiler does several at a time, which the library's exp is not.  NaN stays NaN. */
+static inline double exp_of(double x) {
     static const double to_int = 6755399441055744.0; /* 1.5 * 2^52: its last bits count ones */
-#pragma omp simd
-    for (int32_t i = 0; i < n; i++) {
-        double at = x[i] < -700 ? -700 : x[i], k = at * 1.4426950408889634 + to_int, p, scale;
-        uint64_t bits;
-        memcpy(&bits, &k, sizeof bits);
-        k -= to_int;
-        double r = (at - k * 6.93147180369123816490e-01) - k * 1.90821492927058770002e-10;
-        p = 1.0 / 6227020800;
-        p = p * r + 1.0 / 479001600;
-        p = p * r + 1.0 / 39916800;
-        p = p * r + 1.0 / 3628800;
-        p = p * r + 1.0 / 362880;
-        p = p * r + 1.0 / 40320;
-        p = p * r + 1.0 / 5040;
-        p = p * r + 1.0 / 720;
-        p = p * r + 1.0 / 120;
-        p = p * r + 1.0 / 24;
-        p = p * r + 1.0 / 6;
-        p = p * r + 1.0 / 2;
-        p = p * r + 1;
-        p = p * r + 1;
-        bits = (bits + 1023) << 52;
-        memcpy(&scale, &bits, sizeof scale);
-        x[i] = p * scale;
-    }
+    double k = MULTIPLY_ADD(x, 1.4426950408889634, to_int), r, p, scale;
+    uint64_t bits;
+    memcpy(&bits, &k, sizeof bits);
+    k -= to_int;
+    r = MULTIPLY_ADD(k, -6.93147180369123816490e-01, x);
+    r = MULTIPLY_ADD(k, -1.90821492927058770002e-10, r);
+    p = MULTIPLY_ADD(1.0 / 362880, r, 1.0 / 40320);
+    p = MULTIPLY_ADD(p, r, 1.0 / 5040);
+    p = MULTIPLY_ADD(p, r, 1.0 / 720);
+    p = MULTIPLY_ADD(p, r, 1.0 / 120);
+    p = MULTIPLY_ADD(p, r, 1.0 / 24);
+    p = MULTIPLY_ADD(p, r, 1.0 / 6);
+    p = MULTIPLY_ADD(p, r, 1.0 / 2);
+    p = MULTIPLY_ADD(p, r, 1.0);
+    p = MULTIPLY_ADD(p, r, 1.0);
+    bits = (bits + 1023) << 52;
+    memcpy(&scale, &bits, sizeof scale);
+    return p * scale;
 }
 
 static float largest(const float *x, int32_t n) {
@@ -98,21 +96,8 @@ static float largest(const float *x, int32_t n) {
     return most;
 }
 
-/* Softmax over the logits of the ratings alone, of which e are the exponentials: a head may have
- * more logits than ratings. */
-static void finish_row(const score_columns *c, const double *e, float *to) {
-    double sum = 0, mean = 0;
-    for (int32_t i = 0; i < c->n_classes; i++)
-        sum += e[i];
-    for (int32_t i = 0; i < c->n_classes; i++) {
-        double p = e[i] / sum;
-        to[1 + i] = (float)p;
-        mean += p * c->rating[i];
-    }
-    to[0] = (float)mean;
-}
-
-/* The same where a row has more classes than a block has room for. */
+/* Softmax over the logits of the ratings alone: a head may have more logits than ratings.  This is
+ * for a row of more classes than a block has room for. */
 static void finish_wide(const score_columns *c, const float *logit, float *to) {
     double sum = 0, mean = 0, most = (double)largest(logit, c->n_classes);
     for (int32_t i = 0; i < c->n_classes; i++)
@@ -125,30 +110,76 @@ static void finish_wide(const score_columns *c, const float *logit, float *to) {
     to[0] = (float)mean;
 }
 
-enum { BLOCK = 512 };
+/* Rows that are finished together: a request has hundreds of them, of a few classes. */
+enum { ROWS = 32, MOST_CLASSES = 64 };
 
-/* A request has hundreds of rows of a few classes: their exponentials are made together. */
+/* The logits of a class after those of the class before, so that a row is a lane of each vector. */
+typedef struct row_block {
+    float x[MOST_CLASSES][ROWS]; /* logits, then probabilities */
+    double e[MOST_CLASSES][ROWS];
+    double sum[ROWS], mean[ROWS];
+} row_block;
+
+/* The exponentials of a block, and their sums.  What is far below the largest logit, exp(-700) of
+ * it, is nothing as a float. */
+static void exp_block(row_block *b, int32_t n_classes, int32_t n) {
+    float most[ROWS];
+    memcpy(most, b->x[0], sizeof most);
+    for (int32_t i = 1; i < n_classes; i++)
+#pragma omp simd
+        for (int32_t k = 0; k < n; k++)
+            most[k] = b->x[i][k] > most[k] ? b->x[i][k] : most[k];
+    for (int32_t i = 0; i < n_classes; i++)
+#pragma omp simd
+        for (int32_t k = 0; k < n; k++) {
+            double x = (double)b->x[i][k] - (double)most[k];
+            b->e[i][k] = x < -700 ? -700 : x;
+        }
+    memset(b->sum, 0, sizeof b->sum);
+    for (int32_t i = 0; i < n_classes; i++)
+#pragma omp simd
+        for (int32_t k = 0; k < n; k++) {
+            b->e[i][k] = exp_of(b->e[i][k]);
+            b->sum[k] += b->e[i][k];
+        }
+}
+
+/* A row's numbers do not depend on those of the others. */
 static void finish_block(const score_columns *c, int32_t n, const float *logits, float *to) {
-    double e[BLOCK];
-    for (int32_t k = 0; k < n; k++) {
-        const float *logit = logits + (int64_t)k * c->width;
-        float most = largest(logit, c->n_classes);
-        for (int32_t i = 0; i < c->n_classes; i++)
-            e[k * c->n_classes + i] = (double)logit[i] - (double)most;
-    }
-    exp_all(e, n * c->n_classes);
+    row_block b;
     for (int32_t k = 0; k < n; k++)
-        finish_row(c, e + k * c->n_classes, to + (int64_t)k * c->n);
+        for (int32_t i = 0; i < c->n_classes; i++)
+            b.x[i][k] = logits[(int64_t)k * c->width + i];
+    exp_block(&b, c->n_classes, n);
+    memset(b.mean, 0, sizeof b.mean);
+#pragma omp simd
+    for (int32_t k = 0; k < n; k++)
+        b.sum[k] = 1 / b.sum[k];
+    for (int32_t i = 0; i < c->n_classes; i++) {
+        double rating = c->rating[i];
+#pragma omp simd
+        for (int32_t k = 0; k < n; k++) {
+            double p = b.e[i][k] * b.sum[k];
+            b.x[i][k] = (float)p;
+            b.mean[k] += p * rating;
+        }
+    }
+    for (int32_t k = 0; k < n; k++, to += c->n) {
+        to[0] = (float)b.mean[k];
+        for (int32_t i = 0; i < c->n_classes; i++)
+            to[1 + i] = b.x[i][k];
+    }
 }
 
 void score_columns_finish(const score_columns *c, int32_t n, const float *logits, float *to) {
-    int32_t most = c->is_bits || c->n_classes > BLOCK ? 1 : BLOCK / c->n_classes;
+    bool is_wide = c->n_classes > MOST_CLASSES;
+    int32_t most = c->is_bits || is_wide ? 1 : ROWS;
     for (int32_t k = 0; k < n; k += most) {
         const float *own = logits + (int64_t)k * c->width;
         float *own_to = to + (int64_t)k * c->n;
         if (c->is_bits)
             finish_bits(c, own, own_to);
-        else if (c->n_classes > BLOCK)
+        else if (is_wide)
             finish_wide(c, own, own_to);
         else
             finish_block(c, n - k < most ? n - k : most, own, own_to);

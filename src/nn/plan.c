@@ -1,15 +1,11 @@
-#include "nn/plan.h"
-
 #include <string.h>
 
-static int32_t tokens_per_event(const plan_config *c) {
-    return c->has_actions ? 2 : 1;
-}
+#include "nn/plan_int.h"
 
 /* Of all sequences, those in pages included. */
 static int64_t max_keys(const plan *p) {
     const plan_config *c = &p->config;
-    return c->max_users * (c->n_context + (int64_t)tokens_per_event(c) * c->max_events);
+    return c->max_users * (c->n_context + (int64_t)plan_per_event(c) * c->max_events);
 }
 
 static void lay_tokens(plan *p, staging *s, int64_t n) {
@@ -80,7 +76,7 @@ static int64_t fill_up(int64_t n, int64_t bucket) {
 status plan_alloc(plan *p, const plan_config *c, nn_memory *memory) {
     memset(p, 0, sizeof *p);
     p->config = *c;
-    int64_t per_user = c->n_context + (int64_t)tokens_per_event(c) * c->max_events;
+    int64_t per_user = c->n_context + (int64_t)plan_per_event(c) * c->max_events;
     int64_t n = fill_up(per_user * c->max_users, c->bucket);
     if (c->max_tokens > 0 && c->max_tokens < n) n = c->max_tokens;
     if (c->is_rounded) n = round_shape(n);
@@ -102,77 +98,13 @@ status plan_alloc(plan *p, const plan_config *c, nn_memory *memory) {
 
 int32_t plan_n_reused(const plan *p, int32_t n) {
     int32_t n_events = n - p->config.n_context;
-    return n_events > 0 ? n_events / tokens_per_event(&p->config) : 0;
+    return n_events > 0 ? n_events / plan_per_event(&p->config) : 0;
 }
 
-static status refuse(const batch *b, int32_t user, const char *what, int64_t value, int64_t n) {
-    return fail(ERR_FORMAT,
-                "user %llu of the data has %s %lld, but the model knows 0..%lld: these are not the "
-                "data it was made for",
-                (unsigned long long)b->users[user], what, (long long)value, (long long)n - 1);
-}
-
-/* The rows of a contextual feature's ids, where they are not in the order of the ids. */
-static plan_rows rows_of(const plan_config *c, int32_t feature) {
-    return c->contexts != NULL ? c->contexts[feature] : (plan_rows){0};
-}
-
-/* Whether all items, 1 .. last, and actions of events first .. end - 1 are known; in one loop that
- * the compiler vectorises, as a server does this for every event of every request. */
-static bool has_known(const plan_config *c, const batch *b, uint32_t last, int32_t first,
-                      int32_t end) {
-    uint32_t n_actions = c->has_actions ? (uint32_t)c->n_actions : UINT32_MAX;
-    uint32_t n_labels = c->is_ranking && c->n_labels > 0 ? (uint32_t)c->n_labels : UINT32_MAX;
-    uint32_t most = n_actions < n_labels ? n_actions : n_labels;
-    uint32_t most_item = 0, most_action = 0;
-    const uint32_t *item = b->item;
-    const uint16_t *action = b->action;
-#pragma omp simd reduction(max : most_item, most_action)
-    for (int32_t i = first; i < end; i++) {
-        most_item = item[i] - 1 > most_item ? item[i] - 1 : most_item;
-        most_action = action[i] > most_action ? action[i] : most_action;
-    }
-    return first == end || (most_item < last && most_action < most);
-}
-
-static status check_events(const plan_config *c, const batch *b, int32_t user) {
-    uint32_t last = (uint32_t)(c->items.row != NULL ? c->items.n - 1 : c->n_items);
-    bool is_fine = has_known(c, b, last, b->offsets[user], b->offsets[user + 1]);
-    for (int32_t i = b->offsets[user]; !is_fine && i < b->offsets[user + 1]; i++) {
-        if (b->item[i] == 0 || b->item[i] > last)
-            return refuse(b, user, "item", b->item[i], (int64_t)last + 1);
-        if (c->has_actions && b->action[i] >= c->n_actions)
-            return refuse(b, user, "action", b->action[i], c->n_actions);
-        if (c->is_ranking && c->n_labels > 0 && b->action[i] >= c->n_labels)
-            return refuse(b, user, "label", b->action[i], c->n_labels);
-    }
-    for (int32_t f = 0; f < c->n_context; f++) {
-        uint32_t v = b->context[(int64_t)user * c->n_context + f];
-        plan_rows rows = rows_of(c, f);
-        int32_t n = rows.row != NULL ? rows.n : c->n_context_values[f];
-        if (v >= (uint32_t)n) return refuse(b, user, "contextual value", v, n);
-    }
-    return OK;
-}
-
-static status check_batch(const plan_config *c, const batch *b) {
-    if (b->n_users > c->max_users)
-        return fail(ERR_CONFIG, "a batch of %d users; the pass was made for %d", b->n_users,
-                    c->max_users);
-    if (c->n_context > 0 && b->n_context != c->n_context)
-        return fail(ERR_FORMAT, "the data have %d contextual features, the model %d", b->n_context,
-                    c->n_context);
-    for (int32_t u = 0; u < b->n_users; u++) {
-        int32_t n = b->offsets[u + 1] - b->offsets[u];
-        if (n < 0 || n > c->max_events || b->n_targets[u] < 0 || b->n_targets[u] > n)
-            return fail(ERR_CONFIG, "a user with %d events; the model was made for %d", n,
-                        c->max_events);
-        if (c->has_candidates && b->n_targets[u] > c->max_targets)
-            return fail(ERR_CONFIG, "a user with %d candidates; the model was made for %d",
-                        b->n_targets[u], c->max_targets);
-        TRY(check_events(c, b, u));
-    }
-    return OK;
+int32_t plan_n_skipped(const plan *p, int32_t n) {
+    const plan_config *c = &p->config;
+    bool has_all_losses = c->is_ranking && !c->has_candidates;
+    return c->has_times || has_all_losses ? 0 : plan_n_reused(p, n);
 }
 
 /* One user, while its tokens are laid out. */
@@ -237,7 +169,7 @@ static void put_context(layout *l) {
     for (int32_t f = 0; f < c->n_context; f++) {
         int64_t k = (int64_t)l->user * c->n_context + f;
         int32_t value = (int32_t)l->b->context[k];
-        plan_rows rows = rows_of(c, f);
+        plan_rows rows = plan_rows_of(c, f);
         int32_t row = rows.row != NULL ? rows.row[value] : c->context_row[f] + value;
         p->context_row.host[k] = row;
         if (skip_token(l)) continue;
@@ -303,11 +235,8 @@ static void put_event(layout *l, int32_t event) {
 /* Passes by the events whose tokens are all in pages, where nothing else of them counts; returns
  * how many.  Targets are never in pages. */
 static int32_t skip_events(layout *l) {
-    const plan_config *c = &l->p->config;
-    bool has_all_losses = c->is_ranking && !c->has_candidates;
-    if (c->has_times || has_all_losses || l->n_reused <= l->place) return 0;
-    int32_t per = tokens_per_event(c), n = (l->n_reused - l->place) / per;
-    l->place += n * per;
+    int32_t n = plan_n_skipped(l->p, l->n_reused);
+    l->place += n * plan_per_event(&l->p->config);
     return n;
 }
 
@@ -318,7 +247,7 @@ static void put_plain(layout *l, int32_t event, int32_t end) {
     plan *p = l->p;
     const plan_config *c = &p->config;
     bool are_targets = c->is_ranking && event >= l->n - l->n_targets;
-    int32_t per = are_targets ? 1 : tokens_per_event(c), n = (end - event) * per;
+    int32_t per = are_targets ? 1 : plan_per_event(c), n = (end - event) * per;
     int32_t first = p->n_events, token = l->at;
     const uint32_t *item = l->b->item + l->first + event;
     const uint16_t *action = l->b->action + l->first + event;
@@ -350,7 +279,7 @@ static int32_t plain_end(const layout *l, int32_t event) {
 /* Tokens of a user, and how many of them are targets that do not see each other. */
 static void measure(const layout *l, int32_t *n_tokens, int32_t *n_target_tokens) {
     const plan_config *c = &l->p->config;
-    int32_t per = tokens_per_event(c), per_target = l->purpose == PLAN_SCORE ? 1 : per;
+    int32_t per = plan_per_event(c), per_target = l->purpose == PLAN_SCORE ? 1 : per;
     int32_t n_targets = l->n_targets;
     *n_target_tokens = c->is_ranking ? n_targets * per_target : 0;
     *n_tokens =
@@ -538,7 +467,7 @@ status plan_build(plan *p, backend *be, const batch *b, const plan_request *requ
         return fail(ERR_USAGE, "this pass was made without the memory for training");
     if (request->cache != NULL && (p->config.max_pages == 0 || request->purpose == PLAN_TRAIN))
         return fail(ERR_USAGE, "this pass was made for whole sequences, without pages");
-    TRY(check_batch(&p->config, b));
+    TRY(plan_check(p, b, request->cache));
     p->has_cache = request->cache != NULL;
     p->max_keys = 0;
     if (p->has_cache) p->key_offsets.host[0] = 0;
@@ -591,36 +520,6 @@ int64_t plan_max_loss(const plan_config *c) {
     if (c->is_ranking && c->max_tokens > 0 && c->max_tokens < n) n = c->max_tokens;
     if (!c->is_rounded) return n;
     return c->is_ranking ? round_shape(n) : round_double(c->max_users);
-}
-
-int64_t plan_count_loss(const plan_config *c, const batch *b) {
-    int64_t n = 0;
-    for (int32_t u = 0; u < b->n_users; u++) {
-        int32_t length = b->offsets[u + 1] - b->offsets[u], n_targets = b->n_targets[u];
-        int32_t n_history = length - n_targets;
-        if (c->is_ranking)
-            n += c->has_candidates ? n_targets : length;
-        else
-            n += n_history < length ? n_history : length > 0 ? length - 1 : 0;
-    }
-    return n;
-}
-
-/* An item that the model does not know is no label here; plan_build says what is wrong with it. */
-int64_t plan_mark_labels(const plan_config *c, const batch *b, const uint8_t *has_no_row,
-                         uint8_t *is_label) {
-    int64_t n = 0;
-    for (int32_t u = 0; u < b->n_users; u++) {
-        int32_t end = b->offsets[u + 1], n_inputs = end - b->offsets[u] - b->n_targets[u];
-        for (int32_t i = b->offsets[u]; i < b->offsets[u] + n_inputs && i + 1 < end; i++) {
-            uint32_t label = b->item[i + 1] - 1;
-            if (label >= (uint32_t)c->n_items || (has_no_row != NULL && has_no_row[label]))
-                continue;
-            is_label[label] = 1;
-            n++;
-        }
-    }
-    return n;
 }
 
 sequences plan_sequences(const plan *p) {

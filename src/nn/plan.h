@@ -100,6 +100,10 @@ status plan_alloc(plan *p, const plan_config *c, nn_memory *memory);
 /* How many events have all their tokens among the first n of a sequence. */
 int32_t plan_n_reused(const plan *p, int32_t n);
 
+/* How many events a batch need not have, the first ones of a sequence whose first n tokens are in
+ * pages. */
+int32_t plan_n_skipped(const plan *p, int32_t n);
+
 /* Tokens of a batch whose keys and values are in pages, host; they are not laid out.  Sequence b
  * has n_reused[b] of them, the first ones, and those up to n_stored[b] are to be put into pages;
  * page[b] are the pages of the first n_stored[b] tokens. */

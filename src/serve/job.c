@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_IDS = 1 << 20 };
+enum { MAX_IDS = 1 << 20, NS_PER_SECOND = 1000000000 };
 
 /* Events on their way into a window, in the model's numbers. */
 typedef struct window {
@@ -18,7 +18,7 @@ typedef struct window {
     int32_t n_kept; /* at the end of the arrays below (max_history), oldest first */
     uint32_t *item;
     uint16_t *action;
-    int64_t *time;
+    int64_t *time; /* NULL: the model reads none */
 } window;
 
 static int64_t time_of_seconds(int64_t seconds, int64_t tps) {
@@ -48,7 +48,7 @@ static void take_event(window *w, uint32_t item, uint16_t action, int64_t time) 
     int32_t at = m->s->max_history - ++w->n_kept;
     w->item[at] = item;
     w->action[at] = action;
-    w->time[at] = time;
+    if (w->time != NULL) w->time[at] = time;
 }
 
 /* An event that came with the request. */
@@ -133,28 +133,38 @@ static status read_given_context(job *j, const engine_request *r) {
     return OK;
 }
 
+/* What is kept of the user, and the context of the user's requests; under the lock of the users. */
+static status read_user(job *j, const engine_request *r, const users *u, user_history *h) {
+    id_text id;
+    *h = (user_history){0};
+    j->events.user = u->n_data_users;
+    if (!r->has_user) return OK;
+    TRY(id_text_make(&id, &r->user, "the user"));
+    *h = users_history(u, &id);
+    read_context(j, u, h->is_known ? h->data_user : u->n_data_users);
+    if (r->has_history) h->n = 0;
+    return OK;
+}
+
+/* For a history of n events. */
+static status alloc_window(job *j, const engine_request *r, uint64_t n, window *w) {
+    size_t room = (size_t)j->m->s->max_history;
+    if (w->item != NULL) return OK;
+    TRY(ARENA_NEW_RAW(j->arena, &w->seen, (n + r->n_deny) * !r->keeps_seen + r->n_deny));
+    TRY(ARENA_NEW_RAW(j->arena, &w->action, room));
+    if (j->m->reads_times) TRY(ARENA_NEW_RAW(j->arena, &w->time, room));
+    return ARENA_NEW_RAW(j->arena, &w->item, room);
+}
+
 /* Merges what is kept of the user with what came with the request, newest first; of equal times
  * events of the request are the newer ones. */
 static status merge_window(job *j, const engine_request *r, const users *u,
                            const given_event *given, size_t n_given, window *w) {
-    user_history h = {0};
-    if (r->has_user) {
-        id_text id;
-        TRY(id_text_make(&id, &r->user, "the user"));
-        h = users_history(u, &id);
-        read_context(j, u, h.is_known ? h.data_user : u->n_data_users);
-        if (r->has_history) h.n = 0;
-    } else {
-        j->events.user = u->n_data_users;
-    }
-    int32_t room = j->m->s->max_history;
+    user_history h;
     int64_t tps = j->m->names->time_per_second;
     bool is_same = u->ticks == tps;
-    TRY(ARENA_NEW_RAW(j->arena, &w->seen,
-                      (h.n + n_given + r->n_deny) * !r->keeps_seen + r->n_deny));
-    TRY(ARENA_NEW_RAW(j->arena, &w->item, (size_t)room));
-    TRY(ARENA_NEW_RAW(j->arena, &w->action, (size_t)room));
-    TRY(ARENA_NEW_RAW(j->arena, &w->time, (size_t)room));
+    TRY(read_user(j, r, u, &h));
+    TRY(alloc_window(j, r, h.n + n_given, w));
     if (h.n > 0) TRY(served_know_items(j->m, u));
     while (h.n > 0 || n_given > 0) {
         stored_event own = h.n > 0 ? user_history_at(&h, h.n - 1) : (stored_event){0};
@@ -170,11 +180,62 @@ static status merge_window(job *j, const engine_request *r, const users *u,
     return OK;
 }
 
+/* Takes a whole history at once where it is as most are: in order of time, of items that the model
+ * knows by dense numbers, with times and legal actions.  False: it is not, and nothing is taken. */
+static bool take_plain(window *w, const users *u, const engine_event *e, size_t n) {
+    const served *m = w->m;
+    int64_t tps = m->names->time_per_second, ticks = u->ticks == tps ? tps : 0;
+    int64_t most = INT64_MAX / (u->ticks > tps ? u->ticks : tps) - 1, before = -most;
+    uint32_t before_ns = 0, n_actions = UINT32_MAX;
+    size_t room = (size_t)m->s->max_history, first = n > room ? n - room : 0,
+           at = room - (n - first);
+    if (m->reads_actions) n_actions = (uint32_t)m->s->limits.n_actions;
+    for (size_t i = 0; i < n; i++) {
+        const engine_event *x = &e[i];
+        uint64_t number = (uint64_t)x->item.number - (uint64_t)m->first_id;
+        bool is_known = x->item.text == NULL && number < m->n_dense && x->action < n_actions;
+        bool is_later = x->time > before || (x->time == before && x->time_ns >= before_ns);
+        if (!is_known || !is_later || !x->has_time || x->time > most || x->time_ns >= NS_PER_SECOND)
+            return false;
+        before = x->time;
+        before_ns = x->time_ns;
+        if (i < first) continue;
+        w->item[at] = (uint32_t)(1 + number);
+        w->action[at] = x->action;
+        if (w->time != NULL)
+            w->time[at] = x->time * tps + (int64_t)x->time_ns * ticks / NS_PER_SECOND;
+        at++;
+    }
+    for (size_t i = 0; i < n && !w->keeps_seen; i++) {
+        int32_t row = m->table.items.row[1 + (e[i].item.number - m->first_id)];
+        if (row >= 0) w->seen[w->n_seen++] = row;
+    }
+    w->n = n;
+    w->n_kept = (int32_t)(n - first);
+    return true;
+}
+
+static status take_alone(job *j, const engine_request *r, const job_users *from, bool *is_taken,
+                         window *w) {
+    user_history none;
+    TRY(alloc_window(j, r, r->n_history, w));
+    *is_taken = r->n_history <= MAX_IDS && take_plain(w, from->users, r->history, r->n_history);
+    if (!*is_taken) return OK;
+    if (!r->has_user) return read_user(j, r, from->users, &none);
+    pthread_mutex_lock(from->lock);
+    status st = read_user(j, r, from->users, &none);
+    pthread_mutex_unlock(from->lock);
+    return st;
+}
+
 /* What came with the request is looked up before the users are locked. */
 static status read_window(job *j, const engine_request *r, const job_users *from, window *w) {
     const engine_event *events = r->has_history ? r->history : r->extra;
     size_t n_given = r->has_history ? r->n_history : r->n_extra;
     given_event *given;
+    bool is_taken = false;
+    if (r->has_history) TRY(take_alone(j, r, from, &is_taken, w));
+    if (is_taken) return OK;
     TRY(read_given(j->arena, j->m, from->users, events, n_given, &given));
     if (!r->has_user) return merge_window(j, r, from->users, given, n_given, w);
     pthread_mutex_lock(from->lock);
@@ -269,25 +330,24 @@ static status read_popular(job *j, const job_users *from) {
 }
 
 /* Ids must outlive the request: the answer names candidates that the model does not know. */
-static status copy_ids(job *j, const engine_id *ids, size_t n, engine_id *out) {
+static status copy_unknown(job *j, const engine_id *ids, size_t n) {
+    if (j->out->n_unknown == 0) return OK;
+    TRY(ARENA_NEW(j->arena, &j->candidate_id, n));
     for (size_t i = 0; i < n; i++) {
-        out[i] = ids[i];
+        if (j->candidate[i] != 0) continue;
+        j->candidate_id[i] = ids[i];
         if (ids[i].text != NULL)
-            TRY(arena_copy_text(j->arena, ids[i].text, ids[i].n, &out[i].text));
+            TRY(arena_copy_text(j->arena, ids[i].text, ids[i].n, &j->candidate_id[i].text));
     }
     return OK;
 }
 
 static status read_candidates(job *j, const engine_request *r) {
     size_t n = r->n_candidates;
-    TRY(ARENA_NEW(j->arena, &j->candidate, n));
+    TRY(ARENA_NEW_RAW(j->arena, &j->candidate, n));
     TRY(read_ids(j, r->candidates, n, "candidates", j->candidate));
-    TRY(ARENA_NEW(j->arena, &j->candidate_id, n));
-    TRY(copy_ids(j, r->candidates, n, j->candidate_id));
+    TRY(copy_unknown(j, r->candidates, n));
     j->n_candidates = (int32_t)n;
-    TRY(ARENA_NEW(j->arena, &j->values, n * (size_t)j->m->columns.n));
-    for (size_t i = 0; i < n * (size_t)j->m->columns.n; i++)
-        j->values[i] = NAN;
     return OK;
 }
 
@@ -327,10 +387,15 @@ static void list_whats(const job *j, uint64_t *t) {
     const user_events *e = &j->events;
     for (int32_t f = 0; f < j->m->n_context; f++)
         *t++ = what(TOKEN_CONTEXT, (uint64_t)f, e->context[f]);
-    bool has_actions = j->m->per_event == 2;
+    if (j->m->per_event == 1) {
+        for (uint64_t i = 0; i < e->n; i++)
+            t[i] = what(TOKEN_ITEM, 0, e->item[i]);
+        return;
+    }
+#pragma omp simd
     for (uint64_t i = 0; i < e->n; i++) {
-        *t++ = what(TOKEN_ITEM, 0, e->item[i]);
-        if (has_actions) *t++ = what(TOKEN_ACTION, 0, e->action[i]);
+        t[2 * i] = what(TOKEN_ITEM, 0, e->item[i]);
+        t[2 * i + 1] = what(TOKEN_ACTION, 0, e->action[i]);
     }
 }
 
@@ -369,7 +434,7 @@ static status fill(job *j, const engine_request *r, const job_users *from) {
     j->events.n = (uint64_t)w.n_kept;
     j->events.item = w.item + first;
     j->events.action = w.action + first;
-    j->events.time = w.time + first;
+    j->events.time = w.time != NULL ? w.time + first : NULL;
     j->out->n_events = w.n;
     j->out->n_window = w.n_kept;
     j->out->n_unknown_events = w.n_unknown;
@@ -431,15 +496,21 @@ static uint64_t order_key(float value, uint32_t place) {
 /* Sorts keys whose lower halves, the places, ascend already: by the bytes of the upper ones, from
  * the last to the first.  `other` has room for as many; returns where the sorted ones are. */
 static uint64_t *sort_keys(uint64_t *key, uint64_t *other, size_t n) {
-    for (int shift = 32; shift < 64; shift += 8) {
-        size_t at[257] = {0};
+    uint32_t at[4][256] = {0};
+    for (size_t i = 0; i < n; i++)
+        for (int byte = 0; byte < 4; byte++)
+            at[byte][key[i] >> (32 + 8 * byte) & 255]++;
+    for (int byte = 0; byte < 4; byte++) {
+        int shift = 32 + 8 * byte;
+        uint32_t sum = 0;
+        if (at[byte][key[0] >> shift & 255] == n) continue; /* all have the same byte */
+        for (int i = 0; i < 256; i++) {
+            uint32_t count = at[byte][i];
+            at[byte][i] = sum;
+            sum += count;
+        }
         for (size_t i = 0; i < n; i++)
-            at[(key[i] >> shift & 255) + 1]++;
-        if (at[(key[0] >> shift & 255) + 1] == n) continue; /* all have the same byte */
-        for (int i = 0; i < 256; i++)
-            at[i + 1] += at[i];
-        for (size_t i = 0; i < n; i++)
-            other[at[key[i] >> shift & 255]++] = key[i];
+            other[at[byte][key[i] >> shift & 255]++] = key[i];
         uint64_t *sorted = other;
         other = key;
         key = sorted;
@@ -447,9 +518,18 @@ static uint64_t *sort_keys(uint64_t *key, uint64_t *other, size_t n) {
     return key;
 }
 
+static size_t n_best(const job *j) {
+    return j->top_k < j->n_candidates ? (size_t)j->top_k : (size_t)j->n_candidates;
+}
+
+/* Memory is cleared even where it is overwritten: so it is in this core's caches when the results
+ * come. */
 status job_name_candidates(job *j) {
     size_t n = (size_t)j->n_candidates, width = (size_t)j->m->columns.n;
     if (j->named != NULL) return OK;
+    TRY(ARENA_NEW(j->arena, &j->values, n * width));
+    TRY(ARENA_NEW(j->arena, &j->keys, 2 * n));
+    TRY(ARENA_NEW(j->arena, &j->best, n_best(j)));
     TRY(ARENA_NEW(j->arena, &j->named, n));
     for (size_t i = 0; i < n; i++) {
         engine_item *to = &j->named[i];
@@ -460,31 +540,25 @@ status job_name_candidates(job *j) {
         to->place = (uint32_t)i;
         to->values = j->values + i * width;
     }
+    for (size_t i = 0; i < n * width; i++)
+        j->values[i] = NAN;
     return OK;
 }
 
 /* The best ones first. */
-static status order_candidates(job *j, engine_item **out, size_t *n_out) {
+static void order_candidates(job *j) {
     size_t n = (size_t)j->n_candidates, width = (size_t)j->m->columns.n;
-    size_t n_best = (size_t)j->top_k < n ? (size_t)j->top_k : n;
-    uint64_t *key;
-    TRY(ARENA_NEW_RAW(j->arena, &key, 2 * n));
-    TRY(ARENA_NEW_RAW(j->arena, out, n_best));
     for (size_t i = 0; i < n; i++)
-        key[i] = order_key(j->values[i * width], (uint32_t)i);
-    key = sort_keys(key, key + n, n);
-    for (size_t i = 0; i < n_best; i++)
-        (*out)[i] = j->named[(uint32_t)key[i]];
-    *n_out = n_best;
-    return OK;
+        j->keys[i] = order_key(j->values[i * width], (uint32_t)i);
+    const uint64_t *key = sort_keys(j->keys, j->keys + n, n);
+    for (size_t i = 0; i < n_best(j); i++)
+        j->best[i] = j->named[(uint32_t)key[i]];
 }
 
 status job_answer_candidates(job *j) {
     TRY(job_name_candidates(j));
-    engine_item *items = j->named;
-    size_t n = (size_t)j->n_candidates;
-    if (j->top_k > 0) TRY(order_candidates(j, &items, &n));
-    j->out->items = items;
-    j->out->n_items = n;
+    if (j->top_k > 0) order_candidates(j);
+    j->out->items = j->top_k > 0 ? j->best : j->named;
+    j->out->n_items = j->top_k > 0 ? n_best(j) : (size_t)j->n_candidates;
     return OK;
 }

@@ -35,14 +35,17 @@ typedef struct job {
     bool has_allow;
     int32_t *allow; /* (n_allow): rows, ascending and distinct, without those of `seen` */
     int32_t n_allow;
-    uint32_t *candidate; /* (n_candidates): numbers; 0: unknown */
-    engine_id *candidate_id;
+    uint32_t *candidate;     /* (n_candidates): numbers; 0: unknown */
+    engine_id *candidate_id; /* (n_candidates): of the unknown ones; NULL: there are none */
     int32_t n_candidates;
     uint32_t *popular; /* (n_popular): for a user without a history */
     float *popular_count;
     int32_t n_popular;
-    float *values;      /* (n_candidates, columns) */
-    engine_item *named; /* (n_candidates): the candidates, as they were given; or NULL */
+    /* Of job_name_candidates; before, NULL. */
+    float *values;      /* (n_candidates, columns); NAN: no result */
+    engine_item *named; /* (n_candidates): the candidates, as they were given */
+    engine_item *best;  /* (top_k or fewer): for the ones that come first */
+    uint64_t *keys;     /* (2 n_candidates): for their order */
     int32_t n_tokens;   /* of its history, candidates not included */
     void *tokens;       /* (n_tokens), as the cache has them; NULL: there is none */
     double flops;       /* predicted without a cache */
@@ -69,7 +72,8 @@ status job_make(job **out, engine_answer *answer, const engine_request *r, const
 status job_answer_items(job *j, const uint32_t *item, const float *score, int32_t n);
 status job_answer_candidates(job *j);
 
-/* Makes what job_answer_candidates needs besides the results: best while they are computed. */
+/* Makes what the results go to and what job_answer_candidates needs besides them: before the first
+ * result, best while it is computed. */
 status job_name_candidates(job *j);
 
 #endif

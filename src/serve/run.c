@@ -164,6 +164,7 @@ static status score_rows(run *r, const void *query, const int32_t *row, int32_t 
 static status rank_candidates(run *r, job *j, const void *query) {
     int32_t *row, *at, n = 0;
     float *score;
+    TRY(job_name_candidates(j));
     TRY(ARENA_NEW(&r->m->scratch, &row, (size_t)j->n_candidates));
     TRY(ARENA_NEW(&r->m->scratch, &at, (size_t)j->n_candidates));
     TRY(ARENA_NEW(&r->m->scratch, &score, (size_t)j->n_candidates));
@@ -382,8 +383,9 @@ static status run_retrieval(run *r) {
     for (int32_t i = 0; i < r->n; i++) {
         job *j = r->jobs[i];
         if (j->events.n == 0) continue;
-        TRY(histories_add(h, &j->events, NULL, 0));
         TRY(lease_pages(r, j, 1, &n_reused));
+        uint64_t n_skipped = (uint64_t)pass_n_skipped(r->m->pass, n_reused);
+        TRY(histories_add_rest(h, &j->events, n_skipped, NULL, 0));
         count_tokens(r, j, j->n_tokens - n_reused, n_reused);
     }
     stop_watch(&at, &r->report->build_ns);
@@ -472,8 +474,7 @@ static status score_units(run *r, const unit *units, uint64_t *at) {
                                   m->cache != NULL ? &c : NULL, &scores, &n_rows);
     if (st == OK) st = name_units(r, units);
     if (st == OK) st = read_logits(r, scores, n_rows, &logits);
-    status end = m->compute.be->ops->sync(m->compute.be); /* for what runs beside the pass */
-    if (st == OK) st = end;
+    if (st != OK) (void)m->compute.be->ops->sync(m->compute.be); /* else read_logits has waited */
     end_leases(r, st == OK);
     TRY(st);
     stop_watch(at, &r->report->layers_ns);
@@ -508,8 +509,9 @@ static status add_unit(run *r, cut *c, int32_t i) {
     }
     c->units[m->batch.view.n_users] = (unit){j, first, c->next[i] - first, c->n_rows};
     c->n_rows += n;
-    TRY(histories_add(&m->batch, &j->events, c->known, n));
     TRY(lease_pages(r, j, 0, &n_reused));
+    uint64_t n_skipped = (uint64_t)pass_n_skipped(m->pass, n_reused);
+    TRY(histories_add_rest(&m->batch, &j->events, n_skipped, c->known, n));
     c->n_tokens += most - n_reused;
     count_tokens(r, j, j->n_tokens + n - n_reused, n_reused);
     return OK;
