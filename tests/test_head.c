@@ -46,8 +46,9 @@ static void check_head(test_backends *t, head_case c) {
     float *chosen = floats(c.n * c.dim, 7), *normed = floats(c.n * c.dim, 7);
     float *scale = floats(c.n, 7), *between = floats(c.n * c.n_mid, 7);
     double *mid = doubles(c.n_mid), *want = doubles(c.n_out);
-    int32_t index[TOKENS];
-    for (int32_t i = 0; i < TOKENS; i++)
+    int32_t *index;
+    CHECK_OK(MEM_NEW(&index, (size_t)c.n));
+    for (int32_t i = 0; i < c.n; i++)
         index[i] = i % 7 == 3 ? -1 : (i * 11 + 5) % TOKENS;
     head_args a = {.n = c.n,
                    .dim = c.dim,
@@ -90,13 +91,14 @@ static void check_head(test_backends *t, head_case c) {
                 FAIL_TEST("y[%lld][%d] is %g, not %g", (long long)i, k, (double)y[i * c.n_out + k],
                           want[k]);
     }
-    void *all[] = {x,     w1,      bias1, w2,   bias2,        y,           chosen, normed,
-                   scale, between, mid,   want, a.one.packed, a.two.packed};
+    void *all[] = {x,       w1,  bias1, w2,           bias2,        y,    chosen, normed, scale,
+                   between, mid, want,  a.one.packed, a.two.packed, index};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         mem_free(all[i]);
 }
 
-/* Sides that a GPU has one kernel for, the largest and others, and sides that it has none for. */
+/* Sides that a GPU has one kernel for, the largest and others, with more rows than it has at a
+ * time, and sides that it has none for. */
 TEST(head_against_double) {
     test_backends t;
     open_backends(&t);
@@ -104,6 +106,8 @@ TEST(head_against_double) {
     check_head(&t, (head_case){TOKENS, 512, 64, 16, EPILOGUE_GELU, false, true});
     check_head(&t, (head_case){16, 256, 8, 1, EPILOGUE_RELU, true, false});
     check_head(&t, (head_case){1, 1024, 120, 3, EPILOGUE_GELU, true, true});
+    check_head(&t, (head_case){1100, 256, 16, 10, EPILOGUE_RELU, true, true});
+    check_head(&t, (head_case){560, 1280, 8, 5, EPILOGUE_RELU, true, true});
     check_head(&t, (head_case){5, 50, 7, 3, EPILOGUE_RELU, true, true});
     check_head(&t, (head_case){9, 256, 136, 10, EPILOGUE_RELU, false, true});
     check_head(&t, (head_case){9, 256, 128, 17, EPILOGUE_GELU, true, false});
