@@ -4,11 +4,10 @@
  * own), then, on a second stream that overlaps with the running step, to a slot on the device, and,
  * when the previous step is done, by a copy within the device to their destination.  So no step
  * waits for the bus; the host waits only when it is a whole ring of slots ahead.  Copies larger
- * than a slot go in pieces.  A small copy while the device is idle goes straight to its
- * destination: an encoder's or a server's single request would otherwise wait for two streams to
- * meet.  To the host: into pinned memory, with an event to wait for, or, where the host waits at
- * once, the same way for what is small: into memory that is not pinned the driver takes ten times
- * as long. */
+ * than a slot go in pieces.  A copy while the device is idle goes straight to its destination: an
+ * encoder's or a server's request would otherwise wait for two streams to meet.  To the host: into
+ * pinned memory, with an event to wait for, or, where the host waits at once, the same way for what
+ * is small: into memory that is not pinned the driver takes ten times as long. */
 #include <string.h>
 
 #include "base/mem.h"
@@ -17,13 +16,13 @@
 
 enum { N_SLOTS = 8 };
 static const size_t SLOT_BYTES = 4 << 20;
-static const size_t DIRECT_BYTES = 64 << 10, OUT_BYTES = 64 << 10;
+static const size_t OUT_BYTES = 64 << 10;
 
 typedef struct slot {
     char *pinned, *device;
-    cudaEvent_t there; /* on the device */
-    cudaEvent_t taken; /* and where it belongs: the slot is free */
-    bool is_used;
+    cudaEvent_t there;                                  /* on the device */
+    cudaEvent_t taken;                                  /* and where it belongs: the slot is free */
+    enum { SLOT_FREE, SLOT_RECORDED, SLOT_DIRECT } use; /* direct: `taken` is not recorded */
 } slot;
 
 typedef struct late {
@@ -100,26 +99,36 @@ static bool is_idle(const cuda_state *s) {
 }
 
 /* Nothing runs that the copy could overlap with. */
-static status send_direct(cuda_state *s, slot *at, char *to, size_t bytes) {
-    CUDA_TRY(cudaMemcpyAsync(to, at->pinned, bytes, cudaMemcpyHostToDevice, s->stream));
-    CUDA_TRY(cudaEventRecord(at->taken, s->stream));
-    at->is_used = true;
+static status send_direct(backend *be, slot *at, char *to, size_t bytes) {
+    at->use = slot::SLOT_DIRECT;
+    if (cuda_host_copy_can(to, at->pinned, bytes)) return cuda_host_copy(be, to, at->pinned, bytes);
+    CUDA_TRY(cudaMemcpyAsync(to, at->pinned, bytes, cudaMemcpyHostToDevice, cuda_of(be)->stream));
     return OK;
 }
 
-static status send_piece(cuda_state *s, char *to, const char *from, size_t bytes) {
+/* Waits until the last copy out of a slot is done; a direct one is where the device is idle. */
+static status wait_for_slot(cuda_state *s, const slot *at, bool has_idle) {
+    cudaStream_t main = s->side.main != NULL ? s->side.main : s->stream;
+    if (at->use == slot::SLOT_RECORDED) CUDA_TRY(cuda_wait_event(at->taken));
+    if (at->use == slot::SLOT_DIRECT && !has_idle) CUDA_TRY(cuda_wait_stream(main));
+    return OK;
+}
+
+static status send_piece(backend *be, char *to, const char *from, size_t bytes) {
+    cuda_state *s = cuda_of(be);
     cuda_copies *c = s->copies;
     slot *at = &c->slots[c->next];
+    bool has_idle = s->side.main == NULL && is_idle(s);
     c->next = (c->next + 1) % N_SLOTS;
-    if (at->is_used) CUDA_TRY(cuda_wait_event(at->taken));
+    TRY(wait_for_slot(s, at, has_idle));
     memcpy(at->pinned, from, bytes);
-    if (bytes <= DIRECT_BYTES && is_idle(s)) return send_direct(s, at, to, bytes);
+    if (has_idle) return send_direct(be, at, to, bytes);
     CUDA_TRY(cudaMemcpyAsync(at->device, at->pinned, bytes, cudaMemcpyHostToDevice, c->stream));
     CUDA_TRY(cudaEventRecord(at->there, c->stream));
     CUDA_TRY(cudaStreamWaitEvent(s->stream, at->there, 0));
     CUDA_TRY(cudaMemcpyAsync(to, at->device, bytes, cudaMemcpyDeviceToDevice, s->stream));
     CUDA_TRY(cudaEventRecord(at->taken, s->stream));
-    at->is_used = true;
+    at->use = slot::SLOT_RECORDED;
     return OK;
 }
 
@@ -133,18 +142,29 @@ status cuda_copy_in(backend *be, void *to, const void *from_host, size_t bytes) 
     }
     for (size_t at = 0; at < bytes; at += SLOT_BYTES) {
         size_t n = bytes - at < SLOT_BYTES ? bytes - at : SLOT_BYTES;
-        TRY(send_piece(cuda_of(be), (char *)to + at, (const char *)from_host + at, n));
+        TRY(send_piece(be, (char *)to + at, (const char *)from_host + at, n));
     }
+    return OK;
+}
+
+/* Bytes on their way to pinned memory, where the host waits for them. */
+static status read_small(backend *be, const void *from, size_t bytes) {
+    cuda_state *s = cuda_of(be);
+    char *to = s->copies->out;
+    if (cuda_host_copy_can(to, from, bytes)) return cuda_host_copy(be, to, from, bytes);
+    CUDA_TRY(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, s->stream));
     return OK;
 }
 
 status cuda_copy_out(backend *be, void *to_host, const void *from, size_t bytes) {
     cuda_state *s = cuda_of(be);
     bool is_small = s->copies != NULL && bytes <= OUT_BYTES;
-    void *to = is_small ? s->copies->out : to_host;
-    if (bytes > 0) CUDA_TRY(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, s->stream));
+    if (bytes > 0 && is_small)
+        TRY(read_small(be, from, bytes));
+    else if (bytes > 0)
+        CUDA_TRY(cudaMemcpyAsync(to_host, from, bytes, cudaMemcpyDeviceToHost, s->stream));
     CUDA_TRY(cuda_wait_stream(s->stream));
-    if (is_small && bytes > 0) memcpy(to_host, to, bytes);
+    if (is_small && bytes > 0) memcpy(to_host, s->copies->out, bytes);
     return OK;
 }
 

@@ -201,6 +201,15 @@ status cuda_linear_few(backend *be, const linear_args *a);
 bool cuda_linear_norm_few_can(const backend *be, const linear_norm_args *a);
 status cuda_linear_norm_few(backend *be, const linear_norm_args *a);
 
+/* Copies by a kernel, where one of the two is pinned memory of the host (host_copy.cu). */
+enum { CUDA_HOST_COPY_MOST = 512 << 10 }; /* bytes */
+bool cuda_host_copy_can(const void *to, const void *from, size_t bytes);
+status cuda_host_copy(backend *be, void *to, const void *from, size_t bytes);
+
+/* Likewise for rows of tables with their moments. */
+bool cuda_gather_moments_can(const backend *be, const gather_args *a);
+status cuda_gather_moments(backend *be, const gather_args *a);
+
 /* Likewise for the head of a ranking model. */
 bool cuda_head_can(const backend *be, const head_args *a);
 status cuda_head(backend *be, const head_args *a);

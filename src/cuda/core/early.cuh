@@ -15,6 +15,14 @@ __device__ static inline void early_begin() {
 #endif
 }
 
+/* The same without letting the next kernel start: it, and those after it, may read what this one
+ * writes before they wait (as the attention reads sequences and pages, attn_args.is_repeated). */
+__device__ static inline void early_begin_alone() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 template <typename A>
 static inline status early_launch(backend *be, void (*kernel)(A), int64_t n_blocks, int n_threads,
                                   const A *a, const char *name) {
