@@ -72,6 +72,9 @@ status mirror_receive(mirror *m, const char *op);
         return mirror_receive(m, #op);                                                             \
     } while (0)
 
+/* The floats of moments of n rows (row_moments). */
+int64_t mirror_moments_size(int64_t n, int64_t dim);
+
 /* Where kv_put writes, and the slots that say so. */
 void mirror_add_put(mirror *m, kv_put_args *a);
 

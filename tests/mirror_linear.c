@@ -29,8 +29,7 @@ status mirror_linear_pack(backend *be, const linear_args *args) {
     RUN(m, linear_pack, &a);
 }
 
-/* The floats of moments of n rows. */
-static int64_t moments_size(int64_t n, int64_t dim) {
+int64_t mirror_moments_size(int64_t n, int64_t dim) {
     return 2 * n * ((dim + MOMENTS_WIDTH - 1) / MOMENTS_WIDTH);
 }
 
@@ -47,7 +46,7 @@ static void add_norm(mirror *m, norm_args *a, row_moments *moments) {
     if (a->moments == NULL) return;
     *moments = *a->moments;
     a->moments = moments;
-    MIRROR(m, moments, parts, IN, F32, moments_size(a->n, a->dim));
+    MIRROR(m, moments, parts, IN, F32, mirror_moments_size(a->n, a->dim));
     MIRROR(m, moments, of, IN, ACT_FACTOR, n);
 }
 
@@ -85,7 +84,7 @@ status mirror_linear_fwd(backend *be, const linear_args *args) {
     if (a.moments == NULL) RUN(m, linear_fwd, &a);
     after = *a.moments;
     a.moments = &after;
-    MIRROR(m, &after, parts, LOOSE, F32, moments_size(a.n, a.n_out));
+    MIRROR(m, &after, parts, LOOSE, F32, mirror_moments_size(a.n, a.n_out));
     TRY(mirror_send(m));
     TRY(m->below->ops->linear_fwd(m->below, &a));
     args->moments->width = after.width;

@@ -39,7 +39,17 @@ status mirror_gather(backend *be, const gather_args *args) {
     MIRROR(m, &a, other_index, IN, I32, a.n);
     add_dropout(m, &a.drop, a.n);
     MIRROR(m, &a, y, OUT, ACT, n);
-    RUN(m, gather, &a);
+    for (int k = 0; k < a.blank.n_arrays; k++)
+        MIRROR(m, &a.blank, rows[k], BOTH, ACT, a.n * a.blank.dim);
+    if (a.moments == NULL) RUN(m, gather, &a);
+    row_moments after = *a.moments;
+    a.moments = &after;
+    MIRROR(m, &after, parts, LOOSE, F32, mirror_moments_size(a.n, a.dim));
+    TRY(mirror_send(m));
+    TRY(m->below->ops->gather(m->below, &a));
+    args->moments->width = after.width;
+    args->moments->of = after.of == a.y ? args->y : NULL;
+    return mirror_receive(m, "gather");
 }
 
 /* Of `order` only the entries of rows with an index are written; with no rows perhaps nothing is.

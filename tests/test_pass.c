@@ -173,44 +173,81 @@ static void poison(toy_model *t, pass *p) {
     mem_free(nan);
 }
 
-/* A pass whose shapes are rounded up answers as one whose are not, also when a recorded shape is
- * replayed with other data, and with the cache; and whatever an earlier batch has left. */
+/* Answers of a recorded pass of `t` beside those of a plain pass of `plain`: also when a recorded
+ * shape is replayed with other data, and with the cache; and whatever an earlier batch has left. */
+static void check_recorded(toy_model *plain, toy_model *t, toy_kind kind) {
+    int64_t n[4];
+    if (t->be->token_bucket == 0) t->be->token_bucket = 1; /* nothing is recorded, but rounded */
+    pass *p = new_pass(plain->m, TOY_USERS, false, NULL), *recorded;
+    bool has_cache = kv_store_check(t->m) == NULL;
+    CHECK_OK(pass_create(
+        &recorded, t->m,
+        &(pass_config){.max_users = TOY_USERS, .has_cache = has_cache, .is_recorded = true}));
+    kv_store store = {0};
+    if (has_cache) CHECK_OK(kv_store_init(&store, t->m, &(kv_store_config){.n_pages = TOY_USERS}));
+    for (int i = 0; i < 5; i++) {
+        toy_batch b, one;
+        toy_batch_make(&b, kind, 1 + (uint64_t)(i % 2));
+        toy_batch_take(&one, &b, i % TOY_USERS);
+        const batch *asked = i == 4 ? &one.b : &b.b;
+        float *want = answer_of(plain, p, asked, &n[0]);
+        poison(t, recorded);
+        float *got = answer_of(t, recorded, asked, &n[1]);
+        CHECK_EQ(n[1], n[0]);
+        check_same(got, want, n[0], other_height());
+        poison(t, recorded);
+        for (int reuses = 0; reuses < 2 && has_cache; reuses++) {
+            float *cached = cached_answer(t, recorded, &store, asked, reuses, &n[2]);
+            CHECK_EQ(n[2], n[0]);
+            check_same(cached, want, n[0], other_height());
+            free(cached);
+        }
+        free(want), free(got);
+    }
+    kv_store_fini(&store);
+    pass_destroy(recorded);
+    pass_destroy(p);
+}
+
+/* A pass whose shapes are rounded up answers as one whose are not. */
 TEST(passes_that_record_answer_alike) {
     for (int kind = 0; kind < TOY_KINDS; kind++) {
         toy_model t;
-        int64_t n[4];
         toy_model_open(&t, (toy_kind)kind, 0, 2);
-        if (t.be->token_bucket == 0) t.be->token_bucket = 1; /* nothing is recorded, but rounded */
-        pass *plain = new_pass(t.m, TOY_USERS, false, NULL), *recorded;
-        bool has_cache = kv_store_check(t.m) == NULL;
-        CHECK_OK(pass_create(
-            &recorded, t.m,
-            &(pass_config){.max_users = TOY_USERS, .has_cache = has_cache, .is_recorded = true}));
-        kv_store store = {0};
-        if (has_cache)
-            CHECK_OK(kv_store_init(&store, t.m, &(kv_store_config){.n_pages = TOY_USERS}));
-        for (int i = 0; i < 5; i++) {
-            toy_batch b, one;
-            toy_batch_make(&b, (toy_kind)kind, 1 + (uint64_t)(i % 2));
-            toy_batch_take(&one, &b, i % TOY_USERS);
-            const batch *asked = i == 4 ? &one.b : &b.b;
-            float *want = answer_of(&t, plain, asked, &n[0]);
-            poison(&t, recorded);
-            float *got = answer_of(&t, recorded, asked, &n[1]);
-            CHECK_EQ(n[1], n[0]);
-            check_same(got, want, n[0], other_height());
-            poison(&t, recorded);
-            for (int reuses = 0; reuses < 2 && has_cache; reuses++) {
-                float *cached = cached_answer(&t, recorded, &store, asked, reuses, &n[2]);
-                CHECK_EQ(n[2], n[0]);
-                check_same(cached, want, n[0], other_height());
-                free(cached);
-            }
-            free(want), free(got);
-        }
-        kv_store_fini(&store);
-        pass_destroy(recorded);
-        pass_destroy(plain);
+        check_recorded(&t, &t, (toy_kind)kind);
+        toy_model_close(&t);
+    }
+}
+
+/* Whether the last layer of a packed model computes the tokens of the head alone. */
+static bool chooses(const model *m, const pass *p) {
+    return m->is_ranking ? p->ranking.tokens.is_done : p->retrieval.tokens.is_done;
+}
+
+/* A model whose weights are packed answers as it did before; its last layer computes chosen tokens
+ * alone where it has no bias, and all of them for events that are all scored. */
+TEST(passes_of_a_packed_model_answer_alike) {
+    for (int kind = 0; kind < TOY_KINDS; kind++) {
+        toy_model plain, t;
+        toy_batch b;
+        int64_t n[2];
+        toy_model_open(&plain, (toy_kind)kind, 0, 2);
+        toy_model_open(&t, (toy_kind)kind, 0, 2);
+        CHECK_OK(model_pack(t.m));
+        toy_batch_make(&b, (toy_kind)kind, 7);
+        pass *p[2] = {new_pass(plain.m, TOY_USERS, false, NULL),
+                      new_pass(t.m, TOY_USERS, false, NULL)};
+        float *want = answer_of(&plain, p[0], &b.b, &n[0]), *got = answer_of(&t, p[1], &b.b, &n[1]);
+        CHECK_EQ(n[1], n[0]);
+        check_same(got, want, n[0], other_height());
+        CHECK(!chooses(plain.m, p[0]));
+        CHECK(chooses(t.m, p[1]) ==
+              (kind == TOY_RETRIEVAL || kind == TOY_RANK_BITS || kind == TOY_RANK_MLP));
+        free(want), free(got);
+        pass_destroy(p[0]);
+        pass_destroy(p[1]);
+        check_recorded(&plain, &t, (toy_kind)kind);
+        toy_model_close(&plain);
         toy_model_close(&t);
     }
 }

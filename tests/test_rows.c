@@ -171,6 +171,82 @@ TEST(rows_of_several_arrays) {
     check_far(7, 9);
 }
 
+/* The moments of rows against those of the rows in double; width 0: the backend has none. */
+static void check_moments(const row_moments *m, const float *y, int64_t n, int32_t dim) {
+    if (m->width == 0) return;
+    CHECK(m->of == y);
+    int32_t n_parts = (dim + m->width - 1) / m->width;
+    for (int64_t i = 0; i < n * n_parts; i++) {
+        const float *row = y + i / n_parts * dim;
+        int32_t first = (int32_t)(i % n_parts) * m->width;
+        int32_t end = first + m->width < dim ? first + m->width : dim;
+        double sum = 0, squares = 0, size = 0;
+        for (int32_t c = first; c < end; c++) {
+            sum += row[c];
+            size += fabs((double)row[c]);
+        }
+        for (int32_t c = first; c < end; c++)
+            squares += pow(row[c] - sum / (end - first), 2);
+        CHECK(fabs(m->parts[2 * i] - sum) <= 1e-5 * size);
+        CHECK(fabs(m->parts[2 * i + 1] - squares) <= 1e-4 * squares);
+    }
+}
+
+/* Rows with their moments, and two arrays whose rows of padding are cleared. */
+static void check_served(int64_t n, int32_t dim, int32_t blank_dim, bool is_act, bool has_other) {
+    test_backends t;
+    float *table = floats(40 * dim, 1), *far = floats(10 * (dim + 8), 2),
+          *other = floats(5 * dim, 3);
+    float *y = floats(n * dim, 4), *blank[2] = {floats(n * blank_dim, 5), floats(n * blank_dim, 6)};
+    int32_t *index = indices(n, is_act ? 40 : 50, 7), *other_index = indices(n, 5, 8);
+    row_moments moments = {.parts = floats(2 * n * ((dim + 63) / MOMENTS_WIDTH), 9), .width = 3};
+    gather_args a = {.n = n,
+                     .dim = dim,
+                     .is_act = is_act,
+                     .table = table,
+                     .far = {{far, dim + 8, 40}},
+                     .n_far = is_act ? 0 : 1,
+                     .index = index,
+                     .scale = 2,
+                     .other = has_other ? other : NULL,
+                     .other_index = other_index,
+                     .y = y,
+                     .moments = &moments,
+                     .blank = {has_other ? 2 : 0, blank_dim, {blank[0], blank[1]}}};
+    open_backends(&t);
+    for (int b = 0; b < N_TEST_BACKENDS; b++) {
+        for (int64_t i = 0; i < n * blank_dim; i++)
+            blank[0][i] = blank[1][i] = 9;
+        CHECK_OK(t.be[b]->ops->gather(t.be[b], &a));
+        check_moments(&moments, y, n, dim);
+        for (int64_t i = 0; i < n * dim; i++) {
+            int32_t row = index[i / dim], more = has_other ? other_index[i / dim] : -1;
+            const float *from = row < 40 ? table + row * dim : far + (row - 40) * (dim + 8);
+            double want = row < 0 ? 0 : 2 * (double)from[i % dim];
+            if (more >= 0) want += other[more * dim + i % dim];
+            CHECK(fabs(y[i] - want) <= with_rounding(2e-6, want) + 4 * precision_unit(test_on.p));
+        }
+        for (int64_t i = 0; i < n * blank_dim; i++) {
+            bool is_blank = has_other && other_index[i / blank_dim] < 0;
+            CHECK(blank[0][i] == (is_blank ? 0 : 9) && blank[1][i] == blank[0][i]);
+        }
+    }
+    close_backends(&t);
+    void *all[] = {table, far, other, y, blank[0], blank[1], index, other_index, moments.parts};
+    for (int i = 0; i < 9; i++)
+        mem_free(all[i]);
+}
+
+TEST(rows_of_a_served_pass) {
+    check_served(37, 1024, 1024, false, true);
+    check_served(5, 200, 64, false, true);
+    check_served(9, 7, 3, false, true);
+    check_served(33, 1024, 8, true, false);
+    check_served(4, 2048, 16, false, true);
+    check_served(3, 264, 40, true, true);
+    check_served(0, 64, 64, false, true);
+}
+
 /* Rows of activations: a choice of tokens, and what comes back to them; token 1 is not chosen. */
 TEST(rows_of_activations) {
     test_backends t;

@@ -233,7 +233,7 @@ static status go(problem *p, const walk *w, void **out) {
     for (int i = 0; i < p->shape->n_layers; i++) {
         const layer *l = &p->layers[i];
         sequences s = w->s;
-        s.is_repeated = i > 0;
+        s.is_repeated = s.has_moments = i > 0;
         if (s.kv.table != NULL) {
             s.kv.k = p->pages + (size_t)i * (size_t)(p->n_pages * page_size(p)) * size;
             s.kv.v = (char *)s.kv.k + (size_t)(PAGE * width_of(p)) * size;

@@ -37,6 +37,11 @@ static void gather_row(const gather_args *a, int64_t i, float *y) {
             y[c] += other[c];
 }
 
+static void clear_blank(const gather_blank *b, int64_t i) {
+    for (int32_t k = 0; k < b->n_arrays; k++)
+        memset((float *)b->rows[k] + i * b->dim, 0, (size_t)b->dim * sizeof(float));
+}
+
 static status gather_chunk(void *ctx, int64_t chunk, int worker) {
     const gather_job *job = ctx;
     const gather_args *a = job->a;
@@ -47,6 +52,7 @@ static status gather_chunk(void *ctx, int64_t chunk, int worker) {
     for (int64_t i = rows.first; i < rows.end; i++) {
         float *y = (float *)a->y + i * a->dim;
         gather_row(a, i, y);
+        if (a->other != NULL && a->other_index[i] < 0) clear_blank(&a->blank, i);
         if (a->drop.rate == 0) continue;
         cpu_dropout_factors(&a->drop, i, 0, a->dim, factor);
         for (int32_t c = 0; c < a->dim; c++)
@@ -57,6 +63,7 @@ static status gather_chunk(void *ctx, int64_t chunk, int worker) {
 
 status cpu_gather(backend *be, const gather_args *a) {
     gather_job job = {be, a, cpu_rows_per_chunk(a->n, a->dim)};
+    if (a->moments != NULL) a->moments->width = 0;
     return pool_run(be->workers, cpu_n_chunks(a->n, job.n_rows), gather_chunk, &job);
 }
 

@@ -47,12 +47,15 @@ status model_alloc_grads(model *m) {
 }
 
 status model_pack(model *m) {
+    bool is_packed = m->be->act != ACT_F32;
     TRY(dynamic_freeze(&m->dynamic, &m->input, &m->memory, &m->plan.items, &m->plan.contexts));
-    if (m->be->act == ACT_F32) return OK;
-    for (int i = 0; i < m->n_layers; i++)
-        if (m->layers[i].kind == &hstu_layer_kind)
-            TRY(hstu_layer_pack(&m->layers[i].hstu, &m->memory));
-    return m->is_ranking ? ranking_pack(&m->ranking, &m->memory) : OK;
+    for (int i = 0; i < m->n_layers; i++) {
+        hstu_layer *l = &m->layers[i].hstu;
+        if (m->layers[i].kind != &hstu_layer_kind) continue;
+        if (is_packed) TRY(hstu_layer_pack(l, &m->memory));
+        if (i == m->n_layers - 1) TRY(hstu_layer_split(l, &m->memory));
+    }
+    return m->is_ranking && is_packed ? ranking_pack(&m->ranking, &m->memory) : OK;
 }
 
 param_range model_dense_grads(model *m) {

@@ -11,6 +11,9 @@
  * kernels. */
 enum { MAX_RECORDED_EVENTS = 1 << 16 };
 
+/* Tokens that a last layer leaves out, if they are less than two thirds (can_choose). */
+enum { MANY_OTHERS = 1024 };
+
 /* Whether all tokens have results, so that there is nothing to choose and to round up. */
 static bool has_all_rows(const model *m) {
     return m->is_ranking && !m->plan.has_candidates;
@@ -174,12 +177,43 @@ static status gather_rows(const model *m, const sequences *s, void *rows) {
     return rows_gather(m->sequence, s->n_tokens, m->dim * (int64_t)act_bytes(m->be->act), rows);
 }
 
+static choice *choice_of(pass *p) {
+    return p->m->is_ranking ? &p->ranking.tokens : &p->retrieval.tokens;
+}
+
+/* Whether the last layer computes the tokens of the head alone: where they are a third of all, or
+ * half and many are left out.  Of 512 tokens half takes an H200 longer, with two kernels more, than
+ * all (2026-11-17).  Training needs all. */
+static bool can_choose(const pass *p) {
+    const model *m = p->m;
+    const plan *b = &p->plan;
+    if (b->config.is_training || !b->takes_last || m->n_layers == 0) return false;
+    const layer *last = &m->layers[m->n_layers - 1];
+    bool can = last->kind->can_choose != NULL && last->kind->can_choose(last);
+    int64_t chosen = b->n_loss, others = b->n_tokens - chosen;
+    bool pays = others >= 2 * chosen || (others >= chosen && others >= MANY_OTHERS);
+    return can && chosen > 0 && pays;
+}
+
+static chosen_rows chosen_of(pass *p) {
+    return (chosen_rows){.n = p->plan.n_loss,
+                         .max_len = p->plan.max_chosen,
+                         .offsets = p->plan.chosen_offsets.device,
+                         .token = p->plan.loss_token.device,
+                         .x = choice_of(p)->x};
+}
+
 status pass_forward(pass *p, const sequences *s) {
     const model *m = p->m;
-    TRY(input_fwd(&m->input, &p->input, m->be, &p->plan, s, p->hidden[0]));
+    token_asks asks = {0};
+    if (m->n_layers > 0 && m->layers[0].kind->ask != NULL)
+        m->layers[0].kind->ask(&m->layers[0], &p->layers[0], s, &asks);
+    TRY(input_fwd(&m->input, &p->input, m->be, &p->plan, s, &asks, p->hidden[0]));
     for (int i = 0; i < m->n_layers; i++) {
         const layer *l = &m->layers[i];
         sequences own = *s;
+        own.has_moments = asks.moments != NULL;
+        if (i == m->n_layers - 1 && choice_of(p)->is_done) own.chosen = chosen_of(p);
         own.kv.is_fp8 = p->has_fp8_kv;
         /* pages that were copied for this layer are not there early */
         own.is_repeated = i > 0 && (p->store == NULL || kv_store_can_record(p->store));
@@ -338,6 +372,7 @@ static status run_laid_out(pass *p, const void **out) {
     const model *m = p->m;
     sequences s = plan_sequences(&p->plan);
     const void *last = p->hidden[m->n_layers];
+    choice_of(p)->is_done = can_choose(p);
     TRY(pass_forward(p, &s));
     return m->is_ranking
                ? ranking_score(&m->ranking, &p->ranking, m->be, &p->plan, last, out)

@@ -10,7 +10,7 @@ status choice_alloc(choice *c, const nn_room *room, int32_t dim) {
 }
 
 status choice_fwd(choice *c, backend *be, const plan *p, const void *hidden, const void **out) {
-    c->is_all = p->takes_all;
+    c->is_all = p->takes_all || c->is_done;
     *out = c->is_all ? hidden : c->x;
     if (c->is_all) return OK;
     gather_args a = {.n = p->n_loss,

@@ -7,6 +7,7 @@
 
 typedef struct choice {
     int32_t dim;
+    bool is_done; /* without training: the last layer has chosen, `hidden` is (M, E) */
     bool is_all;  /* in this batch every token is chosen, in order; nothing is copied */
     void *x, *dx; /* (M, E) act; dx and groups only for training */
     row_groups groups;

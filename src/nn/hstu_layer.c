@@ -1,10 +1,8 @@
 #include "nn/hstu_layer.h"
 
-#include <math.h>
-#include <stdio.h>
-
+#include "nn/hstu_layer_int.h"
 #include "nn/hstu_rows.h"
-#include "nn/layer.h"
+#include "ops/head_parts.h"
 
 hstu_layer_config hstu_layer_research(void) {
     return (hstu_layer_config){.names = NAMES_META,
@@ -25,125 +23,6 @@ hstu_layer_config hstu_layer_fused(void) {
                                .has_residual = true,
                                .target_group = 1,
                                .alpha = 1};
-}
-
-/* Columns of u, v, q and k together. */
-static int32_t width(const hstu_layer_config *c) {
-    return 2 * c->n_heads * (c->dim_v + c->dim_qk);
-}
-
-static int32_t dim_gate(const hstu_layer_config *c) {
-    return c->n_heads * c->dim_v;
-}
-
-/* The names of a layer's parts in checkpoints; NULL where a project's layers have no such part. */
-typedef struct part_names {
-    const char *block; /* the prefix is BLOCK._attention_layers.INDEX. */
-    const char *in_weight, *in_bias, *uvqk, *uvqk_bias, *time_w, *position_w;
-    const char *gate_weight, *gate_bias, *proj, *proj_bias;
-} part_names;
-
-static const part_names names_of[] = {[NAMES_META] = {.block = "_hstu",
-                                                      .uvqk = "_uvqk",
-                                                      .time_w = "_rel_attn_bias._ts_w",
-                                                      .position_w = "_rel_attn_bias._pos_w",
-                                                      .proj = "_o.weight",
-                                                      .proj_bias = "_o.bias"},
-                                      [NAMES_NVIDIA] = {.block = "_hstu_block",
-                                                        .in_weight = "_input_layernorm_weight",
-                                                        .in_bias = "_input_layernorm_bias",
-                                                        .uvqk = "_linear_uvqk_weight",
-                                                        .uvqk_bias = "_linear_uvqk_bias",
-                                                        .gate_weight = "_output_layernorm_weight",
-                                                        .gate_bias = "_output_layernorm_bias",
-                                                        .proj = "_linear_proj_weight",
-                                                        .proj_bias = "_linear_proj_bias"}};
-
-/* A parameter list and the names of a layer in it. */
-typedef struct namer {
-    param_list *params;
-    const char *prefix;
-} namer;
-
-static status add_vector(const namer *to, const char *name, int64_t n, init_rule rule,
-                         param **out) {
-    param_spec spec = {to->prefix, name, 1, {n}, rule, false};
-    return param_add(to->params, &spec, out);
-}
-
-/* The ranks that share the layer. */
-static int n_parts(const hstu_layer_config *c) {
-    return c->tensor != NULL ? c->tensor->size : 1;
-}
-
-static status add_cut(const namer *to, const hstu_layer_config *c, const param_spec *spec,
-                      param_cut cut, param **out) {
-    if (c->tensor == NULL) return param_add(to->params, spec, out);
-    cut.part = c->tensor->rank;
-    cut.n_parts = c->tensor->size;
-    return param_add_cut(to->params, spec, &cut, out);
-}
-
-/* A parameter of columns of u, v, q and k; rows 0: a vector of them. */
-static status add_uvqk(const namer *to, const hstu_layer_config *c, const char *name, int64_t rows,
-                       init_rule rule, param **out) {
-    int64_t w = width(c), g = dim_gate(c), qk = (int64_t)c->n_heads * c->dim_qk;
-    param_cut cut = {.dim = rows > 0, .n_blocks = 4, .block = {g, g, qk, qk}};
-    param_spec vector = {to->prefix, name, 1, {w}, rule, false};
-    param_spec matrix = {to->prefix, name, 2, {rows, w}, rule, false};
-    return add_cut(to, c, rows > 0 ? &matrix : &vector, cut, out);
-}
-
-/* A parameter of elements of the gated row. */
-static status add_gated(const namer *to, const hstu_layer_config *c, const param_spec *spec,
-                        int dim, param **out) {
-    param_cut cut = {.dim = dim, .n_blocks = 1, .block = {dim_gate(c)}};
-    return add_cut(to, c, spec, cut, out);
-}
-
-static const init_rule ZERO = {.kind = INIT_ZERO}, ONE = {.kind = INIT_ONE},
-                       SMALL = {.kind = INIT_NORMAL, .scale = 0.02};
-
-static status add_before(hstu_layer *l, const namer *to, const part_names *n) {
-    const hstu_layer_config *c = &l->config;
-    int64_t e = c->dim, w = (int64_t)width(c) * n_parts(c);
-    init_rule uvqk = c->names == NAMES_META ? SMALL : init_xavier_uniform(e, w);
-    if (c->has_affine) TRY(add_vector(to, n->in_weight, e, ONE, &l->in_weight));
-    if (c->has_affine) TRY(add_vector(to, n->in_bias, e, ZERO, &l->in_bias));
-    TRY(add_uvqk(to, c, n->uvqk, e, uvqk, &l->uvqk));
-    if (c->has_uvqk_bias) TRY(add_uvqk(to, c, n->uvqk_bias, 0, ZERO, &l->uvqk_bias));
-    if (!c->has_bias) return OK;
-    TRY(add_vector(to, n->time_w, ATTN_TIME_BUCKETS + 1, SMALL, &l->time_w));
-    return add_vector(to, n->position_w, 2 * (int64_t)c->bias_len - 1, SMALL, &l->position_w);
-}
-
-static status add_after(hstu_layer *l, const namer *to, const part_names *n) {
-    const hstu_layer_config *c = &l->config;
-    int64_t e = c->dim, g = dim_gate(c), whole = g * n_parts(c);
-    bool is_transposed = c->is_proj_transposed;
-    init_rule bias = {.kind = INIT_UNIFORM, .scale = 1 / sqrt((double)whole)};
-    param_spec weight = {to->prefix, n->gate_weight, 1, {g}, ONE, false};
-    param_spec shift = {to->prefix, n->gate_bias, 1, {g}, ZERO, false};
-    param_spec proj = {to->prefix, n->proj, 2, {g, e}, init_xavier_uniform(whole, e), false};
-    if (is_transposed) proj.shape[0] = e, proj.shape[1] = g;
-    if (c->has_affine) TRY(add_gated(to, c, &weight, 0, &l->gate_weight));
-    if (c->has_affine) TRY(add_gated(to, c, &shift, 0, &l->gate_bias));
-    TRY(add_gated(to, c, &proj, is_transposed, &l->proj));
-    return c->has_proj_bias ? add_vector(to, n->proj_bias, e, bias, &l->proj_bias) : OK;
-}
-
-static status add_params(layer *of, const layer_config *c, param_list *params,
-                         const layer_place *place) {
-    hstu_layer *l = &of->hstu;
-    const part_names *names = &names_of[c->hstu.names];
-    char prefix[64];
-    snprintf(prefix, sizeof prefix, "%s._attention_layers.%d.", names->block, place->index);
-    namer to = {params, place->prefix != NULL ? place->prefix : prefix};
-    l->config = c->hstu;
-    of->needs_times = c->hstu.has_bias;
-    l->site = layer_site(of->kind, place->index);
-    TRY(add_before(l, &to, names));
-    return add_after(l, &to, names);
 }
 
 /* Without an activation there is nothing to recompute. */
@@ -310,19 +189,16 @@ static kv_put_args put_of(const hstu_layer *l, const attn_args *a, const sequenc
 }
 
 /* Rounds the keys and values of all tokens of the batch. */
-static kv_fp8_args round_of(const hstu_layer *l, const hstu_acts *a, backend *be,
-                            const sequences *s) {
-    const hstu_layer_config *c = &l->config;
-    int64_t g = dim_gate(c), qk = (int64_t)c->n_heads * c->dim_qk;
+static kv_fp8_args round_of(const attn_args *a, const sequences *s) {
     return (kv_fp8_args){.kind = KV_ROUND,
-                         .n_heads = c->n_heads,
-                         .dim_qk = c->dim_qk,
-                         .dim_v = c->dim_v,
+                         .n_heads = a->n_heads,
+                         .dim_qk = a->dim_qk,
+                         .dim_v = a->dim_v,
                          .n = s->n_tokens,
-                         .k = column_of(be, a->uvqk_y, 2 * g + qk),
-                         .v = column_of(be, a->uvqk_y, g),
-                         .stride_k = width(c),
-                         .stride_v = width(c)};
+                         .k = (void *)a->k,
+                         .v = (void *)a->v,
+                         .stride_k = a->stride_k,
+                         .stride_v = a->stride_v};
 }
 
 static gate_args gate_of(const hstu_layer *l, const hstu_acts *a, const sequences *s) {
@@ -378,6 +254,68 @@ status hstu_layer_pack(hstu_layer *l, nn_memory *memory) {
     uvqk.norm = &norm;
     TRY(pack(memory->be, memory, uvqk, &l->uvqk_packed));
     return pack(memory->be, memory, proj_of(l, &none, 0, NULL, NULL), &l->proj_packed);
+}
+
+/* A product of some columns of uvqk. */
+static linear_args half_of(const hstu_layer *l, const hstu_half *half, int64_t n, const void *x,
+                           void *y) {
+    const hstu_acts none = {0};
+    linear_args a = uvqk_of(l, &none, n);
+    a.n_out = width(&l->config) / 2;
+    a.x = x;
+    a.w = half->w;
+    a.bias = half->bias;
+    a.y = y;
+    a.packed = half->packed;
+    a.rank = half->packed != NULL ? LINEAR_SINGLE : 0;
+    return a;
+}
+
+/* `to`, (n, W / 2) = two blocks of columns of `from`, (n, W): H dim_v of them from column v on, and
+ * H dim_qk from qk on. */
+static status copy_half(const hstu_layer *l, nn_memory *memory, const param *from, int64_t n,
+                        int64_t v, int64_t qk, float **to) {
+    const hstu_layer_config *c = &l->config;
+    int64_t size = sizeof(float), w = width(c), g = dim_gate(c);
+    if (from == NULL) return OK;
+    TRY(NN_NEW(memory, to, n * w / 2));
+    head_parts a = {.n = n,
+                    .n_parts = 1,
+                    .n_blocks = 2,
+                    .first = {v * size, qk * size},
+                    .width = {g * size, (w / 2 - g) * size},
+                    .stride = w * size,
+                    .whole = from->value,
+                    .packed = *to};
+    return head_parts_pack(memory->be, &a);
+}
+
+static status make_half(const hstu_layer *l, nn_memory *memory, int64_t v, int64_t qk,
+                        hstu_half *out) {
+    const hstu_acts none = {0};
+    hstu_half half = {0};
+    TRY(copy_half(l, memory, l->uvqk, l->config.dim, v, qk, &half.w));
+    TRY(copy_half(l, memory, l->uvqk_bias, 1, v, qk, &half.bias));
+    if (l->uvqk_packed != NULL) {
+        norm_args norm = norm_of(l, &none, 0, NULL);
+        linear_args a = half_of(l, &half, 0, NULL, NULL);
+        a.norm = &norm;
+        TRY(pack(memory->be, memory, a, &half.packed));
+    }
+    *out = half;
+    return OK;
+}
+
+status hstu_layer_split(hstu_layer *l, nn_memory *memory) {
+    const hstu_layer_config *c = &l->config;
+    int64_t g = dim_gate(c), qk = (int64_t)c->n_heads * c->dim_qk;
+    if (c->tensor != NULL || c->sequence != NULL || c->has_bias) return OK;
+    TRY(make_half(l, memory, g, 2 * g + qk, &l->vk));
+    return make_half(l, memory, 0, 2 * g, &l->uq);
+}
+
+static bool can_choose(const layer *of) {
+    return of->hstu.uq.w != NULL;
 }
 
 /* (n, dim) act, summed over the ranks that share the layer. */
@@ -448,14 +386,30 @@ static bool has_gate_inside(const hstu_layer *l) {
 
 /* Attention writes no rows of tokens that belong to no sequence.  What an earlier batch left there
  * would go on to their keys and values, which kernels multiply by 0: not if it is NaN.  Layers
- * without training have the same memory, so the first one clears it for all, before its other work:
- * two memsets a layer take 5 us, and after them the attention could not start early. */
-static status clear_unowned(const hstu_layer *l, const hstu_acts *a, backend *be,
-                            const sequences *s) {
-    size_t bytes = (size_t)s->n_tokens * (size_t)dim_gate(&l->config) * act_bytes(be->act);
-    if (!s->is_round || s->is_repeated) return OK;
-    TRY(be->ops->zero(be, a->attn, bytes));
-    return has_gate_inside(l) ? be->ops->zero(be, a->gated, bytes) : OK;
+ * without training have the same memory, so it is cleared once for all of them. */
+static void ask(const layer *of, const layer_acts *acts, const sequences *s, token_asks *out) {
+    const hstu_acts *a = &acts->hstu;
+    *out = (token_asks){.moments = a->out};
+    if (!s->is_round) return;
+    out->blank.dim = dim_gate(&of->hstu.config);
+    out->blank.rows[out->blank.n_arrays++] = a->attn;
+    if (has_gate_inside(&of->hstu)) out->blank.rows[out->blank.n_arrays++] = a->gated;
+}
+
+/* The attention of `attn` with its gate, over pages where there are some. */
+static status attend(const hstu_layer *l, backend *be, const sequences *s, attn_args *attn,
+                     gate_args *gate) {
+    if (s->kv.is_fp8) {
+        kv_fp8_args fp8 = round_of(attn, s);
+        TRY(be->ops->kv_fp8(be, &fp8));
+    }
+    if (s->kv.table != NULL && s->kv.is_fp8) { /* otherwise the product has put them there */
+        kv_put_args put = put_of(l, attn, s);
+        TRY(be->ops->kv_put(be, &put));
+    }
+    if (s->kv.table != NULL) add_pages(attn, s);
+    if (has_gate_inside(l)) attn->gate = gate;
+    return be->ops->attn_fwd(be, attn);
 }
 
 static status attn_forward(const hstu_layer *l, const hstu_acts *a, backend *be,
@@ -468,18 +422,59 @@ static status attn_forward(const hstu_layer *l, const hstu_acts *a, backend *be,
         TRY(be->ops->attn_fwd(be, &attn));
         return hstu_rows_give(&a->rows, c, be, s->n_tokens, a->attn);
     }
-    if (s->kv.is_fp8) {
-        kv_fp8_args fp8 = round_of(l, a, be, s);
-        TRY(be->ops->kv_fp8(be, &fp8));
-    }
-    if (s->kv.table != NULL && s->kv.is_fp8) { /* otherwise the product has put them there */
-        kv_put_args put = put_of(l, &attn, s);
-        TRY(be->ops->kv_put(be, &put));
-    }
-    if (s->kv.table != NULL) add_pages(&attn, s);
     gate_args gate = gate_of(l, a, s);
-    if (has_gate_inside(l)) attn.gate = &gate;
-    return be->ops->attn_fwd(be, &attn);
+    return attend(l, be, s, &attn, &gate);
+}
+
+/* A product of the norm of x. */
+static status project(const hstu_layer *l, const hstu_acts *a, backend *be, linear_args *to,
+                      const void *x, bool has_moments) {
+    norm_args norm = norm_of(l, a, to->n, x);
+    if (to->packed == NULL) {
+        TRY(be->ops->norm_fwd(be, &norm));
+    } else {
+        to->norm = &norm;
+        if (has_moments) norm.moments = a->out;
+    }
+    return be->ops->linear_fwd(be, to);
+}
+
+/* The layer for chosen tokens: keys and values of all, the rest of these. */
+static status forward_chosen(const hstu_layer *l, const hstu_acts *a, backend *be,
+                             const sequences *s, const void *x, void *out) {
+    const hstu_layer_config *c = &l->config;
+    const chosen_rows *chosen = &s->chosen;
+    int64_t half = width(c) / 2, g = dim_gate(c);
+    void *vk = a->uvqk_y, *uq = column_of(be, vk, s->n_tokens * half);
+    attn_args attn = attn_of(l, a, be, s);
+    gate_args gate = gate_of(l, a, s);
+    linear_args all = half_of(l, &l->vk, s->n_tokens, a->normed, vk);
+    linear_args own = half_of(l, &l->uq, chosen->n, a->normed, uq);
+    linear_args proj = proj_of(l, a, chosen->n, chosen->x, out);
+    gather_args rows = {.n = chosen->n,
+                        .dim = c->dim,
+                        .is_act = true,
+                        .table = x,
+                        .index = chosen->token,
+                        .scale = 1,
+                        .y = chosen->x,
+                        .moments = a->out};
+    attn.max_len_q = chosen->max_len;
+    attn.n_rows_q = gate.n = chosen->n;
+    attn.offsets_q = chosen->offsets;
+    attn.v = vk;
+    attn.k = column_of(be, vk, g);
+    attn.q = column_of(be, uq, g);
+    gate.u = uq;
+    attn.stride_q = attn.stride_k = attn.stride_v = gate.stride_u = half;
+    kv_put_args put = put_of(l, &attn, s);
+    if (s->kv.table != NULL && !s->kv.is_fp8) all.put = &put;
+    TRY(project(l, a, be, &all, x, s->has_moments));
+    TRY(be->ops->gather(be, &rows));
+    TRY(project(l, a, be, &own, chosen->x, true));
+    TRY(attend(l, be, s, &attn, &gate));
+    if (!has_gate_inside(l)) TRY(be->ops->gate_fwd(be, &gate));
+    return be->ops->linear_fwd(be, &proj);
 }
 
 /* Of the ranks that share the layer, the first one adds the bias and the residual. */
@@ -488,20 +483,13 @@ static status forward(const layer *of, const layer_acts *acts, backend *be, cons
     const hstu_layer *l = &of->hstu;
     const hstu_acts *a = &acts->hstu;
     sequences s = own_tokens(&l->config, all);
-    norm_args norm = norm_of(l, a, s.n_tokens, x);
     linear_args uvqk = uvqk_of(l, a, s.n_tokens), proj = proj_of(l, a, s.n_tokens, x, out);
     attn_args attn = attn_of(l, a, be, all);
     kv_put_args put = put_of(l, &attn, all);
+    if (all->chosen.n > 0) return forward_chosen(l, a, be, all, x, out);
     if (l->config.tensor != NULL && l->config.tensor->rank > 0) proj.bias = proj.residual = NULL;
     if (s.kv.table != NULL && l->config.sequence == NULL && !s.kv.is_fp8) uvqk.put = &put;
-    TRY(clear_unowned(l, a, be, all));
-    if (l->uvqk_packed != NULL) {
-        uvqk.norm = &norm;
-        if (all->is_repeated) norm.moments = a->out; /* by the layer before */
-    } else {
-        TRY(be->ops->norm_fwd(be, &norm));
-    }
-    TRY(be->ops->linear_fwd(be, &uvqk));
+    TRY(project(l, a, be, &uvqk, x, all->has_moments));
     TRY(attn_forward(l, a, be, all));
     if (!has_gate_inside(l)) TRY(gate_forward(l, a, be, &s));
     TRY(be->ops->linear_fwd(be, &proj));
@@ -562,8 +550,10 @@ static status backward(const layer *of, const layer_acts *acts, const layer_scra
 
 const layer_kind hstu_layer_kind = {.name = "hstu",
                                     .n_sites = 1,
-                                    .add_params = add_params,
+                                    .add_params = hstu_add_params,
                                     .alloc_scratch = alloc_scratch,
                                     .alloc = alloc,
+                                    .ask = ask,
+                                    .can_choose = can_choose,
                                     .forward = forward,
                                     .backward = backward};

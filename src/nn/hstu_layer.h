@@ -48,6 +48,12 @@ typedef struct hstu_layer_config {
 hstu_layer_config hstu_layer_research(void);
 hstu_layer_config hstu_layer_fused(void);
 
+/* Some columns of uvqk: the weight, the bias or NULL, and both packed or NULL. */
+typedef struct hstu_half {
+    float *w, *bias; /* (E, W / 2), (W / 2) */
+    void *packed;
+} hstu_half;
+
 /* Parameters; NULL where the config has none. */
 typedef struct hstu_layer {
     hstu_layer_config config;
@@ -58,11 +64,16 @@ typedef struct hstu_layer {
     param *gate_weight, *gate_bias;  /* (H dim_v) of the second norm */
     param *proj, *proj_bias;         /* (H dim_v, E), or (E, H dim_v) if transposed; (E) */
     void *uvqk_packed, *proj_packed; /* by hstu_layer_pack; or NULL */
+    hstu_half vk, uq;                /* by hstu_layer_split */
 } hstu_layer;
 
 /* Packs the weights of both products (linear_pack in ops.h), for a layer that is no longer
  * trained. */
 status hstu_layer_pack(hstu_layer *l, nn_memory *memory);
+
+/* Copies the columns of v and k, and those of u and q, of a last layer that is no longer trained,
+ * so that it can compute keys and values of all tokens and the rest of chosen ones alone. */
+status hstu_layer_split(hstu_layer *l, nn_memory *memory);
 
 /* Memory of the exchange between ranks that share the tokens: T is all of them, R those of a rank,
  * and all columns are those of 1 / S of the heads. */

@@ -285,7 +285,7 @@ static status embed_parts(const input *in, const input_acts *a, backend *be, con
 }
 
 status input_fwd(const input *in, const input_acts *a, backend *be, const plan *p,
-                 const sequences *s, void *x) {
+                 const sequences *s, const token_asks *asks, void *x) {
     const input_config *c = &in->config;
     if (!in->is_merged) TRY(embed_parts(in, a, be, p));
     gather_args rows = {.n = p->n_tokens,
@@ -299,6 +299,10 @@ status input_fwd(const input *in, const input_acts *a, backend *be, const plan *
                         .drop = sequences_drop(s, c->dropout_rate, 0),
                         .y = x};
     if (in->is_merged) read_far(&in->events, &rows);
+    if (asks != NULL) {
+        rows.moments = asks->moments;
+        rows.blank = asks->blank;
+    }
     return be->ops->gather(be, &rows);
 }
 

@@ -102,9 +102,9 @@ bool input_add_far(bank *b, const float *rows, int64_t n, int64_t stride, int32_
 status input_alloc_grads(input *in, nn_memory *memory);
 status input_alloc(input_acts *a, const input *in, const nn_room *room);
 
-/* x (T, E). */
+/* x (T, E); asks: or NULL. */
 status input_fwd(const input *in, const input_acts *a, backend *be, const plan *p,
-                 const sequences *s, void *x);
+                 const sequences *s, const token_asks *asks, void *x);
 
 /* From the gradient of x to the gradients of tables, positions and MLPs. */
 status input_bwd(const input *in, input_acts *a, backend *be, const plan *p, const sequences *s,

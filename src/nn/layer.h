@@ -59,7 +59,12 @@ typedef struct layer_kind {
     status (*alloc_scratch)(layer_scratch *s, const layer *l, const nn_room *room);
     /* The activations of one layer.  Without training all layers of a pass may share them. */
     status (*alloc)(layer_acts *a, const layer *l, const layer_scratch *s, const nn_room *room);
-    /* out = layer(x), both (T, E); for training x must stay until the backward pass. */
+    /* What the gather of the tokens is to do for the layers, without training; NULL: nothing. */
+    void (*ask)(const layer *l, const layer_acts *a, const sequences *s, token_asks *out);
+    /* Whether it can compute sequences.chosen alone; NULL: it cannot. */
+    bool (*can_choose)(const layer *l);
+    /* out = layer(x), both (T, E), or out (M, E) of chosen rows; for training x must stay until the
+     * backward pass. */
     status (*forward)(const layer *l, const layer_acts *a, backend *be, const sequences *s,
                       const void *x, void *out);
     /* On entry d is the gradient of out, on return the gradient of x; adds to the parameters'

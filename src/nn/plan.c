@@ -60,6 +60,7 @@ static void lay_all(plan *p, staging *s) {
     STAGE(s, &p->step, 1);
     STAGE(s, &p->grad_scale, 1);
     STAGE(s, &p->offsets, n + 1);
+    STAGE(s, &p->chosen_offsets, n + 1);
     STAGE(s, &p->context_row, (int64_t)c->max_users * c->n_context);
     STAGE(s, &p->n_contexts, n);
     STAGE(s, &p->n_targets, n);
@@ -306,6 +307,16 @@ static status put_pages(layout *l, const plan_cache *cache, int32_t n_tokens, in
     return OK;
 }
 
+/* Ends the losses of a sequence: in order they are those of its last tokens, but for training and
+ * for an encoded sequence without events. */
+static void end_losses(layout *l) {
+    plan *p = l->p;
+    int32_t *offsets = p->chosen_offsets.host, n = p->n_loss - offsets[l->user];
+    offsets[l->user + 1] = p->n_loss;
+    if (n > p->max_chosen) p->max_chosen = n;
+    if (l->purpose == PLAN_ENCODE && l->n_input == 0) p->takes_last = false;
+}
+
 static status put_user(layout *l, const plan_cache *cache) {
     plan *p = l->p;
     const plan_config *c = &p->config;
@@ -340,6 +351,7 @@ static status put_user(layout *l, const plan_cache *cache) {
     p->n_contexts.host[l->user] = c->n_context;
     p->n_targets.host[l->user] = n_target_tokens;
     p->offsets.host[l->user + 1] = l->at;
+    end_losses(l);
     l->first_key += n_tokens;
     if (n_tokens - l->n_reused > p->max_len) p->max_len = n_tokens - l->n_reused;
     return OK;
@@ -396,6 +408,7 @@ static void round_batch(layout *l) {
     for (; p->n_sequences < n_sequences; p->n_sequences++) {
         p->n_contexts.host[p->n_sequences] = p->n_targets.host[p->n_sequences] = 0;
         p->offsets.host[p->n_sequences + 1] = l->at;
+        p->chosen_offsets.host[p->n_sequences + 1] = p->n_loss;
         if (!p->has_cache) continue;
         p->key_offsets.host[p->n_sequences + 1] = l->first_key;
         for (int32_t i = 0; i < c->max_pages; i++)
@@ -410,6 +423,7 @@ static void round_batch(layout *l) {
         p->loss_user.host[p->n_loss] = p->loss_position.host[p->n_loss] = 0;
     }
     p->max_len = bounded(p, (p->max_len + 127) / 128 * 128);
+    p->max_chosen = bounded(p, (p->max_chosen + 63) / 64 * 64);
     if (p->has_cache) p->max_keys = bounded(p, round_double(p->max_keys));
 }
 
@@ -442,6 +456,7 @@ static size_t pack_all(plan *p) {
     PACK(&s, &p->step, 1);
     PACK(&s, &p->grad_scale, 1);
     PACK(&s, &p->offsets, n + 1);
+    PACK(&s, &p->chosen_offsets, p->takes_last ? n + 1 : 0);
     PACK(&s, &p->context_row, (int64_t)p->n_users * c->n_context);
     PACK(&s, &p->n_contexts, n);
     PACK(&s, &p->n_targets, n);
@@ -472,8 +487,10 @@ status plan_build(plan *p, backend *be, const batch *b, const plan_request *requ
     p->max_keys = 0;
     if (p->has_cache) p->key_offsets.host[0] = 0;
     p->n_users = p->n_sequences = b->n_users;
-    p->max_len = p->n_events = p->n_loss = p->n_unlabelled = 0;
-    p->offsets.host[0] = 0;
+    p->max_len = p->n_events = p->n_loss = p->n_unlabelled = p->max_chosen = 0;
+    p->takes_last =
+        request->purpose != PLAN_TRAIN && (!p->config.is_ranking || p->config.has_candidates);
+    p->offsets.host[0] = p->chosen_offsets.host[0] = 0;
     *p->step.host = request->step;
     *p->grad_scale.host = request->grad_scale;
     layout l = {.p = p, .b = b, .purpose = request->purpose, .has_no_row = request->has_no_row};
@@ -504,6 +521,7 @@ uint64_t plan_record_key(const plan *p) {
                             p->n_events,
                             p->n_loss,
                             p->takes_all,
+                            p->takes_last ? p->max_chosen : -1,
                             p->max_len,
                             p->has_cache ? p->max_keys : -1};
     uint64_t key = 0xcbf29ce484222325u;

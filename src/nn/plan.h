@@ -75,22 +75,26 @@ typedef struct plan {
     staged_i32 offsets;            /* (B + 1) */
     staged_i32 row; /* (T): merged: table row; else index of the event token, or after all events of
                        the contextual token */
-    staged_i32 event_row, context_row;   /* (n_events), (B F): table rows */
-    staged_i32 place;                    /* (T): row of the position table */
-    staged_u32 user, position;           /* (T): what dropout depends on; for training only */
-    staged_i64 query_time, key_time;     /* (T): seconds; key_time of all keys with a cache */
-    bool has_cache;                      /* of the batch: what follows is set */
-    int32_t max_keys;                    /* the longest sequence, its tokens in pages included */
-    staged_i32 page_table;               /* (B, max_pages) */
-    staged_i32 key_offsets;              /* (B + 1): of all keys */
-    staged_i32 slot;                     /* (T): where a token's key and value go; -1: nowhere */
-    staged_i32 n_contexts, n_targets;    /* (B): tokens, for the masks */
-    int32_t n_loss;                      /* M */
-    int32_t n_rows;                      /* of these, those of the batch: the others round it up */
-    bool is_round;                       /* the batch was rounded up, and can be recorded */
-    staged_i32 loss_token;               /* (M): the token that predicts; -1: none */
-    bool takes_all;                      /* loss_token is 0, 1, ... T - 1: nothing need be chosen */
-    staged_i32 label;                    /* (M): item - 1, or the action; -1: none */
+    staged_i32 event_row, context_row; /* (n_events), (B F): table rows */
+    staged_i32 place;                  /* (T): row of the position table */
+    staged_u32 user, position;         /* (T): what dropout depends on; for training only */
+    staged_i64 query_time, key_time;   /* (T): seconds; key_time of all keys with a cache */
+    bool has_cache;                    /* of the batch: what follows is set */
+    int32_t max_keys;                  /* the longest sequence, its tokens in pages included */
+    staged_i32 page_table;             /* (B, max_pages) */
+    staged_i32 key_offsets;            /* (B + 1): of all keys */
+    staged_i32 slot;                   /* (T): where a token's key and value go; -1: nowhere */
+    staged_i32 n_contexts, n_targets;  /* (B): tokens, for the masks */
+    int32_t n_loss;                    /* M */
+    int32_t n_rows;                    /* of these, those of the batch: the others round it up */
+    bool is_round;                     /* the batch was rounded up, and can be recorded */
+    staged_i32 loss_token;             /* (M): the token that predicts; -1: none */
+    bool takes_all;                    /* loss_token is 0, 1, ... T - 1: nothing need be chosen */
+    bool takes_last;           /* in order, they are the last tokens of their sequences: none is -1
+                                  but those that round the batch up */
+    int32_t max_chosen;        /* then: most of a sequence, */
+    staged_i32 chosen_offsets; /* (B + 1): and the first one of each, and their end */
+    staged_i32 label;          /* (M): item - 1, or the action; -1: none */
     staged_u32 loss_user, loss_position; /* (M); with label: sent for training only */
     int32_t n_unlabelled;                /* losses left out: their label has no row */
 } plan;

@@ -21,11 +21,29 @@ typedef struct kv_batch {
     bool is_fp8;     /* keys and values are rounded to 8 bits before they are used */
 } kv_batch;
 
+/* What the gather of the tokens can do for the layers besides: leave the moments of the rows for
+ * the first one, and clear rows of padding, where a batch is rounded up. */
+typedef struct token_asks {
+    row_moments *moments; /* or NULL */
+    gather_blank blank;
+} token_asks;
+
+/* The tokens whose results a layer is asked for, where they are not all: the last ones of each
+ * sequence. */
+typedef struct chosen_rows {
+    int32_t n;              /* M; 0: all tokens */
+    int32_t max_len;        /* most of a sequence */
+    const int32_t *offsets; /* (B + 1): which of them are a sequence's */
+    const int32_t *token;   /* (M); -1: none, which reads as zeros */
+    void *x;                /* (M, E) act: room for the rows that go into the layer */
+} chosen_rows;
+
 typedef struct sequences {
     int32_t n_sequences;       /* B */
     int32_t n_tokens;          /* T */
     int32_t max_len;           /* the longest of these */
     bool is_repeated;          /* the layer before had the same (attn_args) */
+    bool has_moments;          /* those of the layer's rows are where it asked for them */
     int32_t len_bound;         /* no sequence of the model is longer, in any batch */
     bool is_round;             /* tokens after the last sequence round the batch up */
     const int32_t *offsets;    /* (B + 1) */
@@ -34,6 +52,7 @@ typedef struct sequences {
     const int64_t *query_time, *key_time; /* (T): seconds, of layers with a time bias; key_time of
                                              all keys where there are pages */
     kv_batch kv;
+    chosen_rows chosen;
     bool has_dropout;
     dropout drop; /* key, step, the tokens' users and positions; a layer sets rate and site */
 } sequences;

@@ -38,8 +38,9 @@ status head_parts_cuda(void *stream, const head_parts *a, bool is_back) {
 
 static status move(backend *be, const head_parts *a, bool is_back) {
     move_job job = {a, is_back};
+    void *stream = be->ops->stream(be);
     if (a->n == 0) return OK;
-    if (strcmp(be->name, "cpu") != 0) return head_parts_cuda(be->ops->stream(be), a, is_back);
+    if (stream != NULL) return head_parts_cuda(stream, a, is_back);
     return pool_run(be->workers, (a->n + ROWS - 1) / ROWS, move_chunk, &job);
 }
 

@@ -71,6 +71,22 @@ typedef struct gather_far {
     int32_t from;
 } gather_far;
 
+/* Moments of rows (n, dim), of consecutive columns, `width` (the last: what is left) at a time: for
+ * each row and part the sum, and the sum of squared deviations from the part's mean. */
+typedef struct row_moments {
+    float *parts;   /* (n, parts, 2), room for parts of MOMENTS_WIDTH columns */
+    int32_t width;  /* at least MOMENTS_WIDTH, or the whole row; 0: not known */
+    const void *of; /* the rows */
+} row_moments;
+
+enum { MOMENTS_WIDTH = 64 };
+
+/* Rows of other arrays that a gather clears: those whose other_index is negative. */
+typedef struct gather_blank {
+    int32_t n_arrays, dim;
+    void *rows[2]; /* (n_arrays) of (n, dim) act */
+} gather_blank;
+
 /* y[i] = scale * table[index[i]] + other[other_index[i]], rows of `dim` elements, then dropout.  A
  * negative index reads as a row of zeros; other may be NULL.  With is_act the table holds rows of
  * activations, to select tokens. */
@@ -86,7 +102,9 @@ typedef struct gather_args {
     const float *other;         /* (P, dim) or NULL */
     const int32_t *other_index; /* (n) */
     dropout drop;
-    void *y; /* (n, dim) act */
+    void *y;              /* (n, dim) act */
+    row_moments *moments; /* those of y, if the backend has them at no cost; or NULL */
+    gather_blank blank;   /* not without `other` */
 } gather_args;
 
 /* Which rows of y came from which row of a table: rows of y grouped by index, in order, so that
@@ -118,16 +136,6 @@ typedef enum {
     EPILOGUE_GELU_TANH, /* z / 2 (1 + tanh(sqrt(2 / pi) (z + 0.044715 z^3))) */
     EPILOGUE_TANH
 } epilogue;
-
-/* Moments of rows (n, dim), of consecutive columns, `width` (the last: what is left) at a time: for
- * each row and part the sum, and the sum of squared deviations from the part's mean. */
-typedef struct row_moments {
-    float *parts;   /* (n, parts, 2), room for parts of MOMENTS_WIDTH columns */
-    int32_t width;  /* 0: not known */
-    const void *of; /* the rows */
-} row_moments;
-
-enum { MOMENTS_WIDTH = 64 };
 
 /* z = x W + bias (+ residual), y = f(z).  W is (n_in, n_out), or (n_out, n_in) if is_transposed.
  * With f = NONE, y = z and z is not used.
@@ -341,9 +349,9 @@ typedef struct attn_args {
     attn_pages pages;
     void *out;          /* rows of (H, dim_v) act */
     int64_t stride_out; /* that of dout too */
-    /* Sequences and masks are those of the last forward call, and so are the pages' table and
-     * offsets: what was made of them can be used again, and they, and the keys in pages, can be
-     * read before the kernels since that call are complete. */
+    /* Sequences and masks are those of the last forward call, but for queries that may be left out,
+     * and so are the pages' table and offsets: what was made of them can be used again, and they,
+     * and the keys in pages, can be read before the kernels since that call are complete. */
     bool is_repeated;
     /* forward, or NULL: then op gate_fwd, of `out`; what is left in `out` is undefined, and so are
      * y and the statistics of rows that belong to no sequence */

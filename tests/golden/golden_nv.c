@@ -243,7 +243,7 @@ status golden_nv_preproc(golden *g) {
     TRY(plan_build(&r.p, g->be, &r.b, &request));
     sequences s = plan_sequences(&r.p);
     TRY(golden_new(g, &x, (int64_t)r.p.max_tokens * r.dim));
-    TRY(input_fwd(&r.in, &r.acts, g->be, &r.p, &s, x));
+    TRY(input_fwd(&r.in, &r.acts, g->be, &r.p, &s, NULL, x));
     TRY(check_layout(g, &r));
     TRY(golden_check(g, "x", x, TOL_OUT));
     if (!r.is_inference) TRY(check_input_grads(g, &r, &s));

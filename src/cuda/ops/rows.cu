@@ -1,6 +1,7 @@
 /* Rows of tables (ops.h): gather, scatter, mark; group.cu makes the groups.
  *
- * Gather: a thread owns V columns of a row of y; the limit is bytes.
+ * Gather: a thread owns V columns of a row of y; the limit is bytes.  Rows with moments are
+ * gathered by rows_sm90.cu.
  *
  * Scatter must give the same bits every time and stay balanced although one row of a table may own
  * half of the batch and others one token each.  So the list of entries sorted by row is cut, not
@@ -20,6 +21,13 @@ __device__ static inline const S *gather_row(const gather_args &a, int64_t i) {
     return row;
 }
 
+/* Clears row i of the blank arrays. */
+template <typename T> __device__ static inline void gather_clear(const gather_blank &b, int64_t i) {
+    for (int k = 0; k < b.n_arrays; k++)
+        for (int c = (int)threadIdx.x; c < b.dim; c += (int)blockDim.x)
+            ((T *)b.rows[k])[i * b.dim + c] = from_float<T>(0);
+}
+
 template <typename T, typename S, int V, bool IS_PACKED>
 static __global__ void __launch_bounds__(256) gather_rows_any_kernel(const gather_args a) {
     int64_t i = row_grid_row();
@@ -27,6 +35,7 @@ static __global__ void __launch_bounds__(256) gather_rows_any_kernel(const gathe
     int64_t row = a.index[i], other = a.other != NULL ? a.other_index[i] : -1;
     const S *table_row = gather_row<S>(a, row);
     drop_row drop = drop_begin(a.drop, i);
+    if (a.other != NULL && other < 0) gather_clear<T>(a.blank, i);
     for (int c = (int)threadIdx.x * V; c < a.dim; c += (int)blockDim.x * V) {
         float y[V] = {};
         if (row >= 0) {
@@ -66,7 +75,9 @@ template <typename T, typename S> static status gather_from(backend *be, const g
 }
 
 status cuda_gather(backend *be, const gather_args *a) {
+    if (a->moments != NULL) a->moments->width = 0;
     if (a->n == 0 || a->dim == 0) return OK;
+    if (cuda_gather_moments_can(be, a)) return cuda_gather_moments(be, a);
     CUDA_WITH_ACT(be,
                   return a->is_act ? (gather_from<T, T>(be, a)) : (gather_from<T, float>(be, a)));
 }
