@@ -8,7 +8,7 @@
  *     1 x 1024                -      -      -  .2282  .2258  .2294           .2388
  *     1 x 4096                -      -      -      -  .2970  .2851           .2949
  *     8 x 128             .5655      -      -      -      -      -    .574 to .581
- *     8 x 1024            .7724      -      -      -      -      -    .784 to .796 */
+ *     8 x 1024            .7575      -      -      -      -      -            .7200 */
 #include "cuda/attn/sm90/attn_sm90_few.cuh"
 
 /* Whether the gate can be inside. */
@@ -39,7 +39,7 @@ static bool is_few(const backend *be, const attn_args *a) {
     int64_t n_units = count_units(a), n_halves = cuda_div_up(a->max_len_k, 32);
     if (n_units == 0 || n_units > 2 * n) return false;
     if (n_halves > FEW_PLACES) return false;
-    if (2 * n_units > n) return n_halves <= 48;
+    if (2 * n_units > n) return n_halves <= 16; /* attn_sm90_paged.cu cuts more keys into parts */
     int64_t n_parts = parts_of(be, a);
     return n_parts > 1 && (n_halves <= 48 || n_halves <= 14 * n_parts);
 }

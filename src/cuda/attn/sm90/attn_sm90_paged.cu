@@ -32,11 +32,32 @@ static bool can_add(const attn_args *a) {
            is_addressable(a->out, a->stride_out);
 }
 
+/* Parts at most of units that are cut each by itself, or 0: so few that each has two parts at least
+ * or, where the last tiles of queries see many more keys than the first, as many as leave something
+ * to balance (measured at head dimension 256).
+ *
+ * us of a layer (H200, 2026-11-17; bfloat16, 4 heads of dimension 256, one user, all new but for
+ * 256 candidates; "whole": attn_sm90_fwd.cuh, 2,048 rows and less the line of attn_sm90_few.cuh or
+ * of groups):
+ *     rows            1026   1282   1538   2050   2306   2818   3330   3842   4352
+ *     whole           51.8   62.1   52.2   89.6  102.7  112.5  133.6  156.6  173.4
+ *     a part a block  39.6   46.9   52.5   67.4   81.6   97.9      -      -      -
+ *     two                -      -      -   71.5   82.5   96.0  110.9  132.5  148.5 */
+static int paged_parts_of(const backend *be, const attn_args *a) {
+    int n_blocks = cuda_of(be)->n_multiprocessors, n_tiles = (int)cuda_div_up(a->max_len_q, 128);
+    int64_t n_units = (int64_t)a->n_sequences * a->n_heads * n_tiles;
+    bool is_tall = a->dim_qk == 256 && n_tiles >= PAGED_TALL;
+    if (n_units > PAGED_EVEN) return 0;
+    if (2 * n_units <= n_blocks) return n_blocks;
+    return is_tall && 2 * n_units <= 3 * n_blocks ? 2 * n_blocks : 0;
+}
+
 /* Few queries and so many keys that cutting them pays.  Not in deterministic mode: where a sum is
  * cut depends on the batch, and ranks with parts of a batch must have the bits of one with all. */
 static bool can_cut(const backend *be, const attn_args *a) {
-    return a->max_len_k > 512 && has_few_units(be, a) && can_add(a) &&
-           !cuda_of(be)->is_deterministic && cuda_div_up(a->max_len_q, 128) <= PAGED_WIDEST;
+    bool are_few = has_few_units(be, a) && cuda_div_up(a->max_len_q, 128) <= PAGED_WIDEST;
+    return a->max_len_k > 512 && can_add(a) && !cuda_of(be)->is_deterministic &&
+           (are_few || paged_parts_of(be, a) > 0);
 }
 
 /* Pages of 64 keys, or keys that can be cut. */
@@ -60,9 +81,8 @@ template <typename S> static void cut(const backend *be, const attn_args *a, pag
     bool are_some = (int64_t)a->n_sequences * a->n_heads * n_tiles < 4 * n_blocks;
     plan->width = 0;
     if (a->max_len_k <= 512 || !can_add(a)) return;
-    int64_t n_units = (int64_t)a->n_sequences * a->n_heads * n_tiles;
-    plan->is_even = 2 * n_units <= n_blocks && n_units <= PAGED_EVEN;
-    if (plan->is_even) {
+    plan->n_parts = paged_parts_of(be, a);
+    if (plan->n_parts > 0) {
         plan->width = 1;
         plan->n_groups = n_blocks;
         plan->n_row_groups = n_tiles;
@@ -97,8 +117,8 @@ template <typename S> static status map_inputs(backend *be, const attn_args *a, 
 
 /* Memory for the parts. */
 template <typename S> static status make_room(backend *be, paged_plan *plan) {
-    size_t n = (size_t)(plan->n_groups * plan->width);
-    return cuda_scratch(be, n * 2 * S::ROWS * S::D * act_bytes(be->act), &plan->parts);
+    size_t n = (size_t)(plan->n_parts > 0 ? plan->n_parts : 2 * plan->n_groups * plan->width);
+    return cuda_scratch(be, n * S::ROWS * S::D * act_bytes(be->act), &plan->parts);
 }
 
 /* All that lists depend on. */
@@ -117,7 +137,8 @@ static void list_key(const attn_args *a, const paged_plan *plan, int n_blocks,
                               (uint64_t)a->n_rows_q,
                               (uint64_t)(uintptr_t)a->pages.table,
                               (uint64_t)a->pages.max_pages,
-                              (uint64_t)plan->width << 32 | (uint32_t)plan->n_list};
+                              (uint64_t)plan->width << 32 | (uint32_t)plan->n_list,
+                              (uint64_t)plan->n_parts};
     memcpy(key, all, sizeof all);
 }
 
@@ -127,8 +148,9 @@ static status make_lists(backend *be, const attn_args *a, int n_blocks, int64_t 
                          paged_plan *plan) {
     cuda_state *state = cuda_of(be);
     uint64_t key[16];
-    plan->n_list = plan->is_even ? 2 : a->n_sequences * plan->n_row_groups * a->n_heads + 1;
-    size_t bytes = cuda_align((size_t)n_blocks * (size_t)plan->n_list * sizeof(fwd_unit));
+    int n_lists = plan->n_parts > 0 ? plan->n_parts : n_blocks;
+    plan->n_list = plan->n_parts > 0 ? 1 : a->n_sequences * plan->n_row_groups * a->n_heads + 1;
+    size_t bytes = cuda_align((size_t)n_lists * (size_t)plan->n_list * sizeof(fwd_unit));
     list_key(a, plan, n_blocks, key);
     TRY(cuda_list_scratch(be, bytes + (size_t)n_units * sizeof(paged_split),
                           (void **)&plan->units));
@@ -138,7 +160,7 @@ static status make_lists(backend *be, const attn_args *a, int n_blocks, int64_t 
     memcpy(state->list_key, key, sizeof key);
     using any = fwd_shape<paged_d64>; /* one kernel for all head dimensions */
     static_assert(S::ROWS == any::ROWS && S::KEYS == any::KEYS, "tiles of the same size");
-    CUDA_TRY(sm90a_launch_early(attn_list_sm90_kernel<any>, dim3((unsigned)n_blocks), 32, 0,
+    CUDA_TRY(sm90a_launch_early(attn_list_sm90_kernel<any>, dim3((unsigned)n_lists), 32, 0,
                                 state->stream, *a, *plan));
     return OK;
 }
@@ -160,17 +182,22 @@ static status add_parts(backend *be, const attn_args &a, const paged_plan &plan,
     sum_job j = {};
     j.splits = plan.splits, j.parts = plan.parts, j.is_early = plan.is_early;
     j.offsets_q = a.offsets_q, j.out = a.out, j.stride_out = a.stride_out;
-    j.n_heads = a.n_heads, j.n_tiles = plan.n_row_groups * plan.width;
+    j.n_heads = a.n_heads, j.n_tiles = plan.n_row_groups * plan.width, j.dim_head = S::D;
+    static_assert(S::ROWS == 128, "rows of a tile in the kernel");
     if (can_gate(&a)) {
         const gate_args *g = a.gate;
         j.eps = g->eps, j.dim = g->dim, j.u = g->u, j.stride_u = g->stride_u;
         j.weight = g->weight, j.bias = g->bias, j.y = g->y, j.mean = g->mean, j.rstd = g->rstd;
-        CUDA_TRY(sm90a_launch_early(attn_sum_parts_sm90_kernel<T, S, true>, rows, n_threads, 0,
-                                    stream, j));
+        if (a.n_rows_q > SUM_ROWS * cuda_of(be)->n_multiprocessors)
+            CUDA_TRY(sm90a_launch_early(attn_sum_parts_sm90_kernel<T, true, SUM_FEWER>, rows,
+                                        n_threads, 0, stream, j));
+        else
+            CUDA_TRY(sm90a_launch_early(attn_sum_parts_sm90_kernel<T, true, SUM_AHEAD>, rows,
+                                        n_threads, 0, stream, j));
         return OK;
     }
-    CUDA_TRY(
-        sm90a_launch_early(attn_sum_parts_sm90_kernel<T, S, false>, rows, n_threads, 0, stream, j));
+    CUDA_TRY(sm90a_launch_early(attn_sum_parts_sm90_kernel<T, false, SUM_FEWER>, rows, n_threads, 0,
+                                stream, j));
     return a.gate != NULL ? cuda_gate_fwd(be, a.gate) : OK;
 }
 
@@ -189,6 +216,7 @@ template <typename T, typename S> static status launch(backend *be, const attn_a
     if (plan.width > 0) {
         TRY(make_room<S>(be, &plan));
         TRY(make_lists<S>(be, &a, n_blocks, n_units, &plan));
+        tiles.counter = state->counters;
     } else {
         tiles = tiles_make(&a, a.offsets_q, a.max_len_q, a.n_rows_q, S::ROWS, a.max_len_k,
                            2 * S::D * (int)sizeof(T));

@@ -87,25 +87,45 @@ __device__ static inline int paged_first_word(const paged_plan &plan) {
     return __ldcg((const int *)(plan.units + (int64_t)blockIdx.x * plan.n_list) + lane);
 }
 
-/* Announces the units of the block's list, by a warp, each when it is wanted; `word`: see
- * paged_first_word. */
+/* A lane's word of the block's next unit: the next one of its own list, at `from`, or, dequeued,
+ * of that of all blocks; below 0 in lane 0: there is none. */
+__device__ static inline int paged_next_word(const attn_tiles &tiles, const paged_plan &plan,
+                                             const int *&from) {
+    int lane = (int)threadIdx.x % 32, n = INT32_MAX;
+    if (plan.n_parts == 0) {
+        from += PAGED_WORDS;
+    } else {
+        if (lane == 0 && plan.n_parts > (int)gridDim.x) n = tiles_take(tiles);
+        n = __shfl_sync(0xffffffffu, n, 0);
+        if (n >= plan.n_parts) return -1;
+        from = (const int *)(plan.units + n);
+    }
+    return lane < PAGED_WORDS ? __ldcg(from + lane) : 0;
+}
+
+/* Announces the block's units, by a warp, each when it is wanted; `word`: see paged_first_word. */
 template <typename S>
-__device__ static void paged_find_listed(const paged_plan &plan, fwd_room<S> *room, int word) {
-    constexpr int WORDS = PAGED_WORDS;
+__device__ static void paged_find_listed(const attn_tiles &tiles, const paged_plan &plan,
+                                         fwd_room<S> *room, int word) {
     int lane = (int)threadIdx.x % 32;
     const int *from = (const int *)(plan.units + (int64_t)blockIdx.x * plan.n_list);
-    if (!plan.is_early) word = lane < WORDS ? __ldcg(from + lane) : 0;
+    bool is_own = plan.n_parts == 0; /* then the next one is known before it is wanted */
+    if (!plan.is_early) word = lane < PAGED_WORDS ? __ldcg(from + lane) : 0;
     for (unsigned n = 0;; n++) {
         fwd_unit *to = &room->units[n % S::UNITS];
         bool is_last = __shfl_sync(0xffffffffu, word, 0) < 0;
-        if (lane < WORDS) ((int *)to)[lane] = word;
+        if (lane < PAGED_WORDS) ((int *)to)[lane] = word;
         __syncwarp();
         if (lane == 0) barrier_arrive(&room->told);
-        if (is_last) return;
-        from += WORDS;
-        word = lane < WORDS ? __ldcg(from + lane) : 0;
+        if (is_last) break;
+        if (is_own) word = paged_next_word(tiles, plan, from);
         if (n == 0) grid_wait();
         barrier_wait(&room->wanted, n % 2);
+        if (!is_own) word = paged_next_word(tiles, plan, from);
+    }
+    if (lane == 0 && plan.n_parts > (int)gridDim.x) {
+        grid_wait(); /* the counter is zero only then */
+        tiles_done(tiles);
     }
 }
 
@@ -280,7 +300,7 @@ __global__ void __launch_bounds__(S::THREADS, 1)
             paged_ask<S>(a, maps, &room, queries, keys);
         } else if (threadIdx.x >= S::THREADS - 32) {
             if (plan.units != NULL)
-                paged_find_listed<S>(plan, &room, word);
+                paged_find_listed<S>(tiles, plan, &room, word);
             else
                 paged_find_whole<S>(a, tiles, plan, &room);
             grid_wait();

@@ -2,10 +2,10 @@
  * own once for all layers of a pass (attn_args.is_repeated).
  *
  * Where there are fewer tiles of queries than would fill the GPU, the work is cut along the keys.
- * Up to a unit a block, every unit is cut by itself, into equal parts.  Otherwise there is a line
- * of all tiles of keys of all units, in equal shares, one for each group of blocks; the blocks of a
- * group work on the same keys for neighbouring tiles of queries, so that one of them reads the keys
- * from memory and the others from the L2 cache. */
+ * Few units are cut each by itself, into equal parts, which blocks dequeue, the largest first.
+ * Otherwise there is a line of all tiles of keys of all units, in equal shares, one for each group
+ * of blocks; the blocks of a group work on the same keys for neighbouring tiles of queries, so that
+ * one of them reads the keys from memory and the others from the L2 cache. */
 #ifndef HSTU_CUDA_ATTN_SM90_ATTN_SM90_PAGED_LISTS_CUH
 #define HSTU_CUDA_ATTN_SM90_ATTN_SM90_PAGED_LISTS_CUH
 
@@ -15,30 +15,35 @@ enum {
     PAGED_TILE = 64,   /* keys of a tile, and of a page */
     PAGED_LEAST = 3,   /* tiles of a share at least: writing and adding parts costs about as much */
     PAGED_WIDEST = 16, /* blocks of a group at most */
-    PAGED_EVEN = 160,  /* units at most that are cut by themselves */
+    PAGED_EVEN = 256,  /* units at most that are cut by themselves */
+    PAGED_TALL = 8,    /* tiles of queries from which on the last see many more keys */
+    PAGED_LONG = 12,   /* tiles for each block from which on it has two parts */
     SUM_WARPS = 16,    /* at most, of the kernel that adds parts */
     SUM_COLUMNS = 8,   /* of a thread of it, */
-    SUM_AHEAD = 12,    /* which loads so many parts at once */
+    SUM_AHEAD = 12,    /* which loads so many parts at once, */
+    SUM_FEWER = 4,     /* or so many: with fewer registers more rows are under way, which pays */
+    SUM_ROWS = 4,      /* from this many rows for each multiprocessor on */
     PAGED_REGISTERS = 16 /* more for the scheduler warp: see fwd_registers */
 };
 
-/* How the keys of a unit are cut: its first part is that of `block`, the n_more others are those of
- * every step-th block after it.  A block that begins a unit writes it. */
+/* Where the parts of a unit's sums are: the first one, and n_more others, `step` apart, from `next`
+ * on. */
 typedef struct paged_split {
-    int block, n_more, step;
+    int first, next, n_more, step;
 } paged_split;
 
 typedef struct paged_plan {
     const int32_t *offsets_new; /* (B + 1): rows of k and v */
     int width;                  /* blocks of a group; 0: units are not cut */
-    bool is_even;               /* each unit is cut by itself; width is 1 */
-    int n_groups;
+    int n_parts;  /* each unit is cut by itself, into so many parts of all at most; 0: it is not */
+    int n_groups; /* of blocks */
     int n_row_groups; /* tiles of queries of the longest sequence, divided by width */
-    fwd_unit *units;  /* (blocks, n_list): what each block has to do, or NULL */
+    fwd_unit *units;  /* (blocks, n_list): what each block has to do, or (n_parts): what all have to
+                         do, the largest first; NULL: there is no list */
     int n_list;
     bool is_early; /* lists, lengths, and keys in pages were there before the last kernel */
-    void *parts; /* (blocks, 2) tiles of results: of the unit that a block continues, of the one it
-                    begins */
+    void *parts; /* tiles of results: (n_parts), or (blocks, 2), of the unit that a block continues
+                    and of the one that it begins */
     paged_split *splits; /* (B, tiles of queries, H) */
 } paged_plan;
 
@@ -158,7 +163,8 @@ __device__ static void paged_list_share(const attn_args &a, const paged_plan &pl
                 paged_first_pages<S>(a, u);
                 if (i0 == 0 && lane == 0)
                     plan.splits[((i + l) * plan.width + member) * a.n_heads + head] = {
-                        (int)blockIdx.x, (at + n - 1) / share - group, plan.width};
+                        2 * (int)blockIdx.x + 1, 2 * ((int)blockIdx.x + plan.width),
+                        (at + n - 1) / share - group, 2 * plan.width};
                 paged_list(plan, u, n_listed);
             }
         }
@@ -207,57 +213,60 @@ __device__ static inline int paged_column(const paged_line &line, int i) {
     return line.begin + (i < line.hole ? i : i + line.n_hole) * PAGED_TILE;
 }
 
-/* Every unit is cut by itself, into as many equal parts as there are blocks for, so that no block
- * has parts of two: after a unit the next one's queries are loaded, and that takes as long as two
- * tiles. */
-template <typename S>
-__device__ static void paged_list_even(const attn_args &a, const paged_plan &plan) {
-    constexpr int CHUNKS = (PAGED_EVEN + 31) / 32;
-    int lane = (int)threadIdx.x, n_items = a.n_sequences * plan.n_row_groups, total = 0;
-    int n_blocks = (int)gridDim.x, n[CHUNKS], item = -1, local = 0, n_parts = 1, at = 0;
-#pragma unroll
-    for (int c = 0; c < CHUNKS; c++) {
-        n[c] = 32 * c + lane < n_items ? paged_line_of<S>(a, plan, 32 * c + lane).n : 0;
-        total += n[c];
-    }
-    total = warp_total(total) * a.n_heads;
-    int share = max((total + n_blocks - 1) / n_blocks, (int)PAGED_LEAST);
-    for (;; share += 32) { /* the least with which the parts are not more than the blocks */
+/* The least tiles of a part with which there are not more than `most` parts of all heads' units; as
+ * many as there are units must be allowed. */
+__device__ static inline int paged_share(const int *n, int n_items, int n_heads, int total,
+                                         int most) {
+    int lane = (int)threadIdx.x % 32;
+    int share = max((total + most - 1) / most, (int)PAGED_LEAST);
+    for (;; share += 32) {
         int needed = 0;
-#pragma unroll
-        for (int c = 0; c < CHUNKS; c++)
-            for (int l = 0; l < 32 && 32 * c + l < n_items; l++)
-                needed += (__shfl_sync(0xffffffffu, n[c], l) + share + lane - 1) / (share + lane);
-        unsigned is_enough = __ballot_sync(0xffffffffu, needed * a.n_heads <= n_blocks);
-        if (is_enough == 0) continue;
-        share += __ffs((int)is_enough) - 1;
-        break;
+        for (int i = 0; i < n_items; i++)
+            needed += (n[i] + share + lane - 1) / (share + lane);
+        unsigned is_enough = __ballot_sync(0xffffffffu, needed * n_heads <= most);
+        if (is_enough != 0) return share + __ffs((int)is_enough) - 1;
     }
-#pragma unroll
-    for (int c = 0; c < CHUNKS; c++)
-        for (int l = 0; l < 32 && 32 * c + l < n_items; l++) {
-            int parts = (__shfl_sync(0xffffffffu, n[c], l) + share - 1) / share;
-            int next = at + parts * a.n_heads;
-            if ((int)blockIdx.x >= at && (int)blockIdx.x < next) {
-                item = 32 * c + l;
-                local = (int)blockIdx.x - at;
-                n_parts = parts;
-            }
-            at = next;
+}
+
+/* Every unit is cut by itself, into equal parts: after a part the next one's queries are loaded,
+ * and that takes as long as two tiles, so that there is a part for each block, or two where they
+ * are long.  The largest come first; of parts of the same size those with the same keys are
+ * neighbours. */
+template <typename S>
+__device__ static void paged_list_cut(const attn_args &a, const paged_plan &plan) {
+    int lane = (int)threadIdx.x, n_items = a.n_sequences * plan.n_row_groups, total = 0,
+        n_units = 0;
+    int own = (int)blockIdx.x, item = -1, local = 0, n_parts = 1, at = 0, size = 0;
+    __shared__ int all[PAGED_EVEN]; /* tiles of columns of the items */
+    for (int i = lane; i < n_items; i += 32) {
+        all[i] = paged_line_of<S>(a, plan, i).n;
+        total += all[i];
+        n_units += all[i] > 0;
+    }
+    __syncwarp();
+    total = warp_total(total) * a.n_heads;
+    n_units = warp_total(n_units) * a.n_heads;
+    bool is_once = n_units <= plan.n_groups && total < PAGED_LONG * plan.n_groups;
+    int share = paged_share(all, n_items, a.n_heads, total, is_once ? plan.n_groups : plan.n_parts);
+    for (int i = 0; i < n_items; i++) {
+        int n = all[i], parts = (n + share - 1) / share;
+        int next = at + parts * a.n_heads;
+        if (own >= at && own < next) {
+            item = i;
+            local = own - at;
+            n_parts = parts;
+            size = (n + parts - 1) / parts;
         }
-    int step = 1, most = 0, least = INT32_MAX;
-#pragma unroll
-    for (int c = 0; c < CHUNKS; c++)
-        for (int l = 0; l < 32 && 32 * c + l < n_items; l++) {
-            int parts = (__shfl_sync(0xffffffffu, n[c], l) + share - 1) / share;
-            most = max(most, parts);
-            least = min(least, parts);
-        }
-    if (least == most) { /* neighbours have the same keys */
-        step = n_items;
-        n_parts = most;
-        item = (int)blockIdx.x < most * a.n_heads * n_items ? (int)blockIdx.x % n_items : -1;
-        local = (int)blockIdx.x / n_items;
+        at = next;
+    }
+    int before = 0, same = 0, same_before = 0;
+    for (int i = 0; i < n_items; i++) {
+        int n = all[i], parts = (n + share - 1) / share;
+        int is = parts > 0 ? (n + parts - 1) / parts : 0;
+        if (is > size || (is == size && parts > n_parts)) before += parts * a.n_heads;
+        if (is != size || parts != n_parts) continue;
+        same++;
+        same_before += i < item;
     }
     fwd_unit u;
     u.s.b = -1;
@@ -269,28 +278,27 @@ __device__ static void paged_list_even(const attn_args &a, const paged_plan &pla
             end = paged_column(line, (part + 1) * line.n / n_parts - 1) + PAGED_TILE;
         paged_sequence(a, plan, item / plan.n_row_groups, u);
         paged_rows<S>(a, item % plan.n_row_groups * S::ROWS, head, begin, end, u);
-        u.part = n_parts == 1 ? -1 : 2 * (int)blockIdx.x + (part == 0);
+        u.part = n_parts == 1 ? -1 : own;
         paged_first_pages<S>(a, u);
     }
     grid_wait();
     if (lane > 0) return;
     if (item >= 0 && local % n_parts == 0)
-        plan.splits[item * a.n_heads + local / n_parts] = {(int)blockIdx.x, n_parts - 1, step};
-    plan.units[(int64_t)blockIdx.x * plan.n_list] = u;
-    plan.units[(int64_t)blockIdx.x * plan.n_list + 1].s.b = -1;
+        plan.splits[item * a.n_heads + local / n_parts] = {own, own + 1, n_parts - 1, 1};
+    plan.units[item >= 0 ? before + local * same + same_before : own] = u;
 }
 
-/* Makes the lists, a warp for each block of the attention.  What it reads was sent by the host, so
- * that it starts while the kernel before still runs; it writes after that, as other kernels may
- * read the lists of the pass before. */
+/* Makes the lists, a warp for each block of the attention, or for each part.  What it reads was
+ * sent by the host, so that it starts while the kernel before still runs; it writes after that, as
+ * other kernels may read the lists of the pass before. */
 template <typename S>
 __global__ void __launch_bounds__(32)
     attn_list_sm90_kernel(const __grid_constant__ attn_args a,
                           const __grid_constant__ paged_plan plan) {
     int n = 0;
     grid_launch_next();
-    if (plan.is_even) {
-        paged_list_even<S>(a, plan);
+    if (plan.n_parts > 0) {
+        paged_list_cut<S>(a, plan);
         return;
     }
     grid_wait();

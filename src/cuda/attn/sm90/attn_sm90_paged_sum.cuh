@@ -14,7 +14,8 @@ typedef struct sum_job {
     void *out;
     int64_t stride_out;
     int32_t n_heads, n_tiles; /* tiles of queries of the longest sequence */
-    bool is_early;            /* see paged_plan */
+    int32_t dim_head;
+    bool is_early; /* see paged_plan */
     /* of the gate, or zeros */
     float eps;
     int32_t dim;
@@ -92,16 +93,18 @@ __device__ static inline void gate_row(const sum_job &g, int64_t row, int column
     }
 }
 
-/* A block adds the parts of one row, a thread 8 columns of it; HAS_GATE: and computes the gate. */
-template <typename T, typename S, bool HAS_GATE>
+/* A block adds the parts of one row, a thread 8 columns of it, AHEAD parts at a time; HAS_GATE: and
+ * computes the gate. */
+template <typename T, bool HAS_GATE, int AHEAD>
 __global__ void __launch_bounds__(32 * SUM_WARPS)
     attn_sum_parts_sm90_kernel(const __grid_constant__ sum_job j) {
-    int tile = (int)blockIdx.x / S::ROWS, b = tile / j.n_tiles;
-    int row = tile % j.n_tiles * S::ROWS + (int)blockIdx.x % S::ROWS;
-    int column = SUM_COLUMNS * (int)threadIdx.x, head = column / S::D;
-    constexpr int64_t SIZE = S::ROWS * S::D;
+    constexpr int ROWS = 2 * 64; /* of a tile */
+    int tile = (int)blockIdx.x / ROWS, b = tile / j.n_tiles;
+    int row = tile % j.n_tiles * ROWS + (int)blockIdx.x % ROWS;
+    int column = SUM_COLUMNS * (int)threadIdx.x, head = column / j.dim_head;
+    int64_t size = ROWS * j.dim_head;
     float x[SUM_COLUMNS] = {}, weight[SUM_COLUMNS], bias[SUM_COLUMNS];
-    uint4 ahead[SUM_AHEAD], u = {};
+    uint4 ahead[AHEAD], u = {};
     grid_launch_next();
     if constexpr (HAS_GATE) {
         load_eight(j.weight != NULL ? j.weight + column : NULL, 1, weight);
@@ -110,26 +113,26 @@ __global__ void __launch_bounds__(32 * SUM_WARPS)
     if (!j.is_early) grid_wait();
     const paged_split split = j.splits[tile * j.n_heads + head];
     int row_q = j.offsets_q[b], len_q = j.offsets_q[b + 1] - row_q;
-    int64_t step = 2 * split.step * SIZE;
     grid_wait();
     if (row >= len_q || (!HAS_GATE && split.n_more == 0)) return;
     T *out = (T *)j.out + (row_q + row) * j.stride_out + column;
-    const T *part = (const T *)j.parts + (2 * (int64_t)split.block + 1) * SIZE +
-                    (int64_t)(blockIdx.x % S::ROWS) * S::D + column % S::D;
+    const T *parts = (const T *)j.parts + (int64_t)(blockIdx.x % ROWS) * j.dim_head +
+                     (column - head * j.dim_head);
+    const T *first = parts + split.first * size, *next = parts + split.next * size;
+    int64_t step = split.step * size;
     if constexpr (HAS_GATE) {
         u = *(const uint4 *)((const T *)j.u + (row_q + row) * j.stride_u + column);
-        if (split.n_more == 0) part = out;
+        if (split.n_more == 0) first = out;
     }
-    ahead[0] = *(const uint4 *)part;
-    part -= SIZE;
+    ahead[0] = *(const uint4 *)first;
 #pragma unroll
-    for (int n = 1; n < SUM_AHEAD; n++)
-        if (n <= split.n_more) ahead[n] = *(const uint4 *)(part + n * step);
+    for (int n = 1; n < AHEAD; n++)
+        if (n <= split.n_more) ahead[n] = *(const uint4 *)(next + (n - 1) * step);
 #pragma unroll
-    for (int n = 0; n < SUM_AHEAD; n++)
+    for (int n = 0; n < AHEAD; n++)
         if (n <= split.n_more) part_add<T>(ahead[n], x);
-    for (int n = SUM_AHEAD; n <= split.n_more; n++)
-        part_add<T>(*(const uint4 *)(part + n * step), x);
+    for (int n = AHEAD; n <= split.n_more; n++)
+        part_add<T>(*(const uint4 *)(next + (n - 1) * step), x);
     if constexpr (HAS_GATE) {
         gate_row<T>(j, row_q + row, column, u, weight, bias, x);
         out = (T *)j.y + (int64_t)(row_q + row) * j.dim + column;
