@@ -325,7 +325,7 @@ static void check_put(test_backends *t, int64_t n, int32_t dim, epilogue f) {
     linear_args a = l.a;
     a.z = NULL;
     a.put = &put;
-    for (a.rank = 0; a.rank < 6; a.rank++) {
+    for (a.rank = 0; a.rank < 7; a.rank++) {
         CHECK_OK(be->ops->linear_fwd(be, &a));
         for (int64_t i = 0; i < n; i++) {
             const float *y = (float *)a.y + i * 3 * dim;

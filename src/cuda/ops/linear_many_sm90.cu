@@ -93,8 +93,8 @@ typedef struct many_choice {
 #define WAVE(N, G, STAGES, MODE)                                                                   \
     { N, G, true, wave_launch<__nv_bfloat16, wave_tile<N, G, STAGES>, MODE> }
 static const many_choice silu_tiles[] = {WAVE(96, 2, 7, MANY_SILU), WAVE(128, 2, 5, MANY_SILU),
-                                         MANY(160, 3, MANY_SILU), MANY(192, 3, MANY_SILU),
-                                         MANY(256, 3, MANY_SILU)};
+                                         MANY(160, 3, MANY_SILU),   MANY(192, 3, MANY_SILU),
+                                         MANY(256, 2, MANY_SILU),   MANY(256, 3, MANY_SILU)};
 static const many_choice sum_tiles[] = {WAVE(64, 1, 12, MANY_SUM), WAVE(128, 1, 8, MANY_SUM),
                                         WAVE(128, 2, 5, MANY_SUM), ONCE(192, 2, MANY_SUM),
                                         ONCE(256, 2, MANY_SUM),    MANY(96, 2, MANY_SUM),
@@ -131,7 +131,9 @@ static int64_t many_cost(const backend *be, const linear_args *a, const many_cho
     int64_t n_tiles = cuda_div_up(a->n, 64 * t->g) * cuda_div_up(a->n_out, t->n);
     int64_t n_waves = cuda_div_up(n_tiles, cuda_of(be)->n_multiprocessors);
     if (!has_steps(a, t) || (t->is_wave && n_waves > 1)) return INT64_MAX;
-    int besides = a->f == EPILOGUE_SILU ? 32 : t->is_wave ? 64 : 96;
+    int besides = a->f != EPILOGUE_SILU     ? (t->is_wave ? 64 : 96)
+                  : t->is_wave || t->g == 3 ? 32
+                                            : 78;
     return n_waves * (besides + t->g * t->n);
 }
 
