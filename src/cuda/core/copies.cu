@@ -37,7 +37,7 @@ struct cuda_copies {
     cudaStream_t stream;
     char *out; /* (OUT_BYTES), pinned */
     slot slots[N_SLOTS];
-    int next;
+    int next, n_direct; /* n_direct: slots of that use */
     late lates[FETCH_PENDING];
     uint64_t n_tickets;
 };
@@ -100,17 +100,25 @@ static bool is_idle(const cuda_state *s) {
 
 /* Nothing runs that the copy could overlap with. */
 static status send_direct(backend *be, slot *at, char *to, size_t bytes) {
+    if (at->use != slot::SLOT_DIRECT) cuda_of(be)->copies->n_direct++;
     at->use = slot::SLOT_DIRECT;
     if (cuda_host_copy_can(to, at->pinned, bytes)) return cuda_host_copy(be, to, at->pinned, bytes);
     CUDA_TRY(cudaMemcpyAsync(to, at->pinned, bytes, cudaMemcpyHostToDevice, cuda_of(be)->stream));
     return OK;
 }
 
-/* Waits until the last copy out of a slot is done; a direct one is where the device is idle. */
-static status wait_for_slot(cuda_state *s, const slot *at, bool has_idle) {
+/* Records the events of direct copies: late, as an idle device waits for every call of the host,
+ * but before their slots' turn comes, which would have to wait for all work of a busy device. */
+static status record_direct(cuda_state *s) {
+    cuda_copies *c = s->copies;
     cudaStream_t main = s->side.main != NULL ? s->side.main : s->stream;
-    if (at->use == slot::SLOT_RECORDED) CUDA_TRY(cuda_wait_event(at->taken));
-    if (at->use == slot::SLOT_DIRECT && !has_idle) CUDA_TRY(cuda_wait_stream(main));
+    for (int i = 0; c->n_direct > 0 && i < N_SLOTS; i++) {
+        slot *at = &c->slots[i];
+        if (at->use != slot::SLOT_DIRECT) continue;
+        CUDA_TRY(cudaEventRecord(at->taken, main));
+        at->use = slot::SLOT_RECORDED;
+        c->n_direct--;
+    }
     return OK;
 }
 
@@ -120,7 +128,8 @@ static status send_piece(backend *be, char *to, const char *from, size_t bytes) 
     slot *at = &c->slots[c->next];
     bool has_idle = s->side.main == NULL && is_idle(s);
     c->next = (c->next + 1) % N_SLOTS;
-    TRY(wait_for_slot(s, at, has_idle));
+    if (!has_idle) TRY(record_direct(s));
+    if (at->use == slot::SLOT_RECORDED) CUDA_TRY(cuda_wait_event(at->taken));
     memcpy(at->pinned, from, bytes);
     if (has_idle) return send_direct(be, at, to, bytes);
     CUDA_TRY(cudaMemcpyAsync(at->device, at->pinned, bytes, cudaMemcpyHostToDevice, c->stream));
