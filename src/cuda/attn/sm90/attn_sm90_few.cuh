@@ -4,7 +4,9 @@
  * a multiprocessor, so that it starts while the kernel before still runs and has its parameters,
  * its page table and its first pages when that one is complete.  Pipeline stages are 32 keys, half
  * a tile of attn_sm90_paged.cuh; what a block needs to know of each is in shared memory before the
- * first (looked up in the loop, it cost 600 of 1,650 clocks a stage).
+ * first (looked up in the loop, it cost 600 of 1,650 clocks a stage).  The warps share the start,
+ * which takes as long as its longest chain of loads: one plans and loads keys, one loads queries,
+ * two write the masks.
  *
  * Either the blocks of a cluster are the heads of the same rows, and exchange two numbers a row, of
  * which the gate's norm is made; or the keys are cut into parts, which go to memory, rounded like
@@ -83,11 +85,12 @@ struct __align__(16) few_place {
 
 template <typename S> struct few_room {
     uint64_t queries, keys[S::STAGES], values[S::STAGES]; /* they are there */
-    float weight[S::D], bias[S::D];                       /* of the gate */
+    alignas(16) float weight[S::D], bias[S::D];           /* of the gate */
     float2 moments[FEW_HEADS][S::ROWS]; /* of a row and head: mean, sum of squares around it */
     /* Here because the registers belong to queries and sums. */
     few_unit unit;
     few_place places[FEW_PLACES]; /* of the block's half tiles */
+    int pages[FEW_PLACES / 2];    /* of the sequence */
     attn_row_mask rows[S::ROWS];
 };
 
@@ -101,31 +104,39 @@ __device__ static inline attn_args few_rules(const few_job &j) {
     return a;
 }
 
-template <typename S> __device__ static inline few_unit few_find(const few_job &j) {
+/* The rows and the part of the keys that the block has. */
+struct few_share {
+    int b, tile, head, part;
+};
+
+__device__ static inline few_share few_share_of(const few_job &j) {
+    int n = (int)blockIdx.x;
+    if (j.parts == NULL) /* a cluster has all heads of a tile */
+        return {n / j.n_heads / j.n_tiles, n / j.n_heads % j.n_tiles, n % j.n_heads, 0};
+    few_share s; /* neighbours have the same keys */
+    s.tile = n % j.n_tiles;
+    s.head = n / j.n_tiles % j.n_heads;
+    n = n / j.n_tiles / j.n_heads;
+    s.part = n % j.n_parts;
+    s.b = n / j.n_parts;
+    return s;
+}
+
+template <typename S>
+__device__ static inline few_unit few_find(const few_job &j, const few_share &own) {
     few_unit f;
     paged_plan plan = {};
     attn_args a = few_rules(j);
-    int n = (int)blockIdx.x, head, tile, part = 0, b;
     plan.offsets_new = j.offsets_new;
-    if (j.parts == NULL) { /* a cluster has all heads of a tile */
-        head = n % j.n_heads;
-        tile = n / j.n_heads % j.n_tiles;
-        b = n / j.n_heads / j.n_tiles;
-    } else { /* neighbours have the same keys */
-        tile = n % j.n_tiles;
-        head = n / j.n_tiles % j.n_heads;
-        n = n / j.n_tiles / j.n_heads;
-        part = n % j.n_parts;
-        b = n / j.n_parts;
-    }
-    paged_sequence(a, plan, b, f.u);
-    paged_rows<S>(a, tile * S::ROWS, head, 0, INT32_MAX, f.u);
+    paged_sequence(a, plan, own.b, f.u);
+    paged_rows<S>(a, own.tile * S::ROWS, own.head, 0, INT32_MAX, f.u);
     f.line = paged_line_make(f.u);
-    n = 2 * f.line.n;
+    int n = 2 * f.line.n;
     if (n > 0 && f.line.end - paged_column(f.line, f.line.n - 1) <= S::KEYS) n--;
-    f.i = part * n / j.n_parts;
-    f.end = (part + 1) * n / j.n_parts;
-    f.u.part = ((b * j.n_tiles + tile) * j.n_heads + head) * j.n_parts + part;
+    f.i = own.part * n / j.n_parts;
+    f.end = (own.part + 1) * n / j.n_parts;
+    if (f.u.row0 >= f.u.s.len_q) f.end = f.i; /* there are no rows */
+    f.u.part = ((own.b * j.n_tiles + own.tile) * j.n_heads + own.head) * j.n_parts + own.part;
     return f;
 }
 
@@ -134,12 +145,12 @@ template <typename S> __device__ static inline int few_column(const few_unit &f,
 }
 
 template <typename S>
-__device__ static inline few_place few_place_of(const few_job &j, const few_unit &f,
+__device__ static inline few_place few_place_of(const few_room<S> *room, const few_unit &f,
                                                 const attn_span &full, int i) {
     int column = few_column<S>(f, i), n_paged = f.u.n_paged;
     few_place p = {-1, f.u.row_new + column, column, S::KEYS};
     if (column < n_paged + f.u.pad) {
-        p.page = __ldg(j.table + (int64_t)f.u.s.b * j.max_pages + column / PAGED_TILE);
+        p.page = room->pages[column / PAGED_TILE];
         p.row = i % 2 * S::KEYS;
         p.n_keys = min(n_paged - column, (int)S::KEYS);
     } else {
@@ -148,18 +159,6 @@ __device__ static inline few_place few_place_of(const few_job &j, const few_unit
     bool is_full = p.key >= full.begin && p.key + S::KEYS <= full.end;
     if (is_full && p.n_keys == S::KEYS) p.key = -1;
     return p;
-}
-
-/* Writes what the block does to shared memory: every thread calls it. */
-template <typename S> __device__ static inline void few_plan(const few_job &j, few_room<S> *room) {
-    few_unit f = few_find<S>(j);
-    attn_args a = few_rules(j);
-    attn_span full = attn_keys_full(&a, &f.u.s, f.u.row0, S::ROWS);
-    int n = (int)threadIdx.x;
-    if (n == 0) room->unit = f;
-    if (n < S::ROWS) room->rows[n] = attn_row_spans(&a, &f.u.s, f.u.row0 + n);
-    for (; f.i + n < f.end; n += GROUP)
-        room->places[n] = few_place_of<S>(j, f, full, f.i + n);
 }
 
 /* Loads the keys or values of a half tile; by one thread. */
@@ -189,26 +188,94 @@ __device__ static inline void few_ask_values(const few_maps &maps, few_room<S> *
                 room->unit.u.head, room->places[n]);
 }
 
-/* Loads queries and the first two stages, those of pages before the previous kernel is complete:
- * keys by the first thread, values by one of another warp. */
+/* The first warp writes what the block does to shared memory, and loads the first two stages, those
+ * of pages before the previous kernel is complete.  It reads the whole page table of the sequence
+ * together with the lengths, which tell what of it is needed. */
 template <typename S>
-__device__ static inline void few_begin(const few_job &j, const few_maps &maps, few_room<S> *room,
-                                        char *stages) {
-    const few_unit &f = room->unit;
-    bool asks_keys = threadIdx.x == 0 && f.i < f.end, asks_values = threadIdx.x == 32;
+__device__ static inline void few_start_keys(const few_job &j, const few_maps &maps,
+                                             few_room<S> *room, char *stages) {
+    constexpr int PAGES = FEW_PLACES / 2 / 32; /* of a lane */
+    int lane = (int)threadIdx.x, page[PAGES];
+    few_share own = few_share_of(j);
+#pragma unroll
+    for (int i = 0; i < PAGES; i++) {
+        int at = 32 * i + lane;
+        page[i] = j.table != NULL && at < j.max_pages
+                      ? __ldg(j.table + (int64_t)own.b * j.max_pages + at)
+                      : -1;
+    }
+    if (lane == 0) {
+        for (int s = 0; s < S::STAGES; s++) {
+            barrier_init(&room->keys[s], 1);
+            barrier_init(&room->values[s], 1);
+        }
+        barrier_init_done();
+    }
+    few_unit f = few_find<S>(j, own);
+    attn_args a = few_rules(j);
+    attn_span full = attn_keys_full(&a, &f.u.s, f.u.row0, S::ROWS);
+#pragma unroll
+    for (int i = 0; i < PAGES; i++)
+        room->pages[32 * i + lane] = page[i];
+    if (lane == 0) room->unit = f;
+    __syncwarp();
+    for (int n = lane; f.i + n < f.end; n += 32)
+        room->places[n] = few_place_of<S>(room, f, full, f.i + n);
+    __syncwarp();
     for (int is_late = !j.is_early; is_late < 2; is_late++) {
         if (is_late) grid_wait();
-        if (is_late && asks_keys) {
-            barrier_expect(&room->queries, (uint32_t)S::QUERIES);
-            tile_load_3d(stages + 2 * S::STAGE, &maps.q, &room->queries, 0, f.u.s.row_q + f.u.row0,
-                         f.u.head * (S::D / PART));
-        }
+        if (lane > 1) continue;
         for (int n = 0; n < 2 && f.i + n < f.end; n++) {
             if (j.is_early && (room->places[n].page >= 0) == is_late) continue;
-            if (asks_keys) few_ask_keys<S>(maps, room, stages, n, n);
-            if (asks_values) few_ask_values<S>(maps, room, stages, n, n);
+            if (lane == 0) few_ask_keys<S>(maps, room, stages, n, n);
+            if (lane == 1) few_ask_values<S>(maps, room, stages, n, n);
         }
     }
+}
+
+/* One thread loads the queries; also where there are no keys, as it need not know. */
+template <typename S>
+__device__ static inline void few_start_queries(const few_job &j, const few_maps &maps,
+                                                few_room<S> *room, char *stages) {
+    few_share own = few_share_of(j);
+    int row_q = __ldg(j.offsets_q + own.b);
+    if (j.table != NULL) {
+        tile_prefetch_map(&maps.pages_k);
+        tile_prefetch_map(&maps.pages_v);
+    }
+    tile_prefetch_map(&maps.q);
+    tile_prefetch_map(&maps.k);
+    tile_prefetch_map(&maps.v);
+    barrier_init(&room->queries, 1);
+    barrier_init_done();
+    barrier_expect(&room->queries, (uint32_t)S::QUERIES);
+    grid_wait();
+    tile_load_3d(stages + 2 * S::STAGE, &maps.q, &room->queries, 0, row_q + own.tile * S::ROWS,
+                 own.head * (S::D / PART));
+}
+
+/* Four of the D parameters of a head's norm; they arrive with the thread's copies. */
+__device__ static inline void few_ask_four(float *to, const float *from, int at, float missing) {
+    if (from != NULL)
+        cp_async<16>(shared_address(to), from + at, 16);
+    else
+        *(float4 *)to = make_float4(missing, missing, missing, missing);
+}
+
+/* Asks for the parameters of the gate's norm, which nobody waits for before the gate, and writes
+ * what each row sees; n: of 64 threads. */
+template <typename S>
+__device__ static inline void few_start_rows(const few_job &j, few_room<S> *room, int n) {
+    few_share own = few_share_of(j);
+    attn_args a = few_rules(j);
+    static_assert(S::ROWS == 64 && S::D == 256, "a row and four columns a thread");
+    if (j.parts == NULL) {
+        few_ask_four(room->weight + 4 * n, j.weight, own.head * S::D + 4 * n, 1);
+        few_ask_four(room->bias + 4 * n, j.bias, own.head * S::D + 4 * n, 0);
+        cp_async_commit_group();
+    }
+    attn_sequence s = attn_sequence_of(&a, own.b);
+    room->rows[n] = attn_row_spans(&a, &s, own.tile * S::ROWS + n);
 }
 
 /* The warp's 16 rows of queries as left operands, from a tile as TMA loads it. */
@@ -337,15 +404,6 @@ __device__ static inline char *few_sum(const few_job &j, const few_maps &maps, f
     return free;
 }
 
-/* The parameters of the gate's norm: before the previous kernel is complete. */
-template <typename S>
-__device__ static inline void few_ask_affine(const few_job &j, int head, few_room<S> *room) {
-    for (int c = (int)threadIdx.x; c < S::D; c += GROUP) {
-        room->weight[c] = j.weight != NULL ? j.weight[head * S::D + c] : 1;
-        room->bias[c] = j.bias != NULL ? j.bias[head * S::D + c] : 0;
-    }
-}
-
 __device__ static inline float few_quad(float x) {
     x += __shfl_xor_sync(0xffffffffu, x, 1);
     return x + __shfl_xor_sync(0xffffffffu, x, 2);
@@ -465,45 +523,36 @@ __global__ void __launch_bounds__(GROUP, 2)
     char *stages = shared + (1024 - shared_address(shared) % 1024) % 1024;
     int warp = (int)threadIdx.x / 32;
     grid_launch_next();
-    if (threadIdx.x == 0) {
-        tile_prefetch_map(&maps.q);
-        tile_prefetch_map(&maps.k);
-        tile_prefetch_map(&maps.v);
-        if (j.table != NULL) {
-            tile_prefetch_map(&maps.pages_k);
-            tile_prefetch_map(&maps.pages_v);
-        }
-        barrier_init(&room.queries, 1);
-        for (int s = 0; s < S::STAGES; s++) {
-            barrier_init(&room.keys[s], 1);
-            barrier_init(&room.values[s], 1);
-        }
-        barrier_init_done();
-    }
+    if (j.parts == NULL) cluster_arrive(); /* has started: see few_tell; waits for loads if later */
     if (!j.is_early) grid_wait();
-    few_plan<S>(j, &room);
+    if (warp == 0)
+        few_start_keys<S>(j, maps, &room, stages);
+    else if (threadIdx.x == 32)
+        few_start_queries<S>(j, maps, &room, stages);
+    else if (warp > 1)
+        few_start_rows<S>(j, &room, (int)threadIdx.x - 64);
     __syncthreads();
+    grid_wait();
     const few_unit &f = room.unit;
     if (f.u.row0 >= f.u.s.len_q) { /* the whole cluster has no rows */
-        grid_wait();
+        barrier_wait(&room.queries, 0);
+        cp_async_wait_group<0>();
+        if (j.parts == NULL) cluster_wait();
         return;
     }
-    if (j.parts == NULL) {
-        few_ask_affine<S>(j, f.u.head, &room);
-        cluster_arrive(); /* all have started: see few_tell */
-    }
-    __syncthreads();
-    few_begin<S>(j, maps, &room, stages);
     float out[S::D / 2];
 #pragma unroll
     for (int i = 0; i < S::D / 2; i++)
         out[i] = 0;
     char *u = stages;
-    if (f.i < f.end)
+    if (f.i < f.end) {
         u = few_sum<T, S>(j, maps, &room, stages, out);
-    else if (j.parts == NULL)
-        few_ask_gate<T, S>(j, f, stages);
-    __syncthreads(); /* all are done with all stages */
+    } else {
+        barrier_wait(&room.queries, 0);
+        if (j.parts == NULL) few_ask_gate<T, S>(j, f, stages);
+    }
+    cp_async_wait_group<1>(); /* all but few_ask_gate's: the parameters of the norm */
+    __syncthreads();          /* all are done with all stages */
     char *staged = (u == stages ? stages + S::STAGE : stages) + warp * (16 * S::D * 2);
     if (j.parts != NULL) {
         few_store<T, S>(staged, (T *)j.parts + (int64_t)f.u.part * (S::ROWS * S::D), S::D,
