@@ -137,15 +137,25 @@ static bool skip_token(layout *l) {
     return true;
 }
 
-/* The places of tokens that follow each other, without a division for each. */
-static int32_t slot_of(layout *l) {
-    int32_t len = l->p->config.page_len;
-    if (l->place >= l->n_stored) return -1;
-    if (l->in_page < 0 || l->in_page == len) {
-        l->in_page = l->place % len;
-        l->page_slot = l->page[l->place / len] * len;
+/* Where the next n tokens go, page by page. */
+static void put_slots(layout *l, int32_t n) {
+    int32_t len = l->p->config.page_len, left = l->n_stored - l->place;
+    int32_t n_kept = left < 0 ? 0 : left < n ? left : n;
+    int32_t *slot = l->p->slot.host + l->at;
+    for (int32_t i = 0, count; i < n_kept; i += count) {
+        if (l->in_page < 0 || l->in_page == len) {
+            l->in_page = (l->place + i) % len;
+            l->page_slot = l->page[(l->place + i) / len] * len;
+        }
+        count = len - l->in_page < n_kept - i ? len - l->in_page : n_kept - i;
+        int32_t first = l->page_slot + l->in_page;
+#pragma omp simd
+        for (int32_t k = 0; k < count; k++)
+            slot[i + k] = first + k;
+        l->in_page += count;
     }
-    return l->page_slot + l->in_page++;
+    for (int32_t i = n_kept; i < n; i++)
+        slot[i] = -1;
 }
 
 /* Everything of n tokens but their rows. */
@@ -160,8 +170,9 @@ static void put_tokens(layout *l, int32_t n) {
         p->user.host[l->at + i] = (uint32_t)l->b->users[l->user];
         p->position.host[l->at + i] = (uint32_t)(position + i);
     }
-    for (int32_t i = 0; i < n; i++, l->place++, l->at++)
-        if (p->has_cache) p->slot.host[l->at] = slot_of(l);
+    if (p->has_cache) put_slots(l, n);
+    l->place += n;
+    l->at += n;
 }
 
 static void put_context(layout *l) {
@@ -206,6 +217,21 @@ static void put_loss(layout *l, int32_t token, int32_t label, int32_t event) {
     p->n_loss++;
 }
 
+/* The losses of n candidates from `event` on, each of one token. */
+static void put_losses(layout *l, int32_t token, int32_t event, int32_t n) {
+    plan *p = l->p;
+    int32_t *to = p->loss_token.host + p->n_loss;
+    if (p->config.is_training) {
+        for (int32_t i = 0; i < n; i++)
+            put_loss(l, token + i, l->b->action[l->first + event + i], event + i);
+        return;
+    }
+#pragma omp simd
+    for (int32_t i = 0; i < n; i++)
+        to[i] = token + i;
+    p->n_loss += n;
+}
+
 /* The loss of an event's item token, if it has one. */
 static void put_event_loss(layout *l, int32_t event, int32_t token) {
     const plan_config *c = &l->p->config;
@@ -241,6 +267,28 @@ static int32_t skip_events(layout *l) {
     return n;
 }
 
+/* The table rows of n events from `event` on, of one or two tokens each.  These loops and those of
+ * put_tokens are most of the work for a large batch. */
+static void put_rows(const layout *l, int32_t event, int32_t n, int32_t per, int32_t *to) {
+    const plan_config *c = &l->p->config;
+    const uint32_t *item = l->b->item + l->first + event;
+    const uint16_t *action = l->b->action + l->first + event;
+    const int32_t *rows = c->items.row;
+    int32_t action_row = c->action_row;
+    if (rows != NULL)
+#pragma omp simd
+        for (int32_t i = 0; i < n; i++)
+            to[i * per] = rows[item[i]];
+    else
+#pragma omp simd
+        for (int32_t i = 0; i < n; i++)
+            to[i * per] = (int32_t)item[i];
+    if (per == 2)
+#pragma omp simd
+        for (int32_t i = 0; i < n; i++)
+            to[2 * i + 1] = action_row + action[i];
+}
+
 /* Lays out events that are nothing but tokens, without times: most of a server's, of its histories
  * or of its candidates, of which there are losses but no actions.  None of their tokens is in
  * pages. */
@@ -250,21 +298,15 @@ static void put_plain(layout *l, int32_t event, int32_t end) {
     bool are_targets = c->is_ranking && event >= l->n - l->n_targets;
     int32_t per = are_targets ? 1 : plan_per_event(c), n = (end - event) * per;
     int32_t first = p->n_events, token = l->at;
-    const uint32_t *item = l->b->item + l->first + event;
-    const uint16_t *action = l->b->action + l->first + event;
     int32_t *row = p->row.host + l->at, *to = c->is_merged ? row : p->event_row.host + first;
-    const int32_t *rows = c->items.row;
-    int32_t action_row = c->action_row;
-    for (int32_t i = 0; i < end - event; i++) {
-        to[i * per] = rows != NULL ? rows[item[i]] : (int32_t)item[i];
-        if (per == 2) to[i * per + 1] = action_row + action[i];
-    }
-    for (int32_t i = 0; i < n && !c->is_merged; i++)
-        row[i] = first + i;
+    put_rows(l, event, end - event, per, to);
+    if (!c->is_merged)
+#pragma omp simd
+        for (int32_t i = 0; i < n; i++)
+            row[i] = first + i;
     p->n_events += n;
     put_tokens(l, n);
-    for (int32_t i = 0; i < n && are_targets; i++)
-        put_loss(l, token + i, action[i], event + i);
+    if (are_targets) put_losses(l, token, event, n);
 }
 
 /* The events from `event` on that put_plain may lay out end there. */
