@@ -15,7 +15,7 @@ static void history(kv_token *to, int32_t n, uint64_t who, int32_t edit) {
 
 static kv_lease take(kv_cache *c, const kv_token *t, int32_t n, int32_t most, int32_t *room) {
     kv_lease l = {.page = room};
-    kv_cache_take(c, t, n, most, &l);
+    kv_cache_take(c, t, n, most, NULL, &l);
     CHECK(l.n_reused <= most && l.n_stored >= l.n_reused && l.n_stored <= n);
     CHECK_EQ(l.n_pages, (l.n_stored + KV_PAGE - 1) / KV_PAGE);
     CHECK(kv_cache_is_sound(c));
@@ -116,6 +116,117 @@ TEST(kv_cache_evicts_the_least_valuable) {
     kv_cache_destroy(c);
 }
 
+/* Sequences of a batch that are held first do not evict each other; a page that is held can be
+ * filled up by one of them, and the others see what became of it. */
+TEST(kv_cache_holds_what_a_batch_needs) {
+    kv_cache *c = make(6);
+    kv_token t[3][N];
+    kv_found found[2][N];
+    kv_path path[2] = {{.page = found[0]}, {.page = found[1]}};
+    int32_t room[2][N];
+    for (int i = 0; i < 3; i++)
+        history(t[i], N, (uint64_t)i + 1, N);
+    CHECK_EQ(use(c, t[0], 100), 0);
+    CHECK_EQ(use(c, t[1], 100), 0);
+    CHECK_EQ(use(c, t[2], 100), 0); /* it is the newest, and cheaper to evict than both */
+    for (int i = 0; i < 2; i++)
+        kv_cache_hold(c, t[i], 190, &path[i]);
+    CHECK(path[0].n_held == 2 && path[0].n_whole == 1 && kv_cache_is_sound(c));
+    for (int i = 0; i < 2; i++) {
+        kv_lease l = {.page = room[i]};
+        kv_cache_take(c, t[i], 190, 190, &path[i], &l);
+        CHECK(l.n_reused == 100 && l.n_stored == 190 && kv_cache_is_sound(c));
+        give(c, &l, true);
+    }
+    for (int i = 0; i < 2; i++)
+        kv_cache_let_go(c, &path[i]);
+    CHECK(kv_cache_is_sound(c) && kv_cache_count(c).n_evicted == 2);
+    CHECK_EQ(use(c, t[2], 100), 0);
+    kv_cache_destroy(c);
+}
+
+/* What was found before the cache changed. */
+TEST(kv_cache_does_not_trust_old_paths) {
+    kv_cache *c = make(4);
+    kv_token t[2][N], other[N];
+    kv_found found[N];
+    kv_path path = {.page = found};
+    int32_t room[N];
+    history(t[0], N, 1, N);
+    history(t[1], N, 2, N);
+    history(other, N, 1, 40);
+    CHECK_EQ(use(c, t[0], 128), 0);
+    kv_cache_probe(c, t[0], 128, &path);
+    CHECK_EQ(path.n_whole, 2);
+    CHECK_EQ(use(c, t[1], 256), 0); /* all pages are others' now */
+    kv_lease l = {.page = room};
+    kv_cache_take(c, t[0], 128, 128, &path, &l);
+    CHECK_EQ(l.n_reused, 0);
+    give(c, &l, true);
+    kv_cache_forget(c);
+    CHECK_EQ(use(c, t[0], 64), 0);
+    kv_cache_probe(c, t[0], 64, &path);
+    CHECK_EQ(path.n_whole, 1);
+    CHECK_EQ(use(c, other, 60), 40); /* the first page is written over from its middle on */
+    l = (kv_lease){.page = room};
+    kv_cache_take(c, t[0], 128, 128, &path, &l);
+    CHECK_EQ(l.n_reused, 40);
+    give(c, &l, true);
+    CHECK_EQ(use(c, t[0], 128), 128);
+    kv_cache_probe(c, t[0], 128, &path);
+    kv_cache_forget(c);
+    CHECK_EQ(use(c, t[1], 128), 0);
+    l = (kv_lease){.page = room};
+    kv_cache_take(c, t[0], 128, 128, &path, &l);
+    CHECK_EQ(l.n_reused, 0);
+    give(c, &l, true);
+    kv_cache_destroy(c);
+}
+
+/* A node that was the next page of one sequence and is now that of another one, with the very same
+ * tokens after other ones. */
+TEST(kv_cache_tells_equal_pages_apart_by_what_is_before) {
+    kv_cache *c = make(3);
+    kv_token t[2][N];
+    history(t[0], N, 1, 10);
+    history(t[1], N, 1, 40);
+    CHECK_EQ(use(c, t[0], 128), 0);
+    CHECK_EQ(use(c, t[1], 128), 0);
+    CHECK_EQ(kv_cache_count(c).n_evicted, 1);
+    CHECK_EQ(use(c, t[0], 128), 64);
+    kv_cache_destroy(c);
+}
+
+/* A page that was found on the host, then computed again up to its middle, and then went on
+ * differently. */
+TEST(kv_cache_does_not_trust_old_paths_to_the_host) {
+    kv_cache *c;
+    kv_token t[3][N];
+    kv_found found[N];
+    kv_path path = {.page = found};
+    int32_t room[N];
+    CHECK_OK(
+        kv_cache_create(&c, &(kv_cache_config){.n_pages = 2, .n_host_pages = 4, .cost_token = 1}));
+    history(t[0], N, 1, N);
+    history(t[1], N, 2, N);
+    history(t[2], N, 1, 50);
+    CHECK_EQ(use(c, t[0], 64), 0);
+    CHECK_EQ(use(c, t[1], 128), 0); /* the first one goes to the host */
+    kv_cache_moved(c);
+    kv_cache_probe(c, t[0], 64, &path);
+    CHECK_EQ(path.n_whole, 1);
+    kv_cache_set_costs(c, &(kv_costs){.token_s = 1, .page_s = 1000, .n_stages = 1});
+    CHECK_EQ(use(c, t[0], 50), 0); /* computing is faster */
+    CHECK_EQ(kv_cache_count(c).n_computed_again, 1);
+    CHECK_EQ(use(c, t[2], 64), 50);
+    kv_cache_moved(c);
+    kv_lease l = {.page = room};
+    kv_cache_take(c, t[0], 64, 64, &path, &l);
+    CHECK_EQ(l.n_reused, 50);
+    give(c, &l, true);
+    kv_cache_destroy(c);
+}
+
 /* Equal uses, unequal costs: the tail of a long history outlives the head of a short one. */
 TEST(kv_cache_weighs_pages_by_their_cost) {
     kv_cache *c;
@@ -168,8 +279,8 @@ TEST(kv_cache_of_narrow_tokens) {
             what[i] = t[i].what;
         }
         kv_lease a = {.page = room[0]}, b = {.page = room[1]};
-        kv_cache_take(wide, t, n, n, &a);
-        kv_cache_take(narrow, what, n, n, &b);
+        kv_cache_take(wide, t, n, n, NULL, &a);
+        kv_cache_take(narrow, what, n, n, NULL, &b);
         CHECK(a.n_reused == b.n_reused && a.n_stored == b.n_stored && a.n_pages == b.n_pages);
         CHECK(memcmp(a.page, b.page, (size_t)a.n_pages * sizeof *a.page) == 0);
         kv_cache_give(wide, &a, true);
@@ -183,47 +294,93 @@ TEST(kv_cache_of_narrow_tokens) {
     kv_cache_destroy(narrow);
 }
 
+/* A sequence of a step of a schedule. */
+typedef struct drawn {
+    kv_token t[N];
+    int32_t n, most, room[N];
+    kv_found found[N / KV_PAGE + 1];
+    kv_path path;
+} drawn;
+
+static void draw(drawn *d, uint64_t seed, uint32_t step, uint32_t i, uint32_t n_users) {
+    rng_block s = rng_draw(rng_make_key(seed, RNG_TEST), step, i, 0, 0);
+    d->n = 1 + (int32_t)(s.word[0] % 330);
+    d->most = d->n - (int32_t)(s.word[2] % 2);
+    history(d->t, d->n, 1 + s.word[1] % n_users,
+            s.word[2] % 4 == 0 ? (int32_t)(s.word[3] % 300) : N);
+    d->path = (kv_path){.page = d->found};
+}
+
+enum { AHEAD = 3 };
+
+/* Three sequences for each of the next steps: they are looked for when they are drawn, and the
+ * cache changes before they are leased.  Some are held. */
+typedef struct schedule {
+    drawn d[AHEAD][3];
+    uint64_t seed;
+    uint32_t n_users;
+} schedule;
+
+static drawn *next_step(schedule *s, const kv_cache *c, uint32_t step) {
+    for (uint32_t k = step == 0 ? 0 : AHEAD - 1; k < AHEAD; k++)
+        for (uint32_t i = 0; i < 3; i++) {
+            drawn *d = &s->d[(step + k) % AHEAD][i];
+            draw(d, s->seed, step + k, i, s->n_users);
+            if ((step + k + i) % 4 > 0) kv_cache_probe(c, d->t, d->n, &d->path);
+        }
+    return s->d[step % AHEAD];
+}
+
+static void hold_all(kv_cache *c, drawn *d, uint32_t step) {
+    for (uint32_t i = 0; i < 3; i++)
+        if (step % 3 > 0) kv_cache_hold(c, d[i].t, d[i].most, &d[i].path);
+}
+
+static void let_all_go(kv_cache *c, drawn *d) {
+    for (int i = 0; i < 3; i++)
+        kv_cache_let_go(c, &d[i].path);
+}
+
 /* A model of the cache: for each page what was written, compared with what a lease says it has.
  * The hash has two bits, so nearly every lookup meets a stranger. */
 TEST(kv_cache_never_confuses_pages) {
     enum { PAGES = 24, STEPS = 3000 };
     static kv_token written[PAGES * KV_PAGE], before[PAGES * KV_PAGE];
+    static schedule all = {.seed = 6, .n_users = 5};
     kv_cache *c;
     CHECK_OK(
         kv_cache_create(&c, &(kv_cache_config){.n_pages = PAGES, .cost_token = 1, .hash_mask = 3}));
     int64_t n_reused = 0;
     for (uint32_t step = 0; step < STEPS; step++) {
-        kv_token t[3][N];
-        int32_t room[3][N], n[3];
         kv_lease l[3];
         kv_cache_tick(c);
         rng_block r = rng_draw(rng_make_key(5, RNG_TEST), step, 0, 0, 0);
         bool is_written = r.word[3] % 10 != 0;
+        drawn *d = next_step(&all, c, step);
         memcpy(before, written, sizeof before);
+        hold_all(c, d, step);
+        if (step % 16 == 0) CHECK(kv_cache_is_sound(c));
         for (int i = 0; i < 3; i++) {
-            rng_block s = rng_draw(rng_make_key(6, RNG_TEST), step, (uint32_t)i, 0, 0);
-            n[i] = 1 + (int32_t)(s.word[0] % 330);
-            int32_t most = n[i] - (int32_t)(s.word[2] % 2);
-            history(t[i], n[i], 1 + s.word[1] % 5,
-                    s.word[2] % 4 == 0 ? (int32_t)(s.word[3] % 300) : N);
-            l[i] = (kv_lease){.page = room[i]};
-            kv_cache_take(c, t[i], n[i], most, &l[i]);
+            l[i] = (kv_lease){.page = d[i].room};
+            kv_cache_take(c, d[i].t, d[i].n, d[i].most, &d[i].path, &l[i]);
+            CHECK(l[i].n_reused <= d[i].most && l[i].n_stored <= d[i].n);
             for (int32_t k = 0; k < l[i].n_reused; k++) {
                 const kv_token *own = &before[l[i].page[k / KV_PAGE] * KV_PAGE + k % KV_PAGE];
-                CHECK(memcmp(own, &t[i][k], sizeof *own) == 0);
+                CHECK(memcmp(own, &d[i].t[k], sizeof *own) == 0);
             }
             for (int32_t k = l[i].n_reused; k < l[i].n_stored; k++)
-                written[l[i].page[k / KV_PAGE] * KV_PAGE + k % KV_PAGE] = t[i][k];
+                written[l[i].page[k / KV_PAGE] * KV_PAGE + k % KV_PAGE] = d[i].t[k];
             n_reused += l[i].n_reused;
         }
         /* What one of them writes, none of them reads. */
         for (int i = 0; i < 3; i++)
             for (int32_t k = 0; k < l[i].n_reused; k++) {
                 const kv_token *own = &written[l[i].page[k / KV_PAGE] * KV_PAGE + k % KV_PAGE];
-                CHECK(memcmp(own, &t[i][k], sizeof *own) == 0);
+                CHECK(memcmp(own, &d[i].t[k], sizeof *own) == 0);
             }
         for (int i = 0; i < 3; i++)
             kv_cache_give(c, &l[i], is_written);
+        let_all_go(c, d);
         if (step % 16 == 0) CHECK(kv_cache_is_sound(c));
     }
     CHECK(n_reused > STEPS * 30 && kv_cache_count(c).n_evicted > 100);
@@ -314,27 +471,25 @@ TEST(kv_cache_loads_where_that_is_faster) {
 TEST(kv_cache_never_confuses_tiers) {
     enum { PAGES = 14, HOST = 20, STEPS = 3000 };
     static kv_token device[PAGES * KV_PAGE], host[HOST * KV_PAGE];
+    static schedule all = {.seed = 8, .n_users = 6};
     kv_cache *c;
     CHECK_OK(kv_cache_create(
         &c, &(kv_cache_config){
                 .n_pages = PAGES, .n_host_pages = HOST, .cost_token = 1, .hash_mask = 3}));
     int64_t n_reused = 0, n_loaded = 0;
     for (uint32_t step = 0; step < STEPS; step++) {
-        kv_token t[3][N];
-        int32_t room[3][N], n[3];
         kv_lease l[3];
         rng_block r = rng_draw(rng_make_key(7, RNG_TEST), step, 0, 0, 0);
         bool is_written = r.word[0] % 10 != 0, is_moved = r.word[1] % 50 != 0;
         kv_costs k = {.token_s = 1, .page_s = r.word[2] % 4 == 0 ? 1000 : 1, .n_stages = 1};
         kv_cache_set_costs(c, &k);
         kv_cache_tick(c);
+        drawn *d = next_step(&all, c, step);
+        hold_all(c, d, step);
         for (int i = 0; i < 3; i++) {
-            rng_block s = rng_draw(rng_make_key(8, RNG_TEST), step, (uint32_t)i, 0, 0);
-            n[i] = 1 + (int32_t)(s.word[0] % 330);
-            history(t[i], n[i], 1 + s.word[1] % 6,
-                    s.word[2] % 4 == 0 ? (int32_t)(s.word[3] % 300) : N);
-            l[i] = (kv_lease){.page = room[i]};
-            kv_cache_take(c, t[i], n[i], n[i] - (int32_t)(s.word[2] % 2), &l[i]);
+            l[i] = (kv_lease){.page = d[i].room};
+            kv_cache_take(c, d[i].t, d[i].n, d[i].most, &d[i].path, &l[i]);
+            CHECK(l[i].n_reused <= d[i].most && l[i].n_stored <= d[i].n);
             n_reused += l[i].n_reused;
             n_loaded += l[i].n_loaded;
         }
@@ -348,14 +503,15 @@ TEST(kv_cache_never_confuses_tiers) {
         if (is_moved) kv_cache_moved(c);
         for (int i = 0; i < 3 && is_moved; i++)
             for (int32_t j = l[i].n_reused; j < l[i].n_stored; j++)
-                device[l[i].page[j / KV_PAGE] * KV_PAGE + j % KV_PAGE] = t[i][j];
+                device[l[i].page[j / KV_PAGE] * KV_PAGE + j % KV_PAGE] = d[i].t[j];
         for (int i = 0; i < 3 && is_moved; i++)
             for (int32_t j = 0; j < l[i].n_reused; j++) {
                 const kv_token *own = &device[l[i].page[j / KV_PAGE] * KV_PAGE + j % KV_PAGE];
-                CHECK(memcmp(own, &t[i][j], sizeof *own) == 0);
+                CHECK(memcmp(own, &d[i].t[j], sizeof *own) == 0);
             }
         for (int i = 0; i < 3; i++)
             kv_cache_give(c, &l[i], is_written && is_moved);
+        let_all_go(c, d);
         if (!is_moved) kv_cache_forget(c);
         if (step % 8 == 0) CHECK(kv_cache_is_sound(c));
         CHECK_EQ(kv_cache_count(c).n_pinned, 0);

@@ -151,10 +151,158 @@ TEST(slot_worker_does_not_wait_for_what_does_not_come) {
     pthread_mutex_lock(&s->lock);
     s->may_spin = true;
     pthread_mutex_unlock(&s->lock);
-    slot_expect(s);
+    slot_expect(s, false);
     ask_all(&a);
     CHECK(a.n_ok == ASKS / 3 * 2 && engine_wait_idle(e, 10000000000u));
     slot_expect_none(s);
     CHECK_EQ(s->n_coming, 0);
     engine_destroy(e);
+}
+
+/* A request whose thread waits inside its batch until it may go on. */
+typedef struct gate {
+    engine *e;
+    engine_answer answer;
+    pthread_t computed_by;
+    atomic_bool is_inside, is_open, is_done;
+} gate;
+
+static bool wait_inside(void *ctx) {
+    gate *g = ctx;
+    g->computed_by = pthread_self();
+    atomic_store(&g->is_inside, true);
+    for (int i = 0; !atomic_load(&g->is_open) && i < 6000; i++)
+        wait_ms(1);
+    return false;
+}
+
+static void note_end(void *ctx, engine_answer *a) {
+    gate *g = ctx;
+    (void)a;
+    atomic_store(&g->is_done, true);
+}
+
+static void submit_gate(gate *g, bool may_run) {
+    engine_request r = serve_recommend(1, 3);
+    r.is_gone = wait_inside;
+    r.may_run = may_run;
+    engine_submit(g->e, &r, &g->answer, note_end, g);
+}
+
+static void *submit_own(void *context) {
+    submit_gate(context, true);
+    return NULL;
+}
+
+static void wait_for(atomic_bool *flag) {
+    for (int i = 0; !atomic_load(flag) && i < 6000; i++)
+        wait_ms(1);
+    CHECK(atomic_load(flag));
+}
+
+static void release_gate(gate *g) {
+    wait_for(&g->is_done);
+    CHECK_EQ(g->answer.outcome, ENGINE_OK);
+    engine_answer_release(&g->answer);
+}
+
+/* A caller that may runs its job itself where it is alone, and only then. */
+TEST(slot_caller_runs_its_own_job) {
+    const char *run = serve_run("slot", retrieval_gin, NULL, 0);
+    engine *e = serve_open(run, synth_folder(), 16);
+    slot *s = engine_slot(e, 0);
+    static const struct {
+        bool may_run, is_own;
+        size_t n_last;
+        int n_coming;
+    } tries[] = {{true, true, 0, 0},
+                 {false, false, 1, 0},
+                 {true, true, 1, 0},
+                 {true, false, 2, 0},
+                 {true, false, 1, 1}};
+    for (size_t i = 0; i < sizeof tries / sizeof *tries; i++) {
+        gate g = {.e = e, .is_open = true};
+        CHECK(engine_wait_idle(e, 10000000000u));
+        pthread_mutex_lock(&s->lock);
+        s->n_last = tries[i].n_last;
+        s->n_coming = tries[i].n_coming;
+        s->queue.batch_s = 1e-6;
+        pthread_mutex_unlock(&s->lock);
+        submit_gate(&g, tries[i].may_run);
+        CHECK(!tries[i].is_own || atomic_load(&g.is_done));
+        release_gate(&g);
+        CHECK_EQ(pthread_equal(g.computed_by, pthread_self()) != 0, tries[i].is_own);
+        pthread_mutex_lock(&s->lock);
+        s->n_coming = 0;
+        pthread_mutex_unlock(&s->lock);
+    }
+    engine_destroy(e);
+}
+
+static status note_call(served *m, void *ctx) {
+    (void)m;
+    atomic_store((atomic_bool *)ctx, true);
+    return OK;
+}
+
+typedef struct caller {
+    slot *s;
+    atomic_bool was_called;
+} caller;
+
+static void *call_slot(void *context) {
+    caller *c = context;
+    CHECK_OK(slot_call(c->s, note_call, &c->was_called));
+    return NULL;
+}
+
+/* While a caller runs its job nothing else runs, whoever asks for it; then all of it does. */
+TEST(slot_runs_one_batch_at_a_time) {
+    const char *run = serve_run("slot", retrieval_gin, NULL, 0);
+    engine *e = serve_open(run, synth_folder(), 16);
+    caller c = {.s = engine_slot(e, 0)};
+    gate first = {.e = e}, second = {.e = e, .is_open = true};
+    pthread_t thread[2];
+    engine_stats stats;
+    CHECK_EQ(pthread_create(&thread[0], NULL, submit_own, &first), 0);
+    wait_for(&first.is_inside);
+    CHECK_EQ(pthread_create(&thread[1], NULL, call_slot, &c), 0);
+    submit_gate(&second, true);
+    wait_ms(30); /* time enough for a worker that does not wait */
+    CHECK(!atomic_load(&second.is_inside) && !atomic_load(&c.was_called));
+    CHECK(!engine_wait_idle(e, 1000000));
+    CHECK_OK(engine_load(e, "model", run)); /* the next batch has the new one */
+    atomic_store(&first.is_open, true);
+    release_gate(&first);
+    release_gate(&second);
+    pthread_join(thread[0], NULL);
+    pthread_join(thread[1], NULL);
+    CHECK(atomic_load(&c.was_called) && engine_wait_idle(e, 10000000000u));
+    CHECK(!pthread_equal(second.computed_by, first.computed_by));
+    CHECK_OK(engine_model_stats(e, 0, &stats));
+    CHECK(stats.n_batches == 2 && stats.requests[ENGINE_RECOMMEND][ENGINE_OK] == 2);
+    engine_destroy(e);
+}
+
+static void *open_later(void *context) {
+    gate *g = context;
+    wait_ms(30);
+    atomic_store(&g->is_open, true);
+    return NULL;
+}
+
+/* An engine that ends waits for a caller that computes. */
+TEST(slot_ends_after_its_callers) {
+    engine *e = serve_open(serve_run("slot", retrieval_gin, NULL, 0), synth_folder(), 16);
+    gate g = {.e = e};
+    pthread_t thread[2];
+    CHECK_EQ(pthread_create(&thread[0], NULL, submit_own, &g), 0);
+    wait_for(&g.is_inside);
+    CHECK_EQ(pthread_create(&thread[1], NULL, open_later, &g), 0);
+    /* The answer holds its model: it is released while the engine still is there. */
+    wait_for(&g.is_open);
+    release_gate(&g);
+    engine_destroy(e);
+    pthread_join(thread[0], NULL);
+    pthread_join(thread[1], NULL);
 }

@@ -57,6 +57,16 @@ void thread_stay(int index) {
     if (sched_setaffinity(0, sizeof one, &one) != 0) errno = 0;
 }
 
+void rwlock_init(pthread_rwlock_t *lock) {
+    pthread_rwlockattr_t a;
+    pthread_rwlockattr_init(&a);
+#ifdef PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP
+    pthread_rwlockattr_setkind_np(&a, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
+#endif
+    pthread_rwlock_init(lock, &a);
+    pthread_rwlockattr_destroy(&a);
+}
+
 void cond_init(pthread_cond_t *c) {
     pthread_condattr_t attr;
     pthread_condattr_init(&attr);

@@ -29,6 +29,9 @@ static inline void thread_pause(void) {
 #endif
 }
 
+/* A lock of readers and writers, where readers that come while a writer waits let it go first. */
+void rwlock_init(pthread_rwlock_t *lock);
+
 /* A condition for cond_wait_until: it goes by clock_ns. */
 void cond_init(pthread_cond_t *c);
 

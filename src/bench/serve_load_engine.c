@@ -30,13 +30,16 @@ struct engine_target {
     pthread_mutex_t lock;
     pthread_cond_t is_back;
     flight *flights, *idle;
-    int n_idle;
+    int n_flights, n_idle;
+    int n_takers; /* threads that wait for a flight */
 };
 
 static flight *take_flight(engine_target *t) {
     pthread_mutex_lock(&t->lock);
+    t->n_takers++;
     while (t->idle == NULL)
         pthread_cond_wait(&t->is_back, &t->lock);
+    t->n_takers--;
     flight *f = t->idle;
     t->idle = f->next;
     t->n_idle--;
@@ -54,7 +57,8 @@ static void give_back(engine_target *t, flight *f) {
     f->next = t->idle;
     t->idle = f;
     t->n_idle++;
-    pthread_cond_signal(&t->is_back);
+    /* Nobody is woken in vain: this thread has other answers to give. */
+    if (t->n_takers > 0 || t->n_idle == t->n_flights) pthread_cond_signal(&t->is_back);
     pthread_mutex_unlock(&t->lock);
 }
 
@@ -91,14 +95,17 @@ static void sleep_until(uint64_t ns) {
         continue;
 }
 
-static void send_one(engine_target *t, const request_ask *r, flight *f) {
+/* A client of a closed loop waits for its answer, so its thread may compute it. */
+static void send_one(engine_target *t, const request_ask *r, bool may_run, flight *f) {
+    engine_request ask = r->ask;
     engine_added added;
+    ask.may_run = may_run;
     status st = OK;
     f->out->sent_ns = clock_ns();
     if (f->out->intended_ns == 0) f->out->intended_ns = f->out->sent_ns;
     if (r->n_events > 0) st = engine_add_events(t->e, r->ask.user, r->events, r->n_events, &added);
     if (st == OK) {
-        engine_submit(t->e, &r->ask, &f->answer, finish, f);
+        engine_submit(t->e, &ask, &f->answer, finish, f);
         return;
     }
     f->answer = (engine_answer){.outcome = ENGINE_FAILED};
@@ -129,13 +136,13 @@ static status make_flights(engine_target *t, int n) {
         t->flights[i].next = t->idle;
         t->idle = &t->flights[i];
     }
-    t->n_idle = n;
+    t->n_idle = t->n_flights = n;
     return OK;
 }
 
-static void wait_for_all(engine_target *t, int n) {
+static void wait_for_all(engine_target *t) {
     pthread_mutex_lock(&t->lock);
-    while (t->n_idle < n)
+    while (t->n_idle < t->n_flights)
         pthread_cond_wait(&t->is_back, &t->lock);
     pthread_mutex_unlock(&t->lock);
 }
@@ -166,7 +173,7 @@ static void *send_all(void *context) {
             r->out[i].intended_ns = r->start + r->at[i];
             sleep_until(r->out[i].intended_ns);
         }
-        send_one(r->t, &r->asks[i], f);
+        send_one(r->t, &r->asks[i], r->at == NULL, f);
     }
     return NULL;
 }
@@ -207,7 +214,7 @@ static status run(load_target *target, const load_set *s, const load_plan *p, co
     if (st == OK) st = make_flights(r.t, n);
     if (st == OK) {
         send_with(&r, count_senders(&r, n));
-        wait_for_all(r.t, n);
+        wait_for_all(r.t);
     }
     mem_free(r.t->flights);
     r.t->flights = NULL;

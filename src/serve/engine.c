@@ -305,8 +305,9 @@ static engine_outcome outcome_of(status st) {
     return ENGINE_FAILED;
 }
 
-/* The answer's memory with its model; the job in it. */
-static status prepare(engine *e, slot *s, const engine_request *r, engine_answer *out, job **j) {
+/* The answer's memory with its model; the job in it.  is_own: the caller will probably run it. */
+static status prepare(engine *e, slot *s, const engine_request *r, bool is_own, engine_answer *out,
+                      job **j) {
     TRY(MEM_NEW(&out->memory, 1));
     size_t n = r->n_history + r->n_extra + r->n_candidates; /* about what they take, in one block */
     arena_init(&out->memory->arena, (1 << 14) + (n < 1 << 16 ? n : 1 << 16) * 96);
@@ -315,7 +316,7 @@ static status prepare(engine *e, slot *s, const engine_request *r, engine_answer
     snprintf(out->version, sizeof out->version, "%s", m->version_text);
     out->n_columns = m->columns.n;
     out->columns = m->columns.names;
-    job_users from = {&e->users, &e->users_lock};
+    job_users from = {&e->users, &e->users_lock, .finds_pages = !is_own};
     return job_make(j, out, r, &from);
 }
 
@@ -350,8 +351,8 @@ bool engine_has_time(engine *e, const engine_request *r, engine_answer *out) {
     return s == NULL || has_time(s, r, deadline_of(e, s, r, arrived), out);
 }
 
-void engine_submit(engine *e, const engine_request *r, engine_answer *out, engine_done done,
-                   void *ctx) {
+static void submit(engine *e, const engine_request *r, engine_answer *out, bool may_run,
+                   engine_done done, void *ctx) {
     uint64_t now = clock_ns();
     job *j = NULL;
     *out = (engine_answer){0};
@@ -374,8 +375,8 @@ void engine_submit(engine *e, const engine_request *r, engine_answer *out, engin
         done(ctx, out);
         return;
     }
-    slot_expect(s);
-    status st = prepare(e, s, r, out, &j);
+    bool is_own = slot_expect(s, may_run);
+    status st = prepare(e, s, r, is_own, out, &j);
     if (st != OK) {
         slot_expect_none(s);
         slot_count(s, r->task, outcome_of(st));
@@ -387,7 +388,12 @@ void engine_submit(engine *e, const engine_request *r, engine_answer *out, engin
     j->ctx = ctx;
     j->submit_ns = arrived;
     j->deadline_ns = deadline;
-    slot_submit(s, j);
+    slot_submit(s, j, may_run);
+}
+
+void engine_submit(engine *e, const engine_request *r, engine_answer *out, engine_done done,
+                   void *ctx) {
+    submit(e, r, out, r->may_run, done, ctx);
 }
 
 /* A caller that waits for its answer. */
@@ -410,7 +416,7 @@ void engine_ask(engine *e, const engine_request *r, engine_answer *out) {
     waiter w = {.is_done = false};
     pthread_mutex_init(&w.lock, NULL);
     pthread_cond_init(&w.done, NULL);
-    engine_submit(e, r, out, wake, &w);
+    submit(e, r, out, true, wake, &w);
     pthread_mutex_lock(&w.lock);
     while (!w.is_done)
         pthread_cond_wait(&w.done, &w.lock);

@@ -215,6 +215,8 @@ typedef struct engine_request {
     uint64_t after_ns;    /* of that, what the caller needs once it has the answer */
     bool was_asked;       /* engine_has_time said yes just now: it need not be asked again */
     int priority;         /* 0 is normal; higher ones are taken first among equal deadlines */
+    bool may_run;         /* engine_submit: by the caller's thread, before it returns, where the
+                             model has nothing else to do; engine_ask always does so */
     /* Asked with the context of `done` before the request would run, by the thread that computes:
      * true where nobody waits for the answer any more.  NULL: somebody does. */
     bool (*is_gone)(void *ctx);
@@ -269,8 +271,9 @@ typedef struct engine_answer {
 void engine_ask(engine *e, const engine_request *r, engine_answer *out);
 
 /* The same without waiting: `done` is called once, from a thread of the engine or, for what is
- * refused at once, from the caller's thread before this returns; it must not wait, and may release
- * the answer.  The request is copied where it is needed; *out must stay until `done`. */
+ * refused at once or may be run by the caller, from the caller's thread before this returns; it
+ * must not wait, and may release the answer.  The request is copied where it is needed; *out must
+ * stay until `done`. */
 typedef void (*engine_done)(void *ctx, engine_answer *out);
 void engine_submit(engine *e, const engine_request *r, engine_answer *out, engine_done done,
                    void *ctx);

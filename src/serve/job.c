@@ -414,8 +414,16 @@ static void list_timed(const job *j, kv_token *t) {
     }
 }
 
-/* Here and not by the worker: callers are many. */
-static status list_tokens(job *j) {
+/* Here and not by the worker: callers are many.  Where the worker is at the cache, it looks for the
+ * pages itself. */
+static void find_pages(job *j) {
+    served *m = j->m;
+    if (pthread_rwlock_tryrdlock(&m->cache_lock) != 0) return;
+    kv_cache_probe(m->cache, j->tokens, j->n_tokens, &j->path);
+    pthread_rwlock_unlock(&m->cache_lock);
+}
+
+static status list_tokens(job *j, bool finds_pages) {
     if (j->m->cache == NULL) return OK;
     size_t n = (size_t)j->n_tokens, bytes = served_token_bytes(j->m);
     TRY(arena_alloc_raw(j->arena, &j->tokens, n, bytes));
@@ -423,6 +431,8 @@ static status list_tokens(job *j) {
         list_timed(j, j->tokens);
     else
         list_whats(j, j->tokens);
+    TRY(ARENA_NEW_RAW(j->arena, &j->path.page, (size_t)(j->n_tokens / KV_PAGE + 1)));
+    if (finds_pages) find_pages(j);
     return OK;
 }
 
@@ -439,7 +449,7 @@ static status fill(job *j, const engine_request *r, const job_users *from) {
     j->out->n_window = w.n_kept;
     j->out->n_unknown_events = w.n_unknown;
     j->n_tokens = j->m->n_context + j->m->per_event * w.n_kept;
-    TRY(list_tokens(j));
+    TRY(list_tokens(j, from->finds_pages));
     if (r->task == ENGINE_RANK) return read_candidates(j, r);
     TRY(read_filters(j, r, &w));
     return w.n_kept == 0 ? read_popular(j, from) : OK;
@@ -518,10 +528,6 @@ static uint64_t *sort_keys(uint64_t *key, uint64_t *other, size_t n) {
     return key;
 }
 
-static size_t n_best(const job *j) {
-    return j->top_k < j->n_candidates ? (size_t)j->top_k : (size_t)j->n_candidates;
-}
-
 /* Memory is cleared even where it is overwritten: so it is in this core's caches when the results
  * come. */
 status job_name_candidates(job *j) {
@@ -529,7 +535,6 @@ status job_name_candidates(job *j) {
     if (j->named != NULL) return OK;
     TRY(ARENA_NEW(j->arena, &j->values, n * width));
     TRY(ARENA_NEW(j->arena, &j->keys, 2 * n));
-    TRY(ARENA_NEW(j->arena, &j->best, n_best(j)));
     TRY(ARENA_NEW(j->arena, &j->named, n));
     for (size_t i = 0; i < n; i++) {
         engine_item *to = &j->named[i];
@@ -545,20 +550,31 @@ status job_name_candidates(job *j) {
     return OK;
 }
 
-/* The best ones first. */
+/* The best ones first: each is moved to its place, around the circles of the permutation, so that
+ * no memory but theirs is looked at. */
 static void order_candidates(job *j) {
     size_t n = (size_t)j->n_candidates, width = (size_t)j->m->columns.n;
     for (size_t i = 0; i < n; i++)
         j->keys[i] = order_key(j->values[i * width], (uint32_t)i);
-    const uint64_t *key = sort_keys(j->keys, j->keys + n, n);
-    for (size_t i = 0; i < n_best(j); i++)
-        j->best[i] = j->named[(uint32_t)key[i]];
+    uint64_t *key = sort_keys(j->keys, j->keys + n, n);
+    for (size_t first = 0; first < n; first++) {
+        engine_item kept = j->named[first];
+        size_t at = first, from = (uint32_t)key[at];
+        for (; from != first; from = (uint32_t)key[at]) {
+            j->named[at] = j->named[from];
+            key[at] = at;
+            at = from;
+        }
+        j->named[at] = kept;
+        key[at] = at;
+    }
 }
 
 status job_answer_candidates(job *j) {
+    int32_t n = j->n_candidates;
     TRY(job_name_candidates(j));
     if (j->top_k > 0) order_candidates(j);
-    j->out->items = j->top_k > 0 ? j->best : j->named;
-    j->out->n_items = j->top_k > 0 ? n_best(j) : (size_t)j->n_candidates;
+    j->out->items = j->named;
+    j->out->n_items = (size_t)(j->top_k > 0 && j->top_k < n ? j->top_k : n);
     return OK;
 }

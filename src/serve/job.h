@@ -43,11 +43,11 @@ typedef struct job {
     int32_t n_popular;
     /* Of job_name_candidates; before, NULL. */
     float *values;      /* (n_candidates, columns); NAN: no result */
-    engine_item *named; /* (n_candidates): the candidates, as they were given */
-    engine_item *best;  /* (top_k or fewer): for the ones that come first */
+    engine_item *named; /* (n_candidates): as they were given, then as they are answered */
     uint64_t *keys;     /* (2 n_candidates): for their order */
     int32_t n_tokens;   /* of its history, candidates not included */
     void *tokens;       /* (n_tokens), as the cache has them; NULL: there is none */
+    kv_path path;       /* of its pages, as far as they were found */
     double flops;       /* predicted without a cache */
     int32_t n_reused;
     uint64_t submit_ns, deadline_ns; /* by clock_ns */
@@ -57,10 +57,12 @@ typedef struct job {
     uint64_t order;
 } job;
 
-/* The users, and their lock, which a job is made without. */
+/* The users, and their lock, which a job is made without; and whether the job will be run by
+ * another thread, for which its pages are looked for now. */
 typedef struct job_users {
     const users *users;
     pthread_mutex_t *lock;
+    bool finds_pages;
 } job_users;
 
 /* Makes a job for an answer that has its model.  ERR_USAGE: what is

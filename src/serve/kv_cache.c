@@ -20,8 +20,11 @@ static void clear(kv_cache *c) {
         c->bucket[i] = KV_NONE;
     c->free = KV_NONE;
     for (int32_t i = c->n_nodes - 1; i >= 0; i--) {
-        c->nodes[i] =
-            (kv_node){.next = c->free, .device = KV_NONE, .host = KV_NONE, .is_free = true};
+        c->nodes[i] = (kv_node){.next = c->free,
+                                .device = KV_NONE,
+                                .host = KV_NONE,
+                                .is_free = true,
+                                .generation = c->nodes[i].generation + 1};
         kv_note_use(c, i);
         c->free = i;
     }
@@ -172,7 +175,7 @@ static int32_t count_equal(const kv_cache *c, int32_t number, const char *tokens
 }
 
 /* The page after `parent` that agrees with most of n tokens; *n_equal of them. */
-static int32_t find(kv_cache *c, int32_t parent, uint64_t key, const char *tokens, int32_t n,
+static int32_t find(const kv_cache *c, int32_t parent, uint64_t key, const char *tokens, int32_t n,
                     int32_t *n_equal) {
     int32_t best = KV_NONE;
     *n_equal = 0;
@@ -184,6 +187,37 @@ static int32_t find(kv_cache *c, int32_t parent, uint64_t key, const char *token
         best = i;
     }
     return best;
+}
+
+/* The page that comes next is probably the one that was added last: its node and tokens are asked
+ * for while the tokens of this one are compared. */
+static void expect_child(const kv_cache *c, int32_t number) {
+    int32_t child = c->nodes[number].child;
+    if (child == KV_NONE) return;
+    const char *tokens = tokens_of(c, child);
+    __builtin_prefetch(&c->nodes[child]);
+    __builtin_prefetch((const char *)&c->nodes[child] + 64);
+    for (size_t i = 0; i < KV_PAGE * c->config.token_bytes; i += 64)
+        __builtin_prefetch(tokens + i);
+}
+
+/* The page after `parent` all of whose tokens are equal, where it is the one that was added last:
+ * found without its key.  KV_NONE: it is not. */
+static int32_t find_child(const kv_cache *c, int32_t parent, const char *tokens) {
+    int32_t child = parent != KV_NONE ? c->nodes[parent].child : KV_NONE;
+    if (child == KV_NONE) return KV_NONE;
+    const kv_node *p = &c->nodes[child];
+    if (p->parent != parent || n_readable(p) < KV_PAGE) return KV_NONE; /* or it is free */
+    expect_child(c, child);
+    return has_equal(c, child, tokens, KV_PAGE) ? child : KV_NONE;
+}
+
+/* The page after `parent` that agrees with most of n tokens, of which chain is the hash before. */
+static int32_t find_next(const kv_cache *c, int32_t parent, uint64_t chain, const char *tokens,
+                         int32_t n, int32_t *n_equal) {
+    int32_t child = n == KV_PAGE ? find_child(c, parent, tokens) : KV_NONE;
+    *n_equal = KV_PAGE;
+    return child != KV_NONE ? child : find(c, parent, key_of(c, chain, tokens), tokens, n, n_equal);
 }
 
 /* Whether a lease of this batch writes the same tokens to a page already, */
@@ -224,9 +258,14 @@ static int32_t add_page(kv_cache *c, int32_t parent, int32_t first, uint64_t key
                    .first = first,
                    .next = *bucket,
                    .device = KV_NONE,
-                   .host = KV_NONE};
+                   .host = KV_NONE,
+                   .child = KV_NONE,
+                   .generation = p->generation + 1};
     *bucket = number;
-    if (parent != KV_NONE) c->nodes[parent].n_children++;
+    if (parent != KV_NONE) {
+        c->nodes[parent].n_children++;
+        c->nodes[parent].child = number;
+    }
     pin(c, number);
     kv_attach(c, number);
     return number;
@@ -260,6 +299,7 @@ static bool fill_last(kv_cache *c, const char *tokens, int32_t n, kv_lease *leas
     int32_t room = KV_PAGE - from, left = n - lease->n_reused, count = left < room ? left : room;
     kv_node *p = &c->nodes[last];
     if (p->n_pins > 1 || p->n_children > 0 || p->n_coming > 0) return false;
+    p->generation += p->n_ready > from || p->n_host > from;
     p->n_ready = from;
     write_tokens(c, last, from, from_token(c, tokens, lease->n_reused - from), count);
     lease->n_stored += count;
@@ -302,22 +342,89 @@ static void leave_last(kv_cache *c, const char *tokens, int32_t n, kv_lease *lea
     unpin(c, lease->page[--lease->n_pages]);
 }
 
+/* Whether the i-th whole page of a path has the tokens that it had when it was found, and they can
+ * be read, as those of a free one cannot; the pages before it were found to be so. */
+static bool is_as_found(const kv_cache *c, const kv_path *path, int32_t i) {
+    const kv_node *p = &c->nodes[path->page[i].node];
+    return p->generation == path->page[i].generation && n_readable(p) == KV_PAGE;
+}
+
+void kv_cache_probe(const kv_cache *c, const void *tokens, int32_t n, kv_path *path) {
+    uint64_t chain = 0;
+    int32_t parent = KV_NONE, equal;
+    path->n_whole = path->n_held = 0;
+    for (int32_t i = 0; (i + 1) * KV_PAGE <= n; i++) {
+        const char *at = from_token(c, tokens, i * KV_PAGE);
+        parent = find_next(c, parent, chain, at, KV_PAGE, &equal);
+        if (parent == KV_NONE || equal < KV_PAGE) return;
+        const kv_node *p = &c->nodes[parent];
+        path->page[path->n_whole++] = (kv_found){parent, p->generation};
+        chain = p->has_chain ? p->chain : chain_after(c, at, chain);
+    }
+}
+
+/* A walk over the pages of the longest prefix of a sequence that is in either tier. */
+typedef struct walk {
+    const char *tokens;
+    int32_t max_reused;
+    const kv_path *path; /* or NULL */
+    int32_t n_pages, n_reused;
+    uint64_t chain; /* the hash of the pages that are whole */
+    int32_t page;   /* the last one */
+} walk;
+
+static walk begin_walk(const void *tokens, int32_t max_reused, const kv_path *path) {
+    return (walk){.tokens = tokens, .max_reused = max_reused, .path = path, .page = KV_NONE};
+}
+
+/* The next page; false: there is none. */
+static bool next_page(kv_cache *c, walk *w) {
+    int32_t left = w->max_reused - w->n_reused, most = left < KV_PAGE ? left : KV_PAGE, equal;
+    if (w->n_reused % KV_PAGE != 0 || left <= 0) return false;
+    if (w->path != NULL && w->n_pages < w->path->n_whole && most == KV_PAGE &&
+        is_as_found(c, w->path, w->n_pages)) {
+        w->page = w->path->page[w->n_pages].node;
+        equal = KV_PAGE;
+    } else {
+        const char *at = from_token(c, w->tokens, w->n_reused);
+        w->path = NULL;
+        w->page = find_next(c, w->page, w->chain, at, most, &equal);
+        if (w->page == KV_NONE) return false;
+    }
+    if (equal == KV_PAGE) w->chain = chain_of(c, w->page, w->chain);
+    w->n_pages++;
+    w->n_reused += equal;
+    return true;
+}
+
+void kv_cache_hold(kv_cache *c, const void *tokens, int32_t max_reused, kv_path *path) {
+    walk w = begin_walk(tokens, max_reused, path);
+    while (next_page(c, &w)) {
+        kv_node *p = &c->nodes[w.page];
+        path->page[w.n_pages - 1] = (kv_found){w.page, p->generation};
+        if (p->n_held++ == 0) note_pin(c, w.page);
+    }
+    path->n_held = w.n_pages;
+    path->n_whole = w.n_reused / KV_PAGE;
+}
+
+void kv_cache_let_go(kv_cache *c, kv_path *path) {
+    for (int32_t i = path->n_held - 1; i >= 0; i--)
+        if (--c->nodes[path->page[i].node].n_held == 0) note_pin(c, path->page[i].node);
+    path->n_held = 0;
+}
+
 /* Pins the pages of the longest prefix that is in either tier.  Returns the hash of those that are
  * whole. */
-static uint64_t match(kv_cache *c, const char *tokens, int32_t max_reused, kv_lease *lease) {
-    uint64_t chain = 0;
-    int32_t parent = KV_NONE, equal = KV_PAGE;
-    while (equal == KV_PAGE && lease->n_reused < max_reused) {
-        const char *at = from_token(c, tokens, lease->n_reused);
-        int32_t left = max_reused - lease->n_reused, most = left < KV_PAGE ? left : KV_PAGE;
-        parent = find(c, parent, key_of(c, chain, at), at, most, &equal);
-        if (parent == KV_NONE) break;
-        pin(c, parent);
-        lease->page[lease->n_pages++] = parent;
-        lease->n_reused += equal;
-        if (equal == KV_PAGE) chain = chain_of(c, parent, chain);
+static uint64_t match(kv_cache *c, const char *tokens, int32_t max_reused, const kv_path *path,
+                      kv_lease *lease) {
+    walk w = begin_walk(tokens, max_reused, path);
+    while (next_page(c, &w)) {
+        pin(c, w.page);
+        lease->page[lease->n_pages++] = w.page;
     }
-    return chain;
+    lease->n_reused = w.n_reused;
+    return w.chain;
 }
 
 /* Reuses the first n_pages pages alone, which are whole. */
@@ -367,8 +474,8 @@ static uint64_t chain_at(const kv_cache *c, const char *tokens, int32_t n, uint6
 
 /* Until the end the lease has numbers of nodes instead of pages. */
 static void lease_nodes(kv_cache *c, const char *tokens, int32_t n, int32_t max_reused,
-                        kv_lease *lease) {
-    uint64_t chain = match(c, tokens, max_reused, lease);
+                        const kv_path *path, kv_lease *lease) {
+    uint64_t chain = match(c, tokens, max_reused, path, lease);
     int32_t n_matched = lease->n_reused;
     load(c, n, lease);
     lease->n_stored = lease->n_reused;
@@ -381,9 +488,9 @@ static void lease_nodes(kv_cache *c, const char *tokens, int32_t n, int32_t max_
 }
 
 void kv_cache_take(kv_cache *c, const void *tokens, int32_t n, int32_t max_reused,
-                   kv_lease *lease) {
+                   const kv_path *path, kv_lease *lease) {
     lease->n_reused = lease->n_loaded = lease->n_stored = lease->n_pages = 0;
-    lease_nodes(c, tokens, n, max_reused, lease);
+    lease_nodes(c, tokens, n, max_reused, path, lease);
     for (int32_t i = 0; i < lease->n_pages; i++)
         lease->page[i] = c->nodes[lease->page[i]].device;
 }

@@ -24,7 +24,11 @@
  * their tokens computed, whichever is predicted to be faster (kv_costs).  A loaded page keeps its
  * copy on the host until the room is needed, so it leaves the device again without a copy.  The
  * host's own room goes to copies of device pages last and to the pages of highest priority first.
- * The caller copies what kv_cache_moves lists, before its batch runs.  One thread at a time. */
+ * The caller copies what kv_cache_moves lists, before its batch runs.
+ *
+ * Sequences of one batch are held before the first of them is leased, so that none evicts pages of
+ * another.  One thread at a time, but for kv_cache_probe, by which others find the pages of a
+ * sequence beforehand. */
 #ifndef HSTU_SERVE_KV_CACHE_H
 #define HSTU_SERVE_KV_CACHE_H
 
@@ -86,10 +90,34 @@ typedef struct kv_lease {
     int32_t *page;   /* the caller's, with room for all tokens of the sequence */
 } kv_lease;
 
+/* A page that was found, and which of its contents. */
+typedef struct kv_found {
+    int32_t node;
+    uint32_t generation;
+} kv_found;
+
+/* The pages of a sequence that were found so far: those that still are what they were need not be
+ * looked for and compared again. */
+typedef struct kv_path {
+    kv_found *page;  /* the caller's, with room for all tokens of the sequence */
+    int32_t n_whole; /* of them, all of whose tokens are equal */
+    int32_t n_held;  /* by kv_cache_hold */
+} kv_path;
+
+/* Finds the first whole pages of a sequence of n tokens.  Any number of threads may call this at
+ * the same time, but none while another function changes the cache. */
+void kv_cache_probe(const kv_cache *c, const void *tokens, int32_t n, kv_path *path);
+
+/* Keeps the pages of a sequence in the cache until kv_cache_let_go, those of the path and what is
+ * found after them; at most max_reused tokens. */
+void kv_cache_hold(kv_cache *c, const void *tokens, int32_t max_reused, kv_path *path);
+void kv_cache_let_go(kv_cache *c, kv_path *path);
+
 /* Leases pages for a sequence of n tokens (n, token_bytes), of which at most max_reused may be
  * reused (the rest must be computed, for its result).  Never fails: without free pages nothing more
- * is stored. */
-void kv_cache_take(kv_cache *c, const void *tokens, int32_t n, int32_t max_reused, kv_lease *lease);
+ * is stored.  path: what is known of the sequence, or NULL. */
+void kv_cache_take(kv_cache *c, const void *tokens, int32_t n, int32_t max_reused,
+                   const kv_path *path, kv_lease *lease);
 
 /* Ends a lease.  is_written: the new rows are in the pages; else they are forgotten. */
 void kv_cache_give(kv_cache *c, const kv_lease *lease, bool is_written);

@@ -17,8 +17,9 @@ static bool are_places_right(const kv_cache *c, int32_t number) {
     if (has_device && c->owner[p->device] != number) return false;
     if (has_host && c->host_owner[p->host] != number) return false;
     if (!has_host && p->n_host > 0) return false;
-    bool can_leave = has_device && p->n_pins == 0 && p->n_resident == 0;
-    bool can_drop = has_host && p->n_pins == 0 && (kv_is_copy(p) || p->n_children == 0);
+    bool is_idle = p->n_pins == 0 && p->n_held == 0;
+    bool can_leave = has_device && is_idle && p->n_resident == 0;
+    bool can_drop = has_host && is_idle && (kv_is_copy(p) || p->n_children == 0);
     return can_leave == kv_heap_has(&c->leaves, number) &&
            can_drop == kv_heap_has(&c->idle, number);
 }

@@ -18,10 +18,13 @@ typedef struct kv_node {
     int32_t n_ready;    /* tokens that can be read on the device */
     int32_t n_coming;   /* tokens that a lease writes */
     int32_t n_host;     /* tokens that can be read on the host */
+    int32_t child;      /* the page that was added after it last, whatever became of it; KV_NONE */
     int32_t n_children; /* pages after it, */
     int32_t n_resident; /* and those of them that are on the device */
     int32_t n_pins;
-    int32_t next; /* in its bucket, or in the list of free nodes */
+    int32_t n_held;      /* by kv_cache_hold */
+    uint32_t generation; /* grows with each change of tokens that could be read */
+    int32_t next;        /* in its bucket, or in the list of free nodes */
     double priority;
     uint64_t used; /* the batch of its last use */
     bool is_free, has_chain;
@@ -67,7 +70,7 @@ void kv_attach(kv_cache *c, int32_t node);
 void kv_detach(kv_cache *c, int32_t node);
 /* Forgets a node without children. */
 void kv_free_node(kv_cache *c, int32_t node);
-int32_t *kv_bucket_of(kv_cache *c, uint64_t key);
+int32_t *kv_bucket_of(const kv_cache *c, uint64_t key);
 /* Whether n_loaded - n_reused tokens on the host are loaded rather than computed. */
 bool kv_loads(const kv_cache *c, int32_t n, int32_t n_reused, int32_t n_loaded);
 

@@ -4,7 +4,7 @@
 #include "base/hash.h"
 #include "serve/kv_cache_int.h"
 
-int32_t *kv_bucket_of(kv_cache *c, uint64_t key) {
+int32_t *kv_bucket_of(const kv_cache *c, uint64_t key) {
     return &c->bucket[hash64_mix(key) & (c->n_buckets - 1)];
 }
 
@@ -15,7 +15,7 @@ bool kv_is_copy(const kv_node *p) {
 /* Copies of device pages leave the host first: nothing is lost with them. */
 void kv_note_use(kv_cache *c, int32_t number) {
     const kv_node *p = &c->nodes[number];
-    bool is_idle = !p->is_free && p->n_pins == 0, is_copy = kv_is_copy(p);
+    bool is_idle = !p->is_free && p->n_pins == 0 && p->n_held == 0, is_copy = kv_is_copy(p);
     bool can_leave = is_idle && p->device != KV_NONE && p->n_resident == 0;
     bool can_drop = is_idle && p->host != KV_NONE && (is_copy || p->n_children == 0);
     kv_heap_set(&c->leaves, number, can_leave, p->priority);

@@ -20,6 +20,7 @@ typedef struct run {
     int32_t *n_reused, *n_stored; /* (max_batch) */
     const int32_t **page;         /* (max_batch) */
     int32_t n_leases;
+    bool has_lock; /* of the cache */
 } run;
 
 int32_t run_tokens(const job *j) {
@@ -59,23 +60,55 @@ static void stop_watch(uint64_t *start, uint64_t *sum) {
 
 /* The cache. */
 
+static void lock_cache(run *r) {
+    if (!r->has_lock) pthread_rwlock_wrlock(&r->m->cache_lock);
+    r->has_lock = true;
+}
+
+static void unlock_cache(run *r) {
+    if (r->has_lock) pthread_rwlock_unlock(&r->m->cache_lock);
+    r->has_lock = false;
+}
+
+/* Tokens of a job that may be reused: retrieval needs the result of the last one. */
+static int32_t max_reused(const job *j) {
+    return j->m->is_ranking ? j->n_tokens : j->n_tokens - 1;
+}
+
+/* What one job stores must not evict what another one of the batch finds. */
+static void hold_pages(run *r) {
+    for (int32_t i = 0; i < r->n && r->n > 1; i++)
+        if (r->jobs[i]->n_tokens > 0)
+            kv_cache_hold(r->m->cache, r->jobs[i]->tokens, max_reused(r->jobs[i]),
+                          &r->jobs[i]->path);
+}
+
+static void let_pages_go(run *r) {
+    for (int32_t i = 0; i < r->n; i++)
+        kv_cache_let_go(r->m->cache, &r->jobs[i]->path);
+}
+
 static status begin_leases(run *r) {
     size_t n = (size_t)r->m->max_batch;
     if (r->m->cache == NULL) return OK;
     TRY(ARENA_NEW(&r->m->scratch, &r->lease, n));
     TRY(ARENA_NEW(&r->m->scratch, &r->n_reused, n));
     TRY(ARENA_NEW(&r->m->scratch, &r->n_stored, n));
-    return ARENA_NEW(&r->m->scratch, &r->page, n);
+    TRY(ARENA_NEW(&r->m->scratch, &r->page, n));
+    lock_cache(r);
+    kv_cache_tick(r->m->cache);
+    hold_pages(r);
+    return OK;
 }
 
-/* Leases pages for the next sequence of the batch; *n_reused of its tokens are not computed.
- * n_needed: tokens of the history whose results are needed. */
-static status lease_pages(run *r, job *j, int32_t n_needed, int32_t *n_reused) {
+/* Leases pages for the next sequence of the batch; *n_reused of its tokens are not computed. */
+static status lease_pages(run *r, job *j, int32_t *n_reused) {
     *n_reused = 0;
     if (r->m->cache == NULL) return OK;
     kv_lease *l = &r->lease[r->n_leases];
     TRY(ARENA_NEW(&r->m->scratch, &l->page, (size_t)(j->n_tokens / KV_PAGE + 1)));
-    kv_cache_take(r->m->cache, j->tokens, j->n_tokens, j->n_tokens - n_needed, l);
+    lock_cache(r);
+    kv_cache_take(r->m->cache, j->tokens, j->n_tokens, max_reused(j), &j->path, l);
     *n_reused = r->n_reused[r->n_leases] = l->n_reused;
     r->n_stored[r->n_leases] = l->n_stored;
     r->page[r->n_leases++] = l->page;
@@ -89,20 +122,34 @@ static void begin_moves(run *r) {
     if (r->m->cache == NULL) return;
     kv_moves m = kv_cache_moves(r->m->cache);
     kv_store_set_moves(&r->m->store, m.out, m.n_out, m.in, m.n_in);
+    unlock_cache(r);
 }
 
 static void end_leases(run *r, bool is_written) {
+    if (r->m->cache == NULL) return;
+    lock_cache(r);
     for (int32_t i = 0; i < r->n_leases; i++)
         kv_cache_give(r->m->cache, &r->lease[i], is_written);
     r->n_leases = 0;
-    if (r->m->cache == NULL) return;
     kv_store_set_moves(&r->m->store, NULL, 0, NULL, 0);
     kv_moves m = kv_cache_moves(r->m->cache);
     if (is_written) kv_cache_moved(r->m->cache);
-    if (is_written || (m.n_out == 0 && m.n_in == 0)) return;
-    /* A batch failed while pages moved: nobody knows what is where. */
-    (void)r->m->compute.be->ops->kv_wait(r->m->compute.be, -1);
-    kv_cache_forget(r->m->cache);
+    if (!is_written && (m.n_out > 0 || m.n_in > 0)) {
+        /* A batch failed while pages moved: nobody knows what is where. */
+        (void)r->m->compute.be->ops->kv_wait(r->m->compute.be, -1);
+        let_pages_go(r);
+        kv_cache_forget(r->m->cache);
+    }
+    unlock_cache(r);
+}
+
+/* Of the whole run; also of a batch that failed before it ran. */
+static void end_run(run *r) {
+    end_leases(r, false);
+    if (r->m->cache == NULL) return;
+    lock_cache(r);
+    let_pages_go(r);
+    unlock_cache(r);
 }
 
 static void count_tokens(run *r, job *j, int32_t n_computed, int32_t n_reused) {
@@ -383,7 +430,7 @@ static status run_retrieval(run *r) {
     for (int32_t i = 0; i < r->n; i++) {
         job *j = r->jobs[i];
         if (j->events.n == 0) continue;
-        TRY(lease_pages(r, j, 1, &n_reused));
+        TRY(lease_pages(r, j, &n_reused));
         uint64_t n_skipped = (uint64_t)pass_n_skipped(r->m->pass, n_reused);
         TRY(histories_add_rest(h, &j->events, n_skipped, NULL, 0));
         count_tokens(r, j, j->n_tokens - n_reused, n_reused);
@@ -509,7 +556,7 @@ static status add_unit(run *r, cut *c, int32_t i) {
     }
     c->units[m->batch.view.n_users] = (unit){j, first, c->next[i] - first, c->n_rows};
     c->n_rows += n;
-    TRY(lease_pages(r, j, 0, &n_reused));
+    TRY(lease_pages(r, j, &n_reused));
     uint64_t n_skipped = (uint64_t)pass_n_skipped(m->pass, n_reused);
     TRY(histories_add_rest(&m->batch, &j->events, n_skipped, c->known, n));
     c->n_tokens += most - n_reused;
@@ -553,10 +600,9 @@ status run_jobs(served *m, job *const *jobs, int32_t n, run_report *out) {
     TRY(served_checked(m));
     kv_cache_counts before = {0};
     if (m->cache != NULL) before = kv_cache_count(m->cache);
-    if (m->cache != NULL) kv_cache_tick(m->cache);
     status st = begin_leases(&r);
     if (st == OK) st = m->is_ranking ? run_ranking(&r) : run_retrieval(&r);
-    end_leases(&r, false); /* of a batch that failed before it ran */
+    end_run(&r);
     if (m->cache != NULL) {
         kv_cache_counts after = kv_cache_count(m->cache);
         out->n_evicted = after.n_evicted - before.n_evicted;

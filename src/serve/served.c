@@ -9,6 +9,7 @@
 #include "base/env.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/thread.h"
 #include "ops/device.h"
 #include "serve/warm.h"
 
@@ -203,6 +204,7 @@ status served_open(served **out, const served_config *c) {
     arena_init(&m->scratch, 1 << 16);
     atomic_init(&m->refs, 1);
     pthread_mutex_init(&m->check_lock, NULL);
+    rwlock_init(&m->cache_lock);
     snprintf(m->path, sizeof m->path, "%s", c->path);
     status st = make(m, &chosen);
     if (st == OK) st = warm_up(m);
@@ -238,6 +240,7 @@ void served_drop(served *m) {
     mem_free(m->extra);
     mem_free(m->popular);
     pthread_mutex_destroy(&m->check_lock);
+    pthread_rwlock_destroy(&m->cache_lock);
     mem_free(m);
 }
 

@@ -82,6 +82,8 @@ typedef struct served {
     pass *pass;
     histories batch;
     kv_cache *cache; /* NULL: nothing is kept */
+    /* Whoever makes a job looks for its pages beforehand, where the worker does not change them. */
+    pthread_rwlock_t cache_lock;
     kv_store store;
     bool reads_times;
     bool has_fp8_kv;

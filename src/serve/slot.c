@@ -50,6 +50,13 @@ static engine_outcome refuse(engine_answer *out, queue_verdict why, double late_
     return ENGINE_OVERLOAD;
 }
 
+/* Wakes the worker; under the lock.  Callers that come together do so once: a signal takes some
+ * microseconds, for which the others would wait for the lock. */
+static void wake_worker(slot *s) {
+    if (s->is_asleep) pthread_cond_signal(&s->work);
+    s->is_asleep = false;
+}
+
 /* Whether a job may wait; under the lock. */
 static engine_outcome ask_queue(slot *s, job *j, uint64_t now) {
     queue_verdict v = job_queue_admits(&s->queue, j, now, &j->predicted_s);
@@ -62,17 +69,23 @@ static engine_outcome admit(slot *s, job *j) {
     j->admit_ns = clock_ns();
     job_queue_asked(&s->queue, j->admit_ns);
     engine_outcome outcome = ask_queue(s, j, j->admit_ns);
-    if (outcome != ENGINE_OK) return outcome;
-    job_queue_push(&s->queue, j);
-    pthread_cond_signal(&s->work);
-    return ENGINE_OK;
+    if (outcome == ENGINE_OK) job_queue_push(&s->queue, j);
+    return outcome;
 }
 
-void slot_expect(slot *s) {
+/* Whether the one caller that has a job would run it at once: the worker has nothing to do, and
+ * probably nobody else comes, as the last batch had one job.  Under the lock. */
+static bool is_for_caller(const slot *s) {
+    return s->n_coming == 1 && s->queue.n == 0 && !s->is_running && s->n_last <= 1;
+}
+
+bool slot_expect(slot *s, bool may_run) {
     pthread_mutex_lock(&s->lock);
     s->n_coming++;
-    if (s->may_spin) pthread_cond_signal(&s->work);
+    bool is_own = may_run && is_for_caller(s);
+    if (s->may_spin && !is_own) wake_worker(s);
     pthread_mutex_unlock(&s->lock);
+    return is_own;
 }
 
 /* Under the lock. */
@@ -143,7 +156,7 @@ static status enqueue_call(slot *s, pending_call *p) {
     else
         job_queue_push(&s->queue, &p->job);
     s->n_news++;
-    pthread_cond_signal(&s->work);
+    wake_worker(s);
     pthread_mutex_unlock(&s->lock);
     return st;
 }
@@ -167,15 +180,7 @@ status slot_call(slot *s, status (*fn)(served *m, void *ctx), void *ctx) {
     return st;
 }
 
-void slot_submit(slot *s, job *j) {
-    pthread_mutex_lock(&s->lock);
-    engine_outcome outcome = s->is_stopping ? ENGINE_CLOSING : admit(s, j);
-    has_come(s);
-    pthread_mutex_unlock(&s->lock);
-    if (outcome != ENGINE_OK) slot_answer(s, j, outcome);
-}
-
-/* What a worker takes from the queue. */
+/* What is taken from the queue to run. */
 typedef struct taken {
     job **jobs; /* (n) */
     int32_t n;
@@ -300,24 +305,29 @@ static bool look_out(slot *s, uint64_t until) {
     return s->n_news != seen;
 }
 
-/* Waits for a job; under the lock.  Looks out where one is expected: once, as a request that takes
- * longer to look up would keep a core busy. */
+/* Waits for a job, and until no caller runs one; under the lock.  Looks out where one is expected:
+ * once, as a request that takes longer to look up would keep a core busy. */
 static void wait_for_job(slot *s) {
     bool has_looked = false;
-    while (s->queue.n == 0 && !s->is_stopping) {
-        if (s->n_coming > 0 && s->may_spin && !has_looked) {
+    while (s->is_running || (s->queue.n == 0 && !s->is_stopping)) {
+        if (s->n_coming > 0 && s->may_spin && !has_looked && !s->is_running) {
             has_looked = !look_out(s, clock_ns() + LOOK_NS);
             continue;
         }
-        pthread_cond_broadcast(&s->idle);
+        if (!s->is_running) pthread_cond_broadcast(&s->idle);
+        s->is_asleep = true;
         pthread_cond_wait(&s->work, &s->lock);
+        s->is_asleep = false;
     }
 }
 
 /* Until a job comes or the time `until`; false: it is over. */
 static bool wait_for_more(slot *s, uint64_t until) {
     if (s->n_coming > 0 && s->may_spin) return look_out(s, until);
-    return cond_wait_until(&s->work, &s->lock, until);
+    s->is_asleep = true;
+    bool has_time = cond_wait_until(&s->work, &s->lock, until);
+    s->is_asleep = false;
+    return has_time;
 }
 
 /* Waits for jobs that probably come: clients that ask at the same time did so before.  At most for
@@ -337,28 +347,60 @@ static void gather(slot *s) {
     }
 }
 
+/* Takes a batch and runs it, without the lock; under the lock before and after. */
+static void run_next(slot *s, taken *t) {
+    take(s, t);
+    const job *first = t->jobs[0];
+    if (first->call == NULL) s->n_last = (size_t)t->n;
+    s->is_running = true;
+    pthread_mutex_unlock(&s->lock);
+    if (first->call != NULL)
+        first->done(first->ctx, NULL);
+    else
+        run_taken(s, t);
+    pthread_mutex_lock(&s->lock);
+    s->is_running = false;
+    job_queue_begin(&s->queue, 0, 0);
+}
+
+/* Runs the one job that waits on the thread of its caller; under the lock.  Whoever waited for the
+ * end goes on. */
+static void run_own(slot *s) {
+    job *own;
+    taken t = {.jobs = &own};
+    run_next(s, &t);
+    if (s->queue.n > 0 || s->is_stopping)
+        wake_worker(s);
+    else
+        pthread_cond_broadcast(&s->idle);
+}
+
+void slot_submit(slot *s, job *j, bool may_run) {
+    pthread_mutex_lock(&s->lock);
+    bool is_own = may_run && is_for_caller(s) && !s->is_stopping;
+    engine_outcome outcome = s->is_stopping ? ENGINE_CLOSING : admit(s, j);
+    has_come(s);
+    if (outcome == ENGINE_OK && is_own)
+        run_own(s);
+    else if (outcome == ENGINE_OK)
+        wake_worker(s);
+    pthread_mutex_unlock(&s->lock);
+    if (outcome != ENGINE_OK) slot_answer(s, j, outcome);
+}
+
 static void *worker(void *argument) {
     slot *s = argument;
     job *jobs[MAX_TAKEN];
     taken t = {.jobs = jobs};
+    bool was_idle = true;
     thread_lower(SERVED_NICE);
     pthread_mutex_lock(&s->lock);
     for (;;) {
-        bool was_idle = s->queue.n == 0;
         wait_for_job(s);
         if (s->queue.n == 0) break;
         if (was_idle) gather(s);
-        take(s, &t);
-        if (jobs[0]->call == NULL) s->n_last = (size_t)t.n;
-        s->is_running = true;
-        pthread_mutex_unlock(&s->lock);
-        if (jobs[0]->call != NULL)
-            jobs[0]->done(jobs[0]->ctx, NULL);
-        else
-            run_taken(s, &t);
-        pthread_mutex_lock(&s->lock);
-        s->is_running = false;
-        job_queue_begin(&s->queue, 0, 0);
+        run_next(s, &t);
+        was_idle = s->queue.n == 0;
     }
     pthread_mutex_unlock(&s->lock);
     return NULL;
@@ -392,7 +434,7 @@ void slot_destroy(slot *s) {
     pthread_mutex_lock(&s->lock);
     s->is_stopping = true;
     s->n_news++;
-    pthread_cond_signal(&s->work);
+    wake_worker(s);
     pthread_mutex_unlock(&s->lock);
     if (s->has_thread) pthread_join(s->thread, NULL);
     served_drop(s->model);

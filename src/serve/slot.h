@@ -4,7 +4,9 @@
  * computed, unless its client goes away.  A worker that was idle waits for as many jobs as its last
  * batch had, while they come, and no longer than another batch for them would cost.  To wake a
  * thread takes 20 to 50 us: while requests are looked up it looks out for them instead of sleeping,
- * for LOOK_NS at most, where there are cores for that.
+ * for LOOK_NS at most, where there are cores for that.  A caller that waits for its answer in any
+ * case computes it on its own thread where nothing else is to be done: then nobody is woken.  One
+ * thread computes at a time, whichever it is (is_running).
  *
  * The model may be replaced at any time: a job holds the model that it was made for, and a batch is
  * of one model.  Any thread may call. */
@@ -23,6 +25,7 @@ typedef struct slot {
     pthread_cond_t work, idle;
     pthread_t thread;
     bool has_thread, is_stopping, is_running, may_spin;
+    bool is_asleep;          /* the worker, and nobody has woken it yet */
     int n_coming;            /* requests that are being looked up (slot_expect) */
     _Atomic uint64_t n_news; /* grows with all that a worker that looks out for jobs must see */
     served *model;           /* the current one: a reference */
@@ -45,12 +48,14 @@ void slot_set_model(slot *s, served *m);
 status slot_call(slot *s, status (*fn)(served *m, void *ctx), void *ctx);
 
 /* A request is being looked up that will be a job in some microseconds: a worker that sleeps is
- * woken now, and is awake when the job comes.  Ends with slot_submit, or with slot_expect_none. */
-void slot_expect(slot *s);
+ * woken now, and is awake when the job comes, unless the caller may run the job and probably will,
+ * which is returned.  Ends with slot_submit, or with slot_expect_none. */
+bool slot_expect(slot *s, bool may_run);
 void slot_expect_none(slot *s);
 
-/* Runs a job, or answers it at once with a refusal. */
-void slot_submit(slot *s, job *j);
+/* Runs a job, or answers it at once with a refusal.  may_run: on this thread, before this returns,
+ * where nothing else runs, waits or comes. */
+void slot_submit(slot *s, job *j, bool may_run);
 
 /* Nanoseconds from its arrival that a request may take that names no deadline and comes now. */
 uint64_t slot_patience(slot *s);
