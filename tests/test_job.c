@@ -8,6 +8,19 @@
 
 enum { N = 9 };
 
+/* A job of n candidates that the model does not know. */
+static job job_of(served *m, engine_answer *a, arena *memory, int32_t top_k, int32_t n,
+                  uint32_t *unknown, engine_id *ids) {
+    arena_init(memory, 1 << 12);
+    return (job){.out = a,
+                 .m = m,
+                 .arena = memory,
+                 .top_k = top_k,
+                 .n_candidates = n,
+                 .candidate = unknown,
+                 .candidate_id = ids};
+}
+
 static void check_order(int32_t top_k, const uint32_t *expected, size_t n) {
     float values[N] = {-1.5f, NAN, 3, -0.0f, 0, -INFINITY, 2e38f, 3, -1e-40f};
     engine_id ids[N] = {0};
@@ -15,14 +28,7 @@ static void check_order(int32_t top_k, const uint32_t *expected, size_t n) {
     served m = {.columns = {.n = 1}};
     engine_answer a = {0};
     arena memory;
-    arena_init(&memory, 1 << 12);
-    job j = {.out = &a,
-             .m = &m,
-             .arena = &memory,
-             .top_k = top_k,
-             .n_candidates = N,
-             .candidate = unknown,
-             .candidate_id = ids};
+    job j = job_of(&m, &a, &memory, top_k, N, unknown, ids);
     for (int i = 0; i < N; i++)
         ids[i].number = 100 + i;
     CHECK_OK(job_name_candidates(&j));
@@ -55,14 +61,7 @@ TEST(job_orders_many_candidates) {
     served m = {.columns = {.n = 3}};
     engine_answer a = {0};
     arena memory;
-    arena_init(&memory, 1 << 12);
-    job j = {.out = &a,
-             .m = &m,
-             .arena = &memory,
-             .top_k = MANY,
-             .n_candidates = MANY,
-             .candidate = unknown,
-             .candidate_id = ids};
+    job j = job_of(&m, &a, &memory, MANY, MANY, unknown, ids);
     CHECK_OK(job_name_candidates(&j));
     for (int i = 0; i < MANY; i++)
         j.values[3 * i] = ldexpf((float)(i * 7919 % 1009 - 500), i * 31 % 200 - 100);

@@ -11,15 +11,7 @@
  * adds those, 32 in parallel.  The limit is the bytes of dy, which are read once; partial sums are
  * 1/32 of them at most where chunks have 64 entries. */
 #include "cuda/core/columns.cuh"
-
-template <typename S>
-__device__ static inline const S *gather_row(const gather_args &a, int64_t i) {
-    const S *row = (const S *)a.table + i * a.dim;
-    if (sizeof(S) == sizeof(float))
-        for (int k = 0; k < a.n_far && i >= a.far[k].from; k++)
-            row = (const S *)(a.far[k].rows + (i - a.far[k].from) * a.far[k].stride);
-    return row;
-}
+#include "cuda/ops/gather_row.cuh"
 
 /* Clears row i of the blank arrays. */
 template <typename T> __device__ static inline void gather_clear(const gather_blank &b, int64_t i) {

@@ -7,6 +7,7 @@
 #include "cuda/core/columns.cuh"
 #include "cuda/core/early.cuh"
 #include "cuda/core/reduce.cuh"
+#include "cuda/ops/gather_row.cuh"
 
 enum {
     MOMENT_V = 8,                                /* columns of a pack */
@@ -19,15 +20,6 @@ typedef struct moments_job {
     gather_args a;
     float2 *moments; /* (n): of whole rows */
 } moments_job;
-
-template <typename S>
-__device__ static inline const S *moments_row(const gather_args &a, int64_t i) {
-    const S *row = (const S *)a.table + i * a.dim;
-    if (sizeof(S) == sizeof(float))
-        for (int k = 0; k < a.n_far && i >= a.far[k].from; k++)
-            row = (const S *)(a.far[k].rows + (i - a.far[k].from) * a.far[k].stride);
-    return row;
-}
 
 /* The lane's packs of a row, all of them asked for at once; zeros where there is none. */
 template <typename S>
@@ -59,7 +51,7 @@ static __global__ void __launch_bounds__(MOMENT_WARPS *WARP)
     int64_t row = a.index[i], other = a.other != NULL ? a.other_index[i] : -1;
     columns<S, MOMENT_V> x[MOMENT_PARTS];
     columns<float, MOMENT_V> more[MOMENT_PARTS];
-    moments_load<S>(x, moments_row<S>(a, row), row >= 0, a.dim);
+    moments_load<S>(x, gather_row<S>(a, row), row >= 0, a.dim);
     moments_load<float>(more, a.other + other * a.dim, other >= 0, a.dim);
     if (a.other != NULL && other < 0) moments_blank(a.blank, i);
     float sum = 0, squares = 0;
