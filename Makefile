@@ -34,12 +34,12 @@ ARCH ?= native
 ARCH_FLAG := $(if $(ARCH),$(if $(filter aarch64 arm64,$(MACHINE)),-mcpu=$(ARCH),-march=$(ARCH)))
 
 WARN := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith
-# Loops that take time are in src/cpu, src/data and src/embed; elsewhere -O3 takes longer to compile and gains nothing, and
+# Loops that take time are in src/cpu and src/data/synth; elsewhere -O3 takes longer to compile and gains nothing, and
 # where files parse and print alone, -O2 does, too.  Tests are compiled without any: half the build was theirs.
 OPT_release := -O2
 OPT_debug := -O0
 HOT_CFLAGS := $(if $(filter release,$(VARIANT)),-O3)
-COLD_CFLAGS := $(if $(filter release,$(VARIANT)),-O1)
+COLD_CFLAGS := $(if $(filter release,$(VARIANT)),-Og)
 TEST_CFLAGS := $(if $(filter release asan tsan,$(VARIANT)),-O0)
 # Line numbers for a profiler or a sanitizer; a debugger gets all.
 DEBUG_INFO := $(if $(filter debug,$(VARIANT)),-g,-g1)
@@ -258,7 +258,7 @@ $B/flags: FORCE
 .PHONY: FORCE
 
 # What a folder adds to the flags of all.
-$B/src/cpu/%.o $B/src/data/%.o $B/src/embed/%.o: OWN_CFLAGS = $(HOT_CFLAGS) $(KERNEL_CFLAGS)
+$B/src/cpu/%.o $B/src/data/synth/%.o: OWN_CFLAGS = $(HOT_CFLAGS) $(KERNEL_CFLAGS)
 $(foreach d,api bench cli config profile tune,$B/src/$d/%.o): OWN_CFLAGS = $(COLD_CFLAGS)
 $B/tests/%.o: OWN_CFLAGS = $(TEST_CFLAGS)
 # Their own sums take longer than what they test.
