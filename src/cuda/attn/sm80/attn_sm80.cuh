@@ -370,6 +370,13 @@ __device__ static inline void half_put(char *tile, int row, int chunk, const uin
             pair[i];
 }
 
+/* attn_more_bits.  Not inlined: few masks need it, and kernels would have four copies of it. */
+template <int N>
+static __device__ __noinline__ uint32_t half_see_more(const attn_args &a, attn_sequence s, int row,
+                                                      int col) {
+    return attn_more_bits<N>(a, s, row, col);
+}
+
 /* Which of a thread's scores are visible: bit 2 n + e of seen[i] is column 8 n + e of row 8 i.
  * (row, col) is where the warp's tile starts.  Four lanes share the same four rows: each computes
  * the mask of one row. */
@@ -389,7 +396,7 @@ __device__ static inline void half_see(const half_job &job, const attn_sequence 
         if (has_two)
             seen[i] |= attn_bits_between<N>(__shfl_sync(0xffffffffu, own.first1, from) - col,
                                             __shfl_sync(0xffffffffu, own.end1, from) - col);
-        if (attn_mask_has_more(&job.a)) seen[i] |= attn_more_bits<N>(job.a, s, row + 8 * i, col);
+        if (attn_mask_has_more(&job.a)) seen[i] |= half_see_more<N>(job.a, s, row + 8 * i, col);
     }
 }
 

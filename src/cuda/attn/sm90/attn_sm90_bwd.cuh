@@ -239,7 +239,7 @@ status bwd_make_maps(backend *be, const attn_args *a, int rows, bwd_maps *maps);
 /* The arguments with windows and target groups clipped to the longest sequence: the mask stays
  * the same, and sums with them cannot overflow. */
 attn_args bwd_shorten(const attn_args *a);
-/* Whether a block works on whole sequences: they are short, and there are enough of them. */
+/* Whether a block works on whole sequences: bfloat16, and they are short, and enough of them. */
 bool bwd_is_whole(backend *be, const attn_args *a);
 /* Head dimension 256, whole sequences: bytes of scratch memory for the score gradients of the
  * longest sequence; 0 if that is one tile. */

@@ -18,8 +18,8 @@ bool bwd_is_whole(backend *be, const attn_args *a) {
     enum { SHORT = 256, LONGEST = 512, MOST = 32 }; /* MOST: bits of the walk's words */
     enum { KEPT_MOST = 64 * 64 * DS_ROW };
     int64_t n_pairs = (int64_t)a->n_sequences * a->n_heads;
-    if (a->bias != BIAS_NONE || a->max_len_q > MOST * QUERIES || a->max_len_k > LONGEST)
-        return false;
+    if (be->act != ACT_BF16 || a->bias != BIAS_NONE) return false;
+    if (a->max_len_q > MOST * QUERIES || a->max_len_k > LONGEST) return false;
     if (bwd_kept_bytes(a) > KEPT_MOST) return false;
     return a->max_len_k <= SHORT || n_pairs >= 2 * cuda_of(be)->n_multiprocessors;
 }

@@ -185,12 +185,9 @@ template <typename T, int D> static status launch(backend *be, const attn_args *
     return cuda_launched("the gradient of the attention");
 }
 
-template <typename T> static status choose_single(backend *be, const attn_args *a) {
+status cuda_attn_sm90_bwd_single_tile(backend *be, const attn_args *a) {
+    using T = __nv_bfloat16;
     if (a->dim_qk == 32) return launch<T, 32>(be, a);
     if (a->dim_qk == 64) return launch<T, 64>(be, a);
     return launch<T, 128>(be, a);
-}
-
-status cuda_attn_sm90_bwd_single_tile(backend *be, const attn_args *a) {
-    return be->act == ACT_BF16 ? choose_single<__nv_bfloat16>(be, a) : choose_single<__half>(be, a);
 }

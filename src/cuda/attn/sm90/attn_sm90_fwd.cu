@@ -89,41 +89,50 @@ static bool is_short(const backend *be, const attn_args *a, int most, int mean, 
            a->n_rows_q <= (int64_t)mean * a->n_sequences && (are_enough || a->max_len_q <= alone);
 }
 
-template <typename T> static status launch_32(backend *be, const attn_args *a) {
-    if (is_short(be, a, 512, 512, 256)) return short_launch<T, short_shape<short_d32>>(be, a);
-    return fwd_launch<T, fwd_shape<large_d32>>(be, a);
+template <typename S> static status launch(backend *be, const attn_args *a) {
+    return fwd_launch<__nv_bfloat16, fwd_shape<S>>(be, a);
 }
-template <typename T> static status launch_64(backend *be, const attn_args *a) {
-    if (is_short(be, a, 256, 128, 64)) return short_launch<T, short_shape<short_d64>>(be, a);
-    if (a->max_len_q <= 1024) return fwd_launch<T, fwd_shape<small_d64>>(be, a);
-    return fwd_launch<T, fwd_shape<large_d64>>(be, a);
-}
-template <typename T> static status launch_128(backend *be, const attn_args *a) {
-    if (is_short(be, a, 256, 256, 64)) return short_launch<T, short_shape<short_d128>>(be, a);
-    if (a->max_len_q <= 512) return fwd_launch<T, fwd_shape<tall_d128>>(be, a);
-    return fwd_launch<T, fwd_shape<large_d128>>(be, a);
-}
-template <typename T> static status launch_256(backend *be, const attn_args *a) {
-    if (is_short(be, a, 256, 24, 64)) return short_launch<T, short_shape<short_d256>>(be, a);
-    if (a->max_len_q <= 256) return fwd_launch<T, fwd_shape<small_d256>>(be, a);
-    return fwd_launch<T, fwd_shape<large_d256>>(be, a);
+template <typename S> static status launch_short(backend *be, const attn_args *a) {
+    return short_launch<__nv_bfloat16, short_shape<S>>(be, a);
 }
 
-template <typename T> static status launch(backend *be, const attn_args *a) {
-    switch (a->dim_qk) {
-    case 32:
-        return launch_32<T>(be, a);
-    case 64:
-        return launch_64<T>(be, a);
-    case 128:
-        return launch_128<T>(be, a);
-    default:
-        return launch_256<T>(be, a);
-    }
+static status launch_32(backend *be, const attn_args *a) {
+    if (is_short(be, a, 512, 512, 256)) return launch_short<short_d32>(be, a);
+    return launch<large_d32>(be, a);
+}
+static status launch_64(backend *be, const attn_args *a) {
+    if (is_short(be, a, 256, 128, 64)) return launch_short<short_d64>(be, a);
+    return a->max_len_q <= 1024 ? launch<small_d64>(be, a) : launch<large_d64>(be, a);
+}
+static status launch_128(backend *be, const attn_args *a) {
+    if (is_short(be, a, 256, 256, 64)) return launch_short<short_d128>(be, a);
+    return a->max_len_q <= 512 ? launch<tall_d128>(be, a) : launch<large_d128>(be, a);
+}
+static status launch_256(backend *be, const attn_args *a) {
+    if (is_short(be, a, 256, 24, 64)) return launch_short<short_d256>(be, a);
+    return a->max_len_q <= 256 ? launch<small_d256>(be, a) : launch<large_d256>(be, a);
+}
+
+/* float16 has one kernel for each head dimension, the one that suits most lengths: HSTU is trained
+ * and served in bfloat16, and the other kernels would be half as many again to compile. */
+static status launch_f16(backend *be, const attn_args *a) {
+    if (a->dim_qk == 32) return fwd_launch<__half, fwd_shape<large_d32>>(be, a);
+    if (a->dim_qk == 64) return fwd_launch<__half, fwd_shape<small_d64>>(be, a);
+    if (a->dim_qk == 128) return fwd_launch<__half, fwd_shape<tall_d128>>(be, a);
+    return fwd_launch<__half, fwd_shape<large_d256>>(be, a);
 }
 
 status cuda_attn_sm90_fwd(backend *be, const attn_args *a) {
     if (a->bias != BIAS_NONE) return cuda_attn_sm90_fwd_bias(be, a);
-    if (be->act == ACT_BF16) return launch<__nv_bfloat16>(be, a);
-    return launch<__half>(be, a);
+    if (be->act == ACT_F16) return launch_f16(be, a);
+    switch (a->dim_qk) {
+    case 32:
+        return launch_32(be, a);
+    case 64:
+        return launch_64(be, a);
+    case 128:
+        return launch_128(be, a);
+    default:
+        return launch_256(be, a);
+    }
 }

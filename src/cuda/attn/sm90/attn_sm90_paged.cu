@@ -60,11 +60,12 @@ static bool can_cut(const backend *be, const attn_args *a) {
            (are_few || paged_parts_of(be, a) > 0);
 }
 
-/* Pages of 64 keys, or keys that can be cut. */
+/* Pages of 64 keys, or keys that can be cut.  In float16 the keys of pages are copied first. */
 bool cuda_attn_sm90_can_page(const backend *be, const attn_args *a) {
     int d = a->dim_qk;
     const attn_pages *p = &a->pages;
-    if ((d != 64 && d != 128 && d != 256) || a->bias != BIAS_NONE || a->func != NULL) return false;
+    if (be->act != ACT_BF16 || (d != 64 && d != 128 && d != 256)) return false;
+    if (a->bias != BIAS_NONE || a->func != NULL) return false;
     if (!cuda_attn_sm90_can_fwd(be, a)) return false;
     if (p->table == NULL) return can_cut(be, a);
     return p->page_len == PAGED_TILE && p->n_pages > 0 && is_addressable(p->k, p->stride) &&
@@ -232,13 +233,9 @@ template <typename T, typename S> static status launch(backend *be, const attn_a
     return a.gate != NULL ? cuda_gate_fwd(be, a.gate) : OK;
 }
 
-template <typename T> static status launch_dim(backend *be, const attn_args *a) {
+status cuda_attn_sm90_page(backend *be, const attn_args *a) {
+    using T = __nv_bfloat16;
     if (a->dim_qk == 64) return launch<T, fwd_shape<paged_d64>>(be, a);
     if (a->dim_qk == 128) return launch<T, fwd_shape<paged_d128>>(be, a);
     return launch<T, fwd_shape<paged_d256>>(be, a);
-}
-
-status cuda_attn_sm90_page(backend *be, const attn_args *a) {
-    if (be->act == ACT_BF16) return launch_dim<__nv_bfloat16>(be, a);
-    return launch_dim<__half>(be, a);
 }
