@@ -174,8 +174,9 @@ static void poison(toy_model *t, pass *p) {
 }
 
 /* Answers of a recorded pass of `t` beside those of a plain pass of `plain`: also when a recorded
- * shape is replayed with other data, and with the cache; and whatever an earlier batch has left. */
-static void check_recorded(toy_model *plain, toy_model *t, toy_kind kind) {
+ * shape is replayed with other data, and with the cache; and whatever an earlier batch has left.
+ * is_exact: shapes are recorded as they are, when they came before. */
+static void check_recorded_as(toy_model *plain, toy_model *t, toy_kind kind, bool is_exact) {
     int64_t n[4];
     if (t->be->token_bucket == 0) t->be->token_bucket = 1; /* nothing is recorded, but rounded */
     pass *p = new_pass(plain->m, TOY_USERS, false, NULL), *recorded;
@@ -185,7 +186,8 @@ static void check_recorded(toy_model *plain, toy_model *t, toy_kind kind) {
         &(pass_config){.max_users = TOY_USERS, .has_cache = has_cache, .is_recorded = true}));
     kv_store store = {0};
     if (has_cache) CHECK_OK(kv_store_init(&store, t->m, &(kv_store_config){.n_pages = TOY_USERS}));
-    for (int i = 0; i < 5; i++) {
+    if (is_exact) recorded->plan.round_most = 0;
+    for (int i = 0; i < (is_exact ? 9 : 5); i++) {
         toy_batch b, one;
         toy_batch_make(&b, kind, 1 + (uint64_t)(i % 2));
         toy_batch_take(&one, &b, i % TOY_USERS);
@@ -194,6 +196,8 @@ static void check_recorded(toy_model *plain, toy_model *t, toy_kind kind) {
         poison(t, recorded);
         float *got = answer_of(t, recorded, asked, &n[1]);
         CHECK_EQ(n[1], n[0]);
+        CHECK(!is_exact || !recorded->plan.is_round);
+        CHECK_EQ(recorded->n_shapes > 0, is_exact && recorded->plan.config.is_rounded);
         check_same(got, want, n[0], other_height());
         poison(t, recorded);
         for (int reuses = 0; reuses < 2 && has_cache; reuses++) {
@@ -207,6 +211,11 @@ static void check_recorded(toy_model *plain, toy_model *t, toy_kind kind) {
     kv_store_fini(&store);
     pass_destroy(recorded);
     pass_destroy(p);
+}
+
+static void check_recorded(toy_model *plain, toy_model *t, toy_kind kind) {
+    check_recorded_as(plain, t, kind, false);
+    check_recorded_as(plain, t, kind, true);
 }
 
 /* A pass whose shapes are rounded up answers as one whose are not. */

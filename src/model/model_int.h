@@ -40,9 +40,13 @@ struct model {
     ranking_head ranking;
 };
 
+enum { PASS_SHAPES = 64 };
+
 struct pass {
     model *m;
-    uint64_t id; /* no two passes of a process have the same */
+    uint64_t id;                  /* no two passes of a process have the same */
+    uint64_t shapes[PASS_SHAPES]; /* keys of the last shapes that were not rounded up, */
+    unsigned n_shapes;            /* and how many came */
     nn_memory memory;
     plan plan;
     int32_t

@@ -11,6 +11,10 @@
  * kernels. */
 enum { MAX_RECORDED_EVENTS = 1 << 16 };
 
+/* Tokens of a batch for inference that is recorded, at most: the launches of larger ones are
+ * hidden, the first ones too. */
+enum { MOST_RECORDED = 8192 };
+
 /* Tokens that a last layer leaves out, if they are less than two thirds (can_choose). */
 enum { MANY_OTHERS = 1024 };
 
@@ -372,6 +376,7 @@ static status run_laid_out(pass *p, const void **out) {
     const model *m = p->m;
     sequences s = plan_sequences(&p->plan);
     const void *last = p->hidden[m->n_layers];
+    TRY(plan_send(&p->plan, m->be));
     choice_of(p)->is_done = can_choose(p);
     TRY(pass_forward(p, &s));
     return m->is_ranking
@@ -403,13 +408,25 @@ static status take_rows(pass *p, const batch *b, const plan_request *request, co
     return dynamic_take_rest(&m->dynamic, b, p->n_skipped, out);
 }
 
+/* Whether a batch that was not rounded up has a shape that came lately: then it is recorded, so
+ * that its first kernels do not wait for each other's launches.  Of mixed requests hardly any shape
+ * comes again, and those that are recorded must not be given up for them. */
+static bool has_come(pass *p) {
+    if (!p->plan.config.is_rounded || p->plan.n_tokens > MOST_RECORDED) return false;
+    uint64_t key = pass_record_key(p, 0);
+    for (int i = 0; i < PASS_SHAPES; i++)
+        if (p->shapes[i] == key) return true;
+    p->shapes[p->n_shapes++ % PASS_SHAPES] = key;
+    return false;
+}
+
 static status run(pass *p, const batch *b, const plan_request *request, const void **out) {
     model *m = p->m;
     TRY(take_rows(p, b, request, &b));
     TRY(plan_build(&p->plan, m->be, b, request));
-    bool can_record =
-        p->plan.is_round && !p->has_fp8_kv && (p->store == NULL || kv_store_can_record(p->store));
-    return can_record ? run_recorded(p, out) : run_laid_out(p, out);
+    bool can_record = !p->has_fp8_kv && (p->store == NULL || kv_store_can_record(p->store));
+    return can_record && (p->plan.is_round || has_come(p)) ? run_recorded(p, out)
+                                                           : run_laid_out(p, out);
 }
 
 static status run_cached(pass *p, const batch *b, plan_purpose purpose, kv_store *store,

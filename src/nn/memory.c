@@ -13,8 +13,11 @@ void nn_memory_fini(nn_memory *mem) {
     mem_free(mem->lent);
     for (size_t i = 0; i < mem->n_host; i++)
         mem_free(mem->host[i]);
+    for (size_t i = 0; i < mem->n_pinned; i++)
+        mem->be->ops->host_release(mem->be, mem->pinned[i]);
     mem_free(mem->device);
     mem_free(mem->host);
+    mem_free(mem->pinned);
     nn_memory_init(mem, mem->be);
 }
 
@@ -37,6 +40,15 @@ status nn_new_host(nn_memory *mem, void **out, int64_t n, size_t size) {
     TRY(MEM_RESERVE(&mem->host, &mem->host_capacity, mem->n_host + 1));
     TRY(mem_alloc(out, (size_t)n, size));
     mem->host[mem->n_host++] = *out;
+    return OK;
+}
+
+status nn_new_pinned(nn_memory *mem, void **out, size_t bytes) {
+    *out = NULL;
+    TRY(MEM_RESERVE(&mem->pinned, &mem->pinned_capacity, mem->n_pinned + 1));
+    TRY(mem->be->ops->host_alloc(mem->be, out, bytes));
+    memset(*out, 0, bytes);
+    mem->pinned[mem->n_pinned++] = *out;
     return OK;
 }
 

@@ -26,6 +26,8 @@ typedef struct nn_memory {
     size_t *lent;                   /* (n_device of the lender): bytes used of each block */
     void **host;                    /* (n_host) */
     size_t n_host, host_capacity;
+    void **pinned; /* (n_pinned) */
+    size_t n_pinned, pinned_capacity;
     uint64_t device_bytes;
 } nn_memory;
 
@@ -39,6 +41,9 @@ status nn_memory_borrow(nn_memory *mem, const nn_memory *lender);
 /* *out = n zeroed elements of `size` bytes, of the backend or of the host; n may be 0. */
 status nn_new(nn_memory *mem, void **out, int64_t n, size_t size);
 status nn_new_host(nn_memory *mem, void **out, int64_t n, size_t size);
+
+/* *out = zeroed memory of the host that op `copy` reads (host_alloc). */
+status nn_new_pinned(nn_memory *mem, void **out, size_t bytes);
 
 /* *out = (rows, dim) activations, not zeroed where they are borrowed. */
 status nn_new_act(nn_memory *mem, void **out, int64_t rows, int64_t dim);

@@ -77,6 +77,7 @@ static int64_t fill_up(int64_t n, int64_t bucket) {
 status plan_alloc(plan *p, const plan_config *c, nn_memory *memory) {
     memset(p, 0, sizeof *p);
     p->config = *c;
+    p->round_most = PLAN_ROUND_MOST;
     int64_t per_user = c->n_context + (int64_t)plan_per_event(c) * c->max_events;
     int64_t n = fill_up(per_user * c->max_users, c->bucket);
     if (c->max_tokens > 0 && c->max_tokens < n) n = c->max_tokens;
@@ -94,6 +95,7 @@ status plan_alloc(plan *p, const plan_config *c, nn_memory *memory) {
     TRY(NN_NEW(memory, &s.device, (int64_t)s.bytes));
     lay_all(p, &s);
     p->block = s;
+    if (c->is_rounded) return nn_new_pinned(memory, (void **)&p->packed, s.bytes);
     return NN_NEW_HOST(memory, &p->packed, (int64_t)s.bytes);
 }
 
@@ -542,7 +544,7 @@ status plan_build(plan *p, backend *be, const batch *b, const plan_request *requ
     }
     p->n_rows = p->n_loss;
     if (p->config.bucket > 0 && request->purpose == PLAN_TRAIN && p->n_loss > 0) fill_batch(&l);
-    p->is_round = p->config.is_rounded && p->n_users > 0 && l.at <= PLAN_ROUND_MOST;
+    p->is_round = p->config.is_rounded && p->n_users > 0 && l.at <= p->round_most;
     if (p->is_round) round_batch(&l);
     p->n_tokens = l.at;
     p->takes_all = takes_all(p);
@@ -551,7 +553,16 @@ status plan_build(plan *p, backend *be, const batch *b, const plan_request *requ
     for (int32_t t = 0; t < p->n_tokens && has_numbers; t++)
         if (p->row.host[t] < 0) p->row.host[t] = p->n_events - 1 - p->row.host[t];
     size_t bytes = pack_all(p);
-    return be->ops->copy_in(be, p->block.device, p->packed, bytes);
+    /* The times of keys are as many as the keys, which a recorded copy does not know. */
+    bool is_recorded = p->config.is_rounded && !(p->has_cache && p->config.has_times);
+    p->unsent_bytes = is_recorded ? bytes : 0;
+    return is_recorded ? OK : be->ops->copy_in(be, p->block.device, p->packed, bytes);
+}
+
+status plan_send(plan *p, backend *be) {
+    size_t bytes = p->unsent_bytes;
+    p->unsent_bytes = 0;
+    return be->ops->copy(be, p->block.device, p->packed, bytes);
 }
 
 /* FNV-1a over what decides the shapes, and which kernels run. */

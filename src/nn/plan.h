@@ -64,11 +64,13 @@ typedef struct plan_config {
 typedef struct plan {
     plan_config config;
     int32_t max_tokens, len_bound; /* T and the length of a sequence, at most */
+    int32_t round_most;            /* PLAN_ROUND_MOST, but for tests */
     int32_t n_users;               /* of the batch */
     int32_t n_sequences;           /* B: the users, and padding sequences */
     int32_t n_tokens, max_len;     /* T, the longest sequence */
     int32_t n_events;              /* tokens that are not contextual */
-    char *packed;                  /* what a batch has of it, as it is sent */
+    char *packed;                  /* what a batch has of it, as it is sent; pinned if is_rounded */
+    size_t unsent_bytes;           /* of it: plan_send sends them */
     staging block;                 /* of all that follows */
     staged_u32 step;               /* (1): what dropout and negatives depend on */
     staged_f32 grad_scale;         /* (1): of the losses' gradients */
@@ -129,8 +131,11 @@ typedef struct plan_request {
     const plan_cache *cache; /* not for training; or NULL */
 } plan_request;
 
-/* Lays out and sends a batch.  ERR_FORMAT: the data are not those the model was made for. */
+/* Lays out and sends a batch; where shapes are rounded up, plan_send does that, as a step that can
+ * be recorded, and all of it must have run before the next batch is laid out.  ERR_FORMAT: the data
+ * are not those the model was made for. */
 status plan_build(plan *p, backend *be, const batch *b, const plan_request *request);
+status plan_send(plan *p, backend *be);
 
 /* A key that is equal for all batches whose passes run the same ops on the same shapes. */
 uint64_t plan_record_key(const plan *p);

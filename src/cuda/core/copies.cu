@@ -7,14 +7,15 @@
  * than a slot go in pieces.  A copy while the device is idle goes straight to its destination: an
  * encoder's or a server's request would otherwise wait for two streams to meet.  To the host: into
  * pinned memory, with an event to wait for, or, where the host waits at once, the same way for what
- * is small: into memory that is not pinned the driver takes ten times as long. */
+ * is small: into memory that is not pinned the driver takes ten times as long.  What the caller has
+ * laid out in memory of host_alloc is copied from there, also by a recorded step (op `copy`). */
 #include <string.h>
 
 #include "base/mem.h"
 #include "cuda/core/cuda.h"
 #include "cuda/core/wait.h"
 
-enum { N_SLOTS = 8 };
+enum { N_SLOTS = 8, MAX_BLOCKS = 16 };
 static const size_t SLOT_BYTES = 4 << 20;
 static const size_t OUT_BYTES = 64 << 10;
 
@@ -33,6 +34,12 @@ typedef struct late {
     cudaEvent_t done;
 } late;
 
+/* Memory of host_alloc; of more blocks than MAX_BLOCKS the last ones are not known. */
+typedef struct host_block {
+    char *at;
+    size_t bytes;
+} host_block;
+
 struct cuda_copies {
     cudaStream_t stream;
     char *out; /* (OUT_BYTES), pinned */
@@ -40,6 +47,8 @@ struct cuda_copies {
     int next, n_direct; /* n_direct: slots of that use */
     late lates[FETCH_PENDING];
     uint64_t n_tickets;
+    host_block blocks[MAX_BLOCKS]; /* (n_blocks) */
+    int n_blocks;
 };
 
 static status make_slots(cuda_copies *c) {
@@ -86,9 +95,45 @@ void cuda_copies_destroy(cuda_copies *c) {
     mem_free(c);
 }
 
+status cuda_host_alloc(backend *be, void **out, size_t bytes) {
+    cuda_copies *c = cuda_of(be)->copies;
+    *out = NULL;
+    cudaError_t error = cudaMallocHost(out, bytes > 0 ? bytes : 1);
+    if (error != cudaSuccess) {
+        *out = NULL;
+        cudaGetLastError();
+        return fail(ERR_NOMEM,
+                    "there are no %.1f GB of page-locked host memory (%s); ask for fewer",
+                    (double)bytes / 1e9, cudaGetErrorString(error));
+    }
+    if (c != NULL && c->n_blocks < MAX_BLOCKS)
+        c->blocks[c->n_blocks++] = host_block{(char *)*out, bytes};
+    return OK;
+}
+
+void cuda_host_release(backend *be, void *memory) {
+    cuda_copies *c = cuda_of(be)->copies;
+    if (memory == NULL) return;
+    for (int i = 0; c != NULL && i < c->n_blocks; i++)
+        if (c->blocks[i].at == memory) c->blocks[i--] = c->blocks[--c->n_blocks];
+    cudaFreeHost(memory);
+    cudaGetLastError();
+}
+
+static bool is_of_host(const cuda_copies *c, const void *memory) {
+    const char *at = (const char *)memory;
+    for (int i = 0; c != NULL && i < c->n_blocks; i++)
+        if (at >= c->blocks[i].at && at < c->blocks[i].at + c->blocks[i].bytes) return true;
+    return false;
+}
+
 status cuda_copy(backend *be, void *to, const void *from, size_t bytes) {
-    if (bytes > 0)
-        CUDA_TRY(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, cuda_of(be)->stream));
+    cuda_state *s = cuda_of(be);
+    if (bytes == 0) return OK;
+    bool is_in = is_of_host(s->copies, from);
+    if (is_in && cuda_host_copy_can(to, from, bytes)) return cuda_host_copy(be, to, from, bytes);
+    cudaMemcpyKind kind = is_in ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToDevice;
+    CUDA_TRY(cudaMemcpyAsync(to, from, bytes, kind, s->stream));
     return OK;
 }
 

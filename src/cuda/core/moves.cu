@@ -34,24 +34,6 @@ static status moves_of(cuda_state *s, cuda_moves **out) {
     return OK;
 }
 
-status cuda_host_alloc(backend *be, void **out, size_t bytes) {
-    (void)be;
-    *out = NULL;
-    cudaError_t error = cudaMallocHost(out, bytes > 0 ? bytes : 1);
-    if (error == cudaSuccess) return OK;
-    *out = NULL;
-    cudaGetLastError();
-    return fail(ERR_NOMEM, "there are no %.1f GB of page-locked host memory (%s); ask for fewer",
-                (double)bytes / 1e9, cudaGetErrorString(error));
-}
-
-void cuda_host_release(backend *be, void *memory) {
-    (void)be;
-    if (memory == NULL) return;
-    cudaFreeHost(memory);
-    cudaGetLastError();
-}
-
 status cuda_kv_move(backend *be, const kv_move_args *a) {
     cuda_state *s = cuda_of(be);
     cuda_moves *m;
