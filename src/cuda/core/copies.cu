@@ -12,7 +12,7 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "cuda/core/cuda.h"
+#include "cuda/core/enter.h"
 #include "cuda/core/wait.h"
 
 enum { N_SLOTS = 8, MAX_BLOCKS = 16 };
@@ -130,6 +130,7 @@ static bool is_of_host(const cuda_copies *c, const void *memory) {
 status cuda_copy(backend *be, void *to, const void *from, size_t bytes) {
     cuda_state *s = cuda_of(be);
     if (bytes == 0) return OK;
+    TRY(cuda_enter(be));
     bool is_in = is_of_host(s->copies, from);
     if (is_in && cuda_host_copy_can(to, from, bytes)) return cuda_host_copy(be, to, from, bytes);
     cudaMemcpyKind kind = is_in ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToDevice;
@@ -187,6 +188,7 @@ static status send_piece(backend *be, char *to, const char *from, size_t bytes) 
 }
 
 status cuda_copy_in(backend *be, void *to, const void *from_host, size_t bytes) {
+    TRY(cuda_enter(be));
     /* A guest has no slots.  From pageable memory the call returns when the bytes have been read.
      */
     if (cuda_of(be)->is_guest) {
@@ -212,6 +214,7 @@ static status read_small(backend *be, const void *from, size_t bytes) {
 
 status cuda_copy_out(backend *be, void *to_host, const void *from, size_t bytes) {
     cuda_state *s = cuda_of(be);
+    TRY(cuda_enter(be));
     bool is_small = s->copies != NULL && bytes <= OUT_BYTES;
     if (bytes > 0 && is_small)
         TRY(read_small(be, from, bytes));

@@ -5,7 +5,7 @@
  * replayed with one call, which costs
  * the host microseconds instead of a launch for each of some hundred kernels. */
 #include "base/mem.h"
-#include "cuda/core/cuda.h"
+#include "cuda/core/enter.h"
 
 enum { MAX_GRAPHS = 256 };
 
@@ -59,6 +59,7 @@ static recorded *find(cuda_graphs *g, uint64_t key) {
 status cuda_record(backend *be, uint64_t key, record_state *out) {
     cuda_state *s = cuda_of(be);
     cuda_graphs *g = s->graphs;
+    TRY(cuda_enter(be));
     recorded *r = find(g, key);
     g->state = *out = r->last_used == 0 ? RECORD_RUN
                       : r->exec != NULL ? RECORD_REPLAY
