@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <string.h>
 #include <time.h>
 
 #include "serve/engine_int.h"
@@ -142,6 +143,83 @@ TEST(slot_worker_sleeps_where_cores_are_few) {
     check_asks(false);
 }
 
+/* The numbers of one request, by its caller's thread or by the worker's. */
+enum { CANDIDATES = 12, COLUMNS = 8 };
+
+typedef struct ranked {
+    engine *e;
+    int who;
+    bool waits;
+    atomic_int n_done;
+    int n_columns;
+    uint32_t place[CANDIDATES];
+    float value[CANDIDATES][COLUMNS];
+} ranked;
+
+static void keep_items(ranked *r, const engine_answer *a) {
+    if (a->outcome != ENGINE_OK || a->n_items != CANDIDATES || a->n_columns > COLUMNS)
+        FAIL_TEST("outcome %d, %zu items: %s", a->outcome, a->n_items, a->error);
+    r->n_columns = a->n_columns;
+    for (int i = 0; i < CANDIDATES; i++) {
+        r->place[i] = a->items[i].place;
+        memcpy(r->value[i], a->items[i].values, (size_t)a->n_columns * sizeof(float));
+    }
+}
+
+static void *rank_items(void *context) {
+    ranked *r = context;
+    engine_id id[CANDIDATES];
+    engine_answer out;
+    for (int i = 0; i < CANDIDATES; i++) /* one of them is not known */
+        id[i] = serve_id(i == 5 ? 999999 : 1 + (r->who * 7 + i * 5) % 40);
+    engine_request q = {.task = ENGINE_RANK,
+                        .has_user = true,
+                        .user = serve_id(1 + r->who),
+                        .candidates = id,
+                        .n_candidates = CANDIDATES,
+                        .top_k = CANDIDATES,
+                        .deadline_ns = 100000000000u};
+    if (r->waits) {
+        engine_ask(r->e, &q, &out);
+    } else {
+        engine_submit(r->e, &q, &out, count_done, &r->n_done);
+        while (atomic_load(&r->n_done) == 0)
+            wait_ms(1);
+    }
+    keep_items(r, &out);
+    engine_answer_release(&out);
+    return NULL;
+}
+
+/* Callers that wait make the items of their answers themselves, with the same bits. */
+TEST(slot_callers_make_their_items) {
+    const char *const set[] = {"DatasetArgs.max_num_candidates=4"};
+    engine *e = serve_open(serve_run("slot", ranking_gin, set, 1), synth_folder(), 16);
+    slot *s = engine_slot(e, 0);
+    static ranked own[THREADS], want[THREADS];
+    pthread_t thread[THREADS];
+    for (int i = 0; i < THREADS; i++) {
+        want[i] = (ranked){.e = e, .who = i};
+        rank_items(&want[i]);
+    }
+    for (int k = 0; k < 20; k++) {
+        pthread_mutex_lock(&s->lock);
+        s->n_last = THREADS; /* so that none of them runs alone */
+        pthread_mutex_unlock(&s->lock);
+        for (int i = 0; i < THREADS; i++) {
+            own[i] = (ranked){.e = e, .who = i, .waits = true};
+            CHECK_EQ(pthread_create(&thread[i], NULL, rank_items, &own[i]), 0);
+        }
+        for (int i = 0; i < THREADS; i++) {
+            pthread_join(thread[i], NULL);
+            CHECK_EQ(own[i].n_columns, want[i].n_columns);
+            CHECK(memcmp(own[i].place, want[i].place, sizeof own[i].place) == 0);
+            CHECK(memcmp(own[i].value, want[i].value, sizeof own[i].value) == 0);
+        }
+    }
+    engine_destroy(e);
+}
+
 /* A job that does not come in time, or never, keeps nobody awake and nothing waiting. */
 TEST(slot_worker_does_not_wait_for_what_does_not_come) {
     const char *run = serve_run("slot", retrieval_gin, NULL, 0);
@@ -151,10 +229,12 @@ TEST(slot_worker_does_not_wait_for_what_does_not_come) {
     pthread_mutex_lock(&s->lock);
     s->may_spin = true;
     pthread_mutex_unlock(&s->lock);
-    slot_expect(s, false);
+    served *m;
+    slot_expect(s, false, &m);
     ask_all(&a);
     CHECK(a.n_ok == ASKS / 3 * 2 && engine_wait_idle(e, 10000000000u));
     slot_expect_none(s);
+    served_drop(m);
     CHECK_EQ(s->n_coming, 0);
     engine_destroy(e);
 }

@@ -6,6 +6,7 @@
 #define HSTU_BASE_THREAD_H
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -28,6 +29,15 @@ static inline void thread_pause(void) {
     __asm__ volatile("yield");
 #endif
 }
+
+/* Sleeps while *word is `value`, at most until the time `until` of clock_ns (0: without a limit),
+ * unless thread_wake is called for the word after it was changed.  May return early. */
+void thread_sleep_while(atomic_uint *word, unsigned value, uint64_t until);
+void thread_wake(atomic_uint *word); /* all that sleep; only the address is looked at */
+
+/* A lock that is held for a short time: whoever finds it taken looks for it some times before it
+ * sleeps, where the system can do that. */
+void mutex_init_short(pthread_mutex_t *lock);
 
 /* A lock of readers and writers, where readers that come while a writer waits let it go first. */
 void rwlock_init(pthread_rwlock_t *lock);

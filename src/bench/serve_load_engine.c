@@ -2,6 +2,7 @@
  * sends; in a closed one as many clients ask at once as cores allow, as they would ask a server's
  * threads. */
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
@@ -9,6 +10,7 @@
 
 #include "base/clock.h"
 #include "base/machine.h"
+#include "base/thread.h"
 #include "bench/serve_load.h"
 #include "serve/request.h"
 
@@ -95,15 +97,23 @@ static void sleep_until(uint64_t ns) {
         continue;
 }
 
-/* A client of a closed loop waits for its answer, so its thread may compute it. */
-static void send_one(engine_target *t, const request_ask *r, bool may_run, flight *f) {
+/* How a client asks: without waiting, on its own thread where nothing else is to be done, or so
+ * that it waits for its answer. */
+typedef enum { SEND_ON, SEND_OR_RUN, SEND_AND_WAIT } send_kind;
+
+static void send_one(engine_target *t, const request_ask *r, send_kind kind, flight *f) {
     engine_request ask = r->ask;
     engine_added added;
-    ask.may_run = may_run;
+    ask.may_run = kind == SEND_OR_RUN;
     status st = OK;
     f->out->sent_ns = clock_ns();
     if (f->out->intended_ns == 0) f->out->intended_ns = f->out->sent_ns;
     if (r->n_events > 0) st = engine_add_events(t->e, r->ask.user, r->events, r->n_events, &added);
+    if (st == OK && kind == SEND_AND_WAIT) {
+        engine_ask(t->e, &ask, &f->answer);
+        finish(f, &f->answer);
+        return;
+    }
     if (st == OK) {
         engine_submit(t->e, &ask, &f->answer, finish, f);
         return;
@@ -155,26 +165,54 @@ typedef struct round {
     load_outcome *out;
     request_ask *asks;
     uint64_t start;
-    pthread_cond_t begin;
-    bool has_begun; /* under the target's lock: the senders begin together */
+    send_kind kind;
+    atomic_int n_ready; /* senders, which begin together */
+    atomic_bool has_begun;
     atomic_size_t next;
 } round;
 
-static void *send_all(void *context) {
-    round *r = context;
-    pthread_mutex_lock(&r->t->lock);
-    while (!r->has_begun)
-        pthread_cond_wait(&r->begin, &r->t->lock);
-    pthread_mutex_unlock(&r->t->lock);
-    for (size_t i; (i = atomic_fetch_add(&r->next, 1)) < r->s->n;) {
-        flight *f = take_flight(r->t);
+/* Reads a request's events, as the thread of a server that has parsed it did. */
+static void touch(const request_ask *r) {
+    const volatile char *at = (const volatile char *)r->ask.history;
+    for (size_t i = 0; i < r->ask.n_history * sizeof *r->ask.history; i += 64)
+        (void)at[i];
+}
+
+/* Not asleep: to wake takes as long as to ask. */
+static void wait_for_begin(const round *r) {
+    enum { LOOKS = 1 << 14 };
+    for (int i = 0; !atomic_load(&r->has_begun); i++)
+        i < LOOKS ? thread_pause() : (void)sched_yield();
+}
+
+/* Requests from the i-th on, the first of them in a flight that was taken for it. */
+static void send_from(round *r, size_t i, flight *f) {
+    for (; i < r->s->n; i = atomic_fetch_add(&r->next, 1), f = NULL) {
+        if (f == NULL) f = take_flight(r->t);
         f->out = &r->out[i];
         if (r->at != NULL) {
             r->out[i].intended_ns = r->start + r->at[i];
             sleep_until(r->out[i].intended_ns);
         }
-        send_one(r->t, &r->asks[i], r->at == NULL, f);
+        send_one(r->t, &r->asks[i], r->kind, f);
     }
+}
+
+/* The first request of a sender. */
+static size_t take_first(round *r, flight **f) {
+    size_t i = atomic_fetch_add(&r->next, 1);
+    *f = i < r->s->n ? take_flight(r->t) : NULL;
+    if (i < r->s->n) touch(&r->asks[i]);
+    return i;
+}
+
+static void *send_all(void *context) {
+    round *r = context;
+    flight *f;
+    size_t first = take_first(r, &f);
+    atomic_fetch_add(&r->n_ready, 1);
+    wait_for_begin(r);
+    send_from(r, first, f);
     return NULL;
 }
 
@@ -187,21 +225,21 @@ static int count_senders(const round *r, int n_flights) {
 }
 
 /* This thread is one of the senders; the others are as many as can be started. */
-static void send_with(round *r, int n_senders) {
+static void send_with(round *r, int n_senders, int n_flights) {
     pthread_t thread[MAX_SENDERS];
+    flight *f;
     int n = 0;
-    pthread_cond_init(&r->begin, NULL);
     while (n < n_senders - 1 && pthread_create(&thread[n], NULL, send_all, r) == 0)
         n++;
-    pthread_mutex_lock(&r->t->lock);
-    r->has_begun = true;
-    pthread_cond_broadcast(&r->begin);
-    pthread_mutex_unlock(&r->t->lock);
+    r->kind = r->at != NULL ? SEND_ON : n + 1 < n_flights ? SEND_OR_RUN : SEND_AND_WAIT;
+    while (atomic_load(&r->n_ready) < n)
+        sched_yield();
+    size_t first = take_first(r, &f);
     r->start = clock_ns();
-    send_all(r);
+    atomic_store(&r->has_begun, true);
+    send_from(r, first, f);
     for (int i = 0; i < n; i++)
         pthread_join(thread[i], NULL);
-    pthread_cond_destroy(&r->begin);
 }
 
 static status run(load_target *target, const load_set *s, const load_plan *p, const uint64_t *at,
@@ -213,7 +251,7 @@ static status run(load_target *target, const load_set *s, const load_plan *p, co
     status st = read_bodies(s, &a, &r.asks);
     if (st == OK) st = make_flights(r.t, n);
     if (st == OK) {
-        send_with(&r, count_senders(&r, n));
+        send_with(&r, count_senders(&r, n), n);
         wait_for_all(r.t);
     }
     mem_free(r.t->flights);

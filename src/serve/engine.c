@@ -6,6 +6,7 @@
 
 #include "base/clock.h"
 #include "serve/engine_int.h"
+#include "serve/waiter.h"
 
 enum { DEFAULT_QUEUE = 1024, MAX_BATCH = 4096 };
 #define DEFAULT_DEADLINE_NS 1000000000u
@@ -35,7 +36,6 @@ status engine_create(engine **out, const engine_config *c) {
     TRY(MEM_NEW(&e, 1));
     e->config = *c;
     set_defaults(&e->config);
-    pthread_mutex_init(&e->lock, NULL);
     pthread_mutex_init(&e->load_lock, NULL);
     pthread_mutex_init(&e->users_lock, NULL);
     snprintf(e->device, sizeof e->device, "%s", e->config.device);
@@ -56,23 +56,17 @@ void engine_destroy(engine *e) {
         slot_destroy(e->slots[i]);
     users_fini(&e->users);
     seq_file_close(e->data);
-    pthread_mutex_destroy(&e->lock);
     pthread_mutex_destroy(&e->load_lock);
     pthread_mutex_destroy(&e->users_lock);
     mem_free(e);
 }
 
 void engine_drain(engine *e) {
-    pthread_mutex_lock(&e->lock);
-    e->is_closing = true;
-    pthread_mutex_unlock(&e->lock);
+    atomic_store(&e->is_closing, true);
 }
 
 slot *engine_slot(engine *e, int index) {
-    pthread_mutex_lock(&e->lock);
-    slot *s = index >= 0 && index < e->n_slots ? e->slots[index] : NULL;
-    pthread_mutex_unlock(&e->lock);
-    return s;
+    return index >= 0 && index < atomic_load(&e->n_slots) ? e->slots[index] : NULL;
 }
 
 bool engine_wait_idle(engine *e, uint64_t timeout_ns) {
@@ -83,19 +77,14 @@ bool engine_wait_idle(engine *e, uint64_t timeout_ns) {
 }
 
 int engine_n_models(engine *e) {
-    pthread_mutex_lock(&e->lock);
-    int n = e->n_slots;
-    pthread_mutex_unlock(&e->lock);
-    return n;
+    return atomic_load(&e->n_slots);
 }
 
 int engine_find_model(engine *e, const char *name) {
-    int found = -1;
-    pthread_mutex_lock(&e->lock);
-    if (name == NULL || name[0] == '\0') found = e->n_slots > 0 ? 0 : -1;
-    for (int i = 0; i < e->n_slots && found < 0; i++)
+    int found = -1, n = engine_n_models(e);
+    if (name == NULL || name[0] == '\0') found = n > 0 ? 0 : -1;
+    for (int i = 0; i < n && found < 0; i++)
         if (strcmp(e->slots[i]->name, name) == 0) found = i;
-    pthread_mutex_unlock(&e->lock);
     return found;
 }
 
@@ -122,9 +111,8 @@ static status add_slot(engine *e, const char *name, served *m) {
         return fail(ERR_USAGE, "at most %d models can be served", ENGINE_MAX_MODELS);
     TRY(slot_create(&s, name, e->config.max_queue, e->config.deadline_ns));
     slot_set_model(s, m);
-    pthread_mutex_lock(&e->lock);
-    e->slots[e->n_slots++] = s;
-    pthread_mutex_unlock(&e->lock);
+    e->slots[e->n_slots] = s;
+    atomic_fetch_add(&e->n_slots, 1);
     return OK;
 }
 
@@ -305,13 +293,18 @@ static engine_outcome outcome_of(status st) {
     return ENGINE_FAILED;
 }
 
-/* The answer's memory with its model; the job in it.  is_own: the caller will probably run it. */
-static status prepare(engine *e, slot *s, const engine_request *r, bool is_own, engine_answer *out,
-                      job **j) {
-    TRY(MEM_NEW(&out->memory, 1));
+/* The answer's memory with its model, whose reference it takes; the job in it.  is_own: the caller
+ * will probably run it. */
+static status prepare(engine *e, slot *s, const engine_request *r, served *m, bool is_own,
+                      engine_answer *out, job **j) {
+    status st = MEM_NEW(&out->memory, 1);
+    if (st != OK) {
+        served_drop(m);
+        return st;
+    }
     size_t n = r->n_history + r->n_extra + r->n_candidates; /* about what they take, in one block */
     arena_init(&out->memory->arena, (1 << 14) + (n < 1 << 16 ? n : 1 << 16) * 96);
-    served *m = out->memory->model = slot_keep_model(s);
+    out->memory->model = m;
     snprintf(out->model, sizeof out->model, "%s", s->name);
     snprintf(out->version, sizeof out->version, "%s", m->version_text);
     out->n_columns = m->columns.n;
@@ -335,10 +328,7 @@ static uint64_t deadline_of(const engine *e, slot *s, const engine_request *r, u
 }
 
 static bool has_time(slot *s, const engine_request *r, uint64_t deadline, engine_answer *out) {
-    served *m = slot_keep_model(s);
-    bool is_fine = slot_has_time(s, m, deadline, r->priority, out);
-    served_drop(m);
-    if (is_fine) return true;
+    if (slot_has_time(s, deadline, r->priority, out)) return true;
     slot_count(s, r->task, ENGINE_OVERLOAD);
     out->outcome = ENGINE_OVERLOAD;
     return false;
@@ -351,78 +341,68 @@ bool engine_has_time(engine *e, const engine_request *r, engine_answer *out) {
     return s == NULL || has_time(s, r, deadline_of(e, s, r, arrived), out);
 }
 
-static void submit(engine *e, const engine_request *r, engine_answer *out, bool may_run,
-                   engine_done done, void *ctx) {
+/* Returns the job where its caller, who waits for it, is to make the items of the answer; else
+ * NULL. */
+static job *submit(engine *e, const engine_request *r, engine_answer *out, bool may_run,
+                   bool is_awaited, engine_done done, void *ctx) {
     uint64_t now = clock_ns();
     job *j = NULL;
     *out = (engine_answer){0};
-    pthread_mutex_lock(&e->lock);
-    bool is_closing = e->is_closing;
-    pthread_mutex_unlock(&e->lock);
     slot *s = engine_slot(e, r->model);
     if (s == NULL) {
         answer_early(out, ENGINE_NO_MODEL, "there is no such model", done, ctx);
-        return;
+        return NULL;
     }
-    if (is_closing) {
+    if (atomic_load(&e->is_closing)) {
         slot_count(s, r->task, ENGINE_CLOSING);
         answer_early(out, ENGINE_CLOSING, "the server is shutting down", done, ctx);
-        return;
+        return NULL;
     }
     uint64_t arrived = r->arrived_ns > 0 ? r->arrived_ns : now;
     uint64_t deadline = deadline_of(e, s, r, arrived);
     if (!r->was_asked && !has_time(s, r, deadline, out)) {
         done(ctx, out);
-        return;
+        return NULL;
     }
-    bool is_own = slot_expect(s, may_run);
-    status st = prepare(e, s, r, is_own, out, &j);
+    served *m;
+    bool is_own = slot_expect(s, may_run, &m);
+    status st = prepare(e, s, r, m, is_own, out, &j);
     if (st != OK) {
         slot_expect_none(s);
         slot_count(s, r->task, outcome_of(st));
         answer_early(out, outcome_of(st), status_reason(), done, ctx);
-        return;
+        return NULL;
     }
     j->done = done;
     j->is_gone = r->is_gone;
     j->ctx = ctx;
     j->submit_ns = arrived;
     j->deadline_ns = deadline;
+    j->is_awaited = is_awaited && j->m->is_ranking;
     slot_submit(s, j, may_run);
+    return is_awaited && j->is_awaited ? j : NULL;
 }
 
 void engine_submit(engine *e, const engine_request *r, engine_answer *out, engine_done done,
                    void *ctx) {
-    submit(e, r, out, r->may_run, done, ctx);
-}
-
-/* A caller that waits for its answer. */
-typedef struct waiter {
-    pthread_mutex_t lock;
-    pthread_cond_t done;
-    bool is_done;
-} waiter;
-
-static void wake(void *ctx, engine_answer *out) {
-    waiter *w = ctx;
-    (void)out;
-    pthread_mutex_lock(&w->lock);
-    w->is_done = true;
-    pthread_cond_signal(&w->done);
-    pthread_mutex_unlock(&w->lock);
+    (void)submit(e, r, out, r->may_run, false, done, ctx);
 }
 
 void engine_ask(engine *e, const engine_request *r, engine_answer *out) {
-    waiter w = {.is_done = false};
-    pthread_mutex_init(&w.lock, NULL);
-    pthread_cond_init(&w.done, NULL);
-    submit(e, r, out, true, wake, &w);
-    pthread_mutex_lock(&w.lock);
-    while (!w.is_done)
-        pthread_cond_wait(&w.done, &w.lock);
-    pthread_mutex_unlock(&w.lock);
-    pthread_mutex_destroy(&w.lock);
-    pthread_cond_destroy(&w.done);
+    waiter w;
+    waiter_init(&w);
+    job *j = submit(e, r, out, true, true, waiter_wake, &w);
+    if (j == NULL) {
+        waiter_wait(&w, NULL, NULL);
+        return;
+    }
+    status st = job_name_candidates(j);
+    waiter_wait(&w, engine_slot(e, r->model), j);
+    if (out->outcome != ENGINE_OK) return;
+    if (st == OK) st = job_answer_candidates(j);
+    if (st == OK) return;
+    out->outcome = ENGINE_FAILED;
+    snprintf(out->error, sizeof out->error, "%s", status_reason());
 }
 
 void engine_release_memory(struct engine_answer_memory *memory) {

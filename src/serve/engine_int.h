@@ -10,10 +10,9 @@ struct engine {
     engine_config config;
     char device[64];
     seq_file *data;
-    pthread_mutex_t lock; /* of the slots' list and is_closing; slots are never removed */
-    slot *slots[ENGINE_MAX_MODELS];
-    int n_slots;
-    bool is_closing;
+    slot *slots[ENGINE_MAX_MODELS]; /* (n_slots); never removed, added under the load lock */
+    atomic_int n_slots;
+    atomic_bool is_closing;
     pthread_mutex_t load_lock;  /* one load at a time */
     pthread_mutex_t users_lock; /* of what follows, and of the models' maps of items */
     users users;

@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/thread.h"
+
 enum { MAX_IDS = 1 << 20, NS_PER_SECOND = 1000000000 };
 
 /* Events on their way into a window, in the model's numbers. */
@@ -348,7 +350,9 @@ static status read_candidates(job *j, const engine_request *r) {
     TRY(read_ids(j, r->candidates, n, "candidates", j->candidate));
     TRY(copy_unknown(j, r->candidates, n));
     j->n_candidates = (int32_t)n;
-    return OK;
+    if (!j->m->is_ranking) return OK;
+    size_t row = (size_t)j->m->columns.width * act_bytes(j->m->compute.be->act);
+    return arena_alloc_raw(j->arena, &j->logits, n, row);
 }
 
 static status check(const served *m, const engine_request *r) {
@@ -418,7 +422,13 @@ static void list_timed(const job *j, kv_token *t) {
  * pages itself. */
 static void find_pages(job *j) {
     served *m = j->m;
-    if (pthread_rwlock_tryrdlock(&m->cache_lock) != 0) return;
+    enum { LOOKS = 100 }; /* a few microseconds: the worker holds pages of one job for as long */
+    bool has_lock = false;
+    for (int i = 0; i < LOOKS && !has_lock; i++) {
+        has_lock = pthread_rwlock_tryrdlock(&m->cache_lock) == 0;
+        if (!has_lock) thread_pause();
+    }
+    if (!has_lock) return;
     kv_cache_probe(m->cache, j->tokens, j->n_tokens, &j->path);
     pthread_rwlock_unlock(&m->cache_lock);
 }
@@ -473,108 +483,5 @@ status job_make(job **out, engine_answer *answer, const engine_request *r, const
     int32_t n_targets = m->is_ranking ? j->n_candidates : 0;
     j->flops = served_flops(m, j->n_tokens + n_targets, n_targets, 0);
     *out = j;
-    return OK;
-}
-
-status job_answer_items(job *j, const uint32_t *item, const float *score, int32_t n) {
-    engine_item *to;
-    float *values;
-    TRY(ARENA_NEW(j->arena, &to, (size_t)n));
-    TRY(ARENA_NEW(j->arena, &values, (size_t)n));
-    for (int32_t i = 0; i < n; i++) {
-        to[i] = served_item_names(j->m, item[i]);
-        to[i].place = (uint32_t)i;
-        values[i] = score[i];
-        to[i].values = &values[i];
-    }
-    j->out->items = to;
-    j->out->n_items = (size_t)n;
-    return OK;
-}
-
-/* A number that is less for candidates that come first: by value downwards, those without one last,
- * of equal ones the first given first. */
-static uint64_t order_key(float value, uint32_t place) {
-    uint32_t bits;
-    if (isnan(value)) return (uint64_t)UINT32_MAX << 32 | place;
-    value += 0.0f; /* -0 and 0 are equal */
-    memcpy(&bits, &value, sizeof bits);
-    bits = bits >> 31 ? ~bits : bits | 1u << 31; /* ascending as the values are */
-    return (uint64_t)~bits << 32 | place;
-}
-
-/* Sorts keys whose lower halves, the places, ascend already: by the bytes of the upper ones, from
- * the last to the first.  `other` has room for as many; returns where the sorted ones are. */
-static uint64_t *sort_keys(uint64_t *key, uint64_t *other, size_t n) {
-    uint32_t at[4][256] = {0};
-    for (size_t i = 0; i < n; i++)
-        for (int byte = 0; byte < 4; byte++)
-            at[byte][key[i] >> (32 + 8 * byte) & 255]++;
-    for (int byte = 0; byte < 4; byte++) {
-        int shift = 32 + 8 * byte;
-        uint32_t sum = 0;
-        if (at[byte][key[0] >> shift & 255] == n) continue; /* all have the same byte */
-        for (int i = 0; i < 256; i++) {
-            uint32_t count = at[byte][i];
-            at[byte][i] = sum;
-            sum += count;
-        }
-        for (size_t i = 0; i < n; i++)
-            other[at[byte][key[i] >> shift & 255]++] = key[i];
-        uint64_t *sorted = other;
-        other = key;
-        key = sorted;
-    }
-    return key;
-}
-
-/* Memory is cleared even where it is overwritten: so it is in this core's caches when the results
- * come. */
-status job_name_candidates(job *j) {
-    size_t n = (size_t)j->n_candidates, width = (size_t)j->m->columns.n;
-    if (j->named != NULL) return OK;
-    TRY(ARENA_NEW(j->arena, &j->values, n * width));
-    TRY(ARENA_NEW(j->arena, &j->keys, 2 * n));
-    TRY(ARENA_NEW(j->arena, &j->named, n));
-    for (size_t i = 0; i < n; i++) {
-        engine_item *to = &j->named[i];
-        if (j->candidate[i] != 0)
-            *to = served_item_names(j->m, j->candidate[i]);
-        else
-            to->id = j->candidate_id[i];
-        to->place = (uint32_t)i;
-        to->values = j->values + i * width;
-    }
-    for (size_t i = 0; i < n * width; i++)
-        j->values[i] = NAN;
-    return OK;
-}
-
-/* The best ones first: each is moved to its place, around the circles of the permutation, so that
- * no memory but theirs is looked at. */
-static void order_candidates(job *j) {
-    size_t n = (size_t)j->n_candidates, width = (size_t)j->m->columns.n;
-    for (size_t i = 0; i < n; i++)
-        j->keys[i] = order_key(j->values[i * width], (uint32_t)i);
-    uint64_t *key = sort_keys(j->keys, j->keys + n, n);
-    for (size_t first = 0; first < n; first++) {
-        engine_item kept = j->named[first];
-        size_t at = first, from = (uint32_t)key[at];
-        for (; from != first; from = (uint32_t)key[at]) {
-            j->named[at] = j->named[from];
-            key[at] = at;
-            at = from;
-        }
-        j->named[at] = kept;
-        key[at] = at;
-    }
-}
-
-status job_answer_candidates(job *j) {
-    int32_t n = j->n_candidates;
-    TRY(job_name_candidates(j));
-    if (j->top_k > 0) order_candidates(j);
-    j->out->items = j->named;
-    j->out->n_items = (size_t)(j->top_k > 0 && j->top_k < n ? j->top_k : n);
     return OK;
 }

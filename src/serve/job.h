@@ -7,6 +7,7 @@
 #define HSTU_SERVE_JOB_H
 
 #include <pthread.h>
+#include <stdatomic.h>
 
 #include "base/mem.h"
 #include "serve/served.h"
@@ -41,13 +42,26 @@ typedef struct job {
     uint32_t *popular; /* (n_popular): for a user without a history */
     float *popular_count;
     int32_t n_popular;
+    /* Ranking: (n_candidates, columns.width) act, of which n_logits rows are there: those of the
+     * candidates that the model knows.  NULL: the values are written by the search. */
+    void *logits;
+    int32_t n_logits;
+    /* The caller waits for the answer and makes its items itself, of the logits: what all callers
+     * of a batch do at the same time, its thread would do one after the other. */
+    bool is_awaited;
+    /* Of the batch that the job is in, by clock_ns: from due_ns on its caller may look out for the
+     * end, until look_ns at most.  0: it has not begun, or nobody is to look out. */
+    _Atomic uint64_t due_ns;
+    uint64_t look_ns;
     /* Of job_name_candidates; before, NULL. */
-    float *values;      /* (n_candidates, columns); NAN: no result */
+    float *wide;   /* (n_candidates, columns.width): the logits as floats, where they are not */
+    float *values; /* (n_candidates, columns); NAN: no result */
     engine_item *named; /* (n_candidates): as they were given, then as they are answered */
     uint64_t *keys;     /* (2 n_candidates): for their order */
     int32_t n_tokens;   /* of its history, candidates not included */
     void *tokens;       /* (n_tokens), as the cache has them; NULL: there is none */
     kv_path path;       /* of its pages, as far as they were found */
+    bool is_expected;   /* run_expect was called */
     double flops;       /* predicted without a cache */
     int32_t n_reused;
     uint64_t submit_ns, deadline_ns; /* by clock_ns */
@@ -74,8 +88,12 @@ status job_make(job **out, engine_answer *answer, const engine_request *r, const
 status job_answer_items(job *j, const uint32_t *item, const float *score, int32_t n);
 status job_answer_candidates(job *j);
 
-/* Makes what the results go to and what job_answer_candidates needs besides them: before the first
- * result, best while it is computed. */
+/* Makes what the results go to and what job_answer_candidates needs besides them, which then cannot
+ * fail: before the first result, best while it is computed. */
 status job_name_candidates(job *j);
+
+/* Does most of job_answer_candidates with numbers that mean nothing, after job_name_candidates and
+ * before the results are there: so the code, too, is in the core's caches when they come. */
+void job_rehearse(job *j);
 
 #endif

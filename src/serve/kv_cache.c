@@ -98,6 +98,7 @@ void kv_cache_moved(kv_cache *c) {
 
 void kv_cache_forget(kv_cache *c) {
     clear(c);
+    c->n_forgotten++;
 }
 
 /* The tokens from the i-th on. */
@@ -397,19 +398,34 @@ static bool next_page(kv_cache *c, walk *w) {
     return true;
 }
 
+/* The threads that found the pages have them in their caches: those of a path are asked for, to be
+ * written, some pages ahead. */
+static void expect_page(const kv_cache *c, const kv_path *path, int32_t i) {
+    if (i >= path->n_whole) return;
+    const char *at = (const char *)&c->nodes[path->page[i].node];
+    __builtin_prefetch(at, 1);
+    __builtin_prefetch(at + 64, 1);
+}
+
 void kv_cache_hold(kv_cache *c, const void *tokens, int32_t max_reused, kv_path *path) {
+    enum { AHEAD = 8 };
     walk w = begin_walk(tokens, max_reused, path);
+    for (int32_t i = 0; i < AHEAD; i++)
+        expect_page(c, path, i);
     while (next_page(c, &w)) {
+        expect_page(c, path, w.n_pages - 1 + AHEAD);
         kv_node *p = &c->nodes[w.page];
         path->page[w.n_pages - 1] = (kv_found){w.page, p->generation};
         if (p->n_held++ == 0) note_pin(c, w.page);
     }
+    path->n_forgotten = c->n_forgotten;
     path->n_held = w.n_pages;
     path->n_whole = w.n_reused / KV_PAGE;
 }
 
 void kv_cache_let_go(kv_cache *c, kv_path *path) {
-    for (int32_t i = path->n_held - 1; i >= 0; i--)
+    bool is_held = path->n_forgotten == c->n_forgotten;
+    for (int32_t i = path->n_held - 1; i >= 0 && is_held; i--)
         if (--c->nodes[path->page[i].node].n_held == 0) note_pin(c, path->page[i].node);
     path->n_held = 0;
 }

@@ -99,9 +99,10 @@ typedef struct kv_found {
 /* The pages of a sequence that were found so far: those that still are what they were need not be
  * looked for and compared again. */
 typedef struct kv_path {
-    kv_found *page;  /* the caller's, with room for all tokens of the sequence */
-    int32_t n_whole; /* of them, all of whose tokens are equal */
-    int32_t n_held;  /* by kv_cache_hold */
+    kv_found *page;       /* the caller's, with room for all tokens of the sequence */
+    int32_t n_whole;      /* of them, all of whose tokens are equal */
+    int32_t n_held;       /* by kv_cache_hold */
+    uint64_t n_forgotten; /* kv_cache_forget until then: what was held before is not any more */
 } kv_path;
 
 /* Finds the first whole pages of a sequence of n tokens.  Any number of threads may call this at
@@ -109,7 +110,7 @@ typedef struct kv_path {
 void kv_cache_probe(const kv_cache *c, const void *tokens, int32_t n, kv_path *path);
 
 /* Keeps the pages of a sequence in the cache until kv_cache_let_go, those of the path and what is
- * found after them; at most max_reused tokens. */
+ * found after them; at most max_reused tokens.  Not again for a path that holds some. */
 void kv_cache_hold(kv_cache *c, const void *tokens, int32_t max_reused, kv_path *path);
 void kv_cache_let_go(kv_cache *c, kv_path *path);
 

@@ -51,7 +51,7 @@ struct kv_cache {
     kv_heap idle;      /* nodes that can leave the host; copies of device pages first */
     kv_move *out, *in; /* (n_pages) */
     double clock;
-    uint64_t now;
+    uint64_t now, n_forgotten;
     kv_cache_counts counts;
     int32_t n_moves_out, n_moves_in; /* that are listed */
 };

@@ -4,10 +4,14 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/thread.h"
 
 /* A batch of so many jobs or more is worth waking the pool for what its jobs need on the host: that
  * takes 100 to 200 us on 16 cores, numbers of 256 candidates 5 to 10. */
 enum { RANK_PART = 1024, LONG_LIST = 32, MANY_JOBS = 32 };
+
+/* How often a lock that is held for a short time is asked for, before its thread sleeps. */
+enum { LOCK_LOOKS = 200 };
 
 /* While the jobs run. */
 typedef struct run {
@@ -60,7 +64,13 @@ static void stop_watch(uint64_t *start, uint64_t *sum) {
 
 /* The cache. */
 
+/* Those who look for pages have the lock for some microseconds: less than a thread takes to sleep
+ * and wake. */
 static void lock_cache(run *r) {
+    for (int i = 0; i < LOCK_LOOKS && !r->has_lock; i++) {
+        r->has_lock = pthread_rwlock_trywrlock(&r->m->cache_lock) == 0;
+        if (!r->has_lock) thread_pause();
+    }
     if (!r->has_lock) pthread_rwlock_wrlock(&r->m->cache_lock);
     r->has_lock = true;
 }
@@ -70,17 +80,10 @@ static void unlock_cache(run *r) {
     r->has_lock = false;
 }
 
-/* Tokens of a job that may be reused: retrieval needs the result of the last one. */
-static int32_t max_reused(const job *j) {
-    return j->m->is_ranking ? j->n_tokens : j->n_tokens - 1;
-}
-
 /* What one job stores must not evict what another one of the batch finds. */
 static void hold_pages(run *r) {
     for (int32_t i = 0; i < r->n && r->n > 1; i++)
-        if (r->jobs[i]->n_tokens > 0)
-            kv_cache_hold(r->m->cache, r->jobs[i]->tokens, max_reused(r->jobs[i]),
-                          &r->jobs[i]->path);
+        run_hold(r->jobs[i]);
 }
 
 static void let_pages_go(run *r) {
@@ -108,7 +111,7 @@ static status lease_pages(run *r, job *j, int32_t *n_reused) {
     kv_lease *l = &r->lease[r->n_leases];
     TRY(ARENA_NEW(&r->m->scratch, &l->page, (size_t)(j->n_tokens / KV_PAGE + 1)));
     lock_cache(r);
-    kv_cache_take(r->m->cache, j->tokens, j->n_tokens, max_reused(j), &j->path, l);
+    kv_cache_take(r->m->cache, j->tokens, j->n_tokens, run_max_reused(j), &j->path, l);
     *n_reused = r->n_reused[r->n_leases] = l->n_reused;
     r->n_stored[r->n_leases] = l->n_stored;
     r->page[r->n_leases++] = l->page;
@@ -416,7 +419,8 @@ static status encode(run *r, const void **encoded) {
     begin_moves(r);
     status st = pass_encode_cached(m->pass, &m->batch.view, m->cache != NULL ? &m->store : NULL,
                                    m->cache != NULL ? &c : NULL, encoded);
-    if (st == OK) st = m->compute.be->ops->sync(m->compute.be);
+    status waited = m->compute.be->ops->sync(m->compute.be);
+    if (st == OK) st = waited;
     end_leases(r, st == OK);
     return st;
 }
@@ -449,8 +453,8 @@ static status run_retrieval(run *r) {
 /* Some candidates of a job, as one sequence of a pass. */
 typedef struct unit {
     job *j;
-    int32_t first, n; /* candidates looked at */
-    int64_t row;      /* the first one's logits in the batch, where candidates have rows */
+    int32_t n;   /* of those that the model knows */
+    int64_t row; /* the first one's logits in the batch, where candidates have rows */
 } unit;
 
 /* The candidates that the model knows, from `first` on, as many as fit a unit. */
@@ -462,49 +466,34 @@ static int32_t take_known(const job *j, int32_t first, int32_t *end, uint32_t *t
     return n;
 }
 
-/* Waits for the batch: one wait is enough for its kernels and the copy. */
-static status read_logits(run *r, const void *scores, int64_t n_rows, float **out) {
-    size_t n = (size_t)(n_rows * r->m->columns.width);
-    TRY(ARENA_NEW_RAW(&r->m->scratch, out, n));
-    return backend_read_act(r->m->compute.be, *out, scores, n);
+/* Waits for the batch: one wait is enough for its kernels and the copy.  The logits stay as the
+ * backend has them. */
+static status read_logits(run *r, const void *scores, int64_t n_rows, char **out) {
+    backend *be = r->m->compute.be;
+    size_t bytes = (size_t)n_rows * (size_t)r->m->columns.width * act_bytes(be->act);
+    TRY(arena_alloc_raw(&r->m->scratch, (void **)out, bytes, 1));
+    return be->ops->copy_out(be, *out, scores, bytes);
 }
 
-/* While numbers of a batch's units are made of its logits. */
-typedef struct finish {
-    const run *r;
-    const unit *units;
-    const float *logits;
-} finish;
-
-/* How many candidates of a unit from the i-th on are known, up to the first that is not. */
-static int32_t n_known(const unit *p, int32_t i) {
-    int32_t n = 0;
-    while (i + n < p->first + p->n && p->j->candidate[i + n] != 0)
-        n++;
-    return n;
-}
-
-/* Writes the numbers of a unit.  Without candidates every event has a row of logits, and the
- * candidate is the last event of its sequence. */
-static status finish_unit(void *ctx, int64_t u, int worker) {
-    const finish *f = ctx;
-    const served *m = f->r->m;
-    const unit *p = &f->units[u];
-    int64_t row = m->s->max_targets > 0 ? p->row : m->batch.view.offsets[u + 1] - 1;
-    (void)worker;
-    for (int32_t i = p->first, n; i<p->first + p->n; i += n> 0 ? n : 1) {
-        n = n_known(p, i);
-        score_columns_finish(&m->columns, n, f->logits + row * m->columns.width,
-                             p->j->values + (int64_t)i * m->columns.n);
-        row += n;
+/* Gives the jobs of the batch's units their logits.  Without candidates every event has a row of
+ * logits, and the candidate is the last event of its sequence. */
+static void give_logits(const run *r, const unit *units, const char *logits) {
+    const served *m = r->m;
+    size_t row_bytes = (size_t)m->columns.width * act_bytes(m->compute.be->act);
+    for (int32_t u = 0; u < m->batch.view.n_users; u++) {
+        const unit *p = &units[u];
+        int64_t row = m->s->max_targets > 0 ? p->row : m->batch.view.offsets[u + 1] - 1;
+        memcpy((char *)p->j->logits + (size_t)p->j->n_logits * row_bytes,
+               logits + (size_t)row * row_bytes, (size_t)p->n * row_bytes);
+        p->j->n_logits += p->n;
     }
-    return OK;
 }
 
 /* While the device computes. */
 static status name_units(const run *r, const unit *units) {
     for (int32_t i = 0; i < r->m->batch.view.n_users; i++)
-        TRY(job_name_candidates(units[i].j));
+        if (!units[i].j->is_awaited) TRY(job_name_candidates(units[i].j));
+    if (!units[0].j->is_awaited) job_rehearse(units[0].j);
     return OK;
 }
 
@@ -512,7 +501,7 @@ static status score_units(run *r, const unit *units, uint64_t *at) {
     served *m = r->m;
     plan_cache c = {r->n_reused, r->n_stored, r->page};
     const void *scores;
-    float *logits;
+    char *logits;
     int64_t n_rows;
     if (m->batch.view.n_users == 0) return OK;
     stop_watch(at, &r->report->build_ns);
@@ -525,8 +514,7 @@ static status score_units(run *r, const unit *units, uint64_t *at) {
     end_leases(r, st == OK);
     TRY(st);
     stop_watch(at, &r->report->layers_ns);
-    finish f = {r, units, logits};
-    TRY(each_job(r, m->batch.view.n_users, finish_unit, &f));
+    give_logits(r, units, logits);
     histories_clear(&m->batch);
     stop_watch(at, &r->report->head_ns);
     return OK;
@@ -546,7 +534,7 @@ typedef struct cut {
 static status add_unit(run *r, cut *c, int32_t i) {
     served *m = r->m;
     job *j = r->jobs[i];
-    int32_t first = c->next[i], n_reused, n = take_known(j, first, &c->next[i], c->known);
+    int32_t n_reused, n = take_known(j, c->next[i], &c->next[i], c->known);
     int32_t most = j->n_tokens + n + 1;
     if (n == 0) return OK;
     if (m->batch.view.n_users == m->max_batch || c->n_tokens + most > m->max_tokens) {
@@ -554,7 +542,7 @@ static status add_unit(run *r, cut *c, int32_t i) {
         c->n_tokens = 0;
         c->n_rows = 0;
     }
-    c->units[m->batch.view.n_users] = (unit){j, first, c->next[i] - first, c->n_rows};
+    c->units[m->batch.view.n_users] = (unit){j, n, c->n_rows};
     c->n_rows += n;
     TRY(lease_pages(r, j, &n_reused));
     uint64_t n_skipped = (uint64_t)pass_n_skipped(m->pass, n_reused);
@@ -567,7 +555,7 @@ static status add_unit(run *r, cut *c, int32_t i) {
 static status answer_one(void *ctx, int64_t i, int worker) {
     const run *r = ctx;
     (void)worker;
-    return job_answer_candidates(r->jobs[i]);
+    return r->jobs[i]->is_awaited ? OK : job_answer_candidates(r->jobs[i]);
 }
 
 /* Candidates in microbatches: the numbers do not depend on the cut.  A round has one unit of each
@@ -591,7 +579,9 @@ static status run_ranking(run *r) {
         c.n_tokens = 0;
         c.n_rows = 0;
     }
-    return each_job(r, r->n, answer_one, r);
+    status st = each_job(r, r->n, answer_one, r);
+    stop_watch(&c.at, &r->report->head_ns);
+    return st;
 }
 
 status run_jobs(served *m, job *const *jobs, int32_t n, run_report *out) {

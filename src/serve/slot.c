@@ -8,6 +8,11 @@
 #include "base/env.h"
 #include "base/thread.h"
 
+/* A batch at most; and how many times the wait for others a job must have left.  How long a worker
+ * looks out for a job that is expected, and how often between two questions for the time; what a
+ * thread takes to wake at a given time. */
+enum { MAX_TAKEN = 4096, GATHER_SPARES = 8, LOOK_NS = 200000, LOOKS = 32, WAKE_NS = 150000 };
+
 double engine_bucket_s(int i) {
     static const double step[5] = {1, 1.6, 2.5, 4, 6.3}, decade[] = {1e-4, 1e-3, 1e-2, .1, 1, 10};
     _Static_assert((ENGINE_BUCKETS - 1) / 5 < sizeof decade / sizeof *decade, "one for each five");
@@ -50,11 +55,17 @@ static engine_outcome refuse(engine_answer *out, queue_verdict why, double late_
     return ENGINE_OVERLOAD;
 }
 
-/* Wakes the worker; under the lock.  Callers that come together do so once: a signal takes some
- * microseconds, for which the others would wait for the lock. */
-static void wake_worker(slot *s) {
-    if (s->is_asleep) pthread_cond_signal(&s->work);
+/* Whether the worker is to be woken, by the caller alone, who does that without the lock: a signal
+ * takes some microseconds, for which others that come would wait for it.  Under the lock. */
+static bool is_to_wake(slot *s) {
+    bool was_asleep = s->is_asleep;
     s->is_asleep = false;
+    return was_asleep;
+}
+
+/* Wakes the worker; under the lock. */
+static void wake_worker(slot *s) {
+    if (is_to_wake(s)) pthread_cond_signal(&s->work);
 }
 
 /* Whether a job may wait; under the lock. */
@@ -79,12 +90,15 @@ static bool is_for_caller(const slot *s) {
     return s->n_coming == 1 && s->queue.n == 0 && !s->is_running && s->n_last <= 1;
 }
 
-bool slot_expect(slot *s, bool may_run) {
+bool slot_expect(slot *s, bool may_run, served **m) {
     pthread_mutex_lock(&s->lock);
     s->n_coming++;
     bool is_own = may_run && is_for_caller(s);
-    if (s->may_spin && !is_own) wake_worker(s);
+    bool wakes = s->may_spin && !is_own && is_to_wake(s);
+    *m = s->model;
+    served_keep(*m);
     pthread_mutex_unlock(&s->lock);
+    if (wakes) pthread_cond_signal(&s->work);
     return is_own;
 }
 
@@ -107,10 +121,10 @@ uint64_t slot_patience(slot *s) {
     return (uint64_t)(seconds * 1e9);
 }
 
-bool slot_has_time(slot *s, served *m, uint64_t deadline_ns, int priority, engine_answer *out) {
-    job any = {
-        .m = m, .deadline_ns = deadline_ns, .priority = priority, .order = UINT64_MAX, .out = out};
+bool slot_has_time(slot *s, uint64_t deadline_ns, int priority, engine_answer *out) {
+    job any = {.deadline_ns = deadline_ns, .priority = priority, .order = UINT64_MAX, .out = out};
     pthread_mutex_lock(&s->lock);
+    any.m = s->model;
     uint64_t now = clock_ns();
     /* Its own are not known yet: those of a small one, but under overload of a common one, for
      * else many are read in vain. */
@@ -233,6 +247,8 @@ static void note_batch(slot *s, const taken *t, const run_report *report, uint64
 
 static void fail_jobs(const taken *t) {
     for (int32_t i = 0; i < t->n; i++)
+        run_expect_none(t->jobs[i]);
+    for (int32_t i = 0; i < t->n; i++)
         snprintf(t->jobs[i]->out->error, ENGINE_ERROR_BYTES, "%s", status_reason());
 }
 
@@ -246,10 +262,32 @@ static void leave_out_gone(slot *s, taken *t) {
             continue;
         }
         t->flops -= j->flops;
+        run_expect_none(j);
         snprintf(j->out->error, sizeof j->out->error, "nobody waits for the answer");
         slot_answer(s, j, ENGINE_GONE);
     }
     t->n = n;
+}
+
+/* Tells callers that wait from when on the end of the batch that begins is near: by a quarter of
+ * its time, and by what a thread takes to wake; under the lock. */
+static void tell_due(const slot *s, const taken *t, uint64_t start) {
+    double ns = job_queue_seconds(&s->queue, t->flops) * 1e9;
+    double early = ns / 4 > WAKE_NS ? ns / 4 : WAKE_NS;
+    for (int32_t i = 0; i < t->n; i++) {
+        job *j = t->jobs[i];
+        if (!j->is_awaited) continue;
+        j->look_ns = start + (uint64_t)(2 * ns) + WAKE_NS;
+        atomic_store(&j->due_ns, start + (uint64_t)(ns > early ? ns - early : 0));
+    }
+}
+
+/* Counts the answers of a batch; under the lock. */
+static void count_answers(slot *s, const taken *t, engine_outcome outcome, uint64_t end) {
+    for (int32_t i = 0; i < t->n; i++) {
+        s->stats.requests[t->jobs[i]->task][outcome]++;
+        if (outcome == ENGINE_OK) engine_times_add(&s->stats.total, end - t->jobs[i]->submit_ns);
+    }
 }
 
 static void run_taken(slot *s, taken *t) {
@@ -261,22 +299,24 @@ static void run_taken(slot *s, taken *t) {
     pthread_mutex_lock(&s->lock);
     job_queue_begin(&s->queue, t->flops, start);
     s->stats.predicted_s += job_queue_seconds(&s->queue, t->flops);
+    tell_due(s, t, start);
     pthread_mutex_unlock(&s->lock);
     if (st == OK) st = run_jobs(t->jobs[0]->m, t->jobs, t->n, &report);
     if (st != OK) fail_jobs(t);
+    engine_outcome outcome = st == OK ? ENGINE_OK : ENGINE_FAILED;
     pthread_mutex_lock(&s->lock);
     uint64_t end = clock_ns();
     s->stats.measured_s += (double)(end - start) / 1e9;
     job_queue_end(&s->queue, t->jobs, st == OK ? t->n : 0, end);
     if (st == OK) note_batch(s, t, &report, start);
+    count_answers(s, t, outcome, end);
     pthread_mutex_unlock(&s->lock);
-    for (int32_t i = 0; i < t->n; i++)
-        slot_answer(s, t->jobs[i], st == OK ? ENGINE_OK : ENGINE_FAILED);
+    for (int32_t i = 0; i < t->n; i++) {
+        job *j = t->jobs[i];
+        j->out->outcome = outcome;
+        j->done(j->ctx, j->out);
+    }
 }
-
-/* A batch at most; and how many times the wait for others a job must have left.  How long a worker
- * looks out for a job that is expected, and how often between two questions for the time. */
-enum { MAX_TAKEN = 4096, GATHER_SPARES = 8, LOOK_NS = 200000, LOOKS = 32 };
 
 /* The next batch; under the lock, the queue not empty. */
 static void take(slot *s, taken *t) {
@@ -321,13 +361,31 @@ static void wait_for_job(slot *s) {
     }
 }
 
-/* Until a job comes or the time `until`; false: it is over. */
+/* Until a job comes or the time `until`; false: it is over.  Who is not expected yet, but asks
+ * together with others, is seldom later than LOOK_NS: to sleep and wake takes as long. */
 static bool wait_for_more(slot *s, uint64_t until) {
-    if (s->n_coming > 0 && s->may_spin) return look_out(s, until);
+    uint64_t look = clock_ns() + LOOK_NS;
+    if (s->n_coming > 0 || look > until) look = until;
+    if (s->may_spin && (look_out(s, look) || s->n_coming > 0 || look == until))
+        return clock_ns() < until;
     s->is_asleep = true;
     bool has_time = cond_wait_until(&s->work, &s->lock, until);
     s->is_asleep = false;
     return has_time;
+}
+
+/* The next of the jobs that have come, while others do; false: there is none.  Under the lock,
+ * which it gives up: jobs leave the queue by this thread alone. */
+static bool expect_one(slot *s) {
+    job *j = NULL;
+    for (size_t i = 0; i < s->queue.n && j == NULL; i++)
+        if (s->queue.item[i]->call == NULL && !s->queue.item[i]->is_expected) j = s->queue.item[i];
+    if (j == NULL) return false;
+    j->is_expected = true;
+    pthread_mutex_unlock(&s->lock);
+    run_expect(j);
+    pthread_mutex_lock(&s->lock);
+    return true;
 }
 
 /* Waits for jobs that probably come: clients that ask at the same time did so before.  At most for
@@ -338,6 +396,7 @@ static void gather(slot *s) {
     while (s->queue.n < s->n_last && comes && now < end && !s->is_stopping) {
         const job *first = s->queue.item[0];
         if (first->call != NULL || first->deadline_ns < now + GATHER_SPARES * most) return;
+        if (expect_one(s)) continue;
         size_t n = s->queue.n;
         uint64_t until = now + most / 2 < end ? now + most / 2 : end;
         while (s->queue.n == n && !s->is_stopping && wait_for_more(s, until))
@@ -380,12 +439,24 @@ void slot_submit(slot *s, job *j, bool may_run) {
     bool is_own = may_run && is_for_caller(s) && !s->is_stopping;
     engine_outcome outcome = s->is_stopping ? ENGINE_CLOSING : admit(s, j);
     has_come(s);
-    if (outcome == ENGINE_OK && is_own)
-        run_own(s);
-    else if (outcome == ENGINE_OK)
-        wake_worker(s);
+    if (outcome != ENGINE_OK || is_own) j->is_awaited = false;
+    if (outcome == ENGINE_OK && is_own) run_own(s);
+    bool wakes = outcome == ENGINE_OK && !is_own && is_to_wake(s);
     pthread_mutex_unlock(&s->lock);
+    if (wakes) pthread_cond_signal(&s->work);
     if (outcome != ENGINE_OK) slot_answer(s, j, outcome);
+}
+
+bool slot_look_begin(slot *s, const job *j) {
+    bool is_on_gpu = j->m->compute.be->token_bucket > 0;
+    if (!s->may_spin || !is_on_gpu) return false;
+    if (atomic_fetch_add(&s->n_looking, 1) < s->n_cores / 2) return true;
+    atomic_fetch_sub(&s->n_looking, 1);
+    return false;
+}
+
+void slot_look_end(slot *s) {
+    atomic_fetch_sub(&s->n_looking, 1);
 }
 
 static void *worker(void *argument) {
@@ -411,8 +482,9 @@ status slot_create(slot **out, const char *name, int32_t max_queue, uint64_t mos
     *out = NULL;
     TRY(MEM_NEW(&s, 1));
     snprintf(s->name, sizeof s->name, "%s", name);
-    s->may_spin = env_cores() > 2; /* else whoever looks up the request needs the core */
-    pthread_mutex_init(&s->lock, NULL);
+    s->n_cores = env_cores();
+    s->may_spin = s->n_cores > 2; /* else whoever looks up the request needs the core */
+    mutex_init_short(&s->lock);
     cond_init(&s->work);
     cond_init(&s->idle);
     status st = job_queue_init(&s->queue, max_queue, (double)most_ns / 1e9);

@@ -4,7 +4,8 @@
  * computed, unless its client goes away.  A worker that was idle waits for as many jobs as its last
  * batch had, while they come, and no longer than another batch for them would cost.  To wake a
  * thread takes 20 to 50 us: while requests are looked up it looks out for them instead of sleeping,
- * for LOOK_NS at most, where there are cores for that.  A caller that waits for its answer in any
+ * for LOOK_NS at most, where there are cores for that; callers look out for the end of their batch
+ * in the same way, when it is due (job.due_ns).  A caller that waits for its answer in any
  * case computes it on its own thread where nothing else is to be done: then nobody is woken.  One
  * thread computes at a time, whichever it is (is_running).
  *
@@ -25,6 +26,8 @@ typedef struct slot {
     pthread_cond_t work, idle;
     pthread_t thread;
     bool has_thread, is_stopping, is_running, may_spin;
+    int n_cores;
+    atomic_int n_looking;    /* callers that look out for their answers */
     bool is_asleep;          /* the worker, and nobody has woken it yet */
     int n_coming;            /* requests that are being looked up (slot_expect) */
     _Atomic uint64_t n_news; /* grows with all that a worker that looks out for jobs must see */
@@ -49,13 +52,20 @@ status slot_call(slot *s, status (*fn)(served *m, void *ctx), void *ctx);
 
 /* A request is being looked up that will be a job in some microseconds: a worker that sleeps is
  * woken now, and is awake when the job comes, unless the caller may run the job and probably will,
- * which is returned.  Ends with slot_submit, or with slot_expect_none. */
-bool slot_expect(slot *s, bool may_run);
+ * which is returned.  *m: the current model, with a reference.  Ends with slot_submit, or with
+ * slot_expect_none. */
+bool slot_expect(slot *s, bool may_run, served **m);
 void slot_expect_none(slot *s);
 
 /* Runs a job, or answers it at once with a refusal.  may_run: on this thread, before this returns,
- * where nothing else runs, waits or comes. */
+ * where nothing else runs, waits or comes.  Whatever is answered before this returns is no longer
+ * is_awaited. */
 void slot_submit(slot *s, job *j, bool may_run);
+
+/* Whether the caller of a job may keep its core busy while it waits for the answer, which a GPU
+ * computes: where no more than half of the cores do so.  Ends with slot_look_end, if so. */
+bool slot_look_begin(slot *s, const job *j);
+void slot_look_end(slot *s);
 
 /* Nanoseconds from its arrival that a request may take that names no deadline and comes now. */
 uint64_t slot_patience(slot *s);
@@ -63,7 +73,7 @@ uint64_t slot_patience(slot *s);
 /* Whether a request with this deadline could be admitted at all, small as it may be, or common
  * where too many come: asked before its ids are looked up, so that a refusal costs next to nothing.
  * False: *out says why. */
-bool slot_has_time(slot *s, served *m, uint64_t deadline_ns, int priority, engine_answer *out);
+bool slot_has_time(slot *s, uint64_t deadline_ns, int priority, engine_answer *out);
 
 /* Answers: counts the outcome and calls `done`.  Not under the lock. */
 void slot_answer(slot *s, job *j, engine_outcome outcome);
