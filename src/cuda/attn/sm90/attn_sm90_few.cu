@@ -33,15 +33,20 @@ static int64_t parts_of(const backend *be, const attn_args *a) {
 }
 
 /* Where it was measured: few tiles of queries that can be cut, or more of them with few keys.  In
- * parts of many half tiles the other kernels' loop would make up for their later start. */
+ * parts of many half tiles the other kernels' loop makes up for their later start, unless the
+ * blocks fill the GPU: us of a layer (H200, 2026-11-17; users x history / new tokens):
+ *                     1 x 4096/256   1 x 4096/384   2 x 4096/128   2 x 3072/256   2 x 4096/256
+ *     half tiles a part         17             23             28             26             34
+ *     few                     35.8           44.4           48.5           52.1           57.6
+ *     other kernels           37.4           45.5           51.4           53.2           59.0 */
 static bool is_few(const backend *be, const attn_args *a) {
     int n = cuda_of(be)->n_multiprocessors;
     int64_t n_units = count_units(a), n_halves = cuda_div_up(a->max_len_k, 32);
     if (n_units == 0 || n_units > 2 * n) return false;
     if (n_halves > FEW_PLACES) return false;
     if (2 * n_units > n) return n_halves <= 16; /* attn_sm90_paged.cu cuts more keys into parts */
-    int64_t n_parts = parts_of(be, a);
-    return n_parts > 1 && (n_halves <= 48 || n_halves <= 14 * n_parts);
+    int64_t n_parts = parts_of(be, a), most = 10 * n_units * n_parts >= 18 * n ? 34 : 14;
+    return n_parts > 1 && (n_halves <= 48 || n_halves <= most * n_parts);
 }
 
 /* bfloat16 (float16 has not been measured).  Not in deterministic mode: which kernel runs, and
