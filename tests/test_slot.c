@@ -1,5 +1,6 @@
 #include "serve/slot.h"
 
+#include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -215,6 +216,7 @@ TEST(slot_callers_make_their_items) {
             CHECK_EQ(own[i].n_columns, want[i].n_columns);
             CHECK(memcmp(own[i].place, want[i].place, sizeof own[i].place) == 0);
             CHECK(memcmp(own[i].value, want[i].value, sizeof own[i].value) == 0);
+            CHECK(isfinite(own[i].value[0][0]) && isnan(own[i].value[CANDIDATES - 1][0]));
         }
     }
     engine_destroy(e);
@@ -230,7 +232,8 @@ TEST(slot_worker_does_not_wait_for_what_does_not_come) {
     s->may_spin = true;
     pthread_mutex_unlock(&s->lock);
     served *m;
-    slot_expect(s, false, &m);
+    bool is_own;
+    CHECK(slot_expect(s, &(slot_terms){.was_asked = true}, NULL, &m, &is_own) && !is_own);
     ask_all(&a);
     CHECK(a.n_ok == ASKS / 3 * 2 && engine_wait_idle(e, 10000000000u));
     slot_expect_none(s);

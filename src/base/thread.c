@@ -74,14 +74,14 @@ void thread_wake(atomic_uint *word) {
     errno = before;
 }
 
-void mutex_init_short(pthread_mutex_t *lock) {
-    pthread_mutexattr_t a;
-    pthread_mutexattr_init(&a);
-#ifdef PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP
-    pthread_mutexattr_settype(&a, PTHREAD_MUTEX_ADAPTIVE_NP);
-#endif
-    pthread_mutex_init(lock, &a);
-    pthread_mutexattr_destroy(&a);
+void mutex_lock_soon(pthread_mutex_t *lock) {
+    enum { LOOKS = 100, PAUSES = 4 };
+    for (int i = 0; i < LOOKS; i++) {
+        if (pthread_mutex_trylock(lock) == 0) return;
+        for (int k = 0; k < PAUSES; k++)
+            thread_pause();
+    }
+    pthread_mutex_lock(lock);
 }
 
 void rwlock_init(pthread_rwlock_t *lock) {

@@ -35,9 +35,8 @@ static inline void thread_pause(void) {
 void thread_sleep_while(atomic_uint *word, unsigned value, uint64_t until);
 void thread_wake(atomic_uint *word); /* all that sleep; only the address is looked at */
 
-/* A lock that is held for a short time: whoever finds it taken looks for it some times before it
- * sleeps, where the system can do that. */
-void mutex_init_short(pthread_mutex_t *lock);
+/* Locks what others hold for a short time: looks for it for some microseconds before it sleeps. */
+void mutex_lock_soon(pthread_mutex_t *lock);
 
 /* A lock of readers and writers, where readers that come while a writer waits let it go first. */
 void rwlock_init(pthread_rwlock_t *lock);

@@ -75,6 +75,18 @@ static void put_events(batch *b, const user_events *u, uint64_t n, uint64_t n_sk
     if (u->time != NULL) memcpy(b->time + at, u->time + first, count * sizeof *b->time);
 }
 
+/* At the time of the newest event; without times nobody reads theirs. */
+static void put_candidates(batch *b, const user_events *u, const uint32_t *candidate, size_t n) {
+    size_t at = (size_t)b->n_tokens;
+    int64_t newest = u->n > 0 && u->time != NULL ? u->time[u->n - 1] : 0;
+    b->n_tokens += (int32_t)n;
+    if (n == 0) return;
+    memcpy(b->item + at, candidate, n * sizeof *b->item);
+    memset(b->action + at, 0, n * sizeof *b->action);
+    for (size_t i = 0; i < n && (u->time != NULL || u->n == 0); i++)
+        b->time[at + i] = newest;
+}
+
 status histories_add(histories *h, const user_events *u, const uint32_t *candidate,
                      int32_t n_candidates) {
     return histories_add_rest(h, u, 0, candidate, n_candidates);
@@ -92,13 +104,8 @@ status histories_add_rest(histories *h, const user_events *u, uint64_t n_skipped
     if (b->n_tokens + (int64_t)n + n_candidates > h->max_rows)
         return fail(ERR_CONFIG, "a batch of %lld events is full", (long long)h->max_rows);
     int32_t user = b->n_users++;
-    int64_t newest = u->n > 0 && u->time != NULL ? u->time[u->n - 1] : 0;
     put_events(b, u, n, n_skipped);
-    for (int32_t i = 0; i < n_candidates; i++, b->n_tokens++) {
-        b->item[b->n_tokens] = candidate[i];
-        b->action[b->n_tokens] = 0;
-        b->time[b->n_tokens] = newest;
-    }
+    put_candidates(b, u, candidate, (size_t)n_candidates);
     b->users[user] = u->user;
     b->n_targets[user] = n_candidates;
     b->offsets[user + 1] = b->n_tokens;

@@ -327,18 +327,18 @@ static uint64_t deadline_of(const engine *e, slot *s, const engine_request *r, u
     return arrived + all - (r->after_ns < all / 2 ? r->after_ns : all / 2);
 }
 
-static bool has_time(slot *s, const engine_request *r, uint64_t deadline, engine_answer *out) {
-    if (slot_has_time(s, deadline, r->priority, out)) return true;
+static void refuse(slot *s, const engine_request *r, engine_answer *out) {
     slot_count(s, r->task, ENGINE_OVERLOAD);
     out->outcome = ENGINE_OVERLOAD;
-    return false;
 }
 
 bool engine_has_time(engine *e, const engine_request *r, engine_answer *out) {
     uint64_t arrived = r->arrived_ns > 0 ? r->arrived_ns : clock_ns();
     slot *s = engine_slot(e, r->model);
     *out = (engine_answer){0};
-    return s == NULL || has_time(s, r, deadline_of(e, s, r, arrived), out);
+    if (s == NULL || slot_has_time(s, deadline_of(e, s, r, arrived), r->priority, out)) return true;
+    refuse(s, r, out);
+    return false;
 }
 
 /* Returns the job where its caller, who waits for it, is to make the items of the answer; else
@@ -360,12 +360,14 @@ static job *submit(engine *e, const engine_request *r, engine_answer *out, bool 
     }
     uint64_t arrived = r->arrived_ns > 0 ? r->arrived_ns : now;
     uint64_t deadline = deadline_of(e, s, r, arrived);
-    if (!r->was_asked && !has_time(s, r, deadline, out)) {
+    slot_terms terms = {deadline, r->priority, r->was_asked, may_run};
+    served *m;
+    bool is_own;
+    if (!slot_expect(s, &terms, out, &m, &is_own)) {
+        refuse(s, r, out);
         done(ctx, out);
         return NULL;
     }
-    served *m;
-    bool is_own = slot_expect(s, may_run, &m);
     status st = prepare(e, s, r, m, is_own, out, &j);
     if (st != OK) {
         slot_expect_none(s);

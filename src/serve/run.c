@@ -587,6 +587,7 @@ static status run_ranking(run *r) {
 status run_jobs(served *m, job *const *jobs, int32_t n, run_report *out) {
     run r = {.m = m, .jobs = jobs, .n = n, .report = out};
     *out = (run_report){0};
+    m->n_expected = 0;
     TRY(served_checked(m));
     kv_cache_counts before = {0};
     if (m->cache != NULL) before = kv_cache_count(m->cache);

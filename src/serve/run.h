@@ -18,7 +18,7 @@ int32_t run_tokens(const job *j);
 /* Tokens of a job that may be reused: retrieval needs the result of the last one. */
 int32_t run_max_reused(const job *j);
 
-/* Holds the pages of a job in the cache, if that was not done; under the lock of the cache. */
+/* Holds the pages of a job in the cache; under the lock of the cache. */
 void run_hold(job *j);
 
 /* Begins with a job of the next batch, while its thread waits for others: holds its pages.  Ends

@@ -6,8 +6,7 @@ int32_t run_max_reused(const job *j) {
 }
 
 void run_hold(job *j) {
-    if (j->n_tokens > 0 && j->path.n_held == 0)
-        kv_cache_hold(j->m->cache, j->tokens, run_max_reused(j), &j->path);
+    if (j->n_tokens > 0) kv_cache_hold(j->m->cache, j->tokens, run_max_reused(j), &j->path);
 }
 
 static void prefetch(const void *memory, size_t bytes) {
@@ -29,13 +28,16 @@ static void expect_job(const job *j) {
     prefetch(j->candidate, (size_t)j->n_candidates * sizeof *j->candidate);
 }
 
-/* Where other callers look for their pages, this waits until the batch begins. */
+/* Beside callers that look for their pages, so that neither waits for the other. */
 void run_expect(job *j) {
     served *m = j->m;
     if (m->cache == NULL) return;
     expect_job(j);
-    if (pthread_rwlock_trywrlock(&m->cache_lock) != 0) return;
-    run_hold(j);
+    if (pthread_rwlock_tryrdlock(&m->cache_lock) != 0) return;
+    kv_cache_hold_found(m->cache, run_max_reused(j), &j->path);
+    int32_t n_pages = j->n_tokens / KV_PAGE + 1 - j->path.n_held;
+    kv_cache_expect_room(m->cache, m->n_expected, n_pages);
+    m->n_expected += n_pages;
     pthread_rwlock_unlock(&m->cache_lock);
 }
 

@@ -90,18 +90,6 @@ static bool is_for_caller(const slot *s) {
     return s->n_coming == 1 && s->queue.n == 0 && !s->is_running && s->n_last <= 1;
 }
 
-bool slot_expect(slot *s, bool may_run, served **m) {
-    pthread_mutex_lock(&s->lock);
-    s->n_coming++;
-    bool is_own = may_run && is_for_caller(s);
-    bool wakes = s->may_spin && !is_own && is_to_wake(s);
-    *m = s->model;
-    served_keep(*m);
-    pthread_mutex_unlock(&s->lock);
-    if (wakes) pthread_cond_signal(&s->work);
-    return is_own;
-}
-
 /* Under the lock. */
 static void has_come(slot *s) {
     s->n_coming--;
@@ -109,31 +97,58 @@ static void has_come(slot *s) {
 }
 
 void slot_expect_none(slot *s) {
-    pthread_mutex_lock(&s->lock);
+    mutex_lock_soon(&s->lock);
     has_come(s);
     pthread_mutex_unlock(&s->lock);
 }
 
 uint64_t slot_patience(slot *s) {
-    pthread_mutex_lock(&s->lock);
+    mutex_lock_soon(&s->lock);
     double seconds = job_queue_patience(&s->queue, clock_ns());
     pthread_mutex_unlock(&s->lock);
     return (uint64_t)(seconds * 1e9);
 }
 
-bool slot_has_time(slot *s, uint64_t deadline_ns, int priority, engine_answer *out) {
-    job any = {.deadline_ns = deadline_ns, .priority = priority, .order = UINT64_MAX, .out = out};
-    pthread_mutex_lock(&s->lock);
-    any.m = s->model;
+/* Under the lock. */
+static bool has_time(slot *s, uint64_t deadline_ns, int priority, engine_answer *out) {
     uint64_t now = clock_ns();
+    job any = {.m = s->model,
+               .deadline_ns = deadline_ns,
+               .priority = priority,
+               .order = UINT64_MAX,
+               .out = out};
     /* Its own are not known yet: those of a small one, but under overload of a common one, for
      * else many are read in vain. */
     any.flops = job_queue_flops(&s->queue);
     if (!patience_is_tried(&s->queue.patience, now)) any.flops /= 2;
-    bool has_time = ask_queue(s, &any, now) == ENGINE_OK;
-    if (!has_time) job_queue_asked(&s->queue, now); /* else it will be when it is a job */
+    bool is_fine = ask_queue(s, &any, now) == ENGINE_OK;
+    if (!is_fine) job_queue_asked(&s->queue, now); /* else it will be when it is a job */
+    return is_fine;
+}
+
+bool slot_has_time(slot *s, uint64_t deadline_ns, int priority, engine_answer *out) {
+    mutex_lock_soon(&s->lock);
+    bool is_fine = has_time(s, deadline_ns, priority, out);
     pthread_mutex_unlock(&s->lock);
-    return has_time;
+    return is_fine;
+}
+
+bool slot_expect(slot *s, const slot_terms *t, engine_answer *out, served **m, bool *is_own) {
+    bool wakes = false;
+    *m = NULL;
+    *is_own = false;
+    mutex_lock_soon(&s->lock);
+    bool is_fine = t->was_asked || has_time(s, t->deadline_ns, t->priority, out);
+    if (is_fine) {
+        s->n_coming++;
+        *is_own = t->may_run && is_for_caller(s);
+        wakes = s->may_spin && !*is_own && is_to_wake(s);
+        *m = s->model;
+        served_keep(*m);
+    }
+    pthread_mutex_unlock(&s->lock);
+    if (wakes) pthread_cond_signal(&s->work);
+    return is_fine;
 }
 
 enum { CALL_NS = 100000000 };
@@ -296,7 +311,7 @@ static void run_taken(slot *s, taken *t) {
     if (t->n == 0) return;
     status st = served_checked(t->jobs[0]->m); /* not a part of the time that is learnt below */
     uint64_t start = clock_ns();
-    pthread_mutex_lock(&s->lock);
+    mutex_lock_soon(&s->lock);
     job_queue_begin(&s->queue, t->flops, start);
     s->stats.predicted_s += job_queue_seconds(&s->queue, t->flops);
     tell_due(s, t, start);
@@ -304,7 +319,7 @@ static void run_taken(slot *s, taken *t) {
     if (st == OK) st = run_jobs(t->jobs[0]->m, t->jobs, t->n, &report);
     if (st != OK) fail_jobs(t);
     engine_outcome outcome = st == OK ? ENGINE_OK : ENGINE_FAILED;
-    pthread_mutex_lock(&s->lock);
+    mutex_lock_soon(&s->lock);
     uint64_t end = clock_ns();
     s->stats.measured_s += (double)(end - start) / 1e9;
     job_queue_end(&s->queue, t->jobs, st == OK ? t->n : 0, end);
@@ -341,7 +356,7 @@ static bool look_out(slot *s, uint64_t until) {
             has_news = s->n_news != seen;
         }
     } while (!has_news && clock_ns() < until);
-    pthread_mutex_lock(&s->lock);
+    mutex_lock_soon(&s->lock);
     return s->n_news != seen;
 }
 
@@ -384,7 +399,7 @@ static bool expect_one(slot *s) {
     j->is_expected = true;
     pthread_mutex_unlock(&s->lock);
     run_expect(j);
-    pthread_mutex_lock(&s->lock);
+    mutex_lock_soon(&s->lock);
     return true;
 }
 
@@ -417,7 +432,7 @@ static void run_next(slot *s, taken *t) {
         first->done(first->ctx, NULL);
     else
         run_taken(s, t);
-    pthread_mutex_lock(&s->lock);
+    mutex_lock_soon(&s->lock);
     s->is_running = false;
     job_queue_begin(&s->queue, 0, 0);
 }
@@ -435,7 +450,7 @@ static void run_own(slot *s) {
 }
 
 void slot_submit(slot *s, job *j, bool may_run) {
-    pthread_mutex_lock(&s->lock);
+    mutex_lock_soon(&s->lock);
     bool is_own = may_run && is_for_caller(s) && !s->is_stopping;
     engine_outcome outcome = s->is_stopping ? ENGINE_CLOSING : admit(s, j);
     has_come(s);
@@ -484,7 +499,7 @@ status slot_create(slot **out, const char *name, int32_t max_queue, uint64_t mos
     snprintf(s->name, sizeof s->name, "%s", name);
     s->n_cores = env_cores();
     s->may_spin = s->n_cores > 2; /* else whoever looks up the request needs the core */
-    mutex_init_short(&s->lock);
+    pthread_mutex_init(&s->lock, NULL);
     cond_init(&s->work);
     cond_init(&s->idle);
     status st = job_queue_init(&s->queue, max_queue, (double)most_ns / 1e9);

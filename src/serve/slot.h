@@ -50,11 +50,19 @@ void slot_set_model(slot *s, served *m);
 /* Calls fn on the thread that computes, between two batches, and waits for it. */
 status slot_call(slot *s, status (*fn)(served *m, void *ctx), void *ctx);
 
+/* What a request that comes asks for. */
+typedef struct slot_terms {
+    uint64_t deadline_ns;
+    int priority;
+    bool was_asked; /* slot_has_time said yes just now */
+    bool may_run;   /* the caller, its job */
+} slot_terms;
+
 /* A request is being looked up that will be a job in some microseconds: a worker that sleeps is
- * woken now, and is awake when the job comes, unless the caller may run the job and probably will,
- * which is returned.  *m: the current model, with a reference.  Ends with slot_submit, or with
- * slot_expect_none. */
-bool slot_expect(slot *s, bool may_run, served **m);
+ * woken now, and is awake when the job comes, unless the caller may run the job and probably will
+ * (*is_own).  *m: the current model, with a reference.  Ends with slot_submit, or with
+ * slot_expect_none.  False: it has no time (slot_has_time), and nothing is expected. */
+bool slot_expect(slot *s, const slot_terms *t, engine_answer *out, served **m, bool *is_own);
 void slot_expect_none(slot *s);
 
 /* Runs a job, or answers it at once with a refusal.  may_run: on this thread, before this returns,
