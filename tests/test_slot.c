@@ -389,3 +389,75 @@ TEST(slot_ends_after_its_callers) {
     pthread_join(thread[0], NULL);
     pthread_join(thread[1], NULL);
 }
+
+static void *submit_other(void *context) {
+    submit_gate(context, false);
+    return NULL;
+}
+
+/* An engine that ends waits for a caller that has woken the worker: what it did after the answer
+ * came is seen by the thread sanitizer alone. */
+TEST(slot_ends_after_who_wakes_its_worker) {
+    const char *run = serve_run("slot", retrieval_gin, NULL, 0);
+    for (int i = 0; i < 5; i++) {
+        engine *e = serve_open(run, synth_folder(), 16);
+        gate g = {.e = e, .is_open = true};
+        pthread_t thread;
+        CHECK(engine_wait_idle(e, 10000000000u));
+        CHECK_EQ(pthread_create(&thread, NULL, submit_other, &g), 0);
+        release_gate(&g);
+        engine_destroy(e);
+        pthread_join(thread, NULL);
+    }
+}
+
+/* Candidates that no model knows: their batch ends long before their caller has named them. */
+enum { STRANGERS = 1 << 18 };
+
+typedef struct slow_caller {
+    engine *e;
+    engine_id *id; /* (STRANGERS) */
+    engine_answer answer;
+} slow_caller;
+
+static void *rank_strangers(void *context) {
+    slow_caller *c = context;
+    engine_event history[2] = {serve_event(1, 1000), serve_event(2, 1001)};
+    engine_request r = {.task = ENGINE_RANK,
+                        .has_history = true,
+                        .history = history,
+                        .n_history = 2,
+                        .candidates = c->id,
+                        .n_candidates = STRANGERS,
+                        .top_k = STRANGERS,
+                        .deadline_ns = 100000000000u};
+    engine_ask(c->e, &r, &c->answer);
+    return NULL;
+}
+
+/* An engine that ends waits for a caller that makes the items of its answer. */
+TEST(slot_ends_after_callers_that_make_their_items) {
+    const char *const set[] = {"DatasetArgs.max_num_candidates=4"};
+    slow_caller c = {.e = serve_open(serve_run("slot", ranking_gin, set, 1), NULL, 16)};
+    slot *s = engine_slot(c.e, 0);
+    engine_stats stats = {0};
+    pthread_t thread;
+    CHECK_OK(MEM_NEW(&c.id, STRANGERS));
+    for (int i = 0; i < STRANGERS; i++)
+        c.id[i] = serve_id(1000000 + i);
+    pthread_mutex_lock(&s->lock);
+    s->n_last = 2; /* so that it does not run its job itself */
+    s->queue.batch_s = 1e-6;
+    pthread_mutex_unlock(&s->lock);
+    CHECK_EQ(pthread_create(&thread, NULL, rank_strangers, &c), 0);
+    for (int i = 0; stats.requests[ENGINE_RANK][ENGINE_OK] == 0 && i < 60000; i++) {
+        wait_ms(1);
+        CHECK_OK(engine_model_stats(c.e, 0, &stats));
+    }
+    engine_destroy(c.e);
+    CHECK_EQ(c.answer.outcome, ENGINE_OK);
+    CHECK_EQ(c.answer.n_items, STRANGERS); /* it was made before the end */
+    pthread_join(thread, NULL);
+    engine_answer_release(&c.answer);
+    mem_free(c.id);
+}

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/thread.h"
 #include "serve/engine_int.h"
 #include "serve/waiter.h"
 
@@ -49,9 +50,20 @@ status engine_create(engine **out, const engine_config *c) {
     return OK;
 }
 
+/* A caller looks at its slot until it leaves: after its answer was given, too.  Nobody is woken
+ * when the last one leaves, so this looks now and then. */
+static void wait_for_callers(engine *e) {
+    enum { LOOK_NS = 1000000 };
+    for (unsigned n; (n = atomic_load(&e->n_inside)) > 0;)
+        thread_sleep_while(&e->n_inside, n, clock_ns() + LOOK_NS);
+}
+
 void engine_destroy(engine *e) {
     if (e == NULL) return;
     engine_drain(e);
+    for (int i = 0; i < e->n_slots; i++)
+        slot_stop(e->slots[i]);
+    wait_for_callers(e);
     for (int i = 0; i < e->n_slots; i++)
         slot_destroy(e->slots[i]);
     users_fini(&e->users);
@@ -387,10 +399,12 @@ static job *submit(engine *e, const engine_request *r, engine_answer *out, bool 
 
 void engine_submit(engine *e, const engine_request *r, engine_answer *out, engine_done done,
                    void *ctx) {
+    atomic_fetch_add(&e->n_inside, 1);
     (void)submit(e, r, out, r->may_run, false, done, ctx);
+    atomic_fetch_sub(&e->n_inside, 1);
 }
 
-void engine_ask(engine *e, const engine_request *r, engine_answer *out) {
+static void ask(engine *e, const engine_request *r, engine_answer *out) {
     waiter w;
     waiter_init(&w);
     job *j = submit(e, r, out, true, true, waiter_wake, &w);
@@ -405,6 +419,12 @@ void engine_ask(engine *e, const engine_request *r, engine_answer *out) {
     if (st == OK) return;
     out->outcome = ENGINE_FAILED;
     snprintf(out->error, sizeof out->error, "%s", status_reason());
+}
+
+void engine_ask(engine *e, const engine_request *r, engine_answer *out) {
+    atomic_fetch_add(&e->n_inside, 1);
+    ask(e, r, out);
+    atomic_fetch_sub(&e->n_inside, 1);
 }
 
 void engine_release_memory(struct engine_answer_memory *memory) {

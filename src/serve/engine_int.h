@@ -13,6 +13,7 @@ struct engine {
     slot *slots[ENGINE_MAX_MODELS]; /* (n_slots); never removed, added under the load lock */
     atomic_int n_slots;
     atomic_bool is_closing;
+    atomic_uint n_inside;       /* callers of engine_ask and engine_submit */
     pthread_mutex_t load_lock;  /* one load at a time */
     pthread_mutex_t users_lock; /* of what follows, and of the models' maps of items */
     users users;

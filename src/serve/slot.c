@@ -516,14 +516,19 @@ status slot_create(slot **out, const char *name, int32_t max_queue, uint64_t mos
     return OK;
 }
 
-void slot_destroy(slot *s) {
-    if (s == NULL) return;
+void slot_stop(slot *s) {
     pthread_mutex_lock(&s->lock);
     s->is_stopping = true;
     s->n_news++;
     wake_worker(s);
     pthread_mutex_unlock(&s->lock);
     if (s->has_thread) pthread_join(s->thread, NULL);
+    s->has_thread = false;
+}
+
+void slot_destroy(slot *s) {
+    if (s == NULL) return;
+    slot_stop(s);
     served_drop(s->model);
     pthread_mutex_destroy(&s->lock);
     pthread_cond_destroy(&s->work);

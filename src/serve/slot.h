@@ -40,7 +40,9 @@ typedef struct slot {
 
 /* most_ns: what a request without a deadline may take in any case. */
 status slot_create(slot **out, const char *name, int32_t max_queue, uint64_t most_ns);
-void slot_destroy(slot *s); /* answers what waits; NULL is fine */
+/* Answers what waits, refuses what comes, and ends the thread; callers may still be inside. */
+void slot_stop(slot *s);
+void slot_destroy(slot *s); /* stops it; nobody may be inside; NULL is fine */
 
 /* The current model, with a reference for the caller. */
 served *slot_keep_model(slot *s);
