@@ -25,8 +25,9 @@ typedef struct pass_config {
     int64_t max_events;
     bool has_cache; /* for pass_encode_cached and pass_score_cached */
     /* Without training, where the backend records steps: small batches are rounded up to a few
-     * shapes, each of which is recorded when it comes the second time, and replayed from then on.
-     * A batch must have been waited for (sync, copy_out) before the next one. */
+     * shapes, each of which is recorded when it comes the second time, and replayed from then on;
+     * larger ones, up to 8,192 tokens, when their exact shape comes the third time.  A batch must
+     * have been waited for (sync, copy_out) before the next one. */
     bool is_recorded;
     /* A pass whose activations this one may overwrite, so that it needs little memory of its own;
      * or NULL. That pass must outlive this one, and its results are lost whenever this one runs. */

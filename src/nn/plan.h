@@ -8,11 +8,11 @@
  *             sees; for scoring they are left out.
  *
  * Everything is computed on the host, checked against what the model was made for, and sent to the
- * backend by plan_build, in one copy.  Where steps are recorded, a training batch is padded to a
- * multiple of the backend's token_bucket by a few extra sequences whose tokens have no rows and
- * whose losses have no labels: they read as zeros and give no gradient.  Other small batches are
- * rounded up by tokens and outputs that belong to no sequence, and by empty sequences, so that few
- * shapes have to be recorded.  A plan belongs to one thread. */
+ * backend by plan_build, or plan_send, in one copy.  Where steps are recorded, a training batch is
+ * padded to a multiple of the backend's token_bucket by a few extra sequences whose tokens have no
+ * rows and whose losses have no labels: they read as zeros and give no gradient.  Other small
+ * batches are rounded up by tokens and outputs that belong to no sequence, and by empty sequences,
+ * so that few shapes have to be recorded.  A plan belongs to one thread. */
 #ifndef HSTU_NN_PLAN_H
 #define HSTU_NN_PLAN_H
 
