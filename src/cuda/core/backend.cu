@@ -4,7 +4,7 @@
 
 #include "base/env.h"
 #include "base/mem.h"
-#include "cuda/core/cuda.h"
+#include "cuda/core/enter.h"
 #include "cuda/core/wait.h"
 #include "ops/device.h"
 #include "ops/time_bucket.h"
@@ -26,6 +26,7 @@ status cuda_failed(cudaError_t error, const char *what) {
 
 status cuda_alloc(backend *be, void **out, size_t bytes) {
     *out = NULL;
+    TRY(cuda_enter(be));
     CUDA_TRY(cuda_wait_malloc(out, bytes > 0 ? bytes : 1));
     cudaError_t error = cudaMemsetAsync(*out, 0, bytes, cuda_of(be)->stream);
     if (error == cudaSuccess) return OK;

@@ -5,7 +5,8 @@
 
 #include "cuda/core/cuda.h"
 
-/* At the beginning of ops that a batch may begin with.  A guest's caller has set the device. */
+/* At the beginning of ops that a batch, or a call on the thread that computes (slot_call), may
+ * begin with.  A guest's caller has set the device. */
 static inline status cuda_enter(const backend *be) {
     const cuda_state *s = cuda_of(be);
     int device;
