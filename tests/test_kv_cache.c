@@ -224,6 +224,31 @@ TEST(kv_cache_is_probed_while_pages_are_held) {
     kv_cache_destroy(c);
 }
 
+/* A path that was held when the cache forgot everything lets nothing of a later one go. */
+TEST(kv_cache_forgets_what_was_held) {
+    kv_cache *c = make(4);
+    kv_token t[3][N];
+    kv_found found[2][N];
+    kv_path path[2] = {{.page = found[0]}, {.page = found[1]}};
+    for (int i = 0; i < 3; i++)
+        history(t[i], N, (uint64_t)i + 1, N);
+    for (int i = 0; i < 2; i++) {
+        CHECK_EQ(use(c, t[i], 128), 0);
+        kv_cache_hold(c, t[i], 128, &path[i]);
+        CHECK_EQ(path[i].n_held, 2);
+        if (i == 0) kv_cache_forget(c);
+    }
+    kv_cache_let_go(c, &path[0]);
+    CHECK(path[0].n_held == 0 && kv_cache_is_sound(c));
+    CHECK_EQ(use(c, t[2], 256), 0);
+    CHECK_EQ(use(c, t[1], 128), 128); /* still held, so not evicted */
+    kv_cache_let_go(c, &path[1]);
+    CHECK(kv_cache_is_sound(c));
+    CHECK_EQ(use(c, t[0], 256), 0);
+    CHECK(use(c, t[1], 128) < 128);
+    kv_cache_destroy(c);
+}
+
 /* What was found before the cache changed. */
 TEST(kv_cache_does_not_trust_old_paths) {
     kv_cache *c = make(4);

@@ -7,6 +7,7 @@
 #include <time.h>
 
 #include "serve/engine_int.h"
+#include "serve/kv_cache_int.h"
 #include "serve_test.h"
 
 static void count_done(void *ctx, engine_answer *a) {
@@ -219,6 +220,91 @@ TEST(slot_callers_make_their_items) {
             CHECK(isfinite(own[i].value[0][0]) && isnan(own[i].value[CANDIDATES - 1][0]));
         }
     }
+    engine_destroy(e);
+}
+
+/* A request whose client may go away while it waits. */
+typedef struct leaver {
+    engine_answer answer;
+    bool is_gone;
+    atomic_bool is_done;
+} leaver;
+
+static bool has_left(void *ctx) {
+    return ((leaver *)ctx)->is_gone;
+}
+
+static void note_answer(void *ctx, engine_answer *a) {
+    (void)a;
+    atomic_store(&((leaver *)ctx)->is_done, true);
+}
+
+static void submit_leaver(engine *e, leaver *l) {
+    engine_request r = serve_recommend(1, 3);
+    r.deadline_ns = 1000000000000u;
+    r.is_gone = has_left;
+    engine_submit(e, &r, &l->answer, note_answer, l);
+}
+
+/* Whether the worker sleeps again, after it has looked at the one job that waits. */
+static bool has_expected(slot *s) {
+    pthread_mutex_lock(&s->lock);
+    bool has = s->queue.n == 1 && s->queue.item[0]->is_expected && s->is_asleep;
+    CHECK(!has || s->queue.item[0]->path.n_held > 0);
+    pthread_mutex_unlock(&s->lock);
+    return has;
+}
+
+static int32_t count_held(const kv_cache *c) {
+    int32_t n = 0;
+    for (int32_t i = 0; i < c->n_nodes; i++)
+        n += c->nodes[i].n_held;
+    return n;
+}
+
+/* One job waits for another one, with its pages held; then it, or the batch of both, does not run.
+ */
+static void check_pages_go(engine *e, bool is_gone) {
+    slot *s = engine_slot(e, 0);
+    leaver l[2] = {{.is_gone = is_gone}, {.is_gone = false}};
+    CHECK(engine_wait_idle(e, 60000000000u));
+    pthread_mutex_lock(&s->lock);
+    s->queue.batch_s = 20;
+    s->n_last = 2;
+    pthread_mutex_unlock(&s->lock);
+    submit_leaver(e, &l[0]);
+    for (int i = 0; !has_expected(s) && i < 6000; i++)
+        wait_ms(1);
+    CHECK(has_expected(s));
+    if (!is_gone) failure_save(&s->model->check, fail(ERR_FORMAT, "a flipped byte"));
+    submit_leaver(e, &l[1]);
+    for (int i = 0; i < 2; i++) {
+        for (int k = 0; !atomic_load(&l[i].is_done) && k < 60000; k++)
+            wait_ms(1);
+        bool is_ok = is_gone && i == 1;
+        CHECK_EQ(l[i].answer.outcome, is_ok ? ENGINE_OK : is_gone ? ENGINE_GONE : ENGINE_FAILED);
+        engine_answer_release(&l[i].answer);
+    }
+    CHECK(engine_wait_idle(e, 60000000000u));
+    CHECK_EQ(count_held(s->model->cache), 0);
+    CHECK(kv_cache_is_sound(s->model->cache));
+}
+
+/* Pages that are held for a job while its batch is gathered are let go where it does not run. */
+TEST(slot_lets_pages_of_jobs_go_that_do_not_run) {
+    enum { EVENTS = 70 }; /* more than a page: only whole ones are held so early */
+    static const char *const set[] = {"train_fn.max_sequence_length=150"};
+    engine *e = serve_open(serve_run("slot-long", retrieval_gin, set, 1), synth_folder(), 16);
+    engine_request first = serve_recommend(1, 3);
+    engine_event event[EVENTS];
+    engine_added added;
+    for (int i = 0; i < EVENTS; i++)
+        event[i] = serve_event(1 + i, 2000000000 + i);
+    CHECK_OK(engine_add_events(e, first.user, event, EVENTS, &added));
+    engine_answer a = serve_ask(e, &first);
+    engine_answer_release(&a);
+    check_pages_go(e, true);
+    check_pages_go(e, false);
     engine_destroy(e);
 }
 
