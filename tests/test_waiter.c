@@ -76,6 +76,33 @@ TEST(waiter_returns_when_it_is_woken) {
                 check_wait(tries[i].begin, tries[i].due, tries[i].look, tries[i].done, cores);
 }
 
+/* Whoever wakes when all is done makes its items at once: there is nothing left to rehearse for. */
+TEST(waiter_does_not_rehearse_when_it_is_done) {
+    static rig r;
+    uint32_t unknown = 0;
+    float wide = 7, value;
+    uint64_t keys[2];
+    engine_item named;
+    pthread_t thread;
+    r = (rig){.be = {.token_bucket = 1},
+              .m = {.compute.be = &r.be, .columns = {.n = 1, .width = 1}},
+              .s = {.may_spin = true, .n_cores = 4},
+              .j = {.m = &r.m,
+                    .n_candidates = 1,
+                    .candidate = &unknown,
+                    .wide = &wide,
+                    .values = &value,
+                    .keys = keys,
+                    .named = &named},
+              .begin_ns = 1,
+              .due_ns = 1000 * (uint64_t)MS};
+    waiter_init(&r.w);
+    CHECK_EQ(pthread_create(&thread, NULL, answer, &r), 0);
+    waiter_wait(&r.w, &r.s, &r.j);
+    pthread_join(thread, NULL);
+    CHECK(wide == 7);
+}
+
 /* Half of the cores at most are kept busy, and none where the CPU computes. */
 TEST(waiter_looks_out_where_there_are_cores) {
     static rig r;

@@ -62,7 +62,7 @@ void waiter_wait(waiter *w, slot *s, job *j) {
         uint64_t due = look_for_begin(w, j, clock_ns() + BEGIN_NS);
         while (!is_done(w) && clock_ns() < due)
             sleep_until(w, due);
-        if (due > 0) {
+        if (due > 0 && !is_done(w)) {
             job_rehearse(j);
             look_for_end(w, j->look_ns);
         }
