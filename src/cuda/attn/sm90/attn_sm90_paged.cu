@@ -96,15 +96,6 @@ template <typename S> static void cut(const backend *be, const attn_args *a, pag
     plan->n_row_groups = (int)cuda_div_up(n_tiles, plan->width);
 }
 
-/* Whether the kernel that adds parts can be the gate, too. */
-static bool can_gate(const attn_args *a) {
-    const gate_args *g = a->gate;
-    return g != NULL && g->drop.rate == 0 && g->cut == NULL && g->dim == a->n_heads * a->dim_v &&
-           g->dim % (32 * SUM_COLUMNS) == 0 && g->o == a->out && a->stride_out == g->dim &&
-           is_addressable(g->u, g->stride_u) && is_addressable(g->y, g->dim) &&
-           (uintptr_t)g->weight % 16 == 0 && (uintptr_t)g->bias % 16 == 0;
-}
-
 /* The tensor map of pages: a box is all columns of a head in one. */
 static status map_pages(CUtensorMap *map, const backend *be, const attn_args *a, const void *rows) {
     return sm90a_map_pages(map, be->act, rows, (int64_t)a->n_heads * a->dim_qk, PAGED_TILE,
@@ -120,9 +111,6 @@ template <typename S> static status map_inputs(backend *be, const attn_args *a, 
                         PAGED_TILE, S::D));
     TRY(sm90a_map_heads(&maps->v, be->act, a->v, a->n_rows_k, columns, a->stride_v, PART,
                         PAGED_TILE, S::D));
-    if (can_gate(a))
-        TRY(sm90a_map_heads(&maps->u, be->act, a->gate->u, a->n_rows_q, columns, a->gate->stride_u,
-                            PART, 64, S::D));
     if (a->pages.table == NULL) return OK;
     TRY(map_pages(&maps->pages_k, be, a, a->pages.k));
     return map_pages(&maps->pages_v, be, a, a->pages.v);
@@ -151,17 +139,8 @@ static void list_key(const attn_args *a, const paged_plan *plan, int n_blocks,
                               (uint64_t)(uintptr_t)a->pages.table,
                               (uint64_t)a->pages.max_pages,
                               (uint64_t)plan->width << 32 | (uint32_t)plan->n_list,
-                              (uint64_t)(plan->gate.y != NULL) << 32 | (uint32_t)plan->n_parts};
+                              (uint64_t)plan->n_parts};
     memcpy(key, all, sizeof all);
-}
-
-/* The gate of units that have all their keys, where that can happen: see paged_list_share. */
-template <typename S> static paged_gate gate_of(const attn_args *a) {
-    paged_gate g = {};
-    if (!HAS_GATE<S> || a->n_heads > GATE_HEADS || !can_gate(a)) return g;
-    g.weight = a->gate->weight, g.bias = a->gate->bias, g.y = a->gate->y;
-    g.mean = a->gate->mean, g.rstd = a->gate->rstd, g.eps = a->gate->eps;
-    return g;
 }
 
 /* The lists of units of all blocks: those of the last call where nothing has changed. */
@@ -173,14 +152,10 @@ static status make_lists(backend *be, const attn_args *a, int n_blocks, int64_t 
     int n_lists = plan->n_parts > 0 ? plan->n_parts : n_blocks;
     plan->n_list = plan->n_parts > 0 ? 1 : a->n_sequences * plan->n_row_groups * a->n_heads + 1;
     size_t bytes = cuda_align((size_t)n_lists * (size_t)plan->n_list * sizeof(fwd_unit));
-    size_t more = cuda_align((size_t)n_units * sizeof(paged_split));
-    size_t counts = (size_t)(n_units * S::GROUPS) * sizeof *plan->gate.n_arrived;
-    plan->gate = gate_of<S>(a);
     list_key(a, plan, n_blocks, key);
-    TRY(cuda_list_scratch(be, bytes + more + counts, (void **)&plan->units));
+    TRY(cuda_list_scratch(be, bytes + (size_t)n_units * sizeof(paged_split),
+                          (void **)&plan->units));
     plan->splits = (paged_split *)((char *)plan->units + bytes);
-    if (plan->gate.y != NULL)
-        plan->gate.n_arrived = (unsigned *)((char *)plan->units + bytes + more);
     plan->is_early = a->is_repeated && memcmp(key, state->list_key, sizeof key) == 0;
     if (plan->is_early) return OK;
     memcpy(state->list_key, key, sizeof key);
@@ -189,6 +164,15 @@ static status make_lists(backend *be, const attn_args *a, int n_blocks, int64_t 
     CUDA_TRY(sm90a_launch_early(attn_list_sm90_kernel<any>, dim3((unsigned)n_lists), 32, 0,
                                 state->stream, *a, *plan));
     return OK;
+}
+
+/* Whether the kernel that adds parts can be the gate, too. */
+static bool can_gate(const attn_args *a) {
+    const gate_args *g = a->gate;
+    return g != NULL && g->drop.rate == 0 && g->cut == NULL && g->dim == a->n_heads * a->dim_v &&
+           g->dim % (32 * SUM_COLUMNS) == 0 && g->o == a->out && a->stride_out == g->dim &&
+           is_addressable(g->u, g->stride_u) && is_addressable(g->y, g->dim) &&
+           (uintptr_t)g->weight % 16 == 0 && (uintptr_t)g->bias % 16 == 0;
 }
 
 template <typename T, typename S>
