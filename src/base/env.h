@@ -29,10 +29,10 @@ extern "C" {
 /* Applies HSTU_LOG to the log; ERR_USAGE if its value is not a level. */
 status env_apply_log_level(void);
 
-/* The cores this process may run on, 1..256. */
+/* The cores this process may run on, 1..256; not more than the quota of its container. */
 int env_cores(void);
 
-/* The number of threads to use, 1..256: HSTU_THREADS, or the cores this process may run on.
+/* The number of threads to use, 1..256: HSTU_THREADS, or env_cores.
  * ERR_USAGE if the value is not a number in that range. */
 status env_threads(int *out);
 
