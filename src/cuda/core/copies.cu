@@ -15,7 +15,7 @@
 #include "cuda/core/enter.h"
 #include "cuda/core/wait.h"
 
-enum { N_SLOTS = 8, MAX_BLOCKS = 16 };
+enum { N_SLOTS = 8, HOST_BLOCKS = 16 };
 static const size_t SLOT_BYTES = 4 << 20;
 static const size_t OUT_BYTES = 64 << 10;
 
@@ -34,7 +34,7 @@ typedef struct late {
     cudaEvent_t done;
 } late;
 
-/* Memory of host_alloc; of more blocks than MAX_BLOCKS the last ones are not known. */
+/* Memory of host_alloc; of more blocks than HOST_BLOCKS the last ones are not known. */
 typedef struct host_block {
     char *at;
     size_t bytes;
@@ -47,7 +47,7 @@ struct cuda_copies {
     int next, n_direct; /* n_direct: slots of that use */
     late lates[FETCH_PENDING];
     uint64_t n_tickets;
-    host_block blocks[MAX_BLOCKS]; /* (n_blocks) */
+    host_block blocks[HOST_BLOCKS]; /* (n_blocks) */
     int n_blocks;
 };
 
@@ -106,7 +106,7 @@ status cuda_host_alloc(backend *be, void **out, size_t bytes) {
                     "there are no %.1f GB of page-locked host memory (%s); ask for fewer",
                     (double)bytes / 1e9, cudaGetErrorString(error));
     }
-    if (c != NULL && c->n_blocks < MAX_BLOCKS)
+    if (c != NULL && c->n_blocks < HOST_BLOCKS)
         c->blocks[c->n_blocks++] = host_block{(char *)*out, bytes};
     return OK;
 }
