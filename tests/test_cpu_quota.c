@@ -3,7 +3,7 @@
 #include "prep_test.h"
 
 /* The quota of a process in these cgroups, whose files are in the test's folder. */
-static int quota_of(const char *own) {
+static double quota_of(const char *own) {
     char path[4096];
     put_file("own", own);
     snprintf(path, sizeof path, "%s/own", test_folder());
@@ -11,30 +11,30 @@ static int quota_of(const char *own) {
 }
 
 TEST(cpu_quota_of_version_2) {
-    CHECK_EQ(quota_of("0::/\n"), 0);
+    CHECK(quota_of("0::/\n") == 0);
     put_file("cpu.max", "max 100000\n");
-    CHECK_EQ(quota_of("0::/\n"), 0);
+    CHECK(quota_of("0::/\n") == 0);
     put_file("cpu.max", "250000 100000\n");
-    CHECK_EQ(quota_of("0::/\n"), 3);
-    CHECK_EQ(quota_of("0::/kubepods/pod1\n"), 3); /* a path that only the host has */
+    CHECK(quota_of("0::/\n") == 2.5);
+    CHECK(quota_of("0::/kubepods/pod1\n") == 2.5); /* a path that only the host has */
     put_file("kubepods/cpu.max", "150000 100000\n");
     put_file("kubepods/pod1/cpu.max", "max 100000\n");
-    CHECK_EQ(quota_of("0::/kubepods/pod1\n"), 2);
+    CHECK(quota_of("0::/kubepods/pod1\n") == 1.5);
     put_file("kubepods/pod1/cpu.max", "1000 100000\n");
-    CHECK_EQ(quota_of("0::/kubepods/pod1\n"), 1);
-    CHECK_EQ(quota_of("0::/kubepods\n"), 2);
+    CHECK(quota_of("0::/kubepods/pod1\n") == .01);
+    CHECK(quota_of("0::/kubepods\n") == 1.5);
 }
 
 TEST(cpu_quota_of_version_1) {
     put_file("cpu/cpu.cfs_quota_us", "-1\n");
     put_file("cpu/cpu.cfs_period_us", "100000\n");
-    CHECK_EQ(quota_of("4:cpu,cpuacct:/\n"), 0);
+    CHECK(quota_of("4:cpu,cpuacct:/\n") == 0);
     put_file("cpu/cpu.cfs_quota_us", "400000\n");
-    CHECK_EQ(quota_of("7:memory:/x\n4:cpuacct,cpu:/docker/1\n0::/\n"), 4);
-    CHECK_EQ(quota_of("7:cpuset:/\n3:cpuacct:/\n"), 0);
+    CHECK(quota_of("7:memory:/x\n4:cpuacct,cpu:/docker/1\n0::/\n") == 4);
+    CHECK(quota_of("7:cpuset:/\n3:cpuacct:/\n") == 0);
     put_file("cpu/docker/cpu.cfs_quota_us", "50000\n");
     put_file("cpu/docker/cpu.cfs_period_us", "100000\n");
-    CHECK_EQ(quota_of("4:cpu:/docker/1\n"), 1);
+    CHECK(quota_of("4:cpu:/docker/1\n") == .5);
 }
 
 TEST(cpu_quota_of_files_that_make_no_sense) {
@@ -42,9 +42,9 @@ TEST(cpu_quota_of_files_that_make_no_sense) {
         "", "1", "100000", "-5 100000", "100000 0", "nan 1", "1e300 1e-300", "x y", "5 -5"};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         put_file("cpu.max", bad[i]);
-        CHECK_EQ(quota_of("0::/\n"), 0);
+        CHECK(quota_of("0::/\n") == 0);
     }
     put_file("cpu.max", "200000 100000\n");
-    CHECK_EQ(quota_of("\n0\n0:\n0::\n0::x\n::\n"), 0);
-    CHECK_EQ(cpu_quota("/nonexistent", test_folder()), 0);
+    CHECK(quota_of("\n0\n0:\n0::\n0::x\n::\n") == 0);
+    CHECK(cpu_quota("/nonexistent", test_folder()) == 0);
 }

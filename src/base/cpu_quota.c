@@ -19,15 +19,13 @@ static bool read_line(const char *folder, const char *name, char *line, int byte
 }
 
 /* The cores of a quota in a period; what is no quota, such as "max" or -1, is 0. */
-static int cores_of(const char *quota, const char *period) {
+static double cores_of(const char *quota, const char *period) {
     double q = strtod(quota, NULL), p = strtod(period, NULL), most = 1 << 20;
-    if (!(q > 0) || !(p > 0)) return 0;
-    double n = q / p;
-    return n < most ? (int)n + (n > (int)n) : 0;
+    return q > 0 && p > 0 && q / p < most ? q / p : 0;
 }
 
 /* Of one cgroup, 0: none.  Version 2 has both in cpu.max, "200000 100000". */
-static int quota_at(const char *folder) {
+static double quota_at(const char *folder) {
     char quota[64], period[64];
     if (read_line(folder, "cpu.max", quota, sizeof quota)) {
         const char *blank = strchr(quota, ' ');
@@ -41,12 +39,12 @@ static int quota_at(const char *folder) {
 
 /* The least quota of `path` below a folder and of what is above it, the folder included.  In a
  * container the path is often one that only its host has. */
-static int least_quota(const char *mount, const char *path, int least) {
+static double least_quota(const char *mount, const char *path, double least) {
     char folder[PATH_BYTES];
     size_t top = strlen(mount);
     if (snprintf(folder, sizeof folder, "%s%s", mount, path) >= (int)sizeof folder) return least;
     for (;;) {
-        int n = quota_at(folder);
+        double n = quota_at(folder);
         if (n > 0 && (least == 0 || n < least)) least = n;
         char *slash = strrchr(folder, '/');
         if (strlen(folder) <= top || slash == NULL) return least;
@@ -65,9 +63,9 @@ static bool has_cpu(const char *names) {
     return true;
 }
 
-int cpu_quota(const char *own, const char *root) {
+double cpu_quota(const char *own, const char *root) {
     char line[LINE_BYTES], mount[PATH_BYTES];
-    int least = 0;
+    double least = 0;
     FILE *f = fopen(own, "r");
     if (f == NULL) return 0;
     while (fgets(line, sizeof line, f) != NULL) { /* "0::/path", or "4:cpu,cpuacct:/path" */

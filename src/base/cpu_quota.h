@@ -4,9 +4,9 @@
 #ifndef HSTU_BASE_CPU_QUOTA_H
 #define HSTU_BASE_CPU_QUOTA_H
 
-/* Cores, rounded up, by the quota of the process's cgroup (version 1 or 2) or of one above it,
+/* Cores, such as 1.5, by the quota of the process's cgroup (version 1 or 2) or of one above it,
  * whichever is least; 0: there is none.  `own` names the cgroups of the process, as
  * /proc/self/cgroup does, `root` is where they are mounted: /sys/fs/cgroup. */
-int cpu_quota(const char *own, const char *root);
+double cpu_quota(const char *own, const char *root);
 
 #endif

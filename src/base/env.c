@@ -28,8 +28,8 @@ int env_cores(void) {
     cpu_set_t set;
     int n = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set)
                                                         : (int)sysconf(_SC_NPROCESSORS_ONLN);
-    int quota = cpu_quota("/proc/self/cgroup", "/sys/fs/cgroup");
-    if (quota > 0 && quota < n) n = quota;
+    double quota = cpu_quota("/proc/self/cgroup", "/sys/fs/cgroup");
+    if (quota > 0 && quota < n) n = (int)quota + (quota > (int)quota); /* rounded up */
     return n < 1 ? 1 : n > MAX_THREADS ? MAX_THREADS : n;
 }
 

@@ -9,6 +9,7 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
+#include "base/cpu_quota.h"
 #include "base/file.h"
 #include "base/mem.h"
 
@@ -74,13 +75,6 @@ void machine_parse_cpu(const char *cpuinfo, char *name, int n) {
             snprintf(name, (size_t)n, "%s", arm_cores[i].name);
 }
 
-double machine_parse_quota(const char *cpu_max) {
-    char *end;
-    double quota = strtod(cpu_max, &end); /* "max" is not a number: `end` stays */
-    double period = end != cpu_max ? strtod(end, NULL) : 0;
-    return quota > 0 && period > 0 ? quota / period : 0;
-}
-
 /* Version 1 of the control groups writes "no limit" as a number near 2^63. */
 uint64_t machine_parse_limit(const char *max) {
     uint64_t bytes = isdigit((unsigned char)max[0]) ? strtoull(max, NULL, 10) : 0;
@@ -114,26 +108,21 @@ static void ask_simd(char *text, size_t n) {
 #endif
 }
 
-static void tighten(machine *m, uint64_t limit, double quota) {
+static void tighten(machine *m, uint64_t limit) {
     if (limit > 0 && (m->limit_bytes == 0 || limit < m->limit_bytes)) m->limit_bytes = limit;
-    if (quota > 0 && (m->quota_cores == 0 || quota < m->quota_cores)) m->quota_cores = quota;
 }
 
 static void ask_group(machine *m, const char *folder) {
     char path[4352];
     snprintf(path, sizeof path, "%s/memory.max", folder);
     char *limit = read_fact(path);
-    snprintf(path, sizeof path, "%s/cpu.max", folder);
-    char *quota = read_fact(path);
-    tighten(m, limit != NULL ? machine_parse_limit(limit) : 0,
-            quota != NULL ? machine_parse_quota(quota) : 0);
+    if (limit != NULL) tighten(m, machine_parse_limit(limit));
     mem_free(limit);
-    mem_free(quota);
 }
 
 /* A process is bound by its own control group and by every one above it.  In a container the path
  * is often the host's and does not exist; then only the root of the mounted hierarchy counts. */
-static void ask_limits(machine *m) {
+static void ask_memory_limit(machine *m) {
     char folder[4224] = "/sys/fs/cgroup";
     size_t n_root = strlen(folder);
     char *groups = read_fact("/proc/self/cgroup");
@@ -148,7 +137,7 @@ static void ask_limits(machine *m) {
     }
     ask_group(m, folder);
     char *old = read_fact("/sys/fs/cgroup/memory/memory.limit_in_bytes");
-    if (old != NULL) tighten(m, machine_parse_limit(old), 0);
+    if (old != NULL) tighten(m, machine_parse_limit(old));
     mem_free(old);
 }
 
@@ -171,5 +160,6 @@ void machine_ask(machine *out) {
     }
     mem_free(text);
     ask_simd(out->simd, sizeof out->simd);
-    ask_limits(out);
+    ask_memory_limit(out);
+    out->quota_cores = cpu_quota("/proc/self/cgroup", "/sys/fs/cgroup");
 }

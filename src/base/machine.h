@@ -24,7 +24,6 @@ void machine_ask(machine *out);
 /* The parsers of the kernel's text files; pure, so that tests can call them. */
 uint64_t machine_parse_meminfo(const char *meminfo, const char *key); /* bytes */
 void machine_parse_cpu(const char *cpuinfo, char *name, int n);
-double machine_parse_quota(const char *cpu_max); /* of "200000 100000": 2; "max ...": 0 */
-uint64_t machine_parse_limit(const char *max);   /* of "max": 0 */
+uint64_t machine_parse_limit(const char *max); /* of "max": 0 */
 
 #endif

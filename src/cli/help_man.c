@@ -111,7 +111,8 @@ void help_print_man_list(const char *name, const char *summary, const command *c
             printf(".SS %s\n", c->name);
     }
     printf(".SH ENVIRONMENT\n.TP\nHSTU_LOG\ndebug, info, warn or quiet: how much to tell on "
-           "stderr.\n.TP\nHSTU_THREADS\nThreads to use; default: all cores.\n.TP\n"
+           "stderr.\n.TP\nHSTU_THREADS\nThreads to use; default: the cores that it may use, and "
+           "not more than the quota of its container.\n.TP\n"
            "HSTU_STALL_SECONDS\nSeconds after which a job ends whose ranks all only wait for each "
            "other; default: 30, or 120 by mpirun and TCP; 0: never.\n.TP\nNO_COLOR\nAny value: no "
            "colours.\n.SH EXIT STATUS\n0 done, 1 failed, 2 wrong usage or config.\n");

@@ -70,7 +70,7 @@ static void print_overview(void) {
     }
     printf("\n%sEnvironment:%s\n", bold, plain);
     printf("  HSTU_LOG=debug|info|warn|quiet   how much to tell on stderr\n");
-    printf("  HSTU_THREADS=N                   threads to use (default: all cores)\n");
+    printf("  HSTU_THREADS=N                   threads to use (default: cores, or the quota)\n");
     printf("  HSTU_STALL_SECONDS=N             ranks that only wait for each other end after so "
            "long\n");
     printf("  NO_COLOR=1                       no colours\n");
