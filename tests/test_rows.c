@@ -121,6 +121,31 @@ TEST(rows_gather_group_scatter) {
     close_backends(&t);
 }
 
+/* Sizes around a tile of the GPU's sort and its multiples, tables that need one to three passes of
+ * it, and batches of one row alone. */
+TEST(rows_group_many) {
+    static const int64_t sizes[] = {1, 600, 4095, 4096, 4097, 12289, 70001};
+    static const int32_t rows[] = {1, 255, 256, 70000, 1 << 20};
+    test_backends t;
+    open_backends(&t);
+    for (int s = 0; s < 7; s++)
+        for (int r = 0; r < 5; r++)
+            for (int is_one = 0; is_one < 2; is_one++) {
+                row_groups g = {.n = sizes[s], .n_rows = rows[r]};
+                int32_t *index = indices(g.n, g.n_rows, 4);
+                for (int64_t i = 0; is_one && i < g.n; i++)
+                    index[i] = g.n_rows - 1;
+                CHECK_OK(MEM_NEW(&g.order, (size_t)g.n));
+                CHECK_OK(MEM_NEW(&g.begin, (size_t)g.n_rows + 1));
+                CHECK_OK(t.be[0]->ops->group(t.be[0], index, &g));
+                check_groups(&g, index);
+                mem_free(index);
+                mem_free(g.order);
+                mem_free(g.begin);
+            }
+    close_backends(&t);
+}
+
 TEST(rows_without_other_copy_the_table) {
     test_backends t;
     float table[] = {1, 2, 3, 4, 5, 6}, y[8];

@@ -51,6 +51,19 @@ TEST(table_unique_groups_places) {
     }
 }
 
+/* More ids than a block of a GPU sorts at once, all different, few different ones, and one. */
+TEST(table_unique_of_many) {
+    enum { N = 20001 };
+    static uint64_t ids[N];
+    for (uint64_t below = 1; below < 1000000; below *= 400)
+        for (int n = 4095; n <= N; n += n < 4097 ? 1 : N - 4097) {
+            uint64_t state = below;
+            for (int i = 0; i < n; i++)
+                ids[i] = rig_random(&state, below);
+            check_unique(ids, n);
+        }
+}
+
 /* Different ids whose hashes have the same high half, few of them and many, among repeats. */
 TEST(table_unique_tells_hashes_apart_by_their_low_half) {
     enum { N = 4000 };

@@ -1,4 +1,4 @@
-/* group (ops.h): rows of y by row of the table.  A stable sort of (index, place) by CUB keeps the
+/* group (ops.h): rows of y by row of the table.  A stable sort of (index, place) keeps the
  * order of the batch inside a group; then a thread for each row of the table finds where its group
  * begins.  The limit is latency: a pass over 8 bits of the keys costs a few microseconds, so no
  * more bits are sorted than the table's rows need. */

@@ -1,4 +1,4 @@
-/* unique of a batch of ids (ops/table.h).  A stable sort of (high half of the hash, place) by CUB
+/* unique of a batch of ids (ops/table.h).  A stable sort of (high half of the hash, place)
  * puts equal ids side by side, their places ascending; then the heads of runs are counted, which
  * gives each block of 1024 places the number of its first run.
  *
