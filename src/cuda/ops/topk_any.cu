@@ -17,22 +17,20 @@ enum {
 
 /* A thread's columns of four rows of a chunk: row + 8 i, its columns 8 t .. 8 t + 7 of both
  * halves.  Rows beyond the last are the last again. */
-template <typename T>
 __device__ static inline void load_rows(const rank_args &a, int64_t row, int chunk,
                                         uint4 (&to)[4][2]) {
     int64_t last = a.n_corpus - 1;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         int64_t at = row + 8 * i < last ? row + 8 * i : last;
-        const T *from =
-            (const T *)a.corpus_act + at * a.dim + chunk * TOPK_COLUMNS + threadIdx.x % 4 * 8;
+        const uint16_t *from = (const uint16_t *)a.corpus_act + at * a.dim + chunk * TOPK_COLUMNS +
+                               threadIdx.x % 4 * 8;
         to[i][0] = __ldcs((const uint4 *)from);
         to[i][1] = __ldcs((const uint4 *)(from + TOPK_COLUMNS / 2));
     }
 }
 
 /* Queries as left operands, their columns in the order of the rows'. */
-template <typename T>
 __device__ static inline void load_queries(const rank_args &a, int first, int chunk,
                                            uint32_t (&to)[SLABS][STEPS][4]) {
     int lane = (int)threadIdx.x % 32;
@@ -43,7 +41,7 @@ __device__ static inline void load_queries(const rank_args &a, int first, int ch
         int column = chunk * TOPK_COLUMNS + s / 2 * (TOPK_COLUMNS / 2) + lane % 4 * 8 + s % 2 * 4;
         uint2 x = make_uint2(0, 0);
         if (query < a.n_queries)
-            x = __ldg((const uint2 *)((const T *)a.query + (int64_t)query * a.dim + column));
+            x = __ldg((const uint2 *)((const uint16_t *)a.query + (int64_t)query * a.dim + column));
         to[slab][s][i % 2] = x.x;
         to[slab][s][2 + i % 2] = x.y;
     }
@@ -67,9 +65,9 @@ __device__ static inline void multiply(const uint4 (&rows)[4][2],
 }
 
 /* Blocks of a row of the grid share 64 queries. */
-template <typename T, bool IS_SAMPLE>
+template <bool IS_SAMPLE>
 static __global__ void __launch_bounds__(ANY_THREADS, 1)
-    topk_scan_any_kernel(const __grid_constant__ topk_job j) {
+    topk_scan_any_kernel(const __grid_constant__ topk_job j, bool is_half) {
     __shared__ topk_buffer buffers[ANY_WARPS];
     const rank_args &a = j.a;
     int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
@@ -86,10 +84,10 @@ static __global__ void __launch_bounds__(ANY_THREADS, 1)
         least[i / 2][i % 2] = IS_SAMPLE ? 0 : topk_least(j, query + i * 8);
         topk_best_init(best[i / 2][i % 2]);
     }
-    load_queries<T>(a, first_query, 0, queries);
+    load_queries(a, first_query, 0, queries);
     uint4 rows[4][2], next[4][2];
     int64_t i = (int64_t)blockIdx.x * ANY_WARPS + warp, step = (int64_t)gridDim.x * ANY_WARPS;
-    if (i < j.n_tiles) load_rows<T>(a, topk_tile(j, i) * ANY_TILE + lane / 4, 0, next);
+    if (i < j.n_tiles) load_rows(a, topk_tile(j, i) * ANY_TILE + lane / 4, 0, next);
     for (; i < j.n_tiles; i += step) {
         int64_t row = topk_tile(j, i) * ANY_TILE;
         float sums[SLABS][ANY_TILE / 2] = {};
@@ -99,11 +97,14 @@ static __global__ void __launch_bounds__(ANY_THREADS, 1)
             for (int r = 0; r < 8; r++)
                 rows[r / 2][r % 2] = next[r / 2][r % 2];
             if (!is_last)
-                load_rows<T>(a, row + lane / 4, c + 1, next);
+                load_rows(a, row + lane / 4, c + 1, next);
             else if (i + step < j.n_tiles)
-                load_rows<T>(a, topk_tile(j, i + step) * ANY_TILE + lane / 4, 0, next);
-            if (n_chunks > 1) load_queries<T>(a, first_query, c, queries);
-            multiply<T>(rows, queries, sums);
+                load_rows(a, topk_tile(j, i + step) * ANY_TILE + lane / 4, 0, next);
+            if (n_chunks > 1) load_queries(a, first_query, c, queries);
+            if (is_half)
+                multiply<__half>(rows, queries, sums);
+            else
+                multiply<__nv_bfloat16>(rows, queries, sums);
         }
         row += lane % 4 * 2;
 #pragma unroll
@@ -124,18 +125,16 @@ static __global__ void __launch_bounds__(ANY_THREADS, 1)
         topk_store_best(j, best[s / 2][s % 2], query + 8 * s, group);
 }
 
-template <typename T> static status scan_as(backend *be, const topk_job *j) {
+static status scan(backend *be, const topk_job *j) {
     dim3 grid((unsigned)cuda_of(be)->n_multiprocessors,
               (unsigned)cuda_div_up(j->a.n_queries, TOPK_QUERIES));
+    cudaStream_t stream = cuda_of(be)->stream;
+    bool is_half = be->act == ACT_F16;
     if (j->is_sample)
-        topk_scan_any_kernel<T, true><<<grid, ANY_THREADS, 0, cuda_of(be)->stream>>>(*j);
+        topk_scan_any_kernel<true><<<grid, ANY_THREADS, 0, stream>>>(*j, is_half);
     else
-        topk_scan_any_kernel<T, false><<<grid, ANY_THREADS, 0, cuda_of(be)->stream>>>(*j);
+        topk_scan_any_kernel<false><<<grid, ANY_THREADS, 0, stream>>>(*j, is_half);
     return cuda_launched("the search of a corpus");
-}
-
-static status scan(backend *be, const topk_job *j) {
-    return be->act == ACT_BF16 ? scan_as<__nv_bfloat16>(be, j) : scan_as<__half>(be, j);
 }
 
 topk_scan topk_scan_any(const backend *be, const rank_args *a) {
