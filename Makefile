@@ -35,10 +35,11 @@ ARCH_FLAG := $(if $(ARCH),$(if $(filter aarch64 arm64,$(MACHINE)),-mcpu=$(ARCH),
 
 WARN := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith
 # Loops that take time are in src/cpu and src/data/synth; elsewhere -O3 takes longer to compile and gains nothing, and
-# where files parse and print alone, -O2 does, too.  Tests are compiled without any: half the build was theirs.
+# so does -O2 where files parse, print, or call what works.  Tests are compiled without any: half the build was theirs.
 OPT_release := -O2
 OPT_debug := -O0
 HOT_CFLAGS := $(if $(filter release,$(VARIANT)),-O3)
+CALL_CFLAGS := $(if $(filter release,$(VARIANT)),-O1)
 COLD_CFLAGS := $(if $(filter release,$(VARIANT)),-Og)
 TEST_CFLAGS := $(if $(filter release asan tsan,$(VARIANT)),-O0)
 # Line numbers for a profiler or a sanitizer; a debugger gets all.
@@ -83,8 +84,8 @@ NVCC_ARCH := -gencode arch=compute_80,code=[$(NVCC_CODE),compute_80]
 NVCC_BOTH := $(foreach sm,$(CUDA_SM),-gencode arch=compute_$(sm),code=[sm_$(sm),compute_$(sm)])
 NVCC_90A := -gencode arch=compute_90a,code=sm_90a
 ASKS_ARCH := $(shell grep -rl __CUDA_ARCH__ src/cuda --include='*.cu' 2>/dev/null)
-# -O is of host code alone, which launches kernels.
-NVCCFLAGS := -O1 -std=c++17 -Xcompiler -fPIC,-Wall,-Wextra,-fvisibility=hidden \
+# -O is of host code alone, which launches kernels: optimised, a launch is not faster than the noise, and compiling takes longer.
+NVCCFLAGS := -O0 -std=c++17 -Xcompiler -fPIC,-Wall,-Wextra,-fvisibility=hidden \
 	-Xptxas -v $(FEATURES) -Iinclude -Isrc -MMD -MP
 
 CLI_SRC := $(wildcard src/cli/*.c)
@@ -248,7 +249,7 @@ $B/bench/%: $B/bench/%.o $(LIB_OBJ)
 	@mkdir -p $(@D)
 	$(LINK) -o $@ $^ $(LIBS) -ldl
 
-ALL_FLAGS = $(CC) $(CFLAGS_ALL) $(HOT_CFLAGS) $(COLD_CFLAGS) $(TEST_CFLAGS) $(LIBS) $(NVCC) $(CUDA) $(NVCC_ARCH) $(NVCCFLAGS)
+ALL_FLAGS = $(CC) $(CFLAGS_ALL) $(HOT_CFLAGS) $(CALL_CFLAGS) $(COLD_CFLAGS) $(TEST_CFLAGS) $(LIBS) $(NVCC) $(CUDA) $(NVCC_ARCH) $(NVCCFLAGS)
 
 # The flags are a prerequisite: another compiler or another set of libraries rebuilds everything.
 # FORCE must be phony: with .SECONDARY below, make does not rebuild because of a file that only does not exist.
@@ -259,7 +260,8 @@ $B/flags: FORCE
 
 # What a folder adds to the flags of all.
 $B/src/cpu/%.o $B/src/data/synth/%.o: OWN_CFLAGS = $(HOT_CFLAGS) $(KERNEL_CFLAGS)
-$(foreach d,api bench cli config profile tune,$B/src/$d/%.o): OWN_CFLAGS = $(COLD_CFLAGS)
+$(foreach d,model nn,$B/src/$d/%.o): OWN_CFLAGS = $(CALL_CFLAGS)
+$(foreach d,api bench cli config dist profile train tune,$B/src/$d/%.o): OWN_CFLAGS = $(COLD_CFLAGS)
 $B/tests/%.o: OWN_CFLAGS = $(TEST_CFLAGS)
 # Their own sums take longer than what they test.
 SUMMING := attn_sample mirror_linear mirror_ops precision softmax_sample test_attn test_embed test_linear test_product test_rank
