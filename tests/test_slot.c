@@ -151,7 +151,7 @@ enum { CANDIDATES = 12, COLUMNS = 8 };
 typedef struct ranked {
     engine *e;
     int who;
-    bool waits;
+    bool waits, makes;
     atomic_int n_done;
     int n_columns;
     uint32_t place[CANDIDATES];
@@ -180,6 +180,7 @@ static void *rank_items(void *context) {
                         .candidates = id,
                         .n_candidates = CANDIDATES,
                         .top_k = CANDIDATES,
+                        .makes_items = r->makes,
                         .deadline_ns = 100000000000u};
     if (r->waits) {
         engine_ask(r->e, &q, &out);
@@ -187,6 +188,8 @@ static void *rank_items(void *context) {
         engine_submit(r->e, &q, &out, count_done, &r->n_done);
         while (atomic_load(&r->n_done) == 0)
             wait_ms(1);
+        CHECK_EQ(out.items == NULL, r->makes);
+        CHECK_OK(engine_make_items(&out));
     }
     keep_items(r, &out);
     engine_answer_release(&out);
@@ -220,6 +223,31 @@ TEST(slot_callers_make_their_items) {
             CHECK(isfinite(own[i].value[0][0]) && isnan(own[i].value[CANDIDATES - 1][0]));
         }
     }
+    engine_destroy(e);
+}
+
+/* Callers that answer later make the items themselves where they said so, with the same bits;
+ * what was refused has none. */
+TEST(slot_leaves_items_to_those_who_make_them) {
+    const char *const set[] = {"DatasetArgs.max_num_candidates=4"};
+    engine *e = serve_open(serve_run("slot", ranking_gin, set, 1), synth_folder(), 16);
+    for (int i = 0; i < THREADS; i++) {
+        ranked want = {.e = e, .who = i}, own = {.e = e, .who = i, .makes = true};
+        rank_items(&want);
+        rank_items(&own);
+        CHECK(memcmp(own.place, want.place, sizeof own.place) == 0);
+        CHECK(memcmp(own.value, want.value, sizeof own.value) == 0);
+    }
+    engine_answer none = {.outcome = ENGINE_OVERLOAD}, out;
+    CHECK_OK(engine_make_items(&none));
+    engine_drain(e);
+    atomic_int n_done = 0;
+    engine_request q = {.task = ENGINE_RANK, .makes_items = true};
+    engine_submit(e, &q, &out, count_done, &n_done);
+    CHECK(atomic_load(&n_done) == 1 && out.outcome == ENGINE_CLOSING);
+    CHECK_OK(engine_make_items(&out));
+    CHECK_EQ(out.n_items, 0);
+    engine_answer_release(&out);
     engine_destroy(e);
 }
 

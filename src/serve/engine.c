@@ -393,6 +393,8 @@ static job *submit(engine *e, const engine_request *r, engine_answer *out, bool 
     j->submit_ns = arrived;
     j->deadline_ns = deadline;
     j->is_awaited = is_awaited && j->m->is_ranking;
+    j->is_left = r->makes_items && !may_run && j->m->is_ranking;
+    if (j->is_left) out->memory->job = j;
     slot_submit(s, j, may_run);
     return is_awaited && j->is_awaited ? j : NULL;
 }
@@ -425,6 +427,14 @@ void engine_ask(engine *e, const engine_request *r, engine_answer *out) {
     atomic_fetch_add(&e->n_inside, 1);
     ask(e, r, out);
     atomic_fetch_sub(&e->n_inside, 1);
+}
+
+status engine_make_items(engine_answer *a) {
+    job *j = a->memory != NULL ? a->memory->job : NULL;
+    if (j == NULL || a->outcome != ENGINE_OK) return OK;
+    a->memory->job = NULL;
+    j->out = a; /* which may be a copy */
+    return job_answer_candidates(j);
 }
 
 void engine_release_memory(struct engine_answer_memory *memory) {

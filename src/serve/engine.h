@@ -215,8 +215,12 @@ typedef struct engine_request {
     uint64_t after_ns;    /* of that, what the caller needs once it has the answer */
     bool was_asked;       /* engine_has_time said yes just now: it need not be asked again */
     int priority;         /* 0 is normal; higher ones are taken first among equal deadlines */
-    bool may_run;         /* engine_submit: by the caller's thread, before it returns, where the
-                             model has nothing else to do; engine_ask always does so */
+    /* engine_submit: the caller makes the items of the answer, by engine_make_items; for one that
+     * answers on a thread of its own, while the engine's goes on with the next batch. */
+    bool makes_items;
+    bool may_run; /* engine_submit: by the caller's thread, before it returns, where the model has
+                     nothing else to do, with those that come at the same time; engine_ask always
+                     does so */
     /* Asked with the context of `done` before the request would run, by the thread that computes:
      * true where nobody waits for the answer any more.  NULL: somebody does. */
     bool (*is_gone)(void *ctx);
@@ -277,6 +281,10 @@ void engine_ask(engine *e, const engine_request *r, engine_answer *out);
 typedef void (*engine_done)(void *ctx, engine_answer *out);
 void engine_submit(engine *e, const engine_request *r, engine_answer *out, engine_done done,
                    void *ctx);
+
+/* Makes the items of an answer whose request said makes_items: before they are read, once `done`
+ * was called, on any thread.  Nothing is done for other answers.  Fails for lack of memory. */
+status engine_make_items(engine_answer *a);
 
 /* Whether a request could be admitted now, however small it is: cheap, and without looking at its
  * ids.  False: *out is an answer that says why, counted like any other; release it. */

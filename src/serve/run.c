@@ -489,11 +489,14 @@ static void give_logits(const run *r, const unit *units, const char *logits) {
     }
 }
 
-/* While the device computes. */
+/* While the device computes; a CPU has computed already, and what is left to others they name. */
 static status name_units(const run *r, const unit *units) {
-    for (int32_t i = 0; i < r->m->batch.view.n_users; i++)
-        if (!units[i].j->is_awaited) TRY(job_name_candidates(units[i].j));
-    if (!units[0].j->is_awaited) job_rehearse(units[0].j);
+    bool is_done = r->m->compute.be->n_ahead == 0;
+    for (int32_t i = 0; i < r->m->batch.view.n_users; i++) {
+        job *j = units[i].j;
+        if (!j->is_awaited && !(j->is_left && is_done)) TRY(job_name_candidates(j));
+    }
+    if (!units[0].j->is_awaited && !units[0].j->is_left) job_rehearse(units[0].j);
     return OK;
 }
 
@@ -555,7 +558,8 @@ static status add_unit(run *r, cut *c, int32_t i) {
 static status answer_one(void *ctx, int64_t i, int worker) {
     const run *r = ctx;
     (void)worker;
-    return r->jobs[i]->is_awaited ? OK : job_answer_candidates(r->jobs[i]);
+    const job *j = r->jobs[i];
+    return j->is_awaited || j->is_left ? OK : job_answer_candidates(r->jobs[i]);
 }
 
 /* Candidates in microbatches: the numbers do not depend on the cut.  A round has one unit of each

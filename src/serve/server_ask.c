@@ -235,6 +235,7 @@ static status order_items(asking *q) {
 }
 
 static status write_body(asking *q, buf *body) {
+    TRY(engine_make_items(&q->answer));
     TRY(choose_columns(q));
     TRY(order_items(q));
     return q->c->route == ROUTE_RERANK ? write_reranked(q, body) : write_answer(q, body);
@@ -354,6 +355,7 @@ static bool is_gone(void *context) {
 static void submit(asking *q) {
     ask_shadows(q);
     q->r.ask.is_gone = is_gone;
+    q->r.ask.makes_items = true;
     engine_submit(q->c->s->engine, &q->r.ask, &q->answer, answered, q);
 }
 

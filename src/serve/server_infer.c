@@ -170,12 +170,15 @@ static void note_facts(inferring *q) {
 
 static void reply_good(inferring *q) {
     call *c = q->c;
-    size_t n_json;
+    size_t n_json = 0;
     char length[24];
     buf body;
     buf_init(&body);
     note_facts(q);
-    status st = write_body(q, &body, &n_json);
+    status st = OK;
+    for (size_t i = 0; i < q->asks.n && st == OK; i++)
+        st = engine_make_items(&q->answer[i]);
+    if (st == OK) st = write_body(q, &body, &n_json);
     for (size_t i = 0; i < q->asks.n; i++)
         engine_answer_release(&q->answer[i]);
     if (st != OK) {
@@ -254,6 +257,7 @@ void serve_infer(call *c) {
     for (size_t i = 0, n = q->asks.n; i < n; i++) {
         q->asks.ask[i].model = model;
         q->asks.ask[i].is_gone = is_gone;
+        q->asks.ask[i].makes_items = true;
         q->asks.ask[i].arrived_ns = http_arrived_ns(c->x);
         engine_submit(e, &q->asks.ask[i], &q->answer[i], answered, q);
     }
