@@ -110,8 +110,9 @@ static void finish_wide(const score_columns *c, const float *logit, float *to) {
     to[0] = (float)mean;
 }
 
-/* Rows that are finished together: a request has hundreds of them, of a few classes. */
-enum { ROWS = 32, MOST_CLASSES = 64 };
+/* Rows that are finished together: a request has hundreds of them, of a few classes.  As many in
+ * every block, so that the compiler keeps them in registers. */
+enum { ROWS = 16, MOST_CLASSES = 64 };
 
 /* The logits of a class after those of the class before, so that a row is a lane of each vector. */
 typedef struct row_block {
@@ -122,53 +123,63 @@ typedef struct row_block {
 
 /* The exponentials of a block, and their sums.  What is far below the largest logit, exp(-700) of
  * it, is nothing as a float. */
-static void exp_block(row_block *b, int32_t n_classes, int32_t n) {
+static inline void exp_block(row_block *b, int32_t n_classes) {
     float most[ROWS];
     memcpy(most, b->x[0], sizeof most);
     for (int32_t i = 1; i < n_classes; i++)
 #pragma omp simd
-        for (int32_t k = 0; k < n; k++)
+        for (int32_t k = 0; k < ROWS; k++)
             most[k] = b->x[i][k] > most[k] ? b->x[i][k] : most[k];
-    for (int32_t i = 0; i < n_classes; i++)
-#pragma omp simd
-        for (int32_t k = 0; k < n; k++) {
-            double x = (double)b->x[i][k] - (double)most[k];
-            b->e[i][k] = x < -700 ? -700 : x;
-        }
     memset(b->sum, 0, sizeof b->sum);
     for (int32_t i = 0; i < n_classes; i++)
 #pragma omp simd
-        for (int32_t k = 0; k < n; k++) {
-            b->e[i][k] = exp_of(b->e[i][k]);
+        for (int32_t k = 0; k < ROWS; k++) {
+            double x = (double)b->x[i][k] - (double)most[k];
+            b->e[i][k] = exp_of(x < -700 ? -700 : x);
             b->sum[k] += b->e[i][k];
         }
 }
 
-/* A row's numbers do not depend on those of the others. */
-static void finish_block(const score_columns *c, int32_t n, const float *logits, float *to) {
+/* ROWS rows of logits, `width` after one another, and of numbers.  A row's do not depend on those
+ * of the others. */
+static void finish_block(const score_columns *c, int32_t width, const float *logits, float *to) {
     row_block b;
-    for (int32_t k = 0; k < n; k++)
-        for (int32_t i = 0; i < c->n_classes; i++)
-            b.x[i][k] = logits[(int64_t)k * c->width + i];
-    exp_block(&b, c->n_classes, n);
+    int32_t n = c->n, n_classes = c->n_classes;
+    for (int32_t i = 0; i < n_classes; i++)
+#pragma omp simd
+        for (int32_t k = 0; k < ROWS; k++)
+            b.x[i][k] = logits[k * width + i];
+    exp_block(&b, n_classes);
     memset(b.mean, 0, sizeof b.mean);
 #pragma omp simd
-    for (int32_t k = 0; k < n; k++)
+    for (int32_t k = 0; k < ROWS; k++)
         b.sum[k] = 1 / b.sum[k];
-    for (int32_t i = 0; i < c->n_classes; i++) {
+    for (int32_t i = 0; i < n_classes; i++) {
         double rating = c->rating[i];
 #pragma omp simd
-        for (int32_t k = 0; k < n; k++) {
+        for (int32_t k = 0; k < ROWS; k++) {
             double p = b.e[i][k] * b.sum[k];
             b.x[i][k] = (float)p;
             b.mean[k] += p * rating;
         }
     }
-    for (int32_t k = 0; k < n; k++, to += c->n) {
-        to[0] = (float)b.mean[k];
-        for (int32_t i = 0; i < c->n_classes; i++)
-            to[1 + i] = b.x[i][k];
-    }
+#pragma omp simd
+    for (int32_t k = 0; k < ROWS; k++)
+        to[k * n] = (float)b.mean[k];
+    for (int32_t i = 0; i < n_classes; i++)
+#pragma omp simd
+        for (int32_t k = 0; k < ROWS; k++)
+            to[k * n + 1 + i] = b.x[i][k];
+}
+
+/* The last rows, fewer than a block has. */
+static void finish_rest(const score_columns *c, int32_t n_rows, const float *logits, float *to) {
+    float x[ROWS * MOST_CLASSES] = {0}, y[ROWS * (MOST_CLASSES + 1)];
+    size_t row_bytes = (size_t)c->n_classes * sizeof *x;
+    for (int32_t k = 0; k < n_rows; k++)
+        memcpy(x + k * c->n_classes, logits + (int64_t)k * c->width, row_bytes);
+    finish_block(c, c->n_classes, x, y);
+    memcpy(to, y, (size_t)n_rows * (size_t)c->n * sizeof *y);
 }
 
 void score_columns_finish(const score_columns *c, int32_t n, const float *logits, float *to) {
@@ -181,7 +192,9 @@ void score_columns_finish(const score_columns *c, int32_t n, const float *logits
             finish_bits(c, own, own_to);
         else if (is_wide)
             finish_wide(c, own, own_to);
+        else if (n - k < ROWS)
+            finish_rest(c, n - k, own, own_to);
         else
-            finish_block(c, n - k < most ? n - k : most, own, own_to);
+            finish_block(c, c->width, own, own_to);
     }
 }
