@@ -196,7 +196,8 @@ static void *rank_items(void *context) {
     return NULL;
 }
 
-/* Callers that wait make the items of their answers themselves, with the same bits. */
+/* Callers that wait make the items of their answers themselves, with the same bits; with cores to
+ * look out on one of them runs the batch. */
 TEST(slot_callers_make_their_items) {
     const char *const set[] = {"DatasetArgs.max_num_candidates=4"};
     engine *e = serve_open(serve_run("slot", ranking_gin, set, 1), synth_folder(), 16);
@@ -210,6 +211,7 @@ TEST(slot_callers_make_their_items) {
     for (int k = 0; k < 20; k++) {
         pthread_mutex_lock(&s->lock);
         s->n_last = THREADS; /* so that none of them runs alone */
+        s->may_spin = k % 2 == 1;
         pthread_mutex_unlock(&s->lock);
         for (int i = 0; i < THREADS; i++) {
             own[i] = (ranked){.e = e, .who = i, .waits = true};
@@ -403,28 +405,44 @@ static void release_gate(gate *g) {
     engine_answer_release(&g->answer);
 }
 
+static void wait_asleep(slot *s) {
+    bool is_asleep = false;
+    for (int i = 0; !is_asleep && i < 6000; i++) {
+        wait_ms(1);
+        pthread_mutex_lock(&s->lock);
+        is_asleep = s->is_asleep;
+        pthread_mutex_unlock(&s->lock);
+    }
+    CHECK(is_asleep);
+}
+
 /* A caller that may runs its job itself where it is alone, and only then. */
 TEST(slot_caller_runs_its_own_job) {
     const char *run = serve_run("slot", retrieval_gin, NULL, 0);
     engine *e = serve_open(run, synth_folder(), 16);
     slot *s = engine_slot(e, 0);
+    /* With cores to look out on, a caller also runs a batch of which it has the first job, alone
+     * after a wait in this case, unless that would be long. */
     static const struct {
-        bool may_run, is_own;
+        bool may_run, may_spin, is_own;
         size_t n_last;
         int n_coming;
-    } tries[] = {{true, true, 0, 0},
-                 {false, false, 1, 0},
-                 {true, true, 1, 0},
-                 {true, false, 2, 0},
-                 {true, false, 1, 1}};
+        double batch_s;
+    } tries[] = {{true, false, true, 0, 0, 1e-6},  {false, false, false, 1, 0, 1e-6},
+                 {true, false, true, 1, 0, 1e-6},  {true, false, false, 2, 0, 1e-6},
+                 {true, false, false, 1, 1, 1e-6}, {false, true, false, 2, 0, 1e-6},
+                 {true, true, true, 2, 0, 1e-6},   {true, true, true, 1, 1, 1e-6},
+                 {true, true, false, 2, 0, 1}};
     for (size_t i = 0; i < sizeof tries / sizeof *tries; i++) {
         gate g = {.e = e, .is_open = true};
         CHECK(engine_wait_idle(e, 10000000000u));
         pthread_mutex_lock(&s->lock);
         s->n_last = tries[i].n_last;
         s->n_coming = tries[i].n_coming;
-        s->queue.batch_s = 1e-6;
+        s->may_spin = tries[i].may_spin;
+        s->queue.batch_s = tries[i].batch_s;
         pthread_mutex_unlock(&s->lock);
+        wait_asleep(s);
         submit_gate(&g, tries[i].may_run);
         CHECK(!tries[i].is_own || atomic_load(&g.is_done));
         release_gate(&g);
@@ -433,6 +451,44 @@ TEST(slot_caller_runs_its_own_job) {
         s->n_coming = 0;
         pthread_mutex_unlock(&s->lock);
     }
+    engine_destroy(e);
+}
+
+/* Of callers that come together the first one runs the batch, while the worker sleeps. */
+TEST(slot_first_caller_leads) {
+    const char *run = serve_run("slot", retrieval_gin, NULL, 0);
+    engine *e = serve_open(run, synth_folder(), 16);
+    slot *s = engine_slot(e, 0);
+    gate first = {.e = e, .is_open = true}, second = {.e = e, .is_open = true};
+    pthread_t thread;
+    served *m;
+    bool is_own;
+    size_t n_queued = 0;
+    wait_asleep(s);
+    pthread_mutex_lock(&s->lock);
+    s->may_spin = true;
+    s->n_last = 2;
+    s->queue.batch_s = 5;
+    pthread_mutex_unlock(&s->lock);
+    slot_terms terms = {.was_asked = true, .may_run = true};
+    CHECK(slot_expect(s, &terms, NULL, &m, &is_own) && !is_own);
+    CHECK_EQ(pthread_create(&thread, NULL, submit_own, &first), 0);
+    for (int i = 0; n_queued == 0 && i < 6000; i++) {
+        wait_ms(1);
+        pthread_mutex_lock(&s->lock);
+        n_queued = s->queue.n;
+        CHECK(s->is_asleep);
+        pthread_mutex_unlock(&s->lock);
+    }
+    CHECK(n_queued == 1 && !atomic_load(&first.is_inside));
+    submit_gate(&second, true);
+    release_gate(&second);
+    pthread_join(thread, NULL);
+    CHECK(pthread_equal(second.computed_by, thread));
+    CHECK_EQ(second.answer.batch_requests, 2);
+    slot_expect_none(s);
+    served_drop(m);
+    release_gate(&first);
     engine_destroy(e);
 }
 

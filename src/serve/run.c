@@ -489,14 +489,18 @@ static void give_logits(const run *r, const unit *units, const char *logits) {
     }
 }
 
-/* While the device computes; a CPU has computed already, and what is left to others they name. */
+/* While the device computes: of the jobs whose items this thread makes, and of those that it names
+ * for others (a CPU has computed already: they do that themselves). */
 static status name_units(const run *r, const unit *units) {
-    bool is_done = r->m->compute.be->n_ahead == 0;
+    bool is_busy = r->m->compute.be->n_ahead > 0;
+    job *own = NULL;
     for (int32_t i = 0; i < r->m->batch.view.n_users; i++) {
         job *j = units[i].j;
-        if (!j->is_awaited && !(j->is_left && is_done)) TRY(job_name_candidates(j));
+        bool is_own = j->is_here || (!j->is_awaited && !j->is_left);
+        if (is_own || (j->is_left && is_busy)) TRY(job_name_candidates(j));
+        if (is_own) own = j;
     }
-    if (!units[0].j->is_awaited && !units[0].j->is_left) job_rehearse(units[0].j);
+    if (own != NULL) job_rehearse(own);
     return OK;
 }
 

@@ -1,6 +1,7 @@
 #include "serve/slot.h"
 
 #include <math.h>
+#include <sched.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -8,10 +9,10 @@
 #include "base/env.h"
 #include "base/thread.h"
 
-/* A batch at most; and how many times the wait for others a job must have left.  How long a worker
- * looks out for a job that is expected, and how often between two questions for the time; what a
- * thread takes to wake at a given time. */
-enum { MAX_TAKEN = 4096, GATHER_SPARES = 8, LOOK_NS = 200000, LOOKS = 32, WAKE_NS = 150000 };
+/* How many times the wait for others a job must have left.  How long a thread that gathers looks
+ * out for a job that is expected, and how often between two questions for the time; what a thread
+ * takes to wake at a given time. */
+enum { GATHER_SPARES = 8, LOOK_NS = 200000, LOOKS = 32, WAKE_NS = 150000 };
 
 double engine_bucket_s(int i) {
     static const double step[5] = {1, 1.6, 2.5, 4, 6.3}, decade[] = {1e-4, 1e-3, 1e-2, .1, 1, 10};
@@ -58,8 +59,8 @@ static engine_outcome refuse(engine_answer *out, queue_verdict why, double late_
 /* Whether the worker is to be woken, by the caller alone, who does that without the lock: a signal
  * takes some microseconds, for which others that come would wait for it.  Under the lock. */
 static bool is_to_wake(slot *s) {
-    bool was_asleep = s->is_asleep;
-    s->is_asleep = false;
+    bool was_asleep = s->is_asleep && !s->is_running; /* else who runs does it (end_own) */
+    if (was_asleep) s->is_asleep = false;
     return was_asleep;
 }
 
@@ -142,7 +143,7 @@ bool slot_expect(slot *s, const slot_terms *t, engine_answer *out, served **m, b
     if (is_fine) {
         s->n_coming++;
         *is_own = t->may_run && is_for_caller(s);
-        wakes = s->may_spin && !*is_own && is_to_wake(s);
+        wakes = s->may_spin && !t->may_run && is_to_wake(s); /* else it leads */
         *m = s->model;
         served_keep(*m);
     }
@@ -336,7 +337,7 @@ static void run_taken(slot *s, taken *t) {
 /* The next batch; under the lock, the queue not empty. */
 static void take(slot *s, taken *t) {
     uint64_t now = clock_ns();
-    t->n = job_queue_take(&s->queue, now, t->jobs, MAX_TAKEN);
+    t->n = job_queue_take(&s->queue, now, t->jobs, SLOT_MAX_TAKEN);
     t->flops = 0;
     for (int32_t i = 0; i < t->n; i++) {
         t->flops += t->jobs[i]->flops;
@@ -345,7 +346,8 @@ static void take(slot *s, taken *t) {
     job_queue_begin(&s->queue, t->flops, now);
 }
 
-/* Looks out for a job until the time `until`, without the lock; false: it is over. */
+/* Looks out for a job until the time `until`, without the lock; false: it is over.  Lets others go
+ * first now and then: the system may have put a caller on this core. */
 static bool look_out(slot *s, uint64_t until) {
     uint64_t seen = s->n_news;
     bool has_news = false;
@@ -355,6 +357,7 @@ static bool look_out(slot *s, uint64_t until) {
             thread_pause();
             has_news = s->n_news != seen;
         }
+        if (!has_news) sched_yield();
     } while (!has_news && clock_ns() < until);
     mutex_lock_soon(&s->lock);
     return s->n_news != seen;
@@ -377,12 +380,14 @@ static void wait_for_job(slot *s) {
 }
 
 /* Until a job comes or the time `until`; false: it is over.  Who is not expected yet, but asks
- * together with others, is seldom later than LOOK_NS: to sleep and wake takes as long. */
-static bool wait_for_more(slot *s, uint64_t until) {
+ * together with others, is seldom later than LOOK_NS: to sleep and wake takes as long.  may_sleep:
+ * after that time; else it is over then. */
+static bool wait_for_more(slot *s, uint64_t until, bool may_sleep) {
     uint64_t look = clock_ns() + LOOK_NS;
     if (s->n_coming > 0 || look > until) look = until;
     if (s->may_spin && (look_out(s, look) || s->n_coming > 0 || look == until))
         return clock_ns() < until;
+    if (!may_sleep) return false;
     s->is_asleep = true;
     bool has_time = cond_wait_until(&s->work, &s->lock, until);
     s->is_asleep = false;
@@ -403,60 +408,95 @@ static bool expect_one(slot *s) {
     return true;
 }
 
-/* Waits for jobs that probably come: clients that ask at the same time did so before.  At most for
- * as long as a batch takes without any job, and half of that for each; under the lock. */
-static void gather(slot *s) {
+/* Waits for jobs that probably come: clients that ask at the same time did so before, and a leader
+ * knows of some that are looked up.  At most for as long as a batch takes without any job, and half
+ * of that for each; under the lock.  False: a leader has looked out in vain. */
+static bool gather(slot *s, bool is_leader) {
     uint64_t most = (uint64_t)(s->queue.batch_s * 1e9), now = clock_ns(), end = now + most;
     bool comes = true;
-    while (s->queue.n < s->n_last && comes && now < end && !s->is_stopping) {
+    while ((s->queue.n < s->n_last || (is_leader && s->n_coming > 0)) && comes && now < end &&
+           !s->is_stopping) {
         const job *first = s->queue.item[0];
-        if (first->call != NULL || first->deadline_ns < now + GATHER_SPARES * most) return;
+        if (first->call != NULL || first->deadline_ns < now + GATHER_SPARES * most) return true;
         if (expect_one(s)) continue;
         size_t n = s->queue.n;
         uint64_t until = now + most / 2 < end ? now + most / 2 : end;
-        while (s->queue.n == n && !s->is_stopping && wait_for_more(s, until))
+        while (s->queue.n == n && !s->is_stopping && wait_for_more(s, until, !is_leader))
             continue;
         comes = s->queue.n > n;
         now = clock_ns();
+        if (!comes && is_leader && now < until) return false;
     }
+    return true;
 }
 
 /* Takes a batch and runs it, without the lock; under the lock before and after. */
-static void run_next(slot *s, taken *t) {
-    take(s, t);
-    const job *first = t->jobs[0];
-    if (first->call == NULL) s->n_last = (size_t)t->n;
+static void run_next(slot *s) {
+    taken t = {.jobs = s->taken};
+    take(s, &t);
+    const job *first = t.jobs[0];
+    if (first->call == NULL) s->n_last = (size_t)t.n;
     s->is_running = true;
     pthread_mutex_unlock(&s->lock);
     if (first->call != NULL)
         first->done(first->ctx, NULL);
     else
-        run_taken(s, t);
+        run_taken(s, &t);
     mutex_lock_soon(&s->lock);
     s->is_running = false;
     job_queue_begin(&s->queue, 0, 0);
 }
 
-/* Runs the one job that waits on the thread of its caller; under the lock.  Whoever waited for the
- * end goes on. */
-static void run_own(slot *s) {
-    job *own;
-    taken t = {.jobs = &own};
-    run_next(s, &t);
+/* Whoever waited for the end of a caller's batch goes on; under the lock. */
+static void end_own(slot *s) {
     if (s->queue.n > 0 || s->is_stopping)
         wake_worker(s);
     else
         pthread_cond_broadcast(&s->idle);
 }
 
+/* A thread's first call of a device takes some microseconds longer: it waits for the device, which
+ * is idle, while others come.  Under the lock, which it gives up. */
+static void meet_device(slot *s, const job *j) {
+    backend *be = j->m->compute.be;
+    if (be->n_ahead == 0) return;
+    pthread_mutex_unlock(&s->lock);
+    (void)be->ops->sync(be); /* what failed before fails again */
+    mutex_lock_soon(&s->lock);
+}
+
+/* Gathers and runs a batch on the thread of a caller, which has a job in it; the worker does where
+ * none comes in time.  Under the lock. */
+static void lead(slot *s, const job *j) {
+    s->is_running = true;
+    if (s->n_coming > 0) meet_device(s, j);
+    bool is_gathered = gather(s, true);
+    s->is_running = false;
+    if (is_gathered && s->queue.n > 0) run_next(s);
+    end_own(s);
+}
+
+/* Whether the worker sleeps on while a caller with a job gathers; under the lock. */
+static bool can_lead(const slot *s) {
+    return s->may_spin && s->is_asleep && !s->is_gathering && !s->is_running && !s->is_stopping;
+}
+
 void slot_submit(slot *s, job *j, bool may_run) {
     mutex_lock_soon(&s->lock);
-    bool is_own = may_run && is_for_caller(s) && !s->is_stopping;
+    bool is_own = may_run && is_for_caller(s) && !s->is_stopping, leads = may_run && can_lead(s);
     engine_outcome outcome = s->is_stopping ? ENGINE_CLOSING : admit(s, j);
     has_come(s);
     if (outcome != ENGINE_OK || is_own) j->is_awaited = false;
-    if (outcome == ENGINE_OK && is_own) run_own(s);
-    bool wakes = outcome == ENGINE_OK && !is_own && is_to_wake(s);
+    if (outcome == ENGINE_OK && is_own) {
+        run_next(s);
+        end_own(s);
+    } else if (outcome == ENGINE_OK && leads) {
+        bool stays = j->is_awaited; /* else it may be gone when its batch ends */
+        j->is_here = stays;
+        lead(s, j);
+        if (stays) j->is_here = false; /* where it still waits, others run it */
+    }
+    bool wakes = outcome == ENGINE_OK && !is_own && !leads && is_to_wake(s);
     pthread_mutex_unlock(&s->lock);
     if (wakes) pthread_cond_signal(&s->work);
     if (outcome != ENGINE_OK) slot_answer(s, j, outcome);
@@ -476,16 +516,16 @@ void slot_look_end(slot *s) {
 
 static void *worker(void *argument) {
     slot *s = argument;
-    job *jobs[MAX_TAKEN];
-    taken t = {.jobs = jobs};
     bool was_idle = true;
     thread_lower(SERVED_NICE);
     pthread_mutex_lock(&s->lock);
     for (;;) {
         wait_for_job(s);
         if (s->queue.n == 0) break;
-        if (was_idle) gather(s);
-        run_next(s, &t);
+        s->is_gathering = true;
+        if (was_idle) (void)gather(s, false);
+        s->is_gathering = false;
+        run_next(s);
         was_idle = s->queue.n == 0;
     }
     pthread_mutex_unlock(&s->lock);

@@ -6,8 +6,10 @@
  * thread takes 20 to 50 us: while requests are looked up it looks out for them instead of sleeping,
  * for LOOK_NS at most, where there are cores for that; callers look out for the end of their batch
  * in the same way, when it is due (job.due_ns).  A caller that waits for its answer in any
- * case computes it on its own thread where nothing else is to be done: then nobody is woken.  One
- * thread computes at a time, whichever it is (is_running).
+ * case computes it on its own thread where nothing else is to be done: then nobody is woken.  Where
+ * others come with it, the first of them that has a job leads: while the worker sleeps, it gathers
+ * and runs the batch of all.  One thread gathers or computes at a time, whichever it is
+ * (is_running).
  *
  * The model may be replaced at any time: a job holds the model that it was made for, and a batch is
  * of one model.  Any thread may call. */
@@ -20,6 +22,8 @@
 #include "serve/job_queue.h"
 #include "serve/run.h"
 
+enum { SLOT_MAX_TAKEN = 4096 }; /* a batch at most */
+
 typedef struct slot {
     char name[64];
     pthread_mutex_t lock; /* of everything below */
@@ -29,12 +33,14 @@ typedef struct slot {
     int n_cores;
     atomic_int n_looking;    /* callers that look out for their answers */
     bool is_asleep;          /* the worker, and nobody has woken it yet */
+    bool is_gathering;       /* the worker: nobody else takes jobs from the queue */
     int n_coming;            /* requests that are being looked up (slot_expect) */
     _Atomic uint64_t n_news; /* grows with all that a worker that looks out for jobs must see */
     served *model;           /* the current one: a reference */
     uint64_t n_loads;
     job_queue queue;
-    size_t n_last; /* jobs of the last batch */
+    size_t n_last;              /* jobs of the last batch */
+    job *taken[SLOT_MAX_TAKEN]; /* of the thread that is_running */
     engine_stats stats;
 } slot;
 
@@ -68,8 +74,8 @@ bool slot_expect(slot *s, const slot_terms *t, engine_answer *out, served **m, b
 void slot_expect_none(slot *s);
 
 /* Runs a job, or answers it at once with a refusal.  may_run: on this thread, before this returns,
- * where nothing else runs, waits or comes.  Whatever is answered before this returns is no longer
- * is_awaited. */
+ * where nothing else runs, waits or comes; or together with those that come, as their leader.  A
+ * job that was answered alone before this returns is no longer is_awaited. */
 void slot_submit(slot *s, job *j, bool may_run);
 
 /* Whether the caller of a job may keep its core busy while it waits for the answer, which a GPU
