@@ -76,7 +76,7 @@ LINK := $(CC) $(OPT) $(DEBUG_INFO) $(LDFLAGS)
 # Machine code for A100 and Hopper, and PTX for later cards.  Most kernels are the same on both, so they
 # are compiled to PTX once and assembled twice.  A file that tests __CUDA_ARCH__ is compiled for sm_80 and
 # sm_90 separately; src/cuda/attn/sm90, X_sm90.cu of src/cuda/ops and units X_sm90, which use Hopper's own instructions, for sm_90a alone.
-# CUDA_SM=90 builds for one card.
+# CUDA_SM=90 builds for one card, and without the attention's tile sizes that are tuned for other cards.
 CUDA_SM ?= 80 90
 space := $() $()
 NVCC_CODE := $(subst $(space),$(comma),$(CUDA_SM:%=sm_%))
@@ -286,10 +286,12 @@ $B/%.o: %.c $B/flags
 	@mkdir -p $(@D)
 	$(if $(REUSE),@sh tools/reuse.sh '$(REUSE)' '$B' $* || )$(CC) $(CFLAGS_ALL) $(OWN_CFLAGS) -c $< -o $@
 $B/src/serve/server_page.o: src/serve/server_page.html
+$B/src/cuda/attn/sm80/%.cu.o $B/src/cuda/unit_sm80.cu.o $B/src/cuda/unit_attn.cu.o: OWN_NVCCFLAGS = \
+	$(if $(filter-out 90,$(CUDA_SM)),,-DHSTU_HOPPER_ALONE)
 # ptxas's report on each kernel goes to a file beside the object, for tools/spills.sh; other messages are shown.
 define compile_cu
 @mkdir -p $(@D)
-$(NVCC) $(NVCCFLAGS) $(if $(filter src/cuda/attn/sm90/% src/cuda/ops/%_sm90.cu $B/src/cuda/unit_%_sm90.cu,$<),$(NVCC_90A),$(if $(filter $< $(CU_UNIT_$*),$(ASKS_ARCH)),$(NVCC_BOTH),$(NVCC_ARCH))) \
+$(NVCC) $(NVCCFLAGS) $(OWN_NVCCFLAGS) $(if $(filter src/cuda/attn/sm90/% src/cuda/ops/%_sm90.cu $B/src/cuda/unit_%_sm90.cu,$<),$(NVCC_90A),$(if $(filter $< $(CU_UNIT_$*),$(ASKS_ARCH)),$(NVCC_BOTH),$(NVCC_ARCH))) \
 	-c $< -o $@ 2>$(@:.o=.ptxas); done=$$?; \
 	grep -vE '^ptxas info|bytes stack frame' $(@:.o=.ptxas) >&2; exit $$done
 endef

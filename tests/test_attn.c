@@ -56,14 +56,14 @@ TEST(attn_lengths_around_blocks) {
 
 TEST(attn_head_dims) {
     const int32_t lengths[] = {3, 40};
-    const int32_t dims[] = {1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 25, 50, 64, 127, 256};
+    const int32_t dims[] = {1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 25, 50, 64, 100, 127, 130, 256};
     for (size_t i = 0; i < sizeof dims / sizeof *dims; i++)
-        check_case(lengths, 2, false, 1, dims[i], dims[(i * 7 + 3) % 15], SAMPLE_CAUSAL, BIAS_TIME,
+        check_case(lengths, 2, false, 1, dims[i], dims[(i * 7 + 3) % 17], SAMPLE_CAUSAL, BIAS_TIME,
                    1, 5000);
 }
 
 /* On some GPUs head dimensions 128 and 256 have their own kernels, which need aligned rows and a
- * known number of them. */
+ * known number of them; rows of others may be aligned to 4 bytes alone. */
 TEST(attn_wide_heads) {
     const int32_t lengths[] = {64, 0, 1, test_is_brief() ? 70 : 150, 65};
     for (int rows = ROWS_ALIGNED; rows <= ROWS_KNOWN; rows++) {
@@ -75,6 +75,8 @@ TEST(attn_wide_heads) {
         }
         check_case(lengths, 5, false, 2, 64, 64, SAMPLE_CAUSAL, BIAS_NONE, 1, 1);
         check_case(lengths, 5, false, 1, 256, 128, SAMPLE_CAUSAL, BIAS_NONE, 1, 1);
+        check_case(lengths, 5, false, 2, 100, 100, SAMPLE_CAUSAL, BIAS_NONE, 1, 1);
+        check_case(lengths, 5, false, 1, 130, 130, SAMPLE_CAUSAL, BIAS_TIME, 1, 5000);
     }
     rows_are = ROWS_ODD;
 }

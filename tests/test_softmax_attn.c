@@ -123,7 +123,7 @@ TEST(softmax_attn_rows_without_keys) {
 
 TEST(softmax_attn_wide_heads) {
     const int32_t lengths[] = {70, 9};
-    const int32_t dims[] = {63, 65, 128, 200, 255, 256};
+    const int32_t dims[] = {63, 65, 100, 128, 200, 255, 256};
     for (size_t i = 0; i < sizeof dims / sizeof *dims; i++)
         soft_sample_check_mask(soft_masks[4 + i % 4], lengths, 2, 1, dims[i], 0.0f);
     softmax_attn_args wide = {.n_heads = 1, .dim = 257};

@@ -32,9 +32,6 @@ template <int DIM> struct f32_shape {
     static constexpr int BWD_COLUMNS = DIM == 32 ? 64 : DIM == 64 ? 32 : 16;
 };
 
-/* What a kernel that owns keys sums. */
-enum { PART_DK = 1, PART_DV = 2 };
-
 /* A thread's place in a fragment: rows g and g + 8; columns t and t + 4, or 2t and 2t + 1. */
 __device__ static inline int lane_g() {
     return (int)(threadIdx.x % 32 / 4);

@@ -243,21 +243,24 @@ __launch_bounds__(f32_shape<DIM>::THREADS, DIM == 32 && !EXACT ? 3 : 2) void att
     }
 }
 
-/* Registers hold the sums of both dk and dv, except at DIM = 256, where each has its own kernel. */
-template <int DIM, int PARTS> static size_t dkv_shared() {
+/* Registers hold the sums of both dk and dv, except at DIM = 256, where each has its own launch:
+ * is_dk is the one of dk. */
+template <int DIM> static size_t dkv_shared(bool is_dk) {
     using shape = f32_shape<DIM>;
-    size_t own = shape::IS_KEPT ? 0 : PARTS == PART_DV ? shape::ROWS : 2 * shape::ROWS;
+    size_t own = shape::IS_KEPT ? 0 : DIM == 256 && !is_dk ? shape::ROWS : 2 * shape::ROWS;
     return sizeof(float) * shape::STRIDE * (2 * shape::BWD_COLUMNS + own);
 }
 
-template <int DIM, bool EXACT, int PARTS>
-static __global__ __launch_bounds__(
-    f32_shape<DIM>::THREADS,
-    DIM == 32 && !EXACT ? 4 : 2) void attn_bwd_dkv_f32_kernel(const __grid_constant__ attn_args a,
-                                                              const uint32_t *bucket_cells) {
+/* Blocks of a multiprocessor. */
+template <int DIM, bool EXACT> static constexpr int dkv_blocks = DIM == 32 && !EXACT ? 4 : 2;
+
+template <int DIM, bool EXACT>
+static __global__ void __launch_bounds__(f32_shape<DIM>::THREADS, (dkv_blocks<DIM, EXACT>))
+    attn_bwd_dkv_f32_kernel(const __grid_constant__ attn_args a, const uint32_t *bucket_cells,
+                            bool is_dk) {
     using shape = f32_shape<DIM>;
     constexpr int ROWS = shape::ROWS, COLUMNS = shape::BWD_COLUMNS, STRIDE = shape::STRIDE;
-    constexpr bool HAS_DK = (PARTS & PART_DK) != 0, HAS_DV = (PARTS & PART_DV) != 0;
+    constexpr bool HAS_BOTH = DIM < 256;
     constexpr bool IS_STAGED = f32_buckets<DIM>::IS_STAGED;
     extern __shared__ float4 f32_tiles[];
     __shared__ f32_time_room<COLUMNS, ROWS, COLUMNS> room;
@@ -277,7 +280,7 @@ static __global__ __launch_bounds__(
     f32_rows<DIM, EXACT> key, value;
     rows_load(&key, k_tile, (const float *)a.k + first * a.stride_k + head * a.dim_qk, a.stride_k,
               a.dim_qk, s.len_k - j0);
-    if constexpr (HAS_DK)
+    if (HAS_BOTH || is_dk)
         rows_load(&value, v_tile, (const float *)a.v + first * a.stride_v + head * a.dim_v,
                   a.stride_v, a.dim_v, s.len_k - j0);
 
@@ -291,7 +294,7 @@ static __global__ __launch_bounds__(
         if (j0 + row + 8 < s.len_k) time[1] = a.key_time[first + row + 8];
     }
 
-    float dk[HAS_DK ? DIM / 8 : 1][4] = {}, dv[HAS_DV ? DIM / 8 : 1][4] = {};
+    float dk[HAS_BOTH ? DIM / 8 : 1][4] = {}, dv[DIM / 8][4] = {}; /* dv: the only sum */
     for (int row0 = 0; row0 < s.len_q; row0 += COLUMNS) {
         if (tile_is_empty(a, s, row0, row0 + COLUMNS, j0, j0 + ROWS)) continue;
         int i0 = row0 + s.shift, n_rows = s.len_q - row0;
@@ -309,12 +312,12 @@ static __global__ __launch_bounds__(
         for (int c = 0; c < COLUMNS; c += 16) {
             int key0 = j0 + warp_row;
             if (masks.begin[c / 16] >= key0 + 16 || masks.end[c / 16] <= key0) continue;
-            float x[2][4], p[2][4];
+            float x[2][4], p[2][4] = {};
             int bucket[2][4];
             f32_place at = {row, c + 2 * lane_t()};
             unsigned seen = masks_see(a, s, masks, at, row0 + at.column, j0 + row);
             score_square<DIM, EXACT>(x, key, q_tile + c * STRIDE, a.dim_qk);
-            if constexpr (HAS_DK)
+            if (HAS_BOTH || is_dk)
                 score_square<DIM, EXACT>(p, value, dout_tile + c * STRIDE, a.dim_v);
             if (a.bias == BIAS_TIME)
                 add_time_bias<true>(x, bucket, room, cell, weight, time, at);
@@ -325,22 +328,28 @@ static __global__ __launch_bounds__(
                 float y = a.alpha * x[i / 4][i % 4], sigmoid = sigmoid_of<EXACT>(y);
                 bool is_seen = seen >> i & 1;
                 x[i / 4][i % 4] = is_seen ? y * sigmoid * a.scale : 0.0f;
-                if constexpr (HAS_DK) {
-                    float ds = p[i / 4][i % 4] * (a.alpha * a.scale) * slope(y, sigmoid);
-                    p[i / 4][i % 4] = is_seen ? ds : 0.0f;
-                }
+                float ds = p[i / 4][i % 4] * (a.alpha * a.scale) * slope(y, sigmoid);
+                p[i / 4][i % 4] = is_seen ? ds : 0.0f;
+                if (!HAS_BOTH && is_dk) x[i / 4][i % 4] = p[i / 4][i % 4];
             }
-            if constexpr (HAS_DV) add_product<DIM, EXACT>(dv, x, dout_tile + c * STRIDE, a.dim_v);
-            if constexpr (HAS_DK) add_product<DIM, EXACT>(dk, p, q_tile + c * STRIDE, a.dim_qk);
+            if constexpr (HAS_BOTH) {
+                add_product<DIM, EXACT>(dv, x, dout_tile + c * STRIDE, a.dim_v);
+                add_product<DIM, EXACT>(dk, p, q_tile + c * STRIDE, a.dim_qk);
+            } else {
+                add_product<DIM, EXACT>(dv, x, (is_dk ? q_tile : dout_tile) + c * STRIDE,
+                                        is_dk ? a.dim_qk : a.dim_v);
+            }
         }
     }
     constexpr bool IS_TIGHT = DIM == 32 && !EXACT;
-    if constexpr (HAS_DK)
+    if constexpr (HAS_BOTH)
         store_rows<DIM, IS_TIGHT>((float *)a.dk + first * a.stride_k + head * a.dim_qk, a.stride_k,
                                   a.dim_qk, s.len_k - j0, dk);
-    if constexpr (HAS_DV)
-        store_rows<DIM, IS_TIGHT>((float *)a.dv + first * a.stride_v + head * a.dim_v, a.stride_v,
-                                  a.dim_v, s.len_k - j0, dv);
+    bool is_other = !HAS_BOTH && is_dk;
+    float *to = (float *)(is_other ? a.dk : a.dv);
+    int64_t stride = is_other ? a.stride_k : a.stride_v;
+    int dim = is_other ? a.dim_qk : a.dim_v;
+    store_rows<DIM, IS_TIGHT>(to + first * stride + head * dim, stride, dim, s.len_k - j0, dv);
 }
 
 template <int DIM, bool EXACT>
@@ -358,28 +367,24 @@ static status launch_dq(backend *be, const attn_args *a, unsigned long long *cel
     return cuda_launched("the float32 attention's dq");
 }
 
-template <int DIM, bool EXACT, int PARTS>
-static status launch_dkv(backend *be, const attn_args *a) {
+template <int DIM, bool EXACT>
+static status launch_dkv(backend *be, const attn_args *a, bool is_dk) {
     int64_t n_tiles = cuda_div_up(a->max_len_k, f32_shape<DIM>::ROWS);
     int64_t n_blocks = n_tiles * a->n_sequences * a->n_heads;
-    size_t bytes = dkv_shared<DIM, PARTS>();
+    size_t bytes = dkv_shared<DIM>(is_dk);
     if (n_blocks == 0) return OK;
-    CUDA_TRY(CUDA_ALLOW_SHARED((attn_bwd_dkv_f32_kernel<DIM, EXACT, PARTS>), bytes));
-    attn_bwd_dkv_f32_kernel<DIM, EXACT, PARTS>
+    CUDA_TRY(CUDA_ALLOW_SHARED((attn_bwd_dkv_f32_kernel<DIM, EXACT>), bytes));
+    attn_bwd_dkv_f32_kernel<DIM, EXACT>
         <<<(unsigned)n_blocks, f32_shape<DIM>::THREADS, bytes, cuda_of(be)->stream>>>(
-            *a, cuda_of(be)->bucket_cells);
+            *a, cuda_of(be)->bucket_cells, is_dk);
     return cuda_launched("the float32 attention's dk and dv");
 }
 
 template <int DIM, bool EXACT>
 static status launch(backend *be, const attn_args *a, unsigned long long *cells) {
     TRY((launch_dq<DIM, EXACT>(be, a, cells)));
-    if constexpr (DIM < 256) {
-        return launch_dkv<DIM, EXACT, PART_DK | PART_DV>(be, a);
-    } else {
-        TRY((launch_dkv<DIM, EXACT, PART_DV>(be, a)));
-        return launch_dkv<DIM, EXACT, PART_DK>(be, a);
-    }
+    TRY((launch_dkv<DIM, EXACT>(be, a, false)));
+    return DIM < 256 ? OK : launch_dkv<DIM, EXACT>(be, a, true);
 }
 
 static status launch_dim(backend *be, const attn_args *a, unsigned long long *cells) {

@@ -19,6 +19,7 @@ typedef struct softmax_job {
     act_type act;
     int n_tiles;        /* of rows, of the longest sequence */
     const float *delta; /* (T, H) */
+    bool is_dk;         /* of the kernel that owns keys, at DIM = 256: it computes dk, else dv */
 } softmax_job;
 
 /* One sequence and head, and the block's first row. */
@@ -440,14 +441,14 @@ grads_square(float x[2][4], float dp[2][4], const softmax_job &job, const softma
     }
 }
 
-/* Registers hold the sums of both dk and dv, except at DIM = 256, where each has its own kernel. */
-template <int DIM, int PARTS>
+/* Registers hold the sums of both dk and dv, except at DIM = 256, where each has its own launch. */
+template <int DIM>
 static __global__
 __launch_bounds__(f32_shape<DIM>::THREADS,
                   2) void softmax_attn_bwd_dkv_f32_kernel(const __grid_constant__ softmax_job job) {
     using shape = f32_shape<DIM>;
     constexpr int ROWS = shape::ROWS, COLUMNS = shape::BWD_COLUMNS, STRIDE = shape::STRIDE;
-    constexpr bool HAS_DK = (PARTS & PART_DK) != 0, HAS_DV = (PARTS & PART_DV) != 0;
+    constexpr bool HAS_BOTH = DIM < 256;
     extern __shared__ float4 f32_tiles[];
     __shared__ softmax_columns<COLUMNS> columns;
     float *q_tile = (float *)f32_tiles, *dout_tile = q_tile + COLUMNS * STRIDE;
@@ -460,7 +461,7 @@ __launch_bounds__(f32_shape<DIM>::THREADS,
     f32_rows<DIM, true> key = rows_at<DIM>(k_tile), value = rows_at<DIM>(v_tile);
     drop_row drop = drop_begin(a.drop, s.row); /* the columns' users and positions replace its */
 
-    float dk[HAS_DK ? DIM / 8 : 1][4] = {}, dv[HAS_DV ? DIM / 8 : 1][4] = {};
+    float dk[HAS_BOTH ? DIM / 8 : 1][4] = {}, dv[DIM / 8][4] = {}; /* dv: the only sum */
     int warp_first = s.first + (int)threadIdx.x / 32 * 16;
     mask_range range = mask_queries_of(a.mask, s.b, s.len, s.first / MASK_TILE);
 #pragma unroll 1
@@ -472,20 +473,31 @@ __launch_bounds__(f32_shape<DIM>::THREADS,
             columns_load(&columns, job, s, tile, i0);
             load_end();
             for (int c = 0; c < COLUMNS; c += 16) {
-                float x[2][4], dp[2][4];
+                float x[2][4], dp[2][4] = {};
                 uint64_t seen = columns.words[c + (int)threadIdx.x % 16];
                 if (!__any_sync(0xffffffffu, (seen >> (warp_first % MASK_TILE) & 0xffff) != 0))
                     continue;
                 score_square<DIM, true>(x, key, q_tile + c * STRIDE, a.dim);
-                score_square<DIM, true>(dp, value, dout_tile + c * STRIDE, a.dim);
+                if (HAS_BOTH || job.is_dk)
+                    score_square<DIM, true>(dp, value, dout_tile + c * STRIDE, a.dim);
                 grads_square(x, dp, job, s, columns, drop, warp_first + lane_g(), c + 2 * lane_t());
-                if constexpr (HAS_DV) add_product<DIM, true>(dv, x, dout_tile + c * STRIDE, a.dim);
-                if constexpr (HAS_DK) add_product<DIM, true>(dk, dp, q_tile + c * STRIDE, a.dim);
+                if constexpr (HAS_BOTH) {
+                    add_product<DIM, true>(dv, x, dout_tile + c * STRIDE, a.dim);
+                    add_product<DIM, true>(dk, dp, q_tile + c * STRIDE, a.dim);
+                } else {
+#pragma unroll
+                    for (int i = 0; i < 8; i++)
+                        x[i / 4][i % 4] = job.is_dk ? dp[i / 4][i % 4] : x[i / 4][i % 4];
+                    add_product<DIM, true>(dv, x, (job.is_dk ? q_tile : dout_tile) + c * STRIDE,
+                                           a.dim);
+                }
             }
         }
     }
-    if constexpr (HAS_DK) store_act<DIM>(a.dk, job, s, a.stride_k, k_tile, dk);
-    if constexpr (HAS_DV) store_act<DIM>(a.dv, job, s, a.stride_v, v_tile, dv);
+    if constexpr (HAS_BOTH) store_act<DIM>(a.dk, job, s, a.stride_k, k_tile, dk);
+    bool is_dk = !HAS_BOTH && job.is_dk;
+    store_act<DIM>(is_dk ? a.dk : a.dv, job, s, is_dk ? a.stride_k : a.stride_v,
+                   is_dk ? k_tile : v_tile, dv);
 }
 
 static softmax_job make_job(const backend *be, const softmax_attn_args *a, int rows,
@@ -495,6 +507,7 @@ static softmax_job make_job(const backend *be, const softmax_attn_args *a, int r
     job.act = be->act;
     job.n_tiles = (int)cuda_div_up(a->max_len, rows);
     job.delta = delta;
+    job.is_dk = false;
     return job;
 }
 
@@ -510,12 +523,11 @@ template <int DIM> static status launch_fwd(backend *be, const softmax_attn_args
     return cuda_launched("the softmax attention");
 }
 
-template <int DIM, int PARTS> static status launch_dkv(backend *be, const softmax_job &job) {
-    CUDA_TRY(
-        CUDA_ALLOW_SHARED((softmax_attn_bwd_dkv_f32_kernel<DIM, PARTS>), soft_bwd_shared<DIM>()));
-    softmax_attn_bwd_dkv_f32_kernel<DIM, PARTS>
-        <<<count_blocks(&job), f32_shape<DIM>::THREADS, soft_bwd_shared<DIM>(),
-           cuda_of(be)->stream>>>(job);
+template <int DIM> static status launch_dkv(backend *be, softmax_job job, bool is_dk) {
+    job.is_dk = is_dk;
+    CUDA_TRY(CUDA_ALLOW_SHARED((softmax_attn_bwd_dkv_f32_kernel<DIM>), soft_bwd_shared<DIM>()));
+    softmax_attn_bwd_dkv_f32_kernel<DIM><<<count_blocks(&job), f32_shape<DIM>::THREADS,
+                                           soft_bwd_shared<DIM>(), cuda_of(be)->stream>>>(job);
     return cuda_launched("the softmax attention's dk and dv");
 }
 
@@ -526,12 +538,8 @@ static status launch_bwd(backend *be, const softmax_attn_args *a, const float *d
     softmax_attn_bwd_dq_f32_kernel<DIM><<<count_blocks(&job), f32_shape<DIM>::THREADS,
                                           soft_bwd_shared<DIM>(), cuda_of(be)->stream>>>(job);
     TRY(cuda_launched("the softmax attention's dq"));
-    if constexpr (DIM < 256) {
-        return launch_dkv<DIM, PART_DK | PART_DV>(be, job);
-    } else {
-        TRY((launch_dkv<DIM, PART_DV>(be, job)));
-        return launch_dkv<DIM, PART_DK>(be, job);
-    }
+    TRY(launch_dkv<DIM>(be, job, false));
+    return DIM < 256 ? OK : launch_dkv<DIM>(be, job, true);
 }
 
 status cuda_softmax_f32_fwd(backend *be, const softmax_attn_args *a) {

@@ -79,11 +79,7 @@ __device__ static inline void dq_add_table(const half_job &job, const half_block
 #pragma unroll
         for (int n = 0; n < 2 * N; n++) {
             float ds = y[m / 2][n / 2][m % 2 * 2 + n % 2] * job.out.factor;
-            if (ds == 0.0f) continue;
-            if (job.is_table_shared)
-                atomicAdd(to + n / 2 * 8 + n % 2, ds);
-            else
-                to[n / 2 * 8 + n % 2] += ds;
+            if (ds != 0.0f) atomicAdd(to + n / 2 * 8 + n % 2, ds);
         }
     }
 }
@@ -308,15 +304,13 @@ static status choose_act(backend *be, const half_job *job) {
     return be->act == ACT_BF16 ? choose_dq<__nv_bfloat16>(be, job) : choose_dq<__half>(be, job);
 }
 
-/* Heads that share a table add to the same elements: by atomic additions, or in deterministic mode
- * one head after the other. */
+/* Heads that share a table add to the same elements: in any order, or in deterministic mode one
+ * head after the other. */
 status half_queries_launch(backend *be, const half_job *all) {
     half_job job = *all;
     const attn_args *a = &job.a;
     bool is_shared = a->bias == BIAS_TABLE && a->dtable != NULL && a->table_heads == 1;
-    job.is_table_shared = is_shared && a->n_heads > 1;
-    if (!job.is_table_shared || !cuda_of(be)->is_deterministic) return choose_act(be, &job);
-    job.is_table_shared = false;
+    if (!is_shared || !cuda_of(be)->is_deterministic) return choose_act(be, &job);
     job.n_heads = 1;
     for (job.first_head = 0; job.first_head < a->n_heads; job.first_head++)
         TRY(choose_act(be, &job));

@@ -469,12 +469,13 @@ template <int D> static bool has_room(const backend *be) {
 }
 
 /* Not for many queries where large blocks are faster: there a copy of the keys costs little; and
- * not in float16, for which keys are copied, too: three kernels less to compile. */
+ * not where there is one kernel for each head dimension: keys are copied there, too. */
 bool cuda_attn_sm80_can_page(const backend *be, const attn_args *a) {
     const attn_pages *p = &a->pages;
     int dim = half_dim(a);
-    if (be->act != ACT_BF16 || p->table == NULL || p->page_len != HALF_PAGE || dim == 0 ||
-        a->bias != BIAS_NONE || a->func != NULL || (dim < 256 && a->max_len_q > 256))
+    if (!half_is_tuned<__nv_bfloat16> || be->act != ACT_BF16 || p->table == NULL ||
+        p->page_len != HALF_PAGE || dim == 0 || a->bias != BIAS_NONE || a->func != NULL ||
+        (dim < 256 && a->max_len_q > 256))
         return false;
     return can_pack(a->q, a->stride_q, a->dim_qk, 2, 8) &&
            can_pack(a->k, a->stride_k, a->dim_qk, 2, 8) &&
@@ -486,12 +487,17 @@ bool cuda_attn_sm80_can_page(const backend *be, const attn_args *a) {
                          : has_room<256>(be));
 }
 
+template <typename T> static status launch_paged(backend *be, const half_job *job) {
+    if constexpr (half_is_tuned<T>)
+        HALF_WITH_DIM_OF(&job->a, return (launch<T, typename half_fwd_kinds<D>::paged>(be, *job)));
+    return fail(ERR_UNSUPPORTED, "attention over pages: this build has no kernel for it");
+}
+
 status cuda_attn_sm80_page(backend *be, const attn_args *a) {
     half_job job = half_job_of(be, a);
     job.dout.p = NULL;
     job.offsets_new = a->offsets_k;
     job.a.offsets_k = a->pages.offsets; /* masks are of all keys */
     job.out = half_result_of(a->out, a->stride_out, a->dim_v, a->scale);
-    using T = __nv_bfloat16;
-    HALF_WITH_DIM_OF(a, return (launch<T, typename half_fwd_kinds<D>::paged>(be, job)));
+    return launch_paged<__nv_bfloat16>(be, &job);
 }

@@ -22,6 +22,7 @@ typedef struct soft_job {
     soft_order order;
     float scale;        /* alpha log2(e) */
     const float *delta; /* (T, H) */
+    bool is_dk;         /* of the kernel that owns keys, at D = 256: it computes dk, else dv */
 } soft_job;
 
 __device__ static inline soft_block soft_block_of(const soft_job &job) {

@@ -171,12 +171,11 @@ __device__ static inline uint32_t bwd_column_groups(const soft_queries *q, int f
            (high >> 16 ? 8u : 0);
 }
 
-enum { SOFT_DK = 1, SOFT_DV = 2 };
-
-template <typename T, typename S, int PARTS>
+/* At D = 256 registers hold one of the sums: dk or dv, as the job says. */
+template <typename T, typename S>
 __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     softmax_attn_bwd_dkv_sm80_kernel(const __grid_constant__ soft_job job) {
-    constexpr bool HAS_DK = (PARTS & SOFT_DK) != 0, HAS_DV = (PARTS & SOFT_DV) != 0;
+    constexpr bool HAS_BOTH = S::D < 256;
     extern __shared__ __align__(1024) char shared[];
     soft_queries *queries = (soft_queries *)(shared + S::TILES_BYTES);
     soft_block t = soft_block_of(job);
@@ -195,7 +194,7 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
         bwd_load_words(job, t, queries, tile);
     }
     cp_async_commit_group();
-    float dk[1][HAS_DK ? S::D / 8 : 4][4], dv[1][HAS_DV ? S::D / 8 : 4][4];
+    float dk[1][HAS_BOTH ? S::D / 8 : 4][4], dv[1][S::D / 8][4]; /* dv: the only sum */
     half_clear<1>(dk);
     half_clear<1>(dv);
     for (int at = range.begin, stage = 0; at < range.end; at++) {
@@ -223,13 +222,22 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
             float x[1][BWD_N][4], dp[1][BWD_N][4];
             soft_scores<T, S::D, 1, BWD_N>(x, half_lane_a<S::D>(shared, first, 0),
                                            half_lane_b<S::D>(q, c), part);
-            soft_scores<T, S::D, 1, BWD_N>(dp, half_lane_a<S::D>(shared + S::TILE_BYTES, first, 0),
-                                           half_lane_b<S::D>(dout, c), part);
+            half_clear<1>(dp);
+            if (HAS_BOTH || job.is_dk)
+                soft_scores<T, S::D, 1, BWD_N>(dp,
+                                               half_lane_a<S::D>(shared + S::TILE_BYTES, first, 0),
+                                               half_lane_b<S::D>(dout, c), part);
             bwd_grad_columns(x, dp, sums, job.scale, first + lane / 4, c + lane % 4 * 2);
-            if constexpr (HAS_DV)
+            if constexpr (HAS_BOTH) {
                 soft_add_product<T, S::D, 1, BWD_N>(dv, x, half_lane_a<S::D>(dout, c, 0), part);
-            if constexpr (HAS_DK)
                 soft_add_product<T, S::D, 1, BWD_N>(dk, dp, half_lane_a<S::D>(q, c, 0), part);
+            } else {
+#pragma unroll
+                for (int i = 0; i < 4 * BWD_N; i++)
+                    x[0][i / 4][i % 4] = job.is_dk ? dp[0][i / 4][i % 4] : x[0][i / 4][i % 4];
+                soft_add_product<T, S::D, 1, BWD_N>(
+                    dv, x, half_lane_a<S::D>(job.is_dk ? q : dout, c, 0), part);
+            }
         }
         if constexpr (S::STAGES == 1) {
             __syncthreads();
@@ -241,16 +249,18 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
             cp_async_commit_group();
         }
     }
-    if constexpr (HAS_DK) half_store<T, 1>(job.dk, t.row, t.len, t.head, key0 + first, 0, dk);
-    if constexpr (HAS_DV) half_store<T, 1>(job.dv, t.row, t.len, t.head, key0 + first, 0, dv);
+    if constexpr (HAS_BOTH) half_store<T, 1>(job.dk, t.row, t.len, t.head, key0 + first, 0, dk);
+    const half_result &result = !HAS_BOTH && job.is_dk ? job.dk : job.dv;
+    half_store<T, 1>(result, t.row, t.len, t.head, key0 + first, 0, dv);
 }
 
-template <typename T, int D, int PARTS> static status launch_dkv(backend *be, soft_job job) {
+template <typename T, int D> static status launch_dkv(backend *be, soft_job job, bool is_dk) {
     using S = soft_bwd_shape<D>;
+    job.is_dk = is_dk;
     int64_t n_blocks = soft_count_blocks(&job.a, &job.order);
     job.order.is_last_first = false;
-    CUDA_TRY(CUDA_ALLOW_SHARED((softmax_attn_bwd_dkv_sm80_kernel<T, S, PARTS>), bwd_bytes<S>()));
-    softmax_attn_bwd_dkv_sm80_kernel<T, S, PARTS>
+    CUDA_TRY(CUDA_ALLOW_SHARED((softmax_attn_bwd_dkv_sm80_kernel<T, S>), bwd_bytes<S>()));
+    softmax_attn_bwd_dkv_sm80_kernel<T, S>
         <<<(unsigned)n_blocks, S::THREADS, bwd_bytes<S>(), cuda_of(be)->stream>>>(job);
     return cuda_launched("the softmax attention's dk and dv");
 }
@@ -270,12 +280,8 @@ template <typename T, int D> static status launch(backend *be, soft_job job, boo
     if (soft_count_blocks(&job.a, &job.order) == 0) return OK;
     TRY((launch_dq<T, D>(be, job)));
     if (!has_keys) return OK;
-    if constexpr (D < 256) {
-        return launch_dkv<T, D, SOFT_DK | SOFT_DV>(be, job);
-    } else {
-        TRY((launch_dkv<T, D, SOFT_DV>(be, job)));
-        return launch_dkv<T, D, SOFT_DK>(be, job);
-    }
+    TRY((launch_dkv<T, D>(be, job, false)));
+    return D < 256 ? OK : launch_dkv<T, D>(be, job, true);
 }
 
 bool cuda_softmax_sm80_can_bwd(const backend *be, const softmax_attn_args *a) {

@@ -18,10 +18,10 @@ static bool is_possible(const backend *be, const attn_args *a) {
            n_tiles * a->n_heads * a->n_sequences < (int64_t)1 << 30;
 }
 
-/* Biases are of bfloat16 alone: nobody trains them in float16, which would double the kernels to
- * compile, and the kernels for every card have them. */
+/* Biases are of bfloat16 alone, and of head dimensions up to 128: nobody trains others, which would
+ * double the kernels to compile, and the kernels for every card have them. */
 static bool can_bias(const backend *be, const attn_args *a) {
-    return a->bias == BIAS_NONE || (be->act == ACT_BF16 && is_readable(a));
+    return a->bias == BIAS_NONE || (be->act == ACT_BF16 && a->dim_qk <= 128 && is_readable(a));
 }
 
 bool cuda_attn_sm90_can_fwd(const backend *be, const attn_args *a) {
@@ -29,12 +29,12 @@ bool cuda_attn_sm90_can_fwd(const backend *be, const attn_args *a) {
     return (d == 32 || d == 64 || d == 128 || d == 256) && is_possible(be, a) && can_bias(be, a);
 }
 
-/* Backward they need a head dimension of at most 128.  Where heads share a table, these kernels add
- * to its gradient in an order that varies from run to run, which deterministic mode forbids. */
+/* Where heads share a table, these kernels add to its gradient in an order that varies from run to
+ * run, which deterministic mode forbids. */
 static bool can_bias_bwd(const backend *be, const attn_args *a) {
     bool is_shared = a->bias == BIAS_TABLE && a->dtable != NULL && a->table_heads < a->n_heads;
     if (a->bias == BIAS_NONE) return true;
-    return can_bias(be, a) && a->dim_qk <= 128 && (uintptr_t)a->dtable % 8 == 0 &&
+    return can_bias(be, a) && (uintptr_t)a->dtable % 8 == 0 &&
            !(is_shared && cuda_of(be)->is_deterministic);
 }
 

@@ -4,7 +4,7 @@
  *
  * Shared memory, in KB a block: queries + keys and values + a table
  *     D = 32:   2 x 4 + 2 x 2 x 4 + 2 x 8 = 40      D = 128:  16 + 2 x 2 x 16 + 2 x 8 = 96
- *     D = 64:   2 x 8 + 2 x 2 x 8 + 2 x 8 = 64      D = 256:  32 + 2 x 32 + 8 = 104 */
+ *     D = 64:   2 x 8 + 2 x 2 x 8 + 2 x 8 = 64 */
 #include "cuda/attn/sm90/attn_sm90_fwd.cuh"
 
 template <attn_bias BIAS_> struct fwd_bias_sizes : fwd_sizes {
@@ -20,9 +20,6 @@ template <attn_bias BIAS_> struct fwd_bias_d64 : fwd_bias_sizes<BIAS_> {
 template <attn_bias BIAS_> struct fwd_bias_d128 : fwd_bias_sizes<BIAS_> {
     static constexpr int D = 128, BUFFERS = 1, BLOCKS = 2;
 };
-template <attn_bias BIAS_> struct fwd_bias_d256 : fwd_bias_sizes<BIAS_> {
-    static constexpr int D = 256, STAGES = 1, BUFFERS = 1, BLOCKS = 2;
-};
 
 template <attn_bias BIAS> static status choose(backend *be, const attn_args *a) {
     using T = __nv_bfloat16;
@@ -31,10 +28,8 @@ template <attn_bias BIAS> static status choose(backend *be, const attn_args *a) 
         return fwd_launch<T, fwd_shape<fwd_bias_d32<BIAS>>>(be, a);
     case 64:
         return fwd_launch<T, fwd_shape<fwd_bias_d64<BIAS>>>(be, a);
-    case 128:
-        return fwd_launch<T, fwd_shape<fwd_bias_d128<BIAS>>>(be, a);
     default:
-        return fwd_launch<T, fwd_shape<fwd_bias_d256<BIAS>>>(be, a);
+        return fwd_launch<T, fwd_shape<fwd_bias_d128<BIAS>>>(be, a);
     }
 }
 
