@@ -307,6 +307,21 @@ TEST(attn_over_pages_of_many_rows) {
     check_cut(&c);
 }
 
+/* Tiles of queries that see about as many keys each, as many as a GPU has blocks, or a few less: it
+ * does not cut them and computes the gate in the same kernel. */
+TEST(attn_over_pages_gates_whole_tiles) {
+    shape c = {.n_heads = 8,
+               .dim = 256,
+               .keys = {520, 300, 310},
+               .queries = {513, 3, 65},
+               .targets = {300, 1, 0}};
+    if (test_on.kind != ON_CUDA) /* which have one way for all */
+        c = (shape){.n_heads = 1, .dim = 32, .keys = {130, 9, 1}, .queries = {99, 3, 1}};
+    for (int b = 0; b < SEQUENCES; b++)
+        c.fresh[b] = c.queries[b];
+    check_cut(&c);
+}
+
 /* Short sequences: units have all their keys. */
 TEST(attn_over_pages_whole) {
     shape c = {.n_heads = 3,

@@ -200,6 +200,128 @@ TEST(cuda_fetches_in_any_order) {
     backend_destroy(be);
 }
 
+enum { GATED_USERS = 8, GATED_ROWS = 512, GATED_KEYS = 640, GATED_DIM = 1024 };
+
+/* Attention with the gate of eight users, as many tiles of queries and heads as an H200 has
+ * multiprocessors, but for four; and attention of one head and 32 tiles that sees many keys. */
+typedef struct gated {
+    backend *be;
+    attn_args a, slow;
+    gate_args gate;
+    void *memory[10];
+    int n_memory;
+} gated;
+
+/* Numbers of bfloat16 between .5 and 1 with any sign. */
+static void *gated_halves(gated *g, int64_t n, uint32_t seed) {
+    uint16_t *half = malloc((size_t)n * sizeof *half);
+    CHECK(half != NULL);
+    for (int64_t i = 0; i < n; i++) {
+        seed = seed * 1664525 + 1013904223;
+        half[i] = (uint16_t)(0x3f00 | (seed >> 16 & 0x807f));
+    }
+    void *memory = g->memory[g->n_memory++] = device_copy(g->be, half, (size_t)n * sizeof *half);
+    free(half);
+    return memory;
+}
+
+static gated gated_make(backend *be) {
+    enum { N = GATED_USERS * GATED_ROWS, KEYS = GATED_USERS * GATED_KEYS, DIM = 256 };
+    enum { SLOW = 4096, SLOW_KEYS = 32768 };
+    int32_t offsets[2 * (GATED_USERS + 1) + 4];
+    for (int b = 0; b <= GATED_USERS; b++) {
+        offsets[b] = b * GATED_ROWS;
+        offsets[GATED_USERS + 1 + b] = b * GATED_KEYS;
+    }
+    int32_t *slow = offsets + 2 * (GATED_USERS + 1);
+    slow[0] = slow[2] = 0, slow[1] = SLOW, slow[3] = SLOW_KEYS;
+    gated g = {.be = be};
+    CHECK_OK(be->ops->set_precision(be, ACT_BF16, false));
+    int32_t *at = g.memory[g.n_memory++] = device_copy(be, offsets, sizeof offsets);
+    float *statistics = g.memory[g.n_memory++] = device_new(be, 2 * N * sizeof(float));
+    g.a = (attn_args){.n_sequences = GATED_USERS,
+                      .n_heads = GATED_DIM / DIM,
+                      .dim_qk = DIM,
+                      .dim_v = DIM,
+                      .max_len_q = GATED_ROWS,
+                      .max_len_k = GATED_KEYS,
+                      .n_rows_q = N,
+                      .n_rows_k = KEYS,
+                      .offsets_q = at,
+                      .offsets_k = at + GATED_USERS + 1,
+                      .q = gated_halves(&g, N * GATED_DIM, 41),
+                      .k = gated_halves(&g, KEYS * GATED_DIM, 42),
+                      .v = gated_halves(&g, KEYS * GATED_DIM, 43),
+                      .out = gated_halves(&g, N * GATED_DIM, 44),
+                      .stride_q = GATED_DIM,
+                      .stride_k = GATED_DIM,
+                      .stride_v = GATED_DIM,
+                      .stride_out = GATED_DIM,
+                      .alpha = 1,
+                      .scale = 1.0f / GATED_KEYS,
+                      .window_left = -1,
+                      .target_group = 1};
+    g.gate = (gate_args){.n = N,
+                         .dim = GATED_DIM,
+                         .eps = 1e-5f,
+                         .o = g.a.out,
+                         .u = gated_halves(&g, N * GATED_DIM, 45),
+                         .stride_u = GATED_DIM,
+                         .y = gated_halves(&g, N * GATED_DIM, 46),
+                         .mean = statistics,
+                         .rstd = statistics + N};
+    g.slow = g.a;
+    g.slow.n_sequences = g.slow.n_heads = 1;
+    g.slow.n_rows_q = g.slow.max_len_q = SLOW;
+    g.slow.n_rows_k = g.slow.max_len_k = SLOW_KEYS;
+    g.slow.offsets_q = at + 2 * (GATED_USERS + 1);
+    g.slow.offsets_k = g.slow.offsets_q + 2;
+    g.slow.stride_q = g.slow.stride_k = g.slow.stride_v = DIM;
+    g.slow.stride_out = DIM + 2; /* so that its keys are not cut into parts for all blocks */
+    g.slow.out = gated_halves(&g, SLOW * (DIM + 2), 47);
+    g.slow.q = g.slow.k = g.slow.v = gated_halves(&g, SLOW_KEYS * DIM, 48);
+    return g;
+}
+
+/* As in two layers of a pass. */
+static void gated_run(const gated *g) {
+    attn_args a = g->a;
+    a.gate = &g->gate;
+    CHECK_OK(g->be->ops->zero(g->be, g->gate.y, GATED_USERS * GATED_ROWS * GATED_DIM * 2));
+    CHECK_OK(g->be->ops->attn_fwd(g->be, &a));
+    a.is_repeated = true;
+    CHECK_OK(g->be->ops->attn_fwd(g->be, &a));
+}
+
+/* Blocks that exchange what they know of their rows do so with others that cannot start yet, too:
+ * another stream's kernel has the multiprocessors.  What they compute has the same bits. */
+TEST(cuda_gate_beside_another_stream) {
+    enum { ROUNDS = 20, N = GATED_USERS * GATED_ROWS * GATED_DIM };
+    const size_t bytes = N * sizeof(uint16_t);
+    gated g[] = {gated_make(open_cuda(false)), gated_make(open_cuda(false))};
+    uint16_t *want = malloc(bytes), *got = malloc(bytes);
+    CHECK(want != NULL && got != NULL);
+    gated_run(&g[0]);
+    CHECK_OK(g[0].be->ops->copy_out(g[0].be, want, g[0].gate.y, bytes));
+    for (int round = 0; round < ROUNDS; round++) {
+        const gated *slow = &g[round % 2];
+        CHECK_OK(slow->be->ops->attn_fwd(slow->be, &slow->slow));
+        gated_run(&g[(round + 1) % 2]); /* beside it */
+        gated_run(slow);
+        for (int i = 0; i < 2; i++) {
+            CHECK_OK(g[i].be->ops->copy_out(g[i].be, got, g[i].gate.y, bytes));
+            CHECK(memcmp(got, want, bytes) == 0);
+        }
+    }
+    for (int i = 0; i < 2; i++) {
+        while (g[i].n_memory > 0)
+            g[i].be->ops->release(g[i].be, g[i].memory[--g[i].n_memory]);
+        backend_destroy(g[i].be);
+    }
+    free(want);
+    free(got);
+}
+
 enum { ROWS = 300, DIM = 50, NUMBERS = ROWS * DIM };
 
 /* A step of a few ops, one of which draws by a step number on the device. */

@@ -33,7 +33,7 @@ __device__ void wgmma_rk(float (&d)[16], const uint32_t (&a)[4], uint64_t b, int
     }
 WGMMA_RK(__nv_bfloat16, "bf16")
 
-enum { FEW_HEADS = 8, FEW_PARTS = SUM_AHEAD, FEW_PLACES = 256 }; /* at most */
+enum { FEW_HEADS = GATE_HEADS, FEW_PARTS = SUM_AHEAD, FEW_PLACES = 256 }; /* at most */
 
 /* Boxes are all columns of a head: 64 rows of q, 32 rows of k and v or of a page. */
 typedef struct few_maps {
@@ -254,14 +254,6 @@ __device__ static inline void few_start_queries(const few_job &j, const few_maps
                  own.head * (S::D / PART));
 }
 
-/* Four of the D parameters of a head's norm; they arrive with the thread's copies. */
-__device__ static inline void few_ask_four(float *to, const float *from, int at, float missing) {
-    if (from != NULL)
-        cp_async<16>(shared_address(to), from + at, 16);
-    else
-        *(float4 *)to = make_float4(missing, missing, missing, missing);
-}
-
 /* Asks for the parameters of the gate's norm, which nobody waits for before the gate, and writes
  * what each row sees; n: of 64 threads. */
 template <typename S>
@@ -270,8 +262,8 @@ __device__ static inline void few_start_rows(const few_job &j, few_room<S> *room
     attn_args a = few_rules(j);
     static_assert(S::ROWS == 64 && S::D == 256, "a row and four columns a thread");
     if (j.parts == NULL) {
-        few_ask_four(room->weight + 4 * n, j.weight, own.head * S::D + 4 * n, 1);
-        few_ask_four(room->bias + 4 * n, j.bias, own.head * S::D + 4 * n, 0);
+        gate_ask_four(room->weight + 4 * n, j.weight, own.head * S::D + 4 * n, 1);
+        gate_ask_four(room->bias + 4 * n, j.bias, own.head * S::D + 4 * n, 0);
         cp_async_commit_group();
     }
     attn_sequence s = attn_sequence_of(&a, own.b);
@@ -404,11 +396,6 @@ __device__ static inline char *few_sum(const few_job &j, const few_maps &maps, f
     return free;
 }
 
-__device__ static inline float few_quad(float x) {
-    x += __shfl_xor_sync(0xffffffffu, x, 1);
-    return x + __shfl_xor_sync(0xffffffffu, x, 2);
-}
-
 /* Tells every head the moments of the thread's rows. */
 template <typename S>
 __device__ static inline void few_tell(const few_job &j, const few_unit &f, few_room<S> *room,
@@ -416,18 +403,7 @@ __device__ static inline void few_tell(const few_job &j, const few_unit &f, few_
     int lane = (int)threadIdx.x % 32, row = (int)threadIdx.x / 32 * 16 + lane / 4;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        float total[4] = {}, squares[4] = {}; /* four chains, for latency */
-#pragma unroll
-        for (int e = 0; e < S::D / 4; e++)
-            total[e % 4] += out[e / 2 * 4 + 2 * r + e % 2];
-        float mean = few_quad(total[0] + total[1] + (total[2] + total[3])) / S::D;
-#pragma unroll
-        for (int e = 0; e < S::D / 4; e++) {
-            float d = out[e / 2 * 4 + 2 * r + e % 2] - mean;
-            squares[e % 4] += d * d;
-        }
-        float sum = few_quad(squares[0] + squares[1] + (squares[2] + squares[3]));
-        float2 told = make_float2(mean * j.scale, sum * j.scale * j.scale);
+        float2 told = gate_moments<S::D>(out, r, j.scale);
 #pragma unroll
         for (int head = lane % 4; head < FEW_HEADS; head += 4)
             if (head < j.n_heads) *cluster_map(&room->moments[f.u.head][row + 8 * r], head) = told;

@@ -96,6 +96,15 @@ template <typename S> static void cut(const backend *be, const attn_args *a, pag
     plan->n_row_groups = (int)cuda_div_up(n_tiles, plan->width);
 }
 
+/* Whether the kernel that adds parts can be the gate, too. */
+static bool can_gate(const attn_args *a) {
+    const gate_args *g = a->gate;
+    return g != NULL && g->drop.rate == 0 && g->cut == NULL && g->dim == a->n_heads * a->dim_v &&
+           g->dim % (32 * SUM_COLUMNS) == 0 && g->o == a->out && a->stride_out == g->dim &&
+           is_addressable(g->u, g->stride_u) && is_addressable(g->y, g->dim) &&
+           (uintptr_t)g->weight % 16 == 0 && (uintptr_t)g->bias % 16 == 0;
+}
+
 /* The tensor map of pages: a box is all columns of a head in one. */
 static status map_pages(CUtensorMap *map, const backend *be, const attn_args *a, const void *rows) {
     return sm90a_map_pages(map, be->act, rows, (int64_t)a->n_heads * a->dim_qk, PAGED_TILE,
@@ -111,15 +120,35 @@ template <typename S> static status map_inputs(backend *be, const attn_args *a, 
                         PAGED_TILE, S::D));
     TRY(sm90a_map_heads(&maps->v, be->act, a->v, a->n_rows_k, columns, a->stride_v, PART,
                         PAGED_TILE, S::D));
+    if (can_gate(a))
+        TRY(sm90a_map_heads(&maps->u, be->act, a->gate->u, a->n_rows_q, columns, a->gate->stride_u,
+                            PART, 64, S::D));
     if (a->pages.table == NULL) return OK;
     TRY(map_pages(&maps->pages_k, be, a, a->pages.k));
     return map_pages(&maps->pages_v, be, a, a->pages.v);
 }
 
-/* Memory for the parts. */
-template <typename S> static status make_room(backend *be, paged_plan *plan) {
-    size_t n = (size_t)(plan->n_parts > 0 ? plan->n_parts : 2 * plan->n_groups * plan->width);
-    return cuda_scratch(be, n * S::ROWS * S::D * act_bytes(be->act), &plan->parts);
+/* The gate of units that have all their keys, where that can happen: see paged_list_share. */
+template <typename S> static paged_gate gate_of(const attn_args *a, const paged_plan *plan) {
+    paged_gate g = {};
+    if (!PAGED_CAN_GATE<S> || a->n_heads > GATE_HEADS || !can_gate(a) || plan->n_parts > 0)
+        return g;
+    int64_t n_most = (int64_t)a->n_sequences * plan->n_row_groups * a->n_heads;
+    if (!paged_fills(n_most, plan->n_groups)) return g;
+    g.u = a->gate->u, g.stride_u = a->gate->stride_u;
+    g.weight = a->gate->weight, g.bias = a->gate->bias, g.y = a->gate->y;
+    g.mean = a->gate->mean, g.rstd = a->gate->rstd, g.eps = a->gate->eps;
+    return g;
+}
+
+/* Memory for the parts, and for the moments of rows. */
+template <typename S> static status make_room(backend *be, int n_blocks, paged_plan *plan) {
+    size_t n = (size_t)(plan->n_parts > 0 ? plan->n_parts : 2 * n_blocks);
+    size_t bytes = cuda_align(n * S::ROWS * S::D * act_bytes(be->act));
+    size_t more = (size_t)n_blocks * S::ROWS * sizeof *plan->gate.moments;
+    TRY(cuda_scratch(be, bytes + more, &plan->parts));
+    plan->gate.moments = (float2 *)((char *)plan->parts + bytes);
+    return OK;
 }
 
 /* All that lists depend on. */
@@ -139,7 +168,7 @@ static void list_key(const attn_args *a, const paged_plan *plan, int n_blocks,
                               (uint64_t)(uintptr_t)a->pages.table,
                               (uint64_t)a->pages.max_pages,
                               (uint64_t)plan->width << 32 | (uint32_t)plan->n_list,
-                              (uint64_t)plan->n_parts};
+                              (uint64_t)(plan->gate.y != NULL) << 32 | (uint32_t)plan->n_parts};
     memcpy(key, all, sizeof all);
 }
 
@@ -152,10 +181,12 @@ static status make_lists(backend *be, const attn_args *a, int n_blocks, int64_t 
     int n_lists = plan->n_parts > 0 ? plan->n_parts : n_blocks;
     plan->n_list = plan->n_parts > 0 ? 1 : a->n_sequences * plan->n_row_groups * a->n_heads + 1;
     size_t bytes = cuda_align((size_t)n_lists * (size_t)plan->n_list * sizeof(fwd_unit));
+    size_t more = cuda_align((size_t)n_units * sizeof(paged_split));
+    size_t words = (size_t)(n_blocks * S::GROUPS) * sizeof *plan->gate.words;
     list_key(a, plan, n_blocks, key);
-    TRY(cuda_list_scratch(be, bytes + (size_t)n_units * sizeof(paged_split),
-                          (void **)&plan->units));
+    TRY(cuda_list_scratch(be, bytes + more + words, (void **)&plan->units));
     plan->splits = (paged_split *)((char *)plan->units + bytes);
+    if (plan->gate.y != NULL) plan->gate.words = (uint64_t *)((char *)plan->units + bytes + more);
     plan->is_early = a->is_repeated && memcmp(key, state->list_key, sizeof key) == 0;
     if (plan->is_early) return OK;
     memcpy(state->list_key, key, sizeof key);
@@ -164,15 +195,6 @@ static status make_lists(backend *be, const attn_args *a, int n_blocks, int64_t 
     CUDA_TRY(sm90a_launch_early(attn_list_sm90_kernel<any>, dim3((unsigned)n_lists), 32, 0,
                                 state->stream, *a, *plan));
     return OK;
-}
-
-/* Whether the kernel that adds parts can be the gate, too. */
-static bool can_gate(const attn_args *a) {
-    const gate_args *g = a->gate;
-    return g != NULL && g->drop.rate == 0 && g->cut == NULL && g->dim == a->n_heads * a->dim_v &&
-           g->dim % (32 * SUM_COLUMNS) == 0 && g->o == a->out && a->stride_out == g->dim &&
-           is_addressable(g->u, g->stride_u) && is_addressable(g->y, g->dim) &&
-           (uintptr_t)g->weight % 16 == 0 && (uintptr_t)g->bias % 16 == 0;
 }
 
 template <typename T, typename S>
@@ -202,6 +224,16 @@ static status add_parts(backend *be, const attn_args &a, const paged_plan &plan,
     return a.gate != NULL ? cuda_gate_fwd(be, a.gate) : OK;
 }
 
+template <typename T, typename S, bool HAS_GATE>
+static status paged_run(const cuda_state *state, int n_blocks, const attn_args &a,
+                        const attn_tiles &tiles, const paged_plan &plan, const paged_maps &maps) {
+    CUDA_TRY(CUDA_ALLOW_SHARED((attn_fwd_paged_sm90_kernel<T, S, HAS_GATE>), S::BYTES));
+    CUDA_TRY(sm90a_launch_early(attn_fwd_paged_sm90_kernel<T, S, HAS_GATE>,
+                                dim3((unsigned)n_blocks), S::THREADS, S::BYTES, state->stream, a,
+                                tiles, plan, maps));
+    return OK;
+}
+
 template <typename T, typename S> static status launch(backend *be, const attn_args *from) {
     cuda_state *state = cuda_of(be);
     attn_args a = *from;
@@ -215,7 +247,8 @@ template <typename T, typename S> static status launch(backend *be, const attn_a
     int n_blocks = plan.width * plan.n_groups;
     int64_t n_units = (int64_t)a.n_sequences * plan.n_row_groups * plan.width * a.n_heads;
     if (plan.width > 0) {
-        TRY(make_room<S>(be, &plan));
+        plan.gate = gate_of<S>(&a, &plan);
+        TRY(make_room<S>(be, n_blocks, &plan));
         TRY(make_lists<S>(be, &a, n_blocks, n_units, &plan));
         tiles.counter = state->counters;
     } else {
@@ -226,9 +259,10 @@ template <typename T, typename S> static status launch(backend *be, const attn_a
         n_blocks = state->n_multiprocessors;
         if (n_blocks > tiles.n_units) n_blocks = tiles.n_units;
     }
-    CUDA_TRY(CUDA_ALLOW_SHARED((attn_fwd_paged_sm90_kernel<T, S>), S::BYTES));
-    CUDA_TRY(sm90a_launch_early(attn_fwd_paged_sm90_kernel<T, S>, dim3((unsigned)n_blocks),
-                                S::THREADS, S::BYTES, state->stream, a, tiles, plan, maps));
+    if (plan.gate.y != NULL)
+        TRY((paged_run<T, S, PAGED_CAN_GATE<S>>(state, n_blocks, a, tiles, plan, maps)));
+    else
+        TRY((paged_run<T, S, false>(state, n_blocks, a, tiles, plan, maps)));
     if (plan.width > 0) return add_parts<T, S>(be, a, plan, n_units);
     return a.gate != NULL ? cuda_gate_fwd(be, a.gate) : OK;
 }

@@ -19,12 +19,16 @@
 #ifndef HSTU_CUDA_ATTN_SM90_ATTN_SM90_PAGED_CUH
 #define HSTU_CUDA_ATTN_SM90_ATTN_SM90_PAGED_CUH
 
-#include "cuda/attn/sm90/attn_sm90_paged_lists.cuh"
+#include "cuda/attn/sm90/attn_sm90_gate.cuh"
 
 /* Boxes are all columns of a head: 64 rows, or a page. */
 typedef struct paged_maps {
     CUtensorMap q, k, v, pages_k, pages_v;
+    CUtensorMap u; /* of the gate, if there is one */
 } paged_maps;
+
+/* Whether there is a kernel with the gate inside: where it was measured. */
+template <typename S> constexpr bool PAGED_CAN_GATE = S::D == 256 && S::BUFFERS == 1;
 
 /* Announces a unit; by a warp, which then waits for the previous kernel, if it has not yet. */
 template <typename S>
@@ -172,6 +176,20 @@ __device__ static inline int paged_ask_ahead(const paged_maps &maps, const fwd_u
     return n;
 }
 
+/* u of the unit's gate, in the place of its queries, when all their products are done. */
+template <typename S>
+__device__ static inline void paged_ask_gate(const paged_maps &maps, const fwd_unit *u,
+                                             fwd_room<S> *room, char *queries,
+                                             gate_room<S::D> *gate, unsigned n_units) {
+    fwd_ring<S::BUFFERS> r = fwd_buffer<S>(n_units);
+    for (int group = 0; group < S::GROUPS; group++) {
+        barrier_wait(&room->queries_free[r.at][group], r.parity ^ 1);
+        barrier_expect(&gate[group].full, (uint32_t)S::QUERIES);
+        tile_load_3d(queries + (r.at * S::GROUPS + group) * S::QUERIES, &maps.u, &gate[group].full,
+                     0, u->s.row_q + u->row0 + group * 64, u->head * (S::D / PART));
+    }
+}
+
 /* Loads one unit; like fwd_ask_unit. */
 template <typename S>
 __device__ static inline void paged_ask_unit(const attn_args &a, const paged_maps &maps,
@@ -208,9 +226,9 @@ __device__ static inline void paged_ask_unit(const attn_args &a, const paged_map
     if (!is_wanted) barrier_arrive(&room->wanted);
 }
 
-template <typename S>
+template <typename S, bool HAS_GATE>
 __device__ static void paged_ask(const attn_args &a, const paged_maps &maps, fwd_room<S> *room,
-                                 char *queries, char *keys) {
+                                 char *queries, char *keys, gate_room<S::D> *gate) {
     fwd_place<S> p = {};
     tile_prefetch_map(&maps.q);
     tile_prefetch_map(&maps.k);
@@ -224,6 +242,8 @@ __device__ static void paged_ask(const attn_args &a, const paged_maps &maps, fwd
         barrier_wait(&room->told, p.unit % 2);
         if (u->s.b < 0) break;
         paged_ask_unit<S>(a, maps, u, room, queries, keys, p);
+        if constexpr (HAS_GATE)
+            if (u->part == PAGED_GATED) paged_ask_gate<S>(maps, u, room, queries, gate, p.unit + 1);
     }
     grid_wait();
     fwd_ring<S::BUFFERS> buffer = fwd_buffer<S>(p.unit);
@@ -234,9 +254,9 @@ __device__ static void paged_ask(const attn_args &a, const paged_maps &maps, fwd
 }
 
 /* Like fwd_compute. */
-template <typename T, typename S>
+template <typename T, typename S, bool HAS_GATE>
 __device__ static void paged_compute(const attn_args &a, const paged_plan &plan, fwd_room<S> *room,
-                                     const char *queries, const char *keys) {
+                                     const char *queries, const char *keys, gate_room<S::D> *gate) {
     int group = __shfl_sync(0xffffffffu, (int)threadIdx.x / GROUP, 0); /* known to be uniform */
     fwd_place<S> p = {};
     fwd_own<S> own;
@@ -246,6 +266,7 @@ __device__ static void paged_compute(const attn_args &a, const paged_plan &plan,
         barrier_wait(&room->queries[buffer.at][group], buffer.parity);
         const fwd_unit *u = own.unit = &room->units[p.unit % S::UNITS];
         if (u->s.b < 0) break;
+        if (HAS_GATE && u->part == PAGED_GATED) gate_start<S::GROUPS>(plan, u->head, group);
         int first = u->row0 + group * 64;
         attn_span seen = paged_seen(a, *u, first, 64);
         own.row = first + (int)threadIdx.x % GROUP / 32 * 16 + (int)threadIdx.x % 32 / 4;
@@ -268,6 +289,14 @@ __device__ static void paged_compute(const attn_args &a, const paged_plan &plan,
         if (u->part >= 0) {
             T *to = (T *)plan.parts + (int64_t)u->part * (S::ROWS * S::D);
             fwd_store<T, S::D>(to, S::D, own.row - u->row0, S::ROWS, a.scale, out);
+        } else if (u->part == PAGED_GATED) {
+            if constexpr (HAS_GATE) {
+                /* Before the gate, whose u is loaded after all keys: the other warpgroup may need
+                 * the stages of those that this one does not see. */
+                j = fwd_skip<S>(u, j, INT32_MAX, room, p.keys);
+                gate_whole<T, S>(plan, u, a.scale, a.n_heads, group, own.queries, &gate[group],
+                                 out);
+            }
         } else {
             T *to = (T *)a.out + (int64_t)u->s.row_q * a.stride_out + u->head * S::D;
             fwd_store<T, S::D>(to, a.stride_out, own.row, u->s.len_q, a.scale, out);
@@ -277,7 +306,8 @@ __device__ static void paged_compute(const attn_args &a, const paged_plan &plan,
     }
 }
 
-template <typename T, typename S>
+/* HAS_GATE: units may be PAGED_GATED. */
+template <typename T, typename S, bool HAS_GATE>
 __global__ void __launch_bounds__(S::THREADS, 1)
     attn_fwd_paged_sm90_kernel(const __grid_constant__ attn_args a,
                                const __grid_constant__ attn_tiles tiles,
@@ -286,8 +316,13 @@ __global__ void __launch_bounds__(S::THREADS, 1)
     using registers = fwd_registers<S::GROUPS, 1, PAGED_REGISTERS>;
     extern __shared__ char shared[];
     __shared__ fwd_room<S> room;
+    __shared__ gate_room<S::D> gate[S::GROUPS];
     char *queries = shared + (1024 - shared_address(shared) % 1024) % 1024;
     char *keys = queries + S::BUFFERS * S::GROUPS * S::QUERIES;
+    if (HAS_GATE && threadIdx.x < S::GROUPS) {
+        barrier_init(&gate[threadIdx.x].full, 1);
+        barrier_init_done();
+    }
     int word = threadIdx.x >= S::THREADS - 32 ? paged_first_word(plan) : 0;
     fwd_begin<S>(&room, keys);
     if (plan.is_early)
@@ -297,7 +332,7 @@ __global__ void __launch_bounds__(S::THREADS, 1)
     if (threadIdx.x >= S::GROUPS * GROUP) {
         registers_lower<registers::LOWERED>();
         if (threadIdx.x == S::GROUPS * GROUP) {
-            paged_ask<S>(a, maps, &room, queries, keys);
+            paged_ask<S, HAS_GATE>(a, maps, &room, queries, keys, gate);
         } else if (threadIdx.x >= S::THREADS - 32) {
             if (plan.units != NULL)
                 paged_find_listed<S>(tiles, plan, &room, word);
@@ -310,7 +345,7 @@ __global__ void __launch_bounds__(S::THREADS, 1)
     } else {
         registers_raise<registers::RAISED>();
         grid_wait();
-        paged_compute<T, S>(a, plan, &room, queries, keys);
+        paged_compute<T, S, HAS_GATE>(a, plan, &room, queries, keys, gate);
     }
 }
 

@@ -18,6 +18,9 @@ enum {
     PAGED_EVEN = 256,  /* units at most that are cut by themselves */
     PAGED_TALL = 8,    /* tiles of queries from which on the last see many more keys */
     PAGED_LONG = 12,   /* tiles for each block from which on it has two parts */
+    PAGED_MORE = 4,    /* tiles that whole units may take longer than parts, which must be added */
+    PAGED_WHOLE = -1,  /* fwd_unit.part: the unit has all its keys, */
+    PAGED_GATED = -2,  /* and its gate is computed, too */
     SUM_WARPS = 16,    /* at most, of the kernel that adds parts */
     SUM_COLUMNS = 8,   /* of a thread of it, */
     SUM_AHEAD = 12,    /* which loads so many parts at once, */
@@ -27,10 +30,22 @@ enum {
 };
 
 /* Where the parts of a unit's sums are: the first one, and n_more others, `step` apart, from `next`
- * on. */
+ * on.  n_more -1: the unit has all its keys, and the kernel of the attention computes its gate. */
 typedef struct paged_split {
     int first, next, n_more, step;
 } paged_split;
+
+/* The gate, if the kernel of the attention may compute it. */
+typedef struct paged_gate {
+    uint64_t *words; /* (blocks, 2): see gate_meet; NULL: it may not */
+    float2 *moments; /* (blocks, rows of a tile) */
+    const void *u;
+    int64_t stride_u;
+    const float *weight, *bias;
+    void *y;
+    float *mean, *rstd;
+    float eps;
+} paged_gate;
 
 typedef struct paged_plan {
     const int32_t *offsets_new; /* (B + 1): rows of k and v */
@@ -43,9 +58,15 @@ typedef struct paged_plan {
     int n_list;
     bool is_early; /* lists, lengths, and keys in pages were there before the last kernel */
     void *parts; /* tiles of results: (n_parts), or (blocks, 2), of the unit that a block continues
-                    and of the one that it begins */
+                    and of the one that it begins; or (blocks) tiles of float32, see gate_whole */
+    paged_gate gate;
     paged_split *splits; /* (B, tiles of queries, H) */
 } paged_plan;
+
+/* Whether so many units may each have a group of blocks to themselves: few blocks have none. */
+__host__ __device__ static inline bool paged_fills(int64_t n_units, int n_groups) {
+    return 4 * n_units >= 3 * n_groups;
+}
 
 /* The column of a key, and the end of the columns of the keys before `key`. */
 __device__ static inline int paged_begin(const fwd_unit &u, int key) {
@@ -133,12 +154,25 @@ __device__ static void paged_list_share(const attn_args &a, const paged_plan &pl
     int lane = (int)threadIdx.x % 32, n_items = a.n_sequences * plan.n_row_groups, total = 0, from;
     int group = (int)blockIdx.x / plan.width, member = (int)blockIdx.x % plan.width;
     int own = paged_tiles<S>(a, plan, lane, from), own_from = from; /* of the first 32 items */
+    int most = own, n_units = own > 0;
     total = own;
-    for (int i = 32; i < n_items; i += 32)
-        total += paged_tiles<S>(a, plan, i + lane, from);
+    for (int i = 32; i < n_items; i += 32) {
+        int n = paged_tiles<S>(a, plan, i + lane, from);
+        total += n;
+        most = max(most, n);
+        n_units += n > 0;
+    }
     from = own_from;
     total = warp_total(total) * a.n_heads;
+    n_units = warp_total(n_units) * a.n_heads;
+    most = (int)__reduce_max_sync(0xffffffffu, (unsigned)most);
     int share = max((total + plan.n_groups - 1) / plan.n_groups, (int)PAGED_LEAST);
+    bool is_whole = plan.gate.words != NULL && n_units <= plan.n_groups &&
+                    paged_fills(n_units, plan.n_groups) && most <= share + PAGED_MORE;
+    if (is_whole) { /* a group has one unit */
+        share = most;
+        total = n_units * most;
+    }
     int first = group * share, end = min(first + share, total), start = 0;
 #pragma unroll 1
     for (int i = 0; i < n_items && start < end; i += 32) {
@@ -146,8 +180,8 @@ __device__ static void paged_list_share(const attn_args &a, const paged_plan &pl
 #pragma unroll 1
         for (int l = 0; l < 32 && start < end; l++) {
             int n = __shfl_sync(0xffffffffu, own, l), begin = __shfl_sync(0xffffffffu, from, l);
-            int at = start; /* of a head */
-            start += n * a.n_heads;
+            int at = start, line = is_whole && n > 0 ? share : n; /* of a head */
+            start += line * a.n_heads;
             if (n == 0 || start <= first) continue;
             int b = (i + l) / plan.n_row_groups;
             int row0 = ((i + l) % plan.n_row_groups * plan.width + member) * S::ROWS;
@@ -155,16 +189,17 @@ __device__ static void paged_list_share(const attn_args &a, const paged_plan &pl
             paged_sequence(a, plan, b, u);
             if (row0 >= u.s.len_q) continue;
 #pragma unroll 1
-            for (int head = 0; head < a.n_heads; head++, at += n) {
+            for (int head = 0; head < a.n_heads; head++, at += line) {
                 int i0 = max(first - at, 0), i1 = min(end - at, n); /* this block's tiles */
                 if (i0 >= i1) continue;
                 paged_rows<S>(a, row0, head, begin + i0 * PAGED_TILE, begin + i1 * PAGED_TILE, u);
-                u.part = i0 == 0 && i1 == n ? -1 : 2 * (int)blockIdx.x + (i0 == 0);
+                u.part = i0 == 0 && i1 == n ? PAGED_WHOLE : 2 * (int)blockIdx.x + (i0 == 0);
+                if (is_whole) u.part = PAGED_GATED;
                 paged_first_pages<S>(a, u);
                 if (i0 == 0 && lane == 0)
                     plan.splits[((i + l) * plan.width + member) * a.n_heads + head] = {
                         2 * (int)blockIdx.x + 1, 2 * ((int)blockIdx.x + plan.width),
-                        (at + n - 1) / share - group, 2 * plan.width};
+                        is_whole ? -1 : (at + n - 1) / share - group, 2 * plan.width};
                 paged_list(plan, u, n_listed);
             }
         }
@@ -278,7 +313,7 @@ __device__ static void paged_list_cut(const attn_args &a, const paged_plan &plan
             end = paged_column(line, (part + 1) * line.n / n_parts - 1) + PAGED_TILE;
         paged_sequence(a, plan, item / plan.n_row_groups, u);
         paged_rows<S>(a, item % plan.n_row_groups * S::ROWS, head, begin, end, u);
-        u.part = n_parts == 1 ? -1 : own;
+        u.part = n_parts == 1 ? PAGED_WHOLE : own;
         paged_first_pages<S>(a, u);
     }
     grid_wait();
@@ -302,6 +337,8 @@ __global__ void __launch_bounds__(32)
         return;
     }
     grid_wait();
+    if (plan.gate.words != NULL && threadIdx.x < S::GROUPS)
+        plan.gate.words[blockIdx.x * S::GROUPS + threadIdx.x] = 0;
     paged_list_share<S>(a, plan, n);
     if (threadIdx.x == 0) plan.units[(int64_t)blockIdx.x * plan.n_list + n].s.b = -1;
 }

@@ -3,7 +3,7 @@
 #ifndef HSTU_CUDA_ATTN_SM90_ATTN_SM90_PAGED_SUM_CUH
 #define HSTU_CUDA_ATTN_SM90_ATTN_SM90_PAGED_SUM_CUH
 
-#include "cuda/attn/sm90/attn_sm90_paged_lists.cuh"
+#include "cuda/attn/sm90/attn_sm90_gate.cuh"
 
 /* What the kernel needs, and no more: a parameter that is not in the cache costs most of a
  * microsecond. */
@@ -25,14 +25,6 @@ typedef struct sum_job {
     void *y;
     float *mean, *rstd;
 } sum_job;
-
-template <typename T> __device__ static inline float2 part_pair(uint32_t v);
-template <> __device__ inline float2 part_pair<__nv_bfloat16>(uint32_t v) {
-    return make_float2(__uint_as_float(v << 16), __uint_as_float(v & 0xffff0000u));
-}
-template <> __device__ inline float2 part_pair<__half>(uint32_t v) {
-    return __half22float2(*(const __half2 *)&v);
-}
 
 /* sum += 8 numbers that follow each other. */
 template <typename T> __device__ static inline void part_add(uint4 x, float (&sum)[SUM_COLUMNS]) {
@@ -113,8 +105,11 @@ __global__ void __launch_bounds__(32 * SUM_WARPS)
     if (!j.is_early) grid_wait();
     const paged_split split = j.splits[tile * j.n_heads + head];
     int row_q = j.offsets_q[b], len_q = j.offsets_q[b + 1] - row_q;
+    bool has_sum = row < len_q && split.n_more >= 0;
+    /* One block waits, so that this kernel is complete after the previous one. */
+    if (!has_sum && blockIdx.x > 0) return;
     grid_wait();
-    if (row >= len_q || (!HAS_GATE && split.n_more == 0)) return;
+    if (!has_sum || (!HAS_GATE && split.n_more == 0)) return;
     T *out = (T *)j.out + (row_q + row) * j.stride_out + column;
     const T *parts = (const T *)j.parts + (int64_t)(blockIdx.x % ROWS) * j.dim_head +
                      (column - head * j.dim_head);
