@@ -428,13 +428,14 @@ TEST(slot_caller_runs_its_own_job) {
         size_t n_last;
         int n_coming;
         double batch_s;
-    } tries[] = {{true, false, true, 0, 0, 1e-6},  {false, false, false, 1, 0, 1e-6},
-                 {true, false, true, 1, 0, 1e-6},  {true, false, false, 2, 0, 1e-6},
-                 {true, false, false, 1, 1, 1e-6}, {false, true, false, 2, 0, 1e-6},
-                 {true, true, true, 2, 0, 1e-6},   {true, true, true, 1, 1, 1e-6},
-                 {true, true, false, 2, 0, 1}};
+        bool has_other; /* which the worker gathers more for */
+    } tries[] = {{true, false, true, 0, 0, 1e-6, false},  {false, false, false, 1, 0, 1e-6, false},
+                 {true, false, true, 1, 0, 1e-6, false},  {true, false, false, 2, 0, 1e-6, false},
+                 {true, false, false, 1, 1, 1e-6, false}, {false, true, false, 2, 0, 1e-6, false},
+                 {true, true, true, 2, 0, 1e-6, false},   {true, true, true, 1, 1, 1e-6, false},
+                 {true, true, false, 2, 0, 1, false},     {true, true, false, 2, 0, 5, true}};
     for (size_t i = 0; i < sizeof tries / sizeof *tries; i++) {
-        gate g = {.e = e, .is_open = true};
+        gate g = {.e = e, .is_open = true}, other = g;
         CHECK(engine_wait_idle(e, 10000000000u));
         pthread_mutex_lock(&s->lock);
         s->n_last = tries[i].n_last;
@@ -443,9 +444,12 @@ TEST(slot_caller_runs_its_own_job) {
         s->queue.batch_s = tries[i].batch_s;
         pthread_mutex_unlock(&s->lock);
         wait_asleep(s);
+        if (tries[i].has_other) submit_gate(&other, false);
+        if (tries[i].has_other) wait_asleep(s);
         submit_gate(&g, tries[i].may_run);
         CHECK(!tries[i].is_own || atomic_load(&g.is_done));
         release_gate(&g);
+        if (tries[i].has_other) release_gate(&other);
         CHECK_EQ(pthread_equal(g.computed_by, pthread_self()) != 0, tries[i].is_own);
         pthread_mutex_lock(&s->lock);
         s->n_coming = 0;
@@ -454,9 +458,9 @@ TEST(slot_caller_runs_its_own_job) {
     engine_destroy(e);
 }
 
-/* Of callers that come together the first one runs the batch, while the worker sleeps. */
-TEST(slot_first_caller_leads) {
-    const char *run = serve_run("slot", retrieval_gin, NULL, 0);
+/* Of callers that come together the first one runs the batch, while the worker sleeps: where as
+ * many as n_last came before, or where one is being looked up. */
+static void check_leads(const char *run, size_t n_last) {
     engine *e = serve_open(run, synth_folder(), 16);
     slot *s = engine_slot(e, 0);
     gate first = {.e = e, .is_open = true}, second = {.e = e, .is_open = true};
@@ -467,11 +471,11 @@ TEST(slot_first_caller_leads) {
     wait_asleep(s);
     pthread_mutex_lock(&s->lock);
     s->may_spin = true;
-    s->n_last = 2;
+    s->n_last = n_last;
     s->queue.batch_s = 5;
     pthread_mutex_unlock(&s->lock);
     slot_terms terms = {.was_asked = true, .may_run = true};
-    CHECK(slot_expect(s, &terms, NULL, &m, &is_own) && !is_own);
+    CHECK(slot_expect(s, &terms, NULL, &m, &is_own));
     CHECK_EQ(pthread_create(&thread, NULL, submit_own, &first), 0);
     for (int i = 0; n_queued == 0 && i < 6000; i++) {
         wait_ms(1);
@@ -482,14 +486,20 @@ TEST(slot_first_caller_leads) {
     }
     CHECK(n_queued == 1 && !atomic_load(&first.is_inside));
     submit_gate(&second, true);
-    release_gate(&second);
-    pthread_join(thread, NULL);
-    CHECK(pthread_equal(second.computed_by, thread));
-    CHECK_EQ(second.answer.batch_requests, 2);
     slot_expect_none(s);
     served_drop(m);
+    wait_for(&second.is_done);
+    pthread_join(thread, NULL);
+    CHECK(pthread_equal(second.computed_by, thread) && second.answer.batch_requests == 2);
+    release_gate(&second);
     release_gate(&first);
     engine_destroy(e);
+}
+
+TEST(slot_first_caller_leads) {
+    const char *run = serve_run("slot", retrieval_gin, NULL, 0);
+    check_leads(run, 2);
+    check_leads(run, 1);
 }
 
 static status note_call(served *m, void *ctx) {
