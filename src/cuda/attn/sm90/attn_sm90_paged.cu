@@ -199,8 +199,9 @@ static status make_lists(backend *be, const attn_args *a, int n_blocks, int64_t 
 
 template <typename T, typename S>
 static status add_parts(backend *be, const attn_args &a, const paged_plan &plan, int64_t n_units) {
-    dim3 rows((unsigned)(n_units / a.n_heads * S::ROWS));
+    int64_t n_rows = n_units / a.n_heads * S::ROWS;
     int n_threads = a.n_heads * S::D / SUM_COLUMNS;
+    dim3 rows((unsigned)n_rows);
     cudaStream_t stream = cuda_of(be)->stream;
     sum_job j = {};
     j.splits = plan.splits, j.parts = plan.parts, j.is_early = plan.is_early;
@@ -211,7 +212,14 @@ static status add_parts(backend *be, const attn_args &a, const paged_plan &plan,
         const gate_args *g = a.gate;
         j.eps = g->eps, j.dim = g->dim, j.u = g->u, j.stride_u = g->stride_u;
         j.weight = g->weight, j.bias = g->bias, j.y = g->y, j.mean = g->mean, j.rstd = g->rstd;
-        if (a.n_rows_q > SUM_ROWS * cuda_of(be)->n_multiprocessors)
+        /* Where nothing may be left to add, no more blocks than the GPU has room for: the others
+         * would have to start and end after the attention, for 4 us of 8 users x 512 rows. */
+        int64_t n_most = cuda_of(be)->n_multiprocessors * (SUM_THREADS / n_threads);
+        if (plan.gate.words != NULL && n_rows > n_most)
+            CUDA_TRY(sm90a_launch_early(attn_sum_rows_sm90_kernel<T, SUM_FEWER>,
+                                        dim3((unsigned)n_most), n_threads, 0, stream, j,
+                                        (int)n_rows));
+        else if (a.n_rows_q > SUM_ROWS * cuda_of(be)->n_multiprocessors)
             CUDA_TRY(sm90a_launch_early(attn_sum_parts_sm90_kernel<T, true, SUM_FEWER>, rows,
                                         n_threads, 0, stream, j));
         else

@@ -136,4 +136,52 @@ __global__ void __launch_bounds__(32 * SUM_WARPS)
                                cvt_pack<T>(x[4], x[5]), cvt_pack<T>(x[6], x[7]));
 }
 
+/* The same with the gate, where the attention may have left nothing to add: a block has rows one
+ * after the other, and but for one the blocks end at once if there is nothing.  A kernel of its
+ * own, since the loop makes the other one slower. */
+template <typename T, int AHEAD>
+__global__ void __launch_bounds__(32 * SUM_WARPS, SUM_THREADS / (32 * SUM_WARPS))
+    attn_sum_rows_sm90_kernel(const __grid_constant__ sum_job j, int n_rows) {
+    constexpr int ROWS = 2 * 64; /* of a tile */
+    int column = SUM_COLUMNS * (int)threadIdx.x, head = column / j.dim_head;
+    int size = ROWS * j.dim_head; /* of a part; all of them have less than 2^31 numbers */
+    grid_launch_next();
+    if (!j.is_early) grid_wait();
+#pragma unroll 1
+    for (int at = (int)blockIdx.x; at < n_rows; at += (int)gridDim.x) {
+        asm volatile("" : "+r"(column)); /* addresses are computed again: registers */
+        int tile = at / ROWS, b = tile / j.n_tiles, row = tile % j.n_tiles * ROWS + at % ROWS;
+        const paged_split split = j.splits[tile * j.n_heads + head];
+        int row_q = j.offsets_q[b], len_q = j.offsets_q[b + 1] - row_q;
+        if (row >= len_q) continue;
+        if (split.n_more < 0) break; /* then all units have their gate */
+        float x[SUM_COLUMNS] = {}, weight[SUM_COLUMNS], bias[SUM_COLUMNS];
+        load_eight(j.weight != NULL ? j.weight + column : NULL, 1, weight);
+        load_eight(j.bias != NULL ? j.bias + column : NULL, 0, bias);
+        grid_wait();
+        uint4 ahead[AHEAD], u = {};
+        T *out = (T *)j.out + (row_q + row) * j.stride_out + column;
+        const T *parts = (const T *)j.parts + at % ROWS * j.dim_head + (column - head * j.dim_head);
+        const T *first = parts + split.first * size, *next = parts + split.next * size;
+        int step = split.step * size;
+        u = *(const uint4 *)((const T *)j.u + (row_q + row) * j.stride_u + column);
+        if (split.n_more == 0) first = out;
+        ahead[0] = *(const uint4 *)first;
+#pragma unroll
+        for (int n = 1; n < AHEAD; n++)
+            if (n <= split.n_more) ahead[n] = *(const uint4 *)(next + (n - 1) * step);
+#pragma unroll
+        for (int n = 0; n < AHEAD; n++)
+            if (n <= split.n_more) part_add<T>(ahead[n], x);
+        for (int n = AHEAD; n <= split.n_more; n++)
+            part_add<T>(*(const uint4 *)(next + (n - 1) * step), x);
+        gate_row<T>(j, row_q + row, column, u, weight, bias, x);
+        out = (T *)j.y + (int64_t)(row_q + row) * j.dim + column;
+        *(uint4 *)out = make_uint4(cvt_pack<T>(x[0], x[1]), cvt_pack<T>(x[2], x[3]),
+                                   cvt_pack<T>(x[4], x[5]), cvt_pack<T>(x[6], x[7]));
+    }
+    /* One block waits, so that this kernel is complete after the previous one. */
+    if (blockIdx.x == 0) grid_wait();
+}
+
 #endif
