@@ -2,6 +2,8 @@
 #ifndef HSTU_TESTS_SERVE_TEST_H
 #define HSTU_TESTS_SERVE_TEST_H
 
+#include <time.h>
+
 #include "serve/engine.h"
 #include "train_test.h"
 
@@ -25,6 +27,11 @@ static inline engine *serve_open(const char *run, const char *data, int64_t kv_p
     CHECK_OK(engine_create(&e, &c));
     CHECK_OK(engine_load(e, "model", run));
     return e;
+}
+
+static inline void serve_wait_ms(int ms) {
+    struct timespec t = {.tv_nsec = ms * 1000000L};
+    nanosleep(&t, NULL);
 }
 
 static inline engine_id serve_id(int64_t number) {

@@ -2,9 +2,10 @@
  *
  * An engine holds the histories of users, in host memory, and one or more models by name.  Any
  * thread may call any function of it.  Requests for a model wait in its queue; the model's one
- * worker thread takes as many as fit a batch, by tokens and not by count, the most urgent first,
- * and answers them.  Histories belong to the engine, not to a model: a model that is reloaded, or a
- * second one beside it, reads the same events, matched to its vocabulary by id.
+ * worker thread, or the first of several callers that wait while it sleeps, takes as many as fit a
+ * batch, by tokens and not by count, the most urgent first, and answers them.  Histories belong to
+ * the engine, not to a model: a model that is reloaded, or a second one beside it, reads the same
+ * events, matched to its vocabulary by id.
  *
  * Keys and values of histories are cached in pages (kv_cache.h).  That is a cache and nothing else:
  * an answer is the same with and without it, and whatever else is in the batch; on the CPU bit for
@@ -215,8 +216,8 @@ typedef struct engine_request {
     uint64_t after_ns;    /* of that, what the caller needs once it has the answer */
     bool was_asked;       /* engine_has_time said yes just now: it need not be asked again */
     int priority;         /* 0 is normal; higher ones are taken first among equal deadlines */
-    /* engine_submit: the caller makes the items of the answer, by engine_make_items; for one that
-     * answers on a thread of its own, while the engine's goes on with the next batch. */
+    /* engine_submit: the caller makes the items of the answer, by engine_make_items; for
+     * callers that write answers on their own threads, so that the worker can go on. */
     bool makes_items;
     bool may_run; /* engine_submit: by the caller's thread, before it returns, where the model has
                      nothing else to do, with those that come at the same time; engine_ask always

@@ -50,7 +50,7 @@ typedef struct job {
     /* The caller waits for the answer and makes its items itself, of the logits: what all callers
      * of a batch do at the same time, its thread would do one after the other. */
     bool is_awaited;
-    bool is_here; /* by the thread that runs its batch */
+    bool is_here; /* and is the thread that runs the batch */
     bool is_left; /* the items are left to engine_make_items */
     /* Of the batch that the job is in, by clock_ns: from due_ns on its caller may look out for the
      * end, until look_ns at most.  0: it has not begun, or nobody is to look out. */

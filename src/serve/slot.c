@@ -10,9 +10,8 @@
 #include "base/thread.h"
 
 /* How many times the wait for others a job must have left.  How long a thread that gathers looks
- * out for a job that is expected, and how often between two questions for the time; what a thread
- * takes to wake at a given time. */
-enum { GATHER_SPARES = 8, LOOK_NS = 200000, LOOKS = 32, WAKE_NS = 150000 };
+ * out for a job that is expected, and how often between two questions for the time. */
+enum { GATHER_SPARES = 8, LOOK_NS = 200000, LOOKS = 32 };
 
 double engine_bucket_s(int i) {
     static const double step[5] = {1, 1.6, 2.5, 4, 6.3}, decade[] = {1e-4, 1e-3, 1e-2, .1, 1, 10};
@@ -210,142 +209,6 @@ status slot_call(slot *s, status (*fn)(served *m, void *ctx), void *ctx) {
     return st;
 }
 
-/* What is taken from the queue to run. */
-typedef struct taken {
-    job **jobs; /* (n) */
-    int32_t n;
-    double flops;
-} taken;
-
-/* The cache of the model whose batch ended; under the lock. */
-static void note_cache(slot *s, const served *m) {
-    if (m->cache == NULL || m != s->model) return;
-    kv_cache_counts n = kv_cache_count(m->cache);
-    s->stats.kv_pages_free = n.n_free;
-    s->stats.kv_pages_used = n.n_pages - n.n_free;
-    s->stats.kv_pages_pinned = n.n_pinned;
-    s->stats.kv_host_free = n.n_host_free;
-    s->stats.kv_host_used = n.n_host_pages - n.n_host_free;
-}
-
-static void note_batch(slot *s, const taken *t, const run_report *report, uint64_t start) {
-    uint64_t stage[ENGINE_STAGES] = {0, report->build_ns, report->layers_ns, report->head_ns};
-    int32_t n_tokens = report->tokens_computed;
-    engine_stats *stats = &s->stats;
-    stats->n_batches++;
-    stats->batch_requests += (uint64_t)t->n;
-    stats->batch_tokens += (uint64_t)n_tokens;
-    stats->tokens_computed += (uint64_t)n_tokens;
-    stats->tokens_reused += (uint64_t)report->tokens_reused;
-    stats->tokens_loaded += (uint64_t)report->tokens_loaded;
-    stats->tokens_device += (uint64_t)(report->tokens_reused - report->tokens_loaded);
-    stats->kv_evictions += report->n_evicted;
-    stats->kv_host_evictions += report->n_host_evicted;
-    uint64_t page_bytes =
-        (uint64_t)t->jobs[0]->m->store.page_bytes * (uint64_t)t->jobs[0]->m->store.n_layers;
-    stats->kv_bytes_out += report->n_out * page_bytes;
-    stats->kv_bytes_in += report->n_in * page_bytes;
-    stats->kv_computed_again += report->n_computed_again;
-    note_cache(s, t->jobs[0]->m);
-    for (int i = STAGE_BUILD; i < ENGINE_STAGES; i++)
-        engine_times_add(&stats->stages[i], stage[i]);
-    for (int32_t i = 0; i < t->n; i++) {
-        engine_answer *a = t->jobs[i]->out;
-        a->batch_requests = t->n;
-        a->batch_tokens = n_tokens;
-        a->queue_ns = start - t->jobs[i]->submit_ns;
-        a->build_ns = report->build_ns;
-        a->layers_ns = report->layers_ns;
-        a->head_ns = report->head_ns;
-        engine_times_add(&stats->stages[STAGE_QUEUE], a->queue_ns);
-    }
-}
-
-static void fail_jobs(const taken *t) {
-    for (int32_t i = 0; i < t->n; i++)
-        run_expect_none(t->jobs[i]);
-    for (int32_t i = 0; i < t->n; i++)
-        snprintf(t->jobs[i]->out->error, ENGINE_ERROR_BYTES, "%s", status_reason());
-}
-
-/* Answers those whose clients went away while they waited, and leaves them out. */
-static void leave_out_gone(slot *s, taken *t) {
-    int32_t n = 0;
-    for (int32_t i = 0; i < t->n; i++) {
-        job *j = t->jobs[i];
-        if (j->is_gone == NULL || !j->is_gone(j->ctx)) {
-            t->jobs[n++] = j;
-            continue;
-        }
-        t->flops -= j->flops;
-        run_expect_none(j);
-        snprintf(j->out->error, sizeof j->out->error, "nobody waits for the answer");
-        slot_answer(s, j, ENGINE_GONE);
-    }
-    t->n = n;
-}
-
-/* Tells callers that wait from when on the end of the batch that begins is near: by a quarter of
- * its time, and by what a thread takes to wake; under the lock. */
-static void tell_due(const slot *s, const taken *t, uint64_t start) {
-    double ns = job_queue_seconds(&s->queue, t->flops) * 1e9;
-    double early = ns / 4 > WAKE_NS ? ns / 4 : WAKE_NS;
-    for (int32_t i = 0; i < t->n; i++) {
-        job *j = t->jobs[i];
-        if (!j->is_awaited) continue;
-        j->look_ns = start + (uint64_t)(2 * ns) + WAKE_NS;
-        atomic_store(&j->due_ns, start + (uint64_t)(ns > early ? ns - early : 0));
-    }
-}
-
-/* Counts the answers of a batch; under the lock. */
-static void count_answers(slot *s, const taken *t, engine_outcome outcome, uint64_t end) {
-    for (int32_t i = 0; i < t->n; i++) {
-        s->stats.requests[t->jobs[i]->task][outcome]++;
-        if (outcome == ENGINE_OK) engine_times_add(&s->stats.total, end - t->jobs[i]->submit_ns);
-    }
-}
-
-static void run_taken(slot *s, taken *t) {
-    run_report report;
-    leave_out_gone(s, t);
-    if (t->n == 0) return;
-    status st = served_checked(t->jobs[0]->m); /* not a part of the time that is learnt below */
-    uint64_t start = clock_ns();
-    mutex_lock_soon(&s->lock);
-    job_queue_begin(&s->queue, t->flops, start);
-    s->stats.predicted_s += job_queue_seconds(&s->queue, t->flops);
-    tell_due(s, t, start);
-    pthread_mutex_unlock(&s->lock);
-    if (st == OK) st = run_jobs(t->jobs[0]->m, t->jobs, t->n, &report);
-    if (st != OK) fail_jobs(t);
-    engine_outcome outcome = st == OK ? ENGINE_OK : ENGINE_FAILED;
-    mutex_lock_soon(&s->lock);
-    uint64_t end = clock_ns();
-    s->stats.measured_s += (double)(end - start) / 1e9;
-    job_queue_end(&s->queue, t->jobs, st == OK ? t->n : 0, end);
-    if (st == OK) note_batch(s, t, &report, start);
-    count_answers(s, t, outcome, end);
-    pthread_mutex_unlock(&s->lock);
-    for (int32_t i = 0; i < t->n; i++) {
-        job *j = t->jobs[i];
-        j->out->outcome = outcome;
-        j->done(j->ctx, j->out);
-    }
-}
-
-/* The next batch; under the lock, the queue not empty. */
-static void take(slot *s, taken *t) {
-    uint64_t now = clock_ns();
-    t->n = job_queue_take(&s->queue, now, t->jobs, SLOT_MAX_TAKEN);
-    t->flops = 0;
-    for (int32_t i = 0; i < t->n; i++) {
-        t->flops += t->jobs[i]->flops;
-        s->stats.n_late += t->jobs[i]->deadline_ns < now;
-    }
-    job_queue_begin(&s->queue, t->flops, now);
-}
-
 /* Looks out for a job until the time `until`, without the lock; false: it is over.  Lets others go
  * first now and then: the system may have put a caller on this core. */
 static bool look_out(slot *s, uint64_t until) {
@@ -408,43 +271,30 @@ static bool expect_one(slot *s) {
     return true;
 }
 
+/* Whether more jobs are waited for; under the lock. */
+static bool expects_more(const slot *s, bool is_leader) {
+    return !s->is_stopping && (s->queue.n < s->n_last || (is_leader && s->n_coming > 0));
+}
+
 /* Waits for jobs that probably come: clients that ask at the same time did so before, and a leader
  * knows of some that are looked up.  At most for as long as a batch takes without any job, and half
  * of that for each; under the lock.  False: a leader has looked out in vain. */
 static bool gather(slot *s, bool is_leader) {
     uint64_t most = (uint64_t)(s->queue.batch_s * 1e9), now = clock_ns(), end = now + most;
     bool comes = true;
-    while ((s->queue.n < s->n_last || (is_leader && s->n_coming > 0)) && comes && now < end &&
-           !s->is_stopping) {
+    while (expects_more(s, is_leader) && comes && now < end) {
         const job *first = s->queue.item[0];
         if (first->call != NULL || first->deadline_ns < now + GATHER_SPARES * most) return true;
         if (expect_one(s)) continue;
         size_t n = s->queue.n;
         uint64_t until = now + most / 2 < end ? now + most / 2 : end;
-        while (s->queue.n == n && !s->is_stopping && wait_for_more(s, until, !is_leader))
+        while (s->queue.n == n && expects_more(s, is_leader) && wait_for_more(s, until, !is_leader))
             continue;
         comes = s->queue.n > n;
         now = clock_ns();
-        if (!comes && is_leader && now < until) return false;
+        if (!comes && is_leader && expects_more(s, is_leader) && now < until) return false;
     }
     return true;
-}
-
-/* Takes a batch and runs it, without the lock; under the lock before and after. */
-static void run_next(slot *s) {
-    taken t = {.jobs = s->taken};
-    take(s, &t);
-    const job *first = t.jobs[0];
-    if (first->call == NULL) s->n_last = (size_t)t.n;
-    s->is_running = true;
-    pthread_mutex_unlock(&s->lock);
-    if (first->call != NULL)
-        first->done(first->ctx, NULL);
-    else
-        run_taken(s, &t);
-    mutex_lock_soon(&s->lock);
-    s->is_running = false;
-    job_queue_begin(&s->queue, 0, 0);
 }
 
 /* Whoever waited for the end of a caller's batch goes on; under the lock. */
@@ -455,9 +305,9 @@ static void end_own(slot *s) {
         pthread_cond_broadcast(&s->idle);
 }
 
-/* A thread's first call of a device takes some microseconds longer: it waits for the device, which
- * is idle, while others come.  Under the lock, which it gives up. */
-static void meet_device(slot *s, const job *j) {
+/* A thread's first call of a device takes some microseconds longer: a leader makes it, a wait for
+ * the idle device, while others come.  Under the lock, which it gives up. */
+static void touch_device(slot *s, const job *j) {
     backend *be = j->m->compute.be;
     if (be->n_ahead == 0) return;
     pthread_mutex_unlock(&s->lock);
@@ -469,10 +319,10 @@ static void meet_device(slot *s, const job *j) {
  * none comes in time.  Under the lock. */
 static void lead(slot *s, const job *j) {
     s->is_running = true;
-    if (s->n_coming > 0) meet_device(s, j);
+    if (s->n_coming > 0) touch_device(s, j);
     bool is_gathered = gather(s, true);
     s->is_running = false;
-    if (is_gathered && s->queue.n > 0) run_next(s);
+    if (is_gathered && s->queue.n > 0) slot_run_batch(s);
     end_own(s);
 }
 
@@ -488,7 +338,7 @@ void slot_submit(slot *s, job *j, bool may_run) {
     has_come(s);
     if (outcome != ENGINE_OK || is_own) j->is_awaited = false;
     if (outcome == ENGINE_OK && is_own) {
-        run_next(s);
+        slot_run_batch(s);
         end_own(s);
     } else if (outcome == ENGINE_OK && leads) {
         bool stays = j->is_awaited; /* else it may be gone when its batch ends */
@@ -516,17 +366,15 @@ void slot_look_end(slot *s) {
 
 static void *worker(void *argument) {
     slot *s = argument;
-    bool was_idle = true;
     thread_lower(SERVED_NICE);
     pthread_mutex_lock(&s->lock);
     for (;;) {
         wait_for_job(s);
         if (s->queue.n == 0) break;
         s->is_gathering = true;
-        if (was_idle) (void)gather(s, false);
+        if (s->was_idle) (void)gather(s, false);
         s->is_gathering = false;
-        run_next(s);
-        was_idle = s->queue.n == 0;
+        slot_run_batch(s);
     }
     pthread_mutex_unlock(&s->lock);
     return NULL;
@@ -537,6 +385,7 @@ status slot_create(slot **out, const char *name, int32_t max_queue, uint64_t mos
     *out = NULL;
     TRY(MEM_NEW(&s, 1));
     snprintf(s->name, sizeof s->name, "%s", name);
+    s->was_idle = true;
     s->n_cores = env_cores();
     s->may_spin = s->n_cores > 2; /* else whoever looks up the request needs the core */
     pthread_mutex_init(&s->lock, NULL);

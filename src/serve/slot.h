@@ -8,8 +8,8 @@
  * in the same way, when it is due (job.due_ns).  A caller that waits for its answer in any
  * case computes it on its own thread where nothing else is to be done: then nobody is woken.  Where
  * others come with it, the first of them that has a job leads: while the worker sleeps, it gathers
- * and runs the batch of all.  One thread gathers or computes at a time, whichever it is
- * (is_running).
+ * and runs the batch of all.  One thread gathers or computes at a time: the worker (is_gathering,
+ * then is_running) or a caller (is_running).
  *
  * The model may be replaced at any time: a job holds the model that it was made for, and a batch is
  * of one model.  Any thread may call. */
@@ -34,6 +34,7 @@ typedef struct slot {
     atomic_int n_looking;    /* callers that look out for their answers */
     bool is_asleep;          /* the worker, and nobody has woken it yet */
     bool is_gathering;       /* the worker: nobody else takes jobs from the queue */
+    bool was_idle;           /* nothing waited when the last batch ended */
     int n_coming;            /* requests that are being looked up (slot_expect) */
     _Atomic uint64_t n_news; /* grows with all that a worker that looks out for jobs must see */
     served *model;           /* the current one: a reference */
@@ -77,6 +78,10 @@ void slot_expect_none(slot *s);
  * where nothing else runs, waits or comes; or together with those that come, as their leader.  A
  * job that was answered alone before this returns is no longer is_awaited. */
 void slot_submit(slot *s, job *j, bool may_run);
+
+/* Takes a batch from the queue, which is not empty, and runs it on this thread; under the lock,
+ * which it gives up meanwhile. */
+void slot_run_batch(slot *s);
 
 /* Whether the caller of a job may keep its core busy while it waits for the answer, which a GPU
  * computes: where no more than half of the cores do so.  Ends with slot_look_end, if so. */
