@@ -34,7 +34,7 @@ ARCH ?= native
 ARCH_FLAG := $(if $(ARCH),$(if $(filter aarch64 arm64,$(MACHINE)),-mcpu=$(ARCH),-march=$(ARCH)))
 
 WARN := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith
-# Loops that take time are in src/cpu and src/data/synth; elsewhere -O3 takes longer to compile and gains nothing, and
+# Loops that take time are in src/cpu and src/data/synth (and a few marked for SIMD, which -O1 vectorises); elsewhere -O3 takes longer to compile and gains nothing, and
 # so does -O2 where files parse, print, or call what works.  Tests are compiled without any: half the build was theirs.
 OPT_release := -O2
 OPT_debug := -O0
@@ -82,6 +82,7 @@ space := $() $()
 NVCC_CODE := $(subst $(space),$(comma),$(CUDA_SM:%=sm_%))
 NVCC_ARCH := -gencode arch=compute_80,code=[$(NVCC_CODE),compute_80]
 NVCC_BOTH := $(foreach sm,$(CUDA_SM),-gencode arch=compute_$(sm),code=[sm_$(sm),compute_$(sm)])
+HOPPER_ALONE := $(if $(filter-out 90,$(CUDA_SM)),,-DHSTU_HOPPER_ALONE)
 NVCC_90A := -gencode arch=compute_90a,code=sm_90a
 ASKS_ARCH := $(shell grep -rl __CUDA_ARCH__ src/cuda --include='*.cu' 2>/dev/null)
 # -O is of host code alone, which launches kernels: optimised, a launch is not faster than the noise, and compiling takes longer.
@@ -249,7 +250,7 @@ $B/bench/%: $B/bench/%.o $(LIB_OBJ)
 	@mkdir -p $(@D)
 	$(LINK) -o $@ $^ $(LIBS) -ldl
 
-ALL_FLAGS = $(CC) $(CFLAGS_ALL) $(HOT_CFLAGS) $(CALL_CFLAGS) $(COLD_CFLAGS) $(TEST_CFLAGS) $(LIBS) $(NVCC) $(CUDA) $(NVCC_ARCH) $(NVCCFLAGS)
+ALL_FLAGS = $(CC) $(CFLAGS_ALL) $(HOT_CFLAGS) $(CALL_CFLAGS) $(COLD_CFLAGS) $(TEST_CFLAGS) $(LIBS) $(NVCC) $(CUDA) $(NVCC_ARCH) $(NVCCFLAGS) $(HOPPER_ALONE)
 
 # The flags are a prerequisite: another compiler or another set of libraries rebuilds everything.
 # FORCE must be phony: with .SECONDARY below, make does not rebuild because of a file that only does not exist.
@@ -286,8 +287,7 @@ $B/%.o: %.c $B/flags
 	@mkdir -p $(@D)
 	$(if $(REUSE),@sh tools/reuse.sh '$(REUSE)' '$B' $* || )$(CC) $(CFLAGS_ALL) $(OWN_CFLAGS) -c $< -o $@
 $B/src/serve/server_page.o: src/serve/server_page.html
-$B/src/cuda/attn/sm80/%.cu.o $B/src/cuda/unit_sm80.cu.o $B/src/cuda/unit_attn.cu.o: OWN_NVCCFLAGS = \
-	$(if $(filter-out 90,$(CUDA_SM)),,-DHSTU_HOPPER_ALONE)
+$B/src/cuda/attn/sm80/%.cu.o $B/src/cuda/unit_sm80.cu.o $B/src/cuda/unit_attn.cu.o: OWN_NVCCFLAGS = $(HOPPER_ALONE)
 # ptxas's report on each kernel goes to a file beside the object, for tools/spills.sh; other messages are shown.
 define compile_cu
 @mkdir -p $(@D)

@@ -101,8 +101,8 @@ static inline int64_t cuda_div_up(int64_t n, int64_t size) {
 #define CUDA_ALLOW_SHARED(kernel, bytes)                                                           \
     cudaFuncSetAttribute((kernel), cudaFuncAttributeMaxDynamicSharedMemorySize, (int)(bytes))
 
-/* Sorts n pairs (key, value) by the lowest `bits` bits of the key, stably.  With room = NULL it
- * only sets *room_bytes, how much scratch memory it needs. */
+/* Sorts n pairs (key, value) by the lowest `bits` bits of the key, stably; n is at most
+ * 2^30 - 2.  With room = NULL it only sets *room_bytes, how much scratch memory it needs. */
 status cuda_sort_pairs(backend *be, void *room, size_t *room_bytes, const uint32_t *keys,
                        uint32_t *sorted_keys, const uint32_t *values, uint32_t *sorted_values,
                        int n, int bits);

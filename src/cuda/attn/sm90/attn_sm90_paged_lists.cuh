@@ -24,9 +24,9 @@ enum {
     SUM_WARPS = 16,    /* at most, of the kernel that adds parts */
     SUM_COLUMNS = 8,   /* of a thread of it, */
     SUM_AHEAD = 12,    /* which loads so many parts at once, */
-    SUM_FEWER = 4,     /* or so many: with fewer registers more rows are under way, by */
-    SUM_THREADS = 1024,  /* threads of a multiprocessor, which pays */
-    SUM_ROWS = 4,        /* from this many rows for each multiprocessor on */
+    SUM_FEWER = 4,     /* or so many, where rows are many: that takes fewer registers */
+    SUM_ROWS = 4,      /* for each multiprocessor are many */
+    SUM_THREADS = 1024,  /* of a multiprocessor are under way then */
     PAGED_REGISTERS = 16 /* more for the scheduler warp: see fwd_registers */
 };
 
