@@ -144,11 +144,12 @@ static inline void exp_block(row_block *b, int32_t n_classes) {
  * of the others. */
 static void finish_block(const score_columns *c, int32_t width, const float *logits, float *to) {
     row_block b;
-    int32_t n = c->n, n_classes = c->n_classes;
-    for (int32_t i = 0; i < n_classes; i++)
+    int32_t n = c->n, n_classes = c->n_classes, class = 0;
+    do { /* there is one at least */
 #pragma omp simd
         for (int32_t k = 0; k < ROWS; k++)
-            b.x[i][k] = logits[k * width + i];
+            b.x[class][k] = logits[k * width + class];
+    } while (++class < n_classes);
     exp_block(&b, n_classes);
     memset(b.mean, 0, sizeof b.mean);
 #pragma omp simd
