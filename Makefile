@@ -34,8 +34,9 @@ ARCH ?= native
 ARCH_FLAG := $(if $(ARCH),$(if $(filter aarch64 arm64,$(MACHINE)),-mcpu=$(ARCH),-march=$(ARCH)))
 
 WARN := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith
-# Loops that take time are in src/cpu and src/data/synth (and a few marked for SIMD, which -O1 vectorises); elsewhere -O3 takes longer to compile and gains nothing, and
-# so does -O2 where files parse, print, or call what works.  Tests are compiled without any: half the build was theirs.
+# Loops that take time are in src/cpu and src/data/synth, and some elsewhere are marked for SIMD, which -O1 vectorises;
+# otherwise -O3 takes longer to compile and gains nothing, and so does -O2 where files parse, print, or call what works.
+# Tests are compiled without any: half the build was theirs.
 OPT_release := -O2
 OPT_debug := -O0
 HOT_CFLAGS := $(if $(filter release,$(VARIANT)),-O3)
@@ -85,7 +86,8 @@ NVCC_BOTH := $(foreach sm,$(CUDA_SM),-gencode arch=compute_$(sm),code=[sm_$(sm),
 HOPPER_ALONE := $(if $(filter-out 90,$(CUDA_SM)),,-DHSTU_HOPPER_ALONE)
 NVCC_90A := -gencode arch=compute_90a,code=sm_90a
 ASKS_ARCH := $(shell grep -rl __CUDA_ARCH__ src/cuda --include='*.cu' 2>/dev/null)
-# -O is of host code alone, which launches kernels: optimised, a launch is not faster than the noise, and compiling takes longer.
+# -O is of host code alone, which launches kernels: optimised, a launch is not faster than the noise, and compiling
+# takes longer.
 NVCCFLAGS := -O0 -std=c++17 -Xcompiler -fPIC,-Wall,-Wextra,-fvisibility=hidden \
 	-Xptxas -v $(FEATURES) -Iinclude -Isrc -MMD -MP
 

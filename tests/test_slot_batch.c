@@ -215,9 +215,9 @@ TEST(slot_worker_goes_on_after_a_leader) {
     CHECK(slot_expect(s, &(slot_terms){.was_asked = true, .may_run = true}, NULL, &m, &is_own));
     CHECK_EQ(pthread_create(&thread, NULL, submit_slow, &first), 0);
     wait_for_leader(s);
+    submit_slow(&second);
     slot_expect_none(s);
     served_drop(m);
-    submit_slow(&second);
     wait_for(&first.is_inside);
     submit_gate(&third, false); /* while the batch of two runs */
     uint64_t begin = clock_ns();

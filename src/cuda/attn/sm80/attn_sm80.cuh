@@ -585,7 +585,7 @@ static inline int half_dim(const attn_args *a) {
 }
 
 /* ... and float16 has the kernels for every bias alone: models are trained in bfloat16.  So has
- * bfloat16 in a build for Hopper alone, whose own kernels take all but odd head dimensions. */
+ * bfloat16 in a build for Hopper alone, whose own kernels take the usual head dimensions. */
 template <typename T> static constexpr bool half_is_tuned = false;
 #ifndef HSTU_HOPPER_ALONE
 template <> constexpr bool half_is_tuned<__nv_bfloat16> = true;
