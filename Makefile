@@ -283,11 +283,13 @@ $B/src/cpu/%.o: KERNEL_CFLAGS := -fno-sanitize=all
 endif
 ifneq ($(filter -DHSTU_HAS_SVE,$(PROBE)),)
 $B/src/cpu/product_sve.o: KERNEL_CFLAGS += -march=armv8.2-a+sve -msve-vector-bits=256
+# Instead of the machine's own: gcc warns of a conflict where -mcpu=native says that it has no SVE.
+$B/src/cpu/product_sve.o: DROPPED_CFLAGS := $(ARCH_FLAG)
 endif
 # REUSE=DIR: of another build that differs in its optional libraries alone, objects that have nothing to do with them.
 $B/%.o: %.c $B/flags
 	@mkdir -p $(@D)
-	$(if $(REUSE),@sh tools/reuse.sh '$(REUSE)' '$B' $* || )$(CC) $(CFLAGS_ALL) $(OWN_CFLAGS) -c $< -o $@
+	$(if $(REUSE),@sh tools/reuse.sh '$(REUSE)' '$B' $* || )$(CC) $(filter-out $(DROPPED_CFLAGS),$(CFLAGS_ALL)) $(OWN_CFLAGS) -c $< -o $@
 $B/src/serve/server_page.o: src/serve/server_page.html
 $B/src/cuda/attn/sm80/%.cu.o $B/src/cuda/unit_sm80.cu.o $B/src/cuda/unit_attn.cu.o: OWN_NVCCFLAGS = $(HOPPER_ALONE)
 # ptxas's report on each kernel goes to a file beside the object, for tools/spills.sh; other messages are shown.

@@ -7,6 +7,7 @@
 enum { ROWS = 12, ROWS_1 = 8, ROWS_2 = 4, VECTORS = 2, LANES = 8 };
 #define VECTORS_ARE_3 0
 #define BY_LANE       0
+#define B_AHEAD       0
 typedef svfloat32_t vector __attribute__((arm_sve_vector_bits(256)));
 #define load(p)            ((vector)svld1_f32(svptrue_b32(), p))
 #define store(p, x)        svst1_f32(svptrue_b32(), p, x)
