@@ -14,7 +14,7 @@
 #   make uninstall PREFIX=... removes them again
 #   make deb                 Debian packages in build/deb
 #
-# What is optional (libarchive, libcurl, libmicrohttpd, snappy, zstd, zlib, CUDA) is probed by tools/probe.sh at each call; objects are
+# What is optional (libarchive, libcurl, libmicrohttpd, SQLite, snappy, zstd, zlib, CUDA) is probed by tools/probe.sh at each call; objects are
 # rebuilt when the answer changes.
 
 comma := ,

@@ -28,9 +28,10 @@ static engine_event event_at(int64_t item, int64_t time) {
 
 static engine_added add(users *u, const char *who, const engine_event *events, size_t n) {
     id_text id = user_of(who);
-    engine_added out;
-    uint64_t ticket;
-    CHECK_OK(users_add(u, &id, events, n, NULL, &ticket, &out));
+    engine_added out = {0};
+    user_change c;
+    CHECK_OK(users_prepare_add(u, &id, events, n, &c));
+    users_apply(u, &c, &out);
     return out;
 }
 
@@ -41,9 +42,10 @@ static user_history history(const users *u, const char *who) {
 
 static bool erase(users *u, const char *who) {
     id_text id = user_of(who);
-    uint64_t ticket;
-    bool existed;
-    CHECK_OK(users_erase(u, &id, NULL, &ticket, &existed));
+    user_change c;
+    CHECK_OK(users_prepare_erase(u, &id, &c));
+    bool existed = c.existed;
+    users_apply(u, &c, NULL);
     return existed;
 }
 
@@ -121,154 +123,111 @@ TEST(users_add_an_event_id_once) {
     users_fini(&u);
 }
 
-/* A journal in memory: a list of records with their texts. */
-typedef struct journal {
-    arena arena;
-    engine_record record[256];
-    size_t n;
-    bool fails;
-} journal;
-
-static status append(void *ctx, const engine_record *records, size_t n, uint64_t *ticket) {
-    journal *j = ctx;
-    if (j->fails) return fail(ERR_IO, "the disk is full");
-    for (size_t i = 0; i < n; i++) {
-        engine_record *r = &j->record[j->n++];
-        *r = records[i];
-        TRY(arena_copy_text(&j->arena, r->user.text, r->user.n, &r->user.text));
-        if (r->kind == ENGINE_RECORD_ERASE) continue;
-        CHECK(r->event.has_time && r->event.item.text != NULL);
-        TRY(arena_copy_text(&j->arena, r->event.item.text, r->event.item.n, &r->event.item.text));
-        if (r->event.id.n > 0)
-            TRY(arena_copy_text(&j->arena, r->event.id.text, r->event.id.n, &r->event.id.text));
-    }
-    *ticket = j->n;
-    return OK;
+/* What is prepared shows nothing, and what is reverted has not happened: the same ids can be sent
+ * again, also where two changes of a user were on their way. */
+TEST(users_change_nothing_that_is_reverted) {
+    users u;
+    user_change c[3];
+    id_text who = user_of("7");
+    engine_event e[2] = {event_at(1, 5), event_at(2, 6)};
+    CHECK_OK(users_init(&u, NULL, 4));
+    e[0].id = text("once");
+    e[1].id = text("twice");
+    CHECK_EQ(add(&u, "7", e, 1).n_added, 1);
+    CHECK_OK(users_prepare_add(&u, &who, e, 2, &c[0]));
+    CHECK_OK(users_prepare_add(&u, &who, e + 1, 1, &c[1]));
+    CHECK(c[0].n_new == 1 && c[0].in[0].is_duplicate && c[1].n_new == 0);
+    CHECK(history(&u, "7").n == 1 && users_n_items(&u) == 1);
+    engine_event more[2] = {event_at(3, 7), event_at(4, 8)};
+    CHECK_OK(users_prepare_add(&u, &who, more, 2, &c[2]));
+    users_revert(&u, &c[2]);
+    users_revert(&u, &c[1]);
+    users_revert(&u, &c[0]);
+    CHECK(u.n_prepared == 0 && u.prepared_item_bytes == 0 && u.state[0]->n_prepared == 0);
+    CHECK(history(&u, "7").n == 1 && u.state[0]->ids.n == 1 && users_n_items(&u) == 1);
+    CHECK(history(&u, "7").version == 1 && u.n_added == 1 && u.n_duplicates == 0);
+    CHECK_EQ(add(&u, "7", e, 2).n_added, 1);
+    CHECK_EQ(add(&u, "7", more, 2).n_events, 4);
+    CHECK_FAILS(users_prepare_add(&u, &who, more, 1, &c[0]), ERR_UNSUPPORTED, "at most 4");
+    more[1].time = INT64_MAX;
+    CHECK_FAILS(users_prepare_add(&u, &who, more, 2, &c[0]), ERR_USAGE, "event 2");
+    more[1].item = (engine_id){.text = "", .n = 0};
+    CHECK_FAILS(users_prepare_add(&u, &who, more, 2, &c[0]), ERR_USAGE, "event 2");
+    CHECK_OK(users_prepare_erase(&u, &who, &c[0]));
+    CHECK(c[0].existed);
+    users_revert(&u, &c[0]);
+    CHECK_EQ(history(&u, "7").n, 4);
+    users_fini(&u);
 }
 
-static status append_one(void *ctx, const engine_record *r) {
-    uint64_t ticket;
-    return append(ctx, r, 1, &ticket);
+/* Room is made for all that is prepared at once, so that applying cannot fail. */
+TEST(users_apply_many_prepared_changes) {
+    enum { CHANGES = 200 };
+    static user_change c[CHANGES];
+    static engine_event e[CHANGES];
+    users u;
+    CHECK_OK(users_init(&u, NULL, 1000));
+    for (int i = 0; i < CHANGES; i++) {
+        id_text who = user_of(i % 3 == 0 ? "a" : "b");
+        e[i] = event_at(1000000000 + i, CHANGES - i);
+        CHECK_OK(users_prepare_add(&u, &who, &e[i], 1, &c[i]));
+    }
+    for (int i = 0; i < CHANGES; i++) {
+        engine_added out = {0};
+        users_apply(&u, &c[i], &out);
+        CHECK(out.n_added == 1 && (out.n_late == 1) == (i > 1));
+    }
+    CHECK(history(&u, "a").n + history(&u, "b").n == CHANGES && users_n_items(&u) == CHANGES);
+    CHECK(u.n_prepared == 0 && u.prepared_item_bytes == 0 && u.n_added == CHANGES);
+    users_fini(&u);
 }
 
-static void replay(users *u, const journal *j) {
-    for (size_t i = 0; i < j->n; i++) {
-        const engine_record *r = &j->record[i];
-        id_text id;
-        uint64_t ticket;
-        bool existed;
-        engine_added out;
-        CHECK_OK(id_text_make(&id, &r->user, "the user"));
-        if (r->kind == ENGINE_RECORD_ERASE)
-            CHECK_OK(users_erase(u, &id, NULL, &ticket, &existed));
-        else
-            CHECK_OK(users_add(u, &id, &r->event, 1, NULL, &ticket, &out));
-    }
-}
-
-static void check_same_user(const users *a, const users *b, const char *who) {
-    user_history x = history(a, who), y = history(b, who);
-    CHECK(x.n == y.n && x.is_known == y.is_known);
-    for (size_t i = 0; i < x.n; i++) {
-        stored_event p = user_history_at(&x, i), q = user_history_at(&y, i);
-        engine_id own = users_item_id(a, p.item), other = users_item_id(b, q.item);
-        CHECK(p.time == q.time && p.action == q.action && own.number == other.number);
-        CHECK(own.n == other.n && (own.n == 0 || memcmp(own.text, other.text, own.n) == 0));
-    }
-}
-
-/* Users of the data and others; random events, repeated ids, erasures. */
-static void random_change(users *u, const engine_journal *j, const seq_file *data, uint32_t step) {
-    rng_block r = rng_draw(rng_make_key(3, RNG_TEST), step, 0, 0, 0);
-    char who[32], id[32];
-    engine_event e[2];
-    uint64_t ticket;
-    snprintf(who, sizeof who, "%lld",
-             r.word[0] % 3 == 0 ? (long long)(900 + r.word[1] % 3)
-                                : (long long)data->user_id[r.word[1] % 4]);
-    id_text user = user_of(who);
-    if (r.word[2] % 8 == 0) {
-        bool existed;
-        CHECK_OK(users_erase(u, &user, j, &ticket, &existed));
-        return;
-    }
-    for (uint32_t i = 0; i < 2; i++) {
-        rng_block s = rng_draw(rng_make_key(4, RNG_TEST), step, i, 0, 0);
-        e[i] = event_at(s.word[0] % 70, 900000000 + s.word[1] % 200000000);
-        e[i].action = (uint16_t)(s.word[2] % 5);
-        snprintf(id, sizeof id, "e%u", s.word[3] % 40);
-        if (s.word[2] % 2 == 0) e[i].id = text(i == 0 ? id : "same");
-        engine_added out;
-        CHECK_OK(users_add(u, &user, &e[i], 1, j, &ticket, &out));
-    }
-}
-
-/* The journal leads to the same state, and so does the shorter one that a visit writes. */
-TEST(users_are_the_same_after_a_replay) {
-    static journal j, shorter;
+/* An event of the data counts once: nightly data may have events that a server was sent. */
+TEST(users_count_events_of_the_data_once) {
     seq_file *data;
-    users u, again, third;
-    engine_journal to = {.ctx = &j, .append = append};
-    arena_init(&j.arena, 1 << 12);
-    arena_init(&shorter.arena, 1 << 12);
+    users u;
+    char who[32];
     CHECK_OK(seq_file_open(&data, synth_folder(), NULL));
     CHECK_OK(users_init(&u, data, 1000));
-    CHECK_OK(users_init(&again, data, 1000));
-    CHECK_OK(users_init(&third, data, 1000));
-    for (uint32_t step = 0; step < 90; step++)
-        random_change(&u, &to, data, step);
-    replay(&again, &j);
-    CHECK_OK(users_visit(&u, append_one, &shorter));
-    CHECK(shorter.n > 10 && shorter.n < j.n);
-    replay(&third, &shorter);
-    for (int i = 0; i < 7; i++) {
-        char who[32];
-        snprintf(who, sizeof who, "%lld", i < 3 ? 900ll + i : (long long)data->user_id[i - 3]);
-        check_same_user(&u, &again, who);
-        check_same_user(&u, &third, who);
-    }
-    CHECK(u.n_known == again.n_known && u.n_known == third.n_known);
+    snprintf(who, sizeof who, "%lld", (long long)data->user_id[3]);
+    user_history h = history(&u, who);
+    stored_event old = user_history_at(&h, 2);
+    engine_event e = {.item = users_item_id(&u, old.item), .has_time = true, .action = old.action};
+    users_time(&u, old.time, &e.time, &e.time_ns);
+    id_text id = user_of(who);
+    bool is_known;
+    CHECK_OK(users_has_event(&u, &id, &e, &is_known));
+    CHECK(is_known);
+    CHECK_EQ(add(&u, who, &e, 1).n_duplicates, 1);
+    e.id = text("with an id");
+    CHECK_EQ(add(&u, who, &e, 1).n_duplicates, 1);
+    engine_event other = e;
+    other.id = (engine_id){0};
+    other.action = (uint16_t)(old.action + 1);
+    CHECK_EQ(add(&u, who, &other, 1).n_added, 1);
+    CHECK_EQ(add(&u, who, &other, 1).n_added, 1); /* without an id, and not of the data */
+    other = e;
+    other.id = (engine_id){0};
+    other.time++;
+    CHECK_OK(users_has_event(&u, &id, &other, &is_known));
+    CHECK(!is_known);
+    /* So it is when a state is read. */
+    user_state *s;
+    size_t n = history(&u, who).n;
+    CHECK_OK(users_restore_user(&u, who, strlen(who), 17, &s));
+    CHECK_OK(users_restore_event(&u, s, &e, &is_known));
+    CHECK(is_known && history(&u, who).n == n && s->row == 17);
+    CHECK_OK(users_restore_event(&u, s, &other, &is_known));
+    CHECK(!is_known && history(&u, who).n == n + 1);
+    /* Of an erased user nothing of the data counts. */
+    CHECK(erase(&u, who));
+    CHECK_EQ(add(&u, who, &e, 1).n_added, 1);
     users_fini(&u);
-    users_fini(&again);
-    users_fini(&third);
-    arena_fini(&j.arena);
-    arena_fini(&shorter.arena);
+    CHECK_OK(users_init(&u, data, 1000));
+    CHECK_OK(users_restore_erased(&u, 3));
+    CHECK(!history(&u, who).is_known && u.n_known == data->n_users - 1);
+    users_fini(&u);
     seq_file_close(data);
-}
-
-/* What the journal refuses has not happened: the same id can be sent again. */
-TEST(users_change_nothing_that_the_journal_refuses) {
-    static journal j;
-    users u;
-    engine_journal to = {.ctx = &j, .append = append};
-    engine_added out;
-    uint64_t ticket;
-    bool existed;
-    id_text who = user_of("7");
-    engine_event e = event_at(1, 5);
-    e.id = text("once");
-    arena_init(&j.arena, 1 << 12);
-    CHECK_OK(users_init(&u, NULL, 3));
-    j.fails = true;
-    CHECK_FAILS(users_add(&u, &who, &e, 1, &to, &ticket, &out), ERR_IO, "disk is full");
-    CHECK(history(&u, "7").n == 0 && !history(&u, "7").is_known);
-    j.fails = false;
-    CHECK_OK(users_add(&u, &who, &e, 1, &to, &ticket, &out));
-    CHECK_EQ(out.n_added, 1);
-    j.fails = true;
-    CHECK_FAILS(users_erase(&u, &who, &to, &ticket, &existed), ERR_IO, "disk is full");
-    CHECK_EQ(history(&u, "7").n, 1);
-    j.fails = false;
-    engine_event more[3] = {event_at(1, 6), event_at(1, 7), event_at(1, 8)};
-    CHECK_FAILS(users_add(&u, &who, more, 3, &to, &ticket, &out), ERR_UNSUPPORTED, "at most 3");
-    CHECK_EQ(j.n, 1);
-    more[1].time = INT64_MAX;
-    CHECK_FAILS(users_add(&u, &who, more, 2, &to, &ticket, &out), ERR_USAGE, "event 2");
-    more[1].item = (engine_id){.text = "", .n = 0};
-    CHECK_FAILS(users_add(&u, &who, more, 2, &to, &ticket, &out), ERR_USAGE, "event 2");
-    CHECK(history(&u, "7").n == 1 && j.n == 1);
-    users_fini(&u);
-    arena_fini(&j.arena);
 }
 
 /* Seconds and fractions survive, before 1970 too. */
@@ -298,12 +257,14 @@ static status grow(void *ctx) {
         id_text who = user_of(i % 2 == 0 ? "1" : "stranger");
         engine_event e[2] = {event_at(1000 + i, i), event_at(1, 3)};
         char id[16];
-        engine_added out;
-        uint64_t ticket;
+        engine_added out = {0};
+        user_change c;
         snprintf(id, sizeof id, "id%d", i);
         e[0].id = text(id);
         size_t n = users_history(&u, &who).n;
-        st = users_add(&u, &who, e, 2, NULL, &ticket, &out);
+        st = users_prepare_add(&u, &who, e, 2, &c);
+        CHECK_EQ(users_history(&u, &who).n, n);
+        if (st == OK) users_apply(&u, &c, &out);
         CHECK_EQ(users_history(&u, &who).n, st == OK ? n + 2 : n);
     }
     users_fini(&u);

@@ -30,6 +30,11 @@ int main(void) { return svcntw() != 8; }' -march=armv8.2-a+sve -msve-vector-bits
 optional_libraries() {
     links '#include <archive.h>
 int main(void) { return archive_version_number() == 0; }' -larchive && echo "-DHSTU_HAS_ARCHIVE -larchive"
+    links '#include <sqlite3.h>
+#if SQLITE_VERSION_NUMBER < 3027000
+#error "too old"
+#endif
+int main(void) { return sqlite3_libversion_number() == 0; }' -lsqlite3 && echo "-DHSTU_HAS_SQLITE -lsqlite3"
     links '#include <curl/curl.h>
 int main(void) { return curl_version() == 0; }' -lcurl && echo "-DHSTU_HAS_CURL -lcurl"
     links '#include <microhttpd.h>

@@ -24,6 +24,7 @@ fedora_name() {
     clang-format) echo clang-tools-extra ;;
     libopenmpi-dev) echo openmpi-devel ;;
     xz-utils) echo xz ;;
+    libsqlite3-dev) echo sqlite-devel ;;
     libxgboost-dev) ;;
     *-dev) echo "${1%-dev}-devel" ;;
     *) echo "$1" ;;
@@ -75,6 +76,7 @@ look_around() {
         missing optional libarchive-dev "reads .zip, .tar.gz and .xz data sets as they are"
     [[ $found == *HSTU_HAS_CURL* ]] || missing optional libcurl4-openssl-dev "'hstu prep --download'"
     [[ $found == *HSTU_HAS_MICROHTTPD* ]] || missing optional libmicrohttpd-dev "'hstu serve'"
+    [[ $found == *HSTU_HAS_SQLITE* ]] || missing optional libsqlite3-dev "'hstu serve --state': users' events"
     [[ $found == *HSTU_HAS_SNAPPY* ]] || missing optional libsnappy-dev "'hstu prep parquet': SNAPPY columns"
     [[ $found == *HSTU_HAS_ZSTD* ]] || missing optional libzstd-dev "'hstu prep parquet': ZSTD columns"
     [[ $found == *HSTU_HAS_ZLIB* ]] || missing optional zlib1g-dev "'hstu prep parquet': GZIP columns"

@@ -4,7 +4,7 @@
 passed=0 failed=0 skipped=0 has_fuzz=0
 GPU_SECONDS=${GPU_SECONDS:-600}
 # Only tests with threads: the thread sanitizer is slow, and finds nothing in the others.
-TSAN_PATTERNS=(test_engine test_serve_check.c:serve_check_of_ranking test_serve_check.c:serve_check_of_two_tiers_in test_model.c:same_bits test_pool test_batcher test_prefetch test_progress test_builder test_log test_http.c test_journal test_server.c)
+TSAN_PATTERNS=(test_engine test_serve_check.c:serve_check_of_ranking test_serve_check.c:serve_check_of_two_tiers_in test_model.c:same_bits test_pool test_batcher test_prefetch test_progress test_builder test_log test_http.c test_state test_user_writer test_server.c)
 # Tests whose results depend on the precision; tables and copies are tested once, in float32.
 GPU_PATTERNS=(test_attn test_dropout test_dynamic test_gate test_l2 test_linear test_logits_loss test_model.c test_negatives
     test_norm test_rank test_rows test_sampled_softmax test_softmax test_update)

@@ -67,6 +67,7 @@ status cmd_recommend(int argc, char **argv);
 status cmd_score(int argc, char **argv);
 status cmd_build(int argc, char **argv);
 status cmd_serve(int argc, char **argv);
+status cmd_state(int argc, char **argv);
 status cmd_export(int argc, char **argv);
 status cmd_import(int argc, char **argv);
 status cmd_mask(int argc, char **argv);

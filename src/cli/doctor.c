@@ -30,6 +30,7 @@
 #include "ops/device.h"
 #include "ops/ops.h"
 #include "serve/http.h"
+#include "serve/state.h"
 #include "tune/cost_model.h"
 #include "tune/target.h"
 
@@ -43,7 +44,7 @@ typedef struct library {
     const char *remedy;  /* how to get it into a build */
 } library;
 
-enum { N_LIBRARIES = 13 };
+enum { N_LIBRARIES = 14 };
 
 typedef struct diagnosis {
     machine host;
@@ -128,8 +129,10 @@ static void ask_libraries(diagnosis *d) {
     d->libraries[12] =
         (library){"NCCL", has_nccl ? d->nccl_version : NULL, "ranks with GPUs, without it slower",
                   "apt-get install libnccl2, or pip install nvidia-nccl-cu13"};
-    for (int i = 8; i < N_LIBRARIES; i++)
+    for (int i = 8; i < 13; i++)
         d->is_run_time[i] = true;
+    d->libraries[13] = (library){"SQLite", state_library_version(), "'hstu serve --state'",
+                                 "apt-get install libsqlite3-dev, then make"};
     d->libraries[7] = (library){"libmicrohttpd", http_library_version(), "'hstu serve'",
                                 "apt-get install libmicrohttpd-dev, then make"};
     d->libraries[6] =

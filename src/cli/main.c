@@ -35,6 +35,7 @@ static const command commands[] = {
     {"score", cmd_score, "score given items for users"},
     {"build", cmd_build, "make a folder to serve from: checked, small, quick to open"},
     {"serve", cmd_serve, "answer over HTTP, with metrics and a page"},
+    {"state", cmd_state, "check, back up, restore or convert users' events of a server"},
     {"export", cmd_export, "copy what a run has learnt, for other tools"},
     {"import", cmd_import, "take over tables of other tools, or of snapshots"},
     {"encode", cmd_encode, "run a BERT-family encoder (a Hugging Face folder) without padding"},

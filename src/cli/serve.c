@@ -26,7 +26,7 @@ typedef struct serve_args {
     arg_list names, shadows;
     const char *kv_load, *kv_dtype;
     int64_t port, max_batch, max_tokens, kv_pages, kv_host_pages, max_queue, deadline_ms;
-    int64_t drain_delay_s, drain_timeout_s;
+    int64_t drain_delay_s, drain_timeout_s, erase_within_s;
     bool is_int8, loads_always, has_fp8_kv;
     int64_t max_connections, per_address, max_body_mib;
     char name[ENGINE_MAX_MODELS][NAME_BYTES];
@@ -162,7 +162,8 @@ static status read_split(serve_args *a) {
 }
 
 static void tell_start(const serve_args *a, server *s) {
-    server_state state = server_get_state(s);
+    engine_state_stats state;
+    engine_get_state(server_engine(s), &state);
     for (int i = 0; i < a->n_paths; i++) {
         engine_model_info m;
         if (engine_model(server_engine(s), i, &m) != OK) continue;
@@ -179,11 +180,10 @@ static void tell_start(const serve_args *a, server *s) {
     }
     if (!state.is_durable)
         log_info("note: events live in memory and end with the server; --state DIR keeps them");
-    else if (state.n_cut > 0)
-        log_warn("%s: %llu bytes of an event that was never acknowledged were cut off", a->state,
-                 (unsigned long long)state.n_cut);
-    if (state.is_durable)
-        log_info("events: %llu read from %s", (unsigned long long)state.n_replayed, a->state);
+    else
+        log_info("events: %llu read from %s%s", (unsigned long long)state.n_restored, a->state,
+                 state.n_known > 0 ? "; some are in the data, too, and count once" : "");
+    if (state.warning[0] != '\0') log_warn("%s", state.warning);
     log_info("ready: http://%s:%d/  (Ctrl-C drains and ends)",
              strchr(a->host, ':') != NULL ? "[::]" : a->host, server_port(s));
 }
@@ -217,7 +217,6 @@ static server_config make_config(const serve_args *a, line_log *log) {
     server_config c = {.http = http_default_settings(),
                        .models = a->model,
                        .n_models = a->n_paths,
-                       .state = a->state,
                        .keys = a->keys,
                        .log = log->file != NULL ? write_line : NULL,
                        .log_ctx = log};
@@ -227,6 +226,8 @@ static server_config make_config(const serve_args *a, line_log *log) {
     c.http.max_per_address = (int)a->per_address;
     c.http.max_body_bytes = (size_t)a->max_body_mib << 20;
     c.engine = (engine_config){.data = a->data,
+                               .state = a->state,
+                               .erase_within_ns = (uint64_t)a->erase_within_s * 1000000000ull,
                                .device = a->device,
                                .max_batch = (int32_t)a->max_batch,
                                .max_tokens = (int32_t)a->max_tokens,
@@ -323,6 +324,7 @@ status cmd_serve(int argc, char **argv) {
                     .access_log = "-",
                     .kv_pages = -1,
                     .drain_timeout_s = 30,
+                    .erase_within_s = 60,
                     .max_connections = 4096,
                     .per_address = 1024,
                     .max_body_mib = 8};
@@ -335,6 +337,9 @@ status cmd_serve(int argc, char **argv) {
          "Keep users' events here: what was acknowledged survives a crash. Without it they live "
          "in memory.",
          0, 0},
+        {"--erase-within", ARG_INT, &a.erase_within_s, "S",
+         "Remove an erased user from the files of --state within so many seconds (default 60).", 1,
+         86400},
         {"--device", ARG_TEXT, &a.device, "DEVICE", WORK_DEVICES, 0, 0},
         {"Network", ARG_FLAG, NULL, NULL, NULL, 0, 0},
         {"--host", ARG_TEXT, &a.host, "HOST",

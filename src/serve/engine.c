@@ -11,12 +11,14 @@
 
 enum { DEFAULT_QUEUE = 1024, MAX_BATCH = 4096 };
 #define DEFAULT_DEADLINE_NS 1000000000u
+#define DEFAULT_ERASE_NS    60000000000u
 
 static void set_defaults(engine_config *c) {
     if (c->device == NULL) c->device = "auto";
     if (c->max_queue <= 0) c->max_queue = DEFAULT_QUEUE;
     if (c->max_user_events == 0) c->max_user_events = 1 << 20;
     if (c->deadline_ns == 0) c->deadline_ns = DEFAULT_DEADLINE_NS;
+    if (c->erase_within_ns == 0) c->erase_within_ns = DEFAULT_ERASE_NS;
 }
 
 static status open_data(engine *e) {
@@ -42,6 +44,9 @@ status engine_create(engine **out, const engine_config *c) {
     snprintf(e->device, sizeof e->device, "%s", e->config.device);
     e->config.device = e->device;
     status st = open_data(e);
+    if (st == OK)
+        st = user_writer_create(&e->writer, &e->users, &e->users_lock, e->config.state,
+                                e->config.erase_within_ns);
     if (st != OK) {
         engine_destroy(e);
         return st;
@@ -66,6 +71,7 @@ void engine_destroy(engine *e) {
     wait_for_callers(e);
     for (int i = 0; i < e->n_slots; i++)
         slot_destroy(e->slots[i]);
+    user_writer_destroy(e->writer);
     users_fini(&e->users);
     seq_file_close(e->data);
     pthread_mutex_destroy(&e->load_lock);

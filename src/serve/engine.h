@@ -55,26 +55,6 @@ typedef struct engine_event {
     uint16_t action;  /* as the data stores it */
 } engine_event;
 
-/* What a change of the users' state is: written to a journal and read back from it. */
-typedef enum { ENGINE_RECORD_EVENT, ENGINE_RECORD_ERASE } engine_record_kind;
-typedef struct engine_record {
-    engine_record_kind kind;
-    engine_id user;     /* always text */
-    engine_event event; /* ids are text; its time is set */
-} engine_record;
-
-/* Where changes are kept, if they are to survive the process.  append is called for every change
- * before it takes effect, one call at a time and in the order of the changes, under the lock of the
- * users: it only copies the records, which belong together, to a buffer.  If it fails, nothing is
- * changed, and the caller of the engine gets the failure.  commit then is called without the lock,
- * from any thread, and returns when everything up to the ticket is durable; only then is a change
- * acknowledged. */
-typedef struct engine_journal {
-    void *ctx;
-    status (*append)(void *ctx, const engine_record *records, size_t n, uint64_t *ticket);
-    status (*commit)(void *ctx, uint64_t ticket);
-} engine_journal;
-
 typedef struct engine_config {
     const char *data;      /* prepared data with users' histories to start with; NULL: none */
     const char *device;    /* "auto", "cpu", "cuda", "cuda:N" */
@@ -92,20 +72,19 @@ typedef struct engine_config {
     bool has_int8_items;   /* a CPU searches catalogues by 8-bit numbers first, also where an
                               engine folder does not say so */
     uint64_t max_user_events; /* of a history; 0: 1 << 20 */
+    const char *state;        /* folder of the database of users' events (state.h); NULL: they
+                                 live in memory */
+    uint64_t erase_within_ns; /* see state_open; 0: a minute */
     uint64_t deadline_ns;     /* of requests that name none; 0: 1 s */
     bool learns_deadline;     /* of those it is what patience.h says, deadline_ns at most */
 } engine_config;
 
-/* Opens the data; models are added by engine_load. */
+/* Opens the data and the state; models are added by engine_load. */
 status engine_create(engine **out, const engine_config *c);
 
 /* Answers what is in the queues, refuses what comes later, waits for callers inside (not for
  * answers that are not released: release them first), frees everything. */
 void engine_destroy(engine *e); /* NULL is fine */
-
-/* Sets the journal: once, before any event is added.  Records that are replayed before that are not
- * written again. */
-void engine_set_journal(engine *e, const engine_journal *journal);
 
 /* From now on requests are refused (ENGINE_CLOSING); those in the queues are still answered. */
 void engine_drain(engine *e);
@@ -300,11 +279,61 @@ typedef struct engine_added {
     uint64_t n_events;            /* of the history now */
 } engine_added;
 
-/* Adds events to a user's history, each at its place by time, all of them or none; durable when it
- * returns, where there is a journal.  ERR_USAGE: what is wrong with an event, ERR_UNSUPPORTED: the
- * history would be too long. */
+typedef struct engine_user_events {
+    engine_id user;
+    const engine_event *events;
+    size_t n_events;
+} engine_user_events;
+
+/* A change of histories: events of one or more users, each at its place by time, or the erasure of
+ * a user: events, those of the data included, and event ids.  All of it or nothing; where the
+ * engine has a state, what succeeded is on disk. */
+typedef struct engine_change {
+    const engine_user_events *users; /* (n_users); NULL: erase `user` */
+    size_t n_users;
+    engine_id user;
+    engine_added *added; /* (n_users), the caller's */
+    bool existed;        /* erasure: there was something to erase */
+    status st;           /* ERR_USAGE: what is wrong with an event; ERR_UNSUPPORTED: a history would
+                            be too long; ERR_IO: it could not be stored now */
+    failure why;
+    /* The engine's own. */
+    void (*done)(void *ctx, struct engine_change *c);
+    void *ctx;
+    struct user_change *parts;
+    struct engine_change *next;
+} engine_change;
+
+/* `done` is called once, by a thread of the engine or before this returns; it must not wait.  The
+ * change and what it points to must stay until then. */
+typedef void (*engine_change_done)(void *ctx, engine_change *c);
+void engine_submit_change(engine *e, engine_change *c, engine_change_done done, void *ctx);
+
+/* The same, and waits. */
 status engine_add_events(engine *e, engine_id user, const engine_event *events, size_t n,
                          engine_added *out);
+status engine_erase_user(engine *e, engine_id user, bool *existed);
+
+/* Those of n events that would not be duplicates now, in their order: (n_out) of `out`, which has
+ * room for n.  Fails as engine_submit_change would, where that can be known. */
+status engine_new_events(engine *e, engine_id user, const engine_event *events, size_t n,
+                         engine_event *out, size_t *n_out);
+
+bool engine_knows_item(engine *e, const engine_id *item); /* one of its models does */
+
+/* Of the state. */
+typedef struct engine_state_stats {
+    bool is_durable;              /* it has one */
+    uint64_t n_restored, n_known; /* events at the start; those of them that the data has, too */
+    uint64_t n_commits, n_failed; /* transactions */
+    uint64_t n_refused;           /* changes, because too many waited */
+    uint64_t n_unswept;           /* erased users with rows still on disk */
+    uint64_t queue_bytes, log_bytes;
+    bool is_failing; /* the last transaction failed */
+    char why[256];
+    char warning[1024]; /* of the start: damage; "" */
+} engine_state_stats;
+void engine_get_state(engine *e, engine_state_stats *out);
 
 /* An event of a history as it is read back. */
 typedef struct engine_past_event {
@@ -330,23 +359,10 @@ typedef struct engine_user {
 status engine_get_user(engine *e, engine_id user, engine_user *out);
 void engine_user_release(engine_user *u);
 
-/* Forgets a user: events, those of the data included, and event ids.  *existed: whether there was
- * something to forget. */
-status engine_erase_user(engine *e, engine_id user, bool *existed);
-
 /* Some users of the data whose ids begin with a text, for a list to choose from: at most n. */
 status engine_list_users(engine *e, const char *prefix, size_t n, engine_id *out, size_t *n_found);
 
 uint64_t engine_n_users(engine *e); /* of the data, and those that came later */
-
-/* Applies a record of a journal, without writing it again: for a restart. */
-status engine_apply(engine *e, const engine_record *r);
-
-/* Calls fn with records that make the users' state from the data alone, erasures first: to write a
- * journal again without what is obsolete.  Under the lock of the users: no change happens
- * meanwhile.  Event ids are passed on as they were given. */
-typedef status (*engine_record_fn)(void *ctx, const engine_record *r);
-status engine_visit(engine *e, engine_record_fn fn, void *ctx);
 
 /* The embedding rows of items first .. first + n - 1 (from 1): (n, dim); zeros where an item has no
  * row. For a map of the items. */

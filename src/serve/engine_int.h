@@ -5,6 +5,7 @@
 #include <pthread.h>
 
 #include "serve/slot.h"
+#include "serve/user_writer.h"
 
 struct engine {
     engine_config config;
@@ -15,11 +16,9 @@ struct engine {
     atomic_bool is_closing;
     atomic_uint n_inside;       /* callers of engine_ask and engine_submit */
     pthread_mutex_t load_lock;  /* one load at a time */
+    user_writer *writer;        /* changes the users */
     pthread_mutex_t users_lock; /* of what follows, and of the models' maps of items */
     users users;
-    const engine_journal *journal; /* or NULL */
-    engine_journal own_journal;
-    uint64_t n_added, n_duplicates, n_unknown, n_erased;
 };
 
 slot *engine_slot(engine *e, int index); /* NULL: there is none */

@@ -1,15 +1,10 @@
-/* The engine's users: events, erasure, reading back; the lock and the journal around users.h. */
+/* The engine's users: events, erasure, reading back; the lock and the checks around users.h. */
 #include <stdio.h>
 #include <string.h>
 
-#include "serve/engine_int.h"
+#include "base/thread.h"
 
-void engine_set_journal(engine *e, const engine_journal *journal) {
-    pthread_mutex_lock(&e->users_lock);
-    e->own_journal = *journal;
-    e->journal = &e->own_journal;
-    pthread_mutex_unlock(&e->users_lock);
-}
+#include "serve/engine_int.h"
 
 /* Each model with a reference; returns how many. */
 static int keep_models(engine *e, served **out) {
@@ -45,69 +40,105 @@ static status check_events(served *const *models, int n_models, const engine_eve
     return OK;
 }
 
-/* Durable before it is acknowledged. */
-static status commit(engine *e, bool has_change, uint64_t ticket) {
-    if (e->journal == NULL || !has_change) return OK;
-    return e->journal->commit(e->journal->ctx, ticket);
+static status check_change(engine *e, engine_change *c) {
+    served *models[ENGINE_MAX_MODELS];
+    int n_models = keep_models(e, models);
+    status st = OK;
+    for (size_t i = 0; i < c->n_users && st == OK; i++) {
+        c->added[i] = (engine_added){0};
+        st = check_events(models, n_models, c->users[i].events, c->users[i].n_events,
+                          &c->added[i].n_unknown);
+        if (st != OK && c->n_users > 1) st = fail_prefix(st, "users[%zu]", i);
+    }
+    drop_models(models, n_models);
+    return st;
+}
+
+/* A caller that waits for its change. */
+typedef struct waiting {
+    pthread_mutex_t lock;
+    pthread_cond_t done;
+    bool is_done;
+} waiting;
+
+static void wake(void *context, engine_change *c) {
+    waiting *w = context;
+    (void)c;
+    pthread_mutex_lock(&w->lock);
+    w->is_done = true;
+    pthread_cond_signal(&w->done);
+    pthread_mutex_unlock(&w->lock);
+}
+
+void engine_submit_change(engine *e, engine_change *c, engine_change_done done, void *ctx) {
+    c->done = done;
+    c->ctx = ctx;
+    c->st = c->users != NULL ? check_change(e, c) : OK;
+    if (c->st == OK) {
+        user_writer_submit(e->writer, c);
+        return;
+    }
+    failure_save(&c->why, c->st);
+    done(ctx, c);
+}
+
+static status run_change(engine *e, engine_change *c) {
+    waiting w = {.lock = PTHREAD_MUTEX_INITIALIZER, .done = PTHREAD_COND_INITIALIZER};
+    engine_submit_change(e, c, wake, &w);
+    pthread_mutex_lock(&w.lock);
+    while (!w.is_done)
+        pthread_cond_wait(&w.done, &w.lock);
+    pthread_mutex_unlock(&w.lock);
+    return c->st == OK ? OK : failure_restore(&c->why);
 }
 
 status engine_add_events(engine *e, engine_id user, const engine_event *events, size_t n,
                          engine_added *out) {
-    served *models[ENGINE_MAX_MODELS];
-    id_text id;
-    size_t n_unknown;
-    uint64_t ticket = 0;
-    *out = (engine_added){0};
-    TRY(id_text_make(&id, &user, "the user"));
-    int n_models = keep_models(e, models);
-    status st = check_events(models, n_models, events, n, &n_unknown);
-    drop_models(models, n_models);
-    TRY(st);
-    pthread_mutex_lock(&e->users_lock);
-    st = users_add(&e->users, &id, events, n, e->journal, &ticket, out);
-    if (st == OK) {
-        out->n_unknown = n_unknown;
-        e->n_added += out->n_added;
-        e->n_duplicates += out->n_duplicates;
-        e->n_unknown += n_unknown;
-    }
-    pthread_mutex_unlock(&e->users_lock);
-    TRY(st);
-    return commit(e, out->n_added > 0, ticket);
+    engine_user_events one = {.user = user, .events = events, .n_events = n};
+    engine_change c = {.users = &one, .n_users = 1, .added = out};
+    return run_change(e, &c);
 }
 
 status engine_erase_user(engine *e, engine_id user, bool *existed) {
-    id_text id;
-    uint64_t ticket = 0;
-    *existed = false;
-    TRY(id_text_make(&id, &user, "the user"));
-    pthread_mutex_lock(&e->users_lock);
-    status st = users_erase(&e->users, &id, e->journal, &ticket, existed);
-    e->n_erased += st == OK && *existed;
-    pthread_mutex_unlock(&e->users_lock);
-    TRY(st);
-    return commit(e, *existed, ticket);
+    engine_change c = {.user = user};
+    status st = run_change(e, &c);
+    *existed = c.existed;
+    return st;
 }
 
-status engine_apply(engine *e, const engine_record *r) {
-    id_text id;
+status engine_new_events(engine *e, engine_id user, const engine_event *events, size_t n,
+                         engine_event *out, size_t *n_out) {
+    engine_user_events one = {.user = user, .events = events, .n_events = n};
     engine_added added;
-    uint64_t ticket;
-    bool existed;
-    TRY(id_text_make(&id, &r->user, "the user"));
+    engine_change c = {.users = &one, .n_users = 1, .added = &added};
+    id_text id;
+    status st = OK;
+    *n_out = 0;
+    TRY(id_text_make(&id, &user, "the user"));
+    TRY(check_change(e, &c));
     pthread_mutex_lock(&e->users_lock);
-    status st = r->kind == ENGINE_RECORD_ERASE
-                    ? users_erase(&e->users, &id, NULL, &ticket, &existed)
-                    : users_add(&e->users, &id, &r->event, 1, NULL, &ticket, &added);
+    for (size_t i = 0; i < n && st == OK; i++) {
+        bool is_known = false;
+        st = users_has_event(&e->users, &id, &events[i], &is_known);
+        if (st == OK && !is_known) out[(*n_out)++] = events[i];
+    }
+    if (st == OK) st = users_have_room(&e->users, &id, *n_out);
     pthread_mutex_unlock(&e->users_lock);
     return st;
 }
 
-status engine_visit(engine *e, engine_record_fn fn, void *ctx) {
-    pthread_mutex_lock(&e->users_lock);
-    status st = users_visit(&e->users, fn, ctx);
-    pthread_mutex_unlock(&e->users_lock);
-    return st;
+bool engine_knows_item(engine *e, const engine_id *item) {
+    served *models[ENGINE_MAX_MODELS];
+    uint32_t number = 0;
+    int n_models = keep_models(e, models);
+    for (int m = 0; m < n_models && number == 0; m++)
+        if (served_find_id(models[m], item, "the item", &number) != OK) number = 0;
+    drop_models(models, n_models);
+    return number != 0;
+}
+
+void engine_get_state(engine *e, engine_state_stats *out) {
+    user_writer_stats(e->writer, out);
 }
 
 static status copy_events(engine *e, const user_history *h, served *m, arena *a, engine_user *out) {
@@ -200,10 +231,10 @@ uint64_t engine_n_users(engine *e) {
 
 void engine_user_stats(engine *e, engine_stats *out) {
     pthread_mutex_lock(&e->users_lock);
-    out->events_added = e->n_added;
-    out->events_duplicate = e->n_duplicates;
-    out->events_unknown = e->n_unknown;
-    out->users_erased = e->n_erased;
+    out->events_added = e->users.n_added;
+    out->events_duplicate = e->users.n_duplicates;
+    out->events_unknown = e->users.n_unknown;
+    out->users_erased = e->users.n_erased;
     out->users_touched = e->users.n_touched;
     pthread_mutex_unlock(&e->users_lock);
 }

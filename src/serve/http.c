@@ -86,6 +86,10 @@ bool http_is_cancelled(const http_exchange *x) {
     return poll(&p, 1, 0) == 1 && (p.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
 }
 
+bool http_is_leaving(const http_exchange *x) {
+    return x->is_leaving;
+}
+
 void http_set_header(http_exchange *x, const char *name, const char *value) {
     if (x->n_headers == MAX_ANSWER_HEADERS) return;
     answer_header *h = &x->header[x->n_headers++];
@@ -261,20 +265,24 @@ static void add_body(http_exchange *x, const char *bytes, size_t n) {
     if (h->set.refused != NULL) h->set.refused(h->set.ctx, is_long ? 413 : 503);
 }
 
-/* Sends the answer, or waits for it. */
+/* Sends the answer, or waits for it.  What continues the exchange may have it wait once more. */
 static enum MHD_Result go_on(http_exchange *x) {
     http_server *h = x->server;
-    pthread_mutex_lock(&h->lock); /* whoever answered has left it */
-    end_turn(h, x);
-    bool is_ready = x->is_answered || x->then != NULL;
-    if (!is_ready) {
-        x->is_suspended = true;
-        MHD_suspend_connection(x->connection);
+    for (;;) {
+        pthread_mutex_lock(&h->lock); /* whoever answered has left it */
+        end_turn(h, x);
+        void (*then)(void *ctx, http_exchange *x) = x->then;
+        bool is_answered = x->is_answered, is_ready = is_answered || then != NULL;
+        x->then = NULL;
+        if (!is_ready) {
+            x->is_suspended = true;
+            MHD_suspend_connection(x->connection);
+        }
+        pthread_mutex_unlock(&h->lock);
+        if (is_answered) return send_answer(x);
+        if (!is_ready) return MHD_YES;
+        then(x->then_ctx, x);
     }
-    pthread_mutex_unlock(&h->lock);
-    if (!is_ready) return MHD_YES;
-    if (!x->is_answered) x->then(x->then_ctx, x);
-    return send_answer(x);
 }
 
 /* The request is whole: the handler has it until it is answered. */
@@ -332,6 +340,7 @@ static void on_completed(void *context, struct MHD_Connection *c, void **request
     end_turn(h, x);
     pthread_mutex_unlock(&h->lock);
     /* A client that went away while it waited: what holds the exchange must still let go of it. */
+    x->is_leaving = true;
     if (x->is_whole && !x->is_answered && x->then != NULL) x->then(x->then_ctx, x);
     if (x->stream != NULL) http_stream_leave(x->stream);
     http_set_phase(h, x->from, IS_IDLE);

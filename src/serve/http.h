@@ -87,7 +87,8 @@ void http_respond(http_exchange *x, int code, const char *type, buf *body);
 
 /* Has fn answer it, on a thread of the server, also where nobody waits any more: for threads that
  * must not spend time on the text of an answer.  The caller must not touch the exchange afterwards.
- */
+ * fn may have the exchange wait for another http_continue, unless http_is_leaving. */
+bool http_is_leaving(const http_exchange *x); /* the client is gone: answer now */
 void http_continue(http_exchange *x, void (*fn)(void *ctx, http_exchange *x), void *ctx);
 
 /* Answers with a stream that goes on until it is closed, such as server-sent events; *out belongs

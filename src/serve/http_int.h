@@ -36,6 +36,7 @@ struct http_exchange {
     buf body;
     uint64_t arrived_ns;
     bool is_whole;     /* the handler has it */
+    bool is_leaving;   /* its connection is gone */
     bool is_suspended; /* nobody of the server looks at it */
     bool is_resumed;   /* and now it is a thread's turn to */
     struct http_exchange *next_ready;

@@ -18,7 +18,7 @@ enum {
 typedef struct request_ask {
     engine_request ask; /* all but the model's number */
     char model[REQUEST_NAME_BYTES];
-    const engine_event *events; /* to be added to the user's history first, durably */
+    const engine_event *events; /* to be added to the user's history */
     size_t n_events;
     bool wants_why;
     const char *tasks[REQUEST_MAX_TASKS]; /* columns of the answer; none: all */
@@ -31,14 +31,8 @@ status request_rank_read(arena *a, const char *body, size_t n, request_ask *out)
 status request_rerank_read(arena *a, const char *body, size_t n, request_ask *out);
 
 /* POST /v1/events: one user's events, or {"users": [{"user", "events"}, ...]}. */
-typedef struct request_user_events {
-    engine_id user;
-    const engine_event *events;
-    size_t n_events;
-} request_user_events;
-
 typedef struct request_events {
-    request_user_events *users;
+    engine_user_events *users;
     size_t n_users;
     bool is_list; /* the form with "users" */
 } request_events;

@@ -5,9 +5,9 @@
 
 enum { MAX_USERS = 4096 };
 
-static status read_one(arena *a, const json_value *v, const char *also, request_user_events *out) {
+static status read_one(arena *a, const json_value *v, const char *also, engine_user_events *out) {
     bool has_user = false, has_events = false;
-    *out = (request_user_events){0};
+    *out = (engine_user_events){0};
     for (const json_value *m = v->first; m != NULL; m = m->next) {
         if (strcmp(m->key, "user") == 0) {
             TRY(request_id_read(m, "user", &out->user));

@@ -305,15 +305,6 @@ static void count_refused(void *context, int code) {
     metrics_count(&s->metrics, ROUTE_OTHER, code, 0);
 }
 
-static status visit_engine(void *context, engine_record_fn fn, void *fn_ctx) {
-    return engine_visit(context, fn, fn_ctx);
-}
-
-static void compact(server *s) {
-    if (journal_compact(s->journal, visit_engine, s->engine) != OK)
-        log_warn("the log of events stays as it is: %s", status_reason());
-}
-
 static void *keep(void *context) {
     server *s = context;
     pthread_mutex_lock(&s->lock);
@@ -321,7 +312,6 @@ static void *keep(void *context) {
         cond_wait_until(&s->wake, &s->lock, clock_ns() + KEEPER_NS);
         pthread_mutex_unlock(&s->lock);
         watchers_publish(s);
-        if (s->journal != NULL && journal_wants_compaction(s->journal)) compact(s);
         pthread_mutex_lock(&s->lock);
     }
     pthread_mutex_unlock(&s->lock);
@@ -346,24 +336,6 @@ int choose_model(server *s, const char *name, const engine_id *user) {
     return 0;
 }
 
-static status apply_record(void *context, const engine_record *r) {
-    server *s = context;
-    s->state.n_replayed++;
-    return engine_apply(s->engine, r);
-}
-
-static status open_state(server *s) {
-    if (s->set.state == NULL) return OK;
-    TRY(journal_open(&s->journal, s->set.state, apply_record, s));
-    journal_stats j = journal_get_stats(s->journal);
-    s->state.is_durable = true;
-    s->state.n_cut = j.n_cut;
-    if (j.n_bytes > COMPACT_AT_START) compact(s);
-    engine_journal hooks = journal_hooks(s->journal);
-    engine_set_journal(s->engine, &hooks);
-    return OK;
-}
-
 static status start(server *s) {
     http_settings h = s->set.http;
     h.handle = handle;
@@ -375,7 +347,6 @@ static status start(server *s) {
         TRY(engine_load(s->engine, s->set.models[i].name, s->set.models[i].path));
         s->total_share += s->set.models[i].share;
     }
-    TRY(open_state(s));
     TRY(workers_create(&s->workers, N_WORKERS, MAX_LATER));
     TRY(http_start(&s->http, &h));
     if (pthread_create(&s->keeper, NULL, keep, s) != 0)
@@ -412,10 +383,6 @@ int server_port(const server *s) {
 
 engine *server_engine(server *s) {
     return s->engine;
-}
-
-server_state server_get_state(const server *s) {
-    return s->state;
 }
 
 void server_set_ready(server *s, bool is_ready) {
@@ -461,7 +428,6 @@ void server_stop(server *s) {
     workers_destroy(s->workers);
     http_stop(s->http);
     engine_destroy(s->engine);
-    journal_close(s->journal);
     api_keys_close(s->keys);
     item_maps_free(s);
     pthread_cond_destroy(&s->wake);

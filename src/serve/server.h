@@ -1,5 +1,5 @@
 /* Server: an engine over HTTP.  It routes requests, checks keys, asks the engine, writes answers
- * and the access log, and keeps users' events in a journal where it has a folder for that.
+ * and the access log.
  *
  * server_start returns when it is ready; its own threads do the rest.  server_stop drains: requests
  * that have arrived are answered. */
@@ -23,8 +23,7 @@ typedef struct server_config {
     engine_config engine;
     const server_model *models;
     int n_models;
-    const char *state; /* folder of the journal; NULL: events live in memory */
-    const char *keys;  /* file of API keys; NULL: everybody may ask */
+    const char *keys; /* file of API keys; NULL: everybody may ask */
     /* A line of the access log, without a newline; any thread.  NULL: no log. */
     void (*log)(void *ctx, const char *line);
     void *log_ctx;
@@ -42,12 +41,5 @@ void server_set_ready(server *s, bool is_ready);
  * is refused by server_stop. */
 bool server_drain(server *s, uint64_t timeout_ns);
 void server_stop(server *s); /* NULL is fine */
-
-/* What became of events of a --state folder. */
-typedef struct server_state {
-    bool is_durable;
-    uint64_t n_replayed, n_cut;
-} server_state;
-server_state server_get_state(const server *s);
 
 #endif

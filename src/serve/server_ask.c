@@ -20,6 +20,10 @@ typedef struct asking {
     int32_t top_k;            /* where the server orders the items itself, by the first task */
     const engine_item **item; /* (n_items), in the order of the answer */
     size_t n_items;
+    buf body;                 /* of the answer, while its events are stored */
+    engine_user_events given; /* the request's events */
+    engine_added added;
+    engine_change change;
 } asking;
 
 enum { ANSWER_BYTES = 2 << 10 }; /* of most answers */
@@ -250,32 +254,64 @@ static void learn_reply(server *s, uint64_t ns) {
 }
 
 /* Ends the call, and with it q. */
-static void reply(asking *q) {
-    call *c = q->c;
-    engine_answer a = q->answer;
-    uint64_t begin = clock_ns();
-    status st = OK;
-    buf body;
-    buf_init(&body);
-    if (a.outcome == ENGINE_OK) {
-        snprintf(c->model, sizeof c->model, "%s", a.model);
-        c->tokens_reused = (uint64_t)a.tokens_reused;
-        c->tokens_computed = (uint64_t)a.tokens_computed;
-        http_set_header(c->x, "X-Hstu-Variant", c->model);
-        (void)buf_reserve(&body, ANSWER_BYTES); /* it grows where that is too little */
-        st = write_body(q, &body);
-        uint64_t end = clock_ns();
-        metrics_stages(&c->s->metrics, c->parsed_ns - http_arrived_ns(c->x), end - begin);
-        if (!q->r.wants_why) learn_reply(c->s, end - q->answered_ns);
-    }
-    if (a.outcome != ENGINE_OK)
-        call_fail_outcome(c, &a);
-    else if (st == OK)
-        call_reply_json(c, 200, &body);
-    else
-        call_fail_status(c, st);
-    engine_answer_release(&a);
+static void finish(asking *q, status st) {
+    buf body = q->body;
+    st == OK ? call_reply_json(q->c, 200, &body) : call_fail_status(q->c, st);
     buf_fini(&body);
+}
+
+static void finish_there(void *context, http_exchange *x) {
+    asking *q = context;
+    (void)x;
+    finish(q, q->change.st == OK ? OK : failure_restore(&q->change.why));
+}
+
+static void note_added(void *context, engine_change *change) {
+    asking *q = context;
+    (void)change;
+    http_continue(q->c->x, finish_there, q);
+}
+
+/* Now that nothing else can fail: the answer leaves once the events are on disk. */
+static void add_events(asking *q) {
+    if (http_is_leaving(q->c->x)) {
+        finish(q, fail(ERR_IO, "the client is gone: its events were not stored"));
+        return;
+    }
+    q->given = (engine_user_events){q->r.ask.user, q->r.events, q->r.n_events};
+    q->change = (engine_change){.users = &q->given, .n_users = 1, .added = &q->added};
+    engine_submit_change(q->c->s->engine, &q->change, note_added, q);
+}
+
+static status write_reply(asking *q) {
+    call *c = q->c;
+    const engine_answer *a = &q->answer;
+    uint64_t begin = clock_ns();
+    snprintf(c->model, sizeof c->model, "%s", a->model);
+    c->tokens_reused = (uint64_t)a->tokens_reused;
+    c->tokens_computed = (uint64_t)a->tokens_computed;
+    http_set_header(c->x, "X-Hstu-Variant", c->model);
+    (void)buf_reserve(&q->body, ANSWER_BYTES); /* it grows where that is too little */
+    status st = write_body(q, &q->body);
+    uint64_t end = clock_ns();
+    metrics_stages(&c->s->metrics, c->parsed_ns - http_arrived_ns(c->x), end - begin);
+    if (!q->r.wants_why) learn_reply(c->s, end - q->answered_ns);
+    return st;
+}
+
+static void reply(asking *q) {
+    engine_answer a = q->answer;
+    buf_init(&q->body);
+    if (a.outcome != ENGINE_OK) {
+        call_fail_outcome(q->c, &a);
+    } else {
+        status st = write_reply(q);
+        if (st == OK && q->r.n_events > 0)
+            add_events(q);
+        else
+            finish(q, st);
+    }
+    engine_answer_release(&a);
 }
 
 /* On a thread of the HTTP server. */
@@ -359,28 +395,19 @@ static void submit(asking *q) {
     engine_submit(q->c->s->engine, &q->r.ask, &q->answer, answered, q);
 }
 
-/* The events of the request first, durably: on a worker where that means to wait for the disk. */
-static void add_and_submit(void *context) {
-    call *c = context;
-    asking *q = c->state;
-    engine_added added;
-    status st = engine_add_events(c->s->engine, q->r.ask.user, q->r.events, q->r.n_events, &added);
-    st == OK ? submit(q) : call_fail_status(c, st);
-}
-
-/* A request that has no time is refused before its events are added, so that it can be sent again
- * as it is. */
-static void add_events(asking *q) {
-    call *c = q->c;
-    engine_answer refusal = {0};
-    q->r.ask.was_asked = q->r.ask.was_asked || engine_has_time(c->s->engine, &q->r.ask, &refusal);
-    if (!q->r.ask.was_asked)
-        call_fail_outcome(c, &refusal);
-    else if (c->s->journal != NULL)
-        call_later(c, add_and_submit);
-    else
-        add_and_submit(c);
-    engine_answer_release(&refusal);
+/* The answer counts the events of the request as if they were stored, and they are stored when it
+ * is there: so of a request that is refused, or fails, nothing is kept. */
+static status take_events(asking *q) {
+    engine_request *r = &q->r.ask;
+    engine_event *all;
+    size_t n_new;
+    TRY(ARENA_NEW(&q->c->memory, &all, q->r.n_events + r->n_extra));
+    TRY(engine_new_events(q->c->s->engine, r->user, q->r.events, q->r.n_events, all, &n_new));
+    for (size_t i = 0; i < r->n_extra; i++)
+        all[n_new + i] = r->extra[i];
+    r->extra = all;
+    r->n_extra += n_new;
+    return OK;
 }
 
 /* Whether a text holds a term; `place` is where the term has a letter that requests seldom have, so
@@ -447,7 +474,8 @@ static void serve(call *c, ask_reader read) {
     q->r.ask.arrived_ns = http_arrived_ns(c->x);
     q->r.ask.after_ns = atomic_load(&c->s->reply_ns);
     q->r.ask.was_asked = was_asked;
-    q->r.n_events > 0 ? add_events(q) : submit(q);
+    if (q->r.n_events > 0) st = take_events(q);
+    st == OK ? submit(q) : call_fail_status(c, st);
 }
 
 void serve_recommend(call *c) {

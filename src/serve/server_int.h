@@ -11,7 +11,6 @@
 
 #include "base/mem.h"
 #include "serve/api_keys.h"
-#include "serve/journal.h"
 #include "serve/request.h"
 #include "serve/server.h"
 #include "serve/server_metrics.h"
@@ -30,13 +29,11 @@ typedef struct item_map item_map;
 struct server {
     server_config set;
     engine *engine;
-    journal *journal;
     api_keys *keys;
     http_server *http;
     workers *workers;
     server_metrics metrics;
     atomic_bool is_ready, is_stopping;
-    server_state state;
     int total_share;
     atomic_uint_fast64_t next_id; /* of requests that bring none */
     uint64_t id_salt;

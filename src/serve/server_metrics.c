@@ -288,6 +288,23 @@ static status write_models(engine *e, const model_facts *f, int n, buf *out) {
                       f[0].stats.events_added, f[0].stats.events_duplicate);
 }
 
+static status write_state(engine *e, buf *out) {
+    engine_state_stats s;
+    engine_get_state(e, &s);
+    if (!s.is_durable) return OK;
+    TRY(head(out, "state_failing", "gauge", "1 while users' events cannot be stored."));
+    TRY(buf_printf(out, "hstu_state_failing %d\n", s.is_failing));
+    TRY(head(out, "state_transactions_total", "counter", "Transactions of users' events."));
+    TRY(buf_printf(out,
+                   "hstu_state_transactions_total{result=\"committed\"} %" PRIu64
+                   "\nhstu_state_transactions_total{result=\"failed\"} %" PRIu64 "\n",
+                   s.n_commits, s.n_failed));
+    TRY(head(out, "state_refused_total", "counter", "Requests refused: too many events waited."));
+    TRY(buf_printf(out, "hstu_state_refused_total %" PRIu64 "\n", s.n_refused));
+    TRY(head(out, "state_not_swept", "gauge", "Erased users whose rows are still on disk."));
+    return buf_printf(out, "hstu_state_not_swept %" PRIu64 "\n", s.n_unswept);
+}
+
 static status write_engine(server_metrics *m, engine *e, buf *out) {
     static _Thread_local model_facts facts[ENGINE_MAX_MODELS];
     int n = engine_n_models(e);
@@ -299,6 +316,7 @@ static status write_engine(server_metrics *m, engine *e, buf *out) {
     TRY(write_batches(facts, n, out));
     TRY(write_cache(facts, n, out));
     TRY(write_rejected(m, facts, n, out));
+    TRY(write_state(e, out));
     return write_models(e, facts, n, out);
 }
 

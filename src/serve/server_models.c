@@ -142,7 +142,7 @@ void serve_health(call *c) {
     json_object_open(&w);
     json_key_string(&w, "status", "ok");
     json_key_int(&w, "models", engine_n_models(c->s->engine));
-    json_key_bool(&w, "durable", c->s->journal != NULL);
+    json_key_bool(&w, "durable", c->s->set.engine.state != NULL);
     json_object_close(&w);
     reply_written(c, &w, OK, &body);
 }

@@ -4,11 +4,10 @@
 
 #include "serve/server_int.h"
 
-/* What became of the events of each user, for the answer. */
+/* Events on their way, in the call's arena. */
 typedef struct adding {
     request_events r;
-    engine_added *added; /* (n_users) */
-    size_t n_done;
+    engine_change change;
 } adding;
 
 static bool is_same_id(const engine_id *a, const engine_id *b) {
@@ -26,35 +25,24 @@ static bool is_same_id(const engine_id *a, const engine_id *b) {
 }
 
 /* The unknown items among those that were sent, each once; of many the first. */
-static void write_unknown_of(json_writer *w, const engine_user *user,
-                             const request_user_events *u) {
+static void write_unknown(json_writer *w, server *s, const engine_user_events *u) {
     enum { LOOKED_AT = 1000 };
     size_t n = u->n_events < LOOKED_AT ? u->n_events : LOOKED_AT;
-    for (size_t i = 0; i < n; i++) {
-        const engine_id *item = &u->events[i].item;
-        bool is_unknown = false, is_repeated = false;
-        for (size_t k = 0; k < i && !is_repeated; k++)
-            is_repeated = is_same_id(item, &u->events[k].item);
-        for (size_t k = user->n_events, left = 2 * LOOKED_AT; k > 0 && left > 0; k--, left--)
-            is_unknown |=
-                !user->events[k - 1].is_known && is_same_id(item, &user->events[k - 1].item);
-        if (is_unknown && !is_repeated) write_id(w, item);
-    }
-}
-
-static status write_unknown(json_writer *w, server *s, const request_user_events *u) {
-    engine_user user;
-    status st = engine_get_user(s->engine, u->user, &user);
     json_key(w, "unknown_items");
     json_array_open(w);
-    if (st == OK) write_unknown_of(w, &user, u);
+    for (size_t i = 0; i < n; i++) {
+        const engine_id *item = &u->events[i].item;
+        bool is_repeated = false;
+        if (engine_knows_item(s->engine, item)) continue;
+        for (size_t k = 0; k < i && !is_repeated; k++)
+            is_repeated = is_same_id(item, &u->events[k].item);
+        if (!is_repeated) write_id(w, item);
+    }
     json_array_close(w);
-    engine_user_release(&user);
-    return st;
 }
 
-static status write_added(json_writer *w, server *s, const request_user_events *u,
-                          const engine_added *a) {
+static void write_added(json_writer *w, server *s, const engine_user_events *u,
+                        const engine_added *a) {
     json_key(w, "user");
     write_id(w, &u->user);
     json_key_int(w, "added", (int64_t)a->n_added);
@@ -62,46 +50,44 @@ static status write_added(json_writer *w, server *s, const request_user_events *
     json_key_int(w, "late", (int64_t)a->n_late);
     json_key_int(w, "unknown", (int64_t)a->n_unknown);
     json_key_int(w, "events", (int64_t)a->n_events);
-    return a->n_unknown > 0 ? write_unknown(w, s, u) : OK;
+    if (a->n_unknown > 0) write_unknown(w, s, u);
 }
 
 static status write_all_added(call *c, const adding *d, buf *body) {
     json_writer w;
-    status st = OK;
     json_begin(&w, body, 0);
     json_object_open(&w);
-    json_key_bool(&w, "durable", c->s->journal != NULL);
+    json_key_bool(&w, "durable", c->s->set.engine.state != NULL);
     if (d->r.is_list) {
         json_key(&w, "users");
         json_array_open(&w);
     }
-    for (size_t i = 0; i < d->n_done && st == OK; i++) {
+    for (size_t i = 0; i < d->r.n_users; i++) {
         if (d->r.is_list) json_object_open(&w);
-        st = write_added(&w, c->s, &d->r.users[i], &d->added[i]);
+        write_added(&w, c->s, &d->r.users[i], &d->change.added[i]);
         if (d->r.is_list) json_object_close(&w);
     }
     if (d->r.is_list) json_array_close(&w);
     json_object_close(&w);
-    status finished = json_finish(&w);
-    return st != OK ? st : finished;
+    return json_finish(&w);
 }
 
-/* On a worker: it waits for the disk. */
-static void add_events(void *context) {
+/* On a thread of the HTTP server, once the events are on disk or refused. */
+static void reply_added(void *context, http_exchange *x) {
     call *c = context;
     adding *d = c->state;
     buf body;
+    (void)x;
     buf_init(&body);
-    status st = ARENA_NEW(&c->memory, &d->added, d->r.n_users);
-    for (; st == OK && d->n_done < d->r.n_users; d->n_done++) {
-        const request_user_events *u = &d->r.users[d->n_done];
-        st = engine_add_events(c->s->engine, u->user, u->events, u->n_events, &d->added[d->n_done]);
-        if (st != OK && d->r.is_list)
-            st = fail_prefix(st, "users[%zu] (those before it were added)", d->n_done);
-    }
-    if (st == OK) st = write_all_added(c, d, &body);
+    status st = d->change.st == OK ? write_all_added(c, d, &body) : failure_restore(&d->change.why);
     st == OK ? call_reply_json(c, 200, &body) : call_fail_status(c, st);
     buf_fini(&body);
+}
+
+static void note_added(void *context, engine_change *change) {
+    call *c = context;
+    (void)change;
+    http_continue(c->x, reply_added, c);
 }
 
 void serve_events(call *c) {
@@ -110,8 +96,15 @@ void serve_events(call *c) {
     adding *d;
     status st = ARENA_NEW(&c->memory, &d, 1);
     if (st == OK) st = request_events_read(&c->memory, body, n, &d->r);
+    if (st == OK) st = ARENA_NEW(&c->memory, &d->change.added, d->r.n_users);
+    if (st != OK) {
+        call_fail_status(c, st);
+        return;
+    }
     c->state = d;
-    st == OK ? call_later(c, add_events) : call_fail_status(c, st);
+    d->change.users = d->r.users;
+    d->change.n_users = d->r.n_users;
+    engine_submit_change(c->s->engine, &d->change, note_added, c);
 }
 
 /* The id in the path. */
@@ -178,37 +171,53 @@ void serve_get_user(call *c) {
     get_user(c);
 }
 
-static void erase_user(void *context) {
-    call *c = context;
-    engine_id id;
-    bool existed;
+static status write_erased(call *c, buf *body) {
+    engine_id id = {.text = c->part[2], .n = strlen(c->part[2])};
     json_writer w;
-    buf body;
-    buf_init(&body);
-    if (!user_of(c, &id)) return;
-    status st = engine_erase_user(c->s->engine, id, &existed);
-    if (st != OK) {
-        call_fail_status(c, st);
-        return;
-    }
-    if (!existed) {
-        call_fail(c, 404, "there is no user '%s': nothing to erase", id.text);
-        return;
-    }
-    json_begin(&w, &body, 0);
+    json_begin(&w, body, 0);
     json_object_open(&w);
     json_key(&w, "user");
     write_user_id(&w, &id);
     json_key_bool(&w, "erased", true);
-    json_key_bool(&w, "durable", c->s->journal != NULL);
+    json_key_bool(&w, "durable", c->s->set.engine.state != NULL);
     json_object_close(&w);
-    st = json_finish(&w);
+    return json_finish(&w);
+}
+
+static void reply_erased(void *context, http_exchange *x) {
+    call *c = context;
+    const engine_change *change = c->state;
+    buf body;
+    (void)x;
+    buf_init(&body);
+    status st = change->st == OK ? OK : failure_restore(&change->why);
+    if (st == OK && !change->existed) {
+        call_fail(c, 404, "there is no user '%s': nothing to erase", c->part[2]);
+        return;
+    }
+    if (st == OK) st = write_erased(c, &body);
     st == OK ? call_reply_json(c, 200, &body) : call_fail_status(c, st);
     buf_fini(&body);
 }
 
+static void note_erased(void *context, engine_change *change) {
+    call *c = context;
+    (void)change;
+    http_continue(c->x, reply_erased, c);
+}
+
 void serve_delete_user(call *c) {
-    call_later(c, erase_user);
+    engine_change *change;
+    engine_id id;
+    if (!user_of(c, &id)) return;
+    status st = ARENA_NEW(&c->memory, &change, 1);
+    if (st != OK) {
+        call_fail_status(c, st);
+        return;
+    }
+    c->state = change;
+    change->user = id;
+    engine_submit_change(c->s->engine, change, note_erased, c);
 }
 
 /* GET /v1/users?prefix=TEXT: some users to choose from. */

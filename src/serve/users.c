@@ -166,12 +166,12 @@ static status take_from_data(const users *u, user_state *s) {
 }
 
 /* The state of a user, made where there is none; that is no change. */
-static status need_state(users *u, const id_text *user, user_state **out) {
+static status need_state(users *u, const id_text *user, uint32_t *name, user_state **out) {
     id_text id = *user;
     uint64_t data_user = find_in_data(u, &id);
-    uint32_t at = text_map_find(&u->names, id.text, id.n);
-    if (at != TEXT_MAP_NONE) {
-        *out = u->state[at];
+    *name = text_map_find(&u->names, id.text, id.n);
+    if (*name != TEXT_MAP_NONE) {
+        *out = u->state[*name];
         return OK;
     }
     TRY(text_map_reserve(&u->names, 1, id.n));
@@ -185,24 +185,10 @@ static status need_state(users *u, const id_text *user, user_state **out) {
         mem_free(*out);
         return st;
     }
-    u->state[text_map_put(&u->names, id.text, id.n)] = *out;
+    *name = text_map_put(&u->names, id.text, id.n);
+    u->state[*name] = *out;
     return OK;
 }
-
-/* A text that ends with NUL, in memory that all of a request share. */
-typedef struct short_text {
-    const char *text;
-    size_t n; /* 0: there is none */
-} short_text;
-
-/* An event on its way in. */
-typedef struct incoming {
-    stored_event event;
-    const engine_id *given; /* of the item, and as text: */
-    short_text item, id;
-    size_t order;
-    bool is_duplicate;
-} incoming;
 
 /* Room for an id as text; one that is too long is refused before it is written. */
 static size_t text_bytes(const engine_id *id) {
@@ -222,10 +208,10 @@ static status put_id(const engine_id *id, const char *what, char **room, short_t
 
 /* room: for the texts of all ids. */
 static status read_events(const users *u, const engine_event *events, size_t n, char *room,
-                          incoming *in) {
+                          incoming_event *in) {
     int64_t now = users_now(u);
     for (size_t i = 0; i < n; i++) {
-        in[i] = (incoming){.given = &events[i].item, .order = i};
+        in[i] = (incoming_event){.given = &events[i].item, .order = i};
         status st = put_id(&events[i].item, "the item", &room, &in[i].item);
         bool has_id = events[i].id.text == NULL ? events[i].id.n > 0 : true;
         if (st == OK && has_id) st = put_id(&events[i].id, "the event", &room, &in[i].id);
@@ -237,26 +223,60 @@ static status read_events(const users *u, const engine_event *events, size_t n, 
     return OK;
 }
 
-/* So that nothing fails once the change is in the journal. */
-static status make_room(users *u, user_state *s, const incoming *in, size_t n) {
-    size_t item_bytes = 0, id_bytes = 0;
+/* The number of an item of the data; 0: it is none. */
+static uint32_t data_item(const users *u, const engine_id *id, const char *text) {
+    if (u->data == NULL) return 0;
+    if (id->text == NULL && !u->data->has_text_items)
+        return seq_find_item_number(u->data, id->number);
+    return seq_find_item(u->data, text);
+}
+
+/* Whether the history has an event of the data that is the same. */
+static bool is_in_data(const users *u, const user_history *h, uint32_t item,
+                       const stored_event *e) {
+    size_t low = 0, high = h->n;
+    if (item == 0 || h->data_user >= u->n_data_users) return false;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        if (user_history_at(h, middle).time < e->time)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    for (; low < h->n; low++) {
+        stored_event own = user_history_at(h, low);
+        if (own.time != e->time) return false;
+        if (!own.is_added && own.item == item && own.action == e->action) return true;
+    }
+    return false;
+}
+
+/* So that nothing fails once the change is durable. */
+static status make_room(users *u, user_state *s, const incoming_event *in, size_t n,
+                        size_t *item_bytes) {
+    size_t id_bytes = 0, n_items = u->n_prepared + n;
+    *item_bytes = 0;
     for (size_t i = 0; i < n; i++) {
-        item_bytes += in[i].item.n;
+        *item_bytes += in[i].item.n;
         id_bytes += in[i].id.n;
     }
-    TRY(MEM_RESERVE(&s->events, &s->capacity, s->n + n));
+    TRY(MEM_RESERVE(&s->events, &s->capacity, s->n + s->n_prepared + n));
     TRY(text_map_reserve(&s->ids, n, id_bytes));
-    TRY(text_map_reserve(&u->items, n, item_bytes));
-    if (users_n_items(u) + n >= UINT32_MAX - 1)
+    TRY(text_map_reserve(&u->items, n_items, u->prepared_item_bytes + *item_bytes));
+    if (users_n_items(u) + n_items >= UINT32_MAX - 1)
         return fail(ERR_UNSUPPORTED, "more than 2^32 - 2 different items");
-    return MEM_RESERVE(&u->counts, &u->counts_capacity, (size_t)users_n_items(u) + n + 1);
+    return MEM_RESERVE(&u->counts, &u->counts_capacity, (size_t)users_n_items(u) + n_items + 1);
 }
 
 /* Takes the events' ids; returns how many events are new. */
-static size_t find_duplicates(user_state *s, incoming *in, size_t n) {
+static size_t find_duplicates(const users *u, const user_history *h, user_state *s,
+                              incoming_event *in, size_t n) {
     size_t n_new = 0;
     for (size_t i = 0; i < n; i++) {
         uint32_t n_ids = s->ids.n;
+        in[i].is_duplicate =
+            is_in_data(u, h, data_item(u, in[i].given, in[i].item.text), &in[i].event);
+        if (in[i].is_duplicate) continue;
         if (in[i].id.n > 0) in[i].event.id = text_map_put(&s->ids, in[i].id.text, in[i].id.n) + 1;
         in[i].is_duplicate = in[i].id.n > 0 && s->ids.n == n_ids;
         n_new += !in[i].is_duplicate;
@@ -264,32 +284,8 @@ static size_t find_duplicates(user_state *s, incoming *in, size_t n) {
     return n_new;
 }
 
-static status write_events(const users *u, const id_text *user, const incoming *in, size_t n,
-                           size_t n_new, const engine_journal *journal, uint64_t *ticket) {
-    engine_record *records;
-    size_t at = 0;
-    if (journal == NULL || n_new == 0) return OK;
-    TRY(MEM_NEW(&records, n_new));
-    for (size_t i = 0; i < n; i++) {
-        if (in[i].is_duplicate) continue;
-        engine_event e = {.item = {.text = in[i].item.text, .n = in[i].item.n},
-                          .has_time = true,
-                          .action = in[i].event.action};
-        if (in[i].id.n > 0) e.id = (engine_id){.text = in[i].id.text, .n = in[i].id.n};
-        users_time(u, in[i].event.time, &e.time, &e.time_ns);
-        records[at++] = (engine_record){
-            .kind = ENGINE_RECORD_EVENT, .user = {.text = user->text, .n = user->n}, .event = e};
-    }
-    status st = journal->append(journal->ctx, records, n_new, ticket);
-    mem_free(records);
-    return st;
-}
-
 static uint32_t item_number(users *u, const engine_id *id, const short_text *item) {
-    bool is_number = id->text == NULL && u->data != NULL && !u->data->has_text_items;
-    uint32_t number = is_number         ? seq_find_item_number(u->data, id->number)
-                      : u->data != NULL ? seq_find_item(u->data, item->text)
-                                        : 0;
+    uint32_t number = data_item(u, id, item->text);
     if (number == 0)
         number = (uint32_t)u->n_data_items + 1 + text_map_put(&u->items, item->text, item->n);
     for (; u->n_counts <= number; u->n_counts++)
@@ -298,14 +294,14 @@ static uint32_t item_number(users *u, const engine_id *id, const short_text *ite
 }
 
 static int compare_times(const void *a, const void *b) {
-    const incoming *x = a, *y = b;
+    const incoming_event *x = a, *y = b;
     if (x->event.time != y->event.time) return x->event.time < y->event.time ? -1 : 1;
     return (x->order > y->order) - (x->order < y->order);
 }
 
 /* Merges the new events into the history, from the back; of equal times those that are there come
  * first. */
-static void merge_events(users *u, user_state *s, incoming *in, size_t n, size_t n_new) {
+static void merge_events(users *u, user_state *s, incoming_event *in, size_t n, size_t n_new) {
     size_t old = s->n, to = s->n + n_new;
     bool is_sorted = true; /* as clients send them */
     for (size_t i = 1; i < n && is_sorted; i++)
@@ -328,91 +324,175 @@ static void note_change(users *u, user_state *s) {
     u->n_changes++;
 }
 
-static status add_incoming(users *u, const id_text *user, user_state *s, incoming *in, size_t n,
-                           const engine_journal *journal, uint64_t *ticket, engine_added *out) {
-    if (s->n + n > u->max_events)
-        return fail(ERR_UNSUPPORTED,
-                    "the history of the user would have %zu events; at most %" PRIu64
-                    " are kept of one user",
-                    s->n + n, u->max_events);
-    TRY(make_room(u, s, in, n));
-    uint32_t n_ids = s->ids.n;
-    size_t n_new = find_duplicates(s, in, n);
-    status st = write_events(u, user, in, n, n_new, journal, ticket);
-    if (st != OK) {
-        text_map_truncate(&s->ids, n_ids);
-        return st;
-    }
-    for (size_t i = 0; i < n && s->n > 0; i++)
-        out->n_late += !in[i].is_duplicate && in[i].event.time < s->events[s->n - 1].time;
-    bool is_of_data = s->data_user < u->n_data_users && !s->is_erased;
-    u->n_known += s->n == 0 && n_new > 0 && !is_of_data;
-    merge_events(u, s, in, n, n_new);
-    if (n_new > 0) note_change(u, s);
-    out->n_added = n_new;
-    out->n_duplicates = n - n_new;
-    out->n_events = s->n;
+static status check_length(const users *u, size_t n) {
+    if (n <= u->max_events) return OK;
+    return fail(ERR_UNSUPPORTED,
+                "the history of the user would have %zu events; at most %" PRIu64
+                " are kept of one user",
+                n, u->max_events);
+}
+
+status users_have_room(const users *u, const id_text *user, size_t n) {
+    return check_length(u, users_history(u, user).n + n);
+}
+
+static status prepare(users *u, const id_text *user, user_change *c) {
+    user_state *s;
+    size_t item_bytes;
+    TRY(need_state(u, user, &c->name, &s));
+    TRY(check_length(u, s->n + s->n_prepared + c->n));
+    TRY(make_room(u, s, c->in, c->n, &item_bytes));
+    user_history h = users_history(u, user);
+    c->user = s;
+    c->n_ids_before = s->ids.n;
+    c->n_new = find_duplicates(u, &h, s, c->in, c->n);
+    s->n_prepared += c->n_new;
+    u->n_prepared += c->n;
+    u->prepared_item_bytes += item_bytes;
     return OK;
 }
 
-status users_add(users *u, const id_text *user, const engine_event *events, size_t n,
-                 const engine_journal *journal, uint64_t *ticket, engine_added *out) {
-    incoming *in;
-    user_state *s = NULL;
-    size_t bytes = n * sizeof *in;
-    *out = (engine_added){0};
+/* The events and the texts of their ids are one block. */
+static status read_incoming(const users *u, const engine_event *events, size_t n,
+                            incoming_event **out) {
+    size_t bytes = n * sizeof **out;
     for (size_t i = 0; i < n; i++)
         bytes += text_bytes(&events[i].item) + text_bytes(&events[i].id);
-    TRY(mem_alloc_raw((void **)&in, bytes, 1));
-    status st = read_events(u, events, n, (char *)(in + n), in);
-    if (st == OK) st = need_state(u, user, &s);
-    if (st == OK) st = add_incoming(u, user, s, in, n, journal, ticket, out);
-    mem_free(in);
+    TRY(mem_alloc_raw((void **)out, bytes, 1));
+    return read_events(u, events, n, (char *)(*out + n), *out);
+}
+
+status users_prepare_add(users *u, const id_text *user, const engine_event *events, size_t n,
+                         user_change *out) {
+    *out = (user_change){.n = n};
+    status st = read_incoming(u, events, n, &out->in);
+    if (st == OK) st = prepare(u, user, out);
+    if (st != OK) {
+        mem_free(out->in);
+        *out = (user_change){0};
+    }
     return st;
 }
 
-status users_erase(users *u, const id_text *user, const engine_journal *journal, uint64_t *ticket,
-                   bool *existed) {
-    user_state *s;
-    *existed = users_history(u, user).is_known;
-    if (!*existed) return OK;
-    TRY(need_state(u, user, &s));
-    engine_record record = {.kind = ENGINE_RECORD_ERASE,
-                            .user = {.text = user->text, .n = user->n}};
-    if (journal != NULL) TRY(journal->append(journal->ctx, &record, 1, ticket));
+status users_prepare_erase(users *u, const id_text *user, user_change *out) {
+    *out = (user_change){.existed = users_history(u, user).is_known};
+    return out->existed ? need_state(u, user, &out->name, &out->user) : OK;
+}
+
+/* The change is not on its way any more. */
+static void end_change(users *u, user_change *c) {
+    for (size_t i = 0; i < c->n; i++)
+        u->prepared_item_bytes -= c->in[i].item.n;
+    u->n_prepared -= c->n;
+    if (c->in != NULL) c->user->n_prepared -= c->n_new;
+    mem_free(c->in);
+    *c = (user_change){0};
+}
+
+static void apply_erase(users *u, user_state *s) {
     for (size_t i = 0; i < s->n; i++)
         u->counts[s->events[i].item]--;
     state_fini(s);
     text_map_init(&s->ids, u->seed);
     s->is_erased = true;
+    s->row = 0;
     u->n_known--;
     note_change(u, s);
-    return OK;
 }
 
-static status visit_user(const users *u, uint32_t i, engine_record_fn fn, void *ctx) {
-    const user_state *s = u->state[i];
-    engine_record r = {.kind = ENGINE_RECORD_ERASE};
-    r.user.text = text_map_get(&u->names, i, &r.user.n);
-    if (s->is_erased && s->data_user < u->n_data_users) TRY(fn(ctx, &r));
-    r.kind = ENGINE_RECORD_EVENT;
-    for (size_t k = 0; k < s->n; k++) {
-        const stored_event *e = &s->events[k];
-        id_text item;
-        if (!e->is_added) continue;
-        engine_id id = users_item_id(u, e->item);
-        TRY(id_text_make(&item, &id, "an item"));
-        r.event = (engine_event){
-            .item = {.text = item.text, .n = item.n}, .has_time = true, .action = e->action};
-        if (e->id != 0) r.event.id.text = text_map_get(&s->ids, e->id - 1, &r.event.id.n);
-        users_time(u, e->time, &r.event.time, &r.event.time_ns);
-        TRY(fn(ctx, &r));
+static void apply_add(users *u, user_change *c, engine_added *out) {
+    user_state *s = c->user;
+    for (size_t i = 0; i < c->n && s->n > 0; i++)
+        out->n_late += !c->in[i].is_duplicate && c->in[i].event.time < s->events[s->n - 1].time;
+    bool is_of_data = s->data_user < u->n_data_users && !s->is_erased;
+    u->n_known += s->n == 0 && c->n_new > 0 && !is_of_data;
+    merge_events(u, s, c->in, c->n, c->n_new);
+    if (c->n_new > 0) note_change(u, s);
+    out->n_added = c->n_new;
+    out->n_duplicates = c->n - c->n_new;
+    out->n_events = s->n;
+}
+
+void users_apply(users *u, user_change *c, engine_added *out) {
+    if (c->in != NULL) {
+        apply_add(u, c, out);
+        u->n_added += out->n_added;
+        u->n_duplicates += out->n_duplicates;
+        u->n_unknown += out->n_unknown;
+    } else if (c->existed) {
+        apply_erase(u, c->user);
+        u->n_erased++;
     }
+    end_change(u, c);
+}
+
+void users_revert(users *u, user_change *c) {
+    if (c->in != NULL) text_map_truncate(&c->user->ids, c->n_ids_before);
+    if (c->made_row) c->user->row = 0;
+    end_change(u, c);
+}
+
+status users_has_event(const users *u, const id_text *user, const engine_event *e, bool *out) {
+    id_text item, id, name = *user;
+    stored_event event = {.action = e->action};
+    user_history h = users_history(u, user);
+    TRY(id_text_make(&item, &e->item, "the item"));
+    TRY(users_ticks(u, e, users_now(u), &event.time));
+    *out = is_in_data(u, &h, data_item(u, &e->item, item.text), &event);
+    (void)find_in_data(u, &name);
+    uint32_t at = text_map_find(&u->names, name.text, name.n);
+    if (*out || at == TEXT_MAP_NONE || (e->id.text == NULL && e->id.n == 0)) return OK;
+    TRY(id_text_make(&id, &e->id, "the event"));
+    *out = text_map_find(&u->state[at]->ids, id.text, id.n) != TEXT_MAP_NONE;
     return OK;
 }
 
-status users_visit(const users *u, engine_record_fn fn, void *ctx) {
-    for (uint32_t i = 0; i < u->names.n; i++)
-        TRY(visit_user(u, i, fn, ctx));
+status users_restore_user(users *u, const char *name, size_t n, int64_t row, user_state **out) {
+    id_text id;
+    uint32_t at;
+    engine_id given = {.text = name, .n = n};
+    TRY(id_text_make(&id, &given, "a user"));
+    TRY(need_state(u, &id, &at, out));
+    (*out)->row = row;
+    return OK;
+}
+
+status users_restore_event(users *u, user_state *s, const engine_event *e, bool *is_known) {
+    id_text item;
+    size_t item_bytes;
+    engine_added added = {0};
+    incoming_event in = {.given = &e->item, .event = {.action = e->action, .is_added = true}};
+    TRY(id_text_make(&item, &e->item, "the item"));
+    TRY(users_ticks(u, e, 0, &in.event.time));
+    in.item = (short_text){item.text, item.n};
+    in.id = (short_text){e->id.text, e->id.n};
+    TRY(make_room(u, s, &in, 1, &item_bytes));
+    bool is_of_data = s->data_user < u->n_data_users && !s->is_erased;
+    user_history h = {
+        .own = s->events, .n = s->n, .data_user = is_of_data ? s->data_user : u->n_data_users};
+    user_change c = {.user = s, .in = &in, .n = 1};
+    c.n_new = find_duplicates(u, &h, s, &in, 1);
+    *is_known = c.n_new == 0;
+    apply_add(u, &c, &added);
+    return OK;
+}
+
+status users_data_name(const users *u, uint64_t data_user, id_text *out) {
+    engine_id given = {.number = u->data->has_text_users ? 0 : u->data->user_id[data_user]};
+    if (u->data->has_text_users) {
+        const uint64_t *offsets = u->data->user_text.offsets;
+        given.text = u->data->user_text.bytes + offsets[data_user];
+        given.n = (size_t)(offsets[data_user + 1] - offsets[data_user]);
+    }
+    return id_text_make(out, &given, "a user");
+}
+
+status users_restore_erased(users *u, uint64_t data_user) {
+    user_state *s;
+    uint32_t at;
+    id_text id;
+    TRY(users_data_name(u, data_user, &id));
+    TRY(need_state(u, &id, &at, &s));
+    if (!s->is_erased) apply_erase(u, s);
     return OK;
 }

@@ -4,7 +4,14 @@
  * change copies its events.  Events are kept in order of time, those of equal times in the order in
  * which they came.  Items are numbered as in the data; an id that the data does not have gets the
  * next number, so that no event is lost because a model does not know its item (yet): which model
- * knows which number is the business of served.h.  An event that carries an id is added once.
+ * knows which number is the business of served.h.
+ *
+ * An event counts once: one whose id the user has already, or that is an event of the data, by
+ * item, time and action, is a duplicate.  So a server can start with newer data that has events of
+ * its own state in it.
+ *
+ * A change has two steps, so that it can be made durable between them: it is prepared, which may
+ * fail and shows nothing yet, and then applied, which cannot fail, or reverted.
  *
  * Times are ticks of the data; without data, nanoseconds.  One thread at a time: the engine has a
  * lock around it. */
@@ -32,10 +39,12 @@ typedef struct stored_event {
 } stored_event;
 
 typedef struct user_state {
+    int64_t row;        /* of the database (state.h); 0: none */
     uint64_t data_user; /* number in the data; n_users: not one of its users */
     uint64_t version;   /* changes so far */
     bool is_erased;     /* the events of the data do not count any more */
     size_t n, capacity;
+    size_t n_prepared; /* events of changes that are not applied yet */
     stored_event *events;
     text_map ids;
 } user_state;
@@ -52,9 +61,11 @@ typedef struct users {
     text_map items;   /* items that the data does not have: number n_data_items + 1 + index */
     uint32_t *counts; /* events of each item number, of all users */
     size_t counts_capacity, n_counts;
-    uint64_t n_changes; /* of all users */
-    uint64_t n_touched; /* users that had one */
-    uint64_t n_known;   /* users of the data that are not erased, and others with events */
+    uint64_t n_added, n_duplicates, n_unknown, n_erased; /* of changes that were applied */
+    uint64_t n_changes;                                  /* of all users */
+    uint64_t n_touched;                                  /* users that had one */
+    uint64_t n_known; /* users of the data that are not erased, and others with events */
+    size_t n_prepared, prepared_item_bytes; /* of events, of all users */
 } users;
 
 /* data may be NULL, and must outlive it. */
@@ -84,15 +95,53 @@ status users_ticks(const users *u, const engine_event *e, int64_t now, int64_t *
 int64_t users_now(const users *u);
 void users_time(const users *u, int64_t ticks, int64_t *seconds, uint32_t *ns);
 
-/* Adds events, all of them or none: written to the journal (NULL: none) before anything changes.
- * Counts of unknown items are the caller's. */
-status users_add(users *u, const id_text *user, const engine_event *events, size_t n,
-                 const engine_journal *journal, uint64_t *ticket, engine_added *out);
-status users_erase(users *u, const id_text *user, const engine_journal *journal, uint64_t *ticket,
-                   bool *existed);
+/* A text that ends with NUL, in memory of the change. */
+typedef struct short_text {
+    const char *text;
+    size_t n; /* 0: there is none */
+} short_text;
 
-/* Calls fn with records that lead from the data to the present state. */
-status users_visit(const users *u, engine_record_fn fn, void *ctx);
+/* An event on its way in. */
+typedef struct incoming_event {
+    stored_event event;
+    const engine_id *given; /* of the item, and as text: */
+    short_text item, id;
+    size_t order;
+    bool is_duplicate;
+} incoming_event;
+
+/* A change of one user that is prepared. */
+typedef struct user_change {
+    user_state *user;
+    uint32_t name;      /* of the user: number in users.names */
+    incoming_event *in; /* (n), in the order given; NULL: an erasure */
+    size_t n, n_new;
+    uint32_t n_ids_before;
+    bool existed;  /* erasure: there was something to erase */
+    bool made_row; /* the caller's: it gave the user its row */
+} user_change;
+
+/* The events must stay until the change is applied or reverted.  What was prepared first is applied
+ * first, or reverted last.  Counts of unknown items are the caller's. */
+status users_prepare_add(users *u, const id_text *user, const engine_event *events, size_t n,
+                         user_change *out);
+/* While no other change of the user is prepared. */
+status users_prepare_erase(users *u, const id_text *user, user_change *out);
+void users_apply(users *u, user_change *c, engine_added *out); /* out: NULL for an erasure */
+void users_revert(users *u, user_change *c);
+
+/* Whether n more events fit the history of a user. */
+status users_have_room(const users *u, const id_text *user, size_t n);
+/* Whether an event would be a duplicate now. */
+status users_has_event(const users *u, const id_text *user, const engine_event *e, bool *out);
+
+/* Restores what a database has, before anything is prepared: a user, and its events in the order in
+ * which they were added.  *is_known: an event that is in the data, too, and is left out. */
+status users_restore_user(users *u, const char *name, size_t n, int64_t row, user_state **out);
+status users_restore_event(users *u, user_state *s, const engine_event *e, bool *is_known);
+/* The id of a user of the data, and that it was erased. */
+status users_data_name(const users *u, uint64_t data_user, id_text *out);
+status users_restore_erased(users *u, uint64_t data_user);
 
 /* The id of an item number. */
 engine_id users_item_id(const users *u, uint32_t item);

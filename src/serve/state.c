@@ -1,0 +1,494 @@
+#if defined(HSTU_HAS_SQLITE)
+#include "serve/state.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/file.h"
+#include "base/hash.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/thread.h"
+#include "serve/state_db.h"
+#include "serve/state_wal.h"
+
+enum {
+    CHECKPOINT_FRAMES = 1024, /* of the log, from which it is copied to the database */
+    FEW_FRAMES = 256,         /* left to copy, so that the writer may do it at once */
+    SWEEP_ROWS = 8192         /* of a transaction */
+};
+static const uint64_t second_ns = 1000000000ull, max_backoff_ns = 60000000000ull;
+
+typedef enum {
+    SQL_BEGIN,
+    SQL_COMMIT,
+    SQL_ROLLBACK,
+    SQL_ADD_USER,
+    SQL_ADD_EVENT,
+    SQL_REMOVE_USER,
+    SQL_ADD_ERASED,
+    SQL_ADD_SWEEP,
+    SQL_SWEEP,
+    SQL_END_SWEEP,
+    N_SQL
+} sql;
+static const char *const sql_text[N_SQL] = {
+    [SQL_BEGIN] = "BEGIN IMMEDIATE",
+    [SQL_COMMIT] = "COMMIT",
+    [SQL_ROLLBACK] = "ROLLBACK",
+    [SQL_ADD_USER] = "INSERT INTO users (name) VALUES (?1)",
+    [SQL_ADD_EVENT] = "INSERT INTO events (user, time, time_ns, item, action, event_id, sum)"
+                      " VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
+    [SQL_REMOVE_USER] = "DELETE FROM users WHERE id = ?1",
+    [SQL_ADD_ERASED] = "INSERT OR IGNORE INTO erased VALUES (?1)",
+    [SQL_ADD_SWEEP] = "INSERT INTO sweep (user) VALUES (?1)",
+    [SQL_SWEEP] = "DELETE FROM events WHERE seq >= ?1 AND seq < ?2 AND user IN"
+                  " (SELECT user FROM sweep)",
+    [SQL_END_SWEEP] = "DELETE FROM sweep WHERE id <= ?1"};
+
+/* A pass over the events that removes those of the erased. */
+typedef struct sweeping {
+    bool is_going;
+    int64_t at, end; /* rows still to look at */
+    int64_t last;    /* of the table sweep, that this pass covers */
+    uint64_t due_ns; /* by clock_ns: when the next pass begins; UINT64_MAX: there is no need */
+} sweeping;
+
+struct state {
+    char path[STATE_PATH_BYTES], wal_path[STATE_PATH_BYTES];
+    int folder; /* its lock is the state's */
+    sqlite3 *db;
+    sqlite3_stmt *stmt[N_SQL];
+    uint64_t salt;
+    uint64_t erase_within_ns;
+    sweeping sweep;
+    bool wants_truncation;         /* of the log: it has bytes of the erased */
+    uint64_t retry_ns, backoff_ns; /* of maintenance that failed */
+    /* The log as of the last commit, to take a failed one out of it. */
+    int wal;
+    struct stat db_file, wal_file;
+    uint64_t wal_frames, page_bytes;
+    unsigned char wal_salt[WAL_SALT_BYTES];
+    bool is_lost; /* a file was removed or replaced: nothing can be promised any more */
+    /* Copies the log to the database beside the writer. */
+    sqlite3 *side;
+    pthread_t copier;
+    bool has_copier;
+    atomic_bool is_ending, wants_copy; /* the writer is to finish the copy */
+    atomic_uint_fast64_t n_frames;
+    pthread_mutex_t lock; /* of what follows */
+    pthread_cond_t wake;
+    state_stats stats;
+};
+
+const char *state_library_version(void) {
+    return sqlite3_libversion();
+}
+
+/* Runs a statement that gives no rows. */
+static status run(state *s, sql which, const char *doing) {
+    int code = sqlite3_step(s->stmt[which]);
+    status st = code == SQLITE_DONE ? OK : state_db_fail(s->db, s->path, doing);
+    sqlite3_reset(s->stmt[which]);
+    return st;
+}
+
+static status run_with(state *s, sql which, int64_t a, int64_t b, const char *doing) {
+    sqlite3_bind_int64(s->stmt[which], 1, a);
+    if (sqlite3_bind_parameter_count(s->stmt[which]) > 1) sqlite3_bind_int64(s->stmt[which], 2, b);
+    return run(s, which, doing);
+}
+
+uint64_t state_user_key(const state *s, const char *name, size_t n) {
+    return hash64(name, n, s->salt);
+}
+
+status state_add_user(state *s, const char *name, size_t n, int64_t *id) {
+    state_db_bind_id(s->stmt[SQL_ADD_USER], 1, name, n);
+    TRY(run(s, SQL_ADD_USER, "add a user"));
+    *id = sqlite3_last_insert_rowid(s->db);
+    return OK;
+}
+
+status state_add_event(state *s, const state_event *e) {
+    sqlite3_stmt *q = s->stmt[SQL_ADD_EVENT];
+    sqlite3_bind_int64(q, 1, e->user);
+    sqlite3_bind_int64(q, 2, e->time);
+    sqlite3_bind_int64(q, 3, e->time_ns);
+    state_db_bind_id(q, 4, e->item, e->n_item);
+    sqlite3_bind_int64(q, 5, e->action);
+    state_db_bind_id(q, 6, e->id, e->n_id);
+    sqlite3_bind_int64(q, 7, state_db_sum(e));
+    return run(s, SQL_ADD_EVENT, "add an event");
+}
+
+status state_erase_user(state *s, int64_t id, const char *name, size_t n) {
+    TRY(state_add_erased(s, state_user_key(s, name, n)));
+    if (id == 0) return OK;
+    TRY(run_with(s, SQL_ADD_SWEEP, id, 0, "erase a user"));
+    TRY(run_with(s, SQL_REMOVE_USER, id, 0, "erase a user"));
+    uint64_t due = clock_ns() + s->erase_within_ns / 4;
+    if (s->sweep.due_ns > due) s->sweep.due_ns = due;
+    return OK;
+}
+
+status state_add_erased(state *s, uint64_t key) {
+    return run_with(s, SQL_ADD_ERASED, (int64_t)key, 0, "erase a user");
+}
+
+status state_set_salt(state *s, int64_t salt) {
+    char text[128];
+    snprintf(text, sizeof text, "UPDATE settings SET value = %lld WHERE name = 'erased_salt'",
+             (long long)salt);
+    s->salt = (uint64_t)salt;
+    return state_db_exec(s->db, s->path, "write to it", text);
+}
+
+/* The log is there once something was written. */
+static status open_wal(state *s) {
+    if (s->wal >= 0) return OK;
+    s->wal = open(s->wal_path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+    if (s->wal < 0 || fstat(s->wal, &s->wal_file) != 0) return fail_errno("%s", s->wal_path);
+    return OK;
+}
+
+static bool is_same_file(const struct stat *a, const char *path) {
+    struct stat now;
+    return stat(path, &now) == 0 && now.st_ino == a->st_ino && now.st_dev == a->st_dev;
+}
+
+/* What is committed to a file that has no name any more is lost with the process. */
+static status check_files(state *s) {
+    if (!s->is_lost && is_same_file(&s->db_file, s->path) &&
+        is_same_file(&s->wal_file, s->wal_path))
+        return OK;
+    s->is_lost = true;
+    /* What was acknowledged before is copied to the database, if that still has its name. */
+    sqlite3_wal_checkpoint_v2(s->db, NULL, SQLITE_CHECKPOINT_FULL, NULL, NULL);
+    return fail(ERR_IO,
+                "%s or its -wal file was removed or replaced while the server ran; nothing more is "
+                "stored until the server is started again",
+                s->path);
+}
+
+/* SQLite forgets a transaction whose fsync failed, but its frames are in the log and would be read
+ * after a crash: they are cut off. */
+static void cut_failed_commit(state *s) {
+    unsigned char salt[WAL_SALT_BYTES];
+    uint64_t end = WAL_HEADER_BYTES;
+    struct stat file;
+    if (open_wal(s) != OK) return; /* nothing was written */
+    if (pread(s->wal, salt, sizeof salt, WAL_SALT_AT) == sizeof salt &&
+        memcmp(salt, s->wal_salt, sizeof salt) == 0)
+        end += s->wal_frames * (WAL_FRAME_BYTES + s->page_bytes);
+    if (fstat(s->wal, &file) == 0 && (uint64_t)file.st_size <= end) return;
+    if (ftruncate(s->wal, (off_t)end) != 0 || fdatasync(s->wal) != 0)
+        log_warn("%s: a failed transaction was removed, but a power cut may bring it back",
+                 s->wal_path);
+}
+
+/* After each commit: where the log ends, and which round of it this is. */
+static int note_frames(void *context, sqlite3 *db, const char *name, int n_frames) {
+    state *s = context;
+    (void)db;
+    (void)name;
+    s->wal_frames = (uint64_t)n_frames;
+    if (open_wal(s) != OK ||
+        pread(s->wal, s->wal_salt, sizeof s->wal_salt, WAL_SALT_AT) != sizeof s->wal_salt)
+        s->is_lost = true;
+    return SQLITE_OK;
+}
+
+static void note_result(state *s, bool is_ok) {
+    pthread_mutex_lock(&s->lock);
+    s->stats.n_commits += is_ok;
+    s->stats.n_failed += !is_ok;
+    s->stats.is_failing = !is_ok;
+    s->stats.wal_bytes = s->wal_frames * (WAL_FRAME_BYTES + s->page_bytes);
+    if (!is_ok) snprintf(s->stats.why, sizeof s->stats.why, "%s", status_reason());
+    if (s->wal_frames >= CHECKPOINT_FRAMES) pthread_cond_signal(&s->wake);
+    pthread_mutex_unlock(&s->lock);
+    atomic_store(&s->n_frames, s->wal_frames);
+}
+
+status state_begin(state *s) {
+    if (s->is_lost) return check_files(s);
+    if (atomic_exchange(&s->wants_copy, false))
+        sqlite3_wal_checkpoint_v2(s->db, NULL, SQLITE_CHECKPOINT_PASSIVE, NULL, NULL);
+    return run(s, SQL_BEGIN, "begin a transaction");
+}
+
+status state_commit(state *s) {
+    TRY(run(s, SQL_COMMIT, "commit"));
+    TRY(check_files(s));
+    note_result(s, true);
+    return OK;
+}
+
+void state_rollback(state *s) {
+    note_result(s, false);
+    if (!sqlite3_get_autocommit(s->db)) (void)sqlite3_step(s->stmt[SQL_ROLLBACK]);
+    sqlite3_reset(s->stmt[SQL_ROLLBACK]);
+    if (!s->is_lost) cut_failed_commit(s);
+}
+
+/* Copies the log to the database while the writer writes on; what it cannot finish, because more
+ * came meanwhile, the writer finishes between two transactions. */
+static void *copy_log(void *context) {
+    state *s = context;
+    uint64_t backoff = second_ns;
+    pthread_mutex_lock(&s->lock);
+    while (!atomic_load(&s->is_ending)) {
+        int n_log = 0, n_copied = 0;
+        cond_wait_until(&s->wake, &s->lock, clock_ns() + backoff);
+        if (atomic_load(&s->n_frames) < CHECKPOINT_FRAMES || atomic_load(&s->is_ending)) continue;
+        pthread_mutex_unlock(&s->lock);
+        int code =
+            sqlite3_wal_checkpoint_v2(s->side, NULL, SQLITE_CHECKPOINT_PASSIVE, &n_log, &n_copied);
+        if (code == SQLITE_OK && n_log - n_copied <= FEW_FRAMES) atomic_store(&s->wants_copy, true);
+        bool is_bad = code != SQLITE_OK && code != SQLITE_BUSY;
+        if (is_bad && backoff == second_ns)
+            log_warn("%s: the log cannot be copied to the database, and grows: %s", s->path,
+                     sqlite3_errmsg(s->side));
+        backoff = !is_bad ? second_ns : backoff < max_backoff_ns ? 2 * backoff : max_backoff_ns;
+        uint64_t until = clock_ns() + (is_bad ? backoff : second_ns / 20);
+        pthread_mutex_lock(&s->lock);
+        while (!atomic_load(&s->is_ending) && clock_ns() < until)
+            cond_wait_until(&s->wake, &s->lock, until);
+    }
+    pthread_mutex_unlock(&s->lock);
+    return NULL;
+}
+
+static status begin_sweep(state *s) {
+    TRY(state_db_int(s->db, s->path, "SELECT max(id) FROM sweep", &s->sweep.last));
+    TRY(state_db_int(s->db, s->path, "SELECT min(seq) FROM events", &s->sweep.at));
+    TRY(state_db_int(s->db, s->path, "SELECT max(seq) + 1 FROM events", &s->sweep.end));
+    s->sweep.is_going = true;
+    s->sweep.due_ns = UINT64_MAX;
+    return OK;
+}
+
+static status sweep_rows(state *s) {
+    int64_t to = s->sweep.at + SWEEP_ROWS;
+    bool is_last = to >= s->sweep.end;
+    TRY(run(s, SQL_BEGIN, "remove events of erased users"));
+    TRY(run_with(s, SQL_SWEEP, s->sweep.at, to, "remove events of erased users"));
+    if (is_last) TRY(run_with(s, SQL_END_SWEEP, s->sweep.last, 0, "remove events of erased users"));
+    TRY(run(s, SQL_COMMIT, "remove events of erased users"));
+    s->sweep.at = to;
+    s->sweep.is_going = !is_last;
+    s->wants_truncation |= is_last;
+    atomic_store(&s->n_frames, s->wal_frames);
+    return OK;
+}
+
+/* The log still has the bytes of rows that were there before. */
+static status truncate_log(state *s) {
+    int code = sqlite3_wal_checkpoint_v2(s->db, NULL, SQLITE_CHECKPOINT_TRUNCATE, NULL, NULL);
+    if (code != SQLITE_OK) return state_db_fail(s->db, s->path, "empty the log");
+    s->wants_truncation = false;
+    s->wal_frames = 0;
+    return OK;
+}
+
+static status maintain(state *s) {
+    if (s->sweep.is_going) {
+        status st = sweep_rows(s);
+        if (st != OK && !sqlite3_get_autocommit(s->db))
+            sqlite3_exec(s->db, "ROLLBACK", NULL, NULL, NULL);
+        return st;
+    }
+    if (s->wants_truncation) return truncate_log(s);
+    return clock_ns() >= s->sweep.due_ns ? begin_sweep(s) : OK;
+}
+
+static void count_unswept(state *s) {
+    int64_t n = 0;
+    if (state_db_int(s->db, s->path, "SELECT count(*) FROM sweep", &n) != OK) return;
+    pthread_mutex_lock(&s->lock);
+    s->stats.n_unswept = (uint64_t)n;
+    pthread_mutex_unlock(&s->lock);
+}
+
+uint64_t state_maintain(state *s) {
+    uint64_t now = clock_ns();
+    bool has_work = s->sweep.is_going || s->wants_truncation || now >= s->sweep.due_ns;
+    if (s->is_lost) return UINT64_MAX;
+    if (has_work && now < s->retry_ns) return s->retry_ns - now;
+    if (has_work) {
+        status st = maintain(s);
+        if (st != OK) {
+            if (s->backoff_ns == 0)
+                log_warn("erased users: %s; tried again later", status_reason());
+            s->backoff_ns = s->backoff_ns == 0                   ? second_ns
+                            : 2 * s->backoff_ns < max_backoff_ns ? 2 * s->backoff_ns
+                                                                 : max_backoff_ns;
+            s->retry_ns = now + s->backoff_ns;
+            return s->backoff_ns;
+        }
+        s->backoff_ns = 0;
+        count_unswept(s);
+    }
+    if (s->sweep.is_going || s->wants_truncation) return 0;
+    if (s->sweep.due_ns == UINT64_MAX) return UINT64_MAX;
+    return s->sweep.due_ns > now ? s->sweep.due_ns - now : 0;
+}
+
+void state_get_stats(state *s, state_stats *out) {
+    pthread_mutex_lock(&s->lock);
+    *out = s->stats;
+    pthread_mutex_unlock(&s->lock);
+}
+
+static status lock_folder(state *s, const char *folder) {
+    s->folder = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (s->folder < 0) return fail_errno("%s", folder);
+    if (flock(s->folder, LOCK_EX | LOCK_NB) == 0) return OK;
+    return fail(ERR_IO, "%s: another server has it; give each its own --state", folder);
+}
+
+/* A folder of a program that kept a log of its own. */
+static status refuse_log(const char *folder, const char *path) {
+    char log[STATE_PATH_BYTES];
+    TRY(path_join(log, sizeof log, folder, "events.log"));
+    if (file_exists(path) || !file_exists(log)) return OK;
+    return fail(ERR_FORMAT,
+                "%s is an event log of an earlier version; 'hstu state import %s' converts it", log,
+                folder);
+}
+
+/* Keeps a damaged log, which SQLite is about to shorten. */
+static status keep_damaged_log(state *s) {
+    file_map map;
+    char kept[STATE_PATH_BYTES + 32];
+    out_file *copy;
+    struct stat file;
+    if (stat(s->wal_path, &file) != 0 || file.st_size == 0) return OK;
+    TRY(file_map_open(&map, s->wal_path));
+    wal_end end = wal_inspect(map.bytes, map.n_bytes);
+    status st = OK;
+    if (end.is_damaged) {
+        snprintf(kept, sizeof kept, "%s.damaged-%lld", s->wal_path, (long long)time(NULL));
+        st = out_file_create(&copy, kept);
+        if (st == OK) st = out_file_end(copy, out_file_write(copy, map.bytes, map.n_bytes));
+        if (st == OK) (void)chmod(kept, 0600);
+        snprintf(s->stats.warning, sizeof s->stats.warning,
+                 "%.200s: damaged at byte %" PRIu64 " of %zu; transactions up to byte %" PRIu64
+                 " are used. The end is that of a crash during a commit, or acknowledged events "
+                 "are missing. The file is kept as %.300s",
+                 s->wal_path, end.damaged, map.n_bytes, end.n_good, kept);
+    }
+    file_map_close(&map);
+    return st;
+}
+
+static status configure(state *s) {
+    int64_t page, salt;
+    TRY(state_db_exec(
+        s->db, s->path, "use it",
+        "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; PRAGMA secure_delete=ON;"
+        "PRAGMA temp_store=MEMORY; PRAGMA wal_autocheckpoint=0; PRAGMA foreign_keys=OFF"));
+    TRY(state_db_migrate(s->db, s->path));
+    TRY(state_db_int(s->db, s->path, "PRAGMA page_size", &page));
+    TRY(state_db_int(s->db, s->path, "SELECT value FROM settings WHERE name = 'erased_salt'",
+                     &salt));
+    s->page_bytes = (uint64_t)page;
+    s->salt = (uint64_t)salt;
+    for (int i = 0; i < N_SQL; i++)
+        if (sqlite3_prepare_v3(s->db, sql_text[i], -1, SQLITE_PREPARE_PERSISTENT, &s->stmt[i],
+                               NULL) != SQLITE_OK)
+            return state_db_fail(s->db, s->path, "use it");
+    sqlite3_wal_hook(s->db, note_frames, s);
+    return OK;
+}
+
+/* The log as an earlier process, or the making of the tables, has left it. */
+static status read_log(state *s) {
+    file_map map;
+    struct stat file;
+    if (stat(s->wal_path, &file) != 0 || file.st_size < WAL_HEADER_BYTES) return OK;
+    TRY(open_wal(s));
+    TRY(file_map_open(&map, s->wal_path));
+    wal_end end = wal_inspect(map.bytes, map.n_bytes);
+    memcpy(s->wal_salt, map.bytes + WAL_SALT_AT, sizeof s->wal_salt);
+    if (end.n_good > WAL_HEADER_BYTES)
+        s->wal_frames = (end.n_good - WAL_HEADER_BYTES) / (WAL_FRAME_BYTES + s->page_bytes);
+    file_map_close(&map);
+    return OK;
+}
+
+static status open_all(state *s, const char *folder, const state_reader *reader) {
+    TRY(folder_create(folder, NULL));
+    TRY(path_join(s->path, sizeof s->path, folder, "state.db"));
+    TRY(path_join(s->wal_path, sizeof s->wal_path, folder, "state.db-wal"));
+    TRY(lock_folder(s, folder));
+    TRY(refuse_log(folder, s->path));
+    TRY(keep_damaged_log(s));
+    TRY(state_db_make_file(s->path));
+    TRY(state_db_open(&s->db, s->path));
+    TRY(configure(s));
+    TRY(read_log(s));
+    state_loading l = {.s = s, .db = s->db, .path = s->path, .reader = reader};
+    TRY(state_db_read(&l));
+    s->stats.n_unswept = l.counts.n_unswept;
+    s->sweep.due_ns = l.counts.n_unswept > 0 ? 0 : UINT64_MAX;
+    if (stat(s->path, &s->db_file) != 0) return fail_errno("%s", s->path);
+    TRY(state_db_open(&s->side, s->path));
+    if (pthread_create(&s->copier, NULL, copy_log, s) != 0)
+        return fail(ERR_IO, "a thread cannot be started");
+    s->has_copier = true;
+    return OK;
+}
+
+status state_open(state **out, const char *folder, uint64_t erase_within_ns,
+                  const state_reader *reader) {
+    state *s;
+    *out = NULL;
+    TRY(MEM_NEW(&s, 1));
+    s->folder = s->wal = -1;
+    s->erase_within_ns = erase_within_ns;
+    pthread_mutex_init(&s->lock, NULL);
+    cond_init(&s->wake);
+    status st = open_all(s, folder, reader);
+    if (st != OK) {
+        state_close(s);
+        return st;
+    }
+    *out = s;
+    return OK;
+}
+
+void state_close(state *s) {
+    if (s == NULL) return;
+    if (s->has_copier) {
+        pthread_mutex_lock(&s->lock);
+        atomic_store(&s->is_ending, true);
+        pthread_cond_broadcast(&s->wake);
+        pthread_mutex_unlock(&s->lock);
+        pthread_join(s->copier, NULL);
+    }
+    for (int i = 0; i < N_SQL; i++)
+        sqlite3_finalize(s->stmt[i]);
+    sqlite3_close(s->side);
+    sqlite3_close(s->db); /* copies the log and removes it */
+    if (s->wal >= 0) close(s->wal);
+    if (s->folder >= 0) close(s->folder);
+    pthread_cond_destroy(&s->wake);
+    pthread_mutex_destroy(&s->lock);
+    mem_free(s);
+}
+
+#else
+typedef int state_is_empty; /* state_none.c has what others need */
+#endif

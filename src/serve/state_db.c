@@ -1,0 +1,262 @@
+#include "serve/state_db.h"
+
+#if defined(HSTU_HAS_SQLITE)
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/crc32.h"
+
+enum {
+    BUSY_MS = 5000, /* another program may hold the database so long */
+    MAX_ID = 255,
+    APPLICATION = 0x68737475 /* "hstu" */
+};
+
+/* Each brings the database from version i to i + 1 (PRAGMA user_version). */
+static const char *const migrations[] = {
+    "CREATE TABLE users (id INTEGER PRIMARY KEY AUTOINCREMENT, name NOT NULL UNIQUE);"
+    "CREATE TABLE events (seq INTEGER PRIMARY KEY, user INTEGER NOT NULL, time INTEGER NOT NULL,"
+    " time_ns INTEGER NOT NULL, item NOT NULL, action INTEGER NOT NULL, event_id, sum INTEGER);"
+    "CREATE TABLE erased (user_key INTEGER PRIMARY KEY);"
+    "CREATE TABLE sweep (id INTEGER PRIMARY KEY AUTOINCREMENT, user INTEGER NOT NULL);"
+    "CREATE TABLE settings (name TEXT PRIMARY KEY, value);"
+    "INSERT INTO settings VALUES ('erased_salt', random());"};
+enum { VERSION = sizeof migrations / sizeof *migrations };
+static status code_of(int code) {
+    switch (code & 0xff) {
+    case SQLITE_NOMEM:
+        return ERR_NOMEM;
+    case SQLITE_CORRUPT:
+    case SQLITE_NOTADB:
+        return ERR_FORMAT;
+    default:
+        return ERR_IO;
+    }
+}
+
+status state_db_fail(sqlite3 *db, const char *path, const char *doing) {
+    int code = db != NULL ? sqlite3_extended_errcode(db) : SQLITE_NOMEM;
+    const char *text = db != NULL ? sqlite3_errmsg(db) : "out of memory";
+    if ((code & 0xff) == SQLITE_FULL) text = "the disk is full";
+    if ((code & 0xff) == SQLITE_BUSY) text = "another program holds the database";
+    if (code_of(code) == ERR_FORMAT)
+        return fail(ERR_FORMAT,
+                    "%s: damaged (%s: %s); 'hstu state recover DIR' saves what can be "
+                    "read, 'hstu state restore DIR FILE' brings a backup back",
+                    path, doing, text);
+    return fail(code_of(code), "%s: cannot %s: %s", path, doing, text);
+}
+
+status state_db_exec(sqlite3 *db, const char *path, const char *doing, const char *text) {
+    return sqlite3_exec(db, text, NULL, NULL, NULL) == SQLITE_OK ? OK
+                                                                 : state_db_fail(db, path, doing);
+}
+
+/* A number of one row. */
+status state_db_int(sqlite3 *db, const char *path, const char *text, int64_t *out) {
+    sqlite3_stmt *q;
+    *out = 0;
+    if (sqlite3_prepare_v2(db, text, -1, &q, NULL) != SQLITE_OK)
+        return state_db_fail(db, path, "read it");
+    int code = sqlite3_step(q);
+    if (code == SQLITE_ROW) *out = sqlite3_column_int64(q, 0);
+    sqlite3_finalize(q);
+    return code == SQLITE_ROW || code == SQLITE_DONE ? OK : state_db_fail(db, path, "read it");
+}
+/* Whether a text is a whole number as we write it: it is stored as one then. */
+static bool is_number(const char *text, size_t n, int64_t *out) {
+    char digits[24];
+    bool is_negative = n > 0 && text[0] == '-';
+    uint64_t value = 0;
+    if (n == 0 || n > 20) return false;
+    for (size_t i = is_negative; i < n; i++) {
+        if (text[i] < '0' || text[i] > '9') return false;
+        if (__builtin_mul_overflow(value, 10, &value) ||
+            __builtin_add_overflow(value, (uint64_t)(text[i] - '0'), &value))
+            return false;
+    }
+    if (value > (uint64_t)INT64_MAX + is_negative) return false;
+    *out = is_negative ? (int64_t)(0 - value) : (int64_t)value;
+    return (size_t)snprintf(digits, sizeof digits, "%" PRId64, *out) == n &&
+           memcmp(digits, text, n) == 0;
+}
+void state_db_bind_id(sqlite3_stmt *q, int i, const char *text, size_t n) {
+    int64_t number;
+    if (n == 0)
+        sqlite3_bind_null(q, i);
+    else if (is_number(text, n, &number))
+        sqlite3_bind_int64(q, i, number);
+    else
+        sqlite3_bind_text(q, i, text, (int)n, SQLITE_STATIC);
+}
+/* So that a flipped bit in a row is found: SQLite has no checksums of its own. */
+uint32_t state_db_sum(const state_event *e) {
+    struct {
+        int64_t user, time;
+        uint32_t time_ns, action, n_item, n_id;
+    } head = {e->user, e->time, e->time_ns, e->action, (uint32_t)e->n_item, (uint32_t)e->n_id};
+    uint32_t crc = crc32_add(0, &head, sizeof head);
+    crc = crc32_add(crc, e->item, e->n_item);
+    return e->n_id > 0 ? crc32_add(crc, e->id, e->n_id) : crc;
+}
+static status note_damage(state_loading *l, const char *what, int64_t row) {
+    char place[256];
+    snprintf(place, sizeof place, "row %" PRId64 " of the table %s", row, what);
+    if (l->counts.n_damaged++ == 0) memcpy(l->counts.place, place, sizeof place);
+    if (l->goes_on) return OK;
+    return fail(ERR_FORMAT,
+                "%s: damaged at %s; 'hstu state recover DIR' saves what can be read, 'hstu state "
+                "restore DIR FILE' brings a backup back",
+                l->path, place);
+}
+
+static const char *column_id(sqlite3_stmt *q, int i, size_t *n) {
+    const char *text = (const char *)sqlite3_column_text(q, i);
+    *n = text != NULL ? (size_t)sqlite3_column_bytes(q, i) : 0;
+    return text;
+}
+
+static status read_user(state_loading *l, sqlite3_stmt *q) {
+    size_t n;
+    int64_t id = sqlite3_column_int64(q, 0);
+    const char *name = column_id(q, 1, &n);
+    if (n == 0 || n > MAX_ID || memchr(name, '\0', n) != NULL) return note_damage(l, "users", id);
+    l->counts.n_users++;
+    return l->reader != NULL ? l->reader->user(l->reader->ctx, l->s, id, name, n) : OK;
+}
+
+static status read_event(state_loading *l, sqlite3_stmt *q) {
+    int64_t ns = sqlite3_column_int64(q, 3), action = sqlite3_column_int64(q, 5);
+    state_event e = {.user = sqlite3_column_int64(q, 1), .time = sqlite3_column_int64(q, 2)};
+    e.item = column_id(q, 4, &e.n_item);
+    e.id = column_id(q, 6, &e.n_id);
+    bool is_bad = ns < 0 || ns >= 1000000000 || action < 0 || action > UINT16_MAX ||
+                  e.n_item == 0 || e.n_item > MAX_ID || e.n_id > MAX_ID;
+    e.time_ns = (uint32_t)ns;
+    e.action = (uint16_t)action;
+    /* Rows that somebody added by hand have no sum. */
+    if (!is_bad && sqlite3_column_type(q, 7) != SQLITE_NULL)
+        is_bad = sqlite3_column_int64(q, 7) != state_db_sum(&e);
+    if (is_bad || sqlite3_column_int(q, 8) == 0)
+        return note_damage(l, "events", sqlite3_column_int64(q, 0));
+    l->counts.n_events++;
+    return l->reader != NULL ? l->reader->event(l->reader->ctx, &e) : OK;
+}
+
+static status read_erased(state_loading *l, sqlite3_stmt *q) {
+    l->counts.n_erased++;
+    if (l->reader == NULL || l->reader->erased == NULL) return OK;
+    return l->reader->erased(l->reader->ctx, (uint64_t)sqlite3_column_int64(q, 0));
+}
+
+/* Calls fn for the rows of a query, which has ?1 for the first id to read.  Behind a damaged page
+ * reading goes on at a later id, which is tried in longer and longer steps. */
+static status read_rows(state_loading *l, const char *table, const char *text,
+                        status (*fn)(state_loading *l, sqlite3_stmt *q)) {
+    sqlite3_stmt *q;
+    int64_t next = INT64_MIN, step = 1;
+    status st = OK;
+    if (sqlite3_prepare_v2(l->db, text, -1, &q, NULL) != SQLITE_OK)
+        return state_db_fail(l->db, l->path, "read it");
+    for (;;) {
+        int code = SQLITE_DONE;
+        sqlite3_bind_int64(q, 1, next);
+        while (st == OK && (code = sqlite3_step(q)) == SQLITE_ROW) {
+            next = sqlite3_column_int64(q, 0) + 1;
+            step = 1;
+            st = fn(l, q);
+        }
+        if (st != OK || code == SQLITE_DONE) break;
+        if (code_of(code) != ERR_FORMAT) st = state_db_fail(l->db, l->path, "read it");
+        if (next < 1) next = 1;
+        if (st == OK) st = note_damage(l, table, next);
+        sqlite3_reset(q);
+        if (st != OK || next > INT64_MAX - step) break;
+        next += step;
+        step *= 2;
+    }
+    sqlite3_finalize(q);
+    return st;
+}
+
+/* Events of users that are being swept are left out. */
+status state_db_read(state_loading *l) {
+    int64_t n;
+    TRY(read_rows(l, "erased", "SELECT user_key FROM erased WHERE user_key >= ?1 ORDER BY user_key",
+                  read_erased));
+    TRY(read_rows(l, "users", "SELECT id, name FROM users WHERE id >= ?1 ORDER BY id", read_user));
+    TRY(read_rows(l, "events",
+                  "SELECT seq, user, time, time_ns, item, action, event_id, sum,"
+                  " user IN (SELECT id FROM users) FROM events WHERE seq >= ?1"
+                  " AND user NOT IN (SELECT user FROM sweep) ORDER BY seq",
+                  read_event));
+    TRY(state_db_int(l->db, l->path, "SELECT count(*) FROM sweep", &n));
+    l->counts.n_unswept = (uint64_t)n;
+    return OK;
+}
+
+status state_db_open(sqlite3 **out, const char *path) {
+    int flags = SQLITE_OPEN_READWRITE | SQLITE_OPEN_NOMUTEX;
+    if (sqlite3_open_v2(path, out, flags, NULL) != SQLITE_OK) {
+        status st = state_db_fail(*out, path, "open it");
+        sqlite3_close(*out);
+        *out = NULL;
+        return st;
+    }
+    sqlite3_busy_timeout(*out, BUSY_MS);
+    return OK;
+}
+
+/* SQLite's own files take the mode of the database. */
+status state_db_make_file(const char *path) {
+    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (fd < 0) return fail_errno("%s", path);
+    bool is_private = fchmod(fd, 0600) == 0;
+    close(fd);
+    return is_private ? OK : fail_errno("%s", path);
+}
+
+status state_db_migrate(sqlite3 *db, const char *path) {
+    char text[64];
+    int64_t version, application, n_tables;
+    TRY(state_db_int(db, path, "PRAGMA user_version", &version));
+    TRY(state_db_int(db, path, "PRAGMA application_id", &application));
+    TRY(state_db_int(db, path, "SELECT count(*) FROM sqlite_master", &n_tables));
+    if (version > VERSION)
+        return fail(ERR_FORMAT,
+                    "%s: written by a later version (schema %" PRId64 ", this one reads %d)", path,
+                    version, VERSION);
+    if (n_tables > 0 && application != APPLICATION)
+        return fail(ERR_FORMAT, "%s: not a state of 'hstu serve'; give another folder", path);
+    if (version == VERSION) return OK;
+    TRY(state_db_exec(db, path, "begin a transaction", "BEGIN IMMEDIATE"));
+    status st = OK;
+    for (; version < VERSION && st == OK; version++)
+        st = state_db_exec(db, path, "make its tables", migrations[version]);
+    snprintf(text, sizeof text, "PRAGMA user_version=%d; PRAGMA application_id=%d", VERSION,
+             APPLICATION);
+    if (st == OK) st = state_db_exec(db, path, "make its tables", text);
+    if (st == OK) return state_db_exec(db, path, "make its tables", "COMMIT");
+    sqlite3_exec(db, "ROLLBACK", NULL, NULL, NULL);
+    return st;
+}
+status state_db_open_existing(sqlite3 **db, const char *path) {
+    int64_t application;
+    *db = NULL;
+    if (access(path, F_OK) != 0)
+        return fail(ERR_IO, "%s: there is none; 'hstu serve --state DIR' makes one", path);
+    TRY(state_db_open(db, path));
+    status st = state_db_int(*db, path, "PRAGMA application_id", &application);
+    if (st == OK && application != APPLICATION)
+        st = fail(ERR_FORMAT, "%s: not a state of 'hstu serve'", path);
+    return st;
+}
+
+#else
+typedef int state_db_is_empty; /* state_none.c has what others need */
+#endif

@@ -1,0 +1,60 @@
+#include "disk_fault.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/types.h>
+#include <unistd.h>
+
+static atomic_int fault;
+static char wanted[4200];
+
+void disk_fault_set(disk_fault f, const char *part) {
+    snprintf(wanted, sizeof wanted, "%s", part);
+    atomic_store(&fault, f);
+}
+
+static int fails(int fd, disk_fault f) {
+    char link[64], path[4200];
+    if (atomic_load(&fault) != (int)f) return 0;
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    ssize_t n = readlink(link, path, sizeof path - 1);
+    if (n <= 0) return 0;
+    path[n] = '\0';
+    return strstr(path, wanted) != NULL;
+}
+
+#define REPLACED __attribute__((visibility("default")))
+#define NEXT(name)                                                                                 \
+    static __typeof__(name) *next;                                                                 \
+    if (next == NULL) next = (__typeof__(name) *)dlsym(RTLD_NEXT, #name)
+
+REPLACED ssize_t pwrite(int fd, const void *bytes, size_t n, off_t at) {
+    NEXT(pwrite);
+    if (!fails(fd, DISK_FULL)) return next(fd, bytes, n, at);
+    errno = ENOSPC;
+    return -1;
+}
+
+REPLACED ssize_t pwrite64(int fd, const void *bytes, size_t n, off64_t at) {
+    NEXT(pwrite64);
+    if (!fails(fd, DISK_FULL)) return next(fd, bytes, n, at);
+    errno = ENOSPC;
+    return -1;
+}
+
+REPLACED int fdatasync(int fd) {
+    NEXT(fdatasync);
+    if (!fails(fd, DISK_SYNC)) return next(fd);
+    errno = EIO;
+    return -1;
+}
+
+REPLACED int fsync(int fd) {
+    NEXT(fsync);
+    if (!fails(fd, DISK_SYNC)) return next(fd);
+    errno = EIO;
+    return -1;
+}
