@@ -302,6 +302,10 @@ status out_file_set_size(out_file *f, uint64_t bytes) {
     return ftruncate(f->fd, (off_t)bytes) == 0 ? OK : write_failed(f);
 }
 
+status out_file_set_private(out_file *f) {
+    return fchmod(f->fd, 0600) == 0 ? OK : write_failed(f);
+}
+
 status out_file_read_at(out_file *f, uint64_t offset, void *bytes, size_t n) {
     char *p = bytes;
     if (f->n_buffered > 0) TRY(flush(f));

@@ -60,6 +60,9 @@ status out_file_write_at(out_file *f, uint64_t offset, const void *bytes, size_t
 /* Cuts or extends (with zeros) to `bytes`. */
 status out_file_set_size(out_file *f, uint64_t bytes);
 
+/* Nobody but the user will be able to read or write it, whatever the umask. */
+status out_file_set_private(out_file *f);
+
 /* Reads back what was written; flushes the buffer first.  Any thread, as write_at. */
 status out_file_read_at(out_file *f, uint64_t offset, void *bytes, size_t n);
 
