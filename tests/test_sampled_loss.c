@@ -53,6 +53,7 @@ TEST(sampled_loss_of_a_smaller_batch_fits) {
     CHECK(n_loss > seen.max_n && n_loss < seen.n_negatives / 2);
     CHECK_OK(pass_train(top.session.train, next, &at, NULL));
     CHECK(seen.n_calls > 1);
+    CHECK_EQ(seen.n_calls, (n_loss + seen.max_n - 1) / seen.max_n); /* whole pieces but the last */
     batcher_destroy(b);
     top.be->ops = seen.below;
     top_close(&top);
