@@ -13,8 +13,10 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/nearest.h"
+#include "base/part_file.h"
 #include "base/rng.h"
 #include "oom.h"
+#include "sync.h"
 #include "test.h"
 
 static status inner(void) {
@@ -450,6 +452,33 @@ TEST(file_replace_is_atomic) {
     mem_free(text);
     CHECK_FAILS(file_read_all(path, 7, &text, &n), ERR_FORMAT, "larger than");
     CHECK(text == NULL);
+}
+
+/* A signal, as that of a timer, may arrive while a disk writes. */
+TEST(file_sync_is_repeated_after_a_signal) {
+    out_file *f;
+    part_file *p;
+    buf header;
+    for (int i = 0; i < 3; i++) {
+        sync_files = sync_folders = 0;
+        CHECK_OK(out_file_create(&f, in_folder("out")));
+        sync_interrupts = i;
+        CHECK_OK(out_file_commit(f));
+        CHECK(sync_interrupts == 0 && sync_files == 1 && sync_folders == 1);
+        sync_interrupts = i;
+        folder_sync_of(in_folder("out"));
+        CHECK(sync_interrupts == 0 && sync_folders == 2);
+        buf_init(&header);
+        unlink(in_folder("part"));
+        sync_interrupts = i;
+        CHECK_OK(part_file_make(in_folder("part"), &header, 10));
+        CHECK(sync_interrupts == 0 && sync_files == 2);
+        CHECK_OK(part_file_open(&p, in_folder("part")));
+        sync_interrupts = i;
+        CHECK_OK(part_file_close(p, OK));
+        CHECK(sync_interrupts == 0 && sync_files == 3);
+        buf_fini(&header);
+    }
 }
 
 TEST(file_says_what_is_wrong) {

@@ -238,6 +238,30 @@ TEST(baselines_find_what_goes_together) {
     toy_close(&data);
 }
 
+/* A number of items that fills its pieces of work: each item, the first and the last included, has
+ * its one partner for neighbour.  Of every pair one user has both, twice one of them; two users
+ * have one each, and are to be recommended the other. */
+TEST(baselines_find_the_neighbour_of_every_item) {
+    enum { PAIRS = 32, N = 3 * PAIRS };
+    seq_file data;
+    uint32_t lengths[N];
+    for (int u = 0; u < N; u++)
+        lengths[u] = u % 3 == 0 ? 3 : 2;
+    toy_open(&data, lengths, N);
+    data.n_items = 2 * PAIRS;
+    uint32_t *item = (uint32_t *)data.item;
+    for (uint32_t a = 1; a <= PAIRS; a++, item += 7) {
+        const uint32_t b = a + PAIRS, pattern[7] = {a, b, a, a, b, b, a};
+        memcpy(item, pattern, sizeof pattern);
+    }
+    split s = split_make(&data, split_rule_of(SPLIT_LEAVE_ONE_OUT), 0);
+    baseline_config c = baseline_config_default();
+    static rank_counts near;
+    CHECK_OK(baseline_item_knn(&s, PART_TEST, &c, NULL, &near));
+    CHECK_EQ(near.count[1], 2 * PAIRS);
+    toy_close(&data);
+}
+
 TEST(baselines_refuse_what_they_cannot_do) {
     seq_file data;
     open_users(&data);

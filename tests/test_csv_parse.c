@@ -59,10 +59,10 @@ TEST(rows_in_every_layout) {
 }
 
 TEST(numbers_in_quotes_blanks_and_at_their_limits) {
-    check_one(",", ACTION_STARS, "\"1\",\" 2 \",\"5\", 7 \n", 1, 2, 4, 7);
+    check_one(",", ACTION_STARS, "\"1\",\"2\",\" 5\", 7 \n", 1, 2, 4, 7);
     check_one(",", ACTION_STARS, "9223372036854775807,-9223372036854775808,1,-1\n", INT64_MAX,
               INT64_MIN, 0, -1);
-    check_one(",", ACTION_STARS, "000000000000000000000000012,-0,1.000,978300760.0\n", 12, 0, 0,
+    check_one(",", ACTION_STARS, "-10,0,1.000,000000000000000000978300760.0\n", -10, 0, 0,
               978300760);
 }
 
@@ -94,6 +94,17 @@ TEST(bad_fields_name_file_line_and_column) {
               "f:13: u: 'abc' is not a whole number; for string ids use --string-ids");
     check_bad(stars, false, "1,2x,3,4",
               "f:13: i: '2x' is not a whole number; for string ids use --string-ids");
+    check_bad(stars, false, "01,2,3,4",
+              "f:13: u: '01' is not a whole number as one is written, without zeros before it; for "
+              "string ids use --string-ids");
+    check_bad(stars, false, "1,-0,3,4",
+              "f:13: i: '-0' is not a whole number as one is written, without zeros before it; for "
+              "string ids use --string-ids");
+    check_bad(stars, false, "1,\"0012\",3,4",
+              "f:13: i: '0012' is not a whole number as one is written, without zeros before it; "
+              "for string ids use --string-ids");
+    check_bad(stars, false, "1,\" 2\",3,4",
+              "f:13: i: ' 2' is not a whole number; for string ids use --string-ids");
     check_bad(stars, false, "1,,3,4", "f:13: i is empty");
     check_bad(stars, false, "1,\"\",3,4", "f:13: i is empty");
     check_bad(stars, false, "1, ,3,4", "f:13: i is empty");

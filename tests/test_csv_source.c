@@ -70,6 +70,35 @@ TEST(string_ids) {
               "bob,\"[\"\"x0\"\", \"\"x1\"\"]\",\"[0, 0]\",\"[1, 2]\"\n");
 }
 
+/* Rows "1,1" to "20,20" and one with the odd id, before or after them. */
+static void put_odd(char *text, const char *user, const char *item, bool is_first) {
+    size_t n = (size_t)sprintf(text, "user_id,item_id,timestamp\n");
+    if (is_first) n += (size_t)sprintf(text + n, "%s,%s,99\n", user, item);
+    for (int i = 1; i <= 20; i++)
+        n += (size_t)sprintf(text + n, "%d,%d,%d\n", i, i, i);
+    if (!is_first) sprintf(text + n, "%s,%s,99\n", user, item);
+}
+
+/* An id that is no number as numbers are printed is never taken for one, whatever the order. */
+TEST(ids_that_are_almost_numbers) {
+    static const char *const odd[] = {"01", "-0", "-07", "+7", " 7", "7.0", "1e3"};
+    char text[1024], reason[64];
+    for (size_t i = 0; i < sizeof odd / sizeof odd[0]; i++)
+        for (int way = 0; way < 4; way++) {
+            put_odd(text, way / 2 == 0 ? odd[i] : "1", way / 2 == 0 ? "1" : odd[i], way % 2 == 0);
+            snprintf(reason, sizeof reason, "in.csv:%d: %s: '%s' is not", way % 2 == 0 ? 2 : 22,
+                     way / 2 == 0 ? "user_id" : "item_id", odd[i]);
+            check_bad(text, "", 1, reason);
+        }
+    /* As texts they are ids of their own, in any order. */
+    put_odd(text, "01", " 7", true);
+    const char *first = read_csv(text, "--string-ids");
+    CHECK_CONTAINS(first, "\n01,\"[\"\" 7\"\"]\",");
+    CHECK_CONTAINS(first, "\n1,\"[\"\"1\"\"]\",");
+    put_odd(text, "01", " 7", false);
+    CHECK_STR(read_csv(text, "--string-ids"), first);
+}
+
 TEST(duplicates_are_kept_or_dropped) {
     const char *text = "1,2,6\n1,2,6\n1,2,7\n";
     CHECK_CONTAINS(read_csv(text, ""), "\"[2, 2, 2]\"");

@@ -107,7 +107,7 @@ static double toy_step(toy_run *r, const toy_way *way, int step) {
         CHECK_OK(pass_train(r->t.p, &b.b, &at, NULL));
     }
     CHECK_OK(pass_take_loss(r->t.p, &loss));
-    CHECK_OK(optimizer_step(&r->o, 0.01, step + 1, 1));
+    CHECK_OK(optimizer_step(&r->o, 0.01, step + 1, 1.0 / way->n_micro));
     return loss;
 }
 

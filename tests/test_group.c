@@ -83,7 +83,7 @@ static void with_ranks(int size, int tensor, bool is_tcp) {
     shm_job *job = NULL;
     int fd, port = 0;
     if (is_tcp) {
-        CHECK_OK(net_listen(&fd, 0, &port));
+        CHECK_OK(net_listen(&fd, "127.0.0.1", 0, &port));
         net_close(&fd);
     } else {
         CHECK_OK(shm_job_create(&job, size, 40 * (size_t)size)); /* messages take many rounds */

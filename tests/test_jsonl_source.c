@@ -37,6 +37,22 @@ TEST(columns_ids_and_times) {
         "7,\"[5]\",\"[1]\",\"[1577836800]\"");
 }
 
+/* An id that is no number as numbers are printed is never taken for one, whatever the order. */
+TEST(ids_that_are_almost_numbers) {
+    static const char *const odd[] = {"\"01\"", "-0", "\"+7\"", "\" 7\"", "7.0", "1e3"};
+    char text[2048], wanted[64];
+    for (size_t i = 0; i < sizeof odd / sizeof odd[0]; i++)
+        for (int at = 0; at < 20; at += 19) {
+            size_t n = 0;
+            for (int k = 0; k < 20; k++)
+                n += (size_t)sprintf(text + n, "{\"user_id\":1,\"item\":%s,\"ts\":1}\n",
+                                     k == at ? odd[i] : "7");
+            snprintf(wanted, sizeof wanted, "in.jsonl:%d: item: '%.*s' is not", at + 1,
+                     (int)strlen(odd[i]) - (odd[i][0] == '"' ? 2 : 0), odd[i] + (odd[i][0] == '"'));
+            check_bad(text, "", 1, wanted);
+        }
+}
+
 TEST(rows_that_cannot_be_read) {
     check_bad("", "", 1, "in.jsonl: the file is empty");
     check_bad("user,item\n1,2\n", "", 1,

@@ -74,6 +74,55 @@ TEST(damage_is_seen) {
     buf_fini(&code);
 }
 
+static bool is_entry(const kernel_cache *c, const kernel_key *key, char *path) {
+    buf code;
+    bool is_found;
+    buf_init(&code);
+    CHECK_OK(kernel_cache_find(c, key, "so", &code, &is_found, path));
+    buf_fini(&code);
+    return is_found;
+}
+
+/* Entries that another user made, could have changed, or points to with a link. */
+TEST(entries_of_others_count_as_missing) {
+    kernel_cache c;
+    kernel_key key = key_of("a", "b");
+    char path[4096], moved[4200];
+    struct stat s;
+    mode_t before = umask(0);
+    CHECK_OK(kernel_cache_open(&c, test_folder()));
+    CHECK_OK(kernel_cache_store(&c, &key, "so", "compiled code", 13));
+    umask(before);
+    CHECK(is_entry(&c, &key, path));
+    CHECK(stat(path, &s) == 0 && (s.st_mode & 07777) == 0600);
+    CHECK(chmod(path, 0620) == 0 && !is_entry(&c, &key, path));
+    CHECK(chmod(path, 0602) == 0 && !is_entry(&c, &key, path));
+    CHECK(chmod(path, 0644) == 0 && is_entry(&c, &key, path));
+    snprintf(moved, sizeof moved, "%s.moved", path);
+    CHECK(rename(path, moved) == 0 && symlink(moved, path) == 0 && !is_entry(&c, &key, path));
+    CHECK_OK(kernel_cache_store(&c, &key, "so", "compiled code", 13));
+    CHECK(lstat(path, &s) == 0 && S_ISREG(s.st_mode) && is_entry(&c, &key, path));
+    if (geteuid() != 0) return;
+    CHECK(chown(path, 1000, 1000) == 0 && !is_entry(&c, &key, path));
+    CHECK_OK(kernel_cache_store(&c, &key, "so", "compiled code", 13));
+    CHECK(is_entry(&c, &key, path));
+    CHECK(chown(test_folder(), 1000, 1000) == 0);
+    CHECK_FAILS(kernel_cache_open(&c, test_folder()), ERR_IO, "it must be yours");
+}
+
+/* The folder that was checked stays the folder. */
+TEST(a_link_to_a_folder_is_followed_once) {
+    kernel_cache c;
+    char real[4096], link[4096];
+    snprintf(real, sizeof real, "%s/real", test_folder());
+    snprintf(link, sizeof link, "%s/link", test_folder());
+    CHECK(mkdir(real, 0700) == 0 && symlink(real, link) == 0);
+    CHECK_OK(kernel_cache_open(&c, link));
+    CHECK_STR(strrchr(c.folder, '/'), "/real");
+    CHECK_EQ(chmod(real, 0770), 0);
+    CHECK_FAILS(kernel_cache_open(&c, link), ERR_IO, "not writable by others");
+}
+
 TEST(folders_that_cannot_be_used) {
     kernel_cache c;
     char path[4096];

@@ -7,6 +7,7 @@
 #include "embed/store.h"
 #include "oom.h"
 #include "store_crash.h"
+#include "sync.h"
 #include "table_rig.h"
 
 enum { FLOATS = 3 };
@@ -233,6 +234,47 @@ TEST(log_store_compacts) {
     CHECK(is_found && row[5] == (float)(59000 + (3 * F + 5) % 1000));
     CHECK_OK(s->each(s, count, &n));
     CHECK_EQ(n, N);
+    embed_store_destroy(s);
+}
+
+static int64_t log_bytes(void) {
+    struct stat about;
+    CHECK_EQ(stat(log_path("big"), &about), 0);
+    return about.st_size;
+}
+
+/* Puts until the log is compacted; returns the size that it had before, and *put_bytes. */
+static int64_t put_until_compacted(embed_store *s, int64_t *put_bytes) {
+    int64_t before = log_bytes(), now = before;
+    do {
+        *put_bytes = now - before;
+        before = now;
+        put_often(s, 0, 1);
+        now = log_bytes();
+    } while (now >= before);
+    return before + *put_bytes;
+}
+
+/* The name of a compacted log is durable before anything is appended to it; a compaction that
+ * failed is tried again when the log has grown by a quarter, not with every put. */
+TEST(log_store_compacts_durably_and_not_too_often) {
+    char fresh[4200], inside[4300];
+    int64_t piece;
+    embed_store *s = open_big();
+    sync_folders = 0;
+    int64_t due = put_until_compacted(s, &piece);
+    CHECK_EQ(sync_folders, 1);
+    snprintf(fresh, sizeof fresh, "%s.new", log_path("big"));
+    snprintf(inside, sizeof inside, "%s/in-the-way", fresh);
+    CHECK(mkdir(fresh, 0777) == 0 && mkdir(inside, 0777) == 0);
+    while (log_bytes() < due)
+        put_often(s, 0, 1);
+    CHECK(rmdir(inside) == 0 && rmdir(fresh) == 0);
+    int64_t again = put_until_compacted(s, &piece);
+    CHECK(again >= due + due / 4 && again < due + due / 4 + piece);
+    int64_t last = put_until_compacted(s, &piece);
+    CHECK(last >= due && last < due + piece);
+    CHECK_EQ(sync_folders, 3);
     embed_store_destroy(s);
 }
 

@@ -29,6 +29,25 @@ TEST(whole_numbers) {
     CHECK_EQ(value, 123);
 }
 
+/* An id is a number only where printing that number gives the id. */
+TEST(ids_are_numbers_as_they_are_printed) {
+    static const char *const plain[] = {
+        "0", "7", "-12", "10", "-10", "9223372036854775807", "-9223372036854775808"};
+    static const char *const zeros[] = {"01", "00", "-0", "-01", "007", "0123456789012345678901"};
+    static const char *const no[] = {"", "-", "+7", " 7", "7 ", "7.0", "1e3", "0x7", "01x"};
+    char again[32];
+    int64_t value;
+    for (size_t i = 0; i < sizeof plain / sizeof plain[0]; i++) {
+        CHECK_EQ(number_read_id(plain[i], strlen(plain[i]), &value), NUMBER_WHOLE);
+        snprintf(again, sizeof again, "%lld", (long long)value);
+        CHECK_STR(again, plain[i]);
+    }
+    for (size_t i = 0; i < sizeof zeros / sizeof zeros[0]; i++)
+        CHECK_EQ(number_read_id(zeros[i], strlen(zeros[i]), &value), NUMBER_NOT_PLAIN);
+    for (size_t i = 0; i < sizeof no / sizeof no[0]; i++)
+        CHECK_EQ(number_read_id(no[i], strlen(no[i]), &value), NUMBER_NOT_WHOLE);
+}
+
 TEST(what_is_no_number_leaves_the_result_alone) {
     static const char *const no[] = {"",   "-",   "+",    "+7",  "--7",
                                      " 7", "7 ",  "7.0",  "1e3", "x",

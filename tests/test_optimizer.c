@@ -35,6 +35,37 @@ TEST(optimizer_weight_decay) {
     }
 }
 
+/* Plain descent moves a weight by rate times scale times gradient: the scale counts whether or not
+ * the norm is watched, as accumulation in float32 without clipping needs. */
+TEST(optimizer_scales_the_gradient) {
+    static const char *const set[] = {"OptimizerArgs.optimizer_str='sgd'",
+                                      "TrainerArgs.clip_grad=1000000"};
+    static const float scales[] = {0.25f, 1};
+    for (int i = 0; i < 4; i++) {
+        bench_top t;
+        optimizer o;
+        CHECK_OK(top_open(&t, ranking_gin, set, 1 + (size_t)(i / 2), 1));
+        CHECK_OK(optimizer_init(&o, t.be, t.session.model, t.config));
+        CHECK_OK(model_init(t.session.model, 1));
+        CHECK_EQ(o.is_watched, i / 2 == 1);
+        param *p[2] = {find_param(&t.session, true), find_param(&t.session, false)};
+        float before[2];
+        CHECK(p[0]->marks != NULL);
+        p[0]->marks[0] = 1;
+        for (int k = 0; k < 2; k++) {
+            before[k] = p[k]->value[0];
+            p[k]->grad[0] = 2;
+        }
+        CHECK_OK(optimizer_step(&o, 0.5, 1, (double)scales[i % 2]));
+        for (int k = 0; k < 2; k++) {
+            CHECK(fabsf(p[k]->value[0] - (before[k] - scales[i % 2])) < 1e-6f);
+            CHECK(p[k]->grad[0] == 0);
+        }
+        optimizer_fini(&o);
+        top_close(&t);
+    }
+}
+
 /* Adam has two numbers for each weight, AdaGrad one for each row of a table, plain descent none. */
 TEST(optimizer_state_bytes) {
     static const char *const kinds[] = {"OptimizerArgs.optimizer_str='adam'",

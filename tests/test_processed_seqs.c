@@ -120,12 +120,17 @@ TEST(bad_lists_name_file_line_and_column) {
     check_bad(HEADER "1,\"[1, 2]\",\"[1, 2]\",\"[1, 2, 3]\"\n", 1,
               "in.csv:2: unix_timestamp: the list has 3 values, but movie_id has 2");
     check_bad(HEADER "\n1,\"[1, x]\",\"[1, 2]\",\"[1, 2]\"\n", 1,
-              "in.csv:3: movie_id: 'x' is not a 64-bit number; for string ids use");
+              "in.csv:3: movie_id: 'x' is not a whole number; for string ids use");
     check_bad(HEADER "1,\"[1]\",\"[-1]\",\"[1]\"\n", 1,
               "in.csv:2: rating: '-1' is not an action from 0 to 65535");
     check_bad(HEADER "1,\"[1]\",\"[1]\",\"[soon]\"\n", 1,
               "in.csv:2: unix_timestamp: 'soon' is not a 64-bit integer");
-    check_bad(HEADER "x,\"[1]\",\"[1]\",\"[1]\"\n", 1, "in.csv:2: user_id: 'x' is not a 64-bit");
+    check_bad(HEADER "x,\"[1]\",\"[1]\",\"[1]\"\n", 1,
+              "in.csv:2: user_id: 'x' is not a whole number");
+    check_bad(HEADER "1,\"[1]\",\"[1]\",\"[1]\"\n01,\"[1]\",\"[1]\",\"[1]\"\n", 1,
+              "in.csv:3: user_id: '01' is not a whole number as one is written");
+    check_bad(HEADER "1,\"[1, 02]\",\"[1, 1]\",\"[1, 2]\"\n", 1,
+              "in.csv:2: movie_id: '02' is not a whole number as one is written");
     check_bad(HEADER ",\"[1]\",\"[1]\",\"[1]\"\n", 1, "in.csv:2: user_id: it is empty");
     check_bad(HEADER "1,\"[1, 2\",\"[1, 2]\",\"[1, 2]\"\n", 1,
               "in.csv:2: movie_id: the list has no closing bracket");

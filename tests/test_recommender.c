@@ -277,6 +277,32 @@ TEST(similar_items_are_the_nearest_by_cosine) {
     top_close(&t);
 }
 
+/* A row without a direction is near to none, and none is near to it. */
+TEST(similar_items_leave_out_rows_without_a_direction) {
+    static const float odd[] = {0, INFINITY, NAN};
+    bench_top t;
+    item_table table;
+    int32_t best[V], n;
+    float cosine[V], row[8];
+    top_start(&t, retrieval_gin);
+    CHECK_OK(item_table_init(&table, t.session.model));
+    for (int32_t i = 0; i < 3; i++) {
+        for (int d = 0; d < 8; d++)
+            row[d] = odd[i];
+        memcpy((float *)table.items.rows + (int64_t)i * 8, row, sizeof row);
+    }
+    CHECK_OK(similar_items(&table, 7, NULL, V, best, cosine, &n));
+    CHECK_EQ(n, V - 1 - 3);
+    for (int32_t i = 0; i < n; i++)
+        CHECK(best[i] > 3 && best[i] != 7 && isfinite(cosine[i]));
+    for (uint32_t i = 1; i <= 3; i++) {
+        CHECK_OK(similar_items(&table, i, NULL, V, best, cosine, &n));
+        CHECK_EQ(n, 0);
+    }
+    item_table_fini(&table);
+    top_close(&t);
+}
+
 /* A ranking model's items are the rows it reads. */
 TEST(item_table_of_a_ranking_model) {
     bench_top t;

@@ -2,7 +2,7 @@
 #include "train_test.h"
 
 static struct {
-    int64_t max_n, n_negatives, n_calls;
+    int64_t max_n, n_negatives, n_calls, n_whole; /* n_whole: calls of as many rows as fit */
     const ops *below;
 } seen;
 
@@ -16,6 +16,7 @@ static size_t note_scratch(backend *be, int64_t max_n, int32_t n_negatives, int3
 static status check_piece(backend *be, const sampled_softmax_args *a) {
     CHECK(a->n <= seen.max_n && a->n_negatives <= seen.n_negatives);
     seen.n_calls++;
+    seen.n_whole += a->n == seen.max_n;
     return seen.below->sampled_softmax(be, a);
 }
 
@@ -53,6 +54,8 @@ TEST(sampled_loss_of_a_smaller_batch_fits) {
     CHECK(n_loss > seen.max_n && n_loss < seen.n_negatives / 2);
     CHECK_OK(pass_train(top.session.train, next, &at, NULL));
     CHECK(seen.n_calls > 1);
+    CHECK_EQ(seen.n_whole, n_loss / seen.max_n);
+    CHECK_EQ(seen.n_calls, (n_loss + seen.max_n - 1) / seen.max_n);
     batcher_destroy(b);
     top.be->ops = seen.below;
     top_close(&top);

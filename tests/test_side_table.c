@@ -110,6 +110,8 @@ TEST(side_files_that_do_not_fit) {
     char *said;
     put_file("users.csv", "uid,sex\n1,F\nx,M\n");
     check_bad("--users users.csv", 1, "users.csv:3: 'x' is not a whole number");
+    put_file("users.csv", "uid,sex\n1,F\n02,M\n");
+    check_bad("--users users.csv", 1, "users.csv:3: '02' is not a whole number as one is written");
     put_file("users.csv", "uid,sex\n1,F\n,M\n");
     check_bad("--users users.csv", 1, "users.csv:3: the id of the user is empty");
     put_file("users.csv", "uid,sex\n1,\"F\n\"\n2\n");

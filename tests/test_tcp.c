@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/hmac.h"
 #include "base/mem.h"
 #include "base/waits.h"
 #include "dist/net.h"
@@ -16,7 +17,7 @@ enum { MAX_RANKS = 5, LARGE = 1 << 20 };
 
 static int free_port(void) {
     int fd, port;
-    CHECK_OK(net_listen(&fd, 0, &port));
+    CHECK_OK(net_listen(&fd, "127.0.0.1", 0, &port));
     net_close(&fd);
     return port;
 }
@@ -206,6 +207,73 @@ TEST(tcp_ignores_a_wrong_proof) {
 static void never(transport *t) {
     (void)t;
     CHECK_EQ(0, 1);
+}
+
+enum { HELLO_BYTES = 112, SILENT = 20 };
+
+/* A hello of another version, and connections that say nothing. */
+static void intrude_silently(int port, int fds[SILENT + 1]) {
+    char hello[HELLO_BYTES] = "HSTP\x63\0\0\0\x01\0\0\0\x02";
+    for (int i = 0; i <= SILENT; i++)
+        CHECK_OK(net_connect(&fds[i], "127.0.0.1", port, 10000));
+    CHECK_OK(net_send(fds[SILENT], hello, sizeof hello, 1000));
+}
+
+TEST(tcp_job_starts_beside_strangers) {
+    int port = free_port(), fds[SILENT + 1];
+    log_set_level(LOG_QUIET);
+    member m[3];
+    for (int r = 0; r < 3; r++) {
+        m[r] = (member){.start = start_of(r, 3, port), .fn = exchange};
+        m[r].start.secret = "correct horse";
+    }
+    CHECK(pthread_create(&m[0].thread, NULL, member_main, &m[0]) == 0);
+    intrude_silently(port, fds);
+    uint64_t start = clock_ns();
+    for (int r = 1; r < 3; r++)
+        CHECK(pthread_create(&m[r].thread, NULL, member_main, &m[r]) == 0);
+    for (int r = 0; r < 3; r++)
+        pthread_join(m[r].thread, NULL);
+    for (int r = 0; r < 3; r++)
+        CHECK_EQ(m[r].st, OK);
+    CHECK(clock_ns() - start < 5000000000u);
+    for (int i = 0; i <= SILENT; i++)
+        net_close(&fds[i]);
+}
+
+/* A rank of another version that knows the secret, if only the empty one, is told and named. */
+TEST(tcp_names_a_rank_of_another_version) {
+    int port = free_port(), fd;
+    char hello[HELLO_BYTES] = "HSTP\x63\0\0\0\x01\0\0\0\x02", challenge[48], answer[272];
+    unsigned char proof[HMAC_BYTES];
+    member first = {.start = start_of(0, 2, port), .fn = never};
+    CHECK(pthread_create(&first.thread, NULL, member_main, &first) == 0);
+    CHECK_OK(net_connect(&fd, "127.0.0.1", port, 10000));
+    CHECK_OK(net_send(fd, hello, sizeof hello, 1000));
+    CHECK_OK(net_receive(fd, challenge, sizeof challenge, 1000));
+    const hmac_part parts[] = {{"a rank", 6}, {challenge, 16}, {hello, sizeof hello}};
+    hmac_sha256("", 0, parts, 3, proof);
+    CHECK_OK(net_send(fd, proof, sizeof proof, 1000));
+    CHECK_OK(net_receive(fd, answer, sizeof answer, 1000));
+    CHECK_CONTAINS(answer + 16, "another version of hstu");
+    pthread_join(first.thread, NULL);
+    CHECK_EQ(first.st, ERR_CONFIG);
+    CHECK_CONTAINS(first.reason, "another version of hstu than rank 0");
+    net_close(&fd);
+}
+
+TEST(tcp_listens_at_the_address_of_rank_0_only) {
+    int port = free_port(), fd;
+    member m[2] = {{.start = start_of(0, 2, port), .fn = exchange},
+                   {.start = start_of(1, 2, port), .fn = exchange}};
+    CHECK(pthread_create(&m[0].thread, NULL, member_main, &m[0]) == 0);
+    CHECK_OK(net_connect(&fd, "127.0.0.1", port, 10000));
+    net_close(&fd);
+    CHECK_FAILS(net_connect(&fd, "127.0.0.2", port, 100), ERR_IO, "127.0.0.2");
+    CHECK(pthread_create(&m[1].thread, NULL, member_main, &m[1]) == 0);
+    for (int r = 0; r < 2; r++)
+        pthread_join(m[r].thread, NULL);
+    CHECK(m[0].st == OK && m[1].st == OK);
 }
 
 TEST(tcp_refuses_ranks_that_do_not_fit) {

@@ -126,18 +126,14 @@ TEST(trainer_resumes_to_the_bit) {
     }
 }
 
-/* The gradients of two batches of 4, added, are those of one of 8 but for rounding: dropout and
- * order depend on users and steps only. */
-TEST(trainer_accumulates) {
-    static const char *const halves[] = {"TrainerArgs.train_batch_size=4",
-                                         "TrainingArgs.gradient_accumulation_steps=2"};
+static void check_accumulates(const char *const *set, size_t n_whole, size_t n_halves) {
     bench_top a, b;
     train_options o = train_options_default();
     o.max_steps = 3;
-    CHECK_OK(top_open(&a, ranking_gin, NULL, 0, 1));
+    CHECK_OK(top_open(&a, ranking_gin, set, n_whole, 1));
     o.run = run_path("a");
     CHECK_OK(trainer_run(&a.session, &o));
-    CHECK_OK(top_open(&b, ranking_gin, halves, 2, 1));
+    CHECK_OK(top_open(&b, ranking_gin, set, n_halves, 1));
     o.run = run_path("b");
     CHECK_OK(trainer_run(&b.session, &o));
     int n_moved = 0;
@@ -151,6 +147,22 @@ TEST(trainer_accumulates) {
     CHECK(n_moved > 0); /* the sums were made in another order: else nothing was tested */
     top_close(&a);
     top_close(&b);
+}
+
+/* The gradients of two batches of 4, added, are those of one of 8 but for rounding: dropout and
+ * order depend on users and steps only. */
+TEST(trainer_accumulates) {
+    static const char *const set[] = {"TrainerArgs.train_batch_size=4",
+                                      "TrainingArgs.gradient_accumulation_steps=2"};
+    check_accumulates(set, 0, 2);
+}
+
+/* Adam forgives a wrong factor of the gradient, plain descent does not. */
+TEST(trainer_accumulates_for_plain_descent) {
+    static const char *const set[] = {
+        "OptimizerArgs.optimizer_str='sgd'", "OptimizerArgs.learning_rate=1",
+        "TrainerArgs.train_batch_size=4", "TrainingArgs.gradient_accumulation_steps=2"};
+    check_accumulates(set, 2, 4);
 }
 
 /* One step of plain gradient descent moves the weights by the rate times the gradient, at most

@@ -302,6 +302,10 @@ status out_file_set_size(out_file *f, uint64_t bytes) {
     return ftruncate(f->fd, (off_t)bytes) == 0 ? OK : write_failed(f);
 }
 
+status out_file_set_private(out_file *f) {
+    return fchmod(f->fd, 0600) == 0 ? OK : write_failed(f);
+}
+
 status out_file_read_at(out_file *f, uint64_t offset, void *bytes, size_t n) {
     char *p = bytes;
     if (f->n_buffered > 0) TRY(flush(f));
@@ -316,15 +320,22 @@ status out_file_read_at(out_file *f, uint64_t offset, void *bytes, size_t n) {
     return OK;
 }
 
+int file_sync(int fd) {
+    int code;
+    do
+        code = fsync(fd);
+    while (code != 0 && errno == EINTR);
+    return code;
+}
+
 void folder_sync(const char *folder) {
     int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0) return;
-    (void)fsync(fd);
+    (void)file_sync(fd);
     close(fd);
 }
 
-/* A name is durable only once its folder is on disk. */
-static void sync_name(const char *path) {
+void folder_sync_of(const char *path) {
     char folder[4096];
     folder_of(path, folder, sizeof folder);
     folder_sync(folder);
@@ -332,11 +343,11 @@ static void sync_name(const char *path) {
 
 status out_file_commit(out_file *f) {
     status st = flush(f);
-    if (st == OK && fsync(f->fd) != 0) st = write_failed(f);
+    if (st == OK && file_sync(f->fd) != 0) st = write_failed(f);
     if (st == OK) st = name_file(f);
     if (st == OK && rename(f->temporary, f->target) != 0)
         st = fail_errno("%s: cannot be put in place", f->target);
-    if (st == OK) sync_name(f->target);
+    if (st == OK) folder_sync_of(f->target);
     release(f, st == OK);
     return st;
 }
@@ -363,7 +374,7 @@ status folder_create(const char *path, bool *out_created) {
         part[i] = '\0';
         is_made = mkdir(part, 0777) == 0;
         if (!is_made && errno != EEXIST) return fail_errno("%s: cannot be created", part);
-        if (is_made) sync_name(part);
+        if (is_made) folder_sync_of(part);
         part[i] = kept;
     }
     if (!folder_exists(path)) return fail(ERR_IO, "%s: exists but is not a folder", path);

@@ -60,6 +60,9 @@ status out_file_write_at(out_file *f, uint64_t offset, const void *bytes, size_t
 /* Cuts or extends (with zeros) to `bytes`. */
 status out_file_set_size(out_file *f, uint64_t bytes);
 
+/* Nobody but the user will be able to read or write it, whatever the umask. */
+status out_file_set_private(out_file *f);
+
 /* Reads back what was written; flushes the buffer first.  Any thread, as write_at. */
 status out_file_read_at(out_file *f, uint64_t offset, void *bytes, size_t n);
 
@@ -76,9 +79,13 @@ status out_file_end(out_file *f, status st);
 /* mkdir -p, durably.  *out_created (may be NULL): whether the last level was made by this call. */
 status folder_create(const char *path, bool *out_created);
 
+/* fsync, repeated where a signal interrupts it: 0, or -1 with errno. */
+int file_sync(int fd);
+
 /* Makes the names in a folder durable: a file that was made or renamed there survives a crash once
  * this returns.  Some file systems refuse that, which is not an error. */
 void folder_sync(const char *folder);
+void folder_sync_of(const char *path); /* of the folder that the path is in */
 
 /* Removes a folder with the files in it and folders down to `depth` levels below, as far as
  * possible.  Links are removed, never followed; a link in place of the folder is removed itself. */

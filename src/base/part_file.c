@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "base/mem.h"
 
 /* Sums of up to 256 writers can be added without overflow. */
@@ -40,7 +41,7 @@ status part_file_make(const char *path, const buf *header, uint64_t bytes) {
     if (fd < 0) return write_failed(path);
     status st = ftruncate(fd, (off_t)bytes) == 0 ? OK : write_failed(path);
     if (st == OK) st = write_at(fd, path, 0, header->data, header->n_bytes);
-    if (st == OK && fsync(fd) != 0) st = write_failed(path);
+    if (st == OK && file_sync(fd) != 0) st = write_failed(path);
     if (close(fd) != 0 && st == OK) st = write_failed(path);
     return st;
 }
@@ -123,7 +124,7 @@ status part_file_check(const char *path, uint64_t begin, uint64_t sum) {
 
 status part_file_close(part_file *f, status st) {
     if (f == NULL) return st;
-    if (st == OK && fsync(f->fd) != 0) st = write_failed(f->path);
+    if (st == OK && file_sync(f->fd) != 0) st = write_failed(f->path);
     if (close(f->fd) != 0 && st == OK) st = write_failed(f->path);
     mem_free(f);
     return st;

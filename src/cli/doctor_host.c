@@ -94,7 +94,7 @@ static double write_speed(int fd) {
            write(fd, piece, DISK_PIECE) == DISK_PIECE)
         n++;
     mem_free(piece);
-    if (n == 0 || fdatasync(fd) != 0) return 0;
+    if (n == 0 || file_sync(fd) != 0) return 0;
     return (double)n * DISK_PIECE / 1e6 / ((double)(clock_ns() - start) / 1e9);
 }
 

@@ -2,6 +2,7 @@
 
 #include <arpa/inet.h>
 #include <ifaddrs.h>
+#include <inttypes.h>
 #include <net/if.h>
 #include <netdb.h>
 #include <stdio.h>
@@ -56,12 +57,15 @@ static status connect_ranks(watch **out, transport *t, const place *all, int lis
     TRY(mem_alloc((void **)&hosts, (size_t)t->size, sizeof *hosts));
     for (int r = 0; r < t->size; r++)
         memcpy(hosts[r], all[r].host, sizeof hosts[r]);
+    char secret[17]; /* MPI has told it to ranks of this job only */
+    snprintf(secret, sizeof secret, "%016" PRIx64, all[0].job);
     watch_options o = {.rank = t->rank,
                        .size = t->size,
                        .listener = listener,
                        .address = address,
                        .port = (int)all[0].port,
                        .job = all[0].job,
+                       .secret = secret,
                        .hosts = (const char(*)[WATCH_HOST_BYTES])hosts,
                        .timeout_ms = START_MS};
     status st = watch_create(out, &o);
@@ -95,7 +99,7 @@ status mpi_watch_create(watch **out, transport *t) {
     int listener = -1, port = 0;
     *out = NULL;
     gethostname(own.host, sizeof own.host - 1);
-    if (t->rank == 0 && net_listen(&listener, 0, &port) == OK) {
+    if (t->rank == 0 && net_listen(&listener, NULL, 0, &port) == OK) {
         own.port = port;
         list_addresses(&own);
         if (getrandom(&own.job, sizeof own.job, 0) != sizeof own.job) own.job = (uint64_t)getpid();

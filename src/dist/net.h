@@ -3,14 +3,17 @@
 #ifndef HSTU_DIST_NET_H
 #define HSTU_DIST_NET_H
 
+#include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #include "base/status.h"
 
 enum { NET_ADDRESS_BYTES = 64 };
 
-/* Listens on all addresses of this machine; port 0: any.  *bound is the port. */
-status net_listen(int *out, int port, int *bound);
+/* Listens at the host's address, where this machine has it, else (and for NULL) on all addresses of
+ * this machine; port 0: any.  *bound is the port. */
+status net_listen(int *out, const char *host, int port, int *bound);
 
 /* Connects, trying again until the time is over: the other side may not listen yet. */
 status net_connect(int *out, const char *host, int port, int timeout_ms);
@@ -23,5 +26,8 @@ status net_send(int fd, const void *bytes, size_t n, int timeout_ms);
 status net_receive(int fd, void *bytes, size_t n, int timeout_ms);
 
 void net_close(int *fd); /* -1 is fine; sets -1 */
+
+bool net_is_loopback(const char *address); /* as net_accept writes it */
+int64_t net_now_ms(void);                  /* of a clock that never goes back */
 
 #endif

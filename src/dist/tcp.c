@@ -210,6 +210,7 @@ static status start_watch(tcp_state *s, const tcp_start *o) {
                        .address = o->address,
                        .port = o->port,
                        .job = s->mesh.job,
+                       .secret = o->secret != NULL ? o->secret : "",
                        .hosts = (const char(*)[WATCH_HOST_BYTES])hosts,
                        .timeout_ms = o->timeout_ms > 0 ? o->timeout_ms : TCP_START_MS,
                        .silence_ms = o->silence_ms,

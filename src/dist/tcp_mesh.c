@@ -6,32 +6,12 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "base/hmac.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "dist/gate.h"
 #include "dist/tcp_int.h"
 
-enum {
-    MAGIC = 0x50545348,
-    PROTOCOL = 2,
-    HELLO_MS = 5000,
-    QUIET_MS = 3000,
-    TEXT_BYTES = 256,
-    NONCE = 16
-};
-
-typedef struct tcp_hello {
-    uint32_t magic, protocol;
-    int32_t rank, size, port, unused;
-    uint64_t job; /* 0: to be told */
-    char host[WATCH_HOST_BYTES];
-    unsigned char nonce[NONCE]; /* drawn for this connection */
-} tcp_hello;
-
-/* Rank 0 shows that it knows the secret, by a number that it cannot have seen before. */
-typedef struct tcp_challenge {
-    unsigned char nonce[NONCE], proof[HMAC_BYTES];
-} tcp_challenge;
+enum { MAGIC = 0x50545348, SEND_MS = 1000, QUIET_MS = 3000, TEXT_BYTES = 256 };
 
 /* Rank 0's answer: why the rank may not join, or "", and then the table of peers. */
 typedef struct tcp_answer {
@@ -54,65 +34,24 @@ static bool is_over(const tcp_start *o, uint64_t start) {
     return (int64_t)((clock_ns() - start) / 1000000) >= timeout_of(o);
 }
 
-static status draw(void *bytes, size_t n) {
-    if (getrandom(bytes, n, 0) == (ssize_t)n) return OK;
-    return fail_errno("random numbers of the system");
+static const char *secret_of(const tcp_start *o) {
+    return o->secret != NULL ? o->secret : "";
 }
 
-/* What rank 0 (is_first) or the rank that said hello proves itself with. */
-static void prove(const tcp_start *o, bool is_first, const tcp_hello *h,
-                  const unsigned char nonce[NONCE], unsigned char proof[HMAC_BYTES]) {
-    const char *secret = o->secret != NULL ? o->secret : "";
-    const hmac_part parts[] = {{is_first ? "rank 0" : "a rank", 6}, {nonce, NONCE}, {h, sizeof *h}};
-    hmac_sha256(secret, strlen(secret), parts, 3, proof);
-}
-
-/* On rank 0: whether the rank that said hello knows the secret. */
-static bool is_known(const tcp_start *o, int fd, const tcp_hello *h) {
-    tcp_challenge c;
-    unsigned char want[HMAC_BYTES], got[HMAC_BYTES];
-    if (draw(c.nonce, sizeof c.nonce) != OK) return false;
-    prove(o, true, h, c.nonce, c.proof);
-    prove(o, false, h, c.nonce, want);
-    return net_send(fd, &c, sizeof c, HELLO_MS) == OK &&
-           net_receive(fd, got, sizeof got, HELLO_MS) == OK && hmac_equal(got, want);
-}
-
-/* On the rank that said hello: both sides prove themselves, rank 0 first. */
-static status meet_first(const tcp_start *o, int fd, const tcp_hello *h, int timeout_ms) {
-    tcp_challenge c;
-    unsigned char proof[HMAC_BYTES];
-    TRY(net_receive(fd, &c, sizeof c, timeout_ms));
-    prove(o, true, h, c.nonce, proof);
-    if (!hmac_equal(proof, c.proof))
-        return fail(ERR_CONFIG, "it does not know the HSTU_JOB_SECRET of this rank: set the same "
-                                "one for all ranks, or none");
-    prove(o, false, h, c.nonce, proof);
-    return net_send(fd, proof, sizeof proof, timeout_ms);
-}
-
-static tcp_hello hello_of(const tcp_mesh *m, const tcp_start *o) {
-    tcp_hello h = {.magic = MAGIC,
-                   .protocol = PROTOCOL,
-                   .rank = o->rank,
-                   .size = o->size,
-                   .port = m->peer[o->rank].port,
-                   .job = m->job};
+static gate_hello hello_of(const tcp_mesh *m, const tcp_start *o, gate_kind kind) {
+    gate_hello h = {.rank = o->rank,
+                    .size = o->size,
+                    .port = m->peer[o->rank].port,
+                    .kind = kind,
+                    .job = m->job};
     memcpy(h.host, m->peer[o->rank].host, sizeof h.host);
     return h;
 }
 
-/* A hello of something that speaks our language; others are not worth a word. */
-static bool read_hello(int fd, tcp_hello *h) {
-    if (net_receive(fd, h, sizeof *h, HELLO_MS) != OK || h->magic != MAGIC) return false;
-    h->host[sizeof h->host - 1] = '\0';
-    return true;
-}
-
-static const char *why_not(const tcp_mesh *m, const tcp_start *o, const tcp_hello *h,
+static const char *why_not(const tcp_mesh *m, const tcp_start *o, const gate_hello *h,
                            char text[TEXT_BYTES]) {
     text[0] = '\0';
-    if (h->protocol != PROTOCOL)
+    if (h->protocol != GATE_PROTOCOL)
         snprintf(text, TEXT_BYTES, "a process on %s has another version of hstu than rank 0",
                  h->host);
     else if (h->size != o->size)
@@ -127,37 +66,20 @@ static const char *why_not(const tcp_mesh *m, const tcp_start *o, const tcp_hell
     return text[0] != '\0' ? text : NULL;
 }
 
-static bool is_loopback(const char *address) {
-    return strncmp(address, "127.", 4) == 0 || strcmp(address, "::1") == 0 ||
-           strncmp(address, "::ffff:127.", 11) == 0;
-}
-
-/* A rank has reported: it is noted, or sent away, which ends the job. */
-static status note_rank(tcp_mesh *m, const tcp_start *o, int fd, const char *address) {
-    tcp_hello h;
+/* A rank has reported: it is noted, or sent away, which ends the job: it knows the secret. */
+static status note_rank(tcp_mesh *m, const tcp_start *o, gate_guest *g) {
+    const gate_hello *h = &g->hello;
     tcp_answer answer = {.magic = MAGIC};
-    if (!read_hello(fd, &h)) {
-        net_close(&fd);
-        return OK;
-    }
-    if (h.protocol == PROTOCOL && !is_known(o, fd, &h)) {
-        log_warn(
-            "a process at %s that says to be rank %d does not know the HSTU_JOB_SECRET; it was "
-            "sent away",
-            address, h.rank);
-        net_close(&fd);
-        return OK;
-    }
-    if (why_not(m, o, &h, answer.text) != NULL) {
-        (void)net_send(fd, &answer, sizeof answer, HELLO_MS);
-        net_close(&fd);
+    if (why_not(m, o, h, answer.text) != NULL) {
+        (void)net_send(g->fd, &answer, sizeof answer, SEND_MS);
+        net_close(&g->fd);
         return fail(ERR_CONFIG, "%s", answer.text);
     }
-    tcp_peer *p = &m->peer[h.rank];
-    m->fd[h.rank] = fd;
-    memcpy(p->host, h.host, sizeof p->host);
-    p->port = h.port;
-    if (!is_loopback(address)) snprintf(p->address, sizeof p->address, "%s", address);
+    tcp_peer *p = &m->peer[h->rank];
+    m->fd[h->rank] = g->fd;
+    memcpy(p->host, h->host, sizeof p->host);
+    p->port = h->port;
+    if (!net_is_loopback(g->address)) snprintf(p->address, sizeof p->address, "%s", g->address);
     return OK;
 }
 
@@ -169,28 +91,32 @@ static void list_missing(const tcp_mesh *m, char text[TEXT_BYTES]) {
         if (m->fd[r] < 0) n += (size_t)snprintf(text + n, TEXT_BYTES - n, " %d", r);
 }
 
-static status gather_ranks(tcp_mesh *m, const tcp_start *o, uint64_t start) {
+static status gather_ranks(tcp_mesh *m, const tcp_start *o, gate *at, uint64_t start) {
     bool is_said = false;
     for (int n = 0; n < m->size - 1;) {
-        char address[NET_ADDRESS_BYTES], missing[TEXT_BYTES];
-        int fd;
+        char missing[TEXT_BYTES];
+        gate_guest g;
         list_missing(m, missing);
         if (is_over(o, start))
             return fail(ERR_IO, "of %d ranks these did not report to port %d within %d s:%s",
                         m->size, o->port, timeout_of(o) / 1000, missing);
         int left = left_of(o, start);
-        if (net_accept(&fd, m->listener, is_said || left < QUIET_MS ? left : QUIET_MS, address) ==
-            OK) {
-            TRY(note_rank(m, o, fd, address));
+        TRY(gate_next(at, is_said || left < QUIET_MS ? left : QUIET_MS, &g));
+        if (g.fd >= 0 && g.hello.kind != GATE_REPORT) { /* of an earlier start */
+            net_close(&g.fd);
+        } else if (g.fd >= 0) {
+            TRY(note_rank(m, o, &g));
+            n++;
         } else if (!is_said) {
-            log_info("rank 0 waits at port %d for%s of %d ranks, %d s more at most", o->port,
-                     missing, m->size, left_of(o, start) / 1000);
+            log_info("rank 0 waits at %s, port %d for%s of %d ranks, %d s more at most", o->address,
+                     o->port, missing, m->size, left_of(o, start) / 1000);
             is_said = true;
         }
-        n = 0;
-        for (int r = 1; r < m->size; r++)
-            n += m->fd[r] >= 0;
     }
+    return OK;
+}
+
+static status answer_ranks(const tcp_mesh *m, const tcp_start *o, uint64_t start) {
     tcp_answer answer = {.magic = MAGIC, .job = m->job};
     for (int r = 1; r < m->size; r++) {
         TRY(net_send(m->fd[r], &answer, sizeof answer, left_of(o, start)));
@@ -200,13 +126,9 @@ static status gather_ranks(tcp_mesh *m, const tcp_start *o, uint64_t start) {
 }
 
 static status report(tcp_mesh *m, const tcp_start *o, uint64_t start) {
-    tcp_hello h = hello_of(m, o);
+    gate_hello h = hello_of(m, o, GATE_REPORT);
     tcp_answer answer;
-    TRY(draw(h.nonce, sizeof h.nonce));
-    status st = net_connect(&m->fd[0], o->address, o->port, left_of(o, start));
-    if (st != OK) return fail_prefix(st, "rank 0 (MASTER_ADDR, MASTER_PORT)");
-    TRY(net_send(m->fd[0], &h, sizeof h, left_of(o, start)));
-    st = meet_first(o, m->fd[0], &h, left_of(o, start));
+    status st = gate_enter(&m->fd[0], o->address, o->port, secret_of(o), &h, left_of(o, start));
     if (st == OK) st = net_receive(m->fd[0], &answer, sizeof answer, left_of(o, start));
     if (st != OK)
         return fail_prefix(st, "rank 0 at %s, port %d (MASTER_ADDR, MASTER_PORT)", o->address,
@@ -226,35 +148,45 @@ static status report(tcp_mesh *m, const tcp_start *o, uint64_t start) {
 
 /* Ranks between 0 and this one are called, those after it call. */
 static status call_others(tcp_mesh *m, const tcp_start *o, uint64_t start) {
-    tcp_hello h = hello_of(m, o);
+    gate_hello h = hello_of(m, o, GATE_PEER);
     for (int r = 1; r < o->rank; r++) {
         const tcp_peer *p = &m->peer[r];
         const char *address = p->address[0] != '\0' ? p->address : o->address;
-        status st = net_connect(&m->fd[r], address, p->port, left_of(o, start));
-        if (st == OK) st = net_send(m->fd[r], &h, sizeof h, left_of(o, start));
+        status st = gate_enter(&m->fd[r], address, p->port, secret_of(o), &h, left_of(o, start));
         if (st != OK) return fail_prefix(st, "rank %d on %s", r, p->host);
     }
     return OK;
 }
 
-static status wait_for_others(tcp_mesh *m, const tcp_start *o, uint64_t start) {
+static status wait_for_others(tcp_mesh *m, const tcp_start *o, gate *at, uint64_t start) {
     for (int n = o->rank + 1; n < m->size;) {
-        char address[NET_ADDRESS_BYTES];
-        tcp_hello h;
-        int fd;
+        gate_guest g;
+        const gate_hello *h = &g.hello;
         if (is_over(o, start))
             return fail(ERR_IO, "%d ranks did not connect to rank %d on %s within %d s",
                         m->size - n, o->rank, m->peer[o->rank].host, timeout_of(o) / 1000);
-        if (net_accept(&fd, m->listener, left_of(o, start), address) != OK) continue;
-        if (!read_hello(fd, &h) || h.job != m->job || h.rank <= o->rank || h.rank >= m->size ||
-            m->fd[h.rank] >= 0) {
-            net_close(&fd);
+        TRY(gate_next(at, left_of(o, start), &g));
+        if (g.fd < 0) continue;
+        if (h->kind != GATE_PEER || h->job != m->job || h->rank <= o->rank || h->rank >= m->size ||
+            m->fd[h->rank] >= 0) {
+            net_close(&g.fd);
             continue;
         }
-        m->fd[h.rank] = fd;
+        m->fd[h->rank] = g.fd;
         n++;
     }
     return OK;
+}
+
+static status connect_ranks(tcp_mesh *m, const tcp_start *o, gate *at, uint64_t start) {
+    if (o->rank == 0) {
+        if (getrandom(&m->job, sizeof m->job, 0) != sizeof m->job) m->job = clock_ns();
+        TRY(gather_ranks(m, o, at, start));
+        return answer_ranks(m, o, start);
+    }
+    TRY(report(m, o, start));
+    TRY(call_others(m, o, start));
+    return wait_for_others(m, o, at, start);
 }
 
 status tcp_mesh_open(tcp_mesh *m, const tcp_start *o) {
@@ -265,19 +197,17 @@ status tcp_mesh_open(tcp_mesh *m, const tcp_start *o) {
     for (int r = 0; r < m->size; r++)
         m->fd[r] = -1;
     TRY(MEM_NEW(&m->peer, (size_t)m->size));
-    status st = net_listen(&m->listener, o->rank == 0 ? o->port : 0, &port);
+    status st = net_listen(&m->listener, o->address, o->rank == 0 ? o->port : 0, &port);
     if (st != OK && o->rank == 0)
         return fail_prefix(st, "MASTER_PORT (another job may use it: take another port)");
     TRY(st);
     m->peer[o->rank].port = port;
     gethostname(m->peer[o->rank].host, WATCH_HOST_BYTES - 1);
-    if (o->rank == 0) {
-        if (getrandom(&m->job, sizeof m->job, 0) != sizeof m->job) m->job = clock_ns();
-        return gather_ranks(m, o, start);
-    }
-    TRY(report(m, o, start));
-    TRY(call_others(m, o, start));
-    return wait_for_others(m, o, start);
+    gate *at;
+    TRY(gate_create(&at, m->listener, secret_of(o)));
+    st = connect_ranks(m, o, at, start);
+    gate_destroy(at);
+    return st;
 }
 
 void tcp_mesh_close(tcp_mesh *m) {

@@ -16,7 +16,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/waits.h"
-#include "dist/net.h"
+#include "dist/gate.h"
 
 enum { MAGIC = 0x57545348, HELLO_MS = 5000, TURN_MS = 50, MOST_MS = 200, TEXT_BYTES = 512 };
 enum { STALL_SECONDS = 120 }; /* one message may take long in a slow network */
@@ -26,7 +26,7 @@ typedef enum { HELLO, BEAT, BYE, FAILED, LOST_CLOSED, LOST_SILENT, STANDING } be
 typedef struct beat {
     uint32_t magic, kind;
     uint64_t step; /* 1 + the last step; 0: none yet */
-    uint64_t job;  /* of a HELLO; of a BEAT what the rank waits for: base/waits.h */
+    uint64_t wait; /* of a BEAT: base/waits.h */
     int64_t rank;  /* whose step it is */
 } beat;
 
@@ -72,7 +72,7 @@ static void send_beat(const watch *w, watch_link *l, beat_kind kind, int64_t ran
     beat b = {.magic = MAGIC,
               .kind = (uint32_t)kind,
               .step = step,
-              .job = waits_read(&w->wait),
+              .wait = waits_read(&w->wait),
               .rank = rank};
     if (l->fd < 0 || l->is_over) return;
     /* A full buffer means that the other side does not read: it will be missed soon enough. */
@@ -117,8 +117,8 @@ static void take_beat(watch *w, watch_link *l, const beat *b) {
     if (b->magic != MAGIC || !is_rank) return;
     if (b->kind == BEAT) {
         l->step = b->step;
-        l->has_moved = l->has_moved || waits_kind(b->job) == WAIT_NONE || b->job != l->wait;
-        l->wait = b->job;
+        l->has_moved = l->has_moved || waits_kind(b->wait) == WAIT_NONE || b->wait != l->wait;
+        l->wait = b->wait;
     }
     if (b->kind == BYE) l->is_over = true;
     if (b->kind == FAILED) {
@@ -234,41 +234,49 @@ static watch_link *find_link(watch *w, int64_t rank) {
     return NULL;
 }
 
-/* Something that is not a rank of the job is sent away. */
-static void welcome(watch *w, const watch_options *o, int fd, int *n) {
-    beat b;
-    watch_link *l = NULL;
-    if (net_receive(fd, &b, sizeof b, HELLO_MS) == OK && b.magic == MAGIC && b.kind == HELLO &&
-        b.job == o->job)
-        l = find_link(w, b.rank);
-    if (l == NULL || l->fd >= 0 || net_send(fd, &b, sizeof b, HELLO_MS) != OK) {
-        net_close(&fd);
+static void welcome(watch *w, const watch_options *o, gate_guest *g, int *n) {
+    bool is_ours = g->hello.kind == GATE_WATCH && g->hello.job == o->job;
+    watch_link *l = is_ours ? find_link(w, g->hello.rank) : NULL;
+    if (l == NULL || l->fd >= 0) {
+        net_close(&g->fd);
         return;
     }
-    l->fd = fd;
+    l->fd = g->fd;
     ++*n;
 }
 
-static status connect_all(watch *w, const watch_options *o) {
-    uint64_t start = clock_ns();
+/* All learn that all have come: from then on silence counts. */
+static status connect_all(watch *w, const watch_options *o, gate *at) {
+    int64_t end = net_now_ms() + o->timeout_ms;
+    beat go = {.magic = MAGIC, .kind = HELLO};
     for (int n = 0; n < w->n_links;) {
-        char address[NET_ADDRESS_BYTES];
-        int fd, spent = (int)((clock_ns() - start) / 1000000);
-        if (spent >= o->timeout_ms)
+        gate_guest g;
+        int64_t left = end - net_now_ms();
+        if (left <= 0)
             return fail(ERR_IO, "%d of %d ranks did not join in %d s", w->n_links - n, w->size,
                         o->timeout_ms / 1000);
-        if (net_accept(&fd, o->listener, o->timeout_ms - spent, address) == OK)
-            welcome(w, o, fd, &n);
+        TRY(gate_next(at, (int)left, &g));
+        if (g.fd >= 0) welcome(w, o, &g, &n);
     }
+    for (int i = 0; i < w->n_links; i++)
+        TRY(net_send(w->link[i].fd, &go, sizeof go, HELLO_MS));
     return OK;
 }
 
+static status open_gate(watch *w, const watch_options *o) {
+    gate *at;
+    TRY(gate_create(&at, o->listener, o->secret));
+    status st = connect_all(w, o, at);
+    gate_destroy(at);
+    return st;
+}
+
 static status connect_first(watch *w, const watch_options *o) {
-    beat b = {.magic = MAGIC, .kind = HELLO, .job = o->job, .rank = o->rank}, answer;
+    gate_hello h = {.rank = o->rank, .size = o->size, .kind = GATE_WATCH, .job = o->job};
+    beat go;
     int *fd = &w->link[0].fd;
-    TRY(net_connect(fd, o->address, o->port, o->timeout_ms));
-    TRY(net_send(*fd, &b, sizeof b, o->timeout_ms));
-    status st = net_receive(*fd, &answer, sizeof answer, o->timeout_ms);
+    status st = gate_enter(fd, o->address, o->port, o->secret, &h, o->timeout_ms);
+    if (st == OK) st = net_receive(*fd, &go, sizeof go, o->timeout_ms);
     return st == OK ? OK : fail_prefix(st, "rank 0 on %s", w->hosts[0]);
 }
 
@@ -280,7 +288,7 @@ static status begin(watch *w, const watch_options *o) {
     TRY(MEM_NEW(&w->polls, (size_t)w->n_links));
     TRY(mem_alloc((void **)&w->hosts, n, sizeof *w->hosts));
     memcpy(w->hosts, o->hosts, n * sizeof *w->hosts);
-    TRY(w->rank == 0 ? connect_all(w, o) : connect_first(w, o));
+    TRY(w->rank == 0 ? open_gate(w, o) : connect_first(w, o));
     if (pthread_create(&w->thread, NULL, watch_main, w) != 0)
         return fail(ERR_IO, "no thread for the heartbeats");
     w->has_thread = true;

@@ -27,7 +27,8 @@ typedef struct watch_options {
     int listener;        /* rank 0: a socket that listens; stays the caller's */
     const char *address; /* of rank 0, for the others */
     int port;
-    uint64_t job;                          /* a number that only ranks of this job know */
+    uint64_t job;                          /* the number of this start */
+    const char *secret;                    /* that all ranks know */
     const char (*hosts)[WATCH_HOST_BYTES]; /* (size) */
     int timeout_ms, silence_ms;
     bool is_patient; /* for tests: the thread never ends the process */

@@ -288,20 +288,13 @@ static status log_each(embed_store *base, embed_visit visit, void *ctx) {
 static status log_flush(embed_store *base) {
     log_store *s = (log_store *)base;
     record mark = make_mark(s->end);
-    if (fdatasync(s->file) != 0) return fail_errno("%s: fsync", s->path);
+    if (file_sync(s->file) != 0) return fail_errno("%s: fsync", s->path);
     if (s->end > s->marked && append(s, &mark, sizeof mark) == OK) s->marked = s->end;
     return OK;
 }
 
 static status copy_piece(void *ctx, const embed_rows *rows) {
     return append_rows(ctx, rows);
-}
-
-/* Makes the name of the log durable, after creating or renaming the file. */
-static void sync_name(const log_store *s) {
-    char folder[PATH_BYTES];
-    snprintf(folder, sizeof folder, "%.*s", (int)(strrchr(s->path, '/') - s->path), s->path);
-    folder_sync(folder);
 }
 
 /* Writes the live rows to a second log and, when it is complete, renames it over this one: durably,
@@ -334,7 +327,7 @@ static status compact(log_store *s) {
         s->marked = fresh->marked;
         gone->file = file;
         gone->map = map;
-        sync_name(s);
+        folder_sync_of(s->path);
     }
     if (gone->file >= 0) close(gone->file);
     key_map_fini(&gone->map);
@@ -418,7 +411,7 @@ status embed_store_open_log(embed_store **out, const char *folder, int32_t n_flo
     if (st == OK) st = key_map_init(&s->map);
     if (st == OK) st = open_file(s);
     if (st == OK) st = learn_log(s);
-    if (st == OK) sync_name(s);
+    if (st == OK) folder_sync_of(s->path);
     if (st != OK) {
         log_destroy(&s->base);
         return st;

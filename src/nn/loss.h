@@ -30,12 +30,11 @@ typedef struct loss_config {
 
 /* Memory of one training pass. */
 typedef struct loss_acts {
-    int64_t max_negatives; /* elements of one piece of `negative` */
-    int64_t max_rows;      /* losses of one piece */
-    staged_i32 negative;   /* rows of a piece, R each: item - 1 */
-    staged_i32 pool;       /* in-batch: distinct labels of the batch, ascending */
-    uint8_t *is_label;     /* (V) host */
-    void *scratch;         /* of the sampled softmax */
+    int32_t max_rows;    /* losses of one piece */
+    staged_i32 negative; /* rows of a piece, R each: item - 1 */
+    staged_i32 pool;     /* in-batch: distinct labels of the batch, ascending */
+    uint8_t *is_label;   /* (V) host */
+    void *scratch;       /* of the sampled softmax */
 } loss_acts;
 
 /* The rows of a batch. */

@@ -18,14 +18,13 @@ status sampled_loss_alloc(loss_acts *a, const loss_config *c, const nn_room *roo
     backend *be = room->memory->be;
     char *scratch;
     if (rows > room->max_loss) rows = at_least_1(room->max_loss);
-    a->max_negatives = rows * r;
-    a->max_rows = rows;
+    a->max_rows = (int32_t)rows;
     size_t bytes = be->ops->sampled_softmax_scratch(be, rows, (int32_t)r, c->width, c->n_items);
     TRY(NN_NEW(room->memory, &scratch, (int64_t)bytes));
     a->scratch = scratch;
     TRY(STAGED_NEW(room->memory, &a->pool, n_pool));
     TRY(NN_NEW_HOST(room->memory, &a->is_label, n_pool));
-    return STAGED_NEW(room->memory, &a->negative, a->max_negatives);
+    return STAGED_NEW(room->memory, &a->negative, rows * r);
 }
 
 /* The distinct labels, ascending; returns their number.  *n_loss: the loss positions. */
@@ -109,11 +108,9 @@ status sampled_loss_train(const loss_config *c, const loss_acts *a, backend *be,
         TRY(STAGED_SEND(be, &a->pool, s.n_pool));
     }
     if (s.n_negatives == 0) s.n_negatives = n_loss;
-    /* With fewer negatives than the most, the scratch memory still has room for max_rows only. */
-    int64_t n_rows = at_least_1(a->max_negatives / at_least_1(s.n_negatives));
-    if (n_rows > a->max_rows) n_rows = a->max_rows;
+    /* A whole batch has at most as many loss positions as the memory was made for. */
     for (s.first = 0; s.first < p->n_loss; s.first += s.n) {
-        s.n = p->n_loss - s.first < n_rows ? p->n_loss - s.first : (int32_t)n_rows;
+        s.n = p->n_loss - s.first < a->max_rows ? p->n_loss - s.first : a->max_rows;
         TRY(draw(c, a, be, p, &s, rows));
         TRY(train_piece(c, a, be, p, &s, rows));
     }

@@ -1,8 +1,9 @@
 #include "tune/kernel_cache.h"
 
-#include <errno.h>
+#include <limits.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -23,16 +24,32 @@ typedef struct trailer {
 static const char magic[8] = "hstuker1";
 
 /* Another user who can write there could have us run his code. */
-static status check_owner(const char *folder) {
+static bool is_ours(const struct stat *s) {
+    return s->st_uid == geteuid() && (s->st_mode & (S_IWGRP | S_IWOTH)) == 0;
+}
+
+/* A link is followed now, and not again when code is loaded. */
+static status check_folder(kernel_cache *k) {
     struct stat s;
-    if (stat(folder, &s) != 0) return fail_errno("%s", folder);
-    if (s.st_uid != geteuid() || (s.st_mode & (S_IWGRP | S_IWOTH)) != 0)
-        return fail(ERR_IO,
-                    "%s: code is loaded from this folder, so it must be yours and not writable by "
-                    "others (chmod go-w), "
-                    "or choose another with --cache",
-                    folder);
-    return OK;
+    char path[PATH_MAX];
+    bool is_there = lstat(k->folder, &s) == 0;
+    if (is_there && S_ISLNK(s.st_mode)) {
+        is_there = realpath(k->folder, path) != NULL && lstat(path, &s) == 0;
+        if (is_there) snprintf(k->folder, sizeof k->folder, "%s", path);
+    }
+    if (!is_there) return fail_errno("%s", k->folder);
+    if (is_ours(&s)) return OK;
+    return fail(ERR_IO,
+                "%s: code is loaded from this folder, so it must be yours and not writable by "
+                "others (chmod go-w), or choose another with --cache",
+                k->folder);
+}
+
+/* Whether there is an entry that only this user can have written: one that was put there while the
+ * folder was open to others, or a link, counts as missing and is replaced. */
+static bool has_entry(const char *path) {
+    struct stat s;
+    return lstat(path, &s) == 0 && S_ISREG(s.st_mode) && is_ours(&s);
 }
 
 status kernel_cache_open(kernel_cache *k, const char *folder) {
@@ -46,7 +63,7 @@ status kernel_cache_open(kernel_cache *k, const char *folder) {
     if (st != OK)
         return fail_prefix(st, "the cache of compiled kernels (--cache chooses another folder)");
     if (is_new) (void)chmod(k->folder, 0700);
-    return check_owner(k->folder);
+    return check_folder(k);
 }
 
 kernel_key kernel_key_of(const buf *source, const char *compiler) {
@@ -85,7 +102,7 @@ status kernel_cache_find(const kernel_cache *k, const kernel_key *key, const cha
     size_t n;
     *is_found = false;
     TRY(path_of(k, key, suffix, at));
-    if (!file_exists(at)) return OK;
+    if (!has_entry(at)) return OK;
     status st = file_read_all(at, MAX_ENTRY, &bytes, &n);
     if (st == ERR_NOMEM) return st;
     if (st != OK) return OK; /* unreadable: compiled again, and replaced */
@@ -105,6 +122,7 @@ status kernel_cache_store(const kernel_cache *k, const kernel_key *key, const ch
     memcpy(t.magic, magic, sizeof magic);
     TRY(path_of(k, key, suffix, path));
     status st = out_file_create(&f, path);
+    if (st == OK) st = out_file_set_private(f);
     if (st == OK) st = out_file_write(f, bytes, n);
     if (st == OK) st = out_file_write(f, &t, sizeof t);
     return out_file_end(f, st);

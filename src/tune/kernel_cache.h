@@ -3,8 +3,8 @@
  * An entry is named by a 128-bit hash of everything that its code depends on: the source text
  * (operators, shapes, tile parameters), the architecture and the compiler.  It appears whole or not
  * at all, and ends with a checksum: a damaged entry counts as missing and is replaced.  Code is
- * loaded from here, so the folder must belong to the user and be writable by nobody else. Any
- * thread, any number of processes. */
+ * loaded from here, so the folder must belong to the user and be writable by nobody else; an entry
+ * of which that is not true counts as missing, too.  Any thread, any number of processes. */
 #ifndef HSTU_TUNE_KERNEL_CACHE_H
 #define HSTU_TUNE_KERNEL_CACHE_H
 
@@ -29,8 +29,8 @@ status kernel_cache_open(kernel_cache *k, const char *folder);
  * architecture). */
 kernel_key kernel_key_of(const buf *source, const char *compiler);
 
-/* Reads the entry NAME.suffix; *is_found is false where there is none, or a damaged one.  `path`
- * (4096 bytes, may be NULL) is where it is. */
+/* Reads the entry NAME.suffix; *is_found is false where there is none, a damaged one, or one
+ * that others could have written.  `path` (4096 bytes, may be NULL) is where it is. */
 status kernel_cache_find(const kernel_cache *k, const kernel_key *key, const char *suffix, buf *out,
                          bool *is_found, char *path);
 

@@ -117,7 +117,7 @@ status columns_fail_missing(const char *file, csv_role role, const char *const *
                 role == ROLE_TIME ? ", or keep the order of the file with --time-col none" : "");
 }
 
-/* Whether more than a tenth of a column are not integers, or would lose their leading zeros. */
+/* Whether more than a tenth of a column are no numbers as ids are. */
 static bool has_texts(const sample *s, int col) {
     int n_texts = 0, n = 0;
     for (int i = 0; i < s->n_rows; i++) {
@@ -125,8 +125,7 @@ static bool has_texts(const sample *s, int col) {
         int64_t value;
         if (f->text == NULL || f->n_bytes == 0) continue;
         n++;
-        n_texts += number_read(f->text, f->n_bytes, &value) != NUMBER_WHOLE ||
-                   (f->n_bytes > 1 && f->text[0] == '0');
+        n_texts += number_read_id(f->text, f->n_bytes, &value) != NUMBER_WHOLE;
     }
     return n_texts * 10 > n;
 }

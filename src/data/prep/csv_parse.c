@@ -150,9 +150,10 @@ static char *take_slow(row_reader *r, char *at, csv_row *row) {
 
 /* The fast paths take the position in the text and return the position after the field, or NULL, so
  * that the position stays in a register; the slow path keeps it in the reader. */
-static inline char *take_int(row_reader *r, char *at, int64_t *out, csv_row *row) {
+static inline char *take_id(row_reader *r, char *at, int64_t *out, csv_row *row) {
     char *end = fast_digits(at, out);
-    return end != NULL && is_field_end(r, end) ? end : take_slow(r, at, row);
+    bool is_plain = at[*at == '-'] != '0' || end == at + 1; /* neither 01 nor -0 */
+    return end != NULL && is_plain && is_field_end(r, end) ? end : take_slow(r, at, row);
 }
 
 static inline char *take_time(row_reader *r, char *at, csv_row *row) {
@@ -195,9 +196,9 @@ static inline char *take_role(row_reader *r, char *at, csv_row *row) {
     case ROLE_SKIP:
         return skip_field(r, at);
     case ROLE_USER:
-        return t->has_text_users ? take_slow(r, at, row) : take_int(r, at, &row->user, row);
+        return t->has_text_users ? take_slow(r, at, row) : take_id(r, at, &row->user, row);
     case ROLE_ITEM:
-        return t->has_text_items ? take_slow(r, at, row) : take_int(r, at, &row->item, row);
+        return t->has_text_items ? take_slow(r, at, row) : take_id(r, at, &row->item, row);
     case ROLE_TIME:
         return take_time(r, at, row);
     case ROLE_ACTION:

@@ -127,11 +127,9 @@ status dictionary_text(dictionary *d, const char *text, size_t n, uint32_t *out)
 status dictionary_parse(dictionary *d, const char *text, size_t n, uint32_t *out) {
     int64_t id;
     if (d->is_text) return dictionary_text(d, text, n, out);
-    number_kind kind = number_read(text, n, &id);
+    number_kind kind = number_read_id(text, n, &id);
     if (kind != NUMBER_WHOLE)
-        return fail(ERR_FORMAT, "'%.*s' %s", n < 40 ? (int)n : 40, text,
-                    kind == NUMBER_TOO_LARGE ? "does not fit a 64-bit number"
-                                             : "is not a whole number");
+        return fail(ERR_FORMAT, "'%.*s' %s", n < 40 ? (int)n : 40, text, number_fault(kind));
     return dictionary_number(d, id, out);
 }
 

@@ -126,23 +126,10 @@ static status verify(transfer *t) {
                 t->url, hex, t->md5);
 }
 
-/* Makes the rename durable too; not every file system can sync a folder, so failures are ignored.
- */
-static void sync_folder(const char *path) {
-    char folder[PATH_BYTES];
-    snprintf(folder, sizeof folder, "%s", path);
-    char *slash = strrchr(folder, '/');
-    if (slash != NULL) slash[slash == folder] = '\0';
-    int fd = open(slash != NULL ? folder : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0) return;
-    (void)fsync(fd);
-    close(fd);
-}
-
 static status publish(transfer *t, const char *path) {
-    if (fsync(t->fd) != 0) return fail_errno("%s cannot be written", t->part);
+    if (file_sync(t->fd) != 0) return fail_errno("%s cannot be written", t->part);
     if (rename(t->part, path) != 0) return fail_errno("%s cannot become %s", t->part, path);
-    sync_folder(path);
+    folder_sync_of(path);
     return OK;
 }
 

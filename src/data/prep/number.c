@@ -18,3 +18,16 @@ number_kind number_read(const char *text, size_t n, int64_t *out) {
     *out = value;
     return NUMBER_WHOLE;
 }
+
+number_kind number_read_id(const char *text, size_t n, int64_t *out) {
+    number_kind kind = number_read(text, n, out);
+    size_t first = n > 0 && text[0] == '-';
+    return kind != NUMBER_NOT_WHOLE && n > 1 && text[first] == '0' ? NUMBER_NOT_PLAIN : kind;
+}
+
+const char *number_fault(number_kind kind) {
+    return kind == NUMBER_TOO_LARGE   ? "does not fit a 64-bit number"
+           : kind == NUMBER_NOT_PLAIN ? "is not a whole number as one is written, without zeros "
+                                        "before it"
+                                      : "is not a whole number";
+}

@@ -64,14 +64,17 @@ typedef struct seqs_reader {
     size_t n_blocks, block_capacity;
 } seqs_reader;
 
+static status read_id(const csv_field *f, int64_t *out) {
+    char text[64];
+    number_kind kind = number_read_id(f->text, f->n_bytes, out);
+    if (kind == NUMBER_WHOLE) return OK;
+    return fail(ERR_FORMAT, "'%s' %s; for string ids use --string-ids",
+                csv_excerpt(text, f->text, f->n_bytes), number_fault(kind));
+}
+
 static status push_item(seqs_reader *r, worker_scratch *w, const csv_field *element) {
     row_event e = {.item_text = element->text, .item_bytes = element->n_bytes};
-    if (!r->layout.has_text_items &&
-        number_read(element->text, element->n_bytes, &e.item) != NUMBER_WHOLE) {
-        char text[64];
-        return fail(ERR_FORMAT, "'%s' is not a 64-bit number; for string ids use --string-ids",
-                    csv_excerpt(text, element->text, element->n_bytes));
-    }
+    if (!r->layout.has_text_items) TRY(read_id(element, &e.item));
     TRY(MEM_RESERVE(&w->event, &w->event_capacity, w->n_events + 1));
     w->event[w->n_events++] = e;
     return OK;
@@ -131,12 +134,7 @@ static status append_text(buf *b, const csv_field *f) {
 static status read_user(seqs_reader *r, worker_scratch *w, row_user *u) {
     u->id = w->fields[r->column[ROLE_USER]];
     if (u->id.n_bytes == 0) return fail(ERR_FORMAT, "it is empty");
-    if (r->layout.has_text_users ||
-        number_read(u->id.text, u->id.n_bytes, &u->number) == NUMBER_WHOLE)
-        return OK;
-    char text[64];
-    return fail(ERR_FORMAT, "'%s' is not a 64-bit number; for string ids use --string-ids",
-                csv_excerpt(text, u->id.text, u->id.n_bytes));
+    return r->layout.has_text_users ? OK : read_id(&u->id, &u->number);
 }
 
 static status read_fields(seqs_reader *r, worker_scratch *w) {

@@ -5,11 +5,7 @@
 #include "data/prep/action_map.h"
 #include "data/prep/number.h"
 
-/* The fault of a text that must be one integer. */
-static field_fault parse_int(const csv_field *f, int64_t *out) {
-    static const field_fault faults[] = {FIELD_FINE, FIELD_NOT_WHOLE, FIELD_TOO_LARGE};
-    return faults[number_read(f->text, f->n_bytes, out)];
-}
+static const field_fault faults[] = {FIELD_FINE, FIELD_NOT_WHOLE, FIELD_TOO_LARGE, FIELD_NOT_PLAIN};
 
 /* Cuts "digits.zeros" to its digits; -1 in *half where the fraction is neither 0 nor 5. */
 static size_t cut_fraction(const char *text, size_t n, int *half) {
@@ -67,7 +63,7 @@ static field_fault set_action(const csv_layout *t, const csv_field *f, uint16_t 
 
 static field_fault set_bit(const csv_field *f, int bit, uint16_t *action) {
     int64_t value = 0;
-    field_fault fault = parse_int(f, &value);
+    field_fault fault = faults[number_read(f->text, f->n_bytes, &value)];
     *action = (uint16_t)(*action | (value != 0) << bit);
     return fault;
 }
@@ -88,9 +84,9 @@ field_fault row_set(const csv_layout *t, csv_role role, const csv_field *field, 
     if (f.n_bytes == 0) return FIELD_EMPTY;
     switch (role) {
     case ROLE_USER:
-        return parse_int(&f, &row->user);
+        return faults[number_read_id(field->text, field->n_bytes, &row->user)];
     case ROLE_ITEM:
-        return parse_int(&f, &row->item);
+        return faults[number_read_id(field->text, field->n_bytes, &row->item)];
     case ROLE_TIME:
         return time_parse(&t->times, f.text, f.n_bytes, &row->time, &row->time_digits) == TIME_FINE
                    ? FIELD_FINE
@@ -116,11 +112,11 @@ static status fail_action(const csv_layout *t, const char *shown) {
 
 static status fail_field(const csv_layout *t, csv_role role, field_fault fault,
                          const csv_field *field) {
-    csv_field f = trim(field);
+    bool is_id = role == ROLE_USER || role == ROLE_ITEM;
+    csv_field f = is_id ? *field : trim(field);
     char shown[64];
     int64_t time;
     int digits = 0;
-    bool is_id = role == ROLE_USER || role == ROLE_ITEM;
     const char *advice = is_id && t->can_have_text_ids ? "; for string ids use --string-ids" : "";
     csv_excerpt(shown, f.text, f.n_bytes);
     switch (fault) {
@@ -130,9 +126,11 @@ static status fail_field(const csv_layout *t, csv_role role, field_fault fault,
     case FIELD_BAD_ACTION:
         return fail_action(t, shown);
     case FIELD_TOO_LARGE:
-        return fail(ERR_FORMAT, "'%s' does not fit a 64-bit number%s", shown, advice);
+        return fail(ERR_FORMAT, "'%s' %s%s", shown, number_fault(NUMBER_TOO_LARGE), advice);
+    case FIELD_NOT_PLAIN:
+        return fail(ERR_FORMAT, "'%s' %s%s", shown, number_fault(NUMBER_NOT_PLAIN), advice);
     default:
-        return fail(ERR_FORMAT, "'%s' is not a whole number%s", shown, advice);
+        return fail(ERR_FORMAT, "'%s' %s%s", shown, number_fault(NUMBER_NOT_WHOLE), advice);
     }
 }
 

@@ -2,12 +2,13 @@
  * Every tokenizer (csv, JSON lines) ends here, so that all accept the same and say the same.
  *
  * What a field may hold:
- *   ids      64-bit integers; or strings, which must not be empty
+ *   ids      64-bit integers as they are printed, so neither 01 nor +1; or strings, which must not
+ *            be empty
  *   times    as the layout's plan says (time_text.h)
  *   actions  on the grid of the layout's action_kind ("4" and "4.0" are the same), or a text of the
  *            layout's map
  *   bits     integers; anything but 0 sets the bit
- * Spaces around all but string ids are skipped. */
+ * Spaces around all but ids are skipped. */
 #ifndef HSTU_DATA_PREP_ROW_FIELD_H
 #define HSTU_DATA_PREP_ROW_FIELD_H
 
@@ -29,6 +30,7 @@ typedef enum {
     FIELD_EMPTY,
     FIELD_NOT_WHOLE, /* not an integer */
     FIELD_TOO_LARGE, /* more than 64 bits */
+    FIELD_NOT_PLAIN, /* an id such as 01 */
     FIELD_BAD_TIME,
     FIELD_BAD_ACTION
 } field_fault;

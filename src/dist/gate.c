@@ -1,0 +1,200 @@
+#include "dist/gate.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <time.h>
+
+#include "base/hmac.h"
+#include "base/log.h"
+#include "base/mem.h"
+
+/* A process has ENTER_MS to prove itself, and where MOST_CALLERS wait, CROWD_MS. */
+enum { MAGIC = 0x50545348, MOST_CALLERS = 256, ENTER_MS = 2000, CROWD_MS = 100, TURN_MS = 20 };
+enum { MOST_WARNINGS = 8 };
+
+/* The answer to a hello. */
+typedef struct challenge {
+    unsigned char nonce[GATE_NONCE_BYTES], proof[HMAC_BYTES];
+} challenge;
+
+/* A connection that has not proved itself. */
+typedef struct caller {
+    gate_guest guest;
+    int64_t since;
+    size_t n_hello, n_proof; /* bytes that have come */
+    unsigned char want[HMAC_BYTES], proof[HMAC_BYTES];
+} caller;
+
+struct gate {
+    int listener, n, n_warnings;
+    const char *secret;
+    caller waiting[MOST_CALLERS]; /* (n), in the order they came */
+    struct pollfd polls[MOST_CALLERS + 1];
+};
+
+static status draw(void *bytes, size_t n) {
+    if (getrandom(bytes, n, 0) == (ssize_t)n) return OK;
+    return fail_errno("random numbers of the system");
+}
+
+/* What the side that listens (is_first) or the one that said hello proves itself with. */
+static void prove(const char *secret, bool is_first, const gate_hello *h,
+                  const unsigned char nonce[GATE_NONCE_BYTES], unsigned char proof[HMAC_BYTES]) {
+    const hmac_part parts[] = {
+        {is_first ? "rank 0" : "a rank", 6}, {nonce, GATE_NONCE_BYTES}, {h, sizeof *h}};
+    hmac_sha256(secret, strlen(secret), parts, 3, proof);
+}
+
+status gate_create(gate **out, int listener, const char *secret) {
+    TRY(MEM_NEW(out, 1));
+    (*out)->listener = listener;
+    (*out)->secret = secret;
+    return OK;
+}
+
+void gate_destroy(gate *g) {
+    for (int i = 0; g != NULL && i < g->n; i++)
+        net_close(&g->waiting[i].guest.fd);
+    mem_free(g);
+}
+
+static void forget(gate *g, int i) {
+    memmove(&g->waiting[i], &g->waiting[i + 1], (size_t)(--g->n - i) * sizeof *g->waiting);
+}
+
+/* Strangers must not fill the log, either. */
+static void send_away(gate *g, int i, const char *why) {
+    if (why != NULL && g->n_warnings < MOST_WARNINGS)
+        log_warn("a process at %s was sent away: it %s%s", g->waiting[i].guest.address, why,
+                 ++g->n_warnings == MOST_WARNINGS ? " (others will not be named)" : "");
+    net_close(&g->waiting[i].guest.fd);
+    forget(g, i);
+}
+
+/* Reads what has come of n bytes; false: the process has gone. */
+static bool hear(int fd, void *bytes, size_t n, size_t *n_in) {
+    while (*n_in < n) {
+        ssize_t now = recv(fd, (char *)bytes + *n_in, n - *n_in, 0);
+        if (now < 0 && errno == EINTR) continue;
+        if (now < 0 && errno == EAGAIN) return true;
+        if (now <= 0) return false;
+        *n_in += (size_t)now;
+    }
+    return true;
+}
+
+static bool challenge_caller(const gate *g, caller *c) {
+    challenge out;
+    if (draw(out.nonce, sizeof out.nonce) != OK) return false;
+    prove(g->secret, true, &c->guest.hello, out.nonce, out.proof);
+    prove(g->secret, false, &c->guest.hello, out.nonce, c->want);
+    return send(c->guest.fd, &out, sizeof out, MSG_NOSIGNAL) == (ssize_t)sizeof out;
+}
+
+/* One step of a caller; *why is set where it must go, to "" where that is not worth a word. */
+static bool has_proved(const gate *g, caller *c, const char **why) {
+    gate_hello *h = &c->guest.hello;
+    bool is_new = c->n_hello < sizeof *h;
+    if (is_new && !hear(c->guest.fd, h, sizeof *h, &c->n_hello)) *why = "";
+    if (c->n_hello >= sizeof h->magic && h->magic != MAGIC) *why = "is not a rank of hstu";
+    if (*why != NULL || c->n_hello < sizeof *h) return false;
+    if (is_new && !challenge_caller(g, c)) *why = "does not read";
+    if (*why == NULL && !hear(c->guest.fd, c->proof, sizeof c->proof, &c->n_proof))
+        *why = "left before it proved to know the HSTU_JOB_SECRET";
+    if (*why != NULL || c->n_proof < sizeof c->proof) return false;
+    if (!hmac_equal(c->proof, c->want)) *why = "does not know the HSTU_JOB_SECRET";
+    return *why == NULL;
+}
+
+/* Whether a caller has come in. */
+static bool hear_callers(gate *g, gate_guest *out) {
+    for (int i = 0; i < g->n;) {
+        const char *why = NULL;
+        if (has_proved(g, &g->waiting[i], &why)) {
+            *out = g->waiting[i].guest;
+            out->hello.host[GATE_HOST_BYTES - 1] = '\0';
+            forget(g, i);
+            return true;
+        }
+        bool is_late = net_now_ms() - g->waiting[i].since > ENTER_MS;
+        if (why == NULL && is_late) why = "did not say who it is in time";
+        if (why != NULL)
+            send_away(g, i, why[0] != '\0' ? why : NULL);
+        else
+            i++;
+    }
+    return false;
+}
+
+/* A full gate makes room where the oldest caller has had its time. */
+static void take_callers(gate *g) {
+    for (int fd;;) {
+        if (g->n == MOST_CALLERS && net_now_ms() - g->waiting[0].since > CROWD_MS)
+            send_away(g, 0, "did not say who it is, and others wait");
+        if (g->n == MOST_CALLERS) return;
+        caller *c = &g->waiting[g->n];
+        *c = (caller){.since = net_now_ms()};
+        if (net_accept(&fd, g->listener, 0, c->guest.address) != OK) return;
+        c->guest.fd = fd;
+        g->n++;
+    }
+}
+
+static void wait_for_callers(gate *g, int64_t ms) {
+    int room = g->n < MOST_CALLERS;
+    for (int i = 0; i < g->n; i++)
+        g->polls[i] = (struct pollfd){.fd = g->waiting[i].guest.fd, .events = POLLIN};
+    g->polls[g->n] = (struct pollfd){.fd = g->listener, .events = POLLIN};
+    (void)poll(g->polls, (nfds_t)(g->n + room), ms < TURN_MS ? (int)ms : TURN_MS);
+}
+
+status gate_next(gate *g, int timeout_ms, gate_guest *out) {
+    int64_t end = net_now_ms() + timeout_ms;
+    *out = (gate_guest){.fd = -1};
+    for (;;) {
+        take_callers(g);
+        int64_t left = end - net_now_ms();
+        if (hear_callers(g, out) || left <= 0) return OK;
+        wait_for_callers(g, left);
+    }
+}
+
+/* At least 1. */
+static int left_until(int64_t end) {
+    int64_t left = end - net_now_ms();
+    return left > 0 ? (int)left : 1;
+}
+
+/* On the side that connected: both sides prove themselves, the other first. */
+static status prove_both(int fd, const char *secret, const gate_hello *h, int64_t end) {
+    challenge c;
+    unsigned char proof[HMAC_BYTES];
+    TRY(net_send(fd, h, sizeof *h, left_until(end)));
+    TRY(net_receive(fd, &c, sizeof c, left_until(end)));
+    prove(secret, true, h, c.nonce, proof);
+    if (!hmac_equal(proof, c.proof))
+        return fail(ERR_CONFIG, "it does not know the HSTU_JOB_SECRET of this rank: set the same "
+                                "one for all ranks, or none; or it is another version of hstu");
+    prove(secret, false, h, c.nonce, proof);
+    return net_send(fd, proof, sizeof proof, left_until(end));
+}
+
+status gate_enter(int *fd, const char *address, int port, const char *secret, gate_hello *h,
+                  int timeout_ms) {
+    const struct timespec turn = {.tv_nsec = TURN_MS * 1000000L};
+    int64_t end = net_now_ms() + timeout_ms;
+    h->magic = MAGIC;
+    h->protocol = GATE_PROTOCOL;
+    for (;;) {
+        TRY(draw(h->nonce, sizeof h->nonce));
+        TRY(net_connect(fd, address, port, left_until(end)));
+        status st = prove_both(*fd, secret, h, end);
+        if (st == OK) return OK;
+        net_close(fd);
+        if (st != ERR_IO || net_now_ms() >= end) return st;
+        nanosleep(&turn, NULL);
+    }
+}

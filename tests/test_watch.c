@@ -1,0 +1,174 @@
+/* Who says what when ranks are lost, leave, or only wait.  Ranks are threads. */
+#include "dist/watch.h"
+
+#include <pthread.h>
+#include <unistd.h>
+
+#include "base/waits.h"
+#include "dist/gate.h"
+#include "dist/mpi_watch.h"
+#include "dist/tcp.h"
+#include "test.h"
+
+enum { RANKS = 5, JOB = 77, BEAT_BYTES = 32 };
+
+/* Two ranks beside rank 0, two on another machine. */
+static const char hosts[RANKS][WATCH_HOST_BYTES] = {"a", "a", "a", "b", "b"};
+
+typedef struct watcher {
+    watch_options o;
+    watch *w;
+    status st;
+    char reason[256];
+    pthread_t thread;
+} watcher;
+
+static watch_options options_of(int rank, int size, int listener, int port) {
+    return (watch_options){.rank = rank,
+                           .size = size,
+                           .listener = listener,
+                           .address = "127.0.0.1",
+                           .port = port,
+                           .job = JOB,
+                           .secret = "s",
+                           .hosts = hosts,
+                           .timeout_ms = 10000,
+                           .silence_ms = 400,
+                           .is_patient = true};
+}
+
+static void start(watcher *w, void *(*fn)(void *), watch_options o) {
+    *w = (watcher){.o = o};
+    CHECK(pthread_create(&w->thread, NULL, fn, w) == 0);
+}
+
+static void *watch_until_the_end(void *arg) {
+    watcher *w = arg;
+    CHECK_OK(watch_create(&w->w, &w->o));
+    for (int i = 0; i < 1000 && w->st == OK; i++) {
+        w->st = watch_check(w->w);
+        usleep(5000);
+    }
+    snprintf(w->reason, sizeof w->reason, "%s", w->st != OK ? status_reason() : "");
+    watch_destroy(w->w, false);
+    return NULL;
+}
+
+/* Where rank 0 itself is lost, one rank of each machine says so, also of its own machine. */
+TEST(watch_one_rank_of_a_machine_speaks) {
+    static const bool speaks[RANKS] = {false, true, false, true, false};
+    int listener, port, fds[RANKS];
+    gate *at;
+    watcher w[RANKS];
+    CHECK_OK(net_listen(&listener, "127.0.0.1", 0, &port));
+    CHECK_OK(gate_create(&at, listener, "s"));
+    for (int r = 1; r < RANKS; r++)
+        start(&w[r], watch_until_the_end, options_of(r, RANKS, -1, port));
+    for (int r = 1; r < RANKS; r++) {
+        gate_guest g;
+        CHECK_OK(gate_next(at, 10000, &g));
+        CHECK(g.fd >= 0 && g.hello.kind == GATE_WATCH && g.hello.job == JOB);
+        fds[r] = g.fd;
+    }
+    static const char go[BEAT_BYTES];
+    for (int r = 1; r < RANKS; r++)
+        CHECK_OK(net_send(fds[r], go, sizeof go, 1000));
+    for (int r = 1; r < RANKS; r++)
+        net_close(&fds[r]); /* without a farewell */
+    for (int r = 1; r < RANKS; r++) {
+        pthread_join(w[r].thread, NULL);
+        CHECK_EQ(w[r].st, ERR_IO);
+        CHECK_EQ(strstr(w[r].reason, "rank 0 on a was lost before its first step") != NULL,
+                 speaks[r]);
+        CHECK_EQ(w[r].reason[0] == '\0', !speaks[r]);
+    }
+    gate_destroy(at);
+    net_close(&listener);
+}
+
+static void *watch_and_leave(void *arg) {
+    watcher *w = arg;
+    CHECK_OK(watch_create(&w->w, &w->o));
+    usleep(100000);
+    watch_destroy(w->w, false);
+    return NULL;
+}
+
+/* Neither its closed connection nor its silence is a loss. */
+TEST(watch_lets_a_rank_leave_that_has_finished) {
+    int listener, port;
+    watch *first;
+    watcher other;
+    CHECK_OK(net_listen(&listener, "127.0.0.1", 0, &port));
+    start(&other, watch_and_leave, options_of(1, 2, -1, port));
+    watch_options o = options_of(0, 2, listener, port);
+    CHECK_OK(watch_create(&first, &o));
+    pthread_join(other.thread, NULL);
+    for (int i = 0; i < 12; i++) {
+        CHECK_OK(watch_check(first));
+        usleep(50000);
+    }
+    watch_destroy(first, false);
+    net_close(&listener);
+}
+
+static void *watch_and_wait(void *arg) {
+    watcher *w = arg;
+    CHECK_OK(watch_create(&w->w, &w->o));
+    wait_kind before = waits_begin(WAIT_RANKS);
+    for (int i = 0; i < 16 && w->st == OK; i++) {
+        usleep(50000);
+        w->st = watch_check(w->w);
+    }
+    waits_end(before);
+    watch_destroy(w->w, false);
+    return NULL;
+}
+
+/* HSTU_STALL_SECONDS=0: ranks may wait for each other for ever. */
+TEST(watch_of_ranks_that_wait_can_be_turned_off) {
+    int listener, port;
+    watcher w[2];
+    CHECK_OK(net_listen(&listener, "127.0.0.1", 0, &port));
+    setenv("HSTU_STALL_SECONDS", "0", 1);
+    for (int r = 0; r < 2; r++)
+        start(&w[r], watch_and_wait, options_of(r, 2, r == 0 ? listener : -1, port));
+    for (int r = 0; r < 2; r++) {
+        pthread_join(w[r].thread, NULL);
+        CHECK_EQ(w[r].st, OK);
+    }
+    unsetenv("HSTU_STALL_SECONDS");
+    net_close(&listener);
+}
+
+/* The start under mpirun, on another transport: MPI tells all ranks where rank 0 listens. */
+static void *watch_as_mpi(void *arg) {
+    watcher *w = arg;
+    transport *t;
+    tcp_start s = {.rank = w->o.rank,
+                   .size = w->o.size,
+                   .local_rank = -1,
+                   .local_size = -1,
+                   .address = "127.0.0.1",
+                   .port = w->o.port,
+                   .is_patient = true};
+    CHECK_OK(tcp_create(&t, &s));
+    CHECK_OK(mpi_watch_create(&w->w, t));
+    CHECK(w->w != NULL);
+    CHECK_OK(watch_check(w->w));
+    CHECK_OK(t->ops->barrier(t));
+    watch_destroy(w->w, false);
+    CHECK_OK(t->ops->leave(t, OK));
+    return NULL;
+}
+
+TEST(watch_of_mpi_ranks_starts) {
+    int listener, port;
+    watcher w[3];
+    CHECK_OK(net_listen(&listener, "127.0.0.1", 0, &port));
+    net_close(&listener);
+    for (int r = 0; r < 3; r++)
+        start(&w[r], watch_as_mpi, options_of(r, 3, -1, port));
+    for (int r = 0; r < 3; r++)
+        pthread_join(w[r].thread, NULL);
+}
