@@ -95,7 +95,8 @@ grep -q '"path":"/v1/recommend","code":200' access || fail "no access log"
 "$program" serve engine --port 0 --device cpu --access-log off >/dev/null 2>ready &
 server=$!
 for _ in $(seq 3000); do grep -q '^ready: ' ready && break; sleep 0.02; done
+grep -q '^ready: ' ready || { cat ready >&2; fail "the engine folder's server is not ready after a minute"; }
 kill -TERM "$server"
-wait "$server" || { cat ready >&2; fail "SIGTERM after the start: exit code $?"; }
+wait "$server" || { code=$?; cat ready >&2; fail "SIGTERM after the start: exit code $code"; }
 server=''
 echo "followed: $(wc -l <asks) requests"

@@ -88,6 +88,10 @@ TEST(profiler_measures_what_it_costs) {
     CHECK_EQ(without, 250);
     p.has_gpu = true;
     CHECK(!profile_cost(&p, &with, &without));
+    snprintf(p.device, sizeof p.device, "cuda:0, NVIDIA H200");
+    CHECK(!profile_cost(&p, &with, &without));
+    snprintf(p.device, sizeof p.device, "cpu"); /* a GPU is there, and the CPU works */
+    CHECK(profile_cost(&p, &with, &without));
     p.has_gpu = false;
     CHECK_OK(profiler_stop(&p));
     CHECK_EQ(count_named(&p, "step"), 5);

@@ -89,14 +89,14 @@ include_order() {
     return 0
 }
 
-# A test is named after the file, the family of files (seq_*) or the folder it tests.
+# A test is named after the file, the family of files (seq_*) or the folder it tests, or after the folder of tests/ it reads.
 test_stems() {
     for file in tests/test_*.c tests/fuzz/fuzz_*.c; do
         [ -e "$file" ] || continue
         stem=$(basename "$file" .c)
         stem=${stem#test_}
         stem=${stem#fuzz_}
-        [ -d "src/$stem" ] || [ -n "$(find src -name "$stem*.[ch]*")" ] || echo "$file: what in src does it test?"
+        [ -d "src/$stem" ] || [ -d "tests/$stem" ] || [ -n "$(find src -name "$stem*.[ch]*")" ] || echo "$file: what in src does it test?"
     done
     for file in tests/fuzz/fuzz_*.c; do
         [ -e "$file" ] || continue

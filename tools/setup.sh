@@ -122,6 +122,20 @@ apt() {
         -o DPkg::Lock::Timeout=120 "$@"
 }
 
+# An old list is often good enough, and one source may fail; but where none answers, every package would be waited for.
+apt_update() {
+    local list code=0
+    # shellcheck disable=SC2086
+    list=$($prefix env LC_ALL=C timeout -k 5 30 apt-get -q -o Acquire::http::Timeout=10 -o Acquire::https::Timeout=10 \
+        -o Acquire::Retries=0 -o DPkg::Lock::Timeout=20 update 2>&1) || code=$?
+    echo "$list"
+    if ! grep -qE '^(Get|Hit):' <<<"$list" && { [ $code = 124 ] || grep -q '^Err:' <<<"$list"; }; then
+        echo "No source of packages answers: nothing is installed."
+        return 1
+    fi
+    [ $code != 124 ] || apt update || true # It is slow, but it answers.
+}
+
 # Half of the libraries' headers are in a repository that RHEL and CentOS Stream do not enable by themselves.
 dnf_install() {
     local extra=()
@@ -143,7 +157,7 @@ install_with_dnf() {
 install_packages() {
     local package
     if [ "$manager" = dnf ]; then install_with_dnf; return; fi
-    apt update || true # An old list is often good enough; if not, the installation says so.
+    apt_update || return 1
     look_around "$1"   # Some names are known only once the lists are.
     apt install --no-install-recommends "${needed[@]}" "${optional[@]}" && return 0
     [ ${#needed[@]} -eq 0 ] || apt install --no-install-recommends "${needed[@]}" || return 1

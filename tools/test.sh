@@ -1,8 +1,9 @@
 # The whole test: every build variant, every unit test, every fuzz target, every check.  Sourced by
 # ./run.  All of it is counted, a table says where the time went, and the last line says "N passed, N failed[, N skipped]".
 
-passed=0 failed=0 skipped=0 has_fuzz=0
-GPU_SECONDS=${GPU_SECONDS:-600}
+passed=0 failed=0 skipped=0
+# With so many cores, sections run beside each other instead of one after the other.
+WIDE_CORES=8
 # Only tests with threads: the thread sanitizer is slow, and finds nothing in the others.
 TSAN_PATTERNS=(test_engine test_serve_check.c:serve_check_of_ranking test_serve_check.c:serve_check_of_two_tiers_in test_model.c:same_bits test_pool test_batcher test_prefetch test_progress test_builder test_log test_http.c test_state test_user_writer test_server.c)
 # Tests whose results depend on the precision; tables and copies are tested once, in float32.
@@ -24,6 +25,71 @@ counted() {
     step "$@" || code=$?
     count $code
     return $code
+}
+
+is_wide() { [ "$JOBS" -ge "$WIDE_CORES" ]; }
+
+# A section is a function that runs steps and prints their lines.  Where sections run beside each other, its lines go to
+# a file, and are shown in the order of `sections`, whatever ends first.
+#
+# after SECTION...: waits for others; fails where what they build is not there.
+after() {
+    local section
+    for section in "$@"; do
+        while is_wide && [ ! -e "$LOGS/$section.done" ]; do sleep 0.2; done
+        [ ! -e "$LOGS/$section.failed" ] || return 1
+    done
+    marked_ms=$(now_ms) # the wait is nobody's time
+}
+
+section_start() {
+    (
+        passed=0 failed=0 skipped=0 marks=() marked_ms=$(now_ms) marked_cpu=0
+        "$1"
+        [ ${#marks[@]} -eq 0 ] || printf '%s\n' "${marks[@]}" >"$LOGS/$1.marks"
+        echo $passed $failed $skipped >"$LOGS/$1.count"
+        touch "$LOGS/$1.done"
+    ) >"$LOGS/$1.lines" 2>&1 &
+    section_pids+=($!)
+}
+
+# section_show SECTION PID
+section_show() {
+    wait "$2"
+    touch "$LOGS/$1.done" # Even where it was killed: others wait for it.
+    cat "$LOGS/$1.lines"
+    add_counts "$LOGS/$1.count"
+    [ ! -e "$LOGS/$1.marks" ] || mapfile -t -O ${#marks[@]} marks <"$LOGS/$1.marks"
+}
+
+# run_sections WORD...: a word that begins with a capital letter is a title, any other a section.
+section_pids=()
+run_sections() {
+    local word at=0
+    rm -f "$LOGS"/*.{done,failed,lines,count,marks}
+    if is_wide; then
+        for word in "$@"; do [[ $word == [A-Z]* ]] || section_start "$word"; done
+    fi
+    for word in "$@"; do
+        if [[ $word == [A-Z]* ]]; then
+            title "$word"
+        elif is_wide; then
+            section_show "$word" "${section_pids[at++]}"
+        else
+            "$word"
+            [ ! -e "$LOGS/build_release.failed" ] || return # The others need it.
+        fi
+    done
+}
+
+# What still runs when this shell ends, at Ctrl-C for example.
+stop_all() {
+    local at
+    [ ${#section_pids[@]} -eq 0 ] || kill "${section_pids[@]}" 2>/dev/null
+    for at in "$LOGS"/running/*; do
+        [ ! -e "$at" ] || kill "${at##*/}" 2>/dev/null
+    done
+    [ -z "${own_folder:-}" ] || rm -rf "$own_folder"
 }
 
 # beside LABEL COMMAND...: a step in the background, as many at once as there are cores; beside_end waits for all and
@@ -54,14 +120,14 @@ mark() {
     times >"$LOGS/times" # in this shell: a subshell would count its own children
     cpu=$(awk 'NR == 2 { gsub(/s/, ""); split($1, u, "m"); split($2, s, "m")
         printf "%d", (u[1] + s[1]) * 60000 + (u[2] + s[2]) * 1000 }' "$LOGS/times")
-    [ -z "$marked_ms" ] || marks+=("$(printf '%-40s %8s %10s' "$1" "$(seconds $((ms - marked_ms)))" "$(seconds $((cpu - marked_cpu)))")")
+    [ -z "$1" ] || marks+=("$(printf '%-40s %8s %10s' "$1" "$(seconds $((ms - marked_ms)))" "$(seconds $((cpu - marked_cpu)))")")
     marked_ms=$ms marked_cpu=$cpu
 }
 
 # Where the time went, and the tests that take most of the processor.
 time_table() {
     local log
-    title "$(printf '%-42s %8s %10s' "Time" wall CPU)"
+    title "$(printf '%-42s %8s %10s' "Time$(is_wide && echo ", of parts beside each other")" wall CPU)"
     printf '  %s\n' "${marks[@]}"
     title "Tests that take longest"
     for log in "$LOGS"/unit-*.log; do
@@ -87,24 +153,33 @@ add_counts() {
     fi
 }
 
-# unit LABEL FOLDER [OPTION...] [PATTERN...]: the unit tests of a build, one more at once than there are cores, because
-# some wait.  The commands that tests start need few threads then.
+# unit LABEL FOLDER [OPTION...] [PATTERN...]: the unit tests of a build; unit_jobs: so many at once.
 unit() {
+    unit_run "$@"
+    mark "unit tests: $1"
+    unit_show "$1"
+}
+
+# Without anything beside them one more at once than there are cores, because some wait.  The commands that tests start
+# need few threads then.
+unit_run() {
+    local log step="unit $1"
+    log=$(step_log "$step")
+    rm -f "${log%.log}".{count,code}
+    [ -x "$2/tests/unit" ] || return 0
+    HSTU_THREADS=${HSTU_THREADS:-$((JOBS < 4 ? JOBS : 4))} step_run "$step" "${fixed_addresses[@]}" \
+        "$2/tests/unit" --count "${log%.log}.count" --jobs "${unit_jobs:-$((JOBS + 1))}" \
+        "${show_progress[@]/#LABEL/$1}" "${@:3}"
+}
+
+unit_show() {
     local log code p=0 f=0 s=0 counts step="unit $1"
-    if [ ! -x "$2/tests/unit" ]; then
+    log=$(step_log "$step")
+    if [ ! -e "${log%.log}.code" ]; then
         skip "$1" "it was not built"
         return
     fi
-    log=$(step_log "$step")
-    rm -f "${log%.log}.count"
-    HSTU_THREADS=${HSTU_THREADS:-$((JOBS < 4 ? JOBS : 4))} step_run "$step" "${time_limit[@]}" "${fixed_addresses[@]}" \
-        "$2/tests/unit" --count "${log%.log}.count" --jobs $((JOBS + 1)) "${show_progress[@]/#LABEL/$1}" "${@:3}"
     code=$(cat "${log%.log}.code")
-    mark "unit tests: $1"
-    if [ "$code" = 124 ]; then
-        skip "$1" "not done within $GPU_SECONDS s; 'make gpu-test' has no limit"
-        return
-    fi
     read -r p f s 2>/dev/null <"${log%.log}.count" || f=1 # It did not come to its end.
     passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
     counts="$p passed, $f failed, $s skipped"
@@ -127,38 +202,53 @@ show_failures() {
 
 # Address randomisation with many bits breaks the shadow memory of older sanitizers; without it they
 # always work.  Containers may forbid switching it off; then they run with it.
-time_limit=()
 fixed_addresses=()
 show_progress=()
-if [ -t 1 ]; then show_progress=(--progress LABEL); fi
+if [ -t 1 ] && ! is_wide; then show_progress=(--progress LABEL); fi
 if setarch "$(uname -m)" -R true 2>/dev/null; then fixed_addresses=(setarch "$(uname -m)" -R); fi
 
 # A warning is a failure.  The release build keeps its usual flags, so that make has nothing to do
 # afterwards; its warnings are found in the log.
-build_release() {
-    make -j"$JOBS" all tests build/release/libhstu.so 2>&1 | tee "$LOGS/release-make.log"
+make_release() {
+    limited make -j"$JOBS" all tests build/release/libhstu.so 2>&1 | tee "$LOGS/release-make.log"
     [ "${PIPESTATUS[0]}" -eq 0 ] && ! grep -q 'warning:' "$LOGS/release-make.log"
 }
 
+# What is compiled beside the release build gives way to it: everything else waits for that one.
 strict_make() {
-    make -j"$JOBS" CFLAGS="${CFLAGS:-} -Werror" "$@"
+    local give_way=()
+    is_wide && give_way=(nice -n 10)
+    limited "${give_way[@]}" make -j"$JOBS" CFLAGS="${CFLAGS:-} -Werror" "$@"
 }
 
 # The files of TSAN_PATTERNS, without ".c" and the test's name.
 tsan_files() { printf '%s\n' "${TSAN_PATTERNS[@]}" | sed 's/:.*//; s/\.c$//' | tr '\n' ' '; }
 
-build_variants() {
-    title "Building every variant"
+build_release() {
     local with=''
     make -pn 2>/dev/null | grep -q '^FEATURES.*HSTU_HAS_CUDA' && with=', with CUDA'
-    counted "release$with" build_release || return 1
+    counted "release$with" make_release || touch "$LOGS/build_release.failed"
     mark "build: release$with"
+}
+
+build_asan() {
     counted "asan: address and undefined sanitizers" strict_make VARIANT=asan unit
     mark "build: asan"
+}
+
+build_tsan() {
     counted "tsan: thread sanitizer" strict_make VARIANT=tsan TEST_FILES="$(tsan_files)" unit
     mark "build: tsan"
+}
+
+build_minimal() {
+    after build_release || return
     counted "minimal: only a C compiler" strict_make B=build/minimal CUDA=0 MINIMAL=1 REUSE=build/release unit
     mark "build: minimal"
+}
+
+build_fuzz() {
+    after build_asan
     # For its warnings alone; what it builds for fuzzing runs.
     if ! has clang; then
         skip "clang" "clang is not here"
@@ -168,12 +258,12 @@ build_variants() {
         counted "clang" strict_make CC=clang CUDA=0 syntax
     fi
     if clang_can_fuzz; then
-        counted "fuzz targets" strict_make VARIANT=fuzz NEEDED=build/asan fuzz && has_fuzz=1
+        counted "fuzz targets" strict_make VARIANT=fuzz NEEDED=build/asan fuzz || touch "$LOGS/build_fuzz.failed"
     else
         skip "fuzz targets" "clang with libFuzzer is not here"
+        touch "$LOGS/build_fuzz.failed"
     fi
     mark "build: clang, fuzz targets"
-    return 0 # Even when one failed: the others are worth running.
 }
 
 # The harness counts blocks that a test leaves behind, in every variant.  The sanitizer's leak check says where
@@ -204,45 +294,68 @@ minimal_files() {
 use_memory_for_tests() {
     [ -z "${HSTU_TEST_FOLDER:-}" ] && [ "$(stat -f -c %T /dev/shm 2>/dev/null)" = tmpfs ] &&
         [ "$(df -Pk /dev/shm | awk 'NR == 2 { print $4 }')" -gt 4000000 ] || return 0
-    HSTU_TEST_FOLDER=$(mktemp -d /dev/shm/hstu-XXXXXX) || return 0
-    export HSTU_TEST_FOLDER
-    trap 'rm -rf "$HSTU_TEST_FOLDER"' EXIT
+    own_folder=$(mktemp -d /dev/shm/hstu-XXXXXX) || return 0
+    export HSTU_TEST_FOLDER=$own_folder
 }
 
-run_units() {
-    local type
-    title "Unit tests"
-    use_memory_for_tests
+find_shared() {
     if [ -d "${SHARED:-../shared}" ]; then
         SHARED=$(cd "${SHARED:-../shared}" && pwd)
         export SHARED
     else
         note "No ${SHARED:-../shared}: tests on real data are skipped (set SHARED to a folder that has it)."
     fi
+}
+
+# share PART: with sections beside each other the unit tests of this one get a part of the cores.
+share() { is_wide && unit_jobs=$((JOBS / $1 > 2 ? JOBS / $1 : 2)); }
+
+units_asan() {
+    after build_asan
+    share 2
     if is_leak_check_slow; then
         note "Here the sanitizer's leak check takes seconds a process: tests count their blocks instead."
         ASAN_OPTIONS=detect_leaks=0 unit "asan" build/asan
     else
         unit "asan" build/asan
     fi
+}
+
+units_release() {
+    after build_release || return
+    share 4
     unit "release" build/release
+}
+
+units_minimal() {
+    after build_release build_minimal || return
+    share 4
     unit "minimal" build/minimal $(minimal_files)
+}
+
+units_tsan() {
+    after build_tsan
+    share 4
     unit "tsan" build/tsan "${TSAN_PATTERNS[@]}"
 }
 
-# One after the other, for what is left of the cores.
+# One after the other, or all at once, for what is left of the cores.
 run_behind() {
     local type
-    step_run "files with one bit flipped" nice -n 19 build/release/tests/flip --stride "$FLIP_STRIDE"
+    step_run "files with one bit flipped" nice -n 19 build/release/tests/flip --stride "$FLIP_STRIDE" &
+    is_wide || wait
     for type in tf32 bfloat16 float16; do
-        step_run "reference values, rounded to $type" nice -n 19 build/release/tests/golden --device mirror --dtype $type tests/golden
+        step_run "reference values, rounded to $type" nice -n 19 build/release/tests/golden --device mirror --dtype $type tests/golden &
+        is_wide || wait
     done
+    wait
 }
 
-run_attacks() {
-    title "Kills, flipped bits, reference values"
+attacks() {
+    after build_release || return
     # Ranks must answer in time, and wait half of theirs: only what gives way to them runs beside.
     run_behind &
+    after units_release units_minimal
     counted "ranks: same bits, one killed, one stopped" tools/ranks.sh --steps 4 --kills 1 --within 12 bits kill stop small
     beside_labels=("files with one bit flipped" "reference values, rounded to "{tf32,bfloat16,float16})
     beside "kill -9 at $CRASHES random moments" tools/crash.sh --n "$CRASHES"
@@ -250,32 +363,54 @@ run_attacks() {
     mark "ranks, kills, flipped bits, reference values"
 }
 
-# Most of `make gpu-test`: its parts run in parallel, each for at most GPU_SECONDS.
-run_gpu() {
-    local type folder=tests/golden time_limit=(timeout "$GPU_SECONDS")
-    title "On the GPU"
+# Says why nothing can run on a GPU; nothing where it can.
+gpu_obstacle() {
     case $(build/release/hstu doctor --json 2>/dev/null) in
     *'"verdict":"yes, on the CPU and on '*) ;;
     *'"no_gpu_reason":"this build is without CUDA"'*)
         if nvidia-smi -L >/dev/null 2>&1; then
-            skip "ops and models on the GPU" "there is a GPU, but the build is without CUDA: nvcc and g++ are needed"
+            echo "there is a GPU, but the build is without CUDA: nvcc and g++ are needed"
         else
-            skip "ops and models on the GPU" "no GPU here, and the build is without CUDA"
-        fi
-        return ;;
-    *) skip "ops and models on the GPU" "no usable GPU here ('hstu doctor' tells why)" && return ;;
+            echo "no GPU here, and the build is without CUDA"
+        fi ;;
+    *) echo "no usable GPU here ('hstu doctor' tells why)" ;;
     esac
+}
+
+# gpu_unit LABEL OPTION...: one after the other, or all at once, where a GPU's memory holds few processes of each.
+gpu_labels=()
+gpu_unit() {
+    gpu_labels+=("$1")
+    if is_wide; then
+        unit_run "$1" build/release "${@:2}" &
+    else
+        unit "$1" build/release "${@:2}"
+    fi
+}
+
+# Most of `make gpu-test`.
+gpu() {
+    local type label why folder=tests/golden
+    after build_release || return
+    why=$(gpu_obstacle)
+    [ -z "$why" ] || { skip "ops and models on the GPU" "$why" && return; }
+    share 4
     [ -d "${SHARED:-../shared}/golden" ] && folder=${SHARED:-../shared}/golden
     for type in float32 tf32 bfloat16 float16; do
-        counted "reference values, $type" build/release/tests/golden --device cuda --dtype $type "$folder" tests/golden
+        beside "reference values, $type" build/release/tests/golden --device cuda --dtype $type "$folder" tests/golden
     done
-    unit "ops, models and tables, float32" build/release --device cuda
+    is_wide || { beside_end && mark "reference values on the GPU"; }
+    gpu_unit "ops, models and tables, float32" --device cuda
     for type in bfloat16 float16 tf32; do
-        unit "ops and models, $type" build/release --device cuda --dtype $type "${GPU_PATTERNS[@]}"
+        gpu_unit "ops and models, $type" --device cuda --dtype $type "${GPU_PATTERNS[@]}"
     done
     for type in bfloat16 float32; do
-        unit "sums in any order, $type" build/release --device cuda --fast --dtype $type "${GPU_PATTERNS[@]}"
+        gpu_unit "sums in any order, $type" --device cuda --fast --dtype $type "${GPU_PATTERNS[@]}"
     done
+    is_wide || return
+    beside_end
+    for label in "${gpu_labels[@]}"; do unit_show "$label"; done
+    mark "reference values and unit tests on the GPU"
 }
 
 # fuzz_one TARGET: a short run over a copy of its seeds and its corpus; the seed of the run is fixed.
@@ -285,14 +420,13 @@ fuzz_one() {
     rm -rf "$corpus" && mkdir -p "$corpus" build/fuzz/found
     cp tests/fuzz/seeds/"$stem"/* "$corpus"/ 2>/dev/null
     [ ! -e "tests/fuzz/corpus/$stem.tar.xz" ] || tar -C "$corpus" -xJf "tests/fuzz/corpus/$stem.tar.xz"
-    "${fixed_addresses[@]}" "$1" -seed=1 -max_total_time="$FUZZ_SECONDS" -timeout=20 -rss_limit_mb=3000 \
+    limited "${fixed_addresses[@]}" "$1" -seed=1 -max_total_time="$FUZZ_SECONDS" -timeout=20 -rss_limit_mb=3000 \
         -print_final_stats=1 -artifact_prefix="build/fuzz/found/$stem-" "$corpus"
 }
 
-run_fuzz() {
+fuzz() {
     local target stem step seeds log
-    title "Fuzzing, $FUZZ_SECONDS s each"
-    if [ $has_fuzz = 0 ]; then
+    if ! after build_fuzz; then
         skip "fuzz targets" "they were not built"
         return
     fi
@@ -334,9 +468,9 @@ run_parquet() {
     beside "$label" $python tests/parquet/matrix.py build/release/hstu build/parquet
 }
 
-run_checks() {
+checks() {
     local counts rules="rules of the code"
-    title "Checks"
+    after build_release build_asan build_tsan build_minimal || return
     rm -f "$LOGS/check.count"
     step_run "$rules" sh tools/check.sh --count "$LOGS/check.count" &
     beside "pip install ./python" bash tests/python.sh
@@ -357,8 +491,15 @@ run_checks() {
     mark "Python, documents, installation, rules"
 }
 
-closing_line() {
-    echo
+# closing_lines MS: what was tested where, as bench/results has it, and the counts.
+closing_lines() {
+    local commit gpu
+    commit=$(git rev-parse --short HEAD 2>/dev/null) || commit=unknown
+    [ "$commit" = unknown ] || git diff --quiet HEAD || commit="$commit with changes"
+    gpu=$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | sort | uniq -c |
+        sed -E 's/^ *1 //; s/^ *([0-9]+) /\1 x /' | paste -sd,)
+    printf '\ncommit %s, %s, %s, %d cores, %s minutes\n' "$commit" "${gpu:-no GPU}" "$(uname -m)" "$JOBS" \
+        "$(awk -v ms="$1" 'BEGIN { printf "%.1f", ms / 60000 }')"
     if [ $skipped -gt 0 ]; then
         echo "$passed passed, $failed failed, $skipped skipped"
     else
@@ -370,33 +511,36 @@ closing_line() {
 # run_tests [--all]
 run_tests() {
     local start
-    # The short forms see every kind of fault; the long ones more of each kind.
+    # The short forms see every kind of fault; the long ones more of each kind.  A step that hangs is stopped: no other
+    # takes as long as its limit.
     if [ "${1:-}" = --all ]; then
         export HSTU_TEST_ALL=1
-        FUZZ_SECONDS=${FUZZ_SECONDS:-60} CRASHES=100 FLIP_STRIDE=1 SERVE_CRASHES=100
+        FUZZ_SECONDS=${FUZZ_SECONDS:-60} CRASHES=100 FLIP_STRIDE=1 SERVE_CRASHES=100 STEP_SECONDS=${STEP_SECONDS:-14400}
     elif [ $# -gt 0 ]; then
         echo "./run test: unknown option '$1'; there is --all" >&2
         return 2
     else
         FUZZ_SECONDS=${FUZZ_SECONDS:-3} CRASHES=12 FLIP_STRIDE=5 SERVE_CRASHES=10
+        is_wide && STEP_SECONDS=${STEP_SECONDS:-$((6400 / JOBS > 300 ? 6400 / JOBS : 300))} HSTU_TEST_SECONDS=200
     fi
     start=$(now_ms)
+    export HSTU_TEST_SECONDS=${HSTU_TEST_SECONDS:-600}
     mkdir -p "$LOGS"
-    rm -f "$LOGS"/unit-*
-    mark start
+    rm -rf "$LOGS"/unit-* "$LOGS/running"
+    trap stop_all EXIT
+    trap 'exit 130' INT TERM
+    mark ''
     if setup test; then
         mark "setup"
-        if build_variants; then
-            run_units
-            run_attacks
-            run_gpu
-            run_fuzz
-            run_checks
-        fi
+        use_memory_for_tests
+        find_shared
+        run_sections "Building every variant" build_release build_asan build_tsan build_minimal build_fuzz \
+            "Unit tests" units_asan units_release units_minimal units_tsan \
+            "Kills, flipped bits, reference values" attacks "On the GPU" gpu \
+            "Fuzzing, $FUZZ_SECONDS s each" fuzz "Checks" checks
         time_table
     else
         failed=$((failed + 1))
     fi
-    note "$(seconds $(($(now_ms) - start))) in all"
-    closing_line
+    closing_lines $(($(now_ms) - start))
 }

@@ -59,6 +59,7 @@ status plan_rig_open(plan_rig *g, const plan_args *a) {
     TRY(chain_find(a->layer, &c));
     TRY(mask_create(&g->rule, a->mask));
     o.rule = g->rule;
+    TRY(chain_problem_check(c, &o)); /* first: wrong usage is told whatever the device does */
     TRY(env_threads(&n_threads));
     TRY(pool_create(&g->workers, n_threads));
     TRY(kernel_cache_open(&cache, a->cache));

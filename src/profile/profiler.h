@@ -75,8 +75,8 @@ status profiler_stop(profile *p);
 void profile_fini(profile *p);
 
 /* What recording costs, as a share of a step: the medians compared.  False where there are not
- * three steps of each kind; on a GPU thirty, as the host runs ahead of it for some steps after each
- * wait, and then they look short. */
+ * three steps of each kind; thirty where a GPU works, as the host runs ahead of it for some steps
+ * after each wait, and then they look short. */
 bool profile_cost(const profile *p, double *recorded_ns, double *plain_ns);
 
 /* The time in which spans were recorded. */

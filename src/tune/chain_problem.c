@@ -110,7 +110,7 @@ static status lay_out(chain_problem *p, const problem_options *o, rng_key key) {
     return OK;
 }
 
-static status check_options(const chain *c, const problem_options *o) {
+status chain_problem_check(const chain *c, const problem_options *o) {
     bool fits = o->n_sequences >= 1 && o->n_sequences <= MAX_TOKENS && o->max_len >= 1 &&
                 o->max_len <= 1 << 20 && o->n_heads >= 1 && o->dim_head >= 1 &&
                 o->n_heads * o->dim_head <= 1 << 16 && o->dim_ffn >= 0 && o->dim_ffn <= 1 << 18;
@@ -173,7 +173,7 @@ static status make(chain_problem *p, const problem_options *o) {
 status chain_problem_create(chain_problem **out, const chain *c, const problem_options *o) {
     *out = NULL;
     chain_problem *p;
-    TRY(check_options(c, o));
+    TRY(chain_problem_check(c, o));
     TRY(MEM_NEW(&p, 1));
     p->c = c;
     p->attend = attend_of(o);

@@ -32,7 +32,10 @@ typedef struct problem_options {
     uint64_t seed;
 } problem_options;
 
-/* ERR_USAGE where the sizes do not fit each other or the tensors would be too large. */
+/* ERR_USAGE where the sizes do not fit each other; needs no device. */
+status chain_problem_check(const chain *c, const problem_options *o);
+
+/* The same, or ERR_USAGE where the tensors would be too large. */
 status chain_problem_create(chain_problem **out, const chain *c, const problem_options *options);
 void chain_problem_destroy(chain_problem *p); /* NULL is fine */
 
