@@ -15,8 +15,8 @@
 #include "base/nearest.h"
 #include "base/part_file.h"
 #include "base/rng.h"
+#include "disk_fault.h"
 #include "oom.h"
-#include "sync.h"
 #include "test.h"
 
 static status inner(void) {

@@ -4,10 +4,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "disk_fault.h"
 #include "embed/store.h"
 #include "oom.h"
 #include "store_crash.h"
-#include "sync.h"
 #include "table_rig.h"
 
 enum { FLOATS = 3 };
