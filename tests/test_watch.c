@@ -5,7 +5,7 @@
 #include <unistd.h>
 
 #include "base/waits.h"
-#include "dist/gate.h"
+#include "dist/handshake.h"
 #include "dist/mpi_watch.h"
 #include "dist/tcp.h"
 #include "test.h"
@@ -58,16 +58,16 @@ static void *watch_until_the_end(void *arg) {
 TEST(watch_one_rank_of_a_machine_speaks) {
     static const bool speaks[RANKS] = {false, true, false, true, false};
     int listener, port, fds[RANKS];
-    gate *at;
+    handshake *at;
     watcher w[RANKS];
     CHECK_OK(net_listen(&listener, "127.0.0.1", 0, &port));
-    CHECK_OK(gate_create(&at, listener, "s"));
+    CHECK_OK(handshake_create(&at, listener, "s"));
     for (int r = 1; r < RANKS; r++)
         start(&w[r], watch_until_the_end, options_of(r, RANKS, -1, port));
     for (int r = 1; r < RANKS; r++) {
-        gate_guest g;
-        CHECK_OK(gate_next(at, 10000, &g));
-        CHECK(g.fd >= 0 && g.hello.kind == GATE_WATCH && g.hello.job == JOB);
+        handshake_guest g;
+        CHECK_OK(handshake_next(at, 10000, &g));
+        CHECK(g.fd >= 0 && g.hello.kind == HANDSHAKE_WATCH && g.hello.job == JOB);
         fds[r] = g.fd;
     }
     static const char go[BEAT_BYTES];
@@ -82,7 +82,7 @@ TEST(watch_one_rank_of_a_machine_speaks) {
                  speaks[r]);
         CHECK_EQ(w[r].reason[0] == '\0', !speaks[r]);
     }
-    gate_destroy(at);
+    handshake_destroy(at);
     net_close(&listener);
 }
 

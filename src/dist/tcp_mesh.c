@@ -8,7 +8,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "dist/gate.h"
+#include "dist/handshake.h"
 #include "dist/tcp_int.h"
 
 enum { MAGIC = 0x50545348, SEND_MS = 1000, QUIET_MS = 3000, TEXT_BYTES = 256 };
@@ -38,20 +38,20 @@ static const char *secret_of(const tcp_start *o) {
     return o->secret != NULL ? o->secret : "";
 }
 
-static gate_hello hello_of(const tcp_mesh *m, const tcp_start *o, gate_kind kind) {
-    gate_hello h = {.rank = o->rank,
-                    .size = o->size,
-                    .port = m->peer[o->rank].port,
-                    .kind = kind,
-                    .job = m->job};
+static handshake_hello hello_of(const tcp_mesh *m, const tcp_start *o, handshake_kind kind) {
+    handshake_hello h = {.rank = o->rank,
+                         .size = o->size,
+                         .port = m->peer[o->rank].port,
+                         .kind = kind,
+                         .job = m->job};
     memcpy(h.host, m->peer[o->rank].host, sizeof h.host);
     return h;
 }
 
-static const char *why_not(const tcp_mesh *m, const tcp_start *o, const gate_hello *h,
+static const char *why_not(const tcp_mesh *m, const tcp_start *o, const handshake_hello *h,
                            char text[TEXT_BYTES]) {
     text[0] = '\0';
-    if (h->protocol != GATE_PROTOCOL)
+    if (h->protocol != HANDSHAKE_PROTOCOL)
         snprintf(text, TEXT_BYTES, "a process on %s has another version of hstu than rank 0",
                  h->host);
     else if (h->size != o->size)
@@ -67,8 +67,8 @@ static const char *why_not(const tcp_mesh *m, const tcp_start *o, const gate_hel
 }
 
 /* A rank has reported: it is noted, or sent away, which ends the job: it knows the secret. */
-static status note_rank(tcp_mesh *m, const tcp_start *o, gate_guest *g) {
-    const gate_hello *h = &g->hello;
+static status note_rank(tcp_mesh *m, const tcp_start *o, handshake_guest *g) {
+    const handshake_hello *h = &g->hello;
     tcp_answer answer = {.magic = MAGIC};
     if (why_not(m, o, h, answer.text) != NULL) {
         (void)net_send(g->fd, &answer, sizeof answer, SEND_MS);
@@ -91,18 +91,18 @@ static void list_missing(const tcp_mesh *m, char text[TEXT_BYTES]) {
         if (m->fd[r] < 0) n += (size_t)snprintf(text + n, TEXT_BYTES - n, " %d", r);
 }
 
-static status gather_ranks(tcp_mesh *m, const tcp_start *o, gate *at, uint64_t start) {
+static status gather_ranks(tcp_mesh *m, const tcp_start *o, handshake *at, uint64_t start) {
     bool is_said = false;
     for (int n = 0; n < m->size - 1;) {
         char missing[TEXT_BYTES];
-        gate_guest g;
+        handshake_guest g;
         list_missing(m, missing);
         if (is_over(o, start))
             return fail(ERR_IO, "of %d ranks these did not report to port %d within %d s:%s",
                         m->size, o->port, timeout_of(o) / 1000, missing);
         int left = left_of(o, start);
-        TRY(gate_next(at, is_said || left < QUIET_MS ? left : QUIET_MS, &g));
-        if (g.fd >= 0 && g.hello.kind != GATE_REPORT) { /* of an earlier start */
+        TRY(handshake_next(at, is_said || left < QUIET_MS ? left : QUIET_MS, &g));
+        if (g.fd >= 0 && g.hello.kind != HANDSHAKE_REPORT) { /* of an earlier start */
             net_close(&g.fd);
         } else if (g.fd >= 0) {
             TRY(note_rank(m, o, &g));
@@ -126,9 +126,10 @@ static status answer_ranks(const tcp_mesh *m, const tcp_start *o, uint64_t start
 }
 
 static status report(tcp_mesh *m, const tcp_start *o, uint64_t start) {
-    gate_hello h = hello_of(m, o, GATE_REPORT);
+    handshake_hello h = hello_of(m, o, HANDSHAKE_REPORT);
     tcp_answer answer;
-    status st = gate_enter(&m->fd[0], o->address, o->port, secret_of(o), &h, left_of(o, start));
+    status st =
+        handshake_enter(&m->fd[0], o->address, o->port, secret_of(o), &h, left_of(o, start));
     if (st == OK) st = net_receive(m->fd[0], &answer, sizeof answer, left_of(o, start));
     if (st != OK)
         return fail_prefix(st, "rank 0 at %s, port %d (MASTER_ADDR, MASTER_PORT)", o->address,
@@ -148,27 +149,28 @@ static status report(tcp_mesh *m, const tcp_start *o, uint64_t start) {
 
 /* Ranks between 0 and this one are called, those after it call. */
 static status call_others(tcp_mesh *m, const tcp_start *o, uint64_t start) {
-    gate_hello h = hello_of(m, o, GATE_PEER);
+    handshake_hello h = hello_of(m, o, HANDSHAKE_PEER);
     for (int r = 1; r < o->rank; r++) {
         const tcp_peer *p = &m->peer[r];
         const char *address = p->address[0] != '\0' ? p->address : o->address;
-        status st = gate_enter(&m->fd[r], address, p->port, secret_of(o), &h, left_of(o, start));
+        status st =
+            handshake_enter(&m->fd[r], address, p->port, secret_of(o), &h, left_of(o, start));
         if (st != OK) return fail_prefix(st, "rank %d on %s", r, p->host);
     }
     return OK;
 }
 
-static status wait_for_others(tcp_mesh *m, const tcp_start *o, gate *at, uint64_t start) {
+static status wait_for_others(tcp_mesh *m, const tcp_start *o, handshake *at, uint64_t start) {
     for (int n = o->rank + 1; n < m->size;) {
-        gate_guest g;
-        const gate_hello *h = &g.hello;
+        handshake_guest g;
+        const handshake_hello *h = &g.hello;
         if (is_over(o, start))
             return fail(ERR_IO, "%d ranks did not connect to rank %d on %s within %d s",
                         m->size - n, o->rank, m->peer[o->rank].host, timeout_of(o) / 1000);
-        TRY(gate_next(at, left_of(o, start), &g));
+        TRY(handshake_next(at, left_of(o, start), &g));
         if (g.fd < 0) continue;
-        if (h->kind != GATE_PEER || h->job != m->job || h->rank <= o->rank || h->rank >= m->size ||
-            m->fd[h->rank] >= 0) {
+        if (h->kind != HANDSHAKE_PEER || h->job != m->job || h->rank <= o->rank ||
+            h->rank >= m->size || m->fd[h->rank] >= 0) {
             net_close(&g.fd);
             continue;
         }
@@ -178,7 +180,7 @@ static status wait_for_others(tcp_mesh *m, const tcp_start *o, gate *at, uint64_
     return OK;
 }
 
-static status connect_ranks(tcp_mesh *m, const tcp_start *o, gate *at, uint64_t start) {
+static status connect_ranks(tcp_mesh *m, const tcp_start *o, handshake *at, uint64_t start) {
     if (o->rank == 0) {
         if (getrandom(&m->job, sizeof m->job, 0) != sizeof m->job) m->job = clock_ns();
         TRY(gather_ranks(m, o, at, start));
@@ -203,10 +205,10 @@ status tcp_mesh_open(tcp_mesh *m, const tcp_start *o) {
     TRY(st);
     m->peer[o->rank].port = port;
     gethostname(m->peer[o->rank].host, WATCH_HOST_BYTES - 1);
-    gate *at;
-    TRY(gate_create(&at, m->listener, secret_of(o)));
+    handshake *at;
+    TRY(handshake_create(&at, m->listener, secret_of(o)));
     st = connect_ranks(m, o, at, start);
-    gate_destroy(at);
+    handshake_destroy(at);
     return st;
 }
 

@@ -16,7 +16,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/waits.h"
-#include "dist/gate.h"
+#include "dist/handshake.h"
 
 enum { MAGIC = 0x57545348, HELLO_MS = 5000, TURN_MS = 50, MOST_MS = 200, TEXT_BYTES = 512 };
 enum { STALL_SECONDS = 120 }; /* one message may take long in a slow network */
@@ -234,8 +234,8 @@ static watch_link *find_link(watch *w, int64_t rank) {
     return NULL;
 }
 
-static void welcome(watch *w, const watch_options *o, gate_guest *g, int *n) {
-    bool is_ours = g->hello.kind == GATE_WATCH && g->hello.job == o->job;
+static void welcome(watch *w, const watch_options *o, handshake_guest *g, int *n) {
+    bool is_ours = g->hello.kind == HANDSHAKE_WATCH && g->hello.job == o->job;
     watch_link *l = is_ours ? find_link(w, g->hello.rank) : NULL;
     if (l == NULL || l->fd >= 0) {
         net_close(&g->fd);
@@ -246,16 +246,16 @@ static void welcome(watch *w, const watch_options *o, gate_guest *g, int *n) {
 }
 
 /* All learn that all have come: from then on silence counts. */
-static status connect_all(watch *w, const watch_options *o, gate *at) {
+static status connect_all(watch *w, const watch_options *o, handshake *at) {
     int64_t end = net_now_ms() + o->timeout_ms;
     beat go = {.magic = MAGIC, .kind = HELLO};
     for (int n = 0; n < w->n_links;) {
-        gate_guest g;
+        handshake_guest g;
         int64_t left = end - net_now_ms();
         if (left <= 0)
             return fail(ERR_IO, "%d of %d ranks did not join in %d s", w->n_links - n, w->size,
                         o->timeout_ms / 1000);
-        TRY(gate_next(at, (int)left, &g));
+        TRY(handshake_next(at, (int)left, &g));
         if (g.fd >= 0) welcome(w, o, &g, &n);
     }
     for (int i = 0; i < w->n_links; i++)
@@ -263,19 +263,19 @@ static status connect_all(watch *w, const watch_options *o, gate *at) {
     return OK;
 }
 
-static status open_gate(watch *w, const watch_options *o) {
-    gate *at;
-    TRY(gate_create(&at, o->listener, o->secret));
+static status open_handshake(watch *w, const watch_options *o) {
+    handshake *at;
+    TRY(handshake_create(&at, o->listener, o->secret));
     status st = connect_all(w, o, at);
-    gate_destroy(at);
+    handshake_destroy(at);
     return st;
 }
 
 static status connect_first(watch *w, const watch_options *o) {
-    gate_hello h = {.rank = o->rank, .size = o->size, .kind = GATE_WATCH, .job = o->job};
+    handshake_hello h = {.rank = o->rank, .size = o->size, .kind = HANDSHAKE_WATCH, .job = o->job};
     beat go;
     int *fd = &w->link[0].fd;
-    status st = gate_enter(fd, o->address, o->port, o->secret, &h, o->timeout_ms);
+    status st = handshake_enter(fd, o->address, o->port, o->secret, &h, o->timeout_ms);
     if (st == OK) st = net_receive(*fd, &go, sizeof go, o->timeout_ms);
     return st == OK ? OK : fail_prefix(st, "rank 0 on %s", w->hosts[0]);
 }
@@ -288,7 +288,7 @@ static status begin(watch *w, const watch_options *o) {
     TRY(MEM_NEW(&w->polls, (size_t)w->n_links));
     TRY(mem_alloc((void **)&w->hosts, n, sizeof *w->hosts));
     memcpy(w->hosts, o->hosts, n * sizeof *w->hosts);
-    TRY(w->rank == 0 ? open_gate(w, o) : connect_first(w, o));
+    TRY(w->rank == 0 ? open_handshake(w, o) : connect_first(w, o));
     if (pthread_create(&w->thread, NULL, watch_main, w) != 0)
         return fail(ERR_IO, "no thread for the heartbeats");
     w->has_thread = true;

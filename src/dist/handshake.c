@@ -1,4 +1,4 @@
-#include "dist/gate.h"
+#include "dist/handshake.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -17,18 +17,18 @@ enum { MOST_WARNINGS = 8 };
 
 /* The answer to a hello. */
 typedef struct challenge {
-    unsigned char nonce[GATE_NONCE_BYTES], proof[HMAC_BYTES];
+    unsigned char nonce[HANDSHAKE_NONCE_BYTES], proof[HMAC_BYTES];
 } challenge;
 
 /* A connection that has not proved itself. */
 typedef struct caller {
-    gate_guest guest;
+    handshake_guest guest;
     int64_t since;
     size_t n_hello, n_proof; /* bytes that have come */
     unsigned char want[HMAC_BYTES], proof[HMAC_BYTES];
 } caller;
 
-struct gate {
+struct handshake {
     int listener, n, n_warnings;
     const char *secret;
     caller waiting[MOST_CALLERS]; /* (n), in the order they came */
@@ -41,32 +41,33 @@ static status draw(void *bytes, size_t n) {
 }
 
 /* What the side that listens (is_first) or the one that said hello proves itself with. */
-static void prove(const char *secret, bool is_first, const gate_hello *h,
-                  const unsigned char nonce[GATE_NONCE_BYTES], unsigned char proof[HMAC_BYTES]) {
+static void prove(const char *secret, bool is_first, const handshake_hello *h,
+                  const unsigned char nonce[HANDSHAKE_NONCE_BYTES],
+                  unsigned char proof[HMAC_BYTES]) {
     const hmac_part parts[] = {
-        {is_first ? "rank 0" : "a rank", 6}, {nonce, GATE_NONCE_BYTES}, {h, sizeof *h}};
+        {is_first ? "rank 0" : "a rank", 6}, {nonce, HANDSHAKE_NONCE_BYTES}, {h, sizeof *h}};
     hmac_sha256(secret, strlen(secret), parts, 3, proof);
 }
 
-status gate_create(gate **out, int listener, const char *secret) {
+status handshake_create(handshake **out, int listener, const char *secret) {
     TRY(MEM_NEW(out, 1));
     (*out)->listener = listener;
     (*out)->secret = secret;
     return OK;
 }
 
-void gate_destroy(gate *g) {
+void handshake_destroy(handshake *g) {
     for (int i = 0; g != NULL && i < g->n; i++)
         net_close(&g->waiting[i].guest.fd);
     mem_free(g);
 }
 
-static void forget(gate *g, int i) {
+static void forget(handshake *g, int i) {
     memmove(&g->waiting[i], &g->waiting[i + 1], (size_t)(--g->n - i) * sizeof *g->waiting);
 }
 
 /* Strangers must not fill the log, either. */
-static void send_away(gate *g, int i, const char *why) {
+static void send_away(handshake *g, int i, const char *why) {
     if (why != NULL && g->n_warnings < MOST_WARNINGS)
         log_warn("a process at %s was sent away: it %s%s", g->waiting[i].guest.address, why,
                  ++g->n_warnings == MOST_WARNINGS ? " (others will not be named)" : "");
@@ -86,7 +87,7 @@ static bool hear(int fd, void *bytes, size_t n, size_t *n_in) {
     return true;
 }
 
-static bool challenge_caller(const gate *g, caller *c) {
+static bool challenge_caller(const handshake *g, caller *c) {
     challenge out;
     if (draw(out.nonce, sizeof out.nonce) != OK) return false;
     prove(g->secret, true, &c->guest.hello, out.nonce, out.proof);
@@ -95,8 +96,8 @@ static bool challenge_caller(const gate *g, caller *c) {
 }
 
 /* One step of a caller; *why is set where it must go, to "" where that is not worth a word. */
-static bool has_proved(const gate *g, caller *c, const char **why) {
-    gate_hello *h = &c->guest.hello;
+static bool has_proved(const handshake *g, caller *c, const char **why) {
+    handshake_hello *h = &c->guest.hello;
     bool is_new = c->n_hello < sizeof *h;
     if (is_new && !hear(c->guest.fd, h, sizeof *h, &c->n_hello)) *why = "";
     if (c->n_hello >= sizeof h->magic && h->magic != MAGIC) *why = "is not a rank of hstu";
@@ -110,12 +111,12 @@ static bool has_proved(const gate *g, caller *c, const char **why) {
 }
 
 /* Whether a caller has come in. */
-static bool hear_callers(gate *g, gate_guest *out) {
+static bool hear_callers(handshake *g, handshake_guest *out) {
     for (int i = 0; i < g->n;) {
         const char *why = NULL;
         if (has_proved(g, &g->waiting[i], &why)) {
             *out = g->waiting[i].guest;
-            out->hello.host[GATE_HOST_BYTES - 1] = '\0';
+            out->hello.host[HANDSHAKE_HOST_BYTES - 1] = '\0';
             forget(g, i);
             return true;
         }
@@ -129,8 +130,8 @@ static bool hear_callers(gate *g, gate_guest *out) {
     return false;
 }
 
-/* A full gate makes room where the oldest caller has had its time. */
-static void take_callers(gate *g) {
+/* Where all places are taken, the oldest caller makes room once it has had its time. */
+static void take_callers(handshake *g) {
     for (int fd;;) {
         if (g->n == MOST_CALLERS && net_now_ms() - g->waiting[0].since > CROWD_MS)
             send_away(g, 0, "did not say who it is, and others wait");
@@ -143,7 +144,7 @@ static void take_callers(gate *g) {
     }
 }
 
-static void wait_for_callers(gate *g, int64_t ms) {
+static void wait_for_callers(handshake *g, int64_t ms) {
     int room = g->n < MOST_CALLERS;
     for (int i = 0; i < g->n; i++)
         g->polls[i] = (struct pollfd){.fd = g->waiting[i].guest.fd, .events = POLLIN};
@@ -151,9 +152,9 @@ static void wait_for_callers(gate *g, int64_t ms) {
     (void)poll(g->polls, (nfds_t)(g->n + room), ms < TURN_MS ? (int)ms : TURN_MS);
 }
 
-status gate_next(gate *g, int timeout_ms, gate_guest *out) {
+status handshake_next(handshake *g, int timeout_ms, handshake_guest *out) {
     int64_t end = net_now_ms() + timeout_ms;
-    *out = (gate_guest){.fd = -1};
+    *out = (handshake_guest){.fd = -1};
     for (;;) {
         take_callers(g);
         int64_t left = end - net_now_ms();
@@ -169,7 +170,7 @@ static int left_until(int64_t end) {
 }
 
 /* On the side that connected: both sides prove themselves, the other first. */
-static status prove_both(int fd, const char *secret, const gate_hello *h, int64_t end) {
+static status prove_both(int fd, const char *secret, const handshake_hello *h, int64_t end) {
     challenge c;
     unsigned char proof[HMAC_BYTES];
     TRY(net_send(fd, h, sizeof *h, left_until(end)));
@@ -182,12 +183,12 @@ static status prove_both(int fd, const char *secret, const gate_hello *h, int64_
     return net_send(fd, proof, sizeof proof, left_until(end));
 }
 
-status gate_enter(int *fd, const char *address, int port, const char *secret, gate_hello *h,
-                  int timeout_ms) {
+status handshake_enter(int *fd, const char *address, int port, const char *secret,
+                       handshake_hello *h, int timeout_ms) {
     const struct timespec turn = {.tv_nsec = TURN_MS * 1000000L};
     int64_t end = net_now_ms() + timeout_ms;
     h->magic = MAGIC;
-    h->protocol = GATE_PROTOCOL;
+    h->protocol = HANDSHAKE_PROTOCOL;
     for (;;) {
         TRY(draw(h->nonce, sizeof h->nonce));
         TRY(net_connect(fd, address, port, left_until(end)));

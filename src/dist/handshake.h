@@ -1,0 +1,46 @@
+/* Handshake: how processes of a job let each other in.  A process that connects says hello; then
+ * the two sides prove to each other that they know the job's secret, the one that listens first, by
+ * an HMAC-SHA-256 of numbers drawn for this connection.  Nothing that a stranger says is believed,
+ * answered or shown before that.
+ *
+ * The side that listens takes many connections at once and waits for none of them: whoever is
+ * silent, slow or wrong is sent away, while others come in.  One thread at a time. */
+#ifndef HSTU_DIST_HANDSHAKE_H
+#define HSTU_DIST_HANDSHAKE_H
+
+#include "dist/net.h"
+
+enum { HANDSHAKE_PROTOCOL = 3, HANDSHAKE_HOST_BYTES = 64, HANDSHAKE_NONCE_BYTES = 16 };
+
+typedef enum handshake_kind { HANDSHAKE_REPORT, HANDSHAKE_PEER, HANDSHAKE_WATCH } handshake_kind;
+
+/* The same bytes in every version of hstu: a rank of another version, too, proves itself before it
+ * is told so. */
+typedef struct handshake_hello {
+    uint32_t magic, protocol; /* set by handshake_enter */
+    int32_t rank, size, port, kind;
+    uint64_t job; /* 0: to be told */
+    char host[HANDSHAKE_HOST_BYTES];
+    unsigned char nonce[HANDSHAKE_NONCE_BYTES]; /* set by handshake_enter */
+} handshake_hello;
+
+/* Who has come in: fd is the caller's; -1: nobody in time. */
+typedef struct handshake_guest {
+    int fd;
+    handshake_hello hello;
+    char address[NET_ADDRESS_BYTES];
+} handshake_guest;
+
+typedef struct handshake handshake;
+
+/* The listener and the secret stay the caller's and must outlive it. */
+status handshake_create(handshake **out, int listener, const char *secret);
+status handshake_next(handshake *g, int timeout_ms, handshake_guest *out);
+void handshake_destroy(handshake *g); /* NULL is fine; sends away who has not come in */
+
+/* Connects and proves itself, again and again until the time is over: a crowded listener may send a
+ * slow process away.  ERR_CONFIG: the other side does not know the secret. */
+status handshake_enter(int *fd, const char *address, int port, const char *secret,
+                       handshake_hello *h, int timeout_ms);
+
+#endif
