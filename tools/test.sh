@@ -160,6 +160,8 @@ unit() {
     unit_show "$1"
 }
 
+unit_threads() { if is_wide; then echo 2; else echo $((JOBS < 4 ? JOBS : 4)); fi; }
+
 # Without anything beside them one more at once than there are cores, because some wait.  The commands that tests start
 # need few threads then.
 unit_run() {
@@ -167,7 +169,8 @@ unit_run() {
     log=$(step_log "$step")
     rm -f "${log%.log}".{count,code}
     [ -x "$2/tests/unit" ] || return 0
-    HSTU_THREADS=${HSTU_THREADS:-$((JOBS < 4 ? JOBS : 4))} step_run "$step" "${fixed_addresses[@]}" \
+    HSTU_THREADS=${HSTU_THREADS:-$(unit_threads)} step_run "$step" \
+        nice -n "${unit_nice:-0}" "${fixed_addresses[@]}" \
         "$2/tests/unit" --count "${log%.log}.count" --jobs "${unit_jobs:-$((JOBS + 1))}" \
         "${show_progress[@]/#LABEL/$1}" "${@:3}"
 }
@@ -390,14 +393,16 @@ gpu_unit() {
 
 # Most of `make gpu-test`.
 gpu() {
-    local type label why folder=tests/golden
+    # Nothing there depends on the clock: what runs beside it goes first.
+    local type label why folder=tests/golden unit_nice=0
+    is_wide && unit_nice=5
     after build_release || return
     why=$(gpu_obstacle)
     [ -z "$why" ] || { skip "ops and models on the GPU" "$why" && return; }
     share 4
     [ -d "${SHARED:-../shared}/golden" ] && folder=${SHARED:-../shared}/golden
     for type in float32 tf32 bfloat16 float16; do
-        beside "reference values, $type" build/release/tests/golden --device cuda --dtype $type "$folder" tests/golden
+        beside "reference values, $type" nice -n "$unit_nice" build/release/tests/golden --device cuda --dtype $type "$folder" tests/golden
     done
     is_wide || { beside_end && mark "reference values on the GPU"; }
     gpu_unit "ops, models and tables, float32" --device cuda
