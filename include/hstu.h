@@ -7,8 +7,26 @@
  * Every function that can fail returns hstu_status, 0 for success; hstu_error() then says why, in
  * words a user can act on.  Objects are made by `open` or `create` and released by `close` or
  * `destroy`, which accept NULL.  A pointer handed out by an object is a view: never freed by the
- * caller, and valid as long as its comment says.  An hstu_data may be used by any number of threads
- * at once, any other object by one at a time; hstu_error() is per thread.
+ * caller, and valid as long as its comment says.
+ *
+ * Handles.  An hstu_data *, hstu_model * and so on is a handle that the library looks up and nobody
+ * follows.  NULL, a closed handle and a handle of another type are HSTU_ERR_USAGE in every function
+ * that returns hstu_status; closing them does nothing.  Objects are counted: one that is closed
+ * during a call of another thread is released when that call ends, and a batcher keeps its data.
+ * Views end when their object is closed.  At most 65,536 objects are open at a time.
+ *
+ * Threads.  Any thread may call any function with any handle, at any time, and close it.
+ *     hstu_data                        calls run at the same time
+ *     hstu_model, hstu_table,          calls on one object run one after the other, in any order:
+ *     hstu_batcher, hstu_attn,         a second thread waits; open an object a thread for calls at
+ *     hstu_softmax_attn                the same time
+ *     hstu_train                       is not bound to an object: calls run at the same time
+ * hstu_error() is per thread.  The batch of hstu_batcher_next is overwritten by the next call of
+ * any thread.  On a GPU other than cuda:0, call from the thread that opened the object.
+ *
+ * fork().  A child process has none of its parent's threads and cannot use its GPU.  There every
+ * handle of the parent but an hstu_data is HSTU_ERR_USAGE, and closing it frees nothing; what the
+ * child opens itself works.
  *
  * Letters of shapes, as in docs/notation.md: B users of a batch, T tokens of a batch, F contextual
  * features, H heads. */
@@ -73,10 +91,15 @@ typedef struct hstu_history {
 HSTU_API hstu_status hstu_data_open(hstu_data **out, const char *path);
 HSTU_API void hstu_data_close(hstu_data *data);
 
-HSTU_API void hstu_data_get_info(const hstu_data *data, hstu_data_info *out);
+HSTU_API hstu_status hstu_data_get_info(const hstu_data *data, hstu_data_info *out);
 
 /* The history of user 0..users-1: a view of the file, valid until hstu_data_close. */
 HSTU_API hstu_status hstu_data_history(const hstu_data *data, uint64_t user, hstu_history *out);
+
+/* The same as a copy, which closing the data does not end: the oldest n events, of which the user
+ * must have as many.  Arrays: (n), or NULL. */
+HSTU_API hstu_status hstu_data_copy_history(const hstu_data *data, uint64_t user, uint64_t n,
+                                            uint32_t *item, uint16_t *action, int64_t *time);
 
 /* The number of a user or an item whose id is given as text; HSTU_ERR_USAGE if there is none. */
 HSTU_API hstu_status hstu_data_find_user(const hstu_data *data, const char *id, uint64_t *out);
@@ -137,16 +160,16 @@ typedef struct hstu_batch {
 
 HSTU_API void hstu_batcher_defaults(hstu_batcher_config *out);
 
-/* An endless stream of batches, the same for the same data and settings.  The data must outlive it.
- */
+/* An endless stream of batches, the same for the same data and settings.  The data may be closed
+ * before it. */
 HSTU_API hstu_status hstu_batcher_create(hstu_batcher **out, const hstu_data *data,
                                          const hstu_batcher_config *config);
 HSTU_API void hstu_batcher_destroy(hstu_batcher *batcher);
 
-/* The next batch; its pointers are valid until the next call. */
+/* The next batch; its pointers are valid until the next call, and until hstu_batcher_destroy. */
 HSTU_API hstu_status hstu_batcher_next(hstu_batcher *batcher, hstu_batch *out);
 
-/* Batches of an epoch, and the most tokens one of them can have. */
+/* Batches of an epoch, and the most tokens one of them can have; 0 if the batcher is closed. */
 HSTU_API uint64_t hstu_batcher_n_batches(const hstu_batcher *batcher);
 HSTU_API int32_t hstu_batcher_max_tokens(const hstu_batcher *batcher);
 
@@ -172,15 +195,18 @@ typedef struct hstu_model_info {
 HSTU_API hstu_status hstu_model_open(hstu_model **out, const char *run, const char *data,
                                      const char *device);
 HSTU_API void hstu_model_close(hstu_model *model);
-HSTU_API void hstu_model_get_info(const hstu_model *model, hstu_model_info *out);
+HSTU_API hstu_status hstu_model_get_info(const hstu_model *model, hstu_model_info *out);
 
 /* The data in the numbering of the model, for ids, titles and histories: users are those of the
- * data, items those of the model.  A view, valid until hstu_model_close; never closed. */
+ * data, items those of the model.  A view, valid until hstu_model_close; closing it does nothing.
+ * NULL if the model is closed. */
 HSTU_API const hstu_data *hstu_model_data(const hstu_model *model);
 
-/* The k best items for each user, without those of the user's history unless keeps_seen; where
- * there are fewer, item 0 with score NAN.  A user without events gets popular items.  item, score:
- * (n_users, k).  HSTU_ERR_UNSUPPORTED for a ranking model. */
+enum { HSTU_MAX_K = 1024 };
+
+/* The k (1..HSTU_MAX_K) best items for each user, without those of the user's history unless
+ * keeps_seen; where there are fewer, item 0 with score NAN.  A user without events gets popular
+ * items.  item, score: (n_users, k).  HSTU_ERR_UNSUPPORTED for a ranking model. */
 HSTU_API hstu_status hstu_model_recommend(hstu_model *model, const uint64_t *users,
                                           uint64_t n_users, int32_t k, int32_t keeps_seen,
                                           uint32_t *item, float *score);
@@ -192,8 +218,8 @@ HSTU_API hstu_status hstu_model_recommend_history(hstu_model *model, const hstu_
                                                   float *score);
 
 /* Scores of candidates: (n_users, n_candidates, n_scores); NAN where there is no number, as for a
- * user without events.  hstu_model_score_name says what number i is: "score", "click", "p_1"; NULL
- * beyond the last. */
+ * user without events.  hstu_model_score_name says what number i is: "score", "click", "p_1" (a
+ * view, valid until hstu_model_close); NULL beyond the last, and if the model is closed. */
 HSTU_API hstu_status hstu_model_score(hstu_model *model, const uint64_t *users, uint64_t n_users,
                                       const uint32_t *candidates, int32_t n_candidates, float *out);
 HSTU_API const char *hstu_model_score_name(const hstu_model *model, int32_t i);
@@ -226,11 +252,16 @@ typedef struct hstu_train_args {
     int32_t has_validation;
     hstu_train_callback callback; /* or NULL */
     void *ctx;
+    /* Read atomically after every step: anything but 0 stops the run, which is saved.  Another
+     * thread or a signal handler may set it; a callback that stops the run sets it, too.  NULL:
+     * none. */
+    volatile int32_t *stop;
 } hstu_train_args;
 
 HSTU_API void hstu_train_defaults(hstu_train_args *out);
 
-/* HSTU_ERR_INTERRUPTED: the callback stopped it; the run is saved and can be resumed. */
+/* HSTU_ERR_INTERRUPTED: the callback or `stop` stopped it; the run is saved and can be resumed. The
+ * callback runs on the calling thread. */
 HSTU_API hstu_status hstu_train(const hstu_train_args *args);
 
 /* Dynamic embedding tables: rows for any 64-bit id, made when an id is first seen.
@@ -284,7 +315,8 @@ HSTU_API hstu_status hstu_table_lookup(hstu_table *table, int64_t n, const uint6
                                        float *rows);
 
 /* Inserts n distinct ids with these rows, (n, dim), or replaces their rows; their optimizer state
- * starts again.  *n_rejected (or NULL): ids without a place. */
+ * starts again.  *n_rejected (or NULL): ids without a place.  HSTU_ERR_NUMERIC: a number is not
+ * finite; nothing is inserted. */
 HSTU_API hstu_status hstu_table_insert(hstu_table *table, int64_t n, const uint64_t *ids,
                                        const float *rows, int64_t *n_rejected);
 
@@ -299,7 +331,8 @@ typedef struct hstu_table_step {
 HSTU_API void hstu_table_step_defaults(hstu_table_step *out);
 
 /* One step of the optimizer on the rows of n ids, with gradients (n, dim); those of an id that
- * repeats are added up.  Ids without a row get one. */
+ * repeats are added up.  Ids without a row get one.  HSTU_ERR_NUMERIC: a gradient is not finite; no
+ * row is changed. */
 HSTU_API hstu_status hstu_table_update(hstu_table *table, int64_t n, const uint64_t *ids,
                                        const float *gradients, const hstu_table_step *step);
 
@@ -344,12 +377,14 @@ typedef struct hstu_attn_varlen_args {
     int32_t dim_qk, dim_v; /* numbers of a head, 1..256 each */
     int64_t total_q, total_k;
     int32_t max_seqlen_q, max_seqlen_k; /* no sequence is longer; q's at most k's */
-    const int32_t *cu_seqlens_q;        /* (B + 1): sequence b is rows [b] .. [b + 1] - 1 of q */
-    const int32_t *cu_seqlens_k;        /* (B + 1): likewise for k and v */
-    const void *q;                      /* (total_q, H, dim_qk) dtype */
-    const void *k;                      /* (total_k, H, dim_qk) dtype */
-    const void *v;                      /* (total_k, H, dim_v) dtype */
-    void *out;                          /* (total_q, H, dim_v) dtype; forward */
+    /* (B + 1): sequence b is rows [b] .. [b + 1] - 1 of q; [0] is 0 and [B] is total_q.  The CPU
+     * checks that, a GPU does not. */
+    const int32_t *cu_seqlens_q;
+    const int32_t *cu_seqlens_k; /* (B + 1): likewise for k and v */
+    const void *q;               /* (total_q, H, dim_qk) dtype */
+    const void *k;               /* (total_k, H, dim_qk) dtype */
+    const void *v;               /* (total_k, H, dim_v) dtype */
+    void *out;                   /* (total_q, H, dim_v) dtype; forward */
     /* Elements between rows, so that q, k, v may be parts of one array; 0: H times dim.  Each
      * gradient has the layout of its tensor. */
     int64_t stride_q, stride_k, stride_v, stride_out;
@@ -419,7 +454,7 @@ typedef struct hstu_softmax_attn_varlen_args {
     int32_t dim;               /* numbers of a head, 1..256 */
     int64_t total;             /* rows */
     int32_t max_seqlen;        /* no sequence is longer */
-    const int32_t *cu_seqlens; /* (B + 1): sequence b is rows [b] .. [b + 1] - 1 */
+    const int32_t *cu_seqlens; /* (B + 1), as cu_seqlens_q of hstu_attn_varlen_args */
     const void *q, *k, *v;     /* (total, H, dim) dtype */
     void *out;                 /* (total, H, dim) dtype; written forward, read backward */
     /* Elements between rows; 0: H times dim.  Each gradient has the layout of its tensor. */

@@ -58,6 +58,16 @@ for kind in bare numpy; do
     if [ $kind = numpy ]; then "$place/fresh/bin/python" $pip numpy || { echo "numpy cannot be had here" && exit 77; }; fi
     (cd "$place" && "$place/fresh/bin/python" "$root/tests/python/check.py" "$program" "$place/run-$kind")
 done
+# A slice of the campaign with threads, forks, closed objects and Ctrl-C, of seconds; with the address sanitizer where a library
+# of it was built (make VARIANT=asan build/asan/libhstu.so).
+stress() {
+    (cd "$place" && timeout 60 "$place/fresh/bin/python" "$root/tools/python_stress.py" "$program" "$place/$1" --seconds 25)
+}
+stress plain
+if [ -e "$root/build/asan/libhstu.so" ]; then
+    HSTU_LIBRARY=$root/build/asan/libhstu.so ASAN_OPTIONS=detect_leaks=0 \
+        LD_PRELOAD="$(gcc -print-file-name=libasan.so) $(gcc -print-file-name=libubsan.so)" stress asan
+fi
 # On arrays of CuPy and JAX, where the machine's own Python has them and there is a GPU (exit code 77 otherwise).
 if python3 -c 'import numpy' 2>/dev/null; then
     "$place/plain/bin/python" $pip --no-deps --target "$place/arrays" "$place"/wheel/*.whl

@@ -24,13 +24,21 @@ static hstu_attn_varlen_args good_args(void) {
     return a;
 }
 
+/* The CPU refuses the type of good_args, after all else has been checked. */
+static void check_pass(const hstu_attn_varlen_args *a, bool is_backward, const char *reason) {
+    hstu_attn *attn;
+    CHECK_EQ(hstu_attn_create(&attn, HSTU_ATTN_CPU), HSTU_OK);
+    hstu_status st =
+        is_backward ? hstu_attn_varlen_bwd(attn, a, NULL) : hstu_attn_varlen_fwd(attn, a, NULL);
+    CHECK_CONTAINS(hstu_error(), reason);
+    bool is_good = strstr(reason, "in HSTU_FLOAT32") != NULL;
+    CHECK_EQ(st, is_good ? HSTU_ERR_UNSUPPORTED : HSTU_ERR_USAGE);
+    hstu_attn_destroy(attn);
+}
+
 static void check_refused(const hstu_attn_varlen_args *a, const char *reason) {
-    for (int pass = 0; pass < 2; pass++) {
-        hstu_status st =
-            pass == 0 ? hstu_attn_varlen_fwd(NULL, a, NULL) : hstu_attn_varlen_bwd(NULL, a, NULL);
-        CHECK_EQ(st, HSTU_ERR_USAGE);
-        CHECK_CONTAINS(hstu_error(), reason);
-    }
+    check_pass(a, false, reason);
+    check_pass(a, true, reason);
 }
 
 #define REFUSED(change, reason)                                                                    \
@@ -41,7 +49,9 @@ static void check_refused(const hstu_attn_varlen_args *a, const char *reason) {
     } while (0)
 
 TEST(api_attn_refuses_sizes) {
-    REFUSED((void)a, "hstu_attn_create"); /* nothing else is wrong */
+    REFUSED((void)a, "in HSTU_FLOAT32"); /* nothing else is wrong */
+    REFUSED(a.alpha = NAN, "alpha is nan");
+    REFUSED(a.alpha = INFINITY, "alpha is inf");
     REFUSED(a.dtype = (hstu_dtype)3, "dtype is 3");
     REFUSED(a.batch_size = -1, "must not be negative");
     REFUSED(a.max_seqlen_q = 13, "max_seqlen_q is 13, more than max_seqlen_k, 12");
@@ -70,13 +80,10 @@ TEST(api_attn_refuses_arrays) {
     REFUSED(a.k = (const char *)a.k + 1, "k is not aligned");
     hstu_attn_varlen_args a = good_args();
     a.out = NULL; /* the forward pass alone needs it */
-    CHECK_EQ(hstu_attn_varlen_fwd(NULL, &a, NULL), HSTU_ERR_USAGE);
-    CHECK_CONTAINS(hstu_error(), "out is NULL");
-    CHECK_EQ(hstu_attn_varlen_bwd(NULL, &a, NULL), HSTU_ERR_USAGE);
-    CHECK_CONTAINS(hstu_error(), "hstu_attn_create");
+    check_pass(&a, false, "out is NULL");
+    check_pass(&a, true, "in HSTU_FLOAT32");
     a.dk = NULL;
-    CHECK_EQ(hstu_attn_varlen_bwd(NULL, &a, NULL), HSTU_ERR_USAGE);
-    CHECK_CONTAINS(hstu_error(), "dk is NULL");
+    check_pass(&a, true, "dk is NULL");
 }
 
 TEST(api_attn_of_a_gpu_that_is_not_there) {
@@ -380,7 +387,10 @@ TEST(api_attn_of_rows_in_one_array) {
 /* On the CPU: two sequences, causal, by the formula; and what would be a crash. */
 TEST(api_attn_on_the_cpu) {
     enum { T = 5, H = 2, D = 3 };
-    static const int32_t starts[] = {0, 2, T}, bad[] = {0, 2, T + 1}, many[] = {0, 4};
+    static const int32_t starts[] = {0, 2, T}, bad[] = {0, 2, T + 1}, many[] = {0, 4},
+                         short_of_end[] = {0, 2, T - 1}, not_from_0[] = {1, 2, T},
+                         wild[3 * T] = {INT32_MAX, -9,        1000,    2, 0, INT32_MIN, -1, 5, 0, 7,
+                                        INT32_MAX, INT32_MIN, 1 << 30, 3, -5};
     float q[T * H * D], k[T * H * D], v[T * H * D], out[T * H * D], dq[T * H * D], dk[T * H * D],
         dv[T * H * D];
     hstu_attn *attn;
@@ -421,7 +431,23 @@ TEST(api_attn_on_the_cpu) {
     a.cu_seqlens_q = bad;
     CHECK_EQ(hstu_attn_varlen_fwd(attn, &a, NULL), HSTU_ERR_USAGE);
     CHECK_CONTAINS(hstu_error(), "sequence 1 of cu_seqlens_q is not at 2 .. 6 of 5 rows");
+    a.cu_seqlens_q = a.cu_seqlens_k = short_of_end;
+    CHECK_EQ(hstu_attn_varlen_fwd(attn, &a, NULL), HSTU_ERR_USAGE);
+    CHECK_CONTAINS(hstu_error(), "cu_seqlens_q are rows 0 .. 4; they must cover all 5 rows");
     a.cu_seqlens_q = starts;
+    a.cu_seqlens_k = not_from_0;
+    CHECK_EQ(hstu_attn_varlen_bwd(attn, &a, NULL), HSTU_ERR_USAGE);
+    CHECK_CONTAINS(hstu_error(), "cu_seqlens_k are rows 1 .. 5; they must cover all 5 rows");
+    a.cu_seqlens_k = starts;
+    a.batch_size = 0;
+    CHECK_EQ(hstu_attn_varlen_fwd(attn, &a, NULL), HSTU_ERR_USAGE);
+    a.batch_size = 2;
+    /* Spans of func beyond the keys see what there is, and no more. */
+    a.func = wild;
+    a.n_func = 3;
+    CHECK_EQ(hstu_attn_varlen_fwd(attn, &a, NULL), HSTU_OK);
+    CHECK_EQ(hstu_attn_varlen_bwd(attn, &a, NULL), HSTU_OK);
+    a.func = NULL;
     a.num_targets = many;
     CHECK_EQ(hstu_attn_varlen_fwd(attn, &a, NULL), HSTU_ERR_USAGE);
     CHECK_CONTAINS(hstu_error(), "sequence 1 has 3 queries, 0 contexts and 4 targets, but 3 keys");

@@ -1,6 +1,10 @@
 /* The models and the training of hstu.h, as a program outside would use them. */
 #include "hstu.h"
 
+#include <pthread.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include "oom.h"
 #include "train_test.h"
 
@@ -143,6 +147,135 @@ TEST(api_model_refuses_with_reasons) {
     hstu_model_close(NULL);
 }
 
+TEST(api_model_refuses_null_arguments) {
+    hstu_model *m = open_run(retrieval_gin);
+    const uint64_t user = 0;
+    uint32_t item[K], two[2] = {1, 2};
+    float score[K];
+    int64_t times[2] = {INT64_MAX, INT64_MIN};
+    hstu_history none = {.length = 2}, endless = {.length = UINT64_MAX, .item = two},
+                 back = {.length = 2, .item = two, .time = times};
+    CHECK_EQ(hstu_model_get_info(m, NULL), HSTU_ERR_USAGE);
+    CHECK_EQ(hstu_model_recommend(m, NULL, 1, K, 0, item, score), HSTU_ERR_USAGE);
+    CHECK_CONTAINS(hstu_error(), "'users' is NULL");
+    CHECK_EQ(hstu_model_recommend(m, &user, 1, K, 0, NULL, score), HSTU_ERR_USAGE);
+    CHECK_EQ(hstu_model_recommend(m, &user, 1, K, 0, item, NULL), HSTU_ERR_USAGE);
+    CHECK_EQ(hstu_model_recommend(m, NULL, 0, K, 0, NULL, NULL), HSTU_OK);
+    CHECK_EQ(hstu_model_recommend_history(m, NULL, K, 0, item, score), HSTU_ERR_USAGE);
+    CHECK_EQ(hstu_model_recommend_history(m, &none, K, 0, item, score), HSTU_ERR_USAGE);
+    CHECK_CONTAINS(hstu_error(), "'history->item' is NULL");
+    CHECK_EQ(hstu_model_recommend_history(m, &endless, K, 0, item, score), HSTU_ERR_USAGE);
+    CHECK_CONTAINS(hstu_error(), "a history of 18446744073709551615 events");
+    CHECK_EQ(hstu_model_recommend_history(m, &back, K, 0, NULL, score), HSTU_ERR_USAGE);
+    CHECK_EQ(hstu_model_recommend_history(m, &back, K, 0, item, score), HSTU_OK);
+    CHECK_EQ(hstu_model_score(m, &user, 1, NULL, 1, score), HSTU_ERR_USAGE);
+    CHECK_EQ(hstu_model_score(m, &user, 1, two, 2, NULL), HSTU_ERR_USAGE);
+    CHECK_EQ(hstu_model_score(m, &user, 1, two, -1, score), HSTU_ERR_USAGE);
+    CHECK_EQ(hstu_model_encode(m, &user, 1, NULL), HSTU_ERR_USAGE);
+    CHECK_EQ(hstu_model_item_embeddings(m, NULL), HSTU_ERR_USAGE);
+    hstu_model_close(m);
+}
+
+/* One model under several threads, each with a k of its own, so that the recommender that a model
+ * keeps from call to call is another one in nearly every call. */
+enum { THREADS = 8 };
+
+typedef struct asking {
+    hstu_model *m;
+    int32_t k;
+    int n_right, n_wrong, n_refused;
+    uint32_t item[USERS * 16];
+    float score[USERS * 16], first[USERS];
+} asking;
+
+static hstu_status ask(asking *a, uint32_t *item, float *score, float *first) {
+    uint64_t users[USERS];
+    const uint32_t one = 1;
+    for (int i = 0; i < USERS; i++)
+        users[i] = (uint64_t)i;
+    hstu_status st = hstu_model_recommend(a->m, users, USERS, a->k, 0, item, score);
+    return st == HSTU_OK ? hstu_model_score(a->m, users, USERS, &one, 1, first) : st;
+}
+
+static void *ask_often(void *ctx) {
+    asking *a = ctx;
+    uint32_t item[USERS * 16];
+    float score[USERS * 16], first[USERS];
+    size_t n = (size_t)(USERS * a->k);
+    for (int i = 0; i < (test_is_brief() ? 20 : 100); i++) {
+        if (ask(a, item, score, first) != HSTU_OK) {
+            a->n_refused += strstr(hstu_error(), "closed") != NULL;
+            break;
+        }
+        bool is_same = memcmp(item, a->item, n * sizeof *item) == 0 &&
+                       memcmp(score, a->score, n * sizeof *score) == 0 &&
+                       memcmp(first, a->first, sizeof first) == 0;
+        a->n_right += is_same;
+        a->n_wrong += !is_same;
+    }
+    return NULL;
+}
+
+/* Starts the threads, closes the model after some of their calls or after all. */
+static void ask_in_threads(hstu_model *m, asking *all, bool closes_early) {
+    pthread_t threads[THREADS];
+    for (int i = 0; i < THREADS; i++) {
+        all[i] = (asking){.m = m, .k = 2 + i};
+        CHECK_EQ(ask(&all[i], all[i].item, all[i].score, all[i].first), HSTU_OK);
+    }
+    for (int i = 0; i < THREADS; i++)
+        CHECK_EQ(pthread_create(&threads[i], NULL, ask_often, &all[i]), 0);
+    if (closes_early) usleep(5000);
+    if (closes_early) hstu_model_close(m);
+    for (int i = 0; i < THREADS; i++)
+        pthread_join(threads[i], NULL);
+    hstu_model_close(m);
+}
+
+TEST(api_model_in_threads) {
+    static asking all[THREADS];
+    ask_in_threads(open_run(retrieval_gin), all, false);
+    for (int i = 0; i < THREADS; i++)
+        CHECK(all[i].n_wrong == 0 && all[i].n_refused == 0 && all[i].n_right > 0);
+}
+
+TEST(api_model_closed_during_calls) {
+    static asking all[THREADS];
+    int n_refused = 0;
+    ask_in_threads(open_run(retrieval_gin), all, true);
+    for (int i = 0; i < THREADS; i++) {
+        CHECK_EQ(all[i].n_wrong, 0);
+        n_refused += all[i].n_refused;
+    }
+    CHECK(n_refused > 0); /* else the model was closed too late to mean anything */
+}
+
+TEST(api_model_after_fork) {
+    hstu_model *m = open_run(retrieval_gin);
+    uint64_t user = 1;
+    uint32_t item[K];
+    float score[K];
+    int result;
+    CHECK_EQ(hstu_model_recommend(m, &user, 1, K, 0, item, score), HSTU_OK);
+    pid_t child = fork();
+    if (child == 0) {
+        alarm(20);
+        CHECK_EQ(hstu_model_recommend(m, &user, 1, K, 0, item, score), HSTU_ERR_USAGE);
+        CHECK_CONTAINS(hstu_error(), "the model was opened before fork()");
+        CHECK_EQ(hstu_data_find_user(hstu_model_data(m), "1", &user), HSTU_ERR_USAGE);
+        hstu_model_close(m);
+        uint32_t again[K];
+        CHECK_EQ(hstu_model_open(&m, in_folder("run"), synth_folder(), "cpu"), HSTU_OK);
+        CHECK_EQ(hstu_model_recommend(m, &user, 1, K, 0, again, score), HSTU_OK);
+        CHECK_EQ(memcmp(again, item, sizeof item), 0);
+        hstu_model_close(m);
+        _exit(33);
+    }
+    CHECK(waitpid(child, &result, 0) == child && WIFEXITED(result));
+    CHECK_EQ(WEXITSTATUS(result), 33);
+    hstu_model_close(m);
+}
+
 TEST(api_model_ranks_by_tasks) {
     hstu_model *m = open_run(ranking_gin);
     hstu_model_info info;
@@ -180,6 +313,72 @@ TEST(api_train_stops_and_resumes) {
     CHECK_EQ(info.step, 15);
     hstu_model_close(m);
     a.run = NULL;
+    CHECK_EQ(hstu_train(&a), HSTU_ERR_USAGE);
+}
+
+/* With one step to an epoch the first moment to stop is in the evaluation after it: that is cut
+ * short, and the epoch is saved without figures. */
+TEST(api_train_stops_in_an_evaluation) {
+    const char *const overrides[] = {"train_fn.local_batch_size=64"};
+    seen_lines lines = {0};
+    hstu_train_args a = small_run(retrieval_gin, &lines);
+    volatile int32_t stop = 1;
+    char line[4096];
+    bool has_epoch = false;
+    a.overrides = overrides;
+    a.n_overrides = 1;
+    a.epochs = 3;
+    a.stop = &stop;
+    CHECK_EQ(hstu_train(&a), HSTU_ERR_INTERRUPTED);
+    CHECK_CONTAINS(hstu_error(), "interrupted at step 1 and saved");
+    FILE *log = fopen(in_folder("run/log.jsonl"), "r");
+    CHECK(log != NULL);
+    while (fgets(line, sizeof line, log) != NULL) {
+        if (strstr(line, "\"event\":\"epoch\"") == NULL) continue;
+        has_epoch = true;
+        CHECK(strstr(line, "hr@10") == NULL && strstr(line, "eval_seconds") == NULL);
+    }
+    fclose(log);
+    CHECK(has_epoch);
+    stop = 0;
+    a.config = NULL;
+    a.overrides = NULL;
+    a.n_overrides = 0;
+    a.is_resume = 1;
+    if (hstu_train(&a) != HSTU_OK) FAIL_TEST("%s", hstu_error());
+    CHECK_EQ(lines.n_epochs, 3);
+}
+
+static void *stop_soon(void *flag) {
+    usleep(300000);
+    __atomic_store_n((volatile int32_t *)flag, 1, __ATOMIC_RELAXED);
+    return NULL;
+}
+
+/* Another thread stops a run between two steps of an epoch that would take hours. */
+TEST(api_train_stops_by_a_flag) {
+    seen_lines lines = {0};
+    hstu_train_args a = small_run(retrieval_gin, &lines);
+    volatile int32_t stop = 0;
+    pthread_t thread;
+    a.epochs = 1000000;
+    a.stop = &stop;
+    CHECK_EQ(pthread_create(&thread, NULL, stop_soon, (void *)&stop), 0);
+    CHECK_EQ(hstu_train(&a), HSTU_ERR_INTERRUPTED);
+    CHECK_CONTAINS(hstu_error(), "saved");
+    pthread_join(thread, NULL);
+    hstu_model *m;
+    CHECK_EQ(hstu_model_open(&m, a.run, NULL, "cpu"), HSTU_OK);
+    hstu_model_close(m);
+    const char *const overrides[2] = {"train_fn.num_epochs=3", NULL};
+    a.run = in_folder("other");
+    a.n_overrides = 2;
+    CHECK_EQ(hstu_train(&a), HSTU_ERR_USAGE);
+    CHECK_CONTAINS(hstu_error(), "override 1 of 2 is NULL");
+    a.overrides = overrides;
+    CHECK_EQ(hstu_train(&a), HSTU_ERR_USAGE);
+    CHECK_CONTAINS(hstu_error(), "override 2 of 2 is NULL");
+    a.n_overrides = -1;
     CHECK_EQ(hstu_train(&a), HSTU_ERR_USAGE);
 }
 

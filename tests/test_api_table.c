@@ -123,7 +123,27 @@ TEST(arguments_that_cannot_be_are_refused) {
     CHECK_EQ(hstu_table_find(table, -1, ids, rows[0], NULL), HSTU_ERR_USAGE);
     CHECK_EQ(hstu_table_find(table, 1, NULL, rows[0], NULL), HSTU_ERR_USAGE);
     CHECK_EQ(hstu_table_find(NULL, 1, ids, rows[0], NULL), HSTU_ERR_USAGE);
+    rows[1][2] = NAN;
+    CHECK_EQ(hstu_table_insert(table, 2, ids, rows[0], NULL), HSTU_ERR_NUMERIC);
+    CHECK_CONTAINS(hstu_error(), "number 5 of the rows is nan");
+    rows[1][2] = INFINITY;
+    CHECK_EQ(hstu_table_update(table, 2, ids, rows[0], &step), HSTU_ERR_NUMERIC);
+    CHECK_CONTAINS(hstu_error(), "number 5 of the gradients is inf");
+    rows[1][2] = 0;
+    for (int i = 0; i < 5; i++) {
+        hstu_table_step bad = step;
+        *(float *const[]){&bad.lr, &bad.beta1, &bad.beta2, &bad.eps, &bad.weight_decay}[i] = NAN;
+        CHECK_EQ(hstu_table_update(table, 1, ids, rows[0], &bad), HSTU_ERR_USAGE);
+        CHECK_CONTAINS(hstu_error(), "all must be finite");
+    }
+    c.eviction = HSTU_EVICT_LRU;
+    c.first_scale = NAN;
+    CHECK_EQ(hstu_table_create(&none, &c), HSTU_ERR_USAGE);
+    CHECK_CONTAINS(hstu_error(), "first_scale is nan");
     CHECK_EQ(size_of(table), 0);
+    const uint64_t twice[2] = {1, 1};
+    const float large[2][DIM] = {{3e38f}, {3e38f}}; /* finite, but not their sum */
+    CHECK_EQ(hstu_table_update(table, 2, twice, large[0], &step), HSTU_ERR_NUMERIC);
     hstu_table_destroy(table);
     hstu_table_destroy(NULL);
 }

@@ -1,6 +1,11 @@
-"""libhstu.so by ctypes: its functions, its structs, its failures as exceptions."""
+"""libhstu.so by ctypes: its functions, its structs, its failures as exceptions.
+
+The library looks handles up and takes turns on one object, so threads, closed objects and forks need no lock here.  What
+ctypes would do silently is refused: cut texts at a NUL, and integers to the width of their field."""
 import ctypes
+import operator
 import os
+import time
 from ctypes import (CFUNCTYPE, POINTER, Structure, byref, c_char_p, c_float, c_int32, c_int64, c_uint16, c_uint32, c_uint64,
                     c_void_p)
 
@@ -29,8 +34,12 @@ class DeviceError(Error):
     """A GPU failed or is missing."""
 
 
+class NumericError(Error, ValueError):
+    """A number is not finite, or a loss exploded."""
+
+
 _BY_STATUS = {1: UsageError, 2: ConfigError, 3: MemoryError, 4: OSError, 5: FormatError, 6: UnsupportedError,
-              7: DeviceError, 8: KeyboardInterrupt}
+              7: DeviceError, 8: KeyboardInterrupt, 9: NumericError}
 
 
 class DataInfo(Structure):
@@ -54,18 +63,21 @@ TrainCallback = CFUNCTYPE(c_int32, c_void_p, c_char_p)
 class TrainArgs(Structure):
     _fields_ = [("config", c_char_p), ("overrides", POINTER(c_char_p)), ("n_overrides", c_int32), ("data", c_char_p),
                 ("run", c_char_p), ("device", c_char_p), ("epochs", c_int64), ("is_resume", c_int32),
-                ("has_validation", c_int32), ("callback", TrainCallback), ("ctx", c_void_p)]
+                ("has_validation", c_int32), ("callback", TrainCallback), ("ctx", c_void_p), ("stop", POINTER(c_int32))]
 
 
 _SIGNATURES = {
     "hstu_data_open": [POINTER(c_void_p), c_char_p],
+    "hstu_data_get_info": [c_void_p, POINTER(DataInfo)],
     "hstu_data_history": [c_void_p, c_uint64, POINTER(History)],
+    "hstu_data_copy_history": [c_void_p, c_uint64, c_uint64, c_void_p, c_void_p, c_void_p],
     "hstu_data_find_user": [c_void_p, c_char_p, POINTER(c_uint64)],
     "hstu_data_find_item": [c_void_p, c_char_p, POINTER(c_uint32)],
     "hstu_data_item_id": [c_void_p, c_uint32, c_char_p, c_uint64],
     "hstu_data_item_title": [c_void_p, c_uint32, c_char_p, c_uint64],
     "hstu_data_user_id": [c_void_p, c_uint64, c_char_p, c_uint64],
     "hstu_model_open": [POINTER(c_void_p), c_char_p, c_char_p, c_char_p],
+    "hstu_model_get_info": [c_void_p, POINTER(ModelInfo)],
     "hstu_model_recommend": [c_void_p, c_void_p, c_uint64, c_int32, c_int32, c_void_p, c_void_p],
     "hstu_model_recommend_history": [c_void_p, POINTER(History), c_int32, c_int32, c_void_p, c_void_p],
     "hstu_model_score": [c_void_p, c_void_p, c_uint64, c_void_p, c_int32, c_void_p],
@@ -77,9 +89,7 @@ _OTHERS = {
     "hstu_version": (c_char_p, []),
     "hstu_error": (c_char_p, []),
     "hstu_data_close": (None, [c_void_p]),
-    "hstu_data_get_info": (None, [c_void_p, POINTER(DataInfo)]),
     "hstu_model_close": (None, [c_void_p]),
-    "hstu_model_get_info": (None, [c_void_p, POINTER(ModelInfo)]),
     "hstu_model_data": (c_void_p, [c_void_p]),
     "hstu_model_score_name": (c_char_p, [c_void_p, c_int32]),
 }
@@ -113,8 +123,62 @@ def library_version():
     return lib.hstu_version().decode()
 
 
+def text_bytes(text, what):
+    """The bytes of a text for C, where it would end at the first NUL."""
+    try:
+        value = text if isinstance(text, bytes) else str(text).encode()
+    except UnicodeEncodeError as e:
+        raise UsageError(f"{what} {text!r} is not valid Unicode") from e
+    if b"\0" in value:
+        raise UsageError(f"{what} {text!r} contains a NUL character")
+    return value
+
+
 def path_bytes(path):
-    return None if path is None else os.fsencode(path)
+    return None if path is None else text_bytes(os.fsencode(path), "path")
+
+
+def integer(kind, value, what):
+    """An integer that fits a field of C."""
+    try:
+        number = operator.index(value)
+    except TypeError as e:
+        raise UsageError(f"{what} {value!r} is not an integer") from e
+    if kind(number).value != number:
+        raise UsageError(f"{what} {number} is out of range: it does not fit {8 * ctypes.sizeof(kind)} bits")
+    return number
+
+
+class Object:
+    """An object of the library: a handle, closed once, whoever closes it.  The library refuses a closed one."""
+    _handle = c_void_p(1)  # no handle has this value; an open object has one of its own
+    _close = None  # the function that closes it
+
+    def close(self):
+        """Closes the object; calls on other threads run to their end, later ones raise UsageError."""
+        handle = self.__dict__.pop("_handle", None)  # one of several threads gets it
+        if handle:
+            self._close(handle)
+
+    __del__ = close
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+
+def in_pieces(n, work):
+    """work(first, count) over n things in pieces of about a tenth of a second, so that Ctrl-C is seen between them."""
+    first, count = 0, 64
+    while True:  # nothing is a piece, too: the library says whether it may be asked
+        count, begin = min(count, n - first), time.monotonic()
+        work(first, count)
+        first += count
+        if first == n:
+            return
+        count *= 2 if time.monotonic() - begin < 0.1 else 1
 
 
 def text_of(name, handle, number):
@@ -143,8 +207,8 @@ def floats(shape):
     return array, array.ctypes.data
 
 
-def numbers(kind, values):
-    values = list(values)
+def numbers(kind, values, what):
+    values = [integer(kind, v, what) for v in values]
     return (kind * len(values))(*values)
 
 

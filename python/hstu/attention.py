@@ -4,7 +4,6 @@ CUDA tensors (float32, bfloat16, float16) run on the current stream; CPU tensors
 functions are torch custom operators: they work in eager mode, under torch.compile and in autograd.  torch is
 imported here alone."""
 import inspect
-import threading
 from ctypes import c_void_p
 from typing import Optional, Tuple
 
@@ -12,26 +11,16 @@ import torch
 from torch import Tensor
 
 from . import _library as _l
-from .dlpack import AttnArgs as _Args
+from .dlpack import AttnArgs as _Args, handle_of, set_integers
 
 __all__ = ["hstu_attn_qkvpacked_func", "hstu_attn_varlen_func", "hstu_softmax_attn_varlen_func"]
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 
-_handles, _lock = {}, threading.Lock()
-
-
 def _handle(device, create="hstu_attn_create", *args):
-    """What the library keeps for a device (and a mask): made at the first call, one a thread."""
     index = -1 if device.type == "cpu" else device.index if device.index is not None else torch.cuda.current_device()
-    key = (threading.get_ident(), index, *args)
-    with _lock:
-        if key not in _handles:
-            handle = c_void_p()
-            _l.call(create, _l.reference(handle), index, *args)
-            _handles[key] = handle
-        return _handles[key]
+    return handle_of(index, create, *args)
 
 
 def _address(tensor):
@@ -45,8 +34,26 @@ def _rows(tensor):
     return tensor if fits else tensor.contiguous()
 
 
-def _int32(tensor):
-    return None if tensor is None else tensor.to(torch.int32).contiguous()
+def _int32(tensor, name="func"):
+    """Offsets and counts as the library reads them.  Values are looked at on the CPU only, where nobody waits for it."""
+    if tensor is None:
+        return None
+    if tensor.dtype not in (torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8):
+        raise _l.UsageError(f"{name}: integers, not {tensor.dtype}")
+    result = tensor.to(torch.int32).contiguous()
+    if tensor.dtype == torch.int64 and tensor.device.type == "cpu" and not torch.compiler.is_compiling() and \
+            not torch.equal(result.long(), tensor):
+        raise _l.UsageError(f"{name}: a number does not fit 32 bits")
+    return result
+
+
+def _check_types(function, q, k, v):
+    """The CPU computes in float32, whatever the floating point type."""
+    if not q.dtype == k.dtype == v.dtype or not (q.dtype in _DTYPES or q.dtype == torch.float64 and not q.is_cuda):
+        raise _l.UsageError(f"{function}: q, k and v are of one type, float32, bfloat16 or float16, not {q.dtype}, {k.dtype} and "
+                            f"{v.dtype}")
+    if not q.device == k.device == v.device:
+        raise _l.UsageError(f"{function}: q, k and v are on {q.device}, {k.device} and {v.device}; they must be on one device")
 
 
 def _fill(q, k, v, cu_q, cu_k, contexts, targets, rab, func, max_q, max_k, scaling, group, left, right, alpha):
@@ -54,12 +61,12 @@ def _fill(q, k, v, cu_q, cu_k, contexts, targets, rab, func, max_q, max_k, scali
     _l.lib.hstu_attn_varlen_defaults(_l.reference(a))
     a.dtype, a.batch_size, a.num_heads = _DTYPES[q.dtype], cu_q.numel() - 1, q.shape[1]
     a.dim_qk, a.dim_v, a.total_q, a.total_k = q.shape[2], v.shape[2], q.shape[0], k.shape[0]
-    a.max_seqlen_q, a.max_seqlen_k = max_q, max_k
     a.cu_seqlens_q, a.cu_seqlens_k = _address(cu_q), _address(cu_k)
     a.q, a.k, a.v = _address(q), _address(k), _address(v)
     a.stride_q, a.stride_k, a.stride_v = (t.stride(0) if t.shape[0] > 1 else 0 for t in (q, k, v))
-    a.alpha, a.scaling_seqlen, a.window_left, a.window_right = alpha, scaling, left, right
-    a.num_contexts, a.num_targets, a.target_group_size = _address(contexts), _address(targets), group
+    a.alpha, a.num_contexts, a.num_targets = alpha, _address(contexts), _address(targets)
+    set_integers(a, max_seqlen_q=max_q, max_seqlen_k=max_k, scaling_seqlen=scaling, window_left=left, window_right=right,
+                 target_group_size=group)
     if func is not None:
         a.func, a.n_func, a.func_stride = _address(func), func.shape[0], func.stride(0)
     if rab is not None:
@@ -205,11 +212,13 @@ def _varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q=None, seqused_k=None,
         raise _l.UsageError("hstu_attn_varlen_func: has_drab without rab")
     if max_seqlen_q is None or max_seqlen_k is None:
         raise _l.UsageError("hstu_attn_varlen_func: max_seqlen_q and max_seqlen_k are needed")
-    if not q.dtype == k.dtype == v.dtype or (q.is_cuda and q.dtype not in _DTYPES):
-        raise _l.UsageError("hstu_attn_varlen_func: q, k and v are of one type, float32, bfloat16 or float16")
+    _check_types("hstu_attn_varlen_func", q, k, v)
     if q.dim() != 3 or k.dim() != 3 or v.dim() != 3 or k.shape[:2] != v.shape[:2] or q.shape[1:] != k.shape[1:]:
         raise _l.UsageError(f"hstu_attn_varlen_func: shapes {tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}; q, k "
                             "and v are (tokens, heads, dim)")
+    if cu_seqlens_q.dim() != 1 or cu_seqlens_q.shape != cu_seqlens_k.shape:
+        raise _l.UsageError(f"hstu_attn_varlen_func: cu_seqlens of shapes {tuple(cu_seqlens_q.shape)} and "
+                            f"{tuple(cu_seqlens_k.shape)}; they are (batch + 1) each")
     if rab is not None and (rab.dim() != 4 or rab.shape[0] != cu_seqlens_k.numel() - 1 or
                             rab.shape[1] not in (1, q.shape[1]) or rab.shape[2:] != (max_seqlen_k, max_seqlen_k)):
         raise _l.UsageError(f"hstu_attn_varlen_func: rab {tuple(rab.shape)} is not (batch, heads or 1, max_seqlen_k, "
@@ -226,8 +235,9 @@ def _varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q=None, seqused_k=None,
     if kv_cache is not None:
         k, v = _join_pages(k, v, cu_seqlens_q, cu_seqlens_k, num_targets, kv_cache, page_offsets, page_ids, last_page_lens)
     left, right = (int(w) for w in window_size)
-    return _attn(q, k, v, _int32(cu_seqlens_q), _int32(cu_seqlens_k), _int32(num_contexts), _int32(num_targets), rab,
-                 _int32(func), int(max_seqlen_q), int(max_seqlen_k), int(scaling_seqlen), int(target_group_size), left,
+    cu_q, cu_k = _int32(cu_seqlens_q, "cu_seqlens_q"), _int32(cu_seqlens_k, "cu_seqlens_k")
+    return _attn(q, k, v, cu_q, cu_k, _int32(num_contexts, "num_contexts"), _int32(num_targets, "num_targets"), rab, _int32(func),
+                 int(max_seqlen_q), int(max_seqlen_k), int(scaling_seqlen), int(target_group_size), left,
                  right, float(alpha), bool(has_drab))
 
 

@@ -1,38 +1,38 @@
 """Prepared data sets."""
-from ctypes import c_uint32, c_uint64, c_void_p
+from ctypes import c_int64, c_uint16, c_uint32, c_uint64, c_void_p
 
 from . import _library as _l
 
 
-class _Names:
-    """Ids and titles of a data set, whoever owns it."""
+class _Names(_l.Object):
+    """Ids and titles of a data set, whoever owns it: the handle of a model stands for its data, too."""
 
     def _bind(self, handle):
-        self._data = handle
+        self._handle = handle
         self._info = _l.DataInfo()
-        _l.lib.hstu_data_get_info(handle, _l.reference(self._info))
+        _l.call("hstu_data_get_info", handle, _l.reference(self._info))
 
     def _user_number(self, user):
         number = c_uint64()
-        _l.call("hstu_data_find_user", self._data, str(user).encode(), _l.reference(number))
+        _l.call("hstu_data_find_user", self._handle, _l.text_bytes(user, "user"), _l.reference(number))
         return number.value
 
     def _item_number(self, item):
         number = c_uint32()
-        _l.call("hstu_data_find_item", self._data, str(item).encode(), _l.reference(number))
+        _l.call("hstu_data_find_item", self._handle, _l.text_bytes(item, "item"), _l.reference(number))
         return number.value
 
     def _item_id(self, number):
-        text = _l.text_of("hstu_data_item_id", self._data, number)
+        text = _l.text_of("hstu_data_item_id", self._handle, number)
         return text if self._info.has_text_items else int(text)
 
     def _user_id(self, number):
-        text = _l.text_of("hstu_data_user_id", self._data, number)
+        text = _l.text_of("hstu_data_user_id", self._handle, number)
         return text if self._info.has_text_users else int(text)
 
     def title(self, item):
         """The title of an item, or its id where the data have none."""
-        return _l.text_of("hstu_data_item_title", self._data, self._item_number(item))
+        return _l.text_of("hstu_data_item_title", self._handle, self._item_number(item))
 
     @property
     def user_ids(self):
@@ -45,26 +45,14 @@ class _Names:
 
 
 class Dataset(_Names):
-    """A data set made by `hstu prep` or `hstu synth`: Dataset("ml-1m")."""
+    """A data set made by `hstu prep` or `hstu synth`: Dataset("ml-1m").  Any number of threads may use one at the same time,
+    and a child of fork(), too."""
+    _close = _l.lib.hstu_data_close
 
     def __init__(self, path):
         handle = c_void_p()
-        self._data = None
         _l.call("hstu_data_open", _l.reference(handle), _l.path_bytes(path))
         self._bind(handle)
-
-    def close(self):
-        if self._data is not None:
-            _l.lib.hstu_data_close(self._data)
-        self._data = None
-
-    __del__ = close
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.close()
 
     def __len__(self):
         return self._info.users
@@ -75,6 +63,9 @@ class Dataset(_Names):
 
     def history(self, user):
         """The events of a user, oldest first: [(item id, action, time), ...]."""
-        h = _l.History()
-        _l.call("hstu_data_history", self._data, self._user_number(user), _l.reference(h))
-        return [(self._item_id(h.item[i]), h.action[i], h.time[i]) for i in range(h.length)]
+        h, number = _l.History(), self._user_number(user)
+        _l.call("hstu_data_history", self._handle, number, _l.reference(h))
+        n = h.length  # of a copy: another thread may close the data, and end the view, at any time
+        items, actions, times = (c_uint32 * n)(), (c_uint16 * n)(), (c_int64 * n)()
+        _l.call("hstu_data_copy_history", self._handle, number, n, items, actions, times)
+        return [(self._item_id(item), action, time) for item, action, time in zip(items, actions, times)]

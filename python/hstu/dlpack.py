@@ -6,6 +6,7 @@
 Results are arrays of the library that q is from.  Nothing is copied: rows may be apart, as of parts of one array, but the
 numbers of a row follow each other.  Memory of a GPU is float32, bfloat16 or float16, memory of the host float32; the work is
 done when a call returns.  hstu.attention has the same for torch with autograd."""
+import os
 import sys
 import threading
 from ctypes import (POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_uint8, c_uint16, c_uint64, c_void_p, cast,
@@ -122,16 +123,23 @@ def _empty(like, shape):
     return module.empty(shape, dtype=like.dtype)
 
 
-_handles = {}  # by thread and device: calls of one share scratch memory
+_handles = {}
 
 
-def _handle(device):
-    key = (threading.get_ident(), device)
+def handle_of(device, create="hstu_attn_create", *args):
+    """What the library keeps for a device (and a mask): one a thread, because its calls share scratch memory, made at its first
+    call and, in a child of fork(), once more.  No lock: the key is this thread's own."""
+    key = (os.getpid(), threading.get_ident(), create, device, *args)
     if key not in _handles:
         handle = c_void_p()
-        _l.call("hstu_attn_create", _l.reference(handle), device)
+        _l.call(create, _l.reference(handle), device, *args)
         _handles[key] = handle
     return _handles[key]
+
+
+def set_integers(args, **values):
+    for name, value in values.items():
+        setattr(args, name, _l.integer(c_int32, value, name))
 
 
 def _fill(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scaling_seqlen=-1, num_contexts=None, num_targets=None,
@@ -143,22 +151,25 @@ def _fill(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scali
         raise _l.UsageError(f"attn_varlen: shapes {q.shape}, {k.shape} and {v.shape}; q, k and v are (tokens, heads, dim)")
     cu_q = _counts("cu_seqlens_q", cu_seqlens_q, q.device)
     n = cu_q.shape[0] - 1
+    if n < 0:
+        raise _l.UsageError("cu_seqlens_q is empty; it has a number more than there are sequences")
     cu_k = _counts("cu_seqlens_k", cu_seqlens_k, q.device, n + 1)
     contexts, targets = _counts("num_contexts", num_contexts, q.device, n), _counts("num_targets", num_targets, q.device, n)
     a = AttnArgs()
     _l.lib.hstu_attn_varlen_defaults(_l.reference(a))
     a.dtype, a.batch_size, a.num_heads, a.dim_qk, a.dim_v = _TYPES[q.kind], n, q.shape[1], q.shape[2], v.shape[2]
-    a.total_q, a.total_k, a.max_seqlen_q, a.max_seqlen_k = q.shape[0], k.shape[0], int(max_seqlen_q), int(max_seqlen_k)
+    a.total_q, a.total_k = q.shape[0], k.shape[0]
     a.cu_seqlens_q, a.cu_seqlens_k, a.q, a.k, a.v = cu_q.address, cu_k.address, q.address, k.address, v.address
     a.stride_q, a.stride_k, a.stride_v = (t.strides[0] if t.shape[0] > 1 else 0 for t in (q, k, v))
-    a.alpha, a.scaling_seqlen, a.target_group_size = alpha, int(scaling_seqlen), int(target_group_size)
-    a.window_left, a.window_right, a.is_deterministic = int(window_size[0]), int(window_size[1]), int(deterministic)
+    a.alpha, a.is_deterministic = alpha, int(bool(deterministic))
+    set_integers(a, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, scaling_seqlen=scaling_seqlen,
+                 target_group_size=target_group_size, window_left=window_size[0], window_right=window_size[1])
     a.num_contexts, a.num_targets = contexts and contexts.address, targets and targets.address
     return a, q.device, (q, k, v, cu_q, cu_k, contexts, targets)
 
 
 def _run(name, device, args, views):
-    handle = _handle(device)
+    handle = handle_of(device)
     _l.call(name, handle, _l.reference(args), None)
     _l.call("hstu_attn_wait", handle, None)
     del views

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from . import _library as _l
-from .attention import _DTYPES, _address, _computed, _handle, _int32, _on, _rows
+from .attention import _DTYPES, _address, _check_types, _computed, _handle, _int32, _on, _rows
+from .dlpack import set_integers
 
 
 class _Args(Structure):
@@ -30,7 +31,8 @@ def _fill(q, k, v, out, log_sum, cu, max_len, alpha, silu_scale):
     a = _Args()
     _l.lib.hstu_softmax_attn_varlen_defaults(_l.reference(a))
     a.dtype, a.batch_size, a.num_heads, a.dim = _DTYPES[q.dtype], cu.numel() - 1, q.shape[1], q.shape[2]
-    a.total, a.max_seqlen, a.cu_seqlens, a.alpha = q.shape[0], max_len, _address(cu), alpha
+    a.total, a.cu_seqlens, a.alpha = q.shape[0], _address(cu), alpha
+    set_integers(a, max_seqlen=max_len)
     a.silu_scale = silu_scale
     a.q, a.k, a.v, a.out, a.log_sum = (_address(t) for t in (q, k, v, out, log_sum))
     a.stride_q, a.stride_k, a.stride_v = (t.stride(0) if t.shape[0] > 1 else 0 for t in (q, k, v))
@@ -41,7 +43,7 @@ def _run(name, tensor, args, cu, mask):
     kind = mask.split(",")[0]
 
     def work(stream):
-        handle = _handle(tensor.device, "hstu_softmax_attn_create", mask.encode())
+        handle = _handle(tensor.device, "hstu_softmax_attn_create", _l.text_bytes(mask, "mask"))
         if kind not in ("none", "causal", "sliding"):  # the bits of other masks are made by length
             lengths = cu.diff().to("cpu")
             _l.call("hstu_softmax_attn_set_lengths", handle, 0, _address(lengths), lengths.numel(), stream)
@@ -131,8 +133,7 @@ def hstu_softmax_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqle
     if q.dim() != 3 or q.shape != k.shape or q.shape != v.shape:
         raise _l.UsageError(f"{name}: shapes {tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}; q, k and v are of one "
                             "shape, (tokens, heads, dim)")
-    if not q.dtype == k.dtype == v.dtype or (q.is_cuda and q.dtype not in _DTYPES):
-        raise _l.UsageError(f"{name}: q, k and v are of one type, float32, bfloat16 or float16")
+    _check_types(name, q, k, v)
     if softmax_scale == 0:
         raise _l.UsageError(f"{name}: softmax_scale is 0")
     if not silu_scale >= 0:
@@ -143,4 +144,4 @@ def hstu_softmax_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqle
         mask = _mask_of(causal, window_size)
     elif causal or tuple(window_size) != (-1, -1):
         raise _l.UsageError(f"{name}: a mask, or causal and window_size")
-    return _attn(q, k, v, _int32(cu_seqlens_q), int(max_seqlen_q), float(softmax_scale or 0), float(silu_scale), mask)[0]
+    return _attn(q, k, v, _int32(cu_seqlens_q, "cu_seqlens_q"), int(max_seqlen_q), float(softmax_scale or 0), float(silu_scale), mask)[0]

@@ -41,6 +41,14 @@ def _number(names, name, what):
     return names.index(name)
 
 
+def _id(value):
+    """An id, where a negative one stands for the unsigned number of the same 64 bits, as in numpy's arrays of int64."""
+    try:
+        return value + 2**64 if -2**63 <= value < 0 else value
+    except TypeError:
+        return value  # not a number: numbers() says so
+
+
 def _ids(values):
     """(count, memory of uint64 ids): numpy's arrays as they are, other sequences copied."""
     if hasattr(values, "__array_interface__"):
@@ -50,7 +58,7 @@ def _ids(values):
             raise _l.UsageError(f"ids are integers, not {array.dtype}")
         array = numpy.ascontiguousarray(array.reshape(-1)).astype(numpy.int64 if array.dtype.kind == "i" else numpy.uint64)
         return array.size, array, array.ctypes.data
-    memory = _l.numbers(c_uint64, (v & 0xffffffffffffffff for v in values))
+    memory = _l.numbers(c_uint64, (_id(v) for v in values), "id")
     return len(memory), memory, ctypes.addressof(memory)
 
 
@@ -64,38 +72,33 @@ def _rows(values, n, dim, what):
     flat = [x for row in values for x in row]
     if len(flat) != n * dim:
         raise _l.UsageError(f"{len(flat)} numbers of {what} for {n} ids and rows of {dim}")
-    memory = _l.numbers(c_float, flat)
+    memory = (c_float * len(flat))(*flat)
     return memory, ctypes.addressof(memory)
 
 
-class Table:
+class Table(_l.Object):
     """A dynamic embedding table.
 
     optimizer: sgd, adam, adagrad or rowwise_adagrad; eviction: none, lru or lfu; capacity: rows on the device, host_capacity:
-    more of them in host memory.  Rows come as numpy's arrays where numpy is there, (ids, dim) float32."""
+    more of them in host memory.  Rows come as numpy's arrays where numpy is there, (ids, dim) float32.
+
+    ids: integers from -2**63 to 2**64 - 1; -1 and 2**64 - 1 are the same id.  Calls of several threads run one after the other;
+    a child of fork() must make its own table."""
+    _close = _l.lib.hstu_table_destroy
 
     def __init__(self, dim, capacity=65536, *, optimizer="adam", eviction="lru", host_capacity=0, max_batch=65536, seed=0,
                  first_scale=0.01, admit_count=1, device="auto"):
         c = _Config()
         _l.lib.hstu_table_defaults(_l.reference(c))
-        c.dim, c.capacity, c.host_capacity, c.max_batch, c.seed = dim, capacity, host_capacity, max_batch, seed
+        for kind, names in ((c_int32, {"dim": dim, "admit_count": admit_count}), (c_uint64, {"seed": seed}),
+                            (c_int64, {"capacity": capacity, "host_capacity": host_capacity, "max_batch": max_batch})):
+            for name, value in names.items():
+                setattr(c, name, _l.integer(kind, value, name))
         c.optimizer, c.eviction = _number(_OPTIMIZERS, optimizer, "optimizer"), _number(_EVICTIONS, eviction, "eviction")
-        c.first_scale, c.admit_count, c.device = first_scale, admit_count, device.encode()
-        self.dim, self._handle = dim, c_void_p()
-        _l.call("hstu_table_create", _l.reference(self._handle), _l.reference(c))
-
-    def close(self):
-        handle, self._handle = getattr(self, "_handle", None), None
-        if handle:
-            _l.lib.hstu_table_destroy(handle)
-
-    __del__ = close
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.close()
+        c.first_scale, c.device = first_scale, _l.text_bytes(device, "device")
+        handle = c_void_p()
+        _l.call("hstu_table_create", _l.reference(handle), _l.reference(c))
+        self.dim, self._handle = c.dim, handle
 
     def __len__(self):
         n = c_int64()

@@ -1,5 +1,8 @@
 """Training."""
 import json
+import queue
+import threading
+from ctypes import c_int32, c_int64, pointer
 
 from . import _library as _l
 
@@ -9,29 +12,65 @@ def train(config, data, out, epochs=0, overrides=(), callback=None, device="auto
 
     config: a gin file; None with resume=True.  overrides: bindings, such as "train_fn.learning_rate = 1e-3".
     callback: called with a dict after the start, every epoch and evaluation, and the end; returning False stops the
-    run, which is then saved and can be resumed."""
-    last, raised, stopped = {}, [], []
+    run, which is then saved and can be resumed.  So does an exception, Ctrl-C among them, which is raised again."""
+    job = _Job(callback)
+    texts = [_l.text_bytes(o, "override") for o in overrides]
+    kept = (_l.c_char_p * len(texts))(*texts)
+    args = _l.TrainArgs(config=_l.path_bytes(config), overrides=kept, n_overrides=len(texts), data=_l.path_bytes(data),
+                        run=_l.path_bytes(out), device=_l.text_bytes(device, "device"),
+                        epochs=_l.integer(c_int64, epochs, "epochs"), is_resume=int(bool(resume)),
+                        has_validation=int(bool(validate)), callback=_l.TrainCallback(job.tell), stop=pointer(job.stop))
+    job.run(args)
+    return job.last
 
-    def tell(_, line):
+
+class _Job:
+    """A run on a thread of its own.  Python delivers signals to the main thread between two steps of Python code, so that must
+    not be in C for long: it waits here, and the callback of the caller runs on the caller's thread."""
+
+    def __init__(self, callback):
+        self.callback, self.last, self.stop, self.is_stopped_by_callback = callback, {}, c_int32(0), False
+        self.lines, self.answers, self.failure = queue.SimpleQueue(), queue.SimpleQueue(), None
+
+    def tell(self, _, line):
+        """On the thread of the run: hands a line over and waits for what the callback says."""
+        self.lines.put(line)
+        return self.answers.get()
+
+    def work(self, args):
         try:
-            last.clear()
-            last.update(json.loads(line))
-            if callback is not None and callback(dict(last)) is False:
-                stopped.append(True)
-            return len(stopped)
-        except BaseException as e:  # it must not cross C
-            raised.append(e)
-            return 1
+            _l.call("hstu_train", _l.reference(args))
+        except BaseException as e:
+            self.failure = e
+        self.lines.put(None)
 
-    texts = [str(o).encode() for o in overrides]
-    args = _l.TrainArgs(config=_l.path_bytes(config), overrides=_l.numbers(_l.c_char_p, texts), n_overrides=len(texts),
-                        data=_l.path_bytes(data), run=_l.path_bytes(out), device=device.encode(), epochs=epochs,
-                        is_resume=int(resume), has_validation=int(validate), callback=_l.TrainCallback(tell))
-    try:
-        _l.call("hstu_train", _l.reference(args))
-    except BaseException:
-        if raised:
-            raise raised[0]
-        if not stopped:
+    def run(self, args):
+        thread = threading.Thread(target=self.work, args=(args,), daemon=True)
+        try:
+            thread.start()
+            self.serve(thread)
+        except BaseException:  # of the callback, or of a signal; once more, and the run is left to itself
+            self.stop.value = 1
+            self.answers.put(1)
+            while self.next_line(thread) is not None:
+                self.answers.put(1)
             raise
-    return dict(last)
+        is_expected = self.is_stopped_by_callback and isinstance(self.failure, KeyboardInterrupt)
+        if self.failure is not None and not is_expected:
+            raise self.failure
+
+    def serve(self, thread):
+        for line in iter(lambda: self.next_line(thread), None):
+            self.last = json.loads(line)
+            if self.callback is not None and self.callback(dict(self.last)) is False:
+                self.is_stopped_by_callback = True
+            self.answers.put(int(self.is_stopped_by_callback))
+
+    def next_line(self, thread):
+        """The next line, or None at the end.  A signal may reach another thread, which does not wake this one: it looks."""
+        while True:
+            try:
+                return self.lines.get(timeout=0.1)
+            except queue.Empty:
+                if not thread.is_alive() and self.lines.empty():
+                    return None

@@ -1,14 +1,15 @@
-/* The public API: thin, so that hstu.h can stay as it is while the inside moves.  Types cross by
- * name only: an hstu_data is a seq_file, an hstu_batcher a batcher. */
+/* The public API: thin, so that hstu.h can stay as it is while the inside moves.  What callers hold
+ * are handles (handle.h): of a seq_file for an hstu_data, of a batcher for an hstu_batcher. */
 #include <inttypes.h>
+#include <math.h>
 #include <pthread.h>
 #include <string.h>
 
 #include "api/api_int.h"
 #include "base/env.h"
 #include "base/log.h"
+#include "base/mem.h"
 #include "data/set/batcher.h"
-#include "data/set/seq_file.h"
 #include "hstu.h"
 
 _Static_assert((int)HSTU_ERR_NUMERIC == (int)ERR_NUMERIC, "the codes must agree");
@@ -26,6 +27,43 @@ status api_begin(void) {
     return env_apply_log_level();
 }
 
+status api_pool(pool **out) {
+    int n_threads;
+    *out = NULL;
+    TRY(env_threads(&n_threads));
+    return pool_create(out, n_threads);
+}
+
+status api_need(const void *argument, const char *name) {
+    return argument != NULL ? OK : fail(ERR_USAGE, "the argument '%s' is NULL", name);
+}
+
+status api_check_finite(const float *numbers, size_t n, const char *name) {
+    for (size_t i = 0; i < n; i++)
+        if (!isfinite(numbers[i]))
+            return fail(ERR_NUMERIC, "number %zu of the %s is %g; all must be finite", i, name,
+                        (double)numbers[i]);
+    return OK;
+}
+
+status api_check_offsets(const char *name, const int32_t *offsets, int32_t n, int64_t total,
+                         int32_t longest) {
+    int64_t first = n > 0 ? offsets[0] : 0, last = n > 0 ? offsets[n] : 0;
+    for (int32_t i = 0; i < n; i++) {
+        int64_t begin = offsets[i], end = offsets[i + 1];
+        if (begin < 0 || end < begin || end > total || end - begin > longest)
+            return fail(ERR_USAGE,
+                        "attention: sequence %d of %s is not at %lld .. %lld of %lld rows, with at "
+                        "most %d of its own",
+                        i, name, (long long)begin, (long long)end, (long long)total, longest);
+    }
+    if (first == 0 && last == total) return OK;
+    return fail(ERR_USAGE,
+                "attention: the sequences of %s are rows %lld .. %lld; they must cover all %lld "
+                "rows, from 0",
+                name, (long long)first, (long long)last, (long long)total);
+}
+
 const char *hstu_version(void) {
     return HSTU_VERSION;
 }
@@ -34,91 +72,186 @@ const char *hstu_error(void) {
     return status_reason();
 }
 
-static const seq_file *file_of(const hstu_data *data) {
-    return (const seq_file *)data;
+static void close_file(void *file) {
+    seq_file_close(file);
+}
+
+/* A mapped file has no threads: a child of fork() may go on with it. */
+static const handle_type data_type = {"data set", close_file, .survives_fork = true};
+
+static status open_data(hstu_data **out, const char *path) {
+    seq_file *file = NULL;
+    pool *p = NULL;
+    void *value;
+    TRY(api_need(path, "path"));
+    status st = api_pool(&p);
+    if (st == OK) st = seq_file_open(&file, path, p);
+    pool_destroy(p);
+    TRY(st);
+    TRY(handle_open(&value, &data_type, file));
+    *out = value;
+    return OK;
 }
 
 hstu_status hstu_data_open(hstu_data **out, const char *path) {
-    seq_file *file = NULL;
-    pool *p = NULL;
-    int n_threads;
-    status st = env_threads(&n_threads);
-    if (st == OK) st = pool_create(&p, n_threads);
-    if (st == OK) st = seq_file_open(&file, path, p);
-    pool_destroy(p);
-    *out = (hstu_data *)file;
-    return (hstu_status)st;
+    status st = api_need(out, "out");
+    if (st != OK) return (hstu_status)st;
+    *out = NULL;
+    return (hstu_status)open_data(out, path);
 }
 
 void hstu_data_close(hstu_data *data) {
-    seq_file_close((seq_file *)data);
+    handle_close(data, &data_type);
 }
 
-void hstu_data_get_info(const hstu_data *data, hstu_data_info *out) {
-    const seq_file *s = file_of(data);
-    *out = (hstu_data_info){.users = s->n_users,
-                            .catalogue = s->n_items,
-                            .events = s->n_events,
-                            .time_per_second = s->time_per_second,
-                            .contextual_features = s->n_context,
-                            .has_text_users = s->has_text_users,
-                            .has_text_items = s->has_text_items};
+/* The data of their own handle, or those of a model; handle_release ends it. */
+static status hold_data(handle **h, const hstu_data *data, const seq_file **file) {
+    bool is_of_model = handle_type_of(data) == &api_model_type;
+    TRY(handle_hold(h, data, is_of_model ? &api_model_type : &data_type));
+    *file = is_of_model ? api_model_file(handle_object(*h)) : handle_object(*h);
+    return OK;
+}
+
+hstu_status hstu_data_get_info(const hstu_data *data, hstu_data_info *out) {
+    const seq_file *s;
+    handle *h = NULL;
+    status st = api_need(out, "out");
+    if (st != OK) return (hstu_status)st;
+    *out = (hstu_data_info){0};
+    st = hold_data(&h, data, &s);
+    if (st == OK)
+        *out = (hstu_data_info){.users = s->n_users,
+                                .catalogue = s->n_items,
+                                .events = s->n_events,
+                                .time_per_second = s->time_per_second,
+                                .contextual_features = s->n_context,
+                                .has_text_users = s->has_text_users,
+                                .has_text_items = s->has_text_items};
+    return handle_release(h, st);
+}
+
+static status check_user(const seq_file *s, uint64_t user) {
+    if (user < s->n_users) return OK;
+    return fail(ERR_USAGE, "user %" PRIu64 " is out of range: there are %" PRIu64, user,
+                s->n_users);
+}
+
+static status view_history(const seq_file *s, uint64_t user, hstu_history *out) {
+    TRY(check_user(s, user));
+    uint64_t at = s->offsets[user];
+    *out = (hstu_history){seq_length(s, user), s->item + at, s->action + at, s->time + at};
+    return OK;
 }
 
 hstu_status hstu_data_history(const hstu_data *data, uint64_t user, hstu_history *out) {
-    const seq_file *s = file_of(data);
+    const seq_file *s;
+    handle *h = NULL;
+    status st = api_need(out, "out");
+    if (st != OK) return (hstu_status)st;
     *out = (hstu_history){0};
-    if (user >= s->n_users)
-        return (hstu_status)fail(ERR_USAGE, "user %" PRIu64 " is out of range: there are %" PRIu64,
-                                 user, s->n_users);
-    uint64_t at = s->offsets[user];
-    *out = (hstu_history){seq_length(s, user), s->item + at, s->action + at, s->time + at};
-    return HSTU_OK;
+    st = hold_data(&h, data, &s);
+    if (st == OK) st = view_history(s, user, out);
+    return handle_release(h, st);
+}
+
+hstu_status hstu_data_copy_history(const hstu_data *data, uint64_t user, uint64_t n, uint32_t *item,
+                                   uint16_t *action, int64_t *time) {
+    const seq_file *s;
+    handle *h = NULL;
+    hstu_history view = {0};
+    status st = hold_data(&h, data, &s);
+    if (st == OK) st = view_history(s, user, &view);
+    if (st == OK && n > view.length)
+        st = fail(ERR_USAGE, "user %" PRIu64 " has %" PRIu64 " events, not %" PRIu64, user,
+                  view.length, n);
+    if (st == OK && n > 0) {
+        if (item != NULL) memcpy(item, view.item, n * sizeof *item);
+        if (action != NULL) memcpy(action, view.action, n * sizeof *action);
+        if (time != NULL) memcpy(time, view.time, n * sizeof *time);
+    }
+    return handle_release(h, st);
+}
+
+static status find_user(const seq_file *s, const char *id, uint64_t *out) {
+    TRY(api_need(id, "id"));
+    TRY(api_need(out, "out"));
+    *out = seq_find_user(s, id);
+    if (*out != UINT64_MAX) return OK;
+    return fail(ERR_USAGE, "user '%.200s' is not in the data", id);
 }
 
 hstu_status hstu_data_find_user(const hstu_data *data, const char *id, uint64_t *out) {
-    *out = seq_find_user(file_of(data), id);
-    if (*out != UINT64_MAX) return HSTU_OK;
-    return (hstu_status)fail(ERR_USAGE, "user '%.200s' is not in the data", id);
+    const seq_file *s;
+    handle *h = NULL;
+    status st = hold_data(&h, data, &s);
+    if (st == OK) st = find_user(s, id, out);
+    return handle_release(h, st);
+}
+
+static status find_item(const seq_file *s, const char *id, uint32_t *out) {
+    TRY(api_need(id, "id"));
+    TRY(api_need(out, "out"));
+    *out = seq_find_item(s, id);
+    if (*out != 0) return OK;
+    return fail(ERR_USAGE, "item '%.200s' is not in the catalogue", id);
 }
 
 hstu_status hstu_data_find_item(const hstu_data *data, const char *id, uint32_t *out) {
-    *out = seq_find_item(file_of(data), id);
-    if (*out != 0) return HSTU_OK;
-    return (hstu_status)fail(ERR_USAGE, "item '%.200s' is not in the catalogue", id);
+    const seq_file *s;
+    handle *h = NULL;
+    status st = hold_data(&h, data, &s);
+    if (st == OK) st = find_item(s, id, out);
+    return handle_release(h, st);
 }
 
-/* Copies the text in `name`, cut to n bytes with the NUL, and releases `name`. */
-static hstu_status hand_out(status st, buf *name, char *text, uint64_t n) {
+typedef status (*name_fn)(const seq_file *s, uint64_t number, buf *out);
+
+static status item_id(const seq_file *s, uint64_t item, buf *out) {
+    return seq_item_name(s, (uint32_t)item, out);
+}
+
+static status item_title(const seq_file *s, uint64_t item, buf *out) {
+    return seq_item_title(s, (uint32_t)item, out);
+}
+
+/* The text of `number`, cut to n bytes with its NUL. */
+static hstu_status copy_name(const hstu_data *data, name_fn name_of, uint64_t number, char *text,
+                             uint64_t n) {
+    const seq_file *s;
+    handle *h = NULL;
+    buf name;
+    buf_init(&name);
+    status st = n > 0 ? api_need(text, "text") : OK;
+    if (st == OK) st = hold_data(&h, data, &s);
+    if (st == OK && name_of != seq_user_name && (number < 1 || number > s->n_items))
+        st = fail(ERR_USAGE, "item %" PRIu64 " is out of range: there are %" PRIu64, number,
+                  s->n_items);
+    if (st == OK && name_of == seq_user_name) st = check_user(s, number);
+    if (st == OK) st = name_of(s, number, &name);
     if (st == OK && n > 0) {
-        size_t length = name->n_bytes < n ? name->n_bytes : n - 1;
-        memcpy(text, buf_str(name), length);
+        size_t length = name.n_bytes < n ? name.n_bytes : n - 1;
+        memcpy(text, buf_str(&name), length);
         text[length] = '\0';
     }
-    buf_fini(name);
-    return (hstu_status)st;
+    buf_fini(&name);
+    return handle_release(h, st);
 }
 
 hstu_status hstu_data_item_id(const hstu_data *data, uint32_t item, char *text, uint64_t n) {
-    buf name;
-    buf_init(&name);
-    return hand_out(seq_item_name(file_of(data), item, &name), &name, text, n);
+    return copy_name(data, item_id, item, text, n);
 }
 
 hstu_status hstu_data_item_title(const hstu_data *data, uint32_t item, char *text, uint64_t n) {
-    buf name;
-    buf_init(&name);
-    return hand_out(seq_item_title(file_of(data), item, &name), &name, text, n);
+    return copy_name(data, item_title, item, text, n);
 }
 
 hstu_status hstu_data_user_id(const hstu_data *data, uint64_t user, char *text, uint64_t n) {
-    buf name;
-    buf_init(&name);
-    return hand_out(seq_user_name(file_of(data), user, &name), &name, text, n);
+    return copy_name(data, seq_user_name, user, text, n);
 }
 
 void hstu_batcher_defaults(hstu_batcher_config *out) {
     batcher_config c = batcher_config_default();
+    if (out == NULL) return;
     *out = (hstu_batcher_config){.split = (hstu_split)c.split.kind,
                                  .part = (hstu_part)c.part,
                                  .seed = c.seed,
@@ -134,36 +267,76 @@ void hstu_batcher_defaults(hstu_batcher_config *out) {
                                  .n_threads = c.n_threads};
 }
 
+/* A batcher holds its data, so that they may be closed first. */
+typedef struct data_batcher {
+    batcher *b;
+    handle *data;
+} data_batcher;
+
+static void destroy_batcher(void *object) {
+    data_batcher *d = object;
+    batcher_destroy(d->b);
+    handle_release(d->data, OK);
+    mem_free(d);
+}
+
+static const handle_type batcher_type = {"batcher", destroy_batcher, .survives_fork = false};
+
+static status lower(const hstu_batcher_config *config, batcher_config *c) {
+    TRY(api_need(config, "config"));
+    if ((unsigned)config->split > HSTU_BY_USER || (unsigned)config->part > HSTU_TEST)
+        return fail(ERR_CONFIG, "the split or the part of a batcher is unknown");
+    *c = batcher_config_default();
+    c->split = split_rule_of((split_kind)config->split);
+    c->part = (split_part)config->part;
+    c->seed = config->seed;
+    c->batch_size = config->batch_size;
+    c->max_history = config->max_history;
+    c->max_targets = config->max_targets;
+    c->n_ranks = config->n_ranks;
+    c->rank = config->rank;
+    c->n_micro = config->n_micro;
+    c->is_shuffled = config->is_shuffled != 0;
+    c->is_balanced = config->is_balanced != 0;
+    c->drops_last = config->drops_last != 0;
+    c->n_threads = config->n_threads;
+    return OK;
+}
+
+static status create_batcher(data_batcher *d, const hstu_data *data,
+                             const hstu_batcher_config *config) {
+    batcher_config c;
+    const seq_file *file;
+    TRY(lower(config, &c));
+    TRY(hold_data(&d->data, data, &file));
+    return batcher_create(&d->b, file, &c);
+}
+
 hstu_status hstu_batcher_create(hstu_batcher **out, const hstu_data *data,
                                 const hstu_batcher_config *config) {
-    batcher_config c = batcher_config_default();
-    if ((unsigned)config->split > HSTU_BY_USER || (unsigned)config->part > HSTU_TEST)
-        return (hstu_status)fail(ERR_CONFIG, "the split or the part of a batcher is unknown");
-    c.split = split_rule_of((split_kind)config->split);
-    c.part = (split_part)config->part;
-    c.seed = config->seed;
-    c.batch_size = config->batch_size;
-    c.max_history = config->max_history;
-    c.max_targets = config->max_targets;
-    c.n_ranks = config->n_ranks;
-    c.rank = config->rank;
-    c.n_micro = config->n_micro;
-    c.is_shuffled = config->is_shuffled != 0;
-    c.is_balanced = config->is_balanced != 0;
-    c.drops_last = config->drops_last != 0;
-    c.n_threads = config->n_threads;
-    return (hstu_status)batcher_create((batcher **)out, file_of(data), &c);
+    data_batcher *d;
+    void *value = NULL;
+    status st = api_need(out, "out");
+    if (st != OK) return (hstu_status)st;
+    *out = NULL;
+    st = MEM_NEW(&d, 1);
+    if (st != OK) return (hstu_status)st;
+    st = create_batcher(d, data, config);
+    if (st == OK)
+        st = handle_open(&value, &batcher_type, d);
+    else
+        destroy_batcher(d);
+    *out = value;
+    return (hstu_status)st;
 }
 
 void hstu_batcher_destroy(hstu_batcher *b) {
-    batcher_destroy((batcher *)b);
+    handle_close(b, &batcher_type);
 }
 
-hstu_status hstu_batcher_next(hstu_batcher *b, hstu_batch *out) {
+static status next_batch(batcher *b, hstu_batch *out) {
     const batch *next;
-    *out = (hstu_batch){0};
-    status st = batcher_next((batcher *)b, &next);
-    if (st != OK) return (hstu_status)st;
+    TRY(batcher_next(b, &next));
     *out = (hstu_batch){.n_users = next->n_users,
                         .n_tokens = next->n_tokens,
                         .n_context = next->n_context,
@@ -177,13 +350,35 @@ hstu_status hstu_batcher_next(hstu_batcher *b, hstu_batch *out) {
                         .epoch = next->epoch,
                         .index = next->index,
                         .is_last = next->is_last};
-    return HSTU_OK;
+    return OK;
+}
+
+static batcher *batcher_of(const handle *h) {
+    return ((const data_batcher *)handle_object(h))->b;
+}
+
+hstu_status hstu_batcher_next(hstu_batcher *b, hstu_batch *out) {
+    handle *h = NULL;
+    status st = api_need(out, "out");
+    if (st != OK) return (hstu_status)st;
+    *out = (hstu_batch){0};
+    st = handle_enter(&h, b, &batcher_type);
+    if (st == OK) st = next_batch(batcher_of(h), out);
+    return handle_leave(h, st);
 }
 
 uint64_t hstu_batcher_n_batches(const hstu_batcher *b) {
-    return batcher_n_batches((const batcher *)b);
+    handle *h;
+    status st = handle_hold(&h, b, &batcher_type);
+    uint64_t n = st == OK ? batcher_n_batches(batcher_of(h)) : 0;
+    handle_release(h, st);
+    return n;
 }
 
 int32_t hstu_batcher_max_tokens(const hstu_batcher *b) {
-    return batcher_max_tokens((const batcher *)b);
+    handle *h;
+    status st = handle_hold(&h, b, &batcher_type);
+    int32_t n = st == OK ? batcher_max_tokens(batcher_of(h)) : 0;
+    handle_release(h, st);
+    return n;
 }

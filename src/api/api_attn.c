@@ -1,11 +1,10 @@
 /* The attention of hstu.h: turns the public arguments into an attn_args of ops.h and runs it on the
  * caller's stream.  An hstu_attn is a CUDA backend in guest mode, which launches on a stream that
  * it does not own, or a CPU backend with threads of its own. */
+#include <math.h>
 #include <string.h>
 
-#include "base/env.h"
-#include "base/pool.h"
-#include "hstu.h"
+#include "api/api_int.h"
 #include "ops/attn_check.h"
 #include "ops/ops.h"
 
@@ -14,6 +13,7 @@ _Static_assert((int)HSTU_FLOAT32 == (int)ACT_F32 && (int)HSTU_BFLOAT16 == (int)A
                "types of activations must agree");
 
 void hstu_attn_varlen_defaults(hstu_attn_varlen_args *out) {
+    if (out == NULL) return;
     *out = (hstu_attn_varlen_args){.dtype = HSTU_BFLOAT16,
                                    .alpha = 1,
                                    .scaling_seqlen = -1,
@@ -26,11 +26,18 @@ static bool is_cpu(const backend *be) {
     return strcmp(be->name, "cpu") == 0;
 }
 
+static void destroy_backend(void *object) {
+    backend *be = object;
+    pool *workers = is_cpu(be) ? be->workers : NULL;
+    backend_destroy(be);
+    pool_destroy(workers);
+}
+
+static const handle_type attn_type = {"hstu_attn", destroy_backend, .survives_fork = false};
+
 static status create_cpu(backend **out) {
     pool *workers;
-    int n_threads;
-    TRY(env_threads(&n_threads));
-    TRY(pool_create(&workers, n_threads));
+    TRY(api_pool(&workers));
     status st = backend_create_cpu(out, workers);
     if (st != OK) pool_destroy(workers);
     return st;
@@ -38,17 +45,18 @@ static status create_cpu(backend **out) {
 
 hstu_status hstu_attn_create(hstu_attn **out, int32_t device) {
     cuda_options options = {.device = device, .is_guest = true};
-    *out = NULL;
-    if (device == HSTU_ATTN_CPU) return (hstu_status)create_cpu((backend **)out);
-    return (hstu_status)backend_create_cuda((backend **)out, &options);
+    backend *be;
+    void *value = NULL;
+    status st = api_need(out, "out");
+    if (st != OK) return (hstu_status)st;
+    st = device == HSTU_ATTN_CPU ? create_cpu(&be) : backend_create_cuda(&be, &options);
+    if (st == OK) st = handle_open(&value, &attn_type, be);
+    *out = value;
+    return (hstu_status)st;
 }
 
 void hstu_attn_destroy(hstu_attn *attn) {
-    backend *be = (backend *)attn;
-    if (be == NULL) return;
-    pool *workers = is_cpu(be) ? be->workers : NULL;
-    backend_destroy(be);
-    pool_destroy(workers);
+    handle_close(attn, &attn_type);
 }
 
 /* Checks of the arguments. */
@@ -70,6 +78,8 @@ static status check_sizes(const hstu_attn_varlen_args *a) {
     if (a->scaling_seqlen != -1 && a->scaling_seqlen < 1)
         return fail(ERR_USAGE, "attention: scaling_seqlen is %d; it must be -1 or at least 1",
                     a->scaling_seqlen);
+    if (!isfinite(a->alpha))
+        return fail(ERR_USAGE, "attention: alpha is %g; it must be finite", (double)a->alpha);
     return OK;
 }
 
@@ -125,20 +135,6 @@ static status check_arrays(const hstu_attn_varlen_args *a, bool is_backward) {
     return check_array("drab", a->drab, 0, sizeof(float));
 }
 
-/* On the CPU a wrong offset can be seen, and would be a crash. */
-static status check_offsets(const char *name, const int32_t *offsets, int32_t n, int64_t total,
-                            int32_t longest) {
-    for (int32_t i = 0; i < n; i++) {
-        int64_t begin = offsets[i], end = offsets[i + 1];
-        if (begin < 0 || end < begin || end > total || end - begin > longest)
-            return fail(ERR_USAGE,
-                        "attention: sequence %d of %s is not at %lld .. %lld of %lld rows, with at "
-                        "most %d of its own",
-                        i, name, (long long)begin, (long long)end, (long long)total, longest);
-    }
-    return OK;
-}
-
 static status check_counts(const hstu_attn_varlen_args *a) {
     for (int32_t i = 0; i < a->batch_size; i++) {
         int32_t n_k = a->cu_seqlens_k[i + 1] - a->cu_seqlens_k[i];
@@ -157,8 +153,9 @@ static status check_counts(const hstu_attn_varlen_args *a) {
 static status check_cpu(const hstu_attn_varlen_args *a) {
     if (a->dtype != HSTU_FLOAT32)
         return fail(ERR_UNSUPPORTED, "attention: the CPU computes in HSTU_FLOAT32");
-    TRY(check_offsets("cu_seqlens_q", a->cu_seqlens_q, a->batch_size, a->total_q, a->max_seqlen_q));
-    TRY(check_offsets("cu_seqlens_k", a->cu_seqlens_k, a->batch_size, a->total_k, a->max_seqlen_k));
+    int32_t n = a->batch_size;
+    TRY(api_check_offsets("cu_seqlens_q", a->cu_seqlens_q, n, a->total_q, a->max_seqlen_q));
+    TRY(api_check_offsets("cu_seqlens_k", a->cu_seqlens_k, n, a->total_k, a->max_seqlen_k));
     return check_counts(a);
 }
 
@@ -210,36 +207,42 @@ static attn_args lower(const hstu_attn_varlen_args *a) {
                        .dtable = a->drab};
 }
 
-static status run(hstu_attn *attn, const hstu_attn_varlen_args *args, void *stream,
-                  bool is_backward) {
-    backend *be = (backend *)attn;
-    cuda_visit visit = {stream, (act_type)args->dtype, args->is_deterministic != 0};
+static status run(backend *be, const hstu_attn_varlen_args *args, void *stream, bool is_backward) {
+    TRY(api_need(args, "args"));
     TRY(check_sizes(args));
     TRY(check_mask(args));
     attn_args a = lower(args);
     TRY(attn_args_check(&a));
     TRY(check_arrays(args, is_backward));
-    if (be == NULL) return fail(ERR_USAGE, "attention: make an hstu_attn first, hstu_attn_create");
+    cuda_visit visit = {stream, (act_type)args->dtype, args->is_deterministic != 0};
     TRY(is_cpu(be) ? check_cpu(args) : backend_visit_cuda(be, &visit));
     return is_backward ? be->ops->attn_bwd(be, &a) : be->ops->attn_fwd(be, &a);
 }
 
 hstu_status hstu_attn_varlen_fwd(hstu_attn *attn, const hstu_attn_varlen_args *args, void *stream) {
-    return (hstu_status)run(attn, args, stream, false);
+    handle *h;
+    status st = handle_enter(&h, attn, &attn_type);
+    if (st == OK) st = run(handle_object(h), args, stream, false);
+    return handle_leave(h, st);
 }
 
 hstu_status hstu_attn_varlen_bwd(hstu_attn *attn, const hstu_attn_varlen_args *args, void *stream) {
-    return (hstu_status)run(attn, args, stream, true);
+    handle *h;
+    status st = handle_enter(&h, attn, &attn_type);
+    if (st == OK) st = run(handle_object(h), args, stream, true);
+    return handle_leave(h, st);
 }
 
 static status wait_for(backend *be, void *stream) {
     cuda_visit visit = {stream, ACT_F32, false};
-    if (be == NULL) return fail(ERR_USAGE, "attention: make an hstu_attn first, hstu_attn_create");
     if (is_cpu(be)) return OK;
     TRY(backend_visit_cuda(be, &visit));
     return be->ops->sync(be);
 }
 
 hstu_status hstu_attn_wait(hstu_attn *attn, void *stream) {
-    return (hstu_status)wait_for((backend *)attn, stream);
+    handle *h;
+    status st = handle_enter(&h, attn, &attn_type);
+    if (st == OK) st = wait_for(handle_object(h), stream);
+    return handle_leave(h, st);
 }

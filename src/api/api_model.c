@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "api/api_int.h"
-#include "base/env.h"
 #include "base/mem.h"
 #include "hstu.h"
 #include "model/histories.h"
@@ -16,7 +15,9 @@
 #include "nn/input.h"
 #include "ops/device.h"
 
-struct hstu_model {
+enum { MAX_HISTORY = 1 << 30 }; /* events: far beyond any, to catch a length that is garbage */
+
+typedef struct api_model {
     pool *workers;
     backend *be;
     seq_file *data; /* as opened; t.session.data is it in the numbering of the model */
@@ -26,10 +27,12 @@ struct hstu_model {
     int32_t k, keeps_seen;
     char columns[256]; /* of hstu_model_score: "score" */
     int32_t n_columns;
-};
+} api_model;
 
-void hstu_model_close(hstu_model *m) {
-    if (m == NULL) return;
+_Static_assert((int)HSTU_MAX_K == (int)RECOMMEND_MAX_K, "the longest list is in hstu.h");
+
+static void destroy_model(void *object) {
+    api_model *m = object;
     recommender_destroy(m->recommender);
     trained_close(&m->t);
     seq_file_close(m->data);
@@ -38,9 +41,19 @@ void hstu_model_close(hstu_model *m) {
     mem_free(m);
 }
 
+const handle_type api_model_type = {"model", destroy_model, .survives_fork = false};
+
+const seq_file *api_model_file(const void *object) {
+    return ((const api_model *)object)->t.session.data;
+}
+
+void hstu_model_close(hstu_model *m) {
+    handle_close(m, &api_model_type);
+}
+
 /* The names of the numbers that scoring gives: only a scorer knows them, so one is made for a
  * single candidate. */
-static status name_columns(hstu_model *m) {
+static status name_columns(api_model *m) {
     const uint32_t item = 1;
     scorer *s = NULL;
     scorer_config c = {.candidate = &item, .n_candidates = 1, .max_users = 1};
@@ -59,11 +72,10 @@ static status name_columns(hstu_model *m) {
     return st;
 }
 
-static status open_model(hstu_model *m, const char *run, const char *data, const char *device) {
-    int n_threads;
+static status open_model(api_model *m, const char *run, const char *data, const char *device) {
     TRY(api_begin());
-    TRY(env_threads(&n_threads));
-    TRY(pool_create(&m->workers, n_threads));
+    TRY(api_need(run, "run"));
+    TRY(api_pool(&m->workers));
     TRY(backend_open(&m->be, m->workers, device != NULL ? device : "auto", false));
     if (data != NULL) TRY(seq_file_open(&m->data, data, m->workers));
     TRY(trained_open(&m->t, run, m->data, m->be, 0));
@@ -72,30 +84,34 @@ static status open_model(hstu_model *m, const char *run, const char *data, const
 
 hstu_status hstu_model_open(hstu_model **out, const char *run, const char *data,
                             const char *device) {
-    hstu_model *m;
+    api_model *m;
+    void *value = NULL;
+    status st = api_need(out, "out");
+    if (st != OK) return (hstu_status)st;
     *out = NULL;
-    status st = MEM_NEW(&m, 1);
+    st = MEM_NEW(&m, 1);
     if (st != OK) return (hstu_status)st;
     st = open_model(m, run, data, device);
     if (st == OK) {
-        *out = m;
-        return HSTU_OK;
+        st = handle_open(&value, &api_model_type, m);
+        *out = value;
+        return (hstu_status)st;
     }
     failure f;
     failure_save(&f, st);
-    hstu_model_close(m);
+    destroy_model(m);
     return (hstu_status)failure_restore(&f);
 }
 
 /* The rows of items that are scored have the width of the table. */
-static int32_t item_dim(const hstu_model *m) {
+static int32_t item_dim(const api_model *m) {
     const param *rows = model_rows(m->t.session.model, ITEM_FEATURE);
     return rows != NULL ? (int32_t)rows->shape[1] : model_dim(m->t.session.model);
 }
 
-void hstu_model_get_info(const hstu_model *m, hstu_model_info *out) {
+static hstu_model_info info_of(const api_model *m) {
     const session *s = &m->t.session;
-    *out = (hstu_model_info){.users = s->data->n_users,
+    return (hstu_model_info){.users = s->data->n_users,
                              .items = s->data->n_items,
                              .parameters = model_n_numbers(s->model),
                              .step = m->t.origin.step,
@@ -105,11 +121,25 @@ void hstu_model_get_info(const hstu_model *m, hstu_model_info *out) {
                              .is_retrieval = s->config->task == TASK_RETRIEVAL};
 }
 
-const hstu_data *hstu_model_data(const hstu_model *m) {
-    return (const hstu_data *)m->t.session.data;
+hstu_status hstu_model_get_info(const hstu_model *m, hstu_model_info *out) {
+    handle *h;
+    status st = api_need(out, "out");
+    if (st != OK) return (hstu_status)st;
+    *out = (hstu_model_info){0};
+    st = handle_hold(&h, m, &api_model_type);
+    if (st == OK) *out = info_of(handle_object(h));
+    return handle_release(h, st);
 }
 
-const char *hstu_model_score_name(const hstu_model *m, int32_t i) {
+/* The same handle: the functions of data take it for the model's file. */
+const hstu_data *hstu_model_data(const hstu_model *m) {
+    handle *h;
+    status st = handle_hold(&h, m, &api_model_type);
+    handle_release(h, st);
+    return st == OK ? (const hstu_data *)m : NULL;
+}
+
+static const char *score_name(const api_model *m, int32_t i) {
     const char *name = m->columns;
     if (i < 0 || i >= m->n_columns) return NULL;
     while (i-- > 0)
@@ -117,8 +147,17 @@ const char *hstu_model_score_name(const hstu_model *m, int32_t i) {
     return name;
 }
 
-static status check_users(const hstu_model *m, const uint64_t *users, uint64_t n) {
+const char *hstu_model_score_name(const hstu_model *m, int32_t i) {
+    handle *h;
+    status st = handle_hold(&h, m, &api_model_type);
+    const char *name = st == OK ? score_name(handle_object(h), i) : NULL;
+    handle_release(h, st);
+    return name;
+}
+
+static status check_users(const api_model *m, const uint64_t *users, uint64_t n) {
     uint64_t n_users = m->t.session.data->n_users;
+    if (n > 0) TRY(api_need(users, "users"));
     for (uint64_t i = 0; i < n; i++)
         if (users[i] >= n_users)
             return fail(ERR_USAGE, "user %" PRIu64 " is out of range: there are %" PRIu64, users[i],
@@ -128,7 +167,7 @@ static status check_users(const hstu_model *m, const uint64_t *users, uint64_t n
 
 /* Recommending. */
 
-static status make_recommender(hstu_model *m, int32_t k, int32_t keeps_seen, uint64_t max_events) {
+static status make_recommender(api_model *m, int32_t k, int32_t keeps_seen, uint64_t max_events) {
     session *s = &m->t.session;
     if (m->recommender != NULL && m->k == k && m->keeps_seen == keeps_seen && max_events == 0)
         return OK;
@@ -153,7 +192,7 @@ static void take_result(const recommender *r, int32_t user, int32_t k, uint32_t 
     }
 }
 
-static status recommend(hstu_model *m, const uint64_t *users, uint64_t n_users, int32_t k,
+static status recommend(api_model *m, const uint64_t *users, uint64_t n_users, int32_t k,
                         uint32_t *item, float *score) {
     recommender *r = m->recommender;
     uint64_t at = 0;
@@ -173,14 +212,29 @@ static status recommend(hstu_model *m, const uint64_t *users, uint64_t n_users, 
     return OK;
 }
 
+static status check_results(uint64_t n_users, int32_t k, const uint32_t *item, const float *score) {
+    if (k < 1 || k > RECOMMEND_MAX_K)
+        return fail(ERR_USAGE, "k is %d; it must be 1 to %d", k, RECOMMEND_MAX_K);
+    if (n_users == 0) return OK;
+    TRY(api_need(item, "item"));
+    return api_need(score, "score");
+}
+
+static status recommend_users(api_model *m, const uint64_t *users, uint64_t n_users, int32_t k,
+                              int32_t keeps_seen, uint32_t *item, float *score) {
+    TRY(check_users(m, users, n_users));
+    TRY(check_results(n_users, k, item, score));
+    TRY(make_recommender(m, k, keeps_seen != 0, 0));
+    return recommend(m, users, n_users, k, item, score);
+}
+
 hstu_status hstu_model_recommend(hstu_model *m, const uint64_t *users, uint64_t n_users, int32_t k,
                                  int32_t keeps_seen, uint32_t *item, float *score) {
-    status st = check_users(m, users, n_users);
-    if (st == OK && (k < 1 || k > RECOMMEND_MAX_K))
-        st = fail(ERR_USAGE, "k is %d; it must be 1 to %d", k, RECOMMEND_MAX_K);
-    if (st == OK) st = make_recommender(m, k, keeps_seen != 0, 0);
-    if (st == OK) st = recommend(m, users, n_users, k, item, score);
-    return (hstu_status)st;
+    handle *h;
+    status st = handle_enter(&h, m, &api_model_type);
+    if (st == OK)
+        st = recommend_users(handle_object(h), users, n_users, k, keeps_seen, item, score);
+    return handle_leave(h, st);
 }
 
 /* Arrays that a caller leaves out are zeros. */
@@ -190,8 +244,13 @@ typedef struct history_copy {
     user_events events;
 } history_copy;
 
-static status copy_history(const hstu_model *m, const hstu_history *h, history_copy *out) {
+static status copy_history(const api_model *m, const hstu_history *h, history_copy *out) {
     const seq_file *data = m->t.session.data;
+    TRY(api_need(h, "history"));
+    if (h->length > 0) TRY(api_need(h->item, "history->item"));
+    if (h->length > MAX_HISTORY)
+        return fail(ERR_USAGE, "a history of %" PRIu64 " events; at most %d are possible",
+                    h->length, (int)MAX_HISTORY);
     for (uint64_t i = 0; i < h->length; i++) {
         if (h->item[i] < 1 || h->item[i] > data->n_items)
             return fail(ERR_USAGE, "item %" PRIu32 " is out of range: there are %" PRIu64,
@@ -211,24 +270,31 @@ static status copy_history(const hstu_model *m, const hstu_history *h, history_c
     return OK;
 }
 
+static status recommend_events(api_model *m, const user_events *events, int32_t k,
+                               int32_t keeps_seen, uint32_t *item, float *score) {
+    TRY(check_results(1, k, item, score));
+    TRY(make_recommender(m, k, keeps_seen != 0, events->n + 1));
+    TRY(recommender_add(m->recommender, events));
+    TRY(recommender_run(m->recommender));
+    take_result(m->recommender, 0, k, item, score);
+    return OK;
+}
+
 hstu_status hstu_model_recommend_history(hstu_model *m, const hstu_history *history, int32_t k,
                                          int32_t keeps_seen, uint32_t *item, float *score) {
+    handle *h;
     history_copy copy = {0};
-    status st = copy_history(m, history, &copy);
-    if (st == OK && (k < 1 || k > RECOMMEND_MAX_K))
-        st = fail(ERR_USAGE, "k is %d; it must be 1 to %d", k, RECOMMEND_MAX_K);
-    if (st == OK) st = make_recommender(m, k, keeps_seen != 0, history->length + 1);
-    if (st == OK) st = recommender_add(m->recommender, &copy.events);
-    if (st == OK) st = recommender_run(m->recommender);
-    if (st == OK) take_result(m->recommender, 0, k, item, score);
+    status st = handle_enter(&h, m, &api_model_type);
+    if (st == OK) st = copy_history(handle_object(h), history, &copy);
+    if (st == OK) st = recommend_events(handle_object(h), &copy.events, k, keeps_seen, item, score);
     mem_free(copy.action);
     mem_free(copy.time);
-    return (hstu_status)st;
+    return handle_leave(h, st);
 }
 
 /* Scoring. */
 
-static status score(hstu_model *m, scorer *s, const uint64_t *users, uint64_t n_users, size_t n,
+static status score(api_model *m, scorer *s, const uint64_t *users, uint64_t n_users, size_t n,
                     float *out) {
     uint64_t at = 0;
     while (at < n_users) {
@@ -245,30 +311,46 @@ static status score(hstu_model *m, scorer *s, const uint64_t *users, uint64_t n_
     return OK;
 }
 
-hstu_status hstu_model_score(hstu_model *m, const uint64_t *users, uint64_t n_users,
-                             const uint32_t *candidates, int32_t n_candidates, float *out) {
+static status check_candidates(const api_model *m, const uint32_t *candidates, int32_t n) {
+    uint64_t n_items = m->t.session.data->n_items;
+    if (n < 0) return fail(ERR_USAGE, "%d candidates", n);
+    if (n > 0) TRY(api_need(candidates, "candidates"));
+    for (int32_t i = 0; i < n; i++)
+        if (candidates[i] < 1 || candidates[i] > n_items)
+            return fail(ERR_USAGE, "item %" PRIu32 " is out of range: there are %" PRIu64,
+                        candidates[i], n_items);
+    return OK;
+}
+
+static status score_users(api_model *m, const uint64_t *users, uint64_t n_users,
+                          const uint32_t *candidates, int32_t n_candidates, float *out) {
     session *s = &m->t.session;
     scorer *r = NULL;
-    status st = check_users(m, users, n_users);
-    if (n_candidates < 0) st = fail(ERR_USAGE, "%d candidates", n_candidates);
-    for (int32_t i = 0; i < n_candidates && st == OK; i++)
-        if (candidates[i] < 1 || candidates[i] > s->data->n_items)
-            st = fail(ERR_USAGE, "item %" PRIu32 " is out of range: there are %" PRIu64,
-                      candidates[i], s->data->n_items);
-    if (st != OK || n_candidates == 0 || n_users == 0) return (hstu_status)st;
+    TRY(check_users(m, users, n_users));
+    TRY(check_candidates(m, candidates, n_candidates));
+    if (n_candidates == 0 || n_users == 0) return OK;
+    TRY(api_need(out, "out"));
     scorer_config c = {
         .candidate = candidates, .n_candidates = n_candidates, .max_users = s->eval_batch};
-    st = scorer_create(&r, s, &c);
-    if (st == OK)
-        st = score(m, r, users, n_users, (size_t)n_candidates * (size_t)m->n_columns, out);
+    TRY(scorer_create(&r, s, &c));
+    status st = score(m, r, users, n_users, (size_t)n_candidates * (size_t)m->n_columns, out);
     scorer_destroy(r);
-    return (hstu_status)st;
+    return st;
+}
+
+hstu_status hstu_model_score(hstu_model *m, const uint64_t *users, uint64_t n_users,
+                             const uint32_t *candidates, int32_t n_candidates, float *out) {
+    handle *h;
+    status st = handle_enter(&h, m, &api_model_type);
+    if (st == OK) st = score_users(handle_object(h), users, n_users, candidates, n_candidates, out);
+    return handle_leave(h, st);
 }
 
 /* Embeddings. */
 
-hstu_status hstu_model_item_embeddings(hstu_model *m, float *out) {
+static status read_embeddings(api_model *m, float *out) {
     item_table t;
+    TRY(api_need(out, "out"));
     status st = item_table_init(&t, m->t.session.model);
     if (st == OK && t.dim != item_dim(m))
         st = fail(ERR_UNSUPPORTED, "the dynamic table of items is narrower than the model");
@@ -277,10 +359,17 @@ hstu_status hstu_model_item_embeddings(hstu_model *m, float *out) {
     for (int32_t row = 0; st == OK && row < t.items.n; row++)
         st = item_table_read(&t, row, 1, out + (int64_t)t.items.item[row] * t.dim);
     item_table_fini(&t);
-    return (hstu_status)st;
+    return st;
 }
 
-static status encode(hstu_model *m, pass *p, histories *h, const uint64_t *users, uint64_t n_users,
+hstu_status hstu_model_item_embeddings(hstu_model *m, float *out) {
+    handle *h;
+    status st = handle_enter(&h, m, &api_model_type);
+    if (st == OK) st = read_embeddings(handle_object(h), out);
+    return handle_leave(h, st);
+}
+
+static status encode(api_model *m, pass *p, histories *h, const uint64_t *users, uint64_t n_users,
                      float *out) {
     session *s = &m->t.session;
     int32_t dim = model_dim(s->model);
@@ -300,17 +389,27 @@ static status encode(hstu_model *m, pass *p, histories *h, const uint64_t *users
     return OK;
 }
 
-hstu_status hstu_model_encode(hstu_model *m, const uint64_t *users, uint64_t n_users, float *out) {
+static status encode_users(api_model *m, const uint64_t *users, uint64_t n_users, float *out) {
     session *s = &m->t.session;
     pass *p = NULL;
     histories h = {0};
-    status st = check_users(m, users, n_users);
-    if (st == OK && s->config->task != TASK_RETRIEVAL)
-        st = fail(ERR_UNSUPPORTED, "a ranking model scores candidates; it has no state of a user");
-    if (st == OK) st = pass_create(&p, s->model, &(pass_config){.max_users = s->eval_batch});
+    TRY(check_users(m, users, n_users));
+    if (s->config->task != TASK_RETRIEVAL)
+        return fail(ERR_UNSUPPORTED,
+                    "a ranking model scores candidates; it has no state of a user");
+    if (n_users == 0) return OK;
+    TRY(api_need(out, "out"));
+    status st = pass_create(&p, s->model, &(pass_config){.max_users = s->eval_batch});
     if (st == OK) st = histories_init(&h, s, s->eval_batch);
     if (st == OK) st = encode(m, p, &h, users, n_users, out);
     histories_fini(&h);
     pass_destroy(p);
-    return (hstu_status)st;
+    return st;
+}
+
+hstu_status hstu_model_encode(hstu_model *m, const uint64_t *users, uint64_t n_users, float *out) {
+    handle *h;
+    status st = handle_enter(&h, m, &api_model_type);
+    if (st == OK) st = encode_users(handle_object(h), users, n_users, out);
+    return handle_leave(h, st);
 }

@@ -1,87 +1,125 @@
 /* The softmax attention of hstu.h: the public arguments become a softmax_attn_args of ops.h, which
  * runs on the CPU, or on a GPU as a guest on the caller's stream (api_attn.c). */
 #include <math.h>
+#include <string.h>
 
-#include "base/env.h"
+#include "api/api_int.h"
 #include "base/mem.h"
-#include "base/pool.h"
-#include "hstu.h"
 #include "ops/attn_check.h"
 #include "ops/mask_batch.h"
 
-struct hstu_softmax_attn {
+typedef struct api_softmax {
     backend *be;
     pool *workers; /* of the CPU; NULL on a GPU */
     mask *m;
     mask_batch *masks; /* NULL before the first lengths */
-    int32_t max_lengths;
+    int32_t *lengths;  /* (max_lengths): the last that were set */
+    int32_t n_lengths, max_lengths;
     bool is_cpu;
-};
+} api_softmax;
 
 void hstu_softmax_attn_varlen_defaults(hstu_softmax_attn_varlen_args *out) {
+    if (out == NULL) return;
     *out = (hstu_softmax_attn_varlen_args){.dtype = HSTU_BFLOAT16};
 }
 
-static status open_backend(hstu_softmax_attn *attn, int32_t device) {
+static status open_backend(api_softmax *attn, int32_t device) {
     attn->is_cpu = device == -1;
     if (!attn->is_cpu) {
         cuda_options options = {.device = device, .is_guest = true};
         return backend_create_cuda(&attn->be, &options);
     }
-    int n_threads;
-    TRY(env_threads(&n_threads));
-    TRY(pool_create(&attn->workers, n_threads));
+    TRY(api_pool(&attn->workers));
     return backend_create_cpu(&attn->be, attn->workers);
 }
 
-hstu_status hstu_softmax_attn_create(hstu_softmax_attn **out, int32_t device, const char *text) {
-    *out = NULL;
-    hstu_softmax_attn *attn;
-    status st = MEM_NEW(&attn, 1);
-    if (st != OK) return (hstu_status)st;
-    st = mask_create(&attn->m, text != NULL ? text : "none");
-    if (st == OK) st = open_backend(attn, device);
-    if (st == OK)
-        *out = attn;
-    else
-        hstu_softmax_attn_destroy(attn);
-    return (hstu_status)st;
-}
-
-void hstu_softmax_attn_destroy(hstu_softmax_attn *attn) {
-    if (attn == NULL) return;
+static void destroy_attn(void *object) {
+    api_softmax *attn = object;
     mask_batch_destroy(attn->masks);
+    mem_free(attn->lengths);
     mask_destroy(attn->m);
     backend_destroy(attn->be);
     pool_destroy(attn->workers);
     mem_free(attn);
 }
 
+static const handle_type softmax_type = {"hstu_softmax_attn", destroy_attn, .survives_fork = false};
+
+hstu_status hstu_softmax_attn_create(hstu_softmax_attn **out, int32_t device, const char *text) {
+    api_softmax *attn;
+    void *value = NULL;
+    status st = api_need(out, "out");
+    if (st != OK) return (hstu_status)st;
+    *out = NULL;
+    st = MEM_NEW(&attn, 1);
+    if (st != OK) return (hstu_status)st;
+    st = mask_create(&attn->m, text != NULL ? text : "none");
+    if (st == OK) st = open_backend(attn, device);
+    if (st == OK)
+        st = handle_open(&value, &softmax_type, attn);
+    else
+        destroy_attn(attn);
+    *out = value;
+    return (hstu_status)st;
+}
+
+void hstu_softmax_attn_destroy(hstu_softmax_attn *attn) {
+    handle_close(attn, &softmax_type);
+}
+
 /* Makes the next ops run on the caller's stream. */
-static status visit(hstu_softmax_attn *attn, hstu_dtype dtype, void *stream) {
+static status visit(api_softmax *attn, hstu_dtype dtype, void *stream) {
     cuda_visit there = {stream, (act_type)dtype, false};
     return attn->is_cpu ? OK : backend_visit_cuda(attn->be, &there);
 }
 
-static status set_lengths(hstu_softmax_attn *attn, int64_t first, const int32_t *lengths, int32_t n,
+static status check_lengths(const int32_t *lengths, int32_t n) {
+    if (lengths == NULL || n < 0)
+        return fail(ERR_USAGE, "softmax attention: lengths is NULL or their number negative");
+    for (int32_t i = 0; i < n; i++)
+        if (lengths[i] < 0)
+            return fail(ERR_USAGE, "softmax attention: length %d is %d", i, lengths[i]);
+    return OK;
+}
+
+static void forget_lengths(api_softmax *attn) {
+    mask_batch_destroy(attn->masks);
+    mem_free(attn->lengths);
+    attn->masks = NULL;
+    attn->lengths = NULL;
+    attn->n_lengths = attn->max_lengths = 0;
+}
+
+static status make_room(api_softmax *attn, int32_t n) {
+    if (attn->masks != NULL && n <= attn->max_lengths) return OK;
+    forget_lengths(attn);
+    TRY(MEM_NEW(&attn->lengths, (size_t)n));
+    TRY(mask_batch_create(&attn->masks, attn->be, attn->m, n));
+    attn->max_lengths = n;
+    return OK;
+}
+
+static status set_lengths(api_softmax *attn, int64_t first, const int32_t *lengths, int32_t n,
                           void *stream) {
-    if (attn == NULL || lengths == NULL || n < 0)
-        return fail(ERR_USAGE, "softmax attention: %s",
-                    attn == NULL ? "make it first, hstu_softmax_attn_create"
-                                 : "lengths is NULL or their number negative");
+    TRY(check_lengths(lengths, n));
     TRY(visit(attn, HSTU_FLOAT32, stream));
-    if (attn->masks == NULL || n > attn->max_lengths) {
-        mask_batch_destroy(attn->masks);
-        attn->masks = NULL;
-        TRY(mask_batch_create(&attn->masks, attn->be, attn->m, n));
-        attn->max_lengths = n;
+    status st = make_room(attn, n);
+    if (st == OK) st = mask_batch_set(attn->masks, first, n, lengths);
+    if (st != OK) { /* half a batch of masks may be there */
+        forget_lengths(attn);
+        return st;
     }
-    return mask_batch_set(attn->masks, first, n, lengths);
+    if (n > 0) memcpy(attn->lengths, lengths, (size_t)n * sizeof *lengths);
+    attn->n_lengths = n;
+    return OK;
 }
 
 hstu_status hstu_softmax_attn_set_lengths(hstu_softmax_attn *attn, int64_t first,
                                           const int32_t *lengths, int32_t n_lengths, void *stream) {
-    return (hstu_status)set_lengths(attn, first, lengths, n_lengths, stream);
+    handle *h;
+    status st = handle_enter(&h, attn, &softmax_type);
+    if (st == OK) st = set_lengths(handle_object(h), first, lengths, n_lengths, stream);
+    return handle_leave(h, st);
 }
 
 static status check_array(const char *name, const void *p, int64_t n, size_t element) {
@@ -114,10 +152,24 @@ static status check_arrays(const hstu_softmax_attn_varlen_args *a, bool is_backw
     return check_array("dv", a->dv, a->total, size);
 }
 
-static status check(const hstu_softmax_attn *attn, const hstu_softmax_attn_varlen_args *a,
+/* The masks were made for the lengths that were set: on the host others can be seen. */
+static status check_sequences(const api_softmax *attn, const hstu_softmax_attn_varlen_args *a,
+                              bool is_span) {
+    TRY(api_check_offsets("cu_seqlens", a->cu_seqlens, a->batch_size, a->total, a->max_seqlen));
+    for (int32_t i = 0; i < a->batch_size && !is_span; i++) {
+        int32_t length = a->cu_seqlens[i + 1] - a->cu_seqlens[i];
+        if (length != attn->lengths[i])
+            return fail(ERR_USAGE,
+                        "softmax attention: sequence %d has %d rows, but its length was set to %d",
+                        i, length, attn->lengths[i]);
+    }
+    return OK;
+}
+
+static status check(const api_softmax *attn, const hstu_softmax_attn_varlen_args *a,
                     bool is_backward) {
-    if (attn == NULL)
-        return fail(ERR_USAGE, "softmax attention: make it first, hstu_softmax_attn_create");
+    bool is_span = mask_rule_is_span(mask_rule_of(attn->m));
+    TRY(api_need(a, "args"));
     if (a->dtype < HSTU_FLOAT32 || a->dtype > HSTU_FLOAT16)
         return fail(ERR_USAGE, "softmax attention: dtype is %d", (int)a->dtype);
     if (attn->is_cpu && a->dtype != HSTU_FLOAT32)
@@ -125,19 +177,21 @@ static status check(const hstu_softmax_attn *attn, const hstu_softmax_attn_varle
     if (a->batch_size < 0 || a->total < 0 || a->max_seqlen < 0)
         return fail(ERR_USAGE, "softmax attention: batch_size, total and max_seqlen must not be "
                                "negative");
-    if (!mask_rule_is_span(mask_rule_of(attn->m)) &&
-        (attn->masks == NULL || a->batch_size > attn->max_lengths))
+    if (!isfinite(a->alpha))
+        return fail(ERR_USAGE, "softmax attention: alpha is %g; it must be finite",
+                    (double)a->alpha);
+    if (!is_span && (attn->masks == NULL || a->batch_size > attn->n_lengths))
         return fail(ERR_USAGE, "softmax attention: this mask needs the lengths of the sequences, "
                                "hstu_softmax_attn_set_lengths");
-    return check_arrays(a, is_backward);
+    TRY(check_arrays(a, is_backward));
+    return attn->is_cpu ? check_sequences(attn, a, is_span) : OK;
 }
 
 static int64_t stride_or(int64_t stride, int64_t width) {
     return stride != 0 ? stride : width;
 }
 
-static softmax_attn_args lower(const hstu_softmax_attn *attn,
-                               const hstu_softmax_attn_varlen_args *a) {
+static softmax_attn_args lower(const api_softmax *attn, const hstu_softmax_attn_varlen_args *a) {
     int64_t width = (int64_t)a->num_heads * a->dim;
     softmax_attn_args to = {.n_sequences = a->batch_size,
                             .n_heads = a->num_heads,
@@ -165,7 +219,7 @@ static softmax_attn_args lower(const hstu_softmax_attn *attn,
     return to;
 }
 
-static status run(hstu_softmax_attn *attn, const hstu_softmax_attn_varlen_args *args, void *stream,
+static status run(api_softmax *attn, const hstu_softmax_attn_varlen_args *args, void *stream,
                   bool is_backward) {
     TRY(check(attn, args, is_backward));
     softmax_attn_args a = lower(attn, args);
@@ -177,10 +231,16 @@ static status run(hstu_softmax_attn *attn, const hstu_softmax_attn_varlen_args *
 
 hstu_status hstu_softmax_attn_varlen_fwd(hstu_softmax_attn *attn,
                                          const hstu_softmax_attn_varlen_args *args, void *stream) {
-    return (hstu_status)run(attn, args, stream, false);
+    handle *h;
+    status st = handle_enter(&h, attn, &softmax_type);
+    if (st == OK) st = run(handle_object(h), args, stream, false);
+    return handle_leave(h, st);
 }
 
 hstu_status hstu_softmax_attn_varlen_bwd(hstu_softmax_attn *attn,
                                          const hstu_softmax_attn_varlen_args *args, void *stream) {
-    return (hstu_status)run(attn, args, stream, true);
+    handle *h;
+    status st = handle_enter(&h, attn, &softmax_type);
+    if (st == OK) st = run(handle_object(h), args, stream, true);
+    return handle_leave(h, st);
 }

@@ -1,27 +1,25 @@
 /* The dynamic tables of hstu.h, over embed/table.h: the same verbs on memory of the host, for any
  * number of ids. */
-#include <stdio.h>
+#include <math.h>
 #include <string.h>
 
 #include "api/api_int.h"
-#include "base/env.h"
-#include "base/file.h"
 #include "base/mem.h"
-#include "base/pool.h"
 #include "embed/snapshot.h"
 #include "hstu.h"
 #include "ops/device.h"
 
-struct hstu_table {
+typedef struct api_table {
     pool *workers;
     backend *be;
     embed_table *t;
     int32_t dim;
     int64_t max_batch;
     float *gradients; /* (max_batch, dim) of the backend: sums by distinct id */
-};
+} api_table;
 
 void hstu_table_defaults(hstu_table_config *out) {
+    if (out == NULL) return;
     *out = (hstu_table_config){.optimizer = HSTU_TABLE_ADAM,
                                .eviction = HSTU_EVICT_LRU,
                                .capacity = 65536,
@@ -31,13 +29,13 @@ void hstu_table_defaults(hstu_table_config *out) {
 }
 
 void hstu_table_step_defaults(hstu_table_step *out) {
+    if (out == NULL) return;
     *out = (hstu_table_step){.lr = 1e-3f, .beta1 = 0.9f, .beta2 = 0.999f, .eps = 1e-8f};
 }
 
 static status lower(const hstu_table_config *c, embed_config *out) {
     static const row_opt opts[] = {ROW_SGD, ROW_ADAM, ROW_ADAGRAD, ROW_ROWWISE_ADAGRAD};
     static const embed_policy policies[] = {POLICY_NONE, POLICY_LRU, POLICY_LFU};
-    if (c == NULL) return fail(ERR_USAGE, "table: there is no config");
     if ((unsigned)c->optimizer > HSTU_TABLE_ROWWISE_ADAGRAD ||
         (unsigned)c->eviction > HSTU_EVICT_LFU)
         return fail(ERR_USAGE, "table: optimizer %d or eviction %d is unknown", (int)c->optimizer,
@@ -48,6 +46,9 @@ static status lower(const hstu_table_config *c, embed_config *out) {
                     "table: dim, capacity and max_batch are at least 1, host_capacity at "
                     "least 0, admit_count 0..%d",
                     (int)EMBED_MAX_ADMIT_COUNT);
+    if (!isfinite(c->first_scale) || c->first_scale < 0)
+        return fail(ERR_USAGE, "table: first_scale is %g; it must be finite and at least 0",
+                    (double)c->first_scale);
     *out = (embed_config){.dim = c->dim,
                           .opt = opts[c->optimizer],
                           .policy = policies[c->eviction],
@@ -60,14 +61,12 @@ static status lower(const hstu_table_config *c, embed_config *out) {
     return OK;
 }
 
-static status open_table(hstu_table *table, const hstu_table_config *c) {
+static status open_table(api_table *table, const hstu_table_config *c) {
     embed_config config;
     const char *device = c->device != NULL ? c->device : "auto";
-    int n_threads;
     TRY(api_begin());
     TRY(lower(c, &config));
-    TRY(env_threads(&n_threads));
-    TRY(pool_create(&table->workers, n_threads));
+    TRY(api_pool(&table->workers));
     TRY(backend_open(&table->be, table->workers, device, false));
     TRY(embed_create(&table->t, table->be, &config));
     table->dim = c->dim;
@@ -76,21 +75,8 @@ static status open_table(hstu_table *table, const hstu_table_config *c) {
                                  (size_t)c->max_batch * (size_t)c->dim * sizeof(float));
 }
 
-hstu_status hstu_table_create(hstu_table **out, const hstu_table_config *config) {
-    hstu_table *table;
-    *out = NULL;
-    status st = config == NULL ? fail(ERR_USAGE, "table: there is no config") : MEM_NEW(&table, 1);
-    if (st != OK) return (hstu_status)st;
-    st = open_table(table, config);
-    if (st == OK)
-        *out = table;
-    else
-        hstu_table_destroy(table);
-    return (hstu_status)st;
-}
-
-void hstu_table_destroy(hstu_table *table) {
-    if (table == NULL) return;
+static void destroy_table(void *object) {
+    api_table *table = object;
     if (table->be != NULL) table->be->ops->release(table->be, table->gradients);
     embed_destroy(table->t);
     backend_destroy(table->be);
@@ -98,29 +84,64 @@ void hstu_table_destroy(hstu_table *table) {
     mem_free(table);
 }
 
-static status check(const hstu_table *table, int64_t n, const void *ids, const void *rows) {
-    if (table == NULL) return fail(ERR_USAGE, "table: make one first, hstu_table_create");
+static const handle_type table_type = {"table", destroy_table, .survives_fork = false};
+
+hstu_status hstu_table_create(hstu_table **out, const hstu_table_config *config) {
+    api_table *table;
+    void *value = NULL;
+    status st = api_need(out, "out");
+    if (st != OK) return (hstu_status)st;
+    *out = NULL;
+    st = config == NULL ? fail(ERR_USAGE, "table: there is no config") : MEM_NEW(&table, 1);
+    if (st != OK) return (hstu_status)st;
+    st = open_table(table, config);
+    if (st == OK)
+        st = handle_open(&value, &table_type, table);
+    else
+        destroy_table(table);
+    *out = value;
+    return (hstu_status)st;
+}
+
+void hstu_table_destroy(hstu_table *table) {
+    handle_close(table, &table_type);
+}
+
+static status check(int64_t n, const void *ids, const void *rows) {
     if (n < 0) return fail(ERR_USAGE, "table: the number of ids is negative");
     if (n > 0 && (ids == NULL || rows == NULL))
         return fail(ERR_USAGE, "table: ids or rows are NULL");
     return OK;
 }
 
+/* Waits for the table's other calls; handle_leave ends it. */
+static status enter(handle **h, hstu_table *table, api_table **out) {
+    TRY(handle_enter(h, table, &table_type));
+    *out = handle_object(*h);
+    return OK;
+}
+
 hstu_status hstu_table_size(hstu_table *table, int64_t *out) {
-    status st = check(table, 0, NULL, NULL);
-    if (st == OK) st = embed_size(table->t, out);
-    return (hstu_status)st;
+    handle *h;
+    api_table *t;
+    status st = enter(&h, table, &t);
+    if (st == OK) st = api_need(out, "out");
+    if (st == OK) st = embed_size(t->t, out);
+    return handle_leave(h, st);
 }
 
 hstu_status hstu_table_find(hstu_table *table, int64_t n, const uint64_t *ids, float *rows,
                             uint8_t *is_found) {
-    status st = check(table, n, ids, rows);
-    if (st == OK) st = embed_find(table->t, n, ids, table->dim, rows, is_found);
-    return (hstu_status)st;
+    handle *h;
+    api_table *t;
+    status st = enter(&h, table, &t);
+    if (st == OK) st = check(n, ids, rows);
+    if (st == OK) st = embed_find(t->t, n, ids, t->dim, rows, is_found);
+    return handle_leave(h, st);
 }
 
 /* Fetches a piece; *inverse: (n) host, which of the distinct ids each is; the caller frees it. */
-static status fetch(hstu_table *table, int64_t n, const uint64_t *ids, const embed_batch **batch,
+static status fetch(api_table *table, int64_t n, const uint64_t *ids, const embed_batch **batch,
                     int32_t **inverse) {
     *inverse = NULL;
     TRY(embed_fetch(table->t, FETCH_INSERT, n, ids, NULL, batch));
@@ -129,7 +150,7 @@ static status fetch(hstu_table *table, int64_t n, const uint64_t *ids, const emb
                                     (size_t)n * sizeof(int32_t));
 }
 
-static status lookup_piece(hstu_table *table, int64_t n, const uint64_t *ids, float *rows) {
+static status lookup_piece(api_table *table, int64_t n, const uint64_t *ids, float *rows) {
     const embed_batch *batch;
     int32_t *inverse;
     float *staged = NULL;
@@ -147,25 +168,30 @@ static status lookup_piece(hstu_table *table, int64_t n, const uint64_t *ids, fl
     return st;
 }
 
-static int64_t piece_of(const hstu_table *table, int64_t left) {
+static int64_t piece_of(const api_table *table, int64_t left) {
     return left < table->max_batch ? left : table->max_batch;
 }
 
-static status lookup(hstu_table *table, int64_t n, const uint64_t *ids, float *rows) {
-    TRY(check(table, n, ids, rows));
+static status lookup(api_table *table, int64_t n, const uint64_t *ids, float *rows) {
+    TRY(check(n, ids, rows));
     for (int64_t i = 0; i < n; i += table->max_batch)
         TRY(lookup_piece(table, piece_of(table, n - i), ids + i, rows + i * table->dim));
     return OK;
 }
 
 hstu_status hstu_table_lookup(hstu_table *table, int64_t n, const uint64_t *ids, float *rows) {
-    return (hstu_status)lookup(table, n, ids, rows);
+    handle *h;
+    api_table *t;
+    status st = enter(&h, table, &t);
+    if (st == OK) st = lookup(t, n, ids, rows);
+    return handle_leave(h, st);
 }
 
-static status insert(hstu_table *table, int64_t n, const uint64_t *ids, const float *rows,
+static status insert(api_table *table, int64_t n, const uint64_t *ids, const float *rows,
                      int64_t *n_rejected) {
     int64_t rejected = 0;
-    TRY(check(table, n, ids, rows));
+    TRY(check(n, ids, rows));
+    TRY(api_check_finite(rows, (size_t)n * (size_t)table->dim, "rows"));
     if (n > 0) TRY(embed_insert(table->t, n, ids, rows, &rejected));
     if (n_rejected != NULL) *n_rejected = rejected;
     return OK;
@@ -173,12 +199,16 @@ static status insert(hstu_table *table, int64_t n, const uint64_t *ids, const fl
 
 hstu_status hstu_table_insert(hstu_table *table, int64_t n, const uint64_t *ids, const float *rows,
                               int64_t *n_rejected) {
-    return (hstu_status)insert(table, n, ids, rows, n_rejected);
+    handle *h;
+    api_table *t;
+    status st = enter(&h, table, &t);
+    if (st == OK) st = insert(t, n, ids, rows, n_rejected);
+    return handle_leave(h, st);
 }
 
 /* The gradients of the distinct ids: sums over their repeats, in the order given. */
-static status update_piece(hstu_table *table, int64_t n, const uint64_t *ids,
-                           const float *gradients, const embed_step_args *args) {
+static status update_piece(api_table *table, int64_t n, const uint64_t *ids, const float *gradients,
+                           const embed_step_args *args) {
     const embed_batch *batch;
     int32_t *inverse;
     float *sums = NULL;
@@ -189,6 +219,7 @@ static status update_piece(hstu_table *table, int64_t n, const uint64_t *ids,
     for (int64_t i = 0; i < n && st == OK; i++)
         for (size_t c = 0; c < dim; c++)
             sums[(size_t)inverse[i] * dim + c] += gradients[(size_t)i * dim + c];
+    if (st == OK) st = api_check_finite(sums, count, "sums of the gradients by id");
     if (st == OK)
         st = table->be->ops->copy_in(table->be, table->gradients, sums, count * sizeof(float));
     if (st == OK) st = embed_update(table->t, table->gradients, args);
@@ -197,14 +228,28 @@ static status update_piece(hstu_table *table, int64_t n, const uint64_t *ids,
     return st;
 }
 
+static status check_step(const hstu_table_step *s) {
+    bool has_betas = s->beta1 >= 0 && s->beta1 < 1 && s->beta2 >= 0 && s->beta2 < 1;
+    bool has_rates = isfinite(s->lr) && s->eps >= 0 && isfinite(s->eps) && s->weight_decay >= 0 &&
+                     isfinite(s->weight_decay);
+    if (has_betas && has_rates) return OK;
+    return fail(ERR_USAGE,
+                "table: lr %g, betas %g and %g, eps %g, weight_decay %g: all must be finite, betas "
+                "at least 0 and below 1, eps and weight_decay at least 0",
+                (double)s->lr, (double)s->beta1, (double)s->beta2, (double)s->eps,
+                (double)s->weight_decay);
+}
+
 /* A call of more ids than a batch would step the rows of an id twice if it were in two pieces. */
-static status update(hstu_table *table, int64_t n, const uint64_t *ids, const float *gradients,
+static status update(api_table *table, int64_t n, const uint64_t *ids, const float *gradients,
                      const hstu_table_step *step) {
-    TRY(check(table, n, ids, gradients));
+    TRY(check(n, ids, gradients));
     if (step == NULL) return fail(ERR_USAGE, "table: there is no hstu_table_step");
     if (n > table->max_batch)
         return fail(ERR_USAGE, "table: %lld ids in one update; max_batch is %lld", (long long)n,
                     (long long)table->max_batch);
+    TRY(check_step(step));
+    TRY(api_check_finite(gradients, (size_t)n * (size_t)table->dim, "gradients"));
     if (n == 0) return OK;
     embed_step_args args = {.lr = step->lr,
                             .beta1 = step->beta1,
@@ -218,29 +263,40 @@ static status update(hstu_table *table, int64_t n, const uint64_t *ids, const fl
 
 hstu_status hstu_table_update(hstu_table *table, int64_t n, const uint64_t *ids,
                               const float *gradients, const hstu_table_step *step) {
-    return (hstu_status)update(table, n, ids, gradients, step);
+    handle *h;
+    api_table *t;
+    status st = enter(&h, table, &t);
+    if (st == OK) st = update(t, n, ids, gradients, step);
+    return handle_leave(h, st);
 }
 
 hstu_status hstu_table_erase(hstu_table *table, int64_t n, const uint64_t *ids, int64_t *n_erased) {
+    handle *h;
+    api_table *t;
     int64_t erased = 0;
-    status st = check(table, n, ids, ids);
-    if (st == OK && n > 0) st = embed_erase(table->t, n, ids, &erased);
+    status st = enter(&h, table, &t);
+    if (st == OK) st = check(n, ids, ids);
+    if (st == OK && n > 0) st = embed_erase(t->t, n, ids, &erased);
     if (n_erased != NULL) *n_erased = erased;
-    return (hstu_status)st;
+    return handle_leave(h, st);
 }
 
 hstu_status hstu_table_save(hstu_table *table, const char *folder) {
-    status st = check(table, 0, NULL, NULL);
-    if (st == OK && folder == NULL) st = fail(ERR_USAGE, "table: there is no name of a folder");
-    if (st == OK) st = embed_snapshot_write(table->t, folder, (snapshot_ranks){0, 1}, 0);
-    return (hstu_status)st;
+    handle *h;
+    api_table *t;
+    status st = enter(&h, table, &t);
+    if (st == OK) st = api_need(folder, "folder");
+    if (st == OK) st = embed_snapshot_write(t->t, folder, (snapshot_ranks){0, 1}, 0);
+    return handle_leave(h, st);
 }
 
 hstu_status hstu_table_load(hstu_table *table, const char *folder, int64_t *n_rejected) {
+    handle *h;
+    api_table *t;
     int64_t rejected = 0;
-    status st = check(table, 0, NULL, NULL);
-    if (st == OK && folder == NULL) st = fail(ERR_USAGE, "table: there is no name of a folder");
-    if (st == OK) st = embed_snapshot_read(table->t, folder, (snapshot_ranks){0, 1}, &rejected);
+    status st = enter(&h, table, &t);
+    if (st == OK) st = api_need(folder, "folder");
+    if (st == OK) st = embed_snapshot_read(t->t, folder, (snapshot_ranks){0, 1}, &rejected);
     if (n_rejected != NULL) *n_rejected = rejected;
-    return (hstu_status)st;
+    return handle_leave(h, st);
 }

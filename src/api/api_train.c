@@ -2,21 +2,23 @@
 #include <signal.h>
 
 #include "api/api_int.h"
-#include "base/env.h"
-#include "base/pool.h"
 #include "config/config.h"
 #include "hstu.h"
 #include "model/checkpoint_load.h"
 #include "ops/device.h"
 #include "train/trainer.h"
 
+_Static_assert(sizeof(sig_atomic_t) == sizeof(int32_t), "the flag of a caller is polled in place");
+
 void hstu_train_defaults(hstu_train_args *out) {
+    if (out == NULL) return;
     *out = (hstu_train_args){.device = "auto"};
 }
 
 typedef struct train_job {
     const hstu_train_args *args;
-    volatile sig_atomic_t stop;
+    volatile int32_t own_stop;
+    volatile int32_t *stop; /* the caller's, or own_stop */
     config *config;
     pool *workers;
     backend *be;
@@ -27,7 +29,8 @@ typedef struct train_job {
 static status tell(void *ctx, const train_event *e, const char *json) {
     train_job *j = ctx;
     (void)e;
-    if (j->args->callback != NULL && j->args->callback(j->args->ctx, json) != 0) j->stop = 1;
+    if (j->args->callback != NULL && j->args->callback(j->args->ctx, json) != 0)
+        __atomic_store_n(j->stop, 1, __ATOMIC_RELAXED);
     return OK;
 }
 
@@ -35,6 +38,9 @@ static status load_config(train_job *j) {
     const hstu_train_args *a = j->args;
     if (a->config == NULL && a->is_resume) return checkpoint_run_config(&j->config, a->run);
     if (a->config == NULL) return fail(ERR_USAGE, "a config is needed: a gin file");
+    for (int32_t i = 0; i < a->n_overrides; i++)
+        if (a->overrides == NULL || a->overrides[i] == NULL)
+            return fail(ERR_USAGE, "override %d of %d is NULL", i + 1, a->n_overrides);
     config_source source = {.path = a->config,
                             .overrides = a->overrides,
                             .n_overrides = a->n_overrides > 0 ? (size_t)a->n_overrides : 0};
@@ -43,8 +49,9 @@ static status load_config(train_job *j) {
 
 static status run(train_job *j) {
     const hstu_train_args *a = j->args;
-    int n_threads;
     TRY(api_begin());
+    if (a->epochs < 0 || a->n_overrides < 0)
+        return fail(ERR_USAGE, "epochs and n_overrides must not be negative");
     if (a->data == NULL || a->run == NULL)
         return fail(ERR_USAGE, "training needs data and the folder of a run");
     TRY(load_config(j));
@@ -53,8 +60,7 @@ static status run(train_job *j) {
         j->config->trainer.max_train_iters = CONFIG_NONE;
     }
     TRY(config_check_trainable(j->config));
-    TRY(env_threads(&n_threads));
-    TRY(pool_create(&j->workers, n_threads));
+    TRY(api_pool(&j->workers));
     TRY(backend_open(&j->be, j->workers, a->device != NULL ? a->device : "auto", false));
     TRY(seq_file_open(&j->data, a->data, j->workers));
     TRY(session_open(&j->session, j->config, j->data, j->be));
@@ -63,7 +69,7 @@ static status run(train_job *j) {
     o.n_epochs = a->epochs;
     o.is_resume = a->is_resume != 0;
     o.has_validation = a->has_validation != 0;
-    o.stop = &j->stop;
+    o.stop = j->stop;
     o.observer = tell;
     o.ctx = j;
     return trainer_run(&j->session, &o);
@@ -71,7 +77,10 @@ static status run(train_job *j) {
 
 hstu_status hstu_train(const hstu_train_args *args) {
     train_job j = {.args = args};
-    status st = run(&j);
+    status st = api_need(args, "args");
+    if (st != OK) return (hstu_status)st;
+    j.stop = args->stop != NULL ? args->stop : &j.own_stop;
+    st = run(&j);
     failure f;
     failure_save(&f, st);
     session_close(&j.session);

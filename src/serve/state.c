@@ -192,7 +192,7 @@ static void cut_failed_commit(state *s) {
         memcmp(salt, s->wal_salt, sizeof salt) == 0)
         end += s->wal_frames * (WAL_FRAME_BYTES + s->page_bytes);
     if (fstat(s->wal, &file) == 0 && (uint64_t)file.st_size <= end) return;
-    if (ftruncate(s->wal, (off_t)end) != 0 || fdatasync(s->wal) != 0)
+    if (ftruncate(s->wal, (off_t)end) != 0 || file_sync(s->wal) != 0)
         log_warn("%s: a failed transaction was removed, but a power cut may bring it back",
                  s->wal_path);
 }

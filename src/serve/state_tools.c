@@ -103,7 +103,7 @@ status state_check(const char *folder, state_counts *out) {
 static status sync_file(const char *path) {
     int fd = open(path, O_RDWR | O_CLOEXEC);
     if (fd < 0) return fail_errno("%s", path);
-    bool is_ok = fsync(fd) == 0;
+    bool is_ok = file_sync(fd) == 0;
     close(fd);
     return is_ok ? OK : fail_errno("%s", path);
 }
@@ -171,7 +171,7 @@ static status replace_db(const visit *v, const char *file, const char *why) {
         return fail_errno("%s: cannot be kept as %s", v->path, kept);
     TRY(sync_file(file));
     if (rename(file, v->path) != 0) return fail_errno("%s: cannot be put in place", v->path);
-    if (fsync(v->folder) != 0) return fail_errno("%s", v->path);
+    if (file_sync(v->folder) != 0) return fail_errno("%s", v->path);
     return OK;
 }
 

@@ -16,6 +16,7 @@
 
 struct evaluator {
     session *s;
+    const volatile sig_atomic_t *stop; /* or NULL */
     batcher *batches;
     batcher_state first; /* before the first user */
     pass *pass;
@@ -471,6 +472,9 @@ static status run_batches(evaluator *e, int64_t max_batches, eval_result *out) {
         n_batches++;
         out->n_users += b->n_users;
         st = evaluate_batch(e, b, &corpus, i, out);
+        if (st == OK && train_is_stopped(e->stop))
+            st = fail(ERR_INTERRUPTED, "interrupted after %" PRId64 " users of an evaluation",
+                      out->n_users);
         progress_update(&bar, (uint64_t)out->n_users);
     }
     progress_end(&bar);
@@ -480,6 +484,10 @@ static status run_batches(evaluator *e, int64_t max_batches, eval_result *out) {
     if (st == OK) st = merge_counts(e, out);
     if (is_last) count_unknown(e, out);
     return st;
+}
+
+void evaluator_watch(evaluator *e, const volatile sig_atomic_t *stop) {
+    e->stop = stop;
 }
 
 status evaluator_run(evaluator *e, int64_t max_batches, eval_result *out) {

@@ -13,6 +13,8 @@
 #ifndef HSTU_TRAIN_EVALUATE_H
 #define HSTU_TRAIN_EVALUATE_H
 
+#include <signal.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "base/json.h"
@@ -64,6 +66,15 @@ void evaluator_destroy(evaluator *e); /* NULL is fine */
 /* Other metrics than the config's, of its task (NULL: the config's), and whether the items of the
  * history stay in the ranking. */
 status evaluator_choose(evaluator *e, const metric_list *metrics, bool keeps_seen);
+
+/* Whether a flag (or NULL: none) is set, by a signal handler or by another thread. */
+static inline bool train_is_stopped(const volatile sig_atomic_t *stop) {
+    return stop != NULL && __atomic_load_n(stop, __ATOMIC_RELAXED) != 0;
+}
+
+/* Runs end with ERR_INTERRUPTED after the batch during which *stop becomes other than 0.  Not for
+ * several ranks, which would leave at different batches. */
+void evaluator_watch(evaluator *e, const volatile sig_atomic_t *stop);
 
 /* Evaluates max_batches batches from the first on (0: all users). */
 status evaluator_run(evaluator *e, int64_t max_batches, eval_result *out);

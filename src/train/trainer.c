@@ -86,7 +86,7 @@ static bool is_evaluation_due(const trainer *t) {
 
 /* Ranks get signals at different moments, and must all leave at the same step. */
 static status ask_to_stop(trainer *t) {
-    t->is_stopping = t->o->stop != NULL && *t->o->stop != 0;
+    t->is_stopping = train_is_stopped(t->o->stop);
     return t->leaves != NULL ? leaf_step_any(t->leaves, &t->is_stopping) : OK;
 }
 
@@ -110,7 +110,9 @@ static status do_interval(trainer *t) {
     if (state->step % (uint64_t)c->trainer.eval_interval == 0) {
         TRY(trainer_settle(t));
         int64_t most = c->trainer.max_eval_iters == CONFIG_NONE ? 0 : c->trainer.max_eval_iters;
-        TRY(evaluator_run(t->held_out, most, &result));
+        status st = evaluator_run(t->held_out, most, &result);
+        if (st == ERR_INTERRUPTED) return OK; /* the caller asks next whether to stop */
+        TRY(st);
         TRY(note_best(t, &result, &is_best));
         t->is_best = is_best;
         TRY(trainer_emit(t, EVENT_EVAL, &state->in_round, &result));
@@ -189,7 +191,11 @@ static status do_epoch(trainer *t) {
     /* Out of patience inside an epoch: the evaluation that said so is of this step. */
     bool is_evaluated = !is_out_of_patience(t) && (is_end || is_evaluation_due(t));
     if (is_evaluated) {
-        TRY(evaluate_epoch(t, is_end, &t->last));
+        st = evaluate_epoch(t, is_end, &t->last);
+        is_evaluated = st != ERR_INTERRUPTED; /* else the epoch has no figures, but is saved */
+    }
+    if (is_evaluated) {
+        TRY(st);
         TRY(note_best(t, &t->last, &is_best));
     }
     t->is_best = is_best;
@@ -279,6 +285,9 @@ static status make_parts(trainer *t) {
     TRY(leaf_step_create(&t->leaves, s));
     TRY(batcher_create(&t->batches, s->data, &b));
     TRY(evaluator_create(&t->held_out, s, rule, held_out));
+    /* An evaluation that only informs gives way to a request to stop.  One that chooses the best
+     * weights does not: a run that skips it and is resumed might choose others. */
+    if (!rule.has_validation && comm_size(s->comm) == 1) evaluator_watch(t->held_out, t->o->stop);
     if (s->be->n_ahead > 0) trainer_log_memory(t);
     t->epoch_tokens = session_epoch_tokens(s, rule);
     set_length(t);

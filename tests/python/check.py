@@ -7,8 +7,11 @@ Answers are compared with those of the program HSTU.  The last line printed is "
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
+import threading
+import time
 
 import hstu
 
@@ -120,6 +123,141 @@ def model(data, run, users, items, history):
     m.close()
 
 
+def misuse(data, run, users, items):
+    """Texts that C would cut at a NUL, numbers that it would cut to a field, objects after close()."""
+    m, d = hstu.Model(run, data=data, device="cpu"), hstu.Dataset(data)
+    one = str(users[0])
+    fails(hstu.UsageError, "NUL", lambda: m.recommend(f"{one}\0evil"))
+    fails(hstu.UsageError, "NUL", lambda: m.title(f"{items[0]}\0"))
+    fails(hstu.UsageError, "NUL", lambda: hstu.Dataset(f"{data}\0/nothing"))
+    fails(hstu.UsageError, "NUL", lambda: hstu.Model(run, device="cpu\0"))
+    fails(hstu.UsageError, "Unicode", lambda: m.recommend("\ud800"))
+    check(m.recommend(one.encode(), k=2) == m.recommend(users[0], k=2), "an id as bytes")
+    for wrong in (65536, -1):
+        fails(hstu.UsageError, f"action {wrong} is out of range", lambda: m.recommend(history=items[:1], actions=[wrong]))
+    for wrong in (2**63, -2**63 - 1):
+        fails(hstu.UsageError, f"time {wrong} is out of range", lambda: m.recommend(history=items[:1], times=[wrong]))
+    fails(hstu.UsageError, "k 4294967301 is out of range", lambda: m.recommend(one, k=2**32 + 5))
+    fails(hstu.UsageError, "k is 2147483647", lambda: m.recommend(users, k=2**31 - 1))
+    fails(hstu.UsageError, "epochs 18446744073709551617 is out of", lambda: hstu.train(None, data, run, epochs=2**64 + 1))
+    fails(hstu.UsageError, "not be negative", lambda: hstu.train(None, data, run, epochs=-1, resume=True))
+    names = m.score_names
+    for o in (m, d):
+        o.close()
+        o.close()
+    for call in (lambda: m.recommend(one), lambda: m.recommend([]), lambda: m.recommend(history=items[:1]),
+                 lambda: m.score(users, items), lambda: m.encode(users), m.embeddings, lambda: m.item_ids, lambda: m.user_ids,
+                 lambda: m.title(items[0]), lambda: d.history(one), lambda: d.title(items[0]), lambda: d.item_ids):
+        fails(hstu.UsageError, "closed", call)
+    check(m.score_names == names and m.dim == 8 and len(d) == len(users), "facts outlive the object")
+
+
+def threads(data, run, users):
+    """One model under eight threads gives the answers of one thread; closed meanwhile, it says so."""
+    m = hstu.Model(run, data=data, device="cpu")
+    right = {(u, k): m.recommend(u, k=k) for u in users for k in (2, 3, 5)}
+    scores = str(m.score(users, m.item_ids[:9]).tolist())
+    wrong, closed = [], []
+
+    def ask(number):
+        try:
+            for i in range(300):
+                u, k = users[(number * 7 + i) % len(users)], (2, 3, 5)[(number + i) % 3]
+                if m.recommend(u, k=k) != right[u, k] or i % 30 == 0 and str(m.score(users, m.item_ids[:9]).tolist()) != scores:
+                    wrong.append((u, k))
+            while True:
+                m.recommend(users, k=3)
+        except hstu.UsageError as e:
+            closed.append(str(e))
+
+    started = [threading.Thread(target=ask, args=(i,), daemon=True) for i in range(8)]
+    for t in started:
+        t.start()
+    time.sleep(0.5)
+    m.close()
+    for t in started:
+        t.join(60)
+    check(not any(t.is_alive() for t in started), "a thread hangs after close()")
+    check(not wrong, f"wrong answers under threads: {wrong[:3]}")
+    check(len(closed) == 8 and all("closed" in c for c in closed), f"closed during calls: {closed}")
+
+
+def in_child(work):
+    """The exit code of a child of fork() that did the work; it has 30 seconds."""
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(30)
+        try:
+            work()
+            os._exit(0)
+        except BaseException as e:
+            print(f"check.py: in a child of fork(): {e!r}", flush=True)
+        finally:
+            os._exit(1)
+    return os.waitpid(pid, 0)[1]
+
+
+def fork(data, run, users):
+    m, d, t = hstu.Model(run, data=data, device="cpu"), hstu.Dataset(data), hstu.Table(2, 64, device="cpu")
+    right, history, row = m.recommend(users, k=3), d.history(users[2]), t.lookup([5]).tolist()
+    if numpy:
+        from hstu.dlpack import attn_varlen
+        q, cu = numpy.ones((6, 2, 4), numpy.float32), numpy.array([0, 6], numpy.int32)
+        out = attn_varlen(q, q, q, cu, cu, max_seqlen_q=6, max_seqlen_k=6).tolist()
+
+    def child():
+        fails(hstu.UsageError, "opened before fork()", lambda: m.recommend(users, k=3))
+        fails(hstu.UsageError, "opened before fork()", lambda: t.lookup([5]))
+        check(d.history(users[2]) == history, "data in a child of fork()")
+        for o in (m, d, t):
+            o.close()
+        check(hstu.Model(run, data=data, device="cpu").recommend(users, k=3) == right, "a model of the child's own")
+        check(hstu.Table(2, 64, device="cpu").lookup([5]).tolist() == row, "a table of the child's own")
+        if numpy:
+            again = attn_varlen(q, q, q, cu, cu, max_seqlen_q=6, max_seqlen_k=6).tolist()
+            check(again == out, "attention in a child of fork()")
+
+    check(in_child(child) == 0, "a child of fork() fails or hangs")
+    check(m.recommend(users, k=3) == right and d.history(users[2]) == history, "the parent after fork()")
+
+
+def interrupt(data, run, users):
+    """Ctrl-C ends training within a second, with the run saved; long calls on a model come in pieces."""
+    sent = []
+
+    def press():
+        sent.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    # An epoch of a minute: no line of the log, with its callback into Python, comes in between.
+    program("synth", "--out", f"{data}-large", "--users", "50000", "--items", "60", "--mean-len", "9")
+    threading.Timer(1, press).start()
+    try:
+        hstu.train(f"{FOLDER}/m.gin", data=f"{data}-large", out=f"{run}-sigint", device="cpu",
+                   overrides=["train_fn.local_batch_size=1"])
+        sys.exit("check.py: no KeyboardInterrupt")
+    except KeyboardInterrupt:
+        late = time.monotonic() - sent[0]
+    check(late < 1, f"Ctrl-C took {late:.1f} s")
+    step = hstu.Model(f"{run}-sigint", device="cpu").step
+    last = hstu.train(None, data=f"{data}-large", out=f"{run}-sigint", resume=True, device="cpu", callback=lambda _: False)
+    check(step > 0 and last["event"] == "start", "the run can be resumed after Ctrl-C")
+
+    m, pieces, original = hstu.Model(run, data=data, device="cpu"), [], hstu._library.call
+
+    def watched(name, *args):
+        original(name, *args)
+        if name.startswith("hstu_model"):
+            pieces.append(args[2])
+            os.kill(os.getpid(), signal.SIGINT)
+
+    hstu._library.call = watched
+    for call in (lambda: m.recommend(users * 10), lambda: m.score(users * 10, m.item_ids), lambda: m.encode(users * 10)):
+        fails(KeyboardInterrupt, "", call)
+    hstu._library.call = original
+    check(len(pieces) == 3 and max(pieces) < len(users) * 10, f"calls of {pieces} users")
+
+
 def table():
     """Dynamic tables: rows come and go, optimizer steps, files."""
     ids = [3, 2**64 - 1, 3]
@@ -139,6 +277,18 @@ def table():
         fails(hstu.UsageError, "more than once", lambda: t.insert([1, 1], [[0, 0], [0, 0]]))
         fails(hstu.UsageError, "rows of 2", lambda: t.insert([1], [[0, 0, 0]]))
         fails(hstu.UsageError, "one of sgd, adam", lambda: hstu.Table(2, optimizer="sdg"))
+        fails(hstu.UsageError, "id 18446744073709551616 is out of range", lambda: t.lookup([2**64]))
+        fails(hstu.UsageError, "id 1.5 is not an integer", lambda: t.lookup([1.5]))
+        check(t.find([-1])[0].tolist() == t.find([2**64 - 1])[0].tolist(), "a negative id is the same 64 bits")
+        for bad in (float("nan"), float("inf")):
+            fails(hstu.NumericError, "must be finite", lambda: t.update([9], [[bad, 0]]))
+            fails(hstu.NumericError, "must be finite", lambda: t.insert([9], [[0, bad]]))
+            fails(hstu.UsageError, "must be finite", lambda: t.update([9], [[0, 0]], lr=bad))
+            fails(hstu.UsageError, "first_scale", lambda: hstu.Table(2, first_scale=bad, device="cpu"))
+        fails(hstu.UsageError, "dim 4294967298 is out of range", lambda: hstu.Table(2**32 + 2))
+        other.close()
+        for call in (lambda: len(other), lambda: other.lookup([1]), lambda: other.save(f"{FOLDER}/none")):
+            fails(hstu.UsageError, "the table is closed", call)
         if numpy:
             a = numpy.array([[3, 9]], dtype=numpy.int64)
             check((t.find(a)[0] == numpy.stack([t.find([3])[0][0], t.find([9])[0][0]])).all(), "ids as numpy's array")
@@ -179,6 +329,14 @@ def dlpack(library, make):
         fails(hstu.UsageError, "follow each other", lambda: hstu.dlpack.attn_varlen(q[:, :, ::2], k, v, cu, cu, **rest))
         fails(hstu.UsageError, "of one type", lambda: hstu.dlpack.attn_varlen(q.astype(float), k, v, cu, cu, **rest))
         fails(hstu.UsageError, "int32", lambda: hstu.dlpack.attn_varlen(q, k, v, cu.astype(numpy.int64), cu, **rest))
+        for kind in (numpy.int32, numpy.int64, numpy.uint16, bool):
+            fails(hstu.UsageError, "of one type", lambda: hstu.dlpack.attn_varlen(*[x.astype(kind) for x in (q, k, v)], cu, cu, **rest))
+        for ends in ([0, 16], [1, 17], [17], []):
+            some = numpy.array(ends, dtype=numpy.int32)
+            fails(hstu.UsageError, "cu_seqlens" if ends else "empty", lambda: hstu.dlpack.attn_varlen(q, k, v, some, some, **rest))
+        fails(hstu.UsageError, "max_seqlen_q 4294967313", lambda: hstu.dlpack.attn_varlen(
+            q, k, v, cu, cu, max_seqlen_q=2**32 + 17, max_seqlen_k=17))
+        fails(hstu.UsageError, "alpha is nan", lambda: hstu.dlpack.attn_varlen(q, k, v, cu, cu, **{**rest, "alpha": math.nan}))
         fails(hstu.UsageError, "DLPack", lambda: hstu.dlpack.attn_varlen([1], k, v, cu, cu, **rest))
 
 
@@ -192,6 +350,10 @@ def main():
     train(data, run)
     model(data, run, users, items, history)
     table()
+    misuse(data, run, users, items)
+    threads(data, run, users)
+    fork(data, run, users)
+    interrupt(data, run, users)
     if numpy:
         dlpack("numpy", lambda x: x)
     for name, to in (("jax", "numpy.asarray"), ("torch", "from_numpy")):  # where they are installed

@@ -269,6 +269,31 @@ def numeric_gradients():
         torch.library.opcheck(torch.ops.hstu.softmax_attn_varlen.default, (q, k, v, cu, 6, 0.0, 0.0, "causal"))
 
 
+def refusals():
+    """What would be read as something else: integers as numbers of a head, offsets cut to 32 bits, rows that no sequence has."""
+    q = torch.zeros(9, 2, 8, device=DEVICE)
+    cu = torch.tensor([0, 3, 9], dtype=torch.int32, device=DEVICE)
+    cases = [("of one type", [q.to(t)] * 3, cu, cu) for t in (torch.int32, torch.int64, torch.bool)]
+    cases += [("integers, not torch.float32", [q] * 3, cu.float(), cu), ("(batch + 1) each", [q] * 3, cu, cu[:2]),
+              ("(batch + 1) each", [q] * 3, cu[None], cu[None])]
+    if DEVICE == "cpu":
+        cases += [("does not fit 32 bits", [q] * 3, cu.long() + 2**32, cu.long() + 2**32),
+                  ("must cover all 9 rows", [q] * 3, cu - torch.tensor([0, 0, 1], dtype=torch.int32), cu)]
+    for part, qkv, cu_q, cu_k in cases:
+        for attend in (hstu_attn_varlen_func, hstu_softmax_attn_varlen_func):
+            if attend is hstu_softmax_attn_varlen_func and (cu_k is not cu_q or cu_q.dim() == 2):
+                cu_k = cu_q
+                if part == "(batch + 1) each":
+                    continue
+            try:
+                attend(*qkv, cu_q, cu_k, max_seqlen_q=6, max_seqlen_k=6)
+            except hstu.UsageError as e:
+                if part not in str(e):
+                    sys.exit(f"check_torch.py: says '{e}', not '{part}'")
+            else:
+                sys.exit(f"check_torch.py: not refused: {part}")
+
+
 def softmax_refusals():
     q = torch.zeros(9, 2, 8, device=DEVICE)
     cu = torch.tensor([0, 3, 9], dtype=torch.int32, device=DEVICE)
@@ -293,6 +318,7 @@ for dtype in TYPES:
 packed_and_compiled()
 func_of_three_dimensions()
 pages_and_orders()
+refusals()
 softmax_refusals()
 numeric_gradients()
 print(f"50 cases of {', '.join(str(t) for t in TYPES)} on {DEVICE}, torch {torch.__version__}")
