@@ -226,7 +226,7 @@ rule "includes run one way" include_order
 rule "headers include what they use" headers
 rule "getenv only in src/base/env.c" calls 'getenv|secure_getenv|setenv|putenv' 'src/base/env\.c:'
 rule "fsync only in src/base/file.c" calls 'fsync|fdatasync|sync_file_range' \
-    'src/base/file\.c:|src/serve/journal\.c:'
+    'src/base/file\.c:'
 rule "exit and printf only in src/cli" calls 'exit|_exit|printf|vprintf|puts|putchar' 'src/cli/'
 rule "stderr only in the log and the progress bar" \
     calls 'fprintf|vfprintf|fputs|perror' 'src/cli/|src/base/log\.c:|src/base/progress\.c:'
