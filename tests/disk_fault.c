@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 #include <errno.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
@@ -12,10 +13,13 @@
 int sync_interrupts, sync_files, sync_folders;
 
 static atomic_int fault;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of the path */
 static char wanted[4200];
 
 void disk_fault_set(disk_fault f, const char *part) {
+    pthread_mutex_lock(&lock);
     snprintf(wanted, sizeof wanted, "%s", part);
+    pthread_mutex_unlock(&lock);
     atomic_store(&fault, f);
 }
 
@@ -26,7 +30,10 @@ static int fails(int fd, disk_fault f) {
     ssize_t n = readlink(link, path, sizeof path - 1);
     if (n <= 0) return 0;
     path[n] = '\0';
-    return strstr(path, wanted) != NULL;
+    pthread_mutex_lock(&lock);
+    int is_wanted = strstr(path, wanted) != NULL;
+    pthread_mutex_unlock(&lock);
+    return is_wanted;
 }
 
 #define REPLACED __attribute__((visibility("default")))

@@ -84,6 +84,7 @@ const command *help_parts(const command *c) {
     if (c->run == cmd_bench) return bench_commands;
     if (c->run == cmd_mask) return mask_commands;
     if (c->run == cmd_plan) return plan_commands;
+    if (c->run == cmd_state) return state_commands;
     return c->run == cmd_tune ? tune_commands : NULL;
 }
 

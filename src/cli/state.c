@@ -143,7 +143,7 @@ static status cmd_import_log(int argc, char **argv) {
     return OK;
 }
 
-static const command state_commands[] = {
+const command state_commands[] = {
     {"check", cmd_check, "check a state and count users and events"},
     {"backup", cmd_backup, "copy a state to a file, also while a server uses it"},
     {"restore", cmd_restore, "replace a state by a backup"},

@@ -282,8 +282,9 @@ static status restore_erased(restoring *r, const state *s) {
     id_text id;
     if (r->has_erased) return OK;
     r->has_erased = true;
+    if (r->n_erased == 0) return OK;
     qsort(r->erased, r->n_erased, sizeof *r->erased, compare_keys);
-    for (uint64_t i = 0; i < u->n_data_users && r->n_erased > 0; i++) {
+    for (uint64_t i = 0; i < u->n_data_users; i++) {
         TRY(users_data_name(u, i, &id));
         uint64_t key = state_user_key(s, id.text, id.n);
         if (bsearch(&key, r->erased, r->n_erased, sizeof key, compare_keys) != NULL)
