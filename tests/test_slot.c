@@ -2,11 +2,12 @@
 
 #include <math.h>
 #include <pthread.h>
+#include <semaphore.h>
 #include <stdatomic.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "serve/engine_int.h"
-#include "serve/kv_cache_int.h"
 #include "serve_test.h"
 
 static void count_done(void *ctx, engine_answer *a) {
@@ -44,16 +45,13 @@ TEST(slot_waits_for_jobs_that_come_together) {
     engine_destroy(e);
 }
 
-/* Where the engine learns how long requests may take, one that names no deadline has that long, and
- * one that names its own has its own. */
-TEST(slot_has_patience_with_requests_without_a_deadline) {
+/* A request that names no deadline has none unless the engine's configuration says so, and is
+ * admitted however slow the model is thought to be; one that names its own has its own. */
+TEST(slot_refuses_by_deadlines_that_are_named) {
     const char *run = serve_run("retrieval", retrieval_gin, NULL, 0);
-    for (int learns = 0; learns < 2; learns++) {
-        engine_config c = {.data = synth_folder(),
-                           .device = "cpu",
-                           .n_threads = 1,
-                           .deadline_ns = 100000000000u,
-                           .learns_deadline = learns};
+    for (int has = 0; has < 2; has++) {
+        engine_config c = {
+            .data = synth_folder(), .device = "cpu", .n_threads = 1, .deadline_ns = has ? 1 : 0};
         engine *e;
         engine_answer a;
         engine_stats stats;
@@ -61,19 +59,21 @@ TEST(slot_has_patience_with_requests_without_a_deadline) {
         CHECK_OK(engine_load(e, "model", run));
         slot *s = engine_slot(e, 0);
         slot_stats(s, &stats);
-        CHECK(stats.patience_s == 100);
+        CHECK(stats.wait_limit_s == 0.25);
         pthread_mutex_lock(&s->lock);
-        s->queue.patience.s = 1e-8; /* of overload before */
+        s->queue.batch_s = 2.5;
         pthread_mutex_unlock(&s->lock);
         engine_request own = serve_recommend(1, 3), none = own;
         none.deadline_ns = 0;
         engine_ask(e, &none, &a);
-        CHECK_EQ(a.outcome, learns ? ENGINE_OVERLOAD : ENGINE_OK);
+        CHECK_EQ(a.outcome, has ? ENGINE_OVERLOAD : ENGINE_OK);
+        CHECK(!has || (strstr(a.error, "deadline") != NULL && a.retry_after_s == 3));
         engine_answer_release(&a);
-        CHECK_EQ(s->queue.patience.n_asked, 1); /* counted once, whatever the answer */
         a = serve_ask(e, &own);
         engine_answer_release(&a);
-        CHECK_EQ(s->queue.patience.n_asked, 2);
+        none.was_asked = true; /* and said yes: it is not refused any more */
+        a = serve_ask(e, &none);
+        engine_answer_release(&a);
         engine_destroy(e);
     }
 }
@@ -85,7 +85,7 @@ typedef struct asker {
     int n_ok, n_bad, who;
 } asker;
 
-/* Every third request is wrong, which is known after it was announced. */
+/* Every third request is wrong, which is known after it was admitted. */
 static void *ask_all(void *context) {
     asker *a = context;
     for (int i = 0; i < ASKS; i++) {
@@ -107,15 +107,11 @@ static void *ask_all(void *context) {
     return NULL;
 }
 
-static void check_asks(bool may_spin) {
+TEST(slot_answers_callers_that_wait) {
     const char *run = serve_run("slot", retrieval_gin, NULL, 0);
     engine *e = serve_open(run, NULL, 16);
-    slot *s = engine_slot(e, 0);
     asker a[THREADS];
     pthread_t thread[THREADS];
-    pthread_mutex_lock(&s->lock);
-    s->may_spin = may_spin;
-    pthread_mutex_unlock(&s->lock);
     for (int i = 0; i < THREADS; i++) {
         a[i] = (asker){.e = e, .who = i};
         CHECK_EQ(pthread_create(&thread[i], NULL, ask_all, &a[i]), 0);
@@ -125,18 +121,7 @@ static void check_asks(bool may_spin) {
         CHECK(a[i].n_ok == ASKS / 3 * 2 && a[i].n_bad == ASKS / 3);
     }
     CHECK(engine_wait_idle(e, 10000000000u));
-    pthread_mutex_lock(&s->lock);
-    CHECK_EQ(s->n_coming, 0);
-    pthread_mutex_unlock(&s->lock);
     engine_destroy(e);
-}
-
-TEST(slot_worker_looks_out_for_jobs) {
-    check_asks(true);
-}
-
-TEST(slot_worker_sleeps_where_cores_are_few) {
-    check_asks(false);
 }
 
 /* The numbers of one request, by its caller's thread or by the worker's. */
@@ -190,8 +175,8 @@ static void *rank_items(void *context) {
     return NULL;
 }
 
-/* Callers that wait make the items of their answers themselves, with the same bits; with cores to
- * look out on one of them runs the batch. */
+/* Callers that wait make the items of their answers themselves, with the same bits, whoever runs
+ * the batch. */
 TEST(slot_callers_make_their_items) {
     const char *const set[] = {"DatasetArgs.max_num_candidates=4"};
     engine *e = serve_open(serve_run("slot", ranking_gin, set, 1), synth_folder(), 16);
@@ -204,8 +189,7 @@ TEST(slot_callers_make_their_items) {
     }
     for (int k = 0; k < 20; k++) {
         pthread_mutex_lock(&s->lock);
-        s->n_last = THREADS; /* so that none of them runs alone */
-        s->may_spin = k % 2 == 1;
+        s->n_last = k % 2 == 0 ? THREADS : 1; /* so that none of them runs alone, or one does */
         pthread_mutex_unlock(&s->lock);
         for (int i = 0; i < THREADS; i++) {
             own[i] = (ranked){.e = e, .who = i, .waits = true};
@@ -247,111 +231,6 @@ TEST(slot_leaves_items_to_those_who_make_them) {
     engine_destroy(e);
 }
 
-/* A request whose client may go away while it waits. */
-typedef struct leaver {
-    engine_answer answer;
-    bool is_gone;
-    atomic_bool is_done;
-} leaver;
-
-static bool has_left(void *ctx) {
-    return ((leaver *)ctx)->is_gone;
-}
-
-static void note_answer(void *ctx, engine_answer *a) {
-    (void)a;
-    atomic_store(&((leaver *)ctx)->is_done, true);
-}
-
-static void submit_leaver(engine *e, leaver *l) {
-    engine_request r = serve_recommend(1, 3);
-    r.deadline_ns = 1000000000000u;
-    r.is_gone = has_left;
-    engine_submit(e, &r, &l->answer, note_answer, l);
-}
-
-/* Whether the worker sleeps again, after it has looked at the one job that waits. */
-static bool has_expected(slot *s) {
-    pthread_mutex_lock(&s->lock);
-    bool has = s->queue.n == 1 && s->queue.item[0]->is_expected && s->is_asleep;
-    CHECK(!has || s->queue.item[0]->path.n_held > 0);
-    pthread_mutex_unlock(&s->lock);
-    return has;
-}
-
-static int32_t count_held(const kv_cache *c) {
-    int32_t n = 0;
-    for (int32_t i = 0; i < c->n_nodes; i++)
-        n += c->nodes[i].n_held;
-    return n;
-}
-
-/* One job waits for another one, with its pages held; then it, or the batch of both, does not run.
- */
-static void check_pages_go(engine *e, bool is_gone) {
-    slot *s = engine_slot(e, 0);
-    leaver l[2] = {{.is_gone = is_gone}, {.is_gone = false}};
-    CHECK(engine_wait_idle(e, 60000000000u));
-    pthread_mutex_lock(&s->lock);
-    s->queue.batch_s = 20;
-    s->n_last = 2;
-    pthread_mutex_unlock(&s->lock);
-    submit_leaver(e, &l[0]);
-    for (int i = 0; !has_expected(s) && i < 6000; i++)
-        serve_wait_ms(1);
-    CHECK(has_expected(s));
-    if (!is_gone) failure_save(&s->model->check, fail(ERR_FORMAT, "a flipped byte"));
-    submit_leaver(e, &l[1]);
-    for (int i = 0; i < 2; i++) {
-        for (int k = 0; !atomic_load(&l[i].is_done) && k < 60000; k++)
-            serve_wait_ms(1);
-        bool is_ok = is_gone && i == 1;
-        CHECK_EQ(l[i].answer.outcome, is_ok ? ENGINE_OK : is_gone ? ENGINE_GONE : ENGINE_FAILED);
-        engine_answer_release(&l[i].answer);
-    }
-    CHECK(engine_wait_idle(e, 60000000000u));
-    CHECK_EQ(count_held(s->model->cache), 0);
-    CHECK(kv_cache_is_sound(s->model->cache));
-}
-
-/* Pages that are held for a job while its batch is gathered are let go where it does not run. */
-TEST(slot_lets_pages_of_jobs_go_that_do_not_run) {
-    enum { EVENTS = 70 }; /* more than a page: only whole ones are held so early */
-    static const char *const set[] = {"train_fn.max_sequence_length=150"};
-    engine *e = serve_open(serve_run("slot-long", retrieval_gin, set, 1), synth_folder(), 16);
-    engine_request first = serve_recommend(1, 3);
-    engine_event event[EVENTS];
-    engine_added added;
-    for (int i = 0; i < EVENTS; i++)
-        event[i] = serve_event(1 + i, 2000000000 + i);
-    CHECK_OK(engine_add_events(e, first.user, event, EVENTS, &added));
-    engine_answer a = serve_ask(e, &first);
-    engine_answer_release(&a);
-    check_pages_go(e, true);
-    check_pages_go(e, false);
-    engine_destroy(e);
-}
-
-/* A job that does not come in time, or never, keeps nobody awake and nothing waiting. */
-TEST(slot_worker_does_not_wait_for_what_does_not_come) {
-    const char *run = serve_run("slot", retrieval_gin, NULL, 0);
-    engine *e = serve_open(run, NULL, 16);
-    slot *s = engine_slot(e, 0);
-    asker a = {.e = e};
-    pthread_mutex_lock(&s->lock);
-    s->may_spin = true;
-    pthread_mutex_unlock(&s->lock);
-    served *m;
-    bool is_own;
-    CHECK(slot_expect(s, &(slot_terms){.was_asked = true}, NULL, &m, &is_own) && !is_own);
-    ask_all(&a);
-    CHECK(a.n_ok == ASKS / 3 * 2 && engine_wait_idle(e, 10000000000u));
-    slot_expect_none(s);
-    served_drop(m);
-    CHECK_EQ(s->n_coming, 0);
-    engine_destroy(e);
-}
-
 /* Candidates that no model knows: their batch ends long before their caller has named them. */
 enum { STRANGERS = 1 << 18 };
 
@@ -380,16 +259,11 @@ static void *rank_strangers(void *context) {
 TEST(slot_ends_after_callers_that_make_their_items) {
     const char *const set[] = {"DatasetArgs.max_num_candidates=4"};
     slow_caller c = {.e = serve_open(serve_run("slot", ranking_gin, set, 1), NULL, 16)};
-    slot *s = engine_slot(c.e, 0);
     engine_stats stats = {0};
     pthread_t thread;
     CHECK_OK(MEM_NEW(&c.id, STRANGERS));
     for (int i = 0; i < STRANGERS; i++)
         c.id[i] = serve_id(1000000 + i);
-    pthread_mutex_lock(&s->lock);
-    s->n_last = 2; /* so that it does not run its job itself */
-    s->queue.batch_s = 1e-6;
-    pthread_mutex_unlock(&s->lock);
     CHECK_EQ(pthread_create(&thread, NULL, rank_strangers, &c), 0);
     for (int i = 0; stats.requests[ENGINE_RANK][ENGINE_OK] == 0 && i < 60000; i++) {
         serve_wait_ms(1);
@@ -401,4 +275,116 @@ TEST(slot_ends_after_callers_that_make_their_items) {
     pthread_join(thread, NULL);
     engine_answer_release(&c.answer);
     mem_free(c.id);
+}
+
+/* A client of a model whose requests take some milliseconds each; it names no deadline. */
+typedef struct client {
+    engine *e;
+    int job_ms, n_asks, n_answered, n_refused;
+    engine_answer answer;
+    uint64_t sent_ns, took_ns;
+    sem_t is_done;
+} client;
+
+/* Asked once a request, while its batch runs. */
+static bool be_slow(void *ctx) {
+    serve_wait_ms(((client *)ctx)->job_ms);
+    return false;
+}
+
+static void note_client(void *ctx, engine_answer *a) {
+    client *c = ctx;
+    c->took_ns = clock_ns() - c->sent_ns;
+    c->n_answered += a->outcome == ENGINE_OK;
+    if (a->outcome == ENGINE_OVERLOAD) {
+        c->n_refused++;
+        CHECK(a->memory == NULL && a->retry_after_s >= 1); /* nothing was done for it */
+    }
+    engine_answer_release(a);
+    sem_post(&c->is_done);
+}
+
+static void submit_client(client *c) {
+    engine_request r = serve_recommend(1, 3);
+    r.deadline_ns = 0;
+    r.is_gone = be_slow;
+    c->sent_ns = clock_ns();
+    engine_submit(c->e, &r, &c->answer, note_client, c);
+}
+
+/* Asks again when it has its answer. */
+static void *ask_in_turn(void *context) {
+    client *c = context;
+    for (int i = 0; i < c->n_asks; i++) {
+        submit_client(c);
+        while (sem_wait(&c->is_done) != 0)
+            continue;
+    }
+    return NULL;
+}
+
+enum { MOST_CLIENTS = 64 };
+
+static void check_closed_loop(engine *e, int n, int n_asks, int job_ms) {
+    static client c[MOST_CLIENTS];
+    pthread_t thread[MOST_CLIENTS];
+    for (int i = 0; i < n; i++) {
+        c[i] = (client){.e = e, .job_ms = job_ms, .n_asks = n_asks};
+        CHECK_EQ(sem_init(&c[i].is_done, 0, 0), 0);
+        CHECK_EQ(pthread_create(&thread[i], NULL, ask_in_turn, &c[i]), 0);
+    }
+    for (int i = 0; i < n; i++) {
+        pthread_join(thread[i], NULL);
+        sem_destroy(&c[i].is_done);
+        CHECK_EQ(c[i].n_answered, n_asks);
+    }
+}
+
+/* Clients that wait for their answers are never refused, however slow the model is: after a time
+ * with one client, whose answers were quick, 16 and 64 of them. */
+TEST(slot_never_refuses_a_closed_loop) {
+    engine *e = serve_open(serve_run("slot", retrieval_gin, NULL, 0), synth_folder(), 0);
+    check_closed_loop(e, 1, 520, 2);
+    check_closed_loop(e, 16, 20, 2);
+    check_closed_loop(e, 64, 4, 8);
+    engine_destroy(e);
+}
+
+static int compare_times(const void *a, const void *b) {
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return (x > y) - (x < y);
+}
+
+/* Twice as many requests as can be answered, whatever the answers take: some are refused before
+ * anything was done for them, and the others are answered within the limit. */
+TEST(slot_holds_its_limit_under_overload) {
+    enum { SENT = 2000, JOB_MS = 2 };
+    engine *e = serve_open(serve_run("slot", retrieval_gin, NULL, 0), synth_folder(), 0);
+    client *c;
+    uint64_t *took, begin = clock_ns();
+    size_t n = 0;
+    engine_stats stats;
+    CHECK_OK(MEM_NEW(&c, SENT));
+    CHECK_OK(MEM_NEW(&took, SENT));
+    for (uint64_t i = 0; i < SENT; i++) {
+        while (clock_ns() < begin + i * JOB_MS * 1000000 / 2)
+            serve_wait_ms(1);
+        c[i] = (client){.e = e, .job_ms = JOB_MS};
+        CHECK_EQ(sem_init(&c[i].is_done, 0, 0), 0);
+        submit_client(&c[i]);
+    }
+    for (int i = 0; i < SENT; i++) {
+        while (sem_wait(&c[i].is_done) != 0)
+            continue;
+        sem_destroy(&c[i].is_done);
+        CHECK_EQ(c[i].n_answered + c[i].n_refused, 1);
+        if (c[i].n_answered > 0) took[n++] = c[i].took_ns;
+    }
+    CHECK_OK(engine_model_stats(e, 0, &stats));
+    qsort(took, n, sizeof *took, compare_times);
+    CHECK(n >= SENT / 4 && n <= SENT * 7 / 8);
+    CHECK((double)took[n * 99 / 100] / 1e9 <= 1.25 * stats.wait_limit_s);
+    mem_free(took);
+    mem_free(c);
+    engine_destroy(e);
 }

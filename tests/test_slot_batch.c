@@ -1,4 +1,4 @@
-/* Who runs a batch: the worker, a caller alone, or the first of several. */
+/* Who runs a batch: the worker, a caller alone, or the last of several. */
 #include <pthread.h>
 #include <stdatomic.h>
 
@@ -54,132 +54,84 @@ static void release_gate(gate *g) {
     engine_answer_release(&g->answer);
 }
 
-static void wait_asleep(slot *s) {
-    bool is_asleep = false;
-    for (int i = 0; !is_asleep && i < 6000; i++) {
-        serve_wait_ms(1);
-        pthread_mutex_lock(&s->lock);
-        is_asleep = s->is_asleep;
-        pthread_mutex_unlock(&s->lock);
-    }
-    CHECK(is_asleep);
-}
-
-/* A caller that may runs its job itself where it is alone, and only then. */
-TEST(slot_caller_runs_its_own_job) {
-    const char *run = serve_run("slot", retrieval_gin, NULL, 0);
-    engine *e = serve_open(run, synth_folder(), 16);
+/* An engine at rest whose last batch had n_last jobs, and whose batches cost batch_s beside them.
+ */
+static void set_slot(engine *e, size_t n_last, double batch_s) {
     slot *s = engine_slot(e, 0);
-    /* With cores to look out on, a caller also runs a batch of which it has the first job, alone
-     * after a wait in this case, unless that would be long. */
-    static const struct {
-        bool may_run, may_spin, is_own;
-        size_t n_last;
-        int n_coming;
-        double batch_s;
-        bool has_other; /* which the worker gathers more for */
-    } tries[] = {{true, false, true, 0, 0, 1e-6, false},  {false, false, false, 1, 0, 1e-6, false},
-                 {true, false, true, 1, 0, 1e-6, false},  {true, false, false, 2, 0, 1e-6, false},
-                 {true, false, false, 1, 1, 1e-6, false}, {false, true, false, 2, 0, 1e-6, false},
-                 {true, true, true, 2, 0, 1e-6, false},   {true, true, true, 1, 1, 1e-6, false},
-                 {true, true, false, 2, 0, 1, false},     {true, true, false, 2, 0, 5, true}};
-    for (size_t i = 0; i < sizeof tries / sizeof *tries; i++) {
-        gate g = {.e = e, .is_open = true}, other = g;
-        CHECK(engine_wait_idle(e, 10000000000u));
-        pthread_mutex_lock(&s->lock);
-        s->n_last = tries[i].n_last;
-        s->n_coming = tries[i].n_coming;
-        s->may_spin = tries[i].may_spin;
-        s->queue.batch_s = tries[i].batch_s;
-        pthread_mutex_unlock(&s->lock);
-        wait_asleep(s);
-        if (tries[i].has_other) submit_gate(&other, false);
-        if (tries[i].has_other) wait_asleep(s);
-        submit_gate(&g, tries[i].may_run);
-        CHECK(!tries[i].is_own || atomic_load(&g.is_done));
-        release_gate(&g);
-        if (tries[i].has_other) release_gate(&other);
-        CHECK_EQ(pthread_equal(g.computed_by, pthread_self()) != 0, tries[i].is_own);
-        pthread_mutex_lock(&s->lock);
-        s->n_coming = 0;
-        pthread_mutex_unlock(&s->lock);
-    }
-    engine_destroy(e);
-}
-
-/* An engine at rest whose last batch had n_last jobs, and whose batches take 5 s. */
-static void expect_slow(slot *s, size_t n_last) {
-    wait_asleep(s);
+    CHECK(engine_wait_idle(e, 10000000000u));
     pthread_mutex_lock(&s->lock);
-    s->may_spin = true;
     s->n_last = n_last;
-    s->queue.batch_s = 5;
+    s->queue.batch_s = batch_s;
     pthread_mutex_unlock(&s->lock);
 }
 
-/* Until a caller has its job in the queue, of which the worker does not know. */
-static void wait_for_leader(slot *s) {
+/* A caller that may runs its job itself where nobody else is waited for, and only then. */
+TEST(slot_caller_runs_its_own_job) {
+    const char *run = serve_run("slot", retrieval_gin, NULL, 0);
+    engine *e = serve_open(run, synth_folder(), 16);
+    static const struct {
+        bool may_run, is_own;
+        size_t n_last;
+    } tries[] = {{true, true, 0}, {false, false, 1}, {true, true, 1}, {true, false, 2}};
+    for (size_t i = 0; i < sizeof tries / sizeof *tries; i++) {
+        gate g = {.e = e, .is_open = true};
+        set_slot(e, tries[i].n_last, 1e-3);
+        submit_gate(&g, tries[i].may_run);
+        CHECK(!tries[i].is_own || atomic_load(&g.is_done));
+        release_gate(&g);
+        CHECK_EQ(pthread_equal(g.computed_by, pthread_self()) != 0, tries[i].is_own);
+    }
+    engine_destroy(e);
+}
+
+static void *ask_one(void *context) {
+    gate *g = context;
+    engine_request r = serve_recommend(1, 3);
+    engine_ask(g->e, &r, &g->answer);
+    atomic_store(&g->is_done, true);
+    return NULL;
+}
+
+static void wait_for_queue(slot *s, size_t n) {
     size_t n_queued = 0;
-    for (int i = 0; n_queued == 0 && i < 6000; i++) {
+    for (int i = 0; n_queued != n && i < 6000; i++) {
         serve_wait_ms(1);
         pthread_mutex_lock(&s->lock);
         n_queued = s->queue.n;
-        CHECK(s->is_asleep);
         pthread_mutex_unlock(&s->lock);
     }
-    CHECK_EQ(n_queued, 1);
+    CHECK_EQ(n_queued, n);
 }
 
-/* Of callers that come together the first one runs the batch, while the worker sleeps: where as
- * many as n_last came before, or where one is being looked up. */
-static void check_leads(const char *run, size_t n_last) {
-    engine *e = serve_open(run, synth_folder(), 16);
-    slot *s = engine_slot(e, 0);
-    gate first = {.e = e, .is_open = true}, second = {.e = e, .is_open = true};
+/* Callers that came together before are waited for; the last of them runs the batch of all. */
+TEST(slot_last_caller_runs_the_batch) {
+    engine *e = serve_open(serve_run("slot", retrieval_gin, NULL, 0), synth_folder(), 16);
+    gate first = {.e = e}, last = {.e = e, .is_open = true};
     pthread_t thread;
-    served *m;
-    bool is_own;
-    expect_slow(s, n_last);
-    slot_terms terms = {.was_asked = true, .may_run = true};
-    CHECK(slot_expect(s, &terms, NULL, &m, &is_own));
-    CHECK_EQ(pthread_create(&thread, NULL, submit_own, &first), 0);
-    wait_for_leader(s);
-    CHECK(!atomic_load(&first.is_inside));
-    submit_gate(&second, true);
-    slot_expect_none(s);
-    served_drop(m);
-    wait_for(&second.is_done);
+    set_slot(e, 2, 20);
+    CHECK_EQ(pthread_create(&thread, NULL, ask_one, &first), 0);
+    wait_for_queue(engine_slot(e, 0), 1);
+    submit_gate(&last, true);
+    CHECK(atomic_load(&last.is_done) && pthread_equal(last.computed_by, pthread_self()));
+    CHECK_EQ(last.answer.batch_requests, 2);
+    release_gate(&last);
     pthread_join(thread, NULL);
-    CHECK(pthread_equal(second.computed_by, thread) && second.answer.batch_requests == 2);
-    release_gate(&second);
     release_gate(&first);
     engine_destroy(e);
 }
 
-TEST(slot_first_caller_leads) {
-    const char *run = serve_run("slot", retrieval_gin, NULL, 0);
-    check_leads(run, 2);
-    check_leads(run, 1);
-}
-
-/* A leader waits for a request that is looked up, and no longer when it is refused. */
-TEST(slot_leader_goes_on_where_nobody_comes) {
-    const char *run = serve_run("slot", retrieval_gin, NULL, 0);
-    engine *e = serve_open(run, synth_folder(), 16);
-    slot *s = engine_slot(e, 0);
-    gate first = {.e = e, .is_open = true};
-    pthread_t thread;
-    served *m;
-    bool is_own;
-    expect_slow(s, 1);
-    CHECK(slot_expect(s, &(slot_terms){.was_asked = true, .may_run = true}, NULL, &m, &is_own));
-    CHECK_EQ(pthread_create(&thread, NULL, submit_own, &first), 0);
-    wait_for_leader(s);
-    slot_expect_none(s); /* refused */
-    served_drop(m);
+/* Where the others do not come, a caller waits for as long as a batch costs, and then no more. */
+TEST(slot_caller_goes_on_where_nobody_comes) {
+    engine *e = serve_open(serve_run("slot", retrieval_gin, NULL, 0), synth_folder(), 16);
+    gate first = {.e = e};
+    uint64_t begin = clock_ns();
+    set_slot(e, 3, 0.05);
+    ask_one(&first);
+    CHECK(clock_ns() - begin >= 50000000u && first.answer.batch_requests == 1);
     release_gate(&first);
-    pthread_join(thread, NULL);
-    CHECK(pthread_equal(first.computed_by, thread));
+    set_slot(e, engine_slot(e, 0)->n_last, 60);
+    ask_one(&first); /* it was alone, and waits for nobody */
+    release_gate(&first);
     engine_destroy(e);
 }
 
@@ -188,43 +140,28 @@ static void note_slow_end(void *ctx, engine_answer *a) {
     gate *g = ctx;
     slot *s = engine_slot(g->e, 0);
     pthread_mutex_lock(&s->lock);
-    s->queue.batch_s = 5;
+    s->queue.batch_s = 100;
     pthread_mutex_unlock(&s->lock);
     note_end(ctx, a);
 }
 
-static void *submit_slow(void *context) {
-    gate *g = context;
+static void submit_slow(gate *g) {
     engine_request r = serve_recommend(1, 3);
+    r.deadline_ns = 0;
     r.is_gone = wait_inside;
-    r.may_run = true;
     engine_submit(g->e, &r, &g->answer, note_slow_end, g);
-    return NULL;
 }
 
-/* What came while a leader's batch ran has waited, and does not wait for others again. */
-TEST(slot_worker_goes_on_after_a_leader) {
-    const char *run = serve_run("slot", retrieval_gin, NULL, 0);
-    engine *e = serve_open(run, synth_folder(), 16);
-    slot *s = engine_slot(e, 0);
+/* What came while a batch ran has waited, and does not wait for others again. */
+TEST(slot_does_not_gather_what_has_waited) {
+    engine *e = serve_open(serve_run("slot", retrieval_gin, NULL, 0), synth_folder(), 16);
     gate first = {.e = e}, second = {.e = e, .is_open = true}, third = {.e = e, .is_open = true};
-    pthread_t thread;
-    served *m;
-    bool is_own;
-    expect_slow(s, 2);
-    CHECK(slot_expect(s, &(slot_terms){.was_asked = true, .may_run = true}, NULL, &m, &is_own));
-    CHECK_EQ(pthread_create(&thread, NULL, submit_slow, &first), 0);
-    wait_for_leader(s);
+    set_slot(e, 2, 100);
+    submit_slow(&first);
     submit_slow(&second);
-    slot_expect_none(s);
-    served_drop(m);
     wait_for(&first.is_inside);
-    submit_gate(&third, false); /* while the batch of two runs */
-    uint64_t begin = clock_ns();
+    submit_slow(&third); /* while the batch of two runs */
     atomic_store(&first.is_open, true);
-    wait_for(&third.is_done);
-    CHECK(clock_ns() - begin < 1000000000u); /* a worker that gathers waits for 2.5 s */
-    pthread_join(thread, NULL);
     release_gate(&first);
     release_gate(&second);
     release_gate(&third);
@@ -273,6 +210,37 @@ TEST(slot_runs_one_batch_at_a_time) {
     CHECK(!pthread_equal(second.computed_by, first.computed_by));
     CHECK_OK(engine_model_stats(e, 0, &stats));
     CHECK(stats.n_batches == 2 && stats.requests[ENGINE_RECOMMEND][ENGINE_OK] == 2);
+    engine_destroy(e);
+}
+
+/* Calls and batches take turns: neither waits for as long as others come. */
+TEST(slot_calls_and_batches_take_turns) {
+    engine *e = serve_open(serve_run("slot", retrieval_gin, NULL, 0), synth_folder(), 16);
+    slot *s = engine_slot(e, 0);
+    caller c[2] = {{.s = s}, {.s = s}};
+    gate first = {.e = e}, second = {.e = e};
+    pthread_t thread[2];
+    submit_gate(&first, false);
+    wait_for(&first.is_inside);
+    for (int i = 0, n = 0; i < 2; i++, n = 0) {
+        CHECK_EQ(pthread_create(&thread[i], NULL, call_slot, &c[i]), 0);
+        while (n <= i) {
+            serve_wait_ms(1);
+            pthread_mutex_lock(&s->lock);
+            n = s->n_calls;
+            pthread_mutex_unlock(&s->lock);
+        }
+    }
+    submit_gate(&second, false);
+    atomic_store(&first.is_open, true);
+    wait_for(&second.is_inside); /* after one of the calls, and before the other */
+    CHECK_EQ(atomic_load(&c[0].was_called) + atomic_load(&c[1].was_called), 1);
+    atomic_store(&second.is_open, true);
+    release_gate(&first);
+    release_gate(&second);
+    for (int i = 0; i < 2; i++)
+        pthread_join(thread[i], NULL);
+    CHECK(atomic_load(&c[0].was_called) && atomic_load(&c[1].was_called));
     engine_destroy(e);
 }
 

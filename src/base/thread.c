@@ -1,8 +1,6 @@
 #include "base/thread.h"
 
 #include <errno.h>
-#include <limits.h>
-#include <linux/futex.h>
 #include <sched.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
@@ -57,31 +55,6 @@ void thread_stay(int index) {
         core++;
     CPU_SET(core, &one);
     if (sched_setaffinity(0, sizeof one, &one) != 0) errno = 0;
-}
-
-void thread_sleep_while(atomic_uint *word, unsigned value, uint64_t until) {
-    struct timespec at = {.tv_sec = (time_t)(until / 1000000000),
-                          .tv_nsec = (long)(until % 1000000000)};
-    int before = errno;
-    syscall(SYS_futex, word, FUTEX_WAIT_BITSET_PRIVATE, value, until > 0 ? &at : NULL, NULL,
-            FUTEX_BITSET_MATCH_ANY);
-    errno = before;
-}
-
-void thread_wake(atomic_uint *word) {
-    int before = errno;
-    syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
-    errno = before;
-}
-
-void mutex_lock_soon(pthread_mutex_t *lock) {
-    enum { LOOKS = 100, PAUSES = 4 };
-    for (int i = 0; i < LOOKS; i++) {
-        if (pthread_mutex_trylock(lock) == 0) return;
-        for (int k = 0; k < PAUSES; k++)
-            thread_pause();
-    }
-    pthread_mutex_lock(lock);
 }
 
 void rwlock_init(pthread_rwlock_t *lock) {

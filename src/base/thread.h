@@ -6,7 +6,6 @@
 #define HSTU_BASE_THREAD_H
 
 #include <pthread.h>
-#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -29,14 +28,6 @@ static inline void thread_pause(void) {
     __asm__ volatile("yield");
 #endif
 }
-
-/* Sleeps while *word is `value`, at most until the time `until` of clock_ns (0: without a limit),
- * unless thread_wake is called for the word after it was changed.  May return early. */
-void thread_sleep_while(atomic_uint *word, unsigned value, uint64_t until);
-void thread_wake(atomic_uint *word); /* all that sleep; only the address is looked at */
-
-/* Locks what others hold for a short time: looks for it for some microseconds before it sleeps. */
-void mutex_lock_soon(pthread_mutex_t *lock);
 
 /* A lock of readers and writers, where readers that come while a writer waits let it go first. */
 void rwlock_init(pthread_rwlock_t *lock);

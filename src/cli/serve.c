@@ -25,7 +25,7 @@ typedef struct serve_args {
     const char *data, *host, *device, *state, *keys, *access_log, *split;
     arg_list names, shadows;
     const char *kv_load, *kv_dtype;
-    int64_t port, max_batch, max_tokens, kv_pages, kv_host_pages, max_queue, deadline_ms;
+    int64_t port, max_batch, max_tokens, kv_pages, kv_host_pages, max_queue, queue_mib, deadline_ms;
     int64_t drain_delay_s, drain_timeout_s, erase_within_s;
     bool is_int8, loads_always, has_fp8_kv;
     int64_t max_connections, per_address, max_body_mib;
@@ -232,13 +232,13 @@ static server_config make_config(const serve_args *a, line_log *log) {
                                .max_batch = (int32_t)a->max_batch,
                                .max_tokens = (int32_t)a->max_tokens,
                                .max_queue = (int32_t)a->max_queue,
+                               .max_queue_bytes = (size_t)a->queue_mib << 20,
                                .kv_pages = a->kv_pages,
                                .kv_host_pages = a->kv_host_pages,
                                .loads_always = a->loads_always,
                                .has_fp8_kv = a->has_fp8_kv,
                                .has_int8_items = a->is_int8,
-                               .deadline_ns = (uint64_t)a->deadline_ms * 1000000ull,
-                               .learns_deadline = a->deadline_ms == 0};
+                               .deadline_ns = (uint64_t)a->deadline_ms * 1000000ull};
     return c;
 }
 
@@ -364,8 +364,9 @@ status cmd_serve(int argc, char **argv) {
          "This model is asked, too, and its answers are only logged.", 0, 0},
         {"Work", ARG_FLAG, NULL, NULL, NULL, 0, 0},
         {"--deadline", ARG_INT, &a.deadline_ms, "MS",
-         "Of requests that name none: what cannot be done in time is refused (default: what the "
-         "slowest of a hundred take in normal times, as learnt, and 1000 at most).",
+         "Refuse requests that cannot be answered in this time, unless they name a deadline of "
+         "their own (default: none; a request is refused if it would wait for more than 250 ms, "
+         "or ten times the normal p99).",
          1, 600000},
         {"--max-batch", ARG_INT, &a.max_batch, "N",
          "Requests of a batch (default: the engine's, else 64).", 1, 4096},
@@ -373,6 +374,8 @@ status cmd_serve(int argc, char **argv) {
          "Computed tokens of a batch (default: the engine's, else 8192).", 1, 1 << 24},
         {"--max-queue", ARG_INT, &a.max_queue, "N", "Requests that wait (default 1024).", 1,
          1 << 20},
+        {"--max-queue-mib", ARG_INT, &a.queue_mib, "MIB",
+         "Memory of requests that wait (default 1024).", 1, 1 << 20},
         {"--kv-pages", ARG_INT, &a.kv_pages, "N",
          "Pages of 64 tokens in the KV cache of each model; 0: no cache (default: the engine's, "
          "else by memory).",

@@ -3,21 +3,20 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/clock.h"
-#include "base/thread.h"
 #include "serve/engine_int.h"
-#include "serve/waiter.h"
 
 enum { DEFAULT_QUEUE = 1024, MAX_BATCH = 4096 };
-#define DEFAULT_DEADLINE_NS 1000000000u
-#define DEFAULT_ERASE_NS    60000000000u
+static const size_t DEFAULT_QUEUE_BYTES = (size_t)1 << 30;
+static const uint64_t DEFAULT_ERASE_NS = 60000000000u;
 
 static void set_defaults(engine_config *c) {
     if (c->device == NULL) c->device = "auto";
     if (c->max_queue <= 0) c->max_queue = DEFAULT_QUEUE;
     if (c->max_user_events == 0) c->max_user_events = 1 << 20;
-    if (c->deadline_ns == 0) c->deadline_ns = DEFAULT_DEADLINE_NS;
+    if (c->max_queue_bytes == 0) c->max_queue_bytes = DEFAULT_QUEUE_BYTES;
     if (c->erase_within_ns == 0) c->erase_within_ns = DEFAULT_ERASE_NS;
 }
 
@@ -58,9 +57,9 @@ status engine_create(engine **out, const engine_config *c) {
 /* A caller looks at its slot until it leaves: after its answer was given, too.  Nobody is woken
  * when the last one leaves, so this looks now and then. */
 static void wait_for_callers(engine *e) {
-    enum { LOOK_NS = 1000000 };
-    for (unsigned n; (n = atomic_load(&e->n_inside)) > 0;)
-        thread_sleep_while(&e->n_inside, n, clock_ns() + LOOK_NS);
+    const struct timespec look = {.tv_nsec = 1000000};
+    while (atomic_load(&e->n_inside) > 0)
+        nanosleep(&look, NULL);
 }
 
 void engine_destroy(engine *e) {
@@ -127,7 +126,7 @@ static status add_slot(engine *e, const char *name, served *m) {
     slot *s;
     if (e->n_slots == ENGINE_MAX_MODELS)
         return fail(ERR_USAGE, "at most %d models can be served", ENGINE_MAX_MODELS);
-    TRY(slot_create(&s, name, e->config.max_queue, e->config.deadline_ns));
+    TRY(slot_create(&s, name, e->config.max_queue, e->config.max_queue_bytes));
     slot_set_model(s, m);
     e->slots[e->n_slots] = s;
     atomic_fetch_add(&e->n_slots, 1);
@@ -220,6 +219,16 @@ bool engine_is_checked(engine *e, int index) {
     return is_checked;
 }
 
+/* Counted as a caller inside, for engine_destroy. */
+static status call_slot(engine *e, int index, status (*fn)(served *m, void *ctx), void *ctx) {
+    slot *s = engine_slot(e, index);
+    if (s == NULL) return no_such_model(index);
+    atomic_fetch_add(&e->n_inside, 1);
+    status st = slot_call(s, fn, ctx);
+    atomic_fetch_sub(&e->n_inside, 1);
+    return st;
+}
+
 typedef struct row_query {
     uint32_t first, n;
     float *out;
@@ -241,8 +250,7 @@ static status read_rows(served *m, void *ctx) {
 
 status engine_item_rows(engine *e, int index, uint32_t first, uint32_t n, float *out) {
     row_query q = {first, n, out};
-    slot *s = engine_slot(e, index);
-    return s != NULL ? slot_call(s, read_rows, &q) : no_such_model(index);
+    return call_slot(e, index, read_rows, &q);
 }
 
 typedef struct page_visit {
@@ -271,8 +279,7 @@ static status visit_pages(served *m, void *ctx) {
 status engine_visit_pages(engine *e, int index, void (*fn)(void *ctx, const engine_page *p),
                           void *ctx) {
     page_visit v = {fn, ctx};
-    slot *s = engine_slot(e, index);
-    return s != NULL ? slot_call(s, visit_pages, &v) : no_such_model(index);
+    return call_slot(e, index, visit_pages, &v);
 }
 
 status engine_work_of(engine *e, int index, const engine_shape *shape, engine_work *out) {
@@ -297,8 +304,7 @@ static status call_backend(served *m, void *ctx) {
 status engine_with_backend(engine *e, int index, status (*fn)(struct backend *be, void *ctx),
                            void *ctx) {
     backend_call c = {fn, ctx};
-    slot *s = engine_slot(e, index);
-    return s != NULL ? slot_call(s, call_backend, &c) : no_such_model(index);
+    return call_slot(e, index, call_backend, &c);
 }
 
 const char *engine_stage_name(engine_stage s) {
@@ -311,127 +317,96 @@ static engine_outcome outcome_of(status st) {
     return ENGINE_FAILED;
 }
 
-/* The answer's memory with its model, whose reference it takes; the job in it.  is_own: the caller
- * will probably run it. */
-static status prepare(engine *e, slot *s, const engine_request *r, served *m, bool is_own,
-                      engine_answer *out, job **j) {
-    status st = MEM_NEW(&out->memory, 1);
-    if (st != OK) {
-        served_drop(m);
-        return st;
-    }
+/* The answer's memory with its model, and the job in it. */
+static status prepare(engine *e, slot *s, const engine_request *r, engine_answer *out, job **j) {
+    TRY(MEM_NEW(&out->memory, 1));
     size_t n = r->n_history + r->n_extra + r->n_candidates; /* about what they take, in one block */
     arena_init(&out->memory->arena, (1 << 14) + (n < 1 << 16 ? n : 1 << 16) * 96);
-    out->memory->model = m;
+    served *m = out->memory->model = slot_keep_model(s);
     snprintf(out->model, sizeof out->model, "%s", s->name);
     snprintf(out->version, sizeof out->version, "%s", m->version_text);
     out->n_columns = m->columns.n;
     out->columns = m->columns.names;
-    job_users from = {&e->users, &e->users_lock, .finds_pages = !is_own};
+    job_users from = {&e->users, &e->users_lock};
     return job_make(j, out, r, &from);
 }
 
-/* Ends a request that never came into a queue. */
-static void answer_early(engine_answer *out, engine_outcome outcome, const char *why,
-                         engine_done done, void *ctx) {
+/* A request that never comes into a queue. */
+static job *refuse(slot *s, const engine_request *r, engine_answer *out, engine_outcome outcome,
+                   const char *why) {
+    if (s != NULL) slot_count(s, r->task, outcome);
     out->outcome = outcome;
-    snprintf(out->error, sizeof out->error, "%s", why);
-    done(ctx, out);
+    if (why != NULL) snprintf(out->error, sizeof out->error, "%s", why);
+    return NULL;
 }
 
-static uint64_t deadline_of(const engine *e, slot *s, const engine_request *r, uint64_t arrived) {
-    uint64_t all = r->deadline_ns;
-    if (all == 0) all = e->config.learns_deadline ? slot_patience(s) : e->config.deadline_ns;
-    return arrived + all - (r->after_ns < all / 2 ? r->after_ns : all / 2);
-}
-
-static void refuse(slot *s, const engine_request *r, engine_answer *out) {
-    slot_count(s, r->task, ENGINE_OVERLOAD);
-    out->outcome = ENGINE_OVERLOAD;
+/* The caller's own time after the answer is taken from a deadline, half of it at most. */
+static slot_terms terms_of(const engine *e, const engine_request *r) {
+    uint64_t all = r->deadline_ns > 0 ? r->deadline_ns : e->config.deadline_ns;
+    slot_terms t = {.arrived_ns = r->arrived_ns > 0 ? r->arrived_ns : clock_ns(),
+                    .priority = r->priority};
+    if (all > 0)
+        t.deadline_ns = t.arrived_ns + all - (r->after_ns < all / 2 ? r->after_ns : all / 2);
+    return t;
 }
 
 bool engine_has_time(engine *e, const engine_request *r, engine_answer *out) {
-    uint64_t arrived = r->arrived_ns > 0 ? r->arrived_ns : clock_ns();
     slot *s = engine_slot(e, r->model);
+    slot_terms terms = terms_of(e, r);
     *out = (engine_answer){0};
-    if (s == NULL || slot_has_time(s, deadline_of(e, s, r, arrived), r->priority, out)) return true;
-    refuse(s, r, out);
+    if (s == NULL || slot_admits(s, &terms, out)) return true;
+    (void)refuse(s, r, out, ENGINE_OVERLOAD, NULL);
     return false;
 }
 
-/* Returns the job where its caller, who waits for it, is to make the items of the answer; else
- * NULL. */
-static job *submit(engine *e, const engine_request *r, engine_answer *out, bool may_run,
-                   bool is_awaited, engine_done done, void *ctx) {
-    uint64_t now = clock_ns();
-    job *j = NULL;
+/* The job of a request; NULL: *out says why there is none. */
+static job *make_job(engine *e, slot *s, const engine_request *r, engine_answer *out) {
+    job *j;
     *out = (engine_answer){0};
-    slot *s = engine_slot(e, r->model);
-    if (s == NULL) {
-        answer_early(out, ENGINE_NO_MODEL, "there is no such model", done, ctx);
-        return NULL;
-    }
-    if (atomic_load(&e->is_closing)) {
-        slot_count(s, r->task, ENGINE_CLOSING);
-        answer_early(out, ENGINE_CLOSING, "the server is shutting down", done, ctx);
-        return NULL;
-    }
-    uint64_t arrived = r->arrived_ns > 0 ? r->arrived_ns : now;
-    uint64_t deadline = deadline_of(e, s, r, arrived);
-    slot_terms terms = {deadline, r->priority, r->was_asked, may_run};
-    served *m;
-    bool is_own;
-    if (!slot_expect(s, &terms, out, &m, &is_own)) {
-        refuse(s, r, out);
-        done(ctx, out);
-        return NULL;
-    }
-    status st = prepare(e, s, r, m, is_own, out, &j);
-    if (st != OK) {
-        slot_expect_none(s);
-        slot_count(s, r->task, outcome_of(st));
-        answer_early(out, outcome_of(st), status_reason(), done, ctx);
-        return NULL;
-    }
-    j->done = done;
-    j->is_gone = r->is_gone;
-    j->ctx = ctx;
-    j->submit_ns = arrived;
-    j->deadline_ns = deadline;
-    j->is_awaited = is_awaited && j->m->is_ranking;
-    j->is_left = r->makes_items && !may_run && j->m->is_ranking;
-    if (j->is_left) out->memory->job = j;
-    slot_submit(s, j, may_run);
-    return is_awaited && j->is_awaited ? j : NULL;
+    if (s == NULL) return refuse(s, r, out, ENGINE_NO_MODEL, "there is no such model");
+    if (atomic_load(&e->is_closing))
+        return refuse(s, r, out, ENGINE_CLOSING, "the server is shutting down");
+    slot_terms terms = terms_of(e, r);
+    if (!r->was_asked && !slot_admits(s, &terms, out))
+        return refuse(s, r, out, ENGINE_OVERLOAD, NULL);
+    status st = prepare(e, s, r, out, &j);
+    if (st != OK) return refuse(s, r, out, outcome_of(st), status_reason());
+    j->submit_ns = terms.arrived_ns;
+    j->deadline_ns = terms.deadline_ns;
+    j->has_deadline = terms.deadline_ns > 0;
+    j->was_admitted = r->was_asked || !j->has_deadline; /* else its own cost counts */
+    j->bytes = j->arena->used_bytes;
+    return j;
 }
 
 void engine_submit(engine *e, const engine_request *r, engine_answer *out, engine_done done,
                    void *ctx) {
     atomic_fetch_add(&e->n_inside, 1);
-    (void)submit(e, r, out, r->may_run, false, done, ctx);
-    atomic_fetch_sub(&e->n_inside, 1);
-}
-
-static void ask(engine *e, const engine_request *r, engine_answer *out) {
-    waiter w;
-    waiter_init(&w);
-    job *j = submit(e, r, out, true, true, waiter_wake, &w);
-    if (j == NULL) {
-        waiter_wait(&w, NULL, NULL);
-        return;
+    slot *s = engine_slot(e, r->model);
+    job *j = make_job(e, s, r, out);
+    if (j != NULL) {
+        j->done = done;
+        j->is_gone = r->is_gone;
+        j->ctx = ctx;
+        j->is_left = r->makes_items && !r->may_run && j->m->is_ranking;
+        if (j->is_left) out->memory->job = j;
+        slot_submit(s, j, r->may_run);
+    } else {
+        done(ctx, out);
     }
-    status st = job_name_candidates(j);
-    waiter_wait(&w, engine_slot(e, r->model), j);
-    if (out->outcome != ENGINE_OK) return;
-    if (st == OK) st = job_answer_candidates(j);
-    if (st == OK) return;
-    out->outcome = ENGINE_FAILED;
-    snprintf(out->error, sizeof out->error, "%s", status_reason());
+    atomic_fetch_sub(&e->n_inside, 1);
 }
 
 void engine_ask(engine *e, const engine_request *r, engine_answer *out) {
     atomic_fetch_add(&e->n_inside, 1);
-    ask(e, r, out);
+    slot *s = engine_slot(e, r->model);
+    job *j = make_job(e, s, r, out);
+    if (j != NULL) {
+        j->is_left = j->m->is_ranking;
+        if (j->is_left) out->memory->job = j;
+        slot_ask(s, j);
+    }
+    if (engine_make_items(out) != OK) (void)refuse(NULL, r, out, ENGINE_FAILED, status_reason());
     atomic_fetch_sub(&e->n_inside, 1);
 }
 

@@ -1,9 +1,9 @@
 /* Engine: the serving of models in process, without HTTP.
  *
  * An engine holds the histories of users, in host memory, and one or more models by name.  Any
- * thread may call any function of it.  Requests for a model wait in its queue; the model's one
- * worker thread, or the first of several callers that wait while it sleeps, takes as many as fit a
- * batch, by tokens and not by count, the most urgent first, and answers them.  Histories belong to
+ * thread may call any function of it.  Requests for a model wait in its queue; the model's worker
+ * thread, or a caller that waits for its answer, takes as many as fit a batch, by tokens and not by
+ * count, the most urgent first, and answers them.  Histories belong to
  * the engine, not to a model: a model that is reloaded, or a second one beside it, reads the same
  * events, matched to its vocabulary by id.
  *
@@ -11,7 +11,8 @@
  * an answer is the same with and without it, and whatever else is in the batch; on the CPU bit for
  * bit.
  *
- * A request that cannot be answered before its deadline is refused at once, by its predicted cost.
+ * A request is refused before anything is done for it, and only where its predicted wait exceeds a
+ * limit or its deadline, or the queue is full (job_queue.h).
  *
  * Reloading opens the new model beside the old one and replaces it between two batches: no request
  * fails.  Answers keep the model they came from until they are released. */
@@ -75,8 +76,8 @@ typedef struct engine_config {
     const char *state;        /* folder of the database of users' events (state.h); NULL: they
                                  live in memory */
     uint64_t erase_within_ns; /* see state_open; 0: a minute */
-    uint64_t deadline_ns;     /* of requests that name none; 0: 1 s */
-    bool learns_deadline;     /* of those it is what patience.h says, deadline_ns at most */
+    uint64_t deadline_ns;     /* of requests that name none; 0: they have none (job_queue.h) */
+    size_t max_queue_bytes;   /* of requests that wait, of each model; 0: 1 GiB */
 } engine_config;
 
 /* Opens the data and the state; models are added by engine_load. */
@@ -152,7 +153,7 @@ typedef struct engine_work {
 } engine_work;
 status engine_work_of(engine *e, int model, const engine_shape *shape, engine_work *out);
 
-/* Calls fn with the backend of a model, on the thread that computes. */
+/* Calls fn with the backend of a model, while nothing else computes. */
 struct backend;
 status engine_with_backend(engine *e, int model, status (*fn)(struct backend *be, void *ctx),
                            void *ctx);
@@ -193,14 +194,13 @@ typedef struct engine_request {
     uint64_t arrived_ns;  /* by clock_ns: when it came; 0: now */
     uint64_t deadline_ns; /* from then on; 0: the engine's */
     uint64_t after_ns;    /* of that, what the caller needs once it has the answer */
-    bool was_asked;       /* engine_has_time said yes just now: it need not be asked again */
+    bool was_asked;       /* engine_has_time said yes: it is not refused for its time any more */
     int priority;         /* 0 is normal; higher ones are taken first among equal deadlines */
     /* engine_submit: the caller makes the items of the answer, by engine_make_items; for
      * callers that write answers on their own threads, so that the worker can go on. */
     bool makes_items;
-    bool may_run; /* engine_submit: by the caller's thread, before it returns, where the model has
-                     nothing else to do, with those that come at the same time; engine_ask always
-                     does so */
+    bool may_run; /* engine_submit: by the caller's thread, before it returns, where a batch may
+                     begin; engine_ask always does so */
     /* Asked with the context of `done` before the request would run, by the thread that computes:
      * true where nobody waits for the answer any more.  NULL: somebody does. */
     bool (*is_gone)(void *ctx);
@@ -210,7 +210,7 @@ typedef enum {
     ENGINE_OK,
     ENGINE_BAD,      /* the request is wrong: HTTP 400 */
     ENGINE_NO_MODEL, /* 404 */
-    ENGINE_OVERLOAD, /* it would miss its deadline, or the queue is full: 503, retry_after_s */
+    ENGINE_OVERLOAD, /* it would wait too long, or the queue is full: 503, retry_after_s */
     ENGINE_CLOSING,  /* 503 */
     ENGINE_GONE,     /* whoever asked is gone, so it did not run: 499 */
     ENGINE_FAILED    /* 500 */
@@ -266,7 +266,7 @@ void engine_submit(engine *e, const engine_request *r, engine_answer *out, engin
  * was called, on any thread.  Nothing is done for other answers.  Fails for lack of memory. */
 status engine_make_items(engine_answer *a);
 
-/* Whether a request could be admitted now, however small it is: cheap, and without looking at its
+/* Whether a request is admitted now, by the average cost of one: cheap, and without looking at its
  * ids.  False: *out is an answer that says why, counted like any other; release it. */
 bool engine_has_time(engine *e, const engine_request *r, engine_answer *out);
 
@@ -384,7 +384,7 @@ const char *engine_stage_name(engine_stage s); /* "queue", "build", "layers", "h
 typedef struct engine_stats {
     uint64_t requests[2][ENGINE_FAILED + 1]; /* by task and outcome */
     uint64_t n_late;                         /* began after their deadlines */
-    double patience_s; /* what a request may take in normal times that names no deadline */
+    double wait_limit_s; /* longest predicted wait of those that name no deadline */
     uint64_t n_batches, batch_requests, batch_tokens; /* sums */
     uint64_t tokens_reused, tokens_computed;
     uint64_t tokens_device,

@@ -433,7 +433,7 @@ static void find_pages(job *j) {
     pthread_rwlock_unlock(&m->cache_lock);
 }
 
-static status list_tokens(job *j, bool finds_pages) {
+static status list_tokens(job *j) {
     if (j->m->cache == NULL) return OK;
     size_t n = (size_t)j->n_tokens, bytes = served_token_bytes(j->m);
     TRY(arena_alloc_raw(j->arena, &j->tokens, n, bytes));
@@ -442,7 +442,7 @@ static status list_tokens(job *j, bool finds_pages) {
     else
         list_whats(j, j->tokens);
     TRY(ARENA_NEW_RAW(j->arena, &j->path.page, (size_t)(j->n_tokens / KV_PAGE + 1)));
-    if (finds_pages) find_pages(j);
+    find_pages(j);
     return OK;
 }
 
@@ -459,7 +459,7 @@ static status fill(job *j, const engine_request *r, const job_users *from) {
     j->out->n_window = w.n_kept;
     j->out->n_unknown_events = w.n_unknown;
     j->n_tokens = j->m->n_context + j->m->per_event * w.n_kept;
-    TRY(list_tokens(j, from->finds_pages));
+    TRY(list_tokens(j));
     if (r->task == ENGINE_RANK) return read_candidates(j, r);
     TRY(read_filters(j, r, &w));
     return w.n_kept == 0 ? read_popular(j, from) : OK;

@@ -1,13 +1,12 @@
 /* Job: a request on its way through the engine, in the numbers of its model.
  *
  * Made on the caller's thread from a request: the ids are looked up and the events that the model
- * reads are copied, so that the worker needs neither the users nor the request.  A job lives in the
- * memory of its answer and ends with it. */
+ * reads are copied, so that whoever computes needs neither the users nor the request.  A job lives
+ * in the memory of its answer and ends with it. */
 #ifndef HSTU_SERVE_JOB_H
 #define HSTU_SERVE_JOB_H
 
 #include <pthread.h>
-#include <stdatomic.h>
 
 #include "base/mem.h"
 #include "serve/served.h"
@@ -20,10 +19,8 @@ struct engine_answer_memory {
 };
 
 typedef struct job {
-    /* Not NULL: no request, but something that only the thread that computes may do. */
-    status (*call)(served *m, void *ctx);
     engine_answer *out;
-    engine_done done;
+    engine_done done;           /* NULL: a caller waits for is_done */
     bool (*is_gone)(void *ctx); /* or NULL */
     void *ctx;
     served *m; /* the answer's reference */
@@ -47,15 +44,9 @@ typedef struct job {
      * candidates that the model knows.  NULL: the values are written by the search. */
     void *logits;
     int32_t n_logits;
-    /* The caller waits for the answer and makes its items itself, of the logits: what all callers
-     * of a batch do at the same time, its thread would do one after the other. */
-    bool is_awaited;
-    bool is_here; /* and is the thread that runs the batch */
-    bool is_left; /* the items are left to engine_make_items */
-    /* Of the batch that the job is in, by clock_ns: from due_ns on its caller may look out for the
-     * end, until look_ns at most.  0: it has not begun, or nobody is to look out. */
-    _Atomic uint64_t due_ns;
-    uint64_t look_ns;
+    /* The items are left to engine_make_items: what all callers of a batch do at the same time, the
+     * thread that computes would do one after the other. */
+    bool is_left;
     /* Of job_name_candidates; before, NULL. */
     float *wide;   /* (n_candidates, columns.width): the logits as floats, where they are not */
     float *values; /* (n_candidates, columns); NAN: no result */
@@ -64,22 +55,24 @@ typedef struct job {
     int32_t n_tokens;   /* of its history, candidates not included */
     void *tokens;       /* (n_tokens), as the cache has them; NULL: there is none */
     kv_path path;       /* of its pages, as far as they were found */
-    bool is_expected;   /* run_expect was called */
     double flops;       /* predicted without a cache */
     int32_t n_reused;
-    uint64_t submit_ns, deadline_ns; /* by clock_ns */
-    uint64_t admit_ns;               /* when it came into the queue, and */
-    double predicted_s;              /* when it would be answered after that */
+    size_t bytes;       /* of the answer's memory, when it was queued */
+    uint64_t submit_ns; /* by clock_ns */
+    /* Its own; or, without one, the time until which it is predicted to be answered at the latest,
+     * by which it is ordered. */
+    uint64_t deadline_ns;
+    bool has_deadline;
+    bool was_admitted; /* slot_admits said yes: it is not refused any more */
+    bool is_done;      /* under the slot's lock */
     int priority;
     uint64_t order;
 } job;
 
-/* The users, and their lock, which a job is made without; and whether the job will be run by
- * another thread, for which its pages are looked for now. */
+/* The users, and their lock, which a job is made without. */
 typedef struct job_users {
     const users *users;
     pthread_mutex_t *lock;
-    bool finds_pages;
 } job_users;
 
 /* Makes a job for an answer that has its model.  ERR_USAGE: what is

@@ -4,29 +4,30 @@
 
 #include "serve/run.h"
 
-/* What is left of a batch's weight in the rates after another one. */
-static const double KEPT = 0.95;
+/* The limit of the predicted wait: seconds, or so many times the normal 99th percentile, in times
+ * of a job. */
+static const double LIMIT_S = 0.25, NORMAL_TIMES = 10, NORMAL_JOBS = 10;
 
-/* A batch that took longer than this many times its prediction counts as no more: a machine that
- * stood still says nothing about the next batch. */
-static const double LONGEST = 4;
+/* Jobs that may wait or run before one without a deadline is refused. */
+enum { ALWAYS_ADMITTED = 64 };
 
-/* The margin before anything is known, and its limits. */
-static const double FIRST_MARGIN = 1.25, LEAST_MARGIN = 1.02, MOST_MARGIN = 3;
+/* Factor of the time that jobs before one take, so that about one in a hundred waits longer than
+ * predicted. */
+static const double MARGIN = 1.5;
 
-/* What was learnt is doubted after so long without a batch. */
+/* A batch of jobs without a deadline may take this share of the limit, whatever its first job has
+ * left: short batches would make all of them later. */
+static const double BATCH_SHARE = 0.1;
+
+/* What is left of a batch's weight in the rate after another one; and a batch counts as at most so
+ * many times its prediction: a machine that stood still says nothing about the next batch. */
+static const double KEPT = 0.95, LONGEST = 4;
+
+/* The rate is doubted after so long without a batch: the next job shows what it is now. */
 static const uint64_t DOUBT_NS = 100000000;
 
-/* By how much a batch changes the margin: up by STEP where a prediction was exceeded, down so that
- * a share of LATE_SHARE of the batches exceeding it keeps it where it is. */
-static const double STEP = 0.1, LATE_SHARE = 0.01;
-
-/* A server at this share of what it can do is one in normal times; and the jobs whose time the
- * slowest of a hundred wait there at least, as queues go. */
-static const double HIGH_LOAD = 0.9, SLOWEST_WAIT = 16;
-
-status job_queue_init(job_queue *q, int32_t max_jobs, double most_s) {
-    *q = (job_queue){.max = (size_t)max_jobs, .patience = {.most_s = most_s}};
+status job_queue_init(job_queue *q, int32_t max_jobs, size_t max_bytes) {
+    *q = (job_queue){.max = (size_t)max_jobs, .max_bytes = max_bytes};
     job_queue_reset(q, 0);
     return MEM_RESERVE(&q->item, &q->capacity, (size_t)max_jobs);
 }
@@ -39,11 +40,8 @@ void job_queue_fini(job_queue *q) {
 void job_queue_reset(job_queue *q, double flop_s) {
     q->batch_s = 50e-6;
     q->flop_s = flop_s;
-    q->margin = FIRST_MARGIN;
-    q->w = q->x = q->y = q->xx = q->xy = q->jobs = q->full = 0;
+    q->w = q->x = q->y = q->xx = q->xy = q->jobs = 0;
     q->learnt_ns = 0;
-    patience_reset(&q->patience, q->patience.most_s);
-    q->has_last = false;
 }
 
 static bool is_before(const job *a, const job *b) {
@@ -52,7 +50,7 @@ static bool is_before(const job *a, const job *b) {
     return a->order < b->order;
 }
 
-/* Where a job would be in the queue: behind all that are not less urgent. */
+/* Where a job would be in the queue: after all that are not less urgent. */
 static size_t place_of(const job_queue *q, const job *j) {
     size_t low = 0, high = q->n;
     while (low < high) {
@@ -73,74 +71,60 @@ double job_queue_seconds(const job_queue *q, double flops) {
     return q->batch_s + flops * q->flop_s;
 }
 
-/* What a job adds to a batch, and its share of a full one, in seconds on average. */
-static double added_s(const job_queue *q) {
-    return q->jobs > 0 ? (q->y - q->w * q->batch_s) / q->jobs : 0;
-}
-
-static double share_s(const job_queue *q) {
-    return q->full > 0 ? added_s(q) + q->batch_s * q->w / q->full : 0;
-}
-
-void job_queue_asked(job_queue *q, uint64_t now) {
-    patience_asked(&q->patience, share_s(q), now);
-}
-
-double job_queue_patience(const job_queue *q, uint64_t now) {
-    return patience_now(&q->patience, now);
-}
-
-/* What the slowest of a hundred jobs take at least at a high load: the batch that runs and their
- * own, which are longer the less time the batches leave, and a queue. */
-static double least_patience(const job_queue *q) {
-    double share = share_s(q);
-    if (share <= 0) return 0;
-    return 2 * q->batch_s / (1 - HIGH_LOAD * added_s(q) / share) + SLOWEST_WAIT * share;
+double job_queue_limit(const job_queue *q) {
+    double s = q->jobs > 0 ? NORMAL_TIMES * NORMAL_JOBS * q->y / q->jobs : 0;
+    return s > LIMIT_S ? s : LIMIT_S;
 }
 
 static double seconds_until(uint64_t then, uint64_t now) {
     return (double)(int64_t)(then - now) / 1e9;
 }
 
-/* Whether one more job fits.  All of a batch are answered when it ends, so nobody may join who
- * makes it end after the deadline of its first job, unless that one is late in any case.  now_s:
- * seconds after `now` at which the batch begins. */
-static bool fits(const job_queue *q, const queue_batch *f, const job *j, uint64_t now,
-                 double now_s) {
-    if (f->n == 0) return true;
-    if (f->is_call || j->call != NULL || j->m != f->m) return false;
-    if (f->n >= f->m->max_batch || f->tokens + run_tokens(j) > f->m->max_tokens) return false;
-    double left = seconds_until(f->first_deadline, now) - now_s;
-    return q->margin * job_queue_seconds(q, f->flops + j->flops) <= left ||
-           job_queue_seconds(q, f->flops) > left;
+static void add(queue_load *l, const job *j, int sign) {
+    l->n += sign;
+    l->tokens += sign * run_tokens(j);
+    l->flops += sign * j->flops;
 }
 
-static void add(queue_batch *f, const job *j) {
-    if (f->n == 0)
-        *f = (queue_batch){.m = j->m, .first_deadline = j->deadline_ns, .is_call = j->call != NULL};
-    f->n++;
-    f->flops += j->flops;
-    if (j->call == NULL) f->tokens += run_tokens(j);
+/* Whether one more job fits a batch that begins now.  All of a batch are answered when it ends, so
+ * nobody may join who makes it end after the deadline of its first job, unless that one is late in
+ * any case. */
+static bool fits(const job_queue *q, const queue_load *b, const job *j, uint64_t now) {
+    const job *first = q->item[0];
+    if (b->n == 0) return true;
+    if (j->m != first->m || b->n >= j->m->max_batch) return false;
+    if (b->tokens + run_tokens(j) > j->m->max_tokens) return false;
+    double left = seconds_until(first->deadline_ns, now), least = BATCH_SHARE * job_queue_limit(q);
+    if (!first->has_deadline && left < least) left = least;
+    return MARGIN * job_queue_seconds(q, b->flops + j->flops) <= left ||
+           job_queue_seconds(q, b->flops) > left;
 }
 
-/* One more job joins the last batch, or begins the next; *at: seconds after the batch that runs
- * began at which the last one begins. */
-static void append(const job_queue *q, queue_batch *last, double *at, const job *j) {
-    if (!fits(q, last, j, q->running_since, *at)) {
-        *at += job_queue_seconds(q, last->flops);
-        *last = (queue_batch){0};
-    }
-    add(last, j);
-}
-
-void job_queue_push(job_queue *q, job *j) {
+status job_queue_push(job_queue *q, job *j) {
+    TRY(MEM_RESERVE(&q->item, &q->capacity, q->n + 1));
     j->order = q->n_pushed++;
     size_t at = place_of(q, j);
     memmove(q->item + at + 1, q->item + at, (q->n - at) * sizeof(job *));
     q->item[at] = j;
     q->n++;
-    if (at + 1 < q->n) q->has_last = false;
-    if (q->has_last) append(q, &q->last, &q->last_s, j);
+    q->bytes += j->bytes;
+    add(&q->load, j, 1);
+    return OK;
+}
+
+int32_t job_queue_take(job_queue *q, uint64_t now, job **out, int32_t room) {
+    queue_load b = {0};
+    int32_t n = 0;
+    for (; (size_t)n < q->n && n < room && fits(q, &b, q->item[n], now); n++) {
+        out[n] = q->item[n];
+        add(&b, out[n], 1);
+        add(&q->load, out[n], -1);
+        q->bytes -= out[n]->bytes;
+    }
+    q->n -= (size_t)n;
+    if (q->n == 0) q->load.flops = 0; /* what was rounded off does not add up */
+    memmove(q->item, q->item + n, q->n * sizeof(job *));
+    return n;
 }
 
 /* Seconds until the batch that runs ends.  One that takes longer than predicted is expected to take
@@ -152,106 +136,67 @@ static double running_left(const job_queue *q, uint64_t now) {
     return left > gone / 10 ? left : gone / 10;
 }
 
-/* The queue with one more job in its place, batch by batch. */
-typedef struct forecast {
-    const job_queue *q;
-    const job *extra;
-    size_t place; /* of the extra one */
-    uint64_t now;
-    double at; /* seconds after now: the next batch begins */
-} forecast;
-
-static const job *job_at(const forecast *f, size_t i) {
-    return i < f->place ? f->q->item[i] : i == f->place ? f->extra : f->q->item[i - 1];
+/* The predicted wait of a job, if a batch ends in left_s seconds: `all` are the jobs before it and
+ * it itself. */
+static double wait_of(const job_queue *q, const job *j, const queue_load *all, double left_s) {
+    int64_t by_jobs = (all->n + j->m->max_batch - 1) / j->m->max_batch;
+    int64_t by_tokens = (all->tokens + j->m->max_tokens - 1) / j->m->max_tokens;
+    double batches = (double)(by_jobs > by_tokens ? by_jobs : by_tokens);
+    double own_s = job_queue_seconds(q, j->flops);
+    return own_s + MARGIN * (left_s + batches * q->batch_s + all->flops * q->flop_s - own_s);
 }
 
-/* Whether a job that is answered at f->at was in time without the extra one, and is not with it. */
-static bool is_delayed(const forecast *f, const job *j) {
-    double left = seconds_until(j->deadline_ns, f->now), margin = f->q->margin;
-    if (j->call != NULL) return false;
-    return margin * f->at > left && margin * (f->at - f->extra->flops * f->q->flop_s) <= left;
+/* Whether a job that would be at this place makes one with a deadline late that is in time without
+ * it; `before` are the jobs before it. */
+static bool is_in_the_way(const job_queue *q, const job *j, size_t place, queue_load before,
+                          uint64_t now) {
+    queue_load after = before;
+    double left_s = running_left(q, now);
+    add(&after, j, 1);
+    for (size_t i = place; i < q->n; i++) {
+        const job *k = q->item[i];
+        double has_s = seconds_until(k->deadline_ns, now);
+        add(&before, k, 1);
+        add(&after, k, 1);
+        if (k->has_deadline && wait_of(q, k, &after, left_s) > has_s &&
+            wait_of(q, k, &before, left_s) <= has_s)
+            return true;
+    }
+    return false;
 }
 
-/* A machine that learns from batches only must try one now and then; and a queue has an end. */
-static queue_verdict at_last(const job_queue *q, queue_verdict verdict, uint64_t now) {
+queue_verdict job_queue_admits(const job_queue *q, const job *j, uint64_t now,
+                               double *predicted_s) {
+    size_t place = place_of(q, j);
+    queue_load before = {0};
+    if (place == q->n) before = q->load;
+    for (size_t i = 0; i < place && place < q->n; i++)
+        add(&before, q->item[i], 1);
+    queue_load all = before;
+    add(&all, j, 1);
+    *predicted_s = wait_of(q, j, &all, running_left(q, now));
+    if (q->n >= q->max || q->bytes >= q->max_bytes) return QUEUE_IS_FULL;
+    if (!j->has_deadline && q->n + (size_t)q->n_running < ALWAYS_ADMITTED) return QUEUE_ADMITS;
     bool is_idle = q->n == 0 && q->running_since == 0;
-    if (is_idle && q->learnt_ns > 0 && now - q->learnt_ns > DOUBT_NS) verdict = QUEUE_ADMITS;
-    return q->n >= q->max ? QUEUE_IS_FULL : verdict;
+    if (is_idle && q->learnt_ns > 0 && now - q->learnt_ns > DOUBT_NS) return QUEUE_ADMITS;
+    if (*predicted_s > seconds_until(j->deadline_ns, now)) return QUEUE_IS_LATE;
+    if (!j->has_deadline) return QUEUE_ADMITS;
+    return is_in_the_way(q, j, place, before, now) ? QUEUE_IS_LATE : QUEUE_ADMITS;
 }
 
-queue_verdict job_queue_forecast(const job_queue *q, const job *j, uint64_t now,
-                                 double *predicted_s) {
-    forecast f = {.q = q, .extra = j, .now = now, .at = running_left(q, now)};
-    queue_verdict verdict = QUEUE_ADMITS;
-    f.place = place_of(q, j);
-    *predicted_s = 0;
-    for (size_t i = 0; i <= q->n;) {
-        queue_batch b = {0};
-        size_t first = i;
-        for (; i <= q->n && fits(q, &b, job_at(&f, i), now, f.at); i++)
-            add(&b, job_at(&f, i));
-        f.at += job_queue_seconds(q, b.flops);
-        if (i <= f.place) continue;
-        for (size_t k = first; k < i && verdict == QUEUE_ADMITS; k++)
-            if (k > f.place && is_delayed(&f, job_at(&f, k))) verdict = QUEUE_IS_LATE;
-        if (*predicted_s > 0) continue;
-        *predicted_s = f.at;
-        if (q->margin * f.at > seconds_until(j->deadline_ns, now)) verdict = QUEUE_IS_LATE;
-        if (verdict != QUEUE_ADMITS) break;
-    }
-    return at_last(q, verdict, now);
-}
-
-/* Cuts all that wait into batches, if that is not known.  Seconds after the batch that runs began
- * do not change while it runs, unless it takes longer than predicted. */
-static void find_last(job_queue *q) {
-    if (q->has_last) return;
-    q->last = (queue_batch){0};
-    q->last_s = job_queue_seconds(q, q->running_flops);
-    for (size_t i = 0; i < q->n; i++)
-        append(q, &q->last, &q->last_s, q->item[i]);
-    q->has_last = true;
-}
-
-queue_verdict job_queue_admits(job_queue *q, const job *j, uint64_t now, double *predicted_s) {
-    double gone = q->running_since > 0 ? seconds_until(now, q->running_since) : 0;
-    bool is_in_time = gone > 0 && job_queue_seconds(q, q->running_flops) - gone > gone / 10;
-    if (!is_in_time || place_of(q, j) < q->n) return job_queue_forecast(q, j, now, predicted_s);
-    find_last(q);
-    queue_batch b = q->last;
-    double at = q->last_s;
-    append(q, &b, &at, j);
-    *predicted_s = at + job_queue_seconds(q, b.flops) - gone;
-    bool is_late = q->margin * *predicted_s > seconds_until(j->deadline_ns, now);
-    return at_last(q, is_late ? QUEUE_IS_LATE : QUEUE_ADMITS, now);
-}
-
-int32_t job_queue_take(job_queue *q, uint64_t now, job **out, int32_t room) {
-    queue_batch b = {0};
-    while ((size_t)b.n < q->n && b.n < room && fits(q, &b, q->item[b.n], now, 0)) {
-        out[b.n] = q->item[b.n];
-        add(&b, out[b.n]);
-    }
-    q->n -= (size_t)b.n;
-    q->has_last = false;
-    memmove(q->item, q->item + b.n, q->n * sizeof(job *));
-    return b.n;
-}
-
-void job_queue_begin(job_queue *q, double flops, uint64_t now) {
+void job_queue_begin(job_queue *q, int32_t n, double flops, uint64_t now) {
+    q->n_running = n;
     q->running_flops = flops;
     q->running_since = now;
-    q->has_last = false;
 }
 
 /* Least squares over the batches so far, the newest with the most weight.  Batches that are all
  * alike say nothing about the share that does not grow with them: it then stays as it was. */
-static void fit(job_queue *q, double flops, double seconds, int32_t n, double full) {
+static void fit(job_queue *q, double flops, double seconds, int32_t n) {
     double most = LONGEST * job_queue_seconds(q, flops);
     if (q->w > 1 && seconds > most) seconds = most;
     q->w = KEPT * q->w + 1;
     q->jobs = KEPT * q->jobs + n;
-    q->full = KEPT * q->full + full;
     q->x = KEPT * q->x + flops;
     q->y = KEPT * q->y + seconds;
     q->xx = KEPT * q->xx + flops * flops;
@@ -266,42 +211,9 @@ static void fit(job_queue *q, double flops, double seconds, int32_t n, double fu
     q->flop_s = (q->y - q->w * q->batch_s) / q->x;
 }
 
-/* Jobs whose deadlines are far say little about how exact a prediction must be: what they were
- * predicted is short, and a moment's delay a large factor of it. */
-static void judge(job_queue *q, job *const *jobs, int32_t n, uint64_t now) {
-    bool is_near = false, is_exceeded = false;
-    for (int32_t i = 0; i < n; i++) {
-        const job *j = jobs[i];
-        double had = seconds_until(j->deadline_ns, j->admit_ns);
-        if (j->call != NULL || q->margin * j->predicted_s < had / 2) continue;
-        is_near = true;
-        if (seconds_until(now, j->admit_ns) > q->margin * j->predicted_s) is_exceeded = true;
-    }
-    if (!is_near) return;
-    q->margin *= is_exceeded ? 1 + STEP : 1 - STEP * LATE_SHARE / (1 - LATE_SHARE);
-    if (q->margin < LEAST_MARGIN) q->margin = LEAST_MARGIN;
-    if (q->margin > MOST_MARGIN) q->margin = MOST_MARGIN;
-}
-
-/* How many jobs like these would have been a full batch. */
-static double full_batch(job *const *jobs, int32_t n) {
-    const served *m = jobs[0]->m;
-    double tokens = 0;
-    for (int32_t i = 0; i < n; i++)
-        tokens += run_tokens(jobs[i]);
-    double fit = tokens > 0 ? m->max_tokens / tokens * n : m->max_batch;
-    return fit < n ? n : fit < m->max_batch ? fit : m->max_batch;
-}
-
-void job_queue_end(job_queue *q, job *const *jobs, int32_t n, uint64_t now) {
-    if (n > 0 && q->running_flops > 0) {
-        fit(q, q->running_flops, seconds_until(now, q->running_since), n, full_batch(jobs, n));
-        for (int32_t i = 0; i < n; i++)
-            patience_answered(&q->patience, seconds_until(now, jobs[i]->submit_ns));
-        patience_learn(&q->patience, least_patience(q), share_s(q), now);
-    }
-    judge(q, jobs, n, now);
+void job_queue_end(job_queue *q, int32_t n, uint64_t now) {
+    if (n > 0 && q->running_flops > 0)
+        fit(q, q->running_flops, seconds_until(now, q->running_since), n);
     q->learnt_ns = now;
-    q->running_since = 0;
-    q->has_last = false;
+    job_queue_begin(q, 0, 0, 0);
 }

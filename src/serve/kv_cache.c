@@ -353,15 +353,14 @@ static bool is_as_found(const kv_cache *c, const kv_path *path, int32_t i) {
 void kv_cache_probe(const kv_cache *c, const void *tokens, int32_t n, kv_path *path) {
     uint64_t chain = 0;
     int32_t parent = KV_NONE, equal;
-    path->n_whole = path->n_held = path->n_chained = 0;
+    path->n_whole = path->n_held = 0;
     for (int32_t i = 0; (i + 1) * KV_PAGE <= n; i++) {
         const char *at = from_token(c, tokens, i * KV_PAGE);
         parent = find_next(c, parent, chain, at, KV_PAGE, &equal);
         if (parent == KV_NONE || equal < KV_PAGE) return;
         const kv_node *p = &c->nodes[parent];
         path->page[path->n_whole++] = (kv_found){parent, p->generation};
-        path->chain = chain = p->has_chain ? p->chain : chain_after(c, at, chain);
-        path->n_chained = path->n_whole;
+        chain = p->has_chain ? p->chain : chain_after(c, at, chain);
     }
 }
 
@@ -421,39 +420,11 @@ static void hold(kv_cache *c, int32_t number) {
     if (c->nodes[number].n_held++ == 0) note_pin(c, number);
 }
 
-/* Changes what is held and the orders of pages, none of which a probe reads. */
-void kv_cache_hold_found(kv_cache *c, int32_t max_reused, kv_path *path) {
-    int32_t n = 0;
+void kv_cache_hold(kv_cache *c, const void *tokens, int32_t max_reused, kv_path *path) {
+    walk w = begin_walk(tokens, max_reused, path);
+    kv_cache_let_go(c, path);
     for (int32_t i = 0; i < AHEAD; i++)
         expect_page(c, path, i);
-    for (; n < path->n_whole && n < max_reused / KV_PAGE && is_as_found(c, path, n); n++) {
-        expect_page(c, path, n + AHEAD);
-        hold(c, path->page[n].node);
-    }
-    path->n_forgotten = c->n_forgotten;
-    path->n_held = path->n_whole = n;
-}
-
-/* After the pages that are held already, where they are all that were found; else from the first
- * one on. */
-static walk begin_hold(kv_cache *c, const void *tokens, int32_t max_reused, kv_path *path) {
-    walk w = begin_walk(tokens, max_reused, path);
-    bool is_held = path->n_held > 0 && path->n_forgotten == c->n_forgotten;
-    if (is_held && path->n_held == path->n_chained) {
-        w.n_pages = path->n_held;
-        w.n_reused = path->n_held * KV_PAGE;
-        w.chain = path->chain;
-        w.page = path->page[path->n_held - 1].node;
-    } else {
-        kv_cache_let_go(c, path);
-    }
-    return w;
-}
-
-void kv_cache_hold(kv_cache *c, const void *tokens, int32_t max_reused, kv_path *path) {
-    walk w = begin_hold(c, tokens, max_reused, path);
-    for (int32_t i = 0; i < AHEAD; i++)
-        expect_page(c, path, w.n_pages + i);
     while (next_page(c, &w)) {
         expect_page(c, path, w.n_pages - 1 + AHEAD);
         path->page[w.n_pages - 1] = (kv_found){w.page, c->nodes[w.page].generation};
@@ -462,18 +433,6 @@ void kv_cache_hold(kv_cache *c, const void *tokens, int32_t max_reused, kv_path 
     path->n_forgotten = c->n_forgotten;
     path->n_held = w.n_pages;
     path->n_whole = w.n_reused / KV_PAGE;
-}
-
-/* The first of a heap are about the least. */
-void kv_cache_expect_room(const kv_cache *c, int32_t first, int32_t n) {
-    for (int32_t i = first + c->free_pages.n; i < first + n && i < c->leaves.n; i++) {
-        int32_t number = c->leaves.item[i];
-        const char *at = (const char *)&c->nodes[number], *tokens = tokens_of(c, number);
-        __builtin_prefetch(at, 1);
-        __builtin_prefetch(at + 64, 1);
-        for (size_t k = 0; k < KV_PAGE * c->config.token_bytes; k += 64)
-            __builtin_prefetch(tokens + k, 1);
-    }
 }
 
 /* Pins the pages of the longest prefix that is in either tier.  Returns the hash of those that are

@@ -101,8 +101,6 @@ typedef struct kv_found {
 typedef struct kv_path {
     kv_found *page;       /* the caller's, with room for all tokens of the sequence */
     int32_t n_whole;      /* of them, all of whose tokens are equal */
-    int32_t n_chained;    /* of them, after which kv_cache_probe has found */
-    uint64_t chain;       /* this hash */
     int32_t n_held;       /* by kv_cache_hold */
     uint64_t n_forgotten; /* kv_cache_forget until then: what was held before is not any more */
 } kv_path;
@@ -115,14 +113,6 @@ void kv_cache_probe(const kv_cache *c, const void *tokens, int32_t n, kv_path *p
  * found after them; at most max_reused tokens. */
 void kv_cache_hold(kv_cache *c, const void *tokens, int32_t max_reused, kv_path *path);
 void kv_cache_let_go(kv_cache *c, kv_path *path);
-
-/* The same for the pages alone that kv_cache_probe has found, once; kv_cache_hold then adds what
- * comes after them.  Other threads may probe meanwhile. */
-void kv_cache_hold_found(kv_cache *c, int32_t max_reused, kv_path *path);
-
-/* Asks for the memory of pages that leave the cache next, some of them, from the first-th on: a
- * lease will look at it where no page is free.  Other threads may probe meanwhile. */
-void kv_cache_expect_room(const kv_cache *c, int32_t first, int32_t n);
 
 /* Leases pages for a sequence of n tokens (n, token_bytes), of which at most max_reused may be
  * reused (the rest must be computed, for its result).  Never fails: without free pages nothing more

@@ -33,6 +33,11 @@ int32_t run_tokens(const job *j) {
     return j->n_tokens + n + 1;
 }
 
+/* Tokens of a job that may be reused: retrieval needs the result of the last one. */
+static int32_t max_reused(const job *j) {
+    return j->m->is_ranking ? j->n_tokens : j->n_tokens - 1;
+}
+
 /* Memory of the backend until the next call; what is in it is lost where it grows. */
 static status backend_room(served *m, size_t bytes, void **out) {
     backend *be = m->compute.be;
@@ -82,8 +87,10 @@ static void unlock_cache(run *r) {
 
 /* What one job stores must not evict what another one of the batch finds. */
 static void hold_pages(run *r) {
-    for (int32_t i = 0; i < r->n && r->n > 1; i++)
-        run_hold(r->jobs[i]);
+    for (int32_t i = 0; i < r->n && r->n > 1; i++) {
+        job *j = r->jobs[i];
+        if (j->n_tokens > 0) kv_cache_hold(r->m->cache, j->tokens, max_reused(j), &j->path);
+    }
 }
 
 static void let_pages_go(run *r) {
@@ -111,7 +118,7 @@ static status lease_pages(run *r, job *j, int32_t *n_reused) {
     kv_lease *l = &r->lease[r->n_leases];
     TRY(ARENA_NEW(&r->m->scratch, &l->page, (size_t)(j->n_tokens / KV_PAGE + 1)));
     lock_cache(r);
-    kv_cache_take(r->m->cache, j->tokens, j->n_tokens, run_max_reused(j), &j->path, l);
+    kv_cache_take(r->m->cache, j->tokens, j->n_tokens, max_reused(j), &j->path, l);
     *n_reused = r->n_reused[r->n_leases] = l->n_reused;
     r->n_stored[r->n_leases] = l->n_stored;
     r->page[r->n_leases++] = l->page;
@@ -496,9 +503,8 @@ static status name_units(const run *r, const unit *units) {
     job *own = NULL;
     for (int32_t i = 0; i < r->m->batch.view.n_users; i++) {
         job *j = units[i].j;
-        bool is_own = j->is_here || (!j->is_awaited && !j->is_left);
-        if (is_own || (j->is_left && is_busy)) TRY(job_name_candidates(j));
-        if (is_own) own = j;
+        if (!j->is_left || is_busy) TRY(job_name_candidates(j));
+        if (!j->is_left) own = j;
     }
     if (own != NULL) job_rehearse(own);
     return OK;
@@ -562,8 +568,7 @@ static status add_unit(run *r, cut *c, int32_t i) {
 static status answer_one(void *ctx, int64_t i, int worker) {
     const run *r = ctx;
     (void)worker;
-    const job *j = r->jobs[i];
-    return j->is_awaited || j->is_left ? OK : job_answer_candidates(r->jobs[i]);
+    return r->jobs[i]->is_left ? OK : job_answer_candidates(r->jobs[i]);
 }
 
 /* Candidates in microbatches: the numbers do not depend on the cut.  A round has one unit of each
@@ -595,7 +600,6 @@ static status run_ranking(run *r) {
 status run_jobs(served *m, job *const *jobs, int32_t n, run_report *out) {
     run r = {.m = m, .jobs = jobs, .n = n, .report = out};
     *out = (run_report){0};
-    m->n_expected = 0;
     TRY(served_checked(m));
     kv_cache_counts before = {0};
     if (m->cache != NULL) before = kv_cache_count(m->cache);

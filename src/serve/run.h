@@ -1,4 +1,4 @@
-/* Run: the jobs of one batch through their model; on the worker's thread. */
+/* Run: the jobs of one batch through their model; one batch of a model at a time. */
 #ifndef HSTU_SERVE_RUN_H
 #define HSTU_SERVE_RUN_H
 
@@ -14,17 +14,6 @@ typedef struct run_report {
 
 /* Tokens that a job adds to a batch, at most. */
 int32_t run_tokens(const job *j);
-
-/* Tokens of a job that may be reused: retrieval needs the result of the last one. */
-int32_t run_max_reused(const job *j);
-
-/* Holds the pages of a job in the cache; under the lock of the cache. */
-void run_hold(job *j);
-
-/* Begins with a job of the next batch, while its thread waits for others: holds its pages.  Ends
- * with run_jobs, or with run_expect_none. */
-void run_expect(job *j);
-void run_expect_none(job *j);
 
 /* Computes n jobs of one model, at most max_batch and at most max_tokens (one is always fine), and
  * writes their answers.  A failure is that of all of them. */

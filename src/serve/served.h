@@ -74,9 +74,8 @@ typedef struct served {
     size_t n_popular;
     uint64_t popular_change, popular_ns; /* when it was made */
     /* Of the worker. */
-    int32_t n_expected; /* pages that the batch being gathered will probably fill */
-    arena scratch;      /* of a batch */
-    void *room;         /* (room_bytes) of the backend, for a batch's searches */
+    arena scratch; /* of a batch */
+    void *room;    /* (room_bytes) of the backend, for a batch's searches */
     size_t room_bytes;
     score_columns columns;
     item_table table; /* of a retrieval model: the catalogue */

@@ -233,11 +233,11 @@ static status write_batches(const model_facts *f, int n, buf *out) {
     static const line late[] = {{"", AT(n_late)}};
     TRY(write_lines("late_total", "counter", "Admitted requests that began after their deadlines.",
                     late, 1, f, n, out));
-    TRY(head(out, "patience_seconds", "gauge",
-             "What a request may take in normal times that names no deadline."));
+    TRY(head(out, "wait_limit_seconds", "gauge",
+             "Longest predicted wait of admitted requests that name no deadline."));
     for (int i = 0; i < n; i++)
-        TRY(buf_printf(out, "hstu_patience_seconds{model=\"%s\"} %g\n", f[i].info.name,
-                       f[i].stats.patience_s));
+        TRY(buf_printf(out, "hstu_wait_limit_seconds{model=\"%s\"} %g\n", f[i].info.name,
+                       f[i].stats.wait_limit_s));
     TRY(head(out, "batch_requests", "summary", "Requests of a batch."));
     for (int i = 0; i < n; i++)
         TRY(buf_printf(out,

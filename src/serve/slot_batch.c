@@ -1,10 +1,7 @@
 #include <stdio.h>
 
 #include "base/clock.h"
-#include "base/thread.h"
 #include "serve/slot.h"
-
-enum { WAKE_NS = 150000 }; /* what a thread takes to wake at a given time */
 
 /* What is taken from the queue to run. */
 typedef struct taken {
@@ -59,8 +56,6 @@ static void note_batch(slot *s, const taken *t, const run_report *report, uint64
 
 static void fail_jobs(const taken *t) {
     for (int32_t i = 0; i < t->n; i++)
-        run_expect_none(t->jobs[i]);
-    for (int32_t i = 0; i < t->n; i++)
         snprintf(t->jobs[i]->out->error, ENGINE_ERROR_BYTES, "%s", status_reason());
 }
 
@@ -74,60 +69,48 @@ static void leave_out_gone(slot *s, taken *t) {
             continue;
         }
         t->flops -= j->flops;
-        run_expect_none(j);
-        snprintf(j->out->error, sizeof j->out->error, "nobody waits for the answer");
+        snprintf(j->out->error, sizeof j->out->error, "the client disconnected");
         slot_answer(s, j, ENGINE_GONE);
     }
     t->n = n;
 }
 
-/* Tells callers that wait from when on the end of the batch that begins is near: by a quarter of
- * its time, and by what a thread takes to wake; under the lock. */
-static void tell_due(const slot *s, const taken *t, uint64_t start) {
-    double ns = job_queue_seconds(&s->queue, t->flops) * 1e9;
-    double early = ns / 4 > WAKE_NS ? ns / 4 : WAKE_NS;
+/* Counts the answers of a batch, and gives those of callers that wait: their jobs may be gone when
+ * the lock is.  Leaves the others in t; under the lock. */
+static void answer_waiting(slot *s, taken *t, engine_outcome outcome, uint64_t end) {
+    int32_t n = 0;
     for (int32_t i = 0; i < t->n; i++) {
         job *j = t->jobs[i];
-        if (!j->is_awaited) continue;
-        j->look_ns = start + (uint64_t)(2 * ns) + WAKE_NS;
-        atomic_store(&j->due_ns, start + (uint64_t)(ns > early ? ns - early : 0));
+        s->stats.requests[j->task][outcome]++;
+        if (outcome == ENGINE_OK) engine_times_add(&s->stats.total, end - j->submit_ns);
+        j->out->outcome = outcome;
+        if (j->done != NULL) t->jobs[n++] = j;
+        j->is_done = true;
     }
-}
-
-/* Counts the answers of a batch; under the lock. */
-static void count_answers(slot *s, const taken *t, engine_outcome outcome, uint64_t end) {
-    for (int32_t i = 0; i < t->n; i++) {
-        s->stats.requests[t->jobs[i]->task][outcome]++;
-        if (outcome == ENGINE_OK) engine_times_add(&s->stats.total, end - t->jobs[i]->submit_ns);
-    }
+    t->n = n;
 }
 
 static void run_taken(slot *s, taken *t) {
     run_report report;
-    leave_out_gone(s, t);
-    if (t->n == 0) return;
     status st = served_checked(t->jobs[0]->m); /* not a part of the time that is learnt below */
     uint64_t start = clock_ns();
-    mutex_lock_soon(&s->lock);
-    job_queue_begin(&s->queue, t->flops, start);
+    leave_out_gone(s, t);
+    if (t->n == 0) return;
+    pthread_mutex_lock(&s->lock);
+    job_queue_begin(&s->queue, t->n, t->flops, start);
     s->stats.predicted_s += job_queue_seconds(&s->queue, t->flops);
-    tell_due(s, t, start);
     pthread_mutex_unlock(&s->lock);
     if (st == OK) st = run_jobs(t->jobs[0]->m, t->jobs, t->n, &report);
     if (st != OK) fail_jobs(t);
-    engine_outcome outcome = st == OK ? ENGINE_OK : ENGINE_FAILED;
-    mutex_lock_soon(&s->lock);
+    pthread_mutex_lock(&s->lock);
     uint64_t end = clock_ns();
     s->stats.measured_s += (double)(end - start) / 1e9;
-    job_queue_end(&s->queue, t->jobs, st == OK ? t->n : 0, end);
+    job_queue_end(&s->queue, st == OK ? t->n : 0, end);
     if (st == OK) note_batch(s, t, &report, start);
-    count_answers(s, t, outcome, end);
+    answer_waiting(s, t, st == OK ? ENGINE_OK : ENGINE_FAILED, end);
     pthread_mutex_unlock(&s->lock);
-    for (int32_t i = 0; i < t->n; i++) {
-        job *j = t->jobs[i];
-        j->out->outcome = outcome;
-        j->done(j->ctx, j->out);
-    }
+    for (int32_t i = 0; i < t->n; i++)
+        t->jobs[i]->done(t->jobs[i]->ctx, t->jobs[i]->out);
 }
 
 /* The next batch; under the lock, the queue not empty. */
@@ -139,22 +122,19 @@ static void take(slot *s, taken *t) {
         t->flops += t->jobs[i]->flops;
         s->stats.n_late += t->jobs[i]->deadline_ns < now;
     }
-    job_queue_begin(&s->queue, t->flops, now);
+    job_queue_begin(&s->queue, t->n, t->flops, now);
 }
 
 void slot_run_batch(slot *s) {
     taken t = {.jobs = s->taken};
     take(s, &t);
-    const job *first = t.jobs[0];
-    if (first->call == NULL) s->n_last = (size_t)t.n;
+    s->n_last = (size_t)t.n;
     s->is_running = true;
+    s->was_call = false;
     pthread_mutex_unlock(&s->lock);
-    if (first->call != NULL)
-        first->done(first->ctx, NULL);
-    else
-        run_taken(s, &t);
-    mutex_lock_soon(&s->lock);
+    run_taken(s, &t);
+    pthread_mutex_lock(&s->lock);
     s->is_running = false;
-    s->was_idle = s->queue.n == 0;
-    job_queue_begin(&s->queue, 0, 0);
+    job_queue_begin(&s->queue, 0, 0, 0);
+    slot_end_turn(s);
 }
