@@ -9,6 +9,7 @@
 extern const command plan_commands[];
 /* The table of `hstu mask` (mask_show.c). */
 extern const command mask_commands[];
+/* The table of `hstu state` (state.c). */
 extern const command state_commands[];
 
 /* The table of `hstu tune`. */
