@@ -135,6 +135,39 @@ TEST(server_says_what_is_wrong) {
     rig_close(&r);
 }
 
+/* Where ids are numbers, "+7" and "07" are ids that nobody has, however they are sent. */
+TEST(server_reads_ids_as_the_vocabulary_writes_them) {
+    static const char *const forms[] = {"+7", "07", "7.0", " 7", "-0"};
+    rig r;
+    rig_open(&r);
+    rig_start(&r);
+    ask(&r, "POST", "/v1/recommend", "{\"user\": \"7\"}", 200, "\"source\":\"model\"");
+    ask(&r, "GET", "/v1/users/7", "", 200, "{\"user\":7,");
+    ask(&r, "POST", "/v1/rank", "{\"user\": 7, \"candidates\": [\"7\"]}", 200,
+        "\"unknown_items\":0");
+    for (size_t i = 0; i < sizeof forms / sizeof *forms; i++) {
+        char body[300], path[64];
+        snprintf(body, sizeof body, "{\"user\": \"%s\"}", forms[i]);
+        ask(&r, "POST", "/v1/recommend", body, 200, "\"source\":\"popular\"");
+        snprintf(body, sizeof body, "{\"user\": 7, \"candidates\": [\"%s\"]}", forms[i]);
+        ask(&r, "POST", "/v1/rank", body, 200, "\"is_unknown\":true");
+        snprintf(body, sizeof body,
+                 "{\"inputs\":[{\"name\":\"USER_IDS\",\"shape\":[1],\"datatype\":\"BYTES\","
+                 "\"data\":[\"7\"]},{\"name\":\"CANDIDATES\",\"shape\":[1,1],\"datatype\":"
+                 "\"BYTES\",\"data\":[\"%s\"]}]}",
+                 forms[i]);
+        ask(&r, "POST", "/v2/models/toy/infer", body, 200, "\"data\":[null]");
+        snprintf(path, sizeof path, "/v1/users/%s", i == 3 ? "%207" : forms[i]);
+        ask(&r, "GET", path, "", 404, "there is no user");
+    }
+    /* A user of that text is another one than 7. */
+    ask(&r, "POST", "/v1/events",
+        "{\"user\": \"07\", \"events\": [{\"item\": \"07\", \"time\": 5}]}", 200,
+        "\"unknown\":1,\"events\":1,\"unknown_items\":[\"07\"]");
+    ask(&r, "GET", "/v1/users/07", "", 200, "{\"user\":\"07\",");
+    rig_close(&r);
+}
+
 TEST(server_echoes_or_makes_request_ids) {
     rig r;
     rig_open(&r);

@@ -31,17 +31,8 @@ void write_id(json_writer *w, const engine_id *id) {
 }
 
 void write_user_id(json_writer *w, const engine_id *id) {
-    char digits[24];
-    int64_t number = 0;
-    bool is_number = id->text != NULL && id->n < 19;
-    for (size_t i = 0; i < id->n && is_number; i++) {
-        is_number = id->text[i] >= '0' && id->text[i] <= '9';
-        number = number * 10 + (id->text[i] - '0');
-    }
-    if (is_number) {
-        int n = snprintf(digits, sizeof digits, "%" PRId64, number);
-        is_number = (size_t)n == id->n; /* "007" is text */
-    }
+    int64_t number;
+    bool is_number = id->text != NULL && seq_id_number(id->text, id->n, &number);
     is_number ? json_int(w, number) : write_id(w, id);
 }
 
