@@ -92,10 +92,11 @@ grep -q '"path":"/v1/recommend","code":200' access || fail "no access log"
 [ "$(grep -vc '^{.*}$' access)" -eq 0 ] || fail "a line of the access log is not JSON"
 
 # The same of an engine folder as soon as it is ready, whose content may still be checked then.
-"$program" serve engine --port 0 --device cpu --access-log off >/dev/null 2>ready &
+# A file of its own: the shell empties an old one only when the new process runs, and what the last server wrote is not this one's word.
+"$program" serve engine --port 0 --device cpu --access-log off >/dev/null 2>ready-engine &
 server=$!
-for _ in $(seq 3000); do grep -q '^ready: ' ready && break; sleep 0.02; done
+for _ in $(seq 3000); do grep -qs '^ready: ' ready-engine && break; sleep 0.02; done
 kill -TERM "$server"
-wait "$server" || { cat ready >&2; fail "SIGTERM after the start: exit code $?"; }
+wait "$server" || { code=$?; cat ready-engine >&2; fail "SIGTERM after the start: exit code $code"; }
 server=''
 echo "followed: $(wc -l <asks) requests"

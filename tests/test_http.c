@@ -42,8 +42,24 @@ static void answer_then(void *context, http_exchange *x) {
     answer(x);
 }
 
+/* An answer that no socket takes at once. */
+enum { BIG_BYTES = 16 << 20 };
+
+static void answer_big(http_exchange *x) {
+    buf text;
+    buf_init(&text);
+    CHECK_OK(buf_reserve(&text, BIG_BYTES));
+    memset(text.data, 'x', BIG_BYTES);
+    text.n_bytes = BIG_BYTES;
+    http_respond(x, 200, "text/plain", &text);
+}
+
 static void handle(void *context, http_exchange *x) {
     echo *e = context;
+    if (strcmp(http_path(x), "/big") == 0) {
+        answer_big(x);
+        return;
+    }
     if (strcmp(http_path(x), "/then") == 0) {
         http_continue(x, answer_then, e);
         return;
@@ -367,9 +383,9 @@ TEST(http_limits_the_time_of_a_request) {
     CHECK_EQ(e.n_refused[408], 3);
 }
 
-/* Where two headers say how long the body is, a proxy may believe the other one: nothing after them
- * may be read as a request. */
-TEST(http_refuses_two_lengths_and_compressed_bodies) {
+/* Where a proxy may find another end of the body, nothing after the headers may be read as a
+ * request. */
+TEST(http_refuses_ambiguous_lengths_and_compressed_bodies) {
     static const struct {
         const char *headers;
         int code;
@@ -379,6 +395,16 @@ TEST(http_refuses_two_lengths_and_compressed_bodies) {
         {"Content-Length: 0\r\nContent-Length: 0", 400, "said twice"},
         {"Content-Length: 2\r\nTransfer-Encoding: chunked", 400, "said twice"},
         {"Content-Length: 2\r\nContent-Encoding: gzip", 415, "without Content-Encoding"},
+        {"Content-Length : 2", 400, "malformed"},
+        {"Content-Length\t: 2", 400, "malformed"},
+        {"Transfer-Encoding : chunked", 400, "malformed"},
+        {"X-A(b): c\r\nContent-Length: 2", 400, "malformed"},
+        {"X-A: b\rContent-Length: 9\r\nContent-Length: 2", 400, "malformed"},
+        {"Transfer-Encoding: xchunked", 400, "only one"},
+        {"Transfer-Encoding: chunked, identity", 400, "only one"},
+        {"Transfer-Encoding: gzip, chunked", 400, "only one"},
+        {"Transfer-Encoding: identity", 400, "only one"},
+        {"Host: other\r\nContent-Length: 2", 400, "more than one Host"},
     };
     echo e;
     http_settings s = settings(&e);
@@ -402,8 +428,156 @@ TEST(http_refuses_two_lengths_and_compressed_bodies) {
         client_ask(http_port(e.server), "POST", "/", "Content-Encoding: identity\r\n", "hi");
     CHECK_EQ(client_code(text), 200);
     free(text);
+    int fd = client_open(http_port(e.server));
+    static const char old[] = "POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n"
+                              "0\r\n\r\n";
+    CHECK(client_send(fd, old, strlen(old)));
+    text = client_read(fd);
+    CHECK_EQ(client_code(text), 400);
+    CHECK_CONTAINS(text, "HTTP/1.0 has no chunks");
+    free(text);
+    close(fd);
     stop(&e);
-    CHECK_EQ(e.n_refused[400], 3);
+    CHECK_EQ(e.n_refused[400], (int)(sizeof cases / sizeof *cases));
+}
+
+/* Answers who has no key before the body; counts those who do not send it. */
+static void begin(void *context, http_exchange *x) {
+    if (http_header(x, "X-Test") == NULL)
+        answer(x);
+    else
+        http_set_context(x, context);
+}
+
+static void gone(void *context, http_exchange *x) {
+    echo *e = context;
+    CHECK(http_context(x) == e);
+    refused(e, 0);
+}
+
+TEST(http_can_answer_before_the_body) {
+    static const char ask[] = "POST / HTTP/1.1\r\nHost: t\r\nContent-Length: 9\r\n";
+    echo e;
+    http_settings s = settings(&e);
+    s.begin = begin;
+    s.gone = gone;
+    start(&e, &s);
+    int fd = client_open(http_port(e.server));
+    CHECK(client_send(fd, ask, strlen(ask)) && client_send(fd, "\r\n", 2));
+    char *text = client_read(fd);
+    CHECK_CONTAINS(text, "POST / 0 []");
+    CHECK_CONTAINS(text, "Connection: close");
+    free(text);
+    CHECK_EQ(recv(fd, (char[1]){0}, 1, 0), 0);
+    close(fd);
+    text = client_ask(http_port(e.server), "GET", "/a", "", ""); /* nothing follows: it stays */
+    CHECK_CONTAINS(text, "GET /a 0");
+    CHECK(strstr(text, "Connection: close") == NULL);
+    free(text);
+    text = client_ask(http_port(e.server), "POST", "/", "X-Test: yes\r\n", "hello");
+    CHECK_CONTAINS(text, "POST / 5 [hello] yes");
+    free(text);
+    CHECK_EQ(http_get_stats(e.server).n_unanswered, 0);
+    fd = client_open(http_port(e.server));
+    CHECK(client_send(fd, ask, strlen(ask)) && client_send(fd, "X-Test: a\r\n\r\nhalf", 17));
+    close(fd);
+    stop(&e);
+    CHECK_EQ(e.n_refused[0], 1);
+}
+
+static int open_big(int port) {
+    static const char ask[] = "GET /big HTTP/1.1\r\nHost: t\r\n\r\n";
+    int fd = client_open(port);
+    CHECK(client_send(fd, ask, strlen(ask)));
+    return fd;
+}
+
+/* The status of an answer whose rest stays unread. */
+static int code_of(int fd) {
+    char head[16] = "";
+    CHECK_EQ(recv(fd, head, 12, MSG_WAITALL), 12);
+    return client_code(head);
+}
+
+static void wait_until_open(echo *e, int64_t n) {
+    for (int i = 0; i < 10000 && http_get_stats(e->server).n_open != n; i++)
+        usleep(1000);
+    CHECK_EQ(http_get_stats(e->server).n_open, n);
+}
+
+/* Nobody reads, or somebody reads a little now and then: both end. */
+TEST(http_ends_answers_that_nobody_reads) {
+    echo e;
+    http_settings s = settings(&e);
+    s.answer_ms = 400;
+    start(&e, &s);
+    int fd = open_big(http_port(e.server));
+    CHECK_EQ(code_of(fd), 200);
+    wait_until_open(&e, 0);
+    close(fd);
+    stop(&e);
+}
+
+TEST(http_bounds_large_answers) {
+    echo e;
+    http_settings s = settings(&e);
+    s.max_held_bytes = 3 * BIG_BYTES; /* of which one address may have half: one answer */
+    start(&e, &s);
+    int first = open_big(http_port(e.server));
+    CHECK_EQ(code_of(first), 200);
+    int second = open_big(http_port(e.server));
+    CHECK_EQ(code_of(second), 503);
+    char *text = client_read(second);
+    CHECK_CONTAINS(text, "unread");
+    free(text);
+    close(second);
+    text = client_ask(http_port(e.server), "GET", "/small", "", ""); /* others are served */
+    CHECK_EQ(client_code(text), 200);
+    free(text);
+    close(first);
+    wait_until_open(&e, 0);
+    second = open_big(http_port(e.server));
+    CHECK_EQ(code_of(second), 200);
+    close(second);
+    stop(&e);
+    CHECK_EQ(e.n_refused[503], 1);
+}
+
+TEST(http_bounds_large_bodies) {
+    static const char ask[] = "POST / HTTP/1.1\r\nHost: t\r\nContent-Length: 1000000\r\n\r\n";
+    enum { N = 8, SENT = 999999 };
+    echo e;
+    int fd[N], n_refused = 0;
+    char *body = calloc(1, SENT);
+    http_settings s = settings(&e);
+    s.max_held_bytes = 4 << 20; /* an address: 2 MiB, so two such bodies */
+    start(&e, &s);
+    for (int i = 0; i < N; i++) {
+        fd[i] = client_open(http_port(e.server));
+        CHECK(client_send(fd[i], ask, strlen(ask)));
+        client_send(fd[i], body, SENT); /* a byte is missing */
+    }
+    for (int i = 0; i < N; i++) {
+        struct pollfd readable = {.fd = fd[i], .events = POLLIN};
+        n_refused += poll(&readable, 1, i == N - 1 ? 2000 : 200) == 1;
+    }
+    CHECK(n_refused >= N - 2);
+    char *text = client_ask(http_port(e.server), "POST", "/", "", "small");
+    CHECK_EQ(client_code(text), 200);
+    free(text);
+    for (int i = 0; i < N; i++)
+        close(fd[i]);
+    wait_until_open(&e, 0);
+    text = malloc(SENT + 2);
+    memset(text, 'x', SENT + 1);
+    text[SENT + 1] = '\0';
+    char *answered = client_ask(http_port(e.server), "POST", "/", "", text);
+    CHECK_EQ(client_code(answered), 200);
+    free(answered);
+    free(text);
+    free(body);
+    stop(&e);
+    CHECK(e.n_refused[503] >= N - 2);
 }
 
 TEST(http_limits_the_time_of_a_later_request) {
