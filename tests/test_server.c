@@ -1,74 +1,7 @@
 #include "serve/server.h"
 
-#include <pthread.h>
-
 #include "base/file.h"
-#include "http_client.h"
-#include "run_test.h"
-#include "test.h"
-
-/* A server on the toy run, with what a test wants to change. */
-typedef struct rig {
-    server *s;
-    int port;
-    char run[4200], data[4200], state[4200], keys[4200];
-    server_model model[2];
-    server_config c;
-    pthread_mutex_t lock;
-    buf log;
-} rig;
-
-static void keep_line(void *context, const char *line) {
-    rig *r = context;
-    pthread_mutex_lock(&r->lock);
-    CHECK_OK(buf_printf(&r->log, "%s\n", line));
-    pthread_mutex_unlock(&r->lock);
-}
-
-static void rig_open(rig *r) {
-    if (http_library_version() == NULL) SKIP_TEST("this build has no libmicrohttpd");
-    free(shell(0, "true"));
-    *r = (rig){0};
-    snprintf(r->run, sizeof r->run, "%s/run", test_folder());
-    snprintf(r->data, sizeof r->data, "%s/data", test_folder());
-    snprintf(r->state, sizeof r->state, "%s/state", test_folder());
-    snprintf(r->keys, sizeof r->keys, "%s/keys", test_folder());
-    pthread_mutex_init(&r->lock, NULL);
-    r->model[0] = (server_model){.name = "toy", .path = r->run, .share = 1};
-    r->c = (server_config){.http = http_default_settings(),
-                           .models = r->model,
-                           .n_models = 1,
-                           .log = keep_line,
-                           .log_ctx = r};
-    r->c.http.port = 0;
-    r->c.engine = (engine_config){.data = r->data, .device = "cpu", .n_threads = 1, .kv_pages = -1};
-    r->c.engine.deadline_ns = 20000000000u;
-}
-
-static void rig_start(rig *r) {
-    CHECK_OK(server_start(&r->s, &r->c));
-    r->port = server_port(r->s);
-}
-
-static void rig_stop(rig *r) {
-    server_stop(r->s);
-    r->s = NULL;
-}
-
-static void rig_close(rig *r) {
-    rig_stop(r);
-    buf_fini(&r->log);
-    pthread_mutex_destroy(&r->lock);
-}
-
-/* Asks, and expects a code and a part of the answer. */
-static void ask(rig *r, const char *method, const char *path, const char *body, int code,
-                const char *part) {
-    char *text = client_ask(r->port, method, path, "", body);
-    if (client_code(text) != code || strstr(text, part) == NULL)
-        FAIL_TEST("%s %s %s: wanted %d with %s: %s", method, path, body, code, part, text);
-    free(text);
-}
+#include "server_rig.h"
 
 TEST(server_answers_all_routes) {
     rig r;
@@ -250,22 +183,34 @@ TEST(server_refuses_before_it_adds_events) {
     }
 }
 
-TEST(server_checks_keys_and_quotas) {
+/* A body that takes long to read is read beside the threads of HTTP. */
+TEST(server_reads_large_bodies) {
+    enum { N = 60000 };
+    rig r;
+    buf body;
+    rig_open(&r);
+    rig_start(&r);
+    buf_init(&body);
+    CHECK_OK(buf_text(&body, "{\"history\": [1"));
+    for (int i = 1; i < N; i++)
+        CHECK_OK(buf_printf(&body, ", %d", 1 + i % 30));
+    CHECK_OK(buf_text(&body, "]"));
+    CHECK(body.n_bytes < 1 << 18);
+    CHECK_OK(buf_printf(&body, "%*s}", (1 << 18) + 10, ""));
+    ask(&r, "POST", "/v1/recommend", buf_str(&body), 200, "\"events\":60000");
+    buf_fini(&body);
+    rig_close(&r);
+}
+
+TEST(server_tells_its_state) {
     rig r;
     rig_open(&r);
-    FILE *f = fopen(r.keys, "w");
-    CHECK(f != NULL && fputs("secret-key shop 1\n", f) >= 0 && fclose(f) == 0);
-    r.c.keys = r.keys;
     rig_start(&r);
-    ask(&r, "GET", "/v1/models", "", 401, "Authorization: Bearer KEY");
-    ask(&r, "GET", "/health", "", 200, "ok");
-    char *text = client_ask(r.port, "GET", "/v1/users", "Authorization: Bearer secret-key\r\n", "");
-    CHECK_EQ(client_code(text), 200);
-    free(text);
-    text = client_ask(r.port, "GET", "/v1/users", "X-Api-Key: secret-key\r\n", "");
-    CHECK_EQ(client_code(text), 429);
-    CHECK_CONTAINS(text, "Retry-After: 1");
-    free(text);
+    ask(&r, "GET", "/v1/status", "", 200,
+        "{\"ready\":true,\"models\":1,\"durable\":false,\"users\":");
+    ask(&r, "GET", "/v1/status", "", 200, "\"access_log\":{\"on\":true,\"dropped\":0}");
+    server_set_ready(r.s, false);
+    ask(&r, "GET", "/v1/status", "", 200, "{\"ready\":false");
     rig_close(&r);
 }
 

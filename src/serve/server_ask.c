@@ -438,6 +438,7 @@ static void serve(call *c, ask_reader read) {
     q->r.ask.arrived_ns = http_arrived_ns(c->x);
     q->r.ask.after_ns = atomic_load(&c->s->reply_ns);
     q->r.ask.was_asked = was_asked;
+    if (q->r.n_events > 0 && !call_may(c, KEY_EVENTS)) return;
     q->r.n_events > 0 ? add_events(q) : submit(q);
 }
 
