@@ -356,6 +356,84 @@ TEST(server_explains_by_leaving_out) {
     rig_close(&r);
 }
 
+static void add_long_history(rig *r, const char *user, int n) {
+    buf body;
+    buf_init(&body);
+    CHECK_OK(buf_printf(&body, "{\"user\": \"%s\", \"events\": [", user));
+    for (int i = 0; i < n; i++)
+        CHECK_OK(buf_printf(&body, "%s{\"item\": %d, \"time\": %d}", i > 0 ? ", " : "", 1 + i % 30,
+                            1000 + i));
+    CHECK_OK(buf_text(&body, "]}"));
+    ask(r, "POST", "/v1/events", buf_str(&body), 200, "\"durable\"");
+    buf_fini(&body);
+}
+
+static size_t count_of(const char *text, const char *part) {
+    size_t n = 0;
+    for (; (text = strstr(text, part)) != NULL; text++)
+        n++;
+    return n;
+}
+
+/* A long history comes in pages: the newest events, or those from an offset on. */
+TEST(server_pages_long_histories) {
+    enum { N = 10050 };
+    rig r;
+    rig_open(&r);
+    rig_start(&r);
+    add_long_history(&r, "whale", N);
+    char *text = client_ask(r.port, "GET", "/v1/users/whale", "", "");
+    CHECK_CONTAINS(text, "\"total\":10050,\"offset\":50,\"events\":[");
+    CHECK_EQ(count_of(text, "\"time\":"), 10000);
+    CHECK_CONTAINS(text, "\"time\":1050,");
+    CHECK_CONTAINS(text, "\"time\":11049,");
+    free(text);
+    text = client_ask(r.port, "GET", "/v1/users/whale?offset=10&limit=3", "", "");
+    CHECK_CONTAINS(text, "\"offset\":10,\"events\":[{\"item\":11,");
+    CHECK_EQ(count_of(text, "\"time\":"), 3);
+    free(text);
+    ask(&r, "GET", "/v1/users/whale?limit=2", "", 200, "\"offset\":10048,");
+    ask(&r, "GET", "/v1/users/whale?offset=10049", "", 200, "\"offset\":10049,\"events\":[{");
+    ask(&r, "GET", "/v1/users/whale?offset=99999999", "", 200, "\"offset\":10050,\"events\":[]");
+    ask(&r, "GET", "/v1/users/whale?limit=0", "", 400,
+        "limit: give a whole number from 1 to 10000");
+    ask(&r, "GET", "/v1/users/whale?limit=10001", "", 400, "limit: give");
+    ask(&r, "GET", "/v1/users/whale?offset=-1", "", 400, "offset: give");
+    ask(&r, "GET", "/v1/users/whale?offset=x", "", 400, "offset: give");
+    /* Reasons are of the newest events, and counted from the first. */
+    add_long_history(&r, "whale2", 16500);
+    ask(&r, "POST", "/v1/recommend", "{\"user\": \"whale2\", \"top_k\": 1, \"explain\": true}", 200,
+        "\"first_event\":16476,\"events\":24,");
+    rig_close(&r);
+}
+
+/* Users come in pages, too: each once. */
+TEST(server_pages_users) {
+    rig r;
+    char path[100] = "/v1/users?limit=7";
+    size_t n = 0, n_pages = 0;
+    rig_open(&r);
+    rig_start(&r);
+    char *all = client_ask(r.port, "GET", "/v1/users?limit=1000", "", "");
+    size_t n_users = count_of(strstr(all, "\"users\":["), ",") + 1;
+    CHECK(n_users > 20 && strstr(all, "next_cursor") == NULL);
+    free(all);
+    for (bool is_last = false; !is_last; n_pages++) {
+        char *text = client_ask(r.port, "GET", path, "", "");
+        const char *next = strstr(text, ",\"next_cursor\":");
+        CHECK_EQ(client_code(text), 200);
+        n += count_of(strstr(text, "\"users\":["), ",") + 1 - (next != NULL);
+        is_last = next == NULL;
+        if (next != NULL)
+            snprintf(path, sizeof path, "/v1/users?limit=7&cursor=%d", atoi(next + 15));
+        free(text);
+    }
+    CHECK(n == n_users && n_pages == (n_users + 6) / 7);
+    ask(&r, "GET", "/v1/users?limit=1001", "", 400, "limit: give a whole number from 1 to 1000");
+    ask(&r, "GET", "/v1/users?cursor=99999999999", "", 200, "\"users\":[]}");
+    rig_close(&r);
+}
+
 /* KServe v2: JSON in, binary out, and the answer of /v1/rank. */
 TEST(server_infers) {
     static const char body[] =
