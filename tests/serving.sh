@@ -7,7 +7,8 @@ root=$PWD
 python=$root/build/python/bin/python
 work=$(mktemp -d)
 server=''
-trap '[ -z "$server" ] || kill -9 "$server" 2>/dev/null; rm -rf "$work"' EXIT
+reader=''
+trap 'kill -9 $server $reader 2>/dev/null; rm -rf "$work"' EXIT
 fail() { echo "serving: $*" >&2; [ ! -s "$work/err" ] || tail -n 5 "$work/err" >&2; exit 1; }
 
 # block KIND: the blocks of a language, one after the other.
@@ -92,11 +93,28 @@ grep -q '"path":"/v1/recommend","code":200' access || fail "no access log"
 [ "$(grep -vc '^{.*}$' access)" -eq 0 ] || fail "a line of the access log is not JSON"
 
 # The same of an engine folder as soon as it is ready, whose content may still be checked then.
-"$program" serve engine --port 0 --device cpu --access-log off >/dev/null 2>ready &
+# A file of its own: the shell empties an old one only when the new process runs, and what the last server wrote is not this one's word.
+"$program" serve engine --port 0 --device cpu --access-log off >/dev/null 2>ready-engine &
 server=$!
-for _ in $(seq 3000); do grep -q '^ready: ' ready && break; sleep 0.02; done
-grep -q '^ready: ' ready || { cat ready >&2; fail "the engine folder's server is not ready after a minute"; }
+for _ in $(seq 3000); do grep -qs '^ready: ' ready-engine && break; sleep 0.02; done
 kill -TERM "$server"
-wait "$server" || { code=$?; cat ready >&2; fail "SIGTERM after the start: exit code $code"; }
+wait "$server" || { code=$?; cat ready-engine >&2; fail "SIGTERM after the start: exit code $code"; }
+server=''
+# A reader of the access log that does not read stops neither requests nor the end.
+mkfifo stuck
+sleep 120 <stuck >/dev/null 2>&1 &
+reader=$!
+disown "$reader"
+"$program" serve engine --port 0 --device cpu --access-log - >stuck 2>ready-stuck &
+server=$!
+for _ in $(seq 3000); do grep -qs '^ready: ' ready-stuck && break; sleep 0.02; done
+port=$(sed -n 's|^ready: http://127.0.0.1:\([0-9]*\)/.*|\1|p' ready-stuck)
+timeout 120 curl -sf "127.0.0.1:$port/v2/health/live?[1-12000]" >lives 2>err || fail "a stuck reader of the log stops the server"
+curl -sf -m 20 "127.0.0.1:$port/v1/status" | grep -q '"dropped":[1-9]' || fail "dropped lines of the log are not counted"
+curl -sf -m 20 "127.0.0.1:$port/metrics" | grep -q '^hstu_access_log_dropped_total [1-9]' || fail "no metric counts the dropped lines"
+kill -TERM "$server"
+for _ in $(seq 1000); do kill -0 "$server" 2>/dev/null || break; sleep 0.02; done
+kill -0 "$server" 2>/dev/null && fail "SIGTERM does not end a server with a stuck reader of the log"
+wait "$server" || fail "SIGTERM with a stuck reader of the log: exit code $?"
 server=''
 echo "followed: $(wc -l <asks) requests"

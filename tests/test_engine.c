@@ -212,7 +212,7 @@ TEST(engine_filters_keep_the_scores) {
     q.top_k = V;
     few = serve_ask(e, &q);
     engine_user u;
-    CHECK_OK(engine_get_user(e, serve_id(1), &u));
+    CHECK_OK(engine_get_user(e, serve_id(1), 0, 1000, &u));
     CHECK(u.is_known && u.is_from_data && u.n_events == few.n_events && u.n_events > 3);
     for (size_t i = 0; i < u.n_events; i++) {
         CHECK(u.events[i].is_known && u.events[i].title_bytes > 0);
@@ -321,8 +321,10 @@ TEST(engine_serves_strangers) {
     engine_answer_release(&a);
     engine_id found[USERS];
     size_t n_found;
-    CHECK_OK(engine_list_users(e, "", USERS, found, &n_found));
+    uint64_t next;
+    CHECK_OK(engine_list_users(e, "", 0, USERS, found, &n_found, &next));
     CHECK_EQ(n_found, USERS - 1);
+    CHECK_EQ(next, 0);
     engine_destroy(e);
 }
 

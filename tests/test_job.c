@@ -180,3 +180,33 @@ TEST(job_reads_histories_in_any_form) {
     check_histories(serve_run("retrieval", retrieval_gin, NULL, 0), false);
     check_histories(serve_run("ranking", ranking_gin, NULL, 0), true);
 }
+
+/* What a long history has is listed by bits, and of a short one sorted: the same is left out. */
+TEST(job_leaves_out_what_a_long_history_has) {
+    enum { LONG = 4200, SHORT = 62, SEEN = 50, ITEMS = 60 };
+    static engine_event event[2][LONG];
+    const int n[2] = {LONG, SHORT};
+    engine_answer a[2];
+    engine_id deny = serve_id(55);
+    engine *e = serve_open(serve_run("retrieval", retrieval_gin, NULL, 0), NULL, 0);
+    for (int k = 0; k < 2; k++) {
+        for (int i = 0; i < n[k]; i++) /* from the end on, so that the newest are the same */
+            event[k][n[k] - 1 - i] = serve_event(1 + i % SEEN, 1000000 - 60 * i);
+        engine_request q = serve_recommend(1, ITEMS);
+        q.has_user = false;
+        q.has_history = true;
+        q.history = event[k];
+        q.n_history = (size_t)n[k];
+        q.deny = &deny;
+        q.n_deny = 1;
+        a[k] = serve_ask(e, &q);
+    }
+    CHECK(a[0].n_items == ITEMS - SEEN - 1 && a[1].n_items == a[0].n_items);
+    for (size_t i = 0; i < a[0].n_items; i++) {
+        CHECK(a[0].items[i].number > SEEN && a[0].items[i].number != 55);
+        CHECK_EQ(a[0].items[i].number, a[1].items[i].number);
+    }
+    engine_answer_release(&a[0]);
+    engine_answer_release(&a[1]);
+    engine_destroy(e);
+}

@@ -1,5 +1,6 @@
 #include "serve/request.h"
 
+#include "base/buf.h"
 #include "oom.h"
 #include "test.h"
 
@@ -89,6 +90,26 @@ TEST(request_depth_is_limited) {
     char body[600] = "{\"user\": 7, \"history\": ";
     memset(body + strlen(body), '[', 200);
     bad(request_recommend_read, body, "not JSON");
+}
+
+/* Each question of an explanation has a copy of the history. */
+TEST(request_limits_what_is_explained) {
+    for (int more = 0; more < 2; more++) {
+        arena a;
+        buf body;
+        buf_init(&body);
+        CHECK_OK(buf_text(&body, "{\"explain\": true, \"history\": [1"));
+        for (int i = 1; i < REQUEST_MAX_EXPLAINED + more; i++)
+            CHECK_OK(buf_text(&body, ",1"));
+        CHECK_OK(buf_text(&body, "]}"));
+        if (more)
+            bad(request_recommend_read, buf_str(&body), "explain: at most 16384 events");
+        else {
+            good(&a, request_recommend_read, buf_str(&body));
+            arena_fini(&a);
+        }
+        buf_fini(&body);
+    }
 }
 
 TEST(request_rerank_reads_what_clients_send) {

@@ -137,7 +137,7 @@ TEST(request_infer_refuses) {
         "the 2 elements of its shape");
     bad("{\"inputs\": [{\"name\": \"USER_IDS\", \"datatype\": \"INT64\", \"shape\": [1], "
         "\"data\": [\"a\"]}]}",
-        "not a whole number");
+        "element 0 is not a number of type INT64");
     bad("{\"inputs\": [" USERS "], \"outputs\": [{\"name\": \"X\"}]}", "there is no output X");
     bad("{\"inputs\": [{\"name\": \"TOP_K\", \"datatype\": \"INT64\", \"shape\": [1], \"data\": "
         "[5]}]}",
@@ -151,6 +151,108 @@ TEST(request_infer_refuses) {
         "\"INT64\", \"data\": [1, 1]}, {\"name\": \"NUM_CANDIDATES\", \"shape\": [2], "
         "\"datatype\": \"INT64\", \"data\": [2, 1]}]}",
         "more candidates than items");
+}
+
+/* One element of a type, as JSON; true: it is read as it is. */
+static bool takes(const char *type, const char *number) {
+    char body[300];
+    request_infer r;
+    arena a;
+    snprintf(body, sizeof body,
+             "{\"inputs\": [{\"name\": \"USER_IDS\", \"shape\": [1], \"datatype\": \"%s\", "
+             "\"data\": [%s]}]}",
+             type, number);
+    arena_init(&a, 1024);
+    status st = request_infer_read(&a, body, strlen(body), NULL, &r);
+    bool is_taken = st == OK && r.inputs[0].at[0].number == strtoll(number, NULL, 10);
+    CHECK(is_taken || st == ERR_USAGE);
+    arena_fini(&a);
+    return is_taken;
+}
+
+TEST(request_infer_checks_the_range_of_numbers) {
+    static const struct {
+        const char *type, *least, *most, *below, *above;
+    } of[] = {
+        {"INT8", "-128", "127", "-129", "128"},
+        {"UINT8", "0", "255", "-1", "256"},
+        {"INT16", "-32768", "32767", "-32769", "32768"},
+        {"UINT16", "0", "65535", "-1", "65536"},
+        {"INT32", "-2147483648", "2147483647", "-2147483649", "2147483648"},
+        {"UINT32", "0", "4294967295", "-1", "4294967296"},
+        {"INT64", "-9223372036854775808", "9223372036854775807", "-9223372036854775809",
+         "9223372036854775808"},
+        {"UINT64", "0", "9223372036854775807", "-1", "18446744073709551615"},
+    };
+    for (size_t i = 0; i < sizeof of / sizeof *of; i++) {
+        CHECK(takes(of[i].type, of[i].least) && takes(of[i].type, of[i].most));
+        if (takes(of[i].type, of[i].below) || takes(of[i].type, of[i].above))
+            FAIL_TEST("%s: a number out of range is taken", of[i].type);
+        CHECK(!takes(of[i].type, "1.0") && !takes(of[i].type, "1e1"));
+    }
+    bad("{\"parameters\": {\"timeout\": -1}, \"inputs\": [" USERS "]}", "timeout: give");
+    bad("{\"parameters\": {\"timeout\": 600000001}, \"inputs\": [" USERS "]}", "to 600000000");
+    bad("{\"parameters\": {\"timeout\": \"5\"}, \"inputs\": [" USERS "]}", "timeout: give");
+    bad("{\"parameters\": {\"priority\": 4294967296}, \"inputs\": [" USERS "]}", "priority: give");
+    bad("{\"inputs\": [" USERS ", {\"name\": \"TOP_K\", \"shape\": [1], \"datatype\": \"INT64\", "
+        "\"data\": [4294967297]}]}",
+        "TOP_K");
+}
+
+/* A binary UINT64 that an int64_t does not hold is no negative id. */
+TEST(request_infer_checks_binary_numbers) {
+    static const char json[] =
+        "{\"inputs\":[{\"name\":\"USER_IDS\",\"shape\":[1],\"datatype\":\"UINT64\","
+        "\"parameters\":{\"binary_data_size\":8}}]}";
+    static const uint64_t numbers[] = {INT64_MAX, (uint64_t)INT64_MAX + 1, UINT64_MAX};
+    char body[sizeof json + 8], header[24];
+    for (int i = 0; i < 3; i++) {
+        request_infer r;
+        arena a;
+        memcpy(body, json, sizeof json - 1);
+        memcpy(body + sizeof json - 1, &numbers[i], 8);
+        snprintf(header, sizeof header, "%zu", sizeof json - 1);
+        arena_init(&a, 1024);
+        status st = request_infer_read(&a, body, sizeof json + 7, header, &r);
+        CHECK_EQ(st, i == 0 ? OK : ERR_USAGE);
+        if (st == OK) CHECK_EQ(r.inputs[0].at[0].number, INT64_MAX);
+        snprintf(header, sizeof header, "+%zu", sizeof json - 1);
+        CHECK(request_infer_read(&a, body, sizeof json + 7, header, &r) == ERR_USAGE);
+        arena_fini(&a);
+    }
+}
+
+/* The cost is known before anything is looked up: users times candidates, or times TOP_K. */
+TEST(request_infer_limits_what_a_small_body_asks_for) {
+    enum { MOST = INFER_MAX_SCORES / INFER_MAX_BATCH };
+    for (int more = 0; more < 2; more++)
+        for (int is_top_k = 0; is_top_k < 2; is_top_k++) {
+            request_infer r;
+            infer_asks q;
+            buf body;
+            arena a;
+            buf_init(&body);
+            arena_init(&a, 1 << 16);
+            CHECK_OK(buf_printf(&body,
+                                "{\"inputs\": [{\"name\": \"USER_IDS\", \"shape\": [%d], "
+                                "\"datatype\": \"INT64\", \"data\": [0",
+                                INFER_MAX_BATCH));
+            for (int i = 1; i < INFER_MAX_BATCH; i++)
+                CHECK_OK(buf_printf(&body, ", %d", i));
+            CHECK_OK(buf_printf(&body,
+                                "]}, {\"name\": \"%s\", \"shape\": [%d], \"datatype\": "
+                                "\"INT64\", \"data\": [%d",
+                                is_top_k ? "TOP_K" : "CANDIDATES", is_top_k ? 1 : MOST + more,
+                                MOST + more));
+            for (int i = 1; i < MOST + more && !is_top_k; i++)
+                CHECK_OK(buf_text(&body, ", 7"));
+            CHECK_OK(buf_text(&body, "]}]}"));
+            status st = read_json(&a, buf_str(&body), &r, &q);
+            CHECK_EQ(st, more ? ERR_USAGE : OK);
+            if (more) CHECK_CONTAINS(status_reason(), "at most 131072");
+            buf_fini(&body);
+            arena_fini(&a);
+        }
 }
 
 static status read_once(void *context) {

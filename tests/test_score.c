@@ -92,6 +92,9 @@ TEST(score_says_what_is_wrong) {
     says(2, "run --candidates 1", "give either --user ID");
     says(2, "run --user 3 --all-users --candidates 1", "give either --user ID");
     says(2, "run --user 3 --candidates 1,777", "no item '777'");
+    says(2, "run --user 3 --candidates 1,07", "no item '07'"); /* 7 is there */
+    says(2, "run --user 3 --candidates 1,+7", "no item '+7'");
+    says(0, "run --user +3 --candidates 1", "User +3: not in the data");
     says(2, "run --user 3 --candidates none.txt", "neither a file nor a list");
     says(2, "run --user 3 --candidates empty", "none is an item");
     says(2, "run --user 3 --candidates strange", "none is an item");

@@ -309,6 +309,46 @@ TEST(seq_file_names_and_ratings) {
     buf_fini(&text);
 }
 
+/* An id has one way to be written: texts that only stand for the same number are other ids. */
+TEST(seq_ids_are_numbers_as_written) {
+    static const struct {
+        const char *text;
+        int64_t number;
+    } good[] = {{"0", 0},
+                {"7", 7},
+                {"-7", -7},
+                {"10", 10},
+                {"9223372036854775807", INT64_MAX},
+                {"-9223372036854775808", INT64_MIN}};
+    static const char *const bad[] = {"",
+                                      "-",
+                                      "+7",
+                                      "07",
+                                      "-0",
+                                      "-07",
+                                      "00",
+                                      " 7",
+                                      "7 ",
+                                      "7.0",
+                                      "0x7",
+                                      "7a",
+                                      "1e1",
+                                      "--7",
+                                      "/",
+                                      ":",
+                                      "9223372036854775808",
+                                      "-9223372036854775809",
+                                      "18446744073709551623"};
+    int64_t number = -1;
+    for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
+        CHECK(seq_id_number(good[i].text, strlen(good[i].text), &number));
+        CHECK_EQ(number, good[i].number);
+    }
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        if (seq_id_number(bad[i], strlen(bad[i]), &number)) FAIL_TEST("'%s' is a number", bad[i]);
+    CHECK(seq_id_number("789", 2, &number) && number == 78);
+}
+
 /* Catalogues without gaps, with few and with many, at the ends of the numbers. */
 TEST(seq_file_finds_items_by_number) {
     enum { N = 300 };

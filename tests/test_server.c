@@ -1,75 +1,8 @@
 #include "serve/server.h"
 
-#include <pthread.h>
-
 #include "base/file.h"
-#include "http_client.h"
-#include "run_test.h"
 #include "serve/state.h"
-#include "test.h"
-
-/* A server on the toy run, with what a test wants to change. */
-typedef struct rig {
-    server *s;
-    int port;
-    char run[4200], data[4200], state[4200], keys[4200];
-    server_model model[2];
-    server_config c;
-    pthread_mutex_t lock;
-    buf log;
-} rig;
-
-static void keep_line(void *context, const char *line) {
-    rig *r = context;
-    pthread_mutex_lock(&r->lock);
-    CHECK_OK(buf_printf(&r->log, "%s\n", line));
-    pthread_mutex_unlock(&r->lock);
-}
-
-static void rig_open(rig *r) {
-    if (http_library_version() == NULL) SKIP_TEST("this build has no libmicrohttpd");
-    free(shell(0, "true"));
-    *r = (rig){0};
-    snprintf(r->run, sizeof r->run, "%s/run", test_folder());
-    snprintf(r->data, sizeof r->data, "%s/data", test_folder());
-    snprintf(r->state, sizeof r->state, "%s/state", test_folder());
-    snprintf(r->keys, sizeof r->keys, "%s/keys", test_folder());
-    pthread_mutex_init(&r->lock, NULL);
-    r->model[0] = (server_model){.name = "toy", .path = r->run, .share = 1};
-    r->c = (server_config){.http = http_default_settings(),
-                           .models = r->model,
-                           .n_models = 1,
-                           .log = keep_line,
-                           .log_ctx = r};
-    r->c.http.port = 0;
-    r->c.engine = (engine_config){.data = r->data, .device = "cpu", .n_threads = 1, .kv_pages = -1};
-    r->c.engine.deadline_ns = 20000000000u;
-}
-
-static void rig_start(rig *r) {
-    CHECK_OK(server_start(&r->s, &r->c));
-    r->port = server_port(r->s);
-}
-
-static void rig_stop(rig *r) {
-    server_stop(r->s);
-    r->s = NULL;
-}
-
-static void rig_close(rig *r) {
-    rig_stop(r);
-    buf_fini(&r->log);
-    pthread_mutex_destroy(&r->lock);
-}
-
-/* Asks, and expects a code and a part of the answer. */
-static void ask(rig *r, const char *method, const char *path, const char *body, int code,
-                const char *part) {
-    char *text = client_ask(r->port, method, path, "", body);
-    if (client_code(text) != code || strstr(text, part) == NULL)
-        FAIL_TEST("%s %s %s: wanted %d with %s: %s", method, path, body, code, part, text);
-    free(text);
-}
+#include "server_rig.h"
 
 TEST(server_answers_all_routes) {
     rig r;
@@ -133,6 +66,39 @@ TEST(server_says_what_is_wrong) {
                       "{\"user\": 7, \"events\": [1]}");
     CHECK_EQ(client_code(text), 200);
     free(text);
+    rig_close(&r);
+}
+
+/* Where ids are numbers, "+7" and "07" are ids that nobody has, however they are sent. */
+TEST(server_reads_ids_as_the_vocabulary_writes_them) {
+    static const char *const forms[] = {"+7", "07", "7.0", " 7", "-0"};
+    rig r;
+    rig_open(&r);
+    rig_start(&r);
+    ask(&r, "POST", "/v1/recommend", "{\"user\": \"7\"}", 200, "\"source\":\"model\"");
+    ask(&r, "GET", "/v1/users/7", "", 200, "{\"user\":7,");
+    ask(&r, "POST", "/v1/rank", "{\"user\": 7, \"candidates\": [\"7\"]}", 200,
+        "\"unknown_items\":0");
+    for (size_t i = 0; i < sizeof forms / sizeof *forms; i++) {
+        char body[300], path[64];
+        snprintf(body, sizeof body, "{\"user\": \"%s\"}", forms[i]);
+        ask(&r, "POST", "/v1/recommend", body, 200, "\"source\":\"popular\"");
+        snprintf(body, sizeof body, "{\"user\": 7, \"candidates\": [\"%s\"]}", forms[i]);
+        ask(&r, "POST", "/v1/rank", body, 200, "\"is_unknown\":true");
+        snprintf(body, sizeof body,
+                 "{\"inputs\":[{\"name\":\"USER_IDS\",\"shape\":[1],\"datatype\":\"BYTES\","
+                 "\"data\":[\"7\"]},{\"name\":\"CANDIDATES\",\"shape\":[1,1],\"datatype\":"
+                 "\"BYTES\",\"data\":[\"%s\"]}]}",
+                 forms[i]);
+        ask(&r, "POST", "/v2/models/toy/infer", body, 200, "\"data\":[null]");
+        snprintf(path, sizeof path, "/v1/users/%s", i == 3 ? "%207" : forms[i]);
+        ask(&r, "GET", path, "", 404, "there is no user");
+    }
+    /* A user of that text is another one than 7. */
+    ask(&r, "POST", "/v1/events",
+        "{\"user\": \"07\", \"events\": [{\"item\": \"07\", \"time\": 5}]}", 200,
+        "\"unknown\":1,\"events\":1,\"unknown_items\":[\"07\"]");
+    ask(&r, "GET", "/v1/users/07", "", 200, "{\"user\":\"07\",");
     rig_close(&r);
 }
 
@@ -221,22 +187,34 @@ TEST(server_refuses_before_it_adds_events) {
     }
 }
 
-TEST(server_checks_keys_and_quotas) {
+/* A body that takes long to read is read beside the threads of HTTP. */
+TEST(server_reads_large_bodies) {
+    enum { N = 60000 };
+    rig r;
+    buf body;
+    rig_open(&r);
+    rig_start(&r);
+    buf_init(&body);
+    CHECK_OK(buf_text(&body, "{\"history\": [1"));
+    for (int i = 1; i < N; i++)
+        CHECK_OK(buf_printf(&body, ", %d", 1 + i % 30));
+    CHECK_OK(buf_text(&body, "]"));
+    CHECK(body.n_bytes < 1 << 18);
+    CHECK_OK(buf_printf(&body, "%*s}", (1 << 18) + 10, ""));
+    ask(&r, "POST", "/v1/recommend", buf_str(&body), 200, "\"events\":60000");
+    buf_fini(&body);
+    rig_close(&r);
+}
+
+TEST(server_tells_its_state) {
     rig r;
     rig_open(&r);
-    FILE *f = fopen(r.keys, "w");
-    CHECK(f != NULL && fputs("secret-key shop 1\n", f) >= 0 && fclose(f) == 0);
-    r.c.keys = r.keys;
     rig_start(&r);
-    ask(&r, "GET", "/v1/models", "", 401, "Authorization: Bearer KEY");
-    ask(&r, "GET", "/health", "", 200, "ok");
-    char *text = client_ask(r.port, "GET", "/v1/users", "Authorization: Bearer secret-key\r\n", "");
-    CHECK_EQ(client_code(text), 200);
-    free(text);
-    text = client_ask(r.port, "GET", "/v1/users", "X-Api-Key: secret-key\r\n", "");
-    CHECK_EQ(client_code(text), 429);
-    CHECK_CONTAINS(text, "Retry-After: 1");
-    free(text);
+    ask(&r, "GET", "/v1/status", "", 200,
+        "{\"ready\":true,\"models\":1,\"durable\":false,\"users\":");
+    ask(&r, "GET", "/v1/status", "", 200, "\"access_log\":{\"on\":true,\"dropped\":0}");
+    server_set_ready(r.s, false);
+    ask(&r, "GET", "/v1/status", "", 200, "{\"ready\":false");
     rig_close(&r);
 }
 
@@ -382,6 +360,84 @@ TEST(server_explains_by_leaving_out) {
     rig_close(&r);
 }
 
+static void add_long_history(rig *r, const char *user, int n) {
+    buf body;
+    buf_init(&body);
+    CHECK_OK(buf_printf(&body, "{\"user\": \"%s\", \"events\": [", user));
+    for (int i = 0; i < n; i++)
+        CHECK_OK(buf_printf(&body, "%s{\"item\": %d, \"time\": %d}", i > 0 ? ", " : "", 1 + i % 30,
+                            1000 + i));
+    CHECK_OK(buf_text(&body, "]}"));
+    ask(r, "POST", "/v1/events", buf_str(&body), 200, "\"durable\"");
+    buf_fini(&body);
+}
+
+static size_t count_of(const char *text, const char *part) {
+    size_t n = 0;
+    for (; (text = strstr(text, part)) != NULL; text++)
+        n++;
+    return n;
+}
+
+/* A long history comes in pages: the newest events, or those from an offset on. */
+TEST(server_pages_long_histories) {
+    enum { N = 10050 };
+    rig r;
+    rig_open(&r);
+    rig_start(&r);
+    add_long_history(&r, "whale", N);
+    char *text = client_ask(r.port, "GET", "/v1/users/whale", "", "");
+    CHECK_CONTAINS(text, "\"total\":10050,\"offset\":50,\"events\":[");
+    CHECK_EQ(count_of(text, "\"time\":"), 10000);
+    CHECK_CONTAINS(text, "\"time\":1050,");
+    CHECK_CONTAINS(text, "\"time\":11049,");
+    free(text);
+    text = client_ask(r.port, "GET", "/v1/users/whale?offset=10&limit=3", "", "");
+    CHECK_CONTAINS(text, "\"offset\":10,\"events\":[{\"item\":11,");
+    CHECK_EQ(count_of(text, "\"time\":"), 3);
+    free(text);
+    ask(&r, "GET", "/v1/users/whale?limit=2", "", 200, "\"offset\":10048,");
+    ask(&r, "GET", "/v1/users/whale?offset=10049", "", 200, "\"offset\":10049,\"events\":[{");
+    ask(&r, "GET", "/v1/users/whale?offset=99999999", "", 200, "\"offset\":10050,\"events\":[]");
+    ask(&r, "GET", "/v1/users/whale?limit=0", "", 400,
+        "limit: give a whole number from 1 to 10000");
+    ask(&r, "GET", "/v1/users/whale?limit=10001", "", 400, "limit: give");
+    ask(&r, "GET", "/v1/users/whale?offset=-1", "", 400, "offset: give");
+    ask(&r, "GET", "/v1/users/whale?offset=x", "", 400, "offset: give");
+    /* Reasons are of the newest events, and counted from the first. */
+    add_long_history(&r, "whale2", 16500);
+    ask(&r, "POST", "/v1/recommend", "{\"user\": \"whale2\", \"top_k\": 1, \"explain\": true}", 200,
+        "\"first_event\":16476,\"events\":24,");
+    rig_close(&r);
+}
+
+/* Users come in pages, too: each once. */
+TEST(server_pages_users) {
+    rig r;
+    char path[100] = "/v1/users?limit=7";
+    size_t n = 0, n_pages = 0;
+    rig_open(&r);
+    rig_start(&r);
+    char *all = client_ask(r.port, "GET", "/v1/users?limit=1000", "", "");
+    size_t n_users = count_of(strstr(all, "\"users\":["), ",") + 1;
+    CHECK(n_users > 20 && strstr(all, "next_cursor") == NULL);
+    free(all);
+    for (bool is_last = false; !is_last; n_pages++) {
+        char *text = client_ask(r.port, "GET", path, "", "");
+        const char *next = strstr(text, ",\"next_cursor\":");
+        CHECK_EQ(client_code(text), 200);
+        n += count_of(strstr(text, "\"users\":["), ",") + 1 - (next != NULL);
+        is_last = next == NULL;
+        if (next != NULL)
+            snprintf(path, sizeof path, "/v1/users?limit=7&cursor=%d", atoi(next + 15));
+        free(text);
+    }
+    CHECK(n == n_users && n_pages == (n_users + 6) / 7);
+    ask(&r, "GET", "/v1/users?limit=1001", "", 400, "limit: give a whole number from 1 to 1000");
+    ask(&r, "GET", "/v1/users?cursor=99999999999", "", 200, "\"users\":[]}");
+    rig_close(&r);
+}
+
 /* KServe v2: JSON in, binary out, and the answer of /v1/rank. */
 TEST(server_infers) {
     static const char body[] =
@@ -440,6 +496,42 @@ TEST(server_streams_its_state) {
     CHECK_CONTAINS(text, "data: {\"requests\":");
     CHECK_CONTAINS(text, "text/event-stream");
     close(fd);
+    rig_close(&r);
+}
+
+/* A request whose client has closed its sending side before its turn is not run: 499, for the log.
+ * A client may be too late for that; not always. */
+TEST(server_does_not_run_for_who_has_gone) {
+    static const char text[] =
+        "POST /v1/recommend HTTP/1.1\r\nHost: t\r\nContent-Length: 11\r\n\r\n"
+        "{\"user\": 7}";
+    rig r;
+    int n_gone = 0;
+    rig_open(&r);
+    rig_start(&r);
+    for (int i = 0; i < 2000 && n_gone == 0; i++) {
+        int fd = client_open(r.port);
+        CHECK(client_send(fd, text, strlen(text)) && shutdown(fd, SHUT_WR) == 0);
+        char *answer = client_read(fd);
+        int code = client_code(answer);
+        if (code != 200 && code != 499 && code != 0) FAIL_TEST("wanted 200 or 499: %s", answer);
+        n_gone += code == 499;
+        free(answer);
+        close(fd);
+    }
+    CHECK(n_gone > 0);
+    rig_close(&r);
+}
+
+/* An engine that is being closed takes no more requests: try another server. */
+TEST(server_refuses_while_it_closes) {
+    rig r;
+    rig_open(&r);
+    rig_start(&r);
+    engine_drain(server_engine(r.s));
+    ask(&r, "POST", "/v1/recommend", "{\"user\": 7}", 503, "Retry-After: 1\r\n");
+    ask(&r, "POST", "/v1/rank", "{\"user\": 7, \"candidates\": [1], \"deadline_ms\": 5000}", 503,
+        "Retry-After: 1\r\n");
     rig_close(&r);
 }
 

@@ -31,6 +31,30 @@ TEST(text_map_numbers_texts_as_they_come) {
     text_map_fini(&m);
 }
 
+/* A text that is not there is found to be missing at every fill: half of the slots stay empty, also
+ * where many texts were announced at once. */
+TEST(text_map_keeps_slots_free_for_missing_texts) {
+    for (int n = 1; n <= 70; n++)
+        for (int step = 1; step <= n; step += n - 1 > 0 ? n - 1 : 1) {
+            text_map m;
+            char text[16];
+            size_t least = 8;
+            text_map_init(&m, 3);
+            for (int i = 0; i < n; i++) {
+                if (i % step == 0) CHECK_OK(text_map_reserve(&m, (size_t)step, 16 * (size_t)step));
+                CHECK_EQ(text_map_put(&m, text, (size_t)snprintf(text, sizeof text, "t%d", i)), i);
+            }
+            CHECK(2 * (size_t)m.n <= m.n_slots);
+            while (least < 2 * (size_t)m.n)
+                least *= 2;
+            if (step == n || step == 1) CHECK_EQ(m.n_slots, least); /* and no more than needed */
+            for (int i = 0; i < 100; i++)
+                CHECK_EQ(text_map_find(&m, text, (size_t)snprintf(text, sizeof text, "x%d", i)),
+                         TEXT_MAP_NONE);
+            text_map_fini(&m);
+        }
+}
+
 /* Taking back leaves the map as it was. */
 TEST(text_map_takes_back_the_newest) {
     text_map m;

@@ -229,7 +229,7 @@ static status copy_user(engine *from, engine *to, engine_id user) {
     engine_user u;
     engine_event *events = NULL;
     engine_added added;
-    TRY(engine_get_user(from, user, &u));
+    TRY(engine_get_user(from, user, 0, SIZE_MAX, &u));
     status st = MEM_NEW(&events, u.n_events);
     for (size_t i = 0; st == OK && i < u.n_events; i++)
         events[i] = (engine_event){.item = u.events[i].item,

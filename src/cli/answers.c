@@ -66,15 +66,11 @@ static status name_subject(answers *a, const answer_subject *who) {
 
 /* An id as the data has them: a number where ids are numbers. */
 static void json_id(json_writer *w, const buf *id, bool is_text) {
-    const char *text = buf_str(id);
-    char *end;
-    long long value = strtoll(text, &end, 10);
-    char again[24];
-    snprintf(again, sizeof again, "%lld", value);
-    if (!is_text && strcmp(again, text) == 0)
+    int64_t value;
+    if (!is_text && seq_id_number(buf_str(id), id->n_bytes, &value))
         json_int(w, value);
     else
-        json_string_n(w, text, id->n_bytes);
+        json_string_n(w, buf_str(id), id->n_bytes);
 }
 
 static bool subject_is_text(const answers *a, const answer_subject *who) {

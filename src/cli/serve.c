@@ -2,11 +2,13 @@
 #include "serve/server.h"
 
 #include <ctype.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -16,65 +18,50 @@
 #include "cli/cli.h"
 #include "cli/kv_args.h"
 #include "cli/work.h"
+#include "serve/access_log.h"
 
-enum { NAME_BYTES = 64, FLUSH_MS = 200, CHECK_MS = 20 };
+enum { NAME_BYTES = 64, CHECK_MS = 20 };
 
 typedef struct serve_args {
     const char *path[ENGINE_MAX_MODELS];
     int n_paths;
     const char *data, *host, *device, *state, *keys, *access_log, *split;
-    arg_list names, shadows;
+    arg_list names, shadows, allow_hosts;
+    access_log *log; /* NULL: none */
+    int log_fd;      /* 0: stdout's, or none */
     const char *kv_load, *kv_dtype;
     int64_t port, max_batch, max_tokens, kv_pages, kv_host_pages, max_queue, queue_mib, deadline_ms;
     int64_t drain_delay_s, drain_timeout_s, erase_within_s;
     bool is_int8, loads_always, has_fp8_kv;
-    int64_t max_connections, per_address, max_body_mib;
+    int64_t max_connections, per_address, max_body_mib, max_buffered_mib;
     char name[ENGINE_MAX_MODELS][NAME_BYTES];
     server_model model[ENGINE_MAX_MODELS];
 } serve_args;
 
-/* The access log: lines of many threads, written out a few times a second. */
-typedef struct line_log {
-    FILE *file;
-    pthread_mutex_t lock;
-    uint64_t flushed_ns;
-} line_log;
-
-static void write_line(void *context, const char *line) {
-    line_log *l = context;
-    pthread_mutex_lock(&l->lock);
-    fputs(line, l->file);
-    fputc('\n', l->file);
-    uint64_t now = clock_ns();
-    if (now - l->flushed_ns > FLUSH_MS * 1000000ull) {
-        fflush(l->file);
-        l->flushed_ns = now;
-    }
-    pthread_mutex_unlock(&l->lock);
+/* Where the access log goes.  By default to stdout if that is a file: a pipe or a terminal has a
+ * reader who may not have asked for it. */
+static status open_log(serve_args *a) {
+    struct stat out;
+    const char *path = a->access_log;
+    bool is_file = fstat(STDOUT_FILENO, &out) == 0 && S_ISREG(out.st_mode);
+    if (path == NULL) path = is_file ? "-" : "off";
+    if (strcmp(path, "off") == 0) return OK;
+    bool is_stdout = strcmp(path, "-") == 0;
+    int fd =
+        is_stdout ? STDOUT_FILENO : open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
+    if (fd < 0) return fail_errno("--access-log %s", path);
+    status st = access_log_open(&a->log, fd);
+    if (st == OK && !is_stdout) a->log_fd = fd;
+    if (st != OK && !is_stdout) close(fd);
+    return st;
 }
 
-static void flush_lines(line_log *l) {
-    if (l->file == NULL) return;
-    pthread_mutex_lock(&l->lock);
-    fflush(l->file);
-    l->flushed_ns = clock_ns();
-    pthread_mutex_unlock(&l->lock);
-}
-
-static status open_log(line_log *l, const char *path) {
-    pthread_mutex_init(&l->lock, NULL);
-    l->flushed_ns = 0;
-    l->file = strcmp(path, "-") == 0 ? stdout : NULL;
-    if (l->file != NULL || strcmp(path, "off") == 0) return OK;
-    l->file = fopen(path, "ae");
-    if (l->file == NULL) return fail_errno("--access-log %s", path);
-    return OK;
-}
-
-static void close_log(line_log *l) {
-    flush_lines(l);
-    if (l->file != NULL && l->file != stdout) fclose(l->file);
-    pthread_mutex_destroy(&l->lock);
+static void close_log(serve_args *a) {
+    uint64_t n = access_log_close(a->log);
+    if (n > 0)
+        log_warn("%llu lines of the access log were dropped: its reader was too slow, or gone",
+                 (unsigned long long)n);
+    if (a->log_fd > 0) close(a->log_fd);
 }
 
 static bool is_good_name(const char *name) {
@@ -184,6 +171,8 @@ static void tell_start(const serve_args *a, server *s) {
         log_info("events: %llu read from %s%s", (unsigned long long)state.n_restored, a->state,
                  state.n_known > 0 ? "; some are in the data, too, and count once" : "");
     if (state.warning[0] != '\0') log_warn("%s", state.warning);
+    if (a->access_log == NULL && a->log == NULL)
+        log_info("note: no access log, as stdout is not a file; --access-log - writes it there");
     log_info("ready: http://%s:%d/  (Ctrl-C drains and ends)",
              strchr(a->host, ':') != NULL ? "[::]" : a->host, server_port(s));
 }
@@ -195,10 +184,10 @@ static bool wait_signal(const sigset_t *signals, int ms) {
 }
 
 /* Until a signal; then until everything is answered, the time is over, or a second signal. */
-static status wait_for_end(const serve_args *a, server *s, line_log *log, const sigset_t *signals,
+static status wait_for_end(const serve_args *a, server *s, const sigset_t *signals,
                            bool is_ending) {
-    while (!is_ending && !wait_signal(signals, FLUSH_MS))
-        flush_lines(log);
+    while (!is_ending && !wait_signal(signals, 60000))
+        ;
     server_set_ready(s, false);
     log_info("draining; a second signal ends at once");
     for (int64_t ms = 0; ms < a->drain_delay_s * 1000; ms += 50)
@@ -213,18 +202,25 @@ static status wait_for_end(const serve_args *a, server *s, line_log *log, const 
     return OK;
 }
 
-static server_config make_config(const serve_args *a, line_log *log) {
+static server_config make_config(const serve_args *a) {
     server_config c = {.http = http_default_settings(),
                        .models = a->model,
                        .n_models = a->n_paths,
                        .keys = a->keys,
-                       .log = log->file != NULL ? write_line : NULL,
-                       .log_ctx = log};
+                       .allow_hosts = a->allow_hosts.item,
+                       .n_allow_hosts = a->allow_hosts.n_items,
+                       .log = a->log != NULL ? access_log_write : NULL,
+                       .log_dropped = a->log != NULL ? access_log_dropped : NULL,
+                       .log_ctx = a->log};
     c.http.host = a->host;
     c.http.port = (int)a->port;
     c.http.max_connections = (int)a->max_connections;
     c.http.max_per_address = (int)a->per_address;
     c.http.max_body_bytes = (size_t)a->max_body_mib << 20;
+    /* One address has half of it, and at least one request of the largest size. */
+    int64_t least = 2 * a->max_body_mib;
+    c.http.max_held_bytes = (size_t)(a->max_buffered_mib > least ? a->max_buffered_mib : least)
+                            << 20;
     c.engine = (engine_config){.data = a->data,
                                .state = a->state,
                                .erase_within_ns = (uint64_t)a->erase_within_s * 1000000000ull,
@@ -261,10 +257,10 @@ static status wait_checked(const serve_args *a, server *s, const sigset_t *signa
 
 /* A signal came while weights were checked, and everything that had arrived is answered: the
  * threads that still read weights are not waited for. */
-static status end_early(const serve_args *a, server *s, line_log *log) {
+static status end_early(serve_args *a, server *s) {
     for (int i = 0; i < a->n_paths; i++) {
         if (!engine_is_checked(server_engine(s), i)) {
-            flush_lines(log);
+            close_log(a);
             log_info("ended before the weights were checked");
             _exit(0);
         }
@@ -274,7 +270,6 @@ static status end_early(const serve_args *a, server *s, line_log *log) {
 }
 
 static status run(serve_args *a) {
-    line_log log;
     server *s = NULL;
     bool is_ending = false;
     sigset_t signals, before;
@@ -287,24 +282,24 @@ static status run(serve_args *a) {
     sigaddset(&signals, SIGTERM);
     sigaddset(&signals, SIGINT);
     pthread_sigmask(SIG_BLOCK, &signals, &before);
-    status st = open_log(&log, a->access_log);
+    status st = open_log(a);
     if (st == OK) {
-        server_config c = make_config(a, &log);
+        server_config c = make_config(a);
         st = server_start(&s, &c);
     }
     if (st == OK) {
         tell_start(a, s);
         st = wait_checked(a, s, &signals, &is_ending);
     }
-    if (st == OK) st = wait_for_end(a, s, &log, &signals, is_ending);
-    if (st == OK && is_ending) st = end_early(a, s, &log);
+    if (st == OK) st = wait_for_end(a, s, &signals, is_ending);
+    if (st == OK && is_ending) st = end_early(a, s);
     if (st == ERR_INTERRUPTED) { /* what was acknowledged is on disk; nothing else is owed */
-        flush_lines(&log);
         log_warn("%s", status_reason());
+        close_log(a);
         _exit(1);
     }
     server_stop(s);
-    close_log(&log);
+    close_log(a);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     return st;
 }
@@ -321,13 +316,13 @@ status cmd_serve(int argc, char **argv) {
     serve_args a = {.host = "127.0.0.1",
                     .port = 8080,
                     .device = "auto",
-                    .access_log = "-",
                     .kv_pages = -1,
                     .drain_timeout_s = 30,
                     .erase_within_s = 60,
                     .max_connections = 4096,
                     .per_address = 1024,
-                    .max_body_mib = 8};
+                    .max_body_mib = 8,
+                    .max_buffered_mib = 256};
     bool is_help;
     const arg_option options[] = {
         {"--data", ARG_TEXT, &a.data, "DIR",
@@ -348,11 +343,21 @@ status cmd_serve(int argc, char **argv) {
          0, 0},
         {"--port", ARG_INT, &a.port, "PORT", "Port (default 8080; 0: any that is free).", 0, 65535},
         {"--keys", ARG_TEXT, &a.keys, "FILE",
-         "API keys, one a line: KEY NAME REQUESTS_PER_SECOND (0: no limit).", 0, 0},
+         "API keys, one a line: KEY NAME REQUESTS_PER_SECOND ROLES. 0: no limit; roles are some of "
+         "read, events, admin.",
+         0, 0},
+        {"--allow-host", ARG_LIST, &a.allow_hosts, "NAME",
+         "Answer requests with this name as their Host; '*': with any (default without --keys: "
+         "addresses, localhost, the name of this machine and that of --host).",
+         0, 0},
         {"--connections", ARG_INT, &a.max_connections, "N", "At most (default 4096).", 1, 1000000},
         {"--connections-per-address", ARG_INT, &a.per_address, "N",
          "From one address (default 1024).", 1, 1000000},
         {"--max-body", ARG_INT, &a.max_body_mib, "MIB", "Of a request (default 8).", 1, 1024},
+        {"--max-buffered", ARG_INT, &a.max_buffered_mib, "MIB",
+         "Bodies and answers over 64 KiB in memory at a time (default 256); one address may have "
+         "half of it.",
+         1, 1 << 20},
         {"Several models", ARG_FLAG, NULL, NULL, NULL, 0, 0},
         {"--name", ARG_LIST, &a.names, "NAME",
          "Name of a model, in the order of the paths (default: the folder's name).", 0, 0},
@@ -389,7 +394,10 @@ status cmd_serve(int argc, char **argv) {
          0, 0},
         {"Log and end", ARG_FLAG, NULL, NULL, NULL, 0, 0},
         {"--access-log", ARG_TEXT, &a.access_log, "FILE",
-         "A JSON object a line for each request; - is stdout (default), off: none.", 0, 0},
+         "A JSON object a line for each request; - is stdout, off: none (default: stdout if that "
+         "is "
+         "a file, else off).",
+         0, 0},
         {"--drain-delay", ARG_INT, &a.drain_delay_s, "S",
          "After SIGTERM: say 'not ready' and go on for so long (default 0).", 0, 3600},
         {"--drain-timeout", ARG_INT, &a.drain_timeout_s, "S",
@@ -410,5 +418,6 @@ status cmd_serve(int argc, char **argv) {
     if (st == OK && !is_help) st = run(&a);
     mem_free(a.names.item);
     mem_free(a.shadows.item);
+    mem_free(a.allow_hosts.item);
     return st;
 }

@@ -60,11 +60,11 @@ typedef struct lookup {
 } lookup;
 
 /* Numbers on one side, strings on the other, as when one id of a csv file is no number: compared as
- * text.  "007" is not 7, since a file of strings may have both. */
+ * text. */
 static status match_mixed(void *ctx, int64_t chunk, int worker) {
     const lookup *l = ctx;
     uint64_t begin = (uint64_t)chunk * CHUNK_ITEMS + 1, end = begin + CHUNK_ITEMS;
-    char id[NUMBER_BYTES], again[NUMBER_BYTES];
+    char id[NUMBER_BYTES];
     (void)worker;
     for (uint64_t i = begin; i < end && i <= l->d->n_items; i++) {
         if (l->d->has_text_items) {
@@ -75,10 +75,7 @@ static status match_mixed(void *ctx, int64_t chunk, int worker) {
         } else {
             snprintf(id, sizeof id, "%" PRId64, l->d->item_id[i]);
         }
-        uint32_t found = seq_find_item(l->v, id);
-        if (found == 0) continue;
-        if (!l->v->has_text_items) snprintf(again, sizeof again, "%" PRId64, l->v->item_id[found]);
-        if (l->v->has_text_items || strcmp(id, again) == 0) l->m->item[i] = found;
+        l->m->item[i] = seq_find_item(l->v, id);
     }
     return OK;
 }

@@ -350,17 +350,23 @@ typedef struct engine_user {
     bool is_known; /* in the data, or has had events */
     bool is_from_data;
     uint64_t version; /* grows with each change */
+    size_t n_total;   /* events that there are */
+    size_t first;     /* of them, the first below */
     size_t n_events;
     const engine_past_event *events; /* oldest first */
     struct engine_answer_memory *memory;
 } engine_user;
 
-/* A copy of a user's history. */
-status engine_get_user(engine *e, engine_id user, engine_user *out);
+/* A copy of a part of a user's history: n events from the first-th on, as far as there are any, or
+ * the newest n.  Others wait for it: ask for a few thousand at most. */
+#define ENGINE_NEWEST SIZE_MAX
+status engine_get_user(engine *e, engine_id user, size_t first, size_t n, engine_user *out);
 void engine_user_release(engine_user *u);
 
-/* Some users of the data whose ids begin with a text, for a list to choose from: at most n. */
-status engine_list_users(engine *e, const char *prefix, size_t n, engine_id *out, size_t *n_found);
+/* Users of the data whose ids begin with a text, from a place in its list on: at most n, and after
+ * a few million others none.  *next: the place to go on from, 0: there are no more. */
+status engine_list_users(engine *e, const char *prefix, uint64_t from, size_t n, engine_id *out,
+                         size_t *n_found, uint64_t *next);
 
 uint64_t engine_n_users(engine *e); /* of the data, and those that came later */
 

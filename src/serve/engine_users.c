@@ -141,12 +141,13 @@ void engine_get_state(engine *e, engine_state_stats *out) {
     user_writer_stats(e->writer, out);
 }
 
+/* The events out->first .. out->first + out->n_events - 1. */
 static status copy_events(engine *e, const user_history *h, served *m, arena *a, engine_user *out) {
     engine_past_event *events;
-    TRY(ARENA_NEW(a, &events, h->n));
+    TRY(ARENA_NEW(a, &events, out->n_events));
     if (m != NULL) TRY(served_know_items(m, &e->users));
-    for (size_t i = 0; i < h->n; i++) {
-        stored_event from = user_history_at(h, i);
+    for (size_t i = 0; i < out->n_events; i++) {
+        stored_event from = user_history_at(h, out->first + i);
         engine_past_event *to = &events[i];
         uint32_t item = m != NULL ? served_item(m, &e->users, from.item) : 0;
         to->item = users_item_id(&e->users, from.item);
@@ -162,29 +163,32 @@ static status copy_events(engine *e, const user_history *h, served *m, arena *a,
         to->title_bytes = names.title_bytes;
     }
     out->events = events;
-    out->n_events = h->n;
     return OK;
 }
 
 /* Under the lock of the users. */
-static status read_user(engine *e, const id_text *id, engine_user *out) {
+static status read_user(engine *e, const id_text *id, size_t first, size_t n, engine_user *out) {
     user_history h = users_history(&e->users, id);
+    if (first == ENGINE_NEWEST) first = h.n > n ? h.n - n : 0;
+    out->n_total = h.n;
+    out->first = first < h.n ? first : h.n;
+    out->n_events = h.n - out->first < n ? h.n - out->first : n;
     out->is_known = h.is_known;
     out->is_from_data = h.data_user < e->users.n_data_users;
     out->version = h.version;
     return copy_events(e, &h, out->memory->model, &out->memory->arena, out);
 }
 
-status engine_get_user(engine *e, engine_id user, engine_user *out) {
+status engine_get_user(engine *e, engine_id user, size_t first, size_t n, engine_user *out) {
     id_text id;
     *out = (engine_user){0};
     TRY(id_text_make(&id, &user, "the user"));
     TRY(MEM_NEW(&out->memory, 1));
     arena_init(&out->memory->arena, 1 << 12);
-    slot *first = engine_slot(e, 0);
-    if (first != NULL) out->memory->model = slot_keep_model(first);
+    slot *of_items = engine_slot(e, 0);
+    if (of_items != NULL) out->memory->model = slot_keep_model(of_items);
     pthread_mutex_lock(&e->users_lock);
-    status st = read_user(e, &id, out);
+    status st = read_user(e, &id, first, n, out);
     pthread_mutex_unlock(&e->users_lock);
     if (st != OK) engine_user_release(out);
     return st;
@@ -206,19 +210,28 @@ static engine_id data_user_id(const seq_file *data, uint64_t user) {
     return id;
 }
 
-status engine_list_users(engine *e, const char *prefix, size_t n, engine_id *out, size_t *n_found) {
-    const seq_file *data = e->data;
+static bool is_known(engine *e, const id_text *id) {
+    pthread_mutex_lock(&e->users_lock);
+    bool known = users_history(&e->users, id).is_known;
+    pthread_mutex_unlock(&e->users_lock);
+    return known;
+}
+
+/* The data never changes: the lock is taken for those who are found, one at a time. */
+status engine_list_users(engine *e, const char *prefix, uint64_t from, size_t n, engine_id *out,
+                         size_t *n_found, uint64_t *next) {
+    enum { LOOKED_AT = 1 << 22 };
+    uint64_t n_users = e->data != NULL ? e->data->n_users : 0, u = from;
     size_t n_prefix = strlen(prefix);
     *n_found = 0;
-    pthread_mutex_lock(&e->users_lock);
-    for (uint64_t u = 0; data != NULL && u < data->n_users && *n_found < n; u++) {
+    for (; u < n_users && *n_found < n && u - from < LOOKED_AT; u++) {
         id_text text;
-        engine_id id = data_user_id(data, u);
+        engine_id id = data_user_id(e->data, u);
         if (id_text_make(&text, &id, "a user") != OK) continue;
         if (text.n < n_prefix || memcmp(text.text, prefix, n_prefix) != 0) continue;
-        if (users_history(&e->users, &text).is_known) out[(*n_found)++] = id;
+        if (is_known(e, &text)) out[(*n_found)++] = id;
     }
-    pthread_mutex_unlock(&e->users_lock);
+    *next = u < n_users ? u : 0;
     return OK;
 }
 

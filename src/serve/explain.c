@@ -80,10 +80,12 @@ static void write_effects(json_writer *w, const question *q, int n, const engine
     json_array_close(w);
 }
 
+/* Of a longer history the newest events: there are copies of it for each question. */
 static status copy_history(arena *memory, engine *e, const request_ask *r, engine_event **out,
                            size_t *n, engine_user *user) {
     *user = (engine_user){0};
-    if (!r->ask.has_history) TRY(engine_get_user(e, r->ask.user, user));
+    if (!r->ask.has_history)
+        TRY(engine_get_user(e, r->ask.user, ENGINE_NEWEST, REQUEST_MAX_EXPLAINED, user));
     size_t n_own = r->ask.has_history ? r->ask.n_history : user->n_events;
     *n = n_own + r->ask.n_extra;
     TRY(ARENA_NEW(memory, out, *n));
@@ -101,7 +103,7 @@ static status copy_history(arena *memory, engine *e, const request_ask *r, engin
 }
 
 static status write_reasons(arena *memory, server *s, const engine_event *history, size_t n_history,
-                            const engine_answer *a, int model, json_writer *w) {
+                            size_t n_before, const engine_answer *a, int model, json_writer *w) {
     size_t first = n_history > MAX_EVENTS ? n_history - MAX_EVENTS : 0;
     size_t n_items = a->n_items < MAX_ITEMS ? a->n_items : MAX_ITEMS;
     int n = (int)(n_history - first) + 1;
@@ -126,7 +128,7 @@ static status write_reasons(arena *memory, server *s, const engine_event *histor
                                   .deadline_ns = 30000000000u};
     }
     ask_all(s->engine, q, n);
-    json_key_int(w, "first_event", (int64_t)first);
+    json_key_int(w, "first_event", (int64_t)(n_before + first));
     json_key_int(w, "events", (int64_t)(n_history - first));
     write_effects(w, q, n, a, n_items);
     for (int j = 0; j < n; j++)
@@ -145,7 +147,7 @@ status explain_write(server *s, const request_ask *r, const engine_answer *a, in
     json_key_string(w, "method", "leave one event out: how much the item's score falls without it");
     status st = copy_history(&memory, s->engine, r, &history, &n, &user);
     if (st == OK && a->source == ENGINE_FROM_MODEL)
-        st = write_reasons(&memory, s, history, n, a, model, w);
+        st = write_reasons(&memory, s, history, n, user.first, a, model, w);
     json_object_close(w);
     engine_user_release(&user);
     arena_fini(&memory);

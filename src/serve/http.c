@@ -11,6 +11,7 @@
 
 #ifdef HSTU_HAS_MICROHTTPD
 #include <arpa/inet.h>
+#include <ctype.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <stddef.h>
@@ -28,7 +29,6 @@
 
 enum {
     CONNECTION_BYTES = 32 << 10, /* read buffer and headers of a connection */
-    BODY_BYTES = 64 << 10,       /* of a body that are believed before they come */
     MOST_RESUMED = 2             /* exchanges of a thread */
 };
 
@@ -79,6 +79,14 @@ void http_peer(const http_exchange *x, char text[HTTP_ADDRESS_BYTES]) {
     if (family == AF_INET6) address = &((const struct sockaddr_in6 *)i->client_addr)->sin6_addr;
     if (address != NULL && inet_ntop(family, address, text, HTTP_ADDRESS_BYTES) == NULL)
         text[0] = '\0';
+}
+
+void http_set_context(http_exchange *x, void *context) {
+    x->context = context;
+}
+
+void *http_context(const http_exchange *x) {
+    return x->context;
 }
 
 bool http_is_cancelled(const http_exchange *x) {
@@ -174,12 +182,31 @@ static struct MHD_Response *make_response(http_exchange *x) {
     return r;
 }
 
+/* Of answers that wait for their clients to read them, only so many are kept. */
+static void fit_answer(http_exchange *x) {
+    http_server *h = x->server;
+    buf_fini(&x->body);
+    if (http_hold(h, x->from, x->answer.n_bytes)) return;
+    buf_fini(&x->answer);
+    x->code = 503;
+    x->type = "application/json";
+    (void)buf_text(&x->answer, "{\"error\":\"too many large answers are unread; read them, ask for "
+                               "less, or raise --max-buffered\"}\n");
+    if (h->set.refused != NULL) h->set.refused(h->set.ctx, 503);
+}
+
 static enum MHD_Result send_answer(http_exchange *x) {
     http_server *h = x->server;
+    bool is_stream = x->stream != NULL;
+    fit_answer(x);
+    size_t n = x->answer.n_bytes;
     struct MHD_Response *r = make_response(x);
     if (r == NULL) return MHD_NO;
     pthread_mutex_lock(&h->lock);
     bool is_closing = h->is_closing;
+    if (!is_stream) x->from->at = SENDS_ANSWER;
+    x->from->since_ns = clock_ns();
+    x->from->n_sending = n;
     pthread_mutex_unlock(&h->lock);
     if (x->type != NULL) MHD_add_response_header(r, "Content-Type", x->type);
     if (is_closing || x->is_refused) MHD_add_response_header(r, "Connection", "close");
@@ -190,22 +217,40 @@ static enum MHD_Result send_answer(http_exchange *x) {
     return done;
 }
 
-/* What the headers of a request say about its size. */
+/* What the headers of a request say about its size and its form. */
 typedef struct {
     size_t n_bytes;
-    int n_lengths;                 /* headers that say where the body ends */
-    const char *length, *encoding; /* of the last such header; NULL: none */
+    int n_lengths, n_hosts;                   /* headers that say where the body ends; Host */
+    const char *length, *encoding, *transfer; /* of the last such header; NULL: none */
+    bool is_malformed;
 } header_facts;
+
+/* Names are tokens (RFC 9110, 5.6.2) and values have no control characters: a proxy may read a
+ * header differently whose name ends with a blank, or whose value has a CR. */
+static bool is_well_formed(const char *key, const char *value) {
+    static const char others[] = "!#$%&'*+-.^_`|~";
+    const char *c = key;
+    while (isalnum((unsigned char)*c) || (*c != '\0' && strchr(others, *c) != NULL))
+        c++;
+    if (c == key || *c != '\0') return false;
+    for (c = value != NULL ? value : ""; *c != '\0'; c++)
+        if ((unsigned char)*c < ' ' && *c != '\t') return false;
+    return true;
+}
 
 static enum MHD_Result add_header(void *context, enum MHD_ValueKind kind, const char *key,
                                   const char *value) {
     header_facts *f = context;
+    bool is_length = strcasecmp(key, "Content-Length") == 0;
+    bool is_transfer = strcasecmp(key, "Transfer-Encoding") == 0;
     (void)kind;
     f->n_bytes += strlen(key) + (value != NULL ? strlen(value) : 0) + 4;
-    if (strcasecmp(key, "Content-Length") == 0) f->length = value;
+    if (is_length) f->length = value;
+    if (is_transfer) f->transfer = value;
     if (strcasecmp(key, "Content-Encoding") == 0) f->encoding = value;
-    f->n_lengths +=
-        strcasecmp(key, "Content-Length") == 0 || strcasecmp(key, "Transfer-Encoding") == 0;
+    f->n_lengths += is_length || is_transfer;
+    f->n_hosts += strcasecmp(key, "Host") == 0;
+    f->is_malformed = f->is_malformed || !is_well_formed(key, value);
     return MHD_YES;
 }
 
@@ -219,8 +264,40 @@ static enum MHD_Result refuse(http_exchange *x, int code, const char *why) {
     return send_answer(x);
 }
 
+/* Where a proxy and the library may find another end of the request: the rest of the bytes would be
+ * a second request, which nobody checked (request smuggling).  NULL: it is plain. */
+static const char *find_ambiguity(const header_facts *f, const char *version) {
+    if (f->is_malformed)
+        return "a header is malformed: its name is followed by a colon at once, and its value has "
+               "no control characters";
+    if (f->n_lengths > 1)
+        return "the body's length is said twice; send one Content-Length, or chunks";
+    if (f->n_hosts > 1) return "there is more than one Host header";
+    if (f->transfer == NULL) return NULL;
+    if (strcasecmp(f->transfer, "chunked") != 0)
+        return "Transfer-Encoding: chunked is the only one that is read";
+    return strcmp(version, "HTTP/1.0") == 0 ? "HTTP/1.0 has no chunks; send Content-Length" : NULL;
+}
+
+/* Whoever begins a request may answer it without its body.  The connection ends where one would
+ * follow; else the library would end it, too, for an answer that is queued here, and it is queued
+ * with the end of the request. */
+static enum MHD_Result ask_begin(http_exchange *x, bool has_body) {
+    http_server *h = x->server;
+    pthread_mutex_lock(&h->lock);
+    h->n_unanswered++;
+    pthread_mutex_unlock(&h->lock);
+    h->set.begin(h->set.ctx, x);
+    x->is_refused = x->is_answered && has_body;
+    if (x->is_refused) return send_answer(x);
+    pthread_mutex_lock(&h->lock);
+    h->n_unanswered -= !x->is_answered;
+    pthread_mutex_unlock(&h->lock);
+    return MHD_YES;
+}
+
 /* The headers are whole: the limits that can be checked now. */
-static enum MHD_Result begin_request(http_exchange *x) {
+static enum MHD_Result begin_request(http_exchange *x, const char *version) {
     http_server *h = x->server;
     header_facts f = {.n_bytes = strlen(x->path) + strlen(x->method)};
     char why[160];
@@ -230,11 +307,8 @@ static enum MHD_Result begin_request(http_exchange *x) {
         snprintf(why, sizeof why, "the headers have more than %zu bytes", h->set.max_header_bytes);
         return refuse(x, 431, why);
     }
-    /* A proxy may believe one of them and the library another: the rest of the bytes would be a
-     * second request, which nobody checked (request smuggling). */
-    if (f.n_lengths > 1)
-        return refuse(x, 400,
-                      "the body's length is said twice; send one Content-Length, or chunks");
+    const char *ambiguity = find_ambiguity(&f, version);
+    if (ambiguity != NULL) return refuse(x, 400, ambiguity);
     if (f.encoding != NULL && strcasecmp(f.encoding, "identity") != 0)
         return refuse(x, 415, "compressed bodies are not read; send it without Content-Encoding");
     unsigned long long n_body = f.length != NULL ? strtoull(f.length, NULL, 10) : 0;
@@ -243,9 +317,20 @@ static enum MHD_Result begin_request(http_exchange *x) {
                  h->set.max_body_bytes);
         return refuse(x, 413, why);
     }
+    x->body_room = SMALL_BYTES;
     /* Without memory the body itself is refused. */
-    if (n_body > 0) (void)buf_reserve(&x->body, n_body < BODY_BYTES ? n_body : BODY_BYTES);
-    return MHD_YES;
+    if (n_body > 0) (void)buf_reserve(&x->body, n_body < SMALL_BYTES ? n_body : SMALL_BYTES);
+    return h->set.begin != NULL ? ask_begin(x, n_body > 0 || f.transfer != NULL) : MHD_YES;
+}
+
+/* Room for a body grows with what has come, not with what was announced. */
+static bool has_room(http_exchange *x, size_t n) {
+    size_t room = x->body_room, most = x->server->set.max_body_bytes;
+    if (n <= room) return true;
+    while (room < n)
+        room *= 2;
+    x->body_room = room < most ? room : most;
+    return http_hold(x->server, x->from, x->body_room);
 }
 
 /* Some of the body.  A length that was not announced is found out here. */
@@ -253,14 +338,16 @@ static void add_body(http_exchange *x, const char *bytes, size_t n) {
     http_server *h = x->server;
     if (x->is_refused) return;
     bool is_long = n > h->set.max_body_bytes - x->body.n_bytes;
-    if (!is_long && buf_append(&x->body, bytes, n) == OK) return;
+    if (!is_long && has_room(x, x->body.n_bytes + n) && buf_append(&x->body, bytes, n) == OK)
+        return;
     x->is_refused = true;
+    buf_fini(&x->body);
     pthread_mutex_lock(&h->lock);
     if (is_long)
         http_refuse_at_socket(x->from, 413, "Content Too Large", "the body is too long; send less");
     else
         http_refuse_at_socket(x->from, 503, "Service Unavailable",
-                              "out of memory; try again later");
+                              "no memory for more large bodies now; send less, or try again later");
     pthread_mutex_unlock(&h->lock);
     if (h->set.refused != NULL) h->set.refused(h->set.ctx, is_long ? 413 : 503);
 }
@@ -291,10 +378,11 @@ static enum MHD_Result pass_on(http_exchange *x) {
     pthread_mutex_lock(&h->lock);
     x->from->at = IS_HANDLED;
     bool is_lost = x->from->is_shut || x->is_refused;
-    h->n_unanswered += !is_lost;
+    h->n_unanswered += !is_lost && !x->is_answered;
     resume_next(h);
     pthread_mutex_unlock(&h->lock);
     if (is_lost) return MHD_NO;
+    if (x->is_answered) return send_answer(x);
     x->is_whole = true;
     h->set.handle(h->set.ctx, x);
     return go_on(x);
@@ -307,7 +395,6 @@ static enum MHD_Result on_access(void *context, struct MHD_Connection *c, const 
                                  size_t *n_data, void **request) {
     http_server *h = context;
     http_exchange *x = *request;
-    (void)version;
     if (x == NULL) {
         peer *p = http_peer_of(c);
         if (p == NULL || MEM_NEW_RAW(&x, 1) != OK) return MHD_NO;
@@ -319,7 +406,7 @@ static enum MHD_Result on_access(void *context, struct MHD_Connection *c, const 
         x->path = url;
         x->arrived_ns = clock_ns() - http_waited_ns(p);
         *request = x;
-        return begin_request(x);
+        return begin_request(x, version);
     }
     if (*n_data > 0) {
         add_body(x, data, *n_data);
@@ -342,6 +429,7 @@ static void on_completed(void *context, struct MHD_Connection *c, void **request
     /* A client that went away while it waited: what holds the exchange must still let go of it. */
     x->is_leaving = true;
     if (x->is_whole && !x->is_answered && x->then != NULL) x->then(x->then_ctx, x);
+    if (!x->is_whole && x->context != NULL && h->set.gone != NULL) h->set.gone(h->set.ctx, x);
     if (x->stream != NULL) http_stream_leave(x->stream);
     http_set_phase(h, x->from, IS_IDLE);
     buf_fini(&x->body);

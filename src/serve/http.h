@@ -4,7 +4,9 @@
  * within limits, and passes it to a handler as an exchange.  The handler (on a thread of the
  * server) or any thread it hands the exchange to answers it once, now or later.  What breaks a
  * limit never reaches the handler: headers over 16 KiB are answered 431, a body over its limit 413,
- * a request that takes longer than its deadline from the first to the last byte 408.
+ * a request that takes longer than its deadline from the first to the last byte 408.  Bodies and
+ * answers over 64 KiB are bounded together, for all clients and for each address: what does not fit
+ * is answered 503.  A client that does not read its answer is disconnected.
  *
  * Without libmicrohttpd the functions exist, and http_start says what to install. */
 #ifndef HSTU_SERVE_HTTP_H
@@ -32,9 +34,16 @@ typedef struct http_settings {
     size_t max_body_bytes;
     int header_ms, body_ms; /* from the first to the last byte; a new connection sends at once */
     int idle_ms;            /* a connection without a request is closed after this time */
+    int answer_ms;          /* to read an answer, and a second more for each 64 KiB of it */
+    size_t max_held_bytes;  /* bodies and answers over 64 KiB; one address has half of it */
+    /* The headers of a request have come and are good: may answer it before its body is read.  May
+     * be NULL. */
+    void (*begin)(void *ctx, http_exchange *x);
     /* One whole request; it must be answered, by any thread, once. */
     void (*handle)(void *ctx, http_exchange *x);
-    /* A request that was refused before it was whole: 408, 413 or 431.  May be NULL. */
+    /* A request that begin left unanswered ended before it was whole.  May be NULL. */
+    void (*gone)(void *ctx, http_exchange *x);
+    /* A request that was refused here: 400, 408, 413, 415, 431 or 503.  May be NULL. */
     void (*refused)(void *ctx, int code);
     void *ctx;
 } http_settings;
@@ -74,6 +83,10 @@ const char *http_body(const http_exchange *x, size_t *n);
  * kernel. */
 uint64_t http_arrived_ns(const http_exchange *x);
 void http_peer(const http_exchange *x, char text[HTTP_ADDRESS_BYTES]);
+
+/* A pointer of the handler's own, from begin to handle. */
+void http_set_context(http_exchange *x, void *context);
+void *http_context(const http_exchange *x);
 
 /* Whether nobody waits for the answer any more: ask before work that takes long. */
 bool http_is_cancelled(const http_exchange *x);

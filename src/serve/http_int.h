@@ -9,10 +9,14 @@
 #include "serve/http.h"
 #include "serve/http_listen.h"
 
-enum { MAX_ANSWER_HEADERS = 8, HEADER_VALUE_BYTES = 320 };
+enum {
+    MAX_ANSWER_HEADERS = 8,
+    HEADER_VALUE_BYTES = 320,
+    SMALL_BYTES = 64 << 10 /* a body or an answer that only the number of connections bounds */
+};
 
 /* What a connection is doing, for the reaper. */
-typedef enum { READS_HEADER, READS_BODY, IS_IDLE, IS_HANDLED } phase;
+typedef enum { READS_HEADER, READS_BODY, IS_IDLE, IS_HANDLED, SENDS_ANSWER } phase;
 
 /* One connection, from accept to close. */
 typedef struct peer {
@@ -20,6 +24,9 @@ typedef struct peer {
     int fd;
     phase at;
     uint64_t since_ns; /* when the phase began */
+    uint64_t address;  /* of IPv6 the network */
+    size_t held_bytes; /* of a large body or answer */
+    size_t n_sending;  /* bytes of the answer */
     bool is_shut;
 } peer;
 
@@ -34,7 +41,9 @@ struct http_exchange {
     peer *from;
     const char *method, *path;
     buf body;
+    size_t body_room; /* bytes that the body may grow to before it needs room again */
     uint64_t arrived_ns;
+    void *context;     /* the handler's */
     bool is_whole;     /* the handler has it */
     bool is_leaving;   /* its connection is gone */
     bool is_suspended; /* nobody of the server looks at it */
@@ -58,6 +67,7 @@ struct http_stream {
     struct MHD_Connection *connection;
     buf waiting;
     size_t taken; /* of waiting, sent already */
+    int fd;
     bool is_suspended, is_closed, is_gone;
 };
 
@@ -82,6 +92,7 @@ struct http_server {
 
 /* http_peers.c: the list of connections and their deadlines. */
 void http_set_phase(http_server *h, peer *p, phase at);
+bool http_hold(http_server *h, peer *p, size_t n_bytes);
 void http_refuse_at_socket(peer *p, int code, const char *words, const char *remedy);
 void http_on_connection(void *context, struct MHD_Connection *c, void **socket_context,
                         enum MHD_ConnectionNotificationCode what);

@@ -59,6 +59,14 @@ void http_peer(const http_exchange *x, char text[HTTP_ADDRESS_BYTES]) {
     (void)x;
     text[0] = '\0';
 }
+void http_set_context(http_exchange *x, void *context) {
+    (void)x;
+    (void)context;
+}
+void *http_context(const http_exchange *x) {
+    (void)x;
+    return NULL;
+}
 bool http_is_cancelled(const http_exchange *x) {
     (void)x;
     return true;

@@ -7,6 +7,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <stdio.h>
+#include <string.h>
 #include <sys/socket.h>
 #include <time.h>
 
@@ -15,13 +16,47 @@
 #include "base/thread.h"
 #include "serve/http_int.h"
 
-enum { REAP_NS = 100000000 };
+enum { REAP_NS = 100000000, SENT_PER_MS = 64 };
 
 void http_set_phase(http_server *h, peer *p, phase at) {
     pthread_mutex_lock(&h->lock);
     p->at = at;
     p->since_ns = clock_ns();
+    if (at == IS_IDLE) p->held_bytes = 0;
     pthread_mutex_unlock(&h->lock);
+}
+
+/* Lets a connection have so many bytes of a body or of an answer, instead of those that it had.
+ * False: there is no room.  Small ones always have it; large ones are few enough to be summed. */
+bool http_hold(http_server *h, peer *p, size_t n_bytes) {
+    size_t all = n_bytes, own = n_bytes, most = h->set.max_held_bytes;
+    if (n_bytes <= SMALL_BYTES) n_bytes = 0;
+    pthread_mutex_lock(&h->lock);
+    for (const peer *q = h->peers.next; q != &h->peers && n_bytes > 0; q = q->next) {
+        if (q == p) continue;
+        all += q->held_bytes;
+        if (q->address == p->address) own += q->held_bytes;
+    }
+    bool has_room = n_bytes == 0 || (all <= most && own <= most / 2);
+    if (has_room) p->held_bytes = n_bytes;
+    pthread_mutex_unlock(&h->lock);
+    return has_room;
+}
+
+/* Who has a network of IPv6 has all its addresses: they count as one. */
+static uint64_t address_of(struct MHD_Connection *c) {
+    const union MHD_ConnectionInfo *i =
+        MHD_get_connection_info(c, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
+    uint64_t address = 0;
+    if (i == NULL || i->client_addr == NULL) return 0;
+    const struct sockaddr_in *v4 = (const struct sockaddr_in *)i->client_addr;
+    const struct sockaddr_in6 *v6 = (const struct sockaddr_in6 *)i->client_addr;
+    if (i->client_addr->sa_family == AF_INET)
+        address = v4->sin_addr.s_addr;
+    else if (i->client_addr->sa_family == AF_INET6)
+        memcpy(&address, &v6->sin6_addr.s6_addr[IN6_IS_ADDR_V4MAPPED(&v6->sin6_addr) ? 8 : 0],
+               sizeof address);
+    return address;
 }
 
 /* Writes an error past libmicrohttpd, which has no way to answer a request that is not whole, and
@@ -45,6 +80,9 @@ static int overdue(const http_settings *s, const peer *p, uint64_t now) {
     if (p->is_shut) return 0;
     if (p->at == READS_HEADER && ms > (uint64_t)s->header_ms) return 408;
     if (p->at == READS_BODY && ms > (uint64_t)s->body_ms) return 408;
+    /* A byte a millisecond is too slow to be a client, and a cheap way to hold memory. */
+    if (p->at == SENDS_ANSWER && ms > (uint64_t)s->answer_ms + p->n_sending / SENT_PER_MS)
+        return -1;
     return p->at == IS_IDLE && ms > (uint64_t)s->idle_ms ? -1 : 0;
 }
 
@@ -81,19 +119,19 @@ void *http_reap(void *context) {
     return NULL;
 }
 
-/* Connections that wait for bytes are ended, and their ends awaited for a second at most: the
- * library (0.9.75) reads through NULL where it answers a malformed request while it is being
- * stopped. */
+/* Connections that wait for bytes are ended, and their ends and those of answers on their way
+ * awaited for a second at most: the library (0.9.75) reads through NULL where it answers a
+ * malformed request while it is being stopped. */
 void http_end_idle(http_server *h) {
     const struct timespec pause = {.tv_nsec = 1000000};
     for (int ms = 0; ms < 1000; ms++) {
         bool is_any = false;
         pthread_mutex_lock(&h->lock);
         for (peer *p = h->peers.next; p != &h->peers; p = p->next) {
-            bool waits = p->at != IS_HANDLED;
+            bool waits = p->at != IS_HANDLED && p->at != SENDS_ANSWER;
             if (waits && !p->is_shut) shutdown(p->fd, SHUT_RDWR);
             p->is_shut = p->is_shut || waits;
-            is_any = is_any || waits;
+            is_any = is_any || p->at != IS_HANDLED;
         }
         pthread_mutex_unlock(&h->lock);
         if (!is_any) return;
@@ -126,8 +164,11 @@ void http_on_connection(void *context, struct MHD_Connection *c, void **socket_c
         if (MEM_NEW(&p, 1) != OK) return;
         p->fd = MHD_get_connection_info(c, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd;
         p->since_ns = clock_ns();
+        p->address = address_of(c);
         int yes = 1;
+        unsigned unread_ms = (unsigned)h->set.answer_ms; /* of streams, too */
         setsockopt(p->fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
+        setsockopt(p->fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &unread_ms, sizeof unread_ms);
         *socket_context = p;
     }
     if (p == NULL) return;

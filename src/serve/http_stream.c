@@ -3,6 +3,7 @@
 
 #ifdef HSTU_HAS_MICROHTTPD
 #include <string.h>
+#include <sys/socket.h>
 
 #include "base/mem.h"
 #include "serve/http_int.h"
@@ -25,6 +26,7 @@ http_stream *http_respond_stream(http_exchange *x, const char *type) {
     }
     pthread_mutex_init(&s->lock, NULL);
     s->connection = x->connection;
+    s->fd = x->from->fd;
     x->stream = s;
     x->code = 200;
     x->type = type;
@@ -72,6 +74,9 @@ bool http_stream_write(http_stream *s, const char *text, size_t n) {
     pthread_mutex_lock(&s->lock);
     bool is_good = !s->is_gone && s->waiting.n_bytes - s->taken + n <= STREAM_BYTES &&
                    buf_append(&s->waiting, text, n) == OK;
+    /* A reader that is too slow would hold its connection and what waits for as long as it likes.
+     * The library closes the socket after it has left the stream. */
+    if (!is_good && !s->is_gone) shutdown(s->fd, SHUT_RDWR);
     if (is_good) stream_resume(s);
     pthread_mutex_unlock(&s->lock);
     return is_good;

@@ -36,5 +36,7 @@ http_settings http_default_settings(void) {
                            .max_body_bytes = 8 << 20,
                            .header_ms = 5000,
                            .body_ms = 10000,
-                           .idle_ms = 60000};
+                           .idle_ms = 60000,
+                           .answer_ms = 30000,
+                           .max_held_bytes = 256 << 20};
 }

@@ -151,6 +151,19 @@ static status read_top_k(const tensors *t, infer_asks *out) {
     return OK;
 }
 
+/* A small body can ask for very much: the same candidates for each of many users. */
+static status check_cost(const infer_asks *q) {
+    size_t n = q->has_candidates ? 0 : q->n * (size_t)q->top_k;
+    for (size_t i = 0; i < q->n && q->has_candidates; i++) {
+        n += q->ask[i].n_candidates;
+        if (q->ask[i].n_candidates == 0)
+            return fail(ERR_USAGE, "user %zu of the batch has no candidates", i);
+    }
+    if (n <= INFER_MAX_SCORES) return OK;
+    return fail(ERR_USAGE, "%zu scores in one request, and at most %d: send fewer users or %s", n,
+                INFER_MAX_SCORES, q->has_candidates ? "candidates" : "a smaller TOP_K");
+}
+
 static void finish(const request_infer *r, const tensors *t, infer_asks *out) {
     for (size_t i = 0; i < out->n; i++) {
         engine_request *q = &out->ask[i];
@@ -175,9 +188,7 @@ status infer_asks_make(arena *a, const request_infer *r, infer_asks *out) {
     if (t.tokens != NULL) TRY(add_histories(a, &t, out));
     if (t.candidates != NULL) TRY(add_candidates(t.candidates, out));
     out->has_candidates = t.candidates != NULL || t.n_candidates != NULL;
-    for (size_t i = 0; i < out->n && out->has_candidates; i++)
-        if (out->ask[i].n_candidates == 0)
-            return fail(ERR_USAGE, "user %zu of the batch has no candidates", i);
+    TRY(check_cost(out));
     finish(r, &t, out);
     return OK;
 }

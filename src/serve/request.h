@@ -8,8 +8,9 @@
 #include "serve/engine.h"
 
 enum {
-    REQUEST_MAX_EVENTS = 1 << 16, /* of a history, or of one POST of events */
-    REQUEST_MAX_IDS = 1 << 16,    /* candidates, allow, deny */
+    REQUEST_MAX_EVENTS = 1 << 16,    /* of a history, or of one POST of events */
+    REQUEST_MAX_IDS = 1 << 16,       /* candidates, allow, deny */
+    REQUEST_MAX_EXPLAINED = 1 << 14, /* events of a history with "explain" */
     REQUEST_MAX_TASKS = 64,
     REQUEST_NAME_BYTES = 64 /* of a model's name, with its NUL */
 };

@@ -162,6 +162,8 @@ static status check_subject(const request_ask *r) {
     if (r->n_events > 0 && (!r->ask.has_user || r->ask.has_history))
         return fail(ERR_USAGE, "\"events\" are added to the history of a \"user\"; to send a whole "
                                "history, put them into \"history\"");
+    if (r->wants_why && r->ask.n_history + r->ask.n_extra > REQUEST_MAX_EXPLAINED)
+        return fail(ERR_USAGE, "explain: at most %d events in the history", REQUEST_MAX_EXPLAINED);
     return OK;
 }
 

@@ -1,9 +1,9 @@
 /* The protocol: JSON and binary tensors.  What they mean is infer_asks.c. */
 #include "serve/request_infer.h"
 
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
+
+#include "serve/request.h"
 
 /* The integers of the protocol; every tensor we read is of ids or counts. */
 typedef struct datatype {
@@ -68,6 +68,13 @@ static status wrong_length(const infer_tensor *t) {
                 t->name, t->n);
 }
 
+/* Whether a number fits its datatype. */
+static bool fits(int64_t number, const datatype *d) {
+    int bits = 8 * d->n_bytes - d->is_signed;
+    if (!d->is_signed && number < 0) return false;
+    return bits >= 63 || (number < 0 ? ~number : number) >> bits == 0;
+}
+
 static status read_element(const json_value *v, const datatype *d, infer_tensor *t, size_t at) {
     bool is_text = d->n_bytes == 0;
     if (at >= t->n) return wrong_length(t);
@@ -76,12 +83,12 @@ static status read_element(const json_value *v, const datatype *d, infer_tensor 
         t->at[at] = (engine_id){.text = v->string, .n = v->string_bytes};
         return OK;
     }
-    if (v->type == JSON_NUMBER && v->is_integer && !is_text) {
+    if (v->type == JSON_NUMBER && v->is_integer && !is_text && fits(v->integer, d)) {
         t->at[at] = (engine_id){.number = v->integer};
         return OK;
     }
-    return fail(ERR_USAGE, "input %.64s: element %zu is not %s", t->name, at,
-                is_text ? "a string of 1 to 255 bytes" : "a whole number");
+    return fail(ERR_USAGE, "input %.64s: element %zu is not a %s%s", t->name, at,
+                is_text ? "string of 1 to 255 bytes" : "number of type ", is_text ? "" : d->name);
 }
 
 /* Flat, or nested in row-major order. */
@@ -101,12 +108,13 @@ static status read_json_data(const json_value *data, const datatype *d, infer_te
     return at == t->n ? OK : wrong_length(t);
 }
 
-/* Little-endian; the machines we build for are, too. */
-static int64_t read_number(const char *bytes, const datatype *d) {
+/* Little-endian; the machines we build for are, too.  False: no id is so large. */
+static bool read_number(const char *bytes, const datatype *d, int64_t *out) {
     uint64_t u = 0;
     memcpy(&u, bytes, (size_t)d->n_bytes);
     int spare = 64 - 8 * d->n_bytes;
-    return d->is_signed ? (int64_t)(u << spare) >> spare : (int64_t)u;
+    *out = d->is_signed ? (int64_t)(u << spare) >> spare : (int64_t)u;
+    return d->is_signed || u <= INT64_MAX;
 }
 
 /* Each element: its length in four bytes, then its bytes. */
@@ -140,7 +148,8 @@ static status read_binary_data(reader *r, const json_value *size, const datatype
     if (d->n_bytes == 0) return read_texts(bytes, n, t);
     if (n != t->n * (size_t)d->n_bytes) return wrong_length(t);
     for (size_t i = 0; i < t->n; i++)
-        t->at[i] = (engine_id){.number = read_number(bytes + i * (size_t)d->n_bytes, d)};
+        if (!read_number(bytes + i * (size_t)d->n_bytes, d, &t->at[i].number))
+            return fail(ERR_USAGE, "input %.64s: element %zu is over 2^63 - 1", t->name, i);
     return OK;
 }
 
@@ -200,11 +209,10 @@ static status read_parameters(const json_value *root, request_infer *out) {
     if (p->type != JSON_OBJECT) return fail(ERR_USAGE, "parameters is an object");
     out->is_binary = flag_of(p, "binary_data_output", false);
     const json_value *timeout = json_member(p, "timeout"), *priority = json_member(p, "priority");
-    if (timeout != NULL && timeout->is_integer && timeout->integer > 0 &&
-        timeout->integer < 600000000)
-        out->timeout_us = timeout->integer;
-    if (priority != NULL && priority->is_integer && priority->integer > 0)
-        out->priority = priority->integer;
+    if (timeout != NULL)
+        TRY(request_whole_number(timeout, "timeout", 0, INFER_MAX_TIMEOUT, &out->timeout_us));
+    if (priority != NULL)
+        TRY(request_whole_number(priority, "priority", 0, UINT32_MAX, &out->priority));
     return OK;
 }
 
@@ -212,15 +220,16 @@ status request_infer_read(arena *a, const char *body, size_t n, const char *json
                           request_infer *out) {
     const json_value *root;
     size_t n_json = n;
-    char *end = NULL;
+    int64_t length;
     *out = (request_infer){0};
     if (json_bytes != NULL) {
-        n_json = (size_t)strtoull(json_bytes, &end, 10);
-        if (end == json_bytes || *end != '\0' || json_bytes[0] == '-' || n_json > n)
+        if (!seq_id_number(json_bytes, strlen(json_bytes), &length) || length < 0 ||
+            (uint64_t)length > n)
             return fail(ERR_USAGE,
                         "Inference-Header-Content-Length: %.20s is not the length of "
                         "the JSON part of this body",
                         json_bytes);
+        n_json = (size_t)length;
     }
     reader r = {.a = a, .bytes = body + n_json, .n_bytes = n - n_json};
     status st = json_parse(a, "the body", body, n_json, &root);

@@ -11,6 +11,9 @@
  * Answers: OUTPUT FP32 (candidates of all users, columns), or without candidates OUTPUT FP32 (B, k)
  * and ITEM_IDS (B, k).
  *
+ * An element that its datatype does not hold, or that is no 64-bit signed number, is refused, and
+ * so is a request whose answer would have more than INFER_MAX_SCORES numbers.
+ *
  * As in request.h: bytes are hostile, memory is the caller's arena, failures are HTTP 400. */
 #ifndef HSTU_SERVE_REQUEST_INFER_H
 #define HSTU_SERVE_REQUEST_INFER_H
@@ -22,7 +25,9 @@ enum {
     INFER_MAX_TENSORS = 16,
     INFER_MAX_DIMS = 8,
     INFER_MAX_ELEMENTS = 1 << 20, /* of all inputs together */
-    INFER_MAX_BATCH = 1024
+    INFER_MAX_BATCH = 1024,
+    INFER_MAX_SCORES = 1 << 17,   /* users times candidates, or users times TOP_K */
+    INFER_MAX_TIMEOUT = 600000000 /* microseconds */
 };
 
 typedef struct infer_tensor {

@@ -18,7 +18,9 @@
 enum {
     N_WORKERS = 16, /* they wait for the disk, not for the CPU */
     MAX_LATER = 1024,
-    KEEPER_NS = 250000000, /* the beat of /v1/stream */
+    KEEPER_NS = 250000000,  /* the beat of /v1/stream */
+    LARGE_BODY = 256 << 10, /* bytes that are read in about a millisecond */
+    MAX_LARGE = 64,
     COMPACT_AT_START = 1 << 20
 };
 
@@ -26,43 +28,44 @@ typedef struct route {
     const char *method, *path; /* a star is one part of any text */
     route_name name;
     void (*serve)(call *c);
-    bool is_open; /* without a key, too */
+    unsigned role; /* that a key needs for it; 0: it needs no key */
 } route;
 
 static const route routes[] = {
-    {"POST", "v1/recommend", ROUTE_RECOMMEND, serve_recommend, false},
-    {"POST", "v1/rank", ROUTE_RANK, serve_rank, false},
-    {"POST", "rerank", ROUTE_RERANK, serve_rerank, false},
-    {"POST", "v1/rerank", ROUTE_RERANK, serve_rerank, false},
-    {"POST", "v2/rerank", ROUTE_RERANK, serve_rerank, false},
-    {"POST", "v1/events", ROUTE_EVENTS, serve_events, false},
-    {"GET", "v1/users", ROUTE_USERS, serve_list_users, false},
-    {"GET", "v1/users/*", ROUTE_USERS, serve_get_user, false},
-    {"DELETE", "v1/users/*", ROUTE_USERS, serve_delete_user, false},
-    {"GET", "v1/models", ROUTE_MODELS, serve_models, false},
-    {"POST", "v1/models/*/reload", ROUTE_RELOAD, serve_reload, false},
-    {"GET", "v1/stream", ROUTE_STREAM, serve_stream, false},
-    {"GET", "v1/cache", ROUTE_PAGE, serve_cache, false},
-    {"GET", "v1/map", ROUTE_PAGE, serve_map, false},
-    {"GET", "v1/items", ROUTE_PAGE, serve_items, false},
-    {"GET", "v2", ROUTE_KSERVE, serve_kserve, false},
-    {"GET", "v2/health/live", ROUTE_HEALTH, serve_kserve_live, true},
-    {"GET", "v2/health/ready", ROUTE_HEALTH, serve_kserve_ready, true},
-    {"GET", "v2/models/stats", ROUTE_KSERVE, serve_kserve_stats, false},
-    {"GET", "v2/models/*", ROUTE_KSERVE, serve_kserve_model, false},
-    {"GET", "v2/models/*/config", ROUTE_KSERVE, serve_kserve_config, false},
-    {"GET", "v2/models/*/stats", ROUTE_KSERVE, serve_kserve_stats, false},
-    {"GET", "v2/models/*/versions/*/config", ROUTE_KSERVE, serve_kserve_config, false},
-    {"GET", "v2/models/*/versions/*/stats", ROUTE_KSERVE, serve_kserve_stats, false},
-    {"GET", "v2/models/*/ready", ROUTE_KSERVE, serve_kserve_model_ready, false},
-    {"POST", "v2/models/*/infer", ROUTE_INFER, serve_infer, false},
-    {"GET", "v2/models/*/versions/*", ROUTE_KSERVE, serve_kserve_model, false},
-    {"GET", "v2/models/*/versions/*/ready", ROUTE_KSERVE, serve_kserve_model_ready, false},
-    {"POST", "v2/models/*/versions/*/infer", ROUTE_INFER, serve_infer, false},
-    {"GET", "health", ROUTE_HEALTH, serve_health, true},
-    {"GET", "metrics", ROUTE_METRICS, serve_metrics_text, false},
-    {"GET", "", ROUTE_PAGE, serve_page, true},
-    {NULL, NULL, ROUTE_OTHER, NULL, false},
+    {"POST", "v1/recommend", ROUTE_RECOMMEND, serve_recommend, KEY_READ},
+    {"POST", "v1/rank", ROUTE_RANK, serve_rank, KEY_READ},
+    {"POST", "rerank", ROUTE_RERANK, serve_rerank, KEY_READ},
+    {"POST", "v1/rerank", ROUTE_RERANK, serve_rerank, KEY_READ},
+    {"POST", "v2/rerank", ROUTE_RERANK, serve_rerank, KEY_READ},
+    {"POST", "v1/events", ROUTE_EVENTS, serve_events, KEY_EVENTS},
+    {"GET", "v1/users", ROUTE_USERS, serve_list_users, KEY_READ},
+    {"GET", "v1/users/*", ROUTE_USERS, serve_get_user, KEY_READ},
+    {"DELETE", "v1/users/*", ROUTE_USERS, serve_delete_user, KEY_ADMIN},
+    {"GET", "v1/models", ROUTE_MODELS, serve_models, KEY_READ},
+    {"POST", "v1/models/*/reload", ROUTE_RELOAD, serve_reload, KEY_ADMIN},
+    {"GET", "v1/stream", ROUTE_STREAM, serve_stream, KEY_READ},
+    {"GET", "v1/cache", ROUTE_PAGE, serve_cache, KEY_READ},
+    {"GET", "v1/map", ROUTE_PAGE, serve_map, KEY_READ},
+    {"GET", "v1/items", ROUTE_PAGE, serve_items, KEY_READ},
+    {"GET", "v2", ROUTE_KSERVE, serve_kserve, KEY_READ},
+    {"GET", "v2/health/live", ROUTE_HEALTH, serve_kserve_live, 0},
+    {"GET", "v2/health/ready", ROUTE_HEALTH, serve_kserve_ready, 0},
+    {"GET", "v2/models/stats", ROUTE_KSERVE, serve_kserve_stats, KEY_READ},
+    {"GET", "v2/models/*", ROUTE_KSERVE, serve_kserve_model, KEY_READ},
+    {"GET", "v2/models/*/config", ROUTE_KSERVE, serve_kserve_config, KEY_READ},
+    {"GET", "v2/models/*/stats", ROUTE_KSERVE, serve_kserve_stats, KEY_READ},
+    {"GET", "v2/models/*/versions/*/config", ROUTE_KSERVE, serve_kserve_config, KEY_READ},
+    {"GET", "v2/models/*/versions/*/stats", ROUTE_KSERVE, serve_kserve_stats, KEY_READ},
+    {"GET", "v2/models/*/ready", ROUTE_KSERVE, serve_kserve_model_ready, KEY_READ},
+    {"POST", "v2/models/*/infer", ROUTE_INFER, serve_infer, KEY_READ},
+    {"GET", "v2/models/*/versions/*", ROUTE_KSERVE, serve_kserve_model, KEY_READ},
+    {"GET", "v2/models/*/versions/*/ready", ROUTE_KSERVE, serve_kserve_model_ready, KEY_READ},
+    {"POST", "v2/models/*/versions/*/infer", ROUTE_INFER, serve_infer, KEY_READ},
+    {"GET", "health", ROUTE_HEALTH, serve_health, 0},
+    {"GET", "v1/status", ROUTE_STATUS, serve_status, KEY_READ},
+    {"GET", "metrics", ROUTE_METRICS, serve_metrics_text, KEY_READ},
+    {"GET", "", ROUTE_PAGE, serve_page, 0},
+    {NULL, NULL, ROUTE_OTHER, NULL, 0},
 };
 
 /* What a line of the access log says. */
@@ -220,68 +223,32 @@ static const route *find_route(const call *c, char allowed[64]) {
     return NULL;
 }
 
-/* "Authorization: Bearer KEY" or "X-Api-Key: KEY". */
-static bool has_key(call *c) {
-    const char *text = http_header(c->x, "Authorization");
-    if (text != NULL && strncasecmp(text, "Bearer ", 7) == 0)
-        text += 7;
-    else
-        text = http_header(c->x, "X-Api-Key");
-    key_verdict v = api_keys_use(c->s->keys, text, clock_ns(), &c->key_name);
-    if (v == KEY_OK) return true;
-    if (v == KEY_OVER_QUOTA) {
-        atomic_fetch_add(&c->s->metrics.rejected_quota, 1);
-        http_set_header(c->x, "Retry-After", "1");
-        call_fail(c, 429, "the quota of this key is used up for this second");
+/* Finds the route; false: the call is answered. */
+static bool choose_route(call *c) {
+    char allowed[64];
+    if (!split_path(c)) {
+        call_fail(c, 400, "the path has a wrong escape, or too many or too long parts");
+        return false;
+    }
+    const route *r = find_route(c, allowed);
+    if (r != NULL) {
+        c->route = r->name;
+        c->serve = r->serve;
+        return call_admit(c, r->role);
+    }
+    if (allowed[0] != '\0') {
+        http_set_header(c->x, "Allow", allowed);
+        call_fail(c, 405, "%.20s is not for this path; use %s", http_method(c->x), allowed);
     } else {
-        http_set_header(c->x, "WWW-Authenticate", "Bearer");
-        call_fail(c, 401, "send a key of this server as 'Authorization: Bearer KEY'");
+        call_fail(c, 404, "there is nothing at %.200s; docs/serving.md lists all paths",
+                  http_path(c->x));
     }
     return false;
 }
 
-/* A page of another site, in a browser of somebody who can reach this server, may not change
- * anything: browsers say where a script comes from. */
-static bool is_foreign(const call *c) {
-    const char *origin = http_header(c->x, "Origin"), *host = http_header(c->x, "Host");
-    const char *forwarded = http_header(c->x, "X-Forwarded-Host");
-    if (origin == NULL || strcmp(http_method(c->x), "GET") == 0) return false;
-    const char *from = strstr(origin, "://");
-    if (from == NULL) return true;
-    from += 3;
-    return !(host != NULL && strcasecmp(from, host) == 0) &&
-           !(forwarded != NULL && strcasecmp(from, forwarded) == 0);
-}
-
-static void dispatch(call *c) {
-    char allowed[64];
-    if (!split_path(c)) {
-        call_fail(c, 400, "the path has a wrong escape, or too many or too long parts");
-        return;
-    }
-    const route *r = find_route(c, allowed);
-    if (r == NULL && allowed[0] != '\0') {
-        http_set_header(c->x, "Allow", allowed);
-        call_fail(c, 405, "%.20s is not for this path; use %s", http_method(c->x), allowed);
-        return;
-    }
-    if (r == NULL) {
-        call_fail(c, 404, "there is nothing at %.200s; docs/serving.md lists all paths",
-                  http_path(c->x));
-        return;
-    }
-    c->route = r->name;
-    if (c->s->keys != NULL && !r->is_open && !has_key(c)) return;
-    if (is_foreign(c)) {
-        call_fail(c, 403, "a page of another site must not send this");
-        return;
-    }
-    r->serve(c);
-}
-
-static void handle(void *context, http_exchange *x) {
+/* The headers are there: whoever may not send this is told so before its body is read. */
+static void begin(void *context, http_exchange *x) {
     call *c;
-    size_t n_body;
     buf none;
     buf_init(&none);
     if (MEM_NEW_RAW(&c, 1) != OK) {
@@ -293,11 +260,33 @@ static void handle(void *context, http_exchange *x) {
     c->x = x;
     c->route = ROUTE_OTHER;
     c->parsed_ns = http_arrived_ns(x);
+    choose_id(c);
+    if (choose_route(c)) http_set_context(x, c);
+}
+
+static void serve_large(void *context) {
+    call *c = context;
+    c->serve(c);
+}
+
+static void handle(void *context, http_exchange *x) {
+    server *s = context;
+    call *c = http_context(x);
+    size_t n_body;
     http_body(x, &n_body);
     /* The tree of a JSON text takes about eight times its bytes: one block for most requests. */
     arena_init(&c->memory, (4 << 10) + 8 * (n_body < 32 << 10 ? n_body : 32 << 10));
-    choose_id(c);
-    dispatch(c);
+    if (n_body <= LARGE_BODY)
+        c->serve(c);
+    else if (!workers_run(s->large, serve_large, c)) {
+        http_set_header(x, "Retry-After", "1");
+        call_fail(c, 503, "too many large requests wait; send less in one, or try again");
+    }
+}
+
+static void forget(void *context, http_exchange *x) {
+    (void)context;
+    call_free(http_context(x));
 }
 
 static void count_refused(void *context, int code) {
@@ -338,16 +327,24 @@ int choose_model(server *s, const char *name, const engine_id *user) {
 
 static status start(server *s) {
     http_settings h = s->set.http;
+    h.begin = begin;
     h.handle = handle;
+    h.gone = forget;
     h.refused = count_refused;
     h.ctx = s;
     if (s->set.keys != NULL) TRY(api_keys_open(&s->keys, s->set.keys));
+    size_t n_open = s->keys != NULL ? api_keys_without_roles(s->keys) : 0;
+    if (n_open > 0)
+        log_warn("%s: keys without roles (%zu) may do everything, reload and erase included; add "
+                 "read, events or admin to their lines",
+                 s->set.keys, n_open);
     TRY(engine_create(&s->engine, &s->set.engine));
     for (int i = 0; i < s->set.n_models; i++) {
         TRY(engine_load(s->engine, s->set.models[i].name, s->set.models[i].path));
         s->total_share += s->set.models[i].share;
     }
     TRY(workers_create(&s->workers, N_WORKERS, MAX_LATER));
+    TRY(workers_create(&s->large, 1, MAX_LARGE));
     TRY(http_start(&s->http, &h));
     if (pthread_create(&s->keeper, NULL, keep, s) != 0)
         return fail(ERR_IO, "a thread cannot be started");
@@ -425,6 +422,7 @@ void server_stop(server *s) {
     /* Every call is answered, if only by a refusal; then nothing holds the server's memory. */
     while (s->http != NULL && http_get_stats(s->http).n_unanswered > 0)
         wait_ms(2);
+    workers_destroy(s->large);
     workers_destroy(s->workers);
     http_stop(s->http);
     engine_destroy(s->engine);

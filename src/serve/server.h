@@ -24,8 +24,13 @@ typedef struct server_config {
     const server_model *models;
     int n_models;
     const char *keys; /* file of API keys; NULL: everybody may ask */
-    /* A line of the access log, without a newline; any thread.  NULL: no log. */
+    /* Names that requests may have as their Host, beside addresses, localhost and the names of this
+     * machine; "*": any. */
+    const char *const *allow_hosts;
+    size_t n_allow_hosts;
+    /* A line of the access log, without a newline; any thread; must not block.  NULL: no log. */
     void (*log)(void *ctx, const char *line);
+    uint64_t (*log_dropped)(void *ctx); /* lines that were not written; NULL: none ever */
     void *log_ctx;
 } server_config;
 

@@ -35,17 +35,8 @@ void write_id(json_writer *w, const engine_id *id) {
 }
 
 void write_user_id(json_writer *w, const engine_id *id) {
-    char digits[24];
-    int64_t number = 0;
-    bool is_number = id->text != NULL && id->n < 19;
-    for (size_t i = 0; i < id->n && is_number; i++) {
-        is_number = id->text[i] >= '0' && id->text[i] <= '9';
-        number = number * 10 + (id->text[i] - '0');
-    }
-    if (is_number) {
-        int n = snprintf(digits, sizeof digits, "%" PRId64, number);
-        is_number = (size_t)n == id->n; /* "007" is text */
-    }
+    int64_t number;
+    bool is_number = id->text != NULL && seq_id_number(id->text, id->n, &number);
     is_number ? json_int(w, number) : write_id(w, id);
 }
 
@@ -474,6 +465,7 @@ static void serve(call *c, ask_reader read) {
     q->r.ask.arrived_ns = http_arrived_ns(c->x);
     q->r.ask.after_ns = atomic_load(&c->s->reply_ns);
     q->r.ask.was_asked = was_asked;
+    if (q->r.n_events > 0 && !call_may(c, KEY_EVENTS)) return;
     if (q->r.n_events > 0) st = take_events(q);
     st == OK ? submit(q) : call_fail_status(c, st);
 }

@@ -32,6 +32,7 @@ struct server {
     api_keys *keys;
     http_server *http;
     workers *workers;
+    workers *large; /* one thread, for requests whose bodies take long to read */
     server_metrics metrics;
     atomic_bool is_ready, is_stopping;
     int total_share;
@@ -54,10 +55,12 @@ typedef struct call {
     server *s;
     http_exchange *x;
     route_name route;
+    void (*serve)(struct call *c); /* the route's function */
     arena memory;
     int n_parts;
     char id[REQUEST_ID_BYTES];
     const char *key_name;           /* of the API key, or NULL */
+    unsigned roles;                 /* what it may do; without keys everything */
     char model[REQUEST_NAME_BYTES]; /* that answered, for the log */
     uint64_t parsed_ns;             /* clock when the body was read */
     uint64_t tokens_reused, tokens_computed;
@@ -74,6 +77,13 @@ void call_fail(call *c, int code, const char *fmt, ...) PRINTF_LIKE(3, 4);
 
 /* Answers for a failed function: its reason, and the code that its status means. */
 void call_fail_status(call *c, status st);
+
+/* Whether the request may come in, by its headers alone: its host, its key, the page that sent it.
+ * role: that it needs, 0: none.  False: it is answered. */
+bool call_admit(call *c, unsigned role);
+
+/* Whether its key has a role; false: it is answered. */
+bool call_may(call *c, unsigned role);
 
 /* Runs fn(c) on a worker; answers 503 where too many wait. */
 void call_later(call *c, void (*fn)(void *call));
@@ -97,6 +107,7 @@ void serve_kserve_model_ready(call *c);
 void serve_kserve_config(call *c);
 void serve_kserve_stats(call *c);
 void serve_health(call *c);
+void serve_status(call *c);
 void serve_metrics_text(call *c);
 void serve_stream(call *c);
 void serve_page(call *c);

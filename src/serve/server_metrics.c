@@ -5,7 +5,7 @@
 #include <string.h>
 
 /* The last one stands for all others. */
-static const int codes[METRIC_CODES] = {200, 400, 401, 404, 405, 408, 413,
+static const int codes[METRIC_CODES] = {200, 400, 401, 403, 404, 405, 408, 413,
                                         429, 431, 500, 503, 204, 507, 0};
 
 static const char *const labels[N_ROUTES] = {
@@ -20,6 +20,7 @@ static const char *const labels[N_ROUTES] = {
     [ROUTE_INFER] = "/v2/models/infer",
     [ROUTE_KSERVE] = "/v2",
     [ROUTE_HEALTH] = "/health",
+    [ROUTE_STATUS] = "/v1/status",
     [ROUTE_METRICS] = "/metrics",
     [ROUTE_PAGE] = "/",
     [ROUTE_OTHER] = "other",
@@ -323,6 +324,9 @@ static status write_engine(server_metrics *m, engine *e, buf *out) {
 status metrics_write(server_metrics *m, engine *e, http_server *h, buf *out) {
     TRY(write_requests(m, out));
     if (e != NULL) TRY(write_engine(m, e, out));
+    TRY(head(out, "access_log_dropped_total", "counter",
+             "Lines of the access log that were not written: its reader is too slow, or gone."));
+    TRY(buf_printf(out, "hstu_access_log_dropped_total %" PRIu64 "\n", get(&m->log_dropped)));
     if (h == NULL) return OK;
     http_stats s = http_get_stats(h);
     TRY(head(out, "connections", "gauge", "Open connections."));

@@ -23,6 +23,7 @@ typedef enum {
     ROUTE_INFER,
     ROUTE_KSERVE,
     ROUTE_HEALTH,
+    ROUTE_STATUS,
     ROUTE_METRICS,
     ROUTE_PAGE,
     ROUTE_OTHER,
@@ -30,7 +31,7 @@ typedef enum {
 } route_name;
 const char *route_label(route_name r);
 
-enum { METRIC_CODES = 14, METRIC_SHARDS = 8 };
+enum { METRIC_CODES = 15, METRIC_SHARDS = 8 };
 
 typedef struct metric_shard {
     atomic_uint_fast64_t requests[N_ROUTES][METRIC_CODES];
@@ -43,6 +44,7 @@ typedef struct metric_shard {
 typedef struct server_metrics {
     metric_shard shard[METRIC_SHARDS];
     atomic_uint_fast64_t rejected_quota, rejected_connections;
+    atomic_uint_fast64_t log_dropped; /* as last asked for */
 } server_metrics;
 
 void metrics_count(server_metrics *m, route_name route, int code, uint64_t ns);

@@ -147,9 +147,56 @@ void serve_health(call *c) {
     reply_written(c, &w, OK, &body);
 }
 
+static uint64_t log_dropped(const server *s) {
+    return s->set.log_dropped != NULL ? s->set.log_dropped(s->set.log_ctx) : 0;
+}
+
+/* For people, beside /metrics for programs: what is not as it should be. */
+static void write_state(call *c, json_writer *w) {
+    engine_state_stats s;
+    engine_get_state(c->s->engine, &s);
+    json_key_bool(w, "durable", s.is_durable);
+    if (!s.is_durable) return;
+    json_key(w, "state");
+    json_object_open(w);
+    json_key_bool(w, "failing", s.is_failing);
+    if (s.is_failing) json_key_string(w, "why", s.why);
+    json_key_int(w, "committed", (int64_t)s.n_commits);
+    json_key_int(w, "failed", (int64_t)s.n_failed);
+    json_key_int(w, "refused", (int64_t)s.n_refused);
+    json_key_int(w, "queue_bytes", (int64_t)s.queue_bytes);
+    json_key_int(w, "log_bytes", (int64_t)s.log_bytes);
+    json_key_int(w, "not_swept", (int64_t)s.n_unswept);
+    if (s.warning[0] != '\0') json_key_string(w, "warning", s.warning);
+    json_object_close(w);
+}
+
+void serve_status(call *c) {
+    http_stats h = http_get_stats(c->s->http);
+    json_writer w;
+    buf body;
+    buf_init(&body);
+    json_begin(&w, &body, 0);
+    json_object_open(&w);
+    json_key_bool(&w, "ready", atomic_load(&c->s->is_ready));
+    json_key_int(&w, "models", engine_n_models(c->s->engine));
+    write_state(c, &w);
+    json_key_int(&w, "users", (int64_t)engine_n_users(c->s->engine));
+    json_key_int(&w, "connections", h.n_open);
+    json_key_int(&w, "unanswered", h.n_unanswered);
+    json_key(&w, "access_log");
+    json_object_open(&w);
+    json_key_bool(&w, "on", c->s->set.log != NULL);
+    json_key_int(&w, "dropped", (int64_t)log_dropped(c->s));
+    json_object_close(&w);
+    json_object_close(&w);
+    reply_written(c, &w, OK, &body);
+}
+
 void serve_metrics_text(call *c) {
     buf body;
     buf_init(&body);
+    atomic_store(&c->s->metrics.log_dropped, log_dropped(c->s));
     status st = metrics_write(&c->s->metrics, c->s->engine, c->s->http, &body);
     if (st == OK)
         call_reply(c, 200, "text/plain; version=0.0.4; charset=utf-8", &body);

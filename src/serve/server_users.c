@@ -24,9 +24,14 @@ static bool is_same_id(const engine_id *a, const engine_id *b) {
     return p.n == q.n && memcmp(p.text, q.text, p.n) == 0;
 }
 
+enum {
+    LOOKED_AT = 1000,   /* events of a request for unknown items */
+    MAX_LISTED = 10000, /* events of an answer */
+    MAX_USERS = 1000    /* of a list */
+};
+
 /* The unknown items among those that were sent, each once; of many the first. */
 static void write_unknown(json_writer *w, server *s, const engine_user_events *u) {
-    enum { LOOKED_AT = 1000 };
     size_t n = u->n_events < LOOKED_AT ? u->n_events : LOOKED_AT;
     json_key(w, "unknown_items");
     json_array_open(w);
@@ -138,6 +143,8 @@ static status write_user(const engine_id *id, const engine_user *u, buf *body) {
     write_user_id(&w, id);
     json_key_bool(&w, "is_from_data", u->is_from_data);
     json_key_int(&w, "version", (int64_t)u->version);
+    json_key_int(&w, "total", (int64_t)u->n_total);
+    json_key_int(&w, "offset", (int64_t)u->first);
     json_key(&w, "events");
     json_array_open(&w);
     for (size_t i = 0; i < u->n_events; i++)
@@ -147,14 +154,31 @@ static status write_user(const engine_id *id, const engine_user *u, buf *body) {
     return json_finish(&w);
 }
 
-static void get_user(void *context) {
-    call *c = context;
+/* A whole number of the query from `min` to `max`; false: the call is answered. */
+static bool query_number(call *c, const char *name, int64_t min, int64_t max, size_t *out) {
+    const char *text = http_query(c->x, name);
+    int64_t number;
+    if (text == NULL) return true;
+    if (!seq_id_number(text, strlen(text), &number) || number < min || number > max) {
+        call_fail(c, 400, "%s: give a whole number from %lld to %lld", name, (long long)min,
+                  (long long)max);
+        return false;
+    }
+    *out = (size_t)number;
+    return true;
+}
+
+/* GET /v1/users/ID?offset=N&limit=N: without an offset the newest events. */
+void serve_get_user(call *c) {
+    size_t first = ENGINE_NEWEST, n = MAX_LISTED;
     engine_id id;
     engine_user u;
     buf body;
     buf_init(&body);
-    if (!user_of(c, &id)) return;
-    status st = engine_get_user(c->s->engine, id, &u);
+    if (!user_of(c, &id) || !query_number(c, "limit", 1, MAX_LISTED, &n) ||
+        !query_number(c, "offset", 0, INT64_MAX, &first))
+        return;
+    status st = engine_get_user(c->s->engine, id, first, n, &u);
     bool is_known = st == OK && u.is_known;
     if (is_known) st = write_user(&id, &u, &body);
     engine_user_release(&u);
@@ -165,10 +189,6 @@ static void get_user(void *context) {
     else
         call_reply_json(c, 200, &body);
     buf_fini(&body);
-}
-
-void serve_get_user(call *c) {
-    get_user(c);
 }
 
 static status write_erased(call *c, buf *body) {
@@ -220,31 +240,47 @@ void serve_delete_user(call *c) {
     engine_submit_change(c->s->engine, change, note_erased, c);
 }
 
-/* GET /v1/users?prefix=TEXT: some users to choose from. */
-void serve_list_users(call *c) {
-    enum { LISTED = 50 };
-    engine_id ids[LISTED];
+static status write_users(call *c, const char *prefix, uint64_t from, size_t n, buf *body) {
+    engine_id *ids;
+    size_t n_found = 0;
+    uint64_t next = 0;
+    json_writer w;
+    TRY(ARENA_NEW(&c->memory, &ids, n));
+    TRY(engine_list_users(c->s->engine, prefix, from, n, ids, &n_found, &next));
+    json_begin(&w, body, 0);
+    json_object_open(&w);
+    json_key_int(&w, "total", (int64_t)engine_n_users(c->s->engine));
+    json_key(&w, "users");
+    json_array_open(&w);
+    for (size_t i = 0; i < n_found; i++)
+        write_user_id(&w, &ids[i]);
+    json_array_close(&w);
+    if (next > 0) json_key_int(&w, "next_cursor", (int64_t)next);
+    json_object_close(&w);
+    return json_finish(&w);
+}
+
+/* On a worker: it may look at millions of users. */
+static void list_users(void *context) {
+    call *c = context;
     char prefix[ENGINE_ID_BYTES + 1] = "";
     const char *query = http_query(c->x, "prefix");
-    size_t n = 0;
-    json_writer w;
+    size_t n = 50, from = 0;
     buf body;
     buf_init(&body);
     if (query != NULL && !http_decode(query, strlen(query), true, prefix, sizeof prefix)) {
         call_fail(c, 400, "prefix: a wrong escape, or too long");
         return;
     }
-    status st = engine_list_users(c->s->engine, prefix, LISTED, ids, &n);
-    json_begin(&w, &body, 0);
-    json_object_open(&w);
-    json_key_int(&w, "total", (int64_t)engine_n_users(c->s->engine));
-    json_key(&w, "users");
-    json_array_open(&w);
-    for (size_t i = 0; i < n; i++)
-        write_user_id(&w, &ids[i]);
-    json_array_close(&w);
-    json_object_close(&w);
-    if (st == OK) st = json_finish(&w);
+    if (!query_number(c, "limit", 1, MAX_USERS, &n) ||
+        !query_number(c, "cursor", 0, INT64_MAX, &from))
+        return;
+    status st = write_users(c, prefix, from, n, &body);
     st == OK ? call_reply_json(c, 200, &body) : call_fail_status(c, st);
     buf_fini(&body);
+}
+
+/* GET /v1/users?prefix=TEXT&limit=N&cursor=N: some users to choose from. */
+void serve_list_users(call *c) {
+    call_later(c, list_users);
 }

@@ -79,14 +79,10 @@ void users_fini(users *u) {
     *u = (users){0};
 }
 
-/* The user's number in the data, and its id as the data writes it: 07 is 7 where ids are numbers.
- */
-static uint64_t find_in_data(const users *u, id_text *id) {
+/* The user's number in the data. */
+static uint64_t find_in_data(const users *u, const id_text *id) {
     uint64_t user = u->data != NULL ? seq_find_user(u->data, id->text) : UINT64_MAX;
-    if (user == UINT64_MAX) return u->n_data_users;
-    if (!u->data->has_text_users)
-        id->n = (size_t)snprintf(id->text, sizeof id->text, "%" PRId64, u->data->user_id[user]);
-    return user;
+    return user == UINT64_MAX ? u->n_data_users : user;
 }
 
 user_history users_history(const users *u, const id_text *user) {

@@ -1,6 +1,5 @@
 #include "data/set/seq_file.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -250,12 +249,22 @@ static uint64_t find_number(const int64_t *ids, uint64_t first, uint64_t n, int6
     return ids[low] == wanted ? low : UINT64_MAX;
 }
 
+bool seq_id_number(const char *id, size_t n, int64_t *out) {
+    bool is_negative = n > 0 && id[0] == '-', is_padded = n > 1 && id[is_negative] == '0';
+    uint64_t value = 0, most = (uint64_t)INT64_MAX + is_negative;
+    if (n == (size_t)is_negative || is_padded) return false;
+    for (size_t i = is_negative; i < n; i++) {
+        uint64_t digit = (uint64_t)(unsigned char)id[i] - '0';
+        if (digit > 9 || value > (most - digit) / 10) return false;
+        value = 10 * value + digit;
+    }
+    *out = (int64_t)(is_negative ? 0 - value : value);
+    return true;
+}
+
 static uint64_t find_digits(const int64_t *ids, uint64_t first, uint64_t n, const char *id) {
-    char *end;
-    errno = 0;
-    int64_t wanted = strtoll(id, &end, 10);
-    if (errno != 0 || end == id || *end != '\0') return UINT64_MAX;
-    return find_number(ids, first, n, wanted);
+    int64_t wanted;
+    return seq_id_number(id, strlen(id), &wanted) ? find_number(ids, first, n, wanted) : UINT64_MAX;
 }
 
 static int compare_text(const text_column *t, uint64_t i, const char *id, size_t n) {

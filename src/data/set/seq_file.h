@@ -127,8 +127,12 @@ status seq_user_name(const seq_file *s, uint64_t user, buf *out);
 status seq_item_title(const seq_file *s, uint32_t item,
                       buf *out); /* the id where there is no title */
 
-/* The number of an id given as text; *out = 0 for an unknown item, UINT64_MAX for an unknown user.
- */
+/* Whether a text is a whole number of 64 bits as it is written out: "7" is, "+7", "07" and "-0" are
+ * not.  The one rule for ids: where ids are numbers, a text that is none is an unknown id; where
+ * ids are texts, all of these differ. */
+bool seq_id_number(const char *id, size_t n, int64_t *out);
+
+/* The number of an id given as text; 0 for an unknown item, UINT64_MAX for an unknown user. */
 uint32_t seq_find_item(const seq_file *s, const char *id);
 uint32_t seq_find_item_number(const seq_file *s, int64_t id); /* unless has_text_items */
 uint64_t seq_find_user(const seq_file *s, const char *id);
