@@ -117,7 +117,7 @@ curl -sf -X DELETE "127.0.0.1:$port/v1/users/A%206" >>log # only in the data
 post events '{"user": "back", "events": [{"item": "ü/7", "time": 1900000007}]}'
 curl -sf -X DELETE "127.0.0.1:$port/v1/users/back" >>log
 post events '{"user": "back", "events": [{"item": "ü/8", "time": 1900000008, "id": "b-1"}]}'
-post events '{"user": "unknown item", "events": [{"item": "not in the catalogue", "time": 1900000009}]}' || echo "an unknown item is refused" >>log
+post events '{"user": "unknown item", "events": [{"item": "not in the catalogue", "time": 1900000009}]}'
 post events '{"user": "last", "events": [{"item": "ü/9", "time": 1900000010, "id": "l-1"}]}'
 for user in "new 1" "new 2" "A 3" gone "A 6" back last; do
     echo "{\"user\": \"$user\", \"answer\": $(curl -s "127.0.0.1:$port/v1/users/$(printf %s "$user" | sed 's/ /%20/g')")}"
@@ -138,6 +138,7 @@ users = {
               {"item": "ü/4", "time": 1900000004, "action": 2, "id": "ö 2"}],
     "A 3": [{"item": "ü/5", "time": 1900000005, "action": 0}],
     "back": [{"item": "ü/8", "time": 1900000008, "action": 0, "id": "b-1"}],
+    "unknown item": [{"item": "not in the catalogue", "time": 1900000009, "action": 0}],
     "last": [{"item": "ü/9", "time": 1900000010, "action": 0, "id": "l-1"}]}
 def put(name, content, users, damage):
     os.makedirs(f"state/{name}", exist_ok=True)
