@@ -86,6 +86,16 @@ static inline void refused(void *context, int code) {
     pthread_mutex_unlock(&e->lock);
 }
 
+/* Waits until `n` requests were refused with a code. */
+static inline void wait_refused(echo *e, int code, int n) {
+    for (int i = 0, now = 0; i < 10000 && now < n; i++) {
+        usleep(1000);
+        pthread_mutex_lock(&e->lock);
+        now = e->n_refused[code];
+        pthread_mutex_unlock(&e->lock);
+    }
+}
+
 static inline http_settings settings(echo *e) {
     http_settings s = http_default_settings();
     s.port = 0;

@@ -336,6 +336,7 @@ TEST(http_can_answer_before_the_body) {
     fd = client_open(http_port(e.server));
     CHECK(client_send(fd, ask, strlen(ask)) && client_send(fd, "X-Test: a\r\n\r\nhalf", 17));
     close(fd);
+    wait_refused(&e, 0, 1);
     stop(&e);
     CHECK_EQ(e.n_refused[0], 1);
 }

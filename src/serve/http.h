@@ -34,7 +34,7 @@ typedef struct http_settings {
     size_t max_body_bytes;
     int header_ms, body_ms; /* from the first to the last byte; a new connection sends at once */
     int idle_ms;            /* a connection without a request is closed after this time */
-    int answer_ms;          /* to read an answer, and a second more for each 64 KiB of it */
+    int answer_ms;          /* to read an answer, and as long again for each 2 MiB of it */
     size_t max_held_bytes;  /* bodies and answers over 64 KiB; one address has half of it */
     /* The headers of a request have come and are good: may answer it before its body is read.  May
      * be NULL. */

@@ -16,7 +16,7 @@
 #include "base/thread.h"
 #include "serve/http_int.h"
 
-enum { REAP_NS = 100000000, SENT_PER_MS = 64 };
+enum { REAP_NS = 100000000, SENT_IN_TIME = 2 << 20 };
 
 void http_set_phase(http_server *h, peer *p, phase at) {
     pthread_mutex_lock(&h->lock);
@@ -80,8 +80,8 @@ static int overdue(const http_settings *s, const peer *p, uint64_t now) {
     if (p->is_shut) return 0;
     if (p->at == READS_HEADER && ms > (uint64_t)s->header_ms) return 408;
     if (p->at == READS_BODY && ms > (uint64_t)s->body_ms) return 408;
-    /* A byte a millisecond is too slow to be a client, and a cheap way to hold memory. */
-    if (p->at == SENDS_ANSWER && ms > (uint64_t)s->answer_ms + p->n_sending / SENT_PER_MS)
+    /* Who reads slower than that is no client, but holds memory. */
+    if (p->at == SENDS_ANSWER && ms > (uint64_t)s->answer_ms * (1 + p->n_sending / SENT_IN_TIME))
         return -1;
     return p->at == IS_IDLE && ms > (uint64_t)s->idle_ms ? -1 : 0;
 }
