@@ -22,8 +22,10 @@ typedef struct state state;
 
 /* An event as a row has it; ids as text. */
 typedef struct state_event {
-    int64_t user; /* id of its row */
-    int64_t time; /* seconds since 1970 */
+    int64_t user;    /* id of its row */
+    size_t nth_user; /* when it is read: which of the users it is, in the order in which they were
+                        read */
+    int64_t time;    /* seconds since 1970 */
     uint32_t time_ns;
     uint16_t action;
     const char *item; /* (n_item) */

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "base/crc32.h"
+#include "base/mem.h"
 
 enum {
     BUSY_MS = 5000, /* another program may hold the database so long */
@@ -115,17 +116,56 @@ static status note_damage(state_loading *l, const char *what, int64_t row) {
                 l->path, place);
 }
 
-static const char *column_id(sqlite3_stmt *q, int i, size_t *n) {
+/* An id as text; room: for the digits of a number, which SQLite would write in more time than all
+ * else of a row takes. */
+static const char *column_id(sqlite3_stmt *q, int i, char room[24], size_t *n) {
+    if (sqlite3_column_type(q, i) == SQLITE_INTEGER) {
+        int64_t number = sqlite3_column_int64(q, i);
+        uint64_t left = number < 0 ? 0 - (uint64_t)number : (uint64_t)number;
+        char *at = room + 23;
+        *at = '\0';
+        do
+            *--at = (char)('0' + left % 10);
+        while ((left /= 10) > 0);
+        if (number < 0) *--at = '-';
+        *n = (size_t)(room + 23 - at);
+        return at;
+    }
     const char *text = (const char *)sqlite3_column_text(q, i);
     *n = text != NULL ? (size_t)sqlite3_column_bytes(q, i) : 0;
     return text;
 }
 
+static size_t find_id(const int64_t *ids, size_t n, int64_t id) {
+    size_t low = 0, high = n;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        if (ids[middle] < id)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low < n && ids[low] == id ? low : SIZE_MAX;
+}
+
+static status add_id(state_ids *ids, int64_t id) {
+    TRY(MEM_RESERVE(&ids->id, &ids->capacity, ids->n + 1));
+    ids->id[ids->n++] = id;
+    return OK;
+}
+
+static status read_swept(state_loading *l, sqlite3_stmt *q) {
+    l->counts.n_unswept++;
+    return add_id(&l->swept, sqlite3_column_int64(q, 0));
+}
+
 static status read_user(state_loading *l, sqlite3_stmt *q) {
     size_t n;
+    char digits[24];
     int64_t id = sqlite3_column_int64(q, 0);
-    const char *name = column_id(q, 1, &n);
+    const char *name = column_id(q, 1, digits, &n);
     if (n == 0 || n > MAX_ID || memchr(name, '\0', n) != NULL) return note_damage(l, "users", id);
+    TRY(add_id(&l->users, id));
     l->counts.n_users++;
     return l->reader != NULL ? l->reader->user(l->reader->ctx, l->s, id, name, n) : OK;
 }
@@ -133,17 +173,19 @@ static status read_user(state_loading *l, sqlite3_stmt *q) {
 static status read_event(state_loading *l, sqlite3_stmt *q) {
     int64_t ns = sqlite3_column_int64(q, 3), action = sqlite3_column_int64(q, 5);
     state_event e = {.user = sqlite3_column_int64(q, 1), .time = sqlite3_column_int64(q, 2)};
-    e.item = column_id(q, 4, &e.n_item);
-    e.id = column_id(q, 6, &e.n_id);
-    bool is_bad = ns < 0 || ns >= 1000000000 || action < 0 || action > UINT16_MAX ||
-                  e.n_item == 0 || e.n_item > MAX_ID || e.n_id > MAX_ID;
+    char digits[2][24];
+    e.nth_user = find_id(l->users.id, l->users.n, e.user);
+    if (e.nth_user == SIZE_MAX && find_id(l->swept.id, l->swept.n, e.user) != SIZE_MAX) return OK;
+    e.item = column_id(q, 4, digits[0], &e.n_item);
+    e.id = column_id(q, 6, digits[1], &e.n_id);
+    bool is_bad = e.nth_user == SIZE_MAX || ns < 0 || ns >= 1000000000 || action < 0 ||
+                  action > UINT16_MAX || e.n_item == 0 || e.n_item > MAX_ID || e.n_id > MAX_ID;
     e.time_ns = (uint32_t)ns;
     e.action = (uint16_t)action;
     /* Rows that somebody added by hand have no sum. */
     if (!is_bad && sqlite3_column_type(q, 7) != SQLITE_NULL)
         is_bad = sqlite3_column_int64(q, 7) != state_db_sum(&e);
-    if (is_bad || sqlite3_column_int(q, 8) == 0)
-        return note_damage(l, "events", sqlite3_column_int64(q, 0));
+    if (is_bad) return note_damage(l, "events", sqlite3_column_int64(q, 0));
     l->counts.n_events++;
     return l->reader != NULL ? l->reader->event(l->reader->ctx, &e) : OK;
 }
@@ -185,19 +227,23 @@ static status read_rows(state_loading *l, const char *table, const char *text,
 }
 
 /* Events of users that are being swept are left out. */
-status state_db_read(state_loading *l) {
-    int64_t n;
+static status read_tables(state_loading *l) {
     TRY(read_rows(l, "erased", "SELECT user_key FROM erased WHERE user_key >= ?1 ORDER BY user_key",
                   read_erased));
     TRY(read_rows(l, "users", "SELECT id, name FROM users WHERE id >= ?1 ORDER BY id", read_user));
-    TRY(read_rows(l, "events",
-                  "SELECT seq, user, time, time_ns, item, action, event_id, sum,"
-                  " user IN (SELECT id FROM users) FROM events WHERE seq >= ?1"
-                  " AND user NOT IN (SELECT user FROM sweep) ORDER BY seq",
-                  read_event));
-    TRY(state_db_int(l->db, l->path, "SELECT count(*) FROM sweep", &n));
-    l->counts.n_unswept = (uint64_t)n;
-    return OK;
+    TRY(read_rows(l, "sweep", "SELECT user FROM sweep WHERE user >= ?1 ORDER BY user", read_swept));
+    return read_rows(l, "events",
+                     "SELECT seq, user, time, time_ns, item, action, event_id, sum FROM events"
+                     " WHERE seq >= ?1 ORDER BY seq",
+                     read_event);
+}
+
+status state_db_read(state_loading *l) {
+    status st = read_tables(l);
+    mem_free(l->users.id);
+    mem_free(l->swept.id);
+    l->users = l->swept = (state_ids){0};
+    return st;
 }
 
 status state_db_open(sqlite3 **out, const char *path) {

@@ -31,6 +31,11 @@ void state_db_bind_id(sqlite3_stmt *q, int i, const char *text, size_t n);
 /* So that a flipped bit in a row is found: SQLite has no checksums of its own. */
 uint32_t state_db_sum(const state_event *e);
 
+typedef struct state_ids {
+    int64_t *id; /* (n), ascending */
+    size_t n, capacity;
+} state_ids;
+
 /* Reading all rows.  Damage is counted, and the first place kept. */
 typedef struct state_loading {
     const state *s; /* for the reader */
@@ -39,6 +44,7 @@ typedef struct state_loading {
     const state_reader *reader; /* NULL: rows are only checked */
     bool goes_on;               /* after damage; otherwise it ends the reading with ERR_FORMAT */
     state_counts counts;
+    state_ids users, swept; /* read so far; its own */
 } state_loading;
 status state_db_read(state_loading *l);
 

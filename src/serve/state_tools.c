@@ -208,8 +208,8 @@ status state_restore(const char *folder, const char *file, state_counts *out) {
 /* Rows on their way from a damaged database to a new one. */
 typedef struct saving {
     state *to;
-    int64_t *from, *id; /* of users: in the old one, ascending, and in the new one */
-    size_t n, from_capacity, id_capacity;
+    int64_t *id; /* of users in the new one, as they were read */
+    size_t n, id_capacity;
     uint64_t n_rows;
 } saving;
 
@@ -224,26 +224,17 @@ static status save_row(saving *w) {
 static status save_user(void *context, const state *s, int64_t id, const char *name, size_t n) {
     saving *w = context;
     (void)s;
-    TRY(MEM_RESERVE(&w->from, &w->from_capacity, w->n + 1));
+    (void)id;
     TRY(MEM_RESERVE(&w->id, &w->id_capacity, w->n + 1));
     TRY(state_add_user(w->to, name, n, &w->id[w->n]));
-    w->from[w->n++] = id;
+    w->n++;
     return save_row(w);
 }
 
 static status save_event(void *context, const state_event *e) {
     saving *w = context;
     state_event moved = *e;
-    size_t low = 0, high = w->n;
-    while (low < high) {
-        size_t middle = low + (high - low) / 2;
-        if (w->from[middle] < e->user)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    if (low == w->n || w->from[low] != e->user) return OK; /* its user was not read */
-    moved.user = w->id[low];
+    moved.user = w->id[e->nth_user];
     TRY(state_add_event(w->to, &moved));
     return save_row(w);
 }
@@ -287,7 +278,6 @@ static status save_all(sqlite3 *db, const visit *v, const char *folder, state_co
     *out = l.counts;
     out->n_users = w.n;
     state_close(w.to);
-    mem_free(w.from);
     mem_free(w.id);
     return st;
 }

@@ -258,10 +258,9 @@ typedef struct restoring {
     user_writer *w;
     uint64_t *erased; /* keys, (n_erased) */
     size_t n_erased, erased_capacity;
-    bool has_erased; /* users of the data were looked up among them */
-    int64_t *row;    /* of the users, ascending */
-    user_state **user;
-    size_t n_users, row_capacity, user_capacity, last;
+    bool has_erased;   /* users of the data were looked up among them */
+    user_state **user; /* (n_users), as they were read */
+    size_t n_users, user_capacity;
 } restoring;
 
 static int compare_keys(const void *a, const void *b) {
@@ -296,25 +295,10 @@ static status restore_erased(restoring *r, const state *s) {
 static status restore_user(void *context, const state *s, int64_t row, const char *name, size_t n) {
     restoring *r = context;
     TRY(restore_erased(r, s));
-    TRY(MEM_RESERVE(&r->row, &r->row_capacity, r->n_users + 1));
     TRY(MEM_RESERVE(&r->user, &r->user_capacity, r->n_users + 1));
     TRY(users_restore_user(r->w->users, name, n, row, &r->user[r->n_users]));
-    r->row[r->n_users++] = row;
+    r->n_users++;
     return OK;
-}
-
-static user_state *find_user(restoring *r, int64_t row) {
-    size_t low = 0, high = r->n_users;
-    if (r->last < r->n_users && r->row[r->last] == row) return r->user[r->last];
-    while (low < high) {
-        size_t middle = low + (high - low) / 2;
-        if (r->row[middle] < row)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    r->last = low;
-    return low < r->n_users && r->row[low] == row ? r->user[low] : NULL;
 }
 
 static status restore_event(void *context, const state_event *from) {
@@ -326,9 +310,7 @@ static status restore_event(void *context, const state_event *from) {
                       .time = from->time,
                       .time_ns = from->time_ns,
                       .action = from->action};
-    user_state *s = find_user(r, from->user);
-    if (s == NULL) return OK; /* state.c has checked that there is one */
-    TRY(users_restore_event(r->w->users, s, &e, &is_known));
+    TRY(users_restore_event(r->w->users, r->user[from->nth_user], &e, &is_known));
     r->w->n_restored++;
     r->w->n_known += is_known;
     return OK;
@@ -341,7 +323,6 @@ static status open_state(user_writer *w, const char *folder, uint64_t erase_with
     status st = state_open(&w->state, folder, erase_within_ns, &reader);
     if (st == OK) st = restore_erased(&r, w->state);
     mem_free(r.erased);
-    mem_free(r.row);
     mem_free(r.user);
     TRY(st);
     if (pthread_create(&w->thread, NULL, write_changes, w) != 0)
