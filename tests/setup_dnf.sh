@@ -18,7 +18,7 @@ out=$(cd "$root" && DNF_LOG=$place/log PATH=$place HSTU_INSTALL=1 bash -c '
     title() { :; }; note() { :; }; step() { shift; "$@"; }; bold= plain=
     . tools/setup.sh; setup test' 2>&1) && fail "a dnf that installs nothing is taken for success: $out"
 asked=$(head -n 1 "$place/log")
-for package in gcc make libarchive-devel libcurl-devel libmicrohttpd-devel snappy-devel libzstd-devel zlib-devel compiler-rt \
+for package in gcc make libarchive-devel libcurl-devel libmicrohttpd-devel sqlite-devel snappy-devel libzstd-devel zlib-devel compiler-rt \
     clang-tools-extra openmpi-devel xz; do
     case " $asked " in *" $package "*) ;; *) fail "dnf was not asked for $package: $asked" ;; esac
 done

@@ -1,6 +1,7 @@
 #include "serve/server.h"
 
 #include "base/file.h"
+#include "disk_fault.h"
 #include "serve/state.h"
 #include "server_rig.h"
 
@@ -215,6 +216,46 @@ TEST(server_tells_its_state) {
     ask(&r, "GET", "/v1/status", "", 200, "\"access_log\":{\"on\":true,\"dropped\":0}");
     server_set_ready(r.s, false);
     ask(&r, "GET", "/v1/status", "", 200, "{\"ready\":false");
+    rig_close(&r);
+}
+
+/* Events of a request are stored with its answer: of one that is refused or fails, for whatever
+ * reason and for whichever of its users, nothing is. */
+TEST(server_stores_events_with_the_answer) {
+    rig r;
+    if (state_library_version() == NULL) SKIP_TEST("this build has no SQLite");
+    rig_open(&r);
+    r.c.engine.state = r.state;
+    rig_start(&r);
+    const char *wrong = "{\"user\": \"who\", \"tasks\": [\"none\"], \"events\": [{\"item\": 1, "
+                        "\"time\": 5}]}";
+    ask(&r, "POST", "/v1/recommend", wrong, 400, "has no 'none'");
+    ask(&r, "GET", "/v1/users/who", "", 404, "makes one");
+    ask(&r, "POST", "/v1/events",
+        "{\"users\": [{\"user\": \"who\", \"events\": [{\"item\": 1, \"time\": 5}]}, {\"user\": "
+        "\"late\", \"events\": [{\"item\": 1, \"time\": 9223372036854775807}]}]}",
+        400, "users[1]");
+    ask(&r, "GET", "/v1/users/who", "", 404, "makes one");
+    const char *good =
+        "{\"user\": \"who\", \"events\": [{\"item\": 1, \"time\": 5, \"id\": \"a\"}]}";
+    disk_fault_set(DISK_FULL, "state.db");
+    ask(&r, "POST", "/v1/recommend", good, 503, "nothing was changed");
+    ask(&r, "POST", "/v1/events", good, 503, "Retry-After: 1");
+    ask(&r, "DELETE", "/v1/users/8", "", 503, "nothing was changed");
+    ask(&r, "GET", "/v1/users/who", "", 404, "makes one");
+    ask(&r, "GET", "/v1/users/8", "", 200, "events");
+    ask(&r, "GET", "/v2/health/ready", "", 200, "");
+    ask(&r, "GET", "/v1/status", "", 200, "\"failing\":true,\"why\":\"");
+    ask(&r, "GET", "/metrics", "", 200, "hstu_state_failing 1\n");
+    ask(&r, "POST", "/v1/recommend", "{\"user\": 8}", 200, "items");
+    disk_fault_set(DISK_GOOD, "");
+    ask(&r, "POST", "/v1/recommend", good, 200, "\"history\":{\"events\":1,");
+    ask(&r, "GET", "/v1/status", "", 200, "\"failing\":false");
+    ask(&r, "POST", "/v1/recommend", good, 200, "\"history\":{\"events\":1,"); /* a retry */
+    ask(&r, "GET", "/v1/users/who", "", 200, "\"time\":5");
+    rig_stop(&r);
+    rig_start(&r);
+    ask(&r, "GET", "/v1/users/who", "", 200, "\"version\":1");
     rig_close(&r);
 }
 
