@@ -2,6 +2,7 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <signal.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -13,6 +14,10 @@
 #include "disk_fault.h"
 #include "oom.h"
 #include "test.h"
+
+#if defined(HSTU_HAS_SQLITE)
+#include <sqlite3.h>
+#endif
 
 /* What opening reads. */
 typedef struct seen {
@@ -157,7 +162,7 @@ TEST(state_has_one_owner) {
         state_close(st);
         CHECK_OK(open_state(&st, &s));
         /* What was acknowledged before the log vanished is in the database. */
-        CHECK(s.has[1] == (i == 0) && s.n_events == (i == 0 ? s.n_events : 0));
+        CHECK(s.has[1] == (i == 0) && !s.has[3 + i] && !s.has[5] && s.n_events == (i == 0));
         state_close(st);
     }
 }
@@ -227,13 +232,17 @@ static void crash(state *st) {
     CHECK_EQ(rename(wal, file_of("state.db-wal")), 0);
 }
 
-static bool has_file(const char *part) {
+static int count_files(const char *part) {
     DIR *d = opendir(folder());
-    bool is_there = false;
+    int n = 0;
     for (struct dirent *e; (e = readdir(d)) != NULL;)
-        is_there |= strstr(e->d_name, part) != NULL;
+        n += strstr(e->d_name, part) != NULL;
     closedir(d);
-    return is_there;
+    return n;
+}
+
+static bool has_file(const char *part) {
+    return count_files(part) > 0;
 }
 
 /* A flipped bit in the last, acknowledged transaction: it is told where, and the file is kept. */
@@ -456,4 +465,134 @@ TEST(state_loses_nothing_to_kill) {
         if (is_acknowledged[i] && !s.has[i]) FAIL_TEST("event %d is lost", i);
     CHECK(n > 0 && s.n_events >= n);
     state_close(st);
+}
+
+#if defined(HSTU_HAS_SQLITE)
+static sqlite3 *other_program(void) {
+    sqlite3 *db;
+    CHECK_EQ(sqlite3_open(file_of("state.db"), &db), SQLITE_OK);
+    return db;
+}
+
+static void other_runs(sqlite3 *db, const char *text) {
+    if (sqlite3_exec(db, text, NULL, NULL, NULL) != SQLITE_OK)
+        FAIL_TEST("%s: %s", text, sqlite3_errmsg(db));
+}
+
+/* Another program commits, then holds the write lock until we give up: what we cut off the log
+ * after that is neither its transaction nor one of ours. */
+TEST(state_cuts_off_nothing_of_others) {
+    state *st;
+    seen s;
+    need_sqlite();
+    CHECK_OK(open_state(&st, &s));
+    int64_t ann = add_user(st, "ann");
+    for (int i = 0; i < 3; i++)
+        CHECK_OK(add(st, ann, "1", NULL, i));
+    sqlite3 *other = other_program();
+    other_runs(other, "INSERT INTO settings VALUES ('other', 1)");
+    other_runs(other, "BEGIN IMMEDIATE");
+    CHECK_FAILS(add(st, ann, "1", NULL, 100), ERR_IO, "another program holds the database");
+    other_runs(other, "ROLLBACK");
+    for (int i = 3; i < 6; i++)
+        CHECK_OK(add(st, ann, "1", NULL, i));
+    other_runs(other, "INSERT INTO settings VALUES ('another', 1)");
+    disk_fault_set(DISK_SYNC, "state.db");
+    CHECK_FAILS(add(st, ann, "1", NULL, 101), ERR_IO, "commit");
+    disk_fault_set(DISK_GOOD, "");
+    crash(st);
+    sqlite3_close(other);
+    CHECK_OK(open_state(&st, &s));
+    CHECK(s.n_events == 6 && !s.has[100] && !s.has[101]);
+    other = other_program();
+    sqlite3_stmt *q;
+    CHECK_EQ(
+        sqlite3_prepare_v2(other, "SELECT count(*) FROM settings WHERE value = 1", -1, &q, NULL),
+        SQLITE_OK);
+    CHECK(sqlite3_step(q) == SQLITE_ROW && sqlite3_column_int(q, 0) == 2);
+    sqlite3_finalize(q);
+    sqlite3_close(other);
+    state_close(st);
+}
+
+/* A reader that takes its time keeps bytes of the erased in the log, but nobody waits for it. */
+TEST(state_does_not_wait_for_readers) {
+    state *st;
+    state_counts counts;
+    seen s;
+    need_sqlite();
+    CHECK_OK(open_state(&st, &s));
+    int64_t jane = add_user(st, "jane.doe");
+    CHECK_OK(add(st, jane, "private-item", NULL, 1));
+    sqlite3 *other = other_program();
+    other_runs(other, "BEGIN; SELECT * FROM events");
+    erase(st, jane, "jane.doe");
+    uint64_t begin = clock_ns();
+    while (clock_ns() - begin < 300000000u)
+        (void)state_maintain(st);
+    CHECK(clock_ns() - begin < 2000000000u);
+    CHECK_OK(add(st, add_user(st, "ann"), "1", NULL, 2));
+    CHECK_OK(state_check(folder(), &counts));
+    other_runs(other, "ROLLBACK");
+    sqlite3_close(other);
+    usleep(1100000);
+    maintain(st);
+    CHECK(!is_in_files("jane.doe") && !is_in_files("private-item"));
+    state_close(st);
+}
+#endif
+
+static void *add_users(void *context) {
+    state *st = context;
+    for (int i = 0; i < 300; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "u%d", i);
+        CHECK_OK(add(st, add_user(st, name), "1", NULL, i));
+    }
+    return NULL;
+}
+
+/* Checks and backups see one moment of a state that is written to. */
+TEST(state_is_checked_while_it_is_used) {
+    state *st;
+    state_counts counts, copied;
+    pthread_t thread;
+    seen s;
+    char backup[4300];
+    need_sqlite();
+    snprintf(backup, sizeof backup, "%s/backup.db", test_folder());
+    CHECK_OK(open_state(&st, &s));
+    CHECK_EQ(pthread_create(&thread, NULL, add_users, st), 0);
+    for (int i = 0; i < 8; i++) {
+        CHECK_OK(state_check(folder(), &counts));
+        CHECK_OK(state_backup(folder(), backup, &copied));
+        CHECK(copied.n_events >= counts.n_events && copied.n_users - copied.n_events <= 1);
+    }
+    pthread_join(thread, NULL);
+    CHECK_FAILS(state_backup(folder(), file_of("state.db"), &copied), ERR_USAGE, "itself");
+    state_close(st);
+}
+
+/* A log with a damaged end is kept by every command that opens its database. */
+TEST(state_tools_keep_a_damaged_log) {
+    state *st;
+    state_counts counts;
+    seen s;
+    char backup[4300];
+    need_sqlite();
+    snprintf(backup, sizeof backup, "%s/backup.db", test_folder());
+    for (int way = 0; way < 2; way++) {
+        usleep(1100000); /* the kept files are named by the second */
+        CHECK_OK(open_state(&st, &s));
+        int64_t user = add_user(st, way == 0 ? "ann" : "ben");
+        for (int i = 0; i < 3; i++)
+            CHECK_OK(add(st, user, "1", NULL, i));
+        CHECK_OK(state_backup(folder(), backup, &counts));
+        crash(st);
+        flip_byte(file_of("state.db-wal"), 10);
+        CHECK_FAILS(state_check(folder(), &counts), ERR_FORMAT, "damaged at byte");
+        CHECK_OK(way == 0 ? state_recover(folder(), &counts)
+                          : state_restore(folder(), backup, &counts));
+        CHECK_EQ(count_files("state.db-wal.damaged-"), way + 1);
+    }
 }

@@ -51,8 +51,8 @@ static status cmd_check(int argc, char **argv) {
     bool is_help;
     const arg_option options[] = {JSON_OPTION, {0}};
     const arg_spec spec = {"hstu state check DIR",
-                           "Check a state: structure, references, checksums. A running server "
-                           "does not mind.",
+                           "Check a state: structure, references, checksums. Works while a server "
+                           "runs.",
                            options,
                            1,
                            1,

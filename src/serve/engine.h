@@ -274,7 +274,7 @@ void engine_answer_release(engine_answer *a); /* twice is fine */
 
 typedef struct engine_added {
     size_t n_added, n_duplicates; /* duplicates: their event ids are there already */
-    size_t n_unknown;             /* of the added ones: no model knows the item (they are kept) */
+    size_t n_unknown;             /* of all: no model knows the item (they are kept) */
     size_t n_late;                /* of the added ones: older than the newest event before */
     uint64_t n_events;            /* of the history now */
 } engine_added;

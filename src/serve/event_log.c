@@ -155,34 +155,21 @@ static status skip_record(void *context, const log_record *r) {
     return OK;
 }
 
-static status skip_user(void *ctx, const state *s, int64_t id, const char *name, size_t n) {
-    (void)s;
-    (void)ctx;
-    (void)id;
-    (void)name;
-    (void)n;
-    return OK;
-}
-
-static status skip_event(void *ctx, const state_event *e) {
-    (void)ctx;
-    (void)e;
-    return OK;
-}
-
 /* Rows of the erased are removed before the database is used. */
 static status fill_state(const char *folder, const char *name, const file_map *log,
                          log_counts *out) {
     importing m = {.to = NULL};
-    state_reader none = {.user = skip_user, .event = skip_event};
     text_map_init(&m.names, 0);
-    status st = state_open(&m.to, folder, 0, &none);
+    status st = state_open(&m.to, folder, 0, NULL);
     if (st == OK) st = state_begin(m.to);
     if (st == OK) st = event_log_read(name, log->bytes, log->n_bytes, import_record, &m, out);
     if (st == OK) st = state_commit(m.to);
     while (st == OK && state_maintain(m.to) == 0)
         ;
-    state_close(m.to);
+    if (st == OK)
+        st = state_close_whole(m.to);
+    else
+        state_close(m.to);
     text_map_fini(&m.names);
     mem_free(m.row);
     return st;

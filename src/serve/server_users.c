@@ -13,6 +13,7 @@ typedef struct adding {
 static bool is_same_id(const engine_id *a, const engine_id *b) {
     char x[24], y[24];
     engine_id p = *a, q = *b;
+    if (p.text == NULL && q.text == NULL) return p.number == q.number;
     if (p.text == NULL) {
         p.n = (size_t)snprintf(x, sizeof x, "%lld", (long long)p.number);
         p.text = x;
@@ -25,7 +26,7 @@ static bool is_same_id(const engine_id *a, const engine_id *b) {
 }
 
 enum {
-    LOOKED_AT = 1000,   /* events of a request for unknown items */
+    LOOKED_AT = 100,    /* events of a request for unknown items */
     MAX_LISTED = 10000, /* events of an answer */
     MAX_USERS = 1000    /* of a list */
 };

@@ -24,7 +24,6 @@
 
 enum {
     CHECKPOINT_FRAMES = 1024, /* of the log, from which it is copied to the database */
-    FEW_FRAMES = 256,         /* left to copy, so that the writer may do it at once */
     SWEEP_ROWS = 8192         /* of a transaction */
 };
 static const uint64_t second_ns = 1000000000ull, max_backoff_ns = 60000000000ull;
@@ -33,6 +32,7 @@ typedef enum {
     SQL_BEGIN,
     SQL_COMMIT,
     SQL_ROLLBACK,
+    SQL_DATA_VERSION,
     SQL_ADD_USER,
     SQL_ADD_EVENT,
     SQL_REMOVE_USER,
@@ -46,6 +46,7 @@ static const char *const sql_text[N_SQL] = {
     [SQL_BEGIN] = "BEGIN IMMEDIATE",
     [SQL_COMMIT] = "COMMIT",
     [SQL_ROLLBACK] = "ROLLBACK",
+    [SQL_DATA_VERSION] = "PRAGMA data_version",
     [SQL_ADD_USER] = "INSERT INTO users (name) VALUES (?1)",
     [SQL_ADD_EVENT] = "INSERT INTO events (user, time, time_ns, item, action, event_id, sum)"
                       " VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
@@ -78,16 +79,19 @@ struct state {
     int wal;
     struct stat db_file, wal_file;
     uint64_t wal_frames, page_bytes;
+    int64_t data_version; /* changes when another program commits */
+    bool has_begun;       /* a transaction of ours may have frames in the log */
     unsigned char wal_salt[WAL_SALT_BYTES];
-    bool is_lost; /* a file was removed or replaced: nothing can be promised any more */
+    bool is_lost;  /* a file was removed or replaced: nothing can be promised any more */
+    bool is_saved; /* then: all that was committed is in the database */
     /* Copies the log to the database beside the writer. */
     sqlite3 *side;
     pthread_t copier;
     bool has_copier;
     atomic_bool is_ending, wants_copy; /* the writer is to finish the copy */
-    atomic_uint_fast64_t n_frames;
-    pthread_mutex_t lock; /* of what follows */
+    pthread_mutex_t lock;              /* of what follows */
     pthread_cond_t wake;
+    uint64_t n_frames; /* of the log */
     state_stats stats;
 };
 
@@ -103,9 +107,8 @@ static status run(state *s, sql which, const char *doing) {
     return st;
 }
 
-static status run_with(state *s, sql which, int64_t a, int64_t b, const char *doing) {
-    sqlite3_bind_int64(s->stmt[which], 1, a);
-    if (sqlite3_bind_parameter_count(s->stmt[which]) > 1) sqlite3_bind_int64(s->stmt[which], 2, b);
+static status run_with(state *s, sql which, int64_t id, const char *doing) {
+    sqlite3_bind_int64(s->stmt[which], 1, id);
     return run(s, which, doing);
 }
 
@@ -135,15 +138,15 @@ status state_add_event(state *s, const state_event *e) {
 status state_erase_user(state *s, int64_t id, const char *name, size_t n) {
     TRY(state_add_erased(s, state_user_key(s, name, n)));
     if (id == 0) return OK;
-    TRY(run_with(s, SQL_ADD_SWEEP, id, 0, "erase a user"));
-    TRY(run_with(s, SQL_REMOVE_USER, id, 0, "erase a user"));
+    TRY(run_with(s, SQL_ADD_SWEEP, id, "erase a user"));
+    TRY(run_with(s, SQL_REMOVE_USER, id, "erase a user"));
     uint64_t due = clock_ns() + s->erase_within_ns / 4;
     if (s->sweep.due_ns > due) s->sweep.due_ns = due;
     return OK;
 }
 
 status state_add_erased(state *s, uint64_t key) {
-    return run_with(s, SQL_ADD_ERASED, (int64_t)key, 0, "erase a user");
+    return run_with(s, SQL_ADD_ERASED, (int64_t)key, "erase a user");
 }
 
 status state_set_salt(state *s, int64_t salt) {
@@ -154,7 +157,6 @@ status state_set_salt(state *s, int64_t salt) {
     return state_db_exec(s->db, s->path, "write to it", text);
 }
 
-/* The log is there once something was written. */
 static status open_wal(state *s) {
     if (s->wal >= 0) return OK;
     s->wal = open(s->wal_path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
@@ -172,9 +174,12 @@ static status check_files(state *s) {
     if (!s->is_lost && is_same_file(&s->db_file, s->path) &&
         is_same_file(&s->wal_file, s->wal_path))
         return OK;
+    /* What was committed before is copied to the database, if that still has its name. */
+    if (!s->is_lost)
+        s->is_saved = sqlite3_wal_checkpoint_v2(s->db, NULL, SQLITE_CHECKPOINT_FULL, NULL, NULL) ==
+                          SQLITE_OK &&
+                      is_same_file(&s->db_file, s->path);
     s->is_lost = true;
-    /* What was acknowledged before is copied to the database, if that still has its name. */
-    sqlite3_wal_checkpoint_v2(s->db, NULL, SQLITE_CHECKPOINT_FULL, NULL, NULL);
     return fail(ERR_IO,
                 "%s or its -wal file was removed or replaced while the server ran; nothing more is "
                 "stored until the server is started again",
@@ -187,7 +192,8 @@ static void cut_failed_commit(state *s) {
     unsigned char salt[WAL_SALT_BYTES];
     uint64_t end = WAL_HEADER_BYTES;
     struct stat file;
-    if (open_wal(s) != OK) return; /* nothing was written */
+    if (!s->has_begun || open_wal(s) != OK) return; /* nothing was written */
+    s->has_begun = false;
     if (pread(s->wal, salt, sizeof salt, WAL_SALT_AT) == sizeof salt &&
         memcmp(salt, s->wal_salt, sizeof salt) == 0)
         end += s->wal_frames * (WAL_FRAME_BYTES + s->page_bytes);
@@ -209,37 +215,85 @@ static int note_frames(void *context, sqlite3 *db, const char *name, int n_frame
     return SQLITE_OK;
 }
 
+static void note_log(state *s) {
+    pthread_mutex_lock(&s->lock);
+    s->n_frames = s->wal_frames;
+    s->stats.wal_bytes = s->wal_frames * (WAL_FRAME_BYTES + s->page_bytes);
+    if (s->n_frames >= CHECKPOINT_FRAMES) pthread_cond_signal(&s->wake);
+    pthread_mutex_unlock(&s->lock);
+}
+
 static void note_result(state *s, bool is_ok) {
+    note_log(s);
     pthread_mutex_lock(&s->lock);
     s->stats.n_commits += is_ok;
     s->stats.n_failed += !is_ok;
     s->stats.is_failing = !is_ok;
-    s->stats.wal_bytes = s->wal_frames * (WAL_FRAME_BYTES + s->page_bytes);
     if (!is_ok) snprintf(s->stats.why, sizeof s->stats.why, "%s", status_reason());
-    if (s->wal_frames >= CHECKPOINT_FRAMES) pthread_cond_signal(&s->wake);
     pthread_mutex_unlock(&s->lock);
-    atomic_store(&s->n_frames, s->wal_frames);
+}
+
+/* The log as an earlier process, the making of the tables or another program has left it.  What
+ * follows the last commit is cut off: with later frames before it, it would look like damage. */
+static status read_log(state *s) {
+    file_map map;
+    struct stat file;
+    if (stat(s->wal_path, &file) != 0 || file.st_size < WAL_HEADER_BYTES) return OK;
+    TRY(open_wal(s));
+    TRY(file_map_open(&map, s->wal_path));
+    wal_end end = wal_inspect(map.bytes, map.n_bytes);
+    size_t n = map.n_bytes;
+    memcpy(s->wal_salt, map.bytes + WAL_SALT_AT, sizeof s->wal_salt);
+    s->wal_frames = 0;
+    if (end.n_good > WAL_HEADER_BYTES)
+        s->wal_frames = (end.n_good - WAL_HEADER_BYTES) / (WAL_FRAME_BYTES + s->page_bytes);
+    file_map_close(&map);
+    if (end.n_good >= WAL_HEADER_BYTES && end.n_good < n &&
+        ftruncate(s->wal, (off_t)end.n_good) != 0)
+        return fail_errno("%s", s->wal_path);
+    return OK;
+}
+
+/* Under the write lock: what another program has committed is not ours to cut off. */
+static status follow_log(state *s) {
+    sqlite3_stmt *q = s->stmt[SQL_DATA_VERSION];
+    int64_t version = sqlite3_step(q) == SQLITE_ROW ? sqlite3_column_int64(q, 0) : -1;
+    sqlite3_reset(q);
+    if (version == s->data_version) return OK;
+    s->data_version = version;
+    return read_log(s);
 }
 
 status state_begin(state *s) {
-    if (s->is_lost) return check_files(s);
+    TRY(check_files(s));
     if (atomic_exchange(&s->wants_copy, false))
         sqlite3_wal_checkpoint_v2(s->db, NULL, SQLITE_CHECKPOINT_PASSIVE, NULL, NULL);
-    return run(s, SQL_BEGIN, "begin a transaction");
+    TRY(run(s, SQL_BEGIN, "begin a transaction"));
+    TRY(follow_log(s));
+    s->has_begun = true;
+    return OK;
+}
+
+/* Nothing of a transaction stays, in the database or in the log. */
+static void undo(state *s) {
+    if (!sqlite3_get_autocommit(s->db)) (void)sqlite3_step(s->stmt[SQL_ROLLBACK]);
+    sqlite3_reset(s->stmt[SQL_ROLLBACK]);
+    if (!s->is_lost) cut_failed_commit(s);
 }
 
 status state_commit(state *s) {
     TRY(run(s, SQL_COMMIT, "commit"));
-    TRY(check_files(s));
+    s->has_begun = false;
+    /* Its file may have vanished since it began; in the database it is safe, too. */
+    status st = check_files(s);
+    if (st != OK && !s->is_saved) return st;
     note_result(s, true);
     return OK;
 }
 
 void state_rollback(state *s) {
     note_result(s, false);
-    if (!sqlite3_get_autocommit(s->db)) (void)sqlite3_step(s->stmt[SQL_ROLLBACK]);
-    sqlite3_reset(s->stmt[SQL_ROLLBACK]);
-    if (!s->is_lost) cut_failed_commit(s);
+    undo(s);
 }
 
 /* Copies the log to the database while the writer writes on; what it cannot finish, because more
@@ -251,11 +305,11 @@ static void *copy_log(void *context) {
     while (!atomic_load(&s->is_ending)) {
         int n_log = 0, n_copied = 0;
         cond_wait_until(&s->wake, &s->lock, clock_ns() + backoff);
-        if (atomic_load(&s->n_frames) < CHECKPOINT_FRAMES || atomic_load(&s->is_ending)) continue;
+        if (s->n_frames < CHECKPOINT_FRAMES || atomic_load(&s->is_ending)) continue;
         pthread_mutex_unlock(&s->lock);
         int code =
             sqlite3_wal_checkpoint_v2(s->side, NULL, SQLITE_CHECKPOINT_PASSIVE, &n_log, &n_copied);
-        if (code == SQLITE_OK && n_log - n_copied <= FEW_FRAMES) atomic_store(&s->wants_copy, true);
+        if (code == SQLITE_OK && n_log == n_copied) atomic_store(&s->wants_copy, true);
         bool is_bad = code != SQLITE_OK && code != SQLITE_BUSY;
         if (is_bad && backoff == second_ns)
             log_warn("%s: the log cannot be copied to the database, and grows: %s", s->path,
@@ -282,31 +336,36 @@ static status begin_sweep(state *s) {
 static status sweep_rows(state *s) {
     int64_t to = s->sweep.at + SWEEP_ROWS;
     bool is_last = to >= s->sweep.end;
-    TRY(run(s, SQL_BEGIN, "remove events of erased users"));
-    TRY(run_with(s, SQL_SWEEP, s->sweep.at, to, "remove events of erased users"));
-    if (is_last) TRY(run_with(s, SQL_END_SWEEP, s->sweep.last, 0, "remove events of erased users"));
+    TRY(state_begin(s));
+    sqlite3_bind_int64(s->stmt[SQL_SWEEP], 2, to);
+    TRY(run_with(s, SQL_SWEEP, s->sweep.at, "remove events of erased users"));
+    if (is_last) TRY(run_with(s, SQL_END_SWEEP, s->sweep.last, "remove events of erased users"));
     TRY(run(s, SQL_COMMIT, "remove events of erased users"));
+    s->has_begun = false;
     s->sweep.at = to;
     s->sweep.is_going = !is_last;
     s->wants_truncation |= is_last;
-    atomic_store(&s->n_frames, s->wal_frames);
+    note_log(s);
     return OK;
 }
 
 /* The log still has the bytes of rows that were there before. */
 static status truncate_log(state *s) {
+    sqlite3_busy_timeout(s->db,
+                         0); /* requests wait for this thread: it does not wait for readers */
     int code = sqlite3_wal_checkpoint_v2(s->db, NULL, SQLITE_CHECKPOINT_TRUNCATE, NULL, NULL);
+    sqlite3_busy_timeout(s->db, STATE_BUSY_MS);
     if (code != SQLITE_OK) return state_db_fail(s->db, s->path, "empty the log");
     s->wants_truncation = false;
     s->wal_frames = 0;
+    note_log(s);
     return OK;
 }
 
 static status maintain(state *s) {
     if (s->sweep.is_going) {
         status st = sweep_rows(s);
-        if (st != OK && !sqlite3_get_autocommit(s->db))
-            sqlite3_exec(s->db, "ROLLBACK", NULL, NULL, NULL);
+        if (st != OK) undo(s);
         return st;
     }
     if (s->wants_truncation) return truncate_log(s);
@@ -329,12 +388,12 @@ uint64_t state_maintain(state *s) {
     if (has_work) {
         status st = maintain(s);
         if (st != OK) {
-            if (s->backoff_ns == 0)
+            if (s->backoff_ns == 4 * second_ns) /* not for a reader that is done soon */
                 log_warn("erased users: %s; tried again later", status_reason());
             s->backoff_ns = s->backoff_ns == 0                   ? second_ns
                             : 2 * s->backoff_ns < max_backoff_ns ? 2 * s->backoff_ns
                                                                  : max_backoff_ns;
-            s->retry_ns = now + s->backoff_ns;
+            s->retry_ns = clock_ns() + s->backoff_ns;
             return s->backoff_ns;
         }
         s->backoff_ns = 0;
@@ -368,26 +427,33 @@ static status refuse_log(const char *folder, const char *path) {
                 folder);
 }
 
-/* Keeps a damaged log, which SQLite is about to shorten. */
-static status keep_damaged_log(state *s) {
+static status write_copy(const char *path, const file_map *map) {
+    TRY(state_db_make_file(path));
+    int fd = open(path, O_WRONLY | O_TRUNC | O_CLOEXEC);
+    size_t done = 0;
+    for (ssize_t n = 1; fd >= 0 && done < map->n_bytes && n > 0; done += n > 0 ? (size_t)n : 0)
+        n = write(fd, map->bytes + done, map->n_bytes - done);
+    bool is_ok = fd >= 0 && done == map->n_bytes && file_sync(fd) == 0;
+    if (fd >= 0) close(fd);
+    return is_ok ? OK : fail_errno("%s: cannot be written", path);
+}
+
+status state_keep_damaged_log(const char *wal_path, char *warning, size_t n) {
     file_map map;
     char kept[STATE_PATH_BYTES + 32];
-    out_file *copy;
     struct stat file;
-    if (stat(s->wal_path, &file) != 0 || file.st_size == 0) return OK;
-    TRY(file_map_open(&map, s->wal_path));
+    if (stat(wal_path, &file) != 0 || file.st_size == 0) return OK;
+    TRY(file_map_open(&map, wal_path));
     wal_end end = wal_inspect(map.bytes, map.n_bytes);
     status st = OK;
     if (end.is_damaged) {
-        snprintf(kept, sizeof kept, "%s.damaged-%lld", s->wal_path, (long long)time(NULL));
-        st = out_file_create(&copy, kept);
-        if (st == OK) st = out_file_end(copy, out_file_write(copy, map.bytes, map.n_bytes));
-        if (st == OK) (void)chmod(kept, 0600);
-        snprintf(s->stats.warning, sizeof s->stats.warning,
+        snprintf(kept, sizeof kept, "%s.damaged-%lld", wal_path, (long long)time(NULL));
+        st = write_copy(kept, &map);
+        snprintf(warning, n,
                  "%.200s: damaged at byte %" PRIu64 " of %zu; transactions up to byte %" PRIu64
-                 " are used. The end is that of a crash during a commit, or acknowledged events "
+                 " are used. Either the server was killed during a commit, or acknowledged events "
                  "are missing. The file is kept as %.300s",
-                 s->wal_path, end.damaged, map.n_bytes, end.n_good, kept);
+                 wal_path, end.damaged, map.n_bytes, end.n_good, kept);
     }
     file_map_close(&map);
     return st;
@@ -413,32 +479,20 @@ static status configure(state *s) {
     return OK;
 }
 
-/* The log as an earlier process, or the making of the tables, has left it. */
-static status read_log(state *s) {
-    file_map map;
-    struct stat file;
-    if (stat(s->wal_path, &file) != 0 || file.st_size < WAL_HEADER_BYTES) return OK;
-    TRY(open_wal(s));
-    TRY(file_map_open(&map, s->wal_path));
-    wal_end end = wal_inspect(map.bytes, map.n_bytes);
-    memcpy(s->wal_salt, map.bytes + WAL_SALT_AT, sizeof s->wal_salt);
-    if (end.n_good > WAL_HEADER_BYTES)
-        s->wal_frames = (end.n_good - WAL_HEADER_BYTES) / (WAL_FRAME_BYTES + s->page_bytes);
-    file_map_close(&map);
-    return OK;
-}
-
 static status open_all(state *s, const char *folder, const state_reader *reader) {
     TRY(folder_create(folder, NULL));
     TRY(path_join(s->path, sizeof s->path, folder, "state.db"));
     TRY(path_join(s->wal_path, sizeof s->wal_path, folder, "state.db-wal"));
     TRY(lock_folder(s, folder));
     TRY(refuse_log(folder, s->path));
-    TRY(keep_damaged_log(s));
+    TRY(state_keep_damaged_log(s->wal_path, s->stats.warning, sizeof s->stats.warning));
     TRY(state_db_make_file(s->path));
     TRY(state_db_open(&s->db, s->path));
     TRY(configure(s));
-    TRY(read_log(s));
+    TRY(run(s, SQL_BEGIN, "read its log"));
+    TRY(follow_log(s));
+    TRY(run(s, SQL_ROLLBACK, "read its log"));
+    TRY(open_wal(s));
     state_loading l = {.s = s, .db = s->db, .path = s->path, .reader = reader};
     TRY(state_db_read(&l));
     s->stats.n_unswept = l.counts.n_unswept;
@@ -467,6 +521,14 @@ status state_open(state **out, const char *folder, uint64_t erase_within_ns,
     }
     *out = s;
     return OK;
+}
+
+status state_close_whole(state *s) {
+    char wal[STATE_PATH_BYTES];
+    memcpy(wal, s->wal_path, sizeof wal);
+    state_close(s);
+    if (!file_exists(wal)) return OK;
+    return fail(ERR_IO, "%s: cannot be copied to its database; is the disk full?", wal);
 }
 
 void state_close(state *s) {

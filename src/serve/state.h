@@ -49,8 +49,10 @@ const char *state_library_version(void);
  * long after a commit with state_erase_user its bytes may be found in a file of the folder.
  * ERR_IO: another process has it; ERR_FORMAT: it is damaged, and the reason says where. */
 status state_open(state **out, const char *folder, uint64_t erase_within_ns,
-                  const state_reader *reader);
-void state_close(state *s); /* NULL is fine */
+                  const state_reader *reader); /* NULL: rows are only checked */
+void state_close(state *s);                    /* NULL is fine */
+/* The same for a database that is moved then: fails where its log could not be copied to it. */
+status state_close_whole(state *s);
 
 /* A transaction.  After a failure of any of them call state_rollback: then nothing of it is kept.
  */
@@ -65,7 +67,8 @@ void state_rollback(state *s);
 /* Names the erased without their names: a keyed hash. */
 uint64_t state_user_key(const state *s, const char *name, size_t n);
 
-/* A little maintenance, between two transactions: removes rows of the erased, gives room back.
+/* A little maintenance, between two transactions: removes rows of the erased, and the log with
+ * their bytes.
  * Returns when it wants to be called again: ns from now, UINT64_MAX: after the next commit.  What
  * fails is logged once and tried again later. */
 uint64_t state_maintain(state *s);
@@ -83,7 +86,7 @@ void state_get_stats(state *s, state_stats *out);
 /* For `hstu state`: each opens the folder or file itself. */
 typedef struct state_counts {
     uint64_t n_users, n_events, n_erased, n_unswept;
-    uint64_t n_damaged; /* rows that cannot be read, or whose checksum is wrong */
+    uint64_t n_damaged; /* places where rows cannot be read, or are wrong */
     char place[256];    /* of the first one */
 } state_counts;
 

@@ -11,9 +11,9 @@
 
 #include "base/crc32.h"
 #include "base/mem.h"
+#include "data/set/seq_file.h"
 
 enum {
-    BUSY_MS = 5000, /* another program may hold the database so long */
     MAX_ID = 255,
     APPLICATION = 0x68737475 /* "hstu" */
 };
@@ -69,33 +69,16 @@ status state_db_int(sqlite3 *db, const char *path, const char *text, int64_t *ou
     sqlite3_finalize(q);
     return code == SQLITE_ROW || code == SQLITE_DONE ? OK : state_db_fail(db, path, "read it");
 }
-/* Whether a text is a whole number as we write it: it is stored as one then. */
-static bool is_number(const char *text, size_t n, int64_t *out) {
-    char digits[24];
-    bool is_negative = n > 0 && text[0] == '-';
-    uint64_t value = 0;
-    if (n == 0 || n > 20) return false;
-    for (size_t i = is_negative; i < n; i++) {
-        if (text[i] < '0' || text[i] > '9') return false;
-        if (__builtin_mul_overflow(value, 10, &value) ||
-            __builtin_add_overflow(value, (uint64_t)(text[i] - '0'), &value))
-            return false;
-    }
-    if (value > (uint64_t)INT64_MAX + is_negative) return false;
-    *out = is_negative ? (int64_t)(0 - value) : (int64_t)value;
-    return (size_t)snprintf(digits, sizeof digits, "%" PRId64, *out) == n &&
-           memcmp(digits, text, n) == 0;
-}
+/* A number is stored as one. */
 void state_db_bind_id(sqlite3_stmt *q, int i, const char *text, size_t n) {
     int64_t number;
     if (n == 0)
         sqlite3_bind_null(q, i);
-    else if (is_number(text, n, &number))
+    else if (seq_id_number(text, n, &number))
         sqlite3_bind_int64(q, i, number);
     else
         sqlite3_bind_text(q, i, text, (int)n, SQLITE_STATIC);
 }
-/* So that a flipped bit in a row is found: SQLite has no checksums of its own. */
 uint32_t state_db_sum(const state_event *e) {
     struct {
         int64_t user, time;
@@ -179,7 +162,8 @@ static status read_event(state_loading *l, sqlite3_stmt *q) {
     e.item = column_id(q, 4, digits[0], &e.n_item);
     e.id = column_id(q, 6, digits[1], &e.n_id);
     bool is_bad = e.nth_user == SIZE_MAX || ns < 0 || ns >= 1000000000 || action < 0 ||
-                  action > UINT16_MAX || e.n_item == 0 || e.n_item > MAX_ID || e.n_id > MAX_ID;
+                  action > UINT16_MAX || e.n_item == 0 || e.n_item > MAX_ID || e.n_id > MAX_ID ||
+                  memchr(e.item, '\0', e.n_item) != NULL;
     e.time_ns = (uint32_t)ns;
     e.action = (uint16_t)action;
     /* Rows that somebody added by hand have no sum. */
@@ -196,9 +180,9 @@ static status read_erased(state_loading *l, sqlite3_stmt *q) {
     return l->reader->erased(l->reader->ctx, (uint64_t)sqlite3_column_int64(q, 0));
 }
 
-/* Calls fn for the rows of a query, which has ?1 for the first id to read.  Behind a damaged page
+/* Calls fn for the rows of a query, which has ?1 for the first id to read.  After a damaged page
  * reading goes on at a later id, which is tried in longer and longer steps. */
-static status read_rows(state_loading *l, const char *table, const char *text,
+static status read_rows(state_loading *l, const char *table, int64_t least, const char *text,
                         status (*fn)(state_loading *l, sqlite3_stmt *q)) {
     sqlite3_stmt *q;
     int64_t next = INT64_MIN, step = 1;
@@ -215,7 +199,7 @@ static status read_rows(state_loading *l, const char *table, const char *text,
         }
         if (st != OK || code == SQLITE_DONE) break;
         if (code_of(code) != ERR_FORMAT) st = state_db_fail(l->db, l->path, "read it");
-        if (next < 1) next = 1;
+        if (next < least) next = least;
         if (st == OK) st = note_damage(l, table, next);
         sqlite3_reset(q);
         if (st != OK || next > INT64_MAX - step) break;
@@ -228,11 +212,14 @@ static status read_rows(state_loading *l, const char *table, const char *text,
 
 /* Events of users that are being swept are left out. */
 static status read_tables(state_loading *l) {
-    TRY(read_rows(l, "erased", "SELECT user_key FROM erased WHERE user_key >= ?1 ORDER BY user_key",
+    TRY(read_rows(l, "erased", INT64_MIN,
+                  "SELECT user_key FROM erased WHERE user_key >= ?1 ORDER BY user_key",
                   read_erased));
-    TRY(read_rows(l, "users", "SELECT id, name FROM users WHERE id >= ?1 ORDER BY id", read_user));
-    TRY(read_rows(l, "sweep", "SELECT user FROM sweep WHERE user >= ?1 ORDER BY user", read_swept));
-    return read_rows(l, "events",
+    TRY(read_rows(l, "users", 1, "SELECT id, name FROM users WHERE id >= ?1 ORDER BY id",
+                  read_user));
+    TRY(read_rows(l, "sweep", 1, "SELECT user FROM sweep WHERE user >= ?1 ORDER BY user",
+                  read_swept));
+    return read_rows(l, "events", 1,
                      "SELECT seq, user, time, time_ns, item, action, event_id, sum FROM events"
                      " WHERE seq >= ?1 ORDER BY seq",
                      read_event);
@@ -254,11 +241,10 @@ status state_db_open(sqlite3 **out, const char *path) {
         *out = NULL;
         return st;
     }
-    sqlite3_busy_timeout(*out, BUSY_MS);
+    sqlite3_busy_timeout(*out, STATE_BUSY_MS);
     return OK;
 }
 
-/* SQLite's own files take the mode of the database. */
 status state_db_make_file(const char *path) {
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (fd < 0) return fail_errno("%s", path);

@@ -9,7 +9,7 @@
 
 #include "serve/state.h"
 
-enum { STATE_PATH_BYTES = 4096 };
+enum { STATE_PATH_BYTES = 4096, STATE_BUSY_MS = 5000 };
 
 /* The failure of the connection's last call; doing: "commit". */
 status state_db_fail(sqlite3 *db, const char *path, const char *doing);
@@ -47,6 +47,9 @@ typedef struct state_loading {
     state_ids users, swept; /* read so far; its own */
 } state_loading;
 status state_db_read(state_loading *l);
+
+/* Copies a log whose end is damaged, before SQLite drops that end, and says so in warning (n). */
+status state_keep_damaged_log(const char *wal_path, char *warning, size_t n);
 
 /* For a database that is made from another: keys of the erased, and what they are made with. */
 status state_add_erased(state *s, uint64_t key);

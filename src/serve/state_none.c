@@ -25,6 +25,11 @@ void state_close(state *s) {
     (void)s;
 }
 
+status state_close_whole(state *s) {
+    (void)s;
+    return OK;
+}
+
 status state_begin(state *s) {
     (void)s;
     return lacking();

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "base/file.h"
+#include "base/log.h"
 #include "base/mem.h"
 #include "serve/state_db.h"
 #include "serve/state_wal.h"
@@ -44,6 +45,10 @@ static status check_structure(sqlite3 *db, const char *path, state_counts *out) 
     if (sqlite3_prepare_v2(db, "PRAGMA integrity_check(1)", -1, &q, NULL) != SQLITE_OK)
         return state_db_fail(db, path, "check it");
     int code = sqlite3_step(q);
+    if (code != SQLITE_ROW && (code & 0xff) != SQLITE_CORRUPT) {
+        sqlite3_finalize(q);
+        return state_db_fail(db, path, "check it");
+    }
     const char *text = code == SQLITE_ROW ? (const char *)sqlite3_column_text(q, 0) : NULL;
     if ((text == NULL || strcmp(text, "ok") != 0) && out->n_damaged++ == 0)
         snprintf(out->place, sizeof out->place, "%.250s", text != NULL ? text : sqlite3_errmsg(db));
@@ -61,9 +66,11 @@ static status fail_damaged(const char *path, const state_counts *c) {
 /* Counts and checks all rows. */
 static status check_db(sqlite3 *db, const char *path, state_counts *out) {
     state_loading l = {.db = db, .path = path, .goes_on = true};
+    TRY(state_db_exec(db, path, "read it", "BEGIN")); /* one snapshot: a server may write */
     status st = state_db_read(&l);
     *out = l.counts;
     if (st == OK) st = check_structure(db, path, out);
+    sqlite3_exec(db, "ROLLBACK", NULL, NULL, NULL);
     if (st == OK && out->n_damaged > 0) st = fail_damaged(path, out);
     return st;
 }
@@ -137,6 +144,8 @@ status state_backup(const char *folder, const char *file, state_counts *out) {
     if (snprintf(copy, sizeof copy, "%s.part-%d", file, (int)getpid()) >= (int)sizeof copy)
         return fail(ERR_USAGE, "the name of the backup is too long");
     status st = begin_visit(&v, folder, false);
+    if (st == OK && file_is_same(file, v.path))
+        st = fail(ERR_USAGE, "%s is the state itself; give another file", file);
     if (st == OK && v.is_locked) st = check_log(&v, out);
     if (st == OK) st = state_db_open_existing(&db, v.path);
     if (st == OK) st = state_db_make_file(copy);
@@ -144,10 +153,19 @@ status state_backup(const char *folder, const char *file, state_counts *out) {
     if (st == OK) st = clean_copy(copy, out);
     if (st == OK) st = sync_file(copy);
     if (st == OK && rename(copy, file) != 0) st = fail_errno("%s: cannot be put in place", file);
+    if (st == OK) st = sync_file(file);
     if (st != OK) unlink(copy);
     sqlite3_close(db);
     end_visit(&v);
     return st;
+}
+
+/* A damaged log is kept before anybody opens the database. */
+static status keep_log(const visit *v) {
+    char warning[1024] = "";
+    TRY(state_keep_damaged_log(v->wal_path, warning, sizeof warning));
+    if (warning[0] != '\0') log_warn("%s", warning);
+    return OK;
 }
 
 /* The name under which a file is kept. */
@@ -176,11 +194,13 @@ static status replace_db(const visit *v, const char *file, const char *why) {
 }
 
 /* An intact old database takes its log in before it is set aside. */
-static void close_old(const visit *v) {
+static status close_old(const visit *v) {
     sqlite3 *db;
+    TRY(keep_log(v));
     if (state_db_open_existing(&db, v->path) == OK)
         sqlite3_wal_checkpoint_v2(db, NULL, SQLITE_CHECKPOINT_TRUNCATE, NULL, NULL);
     sqlite3_close(db);
+    return OK;
 }
 
 status state_restore(const char *folder, const char *file, state_counts *out) {
@@ -199,8 +219,9 @@ status state_restore(const char *folder, const char *file, state_counts *out) {
     if (st == OK) st = copy_db(db, file, copy);
     if (st == OK) st = clean_copy(copy, out);
     sqlite3_close(db);
-    if (st == OK && file_exists(v.path)) close_old(&v);
+    if (st == OK && file_exists(v.path)) st = close_old(&v);
     if (st == OK) st = replace_db(&v, copy, "before");
+    if (st != OK && v.is_locked) unlink(copy);
     end_visit(&v);
     return st;
 }
@@ -214,6 +235,7 @@ typedef struct saving {
 } saving;
 
 enum { SAVED_AT_ONCE = 100000 };
+#define ERASED_SALT "SELECT value FROM settings WHERE name = 'erased_salt'"
 
 static status save_row(saving *w) {
     if (++w->n_rows % SAVED_AT_ONCE != 0) return OK;
@@ -245,39 +267,27 @@ static status save_erased(void *context, uint64_t key) {
     return save_row(w);
 }
 
-static status no_user(void *ctx, const state *s, int64_t id, const char *name, size_t n) {
-    (void)ctx;
-    (void)s;
-    (void)id;
-    (void)name;
-    (void)n;
-    return OK;
-}
-
-static status no_event(void *ctx, const state_event *e) {
-    (void)ctx;
-    (void)e;
-    return OK;
-}
-
 static status save_all(sqlite3 *db, const visit *v, const char *folder, state_counts *out) {
     saving w = {.to = NULL};
-    state_reader none = {.user = no_user, .event = no_event};
     state_reader save = {.ctx = &w, .user = save_user, .event = save_event, .erased = save_erased};
     state_loading l = {.db = db, .path = v->path, .reader = &save, .goes_on = true};
     int64_t salt = 0;
-    status st = state_open(&w.to, folder, UINT64_MAX, &none);
+    status st = state_open(&w.to, folder, UINT64_MAX, NULL);
     if (st == OK) st = state_begin(w.to);
     if (st == OK) st = state_db_read(&l);
-    if (st == OK &&
-        state_db_int(db, v->path, "SELECT value FROM settings WHERE name = 'erased_salt'", &salt) ==
-            OK) {
+    if (st == OK && (state_db_int(db, v->path, ERASED_SALT, &salt) != OK || salt == 0)) {
+        l.counts.n_damaged++; /* the erased cannot be told from others any more */
+        snprintf(l.counts.place, sizeof l.counts.place, "the table settings");
+    } else if (st == OK) {
         st = state_set_salt(w.to, salt);
     }
     if (st == OK) st = state_commit(w.to);
     *out = l.counts;
     out->n_users = w.n;
-    state_close(w.to);
+    if (st == OK)
+        st = state_close_whole(w.to);
+    else
+        state_close(w.to);
     mem_free(w.id);
     return st;
 }
@@ -285,17 +295,18 @@ static status save_all(sqlite3 *db, const visit *v, const char *folder, state_co
 status state_recover(const char *folder, state_counts *out) {
     visit v;
     sqlite3 *db = NULL;
-    char made[STATE_PATH_BYTES], file[STATE_PATH_BYTES];
+    char made[STATE_PATH_BYTES] = "", file[STATE_PATH_BYTES];
     *out = (state_counts){0};
     status st = begin_visit(&v, folder, true);
     if (st == OK) st = path_join(made, sizeof made, folder, "recovering");
     if (st == OK) st = path_join(file, sizeof file, made, "state.db");
     if (st == OK) folder_remove(made, 1);
+    if (st == OK) st = keep_log(&v);
     if (st == OK) st = state_db_open_existing(&db, v.path);
     if (st == OK) st = save_all(db, &v, made, out);
     sqlite3_close(db);
     if (st == OK) st = replace_db(&v, file, "damaged");
-    if (v.folder >= 0 && st != ERR_IO) folder_remove(made, 1);
+    if (v.is_locked) folder_remove(made, 1);
     end_visit(&v);
     return st;
 }

@@ -391,6 +391,7 @@ static void apply_erase(users *u, user_state *s) {
     state_fini(s);
     text_map_init(&s->ids, u->seed);
     s->is_erased = true;
+    s->n_ids = 0;
     s->row = 0;
     u->n_known--;
     note_change(u, s);
@@ -402,6 +403,8 @@ static void apply_add(users *u, user_change *c, engine_added *out) {
         out->n_late += !c->in[i].is_duplicate && c->in[i].event.time < s->events[s->n - 1].time;
     bool is_of_data = s->data_user < u->n_data_users && !s->is_erased;
     u->n_known += s->n == 0 && c->n_new > 0 && !is_of_data;
+    for (size_t i = 0; i < c->n; i++)
+        s->n_ids += !c->in[i].is_duplicate && c->in[i].event.id != 0;
     merge_events(u, s, c->in, c->n, c->n_new);
     if (c->n_new > 0) note_change(u, s);
     out->n_added = c->n_new;
@@ -439,7 +442,7 @@ status users_has_event(const users *u, const id_text *user, const engine_event *
     uint32_t at = text_map_find(&u->names, name.text, name.n);
     if (*out || at == TEXT_MAP_NONE || (e->id.text == NULL && e->id.n == 0)) return OK;
     TRY(id_text_make(&id, &e->id, "the event"));
-    *out = text_map_find(&u->state[at]->ids, id.text, id.n) != TEXT_MAP_NONE;
+    *out = text_map_find(&u->state[at]->ids, id.text, id.n) < u->state[at]->n_ids;
     return OK;
 }
 

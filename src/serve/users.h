@@ -45,6 +45,7 @@ typedef struct user_state {
     bool is_erased;     /* the events of the data do not count any more */
     size_t n, capacity;
     size_t n_prepared; /* events of changes that are not applied yet */
+    uint32_t n_ids;    /* of `ids`: those of events that are applied */
     stored_event *events;
     text_map ids;
 } user_state;
