@@ -113,6 +113,8 @@ TEST(server_answers_to_its_own_names) {
                                       "localhost.evil",
                                       "reco.example.evil",
                                       "[evil]",
+                                      "[::1].evil.example",
+                                      "localhost:1.evil.example",
                                       "xreco.example",
                                       "",
                                       "127.0.0"};

@@ -78,7 +78,7 @@ typedef struct model_event {
 
 typedef struct model_user {
     model_event event[MAX_EVENTS]; /* in order of time, of equal ones as they came */
-    int n;
+    int n, n_erased;
 } model_user;
 
 typedef struct model {
@@ -258,6 +258,7 @@ static void erase_one(campaign *k) {
     }
     CHECK(c.st == OK && c.existed == was_there);
     k->now.user[who].n = 0;
+    k->now.user[who].n_erased += was_there;
     k->n_erased += was_there;
 }
 
@@ -331,7 +332,13 @@ static void restore(campaign *k) {
     snprintf(kept, sizeof kept, "%s/state.db.before-1", k->folder);
     CHECK_EQ(unlink(kept), 0);
     CHECK_OK(rig_open(&k->r, NULL, k->folder));
-    k->now = k->saved;
+    /* Who was erased since the backup stays so. */
+    for (int i = 0; i < NAMES; i++) {
+        int n_erased = k->now.user[i].n_erased;
+        k->now.user[i] = k->saved.user[i];
+        if (n_erased > k->saved.user[i].n_erased) k->now.user[i].n = 0;
+        k->now.user[i].n_erased = n_erased;
+    }
 }
 
 /* Long histories are erased, so that the model's arrays are large enough. */
@@ -343,6 +350,7 @@ static void keep_small(campaign *k) {
         run(&k->r, &c, 1);
         CHECK(c.st == OK && c.existed);
         k->now.user[i].n = 0;
+        k->now.user[i].n_erased++;
     }
 }
 

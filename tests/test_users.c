@@ -157,6 +157,19 @@ TEST(users_change_nothing_that_is_reverted) {
     CHECK(c[0].existed);
     users_revert(&u, &c[0]);
     CHECK_EQ(history(&u, "7").n, 4);
+    /* Nor is a user left that a refused change was the first of. */
+    id_text first = user_of("first"), second = user_of("second");
+    CHECK_OK(users_prepare_add(&u, &first, e, 1, &c[0]));
+    CHECK_OK(users_prepare_add(&u, &second, e, 1, &c[1]));
+    CHECK_OK(users_prepare_add(&u, &first, e + 1, 1, &c[2]));
+    CHECK_EQ(u.names.n, 3);
+    for (int i = 3; i-- > 0;)
+        users_revert(&u, &c[i]);
+    CHECK_EQ(u.names.n, 1);
+    engine_event many[5] = {event_at(1, 1), event_at(1, 2), event_at(1, 3), event_at(1, 4),
+                            event_at(1, 5)};
+    CHECK_FAILS(users_prepare_add(&u, &second, many, 5, &c[0]), ERR_UNSUPPORTED, "at most 4");
+    CHECK_EQ(u.names.n, 1);
     users_fini(&u);
 }
 
@@ -201,6 +214,9 @@ TEST(users_count_events_of_the_data_once) {
     CHECK_EQ(add(&u, who, &e, 1).n_duplicates, 1);
     e.id = text("with an id");
     CHECK_EQ(add(&u, who, &e, 1).n_duplicates, 1);
+    engine_event again = event_at(1, 5); /* another event with that id */
+    again.id = e.id;
+    CHECK_EQ(add(&u, who, &again, 1).n_duplicates, 1);
     engine_event other = e;
     other.id = (engine_id){0};
     other.action = (uint16_t)(old.action + 1);

@@ -203,6 +203,14 @@ static status lock_log(const char *folder, int *fd) {
     *fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (*fd < 0) return fail_errno("%s", path);
     if (flock(*fd, LOCK_EX | LOCK_NB) == 0) return OK;
+    return fail(ERR_IO, "%s: a server has it; stop the server first", folder);
+}
+
+/* That of this program. */
+static status lock_folder(const char *folder, int *fd) {
+    *fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (*fd < 0) return fail_errno("%s", folder);
+    if (flock(*fd, LOCK_EX | LOCK_NB) == 0) return OK;
     close(*fd);
     return fail(ERR_IO, "%s: a server has it; stop the server first", folder);
 }
@@ -210,21 +218,23 @@ static status lock_log(const char *folder, int *fd) {
 status event_log_import(const char *folder, bool recovers, log_counts *out) {
     char name[PATH_BYTES], db[PATH_BYTES], kept[PATH_BYTES + 16];
     file_map log;
-    int lock = -1;
+    int lock = -1, own = -1;
     *out = (log_counts){0};
     TRY(path_join(name, sizeof name, folder, "events.log"));
     TRY(path_join(db, sizeof db, folder, "state.db"));
     if (file_exists(db))
         return fail(ERR_USAGE, "%s is there already: the folder was imported, or is in use", db);
-    TRY(lock_log(folder, &lock));
-    status st = file_map_open(&log, name);
+    TRY(lock_folder(folder, &own));
+    status st = lock_log(folder, &lock);
+    if (st == OK) st = file_map_open(&log, name);
     if (st == OK) {
         st = import_log(folder, name, &log, recovers, out);
         file_map_close(&log);
     }
     snprintf(kept, sizeof kept, "%s.imported", name);
     if (st == OK && rename(name, kept) != 0) st = fail_errno("%s: cannot be renamed", name);
-    close(lock);
+    if (lock >= 0) close(lock);
+    close(own);
     folder_sync(folder);
     return st;
 }

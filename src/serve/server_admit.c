@@ -14,7 +14,9 @@ enum { HOST_BYTES = 256 };
 static bool read_host(const char *header, char host[HOST_BYTES]) {
     bool has_brackets = header[0] == '[';
     size_t n = has_brackets ? strcspn(header, "]") : strcspn(header, ":");
-    if (n >= HOST_BYTES) return false;
+    const char *port = header + n + (has_brackets && header[n] != '\0');
+    if (n >= HOST_BYTES || (*port != '\0' && *port != ':')) return false;
+    if (*port == ':' && port[1 + strspn(port + 1, "0123456789")] != '\0') return false;
     memcpy(host, header + has_brackets, n - has_brackets);
     host[n - has_brackets] = '\0';
     return true;

@@ -39,6 +39,7 @@ typedef enum {
     SQL_ADD_ERASED,
     SQL_ADD_SWEEP,
     SQL_SWEEP,
+    SQL_SWEEP_END,
     SQL_END_SWEEP,
     N_SQL
 } sql;
@@ -47,14 +48,22 @@ static const char *const sql_text[N_SQL] = {
     [SQL_COMMIT] = "COMMIT",
     [SQL_ROLLBACK] = "ROLLBACK",
     [SQL_DATA_VERSION] = "PRAGMA data_version",
-    [SQL_ADD_USER] = "INSERT INTO users (name) VALUES (?1)",
+    [SQL_ADD_USER] = "INSERT INTO users (name, sum) VALUES (?1, ?2)",
     [SQL_ADD_EVENT] = "INSERT INTO events (user, time, time_ns, item, action, event_id, sum)"
                       " VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
-    [SQL_REMOVE_USER] = "DELETE FROM users WHERE id = ?1",
-    [SQL_ADD_ERASED] = "INSERT OR IGNORE INTO erased VALUES (?1)",
+    [SQL_REMOVE_USER] = "UPDATE users SET name = blank(name) WHERE id = ?1",
+    [SQL_ADD_ERASED] =
+        "INSERT INTO erased VALUES (?1, 1, ?2) ON CONFLICT DO UPDATE SET times = times + 1",
     [SQL_ADD_SWEEP] = "INSERT INTO sweep (user) VALUES (?1)",
-    [SQL_SWEEP] = "DELETE FROM events WHERE seq >= ?1 AND seq < ?2 AND user IN"
-                  " (SELECT user FROM sweep)",
+    /* Of users whose names are blank only: a damaged row of sweep must not cost anybody's events.
+     */
+    [SQL_SWEEP] =
+        "UPDATE events SET time = blank(time), time_ns = blank(time_ns), item = blank(item),"
+        " action = blank(action), event_id = blank(event_id), sum = blank(sum)"
+        " WHERE seq >= ?1 AND seq <= ?2 AND user IN (SELECT user FROM sweep JOIN users ON"
+        " users.id = sweep.user WHERE substr(CAST(name AS BLOB), 1, 1) = x'00')",
+    [SQL_SWEEP_END] = "SELECT max(seq) FROM"
+                      " (SELECT seq FROM events WHERE seq >= ?1 ORDER BY seq LIMIT ?2)",
     [SQL_END_SWEEP] = "DELETE FROM sweep WHERE id <= ?1"};
 
 /* A pass over the events that removes those of the erased. */
@@ -74,13 +83,16 @@ struct state {
     uint64_t erase_within_ns;
     sweeping sweep;
     bool wants_truncation;         /* of the log: it has bytes of the erased */
-    uint64_t retry_ns, backoff_ns; /* of maintenance that failed */
+    bool wants_end;                /* of the pass */
+    uint64_t retry_ns, backoff_ns; /* of maintenance that failed, */
+    uint64_t n_failures;           /* so often in a row */
     /* The log as of the last commit, to take a failed one out of it. */
     int wal;
     struct stat db_file, wal_file;
     uint64_t wal_frames, page_bytes;
     int64_t data_version; /* changes when another program commits */
     bool has_begun;       /* a transaction of ours may have frames in the log */
+    bool must_cut;        /* one that failed has, and they could not be cut off */
     unsigned char wal_salt[WAL_SALT_BYTES];
     bool is_lost;  /* a file was removed or replaced: nothing can be promised any more */
     bool is_saved; /* then: all that was committed is in the database */
@@ -117,7 +129,8 @@ uint64_t state_user_key(const state *s, const char *name, size_t n) {
 }
 
 status state_add_user(state *s, const char *name, size_t n, int64_t *id) {
-    state_db_bind_id(s->stmt[SQL_ADD_USER], 1, name, n);
+    sqlite3_bind_text(s->stmt[SQL_ADD_USER], 1, name, (int)n, SQLITE_STATIC);
+    sqlite3_bind_int64(s->stmt[SQL_ADD_USER], 2, state_db_sum_of(name, n));
     TRY(run(s, SQL_ADD_USER, "add a user"));
     *id = sqlite3_last_insert_rowid(s->db);
     return OK;
@@ -146,13 +159,17 @@ status state_erase_user(state *s, int64_t id, const char *name, size_t n) {
 }
 
 status state_add_erased(state *s, uint64_t key) {
-    return run_with(s, SQL_ADD_ERASED, (int64_t)key, "erase a user");
+    int64_t id = (int64_t)key;
+    sqlite3_bind_int64(s->stmt[SQL_ADD_ERASED], 2, state_db_sum_of(&id, sizeof id));
+    return run_with(s, SQL_ADD_ERASED, id, "erase a user");
 }
 
 status state_set_salt(state *s, int64_t salt) {
-    char text[128];
-    snprintf(text, sizeof text, "UPDATE settings SET value = %lld WHERE name = 'erased_salt'",
-             (long long)salt);
+    char text[160];
+    snprintf(text, sizeof text,
+             "UPDATE settings SET value = %" PRId64 ", sum = %" PRId64
+             " WHERE name = 'erased_salt'",
+             salt, state_db_sum_of(&salt, sizeof salt));
     s->salt = (uint64_t)salt;
     return state_db_exec(s->db, s->path, "write to it", text);
 }
@@ -192,14 +209,16 @@ static void cut_failed_commit(state *s) {
     unsigned char salt[WAL_SALT_BYTES];
     uint64_t end = WAL_HEADER_BYTES;
     struct stat file;
-    if (!s->has_begun || open_wal(s) != OK) return; /* nothing was written */
-    s->has_begun = false;
+    if ((!s->has_begun && !s->must_cut) || open_wal(s) != OK) return; /* nothing was written */
+    s->has_begun = s->must_cut = false;
     if (pread(s->wal, salt, sizeof salt, WAL_SALT_AT) == sizeof salt &&
         memcmp(salt, s->wal_salt, sizeof salt) == 0)
         end += s->wal_frames * (WAL_FRAME_BYTES + s->page_bytes);
     if (fstat(s->wal, &file) == 0 && (uint64_t)file.st_size <= end) return;
-    if (ftruncate(s->wal, (off_t)end) != 0 || file_sync(s->wal) != 0)
-        log_warn("%s: a failed transaction was removed, but a power cut may bring it back",
+    s->must_cut = ftruncate(s->wal, (off_t)end) != 0;
+    if (s->must_cut || file_sync(s->wal) != 0)
+        log_warn("%s: a failed transaction could not be removed for good: a crash now may bring it "
+                 "back",
                  s->wal_path);
 }
 
@@ -266,6 +285,8 @@ static status follow_log(state *s) {
 
 status state_begin(state *s) {
     TRY(check_files(s));
+    if (s->must_cut) cut_failed_commit(s);
+    if (s->must_cut) return fail(ERR_IO, "%s: cannot be written", s->wal_path);
     if (atomic_exchange(&s->wants_copy, false))
         sqlite3_wal_checkpoint_v2(s->db, NULL, SQLITE_CHECKPOINT_PASSIVE, NULL, NULL);
     TRY(run(s, SQL_BEGIN, "begin a transaction"));
@@ -326,25 +347,45 @@ static void *copy_log(void *context) {
 
 static status begin_sweep(state *s) {
     TRY(state_db_int(s->db, s->path, "SELECT max(id) FROM sweep", &s->sweep.last));
-    TRY(state_db_int(s->db, s->path, "SELECT min(seq) FROM events", &s->sweep.at));
-    TRY(state_db_int(s->db, s->path, "SELECT max(seq) + 1 FROM events", &s->sweep.end));
+    TRY(state_db_int(s->db, s->path, "SELECT max(seq) FROM events", &s->sweep.end));
+    s->sweep.at = INT64_MIN;
     s->sweep.is_going = true;
     s->sweep.due_ns = UINT64_MAX;
     return OK;
 }
 
+/* The last of the next SWEEP_ROWS rows. */
+static int64_t sweep_to(state *s) {
+    sqlite3_stmt *q = s->stmt[SQL_SWEEP_END];
+    sqlite3_bind_int64(q, 1, s->sweep.at);
+    sqlite3_bind_int64(q, 2, SWEEP_ROWS);
+    int64_t to = sqlite3_step(q) == SQLITE_ROW && sqlite3_column_type(q, 0) == SQLITE_INTEGER
+                     ? sqlite3_column_int64(q, 0)
+                     : s->sweep.end;
+    sqlite3_reset(q);
+    return to;
+}
+
 static status sweep_rows(state *s) {
-    int64_t to = s->sweep.at + SWEEP_ROWS;
-    bool is_last = to >= s->sweep.end;
     TRY(state_begin(s));
+    int64_t to = sweep_to(s);
     sqlite3_bind_int64(s->stmt[SQL_SWEEP], 2, to);
     TRY(run_with(s, SQL_SWEEP, s->sweep.at, "remove events of erased users"));
-    if (is_last) TRY(run_with(s, SQL_END_SWEEP, s->sweep.last, "remove events of erased users"));
     TRY(run(s, SQL_COMMIT, "remove events of erased users"));
     s->has_begun = false;
-    s->sweep.at = to;
-    s->sweep.is_going = !is_last;
-    s->wants_truncation |= is_last;
+    s->sweep.is_going = to < s->sweep.end;
+    s->sweep.at = to < INT64_MAX ? to + 1 : to;
+    s->wants_truncation |= !s->sweep.is_going;
+    note_log(s);
+    return OK;
+}
+
+/* Once nothing of them is left in any file. */
+static status end_sweep(state *s) {
+    TRY(state_begin(s));
+    TRY(run_with(s, SQL_END_SWEEP, s->sweep.last, "remove events of erased users"));
+    TRY(run(s, SQL_COMMIT, "remove events of erased users"));
+    s->has_begun = s->wants_end = false;
     note_log(s);
     return OK;
 }
@@ -357,19 +398,23 @@ static status truncate_log(state *s) {
     sqlite3_busy_timeout(s->db, STATE_BUSY_MS);
     if (code != SQLITE_OK) return state_db_fail(s->db, s->path, "empty the log");
     s->wants_truncation = false;
+    s->wants_end = true;
     s->wal_frames = 0;
     note_log(s);
     return OK;
 }
 
 static status maintain(state *s) {
-    if (s->sweep.is_going) {
-        status st = sweep_rows(s);
-        if (st != OK) undo(s);
-        return st;
-    }
     if (s->wants_truncation) return truncate_log(s);
-    return clock_ns() >= s->sweep.due_ns ? begin_sweep(s) : OK;
+    if (!s->sweep.is_going && !s->wants_end)
+        return clock_ns() >= s->sweep.due_ns ? begin_sweep(s) : OK;
+    status st = s->sweep.is_going ? sweep_rows(s) : end_sweep(s);
+    if (st != OK) undo(s);
+    return st;
+}
+
+void state_hurry(state *s) {
+    if (s->sweep.due_ns != UINT64_MAX) s->sweep.due_ns = 0;
 }
 
 static void count_unswept(state *s) {
@@ -382,24 +427,29 @@ static void count_unswept(state *s) {
 
 uint64_t state_maintain(state *s) {
     uint64_t now = clock_ns();
-    bool has_work = s->sweep.is_going || s->wants_truncation || now >= s->sweep.due_ns;
+    bool has_work =
+        s->sweep.is_going || s->wants_truncation || s->wants_end || now >= s->sweep.due_ns;
     if (s->is_lost) return UINT64_MAX;
     if (has_work && now < s->retry_ns) return s->retry_ns - now;
     if (has_work) {
         status st = maintain(s);
         if (st != OK) {
-            if (s->backoff_ns == 4 * second_ns) /* not for a reader that is done soon */
+            if (s->n_failures == 4) /* not for a reader that is done soon */
                 log_warn("erased users: %s; tried again later", status_reason());
-            s->backoff_ns = s->backoff_ns == 0                   ? second_ns
-                            : 2 * s->backoff_ns < max_backoff_ns ? 2 * s->backoff_ns
-                                                                 : max_backoff_ns;
+            uint64_t most = s->erase_within_ns / 4;
+            if (most < second_ns || most > max_backoff_ns)
+                most = most < second_ns ? second_ns : max_backoff_ns;
+            s->n_failures++;
+            s->backoff_ns = s->backoff_ns == 0 ? second_ns / 4 : 2 * s->backoff_ns;
+            if (s->backoff_ns > most) s->backoff_ns = most;
             s->retry_ns = clock_ns() + s->backoff_ns;
             return s->backoff_ns;
         }
         s->backoff_ns = 0;
+        s->n_failures = 0;
         count_unswept(s);
     }
-    if (s->sweep.is_going || s->wants_truncation) return 0;
+    if (s->sweep.is_going || s->wants_truncation || s->wants_end) return 0;
     if (s->sweep.due_ns == UINT64_MAX) return UINT64_MAX;
     return s->sweep.due_ns > now ? s->sweep.due_ns - now : 0;
 }
@@ -415,6 +465,15 @@ static status lock_folder(state *s, const char *folder) {
     if (s->folder < 0) return fail_errno("%s", folder);
     if (flock(s->folder, LOCK_EX | LOCK_NB) == 0) return OK;
     return fail(ERR_IO, "%s: another server has it; give each its own --state", folder);
+}
+
+/* What a tool that was killed has left: users that are erased later would be in it. */
+static void remove_leftovers(const char *folder) {
+    static const char *const folders[] = {"recovering", "importing"};
+    char path[STATE_PATH_BYTES];
+    for (int i = 0; i < 2; i++)
+        if (path_join(path, sizeof path, folder, folders[i]) == OK) folder_remove(path, 1);
+    if (path_join(path, sizeof path, folder, "state.db.part") == OK) (void)unlink(path);
 }
 
 /* A folder of a program that kept a log of its own. */
@@ -467,8 +526,7 @@ static status configure(state *s) {
         "PRAGMA temp_store=MEMORY; PRAGMA wal_autocheckpoint=0; PRAGMA foreign_keys=OFF"));
     TRY(state_db_migrate(s->db, s->path));
     TRY(state_db_int(s->db, s->path, "PRAGMA page_size", &page));
-    TRY(state_db_int(s->db, s->path, "SELECT value FROM settings WHERE name = 'erased_salt'",
-                     &salt));
+    TRY(state_db_salt(s->db, s->path, &salt));
     s->page_bytes = (uint64_t)page;
     s->salt = (uint64_t)salt;
     for (int i = 0; i < N_SQL; i++)
@@ -485,6 +543,7 @@ static status open_all(state *s, const char *folder, const state_reader *reader)
     TRY(path_join(s->wal_path, sizeof s->wal_path, folder, "state.db-wal"));
     TRY(lock_folder(s, folder));
     TRY(refuse_log(folder, s->path));
+    remove_leftovers(folder);
     TRY(state_keep_damaged_log(s->wal_path, s->stats.warning, sizeof s->stats.warning));
     TRY(state_db_make_file(s->path));
     TRY(state_db_open(&s->db, s->path));

@@ -72,6 +72,7 @@ uint64_t state_user_key(const state *s, const char *name, size_t n);
  * Returns when it wants to be called again: ns from now, UINT64_MAX: after the next commit.  What
  * fails is logged once and tried again later. */
 uint64_t state_maintain(state *s);
+void state_hurry(state *s); /* what waits for its time is due now: the process ends */
 
 typedef struct state_stats {
     uint64_t n_commits, n_failed; /* transactions */

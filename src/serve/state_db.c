@@ -18,16 +18,18 @@ enum {
     APPLICATION = 0x68737475 /* "hstu" */
 };
 
-/* Each brings the database from version i to i + 1 (PRAGMA user_version). */
+/* Each brings the database from version i to i + 1 (PRAGMA user_version).  No row of users or
+ * events is ever deleted or changes its size: SQLite then never moves one, and leaves no copy of it
+ * behind. */
 static const char *const migrations[] = {
-    "CREATE TABLE users (id INTEGER PRIMARY KEY AUTOINCREMENT, name NOT NULL UNIQUE);"
+    "CREATE TABLE users (id INTEGER PRIMARY KEY, name TEXT NOT NULL, sum INTEGER);"
     "CREATE TABLE events (seq INTEGER PRIMARY KEY, user INTEGER NOT NULL, time INTEGER NOT NULL,"
     " time_ns INTEGER NOT NULL, item NOT NULL, action INTEGER NOT NULL, event_id, sum INTEGER);"
-    "CREATE TABLE erased (user_key INTEGER PRIMARY KEY);"
+    "CREATE TABLE erased (user_key INTEGER PRIMARY KEY, times INTEGER NOT NULL, sum INTEGER);"
     "CREATE TABLE sweep (id INTEGER PRIMARY KEY AUTOINCREMENT, user INTEGER NOT NULL);"
-    "CREATE TABLE settings (name TEXT PRIMARY KEY, value);"
-    "INSERT INTO settings VALUES ('erased_salt', random());"};
+    "CREATE TABLE settings (name TEXT PRIMARY KEY, value, sum INTEGER);"};
 enum { VERSION = sizeof migrations / sizeof *migrations };
+
 static status code_of(int code) {
     switch (code & 0xff) {
     case SQLITE_NOMEM:
@@ -79,15 +81,46 @@ void state_db_bind_id(sqlite3_stmt *q, int i, const char *text, size_t n) {
     else
         sqlite3_bind_text(q, i, text, (int)n, SQLITE_STATIC);
 }
-uint32_t state_db_sum(const state_event *e) {
+/* In a row all sums take the same room. */
+static int64_t wide(uint32_t crc) {
+    return (int64_t)1 << 40 | crc;
+}
+
+int64_t state_db_sum(const state_event *e) {
     struct {
         int64_t user, time;
         uint32_t time_ns, action, n_item, n_id;
     } head = {e->user, e->time, e->time_ns, e->action, (uint32_t)e->n_item, (uint32_t)e->n_id};
     uint32_t crc = crc32_add(0, &head, sizeof head);
     crc = crc32_add(crc, e->item, e->n_item);
-    return e->n_id > 0 ? crc32_add(crc, e->id, e->n_id) : crc;
+    return wide(e->n_id > 0 ? crc32_add(crc, e->id, e->n_id) : crc);
 }
+
+int64_t state_db_sum_of(const void *bytes, size_t n) {
+    return wide(crc32_add(0, bytes, n));
+}
+
+/* blank(x): a value without content that takes the same room in a row. */
+static void blank(sqlite3_context *c, int n, sqlite3_value **x) {
+    static const int64_t filler[] = {2, 200, 40000, 10000000, 5000000000, 1000000000000000};
+    static const int64_t limit[] = {127, 32767, 8388607, 2147483647, 140737488355327};
+    static const char nothing[MAX_ID + 1];
+    (void)n;
+    if (sqlite3_value_type(x[0]) == SQLITE_TEXT) {
+        int bytes = sqlite3_value_bytes(x[0]);
+        sqlite3_result_text(c, nothing, bytes < MAX_ID ? bytes : MAX_ID, SQLITE_STATIC);
+        return;
+    }
+    int64_t v = sqlite3_value_int64(x[0]);
+    int size = 0;
+    while (size < 5 && (v < -limit[size] - 1 || v > limit[size]))
+        size++;
+    if (sqlite3_value_type(x[0]) != SQLITE_INTEGER)
+        sqlite3_result_null(c);
+    else
+        sqlite3_result_int64(c, v == 0 || v == 1 ? v : filler[size]);
+}
+
 static status note_damage(state_loading *l, const char *what, int64_t row) {
     char place[256];
     snprintf(place, sizeof place, "row %" PRId64 " of the table %s", row, what);
@@ -137,17 +170,20 @@ static status add_id(state_ids *ids, int64_t id) {
     return OK;
 }
 
-static status read_swept(state_loading *l, sqlite3_stmt *q) {
-    l->counts.n_unswept++;
-    return add_id(&l->swept, sqlite3_column_int64(q, 0));
+static bool is_sum(sqlite3_stmt *q, int i, int64_t sum) {
+    /* Rows that somebody added by hand have none. */
+    return sqlite3_column_type(q, i) == SQLITE_NULL || sqlite3_column_int64(q, i) == sum;
 }
 
 static status read_user(state_loading *l, sqlite3_stmt *q) {
-    size_t n;
     char digits[24];
+    size_t n;
     int64_t id = sqlite3_column_int64(q, 0);
     const char *name = column_id(q, 1, digits, &n);
-    if (n == 0 || n > MAX_ID || memchr(name, '\0', n) != NULL) return note_damage(l, "users", id);
+    if (n > 0 && name[0] == '\0') return add_id(&l->gone, id); /* erased */
+    if (n == 0 || n > MAX_ID || memchr(name, '\0', n) != NULL ||
+        !is_sum(q, 2, state_db_sum_of(name, n)))
+        return note_damage(l, "users", id);
     TRY(add_id(&l->users, id));
     l->counts.n_users++;
     return l->reader != NULL ? l->reader->user(l->reader->ctx, l->s, id, name, n) : OK;
@@ -158,7 +194,7 @@ static status read_event(state_loading *l, sqlite3_stmt *q) {
     state_event e = {.user = sqlite3_column_int64(q, 1), .time = sqlite3_column_int64(q, 2)};
     char digits[2][24];
     e.nth_user = find_id(l->users.id, l->users.n, e.user);
-    if (e.nth_user == SIZE_MAX && find_id(l->swept.id, l->swept.n, e.user) != SIZE_MAX) return OK;
+    if (e.nth_user == SIZE_MAX && find_id(l->gone.id, l->gone.n, e.user) != SIZE_MAX) return OK;
     e.item = column_id(q, 4, digits[0], &e.n_item);
     e.id = column_id(q, 6, digits[1], &e.n_id);
     bool is_bad = e.nth_user == SIZE_MAX || ns < 0 || ns >= 1000000000 || action < 0 ||
@@ -166,26 +202,28 @@ static status read_event(state_loading *l, sqlite3_stmt *q) {
                   memchr(e.item, '\0', e.n_item) != NULL;
     e.time_ns = (uint32_t)ns;
     e.action = (uint16_t)action;
-    /* Rows that somebody added by hand have no sum. */
-    if (!is_bad && sqlite3_column_type(q, 7) != SQLITE_NULL)
-        is_bad = sqlite3_column_int64(q, 7) != state_db_sum(&e);
+    is_bad = is_bad || !is_sum(q, 7, state_db_sum(&e));
     if (is_bad) return note_damage(l, "events", sqlite3_column_int64(q, 0));
     l->counts.n_events++;
     return l->reader != NULL ? l->reader->event(l->reader->ctx, &e) : OK;
 }
 
 static status read_erased(state_loading *l, sqlite3_stmt *q) {
+    int64_t key = sqlite3_column_int64(q, 0);
+    if (!is_sum(q, 1, state_db_sum_of(&key, sizeof key))) return note_damage(l, "erased", key);
     l->counts.n_erased++;
     if (l->reader == NULL || l->reader->erased == NULL) return OK;
-    return l->reader->erased(l->reader->ctx, (uint64_t)sqlite3_column_int64(q, 0));
+    return l->reader->erased(l->reader->ctx, (uint64_t)key);
 }
 
 /* Calls fn for the rows of a query, which has ?1 for the first id to read.  After a damaged page
- * reading goes on at a later id, which is tried in longer and longer steps. */
+ * reading goes on at the next id that can be read: one by one, then in longer and longer steps. */
 static status read_rows(state_loading *l, const char *table, int64_t least, const char *text,
                         status (*fn)(state_loading *l, sqlite3_stmt *q)) {
+    enum { ONE_BY_ONE = 4096 };
     sqlite3_stmt *q;
     int64_t next = INT64_MIN, step = 1;
+    int n_tries = 0;
     status st = OK;
     if (sqlite3_prepare_v2(l->db, text, -1, &q, NULL) != SQLITE_OK)
         return state_db_fail(l->db, l->path, "read it");
@@ -193,32 +231,33 @@ static status read_rows(state_loading *l, const char *table, int64_t least, cons
         int code = SQLITE_DONE;
         sqlite3_bind_int64(q, 1, next);
         while (st == OK && (code = sqlite3_step(q)) == SQLITE_ROW) {
-            next = sqlite3_column_int64(q, 0) + 1;
+            int64_t id = sqlite3_column_int64(q, 0);
+            n_tries = 0;
             step = 1;
             st = fn(l, q);
+            if (id == INT64_MAX) break;
+            next = id + 1;
         }
-        if (st != OK || code == SQLITE_DONE) break;
+        if (st != OK || code == SQLITE_DONE || code == SQLITE_ROW) break;
         if (code_of(code) != ERR_FORMAT) st = state_db_fail(l->db, l->path, "read it");
         if (next < least) next = least;
-        if (st == OK) st = note_damage(l, table, next);
+        if (st == OK && n_tries == 0) st = note_damage(l, table, next);
         sqlite3_reset(q);
-        if (st != OK || next > INT64_MAX - step) break;
+        if (n_tries++ > ONE_BY_ONE) step *= 2;
+        if (st != OK || next > INT64_MAX - step || step > INT64_MAX / 2) break;
         next += step;
-        step *= 2;
     }
     sqlite3_finalize(q);
     return st;
 }
 
-/* Events of users that are being swept are left out. */
+/* Events of erased users are left out. */
 static status read_tables(state_loading *l) {
     TRY(read_rows(l, "erased", INT64_MIN,
-                  "SELECT user_key FROM erased WHERE user_key >= ?1 ORDER BY user_key",
+                  "SELECT user_key, sum FROM erased WHERE user_key >= ?1 ORDER BY user_key",
                   read_erased));
-    TRY(read_rows(l, "users", 1, "SELECT id, name FROM users WHERE id >= ?1 ORDER BY id",
+    TRY(read_rows(l, "users", 1, "SELECT id, name, sum FROM users WHERE id >= ?1 ORDER BY id",
                   read_user));
-    TRY(read_rows(l, "sweep", 1, "SELECT user FROM sweep WHERE user >= ?1 ORDER BY user",
-                  read_swept));
     return read_rows(l, "events", 1,
                      "SELECT seq, user, time, time_ns, item, action, event_id, sum FROM events"
                      " WHERE seq >= ?1 ORDER BY seq",
@@ -226,16 +265,37 @@ static status read_tables(state_loading *l) {
 }
 
 status state_db_read(state_loading *l) {
+    int64_t n = 0;
     status st = read_tables(l);
+    if (st == OK && state_db_int(l->db, l->path, "SELECT count(*) FROM sweep", &n) != OK)
+        st = note_damage(l, "sweep", 1);
+    l->counts.n_unswept = (uint64_t)n;
     mem_free(l->users.id);
-    mem_free(l->swept.id);
-    l->users = l->swept = (state_ids){0};
+    mem_free(l->gone.id);
+    l->users = l->gone = (state_ids){0};
     return st;
+}
+
+status state_db_salt(sqlite3 *db, const char *path, int64_t *out) {
+    int64_t sum;
+    TRY(state_db_int(db, path, "SELECT value FROM settings WHERE name = 'erased_salt'", out));
+    TRY(state_db_int(db, path, "SELECT sum FROM settings WHERE name = 'erased_salt'", &sum));
+    if (sum == state_db_sum_of(out, sizeof *out)) return OK;
+    return fail(ERR_FORMAT,
+                "%s: damaged in the table settings: users that were erased cannot be told from "
+                "others; 'hstu state restore DIR FILE' brings a backup back, 'hstu state recover "
+                "DIR' saves the rest",
+                path);
 }
 
 status state_db_open(sqlite3 **out, const char *path) {
     int flags = SQLITE_OPEN_READWRITE | SQLITE_OPEN_NOMUTEX;
-    if (sqlite3_open_v2(path, out, flags, NULL) != SQLITE_OK) {
+    char plain[STATE_PATH_BYTES + 2];
+    /* "file:..." is a folder here, not an address. */
+    snprintf(plain, sizeof plain, "%s%s", strncmp(path, "file:", 5) == 0 ? "./" : "", path);
+    if (sqlite3_open_v2(plain, out, flags, NULL) != SQLITE_OK ||
+        sqlite3_create_function(*out, "blank", 1, SQLITE_UTF8, NULL, blank, NULL, NULL) !=
+            SQLITE_OK) {
         status st = state_db_fail(*out, path, "open it");
         sqlite3_close(*out);
         *out = NULL;
@@ -253,16 +313,31 @@ status state_db_make_file(const char *path) {
     return is_private ? OK : fail_errno("%s", path);
 }
 
+/* ERR_FORMAT: it is of a later program. */
+static status read_version(sqlite3 *db, const char *path, int64_t *version) {
+    TRY(state_db_int(db, path, "PRAGMA user_version", version));
+    if (*version <= VERSION) return OK;
+    return fail(ERR_FORMAT,
+                "%s: written by a later version (schema %" PRId64 ", this one reads %d)", path,
+                *version, VERSION);
+}
+
+static status add_salt(sqlite3 *db, const char *path) {
+    char text[160];
+    int64_t salt;
+    TRY(state_db_int(db, path, "SELECT random()", &salt));
+    snprintf(text, sizeof text,
+             "INSERT INTO settings VALUES ('erased_salt', %" PRId64 ", %" PRId64 ")", salt,
+             state_db_sum_of(&salt, sizeof salt));
+    return state_db_exec(db, path, "make its tables", text);
+}
+
 status state_db_migrate(sqlite3 *db, const char *path) {
     char text[64];
     int64_t version, application, n_tables;
-    TRY(state_db_int(db, path, "PRAGMA user_version", &version));
+    TRY(read_version(db, path, &version));
     TRY(state_db_int(db, path, "PRAGMA application_id", &application));
     TRY(state_db_int(db, path, "SELECT count(*) FROM sqlite_master", &n_tables));
-    if (version > VERSION)
-        return fail(ERR_FORMAT,
-                    "%s: written by a later version (schema %" PRId64 ", this one reads %d)", path,
-                    version, VERSION);
     if (n_tables > 0 && application != APPLICATION)
         return fail(ERR_FORMAT, "%s: not a state of 'hstu serve'; give another folder", path);
     if (version == VERSION) return OK;
@@ -270,6 +345,7 @@ status state_db_migrate(sqlite3 *db, const char *path) {
     status st = OK;
     for (; version < VERSION && st == OK; version++)
         st = state_db_exec(db, path, "make its tables", migrations[version]);
+    if (st == OK && n_tables == 0) st = add_salt(db, path);
     snprintf(text, sizeof text, "PRAGMA user_version=%d; PRAGMA application_id=%d", VERSION,
              APPLICATION);
     if (st == OK) st = state_db_exec(db, path, "make its tables", text);
@@ -278,7 +354,7 @@ status state_db_migrate(sqlite3 *db, const char *path) {
     return st;
 }
 status state_db_open_existing(sqlite3 **db, const char *path) {
-    int64_t application;
+    int64_t application, version;
     *db = NULL;
     if (access(path, F_OK) != 0)
         return fail(ERR_IO, "%s: there is none; 'hstu serve --state DIR' makes one", path);
@@ -286,6 +362,7 @@ status state_db_open_existing(sqlite3 **db, const char *path) {
     status st = state_db_int(*db, path, "PRAGMA application_id", &application);
     if (st == OK && application != APPLICATION)
         st = fail(ERR_FORMAT, "%s: not a state of 'hstu serve'", path);
+    if (st == OK) st = read_version(*db, path, &version);
     return st;
 }
 

@@ -29,7 +29,8 @@ status state_db_migrate(sqlite3 *db, const char *path);
 /* Binds an id: a number where it is the text of one, else text; n = 0: NULL. */
 void state_db_bind_id(sqlite3_stmt *q, int i, const char *text, size_t n);
 /* So that a flipped bit in a row is found: SQLite has no checksums of its own. */
-uint32_t state_db_sum(const state_event *e);
+int64_t state_db_sum(const state_event *e);
+int64_t state_db_sum_of(const void *bytes, size_t n);
 
 typedef struct state_ids {
     int64_t *id; /* (n), ascending */
@@ -44,9 +45,11 @@ typedef struct state_loading {
     const state_reader *reader; /* NULL: rows are only checked */
     bool goes_on;               /* after damage; otherwise it ends the reading with ERR_FORMAT */
     state_counts counts;
-    state_ids users, swept; /* read so far; its own */
+    state_ids users, gone; /* read so far: those there are, and the erased; its own */
 } state_loading;
 status state_db_read(state_loading *l);
+/* What keys of the erased are made with. */
+status state_db_salt(sqlite3 *db, const char *path, int64_t *out);
 
 /* Copies a log whose end is damaged, before SQLite drops that end, and says so in warning (n). */
 status state_keep_damaged_log(const char *wal_path, char *warning, size_t n);

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "base/file.h"
+#include "base/hash.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "serve/state_db.h"
@@ -66,10 +67,12 @@ static status fail_damaged(const char *path, const state_counts *c) {
 /* Counts and checks all rows. */
 static status check_db(sqlite3 *db, const char *path, state_counts *out) {
     state_loading l = {.db = db, .path = path, .goes_on = true};
+    int64_t salt;
     TRY(state_db_exec(db, path, "read it", "BEGIN")); /* one snapshot: a server may write */
     status st = state_db_read(&l);
     *out = l.counts;
     if (st == OK) st = check_structure(db, path, out);
+    if (st == OK) st = state_db_salt(db, path, &salt);
     sqlite3_exec(db, "ROLLBACK", NULL, NULL, NULL);
     if (st == OK && out->n_damaged > 0) st = fail_damaged(path, out);
     return st;
@@ -115,7 +118,15 @@ static status sync_file(const char *path) {
     return is_ok ? OK : fail_errno("%s", path);
 }
 
-/* Removes from a copy what waits to be swept. */
+static void sync_folder_of(const char *path) {
+    char folder[STATE_PATH_BYTES];
+    const char *end = strrchr(path, '/');
+    size_t n = end == NULL ? 0 : end == path ? 1 : (size_t)(end - path);
+    snprintf(folder, sizeof folder, "%.*s", (int)n, path);
+    folder_sync(n > 0 ? folder : ".");
+}
+
+/* Removes the rows of the erased from a copy, and makes it small. */
 static status clean_copy(const char *path, state_counts *out) {
     sqlite3 *db;
     TRY(state_db_open(&db, path));
@@ -153,7 +164,7 @@ status state_backup(const char *folder, const char *file, state_counts *out) {
     if (st == OK) st = clean_copy(copy, out);
     if (st == OK) st = sync_file(copy);
     if (st == OK && rename(copy, file) != 0) st = fail_errno("%s: cannot be put in place", file);
-    if (st == OK) st = sync_file(file);
+    if (st == OK) sync_folder_of(file);
     if (st != OK) unlink(copy);
     sqlite3_close(db);
     end_visit(&v);
@@ -203,6 +214,41 @@ static status close_old(const visit *v) {
     return OK;
 }
 
+static void user_key(sqlite3_context *c, int n, sqlite3_value **x) {
+    const uint64_t *salt = sqlite3_user_data(c);
+    (void)n;
+    sqlite3_result_int64(
+        c, (int64_t)hash64(sqlite3_value_text(x[0]), (size_t)sqlite3_value_bytes(x[0]), *salt));
+}
+
+/* Who was erased since a backup was made stays erased.  Keys of another database say nothing. */
+static status erase_again(const visit *v, const char *copy) {
+    sqlite3 *now = NULL, *db = NULL;
+    int64_t salt = 0, other = 0;
+    bool is_same =
+        state_db_open_existing(&now, v->path) == OK && state_db_salt(now, v->path, &salt) == OK;
+    sqlite3_close(now);
+    TRY(state_db_open(&db, copy));
+    is_same = is_same && state_db_salt(db, copy, &other) == OK && salt == other;
+    char *text =
+        sqlite3_mprintf("ATTACH %Q AS now;"
+                        "CREATE TEMP TABLE fresh AS SELECT * FROM now.erased AS e WHERE times >"
+                        " coalesce((SELECT times FROM main.erased WHERE user_key ="
+                        " e.user_key), 0);"
+                        "INSERT OR REPLACE INTO main.erased SELECT * FROM fresh;"
+                        "UPDATE users SET name = blank(name) WHERE user_key(name) IN"
+                        " (SELECT user_key FROM fresh)",
+                        v->path);
+    status st = text == NULL ? fail(ERR_NOMEM, "out of memory") : OK;
+    if (st == OK && is_same) {
+        sqlite3_create_function(db, "user_key", 1, SQLITE_UTF8, &salt, user_key, NULL, NULL);
+        st = state_db_exec(db, copy, "erase users again", text);
+    }
+    sqlite3_free(text);
+    sqlite3_close(db);
+    return st;
+}
+
 status state_restore(const char *folder, const char *file, state_counts *out) {
     visit v;
     sqlite3 *db = NULL;
@@ -217,9 +263,10 @@ status state_restore(const char *folder, const char *file, state_counts *out) {
         st = state_db_make_file(copy);
     }
     if (st == OK) st = copy_db(db, file, copy);
-    if (st == OK) st = clean_copy(copy, out);
     sqlite3_close(db);
     if (st == OK && file_exists(v.path)) st = close_old(&v);
+    if (st == OK && file_exists(v.path)) st = erase_again(&v, copy);
+    if (st == OK) st = clean_copy(copy, out);
     if (st == OK) st = replace_db(&v, copy, "before");
     if (st != OK && v.is_locked) unlink(copy);
     end_visit(&v);
@@ -235,7 +282,6 @@ typedef struct saving {
 } saving;
 
 enum { SAVED_AT_ONCE = 100000 };
-#define ERASED_SALT "SELECT value FROM settings WHERE name = 'erased_salt'"
 
 static status save_row(saving *w) {
     if (++w->n_rows % SAVED_AT_ONCE != 0) return OK;
@@ -275,7 +321,7 @@ static status save_all(sqlite3 *db, const visit *v, const char *folder, state_co
     status st = state_open(&w.to, folder, UINT64_MAX, NULL);
     if (st == OK) st = state_begin(w.to);
     if (st == OK) st = state_db_read(&l);
-    if (st == OK && (state_db_int(db, v->path, ERASED_SALT, &salt) != OK || salt == 0)) {
+    if (st == OK && state_db_salt(db, v->path, &salt) != OK) {
         l.counts.n_damaged++; /* the erased cannot be told from others any more */
         snprintf(l.counts.place, sizeof l.counts.place, "the table settings");
     } else if (st == OK) {

@@ -194,6 +194,10 @@ static void *write_changes(void *context) {
         pthread_mutex_lock(&w->lock);
     }
     pthread_mutex_unlock(&w->lock);
+    /* Who was erased is not left on disk until the next start. */
+    state_hurry(w->state);
+    while (state_maintain(w->state) == 0)
+        ;
     return NULL;
 }
 

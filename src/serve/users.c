@@ -162,10 +162,13 @@ static status take_from_data(const users *u, user_state *s) {
 }
 
 /* The state of a user, made where there is none; that is no change. */
-static status need_state(users *u, const id_text *user, uint32_t *name, user_state **out) {
+/* *is_new (or NULL): it was made. */
+static status need_state(users *u, const id_text *user, uint32_t *name, user_state **out,
+                         bool *is_new) {
     id_text id = *user;
     uint64_t data_user = find_in_data(u, &id);
     *name = text_map_find(&u->names, id.text, id.n);
+    if (is_new != NULL) *is_new = *name == TEXT_MAP_NONE;
     if (*name != TEXT_MAP_NONE) {
         *out = u->state[*name];
         return OK;
@@ -270,11 +273,9 @@ static size_t find_duplicates(const users *u, const user_history *h, user_state 
     size_t n_new = 0;
     for (size_t i = 0; i < n; i++) {
         uint32_t n_ids = s->ids.n;
-        in[i].is_duplicate =
-            is_in_data(u, h, data_item(u, in[i].given, in[i].item.text), &in[i].event);
-        if (in[i].is_duplicate) continue;
+        bool is_known = is_in_data(u, h, data_item(u, in[i].given, in[i].item.text), &in[i].event);
         if (in[i].id.n > 0) in[i].event.id = text_map_put(&s->ids, in[i].id.text, in[i].id.n) + 1;
-        in[i].is_duplicate = in[i].id.n > 0 && s->ids.n == n_ids;
+        in[i].is_duplicate = is_known || (in[i].id.n > 0 && s->ids.n == n_ids);
         n_new += !in[i].is_duplicate;
     }
     return n_new;
@@ -332,16 +333,29 @@ status users_have_room(const users *u, const id_text *user, size_t n) {
     return check_length(u, users_history(u, user).n + n);
 }
 
+/* Takes back the newest user, who has no change any more. */
+static void drop_state(users *u, user_change *c) {
+    if (!c->made_user || c->name + 1 != u->names.n) return;
+    state_fini(u->state[c->name]);
+    mem_free(u->state[c->name]);
+    text_map_truncate(&u->names, c->name);
+}
+
 static status prepare(users *u, const id_text *user, user_change *c) {
-    user_state *s;
-    size_t item_bytes;
-    TRY(need_state(u, user, &c->name, &s));
-    TRY(check_length(u, s->n + s->n_prepared + c->n));
-    TRY(make_room(u, s, c->in, c->n, &item_bytes));
+    user_state *s = NULL;
+    size_t item_bytes = 0;
+    TRY(need_state(u, user, &c->name, &s, &c->made_user));
+    status st = check_length(u, s->n + s->n_prepared + c->n);
+    if (st == OK) st = make_room(u, s, c->in, c->n, &item_bytes);
+    if (st != OK) {
+        drop_state(u, c);
+        return st;
+    }
     user_history h = users_history(u, user);
     c->user = s;
     c->n_ids_before = s->ids.n;
     c->n_new = find_duplicates(u, &h, s, c->in, c->n);
+    c->n_ids = s->ids.n - c->n_ids_before;
     s->n_prepared += c->n_new;
     u->n_prepared += c->n;
     u->prepared_item_bytes += item_bytes;
@@ -372,7 +386,7 @@ status users_prepare_add(users *u, const id_text *user, const engine_event *even
 
 status users_prepare_erase(users *u, const id_text *user, user_change *out) {
     *out = (user_change){.existed = users_history(u, user).is_known};
-    return out->existed ? need_state(u, user, &out->name, &out->user) : OK;
+    return out->existed ? need_state(u, user, &out->name, &out->user, &out->made_user) : OK;
 }
 
 /* The change is not on its way any more. */
@@ -403,8 +417,7 @@ static void apply_add(users *u, user_change *c, engine_added *out) {
         out->n_late += !c->in[i].is_duplicate && c->in[i].event.time < s->events[s->n - 1].time;
     bool is_of_data = s->data_user < u->n_data_users && !s->is_erased;
     u->n_known += s->n == 0 && c->n_new > 0 && !is_of_data;
-    for (size_t i = 0; i < c->n; i++)
-        s->n_ids += !c->in[i].is_duplicate && c->in[i].event.id != 0;
+    s->n_ids += c->n_ids;
     merge_events(u, s, c->in, c->n, c->n_new);
     if (c->n_new > 0) note_change(u, s);
     out->n_added = c->n_new;
@@ -428,7 +441,9 @@ void users_apply(users *u, user_change *c, engine_added *out) {
 void users_revert(users *u, user_change *c) {
     if (c->in != NULL) text_map_truncate(&c->user->ids, c->n_ids_before);
     if (c->made_row) c->user->row = 0;
+    user_change made = {.made_user = c->made_user, .name = c->name};
     end_change(u, c);
+    drop_state(u, &made);
 }
 
 status users_has_event(const users *u, const id_text *user, const engine_event *e, bool *out) {
@@ -451,7 +466,7 @@ status users_restore_user(users *u, const char *name, size_t n, int64_t row, use
     uint32_t at;
     engine_id given = {.text = name, .n = n};
     TRY(id_text_make(&id, &given, "a user"));
-    TRY(need_state(u, &id, &at, out));
+    TRY(need_state(u, &id, &at, out, NULL));
     (*out)->row = row;
     return OK;
 }
@@ -462,15 +477,18 @@ status users_restore_event(users *u, user_state *s, const engine_event *e, bool 
     engine_added added = {0};
     incoming_event in = {.given = &e->item, .event = {.action = e->action, .is_added = true}};
     TRY(id_text_make(&item, &e->item, "the item"));
-    TRY(users_ticks(u, e, 0, &in.event.time));
+    /* Of data with coarser ticks a time may be out of range here: it keeps its place. */
+    if (users_ticks(u, e, 0, &in.event.time) != OK)
+        in.event.time = e->time > 0 ? INT64_MAX : INT64_MIN;
     in.item = (short_text){item.text, item.n};
     in.id = (short_text){e->id.text, e->id.n};
     TRY(make_room(u, s, &in, 1, &item_bytes));
     bool is_of_data = s->data_user < u->n_data_users && !s->is_erased;
     user_history h = {
         .own = s->events, .n = s->n, .data_user = is_of_data ? s->data_user : u->n_data_users};
-    user_change c = {.user = s, .in = &in, .n = 1};
+    user_change c = {.user = s, .in = &in, .n = 1, .n_ids_before = s->ids.n};
     c.n_new = find_duplicates(u, &h, s, &in, 1);
+    c.n_ids = s->ids.n - c.n_ids_before;
     *is_known = c.n_new == 0;
     apply_add(u, &c, &added);
     return OK;
@@ -491,7 +509,7 @@ status users_restore_erased(users *u, uint64_t data_user) {
     uint32_t at;
     id_text id;
     TRY(users_data_name(u, data_user, &id));
-    TRY(need_state(u, &id, &at, &s));
+    TRY(need_state(u, &id, &at, &s, NULL));
     if (!s->is_erased) apply_erase(u, s);
     return OK;
 }

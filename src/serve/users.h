@@ -117,9 +117,10 @@ typedef struct user_change {
     uint32_t name;      /* of the user: number in users.names */
     incoming_event *in; /* (n), in the order given; NULL: an erasure */
     size_t n, n_new;
-    uint32_t n_ids_before;
-    bool existed;  /* erasure: there was something to erase */
-    bool made_row; /* the caller's: it gave the user its row */
+    uint32_t n_ids_before, n_ids; /* of the user, and those that are new */
+    bool made_user;               /* it is the user's first */
+    bool existed;                 /* erasure: there was something to erase */
+    bool made_row;                /* the caller's: it gave the user its row */
 } user_change;
 
 /* The events must stay until the change is applied or reverted.  What was prepared first is applied
