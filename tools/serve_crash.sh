@@ -1,6 +1,6 @@
 #!/bin/bash
-# Kills a server with --state at random moments while events are sent, and starts it again: no event that it
-# acknowledged may be lost, none may be there twice.   tools/serve_crash.sh [--n KILLS] [--seed S] [PROGRAM]
+# Kills a server with --state at random moments while events are sent (every fourth time it is asked to end), and starts it
+# again: no event that it acknowledged may be lost, none may be there twice.   tools/serve_crash.sh [--n KILLS] [--seed S] [PROGRAM]
 set -eu
 kills=100 seed=1 program=build/release/hstu
 while [ $# -gt 0 ]; do
@@ -49,7 +49,8 @@ for round in $(seq "$kills"); do
     start
     for s in 1 2 3; do send "$round" $s & done
     sleep 0.$((RANDOM % 40 + 5))
-    kill -9 "$server"
+    # As an upgrade does it, too: the next server starts on the folder that the last one left.
+    [ $((round % 4)) = 0 ] && kill -TERM "$server" || kill -9 "$server"
     wait 2>/dev/null || true
     server=''
 done
