@@ -322,17 +322,18 @@ HSTU_API hstu_status hstu_table_insert(hstu_table *table, int64_t n, const uint6
 
 /* Start from hstu_table_step_defaults. */
 typedef struct hstu_table_step {
-    float lr;           /* 1e-3 */
-    float beta1, beta2; /* of Adam: 0.9, 0.999 */
-    float eps;          /* 1e-8 */
-    float weight_decay; /* of Adam and SGD: 0 */
+    float lr;           /* 1e-3; 0 to 1e6 */
+    float beta1, beta2; /* of Adam: 0.9, 0.999; at least 0, below 1 */
+    float eps;          /* 1e-8; above 0, except for SGD */
+    float weight_decay; /* of Adam and SGD: 0; lr * weight_decay is at most 1 */
 } hstu_table_step;
 
 HSTU_API void hstu_table_step_defaults(hstu_table_step *out);
 
 /* One step of the optimizer on the rows of n ids, with gradients (n, dim); those of an id that
- * repeats are added up.  Ids without a row get one.  HSTU_ERR_NUMERIC: a gradient is not finite; no
- * row is changed. */
+ * repeats are added up.  Ids without a row get one.  HSTU_ERR_NUMERIC: a gradient is not finite,
+ * or those of an id add up to more than 1e15; no row is changed.  The new rows are not checked: an
+ * eps close to 0 can let one overflow, which hstu_table_save then refuses; erase or insert it. */
 HSTU_API hstu_status hstu_table_update(hstu_table *table, int64_t n, const uint64_t *ids,
                                        const float *gradients, const hstu_table_step *step);
 
@@ -478,10 +479,10 @@ HSTU_API hstu_status hstu_softmax_attn_create(hstu_softmax_attn **out, int32_t d
 HSTU_API void hstu_softmax_attn_destroy(hstu_softmax_attn *attn);
 
 /* The lengths of the sequences of the next calls, in host memory; `first` is the number of the
- * first of them in the whole input, for files with one mask a sequence.  Masks other than none,
- * causal and sliding need it before a call, and again when the lengths change: the mask of each new
- * length is then made and copied to the device on the stream, and kept.  Not while a graph is
- * captured. */
+ * first of them in the whole input, at least 0, for files with one mask a sequence.  Masks other
+ * than none, causal and sliding need it before a call, and again when the lengths change: the mask
+ * of each new length is then made and copied to the device on the stream, and kept.  Not while a
+ * graph is captured. */
 HSTU_API hstu_status hstu_softmax_attn_set_lengths(hstu_softmax_attn *attn, int64_t first,
                                                    const int32_t *lengths, int32_t n_lengths,
                                                    void *stream);

@@ -12,11 +12,17 @@
 
 int sync_interrupts, sync_files, sync_folders;
 
-static atomic_int fault;
+static atomic_int fault, n_good;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of the path */
 static char wanted[4200];
 
+void disk_fault_after(int n, disk_fault f, const char *part) {
+    disk_fault_set(f, part);
+    atomic_store(&n_good, n);
+}
+
 void disk_fault_set(disk_fault f, const char *part) {
+    atomic_store(&n_good, 0);
     pthread_mutex_lock(&lock);
     snprintf(wanted, sizeof wanted, "%s", part);
     pthread_mutex_unlock(&lock);
@@ -33,7 +39,7 @@ static int fails(int fd, disk_fault f) {
     pthread_mutex_lock(&lock);
     int is_wanted = strstr(path, wanted) != NULL;
     pthread_mutex_unlock(&lock);
-    return is_wanted;
+    return is_wanted && (f != DISK_FULL || atomic_fetch_sub(&n_good, 1) <= 0);
 }
 
 #define REPLACED __attribute__((visibility("default")))

@@ -11,6 +11,8 @@ typedef enum {
 
 /* From now on, for files whose path has this part. */
 void disk_fault_set(disk_fault f, const char *part);
+/* The same once n writes have succeeded: for DISK_FULL. */
+void disk_fault_after(int n, disk_fault f, const char *part);
 
 /* So many calls of fsync are interrupted, as by a signal; and how many succeeded. */
 extern int sync_interrupts;

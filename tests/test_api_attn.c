@@ -384,6 +384,26 @@ TEST(api_attn_of_rows_in_one_array) {
 
 #endif
 
+/* max_seqlen is a bound: any larger one gives the same results. */
+static void check_far_too_long(hstu_attn *attn, hstu_attn_varlen_args *a) {
+    hstu_attn_varlen_args large = *a;
+    size_t n = (size_t)(a->total_q * a->num_heads * a->dim_v);
+    float *got[4], *want[] = {a->out, a->dq, a->dk, a->dv};
+    for (int i = 0; i < 4; i++) {
+        CHECK((got[i] = malloc(n * sizeof(float))) != NULL);
+        memset(got[i], 0xff, n * sizeof(float));
+    }
+    large.max_seqlen_q = large.max_seqlen_k = INT32_MAX;
+    large.scaling_seqlen = a->max_seqlen_q;
+    large.out = got[0], large.dq = got[1], large.dk = got[2], large.dv = got[3];
+    CHECK_EQ(hstu_attn_varlen_fwd(attn, &large, NULL), HSTU_OK);
+    CHECK_EQ(hstu_attn_varlen_bwd(attn, &large, NULL), HSTU_OK);
+    for (int i = 0; i < 4; i++) {
+        CHECK_EQ(memcmp(got[i], want[i], n * sizeof(float)), 0);
+        free(got[i]);
+    }
+}
+
 /* On the CPU: two sequences, causal, by the formula; and what would be a crash. */
 TEST(api_attn_on_the_cpu) {
     enum { T = 5, H = 2, D = 3 };
@@ -428,6 +448,7 @@ TEST(api_attn_on_the_cpu) {
                 CHECK(fabs((double)out[(i * H + h) * D + d] - sum[d]) < 1e-6);
         }
     }
+    check_far_too_long(attn, &a);
     a.cu_seqlens_q = bad;
     CHECK_EQ(hstu_attn_varlen_fwd(attn, &a, NULL), HSTU_ERR_USAGE);
     CHECK_CONTAINS(hstu_error(), "sequence 1 of cu_seqlens_q is not at 2 .. 6 of 5 rows");

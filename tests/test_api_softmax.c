@@ -37,12 +37,13 @@ static hstu_softmax_attn_varlen_args args_of(arrays *x) {
     return a;
 }
 
-static void check_mask(const char *text, float silu_scale) {
+static void check_mask(const char *text, float silu_scale, int32_t max_seqlen) {
     static arrays x;
     hstu_softmax_attn *attn;
     hstu_softmax_attn_varlen_args a = args_of(&x);
     memset(&x, 0, sizeof x);
     a.silu_scale = silu_scale;
+    a.max_seqlen = max_seqlen;
     if (silu_scale != 0) a.log_sum = NULL;
     for (int i = 0; i < 4; i++)
         for (int j = 0; j < T * WIDTH; j++)
@@ -85,15 +86,17 @@ static void check_mask(const char *text, float silu_scale) {
 }
 
 TEST(api_softmax_computes) {
-    check_mask("none", 0);
-    check_mask("sliding,window=5,causal", 0);
-    check_mask("longformer,window=3,global=1", 0);
-    check_mask("strided", 0);
+    check_mask("none", 0, 70);
+    check_mask("none", 0, INT32_MAX); /* a bound, not a length */
+    check_mask("sliding,window=5,causal", 0, 70);
+    check_mask("longformer,window=3,global=1", 0, 70);
+    check_mask("strided", 0, 70);
+    check_mask("strided", 0, INT32_MAX);
 }
 
 TEST(api_softmax_silu) {
-    check_mask("causal", .1f);
-    check_mask("longformer,window=3,global=1", .1f);
+    check_mask("causal", .1f, 70);
+    check_mask("longformer,window=3,global=1", .1f, 70);
 }
 
 static void check_refused(hstu_softmax_attn *attn, const hstu_softmax_attn_varlen_args *a,
@@ -148,6 +151,11 @@ TEST(api_softmax_refuses) {
     check_refused(listed, &good, "hstu_softmax_attn_set_lengths");
     CHECK_EQ(hstu_softmax_attn_set_lengths(listed, 0, negative, B, NULL), HSTU_ERR_USAGE);
     CHECK_CONTAINS(hstu_error(), "length 1 is -1");
+    CHECK_EQ(hstu_softmax_attn_set_lengths(listed, -1, lengths, B, NULL), HSTU_ERR_USAGE);
+    CHECK_CONTAINS(hstu_error(), "the first sequence is -1");
+    CHECK_EQ(hstu_softmax_attn_set_lengths(listed, INT64_MAX - 1, lengths, B, NULL),
+             HSTU_ERR_USAGE);
+    CHECK_EQ(hstu_softmax_attn_set_lengths(listed, INT64_MAX - B, lengths, B, NULL), HSTU_OK);
     good.dv = NULL;
     CHECK_EQ(hstu_softmax_attn_varlen_bwd(attn, &good, NULL), HSTU_ERR_USAGE);
     CHECK_CONTAINS(hstu_error(), "dv is NULL");

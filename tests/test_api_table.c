@@ -137,6 +137,10 @@ TEST(arguments_that_cannot_be_are_refused) {
         CHECK_CONTAINS(hstu_error(), "all must be finite");
     }
     c.eviction = HSTU_EVICT_LRU;
+    c.device = "cuda:63"; /* the library has no options */
+    CHECK_EQ(hstu_table_create(&none, &c), HSTU_ERR_DEVICE);
+    CHECK_CONTAINS(hstu_error(), "use device=\"cpu\"");
+    c.device = "cpu";
     c.first_scale = NAN;
     CHECK_EQ(hstu_table_create(&none, &c), HSTU_ERR_USAGE);
     CHECK_CONTAINS(hstu_error(), "first_scale is nan");
@@ -146,4 +150,32 @@ TEST(arguments_that_cannot_be_are_refused) {
     CHECK_EQ(hstu_table_update(table, 2, twice, large[0], &step), HSTU_ERR_NUMERIC);
     hstu_table_destroy(table);
     hstu_table_destroy(NULL);
+}
+
+/* What these would write is not finite, and could not be saved: 0 / 0, infinite squares, rows that
+ * grow without bounds. */
+TEST(updates_that_would_overflow_are_refused) {
+    const uint64_t id = 8;
+    const float zero[DIM] = {0}, large[DIM] = {2e19f}, given[DIM] = {1, 2, 3};
+    float row[DIM];
+    hstu_table_step step;
+    hstu_table_step_defaults(&step);
+    for (int i = HSTU_TABLE_SGD; i <= HSTU_TABLE_ROWWISE_ADAGRAD; i++) {
+        hstu_table *table = make((hstu_table_optimizer)i, 2);
+        const hstu_table_step bad[] = {{-1, .9f, .99f, 1e-8f, 0},
+                                       {3e38f, .9f, .99f, 1e-8f, 0},
+                                       {1, .9f, .99f, 1e-8f, 3},
+                                       {1, .9f, .99f, i == HSTU_TABLE_SGD ? -1 : 0, 0}};
+        CHECK_EQ(hstu_table_insert(table, 1, &id, given, NULL), HSTU_OK);
+        for (size_t k = 0; k < sizeof bad / sizeof *bad; k++) {
+            CHECK_EQ(hstu_table_update(table, 1, &id, zero, &bad[k]), HSTU_ERR_USAGE);
+            CHECK_CONTAINS(hstu_error(), "lr 0 to 1e6");
+        }
+        CHECK_EQ(hstu_table_update(table, 1, &id, large, &step), HSTU_ERR_NUMERIC);
+        CHECK_CONTAINS(hstu_error(), "add up to 2e+19");
+        find(table, id, row, 1);
+        CHECK_EQ(memcmp(row, given, sizeof row), 0);
+        CHECK_EQ(hstu_table_update(table, 1, &id, zero, &step), HSTU_OK);
+        hstu_table_destroy(table);
+    }
 }

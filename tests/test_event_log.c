@@ -6,6 +6,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/mem.h"
+#include "disk_fault.h"
 #include "serve/user_writer.h"
 #include "test.h"
 
@@ -98,4 +99,36 @@ TEST(event_logs_of_earlier_versions_are_imported) {
         mem_free(text);
         arena_fini(&a);
     }
+}
+
+/* The disk fills up at any moment: the import fails and the log stays, or everything is there. */
+TEST(event_logs_are_imported_whole_or_not_at_all) {
+    char folder[4300], log[4400], kept[4400], *text;
+    const json_value *expected;
+    log_counts counts;
+    arena a;
+    size_t n;
+    int n_failed = 0;
+    if (state_library_version() == NULL) SKIP_TEST("this build has no SQLite");
+    copy_of("plain", folder, &text, &n);
+    arena_init(&a, 1 << 14);
+    CHECK_OK(json_parse(&a, "plain", text, n, &expected));
+    snprintf(log, sizeof log, "%s/events.log", folder);
+    snprintf(kept, sizeof kept, "%s/events.log.imported", folder);
+    for (int i = 0; i < 80; i++) {
+        disk_fault_after(i, DISK_FULL, "importing");
+        status st = event_log_import(folder, false, &counts);
+        disk_fault_set(DISK_GOOD, "");
+        n_failed += st != OK;
+        CHECK_EQ(file_exists(log), st != OK);
+        if (st != OK) continue;
+        check_users(folder, expected);
+        CHECK_EQ(rename(kept, log), 0);
+        snprintf(kept, sizeof kept, "%s/state.db", folder);
+        CHECK_EQ(unlink(kept), 0);
+        snprintf(kept, sizeof kept, "%s/events.log.imported", folder);
+    }
+    CHECK(n_failed > 10 && n_failed < 80);
+    mem_free(text);
+    arena_fini(&a);
 }

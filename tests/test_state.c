@@ -315,6 +315,31 @@ TEST(state_recovers_what_can_be_read) {
     state_close(st);
 }
 
+/* The disk fills up at any moment: recovery fails and changes nothing, or has saved everything. */
+TEST(state_recovers_whole_or_not_at_all) {
+    state *st;
+    state_counts counts;
+    seen s;
+    int n_failed = 0;
+    need_sqlite();
+    CHECK_OK(open_state(&st, &s));
+    int64_t ann = add_user(st, "ann");
+    for (int i = 0; i < 5; i++)
+        CHECK_OK(add(st, ann, "1", NULL, i));
+    state_close(st);
+    for (int n = 0; n < 100; n++) {
+        disk_fault_after(n, DISK_FULL, "recovering");
+        status code = state_recover(folder(), &counts);
+        disk_fault_set(DISK_GOOD, "");
+        n_failed += code != OK;
+        if (code == OK) CHECK_EQ(counts.n_events, 5);
+        CHECK_OK(open_state(&st, &s));
+        CHECK(s.n_events == 5 && s.n_users == 1 && !has_file("recovering"));
+        state_close(st);
+    }
+    CHECK(n_failed > 10 && n_failed < 100);
+}
+
 /* Nothing of an erased user is left in any file. */
 static bool is_in_files(const char *text) {
     DIR *d = opendir(folder());

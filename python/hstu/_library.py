@@ -162,6 +162,9 @@ class Object:
 
     __del__ = close
 
+    def __reduce_ex__(self, _):  # of copy, deepcopy and pickle, also by multiprocessing
+        raise TypeError(f"a {type(self).__name__} cannot be copied or pickled: it stands for memory of this process; open another")
+
     def __enter__(self):
         return self
 

@@ -1,5 +1,6 @@
 """Dynamic embedding tables: rows for any 64-bit id."""
 import ctypes
+import operator
 from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_uint8, c_uint64, c_void_p
 
 from . import _library as _l
@@ -44,9 +45,10 @@ def _number(names, name, what):
 def _id(value):
     """An id, where a negative one stands for the unsigned number of the same 64 bits, as in numpy's arrays of int64."""
     try:
-        return value + 2**64 if -2**63 <= value < 0 else value
+        number = operator.index(value)  # numpy's integers overflow where Python's grow
     except TypeError:
-        return value  # not a number: numbers() says so
+        return value  # not an integer: numbers() says so
+    return number + 2**64 if -2**63 <= number < 0 else number
 
 
 def _ids(values):
@@ -63,16 +65,27 @@ def _ids(values):
 
 
 def _rows(values, n, dim, what):
+    """Memory of (n, dim) float32 numbers."""
     if hasattr(values, "__array_interface__"):
         import numpy
-        array = numpy.ascontiguousarray(values, dtype=numpy.float32)
-        if array.size != n * dim:
+        array = numpy.asarray(values)
+        if array.dtype.kind not in "fiu":
+            raise _l.UsageError(f"{what} are numbers, not {array.dtype}")
+        if array.shape != (n, dim):
             raise _l.UsageError(f"{what} of shape {array.shape} for {n} ids and rows of {dim}")
+        with numpy.errstate(over="ignore"):  # the library refuses infinity
+            array = numpy.ascontiguousarray(array, dtype=numpy.float32)
         return array, array.ctypes.data
-    flat = [x for row in values for x in row]
-    if len(flat) != n * dim:
-        raise _l.UsageError(f"{len(flat)} numbers of {what} for {n} ids and rows of {dim}")
-    memory = (c_float * len(flat))(*flat)
+    try:
+        rows = [list(row) for row in values]
+    except TypeError as e:
+        raise _l.UsageError(f"{what} are one list of numbers an id") from e
+    if len(rows) != n or any(len(row) != dim for row in rows):
+        raise _l.UsageError(f"{what}: {len(rows)} lists of {sorted({len(row) for row in rows})} numbers for {n} ids and rows of {dim}")
+    try:
+        memory = (c_float * (n * dim))(*(x for row in rows for x in row))
+    except (TypeError, OverflowError) as e:
+        raise _l.UsageError(f"{what} are numbers of float32: {e}") from e
     return memory, ctypes.addressof(memory)
 
 
@@ -80,7 +93,8 @@ class Table(_l.Object):
     """A dynamic embedding table.
 
     optimizer: sgd, adam, adagrad or rowwise_adagrad; eviction: none, lru or lfu; capacity: rows on the device, host_capacity:
-    more of them in host memory.  Rows come as numpy's arrays where numpy is there, (ids, dim) float32.
+    more of them in host memory.  Rows come as numpy's arrays where numpy is there, (ids, dim) float32; they are given as arrays
+    of that shape or as one list of numbers an id.
 
     ids: integers from -2**63 to 2**64 - 1; -1 and 2**64 - 1 are the same id.  Calls of several threads run one after the other;
     a child of fork() must make its own table."""
@@ -129,7 +143,7 @@ class Table(_l.Object):
         return rejected.value
 
     def update(self, ids, gradients, *, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0):
-        """One step of the optimizer; gradients of an id that repeats are added up."""
+        """One step of the optimizer; gradients of an id that repeats are added up.  eps is above 0, except for sgd."""
         n, keep, address = _ids(ids)
         values, at = _rows(gradients, n, self.dim, "gradients")
         s = _Step()

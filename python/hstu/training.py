@@ -1,5 +1,6 @@
 """Training."""
 import json
+import os
 import queue
 import threading
 from ctypes import c_int32, c_int64, pointer
@@ -30,7 +31,7 @@ class _Job:
 
     def __init__(self, callback):
         self.callback, self.last, self.stop, self.is_stopped_by_callback = callback, {}, c_int32(0), False
-        self.lines, self.answers, self.failure = queue.SimpleQueue(), queue.SimpleQueue(), None
+        self.lines, self.answers, self.failure, self.process = queue.SimpleQueue(), queue.SimpleQueue(), None, os.getpid()
 
     def tell(self, _, line):
         """On the thread of the run: hands a line over and waits for what the callback says."""
@@ -52,7 +53,7 @@ class _Job:
         except BaseException:  # of the callback, or of a signal; once more, and the run is left to itself
             self.stop.value = 1
             self.answers.put(1)
-            while self.next_line(thread) is not None:
+            while os.getpid() == self.process and self.next_line(thread) is not None:
                 self.answers.put(1)
             raise
         is_expected = self.is_stopped_by_callback and isinstance(self.failure, KeyboardInterrupt)
@@ -69,6 +70,9 @@ class _Job:
     def next_line(self, thread):
         """The next line, or None at the end.  A signal may reach another thread, which does not wake this one: it looks."""
         while True:
+            if os.getpid() != self.process:  # the thread of the run exists in the parent only
+                raise _l.UsageError("this process was forked by a callback of train(): the run goes on in its parent alone; end "
+                                    "the child with os._exit()")
             try:
                 return self.lines.get(timeout=0.1)
             except queue.Empty:

@@ -11,6 +11,7 @@
 #include "base/mem.h"
 #include "data/set/batcher.h"
 #include "hstu.h"
+#include "ops/device.h"
 
 _Static_assert((int)HSTU_ERR_NUMERIC == (int)ERR_NUMERIC, "the codes must agree");
 _Static_assert((int)HSTU_BY_USER == (int)SPLIT_BY_USER && (int)HSTU_TEST == (int)PART_TEST,
@@ -62,6 +63,23 @@ status api_check_offsets(const char *name, const int32_t *offsets, int32_t n, in
                 "attention: the sequences of %s are rows %lld .. %lld; they must cover all %lld "
                 "rows, from 0",
                 name, (long long)first, (long long)last, (long long)total);
+}
+
+int32_t api_longest(int32_t max_seqlen, int64_t total) {
+    int64_t most = total > 0 ? total : 1;
+    return max_seqlen < most ? max_seqlen : (int32_t)most;
+}
+
+status api_backend(backend **out, pool *workers, const char *device) {
+    static const char option[] = "--device cpu", argument[] = "device=\"cpu\"";
+    _Static_assert(sizeof option == sizeof argument, "one is written over the other");
+    failure f;
+    status st = backend_open(out, workers, device != NULL ? device : "auto", false);
+    if (st == OK) return OK;
+    failure_save(&f, st);
+    char *at = strstr(f.reason, option);
+    if (at != NULL) memcpy(at, argument, sizeof argument - 1);
+    return failure_restore(&f);
 }
 
 const char *hstu_version(void) {

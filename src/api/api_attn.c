@@ -6,7 +6,6 @@
 
 #include "api/api_int.h"
 #include "ops/attn_check.h"
-#include "ops/ops.h"
 
 _Static_assert((int)HSTU_FLOAT32 == (int)ACT_F32 && (int)HSTU_BFLOAT16 == (int)ACT_BF16 &&
                    (int)HSTU_FLOAT16 == (int)ACT_F16,
@@ -172,8 +171,8 @@ static attn_args lower(const hstu_attn_varlen_args *a) {
                        .n_heads = a->num_heads,
                        .dim_qk = a->dim_qk,
                        .dim_v = a->dim_v,
-                       .max_len_q = a->max_seqlen_q,
-                       .max_len_k = a->max_seqlen_k,
+                       .max_len_q = api_longest(a->max_seqlen_q, a->total_q),
+                       .max_len_k = api_longest(a->max_seqlen_k, a->total_k),
                        .n_rows_q = a->total_q,
                        .n_rows_k = a->total_k,
                        .offsets_q = a->cu_seqlens_q,

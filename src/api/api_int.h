@@ -5,6 +5,7 @@
 #include "api/handle.h"
 #include "base/pool.h"
 #include "data/set/seq_file.h"
+#include "ops/ops.h"
 
 /* Before work that may log: only warnings, or what HSTU_LOG says. */
 status api_begin(void);
@@ -22,6 +23,14 @@ status api_check_finite(const float *numbers, size_t n, const char *name);
  * memory of the host, where a wrong offset can be seen. */
 status api_check_offsets(const char *name, const int32_t *offsets, int32_t n, int64_t total,
                          int32_t longest);
+
+/* The longest sequence there can be: max_seqlen is the caller's promise, and may be far more than
+ * all rows.  It decides how many tiles are visited and how much scratch memory is taken. */
+int32_t api_longest(int32_t max_seqlen, int64_t total);
+
+/* backend_open for a device by name, NULL for "auto"; its failures name the argument of the library
+ * instead of the program's option. */
+status api_backend(backend **out, pool *workers, const char *device);
 
 /* The handle of a model is that of its data, too (hstu_model_data). */
 extern const handle_type api_model_type;

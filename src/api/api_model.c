@@ -13,7 +13,6 @@
 #include "model/scorer.h"
 #include "model/trained.h"
 #include "nn/input.h"
-#include "ops/device.h"
 
 enum { MAX_HISTORY = 1 << 30 }; /* events: far beyond any, to catch a length that is garbage */
 
@@ -76,7 +75,7 @@ static status open_model(api_model *m, const char *run, const char *data, const 
     TRY(api_begin());
     TRY(api_need(run, "run"));
     TRY(api_pool(&m->workers));
-    TRY(backend_open(&m->be, m->workers, device != NULL ? device : "auto", false));
+    TRY(api_backend(&m->be, m->workers, device));
     if (data != NULL) TRY(seq_file_open(&m->data, data, m->workers));
     TRY(trained_open(&m->t, run, m->data, m->be, 0));
     return name_columns(m);

@@ -196,7 +196,7 @@ static softmax_attn_args lower(const api_softmax *attn, const hstu_softmax_attn_
     softmax_attn_args to = {.n_sequences = a->batch_size,
                             .n_heads = a->num_heads,
                             .dim = a->dim,
-                            .max_len = a->max_seqlen,
+                            .max_len = api_longest(a->max_seqlen, a->total),
                             .n_rows = a->total,
                             .offsets = a->cu_seqlens,
                             .q = a->q,

@@ -7,7 +7,6 @@
 #include "base/mem.h"
 #include "embed/snapshot.h"
 #include "hstu.h"
-#include "ops/device.h"
 
 typedef struct api_table {
     pool *workers;
@@ -63,11 +62,10 @@ static status lower(const hstu_table_config *c, embed_config *out) {
 
 static status open_table(api_table *table, const hstu_table_config *c) {
     embed_config config;
-    const char *device = c->device != NULL ? c->device : "auto";
     TRY(api_begin());
     TRY(lower(c, &config));
     TRY(api_pool(&table->workers));
-    TRY(backend_open(&table->be, table->workers, device, false));
+    TRY(api_backend(&table->be, table->workers, c->device));
     TRY(embed_create(&table->t, table->be, &config));
     table->dim = c->dim;
     table->max_batch = c->max_batch;
@@ -206,6 +204,17 @@ hstu_status hstu_table_insert(hstu_table *table, int64_t n, const uint64_t *ids,
     return handle_leave(h, st);
 }
 
+/* Optimizers keep squares, and sums of squares over a row. */
+static status check_sums(const float *sums, size_t n) {
+    const float most = 1e15f;
+    for (size_t i = 0; i < n; i++)
+        if (!(fabsf(sums[i]) <= most))
+            return fail(ERR_NUMERIC,
+                        "table: the gradients of an id add up to %g; at most %g can be squared",
+                        (double)sums[i], (double)most);
+    return OK;
+}
+
 /* The gradients of the distinct ids: sums over their repeats, in the order given. */
 static status update_piece(api_table *table, int64_t n, const uint64_t *ids, const float *gradients,
                            const embed_step_args *args) {
@@ -219,7 +228,7 @@ static status update_piece(api_table *table, int64_t n, const uint64_t *ids, con
     for (int64_t i = 0; i < n && st == OK; i++)
         for (size_t c = 0; c < dim; c++)
             sums[(size_t)inverse[i] * dim + c] += gradients[(size_t)i * dim + c];
-    if (st == OK) st = api_check_finite(sums, count, "sums of the gradients by id");
+    if (st == OK) st = check_sums(sums, count);
     if (st == OK)
         st = table->be->ops->copy_in(table->be, table->gradients, sums, count * sizeof(float));
     if (st == OK) st = embed_update(table->t, table->gradients, args);
@@ -228,14 +237,17 @@ static status update_piece(api_table *table, int64_t n, const uint64_t *ids, con
     return st;
 }
 
-static status check_step(const hstu_table_step *s) {
+/* Rows whose gradient is 0 have a first step of 0 / eps; lr * weight_decay above 1 turns rows round
+ * at each step, and above 2 lets them grow without bounds. */
+static status check_step(const hstu_table_step *s, row_opt opt) {
     bool has_betas = s->beta1 >= 0 && s->beta1 < 1 && s->beta2 >= 0 && s->beta2 < 1;
-    bool has_rates = isfinite(s->lr) && s->eps >= 0 && isfinite(s->eps) && s->weight_decay >= 0 &&
-                     isfinite(s->weight_decay);
-    if (has_betas && has_rates) return OK;
+    bool has_rates = s->lr >= 0 && s->lr <= 1e6f && isfinite(s->eps) && s->weight_decay >= 0 &&
+                     s->lr * s->weight_decay <= 1;
+    if (has_betas && has_rates && (s->eps > 0 || (opt == ROW_SGD && s->eps == 0))) return OK;
     return fail(ERR_USAGE,
-                "table: lr %g, betas %g and %g, eps %g, weight_decay %g: all must be finite, betas "
-                "at least 0 and below 1, eps and weight_decay at least 0",
+                "table: lr %g, betas %g and %g, eps %g, weight_decay %g: all must be finite, lr 0 "
+                "to 1e6, betas at least 0 and below 1, eps above 0 (SGD: at least 0), weight_decay "
+                "at least 0 and at most 1 / lr",
                 (double)s->lr, (double)s->beta1, (double)s->beta2, (double)s->eps,
                 (double)s->weight_decay);
 }
@@ -248,7 +260,7 @@ static status update(api_table *table, int64_t n, const uint64_t *ids, const flo
     if (n > table->max_batch)
         return fail(ERR_USAGE, "table: %lld ids in one update; max_batch is %lld", (long long)n,
                     (long long)table->max_batch);
-    TRY(check_step(step));
+    TRY(check_step(step, embed_config_of(table->t)->opt));
     TRY(api_check_finite(gradients, (size_t)n * (size_t)table->dim, "gradients"));
     if (n == 0) return OK;
     embed_step_args args = {.lr = step->lr,

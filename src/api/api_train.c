@@ -5,7 +5,6 @@
 #include "config/config.h"
 #include "hstu.h"
 #include "model/checkpoint_load.h"
-#include "ops/device.h"
 #include "train/trainer.h"
 
 _Static_assert(sizeof(sig_atomic_t) == sizeof(int32_t), "the flag of a caller is polled in place");
@@ -61,7 +60,7 @@ static status run(train_job *j) {
     }
     TRY(config_check_trainable(j->config));
     TRY(api_pool(&j->workers));
-    TRY(backend_open(&j->be, j->workers, a->device != NULL ? a->device : "auto", false));
+    TRY(api_backend(&j->be, j->workers, a->device));
     TRY(seq_file_open(&j->data, a->data, j->workers));
     TRY(session_open(&j->session, j->config, j->data, j->be));
     train_options o = train_options_default();

@@ -219,7 +219,7 @@ status cpu_attn_fwd(backend *be, const attn_args *a) {
     TRY(attn_args_check(a));
     TRY(attn_lengths_check(a));
     carve_work(a, NULL, &job.bytes);
-    job.n_blocks = (a->max_len_q + ATTN_QUERIES - 1) / ATTN_QUERIES;
+    job.n_blocks = (int32_t)cpu_n_chunks(a->max_len_q, ATTN_QUERIES);
     job.n_groups = (int32_t)cpu_n_chunks(a->n_heads, attn_head_group(a));
     TRY(attn_run(be, (int64_t)job.n_blocks * a->n_sequences * job.n_groups, fwd_chunk, &job));
     return a->gate != NULL ? cpu_gate_fwd(be, a->gate) : OK;

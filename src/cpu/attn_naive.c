@@ -182,7 +182,7 @@ static double softmax_score(const softmax_head *s, int32_t i, int32_t j) {
 /* The factor by which dropout multiplies the weight of (i, j). */
 static double kept(const softmax_head *s, int32_t i, int32_t j) {
     const dropout *d = &s->a->drop;
-    uint32_t column = (uint32_t)(s->head * s->a->max_len + j);
+    uint32_t column = (uint32_t)s->head * (uint32_t)s->a->max_len + (uint32_t)j;
     if (d->rate == 0) return 1;
     rng_block drawn = rng_draw(d->key, d->position[s->first + i], d->user[s->first + i], *d->step,
                                d->site << 16 | column / 4);

@@ -182,6 +182,6 @@ status cpu_softmax_attn_fwd(backend *be, const softmax_attn_args *a) {
     softmax_job job = {.be = be, .a = a};
     TRY(softmax_check(a));
     carve_scratch(a, NULL, &job.bytes);
-    job.n_tiles = (a->max_len + MASK_TILE - 1) / MASK_TILE;
+    job.n_tiles = (int32_t)cpu_n_chunks(a->max_len, MASK_TILE);
     return attn_run(be, (int64_t)job.n_tiles * a->n_sequences * a->n_heads, fwd_chunk, &job);
 }

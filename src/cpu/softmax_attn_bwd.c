@@ -24,7 +24,7 @@ typedef struct bwd_scratch {
 static bwd_scratch carve_scratch(const softmax_attn_args *a, char *base, size_t *bytes) {
     attn_carve carve = {base, 0};
     size_t width = (size_t)tile_round(a->dim, VEC), tile = MASK_TILE * width;
-    size_t all = (size_t)tile_round(a->max_len, MASK_TILE) * width;
+    size_t all = (size_t)cpu_n_chunks(a->max_len, MASK_TILE) * MASK_TILE * width;
     bwd_scratch m = {0};
     float **tiles[] = {&m.query_strips, &m.dout_strips, &m.query,        &m.dout,
                        &m.dq,           &m.key_panels,  &m.value_panels, &m.keys};

@@ -213,6 +213,8 @@ status mask_batch_set(mask_batch *mb, int64_t first, int32_t n_sequences, const 
     if (n_sequences > mb->max_sequences)
         return fail(ERR_USAGE, "mask: a batch of %d sequences, made for at most %d", n_sequences,
                     mb->max_sequences);
+    if (first < 0 || first > INT64_MAX - n_sequences)
+        return fail(ERR_USAGE, "mask: the number of the first sequence is %lld", (long long)first);
     if (held_bytes(mb) > MASK_BATCH_BYTES) forget_plans(mb);
     mb->n_pairs = mb->n_listed = 0;
     status st = OK;

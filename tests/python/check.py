@@ -4,9 +4,11 @@
 usage: check.py HSTU FOLDER
 
 Answers are compared with those of the program HSTU.  The last line printed is "ok"."""
+import copy
 import json
 import math
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -141,6 +143,7 @@ def misuse(data, run, users, items):
     fails(hstu.UsageError, "k is 2147483647", lambda: m.recommend(users, k=2**31 - 1))
     fails(hstu.UsageError, "epochs 18446744073709551617 is out of", lambda: hstu.train(None, data, run, epochs=2**64 + 1))
     fails(hstu.UsageError, "not be negative", lambda: hstu.train(None, data, run, epochs=-1, resume=True))
+    copies((m, d))
     names = m.score_names
     for o in (m, d):
         o.close()
@@ -218,6 +221,22 @@ def fork(data, run, users):
             check(again == out, "attention in a child of fork()")
 
     check(in_child(child) == 0, "a child of fork() fails or hangs")
+    parent = os.getpid()
+
+    def fork_here(event):
+        if event["event"] == "start" and os.fork() == 0:
+            signal.alarm(30)
+        elif os.getpid() == parent:
+            return event["event"] == "start"
+
+    try:
+        last = hstu.train(f"{FOLDER}/m.gin", data=data, out=f"{run}-fork", device="cpu", callback=fork_here)
+    except BaseException as e:
+        os._exit(0 if os.getpid() != parent and isinstance(e, hstu.UsageError) and "forked by a callback" in str(e) else 1)
+    if os.getpid() != parent:
+        os._exit(2)
+    check(os.wait()[1] == 0, "train() in a child that its callback forked")
+    check(last["event"] == "epoch", "train() goes on in the parent")
     check(m.recommend(users, k=3) == right and d.history(users[2]) == history, "the parent after fork()")
 
 
@@ -258,6 +277,13 @@ def interrupt(data, run, users):
     check(len(pieces) == 3 and max(pieces) < len(users) * 10, f"calls of {pieces} users")
 
 
+def copies(objects):
+    """A copy would close the same handle; a pickle would name one of another process."""
+    for o in objects:
+        for make in (copy.copy, copy.deepcopy, pickle.dumps):
+            fails(TypeError, "cannot be copied or pickled", lambda: make(o))
+
+
 def table():
     """Dynamic tables: rows come and go, optimizer steps, files."""
     ids = [3, 2**64 - 1, 3]
@@ -276,6 +302,12 @@ def table():
         check(other.find(ids + [9])[0].tolist() == t.find(ids + [9])[0].tolist(), "what is loaded is what was saved")
         fails(hstu.UsageError, "more than once", lambda: t.insert([1, 1], [[0, 0], [0, 0]]))
         fails(hstu.UsageError, "rows of 2", lambda: t.insert([1], [[0, 0, 0]]))
+        copies([t])
+        for ragged in ([[1, 2, 3], [4]], [[1, 2]], [[1, 2]] * 3, [1, 2, 3, 4]):
+            fails(hstu.UsageError, "an id" if ragged[0] == 1 else "lists of", lambda: t.insert([1, 2], ragged))
+        for wrong in ("x", 1j, None, 10**400):
+            fails(hstu.UsageError, "rows are numbers", lambda: t.insert([1], [[wrong, 0]]))
+            fails(hstu.UsageError, "gradients are numbers", lambda: t.update([1], [[wrong, 0]]))
         fails(hstu.UsageError, "one of sgd, adam", lambda: hstu.Table(2, optimizer="sdg"))
         fails(hstu.UsageError, "id 18446744073709551616 is out of range", lambda: t.lookup([2**64]))
         fails(hstu.UsageError, "id 1.5 is not an integer", lambda: t.lookup([1.5]))
@@ -293,6 +325,14 @@ def table():
             a = numpy.array([[3, 9]], dtype=numpy.int64)
             check((t.find(a)[0] == numpy.stack([t.find([3])[0][0], t.find([9])[0][0]])).all(), "ids as numpy's array")
             fails(hstu.UsageError, "ids are integers", lambda: t.find(numpy.zeros(2)))
+            check(t.find([numpy.int64(-1)])[1] == t.find([-1])[1] == [True], "an id of numpy")
+            check(t.insert([1, 2, 4], numpy.ones((3, 2), dtype=numpy.int16)) == 0, "rows of integers")
+            for wrong in (numpy.ones((2, 3)), numpy.ones(6), numpy.ones((1, 3, 2))):
+                fails(hstu.UsageError, "of shape", lambda: t.insert([1, 2, 4], wrong))
+                fails(hstu.UsageError, "of shape", lambda: t.update([1, 2, 4], wrong))
+            for kind in ("U4", "c8", bool, object):
+                fails(hstu.UsageError, "rows are numbers, not", lambda: t.insert([1, 2, 4], numpy.ones((3, 2)).astype(kind)))
+            fails(hstu.NumericError, "must be finite", lambda: t.insert([1], numpy.full((1, 2), 1e300)))
 
 
 def naive(q, k, v, alpha, scaling):
