@@ -224,6 +224,7 @@ status event_log_import(const char *folder, bool recovers, log_counts *out) {
     TRY(path_join(db, sizeof db, folder, "state.db"));
     if (file_exists(db))
         return fail(ERR_USAGE, "%s is there already: the folder was imported, or is in use", db);
+    if (!file_exists(name)) return fail(ERR_IO, "%s: there is none: nothing to import", name);
     TRY(lock_folder(folder, &own));
     status st = lock_log(folder, &lock);
     if (st == OK) st = file_map_open(&log, name);
