@@ -1,7 +1,13 @@
 /* Strangers at the door of a job: none of them ends or delays it. */
 #include "dist/handshake.h"
 
+#include <fcntl.h>
+#include <net/if.h>
 #include <pthread.h>
+#include <sched.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include "base/hmac.h"
 #include "base/log.h"
@@ -54,15 +60,99 @@ static void check_enters(handshake *at, int port) {
     net_close(&g.fd);
 }
 
-TEST(handshake_lets_a_rank_in_beside_a_silent_crowd) {
-    handshake *at;
-    int port, listener = open_door(&at, &port), crowd[CROWD];
-    for (int i = 0; i < CROWD; i++)
+/* Connections that say nothing, or hello. */
+static void gather_crowd(int crowd[CROWD], int port, bool says_hello) {
+    const handshake_hello h = {.magic = 0x50545348, .rank = 7};
+    for (int i = 0; i < CROWD; i++) {
         CHECK_OK(net_connect(&crowd[i], "127.0.0.1", port, 1000));
-    check_enters(at, port);
-    check_enters(at, port);
+        if (says_hello) CHECK_OK(net_send(crowd[i], &h, sizeof h, 1000));
+    }
+}
+
+static void close_crowd(int crowd[CROWD]) {
     for (int i = 0; i < CROWD; i++)
         net_close(&crowd[i]);
+}
+
+TEST(handshake_lets_a_rank_in_beside_a_crowd) {
+    for (int says_hello = 0; says_hello < 2; says_hello++) {
+        handshake *at;
+        int port, listener = open_door(&at, &port), crowd[CROWD];
+        gather_crowd(crowd, port, says_hello);
+        check_enters(at, port);
+        check_enters(at, port);
+        close_crowd(crowd);
+        handshake_destroy(at);
+        net_close(&listener);
+    }
+}
+
+/* What one side of the handshake proves itself with. */
+static void prove_as(const char *who, const void *nonce, const handshake_hello *h,
+                     unsigned char proof[HMAC_BYTES]) {
+    const hmac_part parts[] = {{who, 6}, {nonce, HANDSHAKE_NONCE_BYTES}, {h, sizeof *h}};
+    hmac_sha256(secret, strlen(secret), parts, 3, proof);
+}
+
+/* A proof takes a while through a slow network; silent strangers come after the rank. */
+TEST(handshake_waits_for_the_proof_of_a_slow_rank) {
+    handshake *at;
+    handshake_guest g;
+    int fd, port, listener = open_door(&at, &port), crowd[CROWD];
+    handshake_hello h = {.magic = 0x50545348, .protocol = HANDSHAKE_PROTOCOL, .rank = 7};
+    unsigned char challenge[HANDSHAKE_NONCE_BYTES + HMAC_BYTES], proof[HMAC_BYTES], admitted;
+    CHECK_OK(net_connect(&fd, "127.0.0.1", port, 1000));
+    CHECK_OK(net_send(fd, &h, sizeof h, 1000));
+    gather_crowd(crowd, port, false);
+    CHECK_OK(handshake_next(at, 250, &g));
+    CHECK_EQ(g.fd, -1);
+    CHECK_OK(net_receive(fd, challenge, sizeof challenge, 1000));
+    prove_as("a rank", challenge, &h, proof);
+    CHECK_OK(net_send(fd, proof, sizeof proof, 1000));
+    CHECK_OK(handshake_next(at, 1000, &g));
+    CHECK(g.fd >= 0 && g.hello.rank == 7);
+    CHECK_OK(net_receive(fd, &admitted, 1, 1000));
+    close_crowd(crowd);
+    net_close(&fd);
+    net_close(&g.fd);
+    handshake_destroy(at);
+    net_close(&listener);
+}
+
+/* Answers a hello as the real side does, but sends the caller away when its proof comes. */
+static void send_away_late(int listener) {
+    struct {
+        unsigned char nonce[HANDSHAKE_NONCE_BYTES], proof[HMAC_BYTES];
+    } challenge = {.nonce = {1}};
+    char address[NET_ADDRESS_BYTES];
+    unsigned char proof[HMAC_BYTES];
+    handshake_hello h;
+    int fd;
+    CHECK_OK(net_accept(&fd, listener, 5000, address));
+    CHECK_OK(net_receive(fd, &h, sizeof h, 1000));
+    prove_as("rank 0", challenge.nonce, &h, challenge.proof);
+    CHECK_OK(net_send(fd, &challenge, sizeof challenge, 1000));
+    CHECK_OK(net_receive(fd, proof, sizeof proof, 1000));
+    net_close(&fd);
+}
+
+TEST(handshake_enters_again_when_its_proof_came_too_late) {
+    handshake *at;
+    handshake_guest g;
+    int port, listener = open_door(&at, &port);
+    entrant e = {.port = port, .secret = secret, .hello = {.rank = 7}};
+    pthread_t thread;
+    char word[4];
+    CHECK(pthread_create(&thread, NULL, enter, &e) == 0);
+    send_away_late(listener);
+    CHECK_OK(handshake_next(at, 2000, &g));
+    pthread_join(thread, NULL);
+    CHECK_OK(e.st);
+    CHECK(g.fd >= 0 && g.hello.rank == 7);
+    CHECK_OK(net_send(g.fd, "word", 4, 1000));
+    CHECK_OK(net_receive(e.fd, word, 4, 1000));
+    net_close(&e.fd);
+    net_close(&g.fd);
     handshake_destroy(at);
     net_close(&listener);
 }
@@ -141,4 +231,26 @@ TEST(net_listens_at_one_address) {
         net_close(&fd);
         net_close(&listener);
     }
+}
+
+/* A network of this process alone, in which 40000 is the only port that connections get. */
+static bool has_one_port(void) {
+    struct ifreq lo = {.ifr_name = "lo", .ifr_flags = IFF_UP};
+    if (unshare(CLONE_NEWNET) != 0 && unshare(CLONE_NEWUSER | CLONE_NEWNET) != 0) return false;
+    int fd = socket(AF_INET, SOCK_DGRAM, 0);
+    bool is_up = ioctl(fd, SIOCSIFFLAGS, &lo) == 0;
+    close(fd);
+    fd = open("/proc/sys/net/ipv4/ip_local_port_range", O_WRONLY);
+    is_up = is_up && write(fd, "40000 40000", 11) == 11;
+    close(fd);
+    return is_up;
+}
+
+/* A rank that waits for rank 0 must neither reach itself nor take its port. */
+TEST(net_does_not_connect_to_itself) {
+    int fd, port;
+    if (!has_one_port()) SKIP_TEST("no network namespaces here");
+    CHECK_FAILS(net_connect(&fd, "127.0.0.1", 40000, 100), ERR_IO, "port 40000");
+    CHECK_OK(net_listen(&fd, "127.0.0.1", 40000, &port));
+    net_close(&fd);
 }

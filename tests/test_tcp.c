@@ -3,6 +3,7 @@
 
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -10,7 +11,7 @@
 #include "base/hmac.h"
 #include "base/mem.h"
 #include "base/waits.h"
-#include "dist/net.h"
+#include "dist/handshake.h"
 #include "train_test.h"
 
 enum { MAX_RANKS = 5, LARGE = 1 << 20 };
@@ -241,25 +242,71 @@ TEST(tcp_job_starts_beside_strangers) {
         net_close(&fds[i]);
 }
 
-/* A rank of another version that knows the secret, if only the empty one, is told and named. */
-TEST(tcp_names_a_rank_of_another_version) {
+/* A rank of another version that knows the secret, if only the empty one, is told and named.
+ * Versions before 4 expect no acknowledgement of their proof. */
+static void check_version(char version) {
     int port = free_port(), fd;
     char hello[HELLO_BYTES] = "HSTP\x63\0\0\0\x01\0\0\0\x02", challenge[48], answer[272];
     unsigned char proof[HMAC_BYTES];
     member first = {.start = start_of(0, 2, port), .fn = never};
     CHECK(pthread_create(&first.thread, NULL, member_main, &first) == 0);
+    hello[4] = version;
     CHECK_OK(net_connect(&fd, "127.0.0.1", port, 10000));
     CHECK_OK(net_send(fd, hello, sizeof hello, 1000));
     CHECK_OK(net_receive(fd, challenge, sizeof challenge, 1000));
     const hmac_part parts[] = {{"a rank", 6}, {challenge, 16}, {hello, sizeof hello}};
     hmac_sha256("", 0, parts, 3, proof);
     CHECK_OK(net_send(fd, proof, sizeof proof, 1000));
+    if (version >= 4) CHECK_OK(net_receive(fd, answer, 1, 1000));
     CHECK_OK(net_receive(fd, answer, sizeof answer, 1000));
     CHECK_CONTAINS(answer + 16, "another version of hstu");
     pthread_join(first.thread, NULL);
     CHECK_EQ(first.st, ERR_CONFIG);
     CHECK_CONTAINS(first.reason, "another version of hstu than rank 0");
     net_close(&fd);
+}
+
+TEST(tcp_names_a_rank_of_another_version) {
+    check_version(3);
+    check_version(99);
+}
+
+/* The first warning. */
+typedef struct heard {
+    atomic_int has_one;
+    char line[256];
+} heard;
+
+static void hear_warning(void *ctx, log_level level, const char *line) {
+    heard *h = ctx;
+    if (level != LOG_WARN || atomic_load(&h->has_one)) return;
+    snprintf(h->line, sizeof h->line, "%s", line);
+    atomic_store(&h->has_one, 1);
+}
+
+/* A rank that is lost while rank 0 waits for others is named at once, and may come again. */
+TEST(tcp_rank_may_report_again) {
+    int port = free_port(), fd;
+    heard h = {0};
+    member m[3];
+    handshake_hello lost = {.rank = 1, .size = 3, .kind = HANDSHAKE_REPORT, .host = "there"};
+    for (int r = 0; r < 3; r++)
+        m[r] = (member){.start = start_of(r, 3, port), .fn = exchange};
+    log_set_sink(hear_warning, &h);
+    CHECK(pthread_create(&m[0].thread, NULL, member_main, &m[0]) == 0);
+    CHECK_OK(handshake_enter(&fd, "127.0.0.1", port, "", &lost, 10000));
+    net_close(&fd);
+    for (int i = 0; i < 100 && !atomic_load(&h.has_one); i++)
+        usleep(10000);
+    CHECK(atomic_load(&h.has_one));
+    CHECK_CONTAINS(h.line, "rank 1 on there was lost");
+    for (int r = 1; r < 3; r++)
+        CHECK(pthread_create(&m[r].thread, NULL, member_main, &m[r]) == 0);
+    for (int r = 0; r < 3; r++) {
+        pthread_join(m[r].thread, NULL);
+        CHECK_EQ(m[r].st, OK);
+    }
+    log_set_sink(NULL, NULL);
 }
 
 TEST(tcp_listens_at_the_address_of_rank_0_only) {

@@ -2,6 +2,7 @@
 #include "dist/watch.h"
 
 #include <pthread.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "base/waits.h"
@@ -123,6 +124,32 @@ static void *watch_and_wait(void *arg) {
     waits_end(before);
     watch_destroy(w->w, false);
     return NULL;
+}
+
+static void *join_and_go(void *arg) {
+    const watcher *w = arg;
+    const struct linger reset = {.l_onoff = 1};
+    for (int r = 1; r < 3; r++) {
+        handshake_hello h = {.rank = r, .size = 3, .kind = HANDSHAKE_WATCH, .job = JOB};
+        int fd;
+        CHECK_OK(handshake_enter(&fd, "127.0.0.1", w->o.port, "s", &h, 10000));
+        setsockopt(fd, SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
+        net_close(&fd);
+    }
+    return NULL;
+}
+
+/* A rank that goes before all have joined is named. */
+TEST(watch_names_a_rank_that_goes_before_the_start) {
+    int listener, port;
+    watch *first;
+    watcher others;
+    CHECK_OK(net_listen(&listener, "127.0.0.1", 0, &port));
+    watch_options o = options_of(0, 3, listener, port);
+    start(&others, join_and_go, o);
+    CHECK_FAILS(watch_create(&first, &o), ERR_IO, "rank 1 on a");
+    pthread_join(others.thread, NULL);
+    net_close(&listener);
 }
 
 /* HSTU_STALL_SECONDS=0: ranks may wait for each other for ever. */

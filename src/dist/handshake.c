@@ -11,9 +11,12 @@
 #include "base/log.h"
 #include "base/mem.h"
 
-/* A process has ENTER_MS to prove itself, and where MOST_CALLERS wait, CROWD_MS. */
-enum { MAGIC = 0x50545348, MOST_CALLERS = 256, ENTER_MS = 2000, CROWD_MS = 100, TURN_MS = 20 };
-enum { MOST_WARNINGS = 8 };
+/* A process has HELLO_MS to say hello and PROOF_MS to prove itself; where MOST_CALLERS wait, those
+ * that must make room have had CROWD_MS. */
+enum { HELLO_MS = 2000, PROOF_MS = 10000, CROWD_MS = 100, TURN_MS = 20 };
+enum { MAGIC = 0x50545348, MOST_CALLERS = 256, MOST_WARNINGS = 8 };
+/* The acknowledgement, which ranks wait for since this protocol. */
+enum { ADMITTED = 1, ADMITTED_SINCE = 4 };
 
 /* The answer to a hello. */
 typedef struct challenge {
@@ -95,18 +98,32 @@ static bool challenge_caller(const handshake *g, caller *c) {
     return send(c->guest.fd, &out, sizeof out, MSG_NOSIGNAL) == (ssize_t)sizeof out;
 }
 
+/* A caller that does not hear this comes again. */
+static bool admit(const caller *c) {
+    static const unsigned char admitted = ADMITTED;
+    return c->guest.hello.protocol < ADMITTED_SINCE ||
+           send(c->guest.fd, &admitted, 1, MSG_NOSIGNAL) == 1;
+}
+
+static bool has_hello(const caller *c) {
+    return c->n_hello == sizeof c->guest.hello;
+}
+
 /* One step of a caller; *why is set where it must go, to "" where that is not worth a word. */
 static bool has_proved(const handshake *g, caller *c, const char **why) {
     handshake_hello *h = &c->guest.hello;
-    bool is_new = c->n_hello < sizeof *h;
+    bool is_new = !has_hello(c);
     if (is_new && !hear(c->guest.fd, h, sizeof *h, &c->n_hello)) *why = "";
     if (c->n_hello >= sizeof h->magic && h->magic != MAGIC) *why = "is not a rank of hstu";
-    if (*why != NULL || c->n_hello < sizeof *h) return false;
+    if (*why != NULL || !has_hello(c)) return false;
     if (is_new && !challenge_caller(g, c)) *why = "does not read";
     if (*why == NULL && !hear(c->guest.fd, c->proof, sizeof c->proof, &c->n_proof))
         *why = "left before it proved to know the HSTU_JOB_SECRET";
     if (*why != NULL || c->n_proof < sizeof c->proof) return false;
-    if (!hmac_equal(c->proof, c->want)) *why = "does not know the HSTU_JOB_SECRET";
+    if (!hmac_equal(c->proof, c->want))
+        *why = "does not know the HSTU_JOB_SECRET";
+    else if (!admit(c))
+        *why = "";
     return *why == NULL;
 }
 
@@ -120,7 +137,8 @@ static bool hear_callers(handshake *g, handshake_guest *out) {
             forget(g, i);
             return true;
         }
-        bool is_late = net_now_ms() - g->waiting[i].since > ENTER_MS;
+        int most = has_hello(&g->waiting[i]) ? PROOF_MS : HELLO_MS;
+        bool is_late = net_now_ms() - g->waiting[i].since > most;
         if (why == NULL && is_late) why = "did not say who it is in time";
         if (why != NULL)
             send_away(g, i, why[0] != '\0' ? why : NULL);
@@ -130,11 +148,23 @@ static bool hear_callers(handshake *g, handshake_guest *out) {
     return false;
 }
 
-/* Where all places are taken, the oldest caller makes room once it has had its time. */
+/* Where all places are taken, the oldest caller without a hello makes room: a proof may be on its
+ * way.  A stranger, too, can say hello: where more than half of the callers have, the oldest of all
+ * makes room. */
+static int who_makes_room(const handshake *g) {
+    int n_hello = 0, silent = 0;
+    for (int i = g->n - 1; i >= 0; i--) {
+        n_hello += has_hello(&g->waiting[i]);
+        if (!has_hello(&g->waiting[i])) silent = i;
+    }
+    return n_hello > MOST_CALLERS / 2 ? 0 : silent;
+}
+
 static void take_callers(handshake *g) {
     for (int fd;;) {
-        if (g->n == MOST_CALLERS && net_now_ms() - g->waiting[0].since > CROWD_MS)
-            send_away(g, 0, "did not say who it is, and others wait");
+        int i = g->n == MOST_CALLERS ? who_makes_room(g) : 0;
+        if (g->n == MOST_CALLERS && net_now_ms() - g->waiting[i].since > CROWD_MS)
+            send_away(g, i, "did not say who it is, and others wait");
         if (g->n == MOST_CALLERS) return;
         caller *c = &g->waiting[g->n];
         *c = (caller){.since = net_now_ms()};
@@ -169,10 +199,11 @@ static int left_until(int64_t end) {
     return left > 0 ? (int)left : 1;
 }
 
-/* On the side that connected: both sides prove themselves, the other first. */
+/* On the side that connected: both sides prove themselves, the other first, and it lets this one
+ * in. */
 static status prove_both(int fd, const char *secret, const handshake_hello *h, int64_t end) {
     challenge c;
-    unsigned char proof[HMAC_BYTES];
+    unsigned char proof[HMAC_BYTES], admitted;
     TRY(net_send(fd, h, sizeof *h, left_until(end)));
     TRY(net_receive(fd, &c, sizeof c, left_until(end)));
     prove(secret, true, h, c.nonce, proof);
@@ -180,7 +211,9 @@ static status prove_both(int fd, const char *secret, const handshake_hello *h, i
         return fail(ERR_CONFIG, "it does not know the HSTU_JOB_SECRET of this rank: set the same "
                                 "one for all ranks, or none; or it is another version of hstu");
     prove(secret, false, h, c.nonce, proof);
-    return net_send(fd, proof, sizeof proof, left_until(end));
+    TRY(net_send(fd, proof, sizeof proof, left_until(end)));
+    TRY(net_receive(fd, &admitted, 1, left_until(end)));
+    return admitted == ADMITTED ? OK : fail(ERR_CONFIG, "it is another version of hstu");
 }
 
 status handshake_enter(int *fd, const char *address, int port, const char *secret,

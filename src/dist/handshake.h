@@ -1,7 +1,7 @@
 /* Handshake: how processes of a job let each other in.  A process that connects says hello; then
  * the two sides prove to each other that they know the job's secret, the one that listens first, by
  * an HMAC-SHA-256 of numbers drawn for this connection.  Nothing that a stranger says is believed,
- * answered or shown before that.
+ * answered or shown before that.  Last, the side that listens acknowledges with one byte.
  *
  * The side that listens takes many connections at once and waits for none of them: whoever is
  * silent, slow or wrong is sent away, while others come in.  One thread at a time. */
@@ -10,7 +10,7 @@
 
 #include "dist/net.h"
 
-enum { HANDSHAKE_PROTOCOL = 3, HANDSHAKE_HOST_BYTES = 64, HANDSHAKE_NONCE_BYTES = 16 };
+enum { HANDSHAKE_PROTOCOL = 4, HANDSHAKE_HOST_BYTES = 64, HANDSHAKE_NONCE_BYTES = 16 };
 
 typedef enum handshake_kind { HANDSHAKE_REPORT, HANDSHAKE_PEER, HANDSHAKE_WATCH } handshake_kind;
 
@@ -38,8 +38,9 @@ status handshake_create(handshake **out, int listener, const char *secret);
 status handshake_next(handshake *g, int timeout_ms, handshake_guest *out);
 void handshake_destroy(handshake *g); /* NULL is fine; sends away who has not come in */
 
-/* Connects and proves itself, again and again until the time is over: a crowded listener may send a
- * slow process away.  ERR_CONFIG: the other side does not know the secret. */
+/* Connects, proves itself and waits for the acknowledgement, again and again until the time is
+ * over: a crowded listener may send a slow process away.  ERR_CONFIG: the other side does not know
+ * the secret. */
 status handshake_enter(int *fd, const char *address, int port, const char *secret,
                        handshake_hello *h, int timeout_ms);
 

@@ -126,18 +126,29 @@ status net_listen(int *out, const char *host, int port, int *bound) {
     return OK;
 }
 
+/* Where nothing listens at a port that the system also hands out, a connection can get that very
+ * port and reach itself.  It is reset, so that the port is free at once for who is to listen. */
+static bool is_own_end(int fd) {
+    const struct linger reset = {.l_onoff = 1};
+    struct sockaddr_storage own = {0}, other = {0};
+    socklen_t n = sizeof own, m = sizeof other;
+    return getsockname(fd, (struct sockaddr *)&own, &n) == 0 &&
+           getpeername(fd, (struct sockaddr *)&other, &m) == 0 && n == m &&
+           memcmp(&own, &other, n) == 0 &&
+           setsockopt(fd, SOL_SOCKET, SO_LINGER, &reset, sizeof reset) == 0;
+}
+
 /* One attempt at one address; errno says why not. */
 static int connect_once(const struct addrinfo *a, int64_t end) {
     int fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), error = 0;
     socklen_t n = sizeof error;
     if (fd < 0) return -1;
-    if (connect(fd, a->ai_addr, a->ai_addrlen) == 0) return fd;
-    if (errno != EINPROGRESS)
-        error = errno;
-    else if (!wait_for(fd, POLLOUT, end))
+    if (connect(fd, a->ai_addr, a->ai_addrlen) != 0) error = errno;
+    if (error == EINPROGRESS && !wait_for(fd, POLLOUT, end))
         error = ETIMEDOUT;
-    else if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &n) != 0)
+    else if (error == EINPROGRESS && getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &n) != 0)
         error = errno;
+    if (error == 0 && is_own_end(fd)) error = ECONNREFUSED;
     if (error == 0) return fd;
     close(fd);
     errno = error;
@@ -188,6 +199,12 @@ status net_accept(int *out, int listener, int timeout_ms, char address[NET_ADDRE
     set_options(*out);
     name_address(&from, n, address);
     return OK;
+}
+
+bool net_is_gone(int fd) {
+    char byte;
+    ssize_t n = recv(fd, &byte, 1, MSG_PEEK);
+    return n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR);
 }
 
 status net_send(int fd, const void *bytes, size_t n, int timeout_ms) {

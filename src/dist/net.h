@@ -25,7 +25,8 @@ status net_accept(int *out, int listener, int timeout_ms, char address[NET_ADDRE
 status net_send(int fd, const void *bytes, size_t n, int timeout_ms);
 status net_receive(int fd, void *bytes, size_t n, int timeout_ms);
 
-void net_close(int *fd); /* -1 is fine; sets -1 */
+bool net_is_gone(int fd); /* the other side has closed the connection, or it broke */
+void net_close(int *fd);  /* -1 is fine; sets -1 */
 
 bool net_is_loopback(const char *address); /* as net_accept writes it */
 int64_t net_now_ms(void);                  /* of a clock that never goes back */

@@ -11,7 +11,7 @@
 #include "dist/handshake.h"
 #include "dist/tcp_int.h"
 
-enum { MAGIC = 0x50545348, SEND_MS = 1000, QUIET_MS = 3000, TEXT_BYTES = 256 };
+enum { MAGIC = 0x50545348, SEND_MS = 1000, QUIET_MS = 3000, TURN_MS = 100, TEXT_BYTES = 256 };
 
 /* Rank 0's answer: why the rank may not join, or "", and then the table of peers. */
 typedef struct tcp_answer {
@@ -77,8 +77,8 @@ static status note_rank(tcp_mesh *m, const tcp_start *o, handshake_guest *g) {
     }
     tcp_peer *p = &m->peer[h->rank];
     m->fd[h->rank] = g->fd;
+    *p = (tcp_peer){.port = h->port};
     memcpy(p->host, h->host, sizeof p->host);
-    p->port = h->port;
     if (!net_is_loopback(g->address)) snprintf(p->address, sizeof p->address, "%s", g->address);
     return OK;
 }
@@ -91,6 +91,19 @@ static void list_missing(const tcp_mesh *m, char text[TEXT_BYTES]) {
         if (m->fd[r] < 0) n += (size_t)snprintf(text + n, TEXT_BYTES - n, " %d", r);
 }
 
+/* Ranks that have gone since they reported may come again; how many. */
+static int drop_lost(tcp_mesh *m) {
+    int n = 0;
+    for (int r = 1; r < m->size; r++) {
+        if (m->fd[r] < 0 || !net_is_gone(m->fd[r])) continue;
+        log_warn("rank %d on %s was lost while rank 0 waited for others; it may report again", r,
+                 m->peer[r].host);
+        net_close(&m->fd[r]);
+        n++;
+    }
+    return n;
+}
+
 static status gather_ranks(tcp_mesh *m, const tcp_start *o, handshake *at, uint64_t start) {
     bool is_said = false;
     for (int n = 0; n < m->size - 1;) {
@@ -101,16 +114,18 @@ static status gather_ranks(tcp_mesh *m, const tcp_start *o, handshake *at, uint6
             return fail(ERR_IO, "of %d ranks these did not report to port %d within %d s:%s",
                         m->size, o->port, timeout_of(o) / 1000, missing);
         int left = left_of(o, start);
-        TRY(handshake_next(at, is_said || left < QUIET_MS ? left : QUIET_MS, &g));
+        if (!is_said && timeout_of(o) - left >= QUIET_MS) {
+            log_info("rank 0 waits at %s, port %d for%s of %d ranks, %d s more at most", o->address,
+                     o->port, missing, m->size, left / 1000);
+            is_said = true;
+        }
+        TRY(handshake_next(at, left < TURN_MS ? left : TURN_MS, &g));
+        n -= drop_lost(m);
         if (g.fd >= 0 && g.hello.kind != HANDSHAKE_REPORT) { /* of an earlier start */
             net_close(&g.fd);
         } else if (g.fd >= 0) {
             TRY(note_rank(m, o, &g));
             n++;
-        } else if (!is_said) {
-            log_info("rank 0 waits at %s, port %d for%s of %d ranks, %d s more at most", o->address,
-                     o->port, missing, m->size, left_of(o, start) / 1000);
-            is_said = true;
         }
     }
     return OK;
@@ -118,9 +133,11 @@ static status gather_ranks(tcp_mesh *m, const tcp_start *o, handshake *at, uint6
 
 static status answer_ranks(const tcp_mesh *m, const tcp_start *o, uint64_t start) {
     tcp_answer answer = {.magic = MAGIC, .job = m->job};
+    size_t n = (size_t)m->size * sizeof *m->peer;
     for (int r = 1; r < m->size; r++) {
-        TRY(net_send(m->fd[r], &answer, sizeof answer, left_of(o, start)));
-        TRY(net_send(m->fd[r], m->peer, (size_t)m->size * sizeof *m->peer, left_of(o, start)));
+        status st = net_send(m->fd[r], &answer, sizeof answer, left_of(o, start));
+        if (st == OK) st = net_send(m->fd[r], m->peer, n, left_of(o, start));
+        if (st != OK) return fail_prefix(st, "rank %d on %s", r, m->peer[r].host);
     }
     return OK;
 }

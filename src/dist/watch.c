@@ -258,8 +258,10 @@ static status connect_all(watch *w, const watch_options *o, handshake *at) {
         TRY(handshake_next(at, (int)left, &g));
         if (g.fd >= 0) welcome(w, o, &g, &n);
     }
-    for (int i = 0; i < w->n_links; i++)
-        TRY(net_send(w->link[i].fd, &go, sizeof go, HELLO_MS));
+    for (int i = 0; i < w->n_links; i++) {
+        status st = net_send(w->link[i].fd, &go, sizeof go, HELLO_MS);
+        if (st != OK) return fail_prefix(st, "rank %d on %s", i + 1, w->hosts[i + 1]);
+    }
     return OK;
 }
 
