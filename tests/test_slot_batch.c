@@ -165,6 +165,8 @@ TEST(slot_does_not_gather_what_has_waited) {
     release_gate(&first);
     release_gate(&second);
     release_gate(&third);
+    CHECK(engine_wait_idle(e, 10000000000u));
+    CHECK_EQ(engine_slot(e, 0)->n_last, 3); /* the next time all three are waited for */
     engine_destroy(e);
 }
 

@@ -210,7 +210,11 @@ case_stop() {
                 fi
                 pid=$!
                 training_began
-                victim=$(pgrep -P $pid hstu | sort -n | sed -n "$((rank + 1))p") ;;
+                victim=$(pgrep -P $pid hstu | sort -n | sed -n "$((rank + 1))p")
+                # The order of process ids is not that of ranks where they have begun again.
+                [ $way = fork ] || for victim in $(pgrep -P $pid hstu); do
+                    tr '\0' '\n' <"/proc/$victim/environ" | grep -qx "OMPI_COMM_WORLD_RANK=$rank" && break
+                done ;;
             esac
             training_began
             sleep 1

@@ -36,7 +36,8 @@ typedef struct slot {
     uint64_t n_loads;
     job_queue queue;
     uint64_t begin_ns;          /* when a batch of fewer jobs than the last may begin */
-    size_t n_last;              /* jobs of the last batch */
+    size_t n_last;              /* jobs that came together the last time: until nothing waited */
+    size_t n_busy;              /* since then */
     job *taken[SLOT_MAX_TAKEN]; /* of the thread that is_running */
     engine_stats stats;
 } slot;

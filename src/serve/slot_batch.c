@@ -128,13 +128,19 @@ static void take(slot *s, taken *t) {
 void slot_run_batch(slot *s) {
     taken t = {.jobs = s->taken};
     take(s, &t);
-    s->n_last = (size_t)t.n;
+    size_t n = (size_t)t.n;
     s->is_running = true;
     s->was_call = false;
     pthread_mutex_unlock(&s->lock);
     run_taken(s, &t);
     pthread_mutex_lock(&s->lock);
     s->is_running = false;
+    /* Callers that came during a batch belong to it: else one would come too late for ever. */
+    s->n_busy += n;
+    if (s->queue.n == 0) {
+        s->n_last = s->n_busy;
+        s->n_busy = 0;
+    }
     job_queue_begin(&s->queue, 0, 0, 0);
     slot_end_turn(s);
 }
