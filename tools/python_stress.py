@@ -47,6 +47,10 @@ class Campaign:
     def __init__(self, args):
         self.args, self.data, self.run = args, f"{args.folder}/data", f"{args.folder}/run"
         self.counts, self.wrong, self.is_over = collections.Counter(), [], False
+        # The address sanitizer's own locks are not free in a child that is forked while another thread allocates: with it,
+        # forks wait until all threads are outside the library.
+        self.forks_wait = "libasan" in os.environ.get("LD_PRELOAD", "")
+        self.gate, self.n_inside, self.is_forking = threading.Condition(), 0, False
         self.prepare()
         self.open = {"model": lambda: hstu.Model(self.run, data=self.data, device="cpu"),
                      "data": lambda: hstu.Dataset(self.data), "table": self.open_table}
@@ -91,27 +95,39 @@ class Campaign:
     def is_done(self):
         return self.is_over or self.counts["calls"] >= self.args.calls
 
+    def enter(self, n):
+        with self.gate:
+            while n > 0 and self.is_forking:
+                self.gate.wait()
+            self.n_inside += n
+            self.gate.notify_all()
+
     def use(self, seed):
         """A thread: calls, and now and then a close or a new object."""
         rng = random.Random(seed)
         while not self.is_done():
-            i = rng.randrange(len(self.calls))
-            kind, call = self.calls[i]
-            at = rng.randrange(N_SHARED)
-            self.counts["calls"] += 1
-            try:
-                if rng.random() < 0.02:
-                    self.shared[kind][at].close()
-                    self.counts["closes"] += 1
-                elif call(self.shared[kind][at]) != self.right[i]:
-                    self.note(f"call {i} on a {kind}: a wrong answer")
-            except hstu.UsageError as e:
-                if "closed" not in str(e):
-                    self.note(f"call {i} on a {kind}: {e!r}")
-                self.counts["refused"] += 1
-                self.shared[kind][at] = self.open[kind]()
-            except BaseException as e:
+            self.enter(1)
+            self.use_once(rng)
+            self.enter(-1)
+
+    def use_once(self, rng):
+        i = rng.randrange(len(self.calls))
+        kind, call = self.calls[i]
+        at = rng.randrange(N_SHARED)
+        self.counts["calls"] += 1
+        try:
+            if rng.random() < 0.02:
+                self.shared[kind][at].close()
+                self.counts["closes"] += 1
+            elif call(self.shared[kind][at]) != self.right[i]:
+                self.note(f"call {i} on a {kind}: a wrong answer")
+        except hstu.UsageError as e:
+            if "closed" not in str(e):
                 self.note(f"call {i} on a {kind}: {e!r}")
+            self.counts["refused"] += 1
+            self.shared[kind][at] = self.open[kind]()
+        except BaseException as e:
+            self.note(f"call {i} on a {kind}: {e!r}")
 
     def child(self):
         """In a child of fork(): data are as they were, models and tables are refused, all can be closed and opened."""
@@ -131,7 +147,13 @@ class Campaign:
         os._exit(0)
 
     def fork(self):
-        pid = os.fork()
+        with self.gate:
+            self.is_forking = self.forks_wait
+            while self.forks_wait and self.n_inside > 0:
+                self.gate.wait()
+            pid = os.fork()
+            self.is_forking = False
+            self.gate.notify_all()
         if pid == 0:
             try:
                 self.child()
