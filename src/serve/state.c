@@ -392,8 +392,7 @@ static status end_sweep(state *s) {
 
 /* The log still has the bytes of rows that were there before. */
 static status truncate_log(state *s) {
-    sqlite3_busy_timeout(s->db,
-                         0); /* requests wait for this thread: it does not wait for readers */
+    sqlite3_busy_timeout(s->db, 0); /* requests wait for this thread: readers are not waited for */
     int code = sqlite3_wal_checkpoint_v2(s->db, NULL, SQLITE_CHECKPOINT_TRUNCATE, NULL, NULL);
     sqlite3_busy_timeout(s->db, STATE_BUSY_MS);
     if (code != SQLITE_OK) return state_db_fail(s->db, s->path, "empty the log");
@@ -425,6 +424,19 @@ static void count_unswept(state *s) {
     pthread_mutex_unlock(&s->lock);
 }
 
+/* After a failure: longer and longer, but a few times within the promised time. */
+static uint64_t back_off(state *s) {
+    uint64_t most = s->erase_within_ns / 4;
+    if (most < second_ns) most = second_ns;
+    if (most > max_backoff_ns) most = max_backoff_ns;
+    if (s->n_failures++ == 4) /* not for a reader that is done soon */
+        log_warn("erased users: %s; tried again later", status_reason());
+    s->backoff_ns = s->backoff_ns == 0 ? second_ns / 4 : 2 * s->backoff_ns;
+    if (s->backoff_ns > most) s->backoff_ns = most;
+    s->retry_ns = clock_ns() + s->backoff_ns;
+    return s->backoff_ns;
+}
+
 uint64_t state_maintain(state *s) {
     uint64_t now = clock_ns();
     bool has_work =
@@ -432,19 +444,7 @@ uint64_t state_maintain(state *s) {
     if (s->is_lost) return UINT64_MAX;
     if (has_work && now < s->retry_ns) return s->retry_ns - now;
     if (has_work) {
-        status st = maintain(s);
-        if (st != OK) {
-            if (s->n_failures == 4) /* not for a reader that is done soon */
-                log_warn("erased users: %s; tried again later", status_reason());
-            uint64_t most = s->erase_within_ns / 4;
-            if (most < second_ns || most > max_backoff_ns)
-                most = most < second_ns ? second_ns : max_backoff_ns;
-            s->n_failures++;
-            s->backoff_ns = s->backoff_ns == 0 ? second_ns / 4 : 2 * s->backoff_ns;
-            if (s->backoff_ns > most) s->backoff_ns = most;
-            s->retry_ns = clock_ns() + s->backoff_ns;
-            return s->backoff_ns;
-        }
+        if (maintain(s) != OK) return back_off(s);
         s->backoff_ns = 0;
         s->n_failures = 0;
         count_unswept(s);
