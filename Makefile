@@ -76,7 +76,7 @@ LINK := $(CC) $(OPT) $(DEBUG_INFO) $(LDFLAGS)
 
 # Machine code for A100 and Hopper, and PTX for later cards.  Most kernels are the same on both, so they
 # are compiled to PTX once and assembled twice.  A file that tests __CUDA_ARCH__ is compiled for sm_80 and
-# sm_90 separately; src/cuda/attn/sm90, X_sm90.cu of src/cuda/ops and units X_sm90, which use Hopper's own instructions, for sm_90a alone.
+# sm_90 separately; src/cuda/attn/sm90, X_sm90.cu of src/cuda/gemm and src/cuda/ops and units X_sm90, which use Hopper's own instructions, for sm_90a alone.
 # CUDA_SM=90 builds for one card, and without the attention's tile sizes that are tuned for other cards.
 CUDA_SM ?= 80 90
 space := $() $()
@@ -91,7 +91,7 @@ ASKS_ARCH := $(shell grep -rl __CUDA_ARCH__ src/cuda --include='*.cu' 2>/dev/nul
 NVCCFLAGS := -O0 -std=c++17 -Xcompiler -fPIC,-Wall,-Wextra,-fvisibility=hidden \
 	-Xptxas -v $(FEATURES) -Iinclude -Isrc -MMD -MP
 
-CLI_SRC := $(wildcard src/cli/*.c)
+CLI_SRC := $(sort $(shell find src/cli -name '*.c'))
 # The MPI plugin is a library of its own, made by the mpicc that is there.
 MPI_SRC := src/dist/mpi_plugin.c
 MPICC ?= $(if $(MINIMAL),,$(shell command -v mpicc 2>/dev/null))
@@ -109,14 +109,14 @@ CU_UNIT_fwd_sm90 := $(patsubst %,src/cuda/attn/sm90/attn_%.cu,sm90 sm90_fwd sm90
 CU_UNIT_bwd_sm90 := $(patsubst %,src/cuda/attn/sm90/attn_sm90_%.cu,bwd bwd_bias bwd_single_tile bwd_dq_sums bwd_d256_short)
 CU_UNIT_dq_sm90 := $(patsubst %,src/cuda/attn/sm90/attn_sm90_%.cu,bwd_dq bwd_dq_bias bwd_d256)
 CU_UNIT_softmax_sm90 := $(wildcard src/cuda/attn/sm90/softmax_*.cu)
-CU_UNIT_ops_sm90 := $(wildcard src/cuda/ops/*_sm90.cu)
+CU_UNIT_ops_sm90 := $(wildcard src/cuda/gemm/*_sm90.cu src/cuda/ops/*_sm90.cu)
 CU_UNIT_rest_sm90 := $(CU_UNIT_softmax_sm90) $(CU_UNIT_ops_sm90)
 CU_UNIT_attn := $(CU_UNIT_sm80) $(CU_UNIT_sm80_softmax) $(CU_UNIT_f32)
 CU_UNIT_fwd_dq_sm90 := $(CU_UNIT_fwd_sm90) $(CU_UNIT_dq_sm90)
 CU_UNIT_bwd_rest_sm90 := $(CU_UNIT_bwd_sm90) $(CU_UNIT_rest_sm90)
 CU_UNIT_core := $(wildcard src/cuda/core/*.cu) $(wildcard src/cuda/attn/common/*.cu)
-CU_UNIT_ops := $(patsubst %,src/cuda/ops/%.cu,combine cublas_lt dropout group head_parts kv_fp8 kv_put l2 linear \
-	logits_loss matmul negatives rank row_moves sampled_softmax update)
+CU_UNIT_ops := $(patsubst %,src/cuda/ops/%.cu,combine dropout group head_parts kv_fp8 kv_put l2 logits_loss negatives rank \
+	row_moves sampled_softmax update) $(patsubst %,src/cuda/gemm/%.cu,cublas_lt linear matmul)
 CU_UNIT_rows := $(patsubst %,src/cuda/ops/%.cu,gate_bwd gate_cut norm_bwd rows)
 CU_UNIT_both := $(ASKS_ARCH)
 CU_UNIT_table := $(wildcard src/cuda/table/*.cu)
@@ -140,7 +140,9 @@ unit_write = $(shell mkdir -p $B/src/cuda; $(unit_text) | cmp -s - $B/src/cuda/u
 ifeq ($(filter clean,$(MAKECMDGOALS)),)
 $(foreach unit,$(CU_UNITS),$(call unit_write,$(unit)))
 endif
-TEST_SRC := $(filter-out tests/test_%,$(wildcard tests/*.c)) $(sort $(wildcard $(patsubst %,tests/%*.c,$(or $(TEST_FILES),test_))))
+TEST_ALL := $(sort $(shell find tests -name 'test_*.c'))
+TEST_SRC := $(filter-out tests/test_%,$(wildcard tests/*.c)) \
+	$(if $(TEST_FILES),$(foreach file,$(TEST_ALL),$(if $(filter $(TEST_FILES:%=%%),$(notdir $(file))),$(file))),$(TEST_ALL))
 GOLDEN_SRC := $(wildcard tests/golden/*.c)
 FLIP_OBJ := $B/flip/flip.o
 FUZZ_SRC := $(wildcard tests/fuzz/*.c)
@@ -233,7 +235,7 @@ $B/learn/%: examples/learn/%.cu examples/learn/learn.h examples/learn/mma.cuh
 
 # What no parser reaches stays out; exactly, where NEEDED=DIR is another build without CUDA to find that out from.
 NEEDED_OBJ := $(if $(NEEDED),$(shell sh tools/needed.sh '$(NEEDED)' $(FUZZ_SRC) $(wildcard tests/fuzz/*.h)))
-FUZZ_OBJ := $(if $(NEEDED_OBJ),$(NEEDED_OBJ:%=$B/%.o),$(filter-out $B/src/api/% $B/src/bench/%,$(LIB_OBJ)))
+FUZZ_OBJ := $(if $(NEEDED_OBJ),$(NEEDED_OBJ:%=$B/%.o),$(filter-out $B/src/api/%,$(LIB_OBJ)))
 fuzz: $(FUZZ_SRC:tests/fuzz/%.c=$B/fuzz/%)
 # From an archive each target takes what it calls alone: the fuzzer walks the counters of all that is linked after
 # every run, which halved its speed.
@@ -263,13 +265,14 @@ $B/flags: FORCE
 
 # What a folder adds to the flags of all.
 $B/src/cpu/%.o $B/src/data/synth/%.o: OWN_CFLAGS = $(HOT_CFLAGS) $(KERNEL_CFLAGS)
-$(foreach d,model nn,$B/src/$d/%.o): OWN_CFLAGS = $(CALL_CFLAGS)
-$(foreach d,api bench cli config dist profile train tune,$B/src/$d/%.o): OWN_CFLAGS = $(COLD_CFLAGS)
-$B/tests/%.o: OWN_CFLAGS = $(TEST_CFLAGS)
+$(foreach d,encode model nn,$B/src/$d/%.o): OWN_CFLAGS = $(CALL_CFLAGS)
+$(foreach d,api cli config dist profile train tune,$B/src/$d/%.o): OWN_CFLAGS = $(COLD_CFLAGS)
+$B/tests/%.o: OWN_CFLAGS = $(TEST_CFLAGS) -Itests
 # Their own sums take longer than what they test.
-SUMMING := attn_sample mirror_linear mirror_ops precision softmax_sample test_attn test_embed test_linear test_product test_rank
+SUMMING := attn_sample mirror_linear mirror_ops precision softmax_sample ops/test_attn embed/test_embed ops/test_linear cpu/test_product \
+	ops/test_rank
 ifneq ($(filter release asan tsan,$(VARIANT)),)
-$(SUMMING:%=$B/tests/%.o): OWN_CFLAGS = -O1
+$(SUMMING:%=$B/tests/%.o): OWN_CFLAGS = -O1 -Itests
 endif
 # The register tiles and the naive attention are arithmetic alone: the checks for undefined behaviour there find nothing
 # that those of addresses do not, and made the tests of attention and products take twice as long.
@@ -290,12 +293,12 @@ endif
 $B/%.o: %.c $B/flags
 	@mkdir -p $(@D)
 	$(if $(REUSE),@sh tools/reuse.sh '$(REUSE)' '$B' $* || )$(CC) $(filter-out $(DROPPED_CFLAGS),$(CFLAGS_ALL)) $(OWN_CFLAGS) -c $< -o $@
-$B/src/serve/server_page.o: src/serve/server_page.html
+$B/src/serve/http/server_page.o: src/serve/http/server_page.html
 $B/src/cuda/attn/sm80/%.cu.o $B/src/cuda/unit_sm80.cu.o $B/src/cuda/unit_attn.cu.o: OWN_NVCCFLAGS = $(HOPPER_ALONE)
 # ptxas's report on each kernel goes to a file beside the object, for tools/spills.sh; other messages are shown.
 define compile_cu
 @mkdir -p $(@D)
-$(NVCC) $(NVCCFLAGS) $(OWN_NVCCFLAGS) $(if $(filter src/cuda/attn/sm90/% src/cuda/ops/%_sm90.cu $B/src/cuda/unit_%_sm90.cu,$<),$(NVCC_90A),$(if $(filter $< $(CU_UNIT_$*),$(ASKS_ARCH)),$(NVCC_BOTH),$(NVCC_ARCH))) \
+$(NVCC) $(NVCCFLAGS) $(OWN_NVCCFLAGS) $(if $(filter src/cuda/attn/sm90/% src/cuda/gemm/%_sm90.cu src/cuda/ops/%_sm90.cu $B/src/cuda/unit_%_sm90.cu,$<),$(NVCC_90A),$(if $(filter $< $(CU_UNIT_$*),$(ASKS_ARCH)),$(NVCC_BOTH),$(NVCC_ARCH))) \
 	-c $< -o $@ 2>$(@:.o=.ptxas); done=$$?; \
 	grep -vE '^ptxas info|bytes stack frame' $(@:.o=.ptxas) >&2; exit $$done
 endef
@@ -311,7 +314,7 @@ $(CU_UNITS:%=$B/src/cuda/unit_%.cu): ;
 SYNTAX_SRC := $(LIB_SRC) $(CLI_SRC) $(INJECT_SRC) $(TEST_SRC) $(GOLDEN_SRC) $(FLIP_OBJ:$B/flip/%.o=tests/flip/%.c)
 SYNTAX_SRC := $(filter-out $(if $(filter fuzz,$(BUT)),$(FUZZ_OBJ:$B/%.o=%.c)),$(SYNTAX_SRC))
 syntax:
-	@printf '%s\n' $(SYNTAX_SRC) | xargs -P $$(nproc) -n 25 $(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) -fsyntax-only
+	@printf '%s\n' $(SYNTAX_SRC) | xargs -P $$(nproc) -n 25 $(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) -Itests -fsyntax-only
 
 # What a program that uses libhstu.a links with.
 print-libs:

@@ -12,8 +12,8 @@
 
 #include "base/buf.h"
 #include "base/file.h"
-#include "base/json.h"
-#include "bench/attn_peers.h"
+#include "cli/bench/attn_peers.h"
+#include "format/json.h"
 
 enum { MAX_ROWS = 256, MAX_FILE = 1 << 24, LONGEST = 4096 };
 

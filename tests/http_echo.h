@@ -5,7 +5,7 @@
 #include <pthread.h>
 
 #include "http_client.h"
-#include "serve/http.h"
+#include "serve/http/http.h"
 #include "test.h"
 
 /* A handler that echoes; /later is answered by another thread, /stream without an end. */

@@ -5,7 +5,7 @@
 
 #include "base/buf.h"
 #include "base/crc32.h"
-#include "data/prep/parquet_decode.h"
+#include "format/parquet_decode.h"
 #include "test.h"
 
 /* Thrift compact. */

@@ -3,7 +3,7 @@
 #ifndef HSTU_TESTS_RUN_TEST_H
 #define HSTU_TESTS_RUN_TEST_H
 
-#include "base/json.h"
+#include "format/json.h"
 #include "train_test.h"
 
 static inline void write_text(const char *name, const char *text) {

@@ -4,7 +4,7 @@
 
 #include <time.h>
 
-#include "serve/engine.h"
+#include "serve/engine/engine.h"
 #include "train_test.h"
 
 /* A run of two steps with overrides as given, in the test's folder. */

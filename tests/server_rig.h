@@ -7,7 +7,7 @@
 #include "base/buf.h"
 #include "http_client.h"
 #include "run_test.h"
-#include "serve/server.h"
+#include "serve/http/server.h"
 #include "test.h"
 
 /* A server on the toy run, with what a test wants to change. */

@@ -5,7 +5,7 @@
 
 #include "embed/snapshot.h"
 #include "nn/dynamic.h"
-#include "train/run_log.h"
+#include "train/report/run_log.h"
 #include "train_test.h"
 
 static const char ranking_tables[] =

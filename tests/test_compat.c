@@ -1,7 +1,7 @@
 /* Files that an older program wrote (tests/compat, made by its make.sh): this build reads each, and
  * says of it what the older one said. */
 #include "base/file.h"
-#include "base/json.h"
+#include "format/json.h"
 #include "test.h"
 
 /* Where tests/compat is: the program is build/VARIANT/hstu in the repository. */

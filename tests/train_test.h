@@ -9,8 +9,8 @@
 #include "base/pool.h"
 #include "data/synth/synth.h"
 #include "test.h"
-#include "train/checkpoint.h"
-#include "train/trainer.h"
+#include "train/files/checkpoint.h"
+#include "train/loop/trainer.h"
 
 /* A tiny model of Meta's family, and one of NVIDIA's that ranks. */
 static const char retrieval_gin[] = "train_fn.dataset_name = 'synth'\n"

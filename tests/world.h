@@ -4,7 +4,7 @@
 #define HSTU_TESTS_WORLD_H
 
 #include "base/rng.h"
-#include "data/prep/builder.h"
+#include "data/build/builder.h"
 #include "test.h"
 
 enum { WORLD_USERS = 30, WORLD_ITEMS = 40, WORLD_EVENTS = 12, WORLD_FIRST_ID = 5 };

@@ -9,6 +9,7 @@ dir=$(mktemp -d) || exit 1
 trap 'rm -rf "$dir"' EXIT
 
 sources=$(find src include tests bench -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' 2>/dev/null | sort)
+tests=$(find tests -name 'test_*.c' | sort)
 rooms=$(find src -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' -o -name '*.def' | sort)
 
 # rule LABEL COMMAND...: the rule holds if the command succeeds and prints nothing.
@@ -64,14 +65,17 @@ include_order() {
     awk '
         BEGIN {
             see["base"] = ""
-            see["ops"] = "base"
-            see["cpu"] = see["cuda"] = see["config"] = see["data"] = see["embed"] = "base ops"
-            see["nn"] = "base ops config data embed"
+            see["format"] = "base"
+            see["ops"] = "base format"
+            see["cpu"] = see["cuda"] = "base ops"
+            see["config"] = see["data"] = see["embed"] = "base format ops"
+            see["nn"] = see["data"] " config data embed"
             see["model"] = see["nn"] " nn"
-            see["dist"] = see["profile"] = see["model"] " model"
+            see["encode"] = see["model"] " model"
+            see["dist"] = see["profile"] = see["encode"] " encode"
             see["train"] = see["serve"] = see["tune"] = see["dist"] " dist profile"
-            see["api"] = see["bench"] = see["train"] " train serve tune"
-            see["cli"] = see["api"] " api bench"
+            see["api"] = see["train"] " train serve tune"
+            see["cli"] = see["api"] " api"
         }
         /^[ \t]*#[ \t]*include[ \t]*"/ {
             split(FILENAME, part, "/")
@@ -91,7 +95,7 @@ include_order() {
 
 # A test is named after the file, the family of files (seq_*) or the folder it tests, or after the folder of tests/ it reads.
 test_stems() {
-    for file in tests/test_*.c tests/fuzz/fuzz_*.c; do
+    for file in $tests tests/fuzz/fuzz_*.c; do
         [ -e "$file" ] || continue
         stem=$(basename "$file" .c)
         stem=${stem#test_}
@@ -108,7 +112,7 @@ test_stems() {
 # A test file that opens the device under test, itself or through a helper, is the test of an op or on the list
 # in tests/device.c.
 device_tests() {
-    grep -lE '\<(test_backend|test_real_backend|open_backends|toy_model_open|sample_run|soft_sample_\w+|rig_init)\(' tests/test_*.c |
+    grep -lE '\<(test_backend|test_real_backend|open_backends|toy_model_open|sample_run|soft_sample_\w+|rig_init)\(' $tests |
         while read -r file; do
             stem=$(basename "$file" .c)
             grep -q "\"${stem#test_}\"" tests/device.c || grep -q ", ${stem#test_})" src/ops/*.def || echo "$file: not on the list of tests/device.c"
@@ -120,7 +124,7 @@ device_tests() {
 # from parts are checked when it runs, by test_command.
 devices() {
     verbs='(train|eval|recommend|score|bench (attention|embedding|train))( |$)'
-    for file in tests/*.[ch] tools/*.sh bench/*.sh Makefile .ci/run; do
+    for file in tests/*.[ch] $tests tools/*.sh bench/*.sh Makefile .ci/run; do
         case $file in
         *.[ch]) # A line a string: adjacent ones are one, and the program is their %s.
             tr '\n' ' ' <"$file" | sed -e "s/\\\\\"/'/g" -e 's/" *"//g' | tr '";&|' '\n\n\n\n' |
@@ -129,14 +133,6 @@ devices() {
             sed -e ':a' -e '/\\$/N' -e 's/\\\n//' -e 'ta' "$file" | tr ';&|' '\n\n\n' |
                 grep -E "(^|[ (])[^ ]*hstu[\"']? $verbs" ;;
         esac | grep -vE -e '--device (cpu|mirror|cuda|%s|"\$device")|--help|^ *#' | sed "s|^|$file: |"
-    done
-}
-
-# docs/tour.md is the reading order: it names every file; a header stands for its source too.
-tour() {
-    for file in $rooms; do
-        name=$(basename "$file")
-        grep -qF -e "$name" -e "${name%.*}.h" docs/tour.md || echo "$file"
     done
 }
 
@@ -241,7 +237,6 @@ rule "tests and scripts name their device" devices
 rule "no file over 1000 lines, the harness within 100" long_files
 rule "kernels are <op>_<pass>_<arch>_kernel, each name once" kernel_names
 rule "other flags rebuild" flags_rebuild
-rule "docs/tour.md names every file" tour
 rule "docs/config.md is what the option table says" config_doc
 registers
 

@@ -114,10 +114,10 @@ measure_coverage() {
     copy_tree "$work/cover"
     built "$work/cover" --coverage || { echo "mutate: the tests do not build" >&2; exit 1; }
     mkdir -p "$work/maps"
-    key=$(files | grep -E '^(src|include|tests|Makefile)' | grep -v '^tests/test_' | xargs cat | cksum)
-    for file in tests/test_*.c; do
+    key=$(files | grep -E '^(src|include|tests|Makefile)' | grep -v '/test_[^/]*$' | xargs cat | cksum)
+    for file in $(find tests -name 'test_*.c' | sort); do
         mine="$key $(cksum <"$file") $variant"
-        [ "$(head -n 1 "$work/maps/${file#tests/}" 2>/dev/null)" = "$mine" ] || echo "${file#tests/} $mine"
+        [ "$(head -n 1 "$work/maps/${file##*/}" 2>/dev/null)" = "$mine" ] || echo "${file##*/} $mine"
     done >"$work/stale.txt"
     i=0
     while [ $i -lt "$jobs" ]; do
@@ -126,7 +126,7 @@ measure_coverage() {
         i=$((i + 1))
     done
     wait
-    for file in tests/test_*.c; do sed 1d "$work/maps/${file#tests/}" 2>/dev/null; done | sort -u >"$work/cover.txt"
+    for file in $(find tests -name 'test_*.c' | sort); do sed 1d "$work/maps/${file##*/}" 2>/dev/null; done | sort -u >"$work/cover.txt"
     grep '^test_' "$work/cover.txt" >"$work/times.txt"
 }
 

@@ -285,10 +285,10 @@ minimal_files() {
     [ -z "${HSTU_TEST_ALL:-}" ] || return 0
     helpers=$(grep -l 'test_program()' tests/*.h | sed 's|.*/||' | paste -sd '|')
     {
-        grep -lE "test_program\(\)|HSTU_HAS_|\"($helpers)\"" tests/test_*.c
+        grep -lE "test_program\(\)|HSTU_HAS_|\"($helpers)\"" -r tests --include='test_*.c'
         grep -rl HSTU_HAS_ src --include='*.c' | while read -r source; do
             stem=$(basename "$source" .c)
-            ls tests/test_"${stem%%_*}"*.c 2>/dev/null
+            find tests -name "test_${stem%%_*}*.c"
         done
     } | sort -u | sed 's|.*/||; s|$|:|'
 }

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Makes src/model/word_tables.h: what the tokenizer of BERT does with every character.
+"""Makes src/encode/word_tables.h: what the tokenizer of BERT does with every character.
 
 The tables are asked of the `tokenizers` package itself (pip install tokenizers), character by
 character, so that hstu's word pieces are those of transformers and not those of another version of
-Unicode.  Usage: tools/unicode_tables.py > src/model/word_tables.h
+Unicode.  Usage: tools/unicode_tables.py > src/encode/word_tables.h
 """
 import tokenizers
 from tokenizers import normalizers, pre_tokenizers

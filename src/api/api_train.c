@@ -5,7 +5,7 @@
 #include "config/config.h"
 #include "hstu.h"
 #include "model/checkpoint_load.h"
-#include "train/trainer.h"
+#include "train/loop/trainer.h"
 
 _Static_assert(sizeof(sig_atomic_t) == sizeof(int32_t), "the flag of a caller is polled in place");
 

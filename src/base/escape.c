@@ -64,3 +64,15 @@ char *escape_text(char *out, size_t size, const char *from) {
     out[used] = '\0';
     return out;
 }
+
+const char *escape_excerpt(char out[64], const char *text, size_t n_bytes) {
+    enum { SHOWN_BYTES = 40 };
+    size_t n = 0;
+    for (; n < n_bytes && n < SHOWN_BYTES; n++) {
+        unsigned char c = (unsigned char)text[n];
+        /* Bytes outside printable ASCII may be Latin-1, half a character or an escape code. */
+        out[n] = c >= 0x20 && c < 0x7f ? (char)c : '?';
+    }
+    strcpy(out + n, n < n_bytes ? "..." : "");
+    return out;
+}

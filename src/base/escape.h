@@ -25,4 +25,7 @@ int escape_next(char out[ESCAPE_BYTES], size_t *n_out, const char *from, size_t 
  * escape.  Returns out. */
 char *escape_text(char *out, size_t size, const char *from);
 
+/* Copies text for a message: at most 40 bytes, with control characters and broken UTF-8 as '?'. */
+const char *escape_excerpt(char out[64], const char *text, size_t n_bytes);
+
 #endif

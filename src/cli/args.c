@@ -7,7 +7,7 @@
 #include "base/mem.h"
 #include "base/nearest.h"
 #include "cli/cli.h"
-#include "cli/help_int.h"
+#include "cli/help/help_int.h"
 
 enum { MAX_OPTIONS = 128 };
 

@@ -3,7 +3,7 @@
 #define HSTU_CLI_JSON_LINE_H
 
 #include "base/buf.h"
-#include "base/json.h"
+#include "format/json.h"
 
 typedef struct json_line {
     buf text;

@@ -16,8 +16,8 @@
 #include "base/nearest.h"
 #include "cli/bus_error.h"
 #include "cli/cli.h"
-#include "cli/help.h"
-#include "cli/profile.h"
+#include "cli/help/help.h"
+#include "cli/machine/profile.h"
 #include "hstu.h"
 
 /* Commands in the order of their use; a line without a function is a heading of `hstu --help`. */

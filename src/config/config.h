@@ -15,9 +15,9 @@
 #include <stdint.h>
 
 #include "base/buf.h"
-#include "base/json.h"
 #include "base/mem.h"
 #include "base/status.h"
+#include "format/json.h"
 
 /* None for an integer; a float that is None is NAN, a string that is None is NULL. */
 #define CONFIG_NONE INT64_MIN

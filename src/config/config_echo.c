@@ -1,10 +1,10 @@
 /* The config as JSON, and the parts that this version cannot train. */
 #include <string.h>
 
-#include "base/json.h"
 #include "config/config.h"
 #include "config/loader.h"
 #include "config/metric_list.h"
+#include "format/json.h"
 
 const char *config_family_name(config_family family) {
     return family == FAMILY_META ? "meta" : "nvidia";

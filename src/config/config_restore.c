@@ -3,8 +3,8 @@
  * a config that we cannot have written is refused by the same rules. */
 #include <string.h>
 
-#include "base/json.h"
 #include "config/config.h"
+#include "format/json.h"
 
 static status write_value(const json_value *v, buf *out);
 

@@ -7,9 +7,9 @@
 #ifndef HSTU_CONFIG_OPTIONS_H
 #define HSTU_CONFIG_OPTIONS_H
 
-#include "base/json.h"
 #include "config/config.h"
 #include "config/gin.h"
+#include "format/json.h"
 
 typedef enum {
     OPT_BOOL,          /* bool */

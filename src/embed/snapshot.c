@@ -14,11 +14,11 @@
 #include "base/buf.h"
 #include "base/file.h"
 #include "base/hash.h"
-#include "base/json.h"
 #include "base/mem.h"
 #include "base/part_file.h"
-#include "base/safetensors.h"
 #include "embed/snapshot_int.h"
+#include "format/json.h"
+#include "format/safetensors.h"
 #include "ops/comm_host.h"
 
 /* Most rows and bytes of a file, and of what is in memory at a time. */

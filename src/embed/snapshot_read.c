@@ -7,10 +7,10 @@
 
 #include "base/file.h"
 #include "base/hash.h"
-#include "base/json.h"
 #include "base/mem.h"
-#include "base/safetensors.h"
 #include "embed/snapshot_int.h"
+#include "format/json.h"
+#include "format/safetensors.h"
 
 /* No count of a part is larger, so that the sum over all ranks cannot overflow. */
 #define COUNT_MAX ((int64_t)1 << 46)

@@ -5,11 +5,11 @@
 #include <string.h>
 
 #include "base/file.h"
-#include "base/json.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "data/set/batcher.h"
 #include "embed/snapshot.h"
+#include "format/json.h"
 #include "nn/param_cut.h"
 
 enum { STATE_MAX_BYTES = 1 << 16, CONFIG_MAX_BYTES = 1 << 24 };

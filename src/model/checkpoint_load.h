@@ -9,10 +9,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "base/safetensors.h"
 #include "base/status.h"
 #include "config/config.h"
 #include "data/set/split.h"
+#include "format/safetensors.h"
 #include "nn/dynamic.h"
 #include "nn/params.h"
 

@@ -8,8 +8,8 @@
 
 #include "base/file.h"
 #include "base/hash.h"
-#include "base/json.h"
 #include "embed/snapshot.h"
+#include "format/json.h"
 #include "model/engine_folder.h"
 
 enum { MANIFEST_MAX_BYTES = 1 << 16, NAME_BYTES = 256 };

@@ -4,12 +4,12 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/csv_write.h"
 #include "base/file.h"
 #include "base/float_text.h"
 #include "base/mem.h"
-#include "base/npz.h"
-#include "base/safetensors.h"
+#include "format/csv_write.h"
+#include "format/npz.h"
+#include "format/safetensors.h"
 
 enum { MAX_WIDTH = 4096, FLUSH_BYTES = 1 << 16 }; /* bytes of a string of an npz */
 

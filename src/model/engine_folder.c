@@ -9,9 +9,9 @@
 #include "base/file.h"
 #include "base/half.h"
 #include "base/hash.h"
-#include "base/json.h"
 #include "base/mem.h"
 #include "embed/snapshot.h"
+#include "format/json.h"
 
 enum { JSON_MAX_BYTES = 1 << 16, PIECE = 1 << 16 };
 

@@ -12,7 +12,7 @@
 #ifndef HSTU_MODEL_ENGINE_FOLDER_H
 #define HSTU_MODEL_ENGINE_FOLDER_H
 
-#include "base/safetensors.h"
+#include "format/safetensors.h"
 #include "model/checkpoint_load.h"
 #include "model/model.h"
 

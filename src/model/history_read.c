@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/json.h"
+#include "format/json.h"
 
 enum { SECONDS_BETWEEN = 60, ID_BYTES = 4096, SHOWN_ID = 100 };
 static const double MAX_SECONDS = 1e12; /* the year 33658 */

@@ -4,7 +4,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/json.h"
+#include "format/json.h"
 #include "model/checkpoint_load.h"
 
 /* A column that a vocabulary takes over from the data. */

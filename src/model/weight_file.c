@@ -5,9 +5,9 @@
 
 #include "base/file.h"
 #include "base/mem.h"
-#include "base/npz.h"
-#include "base/safetensors.h"
-#include "base/torch_file.h"
+#include "format/npz.h"
+#include "format/safetensors.h"
+#include "format/torch_file.h"
 #include "model/checkpoint_load.h"
 #include "model/vocabulary.h"
 

@@ -1,7 +1,7 @@
 /* Masks from files: dense bytes, or the keys of each row (csr).  Every number of a file is checked
  * when it is opened, so that filling a row cannot fail. */
 #include "base/mem.h"
-#include "base/safetensors.h"
+#include "format/safetensors.h"
 #include "ops/mask_int.h"
 
 struct mask_file {

@@ -6,10 +6,10 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "base/csv_write.h"
 #include "base/hash.h"
-#include "base/json.h"
 #include "base/mem.h"
+#include "format/csv_write.h"
+#include "format/json.h"
 
 typedef struct memory_block {
     const void *at; /* NULL: free, or gone where is_gone */

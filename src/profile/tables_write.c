@@ -3,8 +3,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/csv_write.h"
-#include "base/json.h"
+#include "format/csv_write.h"
+#include "format/json.h"
 #include "profile/tables.h"
 
 enum { CELL_BYTES = RECORDER_NAME_BYTES + 64, TORCH_NAME_WIDTH = 55, TORCH_WIDTH = 12 };

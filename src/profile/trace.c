@@ -6,8 +6,8 @@
 
 #include "base/buf.h"
 #include "base/file.h"
-#include "base/json.h"
 #include "base/mem.h"
+#include "format/json.h"
 #include "profile/occupancy.h"
 #include "profile/queue.h"
 #include "profile/trace_rows.h"

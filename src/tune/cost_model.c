@@ -8,9 +8,9 @@
 
 #include "base/env.h"
 #include "base/file.h"
-#include "base/json.h"
 #include "base/mem.h"
 #include "base/rng.h"
+#include "format/json.h"
 #include "tune/rank_stats.h"
 
 enum { N_FEATURES = 15, FOLDS = 5, ROUNDS = 200, MAX_MODEL = 256 << 20 };

@@ -6,7 +6,7 @@
 #include "base/hash.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "nn/bert_layer.h"
+#include "encode/bert_layer.h"
 #include "tune/hand_written.h"
 #include "tune/plan_store.h"
 

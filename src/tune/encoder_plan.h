@@ -1,4 +1,4 @@
-/* The layers of an encoder run by a fusion plan instead of the ops of src/nn/bert_layer.c:
+/* The layers of an encoder run by a fusion plan instead of the ops of src/encode/bert_layer.c:
  * generated kernels, ops of the backend and the hand-written attention, in the order of the plan.
  * On a GPU they are recorded with the rest of the pass as one CUDA graph.
  *
@@ -10,7 +10,7 @@
 #define HSTU_TUNE_ENCODER_PLAN_H
 
 #include "base/pool.h"
-#include "model/encoder.h"
+#include "encode/encoder.h"
 #include "tune/plan_file.h"
 
 typedef struct encoder_plan encoder_plan;

@@ -4,8 +4,8 @@
 #include <string.h>
 
 #include "base/file.h"
-#include "base/json.h"
 #include "base/mem.h"
+#include "format/json.h"
 #include "tune/library.h"
 
 enum { MAX_FILE = 1 << 20 };

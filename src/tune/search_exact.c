@@ -173,7 +173,8 @@ static bool choose_library(exact_job *j, whole_plan *w) {
     return true;
 }
 
-/* The plan that src/nn/bert_layer.c has by hand; false: the ops of the backend cannot run it. */
+/* The plan that src/encode/bert_layer.c has by hand; false: the ops of the backend cannot run it.
+ */
 static status find_hand_fused(exact_job *j, whole_plan *w, bool *out) {
     *out = j->c == chain_of(CHAIN_BERT) && plan_runner_has_hand_written(j->r);
     TRY(plan_from_segments("1-2,3-7,8-10,11-12,13-15", true, &w->value));

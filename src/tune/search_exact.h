@@ -27,8 +27,8 @@ typedef struct exact_result {
     int n_checked, rank; /* 1: no checked plan was faster than the found one */
     double r2, spearman;
     double unfused_ms;    /* one kernel an operator, each with its fastest choice */
-    double hand_fused_ms; /* the plan of src/nn/bert_layer.c, all by ops of the backend; NAN: there
-                             is none for this layer or target */
+    double hand_fused_ms; /* the plan of src/encode/bert_layer.c, all by ops of the backend; NAN:
+                             there is none for this layer or target */
     double seconds;       /* of the search, compilation included */
     plan_times checked;
 } exact_result;

@@ -27,8 +27,8 @@
 #include "embed/snapshot.h"
 #include "embed/store.h"
 #include "model/trained.h"
-#include "train/report.h"
-#include "train/run_log.h"
+#include "train/report/report.h"
+#include "train/report/run_log.h"
 
 enum { HEADER_BYTES = 1024, HANG_SECONDS = 30, MAX_FILES = 64, MAX_SHOWN = 10 };
 

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "serve/api_keys.h"
+#include "serve/http/api_keys.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n);
 

@@ -6,7 +6,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "base/input.h"
+#include "format/input.h"
 
 enum { MAX_READ_BYTES = 1 << 20, MAX_MEMBERS_READ = 4 };
 

@@ -9,11 +9,11 @@
 #include <sys/stat.h>
 
 #include "base/file.h"
-#include "base/json.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "format/json.h"
 #include "fuzz_folder.h"
-#include "train/checkpoint.h"
+#include "train/files/checkpoint.h"
 
 enum { MANIFEST = CHECKPOINT_VOCABULARY, N_FILES, N_VALUES = 6 };
 

@@ -8,9 +8,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "data/prep/bad_lines.h"
-#include "data/prep/csv_parse.h"
-#include "data/prep/sample.h"
+#include "base/escape.h"
+#include "data/read/bad_lines.h"
+#include "data/read/csv_parse.h"
+#include "data/read/sample.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -39,7 +40,7 @@ static void parse_rows(csv_layout *t, char *text, size_t n) {
     bool has_names = t->can_have_text_ids;
     const csv_column *wanted = t->actions == ACTION_BITS ? bits : columns[has_names];
     int n_wanted = t->actions == ACTION_NONE ? 2 : 4;
-    csv_excerpt(excerpt, text, first);
+    escape_excerpt(excerpt, text, first);
     if (csv_layout_resolve(t, "fuzz", text, first, has_names, wanted, n_wanted) != OK) return;
     text_block block = {.text = text, .n_bytes = n, .first_line = 1, .n_lines = 1};
     (void)csv_parse_block(t, "fuzz", &block, check_row, t);

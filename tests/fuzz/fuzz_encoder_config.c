@@ -4,9 +4,9 @@
 #include <stdlib.h>
 
 #include "base/log.h"
-#include "model/encoder_config.h"
-#include "model/encoder_files.h"
-#include "model/word_pieces.h"
+#include "encode/encoder_config.h"
+#include "encode/encoder_files.h"
+#include "encode/word_pieces.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 

@@ -2,10 +2,10 @@
 #include <stdint.h>
 #include <stdlib.h>
 
-#include "base/json.h"
 #include "base/log.h"
 #include "config/config.h"
 #include "config/gin.h"
+#include "format/json.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 

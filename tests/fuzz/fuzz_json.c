@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/json.h"
+#include "format/json.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n);
 

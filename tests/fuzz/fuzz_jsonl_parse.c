@@ -4,9 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/json.h"
-#include "data/prep/bad_lines.h"
-#include "data/prep/jsonl_parse.h"
+#include "data/read/bad_lines.h"
+#include "data/read/jsonl_parse.h"
+#include "format/json.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -8,8 +8,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "data/prep/bad_lines.h"
-#include "data/prep/parquet_events.h"
+#include "data/read/bad_lines.h"
+#include "data/read/parquet_events.h"
 
 /* A run of equal values makes millions of rows of a few bytes: true files do so, but it takes our
  * time. */

@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "data/prep/parquet_decode.h"
-#include "data/prep/parquet_thrift.h"
+#include "format/parquet_decode.h"
+#include "format/parquet_thrift.h"
 
 enum { MAX_BATCHES = 64, MAX_BATCH = 64 };
 

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/pickle_read.h"
+#include "format/pickle_read.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 

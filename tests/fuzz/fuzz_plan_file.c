@@ -3,8 +3,8 @@
 #include <stdint.h>
 #include <sys/stat.h>
 
-#include "base/json.h"
 #include "base/log.h"
+#include "format/json.h"
 #include "fuzz_folder.h"
 #include "tune/library.h"
 #include "tune/plan_file.h"

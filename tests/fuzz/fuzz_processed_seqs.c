@@ -3,9 +3,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "data/prep/csv_parse.h"
-#include "data/prep/list_parse.h"
-#include "data/prep/number.h"
+#include "data/read/csv_parse.h"
+#include "data/read/list_parse.h"
+#include "data/read/number.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

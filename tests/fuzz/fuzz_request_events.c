@@ -2,7 +2,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 
-#include "serve/request.h"
+#include "serve/http/request.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n);
 

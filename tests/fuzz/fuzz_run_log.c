@@ -7,8 +7,8 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "fuzz_folder.h"
-#include "train/report.h"
-#include "train/run_log.h"
+#include "train/report/report.h"
+#include "train/report/run_log.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 

@@ -6,8 +6,8 @@
 #include <sys/stat.h>
 
 #include "base/hash.h"
-#include "base/json.h"
 #include "embed/snapshot_int.h"
+#include "format/json.h"
 #include "fuzz_folder.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);

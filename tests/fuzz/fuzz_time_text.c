@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "data/prep/time_text.h"
+#include "data/read/time_text.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -6,7 +6,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "base/torch_file.h"
+#include "format/torch_file.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "model/word_pieces.h"
+#include "encode/word_pieces.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 

@@ -7,7 +7,7 @@
 #define HSTU_TESTS_GOLDEN_H
 
 #include "../device.h"
-#include "base/safetensors.h"
+#include "format/safetensors.h"
 #include "model/model_int.h"
 #include "nn/memory.h"
 #include "ops/ops.h"

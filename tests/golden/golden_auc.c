@@ -2,7 +2,7 @@
 #include <stdio.h>
 
 #include "golden.h"
-#include "train/metrics.h"
+#include "train/report/metrics.h"
 
 status golden_metrics_auc(golden *g) {
     const st_tensor *scores, *want;

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the .pt files beside it, which tests/test_torch_file.c reads: needs torch.
+"""Writes the .pt files beside it, which tests/format/test_torch_file.c reads: needs torch.
 
 Run it again only where torch.save has changed; the files are checked in."""
 import collections

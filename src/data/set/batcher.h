@@ -15,10 +15,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "base/json.h"
 #include "base/status.h"
 #include "data/set/seq_file.h"
 #include "data/set/split.h"
+#include "format/json.h"
 
 /* B users, T tokens, F contextual features.  A view of memory of the batcher. */
 typedef struct batch {

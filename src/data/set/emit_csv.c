@@ -3,8 +3,8 @@
 #include <string.h>
 
 #include "base/buf.h"
-#include "base/csv_write.h"
-#include "base/json.h"
+#include "format/csv_write.h"
+#include "format/json.h"
 
 enum { NUMBER_BYTES = 24, FLUSH_BYTES = 1 << 20 };
 

@@ -6,8 +6,8 @@
 #include <string.h>
 
 #include "base/jagged.h"
-#include "base/json.h"
 #include "base/mem.h"
+#include "format/json.h"
 
 /* The fixed columns; the rest are context features ("ctx.NAME" with texts "ctx.NAME.o" and ".t").
  */

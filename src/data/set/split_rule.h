@@ -7,8 +7,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "base/json.h"
 #include "base/status.h"
+#include "format/json.h"
 
 typedef enum {
     SPLIT_LEAVE_ONE_OUT,

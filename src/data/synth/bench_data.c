@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/json.h"
+#include "format/json.h"
 
 enum { CHUNK_USERS = 16 };
 

@@ -14,7 +14,7 @@
 #include "base/pool.h"
 #include "base/rng.h"
 #include "base/status.h"
-#include "data/prep/builder.h"
+#include "data/build/builder.h"
 
 typedef enum { DRAW_UNIFORM, DRAW_NORMAL, DRAW_ZIPF, DRAW_LOGNORMAL } draw_kind;
 

@@ -5,11 +5,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/json.h"
 #include "base/mem.h"
-#include "data/prep/builder.h"
+#include "data/build/builder.h"
 #include "data/set/temp_data.h"
 #include "data/synth/synth_model.h"
+#include "format/json.h"
 
 enum { CHUNK_USERS = 256 };
 

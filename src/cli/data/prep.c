@@ -1,0 +1,462 @@
+/* hstu prep: a data set in the form it is published in, to one sequence file. */
+#include <errno.h>
+#include <libgen.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/env.h"
+#include "base/file.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/progress.h"
+#include "cli/cli.h"
+#include "cli/json_line.h"
+#include "cli/show.h"
+#include "data/read/download.h"
+#include "data/read/sources.h"
+#include "data/set/emit_csv.h"
+#include "hstu.h"
+
+typedef struct prep_options {
+    const source *src;
+    source_request request;
+    arg_list inputs;   /* --input, and the words after the source: a pattern of the shell */
+    const char *input; /* the first of them; the archive after a download */
+    const char *out, *emit_csv, *item_name, *url;
+    bool is_json, is_download;
+    char archive[4096]; /* path of a downloaded archive */
+} prep_options;
+
+/* Tables fit 80 columns; paragraphs have no breaks of their own, so that they are wrapped once. */
+static const char notes[] =
+    "Sources:\n"
+    "  ml-100k, ml-1m, ml-20m                    MovieLens, actions 0..4 or 0..9\n"
+    "  kuairand-pure, kuairand-1k, kuairand-27k  KuaiRand, eight signals as bits\n"
+    "  amzn-books                                ratings_Books.csv, 5 ratings or more\n"
+    "  processed-seqs                            a user per row, as --emit-csv writes\n"
+    "  csv                                       any csv with one event per row\n"
+    "  jsonl                                     one JSON object per line\n"
+    "  parquet                                   an event per row, or a user with lists\n"
+    "\n"
+    "--input is a folder, the original archive as it is, or a single file, compressed or not. "
+    "With --download it is the folder the archive is kept in; default: the folder around --out.\n"
+    "\n"
+    "csv: --input is one or more files, folders of parts, archives, pipes, or '-' for the standard "
+    "input; all are read as one table. Columns are header names, or numbers from 1. Without "
+    "--user-col and the other column options, the usual names are tried (user_id, uid, item_id, "
+    "asin, timestamp, ts, rating, ...), or columns 1, 2, 3 if there is no header. What was taken "
+    "for "
+    "what is said on stderr. --header auto takes the first row as a header if no field of it is a "
+    "number or a date. Times are numbers or ISO 8601 dates. Quoted fields may hold line breaks.\n"
+    "\n"
+    "jsonl: the same with one JSON object a line; columns are members, a.b those of a nested "
+    "object.\n"
+    "\n"
+    "parquet: as csv, with columns by the names or numbers of the schema; integers, floating point "
+    "and strings as ids, integers, timestamps, dates, floating point and texts as times. Where "
+    "columns are lists, a row is as many events, and single values belong to each. Pages are "
+    "uncompressed, SNAPPY, ZSTD or GZIP.\n"
+    "\n"
+    "processed-seqs: rating lists are stored actions (0..4 for 1..5 stars); sasrec_format.csv has "
+    "ratings as in the source.\n"
+    "\n"
+    "Examples:\n"
+    "  hstu prep ml-1m --download --out data/ml-1m\n"
+    "  hstu prep csv --input clicks.csv.gz --user-col uid --item-col sku \\\n"
+    "      --time-col ts --out data/clicks\n"
+    "  hstu prep csv --input logs/*.csv --action-map view=0,cart=1,buy=2 \\\n"
+    "      --min-user-events 5 --min-item-events 5 --out data/shop\n"
+    "  hstu prep jsonl --input events/ --user actor.id --item object.id \\\n"
+    "      --time published --out data/events\n"
+    "  hstu prep parquet --input spark_output/ --out data/logs\n"
+    "  zcat old.csv.gz | hstu prep csv --input - --skip-bad 100 --out data/old\n";
+
+/* "--input logs/a.csv logs/b.csv": what the shell makes of a pattern. */
+static status take_inputs(prep_options *o, const char **words, int n) {
+    arg_list *list = &o->inputs;
+    if (n > 0 && (list->n_items == 0 || !o->src->is_table))
+        return fail(ERR_USAGE, "'%s' is one argument too many; give files with --input", words[0]);
+    for (int i = 0; i < n; i++) {
+        TRY(MEM_RESIZE(&list->item, list->n_items + 1));
+        list->item[list->n_items++] = words[i];
+    }
+    if (list->n_items > 0) o->input = list->item[0];
+    return OK;
+}
+
+static status parse_options(int argc, char **argv, prep_options *o, bool *is_help) {
+    source_request *r = &o->request;
+    const arg_option options[] = {
+        {"--input", ARG_LIST, &o->inputs, "PATH...",
+         "folder, archive or file to read; csv, jsonl, parquet: several; '-': the standard input",
+         0, 0},
+        {"--out", ARG_TEXT, &o->out, "DIR", "folder to write data.seq to; an old one is replaced",
+         0, 0},
+        {"--json", ARG_FLAG, &o->is_json, NULL, "print the summary as one JSON object", 0, 0},
+        {"--emit-csv", ARG_TEXT, &o->emit_csv, "FILE",
+         "also write the sequences as a csv: user_id, item, rating, unix_timestamp", 0, 0},
+        {"--item-name", ARG_TEXT, &o->item_name, "NAME",
+         "item column of that csv; default: the source's", 0, 0},
+        {"--download", ARG_FLAG, &o->is_download, NULL,
+         "fetch the archive first, if it is not there yet", 0, 0},
+        {"--url", ARG_TEXT, &o->url, "URL", "another place to download it from", 0, 0},
+        {"--drop-duplicates", ARG_FLAG, &r->drop_duplicates, NULL,
+         "drop events equal to the one before: same user, item, time, action", 0, 0},
+        {"--min-user-events", ARG_INT, &r->min_user_events, "K",
+         "leave out users with fewer events, and items by --min-item-events, until all that are "
+         "left have enough",
+         0, UINT32_MAX},
+        {"--min-item-events", ARG_INT, &r->min_item_events, "K",
+         "likewise items; both together are a k-core", 0, UINT32_MAX},
+        {"--items", ARG_TEXT, &r->items, "FILE",
+         "csv, jsonl, parquet: titles of items, in a csv or .jsonl file with a header; all its "
+         "items belong "
+         "to the catalogue",
+         0, 0},
+        {"--items-id", ARG_TEXT, &r->items_id, "COL",
+         "its column of ids; default: item_id, id, ...", 0, 0},
+        {"--items-title", ARG_TEXT, &r->items_title, "COL",
+         "its column of titles; default: title, name, ...", 0, 0},
+        {"--users", ARG_TEXT, &r->users, "FILE",
+         "csv, jsonl, parquet: contextual features of users, in a csv or .jsonl file with a header",
+         0, 0},
+        {"--users-id", ARG_TEXT, &r->users_id, "COL",
+         "its column of ids; default: user_id, id, ...", 0, 0},
+        {"--user-features", ARG_TEXT, &r->user_features, "COL,...",
+         "its columns that become features; default: all but the id", 0, 0},
+        {"--random-logs", ARG_FLAG, &r->has_random_logs, NULL,
+         "kuairand: the logs of randomly exposed videos too", 0, 0},
+        {"--user-col", ARG_TEXT, &r->user_col, "COL", "csv, jsonl, parquet: column of the user", 0,
+         0},
+        {"--item-col", ARG_TEXT, &r->item_col, "COL", "csv, jsonl, parquet: column of the item", 0,
+         0},
+        {"--time-col", ARG_TEXT, &r->time_col, "COL",
+         "csv, jsonl, parquet: column of the time, or none", 0, 0},
+        {"--action-col", ARG_TEXT, &r->action_col, "COL",
+         "csv, jsonl, parquet: column of the action, or none; default: rating, event_type, ... if "
+         "there is "
+         "one",
+         0, 0},
+        {"--user", ARG_TEXT, &r->user_col, "COL", "short for --user-col", 0, 0},
+        {"--item", ARG_TEXT, &r->item_col, "COL", "short for --item-col", 0, 0},
+        {"--time", ARG_TEXT, &r->time_col, "COL", "short for --time-col", 0, 0},
+        {"--action", ARG_TEXT, &r->action_col, "COL", "short for --action-col", 0, 0},
+        {"--action-kind", ARG_TEXT, &r->action_kind, "KIND",
+         "what it holds: none, stars (1..5), half-stars (.5..5), bits (0..255) or code; default: "
+         "found in the data",
+         0, 0},
+        {"--action-map", ARG_TEXT, &r->action_map, "MAP",
+         "csv, jsonl, parquet: actions that are texts, as view=1,buy=2; * stands for every other "
+         "text",
+         0, 0},
+        {"--delimiter", ARG_TEXT, &r->delimiter, "D",
+         "csv: one or two characters, or tab, comma, pipe, semicolon, space; default: found in the "
+         "data",
+         0, 0},
+        {"--header", ARG_TEXT, &r->header, "WHEN", "csv: yes, no or auto (default)", 0, 0},
+        {"--time-unit", ARG_TEXT, &r->time_unit, "UNIT",
+         "csv, jsonl, parquet: times are in s, ms, us, ns, or dates (iso); default: found in the "
+         "data",
+         0, 0},
+        {"--string-ids", ARG_FLAG, &r->has_text_ids, NULL,
+         "csv, jsonl, parquet: ids are strings, even where they look like numbers", 0, 0},
+        {"--skip-bad", ARG_INT, &r->skip_bad, "N",
+         "csv, jsonl, parquet: skip up to N rows that cannot be read, and list them in "
+         "DIR/skipped.txt; "
+         "default: "
+         "the "
+         "first is an error",
+         0, 1000000},
+        {0}};
+    const arg_spec spec = {
+        .usage = "hstu prep SOURCE --input PATH... --out DIR [options]",
+        .summary = "Reads a data set and writes it as one sequence file, DIR/data.seq: each user's "
+                   "events in order of time, titles, contextual features.",
+        .options = options,
+        .min_positional = 1,
+        .max_positional = argc,
+        .notes = notes};
+    const char **words;
+    int n = 0;
+    TRY(MEM_NEW(&words, (size_t)argc));
+    status st = args_parse(&spec, argc, argv, words, &n, is_help);
+    if (st == OK && !*is_help) st = source_find(words[0], &o->src);
+    if (st == OK && !*is_help) st = take_inputs(o, words + 1, n - 1);
+    mem_free(words);
+    return st;
+}
+
+/* The folder that contains a path; "." for a bare name. */
+static void parent_of(const char *path, char *out, size_t size) {
+    char copy[4096];
+    snprintf(copy, sizeof copy, "%s", path);
+    snprintf(out, size, "%s", dirname(copy));
+}
+
+/* Reports before the long work, not after it, that the result cannot be written. */
+static status check_target(const char *out) {
+    char path[4096], parent[4096];
+    snprintf(path, sizeof path, "%s", out);
+    if (file_exists(out) && !folder_exists(out))
+        return fail(ERR_USAGE, "--out %s is a file; give a folder", out);
+    while (!folder_exists(path)) {
+        parent_of(path, parent, sizeof parent);
+        if (strcmp(parent, path) == 0) break;
+        memcpy(path, parent, sizeof path);
+    }
+    if (access(path, W_OK | X_OK) != 0)
+        return fail_errno("--out %s: cannot write to %s", out, path);
+    return OK;
+}
+
+/* Refuses to overwrite the input or the data set with the csv. */
+static status check_emit_csv(const prep_options *o) {
+    char data[4096];
+    if (o->emit_csv == NULL)
+        return o->item_name != NULL ? fail(ERR_USAGE, "--item-name needs --emit-csv") : OK;
+    for (size_t i = 0; i < o->inputs.n_items; i++)
+        if (file_is_same(o->emit_csv, o->inputs.item[i]))
+            return fail(ERR_USAGE, "--emit-csv %s is the input; give another file", o->emit_csv);
+    TRY(path_join(data, sizeof data, o->out, "data.seq"));
+    if (strcmp(o->emit_csv, data) == 0 || file_is_same(o->emit_csv, data))
+        return fail(ERR_USAGE, "--emit-csv %s is where the data goes; give another file",
+                    o->emit_csv);
+    return OK;
+}
+
+static status check_options(const prep_options *o) {
+    if (o->out == NULL) return fail(ERR_USAGE, "--out is missing: the folder to write to");
+    if (o->input == NULL && !o->is_download)
+        return fail(ERR_USAGE,
+                    "--input is missing: the folder, archive or file to read (or --download)");
+    if (o->url != NULL && !o->is_download) return fail(ERR_USAGE, "--url needs --download");
+    if (o->is_download && o->inputs.n_items > 1)
+        return fail(ERR_USAGE, "with --download, --input is one folder");
+    TRY(check_emit_csv(o));
+    return check_target(o->out);
+}
+
+/* Fetches the archive into the folder --input names, or the one around --out, and reads it from
+ * there.  A complete archive that is there already is kept. */
+static status download(prep_options *o) {
+    const download_source *d = download_find(o->src->name);
+    char folder[4096];
+    if (d == NULL)
+        return fail(ERR_USAGE, "%s has no public address; give its file with --input",
+                    o->src->name);
+    if (o->input != NULL)
+        snprintf(folder, sizeof folder, "%s", o->input);
+    else
+        parent_of(o->out, folder, sizeof folder);
+    if (file_exists(folder) && !folder_exists(folder))
+        return fail(ERR_USAGE,
+                    "--input %s is a file; with --download it is the folder to keep the archive in",
+                    folder);
+    TRY(folder_create(folder, NULL));
+    TRY(path_join(o->archive, sizeof o->archive, folder, d->file));
+    TRY(download_file(o->url != NULL ? o->url : d->url, o->archive, d->md5, 0));
+    o->input = o->archive;
+    return OK;
+}
+
+/* Where the data came from, without times of day: the same input gives the same bytes. */
+static status make_meta(const prep_options *o, const source_result *r, buf *out) {
+    static const char *const signals[] = {"click",   "like", "follow",    "comment",
+                                          "forward", "hate", "long_view", "profile_enter"};
+    char path[4096];
+    json_writer w;
+    snprintf(path, sizeof path, "%s", o->input);
+    json_begin(&w, out, 0);
+    json_object_open(&w);
+    json_key_string(&w, "name", o->src->name);
+    json_key_string(&w, "input", basename(path));
+    json_key_string(&w, "version", HSTU_VERSION);
+    json_key_string(&w, "actions", action_kind_name(r->actions));
+    if (r->actions == ACTION_BITS) {
+        json_key(&w, "action_names");
+        json_array_open(&w);
+        for (int i = 0; i < 8; i++)
+            json_string(&w, signals[i]);
+        json_array_close(&w);
+    }
+    json_key_string(&w, "item_name", r->item_name);
+    json_object_close(&w);
+    return json_finish(&w);
+}
+
+static status print_json(const prep_options *o, const builder_stats *s, double seconds) {
+    json_line line;
+    json_writer *w = json_line_open(&line);
+    json_key_string(w, "source", o->src->name);
+    json_key_string(w, "path", o->out);
+    json_key_int(w, "users", (int64_t)s->n_users);
+    json_key_int(w, "items", (int64_t)s->n_seen_items);
+    json_key_int(w, "catalogue", (int64_t)s->n_items);
+    json_key_int(w, "events", (int64_t)s->n_events);
+    json_key_int(w, "max_len", (int64_t)s->max_len);
+    json_key_int(w, "first_time", s->first_time);
+    json_key_int(w, "last_time", s->last_time);
+    json_key_int(w, "time_per_second", s->time_per_second);
+    json_key_int(w, "duplicates", (int64_t)s->n_duplicates);
+    json_key_int(w, "out_of_order", (int64_t)s->n_out_of_order);
+    json_key_int(w, "filtered", (int64_t)s->n_filtered_events);
+    json_key_int(w, "filtered_users", (int64_t)s->n_filtered_users);
+    json_key_int(w, "filtered_items", (int64_t)s->n_filtered_items);
+    json_key_int(w, "skipped", (int64_t)s->n_skipped);
+    json_key_double(w, "seconds", seconds);
+    return json_line_print(&line);
+}
+
+static status print_summary(const prep_options *o, const builder_stats *s, double seconds) {
+    char a[SHOW_BYTES], b[SHOW_BYTES], c[SHOW_BYTES], rate[32];
+    char out[SHOW_PATH_BYTES], other[SHOW_PATH_BYTES];
+    show_path(out, o->out);
+    show_style style = show_stdout_style();
+    double rows = (double)(s->n_events + s->n_filtered_events);
+    human_count(rate, sizeof rate, seconds > 0 ? rows / seconds : rows);
+    printf("%s%s/data.seq%s   %s\n\n", style.bold, out, style.plain, o->src->name);
+    printf("  Users       %12s\n", show_count(a, s->n_users));
+    printf("  Items       %12s   seen in events; %s in the catalogue\n",
+           show_count(a, s->n_seen_items), show_count(b, s->n_items));
+    printf("  Events      %12s   longest history %s\n", show_count(a, s->n_events),
+           show_count(b, s->max_len));
+    if (o->request.items != NULL)
+        printf("  Described   %12s   items by %s\n", show_count(a, s->n_described_items),
+               show_path(other, o->request.items));
+    if (o->request.users != NULL)
+        printf("  Described   %12s   users by %s\n", show_count(a, s->n_described_users),
+               show_path(other, o->request.users));
+    if (s->n_filtered_events > 0)
+        printf("  Left out    %12s   events of %s rare users and %s rare items\n",
+               show_count(a, s->n_filtered_events), show_count(b, s->n_filtered_users),
+               show_count(c, s->n_filtered_items));
+    if (s->n_skipped > 0)
+        printf("  Skipped     %12s   bad lines, in %s/skipped.txt\n", show_count(a, s->n_skipped),
+               out);
+    if (s->n_duplicates > 0)
+        printf("  Duplicates  %12s   %s\n", show_count(a, s->n_duplicates),
+               o->request.drop_duplicates ? "dropped" : "kept; --drop-duplicates drops them");
+    if (s->n_out_of_order > 0)
+        printf("  Reordered   %12s   events sorted by time\n", show_count(a, s->n_out_of_order));
+    printf("  Time        %10.2f s   %s events/s\n", seconds, rate);
+    if (o->emit_csv != NULL) printf("\nAlso written: %s\n", show_path(other, o->emit_csv));
+    printf("\n");
+    return show_next_info(o->out);
+}
+
+static status write_csv(const prep_options *o, const source_result *r, pool *p, out_file *csv) {
+    seq_file *s;
+    TRY(seq_file_open(&s, o->out, p));
+    status st = emit_csv(s, o->item_name != NULL ? o->item_name : r->item_name, csv);
+    seq_file_close(s);
+    return st;
+}
+
+static status write_data(const prep_options *o, const source_result *r, const buf *meta,
+                         builder_stats *stats) {
+    status st = builder_write(r->build, o->out, buf_str(meta), stats);
+    stats->n_skipped = r->bad != NULL ? bad_lines_count(r->bad) : 0;
+    /* The builder knows no file names, so its messages get the input's name here. */
+    return st == ERR_FORMAT ? fail_prefix(st, "%s", o->input) : st;
+}
+
+static status read_source(const prep_options *o, pool *p, source_result *r) {
+    bool is_several = o->inputs.n_items > 1;
+    return source_read(o->src, &o->request, is_several ? o->inputs.item : &o->input,
+                       is_several ? o->inputs.n_items : 1, p, r);
+}
+
+/* DIR/skipped.txt: every row that was skipped, as "file:line: reason".  An old list goes. */
+static status write_skipped(const prep_options *o, bad_lines *bad) {
+    enum { SHOWN_LINES = 10 };
+    char path[4096];
+    out_file *f;
+    uint64_t n = bad != NULL ? bad_lines_count(bad) : 0;
+    TRY(path_join(path, sizeof path, o->out, "skipped.txt"));
+    if (n == 0) {
+        if (unlink(path) != 0 && errno != ENOENT) return fail_errno("%s cannot be removed", path);
+        return OK;
+    }
+    log_warn("%llu bad lines were skipped; all of them: %s", (unsigned long long)n, path);
+    TRY(out_file_create(&f, path));
+    status st = OK;
+    for (uint64_t i = 0; st == OK && i < n; i++) {
+        const char *line = bad_lines_get(bad, i);
+        if (i < SHOWN_LINES) log_info("  %s", line);
+        st = out_file_write(f, line, strlen(line));
+        if (st == OK) st = out_file_write(f, "\n", 1);
+    }
+    return out_file_end(f, st);
+}
+
+/* A side file whose ids are not those of the events does nothing: said, as it looks like success.
+ */
+static void say_described(const prep_options *o, const builder_stats *s) {
+    if (o->request.users != NULL && s->n_described_users == 0)
+        log_warn("no user of %s is among the events; is --users-id the right column?",
+                 o->request.users);
+    if (o->request.items != NULL && s->n_described_items == 0)
+        log_warn("no item of %s is among the events; is --items-id the right column?",
+                 o->request.items);
+}
+
+/* One line: what the times were taken for, and their range, which shows a wrong guess. */
+static void say_times(const source_result *r, const builder_stats *s) {
+    char first[SHOW_BYTES], last[SHOW_BYTES];
+    if (r->times == NULL) return;
+    log_info("times: %s, %s .. %s", r->times, show_date(first, s->first_time / s->time_per_second),
+             show_date(last, s->last_time / s->time_per_second));
+}
+
+/* Reads, writes the sequence file, and the csv if one is wanted.  The csv is opened first, so that
+ * an unwritable path is reported before the work. */
+static status run(const prep_options *o, pool *p, builder_stats *stats) {
+    source_result r = {0};
+    out_file *csv = NULL;
+    buf meta;
+    buf_init(&meta);
+    status st = o->emit_csv != NULL ? out_file_create(&csv, o->emit_csv) : OK;
+    if (st == OK) st = read_source(o, p, &r);
+    if (st == OK) st = make_meta(o, &r, &meta);
+    if (st == OK) st = write_data(o, &r, &meta, stats);
+    if (st == OK) say_times(&r, stats);
+    if (st == OK) say_described(o, stats);
+    if (st == OK) st = write_skipped(o, r.bad);
+    if (st == OK && csv != NULL) st = write_csv(o, &r, p, csv);
+    if (st == OK && csv != NULL) {
+        st = out_file_commit(csv);
+        csv = NULL;
+    }
+    out_file_abandon(csv);
+    source_result_fini(&r);
+    buf_fini(&meta);
+    return st;
+}
+
+static status prepare(prep_options *o) {
+    uint64_t start_ns = clock_ns();
+    builder_stats stats;
+    int n_threads;
+    pool *p;
+    TRY(check_options(o));
+    if (o->is_download) TRY(download(o));
+    TRY(env_threads(&n_threads));
+    TRY(pool_create(&p, n_threads));
+    status st = run(o, p, &stats);
+    pool_destroy(p);
+    if (st != OK) return st;
+    double seconds = (double)(clock_ns() - start_ns) * 1e-9;
+    if (o->is_json) return print_json(o, &stats, seconds);
+    return print_summary(o, &stats, seconds);
+}
+
+status cmd_prep(int argc, char **argv) {
+    prep_options o = {0};
+    bool is_help = false;
+    status st = parse_options(argc, argv, &o, &is_help);
+    if (st == OK && !is_help) st = prepare(&o);
+    mem_free(o.inputs.item);
+    return st;
+}

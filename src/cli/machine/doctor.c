@@ -1,0 +1,492 @@
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#ifdef HSTU_HAS_ARCHIVE
+#include <archive.h>
+#endif
+#ifdef HSTU_HAS_CURL
+#include <curl/curl.h>
+#endif
+#ifdef HSTU_HAS_ZLIB
+#include <zlib.h>
+#endif
+#ifdef HSTU_HAS_ZSTD
+#include <zstd.h>
+#endif
+
+#include "base/buf.h"
+#include "base/clock.h"
+#include "base/env.h"
+#include "base/machine.h"
+#include "base/mem.h"
+#include "cli/cli.h"
+#include "cli/json_line.h"
+#include "cli/machine/doctor_find.h"
+#include "dist/mpi.h"
+#include "dist/nccl_lib.h"
+#include "dist/ranks.h"
+#include "dist/start.h"
+#include "ops/device.h"
+#include "ops/ops.h"
+#include "serve/http/http.h"
+#include "serve/state/state.h"
+#include "tune/cost_model.h"
+#include "tune/target.h"
+
+enum { MAX_DEVICES = 16, MIN_MEMORY_MIB = 512 };
+
+/* A library this build has or lacks. */
+typedef struct library {
+    const char *name;
+    const char *version; /* NULL: not in this build */
+    const char *adds;    /* what it is for */
+    const char *remedy;  /* how to get it into a build */
+} library;
+
+enum { N_LIBRARIES = 14 };
+
+typedef struct diagnosis {
+    machine host;
+    device_driver driver;
+    device_info device[MAX_DEVICES];
+    int n_devices;
+    library libraries[N_LIBRARIES];
+    bool is_run_time[N_LIBRARIES]; /* looked for when the program runs, not when it is built */
+    char nccl_version[32], cuda_version[32], xgboost_version[32], nvrtc_version[32],
+        compiler_version[160];
+    bool has_ranks; /* two of them have just worked together */
+    char ranks[256];
+    findings found;
+    unsigned purposes; /* what it was asked for; 0: in general */
+    bool has_memory;   /* enough of it */
+    bool is_fit;
+    char verdict[512];
+} diagnosis;
+
+static void cuda_version_text(char *text, size_t n, int version) {
+    snprintf(text, n, "%d.%d", version / 1000, version % 1000 / 10);
+}
+
+static void ask_libraries(diagnosis *d) {
+    const char *archive = NULL, *curl = NULL, *cuda = NULL, *rocks = NULL;
+    const char *snappy = NULL, *zstd = NULL, *zlib = NULL;
+#ifdef HSTU_HAS_SNAPPY
+    snappy = "yes"; /* its C API does not tell the version */
+#endif
+#ifdef HSTU_HAS_ZSTD
+    zstd = ZSTD_versionString();
+#endif
+#ifdef HSTU_HAS_ZLIB
+    zlib = zlibVersion();
+#endif
+#ifdef HSTU_HAS_ARCHIVE
+    archive = archive_version_string() + strlen("libarchive ");
+#endif
+#ifdef HSTU_HAS_CURL
+    curl = curl_version_info(CURLVERSION_NOW)->version;
+#endif
+#ifdef HSTU_HAS_ROCKSDB
+    rocks = "yes"; /* its C API does not tell the version */
+#endif
+#ifdef HSTU_HAS_CUDA
+    cuda_version_text(d->cuda_version, sizeof d->cuda_version, d->driver.runtime_version);
+    cuda = d->cuda_version;
+#endif
+    d->libraries[0] =
+        (library){"libarchive", archive, "reading .zip, .tar.gz and .xz data sets as they are",
+                  "apt-get install libarchive-dev, then make"};
+    d->libraries[1] = (library){"libcurl", curl, "'hstu prep --download'",
+                                "apt-get install libcurl4-openssl-dev, then make"};
+    d->libraries[2] = (library){"RocksDB", rocks, "a disk tier of large dynamic tables",
+                                "apt-get install librocksdb-dev, then make"};
+    d->libraries[3] = (library){"snappy", snappy, "SNAPPY columns of 'hstu prep parquet'",
+                                "apt-get install libsnappy-dev, then make"};
+    d->libraries[4] = (library){"zstd", zstd, "ZSTD columns of 'hstu prep parquet'",
+                                "apt-get install libzstd-dev, then make"};
+    d->libraries[5] = (library){"zlib", zlib, "GZIP columns of 'hstu prep parquet'",
+                                "apt-get install zlib1g-dev, then make"};
+    const char *xgboost = NULL, *nvrtc = NULL, *compiler = NULL;
+    if (cost_model_version(d->xgboost_version, sizeof d->xgboost_version))
+        xgboost = d->xgboost_version;
+    if (target_nvrtc_version(d->nvrtc_version, sizeof d->nvrtc_version)) nvrtc = d->nvrtc_version;
+    if (target_compiler_version(d->compiler_version, sizeof d->compiler_version))
+        compiler = d->compiler_version;
+    d->libraries[8] = (library){"XGBoost", xgboost, "the cost model of 'hstu tune'",
+                                "apt-get install libxgboost-dev, or pip install xgboost"};
+    d->libraries[9] =
+        (library){"NVRTC", nvrtc, "fusion plans on a GPU", "install NVIDIA's CUDA toolkit"};
+    d->libraries[10] = (library){"C compiler", compiler, "fusion plans on the CPU",
+                                 "apt-get install gcc libc6-dev"};
+    char why[512];
+    d->libraries[11] = (library){"MPI", mpi_library(why, sizeof why), "ranks that mpirun starts",
+                                 "apt-get install libopenmpi-dev, then make"};
+    nccl_lib nccl;
+    bool has_nccl = nccl_lib_load(&nccl, NULL) == OK;
+    if (has_nccl)
+        snprintf(d->nccl_version, sizeof d->nccl_version, "%d.%d.%d", nccl.version / 10000,
+                 nccl.version / 100 % 100, nccl.version % 100);
+    d->libraries[12] =
+        (library){"NCCL", has_nccl ? d->nccl_version : NULL, "ranks with GPUs, without it slower",
+                  "apt-get install libnccl2, or pip install nvidia-nccl-cu13"};
+    for (int i = 8; i < 13; i++)
+        d->is_run_time[i] = true;
+    d->libraries[13] = (library){"SQLite", state_library_version(), "'hstu serve --state'",
+                                 "apt-get install libsqlite3-dev, then make"};
+    d->libraries[7] = (library){"libmicrohttpd", http_library_version(), "'hstu serve'",
+                                "apt-get install libmicrohttpd-dev, then make"};
+    d->libraries[6] =
+        (library){"CUDA", cuda, "everything on a GPU",
+                  "install NVIDIA's CUDA toolkit and g++, put nvcc on PATH, then make"};
+}
+
+/* The memory this process can really use. */
+static uint64_t usable_memory(const machine *m) {
+    return m->limit_bytes > 0 && m->limit_bytes < m->available_bytes ? m->limit_bytes
+                                                                     : m->available_bytes;
+}
+
+static int n_fit_devices(const diagnosis *d) {
+    int n = 0;
+    for (int i = 0; i < d->n_devices; i++)
+        n += d->device[i].sm >= DEVICE_MIN_SM;
+    return n;
+}
+
+static const struct {
+    const char *name;
+    unsigned purpose;
+} purposes[] = {
+    {"train", FOR_TRAIN}, {"serve", FOR_SERVE}, {"ranks", FOR_RANKS}, {"encode", FOR_ENCODE}};
+enum { N_PURPOSES = sizeof purposes / sizeof purposes[0] };
+
+static status read_purpose(const char *text, unsigned *out) {
+    *out = 0;
+    for (int i = 0; text != NULL && i < N_PURPOSES; i++)
+        if (strcmp(text, purposes[i].name) == 0) *out = purposes[i].purpose;
+    if (text == NULL || *out != 0) return OK;
+    return fail(ERR_USAGE, "--for %.40s: train, serve, ranks or encode", text);
+}
+
+/* What is needed for one purpose alone, and is not a finding of its own. */
+static void need(diagnosis *d) {
+    findings *f = &d->found;
+    if (http_library_version() == NULL && (d->purposes & FOR_SERVE) != 0) {
+        f->section = SECTION_LIBRARIES;
+        finding_remedy(
+            findings_add(f, FOUND_LACK, "serving", "this build cannot: no libmicrohttpd"),
+            FOR_SERVE, "apt-get install libmicrohttpd-dev, then make");
+    }
+    if (!d->has_ranks && (d->purposes & FOR_RANKS) != 0) {
+        f->section = SECTION_MACHINE;
+        finding_remedy(findings_add(f, FOUND_TROUBLE, "ranks", "two cannot work together"),
+                       FOR_RANKS, "see the line above; /dev/shm and permission to fork are needed");
+    }
+}
+
+/* The first thing that makes the machine unfit for what was asked for; or NULL. */
+static const finding *find_obstacle(const diagnosis *d) {
+    for (int i = 0; i < d->found.n; i++)
+        if ((d->found.all[i].unfit_for & d->purposes) != 0) return &d->found.all[i];
+    return NULL;
+}
+
+static void judge(diagnosis *d) {
+    uint64_t memory = usable_memory(&d->host);
+    int n_gpus = n_fit_devices(d);
+    const finding *obstacle = find_obstacle(d);
+    d->has_memory = memory == 0 || memory >> 20 >= MIN_MEMORY_MIB;
+    d->is_fit = d->has_memory && obstacle == NULL;
+    if (obstacle != NULL)
+        snprintf(d->verdict, sizeof d->verdict, "no, %s: %.200s; %.200s", obstacle->name,
+                 obstacle->text, obstacle->remedy);
+    else if (!d->is_fit)
+        snprintf(d->verdict, sizeof d->verdict,
+                 "no, %llu MiB of memory is too little (%d are needed)",
+                 (unsigned long long)(memory >> 20), MIN_MEMORY_MIB);
+    else if (n_gpus > 0)
+        snprintf(d->verdict, sizeof d->verdict, "yes, on the CPU and on %d GPU%s", n_gpus,
+                 n_gpus > 1 ? "s" : "");
+    else
+        snprintf(d->verdict, sizeof d->verdict, "yes, on the CPU");
+}
+
+enum { SELF_TEST_NUMBERS = 1 << 18 };
+
+/* What a rank of the self test does: sums numbers with the other one, and checks the sum. */
+static status sum_with_other(transport *t) {
+    backend *be = NULL;
+    comm *c = NULL;
+    float *x = NULL;
+    status st = MEM_NEW(&x, SELF_TEST_NUMBERS);
+    if (st == OK) st = backend_create_cpu(&be, NULL);
+    if (st == OK) st = comm_create_host(&c, be, t);
+    for (int i = 0; i < SELF_TEST_NUMBERS && st == OK; i++)
+        x[i] = (float)(i * (t->rank + 1));
+    all_reduce_args a = {COMM_F32, COMM_SUM, SELF_TEST_NUMBERS, x, x};
+    if (st == OK) st = c->ops->all_reduce(c, &a);
+    for (int i = 0; i < SELF_TEST_NUMBERS && st == OK; i++)
+        if (x[i] != (float)(i * 3)) st = fail(ERR_IO, "a sum of two ranks is wrong");
+    comm_destroy(c);
+    backend_destroy(be);
+    mem_free(x);
+    return st;
+}
+
+/* Two ranks are started and sum a megabyte. */
+static void test_ranks(diagnosis *d) {
+    transport *t;
+    uint64_t start = clock_ns();
+    status st = ranks_fork(&t, 2, RANKS_PATIENCE_MS);
+    if (t != NULL) {
+        st = ranks_leave(t, st == OK ? sum_with_other(t) : st);
+        _exit(status_exit_code(st));
+    }
+    d->has_ranks = st == OK;
+    if (st == OK)
+        snprintf(d->ranks, sizeof d->ranks, "two started and summed 1 MB in %.0f ms",
+                 (double)(clock_ns() - start) / 1e6);
+    else
+        snprintf(d->ranks, sizeof d->ranks, "two cannot work together: %s", status_reason());
+}
+
+static status examine(diagnosis *d, unsigned wanted) {
+    memset(d, 0, sizeof *d);
+    d->purposes = wanted;
+    test_ranks(d); /* first: it forks */
+    machine_ask(&d->host);
+    device_driver_ask(&d->driver);
+    TRY(device_list(d->device, MAX_DEVICES, &d->n_devices));
+    ask_libraries(d);
+    doctor_ask_host(&d->found);
+    doctor_ask_gpus(&d->found);
+    need(d);
+    judge(d);
+    return OK;
+}
+
+typedef enum { HAVE, LACK, TROUBLE } mark;
+
+/* One line of the table: a mark, the subject, its state. */
+static void print_row(mark m, const char *what, const char *text) {
+    static const char *const words[] = {"ok", "--", "!!"}, *const colours[] = {"32", "33", "31"};
+    if (env_wants_colour(STDOUT_FILENO))
+        printf("  \033[%sm%s\033[0m  %-12s %s\n", colours[m], words[m], what, text);
+    else
+        printf("  %s  %-12s %s\n", words[m], what, text);
+}
+
+static void print_title(const char *title) {
+    bool has_colour = env_wants_colour(STDOUT_FILENO);
+    printf("\n%s%s%s\n", has_colour ? "\033[1m" : "", title, has_colour ? "\033[0m" : "");
+}
+
+/* A remedy stands under its line. */
+static void print_findings(const diagnosis *d, found_section section) {
+    char text[600];
+    for (int i = 0; i < d->found.n; i++) {
+        const finding *f = &d->found.all[i];
+        if (f->section != section) continue;
+        bool has_remedy = f->remedy[0] != '\0';
+        snprintf(text, sizeof text, "%s%s%*s%s", f->text, has_remedy ? "\n" : "",
+                 has_remedy ? 19 : 0, "", f->remedy);
+        print_row((mark)f->state, f->name, text);
+    }
+}
+
+static double gib(uint64_t bytes) {
+    return (double)bytes / (1 << 30);
+}
+
+static void print_machine(const diagnosis *d) {
+    const machine *m = &d->host;
+    char text[256];
+    print_title("Machine");
+    print_row(HAVE, "system", m->system);
+    print_row(HAVE, "CPU", m->cpu[0] != '\0' ? m->cpu : "unknown");
+    int n = snprintf(text, sizeof text, "%d usable of %d", m->n_usable_cores, m->n_cores);
+    if (m->quota_cores > 0)
+        snprintf(text + n, sizeof text - (size_t)n, ", with CPU time for %.1f", m->quota_cores);
+    print_row(HAVE, "cores", text);
+    print_row(m->simd[0] != '\0' ? HAVE : LACK, "SIMD",
+              m->simd[0] != '\0' ? m->simd : "none known");
+    snprintf(text, sizeof text, "%s, for matrix products on the CPU", backend_cpu_products());
+    print_row(HAVE, "kernel", text);
+    n = snprintf(text, sizeof text, "%.1f GiB, %.1f GiB available", gib(m->total_bytes),
+                 gib(m->available_bytes));
+    if (m->limit_bytes > 0)
+        snprintf(text + n, sizeof text - (size_t)n, ", limited to %.1f GiB", gib(m->limit_bytes));
+    print_row(d->has_memory ? HAVE : TROUBLE, "memory", text);
+    print_row(d->has_ranks ? HAVE : TROUBLE, "ranks", d->ranks);
+    print_findings(d, SECTION_MACHINE);
+}
+
+static void print_gpus(const diagnosis *d) {
+    char text[512], driver[32];
+    print_title("GPU");
+    cuda_version_text(driver, sizeof driver, d->driver.driver_version);
+    if (d->n_devices == 0) {
+        if (d->cuda_version[0] != '\0')
+            snprintf(text, sizeof text, "built with CUDA %s, no GPU found: %s", d->cuda_version,
+                     d->driver.reason);
+        else
+            snprintf(text, sizeof text, "not looked for: %s", d->driver.reason);
+        print_row(LACK, "none", text);
+    }
+    for (int i = 0; i < d->n_devices; i++) {
+        const device_info *g = &d->device[i];
+        char what[24];
+        snprintf(what, sizeof what, "cuda:%d", i);
+        snprintf(
+            text, sizeof text, "%s, SM %d.%d, %d SMs, %.1f GiB (%.1f free), driver for CUDA %s%s",
+            g->name, g->sm / 10, g->sm % 10, g->n_multiprocessors, gib(g->memory_bytes),
+            gib(g->free_bytes), driver, g->sm < DEVICE_MIN_SM ? "; too old: SM 8.0 is needed" : "");
+        print_row(g->sm >= DEVICE_MIN_SM ? HAVE : TROUBLE, what, text);
+    }
+    print_findings(d, SECTION_GPU);
+}
+
+static void print_libraries(const diagnosis *d) {
+    char text[512];
+    print_title("Libraries");
+    for (int i = 0; i < N_LIBRARIES; i++) {
+        const library *l = &d->libraries[i];
+        if (l->version != NULL)
+            snprintf(text, sizeof text, "%s: %s", l->version, l->adds);
+        else
+            snprintf(text, sizeof text, "%s; it adds %s\n%19s%s",
+                     d->is_run_time[i] ? "not found" : "not in this build", l->adds, "", l->remedy);
+        print_row(l->version != NULL ? HAVE : LACK, l->name, text);
+    }
+    print_findings(d, SECTION_LIBRARIES);
+}
+
+static void write_machine(json_writer *w, const machine *m) {
+    json_key_string(w, "system", m->system);
+    json_key_string(w, "cpu", m->cpu);
+    json_key_int(w, "cores", m->n_cores);
+    json_key_int(w, "usable_cores", m->n_usable_cores);
+    json_key(w, "quota_cores");
+    m->quota_cores > 0 ? json_double(w, m->quota_cores) : json_null(w);
+    json_key(w, "simd");
+    json_array_open(w);
+    for (const char *word = m->simd; *word != '\0'; word += strspn(word, " ")) {
+        json_string_n(w, word, strcspn(word, " "));
+        word += strcspn(word, " ");
+    }
+    json_array_close(w);
+    json_key_int(w, "memory_bytes", (int64_t)m->total_bytes);
+    json_key_int(w, "available_bytes", (int64_t)m->available_bytes);
+    json_key(w, "limit_bytes");
+    m->limit_bytes > 0 ? json_uint(w, m->limit_bytes) : json_null(w);
+}
+
+static void write_gpus(json_writer *w, const diagnosis *d) {
+    char text[32];
+    json_key(w, "gpus");
+    json_array_open(w);
+    for (int i = 0; i < d->n_devices; i++) {
+        json_object_open(w);
+        json_key_string(w, "name", d->device[i].name);
+        json_key_double(w, "sm", d->device[i].sm / 10.0);
+        json_key_int(w, "multiprocessors", d->device[i].n_multiprocessors);
+        json_key_int(w, "memory_bytes", (int64_t)d->device[i].memory_bytes);
+        json_key_int(w, "free_bytes", (int64_t)d->device[i].free_bytes);
+        json_object_close(w);
+    }
+    json_array_close(w);
+    cuda_version_text(text, sizeof text, d->driver.driver_version);
+    json_key(w, "driver_cuda");
+    d->driver.driver_version > 0 ? json_string(w, text) : json_null(w);
+    json_key_string(w, "no_gpu_reason", d->driver.reason);
+}
+
+static void write_libraries(json_writer *w, const diagnosis *d) {
+    json_key(w, "libraries");
+    json_array_open(w);
+    for (int i = 0; i < N_LIBRARIES; i++) {
+        const library *l = &d->libraries[i];
+        json_object_open(w);
+        json_key_string(w, "name", l->name);
+        json_key(w, "version");
+        l->version != NULL ? json_string(w, l->version) : json_null(w);
+        json_key_string(w, "adds", l->adds);
+        json_key_string(w, "remedy", l->remedy);
+        json_object_close(w);
+    }
+    json_array_close(w);
+}
+
+static void write_findings(json_writer *w, const findings *f) {
+    static const char *const sections[] = {"machine", "gpu", "libraries"};
+    static const char *const states[] = {"ok", "missing", "trouble"};
+    json_key(w, "checks");
+    json_array_open(w);
+    for (int i = 0; i < f->n; i++) {
+        json_object_open(w);
+        json_key_string(w, "section", sections[f->all[i].section]);
+        json_key_string(w, "name", f->all[i].name);
+        json_key_string(w, "state", states[f->all[i].state]);
+        json_key_string(w, "text", f->all[i].text);
+        json_key_string(w, "remedy", f->all[i].remedy);
+        json_object_close(w);
+    }
+    json_array_close(w);
+}
+
+static status print_json(const diagnosis *d) {
+    json_line line;
+    json_writer *w = json_line_open(&line);
+    write_machine(w, &d->host);
+    json_key_string(w, "products", backend_cpu_products());
+    write_gpus(w, d);
+    write_libraries(w, d);
+    write_findings(w, &d->found);
+    json_key_bool(w, "ranks", d->has_ranks);
+    json_key_bool(w, "fit", d->is_fit);
+    json_key_string(w, "verdict", d->verdict);
+    return json_line_print(&line);
+}
+
+/* The verdict is the last line; with --for a machine that is unfit is a failure as well. */
+static status give_verdict(const diagnosis *d, bool is_json) {
+    if (!is_json) printf("\nfit: %s\n", d->verdict);
+    if (d->purposes == 0 || d->is_fit) return OK;
+    return fail(ERR_UNSUPPORTED, "this machine is not fit: %s", d->verdict + strlen("no, "));
+}
+
+status cmd_doctor(int argc, char **argv) {
+    static bool is_json;
+    static const char *wanted;
+    static const arg_option options[] = {
+        {"--for", ARG_TEXT, &wanted, "WHAT",
+         "train, serve, ranks or encode: exit code 1 where this machine is unfit for it.", 0, 0},
+        {"--json", ARG_FLAG, &is_json, NULL, "Print one JSON object instead of the table.", 0, 0},
+        {0},
+    };
+    static const arg_spec spec = {
+        "hstu doctor [--json] [--for WHAT]",
+        "Tells what this machine has (cores, SIMD, memory, disk, limits, GPUs with their clocks, "
+        "errors and measured bandwidth, libraries), what each miss would add and how to get it, "
+        "and "
+        "whether hstu can run here.",
+        options,
+        0,
+        0,
+        NULL};
+    static diagnosis d;
+    bool is_help;
+    unsigned what;
+    TRY(args_parse(&spec, argc, argv, NULL, NULL, &is_help));
+    if (is_help) return OK;
+    TRY(read_purpose(wanted, &what));
+    TRY(examine(&d, what));
+    if (is_json) {
+        TRY(print_json(&d));
+        return give_verdict(&d, true);
+    }
+    print_machine(&d);
+    print_gpus(&d);
+    print_libraries(&d);
+    return give_verdict(&d, false);
+}

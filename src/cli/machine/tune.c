@@ -1,0 +1,386 @@
+/* hstu tune: searches for the fastest fusion plan; fit and predict use a learned cost model. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/mem.h"
+#include "cli/bench/bench.h"
+#include "cli/bench/search_report.h"
+#include "cli/json_line.h"
+#include "cli/machine/plan.h"
+#include "cli/machine/plan_args.h"
+#include "cli/sink.h"
+#include "cli/stop_signal.h"
+#include "tune/encoder_plan.h"
+#include "tune/plan_store.h"
+#include "tune/search_exact.h"
+
+enum { ROUNDS = 5, EXACT_ROUNDS = 3, EXACT_CHECKS = 150 };
+
+typedef struct tune_args {
+    plan_args common;
+    const char *search, *replay, *out, *report;
+    int64_t budget, search_seed, checks;
+    bool is_json;
+} tune_args;
+
+/* Times from the file of a traversal, or measured now; each program once. */
+typedef struct source {
+    plan_rig rig; /* r is NULL in a replay */
+    double ms[PLAN_CODES];
+    const chain *c;
+    plan_file key; /* what plans are kept for; not of a replay */
+    out_file *out; /* of --out: opened first, since a search may take long; or NULL */
+} source;
+
+static bool contains(void *ctx, uint16_t value) {
+    return !isnan(((source *)ctx)->ms[value]);
+}
+
+static status look_up(void *ctx, uint16_t value, double *ms) {
+    *ms = ((source *)ctx)->ms[value];
+    return OK;
+}
+
+static status measure(void *ctx, uint16_t value, double *ms) {
+    source *s = ctx;
+    plan_error error;
+    *ms = s->ms[value];
+    if (!isnan(*ms)) return OK;
+    if (stop_signal_came()) return fail(ERR_INTERRUPTED, "interrupted");
+    TRY(plan_runner_check(s->rig.r, value, &error));
+    TRY(plan_runner_time(s->rig.r, value, ROUNDS, ms));
+    s->ms[value] = *ms;
+    return OK;
+}
+
+/* Equal programs of the file count with the mean of their lines. */
+static status read_replay(source *s, const char *path) {
+    plan_times t = {0};
+    uint32_t *n_lines = NULL; /* (PLAN_CODES) */
+    status st = plan_times_read(&t, path);
+    if (st == OK) st = MEM_NEW(&n_lines, PLAN_CODES);
+    for (size_t i = 0; i < t.n && st == OK; i++) {
+        uint16_t value = plan_canonical(s->c, t.item[i].value);
+        double *ms = &s->ms[value];
+        if (!(t.item[i].ms > 0)) st = fail(ERR_FORMAT, "%s: a time that is not positive", path);
+        n_lines[value]++;
+        *ms = n_lines[value] == 1 ? t.item[i].ms : *ms + (t.item[i].ms - *ms) / n_lines[value];
+    }
+    mem_free(n_lines);
+    plan_times_fini(&t);
+    return st;
+}
+
+static status open_source(source *s, const tune_args *a, plan_oracle *o) {
+    for (int i = 0; i < PLAN_CODES; i++)
+        s->ms[i] = NAN;
+    TRY(chain_find(a->common.layer, &s->c));
+    *o = (plan_oracle){.c = s->c,
+                       .shape = {.n_sequences = (int32_t)a->common.batch,
+                                 .max_len = (int32_t)a->common.length,
+                                 .n_heads = (int32_t)a->common.heads,
+                                 .dim_head = (int32_t)a->common.dim,
+                                 .dim_ffn = (int32_t)a->common.ffn,
+                                 .n_tokens = a->common.batch * a->common.length},
+                       .ctx = s};
+    if (a->replay != NULL) {
+        o->measure = look_up;
+        o->contains = contains;
+        return read_replay(s, a->replay);
+    }
+    o->measure = measure;
+    TRY(plan_rig_open(&s->rig, &a->common));
+    o->shape = s->rig.p->shape;
+    plan_file_key(&s->key, s->rig.t, s->c, &o->shape, s->rig.rule, a->common.mask);
+    return OK;
+}
+
+/* What is kept of a search: PLAN.json. */
+typedef struct found_plan {
+    plan_time best;
+    const char *search;
+    size_t n_measured;
+    const exact_result *exact; /* NULL: another search */
+} found_plan;
+
+static void write_plan(json_writer *w, const source *s, const tune_args *a, const found_plan *f) {
+    char bits[PLAN_BITS + 1];
+    plan_bits(f->best.value, bits);
+    json_key_string(w, "kind", "hstu fusion plan");
+    json_key_int(w, "version", 1);
+    json_key_string(w, "layer", s->c->name);
+    json_key_int(w, "value", f->best.value);
+    json_key_string(w, "bits", bits);
+    json_key_double(w, "ms", f->best.ms);
+    json_key_string(w, "search", f->search);
+    json_key_int(w, "measured", (int64_t)f->n_measured);
+    json_key_string(w, "mask", s->rig.p != NULL ? s->key.mask : a->common.mask);
+    json_key_int(w, "batch", a->common.batch);
+    json_key_int(w, "length", a->common.length);
+    json_key_int(w, "heads", a->common.heads);
+    json_key_int(w, "dim", a->common.dim);
+    int64_t ffn = a->replay != NULL ? a->common.ffn : s->key.dim_ffn;
+    if (ffn > 0) json_key_int(w, "ffn", ffn);
+    if (a->replay != NULL) json_key_string(w, "replay", a->replay);
+    if (s->rig.t != NULL) json_key_string(w, "device", s->rig.t->name);
+    if (s->rig.t != NULL) json_key_string(w, "arch", s->key.arch);
+    if (s->rig.p != NULL) json_key_int(w, "tokens", s->rig.p->shape.n_tokens);
+    if (s->rig.t != NULL) json_key_string(w, "dtype", bench_act_name(s->rig.t->act));
+    if (f->exact == NULL) return;
+    json_key_int(w, "segments", f->exact->n_segments);
+    json_key_double(w, "predicted_ms", f->exact->predicted_ms);
+    json_key_double(w, "r2", f->exact->r2);
+    json_key_double(w, "rank_correlation", f->exact->spearman);
+    json_key_int(w, "rank", f->exact->rank);
+    json_key_int(w, "checked", f->exact->n_checked);
+    json_key_double(w, "unfused_ms", f->exact->unfused_ms);
+    if (!isnan(f->exact->hand_fused_ms))
+        json_key_double(w, "hand_fused_ms", f->exact->hand_fused_ms);
+    json_key_double(w, "seconds", f->exact->seconds);
+}
+
+static void write_tile(json_writer *w, const tile_params *t) {
+    if (t->library != GENERATED) {
+        json_key_int(w, "library", t->library);
+        json_key_int(w, "rank", t->rank);
+        return;
+    }
+    json_key_int(w, "m", t->tile_m);
+    json_key_int(w, "n", t->tile_n);
+    json_key_int(w, "k", t->tile_k);
+    json_key_int(w, "warps_m", t->warps_m);
+    json_key_int(w, "warps_n", t->warps_n);
+}
+
+/* The tile parameters of each kernel of the plan. */
+static void write_tiles(json_writer *w, const source *s, uint16_t value) {
+    plan_program p;
+    if (s->rig.r == NULL) return;
+    plan_runner_lower(s->rig.r, value, &p);
+    json_key(w, "tiles");
+    json_array_open(w);
+    for (int i = 0; i < p.n_kernels; i++) {
+        const plan_kernel *k = &p.kernel[i];
+        if (k->from == TEMPLATE_HAND_WRITTEN) continue;
+        tile_params t = plan_runner_tile_params(s->rig.r, k->first, k->last);
+        json_object_open(w);
+        json_key_int(w, "start", k->first + 1);
+        json_key_int(w, "end", k->last + 1);
+        write_tile(w, &t);
+        json_object_close(w);
+    }
+    json_array_close(w);
+}
+
+static status plan_text(const source *s, const tune_args *a, const found_plan *f, buf *out) {
+    json_writer w;
+    json_begin(&w, out, 2);
+    json_object_open(&w);
+    write_plan(&w, s, a, f);
+    write_tiles(&w, s, f->best.value);
+    TRY(json_finish_sealed(&w));
+    return buf_text(out, "\n");
+}
+
+static status save_plan(source *s, const buf *text) {
+    out_file *file = s->out;
+    if (file == NULL) return OK;
+    TRY(out_file_write(file, buf_str(text), text->n_bytes));
+    s->out = NULL;
+    return out_file_commit(file);
+}
+
+/* Plans of other layers than BERT are for people; an encoder must be able to run one of BERT. */
+static bool is_worth_keeping(const source *s, const tune_args *a, const found_plan *f) {
+    plan_program p;
+    if (s->c != chain_of(CHAIN_BERT)) return true;
+    plan_runner_lower(s->rig.r, f->best.value, &p);
+    if (encoder_plan_check(s->c, s->rig.p->attend, &p) == OK) return true;
+    if (!a->is_json) printf("not kept for 'hstu encode --plan auto': %s\n", status_reason());
+    return false;
+}
+
+/* Where `hstu encode --plan auto` finds it. */
+static status store_plan(const source *s, const tune_args *a, const found_plan *f,
+                         const buf *text) {
+    plan_store store;
+    plan_file key = s->key;
+    char path[4096];
+    bool is_kept, is_bert = s->c == chain_of(CHAIN_BERT);
+    if (s->rig.r == NULL || !is_worth_keeping(s, a, f)) return OK;
+    key.ms = f->best.ms;
+    TRY(plan_store_open(&store, a->common.cache));
+    TRY(plan_store_put(&store, &key, text, &is_kept, path));
+    if (a->is_json) return OK;
+    if (is_kept)
+        printf("kept%s: %s\n", is_bert ? " for 'hstu encode --plan auto'" : "", path);
+    else
+        printf("a faster plan is kept already: %s\n", path);
+    return OK;
+}
+
+static status keep_plan(source *s, const tune_args *a, const found_plan *f) {
+    buf text;
+    buf_init(&text);
+    status st = plan_text(s, a, f, &text);
+    if (st == OK) st = save_plan(s, &text);
+    if (st == OK) st = store_plan(s, a, f, &text);
+    buf_fini(&text);
+    return st;
+}
+
+static void print_exact(const exact_result *e) {
+    printf("%d legal segments, %d timings with their tile parameters in %.1f s; sum of the kernels "
+           "%.4f ms\n",
+           e->n_segments, e->n_timed, e->seconds, e->predicted_ms);
+    printf("unfused %.4f ms: %.2f times\n", e->unfused_ms, e->unfused_ms / e->found.ms);
+    if (!isnan(e->hand_fused_ms))
+        printf("fused by hand %.4f ms: %.3f times\n", e->hand_fused_ms,
+               e->hand_fused_ms / e->found.ms);
+    if (e->n_checked > 0)
+        printf("%d random plans: R^2 of the sums %.4f, rank correlation %.4f; the found plan is "
+               "number %d of %d\n",
+               e->n_checked, e->r2, e->spearman, e->rank, e->n_checked + 1);
+}
+
+static status tell(source *s, const tune_args *a, const found_plan *f) {
+    json_line line;
+    char bits[PLAN_BITS + 1];
+    if (a->is_json) {
+        TRY(keep_plan(s, a, f));
+        write_plan(json_line_open(&line), s, a, f);
+        return json_line_print(&line);
+    }
+    plan_bits(f->best.value, bits);
+    printf("%s: plan %d = %s, %.4f ms, after %zu measurements\n", f->search, f->best.value, bits,
+           f->best.ms, f->n_measured);
+    if (f->exact != NULL) print_exact(f->exact);
+    TRY(keep_plan(s, a, f));
+    if (a->out != NULL) printf("kept as %s\n", a->out);
+    return OK;
+}
+
+/* The exact search of kernels that can be run. */
+static status tune_exact(source *s, const tune_args *a) {
+    exact_options o = {.rounds = EXACT_ROUNDS,
+                       .n_checks = (int)a->checks,
+                       .seed = (uint64_t)a->search_seed,
+                       .is_stopped = stop_signal_came};
+    exact_result e;
+    TRY(exact_search(s->rig.r, &o, &e));
+    found_plan f = {
+        .best = e.found, .search = "exact", .n_measured = (size_t)e.n_timed, .exact = &e};
+    status st = tell(s, a, &f);
+    exact_result_fini(&e);
+    return st;
+}
+
+static status tune_on(source *s, const tune_args *a, const plan_oracle *o) {
+    search_kind kind;
+    search_result r;
+    TRY(search_find(a->search, &kind));
+    if (kind == SEARCH_EXACT && a->replay == NULL) return tune_exact(s, a);
+    TRY(search_run(kind, o, (int)a->budget, (uint64_t)a->search_seed, &r));
+    found_plan f = {.best = r.best, .search = search_name(kind), .n_measured = r.measured.n};
+    status st = tell(s, a, &f);
+    search_result_fini(&r);
+    return st;
+}
+
+static void print_comparison(const search_comparison *c) {
+    printf("\n%-9s %10s  %s\n%-9s %10s  %9s %9s %9s\n", "", "", "regret, mean of 5 seeds, after",
+           "search", "best ms", "32", "64", "128");
+    for (int kind = 0; kind < N_SEARCHES; kind++) {
+        const search_row *r = &c->row[kind];
+        if (!r->has_run) {
+            printf("%-9s left out: %s\n", search_name((search_kind)kind), r->why);
+            continue;
+        }
+        printf("%-9s %10.4f  %8.2f%% %8.2f%% %8.2f%%\n", search_name((search_kind)kind), r->best_ms,
+               100 * r->regret[0], 100 * r->regret[1], 100 * r->regret[2]);
+    }
+    printf("optimum %.4f ms, plan %d\n", c->optimum.ms, c->optimum.value);
+}
+
+static status run(const tune_args *a) {
+    source *s;
+    plan_oracle o;
+    search_comparison comparison;
+    search_kind kind;
+    TRY(search_find(a->search, &kind));
+    TRY(sink_check_file("--out", a->out));
+    TRY(sink_check_file("--report", a->report));
+    TRY(sink_check_two("--out", a->out, "--report", a->report));
+    if (a->out != NULL && a->replay != NULL && file_is_same(a->out, a->replay))
+        return fail(ERR_USAGE, "--out %s is the file of --replay; give another one", a->out);
+    TRY(MEM_NEW(&s, 1));
+    status st = a->out != NULL ? out_file_create(&s->out, a->out) : OK;
+    if (st == OK) st = open_source(s, a, &o);
+    if (st == OK) st = tune_on(s, a, &o);
+    if (st == OK && a->report != NULL) {
+        st = search_compare(&o, (int)a->budget, a->replay, a->report, &comparison);
+        if (st == OK && !a->is_json) print_comparison(&comparison);
+    }
+    out_file_abandon(s->out);
+    plan_rig_close(&s->rig);
+    mem_free(s);
+    return st;
+}
+
+static status tune_search(int argc, char **argv) {
+    tune_args a = {.common = PLAN_ARGS,
+                   .search = "exact",
+                   .budget = 128,
+                   .search_seed = 1,
+                   .checks = EXACT_CHECKS};
+    bool is_help;
+    const arg_option options[] = {
+        {"--search", ARG_TEXT, &a.search, "KIND",
+         "exact (default), xgboost, random, anneal or grouped.", 0, 0},
+        {"--budget", ARG_INT, &a.budget, "N",
+         "Plans to measure (default 128); exact times every kernel instead.", 2, 20000},
+        {"--search-seed", ARG_INT, &a.search_seed, "N", "Of the random choices (default 1).", 0,
+         INT64_MAX},
+        {"--checks", ARG_INT, &a.checks, "N",
+         "exact: random whole plans that are timed to see how additive time is (default 150).", 0,
+         PLAN_PROGRAMS},
+        {"--replay", ARG_TEXT, &a.replay, "FILE",
+         "Take the times from the file of a traversal, and run nothing.", 0, 0},
+        {"--out", ARG_TEXT, &a.out, "FILE", "Keep the plan, with its tile parameters, as JSON.", 0,
+         0},
+        {"--report", ARG_TEXT, &a.report, "FILE",
+         "Compare all searches over 5 seeds: a page with best-so-far curves and regret.", 0, 0},
+        PLAN_OPTIONS(&a.common),
+        {"Output", ARG_FLAG, NULL, NULL, NULL, 0, 0},
+        {"--json", ARG_FLAG, &a.is_json, NULL, "One JSON object.", 0, 0},
+        {0},
+    };
+    const arg_spec spec = {
+        .usage = "hstu tune [--search KIND] [--budget N] [--out FILE] [options]",
+        .summary = "Searches for the fastest fusion plan of a layer, batch, mask and device.",
+        .options = options,
+        .notes = "'hstu tune fit' and 'hstu tune predict' train and use a cost model of plans on "
+                 "its own.  "
+                 "docs/plans.md explains the searches."};
+    TRY(args_parse(&spec, argc, argv, NULL, NULL, &is_help));
+    if (is_help) return OK;
+    stop_signal_watch();
+    return run(&a);
+}
+
+const command tune_commands[] = {
+    {"search", tune_search, "find the fastest plan; the same as 'hstu tune' with options"},
+    {"fit", tune_fit, "train a cost model on times of plans"},
+    {"predict", tune_predict, "predict times of plans with a cost model"},
+    {0},
+};
+
+status cmd_tune(int argc, char **argv) {
+    bool has_options = argc > 1 && argv[1][0] == '-' && strcmp(argv[1], "--help") != 0 &&
+                       strcmp(argv[1], "-h") != 0;
+    if (has_options) return tune_search(argc, argv);
+    return run_part("tune", "Searches for the fastest fusion plan of a layer.", tune_commands, argc,
+                    argv);
+}

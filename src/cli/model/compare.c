@@ -1,0 +1,319 @@
+/* hstu compare: runs side by side, in a table and as curves on one page. */
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "base/progress.h"
+#include "cli/cli.h"
+#include "cli/json_line.h"
+#include "cli/model/run_facts.h"
+#include "cli/show.h"
+#include "train/report/chart.h"
+#include "train/report/page.h"
+
+enum { MAX_RUNS = 16, CELL_BYTES = 64, KEY_WIDTH = 34, MAX_WIDTH = 24, MIN_WIDTH = 14 };
+
+typedef struct comparison {
+    run_facts *runs; /* (n) */
+    int n;
+    bool is_html; /* rows go to the page, else to stdout */
+    buf page;
+} comparison;
+
+/* The last part of the path: what tells runs of one folder apart. */
+static const char *short_name(const char *run) {
+    const char *slash = strrchr(run, '/');
+    return slash != NULL && slash[1] != '\0' ? slash + 1 : run;
+}
+
+static int cell_width(const comparison *c) {
+    size_t width = MIN_WIDTH;
+    for (int i = 0; i < c->n; i++)
+        if (strlen(short_name(c->runs[i].run)) > width) width = strlen(short_name(c->runs[i].run));
+    return width > MAX_WIDTH ? MAX_WIDTH : (int)width;
+}
+
+static status write_row(comparison *c, const char *name, char cell[][CELL_BYTES]) {
+    char text[SHOW_BYTES];
+    int width = cell_width(c);
+    if (c->is_html) {
+        TRY(buf_text(&c->page, "<tr>"));
+        TRY(page_text(&c->page, name, "td"));
+        for (int i = 0; i < c->n; i++)
+            TRY(page_text(&c->page, cell[i], "td"));
+        return buf_text(&c->page, "</tr>\n");
+    }
+    printf("  %-*s", KEY_WIDTH, show_text(text, name, strlen(name), KEY_WIDTH));
+    for (int i = 0; i < c->n; i++)
+        printf(" %*s", width, show_text(text, cell[i], strlen(cell[i]), width));
+    printf("\n");
+    return OK;
+}
+
+static status write_heading(comparison *c, const char *name) {
+    char text[SHOW_BYTES];
+    show_style style = show_stdout_style();
+    if (c->is_html) {
+        TRY(buf_text(&c->page, "<tr>"));
+        TRY(page_text(&c->page, name, "th"));
+        for (int i = 0; i < c->n; i++)
+            TRY(page_text(&c->page, short_name(c->runs[i].run), "th"));
+        return buf_text(&c->page, "</tr>\n");
+    }
+    printf("%s  %-*s", style.bold, KEY_WIDTH, name);
+    for (int i = 0; i < c->n; i++) {
+        const char *run = short_name(c->runs[i].run);
+        printf(" %*s", cell_width(c), show_text(text, run, strlen(run), cell_width(c)));
+    }
+    printf("%s\n", style.plain);
+    return OK;
+}
+
+/* One fact of every run as text. */
+typedef void (*fact_fn)(const run_facts *f, char cell[CELL_BYTES]);
+
+static void fact_model(const run_facts *f, char cell[CELL_BYTES]) {
+    snprintf(cell, CELL_BYTES, "%.60s", history_text(f->history.start, "model"));
+}
+static void fact_parameters(const run_facts *f, char cell[CELL_BYTES]) {
+    human_count(cell, CELL_BYTES, history_number(f->history.start, "parameters"));
+}
+static void fact_split(const run_facts *f, char cell[CELL_BYTES]) {
+    snprintf(cell, CELL_BYTES, "%.60s", history_text(f->history.start, "split"));
+}
+static void fact_part(const run_facts *f, char cell[CELL_BYTES]) {
+    snprintf(cell, CELL_BYTES, "%s", run_facts_part(f));
+}
+static void fact_status(const run_facts *f, char cell[CELL_BYTES]) {
+    snprintf(cell, CELL_BYTES, "%s", f->status);
+}
+static void fact_steps(const run_facts *f, char cell[CELL_BYTES]) {
+    const run_history *h = &f->history;
+    snprintf(cell, CELL_BYTES, "%.0f", h->n > 0 ? h->step[h->n - 1] : 0);
+}
+static void fact_best(const run_facts *f, char cell[CELL_BYTES]) {
+    if (isfinite(f->history.best_step))
+        snprintf(cell, CELL_BYTES, "step %.0f", f->history.best_step);
+    else
+        snprintf(cell, CELL_BYTES, "-");
+}
+static void fact_loss(const run_facts *f, char cell[CELL_BYTES]) {
+    snprintf(cell, CELL_BYTES, "%.4f", history_last(f->history.loss, f->history.n));
+}
+static void fact_time(const run_facts *f, char cell[CELL_BYTES]) {
+    human_duration(cell, CELL_BYTES, f->seconds);
+}
+static void fact_size(const run_facts *f, char cell[CELL_BYTES]) {
+    human_bytes(cell, CELL_BYTES, (double)f->bytes);
+}
+
+static const struct {
+    const char *name;
+    fact_fn fact;
+} facts[] = {{"model", fact_model},           {"parameters", fact_parameters},
+             {"split", fact_split},           {"status", fact_status},
+             {"steps", fact_steps},           {"best on validation", fact_best},
+             {"time of training", fact_time}, {"size on disk", fact_size},
+             {"training loss", fact_loss},    {"figures are of the part", fact_part}};
+
+static status write_facts(comparison *c) {
+    char cell[MAX_RUNS][CELL_BYTES];
+    for (size_t k = 0; k < sizeof facts / sizeof facts[0]; k++) {
+        for (int i = 0; i < c->n; i++)
+            facts[k].fact(&c->runs[i], cell[i]);
+        TRY(write_row(c, facts[k].name, cell));
+    }
+    return OK;
+}
+
+/* Whether an earlier run has the metric, too. */
+static bool is_repeated(const comparison *c, int run, const char *metric) {
+    for (int i = 0; i < run; i++)
+        if (run_history_values(&c->runs[i].history, metric) != NULL) return true;
+    return false;
+}
+
+static status write_metric(comparison *c, const char *name) {
+    char cell[MAX_RUNS][CELL_BYTES];
+    for (int i = 0; i < c->n; i++) {
+        double value = run_facts_metric(&c->runs[i], name);
+        if (isfinite(value))
+            snprintf(cell[i], CELL_BYTES, "%.4f", value);
+        else
+            snprintf(cell[i], CELL_BYTES, "-");
+    }
+    return write_row(c, name, cell);
+}
+
+static status write_metrics(comparison *c) {
+    for (int i = 0; i < c->n; i++)
+        for (int m = 0; m < c->runs[i].history.n_metrics; m++)
+            if (!is_repeated(c, i, c->runs[i].history.metric[m]))
+                TRY(write_metric(c, c->runs[i].history.metric[m]));
+    return OK;
+}
+
+static const char *option_of(const comparison *c, int run, const char *key) {
+    const char *value = run_config_value(&c->runs[run].config, key);
+    return value != NULL ? value : "-";
+}
+
+static bool differs(const comparison *c, const char *key) {
+    for (int i = 1; i < c->n; i++)
+        if (strcmp(option_of(c, 0, key), option_of(c, i, key)) != 0) return true;
+    return false;
+}
+
+static bool is_known_before(const comparison *c, int run, const char *key) {
+    for (int i = 0; i < run; i++)
+        if (run_config_value(&c->runs[i].config, key) != NULL) return true;
+    return false;
+}
+
+/* Calls fn for every option that is not the same in all runs. */
+static status each_difference(comparison *c, status (*fn)(comparison *c, const char *key)) {
+    for (int i = 0; i < c->n; i++)
+        for (size_t k = 0; k < c->runs[i].config.n; k++) {
+            const char *key = c->runs[i].config.option[k].key;
+            if (run_config_is_option(key) && !is_known_before(c, i, key) && differs(c, key))
+                TRY(fn(c, key));
+        }
+    return OK;
+}
+
+static status write_difference(comparison *c, const char *key) {
+    char cell[MAX_RUNS][CELL_BYTES];
+    for (int i = 0; i < c->n; i++)
+        snprintf(cell[i], CELL_BYTES, "%.60s", option_of(c, i, key));
+    return write_row(c, key, cell);
+}
+
+static status write_tables(comparison *c) {
+    TRY(write_heading(c, "run"));
+    TRY(write_facts(c));
+    TRY(write_metrics(c));
+    if (c->is_html)
+        TRY(buf_text(&c->page, "</table>\n<h2>Options that differ</h2><table>\n"));
+    else
+        printf("\n");
+    TRY(write_heading(c, "option"));
+    return each_difference(c, write_difference);
+}
+
+/* Figures of different protocols are different quantities. */
+static bool is_comparable(const comparison *c) {
+    static const char *const keys[] = {"split", "target", "left_out"};
+    for (int i = 1; i < c->n; i++) {
+        const json_value *a = c->runs[0].history.start, *b = c->runs[i].history.start;
+        a = a != NULL ? json_member(a, "protocol") : NULL;
+        b = b != NULL ? json_member(b, "protocol") : NULL;
+        for (size_t k = 0; k < sizeof keys / sizeof keys[0]; k++)
+            if (strcmp(history_text(a, keys[k]), history_text(b, keys[k])) != 0) return false;
+        if (strcmp(run_facts_part(&c->runs[0]), run_facts_part(&c->runs[i])) != 0) return false;
+        double items[2] = {history_number(a, "catalogue"), history_number(b, "catalogue")};
+        if (isfinite(items[0]) && isfinite(items[1]) && items[0] != items[1]) return false;
+    }
+    return true;
+}
+
+static const char not_comparable[] =
+    "The runs differ in split, part, catalogue or left-out items: their metrics are different "
+    "quantities and cannot be compared.";
+
+static status write_chart(comparison *c, const char *title, const char *metric) {
+    curve curves[MAX_RUNS];
+    bool is_by_step = false;
+    int n = 0;
+    for (int i = 0; i < c->n; i++)
+        is_by_step |= c->runs[i].history.is_by_step;
+    for (int i = 0; i < c->n; i++) {
+        const run_history *h = &c->runs[i].history;
+        const double *y = metric != NULL ? run_history_values(h, metric) : h->loss;
+        if (y == NULL) y = h->loss; /* drawn nowhere: n is 0 */
+        bool has_metric = metric == NULL || run_history_values(h, metric) != NULL;
+        curves[n++] = (curve){.name = short_name(c->runs[i].run),
+                              .x = is_by_step ? h->step : h->epoch,
+                              .y = y,
+                              .n = has_metric ? h->n : 0};
+    }
+    chart drawn = {
+        .title = title, .x_label = is_by_step ? "step" : "epoch", .curves = curves, .n_curves = n};
+    return chart_write(&drawn, &c->page);
+}
+
+static status write_charts(comparison *c) {
+    TRY(buf_text(&c->page, "<h2>Curves</h2><div class=charts>\n"));
+    TRY(write_chart(c, "Training loss", NULL));
+    for (int i = 0; i < c->n; i++) {
+        const run_history *h = &c->runs[i].history;
+        for (int m = 0; m < h->n_metrics; m++)
+            if (!is_repeated(c, i, h->metric[m])) TRY(write_chart(c, h->metric[m], h->metric[m]));
+    }
+    return buf_text(&c->page, "</div>\n");
+}
+
+static status write_page(comparison *c, const char *path) {
+    c->is_html = true;
+    TRY(page_open(&c->page, "hstu compare"));
+    TRY(buf_text(&c->page, "<h1>Runs side by side</h1>\n"));
+    if (!is_comparable(c)) TRY(page_text(&c->page, not_comparable, "p"));
+    TRY(buf_text(&c->page, "<table>\n"));
+    TRY(write_tables(c));
+    TRY(buf_text(&c->page, "</table>\n"));
+    TRY(write_charts(c));
+    TRY(page_close(&c->page));
+    return page_save(&c->page, path);
+}
+
+/* One object a run on a line of its own. */
+static status print_json(const comparison *c) {
+    for (int i = 0; i < c->n; i++)
+        TRY(info_run(c->runs[i].run, true));
+    return OK;
+}
+
+static status compare(comparison *c, const char *const *paths, const char *out, bool is_json) {
+    for (int i = 0; i < c->n; i++)
+        TRY(run_facts_read(&c->runs[i], paths[i]));
+    if (is_json)
+        TRY(print_json(c));
+    else
+        TRY(write_tables(c));
+    if (!is_json && !is_comparable(c)) printf("\nNote: %s\n", not_comparable);
+    if (out == NULL) return OK;
+    TRY(write_page(c, out));
+    if (!is_json) printf("\n  Curves    %s\n", out);
+    return OK;
+}
+
+status cmd_compare(int argc, char **argv) {
+    const char *paths[MAX_RUNS], *out = NULL;
+    bool is_json = false, is_help;
+    const arg_option options[] = {
+        {"--out", ARG_TEXT, &out, "FILE.html", "Also a page with the curves of all runs.", 0, 0},
+        {"--json", ARG_FLAG, &is_json, NULL, "Print one JSON object a run, each on one line.", 0,
+         0},
+        {0},
+    };
+    const arg_spec spec = {"hstu compare RUN RUN... [--out FILE.html] [--json]",
+                           "Shows runs side by side: metrics, parameters, time, and the options "
+                           "in which they differ.",
+                           options,
+                           1,
+                           MAX_RUNS,
+                           "With --validate the figures are those of the test part with the best "
+                           "weights, else those of the last evaluation.\n"};
+    comparison c = {0};
+    TRY(args_parse(&spec, argc, argv, paths, &c.n, &is_help));
+    if (is_help) return OK;
+    buf_init(&c.page);
+    status st = MEM_NEW(&c.runs, (size_t)c.n);
+    if (st == OK) st = compare(&c, paths, out, is_json);
+    for (int i = 0; c.runs != NULL && i < c.n; i++)
+        run_facts_fini(&c.runs[i]);
+    mem_free(c.runs);
+    buf_fini(&c.page);
+    return st;
+}

@@ -1,0 +1,400 @@
+/* hstu encode: hidden states of a Hugging Face encoder for sequences of tokens or texts. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/file.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/progress.h"
+#include "cli/cli.h"
+#include "cli/show.h"
+#include "cli/sink.h"
+#include "cli/work.h"
+#include "encode/encoder.h"
+#include "encode/encoder_input.h"
+#include "encode/encoder_output.h"
+#include "encode/encoder_scores.h"
+#include "format/json.h"
+#include "tune/encoder_plan.h"
+
+enum { PATH_BYTES = 4096 };
+
+typedef struct encode_args {
+    const char *folder, *input, *out, *mask, *dtype, *device, *scores, *plan, *cache;
+    int64_t batch_tokens;
+    bool is_cut, is_tokens_only;
+} encode_args;
+
+/* While it encodes. */
+typedef struct encode_job {
+    const encode_args *a;
+    encoder *e;
+    encoder_input *in;
+    encoder_scores *scores;  /* of --profile-scores, or NULL */
+    encoder_plan *plan;      /* of --plan, or NULL */
+    encoder_output *tensors; /* one of these two */
+    sink lines;
+    sink numbers, picture;  /* of --profile-scores */
+    float *hidden, *pooled; /* of a batch */
+    size_t hidden_capacity, pooled_capacity;
+    buf text;
+    uint64_t n_sequences, n_tokens;
+    progress bar;
+} encode_job;
+
+static bool writes_tensors(const encode_args *a) {
+    const char *end = ".safetensors";
+    size_t n = a->out != NULL ? strlen(a->out) : 0, n_end = strlen(end);
+    return n > n_end && strcmp(a->out + n - n_end, end) == 0;
+}
+
+/* int8 is a precision of the weights alone. */
+static bool is_int8(const char *dtype) {
+    return strcmp(dtype, "int8") == 0;
+}
+
+static status set_precision(backend *be, const char *name) {
+    static const struct {
+        const char *name;
+        act_type act;
+    } types[] = {
+        {"float32", ACT_F32}, {"bfloat16", ACT_BF16}, {"float16", ACT_F16}, {"int8", ACT_F16}};
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+        if (strcmp(types[i].name, name) != 0) continue;
+        TRY(be->ops->set_precision(be, types[i].act, false));
+        if (types[i].act != be->act && !is_int8(name))
+            log_info("note: the CPU computes in float32, not in %s", name);
+        return OK;
+    }
+    return fail(ERR_USAGE, "--dtype %.40s: it is one of float32, bfloat16, float16, int8", name);
+}
+
+static status write_lines(encode_job *j) {
+    const int32_t *offsets = encoder_offsets(j->e);
+    int32_t dim = encoder_config_of(j->e)->dim;
+    bool has_pooled = encoder_has_pooler(j->e);
+    for (int32_t b = 0; b < encoder_n_sequences(j->e); b++) {
+        buf_clear(&j->text);
+        TRY(encoder_output_line(&j->text, offsets[b + 1] - offsets[b], dim,
+                                j->hidden + (int64_t)offsets[b] * dim,
+                                has_pooled ? j->pooled + (int64_t)b * dim : NULL));
+        TRY(sink_write(&j->lines, buf_str(&j->text), j->text.n_bytes));
+    }
+    return OK;
+}
+
+static status encode_batch(encode_job *j) {
+    int32_t n = encoder_n_sequences(j->e);
+    const int32_t *offsets = encoder_offsets(j->e);
+    size_t dim = (size_t)encoder_config_of(j->e)->dim;
+    uint64_t done, total;
+    if (n == 0) return OK;
+    TRY(j->scores != NULL ? encoder_run_scored(j->e, j->scores) : encoder_run(j->e));
+    TRY(MEM_RESERVE(&j->hidden, &j->hidden_capacity, (size_t)offsets[n] * dim));
+    if (encoder_has_pooler(j->e))
+        TRY(MEM_RESERVE(&j->pooled, &j->pooled_capacity, (size_t)n * dim));
+    TRY(encoder_read(j->e, j->hidden, j->pooled));
+    if (j->tensors != NULL)
+        TRY(encoder_output_add(j->tensors, n, offsets, j->hidden, j->pooled));
+    else
+        TRY(write_lines(j));
+    j->n_sequences += (uint64_t)n;
+    j->n_tokens += (uint64_t)offsets[n];
+    encoder_clear(j->e);
+    encoder_input_progress(j->in, &done, &total);
+    progress_update(&j->bar, done);
+    return OK;
+}
+
+static status encode_all(encode_job *j) {
+    encoder_sequence s;
+    bool is_end;
+    for (;;) {
+        TRY(encoder_input_next(j->in, &s, &is_end));
+        if (is_end) break;
+        if (!encoder_fits(j->e, s.n)) TRY(encode_batch(j));
+        TRY(encoder_input_blame(j->in, encoder_add(j->e, s.ids, s.types, s.n)));
+    }
+    TRY(encode_batch(j));
+    if (j->n_sequences == 0) return fail(ERR_FORMAT, "%s: has no sequence", j->a->input);
+    return OK;
+}
+
+static status open_output(encode_job *j) {
+    if (writes_tensors(j->a))
+        return encoder_output_create(&j->tensors, j->a->out, encoder_config_of(j->e)->dim,
+                                     encoder_has_pooler(j->e));
+    return sink_open(&j->lines, j->a->out);
+}
+
+static status picture_path(const encode_job *j, char path[PATH_BYTES]) {
+    if (snprintf(path, PATH_BYTES, "%s.svg", j->a->scores) < PATH_BYTES) return OK;
+    return fail(ERR_USAGE, "--profile-scores: the path is too long");
+}
+
+/* FILE gets the numbers, FILE.svg the picture.  Both are opened before the work. */
+static status open_scores(encode_job *j) {
+    char path[PATH_BYTES];
+    if (j->scores == NULL) return OK;
+    TRY(picture_path(j, path));
+    TRY(sink_open(&j->numbers, j->a->scores));
+    return sink_open(&j->picture, path);
+}
+
+static status write_scores(encode_job *j) {
+    buf text;
+    buf_init(&text);
+    status st = encoder_scores_json(j->scores, &text);
+    if (st == OK) st = sink_write(&j->numbers, buf_str(&text), text.n_bytes);
+    buf_clear(&text);
+    if (st == OK) st = encoder_scores_svg(j->scores, &text);
+    if (st == OK) st = sink_write(&j->picture, buf_str(&text), text.n_bytes);
+    buf_fini(&text);
+    return st;
+}
+
+static status close_scores(encode_job *j, status st) {
+    char path[PATH_BYTES];
+    if (st == OK && j->scores != NULL) st = write_scores(j);
+    st = sink_close(&j->numbers, st);
+    st = sink_close(&j->picture, st);
+    if (st != OK || j->scores == NULL) return st;
+    TRY(picture_path(j, path));
+    log_info("attention weights of every head: %s, and a picture: %s", j->a->scores, path);
+    return OK;
+}
+
+static void tell(const encode_job *j, uint64_t start_ns) {
+    double seconds = (double)(clock_ns() - start_ns) * 1e-9;
+    char rate[32];
+    human_count(rate, sizeof rate, (double)j->n_tokens / (seconds > 0 ? seconds : 1));
+    log_info("%" PRIu64 " sequence%s, %" PRIu64 " token%s in %.1f s (%s tokens/s)", j->n_sequences,
+             j->n_sequences == 1 ? "" : "s", j->n_tokens, j->n_tokens == 1 ? "" : "s", seconds,
+             rate);
+}
+
+static status run_job(encode_job *j) {
+    uint64_t done, total, start = clock_ns();
+    TRY(open_output(j));
+    encoder_input_progress(j->in, &done, &total);
+    status st = open_scores(j);
+    if (st == OK && !sink_is_terminal(&j->lines))
+        progress_begin(&j->bar, "encoding", encoder_input_unit(j->in), total);
+    if (st == OK) st = encode_all(j);
+    progress_end(&j->bar);
+    if (j->tensors != NULL)
+        st = encoder_output_close(j->tensors, st);
+    else
+        st = sink_close(&j->lines, st);
+    if (st == OK) tell(j, start);
+    return close_scores(j, st);
+}
+
+static void tell_model(const encoder *e, const char *folder, act_type act) {
+    const encoder_config *c = encoder_config_of(e);
+    char path[SHOW_PATH_BYTES], count[32];
+    human_count(count, sizeof count, (double)encoder_n_parameters(e));
+    log_info("%s: %s, %d layers, width %d, %d heads, %s parameters, up to %d tokens%s",
+             show_path(path, folder), encoder_family_name(c->family), c->n_layers, c->dim,
+             c->n_heads, count, encoder_max_len(c), encoder_has_pooler(e) ? "" : ", no pooler");
+    if (encoder_int8_error(e) > 0)
+        log_info("weights in int8 with a scale for each output channel: off by %.2g of their size; "
+                 "products are computed in %s",
+                 encoder_int8_error(e), act == ACT_F32 ? "float32" : "float16");
+}
+
+/* The tokenizer, where the folder has one: without it the input must give ids. */
+static status open_pieces(word_pieces **out, const char *folder) {
+    char path[PATH_BYTES];
+    *out = NULL;
+    TRY(path_join(path, sizeof path, folder, "vocab.txt"));
+    return file_exists(path) ? word_pieces_open(out, folder) : OK;
+}
+
+static void put_ids(json_writer *w, const char *key, const int32_t *ids, int64_t n) {
+    json_key(w, key);
+    json_array_open(w);
+    for (int64_t i = 0; i < n; i++)
+        json_int(w, ids[i]);
+    json_array_close(w);
+}
+
+static status write_tokens(encoder_input *in, sink *to, buf *line) {
+    encoder_sequence s;
+    bool is_end;
+    for (;;) {
+        json_writer w;
+        TRY(encoder_input_next(in, &s, &is_end));
+        if (is_end) return OK;
+        buf_clear(line);
+        json_begin(&w, line, 0);
+        json_object_open(&w);
+        put_ids(&w, "ids", s.ids, s.n);
+        if (s.types != NULL) put_ids(&w, "types", s.types, s.n);
+        json_object_close(&w);
+        TRY(json_finish(&w));
+        TRY(buf_char(line, '\n'));
+        TRY(sink_write(to, buf_str(line), line->n_bytes));
+    }
+}
+
+/* --tokens-only: what the input stands for, as input again. */
+static status run_tokens(const encode_args *a) {
+    encoder_config c;
+    word_pieces *pieces;
+    encoder_input *in = NULL;
+    sink to = {0};
+    buf line;
+    TRY(encoder_config_read(&c, a->folder));
+    TRY(open_pieces(&pieces, a->folder));
+    buf_init(&line);
+    status st = encoder_input_open(&in, a->input, pieces, encoder_max_len(&c), a->is_cut);
+    if (st == OK) st = sink_open(&to, a->out);
+    if (st == OK) st = sink_close(&to, write_tokens(in, &to, &line));
+    encoder_input_close(in);
+    word_pieces_destroy(pieces);
+    buf_fini(&line);
+    return st;
+}
+
+/* --plan: the layers run by a fusion plan. */
+static status open_plan(encode_job *j, const work *w, const mask *m) {
+    const encode_args *a = j->a;
+    encoder_config c;
+    encoder_plan_options o = {
+        .plan = a->plan, .cache = a->cache, .mask = m, .mask_text = a->mask, .workers = w->workers};
+    if (a->plan == NULL) return OK;
+    TRY(encoder_config_read(&c, a->folder));
+    return encoder_plan_create(&j->plan, w->be, &c, &o);
+}
+
+static void tell_plan(const encode_job *j) {
+    if (j->plan == NULL) return;
+    encoder_plan_use use = encoder_plan_used(j->plan);
+    if (use.n_by_plan > 0)
+        log_info("%" PRIu64 " batch%s by plan %d, %" PRIu64 " by the built-in one", use.n_by_plan,
+                 use.n_by_plan == 1 ? "" : "es", use.value, use.n_built_in);
+    else
+        log_info("no plan is kept for these batches (hstu tune finds one): the built-in one ran");
+}
+
+static status encode(const encode_args *a, const work *w, const mask *m) {
+    encode_job j = {.a = a};
+    word_pieces *pieces = NULL;
+    backend *be = w->be;
+    encoder_options o = {
+        .batch_tokens = a->batch_tokens, .mask = m, .has_int8_weights = is_int8(a->dtype)};
+    buf_init(&j.text);
+    status st = set_precision(be, a->dtype);
+    if (st == OK) st = open_plan(&j, w, m);
+    if (st == OK && j.plan != NULL) o.layers = encoder_plan_layers(j.plan);
+    if (st == OK) st = encoder_create(&j.e, a->folder, be, &o);
+    if (st == OK) tell_model(j.e, a->folder, be->act);
+    if (st == OK && a->scores != NULL) st = encoder_scores_create(&j.scores, j.e, m);
+    if (st == OK) st = open_pieces(&pieces, a->folder);
+    if (st == OK)
+        st = encoder_input_open(&j.in, a->input, pieces, encoder_max_len(encoder_config_of(j.e)),
+                                a->is_cut);
+    if (st == OK) st = run_job(&j);
+    if (st == OK) tell_plan(&j);
+    encoder_input_close(j.in);
+    word_pieces_destroy(pieces);
+    encoder_scores_destroy(j.scores);
+    encoder_destroy(j.e);
+    encoder_plan_destroy(j.plan);
+    mem_free(j.hidden);
+    mem_free(j.pooled);
+    buf_fini(&j.text);
+    return st;
+}
+
+static status run(const encode_args *a) {
+    work w;
+    mask *m = NULL;
+    if (a->is_tokens_only) return run_tokens(a);
+    if (a->mask != NULL) TRY(mask_create(&m, a->mask));
+    status st = work_open(&w, NULL, a->device);
+    if (st == OK) {
+        st = encode(a, &w, m);
+        work_close(&w);
+    }
+    mask_destroy(m);
+    return st;
+}
+
+/* What is read must not be replaced by the result. */
+static status check_out(const encode_args *a) {
+    static const char *const names[] = {"model.safetensors", "config.json", "vocab.txt"};
+    char path[PATH_BYTES];
+    if (file_is_same(a->out, a->input))
+        return fail(ERR_USAGE, "--out %s is the input; give another file", a->out);
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        TRY(path_join(path, sizeof path, a->folder, names[i]));
+        if (file_is_same(a->out, path))
+            return fail(ERR_USAGE, "--out %s is a file of the model; give another one", a->out);
+    }
+    return OK;
+}
+
+static status check(const encode_args *a, const arg_spec *spec) {
+    if (a->input == NULL) return fail(ERR_USAGE, "--input FILE is missing; usage: %s", spec->usage);
+    return a->out != NULL && strcmp(a->out, "-") != 0 ? check_out(a) : OK;
+}
+
+status cmd_encode(int argc, char **argv) {
+    encode_args a = {.device = "auto", .dtype = "float32", .batch_tokens = 8192};
+    bool is_help;
+    const arg_option options[] = {
+        {"--input", ARG_TEXT, &a.input, "FILE",
+         "Sequences: JSON lines {\"ids\": [...], \"types\": [...]} or {\"text\": ..., \"pair\": "
+         "...}, - is stdin; or safetensors with lengths, ids and types.",
+         0, 0},
+        {"--out", ARG_TEXT, &a.out, "FILE",
+         "FILE.safetensors: offsets, hidden (T, E), pooled (B, E); any other name: JSON lines; - "
+         "is stdout (default). The file appears when it is complete.",
+         0, 0},
+        {"--mask", ARG_TEXT, &a.mask, "MASK",
+         "Who sees whom: none, causal, sliding, longformer, bigbird, dilated, strided, fixed, "
+         "bits:FILE or csr:FILE, with ,window=W ,global=G ... ,causal after it (default none).",
+         0, 0},
+        {"--dtype", ARG_TEXT, &a.dtype, "TYPE",
+         "float32, bfloat16 or float16 on a GPU; the CPU computes in float32 (default float32). "
+         "int8: weights rounded to 8 bits, products in float16 on a GPU; not faster yet.",
+         0, 0},
+        {"--batch-tokens", ARG_INT, &a.batch_tokens, "N",
+         "Tokens that are computed together (default 8192).", 1, 1 << 24},
+        {"--plan", ARG_TEXT, &a.plan, "PLAN",
+         "Run the layers by a fusion plan: a file of 'hstu tune --out', a value, 16 bits, or auto, "
+         "the kept plan that fits a batch best (default: the built-in plan).",
+         0, 0},
+        {"--cache", ARG_TEXT, &a.cache, "DIR",
+         "Where compiled kernels and kept plans are (default ~/.cache/hstu).", 0, 0},
+        {"--truncate", ARG_FLAG, &a.is_cut, NULL,
+         "Cut texts to the longest sequence that the model takes.", 0, 0},
+        {"--profile-scores", ARG_TEXT, &a.scores, "FILE",
+         "Also write what the attention weights of every layer and head are like: JSON to FILE, a "
+         "picture to FILE.svg. Slow: for a sample of sequences.",
+         0, 0},
+        {"--tokens-only", ARG_FLAG, &a.is_tokens_only, NULL,
+         "Write the ids and types that the input stands for, as JSON lines, and encode nothing.", 0,
+         0},
+        {"--device", ARG_TEXT, &a.device, "DEVICE", WORK_DEVICES, 0, 0},
+        {0},
+    };
+    const arg_spec spec = {
+        "hstu encode MODEL_DIR --input FILE [--out FILE] [options]",
+        "Runs an encoder of the BERT family (bert, roberta, distilbert) on sequences of any "
+        "lengths, without padding. MODEL_DIR is a folder as Hugging Face's save_pretrained writes "
+        "it: config.json, model.safetensors (or its shards), and vocab.txt where texts are given.",
+        options,
+        1,
+        1,
+        "hidden is the last hidden state, pooled the pooler's output for the first token; both as "
+        "transformers computes them.\n"};
+    TRY(args_parse(&spec, argc, argv, &a.folder, NULL, &is_help));
+    if (is_help) return OK;
+    TRY(check(&a, &spec));
+    return run(&a);
+}

@@ -1,0 +1,291 @@
+/* hstu eval: how well a trained model predicts what its training held out. */
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/progress.h"
+#include "cli/cli.h"
+#include "cli/json_line.h"
+#include "cli/model/split_args.h"
+#include "cli/show.h"
+#include "cli/work.h"
+#include "dist/start.h"
+#include "model/trained.h"
+#include "ops/comm_host.h"
+#include "train/loop/baselines.h"
+#include "train/report/protocol.h"
+
+typedef struct eval_args {
+    const char *path, *checkpoint, *data, *part, *device;
+    const char *metrics;
+    bool is_json, has_baselines, keeps_seen;
+    int64_t n_ranks;
+    transport *ranks; /* this process is one of them; or NULL */
+    split_args split_args;
+    split_record split; /* what is evaluated */
+} eval_args;
+
+static split_part part_of(const eval_args *a) {
+    return strcmp(a->part, "validation") == 0 ? PART_VALIDATION : PART_TEST;
+}
+
+/* What a recommender without a model reaches on the same users. */
+typedef struct baseline {
+    const char *name;
+    rank_counts counts;
+} baseline;
+
+enum { N_BASELINES = 3, WEEK = 7 };
+
+/* Everything that is printed. */
+typedef struct report {
+    const eval_args *a;
+    const trained *t;
+    metric_list metrics;
+    eval_result r;
+    baseline *baselines; /* (N_BASELINES), or NULL */
+} report;
+
+static protocol protocol_of(const report *o) {
+    return (protocol){.session = &o->t->session,
+                      .rule = o->a->split.rule,
+                      .part = part_of(o->a),
+                      .result = &o->r};
+}
+
+static void write_baselines(json_writer *w, const report *o) {
+    json_key(w, "baselines");
+    json_object_open(w);
+    for (int i = 0; i < N_BASELINES; i++) {
+        json_key(w, o->baselines[i].name);
+        json_object_open(w);
+        for (int k = 0; k < o->metrics.n; k++) {
+            char name[METRIC_NAME_BYTES];
+            const metric *m = &o->metrics.item[k];
+            double value = rank_counts_metric(&o->baselines[i].counts, m);
+            if (!isnan(value)) json_key_double(w, metric_name(m, name), value);
+        }
+        json_object_close(w);
+    }
+    json_object_close(w);
+}
+
+static status print_json(const report *o) {
+    json_line line;
+    json_writer *w = json_line_open(&line);
+    protocol p = protocol_of(o);
+    json_key_string(w, "event", "eval");
+    json_key_string(w, "checkpoint", o->t->folder);
+    json_key_int(w, "step", (int64_t)o->t->origin.step);
+    json_key_bool(w, "is_best", checkpoint_is_best(o->t->folder));
+    split_record_write(&o->a->split, w);
+    json_key_string(w, "part", o->a->part);
+    json_key_int(w, "users", o->r.n_users);
+    for (int i = 0; i < o->r.n; i++)
+        json_key_double(w, o->r.item[i].name, o->r.item[i].value);
+    json_key_double(w, "seconds", o->r.seconds);
+    eval_write_misses(&o->r, w);
+    protocol_write(&p, w);
+    if (o->baselines != NULL) write_baselines(w, o);
+    return json_line_print(&line);
+}
+
+static void print_metrics(const report *o, show_style style) {
+    printf("%s  %-14s %8s", style.bold, "", "model");
+    for (int i = 0; o->baselines != NULL && i < N_BASELINES; i++)
+        printf(" %14s", o->baselines[i].name);
+    printf("%s\n", style.plain);
+    for (int k = 0; k < o->r.n; k++) {
+        metric m;
+        /* A class that no event has has no AUC: nothing to show. */
+        if (isnan(o->r.item[k].value)) continue;
+        printf("  %-14s %8.4f", o->r.item[k].name, o->r.item[k].value);
+        bool is_parsed =
+            o->baselines != NULL && metric_parse(&m, o->r.item[k].name, o->t->config->task) == OK;
+        for (int i = 0; is_parsed && i < N_BASELINES; i++) {
+            double value = rank_counts_metric(&o->baselines[i].counts, &m);
+            if (isnan(value))
+                printf(" %14s", "-");
+            else
+                printf(" %14.4f", value);
+        }
+        printf("\n");
+    }
+}
+
+static status print_text(const report *o) {
+    char folder[SHOW_PATH_BYTES], users[SHOW_BYTES], took[32], misses[EVAL_MISSES_BYTES];
+    show_style style = show_stdout_style();
+    protocol p = protocol_of(o);
+    buf lines;
+    human_duration(took, sizeof took, o->r.seconds);
+    printf("%s%s%s at step %" PRIu64 "%s: %s users, %s\n\n", style.bold,
+           show_path(folder, o->t->folder), style.plain, o->t->origin.step,
+           checkpoint_is_best(o->t->folder) ? " (best on validation)" : "",
+           show_count(users, (uint64_t)o->r.n_users), took);
+    print_metrics(o, style);
+    buf_init(&lines);
+    status st = protocol_describe(&p, &lines);
+    if (st == OK) printf("\n%s%s%s", style.dim, buf_str(&lines), style.plain);
+    buf_fini(&lines);
+    if (eval_describe_misses(&o->r, misses)) printf("\n%s\n", misses);
+    return st;
+}
+
+static status measure_baselines(report *o, const work *w) {
+    const trained *t = o->t;
+    baseline *b = o->baselines;
+    split_part part = part_of(o->a);
+    split s = split_make(t->session.data, o->a->split.rule, SESSION_SPLIT_SEED);
+    baseline_config c = baseline_config_default();
+    c.max_history = t->session.max_history;
+    c.keeps_seen = o->a->keeps_seen;
+    if (t->config->task != TASK_RETRIEVAL)
+        return fail(ERR_USAGE, "--baselines: popularity and neighbours are for retrieval models");
+    b[0].name = "popularity";
+    b[1].name = "last-week";
+    b[2].name = "item-knn";
+    TRY(baseline_popularity(&s, part, &c, w->workers, &b[0].counts));
+    TRY(baseline_item_knn(&s, part, &c, w->workers, &b[2].counts));
+    c.last_days = WEEK;
+    return baseline_popularity(&s, part, &c, w->workers, &b[1].counts);
+}
+
+/* The metrics of --metrics, or of the config. */
+static status choose_metrics(const eval_args *a, const config *c, metric_list *out) {
+    if (a->metrics == NULL) return metric_list_of(out, c);
+    status st = metric_list_parse(out, a->metrics, c->task);
+    return st == OK ? OK : fail_prefix(st, "--metrics");
+}
+
+static status measure(report *o, trained *t, const work *w) {
+    evaluator *e;
+    TRY(choose_metrics(o->a, t->config, &o->metrics));
+    if (o->a->keeps_seen && t->config->task != TASK_RETRIEVAL)
+        return fail(ERR_USAGE, "--keep-seen is for retrieval models; ranking leaves nothing out");
+    TRY(session_check_split(&t->session, &o->a->split.rule));
+    if (o->baselines != NULL) TRY(measure_baselines(o, w));
+    TRY(evaluator_create(&e, &t->session, o->a->split.rule, part_of(o->a)));
+    status st = evaluator_choose(e, &o->metrics, o->a->keeps_seen);
+    if (st == OK) st = evaluator_run(e, 0, &o->r);
+    evaluator_destroy(e);
+    return st;
+}
+
+static status evaluate(const eval_args *a, trained *t, const work *w) {
+    static baseline room[N_BASELINES]; /* too large for the stack */
+    report o = {.a = a, .t = t, .baselines = a->has_baselines ? room : NULL};
+    TRY(measure(&o, t, w));
+    if (!comm_is_first(w->comm)) return OK; /* rank 0 speaks for all */
+    return a->is_json ? print_json(&o) : print_text(&o);
+}
+
+/* The split of the run, or another one that tests on nothing the run was trained on. */
+static status choose_split(eval_args *a, const checkpoint_origin *origin) {
+    a->split = origin->split;
+    if (!split_args_given(&a->split_args)) return OK;
+    /* A validation part is asked for by name here. */
+    a->split_args.has_validation =
+        part_of(a) == PART_VALIDATION || origin->split.rule.has_validation;
+    if (a->split_args.split != NULL && strcmp(a->split_args.split, "leave-one-out") == 0)
+        a->split_args.has_validation = false;
+    TRY(split_args_read(&a->split_args, &a->split));
+    return split_check_unseen(&origin->split.rule, &a->split.rule, part_of(a));
+}
+
+/* by-user numbers the users of the data: other data has other users under these numbers. */
+static status check_users(const eval_args *a, const checkpoint_origin *origin, const work *w) {
+    if (a->split.rule.kind != SPLIT_BY_USER || origin->data == batcher_fingerprint(w->data))
+        return OK;
+    return fail(ERR_USAGE,
+                "%s: not the data that the run was trained on, so its split by-user would test on "
+                "users it was trained on; give the data of the run, or held-out events with "
+                "--test-file",
+                a->data);
+}
+
+static status join_test(const eval_args *a, const char *folder, work *w) {
+    config *c;
+    if (a->split.rule.kind != SPLIT_TEST_FILE) return OK;
+    TRY(checkpoint_config(&c, folder));
+    status st = work_join_test(w, a->split.test_file, c->task == TASK_RETRIEVAL);
+    config_destroy(c);
+    return st;
+}
+
+static status run(eval_args *a) {
+    work w;
+    trained t = {0};
+    checkpoint_origin origin;
+    char folder[CHECKPOINT_PATH_BYTES];
+    TRY(checkpoint_choose(a->path, a->checkpoint, folder));
+    TRY(checkpoint_read_origin(&origin, folder));
+    TRY(choose_split(a, &origin));
+    TRY(work_open_as(&w, a->data, a->device, &(work_options){.ranks = a->ranks, .nccl = "off"}));
+    status st = check_users(a, &origin, &w);
+    if (st == OK) st = join_test(a, folder, &w);
+    if (st == OK) st = trained_open(&t, folder, work_data(&w), w.be, 0);
+    t.session.comm = w.comm;
+    if (st == OK) st = evaluate(a, &t, &w);
+    trained_close(&t);
+    work_close(&w);
+    return st;
+}
+
+static status run_on_ranks(eval_args *a) {
+    bool is_over;
+    status st = ranks_start(&a->ranks, (int)a->n_ranks, &is_over);
+    if (is_over) return st;
+    return ranks_leave(a->ranks, st == OK ? run(a) : st);
+}
+
+status cmd_eval(int argc, char **argv) {
+    eval_args a = {.part = "test", .device = "auto"};
+    bool is_help;
+    const arg_option options[] = {
+        {"--data", ARG_TEXT, &a.data, "DIR",
+         "Prepared data; items are matched to the model's by their ids.", 0, 0},
+        {"--checkpoint", ARG_TEXT, &a.checkpoint, "WHICH", WORK_CHECKPOINTS, 0, 0},
+        {"--part", ARG_TEXT, &a.part, "PART",
+         "test (default), or validation for a run with --validate.", 0, 0},
+        {"--split", ARG_TEXT, &a.split_args.split, "SPLIT",
+         "Another split than the run's: leave-one-out, leave-two-out, by-user or time.  Refused "
+         "where it would test on events that the run was trained on.",
+         0, 0},
+        {"--time-cut", ARG_TEXT, &a.split_args.time_cut, "T", SPLIT_TIME_HELP, 0, 0},
+        {"--test-file", ARG_TEXT, &a.split_args.test_file, "DIR", SPLIT_FILE_HELP, 0, 0},
+        {"--baselines", ARG_FLAG, &a.has_baselines, NULL,
+         "Also what popularity, popularity of the last week before the newest training event, and "
+         "item neighbours reach on the same users.",
+         0, 0},
+        {"--metrics", ARG_TEXT, &a.metrics, "LIST",
+         "Instead of the config's eval_metrics: HR@k, NDCG@k, RECALL@k, PRECISION@k, COVERAGE@k "
+         "and "
+         "MRR, or AUC, ACC, LOGLOSS and NE for ranking; as in HR@5,NDCG@20,COVERAGE@10.",
+         0, 0},
+        {"--keep-seen", ARG_FLAG, &a.keeps_seen, NULL,
+         "Items of the history stay in the ranking, for data in which people come back to items.",
+         0, 0},
+        {"--device", ARG_TEXT, &a.device, "DEVICE", WORK_DEVICES, 0, 0},
+        {"--ranks", ARG_INT, &a.n_ranks, "G",
+         "Processes of this machine that divide the users (default 1); the figures are the same.",
+         1, 64},
+        {"--json", ARG_FLAG, &a.is_json, NULL, "Print one JSON object on one line.", 0, 0},
+        {0},
+    };
+    const arg_spec spec = {"hstu eval CHECKPOINT|RUN --data DIR [options]",
+                           "Evaluates a trained model on the events its training left out: ranks "
+                           "of the held-out items among the whole catalogue without the items of "
+                           "the history, or AUC for ranking. docs/evaluation.md has the protocols.",
+                           options,
+                           1,
+                           1,
+                           NULL};
+    TRY(args_parse(&spec, argc, argv, &a.path, NULL, &is_help));
+    if (is_help) return OK;
+    if (a.data == NULL) return fail(ERR_USAGE, "--data DIR is missing; usage: %s", spec.usage);
+    if (strcmp(a.part, "test") != 0 && strcmp(a.part, "validation") != 0)
+        return fail(ERR_USAGE, "--part %s: the parts are test and validation", a.part);
+    return run_on_ranks(&a);
+}

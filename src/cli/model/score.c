@@ -1,0 +1,186 @@
+/* hstu score: what a model says of given candidates. */
+#include <inttypes.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/mem.h"
+#include "cli/model/user_service.h"
+#include "cli/work.h"
+#include "model/history_read.h"
+#include "model/scorer.h"
+#include "model/trained.h"
+
+typedef struct score_args {
+    const char *path, *data, *candidates, *device, *format_name, *out;
+    user_choice users;
+    bool is_json;
+    answer_format format;
+} score_args;
+
+/* Items of the model, in the order given. */
+typedef struct item_list {
+    uint32_t *item;
+    size_t n, capacity;
+} item_list;
+
+static status add_item(item_list *l, uint32_t item) {
+    if (l->n == INT32_MAX) return fail(ERR_UNSUPPORTED, "more than %d candidates", INT32_MAX);
+    TRY(MEM_RESERVE(&l->item, &l->capacity, l->n + 1));
+    l->item[l->n++] = item;
+    return OK;
+}
+
+static status read_file(item_list *l, const char *path, const seq_file *data) {
+    id_lines lines;
+    id_count count = {0};
+    const char *id = NULL;
+    status st = id_lines_open(&lines, path);
+    while (st == OK && (st = id_lines_next(&lines, &id)) == OK && id != NULL) {
+        uint32_t item = seq_find_item(data, id);
+        id_count_add(&count, id, item != 0);
+        if (item != 0) st = add_item(l, item);
+    }
+    id_lines_close(&lines);
+    if (st == OK && l->n == 0)
+        st = fail(ERR_USAGE, "--candidates %s: %" PRIu64 " ids, and none is an item of the model",
+                  path, count.n);
+    if (st == OK) id_count_tell(&count, path);
+    return st;
+}
+
+/* A list has the form of a history of ids. */
+static status read_list(item_list *l, const char *text, const seq_file *data) {
+    given_history g;
+    status st = given_history_read(&g, data, 0, text, strlen(text));
+    for (size_t i = 0; st == OK && i < g.n; i++)
+        st = add_item(l, g.item[i]);
+    given_history_fini(&g);
+    return st == ERR_USAGE ? fail_prefix(st, "--candidates is neither a file nor a list of ids")
+                           : st;
+}
+
+static status read_candidates(item_list *l, const char *text, const seq_file *data) {
+    if (text[0] == '@') return read_file(l, text + 1, data);
+    bool is_file = strcmp(text, "-") == 0 || file_exists(text);
+    return is_file ? read_file(l, text, data) : read_list(l, text, data);
+}
+
+/* While it scores. */
+typedef struct service {
+    const seq_file *data;
+    scorer *r;
+    const item_list *candidates;
+    answers out;
+} service;
+
+static status answer_one(void *ctx, int32_t i, const answer_subject *who) {
+    service *v = ctx;
+    const float *values = scorer_result(v->r, i);
+    bool is_known = who->kind == SUBJECT_USER;
+    bool has_history = is_known && user_events_of(v->data, who->number).n > 0;
+    const char *note = !is_known ? "not in the data" : has_history ? "" : "it has no events";
+    TRY(answers_begin(&v->out, who, has_history ? "model" : "no history", note));
+    for (size_t c = 0; c < v->candidates->n; c++)
+        TRY(answers_item(&v->out, v->candidates->item[c], values + c * (size_t)v->out.n_columns));
+    return answers_end(&v->out);
+}
+
+static bool fits(void *ctx, const user_events *u) {
+    (void)u;
+    return scorer_fits(((service *)ctx)->r);
+}
+
+static status add_one(void *ctx, const user_events *u) {
+    return scorer_add(((service *)ctx)->r, u);
+}
+
+static status run_batch(void *ctx) {
+    return scorer_run(((service *)ctx)->r);
+}
+
+static void clear(void *ctx) {
+    scorer_clear(((service *)ctx)->r);
+}
+
+static const user_service for_users = {
+    "scoring", "scored without a history", fits, add_one, run_batch, answer_one, clear};
+
+static status score(const score_args *a, session *s) {
+    item_list candidates = {0};
+    service v = {.data = s->data, .candidates = &candidates};
+    status st = read_candidates(&candidates, a->candidates, s->data);
+    scorer_config c = {.candidate = candidates.item,
+                       .n_candidates = (int32_t)candidates.n,
+                       .max_users = s->eval_batch};
+    if (st == OK) st = scorer_create(&v.r, s, &c);
+    if (st == OK) {
+        v.out = (answers){.format = a->format,
+                          .data = s->data,
+                          .subject = "user",
+                          .columns = scorer_columns(v.r),
+                          .n_columns = scorer_n_columns(v.r)};
+        st = answers_open(&v.out, a->out);
+    }
+    if (st == OK) st = user_service_run(&for_users, &v, &a->users, s->data, &v.out, NULL);
+    st = answers_close(&v.out, st);
+    scorer_destroy(v.r);
+    mem_free(candidates.item);
+    return st;
+}
+
+static status run(const score_args *a) {
+    work w;
+    trained t;
+    TRY(work_open(&w, a->data, a->device));
+    status st = trained_open(&t, a->path, w.data, w.be, 0);
+    if (st == OK) st = score(a, &t.session);
+    trained_close(&t);
+    work_close(&w);
+    return st;
+}
+
+static status check(const score_args *a, const arg_spec *spec) {
+    if (a->data == NULL) return fail(ERR_USAGE, "--data DIR is missing; usage: %s", spec->usage);
+    if (a->candidates == NULL)
+        return fail(ERR_USAGE, "--candidates FILE|LIST is missing; usage: %s", spec->usage);
+    if (user_choice_n(&a->users) != 1)
+        return fail(ERR_USAGE, "give either --user ID, --users FILE or --all-users");
+    return OK;
+}
+
+status cmd_score(int argc, char **argv) {
+    score_args a = {.device = "auto"};
+    bool is_help;
+    const arg_option options[] = {
+        {"--data", ARG_TEXT, &a.data, "DIR",
+         "Prepared data with the users' events; items are matched to the model's by their ids.", 0,
+         0},
+        {"--candidates", ARG_TEXT, &a.candidates, "FILE|LIST",
+         "Items to score: a file of ids, one a line (- is stdin, @FILE is always a file), or ids "
+         "parted by commas, or a JSON list of ids.",
+         0, 0},
+        USER_OPTIONS(&a.users),
+        {"--format", ARG_TEXT, &a.format_name, "FORMAT", ANSWER_FORMATS, 0, 0},
+        {"--json", ARG_FLAG, &a.is_json, NULL, "The same as --format jsonl.", 0, 0},
+        {"--out", ARG_TEXT, &a.out, "FILE",
+         "Write to a file, which appears when it is complete; - is stdout (default).", 0, 0},
+        {"--device", ARG_TEXT, &a.device, "DEVICE", WORK_DEVICES, 0, 0},
+        {0},
+    };
+    const arg_spec spec = {
+        "hstu score CHECKPOINT|RUN --data DIR --user ID --candidates FILE|LIST [options]",
+        "Scores given items for users. A ranking model gives the probability of every task "
+        "(click, like, ...), or the expected rating and the probability of each; a retrieval "
+        "model gives the score that 'hstu recommend' ranks by.",
+        options,
+        1,
+        1,
+        "A run stands for its best checkpoint on validation where it has one, else for its "
+        "newest.\n"};
+    status st = args_parse(&spec, argc, argv, &a.path, NULL, &is_help);
+    if (st == OK && !is_help) st = check(&a, &spec);
+    if (st == OK && !is_help) st = answer_format_parse(a.format_name, a.is_json, &a.format);
+    if (st == OK && !is_help) st = run(&a);
+    mem_free(a.users.users.item);
+    return st;
+}

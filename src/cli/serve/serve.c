@@ -1,0 +1,423 @@
+/* hstu serve: recommendations over HTTP. */
+#include "serve/http/server.h"
+
+#include <ctype.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "cli/cli.h"
+#include "cli/serve/kv_args.h"
+#include "cli/work.h"
+#include "serve/http/access_log.h"
+
+enum { NAME_BYTES = 64, CHECK_MS = 20 };
+
+typedef struct serve_args {
+    const char *path[ENGINE_MAX_MODELS];
+    int n_paths;
+    const char *data, *host, *device, *state, *keys, *access_log, *split;
+    arg_list names, shadows, allow_hosts;
+    access_log *log; /* NULL: none */
+    int log_fd;      /* 0: stdout's, or none */
+    const char *kv_load, *kv_dtype;
+    int64_t port, max_batch, max_tokens, kv_pages, kv_host_pages, max_queue, queue_mib, deadline_ms;
+    int64_t drain_delay_s, drain_timeout_s, erase_within_s;
+    bool is_int8, loads_always, has_fp8_kv;
+    int64_t max_connections, per_address, max_body_mib, max_buffered_mib;
+    char name[ENGINE_MAX_MODELS][NAME_BYTES];
+    server_model model[ENGINE_MAX_MODELS];
+} serve_args;
+
+/* Where the access log goes.  By default to stdout if that is a file: a pipe or a terminal has a
+ * reader who may not have asked for it. */
+static status open_log(serve_args *a) {
+    struct stat out;
+    const char *path = a->access_log;
+    bool is_file = fstat(STDOUT_FILENO, &out) == 0 && S_ISREG(out.st_mode);
+    if (path == NULL) path = is_file ? "-" : "off";
+    if (strcmp(path, "off") == 0) return OK;
+    bool is_stdout = strcmp(path, "-") == 0;
+    int fd =
+        is_stdout ? STDOUT_FILENO : open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
+    if (fd < 0) return fail_errno("--access-log %s", path);
+    status st = access_log_open(&a->log, fd);
+    if (st == OK && !is_stdout) a->log_fd = fd;
+    if (st != OK && !is_stdout) close(fd);
+    return st;
+}
+
+static void close_log(serve_args *a) {
+    uint64_t n = access_log_close(a->log);
+    if (n > 0)
+        log_warn("%llu lines of the access log were dropped: its reader was too slow, or gone",
+                 (unsigned long long)n);
+    if (a->log_fd > 0) close(a->log_fd);
+}
+
+static bool is_good_name(const char *name) {
+    size_t n = strlen(name);
+    for (size_t i = 0; i < n; i++)
+        if (!isalnum((unsigned char)name[i]) && strchr("._-", name[i]) == NULL) return false;
+    return n > 0 && n < NAME_BYTES;
+}
+
+/* The last part of a path, with what a name cannot have replaced. */
+static void name_of_path(const char *path, char name[NAME_BYTES]) {
+    size_t end = strlen(path);
+    while (end > 0 && path[end - 1] == '/')
+        end--;
+    size_t begin = end;
+    while (begin > 0 && path[begin - 1] != '/')
+        begin--;
+    size_t n = end - begin < NAME_BYTES - 1 ? end - begin : NAME_BYTES - 1;
+    for (size_t i = 0; i < n; i++) {
+        char c = path[begin + i];
+        name[i] = isalnum((unsigned char)c) || c == '.' || c == '_' || c == '-' ? c : '_';
+    }
+    name[n] = '\0';
+    if (n == 0) strcpy(name, "model");
+}
+
+static status choose_names(serve_args *a) {
+    if (a->names.n_items > 0 && (int)a->names.n_items != a->n_paths)
+        return fail(ERR_USAGE, "%d models and %zu names: give --name for each model or for none",
+                    a->n_paths, a->names.n_items);
+    for (int i = 0; i < a->n_paths; i++) {
+        if (a->names.n_items > 0) {
+            if (!is_good_name(a->names.item[i]))
+                return fail(ERR_USAGE, "--name %.80s: letters, digits, '.', '_' and '-' only",
+                            a->names.item[i]);
+            strcpy(a->name[i], a->names.item[i]);
+        } else {
+            name_of_path(a->path[i], a->name[i]);
+        }
+        for (int k = 0; k < i; k++)
+            if (strcmp(a->name[k], a->name[i]) == 0)
+                return fail(ERR_USAGE, "two models are called '%s': give each a --name",
+                            a->name[i]);
+        a->model[i] = (server_model){.name = a->name[i], .path = a->path[i]};
+    }
+    return OK;
+}
+
+static status read_shadows(serve_args *a) {
+    for (size_t s = 0; s < a->shadows.n_items; s++) {
+        int i = 0;
+        while (i < a->n_paths && strcmp(a->name[i], a->shadows.item[s]) != 0)
+            i++;
+        if (i == a->n_paths)
+            return fail(ERR_USAGE, "--shadow %.80s: there is no model of this name",
+                        a->shadows.item[s]);
+        if (i == 0) return fail(ERR_USAGE, "--shadow %s: the first model answers", a->name[0]);
+        a->model[i].is_shadow = true;
+    }
+    return OK;
+}
+
+/* "90,10": the share of each model; without it the first one answers who names none. */
+static status read_split(serve_args *a) {
+    const char *at = a->split;
+    a->model[0].share = at == NULL;
+    for (int i = 0; i < a->n_paths && at != NULL; i++) {
+        char *end;
+        long share = strtol(at, &end, 10);
+        bool is_last = i + 1 == a->n_paths;
+        if (end == at || share < 0 || share > 1000000 || *end != (is_last ? '\0' : ','))
+            return fail(ERR_USAGE,
+                        "--split %.80s: give a whole number for each of the %d models, as in "
+                        "90,10",
+                        a->split, a->n_paths);
+        if (share > 0 && a->model[i].is_shadow)
+            return fail(ERR_USAGE, "--split: %s is a shadow and answers nobody", a->name[i]);
+        a->model[i].share = (int)share;
+        at = end + 1;
+    }
+    int total = 0;
+    for (int i = 0; i < a->n_paths; i++)
+        total += a->model[i].share;
+    return total > 0 ? OK : fail(ERR_USAGE, "--split %.80s: nobody answers", a->split);
+}
+
+static void tell_start(const serve_args *a, server *s) {
+    engine_state_stats state;
+    engine_get_state(server_engine(s), &state);
+    for (int i = 0; i < a->n_paths; i++) {
+        engine_model_info m;
+        if (engine_model(server_engine(s), i, &m) != OK) continue;
+        log_info("model %s: %s, %llu items, %s, loaded in %.4g s%s%s", m.name, m.task,
+                 (unsigned long long)m.n_items, m.device, m.load_s,
+                 m.is_cached               ? ", with KV cache"
+                 : m.cache_note[0] != '\0' ? ", without KV cache: "
+                                           : ", without KV cache",
+                 m.is_cached ? "" : m.cache_note);
+    }
+    for (int i = 0; i < a->n_paths; i++) {
+        engine_model_info m;
+        if (engine_model(server_engine(s), i, &m) == OK) kv_args_tell(&m);
+    }
+    if (!state.is_durable)
+        log_info("note: events live in memory and end with the server; --state DIR keeps them");
+    else
+        log_info("events: %llu read from %s%s", (unsigned long long)state.n_restored, a->state,
+                 state.n_known > 0 ? "; some are in the data, too, and count once" : "");
+    if (state.warning[0] != '\0') log_warn("%s", state.warning);
+    if (a->access_log == NULL && a->log == NULL)
+        log_info("note: no access log, as stdout is not a file; --access-log - writes it there");
+    log_info("ready: http://%s:%d/  (Ctrl-C drains and ends)",
+             strchr(a->host, ':') != NULL ? "[::]" : a->host, server_port(s));
+}
+
+/* Waits for a signal; false: the time is over. */
+static bool wait_signal(const sigset_t *signals, int ms) {
+    struct timespec limit = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000L};
+    return sigtimedwait(signals, NULL, &limit) > 0;
+}
+
+/* Until a signal; then until everything is answered, the time is over, or a second signal. */
+static status wait_for_end(const serve_args *a, server *s, const sigset_t *signals,
+                           bool is_ending) {
+    while (!is_ending && !wait_signal(signals, 60000))
+        ;
+    server_set_ready(s, false);
+    log_info("draining; a second signal ends at once");
+    for (int64_t ms = 0; ms < a->drain_delay_s * 1000; ms += 50)
+        if (wait_signal(signals, 50)) return fail(ERR_INTERRUPTED, "ended by a second signal");
+    uint64_t begin = clock_ns();
+    while (!server_drain(s, 20000000)) {
+        if (wait_signal(signals, 1)) return fail(ERR_INTERRUPTED, "ended by a second signal");
+        if (clock_ns() - begin > (uint64_t)a->drain_timeout_s * 1000000000ull)
+            return fail(ERR_INTERRUPTED, "not everything was answered within %d s",
+                        (int)a->drain_timeout_s);
+    }
+    return OK;
+}
+
+static server_config make_config(const serve_args *a) {
+    server_config c = {.http = http_default_settings(),
+                       .models = a->model,
+                       .n_models = a->n_paths,
+                       .keys = a->keys,
+                       .allow_hosts = a->allow_hosts.item,
+                       .n_allow_hosts = a->allow_hosts.n_items,
+                       .log = a->log != NULL ? access_log_write : NULL,
+                       .log_dropped = a->log != NULL ? access_log_dropped : NULL,
+                       .log_ctx = a->log};
+    c.http.host = a->host;
+    c.http.port = (int)a->port;
+    c.http.max_connections = (int)a->max_connections;
+    c.http.max_per_address = (int)a->per_address;
+    c.http.max_body_bytes = (size_t)a->max_body_mib << 20;
+    /* One address has half of it, and at least one request of the largest size. */
+    int64_t least = 2 * a->max_body_mib;
+    c.http.max_held_bytes = (size_t)(a->max_buffered_mib > least ? a->max_buffered_mib : least)
+                            << 20;
+    c.engine = (engine_config){.data = a->data,
+                               .state = a->state,
+                               .erase_within_ns = (uint64_t)a->erase_within_s * 1000000000ull,
+                               .device = a->device,
+                               .max_batch = (int32_t)a->max_batch,
+                               .max_tokens = (int32_t)a->max_tokens,
+                               .max_queue = (int32_t)a->max_queue,
+                               .max_queue_bytes = (size_t)a->queue_mib << 20,
+                               .kv_pages = a->kv_pages,
+                               .kv_host_pages = a->kv_host_pages,
+                               .loads_always = a->loads_always,
+                               .has_fp8_kv = a->has_fp8_kv,
+                               .has_int8_items = a->is_int8,
+                               .deadline_ns = (uint64_t)a->deadline_ms * 1000000ull};
+    return c;
+}
+
+/* Engine folders are checked while the server starts; until then no answer leaves it.  *is_ending:
+ * a signal came meanwhile. */
+static status wait_checked(const serve_args *a, server *s, const sigset_t *signals,
+                           bool *is_ending) {
+    uint64_t start = clock_ns();
+    for (int i = 0; i < a->n_paths; i++) {
+        while (!engine_is_checked(server_engine(s), i)) {
+            *is_ending = wait_signal(signals, CHECK_MS);
+            if (*is_ending) return OK;
+        }
+        TRY(engine_wait_checked(server_engine(s), i));
+    }
+    log_info("checked: all weights fit their checksums, %.2f s after the start",
+             (double)(clock_ns() - start) / 1e9);
+    return OK;
+}
+
+/* A signal came while weights were checked, and everything that had arrived is answered: the
+ * threads that still read weights are not waited for. */
+static status end_early(serve_args *a, server *s) {
+    for (int i = 0; i < a->n_paths; i++) {
+        if (!engine_is_checked(server_engine(s), i)) {
+            close_log(a);
+            log_info("ended before the weights were checked");
+            _exit(0);
+        }
+        TRY(engine_wait_checked(server_engine(s), i));
+    }
+    return OK;
+}
+
+static status run(serve_args *a) {
+    server *s = NULL;
+    bool is_ending = false;
+    sigset_t signals, before;
+    if (http_library_version() == NULL)
+        return fail(ERR_UNSUPPORTED, "this build has no HTTP server; install libmicrohttpd "
+                                     "(apt-get install libmicrohttpd-dev), then make");
+    mem_keep_freed();
+    /* Before any thread starts: they all inherit it, and only this one waits for signals. */
+    sigemptyset(&signals);
+    sigaddset(&signals, SIGTERM);
+    sigaddset(&signals, SIGINT);
+    pthread_sigmask(SIG_BLOCK, &signals, &before);
+    status st = open_log(a);
+    if (st == OK) {
+        server_config c = make_config(a);
+        st = server_start(&s, &c);
+    }
+    if (st == OK) {
+        tell_start(a, s);
+        st = wait_checked(a, s, &signals, &is_ending);
+    }
+    if (st == OK) st = wait_for_end(a, s, &signals, is_ending);
+    if (st == OK && is_ending) st = end_early(a, s);
+    if (st == ERR_INTERRUPTED) { /* what was acknowledged is on disk; nothing else is owed */
+        log_warn("%s", status_reason());
+        close_log(a);
+        _exit(1);
+    }
+    server_stop(s);
+    close_log(a);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return st;
+}
+
+static status check(serve_args *a) {
+    TRY(kv_args_load(a->kv_load, &a->loads_always));
+    TRY(kv_args_dtype(a->kv_dtype, &a->has_fp8_kv));
+    TRY(choose_names(a));
+    TRY(read_shadows(a));
+    return read_split(a);
+}
+
+status cmd_serve(int argc, char **argv) {
+    serve_args a = {.host = "127.0.0.1",
+                    .port = 8080,
+                    .device = "auto",
+                    .kv_pages = -1,
+                    .drain_timeout_s = 30,
+                    .erase_within_s = 60,
+                    .max_connections = 4096,
+                    .per_address = 1024,
+                    .max_body_mib = 8,
+                    .max_buffered_mib = 256};
+    bool is_help;
+    const arg_option options[] = {
+        {"--data", ARG_TEXT, &a.data, "DIR",
+         "Prepared data with users' histories to start with; items are matched by their ids.", 0,
+         0},
+        {"--state", ARG_TEXT, &a.state, "DIR",
+         "Keep users' events here: what was acknowledged survives a crash. Without it they live "
+         "in memory.",
+         0, 0},
+        {"--erase-within", ARG_INT, &a.erase_within_s, "S",
+         "Remove an erased user from the files of --state within so many seconds (default 60).", 1,
+         86400},
+        {"--device", ARG_TEXT, &a.device, "DEVICE", WORK_DEVICES, 0, 0},
+        {"Network", ARG_FLAG, NULL, NULL, NULL, 0, 0},
+        {"--host", ARG_TEXT, &a.host, "HOST",
+         "Address to listen on (default 127.0.0.1: this machine only). There is no TLS here: "
+         "put a proxy such as nginx in front of a server that others reach.",
+         0, 0},
+        {"--port", ARG_INT, &a.port, "PORT", "Port (default 8080; 0: any that is free).", 0, 65535},
+        {"--keys", ARG_TEXT, &a.keys, "FILE",
+         "API keys, one a line: KEY NAME REQUESTS_PER_SECOND ROLES. 0: no limit; roles are some of "
+         "read, events, admin.",
+         0, 0},
+        {"--allow-host", ARG_LIST, &a.allow_hosts, "NAME",
+         "Answer requests with this name as their Host; '*': with any (default without --keys: "
+         "addresses, localhost, the name of this machine and that of --host).",
+         0, 0},
+        {"--connections", ARG_INT, &a.max_connections, "N", "At most (default 4096).", 1, 1000000},
+        {"--connections-per-address", ARG_INT, &a.per_address, "N",
+         "From one address (default 1024).", 1, 1000000},
+        {"--max-body", ARG_INT, &a.max_body_mib, "MIB", "Of a request (default 8).", 1, 1024},
+        {"--max-buffered", ARG_INT, &a.max_buffered_mib, "MIB",
+         "Bodies and answers over 64 KiB in memory at a time (default 256); one address may have "
+         "half of it.",
+         1, 1 << 20},
+        {"Several models", ARG_FLAG, NULL, NULL, NULL, 0, 0},
+        {"--name", ARG_LIST, &a.names, "NAME",
+         "Name of a model, in the order of the paths (default: the folder's name).", 0, 0},
+        {"--split", ARG_TEXT, &a.split, "A,B,...",
+         "Shares of the users, chosen by a hash of the user's id (default: the first model "
+         "answers whoever names none).",
+         0, 0},
+        {"--shadow", ARG_LIST, &a.shadows, "NAME",
+         "This model is asked, too, and its answers are only logged.", 0, 0},
+        {"Work", ARG_FLAG, NULL, NULL, NULL, 0, 0},
+        {"--deadline", ARG_INT, &a.deadline_ms, "MS",
+         "Refuse requests that cannot be answered in this time, unless they name a deadline of "
+         "their own (default: none; a request is refused if it would wait for more than 250 ms, "
+         "or ten times the normal p99).",
+         1, 600000},
+        {"--max-batch", ARG_INT, &a.max_batch, "N",
+         "Requests of a batch (default: the engine's, else 64).", 1, 4096},
+        {"--max-tokens", ARG_INT, &a.max_tokens, "N",
+         "Computed tokens of a batch (default: the engine's, else 8192).", 1, 1 << 24},
+        {"--max-queue", ARG_INT, &a.max_queue, "N", "Requests that wait (default 1024).", 1,
+         1 << 20},
+        {"--max-queue-mib", ARG_INT, &a.queue_mib, "MIB",
+         "Memory of requests that wait (default 1024).", 1, 1 << 20},
+        {"--kv-pages", ARG_INT, &a.kv_pages, "N",
+         "Pages of 64 tokens in the KV cache of each model; 0: no cache (default: the engine's, "
+         "else by memory).",
+         0, INT32_MAX},
+        {"--kv-host-pages", ARG_INT, &a.kv_host_pages, "N", KV_HOST_PAGES, 0, INT32_MAX},
+        {"--kv-load", ARG_TEXT, &a.kv_load, "RULE", KV_LOADS, 0, 0},
+        {"--kv-dtype", ARG_TEXT, &a.kv_dtype, "TYPE", KV_DTYPES, 0, 0},
+        {"--int8-items", ARG_FLAG, &a.is_int8, NULL,
+         "A CPU rules out most items by 8-bit numbers before it reads their float32 rows; answers "
+         "are the same (default: as the engine says).",
+         0, 0},
+        {"Log and end", ARG_FLAG, NULL, NULL, NULL, 0, 0},
+        {"--access-log", ARG_TEXT, &a.access_log, "FILE",
+         "A JSON object a line for each request; - is stdout, off: none (default: stdout if that "
+         "is "
+         "a file, else off).",
+         0, 0},
+        {"--drain-delay", ARG_INT, &a.drain_delay_s, "S",
+         "After SIGTERM: say 'not ready' and go on for so long (default 0).", 0, 3600},
+        {"--drain-timeout", ARG_INT, &a.drain_timeout_s, "S",
+         "Then wait for answers for so long at most (default 30).", 0, 3600},
+        {0},
+    };
+    const arg_spec spec = {
+        "hstu serve RUN|ENGINE... [--data DIR] [--port 8080] [--state DIR]",
+        "Serves trained models over HTTP: recommendations, ranking, users' events, KServe v2, "
+        "Prometheus metrics, and a page at /. docs/serving.md has all paths.",
+        options,
+        1,
+        ENGINE_MAX_MODELS,
+        "SIGTERM or Ctrl-C answers what has arrived and ends; a second one ends at once.\n"
+        "  curl localhost:8080/v1/recommend -d '{\"user\": 7, \"top_k\": 5}'\n"};
+    status st = args_parse(&spec, argc, argv, a.path, &a.n_paths, &is_help);
+    if (st == OK && !is_help) st = check(&a);
+    if (st == OK && !is_help) st = run(&a);
+    mem_free(a.names.item);
+    mem_free(a.shadows.item);
+    mem_free(a.allow_hosts.item);
+    return st;
+}

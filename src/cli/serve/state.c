@@ -1,0 +1,158 @@
+/* hstu state: look after the database of `hstu serve --state DIR`. */
+#include "serve/state/state.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "cli/cli.h"
+#include "cli/json_line.h"
+#include "cli/machine/plan.h"
+#include "serve/state/event_log.h"
+
+typedef struct state_args {
+    const char *word[2]; /* folder, file */
+    int n_words;
+    bool recovers, is_json;
+} state_args;
+
+static status print_counts(const state_args *a, const state_counts *c, const char *what) {
+    if (a->is_json) {
+        json_line l;
+        json_writer *w = json_line_open(&l);
+        json_key_int(w, "users", (int64_t)c->n_users);
+        json_key_int(w, "events", (int64_t)c->n_events);
+        json_key_int(w, "erased", (int64_t)c->n_erased);
+        json_key_int(w, "not_swept", (int64_t)c->n_unswept);
+        json_key_int(w, "damaged", (int64_t)c->n_damaged);
+        return json_line_print(&l);
+    }
+    printf("%s: %" PRIu64 " users, %" PRIu64 " events, %" PRIu64 " erased users\n", what,
+           c->n_users, c->n_events, c->n_erased);
+    if (c->n_unswept > 0)
+        printf("  %" PRIu64 " erased users still have rows on disk; a running server removes "
+               "them\n",
+               c->n_unswept);
+    if (c->n_damaged > 0)
+        printf("  %" PRIu64 " damaged places were left out, the first one: %s\n", c->n_damaged,
+               c->place);
+    return OK;
+}
+
+static status parse(state_args *a, const arg_spec *spec, int argc, char **argv, bool *is_help) {
+    return args_parse(spec, argc, argv, a->word, &a->n_words, is_help);
+}
+
+#define JSON_OPTION                                                                                \
+    { "--json", ARG_FLAG, &a.is_json, NULL, "Print the counts as a JSON object.", 0, 0 }
+
+static status cmd_check(int argc, char **argv) {
+    state_args a = {0};
+    state_counts counts;
+    bool is_help;
+    const arg_option options[] = {JSON_OPTION, {0}};
+    const arg_spec spec = {"hstu state check DIR",
+                           "Check a state: structure, references, checksums. Works while a server "
+                           "runs.",
+                           options,
+                           1,
+                           1,
+                           NULL};
+    TRY(parse(&a, &spec, argc, argv, &is_help));
+    if (is_help) return OK;
+    TRY(state_check(a.word[0], &counts));
+    return print_counts(&a, &counts, "sound");
+}
+
+static status cmd_backup(int argc, char **argv) {
+    state_args a = {0};
+    state_counts counts;
+    bool is_help;
+    const arg_option options[] = {JSON_OPTION, {0}};
+    const arg_spec spec = {"hstu state backup DIR FILE",
+                           "Copy a state to a file, also while a server uses it. The copy is "
+                           "checked.",
+                           options,
+                           2,
+                           2,
+                           NULL};
+    TRY(parse(&a, &spec, argc, argv, &is_help));
+    if (is_help) return OK;
+    TRY(state_backup(a.word[0], a.word[1], &counts));
+    return print_counts(&a, &counts, a.word[1]);
+}
+
+static status cmd_restore(int argc, char **argv) {
+    state_args a = {0};
+    state_counts counts;
+    bool is_help;
+    const arg_option options[] = {JSON_OPTION, {0}};
+    const arg_spec spec = {"hstu state restore DIR FILE",
+                           "Replace a state by a backup. Stop the server first. The present state "
+                           "is kept as state.db.before-N.",
+                           options,
+                           2,
+                           2,
+                           NULL};
+    TRY(parse(&a, &spec, argc, argv, &is_help));
+    if (is_help) return OK;
+    TRY(state_restore(a.word[0], a.word[1], &counts));
+    return print_counts(&a, &counts, a.word[0]);
+}
+
+static status cmd_recover(int argc, char **argv) {
+    state_args a = {0};
+    state_counts counts;
+    bool is_help;
+    const arg_option options[] = {JSON_OPTION, {0}};
+    const arg_spec spec = {"hstu state recover DIR",
+                           "Save what can be read of a damaged state. Stop the server first. The "
+                           "damaged file is kept as state.db.damaged-N.",
+                           options,
+                           1,
+                           1,
+                           NULL};
+    TRY(parse(&a, &spec, argc, argv, &is_help));
+    if (is_help) return OK;
+    TRY(state_recover(a.word[0], &counts));
+    return print_counts(&a, &counts, "saved");
+}
+
+static status cmd_import_log(int argc, char **argv) {
+    state_args a = {0};
+    log_counts counts;
+    bool is_help;
+    const arg_option options[] = {
+        {"--recover", ARG_FLAG, &a.recovers, NULL, "Import what is whole of a damaged log.", 0, 0},
+        {0}};
+    const arg_spec spec = {"hstu state import DIR [--recover]",
+                           "Convert the event log (events.log) of an earlier version. The log is "
+                           "kept as events.log.imported.",
+                           options,
+                           1,
+                           1,
+                           NULL};
+    TRY(parse(&a, &spec, argc, argv, &is_help));
+    if (is_help) return OK;
+    TRY(event_log_import(a.word[0], a.recovers, &counts));
+    printf("%s: %" PRIu64 " events and %" PRIu64 " erasures imported\n", a.word[0], counts.n_events,
+           counts.n_erasures);
+    if (counts.n_damaged > 0)
+        printf("  %" PRIu64 " bytes could not be read, from byte %" PRIu64
+               " of events.log.imported on\n",
+               counts.n_damaged, counts.damaged);
+    return OK;
+}
+
+const command state_commands[] = {
+    {"check", cmd_check, "check a state and count users and events"},
+    {"backup", cmd_backup, "copy a state to a file, also while a server uses it"},
+    {"restore", cmd_restore, "replace a state by a backup"},
+    {"recover", cmd_recover, "save what can be read of a damaged state"},
+    {"import", cmd_import_log, "convert the event log of an earlier version"},
+    {0},
+};
+
+status cmd_state(int argc, char **argv) {
+    return run_part("state", "Users' events, as 'hstu serve --state DIR' keeps them.",
+                    state_commands, argc, argv);
+}

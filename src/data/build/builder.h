@@ -1,0 +1,98 @@
+/* Builder: takes events in any order and writes a sequence file.
+ *
+ * Readers add blocks of events from several threads (one sink per worker); a block keeps its place
+ * in the source by its sequence number, so the result does not depend on which thread read what.
+ * Each worker numbers user and item ids in the order it meets them; at the end all are renumbered
+ * in id order. An event takes 18 bytes of memory until the file is written; the file is written in
+ * partitions of users, so that the peak stays near 18 bytes an event. */
+#ifndef HSTU_DATA_BUILD_BUILDER_H
+#define HSTU_DATA_BUILD_BUILDER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/pool.h"
+#include "base/status.h"
+#include "data/set/seq_file.h"
+
+typedef struct builder builder;
+typedef struct builder_sink builder_sink;
+
+typedef struct builder_options {
+    bool has_text_users, has_text_items; /* ids are strings, not 64-bit integers */
+    action_kind actions;
+    int64_t time_per_second;  /* of the times added; ignored if they are in nanoseconds */
+    bool has_ns_times;        /* times are nanoseconds since 1970; the file has the coarsest ticks
+                                 that keep all of them: seconds, milli-, micro- or nanoseconds */
+    int min_time_digits;      /* has_ns_times: at least 10^this ticks a second: 0, 3, 6 or 9 */
+    uint32_t min_item_events; /* drop items with fewer events, counted once on the raw data; 0: keep
+                                 all */
+    uint32_t min_user_events; /* likewise users; again on the remaining events (amzn-books) */
+    bool is_k_core;       /* repeat both minima until every user and item left has enough events */
+    bool drop_duplicates; /* drop an event equal to the one before it: same user, item, time, action
+                           */
+} builder_options;
+
+/* Counts for the closing report. */
+typedef struct builder_stats {
+    uint64_t n_users, n_items, n_seen_items, n_events, max_len;
+    uint64_t n_duplicates;      /* equal to the event before: kept unless drop_duplicates */
+    uint64_t n_out_of_order;    /* events older than one read before them of the same user */
+    uint64_t n_filtered_events; /* dropped by min_item_events and min_user_events */
+    uint64_t n_filtered_users, n_filtered_items; /* that had events, and have none left */
+    uint64_t n_described_users;    /* users of the file that contextual features were given for */
+    uint64_t n_described_items;    /* items with events that builder_add_item was called for */
+    uint64_t n_skipped;            /* bad rows: the caller's to fill in */
+    int64_t first_time, last_time; /* in ticks */
+    int64_t time_per_second;       /* ticks a second of the file */
+} builder_stats;
+
+status builder_create(builder **out, const builder_options *options, pool *p);
+void builder_destroy(builder *b); /* NULL is fine */
+
+/* The sink of a worker (pool worker number); one thread at a time uses it. */
+builder_sink *builder_get_sink(builder *b, int worker);
+
+/* Opens block number `sequence` of the source on this sink, with room for at most max_events.
+ * Blocks of a source are numbered from 0 in the order of the source, over all its files. */
+status sink_begin_block(builder_sink *s, uint64_t sequence, uint64_t max_events);
+status sink_end_block(builder_sink *s);
+
+/* has_ns_times: an added time needs 3, 6 or 9 digits after the second (0: none). */
+void sink_keep_digits(builder_sink *s, int digits);
+
+/* Adds an event.  Ids are numbers or strings, as the options say. */
+status sink_add(builder_sink *s, int64_t user, int64_t item, uint16_t action, int64_t time);
+status sink_add_text(builder_sink *s, const char *user, size_t user_bytes, const char *item,
+                     size_t item_bytes, uint16_t action, int64_t time);
+/* Number of an id in this sink, for readers that mix integer and string ids or add many events of
+ * one user. */
+status sink_user(builder_sink *s, int64_t id, uint32_t *out);
+status sink_user_text(builder_sink *s, const char *id, size_t n, uint32_t *out);
+status sink_item(builder_sink *s, int64_t id, uint32_t *out);
+status sink_item_text(builder_sink *s, const char *id, size_t n, uint32_t *out);
+status sink_add_numbered(builder_sink *s, uint32_t user, uint32_t item, uint16_t action,
+                         int64_t time);
+
+/* Adds n events given by columns. */
+status sink_add_columns(builder_sink *s, size_t n, const uint32_t *user, const uint32_t *item,
+                        const uint32_t *action, const int64_t *time);
+
+/* Adds an item to the catalogue, seen in events or not; title may be NULL.  One thread.  The id is
+ * given as text (parsed if ids are integers).  The first title of an id is kept. */
+status builder_add_item(builder *b, const char *id, size_t id_bytes, const char *title,
+                        size_t title_bytes);
+
+/* Declares a contextual feature, and sets a user's value of it.  Values of users without events are
+ * dropped; users without a value have 0.  One thread. */
+status builder_add_context(builder *b, const char *name, int *out_feature);
+status builder_set_context(builder *b, int feature, const char *user_id, size_t id_bytes,
+                           const char *value, size_t value_bytes);
+
+/* Writes DIR/data.seq (creates DIR if it does not exist, and removes it again on failure).
+ * meta_json is one JSON object; it becomes "source" in the file's meta.  No events at all is
+ * ERR_FORMAT.  The builder is used up: only builder_destroy may follow. */
+status builder_write(builder *b, const char *folder, const char *meta_json, builder_stats *stats);
+
+#endif

@@ -1,0 +1,250 @@
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "data/build/builder_int.h"
+#include "data/read/number.h"
+
+/* A column of strings, collected in memory (ids, titles, values: small compared with the events).
+ */
+typedef struct text_output {
+    buf bytes;
+    uint64_t *offsets; /* (n + 1) */
+    uint64_t n;
+    int offsets_index, bytes_index;
+} text_output;
+
+static status text_output_init(text_output *t, uint64_t capacity) {
+    *t = (text_output){0};
+    return MEM_NEW(&t->offsets, capacity + 1);
+}
+
+static status text_output_add(text_output *t, const char *text, size_t n) {
+    TRY(buf_append(&t->bytes, text, n));
+    t->offsets[++t->n] = t->bytes.n_bytes;
+    return OK;
+}
+
+static void text_output_fini(text_output *t) {
+    buf_fini(&t->bytes);
+    mem_free(t->offsets);
+}
+
+static status text_output_declare(text_output *t, column_writer *w, const char *name) {
+    char part[2 * COLUMN_NAME_BYTES];
+    snprintf(part, sizeof part, "%s.o", name);
+    TRY(column_writer_declare(w, part, COLUMN_U64, t->n + 1, &t->offsets_index));
+    snprintf(part, sizeof part, "%s.t", name);
+    return column_writer_declare(w, part, COLUMN_U8, t->bytes.n_bytes, &t->bytes_index);
+}
+
+static status text_output_put(const text_output *t, column_writer *w) {
+    TRY(column_writer_put(w, t->offsets_index, 0, t->offsets, t->n + 1));
+    return column_writer_put(w, t->bytes_index, 0, buf_str(&t->bytes), t->bytes.n_bytes);
+}
+
+/* Ids of one kind as a column: integers or strings.  Items have an empty entry 0 first. */
+typedef struct id_output {
+    bool is_text;
+    int64_t *number;
+    uint64_t n;
+    text_output text;
+    int index;
+} id_output;
+
+static status id_output_fill(id_output *o, const id_space *s, bool is_text, bool has_zero) {
+    *o = (id_output){.is_text = is_text};
+    uint64_t capacity = (uint64_t)s->n_kept + 1;
+    TRY(is_text ? text_output_init(&o->text, capacity) : MEM_NEW(&o->number, capacity));
+    if (has_zero) {
+        if (is_text) TRY(text_output_add(&o->text, "", 0));
+        o->n = 1;
+    }
+    for (uint32_t i = 0; i < s->n; i++) {
+        const dictionary *d = s->parts[s->ids[i].part];
+        if (s->number[i] == DROPPED) continue;
+        if (is_text) {
+            size_t n;
+            const char *text = dictionary_get_text(d, s->ids[i].index, &n);
+            TRY(text_output_add(&o->text, text, n));
+        } else {
+            o->number[o->n] = d->id[s->ids[i].index];
+        }
+        o->n++;
+    }
+    return OK;
+}
+
+static status id_output_declare(id_output *o, column_writer *w, const char *text_name,
+                                const char *number_name) {
+    if (o->is_text) return text_output_declare(&o->text, w, text_name);
+    return column_writer_declare(w, number_name, COLUMN_I64, o->n, &o->index);
+}
+
+static status id_output_put(const id_output *o, column_writer *w) {
+    if (o->is_text) return text_output_put(&o->text, w);
+    return column_writer_put(w, o->index, 0, o->number, o->n);
+}
+
+static void id_output_fini(id_output *o) {
+    mem_free(o->number);
+    text_output_fini(&o->text);
+}
+
+/* Titles in the order of the final numbers. */
+static status fill_titles(write_job *job, text_output *t) {
+    builder *b = job->b;
+    const id_space *items = &job->items;
+    uint32_t *listed; /* by merged place: number in the catalogue + 1 */
+    TRY(text_output_init(t, (uint64_t)items->n_kept + 1));
+    TRY(MEM_NEW(&listed, items->n));
+    for (uint32_t i = 0; i < b->catalogue.n; i++)
+        listed[items->rank[b->n_sinks][i]] = i + 1;
+    status st = text_output_add(t, "", 0);
+    for (uint32_t i = 0; st == OK && i < items->n; i++) {
+        if (items->number[i] == DROPPED) continue;
+        uint64_t begin = 0, end = 0;
+        if (listed[i] != 0)
+            begin = b->title_begin[listed[i] - 1], end = b->title_end[listed[i] - 1];
+        st = text_output_add(t, buf_str(&b->titles) + begin, (size_t)(end - begin));
+    }
+    mem_free(listed);
+    return st;
+}
+
+/* One contextual feature: values renumbered in order, and the value of every user with events. */
+typedef struct feature_output {
+    text_output values;
+    uint32_t *value; /* (n_users) */
+    int index;
+} feature_output;
+
+/* Values that are all integers are ordered as integers: 1, 18, 25 rather than 1, 18, 2. */
+typedef struct value_entry {
+    const char *text;
+    size_t n;
+    int64_t number;
+    uint32_t index;
+    bool is_number;
+} value_entry;
+
+static int compare_values(const void *a, const void *b) {
+    const value_entry *x = a, *y = b;
+    if (x->is_number && x->number != y->number) return x->number < y->number ? -1 : 1;
+    int order = memcmp(x->text, y->text, x->n < y->n ? x->n : y->n);
+    return order != 0 ? order : (x->n > y->n) - (x->n < y->n);
+}
+
+/* order[v] = final number (1..) of value v. */
+static status order_values(const feature_input *f, text_output *out, uint32_t *order) {
+    value_entry *entries;
+    bool are_numbers = true;
+    TRY(MEM_NEW(&entries, f->values.n));
+    for (uint32_t i = 0; i < f->values.n; i++) {
+        value_entry *e = &entries[i];
+        e->text = dictionary_get_text(&f->values, i, &e->n);
+        e->index = i;
+        are_numbers &= number_read(e->text, e->n, &e->number) == NUMBER_WHOLE;
+    }
+    for (uint32_t i = 0; i < f->values.n; i++)
+        entries[i].is_number = are_numbers;
+    if (f->values.n > 0) qsort(entries, f->values.n, sizeof *entries, compare_values);
+    status st = text_output_add(out, "", 0);
+    for (uint32_t i = 0; st == OK && i < f->values.n; i++) {
+        order[entries[i].index] = i + 1;
+        st = text_output_add(out, entries[i].text, entries[i].n);
+    }
+    mem_free(entries);
+    return st;
+}
+
+static status fill_feature(const write_job *job, const feature_input *f, feature_output *out) {
+    const id_space *users = &job->users;
+    const uint32_t *rank = users->rank[job->b->n_sinks]; /* of the users of the context */
+    uint32_t *order;
+    *out = (feature_output){0};
+    TRY(text_output_init(&out->values, (uint64_t)f->values.n + 1));
+    TRY(MEM_NEW(&out->value, job->stats->n_users));
+    TRY(MEM_NEW(&order, f->values.n));
+    status st = order_values(f, &out->values, order);
+    for (uint32_t i = 0; st == OK && i < job->b->context_users.n && i < f->capacity; i++) {
+        uint32_t user = users->number[rank[i]];
+        if (user != DROPPED && f->value[i] != 0) out->value[user] = order[f->value[i] - 1];
+    }
+    mem_free(order);
+    return st;
+}
+
+struct vocab_output {
+    id_output users, items;
+    text_output titles;
+    bool has_titles;
+    feature_output features[CONTEXT_MAX];
+    const feature_input *inputs;
+    int n_features;
+    uint64_t n_users;
+};
+
+static status fill_vocab(vocab_output *v, write_job *job) {
+    const builder *b = job->b;
+    v->n_users = job->stats->n_users;
+    v->inputs = b->features;
+    v->has_titles = b->titles.n_bytes > 0;
+    TRY(id_output_fill(&v->users, &job->users, b->options.has_text_users, false));
+    TRY(id_output_fill(&v->items, &job->items, b->options.has_text_items, true));
+    if (v->has_titles) TRY(fill_titles(job, &v->titles));
+    for (; v->n_features < b->n_features; v->n_features++)
+        TRY(fill_feature(job, &b->features[v->n_features], &v->features[v->n_features]));
+    return OK;
+}
+
+status vocab_output_create(vocab_output **out, write_job *job) {
+    vocab_output *v;
+    *out = NULL;
+    TRY(MEM_NEW(&v, 1));
+    status st = fill_vocab(v, job);
+    if (st != OK) {
+        vocab_output_destroy(v);
+        return st;
+    }
+    *out = v;
+    return OK;
+}
+
+status vocab_output_declare(vocab_output *v, column_writer *w) {
+    TRY(id_output_declare(&v->users, w, "user", "user_id"));
+    TRY(id_output_declare(&v->items, w, "item", "item_id"));
+    if (v->has_titles) TRY(text_output_declare(&v->titles, w, "title"));
+    for (int f = 0; f < v->n_features; f++) {
+        char name[COLUMN_NAME_BYTES + 8];
+        snprintf(name, sizeof name, "ctx.%s", v->inputs[f].name);
+        TRY(column_writer_declare(w, name, COLUMN_U32, v->n_users, &v->features[f].index));
+        TRY(text_output_declare(&v->features[f].values, w, name));
+    }
+    return OK;
+}
+
+status vocab_output_put(const vocab_output *v, column_writer *w) {
+    TRY(id_output_put(&v->users, w));
+    TRY(id_output_put(&v->items, w));
+    if (v->has_titles) TRY(text_output_put(&v->titles, w));
+    for (int f = 0; f < v->n_features; f++) {
+        TRY(column_writer_put(w, v->features[f].index, 0, v->features[f].value, v->n_users));
+        TRY(text_output_put(&v->features[f].values, w));
+    }
+    return OK;
+}
+
+void vocab_output_destroy(vocab_output *v) {
+    if (v == NULL) return;
+    id_output_fini(&v->users);
+    id_output_fini(&v->items);
+    text_output_fini(&v->titles);
+    /* A feature that failed half-way is not counted, but may hold memory. */
+    for (int f = 0; f <= v->n_features && f < CONTEXT_MAX; f++) {
+        text_output_fini(&v->features[f].values);
+        mem_free(v->features[f].value);
+    }
+    mem_free(v);
+}

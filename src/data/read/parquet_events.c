@@ -1,0 +1,462 @@
+#include "data/read/parquet_events.h"
+
+#include <fcntl.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+#include "data/read/bad_lines.h"
+#include "data/read/parquet_convert.h"
+
+/* Large enough for huge pages. */
+enum { BLOCK_EVENTS = 1 << 18 };
+#define UNKNOWN_TIME INT64_MIN
+
+/* One column of the row group in hand.  Entry 0 of the values is the last one of the batch before:
+ * a row may go on where its lists are longer than a batch. */
+typedef struct event_column {
+    converter convert;
+    parquet_reader reader;
+    uint64_t n_rows;      /* begun so far, for messages */
+    converted value;      /* (PARQUET_BATCH + 1) */
+    converted some;       /* (PARQUET_BATCH): values before nulls are put between them */
+    uint8_t *begins_row;  /* (PARQUET_BATCH), of a list column */
+    uint8_t *has_element; /* (PARQUET_BATCH), of a list column */
+    uint8_t *is_bad;      /* (PARQUET_BATCH + 1): the value is to be skipped, with its events */
+    converted map;        /* (dictionary.n): converted values of the dictionary */
+    size_t number_capacity, time_capacity;
+    bool is_map_ready;
+} event_column;
+
+struct events_worker {
+    const csv_layout *layout;
+    builder_sink *sink;
+    event_column column[N_EVENT_ROLES]; /* by role */
+    const events_file *file;
+    const events_group *group;
+    parquet_file open; /* the file of the row group in hand */
+    uint64_t sequence; /* of the next block */
+    uint64_t block_left;
+    uint64_t n_left; /* entries of the row group that are not in a block yet */
+    bool has_bad;    /* values of the row group were bad, and is_bad is not all zero */
+    uint64_t n_bad, first_sequence;
+};
+
+static status init_column(event_column *c) {
+    TRY(parquet_reader_init(&c->reader));
+    TRY(MEM_NEW(&c->value.number, PARQUET_BATCH + 1));
+    TRY(MEM_NEW(&c->value.time, PARQUET_BATCH + 1));
+    TRY(MEM_NEW(&c->some.number, PARQUET_BATCH));
+    TRY(MEM_NEW(&c->some.time, PARQUET_BATCH));
+    TRY(MEM_NEW_RAW(&c->begins_row, PARQUET_BATCH));
+    TRY(MEM_NEW(&c->is_bad, PARQUET_BATCH + 1));
+    return MEM_NEW_RAW(&c->has_element, PARQUET_BATCH);
+}
+
+static void fini_column(event_column *c) {
+    void *const blocks[] = {c->value.number, c->value.time, c->some.number,
+                            c->some.time,    c->begins_row, c->has_element,
+                            c->is_bad,       c->map.number, c->map.time};
+    for (size_t i = 0; i < sizeof blocks / sizeof blocks[0]; i++)
+        mem_free(blocks[i]);
+    parquet_reader_fini(&c->reader);
+}
+
+status events_worker_create(events_worker **out, builder_sink *sink, const csv_layout *layout) {
+    TRY(MEM_NEW(out, 1));
+    events_worker *w = *out;
+    w->layout = layout;
+    w->sink = sink;
+    w->open.fd = -1;
+    status st = OK;
+    for (int i = 0; st == OK && i < N_EVENT_ROLES; i++)
+        st = init_column(&w->column[i]);
+    if (st == OK) return OK;
+    events_worker_destroy(w);
+    *out = NULL;
+    return st;
+}
+
+void events_worker_destroy(events_worker *w) {
+    if (w == NULL) return;
+    for (int i = 0; i < N_EVENT_ROLES; i++)
+        fini_column(&w->column[i]);
+    parquet_file_close(&w->open);
+    mem_free(w);
+}
+
+void events_worker_limit(events_worker *w, size_t max_page_bytes) {
+    for (int i = 0; i < N_EVENT_ROLES; i++)
+        w->column[i].reader.source.max_page_bytes = max_page_bytes;
+}
+
+status events_check_role(const parquet_column *c, event_role role) {
+    static const char *const names[] = {"the user", "the item", "the time", "the action"};
+    bool is_time = c->meaning >= MEANS_DATE && c->meaning <= MEANS_NANOSECONDS;
+    bool is_wrong = role == EVENT_TIME     ? c->type == PARQUET_BOOLEAN || c->type == PARQUET_FIXED
+                    : role == EVENT_ACTION ? is_time || c->type == PARQUET_FIXED
+                                           : is_time || c->type == PARQUET_BOOLEAN;
+    if (!is_wrong) return OK;
+    return fail(ERR_UNSUPPORTED, "column '%s' (%s%s) cannot be %s", c->name,
+                is_time ? "a time as " : "", parquet_type_name(c->type), names[role]);
+}
+
+/* A failure in a row (from 1) of the file. */
+static status fail_row(const events_worker *w, status st, uint64_t row) {
+    return fail_prefix(st, "%s: row %llu", w->file->path,
+                       (unsigned long long)(w->group->first_row + row + 1));
+}
+
+/* Rows begun by the first n entries of a batch. */
+static uint64_t count_rows(const parquet_batch *b, size_t n) {
+    uint64_t rows = 0;
+    if (b->repeat == NULL) return n;
+    for (size_t i = 0; i < n; i++)
+        rows += b->repeat[i] == 0;
+    return rows;
+}
+
+/* The entry of a batch that holds its value-th value. */
+static size_t entry_of(const event_column *c, const parquet_batch *b, size_t value) {
+    size_t i = 0;
+    if (b->define == NULL) return value;
+    for (size_t n = 0; i < b->n; i++)
+        if (b->define[i] == c->convert.column->max_define && n++ == value) break;
+    return i;
+}
+
+/* Whether another column has made the events of this place bad already. */
+static bool is_bad_place(const events_worker *w, size_t place) {
+    for (int role = 0; role < N_EVENT_ROLES; role++)
+        if (w->column[role].is_bad[place]) return true;
+    return false;
+}
+
+/* A value that cannot be read: an error, or with --skip-bad a row that is kept apart. */
+static status bad_value(events_worker *w, event_column *c, const parquet_batch *b, status st,
+                        size_t entry, size_t place) {
+    bool is_counted = is_bad_place(w, place);
+    if (st == ERR_NOMEM) return st;
+    /* The message of an action has the name of its column. */
+    if (c->convert.role != EVENT_ACTION) st = fail_prefix(st, "%s", c->convert.column->name);
+    st = fail_row(w, st, c->n_rows + count_rows(b, entry + 1) - 1);
+    if (w->layout->bad == NULL) return st;
+    c->is_bad[place] = 1;
+    w->has_bad = true;
+    return is_counted ? OK : bad_lines_add(w->layout->bad, w->first_sequence, w->n_bad++);
+}
+
+static status prepare_map(event_column *c) {
+    size_t n = c->reader.dictionary.n;
+    if (c->is_map_ready) return OK;
+    if (c->convert.role == EVENT_TIME) {
+        TRY(MEM_RESERVE(&c->map.time, &c->time_capacity, n));
+        for (size_t i = 0; i < n; i++)
+            c->map.time[i] = UNKNOWN_TIME;
+    } else {
+        TRY(MEM_RESERVE(&c->map.number, &c->number_capacity, n));
+        if (n > 0) memset(c->map.number, 0xff, n * sizeof *c->map.number);
+    }
+    c->is_map_ready = true;
+    return OK;
+}
+
+/* Copies values by their place in the dictionary up to the first whose entry is not converted yet,
+ * and returns where that is. */
+static size_t look_up_times(const event_column *c, const parquet_batch *b, size_t i, int64_t *to) {
+    for (; i < b->n_values; i++)
+        if ((to[i] = c->map.time[b->index[i]]) == UNKNOWN_TIME) break;
+    return i;
+}
+
+static size_t look_up_numbers(const event_column *c, const parquet_batch *b, size_t i,
+                              uint32_t *to) {
+    for (; i < b->n_values; i++)
+        if ((to[i] = c->map.number[b->index[i]]) == UINT32_MAX) break;
+    return i;
+}
+
+static status convert_entry(event_column *c, uint32_t k) {
+    bool is_time = c->convert.role == EVENT_TIME;
+    converted to = {is_time ? NULL : &c->map.number[k], is_time ? &c->map.time[k] : NULL};
+    size_t n;
+    return convert_values(&c->convert, &c->reader.dictionary.data, k, 1, to, &n);
+}
+
+/* Values from `first` on, by their place in the dictionary; an entry of it is converted at its
+ * first use, since one that no row uses may be anything. */
+static status look_up(event_column *c, const parquet_batch *b, size_t first, converted to,
+                      size_t *n_done) {
+    TRY(prepare_map(c));
+    bool is_time = c->convert.role == EVENT_TIME;
+    size_t i = first;
+    for (;;) {
+        i = is_time ? look_up_times(c, b, i, to.time) : look_up_numbers(c, b, i, to.number);
+        *n_done = i - first;
+        if (i == b->n_values) return OK;
+        TRY(convert_entry(c, b->index[i]));
+    }
+}
+
+/* Converts all values of a batch; `place` is that of its first entry. */
+static status convert_batch(events_worker *w, event_column *c, const parquet_batch *b, converted to,
+                            size_t place) {
+    for (size_t i = 0; i < b->n_values;) {
+        size_t n_done = 0;
+        converted rest = {to.number + i, to.time + i};
+        status st = b->index != NULL
+                        ? look_up(c, b, i, to, &n_done)
+                        : convert_values(&c->convert, &b->data, i, b->n_values - i, rest, &n_done);
+        if (st == OK) return OK;
+        i += n_done;
+        size_t entry = entry_of(c, b, i);
+        TRY(bad_value(w, c, b, st, entry, place + entry));
+        if (c->convert.role == EVENT_TIME)
+            to.time[i++] = 0;
+        else
+            to.number[i++] = 0;
+    }
+    return OK;
+}
+
+/* Puts values where their entries are; a null that is not the end of an empty list is an error. */
+static status spread(events_worker *w, event_column *c, const parquet_batch *b, converted to,
+                     size_t place) {
+    const parquet_column *of = c->convert.column;
+    size_t next = 0;
+    for (size_t i = 0; i < b->n; i++) {
+        if (b->define[i] >= of->element_define && b->define[i] < of->max_define)
+            TRY(bad_value(w, c, b, fail(ERR_FORMAT, "it is null"), i, place + i));
+        size_t from = next < b->n_values ? next : 0;
+        if (c->convert.role == EVENT_TIME)
+            to.time[i] = c->some.time[from];
+        else
+            to.number[i] = c->some.number[from];
+        next += b->define[i] == of->max_define;
+    }
+    return OK;
+}
+
+static void note_lists(event_column *c, const parquet_batch *b, size_t at) {
+    for (size_t i = 0; i < b->n; i++) {
+        c->begins_row[at + i] = b->repeat[i] == 0;
+        c->has_element[at + i] =
+            b->define == NULL || b->define[i] >= c->convert.column->element_define;
+    }
+}
+
+/* Reads and converts the next n entries of a column, from place `at` of its values on. */
+static status fill(events_worker *w, event_column *c, size_t n, size_t at) {
+    bool is_list = c->convert.column->max_repeat > 0;
+    for (size_t done = 0; done < n;) {
+        parquet_batch b;
+        TRY(parquet_reader_next(&c->reader, n - done, &b));
+        converted to = {c->value.number + at + done, c->value.time + at + done};
+        TRY(convert_batch(w, c, &b, b.define == NULL ? to : c->some, at + done));
+        if (b.define != NULL) TRY(spread(w, c, &b, to, at + done));
+        if (is_list) note_lists(c, &b, done);
+        c->n_rows += count_rows(&b, b.n);
+        done += b.n;
+    }
+    return OK;
+}
+
+/* Forgets the bad rows of the batch before; place `at` is the first of the next one. */
+static void clear_bad(events_worker *w, size_t at) {
+    for (int role = 0; w->has_bad && role < N_EVENT_ROLES; role++)
+        memset(w->column[role].is_bad + at, 0, PARQUET_BATCH + 1 - at);
+}
+
+static status begin_block(events_worker *w) {
+    w->block_left = w->n_left < BLOCK_EVENTS ? w->n_left : BLOCK_EVENTS;
+    return sink_begin_block(w->sink, w->sequence++, w->block_left);
+}
+
+/* Adds one event; a block that is full is closed, and the next one opened. */
+static inline status add_event(events_worker *w, const size_t place[N_EVENT_ROLES]) {
+    const event_column *c = w->column;
+    if (w->has_bad)
+        for (int role = 0; role < N_EVENT_ROLES; role++)
+            if (c[role].is_bad[place[role]]) return OK;
+    if (w->block_left == 0) {
+        TRY(sink_end_block(w->sink));
+        TRY(begin_block(w));
+    }
+    w->block_left--;
+    return sink_add_numbered(w->sink, c[EVENT_USER].value.number[place[EVENT_USER]],
+                             c[EVENT_ITEM].value.number[place[EVENT_ITEM]],
+                             (uint16_t)c[EVENT_ACTION].value.number[place[EVENT_ACTION]],
+                             c[EVENT_TIME].value.time[place[EVENT_TIME]]);
+}
+
+static event_column *column_at(events_worker *w, int i) {
+    return &w->column[w->file->role[i]];
+}
+
+/* Adds the n rows of a batch without lists, in as many blocks as they need.  Roles without a column
+ * have zeros. */
+static status add_rows(events_worker *w, size_t n) {
+    const event_column *c = w->column;
+    for (size_t at = 0; at < n;) {
+        if (w->block_left == 0) {
+            TRY(sink_end_block(w->sink));
+            TRY(begin_block(w));
+        }
+        size_t k = n - at < w->block_left ? n - at : (size_t)w->block_left;
+        TRY(sink_add_columns(w->sink, k, c[EVENT_USER].value.number + at,
+                             c[EVENT_ITEM].value.number + at, c[EVENT_ACTION].value.number + at,
+                             c[EVENT_TIME].value.time + at));
+        w->block_left -= k;
+        w->n_left -= k;
+        at += k;
+    }
+    return OK;
+}
+
+/* The same where some of them are bad. */
+static status add_good_rows(events_worker *w, size_t n) {
+    size_t place[N_EVENT_ROLES];
+    for (size_t k = 0; k < n; k++, w->n_left--) {
+        for (int role = 0; role < N_EVENT_ROLES; role++)
+            place[role] = k;
+        TRY(add_event(w, place));
+    }
+    return OK;
+}
+
+/* Rows without lists: one event each. */
+static status read_flat(events_worker *w) {
+    for (uint64_t left = w->group->n_rows; left > 0;) {
+        size_t n = left < PARQUET_BATCH ? (size_t)left : PARQUET_BATCH;
+        clear_bad(w, 0);
+        for (int i = 0; i < w->file->n_columns; i++)
+            TRY(fill(w, column_at(w, i), n, 0));
+        TRY(w->has_bad ? add_good_rows(w, n) : add_rows(w, n));
+        left -= n;
+    }
+    return OK;
+}
+
+/* All lists of a row must have the same length. */
+static status compare_lists(const events_worker *w, const event_column *lead,
+                            const event_column *other, size_t n) {
+    if (memcmp(lead->begins_row, other->begins_row, n) == 0 &&
+        memcmp(lead->has_element, other->has_element, n) == 0)
+        return OK;
+    uint64_t row = lead->n_rows;
+    for (size_t i = n; i-- > 0;)
+        if (lead->begins_row[i]) row--;
+    for (size_t i = 0; i < n && lead->begins_row[i] == other->begins_row[i] &&
+                       lead->has_element[i] == other->has_element[i];
+         i++)
+        row += lead->begins_row[i];
+    return fail_row(w,
+                    fail(ERR_FORMAT, "the lists of %s and %s have different lengths",
+                         lead->convert.column->name, other->convert.column->name),
+                    row > 0 ? row - 1 : 0);
+}
+
+/* Reads n entries of all list columns, and the single values of the rows that begin there. */
+static status fill_lists(events_worker *w, const event_column *lead, size_t n, size_t *n_rows) {
+    *n_rows = 0;
+    clear_bad(w, 1);
+    for (int i = 0; i < w->file->n_columns; i++)
+        if (column_at(w, i)->convert.column->max_repeat > 0) TRY(fill(w, column_at(w, i), n, 1));
+    for (int i = 0; i < w->file->n_columns; i++)
+        if (column_at(w, i)->convert.column->max_repeat > 0)
+            TRY(compare_lists(w, lead, column_at(w, i), n));
+    for (size_t i = 0; i < n; i++)
+        *n_rows += lead->begins_row[i];
+    if (lead->n_rows > w->group->n_rows || (lead->n_rows == *n_rows && !lead->begins_row[0]))
+        return fail(
+            ERR_FORMAT, "%s: column '%s': its lists do not fit the %llu rows of a row group",
+            w->file->path, lead->convert.column->name, (unsigned long long)w->group->n_rows);
+    for (int i = 0; i < w->file->n_columns; i++)
+        if (column_at(w, i)->convert.column->max_repeat == 0)
+            TRY(fill(w, column_at(w, i), *n_rows, 1));
+    return OK;
+}
+
+static status add_lists(events_worker *w, const event_column *lead, size_t n) {
+    size_t step[N_EVENT_ROLES] = {0}, place[N_EVENT_ROLES], row = 0;
+    bool is_list[N_EVENT_ROLES] = {false};
+    for (int i = 0; i < w->file->n_columns; i++) {
+        step[w->file->role[i]] = 1;
+        is_list[w->file->role[i]] = column_at(w, i)->convert.column->max_repeat > 0;
+    }
+    for (size_t k = 0; k < n; k++, w->n_left--) {
+        row += lead->begins_row[k];
+        if (!lead->has_element[k]) continue;
+        for (int role = 0; role < N_EVENT_ROLES; role++)
+            place[role] = step[role] * (is_list[role] ? k + 1 : row);
+        TRY(add_event(w, place));
+    }
+    for (int role = 0; role < N_EVENT_ROLES; role++) {
+        if (step[role] == 0 || is_list[role]) continue;
+        w->column[role].value.number[0] = w->column[role].value.number[row];
+        w->column[role].value.time[0] = w->column[role].value.time[row];
+        w->column[role].is_bad[0] = w->column[role].is_bad[row];
+    }
+    return OK;
+}
+
+/* Rows with lists: one event for each element. */
+static status read_lists(events_worker *w, const event_column *lead, uint64_t n_entries) {
+    for (uint64_t left = n_entries; left > 0;) {
+        size_t n = left < PARQUET_BATCH ? (size_t)left : PARQUET_BATCH, n_rows;
+        TRY(fill_lists(w, lead, n, &n_rows));
+        TRY(add_lists(w, lead, n));
+        left -= n;
+    }
+    if (lead->n_rows != w->group->n_rows)
+        return fail(ERR_FORMAT, "%s: column '%s' has %llu rows in a row group of %llu",
+                    w->file->path, lead->convert.column->name, (unsigned long long)lead->n_rows,
+                    (unsigned long long)w->group->n_rows);
+    return OK;
+}
+
+/* Starts the readers; *lead: the first column with lists, or NULL. */
+static status open_columns(events_worker *w, event_column **lead, uint64_t *n_entries) {
+    *lead = NULL;
+    *n_entries = w->group->n_rows;
+    for (int role = 0; role < N_EVENT_ROLES; role++)
+        w->column[role].value.number[0] = 0, w->column[role].value.time[0] = 0;
+    clear_bad(w, 0);
+    w->has_bad = false;
+    w->n_bad = 0;
+    for (int i = 0; i < w->file->n_columns; i++) {
+        event_column *c = column_at(w, i);
+        const parquet_chunk *chunk = &w->group->chunk[i];
+        converter_init(&c->convert, w->layout, w->sink, &w->file->column[i], w->file->role[i]);
+        c->n_rows = 0;
+        c->is_map_ready = false;
+        TRY(parquet_reader_open(&c->reader, &w->open, &w->file->column[i], chunk));
+        if (w->file->column[i].max_repeat == 0) continue;
+        if (*lead != NULL && chunk->n_values != *n_entries)
+            return fail(ERR_FORMAT, "%s: the lists of '%s' and '%s' have different lengths",
+                        w->file->path, (*lead)->convert.column->name, w->file->column[i].name);
+        if (*lead == NULL) *lead = c;
+        *n_entries = chunk->n_values;
+    }
+    return OK;
+}
+
+status events_worker_read(events_worker *w, const events_file *file, const events_group *group,
+                          uint64_t first_sequence) {
+    event_column *lead;
+    uint64_t n_entries;
+    w->file = file;
+    w->group = group;
+    w->sequence = w->first_sequence = first_sequence;
+    parquet_file_close(&w->open);
+    w->open = (parquet_file){.path = file->path, .fd = open(file->path, O_RDONLY | O_CLOEXEC)};
+    if (w->open.fd < 0) return fail_errno("%s cannot be opened", file->path);
+    TRY(open_columns(w, &lead, &n_entries));
+    w->n_left = n_entries;
+    TRY(begin_block(w));
+    TRY(lead == NULL ? read_flat(w) : read_lists(w, lead, n_entries));
+    sink_keep_digits(w->sink, w->column[EVENT_TIME].convert.time_digits);
+    TRY(sink_end_block(w->sink));
+    parquet_file_close(&w->open);
+    return w->layout->bad != NULL ? bad_lines_check(w->layout->bad) : OK;
+}

@@ -1,0 +1,119 @@
+/* A source being read: what the readers of src/data share.  One thread calls; the parsing inside
+ * runs on the whole pool. */
+#ifndef HSTU_DATA_READ_SOURCE_JOB_H
+#define HSTU_DATA_READ_SOURCE_JOB_H
+
+#include "base/pool.h"
+#include "data/build/builder.h"
+#include "data/read/blocks.h"
+#include "data/read/csv_layout.h"
+#include "data/read/csv_parse.h"
+#include "data/read/sources.h"
+#include "format/input.h"
+
+struct source_job {
+    const source *src;
+    const source_request *request;
+    const char *const *inputs; /* (n_inputs) */
+    size_t n_inputs;
+    const char *path; /* of the first input, for messages */
+    bundle *in;       /* of a source that is not a table */
+    pool *p;
+    builder *build;
+    builder_options options;        /* set before the builder is made */
+    uint64_t next_sequence;         /* of blocks, over all files */
+    bad_lines *bad;                 /* --skip-bad; else NULL */
+    const char *times;              /* what the times were taken for; NULL: known before */
+    char item_name[CSV_NAME_BYTES]; /* starts as src->item_name */
+};
+
+/* Makes the builder from job->options.  Readers whose options depend on the file call it when they
+ * know them; for other readers it already exists. */
+status job_create_builder(source_job *job);
+
+/* Opens a member of the input by name.  Unlike bundle_open_member it never opens a file of another
+ * name in place of an optional one.  *out = NULL if it is missing and not required. */
+status job_open(source_job *job, const char *name, bool is_required, input **out);
+
+/* A layout with this format and the source's kinds of ids and actions. */
+void job_layout(const source_job *job, csv_layout *t, const char *delimiter, bool has_quotes);
+
+/* Reads a table of events, a required member of the input, into the builder, in parallel.  If
+ * has_header, the columns are looked up in the header, which is then skipped. */
+status job_read_member(source_job *job, const char *name, csv_layout *t, bool has_header,
+                       const csv_column *wanted, int n_wanted);
+/* Like job_read_member for a stream already cut into blocks, with the header skipped and the
+ * layout resolved. */
+typedef status (*parse_block_fn)(const csv_layout *t, const char *file, text_block *block,
+                                 csv_row_fn fn, void *ctx);
+status job_read_blocks(source_job *job, blocks *b, const csv_layout *t, parse_block_fn parse);
+
+/* Cuts a stream into blocks and calls fn with them, under a progress bar. */
+typedef status (*job_blocks_fn)(source_job *job, blocks *b, void *ctx);
+status job_with_blocks(source_job *job, input *in, size_t max_line_bytes, job_blocks_fn fn,
+                       void *ctx);
+
+/* Opens the one file the input must be, cuts it into blocks with this limit on the length of a
+ * line, and calls fn, under a progress bar. */
+status job_with_only_file(source_job *job, size_t max_line_bytes, job_blocks_fn fn, void *ctx);
+
+/* Side files: rows of strings, on this thread.  `columns` are names if the file has a header, else
+ * numbers from 1; the callback gets their fields in this order. */
+typedef struct side_file {
+    const char *name; /* of the member */
+    csv_format format;
+    bool has_header;
+    const char *const *columns;
+    int n_columns;
+} side_file;
+
+typedef status (*side_row_fn)(source_job *job, const csv_field *fields, void *ctx);
+
+enum { SIDE_MAX_WANTED = 1 + CONTEXT_MAX };
+
+/* Where the wanted columns of a side file are, after its header. */
+typedef struct side_rows {
+    const char *name; /* of the file, for messages */
+    csv_format format;
+    const struct json_paths *paths; /* JSON lines: the columns; NULL: csv */
+    int position[SIDE_MAX_WANTED];  /* csv: of each column */
+    int n_columns, n_needed;
+} side_rows;
+
+/* Calls fn for each row, on this thread. */
+status side_rows_read(source_job *job, blocks *b, const side_rows *rows, side_row_fn fn, void *ctx);
+
+/* Rows of {id, title} or {id} to the catalogue; rows of {id, value...} to contextual features. */
+status side_items_read(source_job *job, blocks *b, const side_rows *rows);
+status side_users_read(source_job *job, blocks *b, const side_rows *rows,
+                       const char *const *features);
+
+/* The files of --items and --users (side_table.c), where they are given. */
+status job_read_side_tables(source_job *job);
+
+/* Calls fn for each row.  A missing file is noted in the log; *was_read (may be NULL). */
+status job_read_side(source_job *job, const side_file *f, side_row_fn fn, void *ctx,
+                     bool *was_read);
+
+/* Side files with items and titles: columns {id, title} or {id}.  Titles that are not UTF-8 are
+ * read as Latin-1. */
+status job_read_items(source_job *job, const side_file *f);
+
+/* Side files with users: the first column is the id, the others are contextual features by the
+ * names in `features`. */
+status job_read_context(source_job *job, const side_file *f, const char *const *features);
+
+/* The readers, one file each. */
+status read_ml_100k(source_job *job);
+status read_ml_1m(source_job *job);
+status read_ml_20m(source_job *job);
+status read_kuairand_pure(source_job *job);
+status read_kuairand_1k(source_job *job);
+status read_kuairand_27k(source_job *job);
+status read_amazon_books(source_job *job);
+status read_processed_seqs(source_job *job);
+status read_csv(source_job *job);
+status read_jsonl(source_job *job);
+status read_parquet(source_job *job);
+
+#endif

@@ -1,0 +1,330 @@
+#include "encode/encoder_input.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/buf.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "format/input.h"
+#include "format/json.h"
+#include "format/safetensors.h"
+
+enum { BLOCK_BYTES = 1 << 16, LINE_MAX_BYTES = 64 << 20 };
+
+struct encoder_input {
+    const char *path; /* the caller's */
+    const word_pieces *pieces;
+    int64_t max_len;
+    bool is_cut, has_told;
+
+    /* JSON lines */
+    input *in;
+    char *block; /* (BLOCK_BYTES) */
+    size_t at, end;
+    buf text;
+    encoder_line line;
+    uint64_t n_lines;
+
+    /* safetensors */
+    st_file *file;
+    const st_tensor *lengths, *ids, *types;
+    int64_t sequence, token;
+};
+
+void encoder_line_fini(encoder_line *l) {
+    mem_free(l->ids);
+    mem_free(l->types);
+    *l = (encoder_line){0};
+}
+
+static status reserve(encoder_line *l, size_t n) {
+    TRY(MEM_RESERVE(&l->ids, &l->ids_capacity, n));
+    return MEM_RESERVE(&l->types, &l->types_capacity, n);
+}
+
+static status read_int(const json_value *v, const char *name, size_t place, int32_t *out) {
+    if (!v->is_integer || v->integer < INT32_MIN || v->integer > INT32_MAX)
+        return fail(ERR_FORMAT, "%s: token %zu is not an integer of 32 bits", name, place);
+    *out = (int32_t)v->integer;
+    return OK;
+}
+
+static status read_ids(encoder_line *l, const json_value *ids, const json_value *types) {
+    if (ids->type != JSON_ARRAY) return fail(ERR_FORMAT, "ids is not a list");
+    if (types != NULL && (types->type != JSON_ARRAY || types->n_children != ids->n_children))
+        return fail(ERR_FORMAT, "types is not a list as long as ids");
+    TRY(reserve(l, ids->n_children));
+    size_t i = 0;
+    for (const json_value *v = ids->first; v != NULL; v = v->next, i++)
+        TRY(read_int(v, "ids", i, &l->ids[i]));
+    i = 0;
+    for (const json_value *v = types != NULL ? types->first : NULL; v != NULL; v = v->next, i++)
+        TRY(read_int(v, "types", i, &l->types[i]));
+    l->n = ids->n_children;
+    l->has_types = types != NULL;
+    return OK;
+}
+
+/* Appends the pieces of a text and [SEP], all of one type. */
+static status add_text(encoder_line *l, const word_pieces *pieces, const json_value *text,
+                       int32_t type) {
+    word_ids to = {l->ids, l->n, l->ids_capacity};
+    status st = word_pieces_split(pieces, text->string, text->string_bytes, &to);
+    l->ids = to.ids;
+    l->ids_capacity = to.capacity;
+    if (st != OK) return st;
+    TRY(reserve(l, to.n + 1));
+    l->ids[to.n++] = word_pieces_sep(pieces);
+    for (; l->n < to.n; l->n++)
+        l->types[l->n] = type;
+    return OK;
+}
+
+/* The lengths to which two texts are cut for `room` tokens in all: the longer one first, then both
+ * to half of it. */
+static void cut_lengths(size_t *a, size_t *b, size_t room) {
+    size_t *shorter = *a > *b ? b : a, *longer = *a > *b ? a : b;
+    if (*a + *b <= room) return;
+    if (2 * *shorter <= room) {
+        *longer = room - *shorter;
+    } else {
+        *shorter = room / 2;
+        *longer = room / 2 + room % 2;
+    }
+}
+
+/* Cuts [CLS] a [SEP], which is n_first tokens, or [CLS] a [SEP] b [SEP] to max_len tokens. */
+static void cut(encoder_line *l, size_t n_first, size_t max_len) {
+    bool is_pair = l->n > n_first;
+    size_t n_special = is_pair ? 3 : 2, a = n_first - 2, b = is_pair ? l->n - n_first - 1 : 0;
+    size_t old_a = a;
+    if (l->n <= max_len || max_len < n_special) return;
+    if (is_pair)
+        cut_lengths(&a, &b, max_len - n_special);
+    else
+        a = max_len - n_special;
+    l->ids[1 + a] = l->ids[1 + old_a];
+    l->n = 2 + a;
+    for (size_t i = 0; is_pair && i <= b; i++, l->n++) {
+        l->ids[l->n] = i < b ? l->ids[2 + old_a + i] : l->ids[1 + a];
+        l->types[l->n] = 1;
+    }
+}
+
+static status read_text(encoder_line *l, const json_value *text, const json_value *pair,
+                        const word_pieces *pieces, int64_t max_len, bool is_cut) {
+    if (text->type != JSON_STRING || (pair != NULL && pair->type != JSON_STRING))
+        return fail(ERR_FORMAT, "text and pair must be strings");
+    if (pieces == NULL)
+        return fail(ERR_FORMAT,
+                    "text needs a tokenizer, and the folder has no vocab.txt; give ids");
+    TRY(reserve(l, 1));
+    l->ids[0] = word_pieces_cls(pieces);
+    l->types[0] = 0;
+    l->n = 1;
+    TRY(add_text(l, pieces, text, 0));
+    size_t n_first = l->n;
+    if (pair != NULL) TRY(add_text(l, pieces, pair, 1));
+    l->has_types = pair != NULL;
+    if (is_cut) cut(l, n_first, (size_t)max_len);
+    if ((int64_t)l->n > max_len)
+        return fail(ERR_FORMAT,
+                    "the text has %zu tokens, and the model has positions for %" PRId64
+                    "; --truncate cuts it",
+                    l->n, max_len);
+    return OK;
+}
+
+static bool is_known(const char *key) {
+    return strcmp(key, "ids") == 0 || strcmp(key, "types") == 0 || strcmp(key, "text") == 0 ||
+           strcmp(key, "pair") == 0;
+}
+
+static status parse_line(encoder_line *l, arena *a, const char *text, size_t n,
+                         const word_pieces *pieces, int64_t max_len, bool is_cut) {
+    const json_value *root;
+    TRY(json_parse(a, "JSON", text, n, &root));
+    if (root->type != JSON_OBJECT)
+        return fail(ERR_FORMAT, "is not a JSON object such as {\"ids\": [101, 102]}");
+    for (const json_value *v = root->first; v != NULL; v = v->next)
+        if (!is_known(v->key)) snprintf(l->unknown, sizeof l->unknown, "%s", v->key);
+    const json_value *ids = json_member(root, "ids"), *words = json_member(root, "text");
+    if ((ids != NULL) == (words != NULL))
+        return fail(ERR_FORMAT, "needs either \"ids\" or \"text\"");
+    const json_value *types = json_member(root, "types"), *pair = json_member(root, "pair");
+    if (ids != NULL ? pair != NULL : types != NULL)
+        return fail(ERR_FORMAT, "\"types\" belongs to \"ids\" and \"pair\" to \"text\"");
+    if (ids != NULL) return read_ids(l, ids, types);
+    return read_text(l, words, pair, pieces, max_len, is_cut);
+}
+
+status encoder_line_parse(encoder_line *l, const char *text, size_t n, const word_pieces *pieces,
+                          int64_t max_len, bool is_cut) {
+    arena a;
+    l->n = 0;
+    l->has_types = false;
+    l->unknown[0] = '\0';
+    arena_init(&a, 1 << 14);
+    status st = parse_line(l, &a, text, n, pieces, max_len, is_cut);
+    arena_fini(&a);
+    if (st != OK) l->n = 0;
+    return st;
+}
+
+static bool ends_with(const char *text, const char *end) {
+    size_t n = strlen(text), n_end = strlen(end);
+    return n >= n_end && strcmp(text + n - n_end, end) == 0;
+}
+
+static status check_ints(const encoder_input *in, const st_tensor *t, const char *name) {
+    if (t == NULL)
+        return fail(ERR_FORMAT, "%s: has no tensor %s; lengths (B) and ids (T) are needed",
+                    in->path, name);
+    if ((t->dtype == ST_I64 || t->dtype == ST_I32) && t->n_dims == 1) return OK;
+    return fail(ERR_FORMAT, "%s: %s is not a list of int32 or int64", in->path, name);
+}
+
+static status open_tensors(encoder_input *in) {
+    int64_t total = 0;
+    TRY(st_open(&in->file, in->path));
+    in->lengths = st_find(in->file, "lengths");
+    in->ids = st_find(in->file, "ids");
+    in->types = st_find(in->file, "types");
+    TRY(check_ints(in, in->lengths, "lengths"));
+    TRY(check_ints(in, in->ids, "ids"));
+    if (in->types != NULL) TRY(check_ints(in, in->types, "types"));
+    for (int64_t b = 0; b < in->lengths->n; b++) {
+        int64_t n = st_int_at(in->lengths, b);
+        if (n < 0 || n > in->ids->n - total)
+            return fail(ERR_FORMAT,
+                        "%s: lengths[%" PRId64 "] is %" PRId64 ", and ids has %" PRId64 " numbers",
+                        in->path, b, n, in->ids->n);
+        total += n;
+    }
+    if (total != in->ids->n || (in->types != NULL && in->types->n != total))
+        return fail(ERR_FORMAT,
+                    "%s: the lengths sum to %" PRId64 ", and ids%s must have as many numbers",
+                    in->path, total, in->types != NULL ? " and types" : "");
+    return OK;
+}
+
+status encoder_input_open(encoder_input **out, const char *path, const word_pieces *pieces,
+                          int64_t max_len, bool is_cut) {
+    encoder_input *in = NULL;
+    *out = NULL;
+    TRY(MEM_NEW(&in, 1));
+    *in = (encoder_input){.path = path, .pieces = pieces, .max_len = max_len, .is_cut = is_cut};
+    buf_init(&in->text);
+    status st = MEM_NEW_RAW(&in->block, BLOCK_BYTES);
+    if (st == OK && ends_with(path, ".safetensors"))
+        st = open_tensors(in);
+    else if (st == OK)
+        st = input_open(&in->in, path);
+    if (st == OK)
+        *out = in;
+    else
+        encoder_input_close(in);
+    return st;
+}
+
+void encoder_input_close(encoder_input *in) {
+    if (in == NULL) return;
+    input_close(in->in);
+    st_close(in->file);
+    buf_fini(&in->text);
+    encoder_line_fini(&in->line);
+    mem_free(in->block);
+    mem_free(in);
+}
+
+/* The next line without its end; *is_end: there is none. */
+static status next_line(encoder_input *in, bool *is_end) {
+    bool is_whole = false;
+    buf_clear(&in->text);
+    while (!is_whole) {
+        if (in->at == in->end) {
+            in->at = 0;
+            TRY(input_read(in->in, in->block, BLOCK_BYTES, &in->end));
+        }
+        if (in->end == 0) break;
+        const char *from = in->block + in->at, *stop = memchr(from, '\n', in->end - in->at);
+        size_t n = stop != NULL ? (size_t)(stop - from) : in->end - in->at;
+        if (in->text.n_bytes + n > LINE_MAX_BYTES)
+            return fail(ERR_FORMAT, "%s: line %" PRIu64 " is longer than %d MiB", in->path,
+                        in->n_lines + 1, LINE_MAX_BYTES >> 20);
+        TRY(buf_append(&in->text, from, n));
+        in->at += n + (stop != NULL);
+        is_whole = stop != NULL;
+    }
+    *is_end = !is_whole && in->text.n_bytes == 0;
+    in->n_lines += !*is_end;
+    return OK;
+}
+
+static bool is_blank(const buf *text) {
+    for (size_t i = 0; i < text->n_bytes; i++)
+        if (strchr(" \t\r", text->data[i]) == NULL || text->data[i] == '\0') return false;
+    return true;
+}
+
+static status next_json(encoder_input *in, encoder_sequence *out, bool *is_end) {
+    encoder_line *l = &in->line;
+    do {
+        TRY(next_line(in, is_end));
+        if (*is_end) return OK;
+    } while (is_blank(&in->text));
+    TRY(encoder_input_blame(in, encoder_line_parse(l, buf_str(&in->text), in->text.n_bytes,
+                                                   in->pieces, in->max_len, in->is_cut)));
+    if (l->unknown[0] != '\0' && !in->has_told) {
+        log_info("%s: \"%s\" is left alone; what is read are \"ids\" and \"types\", or \"text\" "
+                 "and \"pair\"",
+                 in->path, l->unknown);
+        in->has_told = true;
+    }
+    *out = (encoder_sequence){l->ids, l->has_types ? l->types : NULL, (int64_t)l->n};
+    return OK;
+}
+
+static status next_tensor(encoder_input *in, encoder_sequence *out, bool *is_end) {
+    encoder_line *l = &in->line;
+    *is_end = in->sequence == in->lengths->n;
+    if (*is_end) return OK;
+    int64_t n = st_int_at(in->lengths, in->sequence++);
+    TRY(reserve(l, (size_t)n));
+    for (int64_t i = 0; i < n; i++, in->token++) {
+        int64_t id = st_int_at(in->ids, in->token);
+        int64_t type = in->types != NULL ? st_int_at(in->types, in->token) : 0;
+        if (id < INT32_MIN || id > INT32_MAX || type < INT32_MIN || type > INT32_MAX)
+            return encoder_input_blame(
+                in, fail(ERR_FORMAT, "token %" PRId64 " has a number beyond 32 bits", i));
+        l->ids[i] = (int32_t)id;
+        l->types[i] = (int32_t)type;
+    }
+    *out = (encoder_sequence){l->ids, l->types, n};
+    return OK;
+}
+
+status encoder_input_next(encoder_input *in, encoder_sequence *out, bool *is_end) {
+    return in->file != NULL ? next_tensor(in, out, is_end) : next_json(in, out, is_end);
+}
+
+status encoder_input_blame(const encoder_input *in, status st) {
+    if (st == OK) return OK;
+    if (in->file != NULL)
+        return fail_prefix(st, "%s: sequence %" PRId64, in->path, in->sequence - 1);
+    return fail_prefix(st, "%s: line %" PRIu64, in->path, in->n_lines);
+}
+
+void encoder_input_progress(const encoder_input *in, uint64_t *done, uint64_t *total) {
+    *done = (uint64_t)in->sequence;
+    if (in->file != NULL)
+        *total = (uint64_t)in->lengths->n;
+    else
+        input_progress(in->in, done, total);
+}
+
+const char *encoder_input_unit(const encoder_input *in) {
+    return in->file != NULL ? "sequences" : "B";
+}

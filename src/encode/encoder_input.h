@@ -1,0 +1,55 @@
+/* The sequences that an encoder is asked to encode, one after the other, from a file of any size:
+ *
+ * - JSON lines, plain or compressed, "-" for stdin: {"ids": [101, 7592, 102], "types": [0, 0, 0]},
+ *   types being optional; or {"text": "hello"}, with "pair": "..." for a second text, where there
+ *   is a tokenizer.  Other members are left alone, and said once.
+ * - safetensors (by the name's end): lengths (B), ids (T), and types (T) or none, as int32 or
+ *   int64.
+ *
+ * Every number is checked for its range here, and by encoder_add for the model's. */
+#ifndef HSTU_ENCODE_ENCODER_INPUT_H
+#define HSTU_ENCODE_ENCODER_INPUT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/status.h"
+#include "encode/word_pieces.h"
+
+/* A sequence; the arrays are valid until the next one is read. */
+typedef struct encoder_sequence {
+    const int32_t *ids, *types; /* (n) each; types may be NULL: all 0 */
+    int64_t n;
+} encoder_sequence;
+
+typedef struct encoder_input encoder_input;
+
+/* pieces: the tokenizer for texts, or NULL; it must outlive the input.  max_len: with is_cut a text
+ * is cut to so many tokens, as transformers' truncation=True does. */
+status encoder_input_open(encoder_input **out, const char *path, const word_pieces *pieces,
+                          int64_t max_len, bool is_cut);
+void encoder_input_close(encoder_input *in); /* NULL is fine */
+
+/* The next sequence, or *is_end.  ERR_FORMAT names the line. */
+status encoder_input_next(encoder_input *in, encoder_sequence *out, bool *is_end);
+
+/* Puts the place of the last sequence before the reason of a failure: "FILE: line 5". */
+status encoder_input_blame(const encoder_input *in, status st);
+
+/* How far it is, for a progress bar: in bytes ("B") of JSON lines, else in sequences. */
+void encoder_input_progress(const encoder_input *in, uint64_t *done, uint64_t *total);
+const char *encoder_input_unit(const encoder_input *in);
+
+/* One line of JSON, for encoder_input_next and the fuzzer: appends nothing on failure. */
+typedef struct encoder_line {
+    int32_t *ids, *types;
+    size_t n, ids_capacity, types_capacity;
+    bool has_types;
+    char unknown[32]; /* a member that was left alone, or "" */
+} encoder_line;
+void encoder_line_fini(encoder_line *l); /* {0} is an empty one */
+status encoder_line_parse(encoder_line *l, const char *text, size_t n, const word_pieces *pieces,
+                          int64_t max_len, bool is_cut);
+
+#endif

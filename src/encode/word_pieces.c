@@ -1,0 +1,413 @@
+#include "encode/word_pieces.h"
+
+#include <string.h>
+
+#include "base/buf.h"
+#include "base/file.h"
+#include "base/hash.h"
+#include "base/mem.h"
+#include "base/utf8.h"
+#include "encode/word_chars.h"
+#include "format/json.h"
+
+enum { VOCAB_MAX_BYTES = 256 << 20, OPTIONS_MAX_BYTES = 16 << 20, PATH_BYTES = 4096 };
+enum { MAX_WORD_CHARS = 100 };
+
+static const char *const SPECIAL[] = {"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"};
+enum { PAD, UNK, CLS, SEP, MASK, N_SPECIAL };
+
+typedef struct piece {
+    const char *text; /* in the vocabulary's text; NULL: an empty slot */
+    uint32_t n;
+    int32_t id;
+} piece;
+
+struct word_pieces {
+    word_piece_options options;
+    char *text;
+    piece *slot; /* (n_slots), a power of two */
+    size_t n_slots;
+    size_t longest;             /* bytes of a piece */
+    int32_t special[N_SPECIAL]; /* ids, -1: none */
+};
+
+static piece *slot_of(const word_pieces *p, const char *text, size_t n) {
+    size_t at = (size_t)hash64(text, n, 0) & (p->n_slots - 1);
+    for (;; at = (at + 1) & (p->n_slots - 1)) {
+        piece *s = &p->slot[at];
+        if (s->text == NULL || (s->n == n && memcmp(s->text, text, n) == 0)) return s;
+    }
+}
+
+static int32_t find(const word_pieces *p, const char *text, size_t n) {
+    const piece *s = slot_of(p, text, n);
+    return s->text != NULL ? s->id : -1;
+}
+
+int32_t word_pieces_find(const word_pieces *p, const char *piece_text) {
+    return find(p, piece_text, strlen(piece_text));
+}
+
+int32_t word_pieces_cls(const word_pieces *p) {
+    return p->special[CLS];
+}
+
+int32_t word_pieces_sep(const word_pieces *p) {
+    return p->special[SEP];
+}
+
+static size_t count_lines(const char *text, size_t n) {
+    size_t lines = 1;
+    for (size_t i = 0; i < n; i++)
+        lines += text[i] == '\n';
+    return lines;
+}
+
+/* Pieces are numbered by their lines; of two equal ones the later counts, as in a Python dict. */
+static void add_lines(word_pieces *p, size_t n) {
+    const char *at = p->text, *end = p->text + n;
+    for (int32_t id = 0; at < end; id++) {
+        const char *stop = memchr(at, '\n', (size_t)(end - at));
+        if (stop == NULL) stop = end;
+        size_t length = (size_t)(stop - at);
+        if (length > 0 && at[length - 1] == '\r') length--;
+        *slot_of(p, at, length) = (piece){at, (uint32_t)length, id};
+        if (length > p->longest) p->longest = length;
+        at = stop + 1;
+    }
+}
+
+static status check_special(word_pieces *p, const char *path) {
+    for (int i = 0; i < N_SPECIAL; i++)
+        p->special[i] = word_pieces_find(p, SPECIAL[i]);
+    for (int i = UNK; i <= SEP; i++)
+        if (p->special[i] < 0)
+            return fail(ERR_FORMAT, "%s: has no %s: not the vocabulary of a BERT tokenizer", path,
+                        SPECIAL[i]);
+    return OK;
+}
+
+status word_pieces_create(word_pieces **out, const char *path, const char *vocabulary, size_t n,
+                          const word_piece_options *o) {
+    word_pieces *p = NULL;
+    *out = NULL;
+    if (n > VOCAB_MAX_BYTES)
+        return fail(ERR_FORMAT, "%s: %zu bytes are too many for a vocabulary", path, n);
+    TRY(MEM_NEW(&p, 1));
+    p->options = *o;
+    p->n_slots = 16;
+    while (p->n_slots < 2 * count_lines(vocabulary, n))
+        p->n_slots *= 2;
+    status st = MEM_NEW(&p->slot, p->n_slots);
+    if (st == OK) st = MEM_NEW_RAW(&p->text, n + 1);
+    if (st == OK) {
+        if (n > 0) memcpy(p->text, vocabulary, n);
+        add_lines(p, n);
+        st = check_special(p, path);
+    }
+    if (st == OK)
+        *out = p;
+    else
+        word_pieces_destroy(p);
+    return st;
+}
+
+void word_pieces_destroy(word_pieces *p) {
+    if (p == NULL) return;
+    mem_free(p->slot);
+    mem_free(p->text);
+    mem_free(p);
+}
+
+static status append(word_ids *to, int32_t id) {
+    TRY(MEM_RESERVE(&to->ids, &to->capacity, to->n + 1));
+    to->ids[to->n++] = id;
+    return OK;
+}
+
+/* The code point of a well-formed character of `length` bytes. */
+static uint32_t decode(const char *s, int length) {
+    const unsigned char *u = (const unsigned char *)s;
+    if (length == 1) return u[0];
+    uint32_t c = u[0] & (0xffu >> (length + 1));
+    for (int i = 1; i < length; i++)
+        c = c << 6 | (u[i] & 0x3fu);
+    return c;
+}
+
+static status put(buf *to, uint32_t c) {
+    char bytes[4];
+    return buf_append(to, bytes, (size_t)utf8_encode(c, bytes));
+}
+
+static status put_lower(const word_pieces *p, buf *to, uint32_t c) {
+    uint32_t low[WORD_CHAR_MAX];
+    if (!p->options.is_lower) return put(to, c);
+    int n = word_char_lower(c, low);
+    for (int i = 0; i < n; i++)
+        TRY(put(to, low[i]));
+    return OK;
+}
+
+/* One character of the text: cleaned, parted, without accents, in lower case; in this order. */
+static status normalise(const word_pieces *p, buf *to, uint32_t c) {
+    uint32_t base[WORD_CHAR_MAX] = {c};
+    int n = 1;
+    if (c < 0x80) { /* nothing of ASCII is Chinese or has an accent */
+        if (word_char_is_control(c)) return OK;
+        return put_lower(p, to, word_char_is_space(c) ? ' ' : c);
+    }
+    if (word_char_is_control(c)) return OK;
+    if (word_char_is_space(c)) return buf_char(to, ' ');
+    bool is_chinese = p->options.parts_chinese && word_char_is_chinese(c);
+    if (is_chinese) TRY(buf_char(to, ' '));
+    if (p->options.strips_accents) n = word_char_strip(c, base);
+    for (int i = 0; i < n; i++)
+        TRY(put_lower(p, to, base[i]));
+    return is_chinese ? buf_char(to, ' ') : OK;
+}
+
+/* The longest piece at the start of a word's rest; starts[k] is the byte at which character k
+ * begins, starts[n] the end.  *end: the character after it.  -1: there is none. */
+static int32_t longest_piece(const word_pieces *p, const char *word, const size_t *starts,
+                             int first, int n, int *end) {
+    char text[2 + 4 * MAX_WORD_CHARS];
+    size_t prefix = first > 0 ? 2 : 0, n_bytes = starts[n] - starts[first];
+    memcpy(text, "##", 2);
+    memcpy(text + prefix, word + starts[first], n_bytes);
+    for (*end = n; *end > first; --*end) {
+        size_t length = prefix + starts[*end] - starts[first];
+        int32_t id = length <= p->longest ? find(p, text, length) : -1;
+        if (id >= 0) return id;
+    }
+    return -1;
+}
+
+/* The pieces of a word of n bytes, or [UNK] where some part of it has none. */
+static status split_word(const word_pieces *p, const char *word, size_t n, word_ids *to) {
+    size_t starts[MAX_WORD_CHARS + 1], before = to->n;
+    int n_chars = 0;
+    for (size_t at = 0; at < n; at += (size_t)utf8_length(word + at, n - at)) {
+        if (n_chars == MAX_WORD_CHARS) return append(to, p->special[UNK]);
+        starts[n_chars++] = at;
+    }
+    starts[n_chars] = n;
+    for (int first = 0, end; first < n_chars; first = end) {
+        int32_t id = longest_piece(p, word, starts, first, n_chars, &end);
+        if (id < 0) {
+            to->n = before;
+            return append(to, p->special[UNK]);
+        }
+        TRY(append(to, id));
+    }
+    return OK;
+}
+
+/* Words of a normalised text: parted by spaces and by punctuation, which is a word itself. */
+static status split_words(const word_pieces *p, const char *text, size_t n, word_ids *to) {
+    size_t begin = 0;
+    for (size_t at = 0; at < n;) {
+        int length = utf8_length(text + at, n - at);
+        uint32_t c = decode(text + at, length);
+        bool is_space = c == ' ', is_mark = !is_space && word_char_is_punctuation(c);
+        size_t next = at + (size_t)length;
+        if (is_space || is_mark) {
+            if (at > begin) TRY(split_word(p, text + begin, at - begin, to));
+            if (is_mark) TRY(split_word(p, text + at, (size_t)length, to));
+            begin = next;
+        }
+        at = next;
+    }
+    return n > begin ? split_word(p, text + begin, n - begin, to) : OK;
+}
+
+/* A part of the text that has no special token. */
+static status split_plain(const word_pieces *p, const char *text, size_t n, buf *room,
+                          word_ids *to) {
+    buf_clear(room);
+    for (size_t at = 0; at < n;) {
+        int length = utf8_length(text + at, n - at);
+        if (length > 0) TRY(normalise(p, room, decode(text + at, length)));
+        at += length > 0 ? (size_t)length : 1;
+    }
+    return split_words(p, buf_str(room), room->n_bytes, to);
+}
+
+/* The special token at the start of a text, or -1. */
+static int special_at(const word_pieces *p, const char *text, size_t n) {
+    for (int i = 0; n > 0 && text[0] == '[' && i < N_SPECIAL; i++) {
+        size_t length = strlen(SPECIAL[i]);
+        if (p->special[i] >= 0 && n >= length && memcmp(text, SPECIAL[i], length) == 0) return i;
+    }
+    return -1;
+}
+
+static status split(const word_pieces *p, const char *text, size_t n, buf *room, word_ids *to) {
+    size_t begin = 0, at = 0;
+    while (at < n) {
+        int special = special_at(p, text + at, n - at);
+        if (special < 0) {
+            at++;
+            continue;
+        }
+        TRY(split_plain(p, text + begin, at - begin, room, to));
+        TRY(append(to, p->special[special]));
+        begin = at += strlen(SPECIAL[special]);
+    }
+    return split_plain(p, text + begin, n - begin, room, to);
+}
+
+status word_pieces_split(const word_pieces *p, const char *text, size_t n, word_ids *to) {
+    buf room;
+    buf_init(&room);
+    status st = split(p, text, n, &room, to);
+    buf_fini(&room);
+    return st;
+}
+
+/* What else may be in a tokenizer_config.json: it changes no id of a text. */
+static const char *const IGNORED[] = {"backend",
+                                      "clean_up_tokenization_spaces",
+                                      "extra_special_tokens",
+                                      "is_local",
+                                      "local_files_only",
+                                      "max_len",
+                                      "max_length",
+                                      "model_input_names",
+                                      "model_max_length",
+                                      "name_or_path",
+                                      "pad_to_multiple_of",
+                                      "pad_token_type_id",
+                                      "padding_side",
+                                      "processor_class",
+                                      "special_tokens_map_file",
+                                      "stride",
+                                      "tokenizer_file",
+                                      "truncation_side",
+                                      "truncation_strategy",
+                                      "vocab_file"};
+
+static bool is_among(const char *const *list, size_t n, const char *text) {
+    for (size_t i = 0; i < n; i++)
+        if (strcmp(list[i], text) == 0) return true;
+    return false;
+}
+
+/* A special token is a string, or an object with its content. */
+static const char *content_of(const json_value *v) {
+    const json_value *content = v->type == JSON_OBJECT ? json_member(v, "content") : v;
+    return content != NULL && content->type == JSON_STRING ? content->string : "";
+}
+
+static status check_token(const char *path, const json_value *v) {
+    if (is_among(SPECIAL, N_SPECIAL, content_of(v))) return OK;
+    return fail(ERR_UNSUPPORTED, "%s: the special token '%.40s' of %.40s is not one of BERT's",
+                path, content_of(v), v->key);
+}
+
+/* The members of added_tokens_decoder, a special token each. */
+static status check_tokens(const char *path, const json_value *v) {
+    for (const json_value *token = v->first; token != NULL; token = token->next)
+        TRY(check_token(path, token));
+    return OK;
+}
+
+static status read_bool(const char *path, const json_value *v, bool *out) {
+    if (v->type != JSON_BOOL) return fail(ERR_FORMAT, "%s: %s is not true or false", path, v->key);
+    *out = v->boolean;
+    return OK;
+}
+
+static status read_class(const char *path, const json_value *v) {
+    static const char *const known[] = {"BertTokenizer",         "BertTokenizerFast",
+                                        "DistilBertTokenizer",   "DistilBertTokenizerFast",
+                                        "ElectraTokenizer",      "ElectraTokenizerFast",
+                                        "RetriBertTokenizerFast"};
+    if (v->type == JSON_STRING && is_among(known, sizeof known / sizeof *known, v->string))
+        return OK;
+    return fail(ERR_UNSUPPORTED,
+                "%s: the tokenizer %.60s is not supported, BertTokenizer is; give ids instead of "
+                "text",
+                path, v->type == JSON_STRING ? v->string : "");
+}
+
+/* do_lower_case true, say. */
+static status read_option(word_piece_options *o, const char *path, const json_value *v,
+                          bool *has_accents) {
+    static const char *const tokens[] = {"cls_token", "mask_token", "pad_token", "sep_token",
+                                         "unk_token"};
+    bool is_on = false;
+    if (v->type == JSON_NULL || is_among(IGNORED, sizeof IGNORED / sizeof *IGNORED, v->key))
+        return OK;
+    if (strcmp(v->key, "do_lower_case") == 0) return read_bool(path, v, &o->is_lower);
+    if (strcmp(v->key, "tokenize_chinese_chars") == 0) return read_bool(path, v, &o->parts_chinese);
+    if (strcmp(v->key, "strip_accents") == 0) {
+        *has_accents = true;
+        return read_bool(path, v, &o->strips_accents);
+    }
+    if (strcmp(v->key, "tokenizer_class") == 0) return read_class(path, v);
+    if (is_among(tokens, sizeof tokens / sizeof *tokens, v->key)) return check_token(path, v);
+    if (strcmp(v->key, "added_tokens_decoder") == 0) return check_tokens(path, v);
+    if (strcmp(v->key, "do_basic_tokenize") == 0) {
+        TRY(read_bool(path, v, &is_on));
+        if (is_on) return OK;
+    }
+    bool is_empty = (v->type == JSON_ARRAY || v->type == JSON_OBJECT) && v->n_children == 0;
+    if (is_empty) return OK;
+    return fail(ERR_UNSUPPORTED,
+                "%s: the field '%.60s' may change the tokens and is not supported; give ids "
+                "instead of text",
+                path, v->key);
+}
+
+static status parse_options(word_piece_options *o, arena *a, const char *path, const char *text,
+                            size_t n) {
+    const json_value *root;
+    bool has_accents = false;
+    TRY(json_parse(a, path, text, n, &root));
+    if (root->type != JSON_OBJECT) return fail(ERR_FORMAT, "%s: is not a JSON object", path);
+    for (const json_value *v = root->first; v != NULL; v = v->next)
+        TRY(read_option(o, path, v, &has_accents));
+    if (!has_accents) o->strips_accents = o->is_lower;
+    return OK;
+}
+
+status word_piece_options_parse(word_piece_options *out, const char *path, const char *text,
+                                size_t n) {
+    arena a;
+    *out = (word_piece_options){true, true, true};
+    arena_init(&a, 1 << 14);
+    status st = parse_options(out, &a, path, text, n);
+    arena_fini(&a);
+    return st;
+}
+
+static status read_options(word_piece_options *out, const char *folder) {
+    char path[PATH_BYTES], *text;
+    size_t n;
+    *out = (word_piece_options){true, true, true};
+    TRY(path_join(path, sizeof path, folder, "tokenizer_config.json"));
+    if (!file_exists(path)) return OK;
+    TRY(file_read_all(path, OPTIONS_MAX_BYTES, &text, &n));
+    status st = word_piece_options_parse(out, path, text, n);
+    mem_free(text);
+    return st;
+}
+
+status word_pieces_open(word_pieces **out, const char *folder) {
+    char path[PATH_BYTES], *text;
+    size_t n;
+    word_piece_options o;
+    *out = NULL;
+    TRY(path_join(path, sizeof path, folder, "vocab.txt"));
+    if (!file_exists(path))
+        return fail(ERR_UNSUPPORTED,
+                    "%s: has no vocab.txt, and WordPiece is the tokenizer we have; give ids "
+                    "instead of text",
+                    folder);
+    TRY(read_options(&o, folder));
+    TRY(file_read_all(path, VOCAB_MAX_BYTES, &text, &n));
+    status st = word_pieces_create(out, path, text, n, &o);
+    mem_free(text);
+    return st;
+}

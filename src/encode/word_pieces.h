@@ -1,0 +1,56 @@
+/* WordPiece: text to the ids of a vocabulary, as transformers' BertTokenizer does it.
+ *
+ * BasicTokenizer: control characters go, white space and Chinese characters part words, letters
+ * become lower case and lose their accents (where the model wants that), punctuation is a word of
+ * its own.  WordpieceTokenizer: the longest piece of the vocabulary that begins a word, then the
+ * longest "##..." that goes on, and so forth; a word that has no such pieces, or more than 100
+ * characters, is [UNK].  Special tokens ([CLS], [MASK], ...) in a text are taken whole.
+ *
+ * The tables of characters are made by tools/unicode_tables.py.  Reading is for any number of
+ * threads. */
+#ifndef HSTU_ENCODE_WORD_PIECES_H
+#define HSTU_ENCODE_WORD_PIECES_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/status.h"
+
+typedef struct word_pieces word_pieces;
+
+typedef struct word_piece_options {
+    bool is_lower;       /* do_lower_case */
+    bool strips_accents; /* strip_accents; by default as is_lower */
+    bool parts_chinese;  /* tokenize_chinese_chars */
+} word_piece_options;
+
+/* The tokenizer of a folder: vocab.txt and, where it is there, tokenizer_config.json.  ERR_FORMAT
+ * or ERR_UNSUPPORTED names a field that would change the tokens. */
+status word_pieces_open(word_pieces **out, const char *folder);
+
+/* Of the text of a vocab.txt, one piece a line; `path` appears in messages. */
+status word_pieces_create(word_pieces **out, const char *path, const char *vocabulary, size_t n,
+                          const word_piece_options *o);
+void word_pieces_destroy(word_pieces *p); /* NULL is fine */
+
+/* The text of a tokenizer_config.json. */
+status word_piece_options_parse(word_piece_options *out, const char *path, const char *text,
+                                size_t n);
+
+/* A growing list of ids; {0} is an empty one, mem_free(ids) ends it. */
+typedef struct word_ids {
+    int32_t *ids;
+    size_t n, capacity;
+} word_ids;
+
+/* Appends the ids of a text, without special tokens around it.  Bytes that are not UTF-8 become
+ * U+FFFD, which is left out as transformers leaves it out. */
+status word_pieces_split(const word_pieces *p, const char *text, size_t n, word_ids *to);
+
+/* The ids of the special tokens, by name; -1: the vocabulary has none. */
+int32_t word_pieces_find(const word_pieces *p, const char *piece);
+int32_t word_pieces_cls(const word_pieces *p);
+int32_t word_pieces_sep(const word_pieces *p);
+
+#endif

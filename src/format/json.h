@@ -1,0 +1,99 @@
+/* JSON: a streaming writer and a strict reader (RFC 8259, nothing more).
+ *
+ * The writer appends to a buf and keeps track of commas; strings are escaped, invalid UTF-8 becomes
+ * U+FFFD, and a number that is not finite is written as null.  The reader builds a tree in an
+ * arena: it refuses duplicate keys, trailing bytes, NUL, lone surrogates, depth beyond
+ * JSON_MAX_DEPTH and numbers out of range, each with the byte offset and the line. */
+#ifndef HSTU_FORMAT_JSON_H
+#define HSTU_FORMAT_JSON_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/buf.h"
+#include "base/mem.h"
+#include "base/status.h"
+
+enum { JSON_MAX_DEPTH = 64 };
+
+/* The writer.  Errors (only out of memory) are kept and returned by json_finish, so that calls need
+ * no TRY each.  indent 0 writes one line; indent 2 is for people. */
+typedef struct json_writer {
+    buf *out;
+    status state;
+    int indent;
+    int depth;
+    bool is_first[JSON_MAX_DEPTH + 1]; /* no element written yet at this depth */
+    bool has_key;                      /* a key was just written */
+} json_writer;
+
+void json_begin(json_writer *w, buf *out, int indent);
+status json_finish(json_writer *w);
+
+void json_object_open(json_writer *w);
+void json_object_close(json_writer *w);
+void json_array_open(json_writer *w);
+void json_array_close(json_writer *w);
+void json_key(json_writer *w, const char *key);
+void json_string(json_writer *w, const char *text);
+void json_string_n(json_writer *w, const char *text, size_t n);
+void json_int(json_writer *w, int64_t value);
+void json_uint(json_writer *w, uint64_t value);
+void json_double(json_writer *w, double value); /* shortest text that reads back the same */
+void json_float(json_writer *w, float value);   /* the same for a float32: at most nine digits */
+void json_bool(json_writer *w, bool value);
+void json_null(json_writer *w);
+
+/* key and value in one call */
+void json_key_string(json_writer *w, const char *key, const char *text);
+void json_key_int(json_writer *w, const char *key, int64_t value);
+void json_key_double(json_writer *w, const char *key, double value);
+void json_key_bool(json_writer *w, const char *key, bool value);
+
+/* Ends the outermost object with a seal, "crc32": "DIGITS" over all text before that member, and
+ * finishes.  Whoever reads such a text refuses every change of it, also of a key. */
+status json_finish_sealed(json_writer *w);
+
+/* The same for the text of an indented object that is finished already. */
+status json_add_seal(buf *text);
+
+/* Where the digits of the seal are in the text (n bytes), and the right ones in want; NULL where
+ * the text does not end as json_finish_sealed ends it; a newline may follow. */
+char *json_seal(char *text, size_t n, char want[9]);
+bool json_is_sealed(const char *text, size_t n);
+
+/* The reader. */
+typedef enum { JSON_NULL, JSON_BOOL, JSON_NUMBER, JSON_STRING, JSON_ARRAY, JSON_OBJECT } json_type;
+
+typedef struct json_value json_value;
+struct json_value {
+    json_type type;
+    bool boolean;
+    bool is_integer;    /* the text had no '.', 'e' or 'E', and fits int64 */
+    bool has_plain_key; /* the key had no escapes in the text */
+    int64_t integer;
+    double number;       /* every number, integers rounded where they must be */
+    const char *string;  /* NUL-terminated UTF-8 */
+    size_t string_bytes; /* without the NUL */
+    const char *key;     /* of a member of an object */
+    json_value *first;   /* first element or member */
+    json_value *next;    /* next in the same array or object */
+    size_t n_children;
+};
+
+/* Parses n bytes of text; `name` appears in error messages.  The tree lives in `a`. */
+status json_parse(arena *a, const char *name, const char *text, size_t n, const json_value **out);
+
+/* Writes a value that was read, with everything in it. */
+void json_value_write(json_writer *w, const json_value *v);
+
+/* The member of an object, or NULL. */
+const json_value *json_member(const json_value *object, const char *key);
+
+/* Typed members; a missing or wrong one is ERR_FORMAT with the key's name. */
+status json_member_int(const json_value *object, const char *key, int64_t *out);
+status json_member_double(const json_value *object, const char *key, double *out);
+status json_member_string(const json_value *object, const char *key, const char **out);
+
+#endif

@@ -1,0 +1,393 @@
+#include "format/parquet_meta.h"
+#include "base/escape.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "base/mem.h"
+#include "format/parquet_thrift.h"
+
+/* The footer of a wide table with thousands of row groups has some tens of megabytes. */
+enum { MAX_FOOTER_BYTES = 256 << 20, MAX_ELEMENTS = 100000, TAIL_BYTES = 8 };
+enum { REQUIRED = 0, OPTIONAL, REPEATED };
+
+const char *parquet_type_name(parquet_type type) {
+    static const char *const names[] = {"BOOLEAN", "INT32",  "INT64",      "INT96",
+                                        "FLOAT",   "DOUBLE", "BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY"};
+    return names[type];
+}
+
+/* ConvertedType, the older of the two annotations. */
+static void set_converted(schema_element *e, int32_t type) {
+    static const uint8_t meanings[] = {
+        [0] = MEANS_TEXT,         [4] = MEANS_TEXT,          [5] = MEANS_DECIMAL,
+        [6] = MEANS_DATE,         [7] = MEANS_TIME_OF_DAY,   [8] = MEANS_TIME_OF_DAY,
+        [9] = MEANS_MILLISECONDS, [10] = MEANS_MICROSECONDS, [11] = MEANS_UNSIGNED,
+        [12] = MEANS_UNSIGNED,    [13] = MEANS_UNSIGNED,     [14] = MEANS_UNSIGNED,
+        [19] = MEANS_TEXT,        [20] = MEANS_OTHER,        [21] = MEANS_OTHER};
+    e->is_list |= type == 3;
+    e->is_map |= type == 1 || type == 2;
+    if (type < 0 || type > 21)
+        e->meaning = MEANS_OTHER;
+    else if (type > 3 || type == 0)
+        e->meaning = (parquet_meaning)meanings[type];
+}
+
+/* The unit of a timestamp, a union: its field's number is the unit. */
+static status read_unit(thrift *t, const thrift_field *field, schema_element *e) {
+    thrift_field f = {0};
+    TRY(thrift_check_struct(t, field));
+    for (;;) {
+        TRY(thrift_next_field(t, &f));
+        if (f.type == THRIFT_STOP) return OK;
+        e->meaning = f.id == 1   ? MEANS_MILLISECONDS
+                     : f.id == 2 ? MEANS_MICROSECONDS
+                     : f.id == 3 ? MEANS_NANOSECONDS
+                                 : MEANS_OTHER;
+        TRY(thrift_skip(t, &f));
+    }
+}
+
+/* The content of the union's one field: a timestamp has a unit, an integer a sign. */
+static status read_logical_content(thrift *t, const thrift_field *kind, schema_element *e) {
+    thrift_field f = {0};
+    bool is_signed = true;
+    TRY(thrift_check_struct(t, kind));
+    for (;;) {
+        TRY(thrift_next_field(t, &f));
+        if (f.type == THRIFT_STOP) break;
+        if (kind->id == 8 && f.id == 2)
+            TRY(read_unit(t, &f, e));
+        else if (kind->id == 10 && f.id == 2)
+            TRY(thrift_get_bool(t, &f, &is_signed));
+        else
+            TRY(thrift_skip(t, &f));
+    }
+    if (kind->id == 10) e->meaning = is_signed ? MEANS_PLAIN : MEANS_UNSIGNED;
+    return OK;
+}
+
+/* LogicalType, the newer annotation, which wins where there are both. */
+static status read_logical(thrift *t, const thrift_field *field, schema_element *e) {
+    static const uint8_t meanings[] = {
+        [1] = MEANS_TEXT,        [4] = MEANS_TEXT,  [5] = MEANS_DECIMAL, [6] = MEANS_DATE,
+        [7] = MEANS_TIME_OF_DAY, [8] = MEANS_OTHER, [10] = MEANS_PLAIN,  [12] = MEANS_TEXT,
+        [13] = MEANS_OTHER,      [14] = MEANS_UUID};
+    thrift_field f = {0};
+    TRY(thrift_check_struct(t, field));
+    for (;;) {
+        TRY(thrift_next_field(t, &f));
+        if (f.type == THRIFT_STOP) return OK;
+        e->is_list |= f.id == 3;
+        e->is_map |= f.id == 2;
+        e->meaning = f.id > 0 && f.id <= 14 ? (parquet_meaning)meanings[f.id] : MEANS_OTHER;
+        TRY(read_logical_content(t, &f, e));
+    }
+}
+
+static status read_element(thrift *t, schema_element *e) {
+    thrift_field f = {0};
+    int32_t repetition = REQUIRED, n_children = 0, converted = -1;
+    schema_element newer = {.meaning = MEANS_PLAIN};
+    bool has_logical = false;
+    *e = (schema_element){.type = -1, .name = ""};
+    for (;;) {
+        TRY(thrift_next_field(t, &f));
+        if (f.type == THRIFT_STOP) break;
+        if (f.id == 1)
+            TRY(thrift_get_i32(t, &f, &e->type));
+        else if (f.id == 2)
+            TRY(thrift_get_i32(t, &f, &e->fixed_bytes));
+        else if (f.id == 3)
+            TRY(thrift_get_i32(t, &f, &repetition));
+        else if (f.id == 4)
+            TRY(thrift_get_binary(t, &f, &e->name, &e->name_bytes));
+        else if (f.id == 5)
+            TRY(thrift_get_i32(t, &f, &n_children));
+        else if (f.id == 6)
+            TRY(thrift_get_i32(t, &f, &converted));
+        else if (f.id == 10) {
+            TRY(read_logical(t, &f, &newer));
+            has_logical = true;
+        } else
+            TRY(thrift_skip(t, &f));
+    }
+    if (e->type < -1 || e->type > PARQUET_FIXED || repetition < REQUIRED || repetition > REPEATED ||
+        n_children < 0 || (e->type >= 0 && n_children > 0))
+        return fail(ERR_FORMAT,
+                    "the schema has an entry that cannot be: type %d, repetition %d, "
+                    "%d children",
+                    (int)e->type, (int)repetition, (int)n_children);
+    if (converted != -1) set_converted(e, converted);
+    if (has_logical) e->meaning = newer.meaning;
+    e->is_list |= newer.is_list;
+    e->is_map |= newer.is_map;
+    e->repetition = (uint8_t)repetition;
+    e->n_children = (uint32_t)n_children;
+    return OK;
+}
+
+static status read_schema(thrift *t, const thrift_field *field, parquet_file *f) {
+    uint64_t n;
+    TRY(thrift_open_list(t, field, THRIFT_STRUCT, &n));
+    if (n > MAX_ELEMENTS)
+        return fail(ERR_UNSUPPORTED, "the schema has more than %d columns", MAX_ELEMENTS);
+    f->n_elements = 0;
+    for (uint64_t i = 0; i < n; i++) {
+        TRY(MEM_RESERVE(&f->schema, &f->element_capacity, f->n_elements + 1));
+        TRY(read_element(t, &f->schema[f->n_elements]));
+        f->n_elements++;
+    }
+    return OK;
+}
+
+/* The entry after a subtree; *n_leaves grows by its leaves.  0: the subtree does not end. */
+static size_t skip_subtree(const parquet_file *f, size_t at, uint32_t *n_leaves) {
+    for (uint64_t n_open = 1; n_open > 0; at++) {
+        if (at >= f->n_elements) return 0;
+        n_open += f->schema[at].n_children;
+        n_open--;
+        *n_leaves += f->schema[at].type >= 0;
+    }
+    return at;
+}
+
+/* The tree must use every entry once. */
+static status check_schema(parquet_file *f) {
+    if (f->n_elements == 0 || f->schema[0].type >= 0 ||
+        skip_subtree(f, 0, &f->n_leaves) != f->n_elements)
+        return fail(ERR_FORMAT, "the schema is not a tree of %zu entries", f->n_elements);
+    return OK;
+}
+
+static status read_file_meta(parquet_file *f) {
+    thrift t = {.at = (unsigned char *)f->footer,
+                .end = (unsigned char *)f->footer + f->footer_bytes};
+    thrift_field field = {0};
+    int64_t n_rows = -1;
+    for (;;) {
+        TRY(thrift_next_field(&t, &field));
+        if (field.type == THRIFT_STOP) break;
+        if (field.id == 2)
+            TRY(read_schema(&t, &field, f));
+        else if (field.id == 3)
+            TRY(thrift_get_int(&t, &field, &n_rows));
+        else if (field.id == 8)
+            return fail(ERR_UNSUPPORTED,
+                        "the file is encrypted; write it again without encryption");
+        else
+            TRY(thrift_skip(&t, &field));
+    }
+    if (n_rows < 0) return fail(ERR_FORMAT, "the footer does not say how many rows there are");
+    f->n_rows = (uint64_t)n_rows;
+    return check_schema(f);
+}
+
+status parquet_read_at(const parquet_file *f, uint64_t offset, void *out, size_t n) {
+    for (size_t done = 0; done < n;) {
+        ssize_t got = pread(f->fd, (char *)out + done, n - done, (off_t)(offset + done));
+        if (got < 0) return fail_errno("the file cannot be read");
+        if (got == 0) return fail(ERR_FORMAT, "the file was cut off while it was read");
+        done += (size_t)got;
+    }
+    return OK;
+}
+
+/* What a file that is none may be instead, and what to do with it; "" where nobody knows. */
+static const char *remedy_of(const unsigned char *head) {
+    static const char *const packed[] = {"\x1f\x8b", "PK\3\4", "BZh", "\x28\xb5\x2f\xfd",
+                                         "\xfd\x37zX"};
+    for (size_t i = 0; i < sizeof packed / sizeof *packed; i++)
+        if (memcmp(head, packed[i], strlen(packed[i])) == 0)
+            return "; it is compressed as a whole: unpack it first, or read it with 'hstu prep "
+                   "csv' "
+                   "or 'hstu prep jsonl' if it holds text";
+    if (head[0] == '{') return "; it looks like JSON lines: 'hstu prep jsonl' reads them";
+    for (int i = 0; i < 4; i++)
+        if (head[i] < ' ' && strchr("\t\r\n", head[i]) == NULL) return "";
+    return "; if it is text, 'hstu prep csv' reads it";
+}
+
+static status check_magic(const unsigned char *magic, bool is_head) {
+    if (memcmp(magic, "PARE", 4) == 0)
+        return fail(ERR_UNSUPPORTED, "the file is encrypted; write it again without encryption");
+    if (memcmp(magic, "PAR1", 4) == 0) return OK;
+    if (is_head)
+        return fail(ERR_FORMAT, "not a Parquet file: it does not begin with PAR1%s",
+                    remedy_of(magic));
+    return fail(ERR_FORMAT, "not a Parquet file: it does not end with PAR1; was it cut off?");
+}
+
+static status read_footer(parquet_file *f) {
+    struct stat info;
+    unsigned char head[4], tail[TAIL_BYTES];
+    if (fstat(f->fd, &info) != 0) return fail_errno("the file cannot be read");
+    if (!S_ISREG(info.st_mode))
+        return fail(ERR_USAGE, "a Parquet file is read from its end; a pipe cannot be");
+    uint64_t n_bytes = (uint64_t)info.st_size;
+    if (n_bytes < sizeof head + TAIL_BYTES)
+        return fail(ERR_FORMAT, "not a Parquet file: it has %llu bytes",
+                    (unsigned long long)n_bytes);
+    TRY(parquet_read_at(f, 0, head, sizeof head));
+    TRY(check_magic(head, true));
+    TRY(parquet_read_at(f, n_bytes - TAIL_BYTES, tail, sizeof tail));
+    TRY(check_magic(tail + 4, false));
+    uint32_t length =
+        tail[0] | (uint32_t)tail[1] << 8 | (uint32_t)tail[2] << 16 | (uint32_t)tail[3] << 24;
+    if (length > n_bytes - TAIL_BYTES - sizeof head || length > MAX_FOOTER_BYTES)
+        return fail(ERR_FORMAT, "the footer claims %u bytes; the file has %llu", length,
+                    (unsigned long long)n_bytes);
+    f->data_bytes = n_bytes - TAIL_BYTES - length;
+    f->footer_bytes = length;
+    TRY(MEM_NEW_RAW(&f->footer, length));
+    TRY(parquet_read_at(f, f->data_bytes, f->footer, length));
+    return read_file_meta(f);
+}
+
+status parquet_file_open(parquet_file *f, const char *path) {
+    /* O_NONBLOCK: a pipe is refused, not waited for. */
+    *f = (parquet_file){.path = path, .fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
+    if (f->fd < 0) return fail_errno("%s cannot be opened", path);
+    status st = read_footer(f);
+    if (st == OK) return OK;
+    parquet_file_close(f);
+    return st == ERR_NOMEM ? st : fail_prefix(st, "%s", path);
+}
+
+void parquet_file_forget(parquet_file *f) {
+    mem_free(f->footer);
+    mem_free(f->schema);
+    f->footer = NULL;
+    f->schema = NULL;
+    f->n_elements = f->element_capacity = 0;
+}
+
+void parquet_file_close(parquet_file *f) {
+    parquet_file_forget(f);
+    if (f->fd >= 0) close(f->fd);
+    f->fd = -1;
+}
+
+/* Calls for a primitive: the leaf of a column, whatever is around it. */
+static status set_leaf(const schema_element *e, parquet_column *c) {
+    if (e->meaning == MEANS_DECIMAL)
+        return fail(ERR_UNSUPPORTED, "decimals are not read; cast the column to an integer or a "
+                                     "float");
+    if (e->meaning == MEANS_TIME_OF_DAY || e->meaning == MEANS_OTHER)
+        return fail(ERR_UNSUPPORTED, "its type cannot be an id, a time or an action; cast it to an "
+                                     "integer, a string or a timestamp");
+    if (e->type == PARQUET_FIXED && (e->fixed_bytes < 1 || e->fixed_bytes > PARQUET_VALUE_BYTES))
+        return fail(ERR_FORMAT, "values of %d bytes", (int)e->fixed_bytes);
+    bool is_text = e->type == PARQUET_BYTE_ARRAY || e->type == PARQUET_FIXED;
+    bool is_number = e->type == PARQUET_INT32 || e->type == PARQUET_INT64;
+    if ((e->meaning == MEANS_TEXT && !is_text) ||
+        (e->meaning == MEANS_UUID && (e->type != PARQUET_FIXED || e->fixed_bytes != 16)) ||
+        (e->meaning >= MEANS_UNSIGNED && e->meaning <= MEANS_NANOSECONDS && !is_number))
+        return fail(ERR_FORMAT, "its logical type does not fit its type %s",
+                    parquet_type_name((parquet_type)e->type));
+    c->type = (parquet_type)e->type;
+    c->fixed_bytes = e->type == PARQUET_FIXED ? (uint32_t)e->fixed_bytes : 0;
+    c->meaning = e->type == PARQUET_INT96 ? MEANS_NANOSECONDS : e->meaning;
+    return OK;
+}
+
+/* A list: a group that says so, with one repeated entry in it, which is the element or (three
+ * levels, the usual form) a group with the element alone. */
+static status set_list(const parquet_file *f, size_t at, parquet_column *c) {
+    const schema_element *list = &f->schema[at], *repeated = list + 1, *element = repeated;
+    if (list->n_children != 1 || repeated->repetition != REPEATED || list->repetition == REPEATED)
+        return fail(ERR_FORMAT, "the schema of the list is not one");
+    c->max_repeat = 1;
+    c->max_define = (uint8_t)((list->repetition == OPTIONAL) + 1);
+    c->element_define = c->max_define;
+    if (repeated->type < 0) {
+        element = repeated + 1;
+        if (repeated->n_children != 1 || element->type < 0 || element->repetition == REPEATED)
+            return fail(ERR_UNSUPPORTED,
+                        "lists of lists or structs are not read; give columns with "
+                        "one level of lists");
+        c->max_define = (uint8_t)(c->max_define + (element->repetition == OPTIONAL));
+    }
+    return set_leaf(element, c);
+}
+
+static status set_column(const parquet_file *f, size_t at, parquet_column *c) {
+    const schema_element *e = &f->schema[at];
+    if (e->is_map) return fail(ERR_UNSUPPORTED, "maps are not read; give plain columns or lists");
+    if (e->is_list && e->type < 0) return set_list(f, at, c);
+    if (e->type < 0)
+        return fail(ERR_UNSUPPORTED,
+                    "structs are not read; give its fields as columns of their own");
+    c->max_repeat = e->repetition == REPEATED;
+    c->max_define = e->repetition != REQUIRED;
+    c->element_define = c->max_repeat;
+    return set_leaf(e, c);
+}
+
+static bool is_name(const schema_element *e, const char *wanted, bool is_exact) {
+    return e->name_bytes == strlen(wanted) &&
+           (is_exact ? memcmp(e->name, wanted, e->name_bytes)
+                     : strncasecmp(e->name, wanted, e->name_bytes)) == 0;
+}
+
+/* Whether a top-level entry, the number-th, is the wanted one on this pass: name, any case, number.
+ */
+static bool is_wanted(const schema_element *e, uint32_t number, const char *wanted, int pass) {
+    char digits[16];
+    if (pass < 2) return is_name(e, wanted, pass == 0);
+    snprintf(digits, sizeof digits, "%u", number);
+    return strcmp(digits, wanted) == 0;
+}
+
+status parquet_find_column(const parquet_file *f, const char *wanted, parquet_column *out,
+                           bool *is_found) {
+    *is_found = false;
+    for (int pass = 0; pass < 3; pass++) {
+        uint32_t leaf = 0;
+        size_t at = 1;
+        for (uint32_t i = 1; i <= f->schema[0].n_children; i++) {
+            if (is_wanted(&f->schema[at], i, wanted, pass)) {
+                char text[64];
+                *is_found = true;
+                *out = (parquet_column){.leaf = leaf};
+                snprintf(out->name, sizeof out->name, "%s",
+                         escape_excerpt(text, f->schema[at].name, f->schema[at].name_bytes));
+                status st = set_column(f, at, out);
+                return st == OK ? OK : fail_prefix(st, "%s: column '%s'", f->path, out->name);
+            }
+            at = skip_subtree(f, at, &leaf);
+        }
+    }
+    return OK;
+}
+
+void parquet_list_names(const parquet_file *f, char *out, size_t size) {
+    uint32_t leaf = 0;
+    size_t at = 1, used = 0;
+    out[0] = '\0';
+    for (uint32_t i = 0; i < f->schema[0].n_children && used + 70 < size; i++) {
+        char text[64];
+        used +=
+            (size_t)snprintf(out + used, size - used, "%s%s", i > 0 ? ", " : "",
+                             escape_excerpt(text, f->schema[at].name, f->schema[at].name_bytes));
+        at = skip_subtree(f, at, &leaf);
+    }
+}
+
+status parquet_get_names(const parquet_file *f, arena *memory, const char ***out, int *n) {
+    uint32_t leaf = 0;
+    size_t at = 1;
+    *n = (int)f->schema[0].n_children;
+    TRY(ARENA_NEW(memory, out, (size_t)*n));
+    for (int i = 0; i < *n; i++) {
+        const schema_element *e = &f->schema[at];
+        TRY(arena_copy_text(memory, e->name, e->name_bytes, &(*out)[i]));
+        at = skip_subtree(f, at, &leaf);
+    }
+    return OK;
+}

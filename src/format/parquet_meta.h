@@ -1,0 +1,136 @@
+/* Parquet metadata: the footer of a file, its schema, and where the wanted columns are.
+ *
+ * parquet_file_open reads and checks the footer; parquet_find_column finds a column and says what
+ * is in it; parquet_read_groups lists, for the wanted columns, the byte range of every row group.
+ * All numbers of a footer are checked here against the size of the file, so that the page reader
+ * can trust ranges, though not what is in them.  What we do not read (encryption, structs, maps,
+ * lists of lists, decimals) is refused with the names of column and file.  One thread. */
+#ifndef HSTU_FORMAT_PARQUET_META_H
+#define HSTU_FORMAT_PARQUET_META_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/mem.h"
+#include "base/status.h"
+
+/* Numbers as in the format's definition. */
+typedef enum {
+    PARQUET_BOOLEAN = 0,
+    PARQUET_INT32,
+    PARQUET_INT64,
+    PARQUET_INT96,
+    PARQUET_FLOAT,
+    PARQUET_DOUBLE,
+    PARQUET_BYTE_ARRAY,
+    PARQUET_FIXED
+} parquet_type;
+
+typedef enum {
+    PARQUET_UNCOMPRESSED = 0,
+    PARQUET_SNAPPY,
+    PARQUET_GZIP,
+    PARQUET_LZO,
+    PARQUET_BROTLI,
+    PARQUET_LZ4,
+    PARQUET_ZSTD,
+    PARQUET_LZ4_RAW
+} parquet_codec;
+
+/* What the values mean, as far as it matters here. */
+typedef enum {
+    MEANS_PLAIN = 0, /* what the type says */
+    MEANS_TEXT,
+    MEANS_UNSIGNED,
+    MEANS_DATE,
+    MEANS_MILLISECONDS, /* since 1970, as the next two */
+    MEANS_MICROSECONDS,
+    MEANS_NANOSECONDS,
+    MEANS_UUID,
+    MEANS_DECIMAL, /* from here on refused */
+    MEANS_TIME_OF_DAY,
+    MEANS_OTHER /* intervals, half floats, BSON, ... */
+} parquet_meaning;
+
+enum { PARQUET_NAME_BYTES = 64, PARQUET_VALUE_BYTES = 1 << 16 };
+
+/* A column: one leaf of the schema. */
+typedef struct parquet_column {
+    char name[PARQUET_NAME_BYTES]; /* for messages: cut and cleaned */
+    uint32_t leaf;                 /* its number among all leaves */
+    parquet_type type;
+    uint32_t fixed_bytes; /* of PARQUET_FIXED */
+    parquet_meaning meaning;
+    uint8_t max_repeat; /* 1: a list in each row */
+    uint8_t max_define; /* at this definition level a value is there, below it is null or nothing */
+    uint8_t element_define; /* from this level on a list has an element here */
+} parquet_column;
+
+/* Where one column of one row group is. */
+typedef struct parquet_chunk {
+    parquet_codec codec;
+    uint64_t begin, end; /* bytes of the file: the dictionary page, if any, and the data pages */
+    uint64_t n_values;   /* nulls and empty lists included */
+} parquet_chunk;
+
+/* One entry of the schema, a tree in depth-first order; the name is a view of the footer. */
+typedef struct schema_element {
+    const char *name;
+    size_t name_bytes;
+    uint32_t n_children;
+    int32_t type;        /* parquet_type; -1: a group */
+    int32_t fixed_bytes; /* of PARQUET_FIXED */
+    uint8_t repetition;  /* required, optional, repeated */
+    bool is_list, is_map;
+    parquet_meaning meaning;
+} schema_element;
+
+typedef struct parquet_file {
+    const char *path; /* the caller's */
+    int fd;
+    uint64_t data_bytes; /* where the footer begins */
+    char *footer;        /* (footer_bytes) */
+    size_t footer_bytes;
+    schema_element *schema; /* (n_elements), views of the footer */
+    size_t n_elements, element_capacity;
+    uint32_t n_leaves;
+    uint64_t n_rows;
+} parquet_file;
+
+/* Opens a file and reads its footer and schema.  On failure nothing is left open. */
+status parquet_file_open(parquet_file *f, const char *path);
+void parquet_file_close(parquet_file *f); /* fine after a failed open, and for {.fd = -1} */
+
+/* Reads exactly n bytes; the caller has checked that the range lies in the file.  Any thread. */
+status parquet_read_at(const parquet_file *f, uint64_t offset, void *out, size_t n);
+
+/* Frees the footer and the schema; the file stays open for pages. */
+void parquet_file_forget(parquet_file *f);
+
+/* The top-level column of this name (exactly, else ignoring case) or number from 1.  *is_found =
+ * false if there is none. */
+status parquet_find_column(const parquet_file *f, const char *wanted, parquet_column *out,
+                           bool *is_found);
+
+/* Appends the names of the columns to a message, as "a, b, c". */
+void parquet_list_names(const parquet_file *f, char *out, size_t size);
+
+/* The names of the top-level columns, as texts in memory of the arena. */
+status parquet_get_names(const parquet_file *f, arena *memory, const char ***out, int *n);
+
+/* One row group: chunk[i] is that of columns[i]. */
+typedef struct parquet_group {
+    uint64_t n_rows, first_row;
+    const parquet_chunk *chunk; /* (n_columns) */
+} parquet_group;
+
+/* Calls fn for each row group with rows. */
+typedef status (*parquet_group_fn)(void *ctx, const parquet_group *g);
+enum { PARQUET_MAX_WANTED = 8 };
+status parquet_read_groups(const parquet_file *f, const parquet_column *columns, int n_columns,
+                           parquet_group_fn fn, void *ctx);
+
+const char *parquet_type_name(parquet_type type);
+
+#endif

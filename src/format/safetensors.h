@@ -1,0 +1,98 @@
+/* safetensors: named tensors in one file, readable from Python too.
+ *
+ * The file is a length, a JSON header and the raw little-endian data.  Reading maps the file and
+ * treats every number in it as hostile: tensors must be within the data, in order, without gaps or
+ * overlap, with a size that fits their shape.  Writing is atomic (file.h).  What is read is a view
+ * of the map, valid until st_close, for any number of threads. */
+#ifndef HSTU_FORMAT_SAFETENSORS_H
+#define HSTU_FORMAT_SAFETENSORS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/buf.h"
+#include "base/file.h"
+#include "base/status.h"
+
+enum { ST_MAX_DIMS = 8 };
+
+typedef enum {
+    ST_F64,
+    ST_F32,
+    ST_F16,
+    ST_BF16,
+    ST_I64,
+    ST_I32,
+    ST_I16,
+    ST_I8,
+    ST_U8,
+    ST_BOOL
+} st_dtype;
+
+typedef struct st_tensor {
+    const char *name;
+    st_dtype dtype;
+    int n_dims;
+    int64_t shape[ST_MAX_DIMS];
+    int64_t n;        /* elements: the product of the shape */
+    const void *data; /* (shape), little-endian; aligned to its type if it is in the file */
+} st_tensor;
+
+typedef struct st_pair {
+    const char *key, *value;
+} st_pair;
+
+typedef struct st_file st_file;
+
+size_t st_dtype_bytes(st_dtype dtype);
+const char *st_dtype_name(st_dtype dtype); /* "F32" */
+
+status st_open(st_file **out, const char *path);
+void st_close(st_file *f); /* NULL is fine */
+
+const char *st_path(const st_file *f);
+
+/* Whether the file at its path is still the one that was opened. */
+file_change st_changed(const st_file *f);
+const void *st_bytes(const st_file *f, size_t *n); /* the whole file, as mapped */
+size_t st_n_tensors(const st_file *f);
+const st_tensor *st_tensor_at(const st_file *f, size_t i); /* in the order of the data */
+
+/* By name; st_find gives NULL where there is none, st_get is ERR_FORMAT and also checks the type.
+ */
+const st_tensor *st_find(const st_file *f, const char *name);
+status st_get(const st_file *f, const char *name, st_dtype dtype, const st_tensor **out);
+
+/* The index of the first number of F32, F16 or BF16 that is infinite or NaN; -1: there is none. */
+int64_t st_first_not_finite(const st_tensor *t);
+
+/* Element i of a tensor of I64 or I32, which a file may have at any address. */
+int64_t st_int_at(const st_tensor *t, int64_t i);
+
+/* A value of the metadata, or NULL. */
+const char *st_metadata(const st_file *f, const char *key);
+
+/* Writes tensors in the order given, each aligned to 8 bytes where the order allows it without gaps
+ * (put wide types first); metadata may be NULL. */
+status st_write(const char *path, const st_tensor *tensors, size_t n_tensors,
+                const st_pair *metadata, size_t n_metadata);
+
+/* What a file begins with, before the tensors' data, which is not read: for a file that several
+ * processes write (part_file.h).  `out` is empty before. */
+status st_header(buf *out, const st_tensor *tensors, size_t n_tensors, const st_pair *metadata,
+                 size_t n_metadata);
+
+/* The same in pieces, for tensors larger than memory: starts the file with its header (the tensors'
+ * data is not read); the caller appends all data in the same order (out_file_write) and commits. */
+status st_begin(out_file **out, const char *path, const st_tensor *tensors, size_t n_tensors,
+                const st_pair *metadata, size_t n_metadata);
+
+/* The same for shapes that are known only at the end: begins a file with room for a header of
+ * ST_LATE_BYTES; when all data is appended, st_end_late writes the header, and the caller
+ * commits. */
+enum { ST_LATE_BYTES = 4096 };
+status st_begin_late(out_file **out, const char *path);
+status st_end_late(out_file *f, const st_tensor *tensors, size_t n_tensors, const st_pair *metadata,
+                   size_t n_metadata);
+
+#endif

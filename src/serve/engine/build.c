@@ -1,0 +1,351 @@
+#include "serve/engine/build.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "base/half.h"
+#include "base/mem.h"
+#include "format/json.h"
+#include "model/item_table.h"
+#include "model/trained.h"
+#include "serve/engine/build_int.h"
+
+enum { PIECE = 1 << 16, FOLDER_DEPTH = 2 };
+
+/* While a folder is written. */
+typedef struct build {
+    const build_config *c;
+    build_report *report;
+    char from[CHECKPOINT_PATH_BYTES]; /* the checkpoint */
+    char to[CHECKPOINT_PATH_BYTES];   /* the folder, under another name */
+    char tables[32][CHECKPOINT_TABLE_BYTES];
+    st_tensor normed; /* the normalised items to write, too; n 0: there are none */
+} build;
+
+/* Numbers of a tensor in its new type, a piece at a time, with the largest number and error. */
+static status write_half(const st_tensor *t, st_dtype dtype, out_file *f, double *error) {
+    float *piece;
+    uint16_t *half = NULL;
+    double largest = 0, worst = 0;
+    status st = MEM_NEW_RAW(&piece, PIECE);
+    if (st == OK) st = MEM_NEW_RAW(&half, PIECE);
+    for (int64_t at = 0; at < t->n && st == OK; at += PIECE) {
+        int64_t n = t->n - at < PIECE ? t->n - at : PIECE;
+        memcpy(piece, (const char *)t->data + 4 * at, (size_t)n * sizeof *piece);
+        for (int64_t i = 0; i < n; i++) {
+            bool is_bf16 = dtype == ST_BF16;
+            half[i] = is_bf16 ? half_bf16_from_float(piece[i]) : half_f16_from_float(piece[i]);
+            double back =
+                (double)(is_bf16 ? half_bf16_to_float(half[i]) : half_f16_to_float(half[i]));
+            largest = fmax(largest, fabs((double)piece[i]));
+            worst = fmax(worst, fabs(back - (double)piece[i]));
+        }
+        st = out_file_write(f, half, (size_t)n * sizeof *half);
+    }
+    if (st == OK && !isfinite(worst))
+        st = fail(ERR_NUMERIC,
+                  "'%s' has numbers up to %g, which %s cannot hold; build with another --dtype",
+                  t->name, largest, dtype == ST_BF16 ? "bfloat16" : "float16");
+    if (largest > 0 && worst / largest > *error) *error = worst / largest;
+    mem_free(piece);
+    mem_free(half);
+    return st;
+}
+
+/* Vectors (biases, scales of norms) are few and stay float32. */
+static st_dtype type_of(const build_config *c, const st_tensor *t) {
+    if (t->n_dims < 2 || c->dtype == DTYPE_FLOAT32) return ST_F32;
+    return c->dtype == DTYPE_BFLOAT16 ? ST_BF16 : ST_F16;
+}
+
+static status write_tensors(build *b, const st_file *from, const st_tensor *to, out_file *f) {
+    for (size_t i = 0; i < st_n_tensors(from); i++) {
+        const st_tensor *t = st_tensor_at(from, i);
+        if (t->dtype != ST_F32)
+            return fail(ERR_FORMAT, "%s: '%s' is not float32", st_path(from), t->name);
+        b->report->n_numbers += (uint64_t)t->n;
+        if (to[i].dtype == ST_F32)
+            TRY(out_file_write(f, t->data, 4 * (size_t)t->n));
+        else
+            TRY(write_half(t, to[i].dtype, f, &b->report->weight_error));
+    }
+    return b->normed.n > 0 ? out_file_write(f, b->normed.data, 4 * (size_t)b->normed.n) : OK;
+}
+
+static status write_weights(build *b, const st_file *from) {
+    char path[CHECKPOINT_PATH_BYTES];
+    st_tensor *to;
+    out_file *f = NULL;
+    size_t n = st_n_tensors(from);
+    const char *json = st_metadata(from, "config");
+    const st_pair metadata[] = {{"format", ENGINE_FORMAT}, {"config", json}};
+    if (json == NULL) return fail(ERR_FORMAT, "%s: it carries no config", st_path(from));
+    TRY(path_join(path, sizeof path, b->to, engine_file_names[ENGINE_WEIGHTS]));
+    TRY(MEM_NEW(&to, n + 1));
+    for (size_t i = 0; i < n; i++) {
+        to[i] = *st_tensor_at(from, i);
+        to[i].dtype = type_of(b->c, &to[i]);
+    }
+    to[n] = b->normed;
+    status st = st_begin(&f, path, to, n + (b->normed.n > 0), metadata, 2);
+    if (st == OK) st = write_tensors(b, from, to, f);
+    if (st == OK)
+        st = out_file_commit(f);
+    else
+        out_file_abandon(f);
+    mem_free(to);
+    return st;
+}
+
+static status convert_file(build *b) {
+    char path[CHECKPOINT_PATH_BYTES];
+    st_file *from;
+    TRY(path_join(path, sizeof path, b->from, checkpoint_file_names[CHECKPOINT_MODEL]));
+    TRY(st_open(&from, path));
+    status st = write_weights(b, from);
+    st_close(from);
+    return st;
+}
+
+/* With the items as they are scored, where a CPU can then map them. */
+static status convert_with_items(build *b, backend *be) {
+    trained t;
+    item_table items = {0};
+    TRY(trained_open(&t, b->from, NULL, be, 1));
+    model *m = t.session.model;
+    bool has_items = model_can_map_items(m) && model_normalises_items(m);
+    status st = has_items ? item_table_init(&items, m) : OK;
+    if (st == OK && has_items)
+        b->normed = (st_tensor){.name = ENGINE_NORMED,
+                                .dtype = ST_F32,
+                                .n_dims = 2,
+                                .shape = {items.items.n, items.dim},
+                                .n = (int64_t)items.items.n * items.dim,
+                                .data = items.items.rows};
+    if (st == OK) st = convert_file(b);
+    item_table_fini(&items);
+    trained_close(&t);
+    return st;
+}
+
+static status convert_weights(build *b) {
+    backend *be;
+    if (b->c->dtype != DTYPE_FLOAT32) return convert_file(b);
+    TRY(backend_create_cpu(&be, NULL));
+    status st = convert_with_items(b, be);
+    backend_destroy(be);
+    return st;
+}
+
+static status copy_file(const char *from, const char *to) {
+    file_map map;
+    out_file *f = NULL;
+    TRY(file_map_open(&map, from));
+    status st = out_file_create(&f, to);
+    if (st == OK) st = out_file_write(f, map.bytes, map.n_bytes);
+    if (st == OK)
+        st = out_file_commit(f);
+    else
+        out_file_abandon(f);
+    file_map_close(&map);
+    return st;
+}
+
+static status copy_inside(build *b, const char *name) {
+    char from[CHECKPOINT_PATH_BYTES], to[CHECKPOINT_PATH_BYTES];
+    TRY(path_join(from, sizeof from, b->from, name));
+    TRY(path_join(to, sizeof to, b->to, name));
+    return copy_file(from, to);
+}
+
+status build_copy_folder(const char *from, const char *to) {
+    char inside[CHECKPOINT_PATH_BYTES], copy[CHECKPOINT_PATH_BYTES], (*names)[256];
+    size_t n;
+    TRY(build_list_folder(from, &names, &n));
+    status st = folder_create(to, NULL);
+    for (size_t i = 0; i < n && st == OK; i++) {
+        st = path_join(inside, sizeof inside, from, names[i]);
+        if (st == OK) st = path_join(copy, sizeof copy, to, names[i]);
+        if (st == OK)
+            st = folder_exists(inside) ? build_copy_folder(inside, copy) : copy_file(inside, copy);
+    }
+    mem_free(names);
+    return st;
+}
+
+/* The checkpoint was verified: folders of this name are its tables. */
+static status copy_tables(build *b) {
+    char from[CHECKPOINT_PATH_BYTES], to[CHECKPOINT_PATH_BYTES], (*names)[256];
+    size_t n;
+    TRY(build_list_folder(b->from, &names, &n));
+    status st = OK;
+    for (size_t i = 0; i < n && st == OK; i++) {
+        int at = b->report->n_tables;
+        if (strncmp(names[i], "table-", 6) != 0 || strlen(names[i]) >= CHECKPOINT_TABLE_BYTES)
+            continue;
+        if (at == (int)(sizeof b->tables / sizeof *b->tables)) {
+            st = fail(ERR_UNSUPPORTED, "%s: more than %d tables", b->from, at);
+            continue;
+        }
+        snprintf(b->tables[at], sizeof b->tables[at], "%s", names[i]);
+        b->report->n_tables++;
+        st = path_join(from, sizeof from, b->from, names[i]);
+        if (st == OK) st = path_join(to, sizeof to, b->to, names[i]);
+        if (st == OK) st = build_copy_folder(from, to);
+    }
+    mem_free(names);
+    return st;
+}
+
+static status list_files(build *b, json_writer *w) {
+    char path[CHECKPOINT_PATH_BYTES], hex[17];
+    json_key(w, "files");
+    json_array_open(w);
+    for (int i = 0; i < ENGINE_FILES; i++) {
+        uint64_t bytes = 0, hash = 0;
+        TRY(path_join(path, sizeof path, b->to, engine_file_names[i]));
+        TRY(checkpoint_hash_file(path, &bytes, &hash));
+        snprintf(hex, sizeof hex, "%016" PRIx64, hash);
+        if (i == ENGINE_WEIGHTS) b->report->weight_bytes = bytes;
+        json_object_open(w);
+        json_key_string(w, "name", engine_file_names[i]);
+        json_key_int(w, "bytes", (int64_t)bytes);
+        json_key_string(w, "xxh64", hex);
+        json_object_close(w);
+    }
+    json_array_close(w);
+    return OK;
+}
+
+static status list_tables(const build *b, json_writer *w) {
+    json_key(w, "tables");
+    json_array_open(w);
+    for (int i = 0; i < b->report->n_tables; i++) {
+        char hex[17];
+        TRY(checkpoint_table_seal(b->to, b->tables[i], hex));
+        json_object_open(w);
+        json_key_string(w, "name", b->tables[i]);
+        json_key_string(w, "seal", hex);
+        json_object_close(w);
+    }
+    json_array_close(w);
+    return OK;
+}
+
+static status write_manifest(build *b, buf *text) {
+    json_writer w;
+    const engine_limits *l = &b->c->limits;
+    json_begin(&w, text, 2);
+    json_object_open(&w);
+    json_key_string(&w, "format", ENGINE_FORMAT);
+    json_key_string(&w, "dtype", engine_dtype_name(b->c->dtype));
+    json_key_double(&w, "weight_error", b->report->weight_error);
+    json_key(&w, "limits");
+    json_object_open(&w);
+    json_key_int(&w, "max_batch", l->max_batch);
+    json_key_int(&w, "max_tokens", l->max_tokens);
+    json_key_int(&w, "kv_pages", l->kv_pages);
+    if (l->has_int8_items) json_key_string(&w, "items", "int8");
+    json_object_close(&w);
+    TRY(list_files(b, &w));
+    TRY(list_tables(b, &w));
+    return json_finish_sealed(&w);
+}
+
+static status seal(build *b) {
+    char path[CHECKPOINT_PATH_BYTES];
+    buf text;
+    out_file *f = NULL;
+    buf_init(&text);
+    status st = write_manifest(b, &text);
+    if (st == OK) st = path_join(path, sizeof path, b->to, "engine.json");
+    if (st == OK) st = out_file_create(&f, path);
+    if (st == OK) st = out_file_write(f, buf_str(&text), text.n_bytes);
+    if (st == OK)
+        st = out_file_commit(f);
+    else
+        out_file_abandon(f);
+    buf_fini(&text);
+    return st;
+}
+
+static status write_folder(build *b) {
+    checkpoint_origin origin;
+    TRY(checkpoint_verify(b->from));
+    TRY(checkpoint_read_origin(&origin, b->from));
+    b->report->step = origin.step;
+    TRY(folder_create(b->to, NULL));
+    TRY(convert_weights(b));
+    TRY(copy_inside(b, engine_file_names[ENGINE_VOCABULARY]));
+    TRY(copy_inside(b, engine_file_names[ENGINE_STATE]));
+    TRY(copy_tables(b));
+    return seal(b);
+}
+
+/* Where an engine folder is replaced, both names change in one step: a server that opens it at this
+ * moment gets the old one or the new one. */
+static status publish(build *b, const char *out) {
+    folder_sync(b->to);
+    bool is_there = folder_exists(out);
+    int code =
+        is_there ? renameat2(AT_FDCWD, b->to, AT_FDCWD, out, RENAME_EXCHANGE) : rename(b->to, out);
+    if (code != 0)
+        return fail_errno("%s: cannot be put in place%s", out,
+                          is_there ? "; remove it, or choose another --out" : "");
+    if (is_there) folder_remove(b->to, FOLDER_DEPTH);
+    char parent[CHECKPOINT_PATH_BYTES];
+    snprintf(parent, sizeof parent, "%s", out);
+    char *slash = strrchr(parent, '/');
+    if (slash != NULL) *slash = '\0';
+    folder_sync(slash == NULL ? "." : slash == parent ? "/" : parent);
+    return OK;
+}
+
+/* Without the slashes at its end, which a rename would not like. */
+static status clean_path(const char *path, char out[CHECKPOINT_PATH_BYTES]) {
+    size_t n = strlen(path);
+    while (n > 1 && path[n - 1] == '/')
+        n--;
+    if (n == 0 || n + 32 >= CHECKPOINT_PATH_BYTES)
+        return fail(ERR_USAGE, "--out %.100s: not a path for a folder", path);
+    snprintf(out, CHECKPOINT_PATH_BYTES, "%.*s", (int)n, path);
+    return OK;
+}
+
+static status check_target(const char *out) {
+    struct stat found;
+    if (lstat(out, &found) != 0) return errno == ENOENT ? OK : fail_errno("%s", out);
+    if (S_ISDIR(found.st_mode) && engine_folder_is(out)) return OK;
+    return fail(ERR_USAGE,
+                "%s: it is there and no engine folder, so it is not replaced; choose another --out",
+                out);
+}
+
+status build_engine(const build_config *c, build_report *out) {
+    build b = {.c = c, .report = out};
+    char target[CHECKPOINT_PATH_BYTES];
+    *out = (build_report){0};
+    TRY(clean_path(c->out, target));
+    TRY(check_target(target));
+    TRY(checkpoint_choose(c->run, c->checkpoint, b.from));
+    if (engine_folder_is(b.from))
+        return fail(ERR_USAGE, "%s: an engine folder already; name the run that it was built from",
+                    c->run);
+    snprintf(b.to, sizeof b.to, "%.*s.%ld.tmp", CHECKPOINT_PATH_BYTES - 32, target, (long)getpid());
+    folder_remove(b.to, FOLDER_DEPTH);
+    status st = write_folder(&b);
+    if (st == OK) st = build_compare(b.from, b.to, c, out);
+    if (st == OK) st = publish(&b, target);
+    if (st == OK) return OK;
+    failure f;
+    failure_save(&f, st);
+    folder_remove(b.to, FOLDER_DEPTH);
+    return failure_restore(&f);
+}

@@ -1,0 +1,434 @@
+/* The engine's models and requests; its users are in engine_users.c. */
+#include "serve/engine/engine.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/clock.h"
+#include "serve/engine/engine_int.h"
+
+enum { DEFAULT_QUEUE = 1024, MAX_BATCH = 4096 };
+static const size_t DEFAULT_QUEUE_BYTES = (size_t)1 << 30;
+static const uint64_t DEFAULT_ERASE_NS = 60000000000u;
+
+static void set_defaults(engine_config *c) {
+    if (c->device == NULL) c->device = "auto";
+    if (c->max_queue <= 0) c->max_queue = DEFAULT_QUEUE;
+    if (c->max_user_events == 0) c->max_user_events = 1 << 20;
+    if (c->max_queue_bytes == 0) c->max_queue_bytes = DEFAULT_QUEUE_BYTES;
+    if (c->erase_within_ns == 0) c->erase_within_ns = DEFAULT_ERASE_NS;
+}
+
+static status open_data(engine *e) {
+    pool *workers;
+    if (e->config.data == NULL) return users_init(&e->users, NULL, e->config.max_user_events);
+    TRY(pool_create(&workers, 1));
+    status st = seq_file_open(&e->data, e->config.data, workers);
+    pool_destroy(workers);
+    return st == OK ? users_init(&e->users, e->data, e->config.max_user_events) : st;
+}
+
+status engine_create(engine **out, const engine_config *c) {
+    engine *e;
+    *out = NULL;
+    if (c->max_batch > MAX_BATCH)
+        return fail(ERR_USAGE, "max_batch is %d; at most %d requests run together", c->max_batch,
+                    MAX_BATCH);
+    TRY(MEM_NEW(&e, 1));
+    e->config = *c;
+    set_defaults(&e->config);
+    pthread_mutex_init(&e->load_lock, NULL);
+    pthread_mutex_init(&e->users_lock, NULL);
+    snprintf(e->device, sizeof e->device, "%s", e->config.device);
+    e->config.device = e->device;
+    status st = open_data(e);
+    if (st == OK)
+        st = user_writer_create(&e->writer, &e->users, &e->users_lock, e->config.state,
+                                e->config.erase_within_ns);
+    if (st != OK) {
+        engine_destroy(e);
+        return st;
+    }
+    *out = e;
+    return OK;
+}
+
+/* A caller looks at its slot until it leaves: after its answer was given, too.  Nobody is woken
+ * when the last one leaves, so this looks now and then. */
+static void wait_for_callers(engine *e) {
+    const struct timespec look = {.tv_nsec = 1000000};
+    while (atomic_load(&e->n_inside) > 0)
+        nanosleep(&look, NULL);
+}
+
+void engine_destroy(engine *e) {
+    if (e == NULL) return;
+    engine_drain(e);
+    for (int i = 0; i < e->n_slots; i++)
+        slot_stop(e->slots[i]);
+    wait_for_callers(e);
+    for (int i = 0; i < e->n_slots; i++)
+        slot_destroy(e->slots[i]);
+    user_writer_destroy(e->writer);
+    users_fini(&e->users);
+    seq_file_close(e->data);
+    pthread_mutex_destroy(&e->load_lock);
+    pthread_mutex_destroy(&e->users_lock);
+    mem_free(e);
+}
+
+void engine_drain(engine *e) {
+    atomic_store(&e->is_closing, true);
+}
+
+slot *engine_slot(engine *e, int index) {
+    return index >= 0 && index < atomic_load(&e->n_slots) ? e->slots[index] : NULL;
+}
+
+bool engine_wait_idle(engine *e, uint64_t timeout_ns) {
+    uint64_t until = clock_ns() + timeout_ns;
+    for (int i = 0; i < engine_n_models(e); i++)
+        if (!slot_wait_idle(engine_slot(e, i), until)) return false;
+    return true;
+}
+
+int engine_n_models(engine *e) {
+    return atomic_load(&e->n_slots);
+}
+
+int engine_find_model(engine *e, const char *name) {
+    int found = -1, n = engine_n_models(e);
+    if (name == NULL || name[0] == '\0') found = n > 0 ? 0 : -1;
+    for (int i = 0; i < n && found < 0; i++)
+        if (strcmp(e->slots[i]->name, name) == 0) found = i;
+    return found;
+}
+
+/* Names are part of addresses and of metrics. */
+static status check_name(const char *name) {
+    size_t n = strlen(name);
+    if (n == 0 || n >= sizeof((slot *)0)->name)
+        return fail(ERR_USAGE, "a model's name of %zu bytes; it must have 1 to %zu", n,
+                    sizeof((slot *)0)->name - 1);
+    for (size_t i = 0; i < n; i++)
+        if (strchr("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-", name[i]) ==
+            NULL)
+            return fail(ERR_USAGE,
+                        "the name '%.64s' of a model may have letters, digits, '.', '_' "
+                        "and '-' only",
+                        name);
+    return OK;
+}
+
+/* A slot for a new name, with its model. */
+static status add_slot(engine *e, const char *name, served *m) {
+    slot *s;
+    if (e->n_slots == ENGINE_MAX_MODELS)
+        return fail(ERR_USAGE, "at most %d models can be served", ENGINE_MAX_MODELS);
+    TRY(slot_create(&s, name, e->config.max_queue, e->config.max_queue_bytes));
+    slot_set_model(s, m);
+    e->slots[e->n_slots] = s;
+    atomic_fetch_add(&e->n_slots, 1);
+    return OK;
+}
+
+/* Under the load lock. */
+static status load(engine *e, const char *name, const char *path) {
+    served_config c = {.path = path,
+                       .device = e->config.device,
+                       .data = e->data,
+                       .n_threads = e->config.n_threads,
+                       .max_batch = e->config.max_batch,
+                       .max_tokens = e->config.max_tokens,
+                       .kv_pages = e->config.kv_pages,
+                       .kv_host_pages = e->config.kv_host_pages,
+                       .loads_always = e->config.loads_always,
+                       .has_fp8_kv = e->config.has_fp8_kv,
+                       .has_int8_items = e->config.has_int8_items};
+    served *m;
+    int i = engine_find_model(e, name);
+    TRY(served_open(&m, &c));
+    if (i >= 0) {
+        status checked = served_checked(m);
+        if (checked != OK)
+            served_drop(m);
+        else
+            slot_set_model(engine_slot(e, i), m);
+        return checked;
+    }
+    status st = add_slot(e, name, m);
+    if (st != OK) served_drop(m);
+    return st;
+}
+
+status engine_load(engine *e, const char *name, const char *path) {
+    TRY(check_name(name));
+    pthread_mutex_lock(&e->load_lock);
+    status st = load(e, name, path);
+    pthread_mutex_unlock(&e->load_lock);
+    return st;
+}
+
+static status no_such_model(int index) {
+    return fail(ERR_USAGE, "there is no model number %d", index);
+}
+
+status engine_model(engine *e, int index, engine_model_info *out) {
+    slot *s = engine_slot(e, index);
+    if (s == NULL) return no_such_model(index);
+    served *m = slot_keep_model(s);
+    served_info(m, s->name, out);
+    served_drop(m);
+    return OK;
+}
+
+status engine_model_stats(engine *e, int index, engine_stats *out) {
+    slot *s = engine_slot(e, index);
+    if (s == NULL) return no_such_model(index);
+    slot_stats(s, out);
+    engine_user_stats(e, out);
+    return OK;
+}
+
+status engine_item_of(engine *e, int index, uint32_t number, engine_item *out) {
+    slot *s = engine_slot(e, index);
+    if (s == NULL) return no_such_model(index);
+    served *m = slot_keep_model(s);
+    bool has = number >= 1 && number <= m->names->n_items;
+    if (has) *out = served_item_names(m, number);
+    served_drop(m);
+    return has ? OK : fail(ERR_USAGE, "the model has no item number %u", number);
+}
+
+status engine_wait_checked(engine *e, int index) {
+    slot *s = engine_slot(e, index);
+    if (s == NULL) return no_such_model(index);
+    served *m = slot_keep_model(s);
+    status st = served_checked(m);
+    served_drop(m);
+    return st;
+}
+
+bool engine_is_checked(engine *e, int index) {
+    slot *s = engine_slot(e, index);
+    if (s == NULL) return true;
+    served *m = slot_keep_model(s);
+    bool is_checked = served_is_checked(m);
+    served_drop(m);
+    return is_checked;
+}
+
+/* Counted as a caller inside, for engine_destroy. */
+static status call_slot(engine *e, int index, status (*fn)(served *m, void *ctx), void *ctx) {
+    slot *s = engine_slot(e, index);
+    if (s == NULL) return no_such_model(index);
+    atomic_fetch_add(&e->n_inside, 1);
+    status st = slot_call(s, fn, ctx);
+    atomic_fetch_sub(&e->n_inside, 1);
+    return st;
+}
+
+typedef struct row_query {
+    uint32_t first, n;
+    float *out;
+} row_query;
+
+static status read_rows(served *m, void *ctx) {
+    const row_query *q = ctx;
+    const item_table *t = &m->table;
+    if (q->first < 1 || q->first > m->names->n_items + 1 || q->n > m->names->n_items + 1 - q->first)
+        return fail(ERR_USAGE, "the model has items 1 to %llu",
+                    (unsigned long long)m->names->n_items);
+    memset(q->out, 0, (size_t)q->n * (size_t)t->dim * sizeof *q->out);
+    for (uint32_t i = 0; i < q->n; i++) {
+        int32_t row = t->items.row[q->first + i];
+        if (row >= 0) TRY(item_table_read(t, row, 1, q->out + (size_t)i * (size_t)t->dim));
+    }
+    return OK;
+}
+
+status engine_item_rows(engine *e, int index, uint32_t first, uint32_t n, float *out) {
+    row_query q = {first, n, out};
+    return call_slot(e, index, read_rows, &q);
+}
+
+typedef struct page_visit {
+    void (*fn)(void *ctx, const engine_page *p);
+    void *ctx;
+} page_visit;
+
+static status visit_pages(served *m, void *ctx) {
+    const page_visit *v = ctx;
+    int32_t n = m->store.n_pages;
+    for (int32_t i = 0; m->cache != NULL && i < n + m->store.n_host_pages; i++) {
+        bool is_host = i >= n;
+        kv_page_view p = is_host ? kv_cache_view_host(m->cache, i - n) : kv_cache_view(m->cache, i);
+        engine_page out = {.page = i,
+                           .owner = p.key,
+                           .n_tokens = p.n_tokens,
+                           .first = p.first,
+                           .age = p.age,
+                           .is_pinned = p.is_pinned,
+                           .is_host = is_host};
+        v->fn(v->ctx, &out);
+    }
+    return OK;
+}
+
+status engine_visit_pages(engine *e, int index, void (*fn)(void *ctx, const engine_page *p),
+                          void *ctx) {
+    page_visit v = {fn, ctx};
+    return call_slot(e, index, visit_pages, &v);
+}
+
+status engine_work_of(engine *e, int index, const engine_shape *shape, engine_work *out) {
+    slot *s = engine_slot(e, index);
+    if (s == NULL) return no_such_model(index);
+    served *m = slot_keep_model(s);
+    *out = served_work(m, shape);
+    served_drop(m);
+    return OK;
+}
+
+typedef struct backend_call {
+    status (*fn)(struct backend *be, void *ctx);
+    void *ctx;
+} backend_call;
+
+static status call_backend(served *m, void *ctx) {
+    const backend_call *c = ctx;
+    return c->fn(m->compute.be, c->ctx);
+}
+
+status engine_with_backend(engine *e, int index, status (*fn)(struct backend *be, void *ctx),
+                           void *ctx) {
+    backend_call c = {fn, ctx};
+    return call_slot(e, index, call_backend, &c);
+}
+
+const char *engine_stage_name(engine_stage s) {
+    static const char *const names[ENGINE_STAGES] = {"queue", "build", "layers", "head"};
+    return names[s];
+}
+
+static engine_outcome outcome_of(status st) {
+    if (st == ERR_USAGE || st == ERR_UNSUPPORTED || st == ERR_CONFIG) return ENGINE_BAD;
+    return ENGINE_FAILED;
+}
+
+/* The answer's memory with its model, and the job in it. */
+static status prepare(engine *e, slot *s, const engine_request *r, engine_answer *out, job **j) {
+    TRY(MEM_NEW(&out->memory, 1));
+    size_t n = r->n_history + r->n_extra + r->n_candidates; /* about what they take, in one block */
+    arena_init(&out->memory->arena, (1 << 14) + (n < 1 << 16 ? n : 1 << 16) * 96);
+    served *m = out->memory->model = slot_keep_model(s);
+    snprintf(out->model, sizeof out->model, "%s", s->name);
+    snprintf(out->version, sizeof out->version, "%s", m->version_text);
+    out->n_columns = m->columns.n;
+    out->columns = m->columns.names;
+    job_users from = {&e->users, &e->users_lock};
+    return job_make(j, out, r, &from);
+}
+
+/* A request that never comes into a queue. */
+static job *refuse(slot *s, const engine_request *r, engine_answer *out, engine_outcome outcome,
+                   const char *why) {
+    if (s != NULL) slot_count(s, r->task, outcome);
+    out->outcome = outcome;
+    if (why != NULL) snprintf(out->error, sizeof out->error, "%s", why);
+    return NULL;
+}
+
+/* The caller's own time after the answer is taken from a deadline, half of it at most. */
+static slot_terms terms_of(const engine *e, const engine_request *r) {
+    uint64_t all = r->deadline_ns > 0 ? r->deadline_ns : e->config.deadline_ns;
+    slot_terms t = {.arrived_ns = r->arrived_ns > 0 ? r->arrived_ns : clock_ns(),
+                    .priority = r->priority};
+    if (all > 0)
+        t.deadline_ns = t.arrived_ns + all - (r->after_ns < all / 2 ? r->after_ns : all / 2);
+    return t;
+}
+
+bool engine_has_time(engine *e, const engine_request *r, engine_answer *out) {
+    slot *s = engine_slot(e, r->model);
+    slot_terms terms = terms_of(e, r);
+    *out = (engine_answer){0};
+    if (s == NULL || slot_admits(s, &terms, out)) return true;
+    (void)refuse(s, r, out, ENGINE_OVERLOAD, NULL);
+    return false;
+}
+
+/* The job of a request; NULL: *out says why there is none. */
+static job *make_job(engine *e, slot *s, const engine_request *r, engine_answer *out) {
+    job *j;
+    *out = (engine_answer){0};
+    if (s == NULL) return refuse(s, r, out, ENGINE_NO_MODEL, "there is no such model");
+    if (atomic_load(&e->is_closing))
+        return refuse(s, r, out, ENGINE_CLOSING, "the server is shutting down");
+    slot_terms terms = terms_of(e, r);
+    if (!r->was_asked && !slot_admits(s, &terms, out))
+        return refuse(s, r, out, ENGINE_OVERLOAD, NULL);
+    status st = prepare(e, s, r, out, &j);
+    if (st != OK) return refuse(s, r, out, outcome_of(st), status_reason());
+    j->submit_ns = terms.arrived_ns;
+    j->deadline_ns = terms.deadline_ns;
+    j->has_deadline = terms.deadline_ns > 0;
+    j->was_admitted = r->was_asked || !j->has_deadline; /* else its own cost counts */
+    j->bytes = j->arena->used_bytes;
+    return j;
+}
+
+void engine_submit(engine *e, const engine_request *r, engine_answer *out, engine_done done,
+                   void *ctx) {
+    atomic_fetch_add(&e->n_inside, 1);
+    slot *s = engine_slot(e, r->model);
+    job *j = make_job(e, s, r, out);
+    if (j != NULL) {
+        j->done = done;
+        j->is_gone = r->is_gone;
+        j->ctx = ctx;
+        j->is_left = r->makes_items && !r->may_run && j->m->is_ranking;
+        if (j->is_left) out->memory->job = j;
+        slot_submit(s, j, r->may_run);
+    } else {
+        done(ctx, out);
+    }
+    atomic_fetch_sub(&e->n_inside, 1);
+}
+
+void engine_ask(engine *e, const engine_request *r, engine_answer *out) {
+    atomic_fetch_add(&e->n_inside, 1);
+    slot *s = engine_slot(e, r->model);
+    job *j = make_job(e, s, r, out);
+    if (j != NULL) {
+        j->is_left = j->m->is_ranking;
+        if (j->is_left) out->memory->job = j;
+        slot_ask(s, j);
+    }
+    if (engine_make_items(out) != OK) (void)refuse(NULL, r, out, ENGINE_FAILED, status_reason());
+    atomic_fetch_sub(&e->n_inside, 1);
+}
+
+status engine_make_items(engine_answer *a) {
+    job *j = a->memory != NULL ? a->memory->job : NULL;
+    if (j == NULL || a->outcome != ENGINE_OK) return OK;
+    a->memory->job = NULL;
+    j->out = a; /* which may be a copy */
+    return job_answer_candidates(j);
+}
+
+void engine_release_memory(struct engine_answer_memory *memory) {
+    if (memory == NULL) return;
+    served_drop(memory->model);
+    arena_fini(&memory->arena);
+    mem_free(memory);
+}
+
+void engine_answer_release(engine_answer *a) {
+    engine_release_memory(a->memory);
+    a->memory = NULL;
+    a->items = NULL;
+    a->n_items = 0;
+    a->vector = NULL;
+}

@@ -1,0 +1,503 @@
+#include "serve/engine/job.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/thread.h"
+
+enum { MAX_IDS = 1 << 20, NS_PER_SECOND = 1000000000 };
+
+/* Events on their way into a window, in the model's numbers. */
+typedef struct window {
+    const served *m;
+    uint64_t n;         /* events of the history */
+    uint64_t n_unknown; /* of them */
+    int32_t *seen;
+    int32_t n_seen;
+    bool keeps_seen;
+    int32_t n_kept; /* at the end of the arrays below (max_history), oldest first */
+    uint32_t *item;
+    uint16_t *action;
+    int64_t *time; /* NULL: the model reads none */
+} window;
+
+static int64_t time_of_seconds(int64_t seconds, int64_t tps) {
+    int64_t time;
+    if (__builtin_mul_overflow(seconds, tps, &time)) return seconds < 0 ? INT64_MIN : INT64_MAX;
+    return time;
+}
+
+/* Only whole seconds count in a model, and so the ticks of data and model may differ. */
+static int64_t model_time(const served *m, const users *u, int64_t ticks) {
+    int64_t tps = m->names->time_per_second;
+    return u->ticks == tps ? ticks : time_of_seconds(seq_seconds(ticks, u->ticks), tps);
+}
+
+/* Takes the events of a history from the newest on; item and time are the model's. */
+static void take_event(window *w, uint32_t item, uint16_t action, int64_t time) {
+    const served *m = w->m;
+    bool is_legal = !m->reads_actions || action < m->s->limits.n_actions;
+    w->n++;
+    if (item == 0 || !is_legal) {
+        w->n_unknown++;
+        return;
+    }
+    int32_t row = w->keeps_seen ? -1 : m->table.items.row[item];
+    if (row >= 0) w->seen[w->n_seen++] = row;
+    if (w->n_kept == m->s->max_history) return;
+    int32_t at = m->s->max_history - ++w->n_kept;
+    w->item[at] = item;
+    w->action[at] = action;
+    if (w->time != NULL) w->time[at] = time;
+}
+
+/* An event that came with the request. */
+typedef struct given_event {
+    int64_t time;    /* ticks, by which they are sorted */
+    int64_t seconds; /* the whole ones of it */
+    uint32_t item, order;
+    uint16_t action;
+} given_event;
+
+static int compare_given(const void *a, const void *b) {
+    const given_event *x = a, *y = b;
+    if (x->time != y->time) return x->time < y->time ? -1 : 1;
+    return (x->order > y->order) - (x->order < y->order);
+}
+
+/* Clients send them in order, mostly. */
+static bool is_sorted(const given_event *e, size_t n) {
+    for (size_t i = 1; i < n; i++)
+        if (e[i].time < e[i - 1].time) return false;
+    return true;
+}
+
+/* Looks up events of a request and sorts them by time. */
+static status read_given(arena *a, const served *m, const users *u, const engine_event *e, size_t n,
+                         given_event **out) {
+    if (n > MAX_IDS)
+        return fail(ERR_USAGE, "%zu events in a request; at most %d are taken", n, MAX_IDS);
+    int64_t now = users_now(u), now_seconds = seq_seconds(now, u->ticks);
+    TRY(ARENA_NEW_RAW(a, out, n));
+    for (size_t i = 0; i < n; i++) {
+        given_event *g = &(*out)[i];
+        status st = served_find_near(m, &e[i].item, "the item", &g->item);
+        if (st == OK) st = users_ticks(u, &e[i], now, &g->time);
+        if (st != OK) return fail_prefix(st, "event %zu", i + 1);
+        g->seconds = e[i].has_time ? e[i].time : now_seconds;
+        g->action = e[i].action;
+        g->order = (uint32_t)i;
+    }
+    if (!is_sorted(*out, n)) qsort(*out, n, sizeof **out, compare_given);
+    return OK;
+}
+
+static void read_context(job *j, const users *u, uint64_t data_user) {
+    const served *m = j->m;
+    const seq_file *data = u->data;
+    j->events.user = data_user;
+    if (data == NULL || data_user >= u->n_data_users) return;
+    for (int f = 0; f < m->names->n_context; f++) {
+        int from = m->has_map ? m->map.feature[f] : f;
+        if (from < 0) continue;
+        uint32_t value = data->context[from].value[data_user];
+        j->events.context[f] = m->has_map ? m->map.context[f][value] : value;
+    }
+}
+
+/* The number of a value; 0: the model does not know it. */
+static uint32_t find_value(const context_feature *f, const id_text *id) {
+    const text_column *t = &f->values;
+    for (uint64_t i = 1; i < t->n; i++)
+        if (t->offsets[i + 1] - t->offsets[i] == id->n &&
+            memcmp(t->bytes + t->offsets[i], id->text, id->n) == 0)
+            return (uint32_t)i;
+    return 0;
+}
+
+static status read_given_context(job *j, const engine_request *r) {
+    const seq_file *names = j->m->names;
+    for (size_t i = 0; i < r->n_context; i++) {
+        const engine_context *c = &r->context[i];
+        id_text id;
+        int f = 0;
+        while (f < names->n_context && strcmp(names->context[f].name, c->name) != 0)
+            f++;
+        if (f == names->n_context)
+            return fail(ERR_USAGE, "context: the model has no feature '%.64s'%s%.64s%s", c->name,
+                        f > 0 ? "; one that it has is '" : "", f > 0 ? names->context[0].name : "",
+                        f > 0 ? "'" : "");
+        TRY(id_text_make(&id, &c->value, "a value of the context"));
+        j->events.context[f] = find_value(&names->context[f], &id);
+    }
+    return OK;
+}
+
+/* What is kept of the user, and the context of the user's requests; under the lock of the users. */
+static status read_user(job *j, const engine_request *r, const users *u, user_history *h) {
+    id_text id;
+    *h = (user_history){0};
+    j->events.user = u->n_data_users;
+    if (!r->has_user) return OK;
+    TRY(id_text_make(&id, &r->user, "the user"));
+    *h = users_history(u, &id);
+    read_context(j, u, h->is_known ? h->data_user : u->n_data_users);
+    if (r->has_history) h->n = 0;
+    return OK;
+}
+
+/* For a history of n events. */
+static status alloc_window(job *j, const engine_request *r, uint64_t n, window *w) {
+    size_t room = (size_t)j->m->s->max_history;
+    if (w->item != NULL) return OK;
+    TRY(ARENA_NEW_RAW(j->arena, &w->seen, (n + r->n_deny) * !r->keeps_seen + r->n_deny));
+    TRY(ARENA_NEW_RAW(j->arena, &w->action, room));
+    if (j->m->reads_times) TRY(ARENA_NEW_RAW(j->arena, &w->time, room));
+    return ARENA_NEW_RAW(j->arena, &w->item, room);
+}
+
+/* Merges what is kept of the user with what came with the request, newest first; of equal times
+ * events of the request are the newer ones. */
+static status merge_window(job *j, const engine_request *r, const users *u,
+                           const given_event *given, size_t n_given, window *w) {
+    user_history h;
+    int64_t tps = j->m->names->time_per_second;
+    bool is_same = u->ticks == tps;
+    TRY(read_user(j, r, u, &h));
+    TRY(alloc_window(j, r, h.n + n_given, w));
+    if (h.n > 0) TRY(served_know_items(j->m, u));
+    while (h.n > 0 || n_given > 0) {
+        stored_event own = h.n > 0 ? user_history_at(&h, h.n - 1) : (stored_event){0};
+        if (n_given > 0 && (h.n == 0 || given[n_given - 1].time >= own.time)) {
+            const given_event *g = &given[--n_given];
+            take_event(w, g->item, g->action, is_same ? g->time : time_of_seconds(g->seconds, tps));
+        } else {
+            h.n--;
+            take_event(w, served_item(j->m, u, own.item), own.action,
+                       model_time(j->m, u, own.time));
+        }
+    }
+    return OK;
+}
+
+/* Takes a whole history at once where it is as most are: in order of time, of items that the model
+ * knows by dense numbers, with times and legal actions.  False: it is not, and nothing is taken. */
+static bool take_plain(window *w, const users *u, const engine_event *e, size_t n) {
+    const served *m = w->m;
+    int64_t tps = m->names->time_per_second, ticks = u->ticks == tps ? tps : 0;
+    int64_t most = INT64_MAX / (u->ticks > tps ? u->ticks : tps) - 1, before = -most;
+    uint32_t before_ns = 0, n_actions = UINT32_MAX;
+    size_t room = (size_t)m->s->max_history, first = n > room ? n - room : 0,
+           at = room - (n - first);
+    if (m->reads_actions) n_actions = (uint32_t)m->s->limits.n_actions;
+    for (size_t i = 0; i < n; i++) {
+        const engine_event *x = &e[i];
+        uint64_t number = (uint64_t)x->item.number - (uint64_t)m->first_id;
+        bool is_known = x->item.text == NULL && number < m->n_dense && x->action < n_actions;
+        bool is_later = x->time > before || (x->time == before && x->time_ns >= before_ns);
+        if (!is_known || !is_later || !x->has_time || x->time > most || x->time_ns >= NS_PER_SECOND)
+            return false;
+        before = x->time;
+        before_ns = x->time_ns;
+        if (i < first) continue;
+        w->item[at] = (uint32_t)(1 + number);
+        w->action[at] = x->action;
+        if (w->time != NULL)
+            w->time[at] = x->time * tps + (int64_t)x->time_ns * ticks / NS_PER_SECOND;
+        at++;
+    }
+    for (size_t i = 0; i < n && !w->keeps_seen; i++) {
+        int32_t row = m->table.items.row[1 + (e[i].item.number - m->first_id)];
+        if (row >= 0) w->seen[w->n_seen++] = row;
+    }
+    w->n = n;
+    w->n_kept = (int32_t)(n - first);
+    return true;
+}
+
+static status take_alone(job *j, const engine_request *r, const job_users *from, bool *is_taken,
+                         window *w) {
+    user_history none;
+    TRY(alloc_window(j, r, r->n_history, w));
+    *is_taken = r->n_history <= MAX_IDS && take_plain(w, from->users, r->history, r->n_history);
+    if (!*is_taken) return OK;
+    if (!r->has_user) return read_user(j, r, from->users, &none);
+    pthread_mutex_lock(from->lock);
+    status st = read_user(j, r, from->users, &none);
+    pthread_mutex_unlock(from->lock);
+    return st;
+}
+
+/* What came with the request is looked up before the users are locked. */
+static status read_window(job *j, const engine_request *r, const job_users *from, window *w) {
+    const engine_event *events = r->has_history ? r->history : r->extra;
+    size_t n_given = r->has_history ? r->n_history : r->n_extra;
+    given_event *given;
+    bool is_taken = false;
+    if (r->has_history) TRY(take_alone(j, r, from, &is_taken, w));
+    if (is_taken) return OK;
+    TRY(read_given(j->arena, j->m, from->users, events, n_given, &given));
+    if (!r->has_user) return merge_window(j, r, from->users, given, n_given, w);
+    pthread_mutex_lock(from->lock);
+    status st = merge_window(j, r, from->users, given, n_given, w);
+    pthread_mutex_unlock(from->lock);
+    return st;
+}
+
+/* Looks up n ids; *n_unknown grows. */
+static status read_ids(job *j, const engine_id *ids, size_t n, const char *what, uint32_t *out) {
+    if (n > MAX_IDS)
+        return fail(ERR_USAGE, "%zu ids of %s; at most %d are taken", n, what, MAX_IDS);
+    for (size_t i = 0; i < n; i++) {
+        TRY(served_find_near(j->m, &ids[i], what, &out[i]));
+        j->out->n_unknown += out[i] == 0;
+    }
+    return OK;
+}
+
+/* The rows of the catalogue of some ids, ascending and distinct. */
+static status read_rows(job *j, const engine_id *ids, size_t n, const char *what, int32_t *rows,
+                        int32_t *n_rows) {
+    uint32_t *item;
+    int32_t kept = 0;
+    TRY(ARENA_NEW(j->arena, &item, n));
+    TRY(read_ids(j, ids, n, what, item));
+    for (size_t i = 0; i < n; i++) {
+        int32_t row = item[i] > 0 ? j->m->table.items.row[item[i]] : -1;
+        if (row >= 0) rows[kept++] = row;
+    }
+    *n_rows = pass_distinct_rows(rows, kept);
+    return OK;
+}
+
+/* Rows of a that are not in b; both ascending. */
+static int32_t rows_without(int32_t *a, int32_t n_a, const int32_t *b, int32_t n_b) {
+    int32_t kept = 0;
+    for (int32_t i = 0, k = 0; i < n_a; i++) {
+        while (k < n_b && b[k] < a[i])
+            k++;
+        if (k == n_b || b[k] != a[i]) a[kept++] = a[i];
+    }
+    return kept;
+}
+
+/* Each row once, in order.  Of a long history by a bit for each row: sorting a million events would
+ * hold up all others on this thread. */
+static status list_distinct(job *j, int32_t *rows, int32_t n) {
+    enum { LONG = 4096 };
+    uint64_t *bits, n_words = (uint64_t)j->m->table.items.n / 64 + 1;
+    j->seen = rows;
+    j->n_seen = n < LONG ? pass_distinct_rows(rows, n) : 0;
+    if (n < LONG) return OK;
+    TRY(ARENA_NEW(j->arena, &bits, n_words));
+    for (int32_t i = 0; i < n; i++)
+        bits[rows[i] / 64] |= (uint64_t)1 << rows[i] % 64;
+    for (uint64_t word = 0; word < n_words; word++)
+        for (uint64_t left = bits[word]; left != 0; left &= left - 1)
+            rows[j->n_seen++] = (int32_t)(64 * word) + __builtin_ctzll(left);
+    return OK;
+}
+
+static status read_filters(job *j, const engine_request *r, window *w) {
+    int32_t n_deny = 0;
+    TRY(read_rows(j, r->deny, r->n_deny, "deny", w->seen + w->n_seen, &n_deny));
+    TRY(list_distinct(j, w->seen, w->n_seen + n_deny));
+    j->has_allow = r->n_allow > 0;
+    if (!j->has_allow) return OK;
+    TRY(ARENA_NEW(j->arena, &j->allow, r->n_allow));
+    TRY(read_rows(j, r->allow, r->n_allow, "allow", j->allow, &j->n_allow));
+    j->n_allow = rows_without(j->allow, j->n_allow, j->seen, j->n_seen);
+    return OK;
+}
+
+static bool has_row(const int32_t *rows, int32_t n, int32_t row) {
+    int32_t low = 0, high = n;
+    while (low < high) {
+        int32_t middle = low + (high - low) / 2;
+        if (rows[middle] < row)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low < n && rows[low] == row;
+}
+
+/* For a user of whom nothing is known. */
+static status copy_popular(job *j, const users *u) {
+    served *m = j->m;
+    TRY(served_find_popular(m, u));
+    TRY(ARENA_NEW(j->arena, &j->popular, (size_t)j->top_k));
+    TRY(ARENA_NEW(j->arena, &j->popular_count, (size_t)j->top_k));
+    for (size_t i = 0; i < m->n_popular && j->n_popular < j->top_k; i++) {
+        int32_t row = m->table.items.row[m->popular[i].item];
+        if (has_row(j->seen, j->n_seen, row)) continue;
+        if (j->has_allow && !has_row(j->allow, j->n_allow, row)) continue;
+        j->popular[j->n_popular] = m->popular[i].item;
+        j->popular_count[j->n_popular++] = (float)m->popular[i].n_events;
+    }
+    return OK;
+}
+
+static status read_popular(job *j, const job_users *from) {
+    pthread_mutex_lock(from->lock);
+    status st = copy_popular(j, from->users);
+    pthread_mutex_unlock(from->lock);
+    return st;
+}
+
+/* Ids must outlive the request: the answer names candidates that the model does not know. */
+static status copy_unknown(job *j, const engine_id *ids, size_t n) {
+    if (j->out->n_unknown == 0) return OK;
+    TRY(ARENA_NEW(j->arena, &j->candidate_id, n));
+    for (size_t i = 0; i < n; i++) {
+        if (j->candidate[i] != 0) continue;
+        j->candidate_id[i] = ids[i];
+        if (ids[i].text != NULL)
+            TRY(arena_copy_text(j->arena, ids[i].text, ids[i].n, &j->candidate_id[i].text));
+    }
+    return OK;
+}
+
+static status read_candidates(job *j, const engine_request *r) {
+    size_t n = r->n_candidates;
+    TRY(ARENA_NEW_RAW(j->arena, &j->candidate, n));
+    TRY(read_ids(j, r->candidates, n, "candidates", j->candidate));
+    TRY(copy_unknown(j, r->candidates, n));
+    j->n_candidates = (int32_t)n;
+    if (!j->m->is_ranking) return OK;
+    size_t row = (size_t)j->m->columns.width * act_bytes(j->m->compute.be->act);
+    return arena_alloc_raw(j->arena, &j->logits, n, row);
+}
+
+static status check(const served *m, const engine_request *r) {
+    if (!r->has_user && !r->has_history)
+        return fail(ERR_USAGE, "for whom? give a user or a history");
+    if (r->has_history && r->n_extra > 0)
+        return fail(ERR_USAGE, "give either a whole history or extra events, not both");
+    if (r->task == ENGINE_RANK) {
+        if (r->n_candidates == 0) return fail(ERR_USAGE, "there are no candidates to rank");
+        if (r->top_k < 0) return fail(ERR_USAGE, "top_k is %d; it must not be negative", r->top_k);
+        if (r->n_allow > 0 || r->n_deny > 0)
+            return fail(ERR_USAGE,
+                        "allow and deny are for recommend; leave candidates out instead");
+        return OK;
+    }
+    if (m->is_ranking)
+        return fail(ERR_UNSUPPORTED, "this model ranks given candidates; recommending needs a "
+                                     "retrieval model");
+    if (r->n_candidates > 0)
+        return fail(ERR_USAGE, "recommend searches the whole catalogue; give allow instead of "
+                               "candidates, or rank them");
+    if (r->top_k < 1 || r->top_k > ENGINE_MAX_K)
+        return fail(ERR_USAGE, "top_k is %d; it must be 1 to %d", r->top_k, ENGINE_MAX_K);
+    return OK;
+}
+
+enum { TOKEN_CONTEXT = 1, TOKEN_ITEM, TOKEN_ACTION };
+
+static uint64_t what(uint64_t kind, uint64_t feature, uint64_t value) {
+    return kind << 60 | feature << 32 | value;
+}
+
+/* What the model reads of a history, token by token: all that the rows of a token depend on is in
+ * it and in the tokens before. */
+static void list_whats(const job *j, uint64_t *t) {
+    const user_events *e = &j->events;
+    for (int32_t f = 0; f < j->m->n_context; f++)
+        *t++ = what(TOKEN_CONTEXT, (uint64_t)f, e->context[f]);
+    if (j->m->per_event == 1) {
+        for (uint64_t i = 0; i < e->n; i++)
+            t[i] = what(TOKEN_ITEM, 0, e->item[i]);
+        return;
+    }
+#pragma omp simd
+    for (uint64_t i = 0; i < e->n; i++) {
+        t[2 * i] = what(TOKEN_ITEM, 0, e->item[i]);
+        t[2 * i + 1] = what(TOKEN_ACTION, 0, e->action[i]);
+    }
+}
+
+/* The same with times. */
+static void list_timed(const job *j, kv_token *t) {
+    const user_events *e = &j->events;
+    int64_t tps = j->m->names->time_per_second;
+    for (int32_t f = 0; f < j->m->n_context; f++)
+        *t++ = (kv_token){.what = what(TOKEN_CONTEXT, (uint64_t)f, e->context[f])};
+    for (uint64_t i = 0; i < e->n; i++) {
+        uint64_t next = i + 1 < e->n ? i + 1 : i;
+        *t++ = (kv_token){.what = what(TOKEN_ITEM, 0, e->item[i]),
+                          .time = seq_seconds(e->time[i], tps),
+                          .seen_at = seq_seconds(e->time[next], tps)};
+        if (j->m->per_event == 2) *t++ = (kv_token){.what = what(TOKEN_ACTION, 0, e->action[i])};
+    }
+}
+
+/* Here and not by the worker: callers are many.  Where the worker is at the cache, it looks for the
+ * pages itself. */
+static void find_pages(job *j) {
+    served *m = j->m;
+    enum { LOOKS = 100 }; /* a few microseconds: the worker holds pages of one job for as long */
+    bool has_lock = false;
+    for (int i = 0; i < LOOKS && !has_lock; i++) {
+        has_lock = pthread_rwlock_tryrdlock(&m->cache_lock) == 0;
+        if (!has_lock) thread_pause();
+    }
+    if (!has_lock) return;
+    kv_cache_probe(m->cache, j->tokens, j->n_tokens, &j->path);
+    pthread_rwlock_unlock(&m->cache_lock);
+}
+
+static status list_tokens(job *j) {
+    if (j->m->cache == NULL) return OK;
+    size_t n = (size_t)j->n_tokens, bytes = served_token_bytes(j->m);
+    TRY(arena_alloc_raw(j->arena, &j->tokens, n, bytes));
+    if (j->m->reads_times)
+        list_timed(j, j->tokens);
+    else
+        list_whats(j, j->tokens);
+    TRY(ARENA_NEW_RAW(j->arena, &j->path.page, (size_t)(j->n_tokens / KV_PAGE + 1)));
+    find_pages(j);
+    return OK;
+}
+
+static status fill(job *j, const engine_request *r, const job_users *from) {
+    window w = {.m = j->m, .keeps_seen = r->keeps_seen || r->task == ENGINE_RANK};
+    TRY(read_window(j, r, from, &w));
+    TRY(read_given_context(j, r));
+    int32_t first = j->m->s->max_history - w.n_kept;
+    j->events.n = (uint64_t)w.n_kept;
+    j->events.item = w.item + first;
+    j->events.action = w.action + first;
+    j->events.time = w.time != NULL ? w.time + first : NULL;
+    j->out->n_events = w.n;
+    j->out->n_window = w.n_kept;
+    j->out->n_unknown_events = w.n_unknown;
+    j->n_tokens = j->m->n_context + j->m->per_event * w.n_kept;
+    TRY(list_tokens(j));
+    if (r->task == ENGINE_RANK) return read_candidates(j, r);
+    TRY(read_filters(j, r, &w));
+    return w.n_kept == 0 ? read_popular(j, from) : OK;
+}
+
+status job_make(job **out, engine_answer *answer, const engine_request *r, const job_users *from) {
+    served *m = answer->memory->model;
+    job *j;
+    *out = NULL;
+    TRY(check(m, r));
+    TRY(ARENA_NEW(&answer->memory->arena, &j, 1));
+    *j = (job){.out = answer,
+               .m = m,
+               .arena = &answer->memory->arena,
+               .task = r->task,
+               .top_k = r->top_k,
+               .wants_vector = r->wants_vector,
+               .keeps_seen = r->keeps_seen,
+               .priority = r->priority};
+    TRY(fill(j, r, from));
+    int32_t n_targets = m->is_ranking ? j->n_candidates : 0;
+    j->flops = served_flops(m, j->n_tokens + n_targets, n_targets, 0);
+    *out = j;
+    return OK;
+}

@@ -1,0 +1,152 @@
+/* Served: a model that is loaded for serving, with everything that depends on it: its backend and
+ * threads, its names for items, a pass, the catalogue, its KV cache.
+ *
+ * Opened by one thread; then one worker thread computes with it, while any thread may look up items
+ * and hold references: the last one frees it. */
+#ifndef HSTU_SERVE_ENGINE_SERVED_H
+#define HSTU_SERVE_ENGINE_SERVED_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "model/histories.h"
+#include "model/item_table.h"
+#include "model/kv_store.h"
+#include "model/score_columns.h"
+#include "model/trained.h"
+#include "serve/cache/kv_cache.h"
+#include "serve/state/users.h"
+
+/* How much later than the threads that talk to clients those that compute may run (thread_lower).
+ */
+enum { SERVED_NICE = 5 };
+
+/* An item and the events it has had. */
+typedef struct popular_item {
+    uint32_t item, n_events;
+} popular_item;
+
+typedef struct served_config {
+    const char *path, *device;
+    const seq_file *data; /* of the users; or NULL */
+    int n_threads;
+    /* What an engine folder says where they are 0 (pages: below 0); else 64, 8192 and as many pages
+     * as a quarter GiB holds. */
+    int32_t max_batch, max_tokens;
+    int64_t kv_pages;      /* 0: no cache */
+    int64_t kv_host_pages; /* of the second tier; 0: there is none */
+    bool loads_always;     /* from there, also where computing is predicted to be faster */
+    bool has_fp8_kv;       /* keys and values in 8 bits */
+    bool has_int8_items;
+} served_config;
+
+typedef struct served {
+    atomic_int refs;
+    uint64_t version;
+    char version_text[24];
+    char path[1024];
+    struct {
+        pool *workers;
+        backend *be;
+    } compute;
+    trained trained;
+    /* The content of an engine folder is checked by a thread of its own while the model opens. */
+    pthread_t checker;
+    pthread_mutex_t check_lock; /* of is_checking: several threads may wait for the checker */
+    bool is_checking;
+    atomic_bool is_at_end; /* of that thread */
+    failure check;         /* its result, once that thread is joined */
+    session *s;
+    const seq_file *names; /* ids and titles of its items */
+    int64_t first_id;      /* of the items, where their ids are numbers without gaps, */
+    uint64_t n_dense;      /* and how many they are; 0: they are not */
+    bool is_ranking, reads_actions;
+    int32_t n_context; /* tokens of a sequence before its events */
+    int32_t per_event; /* tokens of an event */
+    int32_t max_batch, max_tokens;
+    int32_t max_part;   /* candidates of a user in one pass */
+    vocabulary_map map; /* from the numbers of the data's items and values; has_map */
+    bool has_map;
+    /* Under the lock of the users: items that the data does not have. */
+    uint32_t *extra; /* (n_extra): the model's number, 0: unknown */
+    size_t n_extra, extra_capacity;
+    popular_item *popular; /* (n_popular), most events first */
+    size_t n_popular;
+    uint64_t popular_change, popular_ns; /* when it was made */
+    /* Of the worker. */
+    arena scratch; /* of a batch */
+    void *room;    /* (room_bytes) of the backend, for a batch's searches */
+    size_t room_bytes;
+    score_columns columns;
+    item_table table; /* of a retrieval model: the catalogue */
+    pass *pass;
+    histories batch;
+    kv_cache *cache; /* NULL: nothing is kept */
+    /* Whoever makes a job looks for its pages beforehand, where the worker does not change them. */
+    pthread_rwlock_t cache_lock;
+    kv_store store;
+    bool reads_times;
+    bool has_fp8_kv;
+    double fp8_error;     /* of results, by keys and values in 8 bits: the largest, in units of the
+                             largest     result */
+    kv_costs costs;       /* by which pages of the host are loaded; page_s 0: they always are */
+    char cache_note[128]; /* why there is none */
+    double flops_token, flops_pair, flops_head; /* of a computed token, a (query, key) pair, a
+                                                   request's search of the catalogue */
+    double flop_s;                              /* seconds of a FLOP, of the first batch */
+    double load_s;
+} served;
+
+/* One reference belongs to the caller.  ERR_CONFIG: the model does not fit the data, and why. */
+status served_open(served **out, const served_config *c);
+void served_keep(served *m);
+/* Waits until the content of an engine folder is checked; on the worker's thread, before anything
+ * that the model computed leaves it. */
+status served_checked(served *m);
+bool served_is_checked(served *m); /* it would not wait */
+void served_drop(served *m);       /* NULL is fine */
+
+/* Measures what the choice between loading and computing depends on, and the error of 8-bit keys
+ * and values; once, before the first batch. */
+status served_measure(served *m, const served_config *c);
+
+/* Of a token of its cache (kv_cache.h). */
+static inline size_t served_token_bytes(const served *m) {
+    return m->reads_times ? sizeof(kv_token) : sizeof(uint64_t);
+}
+
+/* The model's number of an item id; 0: it does not know it. */
+uint32_t served_find_item(const served *m, const id_text *id);
+/* The same without text where ids are numbers.  ERR_USAGE as id_text_make. */
+status served_find_id(const served *m, const engine_id *id, const char *what, uint32_t *out);
+
+/* The same for many ids: most catalogues are numbers without gaps, which need no search, and no
+ * look at memory that is not in the cache. */
+static inline status served_find_near(const served *m, const engine_id *id, const char *what,
+                                      uint32_t *out) {
+    uint64_t at = (uint64_t)id->number - (uint64_t)m->first_id;
+    if (id->text != NULL || at >= m->n_dense) return served_find_id(m, id, what, out);
+    *out = (uint32_t)(1 + at);
+    return OK;
+}
+
+/* Of an item number of the users; under their lock. */
+status served_know_items(served *m, const users *u);
+uint32_t served_item(const served *m, const users *u, uint32_t item);
+
+/* The items with the most events, known to the model, newest counts within a second; under the lock
+ * of the users. */
+status served_find_popular(served *m, const users *u);
+
+/* Id and title of an item. */
+engine_item served_item_names(const served *m, uint32_t item);
+
+/* FLOPs of a sequence of n tokens, n_targets of them candidates, of which n_cached are not
+ * computed. */
+double served_flops(const served *m, int32_t n, int32_t n_targets, int32_t n_cached);
+
+engine_work served_work(const served *m, const engine_shape *shape);
+
+void served_info(const served *m, const char *name, engine_model_info *out);
+
+#endif

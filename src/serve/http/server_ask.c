@@ -1,0 +1,483 @@
+/* /v1/recommend, /v1/rank and /rerank: read, ask the engine, write the answer. */
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "serve/http/server_int.h"
+
+/* A call that asks the engine; in the call's arena. */
+typedef struct asking {
+    call *c;
+    request_ask r;
+    engine_answer answer;
+    uint64_t answered_ns; /* when the engine was done */
+    int model;            /* its number */
+    int n_columns;
+    int column[ENGINE_MAX_COLUMNS]; /* of the answer, in the order asked for */
+    int32_t top_k;            /* where the server orders the items itself, by the first task */
+    const engine_item **item; /* (n_items), in the order of the answer */
+    size_t n_items;
+    buf body;                 /* of the answer, while its events are stored */
+    engine_user_events given; /* the request's events */
+    engine_added added;
+    engine_change change;
+} asking;
+
+enum { ANSWER_BYTES = 2 << 10 }; /* of most answers */
+
+typedef status (*ask_reader)(arena *a, const char *body, size_t n, request_ask *out);
+
+void write_id(json_writer *w, const engine_id *id) {
+    id->text != NULL ? json_string_n(w, id->text, id->n) : json_int(w, id->number);
+}
+
+void write_user_id(json_writer *w, const engine_id *id) {
+    int64_t number;
+    bool is_number = id->text != NULL && seq_id_number(id->text, id->n, &number);
+    is_number ? json_int(w, number) : write_id(w, id);
+}
+
+static void write_value(json_writer *w, float value) {
+    isfinite(value) ? json_float(w, value) : json_null(w);
+}
+
+static void write_item(json_writer *w, const asking *q, const engine_item *item) {
+    const engine_answer *a = &q->answer;
+    json_object_open(w);
+    json_key(w, "item");
+    write_id(w, &item->id);
+    if (item->title != NULL) {
+        json_key(w, "title");
+        json_string_n(w, item->title, item->title_bytes);
+    }
+    json_key(w, "score");
+    write_value(w, item->values[q->column[0]]);
+    if (a->n_columns > 1) {
+        json_key(w, "scores");
+        json_object_open(w);
+        for (int i = 0; i < q->n_columns; i++) {
+            json_key(w, a->columns[q->column[i]]);
+            write_value(w, item->values[q->column[i]]);
+        }
+        json_object_close(w);
+    }
+    if (q->r.ask.task == ENGINE_RANK) json_key_int(w, "index", item->place);
+    if (item->number == 0) json_key_bool(w, "is_unknown", true);
+    json_object_close(w);
+}
+
+static void write_facts(json_writer *w, const asking *q) {
+    const engine_answer *a = &q->answer;
+    json_key(w, "history");
+    json_object_open(w);
+    json_key_int(w, "events", (int64_t)a->n_events);
+    json_key_int(w, "window", a->n_window);
+    json_key_int(w, "unknown", (int64_t)a->n_unknown_events);
+    json_object_close(w);
+    json_key_int(w, "unknown_items", (int64_t)a->n_unknown);
+    json_key_int(w, "tokens_reused", a->tokens_reused);
+    if (a->tokens_loaded > 0) json_key_int(w, "tokens_loaded", a->tokens_loaded);
+    json_key_int(w, "tokens_computed", a->tokens_computed);
+    json_key(w, "batch");
+    json_object_open(w);
+    json_key_int(w, "requests", a->batch_requests);
+    json_key_int(w, "tokens", a->batch_tokens);
+    json_object_close(w);
+    json_key(w, "timing_us");
+    json_object_open(w);
+    json_key_int(w, "parse", (int64_t)((q->c->parsed_ns - http_arrived_ns(q->c->x)) / 1000));
+    json_key_int(w, "queue", (int64_t)(a->queue_ns / 1000));
+    json_key_int(w, "embed", (int64_t)(a->build_ns / 1000));
+    json_key_int(w, "layers", (int64_t)(a->layers_ns / 1000));
+    json_key_int(w, "head", (int64_t)(a->head_ns / 1000));
+    json_key_int(w, "total", (int64_t)((clock_ns() - http_arrived_ns(q->c->x)) / 1000));
+    json_object_close(w);
+}
+
+static const char *source_name(engine_source s) {
+    static const char *const names[] = {[ENGINE_FROM_MODEL] = "model",
+                                        [ENGINE_FROM_POPULAR] = "popular",
+                                        [ENGINE_FROM_NOTHING] = "nothing"};
+    return names[s];
+}
+
+static void write_vector(json_writer *w, const engine_answer *a) {
+    json_key(w, "vector");
+    json_array_open(w);
+    for (int32_t i = 0; i < a->dim; i++)
+        write_value(w, a->vector[i]);
+    json_array_close(w);
+}
+
+static status write_answer(const asking *q, buf *body) {
+    const engine_answer *a = &q->answer;
+    json_writer w;
+    status st = OK;
+    json_begin(&w, body, 0);
+    json_object_open(&w);
+    json_key_string(&w, "request_id", q->c->id);
+    json_key_string(&w, "model", a->model);
+    json_key_string(&w, "model_version", a->version);
+    json_key_string(&w, "source", source_name(a->source));
+    if (q->r.ask.has_user) {
+        json_key(&w, "user");
+        write_id(&w, &q->r.ask.user);
+    }
+    json_key(&w, "items");
+    json_array_open(&w);
+    for (size_t i = 0; i < q->n_items; i++)
+        write_item(&w, q, q->item[i]);
+    json_array_close(&w);
+    if (q->r.ask.wants_vector && a->vector != NULL) write_vector(&w, a);
+    if (q->r.wants_why) {
+        json_key(&w, "why");
+        st = explain_write(q->c->s, &q->r, a, q->model, &w);
+    }
+    write_facts(&w, q);
+    json_object_close(&w);
+    status finished = json_finish(&w);
+    return st != OK ? st : finished;
+}
+
+/* The answer of the rerank API, as vLLM and others give it. */
+static status write_reranked(const asking *q, buf *body) {
+    const engine_answer *a = &q->answer;
+    json_writer w;
+    json_begin(&w, body, 0);
+    json_object_open(&w);
+    json_key_string(&w, "id", q->c->id);
+    json_key_string(&w, "model", a->model);
+    json_key(&w, "usage");
+    json_object_open(&w);
+    json_key_int(&w, "total_tokens", (int64_t)a->tokens_reused + a->tokens_computed);
+    json_object_close(&w);
+    json_key(&w, "results");
+    json_array_open(&w);
+    for (size_t i = 0; i < a->n_items; i++) {
+        const engine_item *item = &a->items[i];
+        json_object_open(&w);
+        json_key_int(&w, "index", item->place);
+        if (q->r.returns_documents) {
+            char digits[24];
+            engine_id id = q->r.ask.candidates[item->place];
+            if (id.text == NULL) {
+                id.n = (size_t)snprintf(digits, sizeof digits, "%" PRId64, id.number);
+                id.text = digits;
+            }
+            json_key(&w, "document");
+            json_object_open(&w);
+            json_key(&w, "text");
+            json_string_n(&w, id.text, id.n);
+            json_object_close(&w);
+        }
+        json_key(&w, "relevance_score");
+        write_value(&w, item->values[0]);
+        json_object_close(&w);
+    }
+    json_array_close(&w);
+    json_object_close(&w);
+    return json_finish(&w);
+}
+
+/* Which columns, in which order. */
+static status choose_columns(asking *q) {
+    const engine_answer *a = &q->answer;
+    q->n_columns = a->n_columns;
+    for (int i = 0; i < a->n_columns; i++)
+        q->column[i] = i;
+    if (q->r.n_tasks == 0) return OK;
+    q->n_columns = 0;
+    for (int t = 0; t < q->r.n_tasks; t++) {
+        int i = 0;
+        while (i < a->n_columns && strcmp(a->columns[i], q->r.tasks[t]) != 0)
+            i++;
+        if (i == a->n_columns)
+            return fail(ERR_USAGE, "tasks: %.64s has no '%.64s'; GET /v1/models lists them",
+                        a->model, q->r.tasks[t]);
+        if (q->n_columns < ENGINE_MAX_COLUMNS) q->column[q->n_columns++] = i;
+    }
+    return OK;
+}
+
+static float key_of(const asking *q, const engine_item *item) {
+    float value = item->values[q->column[0]];
+    return isnan(value) ? -INFINITY : value;
+}
+
+/* Higher numbers first, then the order of the request. */
+static int compare_items(const void *a, const void *b, void *context) {
+    const engine_item *x = *(const engine_item *const *)a, *y = *(const engine_item *const *)b;
+    float p = key_of(context, x), q = key_of(context, y);
+    if (p != q) return p > q ? -1 : 1;
+    return x->place < y->place ? -1 : x->place > y->place;
+}
+
+/* The engine orders by its first number; where another one is asked for, the server does by that.
+ */
+static status order_items(asking *q) {
+    const engine_answer *a = &q->answer;
+    TRY(ARENA_NEW(&q->c->memory, &q->item, a->n_items));
+    q->n_items = a->n_items;
+    for (size_t i = 0; i < a->n_items; i++)
+        q->item[i] = &a->items[i];
+    if (q->top_k == 0) return OK;
+    qsort_r(q->item, q->n_items, sizeof *q->item, compare_items, q);
+    if (q->n_items > (size_t)q->top_k) q->n_items = (size_t)q->top_k;
+    return OK;
+}
+
+static status write_body(asking *q, buf *body) {
+    TRY(engine_make_items(&q->answer));
+    TRY(choose_columns(q));
+    TRY(order_items(q));
+    return q->c->route == ROUTE_RERANK ? write_reranked(q, body) : write_answer(q, body);
+}
+
+/* How long an answer waits for its turn on a thread of the HTTP server and takes to be written: the
+ * answers of a batch come at once, and the last of them must be in time, too.  It follows longer
+ * ones quickly and shorter ones slowly. */
+static void learn_reply(server *s, uint64_t ns) {
+    uint64_t known = atomic_load(&s->reply_ns);
+    atomic_store(&s->reply_ns, ns > known ? known + (ns - known) / 4 : known - (known - ns) / 64);
+}
+
+/* Ends the call, and with it q. */
+static void finish(asking *q, status st) {
+    buf body = q->body;
+    st == OK ? call_reply_json(q->c, 200, &body) : call_fail_status(q->c, st);
+    buf_fini(&body);
+}
+
+static void finish_there(void *context, http_exchange *x) {
+    asking *q = context;
+    (void)x;
+    finish(q, q->change.st == OK ? OK : failure_restore(&q->change.why));
+}
+
+static void note_added(void *context, engine_change *change) {
+    asking *q = context;
+    (void)change;
+    http_continue(q->c->x, finish_there, q);
+}
+
+/* Now that nothing else can fail: the answer leaves once the events are on disk. */
+static void add_events(asking *q) {
+    if (http_is_leaving(q->c->x)) {
+        finish(q, fail(ERR_IO, "the client is gone: its events were not stored"));
+        return;
+    }
+    q->given = (engine_user_events){q->r.ask.user, q->r.events, q->r.n_events};
+    q->change = (engine_change){.users = &q->given, .n_users = 1, .added = &q->added};
+    engine_submit_change(q->c->s->engine, &q->change, note_added, q);
+}
+
+static status write_reply(asking *q) {
+    call *c = q->c;
+    const engine_answer *a = &q->answer;
+    uint64_t begin = clock_ns();
+    snprintf(c->model, sizeof c->model, "%s", a->model);
+    c->tokens_reused = (uint64_t)a->tokens_reused;
+    c->tokens_computed = (uint64_t)a->tokens_computed;
+    http_set_header(c->x, "X-Hstu-Variant", c->model);
+    (void)buf_reserve(&q->body, ANSWER_BYTES); /* it grows where that is too little */
+    status st = write_body(q, &q->body);
+    uint64_t end = clock_ns();
+    metrics_stages(&c->s->metrics, c->parsed_ns - http_arrived_ns(c->x), end - begin);
+    if (!q->r.wants_why) learn_reply(c->s, end - q->answered_ns);
+    return st;
+}
+
+static void reply(asking *q) {
+    engine_answer a = q->answer;
+    buf_init(&q->body);
+    if (a.outcome != ENGINE_OK) {
+        call_fail_outcome(q->c, &a);
+    } else {
+        status st = write_reply(q);
+        if (st == OK && q->r.n_events > 0)
+            add_events(q);
+        else
+            finish(q, st);
+    }
+    engine_answer_release(&a);
+}
+
+/* On a thread of the HTTP server. */
+static void reply_there(void *context, http_exchange *x) {
+    (void)x;
+    reply(context);
+}
+
+/* On a worker: finding reasons takes many questions. */
+static void reply_with_reasons(void *context) {
+    call *c = context;
+    reply(c->state);
+}
+
+/* On a thread of the engine, which has better things to do. */
+static void answered(void *context, engine_answer *a) {
+    asking *q = context;
+    q->answered_ns = clock_ns();
+    if (q->r.wants_why && a->outcome == ENGINE_OK)
+        call_later(q->c, reply_with_reasons);
+    else
+        http_continue(q->c->x, reply_there, q);
+}
+
+/* A question that a shadow model is asked beside another: its answer goes to the log alone. */
+typedef struct shadow {
+    server *s;
+    char id[REQUEST_ID_BYTES];
+    engine_answer answer;
+} shadow;
+
+static void log_shadow(void *context, engine_answer *a) {
+    enum { LOGGED_ITEMS = 10 };
+    shadow *h = context;
+    json_writer w;
+    buf line;
+    buf_init(&line);
+    json_begin(&w, &line, 0);
+    json_object_open(&w);
+    json_key_string(&w, "shadow", a->model);
+    json_key_string(&w, "id", h->id);
+    json_key_int(&w, "outcome", a->outcome);
+    json_key_int(&w, "us",
+                 (int64_t)((a->queue_ns + a->build_ns + a->layers_ns + a->head_ns) / 1000));
+    json_key(&w, "items");
+    json_array_open(&w);
+    for (size_t i = 0; i < a->n_items && i < LOGGED_ITEMS; i++)
+        write_id(&w, &a->items[i].id);
+    json_array_close(&w);
+    json_object_close(&w);
+    if (json_finish(&w) == OK && h->s->set.log != NULL)
+        h->s->set.log(h->s->set.log_ctx, buf_str(&line));
+    buf_fini(&line);
+    engine_answer_release(a);
+    mem_free(h);
+}
+
+static void ask_shadows(const asking *q) {
+    server *s = q->c->s;
+    for (int i = 0; i < s->set.n_models; i++) {
+        shadow *h;
+        engine_request r = q->r.ask;
+        if (!s->set.models[i].is_shadow || i == q->model || MEM_NEW(&h, 1) != OK) continue;
+        h->s = s;
+        memcpy(h->id, q->c->id, sizeof h->id);
+        r.model = i;
+        r.was_asked = false;
+        engine_submit(s->engine, &r, &h->answer, log_shadow, h);
+    }
+}
+
+static bool is_gone(void *context) {
+    const asking *q = context;
+    return http_is_cancelled(q->c->x);
+}
+
+static void submit(asking *q) {
+    ask_shadows(q);
+    q->r.ask.is_gone = is_gone;
+    q->r.ask.makes_items = true;
+    engine_submit(q->c->s->engine, &q->r.ask, &q->answer, answered, q);
+}
+
+/* The answer counts the events of the request as if they were stored, and they are stored when it
+ * is there: so of a request that is refused, or fails, nothing is kept. */
+static status take_events(asking *q) {
+    engine_request *r = &q->r.ask;
+    engine_event *all;
+    size_t n_new;
+    TRY(ARENA_NEW(&q->c->memory, &all, q->r.n_events + r->n_extra));
+    TRY(engine_new_events(q->c->s->engine, r->user, q->r.events, q->r.n_events, all, &n_new));
+    for (size_t i = 0; i < r->n_extra; i++)
+        all[n_new + i] = r->extra[i];
+    r->extra = all;
+    r->n_extra += n_new;
+    return OK;
+}
+
+/* Whether a text holds a term; `place` is where the term has a letter that requests seldom have, so
+ * that memchr passes over most of them. */
+static bool has_term(const char *text, size_t n, const char *term, size_t place) {
+    size_t length = strlen(term);
+    if (n < length) return false;
+    const char *at = text + place, *end = text + n - (length - 1 - place);
+    while ((at = memchr(at, term[place], (size_t)(end - at))) != NULL) {
+        if (memcmp(at - place, term, length) == 0) return true;
+        at++;
+    }
+    return false;
+}
+
+/* Whether a request can say something of its own about its time: by its text, so that most
+ * requests need not be parsed. */
+static bool names_terms(const char *body, size_t n) {
+    if (memchr(body, '\\', n) != NULL) return true; /* one of them might be written with escapes */
+    return has_term(body, n, "\"deadline_ms\"", 9) || has_term(body, n, "\"priority\"", 8) ||
+           has_term(body, n, "\"model\"", 5);
+}
+
+/* Under overload most of the work would be to parse what is refused then.  *was_asked: the engine
+ * was, and what it said holds for the request. */
+static bool is_refused_unread(call *c, const char *body, size_t n, bool *was_asked) {
+    engine_answer refusal;
+    engine_request any = {.task = c->route == ROUTE_RECOMMEND ? ENGINE_RECOMMEND : ENGINE_RANK,
+                          .arrived_ns = http_arrived_ns(c->x),
+                          .after_ns = atomic_load(&c->s->reply_ns)};
+    *was_asked = c->s->set.n_models == 1 && !names_terms(body, n);
+    if (!*was_asked) return false;
+    bool has_time = engine_has_time(c->s->engine, &any, &refusal);
+    if (!has_time) call_fail_outcome(c, &refusal);
+    engine_answer_release(&refusal);
+    return !has_time;
+}
+
+static void serve(call *c, ask_reader read) {
+    size_t n;
+    const char *body = http_body(c->x, &n);
+    bool was_asked;
+    asking *q;
+    if (is_refused_unread(c, body, n, &was_asked)) return;
+    status st = ARENA_NEW(&c->memory, &q, 1);
+    if (st == OK) st = read(&c->memory, body, n, &q->r);
+    if (st != OK) {
+        call_fail_status(c, st);
+        return;
+    }
+    c->state = q;
+    c->parsed_ns = clock_ns();
+    q->c = c;
+    q->model = choose_model(c->s, q->r.model, q->r.ask.has_user ? &q->r.ask.user : NULL);
+    if (q->model < 0) {
+        call_fail(c, 404, "there is no model '%s'; GET /v1/models lists them", q->r.model);
+        return;
+    }
+    q->r.ask.model = q->model;
+    if (q->r.n_tasks > 0 && q->r.ask.task == ENGINE_RANK) {
+        q->top_k = q->r.ask.top_k;
+        q->r.ask.top_k = 0;
+    }
+    q->r.ask.arrived_ns = http_arrived_ns(c->x);
+    q->r.ask.after_ns = atomic_load(&c->s->reply_ns);
+    q->r.ask.was_asked = was_asked;
+    if (q->r.n_events > 0 && !call_may(c, KEY_EVENTS)) return;
+    if (q->r.n_events > 0) st = take_events(q);
+    st == OK ? submit(q) : call_fail_status(c, st);
+}
+
+void serve_recommend(call *c) {
+    serve(c, request_recommend_read);
+}
+
+void serve_rank(call *c) {
+    serve(c, request_rank_read);
+}
+
+void serve_rerank(call *c) {
+    serve(c, request_rerank_read);
+}

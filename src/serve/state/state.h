@@ -1,0 +1,106 @@
+/* State: the events of users in a SQLite database, so that what the server has acknowledged
+ * survives kill -9 and a power cut.  only state*.c know SQLite.
+ *
+ * FOLDER/state.db holds users, their events in the order in which they came, and the keyed hashes
+ * of users that were erased (docs/serving.md has the schema).  It is in WAL mode with
+ * synchronous=FULL: a transaction that state_commit has committed is on disk.  One that failed is
+ * gone, also from the write-ahead log, and the next one may succeed.
+ *
+ * An open state locks its folder, so a second server is refused whatever files were removed; other
+ * programs may read the database meanwhile.  state_begin .. state_maintain: one thread, the writer
+ * (user_writer.h).  state_get_stats: any thread. */
+#ifndef HSTU_SERVE_STATE_STATE_H
+#define HSTU_SERVE_STATE_STATE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/status.h"
+
+typedef struct state state;
+
+/* An event as a row has it; ids as text. */
+typedef struct state_event {
+    int64_t user;    /* id of its row */
+    size_t nth_user; /* when it is read: which of the users it is, in the order in which they were
+                        read */
+    int64_t time;    /* seconds since 1970 */
+    uint32_t time_ns;
+    uint16_t action;
+    const char *item; /* (n_item) */
+    const char *id;   /* (n_id); NULL: it has none */
+    size_t n_item, n_id;
+} state_event;
+
+/* What opening calls for each row: the keys of erased users (state_user_key), then users in order
+ * of their ids, then events in the order in which they were added. */
+typedef struct state_reader {
+    void *ctx;
+    status (*user)(void *ctx, const state *s, int64_t id, const char *name, size_t n);
+    status (*event)(void *ctx, const state_event *e);
+    status (*erased)(void *ctx, uint64_t key);
+} state_reader;
+
+/* The version of the SQLite library; NULL: this build is without, and nothing can be opened. */
+const char *state_library_version(void);
+
+/* Opens the database of a folder, made where there is none, and reads it.  erase_within_ns: how
+ * long after a commit with state_erase_user its bytes may be found in a file of the folder.
+ * ERR_IO: another process has it; ERR_FORMAT: it is damaged, and the reason says where. */
+status state_open(state **out, const char *folder, uint64_t erase_within_ns,
+                  const state_reader *reader); /* NULL: rows are only checked */
+void state_close(state *s);                    /* NULL is fine */
+/* The same for a database that is moved then: fails where its log could not be copied to it. */
+status state_close_whole(state *s);
+
+/* A transaction.  After a failure of any of them call state_rollback: then nothing of it is kept.
+ */
+status state_begin(state *s);
+status state_add_user(state *s, const char *name, size_t n, int64_t *id);
+status state_add_event(state *s, const state_event *e);
+/* id 0: the user has no row.  Rows of its events vanish by state_maintain. */
+status state_erase_user(state *s, int64_t id, const char *name, size_t n);
+status state_commit(state *s);
+void state_rollback(state *s);
+
+/* Names the erased without their names: a keyed hash. */
+uint64_t state_user_key(const state *s, const char *name, size_t n);
+
+/* A little maintenance, between two transactions: removes rows of the erased, and the log with
+ * their bytes.
+ * Returns when it wants to be called again: ns from now, UINT64_MAX: after the next commit.  What
+ * fails is logged once and tried again later. */
+uint64_t state_maintain(state *s);
+void state_hurry(state *s); /* what waits for its time is due now: the process ends */
+
+typedef struct state_stats {
+    uint64_t n_commits, n_failed; /* transactions */
+    uint64_t n_unswept;           /* erased users with rows that are not removed yet */
+    uint64_t wal_bytes;
+    bool is_failing;    /* the last transaction failed */
+    char why[256];      /* its reason */
+    char warning[1024]; /* of opening: damage at the end of the write-ahead log; "" */
+} state_stats;
+void state_get_stats(state *s, state_stats *out);
+
+/* For `hstu state`: each opens the folder or file itself. */
+typedef struct state_counts {
+    uint64_t n_users, n_events, n_erased, n_unswept;
+    uint64_t n_damaged; /* places where rows cannot be read, or are wrong */
+    char place[256];    /* of the first one */
+} state_counts;
+
+/* Checks a folder's database, also while a server has it: structure, references, checksums.
+ * ERR_FORMAT: it is damaged; *out says as much as could be found. */
+status state_check(const char *folder, state_counts *out);
+/* A copy of a folder's database as of now, also while a server has it, as one file that appears
+ * whole or not at all. */
+status state_backup(const char *folder, const char *file, state_counts *out);
+/* Puts a backup in place of a folder's database, which is kept as state.db.before-N. */
+status state_restore(const char *folder, const char *file, state_counts *out);
+/* Writes what can be read of a damaged database to a new one; the damaged one is kept as
+ * state.db.damaged-N.  *out counts what was kept, and n_damaged what was not. */
+status state_recover(const char *folder, state_counts *out);
+
+#endif

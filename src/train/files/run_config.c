@@ -1,0 +1,77 @@
+#include "train/files/run_config.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/file.h"
+
+enum { CONFIG_MAX_BYTES = 1 << 24, KEY_BYTES = 512, ARENA_BYTES = 16 << 10 };
+
+static status add_option(run_config *c, const char *key, const json_value *v) {
+    buf text;
+    json_writer w;
+    run_option option;
+    buf_init(&text);
+    status st = OK;
+    if (v->type == JSON_STRING) {
+        st = buf_append(&text, v->string, v->string_bytes);
+    } else {
+        json_begin(&w, &text, 0);
+        json_value_write(&w, v);
+        st = json_finish(&w);
+    }
+    if (st == OK) st = arena_copy_text(&c->memory, key, strlen(key), &option.key);
+    if (st == OK) st = arena_copy_text(&c->memory, buf_str(&text), text.n_bytes, &option.value);
+    if (st == OK) st = MEM_RESERVE(&c->option, &c->capacity, c->n + 1);
+    if (st == OK) c->option[c->n++] = option;
+    buf_fini(&text);
+    return st;
+}
+
+/* Objects become prefixes; everything else, lists included, is a value. */
+static status flatten(run_config *c, const char *prefix, const json_value *object) {
+    char key[KEY_BYTES];
+    for (const json_value *v = object->first; v != NULL; v = v->next) {
+        int n = snprintf(key, sizeof key, "%s%s%s", prefix, prefix[0] != '\0' ? "." : "", v->key);
+        if (n >= (int)sizeof key) return fail(ERR_FORMAT, "a key is too long: %.60s...", key);
+        TRY(v->type == JSON_OBJECT ? flatten(c, key, v) : add_option(c, key, v));
+    }
+    return OK;
+}
+
+status run_config_parse(run_config *c, const char *name, const char *text, size_t n) {
+    *c = (run_config){0};
+    arena_init(&c->memory, ARENA_BYTES);
+    TRY(json_parse(&c->memory, name, text, n, &c->root));
+    if (c->root->type != JSON_OBJECT) return fail(ERR_FORMAT, "%s: no object", name);
+    status st = flatten(c, "", c->root);
+    return st == OK ? OK : fail_prefix(st, "%s", name);
+}
+
+status run_config_read(run_config *c, const char *run) {
+    char path[4096], *text;
+    size_t n;
+    *c = (run_config){0};
+    TRY(path_join(path, sizeof path, run, "config.json"));
+    TRY(file_read_all(path, CONFIG_MAX_BYTES, &text, &n));
+    status st = run_config_parse(c, path, text, n);
+    mem_free(text);
+    return st;
+}
+
+void run_config_fini(run_config *c) {
+    arena_fini(&c->memory);
+    mem_free(c->option);
+    *c = (run_config){0};
+}
+
+const char *run_config_value(const run_config *c, const char *key) {
+    for (size_t i = 0; i < c->n; i++)
+        if (strcmp(c->option[i].key, key) == 0) return c->option[i].value;
+    return NULL;
+}
+
+bool run_config_is_option(const char *key) {
+    return strcmp(key, "source.overrides") != 0 && strcmp(key, "run.changes") != 0 &&
+           strcmp(key, "crc32") != 0;
+}

@@ -1,0 +1,36 @@
+/* The config of a run as a flat list: "OptimizerArgs.learning_rate" -> "0.001", for differences
+ * between runs, and between a run and what --resume makes of it. */
+#ifndef HSTU_TRAIN_FILES_RUN_CONFIG_H
+#define HSTU_TRAIN_FILES_RUN_CONFIG_H
+
+#include "base/mem.h"
+#include "base/status.h"
+#include "format/json.h"
+
+typedef struct run_option {
+    const char *key, *value; /* the value as JSON, strings without quotes */
+} run_option;
+
+typedef struct run_config {
+    arena memory;
+    const json_value *root;
+    run_option *option; /* (n), in the order of the file */
+    size_t n, capacity;
+} run_config;
+
+/* Flattens the text of a config.json; `name` is for messages.  run_config_fini frees, after a
+ * failure too. */
+status run_config_parse(run_config *c, const char *name, const char *text, size_t n);
+
+/* RUN/config.json. */
+status run_config_read(run_config *c, const char *run);
+void run_config_fini(run_config *c);
+
+/* The value of a key, or NULL. */
+const char *run_config_value(const run_config *c, const char *key);
+
+/* Whether a difference in this key is worth telling: not the list of --set, whose effects are
+ * options of their own, nor the record of earlier changes. */
+bool run_config_is_option(const char *key);
+
+#endif

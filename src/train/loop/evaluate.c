@@ -1,0 +1,515 @@
+#include "train/loop/evaluate.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include "base/progress.h"
+#include "base/waits.h"
+#include "nn/dynamic.h"
+#include "ops/comm_host.h"
+#include "train/report/metrics.h"
+
+struct evaluator {
+    session *s;
+    const volatile sig_atomic_t *stop; /* or NULL */
+    batcher *batches;
+    batcher_state first; /* before the first user */
+    pass *pass;
+    /* retrieval */
+    int32_t *target;  /* (B): rows of the corpus */
+    int32_t *rank;    /* (B) */
+    uint8_t *is_lost; /* (B): the target has no row */
+    rank_counts *counts;
+    int32_t list_k;       /* length of the lists for coverage; 0: none is asked for */
+    int32_t *list;        /* (B, list_k) */
+    float *list_score;    /* (B, list_k) */
+    int32_t *first_place; /* (n_items + 1): the best place of an item in any list, 0: in none */
+    /* ranking */
+    int32_t *label;     /* (T): bits, or one bit for the class */
+    float *logits;      /* (T, n_columns), host */
+    int64_t n_scored;   /* rows of these two that this rank scored in the round of batches */
+    int32_t *all_label; /* with several ranks: of all ranks, in the order of the batches */
+    float *all_logits;
+    int32_t n_columns; /* tasks, or classes */
+    bool is_bits;
+    auc areas;
+    log_losses losses;
+    int64_t n_right,
+        n_rows; /* classes: rows whose highest logit is the label; bits: of all tasks */
+    metric_list metrics;
+    bool keeps_seen;
+};
+
+double eval_value(const eval_result *r, const char *name) {
+    for (int i = 0; i < r->n; i++)
+        if (strcmp(r->item[i].name, name) == 0) return r->item[i].value;
+    return NAN;
+}
+
+static void add_metric(eval_result *r, double value, const char *fmt, ...) PRINTF_LIKE(3, 4);
+static void add_metric(eval_result *r, double value, const char *fmt, ...) {
+    va_list args;
+    if (r->n == EVAL_MAX_METRICS) return;
+    va_start(args, fmt);
+    vsnprintf(r->item[r->n].name, EVAL_NAME_BYTES, fmt, args);
+    va_end(args);
+    r->item[r->n++].value = value;
+}
+
+void eval_write_misses(const eval_result *r, json_writer *w) {
+    if (r->n_unknown > 0) json_key_int(w, "targets_unknown", r->n_unknown);
+    if (r->n_ids == 0) return;
+    json_key_int(w, "ids_read", r->n_ids);
+    json_key_int(w, "ids_without_row", r->n_absent);
+    if (!r->is_retrieval) return;
+    json_key_int(w, "items_ranked", r->n_items_ranked);
+    json_key_int(w, "targets_without_row", r->n_lost);
+}
+
+/* Appends to a text of EVAL_MISSES_BYTES. */
+static void add_text(char *text, const char *fmt, ...) PRINTF_LIKE(2, 3);
+static void add_text(char *text, const char *fmt, ...) {
+    size_t used = strlen(text);
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(text + used, EVAL_MISSES_BYTES - used, fmt, args);
+    va_end(args);
+}
+
+bool eval_describe_misses(const eval_result *r, char text[EVAL_MISSES_BYTES]) {
+    text[0] = '\0';
+    if (r->n_unknown > 0)
+        add_text(text,
+                 "evaluation: held-out events of items that the model does not know: %" PRId64
+                 " (%s)%s",
+                 r->n_unknown, r->is_retrieval ? "counted as not found" : "left out",
+                 r->n_ids > 0 ? "\n" : "");
+    if (r->n_ids == 0) return text[0] != '\0';
+    add_text(text,
+             "evaluation: %" PRId64 " of %" PRId64
+             " ids had no row in their dynamic table (hit rate %.2f %%)",
+             r->n_absent, r->n_ids, 100 * (1 - (double)r->n_absent / (double)r->n_ids));
+    if (r->is_retrieval)
+        add_text(text,
+                 "; %d item%s one and %s ranked; of %" PRId64 " held-out items %" PRId64
+                 " had none and count as not found",
+                 r->n_items_ranked, r->n_items_ranked == 1 ? " has" : "s have",
+                 r->n_items_ranked == 1 ? "was" : "were", r->n_users, r->n_lost);
+    return true;
+}
+
+/* The rows of the held-out items.  An item without a row gets row 0 until mark_lost corrects its
+ * rank. */
+static void list_targets(evaluator *e, const batch *b, const model_items *corpus,
+                         eval_result *out) {
+    for (int32_t u = 0; u < b->n_users; u++) {
+        int32_t last = b->offsets[u + 1] - 1, i = b->offsets[u];
+        int32_t row = corpus->row[b->item[last]];
+        e->is_lost[u] = row < 0;
+        e->target[u] = row < 0 ? 0 : row;
+        while (i < last && b->item[i] != b->item[last])
+            i++;
+        out->n_repeated += i < last;
+    }
+}
+
+static void mark_lost(evaluator *e, int32_t n_users, eval_result *out) {
+    for (int32_t u = 0; u < n_users; u++) {
+        if (!e->is_lost[u]) continue;
+        e->rank[u] = e->s->limits.n_items + 1;
+        out->n_lost++;
+    }
+}
+
+/* For coverage: the best place of every item in the lists of all users. */
+static void note_lists(evaluator *e, int32_t n_users, int32_t k) {
+    for (int32_t u = 0; u < n_users; u++) {
+        const int32_t *list = e->list + (int64_t)u * k;
+        for (int32_t place = 1; place <= k && list[place - 1] >= 0; place++) {
+            int32_t *first = &e->first_place[list[place - 1]];
+            if (*first == 0 || place < *first) *first = place;
+        }
+    }
+}
+
+static status rank_batch(evaluator *e, const batch *b, const model_items *corpus,
+                         eval_result *out) {
+    rank_query q = {.corpus = corpus,
+                    .target = e->target,
+                    .rank = e->rank,
+                    .k = e->list_k < corpus->n ? e->list_k : corpus->n,
+                    .best = e->list,
+                    .score = e->list_score,
+                    .keeps_seen = e->keeps_seen};
+    list_targets(e, b, corpus, out);
+    TRY(pass_rank(e->pass, b, &q));
+    note_lists(e, b->n_users, q.k);
+    mark_lost(e, b->n_users, out);
+    rank_counts_add(e->counts, e->rank, b->n_users, e->s->limits.n_items);
+    return OK;
+}
+
+/* The share of the catalogue that is among the first k items of anybody. */
+static double coverage(const evaluator *e, int32_t k) {
+    int32_t n_items = e->s->limits.n_items, n_shown = 0;
+    for (int32_t i = 1; i <= n_items; i++)
+        n_shown += e->first_place[i] > 0 && e->first_place[i] <= k;
+    return n_items > 0 ? (double)n_shown / n_items : 0;
+}
+
+static void report_ranks(const evaluator *e, eval_result *r) {
+    char name[METRIC_NAME_BYTES];
+    for (int i = 0; i < e->metrics.n; i++) {
+        const metric *m = &e->metrics.item[i];
+        double value =
+            m->kind == METRIC_COVERAGE ? coverage(e, m->k) : rank_counts_metric(e->counts, m);
+        add_metric(r, value, "%s", metric_name(m, name));
+    }
+}
+
+/* The actions of the scored events, in the order of pass_score. */
+static int64_t collect_labels(const evaluator *e, const batch *b) {
+    int64_t n = 0;
+    for (int32_t u = 0; u < b->n_users; u++) {
+        int32_t end = b->offsets[u + 1];
+        int32_t from = e->s->max_targets > 0 ? end - b->n_targets[u] : b->offsets[u];
+        for (int32_t i = from; i < end; i++)
+            e->label[n++] = b->action[i];
+    }
+    return n;
+}
+
+static void count_right(evaluator *e, const float *logits, const int32_t *label, int64_t n) {
+    for (int64_t i = 0; i < n; i++) {
+        const float *row = logits + i * e->n_columns;
+        int32_t best = 0;
+        for (int32_t c = 1; c < e->n_columns; c++)
+            if (row[c] > row[best]) best = c;
+        e->n_right += best == label[i];
+    }
+    e->n_rows += n;
+}
+
+/* Of a task: whether the sign of the logit says what the label says. */
+static void count_right_bits(evaluator *e, const float *logits, const int32_t *label, int64_t n) {
+    for (int64_t i = 0; i < n; i++)
+        for (int32_t k = 0; k < e->n_columns; k++)
+            e->n_right += (logits[i * e->n_columns + k] > 0) == (label[i] >> k & 1);
+    e->n_rows += n * e->n_columns;
+}
+
+/* Class c becomes a binary task, one against all others: label bit c. */
+static void classes_to_bits(int32_t *label, int64_t n) {
+    for (int64_t i = 0; i < n; i++)
+        label[i] = (int32_t)(1u << label[i]);
+}
+
+static status score_batch(evaluator *e, const batch *b) {
+    session *s = e->s;
+    const void *scores;
+    int64_t n_rows = 0, n = collect_labels(e, b);
+    TRY(pass_score(e->pass, b, &scores, &n_rows));
+    if (n_rows != n)
+        return fail(ERR_FORMAT, "%lld events were scored, but there are %lld labels",
+                    (long long)n_rows, (long long)n);
+    e->n_scored = n;
+    return backend_read_act(s->be, e->logits, scores, (size_t)(n * e->n_columns));
+}
+
+static status add_scores(evaluator *e, const float *logits, int32_t *label, int64_t n) {
+    if (e->n_columns <= AUC_MAX_TASKS) log_losses_add(&e->losses, logits, label, n);
+    if (e->is_bits) {
+        count_right_bits(e, logits, label, n);
+    } else {
+        count_right(e, logits, label, n);
+        if (e->n_columns > AUC_MAX_TASKS) return OK;
+        classes_to_bits(label, n);
+    }
+    return auc_add(&e->areas, logits, label, n);
+}
+
+/* The scores of all ranks of a round, one batch each, in the order of the batches: as if one rank
+ * had scored them. */
+static status gather_scores(evaluator *e) {
+    comm *c = e->s->comm;
+    int64_t n_rows[SESSION_MAX_RANKS], one[SESSION_MAX_RANKS], n = 0;
+    for (int r = 0; r < c->size; r++)
+        one[r] = 1;
+    all_gather_args a = {.row_bytes = sizeof n, .n_rows = one, .from = &e->n_scored, .to = n_rows};
+    TRY(comm_host_gather(c, &a));
+    for (int r = 0; r < c->size; r++)
+        n += n_rows[r];
+    TRY(MEM_RESIZE(&e->all_label, (size_t)n));
+    TRY(MEM_RESIZE(&e->all_logits, (size_t)(n * e->n_columns)));
+    a = (all_gather_args){
+        .row_bytes = sizeof *e->label, .n_rows = n_rows, .from = e->label, .to = e->all_label};
+    TRY(comm_host_gather(c, &a));
+    a.row_bytes = (int64_t)sizeof *e->logits * e->n_columns;
+    a.from = e->logits;
+    a.to = e->all_logits;
+    TRY(comm_host_gather(c, &a));
+    e->n_scored = 0;
+    return add_scores(e, e->all_logits, e->all_label, n);
+}
+
+/* After a round of some batches, one for each of the first ranks; the others must take part where
+ * tables are read. */
+static status end_round(evaluator *e, int n_batches) {
+    comm *c = e->s->comm;
+    if (n_batches > 0 && n_batches < comm_size(c) && c->rank >= n_batches)
+        TRY(dynamic_take_nothing(model_tables(e->s->model)));
+    if (e->s->config->task == TASK_RETRIEVAL) return OK;
+    if (comm_size(e->s->comm) > 1) return gather_scores(e);
+    int64_t n = e->n_scored;
+    e->n_scored = 0;
+    return add_scores(e, e->logits, e->label, n);
+}
+
+/* The mean is over the tasks that have both kinds of labels; the others have no AUC. */
+static status report_areas(const evaluator *e, eval_result *r) {
+    double area[AUC_MAX_TASKS], sum = 0;
+    int n_defined = 0;
+    bool has_names = e->is_bits && e->s->data->actions == ACTION_BITS;
+    if (e->n_columns > AUC_MAX_TASKS) return OK;
+    TRY(auc_compute(&e->areas, area));
+    for (int k = 0; k < e->n_columns; k++)
+        if (isfinite(area[k])) sum += area[k], n_defined++;
+    add_metric(r, n_defined > 0 ? sum / n_defined : NAN, "auc");
+    for (int k = 0; k < e->n_columns && e->n_columns > 1; k++) {
+        const char *signal = has_names ? seq_signal_name(k) : NULL;
+        if (signal != NULL)
+            add_metric(r, area[k], "auc:%s", signal);
+        else
+            add_metric(r, area[k], "auc:%s%d", e->is_bits ? "task" : "class", k);
+    }
+    return OK;
+}
+
+static status report_scores(const evaluator *e, eval_result *r) {
+    for (int i = 0; i < e->metrics.n; i++) {
+        switch (e->metrics.item[i].kind) {
+        case METRIC_AUC:
+            TRY(report_areas(e, r));
+            break;
+        case METRIC_ACCURACY:
+            add_metric(r, e->n_rows > 0 ? (double)e->n_right / (double)e->n_rows : NAN, "acc");
+            break;
+        case METRIC_LOGLOSS:
+            add_metric(r, log_losses_mean(&e->losses), "logloss");
+            break;
+        default:
+            add_metric(r, log_losses_ne(&e->losses), "ne");
+        }
+    }
+    return OK;
+}
+
+/* Memory for the lists that coverage needs. */
+static status make_lists(evaluator *e) {
+    size_t n_users = (size_t)e->s->eval_batch;
+    e->list_k = 0;
+    for (int i = 0; i < e->metrics.n; i++)
+        if (e->metrics.item[i].kind == METRIC_COVERAGE && e->metrics.item[i].k > e->list_k)
+            e->list_k = e->metrics.item[i].k;
+    if (e->list_k == 0) return OK;
+    size_t n = n_users * (size_t)e->list_k;
+    TRY(MEM_RESIZE(&e->list, n));
+    TRY(MEM_RESIZE(&e->list_score, n));
+    return MEM_RESIZE(&e->first_place, (size_t)e->s->limits.n_items + 1);
+}
+
+status evaluator_choose(evaluator *e, const metric_list *metrics, bool keeps_seen) {
+    if (metrics != NULL)
+        e->metrics = *metrics;
+    else
+        TRY(metric_list_of(&e->metrics, e->s->config));
+    e->keeps_seen = keeps_seen;
+    return e->s->config->task == TASK_RETRIEVAL ? make_lists(e) : OK;
+}
+
+static status make_retrieval(evaluator *e) {
+    size_t n_users = (size_t)e->s->eval_batch;
+    TRY(MEM_NEW(&e->target, n_users));
+    TRY(MEM_NEW(&e->rank, n_users));
+    TRY(MEM_NEW(&e->is_lost, n_users));
+    return MEM_NEW(&e->counts, 1);
+}
+
+static status make_ranking(evaluator *e) {
+    const config_ranking *r = &e->s->config->ranking;
+    size_t n_tokens = (size_t)batcher_max_tokens(e->batches);
+    e->n_columns = (int32_t)r->head.item[r->head.n - 1];
+    e->is_bits = e->n_columns == r->n_tasks;
+    TRY(MEM_NEW(&e->label, n_tokens));
+    return mem_alloc_raw((void **)&e->logits, n_tokens * (size_t)e->n_columns, sizeof *e->logits);
+}
+
+status evaluator_create(evaluator **out, session *s, split_rule rule, split_part part) {
+    evaluator *e;
+    batcher_config c = session_eval_batches(s, rule, part);
+    pass_config p = {.max_users = s->eval_batch, .lender = s->train};
+    *out = NULL;
+    TRY(MEM_NEW(&e, 1));
+    e->s = s;
+    status st = pass_create(&e->pass, s->model, &p);
+    if (st == OK) st = batcher_create(&e->batches, s->data, &c);
+    if (st == OK) batcher_save(e->batches, &e->first);
+    if (st == OK) st = s->config->task == TASK_RETRIEVAL ? make_retrieval(e) : make_ranking(e);
+    if (st == OK) st = evaluator_choose(e, NULL, false);
+    if (st != OK) {
+        evaluator_destroy(e);
+        return st;
+    }
+    *out = e;
+    return OK;
+}
+
+void evaluator_destroy(evaluator *e) {
+    if (e == NULL) return;
+    batcher_destroy(e->batches);
+    pass_destroy(e->pass);
+    mem_free(e->target);
+    mem_free(e->rank);
+    mem_free(e->is_lost);
+    mem_free(e->counts);
+    mem_free(e->list);
+    mem_free(e->list_score);
+    mem_free(e->first_place);
+    mem_free(e->label);
+    mem_free(e->logits);
+    mem_free(e->all_label);
+    mem_free(e->all_logits);
+    mem_free(e);
+}
+
+uint64_t evaluator_bytes(const evaluator *e) {
+    return pass_memory_bytes(e->pass);
+}
+
+/* Users whose held-out item is unknown are in no batch: a miss each. */
+static void count_unknown(evaluator *e, eval_result *out) {
+    out->n_unknown = (int64_t)batcher_n_lost_targets(e->batches);
+    if (!out->is_retrieval) return;
+    e->counts->count[RANK_MISS] += (uint64_t)out->n_unknown;
+    out->n_users += out->n_unknown;
+}
+
+/* What the dynamic tables could not answer. */
+static void count_reads(const evaluator *e, eval_result *out) {
+    const dynamic_tables *tables = model_tables(e->s->model);
+    for (int i = 0; i < tables->n; i++) {
+        out->n_ids += tables->item[i].n_read;
+        out->n_absent += tables->item[i].n_absent;
+    }
+}
+
+/* Places count from 1, and 0 is none: of all ranks the best place, the smallest that is not 0. */
+static status merge_places(evaluator *e) {
+    comm *c = e->s->comm;
+    int64_t n = (int64_t)e->s->limits.n_items + 1, *turned;
+    if (e->list_k == 0) return OK;
+    TRY(MEM_NEW(&turned, (size_t)n));
+    for (int64_t i = 0; i < n; i++)
+        turned[i] = e->first_place[i] > 0 ? e->list_k + 1 - e->first_place[i] : 0;
+    status st = comm_host_reduce(c, COMM_I64, COMM_MAX, n, turned);
+    for (int64_t i = 0; i < n && st == OK; i++)
+        e->first_place[i] = turned[i] > 0 ? e->list_k + 1 - (int32_t)turned[i] : 0;
+    mem_free(turned);
+    return st;
+}
+
+/* What each rank has counted of its own batches. */
+static status merge_counts(evaluator *e, eval_result *out) {
+    comm *c = e->s->comm;
+    int64_t counts[] = {out->n_ids, out->n_absent, out->n_lost, out->n_repeated};
+    if (comm_size(c) == 1) return OK;
+    TRY(comm_host_reduce(c, COMM_I64, COMM_SUM, 4, counts));
+    out->n_ids = counts[0];
+    out->n_absent = counts[1];
+    out->n_lost = counts[2];
+    out->n_repeated = counts[3];
+    if (!out->is_retrieval) return OK;
+    TRY(comm_host_reduce(c, COMM_I64, COMM_SUM, RANK_MISS + 1, e->counts->count));
+    return merge_places(e);
+}
+
+/* One batch of the evaluation: number i of them, which is one rank's. */
+static status evaluate_batch(evaluator *e, const batch *b, const model_items *corpus, int64_t i,
+                             eval_result *out) {
+    int size = comm_size(e->s->comm), rank = e->s->comm != NULL ? e->s->comm->rank : 0;
+    if (i % size == rank && b->n_users > 0) {
+        /* As in a step of training, a GPU's work is only handed over here. */
+        wait_kind before = waits_begin(strcmp(e->s->be->name, "cpu") == 0 ? WAIT_NONE : WAIT_GPU);
+        status st = out->is_retrieval ? rank_batch(e, b, corpus, out) : score_batch(e, b);
+        waits_end(before);
+        TRY(st);
+    } else if (i % size == rank) {
+        TRY(dynamic_take_nothing(model_tables(e->s->model)));
+    }
+    return i % size == size - 1 || b->is_last ? end_round(e, i % size + 1) : OK;
+}
+
+static status run_batches(evaluator *e, int64_t max_batches, eval_result *out) {
+    model_items corpus = {0};
+    bool is_retrieval = e->s->config->task == TASK_RETRIEVAL, is_last = false;
+    progress bar;
+    status st = batcher_restore(e->batches, &e->first);
+    if (st == OK && is_retrieval) st = model_corpus(e->s->model, &corpus);
+    out->n_items_ranked = corpus.n;
+    dynamic_begin_reads(model_tables(e->s->model));
+    progress_begin(&bar, "evaluating", "users", batcher_n_users(e->batches));
+    int64_t n_batches = 0;
+    for (int64_t i = 0; st == OK && !is_last && (max_batches == 0 || i < max_batches); i++) {
+        const batch *b;
+        st = batcher_next(e->batches, &b);
+        if (st != OK) break;
+        is_last = b->is_last;
+        n_batches++;
+        out->n_users += b->n_users;
+        st = evaluate_batch(e, b, &corpus, i, out);
+        if (st == OK && train_is_stopped(e->stop))
+            st = fail(ERR_INTERRUPTED, "interrupted after %" PRId64 " users of an evaluation",
+                      out->n_users);
+        progress_update(&bar, (uint64_t)out->n_users);
+    }
+    progress_end(&bar);
+    if (st == OK && !is_last) st = end_round(e, (int)(n_batches % comm_size(e->s->comm)));
+    out->is_partial = !is_last;
+    count_reads(e, out);
+    if (st == OK) st = merge_counts(e, out);
+    if (is_last) count_unknown(e, out);
+    return st;
+}
+
+void evaluator_watch(evaluator *e, const volatile sig_atomic_t *stop) {
+    e->stop = stop;
+}
+
+status evaluator_run(evaluator *e, int64_t max_batches, eval_result *out) {
+    uint64_t start = clock_ns();
+    bool is_retrieval = e->s->config->task == TASK_RETRIEVAL;
+    *out = (eval_result){.is_retrieval = is_retrieval, .keeps_seen = e->keeps_seen};
+    if (is_retrieval) {
+        memset(e->counts, 0, sizeof *e->counts);
+        if (e->list_k > 0)
+            memset(e->first_place, 0, ((size_t)e->s->limits.n_items + 1) * sizeof *e->first_place);
+        TRY(run_batches(e, max_batches, out));
+        report_ranks(e, out);
+    } else {
+        int n_tasks = e->n_columns <= AUC_MAX_TASKS ? e->n_columns : 1;
+        e->n_right = e->n_rows = 0;
+        e->losses = (log_losses){.n_columns = e->n_columns, .is_bits = e->is_bits};
+        TRY(auc_init(&e->areas, n_tasks));
+        status st = run_batches(e, max_batches, out);
+        if (st == OK) st = report_scores(e, out);
+        auc_fini(&e->areas);
+        TRY(st);
+    }
+    out->seconds = (double)(clock_ns() - start) / 1e9;
+    return OK;
+}

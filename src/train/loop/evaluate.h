@@ -1,0 +1,85 @@
+/* Evaluation: how well a model predicts what was held out.
+ *
+ * Retrieval: every user of the part is encoded, the whole catalogue is ranked for it without the
+ * items of the model's window, and the rank of the held-out item gives HR@k, NDCG@k, ... (the
+ * config's eval_metrics).  A held-out item that is in the window, too, is never found, unless seen
+ * items are kept.  Items that have no row in a dynamic table are not ranked; a held-out item
+ * without one counts as a miss, and so does one that the model does not know (model/vocabulary.h).
+ * Ranking: the targets are scored, and AUC is exact over all of
+ * them, for each task.  docs/evaluation.md has the formulas.  The result is a pure function of
+ * model and data: the same with any number of threads, and on a GPU where the backend is
+ * deterministic.  Where the session has several ranks, each takes every so many-th batch, and all
+ * of them get the result, with the bits of one rank.  One thread at a time. */
+#ifndef HSTU_TRAIN_LOOP_EVALUATE_H
+#define HSTU_TRAIN_LOOP_EVALUATE_H
+
+#include <signal.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/status.h"
+#include "config/metric_list.h"
+#include "format/json.h"
+#include "model/session.h"
+
+enum { EVAL_MAX_METRICS = 80, EVAL_NAME_BYTES = 24 };
+
+typedef struct eval_metric {
+    char name[EVAL_NAME_BYTES]; /* "hr@10", "ndcg@10", "mrr", "auc", "auc:task0" */
+    double value;
+} eval_metric;
+
+typedef struct eval_result {
+    eval_metric item[EVAL_MAX_METRICS];
+    int n;
+    int64_t n_users;
+    double seconds;
+    bool is_partial; /* not all users */
+    bool is_retrieval;
+    int64_t n_unknown; /* held-out events that the model does not know: misses of retrieval, counted
+                          among n_users; left out of ranking */
+    /* Where tables are dynamic: */
+    int64_t n_ids, n_absent; /* distinct ids of each batch, and how many had no row */
+    int32_t n_items_ranked;  /* retrieval: the candidates; items with a row */
+    int64_t n_lost;          /* retrieval: held-out items without one */
+    int64_t n_repeated;      /* retrieval: held-out items that are in the history in the batch */
+    bool keeps_seen;         /* and stay in the ranking, else they are never found */
+} eval_result;
+
+/* The value of a metric; NAN if it is not there. */
+double eval_value(const eval_result *r, const char *name);
+
+/* Counts of held-out events that the model does not know, and of ids without a row in dynamic
+ * tables, as members of a JSON object, and in words; nothing, and false, where there are none. */
+enum { EVAL_MISSES_BYTES = 512 };
+void eval_write_misses(const eval_result *r, json_writer *w);
+bool eval_describe_misses(const eval_result *r, char text[EVAL_MISSES_BYTES]);
+
+typedef struct evaluator evaluator;
+
+/* Makes an evaluation of a part of a split, with its own pass.  Where the session trains, that pass
+ * overwrites activations of s->train, so that it takes little memory.  The session must outlive
+ * it. */
+status evaluator_create(evaluator **out, session *s, split_rule rule, split_part part);
+void evaluator_destroy(evaluator *e); /* NULL is fine */
+
+/* Other metrics than the config's, of its task (NULL: the config's), and whether the items of the
+ * history stay in the ranking. */
+status evaluator_choose(evaluator *e, const metric_list *metrics, bool keeps_seen);
+
+/* Whether a flag (or NULL: none) is set, by a signal handler or by another thread. */
+static inline bool train_is_stopped(const volatile sig_atomic_t *stop) {
+    return stop != NULL && __atomic_load_n(stop, __ATOMIC_RELAXED) != 0;
+}
+
+/* Runs end with ERR_INTERRUPTED after the batch during which *stop becomes other than 0.  Not for
+ * several ranks, which would leave at different batches. */
+void evaluator_watch(evaluator *e, const volatile sig_atomic_t *stop);
+
+/* Evaluates max_batches batches from the first on (0: all users). */
+status evaluator_run(evaluator *e, int64_t max_batches, eval_result *out);
+
+/* Backend memory of its pass, without the memory that the pass borrows. */
+uint64_t evaluator_bytes(const evaluator *e);
+
+#endif

@@ -1,0 +1,74 @@
+/* Optimizer: the update of every parameter of a model, and the state that goes with it.
+ *
+ * Rows of embedding tables have two named modes, chosen by the config's family and never mixed:
+ * dense (every row moves by its momentum in every step, as the research presets do) and lazy (only
+ * rows that got a gradient since the last update move).  One thread at a time; the backend and the
+ * parameters must outlive it. */
+#ifndef HSTU_TRAIN_LOOP_OPTIMIZER_H
+#define HSTU_TRAIN_LOOP_OPTIMIZER_H
+
+#include <stdint.h>
+
+#include "base/status.h"
+#include "config/config.h"
+#include "model/model.h"
+#include "nn/dynamic.h"
+#include "ops/ops.h"
+
+typedef enum { ROWS_DENSE, ROWS_LAZY } row_mode;
+
+/* The state of one parameter: first and second moments for adam, nothing for sgd; AdaGrad keeps the
+ * sum of squares in m, one float a row for the row-wise kind. */
+typedef struct moments {
+    float *m, *v; /* memory of the backend, or NULL; shapes: optimizer_state_shape */
+} moments;
+
+typedef struct optimizer {
+    backend *be;
+    param *params; /* (n_params), of the model */
+    int n_params;
+    param_range dense_grads; /* gradients of all parameters but tables, owned by the model */
+    dynamic_tables *tables;  /* of the model: their rows carry their state */
+    struct comm *tensor;     /* the ranks that share the model's layers, or NULL */
+    opt_kind kind;           /* of dense weights */
+    opt_kind table_kind;     /* of embedding tables */
+    row_mode rows;
+    float beta1, beta2, eps;
+    float weight_decay;   /* optimizer of dense weights, and of tables where rows are dense */
+    double clip;          /* largest norm of the gradient; 0: off */
+    moments *state;       /* (n_params) */
+    bool is_watched;      /* the norm of the gradient is measured before each update */
+    update_args *updates; /* (n_params): of one step */
+    float *grad_scale;    /* (1), memory of the backend */
+    double *sum, *norm;   /* (1) each, memory of the backend: sum of squares, and the norm */
+} optimizer;
+
+/* The row mode of a config's family, and its name ("dense", "lazy"). */
+row_mode optimizer_row_mode(const config *c);
+const char *row_mode_name(row_mode rows);
+
+/* Allocates zeroed state for the config's optimizer, and the model's gradients if there are none;
+ * optimizer_fini frees the state, also after a failed init. */
+status optimizer_init(optimizer *o, backend *be, model *m, const config *c);
+void optimizer_fini(optimizer *o);
+
+/* A copy of the parameter with the shape of its state's m (and v). */
+param optimizer_state_shape(const optimizer *o, const param *p);
+
+/* Bytes of the state, in memory of the backend. */
+uint64_t optimizer_bytes(const optimizer *o);
+
+/* One update by grad * scale at learning rate lr; t counts updates from 1.  Zeroes the gradients.
+ * If the norm is watched (clipping, or float16), the norm of the scaled gradient is measured first,
+ * and if it is not finite nothing is updated. */
+status optimizer_step(optimizer *o, double lr, int64_t t, double scale);
+
+/* Requests the norm of the last update, if it is watched, as pass_fetch_loss does.  NAN at once if
+ * not. */
+status optimizer_fetch_norm(optimizer *o, double *to, uint64_t *ticket);
+
+/* The learning rate of update t (from 1) of n_steps: linear over the warm-up, then constant, or a
+ * half cosine down to 0 at the end. */
+double schedule_rate(const config *c, int64_t t, int64_t n_steps);
+
+#endif

@@ -1,0 +1,198 @@
+#include <unistd.h>
+
+#include "data/build/builder.h"
+#include "format/json.h"
+#include "test.h"
+
+/* Columns a line takes on a terminal: bytes that start a character. */
+static int columns(const char *line, size_t n) {
+    int count = 0;
+    for (size_t i = 0; i < n; i++)
+        count += ((unsigned char)line[i] & 0xc0) != 0x80;
+    return count;
+}
+
+static void check_width(const char *text) {
+    for (const char *end; (end = strchr(text, '\n')) != NULL; text = end + 1)
+        if (columns(text, (size_t)(end - text)) > 80)
+            FAIL_TEST("wider than 80 columns: %.*s", (int)(end - text), text);
+}
+
+static void check_member(const json_value *root, const char *key, int64_t wanted) {
+    int64_t value;
+    CHECK_OK(json_member_int(root, key, &value));
+    if (value != wanted)
+        FAIL_TEST("%s is %lld, not %lld", key, (long long)value, (long long)wanted);
+}
+
+static const json_value *parse(arena *a, const char *text) {
+    const json_value *root;
+    size_t n = strlen(text);
+    CHECK(n > 0 && strchr(text, '\n') == text + n - 1); /* one object on one line */
+    CHECK_OK(json_parse(a, "stdout", text, n, &root));
+    return root;
+}
+
+/* Three users, four known items of which three were seen; a title that would drive a terminal. */
+static void build_small(action_kind actions, int64_t time_per_second) {
+    builder *b;
+    builder_stats stats;
+    char long_title[400];
+    builder_options options = {.actions = actions, .time_per_second = time_per_second};
+    CHECK_OK(builder_create(&b, &options, NULL));
+    builder_sink *sink = builder_get_sink(b, 0);
+    CHECK_OK(sink_begin_block(sink, 0, 100));
+    for (int64_t i = 0; i < 12; i++)
+        CHECK_OK(sink_add(sink,
+                          i % 5 == 0   ? 7
+                          : i % 2 == 0 ? 8
+                                       : 9,
+                          10 + i % 3, (uint16_t)(i % 5),
+                          (978300000 + i * 86400) * time_per_second));
+    CHECK_OK(sink_end_block(sink));
+    memset(long_title, 'x', sizeof long_title);
+    CHECK_OK(builder_add_item(b, "10", 2, "Caf\xc3\xa9 \033[31mred", 14));
+    CHECK_OK(builder_add_item(b, "11", 2, long_title, sizeof long_title));
+    CHECK_OK(builder_add_item(b, "13", 2, "Never seen", 10));
+    CHECK_OK(
+        builder_write(b, test_folder(), "{\"name\":\"small\",\"n\":[1,2.5,null,true]}", &stats));
+    builder_destroy(b);
+}
+
+TEST(info_json_has_the_promised_keys) {
+    char *text;
+    arena a;
+    arena_init(&a, 4096);
+    build_small(ACTION_STARS, 1);
+    CHECK_EQ(test_command(&text, "%s info %s --json", test_program(), test_folder()), 0);
+    const json_value *root = parse(&a, text);
+    check_member(root, "users", 3);
+    check_member(root, "items", 3);
+    check_member(root, "catalogue", 4);
+    check_member(root, "events", 12);
+    check_member(root, "max_len", 5);
+    check_member(root, "first_time", 978300000);
+    check_member(root, "last_time", 978300000 + 11 * 86400);
+    check_member(json_member(json_member(root, "actions"), "counts"), "1", 3);
+    CHECK_EQ(json_member(root, "popular")->n_children, 3);
+    CHECK_STR(json_member(json_member(root, "source"), "name")->string, "small");
+    free(text);
+    arena_fini(&a);
+}
+
+TEST(info_text_is_safe_and_fits) {
+    char *text;
+    build_small(ACTION_STARS, 1);
+    CHECK_EQ(test_command(&text, "%s info %s", test_program(), test_folder()), 0);
+    CHECK(strchr(text, '\033') == NULL);
+    CHECK_CONTAINS(text, "Caf\xc3\xa9 \\x1b[31mred");
+    CHECK_CONTAINS(text, "xxx\xe2\x80\xa6");
+    CHECK_CONTAINS(text, "2000-12-31   to 2001-01-11, 11 days");
+    check_width(text);
+    free(text);
+}
+
+TEST(info_explains_every_kind_of_action) {
+    static const struct {
+        action_kind kind;
+        const char *text;
+    } kinds[] = {{ACTION_STARS, "5 stars"},
+                 {ACTION_HALF_STARS, "0.5 stars"},
+                 {ACTION_BITS, "follow"},
+                 {ACTION_CODE, "Action codes"}};
+    for (int i = 0; i < 4; i++) {
+        char *text;
+        build_small(kinds[i].kind, 1000);
+        CHECK_EQ(test_command(&text, "%s info %s", test_program(), test_folder()), 0);
+        CHECK_CONTAINS(text, kinds[i].text);
+        CHECK_CONTAINS(text, "2000-12-31");
+        check_width(text);
+        free(text);
+    }
+}
+
+TEST(info_refuses_what_it_does_not_know) {
+    char *text;
+    CHECK_EQ(test_command(&text, "%s info %s/none", test_program(), test_folder()), 1);
+    CHECK_CONTAINS(text, "cannot be opened: No such file or directory");
+    free(text);
+    CHECK_EQ(test_command(&text, "%s info %s", test_program(), test_folder()), 1);
+    CHECK_CONTAINS(text, "nothing known is in this folder");
+    free(text);
+    CHECK_EQ(test_command(&text, "echo text > %s/f; %s info %s/f", test_folder(), test_program(),
+                          test_folder()),
+             1);
+    CHECK_CONTAINS(text, "not a sequence file");
+    free(text);
+    CHECK_EQ(test_command(&text, "ln -s loop %s/loop; %s info %s/loop", test_folder(),
+                          test_program(), test_folder()),
+             1);
+    CHECK_CONTAINS(text, "Too many levels of symbolic links");
+    free(text);
+    CHECK_EQ(test_command(&text, "%s info /dev/null", test_program()), 1);
+    CHECK_CONTAINS(text, "/dev/null: not a plain file");
+    free(text);
+    CHECK_EQ(test_command(&text, "%s info", test_program()), 2);
+    CHECK_CONTAINS(text, "usage: hstu info DIR");
+    free(text);
+}
+
+TEST(synth_command_prints_what_info_shows) {
+    char *text, *again;
+    arena a;
+    double best, stored;
+    arena_init(&a, 4096);
+    CHECK_EQ(test_command(&text, "%s synth --out %s/s --users 300 --items 200 --mean-len 12 --json",
+                          test_program(), test_folder()),
+             0);
+    CHECK_EQ(test_command(&again, "%s info %s/s --json", test_program(), test_folder()), 0);
+    const json_value *made = parse(&a, text), *shown = parse(&a, again);
+    CHECK_OK(json_member_double(made, "best_hr10", &best));
+    CHECK_OK(json_member_double(json_member(json_member(shown, "source"), "synth"), "best_hr10",
+                                &stored));
+    CHECK(best == stored && best > 0 && best < 1);
+    check_member(shown, "users", 300);
+    check_member(shown, "catalogue", 200);
+    free(text);
+    free(again);
+    CHECK_EQ(test_command(&text, "%s info %s/s", test_program(), test_folder()), 0);
+    CHECK_CONTAINS(text, "at best");
+    CHECK_CONTAINS(text, "age_group");
+    check_width(text);
+    free(text);
+    arena_fini(&a);
+}
+
+TEST(synth_command_checks_its_options) {
+    char *text;
+    CHECK_EQ(test_command(&text, "%s synth", test_program()), 2);
+    CHECK_CONTAINS(text, "--out DIR is missing");
+    free(text);
+    CHECK_EQ(
+        test_command(&text, "%s synth --out %s/x --mean-len 1000", test_program(), test_folder()),
+        2);
+    CHECK_CONTAINS(text, "a quarter of the items");
+    free(text);
+    CHECK_EQ(test_command(&text, "%s synth --out /proc/x", test_program()), 1);
+    CHECK_CONTAINS(text, "/proc/x");
+    free(text);
+}
+
+TEST(bench_data_checks_and_measures) {
+    char *text;
+    CHECK_EQ(test_command(&text, "%s synth --out %s/s --users 300 --items 200 --mean-len 12",
+                          test_program(), test_folder()),
+             0);
+    free(text);
+    CHECK_EQ(test_command(&text, "%s bench data --data %s/s --seconds .02", test_program(),
+                          test_folder()),
+             0);
+    CHECK_CONTAINS(text, "balanced, 8 ranks");
+    check_width(text);
+    free(text);
+    CHECK_EQ(test_command(&text, "%s bench dat", test_program()), 2);
+    CHECK_CONTAINS(text, "did you mean 'data'?");
+    free(text);
+    CHECK_EQ(test_command(&text, "%s bench data --seconds 0", test_program()), 2);
+    free(text);
+}

@@ -1,0 +1,64 @@
+/* hstu export of items and users, from outside. */
+#include "format/safetensors.h"
+#include "run_test.h"
+
+static void says(int want, const char *args, const char *part) {
+    char command[1024], *text;
+    snprintf(command, sizeof command, "./hstu export --device cpu %s", args);
+    text = shell(want, command);
+    CHECK_CONTAINS(text, part);
+    free(text);
+}
+
+/* Users times items is what recommending ranks by. */
+TEST(export_of_users_and_items_gives_the_scores) {
+    const st_tensor *users, *items;
+    st_file *u, *i;
+    arena a;
+    says(0, "run --data data --what users --out u.safetensors", "states of 40 users, 8 numbers");
+    says(0, "run --what items --out i.safetensors", "embeddings of 60 items, 8 numbers");
+    char *text = shell(0, "./hstu recommend run --data data --device cpu --user 3 --keep-seen "
+                          "-k 60 --json");
+    CHECK_OK(st_open(&u, run_path("u.safetensors")));
+    CHECK_OK(st_open(&i, run_path("i.safetensors")));
+    CHECK_OK(st_get(u, "embedding", ST_F32, &users));
+    CHECK_OK(st_get(i, "embedding", ST_F32, &items));
+    arena_init(&a, 4096);
+    const json_value *e = json_member(line_of(&a, text, 0), "items")->first;
+    for (int n = 0; n < 60; n++, e = e->next) {
+        const float *x = (const float *)users->data + 2 * 8;
+        const float *y = (const float *)items->data + (json_member(e, "id")->integer - 1) * 8;
+        double sum = 0;
+        for (int c = 0; c < 8; c++)
+            sum += (double)x[c] * (double)y[c];
+        CHECK(fabs(sum - json_member(e, "score")->number) < 1e-6);
+    }
+    arena_fini(&a);
+    st_close(u);
+    st_close(i);
+    free(text);
+}
+
+TEST(export_formats_and_refusals) {
+    says(0, "run --data data --what items --format csv --out i.csv", "60 items");
+    says(0, "run --data data --what users --format npz --out u.npz", "40 users");
+    char *text = shell(0, "wc -l < i.csv; head -c 2 u.npz");
+    CHECK_STR(text, "61\nPK");
+    free(text);
+    says(2, "run --data data --what items --format csv --out i.csv", "choose another --out");
+    says(2, "run --data data --what items --format pickle --out x", "safetensors, npz, csv");
+    says(2, "run --what users --out x", "Give --data DIR");
+    says(2, "run --data data --what moods --out x", "items, users, weights, tables");
+    says(2, "run --what weights --format csv --out x", "safetensors, npz, pt");
+    says(1, "run --data data --what items --out none/x", "none/x");
+    says(1, "run --data data --what items --out /dev/null", "would be replaced");
+    text = shell(0, "ls x 2>&1 || true; test -c /dev/null && ls -a | grep -c tmp || true");
+    CHECK_CONTAINS(text, "0\n");
+    free(text);
+    FILE *f = fopen(run_path("n.gin"), "w");
+    CHECK(f != NULL && fputs(ranking_gin, f) >= 0 && fclose(f) == 0);
+    free(shell(0, "./hstu train --device cpu --gin-config-file n.gin --data data --out ranking "
+                  "--epochs 1"));
+    says(1, "ranking --data data --what users --out x", "no state of a user");
+    says(0, "ranking --data data --what items --format csv --out r.csv", "60 items");
+}

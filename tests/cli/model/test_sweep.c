@@ -1,0 +1,128 @@
+/* hstu sweep: ranges become trials, trials become a table; stopped and wrong sweeps. */
+#include "cli/model/sweep.h"
+
+#include "run_test.h"
+
+static void says(int code, const char *command, const char *what) {
+    char *text = shell(code, command);
+    CHECK_CONTAINS(text, what);
+    free(text);
+}
+
+static void add(sweep *s, const char *text) {
+    CHECK_OK(sweep_add_range(s, text));
+}
+
+TEST(sweep_reads_ranges) {
+    sweep s = {0};
+    arena_init(&s.memory, 1 << 16);
+    add(&s, "a.b=1, 2,[8, 5],'x,y'");
+    CHECK_EQ(s.range[0].n, 4);
+    CHECK_STR(s.range[0].value[1], "2");
+    CHECK_STR(s.range[0].value[2], "[8, 5]");
+    CHECK_STR(s.range[0].value[3], "'x,y'");
+    add(&s, "c=2..8:4");
+    CHECK_EQ(s.range[1].n, 4);
+    CHECK_STR(s.range[1].value[2], "6");
+    add(&s, "d=log:1e-4..1e-2:3");
+    CHECK_STR(s.range[2].value[1], "0.001");
+    CHECK(s.range[2].is_log);
+    add(&s, "e=0..1:5");
+    CHECK_STR(s.range[3].value[1], "0.25");
+    CHECK_OK(sweep_make_trials(&s, 0, 0));
+    CHECK_EQ(s.n_trials, 4 * 4 * 3 * 5);
+    CHECK_EQ(s.trial[1].at[3], 1); /* the last range changes first */
+    CHECK_EQ(s.trial[5].at[2], 1);
+    CHECK_OK(sweep_make_trials(&s, 7, 3));
+    CHECK_EQ(s.n_trials, 7);
+    for (int i = 1; i < 7; i++)
+        CHECK(memcmp(s.trial[i].at, s.trial[i - 1].at, sizeof s.trial[i].at) != 0);
+    arena_fini(&s.memory);
+}
+
+TEST(sweep_refuses_ranges) {
+    static const char *const bad[][2] = {
+        {"=1", "no NAME="},          {"a", "no NAME="},           {"a=", "empty"},
+        {"a=1,,2", "empty"},         {"a=1,1", "twice"},          {"a=[1,2", "open"},
+        {"a=1]", "not open"},        {"a=1..0:3", "not below"},   {"a=0..1:1", "2..256"},
+        {"a=0..nan:3", "not below"}, {"a=log:0..1:3", "above 0"}, {"a=log:1,2", "LO is no number"},
+        {"a\n=1", "control"}};
+    sweep s = {0};
+    arena_init(&s.memory, 1 << 16);
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        CHECK_FAILS(sweep_add_range(&s, bad[i][0]), ERR_USAGE, bad[i][1]);
+    add(&s, "a=1,2");
+    CHECK_FAILS(sweep_add_range(&s, "a=3"), ERR_USAGE, "a range already");
+    add(&s, "b=1..200:200");
+    add(&s, "c=1..200:200");
+    CHECK_FAILS(sweep_make_trials(&s, 0, 0), ERR_USAGE, "80000 combinations");
+    arena_fini(&s.memory);
+}
+
+#define SWEEP                                                                                      \
+    "./hstu sweep m.gin --data data --device cpu --epochs 1 --out s --set-range "                  \
+    "train_fn.learning_rate=1e-3,1e-2 "
+
+/* Two trials at a time; the same command again trains nothing; the table is sorted. */
+TEST(sweep_trains_and_goes_on) {
+    char *text = shell(0, SWEEP "--set-range hstu_encoder.num_blocks=1..2:2 --jobs 2");
+    CHECK_CONTAINS(text, "trial-0003");
+    double last = INFINITY;
+    int n = 0;
+    for (const char *at = strstr(text, "\ntrial-"); at != NULL; at = strstr(at + 1, "\ntrial-")) {
+        double value = strtod(at + 12, NULL);
+        CHECK(value <= last);
+        last = value;
+        n++;
+    }
+    CHECK_EQ(n, 4);
+    free(text);
+    text = shell(0, "cat s/sweep.csv; grep -c '<polyline' s/sweep.html; grep -c '<script' "
+                    "s/sweep.html || true");
+    CHECK_CONTAINS(
+        text, "trial,ndcg@10,seconds,state,train_fn.learning_rate,hstu_encoder.num_blocks\n0,");
+    CHECK_CONTAINS(text, "\n4\n0\n");
+    free(text);
+    free(shell(
+        0, "rm -r s/trial-0002 && ls -l --time-style=full-iso s/trial-0001/log.jsonl > before"));
+    free(shell(0, SWEEP "--set-range hstu_encoder.num_blocks=1..2:2"));
+    free(shell(0, "ls -l --time-style=full-iso s/trial-0001/log.jsonl | cmp - before && test -e "
+                  "s/trial-0002/log.jsonl"));
+    says(2, SWEEP, "has another sweep");
+}
+
+TEST(sweep_refuses_what_cannot_be) {
+    says(2, "./hstu sweep m.gin --data data --out s", "--set-range, --data and --out are needed");
+    says(1, "./hstu sweep none.gin --data data --out s --set-range a=1", "no such file");
+    says(2, "mkdir t && ./hstu sweep m.gin --data data --out t --set-range a=1,2", "no sweep");
+    /* A wrong option is wrong in every trial: the first one says so, and nothing is left. */
+    says(2,
+         "./hstu sweep m.gin --data data --device cpu --out s --set-range "
+         "'train_fn.learning_rat=1,2,3'",
+         "learning_rate");
+    free(shell(0, "test ! -e s"));
+    /* After a training a wrong one ends the sweep, and what was trained stays. */
+    says(2,
+         "./hstu sweep m.gin --data data --device cpu --epochs 1 --out w --set-range "
+         "train_fn.learning_rate=1e-3,none,1e-2",
+         "trial-0001");
+    free(shell(0, "cd w && test -e trial-0000/log.jsonl && test $(ls *.log | wc -l) = 2 && ! ls "
+                  "sweep.csv 2>/dev/null"));
+    says(2,
+         "./hstu sweep m.gin --data data --device cpu --epochs 1 --out u --metric moods "
+         "--set-range train_fn.learning_rate=1e-3",
+         "no metric 'moods'");
+}
+
+/* A trial that fails does not stop the others, and the sweep ends with code 1. */
+TEST(sweep_goes_on_after_a_trial_that_fails) {
+    free(shell(0, "mkdir v && printf 'hstu sweep 1\\nconfig m.gin\\ndata data\\nepochs 1\\nrandom "
+                  "0\\nseed 0\\nrange "
+                  "train_fn.learning_rate=1e-3,1e-2\\n' > v/sweep.txt && touch v/trial-0000"));
+    char *text =
+        shell(1, "./hstu sweep m.gin --data data --device cpu --epochs 1 --out v --set-range "
+                 "train_fn.learning_rate=1e-3,1e-2");
+    CHECK_CONTAINS(text, "1 of 2 trials failed");
+    free(text);
+    free(shell(0, "grep '^0,.*,failed,' v/sweep.csv && grep '^1,.*,done,' v/sweep.csv"));
+}

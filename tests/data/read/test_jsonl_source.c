@@ -1,0 +1,138 @@
+#include "base/log.h"
+#include "data/read/sources.h"
+#include "oom.h"
+#include "prep_test.h"
+
+/* Reads text as JSON lines; the data as csv, and what was said. */
+static char *read_jsonl(const char *text, const char *options, char **said) {
+    char args[1024];
+    put_file("in.jsonl", text);
+    snprintf(args, sizeof args, "jsonl --input in.jsonl --out out --emit-csv out.csv %s", options);
+    *said = prep_ok(args);
+    return get_file("out.csv");
+}
+
+static void check_bad(const char *text, const char *options, int code, const char *reason) {
+    char args[1024];
+    put_file("in.jsonl", text);
+    snprintf(args, sizeof args, "jsonl --input in.jsonl --out out %s", options);
+    prep_fails(args, code, reason);
+}
+
+TEST(columns_ids_and_times) {
+    char *said;
+    CHECK_STR(
+        read_jsonl("{\"user_id\":1,\"asin\":\"x\",\"timestamp\":1577836800123,\"rating\":5.0,"
+                   "\"text\":\"\\\"\\n\",\"images\":[{}]}\r\n\r\n"
+                   "{\"rating\":1,\"timestamp\":1577836800000,\"asin\":\"y\",\"user_id\":\"1\"}",
+                   "", &said),
+        "user_id,asin,rating,unix_timestamp\n"
+        "1,\"[\"\"y\"\", \"\"x\"\"]\",\"[0, 4]\",\"[1577836800000, 1577836800123]\"\n");
+    CHECK_CONTAINS(said, "in.jsonl: JSON lines; user user_id (numbers), item asin (texts), time "
+                         "timestamp, action rating (stars)\n"
+                         "times: milliseconds, 2020-01-01 .. 2020-01-01\n");
+    CHECK_CONTAINS(
+        read_jsonl("{\"who\":{\"id\":7},\"what\":5,\"when\":\"2020-01-01\",\"ok\":true}\n",
+                   "--user who.id --item what --time when --action ok", &said),
+        "7,\"[5]\",\"[1]\",\"[1577836800]\"");
+}
+
+/* An id that is no number as numbers are printed is never taken for one, whatever the order. */
+TEST(ids_that_are_almost_numbers) {
+    static const char *const odd[] = {"\"01\"", "-0", "\"+7\"", "\" 7\"", "7.0", "1e3"};
+    char text[2048], wanted[64];
+    for (size_t i = 0; i < sizeof odd / sizeof odd[0]; i++)
+        for (int at = 0; at < 20; at += 19) {
+            size_t n = 0;
+            for (int k = 0; k < 20; k++)
+                n += (size_t)sprintf(text + n, "{\"user_id\":1,\"item\":%s,\"ts\":1}\n",
+                                     k == at ? odd[i] : "7");
+            snprintf(wanted, sizeof wanted, "in.jsonl:%d: item: '%.*s' is not", at + 1,
+                     (int)strlen(odd[i]) - (odd[i][0] == '"' ? 2 : 0), odd[i] + (odd[i][0] == '"'));
+            check_bad(text, "", 1, wanted);
+        }
+}
+
+TEST(rows_that_cannot_be_read) {
+    check_bad("", "", 1, "in.jsonl: the file is empty");
+    check_bad("user,item\n1,2\n", "", 1,
+              "in.jsonl:1: byte 1: an object is expected: {...}; tables are read with 'hstu prep "
+              "csv'");
+    check_bad("[{\"user_id\":1}]\n", "", 1, "in.jsonl:1: byte 1: an array; one object a line");
+    check_bad("{\n\"user_id\":1}\n", "", 1, "in.jsonl:1: byte 2: the object does not end");
+    check_bad("{}\n", "", 1, "in.jsonl:1: the object has no members");
+    check_bad("{\"user_id\":1,\"ts\":1}\n", "", 1,
+              "in.jsonl:1: no column looks like the item; the header has user_id, ts; name it with "
+              "--item-col");
+    check_bad("{\"user_id\":1,\"item\":2,\"ts\":1}\n{\"user_id\":1,\"ts\":1}\n", "", 1,
+              "in.jsonl:2: item is missing");
+    check_bad("{\"user_id\":1,\"item\":2,\"ts\":1}\n{\"user_id\":1,\"item\":null,\"ts\":1}\n", "",
+              1, "in.jsonl:2: item is null");
+    check_bad("{\"user_id\":1,\"item\":2,\"ts\":1}\n{\"user_id\":1,\"item\":[2],\"ts\":1}\n", "", 1,
+              "in.jsonl:2: item is an object or an array, not a value");
+    check_bad("{\"user_id\":1,\"item\":2,\"ts\":1}\n{\"user_id\":true,\"item\":2,\"ts\":1}\n", "",
+              1, "in.jsonl:2: user_id is true");
+    check_bad(
+        "{\"user_id\":1,\"item\":2,\"ts\":1}\n{\"user_id\":1,\"item\":2,\"ts\":\"2020-01-01\"}", "",
+        1, "in.jsonl:2: ts: '2020-01-01' is of another form than in.jsonl:1 ('1')");
+    check_bad("{\"user_id\":1,\"item\":2,\"ts\":1}\n", "--item user_id", 2,
+              "column 'user_id' is given two roles");
+    check_bad("{\"user_id\":1,\"item\":2,\"ts\":1}\n", "--header yes", 2, "are for csv");
+    char *said;
+    read_jsonl("{\"user_id\":1,\"item\":2,\"ts\":1}\n{\n\n{\"user_id\":1,\"item\":3,\"ts\":1.5}\n",
+               "--skip-bad 1", &said);
+    CHECK_CONTAINS(get_file("out.csv"), "1,\"[2, 3]\",\"[0, 0]\",\"[1000, 1500]\"");
+    CHECK_CONTAINS(get_file("out/skipped.txt"), "in.jsonl:2: byte 2: the object does not end");
+}
+
+/* Many blocks, on one thread and on three, give the bytes that the same rows give as csv. */
+TEST(the_same_events_as_csv) {
+    char *out;
+    int code = run_shell(
+        &out,
+        "mkdir j && awk 'BEGIN { for (i = 0; i < 120000; i++) { x = (i * 7919) %% 400009; "
+        "printf "
+        "\"{\\\"user_id\\\":%%d,\\\"item_id\\\":\\\"i%%d\\\",\\\"ts\\\":%%d.5,\\\"rating\\\":"
+        "%%d}\\n\", x %% 977, x * 31 %% 5003, x * 17 %% 9973, 1 + x %% 5 > \"j/\" (i < 70000) "
+        "\".jsonl\"; printf \"%%d,i%%d,%%d.5,%%d\\n\", x %% 977, x * 31 %% 5003, x * 17 %% 9973, "
+        "1 + x %% 5 > \"in\" (i < 70000) \".csv\" } }' && for t in 1 3; do HSTU_THREADS=$t %s prep "
+        "jsonl --input j --out o$t --emit-csv o$t.csv || exit 9; done && %s prep csv --input "
+        "in0.csv "
+        "in1.csv --out c --emit-csv c.csv --action-col 4 --action-kind stars && cmp o1/data.seq "
+        "o3/data.seq && cmp o1.csv c.csv",
+        test_program(), test_program());
+    if (code != 0) FAIL_TEST("%s", out);
+    CHECK_CONTAINS(out, "  Events           120,000");
+}
+
+typedef struct read_job {
+    char path[4096], folder[4096];
+    pool *p;
+} read_job;
+
+static status read_and_write(void *ctx) {
+    read_job *job = ctx;
+    const source_request request = {.skip_bad = 1};
+    const char *inputs[] = {job->path};
+    const source *jsonl;
+    source_result r;
+    builder_stats stats;
+    TRY(source_find("jsonl", &jsonl));
+    TRY(source_read(jsonl, &request, inputs, 1, job->p, &r));
+    status st = builder_write(r.build, job->folder, "{}", &stats);
+    if (st == OK) CHECK_EQ(stats.n_events, 2);
+    source_result_fini(&r);
+    return st;
+}
+
+TEST(memory_that_runs_out_anywhere_is_reported) {
+    read_job job;
+    put_file("in.jsonl", "{\"user\":{\"id\":1},\"item\":\"a\",\"ts\":1,\"rating\":1}\n{\n"
+                         "{\"user\":{\"id\":2},\"item\":\"b\",\"ts\":1,\"rating\":1}\n");
+    snprintf(job.path, sizeof job.path, "%s/in.jsonl", test_folder());
+    snprintf(job.folder, sizeof job.folder, "%s/out", test_folder());
+    CHECK_OK(pool_create(&job.p, 1));
+    log_set_level(LOG_QUIET);
+    CHECK(oom_at_each_allocation(read_and_write, &job) > 20);
+    pool_destroy(job.p);
+}

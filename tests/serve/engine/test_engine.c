@@ -1,0 +1,635 @@
+#include "serve/engine/engine.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "base/clock.h"
+#include "model/recommender.h"
+#include "model/scorer.h"
+#include "model/trained.h"
+#include "oom.h"
+#include "serve_test.h"
+
+enum { V = 60, USERS = 40 };
+
+static const char *retrieval_run(void) {
+    return serve_run("retrieval", retrieval_gin, NULL, 0);
+}
+
+static const char *ranking_run(const char *candidates) {
+    const char *const set[] = {candidates};
+    return serve_run("ranking", ranking_gin, set, 1);
+}
+
+/* The model as the commands use it. */
+typedef struct peer {
+    pool *workers;
+    backend *be;
+    seq_file *data;
+    trained t;
+} peer;
+
+static void peer_open(peer *p, const char *run) {
+    CHECK_OK(pool_create(&p->workers, 1));
+    CHECK_OK(backend_create_cpu(&p->be, p->workers));
+    CHECK_OK(seq_file_open(&p->data, synth_folder(), NULL));
+    CHECK_OK(trained_open(&p->t, run, p->data, p->be, 8));
+}
+
+static void peer_close(peer *p) {
+    trained_close(&p->t);
+    seq_file_close(p->data);
+    backend_destroy(p->be);
+    pool_destroy(p->workers);
+}
+
+/* The engine gives what `hstu recommend` gives, to the bit, for every user of the data. */
+TEST(engine_recommends_as_the_recommender) {
+    const char *run = retrieval_run();
+    engine *e = serve_open(run, synth_folder(), 0);
+    recommender_config c = {.k = 20, .max_users = 8};
+    recommender *r;
+    peer p;
+    peer_open(&p, run);
+    CHECK_OK(recommender_create(&r, &p.t.session, &c));
+    for (uint64_t u = 0; u < USERS; u++) {
+        user_events own = user_events_of(p.t.session.data, u);
+        engine_request q = serve_recommend(p.data->user_id[u], 20);
+        engine_answer a = serve_ask(e, &q);
+        recommender_clear(r);
+        CHECK_OK(recommender_add(r, &own));
+        CHECK_OK(recommender_run(r));
+        recommendation want = recommender_result(r, 0);
+        CHECK(a.source == ENGINE_FROM_MODEL && a.n_events == own.n && a.n_unknown_events == 0);
+        CHECK_EQ(a.n_items, want.n);
+        for (int32_t i = 0; i < want.n; i++) {
+            CHECK_EQ(a.items[i].number, want.item[i]);
+            CHECK_EQ(a.items[i].id.number, p.data->item_id[want.item[i]]);
+            CHECK(a.items[i].title_bytes > 0);
+            CHECK(memcmp(a.items[i].values, &want.score[i], sizeof(float)) == 0);
+        }
+        CHECK(a.tokens_computed == a.n_window && a.tokens_reused == 0);
+        engine_answer_release(&a);
+    }
+    recommender_destroy(r);
+    peer_close(&p);
+    engine_destroy(e);
+}
+
+static engine_request rank_request(int64_t user, const engine_id *candidates, size_t n) {
+    return (engine_request){.task = ENGINE_RANK,
+                            .has_user = true,
+                            .user = serve_id(user),
+                            .candidates = candidates,
+                            .n_candidates = n,
+                            .deadline_ns = 100000000000u};
+}
+
+/* Candidates in microbatches, ranking or retrieval: the bits of the scorer. */
+static void check_ranks(const char *run, int n_columns) {
+    enum { N = 700 };
+    engine *e = serve_open(run, synth_folder(), 0);
+    engine_id id[N];
+    uint32_t item[N];
+    scorer *r;
+    peer p;
+    peer_open(&p, run);
+    for (int i = 0; i < N; i++) {
+        item[i] = 1 + (uint32_t)(i * 7) % V;
+        id[i] = serve_id(p.data->item_id[item[i]]);
+    }
+    scorer_config c = {.candidate = item, .n_candidates = N, .max_users = 3};
+    CHECK_OK(scorer_create(&r, &p.t.session, &c));
+    CHECK_EQ(scorer_n_columns(r), n_columns);
+    for (uint64_t u = 0; u < USERS; u += 7) {
+        user_events own = user_events_of(p.t.session.data, u);
+        scorer_clear(r);
+        CHECK_OK(scorer_add(r, &own));
+        CHECK_OK(scorer_run(r));
+        engine_request q = rank_request(p.data->user_id[u], id, N);
+        engine_answer a = serve_ask(e, &q);
+        const float *want = scorer_result(r, 0);
+        CHECK(a.n_items == N && a.n_columns == n_columns);
+        CHECK(strcmp(a.columns[0], scorer_columns(r)[0]) == 0);
+        for (int i = 0; i < N; i++) {
+            CHECK(a.items[i].place == (uint32_t)i && a.items[i].number == item[i]);
+            CHECK(memcmp(a.items[i].values, want + i * n_columns,
+                         sizeof(float) * (size_t)n_columns) == 0);
+        }
+        engine_answer_release(&a);
+        q.top_k = N; /* sorted, of equal ones the first given first */
+        a = serve_ask(e, &q);
+        for (int i = 1; i < N; i++) {
+            const engine_item *x = &a.items[i - 1], *y = &a.items[i];
+            bool is_equal = x->values[0] == y->values[0];
+            CHECK(is_equal ? x->place < y->place : x->values[0] > y->values[0]);
+        }
+        engine_answer_release(&a);
+    }
+    scorer_destroy(r);
+    peer_close(&p);
+    engine_destroy(e);
+}
+
+TEST(engine_ranks_as_the_scorer) {
+    check_ranks(ranking_run("DatasetArgs.max_num_candidates=3"), 6);
+}
+
+TEST(engine_ranks_without_candidates_in_the_model) {
+    check_ranks(ranking_run("DatasetArgs.max_num_candidates=0"), 6);
+}
+
+TEST(engine_ranks_by_retrieval) {
+    check_ranks(retrieval_run(), 1);
+}
+
+/* top_k sorts; what the model does not know is named, and comes last. */
+TEST(engine_ranks_unknown_candidates_last) {
+    const char *run = ranking_run("DatasetArgs.max_num_candidates=3");
+    engine *e = serve_open(run, synth_folder(), 0);
+    engine_item known;
+    CHECK_OK(engine_item_of(e, 0, 4, &known));
+    engine_id id[4] = {serve_id(123456789), known.id, serve_id(987654321), known.id};
+    CHECK_OK(engine_item_of(e, 0, 9, &known));
+    id[3] = known.id;
+    engine_request q = rank_request(1, id, 4);
+    q.top_k = 4;
+    engine_answer a = serve_ask(e, &q);
+    CHECK(a.n_items == 4 && a.n_unknown == 2);
+    CHECK(a.items[0].values[0] >= a.items[1].values[0]);
+    CHECK(a.items[2].number == 0 && a.items[2].place == 0 && isnan(a.items[2].values[0]));
+    CHECK(a.items[2].id.number == 123456789 && a.items[3].id.number == 987654321);
+    engine_answer_release(&a);
+    q.top_k = 1;
+    a = serve_ask(e, &q);
+    CHECK_EQ(a.n_items, 1);
+    engine_answer_release(&a);
+    q.task = ENGINE_RECOMMEND;
+    engine_ask(e, &q, &a);
+    CHECK(a.outcome == ENGINE_BAD && strstr(a.error, "ranks given candidates") != NULL);
+    engine_answer_release(&a);
+    engine_destroy(e);
+}
+
+static bool has_item(const engine_answer *a, uint32_t number) {
+    for (size_t i = 0; i < a->n_items; i++)
+        if (a->items[i].number == number) return true;
+    return false;
+}
+
+/* Filters change which items there are, never a score. */
+TEST(engine_filters_keep_the_scores) {
+    engine *e = serve_open(retrieval_run(), synth_folder(), 0);
+    engine_request q = serve_recommend(1, V);
+    engine_item names;
+    engine_id allow[9], deny[2];
+    q.keeps_seen = true;
+    engine_answer all = serve_ask(e, &q);
+    CHECK_EQ(all.n_items, V);
+    for (uint32_t i = 0; i < 9; i++) {
+        CHECK_OK(engine_item_of(e, 0, 3 + 5 * i, &names));
+        allow[i] = names.id;
+    }
+    deny[0] = allow[2];
+    deny[1] = serve_id(-77);
+    q.allow = allow;
+    q.n_allow = 9;
+    q.deny = deny;
+    q.n_deny = 2;
+    q.top_k = 6;
+    engine_answer few = serve_ask(e, &q);
+    CHECK(few.n_items == 6 && few.n_unknown == 1 && !has_item(&few, 13));
+    size_t at = 0;
+    for (size_t i = 0; i < few.n_items; i++) {
+        CHECK(few.items[i].number % 5 == 3);
+        while (at < all.n_items && all.items[at].number != few.items[i].number)
+            at++;
+        CHECK(at < all.n_items && all.items[at].values[0] == few.items[i].values[0]);
+    }
+    engine_answer_release(&few);
+    q.n_allow = 0;
+    q.keeps_seen = false;
+    q.top_k = V;
+    few = serve_ask(e, &q);
+    engine_user u;
+    CHECK_OK(engine_get_user(e, serve_id(1), 0, 1000, &u));
+    CHECK(u.is_known && u.is_from_data && u.n_events == few.n_events && u.n_events > 3);
+    for (size_t i = 0; i < u.n_events; i++) {
+        CHECK(u.events[i].is_known && u.events[i].title_bytes > 0);
+        for (size_t k = 0; k < few.n_items; k++)
+            CHECK(few.items[k].id.number != u.events[i].item.number);
+    }
+    CHECK(!has_item(&few, 13) && few.n_items < V);
+    engine_user_release(&u);
+    engine_answer_release(&few);
+    engine_answer_release(&all);
+    engine_answer_release(&all); /* twice is fine */
+    engine_destroy(e);
+}
+
+/* A long list of allowed items is bits that the search looks at: the same items with the same
+ * scores as when it is asked in two short ones; with and without 8-bit numbers. */
+TEST(engine_searches_long_lists) {
+    enum { LONG = 40, SHORT = 20 };
+    const char *run = retrieval_run();
+    for (int is_int8 = 0; is_int8 < 2; is_int8++) {
+        engine_config c = {
+            .data = synth_folder(), .device = "cpu", .n_threads = 1, .has_int8_items = is_int8};
+        engine *e;
+        engine_model_info info;
+        engine_id allow[LONG];
+        CHECK_OK(engine_create(&e, &c));
+        CHECK_OK(engine_load(e, "model", run));
+        CHECK_OK(engine_model(e, 0, &info));
+        CHECK_EQ(info.has_int8_items, is_int8);
+        for (uint32_t i = 0; i < LONG; i++) {
+            engine_item names;
+            CHECK_OK(engine_item_of(e, 0, 2 + i, &names));
+            allow[i] = names.id;
+        }
+        engine_request q = serve_recommend(1, LONG);
+        q.allow = allow;
+        q.n_allow = LONG;
+        q.keeps_seen = true;
+        q.deny = &allow[5];
+        q.n_deny = 1;
+        engine_answer all = serve_ask(e, &q);
+        CHECK_EQ(all.n_items, LONG - 1);
+        size_t n_found = 0;
+        for (int half = 0; half < 2; half++) {
+            q.allow = allow + half * SHORT;
+            q.n_allow = SHORT;
+            engine_answer few = serve_ask(e, &q);
+            size_t at = 0;
+            for (size_t i = 0; i < few.n_items; i++) {
+                while (at < all.n_items && all.items[at].number != few.items[i].number)
+                    at++;
+                CHECK(at < all.n_items && all.items[at].values[0] == few.items[i].values[0]);
+                n_found++;
+            }
+            engine_answer_release(&few);
+        }
+        CHECK_EQ(n_found, LONG - 1);
+        engine_answer_release(&all);
+        engine_destroy(e);
+    }
+}
+
+/* Somebody of whom nothing is known gets popular items, until there are events; an erased user is
+ * such a somebody. */
+TEST(engine_serves_strangers) {
+    engine *e = serve_open(retrieval_run(), synth_folder(), 0);
+    engine_request q = serve_recommend(777777, 5);
+    engine_answer a = serve_ask(e, &q);
+    CHECK(a.source == ENGINE_FROM_POPULAR && a.n_items == 5 && a.n_events == 0);
+    for (size_t i = 1; i < 5; i++)
+        CHECK(a.items[i].values[0] <= a.items[i - 1].values[0]);
+    engine_id best = a.items[0].id;
+    q.deny = &best;
+    q.n_deny = 1;
+    engine_answer other = serve_ask(e, &q);
+    CHECK(other.n_items == 5 && other.items[0].number == a.items[1].number);
+    engine_answer_release(&other);
+    q.n_deny = 0;
+    engine_event events[2] = {serve_event(best.number, 1900000000), serve_event(-5, 1900000001)};
+    engine_added added;
+    CHECK_OK(engine_add_events(e, q.user, events, 2, &added));
+    CHECK(added.n_added == 2 && added.n_unknown == 1);
+    engine_answer_release(&a);
+    a = serve_ask(e, &q);
+    CHECK(a.source == ENGINE_FROM_MODEL && a.n_events == 2 && a.n_window == 1);
+    CHECK(a.n_unknown_events == 1 && a.items[0].id.number != best.number);
+    /* The same as a history that comes with the request. */
+    engine_request given = q;
+    given.has_user = false;
+    given.has_history = true;
+    given.history = events;
+    given.n_history = 2;
+    other = serve_ask(e, &given);
+    CHECK(memcmp(other.items[0].values, a.items[0].values, sizeof(float)) == 0);
+    CHECK_EQ(other.items[4].number, a.items[4].number);
+    engine_answer_release(&other);
+    engine_answer_release(&a);
+    uint64_t n_users = engine_n_users(e);
+    CHECK_EQ(n_users, USERS + 1);
+    bool existed;
+    CHECK_OK(engine_erase_user(e, serve_id(1), &existed));
+    CHECK(existed && engine_n_users(e) == n_users - 1);
+    q.user = serve_id(1);
+    a = serve_ask(e, &q);
+    CHECK(a.source == ENGINE_FROM_POPULAR);
+    engine_answer_release(&a);
+    engine_id found[USERS];
+    size_t n_found;
+    uint64_t next;
+    CHECK_OK(engine_list_users(e, "", 0, USERS, found, &n_found, &next));
+    CHECK_EQ(n_found, USERS - 1);
+    CHECK_EQ(next, 0);
+    engine_destroy(e);
+}
+
+/* Extra events count for one request only. */
+TEST(engine_answers_what_if) {
+    engine *e = serve_open(retrieval_run(), synth_folder(), 0);
+    engine_request q = serve_recommend(2, 10);
+    engine_answer before = serve_ask(e, &q);
+    engine_event extra = serve_event(before.items[0].id.number, 1999999999);
+    q.extra = &extra;
+    q.n_extra = 1;
+    engine_answer if_so = serve_ask(e, &q);
+    CHECK(if_so.n_events == before.n_events + 1 && !has_item(&if_so, before.items[0].number));
+    CHECK(if_so.items[0].values[0] != before.items[1].values[0]);
+    q.n_extra = 0;
+    engine_answer after = serve_ask(e, &q);
+    CHECK(after.items[0].number == before.items[0].number && after.n_events == before.n_events);
+    q.n_extra = 1;
+    engine_added added;
+    CHECK_OK(engine_add_events(e, q.user, &extra, 1, &added));
+    q.n_extra = 0;
+    engine_answer now = serve_ask(e, &q);
+    for (size_t i = 0; i < now.n_items; i++)
+        CHECK(memcmp(now.items[i].values, if_so.items[i].values, sizeof(float)) == 0);
+    engine_answer_release(&now);
+    engine_answer_release(&after);
+    engine_answer_release(&if_so);
+    engine_answer_release(&before);
+    engine_destroy(e);
+}
+
+/* Clients beside each other. */
+typedef struct client {
+    engine *e;
+    float want[USERS]; /* best score of each user, alone */
+    atomic_int n_done, n_failed, n_different;
+    atomic_bool is_over;
+} client;
+
+static void *client_main(void *argument) {
+    client *c = argument;
+    for (int i = 0; i < 60; i++) {
+        int user = (int)((i * 13u + (uintptr_t)&i / 4096) % USERS);
+        engine_request q = serve_recommend(user + 1, 3);
+        engine_answer a;
+        engine_ask(c->e, &q, &a);
+        if (a.outcome != ENGINE_OK) atomic_fetch_add(&c->n_failed, 1);
+        if (a.outcome == ENGINE_OK && strcmp(a.version, "1") == 0 &&
+            memcmp(a.items[0].values, &c->want[user], sizeof(float)) != 0)
+            atomic_fetch_add(&c->n_different, 1);
+        engine_answer_release(&a);
+        atomic_fetch_add(&c->n_done, 1);
+    }
+    return NULL;
+}
+
+static void start_clients(client *c, engine *e, pthread_t *threads, int n) {
+    c->e = e;
+    for (int u = 0; u < USERS; u++) {
+        engine_request q = serve_recommend(u + 1, 3);
+        engine_answer a = serve_ask(e, &q);
+        c->want[u] = a.items[0].values[0];
+        engine_answer_release(&a);
+    }
+    for (int i = 0; i < n; i++)
+        CHECK(pthread_create(&threads[i], NULL, client_main, c) == 0);
+}
+
+/* Requests beside each other, and a model that is replaced under them: none fails, and those of the
+ * first model have the bits they have alone. */
+TEST(engine_serves_many_while_it_reloads) {
+    enum { N = 6 };
+    static client c;
+    pthread_t threads[N];
+    const char *run = retrieval_run();
+    engine *e = serve_open(run, synth_folder(), -1);
+    start_clients(&c, e, threads, N);
+    for (int i = 0; i < 3; i++)
+        CHECK_OK(engine_load(e, "model", run));
+    CHECK_FAILS(engine_load(e, "model", run_path("nothing")), ERR_IO, "nothing");
+    for (int i = 0; i < N; i++)
+        pthread_join(threads[i], NULL);
+    CHECK(c.n_done == N * 60 && c.n_failed == 0 && c.n_different == 0);
+    CHECK(engine_wait_idle(e, 1000000000));
+    engine_stats s;
+    CHECK_OK(engine_model_stats(e, 0, &s));
+    CHECK_EQ(s.requests[ENGINE_RECOMMEND][ENGINE_OK], N * 60 + USERS);
+    CHECK(s.reloads == 3 && s.batch_requests == N * 60 + USERS && s.n_batches > 0);
+    CHECK(s.stages[STAGE_QUEUE].n == N * 60 + USERS && s.total.n == N * 60 + USERS);
+    engine_model_info info;
+    CHECK_OK(engine_model(e, 0, &info));
+    CHECK(strcmp(info.version, "4") == 0 && strcmp(info.task, "retrieval") == 0);
+    CHECK(info.n_items == V && info.n_columns == 1 && engine_n_models(e) == 1);
+    engine_destroy(e);
+}
+
+/* What cannot be in time is refused at once, with a time to come back. */
+TEST(engine_refuses_what_would_be_late) {
+    engine *e = serve_open(retrieval_run(), synth_folder(), 0);
+    engine_request q = serve_recommend(1, 3);
+    engine_answer a;
+    q.deadline_ns = 1;
+    engine_ask(e, &q, &a);
+    CHECK(a.outcome == ENGINE_OVERLOAD && a.retry_after_s >= 1 && a.n_items == 0);
+    CHECK(strstr(a.error, "deadline") != NULL);
+    engine_answer_release(&a);
+    /* Of a minute 40 s are over, and the caller needs 29 s for the answer: or nothing. */
+    q.arrived_ns = clock_ns() - 40000000000u;
+    q.deadline_ns = 60000000000u;
+    q.after_ns = 29000000000u;
+    engine_ask(e, &q, &a);
+    CHECK_EQ(a.outcome, ENGINE_OVERLOAD);
+    engine_answer_release(&a);
+    q.after_ns = 0;
+    engine_ask(e, &q, &a);
+    CHECK_EQ(a.outcome, ENGINE_OK);
+    engine_answer_release(&a);
+    q.arrived_ns = q.deadline_ns = 0;
+    q.top_k = 0;
+    engine_ask(e, &q, &a);
+    CHECK(a.outcome == ENGINE_BAD && strstr(a.error, "top_k") != NULL);
+    engine_answer_release(&a);
+    q.model = 1;
+    engine_ask(e, &q, &a);
+    CHECK_EQ(a.outcome, ENGINE_NO_MODEL);
+    engine_answer_release(&a);
+    q.model = 0;
+    q.top_k = 1;
+    engine_drain(e);
+    engine_ask(e, &q, &a);
+    CHECK_EQ(a.outcome, ENGINE_CLOSING);
+    engine_answer_release(&a);
+    engine_stats s;
+    CHECK_OK(engine_model_stats(e, 0, &s));
+    CHECK(s.requests[ENGINE_RECOMMEND][ENGINE_OVERLOAD] == 2);
+    CHECK(s.requests[ENGINE_RECOMMEND][ENGINE_BAD] == 1);
+    CHECK(s.requests[ENGINE_RECOMMEND][ENGINE_CLOSING] == 1);
+    engine_destroy(e);
+}
+
+/* Without data: users live from events alone, and in the database where there is one. */
+TEST(engine_without_data) {
+    engine *e = serve_open(retrieval_run(), NULL, 0);
+    engine_added added;
+    engine_item names;
+    engine_id ann = {.text = "ann", .n = 3};
+    CHECK_OK(engine_item_of(e, 0, 7, &names));
+    engine_event old = serve_event(names.id.number, 5), fresh[2];
+    CHECK_OK(engine_add_events(e, ann, &old, 1, &added));
+    engine_event event[2] = {serve_event(names.id.number, 10), serve_event(names.id.number, 11)};
+    size_t n_fresh;
+    event[0].id = (engine_id){.text = "first", .n = 5};
+    CHECK_OK(engine_add_events(e, ann, event, 1, &added));
+    CHECK(added.n_events == 2 && added.n_unknown == 0);
+    CHECK_OK(engine_add_events(e, ann, event, 1, &added));
+    CHECK_EQ(added.n_duplicates, 1);
+    CHECK_OK(engine_new_events(e, ann, event, 2, fresh, &n_fresh));
+    CHECK(n_fresh == 1 && fresh[0].time == 11);
+    engine_id odd = {.text = "odd", .n = 3};
+    CHECK(engine_knows_item(e, &names.id) && !engine_knows_item(e, &odd));
+    engine_request q = serve_recommend(0, 3);
+    q.user = ann;
+    engine_answer a = serve_ask(e, &q);
+    CHECK(a.source == ENGINE_FROM_MODEL && a.n_window == 2);
+    engine_answer_release(&a);
+    float row[16];
+    engine_model_info info;
+    CHECK_OK(engine_model(e, 0, &info));
+    CHECK_EQ(info.dim, 8);
+    CHECK_OK(engine_item_rows(e, 0, 1, 2, row));
+    CHECK(row[0] != 0 && row[8] != 0 && row[0] != row[8]);
+    CHECK_FAILS(engine_item_rows(e, 0, 60, 2, row), ERR_USAGE, "1 to 60");
+    bool existed;
+    CHECK_OK(engine_erase_user(e, ann, &existed));
+    CHECK(existed);
+    CHECK_OK(engine_erase_user(e, ann, &existed));
+    CHECK(!existed);
+    engine_destroy(e);
+}
+
+static status serve_once(void *ctx) {
+    engine_config c = {.data = synth_folder(), .device = "cpu", .n_threads = 1, .kv_pages = 8};
+    engine *e;
+    engine_answer a;
+    TRY(engine_create(&e, &c));
+    status st = engine_load(e, "model", ctx);
+    if (st == OK) {
+        engine_request q = serve_recommend(3, 5);
+        engine_ask(e, &q, &a);
+        if (a.outcome != ENGINE_OK) st = fail(ERR_NOMEM, "%s", a.error);
+        engine_answer_release(&a);
+    }
+    engine_destroy(e);
+    return st;
+}
+
+TEST(engine_out_of_memory) {
+    CHECK(oom_at_each_allocation(serve_once, (void *)retrieval_run()) > 50);
+}
+
+static bool always_gone(void *ctx) {
+    ++*(int *)ctx;
+    return true;
+}
+
+static void note_done(void *ctx, engine_answer *a) {
+    (void)a;
+    *(int *)ctx += 100;
+}
+
+/* A request that nobody waits for does not run, and costs the others nothing. */
+TEST(engine_leaves_out_who_is_gone) {
+    engine *e = serve_open(serve_run("run", retrieval_gin, NULL, 0), synth_folder(), 0);
+    engine_request r = serve_recommend(1, 3);
+    engine_answer a;
+    engine_stats s;
+    int n = 0;
+    r.is_gone = always_gone;
+    engine_submit(e, &r, &a, note_done, &n);
+    CHECK(engine_wait_idle(e, 10000000000u));
+    CHECK(n == 101 && a.outcome == ENGINE_GONE && a.n_items == 0 && a.tokens_computed == 0);
+    engine_answer_release(&a);
+    r.is_gone = NULL;
+    a = serve_ask(e, &r);
+    CHECK(a.n_items == 3);
+    engine_answer_release(&a);
+    CHECK_OK(engine_model_stats(e, 0, &s));
+    CHECK(s.requests[ENGINE_RECOMMEND][ENGINE_GONE] == 1 && s.n_batches == 1);
+    engine_destroy(e);
+}
+
+/* Several models share the users; each has its own answers, queue and version. */
+TEST(engine_serves_several_models) {
+    char first[512], second[512];
+    snprintf(first, sizeof first, "%s", serve_run("one", retrieval_gin, NULL, 0));
+    snprintf(second, sizeof second, "%s", serve_run("two", ranking_gin, NULL, 0));
+    engine *e = serve_open(first, synth_folder(), 0);
+    engine_id candidates[3] = {serve_id(3), serve_id(9), serve_id(20)};
+    engine_request r = {.task = ENGINE_RANK,
+                        .has_user = true,
+                        .user = serve_id(4),
+                        .candidates = candidates,
+                        .n_candidates = 3,
+                        .deadline_ns = 100000000000u};
+    engine_stats s;
+    CHECK_OK(engine_load(e, "ranker", second));
+    CHECK_OK(engine_load(e, "ranker", second));
+    CHECK(engine_n_models(e) == 2 && engine_find_model(e, "ranker") == 1);
+    for (int m = 0; m < 2; m++) {
+        r.model = m;
+        engine_answer a = serve_ask(e, &r);
+        CHECK(a.n_items == 3 && strcmp(a.model, m == 0 ? "model" : "ranker") == 0);
+        CHECK(strcmp(a.version, m == 0 ? "1" : "2") == 0);
+        CHECK(m == 0 ? a.n_columns == 1 : a.n_columns > 1);
+        engine_answer_release(&a);
+        CHECK_OK(engine_model_stats(e, m, &s));
+        CHECK(s.n_batches == 1);
+    }
+    r.model = 2;
+    engine_answer none;
+    engine_ask(e, &r, &none);
+    CHECK(none.outcome == ENGINE_NO_MODEL);
+    engine_answer_release(&none);
+    engine_destroy(e);
+}
+
+/* A feature of the request counts instead of the user's own. */
+TEST(engine_reads_context_of_requests) {
+    engine *e = serve_open(serve_run("run", ranking_gin, NULL, 0), synth_folder(), 0);
+    engine_id candidates[3] = {serve_id(3), serve_id(9), serve_id(20)};
+    engine_request r = {.task = ENGINE_RANK,
+                        .has_user = true,
+                        .user = serve_id(4),
+                        .candidates = candidates,
+                        .n_candidates = 3,
+                        .deadline_ns = 100000000000u};
+    engine_answer own = serve_ask(e, &r), bad;
+    seq_file *data;
+    engine_context c = {.name = "country"};
+    int n_same = 0;
+    CHECK_OK(seq_file_open(&data, synth_folder(), NULL));
+    CHECK(data->n_context == 2 && strcmp(data->context[1].name, "country") == 0);
+    const text_column *names = &data->context[1].values;
+    uint32_t value = data->context[1].value[seq_find_user(data, "4")];
+    r.context = &c;
+    r.n_context = 1;
+    for (uint64_t i = 1; i < names->n; i++) {
+        c.value = (engine_id){.text = names->bytes + names->offsets[i],
+                              .n = (size_t)(names->offsets[i + 1] - names->offsets[i])};
+        engine_answer a = serve_ask(e, &r);
+        size_t bytes = (size_t)a.n_columns * sizeof(float);
+        bool is_same = memcmp(a.items[0].values, own.items[0].values, bytes) == 0;
+        CHECK(is_same == (i == value));
+        n_same += is_same;
+        engine_answer_release(&a);
+    }
+    CHECK(n_same == 1 && names->n > 2);
+    c.value = (engine_id){.text = "nowhere", .n = 7};
+    engine_answer unknown = serve_ask(e, &r);
+    engine_answer_release(&unknown);
+    c.name = "planet";
+    engine_ask(e, &r, &bad);
+    CHECK(bad.outcome == ENGINE_BAD && strstr(bad.error, "no feature 'planet'") != NULL);
+    engine_answer_release(&bad);
+    engine_answer_release(&own);
+    seq_file_close(data);
+    engine_destroy(e);
+}

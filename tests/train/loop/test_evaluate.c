@@ -1,0 +1,365 @@
+#include "train/report/protocol.h"
+#include "train_test.h"
+
+TEST(evaluate_seen_rows_are_sorted_and_distinct) {
+    int32_t offsets[] = {0, 6, 7, 9}, n_targets[] = {1, 1, 0}, seen_offsets[4], rows[9];
+    uint32_t item[] = {5, 2, 5, 9, 2, 7, 4, 3, 1};
+    batch b = {
+        .n_users = 3, .n_tokens = 9, .offsets = offsets, .n_targets = n_targets, .item = item};
+    const int32_t all[] = {-1, 0, 1, 2, 3, 4, 5, 6, 7, 8};
+    const int32_t want[] = {1, 4, 8, 0, 2}; /* the targets 7 and 4 are labels, not seen */
+    pass_seen_rows(&b, &(model_items){.row = all}, seen_offsets, rows);
+    CHECK(seen_offsets[1] == 3 && seen_offsets[2] == 3 && seen_offsets[3] == 5);
+    for (int i = 0; i < 5; i++)
+        CHECK_EQ(rows[i], want[i]);
+    const int32_t some[] = {-1, 0, -1, 1, 2, -1, 3, 4, 5, 6}; /* the items 2 and 5 have no row */
+    const int32_t left[] = {6, 0, 1};
+    pass_seen_rows(&b, &(model_items){.row = some}, seen_offsets, rows);
+    CHECK(seen_offsets[1] == 1 && seen_offsets[2] == 1 && seen_offsets[3] == 3);
+    for (int i = 0; i < 3; i++)
+        CHECK_EQ(rows[i], left[i]);
+}
+
+/* Evaluated by hand: encode, score by a loop in double, count. */
+TEST(evaluate_equals_a_loop_over_the_catalogue) {
+    bench_top t;
+    evaluator *e;
+    eval_result r, again;
+    CHECK_OK(top_open(&t, retrieval_gin, NULL, 0, 2));
+    CHECK_OK(model_init(t.session.model, 5));
+    CHECK_OK(evaluator_create(&e, &t.session, split_rule_of(SPLIT_LEAVE_ONE_OUT), PART_TEST));
+    CHECK_OK(evaluator_run(e, 0, &r));
+    CHECK(r.n_users == 40 && !r.is_partial);
+    batcher_config c =
+        session_eval_batches(&t.session, split_rule_of(SPLIT_LEAVE_ONE_OUT), PART_TEST);
+    batcher *batches;
+    pass *p;
+    CHECK_OK(pass_create(&p, t.session.model, &(pass_config){.max_users = t.session.eval_batch}));
+    CHECK_OK(batcher_create(&batches, t.data, &c));
+    const batch *b;
+    int dim = model_dim(t.session.model), n_hits = 0, n_repeated = 0, n_shown = 0;
+    bool is_shown[64] = {false};
+    double mrr = 0, mrr_kept = 0;
+    do {
+        const void *query;
+        model_items corpus;
+        CHECK_OK(batcher_next(batches, &b));
+        CHECK_OK(pass_encode(p, b, &query));
+        CHECK_OK(model_corpus(t.session.model, &corpus));
+        for (int u = 0; u < b->n_users; u++) {
+            const float *q = (const float *)query + u * dim;
+            int end = b->offsets[u + 1] - 1, target = (int)b->item[end] - 1, rank = 1;
+            double score[64], of_target = 0;
+            for (int v = 0; v < 60; v++) {
+                score[v] = 0;
+                for (int d = 0; d < dim; d++)
+                    score[v] += (double)q[d] * corpus.rows[v * dim + d];
+            }
+            of_target = score[target];
+            int rank_kept = 1, in_history = 0;
+            for (int v = 0; v < 60; v++)
+                rank_kept += score[v] > of_target;
+            mrr_kept += 1.0 / rank_kept;
+            for (int i = b->offsets[u]; i < end; i++)
+                in_history |= (int)b->item[i] - 1 == target;
+            n_repeated += in_history;
+            for (int i = b->offsets[u]; i < end; i++)
+                score[b->item[i] - 1] = -1e9;
+            for (int v = 0; v < 60; v++)
+                rank += score[v] > of_target;
+            for (int place = 0; place < 3; place++) { /* the three best items that were not seen */
+                int best = 0;
+                for (int v = 1; v < 60; v++)
+                    if (score[v] > score[best]) best = v;
+                is_shown[best] = true;
+                score[best] = -2e9;
+            }
+            n_hits += rank <= 10 && !in_history;
+            mrr += 1.0 / (in_history ? 2501 : rank);
+        }
+    } while (!b->is_last);
+    CHECK(fabs(eval_value(&r, "hr@10") - n_hits / 40.0) < 1e-12);
+    CHECK(fabs(eval_value(&r, "mrr") - mrr / 40) < 1e-12);
+    CHECK_EQ(r.n_repeated, n_repeated);
+    CHECK(r.n_items_ranked == 60 && !r.keeps_seen);
+    metric_list other;
+    CHECK_OK(metric_list_parse(&other, "COVERAGE@3,PRECISION@10,COVERAGE@60,MRR", TASK_RETRIEVAL));
+    CHECK_OK(evaluator_choose(e, &other, false));
+    CHECK_OK(evaluator_run(e, 0, &again));
+    for (int v = 0; v < 60; v++)
+        n_shown += is_shown[v];
+    CHECK(n_shown > 5 && n_shown < 60);
+    CHECK(fabs(eval_value(&again, "coverage@3") - n_shown / 60.0) < 1e-12);
+    CHECK(eval_value(&again, "coverage@60") == 1);
+    CHECK(fabs(eval_value(&again, "precision@10") - n_hits / 400.0) < 1e-12);
+    CHECK_EQ(again.n, 4);
+    CHECK_OK(evaluator_choose(e, &other, true));
+    CHECK_OK(evaluator_run(e, 0, &again));
+    CHECK(again.keeps_seen && again.n_repeated == n_repeated);
+    CHECK(fabs(eval_value(&again, "mrr") - mrr_kept / 40) < 1e-12);
+    CHECK_OK(evaluator_choose(e, NULL, false));
+    CHECK_OK(evaluator_run(e, 1, &again));
+    CHECK(again.n_users == 16 && again.is_partial);
+    CHECK_OK(evaluator_run(e, 0, &again));
+    for (int i = 0; i < r.n; i++)
+        CHECK(r.item[i].value == again.item[i].value);
+    CHECK(isnan(eval_value(&r, "auc")));
+    batcher_destroy(batches);
+    evaluator_destroy(e);
+    pass_destroy(p);
+    top_close(&t);
+}
+
+TEST(evaluate_ranking_gives_auc) {
+    bench_top t;
+    evaluator *e;
+    eval_result r;
+    static const char *const set[] = {"RankingArgs.eval_metrics=('AUC', 'ACC', 'LOGLOSS', 'NE')"};
+    CHECK_OK(top_open(&t, ranking_gin, set, 1, 2));
+    CHECK_OK(model_init(t.session.model, 5));
+    CHECK_OK(evaluator_create(&e, &t.session, split_rule_of(SPLIT_BY_USER), PART_TEST));
+    CHECK_OK(evaluator_run(e, 0, &r));
+    CHECK_EQ(r.n_users, 12); /* 30 % of 40 */
+    CHECK(eval_value(&r, "auc") > 0.2 && eval_value(&r, "auc") < 0.8);
+    CHECK(eval_value(&r, "acc") >= 0 && eval_value(&r, "acc") <= 1);
+    CHECK(fabs(eval_value(&r, "logloss") - log(5)) < 0.5); /* five classes, nothing learnt */
+    CHECK(eval_value(&r, "ne") > 0.9 && eval_value(&r, "ne") < 2);
+    CHECK(isfinite(eval_value(&r, "auc:class2")));
+    int n_classes = 0;
+    for (int i = 0; i < r.n; i++)
+        n_classes += strncmp(r.item[i].name, "auc:class", 9) == 0;
+    CHECK_EQ(n_classes, 5); /* one for each rating */
+    evaluator_destroy(e);
+    top_close(&t);
+}
+
+/* Scores of a ranking model and what they are scores of, all batches. */
+typedef struct scored {
+    int n, n_columns;
+    float logit[4096];
+    int label[1024];
+} scored;
+
+static void score_all(bench_top *t, scored *out) {
+    batcher_config c = session_eval_batches(&t->session, split_rule_of(SPLIT_BY_USER), PART_TEST);
+    batcher *batches;
+    pass *p;
+    const batch *b;
+    CHECK_OK(pass_create(&p, t->session.model, &(pass_config){.max_users = t->session.eval_batch}));
+    CHECK_OK(batcher_create(&batches, t->data, &c));
+    do {
+        const void *scores;
+        int64_t n_rows;
+        CHECK_OK(batcher_next(batches, &b));
+        CHECK_OK(pass_score(p, b, &scores, &n_rows));
+        CHECK((out->n + n_rows) * out->n_columns <= 4096);
+        memcpy(out->logit + out->n * out->n_columns, scores,
+               (size_t)(n_rows * out->n_columns) * sizeof(float));
+        for (int u = 0; u < b->n_users; u++) {
+            int end = b->offsets[u + 1];
+            int from = t->session.max_targets > 0 ? end - b->n_targets[u] : b->offsets[u];
+            for (int i = from; i < end; i++)
+                out->label[out->n++] = b->action[i];
+        }
+    } while (!b->is_last);
+    batcher_destroy(batches);
+    pass_destroy(p);
+}
+
+/* The AUC of a column by its definition: pairs in order, ties half. */
+static double area_of(const scored *s, int k, bool is_bits) {
+    double pairs = 0, right = 0;
+    for (int i = 0; i < s->n; i++)
+        for (int j = 0; j < s->n; j++) {
+            bool is_up = is_bits ? s->label[i] >> k & 1 : s->label[i] == k;
+            bool is_down = is_bits ? !(s->label[j] >> k & 1) : s->label[j] != k;
+            float a = s->logit[i * s->n_columns + k], b = s->logit[j * s->n_columns + k];
+            if (!is_up || !is_down) continue;
+            pairs++;
+            right += a > b ? 1 : a == b ? .5 : 0;
+        }
+    return pairs > 0 ? right / pairs : NAN;
+}
+
+static double accuracy_of(const scored *s, bool is_bits) {
+    int n_right = 0, n = s->n * (is_bits ? s->n_columns : 1);
+    for (int i = 0; i < s->n; i++) {
+        const float *row = s->logit + i * s->n_columns;
+        int best = 0;
+        for (int k = 0; k < s->n_columns; k++) {
+            best = row[k] > row[best] ? k : best;
+            n_right += is_bits && (row[k] > 0) == (s->label[i] >> k & 1);
+        }
+        n_right += !is_bits && best == s->label[i];
+    }
+    return (double)n_right / n;
+}
+
+/* The synthetic actions are ratings; as signals their three bits are three tasks. */
+static void open_signals(bench_top *t, const char *const *set, size_t n_set) {
+    config_source source = {.text = ranking_gin,
+                            .text_name = "test.gin",
+                            .text_bytes = strlen(ranking_gin),
+                            .overrides = set,
+                            .n_overrides = n_set};
+    CHECK_OK(top_open(t, ranking_gin, NULL, 0, 2));
+    session_close(&t->session);
+    config_destroy(t->config);
+    t->data->actions = ACTION_BITS;
+    CHECK_OK(config_load(&t->config, &source));
+    CHECK_OK(session_open(&t->session, t->config, t->data, t->be));
+}
+
+/* Classes and tasks, of candidates and of whole histories: each against the scores themselves. */
+TEST(evaluate_ranking_equals_a_loop_over_the_scores) {
+    static scored s;
+    for (int i = 0; i < 4; i++) {
+        bool is_bits = i % 2 == 1;
+        const char *const set[] = {"RankingArgs.eval_metrics=('AUC', 'ACC')",
+                                   is_bits ? "RankingArgs.prediction_head_arch=[8, 3]"
+                                           : "RankingArgs.prediction_head_arch=[8, 5]",
+                                   is_bits ? "RankingArgs.num_tasks=3" : "RankingArgs.num_tasks=1",
+                                   i < 2 ? "DatasetArgs.max_num_candidates=3"
+                                         : "DatasetArgs.max_num_candidates=0"};
+        bench_top t;
+        evaluator *e;
+        eval_result r;
+        char name[32];
+        if (is_bits)
+            open_signals(&t, set, 4);
+        else
+            CHECK_OK(top_open(&t, ranking_gin, set, 4, 2));
+        CHECK_OK(model_init(t.session.model, 5));
+        CHECK_OK(evaluator_create(&e, &t.session, split_rule_of(SPLIT_BY_USER), PART_TEST));
+        CHECK_OK(evaluator_run(e, 0, &r));
+        s = (scored){.n_columns = is_bits ? 3 : 5};
+        score_all(&t, &s);
+        CHECK(s.n > 20);
+        CHECK(fabs(eval_value(&r, "acc") - accuracy_of(&s, is_bits)) < 1e-12);
+        double sum = 0;
+        int n_defined = 0;
+        for (int k = 0; k < s.n_columns; k++) {
+            double area = area_of(&s, k, is_bits);
+            if (is_bits)
+                snprintf(name, sizeof name, "auc:%s", seq_signal_name(k));
+            else
+                snprintf(name, sizeof name, "auc:class%d", k);
+            if (isnan(area)) { /* a class that no label has */
+                CHECK(isnan(eval_value(&r, name)));
+                continue;
+            }
+            sum += area, n_defined++;
+            CHECK(fabs(eval_value(&r, name) - area) < 1e-9);
+        }
+        CHECK(n_defined > 1 && fabs(eval_value(&r, "auc") - sum / n_defined) < 1e-9);
+        evaluator_destroy(e);
+        top_close(&t);
+    }
+}
+
+/* A dynamic table before its first batch: no item has a row, so no held-out item can be found. */
+TEST(evaluate_items_without_rows_are_not_found) {
+    static const char gin[] =
+        "TrainerArgs.train_batch_size = 8\n"
+        "DatasetArgs.dataset_name = 'synth'\n"
+        "DatasetArgs.max_history_seqlen = 12\n"
+        "NetworkArgs.dtype_str = 'float32'\n"
+        "NetworkArgs.num_layers = 1\n"
+        "NetworkArgs.num_attention_heads = 1\n"
+        "NetworkArgs.hidden_size = 8\n"
+        "NetworkArgs.num_position_buckets = 64\n"
+        "RetrievalArgs.num_negatives = 4\n"
+        "movies/DynamicEmbeddingArgs.feature_names = ['item']\n"
+        "movies/DynamicEmbeddingArgs.table_name = 'movies'\n"
+        "movies/DynamicEmbeddingArgs.item_vocab_size_or_capacity = 64\n"
+        "BenchmarkDatasetArgs.embedding_args = [@movies/DynamicEmbeddingArgs()]\n";
+    bench_top t;
+    evaluator *e;
+    eval_result r;
+    CHECK_OK(top_open(&t, gin, NULL, 0, 1));
+    CHECK_OK(model_init(t.session.model, 5));
+    CHECK_OK(evaluator_create(&e, &t.session, split_rule_of(SPLIT_BY_USER), PART_TEST));
+    CHECK_OK(evaluator_run(e, 0, &r));
+    CHECK(r.is_retrieval && r.n_users == 12);
+    CHECK_EQ(r.n_lost, r.n_users);
+    CHECK_EQ(r.n_items_ranked, 0);
+    CHECK(r.n_ids > 0 && r.n_absent == r.n_ids);
+    CHECK(eval_value(&r, "hr@10") == 0 && isnan(eval_value(&r, "hr@50")));
+    /* Training makes rows; initialising the model removes them. */
+    batcher_config c = session_train_batches(&t.session, split_rule_of(SPLIT_BY_USER), 1);
+    batcher *batches;
+    const batch *b;
+    model_step step = {1, 1, 1};
+    CHECK_OK(batcher_create(&batches, t.data, &c));
+    CHECK_OK(batcher_next(batches, &b));
+    CHECK_OK(pass_train(t.session.train, b, &step, NULL));
+    CHECK_OK(evaluator_run(e, 0, &r));
+    CHECK(r.n_items_ranked > 0 && r.n_lost < r.n_users);
+    CHECK_OK(model_init(t.session.model, 5));
+    CHECK_OK(evaluator_run(e, 0, &r));
+    CHECK_EQ(r.n_items_ranked, 0);
+    batcher_destroy(batches);
+    evaluator_destroy(e);
+    top_close(&t);
+}
+
+/* Counts that are 0 are left out, but for those of dynamic tables. */
+TEST(evaluate_writes_misses) {
+    static const struct {
+        int64_t n_unknown, n_ids;
+        const char *want;
+    } cases[] = {{0, 0, "{}"},
+                 {3, 0, "{\"targets_unknown\":3}"},
+                 {0, 8, "{\"ids_read\":8,\"ids_without_row\":0}"}};
+    for (int i = 0; i < 3; i++) {
+        eval_result r = {.n_unknown = cases[i].n_unknown, .n_ids = cases[i].n_ids};
+        json_writer w;
+        buf out;
+        buf_init(&out);
+        json_begin(&w, &out, 0);
+        json_object_open(&w);
+        eval_write_misses(&r, &w);
+        json_object_close(&w);
+        CHECK_OK(json_finish(&w));
+        CHECK_STR(buf_str(&out), cases[i].want);
+        buf_fini(&out);
+    }
+}
+
+TEST(evaluate_protocol_names_the_targets_of_ranking) {
+    static const char *const want[] = {"every event of each held-out user",
+                                       "the last event of each held-out user",
+                                       "the last 2 events of each held-out user"};
+    for (int n = 0; n < 3; n++) {
+        config c = {.task = TASK_RANKING};
+        session s = {.config = &c, .max_targets = n};
+        protocol p = {.session = &s, .rule = split_rule_of(SPLIT_BY_USER), .part = PART_TEST};
+        buf out;
+        buf_init(&out);
+        CHECK_OK(protocol_describe(&p, &out));
+        CHECK_CONTAINS(buf_str(&out), want[n]);
+        buf_fini(&out);
+    }
+}
+
+TEST(evaluate_describes_misses) {
+    char text[EVAL_MISSES_BYTES] = "";
+    eval_result r = {.n_users = 50};
+    CHECK(!eval_describe_misses(&r, text));
+    CHECK_STR(text, "");
+    r.n_ids = 1;
+    CHECK(eval_describe_misses(&r, text));
+    CHECK_STR(text, "evaluation: 0 of 1 ids had no row in their dynamic table (hit rate 100.00 %)");
+    r.n_ids = 8;
+    r.n_absent = 2;
+    r.n_lost = 3;
+    r.n_items_ranked = 1;
+    r.is_retrieval = true;
+    CHECK(eval_describe_misses(&r, text));
+    CHECK_STR(text, "evaluation: 2 of 8 ids had no row in their dynamic table (hit rate 75.00 %); "
+                    "1 item has one and was ranked; of 50 held-out items 3 had none and count as "
+                    "not found");
+    r.n_items_ranked = 4;
+    CHECK(eval_describe_misses(&r, text));
+    CHECK_CONTAINS(text, "; 4 items have one and were ranked; ");
+}

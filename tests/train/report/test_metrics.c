@@ -1,0 +1,213 @@
+#include "train/report/metrics.h"
+
+#include "base/rng.h"
+#include "format/safetensors.h"
+#include "oom.h"
+#include "test.h"
+
+TEST(metrics_of_ranks_by_hand) {
+    static rank_counts c, half;
+    ranking_metrics m;
+    const int32_t first[] = {1, 10, 11}, second[] = {2500, 2501, 5000};
+    rank_counts_add(&c, first, 3, 4999);
+    rank_counts_add(&half, second, 3, 4999);
+    rank_counts_merge(&c, &half);
+    ranking_metrics_make(&m, &c);
+    CHECK_EQ(m.n, 6);
+    CHECK(m.hr[0] == 1 / 6.0 && m.hr[1] == 2 / 6.0 && m.hr[2] == 3 / 6.0 && m.hr[5] == 3 / 6.0);
+    double at10 = 1 / log2(2.0) + 1 / log2(11.0);
+    CHECK(fabs(m.ndcg[0] - at10 / 6) < 1e-15);
+    CHECK(fabs(m.ndcg[3] - (at10 + 1 / log2(12.0)) / 6) < 1e-15);
+    CHECK(fabs(m.mrr - (1 + 0.1 + 1 / 11.0 + 1 / 2500.0 + 2 / 2501.0) / 6) < 1e-15);
+    CHECK(rank_counts_hr(&c, 3000) == 4 / 6.0);
+}
+
+/* One target a user: recall is the hit rate, and precision divides it by the length of the list. */
+TEST(metrics_by_name) {
+    static rank_counts c;
+    const int32_t rank[] = {1, 3, 5, 6};
+    rank_counts_add(&c, rank, 4, 100);
+    CHECK(rank_counts_metric(&c, &(metric){METRIC_HR, 5}) == 0.75);
+    CHECK(rank_counts_metric(&c, &(metric){METRIC_RECALL, 5}) == 0.75);
+    CHECK(rank_counts_metric(&c, &(metric){METRIC_PRECISION, 5}) == 0.15);
+    CHECK(fabs(rank_counts_metric(&c, &(metric){METRIC_NDCG, 3}) - 1.5 / 4) < 1e-15);
+    CHECK(fabs(rank_counts_metric(&c, &(metric){METRIC_MRR, 0}) -
+               (1 + 1 / 3.0 + 1 / 5.0 + 1 / 6.0) / 4) < 1e-15);
+    CHECK(isnan(rank_counts_metric(&c, &(metric){METRIC_COVERAGE, 5})));
+}
+
+TEST(metrics_of_log_losses_by_hand) {
+    /* Two tasks, three rows; the second task has one kind of label only. */
+    const float bits[] = {0, 2, 1, -1, -3, 100};
+    const int32_t label[] = {1, 2, 2};
+    log_losses l = {.n_columns = 2, .is_bits = true};
+    log_losses_add(&l, bits, label, 2);
+    log_losses_add(&l, bits + 4, label + 2, 1);
+    double first = log(2) + log(1 + exp(1)) + log(1 + exp(-3.0));
+    double second = log(1 + exp(2)) + log(1 + exp(1)) + 0;
+    CHECK(fabs(log_losses_mean(&l) - (first + second) / 6) < 1e-12);
+    double h = -(log(1 / 3.0) / 3 + log(2 / 3.0) * 2 / 3), h2 = h;
+    CHECK(fabs(log_losses_ne(&l) - (first / 3 / h + second / 3 / h2) / 2) < 1e-12);
+    const float classes[] = {0, 0, 1000, 1, 2, 3};
+    const int32_t class_[] = {2, 0};
+    l = (log_losses){.n_columns = 3};
+    log_losses_add(&l, classes, class_, 2);
+    double loss = log(1 + exp(1) + exp(2));
+    CHECK(fabs(log_losses_mean(&l) - loss / 2) < 1e-12);
+    CHECK(fabs(log_losses_ne(&l) - loss / 2 / log(2)) < 1e-12);
+    /* Always the mean of the labels: the normalised entropy is 1. */
+    const float base[] = {(float)log(0.25 / 0.75)};
+    l = (log_losses){.n_columns = 1, .is_bits = true};
+    for (int i = 0; i < 4; i++)
+        log_losses_add(&l, base, (int32_t[]){i == 0}, 1);
+    CHECK(fabs(log_losses_ne(&l) - 1) < 1e-7);
+    /* Logits beyond what exp can take; a task whose labels are all the same has no entropy. */
+    l = (log_losses){.n_columns = 2, .is_bits = true};
+    log_losses_add(&l, (float[]){1000, 0}, (int32_t[]){0}, 1);
+    log_losses_add(&l, (float[]){-1000, 0}, (int32_t[]){2}, 1);
+    CHECK(fabs(log_losses_mean(&l) - (500 + log(2)) / 2) < 1e-9);
+    CHECK(fabs(log_losses_ne(&l) - 1) < 1e-12); /* of the second task alone */
+    l = (log_losses){.n_columns = 1, .is_bits = true};
+    CHECK(isnan(log_losses_mean(&l)) && isnan(log_losses_ne(&l)));
+}
+
+/* In a corpus of 20, rank 21 says that the target was seen: a miss, not a hit at 50. */
+TEST(metrics_take_a_seen_target_for_a_miss) {
+    static rank_counts c;
+    ranking_metrics m;
+    const int32_t rank[] = {21, 20};
+    rank_counts_add(&c, rank, 2, 20);
+    ranking_metrics_make(&m, &c);
+    CHECK(m.hr[2] == 0.5 && m.hr[5] == 0.5);
+    CHECK(fabs(m.mrr - (1 / 2501.0 + 1 / 20.0) / 2) < 1e-15);
+}
+
+TEST(metrics_of_no_ranks) {
+    static rank_counts c;
+    ranking_metrics m;
+    ranking_metrics_make(&m, &c);
+    CHECK(m.n == 0 && m.hr[0] == 0 && m.ndcg[0] == 0 && m.mrr == 0);
+}
+
+enum { ROWS = 600, TASKS = 3 };
+
+static float scores[ROWS * TASKS];
+static int32_t labels[ROWS];
+
+/* Scores on a grid of both signs, so that ties are many; -0 and 0 among them. */
+static void make_rows(void) {
+    rng_key key = rng_make_key(1, RNG_TEST);
+    for (int i = 0; i < ROWS; i++) {
+        rng_block b = rng_draw64(key, (uint64_t)i, 0);
+        for (int k = 0; k < TASKS; k++) {
+            float x = (float)rng_below(b.word[k], k == 0 ? 5 : 200) - (k == 0 ? 2 : 100);
+            scores[i * TASKS + k] = x == 0 && i % 2 ? -0.0f : x * 0.37f;
+        }
+        labels[i] = (int32_t)(b.word[3] & 7);
+    }
+}
+
+static double pair_count(int task, int n) {
+    double sum = 0, n_pairs = 0;
+    for (int i = 0; i < n; i++) {
+        for (int j = 0; j < n; j++) {
+            if (!(labels[i] >> task & 1) || (labels[j] >> task & 1)) continue;
+            float x = scores[i * TASKS + task], y = scores[j * TASKS + task];
+            sum += x > y ? 1 : x == y ? 0.5 : 0;
+            n_pairs++;
+        }
+    }
+    return sum / n_pairs;
+}
+
+TEST(metrics_auc_equals_counting_pairs) {
+    double out[TASKS], pieces[TASKS];
+    auc whole, parts;
+    make_rows();
+    CHECK_OK(auc_init(&whole, TASKS));
+    CHECK_OK(auc_add(&whole, scores, labels, ROWS));
+    CHECK_OK(auc_compute(&whole, out));
+    CHECK_OK(auc_init(&parts, TASKS));
+    for (int i = 0; i < ROWS; i += 37) {
+        int n = ROWS - i < 37 ? ROWS - i : 37;
+        CHECK_OK(auc_add(&parts, scores + i * TASKS, labels + i, n));
+        CHECK_OK(auc_add(&parts, NULL, NULL, 0));
+    }
+    CHECK_OK(auc_compute(&parts, pieces));
+    for (int k = 0; k < TASKS; k++) {
+        CHECK(fabs(out[k] - pair_count(k, ROWS)) < 1e-14);
+        CHECK(out[k] == pieces[k]);
+    }
+    auc_fini(&whole);
+    auc_fini(&parts);
+}
+
+TEST(metrics_auc_of_one_kind_is_undefined) {
+    float x[4] = {1, 2, -INFINITY, INFINITY};
+    int32_t all[4] = {3, 3, 1, 3};
+    double out[2];
+    auc a;
+    CHECK_OK(auc_init(&a, 2));
+    CHECK_OK(auc_compute(&a, out));
+    CHECK(isnan(out[0]) && isnan(out[1]));
+    CHECK_OK(auc_add(&a, x, all, 2));
+    CHECK_OK(auc_add(&a, x, all + 2, 2));
+    CHECK_OK(auc_compute(&a, out));
+    CHECK(isnan(out[0]) && out[1] == (1 + 1 + 0.5) / 3);
+    auc_fini(&a);
+}
+
+TEST(metrics_auc_refuses_what_it_cannot_rank) {
+    float x[3] = {1, 2, NAN};
+    int32_t label[3] = {0};
+    auc a;
+    CHECK_FAILS(auc_init(&a, 0), ERR_USAGE, "0 tasks");
+    CHECK_FAILS(auc_init(&a, 33), ERR_USAGE, "use 1 to 32");
+    CHECK_OK(auc_init(&a, 1));
+    CHECK_FAILS(auc_add(&a, x, label, 3), ERR_FORMAT, "score 2 of task 0 is not a number");
+    x[0] = NAN;
+    CHECK_FAILS(auc_add(&a, x, label, 3), ERR_FORMAT, "score 0 of task 0 is not a number");
+    CHECK_EQ(a.n, 0);
+    auc_fini(&a);
+}
+
+static status whole_auc(void *ctx) {
+    auc a;
+    status st = auc_init(&a, TASKS);
+    if (st == OK) st = auc_add(&a, scores, labels, ROWS);
+    if (st == OK) st = auc_compute(&a, ctx);
+    auc_fini(&a);
+    return st;
+}
+
+TEST(metrics_auc_survives_out_of_memory) {
+    double out[TASKS];
+    make_rows();
+    CHECK(oom_at_each_allocation(whole_auc, out) == 4);
+}
+
+static void check_golden(const char *file) {
+    st_file *f;
+    const st_tensor *score, *label, *want;
+    double out[AUC_MAX_TASKS];
+    auc a;
+    CHECK_OK(st_open(&f, test_shared(file)));
+    CHECK_OK(st_get(f, "scores", ST_F32, &score));
+    CHECK_OK(st_get(f, "labels", ST_I64, &label));
+    CHECK_OK(st_get(f, "auc", ST_F64, &want));
+    CHECK_OK(auc_init(&a, (int)score->shape[1]));
+    for (int64_t i = 0; i < label->n; i++) {
+        int32_t bits = (int32_t)((const int64_t *)label->data)[i];
+        CHECK_OK(auc_add(&a, (const float *)score->data + i * score->shape[1], &bits, 1));
+    }
+    CHECK_OK(auc_compute(&a, out));
+    for (int64_t k = 0; k < want->n; k++)
+        CHECK(fabs(out[k] - ((const double *)want->data)[k]) < 1e-12);
+    auc_fini(&a);
+    st_close(f);
+}
+
+TEST(metrics_auc_golden) {
+    check_golden("golden/metrics_auc.safetensors");
+    check_golden("golden/metrics_auc_few.safetensors");
+}
