@@ -9,13 +9,21 @@
 #   make CUDA=0              build without the CUDA parts even if nvcc is there
 #   make MINIMAL=1           build without any optional library (MINIMAL=cuda: but CUDA, where nvcc is there)
 #   make ARCH=               portable machine code instead of this machine's own
-#   make check               format, include order, warnings, generated docs, registers of kernels
+#   make test-of FILE=PATH   builds and runs the tests of one source file
+#   make format              formats every source file (clang-format 14)
+#   make lint                clang-tidy and gcc -fanalyzer, on files that have changed since
+#   make check               format, include order, lint, generated docs, registers of kernels
 #   make install PREFIX=...  program, libraries, header, pkg-config file, configs, man pages, completion for shells
 #   make uninstall PREFIX=... removes them again
 #   make deb                 Debian packages in build/deb
 #
 # What is optional (libarchive, libcurl, libmicrohttpd, SQLite, snappy, zstd, zlib, CUDA) is probed by tools/probe.sh at each call; objects are
 # rebuilt when the answer changes.
+
+# All cores, unless -jN says otherwise.
+ifeq ($(MAKELEVEL),0)
+MAKEFLAGS += -j$(shell nproc 2>/dev/null || echo 2)
+endif
 
 comma := ,
 VARIANT ?= release
@@ -156,7 +164,7 @@ TEST_OBJ := $(TEST_SRC:%.c=$B/%.o)
 GOLDEN_OBJ := $(GOLDEN_SRC:tests/golden/%.c=$B/golden/%.o) \
 	$(patsubst %,$B/tests/%.o,device mirror mirror_linear mirror_ops precision)
 
-.PHONY: print-libs all hstu unit tests syntax examples learn fuzz bench check docs clean install uninstall deb gpu-test gpu-sanitize
+.PHONY: print-libs all hstu unit tests test-of format lint syntax examples learn fuzz bench check docs clean install uninstall deb gpu-test gpu-sanitize
 all: $(if $(filter release,$(VARIANT)),hstu libhstu.a) $B/hstu $B/tests/golden $(if $(MPICC),$B/hstu-mpi.so) $B/hstu-inject.so
 
 hstu: $B/hstu
@@ -315,6 +323,30 @@ SYNTAX_SRC := $(LIB_SRC) $(CLI_SRC) $(INJECT_SRC) $(TEST_SRC) $(GOLDEN_SRC) $(FL
 SYNTAX_SRC := $(filter-out $(if $(filter fuzz,$(BUT)),$(FUZZ_OBJ:$B/%.o=%.c)),$(SYNTAX_SRC))
 syntax:
 	@printf '%s\n' $(SYNTAX_SRC) | xargs -P $$(nproc) -n 25 $(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) -Itests -fsyntax-only
+
+# The tests that are named after a source file, and those that include its header.
+STEM := $(basename $(notdir $(FILE)))
+OF_STEM = $(basename $(notdir $(filter %/test_$(STEM).c,$(TEST_ALL)) \
+	$(shell grep -lrs --include='test_*.c' '"$(patsubst src/%,%,$(basename $(FILE))).h"' tests)))
+test-of:
+	$(if $(OF_STEM),,$(error make test-of FILE=src/...: no test is named after '$(FILE)' or includes its header))
+	@$(MAKE) --no-print-directory unit TEST_FILES='$(OF_STEM)' >/dev/null
+	$B/tests/unit $(addsuffix .c:,$(OF_STEM))
+
+FORMATTED = $(shell find src include tests bench -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh')
+format:
+	@printf '%s\n' $(FORMATTED) | xargs -P $$(nproc) -n 100 clang-format -i
+
+# What the analyzers of .clang-tidy and gcc find is an error; a file is looked at again when it, not a header, has changed.
+LINT_SRC := $(filter-out $(MPI_SRC),$(LIB_SRC) $(CLI_SRC) $(INJECT_SRC))
+LINT_FLAGS = -std=c11 -D_GNU_SOURCE -fopenmp-simd $(FEATURES) $(PROBE_CFLAGS) -Iinclude -Isrc
+ANALYZER := -fanalyzer -O1 -Werror -Wno-analyzer-malloc-leak
+lint: $(LINT_SRC:%.c=$B/lint/%.ok)
+$B/lint/%.ok: %.c .clang-tidy
+	@mkdir -p $(@D)
+	@clang-tidy -quiet $< -- $(LINT_FLAGS) 2>/dev/null
+	@gcc $(LINT_FLAGS) $(ANALYZER) -c $< -o /dev/null
+	@touch $@
 
 # What a program that uses libhstu.a links with.
 print-libs:
