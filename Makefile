@@ -324,10 +324,10 @@ SYNTAX_SRC := $(filter-out $(if $(filter fuzz,$(BUT)),$(FUZZ_OBJ:$B/%.o=%.c)),$(
 syntax:
 	@printf '%s\n' $(SYNTAX_SRC) | xargs -P $$(nproc) -n 25 $(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) -Itests -fsyntax-only
 
-# The tests that are named after a source file, and those that include its header.
+# The test that is named after a source file, or else those that include its header.
 STEM := $(basename $(notdir $(FILE)))
-OF_STEM = $(basename $(notdir $(filter %/test_$(STEM).c,$(TEST_ALL)) \
-	$(shell grep -lrs --include='test_*.c' '"$(patsubst src/%,%,$(basename $(FILE))).h"' tests)))
+OF_STEM = $(basename $(notdir $(or $(filter %/test_$(STEM).c,$(TEST_ALL)),\
+	$(shell grep -lrs --include='test_*.c' '"$(patsubst src/%,%,$(basename $(FILE))).h"' tests))))
 test-of:
 	$(if $(OF_STEM),,$(error make test-of FILE=src/...: no test is named after '$(FILE)' or includes its header))
 	@$(MAKE) --no-print-directory unit TEST_FILES='$(OF_STEM)' >/dev/null

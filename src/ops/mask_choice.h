@@ -1,5 +1,5 @@
 /* Which kernels of the softmax attention run in 16 bits with heads of 64 or 128, measured on an
- * H200 (bench/results/h200/README.md).
+ * H200 (bench/results/h200/masks.md).
  * - Row-wise ones where listed tiles have few pairs: a pair costs them a key and a value from the
  *   L2 cache, a tile costs block-wise ones the same whatever it has.
  * - Of the block-wise ones on Hopper, forward: where rows see few tiles, or sequences are short,
