@@ -207,6 +207,12 @@ registers() {
     tools/spills.sh losses | sed 's/^/  warn  /'
 }
 
+# clang-tidy and gcc's analyzer, on files that have changed since they passed.
+lint() {
+    make --no-print-directory -k lint 2>&1 | grep -E 'warning:|error:'
+    return 0
+}
+
 config_doc() {
     ./hstu train --help-config=markdown | diff docs/config.md - ||
         echo "docs/config.md is old: make docs"
@@ -237,6 +243,11 @@ rule "tests and scripts name their device" devices
 rule "no file over 1000 lines, the harness within 100" long_files
 rule "kernels are <op>_<pass>_<arch>_kernel, each name once" kernel_names
 rule "other flags rebuild" flags_rebuild
+if command -v clang-tidy >/dev/null && command -v gcc >/dev/null; then
+    rule "lint: clang-tidy, gcc -fanalyzer" lint
+else
+    skip "lint: clang-tidy, gcc -fanalyzer" "they are not here"
+fi
 rule "docs/config.md is what the option table says" config_doc
 registers
 

@@ -22,6 +22,7 @@ fedora_name() {
     librocksdb-dev) echo rocksdb-devel ;;
     libclang-rt*) echo compiler-rt ;;
     clang-format) echo clang-tools-extra ;;
+    clang-tidy) echo clang-tools-extra ;;
     libopenmpi-dev) echo openmpi-devel ;;
     xz-utils) echo xz ;;
     libsqlite3-dev) echo sqlite-devel ;;
@@ -90,6 +91,7 @@ look_around() {
     has clang || missing optional clang "the second compiler, and the fuzz tests"
     clang_can_fuzz || missing optional "$(clang_runtime_package)" "the fuzz tests (libFuzzer)"
     has clang-format || missing optional clang-format "the check of the code's format"
+    has clang-tidy || missing optional clang-tidy "the lint of the code"
     has mpicc || missing optional libopenmpi-dev "ranks that mpirun starts"
     has xz || missing optional xz-utils "tests of compressed input"
 }
