@@ -111,8 +111,9 @@ static status check_meta(const config *c) {
 static status check_ranking_metrics(const config *c) {
     metric_list metrics;
     if (metric_list_of(&metrics, c) == OK) return OK;
-    return refuse(c, "RankingArgs.eval_metrics: NDCG and HR rank a catalogue; a ranking model is "
-                     "measured by AUC, ACC, LOGLOSS, NE");
+    return refuse(
+        c, "RankingArgs.eval_metrics: NDCG and HR rank a catalogue; use " METRIC_RANKING_WORDS
+           "for a ranking model");
 }
 
 status config_check_trainable(const config *c) {
