@@ -9,8 +9,8 @@
 
 #include <stdint.h>
 
-#include "base/buf.h"
 #include "base/status.h"
+#include "base/text.h"
 
 enum { MAP_NONE = UINT32_MAX, TEXT_MAP_NONE = UINT32_MAX };
 

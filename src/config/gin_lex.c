@@ -8,8 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/buf.h"
-#include "base/utf8.h"
+#include "base/text.h"
 #include "config/gin_read.h"
 
 status gin_fail(const gin_reader *r, const char *fmt, ...) {

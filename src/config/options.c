@@ -5,7 +5,7 @@
 #include <string.h>
 #include <strings.h>
 
-#include "base/nearest.h"
+#include "base/text.h"
 
 enum { MAX_LIST = 1024, MAX_TEXT_BYTES = 4096 }; /* more is a mistake, or an attack */
 

@@ -16,7 +16,7 @@
 #include <archive_entry.h>
 #include <errno.h>
 
-#include "base/crc32.h"
+#include "base/hash.h"
 
 enum { PATH_BYTES = 512 };
 

@@ -3,7 +3,7 @@
 #ifndef HSTU_FORMAT_CSV_WRITE_H
 #define HSTU_FORMAT_CSV_WRITE_H
 
-#include "base/buf.h"
+#include "base/text.h"
 
 /* Appends a field, in quotes where its content needs them (an empty field too: a line of nothing
  * would be no line). */

@@ -11,9 +11,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/buf.h"
 #include "base/mem.h"
 #include "base/status.h"
+#include "base/text.h"
 
 enum { JSON_MAX_DEPTH = 64 };
 

@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/crc32.h"
+#include "base/hash.h"
 #include "format/json.h"
 
 enum { DIGITS = 8 };

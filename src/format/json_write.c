@@ -5,8 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/float_text.h"
-#include "base/utf8.h"
+#include "base/text.h"
 #include "format/json.h"
 
 static void put(json_writer *w, const char *bytes, size_t n) {

@@ -5,8 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/buf.h"
 #include "base/mem.h"
+#include "base/text.h"
 #include "format/zip_write.h"
 
 enum { NPY_ALIGN = 64 };

@@ -1,5 +1,5 @@
 #include "format/parquet_meta.h"
-#include "base/escape.h"
+#include "base/text.h"
 
 #include <fcntl.h>
 #include <stdio.h>

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "base/crc32.h"
+#include "base/hash.h"
 #include "base/mem.h"
 #include "format/parquet_thrift.h"
 

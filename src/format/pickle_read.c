@@ -5,8 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/escape.h"
-#include "base/utf8.h"
+#include "base/text.h"
 
 enum { MAX_NAME_BYTES = 256 };
 

@@ -5,11 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/buf.h"
-#include "base/escape.h"
 #include "base/file.h"
 #include "base/half.h"
 #include "base/mem.h"
+#include "base/text.h"
 #include "format/pickle_read.h"
 #include "format/zip_read.h"
 

@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/buf.h"
+#include "base/text.h"
 #include "format/torch_file.h"
 #include "format/zip_write.h"
 

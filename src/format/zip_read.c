@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/crc32.h"
+#include "base/hash.h"
 
 enum { END_BYTES = 22, LOCATOR_BYTES = 20, END64_BYTES = 56, CENTRAL_BYTES = 46, LOCAL_BYTES = 30 };
 enum { END = 0x06054b50, LOCATOR = 0x07064b50, END64 = 0x06064b50 };

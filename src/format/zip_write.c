@@ -4,10 +4,10 @@
 #include <stdbool.h>
 #include <string.h>
 
-#include "base/buf.h"
-#include "base/crc32.h"
 #include "base/file.h"
+#include "base/hash.h"
 #include "base/mem.h"
+#include "base/text.h"
 
 enum { LOCAL_BYTES = 30, CRC_AT = 14, EXTRA_BYTES = 4 };
 #define ZIP32_MAX UINT32_MAX

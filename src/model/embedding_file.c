@@ -5,8 +5,8 @@
 #include <string.h>
 
 #include "base/file.h"
-#include "base/float_text.h"
 #include "base/mem.h"
+#include "base/text.h"
 #include "format/csv_write.h"
 #include "format/npz.h"
 #include "format/safetensors.h"

@@ -5,9 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/clock.h"
 #include "base/hash.h"
 #include "base/mem.h"
+#include "base/thread.h"
 #include "format/csv_write.h"
 #include "format/json.h"
 

@@ -3,11 +3,11 @@
 #include <math.h>
 
 #include "base/autotune.h"
-#include "base/clock.h"
+#include "base/log.h"
 #include "base/mem.h"
-#include "base/progress.h"
 #include "base/rng.h"
 #include "base/sort.h"
+#include "base/thread.h"
 #include "tune/rank_stats.h"
 
 /* Every operator alone: after it all tensors between operators exist and hold numbers. */

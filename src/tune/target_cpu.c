@@ -7,12 +7,11 @@
 #include <unistd.h>
 
 #include "base/autotune.h"
-#include "base/clock.h"
 #include "base/env.h"
 #include "base/file.h"
 #include "base/machine.h"
 #include "base/mem.h"
-#include "base/scratch_folder.h"
+#include "base/thread.h"
 #include "tune/process.h"
 #include "tune/target.h"
 

@@ -4,9 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/buf.h"
-#include "base/escape.h"
 #include "base/file.h"
+#include "base/text.h"
 #include "cli/model/sweep.h"
 #include "cli/show.h"
 #include "format/csv_write.h"

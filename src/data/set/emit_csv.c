@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-#include "base/buf.h"
+#include "base/text.h"
 #include "format/csv_write.h"
 #include "format/json.h"
 

@@ -3,9 +3,8 @@
 #include <pthread.h>
 #include <unistd.h>
 
-#include "base/clock.h"
 #include "base/log.h"
-#include "base/progress.h"
+#include "base/thread.h"
 #include "test.h"
 
 static const uint64_t SECOND = 1000000000;

@@ -1,5 +1,5 @@
 /* HMAC-SHA-256 against the vectors of RFC 4231. */
-#include "base/hmac.h"
+#include "base/hash.h"
 
 #include "test.h"
 
