@@ -1,4 +1,5 @@
 #include <ctype.h>
+#include <locale.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -145,8 +146,7 @@ const char *escape_excerpt(char out[64], const char *text, size_t n_bytes) {
 
 enum { MAX_DECIMALS = 12 };
 
-/* printf and strtof use the decimal point of the locale, which may be several bytes. */
-static int restore_point(char *text) {
+int text_restore_point(char *text) {
     char *to = text;
     for (const char *from = text; *from != '\0'; from++) {
         if (strchr("+-0123456789e", *from) != NULL)
@@ -201,6 +201,14 @@ static int moderate_text(char text[FLOAT_TEXT_BYTES], float value) {
     return 0;
 }
 
+status text_read_double(const char *text, char **end, double *out) {
+    locale_t c_locale = newlocale(LC_ALL_MASK, "C", (locale_t)0);
+    if (c_locale == (locale_t)0) return fail_errno("the C locale cannot be used");
+    *out = strtod_l(text, end, c_locale);
+    freelocale(c_locale);
+    return OK;
+}
+
 int float_text(char text[FLOAT_TEXT_BYTES], float value) {
     if (!isfinite(value))
         return snprintf(text, FLOAT_TEXT_BYTES, "%s",
@@ -215,7 +223,7 @@ int float_text(char text[FLOAT_TEXT_BYTES], float value) {
         snprintf(text, FLOAT_TEXT_BYTES, "%.*g", digits, (double)value);
         if (strtof(text, NULL) == value) break;
     }
-    return restore_point(text);
+    return text_restore_point(text);
 }
 
 enum { LONGEST = 96 };

@@ -86,6 +86,12 @@ char *escape_text(char *out, size_t size, const char *from);
 /* Copies text for a message: at most 40 bytes, with control characters and broken UTF-8 as '?'. */
 const char *escape_excerpt(char out[64], const char *text, size_t n_bytes);
 
+/* printf and strtod use the decimal point of the locale, which may be several bytes.  text_restore_point
+ * makes it one '.' in the text of a number and returns the new length; text_read_double is strtod with
+ * a '.'. */
+int text_restore_point(char *text);
+status text_read_double(const char *text, char **end, double *out);
+
 enum { FLOAT_TEXT_BYTES = 32 };
 
 /* Writes the shortest decimal form that reads back as the same float32, with a '.' in any locale;

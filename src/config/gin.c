@@ -2,7 +2,6 @@
  * imports, includes, overrides), and after all is read the index by name and the macros. */
 #include <ctype.h>
 #include <errno.h>
-#include <locale.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -318,11 +317,7 @@ static bool parse_float(const char *text, double *out) {
     char *end;
     if (strspn(text, "0123456789.eE+-") != strlen(text) || strpbrk(text, "0123456789") == NULL)
         return false;
-    /* strtod would read the decimal point of the process's locale. */
-    locale_t c_locale = newlocale(LC_ALL_MASK, "C", (locale_t)0);
-    if (c_locale == (locale_t)0) return false;
-    *out = strtod_l(text, &end, c_locale);
-    freelocale(c_locale);
+    if (text_read_double(text, &end, out) != OK) return false;
     return *end == '\0' && strpbrk(text, ".eE") != NULL;
 }
 

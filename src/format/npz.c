@@ -7,7 +7,7 @@
 
 #include "base/mem.h"
 #include "base/text.h"
-#include "format/zip_write.h"
+#include "format/zip.h"
 
 enum { NPY_ALIGN = 64 };
 

@@ -7,7 +7,7 @@
 #include "base/file.h"
 #include "base/mem.h"
 #include "base/text.h"
-#include "format/csv_write.h"
+#include "format/json.h"
 #include "format/npz.h"
 #include "format/safetensors.h"
 

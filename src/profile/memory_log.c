@@ -8,7 +8,6 @@
 #include "base/hash.h"
 #include "base/mem.h"
 #include "base/thread.h"
-#include "format/csv_write.h"
 #include "format/json.h"
 
 typedef struct memory_block {

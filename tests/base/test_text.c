@@ -3,7 +3,7 @@
 #include "base/file.h"
 #include "base/text.h"
 #include "cli/show.h"
-#include "format/csv_write.h"
+#include "format/json.h"
 #include "test.h"
 
 static const char *escaped(const char *text) {

@@ -3,7 +3,6 @@
 #include <string.h>
 
 #include "base/text.h"
-#include "format/csv_write.h"
 #include "format/json.h"
 
 enum { NUMBER_BYTES = 24, FLUSH_BYTES = 1 << 20 };

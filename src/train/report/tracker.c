@@ -9,7 +9,6 @@
 #include "base/file.h"
 #include "base/mem.h"
 #include "base/text.h"
-#include "format/csv_write.h"
 #include "format/json.h"
 #include "train/report/run_history.h"
 

@@ -1,4 +1,4 @@
-#include "format/pickle_read.h"
+#include "format/pickle.h"
 
 #include <inttypes.h>
 #include <stdbool.h>

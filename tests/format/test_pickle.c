@@ -1,5 +1,5 @@
 /* Pickles: what Python writes, and what nobody should execute. */
-#include "format/pickle_read.h"
+#include "format/pickle.h"
 
 #include "oom.h"
 #include "test.h"

@@ -1,4 +1,4 @@
-#include "format/parquet_thrift.h"
+#include "format/parquet_meta.h"
 
 #include "parquet_make.h"
 

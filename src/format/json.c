@@ -1,15 +1,355 @@
-/* The JSON reader: recursive descent over the text, one function per rule of RFC 8259.  The
- * recursion is bounded by JSON_MAX_DEPTH.  Beyond the RFC it refuses what would be silently lost
- * later: duplicate keys, \u0000 (our strings end at a NUL) and numbers no double can hold. */
+#include <assert.h>
 #include <errno.h>
 #include <locale.h>
 #include <math.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/hash.h"
 #include "base/text.h"
 #include "format/json.h"
+
+static void put(json_writer *w, const char *bytes, size_t n) {
+    if (w->state == OK) w->state = buf_append(w->out, bytes, n);
+}
+
+static void put_text(json_writer *w, const char *text) {
+    put(w, text, strlen(text));
+}
+
+static void put_line_break(json_writer *w) {
+    if (w->indent == 0) return;
+    put(w, "\n", 1);
+    for (int i = 0; i < w->indent * w->depth; i++)
+        put(w, " ", 1);
+}
+
+/* The flag of the innermost open container.  Beyond the allowed depth the writer has failed
+ * already; the last flag then only keeps the access in bounds. */
+static bool *first_flag(json_writer *w) {
+    return &w->is_first[w->depth <= JSON_MAX_DEPTH ? w->depth : JSON_MAX_DEPTH];
+}
+
+/* What comes before a key or an element: the comma, the new line. */
+static void begin_element(json_writer *w) {
+    if (w->has_key) {
+        w->has_key = false;
+        return;
+    }
+    if (w->depth == 0) return;
+    if (!*first_flag(w)) put(w, ",", 1);
+    *first_flag(w) = false;
+    put_line_break(w);
+}
+
+static void open_container(json_writer *w, const char *bracket) {
+    begin_element(w);
+    put(w, bracket, 1);
+    w->depth++;
+    *first_flag(w) = true;
+    if (w->depth > JSON_MAX_DEPTH && w->state == OK)
+        w->state =
+            fail(ERR_FORMAT, "JSON nested deeper than %d levels cannot be written", JSON_MAX_DEPTH);
+}
+
+static void close_container(json_writer *w, const char *bracket) {
+    assert(w->depth > 0 && !w->has_key);
+    bool is_empty = *first_flag(w);
+    w->depth--;
+    if (!is_empty) put_line_break(w);
+    put(w, bracket, 1);
+}
+
+void json_begin(json_writer *w, buf *out, int indent) {
+    *w = (json_writer){.out = out, .indent = indent};
+}
+
+status json_finish(json_writer *w) {
+    assert(w->depth == 0 && !w->has_key);
+    return w->state;
+}
+
+void json_object_open(json_writer *w) {
+    open_container(w, "{");
+}
+
+void json_object_close(json_writer *w) {
+    close_container(w, "}");
+}
+
+void json_array_open(json_writer *w) {
+    open_container(w, "[");
+}
+
+void json_array_close(json_writer *w) {
+    close_container(w, "]");
+}
+
+/* Escapes the one byte or character at `text`, and returns its length. */
+static size_t put_special(json_writer *w, const char *text, size_t n) {
+    static const char letters[] = "\bb\ff\nn\rr\tt\"\"\\\\";
+    for (const char *pair = letters; *pair != '\0'; pair += 2) {
+        if (pair[0] != text[0]) continue;
+        put(w, (char[]){'\\', pair[1]}, 2);
+        return 1;
+    }
+    int length = utf8_length(text, n);
+    if (length > 1) {
+        put(w, text, (size_t)length);
+        return (size_t)length;
+    }
+    char escape[8];
+    snprintf(escape, sizeof escape, "\\u%04x", length == 1 ? (unsigned char)text[0] : 0xfffdu);
+    /* U+FFFD itself is written as a character, for people to see. */
+    put_text(w, length == 1 ? escape : "\xef\xbf\xbd");
+    return 1;
+}
+
+static bool is_plain(char c) {
+    return c >= 0x20 && c < 0x7f && c != '"' && c != '\\';
+}
+
+static void put_quoted(json_writer *w, const char *text, size_t n) {
+    put(w, "\"", 1);
+    for (size_t i = 0, run; i < n; i += run) {
+        for (run = 0; i + run < n && is_plain(text[i + run]); run++)
+            ;
+        if (run > 0)
+            put(w, text + i, run);
+        else
+            run = put_special(w, text + i, n - i);
+    }
+    put(w, "\"", 1);
+}
+
+void json_key(json_writer *w, const char *key) {
+    assert(w->depth > 0 && !w->has_key);
+    begin_element(w);
+    put_quoted(w, key, strlen(key));
+    put_text(w, w->indent > 0 ? ": " : ":");
+    w->has_key = true;
+}
+
+void json_string_n(json_writer *w, const char *text, size_t n) {
+    begin_element(w);
+    put_quoted(w, text, n);
+}
+
+void json_string(json_writer *w, const char *text) {
+    json_string_n(w, text, strlen(text));
+}
+
+static void put_word(json_writer *w, const char *word) {
+    begin_element(w);
+    put_text(w, word);
+}
+
+void json_int(json_writer *w, int64_t value) {
+    char text[24];
+    snprintf(text, sizeof text, "%lld", (long long)value);
+    put_word(w, text);
+}
+
+void json_uint(json_writer *w, uint64_t value) {
+    char text[24];
+    snprintf(text, sizeof text, "%llu", (unsigned long long)value);
+    put_word(w, text);
+}
+
+void json_double(json_writer *w, double value) {
+    char text[64];
+    if (!isfinite(value)) {
+        json_null(w);
+        return;
+    }
+    /* 15 digits always suffice for what a person typed, 17 for any double. */
+    for (int digits = 15; digits <= 17; digits++) {
+        snprintf(text, sizeof text, "%.*g", digits, value);
+        if (strtod(text, NULL) == value) break;
+    }
+    text_restore_point(text);
+    put_word(w, text);
+}
+
+void json_float(json_writer *w, float value) {
+    char text[FLOAT_TEXT_BYTES];
+    if (!isfinite(value)) {
+        json_null(w);
+        return;
+    }
+    float_text(text, value);
+    put_word(w, text);
+}
+
+void json_bool(json_writer *w, bool value) {
+    put_word(w, value ? "true" : "false");
+}
+
+void json_null(json_writer *w) {
+    put_word(w, "null");
+}
+
+void json_key_string(json_writer *w, const char *key, const char *text) {
+    json_key(w, key);
+    json_string(w, text);
+}
+
+void json_key_int(json_writer *w, const char *key, int64_t value) {
+    json_key(w, key);
+    json_int(w, value);
+}
+
+void json_key_double(json_writer *w, const char *key, double value) {
+    json_key(w, key);
+    json_double(w, value);
+}
+
+void json_key_bool(json_writer *w, const char *key, bool value) {
+    json_key(w, key);
+    json_bool(w, value);
+}
+
+void json_value_write(json_writer *w, const json_value *v) {
+    switch (v->type) {
+    case JSON_NULL:
+        json_null(w);
+        return;
+    case JSON_BOOL:
+        json_bool(w, v->boolean);
+        return;
+    case JSON_NUMBER:
+        if (v->is_integer)
+            json_int(w, v->integer);
+        else
+            json_double(w, v->number);
+        return;
+    case JSON_STRING:
+        json_string_n(w, v->string, v->string_bytes);
+        return;
+    case JSON_ARRAY:
+        json_array_open(w);
+        for (const json_value *c = v->first; c != NULL; c = c->next)
+            json_value_write(w, c);
+        json_array_close(w);
+        return;
+    case JSON_OBJECT:
+        json_object_open(w);
+        for (const json_value *c = v->first; c != NULL; c = c->next) {
+            json_key(w, c->key);
+            json_value_write(w, c);
+        }
+        json_object_close(w);
+    }
+}
+
+/* The seal of a JSON text (json.h): a checksum of all that stands before it. */
+
+enum { DIGITS = 8 };
+
+/* What stands before and after the digits, in a text for people and in one line. */
+static const struct {
+    const char *before, *after;
+} layouts[] = {{"\"crc32\": \"", "\"\n}"}, {"\"crc32\":\"", "\"}"}};
+
+char *json_seal(char *text, size_t n, char want[9]) {
+    if (n > 0 && text[n - 1] == '\n') n--;
+    for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
+        size_t before = strlen(layouts[i].before), after = strlen(layouts[i].after);
+        if (n < before + DIGITS + after) continue;
+        char *end = text + n - after, *member = end - DIGITS - before;
+        if (memcmp(end, layouts[i].after, after) != 0 ||
+            memcmp(member, layouts[i].before, before) != 0)
+            continue;
+        snprintf(want, DIGITS + 1, "%08x", crc32_add(0, text, (size_t)(member - text)));
+        return end - DIGITS;
+    }
+    return NULL;
+}
+
+bool json_is_sealed(const char *text, size_t n) {
+    char want[DIGITS + 1];
+    const char *digits = json_seal((char *)text, n, want);
+    return digits != NULL && memcmp(digits, want, DIGITS) == 0;
+}
+
+static status write_seal(buf *text) {
+    char want[DIGITS + 1];
+    char *digits = json_seal(text->data, text->n_bytes, want);
+    if (digits == NULL) return fail(ERR_FORMAT, "the sealed text is no object");
+    memcpy(digits, want, DIGITS);
+    return OK;
+}
+
+status json_finish_sealed(json_writer *w) {
+    json_key_string(w, "crc32", "00000000");
+    json_object_close(w);
+    TRY(json_finish(w));
+    return write_seal(w->out);
+}
+
+status json_add_seal(buf *text) {
+    static const char end[] = "\n}";
+    size_t n = sizeof end - 1;
+    if (text->n_bytes < n || memcmp(text->data + text->n_bytes - n, end, n) != 0)
+        return fail(ERR_FORMAT, "the text to seal is no indented object");
+    text->n_bytes -= n;
+    TRY(buf_text(text, ",\n  \"crc32\": \"00000000\"\n}"));
+    return write_seal(text);
+}
+
+static int hex_digit(char c) {
+    if (c >= '0' && c <= '9') return c - '0';
+    if (c >= 'a' && c <= 'f') return c - 'a' + 10;
+    return c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+}
+
+/* The value of the four hex digits after "\u"; -1 if they are not hex digits. */
+static long take_hex(char **at, const char *end) {
+    long code = 0;
+    if (end - *at < 4) return -1;
+    for (int i = 0; i < 4; i++) {
+        int digit = hex_digit(*(*at)++);
+        if (digit < 0) return -1;
+        code = code * 16 + digit;
+    }
+    return code;
+}
+
+static status decode_unicode(char **at, const char *end, char **to) {
+    char character[4];
+    long code = take_hex(at, end);
+    if (code >= 0xd800 && code < 0xdc00 && end - *at >= 6 && (*at)[0] == '\\' && (*at)[1] == 'u') {
+        *at += 2;
+        long low = take_hex(at, end);
+        code =
+            low >= 0xdc00 && low < 0xe000 ? 0x10000 + ((code - 0xd800) << 10) + (low - 0xdc00) : -1;
+    }
+    if (code <= 0 || (code >= 0xd800 && code < 0xe000))
+        return fail(ERR_FORMAT, "a \\u escape is not a character");
+    int n = utf8_encode((unsigned)code, character);
+    memcpy(*to, character, (size_t)n);
+    *to += n;
+    return OK;
+}
+
+status json_escape_decode(char **at, const char *end, char **to) {
+    static const char from[] = "\"'\\/bfnrt", into[] = "\"'\\/\b\f\n\r\t";
+    if (*at == end) return fail(ERR_FORMAT, "a string has no closing quote");
+    char c = *(*at)++;
+    if (c == 'u') return decode_unicode(at, end, to);
+    const char *found = memchr(from, c, sizeof from - 1);
+    if (found == NULL)
+        return fail(ERR_FORMAT, "a string has the unknown escape '\\%c'",
+                    c >= 0x20 && c < 0x7f ? c : '?');
+    *(*to)++ = into[found - from];
+    return OK;
+}
+
+/* The JSON reader: recursive descent over the text, one function per rule of RFC 8259.  The
+ * recursion is bounded by JSON_MAX_DEPTH.  Beyond the RFC it refuses what would be silently lost
+ * later: duplicate keys, \u0000 (our strings end at a NUL) and numbers no double can hold. */
 
 enum {
     FEW_KEYS = 8,    /* of an object: each is compared with each */
@@ -127,14 +467,14 @@ static size_t raw_length(const parser *p) {
 }
 
 /* Whether a byte of a string stands for itself, alone. */
-static bool is_plain(unsigned char c) {
+static bool stands_for_itself(unsigned char c) {
     return c >= 0x20 && c < 0x80 && c != '"' && c != '\\';
 }
 
 /* Bytes of a string whose bytes all are plain; *is_whole: its closing quote follows them. */
 static size_t plain_length(const parser *p, bool *is_whole) {
     size_t i = p->at;
-    while (i < p->n && is_plain((unsigned char)p->text[i]))
+    while (i < p->n && stands_for_itself((unsigned char)p->text[i]))
         i++;
     *is_whole = i < p->n && p->text[i] == '"';
     return i - p->at;
@@ -215,15 +555,6 @@ static bool read_int64(const char *text, size_t n, int64_t *out) {
     return true;
 }
 
-/* strtod reads the decimal point of the process's locale; strtod_l that of the C locale. */
-static status read_double(const char *text, double *out) {
-    locale_t c_locale = newlocale(LC_ALL_MASK, "C", (locale_t)0);
-    if (c_locale == (locale_t)0) return fail_errno("the C locale cannot be used");
-    *out = strtod_l(text, NULL, c_locale);
-    freelocale(c_locale);
-    return OK;
-}
-
 static status parse_number(parser *p, json_value *out) {
     size_t start = p->at;
     bool is_integer;
@@ -237,7 +568,7 @@ static status parse_number(parser *p, json_value *out) {
         return OK;
     }
     TRY(arena_copy_text(p->tree, text, n, &copy));
-    TRY(read_double(copy, &out->number));
+    TRY(text_read_double(copy, NULL, &out->number));
     if (!isfinite(out->number)) return refuse(p, start, "%.40s is larger than any double", copy);
     return OK;
 }
@@ -434,4 +765,23 @@ status json_member_string(const json_value *object, const char *key, const char 
     TRY(typed_member(object, key, JSON_STRING, &m));
     *out = m->string;
     return OK;
+}
+
+status csv_put_quoted(buf *b, const char *text, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        if (text[i] == '"') TRY(buf_char(b, '"'));
+        TRY(buf_char(b, text[i]));
+    }
+    return OK;
+}
+
+status csv_put_field(buf *b, const char *text, size_t n) {
+    bool is_plain = n > 0;
+    for (size_t i = 0; i < n; i++)
+        is_plain &= text[i] != '"' && text[i] != ',' && text[i] != '\r' && text[i] != '\n' &&
+                    text[i] != '\0';
+    if (is_plain) return buf_append(b, text, n);
+    TRY(buf_char(b, '"'));
+    TRY(csv_put_quoted(b, text, n));
+    return buf_char(b, '"');
 }

@@ -6,8 +6,8 @@
  * memory is bounded by the size of the pickle.  Nodes may be shared and lists may contain
  * themselves: who walks the tree needs a limit of depth and of visits (torch_file.c has one).  Any
  * thread. */
-#ifndef HSTU_FORMAT_PICKLE_READ_H
-#define HSTU_FORMAT_PICKLE_READ_H
+#ifndef HSTU_FORMAT_PICKLE_H
+#define HSTU_FORMAT_PICKLE_H
 
 #include <stddef.h>
 #include <stdint.h>

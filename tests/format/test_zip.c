@@ -1,8 +1,7 @@
 /* Zip archives: those of our writer, and damaged ones. */
-#include "format/zip_read.h"
+#include "format/zip.h"
 
 #include "base/file.h"
-#include "format/zip_write.h"
 #include "test.h"
 
 static unsigned char bytes[4096];
