@@ -10,10 +10,9 @@
 #include <stdlib.h>
 #include <time.h>
 
-#include "base/clock.h"
 #include "base/mem.h"
-#include "base/pool.h"
 #include "base/rng.h"
+#include "base/thread.h"
 #include "ops/ops.h"
 
 enum { N_USERS = 128, N = 211, N_ROUNDS = 21 };

@@ -17,11 +17,11 @@
 #include <string.h>
 #include <time.h>
 
-#include "base/clock.h"
 #include "base/machine.h"
-#include "base/median.h"
 #include "base/mem.h"
 #include "base/rng.h"
+#include "base/sort.h"
+#include "base/thread.h"
 #include "ops/ops.h"
 
 static void must(status st) {

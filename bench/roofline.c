@@ -10,8 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/buf.h"
 #include "base/file.h"
+#include "base/text.h"
 #include "cli/bench/attn_peers.h"
 #include "format/json.h"
 

@@ -3,8 +3,8 @@
 #ifndef HSTU_TESTS_PARQUET_MAKE_H
 #define HSTU_TESTS_PARQUET_MAKE_H
 
-#include "base/buf.h"
-#include "base/crc32.h"
+#include "base/hash.h"
+#include "base/text.h"
 #include "format/parquet_decode.h"
 #include "test.h"
 

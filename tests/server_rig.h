@@ -4,7 +4,7 @@
 
 #include <pthread.h>
 
-#include "base/buf.h"
+#include "base/text.h"
 #include "http_client.h"
 #include "run_test.h"
 #include "serve/http/server.h"

@@ -1,6 +1,6 @@
 #include "softmax_sample.h"
 
-#include "base/pool.h"
+#include "base/thread.h"
 
 const char *const soft_masks[N_SOFT_MASKS] = {"none",
                                               "causal",

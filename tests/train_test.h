@@ -6,7 +6,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "base/pool.h"
+#include "base/thread.h"
 #include "data/synth/synth.h"
 #include "test.h"
 #include "train/files/checkpoint.h"

@@ -3,7 +3,7 @@
 #define HSTU_API_API_INT_H
 
 #include "api/handle.h"
-#include "base/pool.h"
+#include "base/thread.h"
 #include "data/set/seq_file.h"
 #include "ops/ops.h"
 

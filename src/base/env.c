@@ -9,14 +9,35 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-#include "base/cpu_quota.h"
 #include "base/log.h"
+#include "base/machine.h"
 
 enum { MAX_THREADS = 256 };
 
+/* A variable, or NULL where it is not set or empty. */
+static const char *get(const char *name) {
+    const char *text = getenv(name);
+    return text != NULL && text[0] != '\0' ? text : NULL;
+}
+
+/* *out: the number from `least` to `most` (at least 0) that a variable holds, or `missing`. */
+static status get_number(const char *name, long least, long most, int missing, int *out) {
+    const char *text = get(name);
+    char *end;
+    *out = missing;
+    if (text == NULL) return OK;
+    long n = strtol(text, &end, 10);
+    bool is_digit = text[0] >= '0' && text[0] <= '9'; /* strtol would pass over blanks */
+    if (!is_digit || *end != '\0' || n < least || n > most)
+        return fail(ERR_USAGE, "%s is '%.40s'; it must be a number from %ld to %ld", name, text,
+                    least, most);
+    *out = (int)n;
+    return OK;
+}
+
 status env_apply_log_level(void) {
-    const char *name = getenv("HSTU_LOG");
-    if (name == NULL || name[0] == '\0') return OK;
+    const char *name = get("HSTU_LOG");
+    if (name == NULL) return OK;
     log_level level;
     status st = log_level_parse(name, &level);
     if (st != OK) return fail_prefix(st, "HSTU_LOG");
@@ -38,50 +59,25 @@ status env_threads(int *out) {
 }
 
 status env_threads_of(int n_processes, int *out) {
-    const char *text = getenv("HSTU_THREADS");
-    if (text == NULL || text[0] == '\0') {
-        *out = env_cores() / n_processes;
-        if (*out < 1) *out = 1;
-        return OK;
-    }
-    char *end;
-    errno = 0;
-    long n = strtol(text, &end, 10);
-    bool is_digit = text[0] >= '0' && text[0] <= '9'; /* strtol would pass over blanks */
-    if (errno != 0 || !is_digit || *end != '\0' || n < 1 || n > MAX_THREADS)
-        return fail(ERR_USAGE, "HSTU_THREADS is '%s'; it must be a number from 1 to %d", text,
-                    MAX_THREADS);
-    *out = (int)n;
-    return OK;
+    int share = env_cores() / n_processes;
+    return get_number("HSTU_THREADS", 1, MAX_THREADS, share < 1 ? 1 : share, out);
 }
 
 const char *env_compiler(void) {
-    const char *text = getenv("CC");
-    return text != NULL && text[0] != '\0' ? text : NULL;
+    return get("CC");
 }
 
 const char *env_xgboost(void) {
-    const char *text = getenv("HSTU_XGBOOST");
-    return text != NULL && text[0] != '\0' ? text : NULL;
+    return get("HSTU_XGBOOST");
 }
 
 const char *env_cupti(void) {
-    const char *text = getenv("HSTU_CUPTI");
-    return text != NULL && text[0] != '\0' ? text : NULL;
+    return get("HSTU_CUPTI");
 }
 
 status env_cuda_sm(int *sm) {
-    const char *text = getenv("HSTU_CUDA_SM");
-    *sm = INT_MAX;
-    if (text == NULL || text[0] == '\0') return OK;
-    char *end;
-    long n = strtol(text, &end, 10);
-    if (text[0] < '0' || text[0] > '9' || *end != '\0' || n < 80 || n > 999)
-        return fail(ERR_USAGE,
-                    "HSTU_CUDA_SM is '%.40s'; it must be a compute capability such as 80 or 90",
-                    text);
-    *sm = (int)n;
-    return OK;
+    status st = get_number("HSTU_CUDA_SM", 80, 999, INT_MAX, sm);
+    return st == OK ? OK : fail_prefix(st, "the compute capability");
 }
 
 status env_set_injection(const char *library, const char *folder, int signal, bool has_unified) {
@@ -136,22 +132,8 @@ env_launcher env_launched_by(void) {
     return has_rank && has_address && !is_alone ? LAUNCHER_TORCHRUN : LAUNCHER_NONE;
 }
 
-static status read_number(const char *name, long least, long most, int missing, int *out) {
-    const char *text = getenv(name);
-    char *end;
-    *out = missing;
-    if (text == NULL || text[0] == '\0') return OK;
-    long n = strtol(text, &end, 10);
-    if (*end != '\0' || n < least || n > most)
-        return fail(ERR_USAGE, "%s=%.40s: it must be a number from %ld to %ld", name, text, least,
-                    most);
-    *out = (int)n;
-    return OK;
-}
-
 static status require(const char *name, const char *what) {
-    const char *text = getenv(name);
-    if (text != NULL && text[0] != '\0') return OK;
+    if (get(name) != NULL) return OK;
     return fail(ERR_USAGE,
                 "%s is not set: %s.  RANK, WORLD_SIZE and MASTER_ADDR make this process one of "
                 "several ranks; to train alone, unset them",
@@ -163,11 +145,11 @@ status env_read_torchrun(env_torchrun *out) {
     TRY(require("WORLD_SIZE", "how many ranks there are"));
     TRY(require("RANK", "the number of this one, from 0"));
     TRY(require("MASTER_ADDR", "the address of rank 0"));
-    TRY(read_number("WORLD_SIZE", 1, 1 << 20, 1, &out->size));
-    TRY(read_number("RANK", 0, out->size - 1, 0, &out->rank));
-    TRY(read_number("LOCAL_RANK", 0, out->size - 1, -1, &out->local_rank));
-    TRY(read_number("LOCAL_WORLD_SIZE", 1, out->size, -1, &out->local_size));
-    TRY(read_number("MASTER_PORT", 1, 65534, 29500, &out->port));
+    TRY(get_number("WORLD_SIZE", 1, 1 << 20, 1, &out->size));
+    TRY(get_number("RANK", 0, out->size - 1, 0, &out->rank));
+    TRY(get_number("LOCAL_RANK", 0, out->size - 1, -1, &out->local_rank));
+    TRY(get_number("LOCAL_WORLD_SIZE", 1, out->size, -1, &out->local_size));
+    TRY(get_number("MASTER_PORT", 1, 65534, 29500, &out->port));
     out->address = getenv("MASTER_ADDR");
     if (store != NULL && strcmp(store, "True") == 0) out->port++;
     return OK;
@@ -207,17 +189,7 @@ void env_share_gpu(int rank, int n, bool has_setting) {
 }
 
 status env_stall_seconds(int otherwise, int *out) {
-    const char *text = getenv("HSTU_STALL_SECONDS");
-    char *end;
-    *out = otherwise;
-    if (text == NULL || text[0] == '\0') return OK;
-    long n = strtol(text, &end, 10);
-    bool is_digit = text[0] >= '0' && text[0] <= '9';
-    if (!is_digit || *end != '\0' || n > MOST_STALL_SECONDS)
-        return fail(ERR_USAGE, "HSTU_STALL_SECONDS is '%.40s'; it must be a number from 0 to %d",
-                    text, MOST_STALL_SECONDS);
-    *out = (int)n;
-    return OK;
+    return get_number("HSTU_STALL_SECONDS", 0, MOST_STALL_SECONDS, otherwise, out);
 }
 
 bool env_sums_early(void) {

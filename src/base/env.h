@@ -7,10 +7,11 @@
  * HSTU_XGBOOST  the path of libxgboost.so, where it is not found by itself
  * HSTU_CUPTI    the path of libcupti.so, where it is not found by itself
  * HSTU_CUDA_SM  a compute capability: run the kernels of an older card (80), to compare them
- * HSTU_PROFILE_RECORDS, HSTU_PROFILE_SIGNAL, HSTU_PROFILE_UNIFIED  set by 'hstu profile' for the
- * programs it starts XDG_CACHE_HOME, HOME  where compiled kernels are kept HSTU_NCCL_NODES  1:
- * ranks that share a GPU talk as if each were a machine of its own (for tests)
- * HSTU_STALL_SECONDS  after so many seconds in which all ranks only waited the job ends
+ * HSTU_PROFILE_RECORDS, HSTU_PROFILE_SIGNAL, HSTU_PROFILE_UNIFIED
+ *               set by 'hstu profile' for the programs it starts
+ * XDG_CACHE_HOME, HOME  where compiled kernels are kept
+ * HSTU_NCCL_NODES  1: ranks that share a GPU talk as if each had its own machine (for tests)
+ * HSTU_STALL_SECONDS  the job ends when all ranks have only waited for this long
  * HSTU_NCCL_OVERLAP  0: gradients are summed after the backward pass (for comparison)
  * VIRTUAL_ENV, CONDA_PREFIX, HOME  where Python's packages may hold NCCL
  * CUDA_VISIBLE_DEVICES  tells ranks on one GPU from ranks on several */

@@ -1,18 +1,20 @@
-#include "base/file.h"
-
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/escape.h"
+#include "base/file.h"
 #include "base/mem.h"
-#include "base/temporary.h"
+#include "base/text.h"
+
+enum { PATH_BYTES = 4096, N_LETTERS = 6, N_TRIES = 16 };
 
 /* Opens a plain file for reading.  O_NONBLOCK: a pipe is refused, not waited for. */
 static status open_plain(const char *path, int *out, struct stat *info) {
@@ -161,8 +163,8 @@ struct out_file {
     uint64_t end; /* where the buffer goes */
     size_t n_buffered;
     char *buffer; /* (OUT_BUFFER_BYTES) */
-    char target[4096];
-    char temporary[4096 + 64]; /* "" while the file has no name */
+    char target[PATH_BYTES];
+    char temporary[PATH_BYTES + 64]; /* "" while the file has no name */
 };
 
 static void release(out_file *f, bool keep) {
@@ -183,15 +185,15 @@ static void folder_of(const char *path, char *folder, size_t n) {
 
 /* How the temporary names of a target begin; a long name is cut, so that they are no longer than a
  * file system allows. */
-static void temporary_prefix(const out_file *f, char prefix[4096 + 8]) {
+static void temporary_prefix(const out_file *f, char prefix[PATH_BYTES + 8]) {
     const char *slash = strrchr(f->target, '/');
     const char *name = slash != NULL ? slash + 1 : f->target;
-    snprintf(prefix, 4096 + 8, "%.*s.%.200s.", (int)(name - f->target), f->target, name);
+    snprintf(prefix, PATH_BYTES + 8, "%.*s.%.200s.", (int)(name - f->target), f->target, name);
 }
 
 /* An unused name in the target's folder; `attempt` is the number of the try. */
 static void name_temporary(out_file *f, int attempt) {
-    char prefix[4096 + 8];
+    char prefix[PATH_BYTES + 8];
     temporary_prefix(f, prefix);
     snprintf(f->temporary, sizeof f->temporary, "%s%ld-%d.tmp", prefix, (long)getpid(), attempt);
 }
@@ -201,7 +203,7 @@ enum { NAME_ATTEMPTS = 100 };
 /* A nameless file (O_TMPFILE) where the file system supports it: a process killed at any moment
  * leaves nothing.  Elsewhere it gets a temporary name. */
 static status open_temporary(out_file *f) {
-    char folder[4096], prefix[4096 + 8];
+    char folder[PATH_BYTES], prefix[PATH_BYTES + 8];
     folder_of(f->target, folder, sizeof folder);
     temporary_prefix(f, prefix);
     temporary_clean(prefix, 0);
@@ -261,22 +263,25 @@ status out_file_create(out_file **out, const char *path) {
     return OK;
 }
 
-static status write_failed(const out_file *f) {
+static status write_failed(const char *path) {
     if (errno == ENOSPC || errno == EDQUOT)
-        return fail_errno("%s: cannot be written; free some space or choose another place",
-                          f->target);
-    return fail_errno("%s: cannot be written", f->target);
+        return fail_errno("%s: cannot be written; free some space or choose another place", path);
+    return fail_errno("%s: cannot be written", path);
 }
 
-status out_file_write_at(out_file *f, uint64_t offset, const void *bytes, size_t n) {
+static status write_at(int fd, const char *path, uint64_t offset, const void *bytes, size_t n) {
     const char *p = bytes;
     while (n > 0) {
-        ssize_t done = pwrite(f->fd, p, n, (off_t)offset);
+        ssize_t done = pwrite(fd, p, n, (off_t)offset);
         if (done < 0 && errno == EINTR) continue;
-        if (done <= 0) return write_failed(f);
+        if (done <= 0) return write_failed(path);
         p += done, offset += (uint64_t)done, n -= (size_t)done;
     }
     return OK;
+}
+
+status out_file_write_at(out_file *f, uint64_t offset, const void *bytes, size_t n) {
+    return write_at(f->fd, f->target, offset, bytes, n);
 }
 
 static status flush(out_file *f) {
@@ -299,11 +304,11 @@ status out_file_write(out_file *f, const void *bytes, size_t n) {
 }
 
 status out_file_set_size(out_file *f, uint64_t bytes) {
-    return ftruncate(f->fd, (off_t)bytes) == 0 ? OK : write_failed(f);
+    return ftruncate(f->fd, (off_t)bytes) == 0 ? OK : write_failed(f->target);
 }
 
 status out_file_set_private(out_file *f) {
-    return fchmod(f->fd, 0600) == 0 ? OK : write_failed(f);
+    return fchmod(f->fd, 0600) == 0 ? OK : write_failed(f->target);
 }
 
 status out_file_read_at(out_file *f, uint64_t offset, void *bytes, size_t n) {
@@ -336,14 +341,14 @@ void folder_sync(const char *folder) {
 }
 
 void folder_sync_of(const char *path) {
-    char folder[4096];
+    char folder[PATH_BYTES];
     folder_of(path, folder, sizeof folder);
     folder_sync(folder);
 }
 
 status out_file_commit(out_file *f) {
     status st = flush(f);
-    if (st == OK && file_sync(f->fd) != 0) st = write_failed(f);
+    if (st == OK && file_sync(f->fd) != 0) st = write_failed(f->target);
     if (st == OK) st = name_file(f);
     if (st == OK && rename(f->temporary, f->target) != 0)
         st = fail_errno("%s: cannot be put in place", f->target);
@@ -363,7 +368,7 @@ status out_file_end(out_file *f, status st) {
 }
 
 status folder_create(const char *path, bool *out_created) {
-    char part[4096];
+    char part[PATH_BYTES];
     size_t n = strlen(path);
     bool is_made = false;
     if (n == 0 || n >= sizeof part) return fail(ERR_USAGE, "'%s' is not a name for a folder", path);
@@ -433,4 +438,241 @@ status path_join(char *text, size_t n, const char *dir, const char *name) {
     if ((size_t)snprintf(text, n, "%s%s%s", dir, slash, name) >= n)
         return fail(ERR_USAGE, "the path %s%s%s is too long", dir, slash, name);
     return OK;
+}
+
+bool temporary_lock(int fd) {
+    struct stat info;
+    (void)flock(fd, LOCK_EX | LOCK_NB); /* without locks nobody removes it either */
+    return fstat(fd, &info) == 0 && (info.st_nlink > 0 || !S_ISREG(info.st_mode));
+}
+
+/* "4711-0.tmp" after the prefix. */
+static bool is_rest(const char *rest) {
+    size_t n = strspn(rest, "0123456789-");
+    return n > 0 && strcmp(rest + n, ".tmp") == 0;
+}
+
+/* The lock is held until the entry is gone, so that only one process removes it.  O_NONBLOCK: a
+ * pipe of that name is not waited for. */
+static void remove_abandoned(const char *path, int depth) {
+    struct stat info;
+    int fd = open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    if (fd < 0) return;
+    if (flock(fd, LOCK_EX | LOCK_NB) == 0 && fstat(fd, &info) == 0) {
+        if (S_ISDIR(info.st_mode)) folder_remove(path, depth);
+        if (S_ISREG(info.st_mode)) (void)unlink(path);
+    }
+    close(fd);
+}
+
+void temporary_clean(const char *prefix, int depth) {
+    char folder[PATH_BYTES], path[PATH_BYTES];
+    const char *slash = strrchr(prefix, '/'), *name = slash != NULL ? slash + 1 : prefix;
+    if (snprintf(folder, sizeof folder, "%.*s", (int)(name - prefix), prefix) >= PATH_BYTES) return;
+    DIR *dir = opendir(folder[0] == '\0' ? "." : folder);
+    if (dir == NULL) return;
+    size_t n = strlen(name);
+    for (struct dirent *e = readdir(dir); e != NULL; e = readdir(dir))
+        if (strncmp(e->d_name, name, n) == 0 && is_rest(e->d_name + n) &&
+            snprintf(path, sizeof path, "%s%s", folder, e->d_name) < PATH_BYTES)
+            remove_abandoned(path, depth);
+    closedir(dir);
+}
+
+static const char lock_name[] = ".hstu-lock";
+
+struct scratch_folder {
+    char path[PATH_BYTES];
+    int lock;
+};
+
+/* A folder without a lock file is being created, or is not ours; one whose lock is held is open.
+ * We hold the lock until the folder is removed, so that only one of two processes removes it. */
+static void remove_if_left(const char *folder) {
+    char path[PATH_BYTES];
+    if (path_join(path, sizeof path, folder, lock_name) != OK) return;
+    int lock = open(path, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
+    if (lock < 0) return;
+    if (flock(lock, LOCK_EX | LOCK_NB) == 0) folder_remove(folder, 0);
+    close(lock);
+}
+
+static void remove_left(const char *parent, const char *prefix) {
+    char path[PATH_BYTES];
+    size_t n = strlen(prefix);
+    DIR *dir = opendir(parent);
+    if (dir == NULL) return;
+    for (struct dirent *e = readdir(dir); e != NULL; e = readdir(dir))
+        if (strncmp(e->d_name, prefix, n) == 0 && strlen(e->d_name) == n + N_LETTERS &&
+            path_join(path, sizeof path, parent, e->d_name) == OK)
+            remove_if_left(path);
+    closedir(dir);
+}
+
+/* Locks the new folder.  *is_ours is false where another process removed the folder as abandoned,
+ * which can happen between creating the lock file and locking it.  Where a file system has no
+ * locks, nobody gets one and nothing is removed. */
+static status lock_folder(scratch_folder *s, bool *is_ours) {
+    char path[PATH_BYTES];
+    struct stat about;
+    TRY(path_join(path, sizeof path, s->path, lock_name));
+    s->lock = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    *is_ours = s->lock >= 0 || errno != ENOENT;
+    if (s->lock < 0) return *is_ours ? fail_errno("%s: cannot be created", path) : OK;
+    bool is_taken = flock(s->lock, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+    *is_ours = !is_taken && fstat(s->lock, &about) == 0 && about.st_nlink > 0;
+    if (!*is_ours) {
+        close(s->lock);
+        s->lock = -1;
+    }
+    return OK;
+}
+
+static status make_folder(scratch_folder *s, const char *parent, const char *prefix) {
+    char name[256];
+    bool is_ours = false;
+    if (snprintf(name, sizeof name, "%sXXXXXX", prefix) >= (int)sizeof name)
+        return fail(ERR_USAGE, "%s: too long for a name", prefix);
+    for (int i = 0; i < N_TRIES && !is_ours; i++) {
+        TRY(path_join(s->path, sizeof s->path, parent, name));
+        if (mkdtemp(s->path) == NULL) {
+            s->path[0] = '\0';
+            return fail_errno("%s: a folder in it cannot be created", parent);
+        }
+        TRY(lock_folder(s, &is_ours));
+    }
+    return is_ours ? OK
+                   : fail(ERR_IO, "%s: another process removes every folder made in it", parent);
+}
+
+status scratch_folder_create(scratch_folder **out, const char *parent, const char *prefix) {
+    *out = NULL;
+    TRY(folder_create(parent, NULL));
+    remove_left(parent, prefix);
+    TRY(MEM_NEW(out, 1));
+    (*out)->lock = -1;
+    status st = make_folder(*out, parent, prefix);
+    if (st != OK) {
+        failure f;
+        failure_save(&f, st);
+        scratch_folder_destroy(*out);
+        *out = NULL;
+        st = failure_restore(&f);
+    }
+    return st;
+}
+
+const char *scratch_folder_path(const scratch_folder *s) {
+    return s->path;
+}
+
+void scratch_folder_destroy(scratch_folder *s) {
+    if (s == NULL) return;
+    if (s->path[0] != '\0') folder_remove(s->path, 0);
+    if (s->lock >= 0) close(s->lock);
+    mem_free(s);
+}
+
+/* Sums of up to 256 writers can be added without overflow. */
+enum { SUM_BITS = 55, CHECK_BYTES = 1 << 20 };
+static const uint64_t SUM_MASK = (1ull << SUM_BITS) - 1;
+
+struct part_file {
+    int fd;
+    uint64_t sum;
+    char path[PATH_BYTES];
+};
+
+status part_file_make(const char *path, const buf *header, uint64_t bytes) {
+    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (fd < 0) return write_failed(path);
+    status st = ftruncate(fd, (off_t)bytes) == 0 ? OK : write_failed(path);
+    if (st == OK) st = write_at(fd, path, 0, header->data, header->n_bytes);
+    if (st == OK && file_sync(fd) != 0) st = write_failed(path);
+    if (close(fd) != 0 && st == OK) st = write_failed(path);
+    return st;
+}
+
+/* Not for reading: a network file system then writes only the bytes that were written here, also
+ * where another machine writes to the same page. */
+status part_file_open(part_file **out, const char *path) {
+    part_file *f;
+    *out = NULL;
+    if (strlen(path) >= sizeof f->path)
+        return fail(ERR_USAGE, "a path of %zu bytes is too long", strlen(path));
+    TRY(MEM_NEW(&f, 1));
+    snprintf(f->path, sizeof f->path, "%s", path);
+    f->fd = open(path, O_WRONLY | O_CLOEXEC);
+    if (f->fd < 0) {
+        status st = fail_errno("%s: cannot be written here; all ranks must see the folder of the "
+                               "run",
+                               path);
+        mem_free(f);
+        return st;
+    }
+    *out = f;
+    return OK;
+}
+
+/* Words that change places, or are another's, change it. */
+static uint64_t sum_words(uint64_t offset, const void *bytes, size_t n) {
+    const char *p = bytes;
+    uint64_t sum = 0;
+    for (size_t i = 0; i + 4 <= n; i += 4) {
+        uint32_t word;
+        memcpy(&word, p + i, sizeof word);
+        uint64_t x = ((offset + i) << 30 ^ word) * 0x9e3779b97f4a7c15u;
+        sum += (x ^ x >> 32) * 0xd6e8feb86659fd93u;
+    }
+    return sum & SUM_MASK;
+}
+
+status part_file_write(part_file *f, uint64_t offset, const void *bytes, size_t n) {
+    TRY(write_at(f->fd, f->path, offset, bytes, n));
+    f->sum = (f->sum + sum_words(offset, bytes, n)) & SUM_MASK;
+    return OK;
+}
+
+uint64_t part_file_sum(const part_file *f) {
+    return f->sum;
+}
+
+static status sum_from(int fd, const char *path, uint64_t at, char *piece, uint64_t *sum) {
+    for (size_t n = 0;;) {
+        ssize_t got = pread(fd, piece + n, CHECK_BYTES - n, (off_t)(at + n));
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) return fail_errno("%s: cannot be read", path);
+        n += (size_t)got;
+        if (got > 0 && n < CHECK_BYTES) continue;
+        *sum = (*sum + sum_words(at, piece, n)) & SUM_MASK;
+        at += n;
+        if (got == 0) return OK;
+        n = 0;
+    }
+}
+
+status part_file_check(const char *path, uint64_t begin, uint64_t sum) {
+    uint64_t found = 0;
+    char *piece;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return fail_errno("%s: cannot be read", path);
+    status st = mem_alloc_raw((void **)&piece, CHECK_BYTES, 1);
+    if (st == OK) st = sum_from(fd, path, begin, piece, &found);
+    if (st == OK && found != (sum & SUM_MASK))
+        st =
+            fail(ERR_IO,
+                 "%s: what is read here is not what the ranks wrote; the folder of the run must be "
+                 "on a file system that shows each machine what the others have written",
+                 path);
+    mem_free(piece);
+    close(fd);
+    return st;
+}
+
+status part_file_close(part_file *f, status st) {
+    if (f == NULL) return st;
+    if (st == OK && file_sync(f->fd) != 0) st = write_failed(f->path);
+    if (close(f->fd) != 0 && st == OK) st = write_failed(f->path);
+    mem_free(f);
+    return st;
 }

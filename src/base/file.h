@@ -3,7 +3,10 @@
  * An out_file is written in the folder of its target, nameless until it is complete where the file
  * system allows that. out_file_commit calls fsync on the file, renames it to its target and calls
  * fsync on the folder: a reader sees the old file or the new one, whatever happens, and an
- * interrupted program leaves nothing. */
+ * interrupted program leaves nothing.
+ *
+ * Also here: temporary files and folders, which outlive a killed process only until the next one
+ * cleans up, and files that several processes write at the same time. */
 #ifndef HSTU_BASE_FILE_H
 #define HSTU_BASE_FILE_H
 
@@ -12,6 +15,7 @@
 #include <stdint.h>
 
 #include "base/status.h"
+#include "base/text.h"
 
 /* A read-only mapping; n_bytes may be 0 (then bytes is a valid empty pointer).  The content changes
  * under the reader if somebody writes into the file. */
@@ -34,7 +38,7 @@ typedef enum {
 } file_change;
 file_change file_map_changed(const file_map *m, const char *path);
 
-/* The path of the file that is mapped at an address, escaped for a terminal (escape.h); NULL: none
+/* The path of the file that is mapped at an address, escaped for a terminal (text.h); NULL: none
  * that is known.  A signal handler may call it. */
 const char *file_map_at(const void *address);
 
@@ -99,5 +103,64 @@ bool folder_exists(const char *path);
 
 /* "dir/name" into text; ERR_USAGE if it does not fit. */
 status path_join(char *text, size_t n, const char *dir, const char *name);
+
+/* Temporary files and folders that killed processes leave behind.
+ *
+ * Their names are NAME, a part of digits and '-' (the process, the attempt), and ".tmp".  Whoever
+ * makes one holds a lock on it, which ends with the process; whoever makes the next one of the same
+ * NAME removes those without a lock.  Where a file system has no locks, nothing is removed.
+ *
+ * Marks an open file or folder as in use, until it is closed.  False where another process removed
+ * it before it was marked: make a new one. */
+bool temporary_lock(int fd);
+
+/* Removes the abandoned ones whose path begins with `prefix`; of folders, also what is in them,
+ * down to `depth` levels of folders. */
+void temporary_clean(const char *prefix, int depth);
+
+/* Folders on disk for temporary files, which last as long as the process.
+ *
+ * Each is locked while it is open, by a lock that ends with the process.  Whoever opens a folder in
+ * the same place removes those that killed processes left, so that they do not fill the disk.  Any
+ * number of processes may share a place.  A scratch folder belongs to one thread. */
+typedef struct scratch_folder scratch_folder;
+
+/* Makes PARENT (and what is above it) if need be, and in it PREFIX followed by six letters.
+ * Folders of that name in PARENT that nobody has open are removed. */
+status scratch_folder_create(scratch_folder **out, const char *parent, const char *prefix);
+
+const char *scratch_folder_path(const scratch_folder *s);
+
+/* Removes the folder with the files in it.  NULL is fine. */
+void scratch_folder_destroy(scratch_folder *s);
+
+/* A file that several processes write at the same time, each its own ranges.
+ *
+ * One process makes it, of its whole size; then all open it by its path.  Unlike an out_file
+ * it is visible from the beginning, so it belongs into a folder that gets its final name
+ * when all is written.  One thread at a time for each part_file. */
+typedef struct part_file part_file;
+
+/* Makes a new file of `bytes` bytes that begins with `header`; the rest is zero. */
+status part_file_make(const char *path, const buf *header, uint64_t bytes);
+
+/* Opens what part_file_make made, in this or another process, which may be on another machine. */
+status part_file_open(part_file **out, const char *path);
+
+/* On failure, a full disk above all, the reason names the path. */
+status part_file_write(part_file *f, uint64_t offset, const void *bytes, size_t n);
+
+/* A sum of what was written to f so far, which does not depend on the order or the size of pieces:
+ * the sums of several writers, added, are that of the whole.  Pieces are whole words of 4 bytes, at
+ * multiples of 4. */
+uint64_t part_file_sum(const part_file *f);
+
+/* Reads the file from byte `begin` on, and fails where that is not what was written: sum is the sum
+ * of all writers. */
+status part_file_check(const char *path, uint64_t begin, uint64_t sum);
+
+/* Makes what was written durable, and closes f either way; NULL is fine.  With st, a failure from
+ * before, it only closes; returns st, or why it is not durable. */
+status part_file_close(part_file *f, status st);
 
 #endif

@@ -1,4 +1,5 @@
-/* Ranges: what the program is doing, for whoever watches: "step", "layer 3", "save".
+/* What the program is doing, for whoever watches: ranges ("step", "layer 3", "save") for profilers,
+ * waits for the watchdog of a job.
  *
  * Code marks its parts with range_begin and range_end; without a watcher that costs one test of a
  * pointer.  A profiler (src/profile) sets a watcher, which is called on the thread that marks, so
@@ -7,6 +8,10 @@
 #define HSTU_BASE_RANGE_H
 
 #include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 enum { RANGE_NO_NUMBER = -1 };
 
@@ -24,5 +29,28 @@ void range_begin(const char *name, int64_t number);
 void range_end(void);
 void range_step(void);
 void range_memory(const void *at, uint64_t bytes);
+
+/* What this rank waits for, written where the watchdog of its job reads it: if all ranks wait and
+ * none makes progress, the job will never end.  Only the thread that called waits_share is watched.
+ * Waits may be nested: the inner one counts. */
+typedef enum { WAIT_NONE, WAIT_GPU, WAIT_NCCL, WAIT_RANKS, WAIT_KINDS } wait_kind;
+
+/* From now on this thread's waits can be read at `word`; NULL: nowhere. */
+void waits_share(void *word);
+
+/* Begins a wait, and returns what was waited for before: for waits_end. */
+wait_kind waits_begin(wait_kind kind);
+void waits_end(wait_kind before);
+
+/* What a word says: it changes with every wait that begins or ends. */
+uint64_t waits_read(const void *word);
+wait_kind waits_kind(uint64_t word);
+
+/* "the GPU", for messages. */
+const char *waits_name(wait_kind kind);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

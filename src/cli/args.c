@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "base/nearest.h"
+#include "base/text.h"
 #include "cli/cli.h"
 #include "cli/help/help_int.h"
 

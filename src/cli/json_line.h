@@ -2,7 +2,7 @@
 #ifndef HSTU_CLI_JSON_LINE_H
 #define HSTU_CLI_JSON_LINE_H
 
-#include "base/buf.h"
+#include "base/text.h"
 #include "format/json.h"
 
 typedef struct json_line {

@@ -10,10 +10,9 @@
 #include <unistd.h>
 
 #include "base/env.h"
-#include "base/escape.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "base/nearest.h"
+#include "base/text.h"
 #include "cli/bus_error.h"
 #include "cli/cli.h"
 #include "cli/help/help.h"

@@ -8,8 +8,7 @@
 #include <unistd.h>
 
 #include "base/env.h"
-#include "base/escape.h"
-#include "base/utf8.h"
+#include "base/text.h"
 
 const char *show_count(char text[SHOW_BYTES], uint64_t value) {
     char digits[24];

@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/buf.h"
+#include "base/text.h"
 
 enum { SHOW_BYTES = 512, SHOW_PATH_BYTES = 4096 };
 

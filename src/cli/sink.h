@@ -6,9 +6,9 @@
 #include <stddef.h>
 #include <stdio.h>
 
-#include "base/buf.h"
 #include "base/file.h"
 #include "base/status.h"
+#include "base/text.h"
 
 typedef struct sink {
     out_file *file; /* a new file, or */

@@ -3,8 +3,8 @@
 #ifndef HSTU_CLI_WORK_H
 #define HSTU_CLI_WORK_H
 
-#include "base/pool.h"
 #include "base/status.h"
+#include "base/thread.h"
 #include "data/set/held_out.h"
 #include "data/set/seq_file.h"
 #include "dist/transport.h"

@@ -1,11 +1,20 @@
-/* Loading: gin bindings, checked against the option table, into one config. */
-#include "config/config.h"
-
+/* Loading: gin bindings, checked against the option table, into one config; the instances that
+ * references stand for; then defaults that follow from other values, and checks across values. */
 #include <stdio.h>
 #include <string.h>
+#include <strings.h>
 
 #include "base/log.h"
-#include "config/loader.h"
+#include "config/config.h"
+#include "config/metric_list.h"
+#include "config/options.h"
+
+typedef struct loader {
+    config *c;
+    gin_config gin;
+    option_builder builder; /* makes the instances that references stand for */
+    int n_instances;        /* made so far */
+} loader;
 
 /* Room for the member of any option, used when a value is only compared or checked. */
 typedef union scratch {
@@ -39,8 +48,10 @@ static const option *alias_target(const option *o) {
     return NULL;
 }
 
-status loader_store(loader *l, const option *target, const option *spelling, const gin_value *v,
-                    void *member) {
+/* Checks a bound value by the rules of `target` and stores it; errors name the spelling that the
+ * file used. */
+static status store_bound(loader *l, const option *target, const option *spelling,
+                          const gin_value *v, void *member) {
     option named = *target;
     named.name = spelling->name;
     if (!(spelling->flags & OPT_BF16)) return option_store(&named, v, &l->builder, member);
@@ -57,8 +68,8 @@ static status check_agreement(loader *l, const option *o, const gin_binding *a,
                               const option *spelling, const gin_binding *b) {
     scratch x = {0}, y = {0};
     char place_a[512], place_b[512];
-    TRY(loader_store(l, o, o, a->value, &x));
-    TRY(loader_store(l, o, spelling, b->value, &y));
+    TRY(store_bound(l, o, o, a->value, &x));
+    TRY(store_bound(l, o, spelling, b->value, &y));
     /* bf16 = False says only what the dtype is not. */
     bool is_other_half =
         spelling->flags & OPT_BF16 && !b->value->boolean && x.dtype != DTYPE_BFLOAT16;
@@ -68,7 +79,10 @@ static status check_agreement(loader *l, const option *o, const gin_binding *a,
                 gin_place(place_a, sizeof place_a, a->file, a->line));
 }
 
-status loader_find(loader *l, const option *o, const gin_binding **out, const option **spelling) {
+/* The binding in force for a root option, whatever its spelling; NULL: none.  Two spellings with
+ * two values are ERR_CONFIG naming both places. */
+static status find_in_force(loader *l, const option *o, const gin_binding **out,
+                            const option **spelling) {
     const gin_binding *best = find_bound(l, o);
     *spelling = o;
     for (size_t i = 0; i < n_options; i++) {
@@ -87,20 +101,375 @@ status loader_find(loader *l, const option *o, const gin_binding **out, const op
     return OK;
 }
 
-status loader_store_default(loader *l, const option *o, void *member) {
+static status store_default(loader *l, const option *o, void *member) {
     gin_value *value;
     TRY(gin_read_value(&l->gin, o->name, o->value, &value));
     return option_store(o, value, &l->builder, member);
 }
 
-const char *loader_place(loader *l, const char *class_name, const char *field, char *text,
-                         size_t n) {
+/* Where an option is bound, "file:line", or the file's name if it is not. */
+static const char *place_of(loader *l, const char *class_name, const char *field, char *text,
+                            size_t n) {
     const option *o = option_find(class_name, field), *spelling;
     const gin_binding *b = NULL;
-    if (o != NULL && loader_find(l, o, &b, &spelling) == OK && b != NULL)
+    if (o != NULL && find_in_force(l, o, &b, &spelling) == OK && b != NULL)
         return gin_place(text, n, b->file, b->line);
     snprintf(text, n, "%s", l->c->file);
     return text;
+}
+
+enum { MAX_INSTANCES = 1024 }; /* tables, features and distributions of a config */
+
+static status fail_instance(const gin_value *reference, const char *class_name, const char *what) {
+    return gin_fail(reference->file, reference->line, "%.100s%s%s %s", reference->scope,
+                    *reference->scope ? "/" : "", class_name, what);
+}
+
+/* The fields of one instance: bound in its scope or without a scope, else the defaults. */
+static status store_fields(loader *l, const option_class *class_, const gin_value *reference,
+                           void *instance, buf *missing) {
+    for (size_t i = 0; i < n_options; i++) {
+        const option *o = &option_table[i];
+        void *member = (char *)instance + o->offset;
+        if (option_class_of(o) != class_ || o->type == OPT_RETIRED) continue;
+        const gin_binding *b = gin_find(&l->gin, reference->scope, class_->name, option_field(o));
+        if (b != NULL)
+            TRY(option_store(o, b->value, &l->builder, member));
+        else if (o->flags & OPT_REQUIRED)
+            TRY(buf_printf(missing, "%s%s", missing->n_bytes > 0 ? ", " : "", option_field(o)));
+        else
+            TRY(store_default(l, o, member));
+    }
+    return OK;
+}
+
+static status store_instance(loader *l, const option_class *class_, const gin_value *reference,
+                             void *instance) {
+    buf missing;
+    char what[512];
+    buf_init(&missing);
+    status st = store_fields(l, class_, reference, instance, &missing);
+    if (st == OK && missing.n_bytes > 0) {
+        snprintf(what, sizeof what, "is used but not bound: %s", buf_str(&missing));
+        st = fail_instance(reference, class_->name, what);
+    }
+    buf_fini(&missing);
+    return st;
+}
+
+static status check_distribution(const config_distribution *d, const gin_value *reference) {
+    if (d->kind == DIST_UNIFORM && d->high == CONFIG_NONE)
+        return fail_instance(reference, "RandomDistribution",
+                             "is uniform and needs 'high', one more than its largest value");
+    if (d->high != CONFIG_NONE && d->high < d->low + (d->kind == DIST_UNIFORM))
+        return fail_instance(reference, "RandomDistribution", "has no value between low and high");
+    return OK;
+}
+
+/* Lengths end at max_sequence_length where no other bound is given. */
+static status complete_feature(config_feature *f, const gin_value *reference) {
+    config_distribution *d = f->seqlen_dist;
+    if (f->feature_names.n == 0)
+        return fail_instance(reference, "FeatureArgs", "has no feature_names");
+    if (d != NULL && d->high == CONFIG_NONE) d->high = f->max_sequence_length;
+    if (d != NULL && d->high > f->max_sequence_length)
+        return fail_instance(reference, "FeatureArgs",
+                             "has a seqlen_dist.high above its max_sequence_length");
+    if (d != NULL) TRY(check_distribution(d, reference));
+    for (size_t i = 0; i < f->value_dists.n; i++)
+        TRY(check_distribution(&f->value_dists.item[i], reference));
+    return OK;
+}
+
+/* The option_builder.build of the loader: a table, feature or distribution of @scope/Class(). */
+static status build_instance(void *ctx, const option_class *class_, const gin_value *reference,
+                             void *instance) {
+    loader *l = ctx;
+    const char *scope = reference->scope;
+    /* A few lines of references to lists of references can ask for a huge number of instances. */
+    if (++l->n_instances > MAX_INSTANCES)
+        return fail_instance(reference, class_->name, "is one instance too many");
+    TRY(store_instance(l, class_, reference, instance));
+    if (strcmp(class_->name, "RandomDistribution") == 0) {
+        ((config_distribution *)instance)->scope = scope;
+        return OK;
+    }
+    if (strcmp(class_->name, "FeatureArgs") == 0) {
+        ((config_feature *)instance)->scope = scope;
+        return complete_feature(instance, reference);
+    }
+    config_embedding *table = instance;
+    table->scope = scope;
+    table->is_dynamic = strcmp(class_->name, "DynamicEmbeddingArgs") == 0;
+    if (table->is_dynamic) table->sharding = SHARDING_MODEL_PARALLEL;
+    if (table->evict == STRATEGY_TIMESTAMP || table->evict == STRATEGY_KLRU)
+        table->evict = STRATEGY_LRU;
+    if (table->evict == STRATEGY_KLFU) table->evict = STRATEGY_LFU;
+    if (table->feature_names.n == 0)
+        return fail_instance(reference, class_->name, "has no feature_names");
+    return OK;
+}
+
+/* What the reference project builds for each data set it knows: tables of one feature each, the
+ * large ones dynamic with half of their rows on the device. */
+typedef struct predefined {
+    const char *dataset, *feature, *table;
+    int64_t capacity;
+    bool is_dynamic;
+} predefined;
+
+static const predefined predefined_tables[] = {
+    {"kuairand-pure", "user_active_degree", "user_active_degree", 10, false},
+    {"kuairand-pure", "follow_user_num_range", "follow_user_num_range", 9, false},
+    {"kuairand-pure", "fans_user_num_range", "fans_user_num_range", 10, false},
+    {"kuairand-pure", "friend_user_num_range", "friend_user_num_range", 8, false},
+    {"kuairand-pure", "register_days_range", "register_days_range", 8, false},
+    {"kuairand-pure", "action_weights", "action_weights", 226, false},
+    {"kuairand-pure", "video_id", "video_id", 10000000, true},
+    {"kuairand-pure", "user_id", "user_id", 10000000, true},
+    {"kuairand-1k", "user_active_degree", "user_active_degree", 8, false},
+    {"kuairand-1k", "follow_user_num_range", "follow_user_num_range", 9, false},
+    {"kuairand-1k", "fans_user_num_range", "fans_user_num_range", 9, false},
+    {"kuairand-1k", "friend_user_num_range", "friend_user_num_range", 8, false},
+    {"kuairand-1k", "register_days_range", "register_days_range", 8, false},
+    {"kuairand-1k", "action_weights", "action_weights", 233, false},
+    {"kuairand-1k", "video_id", "video_id", 10000000, true},
+    {"kuairand-1k", "user_id", "user_id", 10000000, true},
+    {"kuairand-27k", "user_active_degree", "user_active_degree", 10, false},
+    {"kuairand-27k", "follow_user_num_range", "follow_user_num_range", 9, false},
+    {"kuairand-27k", "fans_user_num_range", "fans_user_num_range", 10, false},
+    {"kuairand-27k", "friend_user_num_range", "friend_user_num_range", 8, false},
+    {"kuairand-27k", "register_days_range", "register_days_range", 8, false},
+    {"kuairand-27k", "action_weights", "action_weights", 246, false},
+    {"kuairand-27k", "video_id", "video_id", 32038725, true},
+    {"kuairand-27k", "user_id", "user_id", 10000000, true},
+    {"ml-1m", "sex", "sex", 3, false},
+    {"ml-1m", "age_group", "age_group", 8, false},
+    {"ml-1m", "occupation", "occupation", 22, false},
+    {"ml-1m", "zip_code", "zip_code", 3440, false},
+    {"ml-1m", "rating", "action_weights", 11, false},
+    {"ml-1m", "movie_id", "movie_id", 10000000, true},
+    {"ml-1m", "user_id", "user_id", 10000000, true},
+    {"ml-20m", "rating", "action_weights", 11, false},
+    {"ml-20m", "movie_id", "movie_id", 10000000, true},
+    {"ml-20m", "user_id", "user_id", 10000000, true},
+};
+enum { N_PREDEFINED = sizeof predefined_tables / sizeof predefined_tables[0] };
+
+/* The defaults of the class, then the values of the row. */
+static status fill_predefined(loader *l, const predefined *p, config_embedding *table) {
+    const char *class_name = p->is_dynamic ? "DynamicEmbeddingArgs" : "EmbeddingArgs";
+    for (size_t i = 0; i < n_options; i++) {
+        const option *o = &option_table[i];
+        if (strcmp(option_class_of(o)->name, class_name) == 0 && o->value != NULL)
+            TRY(store_default(l, o, (char *)table + o->offset));
+    }
+    table->scope = table->table_name = p->table;
+    table->is_dynamic = p->is_dynamic;
+    table->capacity = p->capacity;
+    TRY(ARENA_NEW(&l->c->memory, &table->feature_names.item, 1));
+    table->feature_names.item[0] = p->feature;
+    table->feature_names.n = 1;
+    table->sharding = p->is_dynamic ? SHARDING_MODEL_PARALLEL : SHARDING_DATA_PARALLEL;
+    if (!p->is_dynamic) return OK;
+    bool is_ml20m_user = strcmp(p->dataset, "ml-20m") == 0 && strcmp(p->feature, "user_id") == 0;
+    table->gpu_capacity_ratio = 0.5;
+    /* The reference caches the user table of ml-20m whatever the pipeline. */
+    table->has_caching = l->c->trainer.pipeline == PIPELINE_PREFETCH || is_ml20m_user;
+    return OK;
+}
+
+static status add_predefined_tables(loader *l) {
+    config *c = l->c;
+    TRY(ARENA_NEW(&c->memory, &c->embeddings.item, N_PREDEFINED));
+    for (size_t i = 0; i < N_PREDEFINED; i++)
+        if (strcmp(predefined_tables[i].dataset, c->data.dataset_name) == 0)
+            TRY(fill_predefined(l, &predefined_tables[i], &c->embeddings.item[c->embeddings.n++]));
+    return OK;
+}
+
+/* Values that Meta's train.py hard-codes. */
+static void fix_meta(config *c) {
+    c->network.dtype = c->network.is_bf16 ? DTYPE_BFLOAT16 : DTYPE_FLOAT32;
+    c->network.norm_epsilon = c->model == MODEL_SASREC ? 1e-8 : 1e-6;
+    c->network.is_causal = true;
+    c->network.item_dim = c->network.contextual_dim = c->network.scaling_length = -1;
+    c->network.target_group_size = 1;
+    c->optimizer.kind = OPTIMIZER_ADAM;
+    c->optimizer.beta1 = 0.9;
+    c->optimizer.beta2 = 0.98;
+    c->optimizer.epsilon = 1e-8;
+    c->data.is_shuffled = true;
+    c->trainer.tensor_parallel = 1;
+    c->trainer.wire = WIRE_FLOAT32;
+    c->trainer.max_train_iters = c->trainer.max_eval_iters = CONFIG_NONE;
+    c->trainer.log_interval = c->trainer.eval_interval;
+    c->trainer.checkpoint_interval = -1;
+    c->trainer.pipeline = PIPELINE_NATIVE;
+}
+
+/* Values that NVIDIA's retrieval_gr.py and its trainer hard-code. */
+static void fix_nvidia(config *c) {
+    c->network.dim_v = c->network.dim_qk;
+    c->network.input_dropout = c->network.dropout;
+    c->network.is_bf16 = c->network.dtype == DTYPE_BFLOAT16;
+    c->data.positional_sampling_ratio = 1;
+    c->trainer.n_epochs = 1;
+    c->trainer.full_eval_every = 1;
+    c->trainer.checkpoint_epochs = -1;
+    c->trainer.eval_user_max_batch_size = CONFIG_NONE;
+    c->retrieval.has_item_norm = true;
+}
+
+/* The head dimension from the model dimension, where it is not given or has no option. */
+static status divide_heads(loader *l, const char *class_name, const char *width_name) {
+    config_network *n = &l->c->network;
+    char place[512];
+    if (n->hidden_size % n->n_heads != 0)
+        return fail(ERR_CONFIG, "%s: %s = %lld does not divide among %lld heads",
+                    place_of(l, class_name, width_name, place, sizeof place), width_name,
+                    (long long)n->hidden_size, (long long)n->n_heads);
+    n->dim_qk = n->dim_v = n->hidden_size / n->n_heads;
+    return OK;
+}
+
+static status complete_ranking(loader *l) {
+    config_ranking *r = &l->c->ranking;
+    char place[512];
+    if (r->head.item == NULL) {
+        TRY(ARENA_NEW(&l->c->memory, &r->head.item, 2));
+        r->head.item[0] = 512;
+        r->head.item[1] = r->n_tasks;
+        r->head.n = 2;
+    }
+    place_of(l, "RankingArgs", "prediction_head_arch", place, sizeof place);
+    if (r->head.n == 0)
+        return fail(ERR_CONFIG, "%s: RankingArgs.prediction_head_arch is empty", place);
+    int64_t last = r->head.item[r->head.n - 1];
+    if (last != r->n_tasks && r->n_tasks != 1)
+        return fail(ERR_CONFIG,
+                    "%s: RankingArgs.prediction_head_arch ends with %lld, but there are "
+                    "%lld tasks; it must end with the number of tasks, or with the classes of one",
+                    place, (long long)last, (long long)r->n_tasks);
+    return OK;
+}
+
+static status complete_retrieval(loader *l) {
+    const config_texts *metrics = &l->c->retrieval.metrics;
+    char place[512];
+    metric m;
+    for (size_t i = 0; i < metrics->n; i++)
+        if (metric_parse(&m, metrics->item[i], TASK_RETRIEVAL) != OK)
+            return fail_prefix(ERR_CONFIG, "%s: RetrievalArgs.eval_metrics",
+                               place_of(l, "RetrievalArgs", "eval_metrics", place, sizeof place));
+    return OK;
+}
+
+static bool has_text(const config_texts *texts, const char *text) {
+    for (size_t i = 0; i < texts->n; i++)
+        if (strcmp(texts->item[i], text) == 0) return true;
+    return false;
+}
+
+/* A feature of generated data must be in a FeatureArgs and have a table. */
+static status check_feature(loader *l, const char *field, const char *feature) {
+    const config *c = l->c;
+    char place[512];
+    bool is_generated = false, has_table = false;
+    for (size_t i = 0; i < c->benchmark.features.n; i++)
+        is_generated |= has_text(&c->benchmark.features.item[i].feature_names, feature);
+    for (size_t i = 0; i < c->embeddings.n; i++)
+        has_table |= has_text(&c->embeddings.item[i].feature_names, feature);
+    if (is_generated && has_table) return OK;
+    return fail(ERR_CONFIG, "%s: BenchmarkDatasetArgs.%s: the feature '%.100s' is in no %s",
+                place_of(l, "BenchmarkDatasetArgs", field, place, sizeof place), field, feature,
+                is_generated ? "table of embedding_args" : "FeatureArgs of feature_args");
+}
+
+static status complete_benchmark(loader *l) {
+    const config_benchmark *b = &l->c->benchmark;
+    int64_t longest = 0;
+    TRY(check_feature(l, "item_feature_name", b->item_feature));
+    if (b->action_feature != NULL) TRY(check_feature(l, "action_feature_name", b->action_feature));
+    for (size_t i = 0; i < b->contextual_features.n; i++)
+        TRY(check_feature(l, "contextual_feature_names", b->contextual_features.item[i]));
+    for (size_t i = 0; i < b->features.n; i++)
+        if (has_text(&b->features.item[i].feature_names, b->item_feature))
+            longest = b->features.item[i].max_sequence_length;
+    l->c->data.max_history = longest;
+    return OK;
+}
+
+/* A table that is bound, but in no list, is not made: most likely the list was forgotten. */
+static void warn_of_unused_tables(const loader *l) {
+    char place[512];
+    for (size_t i = 0; i < l->gin.n_bindings; i++) {
+        const gin_binding *b = l->gin.bindings[i];
+        if (strcmp(b->class_name, "DynamicEmbeddingArgs") != 0 &&
+            strcmp(b->class_name, "EmbeddingArgs") != 0)
+            continue;
+        log_warn("%s: %.100s/%s has no effect, for no list names it; bind "
+                 "BenchmarkDatasetArgs.embedding_args = [@%.100s/%s()]",
+                 gin_place(place, sizeof place, b->file, b->line), b->scope, b->class_name,
+                 b->scope, b->class_name);
+        return;
+    }
+}
+
+/* Real data: the tables given, or those that belong to the data set. */
+static status complete_dataset(loader *l) {
+    const option *o = option_find("BenchmarkDatasetArgs", "embedding_args"), *spelling;
+    const gin_binding *b;
+    TRY(find_in_force(l, o, &b, &spelling));
+    if (b != NULL) return store_bound(l, o, spelling, b->value, &l->c->embeddings);
+    warn_of_unused_tables(l);
+    TRY(add_predefined_tables(l));
+    if (l->c->embeddings.n == 0)
+        log_info("note: %s: no tables are predefined for the data set '%s'; they follow the data",
+                 l->c->file, l->c->data.dataset_name);
+    return OK;
+}
+
+/* Two tables of one name would share one name in a checkpoint. */
+static status check_table_names(loader *l) {
+    const config_embeddings *t = &l->c->embeddings;
+    for (size_t i = 0; i < t->n; i++)
+        for (size_t j = 0; j < i; j++)
+            if (strcmp(t->item[i].table_name, t->item[j].table_name) == 0)
+                return fail(ERR_CONFIG,
+                            "%s: two tables have the table_name '%.100s' (%.100s and "
+                            "%.100s)",
+                            l->c->file, t->item[i].table_name, t->item[j].scope, t->item[i].scope);
+    return OK;
+}
+
+static status complete_nvidia(loader *l) {
+    config *c = l->c;
+    char place[512];
+    if (c->network.backend != BACKEND_CUTLASS)
+        return fail(ERR_CONFIG,
+                    "%s: NetworkArgs.kernel_backend = '%s' is not here: hstu.c has its "
+                    "own kernels and calls them 'cutlass'; bind that, or leave it out",
+                    place_of(l, "NetworkArgs", "kernel_backend", place, sizeof place),
+                    c->network.backend == BACKEND_TRITON ? "triton" : "pytorch");
+    if (c->network.scaling_length == 0)
+        return fail(ERR_CONFIG,
+                    "%s: NetworkArgs.scaling_seqlen = 0 would divide by zero; -1 is the longest "
+                    "possible sequence",
+                    place_of(l, "NetworkArgs", "scaling_seqlen", place, sizeof place));
+    if (c->network.dim_qk == CONFIG_NONE) TRY(divide_heads(l, "NetworkArgs", "hidden_size"));
+    if (c->trainer.eval_batch_size == CONFIG_NONE)
+        c->trainer.eval_batch_size = c->trainer.train_batch_size;
+    fix_nvidia(c);
+    TRY(c->task == TASK_RANKING ? complete_ranking(l) : complete_retrieval(l));
+    TRY(c->is_benchmark ? complete_benchmark(l) : complete_dataset(l));
+    return check_table_names(l);
+}
+
+static status complete(loader *l) {
+    if (l->c->family == FAMILY_NVIDIA) return complete_nvidia(l);
+    fix_meta(l->c);
+    return l->c->model == MODEL_SASREC ? divide_heads(l, "train_fn", "item_embedding_dim") : OK;
 }
 
 /* Checks one binding: whether there is such an option, and whether the value fits it. */
@@ -116,7 +485,7 @@ static status check_binding(loader *l, const gin_binding *b) {
     if (*b->scope != '\0' && !option_class_of(o)->is_instance)
         log_warn("%s: %s/%s is never used: nothing runs inside the scope '%s'", place, b->scope,
                  o->name, b->scope);
-    if (o->type == OPT_ALIAS) return loader_store(l, alias_target(o), o, b->value, &room);
+    if (o->type == OPT_ALIAS) return store_bound(l, alias_target(o), o, b->value, &room);
     return option_store(o, b->value, &only_check, &room);
 }
 
@@ -225,14 +594,14 @@ static status store_values(loader *l) {
         void *member = (char *)l->c + o->offset;
         if (o->type == OPT_ALIAS || o->type == OPT_RETIRED) continue;
         if (!config_class_is_active(l->c, option_class_of(o))) continue;
-        st = loader_find(l, o, &b, &spelling);
+        st = find_in_force(l, o, &b, &spelling);
         if (st != OK) break;
         if (b != NULL)
-            st = loader_store(l, o, spelling, b->value, member);
+            st = store_bound(l, o, spelling, b->value, member);
         else if (o->flags & OPT_REQUIRED)
             st = buf_printf(&missing, "%s%s", missing.n_bytes > 0 ? ", " : "", o->name);
         else
-            st = loader_store_default(l, o, member);
+            st = store_default(l, o, member);
     }
     if (st == OK && missing.n_bytes > 0)
         st = fail(ERR_CONFIG, "%s: required options are not bound: %s", l->c->file,
@@ -265,7 +634,7 @@ static status load(loader *l, const config_source *source) {
     if (source->path != NULL) note_no_effect(l); /* not again when a run brings its config back */
     TRY(choose(l, source->task));
     TRY(store_values(l));
-    return loader_complete(l);
+    return complete(l);
 }
 
 status config_load(config **out, const config_source *source) {
@@ -274,7 +643,7 @@ status config_load(config **out, const config_source *source) {
     TRY(MEM_NEW(&l.c, 1));
     arena_init(&l.c->memory, 1 << 13);
     gin_init(&l.gin);
-    l.builder = (option_builder){.memory = &l.c->memory, .build = loader_build, .ctx = &l};
+    l.builder = (option_builder){.memory = &l.c->memory, .build = build_instance, .ctx = &l};
     status st = load(&l, source);
     l.c->gin_text = l.gin.memory;
     l.gin.memory = (arena){0};

@@ -14,9 +14,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/buf.h"
 #include "base/mem.h"
 #include "base/status.h"
+#include "base/text.h"
 #include "format/json.h"
 
 /* None for an integer; a float that is None is NAN, a string that is None is NULL. */

@@ -108,6 +108,9 @@ const gin_binding *gin_find(const gin_config *g, const char *scope, const char *
 /* "file:line" of a binding or value, or "--set TEXT", into text. */
 const char *gin_place(char *text, size_t n, const char *file, int line);
 
+/* ERR_CONFIG with the place in front. */
+status gin_fail(const char *file, int line, const char *fmt, ...) PRINTF_LIKE(3, 4);
+
 /* The value in words for messages: "the string 'two'", "a list". */
 const char *gin_describe(const gin_value *v, char *text, size_t n);
 

@@ -75,6 +75,9 @@ const char *option_field(const option *o);
 /* The word of a choice, as the table spells it; not NUL-terminated. */
 const char *option_choice(const option *o, int index, size_t *n);
 
+/* Whether a class is active in this config (for an encoder: once the model is known). */
+bool config_class_is_active(const config *c, const option_class *class_);
+
 /* ERR_CONFIG for an unknown name; the message names the nearest known one. */
 status option_fail_unknown(const gin_binding *b);
 

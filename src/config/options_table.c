@@ -1,5 +1,6 @@
 /* The rows.  Names, meanings and defaults are those of the reference projects; where ours differ,
  * the sentence says so.  The order here is the order of the echo and of docs/config.md. */
+#include "config/metric_list.h"
 #include "config/options.h"
 
 #define IN(member)              offsetof(config, member)
@@ -255,7 +256,7 @@ const option option_table[] = {
     {.name = "RankingArgs.eval_metrics",
      .type = OPT_TEXTS,
      .offset = IN(ranking.metrics),
-     .choices = "AUC|ACC|LOGLOSS|NE|NDCG|HR",
+     .choices = METRIC_RANKING_CHOICES "NDCG|HR",
      .value = "('AUC',)",
      .help =
          "Metrics of an evaluation (NDCG and HR, which the reference lists, cannot be computed for "
@@ -269,7 +270,7 @@ const option option_table[] = {
         "RetrievalArgs.l2_norm_eps", IN(retrieval.norm_epsilon), "1e-6",
         "Smallest norm in the normalisation of items (documented but fixed in the reference)."),
     TYPED("RetrievalArgs.eval_metrics", OPT_TEXTS, 0, IN(retrieval.metrics), "('HR@10', 'NDCG@10')",
-          "Metrics of an evaluation: HR@k, NDCG@k, RECALL@k, PRECISION@k, COVERAGE@k, MRR."),
+          "Metrics of an evaluation: any of " METRIC_RETRIEVAL_WORDS "with cut-offs k."),
 
     TYPED("EmbeddingArgs.feature_names", OPT_TEXTS, OPT_REQUIRED, OF_TABLE(feature_names), NULL,
           "Features looked up in this table."),

@@ -1,5 +1,5 @@
 /* kv_fp8, as ops.h states it. */
-#include "base/fp8.h"
+#include "base/half.h"
 #include "cpu/cpu.h"
 
 enum { ROWS = 64 }; /* of a chunk */

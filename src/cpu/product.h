@@ -16,7 +16,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/pool.h"
+#include "base/thread.h"
 
 enum {
     PRODUCT_DEPTH = 256 /* values of k in a block: part of the order of sums, never tuned */

@@ -7,7 +7,7 @@
 #include <sys/socket.h>
 #include <time.h>
 
-#include "base/hmac.h"
+#include "base/hash.h"
 #include "base/log.h"
 #include "base/mem.h"
 

@@ -2,8 +2,8 @@
 
 #include <string.h>
 
-#include "base/clock.h"
 #include "base/mem.h"
+#include "base/thread.h"
 #include "dist/grad_early.h"
 #include "dist/grad_sum.h"
 #include "dist/leaves.h"

@@ -9,7 +9,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "base/waits.h"
+#include "base/range.h"
 #include "dist/mpi_plugin.h"
 #include "dist/mpi_watch.h"
 

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "base/waits.h"
+#include "base/range.h"
 #include "ops/combine.h"
 
 typedef struct nccl_state {

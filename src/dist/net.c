@@ -12,8 +12,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "base/clock.h"
 #include "base/log.h"
+#include "base/thread.h"
 
 enum { RETRY_MS = 50, BACKLOG = 1024 };
 

@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "base/env.h"
-#include "base/waits.h"
+#include "base/range.h"
 #include "dist/shm.h"
 
 /* Times are counted in turns of the watching loop and not read from a clock: while the machine or

@@ -9,9 +9,9 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-#include "base/clock.h"
 #include "base/mem.h"
-#include "base/waits.h"
+#include "base/range.h"
+#include "base/thread.h"
 #include "dist/net.h"
 #include "dist/tcp_int.h"
 #include "dist/watch.h"

@@ -5,9 +5,9 @@
 #include <sys/random.h>
 #include <unistd.h>
 
-#include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/thread.h"
 #include "dist/handshake.h"
 #include "dist/tcp_int.h"
 

@@ -11,11 +11,11 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "base/clock.h"
 #include "base/env.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "base/waits.h"
+#include "base/range.h"
+#include "base/thread.h"
 #include "dist/handshake.h"
 
 enum { MAGIC = 0x57545348, HELLO_MS = 5000, TURN_MS = 50, MOST_MS = 200, TEXT_BYTES = 512 };

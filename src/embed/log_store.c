@@ -16,8 +16,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/crc32.h"
 #include "base/file.h"
+#include "base/hash.h"
 #include "base/mem.h"
 #include "embed/key_map.h"
 #include "embed/store.h"

@@ -11,11 +11,10 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/buf.h"
 #include "base/file.h"
 #include "base/hash.h"
 #include "base/mem.h"
-#include "base/part_file.h"
+#include "base/text.h"
 #include "embed/snapshot_int.h"
 #include "format/json.h"
 #include "format/safetensors.h"

@@ -4,10 +4,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/buf.h"
 #include "base/half.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/text.h"
 #include "format/json.h"
 
 enum { INDEX_MAX_BYTES = 64 << 20, PATH_BYTES = 4096, NAME_BYTES = 256, MAX_NAMED = 4 };

@@ -10,8 +10,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "base/buf.h"
 #include "base/status.h"
+#include "base/text.h"
 
 typedef struct encoder_output encoder_output;
 

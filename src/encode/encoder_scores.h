@@ -7,7 +7,7 @@
 #ifndef HSTU_ENCODE_ENCODER_SCORES_H
 #define HSTU_ENCODE_ENCODER_SCORES_H
 
-#include "base/buf.h"
+#include "base/text.h"
 #include "encode/encoder.h"
 
 enum { SCORE_THRESHOLDS = 4, SCORE_WINDOWS = 5 };

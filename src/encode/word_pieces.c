@@ -2,11 +2,10 @@
 
 #include <string.h>
 
-#include "base/buf.h"
 #include "base/file.h"
 #include "base/hash.h"
 #include "base/mem.h"
-#include "base/utf8.h"
+#include "base/text.h"
 #include "encode/word_chars.h"
 #include "format/json.h"
 

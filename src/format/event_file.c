@@ -8,9 +8,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "base/buf.h"
-#include "base/crc32.h"
 #include "base/file.h"
+#include "base/hash.h"
+#include "base/text.h"
 
 enum { MAX_TRIES = 1000 };
 

@@ -3,7 +3,8 @@
  * The writer appends to a buf and keeps track of commas; strings are escaped, invalid UTF-8 becomes
  * U+FFFD, and a number that is not finite is written as null.  The reader builds a tree in an
  * arena: it refuses duplicate keys, trailing bytes, NUL, lone surrogates, depth beyond
- * JSON_MAX_DEPTH and numbers out of range, each with the byte offset and the line. */
+ * JSON_MAX_DEPTH and numbers out of range, each with the byte offset and the line.  Fields of csv
+ * files are written here, too. */
 #ifndef HSTU_FORMAT_JSON_H
 #define HSTU_FORMAT_JSON_H
 
@@ -11,9 +12,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/buf.h"
 #include "base/mem.h"
 #include "base/status.h"
+#include "base/text.h"
 
 enum { JSON_MAX_DEPTH = 64 };
 
@@ -95,5 +96,18 @@ const json_value *json_member(const json_value *object, const char *key);
 status json_member_int(const json_value *object, const char *key, int64_t *out);
 status json_member_double(const json_value *object, const char *key, double *out);
 status json_member_string(const json_value *object, const char *key, const char **out);
+
+/* Decodes one escape of a string, in place: a character is never longer than its escape.  *at is
+ * the place after the backslash and moves past the escape; its character is written to *to.  \' is
+ * accepted too, for lists written by Python. */
+status json_escape_decode(char **at, const char *end, char **to);
+
+/* Fields of a comma-separated file, with the quotes of RFC 4180; the caller writes commas and line
+ * ends.  Appends a field, in quotes where its content needs them (an empty field too: a line of
+ * nothing would be no line). */
+status csv_put_field(buf *b, const char *text, size_t n);
+
+/* Appends text inside a quoted field: quotes are doubled. */
+status csv_put_quoted(buf *b, const char *text, size_t n);
 
 #endif

@@ -5,9 +5,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/buf.h"
 #include "base/mem.h"
-#include "format/zip_write.h"
+#include "base/text.h"
+#include "format/zip.h"
 
 enum { NPY_ALIGN = 64 };
 

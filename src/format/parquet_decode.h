@@ -7,7 +7,7 @@
 #ifndef HSTU_FORMAT_PARQUET_DECODE_H
 #define HSTU_FORMAT_PARQUET_DECODE_H
 
-#include "base/buf.h"
+#include "base/text.h"
 #include "format/parquet_meta.h"
 
 /* Numbers as in the format's definition. */

@@ -10,9 +10,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/buf.h"
 #include "base/file.h"
 #include "base/status.h"
+#include "base/text.h"
 
 enum { ST_MAX_DIMS = 8 };
 

@@ -1,7 +1,7 @@
 /* .pt and .pth files: tensors as torch.save writes them, read and written without Python.
  *
  * A file is a zip archive with a pickle (data.pkl) and one member of raw bytes for each storage.
- * Reading maps the file and executes nothing (pickle_read.h): tensors in nested dicts, lists and
+ * Reading maps the file and executes nothing (pickle.h): tensors in nested dicts, lists and
  * tuples get one name each, "model_state_dict.module._o.weight" or "optimizer.state[0].exp_avg".
  * Every offset, stride and size is checked against the storage.  What is read is a view of the map,
  * valid until torch_close, for any number of threads. */

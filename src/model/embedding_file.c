@@ -5,9 +5,9 @@
 #include <string.h>
 
 #include "base/file.h"
-#include "base/float_text.h"
 #include "base/mem.h"
-#include "format/csv_write.h"
+#include "base/text.h"
+#include "format/json.h"
 #include "format/npz.h"
 #include "format/safetensors.h"
 

@@ -14,8 +14,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "base/pool.h"
 #include "base/status.h"
+#include "base/thread.h"
 #include "data/set/seq_file.h"
 
 /* Writes the vocabulary of `data` to a file.  n_actions: of the model; 0: it reads none.  Where the

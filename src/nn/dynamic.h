@@ -28,7 +28,7 @@
 #ifndef HSTU_NN_DYNAMIC_H
 #define HSTU_NN_DYNAMIC_H
 
-#include "base/scratch_folder.h"
+#include "base/file.h"
 #include "config/config.h"
 #include "data/set/batcher.h"
 #include "embed/table.h"

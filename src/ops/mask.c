@@ -4,10 +4,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/buf.h"
 #include "base/mem.h"
-#include "base/nearest.h"
 #include "base/rng.h"
+#include "base/text.h"
 #include "ops/mask_int.h"
 
 enum { BLOCK = 32, BLOCK_PAIRS = BLOCK * BLOCK, BLOCK_SET = 102 };

@@ -35,9 +35,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/pool.h"
 #include "base/rng.h"
 #include "base/status.h"
+#include "base/thread.h"
 #include "ops/mask_rule.h"
 #include "ops/rank_int8.h"
 

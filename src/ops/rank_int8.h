@@ -13,7 +13,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/pool.h"
+#include "base/thread.h"
 
 enum { RANK_INT8_GROUP = 32 }; /* rows that are scored together */
 

@@ -14,9 +14,9 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "base/clock.h"
 #include "base/env.h"
 #include "base/mem.h"
+#include "base/thread.h"
 #include "profile/graph_nodes.h"
 
 /* CUPTI numbers the versions of each record struct; a newer version only appends members, so the

@@ -7,7 +7,7 @@
 #ifndef HSTU_PROFILE_GAPS_H
 #define HSTU_PROFILE_GAPS_H
 
-#include "base/buf.h"
+#include "base/text.h"
 #include "profile/recorder.h"
 
 typedef enum { GAP_LAUNCH, GAP_SYNC, GAP_HOST, GAP_UNKNOWN, N_GAP_CAUSES } gap_cause;

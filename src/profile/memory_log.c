@@ -5,10 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/clock.h"
 #include "base/hash.h"
 #include "base/mem.h"
-#include "format/csv_write.h"
+#include "base/thread.h"
 #include "format/json.h"
 
 typedef struct memory_block {

@@ -11,8 +11,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/buf.h"
 #include "base/status.h"
+#include "base/text.h"
 
 enum { MEMORY_MAX_OWNERS = 64, MEMORY_MAX_EVENTS = 1 << 20 };
 

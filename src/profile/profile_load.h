@@ -3,7 +3,7 @@
 #ifndef HSTU_PROFILE_PROFILE_LOAD_H
 #define HSTU_PROFILE_PROFILE_LOAD_H
 
-#include "base/buf.h"
+#include "base/text.h"
 #include "profile/profiler.h"
 
 /* Reads all of a folder; a folder without files gives a profile without records, and gpu_reason

@@ -6,9 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/clock.h"
 #include "base/mem.h"
 #include "base/range.h"
+#include "base/thread.h"
 #include "profile/gpu_events.h"
 #include "profile/kernel_name.h"
 #include "profile/links.h"

@@ -3,9 +3,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/clock.h"
 #include "base/hash.h"
 #include "base/mem.h"
+#include "base/thread.h"
 
 status recorder_init(recorder *r, const recorder_schedule *s) {
     *r = (recorder){.schedule = *s, .n_slots = 1024};

@@ -3,7 +3,7 @@
 #ifndef HSTU_PROFILE_TABLES_H
 #define HSTU_PROFILE_TABLES_H
 
-#include "base/buf.h"
+#include "base/text.h"
 #include "profile/recorder.h"
 
 typedef enum {

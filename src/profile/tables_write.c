@@ -3,7 +3,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "format/csv_write.h"
 #include "format/json.h"
 #include "profile/tables.h"
 

@@ -1,7 +1,7 @@
 #include "profile/timed.h"
 
-#include "base/clock.h"
 #include "base/mem.h"
+#include "base/thread.h"
 
 enum {
 #define WORK(name, parameters, arguments, test) AT_##name,

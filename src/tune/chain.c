@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-#include "base/nearest.h"
+#include "base/text.h"
 
 #include "tune/chains.def"
 

@@ -7,7 +7,7 @@
 #ifndef HSTU_TUNE_CHAIN_REFERENCE_H
 #define HSTU_TUNE_CHAIN_REFERENCE_H
 
-#include "base/pool.h"
+#include "base/thread.h"
 #include "tune/chain_problem.h"
 
 /* Rows are shared out over the threads of `workers` (NULL: one).  out (n_rows, E): rows

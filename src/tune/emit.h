@@ -6,7 +6,7 @@
 #ifndef HSTU_TUNE_EMIT_H
 #define HSTU_TUNE_EMIT_H
 
-#include "base/buf.h"
+#include "base/text.h"
 #include "ops/ops.h"
 #include "tune/fusion_plan.h"
 

@@ -9,7 +9,7 @@
 #ifndef HSTU_TUNE_ENCODER_PLAN_H
 #define HSTU_TUNE_ENCODER_PLAN_H
 
-#include "base/pool.h"
+#include "base/thread.h"
 #include "encode/encoder.h"
 #include "tune/plan_file.h"
 

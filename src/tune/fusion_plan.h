@@ -16,7 +16,7 @@
 #ifndef HSTU_TUNE_FUSION_PLAN_H
 #define HSTU_TUNE_FUSION_PLAN_H
 
-#include "base/buf.h"
+#include "base/text.h"
 #include "tune/chain.h"
 
 enum {

@@ -10,8 +10,8 @@
 
 #include <stdbool.h>
 
-#include "base/buf.h"
 #include "base/status.h"
+#include "base/text.h"
 
 typedef struct kernel_cache {
     char folder[4096];

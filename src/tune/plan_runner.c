@@ -5,8 +5,8 @@
 #include <time.h>
 
 #include "base/half.h"
-#include "base/median.h"
 #include "base/mem.h"
+#include "base/sort.h"
 #include "tune/chain_reference.h"
 #include "tune/hand_written.h"
 

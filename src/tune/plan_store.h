@@ -6,7 +6,7 @@
 #ifndef HSTU_TUNE_PLAN_STORE_H
 #define HSTU_TUNE_PLAN_STORE_H
 
-#include "base/buf.h"
+#include "base/text.h"
 #include "tune/plan_file.h"
 
 typedef struct plan_store {

@@ -5,7 +5,7 @@
 
 #include <stddef.h>
 
-#include "base/buf.h"
+#include "base/text.h"
 #include "tune/fusion_plan.h"
 
 typedef struct plan_time {

@@ -2,8 +2,8 @@
 #ifndef HSTU_TUNE_PROCESS_H
 #define HSTU_TUNE_PROCESS_H
 
-#include "base/buf.h"
 #include "base/status.h"
+#include "base/text.h"
 
 enum { PROCESS_MAX_WORDS = 48, PROCESS_NOT_FOUND = 127 };
 

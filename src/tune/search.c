@@ -4,8 +4,8 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "base/nearest.h"
 #include "base/rng.h"
+#include "base/text.h"
 #include "tune/search_int.h"
 
 static const char *const names[N_SEARCHES] = {"exact", "xgboost", "random", "anneal", "grouped"};

@@ -5,7 +5,7 @@
 #ifndef HSTU_TUNE_TARGET_H
 #define HSTU_TUNE_TARGET_H
 
-#include "base/pool.h"
+#include "base/thread.h"
 #include "ops/ops.h"
 #include "tune/dialect.h"
 #include "tune/emit.h"

@@ -6,13 +6,12 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/clock.h"
+#include "base/autotune.h"
 #include "base/env.h"
 #include "base/file.h"
 #include "base/machine.h"
-#include "base/median.h"
 #include "base/mem.h"
-#include "base/scratch_folder.h"
+#include "base/thread.h"
 #include "tune/process.h"
 #include "tune/target.h"
 
@@ -325,7 +324,7 @@ static status time_calls(target *t, status (*run)(void *ctx), void *ctx, int rou
     (void)t;
     TRY(time_round(run, ctx, 1, &once));
     TRY(time_round(run, ctx, 1, &once));
-    int n = median_calls(once, TARGET_ROUND);
+    int n = autotune_calls(once, TARGET_ROUND);
     for (int i = 0; i < rounds; i++)
         TRY(time_round(run, ctx, n, &seconds[i]));
     return OK;

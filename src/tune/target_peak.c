@@ -1,6 +1,6 @@
 #include "tune/target_peak.h"
 
-#include "base/median.h"
+#include "base/sort.h"
 #include "profile/peak.h"
 
 enum { ROUNDS = 7 };

@@ -1,10 +1,10 @@
 /* The option table itself: whole, consistent, documented. */
 #include <ctype.h>
 
-#include "base/buf.h"
 #include "base/file.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/text.h"
 #include "config/config.h"
 #include "config/options.h"
 #include "test.h"

@@ -9,7 +9,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "base/hmac.h"
+#include "base/hash.h"
 #include "base/log.h"
 #include "test.h"
 

@@ -6,9 +6,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "base/clock.h"
 #include "base/log.h"
-#include "base/waits.h"
+#include "base/range.h"
+#include "base/thread.h"
 #include "test.h"
 
 enum { PATIENCE_MS = 200 };

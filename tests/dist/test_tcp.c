@@ -7,10 +7,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "base/clock.h"
-#include "base/hmac.h"
+#include "base/hash.h"
 #include "base/mem.h"
-#include "base/waits.h"
+#include "base/range.h"
+#include "base/thread.h"
 #include "dist/handshake.h"
 #include "train_test.h"
 
@@ -494,10 +494,10 @@ TEST(tcp_same_bits_as_one_process) {
 
 TEST(tcp_variables_that_make_no_sense) {
     static const char *const wrong[][2] = {
-        {"RANK=2 WORLD_SIZE=2 MASTER_ADDR=localhost", "RANK=2"},
-        {"RANK=x WORLD_SIZE=2 MASTER_ADDR=localhost", "RANK=x"},
-        {"RANK=0 WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=99999", "MASTER_PORT=99999"},
-        {"RANK=0 WORLD_SIZE=0 MASTER_ADDR=localhost", "WORLD_SIZE=0"},
+        {"RANK=2 WORLD_SIZE=2 MASTER_ADDR=localhost", "RANK is '2'"},
+        {"RANK=x WORLD_SIZE=2 MASTER_ADDR=localhost", "RANK is 'x'"},
+        {"RANK=0 WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=99999", "MASTER_PORT is '99999'"},
+        {"RANK=0 WORLD_SIZE=0 MASTER_ADDR=localhost", "WORLD_SIZE is '0'"},
         {"RANK=0 WORLD_SIZE=2", "MASTER_ADDR is not set"}, /* not alone, beside the others */
         {"RANK= WORLD_SIZE=2 MASTER_ADDR=localhost", "RANK is not set"},
         {"WORLD_SIZE=2 MASTER_ADDR=localhost", "RANK is not set"},

@@ -5,7 +5,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "base/waits.h"
+#include "base/range.h"
 #include "dist/handshake.h"
 #include "dist/mpi_watch.h"
 #include "dist/tcp.h"

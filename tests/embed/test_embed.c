@@ -2,7 +2,7 @@
  * policies; admission, growth, the training interface, and refused arguments. */
 #include <math.h>
 
-#include "base/pool.h"
+#include "base/thread.h"
 #include "embed/snapshot.h"
 #include "oom.h"
 #include "table_rig.h"

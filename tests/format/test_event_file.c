@@ -3,8 +3,8 @@
 
 #include <dirent.h>
 
-#include "base/crc32.h"
 #include "base/file.h"
+#include "base/hash.h"
 #include "test.h"
 
 TEST(crc32c_of_known_texts) {

@@ -2,8 +2,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/buf.h"
-#include "base/crc32.h"
+#include "base/hash.h"
+#include "base/text.h"
 #include "format/input.h"
 #include "oom.h"
 #include "test.h"

@@ -1,7 +1,7 @@
 #include "format/npz.h"
 
-#include "base/crc32.h"
 #include "base/file.h"
+#include "base/hash.h"
 #include "oom.h"
 #include "test.h"
 

@@ -5,7 +5,7 @@
 
 #include "base/file.h"
 #include "base/mem.h"
-#include "format/zip_write.h"
+#include "format/zip.h"
 #include "oom.h"
 #include "test.h"
 

@@ -8,7 +8,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "base/escape.h"
+#include "base/text.h"
 #include "data/read/bad_lines.h"
 #include "data/read/csv_parse.h"
 #include "data/read/sample.h"

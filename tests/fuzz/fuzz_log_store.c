@@ -7,7 +7,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "base/crc32.h"
+#include "base/hash.h"
 #include "embed/store.h"
 #include "fuzz_folder.h"
 

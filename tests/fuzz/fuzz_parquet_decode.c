@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "format/parquet_decode.h"
-#include "format/parquet_thrift.h"
+#include "format/parquet_meta.h"
 
 enum { MAX_BATCHES = 64, MAX_BATCH = 64 };
 

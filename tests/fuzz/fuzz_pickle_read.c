@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "format/pickle_read.h"
+#include "format/pickle.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 

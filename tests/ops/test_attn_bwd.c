@@ -2,7 +2,7 @@
 #include <dirent.h>
 
 #include "base/mem.h"
-#include "base/pool.h"
+#include "base/thread.h"
 #include "device.h"
 #include "format/safetensors.h"
 #include "ops/ops.h"

@@ -1,5 +1,5 @@
 /* Keys and values in 8 bits. */
-#include "base/fp8.h"
+#include "base/half.h"
 #include "dense_test.h"
 
 enum { H = 3, DK = 20, DV = 12, LEN = 16, ROWS = 50, PAGES = 4, STORE = 6, STRIDE = 1600 };

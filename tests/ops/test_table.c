@@ -1,6 +1,6 @@
 /* The index of a dynamic table (ops/table.h) against a plain model of the contract's words: every
  * rule of scores and eviction, ties, full buckets, keys at the ends of the range. */
-#include "base/pool.h"
+#include "base/thread.h"
 #include "table_rig.h"
 
 enum { MAX_BUCKETS = 4, MAX_KEYS = 512 };

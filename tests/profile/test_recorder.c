@@ -2,7 +2,7 @@
 
 #include <time.h>
 
-#include "base/clock.h"
+#include "base/thread.h"
 #include "test.h"
 
 static void op(recorder *r, const char *name) {

@@ -1,8 +1,8 @@
 /* FLOP and bytes of ops, by counting. */
 #include "profile/work.h"
 
-#include "base/pool.h"
 #include "base/rng.h"
+#include "base/thread.h"
 #include "ops/mask_batch.h"
 #include "test.h"
 

@@ -3,7 +3,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "base/clock.h"
+#include "base/thread.h"
 #include "cli/bench/timing.h"
 #include "profile/peak.h"
 

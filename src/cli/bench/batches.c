@@ -2,8 +2,8 @@
 
 #include <inttypes.h>
 
-#include "base/clock.h"
 #include "base/rng.h"
+#include "base/thread.h"
 #include "data/set/batcher.h"
 #include "data/synth/synth.h"
 

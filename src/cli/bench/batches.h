@@ -7,8 +7,8 @@
 
 #include <stdint.h>
 
-#include "base/pool.h"
 #include "base/status.h"
+#include "base/thread.h"
 #include "data/set/seq_file.h"
 
 /* Random batches of each mode that are compared with the file. */

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/nearest.h"
+#include "base/text.h"
 #include "cli/cli.h"
 
 const command bench_commands[] = {

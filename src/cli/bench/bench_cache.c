@@ -2,7 +2,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-#include "base/progress.h"
+#include "base/log.h"
 #include "cli/bench/bench.h"
 #include "cli/bench/serve_check.h"
 #include "cli/json_line.h"

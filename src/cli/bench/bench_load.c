@@ -3,8 +3,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/clock.h"
 #include "base/file.h"
+#include "base/thread.h"
 
 load_args load_args_default(void) {
     return (load_args){.device = "auto",

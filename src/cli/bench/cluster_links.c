@@ -2,7 +2,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "base/nearest.h"
+#include "base/text.h"
 #include "cli/bench/cluster.h"
 
 static const cluster_links profiles[] = {

@@ -3,8 +3,8 @@
 #include <math.h>
 #include <string.h>
 
-#include "base/clock.h"
 #include "base/mem.h"
+#include "base/thread.h"
 #include "cli/bench/embedding_int.h"
 
 enum { N_SIZES = 3 };

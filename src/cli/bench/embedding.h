@@ -6,8 +6,8 @@
 #ifndef HSTU_CLI_BENCH_EMBEDDING_H
 #define HSTU_CLI_BENCH_EMBEDDING_H
 
-#include "base/pool.h"
 #include "base/status.h"
+#include "base/thread.h"
 #include "ops/ops.h"
 
 /* HierarchicalKV's unit is 2^30 keys a second. */

@@ -10,9 +10,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/clock.h"
-#include "base/median.h"
 #include "base/mem.h"
+#include "base/sort.h"
+#include "base/thread.h"
 #include "cli/bench/embedding_int.h"
 
 enum { MAX_PASSES = 5, FIRST_SCORE = 2, CHECK_ROWS = 4096 };

@@ -6,8 +6,8 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-#include "base/clock.h"
 #include "base/mem.h"
+#include "base/thread.h"
 #include "cli/bench/embedding_int.h"
 
 enum { FILL_BUCKETS = 4096 };

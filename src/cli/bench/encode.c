@@ -3,10 +3,10 @@
 #include <math.h>
 #include <time.h>
 
-#include "base/clock.h"
-#include "base/median.h"
 #include "base/mem.h"
 #include "base/rng.h"
+#include "base/sort.h"
+#include "base/thread.h"
 #include "encode/encoder.h"
 #include "tune/encoder_plan.h"
 

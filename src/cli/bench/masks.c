@@ -4,12 +4,12 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/clock.h"
 #include "base/env.h"
+#include "base/file.h"
 #include "base/half.h"
 #include "base/mem.h"
 #include "base/rng.h"
-#include "base/scratch_folder.h"
+#include "base/thread.h"
 #include "cli/bench/timing.h"
 #include "format/safetensors.h"
 #include "ops/mask_batch.h"

@@ -8,7 +8,6 @@
 #include <string.h>
 #include <time.h>
 
-#include "base/clock.h"
 #include "base/machine.h"
 #include "base/thread.h"
 #include "cli/bench/serve_load.h"

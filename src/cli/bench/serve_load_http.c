@@ -19,8 +19,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "base/buf.h"
-#include "base/clock.h"
+#include "base/text.h"
+#include "base/thread.h"
 #include "cli/bench/serve_load.h"
 
 enum {

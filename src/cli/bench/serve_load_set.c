@@ -3,9 +3,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/buf.h"
 #include "base/file.h"
 #include "base/rng.h"
+#include "base/text.h"
 #include "cli/bench/serve_load.h"
 #include "format/json.h"
 

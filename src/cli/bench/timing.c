@@ -2,8 +2,8 @@
 
 #include <math.h>
 
-#include "base/clock.h"
-#include "base/median.h"
+#include "base/sort.h"
+#include "base/thread.h"
 
 enum { WARM_UPS = 3, MAX_CALLS = 30 };
 

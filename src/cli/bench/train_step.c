@@ -5,8 +5,8 @@
 #include <string.h>
 #include <sys/resource.h>
 
-#include "base/clock.h"
 #include "base/log.h"
+#include "base/thread.h"
 #include "data/synth/synth.h"
 #include "profile/peak.h"
 #include "train/loop/generated.h"

@@ -7,7 +7,7 @@
 #ifndef HSTU_CLI_BENCH_TRAIN_STEP_H
 #define HSTU_CLI_BENCH_TRAIN_STEP_H
 
-#include "base/pool.h"
+#include "base/thread.h"
 #include "cli/bench/slope.h"
 #include "nn/flops.h"
 #include "profile/busy.h"

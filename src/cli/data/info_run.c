@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/progress.h"
+#include "base/log.h"
 #include "cli/json_line.h"
 #include "cli/model/run_facts.h"
 #include "cli/show.h"

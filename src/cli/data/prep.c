@@ -5,12 +5,11 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/clock.h"
 #include "base/env.h"
 #include "base/file.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "base/progress.h"
+#include "base/thread.h"
 #include "cli/cli.h"
 #include "cli/json_line.h"
 #include "cli/show.h"

@@ -1,8 +1,8 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-#include "base/clock.h"
 #include "base/env.h"
+#include "base/thread.h"
 #include "cli/cli.h"
 #include "cli/json_line.h"
 #include "cli/show.h"

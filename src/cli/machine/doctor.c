@@ -15,11 +15,11 @@
 #include <zstd.h>
 #endif
 
-#include "base/buf.h"
-#include "base/clock.h"
 #include "base/env.h"
 #include "base/machine.h"
 #include "base/mem.h"
+#include "base/text.h"
+#include "base/thread.h"
 #include "cli/cli.h"
 #include "cli/json_line.h"
 #include "cli/machine/doctor_find.h"

@@ -6,10 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/clock.h"
 #include "base/file.h"
-#include "base/library.h"
+#include "base/machine.h"
 #include "base/mem.h"
+#include "base/thread.h"
 #include "cli/machine/doctor_find.h"
 #include "profile/cupti.h"
 

@@ -8,9 +8,9 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-#include "base/clock.h"
 #include "base/file.h"
 #include "base/mem.h"
+#include "base/thread.h"
 #include "cli/machine/doctor_find.h"
 
 finding *findings_add(findings *f, found_state state, const char *name, const char *fmt, ...) {

@@ -2,7 +2,7 @@
 #ifndef HSTU_CLI_MACHINE_MASK_DRAW_H
 #define HSTU_CLI_MACHINE_MASK_DRAW_H
 
-#include "base/buf.h"
+#include "base/text.h"
 #include "ops/mask.h"
 
 /* A mask as a grid of cells, each of `side` x `side` pairs. */

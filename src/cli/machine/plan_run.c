@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/progress.h"
+#include "base/log.h"
 #include "cli/json_line.h"
 #include "cli/machine/plan.h"
 #include "cli/machine/plan_args.h"

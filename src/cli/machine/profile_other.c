@@ -12,7 +12,6 @@
 #include "base/env.h"
 #include "base/file.h"
 #include "base/log.h"
-#include "base/scratch_folder.h"
 #include "profile/links.h"
 #include "profile/profile_load.h"
 

@@ -4,8 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/log.h"
 #include "base/mem.h"
-#include "base/progress.h"
 #include "cli/cli.h"
 #include "cli/json_line.h"
 #include "cli/model/run_facts.h"

@@ -3,11 +3,10 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/clock.h"
 #include "base/file.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "base/progress.h"
+#include "base/thread.h"
 #include "cli/cli.h"
 #include "cli/show.h"
 #include "cli/sink.h"

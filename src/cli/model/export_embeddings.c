@@ -2,8 +2,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/log.h"
 #include "base/mem.h"
-#include "base/progress.h"
 #include "cli/model/export.h"
 #include "cli/show.h"
 #include "cli/work.h"

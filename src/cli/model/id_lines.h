@@ -7,7 +7,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "base/buf.h"
+#include "base/text.h"
 #include "data/set/seq_file.h"
 #include "format/input.h"
 

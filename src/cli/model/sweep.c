@@ -12,11 +12,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "base/buf.h"
-#include "base/clock.h"
 #include "base/env.h"
 #include "base/file.h"
 #include "base/log.h"
+#include "base/text.h"
+#include "base/thread.h"
 #include "cli/cli.h"
 #include "cli/config_path.h"
 #include "cli/show.h"

@@ -4,12 +4,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/buf.h"
-#include "base/escape.h"
 #include "base/file.h"
+#include "base/text.h"
 #include "cli/model/sweep.h"
 #include "cli/show.h"
-#include "format/csv_write.h"
+#include "format/json.h"
 #include "train/report/page.h"
 
 enum { WIDTH = 900, HEIGHT = 420, TOP = 64, BOTTOM = 48, SIDE = 70, PATH_BYTES = 4096 };

@@ -5,8 +5,8 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-#include "base/buf.h"
-#include "base/progress.h"
+#include "base/log.h"
+#include "base/text.h"
 #include "cli/show.h"
 #include "train/report/protocol.h"
 

@@ -3,10 +3,10 @@
 
 #include <stdio.h>
 
-#include "base/buf.h"
 #include "base/env.h"
 #include "base/hash.h"
 #include "base/log.h"
+#include "base/text.h"
 #include "dist/agree.h"
 #include "nn/dynamic.h"
 #include "ops/comm_host.h"

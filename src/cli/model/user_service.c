@@ -1,7 +1,7 @@
 #include "cli/model/user_service.h"
 
+#include "base/log.h"
 #include "base/mem.h"
-#include "base/progress.h"
 
 /* Ranks take so many users in turn. */
 enum { BLOCK_USERS = 256 };

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/escape.h"
+#include "base/text.h"
 #include "cli/cli.h"
 #include "cli/json_line.h"
 

@@ -12,9 +12,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/thread.h"
 #include "cli/cli.h"
 #include "cli/serve/kv_args.h"
 #include "cli/work.h"

@@ -4,7 +4,7 @@
 
 #include <cuda_runtime.h>
 
-#include "base/waits.h"
+#include "base/range.h"
 
 static inline cudaError_t cuda_wait_stream(cudaStream_t stream) {
     wait_kind before = waits_begin(WAIT_GPU);

@@ -3,7 +3,7 @@
 #include <dlfcn.h>
 #include <pthread.h>
 
-#include "base/library.h"
+#include "base/machine.h"
 
 #define LT_TEXT_OF(x) #x
 #define LT_TEXT(x)    LT_TEXT_OF(x)

@@ -12,8 +12,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/pool.h"
 #include "base/status.h"
+#include "base/thread.h"
 #include "data/set/seq_file.h"
 
 typedef struct builder builder;

@@ -17,9 +17,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/pool.h"
-#include "base/progress.h"
+#include "base/log.h"
 #include "base/status.h"
+#include "base/thread.h"
 #include "data/read/csv_layout.h"
 #include "format/input.h"
 

@@ -1,5 +1,5 @@
 #include "data/read/columns.h"
-#include "base/escape.h"
+#include "base/text.h"
 
 #include <ctype.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
 #include "data/read/csv_layout.h"
-#include "base/escape.h"
+#include "base/text.h"
 
 #include <stdio.h>
 #include <stdlib.h>

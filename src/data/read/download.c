@@ -13,7 +13,6 @@
 #include "base/file.h"
 #include "base/hash.h"
 #include "base/log.h"
-#include "base/progress.h"
 
 #define GROUPLENS "https://files.grouplens.org/datasets/movielens/"
 #define ZENODO    "https://zenodo.org/records/10439422/files/"

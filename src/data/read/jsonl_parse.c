@@ -4,7 +4,6 @@
 
 #include "data/read/bad_lines.h"
 #include "format/json.h"
-#include "format/json_escape.h"
 
 /* A line being read.  `matched` is how many bytes of each path the enclosing members have used up,
  * "a." of "a.b" inside the member a; NO_MATCH where they are on another path. */

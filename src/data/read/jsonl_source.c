@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/escape.h"
+#include "base/text.h"
 #include "data/read/jsonl_parse.h"
 #include "data/read/table_source.h"
 

@@ -1,6 +1,6 @@
 #include "data/read/list_parse.h"
 
-#include "format/json_escape.h"
+#include "format/json.h"
 
 static bool is_blank(char c) {
     return c == ' ' || c == '\t' || c == '\r';

@@ -1,12 +1,11 @@
 #include "data/read/parquet_convert.h"
-#include "base/escape.h"
+#include "base/text.h"
 
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "base/utf8.h"
 #include "data/read/row_field.h"
 
 /* Whole numbers up to here are exact in floating point. */

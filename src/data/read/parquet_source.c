@@ -10,7 +10,6 @@
 
 #include "base/log.h"
 #include "base/mem.h"
-#include "base/progress.h"
 #include "data/read/bad_lines.h"
 #include "data/read/parquet_events.h"
 #include "data/read/parts.h"

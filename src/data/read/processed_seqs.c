@@ -11,9 +11,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/escape.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/text.h"
 #include "data/read/csv_parse.h"
 #include "data/read/list_parse.h"
 #include "data/read/number.h"

@@ -1,5 +1,5 @@
 #include "data/read/row_field.h"
-#include "base/escape.h"
+#include "base/text.h"
 
 #include <string.h>
 

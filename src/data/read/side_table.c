@@ -7,8 +7,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/escape.h"
 #include "base/log.h"
+#include "base/text.h"
 #include "data/read/columns.h"
 #include "data/read/jsonl_parse.h"
 #include "data/read/parts.h"

@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "base/log.h"
-#include "base/progress.h"
 #include "data/read/csv_parse.h"
 
 status job_create_builder(source_job *job) {

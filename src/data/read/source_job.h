@@ -3,7 +3,7 @@
 #ifndef HSTU_DATA_READ_SOURCE_JOB_H
 #define HSTU_DATA_READ_SOURCE_JOB_H
 
-#include "base/pool.h"
+#include "base/thread.h"
 #include "data/build/builder.h"
 #include "data/read/blocks.h"
 #include "data/read/csv_layout.h"

@@ -10,8 +10,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/pool.h"
 #include "base/status.h"
+#include "base/thread.h"
 #include "data/build/builder.h"
 #include "data/read/bad_lines.h"
 #include "data/read/csv_layout.h"

@@ -1,5 +1,5 @@
 #include "data/read/time_text.h"
-#include "base/escape.h"
+#include "base/text.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -10,8 +10,8 @@
 #include <stdint.h>
 
 #include "base/file.h"
-#include "base/pool.h"
 #include "base/status.h"
+#include "base/thread.h"
 
 enum { COLUMN_NAME_BYTES = 32, COLUMN_MAX = 256 };
 

@@ -2,8 +2,7 @@
 
 #include <string.h>
 
-#include "base/buf.h"
-#include "format/csv_write.h"
+#include "base/text.h"
 #include "format/json.h"
 
 enum { NUMBER_BYTES = 24, FLUSH_BYTES = 1 << 20 };

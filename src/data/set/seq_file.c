@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/jagged.h"
 #include "base/mem.h"
 #include "format/json.h"
 
@@ -23,6 +22,20 @@ static status get(const seq_file *s, const char *name, column_type type, uint64_
     return OK;
 }
 
+status seq_check_offsets(const uint64_t *offsets, uint64_t n_sequences, uint64_t n_rows) {
+    if (offsets[0] != 0) return fail(ERR_FORMAT, "offset 0 is %" PRIu64 ", not 0", offsets[0]);
+    for (uint64_t b = 0; b < n_sequences; b++) {
+        if (offsets[b + 1] < offsets[b] || offsets[b + 1] > n_rows)
+            return fail(ERR_FORMAT,
+                        "offset %" PRIu64 " is %" PRIu64 "; it must be in %" PRIu64 "..%" PRIu64,
+                        b + 1, offsets[b + 1], offsets[b], n_rows);
+    }
+    if (offsets[n_sequences] != n_rows)
+        return fail(ERR_FORMAT, "the last offset is %" PRIu64 ", not %" PRIu64,
+                    offsets[n_sequences], n_rows);
+    return OK;
+}
+
 /* Strings are stored as NAME.o (offsets) and NAME.t (bytes). */
 static status get_texts(const seq_file *s, const char *name, text_column *out) {
     char part[COLUMN_NAME_BYTES + 2];
@@ -34,7 +47,7 @@ static status get_texts(const seq_file *s, const char *name, text_column *out) {
     TRY(column_file_get(&s->file, s->path, part, COLUMN_U8, (const void **)&out->bytes, &n_bytes));
     if (n_offsets == 0) return fail(ERR_FORMAT, "%s: column '%s.o' is empty", s->path, name);
     out->n = n_offsets - 1;
-    status st = jagged_check(out->offsets, out->n, n_bytes);
+    status st = seq_check_offsets(out->offsets, out->n, n_bytes);
     return st == OK ? OK : fail_prefix(st, "%s: column '%s.o'", s->path, name);
 }
 
@@ -164,7 +177,7 @@ static status load(seq_file *s, pool *p) {
     TRY(get(s, "item_index", COLUMN_U32, s->n_events, (const void **)&s->item));
     TRY(get(s, "action", COLUMN_U16, s->n_events, (const void **)&s->action));
     TRY(get(s, "time", COLUMN_I64, s->n_events, (const void **)&s->time));
-    status st = jagged_check(s->offsets, s->n_users, s->n_events);
+    status st = seq_check_offsets(s->offsets, s->n_users, s->n_events);
     if (st != OK) return fail_prefix(st, "%s: column 'offsets'", s->path);
     TRY(load_ids(s));
     TRY(load_context(s));

@@ -10,9 +10,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "base/buf.h"
-#include "base/pool.h"
 #include "base/status.h"
+#include "base/text.h"
+#include "base/thread.h"
 #include "data/set/column_file.h"
 
 /* What the 16-bit action of an event means. */
@@ -143,5 +143,9 @@ double seq_rating(const seq_file *s, uint16_t action);
 
 /* The name of a bit of ACTION_BITS: "click", "like", ...; NULL beyond the eight there are. */
 const char *seq_signal_name(int bit);
+
+/* Jagged offsets: sequence b is rows offsets[b] .. offsets[b + 1] - 1.  ERR_FORMAT names the first
+ * bad one unless they start at 0, never decrease, and end at n_rows. */
+status seq_check_offsets(const uint64_t *offsets, uint64_t n_sequences, uint64_t n_rows);
 
 #endif

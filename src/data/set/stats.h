@@ -5,8 +5,8 @@
 
 #include <stdint.h>
 
-#include "base/pool.h"
 #include "base/status.h"
+#include "base/thread.h"
 #include "data/set/seq_file.h"
 
 enum { STATS_MAX_BINS = 64, STATS_ACTIONS = 1 << 16 };

@@ -1,6 +1,6 @@
 #include "data/set/temp_data.h"
 
-#include "base/scratch_folder.h"
+#include "base/file.h"
 
 status temp_data_open(seq_file **out, temp_data_writer write, void *ctx, pool *p) {
     scratch_folder *folder;

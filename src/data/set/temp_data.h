@@ -3,8 +3,8 @@
 #ifndef HSTU_DATA_SET_TEMP_DATA_H
 #define HSTU_DATA_SET_TEMP_DATA_H
 
-#include "base/pool.h"
 #include "base/status.h"
+#include "base/thread.h"
 #include "data/set/seq_file.h"
 
 /* Writes folder/data.seq. */

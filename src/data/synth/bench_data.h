@@ -11,9 +11,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "base/pool.h"
 #include "base/rng.h"
 #include "base/status.h"
+#include "base/thread.h"
 #include "data/build/builder.h"
 
 typedef enum { DRAW_UNIFORM, DRAW_NORMAL, DRAW_ZIPF, DRAW_LOGNORMAL } draw_kind;

@@ -13,8 +13,8 @@
 
 #include <stdint.h>
 
-#include "base/pool.h"
 #include "base/status.h"
+#include "base/thread.h"
 #include "data/set/seq_file.h"
 
 typedef struct synth_config {

@@ -5,7 +5,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "base/clock.h"
+#include "base/thread.h"
 #include "serve/engine/engine_int.h"
 
 enum { DEFAULT_QUEUE = 1024, MAX_BATCH = 4096 };

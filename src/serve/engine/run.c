@@ -3,7 +3,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/clock.h"
 #include "base/thread.h"
 
 /* A batch of so many jobs or more is worth waking the pool for what its jobs need on the host: that

@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/clock.h"
 #include "base/env.h"
 #include "base/log.h"
 #include "base/mem.h"

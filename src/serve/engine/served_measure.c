@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/clock.h"
 #include "base/mem.h"
+#include "base/thread.h"
 #include "serve/engine/served.h"
 
 enum { CANDIDATES = 64, REPEATS = 3, MOVED = 32 };

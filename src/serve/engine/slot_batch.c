@@ -1,6 +1,6 @@
 #include <stdio.h>
 
-#include "base/clock.h"
+#include "base/thread.h"
 #include "serve/engine/slot.h"
 
 /* What is taken from the queue to run. */

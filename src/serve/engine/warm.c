@@ -1,6 +1,6 @@
 #include "serve/engine/warm.h"
 
-#include "base/clock.h"
+#include "base/thread.h"
 
 /* Users of a recorded batch, at most, and how often histories are shortened to an eighth. */
 enum { WARM_USERS = 16, WARM_LENGTHS = 3 };

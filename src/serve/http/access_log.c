@@ -8,9 +8,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/buf.h"
-#include "base/clock.h"
 #include "base/mem.h"
+#include "base/text.h"
 #include "base/thread.h"
 
 enum { FLUSH_NS = 200000000, FULL_BYTES = 64 << 10, POLL_MS = 50, CLOSE_NS = 500000000 };

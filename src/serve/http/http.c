@@ -21,7 +21,6 @@
 #include <strings.h>
 #include <sys/socket.h>
 
-#include "base/clock.h"
 #include "base/machine.h"
 #include "base/mem.h"
 #include "base/thread.h"

@@ -16,8 +16,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/buf.h"
 #include "base/status.h"
+#include "base/text.h"
 
 typedef struct http_server http_server;
 typedef struct http_exchange http_exchange;

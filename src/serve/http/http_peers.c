@@ -11,7 +11,6 @@
 #include <sys/socket.h>
 #include <time.h>
 
-#include "base/clock.h"
 #include "base/mem.h"
 #include "base/thread.h"
 #include "serve/http/http_int.h"

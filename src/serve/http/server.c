@@ -9,7 +9,6 @@
 #include <sys/random.h>
 #include <time.h>
 
-#include "base/clock.h"
 #include "base/hash.h"
 #include "base/log.h"
 #include "base/thread.h"

@@ -5,7 +5,7 @@
 #include <strings.h>
 #include <unistd.h>
 
-#include "base/clock.h"
+#include "base/thread.h"
 #include "serve/http/server_int.h"
 
 enum { HOST_BYTES = 256 };

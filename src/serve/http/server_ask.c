@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/clock.h"
+#include "base/thread.h"
 #include "serve/http/server_int.h"
 
 /* A call that asks the engine; in the call's arena. */

@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/clock.h"
+#include "base/thread.h"
 #include "serve/http/request_infer.h"
 #include "serve/http/server_int.h"
 

@@ -6,7 +6,7 @@
 
 #include <stdatomic.h>
 
-#include "base/buf.h"
+#include "base/text.h"
 #include "serve/engine/engine.h"
 #include "serve/http/http.h"
 

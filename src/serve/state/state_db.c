@@ -9,7 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/crc32.h"
+#include "base/hash.h"
 #include "base/mem.h"
 #include "data/set/seq_file.h"
 

@@ -6,9 +6,9 @@
 #include <string.h>
 #include <time.h>
 
-#include "base/clock.h"
 #include "base/hash.h"
 #include "base/mem.h"
+#include "base/thread.h"
 
 enum { NS_PER_SECOND = 1000000000 };
 

@@ -3,8 +3,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/file.h"
 #include "base/mem.h"
-#include "base/part_file.h"
 #include "nn/param_cut.h"
 #include "ops/comm_host.h"
 

@@ -14,7 +14,6 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "base/temporary.h"
 #include "format/json.h"
 #include "train/files/checkpoint.h"
 #include "train/report/run_log.h"

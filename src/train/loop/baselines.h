@@ -8,8 +8,8 @@
 #ifndef HSTU_TRAIN_LOOP_BASELINES_H
 #define HSTU_TRAIN_LOOP_BASELINES_H
 
-#include "base/pool.h"
 #include "base/status.h"
+#include "base/thread.h"
 #include "data/set/split.h"
 #include "train/report/metrics.h"
 

@@ -6,10 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/clock.h"
+#include "base/log.h"
 #include "base/mem.h"
-#include "base/progress.h"
-#include "base/waits.h"
+#include "base/range.h"
+#include "base/thread.h"
 #include "nn/dynamic.h"
 #include "ops/comm_host.h"
 #include "train/report/metrics.h"

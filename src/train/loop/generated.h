@@ -9,8 +9,8 @@
 #ifndef HSTU_TRAIN_LOOP_GENERATED_H
 #define HSTU_TRAIN_LOOP_GENERATED_H
 
-#include "base/pool.h"
 #include "base/status.h"
+#include "base/thread.h"
 #include "config/config.h"
 #include "data/set/seq_file.h"
 #include "data/synth/bench_data.h"

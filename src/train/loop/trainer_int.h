@@ -3,8 +3,8 @@
 #ifndef HSTU_TRAIN_LOOP_TRAINER_INT_H
 #define HSTU_TRAIN_LOOP_TRAINER_INT_H
 
-#include "base/buf.h"
-#include "base/progress.h"
+#include "base/log.h"
+#include "base/text.h"
 #include "dist/leaf_step.h"
 #include "ops/comm_host.h"
 #include "train/files/checkpoint.h"

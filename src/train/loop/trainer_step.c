@@ -8,11 +8,10 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/range.h"
-#include "base/waits.h"
+#include "base/thread.h"
 #include "train/loop/trainer_int.h"
 
 /* A loss above this many times (the first loss + 1) means that training has diverged. */

@@ -6,8 +6,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#include "base/buf.h"
 #include "base/status.h"
+#include "base/text.h"
 
 typedef struct curve {
     const char *name;

@@ -3,8 +3,8 @@
 #ifndef HSTU_TRAIN_REPORT_PAGE_H
 #define HSTU_TRAIN_REPORT_PAGE_H
 
-#include "base/buf.h"
 #include "base/status.h"
+#include "base/text.h"
 
 /* <html> ... <body>, with the styles of charts, tiles and tables; and the end of it. */
 status page_open(buf *out, const char *title);

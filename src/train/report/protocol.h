@@ -4,7 +4,7 @@
 #ifndef HSTU_TRAIN_REPORT_PROTOCOL_H
 #define HSTU_TRAIN_REPORT_PROTOCOL_H
 
-#include "base/buf.h"
+#include "base/text.h"
 #include "format/json.h"
 #include "train/loop/evaluate.h"
 

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/file.h"
-#include "base/progress.h"
+#include "base/log.h"
 #include "train/report/chart.h"
 #include "train/report/page.h"
 #include "train/report/run_history.h"

@@ -6,10 +6,9 @@
 #include <string.h>
 #include <time.h>
 
-#include "base/buf.h"
 #include "base/file.h"
 #include "base/mem.h"
-#include "format/csv_write.h"
+#include "base/text.h"
 #include "format/json.h"
 #include "train/report/run_history.h"
 

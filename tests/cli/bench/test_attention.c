@@ -1,6 +1,6 @@
 #include "cli/bench/attention.h"
 
-#include "base/pool.h"
+#include "base/thread.h"
 #include "test.h"
 
 typedef struct seen {

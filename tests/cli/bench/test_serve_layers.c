@@ -3,7 +3,7 @@
 
 #include <math.h>
 
-#include "base/pool.h"
+#include "base/thread.h"
 #include "device.h"
 #include "test.h"
 

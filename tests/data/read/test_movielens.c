@@ -1,4 +1,4 @@
-#include "base/pool.h"
+#include "base/thread.h"
 #include "data/set/seq_file.h"
 #include "prep_test.h"
 

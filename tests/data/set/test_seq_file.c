@@ -451,3 +451,13 @@ TEST(seq_file_limits_contextual_features) {
     CHECK_EQ(s->n_context, CONTEXT_MAX);
     seq_file_close(s);
 }
+
+TEST(jagged_offsets) {
+    const uint64_t good[] = {0, 2, 2, 5}, falling[] = {0, 3, 2, 5}, late[] = {1, 2, 3, 5},
+                   over[] = {0, 9, 9, 9};
+    CHECK_OK(seq_check_offsets(good, 3, 5));
+    CHECK_FAILS(seq_check_offsets(falling, 3, 5), ERR_FORMAT, "offset 2 is 2");
+    CHECK_FAILS(seq_check_offsets(late, 3, 5), ERR_FORMAT, "offset 0 is 1");
+    CHECK_FAILS(seq_check_offsets(over, 3, 5), ERR_FORMAT, "offset 1 is 9");
+    CHECK_FAILS(seq_check_offsets(good, 3, 6), ERR_FORMAT, "last offset is 5, not 6");
+}

@@ -3,7 +3,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "base/clock.h"
+#include "base/thread.h"
 #include "model/recommender.h"
 #include "model/scorer.h"
 #include "model/trained.h"

@@ -6,7 +6,7 @@
 #include <stdatomic.h>
 #include <string.h>
 
-#include "base/clock.h"
+#include "base/thread.h"
 #include "serve/engine/engine_int.h"
 #include "serve_test.h"
 

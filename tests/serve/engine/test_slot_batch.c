@@ -2,7 +2,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "base/clock.h"
+#include "base/thread.h"
 #include "serve/engine/engine_int.h"
 #include "serve/engine/slot.h"
 #include "serve_test.h"

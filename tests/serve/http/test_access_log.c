@@ -5,9 +5,9 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include "base/clock.h"
 #include "base/file.h"
 #include "base/mem.h"
+#include "base/thread.h"
 #include "oom.h"
 #include "test.h"
 

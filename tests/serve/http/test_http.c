@@ -1,7 +1,7 @@
 #include "serve/http/http.h"
 
-#include "base/clock.h"
 #include "base/rng.h"
+#include "base/thread.h"
 #include "http_echo.h"
 #include "oom.h"
 

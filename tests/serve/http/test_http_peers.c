@@ -1,5 +1,5 @@
 /* Deadlines and bounds of connections. */
-#include "base/clock.h"
+#include "base/thread.h"
 #include "http_echo.h"
 
 /* A byte at a time: activity does not prolong the deadline. */

@@ -1,6 +1,6 @@
 #include "serve/http/request.h"
 
-#include "base/buf.h"
+#include "base/text.h"
 #include "oom.h"
 #include "test.h"
 

@@ -6,7 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "base/part_file.h"
+#include "base/file.h"
 #include "dist/ranks.h"
 #include "dist/start.h"
 #include "nn/param_cut.h"

@@ -1,0 +1,264 @@
+#include <ctype.h>
+#include <locale.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "base/text.h"
+
+enum { LEAST_BYTES = 191 }; /* at first: most texts grow by a few bytes at a time */
+
+void buf_init(buf *b) {
+    *b = (buf){0};
+}
+
+void buf_fini(buf *b) {
+    mem_free(b->data);
+    *b = (buf){0};
+}
+
+void buf_clear(buf *b) {
+    b->n_bytes = 0;
+    if (b->data != NULL) b->data[0] = '\0';
+}
+
+status buf_reserve(buf *b, size_t n_more) {
+    size_t wanted;
+    if (__builtin_add_overflow(b->n_bytes, n_more, &wanted) || wanted == SIZE_MAX)
+        return fail(ERR_NOMEM, "a text of more than %zu bytes was requested", SIZE_MAX);
+    if (b->capacity == 0 && wanted < LEAST_BYTES) wanted = LEAST_BYTES;
+    return MEM_RESERVE(&b->data, &b->capacity, wanted + 1);
+}
+
+status buf_append(buf *b, const void *bytes, size_t n) {
+    TRY(buf_reserve(b, n));
+    if (n > 0) memcpy(b->data + b->n_bytes, bytes, n);
+    b->n_bytes += n;
+    b->data[b->n_bytes] = '\0';
+    return OK;
+}
+
+status buf_text(buf *b, const char *text) {
+    return buf_append(b, text, strlen(text));
+}
+
+status buf_char(buf *b, char c) {
+    return buf_append(b, &c, 1);
+}
+
+status buf_printf(buf *b, const char *fmt, ...) {
+    va_list args, again;
+    va_start(args, fmt);
+    va_copy(again, args);
+    int n = vsnprintf(NULL, 0, fmt, args);
+    va_end(args);
+    status st =
+        n < 0 ? fail(ERR_FORMAT, "a text could not be formatted") : buf_reserve(b, (size_t)n);
+    if (st == OK) {
+        vsnprintf(b->data + b->n_bytes, (size_t)n + 1, fmt, again);
+        b->n_bytes += (size_t)n;
+    }
+    va_end(again);
+    return st;
+}
+
+const char *buf_str(const buf *b) {
+    return b->data != NULL ? b->data : "";
+}
+
+/* snprintf is not for signal handlers. */
+static size_t put_hex(char *out, const char *prefix, unsigned code, int n_digits) {
+    size_t n = strlen(prefix);
+    memcpy(out, prefix, n);
+    for (int i = n_digits - 1; i >= 0; i--)
+        out[n++] = "0123456789abcdef"[code >> 4 * i & 15];
+    out[n] = '\0';
+    return n;
+}
+
+static unsigned code_point(const char *s, int length) {
+    const unsigned char *u = (const unsigned char *)s;
+    unsigned code = length == 1 ? u[0] : u[0] & (0x7fu >> length);
+    for (int i = 1; i < length; i++)
+        code = code << 6 | (u[i] & 0x3f);
+    return code;
+}
+
+bool escape_is_hidden(const char *character, int length) {
+    static const struct {
+        unsigned first, last;
+    } hidden[] = {{0, 0x1f},        {0x7f, 0x9f},     {0xad, 0xad},      {0x61c, 0x61c},
+                  {0x180e, 0x180e}, {0x200b, 0x200f}, {0x2028, 0x202e},  {0x2060, 0x206f},
+                  {0xfeff, 0xfeff}, {0xfff9, 0xfffb}, {0xe0000, 0xe007f}};
+    unsigned code = code_point(character, length);
+    for (size_t i = 0; i < sizeof hidden / sizeof *hidden; i++)
+        if (code >= hidden[i].first && code <= hidden[i].last) return true;
+    return false;
+}
+
+int escape_next(char out[ESCAPE_BYTES], size_t *n_out, const char *from, size_t n) {
+    int length = utf8_length(from, n);
+    unsigned code = length > 0 ? code_point(from, length) : (unsigned char)from[0];
+    if (length > 0 && !escape_is_hidden(from, length)) {
+        memcpy(out, from, (size_t)length);
+        out[ *n_out = (size_t)length] = '\0';
+    } else if (code == '\n' || code == '\t' || code == '\r') {
+        memcpy(out, code == '\n' ? "\\n" : code == '\t' ? "\\t" : "\\r", *n_out = 2);
+        out[2] = '\0';
+    } else if (code < 0x100) { /* also a byte that is no character */
+        *n_out = put_hex(out, "\\x", code, 2);
+    } else {
+        *n_out = code < 0x10000 ? put_hex(out, "\\u", code, 4) : put_hex(out, "\\U", code, 8);
+    }
+    return length > 0 ? length : 1;
+}
+
+char *escape_text(char *out, size_t size, const char *from) {
+    size_t used = 0, n = strlen(from);
+    while (n > 0) {
+        char piece[ESCAPE_BYTES];
+        size_t n_piece;
+        int taken = escape_next(piece, &n_piece, from, n);
+        if (used + n_piece + 1 > size) break;
+        memcpy(out + used, piece, n_piece);
+        used += n_piece, from += taken, n -= (size_t)taken;
+    }
+    out[used] = '\0';
+    return out;
+}
+
+const char *escape_excerpt(char out[64], const char *text, size_t n_bytes) {
+    enum { SHOWN_BYTES = 40 };
+    size_t n = 0;
+    for (; n < n_bytes && n < SHOWN_BYTES; n++) {
+        unsigned char c = (unsigned char)text[n];
+        /* Bytes outside printable ASCII may be Latin-1, half a character or an escape code. */
+        out[n] = c >= 0x20 && c < 0x7f ? (char)c : '?';
+    }
+    strcpy(out + n, n < n_bytes ? "..." : "");
+    return out;
+}
+
+enum { MAX_DECIMALS = 12 };
+
+int text_restore_point(char *text) {
+    char *to = text;
+    for (const char *from = text; *from != '\0'; from++) {
+        if (strchr("+-0123456789e", *from) != NULL)
+            *to++ = *from;
+        else if (to == text || to[-1] != '.')
+            *to++ = '.';
+    }
+    *to = '\0';
+    return (int)(to - text);
+}
+
+/* The digits of n / 10^decimals, without zeros at the end. */
+static int put_decimal(char *text, bool is_negative, uint64_t n, int decimals) {
+    char digits[24];
+    int n_digits = 0, at = 0;
+    while (decimals > 0 && n % 10 == 0)
+        n /= 10, decimals--;
+    do
+        digits[n_digits++] = (char)('0' + n % 10);
+    while ((n /= 10) != 0);
+    while (n_digits <= decimals)
+        digits[n_digits++] = '0';
+    if (is_negative) text[at++] = '-';
+    while (n_digits > 0) {
+        if (n_digits == decimals) text[at++] = '.';
+        text[at++] = digits[--n_digits];
+    }
+    text[at] = '\0';
+    return at;
+}
+
+/* Scores are mostly of moderate size.  There n / 10^d is one exact division: n has at most nine
+ * digits, and the power is exact as a double.  Rounding it to a double and then to a float gives
+ * the float that the decimal text gives: the only danger is a double in the middle between two
+ * floats, m 2^e with m < 2^25, for a text beside it; but n 2^-e and m 5^d 2^d are integers (after
+ * the common power of two) below 2^53, so if they differ at all a double tells them apart. */
+static int moderate_text(char text[FLOAT_TEXT_BYTES], float value) {
+    static const double power[MAX_DECIMALS + 1] = {1,   1e1, 1e2, 1e3,  1e4,  1e5, 1e6,
+                                                   1e7, 1e8, 1e9, 1e10, 1e11, 1e12};
+    double size = fabs((double)value);
+    int whole = 1; /* digits before the point, or minus the zeros after it */
+    while (whole < 8 && size >= power[whole])
+        whole++;
+    while (whole > -3 && whole <= 1 && size * power[1 - whole] < 1)
+        whole--;
+    for (int digits = 1; digits <= 9; digits++) {
+        int decimals = digits > whole ? digits - whole : 0;
+        uint64_t n = (uint64_t)(size * power[decimals] + .5);
+        if ((float)((double)n / power[decimals]) == (float)size)
+            return put_decimal(text, value < 0, n, decimals);
+    }
+    return 0;
+}
+
+status text_read_double(const char *text, char **end, double *out) {
+    locale_t c_locale = newlocale(LC_ALL_MASK, "C", (locale_t)0);
+    if (c_locale == (locale_t)0) return fail_errno("the C locale cannot be used");
+    *out = strtod_l(text, end, c_locale);
+    freelocale(c_locale);
+    return OK;
+}
+
+int float_text(char text[FLOAT_TEXT_BYTES], float value) {
+    if (!isfinite(value))
+        return snprintf(text, FLOAT_TEXT_BYTES, "%s",
+                        isnan(value) ? "nan"
+                        : value > 0  ? "inf"
+                                     : "-inf");
+    if (fabsf(value) >= 1e-3f && fabsf(value) < 1e7f) {
+        int n = moderate_text(text, value);
+        if (n > 0) return n;
+    }
+    for (int digits = 6; digits <= 9; digits++) {
+        snprintf(text, FLOAT_TEXT_BYTES, "%.*g", digits, (double)value);
+        if (strtof(text, NULL) == value) break;
+    }
+    return text_restore_point(text);
+}
+
+enum { LONGEST = 96 };
+
+/* Levenshtein distance times two, so that a difference in case can cost half. */
+static int distance2(const char *a, const char *b) {
+    int row[LONGEST + 1];
+    int n = (int)strnlen(b, LONGEST), m = (int)strnlen(a, LONGEST);
+    for (int j = 0; j <= n; j++)
+        row[j] = 2 * j;
+    for (int i = 1; i <= m; i++) {
+        int diagonal = row[0];
+        row[0] = 2 * i;
+        for (int j = 1; j <= n; j++) {
+            unsigned char x = (unsigned char)a[i - 1], y = (unsigned char)b[j - 1];
+            int best = diagonal + (x == y ? 0 : tolower(x) == tolower(y) ? 1 : 2);
+            if (row[j] + 2 < best) best = row[j] + 2;
+            if (row[j - 1] + 2 < best) best = row[j - 1] + 2;
+            diagonal = row[j];
+            row[j] = best;
+        }
+    }
+    return row[n];
+}
+
+const char *nearest_name(const char *word, const char *const *names, size_t n_names) {
+    const char *best_name = NULL;
+    int best = 0;
+    for (size_t i = 0; i < n_names; i++) {
+        int d = distance2(word, names[i]);
+        if (best_name == NULL || d < best) best_name = names[i], best = d;
+    }
+    /* A third of the word may be wrong, but at least one letter.  The dashes at the start of an
+     * option are always right, so they do not count. */
+    word += strspn(word, "-");
+    int limit = 2 * ((int)strnlen(word, LONGEST) / 3 + 1);
+    return best_name != NULL && best <= limit ? best_name : NULL;
+}

@@ -1,0 +1,105 @@
+/* Text: a growing buffer, UTF-8, escapes for terminals, float32 as decimals, and the nearest name
+ * to a mistyped one.  A buffer belongs to one thread at a time; the other functions are pure. */
+#ifndef HSTU_BASE_TEXT_H
+#define HSTU_BASE_TEXT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "base/status.h"
+
+/* A growing byte buffer, always followed by a NUL, so that it doubles as a string builder.  A
+ * failed append leaves the buffer as it was. */
+typedef struct buf {
+    char *data; /* (n_bytes + 1), or NULL while empty */
+    size_t n_bytes;
+    size_t capacity;
+} buf;
+
+void buf_init(buf *b);
+void buf_fini(buf *b);
+void buf_clear(buf *b); /* keeps the memory */
+
+status buf_append(buf *b, const void *bytes, size_t n);
+status buf_text(buf *b, const char *text);
+status buf_char(buf *b, char c);
+status buf_printf(buf *b, const char *fmt, ...) PRINTF_LIKE(2, 3);
+status buf_reserve(buf *b, size_t n_more);
+
+/* The content as a C string ("" while empty). */
+const char *buf_str(const buf *b);
+
+/* UTF-8 is strict: no overlong forms, no surrogates, nothing above U+10FFFF.
+ *
+ * Bytes of the well-formed character at the start of s, which has n bytes; 0 if there is none.  The
+ * second byte alone decides about overlong forms, surrogates and the upper end (Unicode standard,
+ * table 3-7), so only its range depends on the first. */
+static inline int utf8_length(const char *s, size_t n) {
+    const unsigned char *u = (const unsigned char *)s;
+    if (n == 0) return 0;
+    if (u[0] < 0x80) return 1;
+    int length = u[0] >= 0xf0 ? 4 : u[0] >= 0xe0 ? 3 : 2;
+    if (u[0] < 0xc2 || u[0] > 0xf4 || n < (size_t)length) return 0;
+    unsigned low = u[0] == 0xe0 ? 0xa0 : u[0] == 0xf0 ? 0x90 : 0x80;
+    unsigned high = u[0] == 0xed ? 0x9f : u[0] == 0xf4 ? 0x8f : 0xbf;
+    if (u[1] < low || u[1] > high) return 0;
+    for (int i = 2; i < length; i++)
+        if ((u[i] & 0xc0) != 0x80) return 0;
+    return length;
+}
+
+/* Writes a code point (not a surrogate, at most 0x10ffff) and returns its bytes, 1..4. */
+static inline int utf8_encode(unsigned code, char out[4]) {
+    if (code < 0x80) {
+        out[0] = (char)code;
+        return 1;
+    }
+    int length = code < 0x800 ? 2 : code < 0x10000 ? 3 : 4;
+    for (int i = length - 1; i > 0; i--, code >>= 6)
+        out[i] = (char)(0x80 | (code & 0x3f));
+    /* The first byte carries as many leading ones as there are bytes. */
+    out[0] = (char)((0xf00 >> length & 0xff) | code);
+    return length;
+}
+
+/* Escapes: names, titles, ids and paths come from files, and must not move the cursor, reverse the
+ * order of characters or start a new line on a terminal.
+ *
+ * Control characters (also those of U+0080..U+009F and U+2028, U+2029), characters of direction
+ * (U+061C, U+200E, U+200F, U+202A..U+202E, U+2066..U+2069), other invisible ones (soft hyphen,
+ * U+200B..U+200D, U+2060..U+2064, U+FEFF, tags, interlinear annotation) and bytes that are not
+ * UTF-8 are shown as \n, \t, \x1b, \u202e and the like.  A signal handler may call these functions.
+ */
+enum { ESCAPE_BYTES = 11 }; /* "\U0001f600" with its NUL */
+
+/* Whether the well-formed character of `length` bytes would change how the text around it looks. */
+bool escape_is_hidden(const char *character, int length);
+
+/* Shows the character at the start of `from` (n > 0 bytes): itself, or its escape.  Returns how
+ * many bytes of `from` it has; *n_out is the length of `out`, which ends with NUL. */
+int escape_next(char out[ESCAPE_BYTES], size_t *n_out, const char *from, size_t n);
+
+/* The whole text into `out` (size bytes), cut at the end where it does not fit, never within an
+ * escape.  Returns out. */
+char *escape_text(char *out, size_t size, const char *from);
+
+/* Copies text for a message: at most 40 bytes, with control characters and broken UTF-8 as '?'. */
+const char *escape_excerpt(char out[64], const char *text, size_t n_bytes);
+
+/* printf and strtod use the decimal point of the locale, which may be several bytes.  text_restore_point
+ * makes it one '.' in the text of a number and returns the new length; text_read_double is strtod with
+ * a '.'. */
+int text_restore_point(char *text);
+status text_read_double(const char *text, char **end, double *out);
+
+enum { FLOAT_TEXT_BYTES = 32 };
+
+/* Writes the shortest decimal form that reads back as the same float32, with a '.' in any locale;
+ * "inf", "-inf" and "nan" for the rest.  Returns its length. */
+int float_text(char text[FLOAT_TEXT_BYTES], float value);
+
+/* For error messages: the name with the smallest edit distance to `word` (case counts half), or
+ * NULL if none is near enough to be meant. */
+const char *nearest_name(const char *word, const char *const *names, size_t n_names);
+
+#endif
