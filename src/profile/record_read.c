@@ -5,7 +5,6 @@
 #include "base/mem.h"
 #include "profile/kernel_name.h"
 #include "profile/record_file.h"
-#include "profile/record_item.h"
 
 typedef struct reader {
     const char *path;

@@ -7,7 +7,6 @@
 #include "base/hash.h"
 #include "base/mem.h"
 #include "profile/record_file.h"
-#include "profile/record_item.h"
 
 enum { BUFFER_BYTES = 1 << 16 };
 

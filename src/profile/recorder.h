@@ -150,14 +150,35 @@ const gpu_facts *recorder_gpu(const recorder *r, uint32_t device);
 /* A step has ended: the schedule goes on.  Where recorder_will_switch says that this forgets a
  * warm-up or ends a recording, the records of the GPU must be there before. */
 bool recorder_will_switch(recorder *r);
-bool recorder_is_active(recorder *r); /* what is recorded now is kept */
-void recorder_step(recorder *r);
-void recorder_step_at(recorder *r, uint64_t end_ns); /* it ended then, a little before now */
+bool recorder_is_active(recorder *r);             /* what is recorded now is kept */
+void recorder_step(recorder *r, uint64_t end_ns); /* it ended then, a little before now */
 
 /* Nothing is taken while it is paused, whatever the schedule says; steps are counted. */
 void recorder_pause(recorder *r, bool is_paused);
 
 const char *recorder_name(const recorder *r, const span *s);
 const char *span_kind_name(span_kind kind);
+
+/* Whether a span is complete, and what a GPU ran. */
+static inline bool span_is_on_gpu(const span *s) {
+    return s->end_ns != 0 &&
+           (s->kind == SPAN_KERNEL || s->kind == SPAN_COPY || s->kind == SPAN_SET);
+}
+
+/* One more than the largest correlation of a span. */
+size_t recorder_n_correlations(const recorder *r);
+
+/* When all spans are there: gives what the GPU ran the op that launched it, and removes the links
+ * (spans of kind N_SPAN_KINDS). */
+status recorder_link(recorder *r);
+
+/* For ranges of other programs (nvtx.h), which come one by one, when they end: gives each range the
+ * one around it on its lane, and the time of those inside; what the GPU ran belongs to the
+ * innermost range around the call that asked for it. */
+status recorder_nest(recorder *r);
+
+/* Keeps the ranges of a name ("layer forward 0") with all that is inside them, ops, calls and what
+ * the GPU ran for them, whenever that was; the recorded time is then the time of these ranges. */
+status recorder_keep_range(recorder *r, const char *name);
 
 #endif

@@ -16,7 +16,7 @@ static void step(recorder *r) {
     op(r, "linear");
     op(r, "attn");
     recorder_end(r, 0);
-    recorder_step(r);
+    recorder_step(r, clock_ns());
 }
 
 TEST(recorder_spans_nest) {

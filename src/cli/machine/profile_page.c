@@ -7,10 +7,9 @@
 #include "base/mem.h"
 #include "cli/show.h"
 #include "format/json.h"
-#include "profile/gaps.h"
-#include "profile/launches.h"
-#include "profile/roofline.h"
+#include "profile/gpu_time.h"
 #include "profile/tables.h"
+#include "profile/utilization.h"
 #include "train/report/page.h"
 
 /* What a browser draws with ease; of more spans the longest are drawn. */

@@ -1,5 +1,5 @@
 /* Bars of a trace nest in their rows. */
-#include "profile/trace_rows.h"
+#include "profile/trace.h"
 
 #include <stdlib.h>
 
