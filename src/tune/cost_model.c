@@ -4,6 +4,7 @@
 #include <glob.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/env.h"
@@ -11,7 +12,6 @@
 #include "base/mem.h"
 #include "base/rng.h"
 #include "format/json.h"
-#include "tune/rank_stats.h"
 
 enum { N_FEATURES = 15, FOLDS = 5, ROUNDS = 200, MAX_MODEL = 256 << 20 };
 
@@ -113,12 +113,12 @@ static void write_features(uint16_t value, float *out) {
         out[i + 1] = (float)(cuts >> i & 1);
 }
 
-static status make_matrix(const uint16_t *values, size_t n, handle *out) {
+static status make_matrix(const plan_time *plans, size_t n, handle *out) {
     float *features;
     *out = NULL;
     TRY(MEM_NEW_RAW(&features, n * N_FEATURES));
     for (size_t i = 0; i < n; i++)
-        write_features(values[i], features + i * N_FEATURES);
+        write_features(plans[i].value, features + i * N_FEATURES);
     status st = check(xgb.XGDMatrixCreateFromMat(features, n, N_FEATURES, NAN, out));
     mem_free(features);
     return st;
@@ -146,45 +146,33 @@ static status train(cost_model *m, handle matrix, const float *labels, size_t n,
     return OK;
 }
 
-/* The plans as columns. */
-typedef struct columns {
-    uint16_t *value;
-    float *label;
-    double *ms;
-} columns;
-
-static status split_columns(columns *c, const plan_time *plans, size_t n) {
-    *c = (columns){0};
-    TRY(MEM_NEW(&c->value, n));
-    TRY(MEM_NEW(&c->label, n));
-    TRY(MEM_NEW(&c->ms, n));
-    for (size_t i = 0; i < n; i++) {
-        c->value[i] = plans[i].value;
-        c->ms[i] = plans[i].ms;
-        c->label[i] = (float)plans[i].ms;
-    }
-    return OK;
-}
-
-static void free_columns(columns *c) {
-    mem_free(c->value);
-    mem_free(c->label);
-    mem_free(c->ms);
+/* The mean of the two in the middle of n sorted times. */
+static double median_of(const plan_time *sorted, size_t n) {
+    return (sorted[(n - 1) / 2].ms + sorted[n / 2].ms) / 2;
 }
 
 status cost_model_fit(cost_model **out, const plan_time *plans, size_t n, uint64_t seed) {
     cost_model *m = NULL;
-    columns c = {0};
+    plan_time *sorted = NULL;
+    float *labels = NULL;
     handle matrix = NULL;
     *out = NULL;
     TRY(load());
     status st = MEM_NEW(&m, 1);
-    if (st == OK) st = split_columns(&c, plans, n);
-    if (st == OK) st = stats_median(c.ms, n, &m->median);
-    if (st == OK) st = make_matrix(c.value, n, &matrix);
-    if (st == OK) st = train(m, matrix, c.label, n, seed);
+    if (st == OK) st = MEM_NEW(&labels, n);
+    if (st == OK) st = MEM_NEW(&sorted, n);
+    if (st == OK) {
+        for (size_t i = 0; i < n; i++)
+            labels[i] = (float)plans[i].ms;
+        memcpy(sorted, plans, n * sizeof *plans);
+        qsort(sorted, n, sizeof *sorted, plan_time_by_ms);
+        m->median = median_of(sorted, n);
+        st = make_matrix(plans, n, &matrix);
+    }
+    if (st == OK) st = train(m, matrix, labels, n, seed);
     if (matrix != NULL) (void)xgb.XGDMatrixFree(matrix);
-    free_columns(&c);
+    mem_free(labels);
+    mem_free(sorted);
     if (st == OK)
         *out = m;
     else
@@ -202,19 +190,19 @@ double cost_model_median(const cost_model *m) {
     return m->median;
 }
 
-status cost_model_predict(const cost_model *m, const uint16_t *values, size_t n, double *ms) {
+status cost_model_predict(const cost_model *m, plan_time *plans, size_t n) {
     handle matrix;
     uint64_t n_out = 0;
     const float *out = NULL;
     if (n == 0) return OK;
-    TRY(make_matrix(values, n, &matrix));
+    TRY(make_matrix(plans, n, &matrix));
     status st = check(xgb.XGBoosterPredict(m->booster, matrix, 0, 0, 0, &n_out, &out));
     if (st == OK && n_out != n)
         st =
             fail(ERR_FORMAT, "the model is not one of plans: it predicts %zu numbers for %zu plans",
                  (size_t)n_out, n);
     for (size_t i = 0; i < n && st == OK; i++)
-        ms[i] = out[i];
+        plans[i].ms = out[i];
     (void)xgb.XGDMatrixFree(matrix);
     return st;
 }
@@ -229,8 +217,11 @@ static status validate_fold(const plan_time *plans, const size_t *order, size_t 
     for (size_t i = 0; i < n; i++)
         if (i % FOLDS != (size_t)fold) rest[n_rest++] = plans[order[i]];
     status st = cost_model_fit(&m, rest, n_rest, seed);
-    for (size_t i = (size_t)fold; i < n && st == OK; i += FOLDS)
-        st = cost_model_predict(m, &plans[order[i]].value, 1, &guess[order[i]]);
+    for (size_t i = (size_t)fold; i < n && st == OK; i += FOLDS) {
+        plan_time one = plans[order[i]];
+        st = cost_model_predict(m, &one, 1);
+        guess[order[i]] = one.ms;
+    }
     cost_model_destroy(m);
     mem_free(rest);
     return st;
@@ -247,6 +238,69 @@ static void shuffle(size_t *order, size_t n, uint64_t seed) {
     }
 }
 
+double explained_variance(const double *x, const double *y, size_t n) {
+    double mean = 0, total = 0, left = 0;
+    for (size_t i = 0; i < n; i++)
+        mean += y[i] / (double)n;
+    for (size_t i = 0; i < n; i++) {
+        total += (y[i] - mean) * (y[i] - mean);
+        left += (y[i] - x[i]) * (y[i] - x[i]);
+    }
+    return total > 0 ? 1 - left / total : NAN;
+}
+
+typedef struct ordered {
+    double value;
+    size_t at;
+} ordered;
+
+static int by_value(const void *a, const void *b) {
+    double x = ((const ordered *)a)->value, y = ((const ordered *)b)->value;
+    return (x > y) - (x < y);
+}
+
+/* Where each x[i] stands in order, from 0; equal values share the mean of their positions. */
+static status find_positions(const double *x, size_t n, double *position) {
+    ordered *r;
+    TRY(MEM_NEW(&r, n));
+    for (size_t i = 0; i < n; i++)
+        r[i] = (ordered){.value = x[i], .at = i};
+    qsort(r, n, sizeof *r, by_value);
+    for (size_t first = 0, last; first < n; first = last) {
+        for (last = first + 1; last < n && r[last].value == r[first].value;)
+            last++;
+        for (size_t i = first; i < last; i++)
+            position[r[i].at] = (double)(first + last - 1) / 2;
+    }
+    mem_free(r);
+    return OK;
+}
+
+static double correlation(const double *x, const double *y, size_t n) {
+    double mx = 0, my = 0, xx = 0, yy = 0, xy = 0;
+    for (size_t i = 0; i < n; i++) {
+        mx += x[i] / (double)n;
+        my += y[i] / (double)n;
+    }
+    for (size_t i = 0; i < n; i++) {
+        xx += (x[i] - mx) * (x[i] - mx);
+        yy += (y[i] - my) * (y[i] - my);
+        xy += (x[i] - mx) * (y[i] - my);
+    }
+    return xx > 0 && yy > 0 ? xy / sqrt(xx * yy) : NAN;
+}
+
+status rank_correlation(const double *x, const double *y, size_t n, double *out) {
+    double *position;
+    *out = NAN;
+    TRY(MEM_NEW(&position, 2 * n));
+    status st = find_positions(x, n, position);
+    if (st == OK) st = find_positions(y, n, position + n);
+    if (st == OK) *out = correlation(position, position + n, n);
+    mem_free(position);
+    return st;
+}
+
 static status judge(const plan_time *plans, const double *guess, double *ms, size_t n,
                     cost_quality *out) {
     for (size_t i = 0; i < n; i++) {
@@ -255,7 +309,7 @@ static status judge(const plan_time *plans, const double *guess, double *ms, siz
         out->rmse += (guess[i] - ms[i]) * (guess[i] - ms[i]) / (double)n;
     }
     out->rmse = sqrt(out->rmse);
-    return stats_spearman(guess, ms, n, &out->spearman);
+    return rank_correlation(guess, ms, n, &out->spearman);
 }
 
 status cost_model_validate(const plan_time *plans, size_t n, uint64_t seed, cost_quality *out) {

@@ -7,8 +7,8 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "encode/bert_layer.h"
-#include "tune/hand_written.h"
-#include "tune/plan_store.h"
+#include "tune/library.h"
+#include "tune/plan_file.h"
 
 enum { MAX_PLANS = 16, MAX_LOOKUPS = 64 };
 
@@ -332,14 +332,6 @@ static status check_model(const encoder_config *c) {
     if (c->f == EPILOGUE_GELU) return OK;
     return fail(ERR_UNSUPPORTED,
                 "plans are of layers with gelu; this model's have another activation");
-}
-
-static attend_kind attend_of(const mask *m) {
-    if (m == NULL) return ATTEND_ALL;
-    const mask_rule *rule = mask_rule_of(m);
-    if (rule->kind == MASK_CAUSAL || (rule->kind == MASK_NONE && rule->is_causal))
-        return ATTEND_CAUSAL;
-    return rule->kind == MASK_NONE ? ATTEND_ALL : ATTEND_BYTES;
 }
 
 static status read_plan(const char *text, plan_file *out) {

@@ -7,8 +7,8 @@
 #include "base/half.h"
 #include "base/median.h"
 #include "base/mem.h"
-#include "tune/chain_reference.h"
-#include "tune/hand_written.h"
+#include "tune/chain_problem.h"
+#include "tune/library.h"
 
 /* Checked rows: all of a small problem, else some of a few sequences. */
 enum { CHECK_ALL_TOKENS = 512, CHECK_SEQUENCES = 3, CHECK_ROWS = 6 };
@@ -65,7 +65,7 @@ static void to_elements(act_type act, const float *from, void *to, size_t n) {
     uint16_t *half = to;
     if (act == ACT_F32) memcpy(to, from, n * sizeof *from);
     for (size_t i = 0; act != ACT_F32 && i < n; i++)
-        half[i] = half_bits(act, from[i]);
+        half[i] = act == ACT_BF16 ? half_bf16_from_float(from[i]) : half_f16_from_float(from[i]);
 }
 
 static status upload(plan_runner *r, int tensor) {
@@ -309,13 +309,6 @@ static status compile_one(void *ctx, int64_t chunk, int worker) {
                          &unused);
 }
 
-static status compile_all(plan_runner *r, compile_job *job) {
-    if (r->workers != NULL) return pool_run(r->workers, job->n, compile_one, job);
-    for (int64_t i = 0; i < job->n; i++)
-        TRY(compile_one(job, i, 0));
-    return OK;
-}
-
 status plan_runner_prepare(plan_runner *r, const uint16_t *values, size_t n) {
     bool is_needed[CHAIN_OPS * CHAIN_OPS] = {false};
     compile_job job = {.r = r};
@@ -329,7 +322,7 @@ status plan_runner_prepare(plan_runner *r, const uint16_t *values, size_t n) {
     for (int i = 0; i < CHAIN_OPS * CHAIN_OPS; i++)
         if (is_needed[i])
             job.kernel[job.n++] = i * EMIT_MAX_TILES + r->kernel[i / CHAIN_OPS][i % CHAIN_OPS].tile;
-    return compile_all(r, &job);
+    return pool_run(r->workers, job.n, compile_one, &job);
 }
 
 status plan_runner_prepare_all(plan_runner *r, int max_tiles) {
@@ -343,7 +336,7 @@ status plan_runner_prepare_all(plan_runner *r, int max_tiles) {
             if (k->params[tile].library == GENERATED)
                 job.kernel[job.n++] = i * EMIT_MAX_TILES + tile;
     }
-    return compile_all(r, &job);
+    return pool_run(r->workers, job.n, compile_one, &job);
 }
 
 int plan_runner_find_library(plan_runner *r, int first, int last, library_choice choice) {

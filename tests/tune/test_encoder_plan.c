@@ -6,7 +6,7 @@
 #include "device.h"
 #include "format/json.h"
 #include "test.h"
-#include "tune/plan_store.h"
+#include "tune/plan_file.h"
 
 static encoder_config small(void) {
     return (encoder_config){.family = ENCODER_BERT,
