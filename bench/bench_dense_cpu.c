@@ -19,9 +19,9 @@
 
 #include "base/clock.h"
 #include "base/machine.h"
-#include "base/median.h"
 #include "base/mem.h"
 #include "base/rng.h"
+#include "base/sort.h"
 #include "ops/ops.h"
 
 static void must(status st) {

@@ -8,6 +8,7 @@
 
 #include "base/file.h"
 #include "base/mem.h"
+#include "base/sort.h"
 #include "format/input.h"
 #include "format/input_stack.h"
 
@@ -109,10 +110,6 @@ static status add_entry(folder_names *names, const char *name) {
     return OK;
 }
 
-static int compare_names(const void *left, const void *right) {
-    return strcmp(*(const char *const *)left, *(const char *const *)right);
-}
-
 static status read_folder(const char *folder, folder_names *names) {
     DIR *dir = opendir(folder);
     if (dir == NULL) return fail_errno("the folder %s cannot be read", folder);
@@ -120,7 +117,7 @@ static status read_folder(const char *folder, folder_names *names) {
     for (struct dirent *entry; st == OK && (entry = readdir(dir)) != NULL;)
         st = add_entry(names, entry->d_name);
     closedir(dir);
-    if (names->n > 1) qsort(names->name, names->n, sizeof *names->name, compare_names);
+    sort_texts(names->name, names->n);
     return st;
 }
 

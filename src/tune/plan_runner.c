@@ -5,10 +5,10 @@
 #include <time.h>
 
 #include "base/half.h"
-#include "base/median.h"
 #include "base/mem.h"
 #include "tune/chain_problem.h"
 #include "tune/library.h"
+#include "base/sort.h"
 
 /* Checked rows: all of a small problem, else some of a few sequences. */
 enum { CHECK_ALL_TOKENS = 512, CHECK_SEQUENCES = 3, CHECK_ROWS = 6 };

@@ -4,13 +4,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/autotune.h"
 #include "base/clock.h"
-#include "base/median.h"
 #include "base/mem.h"
 #include "base/nearest.h"
 #include "base/progress.h"
 #include "base/rng.h"
-#include "base/turns.h"
+#include "base/sort.h"
 #include "tune/cost_model.h"
 
 static const char *const names[N_SEARCHES] = {"exact", "xgboost", "random", "anneal", "grouped"};
@@ -516,7 +516,7 @@ static status time_tiles(exact_job *j, const plan_kernel *k, double *best_ms) {
         t.tile[n++] = tile;
     }
     j->out->n_timed += n;
-    TRY(turns_find(n, j->o->rounds, time_choice, &t, &best, best_ms));
+    TRY(autotune_find(n, j->o->rounds, time_choice, &t, &best, best_ms));
     *best_ms *= 1e3;
     plan_runner_set_tile(j->r, k->first, k->last, t.tile[best]);
     return OK;

@@ -10,11 +10,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/autotune.h"
 #include "base/clock.h"
 #include "base/env.h"
 #include "base/file.h"
 #include "base/machine.h"
-#include "base/median.h"
 #include "base/mem.h"
 #include "base/scratch_folder.h"
 #include "profile/peak.h"
@@ -390,7 +390,7 @@ static status time_calls(target *t, status (*run)(void *ctx), void *ctx, int rou
     (void)t;
     TRY(time_round(run, ctx, 1, &once));
     TRY(time_round(run, ctx, 1, &once));
-    int n = median_calls(once, TARGET_ROUND);
+    int n = autotune_calls(once, TARGET_ROUND);
     for (int i = 0; i < rounds; i++)
         TRY(time_round(run, ctx, n, &seconds[i]));
     return OK;

@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/median.h"
+#include "base/autotune.h"
 #include "base/mem.h"
 #include "tune/target.h"
 
@@ -368,7 +368,7 @@ static status time_graph(cuda_target *t, cu_handle graph, int rounds, double *se
     double once = 0;
     CU(cuGraphLaunch(graph, t->stream));
     TRY(time_round(t, graph, 1, &once));
-    int n = median_calls(once, TARGET_ROUND);
+    int n = autotune_calls(once, TARGET_ROUND);
     for (int i = 0; i < rounds; i++)
         TRY(time_round(t, graph, n, &seconds[i]));
     return OK;

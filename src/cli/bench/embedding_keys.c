@@ -11,8 +11,8 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "base/median.h"
 #include "base/mem.h"
+#include "base/sort.h"
 #include "cli/bench/embedding_int.h"
 
 enum { MAX_PASSES = 5, FIRST_SCORE = 2, CHECK_ROWS = 4096 };

@@ -4,9 +4,9 @@
 #include <time.h>
 
 #include "base/clock.h"
-#include "base/median.h"
 #include "base/mem.h"
 #include "base/rng.h"
+#include "base/sort.h"
 #include "encode/encoder.h"
 #include "tune/encoder_plan.h"
 

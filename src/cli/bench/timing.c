@@ -3,7 +3,7 @@
 #include <math.h>
 
 #include "base/clock.h"
-#include "base/median.h"
+#include "base/sort.h"
 
 enum { WARM_UPS = 3, MAX_CALLS = 30 };
 

@@ -10,8 +10,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/autotune.h"
 #include "base/mem.h"
-#include "base/turns.h"
 #include "cuda/core/cuda.h"
 #include "cuda/gemm/cublas_lt.cuh"
 
@@ -21,7 +21,7 @@ enum { WORKSPACE_BYTES = 64 << 20 };
 /* The table: sets of a few entries, of which the oldest is evicted. */
 enum { N_SETS = 128, N_WAYS = 4, MAX_ANSWERS = 16 };
 
-/* Timing kernels: recorded steps of N_RUNS runs, in turns (base/turns.h). */
+/* Timing kernels: recorded steps of N_RUNS runs, in turns (base/autotune.h). */
 enum { N_ROUNDS = 5, N_RUNS = 5 };
 
 /* Rounding: at most one part in 32 from here on. */
@@ -304,7 +304,7 @@ typedef struct timing {
     cudaEvent_t begin, end;
     cudaGraphExec_t step[2 * MAX_ANSWERS];
 } timing;
-static_assert(2 * MAX_ANSWERS <= TURNS_MAX, "more kernels than turns_find takes");
+static_assert(2 * MAX_ANSWERS <= AUTOTUNE_MAX, "more kernels than autotune_find takes");
 
 static status time_step(void *ctx, int i, double *seconds) {
     const timing *t = (const timing *)ctx;
@@ -330,7 +330,7 @@ static status time_kernels(const cuda_state *cuda, const cuda_product *p, const 
     TRY(describe(cuda, p, &text));
     for (int i = 0; i < list->n; i++)
         TRY(record_kernel(cuda, p, &text, &list->kernel[i], &t->step[i]));
-    return turns_find(list->n, N_ROUNDS, time_step, t, best, &seconds);
+    return autotune_find(list->n, N_ROUNDS, time_step, t, best, &seconds);
 }
 
 static status find_fastest(const cuda_state *cuda, const cuda_product *p, const kernel_list *list,

@@ -180,7 +180,7 @@ status sink_add(builder_sink *s, int64_t user, int64_t item, uint16_t action, in
     /* Most sources list a user's events together: the dictionary is used only when the user
      * changes. */
     uint32_t last = block->n > 0 ? block->user[block->n - 1] : 0;
-    if (block->n > 0 && s->users.id[last] == user)
+    if (block->n > 0 && dictionary_get_number(&s->users, last) == user)
         u = last;
     else
         TRY(dictionary_number(&s->users, user, &u));

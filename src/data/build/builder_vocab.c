@@ -66,10 +66,10 @@ static status id_output_fill(id_output *o, const id_space *s, bool is_text, bool
         if (s->number[i] == DROPPED) continue;
         if (is_text) {
             size_t n;
-            const char *text = dictionary_get_text(d, s->ids[i].index, &n);
+            const char *text = text_map_get(&d->texts, s->ids[i].index, &n);
             TRY(text_output_add(&o->text, text, n));
         } else {
-            o->number[o->n] = d->id[s->ids[i].index];
+            o->number[o->n] = dictionary_get_number(d, s->ids[i].index);
         }
         o->n++;
     }
@@ -143,7 +143,7 @@ static status order_values(const feature_input *f, text_output *out, uint32_t *o
     TRY(MEM_NEW(&entries, f->values.n));
     for (uint32_t i = 0; i < f->values.n; i++) {
         value_entry *e = &entries[i];
-        e->text = dictionary_get_text(&f->values, i, &e->n);
+        e->text = text_map_get(&f->values.texts, i, &e->n);
         e->index = i;
         are_numbers &= number_read(e->text, e->n, &e->number) == NUMBER_WHOLE;
     }

@@ -3,125 +3,38 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/hash.h"
 #include "base/mem.h"
 #include "data/read/number.h"
-
-/* Integers below DIRECT_IDS are looked up in an array of at most 16 MB. */
-enum { FIRST_SLOTS = 1024, FIRST_DIRECT = 4096, DIRECT_IDS = 4 << 20 };
 
 void dictionary_init(dictionary *d, bool is_text) {
     *d = (dictionary){.is_text = is_text};
 }
 
 void dictionary_fini(dictionary *d) {
-    mem_free(d->direct);
-    mem_free(d->slot);
-    mem_free(d->id);
-    mem_free(d->offset);
+    map_fini(&d->numbers);
+    text_map_fini(&d->texts);
     mem_free(d->count);
-    buf_fini(&d->text);
-    *d = (dictionary){.is_text = d->is_text};
+    dictionary_init(d, d->is_text);
 }
 
-static size_t home_slot(const dictionary *d, int64_t id) {
-    return (size_t)hash64_mix((uint64_t)id) & (d->n_slots - 1);
-}
-
-static bool is_direct(const dictionary *d, int64_t id) {
-    return !d->is_text && id >= 0 && id < DIRECT_IDS;
-}
-
-/* Doubles the slots; the stored hashes are enough to place strings again. */
-static status grow(dictionary *d) {
-    size_t n_slots = d->n_slots == 0 ? FIRST_SLOTS : d->n_slots * 2;
-    uint32_t *slot;
-    TRY(MEM_NEW(&slot, n_slots));
-    mem_free(d->slot);
-    d->slot = slot;
-    d->n_slots = n_slots;
-    for (uint32_t i = 0; i < d->n; i++) {
-        if (is_direct(d, d->id[i])) continue;
-        size_t s = home_slot(d, d->id[i]);
-        while (slot[s] != 0)
-            s = (s + 1) & (n_slots - 1);
-        slot[s] = i + 1;
-    }
-    return OK;
-}
-
-static status append(dictionary *d, int64_t id, uint32_t *entry, uint32_t *out) {
-    if (d->n >= UINT32_MAX - 2)
-        return fail(ERR_FORMAT, "more than %u different ids", UINT32_MAX - 2);
-    TRY(MEM_RESERVE(&d->id, &d->id_capacity, (size_t)d->n + 1));
+/* An id has got the next number. */
+static status start_count(dictionary *d) {
     TRY(MEM_RESERVE(&d->count, &d->count_capacity, (size_t)d->n + 1));
-    d->id[d->n] = id;
-    d->count[d->n] = 0;
-    *entry = d->n + 1;
-    *out = d->n++;
+    d->count[d->n++] = 0;
     return OK;
-}
-
-/* Adds an id to a slot.  At most half of the slots are used, so probes stay short. */
-static status append_hashed(dictionary *d, int64_t id, size_t s, uint32_t *out) {
-    TRY(append(d, id, &d->slot[s], out));
-    d->n_hashed++;
-    return (size_t)d->n_hashed * 2 >= d->n_slots ? grow(d) : OK;
-}
-
-static status grow_direct(dictionary *d, size_t n) {
-    size_t wanted = d->n_direct == 0 ? FIRST_DIRECT : d->n_direct;
-    while (wanted < n)
-        wanted *= 2;
-    TRY(MEM_RESIZE(&d->direct, wanted));
-    memset(d->direct + d->n_direct, 0, (wanted - d->n_direct) * sizeof *d->direct);
-    d->n_direct = wanted;
-    return OK;
-}
-
-static status number_hashed(dictionary *d, int64_t id, uint32_t *out) {
-    if (d->n_slots == 0) TRY(grow(d));
-    size_t s = home_slot(d, id);
-    for (; d->slot[s] != 0; s = (s + 1) & (d->n_slots - 1)) {
-        if (d->id[d->slot[s] - 1] == id) {
-            *out = d->slot[s] - 1;
-            return OK;
-        }
-    }
-    return append_hashed(d, id, s, out);
 }
 
 status dictionary_number(dictionary *d, int64_t id, uint32_t *out) {
-    if (!is_direct(d, id)) return number_hashed(d, id, out);
-    if ((size_t)id >= d->n_direct) TRY(grow_direct(d, (size_t)id + 1));
-    uint32_t entry = d->direct[id];
-    if (entry == 0) return append(d, id, &d->direct[id], out);
-    *out = entry - 1;
-    return OK;
-}
-
-static bool is_same_text(const dictionary *d, uint32_t i, const char *text, size_t n) {
-    size_t length;
-    const char *stored = dictionary_get_text(d, i, &length);
-    return length == n && memcmp(stored, text, n) == 0;
+    TRY(map_put(&d->numbers, (uint64_t)id, out));
+    return *out == d->n ? start_count(d) : OK;
 }
 
 status dictionary_text(dictionary *d, const char *text, size_t n, uint32_t *out) {
-    int64_t hash = (int64_t)hash64(text, n, 0);
-    if (d->n_slots == 0) TRY(grow(d));
-    size_t s = home_slot(d, hash);
-    for (; d->slot[s] != 0; s = (s + 1) & (d->n_slots - 1)) {
-        uint32_t i = d->slot[s] - 1;
-        if (d->id[i] == hash && is_same_text(d, i, text, n)) {
-            *out = i;
-            return OK;
-        }
-    }
-    TRY(MEM_RESERVE(&d->offset, &d->offset_capacity, (size_t)d->n + 2));
-    TRY(buf_append(&d->text, text, n));
-    d->offset[0] = 0;
-    d->offset[d->n + 1] = d->text.n_bytes;
-    return append_hashed(d, hash, s, out);
+    *out = text_map_find(&d->texts, text, n);
+    if (*out != TEXT_MAP_NONE) return OK;
+    TRY(text_map_reserve(&d->texts, 1, n));
+    *out = text_map_put(&d->texts, text, n);
+    return start_count(d);
 }
 
 status dictionary_parse(dictionary *d, const char *text, size_t n, uint32_t *out) {
@@ -167,9 +80,12 @@ static int64_t text_key(const char *text, size_t n) {
 
 static void fill_entries(const dictionary *d, uint32_t part, sort_entry *out) {
     for (uint32_t i = 0; i < d->n; i++) {
-        out[i] = (sort_entry){.key = d->id[i], .id = {part, i}};
-        if (!d->is_text) continue;
-        out[i].text = dictionary_get_text(d, i, &out[i].n);
+        out[i] = (sort_entry){.id = {part, i}};
+        if (!d->is_text) {
+            out[i].key = dictionary_get_number(d, i);
+            continue;
+        }
+        out[i].text = text_map_get(&d->texts, i, &out[i].n);
         out[i].key = text_key(out[i].text, out[i].n);
     }
 }

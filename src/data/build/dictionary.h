@@ -1,6 +1,5 @@
 /* Dictionary: ids (64-bit integers or strings) numbered 0, 1, 2, ... as they first appear, each
- * with a count of its uses.  Small integers, which most data sets have, are looked up in an array,
- * other ids by hashing.  One thread at a time. */
+ * with a count of its uses.  One thread at a time. */
 #ifndef HSTU_DATA_BUILD_DICTIONARY_H
 #define HSTU_DATA_BUILD_DICTIONARY_H
 
@@ -8,24 +7,15 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/buf.h"
-#include "base/status.h"
+#include "base/map.h"
 
 typedef struct dictionary {
     bool is_text;
     uint32_t n;
-    uint32_t *direct; /* (n_direct): number + 1 of a small integer id, indexed by the id */
-    size_t n_direct;
-    uint32_t *slot; /* (n_slots), a power of two: number + 1 of any other id, or 0 where empty */
-    size_t n_slots;
-    uint32_t n_hashed; /* ids in slots */
-    int64_t *id;       /* (n): the integer, or the string's hash */
-    size_t id_capacity;
-    uint64_t *offset; /* (n + 1) into text, if is_text */
-    size_t offset_capacity;
+    map numbers;     /* the ids, unless is_text */
+    text_map texts;  /* the ids, if is_text */
     uint32_t *count; /* (n): the caller's to increase */
     size_t count_capacity;
-    buf text;
 } dictionary;
 
 void dictionary_init(dictionary *d, bool is_text);
@@ -39,6 +29,10 @@ status dictionary_text(dictionary *d, const char *text, size_t n, uint32_t *out)
  * an integer then. */
 status dictionary_parse(dictionary *d, const char *text, size_t n, uint32_t *out);
 
+static inline int64_t dictionary_get_number(const dictionary *d, uint32_t i) {
+    return (int64_t)d->numbers.key[i];
+}
+
 /* One id of many dictionaries, in the merged order. */
 typedef struct merged_id {
     uint32_t part;  /* which dictionary */
@@ -51,10 +45,5 @@ typedef struct merged_id {
  * freed by the caller, on failure too. */
 status dictionary_merge(dictionary *const *parts, uint32_t n_parts, uint32_t **rank,
                         merged_id **out_ids, uint32_t *out_n);
-
-static inline const char *dictionary_get_text(const dictionary *d, uint32_t i, size_t *n) {
-    *n = (size_t)(d->offset[i + 1] - d->offset[i]);
-    return buf_str(&d->text) + d->offset[i];
-}
 
 #endif

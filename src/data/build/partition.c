@@ -1,20 +1,12 @@
 #include "data/build/partition.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/sort.h"
 
 /* Parts per thread: the buffers of all threads together then hold 1/16 of the events. */
 enum { PARTS_PER_THREAD = 16, MIN_PART_EVENTS = 1 << 16, SMALL_RUN = 32 };
-enum { FEW_KEYS = 48, MAX_BUCKET_BITS = 10, MAX_BUCKETS = 1 << MAX_BUCKET_BITS };
-
-typedef struct event {
-    int64_t time;
-    uint32_t item;
-    uint16_t action;
-    uint32_t place; /* index in the user's history, for a stable sort */
-} event;
 
 /* Buffers of one worker, sized for the largest part and the longest history. */
 typedef struct part_worker {
@@ -25,8 +17,8 @@ typedef struct part_worker {
     uint32_t *item;      /* (max_part_events) */
     uint16_t *action;    /* (max_part_events) */
     uint64_t *cursor;    /* (max_part_users) */
-    event *events;       /* (max_len) */
-    event *spare;        /* (max_len) */
+    sort_pair *pairs;    /* (max_len) */
+    sort_pair *spare;    /* (max_len) */
     uint8_t *duplicate;  /* (max_len) */
     builder_stats stats; /* of the parts this worker did */
 } part_worker;
@@ -71,7 +63,7 @@ static status prepare_worker(const partition_job *p, part_worker *w) {
     TRY(MEM_NEW_RAW(&w->item, p->max_part_events));
     TRY(MEM_NEW_RAW(&w->action, p->max_part_events));
     TRY(MEM_NEW_RAW(&w->cursor, p->max_part_users));
-    TRY(MEM_NEW_RAW(&w->events, p->max_len));
+    TRY(MEM_NEW_RAW(&w->pairs, p->max_len));
     TRY(MEM_NEW_RAW(&w->spare, p->max_len));
     TRY(MEM_NEW_RAW(&w->duplicate, p->max_len));
     w->stats.first_time = INT64_MAX;
@@ -174,131 +166,19 @@ static void gather(const partition_job *p, part_worker *w, uint64_t part) {
     }
 }
 
-static void insertion_sort(event *e, uint64_t n) {
-    for (uint64_t i = 1; i < n; i++) {
-        event moving = e[i];
-        uint64_t j = i;
-        for (; j > 0 && e[j - 1].time > moving.time; j--)
-            e[j] = e[j - 1];
-        e[j] = moving;
-    }
-}
-
-/* Bottom-up merge sort by time, stable; the result ends up in w->events. */
-static void sort_events(part_worker *w, uint64_t n) {
-    event *from = w->events, *to = w->spare;
-    for (uint64_t i = 0; i < n; i += SMALL_RUN)
-        insertion_sort(from + i, n - i < SMALL_RUN ? n - i : SMALL_RUN);
-    for (uint64_t width = SMALL_RUN; width < n; width *= 2) {
-        for (uint64_t begin = 0; begin < n; begin += 2 * width) {
-            uint64_t middle = begin + width < n ? begin + width : n;
-            uint64_t end = begin + 2 * width < n ? begin + 2 * width : n;
-            uint64_t i = begin, j = middle;
-            for (uint64_t k = begin; k < end; k++)
-                to[k] = i < middle && (j == end || from[i].time <= from[j].time) ? from[i++]
-                                                                                 : from[j++];
-        }
-        event *swap = from;
-        from = to;
-        to = swap;
-    }
-    if (from != w->events) memcpy(w->events, from, n * sizeof *from);
-}
-
-/* A history as integers that sort like it: the time since the first one, then the place. */
-typedef struct time_keys {
-    uint64_t *key, *spare; /* (n) */
-    int64_t first_time;
-    unsigned place_bits, time_bits;
-} time_keys;
-
-static unsigned bit_length(uint64_t value) {
-    return value == 0 ? 0 : 64 - (unsigned)__builtin_clzll(value);
-}
-
-/* False if time and place do not fit 64 bits. */
-static bool make_keys(part_worker *w, uint64_t at, uint64_t n, time_keys *k) {
-    int64_t first = w->time[at], last = first;
-    for (uint64_t i = 1; i < n; i++) {
-        first = w->time[at + i] < first ? w->time[at + i] : first;
-        last = w->time[at + i] > last ? w->time[at + i] : last;
-    }
-    *k = (time_keys){.key = (uint64_t *)w->events,
-                     .spare = (uint64_t *)w->spare,
-                     .first_time = first,
-                     .place_bits = bit_length(n - 1),
-                     .time_bits = bit_length((uint64_t)last - (uint64_t)first)};
-    if (k->place_bits + k->time_bits > 64) return false;
-    for (uint64_t i = 0; i < n; i++)
-        k->key[i] = ((uint64_t)w->time[at + i] - (uint64_t)first) << k->place_bits | i;
-    return true;
-}
-
-static void sort_few_keys(uint64_t *key, uint64_t n) {
-    for (uint64_t i = 1; i < n; i++) {
-        uint64_t moving = key[i], j = i;
-        for (; j > 0 && key[j - 1] > moving; j--)
-            key[j] = key[j - 1];
-        key[j] = moving;
-    }
-}
-
-/* Sorts keys whose times spread evenly: by their leading bits first, then within these buckets.
- * Returns false, with the keys as they were, where a bucket would hold many. */
-static bool sort_spread_keys(time_keys *k, uint64_t n) {
-    uint32_t start[MAX_BUCKETS + 1], largest = 0;
-    if (n > 4 * MAX_BUCKETS) return false;
-    unsigned width = n < MAX_BUCKETS ? bit_length(n - 1) : MAX_BUCKET_BITS;
-    unsigned shift = k->place_bits + k->time_bits - width;
-    memset(start, 0, ((1u << width) + 1) * sizeof *start);
-    for (uint64_t i = 0; i < n; i++)
-        start[(k->key[i] >> shift) + 1]++;
-    for (uint32_t b = 1; b <= 1u << width; b++) {
-        largest = start[b] > largest ? start[b] : largest;
-        start[b] += start[b - 1];
-    }
-    if (largest > SMALL_RUN) return false;
-    for (uint64_t i = 0; i < n; i++)
-        k->spare[start[k->key[i] >> shift]++] = k->key[i];
-    sort_few_keys(k->spare, n);
-    uint64_t *swap = k->key;
-    k->key = k->spare;
-    k->spare = swap;
-    return true;
-}
-
-/* A radix sort over the bits of the times, up to eight at once; the places are in order from the
- * start. */
-static void sort_many_keys(time_keys *k, uint64_t n) {
-    unsigned n_passes = (k->time_bits + 7) / 8,
-             width = n_passes > 0 ? (k->time_bits + n_passes - 1) / n_passes : 0;
-    uint32_t n_digits = 1u << width, mask = n_digits - 1;
-    for (unsigned pass = 0, shift = k->place_bits; pass < n_passes; pass++, shift += width) {
-        uint32_t start[257] = {0}; /* a history has fewer than 2^32 events */
-        for (uint64_t i = 0; i < n; i++)
-            start[(k->key[i] >> shift & mask) + 1]++;
-        for (uint32_t digit = 1; digit < n_digits; digit++)
-            start[digit] += start[digit - 1];
-        for (uint64_t i = 0; i < n; i++)
-            k->spare[start[k->key[i] >> shift & mask]++] = k->key[i];
-        uint64_t *swap = k->key;
-        k->key = k->spare;
-        k->spare = swap;
-    }
-}
-
-/* Brings a history into the order of its sorted keys. */
-static void apply_keys(part_worker *w, uint64_t at, uint64_t n, const time_keys *k) {
-    uint64_t mask = ((uint64_t)1 << k->place_bits) - 1;
-    uint32_t *item = (uint32_t *)k->spare;
+/* Sorts a history by time, stable. */
+static void sort_history(part_worker *w, uint64_t at, uint64_t n) {
+    for (uint64_t i = 0; i < n; i++) /* the sign bit turned: the order of unsigned integers */
+        w->pairs[i] = (sort_pair){(uint64_t)w->time[at + i] ^ (uint64_t)1 << 63, (uint32_t)i};
+    const sort_pair *sorted = sort_pairs(w->pairs, w->spare, n);
+    uint32_t *item = (uint32_t *)(sorted == w->pairs ? w->spare : w->pairs);
     uint16_t *action = (uint16_t *)(item + n);
     memcpy(item, w->item + at, n * sizeof *item);
     memcpy(action, w->action + at, n * sizeof *action);
     for (uint64_t i = 0; i < n; i++) {
-        uint64_t place = k->key[i] & mask;
-        w->time[at + i] = (int64_t)((uint64_t)k->first_time + (k->key[i] >> k->place_bits));
-        w->item[at + i] = item[place];
-        w->action[at + i] = action[place];
+        w->time[at + i] = (int64_t)(sorted[i].key ^ (uint64_t)1 << 63);
+        w->item[at + i] = item[sorted[i].place];
+        w->action[at + i] = action[sorted[i].place];
     }
 }
 
@@ -312,26 +192,6 @@ static uint64_t count_out_of_order(const int64_t *time, uint64_t n) {
             latest = i;
     }
     return count;
-}
-
-static void load_events(part_worker *w, uint64_t at, uint64_t n) {
-    for (uint64_t i = 0; i < n; i++)
-        w->events[i] = (event){w->time[at + i], w->item[at + i], w->action[at + i], (uint32_t)i};
-}
-
-static void store_events(part_worker *w, uint64_t at, uint64_t n) {
-    for (uint64_t i = 0; i < n; i++) {
-        w->time[at + i] = w->events[i].time;
-        w->item[at + i] = w->events[i].item;
-        w->action[at + i] = w->events[i].action;
-    }
-}
-
-static int compare_content(const void *a, const void *b) {
-    const event *x = a, *y = b;
-    if (x->item != y->item) return x->item < y->item ? -1 : 1;
-    if (x->action != y->action) return x->action < y->action ? -1 : 1;
-    return (x->place > y->place) - (x->place < y->place);
 }
 
 static bool is_same_content(const part_worker *w, uint64_t i, uint64_t j) {
@@ -355,13 +215,14 @@ static uint64_t mark_short_run(part_worker *w, uint64_t at, uint64_t begin, uint
  * time. */
 static uint64_t mark_long_run(part_worker *w, uint64_t at, uint64_t begin, uint64_t end) {
     uint64_t n = end - begin, count = 0;
-    load_events(w, at + begin, n);
-    qsort(w->events, n, sizeof *w->events, compare_content);
+    for (uint64_t i = 0; i < n; i++) {
+        uint64_t event = at + begin + i, content = (uint64_t)w->item[event] << 16;
+        w->pairs[i] = (sort_pair){content | w->action[event], (uint32_t)i};
+    }
+    const sort_pair *sorted = sort_pairs(w->pairs, w->spare, n);
     for (uint64_t i = 1; i < n; i++) {
-        if (!is_same_content(w, at + begin + w->events[i].place,
-                             at + begin + w->events[i - 1].place))
-            continue;
-        w->duplicate[begin + w->events[i].place] = 1;
+        if (sorted[i].key != sorted[i - 1].key) continue;
+        w->duplicate[begin + sorted[i].place] = 1;
         count++;
     }
     return count;
@@ -396,21 +257,6 @@ static void move_kept(part_worker *w, uint64_t to, uint64_t at, uint64_t n, bool
         w->action[to] = w->action[at + i];
         to++;
     }
-}
-
-static void sort_history(part_worker *w, uint64_t at, uint64_t n) {
-    time_keys k;
-    if (!make_keys(w, at, n, &k)) {
-        load_events(w, at, n);
-        sort_events(w, n);
-        store_events(w, at, n);
-        return;
-    }
-    if (n <= FEW_KEYS)
-        sort_few_keys(k.key, n);
-    else if (!sort_spread_keys(&k, n))
-        sort_many_keys(&k, n);
-    apply_keys(w, at, n, &k);
 }
 
 /* Sorts one user's history, updates the statistics, and moves it next to the end of the previous
@@ -487,8 +333,8 @@ static void collect_stats(const partition_job *p) {
 static void free_partition(partition_job *p) {
     for (int i = 0; p->workers != NULL && i < p->n_workers; i++) {
         part_worker *w = &p->workers[i];
-        void *const blocks[] = {w->place,  w->moved,  w->time,  w->item,     w->action,
-                                w->cursor, w->events, w->spare, w->duplicate};
+        void *const blocks[] = {w->place,  w->moved, w->time,  w->item,     w->action,
+                                w->cursor, w->pairs, w->spare, w->duplicate};
         for (size_t k = 0; k < sizeof blocks / sizeof blocks[0]; k++)
             mem_free(blocks[k]);
     }

@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 
 #include "base/file.h"
+#include "base/sort.h"
 
 enum { MAX_PARTS = 1000000, MAX_DEPTH = 16, PART_PATH_BYTES = 4096 };
 
@@ -81,17 +82,13 @@ static status find_in_folder(part_list *p, const char *folder, const char *const
     return OK;
 }
 
-static int compare_names(const void *left, const void *right) {
-    return strcmp(*(const char *const *)left, *(const char *const *)right);
-}
-
 /* Files of an archive are opened by their base name, which must then be one of a kind. */
 static status refuse_same_names(const char *path, const char *const *names, size_t n) {
     const char **sorted;
     status st = OK;
     TRY(MEM_NEW(&sorted, n));
     memcpy(sorted, names, n * sizeof *sorted);
-    qsort(sorted, n, sizeof *sorted, compare_names);
+    sort_texts(sorted, n);
     for (size_t i = 1; st == OK && i < n; i++)
         if (strcmp(sorted[i - 1], sorted[i]) == 0)
             st = fail(ERR_FORMAT, "%s holds two files called %s; unpack it and give the folder",

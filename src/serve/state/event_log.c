@@ -10,7 +10,7 @@
 #include "base/crc32.h"
 #include "base/file.h"
 #include "base/mem.h"
-#include "serve/engine/text_map.h"
+#include "base/map.h"
 
 enum { PATH_BYTES = 4096, MAX_GROUP = 1 << 30, EVENT = 0, ERASURE = 1, AT_ONCE = 100000 };
 

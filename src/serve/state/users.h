@@ -19,7 +19,7 @@
 #define HSTU_SERVE_STATE_USERS_H
 
 #include "serve/engine/engine.h"
-#include "serve/engine/text_map.h"
+#include "base/map.h"
 
 /* An id as text that ends with NUL. */
 typedef struct id_text {

@@ -1,7 +1,87 @@
-#include "serve/engine/text_map.h"
+#include "base/map.h"
 
 #include "oom.h"
 #include "test.h"
+
+/* Small, large and negative keys, mixed, through many growths. */
+static uint64_t key_of(uint32_t i) {
+    return i % 3 == 0 ? i * 37u : i % 3 == 1 ? ((uint64_t)i << 40) + i : UINT64_MAX - i;
+}
+
+TEST(map_numbers_keys_as_they_come) {
+    map m = {0};
+    uint32_t number;
+    CHECK_EQ(map_find(&m, 5), MAP_NONE);
+    CHECK_EQ(map_find(&m, UINT64_MAX), MAP_NONE);
+    CHECK_EQ(map_remove(&m, UINT64_MAX), MAP_NONE);
+    for (uint32_t i = 0; i < 5000; i++)
+        for (int again = 0; again < 2; again++) {
+            CHECK_OK(map_put(&m, key_of(i), &number));
+            CHECK_EQ(number, i);
+        }
+    CHECK_EQ(m.n, 5000);
+    CHECK(2 * m.n_hashed <= m.n_slots && m.n_slots <= 4 * m.n_hashed);
+    for (uint32_t i = 0; i < 5000; i++) {
+        CHECK_EQ(map_find(&m, key_of(i)), i);
+        CHECK_EQ(m.key[i], key_of(i));
+    }
+    for (uint32_t i = 5000; i < 6000; i++)
+        CHECK_EQ(map_find(&m, key_of(i)), MAP_NONE);
+    map_fini(&m);
+}
+
+/* The boundary of small keys, on both sides. */
+TEST(map_of_keys_around_the_largest_small_one) {
+    map m = {0};
+    uint32_t number;
+    for (uint32_t i = 0; i < 8; i++)
+        CHECK_OK(map_put(&m, (1u << 22) - 4 + i, &number));
+    CHECK_EQ(m.n_hashed, 4);
+    CHECK_EQ(m.n_small, 1u << 22);
+    for (uint32_t i = 0; i < 8; i++)
+        CHECK_EQ(map_find(&m, (1u << 22) - 4 + i), i);
+    map_fini(&m);
+}
+
+/* Removes every key in turn, in an order that is neither that of adding nor its reverse; the others
+ * are still found, each under the number that the returned hole says. */
+TEST(map_removes_keys) {
+    enum { N = 300 };
+    map m = {0};
+    uint32_t number, at[N]; /* by number: which key */
+    for (uint32_t i = 0; i < N; i++) {
+        CHECK_OK(map_put(&m, key_of(i), &number));
+        at[number] = i;
+    }
+    for (uint32_t k = 0; k < N; k++) {
+        uint32_t gone = k * 7 % N, hole = map_remove(&m, key_of(gone));
+        CHECK_EQ(at[hole], gone);
+        at[hole] = at[m.n];
+        CHECK_EQ(map_remove(&m, key_of(gone)), MAP_NONE);
+        CHECK_EQ(m.n, N - 1 - k);
+        for (uint32_t i = 0; i < m.n; i++)
+            CHECK(map_find(&m, key_of(at[i])) == i && m.key[i] == key_of(at[i]));
+    }
+    CHECK_EQ(m.n_hashed, 0);
+    map_fini(&m);
+}
+
+static status fill(void *ctx) {
+    map m = {0};
+    uint32_t number;
+    status st = OK;
+    (void)ctx;
+    for (uint32_t i = 0; i < 40 && st == OK; i++) {
+        st = map_put(&m, key_of(i), &number);
+        CHECK(map_find(&m, key_of(i)) == (st == OK ? i : MAP_NONE));
+    }
+    map_fini(&m);
+    return st;
+}
+
+TEST(map_out_of_memory) {
+    CHECK(oom_at_each_allocation(fill, NULL) > 3);
+}
 
 static uint32_t put(text_map *m, const char *text) {
     CHECK_OK(text_map_reserve(m, 1, strlen(text)));

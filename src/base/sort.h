@@ -1,0 +1,27 @@
+/* Sorting: a stable radix sort of integer keys with their places, sorts of plain numbers and texts,
+ * and the median.  All work in memory of the caller; any thread. */
+#ifndef HSTU_BASE_SORT_H
+#define HSTU_BASE_SORT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct sort_pair {
+    uint64_t key;
+    uint32_t place;
+} sort_pair;
+
+/* Sorts by key, ascending; equal keys keep their order.  The time does not depend on how the keys
+ * are spread, so ids chosen by strangers cannot slow it down.  `other` has n pairs too; returns
+ * whichever of the two arrays holds the result. */
+sort_pair *sort_pairs(sort_pair *pairs, sort_pair *other, size_t n);
+
+/* Ascending.  Doubles must not be NaN; texts are compared by strcmp. */
+void sort_doubles(double *x, size_t n);
+void sort_uint64(uint64_t *x, size_t n);
+void sort_texts(const char **text, size_t n);
+
+/* The upper median of x[0..n-1], n > 0; sorts x. */
+double median(double *x, int n);
+
+#endif
