@@ -12,6 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/map.h"
 #include "base/status.h"
 #include "profile/recorder.h"
 
@@ -109,8 +110,9 @@ typedef struct graph_node {
 } graph_node;
 
 typedef struct graph_nodes {
-    struct graph_slot *slots; /* open addressing by number; 0: free */
-    size_t n_slots, n;
+    map numbers;
+    graph_node *node; /* (numbers.n) */
+    size_t capacity;
     uint64_t *launch_of_call; /* the last launch of a graph with a kernel of the call; 0: none */
     size_t n_calls;
 } graph_nodes;

@@ -12,6 +12,7 @@
 #include <stdint.h>
 
 #include "base/buf.h"
+#include "base/map.h"
 #include "base/status.h"
 
 enum { MEMORY_MAX_OWNERS = 64, MEMORY_MAX_EVENTS = 1 << 20 };
@@ -29,8 +30,9 @@ typedef struct memory_event {
 
 typedef struct memory_log {
     pthread_mutex_t lock;
-    struct memory_block *slots; /* open addressing by address */
-    size_t n_slots, n_blocks;
+    map addresses;              /* of the blocks that live */
+    struct memory_block *block; /* (addresses.n) */
+    size_t block_capacity;
     memory_owner owners[MEMORY_MAX_OWNERS]; /* the last one takes the rest */
     int n_owners;
     memory_event *events;

@@ -15,6 +15,7 @@
 #include "base/file.h"
 #include "base/mem.h"
 #include "base/range.h"
+#include "base/sort.h"
 #include "profile/kernel_name.h"
 #include "profile/op_timing.h"
 #include "profile/peak.h"
@@ -93,14 +94,9 @@ static void note_step(profile *p, bool was_on, bool is_switch, uint64_t end_ns) 
     p->last_end_ns = is_switch ? 0 : end_ns;
 }
 
-static int by_size(const void *a, const void *b) {
-    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-    return x < y ? -1 : x > y;
-}
-
-static double median(const step_times *t) {
+static double median_of(const step_times *t) {
     step_times s = *t;
-    qsort(s.ns, (size_t)s.n, sizeof s.ns[0], by_size);
+    sort_uint64(s.ns, (size_t)s.n);
     return ((double)s.ns[(s.n - 1) / 2] + (double)s.ns[s.n / 2]) / 2;
 }
 
@@ -108,8 +104,8 @@ bool profile_cost(const profile *p, double *recorded_ns, double *plain_ns) {
     bool runs_ahead = p->has_gpu && strcmp(p->device, "cpu") != 0;
     int least = runs_ahead ? 30 : 3;
     if (p->recorded.n < least || p->plain.n < least) return false;
-    *recorded_ns = median(&p->recorded);
-    *plain_ns = median(&p->plain);
+    *recorded_ns = median_of(&p->recorded);
+    *plain_ns = median_of(&p->plain);
     return true;
 }
 
@@ -265,27 +261,27 @@ static status add_record(void *ctx, const gpu_record *r) {
 }
 
 /* What it costs to record a span, on this machine, today. */
-static status measure_cost(double *ns) {
+static double measure_cost(void) {
     enum { N = 20000 };
     recorder r;
     const recorder_schedule all = {0};
-    status st = recorder_init(&r, &all);
+    recorder_init(&r, &all);
     recorder_start(&r);
     uint64_t start = clock_ns();
     for (int i = 0; i < N; i++) {
         recorder_begin(&r, SPAN_OP, "linear", -1);
         recorder_end(&r, 0);
     }
-    *ns = (double)(clock_ns() - start) / N;
+    double ns = (double)(clock_ns() - start) / N;
     recorder_fini(&r);
-    return st;
+    return ns;
 }
 
 status profiler_start(profile *p, const profiler_options *o) {
     *p = (profile){0};
     memory_log_init(&p->memory);
-    TRY(recorder_init(&p->recorder, &o->schedule));
-    TRY(measure_cost(&p->span_ns));
+    recorder_init(&p->recorder, &o->schedule);
+    p->span_ns = measure_cost();
     options = *o;
     current = p;
     p->recorder.has_memory = o->has_memory && o->has_host;
@@ -475,7 +471,7 @@ status profile_load(profile *p, const char *folder, buf *out_text) {
     loader l = {.p = p};
     *p = (profile){0};
     memory_log_init(&p->memory);
-    TRY(recorder_init(&p->recorder, &all));
+    recorder_init(&p->recorder, &all);
     TRY(load_all(&l, folder, out_text));
     if (!p->has_gpu && p->gpu_reason[0] == '\0')
         snprintf(p->gpu_reason, sizeof p->gpu_reason,

@@ -29,9 +29,6 @@ status record_writer_flush(record_writer *w);
 /* The last item: how many records CUPTI dropped.  Ends the writer; NULL is fine. */
 status record_writer_close(record_writer *w, uint64_t n_lost);
 
-/* In a forked child the file is the parent's: nothing is written any more. */
-void record_writer_forget(record_writer *w);
-
 typedef struct record_summary {
     int64_t pid;
     char command[RECORD_NOTE_BYTES]; /* of the process; cut */

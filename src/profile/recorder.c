@@ -8,62 +8,29 @@
 #include "base/hash.h"
 #include "base/mem.h"
 
-status recorder_init(recorder *r, const recorder_schedule *s) {
-    *r = (recorder){.schedule = *s, .n_slots = 1024};
+void recorder_init(recorder *r, const recorder_schedule *s) {
+    *r = (recorder){.schedule = *s};
     pthread_mutex_init(&r->lock, NULL);
-    TRY(mem_alloc_raw((void **)&r->name_slots, r->n_slots, sizeof *r->name_slots));
-    memset(r->name_slots, 0xff, r->n_slots * sizeof *r->name_slots);
-    return OK;
+    text_map_init(&r->names, 1);
 }
 
 void recorder_fini(recorder *r) {
     mem_free(r->spans);
-    mem_free(r->names);
-    mem_free(r->name_slots);
+    text_map_fini(&r->names);
     mem_free(r->launches);
     pthread_mutex_destroy(&r->lock);
     *r = (recorder){0};
 }
 
-/* Where a name is, or belongs, in the slots. */
-static size_t slot_of(const recorder *r, const char *name) {
-    size_t at = (size_t)hash64(name, strlen(name), 1) & (r->n_slots - 1);
-    while (r->name_slots[at] >= 0 && strcmp(r->names[r->name_slots[at]], name) != 0)
-        at = (at + 1) & (r->n_slots - 1);
-    return at;
-}
-
-static status grow_slots(recorder *r) {
-    int32_t *old = r->name_slots;
-    size_t n = 2 * r->n_slots;
-    TRY(mem_alloc_raw((void **)&r->name_slots, n, sizeof *old));
-    memset(r->name_slots, 0xff, n * sizeof *old);
-    r->n_slots = n;
-    for (size_t i = 0; i < r->n_names; i++)
-        r->name_slots[slot_of(r, r->names[i])] = (int32_t)i;
-    mem_free(old);
-    return OK;
-}
-
 static status intern(recorder *r, const char *text, int64_t number, int32_t *out) {
-    char name[sizeof r->names[0]];
+    char name[RECORDER_NAME_BYTES];
     int n = number >= 0 ? snprintf(name, sizeof name, "%s %lld", text, (long long)number)
                         : snprintf(name, sizeof name, "%s", text);
     /* Two long names that begin alike stay two. */
     if (n >= (int)sizeof name)
         snprintf(name + sizeof name - 13, 13, "...#%08x", (unsigned)hash64(text, strlen(text), 1));
-    size_t at = slot_of(r, name);
-    if (r->name_slots[at] < 0) {
-        if (2 * r->n_names >= r->n_slots) {
-            TRY(grow_slots(r));
-            at = slot_of(r, name);
-        }
-        TRY(mem_reserve((void **)&r->names, &r->names_capacity, r->n_names + 1,
-                        sizeof r->names[0]));
-        memcpy(r->names[r->n_names], name, sizeof name);
-        r->name_slots[at] = (int32_t)r->n_names++;
-    }
-    *out = r->name_slots[at];
+    TRY(text_map_reserve(&r->names, 1, sizeof name));
+    *out = (int32_t)text_map_put(&r->names, name, strlen(name) + 1);
     return OK;
 }
 
@@ -272,8 +239,13 @@ const gpu_facts *recorder_gpu(const recorder *r, uint32_t device) {
     return NULL;
 }
 
+const char *recorder_text(const recorder *r, size_t name) {
+    size_t n;
+    return text_map_get(&r->names, (uint32_t)name, &n);
+}
+
 const char *recorder_name(const recorder *r, const span *s) {
-    return r->names[s->name];
+    return recorder_text(r, (size_t)s->name);
 }
 
 const char *span_kind_name(span_kind kind) {

@@ -13,6 +13,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/map.h"
 #include "base/status.h"
 
 typedef enum {
@@ -92,10 +93,7 @@ typedef struct recorder {
 
     span *spans;
     size_t n_spans, capacity;
-    char (*names)[RECORDER_NAME_BYTES];
-    size_t n_names, names_capacity;
-    int32_t *name_slots; /* open addressing over names, by hash; -1: free */
-    size_t n_slots;
+    text_map names; /* each with its NUL */
     span_launch *launches;
     size_t n_launches, launches_capacity;
 
@@ -114,7 +112,7 @@ typedef struct recorder {
 /* max_spans of a recording: what comes after is counted as dropped. */
 enum { RECORDER_MAX_SPANS = 1 << 24 };
 
-status recorder_init(recorder *r, const recorder_schedule *s);
+void recorder_init(recorder *r, const recorder_schedule *s);
 void recorder_fini(recorder *r);
 
 /* Starts at once where the schedule says so. */
@@ -156,6 +154,8 @@ void recorder_step(recorder *r, uint64_t end_ns); /* it ended then, a little bef
 /* Nothing is taken while it is paused, whatever the schedule says; steps are counted. */
 void recorder_pause(recorder *r, bool is_paused);
 
+/* The text of a name; valid until the next one is added. */
+const char *recorder_text(const recorder *r, size_t name);
 const char *recorder_name(const recorder *r, const span *s);
 const char *span_kind_name(span_kind kind);
 

@@ -42,29 +42,27 @@ enum {
     OP_MEMORY,
     OP_MEMORY_SELF
 };
-#define OF_HOST                                                                                    \
-    {"Name", COLUMN_NAME, 0}, {"Self CPU %", COLUMN_PERCENT, OP_SELF_SHARE},                       \
-        {"Self CPU", COLUMN_TIME, OP_SELF}, {"CPU total %", COLUMN_PERCENT, OP_TOTAL_SHARE},       \
-        {"CPU total", COLUMN_TIME, OP_TOTAL}, {                                                    \
-        "CPU time avg", COLUMN_TIME, OP_AVERAGE                                                    \
-    }
-#define OF_GPU                                                                                     \
-    {"Self CUDA", COLUMN_TIME, OP_GPU_SELF}, {"Self CUDA %", COLUMN_PERCENT, OP_GPU_SHARE},        \
-        {"CUDA total", COLUMN_TIME, OP_GPU_TOTAL}, {                                               \
-        "CUDA time avg", COLUMN_TIME, OP_GPU_AVERAGE                                               \
-    }
-#define OF_MEMORY(total, self)                                                                     \
-    {total, COLUMN_MEMORY, OP_MEMORY}, {                                                           \
-        self, COLUMN_MEMORY, OP_MEMORY_SELF                                                        \
-    }
-#define OF_CALLS                                                                                   \
-    { "# of Calls", COLUMN_COUNT, OP_CALLS }
-static const profile_column host_columns[] = {OF_HOST, OF_CALLS};
-static const profile_column op_columns[] = {OF_HOST, OF_GPU, OF_CALLS};
-static const profile_column host_memory_columns[] = {OF_HOST, OF_MEMORY("CPU Mem", "Self CPU Mem"),
-                                                     OF_CALLS};
-static const profile_column op_memory_columns[] = {
-    OF_HOST, OF_GPU, OF_MEMORY("CUDA Mem", "Self CUDA Mem"), OF_CALLS};
+enum { ALWAYS, WITH_GPU, WITH_MEMORY, WITH_BOTH };
+static const struct {
+    profile_column column;
+    int when;
+} op_columns[] = {
+    {{"Name", COLUMN_NAME, 0}, ALWAYS},
+    {{"Self CPU %", COLUMN_PERCENT, OP_SELF_SHARE}, ALWAYS},
+    {{"Self CPU", COLUMN_TIME, OP_SELF}, ALWAYS},
+    {{"CPU total %", COLUMN_PERCENT, OP_TOTAL_SHARE}, ALWAYS},
+    {{"CPU total", COLUMN_TIME, OP_TOTAL}, ALWAYS},
+    {{"CPU time avg", COLUMN_TIME, OP_AVERAGE}, ALWAYS},
+    {{"Self CUDA", COLUMN_TIME, OP_GPU_SELF}, WITH_GPU},
+    {{"Self CUDA %", COLUMN_PERCENT, OP_GPU_SHARE}, WITH_GPU},
+    {{"CUDA total", COLUMN_TIME, OP_GPU_TOTAL}, WITH_GPU},
+    {{"CUDA time avg", COLUMN_TIME, OP_GPU_AVERAGE}, WITH_GPU},
+    {{"CPU Mem", COLUMN_MEMORY, OP_MEMORY}, WITH_MEMORY},
+    {{"Self CPU Mem", COLUMN_MEMORY, OP_MEMORY_SELF}, WITH_MEMORY},
+    {{"CUDA Mem", COLUMN_MEMORY, OP_MEMORY}, WITH_BOTH},
+    {{"Self CUDA Mem", COLUMN_MEMORY, OP_MEMORY_SELF}, WITH_BOTH},
+    {{"# of Calls", COLUMN_COUNT, OP_CALLS}, ALWAYS},
+};
 
 #define COLUMNS(list) list, (int)(sizeof(list) / sizeof(list)[0])
 static const struct {
@@ -88,7 +86,7 @@ static const struct {
                          LOOKS_NSYS, 1 << SPAN_KERNEL, NULL, 0},
     [REPORT_WORK] = {"op_work", "Work of Ops", LOOKS_NSYS, 0, NULL, 0},
     [REPORT_OPS] = {"key_averages", "Ranges and ops", LOOKS_TORCH, 1 << SPAN_RANGE | 1 << SPAN_OP,
-                    COLUMNS(host_columns)},
+                    NULL, 0},
 };
 
 static bool counts(const span *s, unsigned kinds) {
@@ -142,7 +140,7 @@ static status summarise(profile_table *t, const recorder *r, unsigned kinds, boo
         if (st != OK) break;
         profile_row *row = &t->rows[t->n_rows++];
         *row = (profile_row){0};
-        row->name = r->names[all[i].name];
+        row->name = recorder_text(r, (size_t)all[i].name);
         spread(all + i, end - i, row->value + 1);
         row->value[0] = total > 0 ? 100 * row->value[1] / total : 0;
     }
@@ -161,7 +159,7 @@ static void add_gpu_time(profile_row *rows, const recorder *r, const span *s) {
     bool is_self = true;
     if (s->graph_op > 0) {
         profile_row *row = &rows[s->graph_op - 1];
-        row->name = r->names[s->graph_op - 1];
+        row->name = recorder_text(r, (size_t)s->graph_op - 1);
         row->value[OP_GPU_SELF] += ns;
         row->value[OP_GPU_TOTAL] += ns;
         row->value[OP_CALLS] += s->is_first;
@@ -182,19 +180,20 @@ static void add_memory(profile_row *rows, const recorder *r, const span *s) {
         rows[r->spans[at].name].value[OP_MEMORY] += (double)s->memory;
 }
 
+/* Memory is the GPU's where there is one. */
 static void set_columns(profile_table *t, bool has_memory) {
-#define SET(list) (t->columns = list, t->n_columns = (int)(sizeof list / sizeof list[0]))
-    if (t->gpu_ns > 0 && has_memory)
-        SET(op_memory_columns);
-    else if (t->gpu_ns > 0)
-        SET(op_columns);
-    else if (has_memory)
-        SET(host_memory_columns);
-#undef SET
+    bool has_gpu = t->gpu_ns > 0;
+    const bool is_shown[] = {[ALWAYS] = true,
+                             [WITH_GPU] = has_gpu,
+                             [WITH_MEMORY] = has_memory && !has_gpu,
+                             [WITH_BOTH] = has_memory && has_gpu};
+    for (size_t i = 0; i < sizeof op_columns / sizeof *op_columns; i++)
+        if (is_shown[op_columns[i].when]) t->own[t->n_columns++] = op_columns[i].column;
+    t->columns = t->own;
 }
 
 static status average(profile_table *t, const recorder *r) {
-    TRY(mem_alloc((void **)&t->rows, r->n_names + 1, sizeof *t->rows));
+    TRY(mem_alloc((void **)&t->rows, r->names.n + 1, sizeof *t->rows));
     for (size_t i = 0; i < r->n_spans; i++) {
         const span *s = &r->spans[i];
         if (s->end_ns == 0) continue;
@@ -205,14 +204,14 @@ static status average(profile_table *t, const recorder *r) {
         }
         profile_row *row = &t->rows[s->name];
         double ns = (double)(s->end_ns - s->start_ns), self = ns - (double)s->child_ns;
-        row->name = r->names[s->name];
+        row->name = recorder_name(r, s);
         row->value[OP_SELF] += self;
         row->value[OP_TOTAL] += ns;
         row->value[OP_CALLS]++;
         t->host_ns += self;
         if (s->memory != 0) add_memory(t->rows, r, s);
     }
-    for (size_t i = 0; i < r->n_names; i++) {
+    for (size_t i = 0; i < r->names.n; i++) {
         profile_row row = t->rows[i];
         if (row.name == NULL) continue;
         double *v = row.value, n = v[OP_CALLS];

@@ -103,8 +103,8 @@ status launches_fill(profile_table *t, const recorder *r) {
     double total = 0;
     t->columns = launch_columns;
     t->n_columns = (int)(sizeof launch_columns / sizeof *launch_columns);
-    TRY(mem_alloc((void **)&longest, r->n_names + 1, sizeof *longest));
-    status st = mem_alloc((void **)&t->rows, r->n_names + 1, sizeof *t->rows);
+    TRY(mem_alloc((void **)&longest, r->names.n + 1, sizeof *longest));
+    status st = mem_alloc((void **)&t->rows, r->names.n + 1, sizeof *t->rows);
     for (size_t i = 0; st == OK && i < r->n_spans; i++) {
         const span *s = &r->spans[i];
         if (s->kind != SPAN_KERNEL || s->end_ns == 0 || s->launch < 0) continue;
@@ -115,10 +115,10 @@ status launches_fill(profile_table *t, const recorder *r) {
         t->rows[s->name].value[LAUNCH_COUNT]++;
         total += (double)(s->end_ns - s->start_ns);
     }
-    for (size_t i = 0; st == OK && i < r->n_names; i++) {
+    for (size_t i = 0; st == OK && i < r->names.n; i++) {
         if (longest[i] == NULL) continue;
         profile_row row = t->rows[i];
-        row.name = r->names[i];
+        row.name = recorder_text(r, i);
         row.value[LAUNCH_SHARE] = 100 * row.value[LAUNCH_TOTAL] / total;
         row.value[LAUNCH_AVERAGE] = row.value[LAUNCH_TOTAL] / row.value[LAUNCH_COUNT];
         describe_launch(&row, &r->launches[longest[i]->launch],
@@ -224,14 +224,14 @@ status roofline_fill(profile_table *t, const recorder *r) {
     double total = 0;
     t->columns = roofline_columns;
     t->n_columns = (int)(sizeof roofline_columns / sizeof *roofline_columns);
-    TRY(mem_alloc((void **)&sums, r->n_names + 1, sizeof *sums));
-    status st = mem_alloc((void **)&t->rows, r->n_names + 1, sizeof *t->rows);
+    TRY(mem_alloc((void **)&sums, r->names.n + 1, sizeof *sums));
+    status st = mem_alloc((void **)&t->rows, r->names.n + 1, sizeof *t->rows);
     bool has_gpu = st == OK && sum_up(sums, r);
-    for (size_t i = 0; st == OK && i < r->n_names; i++) {
+    for (size_t i = 0; st == OK && i < r->names.n; i++) {
         double ns = has_gpu ? sums[i].gpu_ns : sums[i].host_ns;
         if (ns <= 0 || (sums[i].flop <= 0 && sums[i].bytes <= 0)) continue;
         profile_row *row = &t->rows[t->n_rows++];
-        row->name = r->names[i];
+        row->name = recorder_text(r, i);
         describe_work(row->value, &sums[i], ns, r);
         total += ns;
     }

@@ -1,7 +1,6 @@
 #include "tune/cost_model.h"
 
 #include <dlfcn.h>
-#include <glob.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,6 +8,7 @@
 
 #include "base/env.h"
 #include "base/file.h"
+#include "base/library.h"
 #include "base/mem.h"
 #include "base/rng.h"
 #include "format/json.h"
@@ -48,28 +48,10 @@ struct cost_model {
     double median;
 };
 
-/* The library of a Python package. */
-static void *open_wheel(void) {
-    static const char *const patterns[] = {
-        "/usr/lib/python3*/*-packages/xgboost/lib/libxgboost.so",
-        "/usr/local/lib/python3*/*-packages/xgboost/lib/libxgboost.so",
-        "/opt/*/lib/python3*/*-packages/xgboost/lib/libxgboost.so"};
-    void *library = NULL;
-    for (size_t i = 0; i < sizeof patterns / sizeof patterns[0] && library == NULL; i++) {
-        glob_t found;
-        if (glob(patterns[i], 0, NULL, &found) == 0)
-            for (size_t k = 0; k < found.gl_pathc && library == NULL; k++)
-                library = dlopen(found.gl_pathv[k], RTLD_NOW | RTLD_LOCAL);
-        globfree(&found);
-    }
-    return library;
-}
-
 static void *open_library(void) {
     const char *own = env_xgboost();
     if (own != NULL) return dlopen(own, RTLD_NOW | RTLD_LOCAL);
-    void *library = dlopen("libxgboost.so", RTLD_NOW | RTLD_LOCAL);
-    return library != NULL ? library : open_wheel();
+    return library_find("libxgboost.so", "xgboost/lib/libxgboost.so");
 }
 
 #define LOOK_UP(type, name, arguments)                                                             \

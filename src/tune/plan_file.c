@@ -74,23 +74,27 @@ static status read_text(const json_value *object, const char *key, char *out, si
 
 /* What the plan was found for; a file without a device (of a replay) says less. */
 static status read_key(plan_file *f, const json_value *root) {
-    int64_t batch = 0, heads = 0, dim = 0, ffn = 0, length = 0;
+    const struct {
+        const char *key;
+        int64_t lo, hi;
+        int32_t *out;
+    } numbers[] = {{"batch", 1, 1 << 20, &f->n_sequences},
+                   {"heads", 1, 1 << 16, &f->n_heads},
+                   {"dim", 1, 1 << 16, &f->dim_head},
+                   {"ffn", 0, 1 << 18, &f->dim_ffn},
+                   {"length", 1, 1 << 20, &f->max_len}};
     TRY(read_text(root, "arch", f->arch, sizeof f->arch));
     TRY(read_text(root, "dtype", f->dtype, sizeof f->dtype));
     TRY(read_text(root, "mask", f->mask, sizeof f->mask));
-    if (json_member(root, "batch") != NULL) TRY(read_int(root, "batch", 1, 1 << 20, &batch));
-    if (json_member(root, "heads") != NULL) TRY(read_int(root, "heads", 1, 1 << 16, &heads));
-    if (json_member(root, "dim") != NULL) TRY(read_int(root, "dim", 1, 1 << 16, &dim));
-    if (json_member(root, "ffn") != NULL) TRY(read_int(root, "ffn", 0, 1 << 18, &ffn));
-    if (json_member(root, "length") != NULL) TRY(read_int(root, "length", 1, 1 << 20, &length));
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+        int64_t n = 0;
+        if (json_member(root, numbers[i].key) != NULL)
+            TRY(read_int(root, numbers[i].key, numbers[i].lo, numbers[i].hi, &n));
+        *numbers[i].out = (int32_t)n;
+    }
     if (json_member(root, "tokens") != NULL)
         TRY(read_int(root, "tokens", 1, 1 << 24, &f->n_tokens));
     if (json_member(root, "ms") != NULL) TRY(json_member_double(root, "ms", &f->ms));
-    f->n_sequences = (int32_t)batch;
-    f->n_heads = (int32_t)heads;
-    f->dim_head = (int32_t)dim;
-    f->dim_ffn = (int32_t)ffn;
-    f->max_len = (int32_t)length;
     return OK;
 }
 

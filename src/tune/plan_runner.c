@@ -6,9 +6,9 @@
 
 #include "base/half.h"
 #include "base/mem.h"
+#include "base/sort.h"
 #include "tune/chain_problem.h"
 #include "tune/library.h"
-#include "base/sort.h"
 
 /* Checked rows: all of a small problem, else some of a few sequences. */
 enum { CHECK_ALL_TOKENS = 512, CHECK_SEQUENCES = 3, CHECK_ROWS = 6 };
@@ -385,7 +385,7 @@ static status launch_library(plan_runner *r, const plan_kernel *k, const tile_pa
     return library_launch(&r->lib, r->t, &r->batch, &r->args, k->first, k->last, choice);
 }
 
-status plan_runner_launch_kernel(plan_runner *r, const plan_kernel *k) {
+static status launch_kernel(plan_runner *r, const plan_kernel *k) {
     target_kernel *compiled;
     TRY(make_room(r, k));
     if (k->from == TEMPLATE_HAND_WRITTEN)
@@ -398,9 +398,9 @@ status plan_runner_launch_kernel(plan_runner *r, const plan_kernel *k) {
     return r->t->launch(r->t, compiled, &r->args, emit_blocks(&s, &r->p->shape));
 }
 
-status plan_runner_launch(plan_runner *r, const plan_program *p) {
+static status launch(plan_runner *r, const plan_program *p) {
     for (int i = 0; i < p->n_kernels; i++)
-        TRY(plan_runner_launch_kernel(r, &p->kernel[i]));
+        TRY(launch_kernel(r, &p->kernel[i]));
     return OK;
 }
 
@@ -441,7 +441,7 @@ status plan_runner_check(plan_runner *r, uint16_t value, plan_error *out) {
     *out = (plan_error){.found = NAN, .allowed = r->allowed};
     plan_runner_lower(r, value, &p);
     TRY(poison(r));
-    TRY(plan_runner_launch(r, &p));
+    TRY(launch(r, &p));
     TRY(r->t->wait(r->t));
     TRY(r->t->read(r->t, r->output, r->args.tensor[output], tensor_bytes(r, output)));
     out->found = compare(r);
@@ -458,8 +458,7 @@ typedef struct timed {
 
 static status run_timed(void *ctx) {
     timed *w = ctx;
-    return w->kernel != NULL ? plan_runner_launch_kernel(w->r, w->kernel)
-                             : plan_runner_launch(w->r, w->program);
+    return w->kernel != NULL ? launch_kernel(w->r, w->kernel) : launch(w->r, w->program);
 }
 
 enum { MAX_ROUNDS = 64 };

@@ -17,6 +17,7 @@
 #include "base/machine.h"
 #include "base/mem.h"
 #include "base/scratch_folder.h"
+#include "base/sort.h"
 #include "profile/peak.h"
 #include "tune/target.h"
 

@@ -15,7 +15,7 @@ TEST(graph_nodes_are_found_again) {
     }
     CHECK(!graph_nodes_find(&g, 1, &n));
     CHECK(!graph_nodes_find(&g, 0, &n));
-    CHECK_EQ(g.n, 5000);
+    CHECK_EQ(g.numbers.n, 5000);
     graph_nodes_fini(&g);
 }
 

@@ -130,8 +130,8 @@ static void put_names(json_writer *j, const recorder *r, const lanes *l) {
     char text[64];
     json_key(j, "names");
     json_array_open(j);
-    for (size_t i = 0; i < r->n_names; i++)
-        json_string(j, r->names[i]);
+    for (size_t i = 0; i < r->names.n; i++)
+        json_string(j, recorder_text(r, i));
     json_array_close(j);
     json_key(j, "lanes");
     json_array_open(j);
