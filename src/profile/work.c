@@ -53,16 +53,35 @@ static int64_t count_sequence(const attn_args *a, const attn_sequence *s) {
     return n;
 }
 
-/* The commonest mask needs no rows, and of sequences that are alike one is counted. */
-static int64_t count_again(const attn_args *a, const attn_sequence *s, const attn_sequence *last,
-                           int64_t n_last) {
-    if (attn_mask_is_causal(a)) {
-        int64_t q = s->len_q;
-        return s->shift >= 0 ? q * s->shift + q * (q + 1) / 2 : count_sequence(a, s);
+/* All sequences, with arrays in the memory of the host.  The commonest mask needs no rows, and of
+ * sequences that are alike one is counted. */
+static double count_batch(const attn_args *a) {
+    attn_sequence last = {.len_q = -1};
+    int64_t n_last = 0;
+    double n = 0;
+    for (int32_t b = 0; b < a->n_sequences; b++) {
+        attn_sequence s = attn_paged_sequence_of(a, b);
+        int64_t q = s.len_q;
+        if (s.len_q < 0 || s.len_k < 0) return 0; /* not offsets: somebody else wrote there */
+        bool is_alike = a->func == NULL && last.len_q == s.len_q && last.len_k == s.len_k &&
+                        last.n_contexts == s.n_contexts && last.history == s.history;
+        if (attn_mask_is_causal(a) && s.shift >= 0)
+            n_last = q * s.shift + q * (q + 1) / 2;
+        else if (!is_alike)
+            n_last = count_sequence(a, &s);
+        last = s;
+        n += (double)n_last;
     }
-    bool is_alike = last->len_q == s->len_q && last->len_k == s->len_k &&
-                    last->n_contexts == s->n_contexts && last->history == s->history;
-    return is_alike ? n_last : count_sequence(a, s);
+    return n;
+}
+
+static double count_softmax(const mask_rule *rule, const int32_t *offsets, int32_t n_sequences) {
+    double n = 0;
+    for (int32_t b = 0; b < n_sequences; b++) {
+        if (offsets[b + 1] < offsets[b]) return 0; /* not offsets */
+        n += (double)mask_rule_pairs(rule, offsets[b + 1] - offsets[b]);
+    }
+    return n;
 }
 
 void work_pairs_ask_attn(pairs_ask *out, const attn_args *a) {
@@ -96,29 +115,12 @@ double work_pairs_answer(const pairs_ask *ask) {
                          .window_left = ask->window_left,
                          .window_right = ask->window_right,
                          .target_group = ask->target_group};
-    attn_sequence last = {.len_q = -1};
-    int64_t n_last = 0;
-    double n = 0;
-    for (int32_t b = 0; b < ask->n_sequences; b++) {
-        attn_sequence s = attn_sequence_of(&a, b);
-        if (s.len_q < 0 || s.len_k < 0) return 0; /* not offsets: somebody else wrote there */
-        n_last = ask->is_softmax ? mask_rule_pairs(&ask->rule, s.len_q)
-                                 : count_again(&a, &s, &last, n_last);
-        last = s;
-        n += (double)n_last;
-    }
-    return n;
+    if (ask->is_softmax) return count_softmax(&ask->rule, ask->offsets_q, ask->n_sequences);
+    return count_batch(&a);
 }
 
 double work_pairs_attn(const backend *be, const attn_args *a) {
-    double n = 0;
-    if (is_on_cpu(be)) {
-        for (int32_t b = 0; b < a->n_sequences; b++) {
-            attn_sequence s = attn_paged_sequence_of(a, b);
-            n += (double)count_sequence(a, &s);
-        }
-        return n;
-    }
+    if (is_on_cpu(be)) return count_batch(a);
     if (a->func != NULL || a->pages.table != NULL ||
         !is_even(a->n_rows_q, a->n_sequences, a->max_len_q) ||
         !is_even(a->n_rows_k, a->n_sequences, a->max_len_k))
@@ -133,7 +135,6 @@ double work_pairs_attn(const backend *be, const attn_args *a) {
 static double pairs_softmax(const backend *be, const softmax_attn_args *a) {
     const mask_rule *r = &a->mask.rule;
     bool is_known = is_even(a->n_rows, a->n_sequences, a->max_len);
-    double n = 0;
     if (!mask_rule_is_span(r)) {
         /* The lists of a recorded step are replaced before it is replayed; those of one length are
          * the same then, but a file's may be of other sequences. */
@@ -141,9 +142,7 @@ static double pairs_softmax(const backend *be, const softmax_attn_args *a) {
     }
     if (!is_on_cpu(be))
         return is_known ? a->n_sequences * (double)mask_rule_pairs(r, a->max_len) : 0;
-    for (int32_t b = 0; b < a->n_sequences; b++)
-        n += (double)mask_rule_pairs(r, a->offsets[b + 1] - a->offsets[b]);
-    return n;
+    return count_softmax(r, a->offsets, a->n_sequences);
 }
 
 /* Where the pairs are not known, the bytes alone would say nothing. */

@@ -94,6 +94,20 @@ static bool match(const chain *c, int first, int last, call *out) {
     return is_whole(c, out->x) && (out->residual < 0 || is_whole(c, out->residual));
 }
 
+kernel_spec layer_kernel(const target *t, const layer_batch *b, int first, int last,
+                         kernel_template from) {
+    return (kernel_spec){.c = b->c,
+                         .shape = b->shape,
+                         .first = first,
+                         .last = last,
+                         .from = from,
+                         .attend = b->attend,
+                         .act = t->act,
+                         .is_cuda = t->is_cuda,
+                         .shared_limit = t->shared_limit,
+                         .eps = b->eps};
+}
+
 bool library_fits(const target *t, const chain *c, int first, int last, library_choice choice) {
     call what;
     if (t->be == NULL || choice == GENERATED || !match(c, first, last, &what)) return false;
@@ -165,22 +179,23 @@ static status launch_product_norm(target *t, const linear_args *product,
     return t->be->ops->linear_norm(t->be, &a);
 }
 
-status library_launch(const library *l, target *t, const layer_batch *b, const kernel_args *args,
-                      int first, int last, const tile_params *choice) {
+/* Operators first..last, which fit. */
+static status launch_library(const library *l, target *t, const layer_batch *b,
+                             const kernel_args *args, const kernel_spec *s) {
     call what;
-    if (!match(b->c, first, last, &what))
-        return fail(ERR_UNSUPPORTED, "operators %d-%d are no op of the backend", first + 1,
-                    last + 1);
+    if (!match(b->c, s->first, s->last, &what))
+        return fail(ERR_UNSUPPORTED, "operators %d-%d are no op of the backend", s->first + 1,
+                    s->last + 1);
     residual_norm_args norm = norm_of(b, args, &what);
     if (!what.is_product) return t->be->ops->residual_norm(t->be, &norm);
-    linear_args a = product_of(b->c, &b->shape, first, l->packed[first]);
+    linear_args a = product_of(b->c, &b->shape, s->first, l->packed[s->first]);
     if (what.is_norm) return launch_product_norm(t, &a, &norm);
     a.x = tensor_of(args, what.x);
     a.bias = tensor_of(args, what.bias);
     a.residual = tensor_of(args, what.residual);
-    a.f = choice->library == LIBRARY_FAST_GELU ? EPILOGUE_GELU_TANH : what.f;
+    a.f = s->tile.library == LIBRARY_FAST_GELU ? EPILOGUE_GELU_TANH : what.f;
     a.y = args->tensor[what.y];
-    a.rank = choice->rank < LIBRARY_RANKS - 1 ? choice->rank : LINEAR_FASTEST;
+    a.rank = s->tile.rank < LIBRARY_RANKS - 1 ? s->tile.rank : LINEAR_FASTEST;
     return t->be->ops->linear_fwd(t->be, &a);
 }
 
@@ -304,8 +319,8 @@ static status launch_softmax(backend *be, const layer_batch *p, const kernel_arg
     return be->ops->softmax_attn_fwd(be, &a);
 }
 
-status hand_written_launch(const hand_written *h, target *t, const layer_batch *p,
-                           const kernel_args *args) {
+static status launch_hand_written(const hand_written *h, target *t, const layer_batch *p,
+                                  const kernel_args *args) {
     if (t->be == NULL)
         return fail(
             ERR_UNSUPPORTED,
@@ -322,4 +337,12 @@ status hand_written_launch(const hand_written *h, target *t, const layer_batch *
         TRY(launch_softmax(t->be, p, args, head, 1, to + skip, d));
     }
     return OK;
+}
+
+status layer_launch(const kernel_spec *s, const target_kernel *compiled, target *t,
+                    const layer_batch *b, const kernel_args *args, const library *l,
+                    const hand_written *h) {
+    if (s->from == TEMPLATE_HAND_WRITTEN) return launch_hand_written(h, t, b, args);
+    if (s->tile.library != GENERATED) return launch_library(l, t, b, args, s);
+    return t->launch(t, compiled, args, emit_blocks(s, &b->shape));
 }

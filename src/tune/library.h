@@ -27,6 +27,10 @@ typedef struct layer_batch {
     float eps;
 } layer_batch;
 
+/* The kernel of operators first..last for such a batch; its tile is to be chosen. */
+kernel_spec layer_kernel(const target *t, const layer_batch *b, int first, int last,
+                         kernel_template from);
+
 /* Weights of the products as the backend packs them, by operator; the caller's. */
 typedef struct library {
     void *packed[CHAIN_OPS];
@@ -52,10 +56,6 @@ void library_fini(library *l, target *t);
 /* The tensor of the bias that the library's epilogue adds to product `op`; -1: none. */
 int library_bias(const chain *c, int op);
 
-/* Launches operators first..last, which fit. */
-status library_launch(const library *l, target *t, const layer_batch *b, const kernel_args *args,
-                      int first, int last, const tile_params *choice);
-
 /* Bit 0 of a plan: the attention op of the backend instead of generated kernels.  What it needs
  * besides the chain's tensors, in the target's memory. */
 typedef struct hand_written {
@@ -73,8 +73,10 @@ bool hand_written_fits(const target *t, const chain_problem *p);
 /* The batch of a problem. */
 layer_batch hand_written_batch(const hand_written *h, const chain_problem *p);
 
-/* Launches it on the tensors of args.  ERR_UNSUPPORTED says which mask it lacks. */
-status hand_written_launch(const hand_written *h, target *t, const layer_batch *p,
-                           const kernel_args *args);
+/* Launches a kernel of a plan on the tensors of args: the hand-written attention, an op of the
+ * backend, or `compiled`.  ERR_UNSUPPORTED says which mask the attention lacks. */
+status layer_launch(const kernel_spec *s, const target_kernel *compiled, target *t,
+                    const layer_batch *b, const kernel_args *args, const library *l,
+                    const hand_written *h);
 
 #endif

@@ -217,16 +217,8 @@ void plan_runner_lower(const plan_runner *r, uint16_t value, plan_program *out) 
 }
 
 static kernel_spec spec_of(const plan_runner *r, int first, int last, const tile_params *tile) {
-    kernel_spec s = {.c = r->p->c,
-                     .shape = r->p->shape,
-                     .first = first,
-                     .last = last,
-                     .from = plan_template(r->p->c, &r->p->shape, first, last, NULL),
-                     .attend = r->p->attend,
-                     .act = r->t->act,
-                     .is_cuda = r->t->is_cuda,
-                     .shared_limit = r->t->shared_limit,
-                     .eps = r->batch.eps};
+    kernel_spec s =
+        layer_kernel(r->t, &r->batch, first, last, plan_runner_template(r, first, last));
     if (tile != NULL) s.tile = *tile;
     return s;
 }
@@ -379,23 +371,18 @@ static status pack(plan_runner *r, int op) {
     return st;
 }
 
-static status launch_library(plan_runner *r, const plan_kernel *k, const tile_params *choice) {
-    bool is_product = r->p->c->op[k->first].kind == OP_PRODUCT;
-    if (is_product && r->lib.packed[k->first] == NULL) TRY(pack(r, k->first));
-    return library_launch(&r->lib, r->t, &r->batch, &r->args, k->first, k->last, choice);
-}
-
 static status launch_kernel(plan_runner *r, const plan_kernel *k) {
-    target_kernel *compiled;
-    TRY(make_room(r, k));
-    if (k->from == TEMPLATE_HAND_WRITTEN)
-        return hand_written_launch(&r->hand, r->t, &r->batch, &r->args);
-    TRY(find_kernel(r, k->first, k->last, &compiled));
+    target_kernel *compiled = NULL;
     const runner_kernel *own = &r->kernel[k->first][k->last];
-    if (own->params[own->tile].library != GENERATED)
-        return launch_library(r, k, &own->params[own->tile]);
+    bool is_hand_written = k->from == TEMPLATE_HAND_WRITTEN;
+    TRY(make_room(r, k));
+    if (!is_hand_written) TRY(find_kernel(r, k->first, k->last, &compiled));
     kernel_spec s = spec_of(r, k->first, k->last, &own->params[own->tile]);
-    return r->t->launch(r->t, compiled, &r->args, emit_blocks(&s, &r->p->shape));
+    if (is_hand_written) s.from = k->from;
+    bool is_packed = is_hand_written || s.tile.library == GENERATED ||
+                     r->p->c->op[k->first].kind != OP_PRODUCT || r->lib.packed[k->first] != NULL;
+    if (!is_packed) TRY(pack(r, k->first));
+    return layer_launch(&s, compiled, r->t, &r->batch, &r->args, &r->lib, &r->hand);
 }
 
 static status launch(plan_runner *r, const plan_program *p) {

@@ -148,29 +148,24 @@ static status append(traversal *t, const buf *text) {
                       t->partial_path);
 }
 
-static status write_whole(const char *path, const buf *text) {
-    out_file *f;
-    TRY(out_file_create(&f, path));
-    return out_file_end(f, out_file_write(f, buf_str(text), text->n_bytes));
-}
-
-/* A line for each time so far. */
-static status lines_of(const traversal *t, buf *text) {
-    for (size_t i = 0; i < t->times.n; i++)
-        TRY(plan_time_line(t->times.item[i].value, t->times.item[i].ms, text));
-    return OK;
+/* A file of the header, where there is one, and a line for each time so far. */
+static status write_times(const traversal *t, const char *path, const char *header) {
+    buf text;
+    out_file *f = NULL;
+    buf_init(&text);
+    status st = header != NULL ? buf_printf(&text, "%s\n", header) : OK;
+    for (size_t i = 0; i < t->times.n && st == OK; i++)
+        st = plan_time_line(t->times.item[i].value, t->times.item[i].ms, &text);
+    if (st == OK) st = out_file_create(&f, path);
+    if (st == OK) st = out_file_end(f, out_file_write(f, buf_str(&text), text.n_bytes));
+    buf_fini(&text);
+    return st;
 }
 
 /* The partial file is replaced by what was taken over, so that a cut line is gone, and a full disk
  * takes nothing away. */
 static status start_partial(traversal *t) {
-    buf text;
-    buf_init(&text);
-    status st = buf_printf(&text, "%s\n", t->o->header);
-    if (st == OK) st = lines_of(t, &text);
-    if (st == OK) st = write_whole(t->partial_path, &text);
-    buf_fini(&text);
-    TRY(st);
+    TRY(write_times(t, t->partial_path, t->o->header));
     t->partial = fopen(t->partial_path, "ab");
     return t->partial != NULL ? OK : fail_errno("%s", t->partial_path);
 }
@@ -244,17 +239,6 @@ static status visit_all(traversal *t) {
     return st;
 }
 
-/* The file itself, whole, without the header; then the partial one is not needed any more. */
-static status publish(const traversal *t) {
-    buf text;
-    buf_init(&text);
-    status st = lines_of(t, &text);
-    if (st == OK) st = write_whole(t->o->path, &text);
-    buf_fini(&text);
-    if (st == OK) (void)unlink(t->partial_path);
-    return st;
-}
-
 int plan_time_by_ms(const void *a, const void *b) {
     double x = ((const plan_time *)a)->ms, y = ((const plan_time *)b)->ms;
     return (x > y) - (x < y);
@@ -297,7 +281,11 @@ status traverse_run(plan_runner *r, const traverse_options *o, traverse_summary 
     if (st == OK) st = visit_all(&t);
     if (t.partial != NULL && fclose(t.partial) != 0 && st == OK)
         st = fail_errno("writing %s failed", t.partial_path);
-    if (st == OK && t.partial != NULL && out->n_failed == 0) st = publish(&t);
+    /* The file itself, whole, without the header; then the partial one is not needed any more. */
+    if (st == OK && t.partial != NULL && out->n_failed == 0) {
+        st = write_times(&t, o->path, NULL);
+        if (st == OK) (void)unlink(t.partial_path);
+    }
     if (st == OK) summarise(&t);
     plan_times_fini(&t.times);
     mem_free(t.program);
