@@ -41,7 +41,7 @@ status busy_end(busy_report *out) {
     status st = busy.is_on ? cupti_stop(&is_complete, &n_lost) : OK;
     busy.log.n_lost += n_lost;
     if (st != OK)
-        st = fail(st, "no memory for the records of what the GPU did; measure fewer steps");
+        st = fail(st, "out of memory for the GPU's activity records; measure fewer steps");
     else if (is_complete)
         st = busy_log_report(&busy.log, out);
     else

@@ -429,7 +429,7 @@ static status describe(const record_summary *s, buf *text) {
     if (s->n_lost > 0) TRY(buf_printf(text, ", %" PRIu64 " dropped by CUPTI", s->n_lost));
     if (s->note[0] != '\0') TRY(buf_printf(text, "; %s", s->note));
     if (!s->is_whole)
-        TRY(buf_text(text, "; it did not end in order, so the last of them may be missing"));
+        TRY(buf_text(text, "; it did not exit cleanly, so its last records may be missing"));
     return buf_char(text, '\n');
 }
 

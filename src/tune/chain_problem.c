@@ -102,7 +102,7 @@ status chain_problem_check(const chain *c, const problem_options *o) {
                     "--ffn is for layer bert: the FFN of %s has the model's width, or it has none",
                     c->name);
     if (o->avg_len < 0 || o->avg_len > o->max_len)
-        return fail(ERR_USAGE, "--avg-len %lld is beyond --length %lld", (long long)o->avg_len,
+        return fail(ERR_USAGE, "--avg-len %lld is larger than --length %lld", (long long)o->avg_len,
                     (long long)o->max_len);
     return OK;
 }

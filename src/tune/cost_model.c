@@ -62,7 +62,7 @@ static status load(void) {
     if (xgb.library != NULL) return OK;
     void *library = open_library();
     if (library == NULL)
-        return fail(ERR_UNSUPPORTED, "this needs XGBoost, and libxgboost.so was not found: "
+        return fail(ERR_UNSUPPORTED, "XGBoost is required, but libxgboost.so was not found: "
                                      "'apt-get install libxgboost-dev', "
                                      "'pip install xgboost', or set HSTU_XGBOOST to its path");
     FUNCTIONS(LOOK_UP)
@@ -180,9 +180,8 @@ status cost_model_predict(const cost_model *m, plan_time *plans, size_t n) {
     TRY(make_matrix(plans, n, &matrix));
     status st = check(xgb.XGBoosterPredict(m->booster, matrix, 0, 0, 0, &n_out, &out));
     if (st == OK && n_out != n)
-        st =
-            fail(ERR_FORMAT, "the model is not one of plans: it predicts %zu numbers for %zu plans",
-                 (size_t)n_out, n);
+        st = fail(ERR_FORMAT, "not a model of plans: it predicts %zu values for %zu plans",
+                  (size_t)n_out, n);
     for (size_t i = 0; i < n && st == OK; i++)
         plans[i].ms = out[i];
     (void)xgb.XGDMatrixFree(matrix);
@@ -339,7 +338,7 @@ static status read_model(cost_model *m, arena *memory, const char *path, const c
     const char *kind;
     int64_t version;
     if (!json_is_sealed(text, n))
-        return fail(ERR_FORMAT, "%s: not a model of 'hstu tune fit', or one that was changed",
+        return fail(ERR_FORMAT, "%s: not a model written by 'hstu tune fit', or modified since",
                     path);
     TRY(json_parse(memory, path, text, n, &root));
     TRY(json_member_string(root, "kind", &kind));
@@ -348,7 +347,7 @@ static status read_model(cost_model *m, arena *memory, const char *path, const c
     model = json_member(root, "xgboost");
     if (strcmp(kind, "hstu plan cost model") != 0 || version != 1 || model == NULL ||
         model->type != JSON_STRING)
-        return fail(ERR_FORMAT, "%s: not a model of 'hstu tune fit' of this version", path);
+        return fail(ERR_FORMAT, "%s: not a model written by this version of 'hstu tune fit'", path);
     TRY(check(xgb.XGBoosterCreate(NULL, 0, &m->booster)));
     return check(xgb.XGBoosterLoadModelFromBuffer(m->booster, model->string, model->string_bytes));
 }

@@ -83,15 +83,14 @@ status encoder_plan_check(const chain *c, attend_kind attend, const plan_program
         if (touches && (!starts || k->last < c->attention_last - 1) &&
             c->op[k->first].kind != OP_MERGE)
             return fail(ERR_UNSUPPORTED,
-                        "plan %d has the attention in several kernels, which store all scores; an "
-                        "encoder takes plans with operators %d-%d as one segment",
+                        "plan %d splits the attention into several kernels, which store all "
+                        "scores; an encoder needs operators %d-%d in one segment",
                         program->plan.value, c->attention_first + 1, c->attention_last + 1);
         if (starts && attend == ATTEND_BYTES && k->from != TEMPLATE_HAND_WRITTEN)
-            return fail(
-                ERR_UNSUPPORTED,
-                "plan %d has a generated attention, which in an encoder knows the masks none "
-                "and causal; set bit 0 for the hand-written one",
-                program->plan.value);
+            return fail(ERR_UNSUPPORTED,
+                        "plan %d generates the attention, which in an encoder supports the masks "
+                        "none and causal only; set bit 0 for the hand-written one",
+                        program->plan.value);
     }
     return OK;
 }
@@ -168,7 +167,7 @@ static status look_up(encoder_plan *p, int64_t tokens, int32_t max_len, ready_pl
     if (!is_found) return OK;
     status st = add_plan(p, &f, out);
     if (st != ERR_UNSUPPORTED) return st;
-    log_info("a kept plan is left out: %s", status_reason());
+    log_info("skipping a stored plan: %s", status_reason());
     return OK;
 }
 
@@ -312,8 +311,7 @@ static status run(void *ctx, const bert_layer *l, const sequences *s, const mask
 
 static status check_model(const encoder_config *c) {
     if (c->f == EPILOGUE_GELU) return OK;
-    return fail(ERR_UNSUPPORTED,
-                "plans are of layers with gelu; this model's have another activation");
+    return fail(ERR_UNSUPPORTED, "plans need layers with GELU; this model has another activation");
 }
 
 static status read_plan(const char *text, plan_file *out) {
@@ -327,7 +325,7 @@ static status read_plan(const char *text, plan_file *out) {
     }
     TRY(plan_file_read(out, text));
     if (strcmp(out->layer, "bert") == 0) return OK;
-    return fail(ERR_USAGE, "%s: a plan of layer %s; an encoder runs plans of layer bert", text,
+    return fail(ERR_USAGE, "%s: a plan for layer %s; an encoder needs one for layer bert", text,
                 out->layer);
 }
 
@@ -364,7 +362,7 @@ status encoder_plan_create(encoder_plan **out, backend *be, const encoder_config
     status st = target_create_on(&p->t, be, o->workers, &cache);
     if (st == OK) st = open_plans(p, c, o);
     if (st == OK && p->is_auto && check_model(c) != OK) {
-        log_info("no plan is used: %s", status_reason());
+        log_info("running without a plan: %s", status_reason());
         p->is_auto = false;
     }
     if (st == OK)

@@ -70,13 +70,13 @@ status plan_from_segments(const char *text, bool wants_hand_written, uint16_t *o
     for (const char *at = text; after < 0 || *at != '\0';) {
         plan_segment s = {0};
         if (after >= 0 && *at++ != ',')
-            return fail(ERR_USAGE, "--segments %.60s: a comma stands between segments", text);
+            return fail(ERR_USAGE, "--segments %.60s: separate segments by commas", text);
         TRY(read_segment(text, &at, &s));
         if (s.last <= s.first || s.first <= after)
-            return fail(
-                ERR_USAGE,
-                "--segments %.60s: segments ascend, do not overlap, and have two operators or more",
-                text);
+            return fail(ERR_USAGE,
+                        "--segments %.60s: segments must ascend without overlap and have at least "
+                        "two operators each",
+                        text);
         for (int op = s.first + 1; op <= s.last; op++)
             is_joined[op] = true;
         after = s.last;

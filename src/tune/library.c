@@ -184,7 +184,7 @@ static status launch_library(const library *l, target *t, const layer_batch *b,
                              const kernel_args *args, const kernel_spec *s) {
     call what;
     if (!match(b->c, s->first, s->last, &what))
-        return fail(ERR_UNSUPPORTED, "operators %d-%d are no op of the backend", s->first + 1,
+        return fail(ERR_UNSUPPORTED, "operators %d-%d are not an op of the backend", s->first + 1,
                     s->last + 1);
     residual_norm_args norm = norm_of(b, args, &what);
     if (!what.is_product) return t->be->ops->residual_norm(t->be, &norm);
@@ -260,7 +260,7 @@ static status launch_silu(const hand_written *h, backend *be, const layer_batch 
     if (p->attend == ATTEND_BYTES)
         return fail(
             ERR_UNSUPPORTED,
-            "the hand-written HSTU attention takes the masks none and causal here; clear bit 0");
+            "the hand-written HSTU attention supports the masks none and causal only; clear bit 0");
     attn_args a = {.n_sequences = p->shape.n_sequences,
                    .n_heads = p->shape.n_heads,
                    .dim_qk = p->shape.dim_head,

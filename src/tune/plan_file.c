@@ -40,7 +40,7 @@ static status read_tile(const json_value *v, plan_file_tile *out) {
                                        .warps_n = (int16_t)x[6],
                                        .library = (int16_t)choice,
                                        .rank = (int16_t)rank}};
-    return out->first <= out->last ? OK : fail(ERR_FORMAT, "a kernel that ends before it starts");
+    return out->first <= out->last ? OK : fail(ERR_FORMAT, "a kernel ends before it starts");
 }
 
 void plan_file_key(plan_file *out, const target *t, const chain *c, const chain_shape *shape,
@@ -130,7 +130,7 @@ status plan_file_read(plan_file *out, const char *path) {
     arena_init(&memory, 1 << 12);
     status st = OK;
     if (!json_is_sealed(text, n))
-        st = fail(ERR_FORMAT, "not a plan of 'hstu tune --out', or one that was changed");
+        st = fail(ERR_FORMAT, "not a plan written by 'hstu tune --out', or modified since");
     if (st == OK) st = json_parse(&memory, "plan", text, n, &root);
     if (st == OK) st = read_root(out, root);
     arena_fini(&memory);
@@ -140,7 +140,7 @@ status plan_file_read(plan_file *out, const char *path) {
 
 status plan_file_apply(const plan_file *f, plan_runner *r) {
     if (strcmp(f->layer, plan_runner_chain(r)->name) != 0)
-        return fail(ERR_USAGE, "the plan is one of layer %s; say --layer %s", f->layer, f->layer);
+        return fail(ERR_USAGE, "the plan is for layer %s; pass --layer %s", f->layer, f->layer);
     for (int i = 0; i < f->n_tiles; i++) {
         const plan_file_tile *t = &f->tile[i];
         if (plan_runner_template(r, t->first, t->last) == TEMPLATE_NONE) continue;

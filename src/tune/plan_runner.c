@@ -433,7 +433,7 @@ status plan_runner_check(plan_runner *r, uint16_t value, plan_error *out) {
     TRY(r->t->read(r->t, r->output, r->args.tensor[output], tensor_bytes(r, output)));
     out->found = compare(r);
     if (out->found <= out->allowed) return OK;
-    return fail(ERR_NUMERIC, "plan %d of layer %s is off by %.3g, and %.3g is allowed", value,
+    return fail(ERR_NUMERIC, "plan %d of layer %s is off by %.3g; at most %.3g is allowed", value,
                 r->p->c->name, out->found, out->allowed);
 }
 

@@ -86,7 +86,7 @@ status plan_times_read(plan_times *t, const char *path) {
     TRY(file_read_all(path, MAX_FILE, &text, &n));
     status st = plan_times_parse(t, path, text, n);
     mem_free(text);
-    if (st == OK && t->n == 0) return fail(ERR_FORMAT, "%s: there is no plan in it", path);
+    if (st == OK && t->n == 0) return fail(ERR_FORMAT, "%s: contains no plans", path);
     return st;
 }
 
@@ -123,7 +123,7 @@ static status take_over(traversal *t, const char *text, size_t n) {
     if (end == NULL) return OK; /* not even the first line: begin again */
     if ((size_t)(end - text) != header || memcmp(text, t->o->header, header) != 0)
         return fail(ERR_USAGE,
-                    "%s is of another traversal ('%.*s'); remove it, or write to another file",
+                    "%s belongs to another traversal ('%.*s'); remove it or write to another file",
                     t->partial_path, (int)(end - text < 200 ? end - text : 200), text);
     while (n > 0 && text[n - 1] != '\n') /* a line that was cut off */
         n--;
@@ -144,7 +144,7 @@ static status append(traversal *t, const buf *text) {
     if (fwrite(buf_str(text), 1, text->n_bytes, t->partial) == text->n_bytes &&
         fflush(t->partial) == 0)
         return OK;
-    return fail_errno("writing %s failed; run the same command again when there is room",
+    return fail_errno("writing %s failed; free some space and run the same command to resume",
                       t->partial_path);
 }
 
@@ -226,7 +226,7 @@ static status visit_all(traversal *t) {
         known *k;
         if (t->o->is_stopped != NULL && t->o->is_stopped()) {
             st = fail(ERR_INTERRUPTED,
-                      "interrupted after %d of %d plans; the same command continues",
+                      "interrupted after %d of %d plans; run the same command to resume",
                       t->next - t->o->from, t->o->to - t->o->from);
             break;
         }
@@ -273,8 +273,10 @@ status traverse_run(plan_runner *r, const traverse_options *o, traverse_summary 
     traversal t = {.r = r, .c = plan_runner_chain(r), .o = o, .sum = out, .next = o->from};
     *out = (traverse_summary){0};
     if (o->from < 0 || o->to > PLAN_CODES || o->from >= o->to)
-        return fail(ERR_USAGE, "plans are 0 to 65535, and --from %d is not before --to %d", o->from,
-                    o->to);
+        return fail(
+            ERR_USAGE,
+            "--from %d --to %d: plans range from 0 to 65535, and --from must be less than --to",
+            o->from, o->to);
     TRY(MEM_NEW(&t.program, PLAN_CODES));
     status st = open_partial(&t);
     if (st == OK) st = prepare(&t);

@@ -418,7 +418,7 @@ static status list_programs(search *s) {
                            (o->contains == NULL || o->contains(o->ctx, (uint16_t)v));
         if (s->is_program[v]) s->program[s->n_programs++] = (uint16_t)v;
     }
-    return s->n_programs > 0 ? OK : fail(ERR_FORMAT, "no times of plans to search");
+    return s->n_programs > 0 ? OK : fail(ERR_FORMAT, "there are no plan times to search");
 }
 
 status search_run(search_kind kind, const plan_oracle *o, int budget, uint64_t seed,

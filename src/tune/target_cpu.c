@@ -183,10 +183,9 @@ static status identify(cpu_target *t) {
     if (own != NULL)
         return fail(ERR_UNSUPPORTED,
                     "CC is '%.100s', which does not run; plans on the CPU need a C compiler", own);
-    return fail(
-        ERR_UNSUPPORTED,
-        "plans on the CPU need a C compiler, and there is no cc, gcc or clang on PATH: install one "
-        "with 'apt-get install gcc libc6-dev', or set CC");
+    return fail(ERR_UNSUPPORTED,
+                "plans on the CPU need a C compiler, but there is no cc, gcc or clang on PATH: "
+                "install one with 'apt-get install gcc libc6-dev', or set CC");
 }
 
 static status write_text(const char *path, const buf *text) {

@@ -59,7 +59,7 @@ TEST(models_that_are_none) {
     CHECK_OK(cost_model_save(m, path));
     cost_model_destroy(m);
     CHECK_EQ(test_command(NULL, "sed -i 's/median/mediam/' '%s'", path), 0);
-    CHECK_FAILS(cost_model_load(&m, path), ERR_FORMAT, "changed");
+    CHECK_FAILS(cost_model_load(&m, path), ERR_FORMAT, "modified since");
     CHECK_EQ(test_command(NULL, "echo '{}' > '%s'", path), 0);
     CHECK_FAILS(cost_model_load(&m, path), ERR_FORMAT, "not a model");
     CHECK(m == NULL);

@@ -125,7 +125,7 @@ TEST(interrupted_and_continued) {
     CHECK_EQ(test_command(NULL, "test ! -e '%s' && printf 0101 >>'%s'", path, partial),
              0); /* a line cut off */
     o.header = "hstu, small";
-    CHECK_FAILS(traverse_run(r, &o, &s), ERR_USAGE, "is of another traversal ('bert, small')");
+    CHECK_FAILS(traverse_run(r, &o, &s), ERR_USAGE, "belongs to another traversal ('bert, small')");
     o.header = "bert, small";
     o.to = 21843; /* before lines that the file has */
     CHECK_FAILS(traverse_run(r, &o, &s), ERR_FORMAT, "line 5 is not the next plan");
@@ -169,7 +169,7 @@ TEST(equal_programs_run_once) {
     CHECK(times.item[0].ms == times.item[1].ms);
     plan_times_fini(&times);
     o.from = o.to;
-    CHECK_FAILS(traverse_run(r, &o, &s), ERR_USAGE, "not before");
+    CHECK_FAILS(traverse_run(r, &o, &s), ERR_USAGE, "must be less than");
     o = (traverse_options){
         .from = 21845, .to = 21846, .rounds = 1, .path = "/nowhere/times", .header = "x"};
     CHECK_FAILS(traverse_run(r, &o, &s), ERR_IO, "/nowhere/times.partial");

@@ -158,7 +158,7 @@ TEST(searches_of_few_known_plans) {
     search_result r;
     o.contains = contains;
     w.hidden = 0xffff;
-    CHECK_FAILS(search_run(SEARCH_RANDOM, &o, 5, 1, &r), ERR_FORMAT, "no times");
+    CHECK_FAILS(search_run(SEARCH_RANDOM, &o, 5, 1, &r), ERR_FORMAT, "no plan times");
 }
 
 TEST(names_of_searches) {
