@@ -1,17 +1,26 @@
 #include "profile/busy.h"
 
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
-#include "profile/busy_log.h"
-#include "profile/cupti.h"
+#include "base/hash.h"
+#include "base/mem.h"
+#include "profile/kernel_name.h"
+
+/* Kernels are told apart by the hash of the whole name, not by the shortened name that is shown. */
+typedef struct busy_name {
+    uint64_t hash;
+    busy_kernel sum;
+} busy_name;
 
 static struct {
     bool has_begun, is_on;
     busy_log log;
 } busy;
 
-static status add(void *ctx, const gpu_record *r) {
-    return busy_log_take(ctx, r);
+static status add_record(void *ctx, const gpu_record *r) {
+    return busy_log_add(ctx, r);
 }
 
 static void forget(void *ctx) {
@@ -19,9 +28,9 @@ static void forget(void *ctx) {
 }
 
 status busy_begin(void) {
-    const cupti_sink sink = {&busy.log, forget, add};
+    const cupti_sink sink = {&busy.log, forget, add_record};
     busy.has_begun = true;
-    busy.is_on = cupti_start(&sink, false);
+    busy.is_on = cupti_start(&sink, 0);
     return OK;
 }
 
@@ -32,7 +41,7 @@ status busy_end(busy_report *out) {
     status st = busy.is_on ? cupti_stop(&is_complete, &n_lost) : OK;
     busy.log.n_lost += n_lost;
     if (st != OK)
-        st = fail(st, "no memory for the records of what the GPU did; measure fewer steps");
+        st = fail(st, "out of memory for the GPU's activity records; measure fewer steps");
     else if (is_complete)
         st = busy_log_report(&busy.log, out);
     else
@@ -41,4 +50,112 @@ status busy_end(busy_report *out) {
     busy_log_fini(&busy.log);
     busy.is_on = busy.has_begun = false;
     return st;
+}
+
+void busy_log_fini(busy_log *log) {
+    mem_free(log->compute);
+    mem_free(log->copies);
+    mem_free(log->names);
+    *log = (busy_log){0};
+}
+
+static status append(interval **all, size_t *n, size_t *capacity, interval x) {
+    TRY(MEM_RESERVE(all, capacity, *n + 1));
+    (*all)[(*n)++] = x;
+    return OK;
+}
+
+/* A few hundred names at most: a linear search over their hashes is cheap. */
+static status find_name(busy_log *log, const gpu_record *r, busy_name **out) {
+    static const char *const kinds[] = {"(kernel)", "(memset)", "(copy on device)", "(copy in)",
+                                        "(copy out)"};
+    const char *text = r->kind == GPU_KERNEL && r->name != NULL ? r->name : kinds[r->kind];
+    uint64_t hash = hash64(text, strlen(text), 0);
+    for (size_t i = 0; i < log->n_names; i++) {
+        *out = &log->names[i];
+        if ((*out)->hash == hash) return OK;
+    }
+    TRY(MEM_RESERVE(&log->names, &log->names_capacity, log->n_names + 1));
+    *out = &log->names[log->n_names++];
+    **out = (busy_name){.hash = hash};
+    kernel_name(text, (*out)->sum.name, sizeof(*out)->sum.name);
+    return OK;
+}
+
+status busy_log_add(busy_log *log, const gpu_record *r) {
+    interval ran = {r->start_ns, r->end_ns};
+    busy_name *at = NULL;
+    if (r->kind > GPU_COPY_OUT) return OK;
+    log->n_kind[r->kind]++;
+    if (ran.start_ns == 0 || ran.end_ns < ran.start_ns) {
+        log->n_lost++;
+        return OK;
+    }
+    if (r->kind == GPU_COPY_IN || r->kind == GPU_COPY_OUT)
+        TRY(append(&log->copies, &log->n_copies, &log->copies_capacity, ran));
+    else
+        TRY(append(&log->compute, &log->n_compute, &log->compute_capacity, ran));
+    TRY(find_name(log, r, &at));
+    at->sum.ns += ran.end_ns - ran.start_ns;
+    at->sum.n_calls++;
+    return OK;
+}
+
+static int by_start(const void *a, const void *b) {
+    const interval *x = a, *y = b;
+    return (x->start_ns > y->start_ns) - (x->start_ns < y->start_ns);
+}
+
+uint64_t interval_join(interval *all, size_t *n) {
+    uint64_t covered_ns = 0;
+    size_t last = 0;
+    if (*n == 0) return 0;
+    qsort(all, *n, sizeof *all, by_start);
+    for (size_t i = 1; i < *n; i++) {
+        if (all[i].start_ns > all[last].end_ns)
+            all[++last] = all[i];
+        else if (all[i].end_ns > all[last].end_ns)
+            all[last].end_ns = all[i].end_ns;
+    }
+    *n = last + 1;
+    for (size_t i = 0; i < *n; i++)
+        covered_ns += all[i].end_ns - all[i].start_ns;
+    return covered_ns;
+}
+
+/* Longest first; equal ones by name, so that the table is the same every time. */
+static int compare_names(const void *a, const void *b) {
+    const busy_kernel *x = &((const busy_name *)a)->sum, *y = &((const busy_name *)b)->sum;
+    if (x->ns != y->ns) return x->ns < y->ns ? 1 : -1;
+    return strcmp(x->name, y->name);
+}
+
+static void fill_top(busy_log *log, busy_report *out) {
+    if (log->n_names > 1) qsort(log->names, log->n_names, sizeof *log->names, compare_names);
+    out->n_names = (int)log->n_names;
+    out->n_top = out->n_names < BUSY_MAX_TOP ? out->n_names : BUSY_MAX_TOP;
+    for (int i = 0; i < out->n_top; i++)
+        out->top[i] = log->names[i].sum;
+}
+
+status busy_log_report(busy_log *log, busy_report *out) {
+    *out = (busy_report){0};
+    if (log->n_compute + log->n_copies == 0) {
+        snprintf(out->reason, sizeof out->reason, "CUPTI reported no activity of a GPU");
+        return OK;
+    }
+    uint64_t kernel_busy_ns = interval_join(log->compute, &log->n_compute);
+    for (size_t i = 0; i < log->n_copies; i++)
+        TRY(append(&log->compute, &log->n_compute, &log->compute_capacity, log->copies[i]));
+    out->is_known = true;
+    out->kernel_busy_ns = kernel_busy_ns;
+    out->busy_ns = interval_join(log->compute, &log->n_compute);
+    out->span_ns = log->compute[log->n_compute - 1].end_ns - log->compute[0].start_ns;
+    out->n_kernels = log->n_kind[GPU_KERNEL];
+    out->n_memsets = log->n_kind[GPU_MEMSET];
+    for (int kind = GPU_COPY_ON_DEVICE; kind <= GPU_COPY_OUT; kind++)
+        out->n_copies += log->n_kind[kind];
+    out->n_lost = log->n_lost;
+    fill_top(log, out);
+    return OK;
 }

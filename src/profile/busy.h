@@ -2,7 +2,7 @@
  * records tell it: the start and the end of every kernel, copy and memset on the device's own
  * clock.
  *
- * busy_begin();                        before the first step that may be recorded, see below
+ *     busy_begin();                        before the first step that may be recorded, see below
  *     ... warm up, then be->ops->sync(be)
  *     busy_begin();                        forgets what it saw so far
  *     ... the stretch, then be->ops->sync(be)
@@ -16,16 +16,18 @@
  * busy_begin above; without graphs one is enough.  Tracing costs time at every kernel, so a speed
  * is measured in a stretch of its own, without it; overlapping kernels still overlap.
  *
- * libcupti is opened at the first busy_begin and never before; where it is missing or refuses, that
- * is no failure: the report says so.  All devices of the process are counted together, except for
- * copies between them.  One stretch at a time in a process, one thread. */
+ * libcupti is opened at the first busy_begin; where it is missing or refuses, that is no failure:
+ * the report says so.  All devices of the process are counted together, except for copies between
+ * them.  One stretch at a time in a process, one thread. */
 #ifndef HSTU_PROFILE_BUSY_H
 #define HSTU_PROFILE_BUSY_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "base/status.h"
+#include "profile/cupti.h"
 
 enum { BUSY_MAX_TOP = 32, BUSY_NAME_BYTES = 96, BUSY_REASON_BYTES = 192 };
 
@@ -68,5 +70,35 @@ status busy_begin(void);
 /* Ends the stretch and reports; without a busy_begin the report has is_known false.  Fails only if
  * out of memory; then is_known is false too. */
 status busy_end(busy_report *out);
+
+typedef struct interval {
+    uint64_t start_ns, end_ns; /* end >= start */
+} interval;
+
+/* Sorts intervals and joins those that touch: *n are left.  Returns the time they cover. */
+uint64_t interval_join(interval *all, size_t *n);
+
+/* What a stretch has gathered, and the sums over it: the part that needs no CUPTI.  A log belongs
+ * to one thread at a time. */
+typedef struct busy_log {
+    interval *compute; /* kernels, memsets, copies within a device */
+    interval *copies;  /* between host and device */
+    size_t n_compute, compute_capacity, n_copies, copies_capacity;
+    uint64_t n_kind[GPU_COPY_OUT + 1];
+    uint64_t n_lost;
+    struct busy_name *names; /* one for each name seen */
+    size_t n_names, names_capacity;
+} busy_log;
+
+/* An empty log is all zero.  Fini makes it so again. */
+void busy_log_fini(busy_log *log);
+
+/* Adds a kernel, memset or copy; other records do not keep a device busy and are skipped.  Times of
+ * 0 are unknown: the record counts as lost. */
+status busy_log_add(busy_log *log, const gpu_record *r);
+
+/* The sums of everything added; is_known is false if nothing was.  The log is changed: only fini
+ * may follow. */
+status busy_log_report(busy_log *log, busy_report *out);
 
 #endif

@@ -6,6 +6,49 @@
 #include "profile/cupti.h"
 
 #include <stdio.h>
+#include <string.h>
+
+#include "base/mem.h"
+
+void graph_nodes_add(graph_nodes *g, uint64_t number, const graph_node *n) {
+    uint32_t at;
+    if (number == 0 || MEM_RESERVE(&g->node, &g->capacity, g->numbers.n + 1) != OK ||
+        map_put(&g->numbers, number, &at) != OK)
+        return;
+    g->node[at] = *n;
+}
+
+bool graph_nodes_find(const graph_nodes *g, uint64_t number, graph_node *out) {
+    uint32_t at = map_find(&g->numbers, number);
+    if (at == MAP_NONE) return false;
+    *out = g->node[at];
+    return true;
+}
+
+static bool has_place(graph_nodes *g, size_t call) {
+    if (call < g->n_calls) return true;
+    size_t n = g->n_calls > 0 ? g->n_calls : 256;
+    while (n <= call)
+        n *= 2;
+    if (MEM_RESIZE(&g->launch_of_call, n) != OK) return false;
+    memset(g->launch_of_call + g->n_calls, 0, (n - g->n_calls) * sizeof *g->launch_of_call);
+    g->n_calls = n;
+    return true;
+}
+
+bool graph_nodes_is_first(graph_nodes *g, const graph_node *n, uint64_t launch) {
+    if (n->call == 0 || !has_place(g, n->call)) return false;
+    bool is_first = g->launch_of_call[n->call] != launch;
+    g->launch_of_call[n->call] = launch;
+    return is_first;
+}
+
+void graph_nodes_fini(graph_nodes *g) {
+    mem_free(g->launch_of_call);
+    mem_free(g->node);
+    map_fini(&g->numbers);
+    *g = (graph_nodes){0};
+}
 
 #ifdef HSTU_HAS_CUPTI
 
@@ -15,9 +58,7 @@
 #include <stdatomic.h>
 
 #include "base/env.h"
-#include "base/mem.h"
 #include "base/thread.h"
-#include "profile/graph_nodes.h"
 
 /* CUPTI numbers the versions of each record struct; a newer version only appends members, so the
  * members read here are at the same offsets in every libcupti. */
@@ -296,16 +337,12 @@ static gpu_record read_call(const CUpti_ActivityAPI *a) {
                         .thread = a->threadId};
 }
 
-static status hand_over(const gpu_record *r) {
-    return cupti.sink.add(cupti.sink.ctx, r);
-}
-
 static status add_record(const CUpti_Activity *record) {
     gpu_record r;
     switch (record->kind) {
     case CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL:
         r = read_kernel((const kernel_record *)record);
-        return hand_over(&r);
+        break;
     case CUPTI_ACTIVITY_KIND_MEMCPY: {
         const copy_record *c = (const copy_record *)record;
         if (c->copyKind == CUPTI_ACTIVITY_MEMCPY_KIND_HTOH) return OK; /* no GPU has part in it */
@@ -316,7 +353,7 @@ static status add_record(const CUpti_Activity *record) {
                          .correlation = c->correlationId,
                          .device = c->deviceId,
                          .stream = c->streamId};
-        return hand_over(&r);
+        break;
     }
     case CUPTI_ACTIVITY_KIND_MEMSET: {
         const memset_record *m = (const memset_record *)record;
@@ -327,24 +364,25 @@ static status add_record(const CUpti_Activity *record) {
                          .correlation = m->correlationId,
                          .device = m->deviceId,
                          .stream = m->streamId};
-        return hand_over(&r);
+        break;
     }
     case CUPTI_ACTIVITY_KIND_UNIFIED_MEMORY_COUNTER:
         r = read_unified((const unified_record *)record);
-        return hand_over(&r);
+        break;
     case CUPTI_ACTIVITY_KIND_RUNTIME:
     case CUPTI_ACTIVITY_KIND_DRIVER:
         r = read_call((const CUpti_ActivityAPI *)record);
-        return hand_over(&r);
+        break;
     case CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION: {
         const CUpti_ActivityExternalCorrelation *e =
             (const CUpti_ActivityExternalCorrelation *)record;
         r = (gpu_record){.kind = GPU_LINK, .correlation = e->correlationId, .mark = e->externalId};
-        return hand_over(&r);
+        break;
     }
     default:
         return OK;
     }
+    return cupti.sink.add(cupti.sink.ctx, &r);
 }
 
 /* Reading ends with the buffer, or at a record that is not complete. */
@@ -434,10 +472,6 @@ static void end_unified(void) {
     cupti.has_unified = false;
 }
 
-void cupti_want_unified(void) {
-    cupti.wants_unified = true;
-}
-
 static bool is_skipped(CUpti_ActivityKind kind) {
     return kind == CUPTI_ACTIVITY_KIND_MEMSET && cupti.skips_memsets;
 }
@@ -507,11 +541,7 @@ static void set_taking(const cupti_sink *sink, int64_t ahead_ns) {
     pthread_mutex_unlock(&cupti.lock);
 }
 
-void cupti_watch_graphs(void) {
-    if (cupti.library != NULL) subscribe();
-}
-
-bool cupti_start(const cupti_sink *sink, bool with_calls) {
+bool cupti_start(const cupti_sink *sink, unsigned what) {
     uint64_t theirs = 0;
     cupti.reason[0] = '\0';
     cupti.skips_memsets = false;
@@ -521,9 +551,11 @@ bool cupti_start(const cupti_sink *sink, bool with_calls) {
     if (cupti.has_run && !cupti_flush()) return false;
     cupti.cuptiGetTimestamp(&theirs);
     set_taking(sink, (int64_t)(clock_ns() - theirs));
-    cupti.n_wanted = with_calls ? N_KINDS : N_GPU_KINDS;
+    cupti.n_wanted = what & CUPTI_CALLS ? N_KINDS : N_GPU_KINDS;
+    cupti.wants_unified = what & CUPTI_UNIFIED;
     bool is_on = enable(cupti.n_wanted);
     if (!is_on) set_taking(NULL, 0);
+    if (is_on && (what & CUPTI_GRAPHS)) subscribe();
     cupti.has_run = cupti.has_run || is_on;
     return is_on;
 }
@@ -566,8 +598,8 @@ static const char no_cupti[] = "this build is without CUPTI (cupti.h was not fou
 static const char no_cupti[] = "this build is without CUDA";
 #endif
 
-bool cupti_start(const cupti_sink *sink, bool with_calls) {
-    (void)sink, (void)with_calls;
+bool cupti_start(const cupti_sink *sink, unsigned what) {
+    (void)sink, (void)what;
     return false;
 }
 
@@ -593,13 +625,7 @@ const char *cupti_reason(void) {
     return no_cupti;
 }
 
-void cupti_want_unified(void) {
-}
-
 void cupti_skip_memsets(void) {
-}
-
-void cupti_watch_graphs(void) {
 }
 
 void cupti_mark_begin(const op_mark *m) {

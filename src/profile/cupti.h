@@ -9,8 +9,10 @@
 #define HSTU_PROFILE_CUPTI_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
+#include "base/map.h"
 #include "base/status.h"
 #include "profile/recorder.h"
 
@@ -61,9 +63,16 @@ typedef struct cupti_sink {
     status (*add)(void *ctx, const gpu_record *r);
 } cupti_sink;
 
-/* Starts to hand records to the sink; with_calls: calls and links too, which cost more.  Records of
- * the time before are dropped. */
-bool cupti_start(const cupti_sink *sink, bool with_calls);
+/* What is recorded beside kernels, copies and memsets; each costs time. */
+enum {
+    CUPTI_CALLS = 1,   /* calls of CUDA, and links */
+    CUPTI_UNIFIED = 2, /* pages of unified memory and their faults, as soon as the driver runs */
+    CUPTI_GRAPHS = 4   /* which op each node of a graph belongs to, from here on */
+};
+
+/* Starts to hand records to the sink; `what` is a sum of the above.  Records of the time before are
+ * dropped. */
+bool cupti_start(const cupti_sink *sink, unsigned what);
 
 /* Hands over what CUPTI has so far; the device must be idle.  Returns whether it could. */
 bool cupti_flush(void);
@@ -81,20 +90,44 @@ status cupti_stop(bool *is_complete, uint64_t *n_lost);
 /* Why the last of these failed; "" where nothing did. */
 const char *cupti_reason(void);
 
-/* Before a start: pages of unified memory and their faults are recorded too, as soon as the driver
- * runs; CUPTI needs more time then. */
-void cupti_want_unified(void);
-
 /* From here to the next start memsets are not recorded: in a graph that is replayed the record of
  * each makes the GPU wait for about a microsecond. */
 void cupti_skip_memsets(void);
-
-/* After a start, before graphs are made: notes which op each node of a graph belongs to. */
-void cupti_watch_graphs(void);
 
 /* What the calling thread launches, or takes into a graph, from here to cupti_mark_end belongs to
  * this op.  The kernels of a graph are known by its nodes, also in replays that come later. */
 void cupti_mark_begin(const op_mark *m);
 void cupti_mark_end(void);
+
+/* The nodes of CUDA graphs by the numbers that CUPTI gives them, and the op that each was recorded
+ * for.  An empty set is all zero; the caller has the lock. */
+typedef struct graph_node {
+    int32_t op;    /* 1 + its name in the recorder */
+    uint32_t call; /* of the op, counted from 1 */
+    bool has_work;
+    double flop, moved; /* of the whole call */
+    double of_pair, pair_bytes;
+} graph_node;
+
+typedef struct graph_nodes {
+    map numbers;
+    graph_node *node; /* (numbers.n) */
+    size_t capacity;
+    uint64_t *launch_of_call; /* the last launch of a graph with a kernel of the call; 0: none */
+    size_t n_calls;
+} graph_nodes;
+
+/* Replaces what was there.  Without memory the node is not known. */
+void graph_nodes_add(graph_nodes *g, uint64_t number, const graph_node *n);
+
+/* False, and *out as it was, where the node is not known. */
+bool graph_nodes_find(const graph_nodes *g, uint64_t number, graph_node *out);
+
+/* Whether a kernel of this node is the first one of its call in this launch of the graph.  The
+ * number of a launch is not 0.  (What CUPTI says of a node when it is made does not tell: it calls
+ * memsets kernels.) */
+bool graph_nodes_is_first(graph_nodes *g, const graph_node *n, uint64_t launch);
+
+void graph_nodes_fini(graph_nodes *g);
 
 #endif

@@ -37,8 +37,9 @@ static struct {
     atomic_bool is_recording; /* CUPTI records */
     pthread_mutex_t control;  /* one starts or stops CUPTI at a time */
     uint64_t n_lost;
-    int toggle;  /* the signal that switches it; 0: none */
-    int pipe[2]; /* from the handler of signals to the thread */
+    unsigned records; /* of cupti_start */
+    int toggle;       /* the signal that switches it; 0: none */
+    int pipe[2];      /* from the handler of signals to the thread */
 } injected = {
     .lock = PTHREAD_MUTEX_INITIALIZER, .control = PTHREAD_MUTEX_INITIALIZER, .pipe = {-1, -1}};
 
@@ -74,7 +75,7 @@ static void start_recording(void) {
     pthread_mutex_lock(&injected.control);
     injected.is_wanted = true;
     if (injected.has_cuda && !injected.is_recording) {
-        injected.is_recording = cupti_start(&sink, true);
+        injected.is_recording = cupti_start(&sink, injected.records);
         if (!injected.is_recording) note(cupti_reason());
     }
     pthread_mutex_unlock(&injected.control);
@@ -194,7 +195,7 @@ static bool begin(void) {
     const char *folder = env_injection(&injected.toggle, &has_unified);
     if (!is_called && folder != NULL) {
         is_called = true;
-        if (has_unified) cupti_want_unified();
+        injected.records = CUPTI_CALLS | (has_unified ? CUPTI_UNIFIED : 0);
         if (record_writer_create(&injected.writer, folder) == OK) {
             pthread_atfork(NULL, NULL, leave_to_parent);
             atexit(finish);

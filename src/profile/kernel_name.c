@@ -39,24 +39,23 @@ static bool read_identifier(reader *r) {
 }
 
 static const char *builtin_type(char letter) {
-    static const char letters[] = "fdijlmxyhatscbv";
-    static const char *const names[] = {"float",
-                                        "double",
-                                        "int",
-                                        "unsigned",
-                                        "long",
-                                        "unsigned long",
-                                        "long long",
-                                        "unsigned long long",
-                                        "unsigned char",
-                                        "signed char",
-                                        "unsigned short",
-                                        "short",
-                                        "char",
-                                        "bool",
-                                        "void"};
-    const char *at = letter == '\0' ? NULL : strchr(letters, letter);
-    return at == NULL ? NULL : names[at - letters];
+    static const char *const names[] = {['f'] = "float",
+                                        ['d'] = "double",
+                                        ['i'] = "int",
+                                        ['j'] = "unsigned",
+                                        ['l'] = "long",
+                                        ['m'] = "unsigned long",
+                                        ['x'] = "long long",
+                                        ['y'] = "unsigned long long",
+                                        ['h'] = "unsigned char",
+                                        ['a'] = "signed char",
+                                        ['t'] = "unsigned short",
+                                        ['s'] = "short",
+                                        ['c'] = "char",
+                                        ['b'] = "bool",
+                                        ['v'] = "void"};
+    size_t at = (unsigned char)letter;
+    return at < sizeof names / sizeof *names ? names[at] : NULL;
 }
 
 static bool read_arguments(reader *r);

@@ -5,14 +5,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/hash.h"
 #include "base/mem.h"
 #include "base/thread.h"
 #include "format/json.h"
 
 typedef struct memory_block {
-    const void *at; /* NULL: free, or gone where is_gone */
-    bool is_gone;
     int owner;
     uint64_t bytes;
 } memory_block;
@@ -23,36 +20,11 @@ void memory_log_init(memory_log *log) {
 }
 
 void memory_log_fini(memory_log *log) {
-    mem_free(log->slots);
+    map_fini(&log->addresses);
+    mem_free(log->block);
     mem_free(log->events);
     pthread_mutex_destroy(&log->lock);
     memset(log, 0, sizeof *log);
-}
-
-static memory_block *slot_of(const memory_log *log, const void *at) {
-    size_t i = (size_t)hash64_mix((uint64_t)(uintptr_t)at) & (log->n_slots - 1);
-    while ((log->slots[i].at != NULL || log->slots[i].is_gone) && log->slots[i].at != at)
-        i = (i + 1) & (log->n_slots - 1);
-    return &log->slots[i];
-}
-
-/* Slots of blocks that are gone are used again only here, so n_blocks counts them too. */
-static bool grow(memory_log *log) {
-    memory_block *old = log->slots;
-    size_t n_old = log->n_slots, n = n_old > 0 ? 2 * n_old : 1024;
-    if (mem_alloc((void **)&log->slots, n, sizeof *log->slots) != OK) {
-        log->slots = old;
-        return false;
-    }
-    log->n_slots = n;
-    log->n_blocks = 0;
-    for (size_t i = 0; i < n_old; i++) {
-        if (old[i].at == NULL) continue;
-        *slot_of(log, old[i].at) = old[i];
-        log->n_blocks++;
-    }
-    mem_free(old);
-    return true;
 }
 
 static int owner_of(memory_log *log, const char *name) {
@@ -80,22 +52,28 @@ static void note_event(memory_log *log) {
     log->events[log->n_events++] = (memory_event){now, log->live};
 }
 
-static void remove_block(memory_log *log, memory_block *b) {
+static void forget(memory_log *log, const memory_block *b) {
     log->live -= b->bytes;
     log->owners[b->owner].live -= b->bytes;
-    *b = (memory_block){.is_gone = true};
+}
+
+/* The block of an address, which is made where there is none.  NULL: no memory. */
+static memory_block *block_at(memory_log *log, const void *at) {
+    uint32_t n = log->addresses.n, i;
+    if (MEM_RESERVE(&log->block, &log->block_capacity, (size_t)n + 1) != OK ||
+        map_put(&log->addresses, (uint64_t)(uintptr_t)at, &i) != OK)
+        return NULL;
+    if (i == n) log->block[i] = (memory_block){0};
+    return &log->block[i];
 }
 
 void memory_log_add(memory_log *log, const void *at, uint64_t bytes, const char *owner) {
     if (at == NULL) return;
     pthread_mutex_lock(&log->lock);
-    if (2 * log->n_blocks < log->n_slots || grow(log)) {
-        memory_block *b = slot_of(log, at);
-        if (b->at != NULL)
-            remove_block(log, b); /* released without a word */
-        else
-            log->n_blocks++;
-        *b = (memory_block){.at = at, .bytes = bytes, .owner = owner_of(log, owner)};
+    memory_block *b = block_at(log, at);
+    if (b != NULL) {
+        forget(log, b); /* one whose release was not seen */
+        *b = (memory_block){.bytes = bytes, .owner = owner_of(log, owner)};
         memory_owner *o = &log->owners[b->owner];
         o->n_blocks++;
         o->live += bytes;
@@ -109,10 +87,11 @@ void memory_log_add(memory_log *log, const void *at, uint64_t bytes, const char 
 uint64_t memory_log_remove(memory_log *log, const void *at) {
     uint64_t bytes = 0;
     pthread_mutex_lock(&log->lock);
-    memory_block *b = at != NULL && log->n_slots > 0 ? slot_of(log, at) : NULL;
-    if (b != NULL && b->at != NULL) {
-        bytes = b->bytes;
-        remove_block(log, b);
+    uint32_t i = map_remove(&log->addresses, (uint64_t)(uintptr_t)at);
+    if (i != MAP_NONE) {
+        bytes = log->block[i].bytes;
+        forget(log, &log->block[i]);
+        log->block[i] = log->block[log->addresses.n];
         note_event(log);
     }
     pthread_mutex_unlock(&log->lock);

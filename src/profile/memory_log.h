@@ -11,6 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/map.h"
 #include "base/status.h"
 #include "base/text.h"
 
@@ -29,8 +30,9 @@ typedef struct memory_event {
 
 typedef struct memory_log {
     pthread_mutex_t lock;
-    struct memory_block *slots; /* open addressing by address */
-    size_t n_slots, n_blocks;
+    map addresses;              /* of the blocks that live */
+    struct memory_block *block; /* (addresses.n) */
+    size_t block_capacity;
     memory_owner owners[MEMORY_MAX_OWNERS]; /* the last one takes the rest */
     int n_owners;
     memory_event *events;

@@ -11,6 +11,7 @@
 
 #include "base/mem.h"
 #include "base/thread.h"
+#include "base/utf8.h"
 
 enum { NVTX_CALLBACKS = 1, NVTX_CORE = 1, NVTX_CORE2 = 5 };
 enum { MESSAGE_TEXT = 1, MESSAGE_WIDE = 2, MESSAGE_REGISTERED = 3 };
@@ -84,19 +85,13 @@ void nvtx_range_name(const char *text, char *out, size_t size) {
     if (out[0] == '\0') snprintf(out, size, "(no name)");
 }
 
-/* As UTF-8, whatever the locale is. */
-static void narrow(const wchar_t *wide, char out[NAME_BYTES]) {
+/* As UTF-8, whatever the locale is; NULL: "". */
+static const char *narrow(const wchar_t *wide, char out[NAME_BYTES]) {
     size_t n = 0;
-    for (; *wide != 0 && n + 4 < NAME_BYTES; wide++) {
-        uint32_t c = (uint32_t)*wide;
-        int more = c < 0x80 ? 0 : c < 0x800 ? 1 : c < 0x10000 ? 2 : 3;
-        static const uint8_t first[] = {0, 0xc0, 0xe0, 0xf0};
-        if (c > 0x10ffff) c = '?', more = 0;
-        out[n++] = (char)(first[more] | c >> 6 * more);
-        while (more-- > 0)
-            out[n++] = (char)(0x80 | (c >> 6 * more & 0x3f));
-    }
+    for (; wide != NULL && *wide != 0 && n + 4 < NAME_BYTES; wide++)
+        n += (size_t)utf8_encode((uint32_t)*wide <= 0x10ffff ? (uint32_t)*wide : '?', out + n);
     out[n] = '\0';
+    return out;
 }
 
 static open_range begin_text(const void *domain, const char *text) {
@@ -108,9 +103,8 @@ static open_range begin_text(const void *domain, const char *text) {
 }
 
 static open_range begin_wide(const void *domain, const wchar_t *wide) {
-    char text[NAME_BYTES] = "";
-    if (wide != NULL) narrow(wide, text);
-    return begin_text(domain, text);
+    char text[NAME_BYTES];
+    return begin_text(domain, narrow(wide, text));
 }
 
 static open_range begin_event(const void *domain, const event *e) {
@@ -237,9 +231,8 @@ static const registered *keep(const char *text) {
 }
 
 static const registered *keep_wide(const wchar_t *wide) {
-    char text[NAME_BYTES] = "";
-    if (wide != NULL) narrow(wide, text);
-    return keep(text);
+    char text[NAME_BYTES];
+    return keep(narrow(wide, text));
 }
 
 static const registered *register_text(const void *domain, const char *text) {

@@ -1,10 +1,10 @@
 #include "profile/peak.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/mem.h"
 #include "base/thread.h"
+#include "base/sort.h"
 
 enum { N_WARM = 2, N_TIMED = 9, PIECE = 1 << 16 };
 enum { GPU_DIM = 8192, CPU_MIN_DIM = 128, CPU_MAX_DIM = 1024 };
@@ -64,11 +64,6 @@ static status fill(product *p) {
     return st == OK ? fill_rows(p) : st;
 }
 
-static int compare(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 static status measure(product *p, double *out) {
     double speed[N_TIMED], flop = 2.0 * p->n * p->dim * p->dim;
     linear_args a = {.n = p->n, .n_in = p->dim, .n_out = p->dim, .x = p->x, .w = p->w, .y = p->y};
@@ -78,8 +73,7 @@ static status measure(product *p, double *out) {
         TRY(p->be->ops->sync(p->be));
         if (i >= 0) speed[i] = flop * 1e9 / (double)(clock_ns() - start);
     }
-    qsort(speed, N_TIMED, sizeof speed[0], compare);
-    *out = speed[N_TIMED / 2];
+    *out = median(speed, N_TIMED);
     return OK;
 }
 
@@ -119,8 +113,7 @@ static status time_copies(backend *be, void *to, const void *from, size_t bytes,
         TRY(be->ops->sync(be));
         if (i >= 0) speed[i] = 2.0 * (double)bytes * 1e9 / (double)(clock_ns() - start);
     }
-    qsort(speed, N_TIMED, sizeof speed[0], compare);
-    *out = speed[N_TIMED / 2];
+    *out = median(speed, N_TIMED);
     return OK;
 }
 

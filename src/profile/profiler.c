@@ -1,19 +1,26 @@
 #include "profile/profiler.h"
 
+#include <dirent.h>
+#include <dlfcn.h>
+#include <inttypes.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/file.h"
 #include "base/mem.h"
 #include "base/range.h"
 #include "base/thread.h"
-#include "profile/gpu_events.h"
+#include "base/sort.h"
 #include "profile/kernel_name.h"
-#include "profile/links.h"
+#include "profile/op_timing.h"
 #include "profile/peak.h"
-#include "profile/traced.h"
+#include "profile/record_file.h"
+#include "profile/recorder.h"
 
 static profile *current;
 static backend *watched; /* the one to wait for before records are read */
@@ -87,14 +94,9 @@ static void note_step(profile *p, bool was_on, bool is_switch, uint64_t end_ns) 
     p->last_end_ns = is_switch ? 0 : end_ns;
 }
 
-static int by_size(const void *a, const void *b) {
-    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-    return x < y ? -1 : x > y;
-}
-
-static double median(const step_times *t) {
+static double median_of(const step_times *t) {
     step_times s = *t;
-    qsort(s.ns, (size_t)s.n, sizeof s.ns[0], by_size);
+    sort_uint64(s.ns, (size_t)s.n);
     return ((double)s.ns[(s.n - 1) / 2] + (double)s.ns[s.n / 2]) / 2;
 }
 
@@ -102,14 +104,56 @@ bool profile_cost(const profile *p, double *recorded_ns, double *plain_ns) {
     bool runs_ahead = p->has_gpu && strcmp(p->device, "cpu") != 0;
     int least = runs_ahead ? 30 : 3;
     if (p->recorded.n < least || p->plain.n < least) return false;
-    *recorded_ns = median(&p->recorded);
-    *plain_ns = median(&p->plain);
+    *recorded_ns = median_of(&p->recorded);
+    *plain_ns = median_of(&p->plain);
     return true;
+}
+
+/* Two CUDA events around what is recorded: the GPU's own measure of that time, to check the records
+ * against.  By the driver that the process already has; where there is none, nothing is measured.
+ * The device is idle at both, and its context is the calling thread's. */
+static struct {
+    void *driver, *event[2];
+    bool has_begun;
+    int (*create)(void **event, unsigned flags);
+    int (*record)(void *event, void *stream);
+    int (*synchronize)(void *event);
+    int (*elapsed)(float *ms, void *start, void *end);
+} gpu;
+
+static bool find_events(void) {
+    if (gpu.driver != NULL) return true;
+    void *driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+    if (driver == NULL) return false;
+    *(void **)&gpu.create = dlsym(driver, "cuEventCreate");
+    *(void **)&gpu.record = dlsym(driver, "cuEventRecord");
+    *(void **)&gpu.synchronize = dlsym(driver, "cuEventSynchronize");
+    *(void **)&gpu.elapsed = dlsym(driver, "cuEventElapsedTime");
+    if (gpu.create == NULL || gpu.record == NULL || gpu.synchronize == NULL ||
+        gpu.elapsed == NULL || gpu.create(&gpu.event[0], 0) != 0 ||
+        gpu.create(&gpu.event[1], 0) != 0)
+        return false;
+    gpu.driver = driver; /* the process keeps it anyway, and the events with it */
+    return true;
+}
+
+static void begin_events(void) {
+    gpu.has_begun = find_events() && gpu.record(gpu.event[0], NULL) == 0;
+}
+
+/* The time since then in nanoseconds; 0: not known. */
+static uint64_t end_events(void) {
+    float ms = 0;
+    if (!gpu.has_begun || gpu.record(gpu.event[1], NULL) != 0 ||
+        gpu.synchronize(gpu.event[1]) != 0 || gpu.elapsed(&ms, gpu.event[0], gpu.event[1]) != 0)
+        return 0;
+    gpu.has_begun = false;
+    return (uint64_t)((double)ms * 1e6);
 }
 
 /* One that was not measured spoils the sum. */
 static void end_stretch(profile *p) {
-    uint64_t ns = gpu_events_end();
+    uint64_t ns = end_events();
     p->n_stretches++;
     if (ns > 0) p->n_measured++;
     p->event_ns += ns;
@@ -122,11 +166,11 @@ static void end_step(void) {
     if (is_switch && current->has_gpu && recorder_is_active(r)) end_stretch(current);
     uint64_t end_ns = clock_ns();
     if (is_switch && was_on && current->has_gpu) cupti_flush();
-    recorder_step_at(r, end_ns);
+    recorder_step(r, end_ns);
     answer_signals();
     if (is_switch) switch_cupti(current);
     note_step(current, was_on, is_switch, end_ns);
-    if (is_switch && current->has_gpu && recorder_is_active(r)) gpu_events_begin();
+    if (is_switch && current->has_gpu && recorder_is_active(r)) begin_events();
 }
 
 static const range_watcher watcher = {begin_range, end_range, note_memory, end_step};
@@ -163,7 +207,7 @@ static bool is_of_thread(const gpu_record *r) {
 }
 
 /* A link has no time; it is kept as a call, and resolved when all records are there. */
-status profile_add(profile *p, const gpu_record *r) {
+static status keep_record(profile *p, const gpu_record *r) {
     char name[RECORDER_NAME_BYTES];
     if (r->kind == GPU_DEVICE) {
         recorder_add_gpu(&p->recorder, r->gpu);
@@ -213,31 +257,31 @@ status profile_add(profile *p, const gpu_record *r) {
 
 static status add_record(void *ctx, const gpu_record *r) {
     profile *p = ctx;
-    return p->recorder.is_on || r->kind == GPU_DEVICE ? profile_add(p, r) : OK;
+    return p->recorder.is_on || r->kind == GPU_DEVICE ? keep_record(p, r) : OK;
 }
 
 /* What it costs to record a span, on this machine, today. */
-static status measure_cost(double *ns) {
+static double measure_cost(void) {
     enum { N = 20000 };
     recorder r;
     const recorder_schedule all = {0};
-    status st = recorder_init(&r, &all);
+    recorder_init(&r, &all);
     recorder_start(&r);
     uint64_t start = clock_ns();
     for (int i = 0; i < N; i++) {
         recorder_begin(&r, SPAN_OP, "linear", -1);
         recorder_end(&r, 0);
     }
-    *ns = (double)(clock_ns() - start) / N;
+    double ns = (double)(clock_ns() - start) / N;
     recorder_fini(&r);
-    return st;
+    return ns;
 }
 
 status profiler_start(profile *p, const profiler_options *o) {
     *p = (profile){0};
     memory_log_init(&p->memory);
-    TRY(recorder_init(&p->recorder, &o->schedule));
-    TRY(measure_cost(&p->span_ns));
+    recorder_init(&p->recorder, &o->schedule);
+    p->span_ns = measure_cost();
     options = *o;
     current = p;
     p->recorder.has_memory = o->has_memory && o->has_host;
@@ -245,12 +289,12 @@ status profiler_start(profile *p, const profiler_options *o) {
     range_watch(&watcher);
     p->start_ns = clock_ns();
     const cupti_sink sink = {p, NULL, add_record};
-    if (o->has_unified) cupti_want_unified();
-    p->has_gpu = o->has_gpu && cupti_start(&sink, o->has_host);
+    unsigned what = CUPTI_GRAPHS | (o->has_host ? CUPTI_CALLS : 0);
+    if (o->has_unified) what |= CUPTI_UNIFIED;
+    p->has_gpu = o->has_gpu && cupti_start(&sink, what);
     if (!p->has_gpu)
         snprintf(p->gpu_reason, sizeof p->gpu_reason, "%s",
                  o->has_gpu ? cupti_reason() : "not asked for");
-    if (p->has_gpu) cupti_watch_graphs();
     atomic_store(&n_signals, 0);
     if (o->toggle > 0) {
         struct sigaction ours = {.sa_handler = count_signal, .sa_flags = SA_RESTART};
@@ -308,10 +352,6 @@ status profiler_watch(backend **be) {
     return OK;
 }
 
-status profile_link(profile *p) {
-    return links_resolve(&p->recorder);
-}
-
 status profiler_stop(profile *p) {
     bool is_complete;
     status st = p->has_gpu ? cupti_stop(&is_complete, &p->n_gpu_lost) : OK;
@@ -319,8 +359,8 @@ status profiler_stop(profile *p) {
     p->end_ns = clock_ns();
     range_watch(NULL);
     current = NULL;
-    if (st == OK && p->has_gpu) st = links_resolve(&p->recorder);
-    if (st == OK && options.range != NULL) st = links_keep_range(&p->recorder, options.range);
+    if (st == OK && p->has_gpu) st = recorder_link(&p->recorder);
+    if (st == OK && options.range != NULL) st = recorder_keep_range(&p->recorder, options.range);
     return st;
 }
 
@@ -335,4 +375,110 @@ void profile_fini(profile *p) {
     recorder_fini(&p->recorder);
     mem_free(p->lanes);
     p->lanes = NULL;
+}
+
+/* Correlation numbers begin again in each process, so each gets a range of its own. */
+typedef struct loader {
+    profile *p;
+    uint32_t base, top;
+    size_t first_lane, last_lane, capacity; /* of this process; the one found last */
+    bool has_gpu;
+} loader;
+
+enum { MAX_LANES = 4096 }; /* the threads after that share the last one's */
+
+/* The number of a thread's lane. */
+static status find_lane(loader *l, uint32_t thread, bool may_overlap, uint32_t *out) {
+    profile *p = l->p;
+    size_t at = l->last_lane;
+    if (at >= p->n_lanes || p->lanes[at].thread != thread ||
+        p->lanes[at].may_overlap != may_overlap)
+        for (at = l->first_lane; at < p->n_lanes; at++)
+            if (p->lanes[at].thread == thread && p->lanes[at].may_overlap == may_overlap) break;
+    if (at == p->n_lanes && at >= MAX_LANES) at--;
+    if (at == p->n_lanes) {
+        TRY(MEM_RESERVE(&p->lanes, &l->capacity, at + 1));
+        p->lanes[p->n_lanes++] = (profile_lane){0, thread, may_overlap};
+    }
+    l->last_lane = at;
+    *out = (uint32_t)at;
+    return OK;
+}
+
+static void widen(profile *p, uint64_t start_ns, uint64_t end_ns) {
+    if (start_ns == 0 || end_ns == 0) return; /* not known */
+    if (p->start_ns == 0 || start_ns < p->start_ns) p->start_ns = start_ns;
+    if (end_ns > p->end_ns) p->end_ns = end_ns;
+}
+
+static status load_record(void *ctx, const gpu_record *r) {
+    loader *l = ctx;
+    gpu_record moved = *r;
+    if (r->correlation > 0) moved.correlation += l->base;
+    if (moved.correlation > l->top) l->top = moved.correlation;
+    widen(l->p, r->start_ns, r->end_ns);
+    if (r->kind == GPU_CALL || r->kind == HOST_RANGE)
+        TRY(find_lane(l, r->thread, r->kind == HOST_RANGE && r->stream == 1, &moved.thread));
+    if (r->kind != HOST_RANGE && r->kind != GPU_DEVICE) l->has_gpu = true;
+    return keep_record(l->p, &moved);
+}
+
+static status describe(const record_summary *s, buf *text) {
+    TRY(buf_printf(text, "process %" PRId64 " (%s): %" PRIu64 " records", s->pid, s->command,
+                   s->n_records));
+    if (s->n_lost > 0) TRY(buf_printf(text, ", %" PRIu64 " dropped by CUPTI", s->n_lost));
+    if (s->note[0] != '\0') TRY(buf_printf(text, "; %s", s->note));
+    if (!s->is_whole)
+        TRY(buf_text(text, "; it did not exit cleanly, so its last records may be missing"));
+    return buf_char(text, '\n');
+}
+
+static status load_file(loader *l, const char *path, buf *text) {
+    record_summary s;
+    l->has_gpu = false;
+    l->first_lane = l->last_lane = l->p->n_lanes;
+    TRY(record_file_read(path, load_record, l, &s));
+    for (size_t i = l->first_lane; i < l->p->n_lanes; i++)
+        l->p->lanes[i].pid = s.pid;
+    l->base = l->top;
+    l->p->n_gpu_lost += s.n_lost;
+    l->p->has_gpu = l->p->has_gpu || l->has_gpu;
+    if (s.note[0] != '\0') snprintf(l->p->gpu_reason, sizeof l->p->gpu_reason, "%s", s.note);
+    return describe(&s, text);
+}
+
+static bool is_record_file(const char *name) {
+    size_t n = strlen(name);
+    return n > 8 && strcmp(name + n - 8, ".records") == 0;
+}
+
+static status load_all(loader *l, const char *folder, buf *text) {
+    char path[4096];
+    DIR *dir = opendir(folder);
+    if (dir == NULL) return fail_errno("%s", folder);
+    status st = OK;
+    for (struct dirent *e = readdir(dir); st == OK && e != NULL; e = readdir(dir)) {
+        if (!is_record_file(e->d_name)) continue;
+        st = path_join(path, sizeof path, folder, e->d_name);
+        if (st == OK) st = load_file(l, path, text);
+    }
+    closedir(dir);
+    return st;
+}
+
+status profile_load(profile *p, const char *folder, buf *out_text) {
+    const recorder_schedule all = {0};
+    loader l = {.p = p};
+    *p = (profile){0};
+    memory_log_init(&p->memory);
+    recorder_init(&p->recorder, &all);
+    TRY(load_all(&l, folder, out_text));
+    if (!p->has_gpu && p->gpu_reason[0] == '\0')
+        snprintf(p->gpu_reason, sizeof p->gpu_reason,
+                 "no process of the program used CUDA's driver (or CUDA_INJECTION64_PATH was "
+                 "removed from its environment)");
+    if (p->recorder.n_gpus > 0)
+        snprintf(p->device, sizeof p->device, "cuda, %s", p->recorder.gpus[0].name);
+    TRY(recorder_link(&p->recorder));
+    return recorder_nest(&p->recorder);
 }

@@ -5,6 +5,9 @@
 #ifndef HSTU_PROFILE_PROFILER_H
 #define HSTU_PROFILE_PROFILER_H
 
+#include <stdint.h>
+
+#include "base/buf.h"
 #include "base/status.h"
 #include "ops/ops.h"
 #include "profile/cupti.h"
@@ -82,10 +85,10 @@ bool profile_cost(const profile *p, double *recorded_ns, double *plain_ns);
 /* The time in which spans were recorded. */
 uint64_t profile_recorded_ns(const profile *p);
 
-/* For records that come from elsewhere: keeps one, whatever the schedule says. */
-status profile_add(profile *p, const gpu_record *r);
-
-/* When all records are there: gives what the GPU ran the op that launched it. */
-status profile_link(profile *p);
+/* A profile of other programs: reads all record files (record_file.h) of a folder, one for each
+ * process that used a GPU.  A folder without files gives a profile without records, and gpu_reason
+ * says what that means.  *out_text gets a line for each process: its number, its command, how many
+ * records, and what went wrong.  The profile is to be ended by profile_fini in any case. */
+status profile_load(profile *p, const char *folder, buf *out_text);
 
 #endif

@@ -8,8 +8,11 @@
 #ifndef HSTU_PROFILE_RECORD_FILE_H
 #define HSTU_PROFILE_RECORD_FILE_H
 
+#include <stdint.h>
+
 #include "base/status.h"
 #include "profile/cupti.h"
+#include "profile/recorder.h"
 
 enum { RECORD_NOTE_BYTES = 256 };
 
@@ -26,9 +29,6 @@ status record_writer_flush(record_writer *w);
 /* The last item: how many records CUPTI dropped.  Ends the writer; NULL is fine. */
 status record_writer_close(record_writer *w, uint64_t n_lost);
 
-/* In a forked child the file is the parent's: nothing is written any more. */
-void record_writer_forget(record_writer *w);
-
 typedef struct record_summary {
     int64_t pid;
     char command[RECORD_NOTE_BYTES]; /* of the process; cut */
@@ -41,5 +41,26 @@ typedef struct record_summary {
  * none of ours or was changed; a file cut short is no failure. */
 status record_file_read(const char *path, status (*add)(void *ctx, const gpu_record *r), void *ctx,
                         record_summary *out);
+
+/* What the writer and the reader of record files share: the header and the items. */
+
+/* The size of a record is in the header: a file of another build is refused. */
+#define RECORD_HEADER "hstu records 2, %d bytes\n"
+enum { RECORD_HEADER_BYTES = 32, RECORD_MAX_NAME = 4096, RECORD_MAX_NAMES = 1 << 20 };
+enum { RECORD_KEPT_NAMES = 1 << 16 }; /* the writer's limit; one more says that it was reached */
+
+typedef enum { ITEM_PROCESS = 1, ITEM_NAME, ITEM_RECORD, ITEM_NOTE, ITEM_GPU, ITEM_END } item_kind;
+
+typedef struct item {
+    uint32_t kind, bytes; /* of what follows */
+} item;
+
+/* A gpu_record without pointers. */
+typedef struct stored_record {
+    uint64_t start_ns, end_ns, bytes, mark;
+    uint32_t correlation, device, stream, thread, kind;
+    int32_t name; /* the number of the name item, or -1 */
+    span_launch launch;
+} stored_record;
 
 #endif

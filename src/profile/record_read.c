@@ -5,7 +5,6 @@
 #include "base/mem.h"
 #include "profile/kernel_name.h"
 #include "profile/record_file.h"
-#include "profile/record_item.h"
 
 typedef struct reader {
     const char *path;
@@ -113,20 +112,20 @@ status record_file_read(const char *path, status (*add)(void *ctx, const gpu_rec
                         record_summary *out) {
     reader r = {.path = path, .add = add, .ctx = ctx, .out = out};
     char header[RECORD_HEADER_BYTES] = "";
-    file_map map;
+    file_map whole;
     *out = (record_summary){0};
     snprintf(header, sizeof header, RECORD_HEADER, (int)sizeof(stored_record));
-    TRY(file_map_open(&map, path));
+    TRY(file_map_open(&whole, path));
     status st = OK;
-    if (map.n_bytes >= RECORD_HEADER_BYTES) {
-        st = memcmp(map.bytes, header, RECORD_HEADER_BYTES) == 0
-                 ? read_items(&r, (const uint8_t *)map.bytes + RECORD_HEADER_BYTES,
-                              map.n_bytes - RECORD_HEADER_BYTES)
+    if (whole.n_bytes >= RECORD_HEADER_BYTES) {
+        st = memcmp(whole.bytes, header, RECORD_HEADER_BYTES) == 0
+                 ? read_items(&r, (const uint8_t *)whole.bytes + RECORD_HEADER_BYTES,
+                              whole.n_bytes - RECORD_HEADER_BYTES)
                  : broken(&r, "its first line is another one");
     }
     for (size_t i = 0; i < r.n_names; i++)
         mem_free(r.names[i]);
     mem_free(r.names);
-    file_map_close(&map);
+    file_map_close(&whole);
     return st;
 }

@@ -4,10 +4,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/hash.h"
+#include "base/map.h"
 #include "base/mem.h"
 #include "profile/record_file.h"
-#include "profile/record_item.h"
 
 enum { BUFFER_BYTES = 1 << 16 };
 
@@ -17,12 +16,7 @@ struct record_writer {
     uint8_t buffer[BUFFER_BYTES];
     size_t n;
 
-    char *text; /* the names, each with its NUL */
-    size_t n_text, text_capacity;
-    size_t *names; /* where each begins */
-    size_t n_names, names_capacity;
-    int32_t *slots; /* open addressing by hash; -1: free */
-    size_t n_slots;
+    text_map names;
 };
 
 static status write_all(record_writer *w, const void *bytes, size_t n) {
@@ -60,49 +54,18 @@ static status put_item(record_writer *w, item_kind kind, const void *bytes, size
     return put(w, bytes, n);
 }
 
-static size_t slot_of(const record_writer *w, const char *name) {
-    size_t at = (size_t)hash64(name, strlen(name), 1) & (w->n_slots - 1);
-    while (w->slots[at] >= 0 && strcmp(w->text + w->names[w->slots[at]], name) != 0)
-        at = (at + 1) & (w->n_slots - 1);
-    return at;
-}
-
-static status grow_slots(record_writer *w) {
-    int32_t *larger, *old = w->slots;
-    size_t n = w->n_slots > 0 ? 2 * w->n_slots : 1024;
-    TRY(mem_alloc_raw((void **)&larger, n, sizeof *larger));
-    memset(larger, 0xff, n * sizeof *larger);
-    w->slots = larger;
-    w->n_slots = n;
-    for (size_t i = 0; i < w->n_names; i++)
-        w->slots[slot_of(w, w->text + w->names[i])] = (int32_t)i;
-    mem_free(old);
-    return OK;
-}
-
 /* The number of a name; a new one is written first.  A program may give every range a name of its
  * own: the last of them share one. */
-static status intern(record_writer *w, const char *given, int32_t *out) {
-    char name[RECORD_MAX_NAME];
-    snprintf(name, sizeof name, "%s", given);
-    if (2 * w->n_names >= w->n_slots) TRY(grow_slots(w));
-    size_t at = slot_of(w, name);
-    if (w->slots[at] < 0 && w->n_names >= RECORD_KEPT_NAMES) {
-        snprintf(name, sizeof name, "(further names)");
-        at = slot_of(w, name);
+static status intern(record_writer *w, const char *name, int32_t *out) {
+    size_t n = strnlen(name, RECORD_MAX_NAME - 1);
+    if (w->names.n >= RECORD_KEPT_NAMES && text_map_find(&w->names, name, n) == TEXT_MAP_NONE) {
+        name = "(further names)";
+        n = strlen(name);
     }
-    size_t n = strlen(name);
-    if (w->slots[at] < 0) {
-        TRY(MEM_RESERVE(&w->text, &w->text_capacity, w->n_text + n + 1));
-        TRY(MEM_RESERVE(&w->names, &w->names_capacity, w->n_names + 1));
-        memcpy(w->text + w->n_text, name, n + 1);
-        w->names[w->n_names] = w->n_text;
-        w->n_text += n + 1;
-        w->slots[at] = (int32_t)w->n_names++;
-        TRY(put_item(w, ITEM_NAME, name, n));
-    }
-    *out = w->slots[at];
-    return OK;
+    TRY(text_map_reserve(&w->names, 1, n));
+    uint32_t before = w->names.n;
+    *out = (int32_t)text_map_put(&w->names, name, n);
+    return w->names.n > before ? put_item(w, ITEM_NAME, name, n) : OK;
 }
 
 status record_writer_add(record_writer *w, const gpu_record *r) {
@@ -155,37 +118,36 @@ static status open_file(record_writer *w, const char *folder) {
     return w->fd >= 0 ? OK : fail_errno("%s", path);
 }
 
+static void destroy(record_writer *w) {
+    if (w->fd >= 0) close(w->fd);
+    text_map_fini(&w->names);
+    mem_free(w);
+}
+
 status record_writer_create(record_writer **out, const char *folder) {
     record_writer *w;
     char header[RECORD_HEADER_BYTES] = "";
     *out = NULL;
     TRY(MEM_NEW(&w, 1));
     w->fd = -1;
+    text_map_init(&w->names, 1);
     status st = open_file(w, folder);
     snprintf(header, sizeof header, RECORD_HEADER, (int)sizeof(stored_record));
     if (st == OK) st = put(w, header, sizeof header);
     if (st == OK) st = put_process(w);
     if (st == OK) st = record_writer_flush(w);
     if (st != OK) {
-        record_writer_forget(w);
+        destroy(w);
         return st;
     }
     *out = w;
     return OK;
 }
 
-void record_writer_forget(record_writer *w) {
-    if (w->fd >= 0) close(w->fd);
-    mem_free(w->text);
-    mem_free(w->names);
-    mem_free(w->slots);
-    mem_free(w);
-}
-
 status record_writer_close(record_writer *w, uint64_t n_lost) {
     if (w == NULL) return OK;
     status st = put_item(w, ITEM_END, &n_lost, sizeof n_lost);
     if (st == OK) st = record_writer_flush(w);
-    record_writer_forget(w);
+    destroy(w);
     return st;
 }

@@ -1,68 +1,36 @@
 #include "profile/recorder.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/hash.h"
 #include "base/mem.h"
 #include "base/thread.h"
 
-status recorder_init(recorder *r, const recorder_schedule *s) {
-    *r = (recorder){.schedule = *s, .n_slots = 1024};
+void recorder_init(recorder *r, const recorder_schedule *s) {
+    *r = (recorder){.schedule = *s};
     pthread_mutex_init(&r->lock, NULL);
-    TRY(mem_alloc_raw((void **)&r->name_slots, r->n_slots, sizeof *r->name_slots));
-    memset(r->name_slots, 0xff, r->n_slots * sizeof *r->name_slots);
-    return OK;
+    text_map_init(&r->names, 1);
 }
 
 void recorder_fini(recorder *r) {
     mem_free(r->spans);
-    mem_free(r->names);
-    mem_free(r->name_slots);
+    text_map_fini(&r->names);
     mem_free(r->launches);
     pthread_mutex_destroy(&r->lock);
     *r = (recorder){0};
 }
 
-/* Where a name is, or belongs, in the slots. */
-static size_t slot_of(const recorder *r, const char *name) {
-    size_t at = (size_t)hash64(name, strlen(name), 1) & (r->n_slots - 1);
-    while (r->name_slots[at] >= 0 && strcmp(r->names[r->name_slots[at]], name) != 0)
-        at = (at + 1) & (r->n_slots - 1);
-    return at;
-}
-
-static status grow_slots(recorder *r) {
-    int32_t *old = r->name_slots;
-    size_t n = 2 * r->n_slots;
-    TRY(mem_alloc_raw((void **)&r->name_slots, n, sizeof *old));
-    memset(r->name_slots, 0xff, n * sizeof *old);
-    r->n_slots = n;
-    for (size_t i = 0; i < r->n_names; i++)
-        r->name_slots[slot_of(r, r->names[i])] = (int32_t)i;
-    mem_free(old);
-    return OK;
-}
-
 static status intern(recorder *r, const char *text, int64_t number, int32_t *out) {
-    char name[sizeof r->names[0]];
+    char name[RECORDER_NAME_BYTES];
     int n = number >= 0 ? snprintf(name, sizeof name, "%s %lld", text, (long long)number)
                         : snprintf(name, sizeof name, "%s", text);
     /* Two long names that begin alike stay two. */
     if (n >= (int)sizeof name)
         snprintf(name + sizeof name - 13, 13, "...#%08x", (unsigned)hash64(text, strlen(text), 1));
-    size_t at = slot_of(r, name);
-    if (r->name_slots[at] < 0) {
-        if (2 * r->n_names >= r->n_slots) {
-            TRY(grow_slots(r));
-            at = slot_of(r, name);
-        }
-        TRY(mem_reserve((void **)&r->names, &r->names_capacity, r->n_names + 1,
-                        sizeof r->names[0]));
-        memcpy(r->names[r->n_names], name, sizeof name);
-        r->name_slots[at] = (int32_t)r->n_names++;
-    }
-    *out = r->name_slots[at];
+    TRY(text_map_reserve(&r->names, 1, sizeof name));
+    *out = (int32_t)text_map_put(&r->names, name, strlen(name) + 1);
     return OK;
 }
 
@@ -134,11 +102,7 @@ bool recorder_is_active(recorder *r) {
     return is_active;
 }
 
-void recorder_step(recorder *r) {
-    recorder_step_at(r, clock_ns());
-}
-
-void recorder_step_at(recorder *r, uint64_t end_ns) {
+void recorder_step(recorder *r, uint64_t end_ns) {
     pthread_mutex_lock(&r->lock);
     step_state before = state_of(&r->schedule, r->step);
     step_state after = state_of(&r->schedule, ++r->step);
@@ -275,12 +239,163 @@ const gpu_facts *recorder_gpu(const recorder *r, uint32_t device) {
     return NULL;
 }
 
+const char *recorder_text(const recorder *r, size_t name) {
+    size_t n;
+    return text_map_get(&r->names, (uint32_t)name, &n);
+}
+
 const char *recorder_name(const recorder *r, const span *s) {
-    return r->names[s->name];
+    return recorder_text(r, (size_t)s->name);
 }
 
 const char *span_kind_name(span_kind kind) {
     static const char *const names[N_SPAN_KINDS] = {"user_annotation", "cpu_op",     "cuda_runtime",
                                                     "kernel",          "gpu_memcpy", "gpu_memset"};
     return names[kind];
+}
+
+/* Attention in a graph: the op that launched the graph knows how many pairs there were. */
+static void give_work(recorder *r, span *s) {
+    double pairs = s->op >= 0 ? r->spans[s->op].pairs : 0;
+    if (s->of_pair <= 0 || pairs <= 0) return;
+    s->has_work = true;
+    s->flop = s->is_first ? s->of_pair * pairs : 0;
+    s->moved = s->is_first ? s->pair_bytes : 0;
+}
+
+size_t recorder_n_correlations(const recorder *r) {
+    size_t n = 1;
+    for (size_t i = 0; i < r->n_spans; i++)
+        if (r->spans[i].correlation >= n) n = (size_t)r->spans[i].correlation + 1;
+    return n;
+}
+
+/* The op of each correlation: none so far. */
+static status make_ops(const recorder *r, int64_t **op_of) {
+    size_t n = recorder_n_correlations(r);
+    TRY(MEM_NEW_RAW(op_of, n));
+    for (size_t i = 0; i < n; i++)
+        (*op_of)[i] = RECORDER_NO_OP;
+    return OK;
+}
+
+/* Span i goes to moved[i] <= i, of n in all, or away where that is RECORDER_NO_OP. */
+static void move_spans(recorder *r, const int64_t *moved, int64_t n) {
+    for (size_t i = 0; i < r->n_spans; i++) {
+        if (moved[i] == RECORDER_NO_OP) continue;
+        span s = r->spans[i];
+        bool is_known = s.op >= 0 && (size_t)s.op < r->n_spans;
+        s.op = is_known ? moved[s.op] : RECORDER_NO_OP;
+        r->spans[moved[i]] = s;
+    }
+    r->n_spans = (size_t)n;
+}
+
+status recorder_link(recorder *r) {
+    int64_t *op_of, *moved = NULL, n = 0;
+    TRY(make_ops(r, &op_of));
+    status st = MEM_NEW_RAW(&moved, r->n_spans + 1);
+    for (size_t i = 0; st == OK && i < r->n_spans; i++)
+        if (r->spans[i].kind == N_SPAN_KINDS) op_of[r->spans[i].correlation] = r->spans[i].op;
+    for (size_t i = 0; st == OK && i < r->n_spans; i++) {
+        span *s = &r->spans[i];
+        moved[i] = s->kind == N_SPAN_KINDS ? RECORDER_NO_OP : n++;
+        if (s->correlation > 0) s->op = op_of[s->correlation];
+    }
+    if (st == OK) move_spans(r, moved, n);
+    for (size_t i = 0; st == OK && i < r->n_spans; i++)
+        give_work(r, &r->spans[i]);
+    mem_free(op_of);
+    mem_free(moved);
+    return st;
+}
+
+/* Whether a span is, or is inside, a range of this name: by the spans around it. */
+static bool is_inside(const recorder *r, const span *s, const char *name) {
+    for (; s != NULL; s = s->op == RECORDER_NO_OP ? NULL : &r->spans[s->op])
+        if (s->kind == SPAN_RANGE && strcmp(recorder_name(r, s), name) == 0) return true;
+    return false;
+}
+
+/* The outermost ones count: a range may be inside another one of its name. */
+static uint64_t time_of(const recorder *r, const char *name) {
+    uint64_t ns = 0;
+    for (size_t i = 0; i < r->n_spans; i++) {
+        const span *s = &r->spans[i], *around = s->op == RECORDER_NO_OP ? NULL : &r->spans[s->op];
+        if (s->kind == SPAN_RANGE && s->end_ns != 0 && strcmp(recorder_name(r, s), name) == 0 &&
+            !is_inside(r, around, name))
+            ns += s->end_ns - s->start_ns;
+    }
+    return ns;
+}
+
+status recorder_keep_range(recorder *r, const char *name) {
+    int64_t *moved, n = 0;
+    TRY(MEM_NEW_RAW(&moved, r->n_spans + 1));
+    r->active_ns = time_of(r, name);
+    for (size_t i = 0; i < r->n_spans; i++)
+        moved[i] = is_inside(r, &r->spans[i], name) ? n++ : RECORDER_NO_OP;
+    move_spans(r, moved, n);
+    mem_free(moved);
+    return OK;
+}
+
+/* By lane, then by time; what begins together by length, so that what is around comes first. */
+static int by_place(const void *a, const void *b, void *spans) {
+    const span *x = (const span *)spans + *(const size_t *)a;
+    const span *y = (const span *)spans + *(const size_t *)b;
+    if (x->lane != y->lane) return x->lane < y->lane ? -1 : 1;
+    if (x->start_ns != y->start_ns) return x->start_ns < y->start_ns ? -1 : 1;
+    if (x->end_ns != y->end_ns) return x->end_ns > y->end_ns ? -1 : 1;
+    if (x->kind != y->kind) return x->kind < y->kind ? -1 : 1; /* a range before a call */
+    return x < y ? -1 : x > y;
+}
+
+/* The innermost range around a span, found from the last one that began: those that ended before
+ * are around nothing that is still to come. */
+static int64_t find_around(const recorder *r, int64_t last, const span *s) {
+    while (last != RECORDER_NO_OP &&
+           (r->spans[last].lane != s->lane || r->spans[last].end_ns <= s->start_ns))
+        last = r->spans[last].op;
+    return last;
+}
+
+static void nest(recorder *r, const size_t *order, size_t n, int64_t *op_of) {
+    int64_t last = RECORDER_NO_OP;
+    for (size_t i = 0; i < n; i++) {
+        span *s = &r->spans[order[i]];
+        last = find_around(r, last, s);
+        if (s->kind == SPAN_CALL) {
+            if (s->correlation > 0) op_of[s->correlation] = last;
+            continue;
+        }
+        s->op = last;
+        s->child_ns = 0;
+        /* A range that ends later is inside the one around it only in part. */
+        if (last != RECORDER_NO_OP && s->end_ns <= r->spans[last].end_ns)
+            r->spans[last].child_ns += s->end_ns - s->start_ns;
+        last = (int64_t)order[i];
+    }
+}
+
+static bool is_on_host(const span *s) {
+    return s->end_ns != 0 && (s->kind == SPAN_RANGE || s->kind == SPAN_CALL);
+}
+
+status recorder_nest(recorder *r) {
+    size_t n = 0, *order = NULL;
+    int64_t *op_of;
+    TRY(make_ops(r, &op_of));
+    status st = MEM_NEW_RAW(&order, r->n_spans + 1);
+    if (st == OK) {
+        for (size_t i = 0; i < r->n_spans; i++)
+            if (is_on_host(&r->spans[i])) order[n++] = i;
+        qsort_r(order, n, sizeof *order, by_place, r->spans);
+        nest(r, order, n, op_of);
+        for (size_t i = 0; i < r->n_spans; i++)
+            if (!is_on_host(&r->spans[i])) r->spans[i].op = op_of[r->spans[i].correlation];
+    }
+    mem_free(order);
+    mem_free(op_of);
+    return st;
 }

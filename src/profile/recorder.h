@@ -13,6 +13,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/map.h"
 #include "base/status.h"
 
 typedef enum {
@@ -92,10 +93,7 @@ typedef struct recorder {
 
     span *spans;
     size_t n_spans, capacity;
-    char (*names)[RECORDER_NAME_BYTES];
-    size_t n_names, names_capacity;
-    int32_t *name_slots; /* open addressing over names, by hash; -1: free */
-    size_t n_slots;
+    text_map names; /* each with its NUL */
     span_launch *launches;
     size_t n_launches, launches_capacity;
 
@@ -114,7 +112,7 @@ typedef struct recorder {
 /* max_spans of a recording: what comes after is counted as dropped. */
 enum { RECORDER_MAX_SPANS = 1 << 24 };
 
-status recorder_init(recorder *r, const recorder_schedule *s);
+void recorder_init(recorder *r, const recorder_schedule *s);
 void recorder_fini(recorder *r);
 
 /* Starts at once where the schedule says so. */
@@ -150,14 +148,37 @@ const gpu_facts *recorder_gpu(const recorder *r, uint32_t device);
 /* A step has ended: the schedule goes on.  Where recorder_will_switch says that this forgets a
  * warm-up or ends a recording, the records of the GPU must be there before. */
 bool recorder_will_switch(recorder *r);
-bool recorder_is_active(recorder *r); /* what is recorded now is kept */
-void recorder_step(recorder *r);
-void recorder_step_at(recorder *r, uint64_t end_ns); /* it ended then, a little before now */
+bool recorder_is_active(recorder *r);             /* what is recorded now is kept */
+void recorder_step(recorder *r, uint64_t end_ns); /* it ended then, a little before now */
 
 /* Nothing is taken while it is paused, whatever the schedule says; steps are counted. */
 void recorder_pause(recorder *r, bool is_paused);
 
+/* The text of a name; valid until the next one is added. */
+const char *recorder_text(const recorder *r, size_t name);
 const char *recorder_name(const recorder *r, const span *s);
 const char *span_kind_name(span_kind kind);
+
+/* Whether a span is complete, and what a GPU ran. */
+static inline bool span_is_on_gpu(const span *s) {
+    return s->end_ns != 0 &&
+           (s->kind == SPAN_KERNEL || s->kind == SPAN_COPY || s->kind == SPAN_SET);
+}
+
+/* One more than the largest correlation of a span. */
+size_t recorder_n_correlations(const recorder *r);
+
+/* When all spans are there: gives what the GPU ran the op that launched it, and removes the links
+ * (spans of kind N_SPAN_KINDS). */
+status recorder_link(recorder *r);
+
+/* For ranges of other programs (nvtx.h), which come one by one, when they end: gives each range the
+ * one around it on its lane, and the time of those inside; what the GPU ran belongs to the
+ * innermost range around the call that asked for it. */
+status recorder_nest(recorder *r);
+
+/* Keeps the ranges of a name ("layer forward 0") with all that is inside them, ops, calls and what
+ * the GPU ran for them, whenever that was; the recorded time is then the time of these ranges. */
+status recorder_keep_range(recorder *r, const char *name);
 
 #endif

@@ -40,6 +40,7 @@ typedef struct profile_table {
     table_looks looks;
     const profile_column *columns;
     int n_columns;
+    profile_column own[PROFILE_MAX_COLUMNS]; /* key_averages: those that are shown */
     profile_row *rows;
     size_t n_rows;
     double host_ns, gpu_ns; /* key_averages: the sums of self times */

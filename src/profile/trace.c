@@ -2,15 +2,107 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <unistd.h>
 
 #include "base/file.h"
 #include "base/mem.h"
 #include "base/text.h"
 #include "format/json.h"
-#include "profile/occupancy.h"
-#include "profile/queue.h"
-#include "profile/trace_rows.h"
+#include "profile/gpu_time.h"
+#include "profile/utilization.h"
+
+/* Spans of the host and calls of CUDA have two clocks: by so much they may differ. */
+enum { CLOCKS_NS = 5000, MAX_DEPTH = 128 };
+
+typedef struct bar {
+    uint64_t row, start_ns, end_ns;
+    size_t index;
+    bool is_call;
+} bar;
+
+static int by_row(const void *a, const void *b) {
+    const bar *x = a, *y = b;
+    if (x->row != y->row) return x->row < y->row ? -1 : 1;
+    if (x->start_ns != y->start_ns) return x->start_ns < y->start_ns ? -1 : 1;
+    if (x->end_ns != y->end_ns) return x->end_ns > y->end_ns ? -1 : 1;
+    return x->index < y->index ? -1 : 1;
+}
+
+/* The ends of the bars that are open in a row, the innermost last. */
+typedef struct open_bars {
+    uint64_t end_ns[MAX_DEPTH];
+    int n;
+} open_bars;
+
+static void close_before(open_bars *o, uint64_t ns) {
+    while (o->n > 0 && o->end_ns[o->n - 1] <= ns)
+        o->n--;
+}
+
+static bool fits(const open_bars *o, uint64_t end_ns) {
+    return o->n == 0 || (o->n < MAX_DEPTH && o->end_ns[o->n - 1] >= end_ns);
+}
+
+static void put_bar(open_bars *o, uint64_t end_ns) {
+    if (o->n < MAX_DEPTH) o->end_ns[o->n++] = end_ns;
+}
+
+/* The row itself where it fits there, or nearly; else the first beside it; in the last it is cut.
+ */
+static row_place place(open_bars rows[ROWS_MAX_BESIDE + 1], const bar *b) {
+    for (int i = 0; i <= ROWS_MAX_BESIDE; i++)
+        close_before(&rows[i], b->start_ns);
+    for (int i = 0; i <= ROWS_MAX_BESIDE; i++) {
+        uint64_t end = b->end_ns, open_end = rows[i].n > 0 ? rows[i].end_ns[rows[i].n - 1] : end;
+        bool is_near = b->is_call && end > open_end && end - open_end <= CLOCKS_NS;
+        if ((is_near || i == ROWS_MAX_BESIDE) && end > open_end) end = open_end;
+        if (!fits(&rows[i], end) && i < ROWS_MAX_BESIDE) continue;
+        put_bar(&rows[i], end);
+        return (row_place){b->start_ns, end, (uint8_t)i};
+    }
+    return (row_place){b->start_ns, b->end_ns, 0};
+}
+
+/* A call is inside the op that made it, whatever the clocks say. */
+static bar bar_of(const recorder *r, size_t index, uint64_t row) {
+    const span *s = &r->spans[index], *op = s->op >= 0 ? &r->spans[s->op] : NULL;
+    bar b = {row, s->start_ns, s->end_ns, index, s->kind == SPAN_CALL};
+    if (!b.is_call || op == NULL || op->end_ns == 0 || s->start_ns >= op->end_ns) return b;
+    if (b.start_ns < op->start_ns && op->start_ns - b.start_ns <= CLOCKS_NS)
+        b.start_ns = op->start_ns < b.end_ns ? op->start_ns : b.end_ns;
+    if (b.end_ns > op->end_ns && b.end_ns - op->end_ns <= CLOCKS_NS) b.end_ns = op->end_ns;
+    return b;
+}
+
+status rows_arrange(const recorder *r, uint64_t (*row_of)(const void *ctx, const span *s),
+                    const void *ctx, row_place **out) {
+    bar *bars;
+    size_t n = 0;
+    open_bars *rows = NULL;
+    *out = NULL;
+    TRY(mem_alloc_raw((void **)&bars, r->n_spans + 1, sizeof *bars));
+    status st = mem_alloc((void **)out, r->n_spans + 1, sizeof **out);
+    if (st == OK) st = mem_alloc((void **)&rows, ROWS_MAX_BESIDE + 1, sizeof *rows);
+    for (size_t i = 0; st == OK && i < r->n_spans; i++) {
+        const span *s = &r->spans[i];
+        if (s->end_ns != 0) bars[n++] = bar_of(r, i, row_of(ctx, s));
+    }
+    if (n > 0) qsort(bars, n, sizeof *bars, by_row);
+    for (size_t i = 0; i < n; i++) {
+        bool is_new = i == 0 || bars[i].row != bars[i - 1].row;
+        for (int k = 0; is_new && k <= ROWS_MAX_BESIDE; k++)
+            rows[k].n = 0;
+        (*out)[bars[i].index] = place(rows, &bars[i]);
+    }
+    mem_free(rows);
+    mem_free(bars);
+    if (st != OK) {
+        mem_free(*out);
+        *out = NULL;
+    }
+    return st;
+}
 
 /* Written piece by piece: a trace may be larger than memory should be. */
 typedef struct writer {
@@ -56,23 +148,19 @@ static uint64_t since(const profile *p, uint64_t ns) {
     return ns > p->start_ns ? ns - p->start_ns : 0;
 }
 
-static bool is_on_gpu(const span *s) {
-    return s->kind == SPAN_KERNEL || s->kind == SPAN_COPY || s->kind == SPAN_SET;
-}
-
 /* Our own calls of CUDA have the system's thread numbers; they share the first thread's row. */
 static uint32_t lane_of(const profile *p, const span *s) {
     return s->kind == SPAN_CALL && p->n_lanes == 0 ? 0 : s->lane;
 }
 
 static uint64_t row_of(const void *ctx, const span *s) {
-    uint64_t pid = is_on_gpu(s) ? s->device : HOST_PID;
+    uint64_t pid = span_is_on_gpu(s) ? s->device : HOST_PID;
     return pid << 32 | lane_of(ctx, s);
 }
 
 static void put_place(json_writer *j, const writer *w, const span *s) {
     const row_place *at = &w->places[s - w->p->recorder.spans];
-    json_key_int(j, "pid", is_on_gpu(s) ? s->device : HOST_PID);
+    json_key_int(j, "pid", span_is_on_gpu(s) ? s->device : HOST_PID);
     json_key_int(j, "tid", (int64_t)lane_of(w->p, s) + (int64_t)at->beside * BESIDE_TID);
 }
 
@@ -97,7 +185,7 @@ static void put_args(json_writer *j, const recorder *r, const span *s) {
     json_key(j, "args");
     json_object_open(j);
     if (s->correlation > 0) json_key_int(j, "correlation", s->correlation);
-    if (is_on_gpu(s)) {
+    if (span_is_on_gpu(s)) {
         json_key_int(j, "device", s->device);
         json_key_int(j, "stream", s->lane);
         if (s->op >= 0) json_key_int(j, "External id", s->op);
@@ -179,7 +267,7 @@ static status put_labels(writer *w) {
     bool is_named[256] = {false};
     for (size_t i = 0; i < r->n_spans; i++) {
         const span *s = &r->spans[i];
-        if (!is_on_gpu(s) || is_named[s->device]) continue;
+        if (!span_is_on_gpu(s) || is_named[s->device]) continue;
         is_named[s->device] = true;
         snprintf(text, sizeof text, "GPU %d", s->device);
         TRY(put_label(w, "process_name", s->device, 0, text));
@@ -189,14 +277,11 @@ static status put_labels(writer *w) {
 
 /* An arrow needs both of its ends: which correlations a call has (1), and which the GPU (2). */
 static status find_arrows(const recorder *r, uint8_t **out) {
-    uint32_t top = 0;
-    for (size_t i = 0; i < r->n_spans; i++)
-        if (r->spans[i].correlation > top) top = r->spans[i].correlation;
-    TRY(mem_alloc((void **)out, (size_t)top + 1, 1));
+    TRY(mem_alloc((void **)out, recorder_n_correlations(r), 1));
     for (size_t i = 0; i < r->n_spans; i++) {
         const span *s = &r->spans[i];
         if (s->end_ns != 0 && s->kind == SPAN_CALL) (*out)[s->correlation] |= 1;
-        if (s->end_ns != 0 && is_on_gpu(s)) (*out)[s->correlation] |= 2;
+        if (span_is_on_gpu(s)) (*out)[s->correlation] |= 2;
     }
     (*out)[0] = 0; /* none */
     return OK;
@@ -210,7 +295,7 @@ static status put_spans(writer *w) {
         const span *s = &r->spans[i];
         if (s->end_ns == 0) continue;
         st = put_span(w, s);
-        bool has_end = s->kind == SPAN_CALL || is_on_gpu(s);
+        bool has_end = s->kind == SPAN_CALL || span_is_on_gpu(s);
         if (st == OK && has_end && ends[s->correlation] == 3) st = put_flow(w, s);
     }
     mem_free(ends);

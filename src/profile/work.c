@@ -4,7 +4,146 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "profile/work_pairs.h"
+#include "base/mem.h"
+#include "ops/attn_mask.h"
+
+static bool is_on_cpu(const backend *be) {
+    return strcmp(be->name, "cpu") == 0;
+}
+
+/* All sequences have the longest length, or nearly: arrays of a step that is recorded have up to
+ * some hundred rows more than there are tokens. */
+enum { PADDING = 512 };
+static bool is_even(int64_t n_rows, int32_t n, int32_t len) {
+    int64_t all = (int64_t)n * len;
+    return n_rows > 0 && n_rows >= all && n_rows < all + PADDING &&
+           (n_rows == all || all >= 8 * PADDING);
+}
+
+/* The keys in any of the spans that func gives a row; they may overlap, in any order. */
+static int64_t count_func(const attn_args *a, const attn_sequence *s, int row) {
+    int64_t n = 0;
+    for (int32_t at = 0; at < s->len_k;) {
+        int32_t end = at, next = s->len_k;
+        for (int m = 0; 2 * m < a->n_func; m++) {
+            attn_span span = attn_func_span(a, s, row, m);
+            if (span.begin <= at && span.end > end) end = span.end;
+            if (span.begin > at && span.begin < span.end && span.begin < next) next = span.begin;
+        }
+        n += end - at;
+        at = end > at ? end : next;
+    }
+    return n;
+}
+
+static int64_t count_span(int begin, int end) {
+    return begin < end ? end - begin : 0;
+}
+
+static int64_t count_row(const attn_args *a, const attn_sequence *s, int row) {
+    if (a->func != NULL) return count_func(a, s, row);
+    attn_row_mask m = attn_row_spans(a, s, row); /* its two spans are apart */
+    return count_span(m.first0, m.end0) + count_span(m.first1, m.end1);
+}
+
+static int64_t count_sequence(const attn_args *a, const attn_sequence *s) {
+    int64_t n = 0;
+    for (int row = 0; row < s->len_q; row++)
+        n += count_row(a, s, row);
+    return n;
+}
+
+/* All sequences, with arrays in the memory of the host.  The commonest mask needs no rows, and of
+ * sequences that are alike one is counted. */
+static double count_batch(const attn_args *a) {
+    attn_sequence last = {.len_q = -1};
+    int64_t n_last = 0;
+    double n = 0;
+    for (int32_t b = 0; b < a->n_sequences; b++) {
+        attn_sequence s = attn_paged_sequence_of(a, b);
+        int64_t q = s.len_q;
+        if (s.len_q < 0 || s.len_k < 0) return 0; /* not offsets: somebody else wrote there */
+        bool is_alike = a->func == NULL && last.len_q == s.len_q && last.len_k == s.len_k &&
+                        last.n_contexts == s.n_contexts && last.history == s.history;
+        if (attn_mask_is_causal(a) && s.shift >= 0)
+            n_last = q * s.shift + q * (q + 1) / 2;
+        else if (!is_alike)
+            n_last = count_sequence(a, &s);
+        last = s;
+        n += (double)n_last;
+    }
+    return n;
+}
+
+static double count_softmax(const mask_rule *rule, const int32_t *offsets, int32_t n_sequences) {
+    double n = 0;
+    for (int32_t b = 0; b < n_sequences; b++) {
+        if (offsets[b + 1] < offsets[b]) return 0; /* not offsets */
+        n += (double)mask_rule_pairs(rule, offsets[b + 1] - offsets[b]);
+    }
+    return n;
+}
+
+void work_pairs_ask_attn(pairs_ask *out, const attn_args *a) {
+    memset(out, 0, sizeof *out);
+    if (a->func != NULL || a->pages.table != NULL) return;
+    out->offsets_q = a->offsets_q;
+    out->offsets_k = a->offsets_k;
+    out->n_contexts = a->n_contexts;
+    out->n_targets = a->n_targets;
+    out->n_sequences = a->n_sequences;
+    out->window_left = a->window_left;
+    out->window_right = a->window_right;
+    out->target_group = a->target_group;
+}
+
+static void ask_softmax(pairs_ask *out, const softmax_attn_args *a) {
+    memset(out, 0, sizeof *out);
+    if (!mask_rule_is_span(&a->mask.rule)) return;
+    out->offsets_q = out->offsets_k = a->offsets;
+    out->n_sequences = a->n_sequences;
+    out->is_softmax = true;
+    memcpy(&out->rule, &a->mask.rule, sizeof out->rule);
+}
+
+double work_pairs_answer(const pairs_ask *ask) {
+    const attn_args a = {.n_sequences = ask->n_sequences,
+                         .offsets_q = ask->offsets_q,
+                         .offsets_k = ask->offsets_k,
+                         .n_contexts = ask->n_contexts,
+                         .n_targets = ask->n_targets,
+                         .window_left = ask->window_left,
+                         .window_right = ask->window_right,
+                         .target_group = ask->target_group};
+    if (ask->is_softmax) return count_softmax(&ask->rule, ask->offsets_q, ask->n_sequences);
+    return count_batch(&a);
+}
+
+double work_pairs_attn(const backend *be, const attn_args *a) {
+    if (is_on_cpu(be)) return count_batch(a);
+    if (a->func != NULL || a->pages.table != NULL ||
+        !is_even(a->n_rows_q, a->n_sequences, a->max_len_q) ||
+        !is_even(a->n_rows_k, a->n_sequences, a->max_len_k))
+        return 0;
+    const attn_sequence s = {.len_q = a->max_len_q,
+                             .len_k = a->max_len_k,
+                             .shift = a->max_len_k - a->max_len_q,
+                             .history = a->max_len_k};
+    return (double)a->n_sequences * (double)count_sequence(a, &s);
+}
+
+static double pairs_softmax(const backend *be, const softmax_attn_args *a) {
+    const mask_rule *r = &a->mask.rule;
+    bool is_known = is_even(a->n_rows, a->n_sequences, a->max_len);
+    if (!mask_rule_is_span(r)) {
+        /* The lists of a recorded step are replaced before it is replayed; those of one length are
+         * the same then, but a file's may be of other sequences. */
+        return is_on_cpu(be) || (is_known && r->kind != MASK_BITS) ? (double)a->mask.n_pairs : 0;
+    }
+    if (!is_on_cpu(be))
+        return is_known ? a->n_sequences * (double)mask_rule_pairs(r, a->max_len) : 0;
+    return count_softmax(r, a->offsets, a->n_sequences);
+}
 
 /* Where the pairs are not known, the bytes alone would say nothing. */
 static op_work by_pairs(const backend *be, const op_work *asked, double pairs, double of_pair,
@@ -12,7 +151,7 @@ static op_work by_pairs(const backend *be, const op_work *asked, double pairs, d
     op_work w = *asked;
     if (pairs > 0) w.flop = pairs * of_pair;
     if (pairs > 0) w.bytes = n_bytes;
-    if (w.ask.n_sequences > 0 && strcmp(be->name, "cpu") != 0) {
+    if (w.ask.n_sequences > 0 && !is_on_cpu(be)) {
         w.of_pair = of_pair;
         w.pair_bytes = n_bytes;
     }
@@ -72,12 +211,12 @@ static op_work sampled(const sampled_softmax_args *a, char *shape) {
 }
 
 static op_work softmax(const backend *be, const softmax_attn_args *a, bool is_bwd, char *shape) {
-    double d = a->dim, act = (double)act_bytes(be->act), pairs = work_pairs_softmax(be, a);
+    double d = a->dim, act = (double)act_bytes(be->act), pairs = pairs_softmax(be, a);
     if (shape != NULL)
         snprintf(shape, WORK_SHAPE_BYTES, "[%d x %d, %d, %d]", a->n_sequences, a->max_len,
                  a->n_heads, a->dim);
     op_work w = {0};
-    work_pairs_ask_softmax(&w.ask, a);
+    ask_softmax(&w.ask, a);
     return by_pairs(be, &w, pairs, a->n_heads * 2 * d * (is_bwd ? 5 : 2),
                     (double)a->n_rows * 4 * d * a->n_heads * act * (is_bwd ? 2 : 1));
 }
@@ -158,4 +297,101 @@ op_work work_of(work_op op, char shape[WORK_SHAPE_BYTES], ...) {
     }
     va_end(args);
     return w;
+}
+
+enum { MAX_PIECE_BYTES = 1 << 20 };
+
+void lengths_fini(lengths *l) {
+    for (int i = 0; i < l->n_pieces; i++)
+        mem_free(l->pieces[i].host);
+    *l = (lengths){0};
+}
+
+void lengths_note_copy(lengths *l, const void *to, const void *from_host, size_t bytes) {
+    const char *first = to, *end = first + bytes;
+    for (int i = 0; i < l->n_pieces; i++) {
+        lengths_piece *p = &l->pieces[i];
+        if (p->at >= end || p->at + p->bytes <= first) continue;
+        p->is_known = p->at >= first && p->at + p->bytes <= end;
+        if (p->is_known) memcpy(p->host, (const char *)from_host + (p->at - first), p->bytes);
+        l->version++;
+    }
+}
+
+void lengths_forget(lengths *l) {
+    for (int i = 0; i < l->n_pieces; i++)
+        l->pieces[i].is_known = false;
+    l->version++;
+}
+
+/* From now on this piece is kept.  Without memory it is not. */
+static void begin_to_keep(lengths *l, const char *at, size_t bytes) {
+    char *host;
+    if (bytes > MAX_PIECE_BYTES || mem_alloc_raw((void **)&host, bytes, 1) != OK) return;
+    int i = l->n_pieces < LENGTHS_MAX_PIECES ? l->n_pieces++ : l->next_piece++ % LENGTHS_MAX_PIECES;
+    mem_free(l->pieces[i].host);
+    l->pieces[i] = (lengths_piece){at, bytes, host, false};
+}
+
+/* The numbers at a place of the device, as the host has them.  NULL stays NULL; false: not known.
+ */
+static bool find(lengths *l, const int32_t **numbers, size_t n) {
+    const char *at = (const char *)*numbers;
+    size_t bytes = n * sizeof **numbers;
+    if (at == NULL) return true;
+    for (int i = 0; i < l->n_pieces; i++) {
+        const lengths_piece *p = &l->pieces[i];
+        if (p->at != at || p->bytes < bytes) continue;
+        *numbers = (const int32_t *)(const void *)p->host;
+        return p->is_known;
+    }
+    begin_to_keep(l, at, bytes);
+    return false;
+}
+
+static bool is_same(const pairs_ask *a, const pairs_ask *b) {
+    return memcmp(a, b, sizeof *a) == 0;
+}
+
+double lengths_pairs(lengths *l, const pairs_ask *ask) {
+    if (l->has_answer && l->answer_version == l->version && is_same(&l->asked, ask))
+        return l->answer;
+    pairs_ask here = *ask;
+    size_t n = (size_t)ask->n_sequences;
+    /* All of them are asked for, so that the next batch has all. */
+    bool is_known = find(l, &here.offsets_q, n + 1);
+    is_known = find(l, &here.offsets_k, n + 1) && is_known;
+    is_known = find(l, &here.n_contexts, n) && is_known;
+    is_known = find(l, &here.n_targets, n) && is_known;
+    l->asked = *ask;
+    l->answer = is_known ? work_pairs_answer(&here) : 0;
+    l->answer_version = l->version;
+    l->has_answer = true;
+    return l->answer;
+}
+
+static lengths_graph *find_graph(lengths *l, uint64_t key) {
+    for (int i = 0; i < l->n_graphs; i++)
+        if (l->graphs[i].key == key) return &l->graphs[i];
+    return NULL;
+}
+
+void lengths_begin_graph(lengths *l, uint64_t key) {
+    lengths_graph *g = find_graph(l, key);
+    if (g != NULL) *g = l->graphs[--l->n_graphs];
+}
+
+void lengths_note_graph(lengths *l, uint64_t key, const pairs_ask *ask) {
+    lengths_graph *g = find_graph(l, key);
+    if (g != NULL) {
+        g->is_mixed = g->is_mixed || !is_same(&g->ask, ask);
+        return;
+    }
+    int i = l->n_graphs < LENGTHS_MAX_GRAPHS ? l->n_graphs++ : l->next_graph++ % LENGTHS_MAX_GRAPHS;
+    l->graphs[i] = (lengths_graph){key, *ask, false};
+}
+
+double lengths_graph_pairs(lengths *l, uint64_t key) {
+    const lengths_graph *g = find_graph(l, key);
+    return g != NULL && !g->is_mixed ? lengths_pairs(l, &g->ask) : 0;
 }

@@ -3,6 +3,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/half.h"
 #include "base/mem.h"
 #include "base/rng.h"
 
@@ -35,32 +36,10 @@ bool chain_attends(const chain_problem *p, int32_t b, int32_t i, int32_t j) {
     return p->mask[p->score_offsets[b] + i * len + j] != 0;
 }
 
-/* Rounds away the low bits of a float32, to nearest, ties to even. */
-static float round_bits(float x, int bits) {
-    uint32_t u;
-    memcpy(&u, &x, sizeof u);
-    u += (1u << (bits - 1)) - 1 + (u >> bits & 1);
-    u &= ~((1u << bits) - 1);
-    memcpy(&x, &u, sizeof x);
-    return x;
-}
-
 float round_to(act_type act, float x) {
     if (act == ACT_F32 || !isfinite(x)) return x;
-    if (act == ACT_BF16) return round_bits(x, 16);
-    if (fabsf(x) < 6.103515625e-5f) return rintf(x * 16777216.0f) / 16777216.0f; /* subnormal */
-    float y = round_bits(x, 13);
-    return fabsf(y) > 65504 ? copysignf(INFINITY, x) : y;
-}
-
-uint16_t half_bits(act_type act, float x) {
-    uint32_t u;
-    memcpy(&u, &x, sizeof u);
-    if (act == ACT_BF16) return (uint16_t)(u >> 16);
-    uint32_t sign = u >> 16 & 0x8000, magnitude = u & 0x7fffffff;
-    if (magnitude >= 0x47800000) return (uint16_t)(sign | 0x7c00);
-    if (magnitude < 0x38800000) return (uint16_t)(sign | (uint32_t)(fabsf(x) * 16777216.0f));
-    return (uint16_t)(sign | (magnitude - 0x38000000) >> 13);
+    return act == ACT_BF16 ? half_bf16_to_float(half_bf16_from_float(x))
+                           : half_f16_to_float(half_f16_from_float(x));
 }
 
 /* Uniform in [-1, 1) by (tensor, index). */
@@ -123,7 +102,7 @@ status chain_problem_check(const chain *c, const problem_options *o) {
                     "--ffn is for layer bert: the FFN of %s has the model's width, or it has none",
                     c->name);
     if (o->avg_len < 0 || o->avg_len > o->max_len)
-        return fail(ERR_USAGE, "--avg-len %lld is beyond --length %lld", (long long)o->avg_len,
+        return fail(ERR_USAGE, "--avg-len %lld is larger than --length %lld", (long long)o->avg_len,
                     (long long)o->max_len);
     return OK;
 }
@@ -149,12 +128,12 @@ static status fill_mask(chain_problem *p) {
     return st;
 }
 
-static attend_kind attend_of(const problem_options *o) {
-    if (o->rule == NULL) return o->attend;
-    mask_kind kind = mask_rule_of(o->rule)->kind;
-    bool is_causal = mask_rule_of(o->rule)->is_causal;
-    if (kind == MASK_CAUSAL || (kind == MASK_NONE && is_causal)) return ATTEND_CAUSAL;
-    return kind == MASK_NONE ? ATTEND_ALL : ATTEND_BYTES;
+attend_kind attend_of(const mask *m) {
+    if (m == NULL) return ATTEND_ALL;
+    const mask_rule *rule = mask_rule_of(m);
+    if (rule->kind == MASK_CAUSAL || (rule->kind == MASK_NONE && rule->is_causal))
+        return ATTEND_CAUSAL;
+    return rule->kind == MASK_NONE ? ATTEND_ALL : ATTEND_BYTES;
 }
 
 static status make(chain_problem *p, const problem_options *o) {
@@ -176,7 +155,7 @@ status chain_problem_create(chain_problem **out, const chain *c, const problem_o
     TRY(chain_problem_check(c, o));
     TRY(MEM_NEW(&p, 1));
     p->c = c;
-    p->attend = attend_of(o);
+    p->attend = o->rule == NULL ? o->attend : attend_of(o->rule);
     p->rule = o->rule;
     p->act = o->act;
     p->shape = (chain_shape){.n_sequences = (int32_t)o->n_sequences,
@@ -201,3 +180,25 @@ void chain_problem_destroy(chain_problem *p) {
     mem_free(p->mask);
     mem_free(p);
 }
+
+#define REAL        double
+#define NAME(x)     x##64
+#define ROUND(p, x) (x)
+#define EXP         exp
+#define SQRT        sqrt
+#define ERF         erf
+#include "tune/chain_reference.def"
+#undef REAL
+#undef NAME
+#undef ROUND
+#undef EXP
+#undef SQRT
+#undef ERF
+
+#define REAL        float
+#define NAME(x)     x##32
+#define ROUND(p, x) round_to((p)->act, (x))
+#define EXP         expf
+#define SQRT        sqrtf
+#define ERF         erff
+#include "tune/chain_reference.def"

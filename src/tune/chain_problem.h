@@ -1,10 +1,11 @@
 /* A layer with random weights, a jagged batch and a mask: what plans are run on and checked with.
  *
  * Inputs and weights are rounded to the type of the run, so that every program and the reference
- * see the same numbers. */
+ * see the same numbers.  Any thread may read a problem. */
 #ifndef HSTU_TUNE_CHAIN_PROBLEM_H
 #define HSTU_TUNE_CHAIN_PROBLEM_H
 
+#include "base/pool.h"
 #include "ops/mask.h"
 #include "ops/ops.h"
 #include "tune/chain.h"
@@ -45,10 +46,20 @@ int64_t chain_tensor_size(const chain_problem *p, int tensor);
 /* Whether row i of sequence b attends to j. */
 bool chain_attends(const chain_problem *p, int32_t b, int32_t i, int32_t j);
 
+/* The kind of a mask; NULL: none. */
+attend_kind attend_of(const mask *m);
+
 /* x rounded to a type. */
 float round_to(act_type act, float x);
 
-/* The 16 bits of x, which round_to has rounded to this type. */
-uint16_t half_bits(act_type act, float x);
+/* The reference: the formulas of the operators as plain loops, operator by operator, in float64,
+ * and in float32 with every operator's result rounded to a type: the measure of what an honest
+ * program of that type may be off.  A row of the output depends on its own sequence only, so one
+ * sequence is computed, and from the scores on only the rows that were asked for: rows[0..n_rows-1]
+ * within the sequence.  out (n_rows, E).  The threads of `workers` (NULL: one) share the rows. */
+status chain_reference64(const chain_problem *p, int32_t sequence, const int32_t *rows,
+                         int32_t n_rows, pool *workers, double *out);
+status chain_reference32(const chain_problem *p, int32_t sequence, const int32_t *rows,
+                         int32_t n_rows, pool *workers, float *out);
 
 #endif

@@ -1,17 +1,17 @@
 #include "tune/cost_model.h"
 
 #include <dlfcn.h>
-#include <glob.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/env.h"
 #include "base/file.h"
+#include "base/library.h"
 #include "base/mem.h"
 #include "base/rng.h"
 #include "format/json.h"
-#include "tune/rank_stats.h"
 
 enum { N_FEATURES = 15, FOLDS = 5, ROUNDS = 200, MAX_MODEL = 256 << 20 };
 
@@ -48,28 +48,10 @@ struct cost_model {
     double median;
 };
 
-/* The library of a Python package. */
-static void *open_wheel(void) {
-    static const char *const patterns[] = {
-        "/usr/lib/python3*/*-packages/xgboost/lib/libxgboost.so",
-        "/usr/local/lib/python3*/*-packages/xgboost/lib/libxgboost.so",
-        "/opt/*/lib/python3*/*-packages/xgboost/lib/libxgboost.so"};
-    void *library = NULL;
-    for (size_t i = 0; i < sizeof patterns / sizeof patterns[0] && library == NULL; i++) {
-        glob_t found;
-        if (glob(patterns[i], 0, NULL, &found) == 0)
-            for (size_t k = 0; k < found.gl_pathc && library == NULL; k++)
-                library = dlopen(found.gl_pathv[k], RTLD_NOW | RTLD_LOCAL);
-        globfree(&found);
-    }
-    return library;
-}
-
 static void *open_library(void) {
     const char *own = env_xgboost();
     if (own != NULL) return dlopen(own, RTLD_NOW | RTLD_LOCAL);
-    void *library = dlopen("libxgboost.so", RTLD_NOW | RTLD_LOCAL);
-    return library != NULL ? library : open_wheel();
+    return library_find("libxgboost.so", "xgboost/lib/libxgboost.so");
 }
 
 #define LOOK_UP(type, name, arguments)                                                             \
@@ -80,7 +62,7 @@ static status load(void) {
     if (xgb.library != NULL) return OK;
     void *library = open_library();
     if (library == NULL)
-        return fail(ERR_UNSUPPORTED, "this needs XGBoost, and libxgboost.so was not found: "
+        return fail(ERR_UNSUPPORTED, "XGBoost is required, but libxgboost.so was not found: "
                                      "'apt-get install libxgboost-dev', "
                                      "'pip install xgboost', or set HSTU_XGBOOST to its path");
     FUNCTIONS(LOOK_UP)
@@ -113,12 +95,12 @@ static void write_features(uint16_t value, float *out) {
         out[i + 1] = (float)(cuts >> i & 1);
 }
 
-static status make_matrix(const uint16_t *values, size_t n, handle *out) {
+static status make_matrix(const plan_time *plans, size_t n, handle *out) {
     float *features;
     *out = NULL;
     TRY(MEM_NEW_RAW(&features, n * N_FEATURES));
     for (size_t i = 0; i < n; i++)
-        write_features(values[i], features + i * N_FEATURES);
+        write_features(plans[i].value, features + i * N_FEATURES);
     status st = check(xgb.XGDMatrixCreateFromMat(features, n, N_FEATURES, NAN, out));
     mem_free(features);
     return st;
@@ -146,45 +128,33 @@ static status train(cost_model *m, handle matrix, const float *labels, size_t n,
     return OK;
 }
 
-/* The plans as columns. */
-typedef struct columns {
-    uint16_t *value;
-    float *label;
-    double *ms;
-} columns;
-
-static status split_columns(columns *c, const plan_time *plans, size_t n) {
-    *c = (columns){0};
-    TRY(MEM_NEW(&c->value, n));
-    TRY(MEM_NEW(&c->label, n));
-    TRY(MEM_NEW(&c->ms, n));
-    for (size_t i = 0; i < n; i++) {
-        c->value[i] = plans[i].value;
-        c->ms[i] = plans[i].ms;
-        c->label[i] = (float)plans[i].ms;
-    }
-    return OK;
-}
-
-static void free_columns(columns *c) {
-    mem_free(c->value);
-    mem_free(c->label);
-    mem_free(c->ms);
+/* The mean of the two in the middle of n sorted times. */
+static double median_of(const plan_time *sorted, size_t n) {
+    return (sorted[(n - 1) / 2].ms + sorted[n / 2].ms) / 2;
 }
 
 status cost_model_fit(cost_model **out, const plan_time *plans, size_t n, uint64_t seed) {
     cost_model *m = NULL;
-    columns c = {0};
+    plan_time *sorted = NULL;
+    float *labels = NULL;
     handle matrix = NULL;
     *out = NULL;
     TRY(load());
     status st = MEM_NEW(&m, 1);
-    if (st == OK) st = split_columns(&c, plans, n);
-    if (st == OK) st = stats_median(c.ms, n, &m->median);
-    if (st == OK) st = make_matrix(c.value, n, &matrix);
-    if (st == OK) st = train(m, matrix, c.label, n, seed);
+    if (st == OK) st = MEM_NEW(&labels, n);
+    if (st == OK) st = MEM_NEW(&sorted, n);
+    if (st == OK) {
+        for (size_t i = 0; i < n; i++)
+            labels[i] = (float)plans[i].ms;
+        memcpy(sorted, plans, n * sizeof *plans);
+        qsort(sorted, n, sizeof *sorted, plan_time_by_ms);
+        m->median = median_of(sorted, n);
+        st = make_matrix(plans, n, &matrix);
+    }
+    if (st == OK) st = train(m, matrix, labels, n, seed);
     if (matrix != NULL) (void)xgb.XGDMatrixFree(matrix);
-    free_columns(&c);
+    mem_free(labels);
+    mem_free(sorted);
     if (st == OK)
         *out = m;
     else
@@ -202,19 +172,18 @@ double cost_model_median(const cost_model *m) {
     return m->median;
 }
 
-status cost_model_predict(const cost_model *m, const uint16_t *values, size_t n, double *ms) {
+status cost_model_predict(const cost_model *m, plan_time *plans, size_t n) {
     handle matrix;
     uint64_t n_out = 0;
     const float *out = NULL;
     if (n == 0) return OK;
-    TRY(make_matrix(values, n, &matrix));
+    TRY(make_matrix(plans, n, &matrix));
     status st = check(xgb.XGBoosterPredict(m->booster, matrix, 0, 0, 0, &n_out, &out));
     if (st == OK && n_out != n)
-        st =
-            fail(ERR_FORMAT, "the model is not one of plans: it predicts %zu numbers for %zu plans",
-                 (size_t)n_out, n);
+        st = fail(ERR_FORMAT, "not a model of plans: it predicts %zu values for %zu plans",
+                  (size_t)n_out, n);
     for (size_t i = 0; i < n && st == OK; i++)
-        ms[i] = out[i];
+        plans[i].ms = out[i];
     (void)xgb.XGDMatrixFree(matrix);
     return st;
 }
@@ -229,8 +198,11 @@ static status validate_fold(const plan_time *plans, const size_t *order, size_t 
     for (size_t i = 0; i < n; i++)
         if (i % FOLDS != (size_t)fold) rest[n_rest++] = plans[order[i]];
     status st = cost_model_fit(&m, rest, n_rest, seed);
-    for (size_t i = (size_t)fold; i < n && st == OK; i += FOLDS)
-        st = cost_model_predict(m, &plans[order[i]].value, 1, &guess[order[i]]);
+    for (size_t i = (size_t)fold; i < n && st == OK; i += FOLDS) {
+        plan_time one = plans[order[i]];
+        st = cost_model_predict(m, &one, 1);
+        guess[order[i]] = one.ms;
+    }
     cost_model_destroy(m);
     mem_free(rest);
     return st;
@@ -247,6 +219,69 @@ static void shuffle(size_t *order, size_t n, uint64_t seed) {
     }
 }
 
+double explained_variance(const double *x, const double *y, size_t n) {
+    double mean = 0, total = 0, left = 0;
+    for (size_t i = 0; i < n; i++)
+        mean += y[i] / (double)n;
+    for (size_t i = 0; i < n; i++) {
+        total += (y[i] - mean) * (y[i] - mean);
+        left += (y[i] - x[i]) * (y[i] - x[i]);
+    }
+    return total > 0 ? 1 - left / total : NAN;
+}
+
+typedef struct ordered {
+    double value;
+    size_t at;
+} ordered;
+
+static int by_value(const void *a, const void *b) {
+    double x = ((const ordered *)a)->value, y = ((const ordered *)b)->value;
+    return (x > y) - (x < y);
+}
+
+/* Where each x[i] stands in order, from 0; equal values share the mean of their positions. */
+static status find_positions(const double *x, size_t n, double *position) {
+    ordered *r;
+    TRY(MEM_NEW(&r, n));
+    for (size_t i = 0; i < n; i++)
+        r[i] = (ordered){.value = x[i], .at = i};
+    qsort(r, n, sizeof *r, by_value);
+    for (size_t first = 0, last; first < n; first = last) {
+        for (last = first + 1; last < n && r[last].value == r[first].value;)
+            last++;
+        for (size_t i = first; i < last; i++)
+            position[r[i].at] = (double)(first + last - 1) / 2;
+    }
+    mem_free(r);
+    return OK;
+}
+
+static double correlation(const double *x, const double *y, size_t n) {
+    double mx = 0, my = 0, xx = 0, yy = 0, xy = 0;
+    for (size_t i = 0; i < n; i++) {
+        mx += x[i] / (double)n;
+        my += y[i] / (double)n;
+    }
+    for (size_t i = 0; i < n; i++) {
+        xx += (x[i] - mx) * (x[i] - mx);
+        yy += (y[i] - my) * (y[i] - my);
+        xy += (x[i] - mx) * (y[i] - my);
+    }
+    return xx > 0 && yy > 0 ? xy / sqrt(xx * yy) : NAN;
+}
+
+status rank_correlation(const double *x, const double *y, size_t n, double *out) {
+    double *position;
+    *out = NAN;
+    TRY(MEM_NEW(&position, 2 * n));
+    status st = find_positions(x, n, position);
+    if (st == OK) st = find_positions(y, n, position + n);
+    if (st == OK) *out = correlation(position, position + n, n);
+    mem_free(position);
+    return st;
+}
+
 static status judge(const plan_time *plans, const double *guess, double *ms, size_t n,
                     cost_quality *out) {
     for (size_t i = 0; i < n; i++) {
@@ -255,7 +290,7 @@ static status judge(const plan_time *plans, const double *guess, double *ms, siz
         out->rmse += (guess[i] - ms[i]) * (guess[i] - ms[i]) / (double)n;
     }
     out->rmse = sqrt(out->rmse);
-    return stats_spearman(guess, ms, n, &out->spearman);
+    return rank_correlation(guess, ms, n, &out->spearman);
 }
 
 status cost_model_validate(const plan_time *plans, size_t n, uint64_t seed, cost_quality *out) {
@@ -303,7 +338,7 @@ static status read_model(cost_model *m, arena *memory, const char *path, const c
     const char *kind;
     int64_t version;
     if (!json_is_sealed(text, n))
-        return fail(ERR_FORMAT, "%s: not a model of 'hstu tune fit', or one that was changed",
+        return fail(ERR_FORMAT, "%s: not a model written by 'hstu tune fit', or modified since",
                     path);
     TRY(json_parse(memory, path, text, n, &root));
     TRY(json_member_string(root, "kind", &kind));
@@ -312,7 +347,7 @@ static status read_model(cost_model *m, arena *memory, const char *path, const c
     model = json_member(root, "xgboost");
     if (strcmp(kind, "hstu plan cost model") != 0 || version != 1 || model == NULL ||
         model->type != JSON_STRING)
-        return fail(ERR_FORMAT, "%s: not a model of 'hstu tune fit' of this version", path);
+        return fail(ERR_FORMAT, "%s: not a model written by this version of 'hstu tune fit'", path);
     TRY(check(xgb.XGBoosterCreate(NULL, 0, &m->booster)));
     return check(xgb.XGBoosterLoadModelFromBuffer(m->booster, model->string, model->string_bytes));
 }

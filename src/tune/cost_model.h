@@ -8,7 +8,9 @@
 #define HSTU_TUNE_COST_MODEL_H
 
 #include <stdbool.h>
+#include <stddef.h>
 
+#include "base/status.h"
 #include "tune/plan_times.h"
 
 typedef struct cost_model cost_model;
@@ -25,8 +27,8 @@ void cost_model_destroy(cost_model *m); /* NULL is fine */
 /* Needs 5 plans or more. */
 status cost_model_validate(const plan_time *plans, size_t n, uint64_t seed, cost_quality *out);
 
-/* ms[i] is the prediction of values[i]. */
-status cost_model_predict(const cost_model *m, const uint16_t *values, size_t n, double *ms);
+/* Replaces the times of plans by those that the model predicts. */
+status cost_model_predict(const cost_model *m, plan_time *plans, size_t n);
 
 /* The median of the values it was trained on: a plan below it is of high performance. */
 double cost_model_median(const cost_model *m);
@@ -37,5 +39,13 @@ status cost_model_load(cost_model **out, const char *path);
 
 /* XGBoost's version, for `hstu doctor`; false where it is missing. */
 bool cost_model_version(char *text, size_t n);
+
+/* The share of the variance of measurements y that predictions x explain; below 0 if the mean would
+ * be better; NAN if y is constant. */
+double explained_variance(const double *x, const double *y, size_t n);
+
+/* Spearman's correlation of the orders of x and y; equal values share the mean of their positions.
+ * NAN if one is constant. */
+status rank_correlation(const double *x, const double *y, size_t n, double *out);
 
 #endif

@@ -1,5 +1,5 @@
 /* The text before every generated kernel: the same vocabulary in C and in CUDA. */
-#include "tune/dialect.h"
+#include "tune/emit.h"
 
 const char dialect_args[] =
     "/* What every kernel gets: tensors by their number in the chain, and the jagged batch. */\n"

@@ -1,60 +1,261 @@
 #include "tune/emit.h"
 
 #include <math.h>
+#include <stdarg.h>
 #include <stdio.h>
 
-#include "tune/dialect.h"
-#include "tune/emit_int.h"
+/* The text of a kernel as it grows. */
+typedef struct emitter {
+    const kernel_spec *s;
+    buf *out;
+    status state; /* the first failure */
+    int64_t shared_bytes;
+    int32_t e; /* model dimension */
+    int first, last;
+} emitter;
+
+enum { SHARED_ALIGN = 128 };
+
+/* Stages of a product's pipeline: as many as leave room for two blocks on a multiprocessor. */
+enum { MAX_STAGES = 4, STAGES_BYTES = 110 << 10 };
+
+static void emit(emitter *m, const char *fmt, ...) PRINTF_LIKE(2, 3);
+
+static void emit(emitter *m, const char *fmt, ...) {
+    char text[2048];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(text, sizeof text, fmt, args);
+    va_end(args);
+    if (m->state == OK) m->state = buf_text(m->out, text);
+}
+
+static const chain_op *op_at(const emitter *m, int op) {
+    return &m->s->c->op[op];
+}
+
+static const chain_tensor *tensor_at(const emitter *m, int tensor) {
+    return &m->s->c->tensor[tensor];
+}
+
+static int columns_of(const emitter *m, int tensor) {
+    return chain_columns(&m->s->shape, tensor_at(m, tensor)->width);
+}
+
+/* Elements between the rows of a tensor of tokens. */
+static int stride_of(const emitter *m, int tensor) {
+    return chain_stride(tensor_at(m, tensor), &m->s->shape);
+}
+
+/* Whether an operator's output is scores. */
+static bool is_scores(const emitter *m, int op) {
+    return tensor_at(m, op_at(m, op)->out[0])->layout == LAYOUT_SCORES;
+}
+
+/* Shared memory of an operand of a product, with padding between its rows (PAD of the CUDA
+ * dialect). */
+static int64_t operand_bytes(const emitter *m, int rows, int depth) {
+    int64_t size = (int64_t)act_bytes(m->s->act);
+    return rows * (depth * size + 16);
+}
+
+/* Declares shared memory: n elements in C, `bytes` in CUDA. */
+static void emit_shared(emitter *m, const char *type, const char *name, int64_t n, int64_t bytes) {
+    emit(m, "    SHARED(%s, %s, %lld, %lld);\n", type, name, (long long)n,
+         (long long)m->shared_bytes);
+    m->shared_bytes += (bytes + SHARED_ALIGN - 1) / SHARED_ALIGN * SHARED_ALIGN;
+}
+
+static void emit_floats(emitter *m, const char *name, int64_t n) {
+    emit_shared(m, "float", name, n, n * 4);
+}
+
+static int stages_of(const emitter *m) {
+    const tile_params *t = &m->s->tile;
+    int64_t step = operand_bytes(m, t->tile_m + t->tile_n, t->tile_k);
+    int n = 2;
+    if (m->s->from != TEMPLATE_PRODUCT) return n; /* others keep rows or tiles in shared memory */
+    while (n < MAX_STAGES && (n + 1) * step <= STAGES_BYTES)
+        n++;
+    return n;
+}
+
+/* The operands of TILE_PRODUCT, with room for all its stages. */
+static void emit_operands(emitter *m) {
+    const tile_params *t = &m->s->tile;
+    int n = stages_of(m);
+    emit_shared(m, "elem", "as", t->tile_m * t->tile_k, n * operand_bytes(m, t->tile_m, t->tile_k));
+    emit_shared(m, "elem", "bs", t->tile_n * t->tile_k, n * operand_bytes(m, t->tile_n, t->tile_k));
+}
+
+/* Declares a tile of results, all zero. */
+static void emit_acc(emitter *m, const char *name, int columns) {
+    int rows = m->s->tile.tile_m;
+    emit(m, "    ACC(%s, %d, %d);\n    ACC_ZERO(%s, %d, %d);\n", name, rows, columns, name, rows,
+         columns);
+}
+
+/* An element of a tensor at the position of the value: (t, col) or (i, j). */
+static void emit_place(emitter *m, int tensor) {
+    const chain_tensor *x = tensor_at(m, tensor);
+    int d = m->s->shape.dim_head;
+    if (x->layout == LAYOUT_SCORES)
+        emit(m, "a.t[%d], score_base + (long)i * len + j", tensor);
+    else if (x->layout == LAYOUT_HEADS)
+        emit(m, "a.t[%d], ((long)(col / %d) * a.n_tokens + t) * %d + col %% %d", tensor, d, d, d);
+    else
+        emit(m, "a.t[%d], t * %d + col", tensor, stride_of(m, tensor));
+}
+
+static void emit_load(emitter *m, int tensor) {
+    emit(m, "LOAD(");
+    emit_place(m, tensor);
+    emit(m, ")");
+}
+
+/* A float32 vector's element. */
+static void emit_vector(emitter *m, int tensor, const char *at) {
+    emit(m, "((const float *)a.t[%d])[%s]", tensor, at);
+}
+
+static void emit_attended(emitter *m) {
+    static const char *const text[] = {
+        [ATTEND_ALL] = "1",
+        [ATTEND_CAUSAL] = "j <= i",
+        [ATTEND_BYTES] = "a.mask[a.score_offsets[b] + (long)i * len + j]",
+    };
+    emit(m, "%s", text[m->s->attend]);
+}
+
+static void emit_biased(emitter *m, const chain_op *op, const char *before, const char *after) {
+    emit(m, "v = %s(v + ", before);
+    emit_vector(m, op->in[1], "col");
+    emit(m, ")%s;", after);
+}
+
+/* One elementwise operator on v, where the value is at (t, col) or (i, j). */
+static void emit_elementwise(emitter *m, int index) {
+    const chain_op *op = op_at(m, index);
+    double scale = 1 / sqrt((double)m->s->shape.dim_head);
+    emit(m, "        /* %s: %s */ ", op->name, op->formula);
+    switch (op->kind) {
+    case OP_BIAS:
+    case OP_BIAS_SPLIT:
+        emit_biased(m, op, "", "");
+        break;
+    case OP_BIAS_GELU:
+        emit_biased(m, op, "gelu", "");
+        break;
+    case OP_BIAS_RESIDUAL:
+        emit_biased(m, op, "", "");
+        emit(m, " v += ");
+        emit_load(m, op->in[2]);
+        emit(m, ";");
+        break;
+    case OP_RESIDUAL:
+    case OP_MULTIPLY:
+        emit(m, op->kind == OP_RESIDUAL ? "v += " : "v *= ");
+        emit_load(m, op->in[1]);
+        emit(m, ";");
+        break;
+    case OP_SILU:
+        emit(m, "v = silu(v);");
+        break;
+    case OP_RELU:
+        emit(m, "v = v > 0 ? v : 0;");
+        break;
+    case OP_SCALE:
+        emit(m, "v *= %.9ef;", scale);
+        break;
+    case OP_SCALE_BIAS:
+        emit(m, "v = (v + ");
+        emit_vector(m, op->in[1], "a.max_len - 1 + j - i");
+        emit(m, ") * %.9ef;", scale);
+        break;
+    case OP_SILU_SCALE:
+        emit(m, "v = silu(v) / (float)a.max_len;");
+        break;
+    case OP_MASK_SOFTMAX:
+    case OP_MASK_ZERO:
+        emit(m, "v = (");
+        emit_attended(m);
+        emit(m, op->kind == OP_MASK_SOFTMAX ? ") ? v : -INFINITE;" : ") ? v : 0;");
+        break;
+    default: /* OP_SPLIT and OP_MERGE change the layout only */
+        break;
+    }
+    emit(m, "\n");
+}
+
+/* Elementwise operators first..last on v. */
+static void emit_chain(emitter *m, int first, int last) {
+    for (int op = first; op <= last; op++)
+        emit_elementwise(m, op);
+}
+
+/* Stores v as the output of the kernel's last operator.  The outputs of a split are one buffer: a
+ * column of the value is its column there. */
+static void emit_store(emitter *m) {
+    const chain_op *op = op_at(m, m->last);
+    emit(m, "        STORE(");
+    emit_place(m, op->out[0]);
+    emit(m, ", v);\n");
+}
+
+/* The operators from `first` on, the store, and the end of the loop over results. */
+static void emit_end(emitter *m, int first) {
+    emit_chain(m, first, m->last);
+    emit_store(m);
+    emit(m, "    }\n");
+}
 
 /* Rows of tokens of this block; `tiles` of them share rows. */
-static void say_token_rows(emitter *m, const char *tiles) {
-    say(m, "    const long m0 = block / (%s) * %d;\n", tiles, m->s->tile.tile_m);
+static void emit_token_rows(emitter *m, const char *tiles) {
+    emit(m, "    const long m0 = block / (%s) * %d;\n", tiles, m->s->tile.tile_m);
 }
 
 /* The sequence, head and query rows of this block. */
-static void say_score_rows(emitter *m, const char *tiles) {
-    say(m,
-        "    const int row_tiles = (a.max_len + %d) / %d;\n"
-        "    const long at = block / (%s);\n"
-        "    const int i0 = (int)(at %% row_tiles) * %d;\n"
-        "    const int h = (int)(at / row_tiles %% %d), b = (int)(at / row_tiles / %d);\n"
-        "    const long start = a.offsets[b];\n"
-        "    const int len = (int)(a.offsets[b + 1] - start);\n"
-        "    const long score_base = (long)a.score_offsets[b] * %d + (long)h * len * len;\n"
-        "    (void)start, (void)score_base;\n"
-        "    if (i0 >= len) return;\n",
-        m->s->tile.tile_m - 1, m->s->tile.tile_m, tiles, m->s->tile.tile_m, m->s->shape.n_heads,
-        m->s->shape.n_heads, m->s->shape.n_heads);
+static void emit_score_rows(emitter *m, const char *tiles) {
+    emit(m,
+         "    const int row_tiles = (a.max_len + %d) / %d;\n"
+         "    const long at = block / (%s);\n"
+         "    const int i0 = (int)(at %% row_tiles) * %d;\n"
+         "    const int h = (int)(at / row_tiles %% %d), b = (int)(at / row_tiles / %d);\n"
+         "    const long start = a.offsets[b];\n"
+         "    const int len = (int)(a.offsets[b + 1] - start);\n"
+         "    const long score_base = (long)a.score_offsets[b] * %d + (long)h * len * len;\n"
+         "    (void)start, (void)score_base;\n"
+         "    if (i0 >= len) return;\n",
+         m->s->tile.tile_m - 1, m->s->tile.tile_m, tiles, m->s->tile.tile_m, m->s->shape.n_heads,
+         m->s->shape.n_heads, m->s->shape.n_heads);
 }
 
-static void say_elementwise_kernel(emitter *m) {
+static void emit_elementwise_kernel(emitter *m) {
     int tile = m->s->tile.tile_m;
     const chain_op *op = op_at(m, m->first);
     bool is_score = is_scores(m, m->first);
     int width = columns_of(m, op->in[0]);
     if (is_score) {
-        say_score_rows(m, "1");
-        say(m, "    EACH(e, %d * len) {\n        const int i = i0 + e / len, j = e %% len;\n",
-            tile);
-        say(m, "        if (i >= len) continue;\n");
+        emit_score_rows(m, "1");
+        emit(m, "    EACH(e, %d * len) {\n        const int i = i0 + e / len, j = e %% len;\n",
+             tile);
+        emit(m, "        if (i >= len) continue;\n");
     } else {
-        say_token_rows(m, "1");
-        say(m,
-            "    EACH(e, %d * %d) {\n        const long t = m0 + e / %d;\n        const int col = "
-            "e %% %d;\n",
-            tile, width, width, width);
-        say(m, "        if (t >= a.n_tokens) continue;\n");
+        emit_token_rows(m, "1");
+        emit(m,
+             "    EACH(e, %d * %d) {\n        const long t = m0 + e / %d;\n        const int col = "
+             "e %% %d;\n",
+             tile, width, width, width);
+        emit(m, "        if (t >= a.n_tokens) continue;\n");
     }
-    say(m, "        float v = ");
-    say_load(m, op->in[0]);
-    say(m, ";\n");
-    say_chain(m, m->first, m->last);
-    say_store(m);
-    say(m, "    }\n");
+    emit(m, "        float v = ");
+    emit_load(m, op->in[0]);
+    emit(m, ";\n");
+    emit_end(m, m->first);
 }
 
 /* TILE_PRODUCT of a product per token, columns n0.. of its output: x rows m0.., weights (N, K). */
-static void say_token_product(emitter *m, int index) {
+static void emit_token_product(emitter *m, int index) {
     const chain_op *op = op_at(m, index);
     const tile_params *t = &m->s->tile;
     bool is_qkv = op->kind == OP_PRODUCT_QKV;
@@ -62,29 +263,30 @@ static void say_token_product(emitter *m, int index) {
     char from[64];
     snprintf(from, sizeof from, is_qkv ? "(n0 < %d ? a.t[%d] : a.t[%d])" : "a.t[%d]",
              is_qkv ? m->e : op->in[0], op->in[0], op->in[1]);
-    say(m,
-        "    TILE_PRODUCT(acc, %d, %d, %d, as, bs, (const elem *)%s + m0 * %d, %d, a.n_tokens - "
-        "m0,\n"
-        "                 (const elem *)a.t[%d] + (long)n0 * %d, %d, n_end - n0, %d, 0);\n",
-        t->tile_m, t->tile_n, t->tile_k, from, depth, depth, op->in[is_qkv ? 2 : 1], depth, depth,
-        depth);
+    emit(m,
+         "    TILE_PRODUCT(acc, %d, %d, %d, as, bs, (const elem *)%s + m0 * %d, %d, a.n_tokens - "
+         "m0,\n"
+         "                 (const elem *)a.t[%d] + (long)n0 * %d, %d, n_end - n0, %d, 0);\n",
+         t->tile_m, t->tile_n, t->tile_k, from, depth, depth, op->in[is_qkv ? 2 : 1], depth, depth,
+         depth);
 }
 
 /* The bias that belongs to a product itself. */
-static void say_product_bias(emitter *m, int index) {
+static void emit_product_bias(emitter *m, int index) {
     const chain_op *op = op_at(m, index);
     if (op->kind != OP_PRODUCT || op->n_in < 3) return;
-    say(m, "        v += ");
-    say_vector(m, op->in[2], "col");
-    say(m, ";\n");
+    emit(m, "        v += ");
+    emit_vector(m, op->in[2], "col");
+    emit(m, ";\n");
 }
 
 /* Query rows i0.. against keys j0..: the scores of one head. */
-static void say_score_product(emitter *m, int index) {
+static void emit_score_product(emitter *m, int index) {
     const chain_op *op = op_at(m, index);
     const tile_params *t = &m->s->tile;
     int d = m->s->shape.dim_head, q = stride_of(m, op->in[0]), k = stride_of(m, op->in[1]);
-    say(m,
+    emit(
+        m,
         "    TILE_PRODUCT(acc, %d, %d, %d, as, bs, (const elem *)a.t[%d] + (start + i0) * %d + h * "
         "%d, %d, len - i0,\n"
         "                 (const elem *)a.t[%d] + (start + j0) * %d + h * %d, %d, len - j0, %d, "
@@ -92,21 +294,21 @@ static void say_score_product(emitter *m, int index) {
         t->tile_m, t->tile_n, t->tile_k, op->in[0], q, d, q, op->in[1], k, d, k, d);
 }
 
-static void say_score_value(emitter *m) {
-    say(m, "        float v = acc[e];\n");
+static void emit_score_value(emitter *m) {
+    emit(m, "        float v = acc[e];\n");
     if (m->s->c->is_scaled_qk)
-        say(m, "        v *= %.9ef;\n", 1 / sqrt((double)m->s->shape.dim_head));
+        emit(m, "        v *= %.9ef;\n", 1 / sqrt((double)m->s->shape.dim_head));
 }
 
 /* Begins the loop over a tile of results, at the place of each. */
-static void say_each_result(emitter *m, const char *acc, int columns, const char *place) {
+static void emit_each_result(emitter *m, const char *acc, int columns, const char *place) {
     int rows = m->s->tile.tile_m;
-    say(m,
-        "    EACH_ACC(e, %d, %d) {\n        const int r = ACC_ROW(e, %d, %d), c = ACC_COL(e, %d, "
-        "%d);\n",
-        rows, columns, rows, columns, rows, columns);
-    say(m, "        %s\n", place);
-    if (acc != NULL) say(m, "        float v = %s[e];\n", acc);
+    emit(m,
+         "    EACH_ACC(e, %d, %d) {\n        const int r = ACC_ROW(e, %d, %d), c = ACC_COL(e, %d, "
+         "%d);\n",
+         rows, columns, rows, columns, rows, columns);
+    emit(m, "        %s\n", place);
+    if (acc != NULL) emit(m, "        float v = %s[e];\n", acc);
 }
 
 static const char *const token_place = "const long t = m0 + r; const int col = n0 + c; "
@@ -114,7 +316,7 @@ static const char *const token_place = "const long t = m0 + r; const int col = n
 static const char *const score_place =
     "const int i = i0 + r, j = j0 + c; if (i >= len || j >= len) continue;";
 
-static void say_token_product_kernel(emitter *m) {
+static void emit_token_product_kernel(emitter *m) {
     const chain_op *op = op_at(m, m->first);
     const tile_params *t = &m->s->tile;
     int n = columns_of(m, op->out[0]), split = op->kind == OP_PRODUCT_QKV ? m->e : n;
@@ -122,54 +324,48 @@ static void say_token_product_kernel(emitter *m) {
     int tiles = first_tiles + (n - split + t->tile_n - 1) / t->tile_n;
     char text[16];
     snprintf(text, sizeof text, "%d", tiles);
-    say_token_rows(m, text);
-    say(m, "    const int tile = (int)(block %% %d);\n", tiles);
-    say(m,
-        "    const int n0 = tile < %d ? tile * %d : %d + (tile - %d) * %d, n_end = tile < %d ? %d "
-        ": %d;\n",
-        first_tiles, t->tile_n, split, first_tiles, t->tile_n, first_tiles, split, n);
-    say_operands(m);
-    say(m, "    ACC(acc, %d, %d);\n    ACC_ZERO(acc, %d, %d);\n", t->tile_m, t->tile_n, t->tile_m,
-        t->tile_n);
-    say_token_product(m, m->first);
-    say_each_result(m, "acc", t->tile_n, token_place);
-    say_product_bias(m, m->first);
-    say_chain(m, m->first + 1, m->last);
-    say_store(m);
-    say(m, "    }\n");
+    emit_token_rows(m, text);
+    emit(m, "    const int tile = (int)(block %% %d);\n", tiles);
+    emit(m,
+         "    const int n0 = tile < %d ? tile * %d : %d + (tile - %d) * %d, n_end = tile < %d ? %d "
+         ": %d;\n",
+         first_tiles, t->tile_n, split, first_tiles, t->tile_n, first_tiles, split, n);
+    emit_operands(m);
+    emit_acc(m, "acc", t->tile_n);
+    emit_token_product(m, m->first);
+    emit_each_result(m, "acc", t->tile_n, token_place);
+    emit_product_bias(m, m->first);
+    emit_end(m, m->first + 1);
 }
 
-static void say_score_product_kernel(emitter *m) {
+static void emit_score_product_kernel(emitter *m) {
     const tile_params *t = &m->s->tile;
     char tiles[64];
     snprintf(tiles, sizeof tiles, "((a.max_len + %d) / %d)", t->tile_n - 1, t->tile_n);
-    say_score_rows(m, tiles);
-    say(m, "    const int j0 = (int)(block %% %s) * %d;\n    if (j0 >= len) return;\n", tiles,
-        t->tile_n);
-    say_operands(m);
-    say(m, "    ACC(acc, %d, %d);\n    ACC_ZERO(acc, %d, %d);\n", t->tile_m, t->tile_n, t->tile_m,
-        t->tile_n);
-    say_score_product(m, m->first);
-    say_each_result(m, NULL, t->tile_n, score_place);
-    say_score_value(m);
-    say_chain(m, m->first + 1, m->last);
-    say_store(m);
-    say(m, "    }\n");
+    emit_score_rows(m, tiles);
+    emit(m, "    const int j0 = (int)(block %% %s) * %d;\n    if (j0 >= len) return;\n", tiles,
+         t->tile_n);
+    emit_operands(m);
+    emit_acc(m, "acc", t->tile_n);
+    emit_score_product(m, m->first);
+    emit_each_result(m, NULL, t->tile_n, score_place);
+    emit_score_value(m);
+    emit_end(m, m->first + 1);
 }
 
-static void say_weighted_product_kernel(emitter *m) {
+static void emit_weighted_product_kernel(emitter *m) {
     const tile_params *t = &m->s->tile;
     const chain_op *op = op_at(m, m->first);
     int d = m->s->shape.dim_head, tiles = (d + t->tile_n - 1) / t->tile_n;
     int v = stride_of(m, op->in[1]);
     char text[16];
     snprintf(text, sizeof text, "%d", tiles);
-    say_score_rows(m, text);
-    say(m, "    const int d0 = (int)(block %% %d) * %d;\n", tiles, t->tile_n);
-    say_operands(m);
-    say(m, "    ACC(acc, %d, %d);\n    ACC_ZERO(acc, %d, %d);\n", t->tile_m, t->tile_n, t->tile_m,
-        t->tile_n);
-    say(m,
+    emit_score_rows(m, text);
+    emit(m, "    const int d0 = (int)(block %% %d) * %d;\n", tiles, t->tile_n);
+    emit_operands(m);
+    emit_acc(m, "acc", t->tile_n);
+    emit(
+        m,
         "    TILE_PRODUCT(acc, %d, %d, %d, as, bs, (const elem *)a.t[%d] + score_base + (long)i0 * "
         "len, len, len - i0,\n"
         "                 (const elem *)a.t[%d] + start * %d + h * %d + d0, %d, %d - d0, len, "
@@ -180,10 +376,8 @@ static void say_weighted_product_kernel(emitter *m) {
              "const long t = start + i0 + r; const int col = h * %d + d0 + c; if (i0 + r >= len || "
              "d0 + c >= %d) continue;",
              d, d);
-    say_each_result(m, "acc", t->tile_n, place);
-    say_chain(m, m->first + 1, m->last);
-    say_store(m);
-    say(m, "    }\n");
+    emit_each_result(m, "acc", t->tile_n, place);
+    emit_end(m, m->first + 1);
 }
 
 /* Where the rows of a reduction come from: the input of the kernel with elementwise operators on
@@ -194,72 +388,73 @@ typedef struct row_source {
     int width;       /* columns; 0: len */
 } row_source;
 
-static void say_row_value(emitter *m, const row_source *from) {
+static void emit_row_value(emitter *m, const row_source *from) {
     if (from->is_buffer) {
-        say(m, "            float v = rows[r * %d + x];\n", from->width);
+        emit(m, "            float v = rows[r * %d + x];\n", from->width);
         return;
     }
-    say(m, "            float v = ");
-    say_load(m, op_at(m, m->first)->in[0]);
-    say(m, ";\n");
-    say_chain(m, from->first, from->last);
+    emit(m, "            float v = ");
+    emit_load(m, op_at(m, m->first)->in[0]);
+    emit(m, ";\n");
+    emit_chain(m, from->first, from->last);
 }
 
 /* Begins a loop over the columns of a row, with v the value. */
-static void say_each_column(emitter *m, const row_source *from, bool is_score) {
+static void emit_each_column(emitter *m, const row_source *from, bool is_score) {
     if (is_score)
-        say(m, "        EACH_LANE(x, len) {\n            const int j = x;\n            (void)j;\n");
+        emit(m,
+             "        EACH_LANE(x, len) {\n            const int j = x;\n            (void)j;\n");
     else
-        say(m,
-            "        EACH_LANE(x, %d) {\n            const int col = x;\n            (void)col;\n",
-            from->width);
-    say_row_value(m, from);
+        emit(m,
+             "        EACH_LANE(x, %d) {\n            const int col = x;\n            (void)col;\n",
+             from->width);
+    emit_row_value(m, from);
 }
 
-static void say_norm_rows(emitter *m, const chain_op *op, const row_source *from) {
-    say(m, "        float sum = 0, square = 0;\n");
-    say_each_column(m, from, false);
-    say(m, "            sum += v;\n        }\n        const float mean = LANES_SUM(sum) / %d;\n",
-        from->width);
-    say_each_column(m, from, false);
-    say(m, "            square += (v - mean) * (v - mean);\n        }\n");
-    say(m, "        const float scale = 1 / sqrtf(LANES_SUM(square) / %d + %.9ef);\n", from->width,
-        (double)m->s->eps);
-    say_each_column(m, from, false);
-    say(m, "            v = (v - mean) * scale");
+static void emit_norm_rows(emitter *m, const chain_op *op, const row_source *from) {
+    emit(m, "        float sum = 0, square = 0;\n");
+    emit_each_column(m, from, false);
+    emit(m, "            sum += v;\n        }\n        const float mean = LANES_SUM(sum) / %d;\n",
+         from->width);
+    emit_each_column(m, from, false);
+    emit(m, "            square += (v - mean) * (v - mean);\n        }\n");
+    emit(m, "        const float scale = 1 / sqrtf(LANES_SUM(square) / %d + %.9ef);\n", from->width,
+         (double)m->s->eps);
+    emit_each_column(m, from, false);
+    emit(m, "            v = (v - mean) * scale");
     if (op->n_in > 1) {
-        say(m, " * ");
-        say_vector(m, op->in[1], "col");
-        say(m, " + ");
-        say_vector(m, op->in[2], "col");
+        emit(m, " * ");
+        emit_vector(m, op->in[1], "col");
+        emit(m, " + ");
+        emit_vector(m, op->in[2], "col");
     }
-    say(m, ";\n");
+    emit(m, ";\n");
 }
 
-static void say_softmax_rows(emitter *m, const row_source *from) {
-    say(m, "        float most = -INFINITE, sum = 0;\n");
-    say_each_column(m, from, true);
-    say(m, "            most = fmaxf(most, v);\n        }\n        most = LANES_MAX(most);\n");
-    say_each_column(m, from, true);
-    say(m, "            sum += v > -INFINITE ? expf(v - most) : 0;\n        }\n        sum = "
-           "LANES_SUM(sum);\n");
-    say_each_column(m, from, true);
-    say(m, "            v = v > -INFINITE ? expf(v - most) / sum : 0;\n");
+static void emit_softmax_rows(emitter *m, const row_source *from) {
+    emit(m, "        float most = -INFINITE, sum = 0;\n");
+    emit_each_column(m, from, true);
+    emit(m, "            most = fmaxf(most, v);\n        }\n        most = LANES_MAX(most);\n");
+    emit_each_column(m, from, true);
+    emit(m, "            sum += v > -INFINITE ? expf(v - most) : 0;\n        }\n        sum = "
+            "LANES_SUM(sum);\n");
+    emit_each_column(m, from, true);
+    emit(m, "            v = v > -INFINITE ? expf(v - most) / sum : 0;\n");
 }
 
 /* The rows of this block: statistics, then the operators after the reduction, then the store. */
-static void say_reduction(emitter *m, int reduction, const row_source *from) {
+static void emit_reduction(emitter *m, int reduction, const row_source *from) {
     const chain_op *op = op_at(m, reduction);
     bool is_score = op->kind == OP_SOFTMAX;
-    say(m, "    EACH_ROW(r, %d) {\n", m->s->tile.tile_m);
+    emit(m, "    EACH_ROW(r, %d) {\n", m->s->tile.tile_m);
     if (is_score)
-        say(m, "        const int i = i0 + r;\n        if (i >= len) continue;\n");
+        emit(m, "        const int i = i0 + r;\n        if (i >= len) continue;\n");
     else
-        say(m, "        const long t = m0 + r;\n        if (t >= a.n_tokens) continue;\n");
-    is_score ? say_softmax_rows(m, from) : say_norm_rows(m, op, from);
-    say_chain(m, reduction + 1, m->last);
-    say_store(m);
-    say(m, "        }\n    }\n");
+        emit(m, "        const long t = m0 + r;\n        if (t >= a.n_tokens) continue;\n");
+    is_score ? emit_softmax_rows(m, from) : emit_norm_rows(m, op, from);
+    emit_chain(m, reduction + 1, m->last);
+    emit_store(m);
+    emit(m, "        }\n    }\n");
 }
 
 static int find_reduction(const emitter *m) {
@@ -269,37 +464,36 @@ static int find_reduction(const emitter *m) {
     return op;
 }
 
-static void say_reduction_kernel(emitter *m) {
+static void emit_reduction_kernel(emitter *m) {
     int at = find_reduction(m);
     bool is_score = op_at(m, at)->kind == OP_SOFTMAX;
     row_source from = {.first = m->first, .last = at - 1, .width = is_score ? 0 : m->e};
-    is_score ? say_score_rows(m, "1") : say_token_rows(m, "1");
-    say_reduction(m, at, &from);
+    is_score ? emit_score_rows(m, "1") : emit_token_rows(m, "1");
+    emit_reduction(m, at, &from);
 }
 
-static void say_product_norm_kernel(emitter *m) {
+static void emit_product_norm_kernel(emitter *m) {
     const tile_params *t = &m->s->tile;
     int at = find_reduction(m);
     bool is_score = op_at(m, at)->kind == OP_SOFTMAX;
     int width = is_score ? m->s->shape.max_len : columns_of(m, op_at(m, m->first)->out[0]);
     row_source from = {.is_buffer = true, .width = width};
-    is_score ? say_score_rows(m, "1") : say_token_rows(m, "1");
-    say_operands(m);
-    say_floats(m, "rows", (int64_t)t->tile_m * width);
+    is_score ? emit_score_rows(m, "1") : emit_token_rows(m, "1");
+    emit_operands(m);
+    emit_floats(m, "rows", (int64_t)t->tile_m * width);
     if (is_score)
-        say(m, "    for (int j0 = 0; j0 < len; j0 += %d) {\n", t->tile_n);
+        emit(m, "    for (int j0 = 0; j0 < len; j0 += %d) {\n", t->tile_n);
     else
-        say(m, "    for (int n0 = 0; n0 < %d; n0 += %d) {\n    const int n_end = %d;\n", width,
-            t->tile_n, width);
-    say(m, "    ACC(acc, %d, %d);\n    ACC_ZERO(acc, %d, %d);\n", t->tile_m, t->tile_n, t->tile_m,
-        t->tile_n);
-    is_score ? say_score_product(m, m->first) : say_token_product(m, m->first);
-    say_each_result(m, is_score ? NULL : "acc", t->tile_n, is_score ? score_place : token_place);
-    is_score ? say_score_value(m) : say_product_bias(m, m->first);
-    say_chain(m, m->first + 1, at - 1);
-    say(m, "        rows[r * %d + %s] = v;\n    }\n    }\n    SYNC\n", width,
-        is_score ? "j" : "col");
-    say_reduction(m, at, &from);
+        emit(m, "    for (int n0 = 0; n0 < %d; n0 += %d) {\n    const int n_end = %d;\n", width,
+             t->tile_n, width);
+    emit_acc(m, "acc", t->tile_n);
+    is_score ? emit_score_product(m, m->first) : emit_token_product(m, m->first);
+    emit_each_result(m, is_score ? NULL : "acc", t->tile_n, is_score ? score_place : token_place);
+    is_score ? emit_score_value(m) : emit_product_bias(m, m->first);
+    emit_chain(m, m->first + 1, at - 1);
+    emit(m, "        rows[r * %d + %s] = v;\n    }\n    }\n    SYNC\n", width,
+         is_score ? "j" : "col");
+    emit_reduction(m, at, &from);
 }
 
 /* The head dimension as columns of a tile: a multiple of 8 for each warp. */
@@ -309,175 +503,171 @@ static int padded_head(const kernel_spec *s) {
 }
 
 /* A softmax over the keys seen so far: rescales what was added up before. */
-static void say_online_softmax(emitter *m) {
+static void emit_online_softmax(emitter *m) {
     int rows = m->s->tile.tile_m, keys = m->s->tile.tile_n;
-    say(m,
-        "    EACH_ROW(r, %d) {\n"
-        "        const float before = most[r];\n"
-        "        float now = before, sum = 0;\n"
-        "        EACH_LANE(c, %d) now = fmaxf(now, ss[r * %d + c]);\n"
-        "        now = LANES_MAX(now);\n"
-        "        EACH_LANE(c, %d) {\n"
-        "            const float v = ss[r * %d + c];\n"
-        "            const float p = v > -INFINITE ? expf(v - now) : 0;\n"
-        "            sum += p;\n"
-        "            A_PUT(ps, r, c, %d, p);\n"
-        "        }\n"
-        "        sum = LANES_SUM(sum);\n"
-        "        FIRST_LANE {\n"
-        "            rescale[r] = before > -INFINITE ? expf(before - now) : 0;\n"
-        "            total[r] = total[r] * rescale[r] + sum;\n"
-        "            most[r] = now;\n"
-        "        }\n"
-        "    }\n",
-        rows, keys, keys, keys, keys, keys);
+    emit(m,
+         "    EACH_ROW(r, %d) {\n"
+         "        const float before = most[r];\n"
+         "        float now = before, sum = 0;\n"
+         "        EACH_LANE(c, %d) now = fmaxf(now, ss[r * %d + c]);\n"
+         "        now = LANES_MAX(now);\n"
+         "        EACH_LANE(c, %d) {\n"
+         "            const float v = ss[r * %d + c];\n"
+         "            const float p = v > -INFINITE ? expf(v - now) : 0;\n"
+         "            sum += p;\n"
+         "            A_PUT(ps, r, c, %d, p);\n"
+         "        }\n"
+         "        sum = LANES_SUM(sum);\n"
+         "        FIRST_LANE {\n"
+         "            rescale[r] = before > -INFINITE ? expf(before - now) : 0;\n"
+         "            total[r] = total[r] * rescale[r] + sum;\n"
+         "            most[r] = now;\n"
+         "        }\n"
+         "    }\n",
+         rows, keys, keys, keys, keys, keys);
 }
 
 /* The scores of a tile of keys, through the elementwise operators, into ss (softmax) or ps. */
-static void say_score_tile(emitter *m, int last_score, int softmax) {
-    int rows = m->s->tile.tile_m, keys = m->s->tile.tile_n;
+static void emit_score_tile(emitter *m, int last_score, int softmax) {
+    int keys = m->s->tile.tile_n;
     const char *nothing = softmax >= 0 ? "-INFINITE" : "0";
-    say(m, "    ACC(acc, %d, %d);\n    ACC_ZERO(acc, %d, %d);\n", rows, keys, rows, keys);
-    say_score_product(m, m->first);
-    say_each_result(m, NULL, keys, "const int i = i0 + r, j = j0 + c;");
-    say(m, "        float result = %s;\n        if (i < len && j < len) {\n", nothing);
-    say_score_value(m);
-    say_chain(m, m->first + 1, last_score);
-    say(m, "        result = v;\n        }\n");
+    emit_acc(m, "acc", keys);
+    emit_score_product(m, m->first);
+    emit_each_result(m, NULL, keys, "const int i = i0 + r, j = j0 + c;");
+    emit(m, "        float result = %s;\n        if (i < len && j < len) {\n", nothing);
+    emit_score_value(m);
+    emit_chain(m, m->first + 1, last_score);
+    emit(m, "        result = v;\n        }\n");
     if (softmax >= 0)
-        say(m, "        ss[r * %d + c] = result;\n    }\n    SYNC\n", keys);
+        emit(m, "        ss[r * %d + c] = result;\n    }\n    SYNC\n", keys);
     else
-        say(m, "        A_PUT(ps, r, c, %d, result);\n    }\n", keys);
-    if (softmax >= 0) say_online_softmax(m);
+        emit(m, "        A_PUT(ps, r, c, %d, result);\n    }\n", keys);
+    if (softmax >= 0) emit_online_softmax(m);
 }
 
 /* Shared memory of the attention: operands, weights of a tile of keys, and a softmax's statistics.
  */
-static void say_attention_memory(emitter *m, bool has_softmax) {
+static void emit_attention_memory(emitter *m, bool has_softmax) {
     const tile_params *t = &m->s->tile;
     int d = padded_head(m->s);
-    say_operands(m);
-    say_shared(m, "elem", "ps", t->tile_m * t->tile_n, operand_bytes(m, t->tile_m, t->tile_n));
-    say_shared(m, "elem", "vs", d * t->tile_n, operand_bytes(m, d, t->tile_n));
+    emit_operands(m);
+    emit_shared(m, "elem", "ps", t->tile_m * t->tile_n, operand_bytes(m, t->tile_m, t->tile_n));
+    emit_shared(m, "elem", "vs", d * t->tile_n, operand_bytes(m, d, t->tile_n));
     if (!has_softmax) return;
-    say_floats(m, "ss", (int64_t)t->tile_m * t->tile_n);
-    say_floats(m, "most", t->tile_m);
-    say_floats(m, "total", t->tile_m);
-    say_floats(m, "rescale", t->tile_m);
-    say(m,
+    emit_floats(m, "ss", (int64_t)t->tile_m * t->tile_n);
+    emit_floats(m, "most", t->tile_m);
+    emit_floats(m, "total", t->tile_m);
+    emit_floats(m, "rescale", t->tile_m);
+    emit(
+        m,
         "    EACH(r, %d) {\n        most[r] = -INFINITE;\n        total[r] = 0;\n    }\n    SYNC\n",
         t->tile_m);
 }
 
-static void say_attention_kernel(emitter *m) {
+static void emit_attention_kernel(emitter *m) {
     const chain *c = m->s->c;
     const tile_params *t = &m->s->tile;
     int softmax = -1, weighted = m->first, d = m->s->shape.dim_head, padded = padded_head(m->s);
     for (; c->op[weighted].kind != OP_WEIGHTED; weighted++)
         if (c->op[weighted].kind == OP_SOFTMAX) softmax = weighted;
-    say_score_rows(m, "1");
-    say_attention_memory(m, softmax >= 0);
-    say(m, "    ACC(o, %d, %d);\n    ACC_ZERO(o, %d, %d);\n", t->tile_m, padded, t->tile_m, padded);
-    say(m,
-        m->s->attend == ATTEND_CAUSAL ? "    const int end = i0 + %d < len ? i0 + %d : len;\n"
-                                      : "    const int end = len;\n",
-        t->tile_m, t->tile_m);
-    say(m, "    for (int j0 = 0; j0 < end; j0 += %d) {\n", t->tile_n);
-    say_score_tile(m, (softmax >= 0 ? softmax : weighted) - 1, softmax);
-    say(m,
-        "    load_b(vs, %d, %d, (const elem *)a.t[%d] + (start + j0) * %d + h * %d, %d, %d, len - "
-        "j0, 1);\n    LOADED\n",
-        padded, t->tile_n, c->op[weighted].in[1], stride_of(m, c->op[weighted].in[1]), d,
-        stride_of(m, c->op[weighted].in[1]), d);
+    emit_score_rows(m, "1");
+    emit_attention_memory(m, softmax >= 0);
+    emit_acc(m, "o", padded);
+    emit(m,
+         m->s->attend == ATTEND_CAUSAL ? "    const int end = i0 + %d < len ? i0 + %d : len;\n"
+                                       : "    const int end = len;\n",
+         t->tile_m, t->tile_m);
+    emit(m, "    for (int j0 = 0; j0 < end; j0 += %d) {\n", t->tile_n);
+    emit_score_tile(m, (softmax >= 0 ? softmax : weighted) - 1, softmax);
+    emit(m,
+         "    load_b(vs, %d, %d, (const elem *)a.t[%d] + (start + j0) * %d + h * %d, %d, %d, len - "
+         "j0, 1);\n    LOADED\n",
+         padded, t->tile_n, c->op[weighted].in[1], stride_of(m, c->op[weighted].in[1]), d,
+         stride_of(m, c->op[weighted].in[1]), d);
     if (softmax >= 0)
-        say(m, "    EACH_ACC(e, %d, %d) o[e] *= rescale[ACC_ROW(e, %d, %d)];\n", t->tile_m, padded,
-            t->tile_m, padded);
-    say(m, "    ACC_PRODUCT(o, %d, %d, ps, vs, %d);\n    SYNC\n    }\n", t->tile_m, padded,
-        t->tile_n);
+        emit(m, "    EACH_ACC(e, %d, %d) o[e] *= rescale[ACC_ROW(e, %d, %d)];\n", t->tile_m, padded,
+             t->tile_m, padded);
+    emit(m, "    ACC_PRODUCT(o, %d, %d, ps, vs, %d);\n    SYNC\n    }\n", t->tile_m, padded,
+         t->tile_n);
     char place[160];
     snprintf(place, sizeof place,
              "const long t = start + i0 + r; const int col = h * %d + c; if (i0 + r >= len || c >= "
              "%d) continue;",
              d, d);
-    say_each_result(m, "o", padded, place);
-    if (softmax >= 0) say(m, "        v = total[r] > 0 ? v / total[r] : 0;\n");
-    say_chain(m, weighted + 1, m->last);
-    say_store(m);
-    say(m, "    }\n");
+    emit_each_result(m, "o", padded, place);
+    if (softmax >= 0) emit(m, "        v = total[r] > 0 ? v / total[r] : 0;\n");
+    emit_end(m, weighted + 1);
 }
 
 /* A tile of the hidden layer at a time: computed, activated, and multiplied into all columns of the
  * output, which is kept in rows. */
-static void say_two_products_kernel(emitter *m) {
+static void emit_two_products_kernel(emitter *m) {
     const tile_params *t = &m->s->tile;
     int second = m->first + 1;
     while (op_at(m, second)->kind != OP_PRODUCT)
         second++;
     int hidden = columns_of(m, op_at(m, m->first)->out[0]);
     int n = columns_of(m, op_at(m, second)->out[0]);
-    say_token_rows(m, "1");
-    say_operands(m);
-    say_shared(m, "elem", "hs", t->tile_m * t->tile_n, operand_bytes(m, t->tile_m, t->tile_n));
-    say_shared(m, "elem", "ws", t->tile_n * t->tile_n, operand_bytes(m, t->tile_n, t->tile_n));
-    say_floats(m, "rows", (int64_t)t->tile_m * n);
-    say(m, "    EACH(e, %d) rows[e] = 0;\n", t->tile_m * n);
-    say(m, "    for (int n0 = 0; n0 < %d; n0 += %d) {\n    const int n_end = %d;\n", hidden,
-        t->tile_n, hidden);
-    say(m, "    ACC(acc, %d, %d);\n    ACC_ZERO(acc, %d, %d);\n", t->tile_m, t->tile_n, t->tile_m,
-        t->tile_n);
-    say_token_product(m, m->first);
-    say_each_result(m, NULL, t->tile_n, "const int col = n0 + c; float result = 0;");
-    say(m, "        if (col < n_end) {\n        float v = acc[e];\n");
-    say_product_bias(m, m->first);
-    say_chain(m, m->first + 1, second - 1);
-    say(m,
-        "        result = v;\n        }\n        A_PUT(hs, r, c, %d, result);\n    }\n    SYNC\n",
-        t->tile_n);
-    say(m, "    for (int c0 = 0; c0 < %d; c0 += %d) {\n", n, t->tile_n);
-    say(m,
-        "    load_b(ws, %d, %d, (const elem *)a.t[%d] + (long)c0 * %d + n0, %d, %d - c0, %d - n0, "
-        "0);\n    LOADED\n",
-        t->tile_n, t->tile_n, op_at(m, second)->in[1], hidden, hidden, n, hidden);
-    say(m, "    ACC_ZERO(acc, %d, %d);\n    ACC_PRODUCT(acc, %d, %d, hs, ws, %d);\n", t->tile_m,
-        t->tile_n, t->tile_m, t->tile_n, t->tile_n);
-    say_each_result(m, NULL, t->tile_n, "");
-    say(m,
-        "        if (c0 + c < %d) rows[r * %d + c0 + c] += acc[e];\n    }\n    SYNC\n    }\n    "
-        "}\n",
-        n, n);
-    say(m,
-        "    EACH(e, %d) {\n        const long t = m0 + e / %d;\n        const int col = e %% "
-        "%d;\n",
-        t->tile_m * n, n, n);
-    say(m, "        if (t >= a.n_tokens) continue;\n        float v = rows[e];\n");
-    say_product_bias(m, second);
-    say_chain(m, second + 1, m->last);
-    say_store(m);
-    say(m, "    }\n");
+    emit_token_rows(m, "1");
+    emit_operands(m);
+    emit_shared(m, "elem", "hs", t->tile_m * t->tile_n, operand_bytes(m, t->tile_m, t->tile_n));
+    emit_shared(m, "elem", "ws", t->tile_n * t->tile_n, operand_bytes(m, t->tile_n, t->tile_n));
+    emit_floats(m, "rows", (int64_t)t->tile_m * n);
+    emit(m, "    EACH(e, %d) rows[e] = 0;\n", t->tile_m * n);
+    emit(m, "    for (int n0 = 0; n0 < %d; n0 += %d) {\n    const int n_end = %d;\n", hidden,
+         t->tile_n, hidden);
+    emit_acc(m, "acc", t->tile_n);
+    emit_token_product(m, m->first);
+    emit_each_result(m, NULL, t->tile_n, "const int col = n0 + c; float result = 0;");
+    emit(m, "        if (col < n_end) {\n        float v = acc[e];\n");
+    emit_product_bias(m, m->first);
+    emit_chain(m, m->first + 1, second - 1);
+    emit(m,
+         "        result = v;\n        }\n        A_PUT(hs, r, c, %d, result);\n    }\n    SYNC\n",
+         t->tile_n);
+    emit(m, "    for (int c0 = 0; c0 < %d; c0 += %d) {\n", n, t->tile_n);
+    emit(m,
+         "    load_b(ws, %d, %d, (const elem *)a.t[%d] + (long)c0 * %d + n0, %d, %d - c0, %d - n0, "
+         "0);\n    LOADED\n",
+         t->tile_n, t->tile_n, op_at(m, second)->in[1], hidden, hidden, n, hidden);
+    emit(m, "    ACC_ZERO(acc, %d, %d);\n    ACC_PRODUCT(acc, %d, %d, hs, ws, %d);\n", t->tile_m,
+         t->tile_n, t->tile_m, t->tile_n, t->tile_n);
+    emit_each_result(m, NULL, t->tile_n, "");
+    emit(m,
+         "        if (c0 + c < %d) rows[r * %d + c0 + c] += acc[e];\n    }\n    SYNC\n    }\n    "
+         "}\n",
+         n, n);
+    emit(m,
+         "    EACH(e, %d) {\n        const long t = m0 + e / %d;\n        const int col = e %% "
+         "%d;\n",
+         t->tile_m * n, n, n);
+    emit(m, "        if (t >= a.n_tokens) continue;\n        float v = rows[e];\n");
+    emit_product_bias(m, second);
+    emit_end(m, second + 1);
 }
 
-static void say_body(emitter *m) {
+static void emit_body(emitter *m) {
     op_kind kind = op_at(m, m->first)->kind;
     switch (m->s->from) {
     case TEMPLATE_ELEMENTWISE:
-        say_elementwise_kernel(m);
+        emit_elementwise_kernel(m);
         break;
     case TEMPLATE_PRODUCT:
-        kind == OP_SCORES     ? say_score_product_kernel(m)
-        : kind == OP_WEIGHTED ? say_weighted_product_kernel(m)
-                              : say_token_product_kernel(m);
+        kind == OP_SCORES     ? emit_score_product_kernel(m)
+        : kind == OP_WEIGHTED ? emit_weighted_product_kernel(m)
+                              : emit_token_product_kernel(m);
         break;
     case TEMPLATE_PRODUCT_NORM:
-        say_product_norm_kernel(m);
+        emit_product_norm_kernel(m);
         break;
     case TEMPLATE_REDUCTION:
-        say_reduction_kernel(m);
+        emit_reduction_kernel(m);
         break;
     case TEMPLATE_ATTENTION:
-        say_attention_kernel(m);
+        emit_attention_kernel(m);
         break;
     default:
-        say_two_products_kernel(m);
+        emit_two_products_kernel(m);
         break;
     }
 }
@@ -498,21 +688,21 @@ status emit_kernel(const kernel_spec *s, buf *out, int64_t *shared_bytes) {
     char name[EMIT_NAME_BYTES];
     emitter m = {.s = s, .out = out, .e = chain_dim(&s->shape), .first = s->first, .last = s->last};
     emit_name(s, name);
-    say(&m, "/* Layer %s, operators %d to %d:", s->c->name, s->first + 1, s->last + 1);
+    emit(&m, "/* Layer %s, operators %d to %d:", s->c->name, s->first + 1, s->last + 1);
     for (int op = s->first; op <= s->last; op++)
-        say(&m, " %s", s->c->op[op].name);
-    say(&m, ".  Template: %s. */\n", template_name(s->from));
+        emit(&m, " %s", s->c->op[op].name);
+    emit(&m, ".  Template: %s. */\n", template_name(s->from));
     if (s->is_cuda)
-        say(&m,
-            "#define THREADS %d\n#define WARPS_M %d\n#define WARPS_N %d\n#define ELEM_BITS "
-            "%d\n#define IS_BF16 %d\n#define STAGES %d\n",
-            emit_threads(s), s->tile.warps_m, s->tile.warps_n, (int)act_bytes(s->act) * 8,
-            s->act == ACT_BF16, stages_of(&m));
+        emit(&m,
+             "#define THREADS %d\n#define WARPS_M %d\n#define WARPS_N %d\n#define ELEM_BITS "
+             "%d\n#define IS_BF16 %d\n#define STAGES %d\n",
+             emit_threads(s), s->tile.warps_m, s->tile.warps_n, (int)act_bytes(s->act) * 8,
+             s->act == ACT_BF16, stages_of(&m));
     if (m.state == OK) m.state = buf_text(out, dialect_args);
     if (m.state == OK) m.state = buf_text(out, s->is_cuda ? dialect_cuda : dialect_c);
-    say(&m, "\n%sDEVICE void %s_block(args a, long block) {\n", activations, name);
-    say_body(&m);
-    say(&m, "}\n\nENTRY(%s, %s_block)\n", name, name);
+    emit(&m, "\n%sDEVICE void %s_block(args a, long block) {\n", activations, name);
+    emit_body(&m);
+    emit(&m, "}\n\nENTRY(%s, %s_block)\n", name, name);
     if (shared_bytes != NULL) *shared_bytes = m.shared_bytes;
     return m.state;
 }

@@ -1,13 +1,23 @@
-/* The generator: the source text of one kernel of a plan, in the dialect of dialect.h.
+/* The generator: the source text of one kernel of a plan.
  *
  * The text depends on the operators, the head count and dimension, the tile parameters, the mask
  * and the type; the number of tokens and sequences is an argument of the kernel.  A softmax that is
- * fused with a product keeps whole rows of scores, so there the longest sequence counts too. */
+ * fused with a product keeps whole rows of scores, so there the longest sequence counts too.
+ *
+ * The text is in one vocabulary, the dialect, which dialect.c defines in C and in CUDA.  A kernel
+ * is written once, for a block of threads that owns a tile of rows.  EACH (elements over the
+ * threads), EACH_ROW (rows over the warps), EACH_LANE (columns over the lanes of a warp) are loops;
+ * SYNC is a barrier of the block; SHARED declares memory of the block.  A product accumulates a
+ * tile in ACC, which is spread over the threads as the tensor cores want it (EACH_ACC, ACC_ROW,
+ * ACC_COL), from operands in shared memory (TILE_PRODUCT, ACC_PRODUCT).  In C a block is sequential
+ * code: the loops are whole loops, barriers are nothing, and a tile is an array. */
 #ifndef HSTU_TUNE_EMIT_H
 #define HSTU_TUNE_EMIT_H
 
 #include "base/text.h"
+#include <stdint.h>
 #include "ops/ops.h"
+#include "tune/chain.h"
 #include "tune/fusion_plan.h"
 
 /* Which pairs are attended: all, j <= i, or by the bytes of a mask. */
@@ -54,5 +64,18 @@ status emit_kernel(const kernel_spec *s, buf *out, int64_t *shared_bytes);
 /* Threads of a block, and blocks of the grid for a batch. */
 int emit_threads(const kernel_spec *s);
 int64_t emit_blocks(const kernel_spec *s, const chain_shape *batch);
+
+/* What stands before every kernel: the type `args`, and the dialect. */
+extern const char dialect_args[], dialect_c[], dialect_cuda[];
+
+/* `args` of dialect_args, for the host. */
+typedef struct kernel_args {
+    void *tensor[CHAIN_MAX_TENSORS];
+    const int32_t *offsets;
+    const int64_t *score_offsets;
+    const uint8_t *mask;
+    int64_t n_tokens;
+    int32_t n_sequences, max_len;
+} kernel_args;
 
 #endif

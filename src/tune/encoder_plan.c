@@ -7,8 +7,8 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "encode/bert_layer.h"
-#include "tune/hand_written.h"
-#include "tune/plan_store.h"
+#include "tune/library.h"
+#include "tune/plan_file.h"
 
 enum { MAX_PLANS = 16, MAX_LOOKUPS = 64 };
 
@@ -32,9 +32,7 @@ struct encoder_plan {
     target *t;
     pool *workers;
     const chain *c;
-    chain_shape shape; /* of the model; tokens and sequences are the batch's */
-    attend_kind attend;
-    float eps;
+    layer_batch model; /* without a mask; tokens and sequences are the batch's */
     plan_store store;
     plan_file wanted; /* the key of kept plans; of "auto" */
     bool is_auto;
@@ -85,15 +83,14 @@ status encoder_plan_check(const chain *c, attend_kind attend, const plan_program
         if (touches && (!starts || k->last < c->attention_last - 1) &&
             c->op[k->first].kind != OP_MERGE)
             return fail(ERR_UNSUPPORTED,
-                        "plan %d has the attention in several kernels, which store all scores; an "
-                        "encoder takes plans with operators %d-%d as one segment",
+                        "plan %d splits the attention into several kernels, which store all "
+                        "scores; an encoder needs operators %d-%d in one segment",
                         program->plan.value, c->attention_first + 1, c->attention_last + 1);
         if (starts && attend == ATTEND_BYTES && k->from != TEMPLATE_HAND_WRITTEN)
-            return fail(
-                ERR_UNSUPPORTED,
-                "plan %d has a generated attention, which in an encoder knows the masks none "
-                "and causal; set bit 0 for the hand-written one",
-                program->plan.value);
+            return fail(ERR_UNSUPPORTED,
+                        "plan %d generates the attention, which in an encoder supports the masks "
+                        "none and causal only; set bit 0 for the hand-written one",
+                        program->plan.value);
     }
     return OK;
 }
@@ -127,20 +124,11 @@ static status choose_tile(const encoder_plan *p, const plan_file *f, kernel_spec
 }
 
 static status lower(const encoder_plan *p, ready_plan *r) {
-    plan_lower(p->c, &p->shape, r->file.value, &r->program);
-    TRY(encoder_plan_check(p->c, p->attend, &r->program));
+    plan_lower(p->c, &p->model.shape, r->file.value, &r->program);
+    TRY(encoder_plan_check(p->c, p->model.attend, &r->program));
     for (int i = 0; i < r->program.n_kernels; i++) {
         const plan_kernel *k = &r->program.kernel[i];
-        r->spec[i] = (kernel_spec){.c = p->c,
-                                   .shape = p->shape,
-                                   .first = k->first,
-                                   .last = k->last,
-                                   .from = k->from,
-                                   .attend = p->attend,
-                                   .act = p->t->act,
-                                   .is_cuda = p->t->is_cuda,
-                                   .shared_limit = p->t->shared_limit,
-                                   .eps = p->eps};
+        r->spec[i] = layer_kernel(p->t, &p->model, k->first, k->last, k->from);
         if (k->from != TEMPLATE_HAND_WRITTEN) TRY(choose_tile(p, &r->file, &r->spec[i]));
     }
     return OK;
@@ -179,7 +167,7 @@ static status look_up(encoder_plan *p, int64_t tokens, int32_t max_len, ready_pl
     if (!is_found) return OK;
     status st = add_plan(p, &f, out);
     if (st != ERR_UNSUPPORTED) return st;
-    log_info("a kept plan is left out: %s", status_reason());
+    log_info("skipping a stored plan: %s", status_reason());
     return OK;
 }
 
@@ -265,8 +253,8 @@ static status make_room(encoder_plan *p, const ready_plan *r) {
     for (int i = 0; i < r->program.n_kernels; i++) {
         const chain_op *op = &p->c->op[r->program.kernel[i].last];
         void **tensor = p->args.tensor;
-        size_t row =
-            (size_t)chain_columns(&p->shape, p->c->tensor[op->out[0]].width) * act_bytes(p->t->act);
+        size_t row = (size_t)chain_columns(&p->model.shape, p->c->tensor[op->out[0]].width) *
+                     act_bytes(p->t->act);
         if (!is_ours(p, op->out[0]) || tensor[op->out[0]] != NULL) continue;
         TRY(p->t->alloc(p->t, &tensor[op->out[0]],
                         (size_t)p->room_tokens * row * (size_t)op->n_out));
@@ -294,23 +282,15 @@ static status begin(void *ctx, const sequences *s, uint64_t *key) {
     return OK;
 }
 
-static status launch(encoder_plan *p, int i, const library *lib, const layer_batch *b) {
-    static const hand_written none = {0};
-    const kernel_spec *s = &p->now->spec[i];
-    if (s->from == TEMPLATE_HAND_WRITTEN) return hand_written_launch(&none, p->t, b, &p->args);
-    if (s->tile.library != GENERATED)
-        return library_launch(lib, p->t, b, &p->args, s->first, s->last, &s->tile);
-    return p->t->launch(p->t, p->now->kernel[i], &p->args, emit_blocks(s, &b->shape));
-}
-
 /* The output takes the place of the input: the last kernel does not read the layer's input, which
  * only products and residuals before the second half do. */
 static status run(void *ctx, const bert_layer *l, const sequences *s, const mask_view *view,
                   void *x) {
+    static const hand_written none = {0};
     encoder_plan *p = ctx;
     library lib = {{0}};
-    layer_batch b = {
-        .c = p->c, .shape = p->shape, .attend = p->attend, .mask = *view, .eps = p->eps};
+    layer_batch b = p->model;
+    b.mask = *view;
     b.shape.n_tokens = s->n_tokens;
     b.shape.n_sequences = s->n_sequences;
     b.shape.max_len = s->max_len;
@@ -323,23 +303,15 @@ static status run(void *ctx, const bert_layer *l, const sequences *s, const mask
     const void *packed[] = {l->qkv.packed, l->out.packed, l->up.packed, l->down.packed};
     for (int op = 0, n = 0; op < CHAIN_OPS; op++)
         if (p->c->op[op].kind == OP_PRODUCT) lib.packed[op] = (void *)packed[n++];
-    for (int i = 0; i < p->now->program.n_kernels; i++)
-        TRY(launch(p, i, &lib, &b));
+    const ready_plan *now = p->now;
+    for (int i = 0; i < now->program.n_kernels; i++)
+        TRY(layer_launch(&now->spec[i], now->kernel[i], p->t, &b, &p->args, &lib, &none));
     return OK;
 }
 
 static status check_model(const encoder_config *c) {
     if (c->f == EPILOGUE_GELU) return OK;
-    return fail(ERR_UNSUPPORTED,
-                "plans are of layers with gelu; this model's have another activation");
-}
-
-static attend_kind attend_of(const mask *m) {
-    if (m == NULL) return ATTEND_ALL;
-    const mask_rule *rule = mask_rule_of(m);
-    if (rule->kind == MASK_CAUSAL || (rule->kind == MASK_NONE && rule->is_causal))
-        return ATTEND_CAUSAL;
-    return rule->kind == MASK_NONE ? ATTEND_ALL : ATTEND_BYTES;
+    return fail(ERR_UNSUPPORTED, "plans need layers with GELU; this model has another activation");
 }
 
 static status read_plan(const char *text, plan_file *out) {
@@ -353,7 +325,7 @@ static status read_plan(const char *text, plan_file *out) {
     }
     TRY(plan_file_read(out, text));
     if (strcmp(out->layer, "bert") == 0) return OK;
-    return fail(ERR_USAGE, "%s: a plan of layer %s; an encoder runs plans of layer bert", text,
+    return fail(ERR_USAGE, "%s: a plan for layer %s; an encoder needs one for layer bert", text,
                 out->layer);
 }
 
@@ -362,7 +334,7 @@ static status open_plans(encoder_plan *p, const encoder_config *c, const encoder
     ready_plan *unused;
     p->is_auto = strcmp(o->plan, "auto") == 0;
     if (p->is_auto) {
-        plan_file_key(&p->wanted, p->t, p->c, &p->shape, o->mask, o->mask_text);
+        plan_file_key(&p->wanted, p->t, p->c, &p->model.shape, o->mask, o->mask_text);
         return plan_store_open(&p->store, o->cache);
     }
     TRY(check_model(c));
@@ -379,19 +351,18 @@ status encoder_plan_create(encoder_plan **out, backend *be, const encoder_config
     TRY(MEM_NEW(&p, 1));
     p->c = chain_of(CHAIN_BERT);
     p->workers = o->workers;
-    p->attend = attend_of(o->mask);
-    p->eps = c->eps;
-    p->shape = (chain_shape){.n_sequences = 1,
-                             .max_len = encoder_max_len(c),
-                             .n_heads = c->n_heads,
-                             .dim_head = c->dim / c->n_heads,
-                             .dim_ffn = c->dim_ffn == 4 * c->dim ? 0 : c->dim_ffn,
-                             .n_tokens = 1};
+    p->model = (layer_batch){.c = p->c, .attend = attend_of(o->mask), .eps = c->eps};
+    p->model.shape = (chain_shape){.n_sequences = 1,
+                                   .max_len = encoder_max_len(c),
+                                   .n_heads = c->n_heads,
+                                   .dim_head = c->dim / c->n_heads,
+                                   .dim_ffn = c->dim_ffn == 4 * c->dim ? 0 : c->dim_ffn,
+                                   .n_tokens = 1};
     p->layers = (encoder_layers){.ctx = p, .begin = begin, .run = run};
     status st = target_create_on(&p->t, be, o->workers, &cache);
     if (st == OK) st = open_plans(p, c, o);
     if (st == OK && p->is_auto && check_model(c) != OK) {
-        log_info("no plan is used: %s", status_reason());
+        log_info("running without a plan: %s", status_reason());
         p->is_auto = false;
     }
     if (st == OK)

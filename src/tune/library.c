@@ -1,5 +1,9 @@
 #include "tune/library.h"
 
+#include <math.h>
+
+#include "base/mem.h"
+
 /* What operators first..last are as one op: tensors by number, -1 where there is none. */
 typedef struct call {
     bool is_product, is_norm; /* both: a product, then the norm of the sum */
@@ -90,6 +94,20 @@ static bool match(const chain *c, int first, int last, call *out) {
     return is_whole(c, out->x) && (out->residual < 0 || is_whole(c, out->residual));
 }
 
+kernel_spec layer_kernel(const target *t, const layer_batch *b, int first, int last,
+                         kernel_template from) {
+    return (kernel_spec){.c = b->c,
+                         .shape = b->shape,
+                         .first = first,
+                         .last = last,
+                         .from = from,
+                         .attend = b->attend,
+                         .act = t->act,
+                         .is_cuda = t->is_cuda,
+                         .shared_limit = t->shared_limit,
+                         .eps = b->eps};
+}
+
 bool library_fits(const target *t, const chain *c, int first, int last, library_choice choice) {
     call what;
     if (t->be == NULL || choice == GENERATED || !match(c, first, last, &what)) return false;
@@ -161,21 +179,170 @@ static status launch_product_norm(target *t, const linear_args *product,
     return t->be->ops->linear_norm(t->be, &a);
 }
 
-status library_launch(const library *l, target *t, const layer_batch *b, const kernel_args *args,
-                      int first, int last, const tile_params *choice) {
+/* Operators first..last, which fit. */
+static status launch_library(const library *l, target *t, const layer_batch *b,
+                             const kernel_args *args, const kernel_spec *s) {
     call what;
-    if (!match(b->c, first, last, &what))
-        return fail(ERR_UNSUPPORTED, "operators %d-%d are no op of the backend", first + 1,
-                    last + 1);
+    if (!match(b->c, s->first, s->last, &what))
+        return fail(ERR_UNSUPPORTED, "operators %d-%d are not an op of the backend", s->first + 1,
+                    s->last + 1);
     residual_norm_args norm = norm_of(b, args, &what);
     if (!what.is_product) return t->be->ops->residual_norm(t->be, &norm);
-    linear_args a = product_of(b->c, &b->shape, first, l->packed[first]);
+    linear_args a = product_of(b->c, &b->shape, s->first, l->packed[s->first]);
     if (what.is_norm) return launch_product_norm(t, &a, &norm);
     a.x = tensor_of(args, what.x);
     a.bias = tensor_of(args, what.bias);
     a.residual = tensor_of(args, what.residual);
-    a.f = choice->library == LIBRARY_FAST_GELU ? EPILOGUE_GELU_TANH : what.f;
+    a.f = s->tile.library == LIBRARY_FAST_GELU ? EPILOGUE_GELU_TANH : what.f;
     a.y = args->tensor[what.y];
-    a.rank = choice->rank < LIBRARY_RANKS - 1 ? choice->rank : LINEAR_FASTEST;
+    a.rank = s->tile.rank < LIBRARY_RANKS - 1 ? s->tile.rank : LINEAR_FASTEST;
     return t->be->ops->linear_fwd(t->be, &a);
+}
+
+static bool is_silu(const chain_problem *p) {
+    return !p->c->is_softmax;
+}
+
+static status make_mask(hand_written *h, target *t, const chain_problem *p) {
+    int32_t *lengths, n = p->shape.n_sequences;
+    if (p->attend != ATTEND_BYTES || t->be == NULL) return OK;
+    TRY(mask_batch_create(&h->mask, t->be, p->rule, n));
+    TRY(MEM_NEW(&lengths, (size_t)n));
+    for (int32_t b = 0; b < n; b++)
+        lengths[b] = p->offsets[b + 1] - p->offsets[b];
+    status st = mask_batch_set(h->mask, 0, n, lengths);
+    mem_free(lengths);
+    return st;
+}
+
+status hand_written_create(hand_written *h, target *t, const chain_problem *p) {
+    size_t n_times = (size_t)p->shape.n_tokens * sizeof *h->times;
+    size_t n_time_w = (ATTN_TIME_BUCKETS + 1) * sizeof *h->time_w;
+    *h = (hand_written){0};
+    if (!is_silu(p)) return make_mask(h, t, p);
+    TRY(t->alloc(t, (void **)&h->time_w, n_time_w));
+    TRY(t->alloc(t, (void **)&h->times, n_times));
+    TRY(t->fill(t, h->time_w, 0, n_time_w));
+    return t->fill(t, h->times, 0, n_times);
+}
+
+void hand_written_destroy(hand_written *h, target *t) {
+    t->release_memory(t, h->time_w);
+    t->release_memory(t, h->times);
+    mask_batch_destroy(h->mask);
+    *h = (hand_written){0};
+}
+
+bool hand_written_fits(const target *t, const chain_problem *p) {
+    bool has_mask = !is_silu(p) || p->attend != ATTEND_BYTES;
+    return t->be != NULL && has_mask && p->shape.dim_head <= PLAN_MAX_HEAD_DIM;
+}
+
+layer_batch hand_written_batch(const hand_written *h, const chain_problem *p) {
+    layer_batch b = {.c = p->c, .shape = p->shape, .attend = p->attend, .eps = CHAIN_EPS};
+    if (p->attend == ATTEND_CAUSAL) b.mask.rule.kind = MASK_CAUSAL;
+    if (h->mask != NULL) b.mask = *mask_batch_view(h->mask);
+    return b;
+}
+
+static const chain_op *op_of(const chain *c, op_kind kind) {
+    int op = c->attention_first;
+    while (c->op[op].kind != kind)
+        op++;
+    return &c->op[op];
+}
+
+static status launch_silu(const hand_written *h, backend *be, const layer_batch *p,
+                          const kernel_args *args) {
+    const chain *c = p->c;
+    const chain_op *qk = op_of(c, OP_SCORES), *av = op_of(c, OP_WEIGHTED),
+                   *bias = op_of(c, OP_SCALE_BIAS);
+    if (p->attend == ATTEND_BYTES)
+        return fail(
+            ERR_UNSUPPORTED,
+            "the hand-written HSTU attention supports the masks none and causal only; clear bit 0");
+    attn_args a = {.n_sequences = p->shape.n_sequences,
+                   .n_heads = p->shape.n_heads,
+                   .dim_qk = p->shape.dim_head,
+                   .dim_v = p->shape.dim_head,
+                   .max_len_q = p->shape.max_len,
+                   .max_len_k = p->shape.max_len,
+                   .n_rows_q = p->shape.n_tokens,
+                   .n_rows_k = p->shape.n_tokens,
+                   .offsets_q = args->offsets,
+                   .offsets_k = args->offsets,
+                   .q = args->tensor[qk->in[0]],
+                   .k = args->tensor[qk->in[1]],
+                   .v = args->tensor[av->in[1]],
+                   .stride_q = chain_stride(&c->tensor[qk->in[0]], &p->shape),
+                   .stride_k = chain_stride(&c->tensor[qk->in[1]], &p->shape),
+                   .stride_v = chain_stride(&c->tensor[av->in[1]], &p->shape),
+                   .out = args->tensor[av->out[0]],
+                   .stride_out = chain_dim(&p->shape),
+                   .alpha = 1 / sqrtf((float)p->shape.dim_head),
+                   .scale = 1 / (float)p->shape.max_len,
+                   .window_left = -1,
+                   .window_right = p->attend == ATTEND_CAUSAL ? 0 : -1,
+                   .target_group = 1,
+                   .bias = BIAS_TIME,
+                   .position_w = args->tensor[bias->in[1]],
+                   .time_w = h->time_w,
+                   .bias_len = p->shape.max_len,
+                   .query_time = h->times,
+                   .key_time = h->times};
+    return be->ops->attn_fwd(be, &a);
+}
+
+/* Heads [first, first + n) of a softmax attention; out is at stride_out. */
+static status launch_softmax(backend *be, const layer_batch *p, const kernel_args *args, int first,
+                             int n, void *out, int64_t stride_out) {
+    const chain *c = p->c;
+    const chain_op *qk = op_of(c, OP_SCORES), *pv = op_of(c, OP_WEIGHTED);
+    size_t skip = (size_t)first * (size_t)p->shape.dim_head * act_bytes(be->act);
+    const chain_tensor *tensor = c->tensor;
+    softmax_attn_args a = {.n_sequences = p->shape.n_sequences,
+                           .n_heads = n,
+                           .dim = p->shape.dim_head,
+                           .max_len = p->shape.max_len,
+                           .n_rows = p->shape.n_tokens,
+                           .offsets = args->offsets,
+                           .q = (const char *)args->tensor[qk->in[0]] + skip,
+                           .k = (const char *)args->tensor[qk->in[1]] + skip,
+                           .v = (const char *)args->tensor[pv->in[1]] + skip,
+                           .stride_q = chain_stride(&tensor[qk->in[0]], &p->shape),
+                           .stride_k = chain_stride(&tensor[qk->in[1]], &p->shape),
+                           .stride_v = chain_stride(&tensor[pv->in[1]], &p->shape),
+                           .out = out,
+                           .stride_out = stride_out,
+                           .alpha = 1 / sqrtf((float)p->shape.dim_head),
+                           .mask = p->mask};
+    return be->ops->softmax_attn_fwd(be, &a);
+}
+
+static status launch_hand_written(const hand_written *h, target *t, const layer_batch *p,
+                                  const kernel_args *args) {
+    if (t->be == NULL)
+        return fail(
+            ERR_UNSUPPORTED,
+            "the hand-written attention needs a build with CUDA; clear bit 0, or build with nvcc");
+    if (!p->c->is_softmax) return launch_silu(h, t->be, p, args);
+    const chain_tensor *out = &p->c->tensor[p->c->op[p->c->attention_last].out[0]];
+    char *to = args->tensor[p->c->op[p->c->attention_last].out[0]];
+    int d = p->shape.dim_head, n_heads = p->shape.n_heads;
+    if (out->layout == LAYOUT_TOKENS)
+        return launch_softmax(t->be, p, args, 0, n_heads, to, chain_dim(&p->shape));
+    /* SASRec's merge is an operator of its own: a head at a time, each into its own rows. */
+    for (int head = 0; head < n_heads; head++) {
+        size_t skip = (size_t)head * (size_t)p->shape.n_tokens * (size_t)d * act_bytes(t->be->act);
+        TRY(launch_softmax(t->be, p, args, head, 1, to + skip, d));
+    }
+    return OK;
+}
+
+status layer_launch(const kernel_spec *s, const target_kernel *compiled, target *t,
+                    const layer_batch *b, const kernel_args *args, const library *l,
+                    const hand_written *h) {
+    if (s->from == TEMPLATE_HAND_WRITTEN) return launch_hand_written(h, t, b, args);
+    if (s->tile.library != GENERATED) return launch_library(l, t, b, args, s);
+    return t->launch(t, compiled, args, emit_blocks(s, &b->shape));
 }

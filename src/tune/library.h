@@ -8,10 +8,13 @@
  *
  * LIBRARY_FAST_GELU is a product whose own epilogue computes gelu, by tanh: in 16 bits its
  * difference from erf is about that of rounding, and it saves a pass over memory.  Searches take it
- * only where a plan with it passes the check. */
+ * only where a plan with it passes the check.  The attention op is what bit 0 of a plan asks for.
+ */
 #ifndef HSTU_TUNE_LIBRARY_H
 #define HSTU_TUNE_LIBRARY_H
 
+#include "ops/mask_batch.h"
+#include "tune/chain_problem.h"
 #include "tune/emit.h"
 #include "tune/target.h"
 
@@ -23,6 +26,10 @@ typedef struct layer_batch {
     mask_view mask; /* of ATTEND_BYTES, for the hand-written attention */
     float eps;
 } layer_batch;
+
+/* The kernel of operators first..last for such a batch; its tile is to be chosen. */
+kernel_spec layer_kernel(const target *t, const layer_batch *b, int first, int last,
+                         kernel_template from);
 
 /* Weights of the products as the backend packs them, by operator; the caller's. */
 typedef struct library {
@@ -49,8 +56,27 @@ void library_fini(library *l, target *t);
 /* The tensor of the bias that the library's epilogue adds to product `op`; -1: none. */
 int library_bias(const chain *c, int op);
 
-/* Launches operators first..last, which fit. */
-status library_launch(const library *l, target *t, const layer_batch *b, const kernel_args *args,
-                      int first, int last, const tile_params *choice);
+/* Bit 0 of a plan: the attention op of the backend instead of generated kernels.  What it needs
+ * besides the chain's tensors, in the target's memory. */
+typedef struct hand_written {
+    float *time_w;    /* (129) zeros: the chain's bias is by position only */
+    int64_t *times;   /* (T) zeros */
+    mask_batch *mask; /* of a softmax attention, where the mask is a list of tiles */
+} hand_written;
+
+status hand_written_create(hand_written *h, target *t, const chain_problem *p);
+void hand_written_destroy(hand_written *h, target *t);
+
+/* Whether it can run: on this target, with this mask and head dimension. */
+bool hand_written_fits(const target *t, const chain_problem *p);
+
+/* The batch of a problem. */
+layer_batch hand_written_batch(const hand_written *h, const chain_problem *p);
+
+/* Launches a kernel of a plan on the tensors of args: the hand-written attention, an op of the
+ * backend, or `compiled`.  ERR_UNSUPPORTED says which mask the attention lacks. */
+status layer_launch(const kernel_spec *s, const target_kernel *compiled, target *t,
+                    const layer_batch *b, const kernel_args *args, const library *l,
+                    const hand_written *h);
 
 #endif

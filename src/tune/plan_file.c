@@ -1,9 +1,14 @@
 #include "tune/plan_file.h"
 
+#include <dirent.h>
+#include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
+#include "base/env.h"
 #include "base/file.h"
+#include "base/hash.h"
 #include "base/mem.h"
 #include "format/json.h"
 #include "tune/library.h"
@@ -35,7 +40,7 @@ static status read_tile(const json_value *v, plan_file_tile *out) {
                                        .warps_n = (int16_t)x[6],
                                        .library = (int16_t)choice,
                                        .rank = (int16_t)rank}};
-    return out->first <= out->last ? OK : fail(ERR_FORMAT, "a kernel that ends before it starts");
+    return out->first <= out->last ? OK : fail(ERR_FORMAT, "a kernel ends before it starts");
 }
 
 void plan_file_key(plan_file *out, const target *t, const chain *c, const chain_shape *shape,
@@ -69,23 +74,27 @@ static status read_text(const json_value *object, const char *key, char *out, si
 
 /* What the plan was found for; a file without a device (of a replay) says less. */
 static status read_key(plan_file *f, const json_value *root) {
-    int64_t batch = 0, heads = 0, dim = 0, ffn = 0, length = 0;
+    const struct {
+        const char *key;
+        int64_t lo, hi;
+        int32_t *out;
+    } numbers[] = {{"batch", 1, 1 << 20, &f->n_sequences},
+                   {"heads", 1, 1 << 16, &f->n_heads},
+                   {"dim", 1, 1 << 16, &f->dim_head},
+                   {"ffn", 0, 1 << 18, &f->dim_ffn},
+                   {"length", 1, 1 << 20, &f->max_len}};
     TRY(read_text(root, "arch", f->arch, sizeof f->arch));
     TRY(read_text(root, "dtype", f->dtype, sizeof f->dtype));
     TRY(read_text(root, "mask", f->mask, sizeof f->mask));
-    if (json_member(root, "batch") != NULL) TRY(read_int(root, "batch", 1, 1 << 20, &batch));
-    if (json_member(root, "heads") != NULL) TRY(read_int(root, "heads", 1, 1 << 16, &heads));
-    if (json_member(root, "dim") != NULL) TRY(read_int(root, "dim", 1, 1 << 16, &dim));
-    if (json_member(root, "ffn") != NULL) TRY(read_int(root, "ffn", 0, 1 << 18, &ffn));
-    if (json_member(root, "length") != NULL) TRY(read_int(root, "length", 1, 1 << 20, &length));
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+        int64_t n = 0;
+        if (json_member(root, numbers[i].key) != NULL)
+            TRY(read_int(root, numbers[i].key, numbers[i].lo, numbers[i].hi, &n));
+        *numbers[i].out = (int32_t)n;
+    }
     if (json_member(root, "tokens") != NULL)
         TRY(read_int(root, "tokens", 1, 1 << 24, &f->n_tokens));
     if (json_member(root, "ms") != NULL) TRY(json_member_double(root, "ms", &f->ms));
-    f->n_sequences = (int32_t)batch;
-    f->n_heads = (int32_t)heads;
-    f->dim_head = (int32_t)dim;
-    f->dim_ffn = (int32_t)ffn;
-    f->max_len = (int32_t)length;
     return OK;
 }
 
@@ -121,7 +130,7 @@ status plan_file_read(plan_file *out, const char *path) {
     arena_init(&memory, 1 << 12);
     status st = OK;
     if (!json_is_sealed(text, n))
-        st = fail(ERR_FORMAT, "not a plan of 'hstu tune --out', or one that was changed");
+        st = fail(ERR_FORMAT, "not a plan written by 'hstu tune --out', or modified since");
     if (st == OK) st = json_parse(&memory, "plan", text, n, &root);
     if (st == OK) st = read_root(out, root);
     arena_fini(&memory);
@@ -131,11 +140,87 @@ status plan_file_read(plan_file *out, const char *path) {
 
 status plan_file_apply(const plan_file *f, plan_runner *r) {
     if (strcmp(f->layer, plan_runner_chain(r)->name) != 0)
-        return fail(ERR_USAGE, "the plan is one of layer %s; say --layer %s", f->layer, f->layer);
+        return fail(ERR_USAGE, "the plan is for layer %s; pass --layer %s", f->layer, f->layer);
     for (int i = 0; i < f->n_tiles; i++) {
         const plan_file_tile *t = &f->tile[i];
         if (plan_runner_template(r, t->first, t->last) == TEMPLATE_NONE) continue;
         TRY(plan_runner_choose_tile(r, t->first, t->last, &t->params));
     }
+    return OK;
+}
+
+/* Factors of two, of tokens and of lengths together. */
+static const double farthest = 2;
+
+status plan_store_open(plan_store *s, const char *cache) {
+    if (cache == NULL) return env_cache_folder(s->folder, sizeof s->folder, "plans");
+    return path_join(s->folder, sizeof s->folder, cache, "plans");
+}
+
+/* The name of the entry; the mask may be the path of a file, so its hash stands for it. */
+static status path_of(const plan_store *s, const plan_file *f, char path[4096]) {
+    char name[256], ffn[16] = "";
+    if (f->dim_ffn > 0) snprintf(ffn, sizeof ffn, "-ffn%d", f->dim_ffn);
+    snprintf(name, sizeof name, "%s-%s-%dx%d%s-%lld-%d-%s-%08x.json", f->layer, f->arch, f->n_heads,
+             f->dim_head, ffn, (long long)f->n_tokens, f->max_len, f->dtype,
+             (unsigned)hash64(f->mask, strlen(f->mask), 0));
+    return path_join(path, 4096, s->folder, name);
+}
+
+status plan_store_put(const plan_store *s, const plan_file *f, const buf *text, bool *is_kept,
+                      char path[4096]) {
+    plan_file old;
+    out_file *file;
+    bool is_new;
+    *is_kept = false;
+    TRY(path_of(s, f, path));
+    if (file_exists(path) && plan_file_read(&old, path) == OK && old.ms > 0 && old.ms < f->ms)
+        return OK;
+    TRY(folder_create(s->folder, &is_new));
+    TRY(out_file_create(&file, path));
+    status st = out_file_end(file, out_file_write(file, buf_str(text), text->n_bytes));
+    *is_kept = st == OK;
+    return st;
+}
+
+static bool is_same_layer(const plan_file *a, const plan_file *b) {
+    return strcmp(a->layer, b->layer) == 0 && strcmp(a->arch, b->arch) == 0 &&
+           strcmp(a->mask, b->mask) == 0 && strcmp(a->dtype, b->dtype) == 0 &&
+           a->n_heads == b->n_heads && a->dim_head == b->dim_head && a->dim_ffn == b->dim_ffn;
+}
+
+static double distance(const plan_file *a, const plan_file *b) {
+    return fabs(log2((double)a->n_tokens / (double)b->n_tokens)) +
+           fabs(log2((double)a->max_len / (double)b->max_len));
+}
+
+/* A faster plan wins where two are as near. */
+static void consider(const char *path, const plan_file *want, plan_file *best, double *nearest) {
+    plan_file f;
+    if (plan_file_read(&f, path) != OK) return;
+    if (!is_same_layer(&f, want) || f.n_tokens < 1 || f.max_len < 1) return;
+    double d = distance(&f, want);
+    if (d > farthest || d > *nearest || (d == *nearest && f.ms >= best->ms)) return;
+    *best = f;
+    *nearest = d;
+}
+
+status plan_store_find(const plan_store *s, const plan_file *want, plan_file *out, bool *is_found) {
+    double nearest = INFINITY;
+    const struct dirent *entry;
+    char path[4096];
+    *out = (plan_file){0};
+    *is_found = false;
+    DIR *folder = opendir(s->folder);
+    if (folder == NULL && errno == ENOENT) return OK;
+    if (folder == NULL) return fail_errno("%s", s->folder);
+    while ((entry = readdir(folder)) != NULL) {
+        size_t n = strlen(entry->d_name);
+        if (n < 5 || strcmp(entry->d_name + n - 5, ".json") != 0) continue;
+        if (path_join(path, sizeof path, s->folder, entry->d_name) != OK) continue;
+        consider(path, want, out, &nearest);
+    }
+    closedir(folder);
+    *is_found = isfinite(nearest);
     return OK;
 }

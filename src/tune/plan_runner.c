@@ -7,8 +7,8 @@
 #include "base/half.h"
 #include "base/mem.h"
 #include "base/sort.h"
-#include "tune/chain_reference.h"
-#include "tune/hand_written.h"
+#include "tune/chain_problem.h"
+#include "tune/library.h"
 
 /* Checked rows: all of a small problem, else some of a few sequences. */
 enum { CHECK_ALL_TOKENS = 512, CHECK_SEQUENCES = 3, CHECK_ROWS = 6 };
@@ -65,7 +65,7 @@ static void to_elements(act_type act, const float *from, void *to, size_t n) {
     uint16_t *half = to;
     if (act == ACT_F32) memcpy(to, from, n * sizeof *from);
     for (size_t i = 0; act != ACT_F32 && i < n; i++)
-        half[i] = half_bits(act, from[i]);
+        half[i] = act == ACT_BF16 ? half_bf16_from_float(from[i]) : half_f16_from_float(from[i]);
 }
 
 static status upload(plan_runner *r, int tensor) {
@@ -217,16 +217,8 @@ void plan_runner_lower(const plan_runner *r, uint16_t value, plan_program *out) 
 }
 
 static kernel_spec spec_of(const plan_runner *r, int first, int last, const tile_params *tile) {
-    kernel_spec s = {.c = r->p->c,
-                     .shape = r->p->shape,
-                     .first = first,
-                     .last = last,
-                     .from = plan_template(r->p->c, &r->p->shape, first, last, NULL),
-                     .attend = r->p->attend,
-                     .act = r->t->act,
-                     .is_cuda = r->t->is_cuda,
-                     .shared_limit = r->t->shared_limit,
-                     .eps = r->batch.eps};
+    kernel_spec s =
+        layer_kernel(r->t, &r->batch, first, last, plan_runner_template(r, first, last));
     if (tile != NULL) s.tile = *tile;
     return s;
 }
@@ -309,13 +301,6 @@ static status compile_one(void *ctx, int64_t chunk, int worker) {
                          &unused);
 }
 
-static status compile_all(plan_runner *r, compile_job *job) {
-    if (r->workers != NULL) return pool_run(r->workers, job->n, compile_one, job);
-    for (int64_t i = 0; i < job->n; i++)
-        TRY(compile_one(job, i, 0));
-    return OK;
-}
-
 status plan_runner_prepare(plan_runner *r, const uint16_t *values, size_t n) {
     bool is_needed[CHAIN_OPS * CHAIN_OPS] = {false};
     compile_job job = {.r = r};
@@ -329,7 +314,7 @@ status plan_runner_prepare(plan_runner *r, const uint16_t *values, size_t n) {
     for (int i = 0; i < CHAIN_OPS * CHAIN_OPS; i++)
         if (is_needed[i])
             job.kernel[job.n++] = i * EMIT_MAX_TILES + r->kernel[i / CHAIN_OPS][i % CHAIN_OPS].tile;
-    return compile_all(r, &job);
+    return pool_run(r->workers, job.n, compile_one, &job);
 }
 
 status plan_runner_prepare_all(plan_runner *r, int max_tiles) {
@@ -343,7 +328,7 @@ status plan_runner_prepare_all(plan_runner *r, int max_tiles) {
             if (k->params[tile].library == GENERATED)
                 job.kernel[job.n++] = i * EMIT_MAX_TILES + tile;
     }
-    return compile_all(r, &job);
+    return pool_run(r->workers, job.n, compile_one, &job);
 }
 
 int plan_runner_find_library(plan_runner *r, int first, int last, library_choice choice) {
@@ -386,28 +371,23 @@ static status pack(plan_runner *r, int op) {
     return st;
 }
 
-static status launch_library(plan_runner *r, const plan_kernel *k, const tile_params *choice) {
-    bool is_product = r->p->c->op[k->first].kind == OP_PRODUCT;
-    if (is_product && r->lib.packed[k->first] == NULL) TRY(pack(r, k->first));
-    return library_launch(&r->lib, r->t, &r->batch, &r->args, k->first, k->last, choice);
-}
-
-status plan_runner_launch_kernel(plan_runner *r, const plan_kernel *k) {
-    target_kernel *compiled;
-    TRY(make_room(r, k));
-    if (k->from == TEMPLATE_HAND_WRITTEN)
-        return hand_written_launch(&r->hand, r->t, &r->batch, &r->args);
-    TRY(find_kernel(r, k->first, k->last, &compiled));
+static status launch_kernel(plan_runner *r, const plan_kernel *k) {
+    target_kernel *compiled = NULL;
     const runner_kernel *own = &r->kernel[k->first][k->last];
-    if (own->params[own->tile].library != GENERATED)
-        return launch_library(r, k, &own->params[own->tile]);
+    bool is_hand_written = k->from == TEMPLATE_HAND_WRITTEN;
+    TRY(make_room(r, k));
+    if (!is_hand_written) TRY(find_kernel(r, k->first, k->last, &compiled));
     kernel_spec s = spec_of(r, k->first, k->last, &own->params[own->tile]);
-    return r->t->launch(r->t, compiled, &r->args, emit_blocks(&s, &r->p->shape));
+    if (is_hand_written) s.from = k->from;
+    bool is_packed = is_hand_written || s.tile.library == GENERATED ||
+                     r->p->c->op[k->first].kind != OP_PRODUCT || r->lib.packed[k->first] != NULL;
+    if (!is_packed) TRY(pack(r, k->first));
+    return layer_launch(&s, compiled, r->t, &r->batch, &r->args, &r->lib, &r->hand);
 }
 
-status plan_runner_launch(plan_runner *r, const plan_program *p) {
+static status launch(plan_runner *r, const plan_program *p) {
     for (int i = 0; i < p->n_kernels; i++)
-        TRY(plan_runner_launch_kernel(r, &p->kernel[i]));
+        TRY(launch_kernel(r, &p->kernel[i]));
     return OK;
 }
 
@@ -448,12 +428,12 @@ status plan_runner_check(plan_runner *r, uint16_t value, plan_error *out) {
     *out = (plan_error){.found = NAN, .allowed = r->allowed};
     plan_runner_lower(r, value, &p);
     TRY(poison(r));
-    TRY(plan_runner_launch(r, &p));
+    TRY(launch(r, &p));
     TRY(r->t->wait(r->t));
     TRY(r->t->read(r->t, r->output, r->args.tensor[output], tensor_bytes(r, output)));
     out->found = compare(r);
     if (out->found <= out->allowed) return OK;
-    return fail(ERR_NUMERIC, "plan %d of layer %s is off by %.3g, and %.3g is allowed", value,
+    return fail(ERR_NUMERIC, "plan %d of layer %s is off by %.3g; at most %.3g is allowed", value,
                 r->p->c->name, out->found, out->allowed);
 }
 
@@ -465,8 +445,7 @@ typedef struct timed {
 
 static status run_timed(void *ctx) {
     timed *w = ctx;
-    return w->kernel != NULL ? plan_runner_launch_kernel(w->r, w->kernel)
-                             : plan_runner_launch(w->r, w->program);
+    return w->kernel != NULL ? launch_kernel(w->r, w->kernel) : launch(w->r, w->program);
 }
 
 enum { MAX_ROUNDS = 64 };

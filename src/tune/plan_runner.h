@@ -48,10 +48,6 @@ status plan_runner_choose_tile(plan_runner *r, int first, int last, const tile_p
 int plan_runner_find_library(plan_runner *r, int first, int last, library_choice choice);
 tile_params plan_runner_tile_params(plan_runner *r, int first, int last);
 
-/* Launches the kernels of a plan, or of one of its kernels alone, in order. */
-status plan_runner_launch(plan_runner *r, const plan_program *p);
-status plan_runner_launch_kernel(plan_runner *r, const plan_kernel *k);
-
 /* The largest difference from the float64 reference over the checked rows, and how much is
  * allowed: twice that of the plain loops in the same precision. */
 typedef struct plan_error {

@@ -7,7 +7,6 @@
 
 #include "base/thread.h"
 #include "ops/ops.h"
-#include "tune/dialect.h"
 #include "tune/emit.h"
 #include "tune/kernel_cache.h"
 
@@ -73,5 +72,14 @@ void target_destroy(target *t); /* NULL is fine */
 /* The version of the C compiler, and of NVRTC, for `hstu doctor`; false where there is none. */
 bool target_compiler_version(char *text, size_t n);
 bool target_nvrtc_version(char *text, size_t n);
+
+/* The measured peaks of a target, with which the rates of kernels are compared. */
+typedef struct target_peak {
+    double bytes_per_s; /* of a large copy, read plus written */
+    double flop_per_s;  /* of a large product of its backend (profile/peak.h); 0: it has none */
+} target_peak;
+
+/* Needs about 1.4 GB of device memory on a GPU. */
+status target_peak_measure(target *t, target_peak *out);
 
 #endif

@@ -1,9 +1,13 @@
-/* The CPU as a target: kernels in C, compiled by the system's compiler into shared objects. */
+/* The CPU as a target: kernels in C, compiled by the system's compiler into shared objects; and
+ * what does not depend on the target. */
 #include <dlfcn.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
+#include <spawn.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/autotune.h"
@@ -12,7 +16,8 @@
 #include "base/machine.h"
 #include "base/mem.h"
 #include "base/thread.h"
-#include "tune/process.h"
+#include "base/sort.h"
+#include "profile/peak.h"
 #include "tune/target.h"
 
 enum { COMPILER_BYTES = 512, IDENTITY_BYTES = 2048 };
@@ -50,6 +55,67 @@ struct target_kernel {
     cpu_entry run;
 };
 
+extern char **environ;
+
+enum { MAX_WORDS = 48, NOT_FOUND = 127, MAX_OUTPUT = 64 << 10 };
+
+/* Reads until the writer is gone; what is beyond the limit, or does not fit into memory, is thrown
+ * away, so that the writer never waits. */
+static status collect(int fd, buf *output) {
+    char bytes[4096];
+    status st = OK;
+    for (;;) {
+        ssize_t n = read(fd, bytes, sizeof bytes);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) return st;
+        if (st == OK && output->n_bytes < MAX_OUTPUT) st = buf_append(output, bytes, (size_t)n);
+    }
+}
+
+static status wait_for(pid_t child, int *exit_code) {
+    int state;
+    while (waitpid(child, &state, 0) < 0)
+        if (errno != EINTR) return fail_errno("waiting for a process failed");
+    *exit_code = WIFEXITED(state) ? WEXITSTATUS(state) : 128 + WTERMSIG(state);
+    return OK;
+}
+
+static int start_process(char *const *argv, int out, pid_t *child) {
+    posix_spawn_file_actions_t files;
+    int error = posix_spawn_file_actions_init(&files);
+    if (error != 0) return error;
+    if (error == 0) error = posix_spawn_file_actions_addopen(&files, 0, "/dev/null", O_RDONLY, 0);
+    if (error == 0) error = posix_spawn_file_actions_adddup2(&files, out, 1);
+    if (error == 0) error = posix_spawn_file_actions_adddup2(&files, out, 2);
+    if (error == 0) error = posix_spawnp(child, argv[0], &files, NULL, argv, environ);
+    posix_spawn_file_actions_destroy(&files);
+    return error;
+}
+
+/* Runs argv[0] (looked for on PATH), with nothing on its stdin, and waits for it.  Its stdout and
+ * stderr are appended to `output`, the first 64 KiB of them.  *exit_code is its exit code, 128 +
+ * the signal that ended it, or NOT_FOUND. */
+static status run_process(char *const *argv, buf *output, int *exit_code) {
+    int ends[2];
+    pid_t child = -1;
+    if (pipe2(ends, O_CLOEXEC) != 0) return fail_errno("no pipe for '%s'", argv[0]);
+    int error = start_process(argv, ends[1], &child);
+    close(ends[1]);
+    status st = OK;
+    if (error == ENOENT || error == EACCES) {
+        *exit_code = NOT_FOUND;
+    } else if (error != 0) {
+        errno = error;
+        st = fail_errno("cannot run '%s'", argv[0]);
+    } else {
+        st = collect(ends[0], output);
+        status waited = wait_for(child, exit_code);
+        if (st == OK) st = waited;
+    }
+    close(ends[0]);
+    return st;
+}
+
 /* Splits the compiler's words into argv and returns their number; `words` is cut up. */
 static int split_words(char *words, char **argv, int max) {
     int n = 0;
@@ -62,14 +128,14 @@ static int split_words(char *words, char **argv, int max) {
 
 /* The answer of "COMPILER --version"; false where it cannot be run. */
 static bool ask_version(const char *compiler, buf *out) {
-    char words[COMPILER_BYTES], *argv[PROCESS_MAX_WORDS];
+    char words[COMPILER_BYTES], *argv[MAX_WORDS];
     int code = -1;
     snprintf(words, sizeof words, "%s", compiler);
-    int n = split_words(words, argv, PROCESS_MAX_WORDS - 2);
+    int n = split_words(words, argv, MAX_WORDS - 2);
     if (n == 0) return false;
     argv[n] = "--version";
     argv[n + 1] = NULL;
-    return process_run(argv, out, &code) == OK && code == 0;
+    return run_process(argv, out, &code) == OK && code == 0;
 }
 
 /* CC, or the first of the usual names that answers. */
@@ -116,10 +182,9 @@ static status identify(cpu_target *t) {
     if (own != NULL)
         return fail(ERR_UNSUPPORTED,
                     "CC is '%.100s', which does not run; plans on the CPU need a C compiler", own);
-    return fail(
-        ERR_UNSUPPORTED,
-        "plans on the CPU need a C compiler, and there is no cc, gcc or clang on PATH: install one "
-        "with 'apt-get install gcc libc6-dev', or set CC");
+    return fail(ERR_UNSUPPORTED,
+                "plans on the CPU need a C compiler, but there is no cc, gcc or clang on PATH: "
+                "install one with 'apt-get install gcc libc6-dev', or set CC");
 }
 
 static status write_text(const char *path, const buf *text) {
@@ -133,11 +198,11 @@ static status write_text(const char *path, const buf *text) {
 }
 
 static status call_compiler(const cpu_target *t, const char *source, const char *object) {
-    char words[COMPILER_BYTES], *argv[PROCESS_MAX_WORDS];
+    char words[COMPILER_BYTES], *argv[MAX_WORDS];
     int code = -1;
     buf output;
     snprintf(words, sizeof words, "%s", t->compiler);
-    int n = split_words(words, argv, PROCESS_MAX_WORDS - N_FLAGS - 5);
+    int n = split_words(words, argv, MAX_WORDS - N_FLAGS - 5);
     for (int i = 0; i < N_FLAGS; i++)
         argv[n++] = (char *)flags[i];
     argv[n++] = (char *)source;
@@ -146,7 +211,7 @@ static status call_compiler(const cpu_target *t, const char *source, const char 
     argv[n++] = "-lm";
     argv[n] = NULL;
     buf_init(&output);
-    status st = process_run(argv, &output, &code);
+    status st = run_process(argv, &output, &code);
     /* Ctrl-C reaches the compiler too, often before us. */
     if (st == OK && (code == 128 + SIGINT || code == 128 + SIGTERM))
         st = fail(ERR_INTERRUPTED, "interrupted while a kernel was compiled");
@@ -381,4 +446,40 @@ status target_create_on(target **out, backend *be, pool *workers, const kernel_c
 
 void target_destroy(target *t) {
     if (t != NULL) t->destroy(t);
+}
+
+enum { PEAK_ROUNDS = 7 };
+
+/* Larger than any cache. */
+static const size_t gpu_bytes = (size_t)512 << 20, cpu_bytes = (size_t)128 << 20;
+
+typedef struct peak_job {
+    target *t;
+    void *from, *to;
+    size_t bytes;
+} peak_job;
+
+static status run_copy(void *ctx) {
+    const peak_job *j = ctx;
+    return j->t->copy(j->t, j->to, j->from, j->bytes);
+}
+
+static status measure_copy(target *t, double *out) {
+    peak_job j = {.t = t, .bytes = t->is_cuda ? gpu_bytes : cpu_bytes};
+    double seconds[PEAK_ROUNDS];
+    status st = t->alloc(t, &j.from, j.bytes);
+    if (st == OK) st = t->alloc(t, &j.to, j.bytes);
+    if (st == OK) st = t->fill(t, j.from, 0x3c, j.bytes);
+    if (st == OK) st = t->time(t, run_copy, &j, PEAK_ROUNDS, seconds);
+    t->release_memory(t, j.from);
+    t->release_memory(t, j.to);
+    if (st != OK) return st;
+    *out = 2 * (double)j.bytes / median(seconds, PEAK_ROUNDS);
+    return OK;
+}
+
+status target_peak_measure(target *t, target_peak *out) {
+    *out = (target_peak){0};
+    TRY(measure_copy(t, &out->bytes_per_s));
+    return t->be != NULL ? peak_measure(t->be, &out->flop_per_s) : OK;
 }

@@ -106,7 +106,7 @@ static status open_nvrtc(void) {
     for (size_t i = 0; i < sizeof names / sizeof names[0] && library == NULL; i++)
         library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
     if (library == NULL)
-        return fail(ERR_UNSUPPORTED, "plans on a GPU need NVRTC, and libnvrtc.so was not found: "
+        return fail(ERR_UNSUPPORTED, "plans on a GPU need NVRTC, but libnvrtc.so was not found: "
                                      "install NVIDIA's CUDA toolkit, "
                                      "or add its folder to LD_LIBRARY_PATH");
     NVRTC(LOOK_UP)
@@ -180,7 +180,7 @@ static status refuse_source(cu_handle program) {
     size_t n = 0;
     char *log;
     if (cu.nvrtcGetProgramLogSize(program, &n) != 0 || n == 0)
-        return fail(ERR_UNSUPPORTED, "NVRTC refuses a kernel");
+        return fail(ERR_UNSUPPORTED, "NVRTC rejected a kernel");
     TRY(mem_alloc((void **)&log, n + 1, 1));
     (void)cu.nvrtcGetProgramLog(program, log);
     status st = fail(ERR_UNSUPPORTED, "NVRTC cannot compile a generated kernel: %.800s", log);
@@ -197,10 +197,10 @@ status target_compile_cuda(const buf *source, int sm, buf *cubin) {
     snprintf(arch, sizeof arch, sm == 90 ? "--gpu-architecture=sm_90a" : "--gpu-architecture=sm_%d",
              sm);
     if (cu.nvrtcCreateProgram(&program, buf_str(source), "kernel.cu", 0, NULL, NULL) != 0)
-        return fail(ERR_NOMEM, "NVRTC has no memory for a program");
+        return fail(ERR_NOMEM, "NVRTC is out of memory");
     status st = cu.nvrtcCompileProgram(program, 3, options) == 0 ? OK : refuse_source(program);
     if (st == OK && (cu.nvrtcGetCUBINSize(program, &n) != 0 || n == 0))
-        st = fail(ERR_UNSUPPORTED, "this NVRTC makes no code for sm_%d", sm);
+        st = fail(ERR_UNSUPPORTED, "this NVRTC cannot generate code for sm_%d", sm);
     if (st == OK) st = buf_reserve(cubin, n);
     if (st == OK) {
         (void)cu.nvrtcGetCUBIN(program, cubin->data + cubin->n_bytes);

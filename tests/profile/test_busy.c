@@ -2,16 +2,18 @@
 
 #include "oom.h"
 #include "ops/device.h"
-#include "profile/busy_log.h"
 #include "profile/kernel_name.h"
 #include "test.h"
 
+static uint64_t union_ns(interval *all, size_t n) {
+    return interval_join(all, &n);
+}
+
 #define UNION(...)                                                                                 \
-    interval_union_ns((interval[]){__VA_ARGS__},                                                   \
-                      sizeof((interval[]){__VA_ARGS__}) / sizeof(interval))
+    union_ns((interval[]){__VA_ARGS__}, sizeof((interval[]){__VA_ARGS__}) / sizeof(interval))
 
 TEST(busy_union_counts_time_once) {
-    CHECK_EQ(interval_union_ns(NULL, 0), 0);
+    CHECK_EQ(union_ns(NULL, 0), 0);
     CHECK_EQ(UNION({10, 30}), 20);
     CHECK_EQ(UNION({10, 10}), 0);
     CHECK_EQ(UNION({10, 20}, {30, 35}), 15);
@@ -43,7 +45,7 @@ TEST(busy_union_is_that_of_a_drawn_line) {
         }
         for (int t = 0; t < 128; t++)
             n_marked += mark[t];
-        CHECK_EQ(interval_union_ns(all, (size_t)n), n_marked);
+        CHECK_EQ(union_ns(all, (size_t)n), n_marked);
     }
 }
 
@@ -56,7 +58,7 @@ TEST(busy_passes_over_what_takes_no_time_of_a_device) {
         gpu_record g = {.kind = (gpu_record_kind)kind, .start_ns = 10, .end_ns = 30};
         if (kind == GPU_KERNEL) g.name = "gemm";
         if (kind == GPU_DEVICE) g.gpu = &facts;
-        CHECK_OK(busy_log_take(&log, &g));
+        CHECK_OK(busy_log_add(&log, &g));
     }
     CHECK_OK(busy_log_report(&log, &r));
     CHECK(r.is_known);
@@ -68,16 +70,21 @@ TEST(busy_passes_over_what_takes_no_time_of_a_device) {
     busy_log_fini(&log);
 }
 
+static status add(busy_log *log, gpu_record_kind kind, const char *name, uint64_t start_ns,
+                  uint64_t end_ns) {
+    return busy_log_add(log, &(gpu_record){kind, start_ns, end_ns, .name = name});
+}
+
 static status add_some(busy_log *log) {
     const char *gate = "_Z11gate_kernelI6__halfLi8EEvPT_";
-    TRY(busy_log_add(log, BUSY_COPY_IN, NULL, 1000, 1100)); /* alone for half of it */
-    TRY(busy_log_add(log, BUSY_KERNEL, gate, 1050, 1200));
-    TRY(busy_log_add(log, BUSY_KERNEL, "gemm", 1150, 1300)); /* on another stream */
-    TRY(busy_log_add(log, BUSY_MEMSET, NULL, 1400, 1410));
-    TRY(busy_log_add(log, BUSY_KERNEL, gate, 1500, 1700));
-    TRY(busy_log_add(log, BUSY_COPY_ON_DEVICE, NULL, 1700, 1720));
-    TRY(busy_log_add(log, BUSY_COPY_OUT, NULL, 1710, 1760));
-    return busy_log_add(log, BUSY_KERNEL, gate, 0, 0); /* no times */
+    TRY(add(log, GPU_COPY_IN, NULL, 1000, 1100)); /* alone for half of it */
+    TRY(add(log, GPU_KERNEL, gate, 1050, 1200));
+    TRY(add(log, GPU_KERNEL, "gemm", 1150, 1300)); /* on another stream */
+    TRY(add(log, GPU_MEMSET, NULL, 1400, 1410));
+    TRY(add(log, GPU_KERNEL, gate, 1500, 1700));
+    TRY(add(log, GPU_COPY_ON_DEVICE, NULL, 1700, 1720));
+    TRY(add(log, GPU_COPY_OUT, NULL, 1710, 1760));
+    return add(log, GPU_KERNEL, gate, 0, 0); /* no times */
 }
 
 TEST(busy_log_sums_up) {
@@ -110,7 +117,7 @@ TEST(busy_log_cuts_the_table) {
     char name[200];
     for (int i = 0; i < 100; i++) {
         snprintf(name, sizeof name, "%0100d_%d", 0, i);
-        CHECK_OK(busy_log_add(&log, BUSY_KERNEL, name, 1000, 1001 + (uint64_t)(i * 37 % 100)));
+        CHECK_OK(add(&log, GPU_KERNEL, name, 1000, 1001 + (uint64_t)(i * 37 % 100)));
     }
     CHECK_OK(busy_log_report(&log, &r));
     CHECK(r.n_names == 100 && r.n_top == BUSY_MAX_TOP);

@@ -5,7 +5,7 @@
 #include <string.h>
 #include <wchar.h>
 
-#include "profile/nesting.h"
+#include "profile/recorder.h"
 #include "test.h"
 
 typedef void (*any_function)(void);
@@ -203,7 +203,7 @@ static void add_span(recorder *r, span_kind kind, int lane, uint64_t start, uint
 TEST(nesting_of_ranges_calls_and_kernels) {
     recorder r;
     const recorder_schedule all = {0};
-    CHECK_OK(recorder_init(&r, &all));
+    recorder_init(&r, &all);
     add_span(&r, SPAN_KERNEL, 7, 500, 900, 1, "k1");   /* 0 */
     add_span(&r, SPAN_RANGE, 0, 20, 40, 0, "inner");   /* 1 */
     add_span(&r, SPAN_RANGE, 0, 10, 100, 0, "outer");  /* 2 */
@@ -215,7 +215,7 @@ TEST(nesting_of_ranges_calls_and_kernels) {
     for (uint32_t i = 2; i <= 4; i++)
         add_span(&r, SPAN_COPY, 7, 1000 * i, 1000 * i + 5, i, "c"); /* 8, 9, 10 */
     add_span(&r, SPAN_RANGE, 0, 90, 150, 0, "across");              /* 11: ends after outer */
-    CHECK_OK(ranges_nest(&r));
+    CHECK_OK(recorder_nest(&r));
     CHECK_EQ(r.spans[1].op, 2);
     CHECK_EQ(r.spans[2].op, RECORDER_NO_OP);
     CHECK_EQ(r.spans[3].op, RECORDER_NO_OP);

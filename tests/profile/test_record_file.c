@@ -1,5 +1,5 @@
 /* Records of other programs: written, read, cut short, changed. */
-#include "profile/profile_load.h" /* first: ops have a parameter of the name span */
+#include "profile/profiler.h" /* first: ops have a parameter of the name span */
 
 #include <unistd.h>
 

@@ -6,7 +6,7 @@
 #include "device.h"
 #include "format/json.h"
 #include "test.h"
-#include "tune/plan_store.h"
+#include "tune/plan_file.h"
 
 static encoder_config small(void) {
     return (encoder_config){.family = ENCODER_BERT,
@@ -154,7 +154,7 @@ TEST(plans_that_an_encoder_refuses) {
     encoder_config c = small(), relu = small();
     relu.f = EPILOGUE_RELU;
     CHECK_FAILS(try_plan("21845", &c, NULL), ERR_UNSUPPORTED, "several kernels");
-    CHECK_FAILS(try_plan("8347", &c, "sliding"), ERR_UNSUPPORTED, "generated attention");
+    CHECK_FAILS(try_plan("8347", &c, "sliding"), ERR_UNSUPPORTED, "generates the attention");
     CHECK_FAILS(try_plan("41115", &relu, NULL), ERR_UNSUPPORTED, "another activation");
     CHECK_FAILS(try_plan("65536", &c, NULL), ERR_USAGE, "beyond 65535");
     CHECK_FAILS(try_plan("/nowhere/plan.json", &c, NULL), ERR_IO, "nowhere");

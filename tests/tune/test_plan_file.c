@@ -30,7 +30,7 @@ TEST(a_plan_is_read) {
     CHECK(f.value == 41115 && f.n_tiles == 1 && f.tile[0].first == 2 && f.tile[0].last == 6);
     CHECK(f.tile[0].params.tile_m == 64 && f.tile[0].params.warps_n == 1);
     CHECK_EQ(test_command(NULL, "sed -i s/41115/41114/ '%s'", path), 0);
-    CHECK_FAILS(plan_file_read(&f, path), ERR_FORMAT, "changed");
+    CHECK_FAILS(plan_file_read(&f, path), ERR_FORMAT, "modified since");
     CHECK_FAILS(plan_file_read(&f, "/nowhere/plan.json"), ERR_IO, "nowhere");
 }
 

@@ -11,7 +11,7 @@
 #include "cli/bench/slope.h"
 #include "nn/flops.h"
 #include "profile/busy.h"
-#include "profile/timed.h"
+#include "profile/op_timing.h"
 
 typedef struct train_bench_result {
     double tokens_per_s, ms_per_step, tokens_per_step;

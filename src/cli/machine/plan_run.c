@@ -8,7 +8,7 @@
 #include "cli/machine/plan_args.h"
 #include "cli/show.h"
 #include "tune/plan_file.h"
-#include "tune/target_peak.h"
+#include "tune/target.h"
 
 enum { ROUNDS = 9 };
 

@@ -6,7 +6,7 @@
 #include "cli/machine/plan_args.h"
 #include "cli/sink.h"
 #include "cli/stop_signal.h"
-#include "tune/traverse.h"
+#include "tune/plan_times.h"
 
 typedef struct traverse_args {
     plan_args common;

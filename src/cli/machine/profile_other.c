@@ -12,8 +12,8 @@
 #include "base/env.h"
 #include "base/file.h"
 #include "base/log.h"
-#include "profile/links.h"
-#include "profile/profile_load.h"
+#include "profile/profiler.h"
+#include "profile/recorder.h"
 
 enum { EXIT_NOT_STARTED = 127 };
 
@@ -122,7 +122,7 @@ status profile_program(profile *p, char **argv, const char *out, const other_opt
     if (st == OK) st = run(argv, folder, o, failed);
     if (st == OK) st = profile_load(p, folder, &text);
     if (st == OK) tell_processes(&text);
-    if (st == OK && o->range != NULL) st = links_keep_range(&p->recorder, o->range);
+    if (st == OK && o->range != NULL) st = recorder_keep_range(&p->recorder, o->range);
     buf_fini(&text);
     scratch_folder_destroy(records);
     return st;

@@ -7,10 +7,9 @@
 #include "base/mem.h"
 #include "cli/show.h"
 #include "format/json.h"
-#include "profile/gaps.h"
-#include "profile/launches.h"
-#include "profile/roofline.h"
+#include "profile/gpu_time.h"
 #include "profile/tables.h"
+#include "profile/utilization.h"
 #include "train/report/page.h"
 
 /* What a browser draws with ease; of more spans the longest are drawn. */
@@ -131,8 +130,8 @@ static void put_names(json_writer *j, const recorder *r, const lanes *l) {
     char text[64];
     json_key(j, "names");
     json_array_open(j);
-    for (size_t i = 0; i < r->n_names; i++)
-        json_string(j, r->names[i]);
+    for (size_t i = 0; i < r->names.n; i++)
+        json_string(j, recorder_text(r, i));
     json_array_close(j);
     json_key(j, "lanes");
     json_array_open(j);

@@ -8,12 +8,10 @@
 #include "base/log.h"
 #include "cli/machine/profile_page.h"
 #include "cli/show.h"
-#include "profile/comm_time.h"
-#include "profile/gaps.h"
-#include "profile/launches.h"
-#include "profile/roofline.h"
+#include "profile/gpu_time.h"
 #include "profile/tables.h"
 #include "profile/trace.h"
+#include "profile/utilization.h"
 
 static status write_file(const char *folder, const char *name, const char *suffix,
                          const buf *text) {

@@ -13,8 +13,8 @@
 #include "cli/sink.h"
 #include "cli/stop_signal.h"
 #include "tune/encoder_plan.h"
-#include "tune/plan_store.h"
-#include "tune/search_exact.h"
+#include "tune/plan_file.h"
+#include "tune/search.h"
 
 enum { ROUNDS = 5, EXACT_ROUNDS = 3, EXACT_CHECKS = 150 };
 
@@ -133,7 +133,7 @@ static void write_plan(json_writer *w, const source *s, const tune_args *a, cons
     json_key_double(w, "predicted_ms", f->exact->predicted_ms);
     json_key_double(w, "r2", f->exact->r2);
     json_key_double(w, "rank_correlation", f->exact->spearman);
-    json_key_int(w, "rank", f->exact->rank);
+    json_key_int(w, "rank", f->exact->position);
     json_key_int(w, "checked", f->exact->n_checked);
     json_key_double(w, "unfused_ms", f->exact->unfused_ms);
     if (!isnan(f->exact->hand_fused_ms))
@@ -242,7 +242,7 @@ static void print_exact(const exact_result *e) {
     if (e->n_checked > 0)
         printf("%d random plans: R^2 of the sums %.4f, rank correlation %.4f; the found plan is "
                "number %d of %d\n",
-               e->n_checked, e->r2, e->spearman, e->rank, e->n_checked + 1);
+               e->n_checked, e->r2, e->spearman, e->position, e->n_checked + 1);
 }
 
 static status tell(source *s, const tune_args *a, const found_plan *f) {

@@ -199,7 +199,7 @@ TEST(profile_library_says_why_it_records_nothing) {
     char *text = said(0, "profile -- ./p");
     CHECK_CONTAINS(text, "done\n");
     CHECK_CONTAINS(text, " (./p): 0 records; ");
-    CHECK(strstr(text, "did not end in order") == NULL);
+    CHECK(strstr(text, "did not exit cleanly") == NULL);
     free(text);
 }
 

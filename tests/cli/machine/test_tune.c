@@ -60,7 +60,7 @@ TEST(searches_replay_a_traversal) {
                               "--heads 2 --dim 4 --cache '%s/cache'",
                               test_program(), test_folder(), test_folder()),
                  2);
-        CHECK_CONTAINS(run, "say --layer bert");
+        CHECK_CONTAINS(run, "pass --layer bert");
         free(run);
     }
     arena_fini(&memory);
@@ -76,7 +76,7 @@ TEST(a_report_of_all_searches) {
                           "--report '%s/report.html'",
                           test_program(), path, test_folder()),
              0);
-    CHECK_CONTAINS(text, "xgboost   left out: this needs XGBoost");
+    CHECK_CONTAINS(text, "xgboost   left out: XGBoost is required");
     CHECK_CONTAINS(text, "optimum 1.0000 ms, plan 0\n");
     free(text);
     CHECK_EQ(test_command(&text, "cat '%s/report.html'", test_folder()), 0);

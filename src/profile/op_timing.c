@@ -1,29 +1,47 @@
-#include "profile/traced.h"
+#include "profile/op_timing.h"
 
 #include <stdarg.h>
 #include <stdio.h>
 
+#include "base/clock.h"
 #include "base/mem.h"
 #include "base/range.h"
-#include "profile/lengths.h"
 #include "profile/work.h"
 
-typedef struct traced {
+enum {
+#define WORK(name, parameters, arguments, test) AT_##name,
+#define CALL(result, name, parameters, arguments, test)
+#define OWN(result, name, parameters, arguments, test)
+#include "ops/ops.def"
+    N_OPS
+};
+
+_Static_assert((int)N_OPS <= (int)TIMED_MAX_OPS, "too many ops");
+
+/* Both layers: one that times ops, and one that records them. */
+typedef struct layer {
     backend *below;
+    bool is_timed;
+    timed_op op[N_OPS]; /* of the timing layer; the rest is the tracing layer's */
+
     traced_options o;
     bool is_taken; /* the ops become part of a graph, and do not run now */
     uint64_t key;  /* of that graph, or of the one that is replayed */
     bool has_key;
     lengths lengths; /* of batches on a GPU */
-} traced;
+} layer;
 
-static traced *traced_of(backend *be) {
-    return be->state;
+/* Counts an op that began at start_ns, once the device has finished it. */
+static status count(layer *t, int index, uint64_t start_ns, status st) {
+    if (st == OK) st = t->below->ops->sync(t->below);
+    t->op[index].ns += clock_ns() - start_ns;
+    t->op[index].n_calls++;
+    return st;
 }
 
 /* Attention on a GPU: its pairs, where the batch is known; in a graph they are those of the batch
  * that it is replayed with. */
-static void ask_pairs(traced *t, op_work *w) {
+static void ask_pairs(layer *t, op_work *w) {
     double pairs = lengths_pairs(&t->lengths, &w->ask);
     if (t->is_taken) lengths_note_graph(&t->lengths, t->key, &w->ask);
     if (pairs <= 0) return;
@@ -32,7 +50,7 @@ static void ask_pairs(traced *t, op_work *w) {
 }
 
 /* What is taken into a graph does its work whenever that is replayed, and none now. */
-static bool begin(traced *t, const char *name, op_work w) {
+static bool begin(layer *t, const char *name, op_work w) {
     recorder *r = t->o.recorder;
     op_mark m = {.index = recorder_begin(r, SPAN_OP, name, -1), .name = -1};
     if (w.of_pair > 0) ask_pairs(t, &w);
@@ -46,7 +64,7 @@ static bool begin(traced *t, const char *name, op_work w) {
     return is_marked;
 }
 
-static void end(traced *t, bool is_marked) {
+static void end(layer *t, bool is_marked) {
     if (is_marked) t->o.mark->end();
     recorder_end(t->o.recorder, 0);
 }
@@ -59,7 +77,7 @@ static const char *with_shape(char *out, size_t n, const char *name, const char 
 }
 
 /* copy_in brings batches, whose lengths attention is counted by. */
-static void note_copy(traced *t, backend *be, ...) {
+static void note_copy(layer *t, backend *be, ...) {
     va_list args;
     va_start(args, be);
     const void *to = va_arg(args, void *), *from_host = va_arg(args, const void *);
@@ -69,10 +87,14 @@ static void note_copy(traced *t, backend *be, ...) {
 
 #define AS_LIST(...) __VA_ARGS__
 #define WORK(name, parameters, arguments, test)                                                    \
-    static status traced_##name parameters {                                                       \
-        traced *t = traced_of(be);                                                                 \
+    static status layer_##name parameters {                                                        \
+        layer *t = be->state;                                                                      \
         char shape[WORK_SHAPE_BYTES], whole[sizeof #name + WORK_SHAPE_BYTES];                      \
         be = t->below;                                                                             \
+        if (t->is_timed) {                                                                         \
+            uint64_t start = clock_ns();                                                           \
+            return count(t, AT_##name, start, be->ops->name arguments);                            \
+        }                                                                                          \
         op_work w = work_of(WORK_##name, t->o.has_shapes ? shape : NULL, AS_LIST arguments);       \
         bool is_marked =                                                                           \
             begin(t, t->o.has_shapes ? with_shape(whole, sizeof whole, #name, shape) : #name, w);  \
@@ -93,9 +115,10 @@ static void note_alloc(backend *be, ...) {
 
 /* Calls that only answer a question do not return a status, and are not recorded. */
 #define CALL(result, name, parameters, arguments, test)                                            \
-    static result traced_##name parameters {                                                       \
-        traced *t = traced_of(be);                                                                 \
+    static result layer_##name parameters {                                                        \
+        layer *t = be->state;                                                                      \
         be = t->below;                                                                             \
+        if (t->is_timed) return be->ops->name arguments;                                           \
         bool is_op = #result[0] == 's' && #result[1] == 't';                                       \
         bool is_marked = is_op && begin(t, #name, (op_work){0});                                   \
         result value = be->ops->name arguments;                                                    \
@@ -106,30 +129,34 @@ static void note_alloc(backend *be, ...) {
 #define OWN(result, name, parameters, arguments, test)
 #include "ops/ops.def"
 
-static void traced_host_release(backend *be, void *memory) {
-    be = traced_of(be)->below;
+static void layer_host_release(backend *be, void *memory) {
+    be = ((layer *)be->state)->below;
     be->ops->host_release(be, memory);
 }
 
-static void traced_release(backend *be, void *memory) {
-    traced *t = traced_of(be);
+static void layer_release(backend *be, void *memory) {
+    layer *t = be->state;
     be = t->below;
-    lengths_forget(&t->lengths);
-    range_memory(memory, 0);
+    if (!t->is_timed) {
+        lengths_forget(&t->lengths);
+        range_memory(memory, 0);
+    }
     be->ops->release(be, memory);
 }
 
-static status traced_set_precision(backend *be, act_type act, bool is_tf32) {
-    backend *below = traced_of(be)->below;
-    TRY(below->ops->set_precision(below, act, is_tf32));
-    be->act = below->act;
-    traced *t = traced_of(be);
-    if (t->o.on_precision != NULL) t->o.on_precision(below);
+static status layer_set_precision(backend *be, act_type act, bool is_tf32) {
+    layer *t = be->state;
+    TRY(t->below->ops->set_precision(t->below, act, is_tf32));
+    be->act = t->below->act;
+    if (t->o.on_precision != NULL) t->o.on_precision(t->below);
     return OK;
 }
 
-static status traced_record(backend *be, uint64_t key, record_state *out) {
-    traced *t = traced_of(be);
+/* The timing layer lets nothing be recorded, so that every op is seen. */
+static status layer_record(backend *be, uint64_t key, record_state *out) {
+    layer *t = be->state;
+    *out = RECORD_RUN;
+    if (t->is_timed) return OK;
     TRY(t->below->ops->record(t->below, key, out));
     t->is_taken = *out == RECORD_TAKE;
     t->has_key = *out != RECORD_RUN;
@@ -140,8 +167,9 @@ static status traced_record(backend *be, uint64_t key, record_state *out) {
 }
 
 /* Where a graph was recorded, this also launches it. */
-static status traced_record_end(backend *be) {
-    traced *t = traced_of(be);
+static status layer_record_end(backend *be) {
+    layer *t = be->state;
+    if (t->is_timed) return OK;
     t->is_taken = false;
     recorder *r = t->o.recorder;
     op_mark m = {.index = recorder_begin(r, SPAN_OP, "record_end", -1), .name = -1};
@@ -150,26 +178,28 @@ static status traced_record_end(backend *be) {
     t->has_key = false;
     bool is_marked = t->o.mark != NULL && m.index != RECORDER_NO_OP;
     if (is_marked) t->o.mark->begin(&m);
-    status st = t->below->ops->record_end(t->below);
+    backend *below = t->below;
+    status st = below->ops->record_end(below);
     end(t, is_marked);
     return st;
 }
 
-static const ops traced_table = {
-#define OP(result, name, parameters, arguments, test) .name = traced_##name,
+static const ops layer_table = {
+#define OP(result, name, parameters, arguments, test) .name = layer_##name,
 #include "ops/ops.def"
 };
 
 static void destroy(backend *be) {
-    backend_destroy(traced_of(be)->below);
-    lengths_fini(&traced_of(be)->lengths);
-    mem_free(be->state);
+    layer *t = be->state;
+    if (!t->is_timed) backend_destroy(t->below);
+    lengths_fini(&t->lengths);
+    mem_free(t);
     mem_free(be);
 }
 
-status traced_create(backend **out, backend *below, const traced_options *o) {
+static status create(backend **out, backend *below, bool is_timed, const traced_options *o) {
     backend *be;
-    traced *t = NULL;
+    layer *t = NULL;
     *out = NULL;
     TRY(MEM_NEW(&be, 1));
     status st = MEM_NEW(&t, 1);
@@ -177,12 +207,46 @@ status traced_create(backend **out, backend *below, const traced_options *o) {
         mem_free(be);
         return st;
     }
-    *t = (traced){.below = below, .o = *o};
+    t->below = below;
+    t->is_timed = is_timed;
+    t->o = *o;
     *be = *below;
-    be->ops = &traced_table;
+    be->ops = &layer_table;
     if (below->tables_below == NULL) be->tables_below = below;
     be->state = t;
     be->destroy = destroy;
     *out = be;
     return OK;
+}
+
+status traced_create(backend **out, backend *below, const traced_options *o) {
+    return create(out, below, false, o);
+}
+
+status timed_create(backend **out, backend *below) {
+    static const char *const names[N_OPS] = {
+#define WORK(name, parameters, arguments, test) [AT_##name] = #name,
+#define CALL(result, name, parameters, arguments, test)
+#define OWN(result, name, parameters, arguments, test)
+#include "ops/ops.def"
+    };
+    const traced_options none = {0};
+    TRY(create(out, below, true, &none));
+    (*out)->n_ahead = (*out)->token_bucket = 0; /* every op is waited for, and no step recorded */
+    layer *t = (*out)->state;
+    for (int i = 0; i < N_OPS; i++)
+        t->op[i].name = names[i];
+    return OK;
+}
+
+const timed_op *timed_ops(const backend *be, int *n) {
+    const layer *t = be->state;
+    *n = N_OPS;
+    return t->op;
+}
+
+void timed_reset(backend *be) {
+    layer *t = be->state;
+    for (int i = 0; i < N_OPS; i++)
+        t->op[i].ns = t->op[i].n_calls = 0;
 }

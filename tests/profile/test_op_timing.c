@@ -1,4 +1,4 @@
-#include "profile/timed.h"
+#include "profile/op_timing.h"
 
 #include "train_test.h"
 

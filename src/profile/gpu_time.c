@@ -1,16 +1,12 @@
-#include "profile/gaps.h"
+#include "profile/gpu_time.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/mem.h"
+#include "profile/busy.h"
 
 enum { SHORT_GAP_NS = 500 }; /* less than the clocks can tell apart */
-
-static bool is_on_gpu(const span *s) {
-    return s->end_ns != 0 &&
-           (s->kind == SPAN_KERNEL || s->kind == SPAN_COPY || s->kind == SPAN_SET);
-}
 
 /* Spans of the GPU and calls that wait for it by start; calls by correlation. */
 typedef struct gpu_index {
@@ -37,7 +33,7 @@ static status make_index(gpu_index *x, const recorder *r) {
     TRY(mem_alloc_raw((void **)&x->waits, r->n_spans + 1, sizeof *x->waits));
     for (size_t i = 0; i < r->n_spans; i++) {
         const span *s = &r->spans[i];
-        if (is_on_gpu(s)) x->gpu[x->n_gpu++] = s;
+        if (span_is_on_gpu(s)) x->gpu[x->n_gpu++] = s;
         if (s->kind != SPAN_CALL || s->end_ns == 0) continue;
         x->calls[x->n_calls++] = s;
         if (strstr(recorder_name(r, s), "Synchronize") != NULL) x->waits[x->n_waits++] = s;
@@ -129,34 +125,118 @@ const char *gap_cause_name(gap_cause c) {
 
 status gpu_idle_advice(const gpu_idle *g, buf *out) {
     if (g->span_ns == 0) return OK;
-    double all = (double)g->span_ns, host = (double)g->cause[GAP_HOST].ns / all;
-    double sync = (double)g->cause[GAP_SYNC].ns / all, copy = (double)g->copy_ns / all;
-    double launch = (double)g->cause[GAP_LAUNCH].ns / all;
-    if (host > .1)
-        TRY(buf_printf(
-            out,
-            "The GPU was idle for %.0f %% of the time because the host was late. Larger "
-            "batches give it more to do at a time; while steps are recorded as CUDA graphs "
-            "(--device cuda, batches of one size) the host has little to do.\n",
-            100 * host));
-    if (sync > .1)
-        TRY(buf_printf(
-            out,
-            "The GPU was idle for %.0f %% of the time while the host waited for it. Results "
-            "that are read later, or less often (log_interval, eval_interval), let it go "
-            "on.\n",
-            100 * sync));
-    if (launch > .1)
-        TRY(buf_printf(
-            out,
-            "The GPU needed %.0f %% of the time to start kernels: many short ones. Larger "
-            "batches, or CUDA graphs, make that less.\n",
-            100 * launch));
-    if (copy > .2)
-        TRY(buf_printf(
-            out,
-            "Copies between host and GPU took %.0f %% of the time. Tables that fit the GPU "
-            "belong there.\n",
-            100 * copy));
+    const struct {
+        uint64_t ns;
+        double limit; /* share of the time above which it is worth a sentence */
+        const char *before, *after;
+    } advice[] = {
+        {g->cause[GAP_HOST].ns, .1, "The GPU was idle for",
+         " because the host was late. Larger batches give it more to do at a time; while steps are "
+         "recorded as CUDA graphs (--device cuda, batches of one size) the host has little to do."},
+        {g->cause[GAP_SYNC].ns, .1, "The GPU was idle for",
+         " while the host waited for it. Results that are read later, or less often (log_interval, "
+         "eval_interval), let it go on."},
+        {g->cause[GAP_LAUNCH].ns, .1, "The GPU spent",
+         " starting kernels: many short ones. Larger batches, or CUDA graphs, make that less."},
+        {g->copy_ns, .2, "Copies between host and GPU took",
+         ". Tables that fit the GPU belong there."}};
+    for (size_t i = 0; i < sizeof advice / sizeof *advice; i++) {
+        double share = (double)advice[i].ns / (double)g->span_ns;
+        if (share > advice[i].limit)
+            TRY(buf_printf(out, "%s %.0f %% of the time%s\n", advice[i].before, 100 * share,
+                           advice[i].after));
+    }
+    return OK;
+}
+
+/* The time that two lists of joined intervals share. */
+static uint64_t common(const interval *a, size_t n_a, const interval *b, size_t n_b) {
+    uint64_t sum = 0;
+    for (size_t i = 0, k = 0; i < n_a && k < n_b;) {
+        uint64_t start = a[i].start_ns > b[k].start_ns ? a[i].start_ns : b[k].start_ns;
+        uint64_t end = a[i].end_ns < b[k].end_ns ? a[i].end_ns : b[k].end_ns;
+        if (end > start) sum += end - start;
+        if (a[i].end_ns < b[k].end_ns)
+            i++;
+        else
+            k++;
+    }
+    return sum;
+}
+
+status comm_time_find(comm_time *out, const recorder *r) {
+    interval *talk = NULL, *work = NULL;
+    size_t n_work = 0;
+    *out = (comm_time){0};
+    TRY(mem_alloc_raw((void **)&talk, r->n_spans + 1, sizeof *talk));
+    status st = mem_alloc_raw((void **)&work, r->n_spans + 1, sizeof *work);
+    for (size_t i = 0; i < r->n_spans && st == OK; i++) {
+        const span *s = &r->spans[i];
+        interval own = {s->start_ns, s->end_ns};
+        if (!span_is_on_gpu(s)) continue;
+        if (s->kind == SPAN_KERNEL && strstr(recorder_name(r, s), "nccl") != NULL)
+            talk[out->n++] = own;
+        else
+            work[n_work++] = own;
+    }
+    if (st == OK) {
+        size_t n_talk = out->n;
+        out->all_ns = interval_join(talk, &n_talk);
+        interval_join(work, &n_work);
+        out->hidden_ns = common(talk, n_talk, work, n_work);
+    }
+    mem_free(talk);
+    mem_free(work);
+    return st;
+}
+
+static int by_time(const void *a, const void *b) {
+    const queue_point *x = a, *y = b;
+    return x->ns < y->ns ? -1 : x->ns > y->ns;
+}
+
+/* When the call with each correlation began; 0: none. */
+static status find_calls(const recorder *r, uint64_t **out) {
+    TRY(mem_alloc((void **)out, recorder_n_correlations(r), sizeof **out));
+    for (size_t i = 0; i < r->n_spans; i++) {
+        const span *s = &r->spans[i];
+        if (s->kind == SPAN_CALL && s->end_ns != 0 && s->correlation > 0)
+            (*out)[s->correlation] = s->start_ns;
+    }
+    return OK;
+}
+
+/* From changes to sums; those of one time become one point. */
+static size_t add_up(queue_point *p, size_t n) {
+    size_t kept = 0;
+    int64_t sum = 0;
+    for (size_t i = 0; i < n; i++) {
+        sum += p[i].waiting;
+        if (kept == 0 || p[kept - 1].ns != p[i].ns) kept++;
+        p[kept - 1] = (queue_point){p[i].ns, sum};
+    }
+    return kept;
+}
+
+status queue_find(const recorder *r, queue_point **out, size_t *out_n) {
+    uint64_t *call = NULL;
+    size_t n = 0;
+    *out_n = 0;
+    TRY(mem_alloc_raw((void **)out, 2 * r->n_spans + 1, sizeof **out));
+    status st = find_calls(r, &call);
+    for (size_t i = 0; st == OK && i < r->n_spans; i++) {
+        const span *s = &r->spans[i];
+        if (!span_is_on_gpu(s) || call[s->correlation] == 0) continue;
+        (*out)[n++] = (queue_point){call[s->correlation], 1};
+        (*out)[n++] = (queue_point){s->start_ns, -1};
+    }
+    mem_free(call);
+    if (st != OK) {
+        mem_free(*out);
+        *out = NULL;
+        return st;
+    }
+    if (n > 0) qsort(*out, n, sizeof **out, by_time);
+    *out_n = add_up(*out, n);
     return OK;
 }

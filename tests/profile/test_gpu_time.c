@@ -1,4 +1,4 @@
-#include "profile/gaps.h"
+#include "profile/gpu_time.h"
 
 #include "test.h"
 
@@ -22,7 +22,7 @@ static void launch(recorder *r, uint32_t id, uint64_t call, uint64_t start, uint
 TEST(gaps_have_causes) {
     recorder r;
     gpu_idle g;
-    CHECK_OK(recorder_init(&r, &(recorder_schedule){0}));
+    recorder_init(&r, &(recorder_schedule){0});
     launch(&r, 1, 0, 1000, 10000);
     launch(&r, 2, 500, 12000, 20000);   /* asked for in time: 2000 */
     launch(&r, 3, 25000, 26000, 30000); /* the host was late: 6000 */
@@ -69,7 +69,7 @@ TEST(gaps_give_advice_where_something_stands_out) {
 TEST(gaps_of_many_kernels_keep_the_longest) {
     recorder r;
     gpu_idle g;
-    CHECK_OK(recorder_init(&r, &(recorder_schedule){0}));
+    recorder_init(&r, &(recorder_schedule){0});
     uint64_t at = 1000;
     for (uint32_t i = 0; i < 100; i++) {
         uint64_t gap = 1000 + (uint64_t)(i * 37 % 100) * 100;
@@ -80,5 +80,35 @@ TEST(gaps_of_many_kernels_keep_the_longest) {
     CHECK_EQ(g.n_longest, 8);
     for (int i = 0; i < 8; i++)
         CHECK_EQ(g.longest[i].ns, 1000 + (uint64_t)(99 - i) * 100);
+    recorder_fini(&r);
+}
+
+static void add_named(recorder *r, span_kind kind, const char *name, uint64_t start, uint64_t end) {
+    recorder_add(
+        r, &(span){.kind = (uint8_t)kind, .start_ns = start, .end_ns = end, .op = RECORDER_NO_OP},
+        name, NULL);
+}
+
+TEST(comm_time_is_hidden_beside_other_work) {
+    static const char *const sum = "ncclDevKernel_AllReduce_Sum_f32_RING_LL";
+    recorder r;
+    comm_time t;
+    recorder_init(&r, &(recorder_schedule){0});
+    CHECK_OK(comm_time_find(&t, &r));
+    CHECK(t.n == 0 && t.all_ns == 0);
+    add_named(&r, SPAN_KERNEL, "linear", 1000, 5000);
+    add_named(&r, SPAN_KERNEL, sum, 4000, 9000); /* 1000 hidden */
+    add_named(&r, SPAN_KERNEL, "ncclDevKernel_SendRecv", 8000, 10000);
+    add_named(&r, SPAN_COPY, "copy", 9500, 9700); /* 200 */
+    add_named(&r, SPAN_CALL, "ncclAllReduce", 0, 100000);
+    add_named(&r, SPAN_SET, "set", 10000, 10100);  /* after it */
+    add_named(&r, SPAN_KERNEL, sum, 20000, 23000); /* 3000: in two kernels that touch */
+    add_named(&r, SPAN_KERNEL, "gate", 18000, 21000);
+    add_named(&r, SPAN_KERNEL, "attn", 21000, 29000);
+    add_named(&r, SPAN_KERNEL, sum, 26000, 0); /* not ended */
+    CHECK_OK(comm_time_find(&t, &r));
+    CHECK_EQ(t.n, 3);
+    CHECK_EQ(t.all_ns, 6000 + 3000);
+    CHECK_EQ(t.hidden_ns, 1000 + 200 + 3000);
     recorder_fini(&r);
 }
