@@ -1,5 +1,5 @@
 /* The public API: thin, so that hstu.h can stay as it is while the inside moves.  What callers hold
- * are handles (handle.h): of a seq_file for an hstu_data, of a batcher for an hstu_batcher. */
+ * are handles (api_int.h): of a seq_file for an hstu_data, of a batcher for an hstu_batcher. */
 #include <inttypes.h>
 #include <math.h>
 #include <pthread.h>
@@ -47,29 +47,6 @@ status api_check_finite(const float *numbers, size_t n, const char *name) {
     return OK;
 }
 
-status api_check_offsets(const char *name, const int32_t *offsets, int32_t n, int64_t total,
-                         int32_t longest) {
-    int64_t first = n > 0 ? offsets[0] : 0, last = n > 0 ? offsets[n] : 0;
-    for (int32_t i = 0; i < n; i++) {
-        int64_t begin = offsets[i], end = offsets[i + 1];
-        if (begin < 0 || end < begin || end > total || end - begin > longest)
-            return fail(ERR_USAGE,
-                        "attention: sequence %d of %s is not at %lld .. %lld of %lld rows, with at "
-                        "most %d of its own",
-                        i, name, (long long)begin, (long long)end, (long long)total, longest);
-    }
-    if (first == 0 && last == total) return OK;
-    return fail(ERR_USAGE,
-                "attention: the sequences of %s are rows %lld .. %lld; they must cover all %lld "
-                "rows, from 0",
-                name, (long long)first, (long long)last, (long long)total);
-}
-
-int32_t api_longest(int32_t max_seqlen, int64_t total) {
-    int64_t most = total > 0 ? total : 1;
-    return max_seqlen < most ? max_seqlen : (int32_t)most;
-}
-
 status api_backend(backend **out, pool *workers, const char *device) {
     static const char option[] = "--device cpu", argument[] = "device=\"cpu\"";
     _Static_assert(sizeof option == sizeof argument, "one is written over the other");
@@ -97,25 +74,19 @@ static void close_file(void *file) {
 /* A mapped file has no threads: a child of fork() may go on with it. */
 static const handle_type data_type = {"data set", close_file, .survives_fork = true};
 
-static status open_data(hstu_data **out, const char *path) {
+hstu_status hstu_data_open(hstu_data **out, const char *path) {
     seq_file *file = NULL;
     pool *p = NULL;
     void *value;
-    TRY(api_need(path, "path"));
+    API_TRY(api_need(out, "out"));
+    *out = NULL;
+    API_TRY(api_need(path, "path"));
     status st = api_pool(&p);
     if (st == OK) st = seq_file_open(&file, path, p);
     pool_destroy(p);
-    TRY(st);
-    TRY(handle_open(&value, &data_type, file));
+    st = handle_open(&value, &data_type, file, st);
     *out = value;
-    return OK;
-}
-
-hstu_status hstu_data_open(hstu_data **out, const char *path) {
-    status st = api_need(out, "out");
-    if (st != OK) return (hstu_status)st;
-    *out = NULL;
-    return (hstu_status)open_data(out, path);
+    return (hstu_status)st;
 }
 
 void hstu_data_close(hstu_data *data) {
@@ -132,11 +103,10 @@ static status hold_data(handle **h, const hstu_data *data, const seq_file **file
 
 hstu_status hstu_data_get_info(const hstu_data *data, hstu_data_info *out) {
     const seq_file *s;
-    handle *h = NULL;
-    status st = api_need(out, "out");
-    if (st != OK) return (hstu_status)st;
+    handle *h;
+    API_TRY(api_need(out, "out"));
     *out = (hstu_data_info){0};
-    st = hold_data(&h, data, &s);
+    status st = hold_data(&h, data, &s);
     if (st == OK)
         *out = (hstu_data_info){.users = s->n_users,
                                 .catalogue = s->n_items,
@@ -163,11 +133,10 @@ static status view_history(const seq_file *s, uint64_t user, hstu_history *out) 
 
 hstu_status hstu_data_history(const hstu_data *data, uint64_t user, hstu_history *out) {
     const seq_file *s;
-    handle *h = NULL;
-    status st = api_need(out, "out");
-    if (st != OK) return (hstu_status)st;
+    handle *h;
+    API_TRY(api_need(out, "out"));
     *out = (hstu_history){0};
-    st = hold_data(&h, data, &s);
+    status st = hold_data(&h, data, &s);
     if (st == OK) st = view_history(s, user, out);
     return handle_release(h, st);
 }
@@ -333,17 +302,11 @@ static status create_batcher(data_batcher *d, const hstu_data *data,
 hstu_status hstu_batcher_create(hstu_batcher **out, const hstu_data *data,
                                 const hstu_batcher_config *config) {
     data_batcher *d;
-    void *value = NULL;
-    status st = api_need(out, "out");
-    if (st != OK) return (hstu_status)st;
+    void *value;
+    API_TRY(api_need(out, "out"));
     *out = NULL;
-    st = MEM_NEW(&d, 1);
-    if (st != OK) return (hstu_status)st;
-    st = create_batcher(d, data, config);
-    if (st == OK)
-        st = handle_open(&value, &batcher_type, d);
-    else
-        destroy_batcher(d);
+    API_TRY(MEM_NEW(&d, 1));
+    status st = handle_open(&value, &batcher_type, d, create_batcher(d, data, config));
     *out = value;
     return (hstu_status)st;
 }
@@ -352,9 +315,9 @@ void hstu_batcher_destroy(hstu_batcher *b) {
     handle_close(b, &batcher_type);
 }
 
-static status next_batch(batcher *b, hstu_batch *out) {
+static status next_batch(data_batcher *d, hstu_batch *out) {
     const batch *next;
-    TRY(batcher_next(b, &next));
+    TRY(batcher_next(d->b, &next));
     *out = (hstu_batch){.n_users = next->n_users,
                         .n_tokens = next->n_tokens,
                         .n_context = next->n_context,
@@ -376,13 +339,9 @@ static batcher *batcher_of(const handle *h) {
 }
 
 hstu_status hstu_batcher_next(hstu_batcher *b, hstu_batch *out) {
-    handle *h = NULL;
-    status st = api_need(out, "out");
-    if (st != OK) return (hstu_status)st;
+    API_TRY(api_need(out, "out"));
     *out = (hstu_batch){0};
-    st = handle_enter(&h, b, &batcher_type);
-    if (st == OK) st = next_batch(batcher_of(h), out);
-    return handle_leave(h, st);
+    RETURN_WITHIN(b, &batcher_type, next_batch(object, out));
 }
 
 uint64_t hstu_batcher_n_batches(const hstu_batcher *b) {

@@ -1,8 +1,7 @@
-#include "api/handle.h"
-
 #include <pthread.h>
 #include <stdint.h>
 
+#include "api/api_int.h"
 #include "base/mem.h"
 
 enum { SLOT_BITS = 16, N_SLOTS = 1 << SLOT_BITS };
@@ -60,12 +59,12 @@ static status take_slot(handle *h, void **value) {
     return fail(ERR_UNSUPPORTED, "%d objects of libhstu are open; close some first", (int)N_SLOTS);
 }
 
-status handle_open(void **out, const handle_type *type, void *object) {
+status handle_open(void **out, const handle_type *type, void *object, status st) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
-    handle *h;
+    handle *h = NULL;
     *out = NULL;
     pthread_once(&once, watch_forks);
-    status st = MEM_NEW(&h, 1);
+    if (st == OK) st = MEM_NEW(&h, 1);
     if (st == OK) {
         *h = (handle){.type = type, .object = object, .n_holds = 1, .is_open = true};
         pthread_mutex_init(&h->turn, NULL);
