@@ -1,16 +1,14 @@
-#if defined(HSTU_HAS_SQLITE)
 #include "serve/state/state.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -20,7 +18,9 @@
 #include "base/mem.h"
 #include "base/thread.h"
 #include "serve/state/state_db.h"
-#include "serve/state/state_wal.h"
+#include "serve/state/state_tools.h"
+
+#if defined(HSTU_HAS_SQLITE)
 
 enum {
     CHECKPOINT_FRAMES = 1024, /* of the log, from which it is copied to the database */
@@ -486,38 +486,6 @@ static status refuse_log(const char *folder, const char *path) {
                 folder);
 }
 
-static status write_copy(const char *path, const file_map *map) {
-    TRY(state_db_make_file(path));
-    int fd = open(path, O_WRONLY | O_TRUNC | O_CLOEXEC);
-    size_t done = 0;
-    for (ssize_t n = 1; fd >= 0 && done < map->n_bytes && n > 0; done += n > 0 ? (size_t)n : 0)
-        n = write(fd, map->bytes + done, map->n_bytes - done);
-    bool is_ok = fd >= 0 && done == map->n_bytes && file_sync(fd) == 0;
-    if (fd >= 0) close(fd);
-    return is_ok ? OK : fail_errno("%s: cannot be written", path);
-}
-
-status state_keep_damaged_log(const char *wal_path, char *warning, size_t n) {
-    file_map map;
-    char kept[STATE_PATH_BYTES + 32];
-    struct stat file;
-    if (stat(wal_path, &file) != 0 || file.st_size == 0) return OK;
-    TRY(file_map_open(&map, wal_path));
-    wal_end end = wal_inspect(map.bytes, map.n_bytes);
-    status st = OK;
-    if (end.is_damaged) {
-        snprintf(kept, sizeof kept, "%s.damaged-%lld", wal_path, (long long)time(NULL));
-        st = write_copy(kept, &map);
-        snprintf(warning, n,
-                 "%.200s: damaged at byte %" PRIu64 " of %zu; transactions up to byte %" PRIu64
-                 " are used. Either the server was killed during a commit, or acknowledged events "
-                 "are missing. The file is kept as %.300s",
-                 wal_path, end.damaged, map.n_bytes, end.n_good, kept);
-    }
-    file_map_close(&map);
-    return st;
-}
-
 static status configure(state *s) {
     int64_t page, salt;
     TRY(state_db_exec(
@@ -611,5 +579,42 @@ void state_close(state *s) {
 }
 
 #else
-typedef int state_is_empty; /* state_none.c has what others need */
+/* A build without SQLite: nothing can be opened, so what needs an open state is never called. */
+#pragma GCC diagnostic ignored "-Wunused-parameter"
+#define LACKS_SQLITE(...)                                                                          \
+    __VA_ARGS__ {                                                                                  \
+        return fail(ERR_UNSUPPORTED,                                                               \
+                    "this build cannot keep users' events: it has no SQLite; install it "          \
+                    "(apt-get install libsqlite3-dev), then make");                                \
+    }
+#define NEVER(...)                                                                                 \
+    __VA_ARGS__ {                                                                                  \
+        abort();                                                                                   \
+    }
+
+const char *state_library_version(void) {
+    return NULL;
+}
+
+void state_close(state *s) {
+}
+
+LACKS_SQLITE(status state_open(state **out, const char *folder, uint64_t erase_within_ns,
+                               const state_reader *reader));
+LACKS_SQLITE(status state_check(const char *folder, state_counts *out));
+LACKS_SQLITE(status state_backup(const char *folder, const char *file, state_counts *out));
+LACKS_SQLITE(status state_restore(const char *folder, const char *file, state_counts *out));
+LACKS_SQLITE(status state_recover(const char *folder, state_counts *out));
+LACKS_SQLITE(status event_log_import(const char *folder, bool recovers, log_counts *out));
+NEVER(status state_close_whole(state *s));
+NEVER(status state_begin(state *s));
+NEVER(status state_add_user(state *s, const char *name, size_t n, int64_t *id));
+NEVER(status state_add_event(state *s, const state_event *e));
+NEVER(status state_erase_user(state *s, int64_t id, const char *name, size_t n));
+NEVER(status state_commit(state *s));
+NEVER(void state_rollback(state *s));
+NEVER(uint64_t state_user_key(const state *s, const char *name, size_t n));
+NEVER(uint64_t state_maintain(state *s));
+NEVER(void state_hurry(state *s));
+NEVER(void state_get_stats(state *s, state_stats *out));
 #endif

@@ -161,8 +161,9 @@ static status take_from_data(const users *u, user_state *s) {
     return OK;
 }
 
-/* The state of a user, made where there is none; that is no change. */
-/* *is_new (or NULL): it was made. */
+/* The state of a user, made where there is none, which is no change.  *is_new (or NULL): it was
+ * made.
+ */
 static status need_state(users *u, const id_text *user, uint32_t *name, user_state **out,
                          bool *is_new) {
     id_text id = *user;

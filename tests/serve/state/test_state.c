@@ -13,6 +13,7 @@
 #include "base/mem.h"
 #include "disk_fault.h"
 #include "oom.h"
+#include "serve/state/state_tools.h"
 #include "test.h"
 
 #if defined(HSTU_HAS_SQLITE)

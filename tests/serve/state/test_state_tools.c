@@ -1,4 +1,4 @@
-#include "serve/state/event_log.h"
+#include "serve/state/state_tools.h"
 
 #include <sys/stat.h>
 #include <unistd.h>
