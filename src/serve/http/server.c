@@ -85,8 +85,8 @@ static void log_call(const call *c, int code, uint64_t ns) {
     json_key_string(&w, "id", c->id);
     json_key_string(&w, "peer", peer);
     if (c->key_name != NULL) json_key_string(&w, "key", c->key_name);
-    json_key_string(&w, "method", http_method(c->x));
-    json_key_string(&w, "path", http_path(c->x));
+    json_key_string(&w, "method", c->x->method);
+    json_key_string(&w, "path", c->x->path);
     json_key_int(&w, "code", code);
     json_key_int(&w, "us", (int64_t)(ns / 1000));
     if (c->model[0] != '\0') {
@@ -105,7 +105,7 @@ static void call_free(call *c) {
 }
 
 void call_reply(call *c, int code, const char *type, buf *body) {
-    uint64_t ns = clock_ns() - http_arrived_ns(c->x);
+    uint64_t ns = clock_ns() - c->x->arrived_ns;
     http_set_header(c->x, "X-Request-Id", c->id);
     metrics_count(&c->s->metrics, c->route, code, ns);
     log_call(c, code, ns);
@@ -181,7 +181,7 @@ static void choose_id(call *c) {
 
 /* Splits and decodes the path.  False: an escape is wrong, or it has too many or too long parts. */
 static bool split_path(call *c) {
-    const char *at = http_path(c->x);
+    const char *at = c->x->path;
     if (*at == '/') at++;
     if (*at == '\0') return true;
     for (;;) {
@@ -211,7 +211,7 @@ static bool matches(const call *c, const char *pattern) {
 
 /* NULL: none; *allowed then has the methods of the path, if there is any. */
 static const route *find_route(const call *c, char allowed[64]) {
-    const char *method = http_method(c->x);
+    const char *method = c->x->method;
     if (strcmp(method, "HEAD") == 0) method = "GET";
     allowed[0] = '\0';
     for (const route *r = routes; r->method != NULL; r++) {
@@ -238,10 +238,10 @@ static bool choose_route(call *c) {
     }
     if (allowed[0] != '\0') {
         http_set_header(c->x, "Allow", allowed);
-        call_fail(c, 405, "%.20s is not for this path; use %s", http_method(c->x), allowed);
+        call_fail(c, 405, "%.20s is not for this path; use %s", c->x->method, allowed);
     } else {
         call_fail(c, 404, "there is nothing at %.200s; docs/serving.md lists all paths",
-                  http_path(c->x));
+                  c->x->path);
     }
     return false;
 }
@@ -259,9 +259,9 @@ static void begin(void *context, http_exchange *x) {
     c->s = context;
     c->x = x;
     c->route = ROUTE_OTHER;
-    c->parsed_ns = http_arrived_ns(x);
+    c->parsed_ns = x->arrived_ns;
     choose_id(c);
-    if (choose_route(c)) http_set_context(x, c);
+    if (choose_route(c)) x->context = c;
 }
 
 static void serve_large(void *context) {
@@ -271,9 +271,8 @@ static void serve_large(void *context) {
 
 static void handle(void *context, http_exchange *x) {
     server *s = context;
-    call *c = http_context(x);
-    size_t n_body;
-    http_body(x, &n_body);
+    call *c = x->context;
+    size_t n_body = x->n_body;
     /* The tree of a JSON text takes about eight times its bytes: one block for most requests. */
     arena_init(&c->memory, (4 << 10) + 8 * (n_body < 32 << 10 ? n_body : 32 << 10));
     if (n_body <= LARGE_BODY)
@@ -286,7 +285,7 @@ static void handle(void *context, http_exchange *x) {
 
 static void forget(void *context, http_exchange *x) {
     (void)context;
-    call_free(http_context(x));
+    call_free(x->context);
 }
 
 static void count_refused(void *context, int code) {

@@ -56,7 +56,7 @@ static bool has_good_host(const call *c) {
 static bool is_foreign(const call *c) {
     const char *origin = http_header(c->x, "Origin"), *host = http_header(c->x, "Host");
     const char *forwarded = http_header(c->x, "X-Forwarded-Host");
-    if (origin == NULL || strcmp(http_method(c->x), "GET") == 0) return false;
+    if (origin == NULL || strcmp(c->x->method, "GET") == 0) return false;
     const char *from = strstr(origin, "://");
     if (from == NULL) return true;
     from += 3;

@@ -88,12 +88,12 @@ static void write_facts(json_writer *w, const asking *q) {
     json_object_close(w);
     json_key(w, "timing_us");
     json_object_open(w);
-    json_key_int(w, "parse", (int64_t)((q->c->parsed_ns - http_arrived_ns(q->c->x)) / 1000));
+    json_key_int(w, "parse", (int64_t)((q->c->parsed_ns - q->c->x->arrived_ns) / 1000));
     json_key_int(w, "queue", (int64_t)(a->queue_ns / 1000));
     json_key_int(w, "embed", (int64_t)(a->build_ns / 1000));
     json_key_int(w, "layers", (int64_t)(a->layers_ns / 1000));
     json_key_int(w, "head", (int64_t)(a->head_ns / 1000));
-    json_key_int(w, "total", (int64_t)((clock_ns() - http_arrived_ns(q->c->x)) / 1000));
+    json_key_int(w, "total", (int64_t)((clock_ns() - q->c->x->arrived_ns) / 1000));
     json_object_close(w);
 }
 
@@ -265,7 +265,7 @@ static void note_added(void *context, engine_change *change) {
 
 /* Now that nothing else can fail: the answer leaves once the events are on disk. */
 static void add_events(asking *q) {
-    if (http_is_leaving(q->c->x)) {
+    if (q->c->x->is_leaving) {
         finish(q, fail(ERR_IO, "the client is gone: its events were not stored"));
         return;
     }
@@ -285,7 +285,7 @@ static status write_reply(asking *q) {
     (void)buf_reserve(&q->body, ANSWER_BYTES); /* it grows where that is too little */
     status st = write_body(q, &q->body);
     uint64_t end = clock_ns();
-    metrics_stages(&c->s->metrics, c->parsed_ns - http_arrived_ns(c->x), end - begin);
+    metrics_stages(&c->s->metrics, c->parsed_ns - c->x->arrived_ns, end - begin);
     if (!q->r.wants_why) learn_reply(c->s, end - q->answered_ns);
     return st;
 }
@@ -427,7 +427,7 @@ static bool names_terms(const char *body, size_t n) {
 static bool is_refused_unread(call *c, const char *body, size_t n, bool *was_asked) {
     engine_answer refusal;
     engine_request any = {.task = c->route == ROUTE_RECOMMEND ? ENGINE_RECOMMEND : ENGINE_RANK,
-                          .arrived_ns = http_arrived_ns(c->x),
+                          .arrived_ns = c->x->arrived_ns,
                           .after_ns = atomic_load(&c->s->reply_ns)};
     *was_asked = c->s->set.n_models == 1 && !names_terms(body, n);
     if (!*was_asked) return false;
@@ -438,8 +438,8 @@ static bool is_refused_unread(call *c, const char *body, size_t n, bool *was_ask
 }
 
 static void serve(call *c, ask_reader read) {
-    size_t n;
-    const char *body = http_body(c->x, &n);
+    size_t n = c->x->n_body;
+    const char *body = c->x->body;
     bool was_asked;
     asking *q;
     if (is_refused_unread(c, body, n, &was_asked)) return;
@@ -462,7 +462,7 @@ static void serve(call *c, ask_reader read) {
         q->top_k = q->r.ask.top_k;
         q->r.ask.top_k = 0;
     }
-    q->r.ask.arrived_ns = http_arrived_ns(c->x);
+    q->r.ask.arrived_ns = c->x->arrived_ns;
     q->r.ask.after_ns = atomic_load(&c->s->reply_ns);
     q->r.ask.was_asked = was_asked;
     if (q->r.n_events > 0 && !call_may(c, KEY_EVENTS)) return;

@@ -197,7 +197,7 @@ static void reply_good(inferring *q) {
 static void reply(void *context, http_exchange *x) {
     inferring *q = context;
     (void)x;
-    metrics_stages(&q->c->s->metrics, q->c->parsed_ns - http_arrived_ns(q->c->x), 0);
+    metrics_stages(&q->c->s->metrics, q->c->parsed_ns - q->c->x->arrived_ns, 0);
     for (size_t i = 0; i < q->asks.n; i++) {
         engine_answer bad = q->answer[i];
         if (bad.outcome == ENGINE_OK) continue;
@@ -216,8 +216,8 @@ static void answered(void *context, engine_answer *a) {
 }
 
 static status read(call *c, inferring *q) {
-    size_t n;
-    const char *body = http_body(c->x, &n);
+    size_t n = c->x->n_body;
+    const char *body = c->x->body;
     const char *json_bytes = http_header(c->x, "Inference-Header-Content-Length");
     TRY(request_infer_read(&c->memory, body, n, json_bytes, &q->r));
     TRY(infer_asks_make(&c->memory, &q->r, &q->asks));
@@ -258,7 +258,7 @@ void serve_infer(call *c) {
         q->asks.ask[i].model = model;
         q->asks.ask[i].is_gone = is_gone;
         q->asks.ask[i].makes_items = true;
-        q->asks.ask[i].arrived_ns = http_arrived_ns(c->x);
+        q->asks.ask[i].arrived_ns = c->x->arrived_ns;
         engine_submit(e, &q->asks.ask[i], &q->answer[i], answered, q);
     }
 }

@@ -97,8 +97,8 @@ static void note_added(void *context, engine_change *change) {
 }
 
 void serve_events(call *c) {
-    size_t n;
-    const char *body = http_body(c->x, &n);
+    size_t n = c->x->n_body;
+    const char *body = c->x->body;
     adding *d;
     status st = ARENA_NEW(&c->memory, &d, 1);
     if (st == OK) st = request_events_read(&c->memory, body, n, &d->r);

@@ -122,13 +122,13 @@ TEST(http_answers_in_turns) {
 static void hold(void *context, http_exchange *x) {
     echo *e = context;
     pthread_mutex_lock(&e->lock);
-    if (strcmp(http_path(x), "/held") == 0) {
+    if (strcmp(x->path, "/held") == 0) {
         e->n_later = 1;
         pthread_cond_broadcast(&e->wake);
         while (e->n_later == 1)
             pthread_cond_wait(&e->wake, &e->lock);
     } else {
-        e->arrived_ns = http_arrived_ns(x);
+        e->arrived_ns = x->arrived_ns;
     }
     pthread_mutex_unlock(&e->lock);
     answer(x);
@@ -301,12 +301,12 @@ static void begin(void *context, http_exchange *x) {
     if (http_header(x, "X-Test") == NULL)
         answer(x);
     else
-        http_set_context(x, context);
+        x->context = context;
 }
 
 static void gone(void *context, http_exchange *x) {
     echo *e = context;
-    CHECK(http_context(x) == e);
+    CHECK(x->context == e);
     refused(e, 0);
 }
 
