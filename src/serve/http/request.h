@@ -25,6 +25,9 @@ typedef struct request_ask {
     const char *tasks[REQUEST_MAX_TASKS]; /* columns of the answer; none: all */
     int n_tasks;
     bool returns_documents; /* rerank */
+    /* As sent; `ask` has them in its own units. */
+    int64_t top_k, deadline_ms, priority;
+    bool excludes_seen;
 } request_ask;
 
 status request_recommend_read(arena *a, const char *body, size_t n, request_ask *out);
@@ -40,16 +43,8 @@ typedef struct request_events {
 
 status request_events_read(arena *a, const char *body, size_t n, request_events *out);
 
-/* The parts that readers share (request.c).  `what` names the member in a reason. */
+/* What other readers share: the object of a body, and a member that is a whole number. */
 status request_object(arena *a, const char *body, size_t n, const json_value **out);
-status request_id_read(const json_value *v, const char *what, engine_id *out);
-status request_ids_read(arena *a, const json_value *v, const char *what, const engine_id **out,
-                        size_t *n);
-status request_event_list(arena *a, const json_value *v, const char *what, const engine_event **out,
-                          size_t *n);
-status request_whole_number(const json_value *v, const char *what, int64_t min, int64_t max,
-                            int64_t *out);
-status request_flag(const json_value *v, const char *what, bool *out);
-status request_model(const json_value *v, char out[REQUEST_NAME_BYTES]);
+status request_whole_number(const json_value *v, int64_t min, int64_t max, int64_t *out);
 
 #endif
