@@ -1,13 +1,17 @@
-/* Start, stop, and the way of a call: route, key, answer, log. */
+/* Start, stop, and the way of a call: route, access, answer, log. */
 #include "serve/http/server.h"
 
+#include <arpa/inet.h>
 #include <inttypes.h>
+#include <math.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/random.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/hash.h"
@@ -21,7 +25,7 @@ enum {
     KEEPER_NS = 250000000,  /* the beat of /v1/stream */
     LARGE_BODY = 256 << 10, /* bytes that are read in about a millisecond */
     MAX_LARGE = 64,
-    COMPACT_AT_START = 1 << 20
+    HOST_BYTES = 256
 };
 
 typedef struct route {
@@ -100,39 +104,55 @@ static void log_call(const call *c, int code, uint64_t ns) {
 }
 
 static void call_free(call *c) {
+    buf_fini(&c->body);
     arena_fini(&c->memory);
     mem_free(c);
 }
 
-void call_reply(call *c, int code, const char *type, buf *body) {
+void call_reply(call *c, int code, const char *type) {
     uint64_t ns = clock_ns() - c->x->arrived_ns;
     http_set_header(c->x, "X-Request-Id", c->id);
     metrics_count(&c->s->metrics, c->route, code, ns);
     log_call(c, code, ns);
-    http_respond(c->x, code, type, body);
+    http_respond(c->x, code, type, &c->body);
     call_free(c);
 }
 
-void call_reply_json(call *c, int code, buf *body) {
-    if (buf_char(body, '\n') != OK) code = 503;
-    call_reply(c, code, "application/json", body);
+static void reply_json(call *c, int code) {
+    if (buf_char(&c->body, '\n') != OK) code = 503;
+    call_reply(c, code, "application/json");
+}
+
+json_writer *call_begin(call *c) {
+    buf_clear(&c->body);
+    json_begin(&c->w, &c->body, 0);
+    json_object_open(&c->w);
+    return &c->w;
+}
+
+status call_finish(call *c, status st) {
+    json_object_close(&c->w);
+    status finished = json_finish(&c->w);
+    return st != OK ? st : finished;
+}
+
+void call_answer(call *c, status st) {
+    st == OK ? reply_json(c, 200) : call_fail_status(c, st);
+}
+
+void call_end(call *c, status st) {
+    call_answer(c, call_finish(c, st));
 }
 
 void call_fail(call *c, int code, const char *fmt, ...) {
     char reason[FAILURE_REASON_BYTES];
-    json_writer w;
-    buf body;
     va_list args;
     va_start(args, fmt);
     vsnprintf(reason, sizeof reason, fmt, args);
     va_end(args);
-    buf_init(&body);
-    json_begin(&w, &body, 0);
-    json_object_open(&w);
-    json_key_string(&w, "error", reason);
-    json_object_close(&w);
-    if (json_finish(&w) != OK) buf_clear(&body);
-    call_reply_json(c, code, &body);
+    json_key_string(call_begin(c), "error", reason);
+    if (call_finish(c, OK) != OK) buf_clear(&c->body);
+    reply_json(c, code);
 }
 
 static int code_of(status st) {
@@ -163,6 +183,75 @@ void call_later(call *c, void (*fn)(void *call)) {
     if (workers_run(c->s->workers, fn, c)) return;
     http_set_header(c->x, "Retry-After", "1");
     call_fail(c, 503, "too many requests wait for the disk; try again in a second");
+}
+
+void open_object(json_writer *w, const char *key) {
+    json_key(w, key);
+    json_object_open(w);
+}
+
+void open_array(json_writer *w, const char *key) {
+    json_key(w, key);
+    json_array_open(w);
+}
+
+void write_id(json_writer *w, const char *key, const engine_id *id) {
+    if (key != NULL) json_key(w, key);
+    id->text != NULL ? json_string_n(w, id->text, id->n) : json_int(w, id->number);
+}
+
+void write_user_id(json_writer *w, const char *key, const engine_id *id) {
+    engine_id number = {0};
+    bool is_number = id->text != NULL && seq_id_number(id->text, id->n, &number.number);
+    write_id(w, key, is_number ? &number : id);
+}
+
+void write_title(json_writer *w, const char *title, size_t n) {
+    if (title == NULL) return;
+    json_key(w, "title");
+    json_string_n(w, title, n);
+}
+
+void write_number(json_writer *w, float value) {
+    isfinite(value) ? json_float(w, value) : json_null(w);
+}
+
+engine_id id_as_text(const engine_id *id, char digits[24]) {
+    if (id->text != NULL) return *id;
+    int n = snprintf(digits, 24, "%" PRId64, id->number);
+    return (engine_id){.text = digits, .n = (size_t)n};
+}
+
+int call_find_model(call *c, const char *name) {
+    int model = engine_find_model(c->s->engine, name);
+    if (model < 0) call_fail(c, 404, "there is no model '%.64s'; GET /v1/models lists them", name);
+    return model;
+}
+
+int call_path_model(call *c, engine_model_info *out) {
+    int model = call_find_model(c, c->part[2]);
+    if (model < 0) return -1;
+    status st = engine_model(c->s->engine, model, out);
+    if (st != OK) {
+        call_fail_status(c, st);
+        return -1;
+    }
+    if (c->n_parts < 5 || strcmp(c->part[4], out->version) == 0) return model;
+    call_fail(c, 404, "model %s has version %s, not '%.64s'; GET /v1/models lists both", out->name,
+              out->version, c->part[4]);
+    return -1;
+}
+
+bool call_query_text(call *c, const char *name, char *out, size_t out_bytes) {
+    const char *text = http_query(c->x, name);
+    out[0] = '\0';
+    if (text == NULL || http_decode(text, strlen(text), true, out, out_bytes)) return true;
+    call_fail(c, 400, "%s: a wrong escape, or too long", name);
+    return false;
+}
+
+uint64_t server_log_dropped(const server *s) {
+    return s->set.log_dropped != NULL ? s->set.log_dropped(s->set.log_ctx) : 0;
 }
 
 /* The client's id where it is harmless, else one of our own. */
@@ -223,6 +312,104 @@ static const route *find_route(const call *c, char allowed[64]) {
     return NULL;
 }
 
+/* The host without its port and, of IPv6, its brackets. */
+static bool read_host(const char *header, char host[HOST_BYTES]) {
+    bool has_brackets = header[0] == '[';
+    size_t n = has_brackets ? strcspn(header, "]") : strcspn(header, ":");
+    const char *port = header + n + (has_brackets && header[n] != '\0');
+    if (n >= HOST_BYTES || (*port != '\0' && *port != ':')) return false;
+    if (*port == ':' && port[1 + strspn(port + 1, "0123456789")] != '\0') return false;
+    memcpy(host, header + has_brackets, n - has_brackets);
+    host[n - has_brackets] = '\0';
+    return true;
+}
+
+static bool is_address(const char *host) {
+    unsigned char bytes[16];
+    return inet_pton(AF_INET, host, bytes) == 1 || inet_pton(AF_INET6, host, bytes) == 1;
+}
+
+/* A name that leads here by anybody's DNS would make a page of theirs one of ours, for a browser on
+ * this machine or in its network (DNS rebinding).  An address, or one of our own names, cannot. */
+static bool is_our_host(const server *s, const char *header) {
+    char host[HOST_BYTES], machine[HOST_BYTES] = "";
+    if (!read_host(header, host)) return false;
+    gethostname(machine, sizeof machine - 1);
+    if (is_address(host) || strcasecmp(host, "localhost") == 0 || strcasecmp(host, machine) == 0 ||
+        strcasecmp(host, s->set.http.host) == 0)
+        return true;
+    for (size_t i = 0; i < s->set.n_allow_hosts; i++) {
+        const char *allowed = s->set.allow_hosts[i];
+        if (strcmp(allowed, "*") == 0 || strcasecmp(allowed, host) == 0) return true;
+    }
+    return false;
+}
+
+/* Where keys are asked for, a page that has none gets nowhere, whatever its host; checks of health
+ * say nothing. */
+static bool has_good_host(const call *c) {
+    const char *host = http_header(c->x, "Host");
+    bool is_checked = c->s->keys == NULL || c->s->set.n_allow_hosts > 0;
+    return !is_checked || host == NULL || c->route == ROUTE_HEALTH || is_our_host(c->s, host);
+}
+
+/* A page of another site, in a browser of somebody who can reach this server, may not change
+ * anything: browsers say where a script comes from. */
+static bool is_foreign(const call *c) {
+    const char *origin = http_header(c->x, "Origin"), *host = http_header(c->x, "Host");
+    const char *forwarded = http_header(c->x, "X-Forwarded-Host");
+    if (origin == NULL || strcmp(c->x->method, "GET") == 0) return false;
+    const char *from = strstr(origin, "://");
+    if (from == NULL) return true;
+    from += 3;
+    return !(host != NULL && strcasecmp(from, host) == 0) &&
+           !(forwarded != NULL && strcasecmp(from, forwarded) == 0);
+}
+
+/* "Authorization: Bearer KEY" or "X-Api-Key: KEY". */
+static bool has_key(call *c) {
+    const char *text = http_header(c->x, "Authorization");
+    if (text != NULL && strncasecmp(text, "Bearer ", 7) == 0)
+        text += 7;
+    else
+        text = http_header(c->x, "X-Api-Key");
+    key_verdict v = api_keys_use(c->s->keys, text, clock_ns(), &c->key_name, &c->roles);
+    if (v == KEY_OK) return true;
+    if (v == KEY_OVER_QUOTA) {
+        atomic_fetch_add(&c->s->metrics.rejected_quota, 1);
+        http_set_header(c->x, "Retry-After", "1");
+        call_fail(c, 429, "the quota of this key is used up for this second");
+    } else {
+        http_set_header(c->x, "WWW-Authenticate", "Bearer");
+        call_fail(c, 401, "send a key of this server as 'Authorization: Bearer KEY'");
+    }
+    return false;
+}
+
+bool call_may(call *c, unsigned role) {
+    if ((c->roles & role) == role) return true;
+    call_fail(c, 403, "the key of %s does not have the role %s, which this needs", c->key_name,
+              key_role_name(role));
+    return false;
+}
+
+/* Whether the request may come in, by its headers alone: its host, its key, the page that sent it.
+ * role: that it needs, 0: none.  False: it is answered. */
+static bool may_enter(call *c, unsigned role) {
+    c->roles = KEY_ALL;
+    if (!has_good_host(c)) {
+        call_fail(c, 403,
+                  "'%.100s' is not a name of this server; start it with --allow-host NAME, or "
+                  "--allow-host '*' for any",
+                  http_header(c->x, "Host"));
+        return false;
+    }
+    if (c->s->keys != NULL && role != 0 && (!has_key(c) || !call_may(c, role))) return false;
+    if (!is_foreign(c)) return true;
+    call_fail(c, 403, "a page of another site must not send this");
+    return false;
+}
+
 /* Finds the route; false: the call is answered. */
 static bool choose_route(call *c) {
     char allowed[64];
@@ -234,7 +421,7 @@ static bool choose_route(call *c) {
     if (r != NULL) {
         c->route = r->name;
         c->serve = r->serve;
-        return call_admit(c, r->role);
+        return may_enter(c, r->role);
     }
     if (allowed[0] != '\0') {
         http_set_header(c->x, "Allow", allowed);
@@ -310,13 +497,8 @@ int choose_model(server *s, const char *name, const engine_id *user) {
     char digits[24];
     if (name != NULL && name[0] != '\0') return engine_find_model(s->engine, name);
     if (s->total_share == 0 || user == NULL) return 0;
-    const char *text = user->text;
-    size_t n = user->n;
-    if (text == NULL) {
-        n = (size_t)snprintf(digits, sizeof digits, "%" PRId64, user->number);
-        text = digits;
-    }
-    int at = (int)(hash64(text, n, 0x5eed) % (uint64_t)s->total_share);
+    engine_id id = id_as_text(user, digits);
+    int at = (int)(hash64(id.text, id.n, 0x5eed) % (uint64_t)s->total_share);
     for (int i = 0; i < s->set.n_models; i++) {
         at -= s->set.models[i].share;
         if (at < 0) return i;
