@@ -37,9 +37,8 @@ static inline void answer(http_exchange *x) {
     CHECK(text.data == NULL);
 }
 
-static inline void answer_then(void *context, http_exchange *x) {
-    (void)context;
-    answer(x);
+static inline void answer_then(void *exchange) {
+    answer(exchange);
 }
 
 /* An answer that no socket takes at once. */
@@ -61,7 +60,7 @@ static inline void handle(void *context, http_exchange *x) {
         return;
     }
     if (strcmp(x->path, "/then") == 0) {
-        http_continue(x, answer_then, e);
+        http_continue(x, answer_then, x);
         return;
     }
     if (strcmp(x->path, "/stream") == 0) {

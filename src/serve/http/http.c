@@ -91,7 +91,7 @@ typedef struct exchange {
     bool is_resumed;   /* and now it is a thread's turn to */
     struct exchange *next_ready;
     bool is_answered;
-    void (*then)(void *ctx, http_exchange *x); /* answers it, or NULL */
+    void (*then)(void *ctx); /* answers it, or NULL */
     void *then_ctx;
     bool is_refused; /* over a limit: the rest of its bytes is thrown away */
     int code;
@@ -218,7 +218,7 @@ void http_respond(http_exchange *of, int code, const char *type, buf *body) {
     finish_answer(x);
 }
 
-void http_continue(http_exchange *of, void (*fn)(void *ctx, http_exchange *x), void *ctx) {
+void http_continue(http_exchange *of, void (*fn)(void *ctx), void *ctx) {
     exchange *x = inside(of);
     http_server *h = x->server;
     pthread_mutex_lock(&h->lock);
@@ -502,7 +502,7 @@ static enum MHD_Result go_on(exchange *x) {
     for (;;) {
         pthread_mutex_lock(&h->lock); /* whoever answered has left it */
         end_turn(h, x);
-        void (*then)(void *ctx, http_exchange *x) = x->then;
+        void (*then)(void *ctx) = x->then;
         bool is_answered = x->is_answered, is_ready = is_answered || then != NULL;
         x->then = NULL;
         if (!is_ready) {
@@ -512,7 +512,7 @@ static enum MHD_Result go_on(exchange *x) {
         pthread_mutex_unlock(&h->lock);
         if (is_answered) return send_answer(x);
         if (!is_ready) return MHD_YES;
-        then(x->then_ctx, &x->x);
+        then(x->then_ctx);
     }
 }
 
@@ -575,7 +575,7 @@ static void on_completed(void *context, struct MHD_Connection *c, void **request
     pthread_mutex_unlock(&h->lock);
     /* A client that went away while it waited: what holds the exchange must still let go of it. */
     x->x.is_leaving = true;
-    if (x->is_whole && !x->is_answered && x->then != NULL) x->then(x->then_ctx, &x->x);
+    if (x->is_whole && !x->is_answered && x->then != NULL) x->then(x->then_ctx);
     if (!x->is_whole && x->x.context != NULL && h->set.gone != NULL) h->set.gone(h->set.ctx, &x->x);
     if (x->stream != NULL) stream_leave(x->stream);
     http_set_phase(h, x->from, IS_IDLE);
@@ -732,7 +732,7 @@ NEVER(void http_peer(const http_exchange *x, char text[HTTP_ADDRESS_BYTES]));
 NEVER(bool http_is_cancelled(const http_exchange *x));
 NEVER(void http_set_header(http_exchange *x, const char *name, const char *value));
 NEVER(void http_respond(http_exchange *x, int code, const char *type, buf *body));
-NEVER(void http_continue(http_exchange *x, void (*fn)(void *ctx, http_exchange *x), void *ctx));
+NEVER(void http_continue(http_exchange *x, void (*fn)(void *ctx), void *ctx));
 NEVER(http_stream *http_respond_stream(http_exchange *x, const char *type));
 NEVER(bool http_stream_write(http_stream *s, const char *text, size_t n));
 NEVER(void http_stream_close(http_stream *s));

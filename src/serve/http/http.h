@@ -101,7 +101,7 @@ void http_respond(http_exchange *x, int code, const char *type, buf *body);
 /* Has fn answer it, on a thread of the server, also if the client has disconnected: for threads
  * that must not spend time on the text of an answer.  The caller must not touch the exchange
  * afterwards. fn may have the exchange wait for another http_continue, unless it is_leaving. */
-void http_continue(http_exchange *x, void (*fn)(void *ctx, http_exchange *x), void *ctx);
+void http_continue(http_exchange *x, void (*fn)(void *ctx), void *ctx);
 
 /* Answers with a stream that goes on until it is closed, such as server-sent events; *out belongs
  * to the caller.  NULL for lack of memory: the exchange is answered 503 then. */

@@ -41,14 +41,29 @@ static status id_of(const json_value *v, const char *what, engine_id *out) {
     return OK;
 }
 
-/* A member of an object: a table of these, which ends with {0}, is the grammar of a route.  The
- * reader writes to `out` + at, a list's length to `out` + n_at. */
+/* Where a member of an object goes. */
+typedef struct place {
+    arena *a;
+    const struct member *m;
+    char *out; /* the struct of the object */
+} place;
+
+/* A member of an object: a table of these, which ends with {0}, is the grammar of a route. */
 typedef struct member {
     const char *name;
-    status (*read)(arena *a, const json_value *v, const struct member *m, char *out);
-    size_t at, n_at;
+    status (*read)(const place *p, const json_value *v);
+    size_t at, n_at; /* in the struct: the value, and the length of a list */
     int64_t min, max;
 } member;
+
+static void *value_of(const place *p) {
+    return p->out + p->m->at;
+}
+
+static void set_list(const place *p, const void *list, size_t n) {
+    memcpy(value_of(p), &list, sizeof list);
+    *(size_t *)(p->out + p->m->n_at) = n;
+}
 
 static status fail_unknown(const char *key, const member *m) {
     char names[256] = "";
@@ -64,28 +79,25 @@ static status read_members(arena *a, const json_value *object, const member *mem
         while (m->name != NULL && strcmp(m->name, v->key) != 0)
             m++;
         if (m->name != NULL)
-            TRY(m->read(a, v, m, out));
+            TRY(m->read(&(place){a, m, out}, v));
         else if (is_strict)
             return fail_unknown(v->key, members);
     }
     return OK;
 }
 
-static status read_id(arena *a, const json_value *v, const member *m, char *out) {
-    (void)a;
-    return id_of(v, v->key, (engine_id *)(out + m->at));
+static status read_id(const place *p, const json_value *v) {
+    return id_of(v, v->key, value_of(p));
 }
 
-static status read_flag(arena *a, const json_value *v, const member *m, char *out) {
-    (void)a;
+static status read_flag(const place *p, const json_value *v) {
     if (v->type != JSON_BOOL) return fail(ERR_USAGE, "%s: give true or false", v->key);
-    *(bool *)(out + m->at) = v->boolean;
+    *(bool *)value_of(p) = v->boolean;
     return OK;
 }
 
-static status read_number(arena *a, const json_value *v, const member *m, char *out) {
-    (void)a;
-    return request_whole_number(v, m->min, m->max, (int64_t *)(out + m->at));
+static status read_number(const place *p, const json_value *v) {
+    return request_whole_number(v, p->m->min, p->m->max, value_of(p));
 }
 
 /* {"text": ...} is how some clients of the rerank API write strings. */
@@ -94,32 +106,28 @@ static const json_value *text_of(const json_value *v) {
     return text != NULL ? text : v;
 }
 
-static status read_query(arena *a, const json_value *v, const member *m, char *out) {
-    (void)a;
-    return id_of(text_of(v), v->key, (engine_id *)(out + m->at));
+static status read_query(const place *p, const json_value *v) {
+    return id_of(text_of(v), v->key, value_of(p));
 }
 
 /* m->min: the fewest that make sense; m->max: 1 where {"text": ...} is an id, too. */
-static status read_ids(arena *a, const json_value *v, const member *m, char *out) {
+static status read_ids(const place *p, const json_value *v) {
     engine_id *ids;
     size_t n = 0;
     if (v->type != JSON_ARRAY) return fail(ERR_USAGE, "%s: give a list of ids", v->key);
     if (v->n_children > REQUEST_MAX_IDS)
         return fail(ERR_USAGE, "%s: at most %d ids in one request", v->key, REQUEST_MAX_IDS);
-    if (v->n_children < (size_t)m->min)
+    if (v->n_children < (size_t)p->m->min)
         return fail(ERR_USAGE, "%s: an empty list allows nothing", v->key);
-    TRY(ARENA_NEW(a, &ids, v->n_children));
+    TRY(ARENA_NEW(p->a, &ids, v->n_children));
     for (const json_value *id = v->first; id != NULL; id = id->next)
-        TRY(id_of(m->max == 1 ? text_of(id) : id, v->key, &ids[n++]));
-    *(const engine_id **)(out + m->at) = ids;
-    *(size_t *)(out + m->n_at) = n;
+        TRY(id_of(p->m->max == 1 ? text_of(id) : id, v->key, &ids[n++]));
+    set_list(p, ids, n);
     return OK;
 }
 
-static status read_time(arena *a, const json_value *v, const member *m, char *out) {
-    engine_event *e = (engine_event *)out;
-    (void)a;
-    (void)m;
+static status read_time(const place *p, const json_value *v) {
+    engine_event *e = (engine_event *)p->out;
     if (v->type == JSON_NULL) return OK;
     if (v->type != JSON_NUMBER || !(fabs(v->number) <= max_seconds))
         return fail(ERR_USAGE, "time: give the seconds since 1970, as in 1900000000");
@@ -131,22 +139,21 @@ static status read_time(arena *a, const json_value *v, const member *m, char *ou
     return OK;
 }
 
-static status read_action(arena *a, const json_value *v, const member *m, char *out) {
+static status read_action(const place *p, const json_value *v) {
     int64_t action = 0;
-    (void)a;
     TRY(request_whole_number(v, 0, UINT16_MAX, &action));
-    *(uint16_t *)(out + m->at) = (uint16_t)action;
+    *(uint16_t *)value_of(p) = (uint16_t)action;
     return OK;
 }
 
 /* Numbers become text, so that an id that was given is told from none. */
-static status read_event_id(arena *a, const json_value *v, const member *m, char *out) {
-    engine_id *id = (engine_id *)(out + m->at);
+static status read_event_id(const place *p, const json_value *v) {
+    engine_id *id = value_of(p);
     char digits[24];
     TRY(id_of(v, v->key, id));
     if (id->text != NULL) return OK;
     id->n = (size_t)snprintf(digits, sizeof digits, "%" PRId64, id->number);
-    return arena_copy_text(a, digits, id->n, &id->text);
+    return arena_copy_text(p->a, digits, id->n, &id->text);
 }
 
 static const member event_members[] = {
@@ -164,7 +171,7 @@ static status read_event(arena *a, const json_value *v, engine_event *e) {
     return json_member(v, "item") != NULL ? OK : fail(ERR_USAGE, "an event without \"item\"");
 }
 
-static status read_events(arena *a, const json_value *v, const member *m, char *out) {
+static status read_events(const place *p, const json_value *v) {
     engine_event *events;
     size_t n = 0;
     if (v->type != JSON_ARRAY)
@@ -173,23 +180,21 @@ static status read_events(arena *a, const json_value *v, const member *m, char *
                     v->key);
     if (v->n_children > REQUEST_MAX_EVENTS)
         return fail(ERR_USAGE, "%s: at most %d events in one request", v->key, REQUEST_MAX_EVENTS);
-    TRY(ARENA_NEW(a, &events, v->n_children));
+    TRY(ARENA_NEW(p->a, &events, v->n_children));
     for (const json_value *e = v->first; e != NULL; e = e->next, n++) {
-        status st = read_event(a, e, &events[n]);
+        status st = read_event(p->a, e, &events[n]);
         if (st != OK) return fail_prefix(st, "%s[%zu]", v->key, n);
     }
-    *(const engine_event **)(out + m->at) = events;
-    *(size_t *)(out + m->n_at) = n;
+    set_list(p, events, n);
     return OK;
 }
 
-static status read_context(arena *a, const json_value *v, const member *m, char *out) {
-    request_ask *r = (request_ask *)out;
+static status read_context(const place *p, const json_value *v) {
+    request_ask *r = (request_ask *)p->out;
     engine_context *all;
-    (void)m;
     if (v->type != JSON_OBJECT || v->n_children > CONTEXT_MAX)
         return fail(ERR_USAGE, "context: give an object of features, as in {\"country\": \"DE\"}");
-    TRY(ARENA_NEW(a, &all, v->n_children));
+    TRY(ARENA_NEW(p->a, &all, v->n_children));
     for (const json_value *f = v->first; f != NULL; f = f->next) {
         engine_context *c = &all[r->ask.n_context++];
         c->name = f->key;
@@ -199,26 +204,21 @@ static status read_context(arena *a, const json_value *v, const member *m, char 
     return OK;
 }
 
-static status read_top_k(arena *a, const json_value *v, const member *m, char *out) {
-    request_ask *r = (request_ask *)out;
-    (void)a;
-    (void)m;
+static status read_top_k(const place *p, const json_value *v) {
+    request_ask *r = (request_ask *)p->out;
     return request_whole_number(v, 1, r->ask.task == ENGINE_RANK ? REQUEST_MAX_IDS : ENGINE_MAX_K,
                                 &r->top_k);
 }
 
-static status read_model(arena *a, const json_value *v, const member *m, char *out) {
-    (void)a;
+static status read_model(const place *p, const json_value *v) {
     if (v->type != JSON_STRING || v->string_bytes >= REQUEST_NAME_BYTES)
         return fail(ERR_USAGE, "model: give the name of a model, as GET /v1/models lists it");
-    memcpy(out + m->at, v->string, v->string_bytes + 1);
+    memcpy(value_of(p), v->string, v->string_bytes + 1);
     return OK;
 }
 
-static status read_tasks(arena *a, const json_value *v, const member *m, char *out) {
-    request_ask *r = (request_ask *)out;
-    (void)a;
-    (void)m;
+static status read_tasks(const place *p, const json_value *v) {
+    request_ask *r = (request_ask *)p->out;
     if (v->type != JSON_ARRAY || v->n_children > REQUEST_MAX_TASKS)
         return fail(ERR_USAGE, "tasks: give a list of names, as GET /v1/models lists them");
     for (const json_value *t = v->first; t != NULL; t = t->next) {

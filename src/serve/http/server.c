@@ -179,6 +179,17 @@ void call_fail_outcome(call *c, const engine_answer *a) {
     call_fail(c, code[a->outcome], "%s", a->error);
 }
 
+static void note_change(void *context, engine_change *change) {
+    call *c = context;
+    (void)change;
+    http_continue(c->x, c->then, c);
+}
+
+void call_change(call *c, engine_change *change, void (*then)(void *call)) {
+    c->then = then;
+    engine_submit_change(c->s->engine, change, note_change, c);
+}
+
 void call_later(call *c, void (*fn)(void *call)) {
     if (workers_run(c->s->workers, fn, c)) return;
     http_set_header(c->x, "Retry-After", "1");

@@ -347,16 +347,10 @@ static void learn_reply(server *s, uint64_t ns) {
 }
 
 /* Ends the call, and with it q. */
-static void finish(void *context, http_exchange *x) {
-    asking *q = context;
-    (void)x;
-    call_answer(q->c, q->change.st == OK ? OK : failure_restore(&q->change.why));
-}
-
-static void note_added(void *context, engine_change *change) {
-    asking *q = context;
-    (void)change;
-    http_continue(q->c->x, finish, q);
+static void finish(void *context) {
+    call *c = context;
+    asking *q = c->state;
+    call_answer(c, q->change.st == OK ? OK : failure_restore(&q->change.why));
 }
 
 /* Now that nothing else can fail: the answer leaves once the events are on disk. */
@@ -367,7 +361,7 @@ static void add_events(asking *q) {
     }
     q->given = (engine_user_events){q->r.ask.user, q->r.events, q->r.n_events};
     q->change = (engine_change){.users = &q->given, .n_users = 1, .added = &q->added};
-    engine_submit_change(q->c->s->engine, &q->change, note_added, q);
+    call_change(q->c, &q->change, finish);
 }
 
 static status write_reply(asking *q) {
@@ -386,30 +380,21 @@ static status write_reply(asking *q) {
     return st;
 }
 
-static void reply(asking *q) {
+/* On a thread of the HTTP server, or on a worker: finding reasons takes many questions. */
+static void reply(void *context) {
+    call *c = context;
+    asking *q = c->state;
     engine_answer a = q->answer;
     if (a.outcome != ENGINE_OK) {
-        call_fail_outcome(q->c, &a);
+        call_fail_outcome(c, &a);
     } else {
         status st = write_reply(q);
         if (st == OK && q->r.n_events > 0)
             add_events(q);
         else
-            call_answer(q->c, st);
+            call_answer(c, st);
     }
     engine_answer_release(&a);
-}
-
-/* On a thread of the HTTP server. */
-static void reply_there(void *context, http_exchange *x) {
-    (void)x;
-    reply(context);
-}
-
-/* On a worker: finding reasons takes many questions. */
-static void reply_with_reasons(void *context) {
-    call *c = context;
-    reply(c->state);
 }
 
 /* On a thread of the engine, which has better things to do. */
@@ -417,9 +402,9 @@ static void answered(void *context, engine_answer *a) {
     asking *q = context;
     q->answered_ns = clock_ns();
     if (q->r.wants_why && a->outcome == ENGINE_OK)
-        call_later(q->c, reply_with_reasons);
+        call_later(q->c, reply);
     else
-        http_continue(q->c->x, reply_there, q);
+        http_continue(q->c->x, reply, q->c);
 }
 
 /* A question that a shadow model is asked beside another: its answer goes to the log alone. */

@@ -68,7 +68,11 @@ status metrics_write(server *s, buf *out);
 
 enum { MAX_PARTS = 8, PART_BYTES = 512, MAX_WATCHERS = 8, REQUEST_ID_BYTES = 65 };
 
-typedef struct item_map item_map;
+/* The answer of /v1/map for a version of a model; empty: none was made. */
+typedef struct item_map {
+    char version[64];
+    buf text;
+} item_map;
 
 struct server {
     server_config set;
@@ -90,8 +94,8 @@ struct server {
     int n_watchers;
     pthread_t keeper;
     bool has_keeper;
-    pthread_mutex_t map_lock; /* the map of items, made when somebody asks */
-    item_map *map[ENGINE_MAX_MODELS];
+    pthread_mutex_t map_lock; /* the maps of items, made when somebody asks */
+    item_map map[ENGINE_MAX_MODELS];
     pthread_mutex_t reload_lock; /* one at a time */
 };
 
@@ -108,7 +112,8 @@ typedef struct call {
     char model[REQUEST_NAME_BYTES]; /* that answered, for the log */
     uint64_t parsed_ns;             /* clock when the body was read */
     uint64_t tokens_reused, tokens_computed;
-    void *state; /* of the route, in the arena */
+    void *state;              /* of the route, in the arena */
+    void (*then)(void *call); /* of call_change */
     json_writer w;
     buf body;                         /* of the answer */
     char part[MAX_PARTS][PART_BYTES]; /* of the path, decoded; the last: it need not be zeroed */
@@ -133,6 +138,10 @@ void call_fail_status(call *c, status st);
 
 /* Whether its key has a role; false: it is answered. */
 bool call_may(call *c, unsigned role);
+
+/* Submits a change of users to the engine; when it is made, then(c) runs on a thread of the HTTP
+ * server. */
+void call_change(call *c, engine_change *change, void (*then)(void *call));
 
 /* Runs fn(c) on a worker; answers 503 where too many wait. */
 void call_later(call *c, void (*fn)(void *call));

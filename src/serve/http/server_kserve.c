@@ -183,9 +183,8 @@ static void reply_good(inferring *q) {
 }
 
 /* On a thread of the HTTP server; ends the call, and with it q. */
-static void reply(void *context, http_exchange *x) {
+static void reply(void *context) {
     inferring *q = context;
-    (void)x;
     metrics_stages(&q->c->s->metrics, q->c->parsed_ns - q->c->x->arrived_ns, 0);
     for (size_t i = 0; i < q->asks.n; i++) {
         engine_answer bad = q->answer[i];

@@ -261,12 +261,6 @@ void serve_items(call *c) {
  * they differ most (principal components, by power iteration); the answer carries the directions
  * too, so that the page can put a user's vector on the map.  Made once for each version of a model.
  */
-struct item_map {
-    char version[64];
-    char *text;
-    size_t n_bytes;
-};
-
 /* A map while it is made. */
 typedef struct drawing {
     int32_t dim;
@@ -391,38 +385,24 @@ static status draw(engine *e, int model, buf *out) {
     return st;
 }
 
-static void map_free(item_map *m) {
-    if (m == NULL) return;
-    mem_free(m->text);
-    mem_free(m);
-}
-
 void item_maps_free(server *s) {
     for (int i = 0; i < ENGINE_MAX_MODELS; i++)
-        map_free(s->map[i]);
+        buf_fini(&s->map[i].text);
 }
 
 /* The map of the present version into `out`; under the lock of maps. */
 static status find_map(server *s, int model, buf *out) {
     engine_model_info info;
+    item_map *m = &s->map[model];
     TRY(engine_model(s->engine, model, &info));
-    item_map *m = s->map[model];
-    if (m != NULL && strcmp(m->version, info.version) == 0)
-        return buf_append(out, m->text, m->n_bytes);
-    TRY(draw(s->engine, model, out));
-    map_free(m);
-    s->map[model] = NULL;
-    TRY(MEM_NEW(&m, 1));
-    status st = MEM_NEW_RAW(&m->text, out->n_bytes);
-    if (st != OK) {
-        map_free(m);
-        return st;
+    if (m->text.n_bytes == 0 || strcmp(m->version, info.version) != 0) {
+        buf_clear(&m->text);
+        status st = draw(s->engine, model, &m->text);
+        if (st != OK) buf_clear(&m->text);
+        TRY(st);
+        memcpy(m->version, info.version, sizeof m->version);
     }
-    memcpy(m->text, out->data, out->n_bytes);
-    m->n_bytes = out->n_bytes;
-    memcpy(m->version, info.version, sizeof m->version);
-    s->map[model] = m;
-    return OK;
+    return buf_append(out, m->text.data, m->text.n_bytes);
 }
 
 static void send_map(void *context) {

@@ -48,11 +48,10 @@ static void write_added(json_writer *w, server *s, const engine_user_events *u,
 }
 
 /* On a thread of the HTTP server, once the events are on disk or refused. */
-static void reply_added(void *context, http_exchange *x) {
+static void reply_added(void *context) {
     call *c = context;
     adding *d = c->state;
     json_writer *w = call_begin(c);
-    (void)x;
     json_key_bool(w, "durable", c->s->set.engine.state != NULL);
     if (d->r.is_list) open_array(w, "users");
     for (size_t i = 0; i < d->r.n_users && d->change.st == OK; i++) {
@@ -62,12 +61,6 @@ static void reply_added(void *context, http_exchange *x) {
     }
     if (d->r.is_list) json_array_close(w);
     call_end(c, d->change.st == OK ? OK : failure_restore(&d->change.why));
-}
-
-static void note_added(void *context, engine_change *change) {
-    call *c = context;
-    (void)change;
-    http_continue(c->x, reply_added, c);
 }
 
 void serve_events(call *c) {
@@ -82,7 +75,7 @@ void serve_events(call *c) {
     c->state = d;
     d->change.users = d->r.users;
     d->change.n_users = d->r.n_users;
-    engine_submit_change(c->s->engine, &d->change, note_added, c);
+    call_change(c, &d->change, reply_added);
 }
 
 /* The id in the path. */
@@ -150,10 +143,9 @@ void serve_get_user(call *c) {
         call_fail(c, 404, "there is no user '%s'; POST /v1/events makes one", id.text);
 }
 
-static void reply_erased(void *context, http_exchange *x) {
+static void reply_erased(void *context) {
     call *c = context;
     const engine_change *change = c->state;
-    (void)x;
     if (change->st == OK && !change->existed) {
         call_fail(c, 404, "there is no user '%s': nothing to erase", c->part[2]);
         return;
@@ -163,12 +155,6 @@ static void reply_erased(void *context, http_exchange *x) {
     json_key_bool(w, "erased", true);
     json_key_bool(w, "durable", c->s->set.engine.state != NULL);
     call_end(c, change->st == OK ? OK : failure_restore(&change->why));
-}
-
-static void note_erased(void *context, engine_change *change) {
-    call *c = context;
-    (void)change;
-    http_continue(c->x, reply_erased, c);
 }
 
 void serve_delete_user(call *c) {
@@ -182,7 +168,7 @@ void serve_delete_user(call *c) {
     }
     c->state = change;
     change->user = id;
-    engine_submit_change(c->s->engine, change, note_erased, c);
+    call_change(c, change, reply_erased);
 }
 
 /* On a worker: it may look at millions of users. */

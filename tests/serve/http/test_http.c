@@ -67,7 +67,7 @@ TEST(http_answers_later_from_another_thread) {
     CHECK_EQ(http_get_stats(e.server).n_unanswered, N);
     for (int i = N - 1; i > 0; i--)
         answer(e.later[i]);
-    http_continue(e.later[0], answer_then, &e); /* on the server's thread */
+    http_continue(e.later[0], answer_then, e.later[0]); /* on the server's thread */
     for (int i = 0; i < N; i++) {
         char *text = client_read(fd[i]);
         CHECK_CONTAINS(text, "POST /later 2 [hi]");
@@ -102,7 +102,7 @@ TEST(http_answers_in_turns) {
             close(fd[i]);
         }
         for (int i = 0; i < N; i++)
-            i % 3 == 0 ? http_continue(e.later[i], answer_then, &e) : answer(e.later[i]);
+            i % 3 == 0 ? http_continue(e.later[i], answer_then, e.later[i]) : answer(e.later[i]);
         for (int i = 1; i < N && round == 0; i += 2) {
             char *text = client_read(fd[i]);
             CHECK_CONTAINS(text, "POST /later 2 [hi]");
@@ -189,7 +189,7 @@ TEST(http_notices_who_has_gone) {
     close(fd);
     for (int i = 0; i < 1000 && !http_is_cancelled(e.later[1]); i++)
         usleep(1000);
-    http_continue(e.later[1], answer_then, &e);
+    http_continue(e.later[1], answer_then, e.later[1]);
     for (int i = 0; i < 5000 && http_get_stats(e.server).n_unanswered > 0; i++)
         usleep(1000);
     CHECK_EQ(http_get_stats(e.server).n_unanswered, 0);
