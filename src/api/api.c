@@ -159,35 +159,26 @@ hstu_status hstu_data_copy_history(const hstu_data *data, uint64_t user, uint64_
     return handle_release(h, st);
 }
 
-static status find_user(const seq_file *s, const char *id, uint64_t *out) {
-    TRY(api_need(id, "id"));
-    TRY(api_need(out, "out"));
-    *out = seq_find_user(s, id);
-    if (*out != UINT64_MAX) return OK;
-    return fail(ERR_USAGE, "user '%.200s' is not in the data", id);
-}
-
 hstu_status hstu_data_find_user(const hstu_data *data, const char *id, uint64_t *out) {
     const seq_file *s;
-    handle *h = NULL;
+    handle *h;
+    API_TRY(api_need(id, "id"));
+    API_TRY(api_need(out, "out"));
     status st = hold_data(&h, data, &s);
-    if (st == OK) st = find_user(s, id, out);
+    if (st == OK) *out = seq_find_user(s, id);
+    if (st == OK && *out == UINT64_MAX)
+        st = fail(ERR_USAGE, "user '%.200s' is not in the data", id);
     return handle_release(h, st);
-}
-
-static status find_item(const seq_file *s, const char *id, uint32_t *out) {
-    TRY(api_need(id, "id"));
-    TRY(api_need(out, "out"));
-    *out = seq_find_item(s, id);
-    if (*out != 0) return OK;
-    return fail(ERR_USAGE, "item '%.200s' is not in the catalogue", id);
 }
 
 hstu_status hstu_data_find_item(const hstu_data *data, const char *id, uint32_t *out) {
     const seq_file *s;
-    handle *h = NULL;
+    handle *h;
+    API_TRY(api_need(id, "id"));
+    API_TRY(api_need(out, "out"));
     status st = hold_data(&h, data, &s);
-    if (st == OK) st = find_item(s, id, out);
+    if (st == OK) *out = seq_find_item(s, id);
+    if (st == OK && *out == 0) st = fail(ERR_USAGE, "item '%.200s' is not in the catalogue", id);
     return handle_release(h, st);
 }
 

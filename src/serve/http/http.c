@@ -19,6 +19,7 @@
 #include <string.h>
 #include <strings.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/machine.h"
@@ -230,12 +231,6 @@ void http_continue(http_exchange *of, void (*fn)(void *ctx), void *ctx) {
 
 /* Answers that go on: what a writer adds waits in memory until libmicrohttpd asks for it. */
 
-static void stream_free(http_stream *s) {
-    pthread_mutex_destroy(&s->lock);
-    buf_fini(&s->waiting);
-    mem_free(s);
-}
-
 http_stream *http_respond_stream(http_exchange *of, const char *type) {
     exchange *x = inside(of);
     http_stream *s;
@@ -277,18 +272,27 @@ static ssize_t stream_read(void *context, uint64_t position, char *out, size_t m
     return is_end ? MHD_CONTENT_READER_END_OF_STREAM : (ssize_t)n;
 }
 
-static void stream_leave(void *context) {
-    http_stream *s = context;
-    pthread_mutex_lock(&s->lock);
-    bool is_last = s->is_closed;
-    s->is_gone = true;
-    pthread_mutex_unlock(&s->lock);
-    if (is_last) stream_free(s);
-}
-
 static void stream_resume(http_stream *s) {
     if (s->is_suspended) MHD_resume_connection(s->connection);
     s->is_suspended = false;
+}
+
+/* Ends the share of the writer or of libmicrohttpd: sets its flag. */
+static void stream_end(http_stream *s, bool *own) {
+    pthread_mutex_lock(&s->lock);
+    *own = true;
+    bool is_last = s->is_closed && s->is_gone;
+    if (!is_last && s->is_closed) stream_resume(s);
+    pthread_mutex_unlock(&s->lock);
+    if (!is_last) return;
+    pthread_mutex_destroy(&s->lock);
+    buf_fini(&s->waiting);
+    mem_free(s);
+}
+
+static void stream_leave(void *context) {
+    http_stream *s = context;
+    stream_end(s, &s->is_gone);
 }
 
 bool http_stream_write(http_stream *s, const char *text, size_t n) {
@@ -304,13 +308,7 @@ bool http_stream_write(http_stream *s, const char *text, size_t n) {
 }
 
 void http_stream_close(http_stream *s) {
-    if (s == NULL) return;
-    pthread_mutex_lock(&s->lock);
-    bool is_last = s->is_gone;
-    s->is_closed = true;
-    if (!is_last) stream_resume(s);
-    pthread_mutex_unlock(&s->lock);
-    if (is_last) stream_free(s);
+    if (s != NULL) stream_end(s, &s->is_closed);
 }
 
 static struct MHD_Response *make_response(exchange *x) {
@@ -602,11 +600,11 @@ static status start_daemon(http_server *h, int i) {
                      MHD_USE_ERROR_LOG;
     const http_settings *s = &h->set;
     h->daemon[i] = MHD_start_daemon(
-        flags, (uint16_t)h->at.port, NULL, NULL, on_access, h, MHD_OPTION_EXTERNAL_LOGGER,
-        say_nothing, NULL, MHD_OPTION_LISTEN_SOCKET, h->at.fd[i], MHD_OPTION_NOTIFY_COMPLETED,
-        on_completed, h, MHD_OPTION_NOTIFY_CONNECTION, http_on_connection, h,
-        MHD_OPTION_URI_LOG_CALLBACK, http_on_request_line, h, MHD_OPTION_UNESCAPE_CALLBACK,
-        keep_escapes, NULL, MHD_OPTION_CONNECTION_LIMIT, share_of(h, s->max_connections),
+        flags, (uint16_t)h->port, NULL, NULL, on_access, h, MHD_OPTION_EXTERNAL_LOGGER, say_nothing,
+        NULL, MHD_OPTION_LISTEN_SOCKET, h->fd[i], MHD_OPTION_NOTIFY_COMPLETED, on_completed, h,
+        MHD_OPTION_NOTIFY_CONNECTION, http_on_connection, h, MHD_OPTION_URI_LOG_CALLBACK,
+        http_on_request_line, h, MHD_OPTION_UNESCAPE_CALLBACK, keep_escapes, NULL,
+        MHD_OPTION_CONNECTION_LIMIT, share_of(h, s->max_connections),
         MHD_OPTION_PER_IP_CONNECTION_LIMIT, share_of(h, s->max_per_address),
         MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)CONNECTION_BYTES,
 #if MHD_VERSION >= 0x00097600
@@ -616,7 +614,7 @@ static status start_daemon(http_server *h, int i) {
 #endif
         MHD_OPTION_END);
     if (h->daemon[i] == NULL)
-        return fail(ERR_IO, "libmicrohttpd could not start on port %d", h->at.port);
+        return fail(ERR_IO, "libmicrohttpd could not start on port %d", h->port);
     return OK;
 }
 
@@ -635,7 +633,7 @@ static void choose_n_daemons(http_server *h, int wanted) {
 }
 
 static status start(http_server *h) {
-    TRY(http_listen(&h->at, h->set.host, h->set.port, h->n_daemons));
+    TRY(http_listen(h));
     for (int i = 0; i < h->n_daemons; i++)
         TRY(start_daemon(h, i));
     if (pthread_create(&h->reaper, NULL, http_reap, h) != 0)
@@ -651,6 +649,7 @@ status http_start(http_server **out, const http_settings *s) {
     h->set = *s;
     choose_n_daemons(h, s->n_threads);
     h->peers.next = h->peers.previous = &h->peers;
+    memset(h->fd, -1, sizeof h->fd);
     pthread_mutex_init(&h->lock, NULL);
     cond_init(&h->wake);
     http_fit_descriptors(&h->set);
@@ -664,7 +663,7 @@ status http_start(http_server **out, const http_settings *s) {
 }
 
 int http_port(const http_server *h) {
-    return h->at.port;
+    return h->port;
 }
 
 http_stats http_get_stats(http_server *h) {
@@ -696,7 +695,8 @@ void http_stop(http_server *h) {
     http_end_idle(h);
     for (int i = 0; i < h->n_daemons; i++)
         if (h->daemon[i] != NULL) MHD_stop_daemon(h->daemon[i]);
-    http_unlisten(&h->at);
+    for (int i = 0; i < HTTP_MAX_THREADS; i++)
+        if (h->fd[i] >= 0) close(h->fd[i]);
     pthread_cond_destroy(&h->wake);
     pthread_mutex_destroy(&h->lock);
     mem_free(h);

@@ -13,11 +13,6 @@ enum {
     SMALL_BYTES = 64 << 10 /* a body or an answer that only the number of connections bounds */
 };
 
-typedef struct http_sockets {
-    int fd[HTTP_MAX_THREADS]; /* -1: none */
-    int n, port;
-} http_sockets;
-
 /* What a connection is doing, for the reaper. */
 typedef enum { READS_HEADER, READS_BODY, IS_IDLE, IS_HANDLED, SENDS_ANSWER } phase;
 
@@ -36,7 +31,8 @@ typedef struct peer {
 struct http_server {
     http_settings set;
     struct MHD_Daemon *daemon[HTTP_MAX_THREADS];
-    http_sockets at;
+    int fd[HTTP_MAX_THREADS]; /* listening sockets; -1: none */
+    int port;
     int n_daemons;
     bool has_each_core; /* as many threads as cores */
     pthread_mutex_t lock;
@@ -52,10 +48,9 @@ struct http_server {
     pthread_t reaper;
 };
 
-/* n sockets on one address, between which the kernel spreads connections.  port 0: any that is
- * free. http_unlisten must follow in any case. */
-status http_listen(http_sockets *h, const char *host, int port, int n);
-void http_unlisten(http_sockets *h);
+/* Listens on one address with a socket for each daemon, between which the kernel spreads
+ * connections; sets the port. */
+status http_listen(http_server *h);
 
 /* Raises the limit on open files as far as the system allows, and lowers s->max_connections to what
  * it then permits. */

@@ -45,33 +45,30 @@ static int port_of(int fd) {
 
 /* A first socket alone, so that a port that another server has is refused and not shared with it.
  */
-static status listen_all(http_sockets *h, struct addrinfo *a) {
+static status listen_all(http_server *h, struct addrinfo *a) {
     TRY(listen_at(a, false, &h->fd[0]));
     h->port = port_of(h->fd[0]);
-    if (h->n == 1) return OK;
+    if (h->n_daemons == 1) return OK;
     close(h->fd[0]);
     h->fd[0] = -1;
     if (a->ai_family == AF_INET6)
         ((struct sockaddr_in6 *)a->ai_addr)->sin6_port = htons((uint16_t)h->port);
     else
         ((struct sockaddr_in *)a->ai_addr)->sin_port = htons((uint16_t)h->port);
-    for (int i = 0; i < h->n; i++)
+    for (int i = 0; i < h->n_daemons; i++)
         TRY(listen_at(a, true, &h->fd[i]));
     return OK;
 }
 
-status http_listen(http_sockets *h, const char *host, int port_wanted, int n) {
+status http_listen(http_server *h) {
     struct addrinfo want = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE}, *found = NULL;
     char port[16];
-    *h = (http_sockets){.n = n};
-    memset(h->fd, -1, sizeof h->fd);
-    snprintf(port, sizeof port, "%d", port_wanted);
-    int error = getaddrinfo(host, port, &want, &found);
-    if (error != 0) return fail(ERR_IO, "host %.200s: %s", host, gai_strerror(error));
+    snprintf(port, sizeof port, "%d", h->set.port);
+    int error = getaddrinfo(h->set.host, port, &want, &found);
+    if (error != 0) return fail(ERR_IO, "host %.200s: %s", h->set.host, gai_strerror(error));
     status st = listen_all(h, found);
     freeaddrinfo(found);
-    if (st != OK) return fail_prefix(st, "%.200s port %d", host, port_wanted);
-    return OK;
+    return st == OK ? OK : fail_prefix(st, "%.200s port %d", h->set.host, h->set.port);
 }
 
 /* Each connection is a file descriptor; the system's limit may be lower than ours. */
@@ -89,12 +86,6 @@ void http_fit_descriptors(http_settings *s) {
         s->max_connections = limit.rlim_cur > 2 * OTHER_FILES ? (int)limit.rlim_cur - OTHER_FILES
                                                               : (int)limit.rlim_cur / 2;
     if (s->max_per_address > s->max_connections) s->max_per_address = s->max_connections;
-}
-
-void http_unlisten(http_sockets *h) {
-    for (int i = 0; i < h->n; i++)
-        if (h->fd[i] >= 0) close(h->fd[i]);
-    h->n = 0;
 }
 
 enum { REAP_NS = 100000000, SENT_IN_TIME = 2 << 20 };

@@ -1,6 +1,7 @@
 /* /v1/recommend, /v1/rank and /rerank: read, ask the engine, write the answer and, where it is
  * asked for, the reasons. */
 #include <math.h>
+#include <semaphore.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -35,41 +36,24 @@ typedef status (*ask_reader)(arena *a, const char *body, size_t n, request_ask *
 
 enum { MAX_EVENTS = 24, MAX_ITEMS = 16 };
 
-/* The questions that are out, and who waits for them. */
-typedef struct round_of {
-    pthread_mutex_t lock;
-    pthread_cond_t done;
-    int n_left;
-} round_of;
-
 typedef struct question {
-    round_of *all;
     engine_request r;
     engine_answer answer;
 } question;
 
-static void count_answer(void *context, engine_answer *a) {
-    question *q = context;
+static void count_answer(void *done, engine_answer *a) {
     (void)a;
-    pthread_mutex_lock(&q->all->lock);
-    if (--q->all->n_left == 0) pthread_cond_signal(&q->all->done);
-    pthread_mutex_unlock(&q->all->lock);
+    sem_post(done);
 }
 
 static void ask_all(engine *e, question *q, int n) {
-    round_of all = {.n_left = n};
-    pthread_mutex_init(&all.lock, NULL);
-    pthread_cond_init(&all.done, NULL);
-    for (int i = 0; i < n; i++) {
-        q[i].all = &all;
-        engine_submit(e, &q[i].r, &q[i].answer, count_answer, &q[i]);
-    }
-    pthread_mutex_lock(&all.lock);
-    while (all.n_left > 0)
-        pthread_cond_wait(&all.done, &all.lock);
-    pthread_mutex_unlock(&all.lock);
-    pthread_cond_destroy(&all.done);
-    pthread_mutex_destroy(&all.lock);
+    sem_t done;
+    sem_init(&done, 0, 0);
+    for (int i = 0; i < n; i++)
+        engine_submit(e, &q[i].r, &q[i].answer, count_answer, &done);
+    for (int i = 0; i < n;)
+        i += sem_wait(&done) == 0; /* or a signal came */
+    sem_destroy(&done);
 }
 
 /* A history without one event; skip = n: all of it. */

@@ -19,34 +19,33 @@
  * and what the engine counts.  Counting is a few atomic additions, in one of several copies that
  * are summed when somebody asks; any thread. */
 
-/* The routes, by the name of their label. */
-typedef enum {
-    ROUTE_RECOMMEND,
-    ROUTE_RANK,
-    ROUTE_RERANK,
-    ROUTE_EVENTS,
-    ROUTE_USERS,
-    ROUTE_MODELS,
-    ROUTE_RELOAD,
-    ROUTE_STREAM,
-    ROUTE_INFER,
-    ROUTE_KSERVE,
-    ROUTE_HEALTH,
-    ROUTE_STATUS,
-    ROUTE_METRICS,
-    ROUTE_PAGE,
-    ROUTE_OTHER,
-    N_ROUTES
-} route_name;
+/* The routes and their labels. */
+#define ROUTES(X)                                                                                  \
+    X(RECOMMEND, "/v1/recommend")                                                                  \
+    X(RANK, "/v1/rank")                                                                            \
+    X(RERANK, "/rerank")                                                                           \
+    X(EVENTS, "/v1/events")                                                                        \
+    X(USERS, "/v1/users")                                                                          \
+    X(MODELS, "/v1/models")                                                                        \
+    X(RELOAD, "/v1/models/reload")                                                                 \
+    X(STREAM, "/v1/stream")                                                                        \
+    X(INFER, "/v2/models/infer")                                                                   \
+    X(KSERVE, "/v2")                                                                               \
+    X(HEALTH, "/health")                                                                           \
+    X(STATUS, "/v1/status")                                                                        \
+    X(METRICS, "/metrics")                                                                         \
+    X(PAGE, "/")                                                                                   \
+    X(OTHER, "other")
 
-enum { METRIC_CODES = 15, METRIC_SHARDS = 8 };
+#define ROUTE_ENUM(name, label) ROUTE_##name,
+typedef enum { ROUTES(ROUTE_ENUM) N_ROUTES } route_name;
+
+enum { METRIC_CODES = 15, METRIC_SHARDS = 8, TIME_PARSE = N_ROUTES, TIME_WRITE, N_TIMES };
 
 typedef struct metric_shard {
     atomic_uint_fast64_t requests[N_ROUTES][METRIC_CODES];
-    atomic_uint_fast64_t bucket[N_ROUTES][ENGINE_BUCKETS + 1];
-    atomic_uint_fast64_t sum_ns[N_ROUTES];
-    atomic_uint_fast64_t parse_bucket[ENGINE_BUCKETS + 1], parse_ns;
-    atomic_uint_fast64_t write_bucket[ENGINE_BUCKETS + 1], write_ns;
+    /* The times of routes and of the server's own stages. */
+    atomic_uint_fast64_t bucket[N_TIMES][ENGINE_BUCKETS + 1], sum_ns[N_TIMES];
 } metric_shard;
 
 typedef struct server_metrics {

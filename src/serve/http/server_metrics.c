@@ -8,23 +8,8 @@
 static const int codes[METRIC_CODES] = {200, 400, 401, 403, 404, 405, 408, 413,
                                         429, 431, 500, 503, 204, 507, 0};
 
-static const char *const labels[N_ROUTES] = {
-    [ROUTE_RECOMMEND] = "/v1/recommend",
-    [ROUTE_RANK] = "/v1/rank",
-    [ROUTE_RERANK] = "/rerank",
-    [ROUTE_EVENTS] = "/v1/events",
-    [ROUTE_USERS] = "/v1/users",
-    [ROUTE_MODELS] = "/v1/models",
-    [ROUTE_RELOAD] = "/v1/models/reload",
-    [ROUTE_STREAM] = "/v1/stream",
-    [ROUTE_INFER] = "/v2/models/infer",
-    [ROUTE_KSERVE] = "/v2",
-    [ROUTE_HEALTH] = "/health",
-    [ROUTE_STATUS] = "/v1/status",
-    [ROUTE_METRICS] = "/metrics",
-    [ROUTE_PAGE] = "/",
-    [ROUTE_OTHER] = "other",
-};
+#define ROUTE_LABEL(name, label) label,
+static const char *const labels[N_ROUTES] = {ROUTES(ROUTE_LABEL)};
 
 /* Threads take copies in turn; two threads may share one. */
 static metric_shard *own_shard(server_metrics *m) {
@@ -50,57 +35,54 @@ static int bucket_of(uint64_t ns) {
     return i;
 }
 
+static void count_time(metric_shard *s, int of, uint64_t ns) {
+    add(&s->bucket[of][bucket_of(ns)], 1);
+    add(&s->sum_ns[of], ns);
+}
+
 void metrics_count(server_metrics *m, route_name route, int code, uint64_t ns) {
     metric_shard *s = own_shard(m);
     int c = 0;
     while (c < METRIC_CODES - 1 && codes[c] != code)
         c++;
     add(&s->requests[route][c], 1);
-    add(&s->bucket[route][bucket_of(ns)], 1);
-    add(&s->sum_ns[route], ns);
+    count_time(s, (int)route, ns);
 }
 
 void metrics_stages(server_metrics *m, uint64_t parse_ns, uint64_t write_ns) {
-    metric_shard *s = own_shard(m);
-    add(&s->parse_bucket[bucket_of(parse_ns)], 1);
-    add(&s->parse_ns, parse_ns);
-    add(&s->write_bucket[bucket_of(write_ns)], 1);
-    add(&s->write_ns, write_ns);
+    count_time(own_shard(m), TIME_PARSE, parse_ns);
+    count_time(own_shard(m), TIME_WRITE, write_ns);
 }
 
-static void add_times(engine_times *t, atomic_uint_fast64_t *bucket, atomic_uint_fast64_t *ns) {
-    for (int b = 0; b <= ENGINE_BUCKETS; b++) {
-        uint64_t n = get(&bucket[b]);
-        t->count[b] += n;
-        t->n += n;
+static void add_times(engine_times *t, server_metrics *m, int of) {
+    for (int i = 0; i < METRIC_SHARDS; i++) {
+        for (int b = 0; b <= ENGINE_BUCKETS; b++) {
+            uint64_t n = get(&m->shard[i].bucket[of][b]);
+            t->count[b] += n;
+            t->n += n;
+        }
+        t->sum_s += (double)get(&m->shard[i].sum_ns[of]) / 1e9;
     }
-    t->sum_s += (double)get(ns) / 1e9;
 }
 
-static engine_times route_times(server_metrics *m, route_name r) {
+static engine_times times_of(server_metrics *m, int of) {
     engine_times t = {0};
-    for (int i = 0; i < METRIC_SHARDS; i++)
-        add_times(&t, m->shard[i].bucket[r], &m->shard[i].sum_ns[r]);
+    add_times(&t, m, of);
     return t;
 }
 
 engine_times metrics_ask_times(server_metrics *m) {
     static const route_name asks[] = {ROUTE_RECOMMEND, ROUTE_RANK, ROUTE_RERANK, ROUTE_INFER};
     engine_times all = {0};
-    for (int k = 0; k < 4; k++) {
-        engine_times t = route_times(m, asks[k]);
-        for (int b = 0; b <= ENGINE_BUCKETS; b++)
-            all.count[b] += t.count[b];
-        all.n += t.n;
-        all.sum_s += t.sum_s;
-    }
+    for (int k = 0; k < 4; k++)
+        add_times(&all, m, (int)asks[k]);
     return all;
 }
 
 uint64_t metrics_n_requests(server_metrics *m) {
     uint64_t n = 0;
-    for (route_name r = 0; r < N_ROUTES; r++)
-        n += route_times(m, r).n;
+    for (int r = 0; r < N_ROUTES; r++)
+        n += times_of(m, r).n;
     return n;
 }
 
@@ -143,7 +125,7 @@ static status write_requests(server_metrics *m, buf *out) {
     TRY(head(out, "request_seconds", "histogram",
              "Time from the last byte of the headers to the answer, by route."));
     for (route_name r = 0; r < N_ROUTES; r++) {
-        engine_times t = route_times(m, r);
+        engine_times t = times_of(m, (int)r);
         if (t.n == 0) continue;
         snprintf(of, sizeof of, "route=\"%s\",", labels[r]);
         TRY(write_times(out, "request_seconds", of, &t));
@@ -159,12 +141,8 @@ typedef struct model_facts {
 
 static status write_stages(server_metrics *m, const model_facts *f, int n, buf *out) {
     char of[160];
-    engine_times parse = {0}, write = {0};
+    engine_times parse = times_of(m, TIME_PARSE), write = times_of(m, TIME_WRITE);
     TRY(head(out, "stage_seconds", "histogram", "Time of the stages of a request."));
-    for (int i = 0; i < METRIC_SHARDS; i++) {
-        add_times(&parse, m->shard[i].parse_bucket, &m->shard[i].parse_ns);
-        add_times(&write, m->shard[i].write_bucket, &m->shard[i].write_ns);
-    }
     TRY(write_times(out, "stage_seconds", "stage=\"parse\",", &parse));
     TRY(write_times(out, "stage_seconds", "stage=\"write\",", &write));
     for (int i = 0; i < n; i++)

@@ -83,7 +83,7 @@ static status read_group(const char *name, const unsigned char *bytes, size_t n,
         log_record r = read_record(bytes + done, n - done, &size);
         if (size == 0)
             return fail(ERR_FORMAT, "%s: the record at byte %zu is none", name, at + done);
-        TRY(fn(ctx, &r));
+        if (fn != NULL) TRY(fn(ctx, &r));
         out->n_events += !r.is_erasure;
         out->n_erasures += r.is_erasure;
     }
@@ -491,12 +491,6 @@ static status import_record(void *context, const log_record *r) {
     return commit_some(m->to, ++m->n_records);
 }
 
-static status skip_record(void *context, const log_record *r) {
-    (void)context;
-    (void)r;
-    return OK;
-}
-
 /* Rows of the erased are removed before the database is used. */
 static status fill_state(const char *folder, const char *name, const file_map *log,
                          log_counts *out) {
@@ -517,7 +511,7 @@ static status fill_state(const char *folder, const char *name, const file_map *l
 static status import_log(const visit *v, const char *folder, const char *name, const file_map *log,
                          bool recovers, log_counts *out) {
     char made[STATE_PATH_BYTES], from[STATE_PATH_BYTES];
-    TRY(event_log_read(name, log->bytes, log->n_bytes, skip_record, NULL, out));
+    TRY(event_log_read(name, log->bytes, log->n_bytes, NULL, NULL, out));
     if (out->n_damaged > 0 && !recovers)
         return fail(ERR_FORMAT,
                     "%s: damaged at byte %" PRIu64 " (%" PRIu64

@@ -36,7 +36,8 @@ typedef struct log_counts {
 
 typedef status (*log_record_fn)(void *ctx, const log_record *r);
 
-/* Calls fn for the records of a log in memory, in order.  ERR_FORMAT: it is no such log. */
+/* Calls fn (NULL: nothing) for the records of a log in memory, in order.  ERR_FORMAT: it is no such
+ * log. */
 status event_log_read(const char *name, const unsigned char *bytes, size_t n, log_record_fn fn,
                       void *ctx, log_counts *out);
 
