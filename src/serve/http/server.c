@@ -72,19 +72,28 @@ static const route routes[] = {
     {NULL, NULL, ROUTE_OTHER, NULL, 0},
 };
 
+void log_begin(json_writer *w, buf *line) {
+    buf_init(line);
+    json_begin(w, line, 0);
+    json_object_open(w);
+}
+
+void log_end(server *s, json_writer *w, buf *line) {
+    json_object_close(w);
+    if (json_finish(w) == OK && s->set.log != NULL) s->set.log(s->set.log_ctx, buf_str(line));
+    buf_fini(line);
+}
+
 /* What a line of the access log says. */
 static void log_call(const call *c, int code, uint64_t ns) {
-    server *s = c->s;
     json_writer w;
     buf line;
     struct timespec now;
     char peer[HTTP_ADDRESS_BYTES];
-    if (s->set.log == NULL) return;
+    if (c->s->set.log == NULL) return;
     clock_gettime(CLOCK_REALTIME, &now);
     http_peer(c->x, peer);
-    buf_init(&line);
-    json_begin(&w, &line, 0);
-    json_object_open(&w);
+    log_begin(&w, &line);
     json_key_double(&w, "time", (double)(now.tv_sec * 1000 + now.tv_nsec / 1000000) / 1000);
     json_key_string(&w, "id", c->id);
     json_key_string(&w, "peer", peer);
@@ -98,9 +107,7 @@ static void log_call(const call *c, int code, uint64_t ns) {
         json_key_int(&w, "tokens_reused", (int64_t)c->tokens_reused);
         json_key_int(&w, "tokens_computed", (int64_t)c->tokens_computed);
     }
-    json_object_close(&w);
-    if (json_finish(&w) == OK) s->set.log(s->set.log_ctx, buf_str(&line));
-    buf_fini(&line);
+    log_end(c->s, &w, &line);
 }
 
 static void call_free(call *c) {
@@ -229,8 +236,7 @@ void write_number(json_writer *w, float value) {
 
 engine_id id_as_text(const engine_id *id, char digits[24]) {
     if (id->text != NULL) return *id;
-    int n = snprintf(digits, 24, "%" PRId64, id->number);
-    return (engine_id){.text = digits, .n = (size_t)n};
+    return (engine_id){.text = digits, .n = (size_t)snprintf(digits, 24, "%" PRId64, id->number)};
 }
 
 int call_find_model(call *c, const char *name) {

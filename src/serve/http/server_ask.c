@@ -403,9 +403,7 @@ static void log_shadow(void *context, engine_answer *a) {
     shadow *h = context;
     json_writer w;
     buf line;
-    buf_init(&line);
-    json_begin(&w, &line, 0);
-    json_object_open(&w);
+    log_begin(&w, &line);
     json_key_string(&w, "shadow", a->model);
     json_key_string(&w, "id", h->id);
     json_key_int(&w, "outcome", a->outcome);
@@ -415,10 +413,7 @@ static void log_shadow(void *context, engine_answer *a) {
     for (size_t i = 0; i < a->n_items && i < LOGGED_ITEMS; i++)
         write_id(&w, NULL, &a->items[i].id);
     json_array_close(&w);
-    json_object_close(&w);
-    if (json_finish(&w) == OK && h->s->set.log != NULL)
-        h->s->set.log(h->s->set.log_ctx, buf_str(&line));
-    buf_fini(&line);
+    log_end(h->s, &w, &line);
     engine_answer_release(a);
     mem_free(h);
 }

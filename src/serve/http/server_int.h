@@ -202,6 +202,10 @@ int choose_model(server *s, const char *name, const engine_id *user);
 /* Answers for an outcome that is not ENGINE_OK. */
 void call_fail_outcome(call *c, const engine_answer *a);
 
+/* A line of the access log: an object, from begin to end. */
+void log_begin(json_writer *w, buf *line);
+void log_end(server *s, json_writer *w, buf *line);
+
 /* Lines that the access log has dropped. */
 uint64_t server_log_dropped(const server *s);
 

@@ -13,6 +13,7 @@
 #include "base/file.h"
 #include "base/mem.h"
 #include "data/set/seq_file.h"
+#include "serve/state/users.h"
 
 enum { MAGIC = 0x377f0682, MAX_PAGE = 65536, MIN_PAGE = 512, HEAD_SUMMED = 24, FRAME_SUMMED = 8 };
 
@@ -103,15 +104,9 @@ enum { VERSION = sizeof migrations / sizeof *migrations };
     "backup"
 
 static status code_of(int code) {
-    switch (code & 0xff) {
-    case SQLITE_NOMEM:
-        return ERR_NOMEM;
-    case SQLITE_CORRUPT:
-    case SQLITE_NOTADB:
-        return ERR_FORMAT;
-    default:
-        return ERR_IO;
-    }
+    code &= 0xff;
+    if (code == SQLITE_NOMEM) return ERR_NOMEM;
+    return code == SQLITE_CORRUPT || code == SQLITE_NOTADB ? ERR_FORMAT : ERR_IO;
 }
 
 status state_db_fail(sqlite3 *db, const char *path, const char *doing) {
@@ -198,20 +193,12 @@ static status note_damage(state_loading *l, const char *what, int64_t row) {
     return fail(ERR_FORMAT, "%s: damaged at %s; " REMEDY, l->path, place);
 }
 
-/* An id as text; room: for the digits of a number, which SQLite would write in more time than all
- * else of a row takes. */
-static const char *column_id(sqlite3_stmt *q, int i, char room[24], size_t *n) {
+/* An id as text; digits: of a number, which SQLite would write in more time than all else of a row
+ * takes. */
+static const char *column_id(sqlite3_stmt *q, int i, char digits[ID_DIGITS], size_t *n) {
     if (sqlite3_column_type(q, i) == SQLITE_INTEGER) {
-        int64_t number = sqlite3_column_int64(q, i);
-        uint64_t left = number < 0 ? 0 - (uint64_t)number : (uint64_t)number;
-        char *at = room + 23;
-        *at = '\0';
-        do
-            *--at = (char)('0' + left % 10);
-        while ((left /= 10) > 0);
-        if (number < 0) *--at = '-';
-        *n = (size_t)(room + 23 - at);
-        return at;
+        *n = id_digits(digits, sqlite3_column_int64(q, i));
+        return digits;
     }
     const char *text = (const char *)sqlite3_column_text(q, i);
     *n = text != NULL ? (size_t)sqlite3_column_bytes(q, i) : 0;
@@ -242,7 +229,7 @@ static bool is_sum(sqlite3_stmt *q, int i, int64_t sum) {
 }
 
 static status read_user(state_loading *l, sqlite3_stmt *q) {
-    char digits[24];
+    char digits[ID_DIGITS];
     size_t n;
     int64_t id = sqlite3_column_int64(q, 0);
     const char *name = column_id(q, 1, digits, &n);
@@ -258,7 +245,7 @@ static status read_user(state_loading *l, sqlite3_stmt *q) {
 static status read_event(state_loading *l, sqlite3_stmt *q) {
     int64_t ns = sqlite3_column_int64(q, 3), action = sqlite3_column_int64(q, 5);
     state_event e = {.user = sqlite3_column_int64(q, 1), .time = sqlite3_column_int64(q, 2)};
-    char digits[2][24];
+    char digits[2][ID_DIGITS];
     e.nth_user = find_id(l->users.id, l->users.n, e.user);
     if (e.nth_user == SIZE_MAX && find_id(l->gone.id, l->gone.n, e.user) != SIZE_MAX) return OK;
     e.item = column_id(q, 4, digits[0], &e.n_item);

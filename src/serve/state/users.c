@@ -13,23 +13,23 @@
 enum { NS_PER_SECOND = 1000000000 };
 
 /* Every event of a request has one, so it does without printf. */
-static void write_number(id_text *out, int64_t number) {
-    char digits[20];
+size_t id_digits(char out[ID_DIGITS], int64_t number) {
+    char digits[ID_DIGITS];
     uint64_t left = number < 0 ? 0 - (uint64_t)number : (uint64_t)number;
-    size_t n = 0;
+    size_t n = 0, length = 0;
     do
         digits[n++] = (char)('0' + left % 10);
     while ((left /= 10) > 0);
-    out->n = 0;
-    if (number < 0) out->text[out->n++] = '-';
+    if (number < 0) digits[n++] = '-';
     while (n > 0)
-        out->text[out->n++] = digits[--n];
-    out->text[out->n] = '\0';
+        out[length++] = digits[--n];
+    out[length] = '\0';
+    return length;
 }
 
 status id_text_make(id_text *out, const engine_id *id, const char *what) {
     if (id->text == NULL) {
-        write_number(out, id->number);
+        out->n = id_digits(out->text, id->number);
         return OK;
     }
     if (id->n == 0 || id->n > ENGINE_ID_BYTES)

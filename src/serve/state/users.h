@@ -27,6 +27,10 @@ typedef struct id_text {
     char text[ENGINE_ID_BYTES + 1];
 } id_text;
 
+/* The digits of a number, with a NUL; returns their count. */
+enum { ID_DIGITS = 24 };
+size_t id_digits(char out[ID_DIGITS], int64_t number);
+
 /* ERR_USAGE where an id is empty, too long or has a NUL in it; what: "the user", for the reason. */
 status id_text_make(id_text *out, const engine_id *id, const char *what);
 
