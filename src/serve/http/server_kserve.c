@@ -6,7 +6,6 @@
 
 #include "base/clock.h"
 #include "hstu.h"
-#include "serve/http/request_infer.h"
 #include "serve/http/server_int.h"
 
 typedef struct inferring {

@@ -28,43 +28,32 @@ enum {
 };
 static const uint64_t second_ns = 1000000000ull, max_backoff_ns = 60000000000ull;
 
-typedef enum {
-    SQL_BEGIN,
-    SQL_COMMIT,
-    SQL_ROLLBACK,
-    SQL_DATA_VERSION,
-    SQL_ADD_USER,
-    SQL_ADD_EVENT,
-    SQL_REMOVE_USER,
-    SQL_ADD_ERASED,
-    SQL_ADD_SWEEP,
-    SQL_SWEEP,
-    SQL_SWEEP_END,
-    SQL_END_SWEEP,
-    N_SQL
-} sql;
-static const char *const sql_text[N_SQL] = {
-    [SQL_BEGIN] = "BEGIN IMMEDIATE",
-    [SQL_COMMIT] = "COMMIT",
-    [SQL_ROLLBACK] = "ROLLBACK",
-    [SQL_DATA_VERSION] = "PRAGMA data_version",
-    [SQL_ADD_USER] = "INSERT INTO users (name, sum) VALUES (?1, ?2)",
-    [SQL_ADD_EVENT] = "INSERT INTO events (user, time, time_ns, item, action, event_id, sum)"
-                      " VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
-    [SQL_REMOVE_USER] = "UPDATE users SET name = blank(name) WHERE id = ?1",
-    [SQL_ADD_ERASED] =
-        "INSERT INTO erased VALUES (?1, 1, ?2) ON CONFLICT DO UPDATE SET times = times + 1",
-    [SQL_ADD_SWEEP] = "INSERT INTO sweep (user) VALUES (?1)",
-    /* Of users whose names are blank only: a damaged row of sweep must not cost anybody's events.
-     */
-    [SQL_SWEEP] =
-        "UPDATE events SET time = blank(time), time_ns = blank(time_ns), item = blank(item),"
-        " action = blank(action), event_id = blank(event_id), sum = blank(sum)"
-        " WHERE seq >= ?1 AND seq <= ?2 AND user IN (SELECT user FROM sweep JOIN users ON"
-        " users.id = sweep.user WHERE substr(CAST(name AS BLOB), 1, 1) = x'00')",
-    [SQL_SWEEP_END] = "SELECT max(seq) FROM"
-                      " (SELECT seq FROM events WHERE seq >= ?1 ORDER BY seq LIMIT ?2)",
-    [SQL_END_SWEEP] = "DELETE FROM sweep WHERE id <= ?1"};
+/* The statements.  SWEEP: of users whose names are blank only, since a damaged row of sweep must
+ * not cost anybody's events. */
+#define STATEMENTS(X)                                                                              \
+    X(BEGIN, "BEGIN IMMEDIATE")                                                                    \
+    X(COMMIT, "COMMIT")                                                                            \
+    X(ROLLBACK, "ROLLBACK")                                                                        \
+    X(DATA_VERSION, "PRAGMA data_version")                                                         \
+    X(ADD_USER, "INSERT INTO users (name, sum) VALUES (?1, ?2)")                                   \
+    X(ADD_EVENT, "INSERT INTO events (user, time, time_ns, item, action, event_id, sum)"           \
+                 " VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)")                                           \
+    X(REMOVE_USER, "UPDATE users SET name = blank(name) WHERE id = ?1")                            \
+    X(ADD_ERASED,                                                                                  \
+      "INSERT INTO erased VALUES (?1, 1, ?2) ON CONFLICT DO UPDATE SET times = times + 1")         \
+    X(ADD_SWEEP, "INSERT INTO sweep (user) VALUES (?1)")                                           \
+    X(SWEEP, "UPDATE events SET time = blank(time), time_ns = blank(time_ns), item = blank(item)," \
+             " action = blank(action), event_id = blank(event_id), sum = blank(sum)"               \
+             " WHERE seq >= ?1 AND seq <= ?2 AND user IN (SELECT user FROM sweep JOIN users ON"    \
+             " users.id = sweep.user WHERE substr(CAST(name AS BLOB), 1, 1) = x'00')")             \
+    X(SWEEP_END, "SELECT max(seq) FROM"                                                            \
+                 " (SELECT seq FROM events WHERE seq >= ?1 ORDER BY seq LIMIT ?2)")                \
+    X(END_SWEEP, "DELETE FROM sweep WHERE id <= ?1")
+
+#define SQL_ENUM(name, text) SQL_##name,
+#define SQL_TEXT(name, text) text,
+typedef enum { STATEMENTS(SQL_ENUM) N_SQL } sql;
+static const char *const sql_text[N_SQL] = {STATEMENTS(SQL_TEXT)};
 
 /* A pass over the events that removes those of the erased. */
 typedef struct sweeping {
