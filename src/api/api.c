@@ -17,7 +17,7 @@ _Static_assert((int)HSTU_ERR_NUMERIC == (int)ERR_NUMERIC, "the codes must agree"
 _Static_assert((int)HSTU_BY_USER == (int)SPLIT_BY_USER && (int)HSTU_TEST == (int)PART_TEST,
                "splits and parts must agree");
 
-/* A library says nothing unless it is asked to, by HSTU_LOG. */
+/* A library logs warnings only, unless HSTU_LOG says otherwise. */
 static void set_log_level(void) {
     log_set_level(LOG_WARN);
 }
@@ -71,7 +71,7 @@ static void close_file(void *file) {
     seq_file_close(file);
 }
 
-/* A mapped file has no threads: a child of fork() may go on with it. */
+/* A mapped file has no threads: a child of fork() may keep using it. */
 static const handle_type data_type = {"data set", close_file, .survives_fork = true};
 
 hstu_status hstu_data_open(hstu_data **out, const char *path) {

@@ -66,7 +66,7 @@ static status name_columns(api_model *m) {
     for (int32_t i = 0; i < m->n_columns && st == OK; i++) {
         size_t n = strlen(scorer_columns(s)[i]) + 1;
         if (used + n > sizeof m->columns)
-            st = fail(ERR_UNSUPPORTED, "a model with too many names of scores");
+            st = fail(ERR_UNSUPPORTED, "the model has too many score columns");
         else
             memcpy(m->columns + used, scorer_columns(s)[i], n);
         used += n;

@@ -243,7 +243,7 @@ static status check_step(const hstu_table_step *s, row_opt opt) {
 static status update(api_table *table, int64_t n, const uint64_t *ids, const float *gradients,
                      const hstu_table_step *step) {
     TRY(check(n, ids, gradients));
-    if (step == NULL) return fail(ERR_USAGE, "table: there is no hstu_table_step");
+    if (step == NULL) return fail(ERR_USAGE, "table: step is NULL");
     if (n > table->max_batch)
         return fail(ERR_USAGE, "table: %lld ids in one update; max_batch is %lld", (long long)n,
                     (long long)table->max_batch);

@@ -15,7 +15,7 @@ struct handle {
     pthread_mutex_t turn; /* of handle_enter */
 };
 
-/* All of it under the lock, which nobody keeps for longer than a look-up. */
+/* All of it under the lock, which is held for a look-up only. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static uint64_t n_forks; /* between the first process and this one */
 static struct {

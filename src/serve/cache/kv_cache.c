@@ -371,7 +371,7 @@ static bool has_equal(const kv_cache *c, int32_t number, const char *tokens, int
 static int32_t count_equal(const kv_cache *c, int32_t number, const char *tokens, int32_t n) {
     const char *own = tokens_of(c, number);
     int32_t has = n_readable(&c->nodes[number]), most = has < n ? has : n, i = 0;
-    if (has_equal(c, number, tokens, most)) return most; /* mostly, and much faster */
+    if (has_equal(c, number, tokens, most)) return most; /* the usual case, and much faster */
     while (i < most &&
            memcmp(from_token(c, own, i), from_token(c, tokens, i), c->config.token_bytes) == 0)
         i++;
@@ -533,9 +533,9 @@ static void add_rest(kv_cache *c, const char *tokens, int32_t n, uint64_t chain,
 
 /* The last page found may belong to a sequence that goes on differently after the first few tokens.
  * Where this sequence still has more tokens to store than it would reuse there, it does not reuse
- * them and starts a page of its own.  So sequences with the same beginning, contextual tokens say,
- * do not keep each other out of the cache.  A page that is being loaded stays pinned, since its
- * copy on the host is still to be read. */
+ * them and starts a page of its own.  So sequences with the same beginning, such as contextual
+ * tokens, do not keep each other out of the cache.  A page that is being loaded stays pinned, since
+ * its copy on the host is still to be read. */
 static void leave_last(kv_cache *c, const char *tokens, int32_t n, kv_lease *lease) {
     int32_t equal = lease->n_reused % KV_PAGE, first = lease->n_reused - equal;
     int32_t count = n - first < KV_PAGE ? n - first : KV_PAGE;

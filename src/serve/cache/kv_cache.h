@@ -11,8 +11,8 @@
  *
  * A lease holds the pages of a sequence while a batch runs: those to read, and those where new rows
  * go.  Leases of one batch may share pages that are read; what a batch writes can be read by the
- * next one.  The last page of a sequence is partly filled, and is filled up in place where nobody
- * else uses it.
+ * next one.  The last page of a sequence is partly filled, and is filled up in place if no other
+ * sequence uses it.
  *
  * Pages that no lease holds and that no longer sequence continues on the device can be evicted: the
  * one whose priority is lowest, GreedyDual: the clock at its last use plus the cost of computing it
@@ -101,7 +101,7 @@ typedef struct kv_path {
     kv_found *page;       /* the caller's, with room for all tokens of the sequence */
     int32_t n_whole;      /* of them, all of whose tokens are equal */
     int32_t n_held;       /* by kv_cache_hold */
-    uint64_t n_forgotten; /* kv_cache_forget until then: what was held before is not any more */
+    uint64_t n_forgotten; /* calls of kv_cache_forget so far: earlier holds are void */
 } kv_path;
 
 /* Finds the first whole pages of a sequence of n tokens.  Any number of threads may call this at

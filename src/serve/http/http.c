@@ -88,7 +88,7 @@ typedef struct exchange {
     buf body;
     size_t body_room;  /* bytes that the body may grow to before it needs room again */
     bool is_whole;     /* the handler has it */
-    bool is_suspended; /* nobody of the server looks at it */
+    bool is_suspended; /* no thread of the server looks at it */
     bool is_resumed;   /* and now it is a thread's turn to */
     struct exchange *next_ready;
     bool is_answered;
@@ -192,7 +192,7 @@ static void resume_next(http_server *h) {
     resume_now(h, x);
 }
 
-/* The exchange has had its turn, or its connection is gone. */
+/* The exchange has had its turn, or its connection is closed. */
 static void end_turn(http_server *h, exchange *x) {
     if (!x->is_resumed) return;
     x->is_resumed = false;
@@ -229,7 +229,7 @@ void http_continue(http_exchange *of, void (*fn)(void *ctx), void *ctx) {
     pthread_mutex_unlock(&h->lock);
 }
 
-/* Answers that go on: what a writer adds waits in memory until libmicrohttpd asks for it. */
+/* Streams: what a writer adds waits in memory until libmicrohttpd asks for it. */
 
 http_stream *http_respond_stream(http_exchange *of, const char *type) {
     exchange *x = inside(of);
@@ -324,7 +324,7 @@ static struct MHD_Response *make_response(exchange *x) {
     return r;
 }
 
-/* Of answers that wait for their clients to read them, only so many are kept. */
+/* Bounds the memory of answers that their clients have not read yet. */
 static void fit_answer(exchange *x) {
     http_server *h = x->server;
     buf_fini(&x->body);
@@ -362,7 +362,7 @@ static enum MHD_Result send_answer(exchange *x) {
 /* What the headers of a request say about its size and its form. */
 typedef struct {
     size_t n_bytes;
-    int n_lengths, n_hosts;                   /* headers that say where the body ends; Host */
+    int n_lengths, n_hosts;                   /* headers that tell where the body ends; Host */
     const char *length, *encoding, *transfer; /* of the last such header; NULL: none */
     bool is_malformed;
 } header_facts;
@@ -406,8 +406,8 @@ static enum MHD_Result refuse(exchange *x, int code, const char *why) {
     return send_answer(x);
 }
 
-/* Where a proxy and the library may find another end of the request: the rest of the bytes would be
- * a second request, which nobody checked (request smuggling).  NULL: it is plain. */
+/* Why a proxy and the library may disagree about the end of the request: the rest of the bytes
+ * would be a second request, which was never checked (request smuggling).  NULL: it is plain. */
 static const char *find_ambiguity(const header_facts *f, const char *version) {
     if (f->is_malformed)
         return "a header is malformed: its name is followed by a colon at once, and its value has "
@@ -421,7 +421,7 @@ static const char *find_ambiguity(const header_facts *f, const char *version) {
     return strcmp(version, "HTTP/1.0") == 0 ? "HTTP/1.0 has no chunks; send Content-Length" : NULL;
 }
 
-/* Whoever begins a request may answer it without its body.  The connection ends where one would
+/* `begin` may answer a request without its body.  The connection ends where one would
  * follow; else the library would end it, too, for an answer that is queued here, and it is queued
  * with the end of the request. */
 static enum MHD_Result ask_begin(exchange *x, bool has_body) {
@@ -452,7 +452,8 @@ static enum MHD_Result begin_request(exchange *x, const char *version) {
     const char *ambiguity = find_ambiguity(&f, version);
     if (ambiguity != NULL) return refuse(x, 400, ambiguity);
     if (f.encoding != NULL && strcasecmp(f.encoding, "identity") != 0)
-        return refuse(x, 415, "compressed bodies are not read; send it without Content-Encoding");
+        return refuse(x, 415,
+                      "compressed bodies are not supported; send it without Content-Encoding");
     unsigned long long n_body = f.length != NULL ? strtoull(f.length, NULL, 10) : 0;
     if (n_body > h->set.max_body_bytes) {
         snprintf(why, sizeof why, "the body has more than %zu bytes; send less in one request",
@@ -489,7 +490,7 @@ static void add_body(exchange *x, const char *bytes, size_t n) {
         http_refuse_at_socket(x->from, 413, "Content Too Large", "the body is too long; send less");
     else
         http_refuse_at_socket(x->from, 503, "Service Unavailable",
-                              "no memory for more large bodies now; send less, or try again later");
+                              "no memory for more large bodies; send less or retry later");
     pthread_mutex_unlock(&h->lock);
     if (h->set.refused != NULL) h->set.refused(h->set.ctx, is_long ? 413 : 503);
 }
@@ -571,7 +572,7 @@ static void on_completed(void *context, struct MHD_Connection *c, void **request
     pthread_mutex_lock(&h->lock);
     end_turn(h, x);
     pthread_mutex_unlock(&h->lock);
-    /* A client that went away while it waited: what holds the exchange must still let go of it. */
+    /* A client that disconnected while it waited: what holds the exchange must still release it. */
     x->x.is_leaving = true;
     if (x->is_whole && !x->is_answered && x->then != NULL) x->then(x->then_ctx);
     if (!x->is_whole && x->x.context != NULL && h->set.gone != NULL) h->set.gone(h->set.ctx, &x->x);

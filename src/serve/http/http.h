@@ -33,7 +33,7 @@ typedef struct http_exchange {
     /* clock_ns() when its headers came, also where they waited in the socket, to about a tick of
      * the kernel. */
     uint64_t arrived_ns;
-    bool is_leaving; /* the client is gone: answer now */
+    bool is_leaving; /* the client has disconnected: answer now */
     void *context;   /* the handler's own, from begin to handle */
 } http_exchange;
 
@@ -74,7 +74,7 @@ status http_start(http_server **out, const http_settings *s);
 int http_port(const http_server *h);
 http_stats http_get_stats(http_server *h);
 
-/* Accepts no new connection, and closes each one after its answer; what runs goes on. */
+/* Accepts no new connection, and closes each one after its answer; running requests continue. */
 void http_stop_accepting(http_server *h);
 
 /* Closes everything.  All exchanges must be answered and all streams closed.  NULL is fine. */
@@ -103,11 +103,11 @@ void http_respond(http_exchange *x, int code, const char *type, buf *body);
  * afterwards. fn may have the exchange wait for another http_continue, unless it is_leaving. */
 void http_continue(http_exchange *x, void (*fn)(void *ctx), void *ctx);
 
-/* Answers with a stream that goes on until it is closed, such as server-sent events; *out belongs
- * to the caller.  NULL for lack of memory: the exchange is answered 503 then. */
+/* Answers with a stream that stays open until it is closed, such as server-sent events; *out
+ * belongs to the caller.  NULL for lack of memory: the exchange is answered 503 then. */
 http_stream *http_respond_stream(http_exchange *x, const char *type);
 
-/* Adds to what the client gets.  False: it is gone, or does not read what it gets; close then. */
+/* Adds to the stream.  False: the client has disconnected or does not read; close it then. */
 bool http_stream_write(http_stream *s, const char *text, size_t n);
 void http_stream_close(http_stream *s); /* the caller's share; NULL is fine */
 

@@ -40,7 +40,7 @@ struct http_server {
     peer peers;   /* head of a ring */
     int64_t n_open, n_accepted, n_unanswered;
     bool is_closing; /* answers close their connections */
-    /* Exchanges that can go on: as many as are resumed at a time, the others in order. */
+    /* Exchanges that can continue: some are resumed, the others wait in order. */
     int n_resumed;
     struct exchange *first_ready, *last_ready;
     bool has_reaper, is_stopping;

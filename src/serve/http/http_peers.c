@@ -22,14 +22,14 @@
 static status listen_at(const struct addrinfo *a, bool is_shared, int *out) {
     int yes = 1;
     int fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (fd < 0) return fail_errno("a socket cannot be made");
+    if (fd < 0) return fail_errno("cannot create a socket");
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
     if (is_shared) setsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &yes, sizeof yes);
     if (bind(fd, a->ai_addr, a->ai_addrlen) != 0 || listen(fd, SOMAXCONN) != 0) {
         int error = errno;
         close(fd);
         errno = error;
-        return fail_errno("it cannot be listened on");
+        return fail_errno("cannot listen on it");
     }
     *out = fd;
     return OK;
@@ -162,8 +162,7 @@ static void reap(http_server *h) {
     for (peer *p = h->peers.next; p != &h->peers; p = p->next) {
         int code = overdue(&h->set, p, now);
         if (code == 408)
-            http_refuse_at_socket(p, 408, "Request Timeout",
-                                  "the request took too long to arrive; send it at once");
+            http_refuse_at_socket(p, 408, "Request Timeout", "the request took too long to arrive");
         if (code == -1) {
             p->is_shut = true;
             shutdown(p->fd, SHUT_RDWR);

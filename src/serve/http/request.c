@@ -20,7 +20,7 @@ static status read_object(arena *a, const char *body, size_t n, const json_value
 
 static status whole_number(const json_value *v, int64_t min, int64_t max, int64_t *out) {
     if (v->type != JSON_NUMBER || !v->is_integer || v->integer < min || v->integer > max)
-        return fail(ERR_USAGE, "%s: give a whole number from %" PRId64 " to %" PRId64, v->key, min,
+        return fail(ERR_USAGE, "%s: expected an integer from %" PRId64 " to %" PRId64, v->key, min,
                     max);
     *out = v->integer;
     return OK;
@@ -32,8 +32,7 @@ static status id_of(const json_value *v, const char *what, engine_id *out) {
         out->number = v->integer;
         return OK;
     }
-    if (v->type != JSON_STRING)
-        return fail(ERR_USAGE, "%s: an id is a whole number or a string", what);
+    if (v->type != JSON_STRING) return fail(ERR_USAGE, "%s: an id is an integer or a string", what);
     if (v->string_bytes == 0 || v->string_bytes > ENGINE_ID_BYTES)
         return fail(ERR_USAGE, "%s: an id has 1 to %d bytes", what, ENGINE_ID_BYTES);
     out->text = v->string;
@@ -91,7 +90,7 @@ static status read_id(const place *p, const json_value *v) {
 }
 
 static status read_flag(const place *p, const json_value *v) {
-    if (v->type != JSON_BOOL) return fail(ERR_USAGE, "%s: give true or false", v->key);
+    if (v->type != JSON_BOOL) return fail(ERR_USAGE, "%s: expected true or false", v->key);
     *(bool *)value_of(p) = v->boolean;
     return OK;
 }
@@ -114,7 +113,7 @@ static status read_query(const place *p, const json_value *v) {
 static status read_ids(const place *p, const json_value *v) {
     engine_id *ids;
     size_t n = 0;
-    if (v->type != JSON_ARRAY) return fail(ERR_USAGE, "%s: give a list of ids", v->key);
+    if (v->type != JSON_ARRAY) return fail(ERR_USAGE, "%s: expected a list of ids", v->key);
     if (v->n_children > REQUEST_MAX_IDS)
         return fail(ERR_USAGE, "%s: at most %d ids in one request", v->key, REQUEST_MAX_IDS);
     if (v->n_children < (size_t)p->m->min)
@@ -130,7 +129,7 @@ static status read_time(const place *p, const json_value *v) {
     engine_event *e = (engine_event *)p->out;
     if (v->type == JSON_NULL) return OK;
     if (v->type != JSON_NUMBER || !(fabs(v->number) <= max_seconds))
-        return fail(ERR_USAGE, "time: give the seconds since 1970, as in 1900000000");
+        return fail(ERR_USAGE, "time: expected seconds since 1970, as in 1900000000");
     double whole = floor(v->number);
     e->has_time = true;
     e->time = v->is_integer ? v->integer : (int64_t)whole;
@@ -168,7 +167,7 @@ static const member event_members[] = {
 static status read_event(arena *a, const json_value *v, engine_event *e) {
     if (v->type != JSON_OBJECT) return id_of(v, "item", &e->item);
     TRY(read_members(a, v, event_members, true, e));
-    return json_member(v, "item") != NULL ? OK : fail(ERR_USAGE, "an event without \"item\"");
+    return json_member(v, "item") != NULL ? OK : fail(ERR_USAGE, "\"item\" is missing");
 }
 
 static status read_events(const place *p, const json_value *v) {
@@ -176,7 +175,7 @@ static status read_events(const place *p, const json_value *v) {
     size_t n = 0;
     if (v->type != JSON_ARRAY)
         return fail(ERR_USAGE,
-                    "%s: give a list of events, as in [{\"item\": 12, \"time\": 1900000000}]",
+                    "%s: expected a list of events, as in [{\"item\": 12, \"time\": 1900000000}]",
                     v->key);
     if (v->n_children > REQUEST_MAX_EVENTS)
         return fail(ERR_USAGE, "%s: at most %d events in one request", v->key, REQUEST_MAX_EVENTS);
@@ -193,7 +192,8 @@ static status read_context(const place *p, const json_value *v) {
     request_ask *r = (request_ask *)p->out;
     engine_context *all;
     if (v->type != JSON_OBJECT || v->n_children > CONTEXT_MAX)
-        return fail(ERR_USAGE, "context: give an object of features, as in {\"country\": \"DE\"}");
+        return fail(ERR_USAGE,
+                    "context: expected an object of features, as in {\"country\": \"DE\"}");
     TRY(ARENA_NEW(p->a, &all, v->n_children));
     for (const json_value *f = v->first; f != NULL; f = f->next) {
         engine_context *c = &all[r->ask.n_context++];
@@ -212,7 +212,7 @@ static status read_top_k(const place *p, const json_value *v) {
 
 static status read_model(const place *p, const json_value *v) {
     if (v->type != JSON_STRING || v->string_bytes >= REQUEST_NAME_BYTES)
-        return fail(ERR_USAGE, "model: give the name of a model, as GET /v1/models lists it");
+        return fail(ERR_USAGE, "model: expected the name of a model, as GET /v1/models lists it");
     memcpy(value_of(p), v->string, v->string_bytes + 1);
     return OK;
 }
@@ -220,7 +220,7 @@ static status read_model(const place *p, const json_value *v) {
 static status read_tasks(const place *p, const json_value *v) {
     request_ask *r = (request_ask *)p->out;
     if (v->type != JSON_ARRAY || v->n_children > REQUEST_MAX_TASKS)
-        return fail(ERR_USAGE, "tasks: give a list of names, as GET /v1/models lists them");
+        return fail(ERR_USAGE, "tasks: expected a list of names, as GET /v1/models lists them");
     for (const json_value *t = v->first; t != NULL; t = t->next) {
         if (t->type != JSON_STRING) return fail(ERR_USAGE, "tasks: a name is a string");
         r->tasks[r->n_tasks++] = t->string;
@@ -253,7 +253,7 @@ static const member ask_members[] = {
     {0},
 };
 
-/* `task` with its defaults, and then what the body says. */
+/* The defaults of a task, then the members of the body. */
 static status read_ask(arena *a, const char *body, size_t n, engine_task task, request_ask *out) {
     const json_value *root;
     bool is_rank = task == ENGINE_RANK;
@@ -269,7 +269,7 @@ static status read_ask(arena *a, const char *body, size_t n, engine_task task, r
     q->deadline_ns = (uint64_t)out->deadline_ms * 1000000;
     q->priority = (int)out->priority;
     if (!q->has_user && !q->has_history)
-        return fail(ERR_USAGE, "whose? Give \"user\", or \"history\" for somebody unknown");
+        return fail(ERR_USAGE, "\"user\" is missing; for an unknown user send \"history\"");
     if (out->n_events > 0 && (!q->has_user || q->has_history))
         return fail(ERR_USAGE, "\"events\" are added to the history of a \"user\"; to send a whole "
                                "history, put them into \"history\"");
@@ -303,7 +303,7 @@ static const member rerank_members[] = {
     {0},
 };
 
-/* Clients of the rerank API send members of their own, which say nothing here. */
+/* Clients of the rerank API send members of their own, which are ignored. */
 status request_rerank_read(arena *a, const char *body, size_t n, request_ask *out) {
     const json_value *root;
     *out = (request_ask){.ask = {.task = ENGINE_RANK, .keeps_seen = true, .has_user = true},
@@ -340,7 +340,7 @@ status request_events_read(arena *a, const char *body, size_t n, request_events 
     out->is_list = users != NULL;
     if (users != NULL && (users->type != JSON_ARRAY || root->n_children > 1))
         return fail(ERR_USAGE,
-                    "users: give a list of {\"user\", \"events\"}, and nothing beside it");
+                    "users: expected a list of {\"user\", \"events\"}, and nothing beside it");
     out->n_users = users != NULL ? users->n_children : 1;
     if (out->n_users == 0 || out->n_users > MAX_USERS)
         return fail(ERR_USAGE, "users: from 1 to %d in one request", MAX_USERS);
@@ -527,7 +527,7 @@ static status read_inputs(reader *r, const json_value *root, request_infer *out)
     const json_value *inputs = json_member(root, "inputs");
     if (inputs == NULL || inputs->type != JSON_ARRAY || inputs->n_children == 0 ||
         inputs->n_children > INFER_MAX_TENSORS)
-        return fail(ERR_USAGE, "inputs: give a list of tensors; GET the model for their names");
+        return fail(ERR_USAGE, "inputs: expected a list of tensors; GET the model for their names");
     for (const json_value *v = inputs->first; v != NULL; v = v->next)
         TRY(read_input(r, v, &out->inputs[out->n_inputs++]));
     if (r->n_bytes > 0)
@@ -544,7 +544,7 @@ static status read_outputs(const json_value *root, request_infer *out) {
     const json_value *outputs = json_member(root, "outputs");
     if (outputs == NULL) return OK;
     if (outputs->type != JSON_ARRAY || outputs->n_children > INFER_MAX_TENSORS)
-        return fail(ERR_USAGE, "outputs: give a list of {\"name\"}");
+        return fail(ERR_USAGE, "outputs: expected a list of {\"name\"}");
     for (const json_value *v = outputs->first; v != NULL; v = v->next) {
         infer_output *o = &out->outputs[out->n_outputs++];
         if (v->type != JSON_OBJECT || json_member_string(v, "name", &o->name) != OK)
@@ -627,7 +627,7 @@ static status find_tensors(const request_infer *r, tensors *t) {
                         "TOKENS, TOKEN_LENGTHS and NUM_CANDIDATES",
                         r->inputs[i].name);
         if (*known[k].at != NULL)
-            return fail(ERR_USAGE, "input %.64s is there twice", r->inputs[i].name);
+            return fail(ERR_USAGE, "input %.64s is given twice", r->inputs[i].name);
         *known[k].at = &r->inputs[i];
     }
     return OK;

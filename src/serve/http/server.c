@@ -84,7 +84,7 @@ void log_end(server *s, json_writer *w, buf *line) {
     buf_fini(line);
 }
 
-/* What a line of the access log says. */
+/* Writes a line of the access log. */
 static void log_call(const call *c, int code, uint64_t ns) {
     json_writer w;
     buf line;
@@ -200,7 +200,7 @@ void call_change(call *c, engine_change *change, void (*then)(void *call)) {
 void call_later(call *c, void (*fn)(void *call)) {
     if (workers_run(c->s->workers, fn, c)) return;
     http_set_header(c->x, "Retry-After", "1");
-    call_fail(c, 503, "too many requests wait for the disk; try again in a second");
+    call_fail(c, 503, "too many requests are waiting for the disk; retry in a second");
 }
 
 void open_object(json_writer *w, const char *key) {
@@ -263,7 +263,7 @@ bool call_query_text(call *c, const char *name, char *out, size_t out_bytes) {
     const char *text = http_query(c->x, name);
     out[0] = '\0';
     if (text == NULL || http_decode(text, strlen(text), true, out, out_bytes)) return true;
-    call_fail(c, 400, "%s: a wrong escape, or too long", name);
+    call_fail(c, 400, "%s: invalid escape, or too long", name);
     return false;
 }
 
@@ -363,7 +363,7 @@ static bool is_our_host(const server *s, const char *header) {
 }
 
 /* Where keys are asked for, a page that has none gets nowhere, whatever its host; checks of health
- * say nothing. */
+ * tell nothing. */
 static bool has_good_host(const call *c) {
     const char *host = http_header(c->x, "Host");
     bool is_checked = c->s->keys == NULL || c->s->set.n_allow_hosts > 0;
@@ -371,7 +371,7 @@ static bool has_good_host(const call *c) {
 }
 
 /* A page of another site, in a browser of somebody who can reach this server, may not change
- * anything: browsers say where a script comes from. */
+ * anything: browsers tell where a script comes from. */
 static bool is_foreign(const call *c) {
     const char *origin = http_header(c->x, "Origin"), *host = http_header(c->x, "Host");
     const char *forwarded = http_header(c->x, "X-Forwarded-Host");
@@ -395,18 +395,17 @@ static bool has_key(call *c) {
     if (v == KEY_OVER_QUOTA) {
         atomic_fetch_add(&c->s->metrics.rejected_quota, 1);
         http_set_header(c->x, "Retry-After", "1");
-        call_fail(c, 429, "the quota of this key is used up for this second");
+        call_fail(c, 429, "quota exceeded; retry in a second");
     } else {
         http_set_header(c->x, "WWW-Authenticate", "Bearer");
-        call_fail(c, 401, "send a key of this server as 'Authorization: Bearer KEY'");
+        call_fail(c, 401, "API key required: send 'Authorization: Bearer KEY'");
     }
     return false;
 }
 
 bool call_may(call *c, unsigned role) {
     if ((c->roles & role) == role) return true;
-    call_fail(c, 403, "the key of %s does not have the role %s, which this needs", c->key_name,
-              key_role_name(role));
+    call_fail(c, 403, "the key of %s lacks the role %s", c->key_name, key_role_name(role));
     return false;
 }
 
@@ -416,14 +415,14 @@ static bool may_enter(call *c, unsigned role) {
     c->roles = KEY_ALL;
     if (!has_good_host(c)) {
         call_fail(c, 403,
-                  "'%.100s' is not a name of this server; start it with --allow-host NAME, or "
+                  "'%.100s' is not a host name of this server; allow it with --allow-host NAME, or "
                   "--allow-host '*' for any",
                   http_header(c->x, "Host"));
         return false;
     }
     if (c->s->keys != NULL && role != 0 && (!has_key(c) || !call_may(c, role))) return false;
     if (!is_foreign(c)) return true;
-    call_fail(c, 403, "a page of another site must not send this");
+    call_fail(c, 403, "cross-origin request refused");
     return false;
 }
 
@@ -431,7 +430,7 @@ static bool may_enter(call *c, unsigned role) {
 static bool choose_route(call *c) {
     char allowed[64];
     if (!split_path(c)) {
-        call_fail(c, 400, "the path has a wrong escape, or too many or too long parts");
+        call_fail(c, 400, "the path has an invalid escape, or too many or too long parts");
         return false;
     }
     const route *r = find_route(c, allowed);
@@ -442,10 +441,9 @@ static bool choose_route(call *c) {
     }
     if (allowed[0] != '\0') {
         http_set_header(c->x, "Allow", allowed);
-        call_fail(c, 405, "%.20s is not for this path; use %s", c->x->method, allowed);
+        call_fail(c, 405, "%.20s is not allowed for this path; use %s", c->x->method, allowed);
     } else {
-        call_fail(c, 404, "there is nothing at %.200s; docs/serving.md lists all paths",
-                  c->x->path);
+        call_fail(c, 404, "nothing at %.200s; docs/serving.md lists all paths", c->x->path);
     }
     return false;
 }
@@ -483,7 +481,7 @@ static void handle(void *context, http_exchange *x) {
         c->serve(c);
     else if (!workers_run(s->large, serve_large, c)) {
         http_set_header(x, "Retry-After", "1");
-        call_fail(c, 503, "too many large requests wait; send less in one, or try again");
+        call_fail(c, 503, "too many large requests are waiting; send smaller ones, or retry");
     }
 }
 

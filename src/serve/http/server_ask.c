@@ -381,7 +381,7 @@ static void reply(void *context) {
     engine_answer_release(&a);
 }
 
-/* On a thread of the engine, which has better things to do. */
+/* On a thread of the engine, which leaves the writing to others. */
 static void answered(void *context, engine_answer *a) {
     asking *q = context;
     q->answered_ns = clock_ns();
@@ -472,16 +472,16 @@ static bool has_term(const char *text, size_t n, const char *term, size_t place)
     return false;
 }
 
-/* Whether a request can say something of its own about its time: by its text, so that most
- * requests need not be parsed. */
+/* Whether a request may set its own deadline, priority or model: by its text, so that most requests
+ * need not be parsed. */
 static bool names_terms(const char *body, size_t n) {
     if (memchr(body, '\\', n) != NULL) return true; /* one of them might be written with escapes */
     return has_term(body, n, "\"deadline_ms\"", 9) || has_term(body, n, "\"priority\"", 8) ||
            has_term(body, n, "\"model\"", 5);
 }
 
-/* Under overload most of the work would be to parse what is refused then.  *was_asked: the engine
- * was, and what it said holds for the request. */
+/* Under overload most of the work would be parsing requests that are then refused: admission comes
+ * first.  *was_asked: the engine decided, and its answer holds for the request. */
 static bool is_refused_unread(call *c, bool *was_asked) {
     engine_answer refusal;
     engine_request any = {.task = c->route == ROUTE_RECOMMEND ? ENGINE_RECOMMEND : ENGINE_RANK,

@@ -85,8 +85,8 @@ struct server {
     int total_share;
     atomic_uint_fast64_t next_id; /* of requests that bring none */
     uint64_t id_salt;
-    atomic_uint_fast64_t reply_ns; /* from the engine's answer to the one on its way, mostly less */
-    /* Who watches /v1/stream. */
+    atomic_uint_fast64_t reply_ns; /* from the engine's answer to ours, an upper estimate */
+    /* The streams of /v1/stream. */
     pthread_mutex_t lock;
     pthread_cond_t wake;
     http_stream *watcher[MAX_WATCHERS];
@@ -209,7 +209,7 @@ void log_end(server *s, json_writer *w, buf *line);
 /* Lines that the access log has dropped. */
 uint64_t server_log_dropped(const server *s);
 
-/* Sends the present totals to everybody who watches /v1/stream; from the keeper's thread. */
+/* Sends the present totals to all watchers of /v1/stream; on the keeper's thread. */
 void watchers_publish(server *s);
 void watchers_close(server *s);
 void item_maps_free(server *s);

@@ -154,7 +154,7 @@ static status write_stages(server_metrics *m, const model_facts *f, int n, buf *
     return OK;
 }
 
-/* A line of a metric that every model has; the first of each metric says what it is. */
+/* A line of a metric that every model has; the first of each metric has its type and help. */
 typedef struct line {
     const char *name, *type, *help; /* type NULL: as the line before */
     const char *suffix, *labels;    /* after the name, and after the model's label */

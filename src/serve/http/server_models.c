@@ -97,7 +97,7 @@ void serve_health(call *c) {
     call_end(c, OK);
 }
 
-/* For people, beside /metrics for programs: what is not as it should be. */
+/* For people, as /metrics is for programs: whether users' events are stored. */
 static void write_state(call *c, json_writer *w) {
     engine_state_stats s;
     engine_get_state(c->s->engine, &s);

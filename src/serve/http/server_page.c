@@ -153,7 +153,7 @@ void watchers_close(server *s) {
     pthread_mutex_unlock(&s->lock);
 }
 
-/* The call ends here; the stream goes on. */
+/* The call ends here; the stream stays open. */
 void serve_stream(call *c) {
     server *s = c->s;
     pthread_mutex_lock(&s->lock);
@@ -161,7 +161,7 @@ void serve_stream(call *c) {
     pthread_mutex_unlock(&s->lock);
     if (!has_room) {
         http_set_header(c->x, "Retry-After", "5");
-        call_fail(c, 503, "at most %d watch at a time", MAX_WATCHERS);
+        call_fail(c, 503, "at most %d clients can watch at a time", MAX_WATCHERS);
         return;
     }
     metrics_count(&s->metrics, c->route, 200, 0);

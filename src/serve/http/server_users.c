@@ -115,7 +115,7 @@ static bool query_number(call *c, const char *name, int64_t min, int64_t max, si
     int64_t number;
     if (text == NULL) return true;
     if (!seq_id_number(text, strlen(text), &number) || number < min || number > max) {
-        call_fail(c, 400, "%s: give a whole number from %lld to %lld", name, (long long)min,
+        call_fail(c, 400, "%s: expected an integer from %lld to %lld", name, (long long)min,
                   (long long)max);
         return false;
     }

@@ -83,7 +83,7 @@ struct state {
     bool has_begun;       /* a transaction of ours may have frames in the log */
     bool must_cut;        /* one that failed has, and they could not be cut off */
     unsigned char wal_salt[WAL_SALT_BYTES];
-    bool is_lost;  /* a file was removed or replaced: nothing can be promised any more */
+    bool is_lost;  /* a file was removed or replaced: nothing more can be promised */
     bool is_saved; /* then: all that was committed is in the database */
     /* Copies the log to the database beside the writer. */
     sqlite3 *side;
@@ -175,7 +175,7 @@ static bool is_same_file(const struct stat *a, const char *path) {
     return stat(path, &now) == 0 && now.st_ino == a->st_ino && now.st_dev == a->st_dev;
 }
 
-/* What is committed to a file that has no name any more is lost with the process. */
+/* A commit to a file that has been unlinked is lost with the process. */
 static status check_files(state *s) {
     if (!s->is_lost && is_same_file(&s->db_file, s->path) &&
         is_same_file(&s->wal_file, s->wal_path))
@@ -453,10 +453,10 @@ static status lock_folder(state *s, const char *folder) {
     s->folder = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (s->folder < 0) return fail_errno("%s", folder);
     if (flock(s->folder, LOCK_EX | LOCK_NB) == 0) return OK;
-    return fail(ERR_IO, "%s: another server has it; give each its own --state", folder);
+    return fail(ERR_IO, "%s: in use by another server; give each its own --state", folder);
 }
 
-/* What a tool that was killed has left: users that are erased later would be in it. */
+/* Removes what a killed tool has left: it would still hold users that are erased later. */
 static void remove_leftovers(const char *folder) {
     static const char *const folders[] = {"recovering", "importing"};
     char path[STATE_PATH_BYTES];

@@ -270,7 +270,8 @@ static status read_erased(state_loading *l, sqlite3_stmt *q) {
 }
 
 /* Calls fn for the rows of a query, which has ?1 for the first id to read.  After a damaged page
- * reading goes on at the next id that can be read: one by one, then in longer and longer steps. */
+ * reading continues at the next id that can be read: one by one, then in longer and longer steps.
+ */
 static status read_rows(state_loading *l, const char *table, int64_t least, const char *text,
                         status (*fn)(state_loading *l, sqlite3_stmt *q)) {
     enum { ONE_BY_ONE = 4096 };
@@ -410,7 +411,7 @@ status state_db_open_existing(sqlite3 **db, const char *path) {
     int64_t application, version;
     *db = NULL;
     if (access(path, F_OK) != 0)
-        return fail(ERR_IO, "%s: there is none; 'hstu serve --state DIR' makes one", path);
+        return fail(ERR_IO, "%s does not exist; 'hstu serve --state DIR' creates it", path);
     TRY(state_db_open(db, path));
     status st = state_db_int(*db, path, "PRAGMA application_id", &application);
     if (st == OK && application != APPLICATION)

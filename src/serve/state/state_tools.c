@@ -81,8 +81,7 @@ static status read_group(const char *name, const unsigned char *bytes, size_t n,
                          log_record_fn fn, void *ctx, log_counts *out) {
     for (size_t done = 0, size; done < n; done += size) {
         log_record r = read_record(bytes + done, n - done, &size);
-        if (size == 0)
-            return fail(ERR_FORMAT, "%s: the record at byte %zu is none", name, at + done);
+        if (size == 0) return fail(ERR_FORMAT, "%s: invalid record at byte %zu", name, at + done);
         if (fn != NULL) TRY(fn(ctx, &r));
         out->n_events += !r.is_erasure;
         out->n_erasures += r.is_erasure;
@@ -103,7 +102,7 @@ status event_log_read(const char *name, const unsigned char *bytes, size_t n, lo
     *out = (log_counts){0};
     if (n < sizeof log_magic && memcmp(bytes, log_magic, n) == 0) return OK; /* a crash at once */
     if (n < sizeof log_magic || memcmp(bytes, log_magic, sizeof log_magic) != 0)
-        return fail(ERR_FORMAT, "%s: not a log of events", name);
+        return fail(ERR_FORMAT, "%s: not an event log", name);
     while (at < n) {
         if (is_group(bytes, n, at, &g)) {
             TRY(read_group(name, bytes + at + sizeof g, g.n_bytes, at + sizeof g, fn, ctx, out));
@@ -135,7 +134,7 @@ static status begin_visit(visit *v, const char *folder, bool needs_lock) {
     status st = path_join(v->path, sizeof v->path, folder, "state.db");
     if (st == OK) st = path_join(v->wal_path, sizeof v->wal_path, folder, "state.db-wal");
     if (st == OK && needs_lock && !v->is_locked)
-        st = fail(ERR_IO, "%s: a server has it; stop the server first", folder);
+        st = fail(ERR_IO, "%s: in use by a server; stop the server first", folder);
     return st;
 }
 
@@ -316,7 +315,7 @@ static void user_key(sqlite3_context *c, int n, sqlite3_value **x) {
         c, (int64_t)hash64(sqlite3_value_text(x[0]), (size_t)sqlite3_value_bytes(x[0]), *salt));
 }
 
-/* Who was erased since a backup was made stays erased.  Keys of another database say nothing. */
+/* Users erased since the backup was made stay erased.  Keys of another database mean nothing. */
 static status erase_again(const visit *v, const char *copy) {
     sqlite3 *now = NULL, *db = NULL;
     int64_t salt = 0, other = 0;
@@ -424,7 +423,7 @@ static status save_all(sqlite3 *db, const visit *v, const char *folder, state_co
     if (st == OK) st = state_begin(w.to);
     if (st == OK) st = state_db_read(&l);
     if (st == OK && state_db_salt(db, v->path, &salt) != OK) {
-        l.counts.n_damaged++; /* the erased cannot be told from others any more */
+        l.counts.n_damaged++; /* erased users can no longer be told from others */
         snprintf(l.counts.place, sizeof l.counts.place, "the table settings");
     } else if (st == OK) {
         st = state_set_salt(w.to, salt);
@@ -535,7 +534,7 @@ static status lock_log(const char *folder, int *fd) {
     *fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (*fd < 0) return fail_errno("%s", path);
     if (flock(*fd, LOCK_EX | LOCK_NB) == 0) return OK;
-    return fail(ERR_IO, "%s: a server has it; stop the server first", folder);
+    return fail(ERR_IO, "%s: in use by a server; stop the server first", folder);
 }
 
 status event_log_import(const char *folder, bool recovers, log_counts *out) {
@@ -547,9 +546,9 @@ status event_log_import(const char *folder, bool recovers, log_counts *out) {
     TRY(path_join(name, sizeof name, folder, "events.log"));
     status st = begin_visit(&v, folder, true);
     if (st == OK && file_exists(v.path))
-        st = fail(ERR_USAGE, "%s is there already: the folder was imported, or is in use", v.path);
+        st = fail(ERR_USAGE, "%s already exists: the folder was imported, or is in use", v.path);
     if (st == OK && !file_exists(name))
-        st = fail(ERR_IO, "%s: there is none: nothing to import", name);
+        st = fail(ERR_IO, "%s: does not exist: nothing to import", name);
     if (st == OK) st = lock_log(folder, &lock);
     if (st == OK) st = file_map_open(&log, name);
     if (st == OK) {

@@ -36,7 +36,7 @@ status id_text_make(id_text *out, const engine_id *id, const char *what) {
         return fail(ERR_USAGE, "the id of %s has %zu bytes; it must have 1 to %d", what, id->n,
                     ENGINE_ID_BYTES);
     if (memchr(id->text, '\0', id->n) != NULL)
-        return fail(ERR_USAGE, "the id of %s has a NUL in it", what);
+        return fail(ERR_USAGE, "the id of %s contains a NUL byte", what);
     memcpy(out->text, id->text, id->n);
     out->text[id->n] = '\0';
     out->n = id->n;
@@ -334,7 +334,7 @@ status users_have_room(const users *u, const id_text *user, size_t n) {
     return check_length(u, users_history(u, user).n + n);
 }
 
-/* Takes back the newest user, who has no change any more. */
+/* Removes the newest user, whose only change was reverted. */
 static void drop_state(users *u, user_change *c) {
     if (!c->made_user || c->name + 1 != u->names.n) return;
     state_fini(u->state[c->name]);
@@ -390,7 +390,7 @@ status users_prepare_erase(users *u, const id_text *user, user_change *out) {
     return out->existed ? need_state(u, user, &out->name, &out->user, &out->made_user) : OK;
 }
 
-/* The change is not on its way any more. */
+/* Releases a change that was applied or reverted. */
 static void end_change(users *u, user_change *c) {
     for (size_t i = 0; i < c->n; i++)
         u->prepared_item_bytes -= c->in[i].item.n;

@@ -46,7 +46,7 @@ typedef struct user_state {
     int64_t row;        /* of the database (state.h); 0: none */
     uint64_t data_user; /* number in the data; n_users: not one of its users */
     uint64_t version;   /* changes so far */
-    bool is_erased;     /* the events of the data do not count any more */
+    bool is_erased;     /* the events of the data no longer count */
     size_t n, capacity;
     size_t n_prepared; /* events of changes that are not applied yet */
     uint32_t n_ids;    /* of `ids`: those of events that are applied */

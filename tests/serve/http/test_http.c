@@ -430,7 +430,7 @@ TEST(http_refuses_a_port_in_use) {
     s.n_threads = 3;
     start(&e, &s);
     s.port = http_port(e.server);
-    CHECK_FAILS(http_start(&second, &s), ERR_IO, "cannot be listened on: Address already in use");
+    CHECK_FAILS(http_start(&second, &s), ERR_IO, "cannot listen on it: Address already in use");
     s.host = "no.such.host.invalid";
     CHECK_FAILS(http_start(&second, &s), ERR_IO, "no.such.host.invalid");
     stop(&e);

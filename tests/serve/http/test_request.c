@@ -68,13 +68,13 @@ TEST(request_refuses_with_what_to_do) {
     bad(r, "", "send a JSON object");
     bad(r, "{", "not JSON");
     bad(r, "[1]", "not a JSON object");
-    bad(r, "{}", "Give \"user\"");
+    bad(r, "{}", "\"user\" is missing");
     bad(r, "{\"usr\": 7}", "'usr' is not a member");
-    bad(r, "{\"user\": 1.5}", "whole number or a string");
+    bad(r, "{\"user\": 1.5}", "integer or a string");
     bad(r, "{\"user\": \"\"}", "1 to 255 bytes");
     bad(r, "{\"user\": 7, \"top_k\": 0}", "from 1 to 1024");
-    bad(r, "{\"user\": 7, \"top_k\": \"3\"}", "top_k: give a whole number");
-    bad(r, "{\"user\": 7, \"history\": [{\"time\": 3}]}", "without \"item\"");
+    bad(r, "{\"user\": 7, \"top_k\": \"3\"}", "top_k: expected an integer");
+    bad(r, "{\"user\": 7, \"history\": [{\"time\": 3}]}", "\"item\" is missing");
     bad(r, "{\"user\": 7, \"history\": [{\"item\": 3, \"when\": 3}]}", "'when' is not a member");
     bad(r, "{\"user\": 7, \"history\": [{\"item\": 3, \"time\": \"now\"}]}", "seconds since 1970");
     bad(r, "{\"user\": 7, \"history\": [{\"item\": 3, \"action\": 65536}]}", "from 0 to 65535");
@@ -149,7 +149,7 @@ TEST(request_events_refuses) {
         {"{\"user\": 7}", "\"events\" is missing"},
         {"{\"events\": [1]}", "\"user\" is missing"},
         {"{\"user\": 7, \"events\": []}", "missing or empty"},
-        {"{\"user\": 7, \"events\": {}}", "give a list of events"},
+        {"{\"user\": 7, \"events\": {}}", "expected a list of events"},
         {"{\"users\": []}", "from 1 to"},
         {"{\"users\": [1]}", "each is an object"},
         {"{\"users\": [{\"user\": 1, \"events\": [1]}], \"user\": 2}", "nothing beside it"},
@@ -313,7 +313,7 @@ TEST(request_infer_takes_binary_tensors_whole_or_not_at_all) {
 }
 
 TEST(request_infer_refuses) {
-    bad_infer("{}", "inputs: give a list");
+    bad_infer("{}", "inputs: expected a list");
     bad_infer("{\"inputs\": [{\"name\": \"A\"}]}", "has no datatype");
     bad_infer("{\"inputs\": [{\"name\": \"A\", \"datatype\": \"FP32\", \"shape\": [1]}]}",
               "send INT64");
@@ -327,7 +327,7 @@ TEST(request_infer_refuses) {
     bad_infer(
         "{\"inputs\": [{\"name\": \"A\", \"datatype\": \"INT64\", \"shape\": [1], \"data\": [1]}]}",
         "there is no input A");
-    bad_infer("{\"inputs\": [" USERS ", " USERS "]}", "is there twice");
+    bad_infer("{\"inputs\": [" USERS ", " USERS "]}", "is given twice");
     bad_infer("{\"inputs\": [{\"name\": \"USER_IDS\", \"datatype\": \"INT64\", \"shape\": [2], "
               "\"data\": [1]}]}",
               "the 2 elements of its shape");
@@ -390,12 +390,13 @@ TEST(request_infer_checks_the_range_of_numbers) {
             FAIL_TEST("%s: a number out of range is taken", of[i].type);
         CHECK(!takes(of[i].type, "1.0") && !takes(of[i].type, "1e1"));
     }
-    bad_infer("{\"parameters\": {\"timeout\": -1}, \"inputs\": [" USERS "]}", "timeout: give");
+    bad_infer("{\"parameters\": {\"timeout\": -1}, \"inputs\": [" USERS "]}", "timeout: expected");
     bad_infer("{\"parameters\": {\"timeout\": 600000001}, \"inputs\": [" USERS "]}",
               "to 600000000");
-    bad_infer("{\"parameters\": {\"timeout\": \"5\"}, \"inputs\": [" USERS "]}", "timeout: give");
+    bad_infer("{\"parameters\": {\"timeout\": \"5\"}, \"inputs\": [" USERS "]}",
+              "timeout: expected");
     bad_infer("{\"parameters\": {\"priority\": 4294967296}, \"inputs\": [" USERS "]}",
-              "priority: give");
+              "priority: expected");
     bad_infer("{\"inputs\": [" USERS
               ", {\"name\": \"TOP_K\", \"shape\": [1], \"datatype\": \"INT64\", "
               "\"data\": [4294967297]}]}",

@@ -46,7 +46,7 @@ TEST(server_says_what_is_wrong) {
     rig r;
     rig_open(&r);
     rig_start(&r);
-    ask(&r, "GET", "/nothing", "", 404, "{\"error\":\"there is nothing at /nothing");
+    ask(&r, "GET", "/nothing", "", 404, "{\"error\":\"nothing at /nothing");
     ask(&r, "GET", "/v1/recommend", "", 405, "Allow: POST");
     ask(&r, "PUT", "/v1/users/7", "", 405, "Allow: GET, DELETE");
     ask(&r, "POST", "/v1/recommend", "{", 400, "not JSON");
@@ -55,8 +55,8 @@ TEST(server_says_what_is_wrong) {
         "toy has no 'x'");
     ask(&r, "GET", "/v1/users/nobody", "", 404, "POST /v1/events makes one");
     ask(&r, "DELETE", "/v1/users/nobody", "", 404, "nothing to erase");
-    ask(&r, "GET", "/v1/users/%zz", "", 400, "wrong escape");
-    ask(&r, "POST", "/v2/models/toy/infer", "{}", 400, "inputs: give a list");
+    ask(&r, "GET", "/v1/users/%zz", "", 400, "invalid escape");
+    ask(&r, "POST", "/v2/models/toy/infer", "{}", 400, "inputs: expected a list");
     ask(&r, "POST", "/v1/models/x/reload", "", 404, "no model 'x'");
     char *text = client_ask(r.port, "POST", "/v1/events", "Origin: http://evil.example\r\n",
                             "{\"user\": 7, \"events\": [1]}");
@@ -440,10 +440,10 @@ TEST(server_pages_long_histories) {
     ask(&r, "GET", "/v1/users/whale?offset=10049", "", 200, "\"offset\":10049,\"events\":[{");
     ask(&r, "GET", "/v1/users/whale?offset=99999999", "", 200, "\"offset\":10050,\"events\":[]");
     ask(&r, "GET", "/v1/users/whale?limit=0", "", 400,
-        "limit: give a whole number from 1 to 10000");
-    ask(&r, "GET", "/v1/users/whale?limit=10001", "", 400, "limit: give");
-    ask(&r, "GET", "/v1/users/whale?offset=-1", "", 400, "offset: give");
-    ask(&r, "GET", "/v1/users/whale?offset=x", "", 400, "offset: give");
+        "limit: expected an integer from 1 to 10000");
+    ask(&r, "GET", "/v1/users/whale?limit=10001", "", 400, "limit: expected");
+    ask(&r, "GET", "/v1/users/whale?offset=-1", "", 400, "offset: expected");
+    ask(&r, "GET", "/v1/users/whale?offset=x", "", 400, "offset: expected");
     /* Reasons are of the newest events, and counted from the first. */
     add_long_history(&r, "whale2", 16500);
     ask(&r, "POST", "/v1/recommend", "{\"user\": \"whale2\", \"top_k\": 1, \"explain\": true}", 200,
@@ -473,7 +473,7 @@ TEST(server_pages_users) {
         free(text);
     }
     CHECK(n == n_users && n_pages == (n_users + 6) / 7);
-    ask(&r, "GET", "/v1/users?limit=1001", "", 400, "limit: give a whole number from 1 to 1000");
+    ask(&r, "GET", "/v1/users?limit=1001", "", 400, "limit: expected an integer from 1 to 1000");
     ask(&r, "GET", "/v1/users?cursor=99999999999", "", 200, "\"users\":[]}");
     rig_close(&r);
 }
