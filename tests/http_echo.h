@@ -23,12 +23,12 @@ typedef struct echo {
 
 static inline void answer(http_exchange *x) {
     buf text;
-    size_t n;
-    const char *body = http_body(x, &n), *header = http_header(x, "X-Test");
+    size_t n = x->n_body;
+    const char *body = x->body, *header = http_header(x, "X-Test");
     char peer[HTTP_ADDRESS_BYTES];
     buf_init(&text);
     http_peer(x, peer);
-    CHECK_OK(buf_printf(&text, "%s %s %zu [", http_method(x), http_path(x), n));
+    CHECK_OK(buf_printf(&text, "%s %s %zu [", x->method, x->path, n));
     CHECK_OK(buf_append(&text, body, n));
     CHECK_OK(buf_printf(&text, "] %s %s %s", header != NULL ? header : "-", peer,
                         http_query(x, "q") != NULL ? http_query(x, "q") : "-"));
@@ -37,9 +37,8 @@ static inline void answer(http_exchange *x) {
     CHECK(text.data == NULL);
 }
 
-static inline void answer_then(void *context, http_exchange *x) {
-    (void)context;
-    answer(x);
+static inline void answer_then(void *exchange) {
+    answer(exchange);
 }
 
 /* An answer that no socket takes at once. */
@@ -56,19 +55,19 @@ static inline void answer_big(http_exchange *x) {
 
 static inline void handle(void *context, http_exchange *x) {
     echo *e = context;
-    if (strcmp(http_path(x), "/big") == 0) {
+    if (strcmp(x->path, "/big") == 0) {
         answer_big(x);
         return;
     }
-    if (strcmp(http_path(x), "/then") == 0) {
-        http_continue(x, answer_then, e);
+    if (strcmp(x->path, "/then") == 0) {
+        http_continue(x, answer_then, x);
         return;
     }
-    if (strcmp(http_path(x), "/stream") == 0) {
+    if (strcmp(x->path, "/stream") == 0) {
         http_stream *s = http_respond_stream(x, "text/event-stream");
         pthread_mutex_lock(&e->lock);
         e->stream = s;
-    } else if (strcmp(http_path(x), "/later") == 0) {
+    } else if (strcmp(x->path, "/later") == 0) {
         pthread_mutex_lock(&e->lock);
         e->later[e->n_later++] = x;
     } else {

@@ -1,5 +1,5 @@
 /* The public API: thin, so that hstu.h can stay as it is while the inside moves.  What callers hold
- * are handles (handle.h): of a seq_file for an hstu_data, of a batcher for an hstu_batcher. */
+ * are handles (api_int.h): of a seq_file for an hstu_data, of a batcher for an hstu_batcher. */
 #include <inttypes.h>
 #include <math.h>
 #include <pthread.h>
@@ -17,7 +17,7 @@ _Static_assert((int)HSTU_ERR_NUMERIC == (int)ERR_NUMERIC, "the codes must agree"
 _Static_assert((int)HSTU_BY_USER == (int)SPLIT_BY_USER && (int)HSTU_TEST == (int)PART_TEST,
                "splits and parts must agree");
 
-/* A library says nothing unless it is asked to, by HSTU_LOG. */
+/* A library logs warnings only, unless HSTU_LOG says otherwise. */
 static void set_log_level(void) {
     log_set_level(LOG_WARN);
 }
@@ -47,29 +47,6 @@ status api_check_finite(const float *numbers, size_t n, const char *name) {
     return OK;
 }
 
-status api_check_offsets(const char *name, const int32_t *offsets, int32_t n, int64_t total,
-                         int32_t longest) {
-    int64_t first = n > 0 ? offsets[0] : 0, last = n > 0 ? offsets[n] : 0;
-    for (int32_t i = 0; i < n; i++) {
-        int64_t begin = offsets[i], end = offsets[i + 1];
-        if (begin < 0 || end < begin || end > total || end - begin > longest)
-            return fail(ERR_USAGE,
-                        "attention: sequence %d of %s is not at %lld .. %lld of %lld rows, with at "
-                        "most %d of its own",
-                        i, name, (long long)begin, (long long)end, (long long)total, longest);
-    }
-    if (first == 0 && last == total) return OK;
-    return fail(ERR_USAGE,
-                "attention: the sequences of %s are rows %lld .. %lld; they must cover all %lld "
-                "rows, from 0",
-                name, (long long)first, (long long)last, (long long)total);
-}
-
-int32_t api_longest(int32_t max_seqlen, int64_t total) {
-    int64_t most = total > 0 ? total : 1;
-    return max_seqlen < most ? max_seqlen : (int32_t)most;
-}
-
 status api_backend(backend **out, pool *workers, const char *device) {
     static const char option[] = "--device cpu", argument[] = "device=\"cpu\"";
     _Static_assert(sizeof option == sizeof argument, "one is written over the other");
@@ -94,28 +71,22 @@ static void close_file(void *file) {
     seq_file_close(file);
 }
 
-/* A mapped file has no threads: a child of fork() may go on with it. */
+/* A mapped file has no threads: a child of fork() may keep using it. */
 static const handle_type data_type = {"data set", close_file, .survives_fork = true};
 
-static status open_data(hstu_data **out, const char *path) {
+hstu_status hstu_data_open(hstu_data **out, const char *path) {
     seq_file *file = NULL;
     pool *p = NULL;
     void *value;
-    TRY(api_need(path, "path"));
+    API_TRY(api_need(out, "out"));
+    *out = NULL;
+    API_TRY(api_need(path, "path"));
     status st = api_pool(&p);
     if (st == OK) st = seq_file_open(&file, path, p);
     pool_destroy(p);
-    TRY(st);
-    TRY(handle_open(&value, &data_type, file));
+    st = handle_open(&value, &data_type, file, st);
     *out = value;
-    return OK;
-}
-
-hstu_status hstu_data_open(hstu_data **out, const char *path) {
-    status st = api_need(out, "out");
-    if (st != OK) return (hstu_status)st;
-    *out = NULL;
-    return (hstu_status)open_data(out, path);
+    return (hstu_status)st;
 }
 
 void hstu_data_close(hstu_data *data) {
@@ -132,11 +103,10 @@ static status hold_data(handle **h, const hstu_data *data, const seq_file **file
 
 hstu_status hstu_data_get_info(const hstu_data *data, hstu_data_info *out) {
     const seq_file *s;
-    handle *h = NULL;
-    status st = api_need(out, "out");
-    if (st != OK) return (hstu_status)st;
+    handle *h;
+    API_TRY(api_need(out, "out"));
     *out = (hstu_data_info){0};
-    st = hold_data(&h, data, &s);
+    status st = hold_data(&h, data, &s);
     if (st == OK)
         *out = (hstu_data_info){.users = s->n_users,
                                 .catalogue = s->n_items,
@@ -163,11 +133,10 @@ static status view_history(const seq_file *s, uint64_t user, hstu_history *out) 
 
 hstu_status hstu_data_history(const hstu_data *data, uint64_t user, hstu_history *out) {
     const seq_file *s;
-    handle *h = NULL;
-    status st = api_need(out, "out");
-    if (st != OK) return (hstu_status)st;
+    handle *h;
+    API_TRY(api_need(out, "out"));
     *out = (hstu_history){0};
-    st = hold_data(&h, data, &s);
+    status st = hold_data(&h, data, &s);
     if (st == OK) st = view_history(s, user, out);
     return handle_release(h, st);
 }
@@ -190,35 +159,26 @@ hstu_status hstu_data_copy_history(const hstu_data *data, uint64_t user, uint64_
     return handle_release(h, st);
 }
 
-static status find_user(const seq_file *s, const char *id, uint64_t *out) {
-    TRY(api_need(id, "id"));
-    TRY(api_need(out, "out"));
-    *out = seq_find_user(s, id);
-    if (*out != UINT64_MAX) return OK;
-    return fail(ERR_USAGE, "user '%.200s' is not in the data", id);
-}
-
 hstu_status hstu_data_find_user(const hstu_data *data, const char *id, uint64_t *out) {
     const seq_file *s;
-    handle *h = NULL;
+    handle *h;
+    API_TRY(api_need(id, "id"));
+    API_TRY(api_need(out, "out"));
     status st = hold_data(&h, data, &s);
-    if (st == OK) st = find_user(s, id, out);
+    if (st == OK) *out = seq_find_user(s, id);
+    if (st == OK && *out == UINT64_MAX)
+        st = fail(ERR_USAGE, "user '%.200s' is not in the data", id);
     return handle_release(h, st);
-}
-
-static status find_item(const seq_file *s, const char *id, uint32_t *out) {
-    TRY(api_need(id, "id"));
-    TRY(api_need(out, "out"));
-    *out = seq_find_item(s, id);
-    if (*out != 0) return OK;
-    return fail(ERR_USAGE, "item '%.200s' is not in the catalogue", id);
 }
 
 hstu_status hstu_data_find_item(const hstu_data *data, const char *id, uint32_t *out) {
     const seq_file *s;
-    handle *h = NULL;
+    handle *h;
+    API_TRY(api_need(id, "id"));
+    API_TRY(api_need(out, "out"));
     status st = hold_data(&h, data, &s);
-    if (st == OK) st = find_item(s, id, out);
+    if (st == OK) *out = seq_find_item(s, id);
+    if (st == OK && *out == 0) st = fail(ERR_USAGE, "item '%.200s' is not in the catalogue", id);
     return handle_release(h, st);
 }
 
@@ -333,17 +293,11 @@ static status create_batcher(data_batcher *d, const hstu_data *data,
 hstu_status hstu_batcher_create(hstu_batcher **out, const hstu_data *data,
                                 const hstu_batcher_config *config) {
     data_batcher *d;
-    void *value = NULL;
-    status st = api_need(out, "out");
-    if (st != OK) return (hstu_status)st;
+    void *value;
+    API_TRY(api_need(out, "out"));
     *out = NULL;
-    st = MEM_NEW(&d, 1);
-    if (st != OK) return (hstu_status)st;
-    st = create_batcher(d, data, config);
-    if (st == OK)
-        st = handle_open(&value, &batcher_type, d);
-    else
-        destroy_batcher(d);
+    API_TRY(MEM_NEW(&d, 1));
+    status st = handle_open(&value, &batcher_type, d, create_batcher(d, data, config));
     *out = value;
     return (hstu_status)st;
 }
@@ -352,9 +306,9 @@ void hstu_batcher_destroy(hstu_batcher *b) {
     handle_close(b, &batcher_type);
 }
 
-static status next_batch(batcher *b, hstu_batch *out) {
+static status next_batch(data_batcher *d, hstu_batch *out) {
     const batch *next;
-    TRY(batcher_next(b, &next));
+    TRY(batcher_next(d->b, &next));
     *out = (hstu_batch){.n_users = next->n_users,
                         .n_tokens = next->n_tokens,
                         .n_context = next->n_context,
@@ -376,13 +330,9 @@ static batcher *batcher_of(const handle *h) {
 }
 
 hstu_status hstu_batcher_next(hstu_batcher *b, hstu_batch *out) {
-    handle *h = NULL;
-    status st = api_need(out, "out");
-    if (st != OK) return (hstu_status)st;
+    API_TRY(api_need(out, "out"));
     *out = (hstu_batch){0};
-    st = handle_enter(&h, b, &batcher_type);
-    if (st == OK) st = next_batch(batcher_of(h), out);
-    return handle_leave(h, st);
+    RETURN_WITHIN(b, &batcher_type, next_batch(object, out));
 }
 
 uint64_t hstu_batcher_n_batches(const hstu_batcher *b) {

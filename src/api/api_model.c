@@ -1,18 +1,22 @@
-/* The trained models of hstu.h, over model/trained.h: recommending, scoring, encoding, embeddings.
- */
+/* The models of hstu.h: over model/trained.h recommending, scoring, encoding and embeddings;
+ * training as `hstu train` does it, with the lines of its log passed to a callback. */
 #include <inttypes.h>
 #include <math.h>
+#include <signal.h>
 #include <string.h>
 
 #include "api/api_int.h"
 #include "base/mem.h"
+#include "config/config.h"
 #include "hstu.h"
+#include "model/checkpoint_load.h"
 #include "model/histories.h"
 #include "model/item_table.h"
 #include "model/recommender.h"
 #include "model/scorer.h"
 #include "model/trained.h"
 #include "nn/input.h"
+#include "train/loop/trainer.h"
 
 enum { MAX_HISTORY = 1 << 30 }; /* events: far beyond any, to catch a length that is garbage */
 
@@ -62,7 +66,7 @@ static status name_columns(api_model *m) {
     for (int32_t i = 0; i < m->n_columns && st == OK; i++) {
         size_t n = strlen(scorer_columns(s)[i]) + 1;
         if (used + n > sizeof m->columns)
-            st = fail(ERR_UNSUPPORTED, "a model with too many names of scores");
+            st = fail(ERR_UNSUPPORTED, "the model has too many score columns");
         else
             memcpy(m->columns + used, scorer_columns(s)[i], n);
         used += n;
@@ -84,22 +88,13 @@ static status open_model(api_model *m, const char *run, const char *data, const 
 hstu_status hstu_model_open(hstu_model **out, const char *run, const char *data,
                             const char *device) {
     api_model *m;
-    void *value = NULL;
-    status st = api_need(out, "out");
-    if (st != OK) return (hstu_status)st;
+    void *value;
+    API_TRY(api_need(out, "out"));
     *out = NULL;
-    st = MEM_NEW(&m, 1);
-    if (st != OK) return (hstu_status)st;
-    st = open_model(m, run, data, device);
-    if (st == OK) {
-        st = handle_open(&value, &api_model_type, m);
-        *out = value;
-        return (hstu_status)st;
-    }
-    failure f;
-    failure_save(&f, st);
-    destroy_model(m);
-    return (hstu_status)failure_restore(&f);
+    API_TRY(MEM_NEW(&m, 1));
+    status st = handle_open(&value, &api_model_type, m, open_model(m, run, data, device));
+    *out = value;
+    return (hstu_status)st;
 }
 
 /* The rows of items that are scored have the width of the table. */
@@ -122,10 +117,9 @@ static hstu_model_info info_of(const api_model *m) {
 
 hstu_status hstu_model_get_info(const hstu_model *m, hstu_model_info *out) {
     handle *h;
-    status st = api_need(out, "out");
-    if (st != OK) return (hstu_status)st;
+    API_TRY(api_need(out, "out"));
     *out = (hstu_model_info){0};
-    st = handle_hold(&h, m, &api_model_type);
+    status st = handle_hold(&h, m, &api_model_type);
     if (st == OK) *out = info_of(handle_object(h));
     return handle_release(h, st);
 }
@@ -229,11 +223,8 @@ static status recommend_users(api_model *m, const uint64_t *users, uint64_t n_us
 
 hstu_status hstu_model_recommend(hstu_model *m, const uint64_t *users, uint64_t n_users, int32_t k,
                                  int32_t keeps_seen, uint32_t *item, float *score) {
-    handle *h;
-    status st = handle_enter(&h, m, &api_model_type);
-    if (st == OK)
-        st = recommend_users(handle_object(h), users, n_users, k, keeps_seen, item, score);
-    return handle_leave(h, st);
+    RETURN_WITHIN(m, &api_model_type,
+                  recommend_users(object, users, n_users, k, keeps_seen, item, score));
 }
 
 /* Arrays that a caller leaves out are zeros. */
@@ -339,10 +330,8 @@ static status score_users(api_model *m, const uint64_t *users, uint64_t n_users,
 
 hstu_status hstu_model_score(hstu_model *m, const uint64_t *users, uint64_t n_users,
                              const uint32_t *candidates, int32_t n_candidates, float *out) {
-    handle *h;
-    status st = handle_enter(&h, m, &api_model_type);
-    if (st == OK) st = score_users(handle_object(h), users, n_users, candidates, n_candidates, out);
-    return handle_leave(h, st);
+    RETURN_WITHIN(m, &api_model_type,
+                  score_users(object, users, n_users, candidates, n_candidates, out));
 }
 
 /* Embeddings. */
@@ -362,10 +351,7 @@ static status read_embeddings(api_model *m, float *out) {
 }
 
 hstu_status hstu_model_item_embeddings(hstu_model *m, float *out) {
-    handle *h;
-    status st = handle_enter(&h, m, &api_model_type);
-    if (st == OK) st = read_embeddings(handle_object(h), out);
-    return handle_leave(h, st);
+    RETURN_WITHIN(m, &api_model_type, read_embeddings(object, out));
 }
 
 static status encode(api_model *m, pass *p, histories *h, const uint64_t *users, uint64_t n_users,
@@ -407,8 +393,90 @@ static status encode_users(api_model *m, const uint64_t *users, uint64_t n_users
 }
 
 hstu_status hstu_model_encode(hstu_model *m, const uint64_t *users, uint64_t n_users, float *out) {
-    handle *h;
-    status st = handle_enter(&h, m, &api_model_type);
-    if (st == OK) st = encode_users(handle_object(h), users, n_users, out);
-    return handle_leave(h, st);
+    RETURN_WITHIN(m, &api_model_type, encode_users(object, users, n_users, out));
+}
+
+/* Training. */
+
+_Static_assert(sizeof(sig_atomic_t) == sizeof(int32_t), "the flag of a caller is polled in place");
+
+void hstu_train_defaults(hstu_train_args *out) {
+    if (out == NULL) return;
+    *out = (hstu_train_args){.device = "auto"};
+}
+
+typedef struct train_job {
+    const hstu_train_args *args;
+    volatile int32_t own_stop;
+    volatile int32_t *stop; /* the caller's, or own_stop */
+    config *config;
+    pool *workers;
+    backend *be;
+    seq_file *data;
+    session session;
+} train_job;
+
+static status tell(void *ctx, const train_event *e, const char *json) {
+    train_job *j = ctx;
+    (void)e;
+    if (j->args->callback != NULL && j->args->callback(j->args->ctx, json) != 0)
+        __atomic_store_n(j->stop, 1, __ATOMIC_RELAXED);
+    return OK;
+}
+
+static status load_config(train_job *j) {
+    const hstu_train_args *a = j->args;
+    if (a->config == NULL && a->is_resume) return checkpoint_run_config(&j->config, a->run);
+    if (a->config == NULL) return fail(ERR_USAGE, "a config is needed: a gin file");
+    for (int32_t i = 0; i < a->n_overrides; i++)
+        if (a->overrides == NULL || a->overrides[i] == NULL)
+            return fail(ERR_USAGE, "override %d of %d is NULL", i + 1, a->n_overrides);
+    config_source source = {.path = a->config,
+                            .overrides = a->overrides,
+                            .n_overrides = a->n_overrides > 0 ? (size_t)a->n_overrides : 0};
+    return config_load(&j->config, &source);
+}
+
+static status run(train_job *j) {
+    const hstu_train_args *a = j->args;
+    TRY(api_begin());
+    if (a->epochs < 0 || a->n_overrides < 0)
+        return fail(ERR_USAGE, "epochs and n_overrides must not be negative");
+    if (a->data == NULL || a->run == NULL)
+        return fail(ERR_USAGE, "training needs data and the folder of a run");
+    TRY(load_config(j));
+    if (a->epochs > 0) {
+        j->config->trainer.n_epochs = a->epochs;
+        j->config->trainer.max_train_iters = CONFIG_NONE;
+    }
+    TRY(config_check_trainable(j->config));
+    TRY(api_pool(&j->workers));
+    TRY(api_backend(&j->be, j->workers, a->device));
+    TRY(seq_file_open(&j->data, a->data, j->workers));
+    TRY(session_open(&j->session, j->config, j->data, j->be));
+    train_options o = train_options_default();
+    o.run = a->run;
+    o.n_epochs = a->epochs;
+    o.is_resume = a->is_resume != 0;
+    o.has_validation = a->has_validation != 0;
+    o.stop = j->stop;
+    o.observer = tell;
+    o.ctx = j;
+    return trainer_run(&j->session, &o);
+}
+
+hstu_status hstu_train(const hstu_train_args *args) {
+    train_job j = {.args = args};
+    status st = api_need(args, "args");
+    if (st != OK) return (hstu_status)st;
+    j.stop = args->stop != NULL ? args->stop : &j.own_stop;
+    st = run(&j);
+    failure f;
+    failure_save(&f, st);
+    session_close(&j.session);
+    seq_file_close(j.data);
+    backend_destroy(j.be);
+    pool_destroy(j.workers);
+    config_destroy(j.config);
+    return (hstu_status)(st == OK ? OK : failure_restore(&f));
 }

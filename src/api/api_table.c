@@ -86,17 +86,12 @@ static const handle_type table_type = {"table", destroy_table, .survives_fork = 
 
 hstu_status hstu_table_create(hstu_table **out, const hstu_table_config *config) {
     api_table *table;
-    void *value = NULL;
-    status st = api_need(out, "out");
-    if (st != OK) return (hstu_status)st;
+    void *value;
+    API_TRY(api_need(out, "out"));
     *out = NULL;
-    st = config == NULL ? fail(ERR_USAGE, "table: there is no config") : MEM_NEW(&table, 1);
-    if (st != OK) return (hstu_status)st;
-    st = open_table(table, config);
-    if (st == OK)
-        st = handle_open(&value, &table_type, table);
-    else
-        destroy_table(table);
+    API_TRY(api_need(config, "config"));
+    API_TRY(MEM_NEW(&table, 1));
+    status st = handle_open(&value, &table_type, table, open_table(table, config));
     *out = value;
     return (hstu_status)st;
 }
@@ -178,11 +173,7 @@ static status lookup(api_table *table, int64_t n, const uint64_t *ids, float *ro
 }
 
 hstu_status hstu_table_lookup(hstu_table *table, int64_t n, const uint64_t *ids, float *rows) {
-    handle *h;
-    api_table *t;
-    status st = enter(&h, table, &t);
-    if (st == OK) st = lookup(t, n, ids, rows);
-    return handle_leave(h, st);
+    RETURN_WITHIN(table, &table_type, lookup(object, n, ids, rows));
 }
 
 static status insert(api_table *table, int64_t n, const uint64_t *ids, const float *rows,
@@ -197,11 +188,7 @@ static status insert(api_table *table, int64_t n, const uint64_t *ids, const flo
 
 hstu_status hstu_table_insert(hstu_table *table, int64_t n, const uint64_t *ids, const float *rows,
                               int64_t *n_rejected) {
-    handle *h;
-    api_table *t;
-    status st = enter(&h, table, &t);
-    if (st == OK) st = insert(t, n, ids, rows, n_rejected);
-    return handle_leave(h, st);
+    RETURN_WITHIN(table, &table_type, insert(object, n, ids, rows, n_rejected));
 }
 
 /* Optimizers keep squares, and sums of squares over a row. */
@@ -256,7 +243,7 @@ static status check_step(const hstu_table_step *s, row_opt opt) {
 static status update(api_table *table, int64_t n, const uint64_t *ids, const float *gradients,
                      const hstu_table_step *step) {
     TRY(check(n, ids, gradients));
-    if (step == NULL) return fail(ERR_USAGE, "table: there is no hstu_table_step");
+    if (step == NULL) return fail(ERR_USAGE, "table: step is NULL");
     if (n > table->max_batch)
         return fail(ERR_USAGE, "table: %lld ids in one update; max_batch is %lld", (long long)n,
                     (long long)table->max_batch);
@@ -275,11 +262,7 @@ static status update(api_table *table, int64_t n, const uint64_t *ids, const flo
 
 hstu_status hstu_table_update(hstu_table *table, int64_t n, const uint64_t *ids,
                               const float *gradients, const hstu_table_step *step) {
-    handle *h;
-    api_table *t;
-    status st = enter(&h, table, &t);
-    if (st == OK) st = update(t, n, ids, gradients, step);
-    return handle_leave(h, st);
+    RETURN_WITHIN(table, &table_type, update(object, n, ids, gradients, step));
 }
 
 hstu_status hstu_table_erase(hstu_table *table, int64_t n, const uint64_t *ids, int64_t *n_erased) {

@@ -1,8 +1,7 @@
-#include "api/handle.h"
-
 #include <pthread.h>
 #include <stdint.h>
 
+#include "api/api_int.h"
 #include "base/mem.h"
 
 enum { SLOT_BITS = 16, N_SLOTS = 1 << SLOT_BITS };
@@ -16,7 +15,7 @@ struct handle {
     pthread_mutex_t turn; /* of handle_enter */
 };
 
-/* All of it under the lock, which nobody keeps for longer than a look-up. */
+/* All of it under the lock, which is held for a look-up only. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static uint64_t n_forks; /* between the first process and this one */
 static struct {
@@ -60,12 +59,12 @@ static status take_slot(handle *h, void **value) {
     return fail(ERR_UNSUPPORTED, "%d objects of libhstu are open; close some first", (int)N_SLOTS);
 }
 
-status handle_open(void **out, const handle_type *type, void *object) {
+status handle_open(void **out, const handle_type *type, void *object, status st) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
-    handle *h;
+    handle *h = NULL;
     *out = NULL;
     pthread_once(&once, watch_forks);
-    status st = MEM_NEW(&h, 1);
+    if (st == OK) st = MEM_NEW(&h, 1);
     if (st == OK) {
         *h = (handle){.type = type, .object = object, .n_holds = 1, .is_open = true};
         pthread_mutex_init(&h->turn, NULL);

@@ -1,9 +1,8 @@
-#include "api/handle.h"
-
 #include <pthread.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "api/api_int.h"
 #include "test.h"
 
 static int n_destroyed;
@@ -28,8 +27,8 @@ static void check_refused(const void *value, const char *text) {
 TEST(handle_refuses_what_is_not_open) {
     int object;
     void *first, *second, *other;
-    CHECK_OK(handle_open(&first, &type, &object));
-    CHECK_OK(handle_open(&other, &other_type, &object));
+    CHECK_OK(handle_open(&first, &type, &object, OK));
+    CHECK_OK(handle_open(&other, &other_type, &object, OK));
     CHECK(handle_type_of(first) == &type && handle_type_of(&object) == NULL);
     check_refused(NULL, "the thing is NULL; open one first");
     check_refused(&object, "the thing is closed, or this is not a thing");
@@ -39,7 +38,7 @@ TEST(handle_refuses_what_is_not_open) {
     check_refused(first, "the thing is closed");
     /* Not even when its slot has been taken again, and again. */
     for (int i = 0; i < 70000; i++) {
-        CHECK_OK(handle_open(&second, &type, &object));
+        CHECK_OK(handle_open(&second, &type, &object, OK));
         CHECK(second != first && second != NULL);
         handle_close(second, &type);
     }
@@ -52,8 +51,8 @@ TEST(handle_limits_the_open_objects) {
     static void *values[65536];
     void *more;
     for (int i = 0; i < 65536; i++)
-        CHECK_OK(handle_open(&values[i], &type, NULL));
-    CHECK_FAILS(handle_open(&more, &type, NULL), ERR_UNSUPPORTED, "65536 objects of libhstu");
+        CHECK_OK(handle_open(&values[i], &type, NULL, OK));
+    CHECK_FAILS(handle_open(&more, &type, NULL, OK), ERR_UNSUPPORTED, "65536 objects of libhstu");
     CHECK(more == NULL);
     CHECK_EQ(n_destroyed, 1);
     for (int i = 0; i < 65536; i++)
@@ -64,7 +63,7 @@ TEST(handle_limits_the_open_objects) {
 TEST(handle_keeps_an_object_that_is_held) {
     void *value;
     handle *h, *again;
-    CHECK_OK(handle_open(&value, &type, NULL));
+    CHECK_OK(handle_open(&value, &type, NULL, OK));
     CHECK_OK(handle_hold(&h, value, &type));
     handle_close(value, &type);
     CHECK_EQ(n_destroyed, 0);
@@ -96,7 +95,7 @@ static void *take_turns(void *ctx) {
 TEST(handle_enters_one_thread_at_a_time) {
     turns t = {0};
     pthread_t threads[8];
-    CHECK_OK(handle_open(&t.value, &type, NULL));
+    CHECK_OK(handle_open(&t.value, &type, NULL, OK));
     for (int i = 0; i < 8; i++)
         CHECK_EQ(pthread_create(&threads[i], NULL, take_turns, &t), 0);
     for (int i = 0; i < 8; i++)
@@ -119,7 +118,7 @@ TEST(handle_closed_during_a_call) {
     void *value;
     handle *h;
     pthread_t thread;
-    CHECK_OK(handle_open(&value, &type, NULL));
+    CHECK_OK(handle_open(&value, &type, NULL, OK));
     CHECK_OK(handle_enter(&h, value, &type));
     CHECK_EQ(pthread_create(&thread, NULL, wait_for_turn, value), 0);
     usleep(50000); /* it waits; if it has not come that far, the reason is another */
@@ -136,8 +135,8 @@ TEST(handle_after_fork) {
     void *value, *survivor;
     handle *h, *mine;
     int result;
-    CHECK_OK(handle_open(&value, &type, NULL));
-    CHECK_OK(handle_open(&survivor, &other_type, NULL));
+    CHECK_OK(handle_open(&value, &type, NULL, OK));
+    CHECK_OK(handle_open(&survivor, &other_type, NULL, OK));
     CHECK_OK(handle_enter(&mine, value, &type));
     pid_t child = fork();
     if (child == 0) {
@@ -150,7 +149,7 @@ TEST(handle_after_fork) {
         CHECK_EQ(n_destroyed, 0);
         handle_close(survivor, &other_type);
         CHECK_EQ(n_destroyed, 1);
-        CHECK_OK(handle_open(&fresh, &type, NULL));
+        CHECK_OK(handle_open(&fresh, &type, NULL, OK));
         CHECK_OK(handle_enter(&h, fresh, &type));
         handle_leave(h, OK);
         _exit(33);

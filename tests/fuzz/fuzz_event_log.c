@@ -3,7 +3,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 
-#include "serve/state/event_log.h"
+#include "serve/state/state_tools.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n);
 

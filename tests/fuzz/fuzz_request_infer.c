@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "serve/http/request_infer.h"
+#include "serve/http/request.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n);
 

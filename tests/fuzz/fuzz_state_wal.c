@@ -2,7 +2,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 
-#include "serve/state/state_wal.h"
+#include "serve/state/state_db.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n);
 

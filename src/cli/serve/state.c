@@ -7,7 +7,7 @@
 #include "cli/cli.h"
 #include "cli/json_line.h"
 #include "cli/machine/plan.h"
-#include "serve/state/event_log.h"
+#include "serve/state/state_tools.h"
 
 typedef struct state_args {
     const char *word[2]; /* folder, file */

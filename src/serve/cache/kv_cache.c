@@ -1,10 +1,213 @@
 #include "serve/cache/kv_cache.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "base/hash.h"
 #include "base/mem.h"
-#include "serve/cache/kv_cache_int.h"
+#include "serve/cache/kv_heap.h"
+
+enum { KV_NONE = -1 };
+
+/* A page, wherever its keys and values are. */
+typedef struct kv_node {
+    uint64_t key;       /* the chained hash before the page, and the first token */
+    uint64_t chain;     /* the chained hash after the page, where has_chain */
+    int32_t parent;     /* the page before it; KV_NONE: it is the first of its sequence */
+    int32_t first;      /* place of its first token */
+    int32_t device;     /* its page on the device; KV_NONE: it has none */
+    int32_t host;       /* its page on the host; KV_NONE: it has none */
+    int32_t n_ready;    /* tokens that can be read on the device */
+    int32_t n_coming;   /* tokens that a lease writes */
+    int32_t n_host;     /* tokens that can be read on the host */
+    int32_t child;      /* the page that was added after it last, whatever became of it; KV_NONE */
+    int32_t n_children; /* pages after it */
+    int32_t n_resident; /* children that are on the device */
+    int32_t n_pins;
+    int32_t n_held;      /* by kv_cache_hold */
+    uint32_t generation; /* grows with each change of tokens that could be read */
+    int32_t next;        /* in its bucket, or in the list of free nodes */
+    double priority;
+    uint64_t used; /* the batch of its last use */
+    bool is_free, has_chain;
+} kv_node;
+
+/* The free pages of a tier. */
+typedef struct kv_free_list {
+    int32_t *page; /* (n) */
+    int32_t n;
+} kv_free_list;
+
+struct kv_cache {
+    kv_cache_config config;
+    kv_costs costs;
+    int32_t n_nodes;
+    kv_node *nodes;  /* (n_nodes) */
+    char *tokens;    /* (n_nodes, KV_PAGE, token_bytes) */
+    int32_t *bucket; /* (n_buckets), a power of two */
+    uint64_t n_buckets;
+    int32_t free;                /* the first free node */
+    int32_t *owner, *host_owner; /* by page of the tier: its node */
+    kv_free_list free_pages, free_host;
+    kv_heap leaves;    /* nodes that can leave the device */
+    kv_heap idle;      /* nodes that can leave the host; copies of device pages first */
+    kv_move *out, *in; /* (n_pages) */
+    double clock;
+    uint64_t now, n_forgotten;
+    kv_cache_counts counts;
+    int32_t n_moves_out, n_moves_in; /* that are listed */
+};
+
+static int32_t *bucket_of(const kv_cache *c, uint64_t key) {
+    return &c->bucket[hash64_mix(key) & (c->n_buckets - 1)];
+}
+
+/* Whether the device has all that the host has of a page. */
+static bool is_host_copy(const kv_node *p) {
+    return p->device != KV_NONE && p->n_ready >= p->n_host;
+}
+
+/* Puts a node into the heaps or takes it out, as its pins, children and copies say.  Copies of
+ * device pages leave the host first: nothing is lost with them. */
+static void note_use(kv_cache *c, int32_t number) {
+    const kv_node *p = &c->nodes[number];
+    bool is_idle = !p->is_free && p->n_pins == 0 && p->n_held == 0, is_copy = is_host_copy(p);
+    bool can_leave = is_idle && p->device != KV_NONE && p->n_resident == 0;
+    bool can_drop = is_idle && p->host != KV_NONE && (is_copy || p->n_children == 0);
+    kv_heap_set(&c->leaves, number, can_leave, p->priority);
+    kv_heap_set(&c->idle, number, can_drop, is_copy ? -INFINITY : p->priority);
+}
+
+static void drop_host(kv_cache *c, int32_t number) {
+    kv_node *p = &c->nodes[number];
+    c->host_owner[p->host] = KV_NONE;
+    c->free_host.page[c->free_host.n++] = p->host;
+    p->host = KV_NONE;
+    p->n_host = 0;
+    note_use(c, number);
+}
+
+/* Frees the page of a node on the device. */
+static void detach(kv_cache *c, int32_t number) {
+    kv_node *p = &c->nodes[number];
+    c->owner[p->device] = KV_NONE;
+    c->free_pages.page[c->free_pages.n++] = p->device;
+    p->device = KV_NONE;
+    p->n_ready = 0;
+    note_use(c, number);
+    if (p->parent == KV_NONE) return;
+    c->nodes[p->parent].n_resident--;
+    note_use(c, p->parent);
+}
+
+static void unlink_node(kv_cache *c, int32_t number) {
+    int32_t *at = bucket_of(c, c->nodes[number].key);
+    while (*at != number)
+        at = &c->nodes[*at].next;
+    *at = c->nodes[number].next;
+}
+
+/* Forgets a node without children. */
+static void free_node(kv_cache *c, int32_t number) {
+    kv_node *p = &c->nodes[number];
+    if (p->device != KV_NONE) detach(c, number);
+    if (p->host != KV_NONE) drop_host(c, number);
+    unlink_node(c, number);
+    p->is_free = true;
+    note_use(c, number);
+    p->next = c->free;
+    c->free = number;
+    if (p->parent == KV_NONE) return;
+    c->nodes[p->parent].n_children--;
+    note_use(c, p->parent);
+}
+
+/* Gives a node a page of the host; where none is free, the node of least value there is evicted. */
+static bool take_host(kv_cache *c, int32_t number) {
+    if (c->free_host.n == 0) {
+        if (c->idle.n == 0) return false;
+        int32_t last = c->idle.item[0];
+        if (c->nodes[last].device != KV_NONE) {
+            drop_host(c, last);
+        } else {
+            free_node(c, last);
+            c->counts.n_host_evicted++;
+        }
+    }
+    int32_t page = c->free_host.page[--c->free_host.n];
+    c->nodes[number].host = page;
+    c->host_owner[page] = number;
+    return true;
+}
+
+double kv_costs_predict(const kv_costs *k, int32_t n, int32_t n_reused, int32_t n_loaded) {
+    double have = n_loaded, rest = n - have;
+    double pages = ceil((n_loaded - n_reused) / (double)KV_PAGE);
+    double load = pages > 0 ? k->load_s + pages * k->page_s : 0;
+    double compute = rest * k->token_s + (n - have) * (n + have) / 2 * k->pair_s;
+    /* A pipeline of two stages, cut into the layers. */
+    return fmax(load, compute) + fmin(load, compute) / (k->n_stages > 1 ? k->n_stages : 1);
+}
+
+int32_t kv_costs_break_even(const kv_costs *k) {
+    for (int32_t n = KV_PAGE; n <= 1 << 24; n += n < 1 << 14 ? KV_PAGE : n / 256)
+        if (kv_costs_predict(k, n + 1, 0, n) < kv_costs_predict(k, n + 1, 0, 0)) return n;
+    return -1;
+}
+
+/* Whether n_loaded - n_reused tokens on the host are loaded rather than computed. */
+static bool is_loading_faster(const kv_cache *c, int32_t n, int32_t n_reused, int32_t n_loaded) {
+    const kv_costs *k = &c->costs;
+    if (k->n_stages == 0) return true; /* no costs are known */
+    return kv_costs_predict(k, n, n_reused, n_loaded) < kv_costs_predict(k, n, n_reused, n_reused);
+}
+
+/* Keeps a page that leaves the device on the host, where that can pay: a sequence that is computed
+ * faster than loaded would never be read there.  A page with others after it must stay in any
+ * case. */
+static bool keep_on_host(kv_cache *c, int32_t number) {
+    kv_node *p = &c->nodes[number];
+    int32_t n = p->first + p->n_ready;
+    if (c->config.n_host_pages == 0) return false;
+    if (p->host != KV_NONE && p->n_host >= p->n_ready) return true;
+    if (p->n_children == 0 && p->host == KV_NONE && !is_loading_faster(c, n + 1, 0, n))
+        return false;
+    if (c->n_moves_out == c->config.n_pages) return p->host != KV_NONE;
+    if (p->host == KV_NONE && !take_host(c, number)) return false;
+    p = &c->nodes[number];
+    p->n_host = p->n_ready;
+    c->out[c->n_moves_out++] = (kv_move){p->device, p->host};
+    c->counts.n_out++;
+    return true;
+}
+
+/* Makes sure that a page of the device is free, by eviction; false: all are in use. */
+static bool make_room(kv_cache *c) {
+    if (c->free_pages.n > 0) return true;
+    if (c->leaves.n == 0) return false;
+    int32_t number = c->leaves.item[0];
+    bool is_kept = keep_on_host(c, number);
+    if (!is_kept && c->nodes[number].n_children > 0) return false;
+    c->clock = c->nodes[number].priority;
+    c->counts.n_evicted++;
+    if (is_kept)
+        detach(c, number);
+    else
+        free_node(c, number);
+    return true;
+}
+
+/* Gives a node a free page of the device. */
+static void attach(kv_cache *c, int32_t number) {
+    kv_node *p = &c->nodes[number];
+    p->device = c->free_pages.page[--c->free_pages.n];
+    c->owner[p->device] = number;
+    if (p->parent != KV_NONE) {
+        c->nodes[p->parent].n_resident++;
+        note_use(c, p->parent);
+    }
+    note_use(c, number);
+}
 
 static void fill_list(kv_free_list *l, int32_t *owner, int32_t n) {
     l->n = 0;
@@ -14,7 +217,7 @@ static void fill_list(kv_free_list *l, int32_t *owner, int32_t n) {
     }
 }
 
-/* Everything is free. */
+/* Frees every page and node. */
 static void clear(kv_cache *c) {
     for (uint64_t i = 0; i < c->n_buckets; i++)
         c->bucket[i] = KV_NONE;
@@ -25,7 +228,7 @@ static void clear(kv_cache *c) {
                                 .host = KV_NONE,
                                 .is_free = true,
                                 .generation = c->nodes[i].generation + 1};
-        kv_note_use(c, i);
+        note_use(c, i);
         c->free = i;
     }
     fill_list(&c->free_pages, c->owner, c->config.n_pages);
@@ -127,7 +330,7 @@ static double cost_of(const kv_cache *c, int32_t first) {
  * most pages of a sequence are, and none of the heaps' memory is looked at for them. */
 static void note_pin(kv_cache *c, int32_t number) {
     const kv_node *p = &c->nodes[number];
-    if (p->n_resident == 0 || p->host != KV_NONE) kv_note_use(c, number);
+    if (p->n_resident == 0 || p->host != KV_NONE) note_use(c, number);
 }
 
 static void pin(kv_cache *c, int32_t number) {
@@ -168,7 +371,7 @@ static bool has_equal(const kv_cache *c, int32_t number, const char *tokens, int
 static int32_t count_equal(const kv_cache *c, int32_t number, const char *tokens, int32_t n) {
     const char *own = tokens_of(c, number);
     int32_t has = n_readable(&c->nodes[number]), most = has < n ? has : n, i = 0;
-    if (has_equal(c, number, tokens, most)) return most; /* mostly, and much faster */
+    if (has_equal(c, number, tokens, most)) return most; /* the usual case, and much faster */
     while (i < most &&
            memcmp(from_token(c, own, i), from_token(c, tokens, i), c->config.token_bytes) == 0)
         i++;
@@ -180,7 +383,7 @@ static int32_t find(const kv_cache *c, int32_t parent, uint64_t key, const char 
                     int32_t *n_equal) {
     int32_t best = KV_NONE;
     *n_equal = 0;
-    for (int32_t i = *kv_bucket_of(c, key); i != KV_NONE; i = c->nodes[i].next) {
+    for (int32_t i = *bucket_of(c, key); i != KV_NONE; i = c->nodes[i].next) {
         if (c->nodes[i].key != key || c->nodes[i].parent != parent) continue;
         int32_t equal = count_equal(c, i, tokens, n);
         if (equal <= *n_equal) continue;
@@ -221,15 +424,15 @@ static int32_t find_next(const kv_cache *c, int32_t parent, uint64_t chain, cons
     return child != KV_NONE ? child : find(c, parent, key_of(c, chain, tokens), tokens, n, n_equal);
 }
 
-/* Whether a lease of this batch writes the same tokens to a page already, */
+/* Whether a lease of this batch already writes these tokens to a page. */
 static bool is_coming_to(const kv_cache *c, int32_t number, const char *tokens, int32_t n) {
     int32_t coming = c->nodes[number].n_coming, most = coming < n ? coming : n;
     return most > 0 && has_equal(c, number, tokens, most);
 }
 
-/* or to any page after `parent`. */
+/* The same for any page after `parent`. */
 static bool is_coming(kv_cache *c, int32_t parent, uint64_t key, const char *tokens, int32_t n) {
-    for (int32_t i = *kv_bucket_of(c, key); i != KV_NONE; i = c->nodes[i].next)
+    for (int32_t i = *bucket_of(c, key); i != KV_NONE; i = c->nodes[i].next)
         if (c->nodes[i].key == key && c->nodes[i].parent == parent && is_coming_to(c, i, tokens, n))
             return true;
     return false;
@@ -249,8 +452,8 @@ static void write_tokens(kv_cache *c, int32_t number, int32_t from, const char *
 
 /* A new page after `parent`, pinned; KV_NONE: there is none. */
 static int32_t add_page(kv_cache *c, int32_t parent, int32_t first, uint64_t key) {
-    int32_t *bucket = kv_bucket_of(c, key);
-    if (!kv_make_room(c)) return KV_NONE; /* as every node has a page, one of them is free now */
+    int32_t *bucket = bucket_of(c, key);
+    if (!make_room(c)) return KV_NONE; /* as every node has a page, one of them is free now */
     int32_t number = c->free;
     kv_node *p = &c->nodes[number];
     c->free = p->next;
@@ -268,7 +471,7 @@ static int32_t add_page(kv_cache *c, int32_t parent, int32_t first, uint64_t key
         c->nodes[parent].child = number;
     }
     pin(c, number);
-    kv_attach(c, number);
+    attach(c, number);
     return number;
 }
 
@@ -276,7 +479,7 @@ static int32_t add_page(kv_cache *c, int32_t parent, int32_t first, uint64_t key
  * page on the device, too. */
 static int32_t adopt_page(kv_cache *c, int32_t parent, uint64_t key, const char *tokens,
                           int32_t n) {
-    int32_t i = *kv_bucket_of(c, key);
+    int32_t i = *bucket_of(c, key);
     for (; i != KV_NONE; i = c->nodes[i].next) {
         const kv_node *p = &c->nodes[i];
         int32_t most = p->n_host < n ? p->n_host : n;
@@ -286,8 +489,8 @@ static int32_t adopt_page(kv_cache *c, int32_t parent, uint64_t key, const char 
     }
     if (i == KV_NONE) return KV_NONE;
     pin(c, i); /* so that it stays on the host meanwhile */
-    if (kv_make_room(c)) {
-        kv_attach(c, i);
+    if (make_room(c)) {
+        attach(c, i);
         return i;
     }
     unpin(c, i);
@@ -330,9 +533,9 @@ static void add_rest(kv_cache *c, const char *tokens, int32_t n, uint64_t chain,
 
 /* The last page found may belong to a sequence that goes on differently after the first few tokens.
  * Where this sequence still has more tokens to store than it would reuse there, it does not reuse
- * them and starts a page of its own.  So sequences with the same beginning, contextual tokens say,
- * do not keep each other out of the cache.  A page that is being loaded stays pinned, since its
- * copy on the host is still to be read. */
+ * them and starts a page of its own.  So sequences with the same beginning, such as contextual
+ * tokens, do not keep each other out of the cache.  A page that is being loaded stays pinned, since
+ * its copy on the host is still to be read. */
 static void leave_last(kv_cache *c, const char *tokens, int32_t n, kv_lease *lease) {
     int32_t equal = lease->n_reused % KV_PAGE, first = lease->n_reused - equal;
     int32_t count = n - first < KV_PAGE ? n - first : KV_PAGE;
@@ -457,8 +660,8 @@ static void cut(kv_cache *c, kv_lease *lease, int32_t n_pages) {
 
 static bool load_page(kv_cache *c, int32_t number) {
     kv_node *p = &c->nodes[number];
-    if (c->n_moves_in == c->config.n_pages || !kv_make_room(c)) return false;
-    kv_attach(c, number);
+    if (c->n_moves_in == c->config.n_pages || !make_room(c)) return false;
+    attach(c, number);
     p->n_ready = p->n_host;
     c->in[c->n_moves_in++] = (kv_move){p->device, p->host};
     c->counts.n_in++;
@@ -472,7 +675,7 @@ static void load(kv_cache *c, int32_t n, kv_lease *lease) {
         i++;
     if (i == n_pages) return;
     int32_t n_here = i * KV_PAGE;
-    if (!kv_loads(c, n, n_here, lease->n_reused)) {
+    if (!is_loading_faster(c, n, n_here, lease->n_reused)) {
         cut(c, lease, i);
         return;
     }
@@ -530,9 +733,9 @@ void kv_cache_give(kv_cache *c, const kv_lease *lease, bool is_written) {
         unpin(c, number);
         if (!is_own || p->n_ready > 0) continue;
         if (p->n_host > 0)
-            kv_detach(c, number);
+            detach(c, number);
         else
-            kv_free_node(c, number);
+            free_node(c, number);
     }
 }
 
@@ -564,4 +767,66 @@ kv_page_view kv_cache_view(const kv_cache *c, int32_t page) {
 kv_page_view kv_cache_view_host(const kv_cache *c, int32_t page) {
     int32_t number = c->host_owner[page];
     return view(c, number, number != KV_NONE ? c->nodes[number].n_host : 0);
+}
+
+static bool is_linked(const kv_cache *c, int32_t number) {
+    int32_t i = *bucket_of(c, c->nodes[number].key);
+    while (i != KV_NONE && i != number)
+        i = c->nodes[i].next;
+    return i == number;
+}
+
+static bool are_places_right(const kv_cache *c, int32_t number) {
+    const kv_node *p = &c->nodes[number];
+    bool has_device = p->device != KV_NONE, has_host = p->host != KV_NONE;
+    if (!has_device && (!has_host || p->n_host == 0 || p->n_ready > 0 || p->n_coming > 0))
+        return false;
+    if (has_device && c->owner[p->device] != number) return false;
+    if (has_host && c->host_owner[p->host] != number) return false;
+    if (!has_host && p->n_host > 0) return false;
+    bool is_idle = p->n_pins == 0 && p->n_held == 0;
+    bool can_leave = has_device && is_idle && p->n_resident == 0;
+    bool can_drop = has_host && is_idle && (is_host_copy(p) || p->n_children == 0);
+    return can_leave == kv_heap_has(&c->leaves, number) &&
+           can_drop == kv_heap_has(&c->idle, number);
+}
+
+static bool are_children_right(const kv_cache *c, int32_t number) {
+    const kv_node *p = &c->nodes[number];
+    int32_t n_children = 0, n_resident = 0;
+    for (int32_t k = 0; k < c->n_nodes; k++) {
+        if (c->nodes[k].is_free || c->nodes[k].parent != number) continue;
+        n_children++;
+        n_resident += c->nodes[k].device != KV_NONE;
+    }
+    if (n_children != p->n_children || n_resident != p->n_resident) return false;
+    if (n_resident > 0 && p->device == KV_NONE) return false;
+    if (n_children == 0) return true;
+    return p->n_ready == KV_PAGE || p->n_coming == KV_PAGE || p->n_host == KV_PAGE;
+}
+
+static bool is_node_right(const kv_cache *c, int32_t number) {
+    const kv_node *p = &c->nodes[number];
+    if (!is_linked(c, number)) return false;
+    if (!are_places_right(c, number) || !are_children_right(c, number)) return false;
+    if (p->n_pins == 0 && p->n_coming > 0) return false;
+    if (p->n_pins == 0 && p->device != KV_NONE && p->n_ready == 0) return false;
+    return p->parent == KV_NONE || c->nodes[p->parent].first + KV_PAGE == p->first;
+}
+
+bool kv_cache_is_sound(const kv_cache *c) {
+    int32_t n_device = 0, n_host = 0;
+    for (int32_t i = 0; i < c->n_nodes; i++) {
+        const kv_node *p = &c->nodes[i];
+        if (p->is_free) {
+            if (kv_heap_has(&c->leaves, i) || kv_heap_has(&c->idle, i)) return false;
+            continue;
+        }
+        if (!is_node_right(c, i)) return false;
+        n_device += p->device != KV_NONE;
+        n_host += p->host != KV_NONE;
+    }
+    return n_device + c->free_pages.n == c->config.n_pages &&
+           n_host + c->free_host.n == c->config.n_host_pages && kv_heap_is_sound(&c->leaves) &&
+           kv_heap_is_sound(&c->idle);
 }

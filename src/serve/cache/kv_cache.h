@@ -1,5 +1,5 @@
-/* KV cache: which tokens' keys and values are in which page of the device's memory, or of a second
- * tier in host memory.
+/* KV cache: which page of device memory, or of a second tier in host memory, holds the keys and
+ * values of which tokens.
  *
  * Bookkeeping alone, on the host: it never touches keys and values (model/kv_store.h).  A page has
  * KV_PAGE consecutive tokens of a sequence.  A page is found by a chained hash, of everything
@@ -11,17 +11,17 @@
  *
  * A lease holds the pages of a sequence while a batch runs: those to read, and those where new rows
  * go.  Leases of one batch may share pages that are read; what a batch writes can be read by the
- * next one.  The last page of a sequence is partly filled, and is filled up in place where nobody
- * else uses it.
+ * next one.  The last page of a sequence is partly filled, and is filled up in place if no other
+ * sequence uses it.
  *
  * Pages that no lease holds and that no longer sequence continues on the device can be evicted: the
  * one whose priority is lowest, GreedyDual: the clock at its last use plus the cost of computing it
  * again, where the clock is the priority of the last evicted page.  Costs grow with the place in
  * the sequence, as attention does.
  *
- * With host pages, an evicted page moves there where that can pay.  Of a sequence the first pages
- * are on the device and the others on the host; when it is asked for again, those are loaded or
- * their tokens computed, whichever is predicted to be faster (kv_costs).  A loaded page keeps its
+ * With host pages, an evicted page moves there where that can pay.  The first pages of a sequence
+ * are on the device and the others on the host; when the sequence comes again, the others are
+ * loaded or computed, whichever is predicted to be faster (kv_costs).  A loaded page keeps its
  * copy on the host until the room is needed, so it leaves the device again without a copy.  The
  * host's own room goes to copies of device pages last and to the pages of highest priority first.
  * The caller copies what kv_cache_moves lists, before its batch runs.
@@ -84,10 +84,9 @@ int32_t kv_costs_break_even(const kv_costs *k);
 typedef struct kv_lease {
     int32_t n_reused; /* tokens whose keys and values are there, or loaded before the batch */
     int32_t n_loaded; /* of these, tokens that are loaded */
-    int32_t
-        n_stored; /* tokens that will be there: rows n_reused .. n_stored - 1 are to be written */
-    int32_t n_pages; /* of the table: those of the first n_stored tokens */
-    int32_t *page;   /* the caller's, with room for all tokens of the sequence */
+    int32_t n_stored; /* tokens after the batch, which writes rows n_reused .. n_stored - 1 */
+    int32_t n_pages;  /* of the table: those of the first n_stored tokens */
+    int32_t *page;    /* the caller's, with room for all tokens of the sequence */
 } kv_lease;
 
 /* A page that was found, and which of its contents. */
@@ -102,7 +101,7 @@ typedef struct kv_path {
     kv_found *page;       /* the caller's, with room for all tokens of the sequence */
     int32_t n_whole;      /* of them, all of whose tokens are equal */
     int32_t n_held;       /* by kv_cache_hold */
-    uint64_t n_forgotten; /* kv_cache_forget until then: what was held before is not any more */
+    uint64_t n_forgotten; /* calls of kv_cache_forget so far: earlier holds are void */
 } kv_path;
 
 /* Finds the first whole pages of a sequence of n tokens.  Any number of threads may call this at
@@ -130,9 +129,9 @@ typedef struct kv_moves {
     int32_t n_out, n_in;
 } kv_moves;
 kv_moves kv_cache_moves(const kv_cache *c);
-/* They are copied. */
+/* Call when they are copied, */
 void kv_cache_moved(kv_cache *c);
-/* They could not be copied: forgets every page.  No lease may be left. */
+/* or when they could not be: forgets every page.  No lease may be left. */
 void kv_cache_forget(kv_cache *c);
 
 /* Starts the next batch: what age counts. */
@@ -141,15 +140,14 @@ void kv_cache_tick(kv_cache *c);
 typedef struct kv_cache_counts {
     int32_t n_pages, n_free, n_pinned;
     int32_t n_host_pages, n_host_free;
-    uint64_t n_evicted;      /* from the device */
-    uint64_t n_host_evicted; /* from the host */
-    uint64_t n_out, n_in;    /* copied to the host, and from there */
-    uint64_t
-        n_computed_again; /* pages on the host that were not loaded, since computing is faster */
+    uint64_t n_evicted;        /* from the device */
+    uint64_t n_host_evicted;   /* from the host */
+    uint64_t n_out, n_in;      /* copied to the host, and from there */
+    uint64_t n_computed_again; /* pages on the host that were computed, as that was faster */
 } kv_cache_counts;
 kv_cache_counts kv_cache_count(const kv_cache *c);
 
-/* A page for those who look. */
+/* A page, as GET /v1/cache shows it. */
 typedef struct kv_page_view {
     uint64_t key; /* 0: free */
     int32_t first, n_tokens;

@@ -1,6 +1,6 @@
 /* Access log: lines of many threads, written to a file or a pipe by a thread of its own.
  *
- * Nobody who writes a line waits for the reader of the log.  Lines wait in a bounded queue; while
+ * A thread that logs never waits for the reader of the log.  Lines wait in a bounded queue; while
  * it is full, and when the file cannot be written, they are dropped and counted.  Any thread. */
 #ifndef HSTU_SERVE_HTTP_ACCESS_LOG_H
 #define HSTU_SERVE_HTTP_ACCESS_LOG_H
@@ -21,7 +21,7 @@ status access_log_open(access_log **out, int fd);
 void access_log_write(void *log, const char *line);
 uint64_t access_log_dropped(void *log); /* lines so far */
 
-/* Writes what waits, for half a second at most where nobody reads it, and returns how many lines
+/* Writes what waits, for at most half a second if nobody reads it, and returns how many lines
  * were dropped in all.  NULL is fine. */
 uint64_t access_log_close(access_log *l);
 

@@ -94,7 +94,7 @@ static status add_line(api_keys *k, const char *name, int line, const char *at, 
     new->left = new->per_second > 1 ? new->per_second : 1;
     for (size_t i = 0; i < k->n; i++)
         if (strcmp(k->key[i].key, new->key) == 0)
-            return fail(ERR_FORMAT, "%s:%d: this key is there twice", name, line);
+            return fail(ERR_FORMAT, "%s:%d: this key appears twice", name, line);
     k->n++;
     return OK;
 }
@@ -110,11 +110,11 @@ status api_keys_read(api_keys **out, const char *name, const char *text, size_t 
         const char *stop = memchr(at, '\n', (size_t)(end - at));
         if (stop == NULL) stop = end;
         st = memchr(at, '\0', (size_t)(stop - at)) != NULL
-                 ? fail(ERR_FORMAT, "%s:%d: a NUL in a text", name, line)
+                 ? fail(ERR_FORMAT, "%s:%d: a NUL byte in a text file", name, line)
                  : add_line(k, name, line, at, stop);
         at = stop + 1;
     }
-    if (st == OK && k->n == 0) st = fail(ERR_FORMAT, "%s: there is no key in it", name);
+    if (st == OK && k->n == 0) st = fail(ERR_FORMAT, "%s: the file has no key", name);
     if (st != OK) {
         api_keys_close(k);
         return st;

@@ -1,4 +1,4 @@
-/* An HTTP server on libmicrohttpd, which only this file, http_peers.c and http_stream.c know.
+/* An HTTP server on libmicrohttpd, which only this file and http_peers.c know.
  *
  * Each thread of the server is a daemon of its own on a listening socket of its own; the kernel
  * spreads connections over them.  An exchange whose handler returns without an answer is suspended;
@@ -9,7 +9,6 @@
  * a write that does not block. */
 #include "serve/http/http.h"
 
-#ifdef HSTU_HAS_MICROHTTPD
 #include <arpa/inet.h>
 #include <ctype.h>
 #include <netinet/in.h>
@@ -20,16 +19,102 @@
 #include <string.h>
 #include <strings.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include "base/machine.h"
 #include "base/mem.h"
 #include "base/thread.h"
 #include "serve/http/http_int.h"
 
+static int hex_digit(char c) {
+    if (c >= '0' && c <= '9') return c - '0';
+    c |= 0x20;
+    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+}
+
+bool http_decode(const char *from, size_t n, bool is_query, char *out, size_t out_bytes) {
+    size_t length = 0;
+    for (size_t i = 0; i < n; i++) {
+        char c = from[i];
+        if (c == '+' && is_query) c = ' ';
+        if (c == '%') {
+            int high = i + 2 < n ? hex_digit(from[i + 1]) : -1;
+            int low = high >= 0 ? hex_digit(from[i + 2]) : -1;
+            if (low < 0) return false;
+            c = (char)(high * 16 + low);
+            i += 2;
+        }
+        if (c == '\0' || length + 1 >= out_bytes) return false;
+        out[length++] = c;
+    }
+    out[length] = '\0';
+    return true;
+}
+
+http_settings http_default_settings(void) {
+    return (http_settings){.host = "127.0.0.1",
+                           .port = 8080,
+                           .max_connections = 4096,
+                           .max_per_address = 1024,
+                           .max_header_bytes = 16 << 10,
+                           .max_body_bytes = 8 << 20,
+                           .header_ms = 5000,
+                           .body_ms = 10000,
+                           .idle_ms = 60000,
+                           .answer_ms = 30000,
+                           .max_held_bytes = 256 << 20};
+}
+
+#ifdef HSTU_HAS_MICROHTTPD
 enum {
     CONNECTION_BYTES = 32 << 10, /* read buffer and headers of a connection */
-    MOST_RESUMED = 2             /* exchanges of a thread */
+    MOST_RESUMED = 2,            /* exchanges of a thread */
+    STREAM_BYTES = 256 << 10,    /* unread, at most */
+    MAX_ANSWER_HEADERS = 8,
+    HEADER_VALUE_BYTES = 320
 };
+
+typedef struct answer_header {
+    const char *name; /* a constant */
+    char value[HEADER_VALUE_BYTES];
+} answer_header;
+
+typedef struct exchange {
+    http_exchange x; /* the first: what the handler sees */
+    http_server *server;
+    struct MHD_Connection *connection;
+    peer *from;
+    buf body;
+    size_t body_room;  /* bytes that the body may grow to before it needs room again */
+    bool is_whole;     /* the handler has it */
+    bool is_suspended; /* no thread of the server looks at it */
+    bool is_resumed;   /* and now it is a thread's turn to */
+    struct exchange *next_ready;
+    bool is_answered;
+    void (*then)(void *ctx); /* answers it, or NULL */
+    void *then_ctx;
+    bool is_refused; /* over a limit: the rest of its bytes is thrown away */
+    int code;
+    const char *type;
+    int n_headers;
+    buf answer;
+    http_stream *stream;
+    answer_header header[MAX_ANSWER_HEADERS]; /* the last: it need not be zeroed */
+} exchange;
+
+/* Shared by its writer and libmicrohttpd; the last one to leave frees it. */
+struct http_stream {
+    pthread_mutex_t lock;
+    struct MHD_Connection *connection;
+    buf waiting;
+    size_t taken; /* of waiting, sent already */
+    int fd;
+    bool is_suspended, is_closed, is_gone;
+};
+
+static exchange *inside(const http_exchange *x) {
+    return (exchange *)x;
+}
 
 const char *http_library_version(void) {
     return MHD_get_version();
@@ -42,34 +127,17 @@ static size_t keep_escapes(void *context, struct MHD_Connection *c, char *text) 
     return strlen(text);
 }
 
-const char *http_method(const http_exchange *x) {
-    return x->method;
-}
-
-const char *http_path(const http_exchange *x) {
-    return x->path;
-}
-
 const char *http_query(const http_exchange *x, const char *name) {
-    return MHD_lookup_connection_value(x->connection, MHD_GET_ARGUMENT_KIND, name);
+    return MHD_lookup_connection_value(inside(x)->connection, MHD_GET_ARGUMENT_KIND, name);
 }
 
 const char *http_header(const http_exchange *x, const char *name) {
-    return MHD_lookup_connection_value(x->connection, MHD_HEADER_KIND, name);
-}
-
-const char *http_body(const http_exchange *x, size_t *n) {
-    *n = x->body.n_bytes;
-    return buf_str(&x->body);
-}
-
-uint64_t http_arrived_ns(const http_exchange *x) {
-    return x->arrived_ns;
+    return MHD_lookup_connection_value(inside(x)->connection, MHD_HEADER_KIND, name);
 }
 
 void http_peer(const http_exchange *x, char text[HTTP_ADDRESS_BYTES]) {
     const union MHD_ConnectionInfo *i =
-        MHD_get_connection_info(x->connection, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
+        MHD_get_connection_info(inside(x)->connection, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
     const void *address = NULL;
     text[0] = '\0';
     if (i == NULL || i->client_addr == NULL) return;
@@ -80,24 +148,13 @@ void http_peer(const http_exchange *x, char text[HTTP_ADDRESS_BYTES]) {
         text[0] = '\0';
 }
 
-void http_set_context(http_exchange *x, void *context) {
-    x->context = context;
-}
-
-void *http_context(const http_exchange *x) {
-    return x->context;
-}
-
 bool http_is_cancelled(const http_exchange *x) {
-    struct pollfd p = {.fd = x->from->fd, .events = POLLRDHUP};
+    struct pollfd p = {.fd = inside(x)->from->fd, .events = POLLRDHUP};
     return poll(&p, 1, 0) == 1 && (p.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
 }
 
-bool http_is_leaving(const http_exchange *x) {
-    return x->is_leaving;
-}
-
-void http_set_header(http_exchange *x, const char *name, const char *value) {
+void http_set_header(http_exchange *of, const char *name, const char *value) {
+    exchange *x = inside(of);
     if (x->n_headers == MAX_ANSWER_HEADERS) return;
     answer_header *h = &x->header[x->n_headers++];
     h->name = name;
@@ -109,13 +166,13 @@ void http_set_header(http_exchange *x, const char *name, const char *value) {
  * under overload, would wait for all of them: so only a few at a time are resumed, and each one
  * that is done resumes the next; so does each new request, or answers would wait for as many
  * refusals as there are connections.  All under the lock. */
-static void resume_now(http_server *h, http_exchange *x) {
+static void resume_now(http_server *h, exchange *x) {
     h->n_resumed++;
     x->is_resumed = true;
     MHD_resume_connection(x->connection);
 }
 
-static void resume(http_server *h, http_exchange *x) {
+static void resume(http_server *h, exchange *x) {
     if (!x->is_suspended) return;
     x->is_suspended = false;
     if (h->n_resumed < MOST_RESUMED * h->n_daemons || h->is_stopping) {
@@ -128,21 +185,22 @@ static void resume(http_server *h, http_exchange *x) {
 }
 
 static void resume_next(http_server *h) {
-    http_exchange *x = h->first_ready;
+    exchange *x = h->first_ready;
     if (x == NULL) return;
     h->first_ready = x->next_ready;
     resume_now(h, x);
 }
 
-/* The exchange has had its turn, or its connection is gone. */
-static void end_turn(http_server *h, http_exchange *x) {
+/* The exchange has had its turn, or its connection is closed. */
+static void end_turn(http_server *h, exchange *x) {
     if (!x->is_resumed) return;
     x->is_resumed = false;
     h->n_resumed--;
     if (h->n_resumed < MOST_RESUMED * h->n_daemons || h->is_stopping) resume_next(h);
 }
 
-void http_finish_answer(http_exchange *x) {
+/* Marks the exchange answered, and lets the server's thread continue with it. */
+static void finish_answer(exchange *x) {
     http_server *h = x->server;
     pthread_mutex_lock(&h->lock);
     h->n_unanswered--;
@@ -151,15 +209,17 @@ void http_finish_answer(http_exchange *x) {
     pthread_mutex_unlock(&h->lock);
 }
 
-void http_respond(http_exchange *x, int code, const char *type, buf *body) {
+void http_respond(http_exchange *of, int code, const char *type, buf *body) {
+    exchange *x = inside(of);
     x->code = code;
     x->type = type;
     x->answer = *body;
     buf_init(body);
-    http_finish_answer(x);
+    finish_answer(x);
 }
 
-void http_continue(http_exchange *x, void (*fn)(void *ctx, http_exchange *x), void *ctx) {
+void http_continue(http_exchange *of, void (*fn)(void *ctx), void *ctx) {
+    exchange *x = inside(of);
     http_server *h = x->server;
     pthread_mutex_lock(&h->lock);
     x->then = fn;
@@ -168,10 +228,92 @@ void http_continue(http_exchange *x, void (*fn)(void *ctx, http_exchange *x), vo
     pthread_mutex_unlock(&h->lock);
 }
 
-static struct MHD_Response *make_response(http_exchange *x) {
+/* Streams: what a writer adds waits in memory until libmicrohttpd asks for it. */
+
+http_stream *http_respond_stream(http_exchange *of, const char *type) {
+    exchange *x = inside(of);
+    http_stream *s;
+    buf none;
+    buf_init(&none);
+    if (MEM_NEW(&s, 1) != OK) {
+        http_respond(of, 503, "application/json", &none);
+        return NULL;
+    }
+    pthread_mutex_init(&s->lock, NULL);
+    s->connection = x->connection;
+    s->fd = x->from->fd;
+    x->stream = s;
+    x->code = 200;
+    x->type = type;
+    finish_answer(x);
+    return s;
+}
+
+/* Waits for more where there is none: the connection sleeps until a write resumes it. */
+static ssize_t stream_read(void *context, uint64_t position, char *out, size_t max) {
+    http_stream *s = context;
+    (void)position;
+    pthread_mutex_lock(&s->lock);
+    size_t n = s->waiting.n_bytes - s->taken;
+    if (n > max) n = max;
+    if (n > 0) memcpy(out, s->waiting.data + s->taken, n);
+    s->taken += n;
+    if (s->taken == s->waiting.n_bytes) {
+        buf_clear(&s->waiting);
+        s->taken = 0;
+    }
+    bool is_end = n == 0 && s->is_closed;
+    if (n == 0 && !is_end) {
+        s->is_suspended = true;
+        MHD_suspend_connection(s->connection);
+    }
+    pthread_mutex_unlock(&s->lock);
+    return is_end ? MHD_CONTENT_READER_END_OF_STREAM : (ssize_t)n;
+}
+
+static void stream_resume(http_stream *s) {
+    if (s->is_suspended) MHD_resume_connection(s->connection);
+    s->is_suspended = false;
+}
+
+/* Ends the share of the writer or of libmicrohttpd: sets its flag. */
+static void stream_end(http_stream *s, bool *own) {
+    pthread_mutex_lock(&s->lock);
+    *own = true;
+    bool is_last = s->is_closed && s->is_gone;
+    if (!is_last && s->is_closed) stream_resume(s);
+    pthread_mutex_unlock(&s->lock);
+    if (!is_last) return;
+    pthread_mutex_destroy(&s->lock);
+    buf_fini(&s->waiting);
+    mem_free(s);
+}
+
+static void stream_leave(void *context) {
+    http_stream *s = context;
+    stream_end(s, &s->is_gone);
+}
+
+bool http_stream_write(http_stream *s, const char *text, size_t n) {
+    pthread_mutex_lock(&s->lock);
+    bool is_good = !s->is_gone && s->waiting.n_bytes - s->taken + n <= STREAM_BYTES &&
+                   buf_append(&s->waiting, text, n) == OK;
+    /* A reader that is too slow would hold its connection and what waits for as long as it likes.
+     * The library closes the socket after it has left the stream. */
+    if (!is_good && !s->is_gone) shutdown(s->fd, SHUT_RDWR);
+    if (is_good) stream_resume(s);
+    pthread_mutex_unlock(&s->lock);
+    return is_good;
+}
+
+void http_stream_close(http_stream *s) {
+    if (s != NULL) stream_end(s, &s->is_closed);
+}
+
+static struct MHD_Response *make_response(exchange *x) {
     if (x->stream != NULL) {
         struct MHD_Response *s = MHD_create_response_from_callback(
-            MHD_SIZE_UNKNOWN, 16 << 10, http_stream_read, x->stream, http_stream_leave);
+            MHD_SIZE_UNKNOWN, 16 << 10, stream_read, x->stream, stream_leave);
         if (s != NULL) x->stream = NULL; /* its share is the response's now */
         return s;
     }
@@ -181,8 +323,8 @@ static struct MHD_Response *make_response(http_exchange *x) {
     return r;
 }
 
-/* Of answers that wait for their clients to read them, only so many are kept. */
-static void fit_answer(http_exchange *x) {
+/* Bounds the memory of answers that their clients have not read yet. */
+static void fit_answer(exchange *x) {
     http_server *h = x->server;
     buf_fini(&x->body);
     if (http_hold(h, x->from, x->answer.n_bytes)) return;
@@ -194,7 +336,7 @@ static void fit_answer(http_exchange *x) {
     if (h->set.refused != NULL) h->set.refused(h->set.ctx, 503);
 }
 
-static enum MHD_Result send_answer(http_exchange *x) {
+static enum MHD_Result send_answer(exchange *x) {
     http_server *h = x->server;
     bool is_stream = x->stream != NULL;
     fit_answer(x);
@@ -219,7 +361,7 @@ static enum MHD_Result send_answer(http_exchange *x) {
 /* What the headers of a request say about its size and its form. */
 typedef struct {
     size_t n_bytes;
-    int n_lengths, n_hosts;                   /* headers that say where the body ends; Host */
+    int n_lengths, n_hosts;                   /* headers that tell where the body ends; Host */
     const char *length, *encoding, *transfer; /* of the last such header; NULL: none */
     bool is_malformed;
 } header_facts;
@@ -254,7 +396,7 @@ static enum MHD_Result add_header(void *context, enum MHD_ValueKind kind, const 
 }
 
 /* Refuses a request whose headers have arrived. */
-static enum MHD_Result refuse(http_exchange *x, int code, const char *why) {
+static enum MHD_Result refuse(exchange *x, int code, const char *why) {
     if (x->server->set.refused != NULL) x->server->set.refused(x->server->set.ctx, code);
     x->is_refused = true;
     x->code = code;
@@ -263,8 +405,8 @@ static enum MHD_Result refuse(http_exchange *x, int code, const char *why) {
     return send_answer(x);
 }
 
-/* Where a proxy and the library may find another end of the request: the rest of the bytes would be
- * a second request, which nobody checked (request smuggling).  NULL: it is plain. */
+/* Why a proxy and the library may disagree about the end of the request: the rest of the bytes
+ * would be a second request, which was never checked (request smuggling).  NULL: it is plain. */
 static const char *find_ambiguity(const header_facts *f, const char *version) {
     if (f->is_malformed)
         return "a header is malformed: its name is followed by a colon at once, and its value has "
@@ -278,15 +420,15 @@ static const char *find_ambiguity(const header_facts *f, const char *version) {
     return strcmp(version, "HTTP/1.0") == 0 ? "HTTP/1.0 has no chunks; send Content-Length" : NULL;
 }
 
-/* Whoever begins a request may answer it without its body.  The connection ends where one would
+/* `begin` may answer a request without its body.  The connection ends where one would
  * follow; else the library would end it, too, for an answer that is queued here, and it is queued
  * with the end of the request. */
-static enum MHD_Result ask_begin(http_exchange *x, bool has_body) {
+static enum MHD_Result ask_begin(exchange *x, bool has_body) {
     http_server *h = x->server;
     pthread_mutex_lock(&h->lock);
     h->n_unanswered++;
     pthread_mutex_unlock(&h->lock);
-    h->set.begin(h->set.ctx, x);
+    h->set.begin(h->set.ctx, &x->x);
     x->is_refused = x->is_answered && has_body;
     if (x->is_refused) return send_answer(x);
     pthread_mutex_lock(&h->lock);
@@ -296,9 +438,9 @@ static enum MHD_Result ask_begin(http_exchange *x, bool has_body) {
 }
 
 /* The headers are whole: the limits that can be checked now. */
-static enum MHD_Result begin_request(http_exchange *x, const char *version) {
+static enum MHD_Result begin_request(exchange *x, const char *version) {
     http_server *h = x->server;
-    header_facts f = {.n_bytes = strlen(x->path) + strlen(x->method)};
+    header_facts f = {.n_bytes = strlen(x->x.path) + strlen(x->x.method)};
     char why[160];
     http_set_phase(h, x->from, READS_BODY);
     MHD_get_connection_values(x->connection, MHD_HEADER_KIND, add_header, &f);
@@ -309,7 +451,8 @@ static enum MHD_Result begin_request(http_exchange *x, const char *version) {
     const char *ambiguity = find_ambiguity(&f, version);
     if (ambiguity != NULL) return refuse(x, 400, ambiguity);
     if (f.encoding != NULL && strcasecmp(f.encoding, "identity") != 0)
-        return refuse(x, 415, "compressed bodies are not read; send it without Content-Encoding");
+        return refuse(x, 415,
+                      "compressed bodies are not supported; send it without Content-Encoding");
     unsigned long long n_body = f.length != NULL ? strtoull(f.length, NULL, 10) : 0;
     if (n_body > h->set.max_body_bytes) {
         snprintf(why, sizeof why, "the body has more than %zu bytes; send less in one request",
@@ -323,7 +466,7 @@ static enum MHD_Result begin_request(http_exchange *x, const char *version) {
 }
 
 /* Room for a body grows with what has come, not with what was announced. */
-static bool has_room(http_exchange *x, size_t n) {
+static bool has_room(exchange *x, size_t n) {
     size_t room = x->body_room, most = x->server->set.max_body_bytes;
     if (n <= room) return true;
     while (room < n)
@@ -333,7 +476,7 @@ static bool has_room(http_exchange *x, size_t n) {
 }
 
 /* Some of the body.  A length that was not announced is found out here. */
-static void add_body(http_exchange *x, const char *bytes, size_t n) {
+static void add_body(exchange *x, const char *bytes, size_t n) {
     http_server *h = x->server;
     if (x->is_refused) return;
     bool is_long = n > h->set.max_body_bytes - x->body.n_bytes;
@@ -346,18 +489,18 @@ static void add_body(http_exchange *x, const char *bytes, size_t n) {
         http_refuse_at_socket(x->from, 413, "Content Too Large", "the body is too long; send less");
     else
         http_refuse_at_socket(x->from, 503, "Service Unavailable",
-                              "no memory for more large bodies now; send less, or try again later");
+                              "no memory for more large bodies; send less or retry later");
     pthread_mutex_unlock(&h->lock);
     if (h->set.refused != NULL) h->set.refused(h->set.ctx, is_long ? 413 : 503);
 }
 
 /* Sends the answer, or waits for it.  What continues the exchange may have it wait once more. */
-static enum MHD_Result go_on(http_exchange *x) {
+static enum MHD_Result go_on(exchange *x) {
     http_server *h = x->server;
     for (;;) {
         pthread_mutex_lock(&h->lock); /* whoever answered has left it */
         end_turn(h, x);
-        void (*then)(void *ctx, http_exchange *x) = x->then;
+        void (*then)(void *ctx) = x->then;
         bool is_answered = x->is_answered, is_ready = is_answered || then != NULL;
         x->then = NULL;
         if (!is_ready) {
@@ -367,12 +510,12 @@ static enum MHD_Result go_on(http_exchange *x) {
         pthread_mutex_unlock(&h->lock);
         if (is_answered) return send_answer(x);
         if (!is_ready) return MHD_YES;
-        then(x->then_ctx, x);
+        then(x->then_ctx);
     }
 }
 
 /* The request is whole: the handler has it until it is answered. */
-static enum MHD_Result pass_on(http_exchange *x) {
+static enum MHD_Result pass_on(exchange *x) {
     http_server *h = x->server;
     pthread_mutex_lock(&h->lock);
     x->from->at = IS_HANDLED;
@@ -383,7 +526,9 @@ static enum MHD_Result pass_on(http_exchange *x) {
     if (is_lost) return MHD_NO;
     if (x->is_answered) return send_answer(x);
     x->is_whole = true;
-    h->set.handle(h->set.ctx, x);
+    x->x.body = buf_str(&x->body);
+    x->x.n_body = x->body.n_bytes;
+    h->set.handle(h->set.ctx, &x->x);
     return go_on(x);
 }
 
@@ -393,17 +538,18 @@ static enum MHD_Result on_access(void *context, struct MHD_Connection *c, const 
                                  const char *method, const char *version, const char *data,
                                  size_t *n_data, void **request) {
     http_server *h = context;
-    http_exchange *x = *request;
+    exchange *x = *request;
     if (x == NULL) {
         peer *p = http_peer_of(c);
         if (p == NULL || MEM_NEW_RAW(&x, 1) != OK) return MHD_NO;
-        memset(x, 0, offsetof(http_exchange, header));
+        memset(x, 0, offsetof(exchange, header));
         x->server = h;
         x->connection = c;
         x->from = p;
-        x->method = method;
-        x->path = url;
-        x->arrived_ns = clock_ns() - http_waited_ns(p);
+        x->x.method = method;
+        x->x.path = url;
+        x->x.body = "";
+        x->x.arrived_ns = clock_ns() - http_waited_ns(p);
         *request = x;
         return begin_request(x, version);
     }
@@ -418,18 +564,18 @@ static enum MHD_Result on_access(void *context, struct MHD_Connection *c, const 
 static void on_completed(void *context, struct MHD_Connection *c, void **request,
                          enum MHD_RequestTerminationCode how) {
     http_server *h = context;
-    http_exchange *x = *request;
+    exchange *x = *request;
     (void)c;
     (void)how;
     if (x == NULL) return;
     pthread_mutex_lock(&h->lock);
     end_turn(h, x);
     pthread_mutex_unlock(&h->lock);
-    /* A client that went away while it waited: what holds the exchange must still let go of it. */
-    x->is_leaving = true;
-    if (x->is_whole && !x->is_answered && x->then != NULL) x->then(x->then_ctx, x);
-    if (!x->is_whole && x->context != NULL && h->set.gone != NULL) h->set.gone(h->set.ctx, x);
-    if (x->stream != NULL) http_stream_leave(x->stream);
+    /* A client that disconnected while it waited: what holds the exchange must still release it. */
+    x->x.is_leaving = true;
+    if (x->is_whole && !x->is_answered && x->then != NULL) x->then(x->then_ctx);
+    if (!x->is_whole && x->x.context != NULL && h->set.gone != NULL) h->set.gone(h->set.ctx, &x->x);
+    if (x->stream != NULL) stream_leave(x->stream);
     http_set_phase(h, x->from, IS_IDLE);
     buf_fini(&x->body);
     buf_fini(&x->answer);
@@ -454,11 +600,11 @@ static status start_daemon(http_server *h, int i) {
                      MHD_USE_ERROR_LOG;
     const http_settings *s = &h->set;
     h->daemon[i] = MHD_start_daemon(
-        flags, (uint16_t)h->at.port, NULL, NULL, on_access, h, MHD_OPTION_EXTERNAL_LOGGER,
-        say_nothing, NULL, MHD_OPTION_LISTEN_SOCKET, h->at.fd[i], MHD_OPTION_NOTIFY_COMPLETED,
-        on_completed, h, MHD_OPTION_NOTIFY_CONNECTION, http_on_connection, h,
-        MHD_OPTION_URI_LOG_CALLBACK, http_on_request_line, h, MHD_OPTION_UNESCAPE_CALLBACK,
-        keep_escapes, NULL, MHD_OPTION_CONNECTION_LIMIT, share_of(h, s->max_connections),
+        flags, (uint16_t)h->port, NULL, NULL, on_access, h, MHD_OPTION_EXTERNAL_LOGGER, say_nothing,
+        NULL, MHD_OPTION_LISTEN_SOCKET, h->fd[i], MHD_OPTION_NOTIFY_COMPLETED, on_completed, h,
+        MHD_OPTION_NOTIFY_CONNECTION, http_on_connection, h, MHD_OPTION_URI_LOG_CALLBACK,
+        http_on_request_line, h, MHD_OPTION_UNESCAPE_CALLBACK, keep_escapes, NULL,
+        MHD_OPTION_CONNECTION_LIMIT, share_of(h, s->max_connections),
         MHD_OPTION_PER_IP_CONNECTION_LIMIT, share_of(h, s->max_per_address),
         MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)CONNECTION_BYTES,
 #if MHD_VERSION >= 0x00097600
@@ -468,7 +614,7 @@ static status start_daemon(http_server *h, int i) {
 #endif
         MHD_OPTION_END);
     if (h->daemon[i] == NULL)
-        return fail(ERR_IO, "libmicrohttpd could not start on port %d", h->at.port);
+        return fail(ERR_IO, "libmicrohttpd could not start on port %d", h->port);
     return OK;
 }
 
@@ -487,7 +633,7 @@ static void choose_n_daemons(http_server *h, int wanted) {
 }
 
 static status start(http_server *h) {
-    TRY(http_listen(&h->at, h->set.host, h->set.port, h->n_daemons));
+    TRY(http_listen(h));
     for (int i = 0; i < h->n_daemons; i++)
         TRY(start_daemon(h, i));
     if (pthread_create(&h->reaper, NULL, http_reap, h) != 0)
@@ -503,6 +649,7 @@ status http_start(http_server **out, const http_settings *s) {
     h->set = *s;
     choose_n_daemons(h, s->n_threads);
     h->peers.next = h->peers.previous = &h->peers;
+    memset(h->fd, -1, sizeof h->fd);
     pthread_mutex_init(&h->lock, NULL);
     cond_init(&h->wake);
     http_fit_descriptors(&h->set);
@@ -516,7 +663,7 @@ status http_start(http_server **out, const http_settings *s) {
 }
 
 int http_port(const http_server *h) {
-    return h->at.port;
+    return h->port;
 }
 
 http_stats http_get_stats(http_server *h) {
@@ -548,9 +695,45 @@ void http_stop(http_server *h) {
     http_end_idle(h);
     for (int i = 0; i < h->n_daemons; i++)
         if (h->daemon[i] != NULL) MHD_stop_daemon(h->daemon[i]);
-    http_unlisten(&h->at);
+    for (int i = 0; i < HTTP_MAX_THREADS; i++)
+        if (h->fd[i] >= 0) close(h->fd[i]);
     pthread_cond_destroy(&h->wake);
     pthread_mutex_destroy(&h->lock);
     mem_free(h);
 }
+
+#else
+/* A build without libmicrohttpd: without a server there is no exchange and no stream. */
+#pragma GCC diagnostic ignored "-Wunused-parameter"
+#define NEVER(...)                                                                                 \
+    __VA_ARGS__ {                                                                                  \
+        abort();                                                                                   \
+    }
+
+const char *http_library_version(void) {
+    return NULL;
+}
+
+status http_start(http_server **out, const http_settings *s) {
+    *out = NULL;
+    return fail(ERR_UNSUPPORTED, "this build has no HTTP server; install libmicrohttpd "
+                                 "(apt-get install libmicrohttpd-dev), then make");
+}
+
+void http_stop(http_server *h) {
+}
+
+NEVER(int http_port(const http_server *h));
+NEVER(http_stats http_get_stats(http_server *h));
+NEVER(void http_stop_accepting(http_server *h));
+NEVER(const char *http_query(const http_exchange *x, const char *name));
+NEVER(const char *http_header(const http_exchange *x, const char *name));
+NEVER(void http_peer(const http_exchange *x, char text[HTTP_ADDRESS_BYTES]));
+NEVER(bool http_is_cancelled(const http_exchange *x));
+NEVER(void http_set_header(http_exchange *x, const char *name, const char *value));
+NEVER(void http_respond(http_exchange *x, int code, const char *type, buf *body));
+NEVER(void http_continue(http_exchange *x, void (*fn)(void *ctx), void *ctx));
+NEVER(http_stream *http_respond_stream(http_exchange *x, const char *type));
+NEVER(bool http_stream_write(http_stream *s, const char *text, size_t n));
+NEVER(void http_stream_close(http_stream *s));
 #endif

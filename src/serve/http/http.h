@@ -8,7 +8,7 @@
  * answers over 64 KiB are bounded together, for all clients and for each address: what does not fit
  * is answered 503.  A client that does not read its answer is disconnected.
  *
- * Without libmicrohttpd the functions exist, and http_start says what to install. */
+ * Without libmicrohttpd http_start fails and says what to install. */
 #ifndef HSTU_SERVE_HTTP_HTTP_H
 #define HSTU_SERVE_HTTP_HTTP_H
 
@@ -20,10 +20,22 @@
 #include "base/text.h"
 
 typedef struct http_server http_server;
-typedef struct http_exchange http_exchange;
 typedef struct http_stream http_stream;
 
 enum { HTTP_ADDRESS_BYTES = 64 };
+
+/* A request on its way to its answer; its texts live until it is answered.  The path is as it was
+ * sent, with its percent signs. */
+typedef struct http_exchange {
+    const char *method, *path;
+    const char *body; /* (n_body), and a NUL; when the request is whole */
+    size_t n_body;
+    /* clock_ns() when its headers came, also where they waited in the socket, to about a tick of
+     * the kernel. */
+    uint64_t arrived_ns;
+    bool is_leaving; /* the client has disconnected: answer now */
+    void *context;   /* the handler's own, from begin to handle */
+} http_exchange;
 
 typedef struct http_settings {
     const char *host; /* a name or an address to listen on */
@@ -62,7 +74,7 @@ status http_start(http_server **out, const http_settings *s);
 int http_port(const http_server *h);
 http_stats http_get_stats(http_server *h);
 
-/* Accepts no new connection, and closes each one after its answer; what runs goes on. */
+/* Accepts no new connection, and closes each one after its answer; running requests continue. */
 void http_stop_accepting(http_server *h);
 
 /* Closes everything.  All exchanges must be answered and all streams closed.  NULL is fine. */
@@ -71,24 +83,12 @@ void http_stop(http_server *h);
 /* The version of libmicrohttpd; NULL: not in this build. */
 const char *http_library_version(void);
 
-/* The request: text that lives until the exchange is answered.  The path is as it was sent, with
- * its percent signs; a header or query parameter that is not there is NULL.  A parameter is as it
- * was sent, too. */
-const char *http_method(const http_exchange *x);
-const char *http_path(const http_exchange *x);
+/* A parameter of the query, as it was sent, or a header of the request; NULL: it is not there. */
 const char *http_query(const http_exchange *x, const char *name);
 const char *http_header(const http_exchange *x, const char *name);
-const char *http_body(const http_exchange *x, size_t *n);
-/* clock_ns() when its headers came, also where they waited in the socket, to about a tick of the
- * kernel. */
-uint64_t http_arrived_ns(const http_exchange *x);
 void http_peer(const http_exchange *x, char text[HTTP_ADDRESS_BYTES]);
 
-/* A pointer of the handler's own, from begin to handle. */
-void http_set_context(http_exchange *x, void *context);
-void *http_context(const http_exchange *x);
-
-/* Whether nobody waits for the answer any more: ask before work that takes long. */
+/* Whether the client has disconnected: ask before work that takes long. */
 bool http_is_cancelled(const http_exchange *x);
 
 /* A header of the answer; before http_respond.  Lack of memory leaves it out. */
@@ -98,17 +98,16 @@ void http_set_header(http_exchange *x, const char *name, const char *value);
  * gone afterwards. */
 void http_respond(http_exchange *x, int code, const char *type, buf *body);
 
-/* Has fn answer it, on a thread of the server, also where nobody waits any more: for threads that
- * must not spend time on the text of an answer.  The caller must not touch the exchange afterwards.
- * fn may have the exchange wait for another http_continue, unless http_is_leaving. */
-bool http_is_leaving(const http_exchange *x); /* the client is gone: answer now */
-void http_continue(http_exchange *x, void (*fn)(void *ctx, http_exchange *x), void *ctx);
+/* Has fn answer it, on a thread of the server, also if the client has disconnected: for threads
+ * that must not spend time on the text of an answer.  The caller must not touch the exchange
+ * afterwards. fn may have the exchange wait for another http_continue, unless it is_leaving. */
+void http_continue(http_exchange *x, void (*fn)(void *ctx), void *ctx);
 
-/* Answers with a stream that goes on until it is closed, such as server-sent events; *out belongs
- * to the caller.  NULL for lack of memory: the exchange is answered 503 then. */
+/* Answers with a stream that stays open until it is closed, such as server-sent events; *out
+ * belongs to the caller.  NULL for lack of memory: the exchange is answered 503 then. */
 http_stream *http_respond_stream(http_exchange *x, const char *type);
 
-/* Adds to what the client gets.  False: it is gone, or does not read what it gets; close then. */
+/* Adds to the stream.  False: the client has disconnected or does not read; close it then. */
 bool http_stream_write(http_stream *s, const char *text, size_t n);
 void http_stream_close(http_stream *s); /* the caller's share; NULL is fine */
 

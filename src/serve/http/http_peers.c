@@ -1,19 +1,91 @@
-/* The connections of an HTTP server: who is connected, what each one is doing since when, and the
- * reaper that ends those whose deadlines have passed. */
-#include "serve/http/http.h"
+/* The connections of an HTTP server: the sockets they come from, who is connected, what each one is
+ * doing since when, and the reaper that ends those whose deadlines have passed. */
+#include "serve/http/http_int.h"
 
 #ifdef HSTU_HAS_MICROHTTPD
 #include <errno.h>
+#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "base/mem.h"
 #include "base/thread.h"
-#include "serve/http/http_int.h"
+
+/* A listening socket of `a`.  With is_shared, several of this process have the same address. */
+static status listen_at(const struct addrinfo *a, bool is_shared, int *out) {
+    int yes = 1;
+    int fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0) return fail_errno("cannot create a socket");
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+    if (is_shared) setsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &yes, sizeof yes);
+    if (bind(fd, a->ai_addr, a->ai_addrlen) != 0 || listen(fd, SOMAXCONN) != 0) {
+        int error = errno;
+        close(fd);
+        errno = error;
+        return fail_errno("cannot listen on it");
+    }
+    *out = fd;
+    return OK;
+}
+
+static int port_of(int fd) {
+    struct sockaddr_storage s;
+    socklen_t n = sizeof s;
+    if (getsockname(fd, (struct sockaddr *)&s, &n) != 0) return 0;
+    return ntohs(s.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&s)->sin6_port
+                                         : ((struct sockaddr_in *)&s)->sin_port);
+}
+
+/* A first socket alone, so that a port that another server has is refused and not shared with it.
+ */
+static status listen_all(http_server *h, struct addrinfo *a) {
+    TRY(listen_at(a, false, &h->fd[0]));
+    h->port = port_of(h->fd[0]);
+    if (h->n_daemons == 1) return OK;
+    close(h->fd[0]);
+    h->fd[0] = -1;
+    if (a->ai_family == AF_INET6)
+        ((struct sockaddr_in6 *)a->ai_addr)->sin6_port = htons((uint16_t)h->port);
+    else
+        ((struct sockaddr_in *)a->ai_addr)->sin_port = htons((uint16_t)h->port);
+    for (int i = 0; i < h->n_daemons; i++)
+        TRY(listen_at(a, true, &h->fd[i]));
+    return OK;
+}
+
+status http_listen(http_server *h) {
+    struct addrinfo want = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE}, *found = NULL;
+    char port[16];
+    snprintf(port, sizeof port, "%d", h->set.port);
+    int error = getaddrinfo(h->set.host, port, &want, &found);
+    if (error != 0) return fail(ERR_IO, "host %.200s: %s", h->set.host, gai_strerror(error));
+    status st = listen_all(h, found);
+    freeaddrinfo(found);
+    return st == OK ? OK : fail_prefix(st, "%.200s port %d", h->set.host, h->set.port);
+}
+
+/* Each connection is a file descriptor; the system's limit may be lower than ours. */
+void http_fit_descriptors(http_settings *s) {
+    enum { OTHER_FILES = 128 };
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+    rlim_t want = (rlim_t)s->max_connections + OTHER_FILES;
+    if (limit.rlim_cur < want) {
+        limit.rlim_cur = limit.rlim_max < want ? limit.rlim_max : want;
+        setrlimit(RLIMIT_NOFILE, &limit);
+        getrlimit(RLIMIT_NOFILE, &limit);
+    }
+    if (limit.rlim_cur < want)
+        s->max_connections = limit.rlim_cur > 2 * OTHER_FILES ? (int)limit.rlim_cur - OTHER_FILES
+                                                              : (int)limit.rlim_cur / 2;
+    if (s->max_per_address > s->max_connections) s->max_per_address = s->max_connections;
+}
 
 enum { REAP_NS = 100000000, SENT_IN_TIME = 2 << 20 };
 
@@ -25,8 +97,7 @@ void http_set_phase(http_server *h, peer *p, phase at) {
     pthread_mutex_unlock(&h->lock);
 }
 
-/* Lets a connection have so many bytes of a body or of an answer, instead of those that it had.
- * False: there is no room.  Small ones always have it; large ones are few enough to be summed. */
+/* Large ones are few enough to be summed. */
 bool http_hold(http_server *h, peer *p, size_t n_bytes) {
     size_t all = n_bytes, own = n_bytes, most = h->set.max_held_bytes;
     if (n_bytes <= SMALL_BYTES) n_bytes = 0;
@@ -42,7 +113,7 @@ bool http_hold(http_server *h, peer *p, size_t n_bytes) {
     return has_room;
 }
 
-/* Who has a network of IPv6 has all its addresses: they count as one. */
+/* The owner of an IPv6 network has all its addresses: they count as one. */
 static uint64_t address_of(struct MHD_Connection *c) {
     const union MHD_ConnectionInfo *i =
         MHD_get_connection_info(c, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
@@ -58,8 +129,6 @@ static uint64_t address_of(struct MHD_Connection *c) {
     return address;
 }
 
-/* Writes an error past libmicrohttpd, which has no way to answer a request that is not whole, and
- * ends the connection.  Under the lock: the closing notice takes it, so fd is open. */
 void http_refuse_at_socket(peer *p, int code, const char *words, const char *remedy) {
     char text[512], body[256];
     int n_body = snprintf(body, sizeof body, "{\"error\":\"%s\"}\n", remedy);
@@ -79,7 +148,7 @@ static int overdue(const http_settings *s, const peer *p, uint64_t now) {
     if (p->is_shut) return 0;
     if (p->at == READS_HEADER && ms > (uint64_t)s->header_ms) return 408;
     if (p->at == READS_BODY && ms > (uint64_t)s->body_ms) return 408;
-    /* Who reads slower than that is no client, but holds memory. */
+    /* A client that reads slower than that only holds memory. */
     if (p->at == SENDS_ANSWER && ms > (uint64_t)s->answer_ms * (1 + p->n_sending / SENT_IN_TIME))
         return -1;
     return p->at == IS_IDLE && ms > (uint64_t)s->idle_ms ? -1 : 0;
@@ -92,8 +161,7 @@ static void reap(http_server *h) {
     for (peer *p = h->peers.next; p != &h->peers; p = p->next) {
         int code = overdue(&h->set, p, now);
         if (code == 408)
-            http_refuse_at_socket(p, 408, "Request Timeout",
-                                  "the request took too long to arrive; send it at once");
+            http_refuse_at_socket(p, 408, "Request Timeout", "the request took too long to arrive");
         if (code == -1) {
             p->is_shut = true;
             shutdown(p->fd, SHUT_RDWR);
@@ -152,8 +220,8 @@ static void be_prompt(http_server *h) {
     if (h->has_each_core) thread_stay(index);
 }
 
-/* A connection was accepted or is about to be closed.  Without memory for its record it is not
- * watched, and refused when its first request arrives. */
+/* Without memory for its record a connection is not watched, and refused when its first request
+ * arrives. */
 void http_on_connection(void *context, struct MHD_Connection *c, void **socket_context,
                         enum MHD_ConnectionNotificationCode what) {
     http_server *h = context;
@@ -188,8 +256,7 @@ void http_on_connection(void *context, struct MHD_Connection *c, void **socket_c
     mem_free(p);
 }
 
-/* How long the last bytes of a connection have waited in its socket, for a thread that had others
- * to serve.  The kernel counts in its ticks of 1 to 10 ms; one is taken off, which may be the end
+/* The kernel counts in its ticks of 1 to 10 ms; one is taken off, which may be the end
  * of a tick and no time at all. */
 uint64_t http_waited_ns(const peer *p) {
     struct tcp_info info;

@@ -1,4 +1,3 @@
-/* What the readers of requests share: ids, events, numbers. */
 #include "serve/http/request.h"
 
 #include <inttypes.h>
@@ -6,9 +5,11 @@
 #include <stdio.h>
 #include <string.h>
 
+enum { DEFAULT_K = 10, MAX_DEADLINE_MS = 600000, MAX_USERS = 4096 };
+
 static const double max_seconds = 1e12; /* the year 33658 */
 
-status request_object(arena *a, const char *body, size_t n, const json_value **out) {
+static status read_object(arena *a, const char *body, size_t n, const json_value **out) {
     if (n == 0) return fail(ERR_USAGE, "the body is empty; send a JSON object");
     status st = json_parse(a, "the body", body, n, out);
     if (st == ERR_FORMAT) return fail_prefix(ERR_USAGE, "not JSON");
@@ -17,14 +18,21 @@ status request_object(arena *a, const char *body, size_t n, const json_value **o
     return fail(ERR_USAGE, "the body is not a JSON object");
 }
 
-status request_id_read(const json_value *v, const char *what, engine_id *out) {
+static status whole_number(const json_value *v, int64_t min, int64_t max, int64_t *out) {
+    if (v->type != JSON_NUMBER || !v->is_integer || v->integer < min || v->integer > max)
+        return fail(ERR_USAGE, "%s: expected an integer from %" PRId64 " to %" PRId64, v->key, min,
+                    max);
+    *out = v->integer;
+    return OK;
+}
+
+static status id_of(const json_value *v, const char *what, engine_id *out) {
     *out = (engine_id){0};
     if (v->type == JSON_NUMBER && v->is_integer) {
         out->number = v->integer;
         return OK;
     }
-    if (v->type != JSON_STRING)
-        return fail(ERR_USAGE, "%s: an id is a whole number or a string", what);
+    if (v->type != JSON_STRING) return fail(ERR_USAGE, "%s: an id is an integer or a string", what);
     if (v->string_bytes == 0 || v->string_bytes > ENGINE_ID_BYTES)
         return fail(ERR_USAGE, "%s: an id has 1 to %d bytes", what, ENGINE_ID_BYTES);
     out->text = v->string;
@@ -32,24 +40,96 @@ status request_id_read(const json_value *v, const char *what, engine_id *out) {
     return OK;
 }
 
-status request_ids_read(arena *a, const json_value *v, const char *what, const engine_id **out,
-                        size_t *n) {
-    engine_id *ids;
-    if (v->type != JSON_ARRAY) return fail(ERR_USAGE, "%s: give a list of ids", what);
-    if (v->n_children > REQUEST_MAX_IDS)
-        return fail(ERR_USAGE, "%s: at most %d ids in one request", what, REQUEST_MAX_IDS);
-    TRY(ARENA_NEW(a, &ids, v->n_children));
-    *n = 0;
-    for (const json_value *id = v->first; id != NULL; id = id->next)
-        TRY(request_id_read(id, what, &ids[(*n)++]));
-    *out = ids;
+/* Where a member of an object goes. */
+typedef struct place {
+    arena *a;
+    const struct member *m;
+    char *out; /* the struct of the object */
+} place;
+
+/* A member of an object: a table of these, which ends with {0}, is the grammar of a route. */
+typedef struct member {
+    const char *name;
+    status (*read)(const place *p, const json_value *v);
+    size_t at, n_at; /* in the struct: the value, and the length of a list */
+    int64_t min, max;
+} member;
+
+static void *value_of(const place *p) {
+    return p->out + p->m->at;
+}
+
+static void set_list(const place *p, const void *list, size_t n) {
+    memcpy(value_of(p), &list, sizeof list);
+    *(size_t *)(p->out + p->m->n_at) = n;
+}
+
+static status fail_unknown(const char *key, const member *m) {
+    char names[256] = "";
+    for (size_t n = 0; m->name != NULL && n < sizeof names; m++)
+        n += (size_t)snprintf(names + n, sizeof names - n, "%s%s", n > 0 ? ", " : "", m->name);
+    return fail(ERR_USAGE, "'%.40s' is not a member of this object; it has %s", key, names);
+}
+
+static status read_members(arena *a, const json_value *object, const member *members,
+                           bool is_strict, void *out) {
+    for (const json_value *v = object->first; v != NULL; v = v->next) {
+        const member *m = members;
+        while (m->name != NULL && strcmp(m->name, v->key) != 0)
+            m++;
+        if (m->name != NULL)
+            TRY(m->read(&(place){a, m, out}, v));
+        else if (is_strict)
+            return fail_unknown(v->key, members);
+    }
     return OK;
 }
 
-static status read_time(const json_value *v, const char *what, engine_event *e) {
+static status read_id(const place *p, const json_value *v) {
+    return id_of(v, v->key, value_of(p));
+}
+
+static status read_flag(const place *p, const json_value *v) {
+    if (v->type != JSON_BOOL) return fail(ERR_USAGE, "%s: expected true or false", v->key);
+    *(bool *)value_of(p) = v->boolean;
+    return OK;
+}
+
+static status read_number(const place *p, const json_value *v) {
+    return whole_number(v, p->m->min, p->m->max, value_of(p));
+}
+
+/* {"text": ...} is how some clients of the rerank API write strings. */
+static const json_value *text_of(const json_value *v) {
+    const json_value *text = v->type == JSON_OBJECT ? json_member(v, "text") : NULL;
+    return text != NULL ? text : v;
+}
+
+static status read_query(const place *p, const json_value *v) {
+    return id_of(text_of(v), v->key, value_of(p));
+}
+
+/* m->min: the fewest that make sense; m->max: 1 where {"text": ...} is an id, too. */
+static status read_ids(const place *p, const json_value *v) {
+    engine_id *ids;
+    size_t n = 0;
+    if (v->type != JSON_ARRAY) return fail(ERR_USAGE, "%s: expected a list of ids", v->key);
+    if (v->n_children > REQUEST_MAX_IDS)
+        return fail(ERR_USAGE, "%s: at most %d ids in one request", v->key, REQUEST_MAX_IDS);
+    if (v->n_children < (size_t)p->m->min)
+        return fail(ERR_USAGE, "%s: an empty list allows nothing", v->key);
+    TRY(ARENA_NEW(p->a, &ids, v->n_children));
+    for (const json_value *id = v->first; id != NULL; id = id->next)
+        TRY(id_of(p->m->max == 1 ? text_of(id) : id, v->key, &ids[n++]));
+    set_list(p, ids, n);
+    return OK;
+}
+
+static status read_time(const place *p, const json_value *v) {
+    engine_event *e = (engine_event *)p->out;
+    if (v->type == JSON_NULL) return OK;
     if (v->type != JSON_NUMBER || !(fabs(v->number) <= max_seconds))
-        return fail(ERR_USAGE, "%s: a time is a number of seconds since 1970, as in 1900000000",
-                    what);
+        return fail(ERR_USAGE, "time: expected seconds since 1970, as in 1900000000");
     double whole = floor(v->number);
     e->has_time = true;
     e->time = v->is_integer ? v->integer : (int64_t)whole;
@@ -58,78 +138,655 @@ static status read_time(const json_value *v, const char *what, engine_event *e) 
     return OK;
 }
 
-static status read_member(const json_value *m, const char *what, engine_event *e) {
+static status read_action(const place *p, const json_value *v) {
     int64_t action = 0;
-    if (strcmp(m->key, "item") == 0) return request_id_read(m, what, &e->item);
-    if (strcmp(m->key, "time") == 0 && m->type == JSON_NULL) return OK;
-    if (strcmp(m->key, "time") == 0) return read_time(m, what, e);
-    if (strcmp(m->key, "id") == 0) {
-        TRY(request_id_read(m, what, &e->id));
-        return OK;
-    }
-    if (strcmp(m->key, "action") != 0)
-        return fail(ERR_USAGE,
-                    "%s: '%.40s' is not a member of an event; it has item, time, action and id",
-                    what, m->key);
-    TRY(request_whole_number(m, "action", 0, UINT16_MAX, &action));
-    e->action = (uint16_t)action;
+    TRY(whole_number(v, 0, UINT16_MAX, &action));
+    *(uint16_t *)value_of(p) = (uint16_t)action;
     return OK;
 }
 
-/* An event is an object, or in a history just the item's id.  Numbers as event ids become text, so
- * that an id that was given is told from none. */
-static status read_event(arena *a, const json_value *v, const char *what, engine_event *e) {
+/* Numbers become text, so that an id that was given is told from none. */
+static status read_event_id(const place *p, const json_value *v) {
+    engine_id *id = value_of(p);
     char digits[24];
-    bool has_item = false, has_id = false;
-    if (v->type != JSON_OBJECT) return request_id_read(v, what, &e->item);
-    for (const json_value *m = v->first; m != NULL; m = m->next) {
-        TRY(read_member(m, what, e));
-        has_item |= strcmp(m->key, "item") == 0;
-        has_id |= strcmp(m->key, "id") == 0;
-    }
-    if (!has_item) return fail(ERR_USAGE, "%s: an event without \"item\"", what);
-    if (!has_id || e->id.text != NULL) return OK;
-    int n = snprintf(digits, sizeof digits, "%" PRId64, e->id.number);
-    TRY(arena_copy_text(a, digits, (size_t)n, &e->id.text));
-    e->id.n = (size_t)n;
-    return OK;
+    TRY(id_of(v, v->key, id));
+    if (id->text != NULL) return OK;
+    id->n = (size_t)snprintf(digits, sizeof digits, "%" PRId64, id->number);
+    return arena_copy_text(p->a, digits, id->n, &id->text);
 }
 
-status request_event_list(arena *a, const json_value *v, const char *what, const engine_event **out,
-                          size_t *n) {
+static const member event_members[] = {
+    {"item", read_id, .at = offsetof(engine_event, item)},
+    {"time", read_time, .at = 0},
+    {"action", read_action, .at = offsetof(engine_event, action)},
+    {"id", read_event_id, .at = offsetof(engine_event, id)},
+    {0},
+};
+
+/* An event is an object, or just the item's id. */
+static status read_event(arena *a, const json_value *v, engine_event *e) {
+    if (v->type != JSON_OBJECT) return id_of(v, "item", &e->item);
+    TRY(read_members(a, v, event_members, true, e));
+    return json_member(v, "item") != NULL ? OK : fail(ERR_USAGE, "\"item\" is missing");
+}
+
+static status read_events(const place *p, const json_value *v) {
     engine_event *events;
+    size_t n = 0;
     if (v->type != JSON_ARRAY)
         return fail(ERR_USAGE,
-                    "%s: give a list of events, as in [{\"item\": 12, \"time\": 1900000000}]",
-                    what);
+                    "%s: expected a list of events, as in [{\"item\": 12, \"time\": 1900000000}]",
+                    v->key);
     if (v->n_children > REQUEST_MAX_EVENTS)
-        return fail(ERR_USAGE, "%s: at most %d events in one request", what, REQUEST_MAX_EVENTS);
-    TRY(ARENA_NEW(a, &events, v->n_children));
-    *n = 0;
-    for (const json_value *e = v->first; e != NULL; e = e->next)
-        TRY(read_event(a, e, what, &events[(*n)++]));
-    *out = events;
+        return fail(ERR_USAGE, "%s: at most %d events in one request", v->key, REQUEST_MAX_EVENTS);
+    TRY(ARENA_NEW(p->a, &events, v->n_children));
+    for (const json_value *e = v->first; e != NULL; e = e->next, n++) {
+        status st = read_event(p->a, e, &events[n]);
+        if (st != OK) return fail_prefix(st, "%s[%zu]", v->key, n);
+    }
+    set_list(p, events, n);
     return OK;
 }
 
-status request_whole_number(const json_value *v, const char *what, int64_t min, int64_t max,
-                            int64_t *out) {
-    if (v->type != JSON_NUMBER || !v->is_integer || v->integer < min || v->integer > max)
-        return fail(ERR_USAGE, "%s: give a whole number from %" PRId64 " to %" PRId64, what, min,
-                    max);
-    *out = v->integer;
+static status read_context(const place *p, const json_value *v) {
+    request_ask *r = (request_ask *)p->out;
+    engine_context *all;
+    if (v->type != JSON_OBJECT || v->n_children > CONTEXT_MAX)
+        return fail(ERR_USAGE,
+                    "context: expected an object of features, as in {\"country\": \"DE\"}");
+    TRY(ARENA_NEW(p->a, &all, v->n_children));
+    for (const json_value *f = v->first; f != NULL; f = f->next) {
+        engine_context *c = &all[r->ask.n_context++];
+        c->name = f->key;
+        TRY(id_of(f, "context", &c->value));
+    }
+    r->ask.context = all;
     return OK;
 }
 
-status request_flag(const json_value *v, const char *what, bool *out) {
-    if (v->type != JSON_BOOL) return fail(ERR_USAGE, "%s: give true or false", what);
-    *out = v->boolean;
-    return OK;
+static status read_top_k(const place *p, const json_value *v) {
+    request_ask *r = (request_ask *)p->out;
+    return whole_number(v, 1, r->ask.task == ENGINE_RANK ? REQUEST_MAX_IDS : ENGINE_MAX_K,
+                        &r->top_k);
 }
 
-status request_model(const json_value *v, char out[REQUEST_NAME_BYTES]) {
+static status read_model(const place *p, const json_value *v) {
     if (v->type != JSON_STRING || v->string_bytes >= REQUEST_NAME_BYTES)
-        return fail(ERR_USAGE, "model: give the name of a model, as GET /v1/models has it");
-    memcpy(out, v->string, v->string_bytes + 1);
+        return fail(ERR_USAGE, "model: expected the name of a model, as GET /v1/models lists it");
+    memcpy(value_of(p), v->string, v->string_bytes + 1);
+    return OK;
+}
+
+static status read_tasks(const place *p, const json_value *v) {
+    request_ask *r = (request_ask *)p->out;
+    if (v->type != JSON_ARRAY || v->n_children > REQUEST_MAX_TASKS)
+        return fail(ERR_USAGE, "tasks: expected a list of names, as GET /v1/models lists them");
+    for (const json_value *t = v->first; t != NULL; t = t->next) {
+        if (t->type != JSON_STRING) return fail(ERR_USAGE, "tasks: a name is a string");
+        r->tasks[r->n_tasks++] = t->string;
+    }
+    return OK;
+}
+
+#define AT(name) .at = offsetof(request_ask, name)
+#define LIST_AT(name, length)                                                                      \
+    .at = offsetof(request_ask, name), .n_at = offsetof(request_ask, length)
+
+static const member ask_members[] = {
+    {"user", read_id, AT(ask.user)},
+    {"history", read_events, LIST_AT(ask.history, ask.n_history)},
+    {"events", read_events, LIST_AT(events, n_events)},
+    {"what_if", read_events, LIST_AT(ask.extra, ask.n_extra)},
+    {"context", read_context, .at = 0},
+    {"candidates", read_ids, LIST_AT(ask.candidates, ask.n_candidates)},
+    {"top_k", read_top_k, .at = 0},
+    {"tasks", read_tasks, .at = 0},
+    {"exclude_seen", read_flag, AT(excludes_seen)},
+    {"allow", read_ids, LIST_AT(ask.allow, ask.n_allow), .min = 1},
+    {"deny", read_ids, LIST_AT(ask.deny, ask.n_deny)},
+    {"exclude", read_ids, LIST_AT(ask.deny, ask.n_deny)},
+    {"deadline_ms", read_number, AT(deadline_ms), .min = 1, .max = MAX_DEADLINE_MS},
+    {"priority", read_number, AT(priority), .min = -100, .max = 100},
+    {"explain", read_flag, AT(wants_why)},
+    {"vector", read_flag, AT(ask.wants_vector)},
+    {"model", read_model, AT(model)},
+    {0},
+};
+
+/* The defaults of a task, then the members of the body. */
+static status read_ask(arena *a, const char *body, size_t n, engine_task task, request_ask *out) {
+    const json_value *root;
+    bool is_rank = task == ENGINE_RANK;
+    *out = (request_ask){
+        .ask.task = task, .top_k = is_rank ? 0 : DEFAULT_K, .excludes_seen = !is_rank};
+    TRY(read_object(a, body, n, &root));
+    TRY(read_members(a, root, ask_members, true, out));
+    engine_request *q = &out->ask;
+    q->has_user = json_member(root, "user") != NULL;
+    q->has_history = json_member(root, "history") != NULL;
+    q->keeps_seen = !out->excludes_seen;
+    q->top_k = (int32_t)(out->top_k != 0 ? out->top_k : (int64_t)q->n_candidates);
+    q->deadline_ns = (uint64_t)out->deadline_ms * 1000000;
+    q->priority = (int)out->priority;
+    if (!q->has_user && !q->has_history)
+        return fail(ERR_USAGE, "\"user\" is missing; for an unknown user send \"history\"");
+    if (out->n_events > 0 && (!q->has_user || q->has_history))
+        return fail(ERR_USAGE, "\"events\" are added to the history of a \"user\"; to send a whole "
+                               "history, put them into \"history\"");
+    if (out->wants_why && q->n_history + q->n_extra > REQUEST_MAX_EXPLAINED)
+        return fail(ERR_USAGE, "explain: at most %d events in the history", REQUEST_MAX_EXPLAINED);
+    return OK;
+}
+
+status request_recommend_read(arena *a, const char *body, size_t n, request_ask *out) {
+    TRY(read_ask(a, body, n, ENGINE_RECOMMEND, out));
+    if (out->ask.n_candidates == 0) return OK;
+    return fail(ERR_USAGE, "candidates are for /v1/rank; to choose among some items only, give "
+                           "them as \"allow\"");
+}
+
+status request_rank_read(arena *a, const char *body, size_t n, request_ask *out) {
+    TRY(read_ask(a, body, n, ENGINE_RANK, out));
+    if (out->ask.n_candidates == 0)
+        return fail(ERR_USAGE, "\"candidates\" is missing or empty: the ids of the items to rank");
+    if (out->ask.n_allow == 0 && out->ask.n_deny == 0) return OK;
+    return fail(ERR_USAGE, "allow and deny are for /v1/recommend; leave those items out of the "
+                           "candidates");
+}
+
+static const member rerank_members[] = {
+    {"model", read_model, AT(model)},
+    {"query", read_query, AT(ask.user)},
+    {"documents", read_ids, LIST_AT(ask.candidates, ask.n_candidates), .max = 1},
+    {"top_n", read_top_k, .at = 0},
+    {"return_documents", read_flag, AT(returns_documents)},
+    {0},
+};
+
+/* Clients of the rerank API send members of their own, which are ignored. */
+status request_rerank_read(arena *a, const char *body, size_t n, request_ask *out) {
+    const json_value *root;
+    *out = (request_ask){.ask = {.task = ENGINE_RANK, .keeps_seen = true, .has_user = true},
+                         .returns_documents = true};
+    TRY(read_object(a, body, n, &root));
+    TRY(read_members(a, root, rerank_members, false, out));
+    out->ask.top_k = (int32_t)(out->top_k != 0 ? out->top_k : (int64_t)out->ask.n_candidates);
+    if (json_member(root, "query") == NULL)
+        return fail(ERR_USAGE, "\"query\" is missing: the id of a user");
+    if (out->ask.n_candidates > 0) return OK;
+    return fail(ERR_USAGE, "\"documents\" is missing or empty: the ids of the items to rank");
+}
+
+static const member user_members[] = {
+    {"user", read_id, .at = offsetof(engine_user_events, user)},
+    {"events", read_events, .at = offsetof(engine_user_events, events),
+     .n_at = offsetof(engine_user_events, n_events)},
+    {0},
+};
+
+static status read_user_events(arena *a, const json_value *v, engine_user_events *out) {
+    TRY(read_members(a, v, user_members, true, out));
+    if (json_member(v, "user") == NULL) return fail(ERR_USAGE, "\"user\" is missing");
+    if (out->n_events > 0) return OK;
+    return fail(ERR_USAGE, "\"events\" is missing or empty, as in [{\"item\": 12}]");
+}
+
+status request_events_read(arena *a, const char *body, size_t n, request_events *out) {
+    const json_value *root, *users;
+    size_t i = 0, n_events = 0;
+    *out = (request_events){0};
+    TRY(read_object(a, body, n, &root));
+    users = json_member(root, "users");
+    out->is_list = users != NULL;
+    if (users != NULL && (users->type != JSON_ARRAY || root->n_children > 1))
+        return fail(ERR_USAGE,
+                    "users: expected a list of {\"user\", \"events\"}, and nothing beside it");
+    out->n_users = users != NULL ? users->n_children : 1;
+    if (out->n_users == 0 || out->n_users > MAX_USERS)
+        return fail(ERR_USAGE, "users: from 1 to %d in one request", MAX_USERS);
+    TRY(ARENA_NEW(a, &out->users, out->n_users));
+    if (users == NULL) return read_user_events(a, root, &out->users[0]);
+    for (const json_value *u = users->first; u != NULL; u = u->next, i++) {
+        if (u->type != JSON_OBJECT)
+            return fail(ERR_USAGE, "users: each is an object with user and events");
+        status st = read_user_events(a, u, &out->users[i]);
+        if (st != OK) return fail_prefix(st, "users[%zu]", i);
+        n_events += out->users[i].n_events;
+    }
+    if (n_events > REQUEST_MAX_EVENTS)
+        return fail(ERR_USAGE, "at most %d events in one request", REQUEST_MAX_EVENTS);
+    return OK;
+}
+
+/* KServe: JSON and binary tensors. */
+
+/* The integers of the protocol; every tensor we read is of ids or counts. */
+typedef struct datatype {
+    const char *name;
+    int n_bytes; /* 0: BYTES */
+    bool is_signed;
+} datatype;
+
+static const datatype datatypes[] = {
+    {"INT64", 8, true},   {"INT32", 4, true},   {"INT16", 2, true},   {"INT8", 1, true},
+    {"UINT64", 8, false}, {"UINT32", 4, false}, {"UINT16", 2, false}, {"UINT8", 1, false},
+    {"BYTES", 0, false},  {NULL, 0, false},
+};
+
+/* While a body is read. */
+typedef struct reader {
+    arena *a;
+    const char *bytes; /* of the binary tensors that are left */
+    size_t n_bytes;
+    size_t n_elements; /* of all tensors so far */
+} reader;
+
+static status find_datatype(const json_value *input, const char *name, const datatype **out) {
+    const char *text;
+    if (json_member_string(input, "datatype", &text) != OK)
+        return fail(ERR_USAGE, "input %.64s has no datatype", name);
+    for (const datatype *d = datatypes; d->name != NULL; d++)
+        if (strcmp(d->name, text) == 0) {
+            *out = d;
+            return OK;
+        }
+    return fail(ERR_USAGE,
+                "input %.64s: datatype %.16s is not read here; send INT64, or BYTES for "
+                "ids that are text",
+                name, text);
+}
+
+static status read_shape(reader *r, const json_value *input, infer_tensor *t) {
+    const json_value *shape = json_member(input, "shape");
+    if (shape == NULL || shape->type != JSON_ARRAY || shape->n_children > INFER_MAX_DIMS)
+        return fail(ERR_USAGE, "input %.64s: shape is a list of at most %d numbers", t->name,
+                    INFER_MAX_DIMS);
+    t->n = 1;
+    for (const json_value *d = shape->first; d != NULL; d = d->next) {
+        if (d->type != JSON_NUMBER || !d->is_integer || d->integer < 0 ||
+            d->integer > INFER_MAX_ELEMENTS || t->n * (size_t)d->integer > INFER_MAX_ELEMENTS)
+            return fail(ERR_USAGE,
+                        "input %.64s: the numbers of a shape are from 0, and all inputs "
+                        "have at most %d elements",
+                        t->name, INFER_MAX_ELEMENTS);
+        t->shape[t->n_dims++] = d->integer;
+        t->n *= (size_t)d->integer;
+    }
+    r->n_elements += t->n;
+    if (r->n_elements > INFER_MAX_ELEMENTS)
+        return fail(ERR_USAGE, "all inputs together have at most %d elements", INFER_MAX_ELEMENTS);
+    return OK;
+}
+
+static status wrong_length(const infer_tensor *t) {
+    return fail(ERR_USAGE, "input %.64s: its data do not have the %zu elements of its shape",
+                t->name, t->n);
+}
+
+/* Whether a number fits its datatype. */
+static bool fits(int64_t number, const datatype *d) {
+    int bits = 8 * d->n_bytes - d->is_signed;
+    if (!d->is_signed && number < 0) return false;
+    return bits >= 63 || (number < 0 ? ~number : number) >> bits == 0;
+}
+
+static status read_element(const json_value *v, const datatype *d, infer_tensor *t, size_t at) {
+    bool is_text = d->n_bytes == 0;
+    if (at >= t->n) return wrong_length(t);
+    if (v->type == JSON_STRING && is_text && v->string_bytes <= ENGINE_ID_BYTES &&
+        v->string_bytes > 0) {
+        t->at[at] = (engine_id){.text = v->string, .n = v->string_bytes};
+        return OK;
+    }
+    if (v->type == JSON_NUMBER && v->is_integer && !is_text && fits(v->integer, d)) {
+        t->at[at] = (engine_id){.number = v->integer};
+        return OK;
+    }
+    return fail(ERR_USAGE, "input %.64s: element %zu is not a %s%s", t->name, at,
+                is_text ? "string of 1 to 255 bytes" : "number of type ", is_text ? "" : d->name);
+}
+
+/* Flat, or nested in row-major order. */
+static status read_nested(const json_value *v, const datatype *d, int depth, infer_tensor *t,
+                          size_t *at) {
+    if (v->type != JSON_ARRAY) return read_element(v, d, t, (*at)++);
+    if (depth > INFER_MAX_DIMS) return wrong_length(t);
+    for (const json_value *child = v->first; child != NULL; child = child->next)
+        TRY(read_nested(child, d, depth + 1, t, at));
+    return OK;
+}
+
+static status read_json_data(const json_value *data, const datatype *d, infer_tensor *t) {
+    size_t at = 0;
+    if (data->type != JSON_ARRAY) return fail(ERR_USAGE, "input %.64s: data is a list", t->name);
+    TRY(read_nested(data, d, 0, t, &at));
+    return at == t->n ? OK : wrong_length(t);
+}
+
+/* Little-endian; the machines we build for are, too.  False: no id is so large. */
+static bool number_of_bytes(const char *bytes, const datatype *d, int64_t *out) {
+    uint64_t u = 0;
+    memcpy(&u, bytes, (size_t)d->n_bytes);
+    int spare = 64 - 8 * d->n_bytes;
+    *out = d->is_signed ? (int64_t)(u << spare) >> spare : (int64_t)u;
+    return d->is_signed || u <= INT64_MAX;
+}
+
+/* Each element: its length in four bytes, then its bytes. */
+static status read_texts(const char *bytes, size_t n, infer_tensor *t) {
+    for (size_t i = 0; i < t->n; i++) {
+        uint32_t length;
+        if (n < sizeof length) return wrong_length(t);
+        memcpy(&length, bytes, sizeof length);
+        bytes += sizeof length;
+        n -= sizeof length;
+        if (length > n) return wrong_length(t);
+        if (length == 0 || length > ENGINE_ID_BYTES || memchr(bytes, '\0', length) != NULL)
+            return fail(ERR_USAGE, "input %.64s: element %zu is not an id of 1 to %d bytes",
+                        t->name, i, ENGINE_ID_BYTES);
+        t->at[i] = (engine_id){.text = bytes, .n = length};
+        bytes += length;
+        n -= length;
+    }
+    return n == 0 ? OK : wrong_length(t);
+}
+
+static status read_binary_data(reader *r, const json_value *size, const datatype *d,
+                               infer_tensor *t) {
+    const char *bytes = r->bytes;
+    if (size->type != JSON_NUMBER || !size->is_integer || size->integer < 0 ||
+        (uint64_t)size->integer > r->n_bytes)
+        return fail(ERR_USAGE, "input %.64s: the body ends before its binary_data_size", t->name);
+    size_t n = (size_t)size->integer;
+    r->bytes += n;
+    r->n_bytes -= n;
+    if (d->n_bytes == 0) return read_texts(bytes, n, t);
+    if (n != t->n * (size_t)d->n_bytes) return wrong_length(t);
+    for (size_t i = 0; i < t->n; i++)
+        if (!number_of_bytes(bytes + i * (size_t)d->n_bytes, d, &t->at[i].number))
+            return fail(ERR_USAGE, "input %.64s: element %zu is over 2^63 - 1", t->name, i);
+    return OK;
+}
+
+static status read_input(reader *r, const json_value *v, infer_tensor *t) {
+    const datatype *d = NULL;
+    if (v->type != JSON_OBJECT || json_member_string(v, "name", &t->name) != OK)
+        return fail(ERR_USAGE, "inputs: each is an object with name, shape, datatype and data");
+    TRY(find_datatype(v, t->name, &d));
+    TRY(read_shape(r, v, t));
+    TRY(ARENA_NEW(r->a, &t->at, t->n));
+    const json_value *data = json_member(v, "data"), *parameters = json_member(v, "parameters");
+    const json_value *size =
+        parameters != NULL ? json_member(parameters, "binary_data_size") : NULL;
+    if (size != NULL) return read_binary_data(r, size, d, t);
+    if (data != NULL) return read_json_data(data, d, t);
+    return fail(ERR_USAGE, "input %.64s has neither data nor binary_data_size", t->name);
+}
+
+static status read_inputs(reader *r, const json_value *root, request_infer *out) {
+    const json_value *inputs = json_member(root, "inputs");
+    if (inputs == NULL || inputs->type != JSON_ARRAY || inputs->n_children == 0 ||
+        inputs->n_children > INFER_MAX_TENSORS)
+        return fail(ERR_USAGE, "inputs: expected a list of tensors; GET the model for their names");
+    for (const json_value *v = inputs->first; v != NULL; v = v->next)
+        TRY(read_input(r, v, &out->inputs[out->n_inputs++]));
+    if (r->n_bytes > 0)
+        return fail(ERR_USAGE, "%zu bytes of the body belong to no input", r->n_bytes);
+    return OK;
+}
+
+static bool flag_of(const json_value *parameters, const char *name, bool otherwise) {
+    const json_value *v = parameters != NULL ? json_member(parameters, name) : NULL;
+    return v != NULL && v->type == JSON_BOOL ? v->boolean : otherwise;
+}
+
+static status read_outputs(const json_value *root, request_infer *out) {
+    const json_value *outputs = json_member(root, "outputs");
+    if (outputs == NULL) return OK;
+    if (outputs->type != JSON_ARRAY || outputs->n_children > INFER_MAX_TENSORS)
+        return fail(ERR_USAGE, "outputs: expected a list of {\"name\"}");
+    for (const json_value *v = outputs->first; v != NULL; v = v->next) {
+        infer_output *o = &out->outputs[out->n_outputs++];
+        if (v->type != JSON_OBJECT || json_member_string(v, "name", &o->name) != OK)
+            return fail(ERR_USAGE, "outputs: each is an object with a name");
+        if (strcmp(o->name, "OUTPUT") != 0 && strcmp(o->name, "ITEM_IDS") != 0)
+            return fail(ERR_USAGE, "there is no output %.64s; there are OUTPUT and ITEM_IDS",
+                        o->name);
+        o->is_binary = flag_of(json_member(v, "parameters"), "binary_data", out->is_binary);
+    }
+    return OK;
+}
+
+static status read_parameters(const json_value *root, request_infer *out) {
+    const json_value *id = json_member(root, "id"), *p = json_member(root, "parameters");
+    if (id != NULL && id->type == JSON_STRING) out->id = id->string;
+    if (p == NULL) return OK;
+    if (p->type != JSON_OBJECT) return fail(ERR_USAGE, "parameters is an object");
+    out->is_binary = flag_of(p, "binary_data_output", false);
+    const json_value *timeout = json_member(p, "timeout"), *priority = json_member(p, "priority");
+    if (timeout != NULL) TRY(whole_number(timeout, 0, INFER_MAX_TIMEOUT, &out->timeout_us));
+    if (priority != NULL) TRY(whole_number(priority, 0, UINT32_MAX, &out->priority));
+    return OK;
+}
+
+status request_infer_read(arena *a, const char *body, size_t n, const char *json_bytes,
+                          request_infer *out) {
+    const json_value *root;
+    size_t n_json = n;
+    int64_t length;
+    *out = (request_infer){0};
+    if (json_bytes != NULL) {
+        if (!seq_id_number(json_bytes, strlen(json_bytes), &length) || length < 0 ||
+            (uint64_t)length > n)
+            return fail(ERR_USAGE,
+                        "Inference-Header-Content-Length: %.20s is not the length of "
+                        "the JSON part of this body",
+                        json_bytes);
+        n_json = (size_t)length;
+    }
+    reader r = {.a = a, .bytes = body + n_json, .n_bytes = n - n_json};
+    TRY(read_object(a, body, n_json, &root));
+    TRY(read_parameters(root, out));
+    TRY(read_outputs(root, out));
+    return read_inputs(&r, root, out);
+}
+
+bool infer_wants(const request_infer *r, const char *name, bool *is_binary) {
+    *is_binary = r->is_binary;
+    for (int i = 0; i < r->n_outputs; i++) {
+        if (strcmp(r->outputs[i].name, name) != 0) continue;
+        *is_binary = r->outputs[i].is_binary;
+        return true;
+    }
+    return r->n_outputs == 0;
+}
+
+/* From tensors to requests: what the names of inputs mean. */
+
+/* The inputs by name; NULL: not there. */
+typedef struct tensors {
+    const infer_tensor *users, *candidates, *top_k, *tokens, *lengths, *n_candidates;
+} tensors;
+
+static status find_tensors(const request_infer *r, tensors *t) {
+    struct {
+        const char *name;
+        const infer_tensor **at;
+    } known[] = {{"USER_IDS", &t->users},        {"CANDIDATES", &t->candidates},
+                 {"TOP_K", &t->top_k},           {"TOKENS", &t->tokens},
+                 {"TOKEN_LENGTHS", &t->lengths}, {"NUM_CANDIDATES", &t->n_candidates}};
+    enum { N = sizeof known / sizeof known[0] };
+    *t = (tensors){0};
+    for (int i = 0; i < r->n_inputs; i++) {
+        int k = 0;
+        while (k < N && strcmp(known[k].name, r->inputs[i].name) != 0)
+            k++;
+        if (k == N)
+            return fail(ERR_USAGE,
+                        "there is no input %.64s; there are USER_IDS, CANDIDATES, TOP_K, "
+                        "TOKENS, TOKEN_LENGTHS and NUM_CANDIDATES",
+                        r->inputs[i].name);
+        if (*known[k].at != NULL)
+            return fail(ERR_USAGE, "input %.64s is given twice", r->inputs[i].name);
+        *known[k].at = &r->inputs[i];
+    }
+    return OK;
+}
+
+static status count(const engine_id *id, const char *name, int64_t max, size_t *out) {
+    if (id->text != NULL || id->number < 0 || id->number > max)
+        return fail(ERR_USAGE, "%s: an element is not a number from 0 to %lld", name,
+                    (long long)max);
+    *out = (size_t)id->number;
+    return OK;
+}
+
+static status check_together(const tensors *t) {
+    if (t->tokens == NULL && (t->lengths != NULL || t->n_candidates != NULL))
+        return fail(ERR_USAGE, "TOKEN_LENGTHS and NUM_CANDIDATES need TOKENS");
+    if (t->tokens != NULL && t->lengths == NULL)
+        return fail(ERR_USAGE, "TOKENS needs TOKEN_LENGTHS");
+    if (t->tokens == NULL && t->users == NULL)
+        return fail(ERR_USAGE, "USER_IDS is missing, or TOKENS with whole histories");
+    if (t->candidates != NULL && t->n_candidates != NULL)
+        return fail(ERR_USAGE, "CANDIDATES and NUM_CANDIDATES exclude each other");
+    return OK;
+}
+
+/* Without USER_IDS, NUM_CANDIDATES or the shape of TOKEN_LENGTHS says how many users there are. */
+static status find_batch(const tensors *t, size_t *out) {
+    const infer_tensor *first = t->users != NULL          ? t->users
+                                : t->n_candidates != NULL ? t->n_candidates
+                                                          : t->lengths;
+    size_t n = first->n;
+    if (n == 0 || n > INFER_MAX_BATCH)
+        return fail(ERR_USAGE, "%s: from 1 to %d users in one request", first->name,
+                    INFER_MAX_BATCH);
+    if (t->n_candidates != NULL && t->n_candidates->n != n)
+        return fail(ERR_USAGE, "NUM_CANDIDATES has not one element for each user");
+    if (t->lengths != NULL && t->lengths->n != n && t->lengths->n != 2 * n)
+        return fail(ERR_USAGE, "TOKEN_LENGTHS has one element for each user, or two: items, then "
+                               "actions; contextual features are not read from requests");
+    *out = n;
+    return OK;
+}
+
+static status add_candidates(const infer_tensor *c, infer_asks *out) {
+    size_t n = c->n_dims == 2 ? (size_t)c->shape[1] : c->n;
+    bool is_each = c->n_dims == 2;
+    if (c->n_dims > 2 || n == 0 || (is_each && (size_t)c->shape[0] != out->n))
+        return fail(ERR_USAGE, "CANDIDATES has the shape (users, n), or (n): the same for all");
+    for (size_t i = 0; i < out->n; i++) {
+        out->ask[i].candidates = c->at + (is_each ? i * n : 0);
+        out->ask[i].n_candidates = n;
+    }
+    return OK;
+}
+
+/* One user's items and actions as events; the last items may be candidates. */
+static status add_history(arena *a, const engine_id *items, size_t n_items,
+                          const engine_id *actions, size_t n_actions, size_t n_candidates,
+                          engine_request *q) {
+    engine_event *events;
+    if (n_candidates > n_items)
+        return fail(ERR_USAGE, "NUM_CANDIDATES: a user has more candidates than items");
+    size_t n = n_items - n_candidates;
+    if (actions != NULL && n_actions != n && n_actions != n_items)
+        return fail(ERR_USAGE, "TOKEN_LENGTHS: a user has another number of actions than of items");
+    TRY(ARENA_NEW(a, &events, n));
+    for (size_t i = 0; i < n; i++) {
+        size_t action = 0;
+        events[i].item = items[i];
+        if (actions != NULL) TRY(count(&actions[i], "actions in TOKENS", UINT16_MAX, &action));
+        events[i].action = (uint16_t)action;
+        /* Tokens have no times: a minute apart, in their order. */
+        events[i].has_time = true;
+        events[i].time = (int64_t)i * 60;
+    }
+    q->has_history = true;
+    q->history = events;
+    q->n_history = n;
+    q->candidates = items + n;
+    q->n_candidates = n_candidates;
+    return OK;
+}
+
+static status add_histories(arena *a, const tensors *t, infer_asks *out) {
+    bool has_actions = t->lengths->n == 2 * out->n;
+    size_t at = 0, all = 0, *length;
+    TRY(ARENA_NEW(a, &length, t->lengths->n));
+    for (size_t i = 0; i < t->lengths->n; i++) {
+        TRY(count(&t->lengths->at[i], "TOKEN_LENGTHS", INFER_MAX_ELEMENTS, &length[i]));
+        all += length[i];
+    }
+    if (all != t->tokens->n)
+        return fail(ERR_USAGE, "TOKENS has %zu elements, and TOKEN_LENGTHS adds up to %zu",
+                    t->tokens->n, all);
+    const engine_id *actions = t->tokens->at;
+    for (size_t i = 0; i < out->n; i++)
+        actions += length[i];
+    for (size_t i = 0; i < out->n; i++) {
+        size_t n_candidates = 0, n_actions = has_actions ? length[out->n + i] : 0;
+        if (t->n_candidates != NULL)
+            TRY(count(&t->n_candidates->at[i], "NUM_CANDIDATES", INFER_MAX_ELEMENTS,
+                      &n_candidates));
+        TRY(add_history(a, t->tokens->at + at, length[i], has_actions ? actions : NULL, n_actions,
+                        n_candidates, &out->ask[i]));
+        at += length[i];
+        actions += n_actions;
+    }
+    return OK;
+}
+
+static status find_top_k(const tensors *t, infer_asks *out) {
+    size_t k = DEFAULT_K;
+    if (t->top_k != NULL) {
+        if (t->top_k->n != 1) return fail(ERR_USAGE, "TOP_K has one element");
+        TRY(count(&t->top_k->at[0], "TOP_K", ENGINE_MAX_K, &k));
+        if (k == 0) return fail(ERR_USAGE, "TOP_K: at least 1");
+    }
+    out->top_k = (int32_t)k;
+    return OK;
+}
+
+/* A small body can ask for very much: the same candidates for each of many users. */
+static status check_cost(const infer_asks *q) {
+    size_t n = q->has_candidates ? 0 : q->n * (size_t)q->top_k;
+    for (size_t i = 0; i < q->n && q->has_candidates; i++) {
+        n += q->ask[i].n_candidates;
+        if (q->ask[i].n_candidates == 0)
+            return fail(ERR_USAGE, "user %zu of the batch has no candidates", i);
+    }
+    if (n <= INFER_MAX_SCORES) return OK;
+    return fail(ERR_USAGE, "%zu scores in one request, and at most %d: send fewer users or %s", n,
+                INFER_MAX_SCORES, q->has_candidates ? "candidates" : "a smaller TOP_K");
+}
+
+static void finish(const request_infer *r, const tensors *t, infer_asks *out) {
+    for (size_t i = 0; i < out->n; i++) {
+        engine_request *q = &out->ask[i];
+        q->task = out->has_candidates ? ENGINE_RANK : ENGINE_RECOMMEND;
+        q->keeps_seen = out->has_candidates;
+        q->top_k = out->has_candidates ? 0 : out->top_k;
+        q->has_user = t->users != NULL;
+        if (q->has_user) q->user = t->users->at[i];
+        q->deadline_ns = (uint64_t)r->timeout_us * 1000;
+        q->priority = r->priority > 0 ? -(int)(r->priority > 100 ? 100 : r->priority) : 0;
+    }
+}
+
+status infer_asks_make(arena *a, const request_infer *r, infer_asks *out) {
+    tensors t;
+    *out = (infer_asks){0};
+    TRY(find_tensors(r, &t));
+    TRY(check_together(&t));
+    TRY(find_batch(&t, &out->n));
+    TRY(ARENA_NEW(a, &out->ask, out->n));
+    TRY(find_top_k(&t, out));
+    if (t.tokens != NULL) TRY(add_histories(a, &t, out));
+    if (t.candidates != NULL) TRY(add_candidates(t.candidates, out));
+    out->has_candidates = t.candidates != NULL || t.n_candidates != NULL;
+    TRY(check_cost(out));
+    finish(r, &t, out);
     return OK;
 }

@@ -25,6 +25,9 @@ typedef struct request_ask {
     const char *tasks[REQUEST_MAX_TASKS]; /* columns of the answer; none: all */
     int n_tasks;
     bool returns_documents; /* rerank */
+    /* As sent; `ask` has them in its own units. */
+    int64_t top_k, deadline_ms, priority;
+    bool excludes_seen;
 } request_ask;
 
 status request_recommend_read(arena *a, const char *body, size_t n, request_ask *out);
@@ -40,16 +43,70 @@ typedef struct request_events {
 
 status request_events_read(arena *a, const char *body, size_t n, request_events *out);
 
-/* The parts that readers share (request.c).  `what` names the member in a reason. */
-status request_object(arena *a, const char *body, size_t n, const json_value **out);
-status request_id_read(const json_value *v, const char *what, engine_id *out);
-status request_ids_read(arena *a, const json_value *v, const char *what, const engine_id **out,
-                        size_t *n);
-status request_event_list(arena *a, const json_value *v, const char *what, const engine_event **out,
-                          size_t *n);
-status request_whole_number(const json_value *v, const char *what, int64_t min, int64_t max,
-                            int64_t *out);
-status request_flag(const json_value *v, const char *what, bool *out);
-status request_model(const json_value *v, char out[REQUEST_NAME_BYTES]);
+/* KServe v2 (Open Inference Protocol) over REST: POST /v2/models/NAME/infer, with the extension for
+ * binary tensors, and what its tensors mean for a recommender.
+ *
+ *     USER_IDS         INT64 or BYTES (B)    whose; B is the batch
+ *     CANDIDATES       INT64 or BYTES (B, n) or (n): the same for all; items to score
+ *     TOP_K            INT64 (1)             without candidates: how many items (default 10)
+ * or, as NVIDIA's recsys-examples sends them, whole histories:
+ *     TOKENS           INT64 (sum of TOKEN_LENGTHS): the items of all users, then their actions
+ *     TOKEN_LENGTHS    INT64 (B) or (2 B): items of each user, then actions of each user
+ *     NUM_CANDIDATES   INT64 (B): the last so many items of each user are candidates
+ * Answers: OUTPUT FP32 (candidates of all users, columns), or without candidates OUTPUT FP32 (B, k)
+ * and ITEM_IDS (B, k).
+ *
+ * An element that its datatype does not hold, or that is no 64-bit signed number, is refused, and
+ * so is a request whose answer would have more than INFER_MAX_SCORES numbers.
+ */
+enum {
+    INFER_MAX_TENSORS = 16,
+    INFER_MAX_DIMS = 8,
+    INFER_MAX_ELEMENTS = 1 << 20, /* of all inputs together */
+    INFER_MAX_BATCH = 1024,
+    INFER_MAX_SCORES = 1 << 17,   /* users times candidates, or users times TOP_K */
+    INFER_MAX_TIMEOUT = 600000000 /* microseconds */
+};
+
+typedef struct infer_tensor {
+    const char *name;
+    int n_dims;
+    int64_t shape[INFER_MAX_DIMS];
+    size_t n;      /* elements */
+    engine_id *at; /* (n) */
+} infer_tensor;
+
+typedef struct infer_output {
+    const char *name;
+    bool is_binary;
+} infer_output;
+
+typedef struct request_infer {
+    const char *id; /* of the request, or NULL */
+    infer_tensor inputs[INFER_MAX_TENSORS];
+    int n_inputs;
+    infer_output outputs[INFER_MAX_TENSORS]; /* that were asked for; none: all */
+    int n_outputs;
+    bool is_binary; /* outputs that do not say otherwise */
+    int64_t timeout_us, priority;
+} request_infer;
+
+/* json_bytes: the value of the header Inference-Header-Content-Length; NULL: there are no binary
+ * tensors. */
+status request_infer_read(arena *a, const char *body, size_t n, const char *json_bytes,
+                          request_infer *out);
+
+/* The requests for the engine, one for each user; all but the model. */
+typedef struct infer_asks {
+    engine_request *ask; /* (n) */
+    size_t n;
+    bool has_candidates;
+    int32_t top_k;
+} infer_asks;
+
+status infer_asks_make(arena *a, const request_infer *r, infer_asks *out);
+
+/* Whether this output was asked for, and how to send it. */
+bool infer_wants(const request_infer *r, const char *name, bool *is_binary);
 
 #endif

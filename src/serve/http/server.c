@@ -1,13 +1,17 @@
-/* Start, stop, and the way of a call: route, key, answer, log. */
+/* Start, stop, and the way of a call: route, access, answer, log. */
 #include "serve/http/server.h"
 
+#include <arpa/inet.h>
 #include <inttypes.h>
+#include <math.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/random.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "base/hash.h"
 #include "base/log.h"
@@ -20,7 +24,7 @@ enum {
     KEEPER_NS = 250000000,  /* the beat of /v1/stream */
     LARGE_BODY = 256 << 10, /* bytes that are read in about a millisecond */
     MAX_LARGE = 64,
-    COMPACT_AT_START = 1 << 20
+    HOST_BYTES = 256
 };
 
 typedef struct route {
@@ -67,25 +71,34 @@ static const route routes[] = {
     {NULL, NULL, ROUTE_OTHER, NULL, 0},
 };
 
-/* What a line of the access log says. */
+void log_begin(json_writer *w, buf *line) {
+    buf_init(line);
+    json_begin(w, line, 0);
+    json_object_open(w);
+}
+
+void log_end(server *s, json_writer *w, buf *line) {
+    json_object_close(w);
+    if (json_finish(w) == OK && s->set.log != NULL) s->set.log(s->set.log_ctx, buf_str(line));
+    buf_fini(line);
+}
+
+/* Writes a line of the access log. */
 static void log_call(const call *c, int code, uint64_t ns) {
-    server *s = c->s;
     json_writer w;
     buf line;
     struct timespec now;
     char peer[HTTP_ADDRESS_BYTES];
-    if (s->set.log == NULL) return;
+    if (c->s->set.log == NULL) return;
     clock_gettime(CLOCK_REALTIME, &now);
     http_peer(c->x, peer);
-    buf_init(&line);
-    json_begin(&w, &line, 0);
-    json_object_open(&w);
+    log_begin(&w, &line);
     json_key_double(&w, "time", (double)(now.tv_sec * 1000 + now.tv_nsec / 1000000) / 1000);
     json_key_string(&w, "id", c->id);
     json_key_string(&w, "peer", peer);
     if (c->key_name != NULL) json_key_string(&w, "key", c->key_name);
-    json_key_string(&w, "method", http_method(c->x));
-    json_key_string(&w, "path", http_path(c->x));
+    json_key_string(&w, "method", c->x->method);
+    json_key_string(&w, "path", c->x->path);
     json_key_int(&w, "code", code);
     json_key_int(&w, "us", (int64_t)(ns / 1000));
     if (c->model[0] != '\0') {
@@ -93,45 +106,59 @@ static void log_call(const call *c, int code, uint64_t ns) {
         json_key_int(&w, "tokens_reused", (int64_t)c->tokens_reused);
         json_key_int(&w, "tokens_computed", (int64_t)c->tokens_computed);
     }
-    json_object_close(&w);
-    if (json_finish(&w) == OK) s->set.log(s->set.log_ctx, buf_str(&line));
-    buf_fini(&line);
+    log_end(c->s, &w, &line);
 }
 
 static void call_free(call *c) {
+    buf_fini(&c->body);
     arena_fini(&c->memory);
     mem_free(c);
 }
 
-void call_reply(call *c, int code, const char *type, buf *body) {
-    uint64_t ns = clock_ns() - http_arrived_ns(c->x);
+void call_reply(call *c, int code, const char *type) {
+    uint64_t ns = clock_ns() - c->x->arrived_ns;
     http_set_header(c->x, "X-Request-Id", c->id);
     metrics_count(&c->s->metrics, c->route, code, ns);
     log_call(c, code, ns);
-    http_respond(c->x, code, type, body);
+    http_respond(c->x, code, type, &c->body);
     call_free(c);
 }
 
-void call_reply_json(call *c, int code, buf *body) {
-    if (buf_char(body, '\n') != OK) code = 503;
-    call_reply(c, code, "application/json", body);
+static void reply_json(call *c, int code) {
+    if (buf_char(&c->body, '\n') != OK) code = 503;
+    call_reply(c, code, "application/json");
+}
+
+json_writer *call_begin(call *c) {
+    buf_clear(&c->body);
+    json_begin(&c->w, &c->body, 0);
+    json_object_open(&c->w);
+    return &c->w;
+}
+
+status call_finish(call *c, status st) {
+    json_object_close(&c->w);
+    status finished = json_finish(&c->w);
+    return st != OK ? st : finished;
+}
+
+void call_answer(call *c, status st) {
+    st == OK ? reply_json(c, 200) : call_fail_status(c, st);
+}
+
+void call_end(call *c, status st) {
+    call_answer(c, call_finish(c, st));
 }
 
 void call_fail(call *c, int code, const char *fmt, ...) {
     char reason[FAILURE_REASON_BYTES];
-    json_writer w;
-    buf body;
     va_list args;
     va_start(args, fmt);
     vsnprintf(reason, sizeof reason, fmt, args);
     va_end(args);
-    buf_init(&body);
-    json_begin(&w, &body, 0);
-    json_object_open(&w);
-    json_key_string(&w, "error", reason);
-    json_object_close(&w);
-    if (json_finish(&w) != OK) buf_clear(&body);
-    call_reply_json(c, code, &body);
+    json_key_string(call_begin(c), "error", reason);
+    if (call_finish(c, OK) != OK) buf_clear(&c->body);
+    reply_json(c, code);
 }
 
 static int code_of(status st) {
@@ -158,10 +185,89 @@ void call_fail_outcome(call *c, const engine_answer *a) {
     call_fail(c, code[a->outcome], "%s", a->error);
 }
 
+static void note_change(void *context, engine_change *change) {
+    call *c = context;
+    (void)change;
+    http_continue(c->x, c->then, c);
+}
+
+void call_change(call *c, engine_change *change, void (*then)(void *call)) {
+    c->then = then;
+    engine_submit_change(c->s->engine, change, note_change, c);
+}
+
 void call_later(call *c, void (*fn)(void *call)) {
     if (workers_run(c->s->workers, fn, c)) return;
     http_set_header(c->x, "Retry-After", "1");
-    call_fail(c, 503, "too many requests wait for the disk; try again in a second");
+    call_fail(c, 503, "too many requests are waiting for the disk; retry in a second");
+}
+
+void open_object(json_writer *w, const char *key) {
+    json_key(w, key);
+    json_object_open(w);
+}
+
+void open_array(json_writer *w, const char *key) {
+    json_key(w, key);
+    json_array_open(w);
+}
+
+void write_id(json_writer *w, const char *key, const engine_id *id) {
+    if (key != NULL) json_key(w, key);
+    id->text != NULL ? json_string_n(w, id->text, id->n) : json_int(w, id->number);
+}
+
+void write_user_id(json_writer *w, const char *key, const engine_id *id) {
+    engine_id number = {0};
+    bool is_number = id->text != NULL && seq_id_number(id->text, id->n, &number.number);
+    write_id(w, key, is_number ? &number : id);
+}
+
+void write_title(json_writer *w, const char *title, size_t n) {
+    if (title == NULL) return;
+    json_key(w, "title");
+    json_string_n(w, title, n);
+}
+
+void write_number(json_writer *w, float value) {
+    isfinite(value) ? json_float(w, value) : json_null(w);
+}
+
+engine_id id_as_text(const engine_id *id, char digits[24]) {
+    if (id->text != NULL) return *id;
+    return (engine_id){.text = digits, .n = (size_t)snprintf(digits, 24, "%" PRId64, id->number)};
+}
+
+int call_find_model(call *c, const char *name) {
+    int model = engine_find_model(c->s->engine, name);
+    if (model < 0) call_fail(c, 404, "there is no model '%.64s'; GET /v1/models lists them", name);
+    return model;
+}
+
+int call_path_model(call *c, engine_model_info *out) {
+    int model = call_find_model(c, c->part[2]);
+    if (model < 0) return -1;
+    status st = engine_model(c->s->engine, model, out);
+    if (st != OK) {
+        call_fail_status(c, st);
+        return -1;
+    }
+    if (c->n_parts < 5 || strcmp(c->part[4], out->version) == 0) return model;
+    call_fail(c, 404, "model %s has version %s, not '%.64s'; GET /v1/models lists both", out->name,
+              out->version, c->part[4]);
+    return -1;
+}
+
+bool call_query_text(call *c, const char *name, char *out, size_t out_bytes) {
+    const char *text = http_query(c->x, name);
+    out[0] = '\0';
+    if (text == NULL || http_decode(text, strlen(text), true, out, out_bytes)) return true;
+    call_fail(c, 400, "%s: invalid escape, or too long", name);
+    return false;
+}
+
+uint64_t server_log_dropped(const server *s) {
+    return s->set.log_dropped != NULL ? s->set.log_dropped(s->set.log_ctx) : 0;
 }
 
 /* The client's id where it is harmless, else one of our own. */
@@ -180,7 +286,7 @@ static void choose_id(call *c) {
 
 /* Splits and decodes the path.  False: an escape is wrong, or it has too many or too long parts. */
 static bool split_path(call *c) {
-    const char *at = http_path(c->x);
+    const char *at = c->x->path;
     if (*at == '/') at++;
     if (*at == '\0') return true;
     for (;;) {
@@ -210,7 +316,7 @@ static bool matches(const call *c, const char *pattern) {
 
 /* NULL: none; *allowed then has the methods of the path, if there is any. */
 static const route *find_route(const call *c, char allowed[64]) {
-    const char *method = http_method(c->x);
+    const char *method = c->x->method;
     if (strcmp(method, "HEAD") == 0) method = "GET";
     allowed[0] = '\0';
     for (const route *r = routes; r->method != NULL; r++) {
@@ -222,25 +328,121 @@ static const route *find_route(const call *c, char allowed[64]) {
     return NULL;
 }
 
+/* The host without its port and, of IPv6, its brackets. */
+static bool read_host(const char *header, char host[HOST_BYTES]) {
+    bool has_brackets = header[0] == '[';
+    size_t n = has_brackets ? strcspn(header, "]") : strcspn(header, ":");
+    const char *port = header + n + (has_brackets && header[n] != '\0');
+    if (n >= HOST_BYTES || (*port != '\0' && *port != ':')) return false;
+    if (*port == ':' && port[1 + strspn(port + 1, "0123456789")] != '\0') return false;
+    memcpy(host, header + has_brackets, n - has_brackets);
+    host[n - has_brackets] = '\0';
+    return true;
+}
+
+static bool is_address(const char *host) {
+    unsigned char bytes[16];
+    return inet_pton(AF_INET, host, bytes) == 1 || inet_pton(AF_INET6, host, bytes) == 1;
+}
+
+/* A name that leads here by anybody's DNS would make a page of theirs one of ours, for a browser on
+ * this machine or in its network (DNS rebinding).  An address, or one of our own names, cannot. */
+static bool is_our_host(const server *s, const char *header) {
+    char host[HOST_BYTES], machine[HOST_BYTES] = "";
+    if (!read_host(header, host)) return false;
+    gethostname(machine, sizeof machine - 1);
+    if (is_address(host) || strcasecmp(host, "localhost") == 0 || strcasecmp(host, machine) == 0 ||
+        strcasecmp(host, s->set.http.host) == 0)
+        return true;
+    for (size_t i = 0; i < s->set.n_allow_hosts; i++) {
+        const char *allowed = s->set.allow_hosts[i];
+        if (strcmp(allowed, "*") == 0 || strcasecmp(allowed, host) == 0) return true;
+    }
+    return false;
+}
+
+/* Where keys are asked for, a page that has none gets nowhere, whatever its host; checks of health
+ * tell nothing. */
+static bool has_good_host(const call *c) {
+    const char *host = http_header(c->x, "Host");
+    bool is_checked = c->s->keys == NULL || c->s->set.n_allow_hosts > 0;
+    return !is_checked || host == NULL || c->route == ROUTE_HEALTH || is_our_host(c->s, host);
+}
+
+/* A page of another site, in a browser of somebody who can reach this server, may not change
+ * anything: browsers tell where a script comes from. */
+static bool is_foreign(const call *c) {
+    const char *origin = http_header(c->x, "Origin"), *host = http_header(c->x, "Host");
+    const char *forwarded = http_header(c->x, "X-Forwarded-Host");
+    if (origin == NULL || strcmp(c->x->method, "GET") == 0) return false;
+    const char *from = strstr(origin, "://");
+    if (from == NULL) return true;
+    from += 3;
+    return !(host != NULL && strcasecmp(from, host) == 0) &&
+           !(forwarded != NULL && strcasecmp(from, forwarded) == 0);
+}
+
+/* "Authorization: Bearer KEY" or "X-Api-Key: KEY". */
+static bool has_key(call *c) {
+    const char *text = http_header(c->x, "Authorization");
+    if (text != NULL && strncasecmp(text, "Bearer ", 7) == 0)
+        text += 7;
+    else
+        text = http_header(c->x, "X-Api-Key");
+    key_verdict v = api_keys_use(c->s->keys, text, clock_ns(), &c->key_name, &c->roles);
+    if (v == KEY_OK) return true;
+    if (v == KEY_OVER_QUOTA) {
+        atomic_fetch_add(&c->s->metrics.rejected_quota, 1);
+        http_set_header(c->x, "Retry-After", "1");
+        call_fail(c, 429, "quota exceeded; retry in a second");
+    } else {
+        http_set_header(c->x, "WWW-Authenticate", "Bearer");
+        call_fail(c, 401, "API key required: send 'Authorization: Bearer KEY'");
+    }
+    return false;
+}
+
+bool call_may(call *c, unsigned role) {
+    if ((c->roles & role) == role) return true;
+    call_fail(c, 403, "the key of %s lacks the role %s", c->key_name, key_role_name(role));
+    return false;
+}
+
+/* Whether the request may come in, by its headers alone: its host, its key, the page that sent it.
+ * role: that it needs, 0: none.  False: it is answered. */
+static bool may_enter(call *c, unsigned role) {
+    c->roles = KEY_ALL;
+    if (!has_good_host(c)) {
+        call_fail(c, 403,
+                  "'%.100s' is not a host name of this server; allow it with --allow-host NAME, or "
+                  "--allow-host '*' for any",
+                  http_header(c->x, "Host"));
+        return false;
+    }
+    if (c->s->keys != NULL && role != 0 && (!has_key(c) || !call_may(c, role))) return false;
+    if (!is_foreign(c)) return true;
+    call_fail(c, 403, "cross-origin request refused");
+    return false;
+}
+
 /* Finds the route; false: the call is answered. */
 static bool choose_route(call *c) {
     char allowed[64];
     if (!split_path(c)) {
-        call_fail(c, 400, "the path has a wrong escape, or too many or too long parts");
+        call_fail(c, 400, "the path has an invalid escape, or too many or too long parts");
         return false;
     }
     const route *r = find_route(c, allowed);
     if (r != NULL) {
         c->route = r->name;
         c->serve = r->serve;
-        return call_admit(c, r->role);
+        return may_enter(c, r->role);
     }
     if (allowed[0] != '\0') {
         http_set_header(c->x, "Allow", allowed);
-        call_fail(c, 405, "%.20s is not for this path; use %s", http_method(c->x), allowed);
+        call_fail(c, 405, "%.20s is not allowed for this path; use %s", c->x->method, allowed);
     } else {
-        call_fail(c, 404, "there is nothing at %.200s; docs/serving.md lists all paths",
-                  http_path(c->x));
+        call_fail(c, 404, "nothing at %.200s; docs/serving.md lists all paths", c->x->path);
     }
     return false;
 }
@@ -258,9 +460,9 @@ static void begin(void *context, http_exchange *x) {
     c->s = context;
     c->x = x;
     c->route = ROUTE_OTHER;
-    c->parsed_ns = http_arrived_ns(x);
+    c->parsed_ns = x->arrived_ns;
     choose_id(c);
-    if (choose_route(c)) http_set_context(x, c);
+    if (choose_route(c)) x->context = c;
 }
 
 static void serve_large(void *context) {
@@ -270,22 +472,21 @@ static void serve_large(void *context) {
 
 static void handle(void *context, http_exchange *x) {
     server *s = context;
-    call *c = http_context(x);
-    size_t n_body;
-    http_body(x, &n_body);
+    call *c = x->context;
+    size_t n_body = x->n_body;
     /* The tree of a JSON text takes about eight times its bytes: one block for most requests. */
     arena_init(&c->memory, (4 << 10) + 8 * (n_body < 32 << 10 ? n_body : 32 << 10));
     if (n_body <= LARGE_BODY)
         c->serve(c);
     else if (!workers_run(s->large, serve_large, c)) {
         http_set_header(x, "Retry-After", "1");
-        call_fail(c, 503, "too many large requests wait; send less in one, or try again");
+        call_fail(c, 503, "too many large requests are waiting; send smaller ones, or retry");
     }
 }
 
 static void forget(void *context, http_exchange *x) {
     (void)context;
-    call_free(http_context(x));
+    call_free(x->context);
 }
 
 static void count_refused(void *context, int code) {
@@ -310,13 +511,8 @@ int choose_model(server *s, const char *name, const engine_id *user) {
     char digits[24];
     if (name != NULL && name[0] != '\0') return engine_find_model(s->engine, name);
     if (s->total_share == 0 || user == NULL) return 0;
-    const char *text = user->text;
-    size_t n = user->n;
-    if (text == NULL) {
-        n = (size_t)snprintf(digits, sizeof digits, "%" PRId64, user->number);
-        text = digits;
-    }
-    int at = (int)(hash64(text, n, 0x5eed) % (uint64_t)s->total_share);
+    engine_id id = id_as_text(user, digits);
+    int at = (int)(hash64(id.text, id.n, 0x5eed) % (uint64_t)s->total_share);
     for (int i = 0; i < s->set.n_models; i++) {
         at -= s->set.models[i].share;
         if (at < 0) return i;

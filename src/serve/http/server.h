@@ -14,8 +14,8 @@ typedef struct server server;
 typedef struct server_model {
     const char *name;
     const char *path;
-    int share;      /* of users, by a hash of their ids; with 0 it answers only who names it */
-    bool is_shadow; /* is asked what the others are asked; its answers are only logged */
+    int share; /* of users, by a hash of their ids; with 0 it answers only requests that name it */
+    bool is_shadow; /* gets the requests of the others too; its answers are only logged */
 } server_model;
 
 typedef struct server_config {
@@ -23,7 +23,7 @@ typedef struct server_config {
     engine_config engine;
     const server_model *models;
     int n_models;
-    const char *keys; /* file of API keys; NULL: everybody may ask */
+    const char *keys; /* file of API keys; NULL: no key is needed */
     /* Names that requests may have as their Host, beside addresses, localhost and the names of this
      * machine; "*": any. */
     const char *const *allow_hosts;
@@ -39,7 +39,7 @@ status server_start(server **out, const server_config *c);
 int server_port(const server *s);
 engine *server_engine(server *s);
 
-/* Says "not ready" to health checks, and goes on: for a load balancer to take notice. */
+/* Answers "not ready" to health checks but continues, so that a load balancer notices. */
 void server_set_ready(server *s, bool is_ready);
 
 /* Accepts nothing more, answers what has arrived, within the time.  False: something is left, and

@@ -1,6 +1,7 @@
-/* /v1/recommend, /v1/rank and /rerank: read, ask the engine, write the answer. */
-#include <inttypes.h>
+/* /v1/recommend, /v1/rank and /rerank: read, ask the engine, write the answer and, where it is
+ * asked for, the reasons. */
 #include <math.h>
+#include <semaphore.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,7 +21,6 @@ typedef struct asking {
     int32_t top_k;            /* where the server orders the items itself, by the first task */
     const engine_item **item; /* (n_items), in the order of the answer */
     size_t n_items;
-    buf body;                 /* of the answer, while its events are stored */
     engine_user_events given; /* the request's events */
     engine_added added;
     engine_change change;
@@ -30,37 +30,149 @@ enum { ANSWER_BYTES = 2 << 10 }; /* of most answers */
 
 typedef status (*ask_reader)(arena *a, const char *body, size_t n, request_ask *out);
 
-void write_id(json_writer *w, const engine_id *id) {
-    id->text != NULL ? json_string_n(w, id->text, id->n) : json_int(w, id->number);
+/* Why these items?  By leaving events out: the newest events of the history are removed one at a
+ * time, and the items are scored again.  How much an item's score falls is what the event does for
+ * it, all that follows included: an exact statement about the model, not about the user. */
+
+enum { MAX_EVENTS = 24, MAX_ITEMS = 16 };
+
+typedef struct question {
+    engine_request r;
+    engine_answer answer;
+} question;
+
+static void count_answer(void *done, engine_answer *a) {
+    (void)a;
+    sem_post(done);
 }
 
-void write_user_id(json_writer *w, const engine_id *id) {
-    int64_t number;
-    bool is_number = id->text != NULL && seq_id_number(id->text, id->n, &number);
-    is_number ? json_int(w, number) : write_id(w, id);
+static void ask_all(engine *e, question *q, int n) {
+    sem_t done;
+    sem_init(&done, 0, 0);
+    for (int i = 0; i < n; i++)
+        engine_submit(e, &q[i].r, &q[i].answer, count_answer, &done);
+    for (int i = 0; i < n;)
+        i += sem_wait(&done) == 0; /* or a signal came */
+    sem_destroy(&done);
 }
 
-static void write_value(json_writer *w, float value) {
-    isfinite(value) ? json_float(w, value) : json_null(w);
+/* A history without one event; skip = n: all of it. */
+static const engine_event *without(const engine_event *all, size_t n, size_t skip,
+                                   engine_event *out) {
+    size_t k = 0;
+    for (size_t i = 0; i < n; i++)
+        if (i != skip) out[k++] = all[i];
+    return out;
+}
+
+static float value_of(const engine_answer *a, size_t item) {
+    return a->outcome == ENGINE_OK && item < a->n_items ? a->items[item].values[0] : NAN;
+}
+
+/* Question 0 is the whole history; question j + 1 leaves out event first + j. */
+static void write_effects(json_writer *w, const question *q, int n, const engine_answer *a,
+                          size_t n_items) {
+    open_array(w, "items");
+    for (size_t i = 0; i < n_items; i++) {
+        float whole = value_of(&q[0].answer, i);
+        json_object_open(w);
+        write_id(w, "item", &a->items[i].id);
+        open_array(w, "effects");
+        for (int j = 1; j < n; j++)
+            write_number(w, whole - value_of(&q[j].answer, i));
+        json_array_close(w);
+        json_object_close(w);
+    }
+    json_array_close(w);
+}
+
+/* Of a longer history the newest events: there are copies of it for each question. */
+static status copy_history(arena *memory, engine *e, const request_ask *r, engine_event **out,
+                           size_t *n, engine_user *user) {
+    *user = (engine_user){0};
+    if (!r->ask.has_history)
+        TRY(engine_get_user(e, r->ask.user, ENGINE_NEWEST, REQUEST_MAX_EXPLAINED, user));
+    size_t n_own = r->ask.has_history ? r->ask.n_history : user->n_events;
+    *n = n_own + r->ask.n_extra;
+    TRY(ARENA_NEW(memory, out, *n));
+    for (size_t i = 0; i < n_own && r->ask.has_history; i++)
+        (*out)[i] = r->ask.history[i];
+    for (size_t i = 0; i < n_own && !r->ask.has_history; i++)
+        (*out)[i] = (engine_event){.item = user->events[i].item,
+                                   .has_time = true,
+                                   .time = user->events[i].time,
+                                   .time_ns = user->events[i].time_ns,
+                                   .action = user->events[i].action};
+    for (size_t i = 0; i < r->ask.n_extra; i++)
+        (*out)[n_own + i] = r->ask.extra[i];
+    return OK;
+}
+
+static status write_reasons(arena *memory, server *s, const engine_event *history, size_t n_history,
+                            size_t n_before, const engine_answer *a, int model, json_writer *w) {
+    size_t first = n_history > MAX_EVENTS ? n_history - MAX_EVENTS : 0;
+    size_t n_items = a->n_items < MAX_ITEMS ? a->n_items : MAX_ITEMS;
+    int n = (int)(n_history - first) + 1;
+    engine_id *ids;
+    question *q;
+    TRY(ARENA_NEW(memory, &ids, n_items));
+    TRY(ARENA_NEW(memory, &q, (size_t)n));
+    for (size_t i = 0; i < n_items; i++)
+        ids[i] = a->items[i].id;
+    for (int j = 0; j < n; j++) {
+        engine_event *part;
+        size_t skip = j == 0 ? n_history : first + (size_t)j - 1;
+        TRY(ARENA_NEW(memory, &part, n_history));
+        q[j].r = (engine_request){.task = ENGINE_RANK,
+                                  .model = model,
+                                  .has_history = true,
+                                  .history = without(history, n_history, skip, part),
+                                  .n_history = n_history - (j > 0),
+                                  .candidates = ids,
+                                  .n_candidates = n_items,
+                                  .keeps_seen = true,
+                                  .deadline_ns = 30000000000u};
+    }
+    ask_all(s->engine, q, n);
+    json_key_int(w, "first_event", (int64_t)(n_before + first));
+    json_key_int(w, "events", (int64_t)(n_history - first));
+    write_effects(w, q, n, a, n_items);
+    for (int j = 0; j < n; j++)
+        engine_answer_release(&q[j].answer);
+    return OK;
+}
+
+/* Writes the member "why". */
+static status explain(server *s, const request_ask *r, const engine_answer *a, int model,
+                      json_writer *w) {
+    arena memory;
+    engine_event *history = NULL;
+    size_t n = 0;
+    engine_user user;
+    arena_init(&memory, 64 << 10);
+    open_object(w, "why");
+    json_key_string(w, "method", "leave one event out: how much the item's score falls without it");
+    status st = copy_history(&memory, s->engine, r, &history, &n, &user);
+    if (st == OK && a->source == ENGINE_FROM_MODEL)
+        st = write_reasons(&memory, s, history, n, user.first, a, model, w);
+    json_object_close(w);
+    engine_user_release(&user);
+    arena_fini(&memory);
+    return st;
 }
 
 static void write_item(json_writer *w, const asking *q, const engine_item *item) {
     const engine_answer *a = &q->answer;
     json_object_open(w);
-    json_key(w, "item");
-    write_id(w, &item->id);
-    if (item->title != NULL) {
-        json_key(w, "title");
-        json_string_n(w, item->title, item->title_bytes);
-    }
+    write_id(w, "item", &item->id);
+    write_title(w, item->title, item->title_bytes);
     json_key(w, "score");
-    write_value(w, item->values[q->column[0]]);
+    write_number(w, item->values[q->column[0]]);
     if (a->n_columns > 1) {
-        json_key(w, "scores");
-        json_object_open(w);
+        open_object(w, "scores");
         for (int i = 0; i < q->n_columns; i++) {
             json_key(w, a->columns[q->column[i]]);
-            write_value(w, item->values[q->column[i]]);
+            write_number(w, item->values[q->column[i]]);
         }
         json_object_close(w);
     }
@@ -71,8 +183,7 @@ static void write_item(json_writer *w, const asking *q, const engine_item *item)
 
 static void write_facts(json_writer *w, const asking *q) {
     const engine_answer *a = &q->answer;
-    json_key(w, "history");
-    json_object_open(w);
+    open_object(w, "history");
     json_key_int(w, "events", (int64_t)a->n_events);
     json_key_int(w, "window", a->n_window);
     json_key_int(w, "unknown", (int64_t)a->n_unknown_events);
@@ -81,19 +192,17 @@ static void write_facts(json_writer *w, const asking *q) {
     json_key_int(w, "tokens_reused", a->tokens_reused);
     if (a->tokens_loaded > 0) json_key_int(w, "tokens_loaded", a->tokens_loaded);
     json_key_int(w, "tokens_computed", a->tokens_computed);
-    json_key(w, "batch");
-    json_object_open(w);
+    open_object(w, "batch");
     json_key_int(w, "requests", a->batch_requests);
     json_key_int(w, "tokens", a->batch_tokens);
     json_object_close(w);
-    json_key(w, "timing_us");
-    json_object_open(w);
-    json_key_int(w, "parse", (int64_t)((q->c->parsed_ns - http_arrived_ns(q->c->x)) / 1000));
+    open_object(w, "timing_us");
+    json_key_int(w, "parse", (int64_t)((q->c->parsed_ns - q->c->x->arrived_ns) / 1000));
     json_key_int(w, "queue", (int64_t)(a->queue_ns / 1000));
     json_key_int(w, "embed", (int64_t)(a->build_ns / 1000));
     json_key_int(w, "layers", (int64_t)(a->layers_ns / 1000));
     json_key_int(w, "head", (int64_t)(a->head_ns / 1000));
-    json_key_int(w, "total", (int64_t)((clock_ns() - http_arrived_ns(q->c->x)) / 1000));
+    json_key_int(w, "total", (int64_t)((clock_ns() - q->c->x->arrived_ns) / 1000));
     json_object_close(w);
 }
 
@@ -105,81 +214,58 @@ static const char *source_name(engine_source s) {
 }
 
 static void write_vector(json_writer *w, const engine_answer *a) {
-    json_key(w, "vector");
-    json_array_open(w);
+    open_array(w, "vector");
     for (int32_t i = 0; i < a->dim; i++)
-        write_value(w, a->vector[i]);
+        write_number(w, a->vector[i]);
     json_array_close(w);
 }
 
-static status write_answer(const asking *q, buf *body) {
+static status write_answer(const asking *q) {
     const engine_answer *a = &q->answer;
-    json_writer w;
+    json_writer *w = call_begin(q->c);
     status st = OK;
-    json_begin(&w, body, 0);
-    json_object_open(&w);
-    json_key_string(&w, "request_id", q->c->id);
-    json_key_string(&w, "model", a->model);
-    json_key_string(&w, "model_version", a->version);
-    json_key_string(&w, "source", source_name(a->source));
-    if (q->r.ask.has_user) {
-        json_key(&w, "user");
-        write_id(&w, &q->r.ask.user);
-    }
-    json_key(&w, "items");
-    json_array_open(&w);
+    json_key_string(w, "request_id", q->c->id);
+    json_key_string(w, "model", a->model);
+    json_key_string(w, "model_version", a->version);
+    json_key_string(w, "source", source_name(a->source));
+    if (q->r.ask.has_user) write_id(w, "user", &q->r.ask.user);
+    open_array(w, "items");
     for (size_t i = 0; i < q->n_items; i++)
-        write_item(&w, q, q->item[i]);
-    json_array_close(&w);
-    if (q->r.ask.wants_vector && a->vector != NULL) write_vector(&w, a);
-    if (q->r.wants_why) {
-        json_key(&w, "why");
-        st = explain_write(q->c->s, &q->r, a, q->model, &w);
-    }
-    write_facts(&w, q);
-    json_object_close(&w);
-    status finished = json_finish(&w);
-    return st != OK ? st : finished;
+        write_item(w, q, q->item[i]);
+    json_array_close(w);
+    if (q->r.ask.wants_vector && a->vector != NULL) write_vector(w, a);
+    if (q->r.wants_why) st = explain(q->c->s, &q->r, a, q->model, w);
+    write_facts(w, q);
+    return call_finish(q->c, st);
 }
 
 /* The answer of the rerank API, as vLLM and others give it. */
-static status write_reranked(const asking *q, buf *body) {
+static status write_reranked(const asking *q) {
     const engine_answer *a = &q->answer;
-    json_writer w;
-    json_begin(&w, body, 0);
-    json_object_open(&w);
-    json_key_string(&w, "id", q->c->id);
-    json_key_string(&w, "model", a->model);
-    json_key(&w, "usage");
-    json_object_open(&w);
-    json_key_int(&w, "total_tokens", (int64_t)a->tokens_reused + a->tokens_computed);
-    json_object_close(&w);
-    json_key(&w, "results");
-    json_array_open(&w);
+    json_writer *w = call_begin(q->c);
+    json_key_string(w, "id", q->c->id);
+    json_key_string(w, "model", a->model);
+    open_object(w, "usage");
+    json_key_int(w, "total_tokens", (int64_t)a->tokens_reused + a->tokens_computed);
+    json_object_close(w);
+    open_array(w, "results");
     for (size_t i = 0; i < a->n_items; i++) {
         const engine_item *item = &a->items[i];
-        json_object_open(&w);
-        json_key_int(&w, "index", item->place);
+        json_object_open(w);
+        json_key_int(w, "index", item->place);
         if (q->r.returns_documents) {
             char digits[24];
-            engine_id id = q->r.ask.candidates[item->place];
-            if (id.text == NULL) {
-                id.n = (size_t)snprintf(digits, sizeof digits, "%" PRId64, id.number);
-                id.text = digits;
-            }
-            json_key(&w, "document");
-            json_object_open(&w);
-            json_key(&w, "text");
-            json_string_n(&w, id.text, id.n);
-            json_object_close(&w);
+            engine_id id = id_as_text(&q->r.ask.candidates[item->place], digits);
+            open_object(w, "document");
+            write_id(w, "text", &id);
+            json_object_close(w);
         }
-        json_key(&w, "relevance_score");
-        write_value(&w, item->values[0]);
-        json_object_close(&w);
+        json_key(w, "relevance_score");
+        write_number(w, item->values[0]);
+        json_object_close(w);
     }
-    json_array_close(&w);
-    json_object_close(&w);
-    return json_finish(&w);
+    json_array_close(w);
+    return call_finish(q->c, OK);
 }
 
 /* Which columns, in which order. */
@@ -229,11 +315,11 @@ static status order_items(asking *q) {
     return OK;
 }
 
-static status write_body(asking *q, buf *body) {
+static status write_body(asking *q) {
     TRY(engine_make_items(&q->answer));
     TRY(choose_columns(q));
     TRY(order_items(q));
-    return q->c->route == ROUTE_RERANK ? write_reranked(q, body) : write_answer(q, body);
+    return q->c->route == ROUTE_RERANK ? write_reranked(q) : write_answer(q);
 }
 
 /* How long an answer waits for its turn on a thread of the HTTP server and takes to be written: the
@@ -245,33 +331,21 @@ static void learn_reply(server *s, uint64_t ns) {
 }
 
 /* Ends the call, and with it q. */
-static void finish(asking *q, status st) {
-    buf body = q->body;
-    st == OK ? call_reply_json(q->c, 200, &body) : call_fail_status(q->c, st);
-    buf_fini(&body);
-}
-
-static void finish_there(void *context, http_exchange *x) {
-    asking *q = context;
-    (void)x;
-    finish(q, q->change.st == OK ? OK : failure_restore(&q->change.why));
-}
-
-static void note_added(void *context, engine_change *change) {
-    asking *q = context;
-    (void)change;
-    http_continue(q->c->x, finish_there, q);
+static void finish(void *context) {
+    call *c = context;
+    asking *q = c->state;
+    call_answer(c, q->change.st == OK ? OK : failure_restore(&q->change.why));
 }
 
 /* Now that nothing else can fail: the answer leaves once the events are on disk. */
 static void add_events(asking *q) {
-    if (http_is_leaving(q->c->x)) {
-        finish(q, fail(ERR_IO, "the client is gone: its events were not stored"));
+    if (q->c->x->is_leaving) {
+        call_answer(q->c, fail(ERR_IO, "client disconnected: its events were not stored"));
         return;
     }
     q->given = (engine_user_events){q->r.ask.user, q->r.events, q->r.n_events};
     q->change = (engine_change){.users = &q->given, .n_users = 1, .added = &q->added};
-    engine_submit_change(q->c->s->engine, &q->change, note_added, q);
+    call_change(q->c, &q->change, finish);
 }
 
 static status write_reply(asking *q) {
@@ -282,49 +356,39 @@ static status write_reply(asking *q) {
     c->tokens_reused = (uint64_t)a->tokens_reused;
     c->tokens_computed = (uint64_t)a->tokens_computed;
     http_set_header(c->x, "X-Hstu-Variant", c->model);
-    (void)buf_reserve(&q->body, ANSWER_BYTES); /* it grows where that is too little */
-    status st = write_body(q, &q->body);
+    (void)buf_reserve(&c->body, ANSWER_BYTES); /* it grows where that is too little */
+    status st = write_body(q);
     uint64_t end = clock_ns();
-    metrics_stages(&c->s->metrics, c->parsed_ns - http_arrived_ns(c->x), end - begin);
+    metrics_stages(&c->s->metrics, c->parsed_ns - c->x->arrived_ns, end - begin);
     if (!q->r.wants_why) learn_reply(c->s, end - q->answered_ns);
     return st;
 }
 
-static void reply(asking *q) {
+/* On a thread of the HTTP server, or on a worker: finding reasons takes many questions. */
+static void reply(void *context) {
+    call *c = context;
+    asking *q = c->state;
     engine_answer a = q->answer;
-    buf_init(&q->body);
     if (a.outcome != ENGINE_OK) {
-        call_fail_outcome(q->c, &a);
+        call_fail_outcome(c, &a);
     } else {
         status st = write_reply(q);
         if (st == OK && q->r.n_events > 0)
             add_events(q);
         else
-            finish(q, st);
+            call_answer(c, st);
     }
     engine_answer_release(&a);
 }
 
-/* On a thread of the HTTP server. */
-static void reply_there(void *context, http_exchange *x) {
-    (void)x;
-    reply(context);
-}
-
-/* On a worker: finding reasons takes many questions. */
-static void reply_with_reasons(void *context) {
-    call *c = context;
-    reply(c->state);
-}
-
-/* On a thread of the engine, which has better things to do. */
+/* On a thread of the engine, which leaves the writing to others. */
 static void answered(void *context, engine_answer *a) {
     asking *q = context;
     q->answered_ns = clock_ns();
     if (q->r.wants_why && a->outcome == ENGINE_OK)
-        call_later(q->c, reply_with_reasons);
+        call_later(q->c, reply);
     else
-        http_continue(q->c->x, reply_there, q);
+        http_continue(q->c->x, reply, q->c);
 }
 
 /* A question that a shadow model is asked beside another: its answer goes to the log alone. */
@@ -339,23 +403,17 @@ static void log_shadow(void *context, engine_answer *a) {
     shadow *h = context;
     json_writer w;
     buf line;
-    buf_init(&line);
-    json_begin(&w, &line, 0);
-    json_object_open(&w);
+    log_begin(&w, &line);
     json_key_string(&w, "shadow", a->model);
     json_key_string(&w, "id", h->id);
     json_key_int(&w, "outcome", a->outcome);
     json_key_int(&w, "us",
                  (int64_t)((a->queue_ns + a->build_ns + a->layers_ns + a->head_ns) / 1000));
-    json_key(&w, "items");
-    json_array_open(&w);
+    open_array(&w, "items");
     for (size_t i = 0; i < a->n_items && i < LOGGED_ITEMS; i++)
-        write_id(&w, &a->items[i].id);
+        write_id(&w, NULL, &a->items[i].id);
     json_array_close(&w);
-    json_object_close(&w);
-    if (json_finish(&w) == OK && h->s->set.log != NULL)
-        h->s->set.log(h->s->set.log_ctx, buf_str(&line));
-    buf_fini(&line);
+    log_end(h->s, &w, &line);
     engine_answer_release(a);
     mem_free(h);
 }
@@ -414,22 +472,22 @@ static bool has_term(const char *text, size_t n, const char *term, size_t place)
     return false;
 }
 
-/* Whether a request can say something of its own about its time: by its text, so that most
- * requests need not be parsed. */
+/* Whether a request may set its own deadline, priority or model: by its text, so that most requests
+ * need not be parsed. */
 static bool names_terms(const char *body, size_t n) {
     if (memchr(body, '\\', n) != NULL) return true; /* one of them might be written with escapes */
     return has_term(body, n, "\"deadline_ms\"", 9) || has_term(body, n, "\"priority\"", 8) ||
            has_term(body, n, "\"model\"", 5);
 }
 
-/* Under overload most of the work would be to parse what is refused then.  *was_asked: the engine
- * was, and what it said holds for the request. */
-static bool is_refused_unread(call *c, const char *body, size_t n, bool *was_asked) {
+/* Under overload most of the work would be parsing requests that are then refused: admission comes
+ * first.  *was_asked: the engine decided, and its answer holds for the request. */
+static bool is_refused_unread(call *c, bool *was_asked) {
     engine_answer refusal;
     engine_request any = {.task = c->route == ROUTE_RECOMMEND ? ENGINE_RECOMMEND : ENGINE_RANK,
-                          .arrived_ns = http_arrived_ns(c->x),
+                          .arrived_ns = c->x->arrived_ns,
                           .after_ns = atomic_load(&c->s->reply_ns)};
-    *was_asked = c->s->set.n_models == 1 && !names_terms(body, n);
+    *was_asked = c->s->set.n_models == 1 && !names_terms(c->x->body, c->x->n_body);
     if (!*was_asked) return false;
     bool has_time = engine_has_time(c->s->engine, &any, &refusal);
     if (!has_time) call_fail_outcome(c, &refusal);
@@ -438,13 +496,11 @@ static bool is_refused_unread(call *c, const char *body, size_t n, bool *was_ask
 }
 
 static void serve(call *c, ask_reader read) {
-    size_t n;
-    const char *body = http_body(c->x, &n);
     bool was_asked;
     asking *q;
-    if (is_refused_unread(c, body, n, &was_asked)) return;
+    if (is_refused_unread(c, &was_asked)) return;
     status st = ARENA_NEW(&c->memory, &q, 1);
-    if (st == OK) st = read(&c->memory, body, n, &q->r);
+    if (st == OK) st = read(&c->memory, c->x->body, c->x->n_body, &q->r);
     if (st != OK) {
         call_fail_status(c, st);
         return;
@@ -462,7 +518,7 @@ static void serve(call *c, ask_reader read) {
         q->top_k = q->r.ask.top_k;
         q->r.ask.top_k = 0;
     }
-    q->r.ask.arrived_ns = http_arrived_ns(c->x);
+    q->r.ask.arrived_ns = c->x->arrived_ns;
     q->r.ask.after_ns = atomic_load(&c->s->reply_ns);
     q->r.ask.was_asked = was_asked;
     if (q->r.n_events > 0 && !call_may(c, KEY_EVENTS)) return;

@@ -14,17 +14,64 @@
 #include "serve/http/api_keys.h"
 #include "serve/http/request.h"
 #include "serve/http/server.h"
-#include "serve/http/server_metrics.h"
 
-enum {
-    MAX_PARTS = 8,
-    PART_BYTES = 512,
-    MAX_WATCHERS = 8,
-    REQUEST_ID_BYTES = 65,
-    ITEM_MAP_MAX = 2500 /* items of the map */
-};
+/* Metrics, as Prometheus reads them (text format 0.0.4): requests by route and code, their times,
+ * and what the engine counts.  Counting is a few atomic additions, in one of several copies that
+ * are summed when somebody asks; any thread. */
 
-typedef struct item_map item_map;
+/* The routes and their labels. */
+#define ROUTES(X)                                                                                  \
+    X(RECOMMEND, "/v1/recommend")                                                                  \
+    X(RANK, "/v1/rank")                                                                            \
+    X(RERANK, "/rerank")                                                                           \
+    X(EVENTS, "/v1/events")                                                                        \
+    X(USERS, "/v1/users")                                                                          \
+    X(MODELS, "/v1/models")                                                                        \
+    X(RELOAD, "/v1/models/reload")                                                                 \
+    X(STREAM, "/v1/stream")                                                                        \
+    X(INFER, "/v2/models/infer")                                                                   \
+    X(KSERVE, "/v2")                                                                               \
+    X(HEALTH, "/health")                                                                           \
+    X(STATUS, "/v1/status")                                                                        \
+    X(METRICS, "/metrics")                                                                         \
+    X(PAGE, "/")                                                                                   \
+    X(OTHER, "other")
+
+#define ROUTE_ENUM(name, label) ROUTE_##name,
+typedef enum { ROUTES(ROUTE_ENUM) N_ROUTES } route_name;
+
+enum { METRIC_CODES = 15, METRIC_SHARDS = 8, TIME_PARSE = N_ROUTES, TIME_WRITE, N_TIMES };
+
+typedef struct metric_shard {
+    atomic_uint_fast64_t requests[N_ROUTES][METRIC_CODES];
+    /* The times of routes and of the server's own stages. */
+    atomic_uint_fast64_t bucket[N_TIMES][ENGINE_BUCKETS + 1], sum_ns[N_TIMES];
+} metric_shard;
+
+typedef struct server_metrics {
+    metric_shard shard[METRIC_SHARDS];
+    atomic_uint_fast64_t rejected_quota;
+} server_metrics;
+
+void metrics_count(server_metrics *m, route_name route, int code, uint64_t ns);
+
+/* The server's own stages of a request that the engine answered. */
+void metrics_stages(server_metrics *m, uint64_t parse_ns, uint64_t write_ns);
+
+/* The times of all routes that ask the engine, summed. */
+engine_times metrics_ask_times(server_metrics *m);
+uint64_t metrics_n_requests(server_metrics *m);
+
+/* All metrics of a server, as text. */
+status metrics_write(server *s, buf *out);
+
+enum { MAX_PARTS = 8, PART_BYTES = 512, MAX_WATCHERS = 8, REQUEST_ID_BYTES = 65 };
+
+/* The answer of /v1/map for a version of a model; empty: none was made. */
+typedef struct item_map {
+    char version[64];
+    buf text;
+} item_map;
 
 struct server {
     server_config set;
@@ -38,16 +85,16 @@ struct server {
     int total_share;
     atomic_uint_fast64_t next_id; /* of requests that bring none */
     uint64_t id_salt;
-    atomic_uint_fast64_t reply_ns; /* from the engine's answer to the one on its way, mostly less */
-    /* Who watches /v1/stream. */
+    atomic_uint_fast64_t reply_ns; /* from the engine's answer to ours, an upper estimate */
+    /* The streams of /v1/stream. */
     pthread_mutex_t lock;
     pthread_cond_t wake;
     http_stream *watcher[MAX_WATCHERS];
     int n_watchers;
     pthread_t keeper;
     bool has_keeper;
-    pthread_mutex_t map_lock; /* the map of items, made when somebody asks */
-    item_map *map[ENGINE_MAX_MODELS];
+    pthread_mutex_t map_lock; /* the maps of items, made when somebody asks */
+    item_map map[ENGINE_MAX_MODELS];
     pthread_mutex_t reload_lock; /* one at a time */
 };
 
@@ -64,13 +111,23 @@ typedef struct call {
     char model[REQUEST_NAME_BYTES]; /* that answered, for the log */
     uint64_t parsed_ns;             /* clock when the body was read */
     uint64_t tokens_reused, tokens_computed;
-    void *state;                      /* of the route, in the arena */
+    void *state;              /* of the route, in the arena */
+    void (*then)(void *call); /* of call_change */
+    json_writer w;
+    buf body;                         /* of the answer */
     char part[MAX_PARTS][PART_BYTES]; /* of the path, decoded; the last: it need not be zeroed */
 } call;
 
-/* Answers; the body's memory is taken.  The call is gone. */
-void call_reply(call *c, int code, const char *type, buf *body);
-void call_reply_json(call *c, int code, buf *body); /* adds the newline */
+/* Answers with the call's body.  The call is gone. */
+void call_reply(call *c, int code, const char *type);
+
+/* An answer that is a JSON object: begins it and returns its writer; call_finish ends it, with the
+ * failure st or lack of memory; call_answer answers 200 with the body, or for the failure; call_end
+ * does both. */
+json_writer *call_begin(call *c);
+status call_finish(call *c, status st);
+void call_answer(call *c, status st);
+void call_end(call *c, status st);
 
 /* Answers with {"error": text}. */
 void call_fail(call *c, int code, const char *fmt, ...) PRINTF_LIKE(3, 4);
@@ -78,12 +135,12 @@ void call_fail(call *c, int code, const char *fmt, ...) PRINTF_LIKE(3, 4);
 /* Answers for a failed function: its reason, and the code that its status means. */
 void call_fail_status(call *c, status st);
 
-/* Whether the request may come in, by its headers alone: its host, its key, the page that sent it.
- * role: that it needs, 0: none.  False: it is answered. */
-bool call_admit(call *c, unsigned role);
-
 /* Whether its key has a role; false: it is answered. */
 bool call_may(call *c, unsigned role);
+
+/* Submits a change of users to the engine; when it is made, then(c) runs on a thread of the HTTP
+ * server. */
+void call_change(call *c, engine_change *change, void (*then)(void *call));
 
 /* Runs fn(c) on a worker; answers 503 where too many wait. */
 void call_later(call *c, void (*fn)(void *call));
@@ -115,9 +172,29 @@ void serve_cache(call *c);
 void serve_map(call *c);
 void serve_items(call *c);
 
-/* A number or a string, as the vocabulary has it; text that is a whole number is written as one. */
-void write_id(json_writer *w, const engine_id *id);
-void write_user_id(json_writer *w, const engine_id *id);
+/* A key with the object or array that follows it. */
+void open_object(json_writer *w, const char *key);
+void open_array(json_writer *w, const char *key);
+
+/* An id: a number or a string, as the vocabulary has it.  A user's id that is the text of a whole
+ * number is written as a number.  A title: as a member, if there is one. */
+void write_id(json_writer *w, const char *key, const engine_id *id);
+void write_user_id(json_writer *w, const char *key, const engine_id *id);
+void write_title(json_writer *w, const char *title, size_t n);
+void write_number(json_writer *w, float value); /* null if it is not finite */
+
+/* An id as text, which may be in `digits`. */
+engine_id id_as_text(const engine_id *id, char digits[24]);
+
+/* Finds the model that a name means: NULL, or a query without "model", is the first one.  -1: there
+ * is none, and the call is answered 404. */
+int call_find_model(call *c, const char *name);
+
+/* The same for the model, and the version if there is one, of a path of /v2 or /v1/models. */
+int call_path_model(call *c, engine_model_info *out);
+
+/* A query parameter, decoded; "" where it is missing.  False: the call is answered 400. */
+bool call_query_text(call *c, const char *name, char *out, size_t out_bytes);
 
 /* The model for a request: the one it names, or by the split of users.  -1: no such name. */
 int choose_model(server *s, const char *name, const engine_id *user);
@@ -125,11 +202,14 @@ int choose_model(server *s, const char *name, const engine_id *user);
 /* Answers for an outcome that is not ENGINE_OK. */
 void call_fail_outcome(call *c, const engine_answer *a);
 
-/* The reason why a history led to these items (explain.c): a JSON value. */
-status explain_write(server *s, const request_ask *r, const engine_answer *a, int model,
-                     json_writer *w);
+/* A line of the access log: an object, from begin to end. */
+void log_begin(json_writer *w, buf *line);
+void log_end(server *s, json_writer *w, buf *line);
 
-/* Sends what the page shows to everybody who watches; from the keeper's thread. */
+/* Lines that the access log has dropped. */
+uint64_t server_log_dropped(const server *s);
+
+/* Sends the present totals to all watchers of /v1/stream; on the keeper's thread. */
 void watchers_publish(server *s);
 void watchers_close(server *s);
 void item_maps_free(server *s);

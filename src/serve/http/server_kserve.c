@@ -1,72 +1,352 @@
-/* /v2/models/NAME/config and /stats: what Triton's tools (perf_analyzer) ask a server for. */
+/* KServe v2 (Open Inference Protocol): inference over tensors, what describes the models, and what
+ * Triton's tools (perf_analyzer) ask a server for. */
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
+#include "base/clock.h"
+#include "hstu.h"
 #include "serve/http/server_int.h"
 
-static void reply_json(call *c, json_writer *w, buf *body) {
-    status st = json_finish(w);
-    if (st == OK)
-        call_reply_json(c, 200, body);
-    else
-        call_fail_status(c, st);
-    buf_fini(body);
+typedef struct inferring {
+    call *c;
+    request_infer r;
+    infer_asks asks;
+    engine_answer *answer; /* (asks.n) */
+    atomic_size_t n_left;
+} inferring;
+
+/* A tensor of the answer. */
+typedef struct tensor_out {
+    const char *name, *datatype;
+    int64_t shape[2];
+    bool is_wanted, is_binary;
+    size_t n_bytes; /* where it is binary */
+} tensor_out;
+
+static int columns_of(const inferring *q) {
+    return q->asks.has_candidates ? q->answer[0].n_columns : 1;
 }
 
-/* The model of the path; false: the call is answered. */
-static bool find_model(call *c, engine_model_info *m, int *number) {
-    *number = engine_find_model(c->s->engine, c->part[2]);
-    if (*number >= 0 && engine_model(c->s->engine, *number, m) == OK &&
-        (c->n_parts < 6 || strcmp(c->part[4], m->version) == 0))
-        return true;
-    call_fail(c, 404, "there is no such model or version; GET /v1/models lists them");
+static int64_t rows_of(const inferring *q) {
+    int64_t n = 0;
+    for (size_t i = 0; i < q->asks.n; i++)
+        n += (int64_t)q->asks.ask[i].n_candidates;
+    return q->asks.has_candidates ? n : (int64_t)q->asks.n;
+}
+
+/* Items of user i, padded: an answer may have fewer than asked for. */
+static size_t width_of(const inferring *q, size_t i) {
+    return q->asks.has_candidates ? q->asks.ask[i].n_candidates : (size_t)q->asks.top_k;
+}
+
+static float value_at(const engine_answer *a, size_t item, int at) {
+    return item < a->n_items ? a->items[item].values[at] : NAN;
+}
+
+static engine_id id_at(const engine_answer *a, size_t item, bool is_text) {
+    engine_id none = {.text = is_text ? "" : NULL};
+    return item < a->n_items ? a->items[item].id : none;
+}
+
+static bool has_text_ids(const inferring *q) {
+    for (size_t i = 0; i < q->asks.n; i++)
+        for (size_t k = 0; k < q->answer[i].n_items; k++)
+            return q->answer[i].items[k].id.text != NULL;
     return false;
 }
 
-static void write_tensor(json_writer *w, const char *name, const char *type, int n_dims) {
+/* FP32 values and ids, as bytes or as JSON: one walk over all answers. */
+static status put_scores(const inferring *q, json_writer *w, buf *bytes) {
+    int n_columns = columns_of(q);
+    for (size_t i = 0; i < q->asks.n; i++)
+        for (size_t k = 0; k < width_of(q, i); k++)
+            for (int k_column = 0; k_column < n_columns; k_column++) {
+                float value = value_at(&q->answer[i], k, k_column);
+                if (bytes != NULL)
+                    TRY(buf_append(bytes, &value, sizeof value));
+                else
+                    write_number(w, value);
+            }
+    return OK;
+}
+
+static status put_ids(const inferring *q, bool is_text, json_writer *w, buf *bytes) {
+    for (size_t i = 0; i < q->asks.n; i++)
+        for (size_t k = 0; k < width_of(q, i); k++) {
+            engine_id id = id_at(&q->answer[i], k, is_text);
+            uint32_t n = (uint32_t)id.n;
+            if (bytes == NULL) {
+                write_id(w, NULL, &id);
+            } else if (is_text) {
+                TRY(buf_append(bytes, &n, sizeof n));
+                TRY(buf_append(bytes, id.text, id.n));
+            } else {
+                TRY(buf_append(bytes, &id.number, sizeof id.number));
+            }
+        }
+    return OK;
+}
+
+static status put(const inferring *q, const tensor_out *t, json_writer *w, buf *bytes) {
+    if (strcmp(t->name, "OUTPUT") == 0) return put_scores(q, w, bytes);
+    return put_ids(q, strcmp(t->datatype, "BYTES") == 0, w, bytes);
+}
+
+static void write_tensor(json_writer *w, const inferring *q, const tensor_out *t) {
+    json_object_open(w);
+    json_key_string(w, "name", t->name);
+    json_key_string(w, "datatype", t->datatype);
+    open_array(w, "shape");
+    json_int(w, t->shape[0]);
+    json_int(w, t->shape[1]);
+    json_array_close(w);
+    if (t->is_binary) {
+        open_object(w, "parameters");
+        json_key_int(w, "binary_data_size", (int64_t)t->n_bytes);
+        json_object_close(w);
+    } else {
+        open_array(w, "data");
+        put(q, t, w, NULL);
+        json_array_close(w);
+    }
+    json_object_close(w);
+}
+
+static status write_json(const inferring *q, const tensor_out *t) {
+    json_writer *w = call_begin(q->c);
+    json_key_string(w, "model_name", q->answer[0].model);
+    json_key_string(w, "model_version", q->answer[0].version);
+    if (q->r.id != NULL) json_key_string(w, "id", q->r.id);
+    open_array(w, "outputs");
+    for (int i = 0; i < 2; i++)
+        if (t[i].is_wanted) write_tensor(w, q, &t[i]);
+    json_array_close(w);
+    return call_finish(q->c, OK);
+}
+
+/* The JSON first, then the binary tensors; *n_json 0: there are none. */
+static status write_body(const inferring *q, size_t *n_json) {
+    buf *body = &q->c->body;
+    tensor_out t[2] = {{.name = "ITEM_IDS", .datatype = has_text_ids(q) ? "BYTES" : "INT64"},
+                       {.name = "OUTPUT", .datatype = "FP32"}};
+    buf bytes;
+    status st = OK;
+    bool has_binary = false;
+    buf_init(&bytes);
+    for (int i = 0; i < 2 && st == OK; i++) {
+        bool is_score = i == 1, is_list = !q->asks.has_candidates;
+        t[i].is_wanted = infer_wants(&q->r, t[i].name, &t[i].is_binary) && (is_score || is_list);
+        t[i].shape[0] = rows_of(q);
+        t[i].shape[1] = is_list ? q->asks.top_k : columns_of(q);
+        if (!t[i].is_wanted || !t[i].is_binary) continue;
+        size_t before = bytes.n_bytes;
+        st = put(q, &t[i], NULL, &bytes);
+        t[i].n_bytes = bytes.n_bytes - before;
+        has_binary = true;
+    }
+    if (st == OK) st = write_json(q, t);
+    *n_json = has_binary ? body->n_bytes : 0;
+    if (st == OK && bytes.n_bytes > 0) st = buf_append(body, bytes.data, bytes.n_bytes);
+    buf_fini(&bytes);
+    return st;
+}
+
+static void note_facts(inferring *q) {
+    call *c = q->c;
+    snprintf(c->model, sizeof c->model, "%s", q->answer[0].model);
+    for (size_t i = 0; i < q->asks.n; i++) {
+        c->tokens_reused += (uint64_t)q->answer[i].tokens_reused;
+        c->tokens_computed += (uint64_t)q->answer[i].tokens_computed;
+    }
+}
+
+static void reply_good(inferring *q) {
+    call *c = q->c;
+    size_t n_json = 0;
+    char length[24];
+    note_facts(q);
+    status st = OK;
+    for (size_t i = 0; i < q->asks.n && st == OK; i++)
+        st = engine_make_items(&q->answer[i]);
+    if (st == OK) st = write_body(q, &n_json);
+    for (size_t i = 0; i < q->asks.n; i++)
+        engine_answer_release(&q->answer[i]);
+    if (st != OK || n_json == 0) {
+        call_answer(c, st);
+        return;
+    }
+    snprintf(length, sizeof length, "%zu", n_json);
+    http_set_header(c->x, "Inference-Header-Content-Length", length);
+    call_reply(c, 200, "application/octet-stream");
+}
+
+/* On a thread of the HTTP server; ends the call, and with it q. */
+static void reply(void *context) {
+    inferring *q = context;
+    metrics_stages(&q->c->s->metrics, q->c->parsed_ns - q->c->x->arrived_ns, 0);
+    for (size_t i = 0; i < q->asks.n; i++) {
+        engine_answer bad = q->answer[i];
+        if (bad.outcome == ENGINE_OK) continue;
+        for (size_t k = 0; k < q->asks.n; k++)
+            engine_answer_release(&q->answer[k]);
+        call_fail_outcome(q->c, &bad);
+        return;
+    }
+    reply_good(q);
+}
+
+static void answered(void *context, engine_answer *a) {
+    inferring *q = context;
+    (void)a;
+    if (atomic_fetch_sub(&q->n_left, 1) == 1) http_continue(q->c->x, reply, q);
+}
+
+static status read(call *c, inferring *q) {
+    const char *json_bytes = http_header(c->x, "Inference-Header-Content-Length");
+    TRY(request_infer_read(&c->memory, c->x->body, c->x->n_body, json_bytes, &q->r));
+    TRY(infer_asks_make(&c->memory, &q->r, &q->asks));
+    return ARENA_NEW(&c->memory, &q->answer, q->asks.n);
+}
+
+static bool is_gone(void *context) {
+    const inferring *q = context;
+    return http_is_cancelled(q->c->x);
+}
+
+void serve_infer(call *c) {
+    inferring *q;
+    engine_model_info info;
+    int model = call_path_model(c, &info);
+    if (model < 0) return;
+    status st = ARENA_NEW(&c->memory, &q, 1);
+    if (st == OK) st = read(c, q);
+    if (st != OK) {
+        call_fail_status(c, st);
+        return;
+    }
+    q->c = c;
+    c->parsed_ns = clock_ns();
+    atomic_init(&q->n_left, q->asks.n);
+    /* After the last submit the call may be answered and gone. */
+    engine *e = c->s->engine;
+    for (size_t i = 0, n = q->asks.n; i < n; i++) {
+        q->asks.ask[i].model = model;
+        q->asks.ask[i].is_gone = is_gone;
+        q->asks.ask[i].makes_items = true;
+        q->asks.ask[i].arrived_ns = c->x->arrived_ns;
+        engine_submit(e, &q->asks.ask[i], &q->answer[i], answered, q);
+    }
+}
+
+void serve_kserve(call *c) {
+    json_writer *w = call_begin(c);
+    json_key_string(w, "name", "hstu");
+    json_key_string(w, "version", HSTU_VERSION);
+    open_array(w, "extensions");
+    json_string(w, "binary_tensor_data");
+    json_string(w, "model_configuration");
+    json_string(w, "statistics");
+    json_array_close(w);
+    call_end(c, OK);
+}
+
+static void reply_flag(call *c, const char *name, const char *key) {
+    json_writer *w = call_begin(c);
+    if (name != NULL) json_key_string(w, "name", name);
+    json_key_bool(w, key, true);
+    call_end(c, OK);
+}
+
+void serve_kserve_live(call *c) {
+    reply_flag(c, NULL, "live");
+}
+
+void serve_kserve_ready(call *c) {
+    if (atomic_load(&c->s->is_ready))
+        reply_flag(c, NULL, "ready");
+    else
+        call_fail(c, 503, "not ready: the server is starting or stopping");
+}
+
+void serve_kserve_model_ready(call *c) {
+    engine_model_info m;
+    if (call_path_model(c, &m) >= 0) reply_flag(c, m.name, "ready");
+}
+
+/* A tensor of a model's metadata; is_config: as Triton's model configuration describes it. */
+static void describe(json_writer *w, bool is_config, const char *name, const char *type, int n_dims,
+                     int64_t last) {
+    char data_type[16];
+    snprintf(data_type, sizeof data_type, "TYPE_%s", type);
     json_object_open(w);
     json_key_string(w, "name", name);
-    json_key_string(w, "data_type", type);
-    json_key(w, "dims");
-    json_array_open(w);
-    for (int i = 0; i < n_dims; i++)
-        json_int(w, -1);
+    json_key_string(w, is_config ? "data_type" : "datatype", is_config ? data_type : type);
+    open_array(w, is_config ? "dims" : "shape");
+    if (n_dims == 2) json_int(w, -1);
+    json_int(w, last);
     json_array_close(w);
     json_object_close(w);
+}
+
+static void describe_model(void *context) {
+    call *c = context;
+    engine_model_info m;
+    engine_item item;
+    int model = call_path_model(c, &m);
+    if (model < 0) return;
+    pthread_mutex_lock(&c->s->reload_lock);
+    bool is_text = engine_item_of(c->s->engine, model, 1, &item) == OK && item.id.text != NULL;
+    pthread_mutex_unlock(&c->s->reload_lock);
+    const char *id = is_text ? "BYTES" : "INT64";
+    json_writer *w = call_begin(c);
+    json_key_string(w, "name", m.name);
+    open_array(w, "versions");
+    json_string(w, m.version);
+    json_array_close(w);
+    json_key_string(w, "platform", "hstu");
+    open_array(w, "inputs");
+    describe(w, false, "USER_IDS", "INT64", 1, -1);
+    describe(w, false, "CANDIDATES", id, 2, -1);
+    describe(w, false, "TOP_K", "INT64", 1, 1);
+    describe(w, false, "TOKENS", id, 1, -1);
+    describe(w, false, "TOKEN_LENGTHS", "INT64", 1, -1);
+    describe(w, false, "NUM_CANDIDATES", "INT64", 1, -1);
+    json_array_close(w);
+    open_array(w, "outputs");
+    describe(w, false, "OUTPUT", "FP32", 2, strcmp(m.task, "ranking") == 0 ? m.n_columns : -1);
+    describe(w, false, "ITEM_IDS", id, 2, -1);
+    json_array_close(w);
+    call_end(c, OK);
+}
+
+void serve_kserve_model(call *c) {
+    call_later(c, describe_model);
 }
 
 /* max_batch_size 0: the first dimension of a tensor is the users' own, as the tensors say. */
 void serve_kserve_config(call *c) {
     engine_model_info m;
-    json_writer w;
-    buf body;
-    int number;
-    if (!find_model(c, &m, &number)) return;
-    buf_init(&body);
-    json_begin(&w, &body, 0);
-    json_object_open(&w);
-    json_key_string(&w, "name", m.name);
-    json_key_string(&w, "platform", "hstu");
-    json_key_string(&w, "backend", "hstu");
-    json_key_int(&w, "max_batch_size", 0);
-    json_key(&w, "input");
-    json_array_open(&w);
-    write_tensor(&w, "USER_IDS", "TYPE_INT64", 1);
-    write_tensor(&w, "CANDIDATES", "TYPE_INT64", 2);
-    write_tensor(&w, "TOP_K", "TYPE_INT64", 1);
-    json_array_close(&w);
-    json_key(&w, "output");
-    json_array_open(&w);
-    write_tensor(&w, "OUTPUT", "TYPE_FP32", 2);
-    write_tensor(&w, "ITEM_IDS", "TYPE_INT64", 2);
-    json_array_close(&w);
-    json_object_close(&w);
-    reply_json(c, &w, &body);
+    if (call_path_model(c, &m) < 0) return;
+    json_writer *w = call_begin(c);
+    json_key_string(w, "name", m.name);
+    json_key_string(w, "platform", "hstu");
+    json_key_string(w, "backend", "hstu");
+    json_key_int(w, "max_batch_size", 0);
+    open_array(w, "input");
+    describe(w, true, "USER_IDS", "INT64", 1, -1);
+    describe(w, true, "CANDIDATES", "INT64", 2, -1);
+    describe(w, true, "TOP_K", "INT64", 1, -1);
+    json_array_close(w);
+    open_array(w, "output");
+    describe(w, true, "OUTPUT", "FP32", 2, -1);
+    describe(w, true, "ITEM_IDS", "INT64", 2, -1);
+    json_array_close(w);
+    call_end(c, OK);
 }
 
 static void write_duration(json_writer *w, const char *key, uint64_t count, double seconds) {
-    json_key(w, key);
-    json_object_open(w);
+    open_object(w, key);
     json_key_int(w, "count", (int64_t)count);
     json_key_int(w, "ns", (int64_t)(seconds * 1e9));
     json_object_close(w);
@@ -83,8 +363,7 @@ static void write_stats(json_writer *w, const engine_model_info *m, const engine
     json_key_string(w, "version", m->version);
     json_key_int(w, "inference_count", (int64_t)s->batch_requests);
     json_key_int(w, "execution_count", (int64_t)s->n_batches);
-    json_key(w, "inference_stats");
-    json_object_open(w);
+    open_object(w, "inference_stats");
     write_duration(w, "success", n_ok, s->total.sum_s);
     write_duration(w, "fail", n_bad, 0);
     write_duration(w, "queue", s->stages[STAGE_QUEUE].n, s->stages[STAGE_QUEUE].sum_s);
@@ -92,37 +371,30 @@ static void write_stats(json_writer *w, const engine_model_info *m, const engine
     write_duration(w, "compute_infer", s->stages[STAGE_LAYERS].n, s->stages[STAGE_LAYERS].sum_s);
     write_duration(w, "compute_output", s->stages[STAGE_HEAD].n, s->stages[STAGE_HEAD].sum_s);
     json_object_close(w);
-    json_key(w, "batch_stats");
-    json_array_open(w);
+    open_array(w, "batch_stats");
     json_array_close(w);
     json_object_close(w);
 }
 
 static void reply_stats(call *c, int first, int end) {
-    json_writer w;
-    buf body;
-    buf_init(&body);
-    json_begin(&w, &body, 0);
-    json_object_open(&w);
-    json_key(&w, "model_stats");
-    json_array_open(&w);
+    json_writer *w = call_begin(c);
+    open_array(w, "model_stats");
     for (int i = first; i < end; i++) {
         engine_model_info m;
         engine_stats s;
         if (engine_model(c->s->engine, i, &m) == OK &&
             engine_model_stats(c->s->engine, i, &s) == OK)
-            write_stats(&w, &m, &s);
+            write_stats(w, &m, &s);
     }
-    json_array_close(&w);
-    json_object_close(&w);
-    reply_json(c, &w, &body);
+    json_array_close(w);
+    call_end(c, OK);
 }
 
 void serve_kserve_stats(call *c) {
     engine_model_info m;
-    int number;
+    int model = c->n_parts > 3 ? call_path_model(c, &m) : 0;
     if (c->n_parts == 3)
         reply_stats(c, 0, engine_n_models(c->s->engine));
-    else if (find_model(c, &m, &number))
-        reply_stats(c, number, number + 1);
+    else if (model >= 0)
+        reply_stats(c, model, model + 1);
 }

@@ -1,34 +1,15 @@
-#include "serve/http/server_metrics.h"
-
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+
+#include "serve/http/server_int.h"
 
 /* The last one stands for all others. */
 static const int codes[METRIC_CODES] = {200, 400, 401, 403, 404, 405, 408, 413,
                                         429, 431, 500, 503, 204, 507, 0};
 
-static const char *const labels[N_ROUTES] = {
-    [ROUTE_RECOMMEND] = "/v1/recommend",
-    [ROUTE_RANK] = "/v1/rank",
-    [ROUTE_RERANK] = "/rerank",
-    [ROUTE_EVENTS] = "/v1/events",
-    [ROUTE_USERS] = "/v1/users",
-    [ROUTE_MODELS] = "/v1/models",
-    [ROUTE_RELOAD] = "/v1/models/reload",
-    [ROUTE_STREAM] = "/v1/stream",
-    [ROUTE_INFER] = "/v2/models/infer",
-    [ROUTE_KSERVE] = "/v2",
-    [ROUTE_HEALTH] = "/health",
-    [ROUTE_STATUS] = "/v1/status",
-    [ROUTE_METRICS] = "/metrics",
-    [ROUTE_PAGE] = "/",
-    [ROUTE_OTHER] = "other",
-};
-
-const char *route_label(route_name r) {
-    return labels[r];
-}
+#define ROUTE_LABEL(name, label) label,
+static const char *const labels[N_ROUTES] = {ROUTES(ROUTE_LABEL)};
 
 /* Threads take copies in turn; two threads may share one. */
 static metric_shard *own_shard(server_metrics *m) {
@@ -54,57 +35,54 @@ static int bucket_of(uint64_t ns) {
     return i;
 }
 
+static void count_time(metric_shard *s, int of, uint64_t ns) {
+    add(&s->bucket[of][bucket_of(ns)], 1);
+    add(&s->sum_ns[of], ns);
+}
+
 void metrics_count(server_metrics *m, route_name route, int code, uint64_t ns) {
     metric_shard *s = own_shard(m);
     int c = 0;
     while (c < METRIC_CODES - 1 && codes[c] != code)
         c++;
     add(&s->requests[route][c], 1);
-    add(&s->bucket[route][bucket_of(ns)], 1);
-    add(&s->sum_ns[route], ns);
+    count_time(s, (int)route, ns);
 }
 
 void metrics_stages(server_metrics *m, uint64_t parse_ns, uint64_t write_ns) {
-    metric_shard *s = own_shard(m);
-    add(&s->parse_bucket[bucket_of(parse_ns)], 1);
-    add(&s->parse_ns, parse_ns);
-    add(&s->write_bucket[bucket_of(write_ns)], 1);
-    add(&s->write_ns, write_ns);
+    count_time(own_shard(m), TIME_PARSE, parse_ns);
+    count_time(own_shard(m), TIME_WRITE, write_ns);
 }
 
-static void add_times(engine_times *t, atomic_uint_fast64_t *bucket, atomic_uint_fast64_t *ns) {
-    for (int b = 0; b <= ENGINE_BUCKETS; b++) {
-        uint64_t n = get(&bucket[b]);
-        t->count[b] += n;
-        t->n += n;
+static void add_times(engine_times *t, server_metrics *m, int of) {
+    for (int i = 0; i < METRIC_SHARDS; i++) {
+        for (int b = 0; b <= ENGINE_BUCKETS; b++) {
+            uint64_t n = get(&m->shard[i].bucket[of][b]);
+            t->count[b] += n;
+            t->n += n;
+        }
+        t->sum_s += (double)get(&m->shard[i].sum_ns[of]) / 1e9;
     }
-    t->sum_s += (double)get(ns) / 1e9;
 }
 
-static engine_times route_times(server_metrics *m, route_name r) {
+static engine_times times_of(server_metrics *m, int of) {
     engine_times t = {0};
-    for (int i = 0; i < METRIC_SHARDS; i++)
-        add_times(&t, m->shard[i].bucket[r], &m->shard[i].sum_ns[r]);
+    add_times(&t, m, of);
     return t;
 }
 
 engine_times metrics_ask_times(server_metrics *m) {
     static const route_name asks[] = {ROUTE_RECOMMEND, ROUTE_RANK, ROUTE_RERANK, ROUTE_INFER};
     engine_times all = {0};
-    for (int k = 0; k < 4; k++) {
-        engine_times t = route_times(m, asks[k]);
-        for (int b = 0; b <= ENGINE_BUCKETS; b++)
-            all.count[b] += t.count[b];
-        all.n += t.n;
-        all.sum_s += t.sum_s;
-    }
+    for (int k = 0; k < 4; k++)
+        add_times(&all, m, (int)asks[k]);
     return all;
 }
 
 uint64_t metrics_n_requests(server_metrics *m) {
     uint64_t n = 0;
-    for (route_name r = 0; r < N_ROUTES; r++)
-        n += route_times(m, r).n;
+    for (int r = 0; r < N_ROUTES; r++)
+        n += times_of(m, r).n;
     return n;
 }
 
@@ -147,7 +125,7 @@ static status write_requests(server_metrics *m, buf *out) {
     TRY(head(out, "request_seconds", "histogram",
              "Time from the last byte of the headers to the answer, by route."));
     for (route_name r = 0; r < N_ROUTES; r++) {
-        engine_times t = route_times(m, r);
+        engine_times t = times_of(m, (int)r);
         if (t.n == 0) continue;
         snprintf(of, sizeof of, "route=\"%s\",", labels[r]);
         TRY(write_times(out, "request_seconds", of, &t));
@@ -163,12 +141,8 @@ typedef struct model_facts {
 
 static status write_stages(server_metrics *m, const model_facts *f, int n, buf *out) {
     char of[160];
-    engine_times parse = {0}, write = {0};
+    engine_times parse = times_of(m, TIME_PARSE), write = times_of(m, TIME_WRITE);
     TRY(head(out, "stage_seconds", "histogram", "Time of the stages of a request."));
-    for (int i = 0; i < METRIC_SHARDS; i++) {
-        add_times(&parse, m->shard[i].parse_bucket, &m->shard[i].parse_ns);
-        add_times(&write, m->shard[i].write_bucket, &m->shard[i].write_ns);
-    }
     TRY(write_times(out, "stage_seconds", "stage=\"parse\",", &parse));
     TRY(write_times(out, "stage_seconds", "stage=\"write\",", &write));
     for (int i = 0; i < n; i++)
@@ -180,98 +154,91 @@ static status write_stages(server_metrics *m, const model_facts *f, int n, buf *
     return OK;
 }
 
-/* One line of a metric that every model has. */
+/* A line of a metric that every model has; the first of each metric has its type and help. */
 typedef struct line {
-    const char *labels; /* after the model's, with their comma; or "" */
-    size_t at;          /* of a uint64_t in engine_stats */
+    const char *name, *type, *help; /* type NULL: as the line before */
+    const char *suffix, *labels;    /* after the name, and after the model's label */
+    size_t at;                      /* in engine_stats: a uint64_t, or a double: */
+    bool is_double;
 } line;
 
-static status write_lines(const char *name, const char *type, const char *help, const line *lines,
-                          int n_lines, const model_facts *f, int n, buf *out) {
-    TRY(head(out, name, type, help));
-    for (int i = 0; i < n; i++)
-        for (int k = 0; k < n_lines; k++) {
-            uint64_t value;
-            memcpy(&value, (const char *)&f[i].stats + lines[k].at, sizeof value);
-            TRY(buf_printf(out, "hstu_%s{model=\"%s\"%s} %" PRIu64 "\n", name, f[i].info.name,
-                           lines[k].labels, value));
-        }
-    return OK;
-}
-
 #define AT(member) offsetof(engine_stats, member)
+#define MORE(name) name, NULL, NULL
 
-static status write_cache(const model_facts *f, int n, buf *out) {
-    static const line pages[] = {{",tier=\"device\",state=\"free\"", AT(kv_pages_free)},
-                                 {",tier=\"device\",state=\"used\"", AT(kv_pages_used)},
-                                 {",tier=\"device\",state=\"pinned\"", AT(kv_pages_pinned)},
-                                 {",tier=\"host\",state=\"free\"", AT(kv_host_free)},
-                                 {",tier=\"host\",state=\"used\"", AT(kv_host_used)}};
-    static const line tokens[] = {{",source=\"device\"", AT(tokens_device)},
-                                  {",source=\"host\"", AT(tokens_loaded)},
-                                  {",source=\"computed\"", AT(tokens_computed)}};
-    static const line evictions[] = {{",tier=\"device\"", AT(kv_evictions)},
-                                     {",tier=\"host\"", AT(kv_host_evictions)}};
-    static const line bytes[] = {{",dir=\"load\"", AT(kv_bytes_in)},
-                                 {",dir=\"store\"", AT(kv_bytes_out)}};
-    static const line again[] = {{"", AT(kv_computed_again)}};
-    TRY(write_lines("kv_pages", "gauge", "Pages of the KV cache.", pages, 5, f, n, out));
-    TRY(write_lines("kv_tokens_total", "counter", "Tokens of requests, by where they came from.",
-                    tokens, 3, f, n, out));
-    TRY(write_lines("kv_evictions_total", "counter", "Pages taken from other users.", evictions, 2,
-                    f, n, out));
-    TRY(write_lines("kv_transfer_bytes_total", "counter", "Bytes copied between tiers.", bytes, 2,
-                    f, n, out));
-    return write_lines("kv_computed_again_total", "counter",
-                       "Pages in host memory that were computed again, as predicted to be faster.",
-                       again, 1, f, n, out);
+static const line lines[] = {
+    {"queue_tokens", "gauge", "Tokens that wait.", "", "", AT(queue_tokens), false},
+    {"queue_requests", "gauge", "Requests that wait.", "", "", AT(queue_requests), false},
+    {"late_total", "counter", "Admitted requests that began after their deadlines.", "", "",
+     AT(n_late), false},
+    {"wait_limit_seconds", "gauge",
+     "Longest predicted wait of admitted requests that name no deadline.", "", "", AT(wait_limit_s),
+     true},
+    {"batch_requests", "summary", "Requests of a batch.", "_sum", "", AT(batch_requests), false},
+    {MORE("batch_requests"), "_count", "", AT(n_batches), false},
+    {"batch_tokens", "summary", "Computed tokens of a batch.", "_sum", "", AT(batch_tokens), false},
+    {MORE("batch_tokens"), "_count", "", AT(n_batches), false},
+    {"kv_pages", "gauge", "Pages of the KV cache.", "", ",tier=\"device\",state=\"free\"",
+     AT(kv_pages_free), false},
+    {MORE("kv_pages"), "", ",tier=\"device\",state=\"used\"", AT(kv_pages_used), false},
+    {MORE("kv_pages"), "", ",tier=\"device\",state=\"pinned\"", AT(kv_pages_pinned), false},
+    {MORE("kv_pages"), "", ",tier=\"host\",state=\"free\"", AT(kv_host_free), false},
+    {MORE("kv_pages"), "", ",tier=\"host\",state=\"used\"", AT(kv_host_used), false},
+    {"kv_tokens_total", "counter", "Tokens of requests, by where they came from.", "",
+     ",source=\"device\"", AT(tokens_device), false},
+    {MORE("kv_tokens_total"), "", ",source=\"host\"", AT(tokens_loaded), false},
+    {MORE("kv_tokens_total"), "", ",source=\"computed\"", AT(tokens_computed), false},
+    {"kv_evictions_total", "counter", "Pages taken from other users.", "", ",tier=\"device\"",
+     AT(kv_evictions), false},
+    {MORE("kv_evictions_total"), "", ",tier=\"host\"", AT(kv_host_evictions), false},
+    {"kv_transfer_bytes_total", "counter", "Bytes copied between tiers.", "", ",dir=\"load\"",
+     AT(kv_bytes_in), false},
+    {MORE("kv_transfer_bytes_total"), "", ",dir=\"store\"", AT(kv_bytes_out), false},
+    {"kv_computed_again_total", "counter",
+     "Pages in host memory that were computed again, as predicted to be faster.", "", "",
+     AT(kv_computed_again), false},
+};
+
+static status write_line(const line *l, const model_facts *f, buf *out) {
+    const char *at = (const char *)&f->stats + l->at;
+    uint64_t count = 0;
+    double value = 0;
+    memcpy(l->is_double ? (void *)&value : (void *)&count, at, 8);
+    TRY(buf_printf(out, "hstu_%s%s{model=\"%s\"%s} ", l->name, l->suffix, f->info.name, l->labels));
+    return l->is_double ? buf_printf(out, "%g\n", value) : buf_printf(out, "%" PRIu64 "\n", count);
 }
 
-static status write_batches(const model_facts *f, int n, buf *out) {
-    static const line queue[] = {{"", AT(queue_tokens)}}, waiting[] = {{"", AT(queue_requests)}};
-    TRY(write_lines("queue_tokens", "gauge", "Tokens that wait.", queue, 1, f, n, out));
-    TRY(write_lines("queue_requests", "gauge", "Requests that wait.", waiting, 1, f, n, out));
-    static const line late[] = {{"", AT(n_late)}};
-    TRY(write_lines("late_total", "counter", "Admitted requests that began after their deadlines.",
-                    late, 1, f, n, out));
-    TRY(head(out, "wait_limit_seconds", "gauge",
-             "Longest predicted wait of admitted requests that name no deadline."));
-    for (int i = 0; i < n; i++)
-        TRY(buf_printf(out, "hstu_wait_limit_seconds{model=\"%s\"} %g\n", f[i].info.name,
-                       f[i].stats.wait_limit_s));
-    TRY(head(out, "batch_requests", "summary", "Requests of a batch."));
-    for (int i = 0; i < n; i++)
-        TRY(buf_printf(out,
-                       "hstu_batch_requests_sum{model=\"%s\"} %" PRIu64
-                       "\nhstu_batch_requests_count{model=\"%s\"} %" PRIu64 "\n",
-                       f[i].info.name, f[i].stats.batch_requests, f[i].info.name,
-                       f[i].stats.n_batches));
-    TRY(head(out, "batch_tokens", "summary", "Computed tokens of a batch."));
-    for (int i = 0; i < n; i++)
-        TRY(buf_printf(out,
-                       "hstu_batch_tokens_sum{model=\"%s\"} %" PRIu64
-                       "\nhstu_batch_tokens_count{model=\"%s\"} %" PRIu64 "\n",
-                       f[i].info.name, f[i].stats.batch_tokens, f[i].info.name,
-                       f[i].stats.n_batches));
+/* The lines of a metric together, model by model. */
+static status write_lines(const model_facts *f, int n, buf *out) {
+    const line *all_end = lines + sizeof lines / sizeof *lines;
+    for (const line *l = lines, *end; l < all_end; l = end) {
+        TRY(head(out, l->name, l->type, l->help));
+        for (end = l + 1; end < all_end && end->type == NULL;)
+            end++;
+        for (int i = 0; i < n; i++)
+            for (const line *k = l; k < end; k++)
+                TRY(write_line(k, &f[i], out));
+    }
     return OK;
+}
+
+/* A line of a metric of the server; the first one of a metric has a type. */
+static status put(buf *out, const char *name, const char *of, uint64_t value, const char *type,
+                  const char *help) {
+    if (type != NULL) TRY(head(out, name, type, help));
+    return buf_printf(out, "hstu_%s%s %" PRIu64 "\n", name, of, value);
 }
 
 static status write_rejected(server_metrics *m, const model_facts *f, int n, buf *out) {
-    uint64_t overload = 0, closing = 0, gone = 0;
+    uint64_t count[ENGINE_FAILED + 1] = {0};
     for (int i = 0; i < n; i++)
-        for (int task = 0; task < 2; task++) {
-            overload += f[i].stats.requests[task][ENGINE_OVERLOAD];
-            closing += f[i].stats.requests[task][ENGINE_CLOSING];
-            gone += f[i].stats.requests[task][ENGINE_GONE];
-        }
-    TRY(head(out, "rejected_total", "counter",
-             "Requests that did not run: no time, no quota, nobody waiting."));
-    return buf_printf(out,
-                      "hstu_rejected_total{reason=\"overload\"} %" PRIu64
-                      "\nhstu_rejected_total{reason=\"closing\"} %" PRIu64
-                      "\nhstu_rejected_total{reason=\"gone\"} %" PRIu64
-                      "\nhstu_rejected_total{reason=\"quota\"} %" PRIu64 "\n",
-                      overload, closing, gone, get(&m->rejected_quota));
+        for (int task = 0; task < 2; task++)
+            for (int o = 0; o <= ENGINE_FAILED; o++)
+                count[o] += f[i].stats.requests[task][o];
+    TRY(put(out, "rejected_total", "{reason=\"overload\"}", count[ENGINE_OVERLOAD], "counter",
+            "Requests that did not run: no time, no quota, client disconnected."));
+    TRY(put(out, "rejected_total", "{reason=\"closing\"}", count[ENGINE_CLOSING], NULL, NULL));
+    TRY(put(out, "rejected_total", "{reason=\"gone\"}", count[ENGINE_GONE], NULL, NULL));
+    return put(out, "rejected_total", "{reason=\"quota\"}", get(&m->rejected_quota), NULL, NULL);
 }
 
 static status write_models(engine *e, const model_facts *f, int n, buf *out) {
@@ -279,58 +246,47 @@ static status write_models(engine *e, const model_facts *f, int n, buf *out) {
     for (int i = 0; i < n; i++)
         TRY(buf_printf(out, "hstu_model_info{model=\"%s\",version=\"%s\",task=\"%s\"} 1\n",
                        f[i].info.name, f[i].info.version, f[i].info.task));
-    TRY(head(out, "users", "gauge", "Users whose histories are known."));
-    TRY(buf_printf(out, "hstu_users %" PRIu64 "\n", engine_n_users(e)));
+    TRY(put(out, "users", "", engine_n_users(e), "gauge", "Users whose histories are known."));
     if (n == 0) return OK;
-    TRY(head(out, "events_total", "counter", "Events received, by what became of them."));
-    return buf_printf(out,
-                      "hstu_events_total{result=\"added\"} %" PRIu64
-                      "\nhstu_events_total{result=\"duplicate\"} %" PRIu64 "\n",
-                      f[0].stats.events_added, f[0].stats.events_duplicate);
+    TRY(put(out, "events_total", "{result=\"added\"}", f[0].stats.events_added, "counter",
+            "Events received, by what became of them."));
+    return put(out, "events_total", "{result=\"duplicate\"}", f[0].stats.events_duplicate, NULL,
+               NULL);
 }
 
 static status write_state(engine *e, buf *out) {
     engine_state_stats s;
     engine_get_state(e, &s);
     if (!s.is_durable) return OK;
-    TRY(head(out, "state_failing", "gauge", "1 while users' events cannot be stored."));
-    TRY(buf_printf(out, "hstu_state_failing %d\n", s.is_failing));
-    TRY(head(out, "state_transactions_total", "counter", "Transactions of users' events."));
-    TRY(buf_printf(out,
-                   "hstu_state_transactions_total{result=\"committed\"} %" PRIu64
-                   "\nhstu_state_transactions_total{result=\"failed\"} %" PRIu64 "\n",
-                   s.n_commits, s.n_failed));
-    TRY(head(out, "state_refused_total", "counter", "Requests refused: too many events waited."));
-    TRY(buf_printf(out, "hstu_state_refused_total %" PRIu64 "\n", s.n_refused));
-    TRY(head(out, "state_not_swept", "gauge", "Erased users whose rows are still on disk."));
-    return buf_printf(out, "hstu_state_not_swept %" PRIu64 "\n", s.n_unswept);
+    TRY(put(out, "state_failing", "", s.is_failing, "gauge",
+            "1 while users' events cannot be stored."));
+    TRY(put(out, "state_transactions_total", "{result=\"committed\"}", s.n_commits, "counter",
+            "Transactions of users' events."));
+    TRY(put(out, "state_transactions_total", "{result=\"failed\"}", s.n_failed, NULL, NULL));
+    TRY(put(out, "state_refused_total", "", s.n_refused, "counter",
+            "Requests refused: too many events waited."));
+    return put(out, "state_not_swept", "", s.n_unswept, "gauge",
+               "Erased users whose rows are still on disk.");
 }
 
-static status write_engine(server_metrics *m, engine *e, buf *out) {
+status metrics_write(server *s, buf *out) {
     static _Thread_local model_facts facts[ENGINE_MAX_MODELS];
-    int n = engine_n_models(e);
+    server_metrics *m = &s->metrics;
+    int n = engine_n_models(s->engine);
+    http_stats h = http_get_stats(s->http);
+    TRY(write_requests(m, out));
     for (int i = 0; i < n; i++) {
-        TRY(engine_model(e, i, &facts[i].info));
-        TRY(engine_model_stats(e, i, &facts[i].stats));
+        TRY(engine_model(s->engine, i, &facts[i].info));
+        TRY(engine_model_stats(s->engine, i, &facts[i].stats));
     }
     TRY(write_stages(m, facts, n, out));
-    TRY(write_batches(facts, n, out));
-    TRY(write_cache(facts, n, out));
+    TRY(write_lines(facts, n, out));
     TRY(write_rejected(m, facts, n, out));
-    TRY(write_state(e, out));
-    return write_models(e, facts, n, out);
-}
-
-status metrics_write(server_metrics *m, engine *e, http_server *h, buf *out) {
-    TRY(write_requests(m, out));
-    if (e != NULL) TRY(write_engine(m, e, out));
-    TRY(head(out, "access_log_dropped_total", "counter",
-             "Lines of the access log that were not written: its reader is too slow, or gone."));
-    TRY(buf_printf(out, "hstu_access_log_dropped_total %" PRIu64 "\n", get(&m->log_dropped)));
-    if (h == NULL) return OK;
-    http_stats s = http_get_stats(h);
-    TRY(head(out, "connections", "gauge", "Open connections."));
-    TRY(buf_printf(out, "hstu_connections %" PRId64 "\n", s.n_open));
-    TRY(head(out, "connections_total", "counter", "Connections accepted."));
-    return buf_printf(out, "hstu_connections_total %" PRId64 "\n", s.n_accepted);
+    TRY(write_state(s->engine, out));
+    TRY(write_models(s->engine, facts, n, out));
+    TRY(put(out, "access_log_dropped_total", "", server_log_dropped(s), "counter",
+            "Lines of the access log that were not written: its reader is too slow, or gone."));
+    TRY(put(out, "connections", "", (uint64_t)h.n_open, "gauge", "Open connections."));
+    return put(out, "connections_total", "", (uint64_t)h.n_accepted, "counter",
+               "Connections accepted.");
 }

@@ -1,23 +1,17 @@
-/* /v1/models, /health, /metrics, and the parts of KServe v2 that describe. */
+/* GET /v1/models, POST /v1/models/NAME/reload, /health, /v1/status and /metrics. */
 #include <string.h>
 
-#include "hstu.h"
 #include "serve/http/server_int.h"
 
-static void write_texts(json_writer *w, const char *key, const char *const *text, int n) {
-    json_key(w, key);
-    json_array_open(w);
-    for (int i = 0; i < n; i++)
-        json_string(w, text[i]);
-    json_array_close(w);
-}
-
+/* The members of a model's object. */
 static void write_model(json_writer *w, const server *s, int i, const engine_model_info *m) {
-    json_object_open(w);
     json_key_string(w, "name", m->name);
     json_key_string(w, "version", m->version);
     json_key_string(w, "task", m->task);
-    write_texts(w, "tasks", m->columns, m->n_columns);
+    open_array(w, "tasks");
+    for (int k = 0; k < m->n_columns; k++)
+        json_string(w, m->columns[k]);
+    json_array_close(w);
     json_key_string(w, "device", m->device);
     json_key_int(w, "step", (int64_t)m->step);
     json_key_int(w, "items", (int64_t)m->n_items);
@@ -40,63 +34,30 @@ static void write_model(json_writer *w, const server *s, int i, const engine_mod
         json_key_int(w, "share", s->set.models[i].share);
         json_key_bool(w, "is_shadow", s->set.models[i].is_shadow);
     }
-    json_object_close(w);
-}
-
-/* Finishes a body of JSON and answers with it. */
-static void reply_written(call *c, json_writer *w, status st, buf *body) {
-    status finished = json_finish(w);
-    if (st == OK) st = finished;
-    st == OK ? call_reply_json(c, 200, body) : call_fail_status(c, st);
-    buf_fini(body);
 }
 
 /* On a worker: names of a model's columns are valid while it is not replaced. */
 static void list_models(void *context) {
     call *c = context;
-    json_writer w;
-    buf body;
+    json_writer *w = call_begin(c);
     status st = OK;
-    buf_init(&body);
     pthread_mutex_lock(&c->s->reload_lock);
-    json_begin(&w, &body, 0);
-    json_object_open(&w);
-    json_key(&w, "models");
-    json_array_open(&w);
+    open_array(w, "models");
     for (int i = 0; i < engine_n_models(c->s->engine) && st == OK; i++) {
         engine_model_info m;
         st = engine_model(c->s->engine, i, &m);
-        if (st == OK) write_model(&w, c->s, i, &m);
+        if (st != OK) break;
+        json_object_open(w);
+        write_model(w, c->s, i, &m);
+        json_object_close(w);
     }
-    json_array_close(&w);
-    json_object_close(&w);
+    json_array_close(w);
     pthread_mutex_unlock(&c->s->reload_lock);
-    reply_written(c, &w, st, &body);
+    call_end(c, st);
 }
 
 void serve_models(call *c) {
     call_later(c, list_models);
-}
-
-/* The model that a path names; answers 404 where there is none. */
-static bool model_of(call *c, const char *name, engine_model_info *m) {
-    int i = engine_find_model(c->s->engine, name);
-    if (i < 0 || name[0] == '\0') {
-        call_fail(c, 404, "there is no model '%.64s'; GET /v1/models lists them", name);
-        return false;
-    }
-    status st = engine_model(c->s->engine, i, m);
-    if (st != OK) {
-        call_fail_status(c, st);
-        return false;
-    }
-    /* v2/models/NAME/versions/V */
-    if (c->n_parts > 4 && strcmp(c->part[3], "versions") == 0 &&
-        strcmp(c->part[4], m->version) != 0) {
-        call_fail(c, 404, "model %s has version %s, not '%.64s'", m->name, m->version, c->part[4]);
-        return false;
-    }
-    return true;
 }
 
 /* On a worker.  From the path of the start: nothing a client sends names a file. */
@@ -104,25 +65,20 @@ static void reload(void *context) {
     call *c = context;
     server *s = c->s;
     engine_model_info m;
-    json_writer w;
-    buf body;
     status st = OK;
-    if (!model_of(c, c->part[2], &m)) return;
+    int model = call_path_model(c, &m);
+    if (model < 0) return;
     pthread_mutex_lock(&s->reload_lock);
     for (int i = 0; i < s->set.n_models; i++)
         if (strcmp(s->set.models[i].name, m.name) == 0)
             st = engine_load(s->engine, m.name, s->set.models[i].path);
-    int i = engine_find_model(s->engine, m.name);
-    if (st == OK) st = engine_model(s->engine, i, &m);
-    buf_init(&body);
-    json_begin(&w, &body, 0);
-    if (st == OK) write_model(&w, s, i, &m);
+    if (st == OK) st = engine_model(s->engine, model, &m);
+    if (st == OK) write_model(call_begin(c), s, model, &m);
     pthread_mutex_unlock(&s->reload_lock);
-    if (st != OK) {
+    if (st == OK)
+        call_end(c, OK);
+    else
         call_fail(c, 500, "the old version stays: %s", status_reason());
-        return;
-    }
-    reply_written(c, &w, OK, &body);
 }
 
 void serve_reload(call *c) {
@@ -130,35 +86,24 @@ void serve_reload(call *c) {
 }
 
 void serve_health(call *c) {
-    bool is_ready = atomic_load(&c->s->is_ready);
-    json_writer w;
-    buf body;
-    if (!is_ready) {
-        call_fail(c, 503, "not ready: the server starts or ends");
+    if (!atomic_load(&c->s->is_ready)) {
+        call_fail(c, 503, "not ready: the server is starting or stopping");
         return;
     }
-    buf_init(&body);
-    json_begin(&w, &body, 0);
-    json_object_open(&w);
-    json_key_string(&w, "status", "ok");
-    json_key_int(&w, "models", engine_n_models(c->s->engine));
-    json_key_bool(&w, "durable", c->s->set.engine.state != NULL);
-    json_object_close(&w);
-    reply_written(c, &w, OK, &body);
+    json_writer *w = call_begin(c);
+    json_key_string(w, "status", "ok");
+    json_key_int(w, "models", engine_n_models(c->s->engine));
+    json_key_bool(w, "durable", c->s->set.engine.state != NULL);
+    call_end(c, OK);
 }
 
-static uint64_t log_dropped(const server *s) {
-    return s->set.log_dropped != NULL ? s->set.log_dropped(s->set.log_ctx) : 0;
-}
-
-/* For people, beside /metrics for programs: what is not as it should be. */
+/* For people, as /metrics is for programs: whether users' events are stored. */
 static void write_state(call *c, json_writer *w) {
     engine_state_stats s;
     engine_get_state(c->s->engine, &s);
     json_key_bool(w, "durable", s.is_durable);
     if (!s.is_durable) return;
-    json_key(w, "state");
-    json_object_open(w);
+    open_object(w, "state");
     json_key_bool(w, "failing", s.is_failing);
     if (s.is_failing) json_key_string(w, "why", s.why);
     json_key_int(w, "committed", (int64_t)s.n_commits);
@@ -173,130 +118,24 @@ static void write_state(call *c, json_writer *w) {
 
 void serve_status(call *c) {
     http_stats h = http_get_stats(c->s->http);
-    json_writer w;
-    buf body;
-    buf_init(&body);
-    json_begin(&w, &body, 0);
-    json_object_open(&w);
-    json_key_bool(&w, "ready", atomic_load(&c->s->is_ready));
-    json_key_int(&w, "models", engine_n_models(c->s->engine));
-    write_state(c, &w);
-    json_key_int(&w, "users", (int64_t)engine_n_users(c->s->engine));
-    json_key_int(&w, "connections", h.n_open);
-    json_key_int(&w, "unanswered", h.n_unanswered);
-    json_key(&w, "access_log");
-    json_object_open(&w);
-    json_key_bool(&w, "on", c->s->set.log != NULL);
-    json_key_int(&w, "dropped", (int64_t)log_dropped(c->s));
-    json_object_close(&w);
-    json_object_close(&w);
-    reply_written(c, &w, OK, &body);
+    json_writer *w = call_begin(c);
+    json_key_bool(w, "ready", atomic_load(&c->s->is_ready));
+    json_key_int(w, "models", engine_n_models(c->s->engine));
+    write_state(c, w);
+    json_key_int(w, "users", (int64_t)engine_n_users(c->s->engine));
+    json_key_int(w, "connections", h.n_open);
+    json_key_int(w, "unanswered", h.n_unanswered);
+    open_object(w, "access_log");
+    json_key_bool(w, "on", c->s->set.log != NULL);
+    json_key_int(w, "dropped", (int64_t)server_log_dropped(c->s));
+    json_object_close(w);
+    call_end(c, OK);
 }
 
 void serve_metrics_text(call *c) {
-    buf body;
-    buf_init(&body);
-    atomic_store(&c->s->metrics.log_dropped, log_dropped(c->s));
-    status st = metrics_write(&c->s->metrics, c->s->engine, c->s->http, &body);
+    status st = metrics_write(c->s, &c->body);
     if (st == OK)
-        call_reply(c, 200, "text/plain; version=0.0.4; charset=utf-8", &body);
+        call_reply(c, 200, "text/plain; version=0.0.4; charset=utf-8");
     else
         call_fail_status(c, st);
-    buf_fini(&body);
-}
-
-void serve_kserve(call *c) {
-    static const char *const extensions[] = {"binary_tensor_data", "model_configuration",
-                                             "statistics"};
-    json_writer w;
-    buf body;
-    buf_init(&body);
-    json_begin(&w, &body, 0);
-    json_object_open(&w);
-    json_key_string(&w, "name", "hstu");
-    json_key_string(&w, "version", HSTU_VERSION);
-    write_texts(&w, "extensions", extensions, 3);
-    json_object_close(&w);
-    reply_written(c, &w, OK, &body);
-}
-
-static void reply_flag(call *c, const char *name, const char *key, bool value) {
-    json_writer w;
-    buf body;
-    buf_init(&body);
-    json_begin(&w, &body, 0);
-    json_object_open(&w);
-    if (name != NULL) json_key_string(&w, "name", name);
-    json_key_bool(&w, key, value);
-    json_object_close(&w);
-    reply_written(c, &w, OK, &body);
-}
-
-void serve_kserve_live(call *c) {
-    reply_flag(c, NULL, "live", true);
-}
-
-void serve_kserve_ready(call *c) {
-    if (atomic_load(&c->s->is_ready))
-        reply_flag(c, NULL, "ready", true);
-    else
-        call_fail(c, 503, "not ready: the server starts or ends");
-}
-
-void serve_kserve_model_ready(call *c) {
-    engine_model_info m;
-    if (model_of(c, c->part[2], &m)) reply_flag(c, m.name, "ready", true);
-}
-
-static void write_tensor(json_writer *w, const char *name, const char *type, int n_dims,
-                         int64_t last) {
-    json_object_open(w);
-    json_key_string(w, "name", name);
-    json_key_string(w, "datatype", type);
-    json_key(w, "shape");
-    json_array_open(w);
-    if (n_dims == 2) json_int(w, -1);
-    json_int(w, last);
-    json_array_close(w);
-    json_object_close(w);
-}
-
-static void describe_model(void *context) {
-    call *c = context;
-    engine_model_info m;
-    engine_item item;
-    json_writer w;
-    buf body;
-    if (!model_of(c, c->part[2], &m)) return;
-    int number = engine_find_model(c->s->engine, m.name);
-    pthread_mutex_lock(&c->s->reload_lock);
-    bool is_text = engine_item_of(c->s->engine, number, 1, &item) == OK && item.id.text != NULL;
-    pthread_mutex_unlock(&c->s->reload_lock);
-    const char *id = is_text ? "BYTES" : "INT64", *version[] = {m.version};
-    buf_init(&body);
-    json_begin(&w, &body, 0);
-    json_object_open(&w);
-    json_key_string(&w, "name", m.name);
-    write_texts(&w, "versions", version, 1);
-    json_key_string(&w, "platform", "hstu");
-    json_key(&w, "inputs");
-    json_array_open(&w);
-    write_tensor(&w, "USER_IDS", "INT64", 1, -1);
-    write_tensor(&w, "CANDIDATES", id, 2, -1);
-    write_tensor(&w, "TOP_K", "INT64", 1, 1);
-    write_tensor(&w, "TOKENS", id, 1, -1);
-    write_tensor(&w, "TOKEN_LENGTHS", "INT64", 1, -1);
-    write_tensor(&w, "NUM_CANDIDATES", "INT64", 1, -1);
-    json_array_close(&w);
-    json_key(&w, "outputs");
-    json_array_open(&w);
-    write_tensor(&w, "OUTPUT", "FP32", 2, strcmp(m.task, "ranking") == 0 ? m.n_columns : -1);
-    write_tensor(&w, "ITEM_IDS", id, 2, -1);
-    json_array_close(&w);
-    json_object_close(&w);
-    reply_written(c, &w, OK, &body);
-}
-
-void serve_kserve_model(call *c) {
-    call_later(c, describe_model);
 }

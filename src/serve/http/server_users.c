@@ -1,5 +1,4 @@
 /* /v1/events and /v1/users. */
-#include <stdio.h>
 #include <string.h>
 
 #include "serve/http/server_int.h"
@@ -12,16 +11,7 @@ typedef struct adding {
 
 static bool is_same_id(const engine_id *a, const engine_id *b) {
     char x[24], y[24];
-    engine_id p = *a, q = *b;
-    if (p.text == NULL && q.text == NULL) return p.number == q.number;
-    if (p.text == NULL) {
-        p.n = (size_t)snprintf(x, sizeof x, "%lld", (long long)p.number);
-        p.text = x;
-    }
-    if (q.text == NULL) {
-        q.n = (size_t)snprintf(y, sizeof y, "%lld", (long long)q.number);
-        q.text = y;
-    }
+    engine_id p = id_as_text(a, x), q = id_as_text(b, y);
     return p.n == q.n && memcmp(p.text, q.text, p.n) == 0;
 }
 
@@ -34,23 +24,21 @@ enum {
 /* The unknown items among those that were sent, each once; of many the first. */
 static void write_unknown(json_writer *w, server *s, const engine_user_events *u) {
     size_t n = u->n_events < LOOKED_AT ? u->n_events : LOOKED_AT;
-    json_key(w, "unknown_items");
-    json_array_open(w);
+    open_array(w, "unknown_items");
     for (size_t i = 0; i < n; i++) {
         const engine_id *item = &u->events[i].item;
         bool is_repeated = false;
         if (engine_knows_item(s->engine, item)) continue;
         for (size_t k = 0; k < i && !is_repeated; k++)
             is_repeated = is_same_id(item, &u->events[k].item);
-        if (!is_repeated) write_id(w, item);
+        if (!is_repeated) write_id(w, NULL, item);
     }
     json_array_close(w);
 }
 
 static void write_added(json_writer *w, server *s, const engine_user_events *u,
                         const engine_added *a) {
-    json_key(w, "user");
-    write_id(w, &u->user);
+    write_id(w, "user", &u->user);
     json_key_int(w, "added", (int64_t)a->n_added);
     json_key_int(w, "duplicates", (int64_t)a->n_duplicates);
     json_key_int(w, "late", (int64_t)a->n_late);
@@ -59,49 +47,26 @@ static void write_added(json_writer *w, server *s, const engine_user_events *u,
     if (a->n_unknown > 0) write_unknown(w, s, u);
 }
 
-static status write_all_added(call *c, const adding *d, buf *body) {
-    json_writer w;
-    json_begin(&w, body, 0);
-    json_object_open(&w);
-    json_key_bool(&w, "durable", c->s->set.engine.state != NULL);
-    if (d->r.is_list) {
-        json_key(&w, "users");
-        json_array_open(&w);
-    }
-    for (size_t i = 0; i < d->r.n_users; i++) {
-        if (d->r.is_list) json_object_open(&w);
-        write_added(&w, c->s, &d->r.users[i], &d->change.added[i]);
-        if (d->r.is_list) json_object_close(&w);
-    }
-    if (d->r.is_list) json_array_close(&w);
-    json_object_close(&w);
-    return json_finish(&w);
-}
-
 /* On a thread of the HTTP server, once the events are on disk or refused. */
-static void reply_added(void *context, http_exchange *x) {
+static void reply_added(void *context) {
     call *c = context;
     adding *d = c->state;
-    buf body;
-    (void)x;
-    buf_init(&body);
-    status st = d->change.st == OK ? write_all_added(c, d, &body) : failure_restore(&d->change.why);
-    st == OK ? call_reply_json(c, 200, &body) : call_fail_status(c, st);
-    buf_fini(&body);
-}
-
-static void note_added(void *context, engine_change *change) {
-    call *c = context;
-    (void)change;
-    http_continue(c->x, reply_added, c);
+    json_writer *w = call_begin(c);
+    json_key_bool(w, "durable", c->s->set.engine.state != NULL);
+    if (d->r.is_list) open_array(w, "users");
+    for (size_t i = 0; i < d->r.n_users && d->change.st == OK; i++) {
+        if (d->r.is_list) json_object_open(w);
+        write_added(w, c->s, &d->r.users[i], &d->change.added[i]);
+        if (d->r.is_list) json_object_close(w);
+    }
+    if (d->r.is_list) json_array_close(w);
+    call_end(c, d->change.st == OK ? OK : failure_restore(&d->change.why));
 }
 
 void serve_events(call *c) {
-    size_t n;
-    const char *body = http_body(c->x, &n);
     adding *d;
     status st = ARENA_NEW(&c->memory, &d, 1);
-    if (st == OK) st = request_events_read(&c->memory, body, n, &d->r);
+    if (st == OK) st = request_events_read(&c->memory, c->x->body, c->x->n_body, &d->r);
     if (st == OK) st = ARENA_NEW(&c->memory, &d->change.added, d->r.n_users);
     if (st != OK) {
         call_fail_status(c, st);
@@ -110,7 +75,7 @@ void serve_events(call *c) {
     c->state = d;
     d->change.users = d->r.users;
     d->change.n_users = d->r.n_users;
-    engine_submit_change(c->s->engine, &d->change, note_added, c);
+    call_change(c, &d->change, reply_added);
 }
 
 /* The id in the path. */
@@ -123,12 +88,8 @@ static bool user_of(call *c, engine_id *out) {
 
 static void write_event(json_writer *w, const engine_past_event *e) {
     json_object_open(w);
-    json_key(w, "item");
-    write_id(w, &e->item);
-    if (e->title != NULL) {
-        json_key(w, "title");
-        json_string_n(w, e->title, e->title_bytes);
-    }
+    write_id(w, "item", &e->item);
+    write_title(w, e->title, e->title_bytes);
     json_key(w, "time");
     e->time_ns == 0 ? json_int(w, e->time) : json_double(w, (double)e->time + e->time_ns / 1e9);
     json_key_int(w, "action", e->action);
@@ -136,23 +97,16 @@ static void write_event(json_writer *w, const engine_past_event *e) {
     json_object_close(w);
 }
 
-static status write_user(const engine_id *id, const engine_user *u, buf *body) {
-    json_writer w;
-    json_begin(&w, body, 0);
-    json_object_open(&w);
-    json_key(&w, "user");
-    write_user_id(&w, id);
-    json_key_bool(&w, "is_from_data", u->is_from_data);
-    json_key_int(&w, "version", (int64_t)u->version);
-    json_key_int(&w, "total", (int64_t)u->n_total);
-    json_key_int(&w, "offset", (int64_t)u->first);
-    json_key(&w, "events");
-    json_array_open(&w);
+static void write_user(json_writer *w, const engine_id *id, const engine_user *u) {
+    write_user_id(w, "user", id);
+    json_key_bool(w, "is_from_data", u->is_from_data);
+    json_key_int(w, "version", (int64_t)u->version);
+    json_key_int(w, "total", (int64_t)u->n_total);
+    json_key_int(w, "offset", (int64_t)u->first);
+    open_array(w, "events");
     for (size_t i = 0; i < u->n_events; i++)
-        write_event(&w, &u->events[i]);
-    json_array_close(&w);
-    json_object_close(&w);
-    return json_finish(&w);
+        write_event(w, &u->events[i]);
+    json_array_close(w);
 }
 
 /* A whole number of the query from `min` to `max`; false: the call is answered. */
@@ -161,7 +115,7 @@ static bool query_number(call *c, const char *name, int64_t min, int64_t max, si
     int64_t number;
     if (text == NULL) return true;
     if (!seq_id_number(text, strlen(text), &number) || number < min || number > max) {
-        call_fail(c, 400, "%s: give a whole number from %lld to %lld", name, (long long)min,
+        call_fail(c, 400, "%s: expected an integer from %lld to %lld", name, (long long)min,
                   (long long)max);
         return false;
     }
@@ -174,57 +128,33 @@ void serve_get_user(call *c) {
     size_t first = ENGINE_NEWEST, n = MAX_LISTED;
     engine_id id;
     engine_user u;
-    buf body;
-    buf_init(&body);
     if (!user_of(c, &id) || !query_number(c, "limit", 1, MAX_LISTED, &n) ||
         !query_number(c, "offset", 0, INT64_MAX, &first))
         return;
     status st = engine_get_user(c->s->engine, id, first, n, &u);
-    bool is_known = st == OK && u.is_known;
-    if (is_known) st = write_user(&id, &u, &body);
+    bool is_known = u.is_known;
+    if (st == OK && is_known) write_user(call_begin(c), &id, &u);
     engine_user_release(&u);
     if (st != OK)
         call_fail_status(c, st);
-    else if (!is_known)
-        call_fail(c, 404, "there is no user '%s'; POST /v1/events makes one", id.text);
+    else if (is_known)
+        call_end(c, OK);
     else
-        call_reply_json(c, 200, &body);
-    buf_fini(&body);
+        call_fail(c, 404, "there is no user '%s'; POST /v1/events makes one", id.text);
 }
 
-static status write_erased(call *c, buf *body) {
-    engine_id id = {.text = c->part[2], .n = strlen(c->part[2])};
-    json_writer w;
-    json_begin(&w, body, 0);
-    json_object_open(&w);
-    json_key(&w, "user");
-    write_user_id(&w, &id);
-    json_key_bool(&w, "erased", true);
-    json_key_bool(&w, "durable", c->s->set.engine.state != NULL);
-    json_object_close(&w);
-    return json_finish(&w);
-}
-
-static void reply_erased(void *context, http_exchange *x) {
+static void reply_erased(void *context) {
     call *c = context;
     const engine_change *change = c->state;
-    buf body;
-    (void)x;
-    buf_init(&body);
-    status st = change->st == OK ? OK : failure_restore(&change->why);
-    if (st == OK && !change->existed) {
+    if (change->st == OK && !change->existed) {
         call_fail(c, 404, "there is no user '%s': nothing to erase", c->part[2]);
         return;
     }
-    if (st == OK) st = write_erased(c, &body);
-    st == OK ? call_reply_json(c, 200, &body) : call_fail_status(c, st);
-    buf_fini(&body);
-}
-
-static void note_erased(void *context, engine_change *change) {
-    call *c = context;
-    (void)change;
-    http_continue(c->x, reply_erased, c);
+    json_writer *w = call_begin(c);
+    write_user_id(w, "user", &change->user);
+    json_key_bool(w, "erased", true);
+    json_key_bool(w, "durable", c->s->set.engine.state != NULL);
+    call_end(c, change->st == OK ? OK : failure_restore(&change->why));
 }
 
 void serve_delete_user(call *c) {
@@ -238,47 +168,30 @@ void serve_delete_user(call *c) {
     }
     c->state = change;
     change->user = id;
-    engine_submit_change(c->s->engine, change, note_erased, c);
-}
-
-static status write_users(call *c, const char *prefix, uint64_t from, size_t n, buf *body) {
-    engine_id *ids;
-    size_t n_found = 0;
-    uint64_t next = 0;
-    json_writer w;
-    TRY(ARENA_NEW(&c->memory, &ids, n));
-    TRY(engine_list_users(c->s->engine, prefix, from, n, ids, &n_found, &next));
-    json_begin(&w, body, 0);
-    json_object_open(&w);
-    json_key_int(&w, "total", (int64_t)engine_n_users(c->s->engine));
-    json_key(&w, "users");
-    json_array_open(&w);
-    for (size_t i = 0; i < n_found; i++)
-        write_user_id(&w, &ids[i]);
-    json_array_close(&w);
-    if (next > 0) json_key_int(&w, "next_cursor", (int64_t)next);
-    json_object_close(&w);
-    return json_finish(&w);
+    call_change(c, change, reply_erased);
 }
 
 /* On a worker: it may look at millions of users. */
 static void list_users(void *context) {
     call *c = context;
-    char prefix[ENGINE_ID_BYTES + 1] = "";
-    const char *query = http_query(c->x, "prefix");
-    size_t n = 50, from = 0;
-    buf body;
-    buf_init(&body);
-    if (query != NULL && !http_decode(query, strlen(query), true, prefix, sizeof prefix)) {
-        call_fail(c, 400, "prefix: a wrong escape, or too long");
-        return;
-    }
-    if (!query_number(c, "limit", 1, MAX_USERS, &n) ||
+    char prefix[ENGINE_ID_BYTES + 1];
+    size_t n = 50, from = 0, n_found = 0;
+    uint64_t next = 0;
+    engine_id *ids;
+    if (!call_query_text(c, "prefix", prefix, sizeof prefix) ||
+        !query_number(c, "limit", 1, MAX_USERS, &n) ||
         !query_number(c, "cursor", 0, INT64_MAX, &from))
         return;
-    status st = write_users(c, prefix, from, n, &body);
-    st == OK ? call_reply_json(c, 200, &body) : call_fail_status(c, st);
-    buf_fini(&body);
+    status st = ARENA_NEW(&c->memory, &ids, n);
+    if (st == OK) st = engine_list_users(c->s->engine, prefix, from, n, ids, &n_found, &next);
+    json_writer *w = call_begin(c);
+    json_key_int(w, "total", (int64_t)engine_n_users(c->s->engine));
+    open_array(w, "users");
+    for (size_t i = 0; i < n_found; i++)
+        write_user_id(w, NULL, &ids[i]);
+    json_array_close(w);
+    if (next > 0) json_key_int(w, "next_cursor", (int64_t)next);
+    call_end(c, st);
 }
 
 /* GET /v1/users?prefix=TEXT&limit=N&cursor=N: some users to choose from. */

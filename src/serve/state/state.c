@@ -1,16 +1,14 @@
-#if defined(HSTU_HAS_SQLITE)
 #include "serve/state/state.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "base/file.h"
@@ -19,7 +17,9 @@
 #include "base/mem.h"
 #include "base/thread.h"
 #include "serve/state/state_db.h"
-#include "serve/state/state_wal.h"
+#include "serve/state/state_tools.h"
+
+#if defined(HSTU_HAS_SQLITE)
 
 enum {
     CHECKPOINT_FRAMES = 1024, /* of the log, from which it is copied to the database */
@@ -27,43 +27,32 @@ enum {
 };
 static const uint64_t second_ns = 1000000000ull, max_backoff_ns = 60000000000ull;
 
-typedef enum {
-    SQL_BEGIN,
-    SQL_COMMIT,
-    SQL_ROLLBACK,
-    SQL_DATA_VERSION,
-    SQL_ADD_USER,
-    SQL_ADD_EVENT,
-    SQL_REMOVE_USER,
-    SQL_ADD_ERASED,
-    SQL_ADD_SWEEP,
-    SQL_SWEEP,
-    SQL_SWEEP_END,
-    SQL_END_SWEEP,
-    N_SQL
-} sql;
-static const char *const sql_text[N_SQL] = {
-    [SQL_BEGIN] = "BEGIN IMMEDIATE",
-    [SQL_COMMIT] = "COMMIT",
-    [SQL_ROLLBACK] = "ROLLBACK",
-    [SQL_DATA_VERSION] = "PRAGMA data_version",
-    [SQL_ADD_USER] = "INSERT INTO users (name, sum) VALUES (?1, ?2)",
-    [SQL_ADD_EVENT] = "INSERT INTO events (user, time, time_ns, item, action, event_id, sum)"
-                      " VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
-    [SQL_REMOVE_USER] = "UPDATE users SET name = blank(name) WHERE id = ?1",
-    [SQL_ADD_ERASED] =
-        "INSERT INTO erased VALUES (?1, 1, ?2) ON CONFLICT DO UPDATE SET times = times + 1",
-    [SQL_ADD_SWEEP] = "INSERT INTO sweep (user) VALUES (?1)",
-    /* Of users whose names are blank only: a damaged row of sweep must not cost anybody's events.
-     */
-    [SQL_SWEEP] =
-        "UPDATE events SET time = blank(time), time_ns = blank(time_ns), item = blank(item),"
-        " action = blank(action), event_id = blank(event_id), sum = blank(sum)"
-        " WHERE seq >= ?1 AND seq <= ?2 AND user IN (SELECT user FROM sweep JOIN users ON"
-        " users.id = sweep.user WHERE substr(CAST(name AS BLOB), 1, 1) = x'00')",
-    [SQL_SWEEP_END] = "SELECT max(seq) FROM"
-                      " (SELECT seq FROM events WHERE seq >= ?1 ORDER BY seq LIMIT ?2)",
-    [SQL_END_SWEEP] = "DELETE FROM sweep WHERE id <= ?1"};
+/* The statements.  SWEEP: of users whose names are blank only, since a damaged row of sweep must
+ * not cost anybody's events. */
+#define STATEMENTS(X)                                                                              \
+    X(BEGIN, "BEGIN IMMEDIATE")                                                                    \
+    X(COMMIT, "COMMIT")                                                                            \
+    X(ROLLBACK, "ROLLBACK")                                                                        \
+    X(DATA_VERSION, "PRAGMA data_version")                                                         \
+    X(ADD_USER, "INSERT INTO users (name, sum) VALUES (?1, ?2)")                                   \
+    X(ADD_EVENT, "INSERT INTO events (user, time, time_ns, item, action, event_id, sum)"           \
+                 " VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)")                                           \
+    X(REMOVE_USER, "UPDATE users SET name = blank(name) WHERE id = ?1")                            \
+    X(ADD_ERASED,                                                                                  \
+      "INSERT INTO erased VALUES (?1, 1, ?2) ON CONFLICT DO UPDATE SET times = times + 1")         \
+    X(ADD_SWEEP, "INSERT INTO sweep (user) VALUES (?1)")                                           \
+    X(SWEEP, "UPDATE events SET time = blank(time), time_ns = blank(time_ns), item = blank(item)," \
+             " action = blank(action), event_id = blank(event_id), sum = blank(sum)"               \
+             " WHERE seq >= ?1 AND seq <= ?2 AND user IN (SELECT user FROM sweep JOIN users ON"    \
+             " users.id = sweep.user WHERE substr(CAST(name AS BLOB), 1, 1) = x'00')")             \
+    X(SWEEP_END, "SELECT max(seq) FROM"                                                            \
+                 " (SELECT seq FROM events WHERE seq >= ?1 ORDER BY seq LIMIT ?2)")                \
+    X(END_SWEEP, "DELETE FROM sweep WHERE id <= ?1")
+
+#define SQL_ENUM(name, text) SQL_##name,
+#define SQL_TEXT(name, text) text,
+typedef enum { STATEMENTS(SQL_ENUM) N_SQL } sql;
+static const char *const sql_text[N_SQL] = {STATEMENTS(SQL_TEXT)};
 
 /* A pass over the events that removes those of the erased. */
 typedef struct sweeping {
@@ -93,7 +82,7 @@ struct state {
     bool has_begun;       /* a transaction of ours may have frames in the log */
     bool must_cut;        /* one that failed has, and they could not be cut off */
     unsigned char wal_salt[WAL_SALT_BYTES];
-    bool is_lost;  /* a file was removed or replaced: nothing can be promised any more */
+    bool is_lost;  /* a file was removed or replaced: nothing more can be promised */
     bool is_saved; /* then: all that was committed is in the database */
     /* Copies the log to the database beside the writer. */
     sqlite3 *side;
@@ -185,7 +174,7 @@ static bool is_same_file(const struct stat *a, const char *path) {
     return stat(path, &now) == 0 && now.st_ino == a->st_ino && now.st_dev == a->st_dev;
 }
 
-/* What is committed to a file that has no name any more is lost with the process. */
+/* A commit to a file that has been unlinked is lost with the process. */
 static status check_files(state *s) {
     if (!s->is_lost && is_same_file(&s->db_file, s->path) &&
         is_same_file(&s->wal_file, s->wal_path))
@@ -463,10 +452,10 @@ static status lock_folder(state *s, const char *folder) {
     s->folder = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (s->folder < 0) return fail_errno("%s", folder);
     if (flock(s->folder, LOCK_EX | LOCK_NB) == 0) return OK;
-    return fail(ERR_IO, "%s: another server has it; give each its own --state", folder);
+    return fail(ERR_IO, "%s: in use by another server; give each its own --state", folder);
 }
 
-/* What a tool that was killed has left: users that are erased later would be in it. */
+/* Removes what a killed tool has left: it would still hold users that are erased later. */
 static void remove_leftovers(const char *folder) {
     static const char *const folders[] = {"recovering", "importing"};
     char path[STATE_PATH_BYTES];
@@ -483,38 +472,6 @@ static status refuse_log(const char *folder, const char *path) {
     return fail(ERR_FORMAT,
                 "%s is an event log of an earlier version; 'hstu state import %s' converts it", log,
                 folder);
-}
-
-static status write_copy(const char *path, const file_map *map) {
-    TRY(state_db_make_file(path));
-    int fd = open(path, O_WRONLY | O_TRUNC | O_CLOEXEC);
-    size_t done = 0;
-    for (ssize_t n = 1; fd >= 0 && done < map->n_bytes && n > 0; done += n > 0 ? (size_t)n : 0)
-        n = write(fd, map->bytes + done, map->n_bytes - done);
-    bool is_ok = fd >= 0 && done == map->n_bytes && file_sync(fd) == 0;
-    if (fd >= 0) close(fd);
-    return is_ok ? OK : fail_errno("%s: cannot be written", path);
-}
-
-status state_keep_damaged_log(const char *wal_path, char *warning, size_t n) {
-    file_map map;
-    char kept[STATE_PATH_BYTES + 32];
-    struct stat file;
-    if (stat(wal_path, &file) != 0 || file.st_size == 0) return OK;
-    TRY(file_map_open(&map, wal_path));
-    wal_end end = wal_inspect(map.bytes, map.n_bytes);
-    status st = OK;
-    if (end.is_damaged) {
-        snprintf(kept, sizeof kept, "%s.damaged-%lld", wal_path, (long long)time(NULL));
-        st = write_copy(kept, &map);
-        snprintf(warning, n,
-                 "%.200s: damaged at byte %" PRIu64 " of %zu; transactions up to byte %" PRIu64
-                 " are used. Either the server was killed during a commit, or acknowledged events "
-                 "are missing. The file is kept as %.300s",
-                 wal_path, end.damaged, map.n_bytes, end.n_good, kept);
-    }
-    file_map_close(&map);
-    return st;
 }
 
 static status configure(state *s) {
@@ -610,5 +567,42 @@ void state_close(state *s) {
 }
 
 #else
-typedef int state_is_empty; /* state_none.c has what others need */
+/* A build without SQLite: nothing can be opened, so what needs an open state is never called. */
+#pragma GCC diagnostic ignored "-Wunused-parameter"
+#define LACKS_SQLITE(...)                                                                          \
+    __VA_ARGS__ {                                                                                  \
+        return fail(ERR_UNSUPPORTED,                                                               \
+                    "this build cannot keep users' events: it has no SQLite; install it "          \
+                    "(apt-get install libsqlite3-dev), then make");                                \
+    }
+#define NEVER(...)                                                                                 \
+    __VA_ARGS__ {                                                                                  \
+        abort();                                                                                   \
+    }
+
+const char *state_library_version(void) {
+    return NULL;
+}
+
+void state_close(state *s) {
+}
+
+LACKS_SQLITE(status state_open(state **out, const char *folder, uint64_t erase_within_ns,
+                               const state_reader *reader));
+LACKS_SQLITE(status state_check(const char *folder, state_counts *out));
+LACKS_SQLITE(status state_backup(const char *folder, const char *file, state_counts *out));
+LACKS_SQLITE(status state_restore(const char *folder, const char *file, state_counts *out));
+LACKS_SQLITE(status state_recover(const char *folder, state_counts *out));
+LACKS_SQLITE(status event_log_import(const char *folder, bool recovers, log_counts *out));
+NEVER(status state_close_whole(state *s));
+NEVER(status state_begin(state *s));
+NEVER(status state_add_user(state *s, const char *name, size_t n, int64_t *id));
+NEVER(status state_add_event(state *s, const state_event *e));
+NEVER(status state_erase_user(state *s, int64_t id, const char *name, size_t n));
+NEVER(status state_commit(state *s));
+NEVER(void state_rollback(state *s));
+NEVER(uint64_t state_user_key(const state *s, const char *name, size_t n));
+NEVER(uint64_t state_maintain(state *s));
+NEVER(void state_hurry(state *s));
+NEVER(void state_get_stats(state *s, state_stats *out));
 #endif

@@ -1,5 +1,5 @@
 /* State: the events of users in a SQLite database, so that what the server has acknowledged
- * survives kill -9 and a power cut.  only state*.c know SQLite.
+ * survives kill -9 and a power cut.  Only the files state*.c know SQLite.
  *
  * FOLDER/state.db holds users, their events in the order in which they came, and the keyed hashes
  * of users that were erased (docs/serving.md has the schema).  It is in WAL mode with
@@ -64,7 +64,7 @@ status state_erase_user(state *s, int64_t id, const char *name, size_t n);
 status state_commit(state *s);
 void state_rollback(state *s);
 
-/* Names the erased without their names: a keyed hash. */
+/* Identifies an erased user without the name: a keyed hash. */
 uint64_t state_user_key(const state *s, const char *name, size_t n);
 
 /* A little maintenance, between two transactions: removes rows of the erased, and the log with
@@ -84,23 +84,11 @@ typedef struct state_stats {
 } state_stats;
 void state_get_stats(state *s, state_stats *out);
 
-/* For `hstu state`: each opens the folder or file itself. */
+/* What a pass over the database found. */
 typedef struct state_counts {
     uint64_t n_users, n_events, n_erased, n_unswept;
     uint64_t n_damaged; /* places where rows cannot be read, or are wrong */
     char place[256];    /* of the first one */
 } state_counts;
-
-/* Checks a folder's database, also while a server has it: structure, references, checksums.
- * ERR_FORMAT: it is damaged; *out says as much as could be found. */
-status state_check(const char *folder, state_counts *out);
-/* A copy of a folder's database as of now, also while a server has it, as one file that appears
- * whole or not at all. */
-status state_backup(const char *folder, const char *file, state_counts *out);
-/* Puts a backup in place of a folder's database, which is kept as state.db.before-N. */
-status state_restore(const char *folder, const char *file, state_counts *out);
-/* Writes what can be read of a damaged database to a new one; the damaged one is kept as
- * state.db.damaged-N.  *out counts what was kept, and n_damaged what was not. */
-status state_recover(const char *folder, state_counts *out);
 
 #endif

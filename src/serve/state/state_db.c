@@ -1,17 +1,86 @@
 #include "serve/state/state_db.h"
 
-#if defined(HSTU_HAS_SQLITE)
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/hash.h"
+#include "base/file.h"
 #include "base/mem.h"
 #include "data/set/seq_file.h"
+#include "serve/state/users.h"
+
+enum { MAGIC = 0x377f0682, MAX_PAGE = 65536, MIN_PAGE = 512, HEAD_SUMMED = 24, FRAME_SUMMED = 8 };
+
+/* Where things are in a frame's head. */
+enum { FRAME_COMMIT = 4, FRAME_SALT = 8, FRAME_SUM = 16 };
+
+typedef struct wal_sum {
+    uint32_t a, b;
+} wal_sum;
+
+static uint32_t big_endian(const unsigned char *p) {
+    return (uint32_t)p[0] << 24 | (uint32_t)p[1] << 16 | (uint32_t)p[2] << 8 | p[3];
+}
+
+static uint32_t little_endian(const unsigned char *p) {
+    return (uint32_t)p[3] << 24 | (uint32_t)p[2] << 16 | (uint32_t)p[1] << 8 | p[0];
+}
+
+/* n is a multiple of 8. */
+static wal_sum add_bytes(wal_sum s, const unsigned char *p, size_t n, bool is_big) {
+    for (size_t i = 0; i < n; i += 8) {
+        s.a += (is_big ? big_endian(p + i) : little_endian(p + i)) + s.b;
+        s.b += (is_big ? big_endian(p + i + 4) : little_endian(p + i + 4)) + s.a;
+    }
+    return s;
+}
+
+static bool is_wal_sum(wal_sum s, const unsigned char *p) {
+    return s.a == big_endian(p) && s.b == big_endian(p + 4);
+}
+
+/* Whether a frame has a salt of this log; those of the log's last round have others.  One of the
+ * two is enough: a flipped bit hits one. */
+static bool is_of_log(const unsigned char *head, const unsigned char *frame) {
+    const unsigned char *own = head + WAL_SALT_AT, *its = frame + FRAME_SALT;
+    return memcmp(own, its, 4) == 0 || memcmp(own + 4, its + 4, 4) == 0;
+}
+
+wal_end wal_inspect(const unsigned char *bytes, size_t n) {
+    wal_end end = {.damaged = 0};
+    if (n < WAL_HEADER_BYTES) return end; /* a crash at its first byte: no frame yet */
+    uint32_t page = big_endian(bytes + 8);
+    bool is_big = (big_endian(bytes) & 1) != 0;
+    wal_sum sum = add_bytes((wal_sum){0, 0}, bytes, HEAD_SUMMED, is_big);
+    if ((big_endian(bytes) & ~1u) != MAGIC || !is_wal_sum(sum, bytes + HEAD_SUMMED) ||
+        page < MIN_PAGE || page > MAX_PAGE) {
+        end.is_damaged = n > WAL_HEADER_BYTES; /* SQLite drops all of it */
+        return end;
+    }
+    size_t frame = WAL_FRAME_BYTES + page, at = WAL_HEADER_BYTES;
+    end.n_good = at;
+    bool is_whole = true;
+    for (; at + frame <= n; at += frame) {
+        const unsigned char *f = bytes + at;
+        sum = add_bytes(sum, f, FRAME_SUMMED, is_big);
+        sum = add_bytes(sum, f + WAL_FRAME_BYTES, page, is_big);
+        is_whole = is_whole && memcmp(bytes + WAL_SALT_AT, f + FRAME_SALT, WAL_SALT_BYTES) == 0 &&
+                   is_wal_sum(sum, f + FRAME_SUM);
+        if (is_whole && big_endian(f + FRAME_COMMIT) != 0) end.n_good = at + frame;
+        if (is_whole || end.is_damaged || !is_of_log(bytes, f)) continue;
+        end.is_damaged = true;
+        end.damaged = at;
+    }
+    return end;
+}
+
+#if defined(HSTU_HAS_SQLITE)
 
 enum {
     MAX_ID = 255,
@@ -30,16 +99,14 @@ static const char *const migrations[] = {
     "CREATE TABLE settings (name TEXT PRIMARY KEY, value, sum INTEGER);"};
 enum { VERSION = sizeof migrations / sizeof *migrations };
 
+#define REMEDY                                                                                     \
+    "'hstu state recover DIR' saves what can be read, 'hstu state restore DIR FILE' restores a "   \
+    "backup"
+
 static status code_of(int code) {
-    switch (code & 0xff) {
-    case SQLITE_NOMEM:
-        return ERR_NOMEM;
-    case SQLITE_CORRUPT:
-    case SQLITE_NOTADB:
-        return ERR_FORMAT;
-    default:
-        return ERR_IO;
-    }
+    code &= 0xff;
+    if (code == SQLITE_NOMEM) return ERR_NOMEM;
+    return code == SQLITE_CORRUPT || code == SQLITE_NOTADB ? ERR_FORMAT : ERR_IO;
 }
 
 status state_db_fail(sqlite3 *db, const char *path, const char *doing) {
@@ -48,10 +115,7 @@ status state_db_fail(sqlite3 *db, const char *path, const char *doing) {
     if ((code & 0xff) == SQLITE_FULL) text = "the disk is full";
     if ((code & 0xff) == SQLITE_BUSY) text = "another program holds the database";
     if (code_of(code) == ERR_FORMAT)
-        return fail(ERR_FORMAT,
-                    "%s: damaged (%s: %s); 'hstu state recover DIR' saves what can be "
-                    "read, 'hstu state restore DIR FILE' brings a backup back",
-                    path, doing, text);
+        return fail(ERR_FORMAT, "%s: damaged (%s: %s); " REMEDY, path, doing, text);
     return fail(code_of(code), "%s: cannot %s: %s", path, doing, text);
 }
 
@@ -60,7 +124,6 @@ status state_db_exec(sqlite3 *db, const char *path, const char *doing, const cha
                                                                  : state_db_fail(db, path, doing);
 }
 
-/* A number of one row. */
 status state_db_int(sqlite3 *db, const char *path, const char *text, int64_t *out) {
     sqlite3_stmt *q;
     *out = 0;
@@ -71,7 +134,7 @@ status state_db_int(sqlite3 *db, const char *path, const char *text, int64_t *ou
     sqlite3_finalize(q);
     return code == SQLITE_ROW || code == SQLITE_DONE ? OK : state_db_fail(db, path, "read it");
 }
-/* A number is stored as one. */
+
 void state_db_bind_id(sqlite3_stmt *q, int i, const char *text, size_t n) {
     int64_t number;
     if (n == 0)
@@ -81,6 +144,7 @@ void state_db_bind_id(sqlite3_stmt *q, int i, const char *text, size_t n) {
     else
         sqlite3_bind_text(q, i, text, (int)n, SQLITE_STATIC);
 }
+
 /* In a row all sums take the same room. */
 static int64_t wide(uint32_t crc) {
     return (int64_t)1 << 40 | crc;
@@ -126,26 +190,15 @@ static status note_damage(state_loading *l, const char *what, int64_t row) {
     snprintf(place, sizeof place, "row %" PRId64 " of the table %s", row, what);
     if (l->counts.n_damaged++ == 0) memcpy(l->counts.place, place, sizeof place);
     if (l->goes_on) return OK;
-    return fail(ERR_FORMAT,
-                "%s: damaged at %s; 'hstu state recover DIR' saves what can be read, 'hstu state "
-                "restore DIR FILE' brings a backup back",
-                l->path, place);
+    return fail(ERR_FORMAT, "%s: damaged at %s; " REMEDY, l->path, place);
 }
 
-/* An id as text; room: for the digits of a number, which SQLite would write in more time than all
- * else of a row takes. */
-static const char *column_id(sqlite3_stmt *q, int i, char room[24], size_t *n) {
+/* An id as text; digits: of a number, which SQLite would write in more time than all else of a row
+ * takes. */
+static const char *column_id(sqlite3_stmt *q, int i, char digits[ID_DIGITS], size_t *n) {
     if (sqlite3_column_type(q, i) == SQLITE_INTEGER) {
-        int64_t number = sqlite3_column_int64(q, i);
-        uint64_t left = number < 0 ? 0 - (uint64_t)number : (uint64_t)number;
-        char *at = room + 23;
-        *at = '\0';
-        do
-            *--at = (char)('0' + left % 10);
-        while ((left /= 10) > 0);
-        if (number < 0) *--at = '-';
-        *n = (size_t)(room + 23 - at);
-        return at;
+        *n = id_digits(digits, sqlite3_column_int64(q, i));
+        return digits;
     }
     const char *text = (const char *)sqlite3_column_text(q, i);
     *n = text != NULL ? (size_t)sqlite3_column_bytes(q, i) : 0;
@@ -176,7 +229,7 @@ static bool is_sum(sqlite3_stmt *q, int i, int64_t sum) {
 }
 
 static status read_user(state_loading *l, sqlite3_stmt *q) {
-    char digits[24];
+    char digits[ID_DIGITS];
     size_t n;
     int64_t id = sqlite3_column_int64(q, 0);
     const char *name = column_id(q, 1, digits, &n);
@@ -192,7 +245,7 @@ static status read_user(state_loading *l, sqlite3_stmt *q) {
 static status read_event(state_loading *l, sqlite3_stmt *q) {
     int64_t ns = sqlite3_column_int64(q, 3), action = sqlite3_column_int64(q, 5);
     state_event e = {.user = sqlite3_column_int64(q, 1), .time = sqlite3_column_int64(q, 2)};
-    char digits[2][24];
+    char digits[2][ID_DIGITS];
     e.nth_user = find_id(l->users.id, l->users.n, e.user);
     if (e.nth_user == SIZE_MAX && find_id(l->gone.id, l->gone.n, e.user) != SIZE_MAX) return OK;
     e.item = column_id(q, 4, digits[0], &e.n_item);
@@ -217,7 +270,8 @@ static status read_erased(state_loading *l, sqlite3_stmt *q) {
 }
 
 /* Calls fn for the rows of a query, which has ?1 for the first id to read.  After a damaged page
- * reading goes on at the next id that can be read: one by one, then in longer and longer steps. */
+ * reading continues at the next id that can be read: one by one, then in longer and longer steps.
+ */
 static status read_rows(state_loading *l, const char *table, int64_t least, const char *text,
                         status (*fn)(state_loading *l, sqlite3_stmt *q)) {
     enum { ONE_BY_ONE = 4096 };
@@ -281,11 +335,10 @@ status state_db_salt(sqlite3 *db, const char *path, int64_t *out) {
     TRY(state_db_int(db, path, "SELECT value FROM settings WHERE name = 'erased_salt'", out));
     TRY(state_db_int(db, path, "SELECT sum FROM settings WHERE name = 'erased_salt'", &sum));
     if (sum == state_db_sum_of(out, sizeof *out)) return OK;
-    return fail(ERR_FORMAT,
-                "%s: damaged in the table settings: users that were erased cannot be told from "
-                "others; 'hstu state restore DIR FILE' brings a backup back, 'hstu state recover "
-                "DIR' saves the rest",
-                path);
+    return fail(
+        ERR_FORMAT,
+        "%s: damaged in the table settings, so erased users cannot be told from others; " REMEDY,
+        path);
 }
 
 status state_db_open(sqlite3 **out, const char *path) {
@@ -353,11 +406,12 @@ status state_db_migrate(sqlite3 *db, const char *path) {
     sqlite3_exec(db, "ROLLBACK", NULL, NULL, NULL);
     return st;
 }
+
 status state_db_open_existing(sqlite3 **db, const char *path) {
     int64_t application, version;
     *db = NULL;
     if (access(path, F_OK) != 0)
-        return fail(ERR_IO, "%s: there is none; 'hstu serve --state DIR' makes one", path);
+        return fail(ERR_IO, "%s does not exist; 'hstu serve --state DIR' creates it", path);
     TRY(state_db_open(db, path));
     status st = state_db_int(*db, path, "PRAGMA application_id", &application);
     if (st == OK && application != APPLICATION)
@@ -366,6 +420,32 @@ status state_db_open_existing(sqlite3 **db, const char *path) {
     return st;
 }
 
-#else
-typedef int state_db_is_empty; /* state_none.c has what others need */
+static status write_copy(const char *path, const file_map *map) {
+    out_file *f;
+    TRY(out_file_create(&f, path));
+    status st = out_file_set_private(f);
+    if (st == OK) st = out_file_write(f, map->bytes, map->n_bytes);
+    return out_file_end(f, st);
+}
+
+status state_keep_damaged_log(const char *wal_path, char *warning, size_t n) {
+    file_map map;
+    char kept[STATE_PATH_BYTES + 32];
+    struct stat file;
+    if (stat(wal_path, &file) != 0 || file.st_size == 0) return OK;
+    TRY(file_map_open(&map, wal_path));
+    wal_end end = wal_inspect(map.bytes, map.n_bytes);
+    status st = OK;
+    if (end.is_damaged) {
+        snprintf(kept, sizeof kept, "%s.damaged-%lld", wal_path, (long long)time(NULL));
+        st = write_copy(kept, &map);
+        snprintf(warning, n,
+                 "%.200s: damaged at byte %" PRIu64 " of %zu; transactions up to byte %" PRIu64
+                 " are used. Either the server was killed during a commit, or acknowledged events "
+                 "are missing. The file is kept as %.300s",
+                 wal_path, end.damaged, map.n_bytes, end.n_good, kept);
+    }
+    file_map_close(&map);
+    return st;
+}
 #endif

@@ -193,7 +193,7 @@ static void *write_changes(void *context) {
         pthread_mutex_lock(&w->lock);
     }
     pthread_mutex_unlock(&w->lock);
-    /* Who was erased is not left on disk until the next start. */
+    /* Erased users must not stay on disk until the next start. */
     state_hurry(w->state);
     while (state_maintain(w->state) == 0)
         ;
@@ -231,8 +231,9 @@ void user_writer_submit(user_writer *w, engine_change *c) {
     w->n_refused += !has_room;
     pthread_mutex_unlock(&w->lock);
     if (has_room) return;
-    c->st = fail(ERR_IO, "too many events wait for the disk; nothing of this request was stored, "
-                         "so send it again");
+    c->st = fail(ERR_IO,
+                 "too many events are waiting for the disk; nothing of this request was stored, "
+                 "so send it again");
     failure_save(&c->why, c->st);
     c->done(c->ctx, c);
 }

@@ -13,30 +13,30 @@
 enum { NS_PER_SECOND = 1000000000 };
 
 /* Every event of a request has one, so it does without printf. */
-static void write_number(id_text *out, int64_t number) {
-    char digits[20];
+size_t id_digits(char out[ID_DIGITS], int64_t number) {
+    char digits[ID_DIGITS];
     uint64_t left = number < 0 ? 0 - (uint64_t)number : (uint64_t)number;
-    size_t n = 0;
+    size_t n = 0, length = 0;
     do
         digits[n++] = (char)('0' + left % 10);
     while ((left /= 10) > 0);
-    out->n = 0;
-    if (number < 0) out->text[out->n++] = '-';
+    if (number < 0) digits[n++] = '-';
     while (n > 0)
-        out->text[out->n++] = digits[--n];
-    out->text[out->n] = '\0';
+        out[length++] = digits[--n];
+    out[length] = '\0';
+    return length;
 }
 
 status id_text_make(id_text *out, const engine_id *id, const char *what) {
     if (id->text == NULL) {
-        write_number(out, id->number);
+        out->n = id_digits(out->text, id->number);
         return OK;
     }
     if (id->n == 0 || id->n > ENGINE_ID_BYTES)
         return fail(ERR_USAGE, "the id of %s has %zu bytes; it must have 1 to %d", what, id->n,
                     ENGINE_ID_BYTES);
     if (memchr(id->text, '\0', id->n) != NULL)
-        return fail(ERR_USAGE, "the id of %s has a NUL in it", what);
+        return fail(ERR_USAGE, "the id of %s contains a NUL byte", what);
     memcpy(out->text, id->text, id->n);
     out->text[id->n] = '\0';
     out->n = id->n;
@@ -161,8 +161,9 @@ static status take_from_data(const users *u, user_state *s) {
     return OK;
 }
 
-/* The state of a user, made where there is none; that is no change. */
-/* *is_new (or NULL): it was made. */
+/* The state of a user, made where there is none, which is no change.  *is_new (or NULL): it was
+ * made.
+ */
 static status need_state(users *u, const id_text *user, uint32_t *name, user_state **out,
                          bool *is_new) {
     id_text id = *user;
@@ -333,7 +334,7 @@ status users_have_room(const users *u, const id_text *user, size_t n) {
     return check_length(u, users_history(u, user).n + n);
 }
 
-/* Takes back the newest user, who has no change any more. */
+/* Removes the newest user, whose only change was reverted. */
 static void drop_state(users *u, user_change *c) {
     if (!c->made_user || c->name + 1 != u->names.n) return;
     state_fini(u->state[c->name]);
@@ -389,7 +390,7 @@ status users_prepare_erase(users *u, const id_text *user, user_change *out) {
     return out->existed ? need_state(u, user, &out->name, &out->user, &out->made_user) : OK;
 }
 
-/* The change is not on its way any more. */
+/* Releases a change that was applied or reverted. */
 static void end_change(users *u, user_change *c) {
     for (size_t i = 0; i < c->n; i++)
         u->prepared_item_bytes -= c->in[i].item.n;

@@ -27,6 +27,10 @@ typedef struct id_text {
     char text[ENGINE_ID_BYTES + 1];
 } id_text;
 
+/* The digits of a number, with a NUL; returns their count. */
+enum { ID_DIGITS = 24 };
+size_t id_digits(char out[ID_DIGITS], int64_t number);
+
 /* ERR_USAGE where an id is empty, too long or has a NUL in it; what: "the user", for the reason. */
 status id_text_make(id_text *out, const engine_id *id, const char *what);
 
@@ -42,7 +46,7 @@ typedef struct user_state {
     int64_t row;        /* of the database (state.h); 0: none */
     uint64_t data_user; /* number in the data; n_users: not one of its users */
     uint64_t version;   /* changes so far */
-    bool is_erased;     /* the events of the data do not count any more */
+    bool is_erased;     /* the events of the data no longer count */
     size_t n, capacity;
     size_t n_prepared; /* events of changes that are not applied yet */
     uint32_t n_ids;    /* of `ids`: those of events that are applied */

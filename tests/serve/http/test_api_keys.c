@@ -72,7 +72,7 @@ TEST(api_keys_refuse_bad_files) {
     bad("short shop 1\n", "8 to 128 bytes");
     bad("secret-one shop many\n", "'many' is not a number");
     bad("secret-one shop -1\n", "is not a number");
-    bad("secret-one a 1\nsecret-one b 1\n", "keys:2: this key is there twice");
+    bad("secret-one a 1\nsecret-one b 1\n", "keys:2: this key appears twice");
 }
 
 static status read_and_close(void *context) {

@@ -67,7 +67,7 @@ TEST(http_answers_later_from_another_thread) {
     CHECK_EQ(http_get_stats(e.server).n_unanswered, N);
     for (int i = N - 1; i > 0; i--)
         answer(e.later[i]);
-    http_continue(e.later[0], answer_then, &e); /* on the server's thread */
+    http_continue(e.later[0], answer_then, e.later[0]); /* on the server's thread */
     for (int i = 0; i < N; i++) {
         char *text = client_read(fd[i]);
         CHECK_CONTAINS(text, "POST /later 2 [hi]");
@@ -102,7 +102,7 @@ TEST(http_answers_in_turns) {
             close(fd[i]);
         }
         for (int i = 0; i < N; i++)
-            i % 3 == 0 ? http_continue(e.later[i], answer_then, &e) : answer(e.later[i]);
+            i % 3 == 0 ? http_continue(e.later[i], answer_then, e.later[i]) : answer(e.later[i]);
         for (int i = 1; i < N && round == 0; i += 2) {
             char *text = client_read(fd[i]);
             CHECK_CONTAINS(text, "POST /later 2 [hi]");
@@ -122,13 +122,13 @@ TEST(http_answers_in_turns) {
 static void hold(void *context, http_exchange *x) {
     echo *e = context;
     pthread_mutex_lock(&e->lock);
-    if (strcmp(http_path(x), "/held") == 0) {
+    if (strcmp(x->path, "/held") == 0) {
         e->n_later = 1;
         pthread_cond_broadcast(&e->wake);
         while (e->n_later == 1)
             pthread_cond_wait(&e->wake, &e->lock);
     } else {
-        e->arrived_ns = http_arrived_ns(x);
+        e->arrived_ns = x->arrived_ns;
     }
     pthread_mutex_unlock(&e->lock);
     answer(x);
@@ -189,7 +189,7 @@ TEST(http_notices_who_has_gone) {
     close(fd);
     for (int i = 0; i < 1000 && !http_is_cancelled(e.later[1]); i++)
         usleep(1000);
-    http_continue(e.later[1], answer_then, &e);
+    http_continue(e.later[1], answer_then, e.later[1]);
     for (int i = 0; i < 5000 && http_get_stats(e.server).n_unanswered > 0; i++)
         usleep(1000);
     CHECK_EQ(http_get_stats(e.server).n_unanswered, 0);
@@ -301,12 +301,12 @@ static void begin(void *context, http_exchange *x) {
     if (http_header(x, "X-Test") == NULL)
         answer(x);
     else
-        http_set_context(x, context);
+        x->context = context;
 }
 
 static void gone(void *context, http_exchange *x) {
     echo *e = context;
-    CHECK(http_context(x) == e);
+    CHECK(x->context == e);
     refused(e, 0);
 }
 
@@ -430,7 +430,7 @@ TEST(http_refuses_a_port_in_use) {
     s.n_threads = 3;
     start(&e, &s);
     s.port = http_port(e.server);
-    CHECK_FAILS(http_start(&second, &s), ERR_IO, "cannot be listened on: Address already in use");
+    CHECK_FAILS(http_start(&second, &s), ERR_IO, "cannot listen on it: Address already in use");
     s.host = "no.such.host.invalid";
     CHECK_FAILS(http_start(&second, &s), ERR_IO, "no.such.host.invalid");
     stop(&e);

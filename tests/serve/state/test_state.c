@@ -13,6 +13,7 @@
 #include "base/thread.h"
 #include "disk_fault.h"
 #include "oom.h"
+#include "serve/state/state_tools.h"
 #include "test.h"
 
 #if defined(HSTU_HAS_SQLITE)
@@ -154,9 +155,9 @@ TEST(state_has_one_owner) {
         CHECK_OK(open_state(&st, &s));
         int64_t ann = add_user(st, i == 0 ? "ann" : "ben");
         CHECK_OK(add(st, ann, "1", NULL, 1 + i));
-        CHECK_FAILS(open_state(&second, &other), ERR_IO, "another server has it");
+        CHECK_FAILS(open_state(&second, &other), ERR_IO, "in use by another server");
         CHECK_EQ(unlink(file_of(removed[i])), 0);
-        CHECK_FAILS(open_state(&second, &other), ERR_IO, "another server has it");
+        CHECK_FAILS(open_state(&second, &other), ERR_IO, "in use by another server");
         CHECK_FAILS(add(st, ann, "1", NULL, 3 + i), ERR_IO, "removed or replaced");
         CHECK_FAILS(add(st, ann, "1", NULL, 5), ERR_IO, "removed or replaced");
         state_close(st);

@@ -10,6 +10,7 @@
 #include "base/mem.h"
 #include "base/rng.h"
 #include "disk_fault.h"
+#include "serve/state/state_tools.h"
 #include "train_test.h"
 
 static void need_sqlite(void) {

@@ -1,4 +1,4 @@
-#include "serve/state/event_log.h"
+#include "serve/state/state_tools.h"
 
 #include <sys/stat.h>
 #include <unistd.h>
@@ -95,7 +95,7 @@ TEST(event_logs_of_earlier_versions_are_imported) {
         CHECK_EQ(found.n_erased, json_member(expected, "erased")->n_children);
         CHECK_EQ(found.n_unswept, 0);
         check_users(folder, expected);
-        CHECK_FAILS(event_log_import(folder, false, &counts), ERR_USAGE, "is there already");
+        CHECK_FAILS(event_log_import(folder, false, &counts), ERR_USAGE, "already exists");
         mem_free(text);
         arena_fini(&a);
     }
