@@ -193,26 +193,20 @@ status handshake_next(handshake *g, int timeout_ms, handshake_guest *out) {
     }
 }
 
-/* At least 1. */
-static int left_until(int64_t end) {
-    int64_t left = end - net_now_ms();
-    return left > 0 ? (int)left : 1;
-}
-
 /* On the side that connected: both sides prove themselves, the other first, and it lets this one
  * in. */
 static status prove_both(int fd, const char *secret, const handshake_hello *h, int64_t end) {
     challenge c;
     unsigned char proof[HMAC_BYTES], admitted;
-    TRY(net_send(fd, h, sizeof *h, left_until(end)));
-    TRY(net_receive(fd, &c, sizeof c, left_until(end)));
+    TRY(net_send(fd, h, sizeof *h, net_left_ms(end)));
+    TRY(net_receive(fd, &c, sizeof c, net_left_ms(end)));
     prove(secret, true, h, c.nonce, proof);
     if (!hmac_equal(proof, c.proof))
         return fail(ERR_CONFIG, "it does not know the HSTU_JOB_SECRET of this rank: set the same "
                                 "one for all ranks, or none; or it is another version of hstu");
     prove(secret, false, h, c.nonce, proof);
-    TRY(net_send(fd, proof, sizeof proof, left_until(end)));
-    TRY(net_receive(fd, &admitted, 1, left_until(end)));
+    TRY(net_send(fd, proof, sizeof proof, net_left_ms(end)));
+    TRY(net_receive(fd, &admitted, 1, net_left_ms(end)));
     return admitted == ADMITTED ? OK : fail(ERR_CONFIG, "it is another version of hstu");
 }
 
@@ -224,7 +218,7 @@ status handshake_enter(int *fd, const char *address, int port, const char *secre
     h->protocol = HANDSHAKE_PROTOCOL;
     for (;;) {
         TRY(draw(h->nonce, sizeof h->nonce));
-        TRY(net_connect(fd, address, port, left_until(end)));
+        TRY(net_connect(fd, address, port, net_left_ms(end)));
         status st = prove_both(*fd, secret, h, end);
         if (st == OK) return OK;
         net_close(fd);

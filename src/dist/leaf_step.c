@@ -4,7 +4,6 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
-#include "dist/grad_early.h"
 #include "dist/grad_sum.h"
 #include "dist/leaves.h"
 #include "nn/dynamic.h"
@@ -44,12 +43,9 @@ static status build(leaf_step *l) {
             l->leaf_rank[leaf] = (uint8_t)r;
     }
     TRY(model_alloc_grads(s->model));
-    if (l->is_fixed)
-        TRY(grad_sum_create_device(&l->sum, s->model, s->be, l->comm, l->n_leaves,
-                                   pass_loss(s->train)));
-    else
-        TRY(grad_sum_create(&l->sum, s->model, s->be, l->comm,
-                            l->is_host_memory ? l->n_leaves : 1));
+    bool has_leaves = l->is_fixed || l->is_host_memory;
+    TRY(grad_sum_create(&l->sum, s->model, s->be, l->comm, has_leaves ? l->n_leaves : 1,
+                        l->is_fixed ? pass_loss(s->train) : NULL));
     /* Ranks that share tokens sum the gradients of a layer among themselves first. */
     if (s->early_bytes > 0 && l->size > 1 && !l->is_host_memory && s->sequence == NULL)
         TRY(grad_early_create(l->sum, s->model, s->early_bytes));

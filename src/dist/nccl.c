@@ -1,10 +1,76 @@
 #include "dist/nccl.h"
 
+#include <dlfcn.h>
+#include <limits.h>
+#include <link.h>
+#include <stdio.h>
 #include <string.h>
 
+#include "base/file.h"
+#include "base/library.h"
 #include "base/mem.h"
 #include "base/waits.h"
 #include "ops/combine.h"
+
+/* ncclSend and ncclRecv came with 2.7; the bits of the rest are older. */
+enum { MIN_VERSION = 2700 };
+
+static status find_symbols(nccl_lib *l, void *library) {
+    const struct {
+        const char *name;
+        void **to;
+    } all[] = {{"ncclGetVersion", (void **)&l->get_version},
+               {"ncclGetUniqueId", (void **)&l->get_id},
+               {"ncclCommInitRank", (void **)&l->init_rank},
+               {"ncclCommDestroy", (void **)&l->destroy},
+               {"ncclCommAbort", (void **)&l->abort},
+               {"ncclCommGetAsyncError", (void **)&l->async_error},
+               {"ncclGetErrorString", (void **)&l->error_text},
+               {"ncclAllReduce", (void **)&l->all_reduce},
+               {"ncclBroadcast", (void **)&l->broadcast},
+               {"ncclSend", (void **)&l->send},
+               {"ncclRecv", (void **)&l->receive},
+               {"ncclGroupStart", (void **)&l->group_start},
+               {"ncclGroupEnd", (void **)&l->group_end}};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        *all[i].to = dlsym(library, all[i].name);
+        if (*all[i].to == NULL)
+            return fail(ERR_UNSUPPORTED, "%s: not NCCL 2.7 or newer: it has no %s", l->path,
+                        all[i].name);
+    }
+    if (l->get_version(&l->version) != NCCL_OK || l->version < MIN_VERSION)
+        return fail(ERR_UNSUPPORTED, "%s: NCCL %d; 2.7 or newer is needed", l->path, l->version);
+    return OK;
+}
+
+static status load(nccl_lib *l, const char *path) {
+    snprintf(l->path, sizeof l->path, "%s", path);
+    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (library == NULL) return fail(ERR_UNSUPPORTED, "%.400s", dlerror());
+    return find_symbols(l, library);
+}
+
+static status load_found(nccl_lib *l) {
+    void *library = library_find("libnccl.so.2", "nvidia/nccl/lib/libnccl.so.2");
+    struct link_map *map;
+    if (library == NULL)
+        return fail(ERR_UNSUPPORTED,
+                    "NCCL was not found (libnccl.so.2, also in Python's packages): install "
+                    "libnccl2 or 'pip install nvidia-nccl-cu13', or say where it is with --nccl "
+                    "PATH");
+    if (dlinfo(library, RTLD_DI_LINKMAP, &map) == 0)
+        snprintf(l->path, sizeof l->path, "%s", map->l_name);
+    return find_symbols(l, library);
+}
+
+status nccl_lib_load(nccl_lib *out, const char *path) {
+    char file[PATH_MAX];
+    *out = (nccl_lib){.path = "libnccl.so.2"};
+    if (path == NULL) return load_found(out);
+    if (!folder_exists(path)) return load(out, path);
+    TRY(path_join(file, sizeof file, path, "libnccl.so.2"));
+    return load(out, file);
+}
 
 typedef struct nccl_state {
     transport *t;
@@ -85,15 +151,6 @@ static status copy_own(comm *c, char *to, const char *from, int64_t bytes) {
     return c->be->ops->copy(c->be, to, from, (size_t)bytes);
 }
 
-/* Elements first .. first + count - 1 of n belong to rank r. */
-static int64_t slice_first(int64_t n, int r, int size) {
-    return n / size * r + n % size * r / size;
-}
-
-static int64_t slice_count(int64_t n, int r, int size) {
-    return slice_first(n, r + 1, size) - slice_first(n, r, size);
-}
-
 /* This rank's slice of every rank, in `parts`. */
 static status scatter_slices(comm *c, const all_reduce_args *a, int64_t own) {
     nccl_state *s = c->state;
@@ -166,13 +223,6 @@ static status nccl_all_reduce(comm *c, const all_reduce_args *a) {
                                   c->be->ops->stream(c->be));
     waits_end(before);
     return check(c, code, "a sum");
-}
-
-static int64_t sum_before(const int64_t *n, int rank) {
-    int64_t sum = 0;
-    for (int r = 0; r < rank; r++)
-        sum += n[r];
-    return sum;
 }
 
 static status nccl_all_to_all(comm *c, const all_to_all_args *a) {

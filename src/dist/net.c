@@ -26,6 +26,11 @@ int64_t net_now_ms(void) {
     return (int64_t)(clock_ns() / 1000000);
 }
 
+int net_left_ms(int64_t end) {
+    int64_t left = end - net_now_ms();
+    return left > 0 ? (int)left : 1;
+}
+
 /* Whether the socket is ready before `end`. */
 static bool wait_for(int fd, short events, int64_t end) {
     for (;;) {

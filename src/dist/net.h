@@ -30,5 +30,6 @@ void net_close(int *fd);  /* -1 is fine; sets -1 */
 
 bool net_is_loopback(const char *address); /* as net_accept writes it */
 int64_t net_now_ms(void);                  /* of a clock that never goes back */
+int net_left_ms(int64_t end);              /* from now until then, at least 1 */
 
 #endif

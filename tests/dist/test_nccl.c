@@ -5,9 +5,10 @@
 
 #include "base/half.h"
 #include "base/mem.h"
-#include "dist/group.h"
 #include "dist/nccl.h"
+#include "dist/ranks.h"
 #include "dist/shm.h"
+#include "dist/transport.h"
 #include "ops/combine.h"
 #include "ops/comm_host.h"
 #include "test.h"

@@ -10,7 +10,7 @@
 #include "cli/model/split_args.h"
 #include "cli/show.h"
 #include "cli/work.h"
-#include "dist/start.h"
+#include "dist/ranks.h"
 #include "model/trained.h"
 #include "ops/comm_host.h"
 #include "train/loop/baselines.h"

@@ -8,7 +8,7 @@
 
 #include "base/part_file.h"
 #include "dist/ranks.h"
-#include "dist/start.h"
+#include "dist/shm.h"
 #include "nn/param_cut.h"
 #include "train_test.h"
 
