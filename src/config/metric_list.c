@@ -4,32 +4,22 @@
 #include <string.h>
 #include <strings.h>
 
-static const struct {
-    const char *name;
-    config_task task;
-    int32_t max_k; /* 0: no cut-off */
-    bool is_loss;  /* smaller is better */
-} kinds[METRIC_KINDS] = {
-    [METRIC_HR] = {"hr", TASK_RETRIEVAL, METRIC_MAX_K, false},
-    [METRIC_NDCG] = {"ndcg", TASK_RETRIEVAL, METRIC_MAX_K, false},
-    [METRIC_RECALL] = {"recall", TASK_RETRIEVAL, METRIC_MAX_K, false},
-    [METRIC_PRECISION] = {"precision", TASK_RETRIEVAL, METRIC_MAX_K, false},
-    [METRIC_COVERAGE] = {"coverage", TASK_RETRIEVAL, METRIC_MAX_COVERAGE_K, false},
-    [METRIC_MRR] = {"mrr", TASK_RETRIEVAL, 0, false},
-    [METRIC_AUC] = {"auc", TASK_RANKING, 0, false},
-    [METRIC_ACCURACY] = {"acc", TASK_RANKING, 0, false},
-    [METRIC_LOGLOSS] = {"logloss", TASK_RANKING, 0, true},
-    [METRIC_NE] = {"ne", TASK_RANKING, 0, true},
-};
+#define RETRIEVAL(kind, name, shown, max_k, is_loss, meaning)                                      \
+    [kind] = {name, shown, TASK_RETRIEVAL, max_k, is_loss, meaning},
+#define RANKING(kind, name, shown, max_k, is_loss, meaning)                                        \
+    [kind] = {name, shown, TASK_RANKING, max_k, is_loss, meaning},
+
+const metric_entry metric_table[METRIC_KINDS] = {METRICS_OF_RETRIEVAL(RETRIEVAL)
+                                                     METRICS_OF_RANKING(RANKING)};
 
 static status unknown_metric(const char *text, config_task task) {
     return task == TASK_RETRIEVAL
                ? fail(ERR_USAGE,
-                      "'%.60s' is none of HR@k, NDCG@k, RECALL@k, PRECISION@k (k up to %d), "
-                      "COVERAGE@k (k up to %d), MRR",
+                      "'%.60s' is none of " METRIC_RETRIEVAL_WORDS
+                      "(k up to %d, of COVERAGE up to %d)",
                       text, METRIC_MAX_K, METRIC_MAX_COVERAGE_K)
-               : fail(ERR_USAGE, "'%.60s' is none of AUC, ACC, LOGLOSS, NE, the metrics of ranking",
-                      text);
+               : fail(ERR_USAGE,
+                      "'%.60s' is none of " METRIC_RANKING_WORDS "(the metrics of ranking)", text);
 }
 
 /* "@10" with k from 1 to max_k; -1: not such a text. */
@@ -46,11 +36,10 @@ static int32_t parse_k(const char *text, int32_t max_k) {
 status metric_parse(metric *out, const char *text, config_task task) {
     size_t n = strcspn(text, "@");
     for (int i = 0; i < METRIC_KINDS; i++) {
-        if (kinds[i].task != task || strlen(kinds[i].name) != n ||
-            strncasecmp(text, kinds[i].name, n) != 0)
-            continue;
-        int32_t k = kinds[i].max_k > 0 ? parse_k(text + n, kinds[i].max_k) : 0;
-        if (k < 0 || (kinds[i].max_k == 0 && text[n] != '\0')) break;
+        const metric_entry *e = &metric_table[i];
+        if (e->task != task || strlen(e->name) != n || strncasecmp(text, e->name, n) != 0) continue;
+        int32_t k = e->max_k > 0 ? parse_k(text + n, e->max_k) : 0;
+        if (k < 0 || (e->max_k == 0 && text[n] != '\0')) break;
         *out = (metric){(metric_kind)i, k};
         return OK;
     }
@@ -59,9 +48,9 @@ status metric_parse(metric *out, const char *text, config_task task) {
 
 const char *metric_name(const metric *m, char text[METRIC_NAME_BYTES]) {
     if (m->k > 0)
-        snprintf(text, METRIC_NAME_BYTES, "%s@%d", kinds[m->kind].name, m->k);
+        snprintf(text, METRIC_NAME_BYTES, "%s@%d", metric_table[m->kind].name, m->k);
     else
-        snprintf(text, METRIC_NAME_BYTES, "%s", kinds[m->kind].name);
+        snprintf(text, METRIC_NAME_BYTES, "%s", metric_table[m->kind].name);
     return text;
 }
 
@@ -119,7 +108,7 @@ metric metric_list_main(const metric_list *list, config_task task) {
     for (int i = 0; i < list->n; i++) {
         const metric *m = &list->item[i];
         if (m->kind == best.kind && m->k == best.k) return best;
-        if (first == NULL && !kinds[m->kind].is_loss) first = m;
+        if (first == NULL && !metric_table[m->kind].smaller_is_better) first = m;
     }
     return first != NULL ? *first : best;
 }

@@ -1,5 +1,7 @@
-/* Metrics by name, as configs (eval_metrics) and the command line spell them: "HR@10", "NDCG@20",
- * "MRR", "AUC"; letters may be small.  train/metrics.h computes them.  Values; any thread. */
+/* THE table of metrics, and lists of them by name, as configs (eval_metrics) and the command line
+ * spell them: "HR@10", "NDCG@20", "MRR", "AUC"; letters may be small.  The parser, the help texts
+ * and docs/config.md come from the table; train/report/metrics.h computes the metrics.  Values; any
+ * thread. */
 #ifndef HSTU_CONFIG_METRIC_LIST_H
 #define HSTU_CONFIG_METRIC_LIST_H
 
@@ -9,24 +11,56 @@
 #include "base/status.h"
 #include "config/config.h"
 
+/* Cut-offs: positions beyond 2500 are not told apart, and lists longer than 1000 are not made. */
+enum { METRIC_MAX_K = 2500, METRIC_MAX_COVERAGE_K = 1000, METRIC_NAME_BYTES = 24 };
+
+/* One line a metric: kind, name in results, name shown, largest cut-off (0: none), whether smaller
+ * is better, meaning.  r is the position of the target in the list of a user. */
+#define METRICS_OF_RETRIEVAL(X)                                                                    \
+    X(METRIC_HR, "hr", "HR@k", METRIC_MAX_K, false, "1 if r <= k, else 0; mean over users")        \
+    X(METRIC_NDCG, "ndcg", "NDCG@k", METRIC_MAX_K, false,                                          \
+      "1 / log2(r + 1) if r <= k, else 0; the ideal DCG of one target is 1")                       \
+    X(METRIC_RECALL, "recall", "RECALL@k", METRIC_MAX_K, false,                                    \
+      "HR@k: there is one target, so recall is the hit rate")                                      \
+    X(METRIC_PRECISION, "precision", "PRECISION@k", METRIC_MAX_K, false, "HR@k / k")               \
+    X(METRIC_COVERAGE, "coverage", "COVERAGE@k", METRIC_MAX_COVERAGE_K, false,                     \
+      "items among the first k of at least one user, divided by the items of the catalogue")       \
+    X(METRIC_MRR, "mrr", "MRR", 0, false, "1 / r; 1 / 2501 where the target is not found")
+#define METRICS_OF_RANKING(X)                                                                      \
+    X(METRIC_AUC, "auc", "AUC", 0, false,                                                          \
+      "exact, over all targets, for each task; `auc` is the mean over the tasks that have both "   \
+      "kinds of labels; equal scores count half; each class (rating) against all others")          \
+    X(METRIC_ACCURACY, "acc", "ACC", 0, false,                                                     \
+      "share of the labels that are predicted: the class with the highest score, or the side of "  \
+      "1/2 for each task")                                                                         \
+    X(METRIC_LOGLOSS, "logloss", "LOGLOSS", 0, true,                                               \
+      "mean of -log of the probability given to the label (natural logarithm), over rows and "     \
+      "tasks")                                                                                     \
+    X(METRIC_NE, "ne", "NE", 0, true,                                                              \
+      "normalised entropy, as in Meta's papers: LOGLOSS divided by the log loss of always "        \
+      "predicting the mean of the labels; below 1 the model has learnt something")
+
+#define METRIC_KIND_(kind, ...) kind,
 typedef enum {
-    /* of retrieval; all but MRR have a cut-off */
-    METRIC_HR,
-    METRIC_NDCG,
-    METRIC_RECALL,
-    METRIC_PRECISION,
-    METRIC_COVERAGE,
-    METRIC_MRR,
-    /* of ranking */
-    METRIC_AUC,
-    METRIC_ACCURACY,
-    METRIC_LOGLOSS,
-    METRIC_NE,
-    METRIC_KINDS
+    METRICS_OF_RETRIEVAL(METRIC_KIND_) METRICS_OF_RANKING(METRIC_KIND_) METRIC_KINDS
 } metric_kind;
 
-/* Cut-offs: ranks beyond 2500 are not told apart, and lists longer than 1000 are not made. */
-enum { METRIC_MAX_K = 2500, METRIC_MAX_COVERAGE_K = 1000, METRIC_NAME_BYTES = 24 };
+/* The names shown, for messages and help: "HR@k NDCG@k ... MRR " and "AUC|ACC|LOGLOSS|NE|". */
+#define METRIC_WORD_(kind, name, shown, ...)   shown " "
+#define METRIC_CHOICE_(kind, name, shown, ...) shown "|"
+#define METRIC_RETRIEVAL_WORDS                 METRICS_OF_RETRIEVAL(METRIC_WORD_)
+#define METRIC_RANKING_WORDS                   METRICS_OF_RANKING(METRIC_WORD_)
+#define METRIC_RANKING_CHOICES                 METRICS_OF_RANKING(METRIC_CHOICE_)
+
+typedef struct metric_entry {
+    const char *name, *shown;
+    config_task task;
+    int32_t max_k; /* 0: no cut-off */
+    bool smaller_is_better;
+    const char *meaning;
+} metric_entry;
+
+extern const metric_entry metric_table[METRIC_KINDS];
 
 typedef struct metric {
     metric_kind kind;

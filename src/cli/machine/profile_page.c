@@ -11,7 +11,7 @@
 #include "profile/launches.h"
 #include "profile/roofline.h"
 #include "profile/tables.h"
-#include "train/report/page.h"
+#include "train/report/report.h"
 
 /* What a browser draws with ease; of more spans the longest are drawn. */
 enum { MAX_DRAWN = 40000, TOP_ROWS = 20 };

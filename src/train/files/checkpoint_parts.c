@@ -5,6 +5,7 @@
 
 #include "base/mem.h"
 #include "base/part_file.h"
+#include "dist/transport.h"
 #include "nn/param_cut.h"
 #include "ops/comm_host.h"
 
@@ -45,10 +46,6 @@ static status write_floats(part_writer *w, const part_tensor *t, uint64_t begin,
 static status copy_out(const part_writer *w, float *to, const float *from, int64_t n) {
     backend *be = w->c->be;
     return n > 0 ? be->ops->copy_out(be, to, from, (size_t)n * sizeof *to) : OK;
-}
-
-static int64_t slice_first(int64_t n, int r, int size) {
-    return n / size * r + n % size * r / size;
 }
 
 /* A tensor that every rank has: the slice of this one. */

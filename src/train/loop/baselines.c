@@ -27,7 +27,7 @@ typedef struct worker_state {
     uint8_t *is_seen;  /* (n_items + 1) */
     float *score;      /* (n_items + 1); item-kNN */
     uint32_t *touched; /* (n_items): items with a score; item-kNN */
-    rank_counts counts;
+    position_counts counts;
 } worker_state;
 
 typedef struct evaluation evaluation;
@@ -63,11 +63,11 @@ static status evaluate_chunk(void *ctx, int64_t chunk, int worker) {
         window w = window_of(e, e->users.user != NULL ? e->users.user[i] : i);
         for (uint64_t k = 0; k < w.n; k++)
             state->is_seen[w.item[k]] = 1;
-        int32_t rank = RANK_MISS;
+        int32_t rank = POSITION_MISS;
         /* 0: an item of a test file that the data does not have */
         if (w.target != 0 && (e->keeps_seen || !state->is_seen[w.target]))
             rank = e->rank(e, &w, state);
-        rank_counts_add(&state->counts, &rank, 1, n_items);
+        position_counts_add(&state->counts, &rank, 1, n_items);
         for (uint64_t k = 0; k < w.n; k++)
             state->is_seen[w.item[k]] = 0;
     }
@@ -95,9 +95,9 @@ static void destroy_workers(evaluation *e, int n_workers) {
     mem_free(e->workers);
 }
 
-/* A rank_counts is too large for the stack, so the counts of all workers are merged into the first
- * worker's. */
-static status evaluate(evaluation *e, bool has_scores, pool *p, rank_counts *out) {
+/* A position_counts is too large for the stack, so the counts of all workers are merged into the
+ * first worker's. */
+static status evaluate(evaluation *e, bool has_scores, pool *p, position_counts *out) {
     int n_workers = p != NULL ? pool_n_threads(p) : 1;
     status st = split_users_init(&e->users, e->split, e->part);
     if (st == OK) st = split_users_check(&e->users, e->split, e->part, 1);
@@ -106,8 +106,8 @@ static status evaluate(evaluation *e, bool has_scores, pool *p, rank_counts *out
     if (st == OK) st = pool_run(p, n_chunks, evaluate_chunk, e);
     if (st == OK) {
         for (int i = 1; i < n_workers; i++)
-            rank_counts_merge(&e->workers[0].counts, &e->workers[i].counts);
-        e->workers[0].counts.count[RANK_MISS] += e->users.n_lost;
+            position_counts_merge(&e->workers[0].counts, &e->workers[i].counts);
+        e->workers[0].counts.count[POSITION_MISS] += e->users.n_lost;
         *out = e->workers[0].counts;
     }
     destroy_workers(e, n_workers);
@@ -191,9 +191,9 @@ static int32_t rank_popular(const evaluation *e, const window *w, worker_state *
 }
 
 status baseline_popularity(const split *s, split_part part, const baseline_config *c, pool *p,
-                           rank_counts *out) {
+                           position_counts *out) {
     uint32_t *place = NULL;
-    *out = (rank_counts){0};
+    *out = (position_counts){0};
     TRY(check_config(s, c));
     status st = MEM_NEW(&place, (size_t)s->data->n_items + 1);
     if (st == OK) st = order_items(s, c->last_days, place);
@@ -458,9 +458,9 @@ static int32_t rank_by_neighbors(const evaluation *e, const window *w, worker_st
 }
 
 status baseline_item_knn(const split *s, split_part part, const baseline_config *c, pool *p,
-                         rank_counts *out) {
+                         position_counts *out) {
     neighbor_list near;
-    *out = (rank_counts){0};
+    *out = (position_counts){0};
     TRY(check_config(s, c));
     status st = neighbor_list_init(&near, s, c, p);
     evaluation e = {

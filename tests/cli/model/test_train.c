@@ -235,7 +235,7 @@ TEST(train_sigterm_saves_and_resumes) {
     if (code != 1 && code != 0) FAIL_TEST("code %d", code); /* 0: done before the signal came */
     if (code == 1) {
         CHECK_EQ(test_command(&text, "cat %s/parts.err", test_folder()), 0);
-        CHECK_CONTAINS(text, "and saved; go on with --resume");
+        CHECK_CONTAINS(text, "and saved; continue with --resume");
         free(text);
     }
     free(said(0, "train --resume --data data --out parts"));
