@@ -79,6 +79,7 @@ typedef struct nccl_state {
     bool is_fixed, is_failed;
     char *parts; /* memory of the backend: the slices of all ranks */
     size_t parts_bytes;
+    int64_t *slice, *own; /* (size): elements of each rank's slice, and of this one's */
 } nccl_state;
 
 static void nccl_give_up(comm *c) {
@@ -151,80 +152,6 @@ static status copy_own(comm *c, char *to, const char *from, int64_t bytes) {
     return c->be->ops->copy(c->be, to, from, (size_t)bytes);
 }
 
-/* This rank's slice of every rank, in `parts`. */
-static status scatter_slices(comm *c, const all_reduce_args *a, int64_t own) {
-    nccl_state *s = c->state;
-    int64_t bytes = (int64_t)comm_type_bytes(a->type);
-    const char *from = a->from;
-    status st = OK;
-    TRY(group_start(c));
-    for (int i = 1; i < c->size && st == OK; i++) {
-        int r = (c->rank + i) % c->size;
-        st = send(c, from + slice_first(a->n, r, c->size) * bytes,
-                  slice_count(a->n, r, c->size) * bytes, r);
-        if (st == OK) st = receive(c, s->parts + r * own * bytes, own * bytes, r);
-    }
-    TRY(group_end(c, st));
-    return copy_own(c, s->parts + c->rank * own * bytes,
-                    from + slice_first(a->n, c->rank, c->size) * bytes, own * bytes);
-}
-
-/* The pairs of ops/comm.h: the result is part 0. */
-static status combine_parts(comm *c, const all_reduce_args *a, int64_t own) {
-    nccl_state *s = c->state;
-    int64_t bytes = own * (int64_t)comm_type_bytes(a->type);
-    for (int step = 1; step < c->size; step *= 2)
-        for (int i = 0; i + step < c->size; i += 2 * step)
-            TRY(combine(c->be, a->type, a->rule, own, s->parts + (i + step) * bytes,
-                        s->parts + i * bytes));
-    return OK;
-}
-
-static status gather_slices(comm *c, const all_reduce_args *a, int64_t own) {
-    nccl_state *s = c->state;
-    int64_t bytes = (int64_t)comm_type_bytes(a->type);
-    char *to = a->to;
-    status st = OK;
-    TRY(group_start(c));
-    for (int i = 1; i < c->size && st == OK; i++) {
-        int r = (c->rank + i) % c->size;
-        st = send(c, s->parts, own * bytes, r);
-        if (st == OK)
-            st = receive(c, to + slice_first(a->n, r, c->size) * bytes,
-                         slice_count(a->n, r, c->size) * bytes, r);
-    }
-    TRY(group_end(c, st));
-    return copy_own(c, to + slice_first(a->n, c->rank, c->size) * bytes, s->parts, own * bytes);
-}
-
-static status reduce_fixed(comm *c, const all_reduce_args *a) {
-    int64_t own = slice_count(a->n, c->rank, c->size);
-    status st = reserve(c, (size_t)own * comm_type_bytes(a->type) * (size_t)c->size);
-    if (st != OK) nccl_give_up(c); /* the others will send */
-    TRY(st);
-    TRY(scatter_slices(c, a, own));
-    TRY(combine_parts(c, a, own));
-    return gather_slices(c, a, own);
-}
-
-/* Integers and maxima have one result in any order. */
-static status nccl_all_reduce(comm *c, const all_reduce_args *a) {
-    nccl_state *s = c->state;
-    static const int types[] = {
-        [COMM_F32] = NCCL_F32, [COMM_F64] = NCCL_F64,   [COMM_I64] = NCCL_I64,
-        [COMM_U8] = NCCL_U8,   [COMM_BF16] = NCCL_BF16, [COMM_F16] = NCCL_F16};
-    bool is_float = a->type != COMM_I64 && a->type != COMM_U8;
-    if (a->n == 0) return check_earlier(c);
-    if (s->is_fixed && is_float && a->rule == COMM_SUM) return reduce_fixed(c, a);
-    TRY(check_earlier(c));
-    wait_kind before = waits_begin(WAIT_NCCL);
-    int code = s->lib->all_reduce(a->from, a->to, (size_t)a->n, types[a->type],
-                                  a->rule == COMM_SUM ? NCCL_SUM : NCCL_MAX, s->comm,
-                                  c->be->ops->stream(c->be));
-    waits_end(before);
-    return check(c, code, "a sum");
-}
-
 static status nccl_all_to_all(comm *c, const all_to_all_args *a) {
     const char *from = a->from;
     char *to = a->to;
@@ -256,6 +183,53 @@ static status nccl_all_gather(comm *c, const all_gather_args *a) {
     TRY(group_end(c, st));
     return copy_own(c, to + sum_before(a->n_rows, c->rank) * bytes, a->from,
                     a->n_rows[c->rank] * bytes);
+}
+
+/* The pairs of ops/comm.h: the result is part 0. */
+static status combine_parts(comm *c, const all_reduce_args *a, int64_t own) {
+    nccl_state *s = c->state;
+    int64_t bytes = own * (int64_t)comm_type_bytes(a->type);
+    for (int step = 1; step < c->size; step *= 2)
+        for (int i = 0; i + step < c->size; i += 2 * step)
+            TRY(combine(c->be, a->type, a->rule, own, s->parts + (i + step) * bytes,
+                        s->parts + i * bytes));
+    return OK;
+}
+
+/* Every rank gets its slice of all ranks, and sends the sum of these to all. */
+static status reduce_fixed(comm *c, const all_reduce_args *a) {
+    nccl_state *s = c->state;
+    int64_t bytes = (int64_t)comm_type_bytes(a->type), own = slice_count(a->n, c->rank, c->size);
+    status st = reserve(c, (size_t)(own * bytes * c->size));
+    if (st != OK) nccl_give_up(c); /* the others will send */
+    TRY(st);
+    for (int r = 0; r < c->size; r++) {
+        s->slice[r] = slice_count(a->n, r, c->size);
+        s->own[r] = own;
+    }
+    all_to_all_args scatter = {bytes, s->slice, s->own, a->from, s->parts};
+    all_gather_args gather = {bytes, s->slice, s->parts, a->to};
+    TRY(nccl_all_to_all(c, &scatter));
+    TRY(combine_parts(c, a, own));
+    return nccl_all_gather(c, &gather);
+}
+
+/* Integers and maxima have one result in any order. */
+static status nccl_all_reduce(comm *c, const all_reduce_args *a) {
+    nccl_state *s = c->state;
+    static const int types[] = {
+        [COMM_F32] = NCCL_F32, [COMM_F64] = NCCL_F64,   [COMM_I64] = NCCL_I64,
+        [COMM_U8] = NCCL_U8,   [COMM_BF16] = NCCL_BF16, [COMM_F16] = NCCL_F16};
+    bool is_float = a->type != COMM_I64 && a->type != COMM_U8;
+    if (a->n == 0) return check_earlier(c);
+    if (s->is_fixed && is_float && a->rule == COMM_SUM) return reduce_fixed(c, a);
+    TRY(check_earlier(c));
+    wait_kind before = waits_begin(WAIT_NCCL);
+    int code = s->lib->all_reduce(a->from, a->to, (size_t)a->n, types[a->type],
+                                  a->rule == COMM_SUM ? NCCL_SUM : NCCL_MAX, s->comm,
+                                  c->be->ops->stream(c->be));
+    waits_end(before);
+    return check(c, code, "a sum");
 }
 
 static status nccl_broadcast(comm *c, void *memory, size_t bytes, int root) {
@@ -292,9 +266,9 @@ static void nccl_destroy(comm *c) {
     if (s->comm != NULL) (void)(s->is_failed ? s->lib->abort(s->comm) : s->lib->destroy(s->comm));
     waits_end(before);
     c->be->ops->release(c->be, s->parts);
-    mem_free(s);
-    comm_destroy(c->host);
-    mem_free(c);
+    mem_free(s->slice);
+    mem_free(s->own);
+    comm_free(c);
 }
 
 static const comm_ops nccl_ops = {.all_reduce = nccl_all_reduce,
@@ -331,19 +305,13 @@ static status join(comm *c) {
 
 status comm_create_nccl(comm **out, backend *be, transport *t, const nccl_lib *lib, bool is_fixed) {
     comm *c;
-    nccl_state *s;
     *out = NULL;
-    TRY(MEM_NEW(&c, 1));
-    *c = (comm){
-        .ops = &nccl_ops, .be = be, .rank = t->rank, .size = t->size, .destroy = nccl_destroy};
-    status st = MEM_NEW(&s, 1);
-    if (st != OK) {
-        mem_free(c);
-        return st;
-    }
-    c->state = s;
+    TRY(comm_new(&c, &nccl_ops, be, t, nccl_destroy, sizeof(nccl_state)));
+    nccl_state *s = c->state;
     *s = (nccl_state){.t = t, .lib = lib, .is_fixed = is_fixed};
-    st = comm_create_beside(&c->host, be, t);
+    status st = comm_create_beside(&c->host, be, t);
+    if (st == OK) st = MEM_NEW(&s->slice, (size_t)c->size);
+    if (st == OK) st = MEM_NEW(&s->own, (size_t)c->size);
     if (st == OK) st = join(c);
     if (st == OK) {
         *out = c;

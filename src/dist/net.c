@@ -212,27 +212,26 @@ bool net_is_gone(int fd) {
     return n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR);
 }
 
-status net_send(int fd, const void *bytes, size_t n, int timeout_ms) {
+/* All bytes in one direction before the time is over. */
+static status move_bytes(int fd, void *bytes, size_t n, bool is_send, int timeout_ms) {
     int64_t end = net_now_ms() + timeout_ms;
     for (size_t done = 0; done < n;) {
-        ssize_t now = send(fd, (const char *)bytes + done, n - done, MSG_NOSIGNAL);
+        char *at = (char *)bytes + done;
+        ssize_t now = is_send ? send(fd, at, n - done, MSG_NOSIGNAL) : recv(fd, at, n - done, 0);
+        if (now == 0 && !is_send) return fail(ERR_IO, "the other side has gone");
         if (now > 0) done += (size_t)now;
         if (now >= 0 || errno == EINTR) continue;
-        if (errno != EAGAIN) return fail_errno("sending");
-        if (!wait_for(fd, POLLOUT, end)) return fail(ERR_IO, "sending took too long");
+        if (errno != EAGAIN) return fail_errno(is_send ? "sending" : "receiving");
+        if (!wait_for(fd, is_send ? POLLOUT : POLLIN, end))
+            return fail(ERR_IO, is_send ? "sending took too long" : "no answer in time");
     }
     return OK;
 }
 
+status net_send(int fd, const void *bytes, size_t n, int timeout_ms) {
+    return move_bytes(fd, (void *)(uintptr_t)bytes, n, true, timeout_ms);
+}
+
 status net_receive(int fd, void *bytes, size_t n, int timeout_ms) {
-    int64_t end = net_now_ms() + timeout_ms;
-    for (size_t done = 0; done < n;) {
-        ssize_t now = recv(fd, (char *)bytes + done, n - done, 0);
-        if (now == 0) return fail(ERR_IO, "the other side has gone");
-        if (now > 0) done += (size_t)now;
-        if (now >= 0 || errno == EINTR) continue;
-        if (errno != EAGAIN) return fail_errno("receiving");
-        if (!wait_for(fd, POLLIN, end)) return fail(ERR_IO, "no answer in time");
-    }
-    return OK;
+    return move_bytes(fd, bytes, n, false, timeout_ms);
 }

@@ -8,18 +8,45 @@
 #include "base/mem.h"
 #include "ops/combine.h"
 
+/* A zeroed object of so many bytes, and its zeroed state. */
+static status alloc_pair(void **out, size_t bytes, void **state, size_t state_bytes) {
+    TRY(mem_alloc(out, 1, bytes));
+    status st = mem_alloc(state, 1, state_bytes);
+    if (st != OK) mem_free(*out);
+    return st;
+}
+
 status transport_new(transport **out, const transport_ops *how, size_t state_bytes) {
     transport *t;
+    void *state;
     *out = NULL;
-    TRY(MEM_NEW(&t, 1));
-    status st = mem_alloc(&t->state, 1, state_bytes);
-    if (st != OK) {
-        mem_free(t);
-        return st;
-    }
+    TRY(alloc_pair((void **)&t, sizeof *t, &state, state_bytes));
     t->ops = how;
+    t->state = state;
     *out = t;
     return OK;
+}
+
+status comm_new(comm **out, const comm_ops *how, backend *be, const transport *t,
+                void (*destroy)(comm *c), size_t state_bytes) {
+    comm *c;
+    void *state;
+    *out = NULL;
+    TRY(alloc_pair((void **)&c, sizeof *c, &state, state_bytes));
+    *c = (comm){.ops = how,
+                .be = be,
+                .rank = t->rank,
+                .size = t->size,
+                .state = state,
+                .destroy = destroy};
+    *out = c;
+    return OK;
+}
+
+void comm_free(comm *c) {
+    mem_free(c->state);
+    comm_destroy(c->host);
+    mem_free(c);
 }
 
 void transport_free(transport *t) {
@@ -363,9 +390,7 @@ static void host_destroy(comm *c) {
     mem_free(s->out.memory);
     mem_free(s->parts.memory);
     list_fini(&s->list);
-    mem_free(s);
-    comm_destroy(c->host);
-    mem_free(c);
+    comm_free(c);
 }
 
 static const comm_ops host_ops = {.all_reduce = host_all_reduce,
@@ -378,20 +403,12 @@ static const comm_ops host_ops = {.all_reduce = host_all_reduce,
 
 static status create_comm(comm **out, backend *be, transport *t, bool is_host_memory) {
     comm *c;
-    host_state *s;
     *out = NULL;
-    TRY(MEM_NEW(&c, 1));
-    *c = (comm){
-        .ops = &host_ops, .be = be, .rank = t->rank, .size = t->size, .destroy = host_destroy};
-    status st = MEM_NEW(&s, 1);
-    if (st != OK) {
-        mem_free(c);
-        return st;
-    }
-    c->state = s;
+    TRY(comm_new(&c, &host_ops, be, t, host_destroy, sizeof(host_state)));
+    host_state *s = c->state;
     s->t = t;
     s->is_host_memory = is_host_memory;
-    st = list_init(&s->list, t->size);
+    status st = list_init(&s->list, t->size);
     if (st != OK)
         host_destroy(c);
     else

@@ -89,6 +89,11 @@ status transport_group(transport **out, transport *t, const rank_group *g);
  * through memory of the host. */
 status comm_create_host(comm **out, backend *be, transport *t);
 
+/* For implementations of communicators on a transport, as transport_new and transport_free. */
+status comm_new(comm **out, const comm_ops *how, backend *be, const transport *t,
+                void (*destroy)(comm *c), size_t state_bytes);
+void comm_free(comm *c);
+
 /* A communicator on memory of the host, whatever the backend: what a comm has as `host`. */
 status comm_create_beside(comm **out, backend *be, transport *t);
 

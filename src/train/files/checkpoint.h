@@ -65,7 +65,7 @@ typedef struct checkpoint {
 
 /* Saves under RUN/checkpoints and points RUN/last to it; with is_best RUN/best too.  All but the
  * newest `keep` and the best are then removed.  A value that is not finite is ERR_NUMERIC, and
- * nothing is written.  All ranks call it, and each writes a part (checkpoint_parts.h); when all
+ * nothing is written.  All ranks call it, and each writes a part of the tensors; when all
  * have written theirs, the first one gives the folder its name.  Where one fails, all fail, with
  * its number and its words, and the checkpoints of before remain. */
 status checkpoint_save(const checkpoint *c, const char *run, const char *config_json,

@@ -246,12 +246,8 @@ static status find_metric(run_history *h, const char *name, int *out) {
 
 static status reserve_row(run_history *h) {
     size_t n = h->n + 1;
-    TRY(MEM_RESERVE(&h->epoch, &h->capacity[0], n));
-    TRY(MEM_RESERVE(&h->step, &h->capacity[1], n));
-    TRY(MEM_RESERVE(&h->loss, &h->capacity[2], n));
-    TRY(MEM_RESERVE(&h->tokens_per_s, &h->capacity[3], n));
-    TRY(MEM_RESERVE(&h->seconds, &h->capacity[4], n));
-    TRY(MEM_RESERVE(&h->rate, &h->capacity[5], n));
+    for (int c = 0; c < HISTORY_COLUMNS; c++)
+        TRY(MEM_RESERVE(&h->column[c], &h->capacity[c], n));
     for (int m = 0; m < h->n_metrics; m++) {
         TRY(MEM_RESERVE(&h->value[m], &h->value_capacity[m], n));
         h->value[m][h->n] = NAN;
@@ -260,14 +256,13 @@ static status reserve_row(run_history *h) {
 }
 
 static status add_evaluation(run_history *h, const json_value *line) {
+    static const char *const keys[HISTORY_COLUMNS] = {"epoch",        "step",    "loss",
+                                                      "tokens_per_s", "seconds", "lr"};
     size_t i = h->n;
     TRY(reserve_row(h));
-    h->epoch[i] = history_number(line, "epoch") + 1;
-    h->step[i] = history_number(line, "step");
-    h->loss[i] = history_number(line, "loss");
-    h->tokens_per_s[i] = history_number(line, "tokens_per_s");
-    h->seconds[i] = history_number(line, "seconds");
-    h->rate[i] = history_number(line, "lr");
+    for (int c = 0; c < HISTORY_COLUMNS; c++)
+        h->column[c][i] = history_number(line, keys[c]);
+    h->epoch[i] += 1;
     if (h->part[0] == '\0') snprintf(h->part, sizeof h->part, "%s", history_text(line, "part"));
     if (json_member(line, "is_best") != NULL) h->best_step = h->step[i];
     for (const json_value *v = line->first; v != NULL; v = v->next) {
@@ -325,12 +320,8 @@ status run_history_read(run_history *h, const char *run) {
 }
 
 void run_history_fini(run_history *h) {
-    mem_free(h->epoch);
-    mem_free(h->step);
-    mem_free(h->loss);
-    mem_free(h->tokens_per_s);
-    mem_free(h->seconds);
-    mem_free(h->rate);
+    for (int c = 0; c < HISTORY_COLUMNS; c++)
+        mem_free(h->column[c]);
     for (int i = 0; i < h->n_metrics; i++)
         mem_free(h->value[i]);
     arena_fini(&h->memory);

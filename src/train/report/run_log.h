@@ -53,10 +53,15 @@ enum { HISTORY_METRICS = 64, HISTORY_NAME_BYTES = 32, HISTORY_COLUMNS = 6 };
 typedef struct run_history {
     size_t n;
     size_t capacity[HISTORY_COLUMNS];
-    double *epoch, *step, *loss, *tokens_per_s, *seconds, *rate; /* (n) each; epochs from 1 */
-    bool is_by_step;                                             /* evaluated inside epochs, too */
-    double best_step;                                            /* NAN: validation chose none */
-    double best_x; /* the epoch, or the step, of that evaluation */
+    union { /* (n) each */
+        double *column[HISTORY_COLUMNS];
+        struct {
+            double *epoch, *step, *loss, *tokens_per_s, *seconds, *rate; /* epochs from 1 */
+        };
+    };
+    bool is_by_step;  /* evaluated inside epochs, too */
+    double best_step; /* NAN: validation chose none */
+    double best_x;    /* the epoch, or the step, of that evaluation */
     char metric[HISTORY_METRICS][HISTORY_NAME_BYTES]; /* in the order they appear */
     double *value[HISTORY_METRICS];                   /* (n) each */
     size_t value_capacity[HISTORY_METRICS];
