@@ -40,7 +40,7 @@ struct handshake {
 
 static status draw(void *bytes, size_t n) {
     if (getrandom(bytes, n, 0) == (ssize_t)n) return OK;
-    return fail_errno("random numbers of the system");
+    return fail_errno("reading random numbers of the system");
 }
 
 /* What the side that listens (is_first) or the one that said hello proves itself with. */
@@ -72,8 +72,8 @@ static void forget(handshake *g, int i) {
 /* Strangers must not fill the log, either. */
 static void send_away(handshake *g, int i, const char *why) {
     if (why != NULL && g->n_warnings < MOST_WARNINGS)
-        log_warn("a process at %s was sent away: it %s%s", g->waiting[i].guest.address, why,
-                 ++g->n_warnings == MOST_WARNINGS ? " (others will not be named)" : "");
+        log_warn("a process at %s was rejected: it %s%s", g->waiting[i].guest.address, why,
+                 ++g->n_warnings == MOST_WARNINGS ? " (further ones are not logged)" : "");
     net_close(&g->waiting[i].guest.fd);
     forget(g, i);
 }
@@ -118,7 +118,7 @@ static bool has_proved(const handshake *g, caller *c, const char **why) {
     if (*why != NULL || !has_hello(c)) return false;
     if (is_new && !challenge_caller(g, c)) *why = "does not read";
     if (*why == NULL && !hear(c->guest.fd, c->proof, sizeof c->proof, &c->n_proof))
-        *why = "left before it proved to know the HSTU_JOB_SECRET";
+        *why = "disconnected before it proved to know the HSTU_JOB_SECRET";
     if (*why != NULL || c->n_proof < sizeof c->proof) return false;
     if (!hmac_equal(c->proof, c->want))
         *why = "does not know the HSTU_JOB_SECRET";
@@ -139,7 +139,7 @@ static bool hear_callers(handshake *g, handshake_guest *out) {
         }
         int most = has_hello(&g->waiting[i]) ? PROOF_MS : HELLO_MS;
         bool is_late = net_now_ms() - g->waiting[i].since > most;
-        if (why == NULL && is_late) why = "did not say who it is in time";
+        if (why == NULL && is_late) why = "did not identify itself in time";
         if (why != NULL)
             send_away(g, i, why[0] != '\0' ? why : NULL);
         else
@@ -164,7 +164,7 @@ static void take_callers(handshake *g) {
     for (int fd;;) {
         int i = g->n == MOST_CALLERS ? who_makes_room(g) : 0;
         if (g->n == MOST_CALLERS && net_now_ms() - g->waiting[i].since > CROWD_MS)
-            send_away(g, i, "did not say who it is, and others wait");
+            send_away(g, i, "did not identify itself, and others wait");
         if (g->n == MOST_CALLERS) return;
         caller *c = &g->waiting[g->n];
         *c = (caller){.since = net_now_ms()};
@@ -203,11 +203,11 @@ static status prove_both(int fd, const char *secret, const handshake_hello *h, i
     prove(secret, true, h, c.nonce, proof);
     if (!hmac_equal(proof, c.proof))
         return fail(ERR_CONFIG, "it does not know the HSTU_JOB_SECRET of this rank: set the same "
-                                "one for all ranks, or none; or it is another version of hstu");
+                                "one for all ranks, or none; or it runs another version of hstu");
     prove(secret, false, h, c.nonce, proof);
     TRY(net_send(fd, proof, sizeof proof, net_left_ms(end)));
     TRY(net_receive(fd, &admitted, 1, net_left_ms(end)));
-    return admitted == ADMITTED ? OK : fail(ERR_CONFIG, "it is another version of hstu");
+    return admitted == ADMITTED ? OK : fail(ERR_CONFIG, "it runs another version of hstu");
 }
 
 status handshake_enter(int *fd, const char *address, int port, const char *secret,

@@ -15,7 +15,6 @@ struct leaf_step {
     int rank, size, n_leaves;
     bool is_host_memory; /* gradients are summed in the order of the leaves */
     bool is_fixed;       /* a GPU's are, too */
-    bool is_early;       /* and the ranks' during the backward pass */
     leaf_cut *cut;
     grad_sum *sum;
     uint8_t leaf_rank[MAX_LEAVES]; /* which rank has a leaf */
@@ -49,7 +48,6 @@ static status build(leaf_step *l) {
     /* Ranks that share tokens sum the gradients of a layer among themselves first. */
     if (s->early_bytes > 0 && l->size > 1 && !l->is_host_memory && s->sequence == NULL)
         TRY(grad_early_create(l->sum, s->model, s->early_bytes));
-    l->is_early = grad_early_is_used(l->sum);
     return OK;
 }
 
@@ -113,7 +111,7 @@ static status train_leaf(leaf_step *l, const batch *whole, int leaf, const model
     pass *p = l->s->train;
     if (leaf_cut_n_users(l->cut, leaf) == 0) return OK;
     uint64_t start = clock_ns();
-    if (is_last && l->is_early) pass_watch_grads(p, grad_early_part, l->sum);
+    if (is_last && grad_early_is_used(l->sum)) pass_watch_grads(p, grad_early_part, l->sum);
     status st = pass_train_part(p, leaf_cut_take(l->cut, whole, leaf), whole, at);
     pass_watch_grads(p, NULL, NULL);
     TRY(st);

@@ -99,7 +99,7 @@ static status check(comm *c, int code, const char *what) {
 static status check_earlier(comm *c) {
     nccl_state *s = c->state;
     int error = NCCL_OK;
-    if (s->is_failed) return fail(ERR_IO, "the ranks lost each other before");
+    if (s->is_failed) return fail(ERR_IO, "the ranks lost their connection earlier");
     TRY(check(c, s->lib->async_error(s->comm, &error), "asking for errors"));
     return error == NCCL_IN_PROGRESS ? OK : check(c, error, "an earlier exchange");
 }

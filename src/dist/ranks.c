@@ -65,12 +65,13 @@ static status compare(const rank_facts *all, int r) {
         return fail(ERR_CONFIG, "rank %d on %.63s has hstu %.63s, rank 0 on %.63s has %.63s", r,
                     b->host, b->version, a->host, a->version);
     if (a->config != b->config)
-        return fail(ERR_CONFIG,
-                    "rank %d on %.63s has another config or other options than rank 0 on %.63s", r,
-                    b->host, a->host);
+        return fail(
+            ERR_CONFIG,
+            "rank %d on %.63s uses a different config or different options than rank 0 on %.63s", r,
+            b->host, a->host);
     if (a->data != b->data)
-        return fail(ERR_CONFIG, "rank %d on %.63s has other data than rank 0 on %.63s", r, b->host,
-                    a->host);
+        return fail(ERR_CONFIG, "rank %d on %.63s uses different data than rank 0 on %.63s", r,
+                    b->host, a->host);
     int64_t ahead = b->clock_s - a->clock_s;
     if (ahead > AGREE_CLOCK_S || ahead < -AGREE_CLOCK_S)
         return fail(ERR_CONFIG,
@@ -112,39 +113,33 @@ static uint64_t gpu_of(const backend *be) {
     return hash | 1;
 }
 
-typedef struct agreement {
-    int without;     /* the first rank without NCCL, or -1 */
-    int other;       /* the first rank with another version than rank 0, or -1 */
-    int most_on_gpu; /* ranks that share a GPU, the most of all GPUs */
-    bool has_no_gpu; /* a rank is on the CPU */
-} agreement;
-
-static agreement compare_gpus(const rank_gpu *all, int size) {
-    agreement a = {.without = -1, .other = -1};
-    for (int r = size - 1; r >= 0; r--) {
-        if (all[r].version == 0) a.without = r;
-        if (all[r].version != all[0].version) a.other = r;
-        a.has_no_gpu = a.has_no_gpu || all[r].gpu == 0;
+/* The most ranks that share a GPU; 0: a rank is on the CPU. */
+static int most_on_gpu(const rank_gpu *all, int size) {
+    int most = 0;
+    for (int r = 0; r < size; r++) {
         int n = 0;
         for (int q = 0; q < size; q++)
             n += all[q].gpu == all[r].gpu;
-        if (n > a.most_on_gpu) a.most_on_gpu = n;
+        if (all[r].gpu == 0) return 0;
+        if (n > most) most = n;
     }
-    return a;
+    return most;
 }
 
 /* Why NCCL is not used, in words; NULL: it is. */
-static const char *why_not(const agreement *a, bool is_asked, char text[160]) {
-    if (a->without >= 0)
-        snprintf(text, 160, "rank %d did not find NCCL", a->without);
-    else if (a->other >= 0)
-        snprintf(text, 160, "rank %d has another version of NCCL than rank 0", a->other);
-    else if (a->most_on_gpu > 1 && !is_asked)
-        snprintf(text, 160,
-                 "several ranks share a GPU, where NCCL needs the MPS daemon (--nccl on)");
-    else
-        return NULL;
-    return text;
+static const char *why_not(const rank_gpu *all, int size, bool shares_gpu, char text[160]) {
+    for (int r = 0; r < size; r++)
+        if (all[r].version == 0) {
+            snprintf(text, 160, "rank %d did not find NCCL", r);
+            return text;
+        }
+    for (int r = 1; r < size; r++)
+        if (all[r].version != all[0].version) {
+            snprintf(text, 160, "rank %d has another version of NCCL than rank 0", r);
+            return text;
+        }
+    return shares_gpu ? "several ranks share a GPU, where NCCL needs the MPS daemon (--nccl on)"
+                      : NULL;
 }
 
 static bool is_word(const char *text) {
@@ -164,18 +159,18 @@ static status choose(comm **out, backend *be, transport *t, const rank_options *
             snprintf(reason, sizeof reason, "%s", status_reason());
     }
     TRY(transport_gather(t, &own, sizeof own, all));
-    agreement a = compare_gpus(all, t->size);
-    if (strcmp(choice, "off") == 0 || a.has_no_gpu) return comm_create_host(out, be, t);
-    const char *why = why_not(&a, is_asked, text);
+    int most = most_on_gpu(all, t->size);
+    if (strcmp(choice, "off") == 0 || most == 0) return comm_create_host(out, be, t);
+    const char *why = why_not(all, t->size, most > 1 && !is_asked, text);
     if (why != NULL && is_asked)
         return fail(ERR_UNSUPPORTED, "--nccl %.200s: %s", choice, reason[0] != '\0' ? reason : why);
     if (why != NULL) {
-        log_info("gradients of the ranks go through memory of the host: %s",
+        log_info("ranks exchange gradients through host memory: %s",
                  reason[0] != '\0' ? reason : why);
         return comm_create_host(out, be, t);
     }
-    bool is_shared = a.most_on_gpu > 1;
-    if (is_shared) env_share_gpu(t->rank, a.most_on_gpu, lib.version >= MULTI_RANK_VERSION);
+    bool is_shared = most > 1;
+    if (is_shared) env_share_gpu(t->rank, most, lib.version >= MULTI_RANK_VERSION);
     log_info("NCCL %d.%d.%d (%s) connects %d ranks%s", lib.version / 10000, lib.version / 100 % 100,
              lib.version % 100, lib.path, t->size, is_shared ? ", several on a GPU" : "");
     return comm_create_nccl(out, be, t, &lib, o->is_deterministic);

@@ -34,7 +34,7 @@ status shm_job_create(shm_job **out, int size, size_t window_bytes) {
     /* Windows that nothing is written to take no memory. */
     size_t bytes = sizeof(shm_job) + SHM_CIRCLES * 2 * (size_t)size * window_bytes;
     shm_job *job = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (job == MAP_FAILED) return fail_errno("memory that %d ranks share", size);
+    if (job == MAP_FAILED) return fail_errno("shared memory of %d ranks", size);
     job->bytes = bytes;
     job->window_bytes = window_bytes;
     job->size = size;
@@ -189,7 +189,7 @@ static status create(transport **out, shm_job *job, int rank, shm_circle circle,
 
 static status shm_group(transport **out, transport *t, const rank_group *g) {
     const shm_state *s = t->state;
-    if (s->circle != SHM_ALL) return fail(ERR_USAGE, "a group of ranks is not divided again");
+    if (s->circle != SHM_ALL) return fail(ERR_USAGE, "a group of ranks cannot be divided again");
     return create(out, s->job, t->rank, g->stride == 1 ? SHM_NEAR : SHM_FAR, g);
 }
 

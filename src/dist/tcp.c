@@ -125,7 +125,8 @@ static status gather_ranks(tcp_mesh *m, const tcp_start *o, handshake *at, int64
         handshake_guest g;
         list_missing(m, missing);
         if (net_now_ms() >= end)
-            return fail(ERR_IO, "of %d ranks these did not report to port %d within %d s:%s",
+            return fail(ERR_IO,
+                        "%d ranks are expected; these did not report to port %d within %d s:%s",
                         m->size, o->port, timeout_of(o) / 1000, missing);
         int left = net_left_ms(end);
         if (!is_said && timeout_of(o) - left >= QUIET_MS) {

@@ -33,12 +33,8 @@ status comm_new(comm **out, const comm_ops *how, backend *be, const transport *t
     void *state;
     *out = NULL;
     TRY(alloc_pair((void **)&c, sizeof *c, &state, state_bytes));
-    *c = (comm){.ops = how,
-                .be = be,
-                .rank = t->rank,
-                .size = t->size,
-                .state = state,
-                .destroy = destroy};
+    *c = (comm){
+        .ops = how, .be = be, .rank = t->rank, .size = t->size, .state = state, .destroy = destroy};
     *out = c;
     return OK;
 }
@@ -251,7 +247,7 @@ static status send_back(comm *c, void *memory, const char *host, size_t bytes) {
 }
 
 static status check_alive(const host_state *s) {
-    return s->is_failed ? fail(ERR_IO, "the ranks lost each other before") : OK;
+    return s->is_failed ? fail(ERR_IO, "the ranks lost their connection earlier") : OK;
 }
 
 static status exchange(comm *c) {

@@ -313,7 +313,7 @@ static status begin(watch *w, const watch_options *o) {
         memcpy(w->hosts[r], o->hosts + r * o->host_stride, sizeof *w->hosts);
     TRY(w->rank == 0 ? open_handshake(w, o) : connect_first(w, o));
     if (pthread_create(&w->thread, NULL, watch_main, w) != 0)
-        return fail(ERR_IO, "no thread for the heartbeats");
+        return fail(ERR_IO, "cannot start the heartbeat thread");
     w->has_thread = true;
     return OK;
 }

@@ -67,8 +67,8 @@ static void change_clock(rank_facts *f) {
 TEST(agree_names_the_rank_that_differs) {
     check(change_nothing, NULL);
     check(change_version, "rank 2 on node7 has hstu 9.9.9, rank 0 on ");
-    check(change_config, "has another config or other options than rank 0");
-    check(change_data, "has other data than rank 0");
+    check(change_config, "uses a different config or different options than rank 0");
+    check(change_data, "uses different data than rank 0");
     check(change_clock, "behind that of rank 0");
     CHECK_OK(ranks_agree(NULL, NULL));
 }

@@ -209,8 +209,8 @@ TEST(host_comm_fails_for_good) {
     CHECK_OK(comm_create_host(&c, be, t));
     CHECK(shm_job_fail(job, 1));
     CHECK_FAILS(c->ops->all_reduce(c, &a), ERR_IO, "rank 1 failed");
-    CHECK_FAILS(c->ops->all_reduce(c, &a), ERR_IO, "lost each other");
-    CHECK_FAILS(c->ops->barrier(c), ERR_IO, "lost each other");
+    CHECK_FAILS(c->ops->all_reduce(c, &a), ERR_IO, "lost their connection");
+    CHECK_FAILS(c->ops->barrier(c), ERR_IO, "lost their connection");
     comm_destroy(c);
     transport_destroy(t);
     backend_destroy(be);
@@ -258,8 +258,8 @@ static void *gpu_member(void *arg) {
     all_reduce_args a = {COMM_I64, COMM_SUM, 1, &value, &value};
     CHECK_FAILS(c->ops->all_reduce(c, &a), ERR_DEVICE, "8 bytes are not copied");
     CHECK_FAILS(c->ops->all_reduce(c, &a), ERR_DEVICE, "8 bytes are not copied");
-    CHECK_FAILS(c->ops->barrier(c), ERR_IO, "lost each other before");
-    CHECK_FAILS(comm_host_agree(c, OK), ERR_IO, "lost each other before");
+    CHECK_FAILS(c->ops->barrier(c), ERR_IO, "lost their connection earlier");
+    CHECK_FAILS(comm_host_agree(c, OK), ERR_IO, "lost their connection earlier");
     comm_destroy(c);
     transport_destroy(t);
     backend_destroy(be);
@@ -291,7 +291,8 @@ TEST(host_comm_gives_up) {
     CHECK_OK(shm_create(&t, job, 0));
     CHECK_OK(comm_create_host(&c, be, t));
     comm_give_up(c);
-    CHECK_FAILS(comm_host_reduce(c, COMM_I64, COMM_MAX, 1, &x), ERR_IO, "lost each other before");
+    CHECK_FAILS(comm_host_reduce(c, COMM_I64, COMM_MAX, 1, &x), ERR_IO,
+                "lost their connection earlier");
     comm_destroy(c);
     comm_give_up(NULL);
     CHECK_OK(comm_create_self(&c, be));
@@ -444,7 +445,8 @@ TEST(group_refuses_what_is_none) {
     CHECK_FAILS(rank_grid_create(&grid, t, be, NULL, 1), ERR_USAGE, "groups of 1");
     CHECK(g == NULL && grid.group == NULL);
     CHECK_OK(transport_group(&g, t, &(rank_group){1, 1, 2}));
-    CHECK_FAILS(transport_group(&again, g, &(rank_group){0, 1, 1}), ERR_USAGE, "not divided again");
+    CHECK_FAILS(transport_group(&again, g, &(rank_group){0, 1, 1}), ERR_USAGE,
+                "cannot be divided again");
     transport_destroy(g);
     /* A rank that fails ends the waiting of a group, too. */
     CHECK_OK(transport_group(&g, t, &(rank_group){1, 1, 2}));

@@ -217,7 +217,7 @@ static status name_dump(const import_job *job, name_list *out) {
         if (strcmp(name, l->name[i]) == 0) st = add_name(out, name);
     }
     if (st == OK && out->n != 1)
-        st = fail(ERR_USAGE, "%s: it has no table '%.100s'", job->like, job->dump->name);
+        st = fail(ERR_USAGE, "%s: has no table '%.100s'", job->like, job->dump->name);
     mem_free(l);
     return st;
 }
@@ -301,7 +301,7 @@ static status read_chain(const import_job *job, const char *name, embed_table *t
         TRY(find_snapshot(job->paths[i], name, path, &is_there));
         if (is_there) TRY(embed_snapshot_read(t, path, (snapshot_ranks){0, 1}, &n_rejected));
         if (n_rejected > 0)
-            return fail(ERR_FORMAT, "%s: %lld rows found no place", path, (long long)n_rejected);
+            return fail(ERR_FORMAT, "%s: %lld rows found no room", path, (long long)n_rejected);
     }
     return OK;
 }
@@ -314,7 +314,7 @@ static status check_like(const import_job *job, const char *name, snapshot_info 
     TRY(path_join(path, sizeof path, job->like, name));
     if (!embed_is_snapshot(path))
         return fail(ERR_USAGE,
-                    "%s: it has no table '%s'; rename the folder of the snapshot to one "
+                    "%s: has no table '%s'; rename the folder of the snapshot to one "
                     "of its table-*",
                     job->like, name);
     TRY(embed_snapshot_info(path, &own));
@@ -362,7 +362,7 @@ static status make_table(import_job *job, const char *name, const char *folder) 
     status st = is_dump && job->like != NULL ? embed_set_step(t, info.step) : OK;
     if (st == OK) st = is_dump ? read_dump(job, t) : read_chain(job, name, t);
     if (st == OK && embed_counts_of(t)->n_evicted > 0)
-        st = fail(ERR_FORMAT, "%s: %lld rows found no place", name,
+        st = fail(ERR_FORMAT, "%s: %lld rows found no room", name,
                   (long long)embed_counts_of(t)->n_evicted);
     if (st == OK) st = embed_size(t, &n_rows);
     if (st == OK) st = embed_snapshot_write(t, path, (snapshot_ranks){0, 1}, 0);

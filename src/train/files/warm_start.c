@@ -628,14 +628,14 @@ status warm_start(checkpoint *c, session *s, const warm_options *options, warm_r
 void warm_report_log(const warm_report *r) {
     log_info("starting from %s, step %" PRIu64 "%s", r->folder, r->step,
              r->has_state ? ", with the state of its optimizer"
-                          : "; the optimizer is another one, so its state starts again");
+                          : "; its optimizer differs, so the optimizer state starts from zero");
     for (int i = 0; i < r->n; i++) {
         const warm_table *t = &r->table[i];
         char mean[64] = "", no_place[64] = "";
         if (t->n_mean > 0)
             snprintf(mean, sizeof mean, " (%" PRId64 " from their neighbours)", t->n_mean);
         if (t->n_no_place > 0)
-            snprintf(no_place, sizeof no_place, ", %" PRId64 " without a place", t->n_no_place);
+            snprintf(no_place, sizeof no_place, ", %" PRId64 " without room", t->n_no_place);
         log_info("  table '%s': %" PRId64 " rows kept, %" PRId64 " new%s, %" PRId64 " dropped%s",
                  t->name, t->n_kept, t->n_new, mean, t->n_dropped, no_place);
     }

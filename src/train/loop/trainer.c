@@ -565,7 +565,7 @@ static status begin_new(trainer *t) {
 /* A run that was killed before its first checkpoint starts from the beginning.  Its config is
  * written again, since it may have changed. */
 static status begin_again(trainer *t) {
-    log_info("%s: stopped before its first checkpoint, so it begins again", t->o->run);
+    log_info("%s: stopped before its first checkpoint; starting over", t->o->run);
     TRY(set_values(t));
     if (!trainer_is_first(t)) return OK;
     TRY(run_log_rewind(t->o->run, 0));
@@ -578,12 +578,11 @@ static status check_same_data(const trainer *t, const char *folder) {
     TRY(checkpoint_verify(folder));
     TRY(checkpoint_read_origin(&origin, folder));
     if (origin.data == batcher_fingerprint(t->s->data)) return OK;
-    return fail(
-        ERR_CONFIG,
-        "%s: the run has trained on other data than %s, and the order of its batches cannot "
-        "go on there. Resume it with its own data, or start a new run with its weights: "
-        "hstu train --init-from %s --data DIR --out NEW",
-        t->o->run, t->s->data->path, t->o->run);
+    return fail(ERR_CONFIG,
+                "%s: the run was trained on other data than %s, and its order of batches cannot "
+                "go on there. Resume it with its own data, or start a new run with its weights: "
+                "hstu train --init-from %s --data DIR --out NEW",
+                t->o->run, t->s->data->path, t->o->run);
 }
 
 /* What "best" means, for the whole run: a metric of the config's, NDCG@10 or AUC if it has it. */

@@ -271,39 +271,35 @@ static void write_table(const char *name, const dynamic_state *s, json_writer *w
                  n > 0 ? 100 * (double)c->hits[2] / n : 0, c->n_written);
 }
 
-static void write_tables(const trainer *t, json_writer *w) {
+/* The state of every table, which all ranks find out together; w NULL: this rank only helps. */
+static status write_tables(const trainer *t, json_writer *w) {
     dynamic_tables *tables = model_tables(t->s->model);
     dynamic_state state;
-    if (tables->n_all == 0) return;
-    json_key(w, "tables");
-    json_array_open(w);
     for (int i = 0; i < tables->n; i++) {
-        if (!dynamic_is_owner(&tables->item[i])) continue;
-        status st = dynamic_news_of_all(tables, &tables->item[i], &state);
-        if (st != OK) {
-            w->state = st; /* json_finish tells it */
-            return;
-        }
-        write_table(tables->item[i].config->table_name, &state, w);
+        const dynamic_table *table = &tables->item[i];
+        if (!dynamic_is_owner(table) || (w == NULL && tables->comm == NULL)) continue;
+        TRY(dynamic_news_of_all(tables, &tables->item[i], &state));
+        if (w != NULL) write_table(table->config->table_name, &state, w);
     }
     for (int i = tables->n; i < tables->n_all; i++) {
-        status st = dynamic_static_state(tables, &tables->item[i], &state);
-        if (st != OK) {
-            w->state = st;
-            return;
-        }
+        TRY(dynamic_static_state(tables, &tables->item[i], &state));
+        if (w == NULL) continue;
         json_object_open(w);
         json_key_string(w, "name", tables->item[i].name);
         json_key_int(w, "rows", state.n_rows);
         write_ranks(tables->item[i].name, &state, w);
         json_object_close(w);
     }
-    json_array_close(w);
+    return OK;
 }
 
-static void log_misses(const eval_result *r) {
-    char text[EVAL_MISSES_BYTES];
-    if (eval_describe_misses(r, text)) log_info("%s", text);
+static void write_table_list(const trainer *t, json_writer *w) {
+    if (model_tables(t->s->model)->n_all == 0) return;
+    json_key(w, "tables");
+    json_array_open(w);
+    status st = write_tables(t, w);
+    if (st != OK) w->state = st; /* json_finish tells it */
+    json_array_close(w);
 }
 
 /* What --resume changed, where it did. */
@@ -324,6 +320,7 @@ static void write_noted(const trainer *t, json_writer *w) {
 
 static void write_event(const trainer *t, const train_event *e, json_writer *w) {
     static const char *const names[] = {"start", "epoch", "eval", "done"};
+    char text[EVAL_MISSES_BYTES];
     json_object_open(w);
     json_key_string(w, "event", names[e->kind]);
     if (e->kind == EVENT_START) {
@@ -341,8 +338,9 @@ static void write_event(const trainer *t, const train_event *e, json_writer *w) 
             write_metrics(e->metrics, w);
             if (e->is_best) json_key_bool(w, "is_best", true);
         }
-        if (e->kind == EVENT_EPOCH) write_tables(t, w);
-        if (e->kind != EVENT_DONE && e->metrics != NULL) log_misses(e->metrics);
+        if (e->kind == EVENT_EPOCH) write_table_list(t, w);
+        if (e->kind != EVENT_DONE && e->metrics != NULL && eval_describe_misses(e->metrics, text))
+            log_info("%s", text);
         if (e->kind == EVENT_DONE) write_done(t, e, w);
     }
     json_object_close(w);
@@ -388,21 +386,9 @@ void trainer_log_memory(const trainer *t) {
              (of_model + state) / 1e9);
 }
 
-/* The first rank tells what all ranks' tables hold. */
-static status help_with_tables(trainer *t) {
-    dynamic_tables *tables = model_tables(t->s->model);
-    dynamic_state state;
-    for (int i = 0; i < tables->n && tables->comm != NULL; i++)
-        if (dynamic_is_owner(&tables->item[i]))
-            TRY(dynamic_news_of_all(tables, &tables->item[i], &state));
-    for (int i = tables->n; i < tables->n_all; i++)
-        TRY(dynamic_static_state(tables, &tables->item[i], &state));
-    return OK;
-}
-
 status trainer_emit(trainer *t, train_event_kind kind, const train_sums *sums,
                     const eval_result *metrics) {
-    if (!trainer_is_first(t)) return kind == EVENT_EPOCH ? help_with_tables(t) : OK;
+    if (!trainer_is_first(t)) return kind == EVENT_EPOCH ? write_tables(t, NULL) : OK;
     train_event e = make_event(t, kind, sums, metrics);
     json_writer w;
     buf line;
