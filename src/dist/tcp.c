@@ -14,7 +14,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/waits.h"
-#include "dist/handshake.h"
+#include "dist/net.h"
 #include "dist/watch.h"
 
 enum { MAGIC = 0x50545348, SEND_MS = 1000, QUIET_MS = 3000, TURN_MS = 100, TEXT_BYTES = 256 };

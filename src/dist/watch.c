@@ -21,7 +21,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/waits.h"
-#include "dist/handshake.h"
+#include "dist/net.h"
 
 enum { MAGIC = 0x57545348, HELLO_MS = 5000, TURN_MS = 50, MOST_MS = 200, TEXT_BYTES = 512 };
 enum { STALL_SECONDS = 120 }; /* one message may take long in a slow network */

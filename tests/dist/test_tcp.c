@@ -11,7 +11,7 @@
 #include "base/hmac.h"
 #include "base/mem.h"
 #include "base/waits.h"
-#include "dist/handshake.h"
+#include "dist/net.h"
 #include "train_test.h"
 
 enum { MAX_RANKS = 5, LARGE = 1 << 20 };

@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #include "base/waits.h"
-#include "dist/handshake.h"
+#include "dist/net.h"
 #include "dist/tcp.h"
 #include "test.h"
 
