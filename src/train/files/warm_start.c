@@ -76,12 +76,15 @@ static int64_t row_there(const row_source *rows, int64_t i) {
     return rows->from[i] > 0 && rows->from[i] < rows->n_there ? (int64_t)rows->from[i] : -1;
 }
 
-/* Overwrites the rows that there are, of values or of moments. */
-static status copy_rows(const warm_job *j, const param *p, const row_source *rows,
-                        const st_tensor *t, float *device) {
+/* Overwrites the rows that there are, of values or of moments; device NULL: there are none. */
+static status copy_rows(const warm_job *j, const st_file *f, const param *p, const row_source *rows,
+                        const char *suffix, float *device) {
     backend *be = j->c->be;
+    const st_tensor *t;
     float *host;
     size_t width = (size_t)(p->n / p->shape[0]), bytes = (size_t)p->n * sizeof *host;
+    if (device == NULL) return OK;
+    TRY(find_rows(f, rows, suffix, p, &t));
     TRY(MEM_NEW_RAW(&host, (size_t)p->n));
     status st = be->ops->copy_out(be, host, device, bytes);
     for (int64_t i = 0; i < p->shape[0] && st == OK; i++) {
@@ -93,19 +96,6 @@ static status copy_rows(const warm_job *j, const param *p, const row_source *row
     if (st == OK) st = be->ops->copy_in(be, device, host, bytes);
     mem_free(host);
     return st;
-}
-
-static status copy_row_state(warm_job *j, int index, const row_source *rows) {
-    const param p = optimizer_state_shape(j->c->optimizer, &j->c->params[index]);
-    const moments *state = &j->c->optimizer->state[index];
-    const st_tensor *t;
-    if (state->m != NULL) {
-        TRY(find_rows(j->moments, rows, ".m", &p, &t));
-        TRY(copy_rows(j, &p, rows, t, state->m));
-    }
-    if (state->v == NULL) return OK;
-    TRY(find_rows(j->moments, rows, ".v", &p, &t));
-    return copy_rows(j, &p, rows, t, state->v);
 }
 
 /* Row 0 of items and contextual values stands for "none"; row 0 of actions is one. */
@@ -127,12 +117,14 @@ static void count_rows(const param *p, const row_source *rows, warm_table *count
 /* Copies the rows of a static table with their state. */
 static status copy_row_values(warm_job *j, int index, const row_source *rows, warm_table *count) {
     const param *p = &j->c->params[index];
-    const st_tensor *t;
+    const param shape = optimizer_state_shape(j->c->optimizer, p);
+    const moments *state = &j->c->optimizer->state[index];
     count_rows(p, rows, count);
     if (rows->name[0] == '\0') return OK;
-    TRY(find_rows(j->values, rows, "", p, &t));
-    TRY(copy_rows(j, p, rows, t, p->value));
-    return j->moments != NULL ? copy_row_state(j, index, rows) : OK;
+    TRY(copy_rows(j, j->values, p, rows, "", p->value));
+    if (j->moments == NULL) return OK;
+    TRY(copy_rows(j, j->moments, &shape, rows, ".m", state->m));
+    return copy_rows(j, j->moments, &shape, rows, ".v", state->v);
 }
 
 static status copy_tensor(const warm_job *j, const st_file *f, const param *p, const char *suffix,

@@ -1,6 +1,6 @@
-/* Both baselines fill in a function that ranks one user's target; the code for all users (the
- * window, the seen marks, the counts) is here once.  A worker has its own marks and counts; counts
- * are integers, so their sum is the same whoever counted. */
+/* Each baseline is a function that finds the position of one user's target; the code for all users
+ * (the window, the seen marks, the counts) is here once.  A worker has its own marks and counts;
+ * counts are integers, so their sum is the same whoever counted. */
 #include "train/loop/baselines.h"
 
 #include <math.h>
@@ -31,7 +31,7 @@ typedef struct worker_state {
 } worker_state;
 
 typedef struct evaluation evaluation;
-typedef int32_t (*rank_fn)(const evaluation *e, const window *w, worker_state *state);
+typedef int32_t (*position_fn)(const evaluation *e, const window *w, worker_state *state);
 
 struct evaluation {
     const split *split;
@@ -39,7 +39,7 @@ struct evaluation {
     int32_t max_history;
     bool keeps_seen;
     split_users users;
-    rank_fn rank;
+    position_fn position_of;
     const uint32_t *place;            /* (n_items + 1): popularity, 0 for the best */
     const struct neighbor_list *near; /* item-kNN */
     worker_state *workers;            /* (n_threads) */
@@ -63,11 +63,11 @@ static status evaluate_chunk(void *ctx, int64_t chunk, int worker) {
         window w = window_of(e, e->users.user != NULL ? e->users.user[i] : i);
         for (uint64_t k = 0; k < w.n; k++)
             state->is_seen[w.item[k]] = 1;
-        int32_t rank = POSITION_MISS;
+        int32_t position = POSITION_MISS;
         /* 0: an item of a test file that the data does not have */
         if (w.target != 0 && (e->keeps_seen || !state->is_seen[w.target]))
-            rank = e->rank(e, &w, state);
-        position_counts_add(&state->counts, &rank, 1, n_items);
+            position = e->position_of(e, &w, state);
+        position_counts_add(&state->counts, &position, 1, n_items);
         for (uint64_t k = 0; k < w.n; k++)
             state->is_seen[w.item[k]] = 0;
     }
@@ -180,7 +180,7 @@ static status order_items(const split *s, int32_t last_days, uint32_t *place) {
 }
 
 /* The target's place, minus the number of seen items before it; is_seen is 2 for a counted item. */
-static int32_t rank_popular(const evaluation *e, const window *w, worker_state *state) {
+static int32_t position_by_popularity(const evaluation *e, const window *w, worker_state *state) {
     uint32_t place = e->place[w->target], n_removed = 0;
     for (uint64_t k = 0; k < w->n && !e->keeps_seen; k++) {
         uint8_t *mark = &state->is_seen[w->item[k]];
@@ -197,7 +197,12 @@ status baseline_popularity(const split *s, split_part part, const baseline_confi
     TRY(check_config(s, c));
     status st = MEM_NEW(&place, (size_t)s->data->n_items + 1);
     if (st == OK) st = order_items(s, c->last_days, place);
-    evaluation e = {s, part, c->max_history, c->keeps_seen, .rank = rank_popular, .place = place};
+    evaluation e = {s,
+                    part,
+                    c->max_history,
+                    c->keeps_seen,
+                    .position_of = position_by_popularity,
+                    .place = place};
     if (st == OK) st = evaluate(&e, false, p, out);
     mem_free(place);
     return st;
@@ -434,7 +439,7 @@ static uint32_t add_scores(const neighbor_list *near, const window *w, worker_st
 
 /* Only touched items have a score above 0.  A target without a score ranks after all items with
  * one, and after those of smaller number without one. */
-static int32_t rank_by_neighbors(const evaluation *e, const window *w, worker_state *state) {
+static int32_t position_by_neighbors(const evaluation *e, const window *w, worker_state *state) {
     uint32_t n_touched = add_scores(e->near, w, state), target = w->target, n_above = 0, n_less = 0;
     float own = state->score[target];
     for (uint32_t i = 0; i < n_touched; i++) {
@@ -463,8 +468,12 @@ status baseline_item_knn(const split *s, split_part part, const baseline_config 
     *out = (position_counts){0};
     TRY(check_config(s, c));
     status st = neighbor_list_init(&near, s, c, p);
-    evaluation e = {
-        s, part, c->max_history, c->keeps_seen, .rank = rank_by_neighbors, .near = &near};
+    evaluation e = {s,
+                    part,
+                    c->max_history,
+                    c->keeps_seen,
+                    .position_of = position_by_neighbors,
+                    .near = &near};
     if (st == OK) st = evaluate(&e, true, p, out);
     mem_free(near.n);
     mem_free(near.all);
