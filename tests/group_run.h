@@ -6,10 +6,9 @@
 #include <math.h>
 #include <unistd.h>
 
-#include "dist/group.h"
 #include "dist/ranks.h"
 #include "dist/shm.h"
-#include "dist/start.h"
+#include "dist/transport.h"
 #include "table_run.h"
 
 #define NETWORK                                                                                    \

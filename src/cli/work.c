@@ -6,7 +6,7 @@
 
 #include "base/env.h"
 #include "base/log.h"
-#include "dist/nccl.h"
+#include "dist/ranks.h"
 #include "ops/device.h"
 #include "profile/profiler.h"
 

@@ -1,34 +1,13 @@
-/* The tree over the ranks.
- *
- * Every rank owns a slice of each gradient: a range of floats, or of rows where rows are marked.
- * All ranks send the owner their nodes' values of the slice; the owner sums them by the tree, in
- * the order of the leaves, and sends the sum to all.  Of marked tables only marked rows travel,
- * with their numbers, which ascend in each node: the owner merges the lists. */
+#include "dist/grad_exchange.h"
+
 #include <string.h>
 
 #include "base/mem.h"
-#include "dist/grad_sum_int.h"
 
 enum { BLOCK = 1 << 14 };
 
-status grad_buffer_reserve(grad_buffer *b, int64_t bytes) {
-    if ((size_t)bytes <= b->bytes && b->memory != NULL) return OK;
-    mem_free(b->memory);
-    *b = (grad_buffer){0};
-    TRY(MEM_NEW_RAW(&b->memory, (size_t)bytes));
-    b->bytes = (size_t)bytes;
-    return OK;
-}
-
-static int64_t slice_first(int64_t n, int r, int size) {
-    return n / size * r + n % size * r / size;
-}
-
-static int64_t slice_count(int64_t n, int r, int size) {
-    return slice_first(n, r + 1, size) - slice_first(n, r, size);
-}
-
-status grad_all_to_all(grad_sum *g, int64_t row_bytes, const void *from, void *to) {
+/* n_send rows of `from` to each rank, n_receive rows of each to `to`. */
+static status all_to_all(grad_sum *g, int64_t row_bytes, const void *from, void *to) {
     all_to_all_args a = {.row_bytes = row_bytes,
                          .n_send = g->n_send,
                          .n_receive = g->n_receive,
@@ -43,11 +22,32 @@ static status all_gather(grad_sum *g, int64_t row_bytes, const void *from, void 
     return g->comm->ops->all_gather(g->comm, &a);
 }
 
-static int64_t sum_of(const int64_t *n, int size) {
-    int64_t sum = 0;
-    for (int r = 0; r < size; r++)
-        sum += n[r];
-    return sum;
+/* The gradients of a part of an open node. */
+static float *node_value(const grad_sum *g, const open_node *o, int part) {
+    return o->is_live ? g->part[part].grad : o->slot->value[part];
+}
+
+static uint8_t *node_marks(const grad_sum *g, const open_node *o, int part) {
+    return o->is_live ? g->part[part].marks : o->slot->marks[part];
+}
+
+/* value[lo..lo+n) of the nodes summed by the tree, in place; value[i] NULL: node i is absent.
+ * Returns where the sum is; NULL: all are absent. */
+static float *tree_sum(const grad_sum *g, float **value, int64_t lo, int64_t n) {
+    leaf_node at[MAX_LEAVES];
+    float *sum[MAX_LEAVES];
+    int top = 0;
+    for (int i = 0; i < g->n_tree; i++) {
+        at[top] = g->tree[i].at;
+        sum[top++] = value[i];
+        for (; top > 1 && leaf_nodes_join(&at[top - 2], &at[top - 1]); top--) {
+            float *left = sum[top - 2], *right = sum[top - 1];
+            if (left != NULL && right != NULL) grad_add(left + lo, right + lo, n);
+            if (left == NULL) sum[top - 2] = right;
+            at[top - 2].n *= 2;
+        }
+    }
+    return top > 0 ? sum[0] : NULL;
 }
 
 /* The slices of the nodes in `got`, node after node in the order of the tree. */
@@ -60,8 +60,9 @@ static void list_values(const grad_sum *g, float *got, int64_t n, float **value)
 
 static status send_slices(grad_sum *g, int part, int64_t n) {
     int64_t own = slice_count(n, g->rank, g->size);
-    TRY(grad_buffer_reserve(&g->pack, g->present[g->rank] * n * (int64_t)sizeof(float)));
-    TRY(grad_buffer_reserve(&g->got, sum_of(g->present, g->size) * own * (int64_t)sizeof(float)));
+    TRY(host_buffer_reserve(&g->pack, g->present[g->rank] * n * (int64_t)sizeof(float)));
+    TRY(host_buffer_reserve(&g->got,
+                            sum_before(g->present, g->size) * own * (int64_t)sizeof(float)));
     float *to = (float *)g->pack.memory;
     for (int r = 0; r < g->size; r++) {
         int64_t first = slice_first(n, r, g->size), count = slice_count(n, r, g->size);
@@ -69,11 +70,11 @@ static status send_slices(grad_sum *g, int part, int64_t n) {
         g->n_receive[r] = g->present[r] * own;
         for (int i = 0; i < g->n_open; i++) {
             if (g->open[i].is_absent) continue;
-            memcpy(to, grad_node_value(g, &g->open[i], part) + first, (size_t)count * sizeof *to);
+            memcpy(to, node_value(g, &g->open[i], part) + first, (size_t)count * sizeof *to);
             to += count;
         }
     }
-    return grad_all_to_all(g, sizeof(float), g->pack.memory, g->got.memory);
+    return all_to_all(g, sizeof(float), g->pack.memory, g->got.memory);
 }
 
 typedef struct sum_job {
@@ -83,7 +84,7 @@ typedef struct sum_job {
 
 static void sum_block(void *ctx, int64_t first, int64_t n) {
     const sum_job *j = ctx;
-    (void)grad_tree_sum(j->g, j->value, first, n);
+    (void)tree_sum(j->g, j->value, first, n);
 }
 
 static status exchange_dense(grad_sum *g, int part) {
@@ -95,7 +96,7 @@ static status exchange_dense(grad_sum *g, int part) {
     TRY(grad_for_blocks(g, own, BLOCK, sum_block, &(sum_job){g, value}));
     for (int r = 0; r < g->size; r++)
         g->n_rows[r] = slice_count(n, r, g->size);
-    return all_gather(g, sizeof(float), grad_tree_sum(g, value, 0, 0), p->grad);
+    return all_gather(g, sizeof(float), tree_sum(g, value, 0, 0), p->grad);
 }
 
 static int64_t count_marks(const uint8_t *marks, int64_t first, int64_t n) {
@@ -108,9 +109,9 @@ static int64_t count_marks(const uint8_t *marks, int64_t first, int64_t n) {
 /* How many marked rows of each node go to each owner: to the owners, and from all ranks. */
 static status exchange_counts(grad_sum *g, int part) {
     const grad_part *p = &g->part[part];
-    int64_t own = g->present[g->rank], n = sum_of(g->present, g->size);
-    TRY(grad_buffer_reserve(&g->counts, own * g->size * (int64_t)sizeof(int64_t)));
-    TRY(grad_buffer_reserve(&g->got_counts, n * (int64_t)sizeof(int64_t)));
+    int64_t own = g->present[g->rank], n = sum_before(g->present, g->size);
+    TRY(host_buffer_reserve(&g->counts, own * g->size * (int64_t)sizeof(int64_t)));
+    TRY(host_buffer_reserve(&g->got_counts, n * (int64_t)sizeof(int64_t)));
     int64_t *to = (int64_t *)g->counts.memory;
     for (int r = 0; r < g->size; r++) {
         int64_t first = slice_first(p->n_rows, r, g->size);
@@ -118,10 +119,10 @@ static status exchange_counts(grad_sum *g, int part) {
         g->n_receive[r] = g->present[r];
         for (int i = 0; i < g->n_open; i++)
             if (!g->open[i].is_absent)
-                *to++ = count_marks(grad_node_marks(g, &g->open[i], part), first,
+                *to++ = count_marks(node_marks(g, &g->open[i], part), first,
                                     slice_count(p->n_rows, r, g->size));
     }
-    return grad_all_to_all(g, sizeof(int64_t), g->counts.memory, g->got_counts.memory);
+    return all_to_all(g, sizeof(int64_t), g->counts.memory, g->got_counts.memory);
 }
 
 /* Numbers and values of the marked rows of a node, first .. first + n - 1; the marks go, and what
@@ -129,8 +130,8 @@ static status exchange_counts(grad_sum *g, int part) {
 static int64_t pack_rows(const grad_sum *g, const open_node *o, int part, int64_t first, int64_t n,
                          int32_t *ids, float *rows) {
     const grad_part *p = &g->part[part];
-    uint8_t *marks = grad_node_marks(g, o, part);
-    float *value = grad_node_value(g, o, part);
+    uint8_t *marks = node_marks(g, o, part);
+    float *value = node_value(g, o, part);
     size_t bytes = (size_t)p->dim * sizeof *rows;
     int64_t at = 0;
     for (int64_t r = first; r < first + n; r++) {
@@ -149,23 +150,23 @@ static status exchange_rows(grad_sum *g, int part) {
     const int64_t *counts = (int64_t *)g->counts.memory, *got = (int64_t *)g->got_counts.memory;
     int64_t own = g->present[g->rank], row_bytes = p->dim * (int64_t)sizeof(float), at = 0;
     for (int r = 0; r < g->size; r++) {
-        g->n_send[r] = sum_of(counts + r * own, (int)own);
-        g->n_receive[r] = sum_of(got, (int)g->present[r]);
+        g->n_send[r] = sum_before(counts + r * own, (int)own);
+        g->n_receive[r] = sum_before(got, (int)g->present[r]);
         got += g->present[r];
     }
-    int64_t n_out = sum_of(g->n_send, g->size), n_in = sum_of(g->n_receive, g->size);
-    TRY(grad_buffer_reserve(&g->ids, n_out * (int64_t)sizeof(int32_t)));
-    TRY(grad_buffer_reserve(&g->pack, n_out * row_bytes));
-    TRY(grad_buffer_reserve(&g->got_ids, n_in * (int64_t)sizeof(int32_t)));
-    TRY(grad_buffer_reserve(&g->got, n_in * row_bytes));
+    int64_t n_out = sum_before(g->n_send, g->size), n_in = sum_before(g->n_receive, g->size);
+    TRY(host_buffer_reserve(&g->ids, n_out * (int64_t)sizeof(int32_t)));
+    TRY(host_buffer_reserve(&g->pack, n_out * row_bytes));
+    TRY(host_buffer_reserve(&g->got_ids, n_in * (int64_t)sizeof(int32_t)));
+    TRY(host_buffer_reserve(&g->got, n_in * row_bytes));
     for (int r = 0; r < g->size; r++)
         for (int i = 0; i < g->n_open; i++)
             if (!g->open[i].is_absent)
                 at += pack_rows(g, &g->open[i], part, slice_first(p->n_rows, r, g->size),
                                 slice_count(p->n_rows, r, g->size), (int32_t *)g->ids.memory + at,
                                 (float *)g->pack.memory + at * p->dim);
-    TRY(grad_all_to_all(g, sizeof(int32_t), g->ids.memory, g->got_ids.memory));
-    return grad_all_to_all(g, row_bytes, g->pack.memory, g->got.memory);
+    TRY(all_to_all(g, sizeof(int32_t), g->ids.memory, g->got_ids.memory));
+    return all_to_all(g, row_bytes, g->pack.memory, g->got.memory);
 }
 
 /* A node's list of rows, while lists are merged. */
@@ -197,11 +198,12 @@ static int32_t next_row(const grad_sum *g, const row_list *list) {
 static status merge_rows(grad_sum *g, const grad_part *p, int64_t *n) {
     row_list list[MAX_LEAVES];
     float *value[MAX_LEAVES];
-    int64_t most = sum_of(g->n_receive, g->size), own = slice_count(p->n_rows, g->rank, g->size);
+    int64_t most = sum_before(g->n_receive, g->size),
+            own = slice_count(p->n_rows, g->rank, g->size);
     size_t row_bytes = (size_t)p->dim * sizeof(float);
     if (own < most) most = own;
-    TRY(grad_buffer_reserve(&g->result_ids, most * (int64_t)sizeof(int32_t)));
-    TRY(grad_buffer_reserve(&g->result, most * (int64_t)row_bytes));
+    TRY(host_buffer_reserve(&g->result_ids, most * (int64_t)sizeof(int32_t)));
+    TRY(host_buffer_reserve(&g->result, most * (int64_t)row_bytes));
     list_rows(g, p, list);
     for (*n = 0;; (*n)++) {
         int32_t row = next_row(g, list);
@@ -214,8 +216,7 @@ static status merge_rows(grad_sum *g, const grad_part *p, int64_t *n) {
             list[i].row += p->dim;
         }
         ((int32_t *)g->result_ids.memory)[*n] = row;
-        memcpy(g->result.memory + (size_t)*n * row_bytes, grad_tree_sum(g, value, 0, p->dim),
-               row_bytes);
+        memcpy(g->result.memory + (size_t)*n * row_bytes, tree_sum(g, value, 0, p->dim), row_bytes);
     }
 }
 
@@ -229,9 +230,9 @@ static status exchange_marked(grad_sum *g, int part) {
         g->n_rows[r] = 1;
     TRY(all_gather(g, sizeof n, &n, g->n_receive));
     memcpy(g->n_rows, g->n_receive, (size_t)g->size * sizeof *g->n_rows);
-    int64_t all = sum_of(g->n_rows, g->size);
-    TRY(grad_buffer_reserve(&g->got_ids, all * (int64_t)sizeof(int32_t)));
-    TRY(grad_buffer_reserve(&g->got, all * row_bytes));
+    int64_t all = sum_before(g->n_rows, g->size);
+    TRY(host_buffer_reserve(&g->got_ids, all * (int64_t)sizeof(int32_t)));
+    TRY(host_buffer_reserve(&g->got, all * row_bytes));
     TRY(all_gather(g, sizeof(int32_t), g->result_ids.memory, g->got_ids.memory));
     TRY(all_gather(g, row_bytes, g->result.memory, g->got.memory));
     const int32_t *id = (int32_t *)g->got_ids.memory;
@@ -239,6 +240,165 @@ static status exchange_marked(grad_sum *g, int part) {
         memcpy(p->grad + id[i] * (int64_t)p->dim, g->got.memory + i * row_bytes, (size_t)row_bytes);
         p->marks[id[i]] = 1;
     }
+    return OK;
+}
+
+/* Gradients of rows that ranks hold together (nn/dynamic.h): each to the holder of its row.
+ *
+ * All ranks know which rank reads which row, so a rank sends, for each of its nodes of the tree,
+ * the rows that its part of the batch reads, and the holder knows what comes.  A node that did not
+ * read a row would have zeros for it: adding zeros changes nothing but the sign of a zero, which is
+ * done once at the end, so that a row has the bits of one rank that adds all.  Where rows are
+ * marked (static tables), a byte for each row says whether the node has it: only those that do are
+ * added, as on one rank. */
+
+/* Rows of holder `to` that rank `from` reads. */
+static bool reads(const dynamic_holders *h, int64_t i, int from, int to) {
+    return h->rank[i] == to && h->reads[i] >> from & 1;
+}
+
+static int64_t count_reads(const dynamic_holders *h, int64_t n, int from, int to) {
+    int64_t sum = 0;
+    for (int64_t i = 0; i < n; i++)
+        sum += reads(h, i, from, to);
+    return sum;
+}
+
+static size_t wire_bytes(const grad_sum *g, const grad_part *p) {
+    return (size_t)p->dim * (g->has_bf16_wire ? sizeof(uint16_t) : sizeof(float));
+}
+
+/* The same order as of the rows: whether a node has a gradient for each of them. */
+static status send_marks(grad_sum *g, int part, int64_t n_out, int64_t n_in) {
+    const grad_part *p = &g->part[part];
+    const dynamic_holders *h = &p->dynamic->held;
+    if (p->marks == NULL) return OK;
+    TRY(host_buffer_reserve(&g->ids, n_out));
+    TRY(host_buffer_reserve(&g->got_counts, n_in));
+    char *to = g->ids.memory;
+    for (int r = 0; r < g->size; r++)
+        for (int k = 0; k < g->n_open && r != g->rank; k++)
+            for (int64_t i = 0; i < p->n_rows && !g->open[k].is_absent; i++)
+                if (reads(h, i, g->rank, r))
+                    *to++ = (char)(node_marks(g, &g->open[k], part)[i] != 0);
+    return all_to_all(g, 1, g->ids.memory, g->got_counts.memory);
+}
+
+/* To each holder, node after node, the rows in ascending order; what a node does not have is
+ * zero. */
+static status send_nodes(grad_sum *g, int part) {
+    const grad_part *p = &g->part[part];
+    dynamic_holders *h = &p->dynamic->held;
+    size_t bytes = wire_bytes(g, p);
+    int64_t n_out = 0, n_in = 0;
+    for (int r = 0; r < g->size; r++) {
+        bool is_self = r == g->rank;
+        g->n_send[r] = is_self ? 0 : g->present[g->rank] * count_reads(h, p->n_rows, g->rank, r);
+        g->n_receive[r] = is_self ? 0 : g->present[r] * count_reads(h, p->n_rows, r, g->rank);
+        n_out += g->n_send[r];
+        n_in += g->n_receive[r];
+    }
+    TRY(host_buffer_reserve(&g->pack, n_out * (int64_t)bytes));
+    TRY(host_buffer_reserve(&g->got_ids, n_in * (int64_t)bytes));
+    char *to = g->pack.memory;
+    for (int r = 0; r < g->size; r++)
+        for (int k = 0; k < g->n_open && r != g->rank; k++)
+            for (int64_t i = 0; i < p->n_rows && !g->open[k].is_absent; i++) {
+                if (!reads(h, i, g->rank, r)) continue;
+                const float *row = node_value(g, &g->open[k], part) + i * p->dim;
+                if (p->marks == NULL || node_marks(g, &g->open[k], part)[i])
+                    dynamic_pack_row(to, row, p->dim, g->has_bf16_wire);
+                else
+                    memset(to, 0, bytes);
+                to += bytes;
+            }
+    h->traffic.sent += n_out * (int64_t)bytes;
+    TRY(send_marks(g, part, n_out, n_in));
+    TRY(all_to_all(g, (int64_t)bytes, g->pack.memory, g->got_ids.memory));
+    TRY(host_buffer_reserve(&g->got, n_in * p->dim * (int64_t)sizeof(float)));
+    for (int64_t i = 0; i < n_in; i++)
+        dynamic_unpack_row((float *)g->got.memory + i * p->dim,
+                           g->got_ids.memory + i * (int64_t)bytes, p->dim, g->has_bf16_wire);
+    return OK;
+}
+
+/* The next row of each node of the tree that came from another rank. */
+typedef struct next_rows {
+    float *row[MAX_LEAVES]; /* in `got`; NULL: the node is absent, or of this rank */
+    char *mark[MAX_LEAVES]; /* likewise */
+} next_rows;
+
+static void list_nodes(const grad_sum *g, const grad_part *p, next_rows *next) {
+    const dynamic_holders *h = &p->dynamic->held;
+    float *at = (float *)g->got.memory;
+    char *mark = g->got_counts.memory;
+    for (int k = 0; k < g->n_tree; k++) {
+        const tree_node *node = &g->tree[k];
+        bool is_here = !node->is_absent && node->rank != g->rank;
+        int64_t n = is_here ? count_reads(h, p->n_rows, node->rank, g->rank) : 0;
+        next->row[k] = is_here ? at : NULL;
+        next->mark[k] = p->marks != NULL ? mark : NULL;
+        at += n * p->dim;
+        if (p->marks != NULL) mark += n;
+    }
+}
+
+/* The values of row i in the nodes that read it; returns whether a node that is there did not. */
+static bool take_values(const grad_sum *g, int part, int64_t i, next_rows *next, float **value) {
+    const grad_part *p = &g->part[part];
+    const dynamic_holders *h = &p->dynamic->held;
+    bool is_skipped = false, has_marks = p->marks != NULL;
+    for (int k = 0, own = 0; k < g->n_tree; k++) {
+        const tree_node *node = &g->tree[k];
+        bool is_own = node->rank == g->rank, is_read = h->reads[i] >> node->rank & 1;
+        const open_node *open = is_own ? &g->open[own++] : NULL;
+        value[k] = NULL;
+        if (node->is_absent) continue;
+        is_skipped = is_skipped || !is_read;
+        if (!is_read) continue;
+        bool has =
+            !has_marks || (is_own ? node_marks(g, open, part)[i] != 0 : *next->mark[k]++ != 0);
+        if (has) value[k] = is_own ? node_value(g, open, part) + i * p->dim : next->row[k];
+        if (!is_own) next->row[k] += p->dim;
+    }
+    return is_skipped && !has_marks;
+}
+
+/* The sum of row i, which this rank holds, goes to the model. */
+static void sum_row(grad_sum *g, int part, int64_t i, next_rows *next) {
+    grad_part *p = &g->part[part];
+    float *value[MAX_LEAVES], *to = p->grad + i * p->dim;
+    bool is_skipped = take_values(g, part, i, next, value);
+    const float *sum = tree_sum(g, value, 0, p->dim);
+    if (sum == NULL) memset(to, 0, (size_t)p->dim * sizeof *to);
+    for (int32_t c = 0; c < p->dim && sum != NULL; c++)
+        to[c] = is_skipped ? sum[c] + 0.0f : sum[c];
+    if (p->marks != NULL) p->marks[i] = sum != NULL;
+}
+
+/* Marked rows: what other ranks hold leaves the model's memory, and the nodes' marks go. */
+static void clear_others(grad_sum *g, int part) {
+    grad_part *p = &g->part[part];
+    const dynamic_holders *h = &p->dynamic->held;
+    for (int64_t i = 0; i < p->n_rows; i++) {
+        if (h->rank[i] == g->rank || !p->marks[i]) continue;
+        memset(p->grad + i * p->dim, 0, (size_t)p->dim * sizeof *p->grad);
+        p->marks[i] = 0;
+    }
+    for (int k = 0; k < g->n_open; k++)
+        if (!g->open[k].is_absent && !g->open[k].is_live)
+            memset(g->open[k].slot->marks[part], 0, (size_t)p->n_rows);
+}
+
+static status exchange_held(grad_sum *g, int part) {
+    const grad_part *p = &g->part[part];
+    const dynamic_holders *h = &p->dynamic->held;
+    next_rows next;
+    TRY(send_nodes(g, part));
+    list_nodes(g, p, &next);
+    for (int64_t k = 0; k < h->n; k++)
+        sum_row(g, part, h->own[k], &next);
+    if (p->marks != NULL) clear_others(g, part);
     return OK;
 }
 
@@ -277,7 +437,7 @@ status grad_exchange(grad_sum *g, leaf_loss *out) {
     for (int i = 0; i < g->n_parts; i++) {
         const grad_part *p = &g->part[i];
         if (p->dynamic != NULL && p->dynamic->held.rank != NULL)
-            TRY(grad_exchange_held(g, i));
+            TRY(exchange_held(g, i));
         else
             TRY(p->marks == NULL ? exchange_dense(g, i) : exchange_marked(g, i));
     }

@@ -1,8 +1,10 @@
+#include "dist/grad_sum.h"
+
 #include <string.h>
 
 #include "base/mem.h"
-#include "dist/grad_early.h"
-#include "dist/grad_sum_int.h"
+#include "dist/grad_exchange.h"
+#include "ops/combine.h"
 
 enum { BLOCK = 1 << 14 };
 
@@ -39,15 +41,10 @@ typedef struct row_move {
     bool adds;
 } row_move;
 
-static void add_floats(float *to, const float *from, int64_t n) {
-    for (int64_t i = 0; i < n; i++)
-        to[i] += from[i];
-}
-
 static void move_range(const row_move *m, int64_t first, int64_t n, bool adds) {
     size_t bytes = (size_t)n * sizeof *m->to;
     if (adds)
-        add_floats(m->to + first, m->from + first, n);
+        grad_add(m->to + first, m->from + first, n);
     else
         memcpy(m->to + first, m->from + first, bytes);
     if (m->clears != NULL) memset(m->clears + first, 0, bytes);
@@ -89,20 +86,21 @@ static status run_moves(const grad_sum *g, const grad_slot *to, const grad_slot 
     return OK;
 }
 
-static grad_slot *free_slot(grad_sum *g) {
-    for (int i = 0; i < g->n_slots; i++)
-        if (!g->slot[i].is_used) return &g->slot[i];
-    return NULL;
+/* A slot that is not used. */
+static status take_slot(grad_sum *g, grad_slot **out) {
+    for (int i = 0; i < g->n_slots; i++) {
+        *out = &g->slot[i];
+        if ((*out)->is_used) continue;
+        (*out)->is_used = true;
+        return OK;
+    }
+    return fail(ERR_USAGE, "more leaves are open than the tree has");
 }
 
 static status put_aside(grad_sum *g, open_node *o) {
-    grad_slot *s = free_slot(g);
-    if (s == NULL) return fail(ERR_USAGE, "more leaves are open than the tree has");
-    TRY(run_moves(g, s, NULL, false));
-    s->is_used = true;
-    o->slot = s;
+    TRY(take_slot(g, &o->slot));
     o->is_live = false;
-    return OK;
+    return run_moves(g, o->slot, NULL, false);
 }
 
 /* right = left + right, the two halves of a subtree. */
@@ -140,6 +138,14 @@ static void lay_tree(grad_sum *g) {
     }
 }
 
+/* A batch may have more rows of dynamic tables than the earlier ones of the step. */
+static void count_rows(grad_sum *g) {
+    for (int i = 0; i < g->n_parts; i++) {
+        g->part[i].n_before = g->part[i].n_rows;
+        if (g->part[i].dynamic != NULL) g->part[i].n_rows = g->part[i].dynamic->n;
+    }
+}
+
 status grad_sum_begin(grad_sum *g, const bool *is_absent) {
     memcpy(g->is_absent, is_absent, (size_t)g->n_leaves * sizeof *is_absent);
     lay_tree(g);
@@ -148,11 +154,7 @@ status grad_sum_begin(grad_sum *g, const bool *is_absent) {
         TRY(run_moves(g, g->before, NULL, false));
         g->has_before = true;
     }
-    /* This batch may have more rows of dynamic tables than the earlier ones. */
-    for (int i = 0; i < g->n_parts; i++) {
-        g->part[i].n_before = g->part[i].n_rows;
-        if (g->part[i].dynamic != NULL) g->part[i].n_rows = g->part[i].dynamic->n;
-    }
+    count_rows(g);
     return OK;
 }
 
@@ -190,24 +192,70 @@ void grad_sum_step(grad_sum *g) {
     g->n_batches = 0;
 }
 
-float *grad_tree_sum(const grad_sum *g, float **value, int64_t lo, int64_t n) {
-    leaf_node at[MAX_LEAVES];
-    float *sum[MAX_LEAVES];
-    int top = 0;
-    for (int i = 0; i < g->n_tree; i++) {
-        at[top] = g->tree[i].at;
-        sum[top++] = value[i];
-        for (; top > 1 && leaf_nodes_join(&at[top - 2], &at[top - 1]); top--) {
-            float *left = sum[top - 2], *right = sum[top - 1];
-            if (left != NULL && right != NULL) add_floats(left + lo, right + lo, n);
-            if (left == NULL) sum[top - 2] = right;
-            at[top - 2].n *= 2;
-        }
+/* Parts from the head down to the input: a bucket ends with the part that makes it large enough,
+ * the last one with the input.  Ranges of parts follow each other, so that of a bucket begins with
+ * its last part. */
+status grad_early_create(grad_sum *g, model *m, int64_t min_bytes) {
+    int n = model_n_layers(m);
+    param_range all = model_dense_grads(m);
+    int64_t count = 0;
+    if (all.n == 0) return OK;
+    TRY(MEM_NEW(&g->bucket, (size_t)n + 2));
+    for (int part = n; part >= -1; part--) {
+        param_range own = model_part_grads(m, part);
+        count += own.n;
+        if (part >= 0 && count * (int64_t)sizeof(float) < min_bytes) continue;
+        if (count > 0)
+            g->bucket[g->n_buckets++] = (grad_bucket){own.first - all.first, count, part};
+        count = 0;
     }
-    return top > 0 ? sum[0] : NULL;
+    if (g->n_buckets == 1) g->n_buckets = 0; /* there is nothing to hide it behind */
+    return OK;
 }
 
-status grad_reduce_parts(grad_sum *g, int first_part) {
+bool grad_early_is_used(const grad_sum *g) {
+    return g->n_buckets > 0;
+}
+
+/* On a GPU whose leaves are summed there, this rank's earlier leaves first: the last one completes
+ * its whole subtree. */
+static status sum_bucket(grad_sum *g, const grad_bucket *b) {
+    float *grad = g->part[0].grad + b->first;
+    for (int i = g->n_open - 1; i >= 0; i--)
+        TRY(combine(g->be, COMM_F32, COMM_SUM, b->n, g->open[i].slot->value[0] + b->first, grad));
+    all_reduce_args a = {COMM_F32, COMM_SUM, b->n, grad, grad};
+    return g->comm->ops->all_reduce(g->comm, &a);
+}
+
+static status sum_aside(grad_sum *g, const grad_bucket *b) {
+    const ops *f = g->be->ops;
+    TRY(f->aside(g->be, true));
+    status st = sum_bucket(g, b);
+    if (st != OK) {
+        failure why;
+        failure_save(&why, st);
+        (void)f->aside(g->be, false);
+        return failure_restore(&why);
+    }
+    return f->aside(g->be, false);
+}
+
+status grad_early_part(void *sum, int part) {
+    grad_sum *g = sum;
+    for (; g->n_summed < g->n_buckets && g->bucket[g->n_summed].part >= part; g->n_summed++)
+        TRY(sum_aside(g, &g->bucket[g->n_summed]));
+    return OK;
+}
+
+/* Sums the other buckets; what is called later waits for all. */
+static status end_early(grad_sum *g) {
+    TRY(grad_early_part(g, -1));
+    g->n_summed = 0;
+    return g->be->ops->rejoin(g->be);
+}
+
+/* Sums the gradients of all ranks with all_reduce, from this part on: part 0 is all dense ones. */
+static status reduce_parts(grad_sum *g, int first_part) {
     for (int i = first_part; i < g->n_parts && g->size > 1; i++) {
         grad_part *p = &g->part[i];
         if (p->dynamic != NULL) p->n_rows = p->dynamic->n;
@@ -221,9 +269,9 @@ status grad_reduce_parts(grad_sum *g, int first_part) {
 }
 
 status grad_sum_reduce(grad_sum *g) {
-    if (g->n_buckets == 0) return grad_reduce_parts(g, 0);
-    TRY(grad_early_end(g));
-    return grad_reduce_parts(g, 1);
+    if (g->n_buckets == 0) return reduce_parts(g, 0);
+    TRY(end_early(g));
+    return reduce_parts(g, 1);
 }
 
 static void add_part(grad_sum *g, grad_part part) {
@@ -254,18 +302,40 @@ static status list_parts(grad_sum *g, model *m) {
     return OK;
 }
 
-/* Values are not zeroed: nothing is read before it was written, so pages that no row reaches take
- * no memory. */
+/* Memory of a slot.  On the host values are not zeroed: nothing is read before it was written, so
+ * pages that no row reaches take no memory. */
+static status alloc_memory(const grad_sum *g, void **out, size_t bytes, bool is_zeroed) {
+    if (g->loss != NULL) return g->be->ops->alloc(g->be, out, bytes);
+    return is_zeroed ? mem_alloc(out, bytes, 1) : mem_alloc_raw(out, bytes, 1);
+}
+
 static status make_slot(grad_sum *g, grad_slot *s) {
     TRY(MEM_NEW(&s->value, (size_t)g->n_parts));
     TRY(MEM_NEW(&s->marks, (size_t)g->n_parts));
     for (int i = 0; i < g->n_parts; i++) {
         const grad_part *p = &g->part[i];
-        TRY(mem_alloc_raw((void **)&s->value[i], (size_t)p->max_rows * (size_t)p->dim,
-                          sizeof(float)));
-        if (p->marks != NULL) TRY(MEM_NEW(&s->marks[i], (size_t)p->max_rows));
+        size_t n_rows = (size_t)p->max_rows, bytes = n_rows * (size_t)p->dim * sizeof(float);
+        TRY(alloc_memory(g, (void **)&s->value[i], bytes, false));
+        if (p->marks != NULL) TRY(alloc_memory(g, (void **)&s->marks[i], n_rows, true));
     }
-    return OK;
+    return g->loss != NULL ? alloc_memory(g, (void **)&s->loss, sizeof *s->loss, true) : OK;
+}
+
+static void free_memory(const grad_sum *g, void *memory) {
+    if (g->loss != NULL)
+        g->be->ops->release(g->be, memory);
+    else
+        mem_free(memory);
+}
+
+static void free_slot(const grad_sum *g, grad_slot *s) {
+    for (int i = 0; i < g->n_parts; i++) {
+        if (s->value != NULL) free_memory(g, s->value[i]);
+        if (s->marks != NULL) free_memory(g, s->marks[i]);
+    }
+    free_memory(g, s->loss);
+    mem_free(s->value);
+    mem_free(s->marks);
 }
 
 /* The most nodes of this rank that are put aside at a time: the gradients of the current leaf stay
@@ -291,14 +361,13 @@ static status build(grad_sum *g, model *m) {
     TRY(MEM_NEW(&g->n_receive, n));
     TRY(MEM_NEW(&g->n_rows, n));
     int n_slots = g->n_leaves > 1 ? count_slots(g) + 1 : 0; /* one for earlier batches */
-    if (g->loss != NULL) return grad_device_alloc(g, n_slots);
     for (; g->n_slots < n_slots; g->n_slots++)
         TRY(make_slot(g, &g->slot[g->n_slots]));
     if (n_slots > 0) g->before = &g->slot[--g->n_slots];
     return OK;
 }
 
-static status create(grad_sum **out, model *m, backend *be, comm *c, int n_leaves, double *loss) {
+status grad_sum_create(grad_sum **out, model *m, backend *be, comm *c, int n_leaves, double *loss) {
     grad_sum *g;
     *out = NULL;
     TRY(MEM_NEW(&g, 1));
@@ -316,33 +385,14 @@ static status create(grad_sum **out, model *m, backend *be, comm *c, int n_leave
     return st;
 }
 
-status grad_sum_create(grad_sum **out, model *m, backend *be, comm *c, int n_leaves) {
-    return create(out, m, be, c, n_leaves, NULL);
-}
-
-status grad_sum_create_device(grad_sum **out, model *m, backend *be, comm *c, int n_leaves,
-                              double *loss) {
-    return create(out, m, be, c, n_leaves, loss);
-}
-
-static void free_slot_memory(const grad_sum *g, grad_slot *s) {
-    for (int i = 0; i < g->n_parts; i++) {
-        if (s->value != NULL) mem_free(s->value[i]);
-        if (s->marks != NULL) mem_free(s->marks[i]);
-    }
-    mem_free(s->value);
-    mem_free(s->marks);
-}
-
 void grad_sum_destroy(grad_sum *g) {
     if (g == NULL) return;
-    grad_buffer *buffer[] = {&g->pack,   &g->got,        &g->ids,    &g->got_ids,
+    host_buffer *buffer[] = {&g->pack,   &g->got,        &g->ids,    &g->got_ids,
                              &g->counts, &g->got_counts, &g->result, &g->result_ids};
     for (size_t i = 0; i < sizeof buffer / sizeof *buffer; i++)
         mem_free(buffer[i]->memory);
-    if (g->loss != NULL) grad_device_free(g);
-    for (int i = 0; i < MAX_SLOTS && g->loss == NULL; i++)
-        free_slot_memory(g, &g->slot[i]);
+    for (int i = 0; i < MAX_SLOTS; i++)
+        free_slot(g, &g->slot[i]);
     mem_free(g->part);
     mem_free(g->bucket);
     mem_free(g->tree);
@@ -351,4 +401,133 @@ void grad_sum_destroy(grad_sum *g) {
     mem_free(g->n_receive);
     mem_free(g->n_rows);
     mem_free(g);
+}
+
+/* Sums over leaves in memory of a GPU: the tree of leaves.h, with whole gradients.
+ *
+ * A node of the tree that waits for its neighbour is in a slot; the gradients of the current leaf
+ * are in the model's memory.  A leaf without users adds zeros like any other.  The number of ranks
+ * is a power of two, so a rank ends with one node, and the pairs of all_reduce complete the tree.
+ * The sum of the losses goes the same way. */
+
+static status put_memory(const grad_sum *g, void *to, void *from, int64_t bytes) {
+    if (bytes == 0) return OK;
+    TRY(g->be->ops->copy(g->be, to, from, (size_t)bytes));
+    return g->be->ops->zero(g->be, from, (size_t)bytes);
+}
+
+/* What the model has goes to a slot, and becomes zero. */
+static status copy_aside(grad_sum *g, grad_slot *to) {
+    for (int i = 0; i < g->n_parts; i++) {
+        const grad_part *p = &g->part[i];
+        TRY(put_memory(g, to->value[i], p->grad, p->n_rows * p->dim * (int64_t)sizeof(float)));
+        if (p->marks != NULL) TRY(put_memory(g, to->marks[i], p->marks, p->n_rows));
+    }
+    return OK;
+}
+
+static status add_slot(grad_sum *g, const grad_slot *from, int first_part) {
+    for (int i = first_part; i < g->n_parts; i++) {
+        const grad_part *p = &g->part[i];
+        int64_t n_rows = from == g->before ? p->n_before : p->n_rows;
+        TRY(combine(g->be, COMM_F32, COMM_SUM, n_rows * p->dim, from->value[i], p->grad));
+        if (p->marks != NULL)
+            TRY(combine(g->be, COMM_U8, COMM_MAX, n_rows, from->marks[i], p->marks));
+    }
+    return OK;
+}
+
+static status add_loss(grad_sum *g, const grad_slot *from) {
+    return combine(g->be, COMM_F64, COMM_SUM, 1, from->loss, g->loss);
+}
+
+static status put_loss_aside(grad_sum *g, grad_slot *to) {
+    return put_memory(g, to->loss, g->loss, sizeof *g->loss);
+}
+
+status grad_device_begin(grad_sum *g) {
+    g->n_open = 0;
+    g->has_before = g->n_batches++ > 0;
+    if (g->has_before) TRY(copy_aside(g, g->before));
+    count_rows(g);
+    return put_loss_aside(g, g->before);
+}
+
+status grad_device_leaf(grad_sum *g, int leaf) {
+    leaf_node at = {leaf, 1};
+    int end, first_part = 0;
+    (void)leaves_of_rank(g->n_leaves, g->rank, g->size, &end);
+    if (g->n_buckets > 0 && leaf + 1 == end) {
+        TRY(end_early(g)); /* sums the dense gradients of all leaves, this rank's included */
+        first_part = 1;
+    }
+    while (g->n_open > 0 && leaf_nodes_join(&g->open[g->n_open - 1].at, &at)) {
+        open_node *left = &g->open[--g->n_open];
+        TRY(add_slot(g, left->slot, first_part));
+        TRY(add_loss(g, left->slot));
+        left->slot->is_used = false;
+        at = (leaf_node){left->at.first, 2 * left->at.n};
+    }
+    if (leaf + 1 == end) return OK;
+    grad_slot *s;
+    TRY(take_slot(g, &s));
+    TRY(copy_aside(g, s));
+    TRY(put_loss_aside(g, s));
+    g->open[g->n_open++] = (open_node){.at = at, .slot = s};
+    return OK;
+}
+
+status grad_device_end(grad_sum *g) {
+    if (g->size > 1) {
+        all_reduce_args loss = {COMM_F64, COMM_SUM, 1, g->loss, g->loss};
+        TRY(reduce_parts(g, g->n_buckets > 0 ? 1 : 0));
+        TRY(g->comm->ops->all_reduce(g->comm, &loss));
+    }
+    if (g->has_before) TRY(add_slot(g, g->before, 0));
+    return add_loss(g, g->before);
+}
+
+static status share(comm *group, float *grad, int64_t n) {
+    return n > 0 ? group->ops->broadcast(group, grad, (size_t)n * sizeof *grad, 0) : OK;
+}
+
+/* Where layers are cut, parameters that are whole on each rank are between the others; those that
+ * follow each other in memory travel together. */
+static status share_whole(comm *group, model *m) {
+    int n;
+    const param *all = model_params(m, &n);
+    float *first = NULL, *end = NULL;
+    for (int i = 0; i < n; i++) {
+        const param *p = &all[i];
+        if (p->is_table) continue;
+        if (p->cut.n_parts == 0) {
+            if (first == NULL) first = p->grad;
+            end = p->grad + p->n;
+            continue;
+        }
+        TRY(share(group, first, end - first));
+        first = end = NULL;
+    }
+    return share(group, first, end - first);
+}
+
+/* Every rank of a group computes the gradients of input, head and tables from the same numbers, on
+ * GPUs by kernels whose sums have no fixed order: they differ in their last bits, and so would the
+ * parameters after some steps.  All take the first rank's. */
+status grad_sum_share(grad_sum *g, model *m, comm *group) {
+    int n = model_n_layers(m);
+    if (model_tensor(m) != NULL) {
+        TRY(share_whole(group, m));
+    } else { /* layers have been summed, and are the same */
+        param_range below = model_part_grads(m, -1), head = model_part_grads(m, n);
+        TRY(share(group, below.first, below.n));
+        TRY(share(group, head.first, head.n));
+    }
+    for (int i = 0; i < g->n_parts; i++) {
+        const grad_part *p = &g->part[i];
+        bool is_dense = p->grad == model_dense_grads(m).first;
+        int64_t n_rows = p->dynamic != NULL ? p->dynamic->n : p->n_rows; /* those of the batch */
+        if (!is_dense) TRY(share(group, p->grad, n_rows * p->dim));
+    }
+    return OK;
 }

@@ -23,8 +23,9 @@ typedef struct leaf_loss {
     int64_t n_unlabelled; /* pass_n_unlabelled */
 } leaf_loss;
 
-/* For a model with gradients (model_alloc_grads).  comm NULL: one rank. */
-status grad_sum_create(grad_sum **out, model *m, backend *be, comm *c, int n_leaves);
+/* For a model with gradients (model_alloc_grads).  comm NULL: one rank.  loss: (1) in memory of a
+ * GPU where leaves are summed there (grad_device_*), else NULL. */
+status grad_sum_create(grad_sum **out, model *m, backend *be, comm *c, int n_leaves, double *loss);
 void grad_sum_destroy(grad_sum *g); /* NULL is fine */
 
 /* Begins a batch; is_absent (n_leaves) says which leaves, of all ranks, have no users.  Gradients
@@ -43,9 +44,7 @@ status grad_sum_end(grad_sum *g, leaf_loss *out);
 void grad_sum_step(grad_sum *g);
 
 /* The same three on a GPU, with whole tables, for a number of ranks that is a power of two.  The
- * sum of the losses, (1) in memory of the GPU, is summed as well. */
-status grad_sum_create_device(grad_sum **out, model *m, backend *be, comm *c, int n_leaves,
-                              double *loss);
+ * sum of the losses is summed as well. */
 status grad_device_begin(grad_sum *g);
 status grad_device_leaf(grad_sum *g, int leaf);
 status grad_device_end(grad_sum *g);
@@ -57,5 +56,23 @@ status grad_sum_reduce(grad_sum *g);
  * of everything that all of them have: once a step, after the sums over ranks and over the group.
  */
 status grad_sum_share(grad_sum *g, model *m, comm *group);
+
+/* Sums of dense gradients over the ranks during the backward pass.
+ *
+ * The gradients of all dense parameters are cut into buckets: whole parts of the model (layers,
+ * head, input), in the order in which the backward pass completes them, at least min_bytes each.
+ * All ranks have the same buckets and sum them in this order, one collective each, however far they
+ * are in their passes: a rank that has nothing to train on sums all of them at its end.  The sums
+ * run aside (ops.def), beside the rest of the backward pass.  A sum has the bits that one of all
+ * gradients at once has, where the order of the communicator's sums is fixed. */
+
+/* For a sum on a GPU, or as on one, over several ranks; once, before the first batch.  A model with
+ * gradients of less than two buckets is summed after its passes. */
+status grad_early_create(grad_sum *g, model *m, int64_t min_bytes);
+bool grad_early_is_used(const grad_sum *g);
+
+/* The gradients of a part of the model (model_part_grads) are complete: sums the buckets that are.
+ * A pass_grads_fn, with the grad_sum as context. */
+status grad_early_part(void *sum, int part);
 
 #endif

@@ -4,7 +4,6 @@
 
 #include "base/mem.h"
 #include "base/thread.h"
-#include "dist/grad_early.h"
 #include "dist/grad_sum.h"
 #include "dist/leaves.h"
 #include "nn/dynamic.h"
@@ -16,7 +15,6 @@ struct leaf_step {
     int rank, size, n_leaves;
     bool is_host_memory; /* gradients are summed in the order of the leaves */
     bool is_fixed;       /* a GPU's are, too */
-    bool is_early;       /* and the ranks' during the backward pass */
     leaf_cut *cut;
     grad_sum *sum;
     uint8_t leaf_rank[MAX_LEAVES]; /* which rank has a leaf */
@@ -44,16 +42,12 @@ static status build(leaf_step *l) {
             l->leaf_rank[leaf] = (uint8_t)r;
     }
     TRY(model_alloc_grads(s->model));
-    if (l->is_fixed)
-        TRY(grad_sum_create_device(&l->sum, s->model, s->be, l->comm, l->n_leaves,
-                                   pass_loss(s->train)));
-    else
-        TRY(grad_sum_create(&l->sum, s->model, s->be, l->comm,
-                            l->is_host_memory ? l->n_leaves : 1));
+    bool has_leaves = l->is_fixed || l->is_host_memory;
+    TRY(grad_sum_create(&l->sum, s->model, s->be, l->comm, has_leaves ? l->n_leaves : 1,
+                        l->is_fixed ? pass_loss(s->train) : NULL));
     /* Ranks that share tokens sum the gradients of a layer among themselves first. */
     if (s->early_bytes > 0 && l->size > 1 && !l->is_host_memory && s->sequence == NULL)
         TRY(grad_early_create(l->sum, s->model, s->early_bytes));
-    l->is_early = grad_early_is_used(l->sum);
     return OK;
 }
 
@@ -117,7 +111,7 @@ static status train_leaf(leaf_step *l, const batch *whole, int leaf, const model
     pass *p = l->s->train;
     if (leaf_cut_n_users(l->cut, leaf) == 0) return OK;
     uint64_t start = clock_ns();
-    if (is_last && l->is_early) pass_watch_grads(p, grad_early_part, l->sum);
+    if (is_last && grad_early_is_used(l->sum)) pass_watch_grads(p, grad_early_part, l->sum);
     status st = pass_train_part(p, leaf_cut_take(l->cut, whole, leaf), whole, at);
     pass_watch_grads(p, NULL, NULL);
     TRY(st);

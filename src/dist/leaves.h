@@ -1,12 +1,19 @@
-/* Leaves: a batch cut into a fixed number of parts, and the tree that sums them.
+/* Leaves: a batch cut into a fixed number of parts, and the tree that sums their gradients.
  *
- * Floating-point sums depend on their order, so a gradient that ranks sum as it comes has other
- * bits on 2 ranks than on 1.  Here the order never depends on the number of ranks: a batch is cut
- * into L leaves, L a power of two, by the lengths of its sequences alone; each leaf has a gradient
- * of its own; and these are summed by one binary tree over the numbers of the leaves.  A rank owns
- * consecutive leaves and sums the largest whole subtrees among them; the ranks then sum the rest of
- * the tree together.  A leaf without users is absent: the sum of a node and an absent one is the
- * node.
+ * A leaf is the unit of summation of a training step: some users of the batch, whose gradients a
+ * rank adds up by itself before they meet those of other users.  Floating-point sums depend on
+ * their order, so gradients that ranks sum as they come have other bits on 2 ranks than on 1.  Here
+ * the order never depends on the number of ranks: a batch is cut into L leaves, L a power of two,
+ * by the lengths of its sequences alone, and the gradients of the leaves are summed by one binary
+ * tree over the numbers of the leaves:
+ *
+ *     leaves     0   1   2   3   4   5   6   7
+ *     2 ranks    (0 + 1) + (2 + 3)  |  (4 + 5) + (6 + 7)
+ *     4 ranks    0 + 1  |  2 + 3  |  4 + 5  |  6 + 7
+ *
+ * A rank owns consecutive leaves and sums the largest whole subtrees among them (its nodes); the
+ * ranks then sum the rest of the tree together.  A leaf without users is absent: the sum of a node
+ * and an absent one is the node.
  *
  * The cost of a sequence of n events is the integer n (n + K): attention is quadratic, everything
  * else linear.  The longest sequence not yet placed goes to the leaf with the least cost. */

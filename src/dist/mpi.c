@@ -8,10 +8,9 @@
 
 #include "base/file.h"
 #include "base/log.h"
-#include "base/mem.h"
 #include "base/range.h"
 #include "dist/mpi_plugin.h"
-#include "dist/mpi_watch.h"
+#include "dist/watch.h"
 
 enum { PATH_BYTES = 4096 };
 
@@ -100,21 +99,11 @@ static void mpi_note_step(transport *t, uint64_t step) {
  * job. */
 static status mpi_leave(transport *t, status st) {
     mpi_state *s = t->state;
-    int rank = t->rank;
-    bool is_same_for_all = st == ERR_USAGE || st == ERR_CONFIG || st == ERR_INTERRUPTED;
     bool is_failure = st != OK && st != ERR_INTERRUPTED;
-    failure f;
-    failure_save(&f, st);
-    status watched = is_failure ? watch_check(s->w) : OK;
-    if (watched != OK) failure_save(&f, watched);
-    watch_destroy(s->w, is_failure);
+    st = watch_leave(s->w, t->rank, st);
     if (!is_failure) s->p->end();
-    mem_free(s);
-    mem_free(t);
-    if (st == OK) return OK;
-    st = failure_restore(&f);
-    if (rank == 0 || watched != OK || status_reason()[0] == '\0') return st;
-    return is_same_for_all ? fail(st, "%s", "") : fail_prefix(st, "rank %d", rank);
+    transport_free(t);
+    return st;
 }
 
 static void mpi_destroy(transport *t) {
@@ -128,8 +117,9 @@ static const transport_ops mpi_ops = {.name = "mpi",
                                       .leave = mpi_leave,
                                       .destroy = mpi_destroy};
 
-/* mpirun binds each of two ranks to one core unless told otherwise, and threads would share it. */
-static void widen_affinity(int local_size) {
+/* mpirun binds each of two ranks to one core unless told otherwise, and threads would share it. One
+ * rank of a machine warns. */
+static void widen_affinity(int local_size, bool warns) {
     cpu_set_t now, all;
     long n_cores = sysconf(_SC_NPROCESSORS_CONF);
     if (sched_getaffinity(0, sizeof now, &now) != 0) return;
@@ -139,7 +129,7 @@ static void widen_affinity(int local_size) {
     int n_now = CPU_COUNT(&now), share = (int)(sysconf(_SC_NPROCESSORS_ONLN) / local_size);
     if (n_now >= share || sched_setaffinity(0, sizeof all, &all) != 0) return;
     sched_getaffinity(0, sizeof all, &all);
-    if (CPU_COUNT(&all) <= n_now) return;
+    if (!warns || CPU_COUNT(&all) <= n_now) return;
     log_warn("mpirun had bound this rank to %d core%s; its share of the machine is %d, so the "
              "binding was removed (mpirun --bind-to none avoids it)",
              n_now, n_now == 1 ? "" : "s", share);
@@ -154,34 +144,21 @@ status mpi_create(transport **out) {
     if (p->begin(&rank, &size, &local_rank, &local_size, text) != 0)
         return fail(ERR_IO, "%s", text);
     if (rank > 0) transport_silence();
-    if (local_rank == 0) widen_affinity(local_size);
-    if (local_rank > 0) {
-        log_level level = log_get_level();
-        log_set_level(LOG_QUIET);
-        widen_affinity(local_size);
-        log_set_level(level);
-    }
+    widen_affinity(local_size, local_rank == 0);
     if (size == 1) {
         p->end();
         return OK;
     }
     transport *t;
-    mpi_state *s;
-    TRY(MEM_NEW(&t, 1));
-    status st = MEM_NEW(&s, 1);
-    if (st != OK) {
-        mem_free(t);
-        return st;
-    }
+    TRY(transport_new(&t, &mpi_ops, sizeof(mpi_state)));
+    mpi_state *s = t->state;
     s->p = p;
-    *t = (transport){.ops = &mpi_ops,
-                     .rank = rank,
-                     .size = size,
-                     .local_rank = local_rank,
-                     .local_size = local_size,
-                     .state = s};
+    t->rank = rank;
+    t->size = size;
+    t->local_rank = local_rank;
+    t->local_size = local_size;
     *out = t;
-    TRY(mpi_watch_create(&s->w, t));
+    TRY(watch_create_over(&s->w, t));
     if (s->w != NULL) p->set_ended(has_ended, s->w);
     return OK;
 }

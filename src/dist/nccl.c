@@ -1,10 +1,76 @@
 #include "dist/nccl.h"
 
+#include <dlfcn.h>
+#include <limits.h>
+#include <link.h>
+#include <stdio.h>
 #include <string.h>
 
+#include "base/file.h"
+#include "base/library.h"
 #include "base/mem.h"
 #include "base/range.h"
 #include "ops/combine.h"
+
+/* ncclSend and ncclRecv came with 2.7; the bits of the rest are older. */
+enum { MIN_VERSION = 2700 };
+
+static status find_symbols(nccl_lib *l, void *library) {
+    const struct {
+        const char *name;
+        void **to;
+    } all[] = {{"ncclGetVersion", (void **)&l->get_version},
+               {"ncclGetUniqueId", (void **)&l->get_id},
+               {"ncclCommInitRank", (void **)&l->init_rank},
+               {"ncclCommDestroy", (void **)&l->destroy},
+               {"ncclCommAbort", (void **)&l->abort},
+               {"ncclCommGetAsyncError", (void **)&l->async_error},
+               {"ncclGetErrorString", (void **)&l->error_text},
+               {"ncclAllReduce", (void **)&l->all_reduce},
+               {"ncclBroadcast", (void **)&l->broadcast},
+               {"ncclSend", (void **)&l->send},
+               {"ncclRecv", (void **)&l->receive},
+               {"ncclGroupStart", (void **)&l->group_start},
+               {"ncclGroupEnd", (void **)&l->group_end}};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        *all[i].to = dlsym(library, all[i].name);
+        if (*all[i].to == NULL)
+            return fail(ERR_UNSUPPORTED, "%s: not NCCL 2.7 or newer: it has no %s", l->path,
+                        all[i].name);
+    }
+    if (l->get_version(&l->version) != NCCL_OK || l->version < MIN_VERSION)
+        return fail(ERR_UNSUPPORTED, "%s: NCCL %d; 2.7 or newer is needed", l->path, l->version);
+    return OK;
+}
+
+static status load(nccl_lib *l, const char *path) {
+    snprintf(l->path, sizeof l->path, "%s", path);
+    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (library == NULL) return fail(ERR_UNSUPPORTED, "%.400s", dlerror());
+    return find_symbols(l, library);
+}
+
+static status load_found(nccl_lib *l) {
+    void *library = library_find("libnccl.so.2", "nvidia/nccl/lib/libnccl.so.2");
+    struct link_map *map;
+    if (library == NULL)
+        return fail(ERR_UNSUPPORTED,
+                    "NCCL was not found (libnccl.so.2, also in Python's packages): install "
+                    "libnccl2 or 'pip install nvidia-nccl-cu13', or say where it is with --nccl "
+                    "PATH");
+    if (dlinfo(library, RTLD_DI_LINKMAP, &map) == 0)
+        snprintf(l->path, sizeof l->path, "%s", map->l_name);
+    return find_symbols(l, library);
+}
+
+status nccl_lib_load(nccl_lib *out, const char *path) {
+    char file[PATH_MAX];
+    *out = (nccl_lib){.path = "libnccl.so.2"};
+    if (path == NULL) return load_found(out);
+    if (!folder_exists(path)) return load(out, path);
+    TRY(path_join(file, sizeof file, path, "libnccl.so.2"));
+    return load(out, file);
+}
 
 typedef struct nccl_state {
     transport *t;
@@ -13,6 +79,7 @@ typedef struct nccl_state {
     bool is_fixed, is_failed;
     char *parts; /* memory of the backend: the slices of all ranks */
     size_t parts_bytes;
+    int64_t *slice, *own; /* (size): elements of each rank's slice, and of this one's */
 } nccl_state;
 
 static void nccl_give_up(comm *c) {
@@ -32,7 +99,7 @@ static status check(comm *c, int code, const char *what) {
 static status check_earlier(comm *c) {
     nccl_state *s = c->state;
     int error = NCCL_OK;
-    if (s->is_failed) return fail(ERR_IO, "the ranks lost each other before");
+    if (s->is_failed) return fail(ERR_IO, "the ranks lost their connection earlier");
     TRY(check(c, s->lib->async_error(s->comm, &error), "asking for errors"));
     return error == NCCL_IN_PROGRESS ? OK : check(c, error, "an earlier exchange");
 }
@@ -85,96 +152,6 @@ static status copy_own(comm *c, char *to, const char *from, int64_t bytes) {
     return c->be->ops->copy(c->be, to, from, (size_t)bytes);
 }
 
-/* Elements first .. first + count - 1 of n belong to rank r. */
-static int64_t slice_first(int64_t n, int r, int size) {
-    return n / size * r + n % size * r / size;
-}
-
-static int64_t slice_count(int64_t n, int r, int size) {
-    return slice_first(n, r + 1, size) - slice_first(n, r, size);
-}
-
-/* This rank's slice of every rank, in `parts`. */
-static status scatter_slices(comm *c, const all_reduce_args *a, int64_t own) {
-    nccl_state *s = c->state;
-    int64_t bytes = (int64_t)comm_type_bytes(a->type);
-    const char *from = a->from;
-    status st = OK;
-    TRY(group_start(c));
-    for (int i = 1; i < c->size && st == OK; i++) {
-        int r = (c->rank + i) % c->size;
-        st = send(c, from + slice_first(a->n, r, c->size) * bytes,
-                  slice_count(a->n, r, c->size) * bytes, r);
-        if (st == OK) st = receive(c, s->parts + r * own * bytes, own * bytes, r);
-    }
-    TRY(group_end(c, st));
-    return copy_own(c, s->parts + c->rank * own * bytes,
-                    from + slice_first(a->n, c->rank, c->size) * bytes, own * bytes);
-}
-
-/* The pairs of ops/comm.h: the result is part 0. */
-static status combine_parts(comm *c, const all_reduce_args *a, int64_t own) {
-    nccl_state *s = c->state;
-    int64_t bytes = own * (int64_t)comm_type_bytes(a->type);
-    for (int step = 1; step < c->size; step *= 2)
-        for (int i = 0; i + step < c->size; i += 2 * step)
-            TRY(combine(c->be, a->type, a->rule, own, s->parts + (i + step) * bytes,
-                        s->parts + i * bytes));
-    return OK;
-}
-
-static status gather_slices(comm *c, const all_reduce_args *a, int64_t own) {
-    nccl_state *s = c->state;
-    int64_t bytes = (int64_t)comm_type_bytes(a->type);
-    char *to = a->to;
-    status st = OK;
-    TRY(group_start(c));
-    for (int i = 1; i < c->size && st == OK; i++) {
-        int r = (c->rank + i) % c->size;
-        st = send(c, s->parts, own * bytes, r);
-        if (st == OK)
-            st = receive(c, to + slice_first(a->n, r, c->size) * bytes,
-                         slice_count(a->n, r, c->size) * bytes, r);
-    }
-    TRY(group_end(c, st));
-    return copy_own(c, to + slice_first(a->n, c->rank, c->size) * bytes, s->parts, own * bytes);
-}
-
-static status reduce_fixed(comm *c, const all_reduce_args *a) {
-    int64_t own = slice_count(a->n, c->rank, c->size);
-    status st = reserve(c, (size_t)own * comm_type_bytes(a->type) * (size_t)c->size);
-    if (st != OK) nccl_give_up(c); /* the others will send */
-    TRY(st);
-    TRY(scatter_slices(c, a, own));
-    TRY(combine_parts(c, a, own));
-    return gather_slices(c, a, own);
-}
-
-/* Integers and maxima have one result in any order. */
-static status nccl_all_reduce(comm *c, const all_reduce_args *a) {
-    nccl_state *s = c->state;
-    static const int types[] = {
-        [COMM_F32] = NCCL_F32, [COMM_F64] = NCCL_F64,   [COMM_I64] = NCCL_I64,
-        [COMM_U8] = NCCL_U8,   [COMM_BF16] = NCCL_BF16, [COMM_F16] = NCCL_F16};
-    bool is_float = a->type != COMM_I64 && a->type != COMM_U8;
-    if (a->n == 0) return check_earlier(c);
-    if (s->is_fixed && is_float && a->rule == COMM_SUM) return reduce_fixed(c, a);
-    TRY(check_earlier(c));
-    wait_kind before = waits_begin(WAIT_NCCL);
-    int code = s->lib->all_reduce(a->from, a->to, (size_t)a->n, types[a->type],
-                                  a->rule == COMM_SUM ? NCCL_SUM : NCCL_MAX, s->comm,
-                                  c->be->ops->stream(c->be));
-    waits_end(before);
-    return check(c, code, "a sum");
-}
-
-static int64_t sum_before(const int64_t *n, int rank) {
-    int64_t sum = 0;
-    for (int r = 0; r < rank; r++)
-        sum += n[r];
-    return sum;
-}
-
 static status nccl_all_to_all(comm *c, const all_to_all_args *a) {
     const char *from = a->from;
     char *to = a->to;
@@ -206,6 +183,53 @@ static status nccl_all_gather(comm *c, const all_gather_args *a) {
     TRY(group_end(c, st));
     return copy_own(c, to + sum_before(a->n_rows, c->rank) * bytes, a->from,
                     a->n_rows[c->rank] * bytes);
+}
+
+/* The pairs of ops/comm.h: the result is part 0. */
+static status combine_parts(comm *c, const all_reduce_args *a, int64_t own) {
+    nccl_state *s = c->state;
+    int64_t bytes = own * (int64_t)comm_type_bytes(a->type);
+    for (int step = 1; step < c->size; step *= 2)
+        for (int i = 0; i + step < c->size; i += 2 * step)
+            TRY(combine(c->be, a->type, a->rule, own, s->parts + (i + step) * bytes,
+                        s->parts + i * bytes));
+    return OK;
+}
+
+/* Every rank gets its slice of all ranks, and sends the sum of these to all. */
+static status reduce_fixed(comm *c, const all_reduce_args *a) {
+    nccl_state *s = c->state;
+    int64_t bytes = (int64_t)comm_type_bytes(a->type), own = slice_count(a->n, c->rank, c->size);
+    status st = reserve(c, (size_t)(own * bytes * c->size));
+    if (st != OK) nccl_give_up(c); /* the others will send */
+    TRY(st);
+    for (int r = 0; r < c->size; r++) {
+        s->slice[r] = slice_count(a->n, r, c->size);
+        s->own[r] = own;
+    }
+    all_to_all_args scatter = {bytes, s->slice, s->own, a->from, s->parts};
+    all_gather_args gather = {bytes, s->slice, s->parts, a->to};
+    TRY(nccl_all_to_all(c, &scatter));
+    TRY(combine_parts(c, a, own));
+    return nccl_all_gather(c, &gather);
+}
+
+/* Integers and maxima have one result in any order. */
+static status nccl_all_reduce(comm *c, const all_reduce_args *a) {
+    nccl_state *s = c->state;
+    static const int types[] = {
+        [COMM_F32] = NCCL_F32, [COMM_F64] = NCCL_F64,   [COMM_I64] = NCCL_I64,
+        [COMM_U8] = NCCL_U8,   [COMM_BF16] = NCCL_BF16, [COMM_F16] = NCCL_F16};
+    bool is_float = a->type != COMM_I64 && a->type != COMM_U8;
+    if (a->n == 0) return check_earlier(c);
+    if (s->is_fixed && is_float && a->rule == COMM_SUM) return reduce_fixed(c, a);
+    TRY(check_earlier(c));
+    wait_kind before = waits_begin(WAIT_NCCL);
+    int code = s->lib->all_reduce(a->from, a->to, (size_t)a->n, types[a->type],
+                                  a->rule == COMM_SUM ? NCCL_SUM : NCCL_MAX, s->comm,
+                                  c->be->ops->stream(c->be));
+    waits_end(before);
+    return check(c, code, "a sum");
 }
 
 static status nccl_broadcast(comm *c, void *memory, size_t bytes, int root) {
@@ -242,9 +266,9 @@ static void nccl_destroy(comm *c) {
     if (s->comm != NULL) (void)(s->is_failed ? s->lib->abort(s->comm) : s->lib->destroy(s->comm));
     waits_end(before);
     c->be->ops->release(c->be, s->parts);
-    mem_free(s);
-    comm_destroy(c->host);
-    mem_free(c);
+    mem_free(s->slice);
+    mem_free(s->own);
+    comm_free(c);
 }
 
 static const comm_ops nccl_ops = {.all_reduce = nccl_all_reduce,
@@ -281,19 +305,13 @@ static status join(comm *c) {
 
 status comm_create_nccl(comm **out, backend *be, transport *t, const nccl_lib *lib, bool is_fixed) {
     comm *c;
-    nccl_state *s;
     *out = NULL;
-    TRY(MEM_NEW(&c, 1));
-    *c = (comm){
-        .ops = &nccl_ops, .be = be, .rank = t->rank, .size = t->size, .destroy = nccl_destroy};
-    status st = MEM_NEW(&s, 1);
-    if (st != OK) {
-        mem_free(c);
-        return st;
-    }
-    c->state = s;
+    TRY(comm_new(&c, &nccl_ops, be, t, nccl_destroy, sizeof(nccl_state)));
+    nccl_state *s = c->state;
     *s = (nccl_state){.t = t, .lib = lib, .is_fixed = is_fixed};
-    st = comm_create_beside(&c->host, be, t);
+    status st = comm_create_beside(&c->host, be, t);
+    if (st == OK) st = MEM_NEW(&s->slice, (size_t)c->size);
+    if (st == OK) st = MEM_NEW(&s->own, (size_t)c->size);
     if (st == OK) st = join(c);
     if (st == OK) {
         *out = c;

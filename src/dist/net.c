@@ -8,12 +8,15 @@
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/random.h>
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "base/hmac.h"
 #include "base/log.h"
 #include "base/thread.h"
+#include "base/mem.h"
 
 enum { RETRY_MS = 50, BACKLOG = 1024 };
 
@@ -24,6 +27,11 @@ void net_close(int *fd) {
 
 int64_t net_now_ms(void) {
     return (int64_t)(clock_ns() / 1000000);
+}
+
+int net_left_ms(int64_t end) {
+    int64_t left = end - net_now_ms();
+    return left > 0 ? (int)left : 1;
 }
 
 /* Whether the socket is ready before `end`. */
@@ -207,27 +215,242 @@ bool net_is_gone(int fd) {
     return n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR);
 }
 
-status net_send(int fd, const void *bytes, size_t n, int timeout_ms) {
+/* All bytes in one direction before the time is over. */
+static status move_bytes(int fd, void *bytes, size_t n, bool is_send, int timeout_ms) {
     int64_t end = net_now_ms() + timeout_ms;
     for (size_t done = 0; done < n;) {
-        ssize_t now = send(fd, (const char *)bytes + done, n - done, MSG_NOSIGNAL);
+        char *at = (char *)bytes + done;
+        ssize_t now = is_send ? send(fd, at, n - done, MSG_NOSIGNAL) : recv(fd, at, n - done, 0);
+        if (now == 0 && !is_send) return fail(ERR_IO, "the other side has gone");
         if (now > 0) done += (size_t)now;
         if (now >= 0 || errno == EINTR) continue;
-        if (errno != EAGAIN) return fail_errno("sending");
-        if (!wait_for(fd, POLLOUT, end)) return fail(ERR_IO, "sending took too long");
+        if (errno != EAGAIN) return fail_errno(is_send ? "sending" : "receiving");
+        if (!wait_for(fd, is_send ? POLLOUT : POLLIN, end))
+            return fail(ERR_IO, is_send ? "sending took too long" : "no answer in time");
     }
     return OK;
 }
 
+status net_send(int fd, const void *bytes, size_t n, int timeout_ms) {
+    return move_bytes(fd, (void *)(uintptr_t)bytes, n, true, timeout_ms);
+}
+
 status net_receive(int fd, void *bytes, size_t n, int timeout_ms) {
-    int64_t end = net_now_ms() + timeout_ms;
-    for (size_t done = 0; done < n;) {
-        ssize_t now = recv(fd, (char *)bytes + done, n - done, 0);
-        if (now == 0) return fail(ERR_IO, "the other side has gone");
-        if (now > 0) done += (size_t)now;
-        if (now >= 0 || errno == EINTR) continue;
-        if (errno != EAGAIN) return fail_errno("receiving");
-        if (!wait_for(fd, POLLIN, end)) return fail(ERR_IO, "no answer in time");
-    }
+    return move_bytes(fd, bytes, n, false, timeout_ms);
+}
+
+/* A process has HELLO_MS to say hello and PROOF_MS to prove itself; where MOST_CALLERS wait, those
+ * that must make room have had CROWD_MS. */
+enum { HELLO_MS = 2000, PROOF_MS = 10000, CROWD_MS = 100, TURN_MS = 20 };
+enum { MAGIC = 0x50545348, MOST_CALLERS = 256, MOST_WARNINGS = 8 };
+/* The acknowledgement, which ranks wait for since this protocol. */
+enum { ADMITTED = 1, ADMITTED_SINCE = 4 };
+
+/* The answer to a hello. */
+typedef struct challenge {
+    unsigned char nonce[HANDSHAKE_NONCE_BYTES], proof[HMAC_BYTES];
+} challenge;
+
+/* A connection that has not proved itself. */
+typedef struct caller {
+    handshake_guest guest;
+    int64_t since;
+    size_t n_hello, n_proof; /* bytes that have come */
+    unsigned char want[HMAC_BYTES], proof[HMAC_BYTES];
+} caller;
+
+struct handshake {
+    int listener, n, n_warnings;
+    const char *secret;
+    caller waiting[MOST_CALLERS]; /* (n), in the order they came */
+    struct pollfd polls[MOST_CALLERS + 1];
+};
+
+static status draw(void *bytes, size_t n) {
+    if (getrandom(bytes, n, 0) == (ssize_t)n) return OK;
+    return fail_errno("reading random numbers of the system");
+}
+
+/* What the side that listens (is_first) or the one that said hello proves itself with. */
+static void prove(const char *secret, bool is_first, const handshake_hello *h,
+                  const unsigned char nonce[HANDSHAKE_NONCE_BYTES],
+                  unsigned char proof[HMAC_BYTES]) {
+    const hmac_part parts[] = {
+        {is_first ? "rank 0" : "a rank", 6}, {nonce, HANDSHAKE_NONCE_BYTES}, {h, sizeof *h}};
+    hmac_sha256(secret, strlen(secret), parts, 3, proof);
+}
+
+status handshake_create(handshake **out, int listener, const char *secret) {
+    TRY(MEM_NEW(out, 1));
+    (*out)->listener = listener;
+    (*out)->secret = secret;
     return OK;
+}
+
+void handshake_destroy(handshake *g) {
+    for (int i = 0; g != NULL && i < g->n; i++)
+        net_close(&g->waiting[i].guest.fd);
+    mem_free(g);
+}
+
+static void forget(handshake *g, int i) {
+    memmove(&g->waiting[i], &g->waiting[i + 1], (size_t)(--g->n - i) * sizeof *g->waiting);
+}
+
+/* Strangers must not fill the log, either. */
+static void send_away(handshake *g, int i, const char *why) {
+    if (why != NULL && g->n_warnings < MOST_WARNINGS)
+        log_warn("a process at %s was rejected: it %s%s", g->waiting[i].guest.address, why,
+                 ++g->n_warnings == MOST_WARNINGS ? " (further ones are not logged)" : "");
+    net_close(&g->waiting[i].guest.fd);
+    forget(g, i);
+}
+
+/* Reads what has come of n bytes; false: the process has gone. */
+static bool hear(int fd, void *bytes, size_t n, size_t *n_in) {
+    while (*n_in < n) {
+        ssize_t now = recv(fd, (char *)bytes + *n_in, n - *n_in, 0);
+        if (now < 0 && errno == EINTR) continue;
+        if (now < 0 && errno == EAGAIN) return true;
+        if (now <= 0) return false;
+        *n_in += (size_t)now;
+    }
+    return true;
+}
+
+static bool challenge_caller(const handshake *g, caller *c) {
+    challenge out;
+    if (draw(out.nonce, sizeof out.nonce) != OK) return false;
+    prove(g->secret, true, &c->guest.hello, out.nonce, out.proof);
+    prove(g->secret, false, &c->guest.hello, out.nonce, c->want);
+    return send(c->guest.fd, &out, sizeof out, MSG_NOSIGNAL) == (ssize_t)sizeof out;
+}
+
+/* A caller that does not hear this comes again. */
+static bool admit(const caller *c) {
+    static const unsigned char admitted = ADMITTED;
+    return c->guest.hello.protocol < ADMITTED_SINCE ||
+           send(c->guest.fd, &admitted, 1, MSG_NOSIGNAL) == 1;
+}
+
+static bool has_hello(const caller *c) {
+    return c->n_hello == sizeof c->guest.hello;
+}
+
+/* One step of a caller; *why is set where it must go, to "" where that is not worth a word. */
+static bool has_proved(const handshake *g, caller *c, const char **why) {
+    handshake_hello *h = &c->guest.hello;
+    bool is_new = !has_hello(c);
+    if (is_new && !hear(c->guest.fd, h, sizeof *h, &c->n_hello)) *why = "";
+    if (c->n_hello >= sizeof h->magic && h->magic != MAGIC) *why = "is not a rank of hstu";
+    if (*why != NULL || !has_hello(c)) return false;
+    if (is_new && !challenge_caller(g, c)) *why = "does not read";
+    if (*why == NULL && !hear(c->guest.fd, c->proof, sizeof c->proof, &c->n_proof))
+        *why = "disconnected before it proved to know the HSTU_JOB_SECRET";
+    if (*why != NULL || c->n_proof < sizeof c->proof) return false;
+    if (!hmac_equal(c->proof, c->want))
+        *why = "does not know the HSTU_JOB_SECRET";
+    else if (!admit(c))
+        *why = "";
+    return *why == NULL;
+}
+
+/* Whether a caller has come in. */
+static bool hear_callers(handshake *g, handshake_guest *out) {
+    for (int i = 0; i < g->n;) {
+        const char *why = NULL;
+        if (has_proved(g, &g->waiting[i], &why)) {
+            *out = g->waiting[i].guest;
+            out->hello.host[HANDSHAKE_HOST_BYTES - 1] = '\0';
+            forget(g, i);
+            return true;
+        }
+        int most = has_hello(&g->waiting[i]) ? PROOF_MS : HELLO_MS;
+        bool is_late = net_now_ms() - g->waiting[i].since > most;
+        if (why == NULL && is_late) why = "did not identify itself in time";
+        if (why != NULL)
+            send_away(g, i, why[0] != '\0' ? why : NULL);
+        else
+            i++;
+    }
+    return false;
+}
+
+/* Where all places are taken, the oldest caller without a hello makes room: a proof may be on its
+ * way.  A stranger, too, can say hello: where more than half of the callers have, the oldest of all
+ * makes room. */
+static int who_makes_room(const handshake *g) {
+    int n_hello = 0, silent = 0;
+    for (int i = g->n - 1; i >= 0; i--) {
+        n_hello += has_hello(&g->waiting[i]);
+        if (!has_hello(&g->waiting[i])) silent = i;
+    }
+    return n_hello > MOST_CALLERS / 2 ? 0 : silent;
+}
+
+static void take_callers(handshake *g) {
+    for (int fd;;) {
+        int i = g->n == MOST_CALLERS ? who_makes_room(g) : 0;
+        if (g->n == MOST_CALLERS && net_now_ms() - g->waiting[i].since > CROWD_MS)
+            send_away(g, i, "did not identify itself, and others wait");
+        if (g->n == MOST_CALLERS) return;
+        caller *c = &g->waiting[g->n];
+        *c = (caller){.since = net_now_ms()};
+        if (net_accept(&fd, g->listener, 0, c->guest.address) != OK) return;
+        c->guest.fd = fd;
+        g->n++;
+    }
+}
+
+static void wait_for_callers(handshake *g, int64_t ms) {
+    int room = g->n < MOST_CALLERS;
+    for (int i = 0; i < g->n; i++)
+        g->polls[i] = (struct pollfd){.fd = g->waiting[i].guest.fd, .events = POLLIN};
+    g->polls[g->n] = (struct pollfd){.fd = g->listener, .events = POLLIN};
+    (void)poll(g->polls, (nfds_t)(g->n + room), ms < TURN_MS ? (int)ms : TURN_MS);
+}
+
+status handshake_next(handshake *g, int timeout_ms, handshake_guest *out) {
+    int64_t end = net_now_ms() + timeout_ms;
+    *out = (handshake_guest){.fd = -1};
+    for (;;) {
+        take_callers(g);
+        int64_t left = end - net_now_ms();
+        if (hear_callers(g, out) || left <= 0) return OK;
+        wait_for_callers(g, left);
+    }
+}
+
+/* On the side that connected: both sides prove themselves, the other first, and it lets this one
+ * in. */
+static status prove_both(int fd, const char *secret, const handshake_hello *h, int64_t end) {
+    challenge c;
+    unsigned char proof[HMAC_BYTES], admitted;
+    TRY(net_send(fd, h, sizeof *h, net_left_ms(end)));
+    TRY(net_receive(fd, &c, sizeof c, net_left_ms(end)));
+    prove(secret, true, h, c.nonce, proof);
+    if (!hmac_equal(proof, c.proof))
+        return fail(ERR_CONFIG, "it does not know the HSTU_JOB_SECRET of this rank: set the same "
+                                "one for all ranks, or none; or it runs another version of hstu");
+    prove(secret, false, h, c.nonce, proof);
+    TRY(net_send(fd, proof, sizeof proof, net_left_ms(end)));
+    TRY(net_receive(fd, &admitted, 1, net_left_ms(end)));
+    return admitted == ADMITTED ? OK : fail(ERR_CONFIG, "it runs another version of hstu");
+}
+
+status handshake_enter(int *fd, const char *address, int port, const char *secret,
+                       handshake_hello *h, int timeout_ms) {
+    const struct timespec turn = {.tv_nsec = TURN_MS * 1000000L};
+    int64_t end = net_now_ms() + timeout_ms;
+    h->magic = MAGIC;
+    h->protocol = HANDSHAKE_PROTOCOL;
+    for (;;) {
+        TRY(draw(h->nonce, sizeof h->nonce));
+        TRY(net_connect(fd, address, port, net_left_ms(end)));
+        status st = prove_both(*fd, secret, h, end);
+        if (st == OK) return OK;
+        net_close(fd);
+        if (st != ERR_IO || net_now_ms() >= end) return st;
+        nanosleep(&turn, NULL);
+    }
 }

@@ -1,205 +1,222 @@
 #include "dist/ranks.h"
 
-#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "base/env.h"
 #include "base/range.h"
+#include "base/hash.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "dist/mpi.h"
+#include "dist/nccl.h"
 #include "dist/shm.h"
+#include "dist/tcp.h"
+#include "hstu.h"
 
-/* Times are counted in turns of the watching loop and not read from a clock: while the machine or
- * the whole job sleeps (Ctrl-Z), no time passes. */
-enum { TURN_MS = 10, STALL_SECONDS = 30 };
-
-/* What the signal handler of the watching process sets. */
-static shm_job *the_job;
-
-typedef struct rank_process {
-    pid_t pid;
-    bool is_running;
-    int n_stopped; /* turns since it was stopped; 0: it runs */
-    uint64_t wait; /* its word of base/waits.h in the turn before */
-} rank_process;
-
-typedef struct watch {
-    shm_job *job;
-    int n, n_running;
-    int patience;   /* turns */
-    int n_standing; /* turns in which all ranks have waited, and none went on */
-    int most_standing;
-    rank_process rank[SHM_MAX_RANKS];
-    int n_leaving; /* turns since the job was ended; 0: it goes on */
-    status st;     /* how it ended */
-} watch;
-
-static void ask_to_stop(int number) {
-    (void)number;
-    if (the_job != NULL) the_job->stop = 1;
+/* Only the first rank prints. */
+static status join_by_tcp(transport **out) {
+    env_torchrun e;
+    TRY(env_read_torchrun(&e));
+    if (e.rank > 0) transport_silence();
+    tcp_start start = {.rank = e.rank,
+                       .size = e.size,
+                       .local_rank = e.local_rank,
+                       .local_size = e.local_size,
+                       .address = e.address,
+                       .port = e.port,
+                       .secret = env_job_secret()};
+    status st = tcp_create(out, &start);
+    return st != OK && e.rank > 0 ? fail_prefix(st, "rank %d", e.rank) : st;
 }
 
-/* The first signal asks the ranks to stop, a second one ends the watching process, and the ranks
- * die with it. */
-static void watch_signals(struct sigaction old[2]) {
-    struct sigaction action = {.sa_handler = ask_to_stop, .sa_flags = (int)SA_RESETHAND};
-    sigemptyset(&action.sa_mask);
-    sigaction(SIGINT, &action, &old[0]);
-    sigaction(SIGTERM, &action, &old[1]);
-}
-
-static void restore_signals(const struct sigaction old[2]) {
-    sigaction(SIGINT, &old[0], NULL);
-    sigaction(SIGTERM, &old[1], NULL);
-    the_job = NULL;
-}
-
-static void end_job(watch *w, int rank) {
-    (void)shm_job_fail(w->job, rank);
-    if (w->n_leaving == 0) w->n_leaving = 1;
-}
-
-/* " at step 12", or " before its first step". */
-static const char *last_step(const watch *w, int rank, char text[48]) {
-    uint64_t step = atomic_load(&w->job->rank[rank].step);
-    if (step == 0)
-        snprintf(text, 48, " before its first step");
-    else
-        snprintf(text, 48, " at step %" PRIu64, step - 1);
-    return text;
-}
-
-/* A rank that failed by itself has said why; one that was killed cannot. */
-static void note_end(watch *w, int r, int how) {
-    char at[48];
-    bool is_first = w->st == OK, said = atomic_load(&w->job->failed) == r + 1;
-    w->rank[r].is_running = false;
-    w->n_running--;
-    atomic_fetch_add(&w->job->n_ended, 1);
-    if (WIFEXITED(how) && WEXITSTATUS(how) == 0) return;
-    if (!is_first) return;
-    if (WIFSIGNALED(how) && w->n_leaving == 0)
-        w->st = fail(ERR_IO, "rank %d was killed by signal %d (%s)%s; all ranks were ended", r,
-                     WTERMSIG(how), strsignal(WTERMSIG(how)), last_step(w, r, at));
-    else if (WIFEXITED(how) && (said || w->job->stop))
-        w->st = fail(WEXITSTATUS(how) == 2 ? ERR_CONFIG : ERR_IO, "%s", "");
-    else if (WIFEXITED(how) && atomic_load(&w->job->failed) == 0)
-        w->st = fail(ERR_IO, "rank %d ended with exit code %d%s; all ranks were ended", r,
-                     WEXITSTATUS(how), last_step(w, r, at));
-    end_job(w, r);
-}
-
-static void note_stopped(watch *w, int r) {
-    char at[48];
-    if (++w->rank[r].n_stopped < w->patience || w->n_leaving > 0) return;
-    w->st = fail(ERR_IO,
-                 "rank %d (process %d) is stopped%s and does not answer; all ranks were "
-                 "ended",
-                 r, (int)w->rank[r].pid, last_step(w, r, at));
-    end_job(w, r);
-    kill(w->rank[r].pid, SIGKILL); /* it cannot leave by itself */
-}
-
-static void look_at(watch *w, int r) {
-    rank_process *p = &w->rank[r];
-    int how;
-    if (!p->is_running) return;
-    if (waitpid(p->pid, &how, WNOHANG | WUNTRACED | WCONTINUED) == p->pid) {
-        if (WIFSTOPPED(how))
-            p->n_stopped = 1;
-        else if (WIFCONTINUED(how))
-            p->n_stopped = 0;
-        else
-            note_end(w, r, how);
-    }
-    if (p->is_running && p->n_stopped > 0) note_stopped(w, r);
-}
-
-/* Writes "rank 0 waits for the GPU at step 3, rank 1 ...", as far as there is room. */
-static void say_waits(const watch *w, char *text, size_t room) {
-    size_t n = 0;
-    for (int r = 0; r < w->n && n < room; r++) {
-        char at[48];
-        if (!w->rank[r].is_running) continue;
-        n += (size_t)snprintf(text + n, room - n, "%srank %d waits for %s%s", n > 0 ? ", " : "", r,
-                              waits_name(waits_kind(w->rank[r].wait)), last_step(w, r, at));
-    }
-}
-
-/* Ranks that all wait, each in one and the same wait, wait for each other. */
-static void look_at_waits(watch *w) {
-    bool stand = true;
-    for (int r = 0; r < w->n; r++) {
-        rank_process *p = &w->rank[r];
-        uint64_t wait = waits_read(&w->job->rank[r].wait);
-        if (p->is_running && (waits_kind(wait) == WAIT_NONE || wait != p->wait)) stand = false;
-        p->wait = wait;
-    }
-    w->n_standing = stand ? w->n_standing + 1 : 0;
-    if (w->n_standing < w->most_standing || w->n_leaving > 0 || w->most_standing == 0) return;
-    char text[512];
-    say_waits(w, text, sizeof text);
-    w->st = fail(ERR_IO, "no rank went on for %d s: %s; all ranks were ended",
-                 w->most_standing * TURN_MS / 1000, text);
-    end_job(w, 0);
-}
-
-static void kill_all(const watch *w) {
-    for (int r = 0; r < w->n; r++)
-        if (w->rank[r].is_running) kill(w->rank[r].pid, SIGKILL);
-}
-
-static status supervise(watch *w) {
-    const struct timespec turn = {.tv_nsec = TURN_MS * 1000000L};
-    while (w->n_running > 0) {
-        for (int r = 0; r < w->n; r++)
-            look_at(w, r);
-        if (w->n_running > 0) look_at_waits(w);
-        if (w->n_leaving > 0 && ++w->n_leaving > w->patience) kill_all(w);
-        if (w->n_running > 0) nanosleep(&turn, NULL);
-    }
-    return w->st;
-}
-
-/* What is a rank's alone.  Its output goes nowhere: rank 0 speaks for all. */
-static status become_rank(transport **out, shm_job *job, int rank, pid_t parent) {
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != parent) raise(SIGKILL); /* it died before the line above */
-    signal(SIGINT, SIG_IGN);
-    signal(SIGTERM, SIG_IGN);
-    the_job = NULL;
-    waits_share(&job->rank[rank].wait);
-    if (rank > 0) transport_silence();
-    return shm_create(out, job, rank);
-}
-
-status ranks_fork(transport **out, int n, int patience_ms) {
-    watch w = {.n = n, .patience = patience_ms / TURN_MS};
-    struct sigaction old[2];
-    pid_t parent = getpid();
-    int seconds;
+status ranks_start(transport **out, int n, bool *is_over) {
+    env_launcher launcher = env_launched_by();
     *out = NULL;
-    TRY(env_stall_seconds(STALL_SECONDS, &seconds));
-    w.most_standing = seconds * (1000 / TURN_MS);
-    TRY(shm_job_create(&w.job, n, 0));
-    the_job = w.job;
-    watch_signals(old);
-    fflush(NULL); /* or every rank would write what is still buffered */
-    for (int r = 0; r < n && w.st == OK; r++) {
-        pid_t pid = fork();
-        if (pid == 0) return become_rank(out, w.job, r, parent);
-        if (pid < 0)
-            w.st = fail_errno("starting rank %d", r);
-        else
-            w.rank[r] = (rank_process){.pid = pid, .is_running = true};
-        w.n_running += pid > 0;
-    }
-    if (w.st != OK) end_job(&w, 0);
-    status st = supervise(&w);
-    restore_signals(old);
-    shm_job_destroy(w.job);
+    *is_over = false;
+    if (launcher != LAUNCHER_NONE && n > 1)
+        return fail(ERR_USAGE,
+                    "--ranks %d starts ranks by itself; %s has started some already: leave one of "
+                    "them out",
+                    n, launcher == LAUNCHER_MPI ? "mpirun" : "torchrun (WORLD_SIZE, RANK)");
+    if (launcher == LAUNCHER_TORCHRUN) return join_by_tcp(out);
+    if (launcher == LAUNCHER_MPI) return mpi_create(out);
+    if (n <= 1) return OK;
+    status st = ranks_fork(out, n, RANKS_PATIENCE_MS);
+    *is_over = *out == NULL;
     return st;
+}
+
+status ranks_leave(transport *t, status st) {
+    return t != NULL ? t->ops->leave(t, st) : st;
+}
+
+rank_facts rank_facts_here(void) {
+    rank_facts f = {.clock_s = (int64_t)time(NULL)};
+    snprintf(f.version, sizeof f.version, "%s", HSTU_VERSION);
+    gethostname(f.host, sizeof f.host - 1);
+    return f;
+}
+
+static status compare(const rank_facts *all, int r) {
+    const rank_facts *a = &all[0], *b = &all[r];
+    if (strncmp(a->version, b->version, AGREE_TEXT_BYTES) != 0)
+        return fail(ERR_CONFIG, "rank %d on %.63s has hstu %.63s, rank 0 on %.63s has %.63s", r,
+                    b->host, b->version, a->host, a->version);
+    if (a->config != b->config)
+        return fail(
+            ERR_CONFIG,
+            "rank %d on %.63s uses a different config or different options than rank 0 on %.63s", r,
+            b->host, a->host);
+    if (a->data != b->data)
+        return fail(ERR_CONFIG, "rank %d on %.63s uses different data than rank 0 on %.63s", r,
+                    b->host, a->host);
+    int64_t ahead = b->clock_s - a->clock_s;
+    if (ahead > AGREE_CLOCK_S || ahead < -AGREE_CLOCK_S)
+        return fail(ERR_CONFIG,
+                    "the clock of rank %d on %.63s is %lld s %s that of rank 0 on %.63s: set it "
+                    "right (NTP)",
+                    r, b->host, (long long)(ahead > 0 ? ahead : -ahead),
+                    ahead > 0 ? "ahead of" : "behind", a->host);
+    return OK;
+}
+
+status ranks_agree(transport *t, const rank_facts *own) {
+    rank_facts *all;
+    if (t == NULL) return OK;
+    TRY(MEM_NEW(&all, (size_t)t->size));
+    status st = transport_gather(t, own, sizeof *own, all);
+    for (int r = 1; r < t->size && st == OK; r++)
+        st = compare(all, r);
+    mem_free(all);
+    return st;
+}
+
+/* Several ranks on one GPU: from this version by a setting of its own. */
+enum { MULTI_RANK_VERSION = 23003 };
+
+/* What ranks tell each other. */
+typedef struct rank_gpu {
+    uint64_t gpu;    /* hash of the machine and its GPU; 0: the CPU */
+    int64_t version; /* of NCCL; 0: not found */
+} rank_gpu;
+
+/* Ranks with another list of visible GPUs may mean another one by the same name. */
+static uint64_t gpu_of(const backend *be) {
+    char text[1024], host[256] = "";
+    if (strcmp(be->name, "cpu") == 0) return 0;
+    gethostname(host, sizeof host - 1);
+    const char *visible = env_visible_gpus();
+    int n = snprintf(text, sizeof text, "%s|%s|%s", host, visible != NULL ? visible : "", be->name);
+    uint64_t hash = hash64(text, n < (int)sizeof text ? (size_t)n : sizeof text - 1, 0);
+    return hash | 1;
+}
+
+/* The most ranks that share a GPU; 0: a rank is on the CPU. */
+static int most_on_gpu(const rank_gpu *all, int size) {
+    int most = 0;
+    for (int r = 0; r < size; r++) {
+        int n = 0;
+        for (int q = 0; q < size; q++)
+            n += all[q].gpu == all[r].gpu;
+        if (all[r].gpu == 0) return 0;
+        if (n > most) most = n;
+    }
+    return most;
+}
+
+/* Why NCCL is not used, in words; NULL: it is. */
+static const char *why_not(const rank_gpu *all, int size, bool shares_gpu, char text[160]) {
+    for (int r = 0; r < size; r++)
+        if (all[r].version == 0) {
+            snprintf(text, 160, "rank %d did not find NCCL", r);
+            return text;
+        }
+    for (int r = 1; r < size; r++)
+        if (all[r].version != all[0].version) {
+            snprintf(text, 160, "rank %d has another version of NCCL than rank 0", r);
+            return text;
+        }
+    return shares_gpu ? "several ranks share a GPU, where NCCL needs the MPS daemon (--nccl on)"
+                      : NULL;
+}
+
+static bool is_word(const char *text) {
+    return strcmp(text, "auto") == 0 || strcmp(text, "on") == 0 || strcmp(text, "off") == 0;
+}
+
+static status choose(comm **out, backend *be, transport *t, const rank_options *o, rank_gpu *all) {
+    static nccl_lib lib; /* stays loaded */
+    const char *choice = o->nccl != NULL ? o->nccl : "auto";
+    bool is_asked = strcmp(choice, "auto") != 0;
+    char text[160], reason[1024] = "";
+    rank_gpu own = {.gpu = gpu_of(be)};
+    if (own.gpu != 0 && strcmp(choice, "off") != 0) {
+        if (nccl_lib_load(&lib, is_word(choice) ? NULL : choice) == OK)
+            own.version = lib.version;
+        else
+            snprintf(reason, sizeof reason, "%s", status_reason());
+    }
+    TRY(transport_gather(t, &own, sizeof own, all));
+    int most = most_on_gpu(all, t->size);
+    if (strcmp(choice, "off") == 0 || most == 0) return comm_create_host(out, be, t);
+    const char *why = why_not(all, t->size, most > 1 && !is_asked, text);
+    if (why != NULL && is_asked)
+        return fail(ERR_UNSUPPORTED, "--nccl %.200s: %s", choice, reason[0] != '\0' ? reason : why);
+    if (why != NULL) {
+        log_info("ranks exchange gradients through host memory: %s",
+                 reason[0] != '\0' ? reason : why);
+        return comm_create_host(out, be, t);
+    }
+    bool is_shared = most > 1;
+    if (is_shared) env_share_gpu(t->rank, most, lib.version >= MULTI_RANK_VERSION);
+    log_info("NCCL %d.%d.%d (%s) connects %d ranks%s", lib.version / 10000, lib.version / 100 % 100,
+             lib.version % 100, lib.path, t->size, is_shared ? ", several on a GPU" : "");
+    return comm_create_nccl(out, be, t, &lib, o->is_deterministic);
+}
+
+status comm_create_ranks(comm **out, backend *be, transport *t, const rank_options *o) {
+    rank_gpu *all;
+    *out = NULL;
+    TRY(MEM_NEW(&all, (size_t)t->size));
+    status st = choose(out, be, t, o, all);
+    mem_free(all);
+    return st;
+}
+
+/* All members must end with the same bits, so that what they have in common stays the same: sums
+ * have a fixed order. */
+static status make_comm(transport **t, comm **c, transport *ranks, backend *be, const comm *world,
+                        rank_group g) {
+    if (g.size == 1) return OK;
+    TRY(transport_group(t, ranks, &g));
+    return comm_is_nccl(world) ? comm_create_nccl_group(c, world, *t) : comm_create_host(c, be, *t);
+}
+
+status rank_grid_create(rank_grid *g, transport *ranks, backend *be, const comm *world, int size) {
+    int n = ranks->size;
+    *g = (rank_grid){0};
+    if (size < 2 || n % size != 0)
+        return fail(ERR_USAGE, "%d ranks cannot be divided into groups of %d", n, size);
+    rank_group near = {ranks->rank / size * size, 1, size};
+    rank_group far = {ranks->rank % size, size, n / size};
+    status st = make_comm(&g->near, &g->group, ranks, be, world, near);
+    if (st == OK) st = make_comm(&g->far, &g->data, ranks, be, world, far);
+    if (st != OK) rank_grid_destroy(g);
+    return st;
+}
+
+void rank_grid_give_up(rank_grid *g) {
+    comm_give_up(g->group);
+    comm_give_up(g->data);
+}
+
+void rank_grid_destroy(rank_grid *g) {
+    comm_destroy(g->group);
+    comm_destroy(g->data);
+    transport_destroy(g->near);
+    transport_destroy(g->far);
+    *g = (rank_grid){0};
 }

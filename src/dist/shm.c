@@ -2,14 +2,17 @@
 
 #include <limits.h>
 #include <linux/futex.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
-#include "base/mem.h"
 #include "base/range.h"
+#include "dist/watch.h"
 
 enum { WINDOW_BYTES = 1 << 20, N_SPINS = 2000, WAIT_NS = 50000000 };
 
@@ -31,7 +34,7 @@ status shm_job_create(shm_job **out, int size, size_t window_bytes) {
     /* Windows that nothing is written to take no memory. */
     size_t bytes = sizeof(shm_job) + SHM_CIRCLES * 2 * (size_t)size * window_bytes;
     shm_job *job = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (job == MAP_FAILED) return fail_errno("memory that %d ranks share", size);
+    if (job == MAP_FAILED) return fail_errno("shared memory of %d ranks", size);
     job->bytes = bytes;
     job->window_bytes = window_bytes;
     job->size = size;
@@ -169,17 +172,12 @@ static void shm_note_step(transport *t, uint64_t step) {
     atomic_store_explicit(&board(s, t->rank)->step, step + 1, memory_order_relaxed);
 }
 
-static void shm_destroy(transport *t) {
-    mem_free(t->state);
-    mem_free(t);
-}
-
 /* Of several ranks that fail, only the first keeps its reason; of several that were interrupted,
  * rank 0. */
 static status shm_leave(transport *t, status st) {
     shm_job *job = ((shm_state *)t->state)->job;
     int rank = t->rank;
-    shm_destroy(t);
+    transport_free(t);
     if (st == OK) return OK;
     bool speaks = st == ERR_INTERRUPTED ? rank == 0 : shm_job_fail(job, rank);
     if (!speaks) return fail(st, "%s", "");
@@ -191,7 +189,7 @@ static status create(transport **out, shm_job *job, int rank, shm_circle circle,
 
 static status shm_group(transport **out, transport *t, const rank_group *g) {
     const shm_state *s = t->state;
-    if (s->circle != SHM_ALL) return fail(ERR_USAGE, "a group of ranks is not divided again");
+    if (s->circle != SHM_ALL) return fail(ERR_USAGE, "a group of ranks cannot be divided again");
     return create(out, s->job, t->rank, g->stride == 1 ? SHM_NEAR : SHM_FAR, g);
 }
 
@@ -201,35 +199,210 @@ static const transport_ops shm_ops = {.name = "shm",
                                       .barrier = shm_barrier,
                                       .note_step = shm_note_step,
                                       .leave = shm_leave,
-                                      .destroy = shm_destroy};
+                                      .destroy = transport_free};
 
 static status create(transport **out, shm_job *job, int rank, shm_circle circle,
                      const rank_group *group) {
     transport *t;
-    shm_state *s;
     *out = NULL;
-    TRY(MEM_NEW(&t, 1));
-    status st = MEM_NEW(&s, 1);
-    if (st != OK) {
-        mem_free(t);
-        return st;
-    }
+    TRY(transport_new(&t, &shm_ops, sizeof(shm_state)));
+    shm_state *s = t->state;
     *s = (shm_state){.job = job,
                      .circle = circle,
                      .group = *group,
                      .meeting = &job->rank[group->first].meeting[circle],
                      .may_spin = sysconf(_SC_NPROCESSORS_ONLN) >= job->size};
-    *t = (transport){.ops = &shm_ops,
-                     .rank = (rank - group->first) / group->stride,
-                     .size = group->size,
-                     .local_rank = rank,
-                     .local_size = job->size,
-                     .stop = &job->stop,
-                     .state = s};
+    t->rank = (rank - group->first) / group->stride;
+    t->size = group->size;
+    t->local_rank = rank;
+    t->local_size = job->size;
+    t->stop = &job->stop;
     *out = t;
     return OK;
 }
 
 status shm_create(transport **out, shm_job *job, int rank) {
     return create(out, job, rank, SHM_ALL, &(rank_group){0, 1, job->size});
+}
+
+/* Times are counted in turns of the supervising loop and not read from a clock: while the machine
+ * or the whole job sleeps (Ctrl-Z), no time passes. */
+enum { TURN_MS = 10, STALL_SECONDS = 30 };
+
+/* What the signal handler of the supervising process sets. */
+static shm_job *the_job;
+
+typedef struct rank_process {
+    pid_t pid;
+    bool is_running;
+    int n_stopped; /* turns since it was stopped; 0: it runs */
+    uint64_t wait; /* its word of base/waits.h in the turn before */
+} rank_process;
+
+typedef struct supervisor {
+    shm_job *job;
+    int n, n_running;
+    int patience; /* turns */
+    watch_stall stall;
+    rank_process rank[SHM_MAX_RANKS];
+    int n_leaving; /* turns since the job was ended; 0: it goes on */
+    status st;     /* how it ended */
+} supervisor;
+
+static void ask_to_stop(int number) {
+    (void)number;
+    if (the_job != NULL) the_job->stop = 1;
+}
+
+/* The first signal asks the ranks to stop, a second one ends the supervising process, and the ranks
+ * die with it. */
+static void watch_signals(struct sigaction old[2]) {
+    struct sigaction action = {.sa_handler = ask_to_stop, .sa_flags = (int)SA_RESETHAND};
+    sigemptyset(&action.sa_mask);
+    sigaction(SIGINT, &action, &old[0]);
+    sigaction(SIGTERM, &action, &old[1]);
+}
+
+static void restore_signals(const struct sigaction old[2]) {
+    sigaction(SIGINT, &old[0], NULL);
+    sigaction(SIGTERM, &old[1], NULL);
+    the_job = NULL;
+}
+
+static void end_job(supervisor *w, int rank) {
+    (void)shm_job_fail(w->job, rank);
+    if (w->n_leaving == 0) w->n_leaving = 1;
+}
+
+static const char *last_step(const supervisor *w, int rank, char text[WATCH_STEP_BYTES]) {
+    return watch_step_text(atomic_load(&w->job->rank[rank].step), text);
+}
+
+/* A rank that failed by itself has said why; one that was killed cannot. */
+static void note_end(supervisor *w, int r, int how) {
+    char at[WATCH_STEP_BYTES];
+    bool is_first = w->st == OK, said = atomic_load(&w->job->failed) == r + 1;
+    w->rank[r].is_running = false;
+    w->n_running--;
+    atomic_fetch_add(&w->job->n_ended, 1);
+    if (WIFEXITED(how) && WEXITSTATUS(how) == 0) return;
+    if (!is_first) return;
+    if (WIFSIGNALED(how) && w->n_leaving == 0)
+        w->st = fail(ERR_IO, "rank %d was killed by signal %d (%s) %s; all ranks were ended", r,
+                     WTERMSIG(how), strsignal(WTERMSIG(how)), last_step(w, r, at));
+    else if (WIFEXITED(how) && (said || w->job->stop))
+        w->st = fail(WEXITSTATUS(how) == 2 ? ERR_CONFIG : ERR_IO, "%s", "");
+    else if (WIFEXITED(how) && atomic_load(&w->job->failed) == 0)
+        w->st = fail(ERR_IO, "rank %d ended with exit code %d %s; all ranks were ended", r,
+                     WEXITSTATUS(how), last_step(w, r, at));
+    end_job(w, r);
+}
+
+static void note_stopped(supervisor *w, int r) {
+    char at[WATCH_STEP_BYTES];
+    if (++w->rank[r].n_stopped < w->patience || w->n_leaving > 0) return;
+    w->st = fail(ERR_IO,
+                 "rank %d (process %d) is stopped %s and does not answer; all ranks were "
+                 "ended",
+                 r, (int)w->rank[r].pid, last_step(w, r, at));
+    end_job(w, r);
+    kill(w->rank[r].pid, SIGKILL); /* it cannot leave by itself */
+}
+
+static void look_at(supervisor *w, int r) {
+    rank_process *p = &w->rank[r];
+    int how;
+    if (!p->is_running) return;
+    if (waitpid(p->pid, &how, WNOHANG | WUNTRACED | WCONTINUED) == p->pid) {
+        if (WIFSTOPPED(how))
+            p->n_stopped = 1;
+        else if (WIFCONTINUED(how))
+            p->n_stopped = 0;
+        else
+            note_end(w, r, how);
+    }
+    if (p->is_running && p->n_stopped > 0) note_stopped(w, r);
+}
+
+/* Writes "rank 0 waits for the GPU at step 3, rank 1 ...", as far as there is room. */
+static void list_waits(const supervisor *w, char *text, size_t room) {
+    size_t n = 0;
+    for (int r = 0; r < w->n && n < room; r++) {
+        char at[WATCH_STEP_BYTES];
+        if (!w->rank[r].is_running) continue;
+        n += (size_t)snprintf(text + n, room - n, "%srank %d waits for %s %s", n > 0 ? ", " : "", r,
+                              waits_name(waits_kind(w->rank[r].wait)), last_step(w, r, at));
+    }
+}
+
+/* Ranks that all wait, each in one and the same wait, wait for each other. */
+static void look_at_waits(supervisor *w) {
+    bool has_moved = w->n_leaving > 0;
+    for (int r = 0; r < w->n; r++) {
+        rank_process *p = &w->rank[r];
+        uint64_t wait = waits_read(&w->job->rank[r].wait);
+        has_moved = has_moved || (p->is_running && watch_has_moved(p->wait, wait));
+        p->wait = wait;
+    }
+    if (!watch_stall_add(&w->stall, has_moved, TURN_MS)) return;
+    char text[512];
+    list_waits(w, text, sizeof text);
+    w->st = fail(ERR_IO, "no rank made progress for %d s: %s; all ranks were ended",
+                 (int)(w->stall.most_ms / 1000), text);
+    end_job(w, 0);
+}
+
+static void kill_all(const supervisor *w) {
+    for (int r = 0; r < w->n; r++)
+        if (w->rank[r].is_running) kill(w->rank[r].pid, SIGKILL);
+}
+
+static status supervise(supervisor *w) {
+    const struct timespec turn = {.tv_nsec = TURN_MS * 1000000L};
+    while (w->n_running > 0) {
+        for (int r = 0; r < w->n; r++)
+            look_at(w, r);
+        if (w->n_running > 0) look_at_waits(w);
+        if (w->n_leaving > 0 && ++w->n_leaving > w->patience) kill_all(w);
+        if (w->n_running > 0) nanosleep(&turn, NULL);
+    }
+    return w->st;
+}
+
+/* What is a rank's alone.  Its output goes nowhere: rank 0 speaks for all. */
+static status become_rank(transport **out, shm_job *job, int rank, pid_t parent) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent) raise(SIGKILL); /* it died before the line above */
+    signal(SIGINT, SIG_IGN);
+    signal(SIGTERM, SIG_IGN);
+    the_job = NULL;
+    waits_share(&job->rank[rank].wait);
+    if (rank > 0) transport_silence();
+    return shm_create(out, job, rank);
+}
+
+status ranks_fork(transport **out, int n, int patience_ms) {
+    supervisor w = {.n = n, .patience = patience_ms / TURN_MS};
+    struct sigaction old[2];
+    pid_t parent = getpid();
+    *out = NULL;
+    TRY(watch_stall_init(&w.stall, STALL_SECONDS));
+    TRY(shm_job_create(&w.job, n, 0));
+    the_job = w.job;
+    watch_signals(old);
+    fflush(NULL); /* or every rank would write what is still buffered */
+    for (int r = 0; r < n && w.st == OK; r++) {
+        pid_t pid = fork();
+        if (pid == 0) return become_rank(out, w.job, r, parent);
+        if (pid < 0)
+            w.st = fail_errno("starting rank %d", r);
+        else
+            w.rank[r] = (rank_process){.pid = pid, .is_running = true};
+        w.n_running += pid > 0;
+    }
+    if (w.st != OK) end_job(&w, 0);
+    status st = supervise(&w);
+    restore_signals(old);
+    shm_job_destroy(w.job);
+    return st;
 }

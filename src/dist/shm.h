@@ -1,4 +1,9 @@
-/* shm: ranks that share a piece of memory, because one process forked them all (ranks.h).
+/* shm: ranks on one machine, forked by one process, that share a piece of memory.
+ *
+ * The process that calls ranks_fork stays outside the job and supervises it.  A rank that dies, or
+ * is stopped (SIGSTOP) for some seconds, ends the job: the others are told, leave by themselves or
+ * are killed, and the failure names the rank and its last step.  Signals to the supervising process
+ * ask all ranks to stop; a rank ignores SIGINT and SIGTERM, and dies with the supervising process.
  *
  * The memory holds a board (how far each rank is, whether the job goes on) and two windows for each
  * rank.  Messages go through the windows in rounds: every rank writes a piece of each of its
@@ -6,8 +11,8 @@
  * windows of the others.  Rounds use the two windows in turn, so one barrier a round is enough.
  * Ranks wait in the kernel (futex), so there may be more of them than cores.
  *
- * Groups of ranks (transport.h) exchange at moments of their own, so each has its barrier, and each
- * rank two more windows for the group of its neighbours and two for the group with a stride. */
+ * Groups of ranks exchange at times of their own, so each has its barrier, and each rank two more
+ * windows for the group of its neighbours and two for the group with a stride. */
 #ifndef HSTU_DIST_SHM_H
 #define HSTU_DIST_SHM_H
 
@@ -56,5 +61,14 @@ bool shm_job_fail(shm_job *job, int rank);
 
 /* The transport of one rank.  The board must outlive it. */
 status shm_create(transport **out, shm_job *job, int rank);
+
+/* How long a stopped rank may stay stopped, and how long the others have to leave. */
+enum { RANKS_PATIENCE_MS = 2000 };
+
+/* Returns in n ranks, with *out, and in the caller when all of them have ended, with *out NULL and
+ * how the job ended: where a rank has reported itself what went wrong, the reason is "".  Must be
+ * called before the process starts threads.  Ranks other than the first log nothing, and have no
+ * standard output. */
+status ranks_fork(transport **out, int n, int patience_ms);
 
 #endif

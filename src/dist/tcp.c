@@ -5,18 +5,253 @@
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include "base/log.h"
 #include "base/mem.h"
 #include "base/range.h"
 #include "base/thread.h"
 #include "dist/net.h"
-#include "dist/tcp_int.h"
 #include "dist/watch.h"
 
-enum { TURN_MS = 100, GONE_TURNS = 200, HEADER_BYTES = 8, MOST_BYTES = 1 << 30 };
+enum { MAGIC = 0x50545348, SEND_MS = 1000, QUIET_MS = 3000, TURN_MS = 100, TEXT_BYTES = 256 };
+enum { GONE_TURNS = 200, HEADER_BYTES = 8, MOST_BYTES = 1 << 30 };
+
+/* What all know of a rank. */
+typedef struct tcp_peer {
+    char host[WATCH_HOST_BYTES];
+    char address[NET_ADDRESS_BYTES]; /* "": that of rank 0, whose machine it is on */
+    int32_t port;
+} tcp_peer;
+
+/* The connections of a rank to all others.  All ranks report to rank 0, which tells everyone where
+ * the others listen; then every rank connects to those before it. */
+typedef struct tcp_mesh {
+    int size;
+    int *fd;        /* (size); -1: itself */
+    tcp_peer *peer; /* (size) */
+    int listener;
+    uint64_t job; /* drawn by rank 0 */
+} tcp_mesh;
+
+/* Rank 0's answer: why the rank may not join, or "", and then the table of peers. */
+typedef struct tcp_answer {
+    uint32_t magic, unused;
+    uint64_t job;
+    char text[TEXT_BYTES];
+} tcp_answer;
+
+static int timeout_of(const tcp_start *o) {
+    return o->timeout_ms > 0 ? o->timeout_ms : TCP_START_MS;
+}
+
+static const char *secret_of(const tcp_start *o) {
+    return o->secret != NULL ? o->secret : "";
+}
+
+static handshake_hello hello_of(const tcp_mesh *m, const tcp_start *o, handshake_kind kind) {
+    handshake_hello h = {.rank = o->rank,
+                         .size = o->size,
+                         .port = m->peer[o->rank].port,
+                         .kind = kind,
+                         .job = m->job};
+    memcpy(h.host, m->peer[o->rank].host, sizeof h.host);
+    return h;
+}
+
+static const char *why_not(const tcp_mesh *m, const tcp_start *o, const handshake_hello *h,
+                           char text[TEXT_BYTES]) {
+    text[0] = '\0';
+    if (h->protocol != HANDSHAKE_PROTOCOL)
+        snprintf(text, TEXT_BYTES, "a process on %s has another version of hstu than rank 0",
+                 h->host);
+    else if (h->size != o->size)
+        snprintf(text, TEXT_BYTES, "rank %d on %s has WORLD_SIZE %d, rank 0 has %d", h->rank,
+                 h->host, h->size, o->size);
+    else if (h->rank <= 0 || h->rank >= o->size)
+        snprintf(text, TEXT_BYTES, "a process on %s has RANK %d; there are %d ranks", h->host,
+                 h->rank, o->size);
+    else if (m->fd[h->rank] >= 0)
+        snprintf(text, TEXT_BYTES, "RANK %d is used twice, on %s and on %s", h->rank,
+                 m->peer[h->rank].host, h->host);
+    return text[0] != '\0' ? text : NULL;
+}
+
+/* A rank has reported: it is noted, or sent away, which ends the job: it knows the secret. */
+static status note_rank(tcp_mesh *m, const tcp_start *o, handshake_guest *g) {
+    const handshake_hello *h = &g->hello;
+    tcp_answer answer = {.magic = MAGIC};
+    if (why_not(m, o, h, answer.text) != NULL) {
+        (void)net_send(g->fd, &answer, sizeof answer, SEND_MS);
+        net_close(&g->fd);
+        return fail(ERR_CONFIG, "%s", answer.text);
+    }
+    tcp_peer *p = &m->peer[h->rank];
+    m->fd[h->rank] = g->fd;
+    *p = (tcp_peer){.port = h->port};
+    memcpy(p->host, h->host, sizeof p->host);
+    if (!net_is_loopback(g->address)) snprintf(p->address, sizeof p->address, "%s", g->address);
+    return OK;
+}
+
+/* " 1, 3": the ranks that are not there. */
+static void list_missing(const tcp_mesh *m, char text[TEXT_BYTES]) {
+    size_t n = 0;
+    text[0] = '\0';
+    for (int r = 1; r < m->size && n + 16 < TEXT_BYTES; r++)
+        if (m->fd[r] < 0) n += (size_t)snprintf(text + n, TEXT_BYTES - n, " %d", r);
+}
+
+/* Ranks that have gone since they reported may come again; how many. */
+static int drop_lost(tcp_mesh *m) {
+    int n = 0;
+    for (int r = 1; r < m->size; r++) {
+        if (m->fd[r] < 0 || !net_is_gone(m->fd[r])) continue;
+        log_warn("rank %d on %s was lost while rank 0 waited for others; it may report again", r,
+                 m->peer[r].host);
+        net_close(&m->fd[r]);
+        n++;
+    }
+    return n;
+}
+
+static status gather_ranks(tcp_mesh *m, const tcp_start *o, handshake *at, int64_t end) {
+    bool is_said = false;
+    for (int n = 0; n < m->size - 1;) {
+        char missing[TEXT_BYTES];
+        handshake_guest g;
+        list_missing(m, missing);
+        if (net_now_ms() >= end)
+            return fail(ERR_IO,
+                        "%d ranks are expected; these did not report to port %d within %d s:%s",
+                        m->size, o->port, timeout_of(o) / 1000, missing);
+        int left = net_left_ms(end);
+        if (!is_said && timeout_of(o) - left >= QUIET_MS) {
+            log_info("rank 0 waits at %s, port %d for%s of %d ranks, %d s more at most", o->address,
+                     o->port, missing, m->size, left / 1000);
+            is_said = true;
+        }
+        TRY(handshake_next(at, left < TURN_MS ? left : TURN_MS, &g));
+        n -= drop_lost(m);
+        if (g.fd >= 0 && g.hello.kind != HANDSHAKE_REPORT) { /* of an earlier start */
+            net_close(&g.fd);
+        } else if (g.fd >= 0) {
+            TRY(note_rank(m, o, &g));
+            n++;
+        }
+    }
+    return OK;
+}
+
+static status answer_ranks(const tcp_mesh *m, int64_t end) {
+    tcp_answer answer = {.magic = MAGIC, .job = m->job};
+    size_t n = (size_t)m->size * sizeof *m->peer;
+    for (int r = 1; r < m->size; r++) {
+        status st = net_send(m->fd[r], &answer, sizeof answer, net_left_ms(end));
+        if (st == OK) st = net_send(m->fd[r], m->peer, n, net_left_ms(end));
+        if (st != OK) return fail_prefix(st, "rank %d on %s", r, m->peer[r].host);
+    }
+    return OK;
+}
+
+static status report(tcp_mesh *m, const tcp_start *o, int64_t end) {
+    handshake_hello h = hello_of(m, o, HANDSHAKE_REPORT);
+    tcp_answer answer;
+    status st = handshake_enter(&m->fd[0], o->address, o->port, secret_of(o), &h, net_left_ms(end));
+    if (st == OK) st = net_receive(m->fd[0], &answer, sizeof answer, net_left_ms(end));
+    if (st != OK)
+        return fail_prefix(st, "rank 0 at %s, port %d (MASTER_ADDR, MASTER_PORT)", o->address,
+                           o->port);
+    answer.text[TEXT_BYTES - 1] = '\0';
+    if (answer.magic != MAGIC)
+        return fail(ERR_IO, "what listens at %s, port %d is not hstu", o->address, o->port);
+    if (answer.text[0] != '\0') return fail(ERR_CONFIG, "%s", answer.text);
+    m->job = answer.job;
+    TRY(net_receive(m->fd[0], m->peer, (size_t)m->size * sizeof *m->peer, net_left_ms(end)));
+    for (int r = 0; r < m->size; r++) {
+        m->peer[r].host[WATCH_HOST_BYTES - 1] = '\0';
+        m->peer[r].address[NET_ADDRESS_BYTES - 1] = '\0';
+    }
+    return OK;
+}
+
+/* Ranks between 0 and this one are called, those after it call. */
+static status call_others(tcp_mesh *m, const tcp_start *o, int64_t end) {
+    handshake_hello h = hello_of(m, o, HANDSHAKE_PEER);
+    for (int r = 1; r < o->rank; r++) {
+        const tcp_peer *p = &m->peer[r];
+        const char *address = p->address[0] != '\0' ? p->address : o->address;
+        status st =
+            handshake_enter(&m->fd[r], address, p->port, secret_of(o), &h, net_left_ms(end));
+        if (st != OK) return fail_prefix(st, "rank %d on %s", r, p->host);
+    }
+    return OK;
+}
+
+static status wait_for_others(tcp_mesh *m, const tcp_start *o, handshake *at, int64_t end) {
+    for (int n = o->rank + 1; n < m->size;) {
+        handshake_guest g;
+        const handshake_hello *h = &g.hello;
+        if (net_now_ms() >= end)
+            return fail(ERR_IO, "%d ranks did not connect to rank %d on %s within %d s",
+                        m->size - n, o->rank, m->peer[o->rank].host, timeout_of(o) / 1000);
+        TRY(handshake_next(at, net_left_ms(end), &g));
+        if (g.fd < 0) continue;
+        if (h->kind != HANDSHAKE_PEER || h->job != m->job || h->rank <= o->rank ||
+            h->rank >= m->size || m->fd[h->rank] >= 0) {
+            net_close(&g.fd);
+            continue;
+        }
+        m->fd[h->rank] = g.fd;
+        n++;
+    }
+    return OK;
+}
+
+static status connect_ranks(tcp_mesh *m, const tcp_start *o, handshake *at, int64_t end) {
+    if (o->rank == 0) {
+        if (getrandom(&m->job, sizeof m->job, 0) != sizeof m->job) m->job = clock_ns();
+        TRY(gather_ranks(m, o, at, end));
+        return answer_ranks(m, end);
+    }
+    TRY(report(m, o, end));
+    TRY(call_others(m, o, end));
+    return wait_for_others(m, o, at, end);
+}
+
+static status mesh_open(tcp_mesh *m, const tcp_start *o) {
+    int64_t end = net_now_ms() + timeout_of(o);
+    int port;
+    *m = (tcp_mesh){.size = o->size, .listener = -1};
+    TRY(MEM_NEW(&m->fd, (size_t)m->size));
+    for (int r = 0; r < m->size; r++)
+        m->fd[r] = -1;
+    TRY(MEM_NEW(&m->peer, (size_t)m->size));
+    status st = net_listen(&m->listener, o->address, o->rank == 0 ? o->port : 0, &port);
+    if (st != OK && o->rank == 0)
+        return fail_prefix(st, "MASTER_PORT (another job may use it: take another port)");
+    TRY(st);
+    m->peer[o->rank].port = port;
+    gethostname(m->peer[o->rank].host, WATCH_HOST_BYTES - 1);
+    handshake *at;
+    TRY(handshake_create(&at, m->listener, secret_of(o)));
+    st = connect_ranks(m, o, at, end);
+    handshake_destroy(at);
+    return st;
+}
+
+/* A failed open too. */
+static void mesh_close(tcp_mesh *m) {
+    for (int r = 0; r < m->size && m->fd != NULL; r++)
+        net_close(&m->fd[r]);
+    net_close(&m->listener);
+    mem_free(m->fd);
+    mem_free(m->peer);
+    *m = (tcp_mesh){.listener = -1};
+}
 
 /* How far the messages to and from a rank are, headers included. */
 typedef struct tcp_flow {
@@ -131,19 +366,8 @@ static status tcp_exchange(transport *t, const exchange_args *a) {
 
 /* Empty messages between all pairs. */
 static status tcp_barrier(transport *t) {
-    tcp_state *s = t->state;
-    int64_t *none;
-    void **nowhere;
-    (void)s;
-    TRY(MEM_NEW(&none, (size_t)t->size));
-    status st = MEM_NEW(&nowhere, (size_t)t->size);
-    if (st == OK) {
-        exchange_args a = {(const void *const *)nowhere, none, nowhere, none};
-        st = tcp_exchange(t, &a);
-        mem_free(nowhere);
-    }
-    mem_free(none);
-    return st;
+    char none = 0;
+    return transport_gather(t, &none, 0, &none);
 }
 
 static void tcp_note_step(transport *t, uint64_t step) {
@@ -153,27 +377,18 @@ static void tcp_note_step(transport *t, uint64_t step) {
 static void end(transport *t, bool is_failure) {
     tcp_state *s = t->state;
     watch_destroy(s->w, is_failure);
-    tcp_mesh_close(&s->mesh);
+    mesh_close(&s->mesh);
     mem_free(s->flow);
     mem_free(s->polls);
-    mem_free(s);
-    mem_free(t);
+    transport_free(t);
 }
 
-/* A rank that noticed the end of the job has nothing to say but what the watch found. */
 static status tcp_leave(transport *t, status st) {
     tcp_state *s = t->state;
-    int rank = t->rank;
-    failure f;
-    failure_save(&f, st);
-    status watched = st != OK && st != ERR_INTERRUPTED ? watch_check(s->w) : OK;
-    if (watched != OK) failure_save(&f, watched);
-    end(t, st != OK && st != ERR_INTERRUPTED);
-    if (st == OK) return OK;
-    st = failure_restore(&f);
-    if (watched != OK || rank == 0 || status_reason()[0] == '\0') return st;
-    bool is_same_for_all = st == ERR_USAGE || st == ERR_CONFIG || st == ERR_INTERRUPTED;
-    return is_same_for_all ? fail(st, "%s", "") : fail_prefix(st, "rank %d", rank);
+    st = watch_leave(s->w, t->rank, st);
+    s->w = NULL;
+    end(t, false);
+    return st;
 }
 
 static void tcp_destroy(transport *t) {
@@ -200,31 +415,26 @@ static void count_local(transport *t, const tcp_mesh *m, const tcp_start *o) {
 }
 
 static status start_watch(tcp_state *s, const tcp_start *o) {
-    char(*hosts)[WATCH_HOST_BYTES];
-    TRY(mem_alloc((void **)&hosts, (size_t)o->size, sizeof *hosts));
-    for (int r = 0; r < o->size; r++)
-        snprintf(hosts[r], sizeof hosts[r], "%s", s->mesh.peer[r].host);
     watch_options w = {.rank = o->rank,
                        .size = o->size,
                        .listener = s->mesh.listener,
                        .address = o->address,
                        .port = o->port,
                        .job = s->mesh.job,
-                       .secret = o->secret != NULL ? o->secret : "",
-                       .hosts = (const char(*)[WATCH_HOST_BYTES])hosts,
-                       .timeout_ms = o->timeout_ms > 0 ? o->timeout_ms : TCP_START_MS,
+                       .secret = secret_of(o),
+                       .hosts = s->mesh.peer[0].host,
+                       .host_stride = sizeof *s->mesh.peer,
+                       .timeout_ms = timeout_of(o),
                        .silence_ms = o->silence_ms,
                        .is_patient = o->is_patient};
-    status st = watch_create(&s->w, &w);
-    mem_free(hosts);
-    return st;
+    return watch_create(&s->w, &w);
 }
 
 static status build(transport *t, const tcp_start *o) {
     tcp_state *s = t->state;
     TRY(MEM_NEW(&s->flow, (size_t)t->size));
     TRY(MEM_NEW(&s->polls, (size_t)t->size));
-    TRY(tcp_mesh_open(&s->mesh, o));
+    TRY(mesh_open(&s->mesh, o));
     count_local(t, &s->mesh, o);
     TRY(start_watch(s, o));
     net_close(&s->mesh.listener);
@@ -233,20 +443,15 @@ static status build(transport *t, const tcp_start *o) {
 
 status tcp_create(transport **out, const tcp_start *o) {
     transport *t;
-    tcp_state *s;
     *out = NULL;
     if (o->size < 1 || o->size > TCP_MAX_RANKS || o->rank < 0 || o->rank >= o->size)
         return fail(ERR_USAGE, "RANK %d of WORLD_SIZE %d: the size may be 1 to %d", o->rank,
                     o->size, TCP_MAX_RANKS);
-    TRY(MEM_NEW(&t, 1));
-    status st = MEM_NEW(&s, 1);
-    if (st != OK) {
-        mem_free(t);
-        return st;
-    }
-    *t = (transport){.ops = &tcp_ops, .rank = o->rank, .size = o->size, .state = s};
-    s->mesh.listener = -1;
-    st = build(t, o);
+    TRY(transport_new(&t, &tcp_ops, sizeof(tcp_state)));
+    t->rank = o->rank;
+    t->size = o->size;
+    ((tcp_state *)t->state)->mesh.listener = -1;
+    status st = build(t, o);
     if (st == OK) {
         *out = t;
         return OK;

@@ -1,13 +1,18 @@
 #include "dist/watch.h"
 
+#include <arpa/inet.h>
 #include <errno.h>
+#include <ifaddrs.h>
 #include <inttypes.h>
+#include <net/if.h>
+#include <netdb.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/random.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -16,7 +21,7 @@
 #include "base/mem.h"
 #include "base/range.h"
 #include "base/thread.h"
-#include "dist/handshake.h"
+#include "dist/net.h"
 
 enum { MAGIC = 0x57545348, HELLO_MS = 5000, TURN_MS = 50, MOST_MS = 200, TEXT_BYTES = 512 };
 enum { STALL_SECONDS = 120 }; /* one message may take long in a slow network */
@@ -50,10 +55,10 @@ struct watch {
     pthread_t thread;
     atomic_uint_fast64_t step;
     uint64_t wait, own_wait; /* what this rank waits for, and what it did in the turn before */
-    int64_t standing, most_standing; /* ms in which no rank went on */
-    atomic_int leaving;              /* 1: finished, 2: failed by itself */
-    atomic_int ended;                /* the job has ended; text is set */
-    atomic_int heard;                /* and the rank knows it */
+    watch_stall stall;
+    atomic_int leaving; /* 1: finished, 2: failed by itself */
+    atomic_int ended;   /* the job has ended; text is set */
+    atomic_int heard;   /* and the rank knows it */
     char text[TEXT_BYTES];
     int64_t grace; /* ms since then */
 };
@@ -91,21 +96,36 @@ static bool may_speak(const watch *w) {
     return true;
 }
 
-static const char *say_step(uint64_t step, char text[48]) {
+const char *watch_step_text(uint64_t step, char text[WATCH_STEP_BYTES]) {
     if (step == 0)
-        snprintf(text, 48, "before its first step");
+        snprintf(text, WATCH_STEP_BYTES, "before its first step");
     else
-        snprintf(text, 48, "at step %" PRIu64, step - 1);
+        snprintf(text, WATCH_STEP_BYTES, "at step %" PRIu64, step - 1);
     return text;
 }
 
+status watch_stall_init(watch_stall *s, int default_seconds) {
+    int seconds = 0;
+    TRY(env_stall_seconds(default_seconds, &seconds));
+    *s = (watch_stall){.most_ms = (int64_t)seconds * 1000};
+    return OK;
+}
+
+bool watch_stall_add(watch_stall *s, bool has_moved, int64_t ms) {
+    s->ms = has_moved ? 0 : s->ms + ms;
+    return s->most_ms > 0 && s->ms > s->most_ms;
+}
+
+bool watch_has_moved(uint64_t before, uint64_t now) {
+    return waits_kind(now) == WAIT_NONE || now != before;
+}
+
 static void end_job(watch *w, beat_kind kind, int rank, uint64_t step, bool is_told) {
-    char at[48];
+    char at[WATCH_STEP_BYTES];
     if (atomic_load(&w->ended) != 0) return;
-    (void)say_step(step, at);
     if (kind != FAILED && kind != STANDING && !is_told && may_speak(w))
         snprintf(w->text, sizeof w->text, "rank %d on %.63s was lost %s: %s; the job ends", rank,
-                 w->hosts[rank], at,
+                 w->hosts[rank], watch_step_text(step, at),
                  kind == LOST_SILENT ? "it does not answer" : "its connection was closed");
     atomic_store(&w->ended, 1);
     if (w->rank == 0) send_all(w, kind, rank, step, rank);
@@ -117,7 +137,7 @@ static void take_beat(watch *w, watch_link *l, const beat *b) {
     if (b->magic != MAGIC || !is_rank) return;
     if (b->kind == BEAT) {
         l->step = b->step;
-        l->has_moved = l->has_moved || waits_kind(b->wait) == WAIT_NONE || b->wait != l->wait;
+        l->has_moved = l->has_moved || watch_has_moved(l->wait, b->wait);
         l->wait = b->wait;
     }
     if (b->kind == BYE) l->is_over = true;
@@ -164,7 +184,7 @@ static void count_silence(watch *w, int64_t ms) {
 }
 
 /* Writes " rank 1 on HOST waits for the GPU", as far as there is room. */
-static size_t say_wait(watch *w, size_t n, int rank, uint64_t wait) {
+static size_t add_wait(watch *w, size_t n, int rank, uint64_t wait) {
     if (n >= sizeof w->text) return n;
     return n + (size_t)snprintf(w->text + n, sizeof w->text - n, "%s rank %d on %.63s waits for %s",
                                 rank > 0 ? "," : "", rank, w->hosts[rank],
@@ -174,21 +194,21 @@ static size_t say_wait(watch *w, size_t n, int rank, uint64_t wait) {
 /* Rank 0 ends a job in which all ranks wait, each in one and the same wait. */
 static void count_standing(watch *w, int64_t ms) {
     uint64_t own = waits_read(&w->wait);
-    bool has_moved = waits_kind(own) == WAIT_NONE || own != w->own_wait;
+    bool has_moved = watch_has_moved(w->own_wait, own);
     w->own_wait = own;
     for (int i = 0; i < w->n_links; i++) {
         has_moved = has_moved || w->link[i].has_moved || w->link[i].is_over;
         w->link[i].has_moved = false;
     }
-    w->standing = has_moved ? 0 : w->standing + ms;
-    if (w->standing <= w->most_standing || w->most_standing == 0) return;
-    char at[48];
-    size_t n =
-        (size_t)snprintf(w->text, sizeof w->text, "no rank went on for %d s, %s; the job ends:",
-                         (int)(w->most_standing / 1000), say_step(atomic_load(&w->step), at));
-    n = say_wait(w, n, 0, own);
+    if (!watch_stall_add(&w->stall, has_moved, ms)) return;
+    char at[WATCH_STEP_BYTES];
+    size_t n = (size_t)snprintf(
+        w->text, sizeof w->text,
+        "no rank made progress for %d s, %s; the job ends:", (int)(w->stall.most_ms / 1000),
+        watch_step_text(atomic_load(&w->step), at));
+    n = add_wait(w, n, 0, own);
     for (int i = 0; i < w->n_links; i++)
-        n = say_wait(w, n, w->link[i].rank, w->link[i].wait);
+        n = add_wait(w, n, w->link[i].rank, w->link[i].wait);
     end_job(w, STANDING, 0, atomic_load(&w->step), false);
 }
 
@@ -289,10 +309,11 @@ static status begin(watch *w, const watch_options *o) {
         w->link[i] = (watch_link){.fd = -1, .rank = w->rank == 0 ? i + 1 : 0};
     TRY(MEM_NEW(&w->polls, (size_t)w->n_links));
     TRY(mem_alloc((void **)&w->hosts, n, sizeof *w->hosts));
-    memcpy(w->hosts, o->hosts, n * sizeof *w->hosts);
+    for (size_t r = 0; r < n; r++)
+        memcpy(w->hosts[r], o->hosts + r * o->host_stride, sizeof *w->hosts);
     TRY(w->rank == 0 ? open_handshake(w, o) : connect_first(w, o));
     if (pthread_create(&w->thread, NULL, watch_main, w) != 0)
-        return fail(ERR_IO, "no thread for the heartbeats");
+        return fail(ERR_IO, "cannot start the heartbeat thread");
     w->has_thread = true;
     return OK;
 }
@@ -306,9 +327,7 @@ status watch_create(watch **out, const watch_options *o) {
     w->n_links = o->rank == 0 ? o->size - 1 : 1;
     w->silence_ms = o->silence_ms > 0 ? o->silence_ms : WATCH_SILENCE_MS;
     w->is_patient = o->is_patient;
-    int seconds = 0;
-    status st = env_stall_seconds(STALL_SECONDS, &seconds);
-    w->most_standing = (int64_t)seconds * 1000;
+    status st = watch_stall_init(&w->stall, STALL_SECONDS);
     if (st == OK) st = begin(w, o);
     if (st == OK) {
         waits_share(&w->wait);
@@ -332,4 +351,116 @@ void watch_destroy(watch *w, bool is_failure) {
     mem_free(w->polls);
     mem_free(w->hosts);
     mem_free(w);
+}
+
+status watch_leave(watch *w, int rank, status st) {
+    bool is_failure = st != OK && st != ERR_INTERRUPTED;
+    bool is_same_for_all = st == ERR_USAGE || st == ERR_CONFIG || st == ERR_INTERRUPTED;
+    failure f;
+    failure_save(&f, st);
+    status watched = is_failure ? watch_check(w) : OK;
+    if (watched != OK) failure_save(&f, watched);
+    watch_destroy(w, is_failure);
+    if (st == OK) return OK;
+    st = failure_restore(&f);
+    if (watched != OK || rank == 0 || status_reason()[0] == '\0') return st;
+    return is_same_for_all ? fail(st, "%s", "") : fail_prefix(st, "rank %d", rank);
+}
+
+enum { MAX_ADDRESSES = 8, PROBE_MS = 1500, START_MS = 15000 };
+
+/* Where a rank is. */
+typedef struct place {
+    char host[WATCH_HOST_BYTES];
+    char address[MAX_ADDRESSES][NET_ADDRESS_BYTES]; /* of rank 0's machine, but 127.0.0.1 */
+    uint64_t job;
+    int64_t port;
+} place;
+
+static void list_addresses(place *p) {
+    struct ifaddrs *all;
+    int n = 0;
+    if (getifaddrs(&all) != 0) return;
+    for (const struct ifaddrs *i = all; i != NULL && n < MAX_ADDRESSES; i = i->ifa_next) {
+        if (i->ifa_addr == NULL || i->ifa_addr->sa_family != AF_INET) continue;
+        if (!(i->ifa_flags & IFF_UP) || (i->ifa_flags & IFF_LOOPBACK)) continue;
+        if (getnameinfo(i->ifa_addr, sizeof(struct sockaddr_in), p->address[n], NET_ADDRESS_BYTES,
+                        NULL, 0, NI_NUMERICHOST) == 0)
+            n++;
+    }
+    freeifaddrs(all);
+}
+
+/* The first address at which rank 0 answers. */
+static const char *reach(const place *first, const place *own) {
+    if (strcmp(first->host, own->host) == 0) return "127.0.0.1";
+    for (int i = 0; i < MAX_ADDRESSES && first->address[i][0] != '\0'; i++) {
+        int fd;
+        if (net_connect(&fd, first->address[i], (int)first->port, PROBE_MS) != OK) continue;
+        net_close(&fd);
+        return first->address[i];
+    }
+    return NULL;
+}
+
+static status create_at(watch **out, transport *t, const place *all, int listener) {
+    const place *own = &all[t->rank];
+    const char *address = t->rank == 0 ? "" : reach(&all[0], own);
+    if (address == NULL) return fail(ERR_IO, "rank 0 on %s cannot be reached", all[0].host);
+    char secret[17]; /* the transport told it to ranks of this job only */
+    snprintf(secret, sizeof secret, "%016" PRIx64, all[0].job);
+    watch_options o = {.rank = t->rank,
+                       .size = t->size,
+                       .listener = listener,
+                       .address = address,
+                       .port = (int)all[0].port,
+                       .job = all[0].job,
+                       .secret = secret,
+                       .hosts = all[0].host,
+                       .host_stride = sizeof *all,
+                       .timeout_ms = START_MS};
+    return watch_create(out, &o);
+}
+
+/* All watch, or none. */
+static status settle(watch **out, transport *t, status st) {
+    int64_t own = st != OK, *all;
+    char why[256];
+    snprintf(why, sizeof why, "%s", st != OK ? status_reason() : "another rank cannot");
+    TRY(MEM_NEW(&all, (size_t)t->size));
+    st = transport_gather(t, &own, sizeof own, all);
+    bool has_failed = false;
+    for (int r = 0; r < t->size; r++)
+        has_failed = has_failed || all[r] != 0;
+    mem_free(all);
+    if (st == OK && !has_failed) return OK;
+    watch_destroy(*out, false);
+    *out = NULL;
+    if (st == OK)
+        log_warn("ranks cannot watch each other over the network (%s): a rank that is stopped will "
+                 "not be noticed",
+                 why);
+    return st;
+}
+
+status watch_create_over(watch **out, transport *t) {
+    place own = {.port = 0}, *all;
+    int listener = -1, port = 0;
+    *out = NULL;
+    gethostname(own.host, sizeof own.host - 1);
+    if (t->rank == 0 && net_listen(&listener, NULL, 0, &port) == OK) {
+        own.port = port;
+        list_addresses(&own);
+        if (getrandom(&own.job, sizeof own.job, 0) != sizeof own.job) own.job = (uint64_t)getpid();
+    }
+    status st = MEM_NEW(&all, (size_t)t->size);
+    if (st == OK) st = transport_gather(t, &own, sizeof own, all);
+    if (st == OK) {
+        status made = all[0].port > 0 ? create_at(out, t, all, listener)
+                                      : fail(ERR_IO, "rank 0 cannot listen");
+        st = settle(out, t, made);
+    }
+    mem_free(all);
+    net_close(&listener);
+    return st;
 }

@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "dist/ranks.h"
-#include "dist/start.h"
+#include "dist/shm.h"
 #include "table_run.h"
 
 /* NVIDIA's retrieval, with negatives from the batch. */

@@ -5,9 +5,10 @@
 
 #include "base/half.h"
 #include "base/mem.h"
-#include "dist/group.h"
 #include "dist/nccl.h"
+#include "dist/ranks.h"
 #include "dist/shm.h"
+#include "dist/transport.h"
 #include "ops/combine.h"
 #include "ops/comm_host.h"
 #include "test.h"
@@ -371,8 +372,8 @@ static void meet_an_error(comm *c, bool is_fixed) {
     CHECK_OK(c->ops->barrier(c));
     error_to_come = 6;
     CHECK_FAILS(c->ops->all_reduce(c, &a), ERR_IO, "remote process exited");
-    CHECK_FAILS(c->ops->all_reduce(c, &a), ERR_IO, "lost each other before");
-    CHECK_FAILS(c->ops->barrier(c), ERR_IO, "lost each other before");
+    CHECK_FAILS(c->ops->all_reduce(c, &a), ERR_IO, "lost their connection earlier");
+    CHECK_FAILS(c->ops->barrier(c), ERR_IO, "lost their connection earlier");
 }
 
 TEST(nccl_errors_of_other_ranks_end_every_call) {
@@ -392,8 +393,9 @@ static void agree_and_give_up(comm *c, bool is_fixed) {
     CHECK_EQ(sum, c->size * (c->size + 1) / 2);
     CHECK_OK(c->ops->barrier(c));
     if (c->rank == 1) comm_give_up(c);
-    if (c->rank == 1) CHECK_FAILS(c->ops->all_reduce(c, &a), ERR_IO, "lost each other before");
-    if (c->rank == 1) CHECK_FAILS(comm_host_agree(c, OK), ERR_IO, "lost each other before");
+    if (c->rank == 1)
+        CHECK_FAILS(c->ops->all_reduce(c, &a), ERR_IO, "lost their connection earlier");
+    if (c->rank == 1) CHECK_FAILS(comm_host_agree(c, OK), ERR_IO, "lost their connection earlier");
 }
 
 TEST(nccl_ranks_that_give_up_do_not_wait) {

@@ -11,7 +11,7 @@
 #include "base/mem.h"
 #include "base/range.h"
 #include "base/thread.h"
-#include "dist/handshake.h"
+#include "dist/net.h"
 #include "train_test.h"
 
 enum { MAX_RANKS = 5, LARGE = 1 << 20 };
@@ -417,11 +417,11 @@ TEST(tcp_ends_a_job_that_only_waits) {
     CHECK_OK(tcp_create(&t, &s));
     unsetenv("HSTU_STALL_SECONDS");
     CHECK_OK(t->ops->barrier(t));
-    CHECK_FAILS(t->ops->barrier(t), ERR_IO, "no rank went on for 1 s, before its first step");
+    CHECK_FAILS(t->ops->barrier(t), ERR_IO, "no rank made progress for 1 s, before its first step");
     CHECK_CONTAINS(status_reason(), "rank 0 on ");
     CHECK_CONTAINS(status_reason(), " waits for other ranks, rank 1 on ");
     CHECK_CONTAINS(status_reason(), " waits for the GPU");
-    CHECK_FAILS(t->ops->leave(t, ERR_IO), ERR_IO, "no rank went on");
+    CHECK_FAILS(t->ops->leave(t, ERR_IO), ERR_IO, "no rank made progress");
     CHECK_EQ(waitpid(victim, &how, 0), victim);
     CHECK(WIFSIGNALED(how) && WTERMSIG(how) == SIGKILL); /* by its own thread */
 }

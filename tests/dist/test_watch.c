@@ -6,8 +6,7 @@
 #include <unistd.h>
 
 #include "base/range.h"
-#include "dist/handshake.h"
-#include "dist/mpi_watch.h"
+#include "dist/net.h"
 #include "dist/tcp.h"
 #include "test.h"
 
@@ -32,7 +31,8 @@ static watch_options options_of(int rank, int size, int listener, int port) {
                            .port = port,
                            .job = JOB,
                            .secret = "s",
-                           .hosts = hosts,
+                           .hosts = hosts[0],
+                           .host_stride = sizeof hosts[0],
                            .timeout_ms = 10000,
                            .silence_ms = 400,
                            .is_patient = true};
@@ -180,7 +180,7 @@ static void *watch_as_mpi(void *arg) {
                    .port = w->o.port,
                    .is_patient = true};
     CHECK_OK(tcp_create(&t, &s));
-    CHECK_OK(mpi_watch_create(&w->w, t));
+    CHECK_OK(watch_create_over(&w->w, t));
     CHECK(w->w != NULL);
     CHECK_OK(watch_check(w->w));
     CHECK_OK(t->ops->barrier(t));

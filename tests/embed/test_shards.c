@@ -6,7 +6,7 @@
 
 #include "base/mem.h"
 #include "dist/ranks.h"
-#include "dist/start.h"
+#include "dist/shm.h"
 #include "embed/table_int.h"
 #include "ops/comm_host.h"
 #include "table_run.h"

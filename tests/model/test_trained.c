@@ -299,14 +299,14 @@ TEST(trained_unknown_targets_are_misses) {
     CHECK_STR(text, "evaluation: held-out events of items that the model does not know: 1 "
                     "(counted as not found)");
     /* The same for the baselines: one user's target is out of their reach. */
-    rank_counts counts;
+    position_counts counts;
     uint64_t n = 0;
     split s = split_make(u.t.session.data, split_rule_of(SPLIT_LEAVE_ONE_OUT), SESSION_SPLIT_SEED);
     baseline_config popular = baseline_config_default();
     CHECK_OK(baseline_popularity(&s, PART_TEST, &popular, NULL, &counts));
-    for (int i = 1; i <= RANK_MISS; i++)
+    for (int i = 1; i <= POSITION_MISS; i++)
         n += counts.count[i];
-    CHECK(n == WORLD_USERS && counts.count[RANK_MISS] >= 1);
+    CHECK(n == WORLD_USERS && counts.count[POSITION_MISS] >= 1);
     use_close(&u);
     CHECK(before.n_users == WORLD_USERS && before.n_unknown == 0 && after.n_unknown == 1);
     CHECK_EQ(after.n_users, WORLD_USERS);

@@ -4,7 +4,7 @@
 #include <unistd.h>
 
 #include "dist/ranks.h"
-#include "dist/start.h"
+#include "dist/shm.h"
 #include "table_run.h"
 
 #define TABLE "movies/DynamicEmbeddingArgs."

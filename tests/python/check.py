@@ -78,7 +78,7 @@ def train(data, run):
 
     fails(RuntimeError, "mine", lambda: hstu.train(None, data=data, out=run, epochs=9, resume=True, device="cpu",
                                                    callback=broken))
-    fails(hstu.UsageError, "there is a run already", lambda: hstu.train(f"{FOLDER}/m.gin", data, run, device="cpu"))
+    fails(hstu.UsageError, "contains a run already", lambda: hstu.train(f"{FOLDER}/m.gin", data, run, device="cpu"))
     fails(hstu.ConfigError, "unknown option 'train_fn.nothing'", lambda: hstu.train(f"{FOLDER}/m.gin", data, run, device="cpu",
                                                         overrides=["train_fn.nothing=1"]))
 

@@ -5,8 +5,7 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "train/report/chart.h"
-#include "train/report/page.h"
+#include "train/report/report.h"
 
 static const int marks[REPORT_MARKS] = {32, 64, 128};
 

@@ -10,7 +10,7 @@
 #include "data/synth/synth.h"
 #include "profile/peak.h"
 #include "train/loop/generated.h"
-#include "train/loop/trainer_step.h"
+#include "train/loop/trainer.h"
 
 /* Steps before the clock starts.  A GPU records a step for each size of batch it meets, so it needs
  * more of them. */

@@ -10,7 +10,7 @@
 #include "profile/gpu_time.h"
 #include "profile/tables.h"
 #include "profile/utilization.h"
-#include "train/report/page.h"
+#include "train/report/report.h"
 
 /* What a browser draws with ease; of more spans the longest are drawn. */
 enum { MAX_DRAWN = 40000, TOP_ROWS = 20 };

@@ -10,8 +10,7 @@
 #include "cli/json_line.h"
 #include "cli/model/run_facts.h"
 #include "cli/show.h"
-#include "train/report/chart.h"
-#include "train/report/page.h"
+#include "train/report/report.h"
 
 enum { MAX_RUNS = 16, CELL_BYTES = 64, KEY_WIDTH = 34, MAX_WIDTH = 24, MIN_WIDTH = 14 };
 

@@ -10,11 +10,11 @@
 #include "cli/model/split_args.h"
 #include "cli/show.h"
 #include "cli/work.h"
-#include "dist/start.h"
+#include "dist/ranks.h"
 #include "model/trained.h"
 #include "ops/comm_host.h"
 #include "train/loop/baselines.h"
-#include "train/report/protocol.h"
+#include "train/loop/evaluate.h"
 
 typedef struct eval_args {
     const char *path, *checkpoint, *data, *part, *device;
@@ -33,7 +33,7 @@ static split_part part_of(const eval_args *a) {
 /* What a recommender without a model reaches on the same users. */
 typedef struct baseline {
     const char *name;
-    rank_counts counts;
+    position_counts counts;
 } baseline;
 
 enum { N_BASELINES = 3, WEEK = 7 };
@@ -63,7 +63,7 @@ static void write_baselines(json_writer *w, const report *o) {
         for (int k = 0; k < o->metrics.n; k++) {
             char name[METRIC_NAME_BYTES];
             const metric *m = &o->metrics.item[k];
-            double value = rank_counts_metric(&o->baselines[i].counts, m);
+            double value = position_counts_metric(&o->baselines[i].counts, m);
             if (!isnan(value)) json_key_double(w, metric_name(m, name), value);
         }
         json_object_close(w);
@@ -104,7 +104,7 @@ static void print_metrics(const report *o, show_style style) {
         bool is_parsed =
             o->baselines != NULL && metric_parse(&m, o->r.item[k].name, o->t->config->task) == OK;
         for (int i = 0; is_parsed && i < N_BASELINES; i++) {
-            double value = rank_counts_metric(&o->baselines[i].counts, &m);
+            double value = position_counts_metric(&o->baselines[i].counts, &m);
             if (isnan(value))
                 printf(" %14s", "-");
             else
@@ -260,9 +260,8 @@ status cmd_eval(int argc, char **argv) {
          "item neighbours reach on the same users.",
          0, 0},
         {"--metrics", ARG_TEXT, &a.metrics, "LIST",
-         "Instead of the config's eval_metrics: HR@k, NDCG@k, RECALL@k, PRECISION@k, COVERAGE@k "
-         "and "
-         "MRR, or AUC, ACC, LOGLOSS and NE for ranking; as in HR@5,NDCG@20,COVERAGE@10.",
+         "Instead of the config's eval_metrics: " METRIC_RETRIEVAL_WORDS
+         "or, for ranking, " METRIC_RANKING_WORDS "(as in HR@5,NDCG@20,COVERAGE@10).",
          0, 0},
         {"--keep-seen", ARG_FLAG, &a.keeps_seen, NULL,
          "Items of the history stay in the ranking, for data in which people come back to items.",

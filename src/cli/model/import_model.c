@@ -12,8 +12,7 @@
 #include "cli/show.h"
 #include "cli/work.h"
 #include "config/config.h"
-#include "train/files/import_meta.h"
-#include "train/files/import_nvidia.h"
+#include "train/files/import.h"
 #include "train/loop/trainer.h"
 
 typedef struct import_job {

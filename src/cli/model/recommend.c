@@ -7,7 +7,7 @@
 #include "cli/model/recommend.h"
 #include "cli/model/user_service.h"
 #include "cli/work.h"
-#include "dist/start.h"
+#include "dist/ranks.h"
 #include "model/history_read.h"
 #include "model/recommender.h"
 #include "model/trained.h"

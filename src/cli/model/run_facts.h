@@ -6,7 +6,7 @@
 #include <stdint.h>
 
 #include "train/files/run_config.h"
-#include "train/report/run_history.h"
+#include "train/report/run_log.h"
 
 typedef struct run_checkpoint {
     int64_t step;

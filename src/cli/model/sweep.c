@@ -22,8 +22,8 @@
 #include "cli/show.h"
 #include "cli/work.h"
 #include "format/json.h"
-#include "train/report/page.h"
-#include "train/report/run_history.h"
+#include "train/report/report.h"
+#include "train/report/run_log.h"
 
 enum { PATH_BYTES = 4096, MAX_JOBS = 64, MAX_WORDS = 2048, EXIT_WRONG = 2 };
 

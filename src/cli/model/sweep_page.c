@@ -9,7 +9,7 @@
 #include "cli/model/sweep.h"
 #include "cli/show.h"
 #include "format/json.h"
-#include "train/report/page.h"
+#include "train/report/report.h"
 
 enum { WIDTH = 900, HEIGHT = 420, TOP = 64, BOTTOM = 48, SIDE = 70, PATH_BYTES = 4096 };
 

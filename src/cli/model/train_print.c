@@ -8,7 +8,7 @@
 #include "base/log.h"
 #include "base/text.h"
 #include "cli/show.h"
-#include "train/report/protocol.h"
+#include "train/loop/evaluate.h"
 
 status train_printer_columns(train_printer *p, const config *c) {
     static const char research[] = "HR@10,NDCG@10,HR@50,MRR";

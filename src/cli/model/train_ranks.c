@@ -7,7 +7,7 @@
 #include "base/hash.h"
 #include "base/log.h"
 #include "base/text.h"
-#include "dist/agree.h"
+#include "dist/ranks.h"
 #include "nn/dynamic.h"
 #include "ops/comm_host.h"
 

@@ -4,7 +4,7 @@
 #define HSTU_CLI_MODEL_TRAIN_RANKS_H
 
 #include "cli/work.h"
-#include "dist/group.h"
+#include "dist/ranks.h"
 #include "train/loop/trainer.h"
 
 /* Ranks of a group: they share layers, or the tokens of a batch. */

@@ -1,25 +1,531 @@
 #include "train/files/checkpoint.h"
 
+#include <dirent.h>
+#include <errno.h>
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/file.h"
+#include "base/hash.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/part_file.h"
+#include "dist/transport.h"
 #include "embed/snapshot.h"
 #include "format/json.h"
+#include "format/safetensors.h"
 #include "model/vocabulary.h"
+#include "nn/param_cut.h"
 #include "ops/comm_host.h"
-#include "train/files/checkpoint_parts.h"
+#include "train/report/run_log.h"
 
-enum { STATE_MAX_BYTES = 1 << 16 };
-/* A list of the tensors of one file; room for `per_param` of every parameter. */
+const char *tensor_shape_text(char text[SHAPE_TEXT_BYTES], int n_dims, const int64_t *shape) {
+    size_t n = (size_t)snprintf(text, SHAPE_TEXT_BYTES, "(");
+    for (int d = 0; d < n_dims && n < SHAPE_TEXT_BYTES; d++)
+        n += (size_t)snprintf(text + n, SHAPE_TEXT_BYTES - n, "%s%" PRId64, d > 0 ? ", " : "",
+                              shape[d]);
+    if (n < SHAPE_TEXT_BYTES) snprintf(text + n, SHAPE_TEXT_BYTES - n, ")");
+    return text;
+}
+
+enum { MANIFEST_MAX_BYTES = 1 << 16, NAME_BYTES = 256 };
+
+/* A checkpoint has folders of tables, and these have one folder a rank. */
+enum { MAX_DEPTH = 2 };
+
+/* Each table has a checksum over its own files, and the checkpoint records it: a table of another
+ * step may be complete, but it is not this checkpoint's. */
+static status list_tables(json_writer *w, const char *folder, const dynamic_tables *tables) {
+    char name[CHECKPOINT_TABLE_BYTES], hex[17];
+    if (tables == NULL || tables->n == 0) return OK;
+    json_key(w, "tables");
+    json_array_open(w);
+    for (int i = 0; i < tables->n; i++) {
+        if (!dynamic_is_owner(&tables->item[i])) continue;
+        checkpoint_table_name(name, tables, i);
+        TRY(checkpoint_table_seal(folder, name, hex));
+        json_object_open(w);
+        json_key_string(w, "name", name);
+        json_key_string(w, "seal", hex);
+        json_object_close(w);
+    }
+    json_array_close(w);
+    return OK;
+}
+
+static status write_manifest(const char *folder, uint64_t step, const dynamic_tables *tables,
+                             buf *text) {
+    json_writer w;
+    char path[CHECKPOINT_PATH_BYTES], hex[17];
+    json_begin(&w, text, 2);
+    json_object_open(&w);
+    json_key_string(&w, "format", CHECKPOINT_FORMAT);
+    json_key_int(&w, "step", (int64_t)step);
+    json_key(&w, "files");
+    json_array_open(&w);
+    for (int i = 0; i < CHECKPOINT_FILES; i++) {
+        uint64_t bytes = 0, hash = 0;
+        TRY(path_join(path, sizeof path, folder, checkpoint_file_names[i]));
+        TRY(checkpoint_hash_file(path, &bytes, &hash));
+        snprintf(hex, sizeof hex, "%016" PRIx64, hash);
+        json_object_open(&w);
+        json_key_string(&w, "name", checkpoint_file_names[i]);
+        json_key_int(&w, "bytes", (int64_t)bytes);
+        json_key_string(&w, "xxh64", hex);
+        json_object_close(&w);
+    }
+    json_array_close(&w);
+    TRY(list_tables(&w, folder, tables));
+    return json_finish_sealed(&w);
+}
+
+status checkpoint_seal(const char *folder, uint64_t step, const dynamic_tables *tables) {
+    char path[CHECKPOINT_PATH_BYTES];
+    buf text;
+    buf_init(&text);
+    status st = write_manifest(folder, step, tables, &text);
+    if (st == OK) st = path_join(path, sizeof path, folder, "manifest.json");
+    if (st == OK) st = run_file_write(path, buf_str(&text), text.n_bytes);
+    buf_fini(&text);
+    return st;
+}
+
+/* Names the temporary and the final folder of a step; creates their parent if needed. */
+static status name_folders(const char *run, uint64_t step, char *temporary, char *folder) {
+    char name[NAME_BYTES];
+    TRY(path_join(folder, CHECKPOINT_PATH_BYTES, run, "checkpoints"));
+    TRY(folder_create(folder, NULL));
+    snprintf(name, sizeof name, "checkpoints/.step-%08" PRIu64 ".%ld.tmp", step, (long)getpid());
+    TRY(path_join(temporary, CHECKPOINT_PATH_BYTES, run, name));
+    snprintf(name, sizeof name, "checkpoints/step-%08" PRIu64, step);
+    TRY(path_join(folder, CHECKPOINT_PATH_BYTES, run, name));
+    checkpoint_remove(temporary);
+    return folder_create(temporary, NULL);
+}
+
+/* Makes RUN/name a link to checkpoints/BASE, atomically. */
+static status point_link(const char *run, const char *name, const char *folder) {
+    char link_path[CHECKPOINT_PATH_BYTES], temporary[CHECKPOINT_PATH_BYTES],
+        target[NAME_BYTES + 32];
+    char hidden[NAME_BYTES];
+    snprintf(target, sizeof target, "checkpoints/%.200s", strrchr(folder, '/') + 1);
+    snprintf(hidden, sizeof hidden, ".%s.tmp", name); /* the run is locked: nobody else makes it */
+    TRY(path_join(link_path, sizeof link_path, run, name));
+    TRY(path_join(temporary, sizeof temporary, run, hidden));
+    (void)unlink(temporary);
+    if (symlink(target, temporary) != 0) return fail_errno("%s: cannot be made", temporary);
+    if (rename(temporary, link_path) != 0) {
+        status st = fail_errno("%s: cannot be put in place", link_path);
+        (void)unlink(temporary);
+        return st;
+    }
+    folder_sync(run);
+    return OK;
+}
+
+static int64_t step_of(const char *folder) {
+    const char *slash = strrchr(folder, '/');
+    return checkpoint_step_of(slash != NULL ? slash + 1 : folder);
+}
+
+status checkpoint_point_best(const char *run, int64_t step) {
+    char path[CHECKPOINT_PATH_BYTES], name[NAME_BYTES];
+    snprintf(name, sizeof name, "checkpoints/step-%08" PRId64, step);
+    TRY(path_join(path, sizeof path, run, name));
+    if (step >= 0 && folder_exists(path)) return point_link(run, "best", path);
+    TRY(path_join(path, sizeof path, run, "best"));
+    (void)unlink(path);
+    return OK;
+}
+
+/* The step RUN/name points to; -1 if there is no such link. */
+static int64_t linked_step(const char *run, const char *name) {
+    char path[CHECKPOINT_PATH_BYTES], target[NAME_BYTES];
+    if (path_join(path, sizeof path, run, name) != OK) return -1;
+    ssize_t n = readlink(path, target, sizeof target - 1);
+    if (n <= 0) return -1;
+    target[n] = '\0';
+    return step_of(target);
+}
+
+/* Renames the folder; one that is there already leaves first, under a name that checkpoint_prune
+ * removes. */
+static status put_in_place(const char *temporary, const char *folder) {
+    char old[CHECKPOINT_PATH_BYTES];
+    const char *name = strrchr(folder, '/') + 1;
+    struct stat found;
+    if (lstat(folder, &found) == 0) {
+        if ((size_t)snprintf(old, sizeof old, "%.*s.%s.%ld.old.tmp", (int)(name - folder), folder,
+                             name, (long)getpid()) >= sizeof old)
+            return fail(ERR_USAGE, "%s: the path is too long", folder);
+        checkpoint_remove(old);
+        if (rename(folder, old) != 0) return fail_errno("%s: cannot be replaced", folder);
+    }
+    if (rename(temporary, folder) != 0) return fail_errno("%s: cannot be put in place", folder);
+    return OK;
+}
+
+/* Renames the temporary folder to its final name, durably, and points RUN/last (and RUN/best) to
+ * it. */
+static status publish(const char *run, const char *temporary, const char *folder, bool is_best) {
+    char parent[CHECKPOINT_PATH_BYTES];
+    TRY(path_join(parent, sizeof parent, run, "checkpoints"));
+    folder_sync(temporary);
+    /* A step is saved again where it turned out to be the best: the folder that `last` points to
+     * stays.  Any other folder of that name is from a run that was killed before its link, or from
+     * before the run went back to an older checkpoint: its weights are not those of the log. */
+    bool is_last = folder_exists(folder) && linked_step(run, "last") == step_of(folder) &&
+                   step_of(folder) >= 0;
+    if (is_last && checkpoint_verify(folder) == OK)
+        checkpoint_remove(temporary);
+    else
+        TRY(put_in_place(temporary, folder));
+    folder_sync(parent);
+    TRY(point_link(run, "last", folder));
+    return is_best ? point_link(run, "best", folder) : OK;
+}
+
+void checkpoint_remove(const char *folder) {
+    char path[CHECKPOINT_PATH_BYTES];
+    struct stat found;
+    /* The manifest is removed first: if the removal is killed, the remaining files are not a
+     * checkpoint.  Of a link nothing but the link is removed. */
+    if (lstat(folder, &found) == 0 && S_ISDIR(found.st_mode) &&
+        path_join(path, sizeof path, folder, "manifest.json") == OK)
+        (void)unlink(path);
+    folder_remove(folder, MAX_DEPTH);
+}
+
+/* A folder, or a link to one: what a checkpoint's name may stand for. */
+static bool is_checkpoint(const char *parent, const char *name) {
+    char path[CHECKPOINT_PATH_BYTES];
+    return checkpoint_step_of(name) >= 0 && path_join(path, sizeof path, parent, name) == OK &&
+           folder_exists(path);
+}
+
+status checkpoint_check_run(const char *run) {
+    char parent[CHECKPOINT_PATH_BYTES];
+    status st = OK;
+    TRY(path_join(parent, sizeof parent, run, "checkpoints"));
+    DIR *dir = opendir(parent);
+    if (dir == NULL && errno != ENOENT) return fail_errno("%s: cannot be read", parent);
+    if (dir == NULL) return OK;
+    for (struct dirent *e = readdir(dir); e != NULL && st == OK; e = readdir(dir))
+        if (strncmp(e->d_name, "step-", 5) == 0 && !is_checkpoint(parent, e->d_name))
+            st = fail(ERR_FORMAT,
+                      "%s/%.200s: no checkpoint's folder, which is named like step-00000005; move "
+                      "it away",
+                      parent, e->d_name);
+    closedir(dir);
+    return st;
+}
+
+/* How many checkpoints there are, and the oldest that is neither `last` nor `best`; -1: none. */
+static int count_steps(const char *parent, int64_t last, int64_t best, int64_t *oldest) {
+    int n = 0;
+    DIR *dir = opendir(parent);
+    *oldest = -1;
+    if (dir == NULL) return 0;
+    for (struct dirent *e = readdir(dir); e != NULL; e = readdir(dir)) {
+        int64_t step = checkpoint_step_of(e->d_name);
+        if (!is_checkpoint(parent, e->d_name)) continue;
+        n++;
+        if (step == last || step == best) continue;
+        if (*oldest < 0 || step < *oldest) *oldest = step;
+    }
+    closedir(dir);
+    return n;
+}
+
+static void remove_remains(const char *run, const char *parent) {
+    char path[CHECKPOINT_PATH_BYTES];
+    if (path_join(path, sizeof path, run, ".last.tmp") == OK) (void)unlink(path);
+    if (path_join(path, sizeof path, run, ".best.tmp") == OK) (void)unlink(path);
+    DIR *dir = opendir(parent);
+    if (dir == NULL) return;
+    for (struct dirent *e = readdir(dir); e != NULL; e = readdir(dir)) {
+        size_t n = strlen(e->d_name);
+        if (strncmp(e->d_name, ".step-", 6) != 0 || n < 4 || strcmp(e->d_name + n - 4, ".tmp") != 0)
+            continue;
+        if (path_join(path, sizeof path, parent, e->d_name) == OK) checkpoint_remove(path);
+    }
+    closedir(dir);
+}
+
+void checkpoint_prune(const char *run, int keep) {
+    char parent[CHECKPOINT_PATH_BYTES], path[CHECKPOINT_PATH_BYTES], name[NAME_BYTES];
+    int64_t oldest, last = linked_step(run, "last"), best = linked_step(run, "best");
+    if (path_join(parent, sizeof parent, run, "checkpoints") != OK) return;
+    remove_remains(run, parent);
+    /* The best checkpoint is kept in addition to the newest ones, unless it is one of them. */
+    while (count_steps(parent, last, best, &oldest) > keep + (best >= 0 && best != last) &&
+           oldest >= 0) {
+        snprintf(name, sizeof name, "step-%08" PRId64, oldest);
+        if (path_join(path, sizeof path, parent, name) != OK) return;
+        checkpoint_remove(path);
+        if (folder_exists(path)) { /* no endless loop over it */
+            log_warn("%s: this old checkpoint cannot be removed", path);
+            return;
+        }
+    }
+}
+
+/* The tensors of a checkpoint, written by all ranks at the same time: each writes its part of one
+ * file, whose bytes do not depend on the number of ranks.
+ *
+ * What all ranks have is divided evenly among those that divide the users of a step.  Rows that
+ * ranks hold together travel first, so that a rank writes a range of rows.  Where ranks share
+ * layers, each of the first group writes its own heads.  Nothing needs memory for more than a
+ * few MiB at a time. */
+typedef struct part_tensor {
+    char name[PARAM_NAME_BYTES + 8];
+    param shape;        /* its shape, and what of it this rank has */
+    const float *value; /* memory of the backend */
+} part_tensor;
+
 typedef struct tensor_list {
     part_tensor *item; /* (n) */
     int n;
 } tensor_list;
 
+/* Floats that a rank writes at a time. */
+enum { PIECE = 1 << 20 };
+
+typedef struct part_writer {
+    const checkpoint *c;
+    part_file *file;
+    float *piece;          /* (PIECE) or a row, if that is more */
+    float *out, *in;       /* rows on their way between ranks */
+    int64_t *n_out, *n_in; /* (size of c->ranks) */
+    int64_t piece_n;       /* floats of the three */
+    status st;             /* the first failure: exchanges go on, since other ranks wait for them */
+} part_writer;
+
+static void note(part_writer *w, status st) {
+    if (w->st == OK) w->st = st;
+}
+
+static status check_finite(const part_tensor *t, const float *x, int64_t n) {
+    for (int64_t i = 0; i < n; i++)
+        if (!isfinite(x[i]))
+            return fail(ERR_NUMERIC,
+                        "'%s' holds numbers that are not finite; nothing was saved. Resume from "
+                        "the last checkpoint with a smaller learning rate, or with clip_grad set",
+                        t->name);
+    return OK;
+}
+
+/* n floats of the host to element `at` of the whole tensor, which begins at byte `begin`. */
+static status write_floats(part_writer *w, const part_tensor *t, uint64_t begin, int64_t at,
+                           const float *x, int64_t n) {
+    TRY(check_finite(t, x, n));
+    return part_file_write(w->file, begin + (uint64_t)at * sizeof *x, x, (size_t)n * sizeof *x);
+}
+
+static status copy_out(const part_writer *w, float *to, const float *from, int64_t n) {
+    backend *be = w->c->be;
+    return n > 0 ? be->ops->copy_out(be, to, from, (size_t)n * sizeof *to) : OK;
+}
+
+/* A tensor that every rank has: the slice of this one. */
+static status write_slice(part_writer *w, const part_tensor *t, uint64_t begin) {
+    const comm *c = w->c->ranks;
+    int rank = c != NULL ? c->rank : 0;
+    int64_t end = slice_first(t->shape.n, rank + 1, comm_size(c)), n;
+    for (int64_t at = slice_first(t->shape.n, rank, comm_size(c)); at < end; at += n) {
+        n = end - at < PIECE ? end - at : PIECE;
+        TRY(copy_out(w, w->piece, t->value + at, n));
+        TRY(write_floats(w, t, begin, at, w->piece, n));
+    }
+    return OK;
+}
+
+/* A tensor that is cut over ranks: each run of this rank's part. */
+static status write_cut(part_writer *w, const part_tensor *t, uint64_t begin) {
+    for (int64_t at = 0, n; at < t->shape.n; at += n) {
+        int64_t to = param_cut_run(&t->shape, at, &n);
+        if (n > PIECE) n = PIECE;
+        TRY(copy_out(w, w->piece, t->value + at, n));
+        TRY(write_floats(w, t, begin, to, w->piece, n));
+    }
+    return OK;
+}
+
+/* A table whose rows ranks hold together, `width` floats each. */
+typedef struct held_rows {
+    const part_tensor *t;
+    int64_t width, n_whole;
+    int64_t first;    /* of this rank's rows that are not written yet */
+    int64_t n_stripe; /* rows that a rank writes at a time */
+} held_rows;
+
+/* The rows that rank r writes next, from row `at` of the whole table on. */
+static int64_t stripe(const held_rows *h, int64_t at, int r, int64_t *n) {
+    int64_t first = at + r * h->n_stripe;
+    if (first > h->n_whole) first = h->n_whole;
+    *n = h->n_whole - first < h->n_stripe ? h->n_whole - first : h->n_stripe;
+    return first;
+}
+
+/* This rank's rows of the next stripes to their writers.  It knows how many of its own go where;
+ * how many come follows from the table's rule. */
+static status exchange_stripes(part_writer *w, held_rows *h, int64_t at) {
+    comm *c = w->c->ranks;
+    const int32_t *rows = h->t->shape.rows;
+    int64_t n_rows = h->t->shape.shape[0], from = h->first, n;
+    for (int r = 0; r < c->size; r++) {
+        int64_t end = stripe(h, at, r, &n) + n;
+        w->n_out[r] = 0;
+        for (; h->first < n_rows && rows[h->first] < end; h->first++)
+            w->n_out[r]++;
+        w->n_in[r] = 0;
+    }
+    int64_t first = stripe(h, at, c->rank, &n);
+    for (int64_t i = first; i < first + n; i++)
+        w->n_in[dynamic_rank_of_row((uint64_t)i, c->size)]++;
+    note(w, copy_out(w, w->out, h->t->value + from * h->width, (h->first - from) * h->width));
+    all_to_all_args a = {.row_bytes = h->width * (int64_t)sizeof *w->out,
+                         .n_send = w->n_out,
+                         .n_receive = w->n_in,
+                         .from = w->out,
+                         .to = w->in};
+    return comm_host_exchange(c, &a);
+}
+
+/* The stripe of this rank in the order of the table. */
+static void merge_stripe(part_writer *w, const held_rows *h, int64_t first, int64_t n) {
+    int size = w->c->ranks->size;
+    const float *next[DYNAMIC_MAX_RANKS];
+    next[0] = w->in;
+    for (int r = 1; r < size; r++)
+        next[r] = next[r - 1] + w->n_in[r - 1] * h->width;
+    for (int64_t i = 0; i < n; i++) {
+        const float **from = &next[dynamic_rank_of_row((uint64_t)(first + i), size)];
+        memcpy(w->piece + i * h->width, *from, (size_t)h->width * sizeof *w->piece);
+        *from += h->width;
+    }
+}
+
+static status write_held(part_writer *w, const part_tensor *t, uint64_t begin) {
+    comm *c = w->c->ranks;
+    held_rows h = {.t = t, .n_whole = t->shape.whole_rows};
+    h.width = param_whole_n(&t->shape) / h.n_whole;
+    h.n_stripe = w->piece_n / h.width / c->size;
+    for (int64_t at = 0, n; at < h.n_whole; at += c->size * h.n_stripe) {
+        TRY(exchange_stripes(w, &h, at));
+        int64_t first = stripe(&h, at, c->rank, &n);
+        merge_stripe(w, &h, first, n);
+        if (w->st == OK) note(w, write_floats(w, t, begin, first * h.width, w->piece, n * h.width));
+    }
+    return OK;
+}
+
+static status write_tensor(part_writer *w, const part_tensor *t, uint64_t begin) {
+    bool is_first_of_group = comm_is_first(w->c->group);
+    if (t->shape.rows != NULL) return is_first_of_group ? write_held(w, t, begin) : OK;
+    if (w->st != OK) return OK;
+    if (t->shape.cut.n_parts > 1)
+        note(w, comm_is_first(w->c->ranks) ? write_cut(w, t, begin) : OK);
+    else
+        note(w, is_first_of_group ? write_slice(w, t, begin) : OK);
+    return OK;
+}
+
+static status open_writer(part_writer *w, const char *path, const tensor_list *l) {
+    int64_t size = comm_size(w->c->ranks);
+    bool is_held = false;
+    w->piece_n = PIECE;
+    for (int i = 0; i < l->n; i++) {
+        if (l->item[i].shape.rows == NULL) continue;
+        int64_t width = param_whole_n(&l->item[i].shape) / l->item[i].shape.whole_rows;
+        is_held = true;
+        if (w->piece_n < width * size) w->piece_n = width * size;
+    }
+    /* Rows may all come from one rank, and go to one. */
+    size_t room = is_held ? (size_t)w->piece_n : 0;
+    TRY(MEM_NEW_RAW(&w->piece, (size_t)w->piece_n));
+    TRY(MEM_NEW_RAW(&w->out, room));
+    TRY(MEM_NEW_RAW(&w->in, room));
+    TRY(MEM_NEW(&w->n_out, (size_t)size));
+    TRY(MEM_NEW(&w->n_in, (size_t)size));
+    return part_file_open(&w->file, path);
+}
+
+/* Every rank takes part in every exchange, whatever has happened to it before. */
+static status write_all(part_writer *w, const char *path, const tensor_list *l, uint64_t first) {
+    uint64_t begin = first;
+    for (int i = 0; i < l->n; i++) {
+        TRY(write_tensor(w, &l->item[i], begin));
+        begin += (uint64_t)param_whole_n(&l->item[i].shape) * sizeof(float);
+    }
+    int64_t sum = (int64_t)part_file_sum(w->file);
+    w->st = part_file_close(w->file, w->st);
+    w->file = NULL;
+    TRY(comm_host_agree(w->c->world, w->st));
+    if (comm_size(w->c->world) == 1) return OK;
+    /* What is sealed is what the first rank reads; it must be what all have written. */
+    TRY(comm_host_reduce(w->c->world, COMM_I64, COMM_SUM, 1, &sum));
+    bool is_first = comm_is_first(w->c->world);
+    status st = is_first ? part_file_check(path, first, (uint64_t)sum) : OK;
+    return comm_host_agree(w->c->world, st);
+}
+
+static status describe(const tensor_list *l, const st_pair *metadata, size_t n_metadata,
+                       buf *header, uint64_t *bytes) {
+    st_tensor *tensor;
+    *bytes = 0;
+    TRY(MEM_NEW(&tensor, (size_t)l->n));
+    for (int i = 0; i < l->n; i++) {
+        int64_t shape[4];
+        st_tensor *t = &tensor[i];
+        *t = (st_tensor){.name = l->item[i].name,
+                         .dtype = ST_F32,
+                         .n_dims = l->item[i].shape.n_dims,
+                         .n = param_whole_n(&l->item[i].shape)};
+        param_whole_shape(&l->item[i].shape, shape);
+        for (int d = 0; d < t->n_dims; d++)
+            t->shape[d] = shape[d];
+        *bytes += (uint64_t)t->n * sizeof(float);
+    }
+    status st = st_header(header, tensor, (size_t)l->n, metadata, n_metadata);
+    *bytes += header->n_bytes;
+    mem_free(tensor);
+    return st;
+}
+
+/* Writes a new safetensors file of float32; all ranks of c->world call it with the same list.  A
+ * value that is not finite is ERR_NUMERIC.  Where a rank fails, all do, with its words. */
+static status write_tensors(const checkpoint *c, const char *path, const tensor_list *l,
+                            const st_pair *metadata, size_t n_metadata) {
+    part_writer w = {.c = c};
+    buf header;
+    uint64_t bytes;
+    buf_init(&header);
+    status st = describe(l, metadata, n_metadata, &header, &bytes);
+    if (st == OK && comm_is_first(c->world)) st = part_file_make(path, &header, bytes);
+    uint64_t begin = header.n_bytes;
+    buf_fini(&header);
+    TRY(comm_host_agree(c->world, st));
+    if (c->world != NULL) TRY(comm_host_broadcast(c->world, &begin, sizeof begin, 0));
+    st = comm_host_agree(c->world, open_writer(&w, path, l));
+    if (st == OK) st = write_all(&w, path, l, begin);
+    (void)part_file_close(w.file, ERR_IO);
+    mem_free(w.piece);
+    mem_free(w.out);
+    mem_free(w.in);
+    mem_free(w.n_out);
+    mem_free(w.n_in);
+    return st;
+}
+
+enum { STATE_MAX_BYTES = 1 << 16 };
+
+/* Room for `per_param` tensors of every parameter. */
 static status list_init(tensor_list *l, const checkpoint *c, int per_param) {
     l->n = 0;
     return MEM_NEW(&l->item, (size_t)c->n_params * (size_t)per_param);
@@ -40,7 +546,7 @@ static status write_model(const checkpoint *c, const char *path, const char *con
     TRY(list_init(&l, c, 1));
     for (int i = 0; i < c->n_params; i++)
         list_add(&l, &c->params[i], "", c->params[i].value);
-    status st = checkpoint_write_parts(c, path, l.item, l.n, metadata, 3);
+    status st = write_tensors(c, path, &l, metadata, 3);
     mem_free(l.item);
     return st;
 }
@@ -56,15 +562,9 @@ static status write_optimizer(const checkpoint *c, const char *path) {
         if (state->m != NULL) list_add(&l, &p, ".m", state->m);
         if (state->v != NULL) list_add(&l, &p, ".v", state->v);
     }
-    status st = checkpoint_write_parts(c, path, l.item, l.n, metadata, 2);
+    status st = write_tensors(c, path, &l, metadata, 2);
     mem_free(l.item);
     return st;
-}
-
-static status write_text_file(const char *path, const buf *text) {
-    out_file *f;
-    TRY(out_file_create(&f, path));
-    return out_file_end(f, out_file_write(f, buf_str(text), text->n_bytes));
 }
 
 static void write_sums(json_writer *w, const char *key, const train_sums *s) {
@@ -107,7 +607,7 @@ static status write_state(const train_state *s, const char *path) {
     batcher_state_write(&s->batches, &w);
     json_object_close(&w);
     status st = json_finish(&w);
-    if (st == OK) st = write_text_file(path, &text);
+    if (st == OK) st = run_file_write(path, buf_str(&text), text.n_bytes);
     buf_fini(&text);
     return st;
 }
@@ -255,7 +755,7 @@ static status write_files(const checkpoint *c, const char *run, const char *fold
 /* Names the folders on the first rank, and tells the others. */
 static status begin(const checkpoint *c, const char *run, char *temporary, char *folder) {
     status st = OK;
-    if (comm_is_first(c->world)) st = checkpoint_begin(run, c->state.step, temporary, folder);
+    if (comm_is_first(c->world)) st = name_folders(run, c->state.step, temporary, folder);
     TRY(comm_host_agree(c->world, st));
     if (c->world == NULL) return OK;
     TRY(comm_host_broadcast(c->world, temporary, CHECKPOINT_PATH_BYTES, 0));
@@ -269,7 +769,7 @@ status checkpoint_save(const checkpoint *c, const char *run, const char *config_
     TRY(begin(c, run, temporary, folder));
     status st = comm_host_agree(c->world, write_files(c, run, temporary, config_json, dtype));
     if (st == OK && is_first) st = checkpoint_seal(temporary, c->state.step, c->tables);
-    if (st == OK && is_first) st = checkpoint_publish(run, temporary, folder, is_best);
+    if (st == OK && is_first) st = publish(run, temporary, folder, is_best);
     if (st != OK && is_first) {
         failure f;
         failure_save(&f, st);

@@ -65,7 +65,7 @@ typedef struct checkpoint {
 
 /* Saves under RUN/checkpoints and points RUN/last to it; with is_best RUN/best too.  All but the
  * newest `keep` and the best are then removed.  A value that is not finite is ERR_NUMERIC, and
- * nothing is written.  All ranks call it, and each writes a part (checkpoint_parts.h); when all
+ * nothing is written.  All ranks call it, and each writes a part of the tensors; when all
  * have written theirs, the first one gives the folder its name.  Where one fails, all fail, with
  * its number and its words, and the checkpoints of before remain. */
 status checkpoint_save(const checkpoint *c, const char *run, const char *config_json,
@@ -75,16 +75,9 @@ status checkpoint_save(const checkpoint *c, const char *run, const char *config_
  * must match.  On failure the values are undefined.  Weights alone: model/checkpoint_load.h. */
 status checkpoint_load(checkpoint *c, const char *folder);
 
-/* The parts of checkpoint_save (checkpoint_files.c).  Writes manifest.json for the files of the
- * folder, and for the folders of dynamic tables (NULL: none), with a checksum over itself. */
+/* Writes manifest.json for the files of the folder, and for the folders of dynamic tables (NULL:
+ * none), with a checksum over itself: the last step before the folder is renamed. */
 status checkpoint_seal(const char *folder, uint64_t step, const dynamic_tables *tables);
-
-/* Names the temporary and the final folder of a step; creates their parent if needed. */
-status checkpoint_begin(const char *run, uint64_t step, char *temporary, char *folder);
-
-/* Renames the temporary folder to its final name, durably, and points RUN/last (and RUN/best) to
- * it. */
-status checkpoint_publish(const char *run, const char *temporary, const char *folder, bool is_best);
 
 /* ERR_FORMAT where something else than checkpoints stands under their names in RUN/checkpoints,
  * such as a plain file: it would be in the way later. */
@@ -100,5 +93,9 @@ void checkpoint_remove(const char *folder);
 /* Removes all checkpoints but the newest `keep` and the targets of `last` and `best`, and leftovers
  * of killed runs. */
 void checkpoint_prune(const char *run, int keep);
+
+/* "(8, 32)", for messages. */
+enum { SHAPE_TEXT_BYTES = 160 };
+const char *tensor_shape_text(char text[SHAPE_TEXT_BYTES], int n_dims, const int64_t *shape);
 
 #endif

@@ -15,6 +15,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "format/json.h"
+#include "ops/comm_host.h"
 #include "train/files/checkpoint.h"
 #include "train/report/run_log.h"
 
@@ -64,10 +65,8 @@ static status list_folder(name_list *l, const char *folder, const char *prefix) 
 
 status table_file_copy(const char *from, const char *to) {
     file_map map;
-    out_file *f;
     TRY(file_map_open(&map, from));
-    status st = out_file_create(&f, to);
-    if (st == OK) st = out_file_end(f, out_file_write(f, map.bytes, map.n_bytes));
+    status st = run_file_write(to, map.bytes, map.n_bytes);
     file_map_close(&map);
     return st;
 }
@@ -128,42 +127,51 @@ static status begin_folder(const char *out, new_folder *f) {
     return OK;
 }
 
-static status end_folder(status st, const new_folder *f) {
+/* Renames a complete folder where st is OK, else removes it. */
+static status put_in_place(const char *temporary, const char *folder, status st) {
     if (st == OK) {
-        folder_sync(f->temporary);
-        if (rename(f->temporary, f->out) != 0)
-            st = fail_errno("%s: cannot be put in place", f->out);
+        folder_sync(temporary);
+        if (rename(temporary, folder) != 0) st = fail_errno("%s: cannot be put in place", folder);
     }
-    if (st != OK) checkpoint_remove(f->temporary);
+    if (st != OK) checkpoint_remove(temporary);
+    return st;
+}
+
+static status end_folder(status st, const new_folder *f) {
+    st = put_in_place(f->temporary, f->out, st);
     if (f->lock >= 0) close(f->lock);
     return st;
 }
 
-static status copy_tables(const name_list *l, const char *from, const char *to) {
+/* Copies the tables of `from` that are not in `but` (or NULL); *n: how many. */
+static status copy_tables(const char *from, const name_list *but, const char *to, int *n) {
     char source[CHECKPOINT_PATH_BYTES], target[CHECKPOINT_PATH_BYTES];
-    for (int i = 0; i < l->n; i++) {
-        TRY(path_join(source, sizeof source, from, l->name[i]));
-        TRY(path_join(target, sizeof target, to, l->name[i]));
-        TRY(copy_folder(source, target, 1));
+    name_list *l;
+    TRY(MEM_NEW(&l, 1));
+    status st = list_folder(l, from, "table-");
+    *n = 0;
+    for (int i = 0; st == OK && i < l->n; i++) {
+        if (but != NULL && has_name(but, l->name[i])) continue;
+        st = path_join(source, sizeof source, from, l->name[i]);
+        if (st == OK) st = path_join(target, sizeof target, to, l->name[i]);
+        if (st == OK) st = copy_folder(source, target, 1);
+        ++*n;
     }
-    return OK;
+    mem_free(l);
+    return st;
 }
 
 status table_files_export(const char *folder, const char *out, int *n) {
     new_folder f;
-    name_list *l;
+    *n = 0;
     TRY(checkpoint_verify(folder));
-    TRY(MEM_NEW(&l, 1));
-    status st = list_folder(l, folder, "table-");
-    if (st == OK && l->n == 0)
+    TRY(begin_folder(out, &f));
+    status st = copy_tables(folder, NULL, f.temporary, n);
+    if (st == OK && *n == 0)
         st = fail(ERR_FORMAT,
                   "%s: the model has no dynamic tables; its static ones are in --what weights",
                   folder);
-    if (st == OK) st = begin_folder(out, &f);
-    if (st == OK) st = end_folder(copy_tables(l, folder, f.temporary), &f);
-    *n = l->n;
-    mem_free(l);
-    return st;
+    return end_folder(st, &f);
 }
 
 /* One import: the sources of the tables, and the required shape of each table. */
@@ -208,7 +216,7 @@ static status name_dump(const import_job *job, name_list *out) {
         if (strcmp(name, l->name[i]) == 0) st = add_name(out, name);
     }
     if (st == OK && out->n != 1)
-        st = fail(ERR_USAGE, "%s: it has no table '%.100s'", job->like, job->dump->name);
+        st = fail(ERR_USAGE, "%s: has no table '%.100s'", job->like, job->dump->name);
     mem_free(l);
     return st;
 }
@@ -292,7 +300,7 @@ static status read_chain(const import_job *job, const char *name, embed_table *t
         TRY(find_snapshot(job->paths[i], name, path, &is_there));
         if (is_there) TRY(embed_snapshot_read(t, path, (snapshot_ranks){0, 1}, &n_rejected));
         if (n_rejected > 0)
-            return fail(ERR_FORMAT, "%s: %lld rows found no place", path, (long long)n_rejected);
+            return fail(ERR_FORMAT, "%s: %lld rows found no room", path, (long long)n_rejected);
     }
     return OK;
 }
@@ -305,7 +313,7 @@ static status check_like(const import_job *job, const char *name, snapshot_info 
     TRY(path_join(path, sizeof path, job->like, name));
     if (!embed_is_snapshot(path))
         return fail(ERR_USAGE,
-                    "%s: it has no table '%s'; rename the folder of the snapshot to one "
+                    "%s: has no table '%s'; rename the folder of the snapshot to one "
                     "of its table-*",
                     job->like, name);
     TRY(embed_snapshot_info(path, &own));
@@ -353,7 +361,7 @@ static status make_table(import_job *job, const char *name, const char *folder) 
     status st = is_dump && job->like != NULL ? embed_set_step(t, info.step) : OK;
     if (st == OK) st = is_dump ? read_dump(job, t) : read_chain(job, name, t);
     if (st == OK && embed_counts_of(t)->n_evicted > 0)
-        st = fail(ERR_FORMAT, "%s: %lld rows found no place", name,
+        st = fail(ERR_FORMAT, "%s: %lld rows found no room", name,
                   (long long)embed_counts_of(t)->n_evicted);
     if (st == OK) st = embed_size(t, &n_rows);
     if (st == OK) st = embed_snapshot_write(t, path, (snapshot_ranks){0, 1}, 0);
@@ -374,7 +382,6 @@ static status reseal(const char *folder, const name_list *l, const char *old) {
     char path[CHECKPOINT_PATH_BYTES], quoted[NAME_BYTES + 2], before[17], after[17], *text;
     uint64_t seal;
     size_t n;
-    out_file *f = NULL;
     TRY(path_join(path, sizeof path, old, "manifest.json"));
     TRY(file_read_all(path, MANIFEST_MAX_BYTES, &text, &n));
     status st = OK;
@@ -395,8 +402,7 @@ static status reseal(const char *folder, const name_list *l, const char *old) {
     if (st == OK && digits == NULL) st = fail(ERR_FORMAT, "%s: no seal of its manifest", old);
     if (st == OK) memcpy(digits, before, 8);
     if (st == OK) st = path_join(path, sizeof path, folder, "manifest.json");
-    if (st == OK) st = out_file_create(&f, path);
-    if (st == OK) st = out_file_end(f, out_file_write(f, text, n));
+    if (st == OK) st = run_file_write(path, text, n);
     mem_free(text);
     return st;
 }
@@ -414,29 +420,13 @@ static status exchange(const char *a, const char *b) {
     return st;
 }
 
-/* The tables of a checkpoint that are not replaced. */
-static status copy_others(const name_list *l, const char *old, const char *temporary) {
-    name_list *own;
-    char path[CHECKPOINT_PATH_BYTES];
-    TRY(MEM_NEW(&own, 1));
-    status st = list_folder(own, old, "table-");
-    for (int i = 0; st == OK && i < own->n; i++) {
-        char source[CHECKPOINT_PATH_BYTES];
-        if (has_name(l, own->name[i])) continue;
-        st = path_join(source, sizeof source, old, own->name[i]);
-        if (st == OK) st = path_join(path, sizeof path, temporary, own->name[i]);
-        if (st == OK) st = copy_folder(source, path, 1);
-    }
-    mem_free(own);
-    return st;
-}
-
 /* A new checkpoint beside the old one, with its files, its other tables and the new ones. */
 static status replace_tables(import_job *job, const name_list *l, const char *old,
                              const char *temporary) {
+    int n_others;
     checkpoint_remove(temporary);
     status st = copy_folder(old, temporary, 0);
-    if (st == OK) st = copy_others(l, old, temporary);
+    if (st == OK) st = copy_tables(old, l, temporary, &n_others);
     for (int i = 0; st == OK && i < l->n; i++)
         st = import_table(job, l->name[i], temporary);
     if (st == OK) st = reseal(temporary, l, old);
@@ -502,4 +492,90 @@ status table_files_import(backend *be, const char *const *paths, int n_paths,
     *n_rows = job.n_rows;
     mem_free(l);
     return st;
+}
+
+/* Whether this is a snapshot of a later step, or what a killed process left of one. */
+static bool is_later(const char *name, uint64_t step) {
+    char *end;
+    if (name[0] == '.') return strncmp(name, ".step-", 6) == 0;
+    if (strncmp(name, "step-", 5) != 0) return false;
+    return strtoull(name + 5, &end, 10) > step && *end == '\0';
+}
+
+static void remove_later(const char *parent, uint64_t step) {
+    char path[CHECKPOINT_PATH_BYTES];
+    DIR *dir = opendir(parent);
+    if (dir == NULL) return;
+    for (struct dirent *e = readdir(dir); e != NULL; e = readdir(dir))
+        if (is_later(e->d_name, step) && path_join(path, sizeof path, parent, e->d_name) == OK)
+            checkpoint_remove(path);
+    closedir(dir);
+}
+
+status table_snapshots_check(const dynamic_tables *tables) {
+    if (tables->n > 0) return OK;
+    return fail(ERR_CONFIG, "--snapshot-every is for dynamic tables, and the config has none; "
+                            "checkpoints have the static ones");
+}
+
+status table_snapshots_init(table_snapshots *s, dynamic_tables *tables, const char *run,
+                            uint64_t step, bool is_first) {
+    char parent[CHECKPOINT_PATH_BYTES];
+    TRY(path_join(parent, sizeof parent, run, "snapshots"));
+    if (is_first) remove_later(parent, step);
+    if (is_first) TRY(folder_create(parent, NULL));
+    TRY(MEM_NEW(&s->since, (size_t)tables->n));
+    s->run = run;
+    s->is_first = is_first;
+    s->tables = tables;
+    for (int i = 0; i < tables->n; i++)
+        embed_track_left(tables->item[i].table);
+    return OK;
+}
+
+void table_snapshots_fini(table_snapshots *s) {
+    mem_free(s->since);
+    *s = (table_snapshots){0};
+}
+
+static status write_tables(table_snapshots *s, const char *folder) {
+    char name[CHECKPOINT_TABLE_BYTES], path[CHECKPOINT_PATH_BYTES];
+    for (int i = 0; i < s->tables->n; i++) {
+        if (!dynamic_is_owner(&s->tables->item[i])) continue;
+        checkpoint_table_name(name, s->tables, i);
+        TRY(path_join(path, sizeof path, folder, name));
+        TRY(embed_snapshot_write(s->tables->item[i].table, path, (snapshot_ranks){0, 1},
+                                 s->since[i]));
+    }
+    return OK;
+}
+
+/* The next snapshot begins with the current step, not after it: rows that the next batch fetches
+ * are stamped with the current step until their update. */
+static void remember_steps(table_snapshots *s) {
+    for (int i = 0; i < s->tables->n; i++) {
+        s->since[i] = embed_step(s->tables->item[i].table);
+        embed_forget_left(s->tables->item[i].table, s->since[i]);
+    }
+}
+
+/* The first rank makes the folder, and names it when all ranks have written their rows. */
+static status make_empty(const char *temporary) {
+    checkpoint_remove(temporary);
+    return folder_create(temporary, NULL);
+}
+
+status table_snapshots_write(table_snapshots *s, uint64_t step) {
+    char temporary[CHECKPOINT_PATH_BYTES], folder[CHECKPOINT_PATH_BYTES], name[NAME_BYTES];
+    comm *c = s->tables->comm;
+    if (c == NULL && !s->is_first) return OK;
+    snprintf(name, sizeof name, "snapshots/.step-%08" PRIu64 ".tmp", step);
+    TRY(path_join(temporary, sizeof temporary, s->run, name));
+    snprintf(name, sizeof name, "snapshots/step-%08" PRIu64, step);
+    TRY(path_join(folder, sizeof folder, s->run, name));
+    TRY(comm_host_agree(c, s->is_first ? make_empty(temporary) : OK));
+    status st = write_tables(s, temporary);
+    TRY(comm_host_agree(c, s->is_first ? put_in_place(temporary, folder, st) : st));
+    remember_steps(s);
+    return OK;
 }

@@ -7,7 +7,435 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "train/files/warm_start_int.h"
+#include "embed/snapshot.h"
+#include "format/safetensors.h"
+#include "model/vocabulary.h"
+#include "nn/param_cut.h"
+
+typedef struct warm_job {
+    checkpoint *c;
+    session *s;
+    const warm_options *options;
+    warm_report *report;
+    uint64_t n_earlier;        /* updates before those of the other run */
+    config *config;            /* of the other model */
+    seq_file *names;           /* the vocabulary of its checkpoint */
+    vocabulary_map map;        /* the data here in `names` */
+    st_file *values, *moments; /* moments NULL: the optimizer starts again */
+    uint32_t *item_here;       /* (items of `names` + 1): the numbers of its items here, or 0 */
+    uint32_t *value_here[CONTEXT_MAX]; /* by feature of `names`: likewise its values */
+} warm_job;
+
+/* Which rows of a table come from which rows there. */
+typedef struct row_source {
+    const uint32_t *from; /* (rows here): rows there, 0: none; row 0 comes from row 0.  NULL: row i
+                             from row i, as far as there are */
+    int64_t n_there;      /* rows */
+    char name[PARAM_NAME_BYTES]; /* of the tensor there; "": the table is new as a whole */
+} row_source;
+
+enum { NAME_BYTES = PARAM_NAME_BYTES + 8, MAX_TABLES = 256 };
+
+static status refuse_shape(const st_file *f, const st_tensor *t, const param *p) {
+    char there[SHAPE_TEXT_BYTES], here[SHAPE_TEXT_BYTES];
+    int64_t shape[4];
+    param_whole_shape(p, shape);
+    return fail(ERR_CONFIG,
+                "%s: '%s' has the shape %s, but the model of this config %s; only tables may "
+                "grow: use the config of that run, or train without --init-from",
+                st_path(f), t->name, tensor_shape_text(there, t->n_dims, t->shape),
+                tensor_shape_text(here, p->n_dims, shape));
+}
+
+static status find_tensor(const st_file *f, const char *name, const char *suffix,
+                          const st_tensor **out) {
+    char whole[NAME_BYTES];
+    snprintf(whole, sizeof whole, "%s%s", name, suffix);
+    if (st_find(f, whole) == NULL)
+        return fail(ERR_CONFIG,
+                    "%s: has no '%s', which the model of this config has; use the config of that "
+                    "run, or train without --init-from",
+                    st_path(f), whole);
+    return st_get(f, whole, ST_F32, out);
+}
+
+/* The tensor of a table there: rows of the same width, as many as its vocabulary says. */
+static status find_rows(const st_file *f, const row_source *rows, const char *suffix,
+                        const param *p, const st_tensor **out) {
+    TRY(find_tensor(f, rows->name, suffix, out));
+    const st_tensor *t = *out;
+    bool fits = t->n_dims == p->n_dims && t->shape[0] == rows->n_there;
+    for (int d = 1; d < p->n_dims && fits; d++)
+        fits = t->shape[d] == p->shape[d];
+    return fits ? OK : refuse_shape(f, t, p);
+}
+
+static int64_t row_there(const row_source *rows, int64_t i) {
+    if (i == 0) return 0;
+    if (rows->from == NULL) return i < rows->n_there ? i : -1;
+    return rows->from[i] > 0 && rows->from[i] < rows->n_there ? (int64_t)rows->from[i] : -1;
+}
+
+/* Overwrites the rows that there are, of values or of moments; device NULL: there are none. */
+static status copy_rows(const warm_job *j, const st_file *f, const param *p, const row_source *rows,
+                        const char *suffix, float *device) {
+    backend *be = j->c->be;
+    const st_tensor *t;
+    float *host;
+    size_t width = (size_t)(p->n / p->shape[0]), bytes = (size_t)p->n * sizeof *host;
+    if (device == NULL) return OK;
+    TRY(find_rows(f, rows, suffix, p, &t));
+    TRY(MEM_NEW_RAW(&host, (size_t)p->n));
+    status st = be->ops->copy_out(be, host, device, bytes);
+    for (int64_t i = 0; i < p->shape[0] && st == OK; i++) {
+        int64_t k = row_there(rows, i);
+        if (k >= 0)
+            memcpy(host + (size_t)i * width, (const char *)t->data + (size_t)k * width * 4,
+                   width * 4);
+    }
+    if (st == OK) st = be->ops->copy_in(be, device, host, bytes);
+    mem_free(host);
+    return st;
+}
+
+/* Row 0 of items and contextual values stands for "none"; row 0 of actions is one. */
+static void count_rows(const param *p, const row_source *rows, warm_table *count) {
+    bool has_none = rows->from != NULL || rows->name[0] == '\0';
+    int64_t first = has_none ? 1 : 0;
+    if (rows->name[0] == '\0') {
+        count->n_new = p->shape[0] - first;
+        return;
+    }
+    for (int64_t i = first; i < p->shape[0]; i++) {
+        bool is_kept = row_there(rows, i) >= 0;
+        count->n_kept += is_kept;
+        count->n_new += !is_kept;
+    }
+    count->n_dropped = rows->n_there - first - count->n_kept;
+}
+
+/* Copies the rows of a static table with their state. */
+static status copy_row_values(warm_job *j, int index, const row_source *rows, warm_table *count) {
+    const param *p = &j->c->params[index];
+    const param shape = optimizer_state_shape(j->c->optimizer, p);
+    const moments *state = &j->c->optimizer->state[index];
+    count_rows(p, rows, count);
+    if (rows->name[0] == '\0') return OK;
+    TRY(copy_rows(j, j->values, p, rows, "", p->value));
+    if (j->moments == NULL) return OK;
+    TRY(copy_rows(j, j->moments, &shape, rows, ".m", state->m));
+    return copy_rows(j, j->moments, &shape, rows, ".v", state->v);
+}
+
+static status copy_tensor(const warm_job *j, const st_file *f, const param *p, const char *suffix,
+                          float *to) {
+    const st_tensor *t;
+    TRY(find_tensor(f, p->name, suffix, &t));
+    bool fits = t->n_dims == p->n_dims;
+    int64_t shape[4];
+    param_whole_shape(p, shape);
+    for (int d = 0; d < p->n_dims && fits; d++)
+        fits = t->shape[d] == shape[d];
+    if (!fits) return refuse_shape(f, t, p);
+    return param_cut_take(p, j->c->be, t->data, to);
+}
+
+/* Copies a parameter of the same shape with its state. */
+static status copy_whole(warm_job *j, int index) {
+    const param *p = &j->c->params[index];
+    const param shape = optimizer_state_shape(j->c->optimizer, p);
+    const moments *state = &j->c->optimizer->state[index];
+    TRY(copy_tensor(j, j->values, p, "", p->value));
+    if (j->moments == NULL) return OK;
+    if (state->m != NULL) TRY(copy_tensor(j, j->moments, &shape, ".m", state->m));
+    return state->v != NULL ? copy_tensor(j, j->moments, &shape, ".v", state->v) : OK;
+}
+
+/* Adam keeps m and v, AdaGrad m, SGD nothing: another optimizer shows in the number of tensors of
+ * a parameter that both have, or in the row mode. */
+static bool state_fits(const warm_job *j, const st_file *file) {
+    const optimizer *o = j->c->optimizer;
+    const char *rows = st_metadata(file, "rows");
+    if (rows == NULL || strcmp(rows, row_mode_name(o->rows)) != 0) return false;
+    for (int i = 0; i < o->n_params; i++) {
+        char name[NAME_BYTES];
+        if (o->params[i].is_table) continue;
+        snprintf(name, sizeof name, "%s.m", o->params[i].name);
+        bool has_m = st_find(file, name) != NULL;
+        snprintf(name, sizeof name, "%s.v", o->params[i].name);
+        bool has_v = st_find(file, name) != NULL;
+        if (has_m != (o->state[i].m != NULL) || has_v != (o->state[i].v != NULL)) return false;
+    }
+    return true;
+}
+
+/* The keys of a dynamic table, there and here. */
+typedef struct renaming {
+    const warm_job *j;
+    const dynamic_table *table;
+    bool has_tags_there;
+} renaming;
+
+/* The feature of a key there: ITEM_FEATURE or a feature of the vocabulary. */
+static bool feature_of_key(const renaming *r, uint64_t key, int32_t *out) {
+    const dynamic_table *t = r->table;
+    if (r->has_tags_there) {
+        *out = (int32_t)(key >> 32) - (int32_t)INPUT_TABLE(0);
+        return *out >= ITEM_FEATURE && *out < r->j->names->n_context;
+    }
+    if (key >> 32 != 0) return false;
+    *out = ITEM_FEATURE;
+    if (t->feature == ITEM_FEATURE) return true;
+    for (*out = 0; *out < r->j->names->n_context; ++*out)
+        if (r->j->map.feature[*out] == t->feature) return true;
+    return false;
+}
+
+static const dynamic_table *feature_here(const renaming *r, int32_t there) {
+    dynamic_tables *tables = r->j->c->tables;
+    int32_t here = there == ITEM_FEATURE ? ITEM_FEATURE : r->j->map.feature[there];
+    if (there != ITEM_FEATURE && here < 0) return NULL;
+    const dynamic_table *t = dynamic_find(tables, here);
+    return t != NULL && t->owner == r->table->owner ? t : NULL;
+}
+
+/* The key here of a key there; false: the data here do not have it.  Contextual value 0, "unknown",
+ * has a row of its own. */
+static bool rename_key(void *ctx, uint64_t *key) {
+    const renaming *r = ctx;
+    const seq_file *names = r->j->names;
+    uint64_t number = *key & UINT32_MAX, n;
+    int32_t there;
+    if (!feature_of_key(r, *key, &there)) return false;
+    const dynamic_table *t = feature_here(r, there);
+    if (t == NULL) return false;
+    bool is_item = there == ITEM_FEATURE;
+    n = is_item ? names->n_items + 1 : names->context[there].values.n;
+    if (number >= n) return false;
+    uint32_t here = is_item ? r->j->item_here[number] : r->j->value_here[there][number];
+    if (here == 0 && (is_item || number != 0)) return false;
+    *key = here | t->key_tag;
+    return true;
+}
+
+/* The folder of a table of this name; its number may be another one. */
+static status find_table(const warm_job *j, const char *name, char path[CHECKPOINT_PATH_BYTES]) {
+    char folder[CHECKPOINT_TABLE_BYTES];
+    for (int i = 0; i < MAX_TABLES; i++) {
+        checkpoint_table_folder(folder, i, name);
+        TRY(path_join(path, CHECKPOINT_PATH_BYTES, j->report->folder, folder));
+        if (folder_exists(path)) return OK;
+    }
+    return fail(ERR_CONFIG,
+                "%s: has no dynamic table '%s', which this config has; use the config of that run, "
+                "or train without --init-from",
+                j->report->folder, name);
+}
+
+/* Whether the keys of a table there have the number of their feature: where features share it. */
+static bool has_tags(const warm_job *j, const char *name) {
+    for (size_t i = 0; i < j->config->embeddings.n; i++) {
+        const config_embedding *e = &j->config->embeddings.item[i];
+        if (e->is_dynamic && strcmp(e->table_name, name) == 0) return e->feature_names.n > 1;
+    }
+    return false;
+}
+
+/* Copies the rows of a dynamic table: number i of the model's. */
+static status copy_table(warm_job *j, int i, warm_table *count) {
+    const dynamic_tables *tables = j->c->tables;
+    dynamic_table *t = &tables->item[i];
+    const char *name = t->config->table_name;
+    renaming r = {.j = j, .table = t, .has_tags_there = has_tags(j, name)};
+    char path[CHECKPOINT_PATH_BYTES];
+    snapshot_counts rows;
+    dynamic_state as_loaded;
+    TRY(find_table(j, name, path));
+    TRY(embed_snapshot_adopt(t->table, path, rename_key, &r, &rows));
+    for (int k = 0; k < tables->n; k++)
+        if (tables->item[k].owner == t)
+            count->n_new += (int64_t)tables->item[k].last - tables->item[k].first + 1;
+    count->n_kept = rows.n_kept;
+    count->n_dropped = rows.n_left_out;
+    count->n_no_place = rows.n_rejected;
+    count->n_new -= rows.n_kept + rows.n_rejected;
+    return dynamic_news(t, &as_loaded); /* what the log tells next begins here */
+}
+
+/* First values of new items: the mean of the rows of the items next to them.
+ *
+ * For each training event of a new item, the events right before and after it in the same user's
+ * training events count, if their items have rows: the mean is over these, an item as often as it
+ * stands there.  A new item without such a neighbour keeps its first values.  Sums are in float64
+ * and in the order of the data, so the result depends on nothing else. */
+enum { PIECE = 4096 };
+
+typedef struct means {
+    warm_job *j;
+    const seq_file *data;
+    dynamic_table *dynamic; /* the item table if it is dynamic, else NULL */
+    param *table;           /* else this */
+    size_t dim;
+    float *rows;      /* (V + 1, dim): of all items */
+    uint8_t *has_row; /* (V + 1): items that the other model knows, with a row */
+    uint32_t *place;  /* (V + 1): number + 1 of a new item among the new ones; 0: it is none */
+    uint32_t *item;   /* (n_new) */
+    uint32_t n_new;
+    double *sum;     /* (n_new, dim) */
+    uint64_t *count; /* (n_new) */
+} means;
+
+static void means_fini(means *m) {
+    mem_free(m->rows);
+    mem_free(m->has_row);
+    mem_free(m->place);
+    mem_free(m->item);
+    mem_free(m->sum);
+    mem_free(m->count);
+}
+
+static status list_new(means *m) {
+    const uint32_t *known = m->j->map.item;
+    size_t n = (size_t)m->data->n_items + 1;
+    TRY(MEM_NEW(&m->has_row, n));
+    TRY(MEM_NEW(&m->place, n));
+    TRY(MEM_NEW(&m->item, n));
+    for (uint32_t i = 1; i < n; i++) {
+        m->has_row[i] = known[i] != 0;
+        if (known[i] != 0) continue;
+        m->item[m->n_new++] = i;
+        m->place[i] = m->n_new;
+    }
+    TRY(mem_alloc((void **)&m->sum, (size_t)m->n_new * m->dim, sizeof *m->sum));
+    return MEM_NEW(&m->count, (size_t)m->n_new);
+}
+
+/* Rows of a dynamic table, a piece of the catalogue at a time. */
+static status read_piece(means *m, uint32_t first, uint32_t n, float *rows, uint8_t *is_found) {
+    uint64_t keys[PIECE];
+    int32_t n_floats = embed_n_floats(m->dynamic->table);
+    for (uint32_t i = 0; i < n; i++)
+        keys[i] = (first + i) | m->dynamic->key_tag;
+    TRY(embed_find(m->dynamic->table, n, keys, n_floats, rows, is_found));
+    for (uint32_t i = 0; i < n; i++) {
+        m->has_row[first + i] &= is_found[i];
+        memcpy(m->rows + (size_t)(first + i) * m->dim, rows + (size_t)i * (size_t)n_floats,
+               m->dim * sizeof *rows);
+    }
+    return OK;
+}
+
+/* Where ranks hold the table together, each has read its own rows: others are zeros there. */
+static status share_rows(means *m) {
+    comm *c = m->j->c->tables->comm;
+    int64_t n = (int64_t)m->data->n_items + 1;
+    if (c == NULL) return OK;
+    all_reduce_args rows = {COMM_F32, COMM_SUM, n * (int64_t)m->dim, m->rows, m->rows};
+    all_reduce_args flags = {COMM_U8, COMM_MAX, n, m->has_row, m->has_row};
+    TRY(c->ops->all_reduce(c, &rows));
+    return c->ops->all_reduce(c, &flags);
+}
+
+static status read_dynamic(means *m) {
+    float *rows = NULL;
+    uint8_t is_found[PIECE];
+    uint32_t end = (uint32_t)m->data->n_items + 1;
+    status st =
+        mem_alloc((void **)&rows, PIECE * (size_t)embed_n_floats(m->dynamic->table), sizeof *rows);
+    for (uint32_t first = 1; first < end && st == OK; first += PIECE)
+        st = read_piece(m, first, end - first < PIECE ? end - first : PIECE, rows, is_found);
+    mem_free(rows);
+    return st == OK ? share_rows(m) : st;
+}
+
+static status read_rows(means *m) {
+    backend *be = m->j->c->be;
+    size_t n = ((size_t)m->data->n_items + 1) * m->dim;
+    TRY(mem_alloc((void **)&m->rows, n, sizeof *m->rows));
+    if (m->dynamic != NULL) return read_dynamic(m);
+    return be->ops->copy_out(be, m->rows, m->table->value, n * sizeof *m->rows);
+}
+
+static void add_neighbor(means *m, uint32_t new_item, uint32_t neighbor) {
+    if (!m->has_row[neighbor]) return;
+    const float *row = m->rows + (size_t)neighbor * m->dim;
+    double *sum = m->sum + (size_t)(m->place[new_item] - 1) * m->dim;
+    for (size_t k = 0; k < m->dim; k++)
+        sum[k] += (double)row[k];
+    m->count[m->place[new_item] - 1]++;
+}
+
+static void add_neighbors(means *m) {
+    split s = split_make(m->data, m->j->options->split, SESSION_SPLIT_SEED);
+    const uint32_t *item = m->data->item;
+    event_range range;
+    for (uint64_t u = 0; u < m->data->n_users; u++) {
+        if (!split_range(&s, PART_TRAIN, u, &range)) continue;
+        for (uint64_t i = range.begin; i < range.end; i++) {
+            if (m->place[item[i]] == 0) continue;
+            if (i > range.begin) add_neighbor(m, item[i], item[i - 1]);
+            if (i + 1 < range.end) add_neighbor(m, item[i], item[i + 1]);
+        }
+    }
+}
+
+static void mean_of(const means *m, uint32_t i, float *row) {
+    for (size_t k = 0; k < m->dim; k++)
+        row[k] = (float)(m->sum[(size_t)i * m->dim + k] / (double)m->count[i]);
+}
+
+static status write_static(means *m, warm_table *count) {
+    backend *be = m->j->c->be;
+    size_t n = ((size_t)m->data->n_items + 1) * m->dim;
+    for (uint32_t i = 0; i < m->n_new; i++) {
+        if (m->count[i] == 0) continue;
+        mean_of(m, i, m->rows + (size_t)m->item[i] * m->dim);
+        count->n_mean++;
+    }
+    return be->ops->copy_in(be, m->table->value, m->rows, n * sizeof *m->rows);
+}
+
+/* Rows with the lowest score: where the table is full they find no place, and no trained row gives
+ * way to them. */
+static status write_dynamic(means *m, warm_table *count) {
+    embed_table *t = m->dynamic->table;
+    size_t n_floats = (size_t)embed_n_floats(t);
+    float *row;
+    dynamic_state as_loaded;
+    TRY(mem_alloc((void **)&row, n_floats, sizeof *row));
+    status st = OK;
+    for (size_t k = m->dim; k < n_floats; k++)
+        row[k] = embed_config_of(t)->first_state;
+    for (uint32_t i = 0; i < m->n_new && st == OK; i++) {
+        uint64_t key = m->item[i] | m->dynamic->key_tag, score = 0;
+        uint32_t stamp = (uint32_t)embed_step(t);
+        int64_t n_rejected;
+        if (m->count[i] == 0) continue;
+        mean_of(m, i, row);
+        embed_rows rows = {1, &key, &score, &stamp, row, (int32_t)n_floats};
+        st = embed_import(t, &rows, &n_rejected);
+        count->n_mean += 1 - n_rejected;
+    }
+    mem_free(row);
+    return st == OK ? dynamic_news(m->dynamic, &as_loaded) : st;
+}
+
+/* count: of the item table. */
+static status set_means(warm_job *j, warm_table *count) {
+    means m = {.j = j,
+               .data = j->s->data,
+               .dynamic = dynamic_find(j->c->tables, ITEM_FEATURE),
+               .table = model_rows(j->s->model, ITEM_FEATURE)};
+    m.dim = (size_t)(m.dynamic != NULL ? m.dynamic->dim : m.table->shape[1]);
+    status st = list_new(&m);
+    if (st == OK && m.n_new > 0) {
+        st = read_rows(&m);
+        if (st == OK) add_neighbors(&m);
+        if (st == OK) st = m.dynamic != NULL ? write_dynamic(&m, count) : write_static(&m, count);
+    }
+    means_fini(&m);
+    return st;
+}
 
 static status check_model(const warm_job *j) {
     const config *there = j->config, *here = j->s->config;
@@ -68,7 +496,7 @@ static status open_files(warm_job *j) {
     TRY(path_join(path, sizeof path, j->report->folder,
                   checkpoint_file_names[CHECKPOINT_OPTIMIZER]));
     TRY(st_open(&file, path));
-    j->report->has_state = warm_state_fits(j, file);
+    j->report->has_state = state_fits(j, file);
     if (j->report->has_state)
         j->moments = file;
     else
@@ -138,8 +566,7 @@ static status copy_params(warm_job *j) {
         const char *name = NULL;
         bool is_rows;
         TRY(find_source(j, &j->c->params[i], &rows, &name, &is_rows));
-        TRY(is_rows ? warm_copy_rows(j, i, &rows, add_table(j->report, name))
-                    : warm_copy_whole(j, i));
+        TRY(is_rows ? copy_row_values(j, i, &rows, add_table(j->report, name)) : copy_whole(j, i));
     }
     return OK;
 }
@@ -147,8 +574,7 @@ static status copy_params(warm_job *j) {
 static status copy_tables(warm_job *j) {
     for (int i = 0; i < j->c->tables->n; i++) {
         const dynamic_table *t = &j->c->tables->item[i];
-        if (dynamic_is_owner(t))
-            TRY(warm_copy_table(j, i, add_table(j->report, t->config->table_name)));
+        if (dynamic_is_owner(t)) TRY(copy_table(j, i, add_table(j->report, t->config->table_name)));
     }
     return OK;
 }
@@ -171,7 +597,7 @@ static status run(warm_job *j) {
     TRY(open_files(j));
     TRY(copy_params(j));
     TRY(copy_tables(j));
-    if (j->options->means) TRY(warm_set_means(j, item_count(j)));
+    if (j->options->means) TRY(set_means(j, item_count(j)));
     if (j->report->has_state) j->c->state.n_earlier = j->n_earlier + j->report->step;
     return OK;
 }
@@ -191,17 +617,17 @@ status warm_start(checkpoint *c, session *s, const warm_options *options, warm_r
     return st;
 }
 
-void warm_report_say(const warm_report *r) {
+void warm_report_log(const warm_report *r) {
     log_info("starting from %s, step %" PRIu64 "%s", r->folder, r->step,
              r->has_state ? ", with the state of its optimizer"
-                          : "; the optimizer is another one, so its state starts again");
+                          : "; its optimizer differs, so the optimizer state starts from zero");
     for (int i = 0; i < r->n; i++) {
         const warm_table *t = &r->table[i];
         char mean[64] = "", no_place[64] = "";
         if (t->n_mean > 0)
             snprintf(mean, sizeof mean, " (%" PRId64 " from their neighbours)", t->n_mean);
         if (t->n_no_place > 0)
-            snprintf(no_place, sizeof no_place, ", %" PRId64 " without a place", t->n_no_place);
+            snprintf(no_place, sizeof no_place, ", %" PRId64 " without room", t->n_no_place);
         log_info("  table '%s': %" PRId64 " rows kept, %" PRId64 " new%s, %" PRId64 " dropped%s",
                  t->name, t->n_kept, t->n_new, mean, t->n_dropped, no_place);
     }

@@ -46,8 +46,8 @@ typedef struct warm_options {
  * each other, and why. */
 status warm_start(checkpoint *c, session *s, const warm_options *options, warm_report *out);
 
-/* The report in words, on the log, and as a member "init_from" of a JSON object. */
-void warm_report_say(const warm_report *r);
+/* The report in words, to the log, and as a member "init_from" of a JSON object. */
+void warm_report_log(const warm_report *r);
 void warm_report_write(const warm_report *r, json_writer *w);
 
 #endif

@@ -1,6 +1,6 @@
-/* Both baselines fill in a function that ranks one user's target; the code for all users (the
- * window, the seen marks, the counts) is here once.  A worker has its own marks and counts; counts
- * are integers, so their sum is the same whoever counted. */
+/* Each baseline is a function that finds the position of one user's target; the code for all users
+ * (the window, the seen marks, the counts) is here once.  A worker has its own marks and counts;
+ * counts are integers, so their sum is the same whoever counted. */
 #include "train/loop/baselines.h"
 
 #include <math.h>
@@ -27,11 +27,11 @@ typedef struct worker_state {
     uint8_t *is_seen;  /* (n_items + 1) */
     float *score;      /* (n_items + 1); item-kNN */
     uint32_t *touched; /* (n_items): items with a score; item-kNN */
-    rank_counts counts;
+    position_counts counts;
 } worker_state;
 
 typedef struct evaluation evaluation;
-typedef int32_t (*rank_fn)(const evaluation *e, const window *w, worker_state *state);
+typedef int32_t (*position_fn)(const evaluation *e, const window *w, worker_state *state);
 
 struct evaluation {
     const split *split;
@@ -39,7 +39,7 @@ struct evaluation {
     int32_t max_history;
     bool keeps_seen;
     split_users users;
-    rank_fn rank;
+    position_fn position_of;
     const uint32_t *place;            /* (n_items + 1): popularity, 0 for the best */
     const struct neighbor_list *near; /* item-kNN */
     worker_state *workers;            /* (n_threads) */
@@ -63,11 +63,11 @@ static status evaluate_chunk(void *ctx, int64_t chunk, int worker) {
         window w = window_of(e, e->users.user != NULL ? e->users.user[i] : i);
         for (uint64_t k = 0; k < w.n; k++)
             state->is_seen[w.item[k]] = 1;
-        int32_t rank = RANK_MISS;
+        int32_t position = POSITION_MISS;
         /* 0: an item of a test file that the data does not have */
         if (w.target != 0 && (e->keeps_seen || !state->is_seen[w.target]))
-            rank = e->rank(e, &w, state);
-        rank_counts_add(&state->counts, &rank, 1, n_items);
+            position = e->position_of(e, &w, state);
+        position_counts_add(&state->counts, &position, 1, n_items);
         for (uint64_t k = 0; k < w.n; k++)
             state->is_seen[w.item[k]] = 0;
     }
@@ -95,9 +95,9 @@ static void destroy_workers(evaluation *e, int n_workers) {
     mem_free(e->workers);
 }
 
-/* A rank_counts is too large for the stack, so the counts of all workers are merged into the first
- * worker's. */
-static status evaluate(evaluation *e, bool has_scores, pool *p, rank_counts *out) {
+/* A position_counts is too large for the stack, so the counts of all workers are merged into the
+ * first worker's. */
+static status evaluate(evaluation *e, bool has_scores, pool *p, position_counts *out) {
     int n_workers = p != NULL ? pool_n_threads(p) : 1;
     status st = split_users_init(&e->users, e->split, e->part);
     if (st == OK) st = split_users_check(&e->users, e->split, e->part, 1);
@@ -106,8 +106,8 @@ static status evaluate(evaluation *e, bool has_scores, pool *p, rank_counts *out
     if (st == OK) st = pool_run(p, n_chunks, evaluate_chunk, e);
     if (st == OK) {
         for (int i = 1; i < n_workers; i++)
-            rank_counts_merge(&e->workers[0].counts, &e->workers[i].counts);
-        e->workers[0].counts.count[RANK_MISS] += e->users.n_lost;
+            position_counts_merge(&e->workers[0].counts, &e->workers[i].counts);
+        e->workers[0].counts.count[POSITION_MISS] += e->users.n_lost;
         *out = e->workers[0].counts;
     }
     destroy_workers(e, n_workers);
@@ -180,7 +180,7 @@ static status order_items(const split *s, int32_t last_days, uint32_t *place) {
 }
 
 /* The target's place, minus the number of seen items before it; is_seen is 2 for a counted item. */
-static int32_t rank_popular(const evaluation *e, const window *w, worker_state *state) {
+static int32_t position_by_popularity(const evaluation *e, const window *w, worker_state *state) {
     uint32_t place = e->place[w->target], n_removed = 0;
     for (uint64_t k = 0; k < w->n && !e->keeps_seen; k++) {
         uint8_t *mark = &state->is_seen[w->item[k]];
@@ -191,13 +191,18 @@ static int32_t rank_popular(const evaluation *e, const window *w, worker_state *
 }
 
 status baseline_popularity(const split *s, split_part part, const baseline_config *c, pool *p,
-                           rank_counts *out) {
+                           position_counts *out) {
     uint32_t *place = NULL;
-    *out = (rank_counts){0};
+    *out = (position_counts){0};
     TRY(check_config(s, c));
     status st = MEM_NEW(&place, (size_t)s->data->n_items + 1);
     if (st == OK) st = order_items(s, c->last_days, place);
-    evaluation e = {s, part, c->max_history, c->keeps_seen, .rank = rank_popular, .place = place};
+    evaluation e = {s,
+                    part,
+                    c->max_history,
+                    c->keeps_seen,
+                    .position_of = position_by_popularity,
+                    .place = place};
     if (st == OK) st = evaluate(&e, false, p, out);
     mem_free(place);
     return st;
@@ -434,7 +439,7 @@ static uint32_t add_scores(const neighbor_list *near, const window *w, worker_st
 
 /* Only touched items have a score above 0.  A target without a score ranks after all items with
  * one, and after those of smaller number without one. */
-static int32_t rank_by_neighbors(const evaluation *e, const window *w, worker_state *state) {
+static int32_t position_by_neighbors(const evaluation *e, const window *w, worker_state *state) {
     uint32_t n_touched = add_scores(e->near, w, state), target = w->target, n_above = 0, n_less = 0;
     float own = state->score[target];
     for (uint32_t i = 0; i < n_touched; i++) {
@@ -458,13 +463,17 @@ static int32_t rank_by_neighbors(const evaluation *e, const window *w, worker_st
 }
 
 status baseline_item_knn(const split *s, split_part part, const baseline_config *c, pool *p,
-                         rank_counts *out) {
+                         position_counts *out) {
     neighbor_list near;
-    *out = (rank_counts){0};
+    *out = (position_counts){0};
     TRY(check_config(s, c));
     status st = neighbor_list_init(&near, s, c, p);
-    evaluation e = {
-        s, part, c->max_history, c->keeps_seen, .rank = rank_by_neighbors, .near = &near};
+    evaluation e = {s,
+                    part,
+                    c->max_history,
+                    c->keeps_seen,
+                    .position_of = position_by_neighbors,
+                    .near = &near};
     if (st == OK) st = evaluate(&e, true, p, out);
     mem_free(near.n);
     mem_free(near.all);

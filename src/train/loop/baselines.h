@@ -29,12 +29,12 @@ baseline_config baseline_config_default(void);
 /* Score = number of training events of the item, all or those of the last days: events later than
  * the newest one less so many times 24 hours. */
 status baseline_popularity(const split *s, split_part part, const baseline_config *c, pool *p,
-                           rank_counts *out);
+                           position_counts *out);
 
 /* Score = sum over the window's items i of sim(i, item), where the item is among i's nearest
  * neighbours: sim(i, j) = users with both / sqrt(users with i * users with j).  ERR_UNSUPPORTED
  * where the neighbours would take more than 2 GiB. */
 status baseline_item_knn(const split *s, split_part part, const baseline_config *c, pool *p,
-                         rank_counts *out);
+                         position_counts *out);
 
 #endif

@@ -3,7 +3,6 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/log.h"
@@ -21,10 +20,10 @@ struct evaluator {
     batcher_state first; /* before the first user */
     pass *pass;
     /* retrieval */
-    int32_t *target;  /* (B): rows of the corpus */
-    int32_t *rank;    /* (B) */
-    uint8_t *is_lost; /* (B): the target has no row */
-    rank_counts *counts;
+    int32_t *target;   /* (B): rows of the corpus */
+    int32_t *position; /* (B): of the target among the candidates */
+    uint8_t *is_lost;  /* (B): the target has no row */
+    position_counts *counts;
     int32_t list_k;       /* length of the lists for coverage; 0: none is asked for */
     int32_t *list;        /* (B, list_k) */
     float *list_score;    /* (B, list_k) */
@@ -104,7 +103,7 @@ bool eval_describe_misses(const eval_result *r, char text[EVAL_MISSES_BYTES]) {
 }
 
 /* The rows of the held-out items.  An item without a row gets row 0 until mark_lost corrects its
- * rank. */
+ * position. */
 static void list_targets(evaluator *e, const batch *b, const model_items *corpus,
                          eval_result *out) {
     for (int32_t u = 0; u < b->n_users; u++) {
@@ -121,7 +120,7 @@ static void list_targets(evaluator *e, const batch *b, const model_items *corpus
 static void mark_lost(evaluator *e, int32_t n_users, eval_result *out) {
     for (int32_t u = 0; u < n_users; u++) {
         if (!e->is_lost[u]) continue;
-        e->rank[u] = e->s->limits.n_items + 1;
+        e->position[u] = e->s->limits.n_items + 1;
         out->n_lost++;
     }
 }
@@ -141,7 +140,7 @@ static status rank_batch(evaluator *e, const batch *b, const model_items *corpus
                          eval_result *out) {
     rank_query q = {.corpus = corpus,
                     .target = e->target,
-                    .rank = e->rank,
+                    .rank = e->position,
                     .k = e->list_k < corpus->n ? e->list_k : corpus->n,
                     .best = e->list,
                     .score = e->list_score,
@@ -150,7 +149,7 @@ static status rank_batch(evaluator *e, const batch *b, const model_items *corpus
     TRY(pass_rank(e->pass, b, &q));
     note_lists(e, b->n_users, q.k);
     mark_lost(e, b->n_users, out);
-    rank_counts_add(e->counts, e->rank, b->n_users, e->s->limits.n_items);
+    position_counts_add(e->counts, e->position, b->n_users, e->s->limits.n_items);
     return OK;
 }
 
@@ -160,16 +159,6 @@ static double coverage(const evaluator *e, int32_t k) {
     for (int32_t i = 1; i <= n_items; i++)
         n_shown += e->first_place[i] > 0 && e->first_place[i] <= k;
     return n_items > 0 ? (double)n_shown / n_items : 0;
-}
-
-static void report_ranks(const evaluator *e, eval_result *r) {
-    char name[METRIC_NAME_BYTES];
-    for (int i = 0; i < e->metrics.n; i++) {
-        const metric *m = &e->metrics.item[i];
-        double value =
-            m->kind == METRIC_COVERAGE ? coverage(e, m->k) : rank_counts_metric(e->counts, m);
-        add_metric(r, value, "%s", metric_name(m, name));
-    }
 }
 
 /* The actions of the scored events, in the order of pass_score. */
@@ -270,8 +259,10 @@ static status end_round(evaluator *e, int n_batches) {
     return add_scores(e, e->logits, e->label, n);
 }
 
-/* The mean is over the tasks that have both kinds of labels; the others have no AUC. */
+/* AUC, and that of each task.  The mean is over the tasks that have both kinds of labels; the
+ * others have no AUC. */
 static status report_areas(const evaluator *e, eval_result *r) {
+    const char *auc_name = metric_table[METRIC_AUC].name;
     double area[AUC_MAX_TASKS], sum = 0;
     int n_defined = 0;
     bool has_names = e->is_bits && e->s->data->actions == ACTION_BITS;
@@ -279,32 +270,48 @@ static status report_areas(const evaluator *e, eval_result *r) {
     TRY(auc_compute(&e->areas, area));
     for (int k = 0; k < e->n_columns; k++)
         if (isfinite(area[k])) sum += area[k], n_defined++;
-    add_metric(r, n_defined > 0 ? sum / n_defined : NAN, "auc");
+    add_metric(r, n_defined > 0 ? sum / n_defined : NAN, "%s", auc_name);
     for (int k = 0; k < e->n_columns && e->n_columns > 1; k++) {
         const char *signal = has_names ? seq_signal_name(k) : NULL;
         if (signal != NULL)
-            add_metric(r, area[k], "auc:%s", signal);
+            add_metric(r, area[k], "%s:%s", auc_name, signal);
         else
-            add_metric(r, area[k], "auc:%s%d", e->is_bits ? "task" : "class", k);
+            add_metric(r, area[k], "%s:%s%d", auc_name, e->is_bits ? "task" : "class", k);
     }
     return OK;
 }
 
-static status report_scores(const evaluator *e, eval_result *r) {
+static double value_of(const evaluator *e, const metric *m) {
+    switch (m->kind) {
+    case METRIC_HR:
+    case METRIC_NDCG:
+    case METRIC_RECALL:
+    case METRIC_PRECISION:
+    case METRIC_MRR:
+        return position_counts_metric(e->counts, m);
+    case METRIC_COVERAGE:
+        return coverage(e, m->k);
+    case METRIC_ACCURACY:
+        return e->n_rows > 0 ? (double)e->n_right / (double)e->n_rows : NAN;
+    case METRIC_LOGLOSS:
+        return log_losses_mean(&e->losses);
+    case METRIC_NE:
+        return log_losses_ne(&e->losses);
+    case METRIC_AUC: /* report_areas */
+    case METRIC_KINDS:
+        break;
+    }
+    return NAN;
+}
+
+static status report(const evaluator *e, eval_result *r) {
+    char name[METRIC_NAME_BYTES];
     for (int i = 0; i < e->metrics.n; i++) {
-        switch (e->metrics.item[i].kind) {
-        case METRIC_AUC:
+        const metric *m = &e->metrics.item[i];
+        if (m->kind == METRIC_AUC)
             TRY(report_areas(e, r));
-            break;
-        case METRIC_ACCURACY:
-            add_metric(r, e->n_rows > 0 ? (double)e->n_right / (double)e->n_rows : NAN, "acc");
-            break;
-        case METRIC_LOGLOSS:
-            add_metric(r, log_losses_mean(&e->losses), "logloss");
-            break;
-        default:
-            add_metric(r, log_losses_ne(&e->losses), "ne");
-        }
+        else
+            add_metric(r, value_of(e, m), "%s", metric_name(m, name));
     }
     return OK;
 }
@@ -335,7 +342,7 @@ status evaluator_choose(evaluator *e, const metric_list *metrics, bool keeps_see
 static status make_retrieval(evaluator *e) {
     size_t n_users = (size_t)e->s->eval_batch;
     TRY(MEM_NEW(&e->target, n_users));
-    TRY(MEM_NEW(&e->rank, n_users));
+    TRY(MEM_NEW(&e->position, n_users));
     TRY(MEM_NEW(&e->is_lost, n_users));
     return MEM_NEW(&e->counts, 1);
 }
@@ -374,7 +381,7 @@ void evaluator_destroy(evaluator *e) {
     batcher_destroy(e->batches);
     pass_destroy(e->pass);
     mem_free(e->target);
-    mem_free(e->rank);
+    mem_free(e->position);
     mem_free(e->is_lost);
     mem_free(e->counts);
     mem_free(e->list);
@@ -395,7 +402,7 @@ uint64_t evaluator_bytes(const evaluator *e) {
 static void count_unknown(evaluator *e, eval_result *out) {
     out->n_unknown = (int64_t)batcher_n_lost_targets(e->batches);
     if (!out->is_retrieval) return;
-    e->counts->count[RANK_MISS] += (uint64_t)out->n_unknown;
+    e->counts->count[POSITION_MISS] += (uint64_t)out->n_unknown;
     out->n_users += out->n_unknown;
 }
 
@@ -434,7 +441,7 @@ static status merge_counts(evaluator *e, eval_result *out) {
     out->n_lost = counts[2];
     out->n_repeated = counts[3];
     if (!out->is_retrieval) return OK;
-    TRY(comm_host_reduce(c, COMM_I64, COMM_SUM, RANK_MISS + 1, e->counts->count));
+    TRY(comm_host_reduce(c, COMM_I64, COMM_SUM, POSITION_MISS + 1, e->counts->count));
     return merge_places(e);
 }
 
@@ -498,18 +505,100 @@ status evaluator_run(evaluator *e, int64_t max_batches, eval_result *out) {
         memset(e->counts, 0, sizeof *e->counts);
         if (e->list_k > 0)
             memset(e->first_place, 0, ((size_t)e->s->limits.n_items + 1) * sizeof *e->first_place);
-        TRY(run_batches(e, max_batches, out));
-        report_ranks(e, out);
     } else {
-        int n_tasks = e->n_columns <= AUC_MAX_TASKS ? e->n_columns : 1;
         e->n_right = e->n_rows = 0;
         e->losses = (log_losses){.n_columns = e->n_columns, .is_bits = e->is_bits};
-        TRY(auc_init(&e->areas, n_tasks));
-        status st = run_batches(e, max_batches, out);
-        if (st == OK) st = report_scores(e, out);
-        auc_fini(&e->areas);
-        TRY(st);
+        TRY(auc_init(&e->areas, e->n_columns <= AUC_MAX_TASKS ? e->n_columns : 1));
     }
+    status st = run_batches(e, max_batches, out);
+    if (st == OK) st = report(e, out);
+    auc_fini(&e->areas);
     out->seconds = (double)(clock_ns() - start) / 1e9;
-    return OK;
+    return st;
+}
+
+enum { TEXT_BYTES = 160 };
+
+/* What the model has to predict. */
+static const char *target_text(const protocol *p, char text[TEXT_BYTES]) {
+    bool is_test = p->part == PART_TEST, is_ranking = p->session->config->task == TASK_RANKING;
+    int32_t n = p->session->max_targets;
+    switch (p->rule.kind) {
+    case SPLIT_LEAVE_ONE_OUT:
+    case SPLIT_LEAVE_TWO_OUT:
+        return is_test ? "the last event of each user" : "the event before the last of each user";
+    case SPLIT_TIME:
+        return is_test ? "each user's first event at or after the cut"
+                       : "each user's last event before the cut";
+    case SPLIT_TEST_FILE:
+        return is_test ? "each user's first event in the test file"
+                       : "each user's last event in the data";
+    default:
+        break;
+    }
+    if (is_ranking && n == 0) return "every event of each held-out user";
+    if (!is_ranking || n == 1) return "the last event of each held-out user";
+    snprintf(text, TEXT_BYTES, "the last %d events of each held-out user", n);
+    return text;
+}
+
+static const char *seen_text(const protocol *p, char text[TEXT_BYTES]) {
+    bool keeps_seen = p->result != NULL ? p->result->keeps_seen : p->keeps_seen;
+    if (keeps_seen) return "none, items of the history stay in the ranking";
+    snprintf(text, TEXT_BYTES, "items of the last %d events before the target",
+             p->session->max_history);
+    return text;
+}
+
+static const char *const position_ties =
+    "of equal scores the item with the smaller number comes first";
+static const char *const score_ties = "equal scores count half";
+
+static int32_t n_candidates(const protocol *p) {
+    return p->result != NULL ? p->result->n_items_ranked : p->session->limits.n_items;
+}
+
+void protocol_write(const protocol *p, json_writer *w) {
+    char text[TEXT_BYTES], rule[SPLIT_TEXT_BYTES];
+    bool is_retrieval = p->session->config->task == TASK_RETRIEVAL;
+    json_key(w, "protocol");
+    json_object_open(w);
+    json_key_string(w, "split", split_rule_text(&p->rule, rule));
+    json_key_string(w, "part", split_part_name(p->part));
+    json_key_string(w, "target", target_text(p, text));
+    if (is_retrieval) {
+        json_key_int(w, "candidates", n_candidates(p));
+        json_key_int(w, "catalogue", p->session->limits.n_items);
+        json_key_string(w, "left_out", seen_text(p, text));
+        if (p->result != NULL) json_key_int(w, "repeated_targets", p->result->n_repeated);
+    }
+    json_key_string(w, "ties", is_retrieval ? position_ties : score_ties);
+    json_object_close(w);
+}
+
+static status describe_candidates(const protocol *p, buf *out) {
+    char text[TEXT_BYTES];
+    int32_t n = n_candidates(p), n_items = p->session->limits.n_items;
+    const eval_result *r = p->result;
+    TRY(buf_printf(out,
+                   n == n_items ? "  Ranked    all %d items of the catalogue\n"
+                                : "  Ranked    %d of the catalogue's %d items\n",
+                   n, n_items));
+    TRY(buf_printf(out, "  Left out  %s\n", seen_text(p, text)));
+    TRY(buf_printf(out, "  Ties      %s\n", position_ties));
+    if (r == NULL || r->n_users == 0) return OK;
+    return buf_printf(out,
+                      "  Repeated  %" PRId64 " of %" PRId64 " targets (%.2f %%) are in that "
+                      "history: %s\n",
+                      r->n_repeated, r->n_users, 100.0 * (double)r->n_repeated / (double)r->n_users,
+                      r->keeps_seen ? "ranked like any other" : "never found");
+}
+
+status protocol_describe(const protocol *p, buf *out) {
+    char text[TEXT_BYTES], rule[SPLIT_TEXT_BYTES];
+    TRY(buf_printf(out, "  Split     %s, %s part\n", split_rule_text(&p->rule, rule),
+                   split_part_name(p->part)));
+    TRY(buf_printf(out, "  Target    %s\n", target_text(p, text)));
+    if (p->session->config->task == TASK_RETRIEVAL) return describe_candidates(p, out);
+    return buf_printf(out, "  Ties      %s\n", score_ties);
 }

@@ -1,15 +1,16 @@
-/* Evaluation: how well a model predicts what was held out.
+/* Evaluation: how well a model predicts what was held out, and by which protocol.
  *
  * Retrieval: every user of the part is encoded, the whole catalogue is ranked for it without the
- * items of the model's window, and the rank of the held-out item gives HR@k, NDCG@k, ... (the
+ * items of the model's window, and the position of the held-out item gives HR@k, NDCG@k, ... (the
  * config's eval_metrics).  A held-out item that is in the window, too, is never found, unless seen
  * items are kept.  Items that have no row in a dynamic table are not ranked; a held-out item
  * without one counts as a miss, and so does one that the model does not know (model/vocabulary.h).
- * Ranking: the targets are scored, and AUC is exact over all of
- * them, for each task.  docs/evaluation.md has the formulas.  The result is a pure function of
- * model and data: the same with any number of threads, and on a GPU where the backend is
- * deterministic.  Where the session has several ranks, each takes every so many-th batch, and all
- * of them get the result, with the bits of one rank.  One thread at a time. */
+ * Ranking: the targets are scored, and AUC is exact over all of them, for each task.
+ * docs/evaluation.md has the formulas.
+ *
+ * The result is a pure function of model and data: the same with any number of threads, and on a
+ * GPU where the backend is deterministic.  Several ranks take the batches in turn, and all of them
+ * get the result, with the bits of one rank.  One thread at a time. */
 #ifndef HSTU_TRAIN_LOOP_EVALUATE_H
 #define HSTU_TRAIN_LOOP_EVALUATE_H
 
@@ -17,6 +18,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "base/buf.h"
 #include "base/status.h"
 #include "config/metric_list.h"
 #include "format/json.h"
@@ -81,5 +83,22 @@ status evaluator_run(evaluator *e, int64_t max_batches, eval_result *out);
 
 /* Backend memory of its pass, without the memory that the pass borrows. */
 uint64_t evaluator_bytes(const evaluator *e);
+
+/* The protocol of an evaluation in words: what is held out, what is ranked, what is left out, which
+ * of equal scores comes first.  It accompanies every figure, because figures of different protocols
+ * cannot be compared (docs/evaluation.md). */
+typedef struct protocol {
+    const session *session;
+    split_rule rule;
+    split_part part;
+    const eval_result *result; /* its counts; NULL: nothing was evaluated yet */
+    bool keeps_seen;           /* where there is no result */
+} protocol;
+
+/* As the member "protocol" of an open object. */
+void protocol_write(const protocol *p, json_writer *w);
+
+/* A few lines, "  Ranked    ...". */
+status protocol_describe(const protocol *p, buf *out);
 
 #endif

@@ -7,10 +7,6 @@
 #include "base/range.h"
 #include "ops/comm.h"
 
-row_mode optimizer_row_mode(const config *c) {
-    return c->family == FAMILY_META ? ROWS_DENSE : ROWS_LAZY;
-}
-
 const char *row_mode_name(row_mode rows) {
     return rows == ROWS_DENSE ? "dense" : "lazy";
 }
@@ -64,7 +60,7 @@ status optimizer_init(optimizer *o, backend *be, model *m, const config *c) {
                      .tensor = model_tensor(m),
                      .kind = kinds[c->optimizer.kind][0],
                      .table_kind = kinds[c->optimizer.kind][1],
-                     .rows = optimizer_row_mode(c),
+                     .rows = c->family == FAMILY_META ? ROWS_DENSE : ROWS_LAZY,
                      .beta1 = (float)c->optimizer.beta1,
                      .beta2 = (float)c->optimizer.beta2,
                      .eps = (float)c->optimizer.epsilon,

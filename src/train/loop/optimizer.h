@@ -43,9 +43,7 @@ typedef struct optimizer {
     double *sum, *norm;   /* (1) each, memory of the backend: sum of squares, and the norm */
 } optimizer;
 
-/* The row mode of a config's family, and its name ("dense", "lazy"). */
-row_mode optimizer_row_mode(const config *c);
-const char *row_mode_name(row_mode rows);
+const char *row_mode_name(row_mode rows); /* "dense", "lazy" */
 
 /* Allocates zeroed state for the config's optimizer, and the model's gradients if there are none;
  * optimizer_fini frees the state, also after a failed init. */

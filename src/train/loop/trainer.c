@@ -6,11 +6,255 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/file.h"
 #include "base/log.h"
-#include "train/loop/trainer_int.h"
+#include "base/mem.h"
+#include "base/range.h"
+#include "base/waits.h"
+#include "train/loop/trainer_log.h"
 
 enum { LAST_EVALUATED = 10 };
+
+/* A loss above this many times (the first loss + 1) means that training has diverged. */
+static const double EXPLODED = 1000;
+
+/* float16: gradients are scaled up so that small ones do not vanish.  The scale is halved when a
+ * gradient overflows, and doubled after this many steps without an overflow. */
+enum { GOOD_STEPS = 2000 };
+static const double FIRST_LOSS_SCALE = 65536;
+
+static bool has_loss_scale(const trainer *t) {
+    return t->s->be->act == ACT_F16;
+}
+
+static const char *last_checkpoint(const trainer *t, char *text, size_t size) {
+    if (t->saved_step == UINT64_MAX) return "there is no checkpoint yet";
+    snprintf(text, size, "the last checkpoint (step %" PRIu64 ") is kept", t->saved_step);
+    return text;
+}
+
+static status check_loss(const trainer *t, const train_pending *p, double loss) {
+    const train_state *s = &t->saved.state;
+    char last[96];
+    if (isfinite(loss) && (p->step == 0 || loss <= EXPLODED * (s->first_loss + 1))) return OK;
+    return fail(ERR_NUMERIC,
+                "the loss of step %" PRIu64 " is %g, after %g in the first step: training has "
+                "diverged; %s. Resume with a smaller learning rate, or with clip_grad set",
+                p->step, loss, s->first_loss, last_checkpoint(t, last, sizeof last));
+}
+
+/* The device skips an update whose gradient is not finite. */
+static status check_norm(trainer *t, const train_pending *p) {
+    train_state *s = &t->saved.state;
+    if (!t->optimizer.is_watched || isfinite(p->norm)) {
+        if (has_loss_scale(t) && ++s->n_good_steps % GOOD_STEPS == 0) s->loss_scale *= 2;
+        return OK;
+    }
+    if (!has_loss_scale(t) || s->loss_scale <= 1)
+        return fail(ERR_NUMERIC, "the gradient of step %" PRIu64 " is not finite", p->step);
+    s->loss_scale /= 2;
+    s->n_good_steps = 0;
+    log_info("step %" PRIu64 ": the gradient overflowed float16 and was skipped; loss scale now %g",
+             p->step, s->loss_scale);
+    return OK;
+}
+
+static void add_sums(train_sums *to, const train_sums *from) {
+    to->loss += from->loss;
+    to->n_loss += from->n_loss;
+    to->n_tokens += from->n_tokens;
+    to->seconds += from->seconds;
+}
+
+static void book(trainer *t, const train_sums *sums) {
+    add_sums(&t->saved.state.in_epoch, sums);
+    add_sums(&t->saved.state.in_round, sums);
+    add_sums(&t->whole, sums);
+}
+
+/* Waits for the oldest step in flight and adds its loss to the sums. */
+static status settle_one(trainer *t) {
+    train_pending *p = &t->pending[t->first_pending];
+    const ops *f = t->s->be->ops;
+    t->first_pending = (t->first_pending + 1) % TRAIN_MAX_PENDING;
+    t->n_pending--;
+    if (p->sums.n_loss > 0) {
+        TRY(f->wait(t->s->be, p->loss_ticket));
+        if (t->optimizer.is_watched) TRY(f->wait(t->s->be, p->norm_ticket));
+        double loss = p->sums.loss / (double)p->sums.n_loss;
+        TRY(check_loss(t, p, loss));
+        if (p->step == 0) t->saved.state.first_loss = loss;
+        TRY(check_norm(t, p));
+    }
+    book(t, &p->sums);
+    return OK;
+}
+
+static void book_time(trainer *t, uint64_t start) {
+    train_sums time = {.seconds = (double)(clock_ns() - start) / 1e9};
+    book(t, &time);
+}
+
+status trainer_settle(trainer *t) {
+    uint64_t start = clock_ns();
+    while (t->n_pending > 0)
+        TRY(settle_one(t));
+    book_time(t, start);
+    return OK;
+}
+
+/* Rows of the next batch that are on disk can be read while the current batch runs. */
+static status look_ahead(trainer *t) {
+    const batch *next;
+    if (!dynamic_reads_ahead(model_tables(t->s->model))) return OK;
+    TRY(batcher_peek(t->batches, &next));
+    pass_expect(t->s->train, next);
+    return OK;
+}
+
+/* To a GPU work is only handed over: where that takes long, the GPU stands still. */
+static wait_kind hand_over(const trainer *t) {
+    return waits_begin(strcmp(t->s->be->name, "cpu") == 0 ? WAIT_NONE : WAIT_GPU);
+}
+
+static status train_batch(trainer *t, const batch *b, const model_step *at, bool is_last,
+                          int64_t *n_unlabelled) {
+    if (t->leaves != NULL) return leaf_step_train(t->leaves, b, at, is_last, n_unlabelled);
+    TRY(pass_train(t->s->train, b, at, NULL));
+    *n_unlabelled = pass_n_unlabelled(t->s->train);
+    return OK;
+}
+
+/* Forward and backward of the micro-batches of one step.  With a single micro-batch the gradient is
+ * already scaled to the mean; with several, the number of positions is known only after the
+ * last. */
+static status take_batches(trainer *t, train_pending *p, double *scale, bool *is_last) {
+    int64_t n_micro = t->s->config->trainer.accumulation_steps;
+    const train_state *state = &t->saved.state;
+    double loss_scale = has_loss_scale(t) ? state->loss_scale : 1;
+    model_step at = {.seed = state->seed, .step = (uint32_t)state->step};
+    int64_t n_unlabelled = 0;
+    for (int64_t i = 0; i < n_micro; i++) {
+        const batch *b;
+        range_begin("next batch", RANGE_NO_NUMBER);
+        status st = batcher_next(t->batches, &b);
+        range_end();
+        TRY(st);
+        TRY(look_ahead(t));
+        if (t->on_batch != NULL) t->on_batch(t->batch_ctx, b);
+        int64_t n = model_count_loss(t->s->model, b);
+        at.grad_scale = (float)(loss_scale / (n_micro == 1 && n > 0 ? (double)n : 1));
+        if (n > 0) {
+            wait_kind before = hand_over(t);
+            st = train_batch(t, b, &at, i == n_micro - 1, &n_unlabelled);
+            waits_end(before);
+            TRY(st);
+            p->sums.n_loss += n - n_unlabelled;
+        }
+        p->sums.n_tokens += b->n_tokens;
+        *is_last = b->is_last;
+    }
+    if (t->leaves != NULL) {
+        wait_kind before = hand_over(t);
+        status st = leaf_step_end(t->leaves, &n_unlabelled);
+        waits_end(before);
+        TRY(st);
+        p->sums.n_loss -= n_unlabelled;
+    }
+    *scale = (n_micro == 1 || p->sums.n_loss == 0 ? 1 : 1.0 / (double)p->sums.n_loss) / loss_scale;
+    return OK;
+}
+
+static status update(trainer *t, train_pending *p, double scale) {
+    int64_t count = (int64_t)p->step + 1;
+    TRY(pass_fetch_loss(t->s->train, &p->sums.loss, &p->loss_ticket));
+    t->rate = schedule_rate(t->s->config, count, (int64_t)t->n_steps);
+    count += (int64_t)t->saved.state.n_earlier;
+    range_begin("optimizer", RANGE_NO_NUMBER);
+    wait_kind before = hand_over(t);
+    status st = optimizer_step(&t->optimizer, t->rate, count, scale);
+    waits_end(before);
+    range_end();
+    TRY(st);
+    return optimizer_fetch_norm(&t->optimizer, &p->norm, &p->norm_ticket);
+}
+
+static status take_step(trainer *t, bool *is_last) {
+    train_state *state = &t->saved.state;
+    uint64_t start = clock_ns();
+    double scale = 1;
+    int at = (t->first_pending + t->n_pending) % TRAIN_MAX_PENDING;
+    train_pending *p = &t->pending[at];
+    *p = (train_pending){.step = state->step};
+    if (has_loss_scale(t) && !(state->loss_scale >= 1)) state->loss_scale = FIRST_LOSS_SCALE;
+    comm *world = session_world(t->s);
+    if (world != NULL) world->ops->note_step(world, state->step);
+    TRY(take_batches(t, p, &scale, is_last));
+    if (p->sums.n_loss > 0)
+        TRY(update(t, p, scale));
+    else
+        dynamic_forget(model_tables(t->s->model)); /* the batch taught nothing */
+    t->n_pending++;
+    state->step++;
+    batcher_save(t->batches, &state->batches);
+    while (t->n_pending > t->s->be->n_ahead)
+        TRY(settle_one(t));
+    book_time(t, start);
+    return OK;
+}
+
+status trainer_step(trainer *t, bool *is_last) {
+    range_begin("step", RANGE_NO_NUMBER);
+    status st = take_step(t, is_last);
+    range_end();
+    range_step();
+    return st;
+}
+
+/* What a step needs; free_step frees it, after a failure too. */
+static status init_step(trainer *t) {
+    session *s = t->s;
+    batcher_config b = session_train_batches(s, t->saved.state.split.rule, t->saved.state.seed);
+    TRY(optimizer_init(&t->optimizer, s->be, s->model, s->config));
+    TRY(leaf_step_create(&t->leaves, s));
+    return batcher_create(&t->batches, s->data, &b);
+}
+
+static void free_step(trainer *t) {
+    batcher_destroy(t->batches);
+    leaf_step_destroy(t->leaves);
+    optimizer_fini(&t->optimizer);
+}
+
+status trainer_create(trainer **out, session *s, const trainer_steps *steps) {
+    trainer *t;
+    *out = NULL;
+    TRY(MEM_NEW(&t, 1));
+    *t = (trainer){.s = s,
+                   .n_steps = steps->n_steps,
+                   .saved_step = UINT64_MAX,
+                   .on_batch = steps->on_batch,
+                   .batch_ctx = steps->ctx};
+    t->saved.state.seed = steps->seed;
+    t->saved.state.split.rule = session_split(s->config, false);
+    status st = init_step(t);
+    if (st == OK)
+        *out = t;
+    else
+        trainer_destroy(t);
+    return st;
+}
+
+void trainer_destroy(trainer *t) {
+    if (t == NULL) return;
+    free_step(t);
+    mem_free(t);
+}
+
+const optimizer *trainer_optimizer(const trainer *t) {
+    return &t->optimizer;
+}
 
 train_options train_options_default(void) {
     return (train_options){.save_every = 1, .eval_every = 1, .keep = 2};
@@ -64,9 +308,8 @@ static status note_best(trainer *t, const eval_result *r, bool *is_best) {
     return OK;
 }
 
-static bool is_out_of_patience(const trainer *t) {
-    const train_state *state = &t->saved.state;
-    return state->patience > 0 && state->n_since_best >= (uint64_t)state->patience;
+static int64_t max_eval_batches(const config_trainer *c) {
+    return c->max_eval_iters == CONFIG_NONE ? 0 : c->max_eval_iters;
 }
 
 /* Evaluates at the end of an epoch, as the config says: all users every full_eval_every epochs (and
@@ -74,8 +317,7 @@ static bool is_out_of_patience(const trainer *t) {
 static status evaluate_epoch(trainer *t, bool is_end, eval_result *out) {
     const config_trainer *c = &t->s->config->trainer;
     bool is_full = is_end || t->saved.state.epoch % (uint64_t)c->full_eval_every == 0;
-    int64_t most = c->max_eval_iters == CONFIG_NONE ? 0 : c->max_eval_iters;
-    return evaluator_run(t->held_out, is_full ? most : c->partial_eval_iters, out);
+    return evaluator_run(t->held_out, is_full ? max_eval_batches(c) : c->partial_eval_iters, out);
 }
 
 /* The figures of a run are from its end: the last epoch and the mean of the last ten. */
@@ -96,7 +338,7 @@ static status leave(trainer *t) {
     TRY(meet_before_leaving(t));
     trainer_note(t, "interrupted", NULL);
     return fail(ERR_INTERRUPTED,
-                "interrupted at step %" PRIu64 " and saved; go on with --resume --out %s",
+                "interrupted at step %" PRIu64 " and saved; continue with --resume --out %s",
                 t->saved.state.step, t->o->run);
 }
 
@@ -109,8 +351,7 @@ static status do_interval(trainer *t) {
     if (c->family != FAMILY_NVIDIA) return OK;
     if (state->step % (uint64_t)c->trainer.eval_interval == 0) {
         TRY(trainer_settle(t));
-        int64_t most = c->trainer.max_eval_iters == CONFIG_NONE ? 0 : c->trainer.max_eval_iters;
-        status st = evaluator_run(t->held_out, most, &result);
+        status st = evaluator_run(t->held_out, max_eval_batches(&c->trainer), &result);
         if (st == ERR_INTERRUPTED) return OK; /* the caller asks next whether to stop */
         TRY(st);
         TRY(note_best(t, &result, &is_best));
@@ -156,7 +397,7 @@ static status do_steps(trainer *t, bool *is_whole) {
         TRY(do_snapshot(t));
         if (*is_whole || state->step == t->n_steps) return OK;
         TRY(do_interval(t));
-        if (is_out_of_patience(t)) return OK;
+        if (trainer_is_out_of_patience(t)) return OK;
         TRY(ask_to_stop(t));
         if (t->is_stopping) return leave(t);
     }
@@ -164,12 +405,11 @@ static status do_steps(trainer *t, bool *is_whole) {
 }
 
 /* How evenly the work of the epoch was divided among the ranks. */
-static status tell_balance(trainer *t) {
+static status log_balance(trainer *t) {
     leaf_balance b;
     if (comm_size(t->s->comm) == 1) return OK;
     TRY(leaf_step_balance(t->leaves, &b));
-    log_info("%d %s: the mean one had %.1f %% of the work of the busiest, and took %.1f %% of "
-             "its time",
+    log_info("%d %s: on average %.1f %% of the work and %.1f %% of the time of the busiest",
              comm_size(t->s->comm), session_group(t->s) != NULL ? "groups of ranks" : "ranks",
              100 * b.predicted, 100 * b.measured);
     return OK;
@@ -185,11 +425,11 @@ static status do_epoch(trainer *t) {
     if (st == OK) st = trainer_settle(t);
     progress_end(&t->bar);
     TRY(st);
-    TRY(tell_balance(t));
+    TRY(log_balance(t));
     TRY(check_data(t));
     bool is_end = state->step >= t->n_steps, is_best = false;
     /* Out of patience inside an epoch: the evaluation that said so is of this step. */
-    bool is_evaluated = !is_out_of_patience(t) && (is_end || is_evaluation_due(t));
+    bool is_evaluated = !trainer_is_out_of_patience(t) && (is_end || is_evaluation_due(t));
     if (is_evaluated) {
         st = evaluate_epoch(t, is_end, &t->last);
         is_evaluated = st != ERR_INTERRUPTED; /* else the epoch has no figures, but is saved */
@@ -199,7 +439,7 @@ static status do_epoch(trainer *t) {
         TRY(note_best(t, &t->last, &is_best));
     }
     t->is_best = is_best;
-    is_end = is_end || is_out_of_patience(t);
+    is_end = is_end || trainer_is_out_of_patience(t);
     TRY(trainer_emit(t, EVENT_EPOCH, &state->in_epoch, is_evaluated ? &t->last : NULL));
     t->last_loss = state->in_epoch.loss / (double)state->in_epoch.n_loss;
     state->in_round = (train_sums){0};
@@ -242,9 +482,9 @@ static status loop(trainer *t) {
         batcher_save(t->batches, &t->saved.state.batches);
         TRY(save(t, false));
     }
-    while (t->saved.state.step < t->n_steps && !is_out_of_patience(t))
+    while (t->saved.state.step < t->n_steps && !trainer_is_out_of_patience(t))
         TRY(do_epoch(t));
-    if (is_out_of_patience(t))
+    if (trainer_is_out_of_patience(t))
         log_info("stopped at step %" PRIu64 ": no better %s in %" PRIu64
                  " evaluations on validation; the best was at step %" PRIu64,
                  t->saved.state.step, t->saved.state.best_by, t->saved.state.n_since_best,
@@ -276,15 +516,10 @@ static void set_length(trainer *t) {
 
 static status make_parts(trainer *t) {
     session *s = t->s;
-    train_state *state = &t->saved.state;
-    split_rule rule = state->split.rule;
-    split_part held_out = rule.has_validation ? PART_VALIDATION : PART_TEST;
-    batcher_config b = session_train_batches(s, rule, state->seed);
+    split_rule rule = t->saved.state.split.rule;
     TRY(session_check_split(s, &rule));
-    TRY(optimizer_init(&t->optimizer, s->be, s->model, s->config));
-    TRY(leaf_step_create(&t->leaves, s));
-    TRY(batcher_create(&t->batches, s->data, &b));
-    TRY(evaluator_create(&t->held_out, s, rule, held_out));
+    TRY(init_step(t));
+    TRY(evaluator_create(&t->held_out, s, rule, trainer_held_out(t)));
     /* An evaluation that only informs gives way to a request to stop.  One that chooses the best
      * weights does not: a run that skips it and is resumed might choose others. */
     if (!rule.has_validation && comm_size(s->comm) == 1) evaluator_watch(t->held_out, t->o->stop);
@@ -303,7 +538,7 @@ static status set_values(trainer *t) {
     warm_options o = {
         .from = c->resume_folder, .means = c->has_mean_items, .split = t->saved.state.split.rule};
     TRY(warm_start(&t->saved, t->s, &o, &t->warm));
-    warm_report_say(&t->warm);
+    warm_report_log(&t->warm);
     return OK;
 }
 
@@ -313,7 +548,7 @@ static status check_new(const trainer *t) {
     /* Checkpoints without a config are a run, too: ours would be mixed with them. */
     if (!file_exists(path) && checkpoint_find(t->o->run, found) != OK) return OK;
     return fail(ERR_USAGE,
-                "%s: there is a run already; go on with --resume, or choose another --out",
+                "%s: contains a run already; continue it with --resume, or choose another --out",
                 t->o->run);
 }
 
@@ -330,7 +565,7 @@ static status begin_new(trainer *t) {
 /* A run that was killed before its first checkpoint starts from the beginning.  Its config is
  * written again, since it may have changed. */
 static status begin_again(trainer *t) {
-    log_info("%s: stopped before its first checkpoint, so it begins again", t->o->run);
+    log_info("%s: stopped before its first checkpoint; starting over", t->o->run);
     TRY(set_values(t));
     if (!trainer_is_first(t)) return OK;
     TRY(run_log_rewind(t->o->run, 0));
@@ -343,12 +578,11 @@ static status check_same_data(const trainer *t, const char *folder) {
     TRY(checkpoint_verify(folder));
     TRY(checkpoint_read_origin(&origin, folder));
     if (origin.data == batcher_fingerprint(t->s->data)) return OK;
-    return fail(
-        ERR_CONFIG,
-        "%s: the run has trained on other data than %s, and the order of its batches cannot "
-        "go on there. Resume it with its own data, or start a new run with its weights: "
-        "hstu train --init-from %s --data DIR --out NEW",
-        t->o->run, t->s->data->path, t->o->run);
+    return fail(ERR_CONFIG,
+                "%s: the run was trained on other data than %s, and its order of batches cannot "
+                "go on there. Resume it with its own data, or start a new run with its weights: "
+                "hstu train --init-from %s --data DIR --out NEW",
+                t->o->run, t->s->data->path, t->o->run);
 }
 
 /* What "best" means, for the whole run: a metric of the config's, NDCG@10 or AUC if it has it. */
@@ -491,10 +725,8 @@ status trainer_run(session *s, const train_options *options) {
     tracker_close(&t.track);
     run_unlock(t.lock);
     evaluator_destroy(t.held_out);
-    batcher_destroy(t.batches);
-    leaf_step_destroy(t.leaves);
+    free_step(&t);
     table_snapshots_fini(&t.snapshots);
-    optimizer_fini(&t.optimizer);
     buf_fini(&t.config_json);
     buf_fini(&t.changes);
     return st;

@@ -1,4 +1,5 @@
-/* The output of a trainer: config.json, the lines of log.jsonl, and calls of its observer. */
+#include "train/loop/trainer_log.h"
+
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -8,9 +9,9 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/machine.h"
+#include "base/mem.h"
 #include "train/files/run_config.h"
-#include "train/loop/trainer_int.h"
-#include "train/report/protocol.h"
+#include "train/loop/baselines.h"
 #include "train/report/report.h"
 
 /* The changes that earlier resumes recorded. */
@@ -103,12 +104,6 @@ static status describe_resumed(trainer *t, buf *out) {
     return st;
 }
 
-static status write_text(const char *path, const buf *text) {
-    out_file *f;
-    TRY(out_file_create(&f, path));
-    return out_file_end(f, out_file_write(f, buf_str(text), text->n_bytes));
-}
-
 /* Sealed, because a run without a checkpoint is resumed from it. */
 status trainer_write_config(trainer *t) {
     char path[CHECKPOINT_PATH_BYTES];
@@ -119,13 +114,9 @@ status trainer_write_config(trainer *t) {
     if (st == OK) st = is_resumed ? describe_resumed(t, &text) : describe_run(t, NULL, NULL, &text);
     if (st == OK) st = json_add_seal(&text);
     if (st == OK) st = buf_char(&text, '\n');
-    if (st == OK) st = write_text(path, &text);
+    if (st == OK) st = run_file_write(path, buf_str(&text), text.n_bytes);
     buf_fini(&text);
     return st;
-}
-
-static split_part held_out_part(const trainer *t) {
-    return t->saved.state.split.rule.has_validation ? PART_VALIDATION : PART_TEST;
 }
 
 /* The environment of a run: what a reader of the report wants to know. */
@@ -148,7 +139,8 @@ static void write_start(const trainer *t, json_writer *w) {
     json_key_string(w, "data", s->data->path);
     split_record_write(&t->saved.state.split, w);
     protocol_write(
-        &(protocol){.session = s, .rule = t->saved.state.split.rule, .part = held_out_part(t)}, w);
+        &(protocol){.session = s, .rule = t->saved.state.split.rule, .part = trainer_held_out(t)},
+        w);
     json_key_int(w, "users", (int64_t)s->data->n_users);
     json_key_int(w, "items", (int64_t)s->data->n_items);
     json_key_int(w, "events", (int64_t)s->data->n_events);
@@ -172,39 +164,31 @@ static void write_metrics(const eval_result *r, json_writer *w) {
     eval_write_misses(r, w);
 }
 
-enum { N_MEAN = 10, N_MAIN = 4 };
+enum { N_MEAN = 10 };
 
 /* The last ten values of the main metrics, from the log: a resumed run has not seen them all. */
 typedef struct last_ten {
-    double value[N_MAIN][N_MEAN];
-    int64_t n[N_MAIN];
+    double value[MAIN_METRICS][N_MEAN];
+    int64_t n[MAIN_METRICS];
 } last_ten;
-
-static const char *const main_metrics[N_MAIN] = {"hr@10", "ndcg@10", "mrr", "auc"};
 
 static status add_line(void *ctx, const json_value *line) {
     last_ten *l = ctx;
-    const json_value *event = json_member(line, "event");
-    if (event == NULL || event->type != JSON_STRING || strcmp(event->string, "epoch") != 0 ||
+    if (strcmp(history_text(line, "event"), "epoch") != 0 ||
         json_member(line, "is_partial") != NULL)
         return OK;
-    for (int i = 0; i < N_MAIN; i++) {
-        const json_value *v = json_member(line, main_metrics[i]);
-        if (v != NULL && v->type == JSON_NUMBER) l->value[i][l->n[i]++ % N_MEAN] = v->number;
+    for (int i = 0; i < MAIN_METRICS; i++) {
+        double value = history_number(line, main_metrics[i]);
+        if (!isnan(value)) l->value[i][l->n[i]++ % N_MEAN] = value;
     }
     return OK;
 }
 
 static status recall_line(void *ctx, const json_value *line) {
     trainer *t = ctx;
-    const json_value *event = json_member(line, "event"), *loss = json_member(line, "loss"),
-                     *step = json_member(line, "step"), *rate = json_member(line, "lr");
-    if (event != NULL && event->type == JSON_STRING && strcmp(event->string, "epoch") == 0 &&
-        loss != NULL && loss->type == JSON_NUMBER)
-        t->last_loss = loss->number;
-    if (step != NULL && step->type == JSON_NUMBER && rate != NULL && rate->type == JSON_NUMBER &&
-        step->number == (double)t->saved.state.step)
-        t->rate = rate->number;
+    double loss = history_number(line, "loss"), rate = history_number(line, "lr");
+    if (strcmp(history_text(line, "event"), "epoch") == 0 && !isnan(loss)) t->last_loss = loss;
+    if (history_number(line, "step") == (double)t->saved.state.step && !isnan(rate)) t->rate = rate;
     return OK;
 }
 
@@ -223,7 +207,7 @@ static void write_done(const trainer *t, const train_event *e, json_writer *w) {
         w->state = st; /* json_finish tells it */
         return;
     }
-    for (int i = 0; i < N_MAIN; i++) {
+    for (int i = 0; i < MAIN_METRICS; i++) {
         int64_t n = l.n[i] < N_MEAN ? l.n[i] : N_MEAN;
         double sum = 0;
         for (int64_t k = 0; k < n; k++)
@@ -287,39 +271,35 @@ static void write_table(const char *name, const dynamic_state *s, json_writer *w
                  n > 0 ? 100 * (double)c->hits[2] / n : 0, c->n_written);
 }
 
-static void write_tables(const trainer *t, json_writer *w) {
+/* The state of every table, which all ranks find out together; w NULL: this rank only helps. */
+static status write_tables(const trainer *t, json_writer *w) {
     dynamic_tables *tables = model_tables(t->s->model);
     dynamic_state state;
-    if (tables->n_all == 0) return;
-    json_key(w, "tables");
-    json_array_open(w);
     for (int i = 0; i < tables->n; i++) {
-        if (!dynamic_is_owner(&tables->item[i])) continue;
-        status st = dynamic_news_of_all(tables, &tables->item[i], &state);
-        if (st != OK) {
-            w->state = st; /* json_finish tells it */
-            return;
-        }
-        write_table(tables->item[i].config->table_name, &state, w);
+        const dynamic_table *table = &tables->item[i];
+        if (!dynamic_is_owner(table) || (w == NULL && tables->comm == NULL)) continue;
+        TRY(dynamic_news_of_all(tables, &tables->item[i], &state));
+        if (w != NULL) write_table(table->config->table_name, &state, w);
     }
     for (int i = tables->n; i < tables->n_all; i++) {
-        status st = dynamic_static_state(tables, &tables->item[i], &state);
-        if (st != OK) {
-            w->state = st;
-            return;
-        }
+        TRY(dynamic_static_state(tables, &tables->item[i], &state));
+        if (w == NULL) continue;
         json_object_open(w);
         json_key_string(w, "name", tables->item[i].name);
         json_key_int(w, "rows", state.n_rows);
         write_ranks(tables->item[i].name, &state, w);
         json_object_close(w);
     }
-    json_array_close(w);
+    return OK;
 }
 
-static void log_misses(const eval_result *r) {
-    char text[EVAL_MISSES_BYTES];
-    if (eval_describe_misses(r, text)) log_info("%s", text);
+static void write_table_list(const trainer *t, json_writer *w) {
+    if (model_tables(t->s->model)->n_all == 0) return;
+    json_key(w, "tables");
+    json_array_open(w);
+    status st = write_tables(t, w);
+    if (st != OK) w->state = st; /* json_finish tells it */
+    json_array_close(w);
 }
 
 /* What --resume changed, where it did. */
@@ -340,6 +320,7 @@ static void write_noted(const trainer *t, json_writer *w) {
 
 static void write_event(const trainer *t, const train_event *e, json_writer *w) {
     static const char *const names[] = {"start", "epoch", "eval", "done"};
+    char text[EVAL_MISSES_BYTES];
     json_object_open(w);
     json_key_string(w, "event", names[e->kind]);
     if (e->kind == EVENT_START) {
@@ -357,8 +338,9 @@ static void write_event(const trainer *t, const train_event *e, json_writer *w) 
             write_metrics(e->metrics, w);
             if (e->is_best) json_key_bool(w, "is_best", true);
         }
-        if (e->kind == EVENT_EPOCH) write_tables(t, w);
-        if (e->kind != EVENT_DONE && e->metrics != NULL) log_misses(e->metrics);
+        if (e->kind == EVENT_EPOCH) write_table_list(t, w);
+        if (e->kind != EVENT_DONE && e->metrics != NULL && eval_describe_misses(e->metrics, text))
+            log_info("%s", text);
         if (e->kind == EVENT_DONE) write_done(t, e, w);
     }
     json_object_close(w);
@@ -375,11 +357,11 @@ static train_event make_event(const trainer *t, train_event_kind kind, const tra
                      .rate = t->rate,
                      .rule = state->split.rule,
                      .metrics = metrics};
-    e.part = kind != EVENT_DONE ? held_out_part(t) : PART_TEST;
+    e.part = kind != EVENT_DONE ? trainer_held_out(t) : PART_TEST;
     e.is_best = metrics != NULL && t->is_best && kind != EVENT_DONE;
     e.has_best = state->best_metric >= 0;
     e.best_step = state->best_step;
-    e.is_out_of_patience = state->patience > 0 && state->n_since_best >= (uint64_t)state->patience;
+    e.is_out_of_patience = trainer_is_out_of_patience(t);
     if (sums != NULL) {
         e.loss = sums->n_loss > 0 ? sums->loss / (double)sums->n_loss : NAN;
         e.seconds = sums->seconds;
@@ -404,21 +386,9 @@ void trainer_log_memory(const trainer *t) {
              (of_model + state) / 1e9);
 }
 
-/* The first rank tells what all ranks' tables hold. */
-static status help_with_tables(trainer *t) {
-    dynamic_tables *tables = model_tables(t->s->model);
-    dynamic_state state;
-    for (int i = 0; i < tables->n && tables->comm != NULL; i++)
-        if (dynamic_is_owner(&tables->item[i]))
-            TRY(dynamic_news_of_all(tables, &tables->item[i], &state));
-    for (int i = tables->n; i < tables->n_all; i++)
-        TRY(dynamic_static_state(tables, &tables->item[i], &state));
-    return OK;
-}
-
 status trainer_emit(trainer *t, train_event_kind kind, const train_sums *sums,
                     const eval_result *metrics) {
-    if (!trainer_is_first(t)) return kind == EVENT_EPOCH ? help_with_tables(t) : OK;
+    if (!trainer_is_first(t)) return kind == EVENT_EPOCH ? write_tables(t, NULL) : OK;
     train_event e = make_event(t, kind, sums, metrics);
     json_writer w;
     buf line;
@@ -434,17 +404,215 @@ status trainer_emit(trainer *t, train_event_kind kind, const train_sums *sums,
     return st;
 }
 
-void trainer_note(trainer *t, const char *what, const char *reason) {
+/* A line {"event": what, "step": ..., ...} for the log alone. */
+typedef struct log_line {
     json_writer w;
-    buf line;
+    buf text;
+} log_line;
+
+static void begin_line(log_line *l, const trainer *t, const char *what) {
+    buf_init(&l->text);
+    json_begin(&l->w, &l->text, 0);
+    json_object_open(&l->w);
+    json_key_string(&l->w, "event", what);
+    json_key_int(&l->w, "step", (int64_t)t->saved.state.step);
+}
+
+/* Appends it where st is OK, on the first rank. */
+static status end_line(log_line *l, trainer *t, status st) {
+    json_object_close(&l->w);
+    if (st == OK) st = json_finish(&l->w);
+    if (st == OK && trainer_is_first(t)) st = run_log_append(&t->log, buf_str(&l->text));
+    buf_fini(&l->text);
+    return st;
+}
+
+void trainer_note(trainer *t, const char *what, const char *reason) {
+    log_line l;
     if (t->log.fd < 0) return;
-    buf_init(&line);
-    json_begin(&w, &line, 0);
-    json_object_open(&w);
-    json_key_string(&w, "event", what);
-    json_key_int(&w, "step", (int64_t)t->saved.state.step);
-    if (reason != NULL) json_key_string(&w, "reason", reason);
-    json_object_close(&w);
-    if (json_finish(&w) == OK) (void)run_log_append(&t->log, buf_str(&line));
-    buf_fini(&line);
+    begin_line(&l, t, what);
+    if (reason != NULL) json_key_string(&l.w, "reason", reason);
+    (void)end_line(&l, t, OK);
+}
+
+/* Item-kNN takes minutes on the largest data sets; `hstu eval --baselines` measures it there. */
+enum { KNN_MAX_EVENTS = 5000000, WEEK = 7 };
+
+static void write_counts(const trainer *t, const char *name, const position_counts *counts,
+                         json_writer *w) {
+    metric_list metrics;
+    status st = metric_list_of(&metrics, t->s->config);
+    if (st != OK) w->state = st;
+    json_key(w, name);
+    json_object_open(w);
+    for (int i = 0; i < metrics.n && st == OK; i++) {
+        char text[METRIC_NAME_BYTES];
+        double value = position_counts_metric(counts, &metrics.item[i]);
+        if (!isnan(value)) json_key_double(w, metric_name(&metrics.item[i], text), value);
+    }
+    json_object_close(w);
+}
+
+static status write_baselines(trainer *t, split_part part, json_writer *w) {
+    position_counts *counts;
+    pool *p = t->s->be->workers;
+    split s = split_make(t->s->data, t->saved.state.split.rule, SESSION_SPLIT_SEED);
+    baseline_config c = baseline_config_default();
+    c.max_history = t->s->max_history;
+    TRY(MEM_NEW(&counts, 1));
+    status st = baseline_popularity(&s, part, &c, p, counts);
+    if (st == OK) write_counts(t, "popularity", counts, w);
+    if (st == OK && t->s->data->n_events <= KNN_MAX_EVENTS) {
+        st = baseline_item_knn(&s, part, &c, p, counts);
+        if (st == OK) write_counts(t, "item-knn", counts, w);
+    }
+    c.last_days = WEEK;
+    if (st == OK) st = baseline_popularity(&s, part, &c, p, counts);
+    if (st == OK) write_counts(t, "last-week", counts, w);
+    mem_free(counts);
+    return st;
+}
+
+/* Sample recommendations: what a few users would get, with titles, for people who read a report. */
+enum { N_USERS = 3, N_EVENTS = 5, N_ITEMS = 5 };
+
+/* Memory for one batch. */
+typedef struct sample_room {
+    int32_t *target, *position; /* (B) */
+    int32_t *best;              /* (B, N_ITEMS) */
+    float *score;
+} sample_room;
+
+static void write_title(const seq_file *data, uint32_t item, buf *text, json_writer *w) {
+    status st = item > 0 ? seq_item_title(data, item, text) : buf_text(text, "");
+    json_string(w, st == OK && item > 0 ? buf_str(text) : "(not in the data)");
+    if (st != OK) w->state = st;
+}
+
+static void write_items(const seq_file *data, const int32_t *best, const float *score, int32_t k,
+                        buf *text, json_writer *w) {
+    json_key(w, "items");
+    json_array_open(w);
+    for (int32_t i = 0; i < k && best[i] >= 0; i++) {
+        json_object_open(w);
+        json_key(w, "title");
+        write_title(data, (uint32_t)best[i], text, w);
+        json_key_double(w, "score", (double)score[i]);
+        json_object_close(w);
+    }
+    json_array_close(w);
+}
+
+static void write_user(const session *s, const batch *b, int32_t u, const sample_room *room,
+                       int32_t k, buf *text, json_writer *w) {
+    int32_t last = b->offsets[u + 1] - 1, from = last - N_EVENTS;
+    status st = seq_user_name(s->data, b->users[u], text);
+    if (from < b->offsets[u]) from = b->offsets[u];
+    if (st != OK) w->state = st;
+    json_object_open(w);
+    json_key_string(w, "user", buf_str(text));
+    json_key(w, "history");
+    json_array_open(w);
+    for (int32_t i = from; i < last; i++)
+        write_title(s->data, b->item[i], text, w);
+    json_array_close(w);
+    json_key(w, "target");
+    write_title(s->data, b->item[last], text, w);
+    if (room->target[u] >= 0) json_key_int(w, "rank", room->position[u]);
+    write_items(s->data, room->best + (int64_t)u * k, room->score + (int64_t)u * k, k, text, w);
+    json_object_close(w);
+}
+
+static void write_users(const session *s, const batch *b, const sample_room *room, int32_t k,
+                        json_writer *w) {
+    int32_t n = b->n_users < N_USERS ? b->n_users : N_USERS;
+    buf text;
+    buf_init(&text);
+    json_key(w, "users");
+    json_array_open(w);
+    for (int32_t i = 0; i < n; i++)
+        write_user(s, b, n > 1 ? i * (b->n_users - 1) / (n - 1) : 0, room, k, &text, w);
+    json_array_close(w);
+    buf_fini(&text);
+}
+
+static status rank_users(pass *p, const batch *b, const model_items *corpus, sample_room *room,
+                         int32_t *k) {
+    *k = corpus->n < N_ITEMS ? corpus->n : N_ITEMS;
+    for (int32_t u = 0; u < b->n_users; u++) {
+        int32_t row = corpus->row[b->item[b->offsets[u + 1] - 1]];
+        room->target[u] = row < 0 ? 0 : row;
+    }
+    rank_query q = {.corpus = corpus,
+                    .target = room->target,
+                    .rank = room->position,
+                    .k = *k,
+                    .best = room->best,
+                    .score = room->score};
+    TRY(pass_rank(p, b, &q));
+    for (int32_t u = 0; u < b->n_users; u++)
+        if (corpus->row[b->item[b->offsets[u + 1] - 1]] < 0 || room->position[u] > corpus->n)
+            room->target[u] = -1; /* no position: it cannot be recommended */
+    return OK;
+}
+
+static status make_room(sample_room *room, size_t n_users) {
+    TRY(MEM_NEW(&room->target, n_users));
+    TRY(MEM_NEW(&room->position, n_users));
+    TRY(MEM_NEW(&room->best, n_users * N_ITEMS));
+    return MEM_NEW(&room->score, n_users * N_ITEMS);
+}
+
+/* Writes the member "users": for up to three users spread over the first batch of the part the
+ * newest events before the target, the best items, the target and its position.  Overwrites
+ * activations of s->train. */
+static status write_samples(session *s, split_rule rule, split_part part, json_writer *w) {
+    sample_room room = {0};
+    model_items corpus;
+    const batch *b;
+    batcher *batches = NULL;
+    pass *p = NULL;
+    int32_t k;
+    batcher_config c = session_eval_batches(s, rule, part);
+    pass_config settings = {.max_users = s->eval_batch, .lender = s->train};
+    status st = make_room(&room, (size_t)s->eval_batch);
+    if (st == OK) st = pass_create(&p, s->model, &settings);
+    if (st == OK) st = batcher_create(&batches, s->data, &c);
+    if (st == OK) st = batcher_next(batches, &b);
+    if (st == OK) st = model_corpus(s->model, &corpus);
+    if (st == OK) st = rank_users(p, b, &corpus, &room, &k);
+    if (st == OK) write_users(s, b, &room, k, w);
+    batcher_destroy(batches);
+    pass_destroy(p);
+    mem_free(room.target);
+    mem_free(room.position);
+    mem_free(room.best);
+    mem_free(room.score);
+    return st != OK ? st : w->state;
+}
+
+/* Generated data has nothing to recommend. */
+static bool has_extras(const trainer *t) {
+    return t->s->config->task == TASK_RETRIEVAL && !t->s->config->is_benchmark;
+}
+
+status trainer_log_baselines(trainer *t) {
+    log_line l;
+    split_part part = trainer_held_out(t);
+    if (!has_extras(t) || t->saved.state.step > 0) return OK;
+    begin_line(&l, t, "baselines");
+    json_key_string(&l.w, "part", split_part_name(part));
+    return end_line(&l, t, write_baselines(t, part, &l.w));
+}
+
+/* Rank 0 needs the ranks that share its layers or tokens, and those that have rows of its dynamic
+ * tables. */
+status trainer_log_samples(trainer *t) {
+    log_line l;
+    bool shares_batch = session_group(t->s) != NULL && comm_is_first(t->s->comm);
+    bool shares_rows = model_tables(t->s->model)->comm != NULL;
+    if (!has_extras(t) || (!trainer_is_first(t) && !shares_batch && !shares_rows)) return OK;
+    begin_line(&l, t, "samples");
+    json_key_string(&l.w, "part", split_part_name(PART_TEST));
+    return end_line(&l, t, write_samples(t->s, t->saved.state.split.rule, PART_TEST, &l.w));
 }

@@ -6,72 +6,58 @@
 
 #include "base/mem.h"
 
-const int metrics_hr_at[N_HR] = {1, 10, 50, 100, 200, 500};
-const int metrics_ndcg_at[N_NDCG] = {10, 50, 100, 200};
-
-/* A small corpus has no rank of 2501: there only n_corpus + 1 identifies a seen target. */
-void rank_counts_add(rank_counts *c, const int32_t *rank, int64_t n, int64_t n_corpus) {
+/* A small corpus has no position 2501: there only n_corpus + 1 identifies a seen target. */
+void position_counts_add(position_counts *c, const int32_t *position, int64_t n, int64_t n_corpus) {
     for (int64_t i = 0; i < n; i++) {
-        bool is_hit = rank[i] >= 1 && rank[i] <= RANK_LAST && rank[i] <= n_corpus;
-        c->count[is_hit ? rank[i] : RANK_MISS]++;
+        bool is_hit = position[i] >= 1 && position[i] <= POSITION_LAST && position[i] <= n_corpus;
+        c->count[is_hit ? position[i] : POSITION_MISS]++;
     }
 }
 
-void rank_counts_merge(rank_counts *c, const rank_counts *other) {
-    for (int r = 0; r <= RANK_MISS; r++)
+void position_counts_merge(position_counts *c, const position_counts *other) {
+    for (int r = 0; r <= POSITION_MISS; r++)
         c->count[r] += other->count[r];
 }
 
-static uint64_t total(const rank_counts *c) {
+static double mean(double sum, const position_counts *c) {
     uint64_t n = 0;
-    for (int r = 1; r <= RANK_MISS; r++)
+    for (int r = 1; r <= POSITION_MISS; r++)
         n += c->count[r];
-    return n;
-}
-
-static double mean(double sum, uint64_t n) {
     return n > 0 ? sum / (double)n : 0;
 }
 
-double rank_counts_hr(const rank_counts *c, int k) {
+static double hit_rate(const position_counts *c, int k) {
     uint64_t n = 0;
-    for (int r = 1; r <= k && r <= RANK_LAST; r++)
+    for (int r = 1; r <= k && r <= POSITION_LAST; r++)
         n += c->count[r];
-    return mean((double)n, total(c));
+    return mean((double)n, c);
 }
 
-double rank_counts_ndcg(const rank_counts *c, int k) {
+static double ndcg(const position_counts *c, int k) {
     double sum = 0;
-    for (int r = 1; r <= k && r <= RANK_LAST; r++)
+    for (int r = 1; r <= k && r <= POSITION_LAST; r++)
         sum += (double)c->count[r] / log2(r + 1.0);
-    return mean(sum, total(c));
+    return mean(sum, c);
 }
 
-void ranking_metrics_make(ranking_metrics *out, const rank_counts *c) {
-    double reciprocal = 0;
-    out->n = total(c);
-    for (int i = 0; i < N_HR; i++)
-        out->hr[i] = rank_counts_hr(c, metrics_hr_at[i]);
-    for (int i = 0; i < N_NDCG; i++)
-        out->ndcg[i] = rank_counts_ndcg(c, metrics_ndcg_at[i]);
-    for (int r = 1; r <= RANK_MISS; r++)
-        reciprocal += (double)c->count[r] / r;
-    out->mrr = mean(reciprocal, out->n);
+static double reciprocal(const position_counts *c) {
+    double sum = 0;
+    for (int r = 1; r <= POSITION_MISS; r++)
+        sum += (double)c->count[r] / r;
+    return mean(sum, c);
 }
 
-double rank_counts_metric(const rank_counts *c, const metric *m) {
-    ranking_metrics all;
+double position_counts_metric(const position_counts *c, const metric *m) {
     switch (m->kind) {
     case METRIC_HR:
     case METRIC_RECALL:
-        return rank_counts_hr(c, m->k);
+        return hit_rate(c, m->k);
     case METRIC_PRECISION:
-        return rank_counts_hr(c, m->k) / m->k;
+        return hit_rate(c, m->k) / m->k;
     case METRIC_NDCG:
-        return rank_counts_ndcg(c, m->k);
+        return ndcg(c, m->k);
     case METRIC_MRR:
-        ranking_metrics_make(&all, c);
-        return all.mrr;
+        return reciprocal(c);
     default:
         return NAN;
     }

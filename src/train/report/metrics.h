@@ -1,8 +1,8 @@
-/* Metrics: hit rate, NDCG, MRR, AUC and log losses.
+/* Metrics: the formulas of config/metric_list's table.
  *
- * Ranks are counted, not summed: the counts are integers, so that batches, threads and ranks may be
- * merged in any order and the means have the same bits.  AUC keeps every score and is exact.  A
- * value belongs to one thread at a time. */
+ * Positions of targets are counted, not summed: the counts are integers, so that batches, threads
+ * and ranks may be merged in any order and the means have the same bits.  AUC keeps every score and
+ * is exact.  A value belongs to one thread at a time. */
 #ifndef HSTU_TRAIN_REPORT_METRICS_H
 #define HSTU_TRAIN_REPORT_METRICS_H
 
@@ -13,40 +13,23 @@
 #include "base/status.h"
 #include "config/metric_list.h"
 
-/* The research protocol ranks the best 2500 items; a target beyond them, or one removed as seen,
- * has rank 2501. */
-enum { RANK_LAST = 2500, RANK_MISS = RANK_LAST + 1 };
+/* A target's position counts from 1 in the list of all candidates.  The research protocol lists the
+ * best 2500 items; a target beyond them, or one removed as seen, has position 2501. */
+enum { POSITION_LAST = 2500, POSITION_MISS = POSITION_LAST + 1 };
 
-enum { N_HR = 6, N_NDCG = 4 };
-extern const int metrics_hr_at[N_HR];     /* 1, 10, 50, 100, 200, 500 */
-extern const int metrics_ndcg_at[N_NDCG]; /* 10, 50, 100, 200 */
+/* How many targets had which position; {0} is empty. */
+typedef struct position_counts {
+    uint64_t count[POSITION_MISS + 1]; /* [0] is not used */
+} position_counts;
 
-/* How many targets had which rank; {0} is empty. */
-typedef struct rank_counts {
-    uint64_t count[RANK_MISS + 1]; /* [0] is not used */
-} rank_counts;
+/* Counts n positions from op `rank` for a corpus of n_corpus rows: 1.., n_corpus + 1 where the
+ * target was seen. */
+void position_counts_add(position_counts *c, const int32_t *position, int64_t n, int64_t n_corpus);
+void position_counts_merge(position_counts *c, const position_counts *other);
 
-/* Means over targets; all 0 where there were none. */
-typedef struct ranking_metrics {
-    uint64_t n;
-    double hr[N_HR];     /* share with rank <= k */
-    double ndcg[N_NDCG]; /* 1 / log2(rank + 1) where rank <= k, else 0 */
-    double mrr;          /* 1 / rank, 1/2501 on a miss */
-} ranking_metrics;
-
-/* Counts n ranks from op `rank` for a corpus of n_corpus rows: 1.., n_corpus + 1 where the target
- * was seen. */
-void rank_counts_add(rank_counts *c, const int32_t *rank, int64_t n, int64_t n_corpus);
-void rank_counts_merge(rank_counts *c, const rank_counts *other);
-void ranking_metrics_make(ranking_metrics *out, const rank_counts *c);
-
-/* hr@k and ndcg@k for any k, as the members above. */
-double rank_counts_hr(const rank_counts *c, int k);
-double rank_counts_ndcg(const rank_counts *c, int k);
-
-/* A metric of ranks.  There is one target a user: recall@k is hr@k, and precision@k is hr@k / k.
- * NAN for what ranks do not tell: coverage, and the metrics of ranking. */
-double rank_counts_metric(const rank_counts *c, const metric *m);
+/* A metric of positions, as the mean over targets; 0 where there are none.  NAN for what positions
+ * do not tell: coverage, and the metrics of ranking. */
+double position_counts_metric(const position_counts *c, const metric *m);
 
 /* Log losses of ranking: sums over rows, for LOGLOSS and NE.  {0} is empty. */
 typedef struct log_losses {

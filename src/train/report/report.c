@@ -6,19 +6,284 @@
 
 #include "base/file.h"
 #include "base/log.h"
-#include "train/report/chart.h"
-#include "train/report/page.h"
-#include "train/report/run_history.h"
+#include "train/report/run_log.h"
+
+status html_text(const char *text, buf *out) {
+    for (; *text != '\0'; text++) {
+        const char *escaped = *text == '&'    ? "&amp;"
+                              : *text == '<'  ? "&lt;"
+                              : *text == '>'  ? "&gt;"
+                              : *text == '"'  ? "&quot;"
+                              : *text == '\'' ? "&#39;"
+                                              : NULL;
+        TRY(escaped != NULL ? buf_text(out, escaped) : buf_char(out, *text));
+    }
+    return OK;
+}
+
+static const char styles[] =
+    ":root{color-scheme:light dark;--bg:#fff;--fg:#1c2128;--dim:#66707c;--line:#e3e6ea;"
+    "--c0:#1769c4;--c1:#c4541b;--c2:#2c8a4b;--c3:#8446b8;--c4:#b8860b;--c5:#0f8a8a;--c6:#c2377a;"
+    "--c7:#5c6670}\n"
+    "@media(prefers-color-scheme:dark){:root{--bg:#14171b;--fg:#e4e7eb;--dim:#98a2ae;"
+    "--line:#2c3238;--c0:#6ab0ff;--c1:#ff9a62;--c2:#6fce8e;--c3:#c596f2;--c4:#e3bd4d;--c5:#4fcaca;"
+    "--c6:#f489bd;--c7:#aab4bf}}\n"
+    "body{background:var(--bg);color:var(--fg);font:15px/1.5 system-ui,sans-serif;max-width:72rem;"
+    "margin:2rem auto;padding:0 1rem}\nh1{font-size:1.5rem}h2{font-size:1.1rem;margin-top:2rem}"
+    "h3{font-size:1rem;margin:.2rem 0}\n"
+    ".tiles{display:flex;flex-wrap:wrap;gap:1rem}.charts{display:grid;gap:1rem;"
+    "grid-template-columns:repeat(auto-fill,minmax(22rem,1fr))}.tile{border:1px solid var(--line);"
+    "border-radius:8px;padding:.6rem 1rem;min-width:8rem}.tile b{display:block;font-size:1.5rem}\n"
+    ".tile span,.dim{color:var(--dim)}figure,.card{margin:0;border:1px solid var(--line);"
+    "border-radius:8px;padding:.6rem .8rem}svg{width:100%;height:auto}svg text{fill:var(--dim);"
+    "font-size:11px}\n.grid{stroke:var(--line)}.mark{stroke:var(--dim);stroke-dasharray:2 3}"
+    ".curve{fill:none;stroke-width:2;stroke-linejoin:round}.dash{stroke-dasharray:6 4;"
+    "stroke-width:1.5}\n"
+    "table{border-collapse:collapse;font-variant-numeric:tabular-nums}td,th{padding:.15rem .7rem;"
+    "border-bottom:1px solid var(--line);text-align:right}td:first-child,th:first-child,.text td,"
+    ".text th{text-align:left}td:first-child,.text td:first-child{white-space:nowrap}"
+    ".scroll{overflow:auto;max-height:24rem}ul,ol{margin:.2rem 0;padding-left:1.6rem}"
+    ".key{white-space:nowrap;margin-right:.6rem;font-size:.9em}"
+    "li.hit{font-weight:600}\n"
+    "pre{overflow:auto;border:1px solid var(--line);border-radius:8px;padding:.8rem}\n";
+
+static status write_colours(buf *out) {
+    for (int i = 0; i < CHART_COLOURS; i++)
+        TRY(buf_printf(out,
+                       ".curve.c%d{stroke:var(--c%d)}circle.c%d,span.c%d{fill:var(--c%d);"
+                       "color:var(--c%d)}",
+                       i, i, i, i, i, i));
+    return buf_char(out, '\n');
+}
+
+status page_open(buf *out, const char *title) {
+    TRY(buf_text(out, "<!doctype html>\n<html lang=en><head><meta charset=utf-8>\n"
+                      "<meta name=viewport content=\"width=device-width\"><title>"));
+    TRY(html_text(title, out));
+    TRY(buf_text(out, "</title>\n<style>\n"));
+    TRY(buf_text(out, styles));
+    TRY(write_colours(out));
+    return buf_text(out, "</style></head><body>\n");
+}
+
+status page_close(buf *out) {
+    return buf_text(out, "</body></html>\n");
+}
+
+status page_tile(buf *out, const char *name, const char *value) {
+    TRY(buf_text(out, "<div class=tile><b>"));
+    TRY(html_text(value, out));
+    TRY(buf_text(out, "</b><span>"));
+    TRY(html_text(name, out));
+    return buf_text(out, "</span></div>\n");
+}
+
+status page_number(buf *out, double value, const char *tag, const char *format) {
+    TRY(buf_printf(out, "<%s>", tag));
+    if (isfinite(value)) {
+        char text[64];
+        snprintf(text, sizeof text, format, value);
+        TRY(buf_text(out, text));
+    }
+    return buf_printf(out, "</%s>", tag);
+}
+
+status page_text(buf *out, const char *text, const char *tag) {
+    TRY(buf_printf(out, "<%s>", tag));
+    TRY(html_text(text, out));
+    return buf_printf(out, "</%s>", tag);
+}
+
+status page_save(const buf *page, const char *path) {
+    return run_file_write(path, buf_str(page), page->n_bytes);
+}
+
+/* The drawing in its own units; the page scales it. */
+enum { WIDTH = 520, HEIGHT = 260, LEFT = 56, RIGHT = 16, TOP = 14, BOTTOM = 36, MAX_DOTS = 200 };
+
+typedef struct axis {
+    double low, high, step;
+} axis;
+
+/* Values beyond these limits are not drawn: their differences would overflow or vanish. */
+static const double LARGEST = 1e300, SMALLEST = 1e-300;
+enum { MAX_TICKS = 100 };
+
+/* How many steps an axis has; half a step more, so that rounding does not lose the last. */
+static int n_ticks(const axis *a) {
+    return (int)fmin((a->high - a->low) / a->step + 1.5, MAX_TICKS);
+}
+
+/* Round steps (1, 2 or 5 times a power of ten), about five of them.  Values that differ by less
+ * than a double can tell apart on the way from low to high count as equal. */
+static axis make_axis(double low, double high) {
+    double size = fmax(fabs(low), fabs(high));
+    double span = high - low > 1e-9 * size ? high - low : size;
+    if (span < SMALLEST) span = size < SMALLEST ? 1 : SMALLEST;
+    double step = pow(10, floor(log10(span / 5)));
+    if (span / step > 20)
+        step *= 5;
+    else if (span / step > 8)
+        step *= 2;
+    axis a = {.step = step};
+    a.low = floor(low / step) * step;
+    a.high = ceil(high / step) * step;
+    if (!(a.high > a.low)) a.high = a.low + step;
+    return a;
+}
+
+static bool is_drawn(const curve *line, size_t i) {
+    return fabs(line->y[i]) <= LARGEST && fabs(line->x[i]) <= LARGEST;
+}
+
+typedef struct limits {
+    bool has_any;
+    double low, high;
+} limits;
+
+static void include(limits *l, double value) {
+    if (!l->has_any || value < l->low) l->low = value;
+    if (!l->has_any || value > l->high) l->high = value;
+    l->has_any = true;
+}
+
+static void find_limits(const chart *c, limits *x, limits *y) {
+    for (int k = 0; k < c->n_curves; k++)
+        for (size_t i = 0; i < c->curves[k].n; i++) {
+            if (!is_drawn(&c->curves[k], i)) continue;
+            include(x, c->curves[k].x[i]);
+            include(y, c->curves[k].y[i]);
+        }
+}
+
+/* Where a value is between the ends of its axis, 0 to 1; at 0 where rounding makes the ends one. */
+static double share(const axis *a, double value) {
+    return fmax((value - a->low) / (a->high - a->low), 0);
+}
+
+static double place_x(const axis *a, double x) {
+    return LEFT + share(a, x) * (WIDTH - LEFT - RIGHT);
+}
+
+static double place_y(const axis *a, double y) {
+    return HEIGHT - BOTTOM - share(a, y) * (HEIGHT - TOP - BOTTOM);
+}
+
+/* "0.45", "4.2", but "120 k" rather than 1.2e+05. */
+static void label(char *text, int n, double value) {
+    if (fabs(value) >= 1000 && fabs(value) < 1e15)
+        human_count(text, n, value);
+    else
+        snprintf(text, (size_t)n, "%.4g", value);
+}
+
+static status write_grid(const chart *c, const axis *x, const axis *y, buf *out) {
+    for (int i = 0; i < n_ticks(y); i++) {
+        double v = y->low + i * y->step, at = place_y(y, v);
+        char text[32];
+        label(text, sizeof text, fabs(v) < y->step / 1000 ? 0 : v);
+        TRY(buf_printf(out,
+                       "<line class=grid x1=%d x2=%d y1=%.1f y2=%.1f />"
+                       "<text x=%d y=%.1f text-anchor=end>%s</text>\n",
+                       LEFT, WIDTH - RIGHT, at, at, LEFT - 6, at + 4, text));
+    }
+    /* Multiples of the step, wherever the axis begins. */
+    axis ticks = {ceil(x->low / x->step) * x->step, x->high, x->step};
+    for (int i = 0; i < n_ticks(&ticks); i++) {
+        double v = ticks.low + i * x->step;
+        if (v > x->high) break;
+        if (v == floor(v))
+            TRY(buf_printf(out, "<text x=%.1f y=%d text-anchor=middle>%.6g</text>\n", place_x(x, v),
+                           HEIGHT - BOTTOM + 16, v));
+    }
+    return buf_printf(out, "<text x=%d y=%d text-anchor=end>%s</text>\n", WIDTH - RIGHT, HEIGHT - 4,
+                      c->x_label);
+}
+
+static status write_path(const curve *line, int k, const axis *x, const axis *y, buf *out) {
+    bool is_drawing = false;
+    TRY(buf_printf(out, "<path class=\"curve%s c%d\" d=\"", line->is_dashed ? " dash" : "",
+                   k % CHART_COLOURS));
+    for (size_t i = 0; i < line->n; i++) {
+        if (!is_drawn(line, i))
+            continue; /* gaps are bridged: between evaluations there are no values */
+        TRY(buf_printf(out, "%s%.1f %.1f", is_drawing ? "L" : "M", place_x(x, line->x[i]),
+                       place_y(y, line->y[i])));
+        is_drawing = true;
+    }
+    return buf_text(out, "\"/>\n");
+}
+
+/* Dots show their values as tooltips; with very many points only some have one. */
+static status write_dots(const chart *c, int k, const axis *x, const axis *y, buf *out) {
+    const curve *line = &c->curves[k];
+    size_t stride = line->n / MAX_DOTS + 1;
+    for (size_t i = line->n; i-- > 0;) {
+        if (!is_drawn(line, i) || (line->n - 1 - i) % stride != 0) continue;
+        TRY(buf_printf(out, "<circle class=c%d cx=%.1f cy=%.1f r=2.5><title>", k % CHART_COLOURS,
+                       place_x(x, line->x[i]), place_y(y, line->y[i])));
+        TRY(html_text(line->name, out));
+        TRY(buf_printf(out, " %.5g (%s %.6g)</title></circle>\n", line->y[i], c->x_label,
+                       line->x[i]));
+    }
+    return OK;
+}
+
+static status write_mark(const chart *c, const axis *x, buf *out) {
+    if (c->mark_name == NULL || !(c->mark >= x->low && c->mark <= x->high)) return OK;
+    double at = place_x(x, c->mark);
+    bool is_right = at > WIDTH - 80;
+    TRY(buf_printf(out,
+                   "<line class=mark x1=%.1f x2=%.1f y1=%d y2=%d /><text x=%.1f y=%d "
+                   "text-anchor=%s>",
+                   at, at, TOP, HEIGHT - BOTTOM, at + (is_right ? -4 : 4), HEIGHT - BOTTOM - 6,
+                   is_right ? "end" : "start"));
+    TRY(html_text(c->mark_name, out));
+    return buf_text(out, "</text>\n");
+}
+
+/* The title and, under it, the names of several curves, each beside its colour. */
+static status write_legend(const chart *c, buf *out) {
+    TRY(buf_text(out, "<figcaption>"));
+    TRY(html_text(c->title, out));
+    for (int k = 0; k < c->n_curves && c->n_curves > 1; k++) {
+        TRY(buf_printf(out, "%s<span class=key><span class=c%d>%s</span> ", k == 0 ? "<br>" : " ",
+                       k % CHART_COLOURS, c->curves[k].is_dashed ? "&#9476;&#9476;" : "&#9632;"));
+        TRY(html_text(c->curves[k].name, out));
+        TRY(buf_text(out, "</span>"));
+    }
+    return buf_text(out, "</figcaption>");
+}
+
+status chart_write(const chart *c, buf *out) {
+    limits across = {0}, up = {0};
+    find_limits(c, &across, &up);
+    if (!up.has_any) return OK;
+    axis y = make_axis(up.low, up.high), x = make_axis(across.low, across.high);
+    /* The x axis ends at the last epoch: only values need round limits. */
+    if (x.step < 1) x.step = 1;
+    x.low = across.low;
+    x.high = across.high > across.low ? across.high : across.low + x.step;
+    TRY(buf_text(out, "<figure>"));
+    TRY(write_legend(c, out));
+    TRY(buf_printf(out, "<svg viewBox=\"0 0 %d %d\" role=img aria-label=\"", WIDTH, HEIGHT));
+    TRY(html_text(c->title, out));
+    TRY(buf_text(out, "\">\n"));
+    TRY(write_grid(c, &x, &y, out));
+    TRY(write_mark(c, &x, out));
+    for (int k = 0; k < c->n_curves; k++) {
+        TRY(write_path(&c->curves[k], k, &x, &y, out));
+        if (!c->curves[k].is_dashed) TRY(write_dots(c, k, &x, &y, out));
+    }
+    return buf_text(out, "</svg></figure>\n");
+}
 
 enum { CONFIG_MAX_BYTES = 1 << 24, MAX_CURVES = 4, MAX_BASELINES = 3 };
-
-static const char *const main_metrics[] = {"hr@10", "ndcg@10", "mrr", "auc"};
-enum { N_MAIN = sizeof main_metrics / sizeof main_metrics[0] };
 
 /* The metrics that are drawn: the usual ones the run has, else its first ones. */
 static int choose_metrics(const run_history *h, const char *names[MAX_CURVES]) {
     int n = 0;
-    for (int i = 0; i < N_MAIN; i++)
+    for (int i = 0; i < MAIN_METRICS; i++)
         if (run_history_values(h, main_metrics[i]) != NULL) names[n++] = main_metrics[i];
     for (int i = 0; n == 0 && i < h->n_metrics && i < MAX_CURVES; i++)
         names[i] = h->metric[i];
@@ -217,7 +482,7 @@ static status write_list(const json_value *list, const char *tag, const char *ta
 
 static status write_sample(const json_value *v, buf *out) {
     const char *target = history_text(v, "target");
-    double rank = history_number(v, "rank");
+    double position = history_number(v, "rank");
     TRY(buf_text(out, "<div class=card><h3>user "));
     TRY(html_text(history_text(v, "user"), out));
     TRY(buf_text(out, "</h3><span class=dim>newest events</span>"));
@@ -226,7 +491,8 @@ static status write_sample(const json_value *v, buf *out) {
     TRY(write_list(json_member(v, "items"), "ol", target, out));
     TRY(buf_text(out, "<span class=dim>held out: </span>"));
     TRY(html_text(target, out));
-    if (isfinite(rank)) TRY(buf_printf(out, " <span class=dim>(rank %.0f)</span>", rank));
+    if (isfinite(position))
+        TRY(buf_printf(out, " <span class=dim>(position %.0f)</span>", position));
     return buf_text(out, "</div>\n");
 }
 

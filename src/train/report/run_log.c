@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/file.h>
@@ -11,6 +12,7 @@
 
 #include "base/file.h"
 #include "base/mem.h"
+#include "config/metric_list.h"
 
 enum { LOG_MAX_BYTES = 1 << 30, LINE_ARENA_BYTES = 4096 };
 
@@ -104,8 +106,8 @@ static status parse_line(arena *a, const char *line, size_t n, const json_value 
 /* Whether a line belongs to a run that stands at `step`.  What is written at the end, and at the
  * beginning by a run that stands there, is written again. */
 static bool is_kept(const json_value *line, uint64_t step) {
-    const json_value *at = json_member(line, "step"), *event = json_member(line, "event");
-    const char *what = event != NULL && event->type == JSON_STRING ? event->string : "";
+    const json_value *at = json_member(line, "step");
+    const char *what = history_text(line, "event");
     if (strcmp(what, "done") == 0 || strcmp(what, "samples") == 0) return false;
     if (strcmp(what, "baselines") == 0 && step == 0) return false;
     return at == NULL || !at->is_integer || at->integer <= (int64_t)step;
@@ -131,16 +133,21 @@ static status each_line(const char *text, size_t n_bytes, line_fn fn, void *ctx)
     return OK;
 }
 
+status run_file_write(const char *path, const void *bytes, size_t n) {
+    out_file *f;
+    TRY(out_file_create(&f, path));
+    return out_file_end(f, out_file_write(f, bytes, n));
+}
+
 typedef struct rewind_job {
-    out_file *out;
+    buf kept;
     uint64_t step;
 } rewind_job;
 
 static status keep_line(void *ctx, const char *line, size_t n, const json_value *value) {
     rewind_job *job = ctx;
     if (!is_kept(value, job->step)) return OK;
-    TRY(out_file_write(job->out, line, n));
-    return out_file_write(job->out, "\n", 1);
+    return buf_append(&job->kept, line, n + 1); /* its newline too */
 }
 
 status run_log_rewind(const char *run, uint64_t step) {
@@ -150,12 +157,10 @@ status run_log_rewind(const char *run, uint64_t step) {
     TRY(path_join(path, sizeof path, run, "log.jsonl"));
     if (!file_exists(path)) return OK;
     TRY(file_read_all(path, LOG_MAX_BYTES, &text, &n));
-    status st = out_file_create(&job.out, path);
-    if (st == OK) st = each_line(text, n, keep_line, &job);
-    if (st == OK)
-        st = out_file_commit(job.out);
-    else
-        out_file_abandon(job.out);
+    buf_init(&job.kept);
+    status st = each_line(text, n, keep_line, &job);
+    if (st == OK) st = run_file_write(path, buf_str(&job.kept), job.kept.n_bytes);
+    buf_fini(&job.kept);
     mem_free(text);
     return st;
 }
@@ -181,4 +186,154 @@ status run_log_read(const char *run, status (*visit)(void *ctx, const json_value
     status st = each_line(text, n, visit_line, &job);
     mem_free(text);
     return st;
+}
+
+enum { MEAN_OF_LAST = 10, ARENA_BYTES = 8192 };
+
+double history_number(const json_value *object, const char *key) {
+    const json_value *v = object != NULL ? json_member(object, key) : NULL;
+    return v != NULL && v->type == JSON_NUMBER ? v->number : NAN;
+}
+
+const char *history_text(const json_value *object, const char *key) {
+    const json_value *v = object != NULL ? json_member(object, key) : NULL;
+    return v != NULL && v->type == JSON_STRING ? v->string : "";
+}
+
+double history_last(const double *y, size_t n) {
+    while (n > 0 && !isfinite(y[n - 1]))
+        n--;
+    return n > 0 ? y[n - 1] : NAN;
+}
+
+double history_mean_of_last(const double *y, size_t n) {
+    double sum = 0;
+    int count = 0;
+    while (n-- > 0 && count < MEAN_OF_LAST)
+        if (isfinite(y[n])) sum += y[n], count++;
+    return count > 0 ? sum / count : NAN;
+}
+
+const char *const main_metrics[MAIN_METRICS] = {"hr@10", "ndcg@10", "mrr", "auc"};
+
+/* "accuracy" is in old logs. */
+bool history_is_metric(const json_value *v) {
+    if (v->type != JSON_NUMBER || strlen(v->key) >= HISTORY_NAME_BYTES) return false;
+    size_t n = strcspn(v->key, "@:");
+    bool is_known = v->key[n] == '@' || strcmp(v->key, "accuracy") == 0;
+    for (int i = 0; i < METRIC_KINDS && !is_known; i++)
+        is_known =
+            strlen(metric_table[i].name) == n && memcmp(v->key, metric_table[i].name, n) == 0;
+    return is_known;
+}
+
+/* The column of a metric; a new one is NAN for the evaluations before. */
+static status find_metric(run_history *h, const char *name, int *out) {
+    int i = 0;
+    while (i < h->n_metrics && strcmp(h->metric[i], name) != 0)
+        i++;
+    *out = i;
+    if (i == HISTORY_METRICS) return OK; /* the rest is in the log */
+    if (i == h->n_metrics) {
+        TRY(MEM_RESERVE(&h->value[i], &h->value_capacity[i], h->n + 1));
+        h->n_metrics++;
+        snprintf(h->metric[i], HISTORY_NAME_BYTES, "%s", name);
+        for (size_t k = 0; k <= h->n; k++)
+            h->value[i][k] = NAN;
+    }
+    return OK;
+}
+
+static status reserve_row(run_history *h) {
+    size_t n = h->n + 1;
+    for (int c = 0; c < HISTORY_COLUMNS; c++)
+        TRY(MEM_RESERVE(&h->column[c], &h->capacity[c], n));
+    for (int m = 0; m < h->n_metrics; m++) {
+        TRY(MEM_RESERVE(&h->value[m], &h->value_capacity[m], n));
+        h->value[m][h->n] = NAN;
+    }
+    return OK;
+}
+
+static status add_evaluation(run_history *h, const json_value *line) {
+    static const char *const keys[HISTORY_COLUMNS] = {"epoch",        "step",    "loss",
+                                                      "tokens_per_s", "seconds", "lr"};
+    size_t i = h->n;
+    TRY(reserve_row(h));
+    for (int c = 0; c < HISTORY_COLUMNS; c++)
+        h->column[c][i] = history_number(line, keys[c]);
+    h->epoch[i] += 1;
+    if (h->part[0] == '\0') snprintf(h->part, sizeof h->part, "%s", history_text(line, "part"));
+    if (json_member(line, "is_best") != NULL) h->best_step = h->step[i];
+    for (const json_value *v = line->first; v != NULL; v = v->next) {
+        int m;
+        if (!history_is_metric(v)) continue;
+        TRY(find_metric(h, v->key, &m));
+        if (m < HISTORY_METRICS) h->value[m][i] = v->number;
+    }
+    h->n++;
+    return OK;
+}
+
+/* A copy of the line that lives as long as the history: read again from its own text. */
+static status copy_line(run_history *h, const json_value *line, const json_value **out) {
+    json_writer w;
+    buf text;
+    buf_init(&text);
+    json_begin(&w, &text, 0);
+    json_value_write(&w, line);
+    status st = json_finish(&w);
+    if (st == OK) st = json_parse(&h->memory, "log.jsonl", buf_str(&text), text.n_bytes, out);
+    buf_fini(&text);
+    return st;
+}
+
+static status keep_start(run_history *h, const json_value *line) {
+    TRY(copy_line(h, line, &h->start));
+    if (h->first == NULL) h->first = h->start;
+    const json_value *changes = json_member(h->start, "changes");
+    if (changes != NULL && changes->type == JSON_ARRAY && h->n_changes < HISTORY_METRICS)
+        h->changes[h->n_changes++] = h->start;
+    return OK;
+}
+
+static status read_line(void *ctx, const json_value *line) {
+    run_history *h = ctx;
+    const char *event = history_text(line, "event");
+    if (strcmp(event, "eval") == 0) h->is_by_step = true;
+    if (strcmp(event, "eval") == 0 || strcmp(event, "epoch") == 0) return add_evaluation(h, line);
+    if (strcmp(event, "start") == 0) return keep_start(h, line);
+    if (strcmp(event, "done") == 0) return copy_line(h, line, &h->done);
+    if (strcmp(event, "baselines") == 0) return copy_line(h, line, &h->baselines);
+    if (strcmp(event, "samples") == 0) return copy_line(h, line, &h->samples);
+    return OK;
+}
+
+status run_history_read(run_history *h, const char *run) {
+    *h = (run_history){.best_step = NAN, .best_x = NAN};
+    arena_init(&h->memory, ARENA_BYTES);
+    TRY(run_log_read(run, read_line, h));
+    const double *x = run_history_x(h);
+    for (size_t i = 0; i < h->n; i++)
+        if (h->step[i] == h->best_step) h->best_x = x[i];
+    return OK;
+}
+
+void run_history_fini(run_history *h) {
+    for (int c = 0; c < HISTORY_COLUMNS; c++)
+        mem_free(h->column[c]);
+    for (int i = 0; i < h->n_metrics; i++)
+        mem_free(h->value[i]);
+    arena_fini(&h->memory);
+    *h = (run_history){0};
+}
+
+const double *run_history_values(const run_history *h, const char *name) {
+    for (int i = 0; i < h->n_metrics; i++)
+        if (strcmp(h->metric[i], name) == 0) return h->value[i];
+    return NULL;
+}
+
+const double *run_history_x(const run_history *h) {
+    return h->is_by_step ? h->step : h->epoch;
 }

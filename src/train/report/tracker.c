@@ -1,16 +1,230 @@
 #include "train/report/tracker.h"
 
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "base/file.h"
+#include "base/hash.h"
 #include "base/mem.h"
 #include "base/text.h"
 #include "format/json.h"
-#include "train/report/run_history.h"
+#include "train/files/run_config.h"
+#include "train/report/run_log.h"
+
+enum { MLFLOW_PATH_BYTES = 4096 };
+
+typedef enum {
+    MLFLOW_RUNNING = 1,
+    MLFLOW_FINISHED = 3,
+    MLFLOW_FAILED = 4,
+    MLFLOW_KILLED = 5
+} mlflow_state;
+
+/* A name of 18 digits, as MLflow makes them. */
+#define EXPERIMENT "604739815026113948"
+
+/* Seconds since 1970. */
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_REALTIME, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static int64_t now_ms(void) {
+    return (int64_t)(now() * 1000);
+}
+
+/* "KEY: text" of a line of YAML, which takes the strings of JSON. */
+static status yaml_text(buf *out, const char *key, const char *text) {
+    TRY(buf_printf(out, "%s: \"", key));
+    for (const char *c = text; *c != '\0'; c++) {
+        if (*c == '"' || *c == '\\')
+            TRY(buf_printf(out, "\\%c", *c));
+        else if ((unsigned char)*c < 0x20 || *c == 0x7f)
+            TRY(buf_printf(out, "\\x%02x", (unsigned char)*c));
+        else
+            TRY(buf_char(out, *c));
+    }
+    return buf_text(out, "\"\n");
+}
+
+/* file://PATH, with everything but plain characters escaped. */
+static status yaml_uri(buf *out, const char *key, const char *path, const char *last) {
+    static const char plain[] =
+        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/-._~";
+    TRY(buf_printf(out, "%s: \"file://", key));
+    for (const char *c = path; *c != '\0'; c++)
+        TRY(strchr(plain, *c) != NULL ? buf_char(out, *c)
+                                      : buf_printf(out, "%%%02X", (unsigned char)*c));
+    return buf_printf(out, "%s\"\n", last);
+}
+
+static status write_experiment(const char *folder) {
+    char path[MLFLOW_PATH_BYTES];
+    buf b;
+    TRY(path_join(path, sizeof path, folder, "meta.yaml"));
+    if (file_exists(path)) return OK;
+    buf_init(&b);
+    status st = yaml_uri(&b, "artifact_location", folder, "");
+    int64_t now = now_ms();
+    if (st == OK)
+        st = buf_printf(&b,
+                        "creation_time: %" PRId64 "\nexperiment_id: '" EXPERIMENT
+                        "'\nlast_update_time: %" PRId64 "\nlifecycle_stage: active\nname: hstu\n",
+                        now, now);
+    if (st == OK) st = run_file_write(path, buf_str(&b), b.n_bytes);
+    buf_fini(&b);
+    return st;
+}
+
+static status mlflow_set_state(mlflow_run *m, mlflow_state state) {
+    char path[MLFLOW_PATH_BYTES], end[32] = "null";
+    buf b;
+    TRY(path_join(path, sizeof path, m->folder, "meta.yaml"));
+    if (state != MLFLOW_RUNNING) snprintf(end, sizeof end, "%" PRId64, now_ms());
+    buf_init(&b);
+    status st = yaml_uri(&b, "artifact_uri", m->folder, "/artifacts");
+    if (st == OK)
+        st = buf_printf(&b,
+                        "end_time: %s\nentry_point_name: ''\nexperiment_id: '" EXPERIMENT
+                        "'\nlifecycle_stage: active\nrun_id: %s\n",
+                        end, m->id);
+    if (st == OK) st = yaml_text(&b, "run_name", m->name);
+    if (st == OK)
+        st = buf_printf(&b,
+                        "run_uuid: %s\nsource_name: ''\nsource_type: 4\nsource_version: ''\n"
+                        "start_time: %" PRId64 "\nstatus: %d\ntags: []\nuser_id: ''\n",
+                        m->id, m->start_ms, (int)state);
+    if (st == OK) st = run_file_write(path, buf_str(&b), b.n_bytes);
+    buf_fini(&b);
+    return st;
+}
+
+/* Characters that MLflow allows in names; others become _, and @ becomes _at_. */
+static void plain_name(char out[256], const char *name) {
+    size_t n = 0;
+    for (const char *c = name; *c != '\0' && n + 5 < 256; c++) {
+        bool is_plain = (*c >= 'a' && *c <= 'z') || (*c >= 'A' && *c <= 'Z') ||
+                        (*c >= '0' && *c <= '9') || *c == '-' || *c == '_' || (*c == '.' && n > 0);
+        if (*c == '@') {
+            memcpy(out + n, "_at_", 4);
+            n += 4;
+        } else {
+            out[n++] = is_plain ? *c : '_';
+        }
+    }
+    out[n] = '\0';
+}
+
+static status write_item(const mlflow_run *m, const char *kind, const char *name,
+                         const char *text) {
+    char folder[MLFLOW_PATH_BYTES], path[MLFLOW_PATH_BYTES], plain[256];
+    plain_name(plain, name);
+    TRY(path_join(folder, sizeof folder, m->folder, kind));
+    TRY(path_join(path, sizeof path, folder, plain));
+    return run_file_write(path, text, strlen(text));
+}
+
+/* MLflow keeps up to 6000 characters of a parameter. */
+static status write_params(const mlflow_run *m, const char *run) {
+    run_config c;
+    status st = run_config_read(&c, run);
+    for (size_t i = 0; i < c.n && st == OK; i++) {
+        char value[6001];
+        if (!run_config_is_option(c.option[i].key) || c.option[i].key[0] == '\0') continue;
+        snprintf(value, sizeof value, "%s", c.option[i].value);
+        st = write_item(m, "params", c.option[i].key, value);
+    }
+    run_config_fini(&c);
+    return st;
+}
+
+/* The first id of the path that is free, or with is_resumed the last one that is not. */
+static status choose_id(mlflow_run *m, const char *experiment, const char *path, bool is_resumed) {
+    char last[33] = "", folder[MLFLOW_PATH_BYTES];
+    for (uint64_t k = 0; k < 1 << 20; k++) {
+        snprintf(m->id, sizeof m->id, "%016" PRIx64 "%016" PRIx64,
+                 hash64(path, strlen(path), 2 * k), hash64(path, strlen(path), 2 * k + 1));
+        TRY(path_join(folder, sizeof folder, experiment, m->id));
+        if (!folder_exists(folder)) break;
+        memcpy(last, m->id, sizeof last);
+    }
+    if (is_resumed && last[0] != '\0') memcpy(m->id, last, sizeof last);
+    return path_join(m->folder, sizeof m->folder, experiment, m->id);
+}
+
+static status read_start(mlflow_run *m) {
+    char path[MLFLOW_PATH_BYTES];
+    file_map map;
+    m->start_ms = now_ms();
+    TRY(path_join(path, sizeof path, m->folder, "meta.yaml"));
+    if (!file_exists(path)) return OK;
+    TRY(file_map_open(&map, path));
+    for (size_t i = 0; i + 12 < map.n_bytes; i++)
+        if (memcmp(map.bytes + i, "start_time: ", 12) == 0) {
+            int64_t value = 0;
+            for (i += 12; i < map.n_bytes && map.bytes[i] >= '0' && map.bytes[i] <= '9'; i++)
+                if (value < INT64_MAX / 100) value = 10 * value + (map.bytes[i] - '0');
+            if (value > 0) m->start_ms = value;
+        }
+    file_map_close(&map);
+    return OK;
+}
+
+static status make_folders(const mlflow_run *m) {
+    static const char *const kinds[] = {"metrics", "params", "tags", "artifacts"};
+    char path[MLFLOW_PATH_BYTES];
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        TRY(path_join(path, sizeof path, m->folder, kinds[i]));
+        TRY(folder_create(path, NULL));
+    }
+    return OK;
+}
+
+/* run: the folder of the run here, whose config.json gives the parameters.  is_resumed: it goes on.
+ */
+static status mlflow_open(mlflow_run *m, const char *dir, const char *run, bool is_resumed) {
+    char experiment[MLFLOW_PATH_BYTES], root[MLFLOW_PATH_BYTES], path[MLFLOW_PATH_BYTES];
+    memset(m, 0, sizeof *m);
+    TRY(path_join(experiment, sizeof experiment, dir, EXPERIMENT));
+    TRY(folder_create(experiment, NULL));
+    if (realpath(dir, root) == NULL || realpath(run, path) == NULL)
+        return fail(ERR_IO, "%s or %s: %s", dir, run, strerror(errno));
+    TRY(path_join(experiment, sizeof experiment, root, EXPERIMENT));
+    TRY(write_experiment(experiment));
+    TRY(choose_id(m, experiment, path, is_resumed));
+    const char *slash = strrchr(path, '/');
+    snprintf(m->name, sizeof m->name, "%.255s",
+             slash != NULL && slash[1] != '\0' ? slash + 1 : path);
+    TRY(make_folders(m));
+    TRY(read_start(m));
+    TRY(write_item(m, "tags", "mlflow.runName", m->name));
+    TRY(write_item(m, "tags", "mlflow.source.name", "hstu train"));
+    TRY(write_params(m, run));
+    return mlflow_set_state(m, MLFLOW_RUNNING);
+}
+
+static status mlflow_add(mlflow_run *m, const char *metric, double value, int64_t step) {
+    char folder[MLFLOW_PATH_BYTES], path[MLFLOW_PATH_BYTES], plain[256], line[96];
+    if (!isfinite(value)) return OK;
+    plain_name(plain, metric);
+    TRY(path_join(folder, sizeof folder, m->folder, "metrics"));
+    TRY(path_join(path, sizeof path, folder, plain));
+    int n = snprintf(line, sizeof line, "%" PRId64 " %.17g %" PRId64 "\n", now_ms(), value, step);
+    int fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    if (fd < 0) return fail(ERR_IO, "%s: %s", path, strerror(errno));
+    bool is_written = write(fd, line, (size_t)n) == (ssize_t)n;
+    int error = errno;
+    close(fd);
+    return is_written ? OK : fail(ERR_IO, "%s: %s", path, strerror(error));
+}
 
 enum { MAX_SCALARS = HISTORY_METRICS + 4, TAG_BYTES = HISTORY_NAME_BYTES + 16 };
 
@@ -40,12 +254,6 @@ static void add_losses(scalar_set *s, const json_value *line) {
     add(s, "loss/", "train", loss);
     add(s, "", "lr", history_number(line, "lr"));
     add(s, "speed/", "tokens_per_s", history_number(line, "tokens_per_s"));
-}
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_REALTIME, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
 /* Meta counts an epoch's metrics by epoch and everything else by step. */
@@ -91,13 +299,9 @@ static status put_number(buf *out, double value) {
     char text[40];
     TRY(buf_char(out, ','));
     if (!isfinite(value)) return OK;
-    snprintf(text, sizeof text, "%.17g", value);
-    double back = 0;
-    for (int digits = 6; digits < 17; digits++) { /* the shortest that reads back */
-        char shorter[40];
-        snprintf(shorter, sizeof shorter, "%.*g", digits, value);
-        back = strtod(shorter, NULL);
-        if (back == value) return buf_text(out, shorter);
+    for (int digits = 6; digits <= 17; digits++) { /* the shortest that reads back */
+        snprintf(text, sizeof text, "%.*g", digits, value);
+        if (strtod(text, NULL) == value) break;
     }
     return buf_text(out, text);
 }
@@ -126,14 +330,11 @@ static status describe_csv(const run_history *h, buf *out) {
 /* The log is the truth: the table is made from it again. */
 static status write_csv(const tracker *t) {
     run_history h;
-    out_file *f = NULL;
     buf text;
     buf_init(&text);
     status st = run_history_read(&h, t->run);
     if (st == OK) st = describe_csv(&h, &text);
-    if (st == OK) st = out_file_create(&f, t->to.csv);
-    if (st == OK) st = out_file_write(f, buf_str(&text), text.n_bytes);
-    st = out_file_end(f, st);
+    if (st == OK) st = run_file_write(t->to.csv, buf_str(&text), text.n_bytes);
     run_history_fini(&h);
     buf_fini(&text);
     return st;

@@ -1,16 +1,24 @@
-/* Trackers: the lines of a run's log for other tools, while it trains.
+/* Trackers: the lines of a run's log for other tools, while it trains.  All hold the numbers of
+ * log.jsonl and nothing else.  One thread at a time.
  *
  * TensorBoard: scalars under the tags of Meta's train.py, so that curves of both lie over each
  * other: losses/ar_loss, loss/train and lr by step, eval_epoch/METRIC by epoch, eval/METRIC by
- * step. MLflow: the same numbers by step, as files of its store (mlflow.h).  csv: one row an epoch
- * or evaluation, written again as a whole with every line.  All hold the numbers of log.jsonl and
- * nothing else.  One thread at a time. */
+ * step.  csv: one row an epoch or evaluation, written again as a whole with every line.
+ *
+ * MLflow: the same numbers by step, as files of its store (mlruns): DIR/EXPERIMENT/RUN with
+ * meta.yaml, params, tags, and a file a metric with a line a value, "milliseconds value step".  The
+ * experiment is "hstu".  The run's id is made of the absolute path of its folder here, so that a
+ * run that is resumed goes on in the same place; a new run of the same path gets an id of its own.
+ * MLflow allows no @ in the names of metrics: hr@10 is hr_at_10.  A line is appended with one call;
+ * a kill tears one line at most. */
 #ifndef HSTU_TRAIN_REPORT_TRACKER_H
 #define HSTU_TRAIN_REPORT_TRACKER_H
 
+#include <stdbool.h>
+#include <stdint.h>
+
 #include "base/status.h"
 #include "format/event_file.h"
-#include "train/report/mlflow.h"
 
 /* Where to; each may be NULL. */
 typedef struct tracker_options {
@@ -18,6 +26,12 @@ typedef struct tracker_options {
     const char *csv;         /* a file */
     const char *mlflow;      /* a folder: mlruns */
 } tracker_options;
+
+typedef struct mlflow_run {
+    char folder[4096]; /* DIR/EXPERIMENT/RUN; "": not open */
+    char id[33], name[256];
+    int64_t start_ms;
+} mlflow_run;
 
 typedef struct tracker {
     tracker_options to;

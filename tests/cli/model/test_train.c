@@ -203,7 +203,7 @@ TEST(train_starts_from_another_run) {
     free(said(0, "train --gin-config-file m.gin --data data --out old --epochs 1"));
     free(said(0, "synth --out grown --users 50 --items 70 --mean-len 9"));
     char *text = said(2, "train --resume --data grown --out old");
-    CHECK_CONTAINS(text, "old: the run has trained on other data than grown/data.seq");
+    CHECK_CONTAINS(text, "old: the run was trained on other data than grown/data.seq");
     CHECK_CONTAINS(text, "hstu train --init-from old --data DIR --out NEW");
     free(text);
     text = said(0, "train --init-from old --data grown --out new --epochs 1");
@@ -235,7 +235,7 @@ TEST(train_sigterm_saves_and_resumes) {
     if (code != 1 && code != 0) FAIL_TEST("code %d", code); /* 0: done before the signal came */
     if (code == 1) {
         CHECK_EQ(test_command(&text, "cat %s/parts.err", test_folder()), 0);
-        CHECK_CONTAINS(text, "and saved; go on with --resume");
+        CHECK_CONTAINS(text, "and saved; continue with --resume");
         free(text);
     }
     free(said(0, "train --resume --data data --out parts"));
@@ -314,7 +314,7 @@ TEST(train_killed_before_its_first_checkpoint_begins_again) {
     free(text);
     CHECK_EQ(test_command(NULL, "cd %s/run && mv c config.json", test_folder()), 0);
     text = said(0, "train --resume --data data --out run");
-    CHECK_CONTAINS(text, "begins again");
+    CHECK_CONTAINS(text, "starting over");
     free(text);
     CHECK(same_file(run_path("whole"), run_path("run"), "model.safetensors"));
     CHECK_EQ(test_command(&text, "grep -c '\"event\":\"epoch\"' %s/run/log.jsonl", test_folder()),

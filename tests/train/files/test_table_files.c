@@ -233,7 +233,7 @@ TEST(table_files_of_a_run_are_exported_and_imported) {
     CHECK_EQ(
         test_command(NULL, "mv %s %s", run_path("out/table-0-mo_vies"), run_path("out/table-7")),
         0);
-    check_says(2, "import tables out --out sgd", "it has no table 'table-7'");
+    check_says(2, "import tables out --out sgd", "has no table 'table-7'");
     CHECK_OK(checkpoint_verify(run_path("sgd/last")));
 }
 
@@ -291,7 +291,7 @@ TEST(table_files_of_dynamicemb_are_imported) {
     free(new_ones);
     free(all);
     CHECK_OK(train(&r, "run", 0, 6, true));
-    check_says(2, "import tables dump --table users --out run", "it has no table 'users'");
+    check_says(2, "import tables dump --table users --out run", "has no table 'users'");
     /* A folder has the table's name in plain letters; so a run finds its table by the true name. */
     CHECK_EQ(
         test_command(NULL, "cd %s/dump && for f in *; do cp $f mo.${f#mo_}; done", test_folder()),

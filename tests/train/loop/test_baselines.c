@@ -95,9 +95,9 @@ static int32_t plain_rank(const tables *t, const uint32_t *window, uint64_t n, u
 }
 
 static void plain_baseline(const split *s, split_part part, const baseline_config *c, bool is_knn,
-                           rank_counts *out) {
+                           position_counts *out) {
     static tables t;
-    static rank_counts counts;
+    static position_counts counts;
     memset(&t, 0, sizeof t);
     memset(&counts, 0, sizeof counts);
     count(&t, s, c);
@@ -109,13 +109,13 @@ static void plain_baseline(const split *s, split_part part, const baseline_confi
         n = n < (uint64_t)c->max_history ? n : (uint64_t)c->max_history;
         const uint32_t *target = s->data->item + r.end - 1;
         int32_t rank = plain_rank(&t, target - n, n, *target, is_knn, c->keeps_seen);
-        rank_counts_add(&counts, &rank, 1, ITEMS);
+        position_counts_add(&counts, &rank, 1, ITEMS);
     }
     *out = counts;
 }
 
 static void check_baselines(const split *s, split_part part, const baseline_config *c) {
-    static rank_counts popular, near, want;
+    static position_counts popular, near, want;
     for (int n_threads = 1; n_threads <= 3; n_threads++) {
         pool *p;
         CHECK_OK(pool_create(&p, n_threads));
@@ -123,7 +123,7 @@ static void check_baselines(const split *s, split_part part, const baseline_conf
         CHECK_OK(baseline_item_knn(s, part, c, p, &near));
         pool_destroy(p);
         plain_baseline(s, part, c, false, &want);
-        CHECK(rank_counts_hr(&want, RANK_LAST) > 0.3);
+        CHECK(position_counts_metric(&want, &(metric){METRIC_HR, POSITION_LAST}) > 0.3);
         CHECK(memcmp(&want, &popular, sizeof want) == 0);
         plain_baseline(s, part, c, true, &want);
         CHECK(memcmp(&want, &near, sizeof want) == 0);
@@ -159,7 +159,7 @@ TEST(baselines_equal_plain_code) {
 TEST(baselines_last_week_is_seven_days) {
     const int64_t day = 86400;
     seq_file data;
-    static rank_counts n;
+    static position_counts n;
     toy_open(&data, (uint32_t[]){3, 3, 3}, 3);
     data.n_items = 4;
     uint32_t *item = (uint32_t *)data.item;
@@ -194,7 +194,7 @@ TEST(baselines_last_week_is_seven_days) {
 TEST(baselines_miss_targets_that_are_left_out) {
     enum { N = 10, LEN = 4, KEPT = N * (LEN - 1) };
     seq_file data;
-    static rank_counts n;
+    static position_counts n;
     uint32_t lengths[N], item[KEPT];
     uint64_t is_kept = 0, n_before = 0, offsets[N + 1];
     for (int u = 0; u < N; u++)
@@ -210,7 +210,7 @@ TEST(baselines_miss_targets_that_are_left_out) {
     split s = split_make(&view, split_rule_of(SPLIT_BY_USER), 1);
     baseline_config c = baseline_config_default();
     CHECK_OK(baseline_popularity(&s, PART_TEST, &c, NULL, &n));
-    CHECK_EQ(n.count[RANK_MISS], 3);
+    CHECK_EQ(n.count[POSITION_MISS], 3);
     toy_close(&data);
 }
 
@@ -231,10 +231,11 @@ TEST(baselines_find_what_goes_together) {
     }
     split s = split_make(&data, split_rule_of(SPLIT_LEAVE_ONE_OUT), 0);
     baseline_config c = baseline_config_default();
-    static rank_counts popular, near;
+    static position_counts popular, near;
     CHECK_OK(baseline_popularity(&s, PART_TEST, &c, NULL, &popular));
     CHECK_OK(baseline_item_knn(&s, PART_TEST, &c, NULL, &near));
-    CHECK(rank_counts_hr(&near, 10) > 0.9 && rank_counts_hr(&popular, 10) < 0.5);
+    CHECK(position_counts_metric(&near, &(metric){METRIC_HR, 10}) > 0.9 &&
+          position_counts_metric(&popular, &(metric){METRIC_HR, 10}) < 0.5);
     toy_close(&data);
 }
 
@@ -256,7 +257,7 @@ TEST(baselines_find_the_neighbour_of_every_item) {
     }
     split s = split_make(&data, split_rule_of(SPLIT_LEAVE_ONE_OUT), 0);
     baseline_config c = baseline_config_default();
-    static rank_counts near;
+    static position_counts near;
     CHECK_OK(baseline_item_knn(&s, PART_TEST, &c, NULL, &near));
     CHECK_EQ(near.count[1], 2 * PAIRS);
     toy_close(&data);
@@ -267,7 +268,7 @@ TEST(baselines_refuse_what_they_cannot_do) {
     open_users(&data);
     split s = split_make(&data, split_rule_of(SPLIT_LEAVE_ONE_OUT), 0);
     baseline_config c = baseline_config_default();
-    static rank_counts m;
+    static position_counts m;
     CHECK_FAILS(baseline_popularity(&s, PART_VALIDATION, &c, NULL, &m), ERR_USAGE,
                 "no validation part");
     CHECK_FAILS(baseline_item_knn(&s, PART_VALIDATION, &c, NULL, &m), ERR_USAGE,
@@ -282,7 +283,7 @@ TEST(baselines_refuse_what_they_cannot_do) {
 
 static status both_baselines(void *ctx) {
     baseline_config c = baseline_config_default();
-    static rank_counts m;
+    static position_counts m;
     status st = baseline_popularity(ctx, PART_TEST, &c, NULL, &m);
     if (st == OK) st = baseline_item_knn(ctx, PART_TEST, &c, NULL, &m);
     return st;

@@ -1,4 +1,4 @@
-#include "train/report/protocol.h"
+#include "train/loop/evaluate.h"
 #include "train_test.h"
 
 TEST(evaluate_seen_rows_are_sorted_and_distinct) {

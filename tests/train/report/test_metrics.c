@@ -5,35 +5,38 @@
 #include "oom.h"
 #include "test.h"
 
-TEST(metrics_of_ranks_by_hand) {
-    static rank_counts c, half;
-    ranking_metrics m;
+static double value(const position_counts *c, metric_kind kind, int k) {
+    return position_counts_metric(c, &(metric){kind, k});
+}
+
+TEST(metrics_of_positions_by_hand) {
+    static position_counts c, half;
     const int32_t first[] = {1, 10, 11}, second[] = {2500, 2501, 5000};
-    rank_counts_add(&c, first, 3, 4999);
-    rank_counts_add(&half, second, 3, 4999);
-    rank_counts_merge(&c, &half);
-    ranking_metrics_make(&m, &c);
-    CHECK_EQ(m.n, 6);
-    CHECK(m.hr[0] == 1 / 6.0 && m.hr[1] == 2 / 6.0 && m.hr[2] == 3 / 6.0 && m.hr[5] == 3 / 6.0);
+    position_counts_add(&c, first, 3, 4999);
+    position_counts_add(&half, second, 3, 4999);
+    position_counts_merge(&c, &half);
+    CHECK(value(&c, METRIC_HR, 1) == 1 / 6.0 && value(&c, METRIC_HR, 10) == 2 / 6.0);
+    CHECK(value(&c, METRIC_HR, 50) == 3 / 6.0 && value(&c, METRIC_HR, 500) == 3 / 6.0);
     double at10 = 1 / log2(2.0) + 1 / log2(11.0);
-    CHECK(fabs(m.ndcg[0] - at10 / 6) < 1e-15);
-    CHECK(fabs(m.ndcg[3] - (at10 + 1 / log2(12.0)) / 6) < 1e-15);
-    CHECK(fabs(m.mrr - (1 + 0.1 + 1 / 11.0 + 1 / 2500.0 + 2 / 2501.0) / 6) < 1e-15);
-    CHECK(rank_counts_hr(&c, 3000) == 4 / 6.0);
+    CHECK(fabs(value(&c, METRIC_NDCG, 10) - at10 / 6) < 1e-15);
+    CHECK(fabs(value(&c, METRIC_NDCG, 200) - (at10 + 1 / log2(12.0)) / 6) < 1e-15);
+    CHECK(fabs(value(&c, METRIC_MRR, 0) - (1 + 0.1 + 1 / 11.0 + 1 / 2500.0 + 2 / 2501.0) / 6) <
+          1e-15);
+    CHECK(position_counts_metric(&c, &(metric){METRIC_HR, 3000}) == 4 / 6.0);
 }
 
 /* One target a user: recall is the hit rate, and precision divides it by the length of the list. */
 TEST(metrics_by_name) {
-    static rank_counts c;
+    static position_counts c;
     const int32_t rank[] = {1, 3, 5, 6};
-    rank_counts_add(&c, rank, 4, 100);
-    CHECK(rank_counts_metric(&c, &(metric){METRIC_HR, 5}) == 0.75);
-    CHECK(rank_counts_metric(&c, &(metric){METRIC_RECALL, 5}) == 0.75);
-    CHECK(rank_counts_metric(&c, &(metric){METRIC_PRECISION, 5}) == 0.15);
-    CHECK(fabs(rank_counts_metric(&c, &(metric){METRIC_NDCG, 3}) - 1.5 / 4) < 1e-15);
-    CHECK(fabs(rank_counts_metric(&c, &(metric){METRIC_MRR, 0}) -
+    position_counts_add(&c, rank, 4, 100);
+    CHECK(position_counts_metric(&c, &(metric){METRIC_HR, 5}) == 0.75);
+    CHECK(position_counts_metric(&c, &(metric){METRIC_RECALL, 5}) == 0.75);
+    CHECK(position_counts_metric(&c, &(metric){METRIC_PRECISION, 5}) == 0.15);
+    CHECK(fabs(position_counts_metric(&c, &(metric){METRIC_NDCG, 3}) - 1.5 / 4) < 1e-15);
+    CHECK(fabs(position_counts_metric(&c, &(metric){METRIC_MRR, 0}) -
                (1 + 1 / 3.0 + 1 / 5.0 + 1 / 6.0) / 4) < 1e-15);
-    CHECK(isnan(rank_counts_metric(&c, &(metric){METRIC_COVERAGE, 5})));
+    CHECK(isnan(position_counts_metric(&c, &(metric){METRIC_COVERAGE, 5})));
 }
 
 TEST(metrics_of_log_losses_by_hand) {
@@ -71,22 +74,19 @@ TEST(metrics_of_log_losses_by_hand) {
     CHECK(isnan(log_losses_mean(&l)) && isnan(log_losses_ne(&l)));
 }
 
-/* In a corpus of 20, rank 21 says that the target was seen: a miss, not a hit at 50. */
+/* In a corpus of 20, position 21 says that the target was seen: a miss, not a hit at 50. */
 TEST(metrics_take_a_seen_target_for_a_miss) {
-    static rank_counts c;
-    ranking_metrics m;
+    static position_counts c;
     const int32_t rank[] = {21, 20};
-    rank_counts_add(&c, rank, 2, 20);
-    ranking_metrics_make(&m, &c);
-    CHECK(m.hr[2] == 0.5 && m.hr[5] == 0.5);
-    CHECK(fabs(m.mrr - (1 / 2501.0 + 1 / 20.0) / 2) < 1e-15);
+    position_counts_add(&c, rank, 2, 20);
+    CHECK(value(&c, METRIC_HR, 50) == 0.5 && value(&c, METRIC_HR, 500) == 0.5);
+    CHECK(fabs(value(&c, METRIC_MRR, 0) - (1 / 2501.0 + 1 / 20.0) / 2) < 1e-15);
 }
 
-TEST(metrics_of_no_ranks) {
-    static rank_counts c;
-    ranking_metrics m;
-    ranking_metrics_make(&m, &c);
-    CHECK(m.n == 0 && m.hr[0] == 0 && m.ndcg[0] == 0 && m.mrr == 0);
+TEST(metrics_of_no_positions) {
+    static position_counts c;
+    CHECK(value(&c, METRIC_HR, 1) == 0 && value(&c, METRIC_NDCG, 10) == 0);
+    CHECK(value(&c, METRIC_MRR, 0) == 0);
 }
 
 enum { ROWS = 600, TASKS = 3 };

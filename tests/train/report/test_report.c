@@ -7,7 +7,6 @@
 #include "base/hash.h"
 #include "oom.h"
 #include "run_test.h"
-#include "train/report/chart.h"
 #include "train/report/run_log.h"
 
 static char *page_of(const char *run) {
@@ -84,7 +83,7 @@ TEST(report_has_baselines_best_rate_and_samples) {
     CHECK_CONTAINS(page, "user u&lt;1&gt;");
     CHECK_CONTAINS(page, "<li>old &amp; new</li>");
     CHECK_CONTAINS(page, "<li>No</li><li class=hit>It &#10003;</li>");
-    CHECK_CONTAINS(page, "(rank 2)");
+    CHECK_CONTAINS(page, "(position 2)");
     CHECK_CONTAINS(page, "as &lt;they&gt; come");
     CHECK_CONTAINS(page, "Result on the test part, with the best weights");
     CHECK_CONTAINS(page, "finished early");

@@ -1,5 +1,5 @@
 /* Strangers at the door of a job: none of them ends or delays it. */
-#include "dist/handshake.h"
+#include "dist/net.h"
 
 #include <fcntl.h>
 #include <net/if.h>

@@ -1,4 +1,4 @@
-#include "train/report/run_history.h"
+#include "train/report/run_log.h"
 
 #include "oom.h"
 #include "train_test.h"

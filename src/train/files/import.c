@@ -1,8 +1,9 @@
-#include "train/files/import_nvidia.h"
+#include "train/files/import.h"
 
 #include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,27 +11,159 @@
 #include "base/file.h"
 #include "base/mem.h"
 #include "embed/snapshot.h"
+#include "model/weight_file.h"
 #include "nn/dynamic.h"
 #include "nn/input.h"
-#include "train/files/import_params.h"
+#include "train/files/checkpoint.h"
 
 enum { NAME_BYTES = TORCH_NAME_BYTES, PATH_BYTES = 4096, MAX_DEPTH = 8, ACTIONS = -2 };
 
-static const char *const prefixes[] = {"model_state_dict.", "model_state_dict.module.", "module.",
-                                       ""};
+typedef struct import_job {
+    session *s;
+    const torch_file *file;
+    const char *prefix, *folder;
+    import_meta_report *meta;
+    import_nvidia_report *nvidia;
+} import_job;
+
+/* The tensor `name` under the prefix; NULL: it is not there. */
+static const torch_tensor *find_tensor(const import_job *j, const char *name) {
+    char whole[NAME_BYTES];
+    if (snprintf(whole, sizeof whole, "%s%s", j->prefix, name) >= (int)sizeof whole) return NULL;
+    return torch_find(j->file, whole);
+}
+
+/* Finds where the state_dict is by one of its tensors: train.py and others keep it under a name,
+ * and DDP adds "module.". */
+static bool find_prefix(import_job *j, const char *name) {
+    static const char *const prefixes[] = {"model_state_dict.module.",
+                                           "model_state_dict.",
+                                           "state_dict.module.",
+                                           "state_dict.",
+                                           "module.",
+                                           ""};
+    for (size_t i = 0; i < sizeof prefixes / sizeof *prefixes; i++) {
+        j->prefix = prefixes[i];
+        if (find_tensor(j, name) != NULL) return true;
+    }
+    return false;
+}
+
+static status check_finite(const import_job *j, const char *name, const float *x, int64_t n) {
+    for (int64_t i = 0; i < n; i++)
+        if (!isfinite(x[i]))
+            return fail(ERR_NUMERIC, "%s: '%s' holds numbers that are not finite",
+                        torch_path(j->file), name);
+    return OK;
+}
+
+static bool has_shape(const torch_tensor *t, const param *p, int first) {
+    bool is_same = t->n_dims == p->n_dims;
+    for (int d = first; d < p->n_dims && is_same; d++)
+        is_same = t->shape[d] == p->shape[d];
+    return is_same;
+}
+
+static status wrong_shape(const import_job *j, const torch_tensor *t, const param *p) {
+    char there[SHAPE_TEXT_BYTES], here[SHAPE_TEXT_BYTES];
+    return fail(ERR_CONFIG,
+                "%s: '%s' has the shape %s, but the config makes it %s; give the config that the "
+                "checkpoint was trained with",
+                torch_path(j->file), p->name, tensor_shape_text(there, t->n_dims, t->shape),
+                tensor_shape_text(here, p->n_dims, p->shape));
+}
+
+/* The values of a parameter, (p->n) of them, to `host`. */
+typedef status (*read_fn)(import_job *j, const torch_tensor *t, const param *p, float *host);
+
+static status read_whole(import_job *j, const torch_tensor *t, const param *p, float *host) {
+    if (!has_shape(t, p, 0)) return wrong_shape(j, t, p);
+    return torch_read_floats(j->file, t, 0, p->n_dims > 0 ? p->shape[0] : 1, host);
+}
+
+/* Sets a parameter to what `read` gives, if all of it is finite. */
+static status set_param(import_job *j, const param *p, read_fn read) {
+    backend *be = j->s->be;
+    const torch_tensor *t = find_tensor(j, p->name);
+    float *host;
+    if (t == NULL)
+        return fail(ERR_CONFIG,
+                    "%s: has no '%s'; give the config that the checkpoint was trained with",
+                    torch_path(j->file), p->name);
+    TRY(MEM_NEW_RAW(&host, (size_t)p->n));
+    status st = read(j, t, p, host);
+    if (st == OK) st = check_finite(j, p->name, host, p->n);
+    if (st == OK) st = be->ops->copy_in(be, p->value, host, (size_t)p->n * sizeof *host);
+    mem_free(host);
+    return st;
+}
+
+/* Parameters that the config does not make, such as those of a third layer, mean another model:
+ * ERR_CONFIG.  `is_other`: a name, without its prefix, that is no parameter. */
+static status check_unused(const import_job *j, bool (*is_other)(const char *name)) {
+    size_t n = strlen(j->prefix);
+    for (size_t i = 0; i < torch_n_tensors(j->file); i++) {
+        const char *name = torch_tensor_at(j->file, i)->name;
+        if (strncmp(name, j->prefix, n) != 0) continue;
+        name += n;
+        bool is_known = is_other(name);
+        for (int k = 0; k < j->s->n_params && !is_known; k++)
+            is_known = strcmp(name, j->s->params[k].name) == 0;
+        if (!is_known)
+            return fail(ERR_CONFIG,
+                        "%s: has '%s', which this config does not make; give the config that the "
+                        "checkpoint was trained with",
+                        torch_path(j->file), name);
+    }
+    return OK;
+}
+
+/* Rows of the item table: all that the data's ids need, in Meta's order there, in ours here. */
+static status read_items(import_job *j, const torch_tensor *t, const param *p, float *host) {
+    const seq_file *data = j->s->data;
+    int64_t n_rows = 0, dim = p->shape[1];
+    if (!has_shape(t, p, 1)) return wrong_shape(j, t, p);
+    TRY(meta_count_rows(data, &n_rows));
+    if (t->shape[0] < n_rows || (data->has_text_items && t->shape[0] != n_rows))
+        return fail(ERR_CONFIG,
+                    "%s: its item table has %" PRId64 " rows and the data %s need %" PRId64
+                    " (the row of an item is its id); give the data it was trained on",
+                    torch_path(j->file), t->shape[0], data->path, n_rows);
+    for (int64_t i = 0; i < p->shape[0]; i++)
+        TRY(torch_read_floats(j->file, t, meta_row(data, (uint32_t)i), 1, host + i * dim));
+    j->meta->n_rows = t->shape[0] - 1;
+    j->meta->n_dropped = t->shape[0] - p->shape[0];
+    return OK;
+}
+
+static bool is_no_meta_param(const char *name) {
+    return strcmp(name, META_MASK) == 0;
+}
+
+status import_meta(session *s, const torch_file *f, import_meta_report *out) {
+    import_job j = {.s = s, .file = f, .meta = out};
+    *out = (import_meta_report){.epoch = -1};
+    if (s->config->model == MODEL_HSTU)
+        return fail(ERR_CONFIG, "the config is not of Meta's research models (train_fn.main_module "
+                                "= 'HSTU' or 'SASRec')");
+    if (!find_prefix(&j, META_ITEMS))
+        return fail(ERR_CONFIG,
+                    "%s: has no '%s', so it is no checkpoint of Meta's research models; 'hstu "
+                    "info' lists what it has",
+                    torch_path(f), META_ITEMS);
+    (void)torch_find_int(f, "epoch", &out->epoch);
+    for (int i = 0; i < s->n_params; i++) {
+        bool is_items = &s->params[i] == model_rows(s->model, ITEM_FEATURE);
+        TRY(set_param(&j, &s->params[i], is_items ? read_items : read_whole));
+    }
+    return check_unused(&j, is_no_meta_param);
+}
 
 /* An id and the number that it has in our data. */
 typedef struct known_id {
     uint64_t id;
     uint32_t number;
 } known_id;
-
-typedef struct import_job {
-    session *s;
-    const torch_file *file;
-    const char *prefix, *folder;
-    import_nvidia_report *report;
-} import_job;
 
 /* One table being read: where its rows go, and which id is which number. */
 typedef struct table_job {
@@ -60,39 +193,6 @@ status import_nvidia_open(torch_file **out, const char *path) {
                     "recsys-examples",
                     path);
     return torch_open(out, file);
-}
-
-static status find_prefix(import_job *j) {
-    static const char first[] = "_hstu_block._attention_layers.0._linear_uvqk_weight";
-    static const char native[] = "_hstu_block._attention_layers.0._linear_uvqk.weight";
-    for (size_t i = 0; i < sizeof prefixes / sizeof *prefixes; i++) {
-        if (import_find(j->file, prefixes[i], native) != NULL)
-            return fail(ERR_UNSUPPORTED,
-                        "%s: is of NVIDIA's native layer (or of tensor parallelism), which orders "
-                        "its weights by head; checkpoints of its fused layer can be imported",
-                        torch_path(j->file));
-        if (import_find(j->file, prefixes[i], first) == NULL) continue;
-        j->prefix = prefixes[i];
-        return OK;
-    }
-    return fail(ERR_CONFIG,
-                "%s: has no '%s', so it is no checkpoint of NVIDIA's recsys-examples; 'hstu info' "
-                "lists what it has",
-                torch_path(j->file), first);
-}
-
-static status read_dense(void *ctx, const param *p, float *host) {
-    const import_job *j = ctx;
-    const torch_tensor *t = import_find(j->file, j->prefix, p->name);
-    bool is_same = t != NULL && t->n_dims == p->n_dims;
-    for (int d = 0; is_same && d < p->n_dims; d++)
-        is_same = t->shape[d] == p->shape[d];
-    if (!is_same)
-        return fail(ERR_CONFIG,
-                    "%s: %s '%s'%s; give the config that the checkpoint was trained with",
-                    torch_path(j->file), t == NULL ? "has no" : "has", p->name,
-                    t == NULL ? "" : " of another shape");
-    return torch_read_floats(j->file, t, 0, p->n_dims > 0 ? p->shape[0] : 1, host);
 }
 
 /* The folder under `root` that has a dump of the table, at any depth; "" where there is none. */
@@ -200,7 +300,7 @@ static status take_rows(void *ctx, const embed_rows *r) {
                     "the table '%s' there has rows of %d, but the config makes them %d; give the "
                     "config that the checkpoint was trained with",
                     w->name, r->n_floats, dim);
-    TRY(import_check_finite(w->j->file, w->name, r->rows, r->n * dim));
+    TRY(check_finite(w->j, w->name, r->rows, r->n * dim));
     if (w->t != NULL && r->n > w->room) {
         mem_free(w->keys);
         mem_free(w->rows);
@@ -220,9 +320,9 @@ static status take_rows(void *ctx, const embed_rows *r) {
             w->is_set[number] = 1;
         n++;
     }
-    w->j->report->n_rows += r->n;
+    w->j->nvidia->n_rows += r->n;
     if (w->t != NULL && n > 0) TRY(embed_insert(w->t->table, n, w->keys, w->rows, &n_rejected));
-    w->j->report->n_dropped += r->n - n + n_rejected;
+    w->j->nvidia->n_dropped += r->n - n + n_rejected;
     return OK;
 }
 
@@ -247,24 +347,22 @@ static status take_tensor(table_job *w, const torch_tensor *t) {
     return st;
 }
 
-static const torch_tensor *find_tensor(const import_job *j, const char *table) {
+static const torch_tensor *find_table(const import_job *j, const char *table) {
     static const char *const places[] = {
         "_embedding_collection._data_parallel_embedding_collection.embeddings.",
         "_embedding_collection._model_parallel_embedding_collection.embeddings.",
         "_embedding_collection.embeddings."};
     char name[NAME_BYTES];
-    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
-        if (snprintf(name, sizeof name, "%s%s.weight", places[i], table) >= (int)sizeof name)
-            continue;
-        const torch_tensor *t = import_find(j->file, j->prefix, name);
-        if (t != NULL) return t;
-    }
-    return NULL;
+    const torch_tensor *t = NULL;
+    for (size_t i = 0; i < sizeof places / sizeof *places && t == NULL; i++)
+        if (snprintf(name, sizeof name, "%s%s.weight", places[i], table) < (int)sizeof name)
+            t = find_tensor(j, name);
+    return t;
 }
 
 static status take_table(table_job *w) {
     char root[PATH_BYTES], dump[PATH_BYTES];
-    const torch_tensor *t = find_tensor(w->j, w->name);
+    const torch_tensor *t = find_table(w->j, w->name);
     if (w->feature >= 0) TRY(know_values(w));
     TRY(path_join(root, sizeof root, w->j->folder, "dynamicemb_module"));
     TRY(find_dump(root, w->name, 0, dump));
@@ -284,7 +382,7 @@ static status set_static(import_job *j, const param *p, int32_t feature) {
     if (st == OK) st = MEM_NEW(&w.is_set, (size_t)p->shape[0]);
     if (st == OK) st = take_table(&w);
     for (int64_t i = feature == ACTIONS ? 0 : 1; st == OK && i < p->shape[0]; i++)
-        j->report->n_missing += !w.is_set[i];
+        j->nvidia->n_missing += !w.is_set[i];
     if (st == OK) st = be->ops->copy_in(be, p->value, w.host, (size_t)p->n * sizeof *w.host);
     mem_free(w.host);
     mem_free(w.is_set);
@@ -313,13 +411,28 @@ static bool find_feature(const import_job *j, const param *p, int32_t *out) {
 }
 
 /* Tables have their own keys; "_hstu_block." and "_mlp." are what the model has besides. */
-static bool is_other(const char *name) {
+static bool is_no_nvidia_param(const char *name) {
     return strncmp(name, "_hstu_block.", 12) != 0 && strncmp(name, "_mlp.", 5) != 0;
+}
+
+static status check_layer(import_job *j) {
+    static const char first[] = "_hstu_block._attention_layers.0._linear_uvqk_weight";
+    static const char native[] = "_hstu_block._attention_layers.0._linear_uvqk.weight";
+    if (find_prefix(j, native))
+        return fail(ERR_UNSUPPORTED,
+                    "%s: is of NVIDIA's native layer (or of tensor parallelism), which orders its "
+                    "weights by head; checkpoints of its fused layer can be imported",
+                    torch_path(j->file));
+    if (find_prefix(j, first)) return OK;
+    return fail(ERR_CONFIG,
+                "%s: has no '%s', so it is no checkpoint of NVIDIA's recsys-examples; 'hstu info' "
+                "lists what it has",
+                torch_path(j->file), first);
 }
 
 status import_nvidia(session *s, const torch_file *f, const char *folder,
                      import_nvidia_report *out) {
-    import_job j = {.s = s, .file = f, .folder = folder, .report = out};
+    import_job j = {.s = s, .file = f, .folder = folder, .nvidia = out};
     dynamic_tables *tables = model_tables(s->model);
     int32_t feature;
     *out = (import_nvidia_report){0};
@@ -327,12 +440,11 @@ status import_nvidia(session *s, const torch_file *f, const char *folder,
         return fail(ERR_CONFIG,
                     "the config is not of NVIDIA's models; 'hstu import meta' takes those "
                     "of Meta's");
-    TRY(find_prefix(&j));
+    TRY(check_layer(&j));
     for (int i = 0; i < s->n_params; i++)
-        TRY(find_feature(&j, &s->params[i], &feature)
-                ? set_static(&j, &s->params[i], feature)
-                : import_set(s, f, &s->params[i], read_dense, &j));
+        TRY(find_feature(&j, &s->params[i], &feature) ? set_static(&j, &s->params[i], feature)
+                                                      : set_param(&j, &s->params[i], read_whole));
     for (int i = 0; tables != NULL && i < tables->n; i++)
         TRY(set_dynamic(&j, &tables->item[i]));
-    return import_check_unused(s, f, j.prefix, is_other);
+    return check_unused(&j, is_no_nvidia_param);
 }

@@ -1,15 +1,90 @@
-/* hstu import nvidia: a run written in NVIDIA's layout comes back as it was; what does not fit is
- * refused. */
-#include "train/files/import_nvidia.h"
-
+/* hstu import meta and nvidia: runs made of checkpoints, and those that do not fit. */
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/mem.h"
 #include "run_test.h"
+#include "train/files/import.h"
+
+/* Runs a command that must end with this code and say this. */
+static void says(int code, const char *command, const char *what) {
+    char *text = shell(code, command);
+    CHECK_CONTAINS(text, what);
+    free(text);
+}
+
+#define IMPORT "./hstu import meta w.pt --gin-config-file m.gin --data data --device cpu "
+
+/* A run that is exported and imported again is the same model: answers, metrics, weights. */
+TEST(import_meta_gives_the_same_model) {
+    says(0, "./hstu export run --what weights --layout meta --format pt --out w.pt", "w.pt");
+    says(0, IMPORT "--out back", "w.pt in back: 60 items\n");
+    for (int i = 0; i < 2; i++) {
+        char command[256];
+        snprintf(command, sizeof command,
+                 "./hstu eval %s --data data --device cpu --json > e%d; ./hstu recommend %s "
+                 "--data data --all-users --json --device cpu > r%d",
+                 i == 0 ? "run" : "back", i, i == 0 ? "run" : "back", i);
+        free(shell(0, command));
+    }
+    free(shell(0, "cmp r0 r1 && ./hstu export back --what weights --layout meta --format pt --out "
+                  "w2.pt && cmp w.pt w2.pt"));
+    char *text = shell(0, "for f in e0 e1; do sed 's/.*\\(\"hr@1\".*\"mrr\":[^,]*\\).*/\\1/' $f; "
+                          "done | uniq | wc -l");
+    CHECK_STR(text, "1\n");
+    free(text);
+    /* It trains on, and says where its weights are. */
+    says(0, "./hstu train --resume --out back --data data --epochs 1 --device cpu",
+         "Done: 5 steps");
+    says(0, "./hstu info back", "1 epoch");
+}
+
+TEST(import_meta_refuses_what_does_not_fit) {
+    free(shell(0, "./hstu export run --what weights --layout meta --format pt --out w.pt"));
+    says(2, IMPORT "--out x --set hstu_encoder.num_blocks=2",
+         "has no '_hstu._attention_layers.1._uvqk'");
+    says(2, IMPORT "--out x --set hstu_encoder.enable_relative_attention_bias=False",
+         "_rel_attn_bias._ts_w', which this config does not make");
+    says(
+        2, IMPORT "--out x --set hstu_encoder.dqk=4",
+        "'_hstu._attention_layers.0._uvqk' has the shape (8, 32), but the config makes it (8, 24)");
+    says(2, IMPORT "--out x --set train_fn.item_embedding_dim=16", "but the config makes it");
+    free(shell(0, "./hstu synth --out big --users 40 --items 90 --mean-len 9 --seed 1"));
+    says(2, "./hstu import meta w.pt --gin-config-file m.gin --data big --device cpu --out x",
+         "its item table has 61 rows and the data big/data.seq need 91");
+    says(1, "./hstu import meta m.gin --gin-config-file m.gin --data data --device cpu --out x",
+         "not a file of torch.save");
+    char root[2048], command[4096];
+    CHECK(getcwd(root, sizeof root) != NULL);
+    snprintf(command, sizeof command,
+             "./hstu import meta %s/tests/torch/adam.pt --gin-config-file m.gin --data data "
+             "--device cpu --out x",
+             root);
+    says(2, command, "no checkpoint of Meta's research models");
+    says(2, "./hstu import meta w.pt --data data --out x", "--gin-config-file");
+    says(2, IMPORT "--out run", "contains a run already");
+    says(2, "./hstu import moods x", "tables, meta, nvidia");
+    free(shell(0, "! ls x 2>/dev/null"));
+}
+
+/* Against PyTorch: tests/torch/meta.py. */
+TEST(import_meta_equals_torch) {
+    char *text;
+    const char *python = "build/python/bin/python";
+    if (test_command(NULL, "%s -c 'import torch'", python) != 0)
+        SKIP_TEST("torch is not installed in build/python");
+    int code = test_command(&text, "%s tests/torch/meta.py %s %s/meta", python, test_program(),
+                            test_folder());
+    if (code != 0 || strstr(text, "\nok\n") == NULL) FAIL_TEST("%s", text);
+    free(text);
+}
+
+/* hstu import nvidia: a run written in NVIDIA's layout comes back as it was; what does not fit is
+ * refused. */
 
 enum { MAX_TENSORS = 64 };
 
-static void says(int code, const char *args, const char *what) {
+static void hstu_says(int code, const char *args, const char *what) {
     char *text = said(code, args);
     CHECK_CONTAINS(text, what);
     free(text);
@@ -119,7 +194,7 @@ static void write_checkpoint(void) {
     seq_file_close(data);
 }
 
-#define IMPORT "import nvidia ckpt --gin-config-file n.gin --data mine --device cpu "
+#define IMPORT_NVIDIA "import nvidia ckpt --gin-config-file n.gin --data mine --device cpu "
 
 /* The weights are the same bits, but for the padding row of items, which nothing reads and a dump
  * does not have. */
@@ -149,16 +224,16 @@ static void round_trip(void) {
     free(said(0, "train --gin-config-file n.gin --data mine --out run --epochs 1"));
     free(said(0, "export run --what weights --format pt --out w.pt"));
     write_checkpoint();
-    says(0, IMPORT "--out back", "ckpt in back: ");
+    hstu_says(0, IMPORT_NVIDIA "--out back", "ckpt in back: ");
     free(said(0, "export back --what weights --format pt --out w2.pt"));
     check_same("w.pt", "w2.pt");
 }
 
 TEST(import_nvidia_gives_the_same_model) {
     round_trip();
-    says(0, "eval back --data mine", "auc");
+    hstu_says(0, "eval back --data mine", "auc");
     /* It trains on. */
-    says(0, "train --resume --out back --data mine --epochs 1", "Done: ");
+    hstu_says(0, "train --resume --out back --data mine --epochs 1", "Done: ");
 }
 
 /* The same into a dynamic table: the same scores. */
@@ -172,8 +247,9 @@ TEST(import_nvidia_fills_dynamic_tables) {
              "BenchmarkDatasetArgs.embedding_args = [@t/DynamicEmbeddingArgs()]\n",
              ranking_gin);
     write_text("d.gin", gin);
-    says(0, "import nvidia ckpt --gin-config-file d.gin --data mine --device cpu --out dynamic",
-         "ckpt in dynamic: ");
+    hstu_says(0,
+              "import nvidia ckpt --gin-config-file d.gin --data mine --device cpu --out dynamic",
+              "ckpt in dynamic: ");
     scores[0] = said(0, "score run --data mine --user 1 --candidates 7,14,21,28,35 --json");
     scores[1] = said(0, "score dynamic --data mine --user 1 --candidates 7,14,21,28,35 --json");
     CHECK_CONTAINS(scores[0], "{\"user\":1"); /* after what each says of its tables */
@@ -188,38 +264,42 @@ TEST(import_nvidia_counts_rows_that_do_not_fit_the_data) {
     float row[8] = {1};
     round_trip();
     write_dump("item", 0, 1, &stranger, 1, row, 8); /* a dump of one rank, which is found first */
-    says(0, IMPORT "--out other",
-         "1 rows of its tables have ids that are not in the data, or no place); 50 rows are not "
-         "there and zero");
+    hstu_says(
+        0, IMPORT_NVIDIA "--out other",
+        "1 rows of its tables have ids that are not in the data, or no place); 50 rows are not "
+        "there and zero");
     row[3] = NAN;
     write_dump("item", 0, 1, &stranger, 1, row, 8);
-    says(1, IMPORT "--out other2", "'item' holds numbers that are not finite");
+    hstu_says(1, IMPORT_NVIDIA "--out other2", "'item' holds numbers that are not finite");
     write_bytes(DUMPS "item_emb_values.rank_0.world_size_1", row, 7);
-    says(1, IMPORT "--out other3", "are no rows");
+    hstu_says(1, IMPORT_NVIDIA "--out other3", "are no rows");
     write_dump("item", 0, 1, &stranger, 1, row, 4);
-    says(2, IMPORT "--out other4", "rows of 4, but the config makes them 8");
+    hstu_says(2, IMPORT_NVIDIA "--out other4", "rows of 4, but the config makes them 8");
     row[3] = 0;
     write_dump("item", 0, 1, &stranger, 1, row, 8);
     free(said(0, "synth --out texts --users 20 --items 50 --mean-len 9"));
-    says(2, "import nvidia ckpt --gin-config-file n.gin --data texts --device cpu --out other5",
-         "are texts, and NVIDIA's are numbers");
+    hstu_says(2,
+              "import nvidia ckpt --gin-config-file n.gin --data texts --device cpu --out other5",
+              "are texts, and NVIDIA's are numbers");
 }
 
 TEST(import_nvidia_refuses_what_does_not_fit) {
     round_trip();
-    says(2, IMPORT "--out x --set NetworkArgs.num_layers=2",
-         "has no '_hstu_block._attention_layers.1.");
-    says(2, IMPORT "--out x --set NetworkArgs.num_position_buckets=32", "of another shape");
-    says(2, IMPORT "--out x --set \"RankingArgs.prediction_head_arch=[5]\"", "of another shape");
-    says(2, "import nvidia ckpt --gin-config-file m.gin --data mine --device cpu --out x",
-         "not of NVIDIA's models");
-    says(1, "import nvidia mine --gin-config-file n.gin --data mine --device cpu --out x",
-         "no torch_module/model.0.pth");
-    says(1, "import nvidia n.gin --gin-config-file n.gin --data mine --device cpu --out x",
-         "not a file of torch.save");
-    says(2, "import nvidia ckpt --gin-config-file n.gin --data mine --device cpu",
-         "--out are needed");
+    hstu_says(2, IMPORT_NVIDIA "--out x --set NetworkArgs.num_layers=2",
+              "has no '_hstu_block._attention_layers.1.");
+    hstu_says(2, IMPORT_NVIDIA "--out x --set NetworkArgs.num_position_buckets=32",
+              "has the shape");
+    hstu_says(2, IMPORT_NVIDIA "--out x --set \"RankingArgs.prediction_head_arch=[5]\"",
+              "has the shape");
+    hstu_says(2, "import nvidia ckpt --gin-config-file m.gin --data mine --device cpu --out x",
+              "not of NVIDIA's models");
+    hstu_says(1, "import nvidia mine --gin-config-file n.gin --data mine --device cpu --out x",
+              "no torch_module/model.0.pth");
+    hstu_says(1, "import nvidia n.gin --gin-config-file n.gin --data mine --device cpu --out x",
+              "not a file of torch.save");
+    hstu_says(2, "import nvidia ckpt --gin-config-file n.gin --data mine --device cpu",
+              "--out are needed");
     CHECK_EQ(test_command(NULL, "rm -r %s/ckpt/dynamicemb_module", test_folder()), 0);
-    says(2, IMPORT "--out x", "no item_emb_keys of the table 'item'");
+    hstu_says(2, IMPORT_NVIDIA "--out x", "no item_emb_keys of the table 'item'");
     CHECK(!folder_exists(run_path("x")));
 }

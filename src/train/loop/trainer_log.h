@@ -1,17 +1,18 @@
-/* Inside the trainer: shared by trainer.c (the loop), trainer_step.c (one step) and trainer_log.c
- * (its output). */
-#ifndef HSTU_TRAIN_LOOP_TRAINER_INT_H
-#define HSTU_TRAIN_LOOP_TRAINER_INT_H
+/* The output of a trainer: config.json, the lines of log.jsonl, the report, and calls of its
+ * observer.  Inside the trainer only: trainer.c trains, trainer_log.c writes what it did. */
+#ifndef HSTU_TRAIN_LOOP_TRAINER_LOG_H
+#define HSTU_TRAIN_LOOP_TRAINER_LOG_H
 
 #include "base/log.h"
 #include "base/text.h"
 #include "dist/leaf_step.h"
+#include "format/json.h"
+#include "model/session.h"
 #include "ops/comm_host.h"
 #include "train/files/checkpoint.h"
-#include "train/files/table_snapshots.h"
+#include "train/files/table_files.h"
 #include "train/files/warm_start.h"
 #include "train/loop/trainer.h"
-#include "train/loop/trainer_step.h"
 #include "train/report/run_log.h"
 
 /* The most steps in flight; a backend's n_ahead is below. */
@@ -62,7 +63,17 @@ static inline bool trainer_is_first(const trainer *t) {
     return comm_is_first(session_world(t->s));
 }
 
-/* Says what the memory of a GPU is used for. */
+/* What the run evaluates while it trains. */
+static inline split_part trainer_held_out(const trainer *t) {
+    return t->saved.state.split.rule.has_validation ? PART_VALIDATION : PART_TEST;
+}
+
+static inline bool trainer_is_out_of_patience(const trainer *t) {
+    const train_state *state = &t->saved.state;
+    return state->patience > 0 && state->n_since_best >= (uint64_t)state->patience;
+}
+
+/* Logs what the memory of a GPU is used for. */
 void trainer_log_memory(const trainer *t);
 
 /* Writes config.json: the options of the config and, under "run", what the command line decided.
@@ -71,7 +82,7 @@ void trainer_log_memory(const trainer *t);
 status trainer_write_config(trainer *t);
 
 /* The line of the baselines, at the start of a run, and that of the sample recommendations, before
- * its end (trainer_extras.c); for the log alone.  All ranks call the second. */
+ * its end: what a report shows beside the curves.  All ranks call the second. */
 status trainer_log_baselines(trainer *t);
 status trainer_log_samples(trainer *t);
 

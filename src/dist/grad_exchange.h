@@ -1,10 +1,16 @@
-/* Inside the sums of gradients: grad_sum.c keeps the nodes of a rank, grad_exchange.c completes the
- * tree over the ranks, grad_rows.c for rows that ranks hold together; grad_early.c sums dense
- * gradients during the backward pass. */
-#ifndef HSTU_DIST_GRAD_SUM_INT_H
-#define HSTU_DIST_GRAD_SUM_INT_H
+/* The tree over the ranks, and what it works on: grad_sum.c sums the leaves of a rank into the
+ * largest whole subtrees, its open nodes; grad_exchange.c sums the open nodes of all ranks.
+ *
+ * Every rank owns a slice of each gradient: a range of floats, or of rows where rows are marked.
+ * All ranks send the owner their nodes' values of the slice; the owner sums them by the tree, in
+ * the order of the leaves, and sends the sum to all.  Of marked tables only marked rows travel,
+ * with their numbers, which ascend in each node: the owner merges the lists.  Rows that ranks hold
+ * together go to the rank that holds them. */
+#ifndef HSTU_DIST_GRAD_EXCHANGE_H
+#define HSTU_DIST_GRAD_EXCHANGE_H
 
 #include "dist/grad_sum.h"
+#include "dist/transport.h"
 #include "nn/dynamic.h"
 
 /* Gradients of one kind: rows of a table, or all dense parameters as rows of one float. */
@@ -48,11 +54,6 @@ typedef struct grad_bucket {
 
 enum { MAX_SLOTS = 16, MAX_OPEN = MAX_NODES };
 
-typedef struct grad_buffer {
-    char *memory;
-    size_t bytes;
-} grad_buffer;
-
 struct grad_sum {
     backend *be;
     comm *comm;
@@ -73,43 +74,19 @@ struct grad_sum {
     int64_t *present; /* (size): nodes of each rank that are not absent */
     int64_t *n_send, *n_receive, *n_rows; /* (size) */
     bool has_bf16_wire;                   /* of dynamic tables */
-    grad_bucket *bucket;                  /* (n_buckets); none: grad_early.h is not used */
+    grad_bucket *bucket;                  /* (n_buckets); none: grad_early_* is not used */
     int n_buckets, n_summed;              /* n_summed: of this batch, or step */
-    grad_buffer pack, got, ids, got_ids, counts, got_counts, result, result_ids;
+    host_buffer pack, got, ids, got_ids, counts, got_counts, result, result_ids;
 };
 
-/* value[lo..lo+n) of the nodes summed by the tree, in place; value[i] NULL: node i is absent.
- * Returns where the sum is; NULL: all are absent. */
-float *grad_tree_sum(const grad_sum *g, float **value, int64_t lo, int64_t n);
-
-/* The gradients of a part of an open node. */
-static inline float *grad_node_value(const grad_sum *g, const open_node *o, int part) {
-    return o->is_live ? g->part[part].grad : o->slot->value[part];
+static inline void grad_add(float *to, const float *from, int64_t n) {
+    for (int64_t i = 0; i < n; i++)
+        to[i] += from[i];
 }
-
-static inline uint8_t *grad_node_marks(const grad_sum *g, const open_node *o, int part) {
-    return o->is_live ? g->part[part].marks : o->slot->marks[part];
-}
-
-/* Sums the gradients of all ranks with all_reduce, from this part on: part 0 is all dense ones. */
-status grad_reduce_parts(grad_sum *g, int first_part);
-
-/* Slots in memory of the GPU; the last one becomes `before`. */
-status grad_device_alloc(grad_sum *g, int n_slots);
-void grad_device_free(grad_sum *g);
 
 /* Calls fn for blocks of 0..n-1 on the backend's threads. */
 typedef void (*grad_block_fn)(void *ctx, int64_t first, int64_t n);
 status grad_for_blocks(const grad_sum *g, int64_t n, int64_t block, grad_block_fn fn, void *ctx);
-
-status grad_buffer_reserve(grad_buffer *b, int64_t bytes);
-
-/* n_send rows of `from` to each rank, n_receive rows of each to `to`. */
-status grad_all_to_all(grad_sum *g, int64_t row_bytes, const void *from, void *to);
-
-/* The tree over the ranks for rows of a dynamic table that ranks hold together: each row's sum goes
- * to the rank that holds it, and to no other. */
-status grad_exchange_held(grad_sum *g, int part);
 
 /* Completes the tree over the ranks: from the open nodes to the model's gradients. */
 status grad_exchange(grad_sum *g, leaf_loss *out);
