@@ -52,6 +52,12 @@ static inline void cpu_add_partials(float *sum, int64_t n, const float *partials
  * where the rate is 0. */
 void cpu_dropout_factors(const dropout *d, int64_t row, int64_t column, int32_t n, float *factor);
 
+/* One step of an optimizer on n elements, or on one row of n where the state is that of a row (m is
+ * then one number).  m and v are not used by optimizers that have no such state. */
+void cpu_optimizer_step(opt_kind kind, const optimizer_rule *rule, float scale, int64_t n,
+                        const float *restrict grad, float *restrict w, float *restrict m,
+                        float *restrict v);
+
 /* Every op `name` is cpu_name. */
 #define OP(result, name, parameters, arguments, test) result cpu_##name parameters;
 #include "ops/ops.def"

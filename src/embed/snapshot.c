@@ -31,7 +31,7 @@ const char *embed_policy_name(embed_policy policy) {
     return policy_names[policy];
 }
 
-const char *embed_opt_name(row_opt opt) {
+const char *embed_opt_name(opt_kind opt) {
     return opt_names[opt];
 }
 
@@ -43,9 +43,9 @@ status embed_policy_parse(const char *name, embed_policy *out) {
     return fail(ERR_FORMAT, "'%.40s' is no eviction policy", name);
 }
 
-status embed_opt_parse(const char *name, row_opt *out) {
-    for (int i = ROW_SGD; i <= ROW_ROWWISE_ADAGRAD; i++) {
-        *out = (row_opt)i;
+status embed_opt_parse(const char *name, opt_kind *out) {
+    for (int i = OPT_SGD; i <= OPT_ROWWISE_ADAGRAD; i++) {
+        *out = (opt_kind)i;
         if (strcmp(name, opt_names[i]) == 0) return OK;
     }
     return fail(ERR_FORMAT, "'%.40s' is no optimizer of rows", name);

@@ -29,7 +29,7 @@ static status check_config(const backend *be, const embed_config *c) {
     if (c->admit_count > EMBED_MAX_ADMIT_COUNT)
         return fail(ERR_CONFIG, "an admission at the %u-th use; at most %d can be counted",
                     c->admit_count, EMBED_MAX_ADMIT_COUNT);
-    int32_t n_floats = c->dim + table_n_state(c->opt, c->dim);
+    int32_t n_floats = c->dim + optimizer_n_state(c->opt, c->dim);
     if (c->store != NULL && c->store->n_floats != n_floats)
         return fail(ERR_CONFIG, "the store holds rows of %d floats, the table of %d",
                     c->store->n_floats, n_floats);
@@ -177,7 +177,7 @@ status embed_create(embed_table **out, backend *be, const embed_config *config) 
     t->config = *config;
     t->be = be->tables_below != NULL ? be->tables_below : be;
     t->v = be->tables;
-    t->n_floats = config->dim + table_n_state(config->opt, config->dim);
+    t->n_floats = config->dim + optimizer_n_state(config->opt, config->dim);
     t->stride = (config->dim + 3) / 4 * 4;
     t->step = 1;
     t->n_room = config->max_batch > TABLE_SLOTS ? config->max_batch : TABLE_SLOTS;

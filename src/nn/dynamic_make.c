@@ -191,7 +191,7 @@ static void align_levels(int64_t capacity[EMBED_LEVELS]) {
 static void set_levels(embed_config *out, const config_embedding *e, needs n) {
     int64_t enough = n.n_ids * SLOTS_PER_ID;
     int64_t n_slots = e->capacity < enough ? e->capacity : enough;
-    int64_t n_floats = out->dim + table_n_state(out->opt, out->dim);
+    int64_t n_floats = out->dim + optimizer_n_state(out->opt, out->dim);
     int64_t n_device = rows_on_device(e, n_floats * (int64_t)sizeof(float));
     out->max_batch = n.max_rows;
     out->is_on_host = n_device == 0;
@@ -210,10 +210,10 @@ static void set_levels(embed_config *out, const config_embedding *e, needs n) {
 }
 
 static status create_table(dynamic_tables *d, dynamic_table *t, const config *c) {
-    static const row_opt opts[] = {[OPTIMIZER_ADAM] = ROW_ADAM,
-                                   [OPTIMIZER_SGD] = ROW_SGD,
-                                   [OPTIMIZER_ROW_WISE_ADAGRAD] = ROW_ROWWISE_ADAGRAD,
-                                   [OPTIMIZER_ADAGRAD] = ROW_ADAGRAD};
+    static const opt_kind opts[] = {[OPTIMIZER_ADAM] = OPT_ADAMW,
+                                    [OPTIMIZER_SGD] = OPT_SGD,
+                                    [OPTIMIZER_ROW_WISE_ADAGRAD] = OPT_ROWWISE_ADAGRAD,
+                                    [OPTIMIZER_ADAGRAD] = OPT_ADAGRAD};
     static const embed_policy policies[] = {[STRATEGY_LRU] = POLICY_LRU,
                                             [STRATEGY_LFU] = POLICY_LFU,
                                             [STRATEGY_STEP] = POLICY_STEP,
@@ -230,7 +230,7 @@ static status create_table(dynamic_tables *d, dynamic_table *t, const config *c)
                       .comm = d->comm};
     needs n = needs_of(d, t);
     set_levels(&e, t->config, n);
-    TRY(dynamic_open_store(t, t->dim + table_n_state(e.opt, t->dim),
+    TRY(dynamic_open_store(t, t->dim + optimizer_n_state(e.opt, t->dim),
                            c->trainer.pipeline == PIPELINE_PREFETCH,
                            2 * (int64_t)n.max_rows * t->n_features));
     e.store = t->ahead != NULL ? t->ahead : t->store;

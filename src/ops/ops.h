@@ -39,6 +39,7 @@
 #include "base/rng.h"
 #include "base/status.h"
 #include "ops/mask_rule.h"
+#include "ops/optimizer_rule.h"
 #include "ops/rank_int8.h"
 
 #ifdef __cplusplus
@@ -516,15 +517,8 @@ typedef struct logits_loss_args {
     void *dlogits;           /* (n, n_columns) act, or NULL */
 } logits_loss_args;
 
-typedef enum { OPT_ADAMW, OPT_SGD, OPT_ROWWISE_ADAGRAD, OPT_ADAGRAD } opt_kind;
-
-/* One update of a weight, with g = grad * *grad_scale (NULL: 1):
- *     adamw            w *= 1 - lr wd; m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2;
- *                      w -= lr (m / (1-b1^t)) / (sqrt(v / (1-b2^t)) + eps)
- *     sgd              w -= lr (g + wd w)
- *     rowwise adagrad  s += mean(g^2); w -= lr g / (sqrt(s) + eps)
- *     adagrad the same with s += g^2, one state for each element
- * Gradients that were used are zeroed.  Where *grad_scale is 0 the step is skipped: nothing is
+/* One update of a weight by its optimizer (optimizer_rule.h), with g = grad * *grad_scale (NULL:
+ * 1). Gradients that were used are zeroed.  Where *grad_scale is 0 the step is skipped: nothing is
  * updated, the gradient is zeroed.  With `marks` only the rows of `dim` whose mark is not 0 are
  * touched (lazy), and their marks are zeroed; else all n elements. */
 typedef struct update_args {

@@ -63,7 +63,7 @@ TEST(embed_order_and_threads_do_not_matter) {
         uint64_t state = 9, shuffle = (uint64_t)run;
         embed_config c = small_config(POLICY_LFU, 640);
         c.capacity[1] = 1280;
-        c.opt = ROW_ADAGRAD;
+        c.opt = OPT_ADAGRAD;
         CHECK_OK(test_real_backend(&be, run == 2 ? workers : NULL));
         CHECK_OK(embed_create(&t, be, &c));
         for (int step = 1; step < 30; step++) {
