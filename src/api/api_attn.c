@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "api/api_int.h"
-#include "ops/attn_check.h"
+#include "ops/ops.h"
 
 _Static_assert((int)HSTU_FLOAT32 == (int)ACT_F32 && (int)HSTU_BFLOAT16 == (int)ACT_BF16 &&
                    (int)HSTU_FLOAT16 == (int)ACT_F16,
@@ -22,7 +22,7 @@ void hstu_attn_varlen_defaults(hstu_attn_varlen_args *out) {
 }
 
 static bool is_cpu(const backend *be) {
-    return strcmp(be->name, "cpu") == 0;
+    return be->is_host;
 }
 
 static void destroy_backend(void *object) {

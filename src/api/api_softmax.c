@@ -5,8 +5,8 @@
 
 #include "api/api_int.h"
 #include "base/mem.h"
-#include "ops/attn_check.h"
-#include "ops/mask_batch.h"
+#include "ops/mask_tiles.h"
+#include "ops/ops.h"
 
 typedef struct api_softmax {
     backend *be;

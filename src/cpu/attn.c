@@ -7,7 +7,7 @@
 #include "cpu/attn_int.h"
 
 #include "cpu/tile.h"
-#include "ops/attn_check.h"
+#include "ops/ops.h"
 
 typedef struct fwd_job {
     backend *be;

@@ -13,7 +13,7 @@
 #include "cpu/attn_int.h"
 
 #include "cpu/tile.h"
-#include "ops/attn_check.h"
+#include "ops/ops.h"
 
 enum {
     BWD_ROWS = 32, /* query rows whose tiles are kept before they are added to dk and dv */

@@ -156,6 +156,7 @@ status backend_create_cpu(backend **out, pool *workers) {
     *be = (backend){.ops = &cpu_ops,
                     .tables = &cpu_table_ops,
                     .act = ACT_F32,
+                    .is_host = true,
                     .name = "cpu",
                     .workers = workers,
                     .state = state,

@@ -2,7 +2,7 @@
 #include <math.h>
 
 #include "cpu/cpu.h"
-#include "ops/head.h"
+#include "ops/ops.h"
 
 typedef struct l2_job {
     const l2_args *a;

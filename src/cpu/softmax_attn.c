@@ -7,7 +7,7 @@
  * random numbers. */
 #include <math.h>
 
-#include "ops/attn_check.h"
+#include "ops/ops.h"
 
 #include "cpu/softmax_attn.h"
 

@@ -7,7 +7,7 @@
 #include "base/mem.h"
 #include "dist/grad_early.h"
 #include "dist/grad_sum_int.h"
-#include "ops/combine.h"
+#include "ops/comm.h"
 
 static status alloc_slot(grad_sum *g, grad_slot *s) {
     const ops *f = g->be->ops;

@@ -2,7 +2,7 @@
 
 #include "base/mem.h"
 #include "dist/grad_sum_int.h"
-#include "ops/combine.h"
+#include "ops/comm.h"
 
 /* Parts from the head down to the input: a bucket ends with the part that makes it large enough,
  * the last one with the input.  Ranges of parts follow each other, so that of a bucket begins with

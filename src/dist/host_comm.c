@@ -11,7 +11,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "dist/transport.h"
-#include "ops/combine.h"
+#include "ops/comm.h"
 
 typedef struct host_buffer {
     char *memory;
@@ -274,7 +274,7 @@ status comm_create_beside(comm **out, backend *be, transport *t) {
 }
 
 status comm_create_host(comm **out, backend *be, transport *t) {
-    bool is_host_memory = strcmp(be->name, "cpu") == 0;
+    bool is_host_memory = be->is_host;
     TRY(create(out, be, t, is_host_memory));
     status st = is_host_memory ? OK : comm_create_beside(&(*out)->host, be, t);
     if (st != OK) {

@@ -4,7 +4,7 @@
 
 #include "base/mem.h"
 #include "base/waits.h"
-#include "ops/combine.h"
+#include "ops/comm.h"
 
 typedef struct nccl_state {
     transport *t;

@@ -9,7 +9,7 @@
 
 #include "base/mem.h"
 #include "embed/table_int.h"
-#include "ops/comm_host.h"
+#include "ops/comm.h"
 
 static int64_t common_divisor(int64_t a, int64_t b) {
     while (b != 0) {

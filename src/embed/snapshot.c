@@ -19,7 +19,7 @@
 #include "embed/snapshot_int.h"
 #include "format/json.h"
 #include "format/safetensors.h"
-#include "ops/comm_host.h"
+#include "ops/comm.h"
 
 /* Most rows and bytes of a file, and of what is in memory at a time. */
 enum { FILE_ROWS = 1 << 20, FILE_BYTES = 1 << 26, MEMORY_BYTES = 1 << 22 };

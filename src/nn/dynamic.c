@@ -1,7 +1,7 @@
 #include <string.h>
 
 #include "nn/dynamic_int.h"
-#include "ops/comm_host.h"
+#include "ops/comm.h"
 
 enum { EXPIRIES = 16 };
 

@@ -100,7 +100,7 @@ status dynamic_choose(dynamic_tables *d, const config *c, model_limits *l,
                       int32_t *n_context_values, nn_memory *memory) {
     int64_t n_most = 0;
     d->be = memory->be;
-    d->is_host_memory = strcmp(d->be->name, "cpu") == 0;
+    d->is_host_memory = d->be->is_host;
     d->has_bf16_wire = l->has_bf16_wire && d->is_host_memory;
     d->reads_whole = c->task == TASK_RETRIEVAL; /* negatives are from the whole batch */
     if (l->comm != NULL && l->comm->size > 1) d->comm = l->comm;

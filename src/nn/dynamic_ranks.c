@@ -8,7 +8,7 @@
 
 #include "base/half.h"
 #include "nn/dynamic_int.h"
-#include "ops/comm_host.h"
+#include "ops/comm.h"
 #include "ops/row_moves.h"
 
 enum { MAX_RANKS = DYNAMIC_MAX_RANKS };

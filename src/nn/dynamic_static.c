@@ -6,7 +6,7 @@
 
 #include "base/log.h"
 #include "nn/dynamic_int.h"
-#include "ops/comm_host.h"
+#include "ops/comm.h"
 #include "ops/row_moves.h"
 
 /* A table that the config does not mention is held in shards from this size on. */

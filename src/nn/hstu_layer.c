@@ -2,7 +2,7 @@
 
 #include "nn/hstu_layer_int.h"
 #include "nn/hstu_rows.h"
-#include "ops/head_parts.h"
+#include "ops/row_moves.h"
 
 hstu_layer_config hstu_layer_research(void) {
     return (hstu_layer_config){.names = NAMES_META,

@@ -110,6 +110,7 @@ status timed_create(backend **out, backend *below) {
                     .tables = below->tables,
                     .tables_below = below->tables_below != NULL ? below->tables_below : below,
                     .act = below->act,
+                    .is_host = below->is_host,
                     .name = below->name,
                     .workers = below->workers,
                     .state = t,

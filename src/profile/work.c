@@ -12,7 +12,7 @@ static op_work by_pairs(const backend *be, const op_work *asked, double pairs, d
     op_work w = *asked;
     if (pairs > 0) w.flop = pairs * of_pair;
     if (pairs > 0) w.bytes = n_bytes;
-    if (w.ask.n_sequences > 0 && strcmp(be->name, "cpu") != 0) {
+    if (w.ask.n_sequences > 0 && !be->is_host) {
         w.of_pair = of_pair;
         w.pair_bytes = n_bytes;
     }

@@ -2,7 +2,7 @@
 #ifndef HSTU_TUNE_HAND_WRITTEN_H
 #define HSTU_TUNE_HAND_WRITTEN_H
 
-#include "ops/mask_batch.h"
+#include "ops/mask_tiles.h"
 #include "tune/chain_problem.h"
 #include "tune/library.h"
 

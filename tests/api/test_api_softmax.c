@@ -3,7 +3,7 @@
 #include "base/rng.h"
 #include "cpu/attn_naive.h"
 #include "hstu.h"
-#include "ops/mask_batch.h"
+#include "ops/mask_tiles.h"
 #include "test.h"
 
 enum { H = 2, D = 6, B = 3, T = 90, WIDTH = H * D };

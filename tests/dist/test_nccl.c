@@ -8,8 +8,7 @@
 #include "dist/group.h"
 #include "dist/nccl.h"
 #include "dist/shm.h"
-#include "ops/combine.h"
-#include "ops/comm_host.h"
+#include "ops/comm.h"
 #include "test.h"
 
 enum { MAX_RANKS = 8, N = 37, MAX_CALLS = 64 };

@@ -8,7 +8,7 @@
 #include "dist/ranks.h"
 #include "dist/start.h"
 #include "embed/table_int.h"
-#include "ops/comm_host.h"
+#include "ops/comm.h"
 #include "table_run.h"
 
 enum { DIM = 8, N_BATCHES = 24, BATCH = 150 };

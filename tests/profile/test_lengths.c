@@ -94,7 +94,7 @@ TEST(lengths_pairs_are_those_of_the_mask) {
                        .target_group = 1 + (int)draw(3)};
         pairs_ask ask;
         work_pairs_ask_attn(&ask, &a);
-        backend cpu = {.name = "cpu"};
+        backend cpu = {.is_host = true, .name = "cpu"};
         CHECK_EQ(work_pairs_answer(&ask), work_pairs_attn(&cpu, &a));
     }
 }

@@ -10,7 +10,7 @@
 #include "embed/snapshot.h"
 #include "format/json.h"
 #include "model/vocabulary.h"
-#include "ops/comm_host.h"
+#include "ops/comm.h"
 #include "train/files/checkpoint_parts.h"
 
 enum { STATE_MAX_BYTES = 1 << 16 };

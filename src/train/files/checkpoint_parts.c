@@ -6,7 +6,7 @@
 #include "base/mem.h"
 #include "base/part_file.h"
 #include "nn/param_cut.h"
-#include "ops/comm_host.h"
+#include "ops/comm.h"
 
 /* Floats that a rank writes at a time. */
 enum { PIECE = 1 << 20 };

@@ -10,7 +10,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "embed/snapshot.h"
-#include "ops/comm_host.h"
+#include "ops/comm.h"
 #include "train/files/checkpoint.h"
 
 enum { NAME_BYTES = 64 };

@@ -6,7 +6,7 @@
 #include "base/buf.h"
 #include "base/progress.h"
 #include "dist/leaf_step.h"
-#include "ops/comm_host.h"
+#include "ops/comm.h"
 #include "train/files/checkpoint.h"
 #include "train/files/table_snapshots.h"
 #include "train/files/warm_start.h"
