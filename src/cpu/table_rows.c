@@ -1,10 +1,11 @@
-/* Rows of a level (ops/table.h): read, write, init, update.
+/* Rows of a level (ops/table.h): read, write, init, update, pool and lookup.
  *
  * Parallel over slots, which are all different; rows of later slots are prefetched. Bound by cache
  * misses of rows at random addresses. */
 #include <string.h>
 
 #include "cpu/table.h"
+#include "cpu/vec.h"
 
 enum { ROWS_AHEAD = 12 };
 
@@ -132,4 +133,181 @@ status cpu_table_update(backend *be, const table_level *l, const table_update_ar
         optimizer_rule_make(a->opt, a->lr, a->beta1, a->beta2, a->eps, a->weight_decay, a->step);
     job.n_rows = cpu_rows_per_chunk(job.n, a->dim);
     return pool_run(be->workers, cpu_n_chunks(job.n, job.n_rows), update_chunk, &job);
+}
+
+/* Lookups (ops/table.h): pool, its gradient, and find and read in one.
+ *
+ * pool is parallel over bags.  First the places of a segment of a bag are resolved to rows; then
+ * its columns are summed, a few vectors at a time in registers over all rows of the segment, while
+ * later rows are prefetched.  Bound by cache misses of rows at random addresses. */
+
+enum { POOL_AHEAD = 16, SEGMENT = 32, BLOCK = 4 * VEC, LOOKUP_BLOCK = 512 };
+
+typedef struct pool_job {
+    const table_level *l;
+    const table_pool_args *a;
+    int64_t n_bags; /* of a chunk */
+} pool_job;
+
+/* NULL: zeros. */
+static inline const float *row_at(const table_level *l, const table_pool_args *a, int64_t i) {
+    int64_t at = a->inverse != NULL ? a->inverse[i] : i;
+    if (at >= 0 && a->slot != NULL) at = a->slot[at];
+    return at < 0 ? NULL : table_row(l, at);
+}
+
+static void add_row(float *restrict y, int32_t dim, const float *restrict row) {
+    for (int32_t c = 0; c < dim; c++)
+        y[c] += row[c];
+}
+
+/* Rows to add up, and the rows after them, to be prefetched. */
+typedef struct segment {
+    int n;
+    const float *row[SEGMENT], *later[SEGMENT];
+} segment;
+
+/* y[c .. c + BLOCK - 1] += row[c .. c + BLOCK - 1], row by row.  The first block prefetches later
+ * rows, one for each row that it adds: a burst of prefetches would stall. */
+static inline void add_block(const segment *s, int32_t dim, int32_t c, float *y) {
+    vec sum[4];
+    for (int k = 0; k < 4; k++)
+        sum[k] = vec_load(y + c + k * VEC);
+    for (int r = 0; r < s->n; r++) {
+        if (c == 0) table_ask_row(s->later[r], dim);
+        for (int k = 0; k < 4; k++)
+            sum[k] += vec_load(s->row[r] + c + k * VEC);
+    }
+    for (int k = 0; k < 4; k++)
+        vec_store(y + c + k * VEC, sum[k]);
+}
+
+static void add_segment(const pool_job *job, const segment *s, float *y) {
+    int32_t c = 0, dim = job->a->dim;
+    for (; c + BLOCK <= dim; c += BLOCK)
+        add_block(s, dim, c, y);
+    for (int r = 0; c < dim && r < s->n; r++) {
+        if (c == 0) table_ask_row(s->later[r], dim);
+        add_row(y + c, dim - c, s->row[r] + c);
+    }
+}
+
+/* y += rows first .. end - 1 of the places, in this order. */
+static void add_places(const pool_job *job, int64_t first, int64_t end, float *y) {
+    const table_pool_args *a = job->a;
+    while (first < end) {
+        int64_t stop = end - first < SEGMENT ? end : first + SEGMENT;
+        segment s;
+        s.n = 0;
+        for (; first < stop; first++) {
+            int64_t later = first + POOL_AHEAD < a->n ? first + POOL_AHEAD : first;
+            s.row[s.n] = row_at(job->l, a, first);
+            s.later[s.n] = row_at(job->l, a, later);
+            if (s.later[s.n] == NULL) s.later[s.n] = y; /* which is at hand */
+            s.n += s.row[s.n] != NULL;
+        }
+        add_segment(job, &s, y);
+    }
+}
+
+static status pool_chunk(void *ctx, int64_t chunk, int worker) {
+    const pool_job *job = ctx;
+    const table_pool_args *a = job->a;
+    bool has_bags = a->offsets != NULL;
+    cpu_range bags = cpu_chunk(chunk, job->n_bags, has_bags ? a->n_bags : a->n);
+    (void)worker;
+    for (int64_t b = bags.first; b < bags.end; b++) {
+        float *y = a->y + b * a->dim;
+        memset(y, 0, (size_t)a->dim * sizeof *y);
+        if (has_bags)
+            add_places(job, a->offsets[b], a->offsets[b + 1], y);
+        else
+            add_places(job, b, b + 1, y);
+    }
+    return OK;
+}
+
+status cpu_table_pool(backend *be, const table_level *l, const table_pool_args *a) {
+    int64_t n = a->offsets != NULL ? a->n_bags : a->n;
+    int64_t per_bag = n > 0 ? cpu_n_chunks(a->n, n) : 1; /* places, on average */
+    int64_t numbers = (per_bag + 1) * a->dim;
+    pool_job job = {l, a, cpu_rows_per_chunk(n, numbers < 16384 ? (int32_t)numbers : 16384)};
+    return pool_run(be->workers, cpu_n_chunks(n, job.n_bags), pool_chunk, &job);
+}
+
+typedef struct grad_job {
+    const table_pool_grad_args *a;
+    int64_t n, n_rows;
+} grad_job;
+
+static status grad_chunk(void *ctx, int64_t chunk, int worker) {
+    const grad_job *job = ctx;
+    const table_pool_grad_args *a = job->a;
+    cpu_range part = cpu_chunk(chunk, job->n_rows, job->n);
+    (void)worker;
+    for (int64_t u = part.first; u < part.end; u++) {
+        float *grad = a->grad + u * a->dim;
+        memset(grad, 0, (size_t)a->dim * sizeof *grad);
+        for (int32_t k = a->begin[u]; k < a->begin[u + 1]; k++)
+            add_row(grad, a->dim, a->dy + (int64_t)a->order[k] * a->dim);
+    }
+    return OK;
+}
+
+status cpu_table_pool_grad(backend *be, const table_pool_grad_args *a) {
+    grad_job job = {a, table_n_there(a->n_groups, a->n_real), 0};
+    job.n_rows = cpu_rows_per_chunk(job.n, a->dim);
+    return pool_run(be->workers, cpu_n_chunks(job.n, job.n_rows), grad_chunk, &job);
+}
+
+/* What is not there: zeros, or first values. */
+static void fill_missing(const table_lookup_args *a, int part, int64_t i) {
+    float *y = a->y + i * a->dim;
+    if (a->first == NULL)
+        memset(y, 0, (size_t)a->dim * sizeof *y);
+    else
+        for (int32_t c = 0; c < a->dim; c++)
+            y[c] = table_first_value(&a->first[part], a->keys[i], (uint32_t)c);
+}
+
+typedef struct lookup_job {
+    backend *be;
+    const table_lookup_args *a;
+    int part;
+} lookup_job;
+
+/* One thread's block of keys: find prefetches their index entries, read their rows. */
+static status lookup_chunk(void *ctx, int64_t chunk, int worker) {
+    const lookup_job *job = ctx;
+    const table_lookup_args *a = job->a;
+    const table_level *l = &a->levels[job->part];
+    int64_t first = a->begin[job->part];
+    cpu_range part = cpu_chunk(chunk, LOOKUP_BLOCK, a->begin[job->part + 1] - first);
+    backend alone = *job->be;
+    int64_t slot[LOOKUP_BLOCK];
+    (void)worker;
+    alone.workers = NULL;
+    first += part.first;
+    table_find_args find = {.n = part.end - part.first, .keys = a->keys + first, .slot = slot};
+    TRY(cpu_table_find(&alone, l, &find));
+    table_rows_args rows = {.n = find.n,
+                            .slot = slot,
+                            .n_floats = a->dim,
+                            .staging = a->y + first * a->dim,
+                            .stride = a->dim};
+    TRY(cpu_table_read(&alone, l, &rows));
+    for (int64_t i = 0; i < find.n; i++) {
+        if (slot[i] < 0) fill_missing(a, job->part, first + i);
+        if (a->is_found != NULL) a->is_found[first + i] = slot[i] >= 0;
+    }
+    return OK;
+}
+
+status cpu_table_lookup(backend *be, const table_lookup_args *a) {
+    for (int p = 0; p < a->n_parts; p++) {
+        lookup_job job = {be, a, p};
+        int64_t n = a->begin[p + 1] - a->begin[p];
+        TRY(pool_run(be->workers, cpu_n_chunks(n, LOOKUP_BLOCK), lookup_chunk, &job));
+    }
+    return OK;
 }

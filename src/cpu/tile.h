@@ -13,7 +13,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "cpu/product_pack.h"
+#include "cpu/product.h"
 #include "cpu/vec.h"
 
 /* 32 registers hold 8 x 3 sums, 3 vectors of B and the elements of A; 16 registers hold 4 x 3. */

@@ -1,8 +1,65 @@
-/* kv_fp8, as ops.h states it. */
+/* Pages of keys and values (ops.h): kv_put, kv_move, kv_fp8. */
+#include <string.h>
+
 #include "base/fp8.h"
 #include "cpu/cpu.h"
 
-enum { ROWS = 64 }; /* of a chunk */
+enum { PUT_ROWS = 256, ROUND_ROWS = 64 }; /* of a chunk */
+
+static void put_row(float *pages, int64_t stride, int32_t slot, const kv_put_args *a,
+                    const float *row, int32_t dim) {
+    memcpy(pages + slot / a->page_len * stride + (int64_t)(slot % a->page_len) * dim, row,
+           (size_t)dim * sizeof *row);
+}
+
+static status put_rows(void *ctx, int64_t chunk, int worker) {
+    const kv_put_args *a = ctx;
+    cpu_range r = cpu_chunk(chunk, PUT_ROWS, a->n);
+    (void)worker;
+    for (int64_t i = r.first; i < r.end; i++) {
+        if (a->slot[i] < 0) continue;
+        put_row(a->pages_k, a->stride, a->slot[i], a, (const float *)a->k + i * a->stride_k,
+                a->dim_k);
+        put_row(a->pages_v, a->stride, a->slot[i], a, (const float *)a->v + i * a->stride_v,
+                a->dim_v);
+    }
+    return OK;
+}
+
+status cpu_kv_put(backend *be, const kv_put_args *a) {
+    kv_put_args args = *a;
+    return pool_run(be->workers, cpu_n_chunks(a->n, PUT_ROWS), put_rows, &args);
+}
+
+enum { PIECE_BYTES = 1 << 16 };
+
+/* A piece of every page, in the order of the moves: a page may come to where another one left. */
+static status move_pieces(void *ctx, int64_t chunk, int worker) {
+    const kv_move_args *a = ctx;
+    size_t at = (size_t)chunk * PIECE_BYTES, left = a->page_bytes - at;
+    size_t n = left < PIECE_BYTES ? left : PIECE_BYTES;
+    char *device = (char *)a->device + at, *host = (char *)a->host + at;
+    (void)worker;
+    for (int32_t i = 0; i < a->n_out; i++)
+        memcpy(host + (size_t)a->out[i].host * a->page_bytes,
+               device + (size_t)a->out[i].device * a->page_bytes, n);
+    for (int32_t i = 0; i < a->n_in; i++)
+        memcpy(device + (size_t)a->in[i].device * a->page_bytes,
+               host + (size_t)a->in[i].host * a->page_bytes, n);
+    return OK;
+}
+
+status cpu_kv_move(backend *be, const kv_move_args *a) {
+    kv_move_args args = *a;
+    int64_t n = (int64_t)((a->page_bytes + PIECE_BYTES - 1) / PIECE_BYTES);
+    return pool_run(be->workers, n, move_pieces, &args);
+}
+
+status cpu_kv_wait(backend *be, int stage) {
+    (void)be;
+    (void)stage;
+    return OK;
+}
 
 static int exponent_of(const float *x, int32_t n) {
     float largest = 0;
@@ -21,7 +78,7 @@ static void round_head(float *x, int32_t n) {
 
 static status round_rows(void *ctx, int64_t chunk, int worker) {
     const kv_fp8_args *a = ctx;
-    cpu_range r = cpu_chunk(chunk, ROWS, a->n);
+    cpu_range r = cpu_chunk(chunk, ROUND_ROWS, a->n);
     (void)worker;
     for (int64_t i = r.first; i < r.end; i++)
         for (int32_t h = 0; h < a->n_heads; h++) {
@@ -80,6 +137,6 @@ static status convert_page(void *ctx, int64_t i, int worker) {
 status cpu_kv_fp8(backend *be, const kv_fp8_args *a) {
     kv_fp8_args args = *a;
     if (a->kind == KV_ROUND)
-        return pool_run(be->workers, cpu_n_chunks(a->n, ROWS), round_rows, &args);
+        return pool_run(be->workers, cpu_n_chunks(a->n, ROUND_ROWS), round_rows, &args);
     return pool_run(be->workers, a->n_pages, convert_page, &args);
 }

@@ -11,14 +11,14 @@
  * j) of a strip is at [j / TILE_PANEL * panel + i * TILE_PANEL + j % TILE_PANEL], where `panel` is
  * the distance between panels.  So products along its rows and along its columns both read it in
  * order. */
-#ifndef HSTU_CPU_ATTN_INT_H
-#define HSTU_CPU_ATTN_INT_H
+#ifndef HSTU_CPU_ATTN_H
+#define HSTU_CPU_ATTN_H
 
 #include <stdbool.h>
 #include <stddef.h>
 
-#include "cpu/attn_mask.h"
 #include "cpu/cpu.h"
+#include "ops/attn_mask.h"
 #include "ops/time_bucket.h"
 
 enum {
@@ -75,9 +75,6 @@ typedef struct attn_carve {
 
 void *attn_take(attn_carve *carve, size_t n, size_t size);
 
-/* Runs chunks on the backend's pool, or one after the other. */
-status attn_run(backend *be, int64_t n_chunks, pool_fn fn, void *ctx);
-
 /* How many heads are processed together: as many as share a bias and fit ATTN_WIDTH, else one. */
 int32_t attn_head_group(const attn_args *a);
 
@@ -106,5 +103,16 @@ void attn_bias_fill(const attn_seq *s, int32_t row, attn_hull hull, float *x, pt
 /* Adds ds[j], for j in the hull, to the gradients of the bias; ds is a row in a tile. */
 void attn_bias_grad_add(const attn_seq *s, int32_t row, attn_hull hull, const float *ds,
                         ptrdiff_t panel, const uint8_t *bucket, const attn_bias_grad *grad);
+
+/* The masks of ops/attn_mask.h as the kernels use them: whatever the mask (causal, window,
+ * contexts, target groups, arbitrary spans), a query row sees a few half-open spans of keys,
+ * ascending and disjoint.  The most spans one row can have: */
+int32_t attn_mask_max_spans(const attn_args *a);
+
+/* Writes the spans of query row `row` (0 .. Lq - 1) of sequence b to out; returns their number. */
+int32_t attn_mask_row(const attn_args *a, int32_t b, int32_t row, attn_span *out);
+
+/* Checks that no sequence is longer than the arguments say.  ERR_USAGE names the sequence. */
+status attn_lengths_check(const attn_args *a);
 
 #endif
