@@ -5,7 +5,7 @@
 
 #include "base/mem.h"
 #include "base/part_file.h"
-#include "nn/param_cut.h"
+#include "nn/params.h"
 #include "ops/comm.h"
 
 /* Floats that a rank writes at a time. */

@@ -6,7 +6,7 @@
 #include "base/file.h"
 #include "base/mem.h"
 #include "embed/snapshot.h"
-#include "nn/param_cut.h"
+#include "nn/params.h"
 #include "train/files/warm_start_int.h"
 
 enum { NAME_BYTES = PARAM_NAME_BYTES + 8, SHAPE_BYTES = 128, MAX_TABLES = 256 };

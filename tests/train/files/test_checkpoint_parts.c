@@ -9,7 +9,7 @@
 #include "base/part_file.h"
 #include "dist/ranks.h"
 #include "dist/start.h"
-#include "nn/param_cut.h"
+#include "nn/params.h"
 #include "train_test.h"
 
 /* A table that ranks hold together, which travels in two pieces, a matrix that all have, and a

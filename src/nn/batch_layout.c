@@ -1,15 +1,24 @@
+#include "nn/batch_layout.h"
+
 #include <string.h>
 
-#include "nn/plan_int.h"
-
-/* Of all sequences, those in pages included. */
-static int64_t max_keys(const plan *p) {
-    const plan_config *c = &p->config;
-    return c->max_users * (c->n_context + (int64_t)plan_per_event(c) * c->max_events);
+static int32_t per_event(const layout_config *c) {
+    return c->has_actions ? 2 : 1;
 }
 
-static void lay_tokens(plan *p, staging *s, int64_t n) {
-    const plan_config *c = &p->config;
+/* The rows of a contextual feature's ids, where they are not in the order of the ids. */
+static layout_rows rows_of(const layout_config *c, int32_t feature) {
+    return c->contexts != NULL ? c->contexts[feature] : (layout_rows){0};
+}
+
+/* Of all sequences, those in pages included. */
+static int64_t max_keys(const batch_layout *p) {
+    const layout_config *c = &p->config;
+    return c->max_users * (c->n_context + (int64_t)per_event(c) * c->max_events);
+}
+
+static void lay_tokens(batch_layout *p, staging *s, int64_t n) {
+    const layout_config *c = &p->config;
     STAGE(s, &p->row, n);
     STAGE(s, &p->event_row, c->is_merged ? 0 : n);
     STAGE(s, &p->place, n);
@@ -20,7 +29,7 @@ static void lay_tokens(plan *p, staging *s, int64_t n) {
     STAGE(s, &p->slot, c->max_pages > 0 ? n : 0);
 }
 
-static void lay_losses(plan *p, staging *s, int64_t n) {
+static void lay_losses(batch_layout *p, staging *s, int64_t n) {
     STAGE(s, &p->loss_token, n);
     STAGE(s, &p->label, n);
     STAGE(s, &p->loss_user, n);
@@ -28,7 +37,7 @@ static void lay_losses(plan *p, staging *s, int64_t n) {
 }
 
 /* Padding sequences that fill a batch: none is longer than a real sequence may be. */
-static int64_t n_fillers(const plan *p) {
+static int64_t n_fillers(const batch_layout *p) {
     return (p->config.bucket + p->len_bound - 1) / p->len_bound;
 }
 
@@ -48,13 +57,13 @@ static int64_t round_shape(int64_t n) {
     return (n + step - 1) / step * step;
 }
 
-static int64_t max_sequences(const plan *p) {
-    const plan_config *c = &p->config;
+static int64_t max_sequences(const batch_layout *p) {
+    const layout_config *c = &p->config;
     return c->is_rounded ? round_double(c->max_users) : c->max_users + n_fillers(p);
 }
 
-static void lay_all(plan *p, staging *s) {
-    const plan_config *c = &p->config;
+static void lay_all(batch_layout *p, staging *s) {
+    const layout_config *c = &p->config;
     int64_t n = max_sequences(p);
     s->bytes = 0;
     STAGE(s, &p->step, 1);
@@ -67,18 +76,18 @@ static void lay_all(plan *p, staging *s) {
     STAGE(s, &p->page_table, n * c->max_pages);
     STAGE(s, &p->key_offsets, c->max_pages > 0 ? n + 1 : 0);
     lay_tokens(p, s, p->max_tokens);
-    lay_losses(p, s, plan_max_loss(c));
+    lay_losses(p, s, batch_layout_max_loss(c));
 }
 
 static int64_t fill_up(int64_t n, int64_t bucket) {
     return bucket > 0 ? (n + bucket - 1) / bucket * bucket : n;
 }
 
-status plan_alloc(plan *p, const plan_config *c, nn_memory *memory) {
+status batch_layout_alloc(batch_layout *p, const layout_config *c, nn_memory *memory) {
     memset(p, 0, sizeof *p);
     p->config = *c;
-    p->round_most = PLAN_ROUND_MOST;
-    int64_t per_user = c->n_context + (int64_t)plan_per_event(c) * c->max_events;
+    p->round_most = LAYOUT_ROUND_MOST;
+    int64_t per_user = c->n_context + (int64_t)per_event(c) * c->max_events;
     int64_t n = fill_up(per_user * c->max_users, c->bucket);
     if (c->max_tokens > 0 && c->max_tokens < n) n = c->max_tokens;
     if (c->is_rounded) n = round_shape(n);
@@ -99,22 +108,22 @@ status plan_alloc(plan *p, const plan_config *c, nn_memory *memory) {
     return NN_NEW_HOST(memory, &p->packed, (int64_t)s.bytes);
 }
 
-int32_t plan_n_reused(const plan *p, int32_t n) {
+int32_t batch_layout_n_reused(const batch_layout *p, int32_t n) {
     int32_t n_events = n - p->config.n_context;
-    return n_events > 0 ? n_events / plan_per_event(&p->config) : 0;
+    return n_events > 0 ? n_events / per_event(&p->config) : 0;
 }
 
-int32_t plan_n_skipped(const plan *p, int32_t n) {
-    const plan_config *c = &p->config;
+int32_t batch_layout_n_skipped(const batch_layout *p, int32_t n) {
+    const layout_config *c = &p->config;
     bool has_all_losses = c->is_ranking && !c->has_candidates;
-    return c->has_times || has_all_losses ? 0 : plan_n_reused(p, n);
+    return c->has_times || has_all_losses ? 0 : batch_layout_n_reused(p, n);
 }
 
 /* One user, while its tokens are laid out. */
-typedef struct layout {
-    plan *p;
+typedef struct user_layout {
+    batch_layout *p;
     const batch *b;
-    plan_purpose purpose;
+    layout_purpose purpose;
     const uint8_t *has_no_row;
     int32_t user;
     int32_t first, n;  /* events of the user: rows first .. first + n - 1 of the batch */
@@ -130,17 +139,17 @@ typedef struct layout {
     int32_t page_slot; /* the first place of its page */
     int32_t first_key; /* of the sequence, among all keys of the batch */
     const int32_t *page;
-} layout;
+} user_layout;
 
-/* Passes a token by that is in pages. */
-static bool skip_token(layout *l) {
+/* Skips a token that is in pages. */
+static bool skip_token(user_layout *l) {
     if (l->place >= l->n_reused) return false;
     l->place++;
     return true;
 }
 
 /* Where the next n tokens go, page by page. */
-static void put_slots(layout *l, int32_t n) {
+static void put_slots(user_layout *l, int32_t n) {
     int32_t len = l->p->config.page_len, left = l->n_stored - l->place;
     int32_t n_kept = left < 0 ? 0 : left < n ? left : n;
     int32_t *slot = l->p->slot.host + l->at;
@@ -161,8 +170,8 @@ static void put_slots(layout *l, int32_t n) {
 }
 
 /* Everything of n tokens but their rows. */
-static void put_tokens(layout *l, int32_t n) {
-    plan *p = l->p;
+static void put_tokens(user_layout *l, int32_t n) {
+    batch_layout *p = l->p;
     int32_t position = l->place + l->start, high = l->high;
     int32_t *place = p->place.host + l->at;
 #pragma omp simd
@@ -177,13 +186,13 @@ static void put_tokens(layout *l, int32_t n) {
     l->at += n;
 }
 
-static void put_context(layout *l) {
-    plan *p = l->p;
-    const plan_config *c = &p->config;
+static void put_context(user_layout *l) {
+    batch_layout *p = l->p;
+    const layout_config *c = &p->config;
     for (int32_t f = 0; f < c->n_context; f++) {
         int64_t k = (int64_t)l->user * c->n_context + f;
         int32_t value = (int32_t)l->b->context[k];
-        plan_rows rows = plan_rows_of(c, f);
+        layout_rows rows = rows_of(c, f);
         int32_t row = rows.row != NULL ? rows.row[value] : c->context_row[f] + value;
         p->context_row.host[k] = row;
         if (skip_token(l)) continue;
@@ -192,8 +201,8 @@ static void put_context(layout *l) {
     }
 }
 
-static void put_event_token(layout *l, int32_t table_row) {
-    plan *p = l->p;
+static void put_event_token(user_layout *l, int32_t table_row) {
+    batch_layout *p = l->p;
     if (skip_token(l)) return;
     if (!p->config.is_merged) p->event_row.host[p->n_events] = table_row;
     p->row.host[l->at] = p->config.is_merged ? table_row : p->n_events;
@@ -201,8 +210,8 @@ static void put_event_token(layout *l, int32_t table_row) {
     put_tokens(l, 1);
 }
 
-static void put_times(layout *l, int32_t event) {
-    const plan_config *c = &l->p->config;
+static void put_times(user_layout *l, int32_t event) {
+    const layout_config *c = &l->p->config;
     const int64_t *time = l->b->time + l->first;
     int32_t next = event + 1 < l->n ? event + 1 : event;
     l->p->key_time.host[l->first_key + l->place] = seq_seconds(time[event], c->time_per_second);
@@ -210,8 +219,8 @@ static void put_times(layout *l, int32_t event) {
         l->p->query_time.host[l->at] = seq_seconds(time[next], c->time_per_second);
 }
 
-static void put_loss(layout *l, int32_t token, int32_t label, int32_t event) {
-    plan *p = l->p;
+static void put_loss(user_layout *l, int32_t token, int32_t label, int32_t event) {
+    batch_layout *p = l->p;
     p->loss_token.host[p->n_loss] = token;
     p->label.host[p->n_loss] = label;
     p->loss_user.host[p->n_loss] = (uint32_t)l->b->users[l->user];
@@ -220,8 +229,8 @@ static void put_loss(layout *l, int32_t token, int32_t label, int32_t event) {
 }
 
 /* The losses of n candidates from `event` on, each of one token. */
-static void put_losses(layout *l, int32_t token, int32_t event, int32_t n) {
-    plan *p = l->p;
+static void put_losses(user_layout *l, int32_t token, int32_t event, int32_t n) {
+    batch_layout *p = l->p;
     int32_t *to = p->loss_token.host + p->n_loss;
     if (p->config.is_training) {
         for (int32_t i = 0; i < n; i++)
@@ -235,13 +244,13 @@ static void put_losses(layout *l, int32_t token, int32_t event, int32_t n) {
 }
 
 /* The loss of an event's item token, if it has one. */
-static void put_event_loss(layout *l, int32_t event, int32_t token) {
-    const plan_config *c = &l->p->config;
+static void put_event_loss(user_layout *l, int32_t event, int32_t token) {
+    const layout_config *c = &l->p->config;
     const batch *b = l->b;
     bool is_target = event >= l->n - l->n_targets;
     if (c->is_ranking && (is_target || !c->has_candidates))
         put_loss(l, token, b->action[l->first + event], event);
-    if (c->is_ranking || l->purpose != PLAN_TRAIN || event + 1 == l->n) return;
+    if (c->is_ranking || l->purpose != LAYOUT_TRAIN || event + 1 == l->n) return;
     int32_t label = (int32_t)b->item[l->first + event + 1] - 1;
     if (l->has_no_row != NULL && l->has_no_row[label])
         l->p->n_unlabelled++;
@@ -249,30 +258,30 @@ static void put_event_loss(layout *l, int32_t event, int32_t token) {
         put_loss(l, token, label, event);
 }
 
-static void put_event(layout *l, int32_t event) {
-    const plan_config *c = &l->p->config;
+static void put_event(user_layout *l, int32_t event) {
+    const layout_config *c = &l->p->config;
     bool is_target = event >= l->n - l->n_targets;
     int32_t token = l->at;
     int32_t item = (int32_t)l->b->item[l->first + event];
     if (c->has_times) put_times(l, event);
     put_event_token(l, c->items.row != NULL ? c->items.row[item] : item);
     put_event_loss(l, event, token);
-    if (c->has_actions && !(is_target && l->purpose == PLAN_SCORE))
+    if (c->has_actions && !(is_target && l->purpose == LAYOUT_SCORE))
         put_event_token(l, c->action_row + l->b->action[l->first + event]);
 }
 
-/* Passes by the events whose tokens are all in pages, where nothing else of them counts; returns
+/* Skips the events whose tokens are all in pages, where they have no times and no losses; returns
  * how many.  Targets are never in pages. */
-static int32_t skip_events(layout *l) {
-    int32_t n = plan_n_skipped(l->p, l->n_reused);
-    l->place += n * plan_per_event(&l->p->config);
+static int32_t skip_events(user_layout *l) {
+    int32_t n = batch_layout_n_skipped(l->p, l->n_reused);
+    l->place += n * per_event(&l->p->config);
     return n;
 }
 
 /* The table rows of n events from `event` on, of one or two tokens each.  These loops and those of
  * put_tokens are most of the work for a large batch. */
-static void put_rows(const layout *l, int32_t event, int32_t n, int32_t per, int32_t *to) {
-    const plan_config *c = &l->p->config;
+static void put_rows(const user_layout *l, int32_t event, int32_t n, int32_t per, int32_t *to) {
+    const layout_config *c = &l->p->config;
     const uint32_t *item = l->b->item + l->first + event;
     const uint16_t *action = l->b->action + l->first + event;
     const int32_t *rows = c->items.row;
@@ -294,11 +303,11 @@ static void put_rows(const layout *l, int32_t event, int32_t n, int32_t per, int
 /* Lays out events that are nothing but tokens, without times: most of a server's, of its histories
  * or of its candidates, of which there are losses but no actions.  None of their tokens is in
  * pages. */
-static void put_plain(layout *l, int32_t event, int32_t end) {
-    plan *p = l->p;
-    const plan_config *c = &p->config;
+static void put_plain(user_layout *l, int32_t event, int32_t end) {
+    batch_layout *p = l->p;
+    const layout_config *c = &p->config;
     bool are_targets = c->is_ranking && event >= l->n - l->n_targets;
-    int32_t per = are_targets ? 1 : plan_per_event(c), n = (end - event) * per;
+    int32_t per = are_targets ? 1 : per_event(c), n = (end - event) * per;
     int32_t first = p->n_events, token = l->at;
     int32_t *row = p->row.host + l->at, *to = c->is_merged ? row : p->event_row.host + first;
     put_rows(l, event, end - event, per, to);
@@ -312,19 +321,19 @@ static void put_plain(layout *l, int32_t event, int32_t end) {
 }
 
 /* The events from `event` on that put_plain may lay out end there. */
-static int32_t plain_end(const layout *l, int32_t event) {
-    const plan_config *c = &l->p->config;
+static int32_t plain_end(const user_layout *l, int32_t event) {
+    const layout_config *c = &l->p->config;
     bool has_all_losses = c->is_ranking && !c->has_candidates;
-    bool is_plain = !c->has_times && !has_all_losses && l->purpose != PLAN_TRAIN;
+    bool is_plain = !c->has_times && !has_all_losses && l->purpose != LAYOUT_TRAIN;
     int32_t end = c->is_ranking ? l->n - l->n_targets : l->n_input;
     if (event >= end) end = l->n_input;
     return is_plain && l->place >= l->n_reused ? end : event;
 }
 
 /* Tokens of a user, and how many of them are targets that do not see each other. */
-static void measure(const layout *l, int32_t *n_tokens, int32_t *n_target_tokens) {
-    const plan_config *c = &l->p->config;
-    int32_t per = plan_per_event(c), per_target = l->purpose == PLAN_SCORE ? 1 : per;
+static void measure(const user_layout *l, int32_t *n_tokens, int32_t *n_target_tokens) {
+    const layout_config *c = &l->p->config;
+    int32_t per = per_event(c), per_target = l->purpose == LAYOUT_SCORE ? 1 : per;
     int32_t n_targets = l->n_targets;
     *n_target_tokens = c->is_ranking ? n_targets * per_target : 0;
     *n_tokens =
@@ -332,9 +341,10 @@ static void measure(const layout *l, int32_t *n_tokens, int32_t *n_target_tokens
 }
 
 /* The sequence's part of the cache. */
-static status put_pages(layout *l, const plan_cache *cache, int32_t n_tokens, int32_t n_history) {
-    plan *p = l->p;
-    const plan_config *c = &p->config;
+static status put_pages(user_layout *l, const layout_cache *cache, int32_t n_tokens,
+                        int32_t n_history) {
+    batch_layout *p = l->p;
+    const layout_config *c = &p->config;
     l->n_reused = cache->n_reused[l->user];
     l->n_stored = cache->n_stored[l->user];
     l->page = cache->page[l->user];
@@ -351,19 +361,19 @@ static status put_pages(layout *l, const plan_cache *cache, int32_t n_tokens, in
     return OK;
 }
 
-/* Ends the losses of a sequence: in order they are those of its last tokens, but for training and
- * for an encoded sequence without events. */
-static void end_losses(layout *l) {
-    plan *p = l->p;
+/* Ends the chosen tokens of a sequence.  Without training they are its last tokens, in order; only
+ * a sequence without events that is encoded has none. */
+static void end_losses(user_layout *l) {
+    batch_layout *p = l->p;
     int32_t *offsets = p->chosen_offsets.host, n = p->n_loss - offsets[l->user];
     offsets[l->user + 1] = p->n_loss;
     if (n > p->max_chosen) p->max_chosen = n;
-    if (l->purpose == PLAN_ENCODE && l->n_input == 0) p->takes_last = false;
+    if (l->purpose == LAYOUT_ENCODE && l->n_input == 0) p->takes_last = false;
 }
 
-static status put_user(layout *l, const plan_cache *cache) {
-    plan *p = l->p;
-    const plan_config *c = &p->config;
+static status put_user(user_layout *l, const layout_cache *cache) {
+    batch_layout *p = l->p;
+    const layout_config *c = &p->config;
     l->first = l->b->offsets[l->user];
     l->n = l->b->offsets[l->user + 1] - l->first;
     l->n_targets = c->is_ranking && !c->has_candidates ? 0 : l->b->n_targets[l->user];
@@ -391,7 +401,7 @@ static status put_user(layout *l, const plan_cache *cache) {
             put_event(l, e);
         }
     }
-    if (l->purpose == PLAN_ENCODE) put_loss(l, l->n_input > 0 ? l->at - 1 : -1, 0, l->n_input);
+    if (l->purpose == LAYOUT_ENCODE) put_loss(l, l->n_input > 0 ? l->at - 1 : -1, 0, l->n_input);
     p->n_contexts.host[l->user] = c->n_context;
     p->n_targets.host[l->user] = n_target_tokens;
     p->offsets.host[l->user + 1] = l->at;
@@ -402,9 +412,9 @@ static status put_user(layout *l, const plan_cache *cache) {
 }
 
 /* A padding token: it has no row and no position. */
-static void put_filler(layout *l) {
-    plan *p = l->p;
-    const plan_config *c = &p->config;
+static void put_filler(user_layout *l) {
+    batch_layout *p = l->p;
+    const layout_config *c = &p->config;
     int32_t token = l->at++;
     if (c->has_times) p->query_time.host[token] = 0;
     if (c->has_times && !p->has_cache) p->key_time.host[token] = 0;
@@ -417,9 +427,9 @@ static void put_filler(layout *l) {
 
 /* Adds padding sequences, always the same number, up to the next multiple of the bucket, and
  * padding losses likewise.  Where every token has a loss, in order, that stays true. */
-static void fill_batch(layout *l) {
-    plan *p = l->p;
-    const plan_config *c = &p->config;
+static void fill_batch(user_layout *l) {
+    batch_layout *p = l->p;
+    const layout_config *c = &p->config;
     bool is_all = p->n_loss == l->at;
     int64_t n_tokens = fill_up(l->at, c->bucket), n_loss = fill_up(p->n_loss, c->bucket);
     for (int64_t i = 0; i < n_fillers(p); i++) {
@@ -438,15 +448,15 @@ static void fill_batch(layout *l) {
 }
 
 /* No sequence is longer. */
-static int32_t bounded(const plan *p, int64_t n) {
+static int32_t bounded(const batch_layout *p, int64_t n) {
     return n < p->len_bound ? (int32_t)n : p->len_bound;
 }
 
 /* Rounds the shapes of a batch up.  The tokens that are added belong to no sequence: what ops make
  * of them nobody reads. */
-static void round_batch(layout *l) {
-    plan *p = l->p;
-    const plan_config *c = &p->config;
+static void round_batch(user_layout *l) {
+    batch_layout *p = l->p;
+    const layout_config *c = &p->config;
     int64_t n_tokens = round_shape(l->at), n_sequences = round_double(p->n_users);
     int64_t n_loss = c->is_ranking ? round_shape(p->n_loss) : n_sequences;
     for (; p->n_sequences < n_sequences; p->n_sequences++) {
@@ -471,7 +481,7 @@ static void round_batch(layout *l) {
     if (p->has_cache) p->max_keys = bounded(p, round_double(p->max_keys));
 }
 
-static bool takes_all(const plan *p) {
+static bool takes_all(const batch_layout *p) {
     if (p->n_loss != p->n_tokens) return false;
     for (int32_t i = 0; i < p->n_loss; i++)
         if (p->loss_token.host[i] != i) return false;
@@ -488,11 +498,11 @@ static void *pack(staging *s, const void *from, int64_t n, size_t size) {
 
 /* The arrays have room for the largest batch; what a batch has of them is sent, closely packed:
  * most requests of a server are a hundredth of the largest batch.  What only training reads is not
- * sent where the plan is not for training.  Recorded kernels read the arrays
- * where they were when their shape was recorded, so all places follow from what plan_record_key
- * has; the number of keys it does not have, and they are last. */
-static size_t pack_all(plan *p) {
-    const plan_config *c = &p->config;
+ * sent where the layout is not for training.  A recorded kernel reads the arrays at the addresses
+ * they had when its shape was recorded, so all offsets follow from what batch_layout_record_key
+ * hashes.  It does not hash the number of keys: the keys' times are last. */
+static size_t pack_all(batch_layout *p) {
+    const layout_config *c = &p->config;
     staging s = {.host = p->packed, .device = p->block.device};
     int64_t n = p->n_sequences, n_paged = p->has_cache ? n : 0;
     int64_t n_keys = p->has_cache ? p->key_offsets.host[n] : p->n_tokens;
@@ -521,29 +531,100 @@ static size_t pack_all(plan *p) {
     return s.bytes;
 }
 
-status plan_build(plan *p, backend *be, const batch *b, const plan_request *request) {
-    if (request->purpose == PLAN_TRAIN && !p->config.is_training)
+static status refuse(const batch *b, int32_t user, const char *what, int64_t value, int64_t n) {
+    return fail(ERR_FORMAT,
+                "user %llu of the data has %s %lld, but the model knows 0..%lld: these are not the "
+                "data it was made for",
+                (unsigned long long)b->users[user], what, (long long)value, (long long)n - 1);
+}
+
+/* Whether all items, 1 .. last, and actions of events first .. end - 1 are known; in one loop that
+ * the compiler vectorises, as a server does this for every event of every request. */
+static bool has_known(const layout_config *c, const batch *b, uint32_t last, int32_t first,
+                      int32_t end) {
+    uint32_t n_actions = c->has_actions ? (uint32_t)c->n_actions : UINT32_MAX;
+    uint32_t n_labels = c->is_ranking && c->n_labels > 0 ? (uint32_t)c->n_labels : UINT32_MAX;
+    uint32_t most = n_actions < n_labels ? n_actions : n_labels;
+    uint32_t most_item = 0, most_action = 0;
+    const uint32_t *item = b->item;
+    const uint16_t *action = b->action;
+#pragma omp simd reduction(max : most_item, most_action)
+    for (int32_t i = first; i < end; i++) {
+        most_item = item[i] - 1 > most_item ? item[i] - 1 : most_item;
+        most_action = action[i] > most_action ? action[i] : most_action;
+    }
+    return first == end || (most_item < last && most_action < most);
+}
+
+static status check_events(const layout_config *c, const batch *b, int32_t user, int32_t first) {
+    int32_t end = b->offsets[user + 1];
+    uint32_t last = (uint32_t)(c->items.row != NULL ? c->items.n - 1 : c->n_items);
+    bool is_fine = has_known(c, b, last, first, end);
+    for (int32_t i = first; !is_fine && i < end; i++) {
+        if (b->item[i] == 0 || b->item[i] > last)
+            return refuse(b, user, "item", b->item[i], (int64_t)last + 1);
+        if (c->has_actions && b->action[i] >= c->n_actions)
+            return refuse(b, user, "action", b->action[i], c->n_actions);
+        if (c->is_ranking && c->n_labels > 0 && b->action[i] >= c->n_labels)
+            return refuse(b, user, "label", b->action[i], c->n_labels);
+    }
+    for (int32_t f = 0; f < c->n_context; f++) {
+        uint32_t v = b->context[(int64_t)user * c->n_context + f];
+        layout_rows rows = rows_of(c, f);
+        int32_t n = rows.row != NULL ? rows.n : c->n_context_values[f];
+        if (v >= (uint32_t)n) return refuse(b, user, "contextual value", v, n);
+    }
+    return OK;
+}
+
+/* Whether a batch is one that the model was made for; events that are not read are not checked. */
+static status check_batch(const batch_layout *p, const batch *b, const layout_cache *cache) {
+    const layout_config *c = &p->config;
+    if (b->n_users > c->max_users)
+        return fail(ERR_CONFIG, "a batch of %d users; the pass was made for %d", b->n_users,
+                    c->max_users);
+    if (c->n_context > 0 && b->n_context != c->n_context)
+        return fail(ERR_FORMAT, "the data have %d contextual features, the model %d", b->n_context,
+                    c->n_context);
+    for (int32_t u = 0; u < b->n_users; u++) {
+        int32_t n = b->offsets[u + 1] - b->offsets[u];
+        if (n < 0 || n > c->max_events || b->n_targets[u] < 0 || b->n_targets[u] > n)
+            return fail(ERR_CONFIG, "a user with %d events; the model was made for %d", n,
+                        c->max_events);
+        if (c->has_candidates && b->n_targets[u] > c->max_targets)
+            return fail(ERR_CONFIG, "a user with %d candidates; the model was made for %d",
+                        b->n_targets[u], c->max_targets);
+        int32_t n_skipped = cache != NULL ? batch_layout_n_skipped(p, cache->n_reused[u]) : 0;
+        TRY(check_events(c, b, u, b->offsets[u] + (n_skipped < n ? n_skipped : n)));
+    }
+    return OK;
+}
+
+status batch_layout_build(batch_layout *p, backend *be, const batch *b,
+                          const layout_request *request) {
+    if (request->purpose == LAYOUT_TRAIN && !p->config.is_training)
         return fail(ERR_USAGE, "this pass was made without the memory for training");
-    if (request->cache != NULL && (p->config.max_pages == 0 || request->purpose == PLAN_TRAIN))
+    if (request->cache != NULL && (p->config.max_pages == 0 || request->purpose == LAYOUT_TRAIN))
         return fail(ERR_USAGE, "this pass was made for whole sequences, without pages");
-    TRY(plan_check(p, b, request->cache));
+    TRY(check_batch(p, b, request->cache));
     p->has_cache = request->cache != NULL;
     p->max_keys = 0;
     if (p->has_cache) p->key_offsets.host[0] = 0;
     p->n_users = p->n_sequences = b->n_users;
     p->max_len = p->n_events = p->n_loss = p->n_unlabelled = p->max_chosen = 0;
     p->takes_last =
-        request->purpose != PLAN_TRAIN && (!p->config.is_ranking || p->config.has_candidates);
+        request->purpose != LAYOUT_TRAIN && (!p->config.is_ranking || p->config.has_candidates);
     p->offsets.host[0] = p->chosen_offsets.host[0] = 0;
     *p->step.host = request->step;
     *p->grad_scale.host = request->grad_scale;
-    layout l = {.p = p, .b = b, .purpose = request->purpose, .has_no_row = request->has_no_row};
+    user_layout l = {
+        .p = p, .b = b, .purpose = request->purpose, .has_no_row = request->has_no_row};
     for (l.user = 0; l.user < b->n_users; l.user++) {
         l.start = request->start != NULL ? request->start[l.user] : 0;
         TRY(put_user(&l, request->cache));
     }
     p->n_rows = p->n_loss;
-    if (p->config.bucket > 0 && request->purpose == PLAN_TRAIN && p->n_loss > 0) fill_batch(&l);
+    if (p->config.bucket > 0 && request->purpose == LAYOUT_TRAIN && p->n_loss > 0) fill_batch(&l);
     p->is_round = p->config.is_rounded && p->n_users > 0 && l.at <= p->round_most;
     if (p->is_round) round_batch(&l);
     p->n_tokens = l.at;
@@ -559,14 +640,14 @@ status plan_build(plan *p, backend *be, const batch *b, const plan_request *requ
     return is_recorded ? OK : be->ops->copy_in(be, p->block.device, p->packed, bytes);
 }
 
-status plan_send(plan *p, backend *be) {
+status batch_layout_send(batch_layout *p, backend *be) {
     size_t bytes = p->unsent_bytes;
     p->unsent_bytes = 0;
     return be->ops->copy(be, p->block.device, p->packed, bytes);
 }
 
 /* FNV-1a over what decides the shapes, and which kernels run. */
-uint64_t plan_record_key(const plan *p) {
+uint64_t batch_layout_record_key(const batch_layout *p) {
     bool has_users = !p->config.is_rounded || p->config.n_context > 0;
     const int32_t part[] = {has_users ? p->n_users : 0,
                             p->n_sequences,
@@ -584,7 +665,7 @@ uint64_t plan_record_key(const plan *p) {
 }
 
 /* Encoding has one for each user. */
-int64_t plan_max_loss(const plan_config *c) {
+int64_t batch_layout_max_loss(const layout_config *c) {
     int32_t per_user = c->has_candidates ? c->max_targets : c->max_events;
     if (!c->is_training && !c->is_ranking) per_user = 1;
     int64_t n = fill_up((int64_t)c->max_users * per_user, c->bucket);
@@ -593,8 +674,8 @@ int64_t plan_max_loss(const plan_config *c) {
     return c->is_ranking ? round_shape(n) : round_double(c->max_users);
 }
 
-sequences plan_sequences(const plan *p) {
-    const plan_config *c = &p->config;
+sequences batch_layout_sequences(const batch_layout *p) {
+    const layout_config *c = &p->config;
     return (sequences){
         .n_sequences = p->n_sequences,
         .n_tokens = p->n_tokens,
@@ -613,4 +694,35 @@ sequences plan_sequences(const plan *p) {
                .max_pages = c->max_pages,
                .max_len = p->max_keys},
         .drop = {.step = p->step.device, .user = p->user.device, .position = p->position.device}};
+}
+
+int64_t batch_layout_count_loss(const layout_config *c, const batch *b) {
+    int64_t n = 0;
+    for (int32_t u = 0; u < b->n_users; u++) {
+        int32_t length = b->offsets[u + 1] - b->offsets[u], n_targets = b->n_targets[u];
+        int32_t n_history = length - n_targets;
+        if (c->is_ranking)
+            n += c->has_candidates ? n_targets : length;
+        else
+            n += n_history < length ? n_history : length > 0 ? length - 1 : 0;
+    }
+    return n;
+}
+
+/* An item that the model does not know is no label here; batch_layout_build says what is wrong with
+ * it. */
+int64_t batch_layout_mark_labels(const layout_config *c, const batch *b, const uint8_t *has_no_row,
+                                 uint8_t *is_label) {
+    int64_t n = 0;
+    for (int32_t u = 0; u < b->n_users; u++) {
+        int32_t end = b->offsets[u + 1], n_inputs = end - b->offsets[u] - b->n_targets[u];
+        for (int32_t i = b->offsets[u]; i < b->offsets[u] + n_inputs && i + 1 < end; i++) {
+            uint32_t label = b->item[i + 1] - 1;
+            if (label >= (uint32_t)c->n_items || (has_no_row != NULL && has_no_row[label]))
+                continue;
+            is_label[label] = 1;
+            n++;
+        }
+    }
+    return n;
 }

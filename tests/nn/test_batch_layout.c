@@ -1,10 +1,9 @@
-#include "nn/plan.h"
-
+#include "nn/batch_layout.h"
 #include "test.h"
 #include "toy_model.h"
 
 /* One user with 4 events and 2 contextual values, through the plan of a toy model. */
-static void make(toy_model *t, toy_batch *b, toy_kind kind, int n_targets, plan_purpose purpose,
+static void make(toy_model *t, toy_batch *b, toy_kind kind, int n_targets, layout_purpose purpose,
                  const int32_t *start) {
     toy_model_open(t, kind, 0, 1);
     memset(b, 0, sizeof *b);
@@ -20,8 +19,8 @@ static void make(toy_model *t, toy_batch *b, toy_kind kind, int n_targets, plan_
     }
     b->context[0] = 3;
     b->context[1] = 8;
-    plan_request request = {.purpose = purpose, .grad_scale = 1, .start = start};
-    CHECK_OK(plan_build(&t->p->plan, t->be, &b->b, &request));
+    layout_request request = {.purpose = purpose, .grad_scale = 1, .start = start};
+    CHECK_OK(batch_layout_build(&t->p->plan, t->be, &b->b, &request));
 }
 
 static void check_i32(const char *what, const int32_t *got, const int32_t *want, int n) {
@@ -33,8 +32,8 @@ static void check_i32(const char *what, const int32_t *got, const int32_t *want,
 TEST(plan_of_ranking_with_candidates) {
     toy_model t;
     toy_batch b;
-    make(&t, &b, TOY_RANK_BITS, 2, PLAN_TRAIN, NULL);
-    const plan *p = &t.p->plan;
+    make(&t, &b, TOY_RANK_BITS, 2, LAYOUT_TRAIN, NULL);
+    const batch_layout *p = &t.p->plan;
     CHECK_EQ(p->n_tokens, 10);
     check_i32("row", p->row.host, (int32_t[]){35, 44, 11, 24, 12, 25, 13, 26, 14, 27}, 10);
     /* All candidates share the position after the history. */
@@ -46,7 +45,7 @@ TEST(plan_of_ranking_with_candidates) {
     CHECK_EQ(p->n_contexts.host[0], 2);
     CHECK_EQ(p->loss_user.host[1], 42);
     CHECK_EQ(p->max_len, 10);
-    CHECK(plan_sequences(p).n_contexts != NULL && plan_sequences(p).n_targets != NULL);
+    CHECK(batch_layout_sequences(p).n_contexts != NULL && batch_layout_sequences(p).n_targets != NULL);
     toy_model_close(&t);
 }
 
@@ -54,8 +53,8 @@ TEST(plan_of_scoring_leaves_candidates_actions_out) {
     toy_model t;
     toy_batch b;
     int32_t start[1] = {5};
-    make(&t, &b, TOY_RANK_BITS, 2, PLAN_SCORE, start);
-    const plan *p = &t.p->plan;
+    make(&t, &b, TOY_RANK_BITS, 2, LAYOUT_SCORE, start);
+    const batch_layout *p = &t.p->plan;
     CHECK_EQ(p->n_tokens, 8);
     check_i32("row", p->row.host, (int32_t[]){35, 44, 11, 24, 12, 25, 13, 14}, 8);
     check_i32("place", p->place.host, (int32_t[]){5, 6, 7, 8, 9, 10, 11, 11}, 8);
@@ -70,25 +69,25 @@ typedef struct paged {
     toy_model t;
     toy_batch b;
     nn_memory memory;
-    plan p;
+    batch_layout p;
 } paged;
 
 static status build_for(paged *x, bool is_training, int32_t max_pages, int32_t n_reused,
                         int32_t n_stored) {
     static const int32_t pages[] = {7, 4, 9, 5};
     const int32_t *page[] = {pages};
-    make(&x->t, &x->b, TOY_RANK_BITS, 2, PLAN_SCORE, NULL);
-    plan_config c = x->t.p->plan.config;
+    make(&x->t, &x->b, TOY_RANK_BITS, 2, LAYOUT_SCORE, NULL);
+    layout_config c = x->t.p->plan.config;
     c.is_training = is_training;
     c.max_pages = max_pages;
     c.page_len = 2;
     nn_memory_init(&x->memory, x->t.be);
     memset(&x->p, 0, sizeof x->p);
-    CHECK_OK(plan_alloc(&x->p, &c, &x->memory));
+    CHECK_OK(batch_layout_alloc(&x->p, &c, &x->memory));
     x->p.key_offsets.host[0] = 77; /* what an earlier batch may leave */
-    plan_cache cache = {&n_reused, &n_stored, page};
-    plan_request request = {.purpose = PLAN_SCORE, .grad_scale = 1, .cache = &cache};
-    return plan_build(&x->p, x->t.be, &x->b.b, &request);
+    layout_cache cache = {&n_reused, &n_stored, page};
+    layout_request request = {.purpose = LAYOUT_SCORE, .grad_scale = 1, .cache = &cache};
+    return batch_layout_build(&x->p, x->t.be, &x->b.b, &request);
 }
 
 static status build_with_pages(paged *x, int32_t max_pages, int32_t n_reused, int32_t n_stored) {
@@ -102,7 +101,7 @@ static void end(paged *x) {
 
 TEST(plan_with_pages_lays_out_what_is_not_stored) {
     paged x;
-    const plan *p = &x.p;
+    const batch_layout *p = &x.p;
     CHECK_OK(build_with_pages(&x, 3, 3, 6));
     CHECK_EQ(p->n_tokens, 5);
     check_i32("row", p->row.host, (int32_t[]){24, 12, 25, 13, 14}, 5);
@@ -122,7 +121,7 @@ TEST(plan_with_pages_lays_out_what_is_not_stored) {
 static void check_sent(const paged *x, const char *what, const void *host, const void *device,
                        size_t bytes) {
     char got[256];
-    const plan *p = &x->p;
+    const batch_layout *p = &x->p;
     ptrdiff_t at = (const char *)device - p->block.device;
     if (at < 0 || at + bytes > 24 * 64) FAIL_TEST("%s is %td bytes from the others", what, at);
     CHECK(bytes > 0 && bytes <= sizeof got);
@@ -133,7 +132,7 @@ static void check_sent(const paged *x, const char *what, const void *host, const
 /* What a batch has of each array comes to the device, close to each other. */
 TEST(plan_sends_what_the_batch_has) {
     paged x;
-    const plan *p = &x.p;
+    const batch_layout *p = &x.p;
     for (int round = 0; round < 2; round++) {
         CHECK_OK(build_with_pages(&x, 3, 3, 6 - round));
         size_t n = (size_t)p->n_tokens * 4, n_loss = (size_t)p->n_loss * 4;
@@ -152,7 +151,7 @@ TEST(plan_sends_what_the_batch_has) {
         check_sent(&x, "label", p->label.host, p->label.device, n_loss);
         check_sent(&x, "loss_user", p->loss_user.host, p->loss_user.device, n_loss);
         check_sent(&x, "loss_position", p->loss_position.host, p->loss_position.device, n_loss);
-        CHECK(plan_sequences(p).kv.table == p->page_table.device);
+        CHECK(batch_layout_sequences(p).kv.table == p->page_table.device);
         end(&x);
     }
 }
@@ -160,7 +159,7 @@ TEST(plan_sends_what_the_batch_has) {
 /* Without training nothing is sent that only training reads. */
 TEST(plan_sends_no_labels_without_training) {
     paged x;
-    const plan *p = &x.p;
+    const batch_layout *p = &x.p;
     CHECK_OK(build_for(&x, false, 3, 3, 6));
     size_t n = (size_t)p->n_tokens * 4, n_loss = (size_t)p->n_loss * 4;
     check_sent(&x, "row", p->row.host, p->row.device, n);
@@ -176,19 +175,19 @@ TEST(plan_sends_no_labels_without_training) {
 TEST(plan_without_pages_stages_nothing_for_them) {
     toy_model t;
     toy_model_open(&t, TOY_RANK_BITS, 0, 1);
-    const plan *p = &t.p->plan;
+    const batch_layout *p = &t.p->plan;
     CHECK((const void *)p->key_offsets.host == (const void *)p->row.host);
     CHECK((const void *)p->slot.host == (const void *)p->loss_token.host);
     toy_model_close(&t);
 }
 
 TEST(plan_fills_up_to_whole_buckets) {
-    plan_config c = {.max_users = 4, .max_events = 6, .is_training = true, .bucket = 8};
-    CHECK_EQ(plan_max_loss(&c), 24);
+    layout_config c = {.max_users = 4, .max_events = 6, .is_training = true, .bucket = 8};
+    CHECK_EQ(batch_layout_max_loss(&c), 24);
     c.bucket = 7;
-    CHECK_EQ(plan_max_loss(&c), 28);
+    CHECK_EQ(batch_layout_max_loss(&c), 28);
     c.bucket = 0;
-    CHECK_EQ(plan_max_loss(&c), 24);
+    CHECK_EQ(batch_layout_max_loss(&c), 24);
 }
 
 TEST(plan_refuses_pages_that_do_not_fit) {
@@ -214,12 +213,12 @@ TEST(plan_checks_the_events_that_it_reads) {
     for (size_t i = 0; i < sizeof tries / sizeof *tries; i++) {
         paged x;
         int32_t n_reused = tries[i].n_reused, n_stored = 6;
-        plan_cache cache = {&n_reused, &n_stored, page};
-        plan_request request = {.purpose = PLAN_SCORE, .grad_scale = 1, .cache = &cache};
+        layout_cache cache = {&n_reused, &n_stored, page};
+        layout_request request = {.purpose = LAYOUT_SCORE, .grad_scale = 1, .cache = &cache};
         CHECK_OK(build_with_pages(&x, 3, 3, 6));
-        CHECK_EQ(plan_n_skipped(&x.p, n_reused), n_reused >= 4);
+        CHECK_EQ(batch_layout_n_skipped(&x.p, n_reused), n_reused >= 4);
         x.b.item[tries[i].event] = 0;
-        status st = plan_build(&x.p, x.t.be, &x.b.b, &request);
+        status st = batch_layout_build(&x.p, x.t.be, &x.b.b, &request);
         CHECK_EQ(st, tries[i].is_read ? ERR_FORMAT : OK);
         end(&x);
     }
@@ -228,12 +227,12 @@ TEST(plan_checks_the_events_that_it_reads) {
 TEST(plan_of_ranking_without_candidates) {
     toy_model t;
     toy_batch b;
-    make(&t, &b, TOY_RANK_CLASSES, 0, PLAN_TRAIN, NULL);
-    const plan *p = &t.p->plan;
+    make(&t, &b, TOY_RANK_CLASSES, 0, LAYOUT_TRAIN, NULL);
+    const batch_layout *p = &t.p->plan;
     check_i32("loss_token", p->loss_token.host, (int32_t[]){2, 4, 6, 8}, 4);
     check_i32("label", p->label.host, (int32_t[]){0, 1, 2, 3}, 4);
     check_i32("place", p->place.host, (int32_t[]){0, 1, 2, 3, 4, 5, 6, 7, 8, 9}, 10);
-    CHECK(plan_sequences(p).n_contexts == NULL && plan_sequences(p).n_targets == NULL);
+    CHECK(batch_layout_sequences(p).n_contexts == NULL && batch_layout_sequences(p).n_targets == NULL);
     CHECK_EQ(model_count_loss(t.m, &b.b), 4);
     toy_model_close(&t);
 }
@@ -242,8 +241,8 @@ TEST(plan_of_ranking_without_candidates) {
 TEST(plan_of_parts) {
     toy_model t;
     toy_batch b;
-    make(&t, &b, TOY_RANK_MLP, 2, PLAN_TRAIN, NULL);
-    const plan *p = &t.p->plan;
+    make(&t, &b, TOY_RANK_MLP, 2, LAYOUT_TRAIN, NULL);
+    const batch_layout *p = &t.p->plan;
     CHECK_EQ(p->n_events, 8);
     check_i32("event_row", p->event_row.host, (int32_t[]){11, 24, 12, 25, 13, 26, 14, 27}, 8);
     check_i32("context_row", p->context_row.host, (int32_t[]){3, 12}, 2);
@@ -255,8 +254,8 @@ TEST(plan_of_parts) {
 TEST(plan_of_research_retrieval) {
     toy_model t;
     toy_batch b;
-    make(&t, &b, TOY_HSTU_RESEARCH, 1, PLAN_TRAIN, NULL);
-    const plan *p = &t.p->plan;
+    make(&t, &b, TOY_HSTU_RESEARCH, 1, LAYOUT_TRAIN, NULL);
+    const batch_layout *p = &t.p->plan;
     CHECK_EQ(p->n_tokens, 3);
     check_i32("row", p->row.host, (int32_t[]){11, 12, 13}, 3);
     check_i32("label", p->label.host, (int32_t[]){11, 12, 13}, 3);
@@ -265,8 +264,8 @@ TEST(plan_of_research_retrieval) {
         CHECK_EQ(p->key_time.host[i], 5 + i);
         CHECK_EQ(p->query_time.host[i], 6 + i);
     }
-    CHECK_OK(plan_build(&t.p->plan, t.be, &b.b,
-                        &(plan_request){.purpose = PLAN_ENCODE, .grad_scale = 1}));
+    CHECK_OK(batch_layout_build(&t.p->plan, t.be, &b.b,
+                        &(layout_request){.purpose = LAYOUT_ENCODE, .grad_scale = 1}));
     CHECK_EQ(p->n_loss, 1);
     CHECK_EQ(p->loss_token.host[0], 2);
     toy_model_close(&t);
@@ -278,11 +277,11 @@ TEST(plan_leaves_out_labels_without_a_row) {
     toy_model t;
     toy_batch b;
     uint8_t has_no_row[TOY_ITEMS] = {[11] = 1, [13] = 1};
-    plan_request request = {.purpose = PLAN_TRAIN, .grad_scale = 1, .has_no_row = has_no_row};
-    make(&t, &b, TOY_HSTU_RESEARCH, 1, PLAN_TRAIN, NULL);
-    plan *p = &t.p->plan;
+    layout_request request = {.purpose = LAYOUT_TRAIN, .grad_scale = 1, .has_no_row = has_no_row};
+    make(&t, &b, TOY_HSTU_RESEARCH, 1, LAYOUT_TRAIN, NULL);
+    batch_layout *p = &t.p->plan;
     CHECK(p->n_loss == 3 && p->n_unlabelled == 0);
-    CHECK_OK(plan_build(p, t.be, &b.b, &request));
+    CHECK_OK(batch_layout_build(p, t.be, &b.b, &request));
     CHECK(p->n_loss == 1 && p->n_unlabelled == 2 && p->n_tokens == 3);
     CHECK(p->label.host[0] == 12 && p->loss_token.host[0] == 1);
     toy_model_close(&t);
@@ -291,11 +290,11 @@ TEST(plan_leaves_out_labels_without_a_row) {
 TEST(plan_cuts_times_downwards) {
     toy_model t;
     toy_batch b;
-    make(&t, &b, TOY_HSTU_RESEARCH, 0, PLAN_TRAIN, NULL);
+    make(&t, &b, TOY_HSTU_RESEARCH, 0, LAYOUT_TRAIN, NULL);
     b.time[0] = -1500, b.time[1] = -1000, b.time[2] = -1, b.time[3] = 999;
-    CHECK_OK(plan_build(&t.p->plan, t.be, &b.b,
-                        &(plan_request){.purpose = PLAN_TRAIN, .grad_scale = 1}));
-    const plan *p = &t.p->plan;
+    CHECK_OK(batch_layout_build(&t.p->plan, t.be, &b.b,
+                        &(layout_request){.purpose = LAYOUT_TRAIN, .grad_scale = 1}));
+    const batch_layout *p = &t.p->plan;
     CHECK_EQ(p->key_time.host[0], -2);
     CHECK_EQ(p->key_time.host[1], -1);
     CHECK_EQ(p->key_time.host[2], -1);
@@ -310,7 +309,7 @@ TEST(encode_without_history) {
     toy_model t;
     toy_batch b;
     const void *out;
-    make(&t, &b, TOY_RETRIEVAL, 1, PLAN_TRAIN, NULL);
+    make(&t, &b, TOY_RETRIEVAL, 1, LAYOUT_TRAIN, NULL);
     b.offsets[1] = b.b.n_tokens = 1;
     CHECK_OK(pass_encode(t.p, &b.b, &out));
     for (int k = 0; k < 12; k++)
@@ -328,51 +327,51 @@ TEST(encode_without_history) {
 TEST(plan_refuses_other_data) {
     toy_model t;
     toy_batch b;
-    make(&t, &b, TOY_RANK_CLASSES, 0, PLAN_TRAIN, NULL);
-    plan *p = &t.p->plan;
+    make(&t, &b, TOY_RANK_CLASSES, 0, LAYOUT_TRAIN, NULL);
+    batch_layout *p = &t.p->plan;
     b.item[2] = TOY_ITEMS + 1;
-    CHECK_FAILS(plan_build(p, t.be, &b.b, &(plan_request){.purpose = PLAN_TRAIN, .grad_scale = 1}),
+    CHECK_FAILS(batch_layout_build(p, t.be, &b.b, &(layout_request){.purpose = LAYOUT_TRAIN, .grad_scale = 1}),
                 ERR_FORMAT, "user 42 of the data has item 24, but the model knows 0..23");
     b.item[2] = 0;
-    CHECK_FAILS(plan_build(p, t.be, &b.b, &(plan_request){.purpose = PLAN_TRAIN, .grad_scale = 1}),
+    CHECK_FAILS(batch_layout_build(p, t.be, &b.b, &(layout_request){.purpose = LAYOUT_TRAIN, .grad_scale = 1}),
                 ERR_FORMAT, "item 0");
     b.item[2] = 1;
     b.action[3] = TOY_ACTIONS;
-    CHECK_FAILS(plan_build(p, t.be, &b.b, &(plan_request){.purpose = PLAN_TRAIN, .grad_scale = 1}),
+    CHECK_FAILS(batch_layout_build(p, t.be, &b.b, &(layout_request){.purpose = LAYOUT_TRAIN, .grad_scale = 1}),
                 ERR_FORMAT, "action 8");
     b.action[3] = 0;
     p->config.n_labels = 3;
     b.action[3] = 3;
-    CHECK_FAILS(plan_build(p, t.be, &b.b, &(plan_request){.purpose = PLAN_TRAIN, .grad_scale = 1}),
+    CHECK_FAILS(batch_layout_build(p, t.be, &b.b, &(layout_request){.purpose = LAYOUT_TRAIN, .grad_scale = 1}),
                 ERR_FORMAT, "label 3, but the model knows 0..2");
     p->config.n_labels = TOY_ACTIONS;
     b.action[3] = 0;
     p->config.max_events = b.offsets[1] - 1;
-    CHECK_FAILS(plan_build(p, t.be, &b.b, &(plan_request){.purpose = PLAN_TRAIN, .grad_scale = 1}),
+    CHECK_FAILS(batch_layout_build(p, t.be, &b.b, &(layout_request){.purpose = LAYOUT_TRAIN, .grad_scale = 1}),
                 ERR_CONFIG, "events; the model was made for");
     p->config.max_events = TOY_EVENTS;
     b.n_targets[0] = -1;
-    CHECK_FAILS(plan_build(p, t.be, &b.b, &(plan_request){.purpose = PLAN_TRAIN, .grad_scale = 1}),
+    CHECK_FAILS(batch_layout_build(p, t.be, &b.b, &(layout_request){.purpose = LAYOUT_TRAIN, .grad_scale = 1}),
                 ERR_CONFIG, "events; the model was made for");
     b.n_targets[0] = b.offsets[1] + 1;
-    CHECK_FAILS(plan_build(p, t.be, &b.b, &(plan_request){.purpose = PLAN_TRAIN, .grad_scale = 1}),
+    CHECK_FAILS(batch_layout_build(p, t.be, &b.b, &(layout_request){.purpose = LAYOUT_TRAIN, .grad_scale = 1}),
                 ERR_CONFIG, "events; the model was made for");
     b.n_targets[0] = 0;
-    CHECK_OK(plan_build(p, t.be, &b.b, &(plan_request){.purpose = PLAN_TRAIN, .grad_scale = 1}));
+    CHECK_OK(batch_layout_build(p, t.be, &b.b, &(layout_request){.purpose = LAYOUT_TRAIN, .grad_scale = 1}));
     b.context[1] = 9;
-    CHECK_FAILS(plan_build(p, t.be, &b.b, &(plan_request){.purpose = PLAN_TRAIN, .grad_scale = 1}),
+    CHECK_FAILS(batch_layout_build(p, t.be, &b.b, &(layout_request){.purpose = LAYOUT_TRAIN, .grad_scale = 1}),
                 ERR_FORMAT, "contextual value 9");
     b.context[1] = 0;
     b.context[0] = 99;
-    CHECK_FAILS(plan_build(p, t.be, &b.b, &(plan_request){.purpose = PLAN_TRAIN, .grad_scale = 1}),
+    CHECK_FAILS(batch_layout_build(p, t.be, &b.b, &(layout_request){.purpose = LAYOUT_TRAIN, .grad_scale = 1}),
                 ERR_FORMAT, "contextual value 99");
     b.context[0] = 0;
     b.b.n_context = 1;
-    CHECK_FAILS(plan_build(p, t.be, &b.b, &(plan_request){.purpose = PLAN_TRAIN, .grad_scale = 1}),
+    CHECK_FAILS(batch_layout_build(p, t.be, &b.b, &(layout_request){.purpose = LAYOUT_TRAIN, .grad_scale = 1}),
                 ERR_FORMAT, "1 contextual features");
     b.b.n_context = 2;
     b.b.n_users = TOY_USERS + 1;
-    CHECK_FAILS(plan_build(p, t.be, &b.b, &(plan_request){.purpose = PLAN_TRAIN, .grad_scale = 1}),
+    CHECK_FAILS(batch_layout_build(p, t.be, &b.b, &(layout_request){.purpose = LAYOUT_TRAIN, .grad_scale = 1}),
                 ERR_CONFIG, "a batch of 7 users");
     toy_model_close(&t);
 }
@@ -380,11 +379,11 @@ TEST(plan_refuses_other_data) {
 TEST(plan_refuses_more_candidates_than_the_config) {
     toy_model t;
     toy_batch b;
-    make(&t, &b, TOY_RANK_BITS, 3, PLAN_TRAIN, NULL);
+    make(&t, &b, TOY_RANK_BITS, 3, LAYOUT_TRAIN, NULL);
     CHECK_EQ(t.p->plan.n_loss, 3);
     b.n_targets[0] = 4;
     CHECK_FAILS(
-        plan_build(&t.p->plan, t.be, &b.b, &(plan_request){.purpose = PLAN_TRAIN, .grad_scale = 1}),
+        batch_layout_build(&t.p->plan, t.be, &b.b, &(layout_request){.purpose = LAYOUT_TRAIN, .grad_scale = 1}),
         ERR_CONFIG, "a user with 4 candidates; the model was made for 3");
     toy_model_close(&t);
 }
@@ -393,10 +392,10 @@ TEST(plan_refuses_more_candidates_than_the_config) {
 TEST(plan_refuses_long_histories) {
     toy_model t;
     toy_batch b;
-    make(&t, &b, TOY_HSTU_RESEARCH, 0, PLAN_TRAIN, NULL);
+    make(&t, &b, TOY_HSTU_RESEARCH, 0, LAYOUT_TRAIN, NULL);
     t.p->plan.config.max_len = 3;
     CHECK_FAILS(
-        plan_build(&t.p->plan, t.be, &b.b, &(plan_request){.purpose = PLAN_TRAIN, .grad_scale = 1}),
+        batch_layout_build(&t.p->plan, t.be, &b.b, &(layout_request){.purpose = LAYOUT_TRAIN, .grad_scale = 1}),
         ERR_FORMAT, "a history of 4 events");
     toy_model_close(&t);
 }

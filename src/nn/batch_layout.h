@@ -1,4 +1,4 @@
-/* Plan: a batch of events laid out as the tokens of a model, and its loss positions.
+/* Batch layout: a batch of events laid out as the tokens of a model, and its loss positions.
  *
  * retrieval   F contextual tokens, then the items of the history; the item at t predicts that at
  *             t + 1, the last one the target, which is a label only
@@ -8,31 +8,32 @@
  *             sees; for scoring they are left out.
  *
  * Everything is computed on the host, checked against what the model was made for, and sent to the
- * backend by plan_build, or plan_send, in one copy.  Where steps are recorded, a training batch is
- * padded to a multiple of the backend's token_bucket by a few extra sequences whose tokens have no
- * rows and whose losses have no labels: they read as zeros and give no gradient.  Other small
- * batches are rounded up by tokens and outputs that belong to no sequence, and by empty sequences,
- * so that few shapes have to be recorded.  A plan belongs to one thread. */
-#ifndef HSTU_NN_PLAN_H
-#define HSTU_NN_PLAN_H
+ * backend by batch_layout_build, or batch_layout_send, in one copy.  Where steps are recorded, a
+ * training batch is padded to a multiple of the backend's token_bucket by a few extra sequences
+ * whose tokens have no rows and whose losses have no labels: they read as zeros and give no
+ * gradient.  Other small batches are rounded up by tokens and outputs that belong to no sequence,
+ * and by empty sequences, so that few shapes have to be recorded.  A batch_layout belongs to one
+ * thread. */
+#ifndef HSTU_NN_BATCH_LAYOUT_H
+#define HSTU_NN_BATCH_LAYOUT_H
 
 #include "data/set/batcher.h"
 #include "nn/memory.h"
 #include "nn/sequences.h"
 
-typedef enum { PLAN_TRAIN, PLAN_ENCODE, PLAN_SCORE } plan_purpose;
+typedef enum { LAYOUT_TRAIN, LAYOUT_ENCODE, LAYOUT_SCORE } layout_purpose;
 
 /* Tokens of a batch that is rounded up, at most: larger ones keep a GPU busy for longer than their
  * kernels take to launch. */
-enum { PLAN_ROUND_MOST = 1024 };
+enum { LAYOUT_ROUND_MOST = 1024 };
 
 /* Which row of the tables each id of a feature has. */
-typedef struct plan_rows {
+typedef struct layout_rows {
     int32_t n;          /* ids are 0 .. n - 1 */
     const int32_t *row; /* host (n); -1: none, it reads as zeros */
-} plan_rows;
+} layout_rows;
 
-typedef struct plan_config {
+typedef struct layout_config {
     bool is_ranking;
     bool is_training;      /* for training batches too, not only to encode or score */
     bool has_actions;      /* action tokens between the items */
@@ -57,20 +58,20 @@ typedef struct plan_config {
     int32_t action_row;
     const int32_t *context_row; /* (F) */
     /* Other rows for items, and for contextual features (F, or NULL); row NULL: as above. */
-    plan_rows items;
-    const plan_rows *contexts;
-} plan_config;
+    layout_rows items;
+    const layout_rows *contexts;
+} layout_config;
 
-typedef struct plan {
-    plan_config config;
+typedef struct batch_layout {
+    layout_config config;
     int32_t max_tokens, len_bound; /* T and the length of a sequence, at most */
-    int32_t round_most;            /* PLAN_ROUND_MOST, but for tests */
+    int32_t round_most;            /* LAYOUT_ROUND_MOST, but for tests */
     int32_t n_users;               /* of the batch */
     int32_t n_sequences;           /* B: the users, and padding sequences */
     int32_t n_tokens, max_len;     /* T, the longest sequence */
     int32_t n_events;              /* tokens that are not contextual */
     char *packed;                  /* what a batch has of it, as it is sent; pinned if is_rounded */
-    size_t unsent_bytes;           /* of it: plan_send sends them */
+    size_t unsent_bytes;           /* of it: batch_layout_send sends them */
     staging block;                 /* of all that follows */
     staged_u32 step;               /* (1): what dropout and negatives depend on */
     staged_f32 grad_scale;         /* (1): of the losses' gradients */
@@ -94,33 +95,33 @@ typedef struct plan {
     bool takes_all;                    /* loss_token is 0, 1, ... T - 1: nothing need be chosen */
     bool takes_last;           /* in order, they are the last tokens of their sequences: none is -1
                                   but those that round the batch up */
-    int32_t max_chosen;        /* then: most of a sequence, */
+    int32_t max_chosen;        /* with takes_last: the most chosen tokens of a sequence, */
     staged_i32 chosen_offsets; /* (B + 1): and the first one of each, and their end */
     staged_i32 label;          /* (M): item - 1, or the action; -1: none */
     staged_u32 loss_user, loss_position; /* (M); with label: sent for training only */
     int32_t n_unlabelled;                /* losses left out: their label has no row */
-} plan;
+} batch_layout;
 
-status plan_alloc(plan *p, const plan_config *c, nn_memory *memory);
+status batch_layout_alloc(batch_layout *p, const layout_config *c, nn_memory *memory);
 
 /* How many events have all their tokens among the first n of a sequence. */
-int32_t plan_n_reused(const plan *p, int32_t n);
+int32_t batch_layout_n_reused(const batch_layout *p, int32_t n);
 
 /* How many events a batch need not have, the first ones of a sequence whose first n tokens are in
  * pages. */
-int32_t plan_n_skipped(const plan *p, int32_t n);
+int32_t batch_layout_n_skipped(const batch_layout *p, int32_t n);
 
 /* Tokens of a batch whose keys and values are in pages, host; they are not laid out.  Sequence b
  * has n_reused[b] of them, the first ones, and those up to n_stored[b] are to be put into pages;
  * page[b] are the pages of the first n_stored[b] tokens. */
-typedef struct plan_cache {
+typedef struct layout_cache {
     const int32_t *n_reused, *n_stored; /* (B) */
     const int32_t *const *page;         /* (B) */
-} plan_cache;
+} layout_cache;
 
 /* What a batch is laid out for. */
-typedef struct plan_request {
-    plan_purpose purpose;
+typedef struct layout_request {
+    layout_purpose purpose;
     uint32_t step;
     float grad_scale;
     const int32_t *start; /* host (B): how many tokens of the sequence come before its first one in
@@ -128,30 +129,31 @@ typedef struct plan_request {
     /* Retrieval, host (V), by item - 1, or NULL: items that a dynamic table has no row for, so that
      * nothing can be learnt from them as labels. */
     const uint8_t *has_no_row;
-    const plan_cache *cache; /* not for training; or NULL */
-} plan_request;
+    const layout_cache *cache; /* not for training; or NULL */
+} layout_request;
 
-/* Lays out and sends a batch; where shapes are rounded up, plan_send does that, as a step that can
- * be recorded, and all of it must have run before the next batch is laid out.  ERR_FORMAT: the data
- * are not those the model was made for. */
-status plan_build(plan *p, backend *be, const batch *b, const plan_request *request);
-status plan_send(plan *p, backend *be);
+/* Lays out and sends a batch; where shapes are rounded up, batch_layout_send does that, as a step
+ * that can be recorded, and all of it must have run before the next batch is laid out.  ERR_FORMAT:
+ * the data are not those the model was made for. */
+status batch_layout_build(batch_layout *p, backend *be, const batch *b,
+                          const layout_request *request);
+status batch_layout_send(batch_layout *p, backend *be);
 
 /* A key that is equal for all batches whose passes run the same ops on the same shapes. */
-uint64_t plan_record_key(const plan *p);
+uint64_t batch_layout_record_key(const batch_layout *p);
 
 /* The most loss positions a batch can have; without training a user of retrieval has one. */
-int64_t plan_max_loss(const plan_config *c);
+int64_t batch_layout_max_loss(const layout_config *c);
 
 /* The number of loss positions of a batch. */
-int64_t plan_count_loss(const plan_config *c, const batch *b);
+int64_t batch_layout_count_loss(const layout_config *c, const batch *b);
 
 /* Retrieval: marks the labels of a training batch in is_label (V), by item - 1, and returns the
- * number of its loss positions; has_no_row as in plan_request. */
-int64_t plan_mark_labels(const plan_config *c, const batch *b, const uint8_t *has_no_row,
-                         uint8_t *is_label);
+ * number of its loss positions; has_no_row as in layout_request. */
+int64_t batch_layout_mark_labels(const layout_config *c, const batch *b, const uint8_t *has_no_row,
+                                 uint8_t *is_label);
 
 /* The view that layers get; dropout is off until the caller sets it. */
-sequences plan_sequences(const plan *p);
+sequences batch_layout_sequences(const batch_layout *p);
 
 #endif
