@@ -5,7 +5,7 @@
 
 #include "base/file.h"
 #include "base/mem.h"
-#include "embed/snapshot_int.h"
+#include "embed/table_int.h"
 
 enum { DUMP_PIECE = 4096, DUMP_MAX_RANKS = 8192 };
 

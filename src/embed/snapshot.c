@@ -16,7 +16,7 @@
 #include "base/hash.h"
 #include "base/mem.h"
 #include "base/part_file.h"
-#include "embed/snapshot_int.h"
+#include "embed/table_int.h"
 #include "format/json.h"
 #include "format/safetensors.h"
 #include "ops/comm.h"

@@ -6,7 +6,7 @@
  * hundred times as many calls. */
 #include "base/mem.h"
 #include "device.h"
-#include "embed/key_map.h"
+#include "embed/store.h"
 #include "embed/table.h"
 #include "table_rig.h"
 

@@ -6,7 +6,7 @@
 #include <sys/stat.h>
 
 #include "base/hash.h"
-#include "embed/snapshot_int.h"
+#include "embed/table_int.h"
 #include "format/json.h"
 #include "fuzz_folder.h"
 
