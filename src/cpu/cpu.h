@@ -39,6 +39,22 @@ static inline int64_t cpu_rows_per_chunk(int64_t n, int32_t dim) {
     return rows > 0 ? rows : 1;
 }
 
+/* The rows of one chunk, and where they are computed. */
+typedef struct cpu_rows {
+    backend *be;
+    const void *ctx;    /* what cpu_each was given */
+    int64_t first, end; /* rows first .. end - 1 */
+    int64_t chunk;
+    int worker; /* for cpu_scratch */
+} cpu_rows;
+
+typedef status cpu_rows_fn(const cpu_rows *w);
+
+/* Runs fn for n rows in chunks of `size`, by all threads; or of `dim` columns each, in chunks by
+ * cpu_rows_per_chunk. */
+status cpu_each(backend *be, int64_t n, int64_t size, cpu_rows_fn *fn, const void *ctx);
+status cpu_each_row(backend *be, int64_t n, int32_t dim, cpu_rows_fn *fn, const void *ctx);
+
 /* sum[c] += partials[0][c] + partials[1][c] + ..., in this order; each partial has n elements, and
  * partials are `stride` apart. */
 static inline void cpu_add_partials(float *sum, int64_t n, const float *partials,

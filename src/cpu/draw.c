@@ -103,20 +103,12 @@ void cpu_dropout_factors(const dropout *d, int64_t row, int64_t column, int32_t 
     }
 }
 
-typedef struct drop_job {
-    backend *be;
-    const dropout_args *a;
-    int64_t n_rows; /* of a chunk */
-} drop_job;
-
-static status drop_chunk(void *ctx, int64_t chunk, int worker) {
-    const drop_job *job = ctx;
-    const dropout_args *a = job->a;
-    cpu_range rows = cpu_chunk(chunk, job->n_rows, a->n);
+static status drop_chunk(const cpu_rows *w) {
+    const dropout_args *a = w->ctx;
     void *memory;
-    TRY(cpu_scratch(job->be, worker, (size_t)a->dim * sizeof(float), &memory));
+    TRY(cpu_scratch(w->be, w->worker, (size_t)a->dim * sizeof(float), &memory));
     float *factor = memory;
-    for (int64_t i = rows.first; i < rows.end; i++) {
+    for (int64_t i = w->first; i < w->end; i++) {
         const float *x = (const float *)a->x + i * a->dim;
         float *y = (float *)a->y + i * a->dim;
         cpu_dropout_factors(&a->drop, i, 0, a->dim, factor);
@@ -127,8 +119,7 @@ static status drop_chunk(void *ctx, int64_t chunk, int worker) {
 }
 
 status cpu_dropout(backend *be, const dropout_args *a) {
-    drop_job job = {be, a, cpu_rows_per_chunk(a->n, a->dim)};
-    return pool_run(be->workers, cpu_n_chunks(a->n, job.n_rows), drop_chunk, &job);
+    return cpu_each_row(be, a->n, a->dim, drop_chunk, a);
 }
 
 /* negatives: each draw is a pure function of its row and place, so rows are
@@ -150,19 +141,16 @@ static void draw_negatives(const negatives_args *a, int64_t m) {
     }
 }
 
-static status negatives_chunk(void *ctx, int64_t chunk, int worker) {
-    const negatives_args *a = ctx;
-    (void)worker;
-    cpu_range range = cpu_chunk(chunk, DRAW_ROWS, a->n);
-    for (int64_t m = range.first; m < range.end; m++)
+static status negatives_chunk(const cpu_rows *w) {
+    const negatives_args *a = w->ctx;
+    for (int64_t m = w->first; m < w->end; m++)
         draw_negatives(a, m);
     return OK;
 }
 
 status cpu_negatives(backend *be, const negatives_args *a) {
-    negatives_args args = *a;
     if (a->n_pool < 1 && a->n > 0 && a->n_negatives > 0)
         return fail(ERR_CONFIG, "there is nothing to draw negatives from; give the model at least "
                                 "one item");
-    return pool_run(be->workers, cpu_n_chunks(a->n, DRAW_ROWS), negatives_chunk, &args);
+    return cpu_each(be, a->n, DRAW_ROWS, negatives_chunk, a);
 }

@@ -12,11 +12,9 @@ static void put_row(float *pages, int64_t stride, int32_t slot, const kv_put_arg
            (size_t)dim * sizeof *row);
 }
 
-static status put_rows(void *ctx, int64_t chunk, int worker) {
-    const kv_put_args *a = ctx;
-    cpu_range r = cpu_chunk(chunk, PUT_ROWS, a->n);
-    (void)worker;
-    for (int64_t i = r.first; i < r.end; i++) {
+static status put_rows(const cpu_rows *w) {
+    const kv_put_args *a = w->ctx;
+    for (int64_t i = w->first; i < w->end; i++) {
         if (a->slot[i] < 0) continue;
         put_row(a->pages_k, a->stride, a->slot[i], a, (const float *)a->k + i * a->stride_k,
                 a->dim_k);
@@ -27,19 +25,16 @@ static status put_rows(void *ctx, int64_t chunk, int worker) {
 }
 
 status cpu_kv_put(backend *be, const kv_put_args *a) {
-    kv_put_args args = *a;
-    return pool_run(be->workers, cpu_n_chunks(a->n, PUT_ROWS), put_rows, &args);
+    return cpu_each(be, a->n, PUT_ROWS, put_rows, a);
 }
 
 enum { PIECE_BYTES = 1 << 16 };
 
 /* A piece of every page, in the order of the moves: a page may come to where another one left. */
-static status move_pieces(void *ctx, int64_t chunk, int worker) {
-    const kv_move_args *a = ctx;
-    size_t at = (size_t)chunk * PIECE_BYTES, left = a->page_bytes - at;
-    size_t n = left < PIECE_BYTES ? left : PIECE_BYTES;
-    char *device = (char *)a->device + at, *host = (char *)a->host + at;
-    (void)worker;
+static status move_pieces(const cpu_rows *w) {
+    const kv_move_args *a = w->ctx;
+    size_t n = (size_t)(w->end - w->first);
+    char *device = (char *)a->device + w->first, *host = (char *)a->host + w->first;
     for (int32_t i = 0; i < a->n_out; i++)
         memcpy(host + (size_t)a->out[i].host * a->page_bytes,
                device + (size_t)a->out[i].device * a->page_bytes, n);
@@ -50,9 +45,7 @@ static status move_pieces(void *ctx, int64_t chunk, int worker) {
 }
 
 status cpu_kv_move(backend *be, const kv_move_args *a) {
-    kv_move_args args = *a;
-    int64_t n = (int64_t)((a->page_bytes + PIECE_BYTES - 1) / PIECE_BYTES);
-    return pool_run(be->workers, n, move_pieces, &args);
+    return cpu_each(be, (int64_t)a->page_bytes, PIECE_BYTES, move_pieces, a);
 }
 
 status cpu_kv_wait(backend *be, int stage) {
@@ -76,11 +69,9 @@ static void round_head(float *x, int32_t n) {
         x[i] = fp8_to_float(fp8_from_float(x[i] * down)) * up;
 }
 
-static status round_rows(void *ctx, int64_t chunk, int worker) {
-    const kv_fp8_args *a = ctx;
-    cpu_range r = cpu_chunk(chunk, ROUND_ROWS, a->n);
-    (void)worker;
-    for (int64_t i = r.first; i < r.end; i++)
+static status round_rows(const cpu_rows *w) {
+    const kv_fp8_args *a = w->ctx;
+    for (int64_t i = w->first; i < w->end; i++)
         for (int32_t h = 0; h < a->n_heads; h++) {
             round_head((float *)a->k + i * a->stride_k + (int64_t)h * a->dim_qk, a->dim_qk);
             round_head((float *)a->v + i * a->stride_v + (int64_t)h * a->dim_v, a->dim_v);
@@ -115,17 +106,17 @@ static void unpack_part(const page_part *p) {
     }
 }
 
-static status convert_page(void *ctx, int64_t i, int worker) {
-    const kv_fp8_args *a = ctx;
+static status convert_page(const cpu_rows *w) {
+    const kv_fp8_args *a = w->ctx;
     int32_t n_heads = a->page_len * a->n_heads;
     int64_t bytes = kv_fp8_page_bytes(a->page_len, a->n_heads, a->dim_qk, a->dim_v);
-    uint8_t *narrow = a->narrow + a->page[i] * bytes;
+    uint8_t *narrow = a->narrow + a->page[w->chunk] * bytes;
     uint8_t *narrow_v = narrow + (int64_t)n_heads * a->dim_qk;
     int8_t *exponent = (int8_t *)(narrow_v + (int64_t)n_heads * a->dim_v);
     page_part part[] = {
-        {(float *)a->pages_k + i * a->stride, narrow, exponent, n_heads, a->dim_qk},
-        {(float *)a->pages_v + i * a->stride, narrow_v, exponent + n_heads, n_heads, a->dim_v}};
-    (void)worker;
+        {(float *)a->pages_k + w->chunk * a->stride, narrow, exponent, n_heads, a->dim_qk},
+        {(float *)a->pages_v + w->chunk * a->stride, narrow_v, exponent + n_heads, n_heads,
+         a->dim_v}};
     for (int k = 0; k < 2; k++)
         if (a->kind == KV_PACK)
             pack_part(&part[k]);
@@ -135,8 +126,6 @@ static status convert_page(void *ctx, int64_t i, int worker) {
 }
 
 status cpu_kv_fp8(backend *be, const kv_fp8_args *a) {
-    kv_fp8_args args = *a;
-    if (a->kind == KV_ROUND)
-        return pool_run(be->workers, cpu_n_chunks(a->n, ROUND_ROWS), round_rows, &args);
-    return pool_run(be->workers, a->n_pages, convert_page, &args);
+    if (a->kind == KV_ROUND) return cpu_each(be, a->n, ROUND_ROWS, round_rows, a);
+    return cpu_each(be, a->n_pages, 1, convert_page, a);
 }

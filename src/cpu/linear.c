@@ -295,16 +295,14 @@ static void backward_strip(const linear_job *job, cpu_range rows, float *dbias) 
                     (float *)a->dx + rows.first * a->n_in, a->n_in);
 }
 
-static status backward_chunk(void *ctx, int64_t chunk, int worker) {
-    const linear_job *job = ctx;
+static status backward_chunk(const cpu_rows *w) {
+    const linear_job *job = w->ctx;
     const linear_args *a = job->a;
-    cpu_range rows = cpu_chunk(chunk, job->n_rows, a->n);
     int64_t n_strip = rows_per_strip(a->n_out);
-    float *dbias = job->bias_partials != NULL ? job->bias_partials + chunk * a->n_out : NULL;
-    (void)worker;
+    float *dbias = job->bias_partials != NULL ? job->bias_partials + w->chunk * a->n_out : NULL;
     if (dbias != NULL) memset(dbias, 0, (size_t)a->n_out * sizeof *dbias);
-    for (int64_t i = rows.first; i < rows.end; i += n_strip) {
-        cpu_range strip = {i, i + n_strip < rows.end ? i + n_strip : rows.end};
+    for (int64_t i = w->first; i < w->end; i += n_strip) {
+        cpu_range strip = {i, i + n_strip < w->end ? i + n_strip : w->end};
         backward_strip(job, strip, dbias);
     }
     return OK;
@@ -328,21 +326,19 @@ static status product_over_rows(const linear_job *job, cpu_range over, part p, b
     return OK;
 }
 
-static status group_chunk(void *ctx, int64_t chunk, int worker) {
-    const linear_job *job = ctx;
+static status group_chunk(const cpu_rows *w) {
+    const linear_job *job = w->ctx;
     const linear_args *a = job->a;
     part whole = {{0, a->is_transposed ? a->n_out : a->n_in},
                   {0, a->is_transposed ? a->n_in : a->n_out}};
-    return product_over_rows(job, cpu_chunk(chunk, job->group_rows, a->n), whole, false,
-                             job->partials + chunk * a->n_in * a->n_out, worker);
+    return product_over_rows(job, (cpu_range){w->first, w->end}, whole, false,
+                             job->partials + w->chunk * a->n_in * a->n_out, w->worker);
 }
 
-static status add_groups_chunk(void *ctx, int64_t chunk, int worker) {
-    const linear_job *job = ctx;
+static status add_groups_chunk(const cpu_rows *w) {
+    const linear_job *job = w->ctx;
     int64_t size = (int64_t)job->a->n_in * job->a->n_out;
-    cpu_range range = cpu_chunk(chunk, ADD_CHUNK, size);
-    (void)worker;
-    cpu_add_partials(job->a->dw + range.first, range.end - range.first, job->partials + range.first,
+    cpu_add_partials(job->a->dw + w->first, w->end - w->first, job->partials + w->first,
                      job->n_groups, size);
     return OK;
 }
@@ -380,9 +376,8 @@ static status backward_to_w(backend *be, linear_job *job) {
     int32_t n_columns = a->is_transposed ? a->n_in : a->n_out;
     if (job->n_groups == 0)
         return pool_run(be->workers, plan_tiles(job, n_rows, n_columns), tile_chunk, job);
-    TRY(pool_run(be->workers, job->n_groups, group_chunk, job));
-    return pool_run(be->workers, cpu_n_chunks((int64_t)a->n_in * a->n_out, ADD_CHUNK),
-                    add_groups_chunk, job);
+    TRY(cpu_each(be, a->n, job->group_rows, group_chunk, job));
+    return cpu_each(be, (int64_t)a->n_in * a->n_out, ADD_CHUNK, add_groups_chunk, job);
 }
 
 /* The number of groups of rows for a small W; 0 for a large W. */
@@ -414,7 +409,7 @@ status cpu_linear_bwd(backend *be, const linear_args *a) {
     if (a->dbias != NULL) job.bias_partials = job.partials + n_partials;
     if (a->dx != NULL) TRY(product_pack(&job.w, matrix_transposed(weight_of(a)), be->workers));
     if (a->dx != NULL || a->dbias != NULL || a->f != EPILOGUE_NONE)
-        TRY(pool_run(be->workers, n_chunks, backward_chunk, &job));
+        TRY(cpu_each(be, a->n, job.n_rows, backward_chunk, &job));
     if (a->dbias != NULL)
         cpu_add_partials(a->dbias, a->n_out, job.bias_partials, n_chunks, a->n_out);
     return backward_to_w(be, &job);
@@ -422,20 +417,17 @@ status cpu_linear_bwd(backend *be, const linear_args *a) {
 
 typedef struct activate_job {
     epilogue f;
-    int64_t n;
     const float *z;
     float *y;
 } activate_job;
 
-static status activate_chunk(void *ctx, int64_t chunk, int worker) {
-    const activate_job *job = ctx;
-    cpu_range range = cpu_chunk(chunk, ADD_CHUNK, job->n);
-    (void)worker;
-    activate(job->f, range.end - range.first, job->z + range.first, job->y + range.first);
+static status activate_chunk(const cpu_rows *w) {
+    const activate_job *job = w->ctx;
+    activate(job->f, w->end - w->first, job->z + w->first, job->y + w->first);
     return OK;
 }
 
 status cpu_activate(backend *be, epilogue f, int64_t n, const void *z, void *y) {
-    activate_job job = {f, n, z, y};
-    return pool_run(be->workers, cpu_n_chunks(n, ADD_CHUNK), activate_chunk, &job);
+    activate_job job = {f, z, y};
+    return cpu_each(be, n, ADD_CHUNK, activate_chunk, &job);
 }

@@ -15,7 +15,6 @@ enum { FIND_CHUNK = 4096, GROUP = 32 };
 typedef struct find_job {
     const table_level *l;
     const table_find_args *a;
-    int64_t n;
 } find_job;
 
 /* A key in the pipeline: its bucket, and a bit for each digest that matches. */
@@ -66,27 +65,25 @@ static inline void end_probe(const find_job *job, int64_t i, const probe *p) {
 /* Three short loops over groups of keys, not one over keys: a prefetch occupies the core's window
  * until its address is translated, and with the work of three keys between two prefetches few would
  * fit into the window. */
-static status find_chunk(void *ctx, int64_t chunk, int worker) {
-    const find_job *job = ctx;
+static status find_chunk(const cpu_rows *w) {
+    const find_job *job = w->ctx;
     const uint64_t *keys = job->a->keys;
-    cpu_range part = cpu_chunk(chunk, FIND_CHUNK, job->n);
     probe ring[3][GROUP];
-    (void)worker;
-    for (int64_t at = part.first, k = 0; at < part.end + 2 * GROUP; at += GROUP, k++) {
-        for (int64_t i = at; i < at + GROUP && i < part.end; i++)
+    for (int64_t at = w->first, k = 0; at < w->end + 2 * GROUP; at += GROUP, k++) {
+        for (int64_t i = at; i < at + GROUP && i < w->end; i++)
             begin_probe(job->l, keys[i], &ring[k % 3][i - at]);
         int64_t matched = at - GROUP, ended = at - 2 * GROUP;
-        for (int64_t i = matched; i >= part.first && i < at && i < part.end; i++)
+        for (int64_t i = matched; i >= w->first && i < at && i < w->end; i++)
             match_probe(job->l, &ring[(k + 2) % 3][i - matched]);
-        for (int64_t i = ended; i >= part.first && i < matched && i < part.end; i++)
+        for (int64_t i = ended; i >= w->first && i < matched && i < w->end; i++)
             end_probe(job, i, &ring[(k + 1) % 3][i - ended]);
     }
     return OK;
 }
 
 status cpu_table_find(backend *be, const table_level *l, const table_find_args *a) {
-    find_job job = {l, a, table_n_there(a->n, a->n_real)};
-    return pool_run(be->workers, cpu_n_chunks(job.n, FIND_CHUNK), find_chunk, &job);
+    find_job job = {l, a};
+    return cpu_each(be, table_n_there(a->n, a->n_real), FIND_CHUNK, find_chunk, &job);
 }
 
 /* Erasing is rare: one thread. */

@@ -17,17 +17,14 @@ TABLE_ASK ask_slot(const table_level *l, const int64_t *slot, int64_t i, int64_t
 typedef struct copy_job {
     const table_level *l;
     const table_rows_args *a;
-    int64_t n, n_rows; /* in all, and of a chunk */
 } copy_job;
 
-static status read_chunk(void *ctx, int64_t chunk, int worker) {
-    const copy_job *job = ctx;
+static status read_chunk(const cpu_rows *w) {
+    const copy_job *job = w->ctx;
     const table_rows_args *a = job->a;
-    cpu_range part = cpu_chunk(chunk, job->n_rows, job->n);
     size_t bytes = (size_t)a->n_floats * sizeof(float);
-    (void)worker;
-    for (int64_t i = part.first; i < part.end; i++) {
-        ask_slot(job->l, a->slot, i + ROWS_AHEAD, part.end, a->n_floats);
+    for (int64_t i = w->first; i < w->end; i++) {
+        ask_slot(job->l, a->slot, i + ROWS_AHEAD, w->end, a->n_floats);
         if (a->slot[i] < 0)
             memset(a->staging + i * a->stride, 0, bytes);
         else
@@ -36,23 +33,21 @@ static status read_chunk(void *ctx, int64_t chunk, int worker) {
     return OK;
 }
 
-static status write_chunk(void *ctx, int64_t chunk, int worker) {
-    const copy_job *job = ctx;
+static status write_chunk(const cpu_rows *w) {
+    const copy_job *job = w->ctx;
     const table_rows_args *a = job->a;
-    cpu_range part = cpu_chunk(chunk, job->n_rows, job->n);
     size_t bytes = (size_t)a->n_floats * sizeof(float);
-    (void)worker;
-    for (int64_t i = part.first; i < part.end; i++) {
+    for (int64_t i = w->first; i < w->end; i++) {
         if (a->slot[i] < 0 || (a->only != NULL && a->only[i] == 0)) continue;
         memcpy(table_row(job->l, a->slot[i]), a->staging + i * a->stride, bytes);
     }
     return OK;
 }
 
-static status copy_rows(backend *be, const table_level *l, const table_rows_args *a, pool_fn fn) {
-    copy_job job = {l, a, table_n_there(a->n, a->n_real), 0};
-    job.n_rows = cpu_rows_per_chunk(job.n, a->n_floats);
-    return pool_run(be->workers, cpu_n_chunks(job.n, job.n_rows), fn, &job);
+static status copy_rows(backend *be, const table_level *l, const table_rows_args *a,
+                        cpu_rows_fn *fn) {
+    copy_job job = {l, a};
+    return cpu_each_row(be, table_n_there(a->n, a->n_real), a->n_floats, fn, &job);
 }
 
 status cpu_table_read(backend *be, const table_level *l, const table_rows_args *a) {
@@ -66,15 +61,12 @@ status cpu_table_write(backend *be, const table_level *l, const table_rows_args 
 typedef struct init_job {
     const table_level *l;
     const table_init_args *a;
-    int64_t n, n_rows;
 } init_job;
 
-static status init_chunk(void *ctx, int64_t chunk, int worker) {
-    const init_job *job = ctx;
+static status init_chunk(const cpu_rows *w) {
+    const init_job *job = w->ctx;
     const table_init_args *a = job->a;
-    cpu_range part = cpu_chunk(chunk, job->n_rows, job->n);
-    (void)worker;
-    for (int64_t i = part.first; i < part.end; i++) {
+    for (int64_t i = w->first; i < w->end; i++) {
         if (a->slot[i] < 0 || (a->only != NULL && a->only[i] == 0)) continue;
         float *row = table_row(job->l, a->slot[i]);
         for (int32_t c = 0; c < a->dim; c++)
@@ -86,9 +78,8 @@ static status init_chunk(void *ctx, int64_t chunk, int worker) {
 }
 
 status cpu_table_init(backend *be, const table_level *l, const table_init_args *a) {
-    init_job job = {l, a, table_n_there(a->n, a->n_real), 0};
-    job.n_rows = cpu_rows_per_chunk(job.n, a->dim);
-    TRY(pool_run(be->workers, cpu_n_chunks(job.n, job.n_rows), init_chunk, &job));
+    init_job job = {l, a};
+    TRY(cpu_each_row(be, table_n_there(a->n, a->n_real), a->dim, init_chunk, &job));
     if (a->staging == NULL) return OK;
     table_rows_args rows = {.n = a->n,
                             .n_real = a->n_real,
@@ -102,19 +93,16 @@ status cpu_table_init(backend *be, const table_level *l, const table_init_args *
 typedef struct update_job {
     const table_level *l;
     const table_update_args *a;
-    int64_t n, n_rows;
     float scale; /* of the gradient */
     optimizer_rule rule;
 } update_job;
 
-static status update_chunk(void *ctx, int64_t chunk, int worker) {
-    const update_job *job = ctx;
+static status update_chunk(const cpu_rows *w) {
+    const update_job *job = w->ctx;
     const table_update_args *a = job->a;
-    cpu_range part = cpu_chunk(chunk, job->n_rows, job->n);
     int32_t n_floats = a->dim + optimizer_n_state(a->opt, a->dim);
-    (void)worker;
-    for (int64_t i = part.first; i < part.end; i++) {
-        ask_slot(job->l, a->slot, i + ROWS_AHEAD, part.end, n_floats);
+    for (int64_t i = w->first; i < w->end; i++) {
+        ask_slot(job->l, a->slot, i + ROWS_AHEAD, w->end, n_floats);
         int64_t slot = a->slot[i];
         if (slot < 0) continue;
         float *row = table_row(job->l, slot);
@@ -126,13 +114,12 @@ static status update_chunk(void *ctx, int64_t chunk, int worker) {
 }
 
 status cpu_table_update(backend *be, const table_level *l, const table_update_args *a) {
-    update_job job = {.l = l, .a = a, .n = table_n_there(a->n, a->n_real)};
+    update_job job = {.l = l, .a = a};
     job.scale = a->grad_scale == NULL ? 1 : *a->grad_scale;
     if (job.scale == 0) return OK;
     job.rule =
         optimizer_rule_make(a->opt, a->lr, a->beta1, a->beta2, a->eps, a->weight_decay, a->step);
-    job.n_rows = cpu_rows_per_chunk(job.n, a->dim);
-    return pool_run(be->workers, cpu_n_chunks(job.n, job.n_rows), update_chunk, &job);
+    return cpu_each_row(be, table_n_there(a->n, a->n_real), a->dim, update_chunk, &job);
 }
 
 /* Lookups (ops/table.h): pool, its gradient, and find and read in one.
@@ -146,7 +133,6 @@ enum { POOL_AHEAD = 16, SEGMENT = 32, BLOCK = 4 * VEC, LOOKUP_BLOCK = 512 };
 typedef struct pool_job {
     const table_level *l;
     const table_pool_args *a;
-    int64_t n_bags; /* of a chunk */
 } pool_job;
 
 /* NULL: zeros. */
@@ -210,13 +196,11 @@ static void add_places(const pool_job *job, int64_t first, int64_t end, float *y
     }
 }
 
-static status pool_chunk(void *ctx, int64_t chunk, int worker) {
-    const pool_job *job = ctx;
+static status pool_chunk(const cpu_rows *w) {
+    const pool_job *job = w->ctx;
     const table_pool_args *a = job->a;
     bool has_bags = a->offsets != NULL;
-    cpu_range bags = cpu_chunk(chunk, job->n_bags, has_bags ? a->n_bags : a->n);
-    (void)worker;
-    for (int64_t b = bags.first; b < bags.end; b++) {
+    for (int64_t b = w->first; b < w->end; b++) {
         float *y = a->y + b * a->dim;
         memset(y, 0, (size_t)a->dim * sizeof *y);
         if (has_bags)
@@ -231,21 +215,13 @@ status cpu_table_pool(backend *be, const table_level *l, const table_pool_args *
     int64_t n = a->offsets != NULL ? a->n_bags : a->n;
     int64_t per_bag = n > 0 ? cpu_n_chunks(a->n, n) : 1; /* places, on average */
     int64_t numbers = (per_bag + 1) * a->dim;
-    pool_job job = {l, a, cpu_rows_per_chunk(n, numbers < 16384 ? (int32_t)numbers : 16384)};
-    return pool_run(be->workers, cpu_n_chunks(n, job.n_bags), pool_chunk, &job);
+    pool_job job = {l, a};
+    return cpu_each_row(be, n, numbers < 16384 ? (int32_t)numbers : 16384, pool_chunk, &job);
 }
 
-typedef struct grad_job {
-    const table_pool_grad_args *a;
-    int64_t n, n_rows;
-} grad_job;
-
-static status grad_chunk(void *ctx, int64_t chunk, int worker) {
-    const grad_job *job = ctx;
-    const table_pool_grad_args *a = job->a;
-    cpu_range part = cpu_chunk(chunk, job->n_rows, job->n);
-    (void)worker;
-    for (int64_t u = part.first; u < part.end; u++) {
+static status grad_chunk(const cpu_rows *w) {
+    const table_pool_grad_args *a = w->ctx;
+    for (int64_t u = w->first; u < w->end; u++) {
         float *grad = a->grad + u * a->dim;
         memset(grad, 0, (size_t)a->dim * sizeof *grad);
         for (int32_t k = a->begin[u]; k < a->begin[u + 1]; k++)
@@ -255,9 +231,7 @@ static status grad_chunk(void *ctx, int64_t chunk, int worker) {
 }
 
 status cpu_table_pool_grad(backend *be, const table_pool_grad_args *a) {
-    grad_job job = {a, table_n_there(a->n_groups, a->n_real), 0};
-    job.n_rows = cpu_rows_per_chunk(job.n, a->dim);
-    return pool_run(be->workers, cpu_n_chunks(job.n, job.n_rows), grad_chunk, &job);
+    return cpu_each_row(be, table_n_there(a->n_groups, a->n_real), a->dim, grad_chunk, a);
 }
 
 /* What is not there: zeros, or first values. */
@@ -271,24 +245,21 @@ static void fill_missing(const table_lookup_args *a, int part, int64_t i) {
 }
 
 typedef struct lookup_job {
-    backend *be;
     const table_lookup_args *a;
     int part;
 } lookup_job;
 
 /* One thread's block of keys: find prefetches their index entries, read their rows. */
-static status lookup_chunk(void *ctx, int64_t chunk, int worker) {
-    const lookup_job *job = ctx;
+static status lookup_chunk(const cpu_rows *w) {
+    const lookup_job *job = w->ctx;
     const table_lookup_args *a = job->a;
     const table_level *l = &a->levels[job->part];
     int64_t first = a->begin[job->part];
-    cpu_range part = cpu_chunk(chunk, LOOKUP_BLOCK, a->begin[job->part + 1] - first);
-    backend alone = *job->be;
+    backend alone = *w->be;
     int64_t slot[LOOKUP_BLOCK];
-    (void)worker;
     alone.workers = NULL;
-    first += part.first;
-    table_find_args find = {.n = part.end - part.first, .keys = a->keys + first, .slot = slot};
+    first += w->first;
+    table_find_args find = {.n = w->end - w->first, .keys = a->keys + first, .slot = slot};
     TRY(cpu_table_find(&alone, l, &find));
     table_rows_args rows = {.n = find.n,
                             .slot = slot,
@@ -305,9 +276,9 @@ static status lookup_chunk(void *ctx, int64_t chunk, int worker) {
 
 status cpu_table_lookup(backend *be, const table_lookup_args *a) {
     for (int p = 0; p < a->n_parts; p++) {
-        lookup_job job = {be, a, p};
+        lookup_job job = {a, p};
         int64_t n = a->begin[p + 1] - a->begin[p];
-        TRY(pool_run(be->workers, cpu_n_chunks(n, LOOKUP_BLOCK), lookup_chunk, &job));
+        TRY(cpu_each(be, n, LOOKUP_BLOCK, lookup_chunk, &job));
     }
     return OK;
 }

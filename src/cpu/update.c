@@ -14,8 +14,6 @@ typedef struct update_job {
     const update_args *a;
     optimizer_rule rule;
     float grad_scale;
-    int64_t n_rows; /* of a chunk */
-    int64_t n_all;  /* rows of the weight */
 } update_job;
 
 void cpu_optimizer_step(opt_kind kind, const optimizer_rule *rule, float scale, int64_t n,
@@ -62,20 +60,16 @@ static void update_numbers(const update_job *job, int64_t first, int64_t n) {
     memset(a->grad + first, 0, (size_t)n * sizeof *a->grad);
 }
 
-static status dense_chunk(void *ctx, int64_t chunk, int worker) {
-    const update_job *job = ctx;
-    cpu_range part = cpu_chunk(chunk, CHUNK, job->a->n);
-    (void)worker;
-    update_numbers(job, part.first, part.end - part.first);
+static status dense_chunk(const cpu_rows *w) {
+    const update_job *job = w->ctx;
+    update_numbers(job, w->first, w->end - w->first);
     return OK;
 }
 
-static status rows_chunk(void *ctx, int64_t chunk, int worker) {
-    const update_job *job = ctx;
+static status rows_chunk(const cpu_rows *w) {
+    const update_job *job = w->ctx;
     const update_args *a = job->a;
-    cpu_range rows = cpu_chunk(chunk, job->n_rows, job->n_all);
-    (void)worker;
-    for (int64_t row = rows.first; row < rows.end; row++) {
+    for (int64_t row = w->first; row < w->end; row++) {
         if (a->marks != NULL && a->marks[row] == 0) continue;
         if (a->marks != NULL) a->marks[row] = 0;
         update_numbers(job, row * a->dim, a->dim);
@@ -98,11 +92,8 @@ static status update_one(backend *be, const update_args *a) {
     }
     job.rule =
         optimizer_rule_make(a->kind, a->lr, a->beta1, a->beta2, a->eps, a->weight_decay, a->step);
-    if (is_dense) return pool_run(be->workers, cpu_n_chunks(a->n, CHUNK), dense_chunk, &job);
-    if (a->dim <= 0) return OK;
-    job.n_all = a->n / a->dim;
-    job.n_rows = cpu_rows_per_chunk(job.n_all, a->dim);
-    return pool_run(be->workers, cpu_n_chunks(job.n_all, job.n_rows), rows_chunk, &job);
+    if (is_dense) return cpu_each(be, a->n, CHUNK, dense_chunk, &job);
+    return a->dim <= 0 ? OK : cpu_each_row(be, a->n / a->dim, a->dim, rows_chunk, &job);
 }
 
 status cpu_update(backend *be, const update_args *a, int n) {
@@ -121,46 +112,41 @@ status cpu_grad_factor(backend *be, const grad_factor_args *a) {
 }
 
 typedef struct pass_job {
-    int64_t n;
     const float *x;
     float *y;
     double *partials; /* (chunks) */
 } pass_job;
 
-static status squares_chunk(void *ctx, int64_t chunk, int worker) {
-    const pass_job *job = ctx;
-    cpu_range part = cpu_chunk(chunk, CHUNK, job->n);
+static status squares_chunk(const cpu_rows *w) {
+    const pass_job *job = w->ctx;
     double sum = 0;
-    (void)worker;
 #pragma omp simd reduction(+ : sum)
-    for (int64_t i = part.first; i < part.end; i++)
+    for (int64_t i = w->first; i < w->end; i++)
         sum += (double)job->x[i] * job->x[i];
-    job->partials[chunk] = sum;
+    job->partials[w->chunk] = sum;
     return OK;
 }
 
 status cpu_sum_squares(backend *be, int64_t n, const float *grad, double *out) {
     int64_t n_chunks = cpu_n_chunks(n, CHUNK);
-    pass_job job = {.n = n, .x = grad};
+    pass_job job = {.x = grad};
     void *memory;
     TRY(cpu_scratch(be, CPU_SHARED, (size_t)n_chunks * sizeof(double), &memory));
     job.partials = memory;
-    TRY(pool_run(be->workers, n_chunks, squares_chunk, &job));
+    TRY(cpu_each(be, n, CHUNK, squares_chunk, &job));
     for (int64_t chunk = 0; chunk < n_chunks; chunk++)
         *out += job.partials[chunk];
     return OK;
 }
 
-static status add_chunk(void *ctx, int64_t chunk, int worker) {
-    const pass_job *job = ctx;
-    cpu_range part = cpu_chunk(chunk, CHUNK, job->n);
-    (void)worker;
-    for (int64_t i = part.first; i < part.end; i++)
+static status add_chunk(const cpu_rows *w) {
+    const pass_job *job = w->ctx;
+    for (int64_t i = w->first; i < w->end; i++)
         job->y[i] += job->x[i];
     return OK;
 }
 
 status cpu_add(backend *be, int64_t n, const void *x, void *y) {
-    pass_job job = {.n = n, .x = x, .y = y};
-    return pool_run(be->workers, cpu_n_chunks(n, CHUNK), add_chunk, &job);
+    pass_job job = {.x = x, .y = y};
+    return cpu_each(be, n, CHUNK, add_chunk, &job);
 }
