@@ -147,20 +147,21 @@ static status admit(embed_table *t, const embed_bring *bring) {
     return OK;
 }
 
-/* Writes to the store the rows that it does not have yet, packed to the front of h.out_*. */
-static status write_back(embed_table *t, const embed_rows *rows) {
+void embed_out_add(embed_table *t, int64_t at, const embed_rows *rows, int64_t i) {
     embed_host *h = &t->h;
     size_t row = (size_t)t->n_floats;
+    h->out_keys[at] = rows->keys[i];
+    h->out_scores[at] = rows->scores[i];
+    h->out_stamps[at] = rows->stamps[i];
+    memmove(h->out_rows + (size_t)at * row, rows->rows + (size_t)i * row, row * sizeof(float));
+}
+
+/* Writes to the store the rows that it does not have yet, packed to the front of h.out_*. */
+static status write_back(embed_table *t, const embed_rows *rows) {
     int64_t n = 0;
-    for (int64_t i = 0; i < rows->n; i++) {
-        if (rows->stamps[i] & TABLE_CLEAN) continue;
-        h->out_keys[n] = rows->keys[i];
-        h->out_scores[n] = rows->scores[i];
-        h->out_stamps[n] = rows->stamps[i];
-        memmove(h->out_rows + (size_t)n * row, rows->rows + (size_t)i * row, row * sizeof(float));
-        n++;
-    }
-    embed_rows dirty = {n, h->out_keys, h->out_scores, h->out_stamps, h->out_rows, t->n_floats};
+    for (int64_t i = 0; i < rows->n; i++)
+        if (!(rows->stamps[i] & TABLE_CLEAN)) embed_out_add(t, n++, rows, i);
+    embed_rows dirty = embed_out_rows(t, n);
     t->counts.n_written += n;
     return n == 0 ? OK : t->config.store->put(t->config.store, &dirty);
 }
@@ -176,12 +177,8 @@ static status spill(embed_table *t, const embed_rows *rows) {
 /* Moves the `n` entries of d.evicted, whose rows are in `level`, out of the levels. */
 static status spill_evicted(embed_table *t, const table_level *level, int64_t n) {
     embed_host *h = &t->h;
-    embed_rows rows = {n, h->out_keys, h->out_scores, h->out_stamps, h->out_rows, t->n_floats};
-    table_rows_args read = {.n = n,
-                            .slot = t->d.evicted.slot,
-                            .n_floats = t->n_floats,
-                            .staging = t->d.moved,
-                            .stride = t->n_floats};
+    embed_rows rows = embed_out_rows(t, n);
+    table_rows_args read = embed_rows_args(n, t->d.evicted.slot, t->n_floats, t->d.moved);
     if (n == 0) return OK;
     TRY(EMBED_OUT(t, h->out_keys, t->d.evicted.keys, n));
     TRY(EMBED_OUT(t, h->out_scores, t->d.evicted.scores, n));
@@ -197,20 +194,20 @@ static status spill_evicted(embed_table *t, const table_level *level, int64_t n)
  * the store. */
 static status spill_rejected(embed_table *t, int64_t n) {
     embed_host *h = &t->h;
+    embed_rows list = {n, h->list_keys, h->list_scores, h->list_stamps, h->out_rows, t->n_floats};
     int64_t n_out = 0;
-    size_t row = (size_t)t->n_floats;
     if (t->config.store != NULL) TRY(EMBED_OUT(t, h->out_rows, t->d.pushed, n * t->n_floats));
-    for (int64_t i = 0; i < n; i++) {
-        if (h->list_slot[i] >= 0 || h->list_of[i] >= 0) continue;
-        h->out_keys[n_out] = h->list_keys[i];
-        h->out_scores[n_out] = h->list_scores[i];
-        h->out_stamps[n_out] = h->list_stamps[i];
-        memmove(h->out_rows + (size_t)n_out * row, h->out_rows + (size_t)i * row,
-                row * sizeof(float));
-        n_out++;
-    }
-    embed_rows rows = {n_out, h->out_keys, h->out_scores, h->out_stamps, h->out_rows, t->n_floats};
+    for (int64_t i = 0; i < n; i++)
+        if (h->list_slot[i] < 0 && h->list_of[i] < 0) embed_out_add(t, n_out++, &list, i);
+    embed_rows rows = embed_out_rows(t, n_out);
     return spill(t, &rows);
+}
+
+/* The host's list of keys, scores and stamps to the device. */
+static status send_list(embed_table *t, int64_t n) {
+    TRY(EMBED_IN(t, t->d.list_keys, t->h.list_keys, n));
+    TRY(EMBED_IN(t, t->d.list_scores, t->h.list_scores, n));
+    return EMBED_IN(t, t->d.list_stamps, t->h.list_stamps, n);
 }
 
 /* Places rows in the level below the one that evicted them; rows that this level evicts are
@@ -220,9 +217,7 @@ static status demote(embed_table *t, int64_t n, score_rule rule) {
     embed_device *d = &t->d;
     int64_t counts[PLACED_COUNTS];
     if (n == 0) return OK;
-    TRY(EMBED_IN(t, d->list_keys, h->list_keys, n));
-    TRY(EMBED_IN(t, d->list_scores, h->list_scores, n));
-    TRY(EMBED_IN(t, d->list_stamps, h->list_stamps, n));
+    TRY(send_list(t, n));
     table_place_args place = {.n = n,
                               .keys = d->list_keys,
                               .rule = rule,
@@ -302,9 +297,7 @@ static status place_wanted(embed_table *t, const embed_bring *bring, int64_t *n_
     for (int64_t u = 0; u < t->batch.n_unique; u++)
         h->slot[0][u] = -1;
     if (n == 0) return OK; /* all were refused */
-    TRY(EMBED_IN(t, d->list_keys, h->list_keys, n));
-    TRY(EMBED_IN(t, d->list_scores, h->list_scores, n));
-    TRY(EMBED_IN(t, d->list_stamps, h->list_stamps, n));
+    TRY(send_list(t, n));
     TRY(t->v->place(t->be, &t->level[0], &place));
     t->is_torn = true; /* until the rows are in their places */
     TRY(EMBED_OUT(t, counts, d->counts, PLACED_COUNTS));
@@ -324,11 +317,7 @@ static status upload_slots(embed_table *t, int level, int64_t n) {
 
 /* Writes the rows in d.moved, one for each listed key, to their slots in level 0. */
 static status write_moved(embed_table *t, int64_t n) {
-    table_rows_args write = {.n = n,
-                             .slot = t->d.list_slot,
-                             .n_floats = t->n_floats,
-                             .staging = t->d.moved,
-                             .stride = t->n_floats};
+    table_rows_args write = embed_rows_args(n, t->d.list_slot, t->n_floats, t->d.moved);
     TRY(upload_slots(t, 0, n));
     return t->v->write(t->be, &t->level[0], &write);
 }
@@ -338,11 +327,7 @@ static status lift_level1(embed_table *t) {
     embed_host *h = &t->h;
     int64_t n = list_keys(t, IN_LEVEL1), n_lifted = 0;
     if (n == 0) return OK;
-    table_rows_args read = {.n = n,
-                            .slot = t->d.list_slot,
-                            .n_floats = t->n_floats,
-                            .staging = t->d.moved,
-                            .stride = t->n_floats};
+    table_rows_args read = embed_rows_args(n, t->d.list_slot, t->n_floats, t->d.moved);
     TRY(upload_slots(t, 1, n));
     TRY(t->v->read(t->be, &t->level[1], &read));
     TRY(write_moved(t, n));
@@ -438,11 +423,7 @@ static void count_batch(embed_table *t) {
 
 static status move_rows(embed_table *t, const embed_bring *bring, int64_t n_evicted) {
     int64_t n_list = 0;
-    table_rows_args read = {.n = n_evicted,
-                            .slot = t->d.evicted.slot,
-                            .n_floats = t->n_floats,
-                            .staging = t->d.pushed,
-                            .stride = t->n_floats};
+    table_rows_args read = embed_rows_args(n_evicted, t->d.evicted.slot, t->n_floats, t->d.pushed);
     if (t->n_levels > 1) {
         TRY(t->v->read(t->be, &t->level[0], &read));
         TRY(lift_level1(t));
@@ -573,11 +554,7 @@ static bool has_no_row(const embed_table *t, int64_t u) {
 /* d.moved (n, dim) to the listed rows of staging. */
 static status stage_moved(embed_table *t, int64_t n) {
     table_level staging = embed_staging_level(t);
-    table_rows_args write = {.n = n,
-                             .slot = t->d.list_slot,
-                             .n_floats = t->config.dim,
-                             .staging = t->d.moved,
-                             .stride = t->config.dim};
+    table_rows_args write = embed_rows_args(n, t->d.list_slot, t->config.dim, t->d.moved);
     return t->v->write(t->be, &staging, &write);
 }
 
@@ -586,11 +563,7 @@ static status stage_level1(embed_table *t) {
     int64_t n;
     TRY(list_rows(t, is_in_level1, &n));
     if (n == 0) return OK;
-    table_rows_args read = {.n = n,
-                            .slot = t->d.list_slot,
-                            .n_floats = t->config.dim,
-                            .staging = t->d.moved,
-                            .stride = t->config.dim};
+    table_rows_args read = embed_rows_args(n, t->d.list_slot, t->config.dim, t->d.moved);
     for (int64_t i = 0; i < n; i++)
         h->list_slot[i] = h->slot[1][h->list_of[i]];
     TRY(EMBED_IN(t, t->d.list_slot, h->list_slot, n));

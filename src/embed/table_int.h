@@ -219,6 +219,20 @@ bool embed_has_admission(const embed_table *t);
 /* Which entry goes where a bucket is full. */
 evict_rule embed_evict_of(const embed_table *t, const embed_bring *bring);
 
+/* Packed rows of n_floats, to or from the slots of a level. */
+static inline table_rows_args embed_rows_args(int64_t n, const int64_t *slot, int32_t n_floats,
+                                              float *packed) {
+    return (table_rows_args){
+        .n = n, .slot = slot, .n_floats = n_floats, .staging = packed, .stride = n_floats};
+}
+
+/* The n rows in h.out_*; and row i of others to its place `at` there. */
+static inline embed_rows embed_out_rows(const embed_table *t, int64_t n) {
+    const embed_host *h = &t->h;
+    return (embed_rows){n, h->out_keys, h->out_scores, h->out_stamps, h->out_rows, t->n_floats};
+}
+void embed_out_add(embed_table *t, int64_t at, const embed_rows *rows, int64_t i);
+
 /* Staging as a level, for the verbs that take rows by slot. */
 table_level embed_staging_level(const embed_table *t);
 

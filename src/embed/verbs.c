@@ -36,13 +36,20 @@ static status in_own_pieces(embed_table *t, const embed_rows *rows, const embed_
     return OK;
 }
 
-/* Makes a batch of these keys, which must be distinct; sets h.inverse. */
-static status dedup_strictly(embed_table *t, int64_t n, const uint64_t *keys) {
-    TRY(embed_dedup(t, n, keys));
+/* Makes a batch of rows first .. first + n - 1, whose keys must be distinct; sets h.inverse and, in
+ * the order of the batch, h.given_scores and h.given_stamps. */
+static status take_piece(embed_table *t, int64_t first, int64_t n, const embed_rows *rows) {
+    embed_host *h = &t->h;
+    TRY(embed_dedup(t, n, rows->keys + first));
     if (t->batch.n_unique != n)
         return fail(ERR_USAGE, "%lld keys of %lld are given more than once to a dynamic table",
                     (long long)(n - t->batch.n_unique), (long long)n);
-    return EMBED_OUT(t, t->h.inverse, t->d.inverse, n);
+    TRY(EMBED_OUT(t, h->inverse, t->d.inverse, n));
+    for (int64_t i = 0; i < n; i++) {
+        h->given_scores[h->inverse[i]] = rows->scores[first + i];
+        h->given_stamps[h->inverse[i]] = rows->stamps[first + i] & ~TABLE_CLEAN;
+    }
+    return OK;
 }
 
 typedef struct find_ctx {
@@ -60,11 +67,7 @@ static bool is_there(const embed_table *t, int64_t u) {
  * zeros. */
 static status read_level(embed_table *t, int level, int32_t n_floats) {
     int64_t n = t->batch.n_unique;
-    table_rows_args read = {.n = n,
-                            .slot = t->d.slot[level],
-                            .n_floats = n_floats,
-                            .staging = t->d.moved,
-                            .stride = n_floats};
+    table_rows_args read = embed_rows_args(n, t->d.slot[level], n_floats, t->d.moved);
     TRY(EMBED_IN(t, t->d.slot[level], t->h.slot[level], n));
     TRY(t->v->read(t->be, &t->level[level], &read));
     return EMBED_OUT(t, t->h.out_rows, t->d.moved, n * n_floats);
@@ -149,23 +152,21 @@ status embed_find(embed_table *t, int64_t n, const uint64_t *keys, int32_t n_flo
     return t->shards.size > 1 ? find_own(t, n, &f) : in_pieces(t, n, find_piece, &f);
 }
 
-/* h.out_rows = the rows of a piece, in the order of the batch. */
-static void arrange(embed_table *t, int64_t n, const float *rows) {
+/* Sends the rows of a piece to d.moved, by h.out_rows, in the order of the batch. */
+static status send_piece(embed_table *t, int64_t first, int64_t n, const embed_rows *rows) {
     size_t row = (size_t)t->n_floats;
     for (int64_t i = 0; i < n; i++)
-        memcpy(t->h.out_rows + (size_t)t->h.inverse[i] * row, rows + (size_t)i * row,
-               row * sizeof(float));
+        memcpy(t->h.out_rows + (size_t)t->h.inverse[i] * row,
+               rows->rows + (size_t)(first + i) * row, row * sizeof(float));
+    TRY(EMBED_IN(t, t->d.moved, t->h.out_rows, n * t->n_floats));
+    return EMBED_IN(t, t->d.list_stamps, t->h.given_stamps, n);
 }
 
 /* Writes d.moved (U, n_floats) and stamps (U) to where the batch's keys are in the levels. */
 static status write_levels(embed_table *t, const uint32_t *stamps) {
     int64_t n = t->batch.n_unique;
     for (int i = 0; i < t->n_levels; i++) {
-        table_rows_args write = {.n = n,
-                                 .slot = t->d.slot[i],
-                                 .n_floats = t->n_floats,
-                                 .staging = t->d.moved,
-                                 .stride = t->n_floats};
+        table_rows_args write = embed_rows_args(n, t->d.slot[i], t->n_floats, t->d.moved);
         table_stamp_args stamp = {.n = n, .slot = t->d.slot[i], .stamps = stamps};
         TRY(t->v->write(t->be, &t->level[i], &write));
         TRY(t->v->stamp(t->be, &t->level[i], &stamp));
@@ -180,18 +181,13 @@ typedef struct import_ctx {
 
 /* Rows of the piece that no level admitted: a store takes them. */
 static status import_rest(embed_table *t, import_ctx *c) {
-    embed_host *h = &t->h;
-    size_t row = (size_t)t->n_floats;
+    const embed_host *h = &t->h;
+    embed_rows all = {t->batch.n_unique, h->keys,     h->given_scores,
+                      h->given_stamps,   h->out_rows, t->n_floats};
     int64_t n = 0;
-    for (int64_t u = 0; u < t->batch.n_unique; u++) {
-        if (h->slot[0][u] >= 0 || h->slot[1][u] >= 0) continue;
-        h->list_keys[n] = h->keys[u];
-        h->list_scores[n] = h->given_scores[u];
-        h->list_stamps[n] = h->given_stamps[u];
-        memmove(h->out_rows + (size_t)n * row, h->out_rows + (size_t)u * row, row * sizeof(float));
-        n++;
-    }
-    embed_rows rest = {n, h->list_keys, h->list_scores, h->list_stamps, h->out_rows, t->n_floats};
+    for (int64_t u = 0; u < all.n; u++)
+        if (h->slot[0][u] < 0 && h->slot[1][u] < 0) embed_out_add(t, n++, &all, u);
+    embed_rows rest = embed_out_rows(t, n);
     if (n == 0) return OK;
     if (t->config.store != NULL) {
         t->counts.n_rejected -= n;
@@ -204,17 +200,11 @@ static status import_rest(embed_table *t, import_ctx *c) {
 static status import_piece(embed_table *t, int64_t first, int64_t n, void *ctx) {
     import_ctx *c = ctx;
     embed_host *h = &t->h;
-    TRY(dedup_strictly(t, n, c->rows->keys + first));
-    for (int64_t i = 0; i < n; i++) {
-        h->given_scores[h->inverse[i]] = c->rows->scores[first + i];
-        h->given_stamps[h->inverse[i]] = c->rows->stamps[first + i] & ~TABLE_CLEAN;
-    }
+    TRY(take_piece(t, first, n, c->rows));
     embed_bring bring = {
         .rule = SCORE_SET, .scores = h->given_scores, .stamps = h->given_stamps, .is_import = true};
     TRY(embed_settle(t, &bring));
-    arrange(t, n, c->rows->rows + (size_t)first * (size_t)t->n_floats);
-    TRY(EMBED_IN(t, t->d.moved, h->out_rows, n * t->n_floats));
-    TRY(EMBED_IN(t, t->d.list_stamps, h->given_stamps, n));
+    TRY(send_piece(t, first, n, c->rows));
     TRY(write_levels(t, t->d.list_stamps));
     return import_rest(t, c);
 }
@@ -236,14 +226,11 @@ status embed_import(embed_table *t, const embed_rows *rows, int64_t *n_rejected)
 status embed_insert(embed_table *t, int64_t n, const uint64_t *keys, const float *values,
                     int64_t *n_rejected) {
     size_t row = (size_t)t->n_floats, dim = (size_t)t->config.dim, count = (size_t)n;
-    embed_policy policy = t->config.policy;
     uint64_t *scores = NULL;
     uint32_t *stamps = NULL;
     float *rows = NULL;
     t->clock++;
-    uint64_t score = policy == POLICY_STEP  ? (uint64_t)t->step
-                     : policy == POLICY_LFU ? embed_lfu_score(t, 1)
-                                            : t->clock;
+    uint64_t score = embed_bring_of(t).score;
     status st = MEM_NEW(&scores, count);
     if (st == OK) st = MEM_NEW(&stamps, count);
     if (st == OK) st = MEM_NEW(&rows, count * row);
@@ -283,7 +270,6 @@ static status check_absent_above(embed_table *t, int level, int64_t n) {
 /* Keys, scores, stamps and rows of the piece into free slots of the level. */
 static status restore_piece(embed_table *t, int64_t first, int64_t n, void *ctx) {
     restore_ctx *c = ctx;
-    embed_host *h = &t->h;
     embed_device *d = &t->d;
     int64_t counts[PLACED_COUNTS];
     table_place_args place = {.n = n,
@@ -296,21 +282,11 @@ static status restore_piece(embed_table *t, int64_t first, int64_t n, void *ctx)
                               .slot = d->slot[c->level],
                               .is_new = d->is_new,
                               .counts = d->counts};
-    table_rows_args write = {.n = n,
-                             .slot = d->slot[c->level],
-                             .n_floats = t->n_floats,
-                             .staging = d->moved,
-                             .stride = t->n_floats};
-    TRY(dedup_strictly(t, n, c->rows->keys + first));
+    table_rows_args write = embed_rows_args(n, d->slot[c->level], t->n_floats, d->moved);
+    TRY(take_piece(t, first, n, c->rows));
     TRY(check_absent_above(t, c->level, n));
-    for (int64_t i = 0; i < n; i++) {
-        h->given_scores[h->inverse[i]] = c->rows->scores[first + i];
-        h->given_stamps[h->inverse[i]] = c->rows->stamps[first + i] & ~TABLE_CLEAN;
-    }
-    arrange(t, n, c->rows->rows + (size_t)first * (size_t)t->n_floats);
-    TRY(EMBED_IN(t, d->list_scores, h->given_scores, n));
-    TRY(EMBED_IN(t, d->list_stamps, h->given_stamps, n));
-    TRY(EMBED_IN(t, d->moved, h->out_rows, n * t->n_floats));
+    TRY(EMBED_IN(t, d->list_scores, t->h.given_scores, n));
+    TRY(send_piece(t, first, n, c->rows));
     t->is_torn = true; /* until the rows are in their places */
     TRY(t->v->place(t->be, &t->level[c->level], &place));
     TRY(t->v->write(t->be, &t->level[c->level], &write));
@@ -400,7 +376,7 @@ static status walk_buckets(const walk *w, int level, int64_t first, int64_t n_bu
     embed_table *t = w->t;
     embed_device *d = &t->d;
     embed_host *h = &t->h;
-    embed_rows rows = {0, h->out_keys, h->out_scores, h->out_stamps, h->out_rows, t->n_floats};
+    embed_rows rows = embed_out_rows(t, 0);
     table_scan_args scan = {.first = first,
                             .n_buckets = n_buckets,
                             .max_score = UINT64_MAX,
@@ -419,11 +395,7 @@ static status walk_buckets(const walk *w, int level, int64_t first, int64_t n_bu
     for (int64_t i = 0; i < rows.n; i++)
         h->out_stamps[i] &= ~TABLE_CLEAN;
     if (w->has_rows) {
-        table_rows_args read = {.n = rows.n,
-                                .slot = d->list_slot,
-                                .n_floats = t->n_floats,
-                                .staging = d->moved,
-                                .stride = t->n_floats};
+        table_rows_args read = embed_rows_args(rows.n, d->list_slot, t->n_floats, d->moved);
         TRY(t->v->read(t->be, &t->level[level], &read));
         TRY(EMBED_OUT(t, h->out_rows, d->moved, rows.n * t->n_floats));
     }
@@ -434,7 +406,6 @@ static status walk_buckets(const walk *w, int level, int64_t first, int64_t n_bu
 static status walk_stored(const walk *w, const embed_rows *rows) {
     embed_table *t = w->t;
     embed_host *h = &t->h;
-    size_t row = (size_t)t->n_floats;
     int64_t n = 0;
     for (int i = 0; i < t->n_levels; i++) {
         table_find_args find = {.n = rows->n, .keys = t->d.list_keys, .slot = t->d.slot[i]};
@@ -444,14 +415,9 @@ static status walk_stored(const walk *w, const embed_rows *rows) {
     }
     for (int64_t i = 0; i < rows->n; i++) {
         bool is_copy = h->slot[0][i] >= 0 || (t->n_levels > 1 && h->slot[1][i] >= 0);
-        if (is_copy || rows->stamps[i] < w->since) continue;
-        h->out_keys[n] = rows->keys[i];
-        h->out_scores[n] = rows->scores[i];
-        h->out_stamps[n] = rows->stamps[i];
-        memcpy(h->out_rows + (size_t)n * row, rows->rows + (size_t)i * row, row * sizeof(float));
-        n++;
+        if (!is_copy && rows->stamps[i] >= w->since) embed_out_add(t, n++, rows, i);
     }
-    embed_rows own = {n, h->out_keys, h->out_scores, h->out_stamps, h->out_rows, t->n_floats};
+    embed_rows own = embed_out_rows(t, n);
     return n == 0 ? OK : w->visit(w->ctx, &own);
 }
 
