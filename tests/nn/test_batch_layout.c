@@ -45,7 +45,8 @@ TEST(plan_of_ranking_with_candidates) {
     CHECK_EQ(p->n_contexts.host[0], 2);
     CHECK_EQ(p->loss_user.host[1], 42);
     CHECK_EQ(p->max_len, 10);
-    CHECK(batch_layout_sequences(p).n_contexts != NULL && batch_layout_sequences(p).n_targets != NULL);
+    CHECK(batch_layout_sequences(p).n_contexts != NULL &&
+          batch_layout_sequences(p).n_targets != NULL);
     toy_model_close(&t);
 }
 
@@ -232,7 +233,8 @@ TEST(plan_of_ranking_without_candidates) {
     check_i32("loss_token", p->loss_token.host, (int32_t[]){2, 4, 6, 8}, 4);
     check_i32("label", p->label.host, (int32_t[]){0, 1, 2, 3}, 4);
     check_i32("place", p->place.host, (int32_t[]){0, 1, 2, 3, 4, 5, 6, 7, 8, 9}, 10);
-    CHECK(batch_layout_sequences(p).n_contexts == NULL && batch_layout_sequences(p).n_targets == NULL);
+    CHECK(batch_layout_sequences(p).n_contexts == NULL &&
+          batch_layout_sequences(p).n_targets == NULL);
     CHECK_EQ(model_count_loss(t.m, &b.b), 4);
     toy_model_close(&t);
 }
@@ -265,7 +267,7 @@ TEST(plan_of_research_retrieval) {
         CHECK_EQ(p->query_time.host[i], 6 + i);
     }
     CHECK_OK(batch_layout_build(&t.p->plan, t.be, &b.b,
-                        &(layout_request){.purpose = LAYOUT_ENCODE, .grad_scale = 1}));
+                                &(layout_request){.purpose = LAYOUT_ENCODE, .grad_scale = 1}));
     CHECK_EQ(p->n_loss, 1);
     CHECK_EQ(p->loss_token.host[0], 2);
     toy_model_close(&t);
@@ -293,7 +295,7 @@ TEST(plan_cuts_times_downwards) {
     make(&t, &b, TOY_HSTU_RESEARCH, 0, LAYOUT_TRAIN, NULL);
     b.time[0] = -1500, b.time[1] = -1000, b.time[2] = -1, b.time[3] = 999;
     CHECK_OK(batch_layout_build(&t.p->plan, t.be, &b.b,
-                        &(layout_request){.purpose = LAYOUT_TRAIN, .grad_scale = 1}));
+                                &(layout_request){.purpose = LAYOUT_TRAIN, .grad_scale = 1}));
     const batch_layout *p = &t.p->plan;
     CHECK_EQ(p->key_time.host[0], -2);
     CHECK_EQ(p->key_time.host[1], -1);
@@ -330,48 +332,60 @@ TEST(plan_refuses_other_data) {
     make(&t, &b, TOY_RANK_CLASSES, 0, LAYOUT_TRAIN, NULL);
     batch_layout *p = &t.p->plan;
     b.item[2] = TOY_ITEMS + 1;
-    CHECK_FAILS(batch_layout_build(p, t.be, &b.b, &(layout_request){.purpose = LAYOUT_TRAIN, .grad_scale = 1}),
+    CHECK_FAILS(batch_layout_build(p, t.be, &b.b,
+                                   &(layout_request){.purpose = LAYOUT_TRAIN, .grad_scale = 1}),
                 ERR_FORMAT, "user 42 of the data has item 24, but the model knows 0..23");
     b.item[2] = 0;
-    CHECK_FAILS(batch_layout_build(p, t.be, &b.b, &(layout_request){.purpose = LAYOUT_TRAIN, .grad_scale = 1}),
+    CHECK_FAILS(batch_layout_build(p, t.be, &b.b,
+                                   &(layout_request){.purpose = LAYOUT_TRAIN, .grad_scale = 1}),
                 ERR_FORMAT, "item 0");
     b.item[2] = 1;
     b.action[3] = TOY_ACTIONS;
-    CHECK_FAILS(batch_layout_build(p, t.be, &b.b, &(layout_request){.purpose = LAYOUT_TRAIN, .grad_scale = 1}),
+    CHECK_FAILS(batch_layout_build(p, t.be, &b.b,
+                                   &(layout_request){.purpose = LAYOUT_TRAIN, .grad_scale = 1}),
                 ERR_FORMAT, "action 8");
     b.action[3] = 0;
     p->config.n_labels = 3;
     b.action[3] = 3;
-    CHECK_FAILS(batch_layout_build(p, t.be, &b.b, &(layout_request){.purpose = LAYOUT_TRAIN, .grad_scale = 1}),
+    CHECK_FAILS(batch_layout_build(p, t.be, &b.b,
+                                   &(layout_request){.purpose = LAYOUT_TRAIN, .grad_scale = 1}),
                 ERR_FORMAT, "label 3, but the model knows 0..2");
     p->config.n_labels = TOY_ACTIONS;
     b.action[3] = 0;
     p->config.max_events = b.offsets[1] - 1;
-    CHECK_FAILS(batch_layout_build(p, t.be, &b.b, &(layout_request){.purpose = LAYOUT_TRAIN, .grad_scale = 1}),
+    CHECK_FAILS(batch_layout_build(p, t.be, &b.b,
+                                   &(layout_request){.purpose = LAYOUT_TRAIN, .grad_scale = 1}),
                 ERR_CONFIG, "events; the model was made for");
     p->config.max_events = TOY_EVENTS;
     b.n_targets[0] = -1;
-    CHECK_FAILS(batch_layout_build(p, t.be, &b.b, &(layout_request){.purpose = LAYOUT_TRAIN, .grad_scale = 1}),
+    CHECK_FAILS(batch_layout_build(p, t.be, &b.b,
+                                   &(layout_request){.purpose = LAYOUT_TRAIN, .grad_scale = 1}),
                 ERR_CONFIG, "events; the model was made for");
     b.n_targets[0] = b.offsets[1] + 1;
-    CHECK_FAILS(batch_layout_build(p, t.be, &b.b, &(layout_request){.purpose = LAYOUT_TRAIN, .grad_scale = 1}),
+    CHECK_FAILS(batch_layout_build(p, t.be, &b.b,
+                                   &(layout_request){.purpose = LAYOUT_TRAIN, .grad_scale = 1}),
                 ERR_CONFIG, "events; the model was made for");
     b.n_targets[0] = 0;
-    CHECK_OK(batch_layout_build(p, t.be, &b.b, &(layout_request){.purpose = LAYOUT_TRAIN, .grad_scale = 1}));
+    CHECK_OK(batch_layout_build(p, t.be, &b.b,
+                                &(layout_request){.purpose = LAYOUT_TRAIN, .grad_scale = 1}));
     b.context[1] = 9;
-    CHECK_FAILS(batch_layout_build(p, t.be, &b.b, &(layout_request){.purpose = LAYOUT_TRAIN, .grad_scale = 1}),
+    CHECK_FAILS(batch_layout_build(p, t.be, &b.b,
+                                   &(layout_request){.purpose = LAYOUT_TRAIN, .grad_scale = 1}),
                 ERR_FORMAT, "contextual value 9");
     b.context[1] = 0;
     b.context[0] = 99;
-    CHECK_FAILS(batch_layout_build(p, t.be, &b.b, &(layout_request){.purpose = LAYOUT_TRAIN, .grad_scale = 1}),
+    CHECK_FAILS(batch_layout_build(p, t.be, &b.b,
+                                   &(layout_request){.purpose = LAYOUT_TRAIN, .grad_scale = 1}),
                 ERR_FORMAT, "contextual value 99");
     b.context[0] = 0;
     b.b.n_context = 1;
-    CHECK_FAILS(batch_layout_build(p, t.be, &b.b, &(layout_request){.purpose = LAYOUT_TRAIN, .grad_scale = 1}),
+    CHECK_FAILS(batch_layout_build(p, t.be, &b.b,
+                                   &(layout_request){.purpose = LAYOUT_TRAIN, .grad_scale = 1}),
                 ERR_FORMAT, "1 contextual features");
     b.b.n_context = 2;
     b.b.n_users = TOY_USERS + 1;
-    CHECK_FAILS(batch_layout_build(p, t.be, &b.b, &(layout_request){.purpose = LAYOUT_TRAIN, .grad_scale = 1}),
+    CHECK_FAILS(batch_layout_build(p, t.be, &b.b,
+                                   &(layout_request){.purpose = LAYOUT_TRAIN, .grad_scale = 1}),
                 ERR_CONFIG, "a batch of 7 users");
     toy_model_close(&t);
 }
@@ -382,9 +396,9 @@ TEST(plan_refuses_more_candidates_than_the_config) {
     make(&t, &b, TOY_RANK_BITS, 3, LAYOUT_TRAIN, NULL);
     CHECK_EQ(t.p->plan.n_loss, 3);
     b.n_targets[0] = 4;
-    CHECK_FAILS(
-        batch_layout_build(&t.p->plan, t.be, &b.b, &(layout_request){.purpose = LAYOUT_TRAIN, .grad_scale = 1}),
-        ERR_CONFIG, "a user with 4 candidates; the model was made for 3");
+    CHECK_FAILS(batch_layout_build(&t.p->plan, t.be, &b.b,
+                                   &(layout_request){.purpose = LAYOUT_TRAIN, .grad_scale = 1}),
+                ERR_CONFIG, "a user with 4 candidates; the model was made for 3");
     toy_model_close(&t);
 }
 
@@ -394,8 +408,8 @@ TEST(plan_refuses_long_histories) {
     toy_batch b;
     make(&t, &b, TOY_HSTU_RESEARCH, 0, LAYOUT_TRAIN, NULL);
     t.p->plan.config.max_len = 3;
-    CHECK_FAILS(
-        batch_layout_build(&t.p->plan, t.be, &b.b, &(layout_request){.purpose = LAYOUT_TRAIN, .grad_scale = 1}),
-        ERR_FORMAT, "a history of 4 events");
+    CHECK_FAILS(batch_layout_build(&t.p->plan, t.be, &b.b,
+                                   &(layout_request){.purpose = LAYOUT_TRAIN, .grad_scale = 1}),
+                ERR_FORMAT, "a history of 4 events");
     toy_model_close(&t);
 }
