@@ -4,7 +4,7 @@
 
 Two families of masks, forward and backward, by replay: sliding windows (their pairs fill tiles) and pairs
 scattered at random (every tile is listed).  Where a family changes from one kernel to another a line marks it:
-windows of at least MASK_WIDE_KEYS keys (ops/mask_choice.h) have three row tiles a block, scattered pairs say it in
+windows of at least MASK_WIDE_KEYS keys (ops/mask_rule.h) have three row tiles a block, scattered pairs say it in
 the table.
 """
 import math

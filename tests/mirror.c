@@ -390,10 +390,10 @@ status mirror_create(backend **out, backend *below, bool owns_below, precision p
                   .owns_below = owns_below,
                   .grid = 1,
                   .p = p,
-                  .is_rounding = p != PRECISION_F32 && below->act == ACT_F32 &&
-                                 strcmp(below->name, "cpu") == 0};
+                  .is_rounding = p != PRECISION_F32 && below->act == ACT_F32 && below->is_host};
     *be = (backend){.ops = &mirror_table,
                     .act = ACT_F32,
+                    .is_host = below->is_host,
                     .name = below->name,
                     .workers = below->workers,
                     .state = m,

@@ -8,7 +8,7 @@
 
 #include "cpu/attn_naive.h"
 #include "dense_test.h"
-#include "ops/mask_batch.h"
+#include "ops/mask_tiles.h"
 
 enum { MAX_SEQUENCES = 8, N_RESULTS = 4 };
 

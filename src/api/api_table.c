@@ -33,7 +33,7 @@ void hstu_table_step_defaults(hstu_table_step *out) {
 }
 
 static status lower(const hstu_table_config *c, embed_config *out) {
-    static const row_opt opts[] = {ROW_SGD, ROW_ADAM, ROW_ADAGRAD, ROW_ROWWISE_ADAGRAD};
+    static const opt_kind opts[] = {OPT_SGD, OPT_ADAMW, OPT_ADAGRAD, OPT_ROWWISE_ADAGRAD};
     static const embed_policy policies[] = {POLICY_NONE, POLICY_LRU, POLICY_LFU};
     if ((unsigned)c->optimizer > HSTU_TABLE_ROWWISE_ADAGRAD ||
         (unsigned)c->eviction > HSTU_EVICT_LFU)
@@ -226,11 +226,11 @@ static status update_piece(api_table *table, int64_t n, const uint64_t *ids, con
 
 /* Rows whose gradient is 0 have a first step of 0 / eps; lr * weight_decay above 1 turns rows round
  * at each step, and above 2 lets them grow without bounds. */
-static status check_step(const hstu_table_step *s, row_opt opt) {
+static status check_step(const hstu_table_step *s, opt_kind opt) {
     bool has_betas = s->beta1 >= 0 && s->beta1 < 1 && s->beta2 >= 0 && s->beta2 < 1;
     bool has_rates = s->lr >= 0 && s->lr <= 1e6f && isfinite(s->eps) && s->weight_decay >= 0 &&
                      s->lr * s->weight_decay <= 1;
-    if (has_betas && has_rates && (s->eps > 0 || (opt == ROW_SGD && s->eps == 0))) return OK;
+    if (has_betas && has_rates && (s->eps > 0 || (opt == OPT_SGD && s->eps == 0))) return OK;
     return fail(ERR_USAGE,
                 "table: lr %g, betas %g and %g, eps %g, weight_decay %g: all must be finite, lr 0 "
                 "to 1e6, betas at least 0 and below 1, eps above 0 (SGD: at least 0), weight_decay "

@@ -10,10 +10,10 @@
  *
  * Gradients of biases that all sequences share are summed by slot: chunk c belongs to slot c %
  * ATTN_SLOTS, a slot does its chunks in order, and slots are added in order at the end. */
-#include "cpu/attn_int.h"
+#include "cpu/attn.h"
 
 #include "cpu/tile.h"
-#include "ops/attn_check.h"
+#include "ops/ops.h"
 
 enum {
     BWD_ROWS = 32, /* query rows whose tiles are kept before they are added to dk and dv */
@@ -397,7 +397,7 @@ status cpu_attn_bwd(backend *be, const attn_args *a) {
                    (job.has_serial_heads ? 1 : job.n_groups);
     carve_work(a, NULL, &job.bytes);
     TRY(take_slots(&job));
-    TRY(attn_run(be, job.n_slots, bwd_slot, &job));
+    TRY(pool_run(be->workers, job.n_slots, bwd_slot, &job));
     if (a->bias == BIAS_TIME && job.n_slots > 0) sum_slots(&job);
     return OK;
 }

@@ -33,6 +33,29 @@ status cpu_scratch(backend *be, int worker, size_t bytes, void **out) {
     return OK;
 }
 
+typedef struct each_job {
+    backend *be;
+    const void *ctx;
+    int64_t n, size;
+    cpu_rows_fn *fn;
+} each_job;
+
+static status each_chunk(void *ctx, int64_t chunk, int worker) {
+    const each_job *job = ctx;
+    cpu_range range = cpu_chunk(chunk, job->size, job->n);
+    cpu_rows w = {job->be, job->ctx, range.first, range.end, chunk, worker};
+    return job->fn(&w);
+}
+
+status cpu_each(backend *be, int64_t n, int64_t size, cpu_rows_fn *fn, const void *ctx) {
+    each_job job = {be, ctx, n, size, fn};
+    return pool_run(be->workers, cpu_n_chunks(n, size), each_chunk, &job);
+}
+
+status cpu_each_row(backend *be, int64_t n, int32_t dim, cpu_rows_fn *fn, const void *ctx) {
+    return cpu_each(be, n, cpu_rows_per_chunk(n, dim), fn, ctx);
+}
+
 status cpu_alloc(backend *be, void **out, size_t bytes) {
     (void)be;
     return mem_alloc(out, bytes, 1);
@@ -156,6 +179,7 @@ status backend_create_cpu(backend **out, pool *workers) {
     *be = (backend){.ops = &cpu_ops,
                     .tables = &cpu_table_ops,
                     .act = ACT_F32,
+                    .is_host = true,
                     .name = "cpu",
                     .workers = workers,
                     .state = state,

@@ -39,6 +39,22 @@ static inline int64_t cpu_rows_per_chunk(int64_t n, int32_t dim) {
     return rows > 0 ? rows : 1;
 }
 
+/* The rows of one chunk, and where they are computed. */
+typedef struct cpu_rows {
+    backend *be;
+    const void *ctx;    /* what cpu_each was given */
+    int64_t first, end; /* rows first .. end - 1 */
+    int64_t chunk;
+    int worker; /* for cpu_scratch */
+} cpu_rows;
+
+typedef status cpu_rows_fn(const cpu_rows *w);
+
+/* Runs fn for n rows in chunks of `size`, by all threads; or of `dim` columns each, in chunks by
+ * cpu_rows_per_chunk. */
+status cpu_each(backend *be, int64_t n, int64_t size, cpu_rows_fn *fn, const void *ctx);
+status cpu_each_row(backend *be, int64_t n, int32_t dim, cpu_rows_fn *fn, const void *ctx);
+
 /* sum[c] += partials[0][c] + partials[1][c] + ..., in this order; each partial has n elements, and
  * partials are `stride` apart. */
 static inline void cpu_add_partials(float *sum, int64_t n, const float *partials,
@@ -51,6 +67,12 @@ static inline void cpu_add_partials(float *sum, int64_t n, const float *partials
 /* factor[j] = the factor of dropout for element (row, column + j), j < n: 0 or 1 / (1 - rate); 1
  * where the rate is 0. */
 void cpu_dropout_factors(const dropout *d, int64_t row, int64_t column, int32_t n, float *factor);
+
+/* One step of an optimizer on n elements, or on one row of n where the state is that of a row (m is
+ * then one number).  m and v are not used by optimizers that have no such state. */
+void cpu_optimizer_step(opt_kind kind, const optimizer_rule *rule, float scale, int64_t n,
+                        const float *restrict grad, float *restrict w, float *restrict m,
+                        float *restrict v);
 
 /* Every op `name` is cpu_name. */
 #define OP(result, name, parameters, arguments, test) result cpu_##name parameters;

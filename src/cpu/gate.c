@@ -4,13 +4,6 @@
 #include "cpu/cpu.h"
 #include "cpu/norm_row.h"
 
-typedef struct gate_job {
-    backend *be;
-    const gate_args *a;
-    int64_t n_rows; /* of a chunk */
-    norm_affine_grad affine;
-} gate_job;
-
 static int32_t first_column(const gate_args *a) {
     return a->cut != NULL ? a->cut->part * a->dim : 0;
 }
@@ -37,25 +30,20 @@ static void find_statistics(const gate_args *a, int64_t i, const float *o) {
 }
 
 /* The first half of a cut forward pass. */
-static status moments_chunk(void *ctx, int64_t chunk, int worker) {
-    const gate_job *job = ctx;
-    const gate_args *a = job->a;
-    cpu_range rows = cpu_chunk(chunk, job->n_rows, a->n);
+static status moments_chunk(const cpu_rows *w) {
+    const gate_args *a = w->ctx;
     float *own = a->cut->moments + 2 * a->n * a->cut->part;
-    (void)worker;
-    for (int64_t i = rows.first; i < rows.end; i++)
+    for (int64_t i = w->first; i < w->end; i++)
         norm_row_moments((const float *)a->o + i * a->dim, a->dim, &own[2 * i], &own[2 * i + 1]);
     return OK;
 }
 
-static status forward_chunk(void *ctx, int64_t chunk, int worker) {
-    const gate_job *job = ctx;
-    const gate_args *a = job->a;
-    cpu_range rows = cpu_chunk(chunk, job->n_rows, a->n);
+static status forward_chunk(const cpu_rows *w) {
+    const gate_args *a = w->ctx;
     void *memory;
-    TRY(cpu_scratch(job->be, worker, (size_t)a->dim * sizeof(float), &memory));
+    TRY(cpu_scratch(w->be, w->worker, (size_t)a->dim * sizeof(float), &memory));
     float *factor = memory;
-    for (int64_t i = rows.first; i < rows.end; i++) {
+    for (int64_t i = w->first; i < w->end; i++) {
         const float *o = (const float *)a->o + i * a->dim;
         const float *u = (const float *)a->u + i * a->stride_u;
         float *y = (float *)a->y + i * a->dim;
@@ -72,10 +60,8 @@ static status forward_chunk(void *ctx, int64_t chunk, int worker) {
 }
 
 status cpu_gate_fwd(backend *be, const gate_args *a) {
-    gate_job job = {.be = be, .a = a, .n_rows = cpu_rows_per_chunk(a->n, a->dim)};
     bool is_first = a->cut != NULL && !a->cut->is_second;
-    return pool_run(be->workers, cpu_n_chunks(a->n, job.n_rows),
-                    is_first ? moments_chunk : forward_chunk, &job);
+    return cpu_each_row(be, a->n, a->dim, is_first ? moments_chunk : forward_chunk, a);
 }
 
 /* With g = dropped(dy): du = g * norm(o), and the gradient of the norm's output is g * u, written
@@ -94,16 +80,20 @@ static void backward_gate(const gate_args *a, int64_t i, float *dnorm, float *fa
     }
 }
 
-static status backward_chunk(void *ctx, int64_t chunk, int worker) {
-    const gate_job *job = ctx;
+typedef struct gate_job {
+    const gate_args *a;
+    norm_affine_grad affine;
+} gate_job;
+
+static status backward_chunk(const cpu_rows *w) {
+    const gate_job *job = w->ctx;
     const gate_args *a = job->a;
-    cpu_range rows = cpu_chunk(chunk, job->n_rows, a->n);
     float *dweight, *dbias;
     void *memory;
-    TRY(cpu_scratch(job->be, worker, 2 * (size_t)a->dim * sizeof(float), &memory));
+    TRY(cpu_scratch(w->be, w->worker, 2 * (size_t)a->dim * sizeof(float), &memory));
     float *dnorm = memory, *factor = dnorm + a->dim;
-    norm_affine_grad_begin(&job->affine, chunk, &dweight, &dbias);
-    for (int64_t i = rows.first; i < rows.end; i++) {
+    norm_affine_grad_begin(&job->affine, w->chunk, &dweight, &dbias);
+    for (int64_t i = w->first; i < w->end; i++) {
         const float *o = (const float *)a->o + i * a->dim;
         backward_gate(a, i, dnorm, factor);
         norm_row_add_affine(o, a->dim, a->mean[i], a->rstd[i], dnorm, dweight, dbias);
@@ -120,13 +110,10 @@ static status backward_chunk(void *ctx, int64_t chunk, int worker) {
 }
 
 /* The second half of a cut backward pass: norm_row_backward with the sums of all ranks. */
-static status finish_chunk(void *ctx, int64_t chunk, int worker) {
-    const gate_job *job = ctx;
-    const gate_args *a = job->a;
-    cpu_range rows = cpu_chunk(chunk, job->n_rows, a->n);
+static status finish_chunk(const cpu_rows *w) {
+    const gate_args *a = w->ctx;
     float dim = (float)a->dim * (float)a->cut->n_parts;
-    (void)worker;
-    for (int64_t i = rows.first; i < rows.end; i++) {
+    for (int64_t i = w->first; i < w->end; i++) {
         const float *o = (const float *)a->o + i * a->dim, *sums = a->cut->sums + 2 * i;
         float *d_o = (float *)a->d_o + i * a->dim, mean = a->mean[i], rstd = a->rstd[i];
         float mean_g = sums[0] / dim, slope = sums[1] * rstd * rstd / dim;
@@ -137,13 +124,11 @@ static status finish_chunk(void *ctx, int64_t chunk, int worker) {
 }
 
 status cpu_gate_bwd(backend *be, const gate_args *a) {
-    gate_job job = {.be = be, .a = a, .n_rows = cpu_rows_per_chunk(a->n, a->dim)};
-    int64_t n_chunks = cpu_n_chunks(a->n, job.n_rows);
-    if (a->cut != NULL && a->cut->is_second)
-        return pool_run(be->workers, n_chunks, finish_chunk, &job);
-    job.affine = (norm_affine_grad){a->dweight, a->dbias, a->dim, NULL};
+    gate_job job = {a, {a->dweight, a->dbias, a->dim, NULL}};
+    int64_t n_chunks = cpu_n_chunks(a->n, cpu_rows_per_chunk(a->n, a->dim));
+    if (a->cut != NULL && a->cut->is_second) return cpu_each_row(be, a->n, a->dim, finish_chunk, a);
     TRY(norm_affine_grad_init(&job.affine, be, n_chunks));
-    TRY(pool_run(be->workers, n_chunks, backward_chunk, &job));
+    TRY(cpu_each_row(be, a->n, a->dim, backward_chunk, &job));
     norm_affine_grad_finish(&job.affine, n_chunks);
     return OK;
 }

@@ -6,12 +6,130 @@
  * product for each group of rows, and the groups are added in order; a large W, of which the groups
  * would not fit the caches, is cut into tiles, each one product over all rows.  Bound by FLOPs;
  * narrow layers (n_in about 50) spend half of their time on bytes. */
-#include "cpu/linear_f.h"
-
+#include <math.h>
 #include <string.h>
 
 #include "cpu/cpu.h"
 #include "cpu/product.h"
+
+#include "cpu/vec.h"
+
+/* Phi, the normal distribution function: gelu(z) = z Phi(z).  Without branches, so that its loops
+ * are vectors.  With t = |z| / sqrt(2), near zero erf(t) = t + t P(t^2); from t = 0.93 on it is
+ * 1 - e^Q(t), of which a negative z needs e^Q / 2 alone: nothing cancels.  (The polynomials are
+ * Juffa's, for erff within one ulp.) */
+static inline float normal(float z) {
+    float t = fabsf(z) * 0.70710678f, s = t * t;
+    float q = (-1.72853470e-5f * t + 3.83197126e-4f) * s + (-3.88396438e-3f * t + 2.42546219e-2f);
+    q = ((q * t - 1.06777877e-1f) * t - 6.34846687e-1f) * t - 1.28717512e-1f;
+    float tail = 0.5f * vec_exp(q * t - t);
+    float p = ((-5.96761703e-4f * s + 4.99119423e-3f) * s - 2.67681349e-2f) * s + 1.12819925e-1f;
+    p = (p * s - 3.76125336e-1f) * s + 1.28379166e-1f;
+    float half = 0.5f * (p * t + t), far = z > 0 ? 1.0f - tail : tail;
+    return t > 0.927734375f ? far : z > 0 ? 0.5f + half : 0.5f - half;
+}
+
+/* Functions of z and their slopes, by vectors: of a loop over floats compilers make one that
+ * multiplies by the sigmoid of a clamped argument in every lane before it selects, and that product
+ * is denormal, 150 cycles a vector. */
+typedef vec vec_function(vec z);
+
+static inline vec load_part(const float *from, int64_t n) {
+    vec x = {0};
+    memcpy(&x, from, (size_t)n * sizeof *from);
+    return x;
+}
+
+/* y = f(z) z.  The last elements are a vector too: every element has the same bits at any place. */
+static inline __attribute__((always_inline)) void multiply(vec_function *f, int64_t n,
+                                                           const float *z, float *y) {
+    int64_t i = 0;
+    for (; i + VEC <= n; i += VEC) {
+        vec x = vec_load(z + i);
+        vec_store(y + i, x * f(x));
+    }
+    if (i == n) return;
+    vec x = load_part(z + i, n - i), product = x * f(x);
+    memcpy(y + i, &product, (size_t)(n - i) * sizeof *y);
+}
+
+/* dy = dy slope(z) */
+static inline __attribute__((always_inline)) void descend(vec_function *slope, int64_t n,
+                                                          const float *z, float *dy) {
+    int64_t i = 0;
+    for (; i + VEC <= n; i += VEC)
+        vec_store(dy + i, vec_load(dy + i) * slope(vec_load(z + i)));
+    if (i == n) return;
+    vec product = load_part(dy + i, n - i) * slope(load_part(z + i, n - i));
+    memcpy(dy + i, &product, (size_t)(n - i) * sizeof *dy);
+}
+
+static inline vec silu_slope(vec z) {
+    vec s = vecs_sigmoid(z);
+    return s * (1.0f + z * (1.0f - s));
+}
+
+/* gelu by tanh: z / 2 (1 + tanh(u)) = z sigmoid(2 u). */
+static inline vec gelu_tanh_factor(vec z) {
+    return vecs_sigmoid(z * (1.59576912f + 0.0713548162726f * z * z));
+}
+
+static inline vec gelu_tanh_slope(vec z) {
+    vec s = gelu_tanh_factor(z);
+    return s + z * s * (1.0f - s) * (1.59576912f + 0.2140644488f * z * z);
+}
+
+static void relu_forward(int64_t n, const float *z, float *y) {
+    for (int64_t i = 0; i < n; i++)
+        y[i] = z[i] > 0 ? z[i] : 0;
+}
+
+static void relu_backward(int64_t n, const float *restrict z, float *restrict dy) {
+    for (int64_t i = 0; i < n; i++)
+        dy[i] = z[i] > 0 ? dy[i] : 0;
+}
+
+static void gelu_forward(int64_t n, const float *z, float *y) {
+    for (int64_t i = 0; i < n; i++)
+        y[i] = z[i] * normal(z[i]);
+}
+
+/* gelu' = Phi(z) + z phi(z), phi being the normal density. */
+static void gelu_backward(int64_t n, const float *restrict z, float *restrict dy) {
+    for (int64_t i = 0; i < n; i++)
+        dy[i] *= normal(z[i]) + z[i] * 0.39894228f * vec_exp(-0.5f * z[i] * z[i]);
+}
+
+/* Once a sequence, so the library's is fast enough. */
+static void tanh_forward(int64_t n, const float *z, float *y) {
+    for (int64_t i = 0; i < n; i++)
+        y[i] = tanhf(z[i]);
+}
+
+static void tanh_backward(int64_t n, const float *restrict z, float *restrict dy) {
+    for (int64_t i = 0; i < n; i++) {
+        float t = tanhf(z[i]);
+        dy[i] *= (1.0f - t) * (1.0f + t);
+    }
+}
+
+/* y = f(z); y may be z. */
+static void activate(epilogue f, int64_t n, const float *z, float *y) {
+    if (f == EPILOGUE_SILU) multiply(vecs_sigmoid, n, z, y);
+    if (f == EPILOGUE_RELU) relu_forward(n, z, y);
+    if (f == EPILOGUE_GELU_TANH) multiply(gelu_tanh_factor, n, z, y);
+    if (f == EPILOGUE_TANH) tanh_forward(n, z, y);
+    if (f == EPILOGUE_GELU) gelu_forward(n, z, y);
+}
+
+/* dy *= f'(z). */
+static void activate_grad(epilogue f, int64_t n, const float *z, float *dy) {
+    if (f == EPILOGUE_SILU) descend(silu_slope, n, z, dy);
+    if (f == EPILOGUE_RELU) relu_backward(n, z, dy);
+    if (f == EPILOGUE_GELU_TANH) descend(gelu_tanh_slope, n, z, dy);
+    if (f == EPILOGUE_TANH) tanh_backward(n, z, dy);
+    if (f == EPILOGUE_GELU) gelu_backward(n, z, dy);
+}
 
 /* Enough chunks for every thread of a large machine, and enough rows in each that the packed W is
  * read from the cache. */
@@ -88,12 +206,12 @@ static void activate_part(const linear_args *a, part p) {
     float *y = a->y;
     if (n == a->n_out) {
         int64_t at = p.rows.first * n;
-        linear_f_forward(a->f, (p.rows.end - p.rows.first) * n, z + at, y + at);
+        activate(a->f, (p.rows.end - p.rows.first) * n, z + at, y + at);
         return;
     }
     for (int64_t i = p.rows.first; i < p.rows.end; i++) {
         int64_t at = i * a->n_out + p.columns.first;
-        linear_f_forward(a->f, n, z + at, y + at);
+        activate(a->f, n, z + at, y + at);
     }
 }
 
@@ -170,23 +288,21 @@ static void backward_strip(const linear_job *job, cpu_range rows, float *dbias) 
     float *dz = (float *)a->dy + rows.first * a->n_out;
     int64_t n = rows.end - rows.first;
     if (a->f != EPILOGUE_NONE)
-        linear_f_backward(a->f, n * a->n_out, (const float *)a->z + rows.first * a->n_out, dz);
+        activate_grad(a->f, n * a->n_out, (const float *)a->z + rows.first * a->n_out, dz);
     if (dbias != NULL) cpu_add_partials(dbias, a->n_out, dz, n, a->n_out);
     if (a->dx != NULL)
         product_run(matrix_rows(dz, a->n_out), n, &job->w, 0, a->n_in, a->adds_dx,
                     (float *)a->dx + rows.first * a->n_in, a->n_in);
 }
 
-static status backward_chunk(void *ctx, int64_t chunk, int worker) {
-    const linear_job *job = ctx;
+static status backward_chunk(const cpu_rows *w) {
+    const linear_job *job = w->ctx;
     const linear_args *a = job->a;
-    cpu_range rows = cpu_chunk(chunk, job->n_rows, a->n);
     int64_t n_strip = rows_per_strip(a->n_out);
-    float *dbias = job->bias_partials != NULL ? job->bias_partials + chunk * a->n_out : NULL;
-    (void)worker;
+    float *dbias = job->bias_partials != NULL ? job->bias_partials + w->chunk * a->n_out : NULL;
     if (dbias != NULL) memset(dbias, 0, (size_t)a->n_out * sizeof *dbias);
-    for (int64_t i = rows.first; i < rows.end; i += n_strip) {
-        cpu_range strip = {i, i + n_strip < rows.end ? i + n_strip : rows.end};
+    for (int64_t i = w->first; i < w->end; i += n_strip) {
+        cpu_range strip = {i, i + n_strip < w->end ? i + n_strip : w->end};
         backward_strip(job, strip, dbias);
     }
     return OK;
@@ -210,21 +326,19 @@ static status product_over_rows(const linear_job *job, cpu_range over, part p, b
     return OK;
 }
 
-static status group_chunk(void *ctx, int64_t chunk, int worker) {
-    const linear_job *job = ctx;
+static status group_chunk(const cpu_rows *w) {
+    const linear_job *job = w->ctx;
     const linear_args *a = job->a;
     part whole = {{0, a->is_transposed ? a->n_out : a->n_in},
                   {0, a->is_transposed ? a->n_in : a->n_out}};
-    return product_over_rows(job, cpu_chunk(chunk, job->group_rows, a->n), whole, false,
-                             job->partials + chunk * a->n_in * a->n_out, worker);
+    return product_over_rows(job, (cpu_range){w->first, w->end}, whole, false,
+                             job->partials + w->chunk * a->n_in * a->n_out, w->worker);
 }
 
-static status add_groups_chunk(void *ctx, int64_t chunk, int worker) {
-    const linear_job *job = ctx;
+static status add_groups_chunk(const cpu_rows *w) {
+    const linear_job *job = w->ctx;
     int64_t size = (int64_t)job->a->n_in * job->a->n_out;
-    cpu_range range = cpu_chunk(chunk, ADD_CHUNK, size);
-    (void)worker;
-    cpu_add_partials(job->a->dw + range.first, range.end - range.first, job->partials + range.first,
+    cpu_add_partials(job->a->dw + w->first, w->end - w->first, job->partials + w->first,
                      job->n_groups, size);
     return OK;
 }
@@ -262,9 +376,8 @@ static status backward_to_w(backend *be, linear_job *job) {
     int32_t n_columns = a->is_transposed ? a->n_in : a->n_out;
     if (job->n_groups == 0)
         return pool_run(be->workers, plan_tiles(job, n_rows, n_columns), tile_chunk, job);
-    TRY(pool_run(be->workers, job->n_groups, group_chunk, job));
-    return pool_run(be->workers, cpu_n_chunks((int64_t)a->n_in * a->n_out, ADD_CHUNK),
-                    add_groups_chunk, job);
+    TRY(cpu_each(be, a->n, job->group_rows, group_chunk, job));
+    return cpu_each(be, (int64_t)a->n_in * a->n_out, ADD_CHUNK, add_groups_chunk, job);
 }
 
 /* The number of groups of rows for a small W; 0 for a large W. */
@@ -296,7 +409,7 @@ status cpu_linear_bwd(backend *be, const linear_args *a) {
     if (a->dbias != NULL) job.bias_partials = job.partials + n_partials;
     if (a->dx != NULL) TRY(product_pack(&job.w, matrix_transposed(weight_of(a)), be->workers));
     if (a->dx != NULL || a->dbias != NULL || a->f != EPILOGUE_NONE)
-        TRY(pool_run(be->workers, n_chunks, backward_chunk, &job));
+        TRY(cpu_each(be, a->n, job.n_rows, backward_chunk, &job));
     if (a->dbias != NULL)
         cpu_add_partials(a->dbias, a->n_out, job.bias_partials, n_chunks, a->n_out);
     return backward_to_w(be, &job);
@@ -304,20 +417,17 @@ status cpu_linear_bwd(backend *be, const linear_args *a) {
 
 typedef struct activate_job {
     epilogue f;
-    int64_t n;
     const float *z;
     float *y;
 } activate_job;
 
-static status activate_chunk(void *ctx, int64_t chunk, int worker) {
-    const activate_job *job = ctx;
-    cpu_range range = cpu_chunk(chunk, ADD_CHUNK, job->n);
-    (void)worker;
-    linear_f_forward(job->f, range.end - range.first, job->z + range.first, job->y + range.first);
+static status activate_chunk(const cpu_rows *w) {
+    const activate_job *job = w->ctx;
+    activate(job->f, w->end - w->first, job->z + w->first, job->y + w->first);
     return OK;
 }
 
 status cpu_activate(backend *be, epilogue f, int64_t n, const void *z, void *y) {
-    activate_job job = {f, n, z, y};
-    return pool_run(be->workers, cpu_n_chunks(n, ADD_CHUNK), activate_chunk, &job);
+    activate_job job = {f, z, y};
+    return cpu_each(be, n, ADD_CHUNK, activate_chunk, &job);
 }

@@ -7,7 +7,6 @@
 
 typedef struct loss_job {
     const logits_loss_args *a;
-    int64_t n_rows;   /* of a chunk */
     double *partials; /* (chunks) */
 } loss_job;
 
@@ -56,13 +55,11 @@ static void empty_row(const logits_loss_args *a, int64_t n) {
         ((float *)a->dlogits)[n * a->n_columns + k] = 0;
 }
 
-static status loss_chunk(void *ctx, int64_t chunk, int worker) {
-    const loss_job *job = ctx;
+static status loss_chunk(const cpu_rows *w) {
+    const loss_job *job = w->ctx;
     const logits_loss_args *a = job->a;
-    cpu_range rows = cpu_chunk(chunk, job->n_rows, a->n);
     double sum = 0;
-    (void)worker;
-    for (int64_t n = rows.first; n < rows.end; n++) {
+    for (int64_t n = w->first; n < w->end; n++) {
         if (a->label[n] < 0) {
             empty_row(a, n);
             continue;
@@ -74,19 +71,19 @@ static status loss_chunk(void *ctx, int64_t chunk, int worker) {
                         (long long)n, a->label[n], a->n_columns - 1);
         sum += a->is_bits ? bits_row(a, n) : classes_row(a, n);
     }
-    job->partials[chunk] = sum;
+    job->partials[w->chunk] = sum;
     return OK;
 }
 
 status cpu_logits_loss(backend *be, const logits_loss_args *a) {
-    loss_job job = {.a = a, .n_rows = cpu_rows_per_chunk(a->n, a->n_columns)};
-    int64_t n_chunks = cpu_n_chunks(a->n, job.n_rows);
+    loss_job job = {.a = a};
+    int64_t n_chunks = cpu_n_chunks(a->n, cpu_rows_per_chunk(a->n, a->n_columns));
     void *memory;
     if (a->is_bits && a->n_columns > 31)
         return fail(ERR_UNSUPPORTED, "%d tasks were asked for; a label has 31 bits", a->n_columns);
     TRY(cpu_scratch(be, CPU_SHARED, (size_t)n_chunks * sizeof(double), &memory));
     job.partials = memory;
-    TRY(pool_run(be->workers, n_chunks, loss_chunk, &job));
+    TRY(cpu_each_row(be, a->n, a->n_columns, loss_chunk, &job));
     for (int64_t chunk = 0; chunk < n_chunks; chunk++)
         *a->loss += job.partials[chunk];
     return OK;

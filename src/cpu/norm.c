@@ -1,24 +1,16 @@
-/* LayerNorm (ops.h).  A chunk owns rows and touches each once while it is in cache: the passes are
- * bound by bytes.  Each chunk has one partial sum of the gradients of weight and bias; they are
- * combined in order. */
+/* LayerNorm, and rows of length 1 (ops.h).  A chunk owns rows and touches each once while it is in
+ * cache: the passes are bound by bytes.  Each chunk has one partial sum of the gradients of weight
+ * and bias; they are combined in order. */
+#include <math.h>
 #include <string.h>
 
 #include "cpu/cpu.h"
 #include "cpu/norm_row.h"
+#include "ops/ops.h"
 
-typedef struct norm_job {
-    backend *be;
-    const norm_args *a;
-    int64_t n_rows; /* of a chunk */
-    norm_affine_grad affine;
-} norm_job;
-
-static status forward_chunk(void *ctx, int64_t chunk, int worker) {
-    const norm_job *job = ctx;
-    const norm_args *a = job->a;
-    cpu_range rows = cpu_chunk(chunk, job->n_rows, a->n);
-    (void)worker;
-    for (int64_t i = rows.first; i < rows.end; i++) {
+static status forward_chunk(const cpu_rows *w) {
+    const norm_args *a = w->ctx;
+    for (int64_t i = w->first; i < w->end; i++) {
         const float *x = (const float *)a->x + i * a->dim;
         float mean, rstd;
         norm_row_statistics(x, a->dim, a->eps, &mean, &rstd);
@@ -30,20 +22,23 @@ static status forward_chunk(void *ctx, int64_t chunk, int worker) {
 }
 
 status cpu_norm_fwd(backend *be, const norm_args *a) {
-    norm_job job = {.be = be, .a = a, .n_rows = cpu_rows_per_chunk(a->n, a->dim)};
-    return pool_run(be->workers, cpu_n_chunks(a->n, job.n_rows), forward_chunk, &job);
+    return cpu_each_row(be, a->n, a->dim, forward_chunk, a);
 }
 
-static status backward_chunk(void *ctx, int64_t chunk, int worker) {
-    const norm_job *job = ctx;
+typedef struct norm_job {
+    const norm_args *a;
+    norm_affine_grad affine;
+} norm_job;
+
+static status backward_chunk(const cpu_rows *w) {
+    const norm_job *job = w->ctx;
     const norm_args *a = job->a;
-    cpu_range rows = cpu_chunk(chunk, job->n_rows, a->n);
     size_t row_bytes = (size_t)a->dim * sizeof(float);
     float *dweight, *dbias;
     void *memory;
-    TRY(cpu_scratch(job->be, worker, row_bytes, &memory));
-    norm_affine_grad_begin(&job->affine, chunk, &dweight, &dbias);
-    for (int64_t i = rows.first; i < rows.end; i++) {
+    TRY(cpu_scratch(w->be, w->worker, row_bytes, &memory));
+    norm_affine_grad_begin(&job->affine, w->chunk, &dweight, &dbias);
+    for (int64_t i = w->first; i < w->end; i++) {
         const float *x = (const float *)a->x + i * a->dim;
         float *dy = memcpy(memory, (const float *)a->dy + i * a->dim, row_bytes);
         norm_row_add_affine(x, a->dim, a->mean[i], a->rstd[i], dy, dweight, dbias);
@@ -54,20 +49,13 @@ static status backward_chunk(void *ctx, int64_t chunk, int worker) {
 }
 
 status cpu_norm_bwd(backend *be, const norm_args *a) {
-    norm_job job = {.be = be, .a = a, .n_rows = cpu_rows_per_chunk(a->n, a->dim)};
-    int64_t n_chunks = cpu_n_chunks(a->n, job.n_rows);
-    job.affine = (norm_affine_grad){a->dweight, a->dbias, a->dim, NULL};
+    norm_job job = {a, {a->dweight, a->dbias, a->dim, NULL}};
+    int64_t n_chunks = cpu_n_chunks(a->n, cpu_rows_per_chunk(a->n, a->dim));
     TRY(norm_affine_grad_init(&job.affine, be, n_chunks));
-    TRY(pool_run(be->workers, n_chunks, backward_chunk, &job));
+    TRY(cpu_each_row(be, a->n, a->dim, backward_chunk, &job));
     norm_affine_grad_finish(&job.affine, n_chunks);
     return OK;
 }
-
-typedef struct residual_norm_job {
-    backend *be;
-    const residual_norm_args *a;
-    int64_t n_rows; /* of a chunk */
-} residual_norm_job;
 
 /* sum = x + shift + residual */
 static void sum_row(const residual_norm_args *a, int64_t i, float *sum) {
@@ -80,13 +68,11 @@ static void sum_row(const residual_norm_args *a, int64_t i, float *sum) {
         sum[c] += residual[c];
 }
 
-static status residual_norm_chunk(void *ctx, int64_t chunk, int worker) {
-    const residual_norm_job *job = ctx;
-    const residual_norm_args *a = job->a;
-    cpu_range rows = cpu_chunk(chunk, job->n_rows, a->n);
+static status residual_norm_chunk(const cpu_rows *w) {
+    const residual_norm_args *a = w->ctx;
     void *memory;
-    TRY(cpu_scratch(job->be, worker, (size_t)a->dim * sizeof(float), &memory));
-    for (int64_t i = rows.first; i < rows.end; i++) {
+    TRY(cpu_scratch(w->be, w->worker, (size_t)a->dim * sizeof(float), &memory));
+    for (int64_t i = w->first; i < w->end; i++) {
         float mean, rstd;
         sum_row(a, i, memory);
         norm_row_statistics(memory, a->dim, a->eps, &mean, &rstd);
@@ -96,11 +82,59 @@ static status residual_norm_chunk(void *ctx, int64_t chunk, int worker) {
 }
 
 status cpu_residual_norm(backend *be, const residual_norm_args *a) {
-    residual_norm_job job = {be, a, cpu_rows_per_chunk(a->n, a->dim)};
-    return pool_run(be->workers, cpu_n_chunks(a->n, job.n_rows), residual_norm_chunk, &job);
+    return cpu_each_row(be, a->n, a->dim, residual_norm_chunk, a);
 }
 
 status cpu_linear_norm(backend *be, const linear_norm_args *a) {
     TRY(cpu_linear_fwd(be, &a->linear));
     return cpu_residual_norm(be, &a->norm);
+}
+
+static inline float dot(const float *a, const float *b, int32_t n) {
+    float sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int32_t c = 0; c < n; c++)
+        sum += a[c] * b[c];
+    return sum;
+}
+
+static status l2_forward_chunk(const cpu_rows *w) {
+    const l2_args *a = w->ctx;
+    for (int64_t i = w->first; i < w->end; i++) {
+        const float *x = (const float *)a->x + i * a->dim;
+        float *y = (float *)a->y + i * a->dim;
+        float scale = 1.0f / fmaxf(sqrtf(dot(x, x, a->dim)), a->eps);
+        for (int32_t c = 0; c < a->dim; c++)
+            y[c] = x[c] * scale;
+        a->scale[i] = scale;
+    }
+    return OK;
+}
+
+/* dx = scale (dy - y (y . dy)).  Where the length was below eps the scale is the constant 1 / eps,
+ * and the second term vanishes. */
+static status l2_backward_chunk(const cpu_rows *w) {
+    const l2_args *a = w->ctx;
+    float constant_scale = 1.0f / a->eps;
+    for (int64_t i = w->first; i < w->end; i++) {
+        const float *x = (const float *)a->x + i * a->dim, *dy = (const float *)a->dy + i * a->dim;
+        float *dx = (float *)a->dx + i * a->dim;
+        float scale = a->scale[i];
+        float along = scale < constant_scale ? dot(x, dy, a->dim) * scale * scale : 0;
+        for (int32_t c = 0; c < a->dim; c++)
+            dx[c] = scale * (dy[c] - x[c] * along);
+    }
+    return OK;
+}
+
+status cpu_l2_fwd(backend *be, const l2_args *a) {
+    return cpu_each_row(be, a->n, a->dim, l2_forward_chunk, a);
+}
+
+status cpu_l2_bwd(backend *be, const l2_args *a) {
+    return cpu_each_row(be, a->n, a->dim, l2_backward_chunk, a);
+}
+
+status cpu_head_fwd(backend *be, const head_args *a) {
+    return head_by_steps(be, a);
 }

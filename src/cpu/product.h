@@ -49,9 +49,6 @@ const product_isa *product_choose(void);
 /* All kernels that this CPU runs, best first, for tests and benchmarks: NULL beyond the last. */
 const product_isa *product_choice(int i);
 
-const char *product_name(const product_isa *isa); /* "NEON 8x12" */
-bool product_has_fma(const product_isa *isa);     /* one rounding for a * b + c */
-
 /* The right operand of a product, (k, n), packed into panels: the caller provides memory for
  * product_packed_size floats. */
 typedef struct product_panels {
@@ -82,5 +79,48 @@ void product_run(matrix a, int64_t m, const product_panels *b, int64_t first, in
 enum { PRODUCT_ROOM = PRODUCT_DEPTH * PRODUCT_COLUMNS }; /* 528 KiB */
 void product_run_once(const product_isa *isa, matrix a, matrix b, int64_t m, int64_t k, int64_t n,
                       bool adds, float *c, ptrdiff_t c_row, float *room);
+
+/* What follows is for the kernels of one instruction set (product_kernel.h makes them) and tile.h.
+ */
+enum { PRODUCT_HEIGHTS = 3, PRODUCT_MAX_ROWS = 12 };
+enum { PRODUCT_MAX_VECTORS = 3, PRODUCT_MAX_COLUMNS = 48 };
+enum { PRODUCT_NARROW = 64 }; /* columns */
+
+/* One register tile: C (+)= A B over kk values of k. b is a panel: the columns are contiguous for
+ * each k. Element (i, k) of A is at a[i + k * a_stride] where A is packed, at a[i * a_stride + k]
+ * where it is read in place. */
+typedef void product_tile(const float *a, ptrdiff_t a_stride, const float *b, ptrdiff_t kk,
+                          bool adds, float *c, ptrdiff_t c_row);
+
+struct product_isa {
+    const char *name; /* "NEON 8x12" */
+    bool has_fma;     /* one rounding for a * b + c */
+    int lanes;        /* floats of a vector */
+    int vectors;      /* columns of a whole panel; the last panel of a matrix may have fewer */
+    int height[PRODUCT_HEIGHTS]; /* heights of tiles: the usual one, then those for the last rows */
+    const product_isa *narrow;   /* for at most PRODUCT_NARROW columns; NULL: the same */
+    /* By height and by the number of vectors minus one; direct[0][0] is NULL where there are no
+     * direct tiles. */
+    product_tile *packed[PRODUCT_HEIGHTS][PRODUCT_MAX_VECTORS];
+    product_tile *direct[PRODUCT_HEIGHTS][PRODUCT_MAX_VECTORS];
+};
+
+extern const product_isa product_plain;
+#if defined(__aarch64__)
+extern const product_isa product_neon, product_sve;
+#elif defined(__x86_64__)
+extern const product_isa product_avx2, product_avx512, product_avx512_narrow;
+#endif
+
+/* Packing for products: panels in which the elements that a register tile needs for one k are
+ * contiguous.  Every panel has `width` columns; missing ones are zeros.
+ *
+ * to[k * width + j] = from[k * stride + j], j < n <= width. */
+void product_pack_copy(float *to, int width, const float *from, ptrdiff_t stride, int n,
+                       ptrdiff_t kk);
+
+/* to[k * width + j] = from[j * stride + k], j < n <= width. */
+void product_pack_transpose(float *to, int width, const float *from, ptrdiff_t stride, int n,
+                            ptrdiff_t kk);
 
 #endif

@@ -12,7 +12,7 @@
  * multiplies them by one element of A for each row.  Sums and vectors fill the registers, and there
  * are more independent sums than multiply-adds in flight, so the throughput of the multiply-add
  * units binds. */
-#include "cpu/product_isa.h"
+#include "cpu/product.h"
 
 #if defined(BY_LANE) /* included as said above */
 #if defined(__clang__)

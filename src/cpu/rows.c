@@ -8,12 +8,6 @@
 
 #include "cpu/cpu.h"
 
-typedef struct gather_job {
-    backend *be;
-    const gather_args *a;
-    int64_t n_rows; /* of a chunk */
-} gather_job;
-
 /* Of an index that is not negative. */
 static const float *row_at(const gather_args *a, int32_t index) {
     const float *row = a->table + (int64_t)index * a->dim;
@@ -42,14 +36,12 @@ static void clear_blank(const gather_blank *b, int64_t i) {
         memset((float *)b->rows[k] + i * b->dim, 0, (size_t)b->dim * sizeof(float));
 }
 
-static status gather_chunk(void *ctx, int64_t chunk, int worker) {
-    const gather_job *job = ctx;
-    const gather_args *a = job->a;
-    cpu_range rows = cpu_chunk(chunk, job->n_rows, a->n);
+static status gather_chunk(const cpu_rows *w) {
+    const gather_args *a = w->ctx;
     void *memory;
-    TRY(cpu_scratch(job->be, worker, (size_t)a->dim * sizeof(float), &memory));
+    TRY(cpu_scratch(w->be, w->worker, (size_t)a->dim * sizeof(float), &memory));
     float *factor = memory;
-    for (int64_t i = rows.first; i < rows.end; i++) {
+    for (int64_t i = w->first; i < w->end; i++) {
         float *y = (float *)a->y + i * a->dim;
         gather_row(a, i, y);
         if (a->other != NULL && a->other_index[i] < 0) clear_blank(&a->blank, i);
@@ -62,9 +54,8 @@ static status gather_chunk(void *ctx, int64_t chunk, int worker) {
 }
 
 status cpu_gather(backend *be, const gather_args *a) {
-    gather_job job = {be, a, cpu_rows_per_chunk(a->n, a->dim)};
     if (a->moments != NULL) a->moments->width = 0;
-    return pool_run(be->workers, cpu_n_chunks(a->n, job.n_rows), gather_chunk, &job);
+    return cpu_each_row(be, a->n, a->dim, gather_chunk, a);
 }
 
 /* begin[r] first counts the entries of row r, then becomes the end of its group, and decreases to
@@ -87,12 +78,6 @@ status cpu_group(backend *be, const int32_t *index, row_groups *groups) {
         if (index[i] >= 0) groups->order[--begin[index[i]]] = (int32_t)i;
     return OK;
 }
-
-typedef struct scatter_job {
-    backend *be;
-    const scatter_args *a;
-    int64_t n_rows; /* rows of y that a chunk begins with */
-} scatter_job;
 
 /* The first row of the table whose group begins at `place` of the order or later. */
 static int32_t first_row(const row_groups *g, int64_t place) {
@@ -129,14 +114,12 @@ static void scatter_row(const scatter_args *a, int32_t r, float *sum, float *fac
 
 /* Chunks are cut by places in the order, not by rows of the table, because a few popular rows have
  * most of the batch; a row belongs to the chunk in which its group begins. */
-static status scatter_chunk(void *ctx, int64_t chunk, int worker) {
-    const scatter_job *job = ctx;
-    const scatter_args *a = job->a;
+static status scatter_chunk(const cpu_rows *w) {
+    const scatter_args *a = w->ctx;
     const row_groups *g = &a->groups;
-    cpu_range places = cpu_chunk(chunk, job->n_rows, g->begin[g->n_rows]);
-    int32_t first = first_row(g, places.first), end = first_row(g, places.end);
+    int32_t first = first_row(g, w->first), end = first_row(g, w->end);
     void *memory;
-    TRY(cpu_scratch(job->be, worker, 2 * (size_t)a->dim * sizeof(float), &memory));
+    TRY(cpu_scratch(w->be, w->worker, 2 * (size_t)a->dim * sizeof(float), &memory));
     float *sum = memory;
     for (int32_t r = first; r < end; r++)
         if (g->begin[r] < g->begin[r + 1]) scatter_row(a, r, sum, sum + a->dim);
@@ -145,8 +128,7 @@ static status scatter_chunk(void *ctx, int64_t chunk, int worker) {
 
 status cpu_scatter(backend *be, const scatter_args *a) {
     int64_t n = a->groups.n == 0 ? 0 : a->groups.begin[a->groups.n_rows];
-    scatter_job job = {be, a, cpu_rows_per_chunk(n, a->dim)};
-    return pool_run(be->workers, cpu_n_chunks(n, job.n_rows), scatter_chunk, &job);
+    return cpu_each_row(be, n, a->dim, scatter_chunk, a);
 }
 
 status cpu_mark(backend *be, int64_t n, const int32_t *index, int32_t offset, uint8_t *marks) {

@@ -1,11 +1,13 @@
-/* find, erase, scan, stamp and carry (ops/table.h).
+/* The index of a level (ops/table.h): find, erase, scan, stamp and carry; memory; unique.
  *
  * find is parallel over keys, and processes each chunk as a pipeline over groups of keys: it hashes
  * group i and prefetches its digests, compares the digests of group i - 1 and prefetches the
  * entries that match, and compares the keys of group i - 2.  The limit is how many cache lines can
  * be in flight. */
 #include <string.h>
+#include <sys/mman.h>
 
+#include "base/mem.h"
 #include "cpu/table.h"
 
 enum { FIND_CHUNK = 4096, GROUP = 32 };
@@ -13,7 +15,6 @@ enum { FIND_CHUNK = 4096, GROUP = 32 };
 typedef struct find_job {
     const table_level *l;
     const table_find_args *a;
-    int64_t n;
 } find_job;
 
 /* A key in the pipeline: its bucket, and a bit for each digest that matches. */
@@ -64,27 +65,25 @@ static inline void end_probe(const find_job *job, int64_t i, const probe *p) {
 /* Three short loops over groups of keys, not one over keys: a prefetch occupies the core's window
  * until its address is translated, and with the work of three keys between two prefetches few would
  * fit into the window. */
-static status find_chunk(void *ctx, int64_t chunk, int worker) {
-    const find_job *job = ctx;
+static status find_chunk(const cpu_rows *w) {
+    const find_job *job = w->ctx;
     const uint64_t *keys = job->a->keys;
-    cpu_range part = cpu_chunk(chunk, FIND_CHUNK, job->n);
     probe ring[3][GROUP];
-    (void)worker;
-    for (int64_t at = part.first, k = 0; at < part.end + 2 * GROUP; at += GROUP, k++) {
-        for (int64_t i = at; i < at + GROUP && i < part.end; i++)
+    for (int64_t at = w->first, k = 0; at < w->end + 2 * GROUP; at += GROUP, k++) {
+        for (int64_t i = at; i < at + GROUP && i < w->end; i++)
             begin_probe(job->l, keys[i], &ring[k % 3][i - at]);
         int64_t matched = at - GROUP, ended = at - 2 * GROUP;
-        for (int64_t i = matched; i >= part.first && i < at && i < part.end; i++)
+        for (int64_t i = matched; i >= w->first && i < at && i < w->end; i++)
             match_probe(job->l, &ring[(k + 2) % 3][i - matched]);
-        for (int64_t i = ended; i >= part.first && i < matched && i < part.end; i++)
+        for (int64_t i = ended; i >= w->first && i < matched && i < w->end; i++)
             end_probe(job, i, &ring[(k + 1) % 3][i - ended]);
     }
     return OK;
 }
 
 status cpu_table_find(backend *be, const table_level *l, const table_find_args *a) {
-    find_job job = {l, a, table_n_there(a->n, a->n_real)};
-    return pool_run(be->workers, cpu_n_chunks(job.n, FIND_CHUNK), find_chunk, &job);
+    find_job job = {l, a};
+    return cpu_each(be, table_n_there(a->n, a->n_real), FIND_CHUNK, find_chunk, &job);
 }
 
 /* Erasing is rare: one thread. */
@@ -151,5 +150,115 @@ status cpu_table_carry(backend *be, const table_carry_args *a) {
         a->scores[i] = a->is_below[i] ? table_touched(a->rule, a->scores[i], w) : w;
         if (!a->is_below[i]) a->stamps[i] = a->stamp;
     }
+    return OK;
+}
+
+enum { HUGE_PAGE = 2 << 20 };
+
+/* Tables are read at random places: pages of 2 MiB avoid most TLB misses.  Only a hint: without
+ * such pages tables are slower. */
+status cpu_table_alloc(backend *be, void **out, size_t bytes, table_memory where) {
+    (void)be;
+    (void)where;
+    TRY(mem_alloc_raw(out, bytes, 1));
+    uintptr_t first = ((uintptr_t)*out + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
+    uintptr_t end = ((uintptr_t)*out + bytes) / HUGE_PAGE * HUGE_PAGE;
+    if (first < end) (void)madvise((void *)first, end - first, MADV_HUGEPAGE);
+    return OK;
+}
+
+void cpu_table_release(backend *be, void *memory, table_memory where) {
+    (void)be;
+    (void)where;
+    mem_free(memory);
+}
+
+const table_ops cpu_table_ops = {
+#define TABLE_OP(result, name, parameters, test) .name = cpu_table_##name,
+#include "ops/table_ops.def"
+};
+
+/* unique (ops/table.h): a radix sort of (hash, place), then one pass over the runs of equal hashes.
+ *
+ * The sort goes from the low digits to the high ones, so that its time does not depend on the ids:
+ * a hash can be inverted, and ids chosen to meet in one bucket would stop a sort that relies on
+ * even buckets.  It runs on one thread: batches of 10^5 ids take milliseconds. */
+
+enum { DIGIT_BITS = 11, N_DIGITS = 6, DIGIT_VALUES = 1 << DIGIT_BITS };
+
+static inline uint32_t digit_of(uint64_t hash, int digit) {
+    return (uint32_t)(hash >> (DIGIT_BITS * digit)) & (DIGIT_VALUES - 1);
+}
+
+/* counts[d][v] pairs have v as digit d. */
+static void count_digits(const table_hashed *pairs, int64_t n,
+                         uint32_t counts[N_DIGITS][DIGIT_VALUES]) {
+    memset(counts, 0, sizeof(uint32_t) * N_DIGITS * DIGIT_VALUES);
+    for (int64_t i = 0; i < n; i++)
+        for (int d = 0; d < N_DIGITS; d++)
+            counts[d][digit_of(pairs[i].hash, d)]++;
+}
+
+static void move_by_digit(const table_hashed *from, table_hashed *to, int64_t n, int digit,
+                          uint32_t *counts) {
+    uint32_t sum = 0;
+    for (int v = 0; v < DIGIT_VALUES; v++) {
+        uint32_t count = counts[v];
+        counts[v] = sum;
+        sum += count;
+    }
+    for (int64_t i = 0; i < n; i++)
+        to[counts[digit_of(from[i].hash, digit)]++] = from[i];
+}
+
+/* A few pairs are sorted by insertion: the counters alone would cost more. */
+static void sort_few(table_hashed *pairs, int64_t n) {
+    for (int64_t i = 1; i < n; i++) {
+        table_hashed pair = pairs[i];
+        int64_t at = i;
+        for (; at > 0 && pairs[at - 1].hash > pair.hash; at--)
+            pairs[at] = pairs[at - 1];
+        pairs[at] = pair;
+    }
+}
+
+table_hashed *table_sort(table_hashed *pairs, table_hashed *other, int64_t n) {
+    uint32_t counts[N_DIGITS][DIGIT_VALUES];
+    if (n <= 64) {
+        sort_few(pairs, n);
+        return pairs;
+    }
+    count_digits(pairs, n, counts);
+    for (int d = 0; d < N_DIGITS; d++) {
+        if (counts[d][digit_of(pairs[0].hash, d)] == n) continue; /* all alike */
+        move_by_digit(pairs, other, n, d, counts[d]);
+        table_hashed *swapped = pairs;
+        pairs = other;
+        other = swapped;
+    }
+    return pairs;
+}
+
+status cpu_table_unique(backend *be, const table_unique_args *a) {
+    void *memory;
+    *a->n_unique = 0;
+    if (a->begin != NULL) a->begin[0] = 0;
+    if (a->n == 0) return OK;
+    TRY(cpu_scratch(be, CPU_SHARED, 2 * (size_t)a->n * sizeof(table_hashed), &memory));
+    table_hashed *pairs = memory;
+    for (int64_t i = 0; i < a->n; i++)
+        pairs[i] = (table_hashed){table_hash(a->ids[i]), (uint32_t)i};
+    pairs = table_sort(pairs, pairs + a->n, a->n);
+    int32_t n_unique = 0;
+    for (int64_t i = 0; i < a->n; i++) {
+        if (i == 0 || pairs[i].hash != pairs[i - 1].hash) {
+            if (a->begin != NULL) a->begin[n_unique] = (int32_t)i;
+            a->keys[n_unique++] = a->ids[pairs[i].place];
+        }
+        a->inverse[pairs[i].place] = n_unique - 1;
+        if (a->order != NULL) a->order[i] = (int32_t)pairs[i].place;
+    }
+    if (a->begin != NULL) a->begin[n_unique] = (int32_t)a->n;
+    *a->n_unique = n_unique;
     return OK;
 }

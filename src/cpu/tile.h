@@ -4,7 +4,7 @@
  * A one element at a time with any two strides, so that a transposed A costs nothing.  On the
  * attention's shapes (8 to 64 rows, 25 to 256 columns) this beats product.h, whose packing costs as
  * much as the product.  Widths are padded with zeros, so there is no remainder loop.  Include after
- * all other headers, like vec_math.h. */
+ * all other headers, like vec.h. */
 #ifndef HSTU_CPU_TILE_H
 #define HSTU_CPU_TILE_H
 
@@ -13,7 +13,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "cpu/product_pack.h"
+#include "cpu/product.h"
 #include "cpu/vec.h"
 
 /* 32 registers hold 8 x 3 sums, 3 vectors of B and the elements of A; 16 registers hold 4 x 3. */

@@ -1,7 +1,8 @@
 /* Optimizers (ops.h), and the two small passes beside them: sum of squares, and y += x.
  *
- * All are bound by bytes: one pass reads and writes weight and state, and zeroes the gradient while
- * it is in cache.  A dense weight is cut into chunks of elements, a table into chunks of rows. */
+ * All are bound by bytes: a chunk's weights and state are read and written once, and its gradient
+ * is zeroed while it is in cache.  A dense weight is cut into chunks of elements, a table into
+ * chunks of rows. */
 #include <math.h>
 #include <string.h>
 
@@ -9,97 +10,69 @@
 
 enum { CHUNK = 16384 };
 
-/* What is the same for all numbers of one update. */
 typedef struct update_job {
     const update_args *a;
+    optimizer_rule rule;
     float grad_scale;
-    float decay;            /* 1 - lr wd */
-    float rate;             /* lr / (1 - b1^t) */
-    float root_of_variance; /* 1 / sqrt(1 - b2^t) */
-    int64_t n_rows;         /* of a chunk */
-    int64_t n_all;          /* rows of the weight */
 } update_job;
 
-/* Computes the same quantities as PyTorch, in another order: lr (m / c1) / (sqrt(v / c2) + eps). */
-static void adamw(const update_job *job, int64_t first, int64_t n) {
-    const update_args *a = job->a;
-    float *restrict w = a->w + first, *restrict grad = a->grad + first;
-    float *restrict m = a->m + first, *restrict v = a->v + first;
-    float b1 = a->beta1, b2 = a->beta2, eps = a->eps, scale = job->grad_scale;
-    float decay = job->decay, rate = job->rate, root = job->root_of_variance;
-    for (int64_t i = 0; i < n; i++) {
-        float g = grad[i] * scale;
-        m[i] = b1 * m[i] + (1 - b1) * g;
-        v[i] = b2 * v[i] + (1 - b2) * (g * g);
-        w[i] = w[i] * decay - rate * m[i] / (sqrtf(v[i]) * root + eps);
-        grad[i] = 0;
-    }
-}
-
-static void sgd(const update_job *job, int64_t first, int64_t n) {
-    const update_args *a = job->a;
-    float *restrict w = a->w + first, *restrict grad = a->grad + first;
-    float lr = a->lr, scale = job->grad_scale, decay = a->weight_decay;
-    for (int64_t i = 0; i < n; i++) {
-        w[i] -= lr * (grad[i] * scale + decay * w[i]);
-        grad[i] = 0;
-    }
-}
-
-static void adagrad(const update_job *job, int64_t first, int64_t n) {
-    const update_args *a = job->a;
-    float *restrict w = a->w + first, *restrict grad = a->grad + first, *restrict s = a->m + first;
-    float lr = a->lr, eps = a->eps, scale = job->grad_scale;
-    for (int64_t i = 0; i < n; i++) {
-        float g = grad[i] * scale;
-        s[i] += g * g;
-        w[i] -= lr * g / (sqrtf(s[i]) + eps);
-        grad[i] = 0;
-    }
-}
-
-static void rowwise_adagrad(const update_job *job, int64_t row) {
-    const update_args *a = job->a;
-    float *restrict w = a->w + row * a->dim, *restrict grad = a->grad + row * a->dim;
-    float scale = job->grad_scale, squares = 0;
+void cpu_optimizer_step(opt_kind kind, const optimizer_rule *rule, float scale, int64_t n,
+                        const float *restrict grad, float *restrict w, float *restrict m,
+                        float *restrict v) {
+    optimizer_rule r = *rule;
+    switch (kind) {
+    case OPT_SGD:
+        for (int64_t i = 0; i < n; i++)
+            optimizer_sgd(&r, grad[i] * scale, &w[i]);
+        break;
+    case OPT_ADAMW:
+        for (int64_t i = 0; i < n; i++)
+            optimizer_adamw(&r, grad[i] * scale, &w[i], &m[i], &v[i]);
+        break;
+    case OPT_ADAGRAD:
+        for (int64_t i = 0; i < n; i++) {
+            float g = grad[i] * scale;
+            m[i] += g * g;
+            optimizer_adagrad(&r, g, m[i], &w[i]);
+        }
+        break;
+    case OPT_ROWWISE_ADAGRAD: {
+        float squares = 0;
 #pragma omp simd reduction(+ : squares)
-    for (int32_t c = 0; c < a->dim; c++)
-        squares += (grad[c] * scale) * (grad[c] * scale);
-    a->m[row] += squares / (float)a->dim;
-    float rate = a->lr / (sqrtf(a->m[row]) + a->eps) * scale;
-    for (int32_t c = 0; c < a->dim; c++) {
-        w[c] -= rate * grad[c];
-        grad[c] = 0;
+        for (int64_t i = 0; i < n; i++)
+            squares += (grad[i] * scale) * (grad[i] * scale);
+        *m += squares / (float)n;
+        float rate = optimizer_row_rate(&r, *m, scale);
+        for (int64_t i = 0; i < n; i++)
+            w[i] -= rate * grad[i];
+        break;
+    }
     }
 }
 
-/* Elements first .. first + n - 1, for an optimizer that updates each element by itself. */
+/* Elements first .. first + n - 1, or one row where the state is that of a row. */
 static void update_numbers(const update_job *job, int64_t first, int64_t n) {
-    if (job->a->kind == OPT_ADAMW) adamw(job, first, n);
-    if (job->a->kind == OPT_SGD) sgd(job, first, n);
-    if (job->a->kind == OPT_ADAGRAD) adagrad(job, first, n);
+    const update_args *a = job->a;
+    bool is_rowwise = a->kind == OPT_ROWWISE_ADAGRAD;
+    float *m = is_rowwise ? a->m + first / n : a->m == NULL ? NULL : a->m + first;
+    cpu_optimizer_step(a->kind, &job->rule, job->grad_scale, n, a->grad + first, a->w + first, m,
+                       a->v == NULL ? NULL : a->v + first);
+    memset(a->grad + first, 0, (size_t)n * sizeof *a->grad);
 }
 
-static status dense_chunk(void *ctx, int64_t chunk, int worker) {
-    const update_job *job = ctx;
-    cpu_range part = cpu_chunk(chunk, CHUNK, job->a->n);
-    (void)worker;
-    update_numbers(job, part.first, part.end - part.first);
+static status dense_chunk(const cpu_rows *w) {
+    const update_job *job = w->ctx;
+    update_numbers(job, w->first, w->end - w->first);
     return OK;
 }
 
-static status rows_chunk(void *ctx, int64_t chunk, int worker) {
-    const update_job *job = ctx;
+static status rows_chunk(const cpu_rows *w) {
+    const update_job *job = w->ctx;
     const update_args *a = job->a;
-    cpu_range rows = cpu_chunk(chunk, job->n_rows, job->n_all);
-    (void)worker;
-    for (int64_t row = rows.first; row < rows.end; row++) {
+    for (int64_t row = w->first; row < w->end; row++) {
         if (a->marks != NULL && a->marks[row] == 0) continue;
         if (a->marks != NULL) a->marks[row] = 0;
-        if (a->kind == OPT_ROWWISE_ADAGRAD)
-            rowwise_adagrad(job, row);
-        else
-            update_numbers(job, row * a->dim, a->dim);
+        update_numbers(job, row * a->dim, a->dim);
     }
     return OK;
 }
@@ -117,15 +90,10 @@ static status update_one(backend *be, const update_args *a) {
         leave_out(a);
         return OK;
     }
-    /* The powers are in double: 1 - b2^t would lose digits in the first steps. */
-    job.decay = (float)(1 - (double)a->lr * a->weight_decay);
-    job.rate = (float)(a->lr / (1 - pow(a->beta1, (double)a->step)));
-    job.root_of_variance = (float)(1 / sqrt(1 - pow(a->beta2, (double)a->step)));
-    if (is_dense) return pool_run(be->workers, cpu_n_chunks(a->n, CHUNK), dense_chunk, &job);
-    if (a->dim <= 0) return OK;
-    job.n_all = a->n / a->dim;
-    job.n_rows = cpu_rows_per_chunk(job.n_all, a->dim);
-    return pool_run(be->workers, cpu_n_chunks(job.n_all, job.n_rows), rows_chunk, &job);
+    job.rule =
+        optimizer_rule_make(a->kind, a->lr, a->beta1, a->beta2, a->eps, a->weight_decay, a->step);
+    if (is_dense) return cpu_each(be, a->n, CHUNK, dense_chunk, &job);
+    return a->dim <= 0 ? OK : cpu_each_row(be, a->n / a->dim, a->dim, rows_chunk, &job);
 }
 
 status cpu_update(backend *be, const update_args *a, int n) {
@@ -144,46 +112,41 @@ status cpu_grad_factor(backend *be, const grad_factor_args *a) {
 }
 
 typedef struct pass_job {
-    int64_t n;
     const float *x;
     float *y;
     double *partials; /* (chunks) */
 } pass_job;
 
-static status squares_chunk(void *ctx, int64_t chunk, int worker) {
-    const pass_job *job = ctx;
-    cpu_range part = cpu_chunk(chunk, CHUNK, job->n);
+static status squares_chunk(const cpu_rows *w) {
+    const pass_job *job = w->ctx;
     double sum = 0;
-    (void)worker;
 #pragma omp simd reduction(+ : sum)
-    for (int64_t i = part.first; i < part.end; i++)
+    for (int64_t i = w->first; i < w->end; i++)
         sum += (double)job->x[i] * job->x[i];
-    job->partials[chunk] = sum;
+    job->partials[w->chunk] = sum;
     return OK;
 }
 
 status cpu_sum_squares(backend *be, int64_t n, const float *grad, double *out) {
     int64_t n_chunks = cpu_n_chunks(n, CHUNK);
-    pass_job job = {.n = n, .x = grad};
+    pass_job job = {.x = grad};
     void *memory;
     TRY(cpu_scratch(be, CPU_SHARED, (size_t)n_chunks * sizeof(double), &memory));
     job.partials = memory;
-    TRY(pool_run(be->workers, n_chunks, squares_chunk, &job));
+    TRY(cpu_each(be, n, CHUNK, squares_chunk, &job));
     for (int64_t chunk = 0; chunk < n_chunks; chunk++)
         *out += job.partials[chunk];
     return OK;
 }
 
-static status add_chunk(void *ctx, int64_t chunk, int worker) {
-    const pass_job *job = ctx;
-    cpu_range part = cpu_chunk(chunk, CHUNK, job->n);
-    (void)worker;
-    for (int64_t i = part.first; i < part.end; i++)
+static status add_chunk(const cpu_rows *w) {
+    const pass_job *job = w->ctx;
+    for (int64_t i = w->first; i < w->end; i++)
         job->y[i] += job->x[i];
     return OK;
 }
 
 status cpu_add(backend *be, int64_t n, const void *x, void *y) {
-    pass_job job = {.n = n, .x = x, .y = y};
-    return pool_run(be->workers, cpu_n_chunks(n, CHUNK), add_chunk, &job);
+    pass_job job = {.x = x, .y = y};
+    return cpu_each(be, n, CHUNK, add_chunk, &job);
 }

@@ -7,7 +7,7 @@
 #include "dist/grad_sum.h"
 #include "dist/leaves.h"
 #include "nn/dynamic.h"
-#include "ops/comm_host.h"
+#include "ops/comm.h"
 
 struct leaf_step {
     session *s;
@@ -57,7 +57,7 @@ static bool shares_grads(const session *s) {
 
 status leaf_step_create(leaf_step **out, session *s) {
     leaf_step *l;
-    bool is_host = strcmp(s->be->name, "cpu") == 0 && !s->has_fixed_leaves;
+    bool is_host = s->be->is_host && !s->has_fixed_leaves;
     int size = s->comm != NULL ? s->comm->size : 1;
     bool is_fixed = !is_host && s->has_fixed_leaves && CPU_LEAVES % size == 0;
     int n_leaves = is_host || is_fixed ? CPU_LEAVES : size;

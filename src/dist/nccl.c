@@ -10,7 +10,7 @@
 #include "base/library.h"
 #include "base/mem.h"
 #include "base/range.h"
-#include "ops/combine.h"
+#include "ops/comm.h"
 
 /* ncclSend and ncclRecv came with 2.7; the bits of the rest are older. */
 enum { MIN_VERSION = 2700 };

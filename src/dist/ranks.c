@@ -106,7 +106,7 @@ typedef struct rank_gpu {
 /* Ranks with another list of visible GPUs may mean another one by the same name. */
 static uint64_t gpu_of(const backend *be) {
     char text[1024], host[256] = "";
-    if (strcmp(be->name, "cpu") == 0) return 0;
+    if (be->is_host) return 0;
     gethostname(host, sizeof host - 1);
     const char *visible = env_visible_gpus();
     int n = snprintf(text, sizeof text, "%s|%s|%s", host, visible != NULL ? visible : "", be->name);

@@ -417,7 +417,7 @@ status comm_create_beside(comm **out, backend *be, transport *t) {
 }
 
 status comm_create_host(comm **out, backend *be, transport *t) {
-    bool is_host_memory = strcmp(be->name, "cpu") == 0;
+    bool is_host_memory = be->is_host;
     TRY(create_comm(out, be, t, is_host_memory));
     status st = is_host_memory ? OK : comm_create_beside(&(*out)->host, be, t);
     if (st != OK) {

@@ -9,7 +9,6 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "embed/key_map.h"
 #include "embed/store.h"
 
 enum { AT_ONCE = 64 };

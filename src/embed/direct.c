@@ -109,11 +109,7 @@ static table_init_args first_rows(const embed_table *t, float *rows) {
 
 /* Reads the current values of the batch's keys; rows may be NULL. */
 static status read_rows(embed_table *t, float *rows) {
-    table_rows_args read = {.n = t->batch.n,
-                            .slot = t->d.slot[0],
-                            .n_floats = t->config.dim,
-                            .staging = rows,
-                            .stride = t->config.dim};
+    table_rows_args read = embed_rows_args(t->batch.n, t->d.slot[0], t->config.dim, rows);
     return rows != NULL ? t->v->read(t->be, &t->level[0], &read) : OK;
 }
 
@@ -123,14 +119,6 @@ static status make_in_one(embed_table *t, const embed_bring *bring, const uint64
     TRY(send_keys(t, ids, uses, words));
     table_init_args init = first_rows(t, rows);
     return place_keys(t, bring, uses != NULL ? words : NULL, NULL, &init, counts + LATE_LEVEL0);
-}
-
-static table_rows_args whole_rows(const embed_table *t, const int64_t *slot, float *staging) {
-    return (table_rows_args){.n = t->batch.n,
-                             .slot = slot,
-                             .n_floats = t->n_floats,
-                             .staging = staging,
-                             .stride = t->n_floats};
 }
 
 /* For the batch's keys in level 1: the scores and stamps that place will write to d.list_*, their
@@ -151,7 +139,7 @@ static status take_along(embed_table *t, const embed_bring *bring, const uint64_
                               .scores = d->list_scores,
                               .stamps = d->list_stamps,
                               .is_below = d->is_below};
-    table_rows_args read = whole_rows(t, d->slot[1], d->moved);
+    table_rows_args read = embed_rows_args(t->batch.n, d->slot[1], t->n_floats, d->moved);
     TRY(t->v->find(t->be, &t->level[1], &find));
     TRY(t->v->carry(t->be, &carry));
     return t->v->read(t->be, &t->level[1], &read);
@@ -171,7 +159,7 @@ static status push_down(embed_table *t, const int64_t *n_pushed, int64_t *counts
                               .slot = d->list_slot,
                               .is_new = d->is_new,
                               .counts = counts};
-    table_rows_args write = whole_rows(t, d->list_slot, d->pushed);
+    table_rows_args write = embed_rows_args(t->batch.n, d->list_slot, t->n_floats, d->pushed);
     write.n_real = n_pushed;
     write.only = d->is_new;
     TRY(t->v->place(t->be, &t->level[1], &place));
@@ -185,8 +173,8 @@ static status make_in_two(embed_table *t, const embed_bring *bring, const uint64
     embed_device *d = &t->d;
     const int64_t *n_pushed = counts + LATE_LEVEL0 + PLACED_EVICTED;
     table_init_args init = first_rows(t, NULL);
-    table_rows_args pushed = whole_rows(t, d->evicted.slot, d->pushed);
-    table_rows_args lifted = whole_rows(t, d->slot[0], d->moved);
+    table_rows_args pushed = embed_rows_args(t->batch.n, d->evicted.slot, t->n_floats, d->pushed);
+    table_rows_args lifted = embed_rows_args(t->batch.n, d->slot[0], t->n_floats, d->moved);
     table_erase_args erase = {.n = t->batch.n, .keys = d->keys, .n_erased = counts + LATE_LIFTED};
     pushed.n_real = n_pushed;
     lifted.only = d->is_below;

@@ -5,7 +5,7 @@
 
 #include "base/file.h"
 #include "base/mem.h"
-#include "embed/snapshot_int.h"
+#include "embed/table_int.h"
 
 enum { DUMP_PIECE = 4096, DUMP_MAX_RANKS = 8192 };
 
@@ -48,7 +48,7 @@ static status check_sizes(dump *d, const embed_table *t, const char *folder, con
         return fail(ERR_FORMAT, "%s/%s: %zu bytes of scores for %zu keys", folder, name,
                     d->scores.n_bytes, n);
     d->n_opt = n == 0 ? 0 : (int64_t)(d->opt.n_bytes / n / 4);
-    bool is_padded = t->config.opt == ROW_ROWWISE_ADAGRAD && d->n_opt > 1;
+    bool is_padded = t->config.opt == OPT_ROWWISE_ADAGRAD && d->n_opt > 1;
     if (d->opt.n_bytes != n * 4 * (size_t)d->n_opt ||
         (d->n_opt > 0 && d->n_opt != (int64_t)n_state && !is_padded))
         return fail(ERR_FORMAT, "%s/%s: %zu bytes of optimizer values for %zu rows of %s", folder,
@@ -179,7 +179,7 @@ static status add_bytes(const char *folder, const char *name, const char *item, 
     return OK;
 }
 
-status embed_dump_shape(const char *folder, const char *name, int32_t *dim, row_opt *opt,
+status embed_dump_shape(const char *folder, const char *name, int32_t *dim, opt_kind *opt,
                         int64_t *n_rows) {
     uint64_t keys, values, state;
     int n_ranks;
@@ -194,10 +194,10 @@ status embed_dump_shape(const char *folder, const char *name, int32_t *dim, row_
     uint64_t n_state = state / 4 / n;
     *n_rows = (int64_t)n;
     *dim = (int32_t)width;
-    *opt = n_state == 0           ? ROW_SGD
-           : n_state == 2 * width ? ROW_ADAM
-           : n_state == width     ? ROW_ADAGRAD
-                                  : ROW_ROWWISE_ADAGRAD;
+    *opt = n_state == 0           ? OPT_SGD
+           : n_state == 2 * width ? OPT_ADAMW
+           : n_state == width     ? OPT_ADAGRAD
+                                  : OPT_ROWWISE_ADAGRAD;
     return OK;
 }
 
@@ -226,7 +226,7 @@ static status each_of_rank(const char *folder, const char *name, snapshot_ranks 
 
 status embed_dump_each(const char *folder, const char *name, embed_visit visit, void *ctx) {
     int32_t dim;
-    row_opt opt;
+    opt_kind opt;
     int64_t n_rows;
     int n_ranks;
     TRY(embed_dump_shape(folder, name, &dim, &opt, &n_rows));

@@ -9,7 +9,7 @@
 
 #include "base/mem.h"
 #include "embed/table_int.h"
-#include "ops/comm_host.h"
+#include "ops/comm.h"
 
 static int64_t common_divisor(int64_t a, int64_t b) {
     while (b != 0) {
@@ -136,17 +136,12 @@ static status gather_blocks(const embed_table *t, const void *own, int64_t n_own
     return st;
 }
 
-static int by_key(const void *a, const void *b) {
-    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-    return x < y ? -1 : x > y;
-}
-
 static status gather_gone(embed_totals *all, embed_table *t, int64_t since) {
     uint64_t *own = NULL;
     int64_t n = 0;
     status st = agree(t, embed_left_since(t, since, &own, &n));
     if (st == OK) st = gather_blocks(t, own, n, sizeof *own, (void **)&all->gone, &all->n_gone);
-    if (st == OK) qsort(all->gone, (size_t)all->n_gone, sizeof *all->gone, by_key);
+    if (st == OK) qsort(all->gone, (size_t)all->n_gone, sizeof *all->gone, embed_by_key);
     mem_free(own);
     return st;
 }

@@ -15,10 +15,10 @@
 #include "base/hash.h"
 #include "base/mem.h"
 #include "base/text.h"
-#include "embed/snapshot_int.h"
+#include "embed/table_int.h"
 #include "format/json.h"
 #include "format/safetensors.h"
-#include "ops/comm_host.h"
+#include "ops/comm.h"
 
 /* Most rows and bytes of a file, and of what is in memory at a time. */
 enum { FILE_ROWS = 1 << 20, FILE_BYTES = 1 << 26, MEMORY_BYTES = 1 << 22 };
@@ -30,7 +30,7 @@ const char *embed_policy_name(embed_policy policy) {
     return policy_names[policy];
 }
 
-const char *embed_opt_name(row_opt opt) {
+const char *embed_opt_name(opt_kind opt) {
     return opt_names[opt];
 }
 
@@ -42,9 +42,9 @@ status embed_policy_parse(const char *name, embed_policy *out) {
     return fail(ERR_FORMAT, "'%.40s' is no eviction policy", name);
 }
 
-status embed_opt_parse(const char *name, row_opt *out) {
-    for (int i = ROW_SGD; i <= ROW_ROWWISE_ADAGRAD; i++) {
-        *out = (row_opt)i;
+status embed_opt_parse(const char *name, opt_kind *out) {
+    for (int i = OPT_SGD; i <= OPT_ROWWISE_ADAGRAD; i++) {
+        *out = (opt_kind)i;
         if (strcmp(name, opt_names[i]) == 0) return OK;
     }
     return fail(ERR_FORMAT, "'%.40s' is no optimizer of rows", name);

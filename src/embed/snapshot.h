@@ -86,17 +86,17 @@ status embed_import_dump(embed_table *t, const char *folder, const char *name, b
 /* Reads the shape of the table from the files of such a dump: the dimension, the optimizer (by the
  * size of its values: none is sgd, 2 dim adam, dim adagrad, other sizes row-wise AdaGrad) and the
  * number of rows. */
-status embed_dump_shape(const char *folder, const char *name, int32_t *dim, row_opt *opt,
+status embed_dump_shape(const char *folder, const char *name, int32_t *dim, opt_kind *opt,
                         int64_t *n_rows);
 
 /* Visits the keys and values of such a dump in pieces, without scores and stamps (NULL). */
 status embed_dump_each(const char *folder, const char *name, embed_visit visit, void *ctx);
 
 const char *embed_policy_name(embed_policy policy); /* "lru" */
-const char *embed_opt_name(row_opt opt);            /* "adam" */
+const char *embed_opt_name(opt_kind opt);           /* "adam" */
 
 /* The policy or optimizer of a name; ERR_FORMAT: there is no such name. */
 status embed_policy_parse(const char *name, embed_policy *out);
-status embed_opt_parse(const char *name, row_opt *out);
+status embed_opt_parse(const char *name, opt_kind *out);
 
 #endif

@@ -8,7 +8,7 @@
 #include "base/file.h"
 #include "base/hash.h"
 #include "base/mem.h"
-#include "embed/snapshot_int.h"
+#include "embed/table_int.h"
 #include "format/json.h"
 #include "format/safetensors.h"
 

@@ -1,10 +1,9 @@
-#include "embed/table_int.h"
-
 #include <stdio.h>
 #include <string.h>
 
 #include "base/mem.h"
 #include "base/range.h"
+#include "embed/table_int.h"
 
 enum { STEP_MAX = INT32_MAX, BATCH_MAX = 1 << 30 };
 
@@ -29,7 +28,7 @@ static status check_config(const backend *be, const embed_config *c) {
     if (c->admit_count > EMBED_MAX_ADMIT_COUNT)
         return fail(ERR_CONFIG, "an admission at the %u-th use; at most %d can be counted",
                     c->admit_count, EMBED_MAX_ADMIT_COUNT);
-    int32_t n_floats = c->dim + table_n_state(c->opt, c->dim);
+    int32_t n_floats = c->dim + optimizer_n_state(c->opt, c->dim);
     if (c->store != NULL && c->store->n_floats != n_floats)
         return fail(ERR_CONFIG, "the store holds rows of %d floats, the table of %d",
                     c->store->n_floats, n_floats);
@@ -89,65 +88,76 @@ typedef struct array {
 
 enum { N_DEVICE_ARRAYS = 25, N_HOST_ARRAYS = 26 };
 
-static void list_device(embed_table *t, array list[N_DEVICE_ARRAYS]) {
-    embed_device *d = &t->d;
-    size_t row = (size_t)t->n_floats * sizeof(float);
-    const array all[N_DEVICE_ARRAYS] = {
-        {(void **)&d->ids, 8, 0},
-        {(void **)&d->keys, 8, 0},
-        {(void **)&d->inverse, 4, 0},
-        {(void **)&d->order, 4, 0},
-        {(void **)&d->begin, 4, 1},
-        {(void **)&d->n_unique, 8, 0},
-        {(void **)&d->counts, 8, PLACED_COUNTS},
-        {(void **)&d->late, 8, EMBED_LATE * LATE_COUNTS},
-        {(void **)&d->is_below, 1, 0},
-        {(void **)&d->slot[0], 8, 0},
-        {(void **)&d->slot[1], 8, 0},
-        {(void **)&d->list_keys, 8, 0},
-        {(void **)&d->list_scores, 8, 0},
-        {(void **)&d->list_stamps, 4, 0},
-        {(void **)&d->list_slot, 8, 0},
-        {(void **)&d->is_new, 1, 0},
-        {(void **)&d->evicted.keys, 8, 0},
-        {(void **)&d->evicted.scores, 8, 0},
-        {(void **)&d->evicted.stamps, 4, 0},
-        {(void **)&d->evicted.slot, 8, 0},
-        {(void **)&d->staging, (size_t)t->stride * sizeof(float), 0},
-        {(void **)&d->moved, row, 0},
-        {(void **)&d->pushed, row, 0},
-        {(void **)&d->ahead, 8, 0},
-        {(void **)&d->ahead_slot, 8, 0},
-    };
-    memcpy(list, all, sizeof all);
-}
+/* M elements, or rows of n floats, and some more. */
+#define ARRAY(x)                                                                                   \
+    { (void **)&(x), sizeof *(x), 0 }
+#define LONGER(x, extra)                                                                           \
+    { (void **)&(x), sizeof *(x), (extra) }
+#define ROWS(x, n)                                                                                 \
+    { (void **)&(x), (size_t)(n) * sizeof *(x), 0 }
 
-static void list_host(embed_table *t, array list[N_HOST_ARRAYS]) {
+static void list_arrays(embed_table *t, array device[N_DEVICE_ARRAYS], array host[N_HOST_ARRAYS]) {
+    embed_device *d = &t->d;
     embed_host *h = &t->h;
-    size_t row = (size_t)t->n_floats * sizeof(float);
-    const array all[N_HOST_ARRAYS] = {
-        {(void **)&h->keys, 8, 0},         {(void **)&h->scores, 8, 0},
-        {(void **)&h->stamps, 4, 0},       {(void **)&h->slot[0], 8, 0},
-        {(void **)&h->slot[1], 8, 0},      {(void **)&h->where, 1, 0},
-        {(void **)&h->at, 4, 0},           {(void **)&h->list_keys, 8, 0},
-        {(void **)&h->list_scores, 8, 0},  {(void **)&h->list_stamps, 4, 0},
-        {(void **)&h->list_slot, 8, 0},    {(void **)&h->list_of, 4, 0},
-        {(void **)&h->flags, 1, 0},        {(void **)&h->rejected, 8, 0},
-        {(void **)&h->out_keys, 8, 0},     {(void **)&h->out_scores, 8, 0},
-        {(void **)&h->out_stamps, 4, 0},   {(void **)&h->store_rows, row, 0},
-        {(void **)&h->out_rows, row, 0},   {(void **)&h->inverse, 4, 0},
-        {(void **)&h->given_scores, 8, 0}, {(void **)&h->given_stamps, 4, 0},
-        {(void **)&h->ahead, 8, 0},        {(void **)&h->ahead_slot, 8, 0},
-        {(void **)&h->refused, 8, 0},      {(void **)&h->given_uses, 8, 0},
-    };
-    memcpy(list, all, sizeof all);
+    const array of_device[N_DEVICE_ARRAYS] = {ARRAY(d->ids),
+                                              ARRAY(d->keys),
+                                              ARRAY(d->inverse),
+                                              ARRAY(d->order),
+                                              LONGER(d->begin, 1),
+                                              ARRAY(d->n_unique),
+                                              ARRAY(d->is_below),
+                                              ARRAY(d->slot[0]),
+                                              ARRAY(d->slot[1]),
+                                              ARRAY(d->list_keys),
+                                              ARRAY(d->list_scores),
+                                              ARRAY(d->is_new),
+                                              ARRAY(d->list_stamps),
+                                              ARRAY(d->list_slot),
+                                              ARRAY(d->evicted.keys),
+                                              ARRAY(d->evicted.scores),
+                                              ARRAY(d->evicted.stamps),
+                                              ARRAY(d->evicted.slot),
+                                              ARRAY(d->ahead),
+                                              ARRAY(d->ahead_slot),
+                                              LONGER(d->counts, PLACED_COUNTS),
+                                              LONGER(d->late, EMBED_LATE * LATE_COUNTS),
+                                              ROWS(d->staging, t->stride),
+                                              ROWS(d->moved, t->n_floats),
+                                              ROWS(d->pushed, t->n_floats)};
+    const array of_host[N_HOST_ARRAYS] = {ARRAY(h->keys),
+                                          ARRAY(h->scores),
+                                          ARRAY(h->stamps),
+                                          ARRAY(h->slot[0]),
+                                          ARRAY(h->slot[1]),
+                                          ARRAY(h->where),
+                                          ARRAY(h->at),
+                                          ARRAY(h->list_keys),
+                                          ARRAY(h->list_scores),
+                                          ARRAY(h->list_stamps),
+                                          ARRAY(h->list_slot),
+                                          ARRAY(h->list_of),
+                                          ARRAY(h->flags),
+                                          ARRAY(h->rejected),
+                                          ARRAY(h->refused),
+                                          ARRAY(h->out_keys),
+                                          ARRAY(h->out_scores),
+                                          ARRAY(h->out_stamps),
+                                          ARRAY(h->inverse),
+                                          ARRAY(h->given_scores),
+                                          ARRAY(h->given_uses),
+                                          ARRAY(h->given_stamps),
+                                          ARRAY(h->ahead),
+                                          ARRAY(h->ahead_slot),
+                                          ROWS(h->store_rows, t->n_floats),
+                                          ROWS(h->out_rows, t->n_floats)};
+    memcpy(device, of_device, sizeof of_device);
+    memcpy(host, of_host, sizeof of_host);
 }
 
 static status make_buffers(embed_table *t) {
     array device[N_DEVICE_ARRAYS], host[N_HOST_ARRAYS];
     size_t n = (size_t)t->n_room;
-    list_device(t, device);
-    list_host(t, host);
+    list_arrays(t, device, host);
     for (int i = 0; i < N_DEVICE_ARRAYS; i++)
         TRY(t->be->ops->alloc(t->be, device[i].at, (n + device[i].extra) * device[i].bytes));
     for (int i = 0; i < N_HOST_ARRAYS; i++)
@@ -177,7 +187,7 @@ status embed_create(embed_table **out, backend *be, const embed_config *config) 
     t->config = *config;
     t->be = be->tables_below != NULL ? be->tables_below : be;
     t->v = be->tables;
-    t->n_floats = config->dim + table_n_state(config->opt, config->dim);
+    t->n_floats = config->dim + optimizer_n_state(config->opt, config->dim);
     t->stride = (config->dim + 3) / 4 * 4;
     t->step = 1;
     t->n_room = config->max_batch > TABLE_SLOTS ? config->max_batch : TABLE_SLOTS;
@@ -196,8 +206,7 @@ status embed_create(embed_table **out, backend *be, const embed_config *config) 
 void embed_destroy(embed_table *t) {
     array device[N_DEVICE_ARRAYS], host[N_HOST_ARRAYS];
     if (t == NULL) return;
-    list_device(t, device);
-    list_host(t, host);
+    list_arrays(t, device, host);
     for (int i = 0; i < N_DEVICE_ARRAYS; i++)
         if (*device[i].at != NULL) t->be->ops->release(t->be, *device[i].at);
     for (int i = 0; i < N_HOST_ARRAYS; i++)
@@ -257,4 +266,51 @@ void embed_forget_left(embed_table *t, int64_t before) {
     for (size_t i = 0; i < t->n_gone; i++)
         if (t->gone[i].step >= before) t->gone[n++] = t->gone[i];
     t->n_gone = n;
+}
+
+/* A table with a store may see far more keys than it has slots, hence the minimum width of all
+ * parts together; a part alone has a minimum, too. */
+enum { HALVING = 10, COUNTER_MAX = 65535, MIN_WIDTH = 1 << 14, MIN_PART = 64 };
+
+status sketch_init(sketch *s, int64_t n_keys, int n_parts, int first, int end) {
+    int64_t width = (n_keys > MIN_WIDTH ? n_keys : MIN_WIDTH) / n_parts;
+    *s = (sketch){.mask = MIN_PART - 1, .first = first, .n = end - first};
+    while ((int64_t)s->mask + 1 < width)
+        s->mask = s->mask * 2 + 1;
+    TRY(MEM_NEW(&s->n_seen, (size_t)s->n));
+    return MEM_NEW(&s->counter, (size_t)s->n * sketch_part_n(s));
+}
+
+void sketch_fini(sketch *s) {
+    mem_free(s->counter);
+    mem_free(s->n_seen);
+    *s = (sketch){0};
+}
+
+void sketch_clear(sketch *s) {
+    if (s->counter == NULL) return;
+    memset(s->counter, 0, (size_t)s->n * sketch_part_n(s) * sizeof *s->counter);
+    memset(s->n_seen, 0, (size_t)s->n * sizeof *s->n_seen);
+}
+
+uint32_t sketch_add(sketch *s, int part, uint64_t hash, uint32_t times) {
+    uint16_t *at[SKETCH_ROWS], *own = s->counter + (size_t)(part - s->first) * sketch_part_n(s);
+    uint64_t *n_seen = &s->n_seen[part - s->first];
+    uint32_t least = COUNTER_MAX;
+    for (int r = 0; r < SKETCH_ROWS; r++) {
+        /* One odd multiplier for each row, and the high bits of the product. */
+        uint64_t mixed =
+            (hash ^ hash >> 29) * (0x9e3779b97f4a7c15ull + 2 * (uint64_t)r * 0x632be5ab);
+        at[r] = &own[(size_t)r * (s->mask + 1) + (mixed >> 32 & s->mask)];
+        if (*at[r] < least) least = *at[r];
+    }
+    uint32_t count = times > COUNTER_MAX - least ? COUNTER_MAX : least + times;
+    for (int r = 0; r < SKETCH_ROWS; r++)
+        if (*at[r] < count) *at[r] = (uint16_t)count;
+    *n_seen += times;
+    if (*n_seen <= HALVING * (s->mask + 1)) return count;
+    for (size_t i = 0; i < sketch_part_n(s); i++)
+        own[i] /= 2;
+    *n_seen = 0;
+    return count;
 }

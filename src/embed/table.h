@@ -43,7 +43,7 @@ enum { EMBED_LEVELS = 2, EMBED_TIERS = 3, EMBED_SHARDS = 1024 };
 
 typedef struct embed_config {
     int32_t dim;
-    row_opt opt;
+    opt_kind opt;
     embed_policy policy;
     int64_t capacity[EMBED_LEVELS]; /* slots, rounded up to buckets; level 1: 0 for none */
     bool is_on_host;                /* the rows of level 0 too */

@@ -1,10 +1,46 @@
 /* A dynamic table from inside: what its files share.  table.c makes it, fetch.c moves rows between
- * tiers for a batch, verbs.c has the single verbs, visit.c walks over all rows. */
+ * tiers for a batch, verbs.c has the single verbs and visits all rows, shards.c knows which rank
+ * holds what. */
 #ifndef HSTU_EMBED_TABLE_INT_H
 #define HSTU_EMBED_TABLE_INT_H
 
-#include "embed/sketch.h"
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/status.h"
+#include "embed/snapshot.h"
 #include "embed/table.h"
+
+/* A counting sketch: how often was a key seen?  Four rows of counters; the count of a key is the
+ * smallest of its four, and only the smallest are increased (conservative update): never too low,
+ * rarely too high.  After ten times as many keys as a row has counters all are halved, so that old
+ * visits fade.
+ *
+ * A sketch has parts, one for each shard of a table, and each part its own counters: what is seen
+ * of a part depends on its keys alone, whichever ranks hold the others.  Host memory; one
+ * thread. */
+enum { SKETCH_ROWS = 4 };
+
+typedef struct sketch {
+    uint64_t mask;     /* counters of a row of a part, less one */
+    int first, n;      /* the parts that are here */
+    uint16_t *counter; /* (n, SKETCH_ROWS, mask + 1) */
+    uint64_t *n_seen;  /* (n): since they were halved */
+} sketch;
+
+/* Room for about n_keys keys in n_parts parts, of which first .. end - 1 are kept here. */
+status sketch_init(sketch *s, int64_t n_keys, int n_parts, int first, int end);
+void sketch_fini(sketch *s);
+void sketch_clear(sketch *s); /* counts from zero again; one that was not made is fine */
+
+/* Adds `times` to the count of the key with this hash, of a part that is here, and returns the
+ * count. */
+uint32_t sketch_add(sketch *s, int part, uint64_t hash, uint32_t times);
+
+/* Counters of a part. */
+static inline size_t sketch_part_n(const sketch *s) {
+    return (size_t)(s->mask + 1) * SKETCH_ROWS;
+}
 
 /* Where a key of the batch is. */
 typedef enum {
@@ -89,8 +125,8 @@ struct embed_table {
     embed_config config;
     backend *be;
     const table_ops *v;
-    /* Index and rows point to where bucket 0 of the whole table would be; only the buckets of this
-     * rank are there. */
+    /* This rank has some of the buckets.  Index and rows point to where bucket 0 would be if it had
+     * all of them, so that verbs need not know which it has. */
     table_level level[EMBED_LEVELS];
     void *memory[EMBED_LEVELS][2]; /* of this rank's buckets: index, rows */
     int n_levels;
@@ -98,7 +134,7 @@ struct embed_table {
     int32_t n_floats, stride;
     table_first first;
     int64_t step;
-    uint64_t clock; /* fetches that touched */
+    uint64_t clock; /* fetches that updated scores: the time of LRU */
     sketch seen;    /* with admit_count > 1 */
     embed_counts counts;
     embed_batch batch;
@@ -172,9 +208,6 @@ typedef struct embed_bring {
  * failure after keys were placed leaves the table torn. */
 status embed_settle(embed_table *t, const embed_bring *bring);
 
-/* Rows that no level holds: moves them to the store, or out of the table. */
-status embed_spill(embed_table *t, const embed_rows *rows);
-
 /* How a fetch scores the keys of the batch. */
 embed_bring embed_bring_of(const embed_table *t);
 
@@ -186,9 +219,19 @@ bool embed_has_admission(const embed_table *t);
 /* Which entry goes where a bucket is full. */
 evict_rule embed_evict_of(const embed_table *t, const embed_bring *bring);
 
-/* Places rows in the level below the one that evicted them; rows that this level evicts are
- * spilled.  The lists are h.list_* (n), their rows d.pushed. */
-status embed_demote(embed_table *t, int64_t n, score_rule rule);
+/* Packed rows of n_floats, to or from the slots of a level. */
+static inline table_rows_args embed_rows_args(int64_t n, const int64_t *slot, int32_t n_floats,
+                                              float *packed) {
+    return (table_rows_args){
+        .n = n, .slot = slot, .n_floats = n_floats, .staging = packed, .stride = n_floats};
+}
+
+/* The n rows in h.out_*; and row i of others to its place `at` there. */
+static inline embed_rows embed_out_rows(const embed_table *t, int64_t n) {
+    const embed_host *h = &t->h;
+    return (embed_rows){n, h->out_keys, h->out_scores, h->out_stamps, h->out_rows, t->n_floats};
+}
+void embed_out_add(embed_table *t, int64_t at, const embed_rows *rows, int64_t i);
 
 /* Staging as a level, for the verbs that take rows by slot. */
 table_level embed_staging_level(const embed_table *t);
@@ -202,5 +245,25 @@ status embed_note_left(embed_table *t, int64_t n, const uint64_t *keys);
     (t)->be->ops->copy_in((t)->be, (to), (from), (size_t)(n) * sizeof *(to))
 #define EMBED_OUT(t, to, from, n)                                                                  \
     (t)->be->ops->copy_out((t)->be, (to), (from), (size_t)(n) * sizeof *(to))
+
+/* For qsort: keys in ascending order. */
+static inline int embed_by_key(const void *a, const void *b) {
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return x < y ? -1 : x > y;
+}
+
+/* What the writer and the reader of snapshots (snapshot.h) share. */
+enum { SNAPSHOT_PATH_BYTES = 4096, SNAPSHOT_MAX_RANKS = 65536 };
+
+#define SNAPSHOT_FORMAT "hstu table 1"
+
+/* ERR_USAGE unless 0 <= rank < n_ranks: no key would belong to it. */
+status snapshot_check_ranks(snapshot_ranks ranks);
+
+/* FOLDER/rank-R-of-N. */
+status snapshot_part(char path[SNAPSHOT_PATH_BYTES], const char *folder, snapshot_ranks ranks);
+
+/* Bytes and checksum of a file. */
+status snapshot_hash(const char *path, int64_t *bytes, char hex[17]);
 
 #endif

@@ -1,5 +1,6 @@
-/* Single verbs (table.h): find, import, erase, clear.  Each splits its keys into pieces of at most
- * a batch. */
+/* Single verbs (table.h): find, import, erase, clear, each of which splits its keys into pieces of
+ * at most a batch; and visits of all rows: export, sizes, expiry, keys that left. */
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/mem.h"
@@ -35,13 +36,20 @@ static status in_own_pieces(embed_table *t, const embed_rows *rows, const embed_
     return OK;
 }
 
-/* Makes a batch of these keys, which must be distinct; sets h.inverse. */
-static status dedup_strictly(embed_table *t, int64_t n, const uint64_t *keys) {
-    TRY(embed_dedup(t, n, keys));
+/* Makes a batch of rows first .. first + n - 1, whose keys must be distinct; sets h.inverse and, in
+ * the order of the batch, h.given_scores and h.given_stamps. */
+static status take_piece(embed_table *t, int64_t first, int64_t n, const embed_rows *rows) {
+    embed_host *h = &t->h;
+    TRY(embed_dedup(t, n, rows->keys + first));
     if (t->batch.n_unique != n)
         return fail(ERR_USAGE, "%lld keys of %lld are given more than once to a dynamic table",
                     (long long)(n - t->batch.n_unique), (long long)n);
-    return EMBED_OUT(t, t->h.inverse, t->d.inverse, n);
+    TRY(EMBED_OUT(t, h->inverse, t->d.inverse, n));
+    for (int64_t i = 0; i < n; i++) {
+        h->given_scores[h->inverse[i]] = rows->scores[first + i];
+        h->given_stamps[h->inverse[i]] = rows->stamps[first + i] & ~TABLE_CLEAN;
+    }
+    return OK;
 }
 
 typedef struct find_ctx {
@@ -59,11 +67,7 @@ static bool is_there(const embed_table *t, int64_t u) {
  * zeros. */
 static status read_level(embed_table *t, int level, int32_t n_floats) {
     int64_t n = t->batch.n_unique;
-    table_rows_args read = {.n = n,
-                            .slot = t->d.slot[level],
-                            .n_floats = n_floats,
-                            .staging = t->d.moved,
-                            .stride = n_floats};
+    table_rows_args read = embed_rows_args(n, t->d.slot[level], n_floats, t->d.moved);
     TRY(EMBED_IN(t, t->d.slot[level], t->h.slot[level], n));
     TRY(t->v->read(t->be, &t->level[level], &read));
     return EMBED_OUT(t, t->h.out_rows, t->d.moved, n * n_floats);
@@ -148,23 +152,21 @@ status embed_find(embed_table *t, int64_t n, const uint64_t *keys, int32_t n_flo
     return t->shards.size > 1 ? find_own(t, n, &f) : in_pieces(t, n, find_piece, &f);
 }
 
-/* h.out_rows = the rows of a piece, in the order of the batch. */
-static void arrange(embed_table *t, int64_t n, const float *rows) {
+/* Sends the rows of a piece to d.moved, by h.out_rows, in the order of the batch. */
+static status send_piece(embed_table *t, int64_t first, int64_t n, const embed_rows *rows) {
     size_t row = (size_t)t->n_floats;
     for (int64_t i = 0; i < n; i++)
-        memcpy(t->h.out_rows + (size_t)t->h.inverse[i] * row, rows + (size_t)i * row,
-               row * sizeof(float));
+        memcpy(t->h.out_rows + (size_t)t->h.inverse[i] * row,
+               rows->rows + (size_t)(first + i) * row, row * sizeof(float));
+    TRY(EMBED_IN(t, t->d.moved, t->h.out_rows, n * t->n_floats));
+    return EMBED_IN(t, t->d.list_stamps, t->h.given_stamps, n);
 }
 
 /* Writes d.moved (U, n_floats) and stamps (U) to where the batch's keys are in the levels. */
 static status write_levels(embed_table *t, const uint32_t *stamps) {
     int64_t n = t->batch.n_unique;
     for (int i = 0; i < t->n_levels; i++) {
-        table_rows_args write = {.n = n,
-                                 .slot = t->d.slot[i],
-                                 .n_floats = t->n_floats,
-                                 .staging = t->d.moved,
-                                 .stride = t->n_floats};
+        table_rows_args write = embed_rows_args(n, t->d.slot[i], t->n_floats, t->d.moved);
         table_stamp_args stamp = {.n = n, .slot = t->d.slot[i], .stamps = stamps};
         TRY(t->v->write(t->be, &t->level[i], &write));
         TRY(t->v->stamp(t->be, &t->level[i], &stamp));
@@ -179,18 +181,13 @@ typedef struct import_ctx {
 
 /* Rows of the piece that no level admitted: a store takes them. */
 static status import_rest(embed_table *t, import_ctx *c) {
-    embed_host *h = &t->h;
-    size_t row = (size_t)t->n_floats;
+    const embed_host *h = &t->h;
+    embed_rows all = {t->batch.n_unique, h->keys,     h->given_scores,
+                      h->given_stamps,   h->out_rows, t->n_floats};
     int64_t n = 0;
-    for (int64_t u = 0; u < t->batch.n_unique; u++) {
-        if (h->slot[0][u] >= 0 || h->slot[1][u] >= 0) continue;
-        h->list_keys[n] = h->keys[u];
-        h->list_scores[n] = h->given_scores[u];
-        h->list_stamps[n] = h->given_stamps[u];
-        memmove(h->out_rows + (size_t)n * row, h->out_rows + (size_t)u * row, row * sizeof(float));
-        n++;
-    }
-    embed_rows rest = {n, h->list_keys, h->list_scores, h->list_stamps, h->out_rows, t->n_floats};
+    for (int64_t u = 0; u < all.n; u++)
+        if (h->slot[0][u] < 0 && h->slot[1][u] < 0) embed_out_add(t, n++, &all, u);
+    embed_rows rest = embed_out_rows(t, n);
     if (n == 0) return OK;
     if (t->config.store != NULL) {
         t->counts.n_rejected -= n;
@@ -203,17 +200,11 @@ static status import_rest(embed_table *t, import_ctx *c) {
 static status import_piece(embed_table *t, int64_t first, int64_t n, void *ctx) {
     import_ctx *c = ctx;
     embed_host *h = &t->h;
-    TRY(dedup_strictly(t, n, c->rows->keys + first));
-    for (int64_t i = 0; i < n; i++) {
-        h->given_scores[h->inverse[i]] = c->rows->scores[first + i];
-        h->given_stamps[h->inverse[i]] = c->rows->stamps[first + i] & ~TABLE_CLEAN;
-    }
+    TRY(take_piece(t, first, n, c->rows));
     embed_bring bring = {
         .rule = SCORE_SET, .scores = h->given_scores, .stamps = h->given_stamps, .is_import = true};
     TRY(embed_settle(t, &bring));
-    arrange(t, n, c->rows->rows + (size_t)first * (size_t)t->n_floats);
-    TRY(EMBED_IN(t, t->d.moved, h->out_rows, n * t->n_floats));
-    TRY(EMBED_IN(t, t->d.list_stamps, h->given_stamps, n));
+    TRY(send_piece(t, first, n, c->rows));
     TRY(write_levels(t, t->d.list_stamps));
     return import_rest(t, c);
 }
@@ -235,14 +226,11 @@ status embed_import(embed_table *t, const embed_rows *rows, int64_t *n_rejected)
 status embed_insert(embed_table *t, int64_t n, const uint64_t *keys, const float *values,
                     int64_t *n_rejected) {
     size_t row = (size_t)t->n_floats, dim = (size_t)t->config.dim, count = (size_t)n;
-    embed_policy policy = t->config.policy;
     uint64_t *scores = NULL;
     uint32_t *stamps = NULL;
     float *rows = NULL;
     t->clock++;
-    uint64_t score = policy == POLICY_STEP  ? (uint64_t)t->step
-                     : policy == POLICY_LFU ? embed_lfu_score(t, 1)
-                                            : t->clock;
+    uint64_t score = embed_bring_of(t).score;
     status st = MEM_NEW(&scores, count);
     if (st == OK) st = MEM_NEW(&stamps, count);
     if (st == OK) st = MEM_NEW(&rows, count * row);
@@ -282,7 +270,6 @@ static status check_absent_above(embed_table *t, int level, int64_t n) {
 /* Keys, scores, stamps and rows of the piece into free slots of the level. */
 static status restore_piece(embed_table *t, int64_t first, int64_t n, void *ctx) {
     restore_ctx *c = ctx;
-    embed_host *h = &t->h;
     embed_device *d = &t->d;
     int64_t counts[PLACED_COUNTS];
     table_place_args place = {.n = n,
@@ -295,21 +282,11 @@ static status restore_piece(embed_table *t, int64_t first, int64_t n, void *ctx)
                               .slot = d->slot[c->level],
                               .is_new = d->is_new,
                               .counts = d->counts};
-    table_rows_args write = {.n = n,
-                             .slot = d->slot[c->level],
-                             .n_floats = t->n_floats,
-                             .staging = d->moved,
-                             .stride = t->n_floats};
-    TRY(dedup_strictly(t, n, c->rows->keys + first));
+    table_rows_args write = embed_rows_args(n, d->slot[c->level], t->n_floats, d->moved);
+    TRY(take_piece(t, first, n, c->rows));
     TRY(check_absent_above(t, c->level, n));
-    for (int64_t i = 0; i < n; i++) {
-        h->given_scores[h->inverse[i]] = c->rows->scores[first + i];
-        h->given_stamps[h->inverse[i]] = c->rows->stamps[first + i] & ~TABLE_CLEAN;
-    }
-    arrange(t, n, c->rows->rows + (size_t)first * (size_t)t->n_floats);
-    TRY(EMBED_IN(t, d->list_scores, h->given_scores, n));
-    TRY(EMBED_IN(t, d->list_stamps, h->given_stamps, n));
-    TRY(EMBED_IN(t, d->moved, h->out_rows, n * t->n_floats));
+    TRY(EMBED_IN(t, d->list_scores, t->h.given_scores, n));
+    TRY(send_piece(t, first, n, c->rows));
     t->is_torn = true; /* until the rows are in their places */
     TRY(t->v->place(t->be, &t->level[c->level], &place));
     TRY(t->v->write(t->be, &t->level[c->level], &write));
@@ -384,4 +361,188 @@ status embed_clear(embed_table *t) {
     t->is_torn = false;
     sketch_clear(&t->seen);
     return OK;
+}
+
+typedef struct walk {
+    embed_table *t;
+    uint32_t since;
+    bool has_rows; /* the visitor looks at rows */
+    embed_visit visit;
+    void *ctx;
+} walk;
+
+/* The entries of some buckets of a level. */
+static status walk_buckets(const walk *w, int level, int64_t first, int64_t n_buckets) {
+    embed_table *t = w->t;
+    embed_device *d = &t->d;
+    embed_host *h = &t->h;
+    embed_rows rows = embed_out_rows(t, 0);
+    table_scan_args scan = {.first = first,
+                            .n_buckets = n_buckets,
+                            .max_score = UINT64_MAX,
+                            .min_stamp = w->since,
+                            .max_stamp = ~TABLE_CLEAN,
+                            .keys = d->list_keys,
+                            .scores = d->list_scores,
+                            .stamps = d->list_stamps,
+                            .slot = d->list_slot,
+                            .n = d->n_unique};
+    TRY(t->v->scan(t->be, &t->level[level], &scan));
+    TRY(EMBED_OUT(t, &rows.n, d->n_unique, 1));
+    TRY(EMBED_OUT(t, h->out_keys, d->list_keys, rows.n));
+    TRY(EMBED_OUT(t, h->out_scores, d->list_scores, rows.n));
+    TRY(EMBED_OUT(t, h->out_stamps, d->list_stamps, rows.n));
+    for (int64_t i = 0; i < rows.n; i++)
+        h->out_stamps[i] &= ~TABLE_CLEAN;
+    if (w->has_rows) {
+        table_rows_args read = embed_rows_args(rows.n, d->list_slot, t->n_floats, d->moved);
+        TRY(t->v->read(t->be, &t->level[level], &read));
+        TRY(EMBED_OUT(t, h->out_rows, d->moved, rows.n * t->n_floats));
+    }
+    return rows.n == 0 ? OK : w->visit(w->ctx, &rows);
+}
+
+/* Rows of the store whose key is in no level; the others are older copies. */
+static status walk_stored(const walk *w, const embed_rows *rows) {
+    embed_table *t = w->t;
+    embed_host *h = &t->h;
+    int64_t n = 0;
+    for (int i = 0; i < t->n_levels; i++) {
+        table_find_args find = {.n = rows->n, .keys = t->d.list_keys, .slot = t->d.slot[i]};
+        if (i == 0) TRY(EMBED_IN(t, t->d.list_keys, rows->keys, rows->n));
+        TRY(t->v->find(t->be, &t->level[i], &find));
+        TRY(EMBED_OUT(t, h->slot[i], t->d.slot[i], rows->n));
+    }
+    for (int64_t i = 0; i < rows->n; i++) {
+        bool is_copy = h->slot[0][i] >= 0 || (t->n_levels > 1 && h->slot[1][i] >= 0);
+        if (!is_copy && rows->stamps[i] >= w->since) embed_out_add(t, n++, rows, i);
+    }
+    embed_rows own = embed_out_rows(t, n);
+    return n == 0 ? OK : w->visit(w->ctx, &own);
+}
+
+static status walk_store(void *ctx, const embed_rows *rows) {
+    const walk *w = ctx;
+    for (int64_t first = 0; first < rows->n; first += w->t->n_room) {
+        embed_rows part = {.n = rows->n - first,
+                           .keys = rows->keys + first,
+                           .scores = rows->scores + first,
+                           .stamps = rows->stamps + first,
+                           .rows = rows->rows + first * rows->n_floats,
+                           .n_floats = rows->n_floats};
+        if (part.n > w->t->n_room) part.n = w->t->n_room;
+        TRY(walk_stored(w, &part));
+    }
+    return OK;
+}
+
+static status walk_tier(walk *w, int tier) {
+    embed_table *t = w->t;
+    int64_t at_once = t->n_room / TABLE_SLOTS;
+    embed_store *store = t->config.store;
+    TRY(embed_check_whole(t));
+    t->slots_hold = false;
+    if (tier == 2) return store == NULL ? OK : store->each(store, walk_store, w);
+    int64_t begin = t->shards.first_bucket[tier];
+    int64_t n = tier < t->n_levels ? t->shards.n_buckets[tier] : 0;
+    for (int64_t first = 0; first < n; first += at_once)
+        TRY(walk_buckets(w, tier, begin + first, n - first < at_once ? n - first : at_once));
+    return OK;
+}
+
+status embed_walk_tier(embed_table *t, int tier, int64_t since, embed_visit visit, void *ctx) {
+    walk w = {t, since < 0 ? 0 : (uint32_t)since, true, visit, ctx};
+    return walk_tier(&w, tier);
+}
+
+status embed_export(embed_table *t, int64_t since, embed_visit visit, void *ctx) {
+    for (int tier = 0; tier < EMBED_TIERS; tier++)
+        TRY(embed_walk_tier(t, tier, since, visit, ctx));
+    return OK;
+}
+
+static status add_size(void *ctx, const embed_rows *rows) {
+    *(int64_t *)ctx += rows->n;
+    return OK;
+}
+
+status embed_tier_count(embed_table *t, int tier, int64_t since, int64_t *out) {
+    walk w = {.t = t, .since = since < 0 ? 0 : (uint32_t)since, .visit = add_size, .ctx = out};
+    *out = 0;
+    return walk_tier(&w, tier);
+}
+
+status embed_tier_size(embed_table *t, int tier, int64_t *out) {
+    return embed_tier_count(t, tier, 0, out);
+}
+
+status embed_size(embed_table *t, int64_t *out) {
+    walk w = {.t = t, .visit = add_size, .ctx = out};
+    *out = 0;
+    for (int tier = 0; tier < EMBED_TIERS; tier++)
+        TRY(walk_tier(&w, tier));
+    return OK;
+}
+
+/* Keys of rows that expired. */
+typedef struct old_keys {
+    uint32_t first_kept; /* stamp: rows with a smaller one are old */
+    uint64_t *keys;      /* (n) */
+    size_t n, capacity;
+} old_keys;
+
+static status list_old(void *ctx, const embed_rows *rows) {
+    old_keys *old = ctx;
+    for (int64_t i = 0; i < rows->n; i++) {
+        if (rows->stamps[i] >= old->first_kept) continue;
+        TRY(MEM_RESERVE(&old->keys, &old->capacity, old->n + 1));
+        old->keys[old->n++] = rows->keys[i];
+    }
+    return OK;
+}
+
+status embed_expire(embed_table *t, int64_t *n_expired) {
+    int64_t first_kept = t->step - t->config.ttl, n = 0;
+    old_keys old = {.first_kept = (uint32_t)first_kept};
+    walk w = {.t = t, .visit = list_old, .ctx = &old};
+    if (n_expired != NULL) *n_expired = 0;
+    if (t->config.ttl == 0 || first_kept <= 0) return OK;
+    status st = OK;
+    for (int tier = 0; st == OK && tier < EMBED_TIERS; tier++)
+        st = walk_tier(&w, tier);
+    if (st == OK) st = embed_erase(t, (int64_t)old.n, old.keys, &n);
+    t->counts.n_expired += n;
+    if (n_expired != NULL) *n_expired = n;
+    mem_free(old.keys);
+    return st;
+}
+
+/* Sorts the keys, removes duplicates and keys that are in the table; returns how many remain. */
+static status keep_absent(embed_table *t, uint64_t *keys, int64_t n, int64_t *out) {
+    int64_t n_different = 0;
+    uint8_t *is_found;
+    *out = 0;
+    qsort(keys, (size_t)n, sizeof *keys, embed_by_key);
+    for (int64_t i = 0; i < n; i++)
+        if (i == 0 || keys[i] != keys[i - 1]) keys[n_different++] = keys[i];
+    TRY(MEM_NEW(&is_found, (size_t)n_different));
+    status st = embed_find(t, n_different, keys, 0, NULL, is_found);
+    for (int64_t i = 0; st == OK && i < n_different; i++)
+        if (!is_found[i]) keys[(*out)++] = keys[i];
+    mem_free(is_found);
+    return st;
+}
+
+status embed_left_since(embed_table *t, int64_t since, uint64_t **keys, int64_t *n) {
+    int64_t n_gone = 0;
+    *n = 0;
+    TRY(MEM_NEW(keys, t->n_gone));
+    for (size_t i = 0; i < t->n_gone; i++)
+        if (t->gone[i].step >= since) (*keys)[n_gone++] = t->gone[i].key;
+    status st = keep_absent(t, *keys, n_gone, n);
+    if (st != OK) {
+        mem_free(*keys);
+        *keys = NULL;
+    }
+    return st;
 }

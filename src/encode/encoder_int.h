@@ -4,7 +4,7 @@
 
 #include "encode/bert_layer.h"
 #include "encode/encoder.h"
-#include "ops/mask_batch.h"
+#include "ops/mask_tiles.h"
 
 struct encoder {
     encoder_config config;

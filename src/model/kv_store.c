@@ -120,7 +120,7 @@ static int32_t use_page(kv_store *s, int32_t page) {
     return s->place[page];
 }
 
-status kv_store_begin(kv_store *s, int32_t n_users, const plan_cache *cache, plan_cache *own) {
+status kv_store_begin(kv_store *s, int32_t n_users, const layout_cache *cache, layout_cache *own) {
     *own = *cache;
     if (!s->is_fp8) return OK;
     for (int32_t i = 0; i < s->n_used; i++)

@@ -16,8 +16,8 @@
 #define HSTU_MODEL_KV_STORE_H
 
 #include "model/model.h"
+#include "nn/batch_layout.h"
 #include "nn/memory.h"
-#include "nn/plan.h"
 #include "nn/sequences.h"
 
 enum { KV_PAGE_LEN = 64 };
@@ -71,7 +71,7 @@ status kv_store_move_all(kv_store *s, const kv_move *in, int32_t n_in);
 
 /* Of a pass, in this order.  begin replaces the cache of its batch where the pages that layers read
  * are copies; begin_layer sets the pages of a layer. */
-status kv_store_begin(kv_store *s, int32_t n_users, const plan_cache *cache, plan_cache *own);
+status kv_store_begin(kv_store *s, int32_t n_users, const layout_cache *cache, layout_cache *own);
 status kv_store_begin_layer(kv_store *s, int index, kv_batch *out);
 status kv_store_end_layer(kv_store *s, int index);
 

@@ -115,7 +115,7 @@ comm *model_tensor(const model *m) {
 }
 
 int64_t model_count_loss(const model *m, const batch *b) {
-    return plan_count_loss(&m->plan, b);
+    return batch_layout_count_loss(&m->plan, b);
 }
 
 status model_corpus(model *m, model_items *out) {

@@ -16,7 +16,7 @@
 #include "base/status.h"
 #include "config/config.h"
 #include "data/set/batcher.h"
-#include "nn/limits.h"
+#include "nn/memory.h"
 #include "nn/params.h"
 #include "ops/ops.h"
 

@@ -5,10 +5,9 @@
 #include "model/model.h"
 #include "model/pass.h"
 #include "nn/dynamic.h"
+#include "nn/heads.h"
 #include "nn/input.h"
 #include "nn/layer.h"
-#include "nn/ranking_head.h"
-#include "nn/retrieval_head.h"
 
 /* The catalogue of a retrieval model. */
 typedef struct catalogue {
@@ -33,7 +32,7 @@ struct model {
     int n_layers;
     layer *layers;                         /* (n_layers) */
     int first_layer_param, n_layer_params; /* their parameters, one after the other */
-    plan_config plan;                      /* of every pass, but for its size and purpose */
+    layout_config plan;                    /* of every pass, but for its size and purpose */
     bool can_record;                       /* passes run the same ops for every batch of a shape */
     catalogue corpus;
     retrieval_head retrieval;
@@ -48,7 +47,7 @@ struct pass {
     uint64_t shapes[PASS_SHAPES]; /* keys of the last shapes that were not rounded up, */
     unsigned n_shapes;            /* and how many came */
     nn_memory memory;
-    plan plan;
+    batch_layout plan;
     int32_t
         *n_skipped; /* (max_users) host: events of the batch that runs whose rows are not needed */
     input_acts input;

@@ -24,14 +24,14 @@ static bool has_all_rows(const model *m) {
 }
 
 /* Of so many events, rounded up as recorded steps are. */
-static int32_t most_tokens(const plan_config *p, int64_t n_events) {
+static int32_t most_tokens(const layout_config *p, int64_t n_events) {
     int64_t n = n_events * (p->has_actions ? 2 : 1), bucket = p->bucket > 0 ? p->bucket : 1;
     n = (n + bucket - 1) / bucket * bucket;
     return n < INT32_MAX ? (int32_t)n : INT32_MAX;
 }
 
-static plan_config plan_of(const model *m, const pass_config *c) {
-    plan_config p = m->plan;
+static layout_config plan_of(const model *m, const pass_config *c) {
+    layout_config p = m->plan;
     bool is_large = (int64_t)c->max_users * p.max_events > MAX_RECORDED_EVENTS;
     p.max_users = c->max_users;
     if (c->max_targets > 0 && p.has_candidates) {
@@ -46,7 +46,7 @@ static plan_config plan_of(const model *m, const pass_config *c) {
     }
     p.is_training = c->is_training;
     if (c->is_training) { /* rows may move */
-        p.items = (plan_rows){0};
+        p.items = (layout_rows){0};
         p.contexts = NULL;
     }
     /* Ranks that share a batch exchange numbers in the middle of a pass. */
@@ -100,13 +100,13 @@ static status alloc_head(pass *p, const pass_config *c, const nn_room *room) {
 }
 
 static status alloc_all(pass *p, const pass_config *c) {
-    plan_config layout = plan_of(p->m, c);
+    layout_config layout = plan_of(p->m, c);
     TRY(NN_NEW_HOST(&p->memory, &p->n_skipped, c->max_users));
-    TRY(plan_alloc(&p->plan, &layout, &p->memory));
+    TRY(batch_layout_alloc(&p->plan, &layout, &p->memory));
     nn_room room = {.memory = &p->memory,
                     .max_tokens = p->plan.max_tokens,
                     .max_users = c->max_users,
-                    .max_loss = plan_max_loss(&layout),
+                    .max_loss = batch_layout_max_loss(&layout),
                     .is_training = c->is_training};
     TRY(input_alloc(&p->input, &p->m->input, &room));
     TRY(alloc_layers(p, &room));
@@ -190,7 +190,7 @@ static choice *choice_of(pass *p) {
  * all (2026-11-17).  Training needs all. */
 static bool can_choose(const pass *p) {
     const model *m = p->m;
-    const plan *b = &p->plan;
+    const batch_layout *b = &p->plan;
     if (b->config.is_training || !b->takes_last || m->n_layers == 0) return false;
     const layer *last = &m->layers[m->n_layers - 1];
     bool can = last->kind->can_choose != NULL && last->kind->can_choose(last);
@@ -265,7 +265,7 @@ static status train_head(pass *p, uint64_t seed, const int32_t *negatives) {
 }
 
 static status train_passes(pass *p, const model_step *at, const int32_t *negatives) {
-    sequences s = plan_sequences(&p->plan);
+    sequences s = batch_layout_sequences(&p->plan);
     s.has_dropout = true;
     s.drop.key = rng_make_key(at->seed, RNG_DROPOUT);
     TRY(pass_forward(p, &s));
@@ -285,7 +285,7 @@ void pass_expect(pass *p, const batch *next) {
  * identified by number: a later pass may get the same address. */
 uint64_t pass_record_key(const pass *p, uint64_t seed) {
     const uint64_t part[] = {p->id, seed};
-    uint64_t key = plan_record_key(&p->plan);
+    uint64_t key = batch_layout_record_key(&p->plan);
     for (size_t i = 0; i < sizeof part / sizeof *part; i++)
         for (int shift = 0; shift < 64; shift += 32)
             key = (key ^ (uint32_t)(part[i] >> shift)) * 0x100000001b3u;
@@ -323,10 +323,11 @@ status pass_take_rows(pass *p, const batch *b, const batch **out) {
 
 /* Forward and backward of a batch whose rows are there. */
 static status train_rows(pass *p, const batch *b, const model_step *at, const int32_t *negatives) {
-    plan_request request = {.purpose = PLAN_TRAIN, .step = at->step, .grad_scale = at->grad_scale};
+    layout_request request = {
+        .purpose = LAYOUT_TRAIN, .step = at->step, .grad_scale = at->grad_scale};
     model *m = p->m;
     if (m->corpus.rows != NULL) request.has_no_row = dynamic_missing_items(&m->dynamic);
-    TRY(plan_build(&p->plan, m->be, b, &request));
+    TRY(batch_layout_build(&p->plan, m->be, b, &request));
     if (p->plan.n_loss == 0) return OK;
     /* What is called for complete gradients must not become a part of a recorded step. */
     if (p->plan.config.bucket > 0 && negatives == NULL && p->on_grads == NULL)
@@ -374,9 +375,9 @@ status pass_take_loss(pass *p, double *sum) {
 /* The batch that is laid out through all layers, without dropout, and the head. */
 static status run_laid_out(pass *p, const void **out) {
     const model *m = p->m;
-    sequences s = plan_sequences(&p->plan);
+    sequences s = batch_layout_sequences(&p->plan);
     const void *last = p->hidden[m->n_layers];
-    TRY(plan_send(&p->plan, m->be));
+    TRY(batch_layout_send(&p->plan, m->be));
     choice_of(p)->is_done = can_choose(p);
     TRY(pass_forward(p, &s));
     return m->is_ranking
@@ -395,16 +396,16 @@ static status run_recorded(pass *p, const void **out) {
 }
 
 /* The rows of dynamic tables that a batch reads, where the plan does not name them itself. */
-static status take_rows(pass *p, const batch *b, const plan_request *request, const batch **out) {
+static status take_rows(pass *p, const batch *b, const layout_request *request, const batch **out) {
     model *m = p->m;
-    const plan_config *c = &p->plan.config;
-    bool is_large = b->n_users > c->max_users; /* plan_build refuses it */
+    const layout_config *c = &p->plan.config;
+    bool is_large = b->n_users > c->max_users; /* batch_layout_build refuses it */
     *out = b;
     if (c->items.row != NULL || c->contexts != NULL) return OK;
     if (request->cache == NULL || m->dynamic.n_all == 0 || is_large)
         return dynamic_take(&m->dynamic, b, false, out);
     for (int32_t u = 0; u < b->n_users; u++)
-        p->n_skipped[u] = plan_n_reused(&p->plan, request->cache->n_reused[u]);
+        p->n_skipped[u] = batch_layout_n_reused(&p->plan, request->cache->n_reused[u]);
     return dynamic_take_rest(&m->dynamic, b, p->n_skipped, out);
 }
 
@@ -420,54 +421,54 @@ static bool has_come(pass *p) {
     return false;
 }
 
-static status run(pass *p, const batch *b, const plan_request *request, const void **out) {
+static status run(pass *p, const batch *b, const layout_request *request, const void **out) {
     model *m = p->m;
     TRY(take_rows(p, b, request, &b));
-    TRY(plan_build(&p->plan, m->be, b, request));
+    TRY(batch_layout_build(&p->plan, m->be, b, request));
     bool can_record = !p->has_fp8_kv && (p->store == NULL || kv_store_can_record(p->store));
     return can_record && (p->plan.is_round || has_come(p)) ? run_recorded(p, out)
                                                            : run_laid_out(p, out);
 }
 
-static status run_cached(pass *p, const batch *b, plan_purpose purpose, kv_store *store,
-                         const plan_cache *cache, const void **out) {
+static status run_cached(pass *p, const batch *b, layout_purpose purpose, kv_store *store,
+                         const layout_cache *cache, const void **out) {
     const char *why = kv_store_check(p->m);
     if (cache != NULL && why != NULL) return fail(ERR_UNSUPPORTED, "%s", why);
-    plan_cache own = {0};
+    layout_cache own = {0};
     if (cache != NULL) TRY(kv_store_begin(store, b->n_users, cache, &own));
     p->store = store;
-    plan_request request = {.purpose = purpose, .cache = cache != NULL ? &own : NULL};
+    layout_request request = {.purpose = purpose, .cache = cache != NULL ? &own : NULL};
     status st = run(p, b, &request, out);
     p->store = NULL;
     return st;
 }
 
 int32_t pass_n_skipped(const pass *p, int32_t n_reused) {
-    return plan_n_skipped(&p->plan, n_reused);
+    return batch_layout_n_skipped(&p->plan, n_reused);
 }
 
 status pass_encode(pass *p, const batch *b, const void **out) {
     return pass_encode_cached(p, b, NULL, NULL, out);
 }
 
-status pass_encode_cached(pass *p, const batch *b, kv_store *store, const plan_cache *cache,
+status pass_encode_cached(pass *p, const batch *b, kv_store *store, const layout_cache *cache,
                           const void **out) {
     const model *m = p->m;
     if (m->is_ranking)
         return fail(ERR_CONFIG, "a ranking model scores candidates; it has no "
                                 "encoded user to search with");
-    return run_cached(p, b, PLAN_ENCODE, store, cache, out);
+    return run_cached(p, b, LAYOUT_ENCODE, store, cache, out);
 }
 
 status pass_score(pass *p, const batch *b, const void **out, int64_t *n_rows) {
     return pass_score_cached(p, b, NULL, NULL, out, n_rows);
 }
 
-status pass_score_cached(pass *p, const batch *b, kv_store *store, const plan_cache *cache,
+status pass_score_cached(pass *p, const batch *b, kv_store *store, const layout_cache *cache,
                          const void **out, int64_t *n_rows) {
     const model *m = p->m;
     if (!m->is_ranking) return fail(ERR_CONFIG, "a retrieval model has no ranking head");
-    TRY(run_cached(p, b, PLAN_SCORE, store, cache, out));
+    TRY(run_cached(p, b, LAYOUT_SCORE, store, cache, out));
     *n_rows = p->plan.n_rows;
     return OK;
 }

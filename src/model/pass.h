@@ -1,15 +1,15 @@
 /* Pass: runs a batch through a model, forward and, if made for training, backward.
  *
  * A pass owns every activation for the largest batch it was made for, and the batch's layout
- * (nn/plan.h): its functions allocate nothing.  A pass without training keeps only what the next
- * layer needs: two hidden states, the activations of one layer, no gradients.  Several passes on
- * one model each have their own sizes; those that train add to the same gradients, the model's. One
- * thread at a time; the model must outlive it. */
+ * (nn/batch_layout.h): its functions allocate nothing.  A pass without training keeps only what the
+ * next layer needs: two hidden states, the activations of one layer, no gradients.  Several passes
+ * on one model each have their own sizes; those that train add to the same gradients, the model's.
+ * One thread at a time; the model must outlive it. */
 #ifndef HSTU_MODEL_PASS_H
 #define HSTU_MODEL_PASS_H
 
 #include "model/model.h"
-#include "nn/plan.h"
+#include "nn/batch_layout.h"
 
 struct kv_store;
 
@@ -104,9 +104,9 @@ status pass_score(pass *p, const batch *b, const void **out, int64_t *n_rows);
  * (kv_store.h), which are not computed again; those of others are put there.  The results are those
  * of the whole sequences; on the CPU bit for bit.  At least the last token of a sequence is
  * computed.  ERR_UNSUPPORTED where the model cannot do it (kv_store_check). */
-status pass_encode_cached(pass *p, const batch *b, struct kv_store *store, const plan_cache *cache,
-                          const void **out);
-status pass_score_cached(pass *p, const batch *b, struct kv_store *store, const plan_cache *cache,
+status pass_encode_cached(pass *p, const batch *b, struct kv_store *store,
+                          const layout_cache *cache, const void **out);
+status pass_score_cached(pass *p, const batch *b, struct kv_store *store, const layout_cache *cache,
                          const void **out, int64_t *n_rows);
 
 /* How many of a sequence's first events these two do not read where n_reused of its tokens are in

@@ -1,7 +1,7 @@
 #include <string.h>
 
 #include "nn/dynamic_int.h"
-#include "ops/comm_host.h"
+#include "ops/comm.h"
 
 enum { EXPIRIES = 16 };
 
@@ -22,27 +22,31 @@ status dynamic_check_ids(const dynamic_table *t, const id_list *l) {
     return OK;
 }
 
-/* Appends the ids that are new in this step in ascending order, like the rows of a static table.
- * Scanning a bit per id needs no sort, and clears the bits. */
-static status append_ids(dynamic_table *t, const id_list *l) {
-    status st = OK;
+/* Scanning a bit per id needs no sort, and clears the bits. */
+int64_t dynamic_list_ids(dynamic_table *t, const id_list *l, bool is_new, int64_t n_out,
+                         uint64_t *out) {
+    int64_t n = 0;
     for (int64_t i = 0; i < l->n; i++) {
         uint32_t id = l->from[i * l->stride];
-        if (t->place[id] == 0) t->seen[id / DYNAMIC_WORD_BITS] |= 1ull << id % DYNAMIC_WORD_BITS;
+        if (!is_new || t->place[id] == 0)
+            t->seen[id / DYNAMIC_WORD_BITS] |= 1ull << id % DYNAMIC_WORD_BITS;
     }
     for (int64_t word = 0; word <= t->last / DYNAMIC_WORD_BITS; word++) {
-        for (uint64_t bits = t->seen[word]; bits != 0; bits &= bits - 1) {
-            int64_t id = word * DYNAMIC_WORD_BITS + __builtin_ctzll(bits);
-            if (t->n == t->max_rows) {
-                st = fail(ERR_USAGE, "more batches without an update than the model was made for");
-                break;
-            }
-            t->ids[t->n++] = t->key_tag | (uint64_t)id;
-            t->place[id] = (int32_t)t->n;
-        }
+        for (uint64_t bits = t->seen[word]; bits != 0; bits &= bits - 1, n++)
+            if (n < n_out)
+                out[n] = t->key_tag | (uint64_t)(word * DYNAMIC_WORD_BITS + __builtin_ctzll(bits));
         t->seen[word] = 0;
     }
-    return st;
+    return n;
+}
+
+/* Appends the ids that are new in this step in ascending order, like the rows of a static table. */
+static status append_ids(dynamic_table *t, const id_list *l) {
+    int64_t left = t->max_rows - t->n, n = dynamic_list_ids(t, l, true, left, t->ids + t->n);
+    for (int64_t end = t->n + (n < left ? n : left); t->n < end; t->n++)
+        t->place[(uint32_t)t->ids[t->n]] = (int32_t)t->n + 1;
+    if (n <= left) return OK;
+    return fail(ERR_USAGE, "more batches without an update than the model was made for");
 }
 
 static void forget_ids(dynamic_table *t) {
@@ -381,4 +385,62 @@ uint64_t dynamic_bytes(const dynamic_tables *d) {
         n += (uint64_t)embed_n_own_slots(t) * (uint64_t)embed_n_floats(t);
     }
     return n * sizeof(float);
+}
+
+/* The bank whose rows a feature's are, as passes read them. */
+static bank *bank_of(input *in, const dynamic_table *t) {
+    return t->feature == ITEM_FEATURE || in->is_merged ? &in->events : &in->contexts;
+}
+
+/* Adds the arrays of all tables to their banks; false: not all can be read so. */
+static bool add_arrays(dynamic_tables *d, input *in, int32_t *first) {
+    for (int i = 0; i < d->n_all; i++) {
+        const dynamic_table *t = &d->item[i];
+        embed_array array;
+        if (t->table == NULL || !embed_is_array(t->table, &array)) return false;
+        if (!input_add_far(bank_of(in, t), array.rows, array.n_slots, array.stride, &first[i]))
+            return false;
+    }
+    return true;
+}
+
+/* The row of each id of a feature, whose table's slot 0 is row `first`. */
+static status list_rows(dynamic_table *t, int32_t first, nn_memory *memory, layout_rows *out) {
+    int32_t *row, n = t->last + 1;
+    int64_t *slot;
+    TRY(NN_NEW_HOST(memory, &row, n));
+    TRY(MEM_NEW(&slot, (size_t)t->max_rows));
+    status st = OK;
+    if (t->first > 0) row[0] = -1;
+    for (int32_t id = t->first, piece; id < n && st == OK; id += piece) {
+        piece = n - id < t->max_rows ? n - id : t->max_rows;
+        for (int32_t i = 0; i < piece; i++)
+            t->ids[i] = t->key_tag | (uint64_t)(id + i);
+        st = embed_list_slots(t->table, piece, t->ids, slot);
+        for (int32_t i = 0; i < piece; i++)
+            row[id + i] = slot[i] < 0 ? -1 : first + (int32_t)slot[i];
+    }
+    mem_free(slot);
+    *out = (layout_rows){n, row};
+    return st;
+}
+
+status dynamic_freeze(dynamic_tables *d, input *in, nn_memory *memory, layout_rows *items,
+                      const layout_rows **contexts) {
+    int32_t *first, n_context = in->config.n_context;
+    layout_rows *rows, *of_contexts;
+    if (d->n_all == 0 || d->comm != NULL) return OK;
+    TRY(NN_NEW_HOST(memory, &first, d->n_all));
+    TRY(NN_NEW_HOST(memory, &rows, n_context + 1));
+    of_contexts = rows + 1;
+    if (!add_arrays(d, in, first)) return OK;
+    dynamic_forget(d); /* `ids` has room for others now */
+    for (int i = 0; i < d->n_all; i++) {
+        dynamic_table *t = &d->item[i];
+        layout_rows *to = t->feature == ITEM_FEATURE ? rows : &of_contexts[t->feature];
+        TRY(list_rows(t, first[i], memory, to));
+    }
+    *items = rows[0];
+    *contexts = of_contexts;
+    return OK;
 }

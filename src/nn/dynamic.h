@@ -17,7 +17,7 @@
  * batch on each rank: there ids travel first.  Everything that says `all ranks call it` must then
  * be called by all, in the same order.
  *
- * A static table that ranks hold together (dynamic_static.c) goes the same way.  Its rows are a
+ * A static table that ranks hold together (dynamic_ranks.c) goes the same way.  Its rows are a
  * parameter of which each rank has the rows of its shards, so that gradient, optimizer state and
  * checkpoint are those of a parameter; every id has a row.
  *
@@ -33,7 +33,6 @@
 #include "data/set/batcher.h"
 #include "embed/table.h"
 #include "nn/input.h"
-#include "nn/limits.h"
 #include "nn/memory.h"
 #include "nn/params.h"
 
@@ -160,17 +159,17 @@ void dynamic_set_grad(dynamic_table *t, const param *p);
  * the same batch, after setting user_ranks. */
 status dynamic_take(dynamic_tables *d, const batch *b, bool is_training, const batch **out);
 
-/* The same, not for training, where the rows of the first n_skipped[u] events of user u are not
- * needed: these events get numbers of other events. */
+/* The same, read-only, for a pass that skips the first n_skipped[u] events of user u: no rows are
+ * fetched for them, and the row index they get is arbitrary and never read. */
 status dynamic_take_rest(dynamic_tables *d, const batch *b, const int32_t *n_skipped,
                          const batch **out);
 
 /* For a model that is no longer trained: where each table's rows are one array of the device's
  * memory, passes read them there, by the row of each id, which is found now: *items and *contexts
- * (n_context) for plan_config, or left as they are.  Saves a request the search for its ids and the
- * copy of its rows. */
-status dynamic_freeze(dynamic_tables *d, input *in, nn_memory *memory, plan_rows *items,
-                      const plan_rows **contexts);
+ * (n_context) for layout_config, or left as they are.  Saves a request the search for its ids and
+ * the copy of its rows. */
+status dynamic_freeze(dynamic_tables *d, input *in, nn_memory *memory, layout_rows *items,
+                      const layout_rows **contexts);
 
 /* What a rank calls that has no batch while others read one. */
 status dynamic_take_nothing(dynamic_tables *d);

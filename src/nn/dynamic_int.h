@@ -1,6 +1,6 @@
-/* Dynamic tables of a model from inside: dynamic_make.c makes them, dynamic.c fetches and updates
- * rows, dynamic_store.c keeps some on disk, dynamic_ranks.c exchanges them between ranks,
- * dynamic_static.c has the static tables that ranks hold together. */
+/* Dynamic tables of a model from inside: dynamic_make.c makes them and their stores, dynamic.c
+ * fetches and updates rows, dynamic_ranks.c exchanges them between ranks and has the static tables
+ * that ranks hold together. */
 #ifndef HSTU_NN_DYNAMIC_INT_H
 #define HSTU_NN_DYNAMIC_INT_H
 
@@ -16,6 +16,12 @@ typedef struct id_list {
 } id_list;
 
 id_list dynamic_list_of(const dynamic_tables *d, const dynamic_table *t, const batch *b);
+
+/* Lists the distinct ids of a feature, those of this step's earlier batches left out if is_new,
+ * ascending and with the feature's tag, as far as `out` has room for n_out; returns how many there
+ * are. */
+int64_t dynamic_list_ids(dynamic_table *t, const id_list *l, bool is_new, int64_t n_out,
+                         uint64_t *out);
 
 /* Fails where a batch does not fit the model. */
 status dynamic_check_size(const dynamic_tables *d, const batch *b);
@@ -64,10 +70,5 @@ status dynamic_gather_rows(dynamic_tables *d, dynamic_table *t, int64_t n, float
 
 /* Records which of the ids that a fetch gave no row. */
 void dynamic_note_missing(dynamic_table *t, const embed_batch *got);
-
-/* Opens the store, if the config names one, and with `reads_ahead` the prefetching store over it:
- * t->store, t->ahead, which holds up to max_ahead rows. */
-status dynamic_open_store(dynamic_table *t, int32_t n_floats, bool reads_ahead, int64_t max_ahead);
-void dynamic_close_store(dynamic_table *t);
 
 #endif

@@ -1,4 +1,9 @@
-/* From a config to the dynamic tables of a model: which features have one, and their sizes. */
+/* From a config to the dynamic tables of a model: which features have one, their sizes, and their
+ * stores on disk.
+ *
+ * A checkpoint holds the rows of the store too, so the store need not outlive the model: it has a
+ * folder of its own, which is removed with the model.  The next process removes the files of a
+ * killed one. */
 #include <inttypes.h>
 #include <math.h>
 #include <string.h>
@@ -100,7 +105,7 @@ status dynamic_choose(dynamic_tables *d, const config *c, model_limits *l,
                       int32_t *n_context_values, nn_memory *memory) {
     int64_t n_most = 0;
     d->be = memory->be;
-    d->is_host_memory = strcmp(d->be->name, "cpu") == 0;
+    d->is_host_memory = d->be->is_host;
     d->has_bf16_wire = l->has_bf16_wire && d->is_host_memory;
     d->reads_whole = c->task == TASK_RETRIEVAL; /* negatives are from the whole batch */
     if (l->comm != NULL && l->comm->size > 1) d->comm = l->comm;
@@ -124,6 +129,36 @@ status dynamic_choose(dynamic_tables *d, const config *c, model_limits *l,
     return NN_NEW_HOST(memory, &d->context, d->max_users * l->n_context);
 }
 
+/* The folder may be on another machine, where the model was trained. */
+static status make_folder(dynamic_table *t) {
+    status st = scratch_folder_create(&t->folder, t->config->store_folder, "hstu-table-");
+    if (st == OK) return OK;
+    return fail_prefix(st,
+                       "the store_folder of the table '%s' cannot be used; make it, or a link of "
+                       "its name to a folder that can",
+                       t->config->table_name);
+}
+
+/* Opens the store, if the config names one, and with `reads_ahead` the prefetching store over it:
+ * t->store, t->ahead, which holds up to max_ahead rows. */
+static status open_store(dynamic_table *t, int32_t n_floats, bool reads_ahead, int64_t max_ahead) {
+    bool is_log = t->config->store == STORE_LOG;
+    if (t->config->store_folder == NULL) return OK;
+    TRY(make_folder(t));
+    TRY((is_log ? embed_store_open_log
+                : embed_store_open_rocks)(&t->store, scratch_folder_path(t->folder), n_floats));
+    log_info("table '%s': rows beyond that go to %s (%s)%s", t->config->table_name,
+             scratch_folder_path(t->folder), t->store->name,
+             reads_ahead ? ", and are read ahead" : "");
+    return reads_ahead ? embed_store_open_ahead(&t->ahead, t->store, max_ahead) : OK;
+}
+
+static void close_store(dynamic_table *t) {
+    embed_store_destroy(t->ahead);
+    embed_store_destroy(t->store);
+    scratch_folder_destroy(t->folder);
+}
+
 dynamic_table *dynamic_find(dynamic_tables *d, int32_t feature) {
     for (int i = 0; i < d->n_all; i++)
         if (d->item[i].feature == feature) return &d->item[i];
@@ -134,7 +169,7 @@ void dynamic_fini(dynamic_tables *d) {
     for (int i = 0; i < d->n; i++) {
         if (!dynamic_is_owner(&d->item[i])) continue;
         embed_destroy(d->item[i].table);
-        dynamic_close_store(&d->item[i]);
+        close_store(&d->item[i]);
     }
     dynamic_free_buffers(d);
     *d = (dynamic_tables){0};
@@ -191,7 +226,7 @@ static void align_levels(int64_t capacity[EMBED_LEVELS]) {
 static void set_levels(embed_config *out, const config_embedding *e, needs n) {
     int64_t enough = n.n_ids * SLOTS_PER_ID;
     int64_t n_slots = e->capacity < enough ? e->capacity : enough;
-    int64_t n_floats = out->dim + table_n_state(out->opt, out->dim);
+    int64_t n_floats = out->dim + optimizer_n_state(out->opt, out->dim);
     int64_t n_device = rows_on_device(e, n_floats * (int64_t)sizeof(float));
     out->max_batch = n.max_rows;
     out->is_on_host = n_device == 0;
@@ -210,10 +245,10 @@ static void set_levels(embed_config *out, const config_embedding *e, needs n) {
 }
 
 static status create_table(dynamic_tables *d, dynamic_table *t, const config *c) {
-    static const row_opt opts[] = {[OPTIMIZER_ADAM] = ROW_ADAM,
-                                   [OPTIMIZER_SGD] = ROW_SGD,
-                                   [OPTIMIZER_ROW_WISE_ADAGRAD] = ROW_ROWWISE_ADAGRAD,
-                                   [OPTIMIZER_ADAGRAD] = ROW_ADAGRAD};
+    static const opt_kind opts[] = {[OPTIMIZER_ADAM] = OPT_ADAMW,
+                                    [OPTIMIZER_SGD] = OPT_SGD,
+                                    [OPTIMIZER_ROW_WISE_ADAGRAD] = OPT_ROWWISE_ADAGRAD,
+                                    [OPTIMIZER_ADAGRAD] = OPT_ADAGRAD};
     static const embed_policy policies[] = {[STRATEGY_LRU] = POLICY_LRU,
                                             [STRATEGY_LFU] = POLICY_LFU,
                                             [STRATEGY_STEP] = POLICY_STEP,
@@ -230,9 +265,9 @@ static status create_table(dynamic_tables *d, dynamic_table *t, const config *c)
                       .comm = d->comm};
     needs n = needs_of(d, t);
     set_levels(&e, t->config, n);
-    TRY(dynamic_open_store(t, t->dim + table_n_state(e.opt, t->dim),
-                           c->trainer.pipeline == PIPELINE_PREFETCH,
-                           2 * (int64_t)n.max_rows * t->n_features));
+    TRY(open_store(t, t->dim + optimizer_n_state(e.opt, t->dim),
+                   c->trainer.pipeline == PIPELINE_PREFETCH,
+                   2 * (int64_t)n.max_rows * t->n_features));
     e.store = t->ahead != NULL ? t->ahead : t->store;
     status st = embed_create(&t->table, d->be, &e);
     if (st == OK) embed_count_absent(t->table, false); /* until dynamic_begin_reads */
@@ -254,5 +289,34 @@ status dynamic_attach(dynamic_tables *d, dynamic_table *t, const config *c, cons
                     c->file, t->config->table_name, t->owner->dim, t->dim);
     t->table = t->owner->table;
     if (t->owner->ahead != NULL) TRY(NN_NEW_HOST(memory, &t->coming, t->max_rows));
+    return OK;
+}
+
+bool dynamic_reads_ahead(const dynamic_tables *d) {
+    for (int i = 0; i < d->n; i++)
+        if (d->item[i].ahead != NULL) return true;
+    return false;
+}
+
+/* t->coming = the distinct ids of a batch that a rank holds (-1: all), ascending; it has room for
+ * those of any batch of known ids and size.  Returns their number. */
+static int64_t list_coming(dynamic_table *t, const id_list *l, int rank) {
+    int64_t n_held = 0, n = dynamic_list_ids(t, l, false, t->max_rows, t->coming);
+    for (int64_t i = 0; i < n; i++)
+        if (rank < 0 || embed_rank_of(t->table, t->coming[i]) == rank)
+            t->coming[n_held++] = t->coming[i];
+    return n_held;
+}
+
+status dynamic_announce(dynamic_tables *d, const batch *b) {
+    TRY(dynamic_check_size(d, b));
+    for (int i = 0; i < d->n; i++) {
+        dynamic_table *t = &d->item[i];
+        id_list l = dynamic_list_of(d, t, b);
+        if (t->owner->ahead == NULL) continue;
+        TRY(dynamic_check_ids(t, &l));
+        TRY(embed_prefetch(t->table, list_coming(t, &l, d->comm != NULL ? d->comm->rank : -1),
+                           t->coming));
+    }
     return OK;
 }

@@ -1,6 +1,6 @@
 #include "nn/flops.h"
 
-/* The tokens of a user: plan.h says how events become tokens. */
+/* The tokens of a user: batch_layout.h says how events become tokens. */
 typedef struct user_tokens {
     double all, context, target, event; /* event: all but the contextual ones */
     double loss;                        /* positions with a loss */

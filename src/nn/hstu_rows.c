@@ -1,6 +1,6 @@
 #include "nn/hstu_rows.h"
 
-#include "ops/head_parts.h"
+#include "ops/row_moves.h"
 
 static int64_t heads(const hstu_layer_config *c) {
     return c->n_heads / c->sequence->size;

@@ -8,7 +8,7 @@
 #ifndef HSTU_NN_HSTU_ROWS_H
 #define HSTU_NN_HSTU_ROWS_H
 
-#include "nn/hstu_layer.h"
+#include "nn/layer.h"
 
 /* The first of n rows that rank r of `size` has; it has those up to the first of r + 1. */
 static inline int64_t rows_first(int64_t n, int r, int size) {

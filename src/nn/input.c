@@ -269,7 +269,8 @@ static void *token_at(const input *in, const backend *be, void *tokens, int64_t 
     return (char *)tokens + (size_t)(n * in->config.dim) * act_bytes(be->act);
 }
 
-static status embed_parts(const input *in, const input_acts *a, backend *be, const plan *p) {
+static status embed_parts(const input *in, const input_acts *a, backend *be,
+                          const batch_layout *p) {
     const input_config *c = &in->config;
     int64_t n_context = (int64_t)p->n_users * c->n_context;
     void *context_tokens = token_at(in, be, a->tokens, p->n_events);
@@ -284,7 +285,7 @@ static status embed_parts(const input *in, const input_acts *a, backend *be, con
     return OK;
 }
 
-status input_fwd(const input *in, const input_acts *a, backend *be, const plan *p,
+status input_fwd(const input *in, const input_acts *a, backend *be, const batch_layout *p,
                  const sequences *s, const token_asks *asks, void *x) {
     const input_config *c = &in->config;
     if (!in->is_merged) TRY(embed_parts(in, a, be, p));
@@ -306,7 +307,7 @@ status input_fwd(const input *in, const input_acts *a, backend *be, const plan *
     return be->ops->gather(be, &rows);
 }
 
-static status split_parts(const input *in, input_acts *a, backend *be, const plan *p) {
+static status split_parts(const input *in, input_acts *a, backend *be, const batch_layout *p) {
     const input_config *c = &in->config;
     int64_t n_context = (int64_t)p->n_users * c->n_context;
     void *d_event = a->d_tokens, *d_context = token_at(in, be, a->d_tokens, p->n_events);
@@ -325,7 +326,7 @@ static status split_parts(const input *in, input_acts *a, backend *be, const pla
 }
 
 /* Adds the gradient of the tokens to the bank, or writes it to the buffer of tokens. */
-static status scatter_tokens(const input *in, input_acts *a, backend *be, const plan *p,
+static status scatter_tokens(const input *in, input_acts *a, backend *be, const batch_layout *p,
                              scatter_args rows) {
     row_groups *groups = in->is_merged ? &a->events : &a->assembly;
     size_t token_bytes = (size_t)p->n_tokens * (size_t)rows.dim * act_bytes(be->act);
@@ -340,8 +341,8 @@ static status scatter_tokens(const input *in, input_acts *a, backend *be, const 
     return be->ops->scatter(be, &rows);
 }
 
-status input_bwd(const input *in, input_acts *a, backend *be, const plan *p, const sequences *s,
-                 const void *dx) {
+status input_bwd(const input *in, input_acts *a, backend *be, const batch_layout *p,
+                 const sequences *s, const void *dx) {
     const input_config *c = &in->config;
     scatter_args rows = {.dim = c->dim, .dy = dx, .drop = sequences_drop(s, c->dropout_rate, 0)};
     TRY(scatter_tokens(in, a, be, p, rows));
@@ -354,7 +355,7 @@ status input_bwd(const input *in, input_acts *a, backend *be, const plan *p, con
     return in->is_merged ? OK : split_parts(in, a, be, p);
 }
 
-status input_mark(const input *in, backend *be, const plan *p) {
+status input_mark(const input *in, backend *be, const batch_layout *p) {
     const int32_t *row = in->is_merged ? p->row.device : p->event_row.device;
     if (in->events.marks == NULL) return OK;
     TRY(be->ops->mark(be, in->is_merged ? p->n_tokens : p->n_events, row, 0, in->events.marks));

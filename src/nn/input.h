@@ -1,4 +1,4 @@
-/* Input: computes the tokens of the first layer from the table rows that a plan names,
+/* Input: computes the tokens of the first layer from the table rows that a batch's layout names,
  *
  *     x[t] = dropped( sqrt(E) token[t] + position[place[t]] )
  *
@@ -8,8 +8,8 @@
 #ifndef HSTU_NN_INPUT_H
 #define HSTU_NN_INPUT_H
 
+#include "nn/batch_layout.h"
 #include "nn/mlp.h"
-#include "nn/plan.h"
 
 /* First values of tables are uniform in [-scale, scale), whatever their number of rows, so that a
  * row's values depend on its key and column only: the deviation equals that of the research models'
@@ -103,14 +103,14 @@ status input_alloc_grads(input *in, nn_memory *memory);
 status input_alloc(input_acts *a, const input *in, const nn_room *room);
 
 /* x (T, E); asks: or NULL. */
-status input_fwd(const input *in, const input_acts *a, backend *be, const plan *p,
+status input_fwd(const input *in, const input_acts *a, backend *be, const batch_layout *p,
                  const sequences *s, const token_asks *asks, void *x);
 
 /* From the gradient of x to the gradients of tables, positions and MLPs. */
-status input_bwd(const input *in, input_acts *a, backend *be, const plan *p, const sequences *s,
-                 const void *dx);
+status input_bwd(const input *in, input_acts *a, backend *be, const batch_layout *p,
+                 const sequences *s, const void *dx);
 
-/* Marks the table rows that the plan reads. */
-status input_mark(const input *in, backend *be, const plan *p);
+/* Marks the table rows that the batch reads. */
+status input_mark(const input *in, backend *be, const batch_layout *p);
 
 #endif

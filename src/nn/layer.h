@@ -2,13 +2,167 @@
  * pass; and the functions of its kind.
  *
  * A further kind is a file like hstu_layer.c: its structs join the unions here, and its table of
- * functions the list in layer.c.  All layers of a model are of one kind and one shape. */
+ * functions layer_add_params.  All layers of a model are of one kind and one shape. */
 #ifndef HSTU_NN_LAYER_H
 #define HSTU_NN_LAYER_H
 
-#include "nn/hstu_layer.h"
-#include "nn/sasrec_layer.h"
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "nn/params.h"
 #include "nn/sequences.h"
+#include "ops/comm.h"
+#include "ops/ops.h"
+
+/* One HSTU layer, forward and backward.  One config covers both projects' layers:
+ *
+ *     xn = LN(x),   [u | v | q | k] = silu(xn W + b),   o = attention(q, k, v)      (ops.h)
+ *     out = dropped(u * LN(o)) W_o (+ b_o) (+ x)
+ *
+ * hstu_layer_research (Meta): norms without weights, no b, position and time bias, W_o transposed,
+ * with b_o.  hstu_layer_fused (NVIDIA): norms with weights, with b, no b_o.
+ *
+ * Several ranks can share a layer by its heads (tensor parallel).  Each has the columns of W and b
+ * of its heads, the rows of W_o, and all tokens; x, out and their gradients are the same on all.
+ * Exchanged are, for each token: in the forward pass the moments of LN(o), two numbers a rank, and
+ * the sum of out; in the backward pass two sums of LN(o) and the gradient of xn.  Sums have the
+ * fixed order of ops/comm.h, so all ranks have the same bits.
+ *
+ * Or they share the tokens (sequence parallel, hstu_rows.h): each has all weights, a range of the
+ * rows of x and out, and in the attention some of the heads for all rows.  Gradients of parameters
+ * are then those of the rank's rows, and of its heads: their sum over the ranks is wanted. */
+
+enum { HSTU_MAX_PARTS = 1024 }; /* ranks that share a layer */
+
+typedef struct hstu_layer_config {
+    int32_t dim, n_heads, dim_qk, dim_v; /* E, H of this rank, D of q and k, D of v and u */
+    comm *tensor;   /* the ranks that share the layer, H heads each; NULL: this one has all heads */
+    comm *sequence; /* the ranks that share the tokens; NULL: this one has all.  Not both */
+    /* What distinguishes the presets: */
+    param_names names;       /* and the first values that go with them */
+    bool has_affine;         /* both norms have weights and biases */
+    bool has_uvqk_bias;      /* b */
+    bool has_proj_bias;      /* b_o */
+    bool is_proj_transposed; /* W_o is stored (E, H dim_v) */
+    bool has_silu;           /* on u, v, q, k */
+    bool has_bias;           /* the attention's position and time bias */
+    bool has_residual;       /* + x */
+    /* What the config or the data say: */
+    int32_t bias_len; /* N of the bias */
+    int32_t target_group;
+    float eps, alpha, scale;
+    float dropout_rate;
+    bool recomputes_norm, recomputes_silu; /* in the backward pass, instead of keeping them */
+} hstu_layer_config;
+
+/* The presets; the caller sets sizes, eps, alpha and scale. */
+hstu_layer_config hstu_layer_research(void);
+hstu_layer_config hstu_layer_fused(void);
+
+/* Some columns of uvqk: the weight, the bias or NULL, and both packed or NULL. */
+typedef struct hstu_half {
+    float *w, *bias; /* (E, W / 2), (W / 2) */
+    void *packed;
+} hstu_half;
+
+/* Parameters; NULL where the config has none. */
+typedef struct hstu_layer {
+    hstu_layer_config config;
+    uint32_t site;                   /* of its dropout */
+    param *in_weight, *in_bias;      /* (E) of the first norm */
+    param *uvqk, *uvqk_bias;         /* (E, W), (W) with W = 2 H (dim_v + dim_qk) */
+    param *position_w, *time_w;      /* (2 bias_len - 1), (129) */
+    param *gate_weight, *gate_bias;  /* (H dim_v) of the second norm */
+    param *proj, *proj_bias;         /* (H dim_v, E), or (E, H dim_v) if transposed; (E) */
+    void *uvqk_packed, *proj_packed; /* by hstu_layer_pack; or NULL */
+    hstu_half vk, uq;                /* by hstu_layer_split */
+} hstu_layer;
+
+/* Packs the weights of both products (linear_pack in ops.h), for a layer that is no longer
+ * trained. */
+status hstu_layer_pack(hstu_layer *l, nn_memory *memory);
+
+/* Copies the columns of v and k, and those of u and q, of a last layer that is no longer trained,
+ * so that it can compute keys and values of all tokens and the rest of chosen ones alone. */
+status hstu_layer_split(hstu_layer *l, nn_memory *memory);
+
+/* Memory of the exchange between ranks that share the tokens: T is all of them, R those of a rank,
+ * and all columns are those of 1 / S of the heads. */
+typedef struct hstu_rows {
+    void *sent;        /* (S, R, v + q + k) act: sent, or received */
+    void *qkv, *d_qkv; /* (T, v + q + k) act */
+    void *out;         /* (T, v) act: of the attention, and its gradient */
+} hstu_rows;
+
+/* What the backward pass needs of the forward pass; T is that of this rank. */
+typedef struct hstu_acts {
+    void *normed;     /* (T, E) act */
+    void *z, *uvqk_y; /* (T, W) act: before (training only) and after the silu */
+    void *attn;       /* (T, H dim_v) act */
+    void *gated;      /* (T, H dim_v) act */
+    float *stats;     /* (4, T): mean and rstd of the two norms */
+    float *moments;   /* (ranks, T, 2) where ranks share the layer (gate_cut of ops.h) */
+    row_moments *out; /* of the rows that the last layer wrote, in inference; or NULL */
+    hstu_rows rows;   /* where they share the tokens; all layers have the same */
+    int64_t max_tokens;
+} hstu_acts;
+
+/* Gradients inside a layer; all layers of a training pass share one. */
+typedef struct hstu_scratch {
+    void *d_gated, *d_attn; /* (T, H dim_v) act */
+    void *d_uvqk;           /* (T, W) act */
+    void *d_normed;         /* (T, E) act */
+    void *normed, *uvqk_y;  /* of layers that compute them again; else NULL */
+    float *sums;            /* (T, 2) where ranks share the layer (gate_cut of ops.h) */
+    hstu_rows rows;         /* where they share the tokens */
+} hstu_scratch;
+
+extern const struct layer_kind hstu_layer_kind;
+
+/* One SASRec block, forward and backward:
+ *
+ *     Q = LN(x),   q = Q Wq + bq,  k = x Wk + bk,  v = x Wv + bv     (keys and values not normed)
+ *     z = LN(Q + softmax_attention(q, k, v) Wo + bo)
+ *     out = z + dropped(dropped(f(z W1 + b1)) W2 + b2)
+ *
+ * Norms have no weights; the attention's weights are dropped as well. */
+
+typedef struct sasrec_layer_config {
+    int32_t dim, n_heads, dim_ffn; /* E, H, hidden width of the FFN */
+    epilogue f;
+    float eps;
+    float dropout_rate; /* of the attention's weights and of the FFN */
+} sasrec_layer_config;
+
+typedef struct sasrec_layer {
+    sasrec_layer_config config;
+    uint32_t site;                   /* of the first of its dropouts */
+    param *in_proj, *in_proj_bias;   /* (3 E, E): rows of Wq, Wk, Wv; (3 E) */
+    param *out_proj, *out_proj_bias; /* (E, E), (E) */
+    param *w1, *b1, *w2, *b2;        /* (dim_ffn, E, 1), (dim_ffn), (E, dim_ffn, 1), (E) */
+} sasrec_layer;
+
+/* What the backward pass needs of the forward pass. */
+typedef struct sasrec_acts {
+    void *normed;      /* (T, E) act: Q */
+    void *q, *kv;      /* (T, E), (T, 2 E) act */
+    void *attn;        /* (T, E) act */
+    void *sum, *z;     /* (T, E) act: before and after the second norm */
+    void *ffn_z, *ffn; /* (T, dim_ffn) act: before and after f and its dropout */
+    float *log_sum;    /* (T, H) */
+    float *stats;      /* (4, T): mean and rstd of the two norms */
+    int64_t max_tokens;
+} sasrec_acts;
+
+/* Gradients inside a block; all blocks of a training pass share one. */
+typedef struct sasrec_scratch {
+    void *a, *b; /* (T, E) act */
+    void *d_ffn; /* (T, dim_ffn) act */
+    void *d_q;   /* (T, E) act */
+    void *d_kv;  /* (T, 2 E) act */
+} sasrec_scratch;
+
+extern const struct layer_kind sasrec_layer_kind;
 
 typedef enum { LAYER_HSTU, LAYER_SASREC } layer_type;
 
@@ -74,10 +228,15 @@ typedef struct layer_kind {
 } layer_kind;
 
 /* Makes a layer of the config's kind and adds its parameters. */
-status layer_add_params(layer *l, const layer_config *c, param_list *params,
-                        const layer_place *place);
+static inline status layer_add_params(layer *l, const layer_config *c, param_list *params,
+                                      const layer_place *where) {
+    *l = (layer){.kind = c->type == LAYER_HSTU ? &hstu_layer_kind : &sasrec_layer_kind};
+    return l->kind->add_params(l, c, params, where);
+}
 
 /* Dropout site of the first dropout of layer `index`; the input's dropout is site 0. */
-uint32_t layer_site(const layer_kind *kind, int index);
+static inline uint32_t layer_site(const layer_kind *kind, int index) {
+    return 1 + kind->n_sites * (uint32_t)index;
+}
 
 #endif

@@ -18,7 +18,7 @@
 
 enum { PARAM_NAME_BYTES = 96 };
 
-/* The part of a parameter that a rank has where layers are cut over ranks (param_cut.h): one of
+/* The part of a parameter that a rank has where layers are cut over ranks (param_cut_run): one of
  * n_parts equal parts of dimension `dim`.  Where the dimension is of several blocks, such as the
  * columns of u, v, q and k, it is one part of each block. */
 enum { PARAM_MAX_BLOCKS = 4 };
@@ -128,5 +128,20 @@ status param_list_clear_grads(param_list *l);
 /* Sets the first values, by Philox(seed, RNG_INIT) of (parameter, element of the whole parameter),
  * or by the rule of INIT_ROWS. */
 status param_list_start(param_list *l, uint64_t seed);
+
+/* Where a rank has a part of a parameter, or some rows of a table, checkpoints hold the whole
+ * parameter and first values are drawn for it, so neither depends on the number of ranks.
+ *
+ * The shape of the whole parameter, and its elements in all. */
+void param_whole_shape(const param *p, int64_t shape[4]);
+int64_t param_whole_n(const param *p);
+
+/* Where element `at` of this rank's part is in the whole parameter; *n: so many elements from there
+ * on are contiguous in both. */
+int64_t param_cut_run(const param *p, int64_t at, int64_t *n);
+
+/* Copies this rank's part of a whole array of float32 on the host, of any alignment, to memory of
+ * the backend. */
+status param_cut_take(const param *p, backend *be, const void *whole, float *to);
 
 #endif

@@ -1,9 +1,7 @@
-#include "nn/sasrec_layer.h"
+#include "nn/layer.h"
 
 #include <math.h>
 #include <stdio.h>
-
-#include "nn/layer.h"
 
 typedef enum { SITE_ATTENTION, SITE_FFN, SITE_OUT, N_SITES } site_kind;
 

@@ -28,8 +28,7 @@ typedef struct token_asks {
     gather_blank blank;
 } token_asks;
 
-/* The tokens whose results a layer is asked for, where they are not all: the last ones of each
- * sequence. */
+/* A layer can be asked for the results of some tokens only: the last ones of each sequence. */
 typedef struct chosen_rows {
     int32_t n;              /* M; 0: all tokens */
     int32_t max_len;        /* most of a sequence */

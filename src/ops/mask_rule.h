@@ -1,17 +1,8 @@
 /* Attention masks as rules, and the lowered form that kernels read.
  *
- * Who sees whom within one sequence of n tokens (query i, key j, both from 0; s = floor(sqrt(n)),
- * h = n / 2; keys of other sequences are never seen):
- *     none        always
- *     causal      j <= i
- *     sliding     |i - j| <= window
- *     longformer  |i - j| <= window, or i or j in [0, global) or in [h, h + global)
- *     bigbird     |i - j| <= window, or i or j in [0, global), or a random pair (mask.h)
- *     dilated     j <= i, i - j <= window (dilation + 1), (i - j) mod (dilation + 1) = 0
- *     strided     j <= i, and ((i - j) mod s = 0 or j > i - s)
- *     fixed       j <= i, and (j mod s = s - 1 or j / s = i / s)
- *     bits        any pattern, from a file
- * is_causal adds j <= i to any of them.
+ * MASK_KINDS says who sees whom within one sequence of n tokens (query i, key j, both from 0; s =
+ * floor(sqrt(n)), h = n / 2; keys of other sequences are never seen); is_causal adds j <= i to any
+ * of them.
  *
  * Lowered (mask_view), a sequence is cut into tiles of MASK_TILE queries by MASK_TILE keys, and
  * each row of tiles has a list of those in which anything is seen: full ones, and partial ones with
@@ -31,17 +22,32 @@
 #define MASK_RULE_FN static inline
 #endif
 
-typedef enum {
-    MASK_NONE,
-    MASK_CAUSAL,
-    MASK_SLIDING,
-    MASK_LONGFORMER,
-    MASK_BIGBIRD,
-    MASK_DILATED,
-    MASK_STRIDED,
-    MASK_FIXED,
-    MASK_BITS
-} mask_kind;
+/* Every kind, once: KIND(id, name, parameters, the function of mask.c that fills a row).  The
+ * parser, its messages and the help come from this list; a test holds docs/masks.md to it. none
+ * always causal      j <= i sliding     |i - j| <= window longformer  |i - j| <= window, or i or j
+ * in [0, global) or in [h, h + global) bigbird     |i - j| <= window, or i or j in [0, global), or
+ * a random pair (mask.h) dilated     j <= i, i - j <= window (dilation + 1), (i - j) mod (dilation
+ * + 1) = 0 strided     j <= i, and ((i - j) mod s = 0 or j > i - s) fixed       j <= i, and (j mod
+ * s = s - 1 or j / s = i / s) */
+#define MASK_KINDS(KIND)                                                                           \
+    KIND(MASK_NONE, "none", "", fill_span)                                                         \
+    KIND(MASK_CAUSAL, "causal", "", fill_span)                                                     \
+    KIND(MASK_SLIDING, "sliding", " (window)", fill_span)                                          \
+    KIND(MASK_LONGFORMER, "longformer", " (window, global)", fill_global)                          \
+    KIND(MASK_BIGBIRD, "bigbird", " (window, global, blocks, seed)", fill_global)                  \
+    KIND(MASK_DILATED, "dilated", " (window, dilation)", fill_dilated)                             \
+    KIND(MASK_STRIDED, "strided", "", fill_strided)                                                \
+    KIND(MASK_FIXED, "fixed", "", fill_fixed)
+
+/* MASK_BITS: any pattern, from a file. */
+#define MASK_KIND_ID(id, name, parameters, fill) id,
+typedef enum { MASK_KINDS(MASK_KIND_ID) MASK_BITS } mask_kind;
+
+/* For messages and help: all names, and all names with their parameters. */
+#define MASK_KIND_NAME(id, name, parameters, fill) name ", "
+#define MASK_KIND_HELP(id, name, parameters, fill) name parameters ", "
+#define MASK_NAMES                                 MASK_KINDS(MASK_KIND_NAME) "bits:FILE and csr:FILE"
+#define MASK_HELP                                  MASK_KINDS(MASK_KIND_HELP) "bits:FILE and csr:FILE"
 
 /* Plain values; a field that the kind does not use is zero. */
 typedef struct mask_rule {
@@ -132,6 +138,55 @@ MASK_RULE_FN mask_span mask_rule_seeing(const mask_rule *r, int32_t n, int32_t j
     }
     if ((r->kind == MASK_CAUSAL || r->is_causal) && j0 > seeing.begin) seeing.begin = j0;
     return seeing;
+}
+
+/* Which kernels of the softmax attention run in 16 bits with heads of 64 or 128, measured on an
+ * H200 (bench/results/h200/README.md).
+ * - Row-wise ones where listed tiles have few pairs: a pair costs them a key and a value from the
+ *   L2 cache, a tile costs block-wise ones the same whatever it has.
+ * - Of the block-wise ones on Hopper, forward: where rows see few tiles, or sequences are short,
+ *   blocks of one row tile are faster, which compute only what their own list names; where rows see
+ *   many tiles, two row tiles share the keys they load. */
+
+enum { MASK_SHARED_LENGTH = 1024, MASK_SHARED_TILES = 8 };
+enum { MASK_WHOLE_LENGTH = 129, MASK_LONG = 2048, MASK_WIDE_KEYS = 640 };
+/* Pairs of a tile below which row-wise kernels are faster: 4 x 4096 tokens, 12 heads of 64, pairs
+ * at random, us by replay (H200, 2026-11-16).
+ *     pairs a tile          8    20    41    61    82   123
+ *     forward, by rows    117   176   274   374   475   684
+ *              by tiles   655   656   657   656   656   656
+ *     backward, by rows   972  1158  1431  1709  1987  2557
+ *              by tiles  1460  1482  1506  1516  1521  1522 */
+enum { MASK_ROWS_PAIRS = 112, MASK_ROWS_PAIRS_BACKWARD = 44 };
+
+/* n_pairs: attended, in n_listed tiles; 0: not known, or a rule of one span. */
+static inline bool mask_choice_by_rows(int64_t n_pairs, int64_t n_listed, bool is_backward) {
+    return n_pairs < (is_backward ? MASK_ROWS_PAIRS_BACKWARD : MASK_ROWS_PAIRS) * n_listed;
+}
+
+/* A window that hides much less than it shows. */
+static inline bool mask_choice_is_wide(const mask_rule *r) {
+    int64_t n_keys = (r->is_causal ? 1 : 2) * (int64_t)r->window + 1;
+    return r->kind == MASK_SLIDING && n_keys >= MASK_WIDE_KEYS;
+}
+
+/* On Hopper with heads of 64: whether rows are one span of so many keys that three row tiles share
+ * them.  Without a mask, one row tile and three (12 heads, float16, us by replay, H200,
+ * 2026-11-16): 1 x 512 11.3 and 10.9, 32 x 130 22.5 and 19.1, 32 x 192 21.4 and 19.8, 16 x 256 17.6
+ * and 13.5, 8 x 384 19.2 and 16.3, 8 x 512 25.2 and 19.6.  Else 16 x 4096 tokens, one row tile and
+ * three, us by replay (H200, 2026-11-16): windows of 209 keys 260 and 334, 421 keys 374 and 421,
+ * 865 keys 632 and 542; causal 1122 and 922, of 16 x 2048 312 and 277, of 8 x 1024 45 and 62. */
+static inline bool mask_choice_is_span(const mask_rule *r, int32_t max_len) {
+    if (r->kind == MASK_NONE && !r->is_causal) return max_len >= MASK_WHOLE_LENGTH;
+    if (r->kind == MASK_NONE || r->kind == MASK_CAUSAL) return max_len >= MASK_LONG;
+    return mask_choice_is_wide(r) && max_len >= MASK_LONG;
+}
+
+/* n_tiles: listed in n_begins rows of tiles; max_len: of the longest sequence. */
+static inline bool mask_choice_shares(const mask_rule *r, int64_t n_tiles, int64_t n_begins,
+                                      int32_t max_len) {
+    if (!mask_rule_is_span(r)) return n_tiles > MASK_SHARED_TILES * n_begins;
+    return (r->kind != MASK_SLIDING || mask_choice_is_wide(r)) && max_len > MASK_SHARED_LENGTH;
 }
 
 #endif

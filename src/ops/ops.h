@@ -39,7 +39,7 @@
 #include "base/status.h"
 #include "base/thread.h"
 #include "ops/mask_rule.h"
-#include "ops/rank_int8.h"
+#include "ops/optimizer_rule.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -516,15 +516,8 @@ typedef struct logits_loss_args {
     void *dlogits;           /* (n, n_columns) act, or NULL */
 } logits_loss_args;
 
-typedef enum { OPT_ADAMW, OPT_SGD, OPT_ROWWISE_ADAGRAD, OPT_ADAGRAD } opt_kind;
-
-/* One update of a weight, with g = grad * *grad_scale (NULL: 1):
- *     adamw            w *= 1 - lr wd; m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2;
- *                      w -= lr (m / (1-b1^t)) / (sqrt(v / (1-b2^t)) + eps)
- *     sgd              w -= lr (g + wd w)
- *     rowwise adagrad  s += mean(g^2); w -= lr g / (sqrt(s) + eps)
- *     adagrad the same with s += g^2, one state for each element
- * Gradients that were used are zeroed.  Where *grad_scale is 0 the step is skipped: nothing is
+/* One update of a weight by its optimizer (optimizer_rule.h), with g = grad * *grad_scale (NULL:
+ * 1). Gradients that were used are zeroed.  Where *grad_scale is 0 the step is skipped: nothing is
  * updated, the gradient is zeroed.  With `marks` only the rows of `dim` whose mark is not 0 are
  * touched (lazy), and their marks are zeroed; else all n elements. */
 typedef struct update_args {
@@ -546,6 +539,28 @@ typedef struct grad_factor_args {
     float *factor; /* (1) */
     double *norm;  /* (1) or NULL */
 } grad_factor_args;
+
+/* A corpus in 8 bits, for op `rank` on the CPU: what rules most rows out before their float32 rows
+ * are read.
+ *
+ * Row r is about scale[r] * (its 8-bit numbers), and error[r] bounds the length of the difference,
+ * with the rounding of float32 products included: the float32 score of a query differs from the
+ * score by these numbers by at most |query| * error[r].  A row whose score by them is lower than
+ * the k-th best so far by more than that is none of the k best; all others are scored again by
+ * their float32 rows.  The result is the same, bit for bit; a row that cannot be bounded (infinite,
+ * not a number) is always scored again. */
+enum { RANK_INT8_GROUP = 32 }; /* rows that are scored together */
+
+typedef struct rank_int8 {
+    int8_t *rows;         /* (groups, dim, RANK_INT8_GROUP): zeros after the last row */
+    float *scale, *error; /* (groups * RANK_INT8_GROUP) */
+} rank_int8;
+
+/* Of (n, dim) rows in host memory; workers may be NULL. */
+status rank_int8_init(rank_int8 *r, const float *rows, int64_t n, int32_t dim, pool *workers);
+void rank_int8_fini(rank_int8 *r); /* zeros, too */
+
+size_t rank_int8_bytes(int64_t n, int32_t dim);
 
 /* Ranks targets in a corpus by score = query . corpus row, excluding the rows of `seen`: rank = 1 +
  * the number of remaining rows with a higher score (of equal scores the smaller row number comes
@@ -595,6 +610,7 @@ struct backend {
     struct backend *tables_below;   /* the backend that owns `tables`, if it is another one (as in a
                                        timing layer); or NULL */
     act_type act;
+    bool is_host;     /* its memory is the host's: the CPU */
     const char *name; /* "cpu", "cuda:0" */
     const char *card; /* of a GPU: "NVIDIA H200"; else NULL */
     pool *workers;    /* CPU: the threads; may be NULL */
@@ -640,7 +656,17 @@ static inline size_t act_bytes(act_type act) {
     return act == ACT_F32 ? 4 : 2;
 }
 
+/* The checks of the attention's arguments that every backend relies on: of what is on the host, not
+ * of the content of the offsets.  ERR_USAGE names the
+ * argument. */
+status attn_args_check(const attn_args *a);
+status softmax_attn_args_check(const softmax_attn_args *a);
+
+/* Op head_fwd by the ops that it consists of, for any backend. */
+status head_by_steps(backend *be, const head_args *a);
+
 #ifdef __cplusplus
 }
 #endif
+
 #endif

@@ -1,4 +1,4 @@
-#include "ops/rank_int8.h"
+#include "ops/ops.h"
 
 #include <float.h>
 #include <math.h>

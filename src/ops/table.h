@@ -317,26 +317,14 @@ typedef struct table_init_args {
 table_init_args table_place_init(const table_place_args *a);
 table_rows_args table_place_write(const table_place_args *a);
 
-typedef enum { ROW_SGD, ROW_ADAM, ROW_ADAGRAD, ROW_ROWWISE_ADAGRAD } row_opt;
-
-/* Floats of optimizer state after the values. */
-TABLE_FN int32_t table_n_state(row_opt opt, int32_t dim) {
-    return opt == ROW_SGD ? 0 : opt == ROW_ADAM ? 2 * dim : opt == ROW_ADAGRAD ? dim : 1;
-}
-
-/* One step of the optimizer on each row, g = grad[i] * *grad_scale (NULL: 1), wd = weight_decay:
- *   sgd      w -= lr (g + wd w)
- *   adam     w *= 1 - lr wd; m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2;
- *            w -= lr (m / (1-b1^t)) / (sqrt(v / (1-b2^t)) + eps)
- *   adagrad  s += g^2;        w -= lr g / (sqrt(s) + eps)
- *   rowwise  s += mean(g^2);  w -= lr g / (sqrt(s) + eps)
- * Slots are distinct; negative ones are skipped.  The row's stamp becomes `stamp`.  Where
+/* One update of each row by its optimizer (optimizer_rule.h), with g = grad[i] * *grad_scale (NULL:
+ * 1).  Slots are distinct; negative ones are skipped.  The row's stamp becomes `stamp`.  Where
  * *grad_scale is 0 nothing changes.  grad is only read. */
 typedef struct table_update_args {
     int64_t n;
     const int64_t *n_real;
     const int64_t *slot; /* (n) */
-    row_opt opt;
+    opt_kind opt;
     int32_t dim;
     const float *grad; /* (n, dim) */
     const float *grad_scale;

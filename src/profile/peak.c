@@ -95,7 +95,7 @@ static status measure_size(backend *be, int32_t n, int32_t dim, double *out) {
  * On a CPU the product grows until it takes long enough to be timed, so that a slow one, or a build
  * with sanitizers, does not work on it for minutes. */
 status peak_measure(backend *be, double *out) {
-    if (strcmp(be->name, "cpu") != 0) return measure_size(be, 4 * GPU_DIM, GPU_DIM, out);
+    if (!be->is_host) return measure_size(be, 4 * GPU_DIM, GPU_DIM, out);
     for (int32_t dim = CPU_MIN_DIM;; dim *= 2) {
         TRY(measure_size(be, dim, dim, out));
         double seconds = 2.0 * dim * dim * dim / *out;
@@ -118,7 +118,7 @@ static status time_copies(backend *be, void *to, const void *from, size_t bytes,
 }
 
 status peak_measure_bytes(backend *be, double *out) {
-    size_t bytes = strcmp(be->name, "cpu") != 0 ? GPU_COPY_BYTES : CPU_COPY_BYTES;
+    size_t bytes = !be->is_host ? GPU_COPY_BYTES : CPU_COPY_BYTES;
     void *from = NULL, *to = NULL;
     status st = be->ops->alloc(be, &from, bytes);
     if (st == OK) st = be->ops->alloc(be, &to, bytes);

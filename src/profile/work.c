@@ -8,7 +8,7 @@
 #include "ops/attn_mask.h"
 
 static bool is_on_cpu(const backend *be) {
-    return strcmp(be->name, "cpu") == 0;
+    return be->is_host;
 }
 
 /* All sequences have the longest length, or nearly: arrays of a step that is recorded have up to

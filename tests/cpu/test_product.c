@@ -56,13 +56,12 @@ static void check_product(const product_isa *isa, shape s, const float *a_data, 
     for (int64_t i = 0; i < n_c; i++) {
         float want = before[i];
         if (want != UNTOUCHED)
-            want = in_order(product_has_fma(isa), a, b, s.k, i / c_row - 1, i % c_row, s.adds,
-                            before[i]);
+            want = in_order(isa->has_fma, a, b, s.k, i / c_row - 1, i % c_row, s.adds, before[i]);
         if (memcmp(&want, &c[i], sizeof want) != 0)
-            FAIL_TEST("%s: (%d x %d x %d)%s%s: element %d of %d is %.9g, not %.9g",
-                      product_name(isa), (int)s.m, (int)s.k, (int)s.n,
-                      s.is_a_transposed ? " A^T" : "", s.is_b_transposed ? " B^T" : "", (int)i,
-                      (int)n_c, (double)c[i], (double)want);
+            FAIL_TEST("%s: (%d x %d x %d)%s%s: element %d of %d is %.9g, not %.9g", isa->name,
+                      (int)s.m, (int)s.k, (int)s.n, s.is_a_transposed ? " A^T" : "",
+                      s.is_b_transposed ? " B^T" : "", (int)i, (int)n_c, (double)c[i],
+                      (double)want);
     }
     mem_free(before);
     mem_free(packed);

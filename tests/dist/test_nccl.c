@@ -9,8 +9,7 @@
 #include "dist/ranks.h"
 #include "dist/shm.h"
 #include "dist/transport.h"
-#include "ops/combine.h"
-#include "ops/comm_host.h"
+#include "ops/comm.h"
 #include "test.h"
 
 enum { MAX_RANKS = 8, N = 37, MAX_CALLS = 64 };

@@ -7,7 +7,7 @@
 #include "dist/tcp.h"
 #include "dist/transport.h"
 #include "oom.h"
-#include "ops/comm_host.h"
+#include "ops/comm.h"
 #include "test.h"
 
 enum { MAX_RANKS = 7, N = 37 };
@@ -243,6 +243,7 @@ static void *gpu_member(void *arg) {
     full.copy_out = refuse_copy;
     gpu.ops = &full;
     gpu.name = "cuda:0";
+    gpu.is_host = false;
     CHECK_OK(shm_create(&t, m->job, m->rank));
     CHECK_OK(comm_create_host(&c, &gpu, t));
     CHECK_OK(comm_host_reduce(c, COMM_I64, COMM_SUM, 1, &value));

@@ -8,7 +8,7 @@ enum { DIM = 4, UNIVERSE = 700, MOST = 300, N_ROUNDS = 700 };
 
 static embed_config config_of(embed_policy policy, int64_t level0, int64_t level1) {
     return (embed_config){.dim = DIM,
-                          .opt = ROW_ADAGRAD,
+                          .opt = OPT_ADAGRAD,
                           .policy = policy,
                           .capacity = {level0, level1},
                           .max_batch = MOST,

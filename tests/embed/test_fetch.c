@@ -6,7 +6,7 @@
  * hundred times as many calls. */
 #include "base/mem.h"
 #include "device.h"
-#include "embed/key_map.h"
+#include "embed/store.h"
 #include "embed/table.h"
 #include "table_rig.h"
 
@@ -100,7 +100,7 @@ static void world_init(world *w, const embed_config *c, int n_universe, bool has
     *w = (world){.c = *c, .n_universe = n_universe, .random = seed};
     CHECK_OK(test_real_backend(&w->be, NULL));
     if (w->be->tables == NULL) SKIP_TEST("%s has no dynamic tables", w->be->name);
-    w->n_floats = DIM + table_n_state(c->opt, DIM);
+    w->n_floats = DIM + optimizer_n_state(c->opt, DIM);
     if (has_store) {
         char folder[4096];
         snprintf(folder, sizeof folder, "%s/store-%llu", test_folder(), (unsigned long long)seed);
@@ -407,7 +407,7 @@ static void check_all(world *w) {
 }
 
 static void live(world *w, int n_calls) {
-    bool can_update = w->c.opt == ROW_SGD;
+    bool can_update = w->c.opt == OPT_SGD;
     if (getenv("HSTU_TEST_LONG") != NULL) n_calls *= 100;
     if (test_on.kind == ON_CUDA) n_calls = n_calls / 10 + 1; /* each of them waits for the GPU */
     for (int call = 1; call <= n_calls; call++) {
@@ -430,9 +430,9 @@ static void live(world *w, int n_calls) {
 static void try_policies(int64_t level0, int64_t level1, bool has_store, bool reads_ahead,
                          int n_universe) {
     for (int policy = POLICY_NONE; policy <= POLICY_STEP; policy++)
-        for (int opt = ROW_SGD; opt <= ROW_ROWWISE_ADAGRAD; opt += 1) {
+        for (int opt = OPT_SGD; opt <= OPT_ROWWISE_ADAGRAD; opt += 1) {
             static world w;
-            embed_config c = {.opt = (row_opt)opt,
+            embed_config c = {.opt = (opt_kind)opt,
                               .policy = (embed_policy)policy,
                               .capacity = {level0, level1},
                               .seed = 5,

@@ -8,7 +8,7 @@
 #include "dist/ranks.h"
 #include "dist/shm.h"
 #include "embed/table_int.h"
-#include "ops/comm_host.h"
+#include "ops/comm.h"
 #include "table_run.h"
 
 enum { DIM = 8, N_BATCHES = 24, BATCH = 150 };
@@ -154,7 +154,7 @@ static const char *const last_files[] = {"last/rank-0-of-1/manifest.json",
 /* Eight buckets for more ids than they hold: the least recently used rows leave. */
 TEST(shards_of_one_level_evict_as_one_rank) {
     shard_case c = {.config = {.dim = DIM,
-                               .opt = ROW_ADAM,
+                               .opt = OPT_ADAMW,
                                .policy = POLICY_LRU,
                                .capacity = {8 * 64, 0},
                                .max_batch = BATCH},
@@ -170,7 +170,7 @@ TEST(shards_of_one_level_evict_as_one_rank) {
 TEST(shards_of_two_levels_admit_as_one_rank) {
     const char *const names[] = {last_files[0], last_files[1], "last/rank-0-of-1/seen.safetensors"};
     shard_case c = {.config = {.dim = DIM,
-                               .opt = ROW_ADAM,
+                               .opt = OPT_ADAMW,
                                .policy = POLICY_LFU,
                                .capacity = {3 * 64, 6 * 64},
                                .max_batch = BATCH,
@@ -189,7 +189,7 @@ TEST(shards_write_what_changed_as_one_rank) {
                                  "since/rank-0-of-1/manifest.json",
                                  "since/rank-0-of-1/gone.safetensors"};
     shard_case c = {.config = {.dim = DIM,
-                               .opt = ROW_ROWWISE_ADAGRAD,
+                               .opt = OPT_ROWWISE_ADAGRAD,
                                .policy = POLICY_STEP,
                                .capacity = {7 * 64, 0},
                                .max_batch = BATCH,
@@ -207,7 +207,7 @@ TEST(shards_write_what_changed_as_one_rank) {
  * are all of one shard of 16, whose holder has all the work. */
 TEST(shards_may_be_fewer_than_ranks_or_unused) {
     shard_case c = {.config = {.dim = DIM,
-                               .opt = ROW_SGD,
+                               .opt = OPT_SGD,
                                .policy = POLICY_NONE,
                                .capacity = {64, 0},
                                .max_batch = BATCH},
@@ -230,7 +230,7 @@ TEST(shards_are_read_by_another_number_of_ranks) {
     static const int sizes[] = {8, 0, 2};
     char written[256], again[256], from[300], to[300];
     shard_case c = {.config = {.dim = DIM,
-                               .opt = ROW_ADAM,
+                               .opt = OPT_ADAMW,
                                .policy = POLICY_LRU,
                                .capacity = {5 * 64, 10 * 64},
                                .max_batch = BATCH,
@@ -259,7 +259,7 @@ TEST(shards_fill_several_files_as_one_rank) {
         "since/rank-0-of-1/rows-00001.safetensors", "since/rank-0-of-1/gone.safetensors",
         "since/rank-0-of-1/manifest.json"};
     shard_case c = {.config = {.dim = DIM,
-                               .opt = ROW_ADAM,
+                               .opt = OPT_ADAMW,
                                .policy = POLICY_LRU,
                                .capacity = {3 * 64, 6 * 64},
                                .max_batch = BATCH,
@@ -291,7 +291,7 @@ TEST(shards_without_room_name_the_rank) {
     char folder[256];
     snprintf(folder, sizeof folder, "%s/run", test_folder());
     shard_case c = {.config = {.dim = DIM,
-                               .opt = ROW_ADAM,
+                               .opt = OPT_ADAMW,
                                .policy = POLICY_LRU,
                                .capacity = {8 * 64, 0},
                                .max_batch = BATCH},
@@ -346,7 +346,7 @@ TEST(shards_without_memory_name_the_rank) {
     char folder[256];
     snprintf(folder, sizeof folder, "%s/run", test_folder());
     shard_case c = {.config = {.dim = DIM,
-                               .opt = ROW_ADAM,
+                               .opt = OPT_ADAMW,
                                .policy = POLICY_LRU,
                                .capacity = {5 * 64, 0},
                                .max_batch = BATCH,
@@ -405,7 +405,7 @@ static status check_shares(embed_config c, transport *t) {
 /* 1024 shards; a rank of four has the memory and the rows of a quarter. */
 TEST(shards_are_held_by_their_ranks_alone) {
     embed_config c = {.dim = DIM,
-                      .opt = ROW_SGD,
+                      .opt = OPT_SGD,
                       .policy = POLICY_LRU,
                       .capacity = {1536 * 64, 0},
                       .max_batch = 64};

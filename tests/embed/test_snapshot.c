@@ -5,7 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "embed/snapshot_int.h"
+#include "embed/table_int.h"
 #include "format/json.h"
 #include "table_rig.h"
 
@@ -13,7 +13,7 @@ enum { DIM = 6 };
 
 static const snapshot_ranks alone = {0, 1};
 
-static embed_table *make_table(backend *be, row_opt opt, embed_policy policy, int64_t level0,
+static embed_table *make_table(backend *be, opt_kind opt, embed_policy policy, int64_t level0,
                                int64_t level1, embed_store *store) {
     embed_table *t;
     embed_config c = {.dim = DIM,
@@ -91,16 +91,16 @@ static backend *cpu(void) {
 
 TEST(snapshot_is_read_as_written) {
     backend *be = cpu();
-    for (int opt = ROW_SGD; opt <= ROW_ROWWISE_ADAGRAD; opt++) {
+    for (int opt = OPT_SGD; opt <= OPT_ROWWISE_ADAGRAD; opt++) {
         char name[32];
         embed_store *stores[2];
         for (int i = 0; i < 2; i++) {
             snprintf(name, sizeof name, "store-%d-%d", opt, i);
             CHECK_OK(embed_store_open_log(&stores[i], folder_of(name),
-                                          DIM + table_n_state((row_opt)opt, DIM)));
+                                          DIM + optimizer_n_state((opt_kind)opt, DIM)));
         }
-        embed_table *t = make_table(be, (row_opt)opt, POLICY_LFU, 128, 192, stores[0]);
-        embed_table *u = make_table(be, (row_opt)opt, POLICY_LFU, 320, 64, stores[1]);
+        embed_table *t = make_table(be, (opt_kind)opt, POLICY_LFU, 128, 192, stores[0]);
+        embed_table *u = make_table(be, (opt_kind)opt, POLICY_LFU, 320, 64, stores[1]);
         int64_t n_rejected;
         CHECK_OK(embed_set_step(t, 5));
         fill(t, 1, 900);
@@ -126,10 +126,10 @@ TEST(snapshot_is_read_as_written) {
 /* 3 ranks write; 1, 2 and 5 read. */
 TEST(snapshot_of_any_number_of_ranks) {
     backend *be = cpu();
-    embed_table *whole = make_table(be, ROW_ADAM, POLICY_LRU, 4096, 0, NULL);
+    embed_table *whole = make_table(be, OPT_ADAMW, POLICY_LRU, 4096, 0, NULL);
     fill(whole, 1, 1500);
     for (int rank = 0; rank < 3; rank++) {
-        embed_table *t = make_table(be, ROW_ADAM, POLICY_LRU, 4096, 0, NULL);
+        embed_table *t = make_table(be, OPT_ADAMW, POLICY_LRU, 4096, 0, NULL);
         const embed_batch *b;
         for (uint64_t i = 1; i <= 1500; i++) {
             uint64_t id = i * 0x9e3779b97f4a7c15ull;
@@ -143,7 +143,7 @@ TEST(snapshot_of_any_number_of_ranks) {
     for (int k = 0; k < 3; k++) {
         int64_t n = 0;
         for (int rank = 0; rank < readers[k]; rank++) {
-            embed_table *t = make_table(be, ROW_ADAM, POLICY_LRU, 4096, 0, NULL);
+            embed_table *t = make_table(be, OPT_ADAMW, POLICY_LRU, 4096, 0, NULL);
             CHECK_OK(embed_snapshot_read(t, folder_of("snap"), (snapshot_ranks){rank, readers[k]},
                                          NULL));
             n += digest_of(t).n;
@@ -167,8 +167,8 @@ TEST(snapshot_of_any_number_of_ranks) {
 
 TEST(snapshot_of_changes_with_tombstones) {
     backend *be = cpu();
-    embed_table *t = make_table(be, ROW_ADAGRAD, POLICY_LRU, 640, 0, NULL);
-    embed_table *u = make_table(be, ROW_ADAGRAD, POLICY_LRU, 640, 0, NULL);
+    embed_table *t = make_table(be, OPT_ADAGRAD, POLICY_LRU, 640, 0, NULL);
+    embed_table *u = make_table(be, OPT_ADAGRAD, POLICY_LRU, 640, 0, NULL);
     uint64_t erased[30];
     fill(t, 1, 300);
     CHECK_OK(embed_snapshot_write(t, folder_of("full"), alone, 0));
@@ -211,7 +211,7 @@ TEST(snapshot_of_changes_with_tombstones) {
 /* Any changed byte of any file is noticed before the table is touched. */
 TEST(snapshot_damaged_anywhere_is_refused) {
     backend *be = cpu();
-    embed_table *t = make_table(be, ROW_SGD, POLICY_LRU, 128, 0, NULL);
+    embed_table *t = make_table(be, OPT_SGD, POLICY_LRU, 128, 0, NULL);
     uint64_t state = 1;
     fill(t, 1, 20);
     CHECK_OK(embed_snapshot_write(t, folder_of("snap"), alone, 0));
@@ -254,7 +254,7 @@ TEST(snapshot_killed_at_any_moment_is_whole_or_not_there) {
     uint64_t state = 3;
     int n_whole = 0;
     if (test_on.kind == ON_CUDA) SKIP_TEST("CUDA does not survive a fork");
-    embed_table *t = make_table(be, ROW_ADAM, POLICY_LRU, 8192, 0, NULL);
+    embed_table *t = make_table(be, OPT_ADAMW, POLICY_LRU, 8192, 0, NULL);
     fill(t, 1, 4000);
     digest want = digest_of(t);
     for (int round = 0; round < 40; round++) {
@@ -273,7 +273,7 @@ TEST(snapshot_killed_at_any_moment_is_whole_or_not_there) {
         } else {
             n_whole++;
         }
-        embed_table *u = make_table(be, ROW_ADAM, POLICY_LRU, 8192, 0, NULL);
+        embed_table *u = make_table(be, OPT_ADAMW, POLICY_LRU, 8192, 0, NULL);
         CHECK_OK(embed_snapshot_read(u, folder, alone, NULL));
         digest have = digest_of(u);
         CHECK(have.n == want.n && have.sum == want.sum);
@@ -298,7 +298,7 @@ TEST(snapshot_imports_raw_dumps) {
     enum { N = 50 };
     backend *be = cpu();
     const char *folder = folder_of("dump");
-    embed_table *t = make_table(be, ROW_ADAM, POLICY_LRU, 256, 0, NULL);
+    embed_table *t = make_table(be, OPT_ADAMW, POLICY_LRU, 256, 0, NULL);
     int64_t n_imported;
     char name[4200];
     CHECK_EQ(mkdir(folder, 0777), 0);
@@ -362,7 +362,7 @@ TEST(snapshot_imports_raw_dumps) {
  * changes: both would silently give an empty snapshot or table. */
 TEST(snapshot_refuses_ranks_and_steps_that_are_none) {
     backend *be = cpu();
-    embed_table *t = make_table(be, ROW_SGD, POLICY_LRU, 128, 0, NULL);
+    embed_table *t = make_table(be, OPT_SGD, POLICY_LRU, 128, 0, NULL);
     const char *folder = folder_of("snap");
     int64_t n_imported;
     fill(t, 1, 20);
@@ -401,7 +401,7 @@ static void change_manifest(const char *at, size_t offset, char c) {
 /* A reader makes room for the rows that a manifest counts. */
 TEST(snapshot_counts_no_more_rows_than_it_has) {
     backend *be = cpu();
-    embed_table *t = make_table(be, ROW_SGD, POLICY_LRU, 128, 0, NULL);
+    embed_table *t = make_table(be, OPT_SGD, POLICY_LRU, 128, 0, NULL);
     snapshot_info info;
     fill(t, 1, 20);
     CHECK_OK(embed_snapshot_write(t, folder_of("snap"), alone, 0));
@@ -415,7 +415,7 @@ TEST(snapshot_counts_no_more_rows_than_it_has) {
 /* A list of keys to erase counts only with its checksum. */
 TEST(snapshot_must_list_its_tombstones) {
     backend *be = cpu();
-    embed_table *t = make_table(be, ROW_SGD, POLICY_LRU, 128, 0, NULL);
+    embed_table *t = make_table(be, OPT_SGD, POLICY_LRU, 128, 0, NULL);
     char from[4096], to[4096];
     fill(t, 1, 20);
     CHECK_OK(embed_snapshot_write(t, folder_of("snap"), alone, 1));
@@ -433,7 +433,7 @@ TEST(snapshot_must_list_its_tombstones) {
 /* The clock of an LRU table continues from the scores of a dump, and must fit a manifest. */
 TEST(snapshot_refuses_dumps_of_times_that_are_none) {
     backend *be = cpu();
-    embed_table *t = make_table(be, ROW_SGD, POLICY_LRU, 128, 0, NULL);
+    embed_table *t = make_table(be, OPT_SGD, POLICY_LRU, 128, 0, NULL);
     const char *folder = folder_of("dump");
     uint64_t key = 7, score = UINT64_MAX;
     float values[DIM] = {1};
@@ -487,12 +487,12 @@ TEST(snapshot_forgets_only_keys_that_left_before) {
 TEST(snapshot_shape_of_a_dump_of_one_column) {
     int32_t dim;
     int64_t n;
-    row_opt opt;
+    opt_kind opt;
     const char zeros[16] = {0};
     write_bytes(test_folder(), "t_emb_keys.rank_0.world_size_1", zeros, 16);
     write_bytes(test_folder(), "t_emb_values.rank_0.world_size_1", zeros, 8);
     CHECK_OK(embed_dump_shape(test_folder(), "t", &dim, &opt, &n));
-    CHECK(dim == 1 && n == 2 && opt == ROW_SGD);
+    CHECK(dim == 1 && n == 2 && opt == OPT_SGD);
     write_bytes(test_folder(), "t_emb_values.rank_0.world_size_1", zeros, 4);
     CHECK_FAILS(embed_dump_shape(test_folder(), "t", &dim, &opt, &n), ERR_FORMAT, "are no rows");
 }

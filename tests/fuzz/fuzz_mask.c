@@ -7,18 +7,18 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "ops/mask_plan.h"
+#include "ops/mask_tiles.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 
 static void use_mask(const char *text) {
     mask *m;
-    mask_plan *p;
+    mask_tiles *p;
     if (mask_create(&m, text) != OK) return;
     int64_t own = mask_length(m, 0), length = own > 0 && own < 300 ? own : 70;
-    if (mask_plan_create(&p, m, 0, length) == OK) {
-        if (mask_plan_count_tiles(p, 64) != p->n_listed) abort();
-        mask_plan_destroy(p);
+    if (mask_tiles_create(&p, m, 0, length) == OK) {
+        if (mask_tiles_count(p, 64) != p->n_listed) abort();
+        mask_tiles_destroy(p);
     }
     mask_destroy(m);
 }

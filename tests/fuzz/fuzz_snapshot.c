@@ -6,7 +6,7 @@
 #include <sys/stat.h>
 
 #include "base/hash.h"
-#include "embed/snapshot_int.h"
+#include "embed/table_int.h"
 #include "format/json.h"
 #include "fuzz_folder.h"
 
@@ -43,7 +43,7 @@ static void vouch(const uint8_t *data, size_t n) {
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     embed_config c = {
-        .dim = 2, .opt = ROW_ADAGRAD, .policy = POLICY_LRU, .capacity = {64, 0}, .max_batch = 64};
+        .dim = 2, .opt = OPT_ADAGRAD, .policy = POLICY_LRU, .capacity = {64, 0}, .max_batch = 64};
     backend *be;
     embed_table *t;
     int64_t size;

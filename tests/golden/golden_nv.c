@@ -21,7 +21,7 @@ typedef struct preproc {
     int64_t time[MAX_EVENTS];
     input in;
     input_acts acts;
-    plan p;
+    batch_layout p;
     param_list params;
 } preproc;
 
@@ -87,23 +87,23 @@ static status make_input(golden *g, preproc *r) {
     TRY(input_add_params(&r->in, &c, &r->params));
     TRY(param_list_alloc_grads(&r->params));
     TRY(input_alloc_grads(&r->in, &g->memory));
-    plan_config p = {.is_ranking = true,
-                     .is_training = true,
-                     .has_actions = r->has_actions,
-                     .has_candidates = r->has_candidates,
-                     .n_items = r->n_events,
-                     .n_actions = r->n_events,
-                     .n_context = r->n_features,
-                     .n_context_values = r->n_values,
-                     .n_places = r->n_places,
-                     .max_users = r->n_users,
-                     .max_events = r->n_events,
-                     .max_targets = r->n_events,
-                     .time_per_second = 1,
-                     .is_merged = r->in.is_merged,
-                     .action_row = r->in.action_row,
-                     .context_row = r->in.context_row};
-    TRY(plan_alloc(&r->p, &p, &g->memory));
+    layout_config p = {.is_ranking = true,
+                       .is_training = true,
+                       .has_actions = r->has_actions,
+                       .has_candidates = r->has_candidates,
+                       .n_items = r->n_events,
+                       .n_actions = r->n_events,
+                       .n_context = r->n_features,
+                       .n_context_values = r->n_values,
+                       .n_places = r->n_places,
+                       .max_users = r->n_users,
+                       .max_events = r->n_events,
+                       .max_targets = r->n_events,
+                       .time_per_second = 1,
+                       .is_merged = r->in.is_merged,
+                       .action_row = r->in.action_row,
+                       .context_row = r->in.context_row};
+    TRY(batch_layout_alloc(&r->p, &p, &g->memory));
     nn_room room = {.memory = &g->memory,
                     .max_tokens = r->p.max_tokens,
                     .max_users = r->n_users,
@@ -238,10 +238,10 @@ status golden_nv_preproc(golden *g) {
     const st_tensor *given = golden_find(g, "seq_start_position");
     for (int32_t u = 0; given != NULL && u < r.n_users; u++)
         start[u] = (int32_t)golden_at(given, u);
-    plan_request request = {
-        .purpose = r.is_inference ? PLAN_SCORE : PLAN_TRAIN, .grad_scale = 1, .start = start};
-    TRY(plan_build(&r.p, g->be, &r.b, &request));
-    sequences s = plan_sequences(&r.p);
+    layout_request request = {
+        .purpose = r.is_inference ? LAYOUT_SCORE : LAYOUT_TRAIN, .grad_scale = 1, .start = start};
+    TRY(batch_layout_build(&r.p, g->be, &r.b, &request));
+    sequences s = batch_layout_sequences(&r.p);
     TRY(golden_new(g, &x, (int64_t)r.p.max_tokens * r.dim));
     TRY(input_fwd(&r.in, &r.acts, g->be, &r.p, &s, NULL, x));
     TRY(check_layout(g, &r));

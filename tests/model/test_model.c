@@ -31,7 +31,7 @@ static int64_t first_change(const float *a, const float *b, int64_t first, int64
 
 /* The first token of an event of a user. */
 static int64_t token_of(const toy_model *t, int user, int event) {
-    const plan_config *c = &t->p->plan.config;
+    const layout_config *c = &t->p->plan.config;
     return t->p->plan.offsets.host[user] + c->n_context + event * (c->has_actions ? 2 : 1);
 }
 

@@ -145,7 +145,7 @@ static float *cached_answer(toy_model *t, pass *p, kv_store *store, const batch 
         pages[u] = u;
         page[u] = &pages[u];
     }
-    plan_cache c = {reused, stored, page};
+    layout_cache c = {reused, stored, page};
     if (t->m->is_ranking) {
         CHECK_OK(pass_score_cached(p, b, store, &c, &from, n));
         *n *= ranking_n_columns(&t->m->ranking);

@@ -3,7 +3,7 @@
 #include "dist/mpi.h"
 #include "group_run.h"
 #include "nn/hstu_rows.h"
-#include "ops/head_parts.h"
+#include "ops/row_moves.h"
 #include "shipped.h"
 
 static const char ranking[] = NETWORK "DatasetArgs.max_num_candidates = 3\n"

@@ -1,8 +1,8 @@
 /* HSTU attention against the naive version (cpu/attn_naive.h): every mask and bias, lengths around
  * every block size, at shapes drawn at random, and with any number of threads. */
 #include "attn_sample.h"
-#include "cpu/attn_mask.h"
-#include "ops/attn_check.h"
+#include "cpu/attn.h"
+#include "ops/ops.h"
 
 static void check_case(const int32_t *lengths, int n_sequences, bool has_delta, int32_t n_heads,
                        int32_t dim_qk, int32_t dim_v, sample_mask_kind mask, attn_bias bias,

@@ -4,8 +4,6 @@
 #include "base/half.h"
 #include "device.h"
 #include "oom.h"
-#include "ops/combine.h"
-#include "ops/head_parts.h"
 #include "ops/row_moves.h"
 #include "test.h"
 

@@ -1,6 +1,10 @@
 /* Masks: every kind against its rule pair by pair, the texts, and the files. */
 #include "ops/mask.h"
 
+#include <stdio.h>
+#include <string.h>
+
+#include "base/file.h"
 #include "base/mem.h"
 #include "base/rng.h"
 #include "format/safetensors.h"
@@ -415,4 +419,20 @@ TEST(mask_out_of_memory) {
     char text[] = "bits:tests/golden-encoder/bert-0/cases/bits.safetensors", rule[] = "fixed";
     CHECK(oom_at_each_allocation(create_and_destroy, text) > 3);
     CHECK(oom_at_each_allocation(create_and_destroy, rule) > 0);
+}
+
+/* docs/masks.md has a row for each kind. */
+TEST(mask_docs_have_every_kind) {
+#define ROW(id, name, parameters, fill) "| `" name "` |",
+    static const char *const rows[] = {MASK_KINDS(ROW) "| `bits:FILE`, `csr:FILE` |"};
+    char path[4200], *docs;
+    size_t n;
+    snprintf(path, sizeof path, "%s", test_program()); /* build/VARIANT/hstu in the repository */
+    for (int up = 0; up < 3; up++)
+        *strrchr(path, '/') = '\0';
+    strcat(path, "/docs/masks.md");
+    CHECK_OK(file_read_all(path, 1 << 20, &docs, &n));
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        CHECK(strstr(docs, rows[i]) != NULL);
+    mem_free(docs);
 }

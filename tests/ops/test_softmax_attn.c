@@ -1,7 +1,7 @@
 /* Softmax attention against the naive version (cpu/attn_naive.h): every mask, with and without
  * dropout.  The kernels of GPUs for whole heads and long sequences: test_softmax_sm90.c. */
 #include "format/safetensors.h"
-#include "ops/attn_check.h"
+#include "ops/ops.h"
 #include "softmax_sample.h"
 
 /* The weights of HSTU under a mask. */

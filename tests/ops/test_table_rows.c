@@ -241,16 +241,16 @@ static void step64(const table_update_args *a, row64 *x, const float *grad, doub
     double squares = 0;
     for (int c = 0; c < a->dim; c++)
         squares += grad[c] * scale * (grad[c] * scale);
-    if (a->opt == ROW_ROWWISE_ADAGRAD) x->m[0] += squares / a->dim;
+    if (a->opt == OPT_ROWWISE_ADAGRAD) x->m[0] += squares / a->dim;
     for (int c = 0; c < a->dim; c++) {
         double g = grad[c] * scale;
-        if (a->opt == ROW_SGD) x->w[c] -= a->lr * (g + a->weight_decay * x->w[c]);
-        if (a->opt == ROW_ROWWISE_ADAGRAD) x->w[c] -= a->lr * g / (sqrt(x->m[0]) + a->eps);
-        if (a->opt == ROW_ADAGRAD) {
+        if (a->opt == OPT_SGD) x->w[c] -= a->lr * (g + a->weight_decay * x->w[c]);
+        if (a->opt == OPT_ROWWISE_ADAGRAD) x->w[c] -= a->lr * g / (sqrt(x->m[0]) + a->eps);
+        if (a->opt == OPT_ADAGRAD) {
             x->m[c] += g * g;
             x->w[c] -= a->lr * g / (sqrt(x->m[c]) + a->eps);
         }
-        if (a->opt != ROW_ADAM) continue;
+        if (a->opt != OPT_ADAMW) continue;
         x->w[c] *= 1 - (double)a->lr * a->weight_decay;
         x->m[c] = a->beta1 * x->m[c] + (1 - (double)a->beta1) * g;
         x->v[c] = a->beta2 * x->v[c] + (1 - (double)a->beta2) * g * g;
@@ -259,9 +259,9 @@ static void step64(const table_update_args *a, row64 *x, const float *grad, doub
     }
 }
 
-static void check_optimizer(row_opt opt, int32_t dim) {
+static void check_optimizer(opt_kind opt, int32_t dim) {
     enum { STEPS = 20 };
-    int32_t n_state = table_n_state(opt, dim), n_floats = dim + n_state;
+    int32_t n_state = optimizer_n_state(opt, dim), n_floats = dim + n_state;
     uint64_t state = (uint64_t)dim + (uint64_t)opt * 1000;
     int64_t slot[N];
     float scale = 0.5f;
@@ -289,7 +289,7 @@ static void check_optimizer(row_opt opt, int32_t dim) {
                                .beta1 = 0.9f,
                                .beta2 = 0.99f,
                                .eps = 1e-6f,
-                               .weight_decay = opt == ROW_SGD || opt == ROW_ADAM ? 0.1f : 0,
+                               .weight_decay = opt == OPT_SGD || opt == OPT_ADAMW ? 0.1f : 0,
                                .step = step,
                                .stamp = (uint32_t)step};
         CHECK_OK(r.t->update(r.be, &r.l, &a));
@@ -315,9 +315,9 @@ static void check_optimizer(row_opt opt, int32_t dim) {
 
 TEST(table_optimizers_equal_float64) {
     static const int32_t dims[] = {1, 5, 16, 64};
-    for (int opt = ROW_SGD; opt <= ROW_ROWWISE_ADAGRAD; opt++)
+    for (int opt = OPT_SGD; opt <= OPT_ROWWISE_ADAGRAD; opt++)
         for (int k = 0; k < 4; k++)
-            check_optimizer((row_opt)opt, dims[k]);
+            check_optimizer((opt_kind)opt, dims[k]);
 }
 
 /* A bag for every few places, some of them empty. */

@@ -6,10 +6,11 @@
 #include "base/rng.h"
 #include "base/thread.h"
 #include "ops/attn_mask.h"
-#include "ops/mask_batch.h"
+#include "ops/mask_tiles.h"
 #include "test.h"
 
-static backend cpu = {.name = "cpu", .act = ACT_F32}, gpu = {.name = "cuda:0", .act = ACT_BF16};
+static backend cpu = {.is_host = true, .name = "cpu", .act = ACT_F32},
+               gpu = {.name = "cuda:0", .act = ACT_BF16};
 
 TEST(work_of_products) {
     char shape[WORK_SHAPE_BYTES];

@@ -35,7 +35,7 @@ status embed_bench_rate(embed_bench *b, embed_call_fn fn, void *ctx, double *out
 }
 
 bool embed_bench_is_cpu(const embed_bench *b) {
-    return strcmp(b->be->name, "cpu") == 0;
+    return b->be->is_host;
 }
 
 int64_t embed_bench_row_bytes(const embed_bench *b) {

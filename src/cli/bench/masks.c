@@ -12,8 +12,8 @@
 #include "base/thread.h"
 #include "cli/bench/timing.h"
 #include "format/safetensors.h"
-#include "ops/mask_batch.h"
-#include "ops/mask_choice.h"
+#include "ops/mask_rule.h"
+#include "ops/mask_tiles.h"
 
 enum { MAX_COPIES = 20, RECORD_KEY = 177, N_RESULTS = 4 };
 enum { Q, K, V, DOUT, N_INPUTS };
@@ -324,16 +324,16 @@ static status call(void *ctx, int i) {
 }
 
 static status describe(const problem *p, mask_row *r) {
-    mask_plan *plan;
+    mask_tiles *plan;
     double n = r->length, pairs;
-    TRY(mask_plan_create(&plan, p->m, 0, r->length));
+    TRY(mask_tiles_create(&plan, p->m, 0, r->length));
     double n_tiles = (double)plan->n_tiles * plan->n_tiles;
     pairs = (double)plan->n_pairs;
     r->density = pairs / (n * n);
     r->n_full = (double)plan->n_full / n_tiles;
     r->n_partial = (double)(plan->n_listed - plan->n_full) / n_tiles;
     r->tile_pairs = plan->n_listed > 0 ? pairs / (double)plan->n_listed : 0;
-    mask_plan_destroy(plan);
+    mask_tiles_destroy(plan);
     r->flops = 4.0 * r->n_heads * r->dim * r->n_sequences * pairs;
     r->bytes = 4.0 * r->n_heads * r->dim * r->n_sequences * n * (double)act_bytes(p->be->act);
     return OK;

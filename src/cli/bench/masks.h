@@ -10,10 +10,10 @@
 #define HSTU_CLI_BENCH_MASKS_H
 
 #include "cli/bench/attn_peers.h"
-#include "ops/mask_plan.h"
+#include "ops/mask_tiles.h"
 
 /* Which kernels run, where the backend has a choice: those it chooses by the mask, those that work
- * by tiles, those that work by rows (ops/mask_choice.h), or, by tiles, those for any card. */
+ * by tiles, those that work by rows (ops/mask_rule.h), or, by tiles, those for any card. */
 typedef enum { MASK_CHOSEN, MASK_BLOCK_WISE, MASK_ROW_WISE, MASK_ANY_CARD } mask_kernel;
 
 /* What to measure; 0 and NULL stand for all rows of the table. */

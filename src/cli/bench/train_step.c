@@ -123,7 +123,7 @@ static status take_busy(int64_t n_steps, train_bench_result *r) {
 }
 
 static bool is_cpu(const backend *be) {
-    return strcmp(be->name, "cpu") == 0;
+    return be->is_host;
 }
 
 typedef enum { FOR_SPEED, FOR_BUSY, FOR_SHARES } purpose;

@@ -11,8 +11,8 @@
 #include "cli/show.h"
 #include "cli/sink.h"
 #include "format/safetensors.h"
-#include "ops/mask_choice.h"
-#include "ops/mask_plan.h"
+#include "ops/mask_rule.h"
+#include "ops/mask_tiles.h"
 
 enum {
     TERMINAL_CELLS = 64,
@@ -37,7 +37,7 @@ typedef struct mask_facts {
     double n_tiles, n_full, n_partial; /* of MASK_TILE x MASK_TILE */
     double n_blocks;                   /* blocks of 16 x 16 with a pair */
     double tile_pairs;                 /* of a listed tile, in the mean */
-    bool by_rows, by_rows_backward;    /* see mask_choice.h */
+    bool by_rows, by_rows_backward;    /* see mask_rule.h */
     bool shares, shares_three;
     double rho, tau; /* of STOF's rule; tau is NAN where it has none */
 } mask_facts;
@@ -65,16 +65,16 @@ static void apply_stof(mask_facts *f) {
 }
 
 static status find_facts(mask_facts *f, const mask *m, int64_t sequence, int32_t n) {
-    mask_plan *p;
+    mask_tiles *p;
     uint64_t *words;
     *f = (mask_facts){.n = n};
     mask_rule_text(mask_rule_of(m), f->text, sizeof f->text);
-    TRY(mask_plan_create(&p, m, sequence, n));
+    TRY(mask_tiles_create(&p, m, sequence, n));
     f->n_pairs = p->n_pairs;
     f->n_tiles = (double)p->n_tiles * p->n_tiles;
     f->n_full = (double)p->n_full;
     f->n_partial = (double)(p->n_listed - p->n_full);
-    f->n_blocks = (double)mask_plan_count_tiles(p, 16);
+    f->n_blocks = (double)mask_tiles_count(p, 16);
     f->tile_pairs = p->n_listed > 0 ? (double)p->n_pairs / (double)p->n_listed : 0;
     bool is_span = mask_rule_is_span(mask_rule_of(m));
     f->by_rows = !is_span && mask_choice_by_rows(p->n_pairs, p->n_listed, false);
@@ -82,7 +82,7 @@ static status find_facts(mask_facts *f, const mask *m, int64_t sequence, int32_t
     f->shares = mask_choice_shares(mask_rule_of(m), p->n_listed, p->n_tiles + 1, n);
     f->shares_three = mask_choice_is_span(mask_rule_of(m), n);
     apply_stof(f);
-    mask_plan_destroy(p);
+    mask_tiles_destroy(p);
     TRY(MEM_NEW(&words, (size_t)(n + 63) / 64));
     count_rows(f, m, sequence, words);
     mem_free(words);
@@ -269,9 +269,7 @@ static status mask_show(int argc, char **argv) {
         .options = options,
         .min_positional = 1,
         .max_positional = 1,
-        .notes = "Kinds: none, causal, sliding (window), longformer (window, global), bigbird "
-                 "(window, global, blocks, seed), dilated (window, dilation), strided, fixed, "
-                 "bits:FILE, csr:FILE; ',causal' after any.  docs/masks.md explains them."};
+        .notes = "Kinds: " MASK_HELP "; ',causal' after any.  docs/masks.md explains them."};
     TRY(args_parse(&spec, argc, argv, &text, &n_texts, &is_help));
     if (is_help) return OK;
     TRY(sink_check_file("--bits", a.bits));

@@ -355,8 +355,8 @@ status cmd_encode(int argc, char **argv) {
          "is stdout (default). The file appears when it is complete.",
          0, 0},
         {"--mask", ARG_TEXT, &a.mask, "MASK",
-         "Who sees whom: none, causal, sliding, longformer, bigbird, dilated, strided, fixed, "
-         "bits:FILE or csr:FILE, with ,window=W ,global=G ... ,causal after it (default none).",
+         "Who sees whom: " MASK_NAMES
+         ", with ,window=W ,global=G ... ,causal after it (default none).",
          0, 0},
         {"--dtype", ARG_TEXT, &a.dtype, "TYPE",
          "float32, bfloat16 or float16 on a GPU; the CPU computes in float32 (default float32). "

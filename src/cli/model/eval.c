@@ -12,7 +12,7 @@
 #include "cli/work.h"
 #include "dist/ranks.h"
 #include "model/trained.h"
-#include "ops/comm_host.h"
+#include "ops/comm.h"
 #include "train/loop/baselines.h"
 #include "train/loop/evaluate.h"
 

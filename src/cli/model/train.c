@@ -169,9 +169,9 @@ static status train(train_args *args, config *c) {
         args->options.observer = train_printer_observe;
         args->options.ctx = &p;
         /* Leaves cost a GPU much, so they are for those who ask for ranks, be it for one. */
-        s.has_fixed_leaves = args->is_deterministic && strcmp(w.be->name, "cpu") != 0 &&
-                             (args->ranks != NULL || args->n_ranks > 0);
-        s.shares_grads = !args->is_deterministic && strcmp(w.be->name, "cpu") != 0;
+        s.has_fixed_leaves =
+            args->is_deterministic && !w.be->is_host && (args->ranks != NULL || args->n_ranks > 0);
+        s.shares_grads = !args->is_deterministic && !w.be->is_host;
         /* NCCL has a stream to itself; sums through memory of the host would stop the pass. */
         if (comm_is_nccl(s.comm) && session_group(&s) == NULL && env_sums_early())
             s.early_bytes = EARLY_BYTES;

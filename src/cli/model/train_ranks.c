@@ -9,7 +9,7 @@
 #include "base/text.h"
 #include "dist/ranks.h"
 #include "nn/dynamic.h"
-#include "ops/comm_host.h"
+#include "ops/comm.h"
 
 status train_ranks_agree(transport *ranks, const train_options *o, const config *c,
                          const session *s) {

@@ -1,5 +1,5 @@
 /* Sums and maxima of two arrays: the additions of collectives with a fixed order. */
-#include "ops/combine.h"
+#include "ops/comm.h"
 
 #include "cuda/core/act.cuh"
 

@@ -1,6 +1,6 @@
 /* Columns of heads packed for an exchange (ops/head_parts.h): a thread moves 16 bytes, or 2 where
  * widths and addresses do not allow that; the limit is bytes. */
-#include "ops/head_parts.h"
+#include "ops/row_moves.h"
 
 #include "cuda/core/cuda.h"
 

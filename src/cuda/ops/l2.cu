@@ -2,7 +2,7 @@
  * cache; the limit is bytes. */
 #include "cuda/core/columns.cuh"
 #include "cuda/core/reduce.cuh"
-#include "ops/head.h"
+#include "ops/ops.h"
 
 enum { L2_THREADS = 128, L2_ROWS = L2_THREADS / WARP };
 

@@ -20,10 +20,7 @@ typedef struct update_one {
     int64_t n;
     int32_t dim;
     int32_t rows_of_warp; /* 0: a dense weight, all numbers alike */
-    float beta1, beta2, eps;
-    float decay; /* adamw: 1 - lr wd; sgd: wd */
-    float rate;  /* adamw: lr / (1 - b1^t); else lr */
-    float root;  /* adamw: 1 / sqrt(1 - b2^t) */
+    optimizer_rule rule;
     uint32_t first_block;
     uint8_t kind;
     bool is_packed; /* float4 can be used */
@@ -34,18 +31,16 @@ typedef struct update_list {
     int n;
 } update_list;
 
-/* Updates one element of a weight; g is its scaled gradient. Same arithmetic as on the CPU. */
+/* Updates one element of a weight; g is its scaled gradient. */
 __device__ static inline void update_number(const update_one &u, float g, float *w, float *m,
                                             float *v) {
     if (u.kind == OPT_ADAMW) {
-        *m = u.beta1 * *m + (1 - u.beta1) * g;
-        *v = u.beta2 * *v + (1 - u.beta2) * (g * g);
-        *w = *w * u.decay - u.rate * *m / (sqrtf(*v) * u.root + u.eps);
+        optimizer_adamw(&u.rule, g, w, m, v);
     } else if (u.kind == OPT_ADAGRAD) {
         *m += g * g;
-        *w -= u.rate * g / (sqrtf(*m) + u.eps);
+        optimizer_adagrad(&u.rule, g, *m, w);
     } else {
-        *w -= u.rate * (g + u.decay * *w);
+        optimizer_sgd(&u.rule, g, w);
     }
 }
 
@@ -97,7 +92,7 @@ __device__ static inline void update_rowwise_adagrad(const update_one &u, float 
         for (int c = lane; c < u.dim; c += WARP)
             squares += (grad[c] * scale) * (grad[c] * scale);
         float s = u.m[row] + warp_sum(squares) / (float)u.dim;
-        rate = u.rate / (sqrtf(s) + u.eps) * scale;
+        rate = optimizer_row_rate(&u.rule, s, scale);
         __syncwarp(); /* every lane has read the old s */
         if (lane == 0) u.m[row] = s;
     }
@@ -160,9 +155,7 @@ static bool is_packed(const update_args *a, int64_t dim) {
     return is && (a->kind != OPT_ADAMW || can_pack(a->v, dim, dim, sizeof(float), 4));
 }
 
-/* The powers are in double: 1 - b2^t would lose digits in the first steps. */
 static update_one one_of(const backend *be, const update_args *a) {
-    bool is_adamw = a->kind == OPT_ADAMW;
     bool is_dense = a->marks == NULL && a->kind != OPT_ROWWISE_ADAGRAD;
     update_one u = {};
     u.w = a->w;
@@ -174,12 +167,8 @@ static update_one one_of(const backend *be, const update_args *a) {
     u.n = a->n;
     u.dim = a->dim;
     u.rows_of_warp = is_dense ? 0 : rows_of_warp(be, a);
-    u.beta1 = a->beta1;
-    u.beta2 = a->beta2;
-    u.eps = a->eps;
-    u.decay = is_adamw ? (float)(1 - (double)a->lr * a->weight_decay) : a->weight_decay;
-    u.rate = is_adamw ? (float)(a->lr / (1 - pow(a->beta1, (double)a->step))) : a->lr;
-    u.root = is_adamw ? (float)(1 / sqrt(1 - pow(a->beta2, (double)a->step))) : 0;
+    u.rule =
+        optimizer_rule_make(a->kind, a->lr, a->beta1, a->beta2, a->eps, a->weight_decay, a->step);
     u.kind = (uint8_t)a->kind;
     u.is_packed = is_packed(a, is_dense ? 4 : a->dim);
     return u;

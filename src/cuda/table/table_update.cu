@@ -7,41 +7,28 @@
 
 enum { NUMBERS_AT_ONCE = 4, UPDATE_ROWS = 8 /* of a warp */ };
 
-/* Constants of the step; the powers are computed on the host. */
-typedef struct update_rule {
-    float lr, beta1, beta2, eps;
-    float decay; /* Adam: 1 - lr wd; SGD: wd */
-    float rate;  /* Adam: lr / (1 - beta1^t) */
-    float root;  /* Adam: 1 / sqrt(1 - beta2^t) */
-} update_rule;
-
 /* One element: its value, its optimizer state (two floats), and its gradient. */
-template <row_opt OPT>
-__device__ static inline void update_number(const update_rule &r, float g, float &w, float &s,
+template <opt_kind OPT>
+__device__ static inline void update_number(const optimizer_rule &r, float g, float &w, float &s,
                                             float &v) {
-    if (OPT == ROW_SGD) {
-        w -= r.lr * (g + r.decay * w);
-        return;
-    }
-    if (OPT == ROW_ADAM) {
-        s = r.beta1 * s + (1 - r.beta1) * g;
-        v = r.beta2 * v + (1 - r.beta2) * (g * g);
-        w = w * r.decay - r.rate * s / (sqrtf(v) * r.root + r.eps);
-        return;
-    }
-    if (OPT == ROW_ADAGRAD) s += g * g;
-    w -= r.lr * g / (sqrtf(s) + r.eps);
+    if (OPT == OPT_ADAGRAD) s += g * g;
+    if (OPT == OPT_SGD)
+        optimizer_sgd(&r, g, &w);
+    else if (OPT == OPT_ADAMW)
+        optimizer_adamw(&r, g, &w, &s, &v);
+    else
+        optimizer_adagrad(&r, g, s, &w);
 }
 
-template <row_opt OPT>
-__device__ static inline void update_piece(const update_rule &r, float scale, float g, float &w,
+template <opt_kind OPT>
+__device__ static inline void update_piece(const optimizer_rule &r, float scale, float g, float &w,
                                            float &s, float &v) {
     update_number<OPT>(r, scale * g, w, s, v);
 }
 
-template <row_opt OPT>
-__device__ static inline void update_piece(const update_rule &r, float scale, float4 g, float4 &w,
-                                           float4 &s, float4 &v) {
+template <opt_kind OPT>
+__device__ static inline void update_piece(const optimizer_rule &r, float scale, float4 g,
+                                           float4 &w, float4 &s, float4 &v) {
     update_number<OPT>(r, scale * g.x, w.x, s.x, v.x);
     update_number<OPT>(r, scale * g.y, w.y, s.y, v.y);
     update_number<OPT>(r, scale * g.z, w.z, s.z, v.z);
@@ -79,9 +66,9 @@ __device__ static inline float rowwise_state(const float *row, const float *grad
 }
 
 /* NUMBERS_AT_ONCE rows, which the lanes of a team share. */
-template <typename P, row_opt OPT>
+template <typename P, opt_kind OPT>
 __device__ static inline void
-update_rows(const update_rule &r, float scale, float *const row[NUMBERS_AT_ONCE],
+update_rows(const optimizer_rule &r, float scale, float *const row[NUMBERS_AT_ONCE],
             const float *const grad[NUMBERS_AT_ONCE], const float state[NUMBERS_AT_ONCE], int dim,
             int first, int n_lanes) {
     int n_pieces = dim / piece_size<P>::NUMBERS;
@@ -94,9 +81,9 @@ update_rows(const update_rule &r, float scale, float *const row[NUMBERS_AT_ONCE]
             const P *numbers = (const P *)row[u];
             g[u] = __ldcs((const P *)grad[u] + c);
             w[u] = __ldcg(numbers + c);
-            if (OPT == ROW_ADAM || OPT == ROW_ADAGRAD) s[u] = __ldcg(numbers + n_pieces + c);
-            if (OPT == ROW_ADAM) v[u] = __ldcg(numbers + 2 * n_pieces + c);
-            if (OPT == ROW_ROWWISE_ADAGRAD) set_all(s[u], state[u]);
+            if (OPT == OPT_ADAMW || OPT == OPT_ADAGRAD) s[u] = __ldcg(numbers + n_pieces + c);
+            if (OPT == OPT_ADAMW) v[u] = __ldcg(numbers + 2 * n_pieces + c);
+            if (OPT == OPT_ROWWISE_ADAGRAD) set_all(s[u], state[u]);
         }
 #pragma unroll
         for (int u = 0; u < NUMBERS_AT_ONCE; u++) {
@@ -104,16 +91,16 @@ update_rows(const update_rule &r, float scale, float *const row[NUMBERS_AT_ONCE]
             P *numbers = (P *)row[u];
             update_piece<OPT>(r, scale, g[u], w[u], s[u], v[u]);
             __stcg(numbers + c, w[u]);
-            if (OPT == ROW_ADAM || OPT == ROW_ADAGRAD) __stcg(numbers + n_pieces + c, s[u]);
-            if (OPT == ROW_ADAM) __stcg(numbers + 2 * n_pieces + c, v[u]);
+            if (OPT == OPT_ADAMW || OPT == OPT_ADAGRAD) __stcg(numbers + n_pieces + c, s[u]);
+            if (OPT == OPT_ADAMW) __stcg(numbers + 2 * n_pieces + c, v[u]);
         }
     }
 }
 
-template <typename P, row_opt OPT>
+template <typename P, opt_kind OPT>
 static __global__ void __launch_bounds__(TABLE_THREADS)
     table_update_rows_any_kernel(const table_level l, const table_update_args a,
-                                 const update_rule r) {
+                                 const optimizer_rule r) {
     int64_t n = table_count(a.n, a.n_real);
     int64_t begin = ((int64_t)blockIdx.x * TABLE_WARPS + threadIdx.x / 32) * UPDATE_ROWS;
     float scale = a.grad_scale != NULL ? *a.grad_scale : 1.0f;
@@ -133,21 +120,21 @@ static __global__ void __launch_bounds__(TABLE_THREADS)
             row[u] = at < UPDATE_ROWS && s >= 0 ? table_row(&l, s) : NULL;
             grad[u] = a.grad + (begin + at) * a.dim;
             state[u] = 0;
-            if (OPT == ROW_ROWWISE_ADAGRAD)
+            if (OPT == OPT_ROWWISE_ADAGRAD)
                 state[u] = rowwise_state<P>(row[u], grad[u], scale, a.dim, first, n_lanes);
         }
         update_rows<P, OPT>(r, scale, row, grad, state, a.dim, first, n_lanes);
         __syncwarp();
 #pragma unroll
         for (int u = 0; u < NUMBERS_AT_ONCE; u++)
-            if (OPT == ROW_ROWWISE_ADAGRAD && row[u] != NULL && first == 0)
+            if (OPT == OPT_ROWWISE_ADAGRAD && row[u] != NULL && first == 0)
                 row[u][a.dim] = state[u];
     }
 }
 
-template <row_opt OPT>
+template <opt_kind OPT>
 static void launch_update(backend *be, const table_level *l, const table_update_args *a,
-                          const update_rule *r) {
+                          const optimizer_rule *r) {
     cudaStream_t stream = cuda_of(be)->stream;
     unsigned n_blocks = (unsigned)cuda_div_up(a->n, UPDATE_ROWS * TABLE_WARPS);
     if (is_packed(a->grad, a->dim, a->dim))
@@ -160,15 +147,11 @@ static void launch_update(backend *be, const table_level *l, const table_update_
 
 status cuda_table_update(backend *be, const table_level *l, const table_update_args *a) {
     if (a->n == 0 || a->dim == 0) return OK;
-    update_rule r = {a->lr, a->beta1, a->beta2, a->eps, a->weight_decay, 0, 0};
-    if (a->opt == ROW_ADAM) {
-        r.decay = (float)(1 - (double)a->lr * a->weight_decay);
-        r.rate = (float)(a->lr / (1 - pow(a->beta1, (double)a->step)));
-        r.root = (float)(1 / sqrt(1 - pow(a->beta2, (double)a->step)));
-    }
-    if (a->opt == ROW_SGD) launch_update<ROW_SGD>(be, l, a, &r);
-    if (a->opt == ROW_ADAM) launch_update<ROW_ADAM>(be, l, a, &r);
-    if (a->opt == ROW_ADAGRAD) launch_update<ROW_ADAGRAD>(be, l, a, &r);
-    if (a->opt == ROW_ROWWISE_ADAGRAD) launch_update<ROW_ROWWISE_ADAGRAD>(be, l, a, &r);
+    optimizer_rule r =
+        optimizer_rule_make(a->opt, a->lr, a->beta1, a->beta2, a->eps, a->weight_decay, a->step);
+    if (a->opt == OPT_SGD) launch_update<OPT_SGD>(be, l, a, &r);
+    if (a->opt == OPT_ADAMW) launch_update<OPT_ADAMW>(be, l, a, &r);
+    if (a->opt == OPT_ADAGRAD) launch_update<OPT_ADAGRAD>(be, l, a, &r);
+    if (a->opt == OPT_ROWWISE_ADAGRAD) launch_update<OPT_ROWWISE_ADAGRAD>(be, l, a, &r);
     return cuda_launched("update of rows");
 }

@@ -18,7 +18,7 @@ typedef struct run {
     job *const *jobs;
     int32_t n;
     run_report *report;
-    /* Of the batch that is built: what is reused and stored of its sequences (plan_cache). */
+    /* Of the batch that is built: what is reused and stored of its sequences (layout_cache). */
     kv_lease *lease;              /* (max_batch) */
     int32_t *n_reused, *n_stored; /* (max_batch) */
     const int32_t **page;         /* (max_batch) */
@@ -421,7 +421,7 @@ static status answer_unknown(run *r) {
 /* The batch through the model, and the end of its leases. */
 static status encode(run *r, const void **encoded) {
     served *m = r->m;
-    plan_cache c = {r->n_reused, r->n_stored, r->page};
+    layout_cache c = {r->n_reused, r->n_stored, r->page};
     begin_moves(r);
     status st = pass_encode_cached(m->pass, &m->batch.view, m->cache != NULL ? &m->store : NULL,
                                    m->cache != NULL ? &c : NULL, encoded);
@@ -511,7 +511,7 @@ static status name_units(const run *r, const unit *units) {
 
 static status score_units(run *r, const unit *units, uint64_t *at) {
     served *m = r->m;
-    plan_cache c = {r->n_reused, r->n_stored, r->page};
+    layout_cache c = {r->n_reused, r->n_stored, r->page};
     const void *scores;
     char *logits;
     int64_t n_rows;

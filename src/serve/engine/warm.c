@@ -56,9 +56,9 @@ static status run_batch(rehearsal *r, int32_t n_users, int32_t n_events, int32_t
         reused[i] = n_reused;
         page[i] = r->zeros;
     }
-    plan_cache c = {reused, reused, page};
+    layout_cache c = {reused, reused, page};
     kv_store *store = n_reused > 0 ? &m->store : NULL;
-    const plan_cache *cache = n_reused > 0 ? &c : NULL;
+    const layout_cache *cache = n_reused > 0 ? &c : NULL;
     if (m->is_ranking)
         TRY(pass_score_cached(m->pass, &m->batch.view, store, cache, &out, &n_rows));
     else
@@ -89,7 +89,7 @@ static status record_shapes(rehearsal *r) {
         for (int32_t n = 1; n <= WARM_USERS && n <= m->max_batch; n *= 2) {
             int32_t n_history = m->n_context + m->per_event * n_events;
             int32_t n_tokens = n * (m->per_event + n_candidates + 1);
-            if (n_tokens > m->max_tokens || n_tokens > PLAN_ROUND_MOST ||
+            if (n_tokens > m->max_tokens || n_tokens > LAYOUT_ROUND_MOST ||
                 (int64_t)n * (n_events + n_candidates) > m->max_tokens)
                 break;
             for (int round = 0; round < 2; round++)

@@ -327,7 +327,7 @@ static status check_like(const import_job *job, const char *name, snapshot_info 
 
 /* The table's shape from a dump's files and the user's options. */
 static status look_at_dump(const import_job *job, snapshot_info *info, int64_t *n_rows) {
-    row_opt opt;
+    opt_kind opt;
     TRY(embed_dump_shape(job->paths[0], job->dump->name, &info->dim, &opt, n_rows));
     snprintf(info->optimizer, sizeof info->optimizer, "%s", embed_opt_name(opt));
     snprintf(info->policy, sizeof info->policy, "%s", job->dump->policy);

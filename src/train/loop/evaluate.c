@@ -10,7 +10,7 @@
 #include "base/range.h"
 #include "base/thread.h"
 #include "nn/dynamic.h"
-#include "ops/comm_host.h"
+#include "ops/comm.h"
 #include "train/report/metrics.h"
 
 struct evaluator {
@@ -451,7 +451,7 @@ static status evaluate_batch(evaluator *e, const batch *b, const model_items *co
     int size = comm_size(e->s->comm), rank = e->s->comm != NULL ? e->s->comm->rank : 0;
     if (i % size == rank && b->n_users > 0) {
         /* As in a step of training, a GPU's work is only handed over here. */
-        wait_kind before = waits_begin(strcmp(e->s->be->name, "cpu") == 0 ? WAIT_NONE : WAIT_GPU);
+        wait_kind before = waits_begin(e->s->be->is_host ? WAIT_NONE : WAIT_GPU);
         status st = out->is_retrieval ? rank_batch(e, b, corpus, out) : score_batch(e, b);
         waits_end(before);
         TRY(st);

@@ -101,7 +101,7 @@ uint64_t optimizer_bytes(const optimizer *o) {
 /* The squares of a table's gradient.  On the CPU row by row where rows are marked: the same bits
  * however many ranks hold the table. */
 static status add_table_squares(optimizer *o, const param *p) {
-    bool is_host = strcmp(o->be->name, "cpu") == 0;
+    bool is_host = o->be->is_host;
     if (p->rows != NULL) return dynamic_add_static_squares(o->tables, p, o->sum);
     if (!is_host || p->marks == NULL) return o->be->ops->sum_squares(o->be, p->n, p->grad, o->sum);
     int32_t dim = (int32_t)p->shape[1];

@@ -115,7 +115,7 @@ static status look_ahead(trainer *t) {
 
 /* To a GPU work is only handed over: where that takes long, the GPU stands still. */
 static wait_kind hand_over(const trainer *t) {
-    return waits_begin(strcmp(t->s->be->name, "cpu") == 0 ? WAIT_NONE : WAIT_GPU);
+    return waits_begin(t->s->be->is_host ? WAIT_NONE : WAIT_GPU);
 }
 
 static status train_batch(trainer *t, const batch *b, const model_step *at, bool is_last,

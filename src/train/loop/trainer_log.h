@@ -8,7 +8,7 @@
 #include "dist/leaf_step.h"
 #include "format/json.h"
 #include "model/session.h"
-#include "ops/comm_host.h"
+#include "ops/comm.h"
 #include "train/files/checkpoint.h"
 #include "train/files/table_files.h"
 #include "train/files/warm_start.h"

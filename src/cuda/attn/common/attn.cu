@@ -3,7 +3,7 @@
  * a func mask by which all of them skip empty tiles. */
 #include "cuda/attn/common/attn_mask.cuh"
 #include "cuda/core/cuda.h"
-#include "ops/attn_check.h"
+#include "ops/ops.h"
 
 enum { MASK_WARPS = 4 };
 

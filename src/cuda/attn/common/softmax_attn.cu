@@ -4,8 +4,8 @@
 #include "cuda/core/act.cuh"
 #include "cuda/core/cuda.h"
 #include "cuda/core/reduce.cuh"
-#include "ops/attn_check.h"
-#include "ops/mask_choice.h"
+#include "ops/mask_rule.h"
+#include "ops/ops.h"
 
 enum { DELTA_WARPS = 8 };
 

@@ -3,7 +3,7 @@
 #define HSTU_CUDA_ATTN_COMMON_SOFTMAX_BLOCKS_CUH
 
 #include "cuda/core/cuda.h"
-#include "ops/mask_choice.h"
+#include "ops/mask_rule.h"
 
 /* Blocks of the same tile follow each other, within a group of sequences and heads (cf.
  * half_block_of). */

@@ -8,7 +8,7 @@
  * atomically, so results do not depend on the order of blocks.
  * Nothing is computed for pairs that are not seen, but each reads 4 D bytes from the L2 cache,
  * which block-wise kernels read once for 64 rows: it pays where tiles have few pairs
- * (ops/mask_choice.h). */
+ * (ops/mask_rule.h). */
 #include "cuda/attn/common/mask_walk.cuh"
 #include "cuda/core/act.cuh"
 #include "cuda/core/cuda.h"

@@ -16,7 +16,7 @@
  * sums take as long as memory gives them, 3 TB/s.  Heads of 128, 6 of them, 8 x 4096 without a
  * mask: 2087 beside 5397. */
 #include "cuda/attn/sm90/softmax_sm90_bwd.cuh"
-#include "ops/mask_choice.h"
+#include "ops/mask_rule.h"
 
 struct bwd_short_d64 : soft90_bwd_sizes {
     static constexpr int D = 64, GROUPS = 1, BLOCKS = 2, COMPUTING = 184, ASKING = 72;

@@ -12,7 +12,7 @@
  *            sparse             79                  2185            282                 618
  *             dense             88                  2050            318                 724 */
 #include "cuda/attn/sm90/softmax_sm90_fwd.cuh"
-#include "ops/mask_choice.h"
+#include "ops/mask_rule.h"
 
 struct sparse_d64 : soft90_sizes {
     static constexpr int D = 64;

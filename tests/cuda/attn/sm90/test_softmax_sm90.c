@@ -1,7 +1,7 @@
 /* Softmax attention against the naive version (cpu/attn_naive.h) where GPUs have kernels of their
  * own: heads of 64 and 128, few pairs, long sequences. */
 #include "format/safetensors.h"
-#include "ops/mask_choice.h"
+#include "ops/mask_rule.h"
 #include "softmax_sample.h"
 
 /* Heads of 64 and 128 with lists of several tiles a row, and rows whose neighbours see others. */

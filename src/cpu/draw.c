@@ -1,0 +1,156 @@
+/* Random draws (ops.h): dropout and negatives, by many blocks of rng.h at once.
+ *
+ * Dropout's factors come from counters, so nothing is stored and the backward pass draws them
+ * again.  Most of the time is Philox, 20 multiplications for four random numbers; neighbouring
+ * blocks of a row differ in one counter only, so a vector has one in each lane. */
+#include <math.h>
+#include <string.h>
+
+#include "base/rng.h"
+#include "cpu/cpu.h"
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#elif defined(__SSE2__)
+#include <emmintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+/* Blocks whose last counters follow each other, in lanes of 64 bits.  The words are those of
+ * rng_draw, to the bit. */
+#if defined(__AVX512F__)
+enum { DRAW_LANES = 8 };
+#elif defined(__AVX2__)
+enum { DRAW_LANES = 4 };
+#else
+enum { DRAW_LANES = 2 };
+#endif
+typedef uint64_t draw_lanes __attribute__((vector_size(DRAW_LANES * 8)));
+
+/* The products of the lower halves; what is in the upper halves does not matter. */
+static inline draw_lanes draw_multiply(draw_lanes a, draw_lanes b) {
+#if defined(__AVX512F__)
+    return (draw_lanes)_mm512_mul_epu32((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+    return (draw_lanes)_mm256_mul_epu32((__m256i)a, (__m256i)b);
+#elif defined(__SSE2__)
+    return (draw_lanes)_mm_mul_epu32((__m128i)a, (__m128i)b);
+#elif defined(__aarch64__)
+    return (draw_lanes)vmull_u32(vmovn_u64((uint64x2_t)a), vmovn_u64((uint64x2_t)b));
+#else
+    return (a & 0xffffffffu) * (b & 0xffffffffu);
+#endif
+}
+
+/* words[4 b + w] = word w of rng_draw(key, c0, c1, c2, c3 + b), for DRAW_LANES blocks. */
+static inline void draw_blocks(rng_key key, uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3,
+                               uint32_t *words) {
+    const draw_lanes zero = {0};
+    draw_lanes x0 = zero + c0, x1 = zero + c1, x2 = zero + c2, x3 = zero;
+    draw_lanes m0 = zero + 0xD2511F53u, m1 = zero + 0xCD9E8D57u;
+    uint32_t k0 = key.word[0], k1 = key.word[1];
+    for (int lane = 0; lane < DRAW_LANES; lane++)
+        x3[lane] = c3 + (uint32_t)lane;
+    for (int round = 0; round < 10; round++, k0 += 0x9E3779B9u, k1 += 0xBB67AE85u) {
+        draw_lanes p0 = draw_multiply(m0, x0), p1 = draw_multiply(m1, x2);
+        x0 = (p1 >> 32) ^ x1 ^ k0;
+        x2 = (p0 >> 32) ^ x3 ^ k1;
+        x1 = p1;
+        x3 = p0;
+    }
+    draw_lanes pair0 = (x0 & 0xffffffffu) | x1 << 32, pair1 = (x2 & 0xffffffffu) | x3 << 32;
+    uint64_t pairs[2 * DRAW_LANES];
+    for (int lane = 0; lane < DRAW_LANES; lane++) {
+        pairs[2 * lane] = pair0[lane];
+        pairs[2 * lane + 1] = pair1[lane];
+    }
+    memcpy(words, pairs, sizeof pairs);
+}
+
+enum { N_BLOCKS = 16, N_DRAWN = 4 * N_BLOCKS };
+
+_Static_assert(N_BLOCKS % DRAW_LANES == 0, "a tile is whole vectors of blocks");
+
+/* At least the first n factors from column 64 tile on.  rng_uniform(word) >= rate in integers: both
+ * sides times 2^24 are exact, and an integer is >= x exactly if it is >= ceil(x). */
+static void draw_tile(const dropout *d, int64_t row, uint32_t tile, int n, float *factor) {
+    uint32_t threshold = (uint32_t)ceilf(d->rate * 16777216.0f), words[N_DRAWN];
+    uint32_t position = d->position[row], user = d->user[row], step = *d->step;
+    uint32_t place = d->site << 16 | tile * N_BLOCKS;
+    float kept = 1.0f / (1.0f - d->rate);
+    for (int i = 0; i < n; i += 4 * DRAW_LANES) {
+        draw_blocks(d->key, position, user, step, place + (uint32_t)i / 4, words + i);
+        for (int w = i; w < i + 4 * DRAW_LANES; w++)
+            factor[w] = words[w] >> 8 >= threshold ? kept : 0.0f;
+    }
+}
+
+void cpu_dropout_factors(const dropout *d, int64_t row, int64_t column, int32_t n, float *factor) {
+    int64_t end = column + n;
+    if (d->rate == 0) {
+        for (int32_t j = 0; j < n; j++)
+            factor[j] = 1;
+        return;
+    }
+    for (int64_t tile = column / N_DRAWN; tile * N_DRAWN < end; tile++) {
+        float drawn[N_DRAWN];
+        int64_t first = tile * N_DRAWN, from = first > column ? first : column;
+        int64_t to = first + N_DRAWN < end ? first + N_DRAWN : end;
+        draw_tile(d, row, (uint32_t)tile, (int)(to - first), drawn);
+        memcpy(factor + (from - column), drawn + (from - first),
+               (size_t)(to - from) * sizeof *drawn);
+    }
+}
+
+static status drop_chunk(const cpu_rows *w) {
+    const dropout_args *a = w->ctx;
+    void *memory;
+    TRY(cpu_scratch(w->be, w->worker, (size_t)a->dim * sizeof(float), &memory));
+    float *factor = memory;
+    for (int64_t i = w->first; i < w->end; i++) {
+        const float *x = (const float *)a->x + i * a->dim;
+        float *y = (float *)a->y + i * a->dim;
+        cpu_dropout_factors(&a->drop, i, 0, a->dim, factor);
+        for (int32_t c = 0; c < a->dim; c++)
+            y[c] = x[c] * factor[c];
+    }
+    return OK;
+}
+
+status cpu_dropout(backend *be, const dropout_args *a) {
+    return cpu_each_row(be, a->n, a->dim, drop_chunk, a);
+}
+
+/* negatives: each draw is a pure function of its row and place, so rows are
+ * independent; one Philox block gives four negatives, one vector of blocks N_TAKEN. */
+enum { DRAW_ROWS = 256, N_TAKEN = 4 * DRAW_LANES };
+
+static void draw_negatives(const negatives_args *a, int64_t m) {
+    int32_t *index = a->index + m * a->n_negatives;
+    uint32_t position = a->position[m], user = a->user[m];
+    for (int32_t r = 0; r < a->n_negatives; r += N_TAKEN) {
+        int32_t n = a->n_negatives - r < N_TAKEN ? a->n_negatives - r : N_TAKEN;
+        uint32_t words[N_TAKEN];
+        draw_blocks(a->key, position, user, *a->step, (uint32_t)r / 4, words);
+        for (int i = 0; i < N_TAKEN; i++)
+            words[i] = rng_below(words[i], (uint32_t)a->n_pool);
+        for (int i = 0; a->pool != NULL && i < n; i++)
+            words[i] = (uint32_t)a->pool[words[i]];
+        memcpy(index + r, words, (size_t)n * sizeof *index);
+    }
+}
+
+static status negatives_chunk(const cpu_rows *w) {
+    const negatives_args *a = w->ctx;
+    for (int64_t m = w->first; m < w->end; m++)
+        draw_negatives(a, m);
+    return OK;
+}
+
+status cpu_negatives(backend *be, const negatives_args *a) {
+    if (a->n_pool < 1 && a->n > 0 && a->n_negatives > 0)
+        return fail(ERR_CONFIG, "there is nothing to draw negatives from; give the model at least "
+                                "one item");
+    return cpu_each(be, a->n, DRAW_ROWS, negatives_chunk, a);
+}

@@ -1,0 +1,353 @@
+#include "nn/heads.h"
+
+#include <string.h>
+
+static status choice_alloc(choice *c, const nn_room *room, int32_t dim) {
+    *c = (choice){.dim = dim};
+    TRY(nn_new_act(room->memory, &c->x, room->max_loss, dim));
+    if (!room->is_training) return OK;
+    TRY(nn_new_act(room->memory, &c->dx, room->max_loss, dim));
+    TRY(NN_NEW(room->memory, &c->groups.order, room->max_loss));
+    return NN_NEW(room->memory, &c->groups.begin, room->max_tokens + 1);
+}
+
+/* *out = (M, E): the loss tokens of `hidden` (T, E); a row of zeros where there is none. */
+static status choice_fwd(choice *c, backend *be, const batch_layout *p, const void *hidden,
+                         const void **out) {
+    c->is_all = p->takes_all || c->is_done;
+    *out = c->is_all ? hidden : c->x;
+    if (c->is_all) return OK;
+    gather_args a = {.n = p->n_loss,
+                     .dim = c->dim,
+                     .is_act = true,
+                     .table = (const float *)hidden,
+                     .index = p->loss_token.device,
+                     .scale = 1,
+                     .y = c->x};
+    return be->ops->gather(be, &a);
+}
+
+/* Where the gradient of the chosen rows is written: choice_bwd then moves it to d_hidden (T, E). */
+static void *choice_gradient(const choice *c, void *d_hidden) {
+    return c->is_all ? d_hidden : c->dx;
+}
+
+/* Zero for tokens that were not chosen. */
+static status choice_bwd(choice *c, backend *be, const batch_layout *p, void *d_hidden) {
+    if (c->is_all) return OK;
+    size_t bytes = (size_t)p->n_tokens * (size_t)c->dim * act_bytes(be->act);
+    TRY(be->ops->zero(be, d_hidden, bytes));
+    c->groups.n = p->n_loss;
+    c->groups.n_rows = p->n_tokens;
+    TRY(be->ops->group(be, p->loss_token.device, &c->groups));
+    scatter_args a = {.groups = c->groups,
+                      .dim = c->dim,
+                      .scale = 1,
+                      .dy = c->dx,
+                      .is_act = true,
+                      .grad = (float *)d_hidden};
+    return be->ops->scatter(be, &a);
+}
+
+static status train_logits(const loss_config *c, backend *be, const batch_layout *p,
+                           const loss_rows *rows) {
+    logits_loss_args args = {.n = p->n_loss,
+                             .n_columns = c->width,
+                             .is_bits = c->type == LOSS_BITS,
+                             .logits = rows->x,
+                             .label = p->label.device,
+                             .grad_scale = p->grad_scale.device,
+                             .loss = rows->sum,
+                             .dlogits = rows->dx};
+    return be->ops->logits_loss(be, &args);
+}
+
+/* The sampled softmax over the label and R negatives of each loss position (ops.h).  Where R is the
+ * number of positions, they are processed in pieces, to bound the memory.
+ *
+ * Negatives drawn in one call, at most. */
+enum { PIECE_NUMBERS = 1 << 22 };
+
+static int64_t at_least_1(int64_t n) {
+    return n > 1 ? n : 1;
+}
+
+static status sampled_loss_alloc(loss_acts *a, const loss_config *c, const nn_room *room) {
+    int64_t r = c->n_negatives > 0 ? c->n_negatives : at_least_1(room->max_loss);
+    int64_t rows = at_least_1(PIECE_NUMBERS / r),
+            n_pool = c->type == LOSS_IN_BATCH ? c->n_items : 0;
+    backend *be = room->memory->be;
+    char *scratch;
+    if (rows > room->max_loss) rows = at_least_1(room->max_loss);
+    a->max_rows = (int32_t)rows;
+    size_t bytes = be->ops->sampled_softmax_scratch(be, rows, (int32_t)r, c->width, c->n_items);
+    TRY(NN_NEW(room->memory, &scratch, (int64_t)bytes));
+    a->scratch = scratch;
+    TRY(STAGED_NEW(room->memory, &a->pool, n_pool));
+    TRY(NN_NEW_HOST(room->memory, &a->is_label, n_pool));
+    return STAGED_NEW(room->memory, &a->negative, rows * r);
+}
+
+/* The distinct labels, ascending; returns their number.  *n_loss: the loss positions. */
+static int32_t fill_pool(const loss_config *c, const loss_acts *a, const batch_layout *p,
+                         const loss_rows *rows, int32_t *n_loss) {
+    int32_t n = 0;
+    memset(a->is_label, 0, (size_t)c->n_items);
+    *n_loss = p->n_loss;
+    if (rows->whole != NULL)
+        *n_loss = (int32_t)batch_layout_mark_labels(&p->config, rows->whole, rows->has_no_row,
+                                                    a->is_label);
+    for (int32_t i = 0; i < p->n_loss && rows->whole == NULL; i++)
+        a->is_label[p->label.host[i]] = 1;
+    for (int32_t row = 0; row < c->n_items; row++)
+        if (a->is_label[row]) a->pool.host[n++] = row;
+    return n;
+}
+
+/* Rows first .. first + n - 1 of the losses; R negatives each. */
+typedef struct piece {
+    int32_t first, n, n_negatives, n_pool;
+} piece;
+
+static status take_given(const loss_config *c, const loss_acts *a, backend *be, const piece *s,
+                         const int32_t *given) {
+    int64_t n = (int64_t)s->n * s->n_negatives;
+    const int32_t *from = given + (int64_t)s->first * s->n_negatives;
+    for (int64_t i = 0; i < n; i++) {
+        if (from[i] < 1 || from[i] > c->n_items)
+            return fail(ERR_FORMAT, "the negative %d is no item", from[i]);
+        a->negative.host[i] = from[i] - 1;
+    }
+    return STAGED_SEND(be, &a->negative, n);
+}
+
+static status draw(const loss_config *c, const loss_acts *a, backend *be, const batch_layout *p,
+                   const piece *s, const loss_rows *rows) {
+    if (rows->negatives != NULL) return take_given(c, a, be, s, rows->negatives);
+    bool is_in_batch = c->type == LOSS_IN_BATCH;
+    negatives_args args = {.n = s->n,
+                           .n_negatives = s->n_negatives,
+                           .n_pool = is_in_batch ? s->n_pool : c->n_items,
+                           .pool = is_in_batch ? a->pool.device : NULL,
+                           .key = rng_make_key(rows->seed, RNG_NEGATIVES),
+                           .step = p->step.device,
+                           .user = p->loss_user.device + s->first,
+                           .position = p->loss_position.device + s->first,
+                           .index = a->negative.device};
+    return be->ops->negatives(be, &args);
+}
+
+static status train_piece(const loss_config *c, const loss_acts *a, backend *be,
+                          const batch_layout *p, const piece *s, const loss_rows *rows) {
+    size_t skip = (size_t)s->first * (size_t)c->width * act_bytes(be->act);
+    sampled_softmax_args args = {.n = s->n,
+                                 .n_negatives = s->n_negatives,
+                                 .dim = c->width,
+                                 .n_rows = c->n_items,
+                                 .query = (const char *)rows->x + skip,
+                                 .table = c->item->value + c->width,
+                                 .positive = p->label.device + s->first,
+                                 .negative = a->negative.device,
+                                 .normalises = c->normalises_items,
+                                 .eps = c->eps,
+                                 .temperature = c->temperature,
+                                 .grad_scale = p->grad_scale.device,
+                                 .loss = rows->sum,
+                                 .dquery = (char *)rows->dx + skip,
+                                 .dtable = c->item->grad + c->width,
+                                 .scratch = a->scratch};
+    return be->ops->sampled_softmax(be, &args);
+}
+
+/* Marks the rows of the pool: labels, which include in-batch negatives (in a part of a batch: those
+ * of the whole batch); tables with marks have no other negatives. */
+static status sampled_loss_train(const loss_config *c, const loss_acts *a, backend *be,
+                                 const batch_layout *p, const loss_rows *rows) {
+    piece s = {.n_negatives = c->n_negatives};
+    int32_t n_loss = p->n_loss;
+    if (c->type == LOSS_IN_BATCH) {
+        s.n_pool = fill_pool(c, a, p, rows, &n_loss);
+        TRY(STAGED_SEND(be, &a->pool, s.n_pool));
+    }
+    if (s.n_negatives == 0) s.n_negatives = n_loss;
+    /* A whole batch has at most as many loss positions as the memory was made for. */
+    for (s.first = 0; s.first < p->n_loss; s.first += s.n) {
+        s.n = p->n_loss - s.first < a->max_rows ? p->n_loss - s.first : a->max_rows;
+        TRY(draw(c, a, be, p, &s, rows));
+        TRY(train_piece(c, a, be, p, &s, rows));
+    }
+    if (c->item->marks == NULL) return OK;
+    return be->ops->mark(be, s.n_pool, a->pool.device, 1, c->item->marks);
+}
+
+static bool is_sampled(const loss_config *c) {
+    return c->type == LOSS_CATALOGUE || c->type == LOSS_IN_BATCH;
+}
+
+static status loss_alloc(loss_acts *a, const loss_config *c, const nn_room *room) {
+    *a = (loss_acts){0};
+    return room->is_training && is_sampled(c) ? sampled_loss_alloc(a, c, room) : OK;
+}
+
+static status loss_train(const loss_config *c, const loss_acts *a, backend *be,
+                         const batch_layout *p, const loss_rows *rows) {
+    return is_sampled(c) ? sampled_loss_train(c, a, be, p, rows) : train_logits(c, be, p, rows);
+}
+
+static const float L2_EPS = 1e-6f;
+
+status ranking_add_params(ranking_head *h, const mlp_config *c, loss_type loss,
+                          param_list *params) {
+    *h = (ranking_head){.dim = c->width[0], .loss = {.type = loss, .width = c->width[c->n_layers]}};
+    return mlp_add_params(&h->net, c, params, "_mlp._mlp.");
+}
+
+int32_t ranking_n_columns(const ranking_head *h) {
+    return h->loss.width;
+}
+
+status ranking_alloc(ranking_acts *a, const ranking_head *h, const nn_room *room) {
+    int64_t n = room->max_loss;
+    nn_memory *memory = room->memory;
+    *a = (ranking_acts){0};
+    TRY(choice_alloc(&a->tokens, room, h->dim));
+    TRY(mlp_alloc(&a->net, &h->net, room, n));
+    TRY(nn_new_act(memory, &a->normed, n, h->dim));
+    TRY(nn_new_act(memory, &a->logits, n, ranking_n_columns(h)));
+    TRY(NN_NEW(memory, &a->scale, n));
+    if (!room->is_training) return OK;
+    TRY(nn_new_act(memory, &a->d_normed, n, h->dim));
+    TRY(nn_new_act(memory, &a->d_logits, n, ranking_n_columns(h)));
+    return loss_alloc(&a->loss, &h->loss, room);
+}
+
+static l2_args l2_of(const ranking_head *h, const ranking_acts *a, int64_t n, const void *x) {
+    return (l2_args){.n = n,
+                     .dim = h->dim,
+                     .eps = L2_EPS,
+                     .x = x,
+                     .y = a->normed,
+                     .scale = a->scale,
+                     .dy = a->d_normed};
+}
+
+status ranking_select(const ranking_head *h, ranking_acts *a, backend *be, const batch_layout *p,
+                      const void *hidden, const void **out) {
+    const void *x = NULL;
+    TRY(choice_fwd(&a->tokens, be, p, hidden, &x));
+    l2_args l2 = l2_of(h, a, p->n_loss, x);
+    *out = a->normed;
+    return be->ops->l2_fwd(be, &l2);
+}
+
+status ranking_select_bwd(const ranking_head *h, ranking_acts *a, backend *be,
+                          const batch_layout *p, const void *hidden, void *d_hidden) {
+    l2_args l2 = l2_of(h, a, p->n_loss, a->tokens.is_all ? hidden : a->tokens.x);
+    l2.dx = choice_gradient(&a->tokens, d_hidden);
+    TRY(be->ops->l2_bwd(be, &l2));
+    return choice_bwd(&a->tokens, be, p, d_hidden);
+}
+
+status ranking_pack(ranking_head *h, nn_memory *memory) {
+    return mlp_pack(&h->net, memory);
+}
+
+/* The whole head as one op: two layers whose weights are packed, and nothing kept for training. */
+static bool is_one_op(const ranking_head *h, const ranking_acts *a) {
+    return h->net.config.n_layers == 2 && h->net.packed[0] != NULL && a->d_normed == NULL;
+}
+
+static status score_at_once(const ranking_head *h, ranking_acts *a, backend *be,
+                            const batch_layout *p, const void *hidden) {
+    head_args head = {.n = p->n_loss,
+                      .dim = h->dim,
+                      .eps = L2_EPS,
+                      .x = hidden,
+                      .index = p->takes_all || a->tokens.is_done ? NULL : p->loss_token.device,
+                      .chosen = a->tokens.x,
+                      .scale = a->scale,
+                      .normed = a->normed,
+                      .one = mlp_layer(&h->net, &a->net, 0, p->n_loss, a->normed),
+                      .two = mlp_layer(&h->net, &a->net, 1, p->n_loss, NULL)};
+    head.one.z = NULL;
+    head.two.y = a->logits;
+    return be->ops->head_fwd(be, &head);
+}
+
+status ranking_score(const ranking_head *h, ranking_acts *a, backend *be, const batch_layout *p,
+                     const void *hidden, const void **out) {
+    const void *x = NULL;
+    *out = a->logits;
+    if (is_one_op(h, a)) return score_at_once(h, a, be, p, hidden);
+    TRY(ranking_select(h, a, be, p, hidden, &x));
+    return mlp_fwd(&h->net, &a->net, be, p->n_loss, x, a->logits);
+}
+
+status ranking_train(const ranking_head *h, ranking_acts *a, backend *be, const batch_layout *p,
+                     loss_rows rows, const void *hidden, void *d_hidden) {
+    TRY(ranking_score(h, a, be, p, hidden, &rows.x));
+    rows.dx = a->d_logits;
+    TRY(loss_train(&h->loss, &a->loss, be, p, &rows));
+    TRY(mlp_bwd(&h->net, &a->net, be, p->n_loss, a->normed, a->d_logits, a->d_normed));
+    return ranking_select_bwd(h, a, be, p, hidden, d_hidden);
+}
+
+status retrieval_alloc(retrieval_acts *a, const retrieval_head *h, const nn_room *room) {
+    *a = (retrieval_acts){.max_loss = room->max_loss};
+    TRY(choice_alloc(&a->tokens, room, h->dim));
+    TRY(nn_new_act(room->memory, &a->query, room->max_loss, h->dim));
+    if (room->is_training) TRY(nn_new_act(room->memory, &a->d_query, room->max_loss, h->dim));
+    TRY(NN_NEW(room->memory, &a->stats, 2 * room->max_loss));
+    return loss_alloc(&a->loss, &h->loss, room);
+}
+
+static l2_args query_l2_of(const retrieval_head *h, const retrieval_acts *a, int64_t n,
+                           const void *x) {
+    return (l2_args){.n = n,
+                     .dim = h->dim,
+                     .eps = h->eps,
+                     .x = x,
+                     .y = a->query,
+                     .scale = a->stats,
+                     .dy = a->d_query};
+}
+
+static norm_args norm_of(const retrieval_head *h, const retrieval_acts *a, int64_t n,
+                         const void *x) {
+    return (norm_args){.n = n,
+                       .dim = h->dim,
+                       .eps = h->eps,
+                       .x = x,
+                       .y = a->query,
+                       .mean = a->stats,
+                       .rstd = a->stats + a->max_loss,
+                       .dy = a->d_query};
+}
+
+status retrieval_encode(const retrieval_head *h, retrieval_acts *a, backend *be,
+                        const batch_layout *p, const void *hidden, const void **out) {
+    const void *x = NULL;
+    TRY(choice_fwd(&a->tokens, be, p, hidden, &x));
+    l2_args l2 = query_l2_of(h, a, p->n_loss, x);
+    norm_args norm = norm_of(h, a, p->n_loss, x);
+    *out = a->query;
+    return h->has_layer_norm ? be->ops->norm_fwd(be, &norm) : be->ops->l2_fwd(be, &l2);
+}
+
+static status encode_bwd(const retrieval_head *h, retrieval_acts *a, backend *be,
+                         const batch_layout *p, const void *hidden, void *d_hidden) {
+    const void *x = a->tokens.is_all ? hidden : a->tokens.x;
+    l2_args l2 = query_l2_of(h, a, p->n_loss, x);
+    norm_args norm = norm_of(h, a, p->n_loss, x);
+    l2.dx = norm.dx = choice_gradient(&a->tokens, d_hidden);
+    TRY(h->has_layer_norm ? be->ops->norm_bwd(be, &norm) : be->ops->l2_bwd(be, &l2));
+    return choice_bwd(&a->tokens, be, p, d_hidden);
+}
+
+status retrieval_train(const retrieval_head *h, retrieval_acts *a, backend *be,
+                       const batch_layout *p, loss_rows rows, const void *hidden, void *d_hidden) {
+    TRY(retrieval_encode(h, a, be, p, hidden, &rows.x));
+    rows.dx = a->d_query;
+    TRY(loss_train(&h->loss, &a->loss, be, p, &rows));
+    return encode_bwd(h, a, be, p, hidden, d_hidden);
+}
