@@ -62,7 +62,6 @@ struct pass {
     retrieval_acts retrieval;
     ranking_acts ranking;
     staged_i32 lists;       /* of pass_rank; not for training */
-    int64_t max_seen;       /* rows to leave out that fit there */
     const batch *expected;  /* the batch after the next one, or NULL */
     const batch *whole;     /* what the current batch is a part of, or NULL */
     struct kv_store *store; /* of the batch that runs, or NULL */

@@ -1,8 +1,7 @@
 /* The recommender on a small model with its first values: the arithmetic is what counts. */
-#include "model/recommender.h"
+#include "model/user_group.h"
 
 #include "base/rng.h"
-#include "model/similar.h"
 #include "oom.h"
 #include "train_test.h"
 
@@ -25,7 +24,7 @@ static void check_user(const recommendation *r, const user_events *u) {
     for (int32_t item = 1; item <= V; item++) {
         int n = 0;
         for (int32_t i = 0; i < r->n; i++)
-            n += r->item[i] == item;
+            n += r->item[i] == (uint32_t)item;
         n_had += has_had(u, item);
         CHECK_EQ(n, has_had(u, item) ? 0 : 1);
     }
@@ -36,64 +35,64 @@ static void check_user(const recommendation *r, const user_events *u) {
 
 TEST(recommender_leaves_out_the_whole_history) {
     bench_top t;
-    recommender *r;
+    user_group *r;
     int n_beyond_window = 0, done = 0;
     top_start(&t, retrieval_gin);
-    recommender_config c = {.k = 1000, .max_users = 7};
-    CHECK_OK(recommender_create(&r, &t.session, &c));
+    user_group_config c = {.k = 1000, .max_users = 7};
+    CHECK_OK(user_group_create(&r, &t.session, &c));
     for (uint64_t u = 0; u <= USERS; u++) {
         user_events next = user_events_of(t.data, u);
         bool is_end = u == USERS;
         n_beyond_window += next.n > WINDOW;
-        if (!is_end && recommender_fits(r, &next)) {
-            CHECK_OK(recommender_add(r, &next));
+        if (!is_end && user_group_fits(r, &next)) {
+            CHECK_OK(user_group_add(r, &next));
             continue;
         }
-        CHECK_OK(recommender_run(r));
-        for (int32_t i = 0; i < recommender_n_users(r); i++, done++) {
+        CHECK_OK(user_group_run(r));
+        for (int32_t i = 0; i < user_group_n_users(r); i++, done++) {
             user_events own = user_events_of(t.data, (uint64_t)done);
-            recommendation got = recommender_result(r, i);
+            recommendation got = user_group_best(r, i);
             CHECK(!got.is_popular);
             check_user(&got, &own);
         }
-        recommender_clear(r);
-        if (!is_end) CHECK_OK(recommender_add(r, &next));
+        user_group_clear(r);
+        if (!is_end) CHECK_OK(user_group_add(r, &next));
     }
     CHECK_EQ(done, USERS);
     CHECK(n_beyond_window > 0); /* else the window would be the history */
-    recommender_destroy(r);
+    user_group_destroy(r);
     top_close(&t);
 }
 
 /* The results of one user alone. */
-static recommendation ask(recommender *r, const user_events *u) {
-    recommender_clear(r);
-    CHECK_OK(recommender_add(r, u));
-    CHECK_OK(recommender_run(r));
-    return recommender_result(r, 0);
+static recommendation ask(user_group *r, const user_events *u) {
+    user_group_clear(r);
+    CHECK_OK(user_group_add(r, u));
+    CHECK_OK(user_group_run(r));
+    return user_group_best(r, 0);
 }
 
 /* Filters change which items there are, never a score; nor do the users of a batch. */
 TEST(recommender_filters_keep_the_scores) {
     bench_top t;
-    recommender *all, *few;
+    user_group *all, *few;
     uint8_t is_allowed[V + 1] = {0};
     top_start(&t, retrieval_gin);
     for (int item = 0; item <= V; item += 3)
         is_allowed[item] = 1;
-    recommender_config c = {.k = V, .max_users = 1, .keeps_seen = true};
-    CHECK_OK(recommender_create(&all, &t.session, &c));
+    user_group_config c = {.k = V, .max_users = 1, .keeps_seen = true};
+    CHECK_OK(user_group_create(&all, &t.session, &c));
     c.is_allowed = is_allowed;
     c.max_users = 16;
-    CHECK_OK(recommender_create(&few, &t.session, &c));
+    CHECK_OK(user_group_create(&few, &t.session, &c));
     for (uint64_t u = 0; u < 16; u++) {
         user_events e = user_events_of(t.data, u);
-        CHECK_OK(recommender_add(few, &e));
+        CHECK_OK(user_group_add(few, &e));
     }
-    CHECK_OK(recommender_run(few));
+    CHECK_OK(user_group_run(few));
     for (int32_t u = 0; u < 16; u++) {
         user_events e = user_events_of(t.data, (uint64_t)u);
-        recommendation whole = ask(all, &e), part = recommender_result(few, u);
+        recommendation whole = ask(all, &e), part = user_group_best(few, u);
         CHECK_EQ(whole.n, V);
         CHECK_EQ(part.n, V / 3);
         int32_t at = 0;
@@ -103,19 +102,19 @@ TEST(recommender_filters_keep_the_scores) {
             CHECK(memcmp(&part.score[at++], &whole.score[i], sizeof(float)) == 0);
         }
     }
-    recommender_destroy(all);
-    recommender_destroy(few);
+    user_group_destroy(all);
+    user_group_destroy(few);
     memset(is_allowed, 0, sizeof is_allowed);
-    CHECK_FAILS(recommender_create(&few, &t.session, &c), ERR_USAGE, "no item to recommend");
+    CHECK_FAILS(user_group_create(&few, &t.session, &c), ERR_USAGE, "no item to recommend");
     c.is_allowed = NULL;
-    c.k = RECOMMEND_MAX_K + 1;
-    CHECK_FAILS(recommender_create(&few, &t.session, &c), ERR_USAGE, "from 1 to 1024");
+    c.k = INFER_MAX_K + 1;
+    CHECK_FAILS(user_group_create(&few, &t.session, &c), ERR_USAGE, "from 1 to 1024");
     top_close(&t);
 }
 
 TEST(recommender_gives_popularity_to_the_unknown) {
     bench_top t;
-    recommender *r;
+    user_group *r;
     uint8_t is_allowed[V + 1];
     float count[V + 1] = {0};
     memset(is_allowed, 1, sizeof is_allowed);
@@ -126,18 +125,18 @@ TEST(recommender_gives_popularity_to_the_unknown) {
         if (count[item] > count[best]) best = item;
         if (item == V) is_allowed[best] = 0; /* the most popular one is denied */
     }
-    recommender_config c = {.k = V, .max_users = 3, .is_allowed = is_allowed};
-    CHECK_OK(recommender_create(&r, &t.session, &c));
+    user_group_config c = {.k = V, .max_users = 3, .is_allowed = is_allowed};
+    CHECK_OK(user_group_create(&r, &t.session, &c));
     user_events nobody = user_events_of(t.data, USERS + 5), somebody = user_events_of(t.data, 3);
     CHECK_EQ(nobody.user, USERS);
-    CHECK_OK(recommender_add(r, &nobody));
-    CHECK_OK(recommender_add(r, &somebody));
-    CHECK_OK(recommender_add(r, &nobody));
-    CHECK(!recommender_fits(r, &nobody));
-    CHECK_FAILS(recommender_add(r, &nobody), ERR_CONFIG, "full");
-    CHECK_OK(recommender_run(r));
-    recommendation first = recommender_result(r, 0), second = recommender_result(r, 1);
-    CHECK(first.is_popular && !second.is_popular && recommender_result(r, 2).is_popular);
+    CHECK_OK(user_group_add(r, &nobody));
+    CHECK_OK(user_group_add(r, &somebody));
+    CHECK_OK(user_group_add(r, &nobody));
+    CHECK(!user_group_fits(r, &nobody));
+    CHECK_FAILS(user_group_add(r, &nobody), ERR_CONFIG, "full");
+    CHECK_OK(user_group_run(r));
+    recommendation first = user_group_best(r, 0), second = user_group_best(r, 1);
+    CHECK(first.is_popular && !second.is_popular && user_group_best(r, 2).is_popular);
     int n_popular = 0;
     for (int item = 1; item <= V; item++)
         n_popular += count[item] > 0 && is_allowed[item];
@@ -149,88 +148,69 @@ TEST(recommender_gives_popularity_to_the_unknown) {
     }
     recommendation alone = ask(r, &somebody);
     CHECK(second.n == alone.n);
-    recommender_destroy(r);
+    user_group_destroy(r);
     top_close(&t);
 }
 
-/* A history longer than all others needs room of its own, which max_events gives. */
+/* A history longer than all others, of rows that are many. */
 TEST(recommender_takes_a_long_history) {
     enum { LONG = 9000 };
     static uint32_t item[LONG];
     static uint16_t action[LONG];
     static int64_t time[LONG];
     bench_top t;
-    recommender *r;
+    user_group *r;
     for (int i = 0; i < LONG; i++)
         item[i] = 1 + (uint32_t)i % 50, time[i] = i;
     user_events u = {.user = USERS, .n = LONG, .item = item, .action = action, .time = time};
     top_start(&t, retrieval_gin);
-    recommender_config c = {.k = V, .max_users = 1};
-    CHECK_OK(recommender_create(&r, &t.session, &c));
-    CHECK(!recommender_fits(r, &u));
-    recommender_destroy(r);
-    c.max_events = LONG;
-    CHECK_OK(recommender_create(&r, &t.session, &c));
+    user_group_config c = {.k = V, .max_users = 1};
+    CHECK_OK(user_group_create(&r, &t.session, &c));
     recommendation got = ask(r, &u);
     check_user(&got, &u);
     CHECK_EQ(got.n, 10);
-    recommender_destroy(r);
+    user_group_destroy(r);
     top_close(&t);
 }
 
 TEST(recommender_wants_a_retrieval_model) {
     bench_top t;
-    recommender *r;
+    user_group *r;
     top_start(&t, ranking_gin);
-    recommender_config c = {.k = 5, .max_users = 1};
-    CHECK_FAILS(recommender_create(&r, &t.session, &c), ERR_UNSUPPORTED, "hstu score");
+    user_group_config c = {.k = 5, .max_users = 1};
+    CHECK_FAILS(user_group_create(&r, &t.session, &c), ERR_UNSUPPORTED, "hstu score");
     top_close(&t);
 }
 
-/* The pass itself refuses more rows than it has room for. */
-TEST(recommender_pass_checks_its_room) {
+/* A batch has the last events of a user. */
+TEST(recommender_reads_the_newest_events) {
     bench_top t;
-    pass *p;
-    item_table table;
-    static int32_t seen[4096], offsets[2] = {0, 4000}, best[1];
-    float score[1];
     histories h;
     top_start(&t, retrieval_gin);
     user_events u = user_events_of(t.data, 0);
-    CHECK_OK(item_table_init(&table, t.session.model));
     CHECK_OK(histories_init(&h, &t.session, 1));
     CHECK_OK(histories_add(&h, &u, NULL, 0));
     uint64_t n = (uint64_t)h.view.n_tokens, first = u.n - n;
     CHECK(n > 0 && memcmp(h.view.time, u.time + first, n * sizeof *u.time) == 0);
     CHECK(memcmp(h.view.item, u.item + first, n * sizeof *u.item) == 0);
     CHECK_FAILS(histories_add(&h, &u, NULL, 0), ERR_CONFIG, "full");
-    CHECK_OK(pass_create(&p, t.session.model, &(pass_config){.max_users = 1}));
-    rank_query q = {.corpus = &table.items,
-                    .seen_offsets = offsets,
-                    .seen = seen,
-                    .k = 1,
-                    .best = best,
-                    .score = score};
-    CHECK_FAILS(pass_rank(p, &h.view, &q), ERR_CONFIG, "4000 rows to leave out");
-    pass_destroy(p);
     histories_fini(&h);
-    item_table_fini(&table);
     top_close(&t);
 }
 
 static status make_and_ask(void *ctx) {
     bench_top *t = ctx;
     uint8_t is_allowed[V + 1];
-    recommender *r = NULL;
+    user_group *r = NULL;
     memset(is_allowed, 1, sizeof is_allowed);
     is_allowed[4] = 0;
-    recommender_config c = {.k = 5, .max_users = 2, .is_allowed = is_allowed};
+    user_group_config c = {.k = 5, .max_users = 2, .is_allowed = is_allowed};
     user_events somebody = user_events_of(t->data, 3), nobody = user_events_of(t->data, USERS);
-    status st = recommender_create(&r, &t->session, &c);
-    if (st == OK) st = recommender_add(r, &somebody);
-    if (st == OK) st = recommender_add(r, &nobody);
-    if (st == OK) st = recommender_run(r);
-    recommender_destroy(r);
+    status st = user_group_create(&r, &t->session, &c);
+    if (st == OK) st = user_group_add(r, &somebody);
+    if (st == OK) st = user_group_add(r, &nobody);
+    if (st == OK) st = user_group_run(r);
+    user_group_destroy(r);
     return st;
 }
 
@@ -239,84 +219,5 @@ TEST(recommender_out_of_memory) {
     top_start(&t, retrieval_gin);
     CHECK_OK(make_and_ask(&t)); /* the backend keeps the scratch memory that this needed */
     CHECK(oom_at_each_allocation(make_and_ask, &t) > 10);
-    top_close(&t);
-}
-
-/* Nearest by cosine, computed again in the plainest way. */
-TEST(similar_items_are_the_nearest_by_cosine) {
-    bench_top t;
-    item_table table;
-    int32_t best[V], n;
-    float cosine[V], own[8], row[8];
-    uint8_t is_allowed[V + 1];
-    memset(is_allowed, 1, sizeof is_allowed);
-    is_allowed[9] = 0;
-    top_start(&t, retrieval_gin);
-    CHECK_OK(item_table_init(&table, t.session.model));
-    CHECK_EQ(table.items.n, V);
-    CHECK_OK(similar_items(&table, 7, is_allowed, V, best, cosine, &n));
-    CHECK_EQ(n, V - 2);
-    CHECK_OK(item_table_read(&table, 6, 1, own));
-    for (int32_t i = 0; i < n; i++) {
-        double xy = 0, xx = 0, yy = 0;
-        CHECK_OK(item_table_read(&table, best[i] - 1, 1, row));
-        for (int d = 0; d < 8; d++) {
-            xy += (double)own[d] * (double)row[d];
-            xx += (double)own[d] * (double)own[d];
-            yy += (double)row[d] * (double)row[d];
-        }
-        CHECK(best[i] != 7 && best[i] != 9 && fabs(xy / sqrt(xx * yy) - (double)cosine[i]) < 1e-6);
-        CHECK(i == 0 || cosine[i] <= cosine[i - 1]);
-    }
-    float second = cosine[1];
-    CHECK_OK(similar_items(&table, 7, is_allowed, 2, best, cosine, &n));
-    CHECK(n == 2 && cosine[1] == second);
-    CHECK_FAILS(similar_items(&table, V + 1, NULL, 2, best, cosine, &n), ERR_USAGE, "no row");
-    CHECK_FAILS(similar_items(&table, 0, NULL, 2, best, cosine, &n), ERR_USAGE, "no row");
-    item_table_fini(&table);
-    top_close(&t);
-}
-
-/* A row without a direction is near to none, and none is near to it. */
-TEST(similar_items_leave_out_rows_without_a_direction) {
-    static const float odd[] = {0, INFINITY, NAN};
-    bench_top t;
-    item_table table;
-    int32_t best[V], n;
-    float cosine[V], row[8];
-    top_start(&t, retrieval_gin);
-    CHECK_OK(item_table_init(&table, t.session.model));
-    for (int32_t i = 0; i < 3; i++) {
-        for (int d = 0; d < 8; d++)
-            row[d] = odd[i];
-        memcpy((float *)table.items.rows + (int64_t)i * 8, row, sizeof row);
-    }
-    CHECK_OK(similar_items(&table, 7, NULL, V, best, cosine, &n));
-    CHECK_EQ(n, V - 1 - 3);
-    for (int32_t i = 0; i < n; i++)
-        CHECK(best[i] > 3 && best[i] != 7 && isfinite(cosine[i]));
-    for (uint32_t i = 1; i <= 3; i++) {
-        CHECK_OK(similar_items(&table, i, NULL, V, best, cosine, &n));
-        CHECK_EQ(n, 0);
-    }
-    item_table_fini(&table);
-    top_close(&t);
-}
-
-/* A ranking model's items are the rows it reads. */
-TEST(item_table_of_a_ranking_model) {
-    bench_top t;
-    item_table table;
-    float row[8];
-    top_start(&t, ranking_gin);
-    CHECK_OK(item_table_init(&table, t.session.model));
-    CHECK(table.items.n == V && table.dim == 8 && table.items.item[0] == 1);
-    const float *values = NULL;
-    for (int i = 0; i < t.session.n_params; i++)
-        if (t.session.params[i].shape[0] == V + 1) values = t.session.params[i].value;
-    CHECK(values != NULL);
-    CHECK_OK(item_table_read(&table, 4, 1, row));
-    CHECK(memcmp(row, values + 5 * 8, sizeof row) == 0);
-    item_table_fini(&table);
     top_close(&t);
 }

@@ -1,7 +1,5 @@
-#include "model/scorer.h"
+#include "model/user_group.h"
 
-#include "model/recommender.h"
-#include "model/score_columns.h"
 #include "oom.h"
 #include "train_test.h"
 
@@ -23,26 +21,26 @@ static void top_start(bench_top *t, const char *gin, const char *const *set, siz
 
 /* The numbers of users 0..n_users-1, freed by the caller. */
 static float *score_users(session *s, int32_t max_users, int32_t max_part, uint64_t n_users) {
-    scorer_config c = {
+    user_group_config c = {
         .candidate = some_items(), .n_candidates = N, .max_users = max_users, .max_part = max_part};
-    scorer *r;
-    CHECK_OK(scorer_create(&r, s, &c));
-    size_t per_user = (size_t)(N * scorer_n_columns(r)), done = 0;
+    user_group *r;
+    CHECK_OK(user_group_create(&r, s, &c));
+    size_t per_user = (size_t)(N * user_group_columns(r)->n), done = 0;
     float *out = malloc(n_users * per_user * sizeof *out);
     for (uint64_t u = 0; u <= n_users; u++) {
         user_events e = user_events_of(s->data, u);
-        if (u < n_users && scorer_fits(r)) {
-            CHECK_OK(scorer_add(r, &e));
+        if (u < n_users && user_group_fits(r, &e)) {
+            CHECK_OK(user_group_add(r, &e));
             continue;
         }
-        CHECK_OK(scorer_run(r));
-        for (int32_t i = 0; i < scorer_n_users(r); i++)
-            memcpy(out + per_user * done++, scorer_result(r, i), per_user * sizeof *out);
-        scorer_clear(r);
-        if (u < n_users) CHECK_OK(scorer_add(r, &e));
+        CHECK_OK(user_group_run(r));
+        for (int32_t i = 0; i < user_group_n_users(r); i++)
+            memcpy(out + per_user * done++, user_group_values(r, i), per_user * sizeof *out);
+        user_group_clear(r);
+        if (u < n_users) CHECK_OK(user_group_add(r, &e));
     }
     CHECK_EQ(done, n_users);
-    scorer_destroy(r);
+    user_group_destroy(r);
     return out;
 }
 
@@ -89,7 +87,7 @@ TEST(scorer_cuts_change_no_bit) {
  * user as candidates. */
 TEST(scorer_equals_a_pass) {
     bench_top t;
-    scorer *r;
+    user_group *r;
     pass *p;
     histories h;
     const void *logits;
@@ -107,16 +105,16 @@ TEST(scorer_equals_a_pass) {
     CHECK_OK(pass_score(p, &h.view, &logits, &n_rows));
     CHECK_EQ(n_rows, 3);
     CHECK_OK(backend_read_act(t.be, logit, logits, 21));
-    scorer_config c = {.candidate = u.item + u.n, .n_candidates = 3, .max_users = 4};
-    CHECK_OK(scorer_create(&r, &t.session, &c));
+    user_group_config c = {.candidate = u.item + u.n, .n_candidates = 3, .max_users = 4};
+    CHECK_OK(user_group_create(&r, &t.session, &c));
     static const char *const names[] = {"rating", "p_1", "p_2", "p_3", "p_4", "p_5"};
-    CHECK_EQ(scorer_n_columns(r), 6);
+    CHECK_EQ(user_group_columns(r)->n, 6);
     for (int i = 0; i < 6; i++)
-        CHECK_STR(scorer_columns(r)[i], names[i]);
-    CHECK_OK(scorer_add(r, &u));
-    CHECK_OK(scorer_run(r));
+        CHECK_STR(user_group_columns(r)->names[i], names[i]);
+    CHECK_OK(user_group_add(r, &u));
+    CHECK_OK(user_group_run(r));
     for (int i = 0; i < 3; i++) {
-        const float *got = scorer_result(r, 0) + 6 * i;
+        const float *got = user_group_values(r, 0) + 6 * i;
         double sum = 0, mean = 0, total = 0;
         for (int k = 0; k < 5; k++)
             sum += exp((double)logit[7 * i + k]);
@@ -128,7 +126,7 @@ TEST(scorer_equals_a_pass) {
         }
         CHECK(fabs(mean - (double)got[0]) < 1e-5 && fabs(total - 1) < 1e-5);
     }
-    scorer_destroy(r);
+    user_group_destroy(r);
     pass_destroy(p);
     histories_fini(&h);
     top_close(&t);
@@ -193,7 +191,7 @@ TEST(scorer_gives_signals_their_names) {
     static const char *const set[] = {"RankingArgs.prediction_head_arch=[8,3]",
                                       "RankingArgs.num_tasks=3"};
     bench_top t;
-    scorer *r;
+    user_group *r;
     config_source source = {.text = ranking_gin,
                             .text_name = "test.gin",
                             .text_bytes = strlen(ranking_gin),
@@ -206,42 +204,42 @@ TEST(scorer_gives_signals_their_names) {
     t.data->actions = ACTION_BITS;
     CHECK_OK(session_open(&t.session, t.config, t.data, t.be));
     CHECK_OK(model_init(t.session.model, 5));
-    scorer_config c = {.candidate = some_items(), .n_candidates = N, .max_users = 2};
-    CHECK_OK(scorer_create(&r, &t.session, &c));
-    CHECK_EQ(scorer_n_columns(r), 3);
-    CHECK_STR(scorer_columns(r)[0], "click");
-    CHECK_STR(scorer_columns(r)[2], "follow");
+    user_group_config c = {.candidate = some_items(), .n_candidates = N, .max_users = 2};
+    CHECK_OK(user_group_create(&r, &t.session, &c));
+    CHECK_EQ(user_group_columns(r)->n, 3);
+    CHECK_STR(user_group_columns(r)->names[0], "click");
+    CHECK_STR(user_group_columns(r)->names[2], "follow");
     user_events nobody = user_events_of(t.data, 40), u = user_events_of(t.data, 1);
-    CHECK_OK(scorer_add(r, &nobody));
-    CHECK_OK(scorer_add(r, &u));
-    CHECK_FAILS(scorer_add(r, &u), ERR_CONFIG, "full");
-    CHECK_OK(scorer_run(r));
+    CHECK_OK(user_group_add(r, &nobody));
+    CHECK_OK(user_group_add(r, &u));
+    CHECK_FAILS(user_group_add(r, &u), ERR_CONFIG, "full");
+    CHECK_OK(user_group_run(r));
     for (int i = 0; i < 2 * 3 * N; i++)
-        CHECK(scorer_result(r, 0)[i] > 0 && scorer_result(r, 0)[i] < 1);
-    scorer_destroy(r);
+        CHECK(user_group_values(r, 0)[i] > 0 && user_group_values(r, 0)[i] < 1);
+    user_group_destroy(r);
     top_close(&t);
 }
 
 /* A retrieval model's scores are those that recommending ranks by, bit for bit. */
 TEST(scorer_agrees_with_the_recommender) {
     bench_top t;
-    recommender *r;
+    user_group *r;
     top_start(&t, retrieval_gin, NULL, 0);
     float *scores = score_users(&t.session, 3, 0, 5);
-    recommender_config c = {.k = V, .max_users = 1, .keeps_seen = true};
-    CHECK_OK(recommender_create(&r, &t.session, &c));
+    user_group_config c = {.k = V, .max_users = 1, .keeps_seen = true};
+    CHECK_OK(user_group_create(&r, &t.session, &c));
     for (uint64_t u = 0; u < 5; u++) {
         user_events e = user_events_of(t.data, u);
-        recommender_clear(r);
-        CHECK_OK(recommender_add(r, &e));
-        CHECK_OK(recommender_run(r));
-        recommendation got = recommender_result(r, 0);
+        user_group_clear(r);
+        CHECK_OK(user_group_add(r, &e));
+        CHECK_OK(user_group_run(r));
+        recommendation got = user_group_best(r, 0);
         for (int c_ = 0; c_ < N; c_++)
             for (int32_t i = 0; i < got.n; i++)
-                if (got.item[i] == (int32_t)some_items()[c_])
+                if (got.item[i] == some_items()[c_])
                     CHECK(memcmp(&got.score[i], &scores[u * N + (uint64_t)c_], 4) == 0);
     }
-    recommender_destroy(r);
+    user_group_destroy(r);
     free(scores);
     /* Nothing can be said of nobody. */
     scores = score_users(&t.session, 3, 0, 41);
@@ -254,26 +252,26 @@ TEST(scorer_agrees_with_the_recommender) {
 TEST(scorer_checks_its_candidates) {
     static const uint32_t wrong[] = {3, V + 1}, zero[] = {0};
     bench_top t;
-    scorer *r;
+    user_group *r;
     top_start(&t, ranking_gin, NULL, 0);
-    scorer_config c = {.candidate = wrong, .n_candidates = 2, .max_users = 1};
-    CHECK_FAILS(scorer_create(&r, &t.session, &c), ERR_USAGE, "candidate 2 is not");
-    c = (scorer_config){.candidate = zero, .n_candidates = 1, .max_users = 1};
-    CHECK_FAILS(scorer_create(&r, &t.session, &c), ERR_USAGE, "candidate 1 is not");
+    user_group_config c = {.candidate = wrong, .n_candidates = 2, .max_users = 1};
+    CHECK_FAILS(user_group_create(&r, &t.session, &c), ERR_USAGE, "candidate 2 is not");
+    c = (user_group_config){.candidate = zero, .n_candidates = 1, .max_users = 1};
+    CHECK_FAILS(user_group_create(&r, &t.session, &c), ERR_USAGE, "candidate 1 is not");
     c.n_candidates = 0;
-    CHECK_FAILS(scorer_create(&r, &t.session, &c), ERR_USAGE, "no candidate");
+    CHECK_FAILS(user_group_create(&r, &t.session, &c), ERR_USAGE, "no candidate");
     top_close(&t);
 }
 
 static status make_and_score(void *ctx) {
     bench_top *t = ctx;
-    scorer *r = NULL;
-    scorer_config c = {.candidate = some_items(), .n_candidates = N, .max_users = 2};
+    user_group *r = NULL;
+    user_group_config c = {.candidate = some_items(), .n_candidates = N, .max_users = 2};
     user_events u = user_events_of(t->data, 3);
-    status st = scorer_create(&r, &t->session, &c);
-    if (st == OK) st = scorer_add(r, &u);
-    if (st == OK) st = scorer_run(r);
-    scorer_destroy(r);
+    status st = user_group_create(&r, &t->session, &c);
+    if (st == OK) st = user_group_add(r, &u);
+    if (st == OK) st = user_group_run(r);
+    user_group_destroy(r);
     return st;
 }
 

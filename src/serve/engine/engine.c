@@ -236,7 +236,7 @@ typedef struct row_query {
 
 static status read_rows(served *m, void *ctx) {
     const row_query *q = ctx;
-    const item_table *t = &m->table;
+    const item_table *t = &m->infer.table;
     if (q->first < 1 || q->first > m->names->n_items + 1 || q->n > m->names->n_items + 1 - q->first)
         return fail(ERR_USAGE, "the model has items 1 to %llu",
                     (unsigned long long)m->names->n_items);
@@ -325,8 +325,8 @@ static status prepare(engine *e, slot *s, const engine_request *r, engine_answer
     served *m = out->memory->model = slot_keep_model(s);
     snprintf(out->model, sizeof out->model, "%s", s->name);
     snprintf(out->version, sizeof out->version, "%s", m->version_text);
-    out->n_columns = m->columns.n;
-    out->columns = m->columns.names;
+    out->n_columns = m->infer.columns.n;
+    out->columns = m->infer.columns.names;
     job_users from = {&e->users, &e->users_lock};
     return job_make(j, out, r, &from);
 }

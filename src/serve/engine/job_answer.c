@@ -2,22 +2,19 @@
 #include <math.h>
 #include <string.h>
 
-#include "base/half.h"
 #include "serve/engine/job.h"
 
-status job_answer_items(job *j, const uint32_t *item, const float *score, int32_t n) {
+status job_answer_items(job *j) {
+    const infer_query *q = &j->q;
     engine_item *to;
-    float *values;
-    TRY(ARENA_NEW(j->arena, &to, (size_t)n));
-    TRY(ARENA_NEW(j->arena, &values, (size_t)n));
-    for (int32_t i = 0; i < n; i++) {
-        to[i] = served_item_names(j->m, item[i]);
+    TRY(ARENA_NEW(j->arena, &to, (size_t)q->n_best));
+    for (int32_t i = 0; i < q->n_best; i++) {
+        to[i] = served_item_names(j->m, q->item[i]);
         to[i].place = (uint32_t)i;
-        values[i] = score[i];
-        to[i].values = &values[i];
+        to[i].values = &q->score[i];
     }
     j->out->items = to;
-    j->out->n_items = (size_t)n;
+    j->out->n_items = (size_t)q->n_best;
     return OK;
 }
 
@@ -58,45 +55,45 @@ static uint64_t *sort_keys(uint64_t *key, uint64_t *other, size_t n) {
 }
 
 static void clear_values(job *j) {
-    size_t n = (size_t)j->n_candidates * (size_t)j->m->columns.n;
+    size_t n = (size_t)j->q.n_candidates * (size_t)j->m->infer.columns.n;
     for (size_t i = 0; i < n; i++)
-        j->values[i] = NAN;
+        j->q.values[i] = NAN;
 }
 
 /* Memory is cleared even where it is overwritten: so it is in this core's caches when the results
  * come. */
 status job_name_candidates(job *j) {
-    size_t n = (size_t)j->n_candidates, width = (size_t)j->m->columns.n;
+    size_t n = (size_t)j->q.n_candidates, width = (size_t)j->m->infer.columns.n;
     if (j->named != NULL) return OK;
-    if (j->logits != NULL && j->m->compute.be->act != ACT_F32)
-        TRY(ARENA_NEW(j->arena, &j->wide, n * (size_t)j->m->columns.width));
-    TRY(ARENA_NEW(j->arena, &j->values, n * width));
+    if (j->q.logits != NULL && j->m->compute.be->act != ACT_F32)
+        TRY(ARENA_NEW(j->arena, &j->wide, n * (size_t)j->m->infer.columns.width));
+    TRY(ARENA_NEW(j->arena, &j->q.values, n * width));
     TRY(ARENA_NEW(j->arena, &j->keys, 2 * n));
     TRY(ARENA_NEW(j->arena, &j->named, n));
     for (size_t i = 0; i < n; i++) {
         engine_item *to = &j->named[i];
-        if (j->candidate[i] != 0)
-            *to = served_item_names(j->m, j->candidate[i]);
+        if (j->q.candidate[i] != 0)
+            *to = served_item_names(j->m, j->q.candidate[i]);
         else
             to->id = j->candidate_id[i];
         to->place = (uint32_t)i;
-        to->values = j->values + i * width;
+        to->values = j->q.values + i * width;
     }
     clear_values(j);
     return OK;
 }
 
 static uint64_t *find_order(job *j) {
-    size_t n = (size_t)j->n_candidates, width = (size_t)j->m->columns.n;
+    size_t n = (size_t)j->q.n_candidates, width = (size_t)j->m->infer.columns.n;
     for (size_t i = 0; i < n; i++)
-        j->keys[i] = order_key(j->values[i * width], (uint32_t)i);
+        j->keys[i] = order_key(j->q.values[i * width], (uint32_t)i);
     return sort_keys(j->keys, j->keys + n, n);
 }
 
 /* The best ones first: each is moved to its place, around the circles of the permutation, so that
  * no memory but theirs is looked at. */
 static void order_candidates(job *j) {
-    size_t n = (size_t)j->n_candidates;
+    size_t n = (size_t)j->q.n_candidates;
     uint64_t *key = find_order(j);
     for (size_t first = 0; first < n; first++) {
         engine_item kept = j->named[first];
@@ -111,39 +108,10 @@ static void order_candidates(job *j) {
     }
 }
 
-/* The logits as floats. */
-static const float *widen(job *j) {
-    size_t n = (size_t)j->n_logits * (size_t)j->m->columns.width;
-    act_type act = j->m->compute.be->act;
-    const uint16_t *from = j->logits;
-    float *to = j->wide;
-    if (act == ACT_F32) return j->logits;
-    if (act == ACT_BF16)
-#pragma omp simd
-        for (size_t i = 0; i < n; i++)
-            to[i] = half_bf16_to_float(from[i]);
-    else
-        for (size_t i = 0; i < n; i++)
-            to[i] = half_f16_to_float(from[i]);
-    return to;
-}
-
-/* The numbers of the candidates that the model knows, run by run. */
-static void finish_logits(job *j, const float *logits) {
-    const score_columns *c = &j->m->columns;
-    for (int32_t i = 0, n; i<j->n_candidates; i += n> 0 ? n : 1) {
-        n = 0;
-        while (i + n < j->n_candidates && j->candidate[i + n] != 0)
-            n++;
-        score_columns_finish(c, n, logits, j->values + (int64_t)i * c->n);
-        logits += (int64_t)n * c->width;
-    }
-}
-
 status job_answer_candidates(job *j) {
-    int32_t n = j->n_candidates;
+    int32_t n = j->q.n_candidates;
     TRY(job_name_candidates(j));
-    if (j->logits != NULL) finish_logits(j, widen(j));
+    if (j->q.logits != NULL) infer_finish(&j->m->infer, &j->q, j->wide);
     if (j->top_k > 0) order_candidates(j);
     j->out->items = j->named;
     j->out->n_items = (size_t)(j->top_k > 0 && j->top_k < n ? j->top_k : n);
@@ -152,11 +120,11 @@ status job_answer_candidates(job *j) {
 
 void job_rehearse(job *j) {
     enum { MOST = 1024 }; /* of more the code is the smaller part */
-    size_t n = (size_t)j->n_candidates * (size_t)j->m->columns.width;
-    if (j->named == NULL || j->wide == NULL || j->n_candidates > MOST) return;
+    size_t n = (size_t)j->q.n_candidates * (size_t)j->m->infer.columns.width;
+    if (j->named == NULL || j->wide == NULL || j->q.n_candidates > MOST) return;
     for (size_t i = 0; i < n; i++)
         j->wide[i] = (float)((uint32_t)i * 2654435761u >> 24) / 64;
-    finish_logits(j, j->wide);
+    infer_finish_floats(&j->m->infer, &j->q, j->wide);
     if (j->top_k > 0) (void)find_order(j);
     clear_values(j);
 }

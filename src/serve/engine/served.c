@@ -61,22 +61,26 @@ static status open_trained(served *m, const served_config *c) {
     return vocabulary_map_init(&m->map, m->trained.vocabulary, c->data, m->compute.workers);
 }
 
+/* Tokens of the longest history with one event more. */
+static int32_t longest_history(const served *m) {
+    const session *s = m->s;
+    return s->limits.n_context + (m->is_ranking ? 2 : 1) * (s->max_history + 1);
+}
+
 /* A dynamic table has a buffer for the rows of the model's own largest batch; other models take as
  * many candidates of a user as the batch has room for. */
-static void set_sizes(served *m, const served_config *c) {
+static int32_t choose_sizes(served *m, const served_config *c) {
     const session *s = m->s;
     bool is_dynamic = model_tables(s->model)->n > 0;
     m->is_ranking = s->config->task == TASK_RANKING;
-    m->reads_actions = m->is_ranking;
-    m->n_context = s->limits.n_context;
-    m->per_event = m->is_ranking ? 2 : 1;
+    int32_t max_part = m->is_ranking && s->max_targets > 0 ? larger(PART, s->max_targets) : 1;
+    if (is_dynamic && s->max_targets > 0) max_part = s->max_targets;
+    int32_t longest = longest_history(m) + max_part;
     m->max_batch = c->max_batch;
-    m->max_part = !m->is_ranking || s->max_targets == 0 ? 1 : larger(PART, s->max_targets);
-    if (is_dynamic && s->max_targets > 0) m->max_part = s->max_targets;
-    int32_t longest = m->n_context + m->per_event * (s->max_history + 1) + m->max_part;
     m->max_tokens = larger(c->max_tokens, longest);
     if (is_dynamic && m->max_tokens > c->max_batch * longest)
         m->max_tokens = c->max_batch * longest;
+    return max_part;
 }
 
 /* Ids ascend and none is there twice. */
@@ -115,7 +119,7 @@ engine_work served_work(const served *m, const engine_shape *s) {
     double pairs =
         (history - s->n_reused) * (history + s->n_reused) / 2 + n_targets * (history + 1);
     double kv = m->cache != NULL ? (double)m->store.page_bytes * m->store.n_layers / KV_PAGE : 0;
-    double item = m->table.narrow != NULL ? act : sizeof(float);
+    double item = m->infer.table.narrow != NULL ? act : sizeof(float);
     double catalogue = m->is_ranking ? 0 : e * item * (double)m->names->n_items;
     engine_work w = {.bytes = m->flops_token / 2 * act + catalogue};
     w.flops = n_users * (s->n_computed * m->flops_token + pairs * m->flops_pair + m->flops_head);
@@ -148,7 +152,7 @@ static status open_cache(served *m, const served_config *c) {
                          .n_host_pages = (int32_t)n_host,
                          .is_fp8 = m->has_fp8_kv,
                          .max_users = m->max_batch,
-                         .max_len = m->n_context + m->per_event * (m->s->max_history + 1)};
+                         .max_len = longest_history(m)};
     TRY(kv_store_init(&m->store, m->s->model, &s));
     return kv_cache_create(&m->cache, &k);
 }
@@ -173,25 +177,16 @@ static status make(served *m, const served_config *c) {
     TRY(backend_open(&m->compute.be, m->compute.workers, c->device, false));
     TRY(open_trained(m, c));
     TRY(model_pack(m->s->model));
-    set_sizes(m, c);
+    infer_config f = {.max_part = choose_sizes(m, c), .is_serving = true};
     find_dense(m);
     count_flops(m);
-    TRY(score_columns_init(&m->columns, m->s));
-    TRY(item_table_init(&m->table, m->s->model));
-    if (!m->is_ranking) TRY(item_table_narrow(&m->table));
-    if (!m->is_ranking && c->has_int8_items) TRY(item_table_shrink(&m->table));
-    /* Where the model has no candidates, one is an event like others. */
-    int32_t max_targets = m->is_ranking && m->s->max_targets > 0 ? m->max_part : 0;
-    TRY(histories_init_bounded(&m->batch, m->s, m->max_batch, max_targets, m->max_tokens));
     TRY(open_cache(m, c));
-    pass_config p = {.max_users = m->max_batch,
-                     .max_tokens = m->max_tokens,
-                     .max_targets = max_targets,
-                     .has_cache = m->cache != NULL,
-                     .is_recorded = true};
-    TRY(pass_create(&m->pass, m->s->model, &p));
-    pass_set_fp8_kv(m->pass, m->has_fp8_kv);
-    return OK;
+    f.max_users = m->max_batch;
+    f.max_tokens = m->max_tokens;
+    f.has_int8_items = c->has_int8_items;
+    f.store = m->cache != NULL ? &m->store : NULL;
+    f.has_fp8_kv = m->has_fp8_kv;
+    return infer_init(&m->infer, m->s, &f);
 }
 
 status served_open(served **out, const served_config *c) {
@@ -225,14 +220,10 @@ void served_keep(served *m) {
 void served_drop(served *m) {
     if (m == NULL || atomic_fetch_sub(&m->refs, 1) > 1) return;
     if (m->is_checking) pthread_join(m->checker, NULL);
-    if (m->room != NULL) m->compute.be->ops->release(m->compute.be, m->room);
-    pass_destroy(m->pass);
+    if (m->infer.s != NULL) infer_fini(&m->infer);
     kv_cache_destroy(m->cache);
     kv_store_fini(&m->store);
-    histories_fini(&m->batch);
     arena_fini(&m->scratch);
-    item_table_fini(&m->table);
-    score_columns_fini(&m->columns);
     if (m->has_map) vocabulary_map_fini(&m->map);
     trained_close(&m->trained);
     backend_destroy(m->compute.be);
@@ -278,19 +269,13 @@ uint32_t served_item(const served *m, const users *u, uint32_t item) {
     return m->has_map ? m->map.item[item] : item;
 }
 
-static int compare_popular(const void *a, const void *b) {
-    const popular_item *x = a, *y = b;
-    if (x->n_events != y->n_events) return x->n_events < y->n_events ? 1 : -1;
-    return (x->item > y->item) - (x->item < y->item);
-}
-
 /* Items without an event, and without a row in the model, are not popular. */
 static size_t collect_popular(const served *m, const users *u, popular_item *to) {
     size_t n = 0;
     for (uint32_t i = 1; i < u->n_counts; i++) {
         uint32_t item = u->counts[i] > 0 ? served_item(m, u, i) : 0;
-        if (item == 0 || m->table.items.row[item] < 0) continue;
-        to[n++] = (popular_item){item, u->counts[i]};
+        if (item == 0 || m->infer.table.items.row[item] < 0) continue;
+        to[n++] = (popular_item){u->counts[i], item};
     }
     return n;
 }
@@ -304,7 +289,7 @@ status served_find_popular(served *m, const users *u) {
     TRY(served_know_items(m, u));
     TRY(MEM_NEW_RAW(&all, u->n_counts + 1));
     m->n_popular = collect_popular(m, u, all);
-    if (m->n_popular > 0) qsort(all, m->n_popular, sizeof *all, compare_popular);
+    popular_sort(all, m->n_popular);
     mem_free(m->popular);
     m->popular = all;
     m->popular_change = u->n_changes;
@@ -332,21 +317,21 @@ engine_item served_item_names(const served *m, uint32_t item) {
 void served_info(const served *m, const char *name, engine_model_info *out) {
     *out = (engine_model_info){.step = m->trained.origin.step,
                                .n_items = m->names->n_items,
-                               .dim = m->table.dim,
+                               .dim = m->infer.table.dim,
                                .max_history = m->s->max_history,
-                               .n_columns = m->columns.n,
+                               .n_columns = m->infer.columns.n,
                                .load_s = m->load_s};
     snprintf(out->name, sizeof out->name, "%s", name);
     snprintf(out->version, sizeof out->version, "%s", m->version_text);
     snprintf(out->path, sizeof out->path, "%s", m->path);
     snprintf(out->device, sizeof out->device, "%s", m->compute.be->name);
     snprintf(out->task, sizeof out->task, "%s", m->is_ranking ? "ranking" : "retrieval");
-    for (int i = 0; i < m->columns.n && i < ENGINE_MAX_COLUMNS; i++)
-        out->columns[i] = m->columns.names[i];
-    out->memory_bytes = model_memory_bytes(m->s->model) + pass_memory_bytes(m->pass);
-    if (m->table.small.rows != NULL)
-        out->memory_bytes += rank_int8_bytes(m->table.items.n, m->table.dim);
-    out->has_int8_items = m->table.small.rows != NULL;
+    for (int i = 0; i < m->infer.columns.n && i < ENGINE_MAX_COLUMNS; i++)
+        out->columns[i] = m->infer.columns.names[i];
+    out->memory_bytes = model_memory_bytes(m->s->model) + pass_memory_bytes(m->infer.pass);
+    if (m->infer.table.small.rows != NULL)
+        out->memory_bytes += rank_int8_bytes(m->infer.table.items.n, m->infer.table.dim);
+    out->has_int8_items = m->infer.table.small.rows != NULL;
     out->is_cached = m->cache != NULL;
     out->has_fp8_kv = m->has_fp8_kv;
     out->fp8_error = m->fp8_error;

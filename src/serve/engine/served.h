@@ -9,10 +9,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "model/histories.h"
-#include "model/item_table.h"
-#include "model/kv_store.h"
-#include "model/score_columns.h"
+#include "model/infer.h"
 #include "model/trained.h"
 #include "serve/cache/kv_cache.h"
 #include "serve/state/users.h"
@@ -20,11 +17,6 @@
 /* How much later than the threads that talk to clients those that compute may run (thread_lower).
  */
 enum { SERVED_NICE = 5 };
-
-/* An item and the events it has had. */
-typedef struct popular_item {
-    uint32_t item, n_events;
-} popular_item;
 
 typedef struct served_config {
     const char *path, *device;
@@ -60,11 +52,8 @@ typedef struct served {
     const seq_file *names; /* ids and titles of its items */
     int64_t first_id;      /* of the items, where their ids are numbers without gaps, */
     uint64_t n_dense;      /* and how many they are; 0: they are not */
-    bool is_ranking, reads_actions;
-    int32_t n_context; /* tokens of a sequence before its events */
-    int32_t per_event; /* tokens of an event */
+    bool is_ranking;
     int32_t max_batch, max_tokens;
-    int32_t max_part;   /* candidates of a user in one pass */
     vocabulary_map map; /* from the numbers of the data's items and values; has_map */
     bool has_map;
     /* Under the lock of the users: items that the data does not have. */
@@ -75,12 +64,7 @@ typedef struct served {
     uint64_t popular_change, popular_ns; /* when it was made */
     /* Of the worker. */
     arena scratch; /* of a batch */
-    void *room;    /* (room_bytes) of the backend, for a batch's searches */
-    size_t room_bytes;
-    score_columns columns;
-    item_table table; /* of a retrieval model: the catalogue */
-    pass *pass;
-    histories batch;
+    infer infer;
     kv_cache *cache; /* NULL: nothing is kept */
     /* Whoever makes a job looks for its pages beforehand, where the worker does not change them. */
     pthread_rwlock_t cache_lock;

@@ -22,7 +22,7 @@ typedef struct trial {
 static status make_trial(trial *t, const served *m) {
     size_t n = (size_t)m->s->max_history;
     uint32_t n_items = (uint32_t)m->names->n_items;
-    int32_t most = m->max_part < CANDIDATES ? m->max_part : CANDIDATES;
+    int32_t most = m->infer.max_part < CANDIDATES ? m->infer.max_part : CANDIDATES;
     *t = (trial){.n_candidates = m->is_ranking ? most : 0};
     TRY(MEM_NEW(&t->item, n));
     TRY(MEM_NEW(&t->action, n));
@@ -51,14 +51,14 @@ static status run_trial(served *m, const trial *t, int32_t n, const void **out,
                      .item = t->item + from,
                      .action = t->action + from,
                      .time = t->time + from};
-    histories_clear(&m->batch);
-    TRY(histories_add(&m->batch, &u, t->candidate, t->n_candidates));
+    histories_clear(&m->infer.batch);
+    TRY(histories_add(&m->infer.batch, &u, t->candidate, t->n_candidates));
     if (m->is_ranking) {
-        TRY(pass_score(m->pass, &m->batch.view, out, &n_rows));
-        *n_numbers = n_rows * m->columns.width;
+        TRY(pass_score(m->infer.pass, &m->infer.batch.view, out, &n_rows));
+        *n_numbers = n_rows * m->infer.columns.width;
     } else {
-        TRY(pass_encode(m->pass, &m->batch.view, out));
-        *n_numbers = m->table.dim;
+        TRY(pass_encode(m->infer.pass, &m->infer.batch.view, out));
+        *n_numbers = m->infer.table.dim;
     }
     return m->compute.be->ops->sync(m->compute.be);
 }
@@ -83,7 +83,7 @@ static status measure_compute(served *m, const trial *t) {
     int32_t length[2] = {longest, shorter};
     double s[2], flops[2];
     for (int i = 0; i < 2; i++) {
-        int32_t n = m->n_context + m->per_event * length[i] + t->n_candidates;
+        int32_t n = m->infer.n_context + m->infer.per_event * length[i] + t->n_candidates;
         TRY(time_trial(m, t, length[i], &s[i]));
         flops[i] = served_flops(m, n, t->n_candidates, 0);
     }
@@ -132,9 +132,9 @@ static status read_trial(served *m, const trial *t, float **out, int64_t *n) {
 static status measure_fp8(served *m, const trial *t) {
     float *exact = NULL, *rounded = NULL;
     int64_t n = 0;
-    pass_set_fp8_kv(m->pass, false);
+    pass_set_fp8_kv(m->infer.pass, false);
     status st = read_trial(m, t, &exact, &n);
-    pass_set_fp8_kv(m->pass, true);
+    pass_set_fp8_kv(m->infer.pass, true);
     if (st == OK) st = read_trial(m, t, &rounded, &n);
     double largest = 0, worst = 0;
     for (int64_t i = 0; i < n && st == OK; i++) {

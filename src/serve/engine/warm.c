@@ -24,7 +24,7 @@ static void rehearsal_end(rehearsal *r) {
 }
 
 static status rehearsal_make(rehearsal *r, served *m) {
-    size_t n = (size_t)m->s->max_history, n_candidates = (size_t)m->max_part;
+    size_t n = (size_t)m->s->max_history, n_candidates = (size_t)m->infer.max_part;
     *r = (rehearsal){.m = m};
     TRY(MEM_NEW(&r->item, n));
     TRY(MEM_NEW(&r->action, n));
@@ -50,9 +50,9 @@ static status run_batch(rehearsal *r, int32_t n_users, int32_t n_events, int32_t
     int32_t reused[WARM_USERS];
     const int32_t *page[WARM_USERS];
     u.n = (uint64_t)n_events;
-    histories_clear(&m->batch);
+    histories_clear(&m->infer.batch);
     for (int32_t i = 0; i < n_users; i++) {
-        TRY(histories_add(&m->batch, &u, r->candidate, n_candidates));
+        TRY(histories_add(&m->infer.batch, &u, r->candidate, n_candidates));
         reused[i] = n_reused;
         page[i] = r->zeros;
     }
@@ -60,9 +60,9 @@ static status run_batch(rehearsal *r, int32_t n_users, int32_t n_events, int32_t
     kv_store *store = n_reused > 0 ? &m->store : NULL;
     const plan_cache *cache = n_reused > 0 ? &c : NULL;
     if (m->is_ranking)
-        TRY(pass_score_cached(m->pass, &m->batch.view, store, cache, &out, &n_rows));
+        TRY(pass_score_cached(m->infer.pass, &m->infer.batch.view, store, cache, &out, &n_rows));
     else
-        TRY(pass_encode_cached(m->pass, &m->batch.view, store, cache, &out));
+        TRY(pass_encode_cached(m->infer.pass, &m->infer.batch.view, store, cache, &out));
     return m->compute.be->ops->sync(m->compute.be);
 }
 
@@ -73,7 +73,7 @@ static status learn_rate(rehearsal *r) {
     for (int round = 0; round < 2; round++) {
         uint64_t start = clock_ns();
         TRY(run_batch(r, 1, n, m->is_ranking, 0));
-        int32_t n_tokens = m->n_context + m->per_event * n + m->is_ranking;
+        int32_t n_tokens = m->infer.n_context + m->infer.per_event * n + m->is_ranking;
         double flops = served_flops(m, n_tokens, m->is_ranking, 0) - m->flops_head;
         m->flop_s = flops > 0 ? (double)(clock_ns() - start) / 1e9 / flops : 0;
     }
@@ -84,16 +84,16 @@ static status learn_rate(rehearsal *r) {
  * shape is recorded when it runs the second time. */
 static status record_shapes(rehearsal *r) {
     served *m = r->m;
-    int32_t n_candidates = m->is_ranking ? m->max_part : 0, n_events = m->s->max_history;
+    int32_t n_candidates = m->is_ranking ? m->infer.max_part : 0, n_events = m->s->max_history;
     for (int i = 0; i < WARM_LENGTHS && n_events > 1; i++, n_events = (n_events + 7) / 8)
         for (int32_t n = 1; n <= WARM_USERS && n <= m->max_batch; n *= 2) {
-            int32_t n_history = m->n_context + m->per_event * n_events;
-            int32_t n_tokens = n * (m->per_event + n_candidates + 1);
+            int32_t n_history = m->infer.n_context + m->infer.per_event * n_events;
+            int32_t n_tokens = n * (m->infer.per_event + n_candidates + 1);
             if (n_tokens > m->max_tokens || n_tokens > PLAN_ROUND_MOST ||
                 (int64_t)n * (n_events + n_candidates) > m->max_tokens)
                 break;
             for (int round = 0; round < 2; round++)
-                TRY(run_batch(r, n, n_events, n_candidates, n_history - m->per_event));
+                TRY(run_batch(r, n, n_events, n_candidates, n_history - m->infer.per_event));
         }
     return OK;
 }
@@ -103,7 +103,7 @@ status warm_up(served *m) {
     status st = rehearsal_make(&r, m);
     if (st == OK) st = learn_rate(&r);
     if (st == OK && m->cache != NULL && m->compute.be->token_bucket > 0) st = record_shapes(&r);
-    histories_clear(&m->batch);
+    histories_clear(&m->infer.batch);
     rehearsal_end(&r);
     return st;
 }
