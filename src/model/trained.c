@@ -1,10 +1,323 @@
-#include "model/trained.h"
-
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
+#include "base/file.h"
+#include "base/half.h"
+#include "base/hash.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "embed/snapshot.h"
+#include "format/json.h"
+#include "model/trained.h"
+
+enum { JSON_MAX_BYTES = 1 << 16, PIECE = 1 << 16 };
+
+const char *const engine_file_names[ENGINE_FILES] = {"weights.safetensors", "vocabulary.seq",
+                                                     "state.json"};
+
+const char *engine_dtype_name(config_dtype dtype) {
+    static const char *const names[] = {
+        [DTYPE_BFLOAT16] = "bfloat16", [DTYPE_FLOAT16] = "float16", [DTYPE_FLOAT32] = "float32"};
+    return names[dtype];
+}
+
+bool engine_folder_is(const char *path) {
+    char inside[CHECKPOINT_PATH_BYTES];
+    return path_join(inside, sizeof inside, path, "engine.json") == OK && file_exists(inside);
+}
+
+#define REMEDY "this engine folder is damaged; make it again with 'hstu build RUN --out ENGINE'"
+
+static status damaged(const char *path, const char *what) {
+    return fail(ERR_FORMAT, "%s: %s; " REMEDY, path, what);
+}
+
+/* Adds to the last failure what to do about it, unless it says so itself. */
+static status add_remedy(const char *path, const char *folder) {
+    char reason[FAILURE_REASON_BYTES];
+    if (strstr(status_reason(), REMEDY) != NULL) return ERR_FORMAT;
+    bool has_place = strstr(status_reason(), folder) != NULL;
+    snprintf(reason, sizeof reason, "%s", status_reason());
+    return fail(ERR_FORMAT, "%.400s%s%.500s; " REMEDY, has_place ? "" : path, has_place ? "" : ": ",
+                reason);
+}
+
+/* Each object has all the keys that hstu build writes and no other: nothing stays unchecked. */
+static status check_keys(const char *path, const json_value *object, const char *const *keys) {
+    size_t n = 0;
+    if (object == NULL || object->type != JSON_OBJECT) return damaged(path, "an object is missing");
+    for (; keys[n] != NULL; n++)
+        if (json_member(object, keys[n]) == NULL) return damaged(path, "a member is missing");
+    return object->n_children == n ? OK : damaged(path, "it has an unknown member");
+}
+
+/* What engine.json says of a file. */
+typedef struct listed_file {
+    char path[CHECKPOINT_PATH_BYTES];
+    int64_t bytes;
+    uint64_t hash;
+} listed_file;
+
+static status read_file_entry(const char *folder, const char *path, const json_value *entry,
+                              const char *want, listed_file *out) {
+    static const char *const keys[] = {"name", "bytes", "xxh64", NULL};
+    const char *name, *hex;
+    char *end;
+    TRY(check_keys(path, entry, keys));
+    TRY(json_member_string(entry, "name", &name));
+    TRY(json_member_int(entry, "bytes", &out->bytes));
+    TRY(json_member_string(entry, "xxh64", &hex));
+    if (strcmp(name, want) != 0) return damaged(path, "it lists other files");
+    out->hash = strtoull(hex, &end, 16);
+    if (strlen(hex) != 16 || *end != '\0') return damaged(path, "a checksum is none");
+    TRY(path_join(out->path, sizeof out->path, folder, name));
+    return file_exists(out->path) ? OK : damaged(out->path, "the file is missing");
+}
+
+static status compare_content(const listed_file *f, uint64_t bytes, uint64_t hash) {
+    if ((int64_t)bytes == f->bytes && hash == f->hash) return OK;
+    return damaged(f->path, "the content does not fit its checksum");
+}
+
+/* The weights are left for later where the caller wants that. */
+static status check_files(const char *folder, const char *path, const json_value *files,
+                          bool has_weights, engine_facts *out) {
+    const json_value *e = files->type == JSON_ARRAY ? files->first : NULL;
+    listed_file f;
+    for (int i = 0; i < ENGINE_FILES; i++, e = e->next) {
+        uint64_t bytes = 0, hash = 0;
+        if (e == NULL) return damaged(path, "it does not list all files");
+        TRY(read_file_entry(folder, path, e, engine_file_names[i], &f));
+        if (i == ENGINE_WEIGHTS) {
+            out->weight_bytes = f.bytes;
+            out->weight_hash = f.hash;
+            if (!has_weights) continue;
+        }
+        TRY(checkpoint_hash_file(f.path, &bytes, &hash));
+        TRY(compare_content(&f, bytes, hash));
+    }
+    return e == NULL ? OK : damaged(path, "it lists other files");
+}
+
+static status check_table(const char *folder, const char *path, const json_value *entry) {
+    static const char *const keys[] = {"name", "seal", NULL};
+    const char *name, *seal;
+    char inside[CHECKPOINT_PATH_BYTES], hex[17];
+    snapshot_info info;
+    TRY(check_keys(path, entry, keys));
+    TRY(json_member_string(entry, "name", &name));
+    TRY(json_member_string(entry, "seal", &seal));
+    if (strncmp(name, "table-", 6) != 0 || strchr(name, '/') != NULL)
+        return damaged(path, "it names a table elsewhere");
+    TRY(path_join(inside, sizeof inside, folder, name));
+    TRY(embed_snapshot_info(inside, &info)); /* checks all of its files */
+    TRY(checkpoint_table_seal(folder, name, hex));
+    return strcmp(seal, hex) == 0 ? OK : damaged(inside, "it is the table of another model");
+}
+
+static status check_tables(const char *folder, const char *path, const json_value *tables) {
+    if (tables->type != JSON_ARRAY) return damaged(path, "it lists no tables");
+    for (const json_value *e = tables->first; e != NULL; e = e->next)
+        TRY(check_table(folder, path, e));
+    return OK;
+}
+
+static status read_dtype(const char *path, const char *name, config_dtype *out) {
+    static const config_dtype all[] = {DTYPE_BFLOAT16, DTYPE_FLOAT16, DTYPE_FLOAT32};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        if (strcmp(name, engine_dtype_name(all[i])) != 0) continue;
+        *out = all[i];
+        return OK;
+    }
+    return damaged(path, "its dtype is none");
+}
+
+static status read_limits(const char *path, const json_value *limits, engine_limits *out) {
+    /* "items" is there where it is int8, so that other folders are those of older programs. */
+    static const char *const keys[] = {"max_batch", "max_tokens", "kv_pages", NULL},
+                             *const more[] = {"max_batch", "max_tokens", "kv_pages", "items", NULL};
+    bool has_items = limits != NULL && json_member(limits, "items") != NULL;
+    const char *form = "int8";
+    int64_t requests, tokens, pages;
+    TRY(check_keys(path, limits, has_items ? more : keys));
+    TRY(json_member_int(limits, "max_batch", &requests));
+    TRY(json_member_int(limits, "max_tokens", &tokens));
+    TRY(json_member_int(limits, "kv_pages", &pages));
+    if (requests < 0 || requests > 4096 || tokens < 0 || tokens > 1 << 24 || pages < -1 ||
+        pages > INT32_MAX)
+        return damaged(path, "its limits are out of range");
+    if (has_items) TRY(json_member_string(limits, "items", &form));
+    if (strcmp(form, "int8") != 0) return damaged(path, "its items are in an unknown form");
+    *out = (engine_limits){(int32_t)requests, (int32_t)tokens, pages, has_items};
+    return OK;
+}
+
+static status read_facts(const char *path, const json_value *root, bool is_sealed,
+                         engine_facts *out) {
+    static const char *const keys[] = {"format", "dtype",  "weight_error", "limits",
+                                       "files",  "tables", "crc32",        NULL};
+    const char *format, *dtype;
+    TRY(json_member_string(root, "format", &format));
+    if (!is_sealed) return damaged(path, "it does not fit its own checksum");
+    if (strcmp(format, ENGINE_FORMAT) != 0)
+        return fail(ERR_UNSUPPORTED,
+                    "%s: '%.60s' is a format this version does not know (it reads '%s'); make it "
+                    "again with 'hstu build RUN --out ENGINE'",
+                    path, format, ENGINE_FORMAT);
+    TRY(check_keys(path, root, keys));
+    TRY(json_member_string(root, "dtype", &dtype));
+    TRY(json_member_double(root, "weight_error", &out->weight_error));
+    TRY(read_dtype(path, dtype, &out->dtype));
+    return read_limits(path, json_member(root, "limits"), &out->limits);
+}
+
+static status check_content(const char *folder, const char *path, const json_value *root,
+                            bool has_weights, engine_facts *out) {
+    TRY(check_files(folder, path, json_member(root, "files"), has_weights, out));
+    return check_tables(folder, path, json_member(root, "tables"));
+}
+
+/* How much of a folder is checked. */
+typedef enum { CHECK_FACTS, CHECK_SMALL_FILES, CHECK_ALL } check_extent;
+
+static status read_engine(const char *folder, check_extent extent, engine_facts *out) {
+    char path[CHECKPOINT_PATH_BYTES], *text = NULL;
+    size_t n;
+    arena a;
+    const json_value *root;
+    *out = (engine_facts){0};
+    TRY(path_join(path, sizeof path, folder, "engine.json"));
+    TRY(file_read_all(path, JSON_MAX_BYTES, &text, &n));
+    arena_init(&a, 4096);
+    status st = json_parse(&a, path, text, n, &root);
+    if (st == OK && root->type != JSON_OBJECT) st = damaged(path, "no object");
+    if (st == OK) st = read_facts(path, root, json_is_sealed(text, n), out);
+    if (st == OK && extent > CHECK_FACTS)
+        st = check_content(folder, path, root, extent == CHECK_ALL, out);
+    if (st == ERR_FORMAT) st = add_remedy(path, folder);
+    arena_fini(&a);
+    mem_free(text);
+    return st;
+}
+
+status engine_folder_facts(const char *folder, engine_facts *out) {
+    return read_engine(folder, CHECK_FACTS, out);
+}
+
+status engine_folder_verify(const char *folder, engine_facts *out) {
+    return read_engine(folder, CHECK_ALL, out);
+}
+
+status engine_folder_open(const char *folder, engine_facts *facts, engine_weights *out) {
+    char path[CHECKPOINT_PATH_BYTES];
+    *out = (engine_weights){0};
+    TRY(read_engine(folder, CHECK_SMALL_FILES, facts));
+    TRY(path_join(path, sizeof path, folder, engine_file_names[ENGINE_WEIGHTS]));
+    status st = st_open(&out->file, path);
+    return st == ERR_FORMAT ? add_remedy(path, folder) : st;
+}
+
+void engine_weights_close(engine_weights *w) {
+    st_close(w->file);
+    w->file = NULL;
+}
+
+/* The bytes that are mapped are the ones that are used; of others there are copies, made since the
+ * file was opened, so it must not have been written to. */
+status engine_weights_check(const engine_weights *w, const engine_facts *facts) {
+    listed_file f = {.bytes = facts->weight_bytes, .hash = facts->weight_hash};
+    size_t n;
+    const void *bytes = st_bytes(w->file, &n);
+    snprintf(f.path, sizeof f.path, "%.*s", (int)sizeof f.path - 1, st_path(w->file));
+    TRY(compare_content(&f, n, hash64(bytes, n, 0)));
+    file_change change = st_changed(w->file);
+    if (change == FILE_RESIZED || change == FILE_WRITTEN)
+        return fail(ERR_FORMAT,
+                    "%s: somebody wrote into it while it was opened; start again when it is whole",
+                    f.path);
+    for (size_t i = 0; i < st_n_tensors(w->file); i++)
+        if (st_tensor_at(w->file, i)->dtype == ST_F32)
+            TRY(checkpoint_check_finite(w->file, st_tensor_at(w->file, i)));
+    return OK;
+}
+
+status engine_weights_config(config **out, const engine_weights *w) {
+    const char *json = st_metadata(w->file, "config");
+    *out = NULL;
+    if (json == NULL) return damaged(st_path(w->file), "it carries no config");
+    return config_load_json(out, st_path(w->file), json, strlen(json));
+}
+
+/* 16-bit numbers become float32 a piece at a time: what computes holds float32 everywhere. */
+static status load_half(const st_file *f, backend *be, const st_tensor *t, float *to) {
+    float *piece;
+    const unsigned char *from = t->data;
+    TRY(MEM_NEW_RAW(&piece, PIECE));
+    status st = OK;
+    for (int64_t at = 0; at < t->n && st == OK; at += PIECE) {
+        int64_t n = t->n - at < PIECE ? t->n - at : PIECE, n_bad = 0;
+        for (int64_t i = 0; i < n; i++) {
+            uint16_t x;
+            memcpy(&x, from + 2 * (at + i), sizeof x);
+            piece[i] = t->dtype == ST_BF16 ? half_bf16_to_float(x) : half_f16_to_float(x);
+            n_bad += !isfinite(piece[i]);
+        }
+        if (n_bad > 0) {
+            char what[160];
+            snprintf(what, sizeof what, "'%.80s' holds a number that is not finite", t->name);
+            st = damaged(st_path(f), what);
+        }
+        if (st == OK) st = be->ops->copy_in(be, to + at, piece, (size_t)n * sizeof *piece);
+    }
+    mem_free(piece);
+    return st;
+}
+
+static status load_param(const st_file *f, backend *be, const param *p) {
+    const st_tensor *t = st_find(f, p->name);
+    if (t == NULL || (t->dtype != ST_BF16 && t->dtype != ST_F16))
+        return checkpoint_load_tensor(f, be, p, "", p->value);
+    bool is_same = t->n_dims == p->n_dims;
+    for (int d = 0; d < p->n_dims && is_same; d++)
+        is_same = t->shape[d] == p->shape[d];
+    if (!is_same) return damaged(st_path(f), "a shape is not that of the model");
+    return load_half(f, be, t, p->value);
+}
+
+/* Whether the item rows were mapped. */
+static status map_items(const st_file *f, model *m, const st_tensor *normed, bool *is_mapped) {
+    const param *p = model_item_param(m);
+    const st_tensor *rows = model_can_map_items(m) ? st_find(f, p->name) : NULL;
+    bool needs_normed = model_normalises_items(m);
+    *is_mapped = false;
+    if (rows == NULL || rows->dtype != ST_F32 || (needs_normed && normed == NULL)) return OK;
+    if (rows->n_dims != 2 || rows->shape[0] != p->shape[0] || rows->shape[1] != p->shape[1])
+        return damaged(st_path(f), "a shape is not that of the model");
+    if (needs_normed && (normed->dtype != ST_F32 || normed->n_dims != 2 ||
+                         normed->shape[0] != p->shape[0] - 1 || normed->shape[1] != p->shape[1]))
+        return damaged(st_path(f), "the normalised items are not those of the model");
+    model_map_items(m, rows->data, needs_normed ? normed->data : NULL);
+    *is_mapped = true;
+    return OK;
+}
+
+status engine_folder_load(const char *folder, const engine_weights *w, backend *be, model *m) {
+    const st_file *f = w->file;
+    const st_tensor *normed = st_find(f, ENGINE_NORMED);
+    int n_params;
+    const param *params = model_params(m, &n_params);
+    bool is_mapped;
+    status st = map_items(f, m, normed, &is_mapped);
+    for (int i = 0; i < n_params && st == OK; i++)
+        if (!is_mapped || &params[i] != model_item_param(m)) st = load_param(f, be, &params[i]);
+    if (st == OK) st = checkpoint_check_count(f, (size_t)n_params + (normed != NULL));
+    return st == OK ? checkpoint_load_tables(model_tables(m), folder) : st;
+}
+
+/* Opening either. */
 
 /* The data in the model's numbering. */
 static status match(trained *t, const seq_file *data, pool *p, const seq_file **out) {

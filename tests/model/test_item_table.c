@@ -1,7 +1,6 @@
 /* Items of a small model with its first values: the table, and the nearest rows. */
 #include "model/item_table.h"
 
-#include "model/similar.h"
 #include "oom.h"
 #include "train_test.h"
 

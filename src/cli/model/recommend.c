@@ -8,7 +8,7 @@
 #include "cli/model/user_service.h"
 #include "cli/work.h"
 #include "dist/start.h"
-#include "model/history_read.h"
+#include "model/histories.h"
 #include "model/trained.h"
 #include "model/user_group.h"
 

@@ -6,7 +6,7 @@
 #include "base/mem.h"
 #include "cli/model/user_service.h"
 #include "cli/work.h"
-#include "model/history_read.h"
+#include "model/histories.h"
 #include "model/trained.h"
 #include "model/user_group.h"
 

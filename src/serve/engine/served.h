@@ -133,4 +133,9 @@ engine_work served_work(const served *m, const engine_shape *shape);
 
 void served_info(const served *m, const char *name, engine_model_info *out);
 
+/* Warm: runs a model before its first request, so that memory is touched, its rate is known, and
+ * the shapes that requests are likely to have are recorded (pass_config.is_recorded). */
+
+status warm_up(served *m);
+
 #endif

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "model/weight_file.h"
+#include "model/export_file.h"
 #include "nn/input.h"
 #include "train/files/import_params.h"
 

@@ -7,13 +7,14 @@
  *   int64.
  *
  * Every number is checked for its range here, and by encoder_add for the model's. */
-#ifndef HSTU_ENCODE_ENCODER_INPUT_H
-#define HSTU_ENCODE_ENCODER_INPUT_H
+#ifndef HSTU_ENCODE_ENCODER_IO_H
+#define HSTU_ENCODE_ENCODER_IO_H
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/buf.h"
 #include "base/status.h"
 #include "encode/word_pieces.h"
 
@@ -51,5 +52,28 @@ typedef struct encoder_line {
 void encoder_line_fini(encoder_line *l); /* {0} is an empty one */
 status encoder_line_parse(encoder_line *l, const char *text, size_t n, const word_pieces *pieces,
                           int64_t max_len, bool is_cut);
+
+/* What an encoder computed, as a file that appears whole or not at all, written while the input is
+ * read: nothing but the offsets of the sequences is kept in memory.
+ *
+ * - safetensors: offsets (B + 1, int64), hidden (T, E) and, where the model has a pooler, pooled
+ *   (B, E), both float32.
+ * - JSON lines: {"hidden": [[...], ...], "pooled": [...]} for each sequence. */
+
+typedef struct encoder_output encoder_output;
+
+status encoder_output_create(encoder_output **out, const char *path, int32_t dim, bool has_pooled);
+
+/* Appends n sequences: offsets (n + 1) from 0, hidden (offsets[n], E), pooled (n, E) or NULL. */
+status encoder_output_add(encoder_output *o, int32_t n, const int32_t *offsets, const float *hidden,
+                          const float *pooled);
+
+/* Ends it: where st is OK the file appears; else the place is as it was, and st is returned.
+ * Destroys o either way; NULL is fine. */
+status encoder_output_close(encoder_output *o, status st);
+
+/* The JSON line of one sequence of n tokens, appended to a buffer. */
+status encoder_output_line(buf *to, int32_t n, int32_t dim, const float *hidden,
+                           const float *pooled);
 
 #endif
