@@ -1,3 +1,5 @@
+#include "serve/engine/build.h"
+
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -15,7 +17,6 @@
 #include "format/json.h"
 #include "model/item_table.h"
 #include "model/trained.h"
-#include "serve/engine/build.h"
 #include "serve/engine/engine.h"
 
 enum { PIECE = 1 << 16, FOLDER_DEPTH = 2 };
@@ -97,10 +98,7 @@ static status write_weights(build *b, const st_file *from) {
     to[n] = b->normed;
     status st = st_begin(&f, path, to, n + (b->normed.n > 0), metadata, 2);
     if (st == OK) st = write_tensors(b, from, to, f);
-    if (st == OK)
-        st = out_file_commit(f);
-    else
-        out_file_abandon(f);
+    st = out_file_end(f, st);
     mem_free(to);
     return st;
 }
@@ -151,10 +149,7 @@ static status copy_file(const char *from, const char *to) {
     TRY(file_map_open(&map, from));
     status st = out_file_create(&f, to);
     if (st == OK) st = out_file_write(f, map.bytes, map.n_bytes);
-    if (st == OK)
-        st = out_file_commit(f);
-    else
-        out_file_abandon(f);
+    st = out_file_end(f, st);
     file_map_close(&map);
     return st;
 }
@@ -166,16 +161,37 @@ static status copy_inside(build *b, const char *name) {
     return copy_file(from, to);
 }
 
-status build_copy_folder(const char *from, const char *to) {
+/* The names in a folder but for "." and "..", in any order; mem_free frees them. */
+static status list_folder(const char *path, char (**out)[256], size_t *n) {
+    size_t capacity = 0;
+    status st = OK;
+    *out = NULL;
+    *n = 0;
+    DIR *dir = opendir(path);
+    if (dir == NULL) return fail_errno("%s", path);
+    for (struct dirent *e = readdir(dir); e != NULL && st == OK; e = readdir(dir)) {
+        if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0) continue;
+        st = mem_reserve((void **)out, &capacity, *n + 1, sizeof **out);
+        if (st == OK) snprintf((*out)[(*n)++], sizeof **out, "%.255s", e->d_name);
+    }
+    closedir(dir);
+    if (st == OK) return OK;
+    mem_free(*out);
+    *out = NULL;
+    return st;
+}
+
+/* A copy of a folder with everything in it, each file durable. */
+static status copy_folder(const char *from, const char *to) {
     char inside[CHECKPOINT_PATH_BYTES], copy[CHECKPOINT_PATH_BYTES], (*names)[256];
     size_t n;
-    TRY(build_list_folder(from, &names, &n));
+    TRY(list_folder(from, &names, &n));
     status st = folder_create(to, NULL);
     for (size_t i = 0; i < n && st == OK; i++) {
         st = path_join(inside, sizeof inside, from, names[i]);
         if (st == OK) st = path_join(copy, sizeof copy, to, names[i]);
         if (st == OK)
-            st = folder_exists(inside) ? build_copy_folder(inside, copy) : copy_file(inside, copy);
+            st = folder_exists(inside) ? copy_folder(inside, copy) : copy_file(inside, copy);
     }
     mem_free(names);
     return st;
@@ -185,7 +201,7 @@ status build_copy_folder(const char *from, const char *to) {
 static status copy_tables(build *b) {
     char from[CHECKPOINT_PATH_BYTES], to[CHECKPOINT_PATH_BYTES], (*names)[256];
     size_t n;
-    TRY(build_list_folder(b->from, &names, &n));
+    TRY(list_folder(b->from, &names, &n));
     status st = OK;
     for (size_t i = 0; i < n && st == OK; i++) {
         int at = b->report->n_tables;
@@ -199,7 +215,7 @@ static status copy_tables(build *b) {
         b->report->n_tables++;
         st = path_join(from, sizeof from, b->from, names[i]);
         if (st == OK) st = path_join(to, sizeof to, b->to, names[i]);
-        if (st == OK) st = build_copy_folder(from, to);
+        if (st == OK) st = copy_folder(from, to);
     }
     mem_free(names);
     return st;
@@ -269,10 +285,7 @@ static status seal(build *b) {
     if (st == OK) st = path_join(path, sizeof path, b->to, "engine.json");
     if (st == OK) st = out_file_create(&f, path);
     if (st == OK) st = out_file_write(f, buf_str(&text), text.n_bytes);
-    if (st == OK)
-        st = out_file_commit(f);
-    else
-        out_file_abandon(f);
+    st = out_file_end(f, st);
     buf_fini(&text);
     return st;
 }
@@ -290,89 +303,9 @@ static status write_folder(build *b) {
     return seal(b);
 }
 
-/* Where an engine folder is replaced, both names change in one step: a server that opens it at this
- * moment gets the old one or the new one. */
-static status publish(build *b, const char *out) {
-    folder_sync(b->to);
-    bool is_there = folder_exists(out);
-    int code =
-        is_there ? renameat2(AT_FDCWD, b->to, AT_FDCWD, out, RENAME_EXCHANGE) : rename(b->to, out);
-    if (code != 0)
-        return fail_errno("%s: cannot be put in place%s", out,
-                          is_there ? "; remove it, or choose another --out" : "");
-    if (is_there) folder_remove(b->to, FOLDER_DEPTH);
-    char parent[CHECKPOINT_PATH_BYTES];
-    snprintf(parent, sizeof parent, "%s", out);
-    char *slash = strrchr(parent, '/');
-    if (slash != NULL) *slash = '\0';
-    folder_sync(slash == NULL ? "." : slash == parent ? "/" : parent);
-    return OK;
-}
-
-/* Without the slashes at its end, which a rename would not like. */
-static status clean_path(const char *path, char out[CHECKPOINT_PATH_BYTES]) {
-    size_t n = strlen(path);
-    while (n > 1 && path[n - 1] == '/')
-        n--;
-    if (n == 0 || n + 32 >= CHECKPOINT_PATH_BYTES)
-        return fail(ERR_USAGE, "--out %.100s: not a path for a folder", path);
-    snprintf(out, CHECKPOINT_PATH_BYTES, "%.*s", (int)n, path);
-    return OK;
-}
-
-static status check_target(const char *out) {
-    struct stat found;
-    if (lstat(out, &found) != 0) return errno == ENOENT ? OK : fail_errno("%s", out);
-    if (S_ISDIR(found.st_mode) && engine_folder_is(out)) return OK;
-    return fail(ERR_USAGE,
-                "%s: it is there and no engine folder, so it is not replaced; choose another --out",
-                out);
-}
-
-status build_engine(const build_config *c, build_report *out) {
-    build b = {.c = c, .report = out};
-    char target[CHECKPOINT_PATH_BYTES];
-    *out = (build_report){0};
-    TRY(clean_path(c->out, target));
-    TRY(check_target(target));
-    TRY(checkpoint_choose(c->run, c->checkpoint, b.from));
-    if (engine_folder_is(b.from))
-        return fail(ERR_USAGE, "%s: an engine folder already; name the run that it was built from",
-                    c->run);
-    snprintf(b.to, sizeof b.to, "%.*s.%ld.tmp", CHECKPOINT_PATH_BYTES - 32, target, (long)getpid());
-    folder_remove(b.to, FOLDER_DEPTH);
-    status st = write_folder(&b);
-    if (st == OK) st = build_compare(b.from, b.to, c, out);
-    if (st == OK) st = publish(&b, target);
-    if (st == OK) return OK;
-    failure f;
-    failure_save(&f, st);
-    folder_remove(b.to, FOLDER_DEPTH);
-    return failure_restore(&f);
-}
-
 /* Whether an engine folder answers as its run does. */
 
 enum { N_ASKED = 32, N_CANDIDATES = 64, TOP_K = 10, LONGEST = 256 };
-
-status build_list_folder(const char *path, char (**out)[256], size_t *n) {
-    size_t capacity = 0;
-    status st = OK;
-    *out = NULL;
-    *n = 0;
-    DIR *dir = opendir(path);
-    if (dir == NULL) return fail_errno("%s", path);
-    for (struct dirent *e = readdir(dir); e != NULL && st == OK; e = readdir(dir)) {
-        if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0) continue;
-        st = mem_reserve((void **)out, &capacity, *n + 1, sizeof **out);
-        if (st == OK) snprintf((*out)[(*n)++], sizeof **out, "%.255s", e->d_name);
-    }
-    closedir(dir);
-    if (st == OK) return OK;
-    mem_free(*out);
-    *out = NULL;
-    return st;
-}
 
 typedef struct comparison {
     engine *e; /* model 0: the run, model 1: the folder */
@@ -493,8 +426,10 @@ static status open_both(comparison *k, const char *checkpoint, const char *folde
     return OK;
 }
 
-status build_compare(const char *checkpoint, const char *folder, const build_config *c,
-                     build_report *out) {
+/* Opens the checkpoint and the engine folder and asks both the same: fills in the report.
+ * ERR_NUMERIC where float32 weights answer differently. */
+static status compare(const char *checkpoint, const char *folder, const build_config *c,
+                      build_report *out) {
     comparison *k;
     engine_config of_engine = {.device = "cpu",
                                .max_batch = c->limits.max_batch,
@@ -509,4 +444,63 @@ status build_compare(const char *checkpoint, const char *folder, const build_con
     engine_destroy(k->e);
     mem_free(k);
     return st;
+}
+
+/* Its place. */
+
+/* Where an engine folder is replaced, both names change in one step: a server that opens it at this
+ * moment gets the old one or the new one. */
+static status publish(build *b, const char *out) {
+    folder_sync(b->to);
+    bool is_there = folder_exists(out);
+    int code =
+        is_there ? renameat2(AT_FDCWD, b->to, AT_FDCWD, out, RENAME_EXCHANGE) : rename(b->to, out);
+    if (code != 0)
+        return fail_errno("%s: cannot be put in place%s", out,
+                          is_there ? "; remove it, or choose another --out" : "");
+    if (is_there) folder_remove(b->to, FOLDER_DEPTH);
+    folder_sync_of(out);
+    return OK;
+}
+
+/* Without the slashes at its end, which a rename would not like. */
+static status clean_path(const char *path, char out[CHECKPOINT_PATH_BYTES]) {
+    size_t n = strlen(path);
+    while (n > 1 && path[n - 1] == '/')
+        n--;
+    if (n == 0 || n + 32 >= CHECKPOINT_PATH_BYTES)
+        return fail(ERR_USAGE, "--out %.100s: not a path for a folder", path);
+    snprintf(out, CHECKPOINT_PATH_BYTES, "%.*s", (int)n, path);
+    return OK;
+}
+
+static status check_target(const char *out) {
+    struct stat found;
+    if (lstat(out, &found) != 0) return errno == ENOENT ? OK : fail_errno("%s", out);
+    if (S_ISDIR(found.st_mode) && engine_folder_is(out)) return OK;
+    return fail(ERR_USAGE,
+                "%s: it is there and no engine folder, so it is not replaced; choose another --out",
+                out);
+}
+
+status build_engine(const build_config *c, build_report *out) {
+    build b = {.c = c, .report = out};
+    char target[CHECKPOINT_PATH_BYTES];
+    *out = (build_report){0};
+    TRY(clean_path(c->out, target));
+    TRY(check_target(target));
+    TRY(checkpoint_choose(c->run, c->checkpoint, b.from));
+    if (engine_folder_is(b.from))
+        return fail(ERR_USAGE, "%s: an engine folder already; name the run that it was built from",
+                    c->run);
+    snprintf(b.to, sizeof b.to, "%.*s.%ld.tmp", CHECKPOINT_PATH_BYTES - 32, target, (long)getpid());
+    folder_remove(b.to, FOLDER_DEPTH);
+    status st = write_folder(&b);
+    if (st == OK) st = compare(b.from, b.to, c, out);
+    if (st == OK) st = publish(&b, target);
+    if (st == OK) return OK;
+    failure f;
+    failure_save(&f, st);
+    folder_remove(b.to, FOLDER_DEPTH);
+    return failure_restore(&f);
 }

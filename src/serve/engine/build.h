@@ -1,4 +1,4 @@
-/* Build: makes an engine folder (model/engine_folder.h) of a trained run.
+/* Build: makes an engine folder (model/trained.h) of a trained run.
  *
  * The folder is written beside its target, opened, and asked the same as the run; only then does it
  * get its name, durably: a reader sees the old folder, or the new one, or none.  With float32
@@ -32,18 +32,5 @@ typedef struct build_report {
 
 /* ERR_USAGE where `out` is there and no engine folder.  ERR_NUMERIC: a weight beyond float16. */
 status build_engine(const build_config *c, build_report *out);
-
-/* The inside of `hstu build`. */
-
-/* The names in a folder but for "." and "..", in any order; mem_free frees them. */
-status build_list_folder(const char *path, char (**out)[256], size_t *n);
-
-/* A copy of a folder with everything in it, each file durable. */
-status build_copy_folder(const char *from, const char *to);
-
-/* Opens the checkpoint and the engine folder and asks both the same: fills in the report.
- * ERR_NUMERIC where float32 weights answer differently. */
-status build_compare(const char *checkpoint, const char *folder, const build_config *c,
-                     build_report *out);
 
 #endif

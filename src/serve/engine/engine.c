@@ -1,12 +1,27 @@
-/* The engine's models and requests; its users are in engine_users.c. */
+#include "serve/engine/engine.h"
+
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
 
 #include "base/clock.h"
 #include "base/thread.h"
-#include "serve/engine/engine.h"
-#include "serve/engine/engine_int.h"
+#include "serve/engine/slot.h"
+#include "serve/state/user_writer.h"
+
+struct engine {
+    engine_config config;
+    char device[64];
+    seq_file *data;
+    slot *slots[ENGINE_MAX_MODELS]; /* (n_slots); never removed, added under the load lock */
+    atomic_int n_slots;
+    atomic_bool is_closing;
+    atomic_uint n_inside;       /* callers of engine_ask and engine_submit */
+    pthread_mutex_t load_lock;  /* one load at a time */
+    user_writer *writer;        /* changes the users */
+    pthread_mutex_t users_lock; /* of what follows, and of the models' maps of items */
+    users users;
+};
 
 enum { DEFAULT_QUEUE = 1024, MAX_BATCH = 4096 };
 static const size_t DEFAULT_QUEUE_BYTES = (size_t)1 << 30;
@@ -183,11 +198,21 @@ status engine_model(engine *e, int index, engine_model_info *out) {
     return OK;
 }
 
+static void count_users(engine *e, engine_stats *out) {
+    pthread_mutex_lock(&e->users_lock);
+    out->events_added = e->users.n_added;
+    out->events_duplicate = e->users.n_duplicates;
+    out->events_unknown = e->users.n_unknown;
+    out->users_erased = e->users.n_erased;
+    out->users_touched = e->users.n_touched;
+    pthread_mutex_unlock(&e->users_lock);
+}
+
 status engine_model_stats(engine *e, int index, engine_stats *out) {
     slot *s = engine_slot(e, index);
     if (s == NULL) return no_such_model(index);
     slot_stats(s, out);
-    engine_user_stats(e, out);
+    count_users(e, out);
     return OK;
 }
 
@@ -418,7 +443,7 @@ status engine_make_items(engine_answer *a) {
     return job_answer_candidates(j);
 }
 
-void engine_release_memory(struct engine_answer_memory *memory) {
+static void release_memory(struct engine_answer_memory *memory) {
     if (memory == NULL) return;
     served_drop(memory->model);
     arena_fini(&memory->arena);
@@ -426,7 +451,7 @@ void engine_release_memory(struct engine_answer_memory *memory) {
 }
 
 void engine_answer_release(engine_answer *a) {
-    engine_release_memory(a->memory);
+    release_memory(a->memory);
     a->memory = NULL;
     a->items = NULL;
     a->n_items = 0;
@@ -624,7 +649,7 @@ status engine_get_user(engine *e, engine_id user, size_t first, size_t n, engine
 }
 
 void engine_user_release(engine_user *u) {
-    engine_release_memory(u->memory);
+    release_memory(u->memory);
     *u = (engine_user){0};
 }
 
@@ -669,14 +694,4 @@ uint64_t engine_n_users(engine *e) {
     uint64_t n = e->users.n_known;
     pthread_mutex_unlock(&e->users_lock);
     return n;
-}
-
-void engine_user_stats(engine *e, engine_stats *out) {
-    pthread_mutex_lock(&e->users_lock);
-    out->events_added = e->users.n_added;
-    out->events_duplicate = e->users.n_duplicates;
-    out->events_unknown = e->users.n_unknown;
-    out->users_erased = e->users.n_erased;
-    out->users_touched = e->users.n_touched;
-    pthread_mutex_unlock(&e->users_lock);
 }

@@ -469,7 +469,7 @@ status job_make(job **out, engine_answer *answer, const engine_request *r, const
                .priority = r->priority};
     TRY(fill(j, r, from));
     int32_t n_targets = m->is_ranking ? j->q.n_candidates : 0;
-    j->flops = served_flops(m, j->n_tokens + n_targets, n_targets, 0);
+    j->flops = served_flops(m, j->n_tokens, n_targets);
     *out = j;
     return OK;
 }

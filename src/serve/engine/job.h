@@ -62,9 +62,16 @@ typedef struct job_users {
     pthread_mutex_t *lock;
 } job_users;
 
-/* Makes a job for an answer that has its model.  ERR_USAGE: what is
- * wrong with the request; ERR_UNSUPPORTED: the model cannot do it. */
+/* Makes a job for an answer that has its model.  ERR_USAGE: what is wrong with the request;
+ * ERR_UNSUPPORTED: the model cannot do it. */
 status job_make(job **out, engine_answer *answer, const engine_request *r, const job_users *from);
+
+/* Tokens that a job adds to a batch, at most. */
+static inline int32_t job_tokens(const job *j) {
+    if (!j->m->is_ranking) return j->n_tokens;
+    int32_t n = j->q.n_candidates, most = j->m->infer.max_part;
+    return j->n_tokens + (n < most ? n : most) + 1;
+}
 
 /* Writes the answer's items from the job's results: best first for recommend and for rank with
  * top_k, else in the order of the candidates. */

@@ -2,8 +2,6 @@
 
 #include <string.h>
 
-#include "serve/engine/run.h"
-
 /* The limit of the predicted wait: seconds, or so many times the normal 99th percentile, in times
  * of a job. */
 static const double LIMIT_S = 0.25, NORMAL_TIMES = 10, NORMAL_JOBS = 10;
@@ -82,7 +80,7 @@ static double seconds_until(uint64_t then, uint64_t now) {
 
 static void add(queue_load *l, const job *j, int sign) {
     l->n += sign;
-    l->tokens += sign * run_tokens(j);
+    l->tokens += sign * job_tokens(j);
     l->flops += sign * j->flops;
 }
 
@@ -93,7 +91,7 @@ static bool fits(const job_queue *q, const queue_load *b, const job *j, uint64_t
     const job *first = q->item[0];
     if (b->n == 0) return true;
     if (j->m != first->m || b->n >= j->m->max_batch) return false;
-    if (b->tokens + run_tokens(j) > j->m->max_tokens) return false;
+    if (b->tokens + job_tokens(j) > j->m->max_tokens) return false;
     double left = seconds_until(first->deadline_ns, now), least = BATCH_SHARE * job_queue_limit(q);
     if (!first->has_deadline && left < least) left = least;
     return MARGIN * job_queue_seconds(q, b->flops + j->flops) <= left ||

@@ -1,3 +1,5 @@
+#include "serve/engine/served.h"
+
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -10,7 +12,6 @@
 #include "base/mem.h"
 #include "base/thread.h"
 #include "ops/device.h"
-#include "serve/engine/served.h"
 
 enum { PART = 256, POPULAR_NS = 1000000000, DEFAULT_BATCH = 64, DEFAULT_TOKENS = 8192 };
 
@@ -104,10 +105,9 @@ static void count_flops(served *m) {
     }
 }
 
-double served_flops(const served *m, int32_t n, int32_t n_targets, int32_t n_cached) {
-    double rows = n - n_cached, history = n - n_targets;
-    double pairs = (history - n_cached) * (history + n_cached) / 2 + n_targets * (history + 1);
-    return rows * m->flops_token + pairs * m->flops_pair + m->flops_head;
+double served_flops(const served *m, int32_t n_history, int32_t n_targets) {
+    double n = n_history, pairs = n * n / 2 + n_targets * (n + 1);
+    return (n + n_targets) * m->flops_token + pairs * m->flops_pair + m->flops_head;
 }
 
 engine_work served_work(const served *m, const engine_shape *s) {
@@ -188,6 +188,223 @@ static status make(served *m, const served_config *c) {
     return infer_init(&m->infer, m->s, &f);
 }
 
+/* What is run before a model is ready: memory is touched, its rate is known, and the shapes that
+ * requests are likely to have are recorded (pass_config.is_recorded).  Measured are the costs of
+ * computing a token and of loading a page, between which requests choose, and what 8-bit keys and
+ * values change. */
+
+/* Candidates and repetitions of what is timed, pages that are moved; and users of a recorded batch,
+ * at most, and how often histories are shortened to an eighth. */
+enum { CANDIDATES = 64, REPEATS = 3, MOVED = 32, WARM_USERS = 16, WARM_LENGTHS = 3 };
+
+/* An invented history as long as the model reads, and candidates. */
+typedef struct trial {
+    served *m;
+    uint32_t *item, *candidate;
+    uint16_t *action;
+    int64_t *time;
+    int32_t *zeros; /* pages */
+} trial;
+
+static status make_trial(trial *t, served *m) {
+    size_t n = (size_t)m->s->max_history, n_candidates = (size_t)m->infer.max_part;
+    *t = (trial){.m = m};
+    TRY(MEM_NEW(&t->item, n));
+    TRY(MEM_NEW(&t->action, n));
+    TRY(MEM_NEW(&t->time, n));
+    TRY(MEM_NEW(&t->candidate, n_candidates));
+    TRY(MEM_NEW(&t->zeros, (size_t)(m->max_tokens / KV_PAGE + 1)));
+    for (size_t i = 0; i < n; i++) {
+        t->item[i] = 1 + (uint32_t)(i * 7919 % m->names->n_items);
+        t->time[i] = (int64_t)i * 60 * m->names->time_per_second;
+    }
+    for (size_t i = 0; i < n_candidates; i++)
+        t->candidate[i] = 1 + (uint32_t)(i % m->names->n_items);
+    return OK;
+}
+
+static void free_trial(trial *t) {
+    mem_free(t->item);
+    mem_free(t->candidate);
+    mem_free(t->action);
+    mem_free(t->time);
+    mem_free(t->zeros);
+}
+
+/* Users with the last events of the history; n_reused tokens of each are read from page 0, whatever
+ * is there, and none is stored. */
+typedef struct trial_shape {
+    int32_t n_users, n_events, n_candidates, n_reused;
+} trial_shape;
+
+/* *out: n_numbers results, memory of the pass. */
+static status run_trial(const trial *t, trial_shape shape, const void **out, int64_t *n_numbers) {
+    infer *f = &t->m->infer;
+    int32_t from = t->m->s->max_history - shape.n_events, reused[WARM_USERS];
+    const int32_t *page[WARM_USERS];
+    int64_t n_rows;
+    user_events u = {.n = (uint64_t)shape.n_events,
+                     .item = t->item + from,
+                     .action = t->action + from,
+                     .time = t->time + from};
+    histories_clear(&f->batch);
+    for (int32_t i = 0; i < shape.n_users; i++) {
+        TRY(histories_add(&f->batch, &u, t->candidate, shape.n_candidates));
+        reused[i] = shape.n_reused;
+        page[i] = t->zeros;
+    }
+    plan_cache c = {reused, reused, page};
+    kv_store *store = shape.n_reused > 0 ? f->store : NULL;
+    const plan_cache *cache = shape.n_reused > 0 ? &c : NULL;
+    if (f->is_ranking) {
+        TRY(pass_score_cached(f->pass, &f->batch.view, store, cache, out, &n_rows));
+        *n_numbers = n_rows * f->columns.width;
+    } else {
+        TRY(pass_encode_cached(f->pass, &f->batch.view, store, cache, out));
+        *n_numbers = (int64_t)shape.n_users * f->table.dim;
+    }
+    return t->m->compute.be->ops->sync(t->m->compute.be);
+}
+
+/* The least time of a few runs of one user, and its FLOPs. */
+static status time_trial(const trial *t, int repeats, trial_shape shape, double *seconds,
+                         double *flops) {
+    const void *out;
+    int64_t n_numbers;
+    *seconds = INFINITY;
+    for (int i = 0; i <= repeats; i++) { /* the first one warms up */
+        uint64_t start = clock_ns();
+        TRY(run_trial(t, shape, &out, &n_numbers));
+        if (i > 0) *seconds = fmin(*seconds, (double)(clock_ns() - start) / 1e9);
+    }
+    int32_t n_history = infer_tokens(&t->m->infer, (uint64_t)shape.n_events);
+    *flops = served_flops(t->m, n_history, shape.n_candidates);
+    return OK;
+}
+
+static status learn_rate(const trial *t) {
+    served *m = t->m;
+    trial_shape shape = {
+        .n_users = 1, .n_events = m->s->max_history, .n_candidates = m->is_ranking};
+    double seconds, flops;
+    TRY(time_trial(t, 1, shape, &seconds, &flops));
+    flops -= m->flops_head;
+    m->flop_s = flops > 0 ? seconds / flops : 0;
+    return OK;
+}
+
+/* Users who come back with one more event, by their number and the length of their histories.  A
+ * shape is recorded when it runs the second time. */
+static status record_shapes(const trial *t) {
+    const served *m = t->m;
+    int32_t per_event = m->infer.per_event, n_events = m->s->max_history;
+    int32_t n_candidates = m->is_ranking ? m->infer.max_part : 0;
+    const void *out;
+    int64_t n_numbers;
+    for (int i = 0; i < WARM_LENGTHS && n_events > 1; i++, n_events = (n_events + 7) / 8)
+        for (int32_t n = 1; n <= WARM_USERS && n <= m->max_batch; n *= 2) {
+            int32_t n_tokens = n * (per_event + n_candidates + 1);
+            if (n_tokens > m->max_tokens || n_tokens > PLAN_ROUND_MOST ||
+                (int64_t)n * (n_events + n_candidates) > m->max_tokens)
+                break;
+            int32_t n_reused = infer_tokens(&m->infer, (uint64_t)n_events) - per_event;
+            trial_shape shape = {n, n_events, n_candidates, n_reused};
+            for (int round = 0; round < 2; round++)
+                TRY(run_trial(t, shape, &out, &n_numbers));
+        }
+    return OK;
+}
+
+/* A history of full length; candidates where the model ranks. */
+static trial_shape measured_shape(const served *m) {
+    int32_t most = m->infer.max_part < CANDIDATES ? m->infer.max_part : CANDIDATES;
+    return (trial_shape){1, m->s->max_history, m->is_ranking ? most : 0, 0};
+}
+
+/* The FLOPs of a history cost the same at any length; what every request costs besides is not part
+ * of the choice. */
+static status measure_compute(const trial *t) {
+    served *m = t->m;
+    trial_shape shape = measured_shape(m);
+    double s[2], flops[2];
+    TRY(time_trial(t, REPEATS, shape, &s[0], &flops[0]));
+    shape.n_events = shape.n_events / 4 > 0 ? shape.n_events / 4 : 1;
+    TRY(time_trial(t, REPEATS, shape, &s[1], &flops[1]));
+    double rate = flops[0] > flops[1] ? (s[0] - s[1]) / (flops[0] - flops[1]) : 0;
+    if (rate < 0) rate = 0;
+    m->costs.token_s = rate * m->flops_token;
+    m->costs.pair_s = rate * m->flops_pair;
+    return OK;
+}
+
+static status time_loads(served *m, const kv_move *moves, int32_t n, double *seconds) {
+    *seconds = INFINITY;
+    for (int i = 0; i <= REPEATS; i++) {
+        uint64_t start = clock_ns();
+        TRY(kv_store_move_all(&m->store, moves, n));
+        if (i > 0) *seconds = fmin(*seconds, (double)(clock_ns() - start) / 1e9);
+    }
+    return OK;
+}
+
+/* Nothing is in the pages yet.  The fixed part is what one page costs beyond its share. */
+static status measure_load(served *m) {
+    int32_t n = m->store.n_pages < m->store.n_host_pages ? m->store.n_pages : m->store.n_host_pages;
+    kv_move moves[MOVED];
+    double one, all;
+    if (n > MOVED) n = MOVED;
+    for (int32_t i = 0; i < n; i++)
+        moves[i] = (kv_move){i, i};
+    TRY(time_loads(m, moves, 1, &one));
+    TRY(time_loads(m, moves, n, &all));
+    m->costs.page_s = n > 1 && all > one ? (all - one) / (n - 1) : all / n;
+    m->costs.load_s = one > m->costs.page_s ? one - m->costs.page_s : 0;
+    /* A GPU copies beside its computation, layer by layer. */
+    m->costs.n_stages = m->compute.be->card != NULL ? m->store.n_layers : 1;
+    return OK;
+}
+
+static status read_trial(const trial *t, float **out, int64_t *n) {
+    const void *results;
+    *out = NULL;
+    TRY(run_trial(t, measured_shape(t->m), &results, n));
+    TRY(MEM_NEW(out, (size_t)*n));
+    return backend_read_act(t->m->compute.be, *out, results, (size_t)*n);
+}
+
+static status measure_fp8(const trial *t) {
+    served *m = t->m;
+    float *exact = NULL, *rounded = NULL;
+    int64_t n = 0;
+    pass_set_fp8_kv(m->infer.pass, false);
+    status st = read_trial(t, &exact, &n);
+    pass_set_fp8_kv(m->infer.pass, true);
+    if (st == OK) st = read_trial(t, &rounded, &n);
+    double largest = 0, worst = 0;
+    for (int64_t i = 0; i < n && st == OK; i++) {
+        largest = fmax(largest, fabs((double)exact[i]));
+        worst = fmax(worst, fabs((double)exact[i] - (double)rounded[i]));
+    }
+    m->fp8_error = largest > 0 ? worst / largest : 0;
+    mem_free(exact);
+    mem_free(rounded);
+    return st;
+}
+
+static status warm_up(served *m, const served_config *c) {
+    bool has_host = m->cache != NULL && m->store.n_host_pages > 0 && !c->loads_always;
+    trial t;
+    status st = make_trial(&t, m);
+    if (st == OK) st = learn_rate(&t);
+    if (st == OK && m->cache != NULL && m->compute.be->token_bucket > 0) st = record_shapes(&t);
+    if (st == OK && m->has_fp8_kv) st = measure_fp8(&t);
+    if (st == OK && has_host) st = measure_compute(&t);
+    if (st == OK && has_host) st = measure_load(m);
+    if (st == OK && has_host) kv_cache_set_costs(m->cache, &m->costs);
+    free_trial(&t);
+    return st;
+}
+
 status served_open(served **out, const served_config *c) {
     served *m;
     served_config chosen = *c;
@@ -201,8 +418,7 @@ status served_open(served **out, const served_config *c) {
     rwlock_init(&m->cache_lock);
     snprintf(m->path, sizeof m->path, "%s", c->path);
     status st = make(m, &chosen);
-    if (st == OK) st = warm_up(m);
-    if (st == OK) st = served_measure(m, &chosen);
+    if (st == OK) st = warm_up(m, &chosen);
     if (st != OK) {
         served_drop(m);
         return st;
@@ -234,10 +450,6 @@ void served_drop(served *m) {
     mem_free(m);
 }
 
-uint32_t served_find_item(const served *m, const id_text *id) {
-    return seq_find_item(m->names, id->text);
-}
-
 status served_find_id(const served *m, const engine_id *id, const char *what, uint32_t *out) {
     id_text text;
     if (id->text == NULL && !m->names->has_text_items) {
@@ -245,7 +457,7 @@ status served_find_id(const served *m, const engine_id *id, const char *what, ui
         return OK;
     }
     TRY(id_text_make(&text, id, what));
-    *out = served_find_item(m, &text);
+    *out = seq_find_item(m->names, text.text);
     return OK;
 }
 
@@ -258,7 +470,7 @@ status served_know_items(served *m, const users *u) {
         const char *text = text_map_get(&u->items, (uint32_t)m->n_extra, &bytes);
         memcpy(id.text, text, bytes);
         id.text[id.n = bytes] = '\0';
-        m->extra[m->n_extra] = served_find_item(m, &id);
+        m->extra[m->n_extra] = seq_find_item(m->names, id.text);
     }
     return OK;
 }
@@ -345,265 +557,4 @@ void served_info(const served *m, const char *name, engine_model_info *out) {
         out->load_from_tokens = kv_costs_break_even(&m->costs);
     }
     out->memory_bytes += m->store.memory.device_bytes;
-}
-
-/* What a model's server measures before it is ready: the costs of computing a token and of loading
- * a page, between which requests choose, and what 8-bit keys and values change. */
-
-enum { CANDIDATES = 64, REPEATS = 3, MOVED = 32 };
-
-/* A made-up history, and candidates where the model ranks. */
-typedef struct trial {
-    uint32_t *item;
-    uint16_t *action;
-    int64_t *time;
-    uint32_t candidate[CANDIDATES];
-    int32_t n_candidates;
-} trial;
-
-static status make_trial(trial *t, const served *m) {
-    size_t n = (size_t)m->s->max_history;
-    uint32_t n_items = (uint32_t)m->names->n_items;
-    int32_t most = m->infer.max_part < CANDIDATES ? m->infer.max_part : CANDIDATES;
-    *t = (trial){.n_candidates = m->is_ranking ? most : 0};
-    TRY(MEM_NEW(&t->item, n));
-    TRY(MEM_NEW(&t->action, n));
-    TRY(MEM_NEW(&t->time, n));
-    for (size_t i = 0; i < n; i++) {
-        t->item[i] = 1 + (uint32_t)(i * 7919 % n_items);
-        t->time[i] = (int64_t)i * 60 * m->names->time_per_second;
-    }
-    for (uint32_t i = 0; i < CANDIDATES; i++)
-        t->candidate[i] = 1 + i % n_items;
-    return OK;
-}
-
-static void free_trial(trial *t) {
-    mem_free(t->item);
-    mem_free(t->action);
-    mem_free(t->time);
-}
-
-/* Runs the last n events of the history; (n_rows, width) results, memory of the pass. */
-static status run_trial(served *m, const trial *t, int32_t n, const void **out,
-                        int64_t *n_numbers) {
-    int64_t n_rows;
-    int32_t from = m->s->max_history - n;
-    user_events u = {.n = (uint64_t)n,
-                     .item = t->item + from,
-                     .action = t->action + from,
-                     .time = t->time + from};
-    histories_clear(&m->infer.batch);
-    TRY(histories_add(&m->infer.batch, &u, t->candidate, t->n_candidates));
-    if (m->is_ranking) {
-        TRY(pass_score(m->infer.pass, &m->infer.batch.view, out, &n_rows));
-        *n_numbers = n_rows * m->infer.columns.width;
-    } else {
-        TRY(pass_encode(m->infer.pass, &m->infer.batch.view, out));
-        *n_numbers = m->infer.table.dim;
-    }
-    return m->compute.be->ops->sync(m->compute.be);
-}
-
-/* The least of a few times. */
-static status time_trial(served *m, const trial *t, int32_t n, double *seconds) {
-    const void *out;
-    int64_t n_numbers;
-    *seconds = INFINITY;
-    for (int i = 0; i <= REPEATS; i++) { /* the first one warms up */
-        uint64_t start = clock_ns();
-        TRY(run_trial(m, t, n, &out, &n_numbers));
-        if (i > 0) *seconds = fmin(*seconds, (double)(clock_ns() - start) / 1e9);
-    }
-    return OK;
-}
-
-/* The FLOPs of a history cost the same at any length; what every request costs besides is not part
- * of the choice. */
-static status measure_compute(served *m, const trial *t) {
-    int32_t longest = m->s->max_history, shorter = longest / 4 > 0 ? longest / 4 : 1;
-    int32_t length[2] = {longest, shorter};
-    double s[2], flops[2];
-    for (int i = 0; i < 2; i++) {
-        int32_t n = m->infer.n_context + m->infer.per_event * length[i] + t->n_candidates;
-        TRY(time_trial(m, t, length[i], &s[i]));
-        flops[i] = served_flops(m, n, t->n_candidates, 0);
-    }
-    double rate = flops[0] > flops[1] ? (s[0] - s[1]) / (flops[0] - flops[1]) : 0;
-    if (rate < 0) rate = 0;
-    m->costs.token_s = rate * m->flops_token;
-    m->costs.pair_s = rate * m->flops_pair;
-    return OK;
-}
-
-static status time_loads(served *m, const kv_move *moves, int32_t n, double *seconds) {
-    *seconds = INFINITY;
-    for (int i = 0; i <= REPEATS; i++) {
-        uint64_t start = clock_ns();
-        TRY(kv_store_move_all(&m->store, moves, n));
-        if (i > 0) *seconds = fmin(*seconds, (double)(clock_ns() - start) / 1e9);
-    }
-    return OK;
-}
-
-/* Nothing is in the pages yet.  The fixed part is what one page costs beyond its share. */
-static status measure_load(served *m) {
-    int32_t n = m->store.n_pages < m->store.n_host_pages ? m->store.n_pages : m->store.n_host_pages;
-    kv_move moves[MOVED];
-    double one, all;
-    if (n > MOVED) n = MOVED;
-    for (int32_t i = 0; i < n; i++)
-        moves[i] = (kv_move){i, i};
-    TRY(time_loads(m, moves, 1, &one));
-    TRY(time_loads(m, moves, n, &all));
-    m->costs.page_s = n > 1 && all > one ? (all - one) / (n - 1) : all / n;
-    m->costs.load_s = one > m->costs.page_s ? one - m->costs.page_s : 0;
-    /* A GPU copies beside its computation, layer by layer. */
-    m->costs.n_stages = m->compute.be->card != NULL ? m->store.n_layers : 1;
-    return OK;
-}
-
-static status read_trial(served *m, const trial *t, float **out, int64_t *n) {
-    const void *results;
-    *out = NULL;
-    TRY(run_trial(m, t, m->s->max_history, &results, n));
-    TRY(MEM_NEW(out, (size_t)*n));
-    return backend_read_act(m->compute.be, *out, results, (size_t)*n);
-}
-
-static status measure_fp8(served *m, const trial *t) {
-    float *exact = NULL, *rounded = NULL;
-    int64_t n = 0;
-    pass_set_fp8_kv(m->infer.pass, false);
-    status st = read_trial(m, t, &exact, &n);
-    pass_set_fp8_kv(m->infer.pass, true);
-    if (st == OK) st = read_trial(m, t, &rounded, &n);
-    double largest = 0, worst = 0;
-    for (int64_t i = 0; i < n && st == OK; i++) {
-        largest = fmax(largest, fabs((double)exact[i]));
-        worst = fmax(worst, fabs((double)exact[i] - (double)rounded[i]));
-    }
-    m->fp8_error = largest > 0 ? worst / largest : 0;
-    mem_free(exact);
-    mem_free(rounded);
-    return st;
-}
-
-status served_measure(served *m, const served_config *c) {
-    trial t = {0};
-    bool has_host = m->cache != NULL && m->store.n_host_pages > 0 && !c->loads_always;
-    if (!has_host && !m->has_fp8_kv) return OK;
-    status st = make_trial(&t, m);
-    if (st == OK && m->has_fp8_kv) st = measure_fp8(m, &t);
-    if (st == OK && has_host) st = measure_compute(m, &t);
-    if (st == OK && has_host) st = measure_load(m);
-    if (st == OK && has_host) kv_cache_set_costs(m->cache, &m->costs);
-    free_trial(&t);
-    return st;
-}
-
-/* Users of a recorded batch, at most, and how often histories are shortened to an eighth. */
-enum { WARM_USERS = 16, WARM_LENGTHS = 3 };
-
-/* An invented history as long as the model reads. */
-typedef struct rehearsal {
-    served *m;
-    uint32_t *item, *candidate;
-    uint16_t *action;
-    int64_t *time;
-    int32_t *zeros; /* pages */
-    user_events events;
-} rehearsal;
-
-static void rehearsal_end(rehearsal *r) {
-    mem_free(r->item);
-    mem_free(r->candidate);
-    mem_free(r->action);
-    mem_free(r->time);
-    mem_free(r->zeros);
-}
-
-static status rehearsal_make(rehearsal *r, served *m) {
-    size_t n = (size_t)m->s->max_history, n_candidates = (size_t)m->infer.max_part;
-    *r = (rehearsal){.m = m};
-    TRY(MEM_NEW(&r->item, n));
-    TRY(MEM_NEW(&r->action, n));
-    TRY(MEM_NEW(&r->time, n));
-    TRY(MEM_NEW(&r->candidate, n_candidates));
-    TRY(MEM_NEW(&r->zeros, (size_t)(m->max_tokens / KV_PAGE + 1)));
-    for (size_t i = 0; i < n; i++)
-        r->item[i] = 1 + (uint32_t)(i % m->names->n_items);
-    for (size_t i = 0; i < n_candidates; i++)
-        r->candidate[i] = 1 + (uint32_t)(i % m->names->n_items);
-    r->events = (user_events){.n = n, .item = r->item, .action = r->action, .time = r->time};
-    return OK;
-}
-
-/* n_users users with the first n_events events and some candidates; n_reused tokens of each are
- * read from page 0, whatever is there, and none is stored. */
-static status run_batch(rehearsal *r, int32_t n_users, int32_t n_events, int32_t n_candidates,
-                        int32_t n_reused) {
-    served *m = r->m;
-    user_events u = r->events;
-    const void *out;
-    int64_t n_rows;
-    int32_t reused[WARM_USERS];
-    const int32_t *page[WARM_USERS];
-    u.n = (uint64_t)n_events;
-    histories_clear(&m->infer.batch);
-    for (int32_t i = 0; i < n_users; i++) {
-        TRY(histories_add(&m->infer.batch, &u, r->candidate, n_candidates));
-        reused[i] = n_reused;
-        page[i] = r->zeros;
-    }
-    plan_cache c = {reused, reused, page};
-    kv_store *store = n_reused > 0 ? &m->store : NULL;
-    const plan_cache *cache = n_reused > 0 ? &c : NULL;
-    if (m->is_ranking)
-        TRY(pass_score_cached(m->infer.pass, &m->infer.batch.view, store, cache, &out, &n_rows));
-    else
-        TRY(pass_encode_cached(m->infer.pass, &m->infer.batch.view, store, cache, &out));
-    return m->compute.be->ops->sync(m->compute.be);
-}
-
-/* A full history, twice: the second run is timed. */
-static status learn_rate(rehearsal *r) {
-    served *m = r->m;
-    int32_t n = m->s->max_history;
-    for (int round = 0; round < 2; round++) {
-        uint64_t start = clock_ns();
-        TRY(run_batch(r, 1, n, m->is_ranking, 0));
-        int32_t n_tokens = m->infer.n_context + m->infer.per_event * n + m->is_ranking;
-        double flops = served_flops(m, n_tokens, m->is_ranking, 0) - m->flops_head;
-        m->flop_s = flops > 0 ? (double)(clock_ns() - start) / 1e9 / flops : 0;
-    }
-    return OK;
-}
-
-/* Users who come back with one more event, by their number and the length of their histories.  A
- * shape is recorded when it runs the second time. */
-static status record_shapes(rehearsal *r) {
-    served *m = r->m;
-    int32_t n_candidates = m->is_ranking ? m->infer.max_part : 0, n_events = m->s->max_history;
-    for (int i = 0; i < WARM_LENGTHS && n_events > 1; i++, n_events = (n_events + 7) / 8)
-        for (int32_t n = 1; n <= WARM_USERS && n <= m->max_batch; n *= 2) {
-            int32_t n_history = m->infer.n_context + m->infer.per_event * n_events;
-            int32_t n_tokens = n * (m->infer.per_event + n_candidates + 1);
-            if (n_tokens > m->max_tokens || n_tokens > PLAN_ROUND_MOST ||
-                (int64_t)n * (n_events + n_candidates) > m->max_tokens)
-                break;
-            for (int round = 0; round < 2; round++)
-                TRY(run_batch(r, n, n_events, n_candidates, n_history - m->infer.per_event));
-        }
-    return OK;
-}
-
-status warm_up(served *m) {
-    rehearsal r;
-    status st = rehearsal_make(&r, m);
-    if (st == OK) st = learn_rate(&r);
-    if (st == OK && m->cache != NULL && m->compute.be->token_bucket > 0) st = record_shapes(&r);
-    histories_clear(&m->infer.batch);
-    rehearsal_end(&r);
-    return st;
 }

@@ -90,18 +90,12 @@ status served_checked(served *m);
 bool served_is_checked(served *m); /* it would not wait */
 void served_drop(served *m);       /* NULL is fine */
 
-/* Measures what the choice between loading and computing depends on, and the error of 8-bit keys
- * and values; once, before the first batch. */
-status served_measure(served *m, const served_config *c);
-
 /* Of a token of its cache (kv_cache.h). */
 static inline size_t served_token_bytes(const served *m) {
     return m->reads_times ? sizeof(kv_token) : sizeof(uint64_t);
 }
 
-/* The model's number of an item id; 0: it does not know it. */
-uint32_t served_find_item(const served *m, const id_text *id);
-/* The same without text where ids are numbers.  ERR_USAGE as id_text_make. */
+/* The model's number of an item id; 0: it does not know it.  ERR_USAGE as id_text_make. */
 status served_find_id(const served *m, const engine_id *id, const char *what, uint32_t *out);
 
 /* The same for many ids: most catalogues are numbers without gaps, which need no search, and no
@@ -125,17 +119,11 @@ status served_find_popular(served *m, const users *u);
 /* Id and title of an item. */
 engine_item served_item_names(const served *m, uint32_t item);
 
-/* FLOPs of a sequence of n tokens, n_targets of them candidates, of which n_cached are not
- * computed. */
-double served_flops(const served *m, int32_t n, int32_t n_targets, int32_t n_cached);
+/* FLOPs of a history of so many tokens and its candidates, without a cache. */
+double served_flops(const served *m, int32_t n_history, int32_t n_targets);
 
 engine_work served_work(const served *m, const engine_shape *shape);
 
 void served_info(const served *m, const char *name, engine_model_info *out);
-
-/* Warm: runs a model before its first request, so that memory is touched, its rate is known, and
- * the shapes that requests are likely to have are recorded (pass_config.is_recorded). */
-
-status warm_up(served *m);
 
 #endif

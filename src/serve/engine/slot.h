@@ -18,7 +18,6 @@
 #include <pthread.h>
 
 #include "serve/engine/job_queue.h"
-#include "serve/engine/run.h"
 
 enum { SLOT_MAX_TAKEN = 4096 }; /* a batch at most */
 
@@ -71,16 +70,6 @@ void slot_submit(slot *s, job *j, bool may_run);
 /* The same for a job without `done`; returns when it is answered. */
 void slot_ask(slot *s, job *j);
 
-/* Takes a batch from the queue, which is not empty, and runs it on this thread; under the lock,
- * which it gives up meanwhile. */
-void slot_run_batch(slot *s);
-
-/* A thread that waits has something to see, after a batch or a call; under the lock. */
-void slot_end_turn(slot *s);
-
-/* Answers: counts the outcome and tells whoever waits.  Not under the lock. */
-void slot_answer(slot *s, job *j, engine_outcome outcome);
-
 /* Counts a request that never became a job. */
 void slot_count(slot *s, engine_task task, engine_outcome outcome);
 
@@ -89,7 +78,7 @@ bool slot_wait_idle(slot *s, uint64_t until);
 
 void slot_stats(slot *s, engine_stats *out);
 
-/* Adds a time to a histogram. */
-void engine_times_add(engine_times *t, uint64_t ns);
+/* A model's slot of an engine; NULL: there is none. */
+slot *engine_slot(engine *e, int index);
 
 #endif

@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "serve/engine/engine_int.h"
 #include "serve/engine/slot.h"
 #include "serve_test.h"
 
