@@ -70,16 +70,6 @@ struct pass {
     bool has_fp8_kv; /* keys and values are rounded */
 };
 
-/* Fills a zeroed model: its parts and their parameters. */
-status model_make(model *m, const config *c, const model_limits *limits);
-
-/* Runs the tokens of the plan through all layers: p->hidden. */
-status pass_forward(pass *p, const sequences *s);
-
-/* Backward from the gradient of the last hidden state, in p->d_hidden, to the gradients of all
- * parameters. */
-status pass_backward(pass *p, const sequences *s);
-
 /* The key of a recorded step: different for each pass and each shape. */
 uint64_t pass_record_key(const pass *p, uint64_t seed);
 

@@ -207,7 +207,8 @@ static chosen_rows chosen_of(pass *p) {
                          .x = choice_of(p)->x};
 }
 
-status pass_forward(pass *p, const sequences *s) {
+/* Runs the tokens of the plan through all layers: p->hidden. */
+static status forward(pass *p, const sequences *s) {
     const model *m = p->m;
     token_asks asks = {0};
     if (m->n_layers > 0 && m->layers[0].kind->ask != NULL)
@@ -236,7 +237,8 @@ static status tell_grads(const pass *p, int part) {
     return p->on_grads != NULL ? p->on_grads(p->grads_ctx, part) : OK;
 }
 
-status pass_backward(pass *p, const sequences *s) {
+/* From the gradient of the last hidden state, in p->d_hidden, to those of all parameters. */
+static status backward(pass *p, const sequences *s) {
     const model *m = p->m;
     TRY(tell_grads(p, m->n_layers));
     for (int i = m->n_layers - 1; i >= 0; i--) {
@@ -268,12 +270,12 @@ static status train_passes(pass *p, const model_step *at, const int32_t *negativ
     sequences s = plan_sequences(&p->plan);
     s.has_dropout = true;
     s.drop.key = rng_make_key(at->seed, RNG_DROPOUT);
-    TRY(pass_forward(p, &s));
+    TRY(forward(p, &s));
     range_begin("head", RANGE_NO_NUMBER);
     status st = train_head(p, at->seed, negatives);
     range_end();
     TRY(st);
-    TRY(pass_backward(p, &s));
+    TRY(backward(p, &s));
     return input_mark(&p->m->input, p->m->be, &p->plan);
 }
 
@@ -378,7 +380,7 @@ static status run_laid_out(pass *p, const void **out) {
     const void *last = p->hidden[m->n_layers];
     TRY(plan_send(&p->plan, m->be));
     choice_of(p)->is_done = can_choose(p);
-    TRY(pass_forward(p, &s));
+    TRY(forward(p, &s));
     return m->is_ranking
                ? ranking_score(&m->ranking, &p->ranking, m->be, &p->plan, last, out)
                : retrieval_encode(&m->retrieval, &p->retrieval, m->be, &p->plan, last, out);

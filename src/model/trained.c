@@ -1,3 +1,5 @@
+#include "model/trained.h"
+
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -11,7 +13,6 @@
 #include "base/mem.h"
 #include "embed/snapshot.h"
 #include "format/json.h"
-#include "model/trained.h"
 
 enum { JSON_MAX_BYTES = 1 << 16, PIECE = 1 << 16 };
 
@@ -82,9 +83,9 @@ static status compare_content(const listed_file *f, uint64_t bytes, uint64_t has
     return damaged(f->path, "the content does not fit its checksum");
 }
 
-/* The weights are left for later where the caller wants that. */
+/* The weights are left for check_weights. */
 static status check_files(const char *folder, const char *path, const json_value *files,
-                          bool has_weights, engine_facts *out) {
+                          engine_facts *out) {
     const json_value *e = files->type == JSON_ARRAY ? files->first : NULL;
     listed_file f;
     for (int i = 0; i < ENGINE_FILES; i++, e = e->next) {
@@ -94,7 +95,7 @@ static status check_files(const char *folder, const char *path, const json_value
         if (i == ENGINE_WEIGHTS) {
             out->weight_bytes = f.bytes;
             out->weight_hash = f.hash;
-            if (!has_weights) continue;
+            continue;
         }
         TRY(checkpoint_hash_file(f.path, &bytes, &hash));
         TRY(compare_content(&f, bytes, hash));
@@ -174,16 +175,8 @@ static status read_facts(const char *path, const json_value *root, bool is_seale
     return read_limits(path, json_member(root, "limits"), &out->limits);
 }
 
-static status check_content(const char *folder, const char *path, const json_value *root,
-                            bool has_weights, engine_facts *out) {
-    TRY(check_files(folder, path, json_member(root, "files"), has_weights, out));
-    return check_tables(folder, path, json_member(root, "tables"));
-}
-
-/* How much of a folder is checked. */
-typedef enum { CHECK_FACTS, CHECK_SMALL_FILES, CHECK_ALL } check_extent;
-
-static status read_engine(const char *folder, check_extent extent, engine_facts *out) {
+/* Reads engine.json, and unless is_alone checks the other files, too. */
+static status read_engine(const char *folder, bool is_alone, engine_facts *out) {
     char path[CHECKPOINT_PATH_BYTES], *text = NULL;
     size_t n;
     arena a;
@@ -195,8 +188,8 @@ static status read_engine(const char *folder, check_extent extent, engine_facts 
     status st = json_parse(&a, path, text, n, &root);
     if (st == OK && root->type != JSON_OBJECT) st = damaged(path, "no object");
     if (st == OK) st = read_facts(path, root, json_is_sealed(text, n), out);
-    if (st == OK && extent > CHECK_FACTS)
-        st = check_content(folder, path, root, extent == CHECK_ALL, out);
+    if (st == OK && !is_alone) st = check_files(folder, path, json_member(root, "files"), out);
+    if (st == OK && !is_alone) st = check_tables(folder, path, json_member(root, "tables"));
     if (st == ERR_FORMAT) st = add_remedy(path, folder);
     arena_fini(&a);
     mem_free(text);
@@ -204,51 +197,51 @@ static status read_engine(const char *folder, check_extent extent, engine_facts 
 }
 
 status engine_folder_facts(const char *folder, engine_facts *out) {
-    return read_engine(folder, CHECK_FACTS, out);
+    return read_engine(folder, true, out);
 }
 
-status engine_folder_verify(const char *folder, engine_facts *out) {
-    return read_engine(folder, CHECK_ALL, out);
-}
-
-status engine_folder_open(const char *folder, engine_facts *facts, engine_weights *out) {
+/* Opens the folder and checks everything but the content of its weights. */
+static status open_engine(const char *folder, engine_facts *facts, st_file **weights) {
     char path[CHECKPOINT_PATH_BYTES];
-    *out = (engine_weights){0};
-    TRY(read_engine(folder, CHECK_SMALL_FILES, facts));
+    *weights = NULL;
+    TRY(read_engine(folder, false, facts));
     TRY(path_join(path, sizeof path, folder, engine_file_names[ENGINE_WEIGHTS]));
-    status st = st_open(&out->file, path);
+    status st = st_open(weights, path);
     return st == ERR_FORMAT ? add_remedy(path, folder) : st;
-}
-
-void engine_weights_close(engine_weights *w) {
-    st_close(w->file);
-    w->file = NULL;
 }
 
 /* The bytes that are mapped are the ones that are used; of others there are copies, made since the
  * file was opened, so it must not have been written to. */
-status engine_weights_check(const engine_weights *w, const engine_facts *facts) {
+static status check_weights(const st_file *w, const engine_facts *facts) {
     listed_file f = {.bytes = facts->weight_bytes, .hash = facts->weight_hash};
     size_t n;
-    const void *bytes = st_bytes(w->file, &n);
-    snprintf(f.path, sizeof f.path, "%.*s", (int)sizeof f.path - 1, st_path(w->file));
+    const void *bytes = st_bytes(w, &n);
+    snprintf(f.path, sizeof f.path, "%.*s", (int)sizeof f.path - 1, st_path(w));
     TRY(compare_content(&f, n, hash64(bytes, n, 0)));
-    file_change change = st_changed(w->file);
+    file_change change = st_changed(w);
     if (change == FILE_RESIZED || change == FILE_WRITTEN)
         return fail(ERR_FORMAT,
                     "%s: somebody wrote into it while it was opened; start again when it is whole",
                     f.path);
-    for (size_t i = 0; i < st_n_tensors(w->file); i++)
-        if (st_tensor_at(w->file, i)->dtype == ST_F32)
-            TRY(checkpoint_check_finite(w->file, st_tensor_at(w->file, i)));
+    for (size_t i = 0; i < st_n_tensors(w); i++)
+        if (st_tensor_at(w, i)->dtype == ST_F32)
+            TRY(checkpoint_check_finite(w, st_tensor_at(w, i)));
     return OK;
 }
 
-status engine_weights_config(config **out, const engine_weights *w) {
-    const char *json = st_metadata(w->file, "config");
+status engine_folder_verify(const char *folder, engine_facts *out) {
+    st_file *weights;
+    status st = open_engine(folder, out, &weights);
+    if (st == OK) st = check_weights(weights, out);
+    st_close(weights);
+    return st;
+}
+
+static status read_config(config **out, const st_file *weights) {
+    const char *json = st_metadata(weights, "config");
     *out = NULL;
-    if (json == NULL) return damaged(st_path(w->file), "it carries no config");
-    return config_load_json(out, st_path(w->file), json, strlen(json));
+    if (json == NULL) return damaged(st_path(weights), "it carries no config");
+    return config_load_json(out, st_path(weights), json, strlen(json));
 }
 
 /* 16-bit numbers become float32 a piece at a time: what computes holds float32 everywhere. */
@@ -304,8 +297,9 @@ static status map_items(const st_file *f, model *m, const st_tensor *normed, boo
     return OK;
 }
 
-status engine_folder_load(const char *folder, const engine_weights *w, backend *be, model *m) {
-    const st_file *f = w->file;
+/* Parameters of the same names and shapes, and dynamic tables.  A CPU's item rows stay in the
+ * mapped file where they can (model_map_items): the file must outlive the model. */
+static status load_engine(const char *folder, const st_file *f, backend *be, model *m) {
     const st_tensor *normed = st_find(f, ENGINE_NORMED);
     int n_params;
     const param *params = model_params(m, &n_params);
@@ -344,9 +338,9 @@ static status find(trained *t, const char *path, bool is_checked) {
     }
     if (snprintf(t->folder, sizeof t->folder, "%s", path) >= (int)sizeof t->folder)
         return fail(ERR_USAGE, "%.100s...: the path is too long", path);
-    TRY(engine_folder_open(t->folder, &t->engine, &t->weights));
-    if (is_checked) TRY(engine_weights_check(&t->weights, &t->engine));
-    TRY(engine_weights_config(&t->config, &t->weights));
+    TRY(open_engine(t->folder, &t->engine, &t->weights));
+    if (is_checked) TRY(check_weights(t->weights, &t->engine));
+    TRY(read_config(&t->config, t->weights));
     /* A GPU computes in the precision of 16-bit weights; float32 ones leave the choice to the run.
      */
     if (t->engine.dtype != DTYPE_FLOAT32) t->config->network.dtype = t->engine.dtype;
@@ -356,7 +350,7 @@ static status find(trained *t, const char *path, bool is_checked) {
 static status load_weights(trained *t, backend *be) {
     const session *s = &t->session;
     dynamic_tables *tables = model_tables(s->model);
-    if (t->is_engine) return engine_folder_load(t->folder, &t->weights, be, s->model);
+    if (t->is_engine) return load_engine(t->folder, t->weights, be, s->model);
     return checkpoint_load_weights(t->folder, be, s->params, s->n_params, tables);
 }
 
@@ -374,24 +368,26 @@ static status load(trained *t, const char *path, const seq_file *data, backend *
     return load_weights(t, be);
 }
 
-status trained_open(trained *t, const char *path, const seq_file *data, backend *be,
-                    int32_t max_users) {
+static status open_as(trained *t, const char *path, const seq_file *data, backend *be,
+                      int32_t max_users, bool is_checked) {
     *t = (trained){0};
-    status st = load(t, path, data, be, max_users, true);
+    status st = load(t, path, data, be, max_users, is_checked);
     if (st != OK) trained_close(t);
     return st;
+}
+
+status trained_open(trained *t, const char *path, const seq_file *data, backend *be,
+                    int32_t max_users) {
+    return open_as(t, path, data, be, max_users, true);
 }
 
 status trained_open_unchecked(trained *t, const char *path, const seq_file *data, backend *be,
                               int32_t max_users) {
-    *t = (trained){0};
-    status st = load(t, path, data, be, max_users, false);
-    if (st != OK) trained_close(t);
-    return st;
+    return open_as(t, path, data, be, max_users, false);
 }
 
 status trained_check(const trained *t) {
-    return t->is_engine ? engine_weights_check(&t->weights, &t->engine) : OK;
+    return t->is_engine ? check_weights(t->weights, &t->engine) : OK;
 }
 
 void trained_close(trained *t) {
@@ -400,6 +396,6 @@ void trained_close(trained *t) {
     mem_free(t->view);
     seq_file_close(t->vocabulary);
     config_destroy(t->config);
-    engine_weights_close(&t->weights);
+    st_close(t->weights);
     *t = (trained){0};
 }

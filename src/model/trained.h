@@ -44,11 +44,6 @@ typedef struct engine_facts {
     uint64_t weight_hash; /* and its checksum */
 } engine_facts;
 
-/* The weights of a folder, mapped. */
-typedef struct engine_weights {
-    st_file *file;
-} engine_weights;
-
 /* A float32 folder of a retrieval model that normalises its items has these rows as well, after all
  * parameters: so they are mapped, not computed. */
 #define ENGINE_NORMED "normalised_items"
@@ -66,21 +61,6 @@ status engine_folder_facts(const char *folder, engine_facts *out);
  * a folder of another version, says what is wrong and what to do. */
 status engine_folder_verify(const char *folder, engine_facts *out);
 
-/* The same in two steps, for who wants to begin before large weights are read: opens the folder and
- * checks everything but the content of its weights, which engine_weights_check does, for any
- * thread.  Until then nothing that depends on them may leave the program. */
-status engine_folder_open(const char *folder, engine_facts *facts, engine_weights *out);
-status engine_weights_check(const engine_weights *w, const engine_facts *facts);
-void engine_weights_close(engine_weights *w); /* {0} is fine */
-
-/* The config in the weights; config_destroy frees it. */
-status engine_weights_config(config **out, const engine_weights *w);
-
-/* Parameters of the same names and shapes, and dynamic tables.  A CPU's item rows stay in the
- * mapped file where they can (model_map_items): the weights must outlive the model.  On failure the
- * values are undefined. */
-status engine_folder_load(const char *folder, const engine_weights *w, backend *be, model *m);
-
 const char *engine_dtype_name(config_dtype dtype); /* "bfloat16", "float16", "float32" */
 
 typedef struct trained {
@@ -92,7 +72,7 @@ typedef struct trained {
     char folder[CHECKPOINT_PATH_BYTES];
     bool is_engine; /* opened from an engine folder: */
     engine_facts engine;
-    engine_weights weights; /* mapped while the model is open */
+    st_file *weights; /* mapped while the model is open */
 } trained;
 
 /* path: a checkpoint, a run or an engine folder.  max_users: of a batch; 0: the config's batch size

@@ -212,7 +212,7 @@ TEST(build_maps_item_rows) {
         size_t n;
         make_engine(run, folder, i == 0 ? DTYPE_FLOAT32 : DTYPE_BFLOAT16);
         CHECK_OK(served_open(&m, &s));
-        const char *bytes = st_bytes(m->trained.weights.file, &n);
+        const char *bytes = st_bytes(m->trained.weights, &n);
         const char *rows = (const char *)m->infer.table.items.rows;
         const char *own = (const char *)model_item_param(m->s->model)->value;
         CHECK((rows > bytes && rows < bytes + n) == (i == 0));
