@@ -305,7 +305,6 @@ void encoder_tensor_floats(const st_tensor *t, int64_t first, int64_t n, float *
 /* Weights of an encoder: read tensor by tensor, as float32, into one host buffer; copied to the
  * backend and packed there. */
 
-
 typedef struct loader {
     encoder *e;
     encoder_files *files; /* NULL: random weights */
