@@ -30,99 +30,27 @@ bool engine_folder_is(const char *path) {
     return path_join(inside, sizeof inside, path, "engine.json") == OK && file_exists(inside);
 }
 
-#define REMEDY "this engine folder is damaged; make it again with 'hstu build RUN --out ENGINE'"
+static const char remedy[] =
+    "this engine folder is damaged; make it again with 'hstu build RUN --out ENGINE'";
 
 static status damaged(const char *path, const char *what) {
-    return fail(ERR_FORMAT, "%s: %s; " REMEDY, path, what);
+    return fail(ERR_FORMAT, "%s: %s; %s", path, what, remedy);
 }
 
-/* Adds to the last failure what to do about it, unless it says so itself. */
-static status add_remedy(const char *path, const char *folder) {
-    char reason[FAILURE_REASON_BYTES];
-    if (strstr(status_reason(), REMEDY) != NULL) return ERR_FORMAT;
-    bool has_place = strstr(status_reason(), folder) != NULL;
-    snprintf(reason, sizeof reason, "%s", status_reason());
-    return fail(ERR_FORMAT, "%.400s%s%.500s; " REMEDY, has_place ? "" : path, has_place ? "" : ": ",
-                reason);
-}
-
-/* Each object has all the keys that hstu build writes and no other: nothing stays unchecked. */
-static status check_keys(const char *path, const json_value *object, const char *const *keys) {
-    size_t n = 0;
-    if (object == NULL || object->type != JSON_OBJECT) return damaged(path, "an object is missing");
-    for (; keys[n] != NULL; n++)
-        if (json_member(object, keys[n]) == NULL) return damaged(path, "a member is missing");
-    return object->n_children == n ? OK : damaged(path, "it has an unknown member");
-}
-
-/* What engine.json says of a file. */
-typedef struct listed_file {
-    char path[CHECKPOINT_PATH_BYTES];
-    int64_t bytes;
-    uint64_t hash;
-} listed_file;
-
-static status read_file_entry(const char *folder, const char *path, const json_value *entry,
-                              const char *want, listed_file *out) {
-    static const char *const keys[] = {"name", "bytes", "xxh64", NULL};
-    const char *name, *hex;
-    char *end;
-    TRY(check_keys(path, entry, keys));
-    TRY(json_member_string(entry, "name", &name));
-    TRY(json_member_int(entry, "bytes", &out->bytes));
-    TRY(json_member_string(entry, "xxh64", &hex));
-    if (strcmp(name, want) != 0) return damaged(path, "it lists other files");
-    out->hash = strtoull(hex, &end, 16);
-    if (strlen(hex) != 16 || *end != '\0') return damaged(path, "a checksum is none");
-    TRY(path_join(out->path, sizeof out->path, folder, name));
-    return file_exists(out->path) ? OK : damaged(out->path, "the file is missing");
-}
-
-static status compare_content(const listed_file *f, uint64_t bytes, uint64_t hash) {
-    if ((int64_t)bytes == f->bytes && hash == f->hash) return OK;
-    return damaged(f->path, "the content does not fit its checksum");
-}
-
-/* The weights are left for check_weights. */
-static status check_files(const char *folder, const char *path, const json_value *files,
-                          engine_facts *out) {
-    const json_value *e = files->type == JSON_ARRAY ? files->first : NULL;
-    listed_file f;
-    for (int i = 0; i < ENGINE_FILES; i++, e = e->next) {
-        uint64_t bytes = 0, hash = 0;
-        if (e == NULL) return damaged(path, "it does not list all files");
-        TRY(read_file_entry(folder, path, e, engine_file_names[i], &f));
-        if (i == ENGINE_WEIGHTS) {
-            out->weight_bytes = f.bytes;
-            out->weight_hash = f.hash;
+/* All but the content of the weights. */
+static status check_files(const manifest *m, engine_facts *out) {
+    const json_value *e;
+    manifest_file f;
+    TRY(manifest_check_names(m, engine_file_names, ENGINE_FILES, &e));
+    for (; e != NULL; e = e->next) {
+        TRY(manifest_read_file(m, e, &f));
+        if (strcmp(f.name, engine_file_names[ENGINE_WEIGHTS]) != 0) {
+            TRY(manifest_check_file(m, &f));
             continue;
         }
-        TRY(checkpoint_hash_file(f.path, &bytes, &hash));
-        TRY(compare_content(&f, bytes, hash));
+        out->weight_bytes = f.bytes;
+        out->weight_hash = f.hash;
     }
-    return e == NULL ? OK : damaged(path, "it lists other files");
-}
-
-static status check_table(const char *folder, const char *path, const json_value *entry) {
-    static const char *const keys[] = {"name", "seal", NULL};
-    const char *name, *seal;
-    char inside[CHECKPOINT_PATH_BYTES], hex[17];
-    snapshot_info info;
-    TRY(check_keys(path, entry, keys));
-    TRY(json_member_string(entry, "name", &name));
-    TRY(json_member_string(entry, "seal", &seal));
-    if (strncmp(name, "table-", 6) != 0 || strchr(name, '/') != NULL)
-        return damaged(path, "it names a table elsewhere");
-    TRY(path_join(inside, sizeof inside, folder, name));
-    TRY(embed_snapshot_info(inside, &info)); /* checks all of its files */
-    TRY(checkpoint_table_seal(folder, name, hex));
-    return strcmp(seal, hex) == 0 ? OK : damaged(inside, "it is the table of another model");
-}
-
-static status check_tables(const char *folder, const char *path, const json_value *tables) {
-    if (tables->type != JSON_ARRAY) return damaged(path, "it lists no tables");
-    for (const json_value *e = tables->first; e != NULL; e = e->next)
-        TRY(check_table(folder, path, e));
     return OK;
 }
 
@@ -136,14 +64,14 @@ static status read_dtype(const char *path, const char *name, config_dtype *out) 
     return damaged(path, "its dtype is none");
 }
 
-static status read_limits(const char *path, const json_value *limits, engine_limits *out) {
-    /* "items" is there where it is int8, so that other folders are those of older programs. */
-    static const char *const keys[] = {"max_batch", "max_tokens", "kv_pages", NULL},
-                             *const more[] = {"max_batch", "max_tokens", "kv_pages", "items", NULL};
-    bool has_items = limits != NULL && json_member(limits, "items") != NULL;
-    const char *form = "int8";
+static status read_limits(const manifest *m, engine_limits *out) {
+    static const char *const keys[] = {"max_batch", "max_tokens", "kv_pages", "items", NULL};
+    const json_value *limits = json_member(m->root, "limits");
+    const char *path = m->path, *form = "int8";
     int64_t requests, tokens, pages;
-    TRY(check_keys(path, limits, has_items ? more : keys));
+    TRY(manifest_check_keys(m, limits, keys));
+    /* "items" is there where it is int8, so that other folders are those of older programs. */
+    bool has_items = json_member(limits, "items") != NULL;
     TRY(json_member_int(limits, "max_batch", &requests));
     TRY(json_member_int(limits, "max_tokens", &tokens));
     TRY(json_member_int(limits, "kv_pages", &pages));
@@ -156,44 +84,33 @@ static status read_limits(const char *path, const json_value *limits, engine_lim
     return OK;
 }
 
-static status read_facts(const char *path, const json_value *root, bool is_sealed,
-                         engine_facts *out) {
+static status read_facts(const manifest *m, engine_facts *out) {
     static const char *const keys[] = {"format", "dtype",  "weight_error", "limits",
                                        "files",  "tables", "crc32",        NULL};
     const char *format, *dtype;
-    TRY(json_member_string(root, "format", &format));
-    if (!is_sealed) return damaged(path, "it does not fit its own checksum");
+    TRY(json_member_string(m->root, "format", &format));
+    if (!m->is_sealed) return damaged(m->path, "it does not fit its own checksum");
     if (strcmp(format, ENGINE_FORMAT) != 0)
         return fail(ERR_UNSUPPORTED,
                     "%s: '%.60s' is a format this version does not know (it reads '%s'); make it "
                     "again with 'hstu build RUN --out ENGINE'",
-                    path, format, ENGINE_FORMAT);
-    TRY(check_keys(path, root, keys));
-    TRY(json_member_string(root, "dtype", &dtype));
-    TRY(json_member_double(root, "weight_error", &out->weight_error));
-    TRY(read_dtype(path, dtype, &out->dtype));
-    return read_limits(path, json_member(root, "limits"), &out->limits);
+                    m->path, format, ENGINE_FORMAT);
+    TRY(manifest_check_keys(m, m->root, keys));
+    TRY(json_member_string(m->root, "dtype", &dtype));
+    TRY(json_member_double(m->root, "weight_error", &out->weight_error));
+    TRY(read_dtype(m->path, dtype, &out->dtype));
+    return read_limits(m, &out->limits);
 }
 
 /* Reads engine.json, and unless is_alone checks the other files, too. */
 static status read_engine(const char *folder, bool is_alone, engine_facts *out) {
-    char path[CHECKPOINT_PATH_BYTES], *text = NULL;
-    size_t n;
-    arena a;
-    const json_value *root;
+    manifest m;
     *out = (engine_facts){0};
-    TRY(path_join(path, sizeof path, folder, "engine.json"));
-    TRY(file_read_all(path, JSON_MAX_BYTES, &text, &n));
-    arena_init(&a, 4096);
-    status st = json_parse(&a, path, text, n, &root);
-    if (st == OK && root->type != JSON_OBJECT) st = damaged(path, "no object");
-    if (st == OK) st = read_facts(path, root, json_is_sealed(text, n), out);
-    if (st == OK && !is_alone) st = check_files(folder, path, json_member(root, "files"), out);
-    if (st == OK && !is_alone) st = check_tables(folder, path, json_member(root, "tables"));
-    if (st == ERR_FORMAT) st = add_remedy(path, folder);
-    arena_fini(&a);
-    mem_free(text);
-    return st;
+    status st = manifest_open(&m, folder, "engine.json", remedy);
+    if (st == OK) st = read_facts(&m, out);
+    if (st == OK && !is_alone) st = check_files(&m, out);
+    if (st == OK && !is_alone) st = manifest_check_tables(&m);
+    return manifest_close(&m, st);
 }
 
 status engine_folder_facts(const char *folder, engine_facts *out) {
@@ -202,27 +119,28 @@ status engine_folder_facts(const char *folder, engine_facts *out) {
 
 /* Opens the folder and checks everything but the content of its weights. */
 static status open_engine(const char *folder, engine_facts *facts, st_file **weights) {
-    char path[CHECKPOINT_PATH_BYTES];
+    char path[CHECKPOINT_PATH_BYTES], reason[FAILURE_REASON_BYTES];
     *weights = NULL;
     TRY(read_engine(folder, false, facts));
     TRY(path_join(path, sizeof path, folder, engine_file_names[ENGINE_WEIGHTS]));
     status st = st_open(weights, path);
-    return st == ERR_FORMAT ? add_remedy(path, folder) : st;
+    if (st != ERR_FORMAT) return st;
+    snprintf(reason, sizeof reason, "%s", status_reason());
+    return fail(ERR_FORMAT, "%s; %s", reason, remedy);
 }
 
 /* The bytes that are mapped are the ones that are used; of others there are copies, made since the
  * file was opened, so it must not have been written to. */
 static status check_weights(const st_file *w, const engine_facts *facts) {
-    listed_file f = {.bytes = facts->weight_bytes, .hash = facts->weight_hash};
     size_t n;
     const void *bytes = st_bytes(w, &n);
-    snprintf(f.path, sizeof f.path, "%.*s", (int)sizeof f.path - 1, st_path(w));
-    TRY(compare_content(&f, n, hash64(bytes, n, 0)));
+    if ((int64_t)n != facts->weight_bytes || hash64(bytes, n, 0) != facts->weight_hash)
+        return damaged(st_path(w), "the content does not fit its checksum");
     file_change change = st_changed(w);
     if (change == FILE_RESIZED || change == FILE_WRITTEN)
         return fail(ERR_FORMAT,
                     "%s: somebody wrote into it while it was opened; start again when it is whole",
-                    f.path);
+                    st_path(w));
     for (size_t i = 0; i < st_n_tensors(w); i++)
         if (st_tensor_at(w, i)->dtype == ST_F32)
             TRY(checkpoint_check_finite(w, st_tensor_at(w, i)));
