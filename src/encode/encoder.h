@@ -73,13 +73,11 @@ status encoder_read(encoder *e, float *hidden, float *pooled);
 /* Ends the batch: the next one begins with no sequence. */
 void encoder_clear(encoder *e);
 
-/* The attention weights of an encoder, counted: would a sparse mask be safe?
- *
- * While sequences are encoded, the weights of every layer and head are computed once more on the
- * host, row by row, from the queries and keys of the layer, and only sums of them are kept: the
- * share of weights below thresholds, the entropy of a row, and how much of its weight lies within a
- * window around the query or on the first token.  Much slower than encoding: for a sample. */
-
+/* Scores: the attention weights of an encoder, counted, to tell whether a sparse mask is safe.
+ * While sequences are encoded, the weights of every layer and head are computed again on the host,
+ * row by row, and only sums are kept: the share of weights below thresholds, the entropy of a row,
+ * and the weight within a window around the query or on the first token.  Much slower than
+ * encoding: for a sample. */
 enum { SCORE_THRESHOLDS = 4, SCORE_WINDOWS = 5 };
 extern const double score_thresholds[SCORE_THRESHOLDS]; /* .00001 to .01 */
 extern const int32_t score_windows[SCORE_WINDOWS];      /* 0 to 64 */

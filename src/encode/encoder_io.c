@@ -1,3 +1,5 @@
+#include "encode/encoder_io.h"
+
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -6,7 +8,6 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "encode/encoder_io.h"
 #include "format/input.h"
 #include "format/json.h"
 #include "format/safetensors.h"

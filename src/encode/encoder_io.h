@@ -1,12 +1,17 @@
-/* The sequences that an encoder is asked to encode, one after the other, from a file of any size:
+/* Encoder input and output: sequences from a file of any size, and hidden states to a file.
  *
+ * Input, one sequence at a time:
  * - JSON lines, plain or compressed, "-" for stdin: {"ids": [101, 7592, 102], "types": [0, 0, 0]},
- *   types being optional; or {"text": "hello"}, with "pair": "..." for a second text, where there
- *   is a tokenizer.  Other members are left alone, and said once.
- * - safetensors (by the name's end): lengths (B), ids (T), and types (T) or none, as int32 or
- *   int64.
+ *   where types are optional; or {"text": "hello"}, with "pair": "..." for a second text, if there
+ *   is a tokenizer.  Other members are ignored, with one message.
+ * - safetensors (by the file name): lengths (B), ids (T), and optionally types (T), int32 or int64.
+ * Every number is checked for its range here, and by encoder_add for the model's.
  *
- * Every number is checked for its range here, and by encoder_add for the model's. */
+ * Output, written while the input is read; only the offsets of the sequences stay in memory.  The
+ * file appears whole or not at all:
+ * - safetensors: offsets (B + 1, int64), hidden (T, E) and, where the model has a pooler, pooled
+ *   (B, E), both float32.
+ * - JSON lines: {"hidden": [[...], ...], "pooled": [...]} for each sequence. */
 #ifndef HSTU_ENCODE_ENCODER_IO_H
 #define HSTU_ENCODE_ENCODER_IO_H
 
@@ -52,13 +57,6 @@ typedef struct encoder_line {
 void encoder_line_fini(encoder_line *l); /* {0} is an empty one */
 status encoder_line_parse(encoder_line *l, const char *text, size_t n, const word_pieces *pieces,
                           int64_t max_len, bool is_cut);
-
-/* What an encoder computed, as a file that appears whole or not at all, written while the input is
- * read: nothing but the offsets of the sequences is kept in memory.
- *
- * - safetensors: offsets (B + 1, int64), hidden (T, E) and, where the model has a pooler, pooled
- *   (B, E), both float32.
- * - JSON lines: {"hidden": [[...], ...], "pooled": [...]} for each sequence. */
 
 typedef struct encoder_output encoder_output;
 

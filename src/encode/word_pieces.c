@@ -1,3 +1,5 @@
+#include "encode/word_pieces.h"
+
 #include <stddef.h>
 #include <string.h>
 
@@ -6,7 +8,6 @@
 #include "base/hash.h"
 #include "base/mem.h"
 #include "base/utf8.h"
-#include "encode/word_pieces.h"
 #include "encode/word_tables.h"
 #include "format/json.h"
 

@@ -1,3 +1,5 @@
+#include "model/export_file.h"
+
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -10,7 +12,6 @@
 #include "format/safetensors.h"
 #include "format/torch_file.h"
 #include "model/checkpoint_load.h"
-#include "model/export_file.h"
 #include "model/vocabulary.h"
 
 /* The tensors to write: those of the checkpoint, and what the layout replaces or adds. */

@@ -1,9 +1,20 @@
-/* The weights of a checkpoint as a file for other tools: safetensors, npz or .pt, under the names
- * and in the layout of ours or of Meta's model classes.
+/* Export files: what a model has learnt, for other tools.  A file appears whole or not at all.
  *
- * In Meta's layout the row of an item is its id, or its number where ids are texts (data whose ids
- * Meta's preprocessing numbers, too); rows without an item are zero; the buffer _attn_mask is
- * there, so that load_state_dict finds everything it wants.  One thread at a time. */
+ * Weights of a checkpoint: safetensors, npz or .pt, with our names and layout or those of Meta's
+ * model classes.  In Meta's layout the row of an item is its id, or its number where ids are texts
+ * (Meta's preprocessing numbers those, too); rows without an item are zero; the buffer _attn_mask
+ * is included, so that load_state_dict finds every key.
+ *
+ * Embeddings: vectors with the ids they belong to, and the titles of items whose data has them.
+ * Rows are added in order, in pieces, so that memory is bounded.
+ *
+ *     safetensors  id (n) int64, or id.offsets (n + 1) int64 and id.bytes where ids are strings;
+ *                  title.offsets and title.bytes; embedding (n, E) float32
+ *     npz          id (n) int64, or fixed-width bytes ("S") where ids are strings; title the same;
+ *                  embedding (n, E) float32
+ *     csv          id,title,e0,e1,...: numbers that read back as the same float32
+ *
+ * One thread at a time. */
 #ifndef HSTU_MODEL_EXPORT_FILE_H
 #define HSTU_MODEL_EXPORT_FILE_H
 
@@ -31,17 +42,6 @@ int64_t meta_row(const seq_file *items, uint32_t item);
 /* folder: of a checkpoint that checkpoint_verify accepted. */
 status weight_file_write(const char *folder, const char *path, weight_format format, bool is_meta,
                          pool *workers);
-
-/* Embedding file: vectors with the ids they belong to, for other tools.
- *
- *     safetensors  id (n) int64, or id.offsets (n + 1) int64 and id.bytes where ids are strings;
- *                  title.offsets and title.bytes; embedding (n, E) float32
- *     npz          id (n) int64, or fixed-width bytes ("S") where ids are strings; title the same;
- *                  embedding (n, E) float32
- *     csv          id,title,e0,e1,...: numbers that read back as the same float32
- *
- * Titles are there for items whose data has them.  Rows are added in order, in pieces, so that
- * memory is bounded; the file appears whole or not at all.  One thread at a time. */
 
 typedef enum { EMBEDDINGS_SAFETENSORS, EMBEDDINGS_NPZ, EMBEDDINGS_CSV } embedding_format;
 

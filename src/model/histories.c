@@ -1,3 +1,5 @@
+#include "model/histories.h"
+
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -5,7 +7,6 @@
 
 #include "base/mem.h"
 #include "format/json.h"
-#include "model/histories.h"
 
 user_events user_events_of(const seq_file *data, uint64_t user) {
     user_events u = {.user = user};

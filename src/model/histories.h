@@ -1,9 +1,9 @@
 /* Histories: the events of users as a batch for inference.
  *
- * user_events is everything known of one user, whether it is a user of the data or somebody whose
- * events were given by hand.  A model reads the newest events, its window; the rest still says what
- * the user has seen.  histories copies windows into a batch, with candidates after them where there
- * are any.  One thread at a time. */
+ * user_events is everything known of one user, whether a user of the data or one whose events were
+ * given as text (given_history).  A model reads the newest events, its window; the rest still says
+ * what the user has seen.  histories copies windows into a batch, followed by candidates where
+ * there are any.  One thread at a time. */
 #ifndef HSTU_MODEL_HISTORIES_H
 #define HSTU_MODEL_HISTORIES_H
 
@@ -50,7 +50,7 @@ status histories_add(histories *h, const user_events *u, const uint32_t *candida
 status histories_add_rest(histories *h, const user_events *u, uint64_t n_skipped,
                           const uint32_t *candidate, int32_t n_candidates);
 
-/* A history given by hand: text to events, for somebody who is not a user of the data.
+/* A history given as text, for somebody who is not a user of the data:
  *
  *     12,99,7                                          ids, oldest first, parted by commas or lines
  *     [12, 99, "an id, with a comma"]                  the same as JSON

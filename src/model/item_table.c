@@ -1,7 +1,8 @@
+#include "model/item_table.h"
+
 #include <math.h>
 #include <string.h>
 
-#include "model/item_table.h"
 #include "model/model_int.h"
 
 enum { PIECE_BYTES = 4 << 20, LARGE = 1 << 16 };

@@ -1,3 +1,5 @@
+#include "model/pass.h"
+
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -5,7 +7,6 @@
 #include "base/range.h"
 #include "model/kv_store.h"
 #include "model/model_int.h"
-#include "model/pass.h"
 #include "nn/hstu_rows.h"
 
 /* Such a large batch gains nothing from recording: its kernel launches are hidden by the

@@ -1,3 +1,5 @@
+#include "model/vocabulary.h"
+
 #include <inttypes.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -9,7 +11,6 @@
 #include "base/mem.h"
 #include "format/json.h"
 #include "model/checkpoint_load.h"
-#include "model/vocabulary.h"
 
 /* A column that a vocabulary takes over from the data. */
 typedef struct part {

@@ -1,10 +1,11 @@
 /* Whole encoders: golden vectors of transformers (tests/golden-encoder), and families made from
  * them. */
+#include "encode/encoder.h"
+
 #include "base/file.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "dense_test.h"
-#include "encode/encoder.h"
 #include "encode/encoder_io.h"
 #include "format/json.h"
 #include "format/safetensors.h"

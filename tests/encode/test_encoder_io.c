@@ -1,7 +1,8 @@
+#include "encode/encoder_io.h"
+
 #include "base/file.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "encode/encoder_io.h"
 #include "format/json.h"
 #include "format/safetensors.h"
 #include "oom.h"

@@ -1,9 +1,10 @@
 /* hstu export --what weights in every format and layout, and what hstu info says of the files. */
+#include "model/export_file.h"
+
 #include "base/file.h"
 #include "base/mem.h"
 #include "format/safetensors.h"
 #include "format/torch_file.h"
-#include "model/export_file.h"
 #include "oom.h"
 #include "run_test.h"
 #include "test.h"

@@ -1,9 +1,10 @@
+#include "model/pass.h"
+
 #include <stddef.h>
 
 #include "device.h"
 #include "format/safetensors.h"
 #include "model/model_int.h"
-#include "model/pass.h"
 #include "oom.h"
 #include "test.h"
 #include "toy_model.h"

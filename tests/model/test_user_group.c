@@ -1,6 +1,7 @@
 /* Recommending and scoring with a small model and its first values: the arithmetic counts. */
-#include "base/rng.h"
 #include "model/user_group.h"
+
+#include "base/rng.h"
 #include "oom.h"
 #include "train_test.h"
 

@@ -1,10 +1,11 @@
+#include "serve/engine/job.h"
+
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/thread.h"
-#include "serve/engine/job.h"
 
 enum { MAX_IDS = 1 << 20, NS_PER_SECOND = 1000000000 };
 

@@ -1,3 +1,5 @@
+#include "serve/engine/slot.h"
+
 #include <math.h>
 #include <pthread.h>
 #include <semaphore.h>
@@ -5,7 +7,6 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "serve/engine/slot.h"
 #include "serve_test.h"
 
 static void count_done(void *ctx, engine_answer *a) {
