@@ -279,7 +279,7 @@ static status next_json(encoder_input *in, encoder_sequence *out, bool *is_end) 
     TRY(encoder_input_blame(in, encoder_line_parse(l, buf_str(&in->text), in->text.n_bytes,
                                                    in->pieces, in->max_len, in->is_cut)));
     if (l->unknown[0] != '\0' && !in->has_told) {
-        log_info("%s: \"%s\" is left alone; what is read are \"ids\" and \"types\", or \"text\" "
+        log_info("%s: \"%s\" is ignored; known members are \"ids\" and \"types\", or \"text\" "
                  "and \"pair\"",
                  in->path, l->unknown);
         in->has_told = true;

@@ -52,7 +52,7 @@ typedef struct encoder_line {
     int32_t *ids, *types;
     size_t n, ids_capacity, types_capacity;
     bool has_types;
-    char unknown[32]; /* a member that was left alone, or "" */
+    char unknown[32]; /* a member that was ignored, or "" */
 } encoder_line;
 void encoder_line_fini(encoder_line *l); /* {0} is an empty one */
 status encoder_line_parse(encoder_line *l, const char *text, size_t n, const word_pieces *pieces,

@@ -442,7 +442,8 @@ status checkpoint_load_tables(dynamic_tables *tables, const char *folder) {
         TRY(checkpoint_table_path(path, tables, i, folder));
         TRY(embed_snapshot_read(tables->item[i].table, path, (snapshot_ranks){0, 1}, &n_rejected));
         if (n_rejected > 0)
-            log_warn("%s: %" PRId64 " rows found no place and start again", path, n_rejected);
+            log_warn("%s: %" PRId64 " rows did not fit into the table and start again", path,
+                     n_rejected);
         /* What the log tells next begins here. */
         TRY(dynamic_news(&tables->item[i], &as_loaded));
     }
@@ -515,7 +516,7 @@ status checkpoint_config(config **out, const char *folder) {
     TRY(st_open(&f, path));
     const char *json = st_metadata(f, "config");
     status st = json != NULL ? config_load_json(out, path, json, strlen(json))
-                             : fail(ERR_FORMAT, "%s: it carries no config", path);
+                             : fail(ERR_FORMAT, "%s: it contains no config", path);
     st_close(f);
     return st;
 }

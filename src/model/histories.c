@@ -168,7 +168,7 @@ static bool is_separator(char c) {
     return c == ',' || c == '\r' || c == '\n';
 }
 
-/* Ids parted by single commas or line ends. */
+/* Ids separated by single commas or line ends. */
 static status read_list(given_history *g, const seq_file *data, const char *text, size_t n) {
     for (size_t at = 0; at <= n;) {
         event e = {0};
@@ -177,7 +177,7 @@ static status read_list(given_history *g, const seq_file *data, const char *text
             length++;
         if (length == 0)
             return fail(ERR_USAGE,
-                        "ids are parted by single commas, as in 12,99; event %zu is "
+                        "separate ids by single commas, as in 12,99; event %zu is "
                         "empty",
                         g->n + 1);
         TRY(find_item(data, text + at, length, &e.item));

@@ -52,7 +52,7 @@ status histories_add_rest(histories *h, const user_events *u, uint64_t n_skipped
 
 /* A history given as text, for somebody who is not a user of the data:
  *
- *     12,99,7                                          ids, oldest first, parted by commas or lines
+ *     12,99,7                                          ids, oldest first, by commas or lines
  *     [12, 99, "an id, with a comma"]                  the same as JSON
  *     [{"item": 12, "time": 1900000000, "action": 1}]  events: time in seconds since 1970, action
  * as the data stores it, or "rating" as the source has it

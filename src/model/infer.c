@@ -219,11 +219,6 @@ static status score_rows(infer *f, const void *query, int32_t n_queries, const i
     return OK;
 }
 
-static void clear_values(infer_query *q) {
-    for (int32_t i = 0; i < q->n_candidates; i++)
-        q->values[i] = NAN;
-}
-
 /* n queries with the same candidates. */
 static status score_candidates(infer *f, infer_query *const *q, int32_t n, const void *query) {
     const infer_query *first = q[0];
@@ -242,9 +237,12 @@ static status score_candidates(infer *f, infer_query *const *q, int32_t n, const
     for (int64_t i = 0; i < (int64_t)n * n_rows; i++)
         score[i] = NAN;
     TRY(score_rows(f, query, n, row, n_rows, score));
-    for (int32_t k = 0; k < n; k++)
+    for (int32_t k = 0; k < n; k++) {
+        for (int32_t i = 0; i < q[k]->n_candidates; i++)
+            q[k]->values[i] = NAN;
         for (int32_t i = 0; i < n_rows; i++)
             q[k]->values[at[i]] = score[(int64_t)k * n_rows + i];
+    }
     return OK;
 }
 
@@ -429,10 +427,8 @@ static status run_retrieval(run *r) {
     infer *f = r->f;
     const void *encoded = NULL;
     int32_t n_reused;
-    for (int32_t i = 0; i < r->n; i++) {
-        if (r->q[i]->n_candidates > 0) clear_values(r->q[i]);
+    for (int32_t i = 0; i < r->n; i++)
         if (r->q[i]->events.n > 0) TRY(add_sequence(r, r->q[i], NULL, 0, &n_reused));
-    }
     if (f->batch.view.n_users == 0) return OK;
     TRY(run_pass(r, &encoded, NULL));
     TRY(read_vectors(r, encoded));

@@ -48,7 +48,7 @@ typedef struct infer_query {
     /* Candidates: item numbers in any order, also twice; 0: the model does not know it. */
     const uint32_t *candidate; /* (n_candidates) */
     int32_t n_candidates;
-    float *values; /* (n_candidates, columns); NAN: no result */
+    float *values; /* (n_candidates, columns); NAN: no result; may be set in while_busy */
     /* Ranking: (n_candidates, columns.width) act, of which n_logits rows are there: those of the
      * candidates that the model knows.  infer_finish makes the values of them. */
     void *logits;
@@ -99,8 +99,8 @@ static inline int32_t infer_tokens(const infer *f, uint64_t n_events) {
     return f->n_context + f->per_event * (int32_t)(n_events < most ? n_events : most);
 }
 
-/* Answers n queries, at most max_users.  Retrieval: nothing is written for one without events but
- * NAN values, and all histories together have at most max_tokens tokens.  hooks may be NULL. */
+/* Answers n queries, at most max_users; hooks may be NULL.  Retrieval: nothing is written for a
+ * query without events, and all histories together have at most max_tokens tokens. */
 status infer_run(infer *f, infer_query *const *q, int32_t n, const infer_hooks *hooks);
 
 /* Ranking: makes a query's values of its logits.  wide: (n_candidates, columns.width) for them as

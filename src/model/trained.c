@@ -158,7 +158,7 @@ status engine_folder_verify(const char *folder, engine_facts *out) {
 static status read_config(config **out, const st_file *weights) {
     const char *json = st_metadata(weights, "config");
     *out = NULL;
-    if (json == NULL) return damaged(st_path(weights), "it carries no config");
+    if (json == NULL) return damaged(st_path(weights), "it contains no config");
     return config_load_json(out, st_path(weights), json, strlen(json));
 }
 

@@ -179,7 +179,10 @@ status user_group_run(user_group *g) {
     for (int32_t i = 0; i < g->n_users; i++) {
         infer_query *q = &g->query[i];
         if (q->logits != NULL) infer_finish(&g->infer, q, g->wide);
-        if (q->k == 0 || q->events.n > 0) continue;
+        if (q->events.n > 0) continue;
+        for (int32_t k = 0; k < q->n_candidates && q->logits == NULL; k++)
+            q->values[k] = NAN;
+        if (q->k == 0) continue;
         if (g->popular == NULL) TRY(find_popular(g));
         infer_popular(&g->infer, q, g->popular, g->n_popular);
     }

@@ -88,7 +88,7 @@ static status write_weights(build *b, const st_file *from) {
     size_t n = st_n_tensors(from);
     const char *json = st_metadata(from, "config");
     const st_pair metadata[] = {{"format", ENGINE_FORMAT}, {"config", json}};
-    if (json == NULL) return fail(ERR_FORMAT, "%s: it carries no config", st_path(from));
+    if (json == NULL) return fail(ERR_FORMAT, "%s: it contains no config", st_path(from));
     TRY(path_join(path, sizeof path, b->to, engine_file_names[ENGINE_WEIGHTS]));
     TRY(MEM_NEW(&to, n + 1));
     for (size_t i = 0; i < n; i++) {
@@ -352,12 +352,12 @@ static status draw_request(comparison *k, engine_request *r) {
 static status compare_scores(comparison *k, const engine_answer *a, const engine_answer *b) {
     double low = INFINITY, high = -INFINITY, worst = 0;
     if (a->n_items != b->n_items || a->n_columns != b->n_columns)
-        return fail(ERR_NUMERIC, "the engine answers with other items than the run");
+        return fail(ERR_NUMERIC, "the engine's answers have other items than those of the run");
     for (size_t i = 0; i < a->n_items; i++) {
         const float *x = a->items[i].values, *y = b->items[i].values;
         size_t bytes = (size_t)a->n_columns * sizeof *x;
         if (a->items[i].number != b->items[i].number || (k->is_exact && memcmp(x, y, bytes) != 0))
-            return fail(ERR_NUMERIC, "the engine answers otherwise than the run");
+            return fail(ERR_NUMERIC, "the engine's answers differ from those of the run");
         for (int c = 0; c < a->n_columns; c++) {
             low = fmin(low, (double)x[c]);
             high = fmax(high, (double)x[c]);
@@ -456,7 +456,7 @@ static status publish(build *b, const char *out) {
     int code =
         is_there ? renameat2(AT_FDCWD, b->to, AT_FDCWD, out, RENAME_EXCHANGE) : rename(b->to, out);
     if (code != 0)
-        return fail_errno("%s: cannot be put in place%s", out,
+        return fail_errno("%s: cannot rename the new folder to this%s", out,
                           is_there ? "; remove it, or choose another --out" : "");
     if (is_there) folder_remove(b->to, FOLDER_DEPTH);
     folder_sync_of(out);
@@ -478,9 +478,9 @@ static status check_target(const char *out) {
     struct stat found;
     if (lstat(out, &found) != 0) return errno == ENOENT ? OK : fail_errno("%s", out);
     if (S_ISDIR(found.st_mode) && engine_folder_is(out)) return OK;
-    return fail(ERR_USAGE,
-                "%s: it is there and no engine folder, so it is not replaced; choose another --out",
-                out);
+    return fail(
+        ERR_USAGE,
+        "%s: exists and is not an engine folder, so it is not replaced; choose another --out", out);
 }
 
 status build_engine(const build_config *c, build_report *out) {

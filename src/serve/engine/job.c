@@ -341,8 +341,7 @@ static status read_candidates(job *j, const engine_request *r) {
 }
 
 static status check(const served *m, const engine_request *r) {
-    if (!r->has_user && !r->has_history)
-        return fail(ERR_USAGE, "for whom? give a user or a history");
+    if (!r->has_user && !r->has_history) return fail(ERR_USAGE, "give a user or a history");
     if (r->has_history && r->n_extra > 0)
         return fail(ERR_USAGE, "give either a whole history or extra events, not both");
     if (r->task == ENGINE_RANK) {

@@ -29,7 +29,8 @@ static void *check(void *argument) {
 static status start_check(served *m) {
     if (!m->trained.is_engine) return OK;
     int code = pthread_create(&m->checker, NULL, check, m);
-    if (code != 0) return fail(ERR_IO, "no thread to check %s: %s", m->path, strerror(code));
+    if (code != 0)
+        return fail(ERR_IO, "cannot start a thread to check %s: %s", m->path, strerror(code));
     m->is_checking = true;
     return OK;
 }

@@ -47,11 +47,11 @@ typedef struct run_report {
     uint64_t n_out, n_in, n_computed_again;
 } run_report;
 
-/* A batch of so many jobs or more is worth waking the pool for what its jobs need on the host: that
- * takes 100 to 200 us on 16 cores, numbers of 256 candidates 5 to 10. */
+/* From so many jobs on, answers are made on all threads of the pool: waking it takes 100 to 200 us
+ * on 16 cores, the numbers of 256 candidates 5 to 10 us. */
 enum { MANY_JOBS = 32 };
 
-/* How often a lock that is held for a short time is asked for, before its thread sleeps. */
+/* How often the cache's lock is tried before the thread sleeps. */
 enum { LOCK_LOOKS = 200 };
 
 /* While the jobs run. */
@@ -70,8 +70,8 @@ static int32_t max_reused(const job *j) {
     return j->m->is_ranking ? j->n_tokens : j->n_tokens - 1;
 }
 
-/* Those who look for pages have the lock for some microseconds: less than a thread takes to sleep
- * and wake. */
+/* Callers that look for pages hold the lock for some microseconds, less than it takes a thread to
+ * sleep and wake up. */
 static void lock_cache(run *r) {
     for (int i = 0; i < LOCK_LOOKS && !r->has_lock; i++) {
         r->has_lock = pthread_rwlock_trywrlock(&r->m->cache_lock) == 0;
@@ -86,7 +86,7 @@ static void unlock_cache(run *r) {
     r->has_lock = false;
 }
 
-/* What one job stores must not evict what another one of the batch finds. */
+/* Pages that one job stores must not evict pages that another job of the batch reads. */
 static void hold_pages(run *r) {
     for (int32_t i = 0; i < r->n && r->n > 1; i++) {
         job *j = r->jobs[i];
@@ -141,7 +141,7 @@ static void end_leases(void *ctx, bool is_written) {
     kv_moves m = kv_cache_moves(r->m->cache);
     if (is_written) kv_cache_moved(r->m->cache);
     if (!is_written && (m.n_out > 0 || m.n_in > 0)) {
-        /* A batch failed while pages moved: nobody knows what is where. */
+        /* The batch failed while pages moved: their contents are unknown. */
         (void)r->m->compute.be->ops->kv_wait(r->m->compute.be, -1);
         let_pages_go(r);
         kv_cache_forget(r->m->cache);
@@ -158,14 +158,15 @@ static void end_run(run *r) {
     unlock_cache(r);
 }
 
-/* Names candidates while the device computes: of the jobs whose items this thread makes, and of
- * those that it names for others (a CPU has computed already: they do that themselves). */
+/* Names candidates while the device computes: of the jobs whose items this thread makes and, on a
+ * GPU, of the others, too (a CPU has computed already, so their callers name them). */
 static status name_candidates(void *ctx, infer_query *const *q, int32_t n) {
     const run *r = ctx;
     bool is_busy = r->m->compute.be->n_ahead > 0;
     job *own = NULL;
-    for (int32_t i = 0; i < n && r->m->is_ranking; i++) {
+    for (int32_t i = 0; i < n; i++) {
         job *j = job_of(q[i]);
+        if (q[i]->n_candidates == 0) continue;
         if (!j->is_left || is_busy) TRY(job_name_candidates(j));
         if (!j->is_left) own = j;
     }
@@ -204,11 +205,8 @@ static status compute(run *r) {
     infer *f = &r->m->infer;
     infer_query **q;
     TRY(ARENA_NEW(&r->m->scratch, &q, (size_t)r->n));
-    for (int32_t i = 0; i < r->n; i++) {
+    for (int32_t i = 0; i < r->n; i++)
         q[i] = &r->jobs[i]->q;
-        /* A search writes values, which must be there. */
-        if (!f->is_ranking && q[i]->n_candidates > 0) TRY(job_name_candidates(r->jobs[i]));
-    }
     TRY(infer_run(f, q, r->n, &hooks));
     uint64_t start = clock_ns();
     TRY(answer_jobs(r));
@@ -403,7 +401,7 @@ static engine_outcome refuse(const job *j, queue_verdict why, double late_s) {
     double wait = late_s < 1 ? 1 : late_s > 60 ? 60 : ceil(late_s);
     engine_answer *out = j->out;
     out->retry_after_s = (uint32_t)wait;
-    const char *text = why == QUEUE_IS_FULL ? "too many requests wait"
+    const char *text = why == QUEUE_IS_FULL ? "too many requests are waiting"
                        : j->has_deadline ? "the request could not be answered before its deadline"
                                          : "the request would wait too long";
     snprintf(out->error, sizeof out->error, "%s; try again in %u s", text, out->retry_after_s);
@@ -544,7 +542,8 @@ status slot_create(slot **out, const char *name, int32_t max_queue, size_t max_b
     status st = job_queue_init(&s->queue, max_queue, max_bytes);
     if (st == OK) {
         int code = pthread_create(&s->thread, NULL, worker, s);
-        if (code != 0) st = fail(ERR_IO, "no thread for the model '%s': %s", name, strerror(code));
+        if (code != 0)
+            st = fail(ERR_IO, "cannot start a thread for the model '%s': %s", name, strerror(code));
         s->has_thread = code == 0;
     }
     if (st != OK) {

@@ -229,7 +229,7 @@ TEST(build_is_whole_or_not_there) {
     build_config c = {.run = run, .out = other, .dtype = DTYPE_FLOAT32};
     build_report r;
     CHECK_OK(folder_create(other, NULL));
-    CHECK_FAILS(build_engine(&c, &r), ERR_USAGE, "no engine folder");
+    CHECK_FAILS(build_engine(&c, &r), ERR_USAGE, "is not an engine folder");
     CHECK(folder_exists(other));
     c.out = run_path("new/deeper");
     CHECK(build_engine(&c, &r) == OK || !folder_exists(c.out));
