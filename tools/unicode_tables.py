@@ -8,8 +8,8 @@ Unicode.  Usage: tools/unicode_tables.py > src/encode/word_tables.h
 import tokenizers
 from tokenizers import normalizers, pre_tokenizers
 
-TYPES = """#ifndef HSTU_MODEL_WORD_TABLES_H
-#define HSTU_MODEL_WORD_TABLES_H
+TYPES = """#ifndef HSTU_ENCODE_WORD_TABLES_H
+#define HSTU_ENCODE_WORD_TABLES_H
 
 #include <stdint.h>
 

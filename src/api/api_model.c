@@ -10,11 +10,8 @@
 #include "config/config.h"
 #include "hstu.h"
 #include "model/checkpoint_load.h"
-#include "model/histories.h"
-#include "model/item_table.h"
-#include "model/recommender.h"
-#include "model/scorer.h"
 #include "model/trained.h"
+#include "model/user_group.h"
 #include "nn/input.h"
 #include "train/loop/trainer.h"
 
@@ -26,17 +23,17 @@ typedef struct api_model {
     seq_file *data; /* as opened; t.session.data is it in the numbering of the model */
     trained t;
     /* Of the last call, for the next one with the same settings. */
-    recommender *recommender;
+    user_group *recommender;
     int32_t k, keeps_seen;
     char columns[256]; /* of hstu_model_score: "score" */
     int32_t n_columns;
 } api_model;
 
-_Static_assert((int)HSTU_MAX_K == (int)RECOMMEND_MAX_K, "the longest list is in hstu.h");
+_Static_assert((int)HSTU_MAX_K == (int)INFER_MAX_K, "the longest list is in hstu.h");
 
 static void destroy_model(void *object) {
     api_model *m = object;
-    recommender_destroy(m->recommender);
+    user_group_destroy(m->recommender);
     trained_close(&m->t);
     seq_file_close(m->data);
     backend_destroy(m->be);
@@ -54,24 +51,21 @@ void hstu_model_close(hstu_model *m) {
     handle_close(m, &api_model_type);
 }
 
-/* The names of the numbers that scoring gives: only a scorer knows them, so one is made for a
- * single candidate. */
+/* The names of the numbers that scoring gives. */
 static status name_columns(api_model *m) {
-    const uint32_t item = 1;
-    scorer *s = NULL;
-    scorer_config c = {.candidate = &item, .n_candidates = 1, .max_users = 1};
-    status st = scorer_create(&s, &m->t.session, &c);
+    score_columns c;
+    status st = score_columns_init(&c, &m->t.session);
     size_t used = 0;
-    if (st == OK) m->n_columns = scorer_n_columns(s);
-    for (int32_t i = 0; i < m->n_columns && st == OK; i++) {
-        size_t n = strlen(scorer_columns(s)[i]) + 1;
+    for (int32_t i = 0; i < c.n && st == OK; i++) {
+        size_t n = strlen(c.names[i]) + 1;
         if (used + n > sizeof m->columns)
             st = fail(ERR_UNSUPPORTED, "the model has too many score columns");
         else
-            memcpy(m->columns + used, scorer_columns(s)[i], n);
+            memcpy(m->columns + used, c.names[i], n);
         used += n;
     }
-    scorer_destroy(s);
+    m->n_columns = c.n;
+    score_columns_fini(&c);
     return st;
 }
 
@@ -160,44 +154,40 @@ static status check_users(const api_model *m, const uint64_t *users, uint64_t n)
 
 /* Recommending. */
 
-static status make_recommender(api_model *m, int32_t k, int32_t keeps_seen, uint64_t max_events) {
+static status make_recommender(api_model *m, int32_t k, int32_t keeps_seen) {
     session *s = &m->t.session;
-    if (m->recommender != NULL && m->k == k && m->keeps_seen == keeps_seen && max_events == 0)
-        return OK;
-    recommender_destroy(m->recommender);
+    if (m->recommender != NULL && m->k == k && m->keeps_seen == keeps_seen) return OK;
+    user_group_destroy(m->recommender);
     m->recommender = NULL;
-    recommender_config c = {.k = k,
-                            .max_users = max_events > 0 ? 1 : s->eval_batch,
-                            .keeps_seen = keeps_seen != 0,
-                            .max_events = max_events};
-    TRY(recommender_create(&m->recommender, s, &c));
+    user_group_config c = {.k = k, .max_users = s->eval_batch, .keeps_seen = keeps_seen != 0};
+    TRY(user_group_create(&m->recommender, s, &c));
     m->k = k;
-    m->keeps_seen = max_events > 0 ? -1 : keeps_seen; /* of one history: not used again */
+    m->keeps_seen = keeps_seen;
     return OK;
 }
 
-static void take_result(const recommender *r, int32_t user, int32_t k, uint32_t *item,
+static void take_result(const user_group *r, int32_t user, int32_t k, uint32_t *item,
                         float *score) {
-    recommendation found = recommender_result(r, user);
+    recommendation found = user_group_best(r, user);
     for (int32_t i = 0; i < k; i++) {
-        item[i] = i < found.n ? (uint32_t)found.item[i] : 0;
+        item[i] = i < found.n ? found.item[i] : 0;
         score[i] = i < found.n ? found.score[i] : NAN;
     }
 }
 
 static status recommend(api_model *m, const uint64_t *users, uint64_t n_users, int32_t k,
                         uint32_t *item, float *score) {
-    recommender *r = m->recommender;
+    user_group *r = m->recommender;
     uint64_t at = 0;
     while (at < n_users) {
         uint64_t first = at;
-        recommender_clear(r);
+        user_group_clear(r);
         for (; at < n_users; at++) {
             user_events u = user_events_of(m->t.session.data, users[at]);
-            if (!recommender_fits(r, &u)) break;
-            TRY(recommender_add(r, &u));
+            if (!user_group_fits(r, &u)) break;
+            TRY(user_group_add(r, &u));
         }
-        TRY(recommender_run(r));
+        TRY(user_group_run(r));
         for (uint64_t i = first; i < at; i++)
             take_result(r, (int32_t)(i - first), k, item + i * (uint64_t)k,
                         score + i * (uint64_t)k);
@@ -206,8 +196,8 @@ static status recommend(api_model *m, const uint64_t *users, uint64_t n_users, i
 }
 
 static status check_results(uint64_t n_users, int32_t k, const uint32_t *item, const float *score) {
-    if (k < 1 || k > RECOMMEND_MAX_K)
-        return fail(ERR_USAGE, "k is %d; it must be 1 to %d", k, RECOMMEND_MAX_K);
+    if (k < 1 || k > INFER_MAX_K)
+        return fail(ERR_USAGE, "k is %d; it must be 1 to %d", k, INFER_MAX_K);
     if (n_users == 0) return OK;
     TRY(api_need(item, "item"));
     return api_need(score, "score");
@@ -217,7 +207,7 @@ static status recommend_users(api_model *m, const uint64_t *users, uint64_t n_us
                               int32_t keeps_seen, uint32_t *item, float *score) {
     TRY(check_users(m, users, n_users));
     TRY(check_results(n_users, k, item, score));
-    TRY(make_recommender(m, k, keeps_seen != 0, 0));
+    TRY(make_recommender(m, k, keeps_seen != 0));
     return recommend(m, users, n_users, k, item, score);
 }
 
@@ -263,9 +253,10 @@ static status copy_history(const api_model *m, const hstu_history *h, history_co
 static status recommend_events(api_model *m, const user_events *events, int32_t k,
                                int32_t keeps_seen, uint32_t *item, float *score) {
     TRY(check_results(1, k, item, score));
-    TRY(make_recommender(m, k, keeps_seen != 0, events->n + 1));
-    TRY(recommender_add(m->recommender, events));
-    TRY(recommender_run(m->recommender));
+    TRY(make_recommender(m, k, keeps_seen != 0));
+    user_group_clear(m->recommender);
+    TRY(user_group_add(m->recommender, events));
+    TRY(user_group_run(m->recommender));
     take_result(m->recommender, 0, k, item, score);
     return OK;
 }
@@ -284,19 +275,20 @@ hstu_status hstu_model_recommend_history(hstu_model *m, const hstu_history *hist
 
 /* Scoring. */
 
-static status score(api_model *m, scorer *s, const uint64_t *users, uint64_t n_users, size_t n,
+static status score(api_model *m, user_group *s, const uint64_t *users, uint64_t n_users, size_t n,
                     float *out) {
     uint64_t at = 0;
     while (at < n_users) {
         uint64_t first = at;
-        scorer_clear(s);
-        for (; at < n_users && scorer_fits(s); at++) {
+        user_group_clear(s);
+        for (; at < n_users; at++) {
             user_events u = user_events_of(m->t.session.data, users[at]);
-            TRY(scorer_add(s, &u));
+            if (!user_group_fits(s, &u)) break;
+            TRY(user_group_add(s, &u));
         }
-        TRY(scorer_run(s));
+        TRY(user_group_run(s));
         for (uint64_t i = first; i < at; i++)
-            memcpy(out + i * n, scorer_result(s, (int32_t)(i - first)), n * sizeof *out);
+            memcpy(out + i * n, user_group_values(s, (int32_t)(i - first)), n * sizeof *out);
     }
     return OK;
 }
@@ -315,16 +307,16 @@ static status check_candidates(const api_model *m, const uint32_t *candidates, i
 static status score_users(api_model *m, const uint64_t *users, uint64_t n_users,
                           const uint32_t *candidates, int32_t n_candidates, float *out) {
     session *s = &m->t.session;
-    scorer *r = NULL;
+    user_group *r = NULL;
     TRY(check_users(m, users, n_users));
     TRY(check_candidates(m, candidates, n_candidates));
     if (n_candidates == 0 || n_users == 0) return OK;
     TRY(api_need(out, "out"));
-    scorer_config c = {
+    user_group_config c = {
         .candidate = candidates, .n_candidates = n_candidates, .max_users = s->eval_batch};
-    TRY(scorer_create(&r, s, &c));
+    TRY(user_group_create(&r, s, &c));
     status st = score(m, r, users, n_users, (size_t)n_candidates * (size_t)m->n_columns, out);
-    scorer_destroy(r);
+    user_group_destroy(r);
     return st;
 }
 

@@ -1,12 +1,269 @@
 #include "encode/encoder.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/hash.h"
 #include "base/mem.h"
+#include "base/rng.h"
+#include "encode/bert_layer.h"
 #include "encode/encoder_files.h"
-#include "encode/encoder_int.h"
+#include "format/json.h"
+#include "ops/mask_batch.h"
+
+struct encoder {
+    encoder_config config;
+    bert_layer_config layer_config;
+    const encoder_layers *layers; /* or NULL */
+    backend *be;
+    nn_memory memory;
+    uint64_t n_parameters;
+    bool has_int8_weights;
+    double int8_moved, int8_size; /* sums of squares over the weights: of what rounding changed */
+
+    float *words;  /* (n_words, E) */
+    float *places; /* (max(n_types, 1), n_positions, E): position + type */
+    bert_norm input_norm;
+    bert_layer *layer; /* (n_layers) */
+    bert_dense pooler;
+    bool has_pooler;
+
+    int64_t capacity;       /* tokens */
+    staged_i32 word, place; /* (capacity): rows of words and places; -1 pads */
+    staged_i32 offsets;     /* (capacity + 1) */
+    staged_i32 input;       /* (3 capacity + 1): the three one after the other, for one copy */
+    int32_t *lengths;       /* (capacity) host */
+    int32_t n_sequences, max_len;
+    int64_t n_tokens, n_before; /* n_before: sequences of earlier batches */
+    mask_batch *mask;           /* or NULL */
+    bert_acts acts;
+    void *x;              /* (capacity, E) act */
+    void *first, *pooled; /* (capacity, E) act: first tokens, and pooled; only with a pooler */
+};
+
+/* Weights: read tensor by tensor, as float32, into one host buffer; copied to the backend and
+ * packed there. */
+
+enum { NAME_BYTES = 256 };
+
+typedef struct loader {
+    encoder *e;
+    encoder_files *files; /* NULL: random weights */
+    rng_key key;
+    uint64_t n_drawn; /* tensors */
+    float *host;      /* the tensor being loaded */
+    float *bias;
+    float *room; /* the same on the backend */
+} loader;
+
+/* Numbers like those of a trained model: weights of deviation .02, as BERT's start. */
+static void draw(loader *l, int64_t n, float centre, float *to) {
+    for (int64_t i = 0; i < n; i += 4) {
+        rng_block four = rng_draw64(l->key, (uint64_t)i, l->n_drawn);
+        for (int64_t k = 0; k < 4 && i + k < n; k++)
+            to[i + k] = centre + 0.0692820323f * (rng_uniform(four.word[k]) - 0.5f);
+    }
+    l->n_drawn++;
+}
+
+/* A tensor (rows, columns), or (rows) where columns is 0. */
+static status fetch(loader *l, const char *name, int64_t rows, int64_t columns, float *to) {
+    int64_t n = columns > 0 ? rows * columns : rows;
+    const st_tensor *t;
+    l->e->n_parameters += (uint64_t)n;
+    if (l->files == NULL) {
+        draw(l, n, 0, to);
+        return OK;
+    }
+    TRY(encoder_files_get(l->files, name, rows, columns, &t));
+    encoder_tensor_floats(t, 0, n, to);
+    return OK;
+}
+
+static status fetch_norm_part(loader *l, const char *name, const char *part, float centre,
+                              float **out) {
+    int32_t dim = l->e->config.dim;
+    const st_tensor *t;
+    l->e->n_parameters += (uint64_t)dim;
+    TRY(NN_NEW(&l->e->memory, out, dim));
+    if (l->files == NULL) {
+        draw(l, dim, centre, l->host);
+    } else {
+        TRY(encoder_files_get_norm(l->files, name, part, dim, &t));
+        encoder_tensor_floats(t, 0, dim, l->host);
+    }
+    return l->e->be->ops->copy_in(l->e->be, *out, l->host, (size_t)dim * sizeof *l->host);
+}
+
+static status load_norm(loader *l, const char *name, bert_norm *out) {
+    TRY(fetch_norm_part(l, name, "weight", 1, &out->weight));
+    return fetch_norm_part(l, name, "bias", 0, &out->bias);
+}
+
+/* The words' embeddings, usually the largest tensor: copied in pieces of the host buffer. */
+static status load_words(loader *l) {
+    encoder *e = l->e;
+    int64_t dim = e->config.dim, n_words = e->config.n_words, step = e->config.dim_ffn;
+    const st_tensor *t = NULL;
+    if (l->files != NULL)
+        TRY(encoder_files_get(l->files, "embeddings.word_embeddings.weight", n_words, dim, &t));
+    TRY(NN_NEW(&e->memory, &e->words, n_words * dim));
+    e->n_parameters += (uint64_t)(n_words * dim);
+    for (int64_t row = 0; row < n_words; row += step) {
+        int64_t n = (row + step < n_words ? step : n_words - row) * dim;
+        if (t != NULL)
+            encoder_tensor_floats(t, row * dim, n, l->host);
+        else
+            draw(l, n, 0, l->host);
+        TRY(e->be->ops->copy_in(e->be, e->words + row * dim, l->host, (size_t)n * sizeof *l->host));
+    }
+    return OK;
+}
+
+/* position + type for each pair of them, so that one gather adds both: `position` (n_positions, E),
+ * `type` (n_types, E) or zeros, `sum` room for a type's rows. */
+static status add_places(loader *l, int64_t n_types, const float *position, const float *type,
+                         float *sum) {
+    encoder *e = l->e;
+    int64_t dim = e->config.dim, n = (int64_t)e->config.n_positions * dim;
+    TRY(NN_NEW(&e->memory, &e->places, n_types * n));
+    for (int64_t k = 0; k < n_types; k++) {
+        for (int64_t i = 0; i < n; i++)
+            sum[i] = position[i] + type[k * dim + i % dim];
+        TRY(e->be->ops->copy_in(e->be, e->places + k * n, sum, (size_t)n * sizeof *sum));
+    }
+    return OK;
+}
+
+static status load_places(loader *l) {
+    const encoder_config *c = &l->e->config;
+    int64_t dim = c->dim, n_types = c->n_types > 0 ? c->n_types : 1;
+    float *position = NULL, *type = NULL, *sum = NULL;
+    status st = MEM_NEW_RAW(&position, (size_t)(c->n_positions * dim));
+    if (st == OK) st = MEM_NEW_RAW(&sum, (size_t)(c->n_positions * dim));
+    if (st == OK) st = MEM_NEW(&type, (size_t)(n_types * dim));
+    if (st == OK)
+        st = fetch(l, "embeddings.position_embeddings.weight", c->n_positions, dim, position);
+    if (st == OK && c->n_types > 0)
+        st = fetch(l, "embeddings.token_type_embeddings.weight", c->n_types, dim, type);
+    if (st == OK) st = add_places(l, n_types, position, type, sum);
+    mem_free(position);
+    mem_free(type);
+    mem_free(sum);
+    return st;
+}
+
+/* The names of the parts of a layer, after "encoder.layer.0." */
+typedef struct layer_names {
+    const char *prefix, *q, *k, *v, *out, *attn_norm, *up, *down, *ffn_norm;
+} layer_names;
+
+static const layer_names BERT_NAMES = {
+    "encoder.layer",        "attention.self.query",   "attention.self.key",
+    "attention.self.value", "attention.output.dense", "attention.output.LayerNorm",
+    "intermediate.dense",   "output.dense",           "output.LayerNorm"};
+static const layer_names DISTIL_NAMES = {
+    "transformer.layer", "attention.q_lin",   "attention.k_lin",
+    "attention.v_lin",   "attention.out_lin", "sa_layer_norm",
+    "ffn.lin1",          "ffn.lin2",          "output_layer_norm"};
+
+/* The output channel's largest weight becomes 127 steps. */
+static void round_channel(encoder *e, int64_t n_in, float *w) {
+    float largest = 0;
+    for (int64_t k = 0; k < n_in; k++)
+        largest = fmaxf(largest, fabsf(w[k]));
+    float scale = largest / INT8_MAX;
+    for (int64_t k = 0; k < n_in; k++) {
+        float rounded = scale > 0 ? rintf(w[k] / scale) * scale : 0;
+        e->int8_moved += ((double)rounded - w[k]) * ((double)rounded - w[k]);
+        e->int8_size += (double)w[k] * w[k];
+        w[k] = rounded;
+    }
+}
+
+static status fetch_dense(loader *l, const char *name, int32_t n_out, int32_t n_in, float *w,
+                          float *bias) {
+    char whole[2 * NAME_BYTES];
+    snprintf(whole, sizeof whole, "%s.weight", name);
+    TRY(fetch(l, whole, n_out, n_in, w));
+    for (int64_t n = 0; l->e->has_int8_weights && n < n_out; n++)
+        round_channel(l->e, n_in, w + n * n_in);
+    snprintf(whole, sizeof whole, "%s.bias", name);
+    return fetch(l, whole, n_out, 0, bias);
+}
+
+static status load_dense(loader *l, const char *name, int32_t n_in, int32_t n_out,
+                         bert_dense *out) {
+    TRY(fetch_dense(l, name, n_out, n_in, l->host, l->bias));
+    return bert_dense_init(out, &l->e->memory, l->host, l->bias, n_in, n_out, l->e->layers != NULL,
+                           l->room);
+}
+
+/* Queries, keys and values by one product. */
+static status load_qkv(loader *l, const layer_names *names, int index, bert_dense *out) {
+    int32_t dim = l->e->config.dim;
+    const char *part[3] = {names->q, names->k, names->v};
+    for (int i = 0; i < 3; i++) {
+        char name[NAME_BYTES];
+        snprintf(name, sizeof name, "%s.%d.%s", names->prefix, index, part[i]);
+        TRY(fetch_dense(l, name, dim, dim, l->host + (int64_t)i * dim * dim, l->bias + i * dim));
+    }
+    return bert_dense_init(out, &l->e->memory, l->host, l->bias, dim, 3 * dim, l->e->layers != NULL,
+                           l->room);
+}
+
+static status load_layer(loader *l, int index, bert_layer *to) {
+    const encoder_config *c = &l->e->config;
+    const layer_names *names = c->family == ENCODER_DISTILBERT ? &DISTIL_NAMES : &BERT_NAMES;
+    char name[NAME_BYTES];
+#define NAME(part) (snprintf(name, sizeof name, "%s.%d.%s", names->prefix, index, part), name)
+    TRY(load_qkv(l, names, index, &to->qkv));
+    TRY(load_dense(l, NAME(names->out), c->dim, c->dim, &to->out));
+    TRY(load_norm(l, NAME(names->attn_norm), &to->attn_norm));
+    TRY(load_dense(l, NAME(names->up), c->dim, c->dim_ffn, &to->up));
+    TRY(load_dense(l, NAME(names->down), c->dim_ffn, c->dim, &to->down));
+    return load_norm(l, NAME(names->ffn_norm), &to->ffn_norm);
+#undef NAME
+}
+
+static status load_pooler(loader *l) {
+    encoder *e = l->e;
+    e->has_pooler = l->files != NULL ? encoder_files_has(l->files, "pooler.dense.weight")
+                                     : e->config.family != ENCODER_DISTILBERT;
+    if (!e->has_pooler) return OK;
+    return load_dense(l, "pooler.dense", e->config.dim, e->config.dim, &e->pooler);
+}
+
+static status load_all(loader *l) {
+    encoder *e = l->e;
+    TRY(load_words(l));
+    TRY(load_places(l));
+    TRY(load_norm(l, "embeddings.LayerNorm", &e->input_norm));
+    TRY(NN_NEW_HOST(&e->memory, &e->layer, e->config.n_layers));
+    for (int i = 0; i < e->config.n_layers; i++)
+        TRY(load_layer(l, i, &e->layer[i]));
+    return load_pooler(l);
+}
+
+/* Fills everything up to the pooler: from files, or random where files is NULL. */
+static status load_weights(encoder *e, encoder_files *files, uint64_t seed) {
+    const encoder_config *c = &e->config;
+    int64_t widest = c->dim_ffn > 3 * c->dim ? c->dim_ffn : 3 * (int64_t)c->dim;
+    loader l = {.e = e, .files = files, .key = rng_make_key(seed, RNG_INIT)};
+    status st = MEM_NEW_RAW(&l.host, (size_t)(widest * c->dim));
+    if (st == OK) st = MEM_NEW_RAW(&l.bias, (size_t)widest);
+    if (st == OK)
+        st = e->be->ops->alloc(e->be, (void **)&l.room, (size_t)(widest * c->dim) * sizeof *l.room);
+    if (st == OK) st = load_all(&l);
+    if (st == OK) st = e->be->ops->sync(e->be); /* before its room is released */
+    e->be->ops->release(e->be, l.room);
+    mem_free(l.host);
+    mem_free(l.bias);
+    return st;
+}
+
+/* Batches. */
 
 /* Shapes of recorded steps are rounded up by at most one part in 16, so that few graphs serve
  * batches of any size. */
@@ -52,7 +309,7 @@ static status create(encoder **out, const encoder_config *c, encoder_files *file
     e->layers = o->layers;
     e->has_int8_weights = o->has_int8_weights;
     nn_memory_init(&e->memory, be);
-    status st = encoder_load(e, files, seed);
+    status st = load_weights(e, files, seed);
     if (st == OK && files != NULL) st = encoder_files_finish(files);
     if (st == OK) st = alloc_pass(e, o);
     if (st == OK)
@@ -232,9 +489,11 @@ static status pool_first(const encoder *e, const sequences *s) {
                               e->pooled);
 }
 
+typedef status (*visit_fn)(void *ctx, encoder *e, int32_t layer);
+
 /* layers_key: of encoder_layers.begin; visit: called after each layer, or NULL. */
 static status forward(encoder *e, const sequences *s, const mask_view *view, uint64_t layers_key,
-                      encoder_visit_fn visit, void *ctx) {
+                      visit_fn visit, void *ctx) {
     const encoder_layers *other = layers_key != 0 ? e->layers : NULL;
     TRY(embed(e, s->n_tokens));
     for (int32_t i = 0; i < e->config.n_layers; i++) {
@@ -274,7 +533,8 @@ static status begin_layers(const encoder *e, const sequences *s, uint64_t *key) 
     return e->layers != NULL ? e->layers->begin(e->layers->ctx, s, key) : OK;
 }
 
-status encoder_run_visited(encoder *e, encoder_visit_fn visit, void *ctx) {
+/* Runs the batch and calls visit after each layer; nothing is recorded. */
+static status run_visited(encoder *e, visit_fn visit, void *ctx) {
     sequences s = shape_of(e, false);
     uint64_t layers_key;
     if (e->n_sequences == 0) return OK;
@@ -287,7 +547,7 @@ status encoder_run_visited(encoder *e, encoder_visit_fn visit, void *ctx) {
 status encoder_run(encoder *e) {
     backend *be = e->be;
     record_state state = RECORD_RUN;
-    if (be->token_bucket == 0) return encoder_run_visited(e, NULL, NULL);
+    if (be->token_bucket == 0) return run_visited(e, NULL, NULL);
     if (e->n_sequences == 0) return OK;
     sequences s = shape_of(e, true);
     uint64_t layers_key;
@@ -306,4 +566,241 @@ status encoder_read(encoder *e, float *hidden, float *pooled) {
     if (pooled != NULL && e->has_pooler)
         TRY(backend_read_act(e->be, pooled, e->pooled, (size_t)e->n_sequences * dim));
     return OK;
+}
+
+/* Scores: the attention weights of a batch, counted. */
+
+const double score_thresholds[SCORE_THRESHOLDS] = {1e-5, 1e-4, 1e-3, 1e-2};
+const int32_t score_windows[SCORE_WINDOWS] = {0, 4, 16, 32, 64};
+
+struct encoder_scores {
+    int32_t n_layers, n_heads, head_dim;
+    const mask *rule;  /* or NULL */
+    head_scores *head; /* (n_layers, n_heads) */
+    int64_t n_sequences, n_tokens;
+    float *qkv; /* (T, 3 E) of a layer */
+    size_t qkv_capacity;
+    uint64_t *seen; /* (n, words of a row) of a sequence */
+    size_t seen_capacity;
+    float *weights; /* (n_heads, max length) */
+    size_t weights_capacity;
+};
+
+status encoder_scores_create(encoder_scores **out, const encoder *e, const mask *m) {
+    const encoder_config *c = encoder_config_of(e);
+    encoder_scores *s = NULL;
+    *out = NULL;
+    TRY(MEM_NEW(&s, 1));
+    *s = (encoder_scores){
+        .n_layers = c->n_layers, .n_heads = c->n_heads, .head_dim = c->dim / c->n_heads, .rule = m};
+    status st = MEM_NEW(&s->head, (size_t)c->n_layers * (size_t)c->n_heads);
+    if (st == OK)
+        *out = s;
+    else
+        encoder_scores_destroy(s);
+    return st;
+}
+
+void encoder_scores_destroy(encoder_scores *s) {
+    if (s == NULL) return;
+    mem_free(s->head);
+    mem_free(s->qkv);
+    mem_free(s->seen);
+    mem_free(s->weights);
+    mem_free(s);
+}
+
+const head_scores *encoder_scores_at(const encoder_scores *s, int32_t layer, int32_t head) {
+    return &s->head[(int64_t)layer * s->n_heads + head];
+}
+
+/* One sequence of one layer. */
+typedef struct scored_sequence {
+    encoder_scores *s;
+    head_scores *head; /* (n_heads) of the layer */
+    const float *qkv;  /* its first row */
+    int32_t n;
+    int64_t stride, n_words; /* words of a row of `seen` */
+} scored_sequence;
+
+static bool sees(const scored_sequence *q, int32_t i, int32_t j) {
+    if (q->s->rule == NULL) return true;
+    return (q->s->seen[i * q->n_words + j / 64] >> (j % 64) & 1) != 0;
+}
+
+/* p = the weights of query i, 0 where it does not see; false: it sees nothing. */
+static bool row_weights(const scored_sequence *q, int32_t head, int32_t i, float *p) {
+    int32_t dim = q->s->head_dim;
+    int64_t width = (int64_t)q->s->n_heads * dim;
+    const float *query = q->qkv + i * q->stride + (int64_t)head * dim;
+    float alpha = 1 / sqrtf((float)dim), largest = -INFINITY;
+    double sum = 0;
+    for (int32_t j = 0; j < q->n; j++) {
+        const float *key = q->qkv + j * q->stride + width + (int64_t)head * dim;
+        float dot = 0;
+        for (int32_t d = 0; d < dim; d++)
+            dot += query[d] * key[d];
+        p[j] = sees(q, i, j) ? alpha * dot : -INFINITY;
+        largest = p[j] > largest ? p[j] : largest;
+    }
+    if (largest == -INFINITY) return false;
+    for (int32_t j = 0; j < q->n; j++) {
+        p[j] = expf(p[j] - largest);
+        sum += (double)p[j];
+    }
+    for (int32_t j = 0; j < q->n; j++)
+        p[j] = (float)(p[j] / sum);
+    return true;
+}
+
+static void count_row(const scored_sequence *q, int32_t i, const float *p, head_scores *to) {
+    to->n_rows++;
+    to->first += (double)p[0];
+    for (int32_t j = 0; j < q->n; j++) {
+        int32_t distance = j < i ? i - j : j - i;
+        if (!sees(q, i, j)) continue;
+        to->n_pairs++;
+        if (p[j] > 0) to->entropy -= (double)p[j] * log((double)p[j]);
+        for (int k = 0; k < SCORE_WINDOWS; k++)
+            if (distance <= score_windows[k]) to->within[k] += (double)p[j];
+        for (int k = 0; k < SCORE_THRESHOLDS; k++)
+            to->below[k] += (double)p[j] < score_thresholds[k];
+    }
+}
+
+static status head_chunk(void *ctx, int64_t head, int worker) {
+    const scored_sequence *q = ctx;
+    float *p = q->s->weights + head * q->n;
+    (void)worker;
+    for (int32_t i = 0; i < q->n; i++)
+        if (row_weights(q, (int32_t)head, i, p)) count_row(q, i, p, &q->head[head]);
+    return OK;
+}
+
+static status count_sequence(encoder *e, encoder_scores *s, int32_t layer, int32_t b) {
+    int32_t first = e->offsets.host[b], n = e->offsets.host[b + 1] - first;
+    scored_sequence q = {.s = s,
+                         .head = s->head + (int64_t)layer * s->n_heads,
+                         .qkv = s->qkv + (int64_t)first * 3 * e->config.dim,
+                         .n = n,
+                         .stride = 3 * (int64_t)e->config.dim,
+                         .n_words = (n + 63) / 64};
+    TRY(MEM_RESERVE(&s->weights, &s->weights_capacity, (size_t)s->n_heads * (size_t)n));
+    if (s->rule != NULL) {
+        TRY(MEM_RESERVE(&s->seen, &s->seen_capacity, (size_t)(n * q.n_words)));
+        mask_fill_rows(s->rule, e->n_before + b, n, 0, n, s->seen, q.n_words);
+    }
+    return pool_run(e->be->workers, s->n_heads, head_chunk, &q);
+}
+
+/* After a layer, while its queries and keys are there. */
+static status count_layer(void *ctx, encoder *e, int32_t layer) {
+    encoder_scores *s = ctx;
+    size_t n = (size_t)e->n_tokens * 3 * (size_t)e->config.dim;
+    TRY(MEM_RESERVE(&s->qkv, &s->qkv_capacity, n));
+    TRY(backend_read_act(e->be, s->qkv, e->acts.qkv, n));
+    for (int32_t b = 0; b < e->n_sequences; b++)
+        TRY(count_sequence(e, s, layer, b));
+    return OK;
+}
+
+status encoder_run_scored(encoder *e, encoder_scores *s) {
+    s->n_sequences += e->n_sequences;
+    s->n_tokens += e->n_tokens;
+    return run_visited(e, count_layer, s);
+}
+
+static double mean(double sum, int64_t n) {
+    return n > 0 ? sum / (double)n : 0;
+}
+
+static void put_head(json_writer *w, const head_scores *h, int32_t layer, int32_t head) {
+    json_object_open(w);
+    json_key_int(w, "layer", layer);
+    json_key_int(w, "head", head);
+    json_key_double(w, "entropy", mean(h->entropy, h->n_rows));
+    json_key_double(w, "first", mean(h->first, h->n_rows));
+    json_key(w, "within");
+    json_array_open(w);
+    for (int k = 0; k < SCORE_WINDOWS; k++)
+        json_double(w, mean(h->within[k], h->n_rows));
+    json_array_close(w);
+    json_key(w, "below");
+    json_array_open(w);
+    for (int k = 0; k < SCORE_THRESHOLDS; k++)
+        json_double(w, mean((double)h->below[k], h->n_pairs));
+    json_array_close(w);
+    json_object_close(w);
+}
+
+status encoder_scores_json(const encoder_scores *s, buf *to) {
+    json_writer w;
+    json_begin(&w, to, 2);
+    json_object_open(&w);
+    json_key_int(&w, "sequences", s->n_sequences);
+    json_key_int(&w, "tokens", s->n_tokens);
+    json_key(&w, "windows");
+    json_array_open(&w);
+    for (int k = 0; k < SCORE_WINDOWS; k++)
+        json_int(&w, score_windows[k]);
+    json_array_close(&w);
+    json_key(&w, "thresholds");
+    json_array_open(&w);
+    for (int k = 0; k < SCORE_THRESHOLDS; k++)
+        json_double(&w, score_thresholds[k]);
+    json_array_close(&w);
+    json_key(&w, "heads");
+    json_array_open(&w);
+    for (int32_t l = 0; l < s->n_layers; l++)
+        for (int32_t h = 0; h < s->n_heads; h++)
+            put_head(&w, encoder_scores_at(s, l, h), l, h);
+    json_array_close(&w);
+    json_object_close(&w);
+    TRY(json_finish(&w));
+    return buf_char(to, '\n');
+}
+
+enum { CELL = 34, MARGIN = 46, GAP = 40, WINDOW_SHOWN = 2 };
+
+/* One map: a cell for each head, darker for more; shares are shown in percent. */
+static status put_map(const encoder_scores *s, buf *to, int left, const char *title,
+                      bool is_entropy) {
+    TRY(buf_printf(to, "<text x=\"%d\" y=\"18\" font-weight=\"bold\">%s</text>\n", left, title));
+    for (int32_t h = 0; h < s->n_heads; h++)
+        TRY(buf_printf(to, "<text x=\"%d\" y=\"38\" text-anchor=\"middle\">%d</text>\n",
+                       left + h * CELL + CELL / 2, h));
+    for (int32_t l = 0; l < s->n_layers; l++)
+        for (int32_t h = 0; h < s->n_heads; h++) {
+            const head_scores *x = encoder_scores_at(s, l, h);
+            double value =
+                is_entropy ? mean(x->entropy, x->n_rows) : mean(x->within[WINDOW_SHOWN], x->n_rows);
+            double shade = is_entropy ? value / 6 : value;
+            int light = (int)(245 - 190 * (shade < 0 ? 0 : shade > 1 ? 1 : shade));
+            int px = left + h * CELL, py = MARGIN + l * CELL;
+            TRY(buf_printf(to,
+                           "<rect x=\"%d\" y=\"%d\" width=\"%d\" height=\"%d\" "
+                           "fill=\"rgb(%d,%d,245)\"/>\n",
+                           px, py, CELL - 2, CELL - 2, light, light));
+            TRY(buf_printf(to, "<text x=\"%d\" y=\"%d\" text-anchor=\"middle\" fill=\"%s\">",
+                           px + CELL / 2 - 1, py + CELL / 2 + 4, light < 130 ? "white" : "black"));
+            TRY(is_entropy ? buf_printf(to, "%.1f</text>\n", value)
+                           : buf_printf(to, "%.0f</text>\n", 100 * value));
+        }
+    return OK;
+}
+
+status encoder_scores_svg(const encoder_scores *s, buf *to) {
+    int width = s->n_heads * CELL, height = MARGIN + s->n_layers * CELL + 10;
+    int second = MARGIN + (width > 230 ? width : 230) + GAP;
+    TRY(buf_printf(to,
+                   "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" "
+                   "font-family=\"sans-serif\" font-size=\"11\">\n"
+                   "<rect width=\"100%%\" height=\"100%%\" fill=\"white\"/>\n",
+                   second + (width > 230 ? width : 230) + GAP, height));
+    for (int32_t l = 0; l < s->n_layers; l++)
+        TRY(buf_printf(to, "<text x=\"%d\" y=\"%d\" text-anchor=\"end\">%d</text>\n", MARGIN - 8,
+                       MARGIN + l * CELL + CELL / 2 + 4, l));
+    TRY(put_map(s, to, MARGIN, "% of the weight within 16 tokens", false));
+    TRY(put_map(s, to, second, "entropy of a row, nats", true));
+    return buf_text(to, "</svg>\n");
 }

@@ -6,6 +6,7 @@
 #ifndef HSTU_ENCODE_ENCODER_H
 #define HSTU_ENCODE_ENCODER_H
 
+#include "base/buf.h"
 #include "encode/encoder_config.h"
 #include "ops/mask.h"
 #include "ops/ops.h"
@@ -71,5 +72,40 @@ status encoder_read(encoder *e, float *hidden, float *pooled);
 
 /* Ends the batch: the next one begins with no sequence. */
 void encoder_clear(encoder *e);
+
+/* Scores: the attention weights of an encoder, counted, to tell whether a sparse mask is safe.
+ * While sequences are encoded, the weights of every layer and head are computed again on the host,
+ * row by row, and only sums are kept: the share of weights below thresholds, the entropy of a row,
+ * and the weight within a window around the query or on the first token.  Much slower than
+ * encoding: for a sample. */
+enum { SCORE_THRESHOLDS = 4, SCORE_WINDOWS = 5 };
+extern const double score_thresholds[SCORE_THRESHOLDS]; /* .00001 to .01 */
+extern const int32_t score_windows[SCORE_WINDOWS];      /* 0 to 64 */
+
+/* Of one head: sums over rows (queries) and over pairs that the mask allows. */
+typedef struct head_scores {
+    int64_t n_rows, n_pairs;
+    double entropy;                  /* sum over rows of -sum p ln p */
+    double within[SCORE_WINDOWS];    /* sum over rows of the weights with |i - j| <= window */
+    double first;                    /* sum over rows of the weight of key 0 */
+    int64_t below[SCORE_THRESHOLDS]; /* pairs with a smaller weight */
+} head_scores;
+
+typedef struct encoder_scores encoder_scores;
+
+status encoder_scores_create(encoder_scores **out, const encoder *e, const mask *m);
+void encoder_scores_destroy(encoder_scores *s); /* NULL is fine */
+
+/* encoder_run, with the scores of the batch added. */
+status encoder_run_scored(encoder *e, encoder_scores *s);
+
+const head_scores *encoder_scores_at(const encoder_scores *s, int32_t layer, int32_t head);
+
+/* A JSON object with an entry for each layer and head. */
+status encoder_scores_json(const encoder_scores *s, buf *to);
+
+/* A picture: layers down, heads across; how much of the weight lies within 16 tokens, and the
+ * entropy. */
+status encoder_scores_svg(const encoder_scores *s, buf *to);
 
 #endif

@@ -1,19 +1,371 @@
 #include "model/checkpoint_load.h"
 
+#include <dirent.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/file.h"
+#include "base/hash.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "data/set/batcher.h"
 #include "embed/snapshot.h"
 #include "format/json.h"
 #include "nn/params.h"
+#include "model/trained.h"
 
 enum { STATE_MAX_BYTES = 1 << 16, CONFIG_MAX_BYTES = 1 << 24 };
 enum { TENSOR_NAME_BYTES = PARAM_NAME_BYTES + 8 };
+
+/* Finding and checking the files of a checkpoint: which folder, complete or damaged. */
+
+enum { MANIFEST_MAX_BYTES = 1 << 16, NAME_BYTES = 256 };
+
+const char *const checkpoint_file_names[CHECKPOINT_FILES] = {
+    "model.safetensors", "optimizer.safetensors", "state.json", "vocabulary.seq"};
+
+/* Users choose the names of tables: characters other than letters and digits are replaced in folder
+ * names. */
+void checkpoint_table_folder(char name[CHECKPOINT_TABLE_BYTES], int i, const char *table) {
+    snprintf(name, CHECKPOINT_TABLE_BYTES, "table-%d-%.40s", i, table);
+    for (char *p = name; *p != '\0'; p++) {
+        bool is_plain = (*p >= 'a' && *p <= 'z') || (*p >= 'A' && *p <= 'Z') ||
+                        (*p >= '0' && *p <= '9') || *p == '-';
+        if (!is_plain) *p = '_';
+    }
+}
+
+void checkpoint_table_name(char name[CHECKPOINT_TABLE_BYTES], const dynamic_tables *tables, int i) {
+    checkpoint_table_folder(name, i, tables->item[i].config->table_name);
+}
+
+status checkpoint_hash_file(const char *path, uint64_t *bytes, uint64_t *hash) {
+    file_map map;
+    TRY(file_map_open(&map, path));
+    *bytes = map.n_bytes;
+    *hash = hash64(map.bytes, map.n_bytes, 0);
+    file_map_close(&map);
+    return OK;
+}
+
+/* The seal of a table's snapshot, in hexadecimal. */
+status checkpoint_table_seal(const char *folder, const char *name, char hex[17]) {
+    char path[CHECKPOINT_PATH_BYTES];
+    uint64_t seal;
+    TRY(path_join(path, sizeof path, folder, name));
+    TRY(embed_snapshot_seal(path, &seal));
+    snprintf(hex, 17, "%016" PRIx64, seal);
+    return OK;
+}
+
+status manifest_damaged(const manifest *m, const char *path, const char *what) {
+    return fail(ERR_FORMAT, "%s: %s; %s", path, what, m->remedy);
+}
+
+status manifest_open(manifest *m, const char *folder, const char *name, const char *remedy) {
+    size_t n;
+    *m = (manifest){.folder = folder, .remedy = remedy};
+    arena_init(&m->memory, 4096);
+    TRY(path_join(m->path, sizeof m->path, folder, name));
+    TRY(file_read_all(m->path, MANIFEST_MAX_BYTES, &m->text, &n));
+    TRY(json_parse(&m->memory, m->path, m->text, n, &m->root));
+    if (m->root->type != JSON_OBJECT) return fail(ERR_FORMAT, "%s: no object", m->path);
+    m->is_sealed = json_is_sealed(m->text, n);
+    return OK;
+}
+
+static status add_remedy(const manifest *m) {
+    char reason[FAILURE_REASON_BYTES];
+    if (strstr(status_reason(), m->remedy) != NULL) return ERR_FORMAT;
+    bool has_place = strstr(status_reason(), m->folder) != NULL;
+    snprintf(reason, sizeof reason, "%s", status_reason());
+    return fail(ERR_FORMAT, "%.400s%s%.700s; %s", has_place ? "" : m->path, has_place ? "" : ": ",
+                reason, m->remedy);
+}
+
+status manifest_close(manifest *m, status st) {
+    if (st == ERR_FORMAT) st = add_remedy(m);
+    arena_fini(&m->memory);
+    mem_free(m->text);
+    m->text = NULL;
+    return st;
+}
+
+status manifest_check_keys(const manifest *m, const json_value *object, const char *const *keys) {
+    char what[NAME_BYTES];
+    if (object == NULL || object->type != JSON_OBJECT)
+        return manifest_damaged(m, m->path, "it lists no object");
+    for (const json_value *v = object->first; v != NULL; v = v->next) {
+        const char *const *k = keys;
+        while (*k != NULL && strcmp(*k, v->key) != 0)
+            k++;
+        if (*k != NULL) continue;
+        snprintf(what, sizeof what, "it has the unknown key '%.60s'", v->key);
+        return manifest_damaged(m, m->path, what);
+    }
+    return OK;
+}
+
+/* A name with a slash could lead anywhere. */
+status manifest_read_file(const manifest *m, const json_value *entry, manifest_file *out) {
+    static const char *const keys[] = {"name", "bytes", "xxh64", NULL};
+    const char *hex;
+    char *end;
+    TRY(manifest_check_keys(m, entry, keys));
+    TRY(json_member_string(entry, "name", &out->name));
+    TRY(json_member_int(entry, "bytes", &out->bytes));
+    TRY(json_member_string(entry, "xxh64", &hex));
+    if (strchr(out->name, '/') != NULL || out->name[0] == '\0')
+        return manifest_damaged(m, m->path, "it names a file elsewhere");
+    out->hash = strtoull(hex, &end, 16);
+    if (strlen(hex) != 16 || *end != '\0')
+        return manifest_damaged(m, m->path, "a checksum is not a number");
+    TRY(path_join(out->path, sizeof out->path, m->folder, out->name));
+    return file_exists(out->path) ? OK : manifest_damaged(m, out->path, "the file is missing");
+}
+
+status manifest_check_file(const manifest *m, const manifest_file *f) {
+    uint64_t bytes = 0, hash = 0;
+    char what[NAME_BYTES];
+    TRY(checkpoint_hash_file(f->path, &bytes, &hash));
+    if ((int64_t)bytes != f->bytes) {
+        snprintf(what, sizeof what, "%" PRIu64 " bytes, but %" PRId64 " were written", bytes,
+                 f->bytes);
+        return manifest_damaged(m, f->path, what);
+    }
+    return hash == f->hash ? OK
+                           : manifest_damaged(m, f->path, "the content does not fit its checksum");
+}
+
+static bool is_listed(const json_value *files, const char *wanted) {
+    for (const json_value *e = files->first; e != NULL; e = e->next) {
+        const json_value *name = e->type == JSON_OBJECT ? json_member(e, "name") : NULL;
+        if (name != NULL && name->type == JSON_STRING && strcmp(name->string, wanted) == 0)
+            return true;
+    }
+    return false;
+}
+
+status manifest_check_names(const manifest *m, const char *const *names, int n,
+                            const json_value **first) {
+    const json_value *files = json_member(m->root, "files");
+    if (files == NULL || files->type != JSON_ARRAY)
+        return manifest_damaged(m, m->path, "it lists no files");
+    for (int i = 0; i < n; i++)
+        if (!is_listed(files, names[i]))
+            return manifest_damaged(m, m->path, "it does not list all files");
+    *first = files->first;
+    return OK;
+}
+
+static status check_table(const manifest *m, const json_value *entry) {
+    static const char *const keys[] = {"name", "seal", NULL};
+    const char *name, *seal;
+    char path[CHECKPOINT_PATH_BYTES], hex[17], what[NAME_BYTES];
+    snapshot_info info;
+    TRY(manifest_check_keys(m, entry, keys));
+    TRY(json_member_string(entry, "name", &name));
+    TRY(json_member_string(entry, "seal", &seal));
+    if (strncmp(name, "table-", 6) != 0 || strchr(name, '/') != NULL)
+        return manifest_damaged(m, m->path, "it names a table elsewhere");
+    TRY(path_join(path, sizeof path, m->folder, name));
+    TRY(embed_snapshot_info(path, &info)); /* checks all of its files */
+    TRY(checkpoint_table_seal(m->folder, name, hex));
+    if (strcmp(seal, hex) == 0) return OK;
+    snprintf(what, sizeof what, "the table is another one, of step %lld", (long long)info.step);
+    return manifest_damaged(m, path, what);
+}
+
+status manifest_check_tables(const manifest *m) {
+    const json_value *tables = json_member(m->root, "tables");
+    if (tables == NULL) return OK;
+    if (tables->type != JSON_ARRAY) return manifest_damaged(m, m->path, "it lists no tables");
+    for (const json_value *e = tables->first; e != NULL; e = e->next)
+        TRY(check_table(m, e));
+    return OK;
+}
+
+static status verify_files(const manifest *m) {
+    const json_value *e;
+    manifest_file f;
+    TRY(manifest_check_names(m, checkpoint_file_names, CHECKPOINT_FILES, &e));
+    for (; e != NULL; e = e->next) {
+        TRY(manifest_read_file(m, e, &f));
+        TRY(manifest_check_file(m, &f));
+    }
+    return OK;
+}
+
+/* The name of the folder, the manifest and the state are of the same step.  A folder may have any
+ * other name, as a copy for other uses has. */
+static status verify_step(const manifest *m) {
+    const char *folder = m->folder;
+    char resolved[PATH_MAX], what[NAME_BYTES];
+    checkpoint_origin origin;
+    int64_t step, named = -1;
+    TRY(json_member_int(m->root, "step", &step));
+    TRY(checkpoint_read_origin(&origin, folder));
+    if (realpath(folder, resolved) != NULL && strrchr(resolved, '/') != NULL)
+        named = checkpoint_step_of(strrchr(resolved, '/') + 1);
+    if (step < 0 || origin.step != (uint64_t)step) {
+        snprintf(what, sizeof what, "state.json is of step %" PRIu64 ", manifest.json of %" PRId64,
+                 origin.step, step);
+        return manifest_damaged(m, folder, what);
+    }
+    if (named < 0 || named == step) return OK;
+    return fail(ERR_FORMAT,
+                "%s: it holds step %" PRId64 ", which its name does not say; a copy of another "
+                "checkpoint belongs outside the run",
+                folder, step);
+}
+
+static status verify_manifest(const manifest *m) {
+    static const char *const keys[] = {"format", "step", "files", "tables", "crc32", NULL};
+    const char *format;
+    TRY(json_member_string(m->root, "format", &format));
+    if (strcmp(format, CHECKPOINT_FORMAT) != 0)
+        return fail(ERR_UNSUPPORTED,
+                    "%s: '%.60s' is a format this version does not know (it reads '%s'); use the "
+                    "version that wrote it, or train again",
+                    m->folder, format, CHECKPOINT_FORMAT);
+    if (!m->is_sealed) return manifest_damaged(m, m->path, "it does not fit its own checksum");
+    TRY(manifest_check_keys(m, m->root, keys));
+    TRY(verify_files(m));
+    TRY(manifest_check_tables(m));
+    return verify_step(m);
+}
+
+status checkpoint_verify(const char *folder) {
+    static const char remedy[] = "this checkpoint is damaged. Use an older one (the folders beside "
+                                 "it), or start the run again";
+    char path[CHECKPOINT_PATH_BYTES];
+    manifest m;
+    if (!folder_exists(folder)) return fail(ERR_IO, "%s: no such checkpoint", folder);
+    TRY(path_join(path, sizeof path, folder, "manifest.json"));
+    if (!file_exists(path))
+        return fail(ERR_FORMAT, "%s: the file is missing, so the checkpoint was never finished; %s",
+                    path, remedy);
+    status st = manifest_open(&m, folder, "manifest.json", remedy);
+    if (st == OK) st = verify_manifest(&m);
+    return manifest_close(&m, st);
+}
+
+/* Only the very name that checkpoint_begin gives: step-00000005, not step-5. */
+int64_t checkpoint_step_of(const char *name) {
+    char again[NAME_BYTES];
+    if (strncmp(name, "step-", 5) != 0 || name[5] < '0' || name[5] > '9') return -1;
+    long long step = strtoll(name + 5, NULL, 10);
+    snprintf(again, sizeof again, "step-%08lld", step);
+    return strcmp(name, again) == 0 ? step : -1;
+}
+
+/* The step of the newest checkpoint; -1: none. */
+static int64_t newest_step(const char *run) {
+    char parent[CHECKPOINT_PATH_BYTES];
+    int64_t newest = -1;
+    if (path_join(parent, sizeof parent, run, "checkpoints") != OK) return -1;
+    DIR *dir = opendir(parent);
+    if (dir == NULL) return -1;
+    for (struct dirent *e = readdir(dir); e != NULL; e = readdir(dir)) {
+        char path[CHECKPOINT_PATH_BYTES];
+        if (checkpoint_step_of(e->d_name) > newest &&
+            path_join(path, sizeof path, parent, e->d_name) == OK && folder_exists(path))
+            newest = checkpoint_step_of(e->d_name);
+    }
+    closedir(dir);
+    return newest;
+}
+
+bool checkpoint_is_to_come(const char *run) {
+    char options[CHECKPOINT_PATH_BYTES], last[CHECKPOINT_PATH_BYTES];
+    if (path_join(options, sizeof options, run, "config.json") != OK ||
+        path_join(last, sizeof last, run, "last") != OK)
+        return false;
+    return file_exists(options) && !folder_exists(last) && newest_step(run) < 0;
+}
+
+status checkpoint_find(const char *path, char folder[CHECKPOINT_PATH_BYTES]) {
+    char inside[CHECKPOINT_PATH_BYTES];
+    TRY(path_join(inside, sizeof inside, path, "manifest.json"));
+    TRY(path_join(folder, CHECKPOINT_PATH_BYTES, path, "best"));
+    if (!file_exists(inside) && folder_exists(folder)) return OK;
+    return checkpoint_find_last(path, folder);
+}
+
+bool checkpoint_is_best(const char *folder) {
+    const char *slash = strrchr(folder, '/');
+    return strcmp(slash != NULL ? slash + 1 : folder, "best") == 0;
+}
+
+/* step-480 is the folder checkpoints/step-00000480. */
+static status find_step(const char *run, int64_t step, char folder[CHECKPOINT_PATH_BYTES]) {
+    char name[NAME_BYTES];
+    snprintf(name, sizeof name, "checkpoints/step-%08" PRId64, step);
+    return path_join(folder, CHECKPOINT_PATH_BYTES, run, name);
+}
+
+/* The N of "step-N", with or without leading zeros; -1: not such a text. */
+static int64_t chosen_step(const char *choice) {
+    if (strncmp(choice, "step-", 5) != 0) return -1;
+    size_t n = strspn(choice + 5, "0123456789");
+    return n > 0 && n <= 18 && choice[5 + n] == '\0' ? strtoll(choice + 5, NULL, 10) : -1;
+}
+
+status checkpoint_choose(const char *run, const char *choice, char folder[CHECKPOINT_PATH_BYTES]) {
+    if (engine_folder_is(run)) {
+        if (choice != NULL)
+            return fail(ERR_USAGE, "--checkpoint %s: %s is an engine folder, which holds one model",
+                        choice, run);
+        snprintf(folder, CHECKPOINT_PATH_BYTES, "%s", run);
+        return OK;
+    }
+    if (choice == NULL) return checkpoint_find(run, folder);
+    if (strcmp(choice, "last") == 0) return checkpoint_find_last(run, folder);
+    int64_t step = chosen_step(choice);
+    if (strcmp(choice, "best") == 0)
+        TRY(path_join(folder, CHECKPOINT_PATH_BYTES, run, "best"));
+    else if (step >= 0)
+        TRY(find_step(run, step, folder));
+    else
+        return checkpoint_find(choice, folder);
+    if (folder_exists(folder)) return OK;
+    return fail(ERR_USAGE, "--checkpoint %s: %s has no such checkpoint%s", choice, run,
+                step < 0 ? "; training keeps a best one with --validate" : "");
+}
+
+status checkpoint_find_last(const char *path, char folder[CHECKPOINT_PATH_BYTES]) {
+    char inside[CHECKPOINT_PATH_BYTES];
+    TRY(path_join(inside, sizeof inside, path, "manifest.json"));
+    if (file_exists(inside)) {
+        snprintf(folder, CHECKPOINT_PATH_BYTES, "%s", path);
+        return OK;
+    }
+    TRY(path_join(folder, CHECKPOINT_PATH_BYTES, path, "last"));
+    if (folder_exists(folder)) return OK;
+    if (!folder_exists(path)) return fail(ERR_IO, "%s: no such folder", path);
+    int64_t step = newest_step(path);
+    if (step >= 0) { /* the run was killed between its first checkpoint and the link to it */
+        return find_step(path, step, folder);
+    }
+    if (engine_folder_is(path))
+        return fail(ERR_USAGE,
+                    "%s: an engine folder, made to be served; name the run that it was built from",
+                    path);
+    if (checkpoint_is_to_come(path))
+        return fail(ERR_FORMAT,
+                    "%s: the run has no checkpoint yet; let it train on, with 'hstu train --resume "
+                    "--out %s' if it was stopped",
+                    path, path);
+    return fail(ERR_FORMAT,
+                "%s: neither a checkpoint (no manifest.json) nor a run with one (no 'last'); "
+                "'hstu train --out RUN' makes both",
+                path);
+}
+
+/* Reading it. */
 
 status checkpoint_table_path(char path[CHECKPOINT_PATH_BYTES], const dynamic_tables *tables, int i,
                              const char *folder) {
@@ -90,7 +442,8 @@ status checkpoint_load_tables(dynamic_tables *tables, const char *folder) {
         TRY(checkpoint_table_path(path, tables, i, folder));
         TRY(embed_snapshot_read(tables->item[i].table, path, (snapshot_ranks){0, 1}, &n_rejected));
         if (n_rejected > 0)
-            log_warn("%s: %" PRId64 " rows found no place and start again", path, n_rejected);
+            log_warn("%s: %" PRId64 " rows did not fit into the table and start again", path,
+                     n_rejected);
         /* What the log tells next begins here. */
         TRY(dynamic_news(&tables->item[i], &as_loaded));
     }
@@ -163,7 +516,7 @@ status checkpoint_config(config **out, const char *folder) {
     TRY(st_open(&f, path));
     const char *json = st_metadata(f, "config");
     status st = json != NULL ? config_load_json(out, path, json, strlen(json))
-                             : fail(ERR_FORMAT, "%s: it carries no config", path);
+                             : fail(ERR_FORMAT, "%s: it contains no config", path);
     st_close(f);
     return st;
 }

@@ -1,8 +1,12 @@
 #include "model/histories.h"
 
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/mem.h"
+#include "format/json.h"
 
 user_events user_events_of(const seq_file *data, uint64_t user) {
     user_events u = {.user = user};
@@ -112,4 +116,205 @@ status histories_add_rest(histories *h, const user_events *u, uint64_t n_skipped
     memcpy(b->context + (size_t)user * (size_t)b->n_context, u->context,
            (size_t)b->n_context * sizeof *b->context);
     return OK;
+}
+
+enum { SECONDS_BETWEEN = 60, ID_BYTES = 4096, SHOWN_ID = 100 };
+static const double MAX_SECONDS = 1e12; /* the year 33658 */
+enum { MAX_TICKS = 1000000 };           /* of a second: times then fit int64 */
+
+/* An event while it is read. */
+typedef struct event {
+    uint32_t item;
+    uint16_t action;
+    int64_t time;
+    bool has_time;
+} event;
+
+static status append(given_history *g, const event *e) {
+    size_t n = g->n;
+    if (n > 0 && e->has_time != g->has_times)
+        return fail(ERR_USAGE,
+                    "event %zu %s a time and those before it %s: give a time for all "
+                    "events or for none",
+                    n + 1, e->has_time ? "has" : "has not", e->has_time ? "have none" : "have one");
+    if (n > 0 && e->has_time && e->time < g->time[n - 1])
+        return fail(ERR_USAGE, "event %zu is earlier than the one before it: put the oldest first",
+                    n + 1);
+    TRY(MEM_RESERVE(&g->item, &g->capacity[0], n + 1));
+    TRY(MEM_RESERVE(&g->action, &g->capacity[1], n + 1));
+    TRY(MEM_RESERVE(&g->time, &g->capacity[2], n + 1));
+    g->item[n] = e->item;
+    g->action[n] = e->action;
+    g->time[n] = e->time;
+    g->has_times = e->has_time;
+    g->n++;
+    return OK;
+}
+
+static status find_item(const seq_file *data, const char *id, size_t n, uint32_t *out) {
+    char text[ID_BYTES];
+    *out = 0;
+    if (n < sizeof text && memchr(id, '\0', n) == NULL) {
+        memcpy(text, id, n);
+        text[n] = '\0';
+        *out = seq_find_item(data, text);
+    }
+    if (*out != 0) return OK;
+    return fail(ERR_USAGE, "%s has no item '%.*s'", data->path, (int)(n < SHOWN_ID ? n : SHOWN_ID),
+                id);
+}
+
+static bool is_separator(char c) {
+    return c == ',' || c == '\r' || c == '\n';
+}
+
+/* Ids separated by single commas or line ends. */
+static status read_list(given_history *g, const seq_file *data, const char *text, size_t n) {
+    for (size_t at = 0; at <= n;) {
+        event e = {0};
+        size_t length = 0;
+        while (at + length < n && !is_separator(text[at + length]))
+            length++;
+        if (length == 0)
+            return fail(ERR_USAGE,
+                        "separate ids by single commas, as in 12,99; event %zu is "
+                        "empty",
+                        g->n + 1);
+        TRY(find_item(data, text + at, length, &e.item));
+        TRY(append(g, &e));
+        at += length;
+        if (at + 1 < n && text[at] == '\r' && text[at + 1] == '\n') at++;
+        at++;
+    }
+    return OK;
+}
+
+static status read_id(const seq_file *data, const json_value *v, uint32_t *item) {
+    char digits[24];
+    if (v->type == JSON_STRING) return find_item(data, v->string, v->string_bytes, item);
+    if (v->type != JSON_NUMBER || !v->is_integer)
+        return fail(ERR_USAGE, "an item's id is a whole number or a string");
+    int n = snprintf(digits, sizeof digits, "%" PRId64, v->integer);
+    return find_item(data, digits, (size_t)n, item);
+}
+
+static int64_t ticks_of(const seq_file *data) {
+    return data->time_per_second < MAX_TICKS ? data->time_per_second : MAX_TICKS;
+}
+
+static status read_time(const seq_file *data, const json_value *v, event *e) {
+    if (v->type != JSON_NUMBER || !(fabs(v->number) <= MAX_SECONDS))
+        return fail(ERR_USAGE, "a time is a number of seconds since 1970, as in 1900000000");
+    e->time = v->is_integer ? v->integer * ticks_of(data)
+                            : (int64_t)floor(v->number * (double)ticks_of(data));
+    e->has_time = true;
+    return OK;
+}
+
+static int32_t count_actions(const seq_file *data, int32_t n_actions) {
+    static const int32_t of_kind[] = {[ACTION_NONE] = 1,
+                                      [ACTION_STARS] = 5,
+                                      [ACTION_HALF_STARS] = 10,
+                                      [ACTION_BITS] = 256,
+                                      [ACTION_CODE] = 65536};
+    return n_actions > 0 ? n_actions : of_kind[data->actions];
+}
+
+static status read_action(const seq_file *data, int32_t n_actions, const json_value *v, event *e) {
+    int32_t n = count_actions(data, n_actions);
+    if (v->type != JSON_NUMBER || !v->is_integer || v->integer < 0 || v->integer >= n)
+        return fail(ERR_USAGE, "an action of %s is a whole number from 0 to %d", data->path, n - 1);
+    e->action = (uint16_t)v->integer;
+    return OK;
+}
+
+static status read_rating(const seq_file *data, int32_t n_actions, const json_value *v, event *e) {
+    bool is_rated = data->actions == ACTION_STARS || data->actions == ACTION_HALF_STARS;
+    int32_t n = count_actions(data, n_actions);
+    if (!is_rated) return fail(ERR_USAGE, "%s has no ratings; give an \"action\"", data->path);
+    for (int32_t a = 0; a < n && v->type == JSON_NUMBER; a++) {
+        if (seq_rating(data, (uint16_t)a) != v->number) continue;
+        e->action = (uint16_t)a;
+        return OK;
+    }
+    return fail(ERR_USAGE, "a rating of %s is a number from %g to %g", data->path,
+                seq_rating(data, 0), seq_rating(data, (uint16_t)(n - 1)));
+}
+
+static status read_event(const seq_file *data, int32_t n_actions, const json_value *v, event *e) {
+    if (v->type != JSON_OBJECT) return read_id(data, v, &e->item);
+    for (const json_value *m = v->first; m != NULL; m = m->next) {
+        if (strcmp(m->key, "item") == 0)
+            TRY(read_id(data, m, &e->item));
+        else if (strcmp(m->key, "time") == 0)
+            TRY(read_time(data, m, e));
+        else if (strcmp(m->key, "action") == 0)
+            TRY(read_action(data, n_actions, m, e));
+        else if (strcmp(m->key, "rating") == 0)
+            TRY(read_rating(data, n_actions, m, e));
+        else
+            return fail(ERR_USAGE,
+                        "'%.40s' is not a member of an event; it has item, time, and "
+                        "action or rating",
+                        m->key);
+    }
+    return e->item != 0 ? OK : fail(ERR_USAGE, "it has no \"item\"");
+}
+
+static status read_json(given_history *g, const seq_file *data, int32_t n_actions, const char *text,
+                        size_t n) {
+    arena a;
+    const json_value *root;
+    arena_init(&a, 16 << 10);
+    status st = json_parse(&a, "the history", text, n, &root);
+    if (st == ERR_FORMAT) st = fail_prefix(ERR_USAGE, "it begins like JSON");
+    for (const json_value *v = st == OK ? root->first : NULL; st == OK && v != NULL; v = v->next) {
+        event e = {0};
+        st = read_event(data, n_actions, v, &e);
+        if (st != OK) st = fail_prefix(st, "event %zu", g->n + 1);
+        if (st == OK) st = append(g, &e);
+    }
+    arena_fini(&a);
+    return st;
+}
+
+static void invent_times(given_history *g, const seq_file *data) {
+    int64_t newest = 0;
+    for (uint64_t i = 0; i < data->n_events; i++)
+        if (i == 0 || data->time[i] > newest) newest = data->time[i];
+    if (newest > INT64_MAX / 2) newest = INT64_MAX / 2;
+    for (size_t i = 0; i < g->n; i++)
+        g->time[i] = newest + (int64_t)(i + 1) * SECONDS_BETWEEN * ticks_of(data);
+}
+
+static bool is_space(char c) {
+    return c == ' ' || c == '\t' || c == '\r' || c == '\n';
+}
+
+status given_history_read(given_history *out, const seq_file *data, int32_t n_actions,
+                          const char *text, size_t n) {
+    *out = (given_history){0};
+    size_t blank = 0;
+    while (n > 0 && is_space(text[n - 1]))
+        n--;
+    while (blank < n && is_space(text[blank]))
+        blank++;
+    bool is_json = blank < n && text[blank] == '[';
+    TRY(is_json ? read_json(out, data, n_actions, text + blank, n - blank)
+                : read_list(out, data, text, n));
+    if (out->n == 0) return fail(ERR_USAGE, "it has no events");
+    if (!out->has_times) invent_times(out, data);
+    return OK;
+}
+
+void given_history_fini(given_history *g) {
+    mem_free(g->item);
+    mem_free(g->action);
+    mem_free(g->time);
+    *g = (given_history){0};
+}
+
+user_events given_history_events(const given_history *g, const seq_file *data) {
+    return (user_events){
+        .user = data->n_users, .n = g->n, .item = g->item, .action = g->action, .time = g->time};
 }

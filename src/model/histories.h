@@ -1,9 +1,9 @@
 /* Histories: the events of users as a batch for inference.
  *
- * user_events is everything known of one user, whether it is a user of the data or somebody whose
- * events were given by hand.  A model reads the newest events, its window; the rest still says what
- * the user has seen.  histories copies windows into a batch, with candidates after them where there
- * are any.  One thread at a time. */
+ * user_events is everything known of one user, whether a user of the data or one whose events were
+ * given as text (given_history).  A model reads the newest events, its window; the rest still says
+ * what the user has seen.  histories copies windows into a batch, followed by candidates where
+ * there are any.  One thread at a time. */
 #ifndef HSTU_MODEL_HISTORIES_H
 #define HSTU_MODEL_HISTORIES_H
 
@@ -49,5 +49,33 @@ status histories_add(histories *h, const user_events *u, const uint32_t *candida
  * in the batch keep whatever is there. */
 status histories_add_rest(histories *h, const user_events *u, uint64_t n_skipped,
                           const uint32_t *candidate, int32_t n_candidates);
+
+/* A history given as text, for somebody who is not a user of the data:
+ *
+ *     12,99,7                                          ids, oldest first, by commas or lines
+ *     [12, 99, "an id, with a comma"]                  the same as JSON
+ *     [{"item": 12, "time": 1900000000, "action": 1}]  events: time in seconds since 1970, action
+ * as the data stores it, or "rating" as the source has it
+ *
+ * Either all events have a time or none has; without times they are a minute apart, after the
+ * newest event of the data.  The text is treated as hostile. */
+
+typedef struct given_history {
+    uint32_t *item;
+    uint16_t *action;
+    int64_t *time;
+    size_t n, capacity[3];
+    bool has_times;
+} given_history;
+
+/* Reads n bytes of text, NUL-terminated.  ERR_USAGE names the event that is wrong;
+ * given_history_fini must follow in any case.  n_actions: actions are below it; 0: as the data's
+ * kind says. */
+status given_history_read(given_history *out, const seq_file *data, int32_t n_actions,
+                          const char *text, size_t n);
+void given_history_fini(given_history *g);
+
+/* A view of it, as a user that the data does not have. */
+user_events given_history_events(const given_history *g, const seq_file *data);
 
 #endif

@@ -1,8 +1,383 @@
 #include "model/model.h"
 
-#include "base/range.h"
+#include <math.h>
+#include <stdio.h>
 
+#include "base/range.h"
 #include "model/model_int.h"
+
+/* From a config to a model: its parts, their sizes, and the order of parameters. */
+
+enum { MAX_WIDTH = 1 << 16, MAX_LAYERS = 512, MAX_LENGTH = 1 << 24 };
+
+/* A number of the config that becomes an int32. */
+static status check_range(const char *what, int64_t value, int64_t low, int64_t high) {
+    if (value >= low && value <= high) return OK;
+    return fail(ERR_CONFIG, "%s is %lld; it must be %lld to %lld", what, (long long)value,
+                (long long)low, (long long)high);
+}
+
+static status check_network(const config_network *n) {
+    TRY(check_range("the number of layers", n->n_layers, 0, MAX_LAYERS));
+    TRY(check_range("the width of the model", n->hidden_size, 1, MAX_WIDTH));
+    TRY(check_range("the number of heads", n->n_heads, 1, 1024));
+    TRY(check_range("the width of q and k of a head", n->dim_qk, 1, MAX_WIDTH / 4));
+    TRY(check_range("the width of v of a head", n->dim_v, 1, MAX_WIDTH / 4));
+    TRY(check_range("the width of all heads", n->n_heads * (n->dim_qk + n->dim_v), 1,
+                    4 * MAX_WIDTH));
+    TRY(check_range("the width of the item table", n->item_dim, -1, MAX_WIDTH));
+    return check_range("the width of the contextual tables", n->contextual_dim, -1, MAX_WIDTH);
+}
+
+static status check_limits(const config *c, const model_limits *l) {
+    TRY(check_range("the number of items", l->n_items, 1, INT32_MAX - 2));
+    TRY(check_range("the number of actions", l->n_actions, 0, 65536));
+    TRY(check_range("the number of contextual features", l->n_context, 0, 1024));
+    TRY(check_range("the users of a batch", l->max_users, 1, INT32_MAX / 2));
+    TRY(check_range("the events of a user", l->max_events, 1, MAX_LENGTH));
+    TRY(check_range("the longest history", c->data.max_history, 1, MAX_LENGTH));
+    TRY(check_range("the most candidates", c->data.max_candidates, 0, MAX_LENGTH));
+    if (l->time_per_second < 1)
+        return fail(ERR_CONFIG, "the data's time has %lld ticks a second; it must be 1 or more",
+                    (long long)l->time_per_second);
+    for (int32_t f = 0; f < l->n_context; f++)
+        TRY(check_range("the values of a contextual feature", l->n_context_values[f], 1,
+                        INT32_MAX - 2));
+    if (c->task == TASK_RANKING && l->n_actions == 0)
+        return fail(ERR_CONFIG, "ranking learns from actions, and the data have none; train "
+                                "retrieval with --task retrieval, or use other data");
+    return OK;
+}
+
+/* What the two families' configs cannot combine. */
+static status check_task(const config *c) {
+    const config_network *n = &c->network;
+    bool is_ranking = c->task == TASK_RANKING;
+    if (c->model != MODEL_HSTU && is_ranking)
+        return fail(ERR_CONFIG, "the research models are made for retrieval, not for ranking");
+    if (!is_ranking && n->item_dim > 0 && n->item_dim != n->hidden_size)
+        return fail(ERR_CONFIG,
+                    "retrieval scores items by their rows, so NetworkArgs.item_embedding_dim = "
+                    "%lld must be hidden_size = %lld",
+                    (long long)n->item_dim, (long long)n->hidden_size);
+    if (n->target_group_size != 1 && c->model == MODEL_HSTU && is_ranking)
+        return fail(ERR_CONFIG,
+                    "NetworkArgs.target_group_size = %lld would show a candidate the actions of "
+                    "other candidates; bind 1",
+                    (long long)n->target_group_size);
+    return OK;
+}
+
+/* Meta's research models, whose files and checkpoints differ from NVIDIA's in many small things:
+ * the functions below say which. */
+static bool is_research(const config *c) {
+    return c->model != MODEL_HSTU;
+}
+
+/* N of the research models: the slots the reference pads every history to. */
+static int64_t research_length(const config *c) {
+    return c->data.max_history + c->network.output_length + 1;
+}
+
+static bool has_action_tokens(const config *c) {
+    return c->task == TASK_RANKING;
+}
+
+static init_rule item_rule(const config *c) {
+    if (!is_research(c)) return input_table_rule(ITEM_FEATURE);
+    return (init_rule){.kind = INIT_TRUNCATED, .scale = 0.02};
+}
+
+/* HSTU gives the positions of the research models Glorot's deviation; SASRec keeps the original
+ * one. */
+static init_rule position_rule(const config *c, int64_t n_places) {
+    int64_t dim = c->network.hidden_size;
+    switch (c->model) {
+    case MODEL_HSTU:
+        return (init_rule){.kind = INIT_UNIFORM, .scale = sqrt(1.0 / (double)n_places)};
+    case MODEL_SASREC:
+        return (init_rule){.kind = INIT_TRUNCATED, .scale = sqrt(1.0 / (double)dim)};
+    case MODEL_HSTU_RESEARCH:
+        break;
+    }
+    return init_xavier_normal(n_places, dim);
+}
+
+static status attach_tables(model *m, const config *c) {
+    for (int i = 0; i < m->dynamic.n; i++) {
+        dynamic_table *t = &m->dynamic.item[i];
+        TRY(dynamic_attach(&m->dynamic, t, c, input_rows(&m->input, t->feature), &m->memory));
+    }
+    for (int i = m->dynamic.n; i < m->dynamic.n_all; i++) {
+        dynamic_table *t = &m->dynamic.item[i];
+        TRY(dynamic_attach_static(&m->dynamic, t, input_rows(&m->input, t->feature),
+                                  input_own_rows(&m->input, t->feature), &m->memory));
+    }
+    return OK;
+}
+
+/* The table of a feature, if it is dynamic; what this rank holds of it, if it is static and ranks
+ * hold it together. */
+static bool is_dynamic_feature(model *m, int32_t f, input_held *held) {
+    const dynamic_table *t = dynamic_find(&m->dynamic, f);
+    *held = (input_held){0};
+    if (t == NULL || t->rows == NULL) return t != NULL;
+    *held = (input_held){t->rows, t->n_own, (int64_t)t->last + 1};
+    return false;
+}
+
+static status add_input(model *m, const config *c, const model_limits *l) {
+    const config_network *n = &c->network;
+    bool *is_dynamic;
+    input_held *held, held_items;
+    TRY(NN_NEW_HOST(&m->memory, &is_dynamic, l->n_context));
+    TRY(NN_NEW_HOST(&m->memory, &held, l->n_context));
+    for (int32_t f = 0; f < l->n_context; f++)
+        is_dynamic[f] = is_dynamic_feature(m, f, &held[f]);
+    bool has_dynamic_items = is_dynamic_feature(m, ITEM_FEATURE, &held_items);
+    int64_t n_places = is_research(c) ? research_length(c) : n->n_position_buckets;
+    TRY(check_range("the number of positions", n_places, 1, MAX_LENGTH));
+    bool has_mlp = c->task == TASK_RANKING;
+    input_config in = {.dim = m->dim,
+                       .item_dim = has_mlp && n->item_dim > 0 ? (int32_t)n->item_dim : 0,
+                       .context_dim = n->contextual_dim > 0 ? (int32_t)n->contextual_dim : 0,
+                       .n_items = l->n_items,
+                       .n_actions = has_action_tokens(c) ? l->n_actions : 0,
+                       .n_context = is_research(c) ? 0 : l->n_context,
+                       .n_context_values = l->n_context_values,
+                       .n_places = (int32_t)n_places,
+                       .names = is_research(c) ? NAMES_META : NAMES_NVIDIA,
+                       .item_rule = item_rule(c),
+                       .position_rule = position_rule(c, n_places),
+                       .has_marks = c->family == FAMILY_NVIDIA,
+                       .has_dynamic_items = has_dynamic_items,
+                       .is_dynamic = is_dynamic,
+                       .held_items = held_items,
+                       .held = held,
+                       .dropout_rate = (float)n->input_dropout};
+    TRY(input_add_params(&m->input, &in, &m->params));
+    return attach_tables(m, c);
+}
+
+/* The N of 1 / N is a constant of the config, not the longest of a batch. */
+static double scaling_length(const config *c, int32_t n_context) {
+    if (is_research(c)) return (double)research_length(c);
+    if (c->network.scaling_length > 0) return (double)c->network.scaling_length;
+    return n_context + (has_action_tokens(c) ? 2.0 : 1.0) *
+                           (double)(c->data.max_history + c->data.max_candidates);
+}
+
+/* Ranks share the tokens of a batch, and in the attention the heads. */
+static status check_sequence(const model *m, const config *c) {
+    const config_network *n = &c->network;
+    if (m->sequence == NULL) return OK;
+    int size = m->sequence->size;
+    if (m->tensor != NULL || c->model == MODEL_SASREC || size > HSTU_MAX_PARTS)
+        return fail(ERR_UNSUPPORTED, "%s: its sequences cannot be cut over ranks%s", c->file,
+                    m->tensor != NULL ? " whose layers are cut, too" : "");
+    if (n->n_heads % size == 0) return OK;
+    return fail(ERR_CONFIG,
+                "%s: the %lld attention heads do not divide among --sequence-parallel %d ranks, "
+                "each of which computes whole heads; choose a number that divides them",
+                c->file, (long long)n->n_heads, size);
+}
+
+/* Ranks share a layer by its heads. */
+static status check_tensor(const model *m, const config *c) {
+    const config_network *n = &c->network;
+    if (m->tensor == NULL) return OK;
+    int size = m->tensor->size;
+    if (is_research(c) || size > HSTU_MAX_PARTS)
+        return fail(ERR_UNSUPPORTED, "%s: its layers cannot be cut over ranks", c->file);
+    if (n->n_heads % size == 0) return OK;
+    return fail(ERR_CONFIG,
+                "%s: NetworkArgs.num_attention_heads = %lld does not divide among "
+                "TensorModelParallelArgs.tensor_model_parallel_size = %d ranks; choose a size that "
+                "divides the heads, or 1: then the ranks divide the batch",
+                c->file, (long long)n->n_heads, size);
+}
+
+static void configure_hstu(const model *m, const config *c, hstu_layer_config *l) {
+    const config_network *n = &c->network;
+    *l = is_research(c) ? hstu_layer_research() : hstu_layer_fused();
+    l->dim = m->dim;
+    l->tensor = m->tensor;
+    l->sequence = m->sequence;
+    l->n_heads = (int32_t)n->n_heads / (m->tensor != NULL ? m->tensor->size : 1);
+    l->dim_qk = (int32_t)n->dim_qk;
+    l->dim_v = (int32_t)n->dim_v;
+    l->eps = (float)n->norm_epsilon;
+    l->scale = (float)(1 / scaling_length(c, m->input.config.n_context));
+    l->dropout_rate = (float)n->dropout;
+    l->recomputes_norm = n->recomputes_norm;
+    l->recomputes_silu = n->recomputes_silu;
+    if (is_research(c)) {
+        l->has_silu = n->linear_activation == LINEAR_SILU;
+        l->has_bias = n->has_relative_bias;
+        l->bias_len = (int32_t)research_length(c);
+    } else {
+        l->alpha = (float)(1 / sqrt((double)n->dim_qk));
+    }
+}
+
+static status configure_sasrec(const model *m, const config *c, sasrec_layer_config *l) {
+    const config_network *n = &c->network;
+    TRY(check_range("the width of the FFN", n->ffn_hidden_size, 1, MAX_WIDTH));
+    if (n->hidden_size % n->n_heads != 0)
+        return fail(ERR_CONFIG, "the width of the model does not divide among its heads");
+    bool is_gelu = n->ffn_activation == ACTIVATION_GELU;
+    *l = (sasrec_layer_config){.dim = m->dim,
+                               .n_heads = (int32_t)n->n_heads,
+                               .dim_ffn = (int32_t)n->ffn_hidden_size,
+                               .f = is_gelu ? EPILOGUE_GELU : EPILOGUE_RELU,
+                               .eps = (float)n->norm_epsilon,
+                               .dropout_rate = (float)n->dropout};
+    return OK;
+}
+
+static status add_layers(model *m, const config *c) {
+    layer_config l = {.type = c->model == MODEL_SASREC ? LAYER_SASREC : LAYER_HSTU};
+    if (l.type == LAYER_SASREC)
+        TRY(configure_sasrec(m, c, &l.sasrec));
+    else
+        configure_hstu(m, c, &l.hstu);
+    TRY(NN_NEW_HOST(&m->memory, &m->layers, m->n_layers));
+    m->first_layer_param = m->params.n;
+    for (int i = 0; i < m->n_layers; i++)
+        TRY(layer_add_params(&m->layers[i], &l, &m->params, &(layer_place){.index = i}));
+    m->n_layer_params = m->params.n - m->first_layer_param;
+    return OK;
+}
+
+static status add_ranking(model *m, const config *c) {
+    const config_ranking *r = &c->ranking;
+    TRY(check_range("the number of layers of RankingArgs.prediction_head_arch", (int64_t)r->head.n,
+                    1, MLP_MAX_LAYERS));
+    mlp_config net = {.n_layers = (int)r->head.n,
+                      .f = r->activation == ACTIVATION_GELU ? EPILOGUE_GELU : EPILOGUE_RELU,
+                      .has_bias = r->has_bias};
+    net.width[0] = m->dim;
+    for (size_t i = 0; i < r->head.n; i++) {
+        TRY(check_range("a width of RankingArgs.prediction_head_arch", r->head.item[i], 1,
+                        MAX_WIDTH));
+        net.width[i + 1] = (int32_t)r->head.item[i];
+    }
+    bool is_bits = r->head.item[r->head.n - 1] == r->n_tasks;
+    if (is_bits) TRY(check_range("RankingArgs.num_tasks, bits of the action,", r->n_tasks, 1, 16));
+    return ranking_add_params(&m->ranking, &net, is_bits ? LOSS_BITS : LOSS_CLASSES, &m->params);
+}
+
+/* The row of the corpus for each item: i - 1 for item i, unless the table is dynamic. */
+static status alloc_corpus(model *m, const dynamic_table *items) {
+    catalogue *c = &m->corpus;
+    int32_t n = c->n = items != NULL ? items->last : m->input.config.n_items;
+    TRY(NN_NEW_HOST(&m->memory, &c->item, n));
+    TRY(NN_NEW_HOST(&m->memory, &c->row, (int64_t)n + 1));
+    for (int32_t i = 0; i <= n; i++)
+        c->row[i] = i - 1;
+    for (int32_t i = 0; i < n; i++)
+        c->item[i] = i + 1;
+    if (items != NULL) TRY(NN_NEW(&m->memory, &c->rows, (int64_t)n * m->dim));
+    if (!m->retrieval.loss.normalises_items) return OK;
+    TRY(NN_NEW(&m->memory, &c->normed, (int64_t)n * m->dim));
+    return NN_NEW(&m->memory, &c->scale, n);
+}
+
+static status add_retrieval(model *m, const config *c) {
+    const config_retrieval *r = &c->retrieval;
+    const dynamic_table *items = dynamic_find(&m->dynamic, ITEM_FEATURE);
+    if (items != NULL && r->negatives != NEGATIVES_IN_BATCH)
+        return fail(ERR_CONFIG,
+                    "%s: negatives from the whole catalogue need all rows in every step, but the "
+                    "item table '%s' is dynamic; choose negatives of the batch, or a static table",
+                    c->file, items->config->table_name);
+    if (m->input.config.has_marks && r->negatives != NEGATIVES_IN_BATCH)
+        return fail(ERR_CONFIG, "negatives from the whole catalogue give gradients to rows that no "
+                                "batch reads, and a lazy optimizer updates only rows that a batch "
+                                "reads; choose negatives of the batch");
+    TRY(check_range("the number of negatives", r->n_negatives, -1, 1 << 20));
+    if (!(r->temperature > 0) || !(r->norm_epsilon >= 0))
+        return fail(ERR_CONFIG, "the temperature must be above 0 and the norm's epsilon not below");
+    bool is_in_batch = r->negatives == NEGATIVES_IN_BATCH;
+    m->retrieval = (retrieval_head){
+        .dim = m->dim,
+        .has_layer_norm = is_research(c) && c->network.user_norm == USER_NORM_LAYER,
+        .eps = (float)r->norm_epsilon,
+        .loss = {.type = is_in_batch ? LOSS_IN_BATCH : LOSS_CATALOGUE,
+                 .width = m->dim,
+                 .item = m->input.item,
+                 .n_items = m->input.config.n_items,
+                 .n_negatives = r->n_negatives > 0 ? (int32_t)r->n_negatives : 0,
+                 .normalises_items = r->has_item_norm,
+                 .eps = (float)r->norm_epsilon,
+                 .temperature = (float)r->temperature}};
+    return alloc_corpus(m, items);
+}
+
+/* Contextual tokens see the whole history only where no loss position is in the history. */
+static plan_config plan_of(const model *m, const config *c, const model_limits *l) {
+    const input_config *in = &m->input.config;
+    bool has_candidates = m->is_ranking && c->data.max_candidates > 0;
+    bool is_classes = m->is_ranking && m->ranking.loss.type == LOSS_CLASSES;
+    return (plan_config){.is_ranking = m->is_ranking,
+                         .has_actions = in->n_actions > 0,
+                         .has_candidates = has_candidates,
+                         .has_context_mask = has_candidates && in->n_context > 0 &&
+                                             !c->network.has_no_contextual_mask,
+                         .has_times = m->n_layers > 0 && m->layers[0].needs_times,
+                         .n_items = in->n_items,
+                         .n_actions = in->n_actions,
+                         .n_context = in->n_context,
+                         .n_context_values = in->n_context_values,
+                         .n_labels = is_classes ? ranking_n_columns(&m->ranking) : 0,
+                         .n_places = in->n_places,
+                         .max_len = is_research(c) ? in->n_places : 0,
+                         .max_users = l->max_users,
+                         .max_events = l->max_events,
+                         .max_targets = (int32_t)c->data.max_candidates,
+                         .time_per_second = l->time_per_second,
+                         .is_merged = m->input.is_merged,
+                         .action_row = m->input.action_row,
+                         .context_row = m->input.context_row};
+}
+
+/* Not with in-batch negatives: their number differs from batch to batch, and with R = 0 so does the
+ * number of negatives of each position. */
+static bool can_record(const model *m) {
+    const loss_config *loss = &m->retrieval.loss;
+    return m->is_ranking || (loss->type == LOSS_CATALOGUE && loss->n_negatives > 0);
+}
+
+/* Fills a zeroed model: its parts and their parameters. */
+static status make(model *m, const config *c, const model_limits *limits) {
+    int32_t *values;
+    model_limits l = *limits;
+    TRY(check_network(&c->network));
+    TRY(check_limits(c, limits));
+    TRY(check_task(c));
+    m->is_ranking = c->task == TASK_RANKING;
+    m->dim = (int32_t)c->network.hidden_size;
+    m->n_layers = (int)c->network.n_layers;
+    m->tensor = limits->tensor;
+    m->sequence = limits->sequence;
+    TRY(check_tensor(m, c));
+    TRY(check_sequence(m, c));
+    TRY(NN_NEW_HOST(&m->memory, &values, l.n_context));
+    for (int32_t f = 0; f < l.n_context; f++)
+        values[f] = limits->n_context_values[f];
+    l.n_context_values = values;
+    TRY(dynamic_choose(&m->dynamic, c, &l, values, &m->memory));
+    TRY(param_list_init(&m->params, &m->memory,
+                        16 + l.n_context + 8 * m->n_layers + 2 * MLP_MAX_LAYERS));
+    TRY(add_input(m, c, &l));
+    TRY(add_layers(m, c));
+    TRY(m->is_ranking ? add_ranking(m, c) : add_retrieval(m, c));
+    m->plan = plan_of(m, c, &l);
+    m->can_record = can_record(m);
+    return OK;
+}
+
+/* The model itself. */
 
 status model_create(model **out, backend *be, const config *c, const model_limits *limits) {
     model *m;
@@ -11,7 +386,7 @@ status model_create(model **out, backend *be, const config *c, const model_limit
     m->be = be;
     nn_memory_init(&m->memory, be);
     range_begin("weights", RANGE_NO_NUMBER);
-    status st = model_make(m, c, limits);
+    status st = make(m, c, limits);
     range_end();
     if (st != OK) {
         model_destroy(m);

@@ -61,7 +61,6 @@ struct pass {
     retrieval_acts retrieval;
     ranking_acts ranking;
     staged_i32 lists;       /* of pass_rank; not for training */
-    int64_t max_seen;       /* rows to leave out that fit there */
     const batch *expected;  /* the batch after the next one, or NULL */
     const batch *whole;     /* what the current batch is a part of, or NULL */
     struct kv_store *store; /* of the batch that runs, or NULL */
@@ -69,16 +68,6 @@ struct pass {
     void *grads_ctx;
     bool has_fp8_kv; /* keys and values are rounded */
 };
-
-/* Fills a zeroed model: its parts and their parameters. */
-status model_make(model *m, const config *c, const model_limits *limits);
-
-/* Runs the tokens of the plan through all layers: p->hidden. */
-status pass_forward(pass *p, const sequences *s);
-
-/* Backward from the gradient of the last hidden state, in p->d_hidden, to the gradients of all
- * parameters. */
-status pass_backward(pass *p, const sequences *s);
 
 /* The key of a recorded step: different for each pass and each shape. */
 uint64_t pass_record_key(const pass *p, uint64_t seed);

@@ -1,6 +1,8 @@
 #include "model/pass.h"
 
 #include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "base/range.h"
 #include "model/kv_store.h"
@@ -88,15 +90,14 @@ static status alloc_hidden(pass *p, const nn_room *room) {
     return NN_NEW(&p->memory, &p->loss, 1);
 }
 
-static status alloc_head(pass *p, const pass_config *c, const nn_room *room) {
+static status alloc_head(pass *p, const nn_room *room) {
     const model *m = p->m;
     if (m->is_ranking) return ranking_alloc(&p->ranking, &m->ranking, room);
     TRY(retrieval_alloc(&p->retrieval, &m->retrieval, room));
     if (room->is_training) return OK;
     int64_t n_events = room->max_users * m->plan.max_events;
-    p->max_seen = c->max_seen > n_events ? c->max_seen : n_events;
     /* Offsets, targets, and the rows to leave out. */
-    return STAGED_NEW(&p->memory, &p->lists, 2 * room->max_users + 1 + p->max_seen);
+    return STAGED_NEW(&p->memory, &p->lists, 2 * room->max_users + 1 + n_events);
 }
 
 static status alloc_all(pass *p, const pass_config *c) {
@@ -111,7 +112,7 @@ static status alloc_all(pass *p, const pass_config *c) {
     TRY(input_alloc(&p->input, &p->m->input, &room));
     TRY(alloc_layers(p, &room));
     TRY(alloc_hidden(p, &room));
-    return alloc_head(p, c, &room);
+    return alloc_head(p, &room);
 }
 
 /* The number of a pass is part of the keys of what it records. */
@@ -207,7 +208,8 @@ static chosen_rows chosen_of(pass *p) {
                          .x = choice_of(p)->x};
 }
 
-status pass_forward(pass *p, const sequences *s) {
+/* Runs the tokens of the plan through all layers: p->hidden. */
+static status forward(pass *p, const sequences *s) {
     const model *m = p->m;
     token_asks asks = {0};
     if (m->n_layers > 0 && m->layers[0].kind->ask != NULL)
@@ -236,7 +238,8 @@ static status tell_grads(const pass *p, int part) {
     return p->on_grads != NULL ? p->on_grads(p->grads_ctx, part) : OK;
 }
 
-status pass_backward(pass *p, const sequences *s) {
+/* From the gradient of the last hidden state, in p->d_hidden, to those of all parameters. */
+static status backward(pass *p, const sequences *s) {
     const model *m = p->m;
     TRY(tell_grads(p, m->n_layers));
     for (int i = m->n_layers - 1; i >= 0; i--) {
@@ -268,12 +271,12 @@ static status train_passes(pass *p, const model_step *at, const int32_t *negativ
     sequences s = batch_layout_sequences(&p->plan);
     s.has_dropout = true;
     s.drop.key = rng_make_key(at->seed, RNG_DROPOUT);
-    TRY(pass_forward(p, &s));
+    TRY(forward(p, &s));
     range_begin("head", RANGE_NO_NUMBER);
     status st = train_head(p, at->seed, negatives);
     range_end();
     TRY(st);
-    TRY(pass_backward(p, &s));
+    TRY(backward(p, &s));
     return input_mark(&p->m->input, p->m->be, &p->plan);
 }
 
@@ -379,7 +382,7 @@ static status run_laid_out(pass *p, const void **out) {
     const void *last = p->hidden[m->n_layers];
     TRY(batch_layout_send(&p->plan, m->be));
     choice_of(p)->is_done = can_choose(p);
-    TRY(pass_forward(p, &s));
+    TRY(forward(p, &s));
     return m->is_ranking
                ? ranking_score(&m->ranking, &p->ranking, m->be, &p->plan, last, out)
                : retrieval_encode(&m->retrieval, &p->retrieval, m->be, &p->plan, last, out);
@@ -470,5 +473,65 @@ status pass_score_cached(pass *p, const batch *b, kv_store *store, const layout_
     if (!m->is_ranking) return fail(ERR_CONFIG, "a retrieval model has no ranking head");
     TRY(run_cached(p, b, LAYOUT_SCORE, store, cache, out));
     *n_rows = p->plan.n_rows;
+    return OK;
+}
+
+/* The catalogue ranked for the users of a batch: seen items, ranks of targets, top k. */
+
+static int compare_rows(const void *a, const void *b) {
+    int32_t x = *(const int32_t *)a, y = *(const int32_t *)b;
+    return (x > y) - (x < y);
+}
+
+int32_t pass_distinct_rows(int32_t *rows, int32_t n) {
+    int32_t kept = 0;
+    if (n > 0) qsort(rows, (size_t)n, sizeof *rows, compare_rows);
+    for (int32_t i = 0; i < n; i++)
+        if (i == 0 || rows[i] != rows[kept - 1]) rows[kept++] = rows[i];
+    return kept;
+}
+
+void pass_seen_rows(const batch *b, const model_items *corpus, int32_t *offsets, int32_t *rows) {
+    int32_t n = 0;
+    offsets[0] = 0;
+    for (int32_t u = 0; u < b->n_users; u++) {
+        int32_t n_mine = 0, end = b->offsets[u + 1] - b->n_targets[u];
+        for (int32_t i = b->offsets[u]; i < end; i++) {
+            int32_t row = corpus->row[b->item[i]];
+            if (row >= 0) rows[n + n_mine++] = row;
+        }
+        n += pass_distinct_rows(rows + n, n_mine);
+        offsets[u + 1] = n;
+    }
+}
+
+/* Offsets, targets and seen rows are contiguous, so that one copy sends them. */
+static status send_lists(pass *p, const batch *b, const rank_query *q, rank_args *a) {
+    int32_t n = b->n_users, *offsets = p->lists.host, *target = offsets + n + 1, *seen = target + n;
+    pass_seen_rows(b, q->corpus, offsets, seen);
+    if (q->target != NULL) memcpy(target, q->target, (size_t)n * sizeof *target);
+    a->seen_offsets = q->keeps_seen ? NULL : p->lists.device;
+    a->target = q->target != NULL ? p->lists.device + n + 1 : NULL;
+    a->seen = p->lists.device + 2 * n + 1;
+    return STAGED_SEND(p->m->be, &p->lists, 2 * (int64_t)n + 1 + offsets[n]);
+}
+
+status pass_rank(pass *p, const batch *b, const rank_query *q) {
+    backend *be = p->m->be;
+    rank_args a = {.n_queries = b->n_users,
+                   .dim = p->m->dim,
+                   .n_corpus = q->corpus->n,
+                   .corpus = q->corpus->rows,
+                   .rank = q->rank,
+                   .k = q->k,
+                   .best = q->best,
+                   .best_score = q->score};
+    if (p->plan.config.is_training)
+        return fail(ERR_USAGE, "this pass was made for training, not to rank");
+    TRY(pass_encode(p, b, &a.query));
+    TRY(send_lists(p, b, q, &a));
+    TRY(be->ops->rank(be, &a));
+    for (int64_t i = 0; i < (int64_t)b->n_users * q->k; i++)
+        if (q->best[i] >= 0) q->best[i] = q->corpus->item[q->best[i]];
     return OK;
 }

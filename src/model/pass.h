@@ -32,9 +32,6 @@ typedef struct pass_config {
     /* A pass whose activations this one may overwrite, so that it needs little memory of its own;
      * or NULL. That pass must outlive this one, and its results are lost whenever this one runs. */
     pass *lender;
-    /* Most rows that pass_rank is told to leave out for the users of one batch; where it takes them
-     * from the batch itself, 0 is enough. */
-    int64_t max_seen;
 } pass_config;
 
 /* Creates a pass; a training pass allocates the gradients of its model, unless another pass already
@@ -113,14 +110,10 @@ status pass_score_cached(pass *p, const batch *b, struct kv_store *store, const 
  * pages: the batch need not have them. */
 int32_t pass_n_skipped(const pass *p, int32_t n_reused);
 
-/* Retrieval: the catalogue ranked for every user of a batch by its encoded state, without the items
- * it has seen: those of its history in the batch, as evaluation does, or the rows that the query
- * lists, such as the whole history. */
+/* Evaluation of retrieval: the catalogue ranked for every user of a batch by its encoded state,
+ * without the items of its history in the batch (infer.h leaves out whole histories). */
 typedef struct rank_query {
     const model_items *corpus;
-    /* host: (B + 1) and the rows of the corpus to leave out, ascending and distinct for each user;
-     * NULL: the history in the batch */
-    const int32_t *seen_offsets, *seen;
     const int32_t *target; /* host (B): rows of the corpus whose ranks are wanted; or NULL */
     int32_t *rank;         /* host (B): from 1 */
     int32_t k;             /* or 0 */

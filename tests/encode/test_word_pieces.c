@@ -1,7 +1,6 @@
 #include "encode/word_pieces.h"
 
 #include "base/mem.h"
-#include "encode/word_chars.h"
 #include "oom.h"
 #include "test.h"
 

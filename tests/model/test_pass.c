@@ -471,45 +471,6 @@ TEST(pass_rank_equals_a_loop) {
     toy_model_close(&t);
 }
 
-/* Rows that the caller lists are left out instead of the history: every second one, more than a
- * batch has events. */
-TEST(pass_rank_leaves_out_listed_rows) {
-    toy_model t;
-    static toy_batch b;
-    int32_t offsets[TOY_USERS + 1] = {0}, seen[TOY_USERS * TOY_ITEMS], n = 0;
-    int32_t best[TOY_USERS * TOY_ITEMS];
-    float score[TOY_USERS * TOY_ITEMS];
-    model_items corpus;
-    pass *p;
-    toy_model_open(&t, TOY_HSTU_RESEARCH, 0, 2);
-    toy_batch_make(&b, TOY_HSTU_RESEARCH, 3);
-    b.b.n_users = 2;
-    for (int u = 0; u < 2; u++) {
-        for (int32_t row = u; row < TOY_ITEMS; row += 2)
-            seen[n++] = row;
-        offsets[u + 1] = n;
-    }
-    CHECK_OK(pass_create(&p, t.m, &(pass_config){.max_users = 2, .max_seen = n}));
-    CHECK_OK(model_corpus(t.m, &corpus));
-    rank_query q = {.corpus = &corpus,
-                    .seen_offsets = offsets,
-                    .seen = seen,
-                    .k = TOY_ITEMS,
-                    .best = best,
-                    .score = score};
-    CHECK_OK(pass_rank(p, &b.b, &q));
-    for (int u = 0; u < 2; u++) {
-        int n_left = u == 0 ? TOY_ITEMS / 2 : (TOY_ITEMS + 1) / 2;
-        for (int i = 0; i < TOY_ITEMS; i++) {
-            int32_t item = best[u * TOY_ITEMS + i];
-            CHECK_EQ(item > 0, i < n_left);
-            if (item > 0) CHECK_EQ((item - 1) % 2, 1 - u);
-        }
-    }
-    pass_destroy(p);
-    toy_model_close(&t);
-}
-
 /* Model, pass and a pass that borrows, with the k-th allocation failing. */
 static status make_and_ask(void *ctx) {
     toy_kind kind = *(const toy_kind *)ctx;

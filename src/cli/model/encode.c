@@ -12,9 +12,7 @@
 #include "cli/sink.h"
 #include "cli/work.h"
 #include "encode/encoder.h"
-#include "encode/encoder_input.h"
-#include "encode/encoder_output.h"
-#include "encode/encoder_scores.h"
+#include "encode/encoder_io.h"
 #include "format/json.h"
 #include "tune/encoder_plan.h"
 

@@ -7,7 +7,7 @@
 #include "cli/model/export.h"
 #include "cli/show.h"
 #include "cli/work.h"
-#include "model/weight_file.h"
+#include "model/export_file.h"
 #include "train/files/checkpoint.h"
 #include "train/files/table_files.h"
 

@@ -7,7 +7,7 @@
 #include "cli/model/export.h"
 #include "cli/show.h"
 #include "cli/work.h"
-#include "model/embedding_file.h"
+#include "model/export_file.h"
 #include "model/histories.h"
 #include "model/item_table.h"
 #include "model/trained.h"

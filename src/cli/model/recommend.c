@@ -8,9 +8,9 @@
 #include "cli/model/user_service.h"
 #include "cli/work.h"
 #include "dist/ranks.h"
-#include "model/history_read.h"
-#include "model/recommender.h"
+#include "model/histories.h"
 #include "model/trained.h"
+#include "model/user_group.h"
 
 enum { MAX_HISTORY_BYTES = 64 << 20 };
 
@@ -18,7 +18,7 @@ enum { MAX_HISTORY_BYTES = 64 << 20 };
 typedef struct service {
     const recommend_args *a;
     session *s;
-    recommender *r;
+    user_group *r;
     answers out;
 } service;
 
@@ -30,31 +30,31 @@ static const char *note_of(const recommendation *r, bool is_known) {
 
 static status answer_one(void *ctx, int32_t i, const answer_subject *who) {
     service *v = ctx;
-    recommendation r = recommender_result(v->r, i);
+    recommendation r = user_group_best(v->r, i);
     TRY(answers_begin(&v->out, who, r.is_popular ? "popular" : "model",
                       note_of(&r, who->kind != SUBJECT_TEXT)));
     for (int32_t k = 0; k < r.n; k++)
-        TRY(answers_item(&v->out, (uint32_t)r.item[k], &r.score[k]));
+        TRY(answers_item(&v->out, r.item[k], &r.score[k]));
     return answers_end(&v->out);
 }
 
 static bool fits(void *ctx, const user_events *u) {
-    return recommender_fits(((service *)ctx)->r, u);
+    return user_group_fits(((service *)ctx)->r, u);
 }
 
 /* The history of somebody who is asked for alone is shown, too. */
 static status add_one(void *ctx, const user_events *u) {
     service *v = ctx;
     if (v->a->users.users.n_items == 1) TRY(recommend_show_history(&v->out, u, true));
-    return recommender_add(v->r, u);
+    return user_group_add(v->r, u);
 }
 
 static status run_batch(void *ctx) {
-    return recommender_run(((service *)ctx)->r);
+    return user_group_run(((service *)ctx)->r);
 }
 
 static void clear(void *ctx) {
-    recommender_clear(((service *)ctx)->r);
+    user_group_clear(((service *)ctx)->r);
 }
 
 static const user_service for_users = {
@@ -63,8 +63,8 @@ static const user_service for_users = {
 static status serve_history(service *v, const given_history *g) {
     user_events u = given_history_events(g, v->s->data);
     TRY(recommend_show_history(&v->out, &u, g->has_times));
-    TRY(recommender_add(v->r, &u));
-    TRY(recommender_run(v->r));
+    TRY(user_group_add(v->r, &u));
+    TRY(user_group_run(v->r));
     return answer_one(v, 0, &(answer_subject){SUBJECT_NONE, 0, NULL});
 }
 
@@ -73,11 +73,10 @@ static status serve(const recommend_args *a, session *s, const uint8_t *is_allow
     static const char *const columns[] = {"score"};
     service v = {.a = a, .s = s};
     bool is_alone = g != NULL || a->users.users.n_items == 1;
-    recommender_config c = {.k = (int32_t)a->k,
-                            .max_users = is_alone ? 1 : s->eval_batch,
-                            .keeps_seen = a->keeps_seen,
-                            .is_allowed = is_allowed,
-                            .max_events = g != NULL ? g->n : 0};
+    user_group_config c = {.k = (int32_t)a->k,
+                           .max_users = is_alone ? 1 : s->eval_batch,
+                           .keeps_seen = a->keeps_seen,
+                           .is_allowed = is_allowed};
     v.out = (answers){.format = a->format,
                       .data = s->data,
                       .subject = "user",
@@ -85,7 +84,7 @@ static status serve(const recommend_args *a, session *s, const uint8_t *is_allow
                       .columns = columns,
                       .n_columns = 1,
                       .has_ranks = true};
-    status st = recommender_create(&v.r, s, &c);
+    status st = user_group_create(&v.r, s, &c);
     bool is_first = a->ranks == NULL || a->ranks->rank == 0;
     if (st == OK) st = answers_open(&v.out, is_first ? a->out : NULL);
     if (a->ranks != NULL) v.out.style = (show_style){"", "", "", ""}; /* some have no terminal */
@@ -93,7 +92,7 @@ static status serve(const recommend_args *a, session *s, const uint8_t *is_allow
         st = g != NULL ? serve_history(&v, g)
                        : user_service_run(&for_users, &v, &a->users, s->data, &v.out, a->ranks);
     st = answers_close(&v.out, st);
-    recommender_destroy(v.r);
+    user_group_destroy(v.r);
     return st;
 }
 
@@ -204,7 +203,7 @@ status cmd_recommend(int argc, char **argv) {
          "given several times.",
          0, 0},
         {"What", ARG_FLAG, NULL, NULL, NULL, 0, 0},
-        {"-k", ARG_INT, &a.k, "K", "How many items for each (default 10).", 1, RECOMMEND_MAX_K},
+        {"-k", ARG_INT, &a.k, "K", "How many items for each (default 10).", 1, INFER_MAX_K},
         {"--keep-seen", ARG_FLAG, &a.keeps_seen, NULL,
          "Also items that the user has had; without it the whole history is left out.", 0, 0},
         {"--allow", ARG_TEXT, &a.allow, "FILE", "Only these items: ids, one a line.", 0, 0},

@@ -1,6 +1,6 @@
 #include "base/mem.h"
 #include "cli/model/recommend.h"
-#include "model/similar.h"
+#include "model/item_table.h"
 
 static status find_subject(const recommend_args *a, const item_table *t, const seq_file *data,
                            size_t i, uint32_t *item) {

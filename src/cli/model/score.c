@@ -6,9 +6,9 @@
 #include "base/mem.h"
 #include "cli/model/user_service.h"
 #include "cli/work.h"
-#include "model/history_read.h"
-#include "model/scorer.h"
+#include "model/histories.h"
 #include "model/trained.h"
+#include "model/user_group.h"
 
 typedef struct score_args {
     const char *path, *data, *candidates, *device, *format_name, *out;
@@ -68,14 +68,14 @@ static status read_candidates(item_list *l, const char *text, const seq_file *da
 /* While it scores. */
 typedef struct service {
     const seq_file *data;
-    scorer *r;
+    user_group *r;
     const item_list *candidates;
     answers out;
 } service;
 
 static status answer_one(void *ctx, int32_t i, const answer_subject *who) {
     service *v = ctx;
-    const float *values = scorer_result(v->r, i);
+    const float *values = user_group_values(v->r, i);
     bool is_known = who->kind == SUBJECT_USER;
     bool has_history = is_known && user_events_of(v->data, who->number).n > 0;
     const char *note = !is_known ? "not in the data" : has_history ? "" : "it has no events";
@@ -86,20 +86,19 @@ static status answer_one(void *ctx, int32_t i, const answer_subject *who) {
 }
 
 static bool fits(void *ctx, const user_events *u) {
-    (void)u;
-    return scorer_fits(((service *)ctx)->r);
+    return user_group_fits(((service *)ctx)->r, u);
 }
 
 static status add_one(void *ctx, const user_events *u) {
-    return scorer_add(((service *)ctx)->r, u);
+    return user_group_add(((service *)ctx)->r, u);
 }
 
 static status run_batch(void *ctx) {
-    return scorer_run(((service *)ctx)->r);
+    return user_group_run(((service *)ctx)->r);
 }
 
 static void clear(void *ctx) {
-    scorer_clear(((service *)ctx)->r);
+    user_group_clear(((service *)ctx)->r);
 }
 
 static const user_service for_users = {
@@ -109,21 +108,21 @@ static status score(const score_args *a, session *s) {
     item_list candidates = {0};
     service v = {.data = s->data, .candidates = &candidates};
     status st = read_candidates(&candidates, a->candidates, s->data);
-    scorer_config c = {.candidate = candidates.item,
-                       .n_candidates = (int32_t)candidates.n,
-                       .max_users = s->eval_batch};
-    if (st == OK) st = scorer_create(&v.r, s, &c);
+    user_group_config c = {.candidate = candidates.item,
+                           .n_candidates = (int32_t)candidates.n,
+                           .max_users = s->eval_batch};
+    if (st == OK) st = user_group_create(&v.r, s, &c);
     if (st == OK) {
         v.out = (answers){.format = a->format,
                           .data = s->data,
                           .subject = "user",
-                          .columns = scorer_columns(v.r),
-                          .n_columns = scorer_n_columns(v.r)};
+                          .columns = user_group_columns(v.r)->names,
+                          .n_columns = user_group_columns(v.r)->n};
         st = answers_open(&v.out, a->out);
     }
     if (st == OK) st = user_service_run(&for_users, &v, &a->users, s->data, &v.out, NULL);
     st = answers_close(&v.out, st);
-    scorer_destroy(v.r);
+    user_group_destroy(v.r);
     mem_free(candidates.item);
     return st;
 }

@@ -1,5 +1,6 @@
 #include "serve/engine/build.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -12,10 +13,11 @@
 #include "base/file.h"
 #include "base/half.h"
 #include "base/mem.h"
+#include "base/rng.h"
 #include "format/json.h"
 #include "model/item_table.h"
 #include "model/trained.h"
-#include "serve/engine/build_int.h"
+#include "serve/engine/engine.h"
 
 enum { PIECE = 1 << 16, FOLDER_DEPTH = 2 };
 
@@ -86,7 +88,7 @@ static status write_weights(build *b, const st_file *from) {
     size_t n = st_n_tensors(from);
     const char *json = st_metadata(from, "config");
     const st_pair metadata[] = {{"format", ENGINE_FORMAT}, {"config", json}};
-    if (json == NULL) return fail(ERR_FORMAT, "%s: it carries no config", st_path(from));
+    if (json == NULL) return fail(ERR_FORMAT, "%s: it contains no config", st_path(from));
     TRY(path_join(path, sizeof path, b->to, engine_file_names[ENGINE_WEIGHTS]));
     TRY(MEM_NEW(&to, n + 1));
     for (size_t i = 0; i < n; i++) {
@@ -96,10 +98,7 @@ static status write_weights(build *b, const st_file *from) {
     to[n] = b->normed;
     status st = st_begin(&f, path, to, n + (b->normed.n > 0), metadata, 2);
     if (st == OK) st = write_tensors(b, from, to, f);
-    if (st == OK)
-        st = out_file_commit(f);
-    else
-        out_file_abandon(f);
+    st = out_file_end(f, st);
     mem_free(to);
     return st;
 }
@@ -150,10 +149,7 @@ static status copy_file(const char *from, const char *to) {
     TRY(file_map_open(&map, from));
     status st = out_file_create(&f, to);
     if (st == OK) st = out_file_write(f, map.bytes, map.n_bytes);
-    if (st == OK)
-        st = out_file_commit(f);
-    else
-        out_file_abandon(f);
+    st = out_file_end(f, st);
     file_map_close(&map);
     return st;
 }
@@ -165,16 +161,37 @@ static status copy_inside(build *b, const char *name) {
     return copy_file(from, to);
 }
 
-status build_copy_folder(const char *from, const char *to) {
+/* The names in a folder but for "." and "..", in any order; mem_free frees them. */
+static status list_folder(const char *path, char (**out)[256], size_t *n) {
+    size_t capacity = 0;
+    status st = OK;
+    *out = NULL;
+    *n = 0;
+    DIR *dir = opendir(path);
+    if (dir == NULL) return fail_errno("%s", path);
+    for (struct dirent *e = readdir(dir); e != NULL && st == OK; e = readdir(dir)) {
+        if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0) continue;
+        st = mem_reserve((void **)out, &capacity, *n + 1, sizeof **out);
+        if (st == OK) snprintf((*out)[(*n)++], sizeof **out, "%.255s", e->d_name);
+    }
+    closedir(dir);
+    if (st == OK) return OK;
+    mem_free(*out);
+    *out = NULL;
+    return st;
+}
+
+/* A copy of a folder with everything in it, each file durable. */
+static status copy_folder(const char *from, const char *to) {
     char inside[CHECKPOINT_PATH_BYTES], copy[CHECKPOINT_PATH_BYTES], (*names)[256];
     size_t n;
-    TRY(build_list_folder(from, &names, &n));
+    TRY(list_folder(from, &names, &n));
     status st = folder_create(to, NULL);
     for (size_t i = 0; i < n && st == OK; i++) {
         st = path_join(inside, sizeof inside, from, names[i]);
         if (st == OK) st = path_join(copy, sizeof copy, to, names[i]);
         if (st == OK)
-            st = folder_exists(inside) ? build_copy_folder(inside, copy) : copy_file(inside, copy);
+            st = folder_exists(inside) ? copy_folder(inside, copy) : copy_file(inside, copy);
     }
     mem_free(names);
     return st;
@@ -184,7 +201,7 @@ status build_copy_folder(const char *from, const char *to) {
 static status copy_tables(build *b) {
     char from[CHECKPOINT_PATH_BYTES], to[CHECKPOINT_PATH_BYTES], (*names)[256];
     size_t n;
-    TRY(build_list_folder(b->from, &names, &n));
+    TRY(list_folder(b->from, &names, &n));
     status st = OK;
     for (size_t i = 0; i < n && st == OK; i++) {
         int at = b->report->n_tables;
@@ -198,7 +215,7 @@ static status copy_tables(build *b) {
         b->report->n_tables++;
         st = path_join(from, sizeof from, b->from, names[i]);
         if (st == OK) st = path_join(to, sizeof to, b->to, names[i]);
-        if (st == OK) st = build_copy_folder(from, to);
+        if (st == OK) st = copy_folder(from, to);
     }
     mem_free(names);
     return st;
@@ -268,10 +285,7 @@ static status seal(build *b) {
     if (st == OK) st = path_join(path, sizeof path, b->to, "engine.json");
     if (st == OK) st = out_file_create(&f, path);
     if (st == OK) st = out_file_write(f, buf_str(&text), text.n_bytes);
-    if (st == OK)
-        st = out_file_commit(f);
-    else
-        out_file_abandon(f);
+    st = out_file_end(f, st);
     buf_fini(&text);
     return st;
 }
@@ -289,6 +303,151 @@ static status write_folder(build *b) {
     return seal(b);
 }
 
+/* Whether an engine folder answers as its run does. */
+
+enum { N_ASKED = 32, N_CANDIDATES = 64, TOP_K = 10, LONGEST = 256 };
+
+typedef struct comparison {
+    engine *e; /* model 0: the run, model 1: the folder */
+    engine_model_info info;
+    bool is_exact;
+    build_report *out;
+    engine_event history[LONGEST];
+    engine_id candidate[N_CANDIDATES];
+    uint64_t n_drawn, n_top, n_top_kept;
+} comparison;
+
+static uint32_t draw(comparison *k, uint32_t n) {
+    rng_block b = rng_draw64(rng_make_key(17, RNG_TEST), k->n_drawn++, 0);
+    return rng_below(b.word[0], n);
+}
+
+static status some_item(comparison *k, engine_id *out) {
+    engine_item item;
+    TRY(engine_item_of(k->e, 0, 1 + draw(k, (uint32_t)k->info.n_items), &item));
+    *out = item.id;
+    return OK;
+}
+
+static status draw_request(comparison *k, engine_request *r) {
+    uint32_t longest = k->info.max_history < LONGEST ? (uint32_t)k->info.max_history : LONGEST;
+    uint32_t n = 1 + draw(k, longest);
+    for (uint32_t i = 0; i < n; i++) {
+        k->history[i] = (engine_event){.has_time = true, .time = 1500000000 + 600 * (int64_t)i};
+        TRY(some_item(k, &k->history[i].item));
+    }
+    for (int i = 0; i < N_CANDIDATES; i++)
+        TRY(some_item(k, &k->candidate[i]));
+    *r = (engine_request){.task = ENGINE_RANK,
+                          .has_history = true,
+                          .history = k->history,
+                          .n_history = n,
+                          .candidates = k->candidate,
+                          .n_candidates = N_CANDIDATES,
+                          .deadline_ns = 600000000000u};
+    return OK;
+}
+
+/* The scores of the same candidates. */
+static status compare_scores(comparison *k, const engine_answer *a, const engine_answer *b) {
+    double low = INFINITY, high = -INFINITY, worst = 0;
+    if (a->n_items != b->n_items || a->n_columns != b->n_columns)
+        return fail(ERR_NUMERIC, "the engine's answers have other items than those of the run");
+    for (size_t i = 0; i < a->n_items; i++) {
+        const float *x = a->items[i].values, *y = b->items[i].values;
+        size_t bytes = (size_t)a->n_columns * sizeof *x;
+        if (a->items[i].number != b->items[i].number || (k->is_exact && memcmp(x, y, bytes) != 0))
+            return fail(ERR_NUMERIC, "the engine's answers differ from those of the run");
+        for (int c = 0; c < a->n_columns; c++) {
+            low = fmin(low, (double)x[c]);
+            high = fmax(high, (double)x[c]);
+            worst = fmax(worst, fabs((double)x[c] - (double)y[c]));
+        }
+    }
+    if (high > low && worst / (high - low) > k->out->score_error)
+        k->out->score_error = worst / (high - low);
+    return OK;
+}
+
+static status compare_best(comparison *k, const engine_answer *a, const engine_answer *b) {
+    uint64_t n = 0;
+    for (size_t i = 0; i < a->n_items; i++)
+        for (size_t j = 0; j < b->n_items; j++)
+            n += a->items[i].number == b->items[j].number;
+    k->n_top += a->n_items;
+    k->n_top_kept += n;
+    return k->is_exact ? compare_scores(k, a, b) : OK;
+}
+
+typedef status (*judge_fn)(comparison *k, const engine_answer *a, const engine_answer *b);
+
+static status ask_both(comparison *k, engine_request *r, judge_fn judge) {
+    engine_answer a, b;
+    r->model = 0;
+    engine_ask(k->e, r, &a);
+    r->model = 1;
+    engine_ask(k->e, r, &b);
+    status st = OK;
+    if (a.outcome != ENGINE_OK) st = fail(ERR_NUMERIC, "the run does not answer: %s", a.error);
+    if (st == OK && b.outcome != ENGINE_OK)
+        st = fail(ERR_NUMERIC, "the engine does not answer: %s", b.error);
+    if (st == OK) st = judge(k, &a, &b);
+    engine_answer_release(&a);
+    engine_answer_release(&b);
+    return st;
+}
+
+static status ask_all(comparison *k) {
+    engine_request r;
+    for (; k->out->n_asked < N_ASKED; k->out->n_asked++) {
+        TRY(draw_request(k, &r));
+        TRY(ask_both(k, &r, compare_scores));
+        if (k->out->is_ranking) continue;
+        r.task = ENGINE_RECOMMEND;
+        r.candidates = NULL;
+        r.n_candidates = 0;
+        r.top_k = TOP_K;
+        TRY(ask_both(k, &r, compare_best));
+    }
+    k->out->top_kept = k->n_top > 0 ? (double)k->n_top_kept / (double)k->n_top : 1;
+    return OK;
+}
+
+static status open_both(comparison *k, const char *checkpoint, const char *folder) {
+    engine_model_info info;
+    TRY(engine_load(k->e, "run", checkpoint));
+    TRY(engine_load(k->e, "engine", folder));
+    TRY(engine_model(k->e, 0, &k->info));
+    TRY(engine_model(k->e, 1, &info));
+    k->out->n_items = info.n_items;
+    k->out->is_ranking = strcmp(info.task, "ranking") == 0;
+    k->out->run_open_s = k->info.load_s;
+    k->out->engine_open_s = info.load_s;
+    return OK;
+}
+
+/* Opens the checkpoint and the engine folder and asks both the same: fills in the report.
+ * ERR_NUMERIC where float32 weights answer differently. */
+static status compare(const char *checkpoint, const char *folder, const build_config *c,
+                      build_report *out) {
+    comparison *k;
+    engine_config of_engine = {.device = "cpu",
+                               .max_batch = c->limits.max_batch,
+                               .max_tokens = c->limits.max_tokens,
+                               .kv_pages = c->limits.kv_pages};
+    TRY(MEM_NEW(&k, 1));
+    k->out = out;
+    k->is_exact = c->dtype == DTYPE_FLOAT32;
+    status st = engine_create(&k->e, &of_engine);
+    if (st == OK) st = open_both(k, checkpoint, folder);
+    if (st == OK) st = ask_all(k);
+    engine_destroy(k->e);
+    mem_free(k);
+    return st;
+}
+
+/* Its place. */
+
 /* Where an engine folder is replaced, both names change in one step: a server that opens it at this
  * moment gets the old one or the new one. */
 static status publish(build *b, const char *out) {
@@ -297,14 +456,10 @@ static status publish(build *b, const char *out) {
     int code =
         is_there ? renameat2(AT_FDCWD, b->to, AT_FDCWD, out, RENAME_EXCHANGE) : rename(b->to, out);
     if (code != 0)
-        return fail_errno("%s: cannot be put in place%s", out,
+        return fail_errno("%s: cannot rename the new folder to this%s", out,
                           is_there ? "; remove it, or choose another --out" : "");
     if (is_there) folder_remove(b->to, FOLDER_DEPTH);
-    char parent[CHECKPOINT_PATH_BYTES];
-    snprintf(parent, sizeof parent, "%s", out);
-    char *slash = strrchr(parent, '/');
-    if (slash != NULL) *slash = '\0';
-    folder_sync(slash == NULL ? "." : slash == parent ? "/" : parent);
+    folder_sync_of(out);
     return OK;
 }
 
@@ -323,9 +478,9 @@ static status check_target(const char *out) {
     struct stat found;
     if (lstat(out, &found) != 0) return errno == ENOENT ? OK : fail_errno("%s", out);
     if (S_ISDIR(found.st_mode) && engine_folder_is(out)) return OK;
-    return fail(ERR_USAGE,
-                "%s: it is there and no engine folder, so it is not replaced; choose another --out",
-                out);
+    return fail(
+        ERR_USAGE,
+        "%s: exists and is not an engine folder, so it is not replaced; choose another --out", out);
 }
 
 status build_engine(const build_config *c, build_report *out) {
@@ -341,7 +496,7 @@ status build_engine(const build_config *c, build_report *out) {
     snprintf(b.to, sizeof b.to, "%.*s.%ld.tmp", CHECKPOINT_PATH_BYTES - 32, target, (long)getpid());
     folder_remove(b.to, FOLDER_DEPTH);
     status st = write_folder(&b);
-    if (st == OK) st = build_compare(b.from, b.to, c, out);
+    if (st == OK) st = compare(b.from, b.to, c, out);
     if (st == OK) st = publish(&b, target);
     if (st == OK) return OK;
     failure f;

@@ -1,4 +1,4 @@
-/* Build: makes an engine folder (model/engine_folder.h) of a trained run.
+/* Build: makes an engine folder (model/trained.h) of a trained run.
  *
  * The folder is written beside its target, opened, and asked the same as the run; only then does it
  * get its name, durably: a reader sees the old folder, or the new one, or none.  With float32
@@ -7,7 +7,7 @@
 #ifndef HSTU_SERVE_ENGINE_BUILD_H
 #define HSTU_SERVE_ENGINE_BUILD_H
 
-#include "model/engine_folder.h"
+#include "model/trained.h"
 
 typedef struct build_config {
     const char *run;        /* a run or a checkpoint */

@@ -38,13 +38,13 @@ static int64_t model_time(const served *m, const users *u, int64_t ticks) {
 /* Takes the events of a history from the newest on; item and time are the model's. */
 static void take_event(window *w, uint32_t item, uint16_t action, int64_t time) {
     const served *m = w->m;
-    bool is_legal = !m->reads_actions || action < m->s->limits.n_actions;
+    bool is_legal = !m->is_ranking || action < m->s->limits.n_actions;
     w->n++;
     if (item == 0 || !is_legal) {
         w->n_unknown++;
         return;
     }
-    int32_t row = w->keeps_seen ? -1 : m->table.items.row[item];
+    int32_t row = w->keeps_seen ? -1 : m->infer.table.items.row[item];
     if (row >= 0) w->seen[w->n_seen++] = row;
     if (w->n_kept == m->s->max_history) return;
     int32_t at = m->s->max_history - ++w->n_kept;
@@ -97,13 +97,13 @@ static status read_given(arena *a, const served *m, const users *u, const engine
 static void read_context(job *j, const users *u, uint64_t data_user) {
     const served *m = j->m;
     const seq_file *data = u->data;
-    j->events.user = data_user;
+    j->q.events.user = data_user;
     if (data == NULL || data_user >= u->n_data_users) return;
     for (int f = 0; f < m->names->n_context; f++) {
         int from = m->has_map ? m->map.feature[f] : f;
         if (from < 0) continue;
         uint32_t value = data->context[from].value[data_user];
-        j->events.context[f] = m->has_map ? m->map.context[f][value] : value;
+        j->q.events.context[f] = m->has_map ? m->map.context[f][value] : value;
     }
 }
 
@@ -130,7 +130,7 @@ static status read_given_context(job *j, const engine_request *r) {
                         f > 0 ? "; one that it has is '" : "", f > 0 ? names->context[0].name : "",
                         f > 0 ? "'" : "");
         TRY(id_text_make(&id, &c->value, "a value of the context"));
-        j->events.context[f] = find_value(&names->context[f], &id);
+        j->q.events.context[f] = find_value(&names->context[f], &id);
     }
     return OK;
 }
@@ -139,7 +139,7 @@ static status read_given_context(job *j, const engine_request *r) {
 static status read_user(job *j, const engine_request *r, const users *u, user_history *h) {
     id_text id;
     *h = (user_history){0};
-    j->events.user = u->n_data_users;
+    j->q.events.user = u->n_data_users;
     if (!r->has_user) return OK;
     TRY(id_text_make(&id, &r->user, "the user"));
     *h = users_history(u, &id);
@@ -191,7 +191,7 @@ static bool take_plain(window *w, const users *u, const engine_event *e, size_t 
     uint32_t before_ns = 0, n_actions = UINT32_MAX;
     size_t room = (size_t)m->s->max_history, first = n > room ? n - room : 0,
            at = room - (n - first);
-    if (m->reads_actions) n_actions = (uint32_t)m->s->limits.n_actions;
+    if (m->is_ranking) n_actions = (uint32_t)m->s->limits.n_actions;
     for (size_t i = 0; i < n; i++) {
         const engine_event *x = &e[i];
         uint64_t number = (uint64_t)x->item.number - (uint64_t)m->first_id;
@@ -209,7 +209,7 @@ static bool take_plain(window *w, const users *u, const engine_event *e, size_t 
         at++;
     }
     for (size_t i = 0; i < n && !w->keeps_seen; i++) {
-        int32_t row = m->table.items.row[1 + (e[i].item.number - m->first_id)];
+        int32_t row = m->infer.table.items.row[1 + (e[i].item.number - m->first_id)];
         if (row >= 0) w->seen[w->n_seen++] = row;
     }
     w->n = n;
@@ -265,7 +265,7 @@ static status read_rows(job *j, const engine_id *ids, size_t n, const char *what
     TRY(ARENA_NEW(j->arena, &item, n));
     TRY(read_ids(j, ids, n, what, item));
     for (size_t i = 0; i < n; i++) {
-        int32_t row = item[i] > 0 ? j->m->table.items.row[item[i]] : -1;
+        int32_t row = item[i] > 0 ? j->m->infer.table.items.row[item[i]] : -1;
         if (row >= 0) rows[kept++] = row;
     }
     *n_rows = pass_distinct_rows(rows, kept);
@@ -283,60 +283,27 @@ static int32_t rows_without(int32_t *a, int32_t n_a, const int32_t *b, int32_t n
     return kept;
 }
 
-/* Each row once, in order.  Of a long history by a bit for each row: sorting a million events would
- * hold up all others on this thread. */
-static status list_distinct(job *j, int32_t *rows, int32_t n) {
-    enum { LONG = 4096 };
-    uint64_t *bits, n_words = (uint64_t)j->m->table.items.n / 64 + 1;
-    j->seen = rows;
-    j->n_seen = n < LONG ? pass_distinct_rows(rows, n) : 0;
-    if (n < LONG) return OK;
-    TRY(ARENA_NEW(j->arena, &bits, n_words));
-    for (int32_t i = 0; i < n; i++)
-        bits[rows[i] / 64] |= (uint64_t)1 << rows[i] % 64;
-    for (uint64_t word = 0; word < n_words; word++)
-        for (uint64_t left = bits[word]; left != 0; left &= left - 1)
-            rows[j->n_seen++] = (int32_t)(64 * word) + __builtin_ctzll(left);
-    return OK;
-}
-
 static status read_filters(job *j, const engine_request *r, window *w) {
-    int32_t n_deny = 0;
+    infer_query *q = &j->q;
+    int32_t n_deny = 0, *allow;
     TRY(read_rows(j, r->deny, r->n_deny, "deny", w->seen + w->n_seen, &n_deny));
-    TRY(list_distinct(j, w->seen, w->n_seen + n_deny));
-    j->has_allow = r->n_allow > 0;
-    if (!j->has_allow) return OK;
-    TRY(ARENA_NEW(j->arena, &j->allow, r->n_allow));
-    TRY(read_rows(j, r->allow, r->n_allow, "allow", j->allow, &j->n_allow));
-    j->n_allow = rows_without(j->allow, j->n_allow, j->seen, j->n_seen);
+    q->seen = w->seen;
+    q->n_seen = w->n_seen + n_deny;
+    TRY(infer_distinct(&j->m->infer, j->arena, w->seen, &q->n_seen));
+    q->has_allow = r->n_allow > 0;
+    if (!q->has_allow) return OK;
+    TRY(ARENA_NEW(j->arena, &allow, r->n_allow));
+    TRY(read_rows(j, r->allow, r->n_allow, "allow", allow, &q->n_allow));
+    q->allow = allow;
+    q->n_allow = rows_without(allow, q->n_allow, q->seen, q->n_seen);
     return OK;
-}
-
-static bool has_row(const int32_t *rows, int32_t n, int32_t row) {
-    int32_t low = 0, high = n;
-    while (low < high) {
-        int32_t middle = low + (high - low) / 2;
-        if (rows[middle] < row)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low < n && rows[low] == row;
 }
 
 /* For a user of whom nothing is known. */
 static status copy_popular(job *j, const users *u) {
     served *m = j->m;
     TRY(served_find_popular(m, u));
-    TRY(ARENA_NEW(j->arena, &j->popular, (size_t)j->top_k));
-    TRY(ARENA_NEW(j->arena, &j->popular_count, (size_t)j->top_k));
-    for (size_t i = 0; i < m->n_popular && j->n_popular < j->top_k; i++) {
-        int32_t row = m->table.items.row[m->popular[i].item];
-        if (has_row(j->seen, j->n_seen, row)) continue;
-        if (j->has_allow && !has_row(j->allow, j->n_allow, row)) continue;
-        j->popular[j->n_popular] = m->popular[i].item;
-        j->popular_count[j->n_popular++] = (float)m->popular[i].n_events;
-    }
+    infer_popular(&m->infer, &j->q, m->popular, m->n_popular);
     return OK;
 }
 
@@ -352,7 +319,7 @@ static status copy_unknown(job *j, const engine_id *ids, size_t n) {
     if (j->out->n_unknown == 0) return OK;
     TRY(ARENA_NEW(j->arena, &j->candidate_id, n));
     for (size_t i = 0; i < n; i++) {
-        if (j->candidate[i] != 0) continue;
+        if (j->q.candidate[i] != 0) continue;
         j->candidate_id[i] = ids[i];
         if (ids[i].text != NULL)
             TRY(arena_copy_text(j->arena, ids[i].text, ids[i].n, &j->candidate_id[i].text));
@@ -362,18 +329,19 @@ static status copy_unknown(job *j, const engine_id *ids, size_t n) {
 
 static status read_candidates(job *j, const engine_request *r) {
     size_t n = r->n_candidates;
-    TRY(ARENA_NEW_RAW(j->arena, &j->candidate, n));
-    TRY(read_ids(j, r->candidates, n, "candidates", j->candidate));
+    uint32_t *item;
+    TRY(ARENA_NEW_RAW(j->arena, &item, n));
+    TRY(read_ids(j, r->candidates, n, "candidates", item));
+    j->q.candidate = item;
     TRY(copy_unknown(j, r->candidates, n));
-    j->n_candidates = (int32_t)n;
+    j->q.n_candidates = (int32_t)n;
     if (!j->m->is_ranking) return OK;
-    size_t row = (size_t)j->m->columns.width * act_bytes(j->m->compute.be->act);
-    return arena_alloc_raw(j->arena, &j->logits, n, row);
+    size_t row = (size_t)j->m->infer.columns.width * act_bytes(j->m->compute.be->act);
+    return arena_alloc_raw(j->arena, &j->q.logits, n, row);
 }
 
 static status check(const served *m, const engine_request *r) {
-    if (!r->has_user && !r->has_history)
-        return fail(ERR_USAGE, "for whom? give a user or a history");
+    if (!r->has_user && !r->has_history) return fail(ERR_USAGE, "give a user or a history");
     if (r->has_history && r->n_extra > 0)
         return fail(ERR_USAGE, "give either a whole history or extra events, not both");
     if (r->task == ENGINE_RANK) {
@@ -404,10 +372,10 @@ static uint64_t what(uint64_t kind, uint64_t feature, uint64_t value) {
 /* What the model reads of a history, token by token: all that the rows of a token depend on is in
  * it and in the tokens before. */
 static void list_whats(const job *j, uint64_t *t) {
-    const user_events *e = &j->events;
-    for (int32_t f = 0; f < j->m->n_context; f++)
+    const user_events *e = &j->q.events;
+    for (int32_t f = 0; f < j->m->infer.n_context; f++)
         *t++ = what(TOKEN_CONTEXT, (uint64_t)f, e->context[f]);
-    if (j->m->per_event == 1) {
+    if (j->m->infer.per_event == 1) {
         for (uint64_t i = 0; i < e->n; i++)
             t[i] = what(TOKEN_ITEM, 0, e->item[i]);
         return;
@@ -421,16 +389,17 @@ static void list_whats(const job *j, uint64_t *t) {
 
 /* The same with times. */
 static void list_timed(const job *j, kv_token *t) {
-    const user_events *e = &j->events;
+    const user_events *e = &j->q.events;
     int64_t tps = j->m->names->time_per_second;
-    for (int32_t f = 0; f < j->m->n_context; f++)
+    for (int32_t f = 0; f < j->m->infer.n_context; f++)
         *t++ = (kv_token){.what = what(TOKEN_CONTEXT, (uint64_t)f, e->context[f])};
     for (uint64_t i = 0; i < e->n; i++) {
         uint64_t next = i + 1 < e->n ? i + 1 : i;
         *t++ = (kv_token){.what = what(TOKEN_ITEM, 0, e->item[i]),
                           .time = seq_seconds(e->time[i], tps),
                           .seen_at = seq_seconds(e->time[next], tps)};
-        if (j->m->per_event == 2) *t++ = (kv_token){.what = what(TOKEN_ACTION, 0, e->action[i])};
+        if (j->m->infer.per_event == 2)
+            *t++ = (kv_token){.what = what(TOKEN_ACTION, 0, e->action[i])};
     }
 }
 
@@ -467,16 +436,21 @@ static status fill(job *j, const engine_request *r, const job_users *from) {
     TRY(read_window(j, r, from, &w));
     TRY(read_given_context(j, r));
     int32_t first = j->m->s->max_history - w.n_kept;
-    j->events.n = (uint64_t)w.n_kept;
-    j->events.item = w.item + first;
-    j->events.action = w.action + first;
-    j->events.time = w.time != NULL ? w.time + first : NULL;
+    j->q.events.n = (uint64_t)w.n_kept;
+    j->q.events.item = w.item + first;
+    j->q.events.action = w.action + first;
+    j->q.events.time = w.time != NULL ? w.time + first : NULL;
     j->out->n_events = w.n;
     j->out->n_window = w.n_kept;
     j->out->n_unknown_events = w.n_unknown;
-    j->n_tokens = j->m->n_context + j->m->per_event * w.n_kept;
+    j->n_tokens = infer_tokens(&j->m->infer, j->q.events.n);
     TRY(list_tokens(j));
+    if (r->wants_vector && !j->m->is_ranking)
+        TRY(ARENA_NEW(j->arena, &j->q.vector, (size_t)j->m->infer.table.dim));
     if (r->task == ENGINE_RANK) return read_candidates(j, r);
+    j->q.k = r->top_k;
+    TRY(ARENA_NEW_RAW(j->arena, &j->q.item, (size_t)r->top_k));
+    TRY(ARENA_NEW_RAW(j->arena, &j->q.score, (size_t)r->top_k));
     TRY(read_filters(j, r, &w));
     return w.n_kept == 0 ? read_popular(j, from) : OK;
 }
@@ -492,12 +466,137 @@ status job_make(job **out, engine_answer *answer, const engine_request *r, const
                .arena = &answer->memory->arena,
                .task = r->task,
                .top_k = r->top_k,
-               .wants_vector = r->wants_vector,
-               .keeps_seen = r->keeps_seen,
                .priority = r->priority};
     TRY(fill(j, r, from));
-    int32_t n_targets = m->is_ranking ? j->n_candidates : 0;
-    j->flops = served_flops(m, j->n_tokens + n_targets, n_targets, 0);
+    int32_t n_targets = m->is_ranking ? j->q.n_candidates : 0;
+    j->flops = served_flops(m, j->n_tokens, n_targets);
     *out = j;
     return OK;
+}
+
+/* The items of an answer, from the results of its job. */
+
+status job_answer_items(job *j) {
+    const infer_query *q = &j->q;
+    engine_item *to;
+    TRY(ARENA_NEW(j->arena, &to, (size_t)q->n_best));
+    for (int32_t i = 0; i < q->n_best; i++) {
+        to[i] = served_item_names(j->m, q->item[i]);
+        to[i].place = (uint32_t)i;
+        to[i].values = &q->score[i];
+    }
+    j->out->items = to;
+    j->out->n_items = (size_t)q->n_best;
+    return OK;
+}
+
+/* A number that is less for candidates that come first: by value downwards, those without one last,
+ * of equal ones the first given first. */
+static uint64_t order_key(float value, uint32_t place) {
+    uint32_t bits;
+    if (isnan(value)) return (uint64_t)UINT32_MAX << 32 | place;
+    value += 0.0f; /* -0 and 0 are equal */
+    memcpy(&bits, &value, sizeof bits);
+    bits = bits >> 31 ? ~bits : bits | 1u << 31; /* ascending as the values are */
+    return (uint64_t)~bits << 32 | place;
+}
+
+/* Sorts keys whose lower halves, the places, ascend already: by the bytes of the upper ones, from
+ * the last to the first.  `other` has room for as many; returns where the sorted ones are. */
+static uint64_t *sort_keys(uint64_t *key, uint64_t *other, size_t n) {
+    uint32_t at[4][256] = {0};
+    for (size_t i = 0; i < n; i++)
+        for (int byte = 0; byte < 4; byte++)
+            at[byte][key[i] >> (32 + 8 * byte) & 255]++;
+    for (int byte = 0; byte < 4; byte++) {
+        int shift = 32 + 8 * byte;
+        uint32_t sum = 0;
+        if (at[byte][key[0] >> shift & 255] == n) continue; /* all have the same byte */
+        for (int i = 0; i < 256; i++) {
+            uint32_t count = at[byte][i];
+            at[byte][i] = sum;
+            sum += count;
+        }
+        for (size_t i = 0; i < n; i++)
+            other[at[byte][key[i] >> shift & 255]++] = key[i];
+        uint64_t *sorted = other;
+        other = key;
+        key = sorted;
+    }
+    return key;
+}
+
+static void clear_values(job *j) {
+    size_t n = (size_t)j->q.n_candidates * (size_t)j->m->infer.columns.n;
+    for (size_t i = 0; i < n; i++)
+        j->q.values[i] = NAN;
+}
+
+/* Memory is cleared even where it is overwritten: so it is in this core's caches when the results
+ * come. */
+status job_name_candidates(job *j) {
+    size_t n = (size_t)j->q.n_candidates, width = (size_t)j->m->infer.columns.n;
+    if (j->named != NULL) return OK;
+    if (j->q.logits != NULL && j->m->compute.be->act != ACT_F32)
+        TRY(ARENA_NEW(j->arena, &j->wide, n * (size_t)j->m->infer.columns.width));
+    TRY(ARENA_NEW(j->arena, &j->q.values, n * width));
+    TRY(ARENA_NEW(j->arena, &j->keys, 2 * n));
+    TRY(ARENA_NEW(j->arena, &j->named, n));
+    for (size_t i = 0; i < n; i++) {
+        engine_item *to = &j->named[i];
+        if (j->q.candidate[i] != 0)
+            *to = served_item_names(j->m, j->q.candidate[i]);
+        else
+            to->id = j->candidate_id[i];
+        to->place = (uint32_t)i;
+        to->values = j->q.values + i * width;
+    }
+    clear_values(j);
+    return OK;
+}
+
+static uint64_t *find_order(job *j) {
+    size_t n = (size_t)j->q.n_candidates, width = (size_t)j->m->infer.columns.n;
+    for (size_t i = 0; i < n; i++)
+        j->keys[i] = order_key(j->q.values[i * width], (uint32_t)i);
+    return sort_keys(j->keys, j->keys + n, n);
+}
+
+/* The best ones first: each is moved to its place, around the circles of the permutation, so that
+ * no memory but theirs is looked at. */
+static void order_candidates(job *j) {
+    size_t n = (size_t)j->q.n_candidates;
+    uint64_t *key = find_order(j);
+    for (size_t first = 0; first < n; first++) {
+        engine_item kept = j->named[first];
+        size_t at = first, from = (uint32_t)key[at];
+        for (; from != first; from = (uint32_t)key[at]) {
+            j->named[at] = j->named[from];
+            key[at] = at;
+            at = from;
+        }
+        j->named[at] = kept;
+        key[at] = at;
+    }
+}
+
+status job_answer_candidates(job *j) {
+    int32_t n = j->q.n_candidates;
+    TRY(job_name_candidates(j));
+    if (j->q.logits != NULL) infer_finish(&j->m->infer, &j->q, j->wide);
+    if (j->top_k > 0) order_candidates(j);
+    j->out->items = j->named;
+    j->out->n_items = (size_t)(j->top_k > 0 && j->top_k < n ? j->top_k : n);
+    return OK;
+}
+
+void job_rehearse(job *j) {
+    enum { MOST = 1024 }; /* of more the code is the smaller part */
+    size_t n = (size_t)j->q.n_candidates * (size_t)j->m->infer.columns.width;
+    if (j->named == NULL || j->wide == NULL || j->q.n_candidates > MOST) return;
+    for (size_t i = 0; i < n; i++)
+        j->wide[i] = (float)((uint32_t)i * 2654435761u >> 24) / 64;
+    infer_finish_floats(&j->m->infer, &j->q, j->wide);
+    if (j->top_k > 0) (void)find_order(j);
+    clear_values(j);
 }

@@ -19,6 +19,7 @@ struct engine_answer_memory {
 };
 
 typedef struct job {
+    infer_query q; /* in the numbers of its model; job_of */
     engine_answer *out;
     engine_done done;           /* NULL: a caller waits for is_done */
     bool (*is_gone)(void *ctx); /* or NULL */
@@ -27,36 +28,18 @@ typedef struct job {
     arena *arena;
     engine_task task;
     int32_t top_k;
-    bool wants_vector, keeps_seen;
-    user_events events; /* the window, oldest first, in the model's numbers */
-    int32_t *seen;      /* (n_seen): rows of the catalogue to leave out, ascending and distinct */
-    int32_t n_seen;
-    bool has_allow;
-    int32_t *allow; /* (n_allow): rows, ascending and distinct, without those of `seen` */
-    int32_t n_allow;
-    uint32_t *candidate;     /* (n_candidates): numbers; 0: unknown */
     engine_id *candidate_id; /* (n_candidates): of the unknown ones; NULL: there are none */
-    int32_t n_candidates;
-    uint32_t *popular; /* (n_popular): for a user without a history */
-    float *popular_count;
-    int32_t n_popular;
-    /* Ranking: (n_candidates, columns.width) act, of which n_logits rows are there: those of the
-     * candidates that the model knows.  NULL: the values are written by the search. */
-    void *logits;
-    int32_t n_logits;
     /* The items are left to engine_make_items: what all callers of a batch do at the same time, the
      * thread that computes would do one after the other. */
     bool is_left;
     /* Of job_name_candidates; before, NULL. */
-    float *wide;   /* (n_candidates, columns.width): the logits as floats, where they are not */
-    float *values; /* (n_candidates, columns); NAN: no result */
+    float *wide; /* (n_candidates, columns.width): the logits as floats, where they are not */
     engine_item *named; /* (n_candidates): as they were given, then as they are answered */
     uint64_t *keys;     /* (2 n_candidates): for their order */
     int32_t n_tokens;   /* of its history, candidates not included */
     void *tokens;       /* (n_tokens), as the cache has them; NULL: there is none */
     kv_path path;       /* of its pages, as far as they were found */
     double flops;       /* predicted without a cache */
-    int32_t n_reused;
     size_t bytes;       /* of the answer's memory, when it was queued */
     uint64_t submit_ns; /* by clock_ns */
     /* Its own; or, without one, the time until which it is predicted to be answered at the latest,
@@ -69,19 +52,30 @@ typedef struct job {
     uint64_t order;
 } job;
 
+static inline job *job_of(const infer_query *q) {
+    return (job *)(uintptr_t)q;
+}
+
 /* The users, and their lock, which a job is made without. */
 typedef struct job_users {
     const users *users;
     pthread_mutex_t *lock;
 } job_users;
 
-/* Makes a job for an answer that has its model.  ERR_USAGE: what is
- * wrong with the request; ERR_UNSUPPORTED: the model cannot do it. */
+/* Makes a job for an answer that has its model.  ERR_USAGE: what is wrong with the request;
+ * ERR_UNSUPPORTED: the model cannot do it. */
 status job_make(job **out, engine_answer *answer, const engine_request *r, const job_users *from);
+
+/* Tokens that a job adds to a batch, at most. */
+static inline int32_t job_tokens(const job *j) {
+    if (!j->m->is_ranking) return j->n_tokens;
+    int32_t n = j->q.n_candidates, most = j->m->infer.max_part;
+    return j->n_tokens + (n < most ? n : most) + 1;
+}
 
 /* Writes the answer's items from the job's results: best first for recommend and for rank with
  * top_k, else in the order of the candidates. */
-status job_answer_items(job *j, const uint32_t *item, const float *score, int32_t n);
+status job_answer_items(job *j);
 status job_answer_candidates(job *j);
 
 /* Makes what the results go to and what job_answer_candidates needs besides them, which then cannot

@@ -2,28 +2,27 @@
 
 #include <string.h>
 
-#include "serve/engine/run.h"
-
-/* The limit of the predicted wait: seconds, or so many times the normal 99th percentile, in times
- * of a job. */
+/* Longest predicted wait that is admitted: LIMIT_S seconds, or NORMAL_TIMES the normal p99 wait,
+ * whichever is longer.  NORMAL_JOBS is the normal p99 wait in job times: the lower bound of p99
+ * queueing at a utilisation of 0.8. */
 static const double LIMIT_S = 0.25, NORMAL_TIMES = 10, NORMAL_JOBS = 10;
 
-/* Jobs that may wait or run before one without a deadline is refused. */
+/* Queued and running jobs below which a job without a deadline is always admitted. */
 enum { ALWAYS_ADMITTED = 64 };
 
-/* Factor of the time that jobs before one take, so that about one in a hundred waits longer than
- * predicted. */
+/* Factor on the time of the jobs ahead, so that about 1 % of jobs wait longer than predicted. */
 static const double MARGIN = 1.5;
 
-/* A batch of jobs without a deadline may take this share of the limit, whatever its first job has
- * left: short batches would make all of them later. */
+/* A batch of jobs without a deadline may take this share of the limit even if its first job has
+ * less time left: many small batches would delay all of them more. */
 static const double BATCH_SHARE = 0.1;
 
-/* What is left of a batch's weight in the rate after another one; and a batch counts as at most so
- * many times its prediction: a machine that stood still says nothing about the next batch. */
+/* Decay of a batch's weight in the fit with each later batch.  A batch counts as at most LONGEST
+ * times its prediction: a stall of the machine says nothing about the next batch. */
 static const double KEPT = 0.95, LONGEST = 4;
 
-/* The rate is doubted after so long without a batch: the next job shows what it is now. */
+/* After so long without a batch the rate is out of date: the next job is admitted and measures it
+ * again. */
 static const uint64_t DOUBT_NS = 100000000;
 
 status job_queue_init(job_queue *q, int32_t max_jobs, size_t max_bytes) {
@@ -50,7 +49,7 @@ static bool is_before(const job *a, const job *b) {
     return a->order < b->order;
 }
 
-/* Where a job would be in the queue: after all that are not less urgent. */
+/* The place of a job in the queue: after all jobs that are at least as urgent. */
 static size_t place_of(const job_queue *q, const job *j) {
     size_t low = 0, high = q->n;
     while (low < high) {
@@ -82,18 +81,18 @@ static double seconds_until(uint64_t then, uint64_t now) {
 
 static void add(queue_load *l, const job *j, int sign) {
     l->n += sign;
-    l->tokens += sign * run_tokens(j);
+    l->tokens += sign * job_tokens(j);
     l->flops += sign * j->flops;
 }
 
-/* Whether one more job fits a batch that begins now.  All of a batch are answered when it ends, so
- * nobody may join who makes it end after the deadline of its first job, unless that one is late in
- * any case. */
+/* Whether one more job fits a batch that begins now.  All jobs of a batch are answered when it
+ * ends, so none may join that moves the end past the deadline of the first job, unless that one is
+ * late anyway. */
 static bool fits(const job_queue *q, const queue_load *b, const job *j, uint64_t now) {
     const job *first = q->item[0];
     if (b->n == 0) return true;
     if (j->m != first->m || b->n >= j->m->max_batch) return false;
-    if (b->tokens + run_tokens(j) > j->m->max_tokens) return false;
+    if (b->tokens + job_tokens(j) > j->m->max_tokens) return false;
     double left = seconds_until(first->deadline_ns, now), least = BATCH_SHARE * job_queue_limit(q);
     if (!first->has_deadline && left < least) left = least;
     return MARGIN * job_queue_seconds(q, b->flops + j->flops) <= left ||
@@ -122,13 +121,13 @@ int32_t job_queue_take(job_queue *q, uint64_t now, job **out, int32_t room) {
         q->bytes -= out[n]->bytes;
     }
     q->n -= (size_t)n;
-    if (q->n == 0) q->load.flops = 0; /* what was rounded off does not add up */
+    if (q->n == 0) q->load.flops = 0; /* drops rounding errors */
     memmove(q->item, q->item + n, q->n * sizeof(job *));
     return n;
 }
 
-/* Seconds until the batch that runs ends.  One that takes longer than predicted is expected to take
- * a tenth of its time more. */
+/* Predicted seconds until the running batch ends; for an overdue one, a tenth of its time so far.
+ */
 static double running_left(const job_queue *q, uint64_t now) {
     if (q->running_since == 0) return 0;
     double gone = seconds_until(now, q->running_since);
@@ -136,8 +135,8 @@ static double running_left(const job_queue *q, uint64_t now) {
     return left > gone / 10 ? left : gone / 10;
 }
 
-/* The predicted wait of a job, if a batch ends in left_s seconds: `all` are the jobs before it and
- * it itself. */
+/* The predicted wait of a job while the running batch has left_s seconds to go; `all` sums the jobs
+ * before it and itself. */
 static double wait_of(const job_queue *q, const job *j, const queue_load *all, double left_s) {
     int64_t by_jobs = (all->n + j->m->max_batch - 1) / j->m->max_batch;
     int64_t by_tokens = (all->tokens + j->m->max_tokens - 1) / j->m->max_tokens;
@@ -146,8 +145,8 @@ static double wait_of(const job_queue *q, const job *j, const queue_load *all, d
     return own_s + MARGIN * (left_s + batches * q->batch_s + all->flops * q->flop_s - own_s);
 }
 
-/* Whether a job that would be at this place makes one with a deadline late that is in time without
- * it; `before` are the jobs before it. */
+/* Whether a job at this place would make a job with a deadline miss it that meets it otherwise;
+ * `before` sums the jobs before it. */
 static bool is_in_the_way(const job_queue *q, const job *j, size_t place, queue_load before,
                           uint64_t now) {
     queue_load after = before;
@@ -190,8 +189,8 @@ void job_queue_begin(job_queue *q, int32_t n, double flops, uint64_t now) {
     q->running_since = now;
 }
 
-/* Least squares over the batches so far, the newest with the most weight.  Batches that are all
- * alike say nothing about the share that does not grow with them: it then stays as it was. */
+/* Weighted least squares over all batches, the newest with the most weight.  Batches of equal size
+ * do not determine the fixed part, which then keeps its value. */
 static void fit(job_queue *q, double flops, double seconds, int32_t n) {
     double most = LONGEST * job_queue_seconds(q, flops);
     if (q->w > 1 && seconds > most) seconds = most;

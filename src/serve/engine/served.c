@@ -1,6 +1,7 @@
 #include "serve/engine/served.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +11,6 @@
 #include "base/mem.h"
 #include "base/thread.h"
 #include "ops/device.h"
-#include "serve/engine/warm.h"
 
 enum { PART = 256, POPULAR_NS = 1000000000, DEFAULT_BATCH = 64, DEFAULT_TOKENS = 8192 };
 
@@ -28,7 +28,8 @@ static void *check(void *argument) {
 static status start_check(served *m) {
     if (!m->trained.is_engine) return OK;
     int code = pthread_create(&m->checker, NULL, check, m);
-    if (code != 0) return fail(ERR_IO, "no thread to check %s: %s", m->path, strerror(code));
+    if (code != 0)
+        return fail(ERR_IO, "cannot start a thread to check %s: %s", m->path, strerror(code));
     m->is_checking = true;
     return OK;
 }
@@ -60,22 +61,26 @@ static status open_trained(served *m, const served_config *c) {
     return vocabulary_map_init(&m->map, m->trained.vocabulary, c->data, m->compute.workers);
 }
 
+/* Tokens of the longest history with one event more. */
+static int32_t longest_history(const served *m) {
+    const session *s = m->s;
+    return s->limits.n_context + (m->is_ranking ? 2 : 1) * (s->max_history + 1);
+}
+
 /* A dynamic table has a buffer for the rows of the model's own largest batch; other models take as
  * many candidates of a user as the batch has room for. */
-static void set_sizes(served *m, const served_config *c) {
+static int32_t choose_sizes(served *m, const served_config *c) {
     const session *s = m->s;
     bool is_dynamic = model_tables(s->model)->n > 0;
     m->is_ranking = s->config->task == TASK_RANKING;
-    m->reads_actions = m->is_ranking;
-    m->n_context = s->limits.n_context;
-    m->per_event = m->is_ranking ? 2 : 1;
+    int32_t max_part = m->is_ranking && s->max_targets > 0 ? larger(PART, s->max_targets) : 1;
+    if (is_dynamic && s->max_targets > 0) max_part = s->max_targets;
+    int32_t longest = longest_history(m) + max_part;
     m->max_batch = c->max_batch;
-    m->max_part = !m->is_ranking || s->max_targets == 0 ? 1 : larger(PART, s->max_targets);
-    if (is_dynamic && s->max_targets > 0) m->max_part = s->max_targets;
-    int32_t longest = m->n_context + m->per_event * (s->max_history + 1) + m->max_part;
     m->max_tokens = larger(c->max_tokens, longest);
     if (is_dynamic && m->max_tokens > c->max_batch * longest)
         m->max_tokens = c->max_batch * longest;
+    return max_part;
 }
 
 /* Ids ascend and none is there twice. */
@@ -100,10 +105,9 @@ static void count_flops(served *m) {
     }
 }
 
-double served_flops(const served *m, int32_t n, int32_t n_targets, int32_t n_cached) {
-    double rows = n - n_cached, history = n - n_targets;
-    double pairs = (history - n_cached) * (history + n_cached) / 2 + n_targets * (history + 1);
-    return rows * m->flops_token + pairs * m->flops_pair + m->flops_head;
+double served_flops(const served *m, int32_t n_history, int32_t n_targets) {
+    double n = n_history, pairs = n * n / 2 + n_targets * (n + 1);
+    return (n + n_targets) * m->flops_token + pairs * m->flops_pair + m->flops_head;
 }
 
 engine_work served_work(const served *m, const engine_shape *s) {
@@ -114,7 +118,7 @@ engine_work served_work(const served *m, const engine_shape *s) {
     double pairs =
         (history - s->n_reused) * (history + s->n_reused) / 2 + n_targets * (history + 1);
     double kv = m->cache != NULL ? (double)m->store.page_bytes * m->store.n_layers / KV_PAGE : 0;
-    double item = m->table.narrow != NULL ? act : sizeof(float);
+    double item = m->infer.table.narrow != NULL ? act : sizeof(float);
     double catalogue = m->is_ranking ? 0 : e * item * (double)m->names->n_items;
     engine_work w = {.bytes = m->flops_token / 2 * act + catalogue};
     w.flops = n_users * (s->n_computed * m->flops_token + pairs * m->flops_pair + m->flops_head);
@@ -147,7 +151,7 @@ static status open_cache(served *m, const served_config *c) {
                          .n_host_pages = (int32_t)n_host,
                          .is_fp8 = m->has_fp8_kv,
                          .max_users = m->max_batch,
-                         .max_len = m->n_context + m->per_event * (m->s->max_history + 1)};
+                         .max_len = longest_history(m)};
     TRY(kv_store_init(&m->store, m->s->model, &s));
     return kv_cache_create(&m->cache, &k);
 }
@@ -172,25 +176,233 @@ static status make(served *m, const served_config *c) {
     TRY(backend_open(&m->compute.be, m->compute.workers, c->device, false));
     TRY(open_trained(m, c));
     TRY(model_pack(m->s->model));
-    set_sizes(m, c);
+    infer_config f = {.max_part = choose_sizes(m, c), .is_serving = true};
     find_dense(m);
     count_flops(m);
-    TRY(score_columns_init(&m->columns, m->s));
-    TRY(item_table_init(&m->table, m->s->model));
-    if (!m->is_ranking) TRY(item_table_narrow(&m->table));
-    if (!m->is_ranking && c->has_int8_items) TRY(item_table_shrink(&m->table));
-    /* Where the model has no candidates, one is an event like others. */
-    int32_t max_targets = m->is_ranking && m->s->max_targets > 0 ? m->max_part : 0;
-    TRY(histories_init_bounded(&m->batch, m->s, m->max_batch, max_targets, m->max_tokens));
     TRY(open_cache(m, c));
-    pass_config p = {.max_users = m->max_batch,
-                     .max_tokens = m->max_tokens,
-                     .max_targets = max_targets,
-                     .has_cache = m->cache != NULL,
-                     .is_recorded = true};
-    TRY(pass_create(&m->pass, m->s->model, &p));
-    pass_set_fp8_kv(m->pass, m->has_fp8_kv);
+    f.max_users = m->max_batch;
+    f.max_tokens = m->max_tokens;
+    f.has_int8_items = c->has_int8_items;
+    f.store = m->cache != NULL ? &m->store : NULL;
+    f.has_fp8_kv = m->has_fp8_kv;
+    return infer_init(&m->infer, m->s, &f);
+}
+
+/* What is run before a model is ready: memory is touched, its rate is known, and the shapes that
+ * requests are likely to have are recorded (pass_config.is_recorded).  Measured are the costs of
+ * computing a token and of loading a page, between which requests choose, and what 8-bit keys and
+ * values change. */
+
+/* Candidates and repetitions of what is timed, pages that are moved; and users of a recorded batch,
+ * at most, and how often histories are shortened to an eighth. */
+enum { CANDIDATES = 64, REPEATS = 3, MOVED = 32, WARM_USERS = 16, WARM_LENGTHS = 3 };
+
+/* An invented history as long as the model reads, and candidates. */
+typedef struct trial {
+    served *m;
+    uint32_t *item, *candidate;
+    uint16_t *action;
+    int64_t *time;
+    int32_t *zeros; /* pages */
+} trial;
+
+static status make_trial(trial *t, served *m) {
+    size_t n = (size_t)m->s->max_history, n_candidates = (size_t)m->infer.max_part;
+    *t = (trial){.m = m};
+    TRY(MEM_NEW(&t->item, n));
+    TRY(MEM_NEW(&t->action, n));
+    TRY(MEM_NEW(&t->time, n));
+    TRY(MEM_NEW(&t->candidate, n_candidates));
+    TRY(MEM_NEW(&t->zeros, (size_t)(m->max_tokens / KV_PAGE + 1)));
+    for (size_t i = 0; i < n; i++) {
+        t->item[i] = 1 + (uint32_t)(i * 7919 % m->names->n_items);
+        t->time[i] = (int64_t)i * 60 * m->names->time_per_second;
+    }
+    for (size_t i = 0; i < n_candidates; i++)
+        t->candidate[i] = 1 + (uint32_t)(i % m->names->n_items);
     return OK;
+}
+
+static void free_trial(trial *t) {
+    mem_free(t->item);
+    mem_free(t->candidate);
+    mem_free(t->action);
+    mem_free(t->time);
+    mem_free(t->zeros);
+}
+
+/* Users with the last events of the history; n_reused tokens of each are read from page 0, whatever
+ * is there, and none is stored. */
+typedef struct trial_shape {
+    int32_t n_users, n_events, n_candidates, n_reused;
+} trial_shape;
+
+/* *out: n_numbers results, memory of the pass. */
+static status run_trial(const trial *t, trial_shape shape, const void **out, int64_t *n_numbers) {
+    infer *f = &t->m->infer;
+    int32_t from = t->m->s->max_history - shape.n_events, reused[WARM_USERS];
+    const int32_t *page[WARM_USERS];
+    int64_t n_rows;
+    user_events u = {.n = (uint64_t)shape.n_events,
+                     .item = t->item + from,
+                     .action = t->action + from,
+                     .time = t->time + from};
+    histories_clear(&f->batch);
+    for (int32_t i = 0; i < shape.n_users; i++) {
+        TRY(histories_add(&f->batch, &u, t->candidate, shape.n_candidates));
+        reused[i] = shape.n_reused;
+        page[i] = t->zeros;
+    }
+    plan_cache c = {reused, reused, page};
+    kv_store *store = shape.n_reused > 0 ? f->store : NULL;
+    const plan_cache *cache = shape.n_reused > 0 ? &c : NULL;
+    if (f->is_ranking) {
+        TRY(pass_score_cached(f->pass, &f->batch.view, store, cache, out, &n_rows));
+        *n_numbers = n_rows * f->columns.width;
+    } else {
+        TRY(pass_encode_cached(f->pass, &f->batch.view, store, cache, out));
+        *n_numbers = (int64_t)shape.n_users * f->table.dim;
+    }
+    return t->m->compute.be->ops->sync(t->m->compute.be);
+}
+
+/* The least time of a few runs of one user, and its FLOPs. */
+static status time_trial(const trial *t, int repeats, trial_shape shape, double *seconds,
+                         double *flops) {
+    const void *out;
+    int64_t n_numbers;
+    *seconds = INFINITY;
+    for (int i = 0; i <= repeats; i++) { /* the first one warms up */
+        uint64_t start = clock_ns();
+        TRY(run_trial(t, shape, &out, &n_numbers));
+        if (i > 0) *seconds = fmin(*seconds, (double)(clock_ns() - start) / 1e9);
+    }
+    int32_t n_history = infer_tokens(&t->m->infer, (uint64_t)shape.n_events);
+    *flops = served_flops(t->m, n_history, shape.n_candidates);
+    return OK;
+}
+
+static status learn_rate(const trial *t) {
+    served *m = t->m;
+    trial_shape shape = {
+        .n_users = 1, .n_events = m->s->max_history, .n_candidates = m->is_ranking};
+    double seconds, flops;
+    TRY(time_trial(t, 1, shape, &seconds, &flops));
+    flops -= m->flops_head;
+    m->flop_s = flops > 0 ? seconds / flops : 0;
+    return OK;
+}
+
+/* Users who come back with one more event, by their number and the length of their histories.  A
+ * shape is recorded when it runs the second time. */
+static status record_shapes(const trial *t) {
+    const served *m = t->m;
+    int32_t per_event = m->infer.per_event, n_events = m->s->max_history;
+    int32_t n_candidates = m->is_ranking ? m->infer.max_part : 0;
+    const void *out;
+    int64_t n_numbers;
+    for (int i = 0; i < WARM_LENGTHS && n_events > 1; i++, n_events = (n_events + 7) / 8)
+        for (int32_t n = 1; n <= WARM_USERS && n <= m->max_batch; n *= 2) {
+            int32_t n_tokens = n * (per_event + n_candidates + 1);
+            if (n_tokens > m->max_tokens || n_tokens > PLAN_ROUND_MOST ||
+                (int64_t)n * (n_events + n_candidates) > m->max_tokens)
+                break;
+            int32_t n_reused = infer_tokens(&m->infer, (uint64_t)n_events) - per_event;
+            trial_shape shape = {n, n_events, n_candidates, n_reused};
+            for (int round = 0; round < 2; round++)
+                TRY(run_trial(t, shape, &out, &n_numbers));
+        }
+    return OK;
+}
+
+/* A history of full length; candidates where the model ranks. */
+static trial_shape measured_shape(const served *m) {
+    int32_t most = m->infer.max_part < CANDIDATES ? m->infer.max_part : CANDIDATES;
+    return (trial_shape){1, m->s->max_history, m->is_ranking ? most : 0, 0};
+}
+
+/* The FLOPs of a history cost the same at any length; what every request costs besides is not part
+ * of the choice. */
+static status measure_compute(const trial *t) {
+    served *m = t->m;
+    trial_shape shape = measured_shape(m);
+    double s[2], flops[2];
+    TRY(time_trial(t, REPEATS, shape, &s[0], &flops[0]));
+    shape.n_events = shape.n_events / 4 > 0 ? shape.n_events / 4 : 1;
+    TRY(time_trial(t, REPEATS, shape, &s[1], &flops[1]));
+    double rate = flops[0] > flops[1] ? (s[0] - s[1]) / (flops[0] - flops[1]) : 0;
+    if (rate < 0) rate = 0;
+    m->costs.token_s = rate * m->flops_token;
+    m->costs.pair_s = rate * m->flops_pair;
+    return OK;
+}
+
+static status time_loads(served *m, const kv_move *moves, int32_t n, double *seconds) {
+    *seconds = INFINITY;
+    for (int i = 0; i <= REPEATS; i++) {
+        uint64_t start = clock_ns();
+        TRY(kv_store_move_all(&m->store, moves, n));
+        if (i > 0) *seconds = fmin(*seconds, (double)(clock_ns() - start) / 1e9);
+    }
+    return OK;
+}
+
+/* Nothing is in the pages yet.  The fixed part is what one page costs beyond its share. */
+static status measure_load(served *m) {
+    int32_t n = m->store.n_pages < m->store.n_host_pages ? m->store.n_pages : m->store.n_host_pages;
+    kv_move moves[MOVED];
+    double one, all;
+    if (n > MOVED) n = MOVED;
+    for (int32_t i = 0; i < n; i++)
+        moves[i] = (kv_move){i, i};
+    TRY(time_loads(m, moves, 1, &one));
+    TRY(time_loads(m, moves, n, &all));
+    m->costs.page_s = n > 1 && all > one ? (all - one) / (n - 1) : all / n;
+    m->costs.load_s = one > m->costs.page_s ? one - m->costs.page_s : 0;
+    /* A GPU copies beside its computation, layer by layer. */
+    m->costs.n_stages = m->compute.be->card != NULL ? m->store.n_layers : 1;
+    return OK;
+}
+
+static status read_trial(const trial *t, float **out, int64_t *n) {
+    const void *results;
+    *out = NULL;
+    TRY(run_trial(t, measured_shape(t->m), &results, n));
+    TRY(MEM_NEW(out, (size_t)*n));
+    return backend_read_act(t->m->compute.be, *out, results, (size_t)*n);
+}
+
+static status measure_fp8(const trial *t) {
+    served *m = t->m;
+    float *exact = NULL, *rounded = NULL;
+    int64_t n = 0;
+    pass_set_fp8_kv(m->infer.pass, false);
+    status st = read_trial(t, &exact, &n);
+    pass_set_fp8_kv(m->infer.pass, true);
+    if (st == OK) st = read_trial(t, &rounded, &n);
+    double largest = 0, worst = 0;
+    for (int64_t i = 0; i < n && st == OK; i++) {
+        largest = fmax(largest, fabs((double)exact[i]));
+        worst = fmax(worst, fabs((double)exact[i] - (double)rounded[i]));
+    }
+    m->fp8_error = largest > 0 ? worst / largest : 0;
+    mem_free(exact);
+    mem_free(rounded);
+    return st;
+}
+
+static status warm_up(served *m, const served_config *c) {
+    bool has_host = m->cache != NULL && m->store.n_host_pages > 0 && !c->loads_always;
+    trial t;
+    status st = make_trial(&t, m);
+    if (st == OK) st = learn_rate(&t);
+    if (st == OK && m->cache != NULL && m->compute.be->token_bucket > 0) st = record_shapes(&t);
+    if (st == OK && m->has_fp8_kv) st = measure_fp8(&t);
+    if (st == OK && has_host) st = measure_compute(&t);
+    if (st == OK && has_host) st = measure_load(m);
+    if (st == OK && has_host) kv_cache_set_costs(m->cache, &m->costs);
+    free_trial(&t);
+    return st;
 }
 
 status served_open(served **out, const served_config *c) {
@@ -206,8 +418,7 @@ status served_open(served **out, const served_config *c) {
     rwlock_init(&m->cache_lock);
     snprintf(m->path, sizeof m->path, "%s", c->path);
     status st = make(m, &chosen);
-    if (st == OK) st = warm_up(m);
-    if (st == OK) st = served_measure(m, &chosen);
+    if (st == OK) st = warm_up(m, &chosen);
     if (st != OK) {
         served_drop(m);
         return st;
@@ -224,14 +435,10 @@ void served_keep(served *m) {
 void served_drop(served *m) {
     if (m == NULL || atomic_fetch_sub(&m->refs, 1) > 1) return;
     if (m->is_checking) pthread_join(m->checker, NULL);
-    if (m->room != NULL) m->compute.be->ops->release(m->compute.be, m->room);
-    pass_destroy(m->pass);
+    if (m->infer.s != NULL) infer_fini(&m->infer);
     kv_cache_destroy(m->cache);
     kv_store_fini(&m->store);
-    histories_fini(&m->batch);
     arena_fini(&m->scratch);
-    item_table_fini(&m->table);
-    score_columns_fini(&m->columns);
     if (m->has_map) vocabulary_map_fini(&m->map);
     trained_close(&m->trained);
     backend_destroy(m->compute.be);
@@ -243,10 +450,6 @@ void served_drop(served *m) {
     mem_free(m);
 }
 
-uint32_t served_find_item(const served *m, const id_text *id) {
-    return seq_find_item(m->names, id->text);
-}
-
 status served_find_id(const served *m, const engine_id *id, const char *what, uint32_t *out) {
     id_text text;
     if (id->text == NULL && !m->names->has_text_items) {
@@ -254,7 +457,7 @@ status served_find_id(const served *m, const engine_id *id, const char *what, ui
         return OK;
     }
     TRY(id_text_make(&text, id, what));
-    *out = served_find_item(m, &text);
+    *out = seq_find_item(m->names, text.text);
     return OK;
 }
 
@@ -267,7 +470,7 @@ status served_know_items(served *m, const users *u) {
         const char *text = text_map_get(&u->items, (uint32_t)m->n_extra, &bytes);
         memcpy(id.text, text, bytes);
         id.text[id.n = bytes] = '\0';
-        m->extra[m->n_extra] = served_find_item(m, &id);
+        m->extra[m->n_extra] = seq_find_item(m->names, id.text);
     }
     return OK;
 }
@@ -277,19 +480,13 @@ uint32_t served_item(const served *m, const users *u, uint32_t item) {
     return m->has_map ? m->map.item[item] : item;
 }
 
-static int compare_popular(const void *a, const void *b) {
-    const popular_item *x = a, *y = b;
-    if (x->n_events != y->n_events) return x->n_events < y->n_events ? 1 : -1;
-    return (x->item > y->item) - (x->item < y->item);
-}
-
 /* Items without an event, and without a row in the model, are not popular. */
 static size_t collect_popular(const served *m, const users *u, popular_item *to) {
     size_t n = 0;
     for (uint32_t i = 1; i < u->n_counts; i++) {
         uint32_t item = u->counts[i] > 0 ? served_item(m, u, i) : 0;
-        if (item == 0 || m->table.items.row[item] < 0) continue;
-        to[n++] = (popular_item){item, u->counts[i]};
+        if (item == 0 || m->infer.table.items.row[item] < 0) continue;
+        to[n++] = (popular_item){u->counts[i], item};
     }
     return n;
 }
@@ -303,7 +500,7 @@ status served_find_popular(served *m, const users *u) {
     TRY(served_know_items(m, u));
     TRY(MEM_NEW_RAW(&all, u->n_counts + 1));
     m->n_popular = collect_popular(m, u, all);
-    if (m->n_popular > 0) qsort(all, m->n_popular, sizeof *all, compare_popular);
+    popular_sort(all, m->n_popular);
     mem_free(m->popular);
     m->popular = all;
     m->popular_change = u->n_changes;
@@ -331,21 +528,21 @@ engine_item served_item_names(const served *m, uint32_t item) {
 void served_info(const served *m, const char *name, engine_model_info *out) {
     *out = (engine_model_info){.step = m->trained.origin.step,
                                .n_items = m->names->n_items,
-                               .dim = m->table.dim,
+                               .dim = m->infer.table.dim,
                                .max_history = m->s->max_history,
-                               .n_columns = m->columns.n,
+                               .n_columns = m->infer.columns.n,
                                .load_s = m->load_s};
     snprintf(out->name, sizeof out->name, "%s", name);
     snprintf(out->version, sizeof out->version, "%s", m->version_text);
     snprintf(out->path, sizeof out->path, "%s", m->path);
     snprintf(out->device, sizeof out->device, "%s", m->compute.be->name);
     snprintf(out->task, sizeof out->task, "%s", m->is_ranking ? "ranking" : "retrieval");
-    for (int i = 0; i < m->columns.n && i < ENGINE_MAX_COLUMNS; i++)
-        out->columns[i] = m->columns.names[i];
-    out->memory_bytes = model_memory_bytes(m->s->model) + pass_memory_bytes(m->pass);
-    if (m->table.small.rows != NULL)
-        out->memory_bytes += rank_int8_bytes(m->table.items.n, m->table.dim);
-    out->has_int8_items = m->table.small.rows != NULL;
+    for (int i = 0; i < m->infer.columns.n && i < ENGINE_MAX_COLUMNS; i++)
+        out->columns[i] = m->infer.columns.names[i];
+    out->memory_bytes = model_memory_bytes(m->s->model) + pass_memory_bytes(m->infer.pass);
+    if (m->infer.table.small.rows != NULL)
+        out->memory_bytes += rank_int8_bytes(m->infer.table.items.n, m->infer.table.dim);
+    out->has_int8_items = m->infer.table.small.rows != NULL;
     out->is_cached = m->cache != NULL;
     out->has_fp8_kv = m->has_fp8_kv;
     out->fp8_error = m->fp8_error;

@@ -9,10 +9,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "model/histories.h"
-#include "model/item_table.h"
-#include "model/kv_store.h"
-#include "model/score_columns.h"
+#include "model/infer.h"
 #include "model/trained.h"
 #include "serve/cache/kv_cache.h"
 #include "serve/state/users.h"
@@ -20,11 +17,6 @@
 /* How much later than the threads that talk to clients those that compute may run (thread_lower).
  */
 enum { SERVED_NICE = 5 };
-
-/* An item and the events it has had. */
-typedef struct popular_item {
-    uint32_t item, n_events;
-} popular_item;
 
 typedef struct served_config {
     const char *path, *device;
@@ -60,11 +52,8 @@ typedef struct served {
     const seq_file *names; /* ids and titles of its items */
     int64_t first_id;      /* of the items, where their ids are numbers without gaps, */
     uint64_t n_dense;      /* and how many they are; 0: they are not */
-    bool is_ranking, reads_actions;
-    int32_t n_context; /* tokens of a sequence before its events */
-    int32_t per_event; /* tokens of an event */
+    bool is_ranking;
     int32_t max_batch, max_tokens;
-    int32_t max_part;   /* candidates of a user in one pass */
     vocabulary_map map; /* from the numbers of the data's items and values; has_map */
     bool has_map;
     /* Under the lock of the users: items that the data does not have. */
@@ -75,12 +64,7 @@ typedef struct served {
     uint64_t popular_change, popular_ns; /* when it was made */
     /* Of the worker. */
     arena scratch; /* of a batch */
-    void *room;    /* (room_bytes) of the backend, for a batch's searches */
-    size_t room_bytes;
-    score_columns columns;
-    item_table table; /* of a retrieval model: the catalogue */
-    pass *pass;
-    histories batch;
+    infer infer;
     kv_cache *cache; /* NULL: nothing is kept */
     /* Whoever makes a job looks for its pages beforehand, where the worker does not change them. */
     pthread_rwlock_t cache_lock;
@@ -106,18 +90,12 @@ status served_checked(served *m);
 bool served_is_checked(served *m); /* it would not wait */
 void served_drop(served *m);       /* NULL is fine */
 
-/* Measures what the choice between loading and computing depends on, and the error of 8-bit keys
- * and values; once, before the first batch. */
-status served_measure(served *m, const served_config *c);
-
 /* Of a token of its cache (kv_cache.h). */
 static inline size_t served_token_bytes(const served *m) {
     return m->reads_times ? sizeof(kv_token) : sizeof(uint64_t);
 }
 
-/* The model's number of an item id; 0: it does not know it. */
-uint32_t served_find_item(const served *m, const id_text *id);
-/* The same without text where ids are numbers.  ERR_USAGE as id_text_make. */
+/* The model's number of an item id; 0: it does not know it.  ERR_USAGE as id_text_make. */
 status served_find_id(const served *m, const engine_id *id, const char *what, uint32_t *out);
 
 /* The same for many ids: most catalogues are numbers without gaps, which need no search, and no
@@ -141,9 +119,8 @@ status served_find_popular(served *m, const users *u);
 /* Id and title of an item. */
 engine_item served_item_names(const served *m, uint32_t item);
 
-/* FLOPs of a sequence of n tokens, n_targets of them candidates, of which n_cached are not
- * computed. */
-double served_flops(const served *m, int32_t n, int32_t n_targets, int32_t n_cached);
+/* FLOPs of a history of so many tokens and its candidates, without a cache. */
+double served_flops(const served *m, int32_t n_history, int32_t n_targets);
 
 engine_work served_work(const served *m, const engine_shape *shape);
 

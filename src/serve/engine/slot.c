@@ -12,7 +12,8 @@ double engine_bucket_s(int i) {
     return step[i % 5] * decade[i / 5];
 }
 
-void engine_times_add(engine_times *t, uint64_t ns) {
+/* Adds a time to a histogram. */
+static void add_time(engine_times *t, uint64_t ns) {
     double s = (double)ns / 1e9;
     int i = 0;
     while (i < ENGINE_BUCKETS && s > engine_bucket_s(i))
@@ -28,10 +29,369 @@ void slot_count(slot *s, engine_task task, engine_outcome outcome) {
     pthread_mutex_unlock(&s->lock);
 }
 
-void slot_answer(slot *s, job *j, engine_outcome outcome) {
+/* Counts the outcome and tells whoever waits; not under the lock. */
+static void answer(slot *s, job *j, engine_outcome outcome) {
     j->out->outcome = outcome;
     slot_count(s, j->task, outcome);
     if (j->done != NULL) j->done(j->ctx, j->out);
+}
+
+/* A batch through its model. */
+
+typedef struct run_report {
+    int32_t tokens_computed, tokens_reused;
+    uint64_t build_ns, layers_ns, head_ns;
+    int32_t tokens_loaded;              /* of the reused ones */
+    uint64_t n_evicted, n_host_evicted; /* pages */
+    uint64_t n_out, n_in, n_computed_again;
+} run_report;
+
+/* From so many jobs on, answers are made on all threads of the pool: waking it takes 100 to 200 us
+ * on 16 cores, the numbers of 256 candidates 5 to 10 us. */
+enum { MANY_JOBS = 32 };
+
+/* How often the cache's lock is tried before the thread sleeps. */
+enum { LOCK_LOOKS = 200 };
+
+/* While the jobs run. */
+typedef struct run {
+    served *m;
+    job *const *jobs;
+    int32_t n;
+    run_report *report;
+    kv_lease *lease; /* (max_batch): of the batch that is built */
+    int32_t n_leases;
+    bool has_lock; /* of the cache */
+} run;
+
+/* Tokens of a job that may be reused: retrieval needs the result of the last one. */
+static int32_t max_reused(const job *j) {
+    return j->m->is_ranking ? j->n_tokens : j->n_tokens - 1;
+}
+
+/* Callers that look for pages hold the lock for some microseconds, less than it takes a thread to
+ * sleep and wake up. */
+static void lock_cache(run *r) {
+    for (int i = 0; i < LOCK_LOOKS && !r->has_lock; i++) {
+        r->has_lock = pthread_rwlock_trywrlock(&r->m->cache_lock) == 0;
+        if (!r->has_lock) thread_pause();
+    }
+    if (!r->has_lock) pthread_rwlock_wrlock(&r->m->cache_lock);
+    r->has_lock = true;
+}
+
+static void unlock_cache(run *r) {
+    if (r->has_lock) pthread_rwlock_unlock(&r->m->cache_lock);
+    r->has_lock = false;
+}
+
+/* Pages that one job stores must not evict pages that another job of the batch reads. */
+static void hold_pages(run *r) {
+    for (int32_t i = 0; i < r->n && r->n > 1; i++) {
+        job *j = r->jobs[i];
+        if (j->n_tokens > 0) kv_cache_hold(r->m->cache, j->tokens, max_reused(j), &j->path);
+    }
+}
+
+static void let_pages_go(run *r) {
+    for (int32_t i = 0; i < r->n; i++)
+        kv_cache_let_go(r->m->cache, &r->jobs[i]->path);
+}
+
+static status begin_leases(run *r) {
+    if (r->m->cache == NULL) return OK;
+    TRY(ARENA_NEW(&r->m->scratch, &r->lease, (size_t)r->m->max_batch));
+    lock_cache(r);
+    kv_cache_tick(r->m->cache);
+    hold_pages(r);
+    return OK;
+}
+
+/* Leases pages for the next sequence of the batch. */
+static status lease_pages(void *ctx, const infer_query *q, int32_t n_tokens, infer_lease *out) {
+    run *r = ctx;
+    job *j = job_of(q);
+    kv_lease *l = &r->lease[r->n_leases];
+    TRY(ARENA_NEW(&r->m->scratch, &l->page, (size_t)(n_tokens / KV_PAGE + 1)));
+    lock_cache(r);
+    kv_cache_take(r->m->cache, j->tokens, n_tokens, max_reused(j), &j->path, l);
+    r->n_leases++;
+    *out = (infer_lease){l->n_reused, l->n_stored, l->page};
+    j->out->tokens_loaded += l->n_loaded;
+    r->report->tokens_loaded += l->n_loaded;
+    return OK;
+}
+
+/* The pass copies between the tiers what the leases need. */
+static void begin_moves(void *ctx) {
+    run *r = ctx;
+    kv_moves m = kv_cache_moves(r->m->cache);
+    kv_store_set_moves(&r->m->store, m.out, m.n_out, m.in, m.n_in);
+    unlock_cache(r);
+}
+
+static void end_leases(void *ctx, bool is_written) {
+    run *r = ctx;
+    lock_cache(r);
+    for (int32_t i = 0; i < r->n_leases; i++)
+        kv_cache_give(r->m->cache, &r->lease[i], is_written);
+    r->n_leases = 0;
+    kv_store_set_moves(&r->m->store, NULL, 0, NULL, 0);
+    kv_moves m = kv_cache_moves(r->m->cache);
+    if (is_written) kv_cache_moved(r->m->cache);
+    if (!is_written && (m.n_out > 0 || m.n_in > 0)) {
+        /* The batch failed while pages moved: their contents are unknown. */
+        (void)r->m->compute.be->ops->kv_wait(r->m->compute.be, -1);
+        let_pages_go(r);
+        kv_cache_forget(r->m->cache);
+    }
+    unlock_cache(r);
+}
+
+/* Of the whole run; also of a batch that failed before it ran. */
+static void end_run(run *r) {
+    if (r->m->cache == NULL) return;
+    end_leases(r, false);
+    lock_cache(r);
+    let_pages_go(r);
+    unlock_cache(r);
+}
+
+/* Names candidates while the device computes: of the jobs whose items this thread makes and, on a
+ * GPU, of the others, too (a CPU has computed already, so their callers name them). */
+static status name_candidates(void *ctx, infer_query *const *q, int32_t n) {
+    const run *r = ctx;
+    bool is_busy = r->m->compute.be->n_ahead > 0;
+    job *own = NULL;
+    for (int32_t i = 0; i < n; i++) {
+        job *j = job_of(q[i]);
+        if (q[i]->n_candidates == 0) continue;
+        if (!j->is_left || is_busy) TRY(job_name_candidates(j));
+        if (!j->is_left) own = j;
+    }
+    if (own != NULL) job_rehearse(own);
+    return OK;
+}
+
+static status answer_job(void *ctx, int64_t i, int worker) {
+    const run *r = ctx;
+    job *j = r->jobs[i];
+    bool is_known = r->m->is_ranking || j->q.events.n > 0;
+    (void)worker;
+    j->out->tokens_computed = j->q.n_computed;
+    j->out->tokens_reused = j->q.n_reused;
+    j->out->source = is_known                 ? ENGINE_FROM_MODEL
+                     : j->task == ENGINE_RANK ? ENGINE_FROM_NOTHING
+                                              : ENGINE_FROM_POPULAR;
+    if (j->q.vector != NULL && is_known) {
+        j->out->vector = j->q.vector;
+        j->out->dim = r->m->infer.table.dim;
+    }
+    if (j->is_left) return OK;
+    return j->task == ENGINE_RANK ? job_answer_candidates(j) : job_answer_items(j);
+}
+
+/* On all threads where jobs are many. */
+static status answer_jobs(run *r) {
+    if (r->n >= MANY_JOBS) return pool_run(r->m->compute.workers, r->n, answer_job, r);
+    for (int32_t i = 0; i < r->n; i++)
+        TRY(answer_job(r, i, 0));
+    return OK;
+}
+
+static status compute(run *r) {
+    infer_hooks hooks = {r, lease_pages, begin_moves, end_leases, name_candidates};
+    infer *f = &r->m->infer;
+    infer_query **q;
+    TRY(ARENA_NEW(&r->m->scratch, &q, (size_t)r->n));
+    for (int32_t i = 0; i < r->n; i++)
+        q[i] = &r->jobs[i]->q;
+    TRY(infer_run(f, q, r->n, &hooks));
+    uint64_t start = clock_ns();
+    TRY(answer_jobs(r));
+    r->report->build_ns = f->build_ns;
+    r->report->layers_ns = f->layers_ns;
+    r->report->head_ns = f->head_ns + clock_ns() - start;
+    for (int32_t i = 0; i < r->n; i++) {
+        r->report->tokens_computed += q[i]->n_computed;
+        r->report->tokens_reused += q[i]->n_reused;
+    }
+    return OK;
+}
+
+/* Computes n jobs of one model, at most max_batch and at most max_tokens (one is always fine), and
+ * writes their answers.  A failure is that of all of them. */
+static status run_jobs(served *m, job *const *jobs, int32_t n, run_report *out) {
+    run r = {.m = m, .jobs = jobs, .n = n, .report = out};
+    *out = (run_report){0};
+    TRY(served_checked(m));
+    kv_cache_counts before = {0};
+    if (m->cache != NULL) before = kv_cache_count(m->cache);
+    status st = begin_leases(&r);
+    if (st == OK) st = compute(&r);
+    end_run(&r);
+    if (m->cache != NULL) {
+        kv_cache_counts after = kv_cache_count(m->cache);
+        out->n_evicted = after.n_evicted - before.n_evicted;
+        out->n_host_evicted = after.n_host_evicted - before.n_host_evicted;
+        out->n_out = after.n_out - before.n_out;
+        out->n_in = after.n_in - before.n_in;
+        out->n_computed_again = after.n_computed_again - before.n_computed_again;
+    }
+    arena_clear(&m->scratch);
+    return st;
+}
+
+/* Batches and the queue. */
+
+/* What is taken from the queue to run. */
+typedef struct taken {
+    job **jobs; /* (n) */
+    int32_t n;
+    double flops;
+} taken;
+
+/* The cache of the model whose batch ended; under the lock. */
+static void note_cache(slot *s, const served *m) {
+    if (m->cache == NULL || m != s->model) return;
+    kv_cache_counts n = kv_cache_count(m->cache);
+    s->stats.kv_pages_free = n.n_free;
+    s->stats.kv_pages_used = n.n_pages - n.n_free;
+    s->stats.kv_pages_pinned = n.n_pinned;
+    s->stats.kv_host_free = n.n_host_free;
+    s->stats.kv_host_used = n.n_host_pages - n.n_host_free;
+}
+
+static void note_batch(slot *s, const taken *t, const run_report *report, uint64_t start) {
+    uint64_t stage[ENGINE_STAGES] = {0, report->build_ns, report->layers_ns, report->head_ns};
+    int32_t n_tokens = report->tokens_computed;
+    engine_stats *stats = &s->stats;
+    stats->n_batches++;
+    stats->batch_requests += (uint64_t)t->n;
+    stats->batch_tokens += (uint64_t)n_tokens;
+    stats->tokens_computed += (uint64_t)n_tokens;
+    stats->tokens_reused += (uint64_t)report->tokens_reused;
+    stats->tokens_loaded += (uint64_t)report->tokens_loaded;
+    stats->tokens_device += (uint64_t)(report->tokens_reused - report->tokens_loaded);
+    stats->kv_evictions += report->n_evicted;
+    stats->kv_host_evictions += report->n_host_evicted;
+    uint64_t page_bytes =
+        (uint64_t)t->jobs[0]->m->store.page_bytes * (uint64_t)t->jobs[0]->m->store.n_layers;
+    stats->kv_bytes_out += report->n_out * page_bytes;
+    stats->kv_bytes_in += report->n_in * page_bytes;
+    stats->kv_computed_again += report->n_computed_again;
+    note_cache(s, t->jobs[0]->m);
+    for (int i = STAGE_BUILD; i < ENGINE_STAGES; i++)
+        add_time(&stats->stages[i], stage[i]);
+    for (int32_t i = 0; i < t->n; i++) {
+        engine_answer *a = t->jobs[i]->out;
+        a->batch_requests = t->n;
+        a->batch_tokens = n_tokens;
+        a->queue_ns = start - t->jobs[i]->submit_ns;
+        a->build_ns = report->build_ns;
+        a->layers_ns = report->layers_ns;
+        a->head_ns = report->head_ns;
+        add_time(&stats->stages[STAGE_QUEUE], a->queue_ns);
+    }
+}
+
+static void fail_jobs(const taken *t) {
+    for (int32_t i = 0; i < t->n; i++)
+        snprintf(t->jobs[i]->out->error, ENGINE_ERROR_BYTES, "%s", status_reason());
+}
+
+/* Answers those whose clients went away while they waited, and leaves them out. */
+static void leave_out_gone(slot *s, taken *t) {
+    int32_t n = 0;
+    for (int32_t i = 0; i < t->n; i++) {
+        job *j = t->jobs[i];
+        if (j->is_gone == NULL || !j->is_gone(j->ctx)) {
+            t->jobs[n++] = j;
+            continue;
+        }
+        t->flops -= j->flops;
+        snprintf(j->out->error, sizeof j->out->error, "the client disconnected");
+        answer(s, j, ENGINE_GONE);
+    }
+    t->n = n;
+}
+
+/* Counts the answers of a batch, and gives those of callers that wait: their jobs may be gone when
+ * the lock is.  Leaves the others in t; under the lock. */
+static void answer_waiting(slot *s, taken *t, engine_outcome outcome, uint64_t end) {
+    int32_t n = 0;
+    for (int32_t i = 0; i < t->n; i++) {
+        job *j = t->jobs[i];
+        s->stats.requests[j->task][outcome]++;
+        if (outcome == ENGINE_OK) add_time(&s->stats.total, end - j->submit_ns);
+        j->out->outcome = outcome;
+        if (j->done != NULL) t->jobs[n++] = j;
+        j->is_done = true;
+    }
+    t->n = n;
+}
+
+/* A thread that waits has something to see, after a batch or a call; under the lock. */
+static void end_turn(slot *s) {
+    s->begin_ns = 0; /* what waits has waited for others already */
+    if (s->n_waiting > 0 || s->queue.n > 0) pthread_cond_broadcast(&s->changed);
+}
+
+static void run_taken(slot *s, taken *t) {
+    run_report report;
+    status st = served_checked(t->jobs[0]->m); /* not a part of the time that is learnt below */
+    uint64_t start = clock_ns();
+    leave_out_gone(s, t);
+    if (t->n == 0) return;
+    pthread_mutex_lock(&s->lock);
+    job_queue_begin(&s->queue, t->n, t->flops, start);
+    s->stats.predicted_s += job_queue_seconds(&s->queue, t->flops);
+    pthread_mutex_unlock(&s->lock);
+    if (st == OK) st = run_jobs(t->jobs[0]->m, t->jobs, t->n, &report);
+    if (st != OK) fail_jobs(t);
+    pthread_mutex_lock(&s->lock);
+    uint64_t end = clock_ns();
+    s->stats.measured_s += (double)(end - start) / 1e9;
+    job_queue_end(&s->queue, st == OK ? t->n : 0, end);
+    if (st == OK) note_batch(s, t, &report, start);
+    answer_waiting(s, t, st == OK ? ENGINE_OK : ENGINE_FAILED, end);
+    pthread_mutex_unlock(&s->lock);
+    for (int32_t i = 0; i < t->n; i++)
+        t->jobs[i]->done(t->jobs[i]->ctx, t->jobs[i]->out);
+}
+
+/* The next batch; under the lock, the queue not empty. */
+static void take(slot *s, taken *t) {
+    uint64_t now = clock_ns();
+    t->n = job_queue_take(&s->queue, now, t->jobs, SLOT_MAX_TAKEN);
+    t->flops = 0;
+    for (int32_t i = 0; i < t->n; i++) {
+        t->flops += t->jobs[i]->flops;
+        s->stats.n_late += t->jobs[i]->deadline_ns < now;
+    }
+    job_queue_begin(&s->queue, t->n, t->flops, now);
+}
+
+/* Takes a batch from the queue, which is not empty, and runs it on this thread; under the lock,
+ * which it gives up meanwhile. */
+static void run_batch(slot *s) {
+    taken t = {.jobs = s->taken};
+    take(s, &t);
+    size_t n = (size_t)t.n;
+    s->is_running = true;
+    s->was_call = false;
+    pthread_mutex_unlock(&s->lock);
+    run_taken(s, &t);
+    pthread_mutex_lock(&s->lock);
+    s->is_running = false;
+    /* Callers that came during a batch belong to it: else one would come too late for ever. */
+    s->n_busy += n;
+    if (s->queue.n == 0) {
+        s->n_last = s->n_busy;
+        s->n_busy = 0;
+    }
+    job_queue_begin(&s->queue, 0, 0, 0);
+    end_turn(s);
 }
 
 /* Admission. */
@@ -40,7 +400,7 @@ static engine_outcome refuse(const job *j, queue_verdict why, double late_s) {
     double wait = late_s < 1 ? 1 : late_s > 60 ? 60 : ceil(late_s);
     engine_answer *out = j->out;
     out->retry_after_s = (uint32_t)wait;
-    const char *text = why == QUEUE_IS_FULL ? "too many requests wait"
+    const char *text = why == QUEUE_IS_FULL ? "too many requests are waiting"
                        : j->has_deadline ? "the request could not be answered before its deadline"
                                          : "the request would wait too long";
     snprintf(out->error, sizeof out->error, "%s; try again in %u s", text, out->retry_after_s);
@@ -88,16 +448,11 @@ static bool may_begin(const slot *s, uint64_t now) {
 /* Runs the next batch, or waits until something has changed. */
 static void take_turn(slot *s) {
     if (may_begin(s, clock_ns()))
-        slot_run_batch(s);
+        run_batch(s);
     else if (is_for_batch(s))
         cond_wait_until(&s->changed, &s->lock, s->begin_ns);
     else
         pthread_cond_wait(&s->changed, &s->lock);
-}
-
-void slot_end_turn(slot *s) {
-    s->begin_ns = 0; /* what waits has waited for others already */
-    if (s->n_waiting > 0 || s->queue.n > 0) pthread_cond_broadcast(&s->changed);
 }
 
 static void *worker(void *argument) {
@@ -131,13 +486,13 @@ void slot_submit(slot *s, job *j, bool may_run) {
     if (outcome == ENGINE_OK) {
         bool begins = may_begin(s, now);
         if (begins && may_run)
-            slot_run_batch(s);
+            run_batch(s);
         else
             wakes = begins || (s->queue.n == 1 && !s->is_running);
     }
     pthread_mutex_unlock(&s->lock);
     if (wakes) pthread_cond_broadcast(&s->changed);
-    if (outcome != ENGINE_OK) slot_answer(s, j, outcome);
+    if (outcome != ENGINE_OK) answer(s, j, outcome);
 }
 
 void slot_ask(slot *s, job *j) {
@@ -148,7 +503,7 @@ void slot_ask(slot *s, job *j) {
         take_turn(s);
     s->n_waiting--;
     pthread_mutex_unlock(&s->lock);
-    if (outcome != ENGINE_OK) slot_answer(s, j, outcome);
+    if (outcome != ENGINE_OK) answer(s, j, outcome);
 }
 
 /* Calls and batches take turns, so that neither waits for as long as others come. */
@@ -168,7 +523,7 @@ status slot_call(slot *s, status (*fn)(served *m, void *ctx), void *ctx) {
     if (st == OK) st = fn(m, ctx);
     pthread_mutex_lock(&s->lock);
     s->is_running = false;
-    slot_end_turn(s);
+    end_turn(s);
     pthread_mutex_unlock(&s->lock);
     served_drop(m);
     return st;
@@ -186,7 +541,8 @@ status slot_create(slot **out, const char *name, int32_t max_queue, size_t max_b
     status st = job_queue_init(&s->queue, max_queue, max_bytes);
     if (st == OK) {
         int code = pthread_create(&s->thread, NULL, worker, s);
-        if (code != 0) st = fail(ERR_IO, "no thread for the model '%s': %s", name, strerror(code));
+        if (code != 0)
+            st = fail(ERR_IO, "cannot start a thread for the model '%s': %s", name, strerror(code));
         s->has_thread = code == 0;
     }
     if (st != OK) {

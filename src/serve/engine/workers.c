@@ -43,7 +43,7 @@ static status start(workers *w, int n_threads, int max_waiting) {
     w->max_waiting = max_waiting;
     for (; w->n_threads < n_threads; w->n_threads++)
         if (pthread_create(&w->thread[w->n_threads], NULL, work, w) != 0)
-            return fail(ERR_IO, "a thread cannot be started");
+            return fail(ERR_IO, "cannot start a thread");
     return OK;
 }
 

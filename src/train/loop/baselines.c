@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "model/infer.h"
 
 enum { CHUNK_USERS = 64, CHUNK_ITEMS = 16 };
 
@@ -125,17 +126,6 @@ static status check_config(const split *s, const baseline_config *c) {
     return OK;
 }
 
-typedef struct popular_item {
-    uint64_t n_events;
-    uint32_t item;
-} popular_item;
-
-static int compare_popular(const void *a, const void *b) {
-    const popular_item *x = a, *y = b;
-    if (x->n_events != y->n_events) return x->n_events > y->n_events ? -1 : 1;
-    return x->item < y->item ? -1 : 1;
-}
-
 /* The newest time of the training events; INT64_MIN if there are none. */
 static int64_t newest_time(const split *s) {
     event_range range;
@@ -172,7 +162,7 @@ static status order_items(const split *s, int32_t last_days, uint32_t *place) {
         for (uint64_t row = range.begin; row < range.end; row++)
             all[data->item[row]].n_events += last_days == 0 || data->time[row] > before;
     }
-    qsort(all + 1, (size_t)data->n_items, sizeof *all, compare_popular);
+    popular_sort(all + 1, (size_t)data->n_items);
     for (uint64_t i = 1; i <= data->n_items; i++)
         place[all[i].item] = (uint32_t)i - 1;
     mem_free(all);

@@ -218,7 +218,7 @@ TEST(recommend_histories_are_the_same_in_all_forms) {
     says(0,
          "--history '[{\"item\":3,\"time\":5},{\"item\":5,\"time\":900000000,\"rating\":2}]' -k 2",
          "1998-07-09");
-    says(2, "--history 1,,2", "--history: ids are parted");
+    says(2, "--history 1,,2", "--history: separate ids by");
     says(2, "--history 1,999", "no item '999'");
     says(2, "--history '[{\"item\":1,\"action\":9}]'", "from 0 to 4");
     says(1, "--history @none", "none");

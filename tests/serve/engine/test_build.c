@@ -108,12 +108,12 @@ TEST(build_keeps_limits) {
     s.kv_pages = 11;
     CHECK_OK(served_open(&m, &s));
     CHECK(m->max_batch == 7 && m->max_tokens == 900 && m->store.n_pages == 11);
-    CHECK(m->table.small.rows == NULL);
+    CHECK(m->infer.table.small.rows == NULL);
     served_drop(m);
     c.limits.has_int8_items = true;
     CHECK_OK(build_engine(&c, &r)); /* compares its answers with the run's, bit for bit */
     CHECK_OK(served_open(&m, &s));
-    CHECK(m->table.small.rows != NULL);
+    CHECK(m->infer.table.small.rows != NULL);
     served_drop(m);
 }
 
@@ -212,8 +212,8 @@ TEST(build_maps_item_rows) {
         size_t n;
         make_engine(run, folder, i == 0 ? DTYPE_FLOAT32 : DTYPE_BFLOAT16);
         CHECK_OK(served_open(&m, &s));
-        const char *bytes = st_bytes(m->trained.weights.file, &n);
-        const char *rows = (const char *)m->table.items.rows;
+        const char *bytes = st_bytes(m->trained.weights, &n);
+        const char *rows = (const char *)m->infer.table.items.rows;
         const char *own = (const char *)model_item_param(m->s->model)->value;
         CHECK((rows > bytes && rows < bytes + n) == (i == 0));
         CHECK((own > bytes && own < bytes + n) == (i == 0));
@@ -229,7 +229,7 @@ TEST(build_is_whole_or_not_there) {
     build_config c = {.run = run, .out = other, .dtype = DTYPE_FLOAT32};
     build_report r;
     CHECK_OK(folder_create(other, NULL));
-    CHECK_FAILS(build_engine(&c, &r), ERR_USAGE, "no engine folder");
+    CHECK_FAILS(build_engine(&c, &r), ERR_USAGE, "is not an engine folder");
     CHECK(folder_exists(other));
     c.out = run_path("new/deeper");
     CHECK(build_engine(&c, &r) == OK || !folder_exists(c.out));

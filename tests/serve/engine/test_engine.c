@@ -4,9 +4,8 @@
 #include <stdatomic.h>
 
 #include "base/thread.h"
-#include "model/recommender.h"
-#include "model/scorer.h"
 #include "model/trained.h"
+#include "model/user_group.h"
 #include "oom.h"
 #include "serve_test.h"
 
@@ -47,19 +46,19 @@ static void peer_close(peer *p) {
 TEST(engine_recommends_as_the_recommender) {
     const char *run = retrieval_run();
     engine *e = serve_open(run, synth_folder(), 0);
-    recommender_config c = {.k = 20, .max_users = 8};
-    recommender *r;
+    user_group_config c = {.k = 20, .max_users = 8};
+    user_group *r;
     peer p;
     peer_open(&p, run);
-    CHECK_OK(recommender_create(&r, &p.t.session, &c));
+    CHECK_OK(user_group_create(&r, &p.t.session, &c));
     for (uint64_t u = 0; u < USERS; u++) {
         user_events own = user_events_of(p.t.session.data, u);
         engine_request q = serve_recommend(p.data->user_id[u], 20);
         engine_answer a = serve_ask(e, &q);
-        recommender_clear(r);
-        CHECK_OK(recommender_add(r, &own));
-        CHECK_OK(recommender_run(r));
-        recommendation want = recommender_result(r, 0);
+        user_group_clear(r);
+        CHECK_OK(user_group_add(r, &own));
+        CHECK_OK(user_group_run(r));
+        recommendation want = user_group_best(r, 0);
         CHECK(a.source == ENGINE_FROM_MODEL && a.n_events == own.n && a.n_unknown_events == 0);
         CHECK_EQ(a.n_items, want.n);
         for (int32_t i = 0; i < want.n; i++) {
@@ -71,7 +70,7 @@ TEST(engine_recommends_as_the_recommender) {
         CHECK(a.tokens_computed == a.n_window && a.tokens_reused == 0);
         engine_answer_release(&a);
     }
-    recommender_destroy(r);
+    user_group_destroy(r);
     peer_close(&p);
     engine_destroy(e);
 }
@@ -91,26 +90,26 @@ static void check_ranks(const char *run, int n_columns) {
     engine *e = serve_open(run, synth_folder(), 0);
     engine_id id[N];
     uint32_t item[N];
-    scorer *r;
+    user_group *r;
     peer p;
     peer_open(&p, run);
     for (int i = 0; i < N; i++) {
         item[i] = 1 + (uint32_t)(i * 7) % V;
         id[i] = serve_id(p.data->item_id[item[i]]);
     }
-    scorer_config c = {.candidate = item, .n_candidates = N, .max_users = 3};
-    CHECK_OK(scorer_create(&r, &p.t.session, &c));
-    CHECK_EQ(scorer_n_columns(r), n_columns);
+    user_group_config c = {.candidate = item, .n_candidates = N, .max_users = 3};
+    CHECK_OK(user_group_create(&r, &p.t.session, &c));
+    CHECK_EQ(user_group_columns(r)->n, n_columns);
     for (uint64_t u = 0; u < USERS; u += 7) {
         user_events own = user_events_of(p.t.session.data, u);
-        scorer_clear(r);
-        CHECK_OK(scorer_add(r, &own));
-        CHECK_OK(scorer_run(r));
+        user_group_clear(r);
+        CHECK_OK(user_group_add(r, &own));
+        CHECK_OK(user_group_run(r));
         engine_request q = rank_request(p.data->user_id[u], id, N);
         engine_answer a = serve_ask(e, &q);
-        const float *want = scorer_result(r, 0);
+        const float *want = user_group_values(r, 0);
         CHECK(a.n_items == N && a.n_columns == n_columns);
-        CHECK(strcmp(a.columns[0], scorer_columns(r)[0]) == 0);
+        CHECK(strcmp(a.columns[0], user_group_columns(r)->names[0]) == 0);
         for (int i = 0; i < N; i++) {
             CHECK(a.items[i].place == (uint32_t)i && a.items[i].number == item[i]);
             CHECK(memcmp(a.items[i].values, want + i * n_columns,
@@ -126,7 +125,7 @@ static void check_ranks(const char *run, int n_columns) {
         }
         engine_answer_release(&a);
     }
-    scorer_destroy(r);
+    user_group_destroy(r);
     peer_close(&p);
     engine_destroy(e);
 }

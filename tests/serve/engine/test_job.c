@@ -9,15 +9,14 @@
 enum { N = 9 };
 
 /* A job of n candidates that the model does not know. */
-static job job_of(served *m, engine_answer *a, arena *memory, int32_t top_k, int32_t n,
-                  uint32_t *unknown, engine_id *ids) {
+static job make_job(served *m, engine_answer *a, arena *memory, int32_t top_k, int32_t n,
+                    uint32_t *unknown, engine_id *ids) {
     arena_init(memory, 1 << 12);
     return (job){.out = a,
                  .m = m,
                  .arena = memory,
                  .top_k = top_k,
-                 .n_candidates = n,
-                 .candidate = unknown,
+                 .q = {.n_candidates = n, .candidate = unknown},
                  .candidate_id = ids};
 }
 
@@ -25,22 +24,22 @@ static void check_order(int32_t top_k, const uint32_t *expected, size_t n) {
     float values[N] = {-1.5f, NAN, 3, -0.0f, 0, -INFINITY, 2e38f, 3, -1e-40f};
     engine_id ids[N] = {0};
     uint32_t unknown[N] = {0};
-    served m = {.columns = {.n = 1}};
+    served m = {.infer = {.columns = {.n = 1}}};
     engine_answer a = {0};
     arena memory;
-    job j = job_of(&m, &a, &memory, top_k, N, unknown, ids);
+    job j = make_job(&m, &a, &memory, top_k, N, unknown, ids);
     for (int i = 0; i < N; i++)
         ids[i].number = 100 + i;
     CHECK_OK(job_name_candidates(&j));
     for (int i = 0; i < N; i++)
-        CHECK(isnan(j.values[i]));
-    memcpy(j.values, values, sizeof values);
+        CHECK(isnan(j.q.values[i]));
+    memcpy(j.q.values, values, sizeof values);
     CHECK_OK(job_answer_candidates(&j));
     CHECK_EQ(a.n_items, n);
     for (size_t i = 0; i < a.n_items; i++) {
         CHECK_EQ(a.items[i].place, expected[i]);
         CHECK_EQ(a.items[i].id.number, 100 + expected[i]);
-        CHECK(a.items[i].values == &j.values[expected[i]]);
+        CHECK(a.items[i].values == &j.q.values[expected[i]]);
     }
     arena_fini(&memory);
 }
@@ -58,13 +57,13 @@ TEST(job_orders_many_candidates) {
     enum { MANY = 1000 };
     static engine_id ids[MANY];
     static uint32_t unknown[MANY];
-    served m = {.columns = {.n = 3}};
+    served m = {.infer = {.columns = {.n = 3}}};
     engine_answer a = {0};
     arena memory;
-    job j = job_of(&m, &a, &memory, MANY, MANY, unknown, ids);
+    job j = make_job(&m, &a, &memory, MANY, MANY, unknown, ids);
     CHECK_OK(job_name_candidates(&j));
     for (int i = 0; i < MANY; i++)
-        j.values[3 * i] = ldexpf((float)(i * 7919 % 1009 - 500), i * 31 % 200 - 100);
+        j.q.values[3 * i] = ldexpf((float)(i * 7919 % 1009 - 500), i * 31 % 200 - 100);
     CHECK_OK(job_answer_candidates(&j));
     CHECK_EQ(a.n_items, MANY);
     for (size_t i = 1; i < MANY; i++) {

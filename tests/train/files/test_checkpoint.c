@@ -180,7 +180,7 @@ TEST(checkpoint_with_a_manifest_of_other_files_is_refused) {
                     strstr(edits[i].edit, "checkpoint 1") != NULL ? ERR_UNSUPPORTED : ERR_FORMAT,
                     strstr(edits[i].edit, "checkpoint 1") != NULL
                         ? edits[i].want
-                        : "manifest.json does not fit its own checksum");
+                        : "it does not fit its own checksum");
         reseal(folder);
         status st = checkpoint_load(&b.c, folder);
         CHECK(st == ERR_FORMAT || st == ERR_UNSUPPORTED);
@@ -209,7 +209,7 @@ TEST(checkpoint_without_its_vocabulary_is_refused) {
                           folder),
              0);
     reseal(folder);
-    CHECK_FAILS(checkpoint_verify(folder), ERR_FORMAT, "manifest.json does not list all files");
+    CHECK_FAILS(checkpoint_verify(folder), ERR_FORMAT, "it does not list all files");
     toy_free();
 }
 

@@ -1,19 +1,25 @@
-/* The sequences that an encoder is asked to encode, one after the other, from a file of any size:
+/* Encoder input and output: sequences from a file of any size, and hidden states to a file.
  *
+ * Input, one sequence at a time:
  * - JSON lines, plain or compressed, "-" for stdin: {"ids": [101, 7592, 102], "types": [0, 0, 0]},
- *   types being optional; or {"text": "hello"}, with "pair": "..." for a second text, where there
- *   is a tokenizer.  Other members are left alone, and said once.
- * - safetensors (by the name's end): lengths (B), ids (T), and types (T) or none, as int32 or
- *   int64.
+ *   where types are optional; or {"text": "hello"}, with "pair": "..." for a second text, if there
+ *   is a tokenizer.  Other members are ignored, with one message.
+ * - safetensors (by the file name): lengths (B), ids (T), and optionally types (T), int32 or int64.
+ * Every number is checked for its range here, and by encoder_add for the model's.
  *
- * Every number is checked for its range here, and by encoder_add for the model's. */
-#ifndef HSTU_ENCODE_ENCODER_INPUT_H
-#define HSTU_ENCODE_ENCODER_INPUT_H
+ * Output, written while the input is read; only the offsets of the sequences stay in memory.  The
+ * file appears whole or not at all:
+ * - safetensors: offsets (B + 1, int64), hidden (T, E) and, where the model has a pooler, pooled
+ *   (B, E), both float32.
+ * - JSON lines: {"hidden": [[...], ...], "pooled": [...]} for each sequence. */
+#ifndef HSTU_ENCODE_ENCODER_IO_H
+#define HSTU_ENCODE_ENCODER_IO_H
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/buf.h"
 #include "base/status.h"
 #include "encode/word_pieces.h"
 
@@ -46,10 +52,26 @@ typedef struct encoder_line {
     int32_t *ids, *types;
     size_t n, ids_capacity, types_capacity;
     bool has_types;
-    char unknown[32]; /* a member that was left alone, or "" */
+    char unknown[32]; /* a member that was ignored, or "" */
 } encoder_line;
 void encoder_line_fini(encoder_line *l); /* {0} is an empty one */
 status encoder_line_parse(encoder_line *l, const char *text, size_t n, const word_pieces *pieces,
                           int64_t max_len, bool is_cut);
+
+typedef struct encoder_output encoder_output;
+
+status encoder_output_create(encoder_output **out, const char *path, int32_t dim, bool has_pooled);
+
+/* Appends n sequences: offsets (n + 1) from 0, hidden (offsets[n], E), pooled (n, E) or NULL. */
+status encoder_output_add(encoder_output *o, int32_t n, const int32_t *offsets, const float *hidden,
+                          const float *pooled);
+
+/* Ends it: where st is OK the file appears; else the place is as it was, and st is returned.
+ * Destroys o either way; NULL is fine. */
+status encoder_output_close(encoder_output *o, status st);
+
+/* The JSON line of one sequence of n tokens, appended to a buffer. */
+status encoder_output_line(buf *to, int32_t n, int32_t dim, const float *hidden,
+                           const float *pooled);
 
 #endif

@@ -2,7 +2,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 
-#include "encode/encoder_input.h"
+#include "encode/encoder_io.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 

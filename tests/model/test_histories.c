@@ -1,4 +1,4 @@
-#include "model/history_read.h"
+#include "model/histories.h"
 
 #include "oom.h"
 #include "test.h"

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "model/history_read.h"
+#include "model/histories.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n);
 

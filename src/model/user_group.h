@@ -1,0 +1,55 @@
+/* User group: users of the data who are asked the same, by way of infer.h: the best items of the
+ * catalogue, or the numbers of given candidates.
+ *
+ * Add users while they fit, run, take the results, clear: memory is bounded whatever the number of
+ * users.  One thread at a time; the session must outlive it. */
+#ifndef HSTU_MODEL_USER_GROUP_H
+#define HSTU_MODEL_USER_GROUP_H
+
+#include "model/infer.h"
+
+typedef struct user_group_config {
+    int32_t max_users; /* of a batch, at most what the session was opened for */
+    /* Recommending: what a user has had is left out, all of it, not only the events that the model
+     * reads.  A user of whom nothing is known gets the items with the most events of the data. */
+    int32_t k; /* 1..INFER_MAX_K; more than there are items: all of them; 0: score candidates */
+    bool keeps_seen;
+    const uint8_t *is_allowed; /* (V + 1): items that may be recommended; NULL: all */
+    /* Scoring. */
+    const uint32_t
+        *candidate; /* (n_candidates): items, in any order, also twice; must outlive it */
+    int32_t n_candidates;
+    int32_t max_part; /* ranking: candidates of a sequence; 0: as many as the model trains on, and
+                         never more */
+} user_group_config;
+
+/* The best items of one user; memory of the group, valid until it is cleared. */
+typedef struct recommendation {
+    int32_t n;
+    const uint32_t *item;
+    const float *score; /* of popular items: their events */
+    bool is_popular;
+} recommendation;
+
+typedef struct user_group user_group;
+
+/* Recommending with a ranking model is ERR_UNSUPPORTED; ERR_USAGE: no item is allowed, or a
+ * candidate is not an item of the model. */
+status user_group_create(user_group **out, session *s, const user_group_config *c);
+void user_group_destroy(user_group *g); /* NULL is fine */
+
+/* Whether one more user fits: always in an empty group.  Events must stay until the run. */
+bool user_group_fits(const user_group *g, const user_events *u);
+status user_group_add(user_group *g, const user_events *u);
+int32_t user_group_n_users(const user_group *g);
+status user_group_run(user_group *g);
+void user_group_clear(user_group *g);
+
+/* Of a user, in the order added.  Values are (n_candidates, columns): NAN where there is no number,
+ * as for an item without a row, or for a user without events whom a retrieval model knows nothing
+ * of. */
+recommendation user_group_best(const user_group *g, int32_t user);
+const float *user_group_values(const user_group *g, int32_t user);
+const score_columns *user_group_columns(const user_group *g);
+
+#endif
