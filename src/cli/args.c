@@ -7,14 +7,14 @@
 #include "base/mem.h"
 #include "base/nearest.h"
 #include "cli/cli.h"
-#include "cli/help/help_int.h"
+#include "cli/help/help.h"
 
-enum { MAX_OPTIONS = 128 };
+enum { MAX_OPTIONS = 128, MAX_PARTS = 16 };
 
 /* The option called `name` (n bytes of it), or NULL. */
 static const arg_option *find_option(const arg_spec *spec, const char *name, size_t n) {
     for (const arg_option *o = spec->options; o->name != NULL; o++)
-        if (!help_is_heading(o) && strlen(o->name) == n && memcmp(o->name, name, n) == 0) return o;
+        if (!args_is_group(o) && strlen(o->name) == n && memcmp(o->name, name, n) == 0) return o;
     return NULL;
 }
 
@@ -22,7 +22,7 @@ static status unknown_option(const arg_spec *spec, const char *name, size_t n) {
     const char *names[MAX_OPTIONS + 1];
     size_t n_names = 0;
     for (const arg_option *o = spec->options; o->name != NULL && n_names < MAX_OPTIONS; o++)
-        if (!help_is_heading(o)) names[n_names++] = o->name;
+        if (!args_is_group(o)) names[n_names++] = o->name;
     names[n_names++] = "--help";
     char word[128];
     snprintf(word, sizeof word, "%.*s", (int)(n < sizeof word ? n : sizeof word - 1), name);
@@ -138,4 +138,29 @@ status args_parse(const arg_spec *spec, int argc, char **argv, const char **posi
         return fail(ERR_USAGE, "an argument is missing; usage: %s", spec->usage);
     if (n_positional != NULL) *n_positional = n;
     return OK;
+}
+
+static void print_parts(const char *whole, const char *about, const command *parts) {
+    printf("Usage: hstu %s WHAT [options]\n\n%s\n\n", whole, about);
+    for (const command *c = parts; c->name != NULL; c++)
+        printf("  %-10s %s\n", c->name, c->summary);
+    printf("\n'hstu %s WHAT --help' shows the options.\n", whole);
+}
+
+status run_subcommand(const char *whole, const char *about, const command *parts, int argc,
+                      char **argv) {
+    const char *names[MAX_PARTS];
+    size_t n = 0;
+    if (argc < 2 || strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) {
+        print_parts(whole, about, parts);
+        return OK;
+    }
+    for (const command *c = parts; c->name != NULL; c++) {
+        if (strcmp(argv[1], c->name) == 0) return c->run(argc - 1, argv + 1);
+        names[n++] = c->name;
+    }
+    const char *near = nearest_name(argv[1], names, n);
+    if (near == NULL)
+        return fail(ERR_USAGE, "unknown subcommand '%.100s'; 'hstu %s' lists them", argv[1], whole);
+    return fail(ERR_USAGE, "unknown subcommand '%.100s'; did you mean '%s'?", argv[1], near);
 }

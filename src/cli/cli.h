@@ -34,6 +34,25 @@ typedef struct arg_option {
     int64_t min, max;        /* of an ARG_INT; both 0: any */
 } arg_option;
 
+/* The title of a group of options. */
+static inline bool args_is_group(const arg_option *o) {
+    return o->value == NULL;
+}
+
+/* The rows of an option table, which ends with {0}. */
+#define OPT_GROUP(title)                                                                           \
+    { title, ARG_FLAG, NULL, NULL, NULL, 0, 0 }
+#define OPT_FLAG(name, value, help)                                                                \
+    { name, ARG_FLAG, value, NULL, help, 0, 0 }
+#define OPT_TEXT(name, value, what, help)                                                          \
+    { name, ARG_TEXT, value, what, help, 0, 0 }
+#define OPT_DOUBLE(name, value, what, help)                                                        \
+    { name, ARG_DOUBLE, value, what, help, 0, 0 }
+#define OPT_LIST(name, value, what, help)                                                          \
+    { name, ARG_LIST, value, what, help, 0, 0 }
+#define OPT_INT(name, value, what, min, max, help)                                                 \
+    { name, ARG_INT, value, what, help, min, max }
+
 typedef struct arg_spec {
     const char *usage;         /* "hstu prep SOURCE --input PATH --out DIR [options]" */
     const char *summary;       /* a sentence or two */
@@ -55,7 +74,15 @@ typedef struct command {
     const char *name;
     status (*run)(int argc, char **argv); /* argv[0] is the command's name */
     const char *summary;                  /* one line of `hstu --help` */
-} command;
+} command;                                /* a table of them ends with name = NULL */
+
+/* Runs the subcommand that argv[1] names; without one, or with --help, lists them: `about` says
+ * what they are for. */
+status run_subcommand(const char *whole, const char *about, const command *parts, int argc,
+                      char **argv);
+
+extern const command bench_commands[], mask_commands[], plan_commands[], state_commands[],
+    tune_commands[];
 
 status cmd_prep(int argc, char **argv);
 status cmd_synth(int argc, char **argv);

@@ -14,10 +14,10 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/nearest.h"
-#include "cli/bus_error.h"
 #include "cli/cli.h"
 #include "cli/help/help.h"
 #include "cli/machine/profile.h"
+#include "cli/signals.h"
 #include "hstu.h"
 
 /* Commands in the order of their use; a line without a function is a heading of `hstu --help`. */

@@ -1,5 +1,5 @@
-/* What commands that compute have in common: threads, a backend and data, opened and closed
- * together. */
+/* What commands that compute share: threads, a backend and data, opened and closed together; the
+ * config file and the split that their options name. */
 #ifndef HSTU_CLI_WORK_H
 #define HSTU_CLI_WORK_H
 
@@ -7,6 +7,7 @@
 #include "base/status.h"
 #include "data/set/held_out.h"
 #include "data/set/seq_file.h"
+#include "data/set/split_rule.h"
 #include "dist/transport.h"
 #include "ops/ops.h"
 
@@ -53,5 +54,37 @@ status work_join_test(work *w, const char *path, bool keeps_unknown);
 const seq_file *work_data(const work *w);
 
 void work_close(work *w); /* a failed open too */
+
+enum { CONFIG_PATH_BYTES = 4096 };
+
+/* A relative name that is not there, such as configs/demo.gin, is looked for in ../share/hstu
+ * beside the program's own folder, and the log says so.  A name found nowhere is kept: opening it
+ * says what is wrong. */
+void config_path_find(const char *name, char path[CONFIG_PATH_BYTES]);
+
+/* The same for a program in the file `program`. */
+void config_path_find_for(const char *program, const char *name, char path[CONFIG_PATH_BYTES]);
+
+/* The options of `hstu train` and `hstu eval` that say what is held out. */
+typedef struct split_args {
+    const char *split, *time_cut, *test_file;
+    bool has_validation;
+} split_args;
+
+/* Help texts that both commands share. */
+#define SPLIT_TIME_HELP                                                                            \
+    "The cut of --split time: seconds since 1970, 2001-01-31 or 2001-01-31T23:59:59Z (UTC).  "     \
+    "Training sees only events before it; each user's first event at or after it is the test."
+#define SPLIT_FILE_HELP                                                                            \
+    "Held-out events as a prepared data set ('hstu prep', such as 'hstu prep csv'), matched by "   \
+    "the ids of users and items: each user's first event there is the test, all events of --data " \
+    "come before it."
+
+/* Whether --split, --time-cut or --test-file was given. */
+bool split_args_given(const split_args *a);
+
+/* The rule they give; ERR_USAGE where they do not go together.  The fingerprint of a test file is
+ * left open. */
+status split_args_read(const split_args *a, split_record *out);
 
 #endif

@@ -3,7 +3,7 @@
 #include <unistd.h>
 
 #include "base/file.h"
-#include "cli/show.h"
+#include "cli/output.h"
 #include "test.h"
 
 static const char *escaped(const char *text) {

@@ -6,8 +6,7 @@
 #include "cli/bench/attention.h"
 #include "cli/bench/bench.h"
 #include "cli/cli.h"
-#include "cli/json_line.h"
-#include "cli/show.h"
+#include "cli/output.h"
 #include "cli/work.h"
 
 typedef struct bench_args {
@@ -183,34 +182,31 @@ status bench_attention(int argc, char **argv) {
     bench_args a = {.device = "auto", .dtype = "bfloat16"};
     bool is_help;
     const arg_option options[] = {
-        {"--device", ARG_TEXT, &a.device, "DEVICE", WORK_DEVICES, 0, 0},
-        {"--dtype", ARG_TEXT, &a.dtype, "TYPE",
-         "bfloat16 (default), float16 or float32; a CPU computes in float32.", 0, 0},
-        {"--dim", ARG_INT, &a.filter.dim, "D",
-         "Only rows with head dimension D: 32, 64, 128 or 256.", 1, 65536},
-        {"--length", ARG_INT, &a.filter.length, "S",
-         "Only rows with sequences of up to S: 50, 200, 512, 1024, 4096 or 16384.", 1, 1 << 24},
-        {"--mask", ARG_TEXT, &a.filter.mask, "TEXT",
-         "Only rows whose mask has TEXT in it: causal, window, target, arbitrary, bias.", 0, 0},
-        {"--seed", ARG_INT, &a.filter.seed, "N",
-         "Draws lengths and inputs from this seed, to compare two builds; without it every run "
-         "draws others.",
-         1, INT64_MAX},
-        {"--any-card", ARG_FLAG, &a.is_any_card, NULL,
-         "On a GPU: the kernels that run on every card, not those for this one; peer is the "
-         "kernel for Ampere.",
-         0, 0},
-        {"--json", ARG_FLAG, &a.is_json, NULL, "Print one JSON object a row.", 0, 0},
+        OPT_TEXT("--device", &a.device, "DEVICE", WORK_DEVICES),
+        OPT_TEXT("--dtype", &a.dtype, "TYPE",
+                 "bfloat16 (default), float16 or float32; a CPU computes in float32."),
+        OPT_INT("--dim", &a.filter.dim, "D", 1, 65536,
+                "Only rows with head dimension D: 32, 64, 128 or 256."),
+        OPT_INT("--length", &a.filter.length, "S", 1, 1 << 24,
+                "Only rows with sequences of up to S: 50, 200, 512, 1024, 4096 or 16384."),
+        OPT_TEXT("--mask", &a.filter.mask, "TEXT",
+                 "Only rows whose mask has TEXT in it: causal, window, target, arbitrary, bias."),
+        OPT_INT("--seed", &a.filter.seed, "N", 1, INT64_MAX,
+                "Draws lengths and inputs from this seed, to compare two builds; without it every "
+                "run draws others."),
+        OPT_FLAG("--any-card", &a.is_any_card,
+                 "On a GPU: the kernels that run on every card, not those for this one; peer is "
+                 "the kernel for Ampere."),
+        OPT_FLAG("--json", &a.is_json, "Print one JSON object a row."),
         {0},
     };
-    const arg_spec spec = {"hstu bench attention [options]",
-                           "Measures HSTU attention, forward and backward, at the shapes of the "
-                           "published tables, after checking each against float64.",
-                           options,
-                           0,
-                           0,
-                           "On an H200 in bfloat16, rows that NVIDIA's kernels were measured at "
-                           "show the ratio to the better of them."};
+    const arg_spec spec = {.usage = "hstu bench attention [options]",
+                           .summary =
+                               "Measures HSTU attention, forward and backward, at the shapes of "
+                               "the published tables, after checking each against float64.",
+                           .options = options,
+                           .notes = "On an H200 in bfloat16, rows that NVIDIA's kernels were "
+                                    "measured at show the ratio to the better of them."};
     status st = args_parse(&spec, argc, argv, NULL, NULL, &is_help);
     if (st == OK && !is_help) st = run(&a);
     return st;

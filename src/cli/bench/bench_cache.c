@@ -5,9 +5,8 @@
 #include "base/progress.h"
 #include "cli/bench/bench.h"
 #include "cli/bench/serve_check.h"
-#include "cli/json_line.h"
-#include "cli/serve/kv_args.h"
-#include "cli/show.h"
+#include "cli/output.h"
+#include "cli/serve/serve.h"
 
 typedef struct cache_args {
     const char *run, *data, *device;
@@ -79,32 +78,31 @@ status bench_cache(int argc, char **argv) {
     cache_args a = {.device = "cpu", .n = 1000, .seed = 1};
     bool is_help;
     const arg_option options[] = {
-        {"--data", ARG_TEXT, &a.data, "DIR", "Prepared data with users to start with.", 0, 0},
-        {"--n", ARG_INT, &a.n, "N", "Schedules (default 1000).", 1, 1 << 30},
-        {"--seed", ARG_INT, &a.seed, "S", "Of the schedules (default 1).", 0, INT64_MAX},
-        {"--kv-pages", ARG_INT, &a.kv_pages, "P",
-         "Pages of 64 tokens (default: those of five full histories, so that pages are evicted all "
-         "the time).",
-         1, 1 << 24},
-        {"--kv-host-pages", ARG_INT, &a.kv_host_pages, "P",
-         "Pages of a second tier in host memory, from which all are loaded (default 0: none).", 0,
-         1 << 24},
-        {"--kv-dtype", ARG_TEXT, &a.kv_dtype, "TYPE", KV_DTYPES, 0, 0},
-        {"--tolerance", ARG_DOUBLE, &a.tolerance, "X",
-         "How far off a number may be (default 0: bit for bit, as on the CPU).", 0, 1},
-        {"--device", ARG_TEXT, &a.device, "DEVICE", "cpu (default), auto, cuda or cuda:N.", 0, 0},
-        {"--json", ARG_FLAG, &a.is_json, NULL, "One JSON object.", 0, 0},
+        OPT_TEXT("--data", &a.data, "DIR", "Prepared data with users to start with."),
+        OPT_INT("--n", &a.n, "N", 1, 1 << 30, "Schedules (default 1000)."),
+        OPT_INT("--seed", &a.seed, "S", 0, INT64_MAX, "Of the schedules (default 1)."),
+        OPT_INT("--kv-pages", &a.kv_pages, "P", 1, 1 << 24,
+                "Pages of 64 tokens (default: those of five full histories, so that pages are "
+                "evicted all the time)."),
+        OPT_INT(
+            "--kv-host-pages", &a.kv_host_pages, "P", 0, 1 << 24,
+            "Pages of a second tier in host memory, from which all are loaded (default 0: none)."),
+        OPT_TEXT("--kv-dtype", &a.kv_dtype, "TYPE", KV_DTYPES),
+        OPT_DOUBLE("--tolerance", &a.tolerance, "X",
+                   "How far off a number may be (default 0: bit for bit, as on the CPU)."),
+        OPT_TEXT("--device", &a.device, "DEVICE", "cpu (default), auto, cuda or cuda:N."),
+        OPT_FLAG("--json", &a.is_json, "One JSON object."),
         {0},
     };
-    const arg_spec spec = {
-        "hstu bench cache RUN [--data DIR] [--n 10000]",
-        "Checks the KV cache of serving: random schedules (events in order and late, erased users, "
-        "whole histories that are cut or edited, several requests at once, evictions, reloads, "
-        "restarts) against an engine with a cache and one without, whose answers must be equal.",
-        options,
-        1,
-        1,
-        NULL};
+    const arg_spec spec = {.usage = "hstu bench cache RUN [--data DIR] [--n 10000]",
+                           .summary =
+                               "Checks the KV cache of serving: random schedules (events in order "
+                               "and late, erased users, whole histories that are cut or edited, "
+                               "several requests at once, evictions, reloads, restarts) against an "
+                               "engine with a cache and one without, whose answers must be equal.",
+                           .options = options,
+                           .min_positional = 1,
+                           .max_positional = 1};
     status st = args_parse(&spec, argc, argv, &a.run, NULL, &is_help);
     return st == OK && !is_help ? run(&a) : st;
 }

@@ -11,9 +11,7 @@
 #include "cli/bench/cluster.h"
 #include "cli/bench/train_step.h"
 #include "cli/cli.h"
-#include "cli/config_path.h"
-#include "cli/json_line.h"
-#include "cli/show.h"
+#include "cli/output.h"
 #include "cli/work.h"
 
 enum { MAX_COUNTS = 32, MEASURED_STEPS = 10, MAX_MEASURED = 1 << 20 };
@@ -260,45 +258,43 @@ status bench_cluster(int argc, char **argv) {
                     .source = "an H200, bench/results/h200/train.csv"};
     bool is_help;
     const arg_option options[] = {
-        {"--gpus", ARG_TEXT, &a.gpus, "LIST", "Numbers of GPUs (default 1,8,64,512).", 0, 0},
-        {"--profile", ARG_TEXT, &a.profile, "NAME",
-         "The links: nvlink-ndr (default), nvlink-hdr, nvlink5-ndr, a100-hdr, nvlink-roce or "
-         "pcie-ethernet; one-gpu and one-gpu-sockets: G ranks that share one GPU.",
-         0, 0},
-        {"--gin-config-file", ARG_TEXT, &a.file, "FILE",
-         "The config (default configs/benchmark_ranking_fixed.gin); its batch is that of one GPU.",
-         0, 0},
-        {"--set", ARG_LIST, &a.overrides, "Class.field=value",
-         "Overrides one binding of the file; may be given several times.", 0, 0},
-        {"--tflops", ARG_DOUBLE, &a.tflops, "F",
-         "Speed of one GPU as bench train counts it (default 430.4, an H200).", 0, 0},
-        {"--measured", ARG_TEXT, &a.measured, "FILE",
-         "Take the speed from what 'hstu bench train --json' printed.", 0, 0},
-        {"--device", ARG_TEXT, &a.device, "DEVICE",
-         "Measure the speed on this device: auto, cpu, cuda or cuda:N.", 0, 0},
-        {"--fixed-ms", ARG_DOUBLE, &a.fixed_ms, "MS",
-         "Time of a step that no batch makes shorter (default 0: in the speed).", 0, 0},
-        {"--spread", ARG_DOUBLE, &a.spread, "PERCENT",
-         "Standard deviation of the GPUs' speed (default 0.7).", 0, 0},
-        {"--lengths", ARG_TEXT, &a.lengths, "HOW",
-         "fixed, uniform or zipf:ALPHA (default: as the config generates them; else fixed).", 0, 0},
-        {"--balance", ARG_TEXT, &a.balance, "HOW",
-         "none, equal (the same number of users) or lpt (default).", 0, 0},
-        {"--no-overlap", ARG_FLAG, &a.is_late, NULL,
-         "Gradients are reduced after the backward pass.", 0, 0},
-        {"--json", ARG_FLAG, &a.is_json, NULL, "Print one JSON object.", 0, 0},
+        OPT_TEXT("--gpus", &a.gpus, "LIST", "Numbers of GPUs (default 1,8,64,512)."),
+        OPT_TEXT("--profile", &a.profile, "NAME",
+                 "The links: nvlink-ndr (default), nvlink-hdr, nvlink5-ndr, a100-hdr, nvlink-roce "
+                 "or pcie-ethernet; one-gpu and one-gpu-sockets: G ranks that share one GPU."),
+        OPT_TEXT("--gin-config-file", &a.file, "FILE",
+                 "The config (default configs/benchmark_ranking_fixed.gin); its batch is that of "
+                 "one GPU."),
+        OPT_LIST("--set", &a.overrides, "Class.field=value",
+                 "Overrides one binding of the file; may be given several times."),
+        OPT_DOUBLE("--tflops", &a.tflops, "F",
+                   "Speed of one GPU as bench train counts it (default 430.4, an H200)."),
+        OPT_TEXT("--measured", &a.measured, "FILE",
+                 "Take the speed from what 'hstu bench train --json' printed."),
+        OPT_TEXT("--device", &a.device, "DEVICE",
+                 "Measure the speed on this device: auto, cpu, cuda or cuda:N."),
+        OPT_DOUBLE("--fixed-ms", &a.fixed_ms, "MS",
+                   "Time of a step that no batch makes shorter (default 0: in the speed)."),
+        OPT_DOUBLE("--spread", &a.spread, "PERCENT",
+                   "Standard deviation of the GPUs' speed (default 0.7)."),
+        OPT_TEXT(
+            "--lengths", &a.lengths, "HOW",
+            "fixed, uniform or zipf:ALPHA (default: as the config generates them; else fixed)."),
+        OPT_TEXT("--balance", &a.balance, "HOW",
+                 "none, equal (the same number of users) or lpt (default)."),
+        OPT_FLAG("--no-overlap", &a.is_late, "Gradients are reduced after the backward pass."),
+        OPT_FLAG("--json", &a.is_json, "Print one JSON object."),
         {0},
     };
     const arg_spec spec = {
-        "hstu bench cluster [options]",
-        "Predicts a training step on many GPUs from the speed of one, the sizes of the messages "
-        "and an alpha-beta model with NCCL's constants: its time, the part that is computing, and "
-        "which term costs most.",
-        options,
-        0,
-        0,
-        "A prediction, not a measurement: the assumptions are printed, and the model's error on "
-        "published figures of 16 GPUs.  docs/distributed.md explains the model.\n"};
+        .usage = "hstu bench cluster [options]",
+        .summary = "Predicts a training step on many GPUs from the speed of one, the sizes of the "
+                   "messages and an alpha-beta model with NCCL's constants: its time, the part "
+                   "that is computing, and which term costs most.",
+        .options = options,
+        .notes =
+            "A prediction, not a measurement: the assumptions are printed, and the model's error "
+            "on published figures of 16 GPUs.  docs/distributed.md explains the model.\n"};
     status st = args_parse(&spec, argc, argv, NULL, NULL, &is_help);
     if (st == OK && !is_help) st = run(&a);
     mem_free(a.overrides.item);

@@ -6,8 +6,7 @@
 #include "cli/bench/batches.h"
 #include "cli/bench/bench.h"
 #include "cli/cli.h"
-#include "cli/json_line.h"
-#include "cli/show.h"
+#include "cli/output.h"
 
 typedef struct bench_args {
     const char *data;
@@ -81,23 +80,18 @@ status bench_data(int argc, char **argv) {
     bench_args a = {.o = {.n_threads = 2, .max_history = 200, .batch_size = 128, .seconds = 1}};
     bool is_help;
     const arg_option options[] = {
-        {"--data", ARG_TEXT, &a.data, "DIR", "Data set (default: a synthetic one is made).", 0, 0},
-        {"--threads", ARG_INT, &a.o.n_threads, "N", "Threads that make batches (default 2).", 0,
-         256},
-        {"--max-len", ARG_INT, &a.o.max_history, "N", "Longest history (default 200).", 1, 1 << 20},
-        {"--batch", ARG_INT, &a.o.batch_size, "B", "Users in a batch (default 128).", 1, 1 << 16},
-        {"--seconds", ARG_DOUBLE, &a.o.seconds, "S", "Seconds per mode, up to 600 (default 1).", 0,
-         0},
-        {"--json", ARG_FLAG, &a.is_json, NULL, "Print one JSON object a mode.", 0, 0},
+        OPT_TEXT("--data", &a.data, "DIR", "Data set (default: a synthetic one is made)."),
+        OPT_INT("--threads", &a.o.n_threads, "N", 0, 256, "Threads that make batches (default 2)."),
+        OPT_INT("--max-len", &a.o.max_history, "N", 1, 1 << 20, "Longest history (default 200)."),
+        OPT_INT("--batch", &a.o.batch_size, "B", 1, 1 << 16, "Users in a batch (default 128)."),
+        OPT_DOUBLE("--seconds", &a.o.seconds, "S", "Seconds per mode, up to 600 (default 1)."),
+        OPT_FLAG("--json", &a.is_json, "Print one JSON object a mode."),
         {0},
     };
-    const arg_spec spec = {"hstu bench data [options]",
-                           "Measures how many tokens a second the batcher feeds, after comparing "
-                           "random batches with the file.",
-                           options,
-                           0,
-                           0,
-                           NULL};
+    const arg_spec spec = {.usage = "hstu bench data [options]",
+                           .summary = "Measures how many tokens a second the batcher feeds, after "
+                                      "comparing random batches with the file.",
+                           .options = options};
     int n_threads;
     pool *p;
     TRY(args_parse(&spec, argc, argv, NULL, NULL, &is_help));

@@ -5,8 +5,7 @@
 #include "cli/bench/bench.h"
 #include "cli/bench/embedding.h"
 #include "cli/cli.h"
-#include "cli/json_line.h"
-#include "cli/show.h"
+#include "cli/output.h"
 #include "cli/work.h"
 
 typedef struct bench_args {
@@ -80,27 +79,23 @@ status bench_embedding(int argc, char **argv) {
                     .o = {.max_gib = 4, .seconds = 1, .batch = 1 << 20, .dim = 64}};
     bool is_help;
     const arg_option options[] = {
-        {"--device", ARG_TEXT, &a.device, "NAME", WORK_DEVICES, 0, 0},
-        {"--max-gib", ARG_DOUBLE, &a.o.max_gib, "G", "Largest index or rows (default 4).", 0, 0},
-        {"--batch", ARG_INT, &a.o.batch, "N", "Keys of a call (default 1048576).", 64, 1 << 26},
-        {"--dim", ARG_INT, &a.o.dim, "D", "Floats of a row (default 64).", 1, 4096},
-        {"--slots", ARG_INT, &a.o.slots, "N",
-         "Slots of tables with rows (default: a GPU 2^26, a CPU 1 GiB of rows).", 4096,
-         (int64_t)1 << 40},
-        {"--seconds", ARG_DOUBLE, &a.o.seconds, "S", "Seconds a figure, up to 60 (default 1).", 0,
-         0},
-        {"--json", ARG_FLAG, &a.is_json, NULL, "Print one JSON object a figure.", 0, 0},
+        OPT_TEXT("--device", &a.device, "NAME", WORK_DEVICES),
+        OPT_DOUBLE("--max-gib", &a.o.max_gib, "G", "Largest index or rows (default 4)."),
+        OPT_INT("--batch", &a.o.batch, "N", 64, 1 << 26, "Keys of a call (default 1048576)."),
+        OPT_INT("--dim", &a.o.dim, "D", 1, 4096, "Floats of a row (default 64)."),
+        OPT_INT("--slots", &a.o.slots, "N", 4096, (int64_t)1 << 40,
+                "Slots of tables with rows (default: a GPU 2^26, a CPU 1 GiB of rows)."),
+        OPT_DOUBLE("--seconds", &a.o.seconds, "S", "Seconds a figure, up to 60 (default 1)."),
+        OPT_FLAG("--json", &a.is_json, "Print one JSON object a figure."),
         {0},
     };
-    const arg_spec spec = {"hstu bench embedding [options]",
-                           "Measures dynamic embedding tables: lookups in the index, rows, inserts "
-                           "with evictions, rows in host memory, pooling, whole steps; each is "
-                           "checked first.  On a GPU, with the default sizes, inserts and "
-                           "finds stand beside HierarchicalKV's figures.",
-                           options,
-                           0,
-                           0,
-                           NULL};
+    const arg_spec spec = {
+        .usage = "hstu bench embedding [options]",
+        .summary =
+            "Measures dynamic embedding tables: lookups in the index, rows, inserts with "
+            "evictions, rows in host memory, pooling, whole steps; each is checked first.  On a "
+            "GPU, with the default sizes, inserts and finds stand beside HierarchicalKV's figures.",
+        .options = options};
     work w;
     TRY(args_parse(&spec, argc, argv, NULL, NULL, &is_help));
     if (is_help) return OK;

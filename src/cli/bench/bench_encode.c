@@ -7,8 +7,7 @@
 #include "cli/bench/bench.h"
 #include "cli/bench/encode.h"
 #include "cli/cli.h"
-#include "cli/json_line.h"
-#include "cli/show.h"
+#include "cli/output.h"
 #include "cli/work.h"
 
 enum { N_NUMBERS = 5 };
@@ -121,32 +120,30 @@ status bench_encode(int argc, char **argv) {
     bool is_help;
     int n;
     const arg_option options[] = {
-        {"--avg-len", ARG_INT, &a.o.shape.avg_len, "A",
-         "Mean length; sequences are then uniformly long around it (default: all are S).", 0,
-         1 << 16},
-        {"--mask", ARG_TEXT, &a.mask, "MASK", "As in 'hstu encode' (default none).", 0, 0},
-        {"--dtype", ARG_TEXT, &a.dtype, "TYPE", "float32, bfloat16 or float16 (default float32).",
-         0, 0},
-        {"--plan", ARG_TEXT, &a.o.plan, "PLAN",
-         "Run the layers by a fusion plan, as in 'hstu encode': a file, a value, 16 bits or auto.",
-         0, 0},
-        {"--cache", ARG_TEXT, &a.o.cache, "DIR",
-         "Where compiled kernels and kept plans are (default ~/.cache/hstu).", 0, 0},
-        {"--device", ARG_TEXT, &a.device, "DEVICE", WORK_DEVICES, 0, 0},
-        {"--seconds", ARG_DOUBLE, &a.o.seconds, "S", "Seconds of timed passes (default 2).", 0, 0},
-        {"--json", ARG_FLAG, &a.is_json, NULL, "Print a JSON object.", 0, 0},
+        OPT_INT("--avg-len", &a.o.shape.avg_len, "A", 0, 1 << 16,
+                "Mean length; sequences are then uniformly long around it (default: all are S)."),
+        OPT_TEXT("--mask", &a.mask, "MASK", "As in 'hstu encode' (default none)."),
+        OPT_TEXT("--dtype", &a.dtype, "TYPE", "float32, bfloat16 or float16 (default float32)."),
+        OPT_TEXT("--plan", &a.o.plan, "PLAN",
+                 "Run the layers by a fusion plan, as in 'hstu encode': a file, a value, 16 bits "
+                 "or auto."),
+        OPT_TEXT("--cache", &a.o.cache, "DIR",
+                 "Where compiled kernels and kept plans are (default ~/.cache/hstu)."),
+        OPT_TEXT("--device", &a.device, "DEVICE", WORK_DEVICES),
+        OPT_DOUBLE("--seconds", &a.o.seconds, "S", "Seconds of timed passes (default 2)."),
+        OPT_FLAG("--json", &a.is_json, "Print a JSON object."),
         {0},
     };
-    const arg_spec spec = {
-        "hstu bench encode B L S H W [options]",
-        "Times one pass of a BERT encoder with random weights: B sequences of up to S tokens, L "
-        "layers, H heads of size W; the FFN is four times as wide. BERT base is 'B 12 S 12 64', "
-        "large 'B 24 S 16 64'.",
-        options,
-        N_NUMBERS,
-        N_NUMBERS,
-        "CPU ms is the processor time of all threads for a pass: compare it where other programs "
-        "run on the machine.\n"};
+    const arg_spec spec = {.usage = "hstu bench encode B L S H W [options]",
+                           .summary =
+                               "Times one pass of a BERT encoder with random weights: B sequences "
+                               "of up to S tokens, L layers, H heads of size W; the FFN is four "
+                               "times as wide. BERT base is 'B 12 S 12 64', large 'B 24 S 16 64'.",
+                           .options = options,
+                           .min_positional = N_NUMBERS,
+                           .max_positional = N_NUMBERS,
+                           .notes = "CPU ms is the processor time of all threads for a pass: "
+                                    "compare it where other programs run on the machine.\n"};
     TRY(args_parse(&spec, argc, argv, a.numbers, &n, &is_help));
     if (is_help) return OK;
     if (!(a.o.seconds > 0 && a.o.seconds <= 600))

@@ -301,53 +301,48 @@ status bench_latency(int argc, char **argv) {
                       .concurrency = 1};
     bool is_help;
     const arg_option options[] = {
-        {"--history", ARG_TEXT, &a.histories, "N,N,...", "Events of a history (default 64).", 0, 0},
-        {"--new", ARG_TEXT, &a.news, "N,N,...",
-         "Of these, events that are not in the cache (default 1).", 0, 0},
-        {"--states", ARG_TEXT, &a.states, "LIST",
-         "cold: nothing of the history is cached; cached: all but the new events (default these "
-         "two); host: those are in host memory, and are loaded; fp8: cached in 8 bits.",
-         0, 0},
-        {"--n", ARG_INT, &a.n, "N",
-         "Requests of a row (default 100); with --growing how often (default 5).", 1, 1000000},
-        {"--growing", ARG_INT, &a.growing, "R",
-         "Instead: R requests of each of --concurrency users at the same time, whose histories "
-         "grow evenly to --history events (default: all that the model reads), with the cache and "
-         "without.",
-         1, GROWING_MAX},
-        {"--max-tokens", ARG_INT, &a.load.max_tokens, "N", "Computed tokens of a batch.", 1,
-         INT32_MAX},
-        {"--warmup", ARG_INT, &a.warmup, "N", "Requests before, not counted (default 2).", 0,
-         1000000},
-        {"--concurrency", ARG_INT, &a.concurrency, "N", "At a time (default 1).", 1, 1024},
-        {"--candidates", ARG_INT, &a.load.candidates, "N",
-         "Rank so many items (default: 256 for a ranking model; else recommend).", 0, 65536},
-        {"--top-k", ARG_INT, &a.load.top_k, "K", "Of recommendations (default 10).", 1, 1024},
-        {"--server", ARG_TEXT, &a.load.server, "URL", "Ask this server (http://HOST:PORT) instead.",
-         0, 0},
-        {"--items", ARG_INT, &a.load.items, "N",
-         "Without a RUN: item ids are 1 to N (default 1000).", 1, 1000000000},
-        {"--device", ARG_TEXT, &a.load.device, "DEVICE", "auto, cpu, cuda or cuda:N.", 0, 0},
-        {"--kv-pages", ARG_INT, &a.load.kv_pages, "N", "Of the KV cache; 0: none.", 0, INT32_MAX},
-        {"--kv-host-pages", ARG_INT, &a.load.kv_host_pages, "N", KV_HOST_PAGES, 0, INT32_MAX},
-        {"--kv-load", ARG_TEXT, &a.load.kv_load, "RULE", KV_LOADS, 0, 0},
-        {"--kv-dtype", ARG_TEXT, &a.load.kv_dtype, "TYPE", KV_DTYPES, 0, 0},
-        {"--seed", ARG_INT, &a.load.seed, "N",
-         "Of the requests (default 1; of a server: another one each time).", 0, INT64_MAX / 2},
-        {"--report-json", ARG_TEXT, &a.load.report, "FILE", "Write the report there, too.", 0, 0},
+        OPT_TEXT("--history", &a.histories, "N,N,...", "Events of a history (default 64)."),
+        OPT_TEXT("--new", &a.news, "N,N,...",
+                 "Of these, events that are not in the cache (default 1)."),
+        OPT_TEXT(
+            "--states", &a.states, "LIST",
+            "cold: nothing of the history is cached; cached: all but the new events (default these "
+            "two); host: those are in host memory, and are loaded; fp8: cached in 8 bits."),
+        OPT_INT("--n", &a.n, "N", 1, 1000000,
+                "Requests of a row (default 100); with --growing how often (default 5)."),
+        OPT_INT("--growing", &a.growing, "R", 1, GROWING_MAX,
+                "Instead: R requests of each of --concurrency users at the same time, whose "
+                "histories grow evenly to --history events (default: all that the model reads), "
+                "with the cache and without."),
+        OPT_INT("--max-tokens", &a.load.max_tokens, "N", 1, INT32_MAX,
+                "Computed tokens of a batch."),
+        OPT_INT("--warmup", &a.warmup, "N", 0, 1000000,
+                "Requests before, not counted (default 2)."),
+        OPT_INT("--concurrency", &a.concurrency, "N", 1, 1024, "At a time (default 1)."),
+        OPT_INT("--candidates", &a.load.candidates, "N", 0, 65536,
+                "Rank so many items (default: 256 for a ranking model; else recommend)."),
+        OPT_INT("--top-k", &a.load.top_k, "K", 1, 1024, "Of recommendations (default 10)."),
+        OPT_TEXT("--server", &a.load.server, "URL", "Ask this server (http://HOST:PORT) instead."),
+        OPT_INT("--items", &a.load.items, "N", 1, 1000000000,
+                "Without a RUN: item ids are 1 to N (default 1000)."),
+        OPT_TEXT("--device", &a.load.device, "DEVICE", "auto, cpu, cuda or cuda:N."),
+        OPT_INT("--kv-pages", &a.load.kv_pages, "N", 0, INT32_MAX, "Of the KV cache; 0: none."),
+        OPT_INT("--kv-host-pages", &a.load.kv_host_pages, "N", 0, INT32_MAX, KV_HOST_PAGES),
+        OPT_TEXT("--kv-load", &a.load.kv_load, "RULE", KV_LOADS),
+        OPT_TEXT("--kv-dtype", &a.load.kv_dtype, "TYPE", KV_DTYPES),
+        OPT_INT("--seed", &a.load.seed, "N", 0, INT64_MAX / 2,
+                "Of the requests (default 1; of a server: another one each time)."),
+        OPT_TEXT("--report-json", &a.load.report, "FILE", "Write the report there, too."),
         {0},
     };
-    const arg_spec spec = {"hstu bench latency [RUN|ENGINE] [--server URL] "
-                           "[--history 64,256] [--new 1,16]",
-                           "Times requests one after the other, each with the "
-                           "whole history of another user: cold, "
-                           "and with all but its newest events in the KV cache. "
-                           "In process, or over HTTP.",
-                           options,
-                           0,
-                           1,
-                           "A latency without the state of the cache means "
-                           "nothing: every row names it.\n"};
+    const arg_spec spec = {
+        .usage = "hstu bench latency [RUN|ENGINE] [--server URL] [--history 64,256] [--new 1,16]",
+        .summary =
+            "Times requests one after the other, each with the whole history of another user: "
+            "cold, and with all but its newest events in the KV cache. In process, or over HTTP.",
+        .options = options,
+        .max_positional = 1,
+        .notes = "A latency without the state of the cache means nothing: every row names it.\n"};
     TRY(args_parse(&spec, argc, argv, &a.load.path, NULL, &is_help));
     return is_help ? OK : run(&a);
 }

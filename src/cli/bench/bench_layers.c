@@ -5,8 +5,7 @@
 #include "cli/bench/bench.h"
 #include "cli/bench/serve_layers.h"
 #include "cli/cli.h"
-#include "cli/json_line.h"
-#include "cli/show.h"
+#include "cli/output.h"
 #include "cli/work.h"
 
 typedef struct bench_args {
@@ -118,31 +117,31 @@ status bench_layers(int argc, char **argv) {
                     .seed = 1};
     bool is_help;
     const arg_option options[] = {
-        {"--device", ARG_TEXT, &a.device, "DEVICE", WORK_DEVICES, 0, 0},
-        {"--dtype", ARG_TEXT, &a.dtype, "TYPE",
-         "bfloat16 (default), float16 or float32; a CPU computes in float32.", 0, 0},
-        {"--batch", ARG_INT, &a.batch, "B", "Users of a batch.", 1, 4096},
-        {"--length", ARG_INT, &a.length, "L", "Tokens of a history.", 1, 1 << 17},
-        {"--new", ARG_INT, &a.n_new, "N", "Tokens of them that are not cached.", 1, 1 << 17},
-        {"--candidates", ARG_INT, &a.n_candidates, "C", "Of a user (256).", 0, 1 << 16},
-        {"--layers", ARG_INT, &a.n_layers, "N", "Layers (8).", 1, 64},
-        {"--heads", ARG_INT, &a.n_heads, "H", "Heads (4).", 1, 64},
-        {"--dim", ARG_INT, &a.dim, "D", "Head dimension (256).", 1, 256},
-        {"--seed", ARG_INT, &a.seed, "S", "Of weights and inputs (1).", 1, INT64_MAX},
-        {"--json", ARG_FLAG, &a.is_json, NULL, "Print one JSON object a row.", 0, 0},
+        OPT_TEXT("--device", &a.device, "DEVICE", WORK_DEVICES),
+        OPT_TEXT("--dtype", &a.dtype, "TYPE",
+                 "bfloat16 (default), float16 or float32; a CPU computes in float32."),
+        OPT_INT("--batch", &a.batch, "B", 1, 4096, "Users of a batch."),
+        OPT_INT("--length", &a.length, "L", 1, 1 << 17, "Tokens of a history."),
+        OPT_INT("--new", &a.n_new, "N", 1, 1 << 17, "Tokens of them that are not cached."),
+        OPT_INT("--candidates", &a.n_candidates, "C", 0, 1 << 16, "Of a user (256)."),
+        OPT_INT("--layers", &a.n_layers, "N", 1, 64, "Layers (8)."),
+        OPT_INT("--heads", &a.n_heads, "H", 1, 64, "Heads (4)."),
+        OPT_INT("--dim", &a.dim, "D", 1, 256, "Head dimension (256)."),
+        OPT_INT("--seed", &a.seed, "S", 1, INT64_MAX, "Of weights and inputs (1)."),
+        OPT_FLAG("--json", &a.is_json, "Print one JSON object a row."),
         {0},
     };
     const arg_spec spec = {
-        "hstu bench layers [options]",
-        "Measures the layers of ranking requests whose histories have most of their keys and "
-        "values in a cache, after comparing results with those without a cache: the shapes of "
-        "NVIDIA's benchmark, or one that --batch, --length and --new name.",
-        options,
-        0,
-        0,
-        "error: with the cache against without; float32: against float32.  % floor: of the speed "
-        "at which an H200 would do nothing but its products and attention (780 and 646 TFLOP/s); "
-        "goal: what it should reach; L20: what NVIDIA publishes for that GPU."};
+        .usage = "hstu bench layers [options]",
+        .summary =
+            "Measures the layers of ranking requests whose histories have most of their keys and "
+            "values in a cache, after comparing results with those without a cache: the shapes of "
+            "NVIDIA's benchmark, or one that --batch, --length and --new name.",
+        .options = options,
+        .notes =
+            "error: with the cache against without; float32: against float32.  % floor: of the "
+            "speed at which an H200 would do nothing but its products and attention (780 and 646 "
+            "TFLOP/s); goal: what it should reach; L20: what NVIDIA publishes for that GPU."};
     status st = args_parse(&spec, argc, argv, NULL, NULL, &is_help);
     return st == OK && !is_help ? run(&a) : st;
 }

@@ -4,7 +4,7 @@
 #define HSTU_CLI_BENCH_BENCH_LOAD_H
 
 #include "cli/bench/serve_growing.h"
-#include "cli/serve/kv_args.h"
+#include "cli/serve/serve.h"
 #include "format/json.h"
 
 /* Options of a target and of the requests; the initial values are the defaults.

@@ -7,8 +7,7 @@
 
 #include "cli/bench/bench.h"
 #include "cli/cli.h"
-#include "cli/json_line.h"
-#include "cli/show.h"
+#include "cli/output.h"
 #include "cli/work.h"
 
 typedef struct bench_args {
@@ -159,43 +158,37 @@ status bench_masks(int argc, char **argv) {
     bench_args a = {.device = "auto", .dtype = "bfloat16", .kernel = kernel_names[0]};
     bool is_help;
     const arg_option options[] = {
-        {"--device", ARG_TEXT, &a.device, "DEVICE", WORK_DEVICES, 0, 0},
-        {"--dtype", ARG_TEXT, &a.dtype, "TYPE",
-         "bfloat16 (default), float16 or float32; a CPU computes in float32.", 0, 0},
-        {"--mask", ARG_TEXT, &a.filter.mask, "MASK",
-         "Only rows of the table whose mask has this in it; or any mask, as 'hstu mask show' takes "
-         "it.",
-         0, 0},
-        {"--sequences", ARG_INT, &a.filter.n_sequences, "B", "Sequences of a batch.", 1, 65536},
-        {"--length", ARG_INT, &a.filter.length, "N", "Tokens of a sequence.", 1, 1 << 17},
-        {"--heads", ARG_INT, &a.filter.n_heads, "H", "Heads (12).", 1, 1024},
-        {"--dim", ARG_INT, &a.filter.dim, "D", "Head dimension (64).", 1, 256},
-        {"--silu", ARG_FLAG, &a.filter.is_silu, NULL,
-         "Weights are silu(score) / N, as HSTU's, instead of the softmax.", 0, 0},
-        {"--kernel", ARG_TEXT, &a.kernel, "KERNEL",
-         "On a GPU in 16 bits: chosen (by the mask, default), block-wise, row-wise, or any-card: "
-         "those of SM 8.0.",
-         0, 0},
-        {"--deterministic", ARG_FLAG, &a.is_deterministic, NULL,
-         "On a GPU: with sums of a fixed order.", 0, 0},
-        {"--curve", ARG_FLAG, &a.filter.is_curve, NULL,
-         "Instead of the table: sliding windows of densities from .01 to 1, and pairs scattered at "
-         "random (16 sequences of 4096 unless told).",
-         0, 0},
-        {"--seed", ARG_INT, &a.filter.seed, "S",
-         "Draws inputs from this seed; without it every run draws others.", 1, INT64_MAX},
-        {"--json", ARG_FLAG, &a.is_json, NULL, "Print one JSON object a row.", 0, 0},
+        OPT_TEXT("--device", &a.device, "DEVICE", WORK_DEVICES),
+        OPT_TEXT("--dtype", &a.dtype, "TYPE",
+                 "bfloat16 (default), float16 or float32; a CPU computes in float32."),
+        OPT_TEXT("--mask", &a.filter.mask, "MASK",
+                 "Only rows of the table whose mask has this in it; or any mask, as 'hstu mask "
+                 "show' takes it."),
+        OPT_INT("--sequences", &a.filter.n_sequences, "B", 1, 65536, "Sequences of a batch."),
+        OPT_INT("--length", &a.filter.length, "N", 1, 1 << 17, "Tokens of a sequence."),
+        OPT_INT("--heads", &a.filter.n_heads, "H", 1, 1024, "Heads (12)."),
+        OPT_INT("--dim", &a.filter.dim, "D", 1, 256, "Head dimension (64)."),
+        OPT_FLAG("--silu", &a.filter.is_silu,
+                 "Weights are silu(score) / N, as HSTU's, instead of the softmax."),
+        OPT_TEXT("--kernel", &a.kernel, "KERNEL",
+                 "On a GPU in 16 bits: chosen (by the mask, default), block-wise, row-wise, or "
+                 "any-card: those of SM 8.0."),
+        OPT_FLAG("--deterministic", &a.is_deterministic, "On a GPU: with sums of a fixed order."),
+        OPT_FLAG("--curve", &a.filter.is_curve,
+                 "Instead of the table: sliding windows of densities from .01 to 1, and pairs "
+                 "scattered at random (16 sequences of 4096 unless told)."),
+        OPT_INT("--seed", &a.filter.seed, "S", 1, INT64_MAX,
+                "Draws inputs from this seed; without it every run draws others."),
+        OPT_FLAG("--json", &a.is_json, "Print one JSON object a row."),
         {0},
     };
-    const arg_spec spec = {"hstu bench masks [options]",
-                           "Measures softmax attention under masks, forward and backward, at the "
-                           "shapes of the field's table or any other, after checking each against "
-                           "float64.",
-                           options,
-                           0,
-                           0,
-                           "On an H200 in bfloat16, rows of the table show the ratio to the best "
-                           "of FlexAttention, SDPA and cuDNN."};
+    const arg_spec spec = {
+        .usage = "hstu bench masks [options]",
+        .summary = "Measures softmax attention under masks, forward and backward, at the shapes of "
+                   "the field's table or any other, after checking each against float64.",
+        .options = options,
+        .notes = "On an H200 in bfloat16, rows of the table show the ratio to the best of "
+                 "FlexAttention, SDPA and cuDNN."};
     status st = args_parse(&spec, argc, argv, NULL, NULL, &is_help);
     if (st == OK && !is_help) st = run(&a);
     return st;

@@ -4,7 +4,7 @@
 #include "cli/bench/bench.h"
 #include "cli/bench/serve_search.h"
 #include "cli/cli.h"
-#include "cli/json_line.h"
+#include "cli/output.h"
 #include "cli/work.h"
 
 typedef struct bench_args {
@@ -55,26 +55,24 @@ status bench_search(int argc, char **argv) {
                     .shape = {.n_items = 1000000, .n_queries = 64, .dim = 64, .k = 10, .seed = 1}};
     bool is_help;
     const arg_option options[] = {
-        {"--device", ARG_TEXT, &a.device, "DEVICE", WORK_DEVICES, 0, 0},
-        {"--dtype", ARG_TEXT, &a.dtype, "TYPE",
-         "bfloat16 (default), float16 or float32; a CPU computes in float32.", 0, 0},
-        {"--items", ARG_INT, &a.shape.n_items, "N", "Items (1000000).", 1, 1 << 30},
-        {"--queries", ARG_INT, &a.shape.n_queries, "Q", "Queries of a call (64).", 1, 65536},
-        {"--dim", ARG_INT, &a.shape.dim, "D", "Dimension (64).", 1, 4096},
-        {"--k", ARG_INT, &a.shape.k, "K", "Best items of a query (10).", 1, 1024},
-        {"--seed", ARG_INT, &a.shape.seed, "S", "Of items and queries (1).", 1, INT64_MAX},
-        {"--int8", ARG_FLAG, &a.shape.has_int8, NULL,
-         "CPU: rule items out by 8-bit numbers first; the result is the same.", 0, 0},
-        {"--json", ARG_FLAG, &a.is_json, NULL, "One JSON object.", 0, 0},
+        OPT_TEXT("--device", &a.device, "DEVICE", WORK_DEVICES),
+        OPT_TEXT("--dtype", &a.dtype, "TYPE",
+                 "bfloat16 (default), float16 or float32; a CPU computes in float32."),
+        OPT_INT("--items", &a.shape.n_items, "N", 1, 1 << 30, "Items (1000000)."),
+        OPT_INT("--queries", &a.shape.n_queries, "Q", 1, 65536, "Queries of a call (64)."),
+        OPT_INT("--dim", &a.shape.dim, "D", 1, 4096, "Dimension (64)."),
+        OPT_INT("--k", &a.shape.k, "K", 1, 1024, "Best items of a query (10)."),
+        OPT_INT("--seed", &a.shape.seed, "S", 1, INT64_MAX, "Of items and queries (1)."),
+        OPT_FLAG("--int8", &a.shape.has_int8,
+                 "CPU: rule items out by 8-bit numbers first; the result is the same."),
+        OPT_FLAG("--json", &a.is_json, "One JSON object."),
         {0},
     };
-    const arg_spec spec = {"hstu bench search [options]",
-                           "Measures the search of a catalogue, the best items for many queries by "
-                           "inner product, after comparing those of one query with a plain loop.",
-                           options,
-                           0,
-                           0,
-                           NULL};
+    const arg_spec spec = {
+        .usage = "hstu bench search [options]",
+        .summary = "Measures the search of a catalogue, the best items for many queries by inner "
+                   "product, after comparing those of one query with a plain loop.",
+        .options = options};
     status st = args_parse(&spec, argc, argv, NULL, NULL, &is_help);
     return st == OK && !is_help ? run(&a) : st;
 }

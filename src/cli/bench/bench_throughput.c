@@ -155,73 +155,31 @@ static status run(const throughput_args *a) {
 
 /* The options that describe requests, for both commands. */
 #define REQUEST_OPTIONS(l)                                                                         \
-    {"Requests", ARG_FLAG, NULL, NULL, NULL, 0, 0},                                                \
-        {"--requests", ARG_INT, &(l).requests, "N", "How many (default 1000).", 1, 100000000},     \
-        {"--users", ARG_INT,  &(l).users, "N", "Different users, at most (default 1000000).",      \
-         1,         100000000},                                                                    \
-        {"--zipf",                                                                                 \
-         ARG_DOUBLE,                                                                               \
-         &(l).zipf,                                                                                \
-         "S",                                                                                      \
-         "Exponent of the frequencies of returning users (default 1; 0: all "                      \
-         "alike).",                                                                                \
-         0,                                                                                        \
-         0},                                                                                       \
-        {"--returning",                                                                            \
-         ARG_DOUBLE,                                                                               \
-         &(l).returning,                                                                           \
-         "P",                                                                                      \
-         "Share of the requests of users who asked before (default .8).",                          \
-         0,                                                                                        \
-         0},                                                                                       \
-        {"--history-mean",                                                                         \
-         ARG_DOUBLE,                                                                               \
-         &(l).history_mean,                                                                        \
-         "N",                                                                                      \
-         "Events that a user's first request brings (default 100),",                               \
-         0,                                                                                        \
-         0},                                                                                       \
-        {"--history-stdev",                                                                        \
-         ARG_DOUBLE,                                                                               \
-         &(l).history_deviation,                                                                   \
-         "N",                                                                                      \
-         "and their standard deviation (default 30).",                                             \
-         0,                                                                                        \
-         0},                                                                                       \
-        {"--new-mean",                                                                             \
-         ARG_DOUBLE,                                                                               \
-         &(l).new_mean,                                                                            \
-         "N",                                                                                      \
-         "Events that each later request adds (default 3),",                                       \
-         0,                                                                                        \
-         0},                                                                                       \
-        {"--new-stdev",                                                                            \
-         ARG_DOUBLE,                                                                               \
-         &(l).new_deviation,                                                                       \
-         "N",                                                                                      \
-         "and their standard deviation (default 2).",                                              \
-         0,                                                                                        \
-         0},                                                                                       \
-        {"--candidates",                                                                           \
-         ARG_INT,                                                                                  \
-         &(l).candidates,                                                                          \
-         "N",                                                                                      \
-         "Rank so many items (default: 100 for a ranking model; else "                             \
-         "recommend).",                                                                            \
-         0,                                                                                        \
-         65536},                                                                                   \
-        {"--top-k", ARG_INT, &(l).top_k, "K", "Of recommendations (default 10).", 1, 1024},        \
-        {"--items",                                                                                \
-         ARG_INT,                                                                                  \
-         &(l).items,                                                                               \
-         "N",                                                                                      \
-         "Without a RUN: item ids are 1 to N (default 1000).",                                     \
-         1,                                                                                        \
-         1000000000},                                                                              \
-    {                                                                                              \
-        "--seed", ARG_INT, &(l).seed, "N",                                                         \
-            "Of the requests (default 1; of a server: another one each time).", 0, INT64_MAX / 2   \
-    }
+    OPT_GROUP("Requests"),                                                                         \
+        OPT_INT("--requests", &(l).requests, "N", 1, 100000000, "How many (default 1000)."),       \
+        OPT_INT("--users", &(l).users, "N", 1, 100000000,                                          \
+                "Different users, at most (default 1000000)."),                                    \
+        OPT_DOUBLE("--zipf", &(l).zipf, "S",                                                       \
+                   "Exponent of the frequencies of returning users (default 1; 0: all "            \
+                   "alike)."),                                                                     \
+        OPT_DOUBLE("--returning", &(l).returning, "P",                                             \
+                   "Share of the requests of users who asked before (default .8)."),               \
+        OPT_DOUBLE("--history-mean", &(l).history_mean, "N",                                       \
+                   "Events that a user's first request brings (default 100),"),                    \
+        OPT_DOUBLE("--history-stdev", &(l).history_deviation, "N",                                 \
+                   "and their standard deviation (default 30)."),                                  \
+        OPT_DOUBLE("--new-mean", &(l).new_mean, "N",                                               \
+                   "Events that each later request adds (default 3),"),                            \
+        OPT_DOUBLE("--new-stdev", &(l).new_deviation, "N",                                         \
+                   "and their standard deviation (default 2)."),                                   \
+        OPT_INT("--candidates", &(l).candidates, "N", 0, 65536,                                    \
+                "Rank so many items (default: 100 for a ranking model; else "                      \
+                "recommend)."),                                                                    \
+        OPT_INT("--top-k", &(l).top_k, "K", 1, 1024, "Of recommendations (default 10)."),          \
+        OPT_INT("--items", &(l).items, "N", 1, 1000000000,                                         \
+                "Without a RUN: item ids are 1 to N (default 1000)."),                             \
+        OPT_INT("--seed", &(l).seed, "N", 0, INT64_MAX / 2,                                        \
+                "Of the requests (default 1; of a server: another one each time).")
 
 static status check_draw(const load_args *a) {
     if (a->zipf < 0 || a->zipf > 10) return fail(ERR_USAGE, "--zipf: from 0 to 10");
@@ -241,55 +199,45 @@ status bench_throughput(int argc, char **argv) {
                          .seconds = 3};
     bool is_help;
     const arg_option options[] = {
-        {"--server", ARG_TEXT, &a.load.server, "URL",
-         "Ask this server (http://HOST:PORT) instead: ours, or any KServe v2 "
-         "server by --dataset "
-         "with \"inputs\".",
-         0, 0},
-        {"--model", ARG_TEXT, &a.load.model, "NAME", "Model of a KServe v2 server.", 0, 0},
-        {"--device", ARG_TEXT, &a.load.device, "DEVICE", "auto, cpu, cuda or cuda:N.", 0, 0},
-        {"--kv-pages", ARG_INT, &a.load.kv_pages, "N", "Of the KV cache; 0: none.", 0, INT32_MAX},
-        {"--kv-host-pages", ARG_INT, &a.load.kv_host_pages, "N", KV_HOST_PAGES, 0, INT32_MAX},
-        {"--kv-load", ARG_TEXT, &a.load.kv_load, "RULE", KV_LOADS, 0, 0},
-        {"--kv-dtype", ARG_TEXT, &a.load.kv_dtype, "TYPE", KV_DTYPES, 0, 0},
-        {"--max-batch", ARG_INT, &a.load.max_batch, "N", "Requests of a batch.", 1, 4096},
-        {"--max-tokens", ARG_INT, &a.load.max_tokens, "N", "Computed tokens of a batch.", 1,
-         1 << 24},
-        {"--deadline", ARG_INT, &a.deadline_ms, "MS", "Of a request (default 10000).", 1, 600000},
-        {"Load", ARG_FLAG, NULL, NULL, NULL, 0, 0},
-        {"--concurrency", ARG_INT, &a.concurrency, "N",
-         "Requests at a time (default 32); connections of an open loop to a "
-         "server.",
-         1, 1024},
-        {"--rate", ARG_DOUBLE, &a.rate, "R",
-         "Open loop: so many requests a second, whatever the answers take.", 0, 0},
-        {"--burstiness", ARG_DOUBLE, &a.burstiness, "S",
-         "Shape of the gaps' gamma distribution (default 1: Poisson; smaller: "
-         "bursts).",
-         0, 0},
-        {"--slo", ARG_DOUBLE, &a.slo_ms, "MS",
-         "Also find the highest rate with p99 within this limit and 1 % refused "
-         "at most.",
-         0, 0},
-        {"--rounds", ARG_INT, &a.rounds, "N", "Rounds of that search (default 7),", 1, 30},
-        {"--seconds", ARG_DOUBLE, &a.seconds, "S", "of so many seconds each (default 3).", 0, 0},
-        {"--warmup", ARG_INT, &a.warmup, "N", "Requests before, not counted (default 50).", 0,
-         1000000},
-        {"--dataset", ARG_TEXT, &a.load.dataset, "FILE",
-         "Requests, one JSON object a line, as 'hstu bench dataset' writes them.", 0, 0},
-        {"--report-json", ARG_TEXT, &a.load.report, "FILE", "Write the report there, too.", 0, 0},
+        OPT_TEXT("--server", &a.load.server, "URL",
+                 "Ask this server (http://HOST:PORT) instead: ours, or any KServe v2 server by "
+                 "--dataset with \"inputs\"."),
+        OPT_TEXT("--model", &a.load.model, "NAME", "Model of a KServe v2 server."),
+        OPT_TEXT("--device", &a.load.device, "DEVICE", "auto, cpu, cuda or cuda:N."),
+        OPT_INT("--kv-pages", &a.load.kv_pages, "N", 0, INT32_MAX, "Of the KV cache; 0: none."),
+        OPT_INT("--kv-host-pages", &a.load.kv_host_pages, "N", 0, INT32_MAX, KV_HOST_PAGES),
+        OPT_TEXT("--kv-load", &a.load.kv_load, "RULE", KV_LOADS),
+        OPT_TEXT("--kv-dtype", &a.load.kv_dtype, "TYPE", KV_DTYPES),
+        OPT_INT("--max-batch", &a.load.max_batch, "N", 1, 4096, "Requests of a batch."),
+        OPT_INT("--max-tokens", &a.load.max_tokens, "N", 1, 1 << 24, "Computed tokens of a batch."),
+        OPT_INT("--deadline", &a.deadline_ms, "MS", 1, 600000, "Of a request (default 10000)."),
+        OPT_GROUP("Load"),
+        OPT_INT("--concurrency", &a.concurrency, "N", 1, 1024,
+                "Requests at a time (default 32); connections of an open loop to a server."),
+        OPT_DOUBLE("--rate", &a.rate, "R",
+                   "Open loop: so many requests a second, whatever the answers take."),
+        OPT_DOUBLE("--burstiness", &a.burstiness, "S",
+                   "Shape of the gaps' gamma distribution (default 1: Poisson; smaller: bursts)."),
+        OPT_DOUBLE(
+            "--slo", &a.slo_ms, "MS",
+            "Also find the highest rate with p99 within this limit and 1 % refused at most."),
+        OPT_INT("--rounds", &a.rounds, "N", 1, 30, "Rounds of that search (default 7),"),
+        OPT_DOUBLE("--seconds", &a.seconds, "S", "of so many seconds each (default 3)."),
+        OPT_INT("--warmup", &a.warmup, "N", 0, 1000000,
+                "Requests before, not counted (default 50)."),
+        OPT_TEXT("--dataset", &a.load.dataset, "FILE",
+                 "Requests, one JSON object a line, as 'hstu bench dataset' writes them."),
+        OPT_TEXT("--report-json", &a.load.report, "FILE", "Write the report there, too."),
         REQUEST_OPTIONS(a.load),
         {0},
     };
-    const arg_spec spec = {"hstu bench throughput [RUN|ENGINE] [--server URL]",
-                           "Sends requests of many users, of whom some return with new events, and "
-                           "reports rate, "
-                           "latencies, and how much the KV cache saved. In process, or over HTTP.",
-                           options,
-                           0,
-                           1,
-                           "Sections and JSON keys are those of trtllm-bench where they mean the "
-                           "same.\n"};
+    const arg_spec spec = {
+        .usage = "hstu bench throughput [RUN|ENGINE] [--server URL]",
+        .summary = "Sends requests of many users, of whom some return with new events, and reports "
+                   "rate, latencies, and how much the KV cache saved. In process, or over HTTP.",
+        .options = options,
+        .max_positional = 1,
+        .notes = "Sections and JSON keys are those of trtllm-bench where they mean the same.\n"};
     TRY(args_parse(&spec, argc, argv, &a.load.path, NULL, &is_help));
     if (is_help) return OK;
     TRY(check_draw(&a.load));
@@ -317,19 +265,17 @@ status bench_dataset(int argc, char **argv) {
     const char *out = NULL;
     bool is_help;
     const arg_option options[] = {
-        {"--out", ARG_TEXT, &out, "FILE", "Where to write, one JSON object a line.", 0, 0},
+        OPT_TEXT("--out", &out, "FILE", "Where to write, one JSON object a line."),
         REQUEST_OPTIONS(a),
         {0},
     };
-    const arg_spec spec = {"hstu bench dataset [RUN|ENGINE] --out FILE.jsonl",
-                           "Makes requests for 'hstu bench throughput "
-                           "--dataset': users by Zipf's law, some "
-                           "returning, lengths by mean and standard deviation; "
-                           "items are those of the model.",
-                           options,
-                           0,
-                           1,
-                           NULL};
+    const arg_spec spec = {
+        .usage = "hstu bench dataset [RUN|ENGINE] --out FILE.jsonl",
+        .summary =
+            "Makes requests for 'hstu bench throughput --dataset': users by Zipf's law, some "
+            "returning, lengths by mean and standard deviation; items are those of the model.",
+        .options = options,
+        .max_positional = 1};
     a.device = "cpu";
     TRY(args_parse(&spec, argc, argv, &a.path, NULL, &is_help));
     if (is_help) return OK;

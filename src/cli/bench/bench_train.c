@@ -7,9 +7,7 @@
 #include "cli/bench/bench.h"
 #include "cli/bench/train_step.h"
 #include "cli/cli.h"
-#include "cli/config_path.h"
-#include "cli/json_line.h"
-#include "cli/show.h"
+#include "cli/output.h"
 #include "cli/work.h"
 
 /* Rows of the table of kernels. */
@@ -201,31 +199,29 @@ status bench_train(int argc, char **argv) {
                     .n_steps = 20};
     bool is_help;
     const arg_option options[] = {
-        {"--gin-config-file", ARG_TEXT, &a.file, "FILE",
-         "The config (default configs/ml-1m/hstu-sampled-softmax-n128-final.gin).", 0, 0},
-        {"--set", ARG_LIST, &a.overrides, "Class.field=value",
-         "Overrides one binding of the file; may be given several times.", 0, 0},
-        {"--data", ARG_TEXT, &a.data, "DIR",
-         "Data set (default: what the config's BenchmarkDatasetArgs describe is generated; else a "
-         "synthetic one of the size of MovieLens 1M).",
-         0, 0},
-        {"--steps", ARG_INT, &a.n_steps, "N", "Steps to time (default 20).", 1, 1 << 20},
-        {"--device", ARG_TEXT, &a.device, "DEVICE", WORK_DEVICES, 0, 0},
-        {"--deterministic", ARG_FLAG, &a.is_deterministic, NULL,
-         "On a GPU: with sums of a fixed order, as 'hstu train --deterministic'.", 0, 0},
-        {"--json", ARG_FLAG, &a.is_json, NULL, "Print one JSON object.", 0, 0},
+        OPT_TEXT("--gin-config-file", &a.file, "FILE",
+                 "The config (default configs/ml-1m/hstu-sampled-softmax-n128-final.gin)."),
+        OPT_LIST("--set", &a.overrides, "Class.field=value",
+                 "Overrides one binding of the file; may be given several times."),
+        OPT_TEXT("--data", &a.data, "DIR",
+                 "Data set (default: what the config's BenchmarkDatasetArgs describe is generated; "
+                 "else a synthetic one of the size of MovieLens 1M)."),
+        OPT_INT("--steps", &a.n_steps, "N", 1, 1 << 20, "Steps to time (default 20)."),
+        OPT_TEXT("--device", &a.device, "DEVICE", WORK_DEVICES),
+        OPT_FLAG("--deterministic", &a.is_deterministic,
+                 "On a GPU: with sums of a fixed order, as 'hstu train --deterministic'."),
+        OPT_FLAG("--json", &a.is_json, "Print one JSON object."),
         {0},
     };
     const arg_spec spec = {
-        "hstu bench train [options]",
-        "Measures training: tokens and FLOP a second, the time of a step, the share of each op, "
-        "after checking the gradient on fresh random weights.",
-        options,
-        0,
-        0,
-        "Tokens are those that go through the layers.  FLOP are counted as published figures are: "
-        "products of the layers three times (forward, backward), the causal half of the attention "
-        "three and a half times; recomputation that saves memory does not count.\n"};
+        .usage = "hstu bench train [options]",
+        .summary = "Measures training: tokens and FLOP a second, the time of a step, the share of "
+                   "each op, after checking the gradient on fresh random weights.",
+        .options = options,
+        .notes =
+            "Tokens are those that go through the layers.  FLOP are counted as published figures "
+            "are: products of the layers three times (forward, backward), the causal half of the "
+            "attention three and a half times; recomputation that saves memory does not count.\n"};
     status st = args_parse(&spec, argc, argv, NULL, NULL, &is_help);
     if (st == OK && !is_help) st = run(&a);
     mem_free(a.overrides.item);

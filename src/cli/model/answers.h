@@ -10,8 +10,7 @@
 #ifndef HSTU_CLI_MODEL_ANSWERS_H
 #define HSTU_CLI_MODEL_ANSWERS_H
 
-#include "cli/show.h"
-#include "cli/sink.h"
+#include "cli/output.h"
 #include "data/set/seq_file.h"
 #include "format/json.h"
 

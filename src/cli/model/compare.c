@@ -7,9 +7,8 @@
 #include "base/mem.h"
 #include "base/progress.h"
 #include "cli/cli.h"
-#include "cli/json_line.h"
 #include "cli/model/run_facts.h"
-#include "cli/show.h"
+#include "cli/output.h"
 #include "train/report/chart.h"
 #include "train/report/page.h"
 
@@ -292,19 +291,18 @@ status cmd_compare(int argc, char **argv) {
     const char *paths[MAX_RUNS], *out = NULL;
     bool is_json = false, is_help;
     const arg_option options[] = {
-        {"--out", ARG_TEXT, &out, "FILE.html", "Also a page with the curves of all runs.", 0, 0},
-        {"--json", ARG_FLAG, &is_json, NULL, "Print one JSON object a run, each on one line.", 0,
-         0},
+        OPT_TEXT("--out", &out, "FILE.html", "Also a page with the curves of all runs."),
+        OPT_FLAG("--json", &is_json, "Print one JSON object a run, each on one line."),
         {0},
     };
-    const arg_spec spec = {"hstu compare RUN RUN... [--out FILE.html] [--json]",
-                           "Shows runs side by side: metrics, parameters, time, and the options "
-                           "in which they differ.",
-                           options,
-                           1,
-                           MAX_RUNS,
-                           "With --validate the figures are those of the test part with the best "
-                           "weights, else those of the last evaluation.\n"};
+    const arg_spec spec = {.usage = "hstu compare RUN RUN... [--out FILE.html] [--json]",
+                           .summary = "Shows runs side by side: metrics, parameters, time, and the "
+                                      "options in which they differ.",
+                           .options = options,
+                           .min_positional = 1,
+                           .max_positional = MAX_RUNS,
+                           .notes = "With --validate the figures are those of the test part with "
+                                    "the best weights, else those of the last evaluation.\n"};
     comparison c = {0};
     TRY(args_parse(&spec, argc, argv, paths, &c.n, &is_help));
     if (is_help) return OK;

@@ -9,8 +9,7 @@
 #include "base/mem.h"
 #include "base/progress.h"
 #include "cli/cli.h"
-#include "cli/show.h"
-#include "cli/sink.h"
+#include "cli/output.h"
 #include "cli/work.h"
 #include "encode/encoder.h"
 #include "encode/encoder_input.h"
@@ -347,52 +346,49 @@ status cmd_encode(int argc, char **argv) {
     encode_args a = {.device = "auto", .dtype = "float32", .batch_tokens = 8192};
     bool is_help;
     const arg_option options[] = {
-        {"--input", ARG_TEXT, &a.input, "FILE",
-         "Sequences: JSON lines {\"ids\": [...], \"types\": [...]} or {\"text\": ..., \"pair\": "
-         "...}, - is stdin; or safetensors with lengths, ids and types.",
-         0, 0},
-        {"--out", ARG_TEXT, &a.out, "FILE",
-         "FILE.safetensors: offsets, hidden (T, E), pooled (B, E); any other name: JSON lines; - "
-         "is stdout (default). The file appears when it is complete.",
-         0, 0},
-        {"--mask", ARG_TEXT, &a.mask, "MASK",
-         "Who sees whom: none, causal, sliding, longformer, bigbird, dilated, strided, fixed, "
-         "bits:FILE or csr:FILE, with ,window=W ,global=G ... ,causal after it (default none).",
-         0, 0},
-        {"--dtype", ARG_TEXT, &a.dtype, "TYPE",
-         "float32, bfloat16 or float16 on a GPU; the CPU computes in float32 (default float32). "
-         "int8: weights rounded to 8 bits, products in float16 on a GPU; not faster yet.",
-         0, 0},
-        {"--batch-tokens", ARG_INT, &a.batch_tokens, "N",
-         "Tokens that are computed together (default 8192).", 1, 1 << 24},
-        {"--plan", ARG_TEXT, &a.plan, "PLAN",
-         "Run the layers by a fusion plan: a file of 'hstu tune --out', a value, 16 bits, or auto, "
-         "the kept plan that fits a batch best (default: the built-in plan).",
-         0, 0},
-        {"--cache", ARG_TEXT, &a.cache, "DIR",
-         "Where compiled kernels and kept plans are (default ~/.cache/hstu).", 0, 0},
-        {"--truncate", ARG_FLAG, &a.is_cut, NULL,
-         "Cut texts to the longest sequence that the model takes.", 0, 0},
-        {"--profile-scores", ARG_TEXT, &a.scores, "FILE",
-         "Also write what the attention weights of every layer and head are like: JSON to FILE, a "
-         "picture to FILE.svg. Slow: for a sample of sequences.",
-         0, 0},
-        {"--tokens-only", ARG_FLAG, &a.is_tokens_only, NULL,
-         "Write the ids and types that the input stands for, as JSON lines, and encode nothing.", 0,
-         0},
-        {"--device", ARG_TEXT, &a.device, "DEVICE", WORK_DEVICES, 0, 0},
+        OPT_TEXT("--input", &a.input, "FILE",
+                 "Sequences: JSON lines {\"ids\": [...], \"types\": [...]} or {\"text\": ..., "
+                 "\"pair\": ...}, - is stdin; or safetensors with lengths, ids and types."),
+        OPT_TEXT("--out", &a.out, "FILE",
+                 "FILE.safetensors: offsets, hidden (T, E), pooled (B, E); any other name: JSON "
+                 "lines; - is stdout (default). The file appears when it is complete."),
+        OPT_TEXT(
+            "--mask", &a.mask, "MASK",
+            "Who sees whom: none, causal, sliding, longformer, bigbird, dilated, strided, fixed, "
+            "bits:FILE or csr:FILE, with ,window=W ,global=G ... ,causal after it (default none)."),
+        OPT_TEXT(
+            "--dtype", &a.dtype, "TYPE",
+            "float32, bfloat16 or float16 on a GPU; the CPU computes in float32 (default float32). "
+            "int8: weights rounded to 8 bits, products in float16 on a GPU; not faster yet."),
+        OPT_INT("--batch-tokens", &a.batch_tokens, "N", 1, 1 << 24,
+                "Tokens that are computed together (default 8192)."),
+        OPT_TEXT("--plan", &a.plan, "PLAN",
+                 "Run the layers by a fusion plan: a file of 'hstu tune --out', a value, 16 bits, "
+                 "or auto, the kept plan that fits a batch best (default: the built-in plan)."),
+        OPT_TEXT("--cache", &a.cache, "DIR",
+                 "Where compiled kernels and kept plans are (default ~/.cache/hstu)."),
+        OPT_FLAG("--truncate", &a.is_cut,
+                 "Cut texts to the longest sequence that the model takes."),
+        OPT_TEXT("--profile-scores", &a.scores, "FILE",
+                 "Also write what the attention weights of every layer and head are like: JSON to "
+                 "FILE, a picture to FILE.svg. Slow: for a sample of sequences."),
+        OPT_FLAG("--tokens-only", &a.is_tokens_only,
+                 "Write the ids and types that the input stands for, as JSON lines, and encode "
+                 "nothing."),
+        OPT_TEXT("--device", &a.device, "DEVICE", WORK_DEVICES),
         {0},
     };
     const arg_spec spec = {
-        "hstu encode MODEL_DIR --input FILE [--out FILE] [options]",
-        "Runs an encoder of the BERT family (bert, roberta, distilbert) on sequences of any "
-        "lengths, without padding. MODEL_DIR is a folder as Hugging Face's save_pretrained writes "
-        "it: config.json, model.safetensors (or its shards), and vocab.txt where texts are given.",
-        options,
-        1,
-        1,
-        "hidden is the last hidden state, pooled the pooler's output for the first token; both as "
-        "transformers computes them.\n"};
+        .usage = "hstu encode MODEL_DIR --input FILE [--out FILE] [options]",
+        .summary = "Runs an encoder of the BERT family (bert, roberta, distilbert) on sequences of "
+                   "any lengths, without padding. MODEL_DIR is a folder as Hugging Face's "
+                   "save_pretrained writes it: config.json, model.safetensors (or its shards), and "
+                   "vocab.txt where texts are given.",
+        .options = options,
+        .min_positional = 1,
+        .max_positional = 1,
+        .notes = "hidden is the last hidden state, pooled the pooler's output for the first token; "
+                 "both as transformers computes them.\n"};
     TRY(args_parse(&spec, argc, argv, &a.folder, NULL, &is_help));
     if (is_help) return OK;
     TRY(check(&a, &spec));

@@ -142,14 +142,12 @@ status cmd_launch(int argc, char **argv) {
     int n = 0;
     bool is_help;
     const arg_option options[] = {
-        {"--restarts", ARG_INT, &plan.restarts, "R",
-         "How often a command that failed is started again (default 3).", 0, 1 << 20},
-        {"--pause", ARG_INT, &plan.pause_s, "S", "Seconds between two starts (default 1).", 0,
-         86400},
-        {"--ranks", ARG_TEXT, &ranks, "LIST",
-         "Numbers of ranks, one for each start, the last for all that follow: put in place of the "
-         "word {} of the command.",
-         0, 0},
+        OPT_INT("--restarts", &plan.restarts, "R", 0, 1 << 20,
+                "How often a command that failed is started again (default 3)."),
+        OPT_INT("--pause", &plan.pause_s, "S", 0, 86400, "Seconds between two starts (default 1)."),
+        OPT_TEXT("--ranks", &ranks, "LIST",
+                 "Numbers of ranks, one for each start, the last for all that follow: put in place "
+                 "of the word {} of the command."),
         {0},
     };
     const arg_spec spec = {

@@ -6,7 +6,7 @@
 
 #include "base/escape.h"
 #include "cli/cli.h"
-#include "cli/json_line.h"
+#include "cli/output.h"
 
 typedef struct build_args {
     const char *run, *out, *checkpoint, *dtype, *items;
@@ -85,39 +85,37 @@ status cmd_build(int argc, char **argv) {
     build_args a = {.dtype = "float32", .items = "float32", .kv_pages = -1};
     bool is_help;
     const arg_option options[] = {
-        {"--out", ARG_TEXT, &a.out, "ENGINE",
-         "Folder to make; an engine folder that is there is replaced in one step.", 0, 0},
-        {"--dtype", ARG_TEXT, &a.dtype, "TYPE",
-         "Precision of the matrices: float32 (default; the answers are those of the run), bfloat16 "
-         "or float16, in which a GPU then computes, too.",
-         0, 0},
-        {"--checkpoint", ARG_TEXT, &a.checkpoint, "WHICH",
-         "best, last, step-N or a checkpoint's folder (default: the best on validation where the "
-         "run has one, else the newest).",
-         0, 0},
-        {"--max-batch", ARG_INT, &a.max_batch, "B",
-         "Requests of a batch, unless the server is told otherwise (default 64).", 1, 4096},
-        {"--max-tokens", ARG_INT, &a.max_tokens, "T", "Computed tokens of a batch (default 8192).",
-         1, 1 << 24},
-        {"--kv-pages", ARG_INT, &a.kv_pages, "P",
-         "Pages of 64 tokens in the KV cache; 0: no cache (default: by memory).", 0, INT32_MAX},
-        {"--items", ARG_TEXT, &a.items, "FORM",
-         "How a CPU searches the catalogue of a retrieval model: float32 (default), or int8, which "
-         "rules most items out by 8-bit numbers first; the answers are the same.",
-         0, 0},
-        {"--json", ARG_FLAG, &a.is_json, NULL, "One JSON object.", 0, 0},
+        OPT_TEXT("--out", &a.out, "ENGINE",
+                 "Folder to make; an engine folder that is there is replaced in one step."),
+        OPT_TEXT("--dtype", &a.dtype, "TYPE",
+                 "Precision of the matrices: float32 (default; the answers are those of the run), "
+                 "bfloat16 or float16, in which a GPU then computes, too."),
+        OPT_TEXT("--checkpoint", &a.checkpoint, "WHICH",
+                 "best, last, step-N or a checkpoint's folder (default: the best on validation "
+                 "where the run has one, else the newest)."),
+        OPT_INT("--max-batch", &a.max_batch, "B", 1, 4096,
+                "Requests of a batch, unless the server is told otherwise (default 64)."),
+        OPT_INT("--max-tokens", &a.max_tokens, "T", 1, 1 << 24,
+                "Computed tokens of a batch (default 8192)."),
+        OPT_INT("--kv-pages", &a.kv_pages, "P", 0, INT32_MAX,
+                "Pages of 64 tokens in the KV cache; 0: no cache (default: by memory)."),
+        OPT_TEXT(
+            "--items", &a.items, "FORM",
+            "How a CPU searches the catalogue of a retrieval model: float32 (default), or int8, "
+            "which rules most items out by 8-bit numbers first; the answers are the same."),
+        OPT_FLAG("--json", &a.is_json, "One JSON object."),
         {0},
     };
     const arg_spec spec = {
-        "hstu build RUN --out ENGINE [--dtype bfloat16|float16|float32]",
-        "Makes a folder to serve from: weights in the serving precision, ids and titles of the "
-        "items, dynamic tables and limits, each with a checksum. It is opened and compared with "
-        "the run before it gets its name.",
-        options,
-        1,
-        1,
-        "'hstu serve', 'recommend', 'score', 'eval' and 'bench latency|throughput' take it like a "
-        "run.\n"};
+        .usage = "hstu build RUN --out ENGINE [--dtype bfloat16|float16|float32]",
+        .summary = "Makes a folder to serve from: weights in the serving precision, ids and titles "
+                   "of the items, dynamic tables and limits, each with a checksum. It is opened "
+                   "and compared with the run before it gets its name.",
+        .options = options,
+        .min_positional = 1,
+        .max_positional = 1,
+        .notes = "'hstu serve', 'recommend', 'score', 'eval' and 'bench latency|throughput' take "
+                 "it like a run.\n"};
     TRY(args_parse(&spec, argc, argv, &a.run, NULL, &is_help));
     return is_help ? OK : run(&a);
 }

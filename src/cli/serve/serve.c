@@ -1,6 +1,3 @@
-/* hstu serve: recommendations over HTTP. */
-#include "serve/http/server.h"
-
 #include <ctype.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -16,9 +13,44 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "cli/cli.h"
-#include "cli/serve/kv_args.h"
+#include "cli/serve/serve.h"
 #include "cli/work.h"
 #include "serve/http/access_log.h"
+#include "serve/http/server.h"
+
+status kv_args_dtype(const char *text, bool *is_fp8) {
+    *is_fp8 = text != NULL && strcmp(text, "fp8") == 0;
+    if (text == NULL || *is_fp8 || strcmp(text, "model") == 0) return OK;
+    return fail(ERR_USAGE, "--kv-dtype %.40s: model or fp8", text);
+}
+
+status kv_args_load(const char *text, bool *is_always) {
+    *is_always = text != NULL && strcmp(text, "always") == 0;
+    if (text == NULL || *is_always || strcmp(text, "cost") == 0) return OK;
+    return fail(ERR_USAGE, "--kv-load %.40s: cost or always", text);
+}
+
+void kv_args_tell(const engine_model_info *m) {
+    if (m->has_fp8_kv)
+        log_info("model %s: keys and values in 8 bits change results by up to %.2g of the largest "
+                 "one (tried on a made-up history of full length)",
+                 m->name, m->fp8_error);
+    if (m->n_host_pages == 0) return;
+    log_info("model %s: %lld KV pages of %.1f KiB in host memory", m->name,
+             (long long)m->n_host_pages, (double)m->page_bytes / 1024);
+    if (m->load_us_token == 0) return;
+    log_info("model %s: measured, a token is loaded in %.3g us and computed in %.3g (half way "
+             "through the longest history)",
+             m->name, m->load_us_token, m->compute_us_token);
+    if (m->load_from_tokens < 0)
+        log_info("model %s: computing is always faster, so nothing is kept in host memory",
+                 m->name);
+    else
+        log_info("model %s: histories of %d tokens or more are loaded, shorter ones computed",
+                 m->name, m->load_from_tokens);
+}
+
+/* hstu serve: recommendations over HTTP. */
 
 enum { NAME_BYTES = 64, CHECK_MS = 20 };
 
@@ -325,94 +357,82 @@ status cmd_serve(int argc, char **argv) {
                     .max_buffered_mib = 256};
     bool is_help;
     const arg_option options[] = {
-        {"--data", ARG_TEXT, &a.data, "DIR",
-         "Prepared data with users' histories to start with; items are matched by their ids.", 0,
-         0},
-        {"--state", ARG_TEXT, &a.state, "DIR",
-         "Keep users' events here: what was acknowledged survives a crash. Without it they live "
-         "in memory.",
-         0, 0},
-        {"--erase-within", ARG_INT, &a.erase_within_s, "S",
-         "Remove an erased user from the files of --state within so many seconds (default 60).", 1,
-         86400},
-        {"--device", ARG_TEXT, &a.device, "DEVICE", WORK_DEVICES, 0, 0},
-        {"Network", ARG_FLAG, NULL, NULL, NULL, 0, 0},
-        {"--host", ARG_TEXT, &a.host, "HOST",
-         "Address to listen on (default 127.0.0.1: this machine only). There is no TLS here: "
-         "put a proxy such as nginx in front of a server that others reach.",
-         0, 0},
-        {"--port", ARG_INT, &a.port, "PORT", "Port (default 8080; 0: any that is free).", 0, 65535},
-        {"--keys", ARG_TEXT, &a.keys, "FILE",
-         "API keys, one a line: KEY NAME REQUESTS_PER_SECOND ROLES. 0: no limit; roles are some of "
-         "read, events, admin.",
-         0, 0},
-        {"--allow-host", ARG_LIST, &a.allow_hosts, "NAME",
-         "Answer requests with this name as their Host; '*': with any (default without --keys: "
-         "addresses, localhost, the name of this machine and that of --host).",
-         0, 0},
-        {"--connections", ARG_INT, &a.max_connections, "N", "At most (default 4096).", 1, 1000000},
-        {"--connections-per-address", ARG_INT, &a.per_address, "N",
-         "From one address (default 1024).", 1, 1000000},
-        {"--max-body", ARG_INT, &a.max_body_mib, "MIB", "Of a request (default 8).", 1, 1024},
-        {"--max-buffered", ARG_INT, &a.max_buffered_mib, "MIB",
-         "Bodies and answers over 64 KiB in memory at a time (default 256); one address may have "
-         "half of it.",
-         1, 1 << 20},
-        {"Several models", ARG_FLAG, NULL, NULL, NULL, 0, 0},
-        {"--name", ARG_LIST, &a.names, "NAME",
-         "Name of a model, in the order of the paths (default: the folder's name).", 0, 0},
-        {"--split", ARG_TEXT, &a.split, "A,B,...",
-         "Shares of the users, chosen by a hash of the user's id (default: the first model "
-         "answers whoever names none).",
-         0, 0},
-        {"--shadow", ARG_LIST, &a.shadows, "NAME",
-         "This model is asked, too, and its answers are only logged.", 0, 0},
-        {"Work", ARG_FLAG, NULL, NULL, NULL, 0, 0},
-        {"--deadline", ARG_INT, &a.deadline_ms, "MS",
-         "Refuse requests that cannot be answered in this time, unless they name a deadline of "
-         "their own (default: none; a request is refused if it would wait for more than 250 ms, "
-         "or ten times the normal p99).",
-         1, 600000},
-        {"--max-batch", ARG_INT, &a.max_batch, "N",
-         "Requests of a batch (default: the engine's, else 64).", 1, 4096},
-        {"--max-tokens", ARG_INT, &a.max_tokens, "N",
-         "Computed tokens of a batch (default: the engine's, else 8192).", 1, 1 << 24},
-        {"--max-queue", ARG_INT, &a.max_queue, "N", "Requests that wait (default 1024).", 1,
-         1 << 20},
-        {"--max-queue-mib", ARG_INT, &a.queue_mib, "MIB",
-         "Memory of requests that wait (default 1024).", 1, 1 << 20},
-        {"--kv-pages", ARG_INT, &a.kv_pages, "N",
-         "Pages of 64 tokens in the KV cache of each model; 0: no cache (default: the engine's, "
-         "else by memory).",
-         0, INT32_MAX},
-        {"--kv-host-pages", ARG_INT, &a.kv_host_pages, "N", KV_HOST_PAGES, 0, INT32_MAX},
-        {"--kv-load", ARG_TEXT, &a.kv_load, "RULE", KV_LOADS, 0, 0},
-        {"--kv-dtype", ARG_TEXT, &a.kv_dtype, "TYPE", KV_DTYPES, 0, 0},
-        {"--int8-items", ARG_FLAG, &a.is_int8, NULL,
-         "A CPU rules out most items by 8-bit numbers before it reads their float32 rows; answers "
-         "are the same (default: as the engine says).",
-         0, 0},
-        {"Log and end", ARG_FLAG, NULL, NULL, NULL, 0, 0},
-        {"--access-log", ARG_TEXT, &a.access_log, "FILE",
-         "A JSON object a line for each request; - is stdout, off: none (default: stdout if that "
-         "is "
-         "a file, else off).",
-         0, 0},
-        {"--drain-delay", ARG_INT, &a.drain_delay_s, "S",
-         "After SIGTERM: say 'not ready' and go on for so long (default 0).", 0, 3600},
-        {"--drain-timeout", ARG_INT, &a.drain_timeout_s, "S",
-         "Then wait for answers for so long at most (default 30).", 0, 3600},
+        OPT_TEXT(
+            "--data", &a.data, "DIR",
+            "Prepared data with users' histories to start with; items are matched by their ids."),
+        OPT_TEXT("--state", &a.state, "DIR",
+                 "Keep users' events here: what was acknowledged survives a crash. Without it they "
+                 "live in memory."),
+        OPT_INT(
+            "--erase-within", &a.erase_within_s, "S", 1, 86400,
+            "Remove an erased user from the files of --state within so many seconds (default 60)."),
+        OPT_TEXT("--device", &a.device, "DEVICE", WORK_DEVICES),
+        OPT_GROUP("Network"),
+        OPT_TEXT("--host", &a.host, "HOST",
+                 "Address to listen on (default 127.0.0.1: this machine only). There is no TLS "
+                 "here: put a proxy such as nginx in front of a server that others reach."),
+        OPT_INT("--port", &a.port, "PORT", 0, 65535, "Port (default 8080; 0: any that is free)."),
+        OPT_TEXT("--keys", &a.keys, "FILE",
+                 "API keys, one a line: KEY NAME REQUESTS_PER_SECOND ROLES. 0: no limit; roles are "
+                 "some of read, events, admin."),
+        OPT_LIST("--allow-host", &a.allow_hosts, "NAME",
+                 "Answer requests with this name as their Host; '*': with any (default without "
+                 "--keys: addresses, localhost, the name of this machine and that of --host)."),
+        OPT_INT("--connections", &a.max_connections, "N", 1, 1000000, "At most (default 4096)."),
+        OPT_INT("--connections-per-address", &a.per_address, "N", 1, 1000000,
+                "From one address (default 1024)."),
+        OPT_INT("--max-body", &a.max_body_mib, "MIB", 1, 1024, "Of a request (default 8)."),
+        OPT_INT("--max-buffered", &a.max_buffered_mib, "MIB", 1, 1 << 20,
+                "Bodies and answers over 64 KiB in memory at a time (default 256); one address may "
+                "have half of it."),
+        OPT_GROUP("Several models"),
+        OPT_LIST("--name", &a.names, "NAME",
+                 "Name of a model, in the order of the paths (default: the folder's name)."),
+        OPT_TEXT("--split", &a.split, "A,B,...",
+                 "Shares of the users, chosen by a hash of the user's id (default: the first model "
+                 "answers whoever names none)."),
+        OPT_LIST("--shadow", &a.shadows, "NAME",
+                 "This model is asked, too, and its answers are only logged."),
+        OPT_GROUP("Work"),
+        OPT_INT("--deadline", &a.deadline_ms, "MS", 1, 600000,
+                "Refuse requests that cannot be answered in this time, unless they name a deadline "
+                "of their own (default: none; a request is refused if it would wait for more than "
+                "250 ms, or ten times the normal p99)."),
+        OPT_INT("--max-batch", &a.max_batch, "N", 1, 4096,
+                "Requests of a batch (default: the engine's, else 64)."),
+        OPT_INT("--max-tokens", &a.max_tokens, "N", 1, 1 << 24,
+                "Computed tokens of a batch (default: the engine's, else 8192)."),
+        OPT_INT("--max-queue", &a.max_queue, "N", 1, 1 << 20, "Requests that wait (default 1024)."),
+        OPT_INT("--max-queue-mib", &a.queue_mib, "MIB", 1, 1 << 20,
+                "Memory of requests that wait (default 1024)."),
+        OPT_INT("--kv-pages", &a.kv_pages, "N", 0, INT32_MAX,
+                "Pages of 64 tokens in the KV cache of each model; 0: no cache (default: the "
+                "engine's, else by memory)."),
+        OPT_INT("--kv-host-pages", &a.kv_host_pages, "N", 0, INT32_MAX, KV_HOST_PAGES),
+        OPT_TEXT("--kv-load", &a.kv_load, "RULE", KV_LOADS),
+        OPT_TEXT("--kv-dtype", &a.kv_dtype, "TYPE", KV_DTYPES),
+        OPT_FLAG("--int8-items", &a.is_int8,
+                 "A CPU rules out most items by 8-bit numbers before it reads their float32 rows; "
+                 "answers are the same (default: as the engine says)."),
+        OPT_GROUP("Log and end"),
+        OPT_TEXT("--access-log", &a.access_log, "FILE",
+                 "A JSON object a line for each request; - is stdout, off: none (default: stdout "
+                 "if that is a file, else off)."),
+        OPT_INT("--drain-delay", &a.drain_delay_s, "S", 0, 3600,
+                "After SIGTERM: say 'not ready' and go on for so long (default 0)."),
+        OPT_INT("--drain-timeout", &a.drain_timeout_s, "S", 0, 3600,
+                "Then wait for answers for so long at most (default 30)."),
         {0},
     };
     const arg_spec spec = {
-        "hstu serve RUN|ENGINE... [--data DIR] [--port 8080] [--state DIR]",
-        "Serves trained models over HTTP: recommendations, ranking, users' events, KServe v2, "
-        "Prometheus metrics, and a page at /. docs/serving.md has all paths.",
-        options,
-        1,
-        ENGINE_MAX_MODELS,
-        "SIGTERM or Ctrl-C answers what has arrived and ends; a second one ends at once.\n"
-        "  curl localhost:8080/v1/recommend -d '{\"user\": 7, \"top_k\": 5}'\n"};
+        .usage = "hstu serve RUN|ENGINE... [--data DIR] [--port 8080] [--state DIR]",
+        .summary = "Serves trained models over HTTP: recommendations, ranking, users' events, "
+                   "KServe v2, Prometheus metrics, and a page at /. docs/serving.md has all paths.",
+        .options = options,
+        .min_positional = 1,
+        .max_positional = ENGINE_MAX_MODELS,
+        .notes = "SIGTERM or Ctrl-C answers what has arrived and ends; a second one ends at "
+                 "once.\n  curl localhost:8080/v1/recommend -d '{\"user\": 7, \"top_k\": 5}'\n"};
     status st = args_parse(&spec, argc, argv, a.path, &a.n_paths, &is_help);
     if (st == OK && !is_help) st = check(&a);
     if (st == OK && !is_help) st = run(&a);

@@ -5,8 +5,8 @@
 #include <stdio.h>
 
 #include "cli/cli.h"
-#include "cli/json_line.h"
 #include "cli/machine/plan.h"
+#include "cli/output.h"
 #include "serve/state/event_log.h"
 
 typedef struct state_args {
@@ -42,21 +42,19 @@ static status parse(state_args *a, const arg_spec *spec, int argc, char **argv, 
     return args_parse(spec, argc, argv, a->word, &a->n_words, is_help);
 }
 
-#define JSON_OPTION                                                                                \
-    { "--json", ARG_FLAG, &a.is_json, NULL, "Print the counts as a JSON object.", 0, 0 }
+#define JSON_OPTION OPT_FLAG("--json", &a.is_json, "Print the counts as a JSON object.")
 
 static status cmd_check(int argc, char **argv) {
     state_args a = {0};
     state_counts counts;
     bool is_help;
     const arg_option options[] = {JSON_OPTION, {0}};
-    const arg_spec spec = {"hstu state check DIR",
-                           "Check a state: structure, references, checksums. Works while a server "
-                           "runs.",
-                           options,
-                           1,
-                           1,
-                           NULL};
+    const arg_spec spec = {
+        .usage = "hstu state check DIR",
+        .summary = "Check a state: structure, references, checksums. Works while a server runs.",
+        .options = options,
+        .min_positional = 1,
+        .max_positional = 1};
     TRY(parse(&a, &spec, argc, argv, &is_help));
     if (is_help) return OK;
     TRY(state_check(a.word[0], &counts));
@@ -68,13 +66,12 @@ static status cmd_backup(int argc, char **argv) {
     state_counts counts;
     bool is_help;
     const arg_option options[] = {JSON_OPTION, {0}};
-    const arg_spec spec = {"hstu state backup DIR FILE",
-                           "Copy a state to a file, also while a server uses it. The copy is "
-                           "checked.",
-                           options,
-                           2,
-                           2,
-                           NULL};
+    const arg_spec spec = {
+        .usage = "hstu state backup DIR FILE",
+        .summary = "Copy a state to a file, also while a server uses it. The copy is checked.",
+        .options = options,
+        .min_positional = 2,
+        .max_positional = 2};
     TRY(parse(&a, &spec, argc, argv, &is_help));
     if (is_help) return OK;
     TRY(state_backup(a.word[0], a.word[1], &counts));
@@ -86,13 +83,12 @@ static status cmd_restore(int argc, char **argv) {
     state_counts counts;
     bool is_help;
     const arg_option options[] = {JSON_OPTION, {0}};
-    const arg_spec spec = {"hstu state restore DIR FILE",
-                           "Replace a state by a backup. Stop the server first. The present state "
-                           "is kept as state.db.before-N.",
-                           options,
-                           2,
-                           2,
-                           NULL};
+    const arg_spec spec = {.usage = "hstu state restore DIR FILE",
+                           .summary = "Replace a state by a backup. Stop the server first. The "
+                                      "present state is kept as state.db.before-N.",
+                           .options = options,
+                           .min_positional = 2,
+                           .max_positional = 2};
     TRY(parse(&a, &spec, argc, argv, &is_help));
     if (is_help) return OK;
     TRY(state_restore(a.word[0], a.word[1], &counts));
@@ -104,13 +100,12 @@ static status cmd_recover(int argc, char **argv) {
     state_counts counts;
     bool is_help;
     const arg_option options[] = {JSON_OPTION, {0}};
-    const arg_spec spec = {"hstu state recover DIR",
-                           "Save what can be read of a damaged state. Stop the server first. The "
-                           "damaged file is kept as state.db.damaged-N.",
-                           options,
-                           1,
-                           1,
-                           NULL};
+    const arg_spec spec = {.usage = "hstu state recover DIR",
+                           .summary = "Save what can be read of a damaged state. Stop the server "
+                                      "first. The damaged file is kept as state.db.damaged-N.",
+                           .options = options,
+                           .min_positional = 1,
+                           .max_positional = 1};
     TRY(parse(&a, &spec, argc, argv, &is_help));
     if (is_help) return OK;
     TRY(state_recover(a.word[0], &counts));
@@ -122,15 +117,13 @@ static status cmd_import_log(int argc, char **argv) {
     log_counts counts;
     bool is_help;
     const arg_option options[] = {
-        {"--recover", ARG_FLAG, &a.recovers, NULL, "Import what is whole of a damaged log.", 0, 0},
-        {0}};
-    const arg_spec spec = {"hstu state import DIR [--recover]",
-                           "Convert the event log (events.log) of an earlier version. The log is "
-                           "kept as events.log.imported.",
-                           options,
-                           1,
-                           1,
-                           NULL};
+        OPT_FLAG("--recover", &a.recovers, "Import what is whole of a damaged log."), {0}};
+    const arg_spec spec = {.usage = "hstu state import DIR [--recover]",
+                           .summary = "Convert the event log (events.log) of an earlier version. "
+                                      "The log is kept as events.log.imported.",
+                           .options = options,
+                           .min_positional = 1,
+                           .max_positional = 1};
     TRY(parse(&a, &spec, argc, argv, &is_help));
     if (is_help) return OK;
     TRY(event_log_import(a.word[0], a.recovers, &counts));
@@ -153,6 +146,6 @@ const command state_commands[] = {
 };
 
 status cmd_state(int argc, char **argv) {
-    return run_part("state", "Users' events, as 'hstu serve --state DIR' keeps them.",
-                    state_commands, argc, argv);
+    return run_subcommand("state", "Users' events, as 'hstu serve --state DIR' keeps them.",
+                          state_commands, argc, argv);
 }

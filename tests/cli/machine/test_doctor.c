@@ -1,6 +1,6 @@
 #include <dlfcn.h>
 
-#include "cli/machine/doctor_find.h"
+#include "cli/machine/doctor.h"
 #include "format/json.h"
 #include "test.h"
 

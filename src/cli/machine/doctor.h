@@ -1,7 +1,7 @@
-/* What `hstu doctor` finds: one line each, with what to do about it.  doctor_host.c looks at the
- * system, doctor_gpu.c at the GPUs, through libraries that are opened here and linked nowhere. */
-#ifndef HSTU_CLI_MACHINE_DOCTOR_FIND_H
-#define HSTU_CLI_MACHINE_DOCTOR_FIND_H
+/* What `hstu doctor` finds: one line each, with what to do about it.  doctor.c looks at the host,
+ * doctor_gpu.c at the GPUs, through libraries that are opened at run time and linked nowhere. */
+#ifndef HSTU_CLI_MACHINE_DOCTOR_H
+#define HSTU_CLI_MACHINE_DOCTOR_H
 
 #include "base/status.h"
 

@@ -1,4 +1,4 @@
-#include "cli/config_path.h"
+#include "cli/work.h"
 
 #include <stdio.h>
 #include <sys/stat.h>

@@ -1,4 +1,4 @@
-#include "cli/bus_error.h"
+#include "cli/signals.h"
 
 #include <fcntl.h>
 #include <pthread.h>

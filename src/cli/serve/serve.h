@@ -1,6 +1,6 @@
 /* Options of the KV cache's tiers and precision, for all commands that serve. */
-#ifndef HSTU_CLI_SERVE_KV_ARGS_H
-#define HSTU_CLI_SERVE_KV_ARGS_H
+#ifndef HSTU_CLI_SERVE_SERVE_H
+#define HSTU_CLI_SERVE_SERVE_H
 
 #include "serve/engine/engine.h"
 

@@ -1,5 +1,5 @@
 /* Texts for people: counts and bars. */
-#include "cli/show.h"
+#include "cli/output.h"
 
 #include <string.h>
 
