@@ -56,6 +56,28 @@ static status read_double(const arg_option *o, const char *text) {
     return OK;
 }
 
+/* "red, green or blue" */
+static void list_choices(const char *const *choices, char *text, size_t n) {
+    size_t used = 0;
+    for (int i = 0; choices[i] != NULL && used < n; i++)
+        used += (size_t)snprintf(text + used, n - used, "%s%s",
+                                 i == 0                   ? ""
+                                 : choices[i + 1] == NULL ? " or "
+                                                          : ", ",
+                                 choices[i]);
+}
+
+static status read_choice(const arg_option *o, const char *text) {
+    char names[256];
+    for (int i = 0; o->choices[i] != NULL; i++) {
+        if (strcmp(text, o->choices[i]) != 0) continue;
+        *(int *)o->value = i;
+        return OK;
+    }
+    list_choices(o->choices, names, sizeof names);
+    return fail(ERR_USAGE, "%s %.40s: must be %s", o->name, text, names);
+}
+
 static status read_list(const arg_option *o, const char *text) {
     arg_list *list = o->value;
     TRY(MEM_RESIZE(&list->item, list->n_items + 1));
@@ -73,6 +95,8 @@ static status read_value(const arg_option *o, const char *text) {
         return read_int(o, text);
     case ARG_DOUBLE:
         return read_double(o, text);
+    case ARG_CHOICE:
+        return read_choice(o, text);
     case ARG_LIST:
         return read_list(o, text);
     case ARG_FLAG:

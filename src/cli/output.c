@@ -187,6 +187,7 @@ status json_line_print(json_line *l) {
     json_object_close(&l->w);
     status st = json_finish(&l->w);
     if (st == OK) printf("%s\n", buf_str(&l->text));
+    (void)fflush(stdout); /* main looks whether that failed */
     buf_fini(&l->text);
     return st;
 }

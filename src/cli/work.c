@@ -14,6 +14,9 @@
 
 enum { MAX_DEVICES = 64 };
 
+const char *const work_dtypes[] = {
+    [ACT_F32] = "float32", [ACT_BF16] = "bfloat16", [ACT_F16] = "float16", NULL};
+
 /* Ranks of one machine take its GPUs in turn: the name of the one for this rank. */
 static status choose_gpu(const transport *ranks, const char **device, char name[32]) {
     device_info list[MAX_DEVICES];
@@ -91,24 +94,40 @@ static bool cut_name(char *path) {
     return true;
 }
 
-void config_path_find_for(const char *program, const char *name, char path[CONFIG_PATH_BYTES]) {
+/* Whether a file of this name is there or was installed with the program. */
+static bool find_file(const char *program, const char *name, char path[CONFIG_PATH_BYTES]) {
     char share[CONFIG_PATH_BYTES], installed[CONFIG_PATH_BYTES];
     snprintf(path, CONFIG_PATH_BYTES, "%s", name);
-    if (name[0] == '/' || file_exists(name)) return;
+    if (name[0] == '/' || file_exists(name)) return file_exists(name);
     snprintf(installed, sizeof installed, "%s", program);
-    if (!cut_name(installed) || !cut_name(installed)) return;
+    if (!cut_name(installed) || !cut_name(installed)) return false;
     if (path_join(share, sizeof share, installed, "share/hstu") != OK ||
         path_join(installed, sizeof installed, share, name) != OK)
-        return; /* too long to be there */
-    if (!file_exists(installed)) return;
+        return false; /* too long to be there */
+    if (!file_exists(installed)) return false;
     snprintf(path, CONFIG_PATH_BYTES, "%s", installed);
-    log_info("note: the config is %s", path);
+    return true;
+}
+
+static void own_path(char path[CONFIG_PATH_BYTES]) {
+    ssize_t n = readlink("/proc/self/exe", path, CONFIG_PATH_BYTES - 1);
+    path[n > 0 ? n : 0] = '\0';
+}
+
+bool work_find_file(const char *name, char path[CONFIG_PATH_BYTES]) {
+    char program[CONFIG_PATH_BYTES];
+    own_path(program);
+    return find_file(program, name, path);
+}
+
+void config_path_find_for(const char *program, const char *name, char path[CONFIG_PATH_BYTES]) {
+    if (find_file(program, name, path) && strcmp(path, name) != 0)
+        log_info("note: the config is %s", path);
 }
 
 void config_path_find(const char *name, char path[CONFIG_PATH_BYTES]) {
     char program[CONFIG_PATH_BYTES];
-    ssize_t n = readlink("/proc/self/exe", program, sizeof program - 1);
-    program[n > 0 ? n : 0] = '\0';
+    own_path(program);
     config_path_find_for(program, name, path);
 }
 

@@ -23,6 +23,9 @@ typedef struct work {
 /* What --device takes: "auto" (the first usable GPU, else the CPU), "cpu", "cuda", "cuda:N". */
 #define WORK_DEVICES "auto, cpu, cuda or cuda:N (default auto)."
 
+/* What --dtype takes: the names of act_type, then NULL. */
+extern const char *const work_dtypes[];
+
 /* What --nccl takes. */
 #define WORK_NCCL                                                                                  \
     "With several GPUs: auto (NCCL where it is found and no ranks share a GPU, else through "      \
@@ -62,8 +65,11 @@ enum { CONFIG_PATH_BYTES = 4096 };
  * says what is wrong. */
 void config_path_find(const char *name, char path[CONFIG_PATH_BYTES]);
 
-/* The same for a program in the file `program`. */
+/* The same for a program in the file `program`; for tests. */
 void config_path_find_for(const char *program, const char *name, char path[CONFIG_PATH_BYTES]);
+
+/* The same for a file of any kind, without a word: whether it is there. */
+bool work_find_file(const char *name, char path[CONFIG_PATH_BYTES]);
 
 /* The options of `hstu train` and `hstu eval` that say what is held out. */
 typedef struct split_args {

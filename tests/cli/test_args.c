@@ -8,14 +8,17 @@ static const char *out_dir;
 static int64_t n_users;
 static double rate;
 static arg_list sets;
+static int colour;
+static const char *const colours[] = {"red", "green", "blue", NULL};
 static const arg_option options[] = {
-    {"Output", ARG_FLAG, NULL, NULL, NULL, 0, 0},
-    {"--out", ARG_TEXT, &out_dir, "DIR", "Where the result goes.", 0, 0},
-    {"--json", ARG_FLAG, &is_json, NULL, "One JSON object.", 0, 0},
-    {"Numbers", ARG_FLAG, NULL, NULL, NULL, 0, 0},
-    {"--users", ARG_INT, &n_users, "N", "How many users.", 1, 1000},
-    {"--rate", ARG_DOUBLE, &rate, "X", "How fast.", 0, 0},
-    {"--set", ARG_LIST, &sets, "NAME=VALUE", "An override.", 0, 0},
+    OPT_GROUP("Output"),
+    OPT_TEXT("--out", &out_dir, "DIR", "Where the result goes."),
+    OPT_FLAG("--json", &is_json, "One JSON object."),
+    OPT_GROUP("Numbers"),
+    OPT_INT("--users", &n_users, "N", 1, 1000, "How many users."),
+    OPT_DOUBLE("--rate", &rate, "X", "How fast."),
+    OPT_LIST("--set", &sets, "NAME=VALUE", "An override."),
+    OPT_CHOICE("--colour", &colour, "COLOUR", colours, "Which."),
     {0},
 };
 static const arg_spec spec = {"hstu try A [B] [options]", "Tries things.", options, 1, 2, NULL};
@@ -50,6 +53,14 @@ TEST(args_reads_every_type) {
     CHECK_EQ(n_positional, 2);
     CHECK_STR(positional[0], "one");
     CHECK_STR(positional[1], "two");
+}
+
+TEST(args_chooses_by_name) {
+    CHECK_OK(parse("try|a|--colour|blue"));
+    CHECK_EQ(colour, 2);
+    CHECK_OK(parse("try|a|--colour=red"));
+    CHECK_EQ(colour, 0);
+    CHECK_FAILS(parse("try|a|--colour|re"), ERR_USAGE, "--colour re: must be red, green or blue");
 }
 
 TEST(args_keeps_defaults_and_the_last_of_two) {

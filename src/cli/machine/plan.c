@@ -7,22 +7,14 @@
 #include "base/log.h"
 #include "base/nearest.h"
 #include "base/progress.h"
-#include "cli/bench/bench.h"
 #include "cli/machine/plan.h"
 #include "cli/output.h"
 #include "cli/signals.h"
+#include "cli/work.h"
 #include "tune/emit.h"
 #include "tune/plan_file.h"
 #include "tune/target_peak.h"
 #include "tune/traverse.h"
-
-static status read_dtype(const char *text, act_type *out) {
-    for (int i = ACT_F32; i <= ACT_F16; i++) {
-        *out = (act_type)i;
-        if (strcmp(text, bench_act_name(*out)) == 0) return OK;
-    }
-    return fail(ERR_USAGE, "--dtype %.40s: the types are float32, bfloat16 and float16", text);
-}
 
 /* -1: the CPU; else the number of the GPU. */
 static status read_device(const char *text, int *out) {
@@ -39,17 +31,15 @@ static status read_device(const char *text, int *out) {
 
 /* auto: a GPU if one can be used, else the CPU. */
 static status open_target(plan_rig *g, const plan_args *a, const kernel_cache *cache) {
-    act_type act = ACT_F16;
+    act_type act = a->dtype >= 0 ? (act_type)a->dtype : ACT_F16;
     int device;
     bool is_auto = strcmp(a->device, "auto") == 0;
     TRY(read_device(a->device, &device));
-    if (a->dtype != NULL) TRY(read_dtype(a->dtype, &act));
     if (device >= 0) {
         status st = target_create_cuda(&g->t, device, act, cache);
         if (st == OK || !is_auto || st == ERR_NOMEM) return st;
     }
-    if (a->dtype != NULL && act != ACT_F32)
-        log_info("the CPU computes in float32, whatever --dtype says");
+    if (a->dtype > ACT_F32) log_info("the CPU computes in float32, whatever --dtype says");
     return target_create_cpu(&g->t, g->workers, cache);
 }
 
@@ -90,7 +80,7 @@ void plan_rig_close(plan_rig *g) {
 status plan_rig_text(const plan_rig *g, const plan_args *a, buf *out) {
     const chain_shape *s = &g->p->shape;
     TRY(buf_printf(out, "%s on %s in %s: batch %d, length %d, %lld tokens, %d x %d", g->p->c->name,
-                   g->t->name, bench_act_name(g->t->act), s->n_sequences, s->max_len,
+                   g->t->name, work_dtypes[g->t->act], s->n_sequences, s->max_len,
                    (long long)s->n_tokens, s->n_heads, s->dim_head));
     if (s->dim_ffn > 0) TRY(buf_printf(out, ", FFN %d", s->dim_ffn));
     return buf_printf(out, ", mask %s", a->mask);

@@ -10,14 +10,15 @@
 /* A layer, a batch, a mask, a device and the cache of compiled kernels; the layer's defaults are
  * BERT base.  ffn 0: four times the width of the model. */
 typedef struct plan_args {
-    const char *layer, *mask, *dtype, *device, *cache;
+    const char *layer, *mask, *device, *cache;
+    int dtype; /* -1: as suits the device */
     int64_t batch, length, avg_len, heads, dim, ffn, seed;
 } plan_args;
 
 #define PLAN_ARGS                                                                                  \
     {                                                                                              \
         .layer = "bert", .mask = "none", .device = "auto", .batch = 1, .length = 128, .heads = 12, \
-        .dim = 64, .seed = 1                                                                       \
+        .dim = 64, .dtype = -1, .seed = 1                                                          \
     }
 
 /* Options for the layer and the sizes that decide which segments are legal. */
@@ -42,8 +43,9 @@ typedef struct plan_args {
         OPT_INT("--seed", &(a)->seed, "N", 0, INT64_MAX,                                           \
                 "Seed of the random weights and input (default 1)."),                              \
         OPT_GROUP("Device"), OPT_TEXT("--device", &(a)->device, "DEVICE", WORK_DEVICES),           \
-        OPT_TEXT("--dtype", &(a)->dtype, "TYPE",                                                   \
-                 "float16 (default), bfloat16 or float32 on a GPU; the CPU computes in float32."), \
+        OPT_CHOICE(                                                                                \
+            "--dtype", &(a)->dtype, "TYPE", work_dtypes,                                           \
+            "float16 (default), bfloat16 or float32 on a GPU; the CPU computes in float32."),      \
         OPT_TEXT("--cache", &(a)->cache, "DIR",                                                    \
                  "Cache of compiled kernels (default ~/.cache/hstu/kernels).")
 

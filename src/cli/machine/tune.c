@@ -7,7 +7,7 @@
 
 #include "base/file.h"
 #include "base/mem.h"
-#include "cli/bench/bench.h"
+#include "cli/work.h"
 #include "cli/cli.h"
 #include "cli/machine/plan.h"
 #include "cli/output.h"
@@ -394,7 +394,7 @@ static void write_plan(json_writer *w, const source *s, const tune_args *a, cons
     if (s->rig.t != NULL) json_key_string(w, "device", s->rig.t->name);
     if (s->rig.t != NULL) json_key_string(w, "arch", s->key.arch);
     if (s->rig.p != NULL) json_key_int(w, "tokens", s->rig.p->shape.n_tokens);
-    if (s->rig.t != NULL) json_key_string(w, "dtype", bench_act_name(s->rig.t->act));
+    if (s->rig.t != NULL) json_key_string(w, "dtype", work_dtypes[s->rig.t->act]);
     if (f->exact == NULL) return;
     json_key_int(w, "segments", f->exact->n_segments);
     json_key_double(w, "predicted_ms", f->exact->predicted_ms);
