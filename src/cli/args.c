@@ -153,13 +153,12 @@ status args_parse(const arg_spec *spec, int argc, char **argv, const char **posi
             TRY(read_option(spec, argc, argv, &i));
         } else {
             if (n >= spec->max_positional)
-                return fail(ERR_USAGE, "'%s' is one argument too many; usage: %s", word,
-                            spec->usage);
+                return fail(ERR_USAGE, "unexpected argument '%s'; usage: %s", word, spec->usage);
             positional[n++] = word;
         }
     }
     if (n < spec->min_positional)
-        return fail(ERR_USAGE, "an argument is missing; usage: %s", spec->usage);
+        return fail(ERR_USAGE, "missing argument; usage: %s", spec->usage);
     if (n_positional != NULL) *n_positional = n;
     return OK;
 }

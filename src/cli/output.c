@@ -162,7 +162,7 @@ status sink_close(sink *s, status st) {
 
 status sink_check_file(const char *option, const char *path) {
     if (path == NULL || strcmp(path, "-") != 0) return OK;
-    return fail(ERR_USAGE, "%s -: this does not go to stdout; give the name of a file", option);
+    return fail(ERR_USAGE, "%s -: cannot be written to stdout; name a file", option);
 }
 
 status sink_check_two(const char *option_a, const char *a, const char *option_b, const char *b) {

@@ -21,20 +21,21 @@ typedef struct work {
 } work;
 
 /* What --device takes: "auto" (the first usable GPU, else the CPU), "cpu", "cuda", "cuda:N". */
-#define WORK_DEVICES "auto, cpu, cuda or cuda:N (default auto)."
-
+#define WORK_DEVICES "Device: auto (default), cpu, cuda or cuda:N."
 /* What --dtype takes: the names of act_type, then NULL. */
 extern const char *const work_dtypes[];
 
 /* What --nccl takes. */
 #define WORK_NCCL                                                                                  \
-    "With several GPUs: auto (NCCL where it is found and no ranks share a GPU, else through "      \
-    "memory of the host), on, off, or the path of libnccl.so.2 (default auto)."
-
+    "With several GPUs: auto (default; NCCL if it is found and no ranks share a GPU, otherwise "   \
+    "through host memory), on, off, or the path of libnccl.so.2."
 /* What --checkpoint takes (checkpoint_choose). */
 #define WORK_CHECKPOINTS                                                                           \
-    "best, last, step-N or a checkpoint's folder (default: the best on validation where the run "  \
-    "has one, else the newest)."
+    "Checkpoint: best, last, step-N or a checkpoint's folder (default: the best on validation if " \
+    "the run has one, otherwise the newest)."
+/* What a RUN means where a checkpoint is expected. */
+#define WORK_RUN_NOTE                                                                              \
+    "RUN means its best checkpoint on validation if it has one, otherwise its newest.\n"
 
 /* data: a folder, or NULL for none. */
 status work_open(work *w, const char *data, const char *device);
@@ -79,13 +80,11 @@ typedef struct split_args {
 
 /* Help texts that both commands share. */
 #define SPLIT_TIME_HELP                                                                            \
-    "The cut of --split time: seconds since 1970, 2001-01-31 or 2001-01-31T23:59:59Z (UTC).  "     \
-    "Training sees only events before it; each user's first event at or after it is the test."
+    "Cut of --split time: seconds since 1970, 2001-01-31 or 2001-01-31T23:59:59Z (UTC). Training " \
+    "uses only events before it; each user's first event at or after it is the test."
 #define SPLIT_FILE_HELP                                                                            \
-    "Held-out events as a prepared data set ('hstu prep', such as 'hstu prep csv'), matched by "   \
-    "the ids of users and items: each user's first event there is the test, all events of --data " \
-    "come before it."
-
+    "Held-out events as a prepared data set ('hstu prep'), matched by user and item ids: each "    \
+    "user's first event in it is the test, after all events of --data."
 /* Whether --split, --time-cut or --test-file was given. */
 bool split_args_given(const split_args *a);
 

@@ -741,27 +741,29 @@ status bench_attention(int argc, char **argv) {
         OPT_TEXT("--device", &a.device, "DEVICE", WORK_DEVICES),
         OPT_CHOICE("--dtype", &a.act, "TYPE", work_dtypes, BENCH_DTYPES),
         OPT_INT("--dim", &a.filter.dim, "D", 1, 65536,
-                "Only rows with head dimension D: 32, 64, 128 or 256."),
+                "Measure only rows with head dimension D: 32, 64, 128 or 256."),
         OPT_INT("--length", &a.filter.length, "S", 1, 1 << 24,
-                "Only rows with sequences of up to S: 50, 200, 512, 1024, 4096 or 16384."),
-        OPT_TEXT("--mask", &a.filter.mask, "TEXT",
-                 "Only rows whose mask has TEXT in it: causal, window, target, arbitrary, bias."),
-        OPT_INT("--seed", &a.filter.seed, "N", 1, INT64_MAX,
-                "Draws lengths and inputs from this seed, to compare two builds; without it every "
-                "run draws others."),
+                "Measure only rows with sequences of up to S tokens: 50, 200, 512, 1024, 4096 or "
+                "16384."),
+        OPT_TEXT(
+            "--mask", &a.filter.mask, "TEXT",
+            "Measure only rows whose mask contains TEXT: causal, window, target, arbitrary, bias."),
+        OPT_INT(
+            "--seed", &a.filter.seed, "N", 1, INT64_MAX,
+            "Seed of lengths and inputs, to compare two builds (default: a new one in every run)."),
         OPT_FLAG("--any-card", &a.is_any_card,
-                 "On a GPU: the kernels that run on every card, not those for this one; peer is "
-                 "the kernel for Ampere."),
-        OPT_FLAG("--json", &a.is_json, "Print one JSON object a row."),
+                 "Use the kernels that run on every GPU instead of those for this one; the peer is "
+                 "then the Ampere kernel."),
+        OPT_FLAG("--json", &a.is_json, "Print one JSON object per row."),
         {0},
     };
     const arg_spec spec = {.usage = "hstu bench attention [options]",
                            .summary =
-                               "Measures HSTU attention, forward and backward, at the shapes of "
-                               "the published tables, after checking each against float64.",
+                               "Measure HSTU attention, forward and backward, at the shapes of the "
+                               "published tables. Each shape is first checked against float64.",
                            .options = options,
                            .notes = "On an H200 in bfloat16, rows that NVIDIA's kernels were "
-                                    "measured at show the ratio to the better of them."};
+                                    "measured at show the ratio to the faster one."};
     status st = args_parse(&spec, argc, argv, NULL, NULL, &is_help);
     if (st == OK && !is_help) st = run(&a);
     return st;

@@ -17,26 +17,25 @@ enum { WARM_UPS = 3, MAX_CALLS = 30, REPLAYED = 20, MAX_PEERS_BYTES = 1 << 20 };
 static const double ENOUGH_SECONDS = 0.3;
 
 const command bench_commands[] = {
-    {"attention", bench_attention, "the attention: TFLOP/s, forward and backward"},
-    {"cache", bench_cache, "the KV cache of serving: equal answers, by random schedules"},
-    {"dataset", bench_dataset, "requests for the benches of serving"},
-    {"cluster", bench_cluster, "a training step on many GPUs, predicted from one"},
-    {"data", bench_data, "the batcher: tokens per second"},
-    {"encode", bench_encode, "a BERT encoder: milliseconds and tokens per second"},
-    {"embedding", bench_embedding, "dynamic tables: lookups, rows, inserts, pooling, a step"},
-    {"latency", bench_latency, "serving: milliseconds of a request, by the state of the cache"},
-    {"layers", bench_layers, "HSTU layers with cached keys and values: milliseconds"},
-    {"masks", bench_masks, "softmax attention under masks, forward and backward"},
-    {"search", bench_search, "the best items of a catalogue for many queries: milliseconds"},
-    {"throughput", bench_throughput, "serving: requests per second, latencies under load"},
-    {"train", bench_train, "a training step: tokens per second, the share of each op"},
+    {"attention", bench_attention, "HSTU attention: TFLOP/s, forward and backward"},
+    {"cache", bench_cache, "check that the KV cache changes no answer"},
+    {"dataset", bench_dataset, "generate requests for the serving benchmarks"},
+    {"cluster", bench_cluster, "predict a training step on many GPUs"},
+    {"data", bench_data, "batcher: tokens per second"},
+    {"encode", bench_encode, "BERT encoder: milliseconds and tokens per second"},
+    {"embedding", bench_embedding, "dynamic tables: lookups, inserts, pooling, steps"},
+    {"latency", bench_latency, "serving: latency by cache state"},
+    {"layers", bench_layers, "HSTU layers with cached keys and values"},
+    {"masks", bench_masks, "softmax attention under masks"},
+    {"search", bench_search, "search of a catalogue for the best items"},
+    {"throughput", bench_throughput, "serving: throughput and latency under load"},
+    {"train", bench_train, "training step: tokens per second, share of each op"},
     {0},
 };
 
 status cmd_bench(int argc, char **argv) {
-    return run_subcommand(
-        "bench", "Measures what we claim, on this machine, after checking that it is right.",
-        bench_commands, argc, argv);
+    return run_subcommand("bench", "Benchmarks; each result is checked before it is timed.",
+                          bench_commands, argc, argv);
 }
 
 status bench_open(work *w, const char *device, int act, bool is_deterministic) {

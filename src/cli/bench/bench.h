@@ -23,8 +23,7 @@ status bench_search(int argc, char **argv);
 status bench_throughput(int argc, char **argv);
 status bench_train(int argc, char **argv);
 
-#define BENCH_DTYPES "bfloat16 (default), float16 or float32; a CPU computes in float32."
-
+#define BENCH_DTYPES "bfloat16 (default), float16 or float32; the CPU always computes in float32."
 /* Opens a device that computes in `act`; without data. */
 status bench_open(work *w, const char *device, int act, bool is_deterministic);
 

@@ -357,35 +357,36 @@ static status run(const cache_check_config *c, bool is_json) {
 
 status bench_cache(int argc, char **argv) {
     cache_check_config a = {.device = "cpu", .n = 1000, .seed = 1};
-    const char *kv_dtype = NULL;
+    int is_fp8 = 0;
     bool is_json = false, is_help;
     const arg_option options[] = {
-        OPT_TEXT("--data", &a.data, "DIR", "Prepared data with users to start with."),
-        OPT_INT("--n", &a.n, "N", 1, 1 << 30, "Schedules (default 1000)."),
-        OPT_INT("--seed", &a.seed, "S", 0, INT64_MAX, "Of the schedules (default 1)."),
+        OPT_TEXT("--data", &a.data, "DIR", "Prepared data with the users to start from."),
+        OPT_INT("--n", &a.n, "N", 1, 1 << 30, "Number of schedules (default 1000)."),
+        OPT_INT("--seed", &a.seed, "S", 0, INT64_MAX, "Seed of the schedules (default 1)."),
         OPT_INT("--kv-pages", &a.kv_pages, "P", 1, 1 << 24,
-                "Pages of 64 tokens (default: those of five full histories, so that pages are "
-                "evicted all the time)."),
-        OPT_INT(
-            "--kv-host-pages", &a.kv_host_pages, "P", 0, 1 << 24,
-            "Pages of a second tier in host memory, from which all are loaded (default 0: none)."),
-        OPT_TEXT("--kv-dtype", &kv_dtype, "TYPE", KV_DTYPES),
-        OPT_DOUBLE("--tolerance", &a.tolerance, "X",
-                   "How far off a number may be (default 0: bit for bit, as on the CPU)."),
+                "Pages of 64 tokens in the cache (default: enough for five full histories, so that "
+                "pages are evicted constantly)."),
+        OPT_INT("--kv-host-pages", &a.kv_host_pages, "P", 0, 1 << 24,
+                "Pages of a second tier in host memory; all of them are loaded (default 0: no "
+                "second tier)."),
+        OPT_CHOICE("--kv-dtype", &is_fp8, "TYPE", kv_args_dtypes, KV_DTYPES),
+        OPT_DOUBLE(
+            "--tolerance", &a.tolerance, "X",
+            "Allowed difference between two numbers (default 0: bit for bit, as on the CPU)."),
         OPT_TEXT("--device", &a.device, "DEVICE", "cpu (default), auto, cuda or cuda:N."),
-        OPT_FLAG("--json", &is_json, "One JSON object."),
+        OPT_FLAG("--json", &is_json, "Print one JSON object."),
         {0},
     };
-    const arg_spec spec = {.usage = "hstu bench cache RUN [--data DIR] [--n 10000]",
-                           .summary =
-                               "Checks the KV cache of serving: random schedules (events in order "
-                               "and late, erased users, whole histories that are cut or edited, "
-                               "several requests at once, evictions, reloads, restarts) against an "
-                               "engine with a cache and one without, whose answers must be equal.",
-                           .options = options,
-                           .min_positional = 1,
-                           .max_positional = 1};
+    const arg_spec spec = {
+        .usage = "hstu bench cache RUN [--data DIR] [--n 10000]",
+        .summary =
+            "Check that the KV cache never changes an answer. Random schedules (ordered and late "
+            "events, erased users, truncated or edited histories, concurrent requests, evictions, "
+            "reloads, restarts) run on an engine with a cache and on one without.",
+        .options = options,
+        .min_positional = 1,
+        .max_positional = 1};
     status st = args_parse(&spec, argc, argv, &a.run, NULL, &is_help);
-    if (st == OK) st = kv_args_dtype(kv_dtype, &a.has_fp8_kv);
+    a.has_fp8_kv = is_fp8 != 0;
     return st == OK && !is_help ? run(&a, is_json) : st;
 }

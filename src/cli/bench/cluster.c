@@ -602,7 +602,7 @@ static status read_lengths(const char *text, cluster_work *w) {
             return fail(ERR_USAGE, "--lengths %.40s: zipf needs a number from 1 to 20, as zipf:1.2",
                         text);
     } else {
-        return fail(ERR_USAGE, "--lengths %.40s: it is fixed, uniform or zipf:ALPHA", text);
+        return fail(ERR_USAGE, "--lengths %.40s: must be fixed, uniform or zipf:ALPHA", text);
     }
     return OK;
 }
@@ -778,7 +778,7 @@ static status run(bench_args *a) {
         .path = path, .overrides = a->overrides.item, .n_overrides = a->overrides.n_items};
     TRY(read_counts(a));
     if (a->measured != NULL && a->device != NULL)
-        return fail(ERR_USAGE, "--measured and --device both give the speed of one GPU: use one");
+        return fail(ERR_USAGE, "--measured and --device exclude each other");
     config_path_find(a->file, path);
     TRY(config_load(&c, &source));
     status st = predict(a, c);
@@ -796,43 +796,46 @@ status bench_cluster(int argc, char **argv) {
                     .source = "an H200, bench/results/h200/train.csv"};
     bool is_help;
     const arg_option options[] = {
-        OPT_TEXT("--gpus", &a.gpus, "LIST", "Numbers of GPUs (default 1,8,64,512)."),
-        OPT_TEXT("--profile", &a.profile, "NAME",
-                 "The links: nvlink-ndr (default), nvlink-hdr, nvlink5-ndr, a100-hdr, nvlink-roce "
-                 "or pcie-ethernet; one-gpu and one-gpu-sockets: G ranks that share one GPU."),
+        OPT_TEXT("--gpus", &a.gpus, "LIST", "Numbers of GPUs to predict for (default 1,8,64,512)."),
+        OPT_TEXT(
+            "--profile", &a.profile, "NAME",
+            "Interconnect: nvlink-ndr (default), nvlink-hdr, nvlink5-ndr, a100-hdr, nvlink-roce or "
+            "pcie-ethernet; one-gpu and one-gpu-sockets: G ranks that share one GPU."),
         OPT_TEXT("--gin-config-file", &a.file, "FILE",
-                 "The config (default configs/benchmark_ranking_fixed.gin); its batch is that of "
-                 "one GPU."),
+                 "Config file (default configs/benchmark_ranking_fixed.gin); its batch size is per "
+                 "GPU."),
         OPT_LIST("--set", &a.overrides, "Class.field=value",
-                 "Overrides one binding of the file; may be given several times."),
+                 "Override one binding of the config file; may be repeated."),
         OPT_DOUBLE("--tflops", &a.tflops, "F",
-                   "Speed of one GPU as bench train counts it (default 430.4, an H200)."),
+                   "Speed of one GPU, as counted by 'hstu bench train' (default 430.4, an H200)."),
         OPT_TEXT("--measured", &a.measured, "FILE",
-                 "Take the speed from what 'hstu bench train --json' printed."),
+                 "Read the speed from the output of 'hstu bench train --json'."),
         OPT_TEXT("--device", &a.device, "DEVICE",
                  "Measure the speed on this device: auto, cpu, cuda or cuda:N."),
-        OPT_DOUBLE("--fixed-ms", &a.fixed_ms, "MS",
-                   "Time of a step that no batch makes shorter (default 0: in the speed)."),
+        OPT_DOUBLE(
+            "--fixed-ms", &a.fixed_ms, "MS",
+            "Part of a step that does not depend on the batch (default 0: included in the speed)."),
         OPT_DOUBLE("--spread", &a.spread, "PERCENT",
-                   "Standard deviation of the GPUs' speed (default 0.7)."),
-        OPT_TEXT(
-            "--lengths", &a.lengths, "HOW",
-            "fixed, uniform or zipf:ALPHA (default: as the config generates them; else fixed)."),
-        OPT_CHOICE("--balance", &a.balance, "HOW", balance_names,
-                   "none, equal (the same number of users) or lpt (default)."),
-        OPT_FLAG("--no-overlap", &a.is_late, "Gradients are reduced after the backward pass."),
+                   "Standard deviation of the GPUs' speed, in percent (default 0.7)."),
+        OPT_TEXT("--lengths", &a.lengths, "HOW",
+                 "Sequence lengths: fixed, uniform or zipf:ALPHA (default: as the config generates "
+                 "them, otherwise fixed)."),
+        OPT_CHOICE(
+            "--balance", &a.balance, "HOW", balance_names,
+            "Load balancing: none, equal (the same number of users per GPU) or lpt (default)."),
+        OPT_FLAG("--no-overlap", &a.is_late,
+                 "Reduce the gradients after the backward pass instead of during it."),
         OPT_FLAG("--json", &a.is_json, "Print one JSON object."),
         {0},
     };
     const arg_spec spec = {
         .usage = "hstu bench cluster [options]",
-        .summary = "Predicts a training step on many GPUs from the speed of one, the sizes of the "
-                   "messages and an alpha-beta model with NCCL's constants: its time, the part "
-                   "that is computing, and which term costs most.",
+        .summary = "Predict the time of a training step on many GPUs from the speed of one, the "
+                   "message sizes and an alpha-beta model with NCCL's constants. Shows the share "
+                   "of computing and the largest loss.",
         .options = options,
-        .notes =
-            "A prediction, not a measurement: the assumptions are printed, and the model's error "
-            "on published figures of 16 GPUs.  docs/distributed.md explains the model.\n"};
+        .notes = "This is a prediction, not a measurement. It prints its assumptions and its error "
+                 "on published figures for 16 GPUs; docs/distributed.md explains the model.\n"};
     status st = args_parse(&spec, argc, argv, NULL, NULL, &is_help);
     if (st == OK && !is_help) st = run(&a);
     mem_free(a.overrides.item);

@@ -183,17 +183,19 @@ status bench_data(int argc, char **argv) {
     bench_args a = {.o = {.n_threads = 2, .max_history = 200, .batch_size = 128, .seconds = 1}};
     bool is_help;
     const arg_option options[] = {
-        OPT_TEXT("--data", &a.data, "DIR", "Data set (default: a synthetic one is made)."),
-        OPT_INT("--threads", &a.o.n_threads, "N", 0, 256, "Threads that make batches (default 2)."),
-        OPT_INT("--max-len", &a.o.max_history, "N", 1, 1 << 20, "Longest history (default 200)."),
-        OPT_INT("--batch", &a.o.batch_size, "B", 1, 1 << 16, "Users in a batch (default 128)."),
+        OPT_TEXT("--data", &a.data, "DIR", "Data set to read (default: a synthetic one)."),
+        OPT_INT("--threads", &a.o.n_threads, "N", 0, 256,
+                "Threads that assemble batches (default 2)."),
+        OPT_INT("--max-len", &a.o.max_history, "N", 1, 1 << 20,
+                "Longest history, in events (default 200)."),
+        OPT_INT("--batch", &a.o.batch_size, "B", 1, 1 << 16, "Users per batch (default 128)."),
         OPT_DOUBLE("--seconds", &a.o.seconds, "S", "Seconds per mode, up to 600 (default 1)."),
-        OPT_FLAG("--json", &a.is_json, "Print one JSON object a mode."),
+        OPT_FLAG("--json", &a.is_json, "Print one JSON object per mode."),
         {0},
     };
     const arg_spec spec = {.usage = "hstu bench data [options]",
-                           .summary = "Measures how many tokens a second the batcher feeds, after "
-                                      "comparing random batches with the file.",
+                           .summary = "Measure how many tokens per second the batcher delivers, "
+                                      "after comparing random batches with the file.",
                            .options = options};
     int n_threads;
     pool *p;

@@ -406,21 +406,23 @@ status bench_embedding(int argc, char **argv) {
     bool is_help;
     const arg_option options[] = {
         OPT_TEXT("--device", &device, "NAME", WORK_DEVICES),
-        OPT_DOUBLE("--max-gib", &b.max_gib, "G", "Largest index or rows (default 4)."),
-        OPT_INT("--batch", &b.batch, "N", 64, 1 << 26, "Keys of a call (default 1048576)."),
-        OPT_INT("--dim", &b.dim, "D", 1, 4096, "Floats of a row (default 64)."),
-        OPT_INT("--slots", &b.slots, "N", 4096, (int64_t)1 << 40,
-                "Slots of tables with rows (default: a GPU 2^26, a CPU 1 GiB of rows)."),
-        OPT_DOUBLE("--seconds", &b.seconds, "S", "Seconds a figure, up to 60 (default 1)."),
-        OPT_FLAG("--json", &b.is_json, "Print one JSON object a figure."),
+        OPT_DOUBLE("--max-gib", &b.max_gib, "G",
+                   "Largest index or row memory, in GiB (default 4)."),
+        OPT_INT("--batch", &b.batch, "N", 64, 1 << 26, "Keys per call (default 1048576)."),
+        OPT_INT("--dim", &b.dim, "D", 1, 4096, "Floats per row (default 64)."),
+        OPT_INT(
+            "--slots", &b.slots, "N", 4096, (int64_t)1 << 40,
+            "Slots of the tables with rows (default: 2^26 on a GPU, 1 GiB of rows on the CPU)."),
+        OPT_DOUBLE("--seconds", &b.seconds, "S", "Seconds per figure, up to 60 (default 1)."),
+        OPT_FLAG("--json", &b.is_json, "Print one JSON object per figure."),
         {0},
     };
     const arg_spec spec = {
         .usage = "hstu bench embedding [options]",
         .summary =
-            "Measures dynamic embedding tables: lookups in the index, rows, inserts with "
-            "evictions, rows in host memory, pooling, whole steps; each is checked first.  On a "
-            "GPU, with the default sizes, inserts and finds stand beside HierarchicalKV's figures.",
+            "Measure dynamic embedding tables: index lookups, rows, inserts with evictions, rows "
+            "in host memory, pooling and whole steps. Each is checked first. On a GPU with the "
+            "default sizes, finds and inserts are compared with HierarchicalKV's figures.",
         .options = options};
     work w;
     TRY(args_parse(&spec, argc, argv, NULL, NULL, &is_help));

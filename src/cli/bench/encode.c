@@ -368,30 +368,32 @@ status bench_encode(int argc, char **argv) {
     int n;
     const arg_option options[] = {
         OPT_INT("--avg-len", &a.shape.avg_len, "A", 0, 1 << 16,
-                "Mean length; sequences are then uniformly long around it (default: all are S)."),
-        OPT_TEXT("--mask", &a.mask_text, "MASK", "As in 'hstu encode' (default none)."),
+                "Mean sequence length; lengths are uniform around it (default: every sequence has "
+                "S tokens)."),
+        OPT_TEXT("--mask", &a.mask_text, "MASK",
+                 "Attention mask, as for 'hstu encode' (default none)."),
         OPT_CHOICE("--dtype", &a.act, "TYPE", work_dtypes,
-                   "float32, bfloat16 or float16 (default float32)."),
+                   "float32 (default), bfloat16 or float16."),
         OPT_TEXT("--plan", &a.plan, "PLAN",
-                 "Run the layers by a fusion plan, as in 'hstu encode': a file, a value, 16 bits "
+                 "Run the layers by a fusion plan, as for 'hstu encode': a file, a value, 16 bits "
                  "or auto."),
         OPT_TEXT("--cache", &a.cache, "DIR",
-                 "Where compiled kernels and kept plans are (default ~/.cache/hstu)."),
+                 "Cache of compiled kernels and tuned plans (default ~/.cache/hstu)."),
         OPT_TEXT("--device", &a.device, "DEVICE", WORK_DEVICES),
-        OPT_DOUBLE("--seconds", &a.seconds, "S", "Seconds of timed passes (default 2)."),
-        OPT_FLAG("--json", &a.is_json, "Print a JSON object."),
+        OPT_DOUBLE("--seconds", &a.seconds, "S", "Seconds to measure, up to 600 (default 2)."),
+        OPT_FLAG("--json", &a.is_json, "Print one JSON object."),
         {0},
     };
-    const arg_spec spec = {.usage = "hstu bench encode B L S H W [options]",
-                           .summary =
-                               "Times one pass of a BERT encoder with random weights: B sequences "
-                               "of up to S tokens, L layers, H heads of size W; the FFN is four "
-                               "times as wide. BERT base is 'B 12 S 12 64', large 'B 24 S 16 64'.",
-                           .options = options,
-                           .min_positional = N_NUMBERS,
-                           .max_positional = N_NUMBERS,
-                           .notes = "CPU ms is the processor time of all threads for a pass: "
-                                    "compare it where other programs run on the machine.\n"};
+    const arg_spec spec = {
+        .usage = "hstu bench encode B L S H W [options]",
+        .summary = "Measure one pass of a BERT encoder with random weights: B sequences of up to S "
+                   "tokens, L layers, H heads of dimension W; the FFN is four times as wide as the "
+                   "model. BERT base is 'B 12 S 12 64', BERT large 'B 24 S 16 64'.",
+        .options = options,
+        .min_positional = N_NUMBERS,
+        .max_positional = N_NUMBERS,
+        .notes = "CPU ms is the processor time of all threads per pass; compare it when other "
+                 "programs share the machine.\n"};
     TRY(args_parse(&spec, argc, argv, a.numbers, &n, &is_help));
     if (is_help) return OK;
     if (!(a.seconds > 0 && a.seconds <= 600))

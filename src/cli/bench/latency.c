@@ -326,11 +326,11 @@ static status measure(const latency_args *a, const load_rig *rig, const serve_fl
         row->floor_ms = find_floor(a, rig, f, &row->report);
         return OK;
     }
-    if (row->state == STATE_FP8) own.load.kv_dtype = "fp8";
+    if (row->state == STATE_FP8) own.load.is_fp8 = 1;
     if (row->state == STATE_HOST) {
         own.load.kv_pages = (2 + a->concurrency) * pages_of(row);
         own.load.kv_host_pages = (a->n + a->warmup + 1) * pages_of(row);
-        own.load.kv_load = "always";
+        own.load.loads_always = 1;
     }
     status st = load_rig_open(&other, &own.load, 600000);
     if (st == OK) st = ask(&own, &other, row);
@@ -510,48 +510,43 @@ status bench_latency(int argc, char **argv) {
                       .concurrency = 1};
     bool is_help;
     const arg_option options[] = {
-        OPT_TEXT("--history", &a.histories, "N,N,...", "Events of a history (default 64)."),
-        OPT_TEXT("--new", &a.news, "N,N,...",
-                 "Of these, events that are not in the cache (default 1)."),
+        OPT_TEXT("--history", &a.histories, "N,N,...", "Events per history (default 64)."),
+        OPT_TEXT("--new", &a.news, "N,N,...", "How many of them are not in the cache (default 1)."),
         OPT_TEXT(
             "--states", &a.states, "LIST",
-            "cold: nothing of the history is cached; cached: all but the new events (default these "
-            "two); host: those are in host memory, and are loaded; fp8: cached in 8 bits."),
+            "Cache states to measure. cold: nothing is cached; cached: all but the new events "
+            "(default: these two); host: cached in host memory and loaded; fp8: cached in 8 bits."),
         OPT_INT("--n", &a.n, "N", 1, 1000000,
-                "Requests of a row (default 100); with --growing how often (default 5)."),
+                "Requests per row (default 100); with --growing, repeats (default 5)."),
         OPT_INT("--growing", &a.growing, "R", 1, GROWING_MAX,
-                "Instead: R requests of each of --concurrency users at the same time, whose "
-                "histories grow evenly to --history events (default: all that the model reads), "
-                "with the cache and without."),
-        OPT_INT("--max-tokens", &a.load.max_tokens, "N", 1, INT32_MAX,
-                "Computed tokens of a batch."),
+                "Instead send R requests for each of --concurrency users at the same time; their "
+                "histories grow evenly to --history events (default: the longest that the model "
+                "reads), with the cache and without."),
         OPT_INT("--warmup", &a.warmup, "N", 0, 1000000,
-                "Requests before, not counted (default 2)."),
-        OPT_INT("--concurrency", &a.concurrency, "N", 1, 1024, "At a time (default 1)."),
+                "Requests to send first and not count (default 2)."),
+        OPT_INT("--concurrency", &a.concurrency, "N", 1, 1024, "Concurrent requests (default 1)."),
         OPT_INT("--candidates", &a.load.candidates, "N", 0, 65536,
-                "Rank so many items (default: 256 for a ranking model; else recommend)."),
-        OPT_INT("--top-k", &a.load.top_k, "K", 1, 1024, "Of recommendations (default 10)."),
-        OPT_TEXT("--server", &a.load.server, "URL", "Ask this server (http://HOST:PORT) instead."),
+                "Rank this many items (default: 256 for a ranking model; a retrieval model "
+                "recommends)."),
+        OPT_INT("--top-k", &a.load.top_k, "K", 1, 1024, "Items to recommend (default 10)."),
+        OPT_TEXT("--server", &a.load.server, "URL",
+                 "Send the requests to this server (http://HOST:PORT)."),
         OPT_INT("--items", &a.load.items, "N", 1, 1000000000,
-                "Without a RUN: item ids are 1 to N (default 1000)."),
-        OPT_TEXT("--device", &a.load.device, "DEVICE", "auto, cpu, cuda or cuda:N."),
-        OPT_INT("--kv-pages", &a.load.kv_pages, "N", 0, INT32_MAX, "Of the KV cache; 0: none."),
-        OPT_INT("--kv-host-pages", &a.load.kv_host_pages, "N", 0, INT32_MAX, KV_HOST_PAGES),
-        OPT_TEXT("--kv-load", &a.load.kv_load, "RULE", KV_LOADS),
-        OPT_TEXT("--kv-dtype", &a.load.kv_dtype, "TYPE", KV_DTYPES),
+                "Without a RUN: use the item ids 1 to N (default 1000)."),
+        LOAD_ENGINE_OPTIONS(a.load),
         OPT_INT("--seed", &a.load.seed, "N", 0, INT64_MAX / 2,
-                "Of the requests (default 1; of a server: another one each time)."),
-        OPT_TEXT("--report-json", &a.load.report, "FILE", "Write the report there, too."),
+                "Seed of the requests (default 1; with --server a new one in every run)."),
+        OPT_TEXT("--report-json", &a.load.report, "FILE", "Also write the report to FILE."),
         {0},
     };
     const arg_spec spec = {
         .usage = "hstu bench latency [RUN|ENGINE] [--server URL] [--history 64,256] [--new 1,16]",
-        .summary =
-            "Times requests one after the other, each with the whole history of another user: "
-            "cold, and with all but its newest events in the KV cache. In process, or over HTTP.",
+        .summary = "Measure the latency of single requests, each with the whole history of another "
+                   "user: cold, and with all but the newest events in the KV cache. Runs in "
+                   "process or over HTTP.",
         .options = options,
         .max_positional = 1,
-        .notes = "A latency without the state of the cache means nothing: every row names it.\n"};
+        .notes = "A latency means little without the state of the cache, so every row names it.\n"};
     TRY(args_parse(&spec, argc, argv, &a.load.path, NULL, &is_help));
     return is_help ? OK : run(&a);
 }

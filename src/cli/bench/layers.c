@@ -526,28 +526,29 @@ status bench_layers(int argc, char **argv) {
     const arg_option options[] = {
         OPT_TEXT("--device", &a.device, "DEVICE", WORK_DEVICES),
         OPT_CHOICE("--dtype", &a.act, "TYPE", work_dtypes, BENCH_DTYPES),
-        OPT_INT("--batch", &a.batch, "B", 1, 4096, "Users of a batch."),
-        OPT_INT("--length", &a.length, "L", 1, 1 << 17, "Tokens of a history."),
-        OPT_INT("--new", &a.n_new, "N", 1, 1 << 17, "Tokens of them that are not cached."),
-        OPT_INT("--candidates", &a.n_candidates, "C", 0, 1 << 16, "Of a user (256)."),
-        OPT_INT("--layers", &a.n_layers, "N", 1, 64, "Layers (8)."),
-        OPT_INT("--heads", &a.n_heads, "H", 1, 64, "Heads (4)."),
-        OPT_INT("--dim", &a.dim, "D", 1, 256, "Head dimension (256)."),
-        OPT_INT("--seed", &a.seed, "S", 1, INT64_MAX, "Of weights and inputs (1)."),
-        OPT_FLAG("--json", &a.is_json, "Print one JSON object a row."),
+        OPT_INT("--batch", &a.batch, "B", 1, 4096, "Users per batch."),
+        OPT_INT("--length", &a.length, "L", 1, 1 << 17, "Tokens per history."),
+        OPT_INT("--new", &a.n_new, "N", 1, 1 << 17, "How many of them are not cached."),
+        OPT_INT("--candidates", &a.n_candidates, "C", 0, 1 << 16,
+                "Candidates per user (default 256)."),
+        OPT_INT("--layers", &a.n_layers, "N", 1, 64, "Layers (default 8)."),
+        OPT_INT("--heads", &a.n_heads, "H", 1, 64, "Heads (default 4)."),
+        OPT_INT("--dim", &a.dim, "D", 1, 256, "Head dimension (default 256)."),
+        OPT_INT("--seed", &a.seed, "S", 1, INT64_MAX, "Seed of weights and inputs (default 1)."),
+        OPT_FLAG("--json", &a.is_json, "Print one JSON object per row."),
         {0},
     };
     const arg_spec spec = {
         .usage = "hstu bench layers [options]",
         .summary =
-            "Measures the layers of ranking requests whose histories have most of their keys and "
-            "values in a cache, after comparing results with those without a cache: the shapes of "
-            "NVIDIA's benchmark, or one that --batch, --length and --new name.",
+            "Measure the layers of ranking requests when most keys and values of the histories are "
+            "cached, after comparing the results with those without a cache. Measures the shapes "
+            "of NVIDIA's benchmark, or the one that --batch, --length and --new name.",
         .options = options,
         .notes =
-            "error: with the cache against without; float32: against float32.  % floor: of the "
-            "speed at which an H200 would do nothing but its products and attention (780 and 646 "
-            "TFLOP/s); goal: what it should reach; L20: what NVIDIA publishes for that GPU."};
+            "error: with the cache against without it; float32: against float32. % floor: share of "
+            "the speed at which an H200 would compute nothing but products and attention (780 and "
+            "646 TFLOP/s). goal: our target. L20: NVIDIA's published time on that GPU."};
     status st = args_parse(&spec, argc, argv, NULL, NULL, &is_help);
     return st == OK && !is_help ? run(&a) : st;
 }

@@ -472,9 +472,9 @@ static status open_engine(load_rig *r, const load_args *a, uint64_t deadline_ms)
                        .max_tokens = (int32_t)a->max_tokens,
                        .kv_pages = a->kv_pages,
                        .kv_host_pages = a->kv_host_pages,
+                       .has_fp8_kv = a->is_fp8 != 0,
+                       .loads_always = a->loads_always != 0,
                        .deadline_ns = deadline_ms * 1000000};
-    TRY(kv_args_dtype(a->kv_dtype, &c.has_fp8_kv));
-    TRY(kv_args_load(a->kv_load, &c.loads_always));
     TRY(engine_create(&r->e, &c));
     TRY(engine_load(r->e, "model", a->path));
     TRY(engine_model(r->e, 0, &r->info));
@@ -487,7 +487,7 @@ static status open_engine(load_rig *r, const load_args *a, uint64_t deadline_ms)
 status load_rig_open(load_rig *r, const load_args *a, uint64_t deadline_ms) {
     *r = (load_rig){.items = {NULL, (uint64_t)a->items}, .max_history = 4096};
     if (a->path == NULL && a->server == NULL)
-        return fail(ERR_USAGE, "what to ask? Name a RUN or an ENGINE, or --server URL");
+        return fail(ERR_USAGE, "name a RUN or an ENGINE, or give --server URL");
     mem_keep_freed(); /* as a server does */
     if (a->path != NULL) TRY(open_engine(r, a, deadline_ms));
     if (a->server != NULL) return load_target_http(&r->target, a->server, a->model);

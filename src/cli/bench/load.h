@@ -159,11 +159,21 @@ double load_l20_ms(int batch, int n_tokens, int n_new);
 typedef struct load_args {
     const char *path; /* RUN or ENGINE; or NULL */
     const char *server, *model, *data, *device, *dataset, *report;
-    const char *kv_load, *kv_dtype;
+    int loads_always, is_fp8; /* of kv_args_loads, of kv_args_dtypes */
     int64_t kv_pages, kv_host_pages, max_batch, max_tokens, items, seed;
     int64_t requests, users, candidates, top_k;
     double zipf, returning, history_mean, history_deviation, new_mean, new_deviation;
 } load_args;
+
+/* Options of the engine of a load_args. */
+#define LOAD_ENGINE_OPTIONS(l)                                                                     \
+    OPT_TEXT("--device", &(l).device, "DEVICE", WORK_DEVICES),                                     \
+        OPT_INT("--kv-pages", &(l).kv_pages, "N", 0, INT32_MAX,                                    \
+                "Pages of the KV cache; 0: no cache."),                                            \
+        OPT_INT("--kv-host-pages", &(l).kv_host_pages, "N", 0, INT32_MAX, KV_HOST_PAGES),          \
+        OPT_CHOICE("--kv-load", &(l).loads_always, "RULE", kv_args_loads, KV_LOADS),               \
+        OPT_CHOICE("--kv-dtype", &(l).is_fp8, "TYPE", kv_args_dtypes, KV_DTYPES),                  \
+        OPT_INT("--max-tokens", &(l).max_tokens, "N", 1, 1 << 24, "Computed tokens per batch.")
 
 load_args load_args_default(void);
 

@@ -618,7 +618,7 @@ static status open_round(http_round *r) {
     r->events = epoll_create1(EPOLL_CLOEXEC);
     r->timer = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
     if (r->events < 0 || r->timer < 0 || epoll_ctl(r->events, EPOLL_CTL_ADD, r->timer, &e) != 0)
-        return fail_errno("the sockets of a load cannot be watched");
+        return fail_errno("the sockets cannot be watched");
     for (int i = 0; i < r->n_all && i < (int)r->s->n; i++)
         (void)open_connection(r, &r->all[i]); /* one that fails is opened again when it is needed */
     return OK;
@@ -682,7 +682,7 @@ static status open_target(http_target *t, const char *url, const char *model) {
     connection c = {.fd = -1};
     bool is_there = dial(t, &c);
     hang_up(&c);
-    return is_there ? OK : fail_errno("%s port %s: nobody answers", t->host, t->port);
+    return is_there ? OK : fail_errno("%s port %s: cannot connect", t->host, t->port);
 }
 
 status load_target_http(load_target **out, const char *url, const char *model) {

@@ -589,33 +589,33 @@ status bench_masks(int argc, char **argv) {
     const arg_option options[] = {
         OPT_TEXT("--device", &a.device, "DEVICE", WORK_DEVICES),
         OPT_CHOICE("--dtype", &a.act, "TYPE", work_dtypes, BENCH_DTYPES),
-        OPT_TEXT("--mask", &a.mask, "MASK",
-                 "Only rows of the table whose mask has this in it; or any mask, as 'hstu mask "
-                 "show' takes it."),
-        OPT_INT("--sequences", &a.n_sequences, "B", 1, 65536, "Sequences of a batch."),
-        OPT_INT("--length", &a.length, "N", 1, 1 << 17, "Tokens of a sequence."),
-        OPT_INT("--heads", &a.n_heads, "H", 1, 1024, "Heads (12)."),
-        OPT_INT("--dim", &a.dim, "D", 1, 256, "Head dimension (64)."),
+        OPT_TEXT(
+            "--mask", &a.mask, "MASK",
+            "Measure only table rows whose mask contains MASK; or any mask of 'hstu mask show'."),
+        OPT_INT("--sequences", &a.n_sequences, "B", 1, 65536, "Sequences per batch."),
+        OPT_INT("--length", &a.length, "N", 1, 1 << 17, "Tokens per sequence."),
+        OPT_INT("--heads", &a.n_heads, "H", 1, 1024, "Heads (default 12)."),
+        OPT_INT("--dim", &a.dim, "D", 1, 256, "Head dimension (default 64)."),
         OPT_FLAG("--silu", &a.is_silu,
-                 "Weights are silu(score) / N, as HSTU's, instead of the softmax."),
+                 "Use HSTU's weights, silu(score) / N, instead of the softmax."),
         OPT_CHOICE("--kernel", &a.kernel, "KERNEL", kernel_names,
                    "On a GPU in 16 bits: chosen (by the mask, default), block-wise, row-wise, or "
-                   "any-card: those of SM 8.0."),
-        OPT_FLAG("--deterministic", &a.is_deterministic, "On a GPU: with sums of a fixed order."),
+                   "any-card (the SM 8.0 kernels)."),
+        OPT_FLAG("--deterministic", &a.is_deterministic, "On a GPU: sum in a fixed order."),
         OPT_FLAG("--curve", &a.is_curve,
-                 "Instead of the table: sliding windows of densities from .01 to 1, and pairs "
-                 "scattered at random (16 sequences of 4096 unless told)."),
+                 "Instead of the table, measure sliding windows of densities from .01 to 1 and "
+                 "randomly scattered pairs (16 sequences of 4096 tokens by default)."),
         OPT_INT("--seed", &a.seed, "S", 1, INT64_MAX,
-                "Draws inputs from this seed; without it every run draws others."),
-        OPT_FLAG("--json", &a.is_json, "Print one JSON object a row."),
+                "Seed of the inputs (default: a new one in every run)."),
+        OPT_FLAG("--json", &a.is_json, "Print one JSON object per row."),
         {0},
     };
     const arg_spec spec = {
         .usage = "hstu bench masks [options]",
-        .summary = "Measures softmax attention under masks, forward and backward, at the shapes of "
-                   "the field's table or any other, after checking each against float64.",
+        .summary = "Measure softmax attention under masks, forward and backward, at the shapes of "
+                   "the published table or any other. Each is first checked against float64.",
         .options = options,
-        .notes = "On an H200 in bfloat16, rows of the table show the ratio to the best of "
+        .notes = "On an H200 in bfloat16, table rows show the ratio to the fastest of "
                  "FlexAttention, SDPA and cuDNN."};
     status st = args_parse(&spec, argc, argv, NULL, NULL, &is_help);
     if (st == OK && !is_help) st = run(&a);

@@ -214,20 +214,22 @@ status bench_search(int argc, char **argv) {
     const arg_option options[] = {
         OPT_TEXT("--device", &a.device, "DEVICE", WORK_DEVICES),
         OPT_CHOICE("--dtype", &a.act, "TYPE", work_dtypes, BENCH_DTYPES),
-        OPT_INT("--items", &a.shape.n_items, "N", 1, 1 << 30, "Items (1000000)."),
-        OPT_INT("--queries", &a.shape.n_queries, "Q", 1, 65536, "Queries of a call (64)."),
-        OPT_INT("--dim", &a.shape.dim, "D", 1, 4096, "Dimension (64)."),
-        OPT_INT("--k", &a.shape.k, "K", 1, 1024, "Best items of a query (10)."),
-        OPT_INT("--seed", &a.shape.seed, "S", 1, INT64_MAX, "Of items and queries (1)."),
+        OPT_INT("--items", &a.shape.n_items, "N", 1, 1 << 30,
+                "Items in the catalogue (default 1000000)."),
+        OPT_INT("--queries", &a.shape.n_queries, "Q", 1, 65536, "Queries per call (default 64)."),
+        OPT_INT("--dim", &a.shape.dim, "D", 1, 4096, "Dimension (default 64)."),
+        OPT_INT("--k", &a.shape.k, "K", 1, 1024, "Items to find per query (default 10)."),
+        OPT_INT("--seed", &a.shape.seed, "S", 1, INT64_MAX,
+                "Seed of items and queries (default 1)."),
         OPT_FLAG("--int8", &a.shape.has_int8,
-                 "CPU: rule items out by 8-bit numbers first; the result is the same."),
-        OPT_FLAG("--json", &a.is_json, "One JSON object."),
+                 "On the CPU: rule out items by 8-bit numbers first; the result is the same."),
+        OPT_FLAG("--json", &a.is_json, "Print one JSON object."),
         {0},
     };
     const arg_spec spec = {
         .usage = "hstu bench search [options]",
-        .summary = "Measures the search of a catalogue, the best items for many queries by inner "
-                   "product, after comparing those of one query with a plain loop.",
+        .summary = "Measure the search of a catalogue: the best items by inner product for many "
+                   "queries. The result of one query is compared with a plain loop first.",
         .options = options};
     status st = args_parse(&spec, argc, argv, NULL, NULL, &is_help);
     return st == OK && !is_help ? run(&a) : st;

@@ -136,36 +136,36 @@ static status run(const throughput_args *a) {
 /* The options that describe requests, for both commands. */
 #define REQUEST_OPTIONS(l)                                                                         \
     OPT_GROUP("Requests"),                                                                         \
-        OPT_INT("--requests", &(l).requests, "N", 1, 100000000, "How many (default 1000)."),       \
+        OPT_INT("--requests", &(l).requests, "N", 1, 100000000,                                    \
+                "Number of requests (default 1000)."),                                             \
         OPT_INT("--users", &(l).users, "N", 1, 100000000,                                          \
-                "Different users, at most (default 1000000)."),                                    \
+                "Maximum number of distinct users (default 1000000)."),                            \
         OPT_DOUBLE("--zipf", &(l).zipf, "S",                                                       \
-                   "Exponent of the frequencies of returning users (default 1; 0: all "            \
-                   "alike)."),                                                                     \
+                   "Zipf exponent of how often users return (default 1; 0: all equally often)."),  \
         OPT_DOUBLE("--returning", &(l).returning, "P",                                             \
-                   "Share of the requests of users who asked before (default .8)."),               \
+                   "Share of requests from returning users (default .8)."),                        \
         OPT_DOUBLE("--history-mean", &(l).history_mean, "N",                                       \
-                   "Events that a user's first request brings (default 100),"),                    \
+                   "Mean number of events in a user's first request (default 100)."),              \
         OPT_DOUBLE("--history-stdev", &(l).history_deviation, "N",                                 \
-                   "and their standard deviation (default 30)."),                                  \
+                   "Its standard deviation (default 30)."),                                        \
         OPT_DOUBLE("--new-mean", &(l).new_mean, "N",                                               \
-                   "Events that each later request adds (default 3),"),                            \
-        OPT_DOUBLE("--new-stdev", &(l).new_deviation, "N",                                         \
-                   "and their standard deviation (default 2)."),                                   \
+                   "Mean number of events that each later request adds (default 3)."),             \
+        OPT_DOUBLE("--new-stdev", &(l).new_deviation, "N", "Its standard deviation (default 2)."), \
         OPT_INT("--candidates", &(l).candidates, "N", 0, 65536,                                    \
-                "Rank so many items (default: 100 for a ranking model; else "                      \
-                "recommend)."),                                                                    \
-        OPT_INT("--top-k", &(l).top_k, "K", 1, 1024, "Of recommendations (default 10)."),          \
+                "Rank this many items (default: 100 for a ranking model; a retrieval model "       \
+                "recommends)."),                                                                   \
+        OPT_INT("--top-k", &(l).top_k, "K", 1, 1024, "Items to recommend (default 10)."),          \
         OPT_INT("--items", &(l).items, "N", 1, 1000000000,                                         \
-                "Without a RUN: item ids are 1 to N (default 1000)."),                             \
+                "Without a RUN: use the item ids 1 to N (default 1000)."),                         \
         OPT_INT("--seed", &(l).seed, "N", 0, INT64_MAX / 2,                                        \
-                "Of the requests (default 1; of a server: another one each time).")
+                "Seed of the requests (default 1; with --server a new one in every run).")
 
 static status check_draw(const load_args *a) {
-    if (a->zipf < 0 || a->zipf > 10) return fail(ERR_USAGE, "--zipf: from 0 to 10");
-    if (a->returning < 0 || a->returning > 1) return fail(ERR_USAGE, "--returning: from 0 to 1");
+    if (a->zipf < 0 || a->zipf > 10) return fail(ERR_USAGE, "--zipf must be from 0 to 10");
+    if (a->returning < 0 || a->returning > 1)
+        return fail(ERR_USAGE, "--returning must be from 0 to 1");
     if (a->history_mean < 0 || a->history_deviation < 0 || a->new_mean < 0 || a->new_deviation < 0)
-        return fail(ERR_USAGE, "lengths and deviations are not negative");
+        return fail(ERR_USAGE, "lengths and deviations must not be negative");
     return OK;
 }
 
@@ -180,41 +180,40 @@ status bench_throughput(int argc, char **argv) {
     bool is_help;
     const arg_option options[] = {
         OPT_TEXT("--server", &a.load.server, "URL",
-                 "Ask this server (http://HOST:PORT) instead: ours, or any KServe v2 server by "
-                 "--dataset with \"inputs\"."),
-        OPT_TEXT("--model", &a.load.model, "NAME", "Model of a KServe v2 server."),
-        OPT_TEXT("--device", &a.load.device, "DEVICE", "auto, cpu, cuda or cuda:N."),
-        OPT_INT("--kv-pages", &a.load.kv_pages, "N", 0, INT32_MAX, "Of the KV cache; 0: none."),
-        OPT_INT("--kv-host-pages", &a.load.kv_host_pages, "N", 0, INT32_MAX, KV_HOST_PAGES),
-        OPT_TEXT("--kv-load", &a.load.kv_load, "RULE", KV_LOADS),
-        OPT_TEXT("--kv-dtype", &a.load.kv_dtype, "TYPE", KV_DTYPES),
-        OPT_INT("--max-batch", &a.load.max_batch, "N", 1, 4096, "Requests of a batch."),
-        OPT_INT("--max-tokens", &a.load.max_tokens, "N", 1, 1 << 24, "Computed tokens of a batch."),
-        OPT_INT("--deadline", &a.deadline_ms, "MS", 1, 600000, "Of a request (default 10000)."),
+                 "Send the requests to this server (http://HOST:PORT): ours, or any KServe v2 "
+                 "server with a --dataset of \"inputs\"."),
+        OPT_TEXT("--model", &a.load.model, "NAME", "Model name on a KServe v2 server."),
+        LOAD_ENGINE_OPTIONS(a.load),
+        OPT_INT("--max-batch", &a.load.max_batch, "N", 1, 4096, "Requests per batch."),
+        OPT_INT("--deadline", &a.deadline_ms, "MS", 1, 600000,
+                "Deadline of a request, in milliseconds (default 10000)."),
         OPT_GROUP("Load"),
         OPT_INT("--concurrency", &a.concurrency, "N", 1, 1024,
-                "Requests at a time (default 32); connections of an open loop to a server."),
+                "Concurrent requests (default 32); connections of an open loop to a server."),
         OPT_DOUBLE("--rate", &a.rate, "R",
-                   "Open loop: so many requests a second, whatever the answers take."),
-        OPT_DOUBLE("--burstiness", &a.burstiness, "S",
-                   "Shape of the gaps' gamma distribution (default 1: Poisson; smaller: bursts)."),
+                   "Open loop: send this many requests per second, however long answers take."),
         OPT_DOUBLE(
-            "--slo", &a.slo_ms, "MS",
-            "Also find the highest rate with p99 within this limit and 1 % refused at most."),
-        OPT_INT("--rounds", &a.rounds, "N", 1, 30, "Rounds of that search (default 7),"),
-        OPT_DOUBLE("--seconds", &a.seconds, "S", "of so many seconds each (default 3)."),
+            "--burstiness", &a.burstiness, "S",
+            "Shape of the gamma distribution of the gaps (default 1: Poisson; smaller: bursts)."),
+        OPT_DOUBLE("--slo", &a.slo_ms, "MS",
+                   "Also find the highest rate with p99 within MS milliseconds and at most 1 % of "
+                   "requests rejected."),
+        OPT_INT("--rounds", &a.rounds, "N", 1, 30, "Rounds of that search (default 7)."),
+        OPT_DOUBLE("--seconds", &a.seconds, "S", "Seconds per round (default 3)."),
         OPT_INT("--warmup", &a.warmup, "N", 0, 1000000,
-                "Requests before, not counted (default 50)."),
+                "Requests to send first and not count (default 50)."),
         OPT_TEXT("--dataset", &a.load.dataset, "FILE",
-                 "Requests, one JSON object a line, as 'hstu bench dataset' writes them."),
-        OPT_TEXT("--report-json", &a.load.report, "FILE", "Write the report there, too."),
+                 "Read the requests from FILE, one JSON object per line ('hstu bench dataset' "
+                 "writes such files)."),
+        OPT_TEXT("--report-json", &a.load.report, "FILE", "Also write the report to FILE."),
         REQUEST_OPTIONS(a.load),
         {0},
     };
     const arg_spec spec = {
         .usage = "hstu bench throughput [RUN|ENGINE] [--server URL]",
-        .summary = "Sends requests of many users, of whom some return with new events, and reports "
-                   "rate, latencies, and how much the KV cache saved. In process, or over HTTP.",
+        .summary =
+            "Send requests of many users, some of whom return with new events, and report "
+            "throughput, latencies and what the KV cache saved. Runs in process or over HTTP.",
         .options = options,
         .max_positional = 1,
         .notes = "Sections and JSON keys are those of trtllm-bench where they mean the same.\n"};
@@ -245,21 +244,21 @@ status bench_dataset(int argc, char **argv) {
     const char *out = NULL;
     bool is_help;
     const arg_option options[] = {
-        OPT_TEXT("--out", &out, "FILE", "Where to write, one JSON object a line."),
+        OPT_TEXT("--out", &out, "FILE", "File to write, one JSON object per line."),
         REQUEST_OPTIONS(a),
         {0},
     };
     const arg_spec spec = {
         .usage = "hstu bench dataset [RUN|ENGINE] --out FILE.jsonl",
         .summary =
-            "Makes requests for 'hstu bench throughput --dataset': users by Zipf's law, some "
-            "returning, lengths by mean and standard deviation; items are those of the model.",
+            "Generate requests for 'hstu bench throughput --dataset': users by Zipf's law, some "
+            "returning, history lengths by mean and standard deviation, items of the model.",
         .options = options,
         .max_positional = 1};
     a.device = "cpu";
     TRY(args_parse(&spec, argc, argv, &a.path, NULL, &is_help));
     if (is_help) return OK;
-    if (out == NULL) return fail(ERR_USAGE, "--out is missing: where to write the requests");
+    if (out == NULL) return fail(ERR_USAGE, "--out FILE is missing");
     TRY(check_draw(&a));
     return write_dataset(&a, out);
 }

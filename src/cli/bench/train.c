@@ -536,28 +536,28 @@ status bench_train(int argc, char **argv) {
     bool is_help;
     const arg_option options[] = {
         OPT_TEXT("--gin-config-file", &a.file, "FILE",
-                 "The config (default configs/ml-1m/hstu-sampled-softmax-n128-final.gin)."),
+                 "Config file (default configs/ml-1m/hstu-sampled-softmax-n128-final.gin)."),
         OPT_LIST("--set", &a.overrides, "Class.field=value",
-                 "Overrides one binding of the file; may be given several times."),
+                 "Override one binding of the config file; may be repeated."),
         OPT_TEXT("--data", &a.data, "DIR",
-                 "Data set (default: what the config's BenchmarkDatasetArgs describe is generated; "
-                 "else a synthetic one of the size of MovieLens 1M)."),
-        OPT_INT("--steps", &a.n_steps, "N", 1, 1 << 20, "Steps to time (default 20)."),
+                 "Data set (default: generated from the config's BenchmarkDatasetArgs, otherwise "
+                 "synthetic data of the size of MovieLens 1M)."),
+        OPT_INT("--steps", &a.n_steps, "N", 1, 1 << 20, "Steps to measure (default 20)."),
         OPT_TEXT("--device", &a.device, "DEVICE", WORK_DEVICES),
         OPT_FLAG("--deterministic", &a.is_deterministic,
-                 "On a GPU: with sums of a fixed order, as 'hstu train --deterministic'."),
+                 "On a GPU: sum in a fixed order, as 'hstu train --deterministic' does."),
         OPT_FLAG("--json", &a.is_json, "Print one JSON object."),
         {0},
     };
     const arg_spec spec = {
         .usage = "hstu bench train [options]",
-        .summary = "Measures training: tokens and FLOP a second, the time of a step, the share of "
-                   "each op, after checking the gradient on fresh random weights.",
+        .summary = "Measure training: tokens and FLOP per second, the time of a step and the share "
+                   "of each op. The gradient is first checked on random weights.",
         .options = options,
-        .notes =
-            "Tokens are those that go through the layers.  FLOP are counted as published figures "
-            "are: products of the layers three times (forward, backward), the causal half of the "
-            "attention three and a half times; recomputation that saves memory does not count.\n"};
+        .notes = "Tokens are those that pass through the layers. FLOP are counted as in published "
+                 "figures: the products of the layers three times (forward, backward), the causal "
+                 "half of the attention three and a half times. Recomputation to save memory does "
+                 "not count.\n"};
     status st = args_parse(&spec, argc, argv, NULL, NULL, &is_help);
     if (st == OK && !is_help) st = run(&a);
     mem_free(a.overrides.item);

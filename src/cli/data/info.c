@@ -790,10 +790,10 @@ static status check_path(const char *path) {
     if (has_tables(path))
         return fail(ERR_USAGE, "%s: a folder of dynamic tables; name one of them (%s/table-...)",
                     path, path);
-    return fail(ERR_FORMAT,
-                "%s: nothing known is in this folder (no data.seq); make a data set with "
-                "'hstu prep' or 'hstu synth'",
-                path);
+    return fail(
+        ERR_FORMAT,
+        "%s: contains no data set (no data.seq); create one with 'hstu prep' or 'hstu synth'",
+        path);
 }
 
 status cmd_info(int argc, char **argv) {
@@ -804,11 +804,10 @@ status cmd_info(int argc, char **argv) {
     };
     const arg_spec spec = {
         .usage = "hstu info DIR|RUN|FILE [--json]",
-        .summary =
-            "Shows what is in a data set (users, items, events, the lengths of histories, ratings "
-            "or signals, the most popular items), in a run (config, data, split, progress, "
-            "metrics, checkpoints), in a snapshot of a dynamic table (load, tiers, scores), or in "
-            "a .pt or .safetensors file (its tensors: name, type, shape).",
+        .summary = "Show what is in a data set (users, items, events, history lengths, ratings or "
+                   "signals, most popular items), a run (config, data, split, progress, metrics, "
+                   "checkpoints), a snapshot of a dynamic table (load, tiers, scores), or a .pt or "
+                   ".safetensors file (its tensors).",
         .options = options,
         .min_positional = 1,
         .max_positional = 1};

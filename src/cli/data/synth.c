@@ -54,18 +54,16 @@ status cmd_synth(int argc, char **argv) {
         OPT_INT("--users", &n_users, "N", 1, (int64_t)1 << 31, "Number of users (default 5000)."),
         OPT_INT("--items", &n_items, "N", 20, (int64_t)1 << 31, "Number of items (default 2000)."),
         OPT_DOUBLE("--mean-len", &config.mean_len, "L",
-                   "Mean number of events of a user, at most a quarter of the items (default 60)."),
-        OPT_INT("--seed", &seed, "S", 0, INT64_MAX,
-                "Another seed makes another world (default 1)."),
+                   "Mean number of events per user, at most a quarter of the items (default 60)."),
+        OPT_INT("--seed", &seed, "S", 0, INT64_MAX, "Seed of the synthetic world (default 1)."),
         OPT_FLAG("--json", &is_json, "Print one JSON object instead of text."),
         {0},
     };
     const arg_spec spec = {
         .usage = "hstu synth --out DIR [options]",
-        .summary = "Makes a data set of invented users.  They like a few topics, their tastes "
-                   "drift, they come in sessions and tend to take the next item of a series, so a "
-                   "model that reads sequences clearly beats popularity.  How much can be reached "
-                   "at best is known, and printed.",
+        .summary = "Generate a synthetic data set. Users like a few topics, their tastes drift, "
+                   "they come in sessions and tend to continue series, so a sequence model clearly "
+                   "beats popularity. The best reachable result is known and printed.",
         .options = options,
         .notes = "The same options give the same file, whatever the number of threads."};
     TRY(args_parse(&spec, argc, argv, NULL, NULL, &is_help));

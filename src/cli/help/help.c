@@ -137,9 +137,9 @@ static void print_man(const arg_spec *spec) {
         print_roff(o->name);
         putchar('\n');
     }
-    printf(".TP\n\\fB\\-\\-help\\fR\nPrint the options.\n");
+    printf(".TP\n\\fB\\-\\-help\\fR\nPrint help.\n");
     if (spec->notes != NULL) print_notes(spec->notes);
-    printf(".SH EXIT STATUS\n0 done, 1 failed, 2 wrong usage or config.\n"
+    printf(".SH EXIT STATUS\n0 success, 1 failure, 2 wrong usage or config.\n"
            ".SH SEE ALSO\n.BR hstu (1)\n");
 }
 
@@ -160,12 +160,13 @@ static void print_man_list(const char *name, const char *summary, const command 
         else
             printf(".SS %s\n", c->name);
     }
-    printf(".SH ENVIRONMENT\n.TP\nHSTU_LOG\ndebug, info, warn or quiet: how much to tell on "
-           "stderr.\n.TP\nHSTU_THREADS\nThreads to use; default: the cores that it may use, and "
-           "not more than the quota of its container.\n.TP\n"
-           "HSTU_STALL_SECONDS\nSeconds after which a job ends whose ranks all only wait for each "
-           "other; default: 30, or 120 by mpirun and TCP; 0: never.\n.TP\nNO_COLOR\nAny value: no "
-           "colours.\n.SH EXIT STATUS\n0 done, 1 failed, 2 wrong usage or config.\n");
+    printf(
+        ".SH ENVIRONMENT\n.TP\nHSTU_LOG\nLog level on stderr: debug, info, warn or quiet.\n"
+        ".TP\nHSTU_THREADS\nNumber of threads (default: the available cores, within the quota of "
+        "the container).\n.TP\nHSTU_STALL_SECONDS\nExit when all ranks have only waited for each "
+        "other for this many seconds (default: 30, or 120 with mpirun and TCP; 0: never).\n"
+        ".TP\nNO_COLOR\nAny value disables colours.\n"
+        ".SH EXIT STATUS\n0 success, 1 failure, 2 wrong usage or config.\n");
 }
 
 enum { MAX_TEXT = 72 }; /* of a description */
@@ -185,6 +186,9 @@ static void print_short(const char *text, const char *bad) {
     if (stop != NULL && (size_t)(stop - text) < n) n = (size_t)(stop - text);
     while (n > 0 && text[n - 1] == '.')
         n--;
+    const char *open = memchr(text, '(', n); /* no half of a remark in brackets */
+    if (open != NULL && memchr(open, ')', n - (size_t)(open - text)) == NULL)
+        n = (size_t)(open - text) - (open > text && open[-1] == ' ');
     if (n > MAX_TEXT)
         for (n = MAX_TEXT; n > 0 && text[n] != ' ';)
             n--;
@@ -269,7 +273,7 @@ static void print_zsh(const arg_spec *spec) {
             printf(":value:%s", takes_file(o) ? "_files" : "");
         printf("' \\\n");
     }
-    printf("            '--help[print the options]' '*:file:_files' ;;\n");
+    printf("            '--help[print help]' '*:file:_files' ;;\n");
 }
 
 static void print_zsh_names(const char *indent, const command *commands) {
@@ -388,7 +392,7 @@ static void print_text(const arg_spec *spec) {
                o->placeholder != NULL ? o->placeholder : "");
         print_wrapped(o->help, HELP_INDENT, width);
     }
-    printf("  %s--help%s\n%*sPrint this page.\n", bold, plain, HELP_INDENT, "");
+    printf("  %s--help%s\n%*sPrint this help.\n", bold, plain, HELP_INDENT, "");
     if (spec->notes != NULL) {
         printf("\n");
         print_wrapped(spec->notes, 0, width);

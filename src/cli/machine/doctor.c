@@ -329,20 +329,8 @@ static int n_fit_devices(const diagnosis *d) {
     return n;
 }
 
-static const struct {
-    const char *name;
-    unsigned purpose;
-} purposes[] = {
-    {"train", FOR_TRAIN}, {"serve", FOR_SERVE}, {"ranks", FOR_RANKS}, {"encode", FOR_ENCODE}};
-enum { N_PURPOSES = sizeof purposes / sizeof purposes[0] };
-
-static status read_purpose(const char *text, unsigned *out) {
-    *out = 0;
-    for (int i = 0; text != NULL && i < N_PURPOSES; i++)
-        if (strcmp(text, purposes[i].name) == 0) *out = purposes[i].purpose;
-    if (text == NULL || *out != 0) return OK;
-    return fail(ERR_USAGE, "--for %.40s: train, serve, ranks or encode", text);
-}
+/* Bit i of a purpose is name i. */
+static const char *const purpose_names[] = {"train", "serve", "ranks", "encode", NULL};
 
 /* What is needed for one purpose alone, and is not a finding of its own. */
 static void need(diagnosis *d) {
@@ -633,26 +621,25 @@ static status give_verdict(const diagnosis *d, bool is_json) {
 
 status cmd_doctor(int argc, char **argv) {
     static bool is_json;
-    static const char *wanted;
+    static int wanted = -1;
     static const arg_option options[] = {
-        OPT_TEXT("--for", &wanted, "WHAT",
-                 "train, serve, ranks or encode: exit code 1 where this machine is unfit for it."),
+        OPT_CHOICE("--for", &wanted, "WHAT", purpose_names,
+                   "train, serve, ranks or encode: exit with code 1 if this machine cannot be used "
+                   "for it."),
         OPT_FLAG("--json", &is_json, "Print one JSON object instead of the table."),
         {0},
     };
     static const arg_spec spec = {
         .usage = "hstu doctor [--json] [--for WHAT]",
-        .summary = "Tells what this machine has (cores, SIMD, memory, disk, limits, GPUs with "
-                   "their clocks, errors and measured bandwidth, libraries), what each miss would "
-                   "add and how to get it, and whether hstu can run here.",
+        .summary = "Check this machine: cores, SIMD, memory, disk, limits, GPUs (clocks, errors, "
+                   "measured bandwidth) and libraries. For everything missing, say what it would "
+                   "add and how to install it.",
         .options = options};
     static diagnosis d;
     bool is_help;
-    unsigned what;
     TRY(args_parse(&spec, argc, argv, NULL, NULL, &is_help));
     if (is_help) return OK;
-    TRY(read_purpose(wanted, &what));
-    TRY(examine(&d, what));
+    TRY(examine(&d, wanted >= 0 ? 1u << wanted : 0));
     if (is_json) {
         TRY(print_json(&d));
         return give_verdict(&d, true);

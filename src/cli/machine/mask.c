@@ -383,20 +383,21 @@ static status mask_show(int argc, char **argv) {
     bool is_help;
     const arg_option options[] = {
         OPT_INT("--n", &a.n, "N", 1, MAX_N,
-                "Tokens of the sequence (64; of a file: those it has)."),
+                "Tokens of the sequence (default 64, or as many as the file has)."),
         OPT_INT("--sequence", &a.sequence, "B", 0, INT32_MAX,
-                "Which sequence of a file that has one mask for each (0)."),
-        OPT_TEXT("--svg", &a.svg, "FILE", "Draw it; - is stdout, with nothing else there."),
-        OPT_TEXT(
-            "--bits", &a.bits, "FILE",
-            "Write it as safetensors, tensor 'mask' (N, N), for other programs and for bits:FILE."),
-        OPT_FLAG("--json", &a.is_json, "One JSON object."),
+                "Sequence to show, for a file with a mask per sequence (default 0)."),
+        OPT_TEXT("--svg", &a.svg, "FILE",
+                 "Write an SVG picture; - is stdout, without other output."),
+        OPT_TEXT("--bits", &a.bits, "FILE",
+                 "Write the mask as safetensors, tensor 'mask' (N, N), for other programs and for "
+                 "bits:FILE."),
+        OPT_FLAG("--json", &a.is_json, "Print one JSON object."),
         {0},
     };
     const arg_spec spec = {
         .usage = "hstu mask show KIND[,window=W][,global=G][,...] [options]",
-        .summary = "Shows an attention mask: a picture (rows are queries, columns keys), its "
-                   "density, and what it costs.",
+        .summary = "Show an attention mask: a picture (rows are queries, columns are keys), its "
+                   "density and its cost.",
         .options = options,
         .min_positional = 1,
         .max_positional = 1,
@@ -415,7 +416,7 @@ static status mask_show(int argc, char **argv) {
 }
 
 const command mask_commands[] = {
-    {"show", mask_show, "a picture of a mask, its density, and what it costs"},
+    {"show", mask_show, "show a mask: picture, density, cost"},
     {0},
 };
 

@@ -26,7 +26,7 @@ static status read_device(const char *text, int *out) {
         *out = (int)n;
         if (*end == '\0' && n < 1024) return OK;
     }
-    return fail(ERR_USAGE, "--device %.60s: the devices are auto, cpu, cuda and cuda:N", text);
+    return fail(ERR_USAGE, "--device %.60s: must be auto, cpu, cuda or cuda:N", text);
 }
 
 /* auto: a GPU if one can be used, else the CPU. */
@@ -273,23 +273,24 @@ static status plan_show(int argc, char **argv) {
     bool is_help;
     const arg_option options[] = {
         PLAN_LAYER_OPTIONS(&a.layer),
-        OPT_TEXT("--svg", &a.svg, "FILE", "Draw it; - is stdout, with nothing else there."),
+        OPT_TEXT("--svg", &a.svg, "FILE",
+                 "Write an SVG picture; - is stdout, without other output."),
         OPT_FLAG("--source", &a.has_source,
-                 "Print the generated code of its kernels instead, for a causal mask: C, or with "
-                 "--cuda CUDA."),
-        OPT_FLAG("--cuda", &a.is_cuda, "--source in CUDA, for float16."),
-        OPT_FLAG("--json", &a.is_json, "One JSON object."),
+                 "Print the generated code of its kernels instead, for a causal mask: C, or CUDA "
+                 "with --cuda."),
+        OPT_FLAG("--cuda", &a.is_cuda, "Print CUDA code for float16 (with --source)."),
+        OPT_FLAG("--json", &a.is_json, "Print one JSON object."),
         {0},
     };
     const arg_spec spec = {
         .usage = "hstu plan show VALUE|BITS [options]",
-        .summary = "Shows the kernels of a fusion plan: a value from 0 to 65535, or its 16 bits.",
+        .summary =
+            "Show the kernels of a fusion plan, given as a value from 0 to 65535 or as 16 bits.",
         .options = options,
         .min_positional = 1,
         .max_positional = 1,
         .notes = "The first line is VALUE BIT0 SEGMENTS START END ..., with operators counted from "
-                 "1.  docs/plans.md "
-                 "explains plans."};
+                 "1. docs/plans.md explains plans."};
     TRY(args_parse(&spec, argc, argv, &text, &n, &is_help));
     return is_help ? OK : show(&a, text);
 }
@@ -530,28 +531,27 @@ static status plan_run(int argc, char **argv) {
     bool is_help;
     const arg_option options[] = {
         OPT_TEXT("--segments", &a.segments, "LIST",
-                 "The fused segments instead of a plan's code: 1-2,3-4."),
-        OPT_FLAG("--hand-written", &a.wants_hand_written, "Sets bit 0 of the plan."),
+                 "Fused segments, as in 1-2,3-4, instead of a plan's code."),
+        OPT_FLAG("--hand-written", &a.wants_hand_written, "Set bit 0 of the plan."),
         OPT_INT("--layers", &a.layers, "L", 1, 1000,
-                "Layers one after the other (default 1): the time is that of L runs."),
+                "Run L layers in sequence (default 1); the time is that of all of them."),
         PLAN_OPTIONS(&a.common),
         OPT_GROUP("Output"),
         OPT_FLAG("--report", &a.has_report,
-                 "Tiles, grid, block, registers, shared memory and occupancy of each kernel, and "
-                 "its shares of the measured peaks of copies and products."),
-        OPT_FLAG("--json", &a.is_json, "One JSON object."),
+                 "Print tiles, grid, block, registers, shared memory and occupancy of each kernel, "
+                 "and its shares of the measured peak bandwidth and FLOP/s."),
+        OPT_FLAG("--json", &a.is_json, "Print one JSON object."),
         {0},
     };
-    const arg_spec spec = {.usage = "hstu plan run VALUE|BITS|PLAN.json|--segments LIST [options]",
-                           .summary = "Generates the kernels of a fusion plan, compiles them, runs "
-                                      "them on random data, checks the result "
-                                      "against float64 and prints the time.",
-                           .options = options,
-                           .max_positional = 1,
-                           .notes = "PLAN.json also says the layer, batch, mask and tile "
-                                    "parameters; options override it. On the CPU kernels are "
-                                    "compiled by the system's C compiler "
-                                    "(CC, cc, gcc or clang)."};
+    const arg_spec spec = {
+        .usage = "hstu plan run VALUE|BITS|PLAN.json|--segments LIST [options]",
+        .summary = "Generate, compile and run the kernels of a fusion plan on random data, check "
+                   "the result against float64, and print the time.",
+        .options = options,
+        .max_positional = 1,
+        .notes =
+            "PLAN.json also sets the layer, batch, mask and tile parameters; options override it. "
+            "On the CPU, kernels are compiled by the system's C compiler (CC, cc, gcc or clang)."};
     TRY(args_parse(&spec, argc, argv, &text, &n, &is_help));
     if (is_help) return OK;
     TRY(read_plan(&a, n > 0 ? text : NULL, &file));
@@ -629,26 +629,25 @@ static status plan_traverse(int argc, char **argv) {
     bool is_help;
     const arg_option options[] = {
         OPT_INT("--from", &a.from, "N", 0, PLAN_CODES - 1, "First plan (default 0)."),
-        OPT_INT("--to", &a.to, "N", 1, PLAN_CODES, "One after the last plan (default 65536)."),
+        OPT_INT("--to", &a.to, "N", 1, PLAN_CODES, "One past the last plan (default 65536)."),
         OPT_TEXT("--out", &a.out, "FILE",
-                 "Where the lines BITS MS go; FILE.partial until all plans are done, from which an "
-                 "interrupted traversal continues."),
-        OPT_INT("--rounds", &a.rounds, "N", 0, 64,
-                "Repetitions of a timing, whose median counts (default 3); 0 only checks."),
+                 "Write lines BITS MS to FILE; FILE.partial holds them until all plans are done, "
+                 "and an interrupted traversal resumes from it."),
+        OPT_INT(
+            "--rounds", &a.rounds, "N", 0, 64,
+            "Repetitions of each timing, of which the median counts (default 3); 0 only checks."),
         PLAN_OPTIONS(&a.common),
         OPT_GROUP("Output"),
-        OPT_FLAG("--json", &a.is_json, "The summary as one JSON object."),
+        OPT_FLAG("--json", &a.is_json, "Print the summary as one JSON object."),
         {0},
     };
     const arg_spec spec = {
         .usage = "hstu plan traverse [--from N] [--to N] [--out FILE] [options]",
-        .summary =
-            "Runs every plan of a range, each distinct program once: checked against float64, "
-            "then timed.",
+        .summary = "Run every plan of a range, each distinct program once: check it against "
+                   "float64, then time it.",
         .options = options,
-        .notes =
-            "32768 to 49152 are all segmentations with the hand-written attention where it can "
-            "act; 16384 to 24576 are plans without it, operators 1 and 2 apart."};
+        .notes = "32768 to 49152 are all segmentations with the hand-written attention where it "
+                 "applies; 16384 to 24576 are plans without it, with operators 1 and 2 apart."};
     TRY(args_parse(&spec, argc, argv, NULL, NULL, &is_help));
     if (is_help) return OK;
     TRY(sink_check_file("--out", a.out));
@@ -664,8 +663,8 @@ static status plan_traverse(int argc, char **argv) {
 }
 
 const command plan_commands[] = {
-    {"show", plan_show, "the kernels of a fusion plan"},
-    {"run", plan_run, "generate, compile, run, check and time a plan"},
+    {"show", plan_show, "show the kernels of a fusion plan"},
+    {"run", plan_run, "compile, run, check and time a plan"},
     {"traverse", plan_traverse, "run every plan of a range"},
     {0},
 };

@@ -332,12 +332,12 @@ static status write_file(const char *folder, const char *name, const char *suffi
 }
 
 static status print_table(profile_table *t, const profile_view *v, buf *text) {
-    bool is_json = strcmp(v->format, "json") == 0;
+    bool is_json = v->format == PROFILE_JSON;
     if (v->sort_by != NULL && t->looks == LOOKS_TORCH) TRY(profile_table_sort(t, v->sort_by));
     buf_clear(text);
     if (is_json)
         TRY(profile_table_json(t, v->row_limit, text));
-    else if (strcmp(v->format, "csv") == 0)
+    else if (v->format == PROFILE_CSV)
         TRY(profile_table_csv(t, v->row_limit, text));
     else
         TRY(profile_table_text(t, v->row_limit, text));
@@ -355,7 +355,7 @@ static status show_report(const profile *p, report_kind kind, const profile_view
     if (t.n_rows > 0) {
         st = profile_table_csv(&t, -1, &text);
         if (st == OK) st = write_file(v->out, t.id, ".csv", &text);
-        if (st == OK && v->format != NULL) st = print_table(&t, v, &text);
+        if (st == OK && v->format != PROFILE_SILENT) st = print_table(&t, v, &text);
     }
     buf_fini(&text);
     profile_table_fini(&t);
@@ -457,16 +457,13 @@ static status show_memory(const memory_log *m, const profile_view *v) {
     buf_init(&text);
     status st = memory_log_csv(m, &text);
     if (st == OK && text.n_bytes > 0) st = write_file(v->out, "memory_by_owner", ".csv", &text);
-    bool is_csv = v->format != NULL && strcmp(v->format, "csv") == 0;
-    if (st == OK && is_csv && text.n_bytes > 0) printf("%s\n", buf_str(&text));
+    if (st == OK && v->format == PROFILE_CSV && text.n_bytes > 0) printf("%s\n", buf_str(&text));
     buf_clear(&text);
-    bool is_json = v->format != NULL && strcmp(v->format, "json") == 0;
-    if (st == OK && is_json) st = memory_log_json(m, &text);
-    if (st == OK && is_json) printf("%s", buf_str(&text));
+    if (st == OK && v->format == PROFILE_JSON) st = memory_log_json(m, &text);
+    if (st == OK && v->format == PROFILE_JSON) printf("%s", buf_str(&text));
     buf_clear(&text);
     if (st == OK) st = memory_log_text(m, &text);
-    bool is_table = v->format != NULL && strcmp(v->format, "table") == 0;
-    if (st == OK && is_table && text.n_bytes > 0) printf("%s\n", buf_str(&text));
+    if (st == OK && v->format == PROFILE_TABLE && text.n_bytes > 0) printf("%s\n", buf_str(&text));
     buf_fini(&text);
     return st;
 }
@@ -610,11 +607,16 @@ static status profile_program(profile *p, char **argv, const char *out, const ot
 
 enum { MAX_WORDS = 256 };
 
+static const char *const activity_names[] = {"cpu", "cuda", "cpu,cuda", NULL};
+static const char *const signal_names[] = {"SIGUSR1", "SIGUSR2", NULL};
+static const char *const format_names[] = {"table", "csv", "json", NULL}; /* profile_format */
+
 typedef struct profile_args {
     int64_t wait, warmup, active, repeat;
-    const char *activities, *toggle_by, *range;
+    const char *range;
+    int activities, toggle_by; /* of activity_names, of signal_names; toggle_by -1: none */
     bool has_shapes, has_no_peaks, has_memory, has_unified, has_memsets;
-    int toggle; /* the signal of toggle_by; 0: none */
+    int toggle; /* the signal; 0: none */
     profile_view view;
 } profile_args;
 
@@ -628,13 +630,6 @@ static const command *find_command(const char *name) {
     for (const command *c = known; c != NULL && c->name != NULL; c++)
         if (c->run != NULL && strcmp(c->name, name) == 0 && strcmp(name, "profile") != 0) return c;
     return NULL;
-}
-
-static status read_activities(const char *text, profiler_options *o) {
-    o->has_host = strcmp(text, "cpu") == 0 || strcmp(text, "cpu,cuda") == 0;
-    o->has_gpu = strcmp(text, "cuda") == 0 || strcmp(text, "cpu,cuda") == 0;
-    if (o->has_host || o->has_gpu) return OK;
-    return fail(ERR_USAGE, "--activities %.40s: cpu, cuda or cpu,cuda", text);
 }
 
 /* While the command runs its output goes to stderr: stdout is for the tables. */
@@ -651,11 +646,6 @@ static status run_apart(const command *c, int argc, char **argv) {
 }
 
 static status check(const profile_args *a) {
-    const char *formats[] = {"table", "csv", "json"};
-    bool is_known = false;
-    for (int i = 0; i < 3; i++)
-        is_known = is_known || strcmp(a->view.format, formats[i]) == 0;
-    if (!is_known) return fail(ERR_USAGE, "--format %.40s: table, csv or json", a->view.format);
     if (a->active == 0 && (a->wait > 0 || a->warmup > 0 || a->repeat > 0))
         return fail(ERR_USAGE,
                     "--wait, --warmup and --repeat need --active: how many steps to keep");
@@ -679,14 +669,6 @@ static status profile_a_program(const profile_args *a, char **argv) {
     return st;
 }
 
-static status read_signal(const char *text, int *out) {
-    *out = text == NULL                   ? 0
-           : strcmp(text, "SIGUSR1") == 0 ? SIGUSR1
-           : strcmp(text, "SIGUSR2") == 0 ? SIGUSR2
-                                          : -1;
-    return *out >= 0 ? OK : fail(ERR_USAGE, "--toggle-by %.40s: SIGUSR1 or SIGUSR2", text);
-}
-
 /* Before the command runs, which may take hours: a folder that cannot be written to says so now. */
 static status make_folder(const char *path, bool *is_new) {
     TRY(folder_create(path, is_new));
@@ -699,6 +681,8 @@ static status profile_command(const profile_args *a, int argc, char **argv) {
     profiler_options o = {.schedule = {a->wait, a->warmup, a->active, a->repeat},
                           .toggle = a->toggle,
                           .range = a->range,
+                          .has_host = a->activities != 1,
+                          .has_gpu = a->activities != 0,
                           .has_shapes = a->has_shapes,
                           .has_memory = a->has_memory,
                           .has_unified = a->has_unified,
@@ -706,7 +690,6 @@ static status profile_command(const profile_args *a, int argc, char **argv) {
                           .has_peaks = !a->has_no_peaks};
     const command *c = find_command(argv[0]);
     TRY(check(a));
-    TRY(read_activities(a->activities, &o));
     if (c == NULL && is_program(argv[0]) && strcmp(argv[0], "profile") != 0)
         return profile_a_program(a, argv);
     if (c == NULL)
@@ -728,66 +711,66 @@ static status profile_command(const profile_args *a, int argc, char **argv) {
 }
 
 status cmd_profile(int argc, char **argv) {
-    profile_args a = {.activities = "cpu,cuda",
-                      .view = {.out = "hstu-profile", .format = "table", .row_limit = 100}};
+    profile_args a = {
+        .activities = 2, .toggle_by = -1, .view = {.out = "hstu-profile", .row_limit = 100}};
     const arg_option options[] = {
-        OPT_GROUP("What"),
-        OPT_TEXT("--activities", &a.activities, "LIST",
-                 "cpu, cuda or cpu,cuda (default: both; cuda needs CUPTI and a GPU)."),
-        OPT_INT("--wait", &a.wait, "N", 0, 1 << 30, "Steps to let pass first (default 0)."),
-        OPT_INT("--warmup", &a.warmup, "N", 0, 1 << 30,
-                "Steps recorded and forgotten (default 0)."),
+        OPT_GROUP("Recording"),
+        OPT_CHOICE(
+            "--activities", &a.activities, "LIST", activity_names,
+            "What to record: cpu, cuda or cpu,cuda (default: both; cuda needs CUPTI and a GPU)."),
+        OPT_INT("--wait", &a.wait, "N", 0, 1 << 30, "Steps to skip first (default 0)."),
+        OPT_INT("--warmup", &a.warmup, "N", 0, 1 << 30, "Steps to record and discard (default 0)."),
         OPT_INT("--active", &a.active, "N", 0, 1 << 30,
-                "Steps to keep; 0, the default: everything from start to end."),
+                "Steps to keep (default 0: everything from start to end)."),
         OPT_INT("--repeat", &a.repeat, "N", 0, 1 << 30,
-                "How often to wait, warm up and record; 0, the default: until the end."),
-        OPT_FLAG("--record-shapes", &a.has_shapes,
-                 "Ops of different sizes are different rows, named with their sizes."),
+                "How often to wait, warm up and record (default 0: until the end)."),
+        OPT_FLAG("--record-shapes", &a.has_shapes, "List ops of different sizes in separate rows."),
         OPT_FLAG("--memory", &a.has_memory,
-                 "Which memory of the device lives when, and whose it is at the peak."),
-        OPT_FLAG(
-            "--unified-memory", &a.has_unified,
-            "Pages of unified memory that move between host and GPU, and page faults (slower)."),
+                 "Record allocations of device memory, and what owns them at the peak."),
+        OPT_FLAG("--unified-memory", &a.has_unified,
+                 "Record page migrations of unified memory and page faults (slower)."),
         OPT_FLAG("--memsets", &a.has_memsets,
-                 "Record memsets also where steps are replayed as CUDA graphs; each costs a "
+                 "Record memsets even where steps are replayed as CUDA graphs; each costs a "
                  "microsecond there."),
         OPT_FLAG("--no-peaks", &a.has_no_peaks,
-                 "Do not measure what the device can do at the start (a second, 1.4 GB of a GPU)."),
-        OPT_TEXT("--toggle-by", &a.toggle_by, "SIGNAL",
-                 "Record nothing until this signal comes, SIGUSR1 or SIGUSR2; the next one ends "
-                 "it, and so on."),
+                 "Do not measure the peak speed of the device at the start (takes a second and 1.4 "
+                 "GB of GPU memory)."),
+        OPT_CHOICE("--toggle-by", &a.toggle_by, "SIGNAL", signal_names,
+                   "Record nothing until this signal (SIGUSR1 or SIGUSR2); the next one stops "
+                   "recording, and so on."),
         OPT_TEXT("--range", &a.range, "NAME",
-                 "Keep what happens inside the ranges of this name, such as 'optimizer' or 'layer "
-                 "forward 0'; in other programs those of NVTX."),
+                 "Keep only what happens inside ranges of this name, such as 'optimizer' or 'layer "
+                 "forward 0'; in other programs, NVTX ranges."),
         OPT_GROUP("Output"),
         OPT_TEXT("--out", &a.view.out, "DIR",
-                 "Folder for trace.json and the tables as csv (default hstu-profile)."),
-        OPT_TEXT("--format", &a.view.format, "F", "Of the tables on stdout: table, csv or json."),
+                 "Folder for trace.json and the tables as CSV (default hstu-profile)."),
+        OPT_CHOICE("--format", &a.view.format, "F", format_names,
+                   "Format of the tables on stdout: table (default), csv or json."),
         OPT_TEXT("--sort-by", &a.view.sort_by, "KEY",
-                 "Of the table of ops: self_cpu_time_total, cpu_time_total, self_cuda_time_total, "
+                 "Sort the op table by self_cpu_time_total, cpu_time_total, self_cuda_time_total, "
                  "cuda_time_total, count, or (with --memory) self_cpu_memory_usage, "
-                 "cpu_memory_usage and the same of cuda."),
+                 "cpu_memory_usage, self_cuda_memory_usage or cuda_memory_usage."),
         OPT_INT("--row-limit", &a.view.row_limit, "N", -1, 1 << 30,
-                "Rows of a table (default 100; -1: all)."),
+                "Rows per table (default 100; -1: all)."),
         {0}};
     const arg_spec spec = {
         .usage = "hstu profile [options] -- COMMAND ...",
-        .summary = "Runs a command of hstu and shows where its time went: ranges (step, layer), "
-                   "ops, and on a GPU kernels, copies and calls of CUDA, as nsys and "
-                   "torch.profiler show them.  COMMAND may also be any other program that uses "
-                   "CUDA, Python included.  The command's own output goes to stderr.",
+        .summary = "Run an hstu command and show where its time goes: ranges (step, layer), ops "
+                   "and, on a GPU, kernels, copies and CUDA calls, as nsys and torch.profiler do. "
+                   "COMMAND may also be any other program that uses CUDA, including Python. The "
+                   "command's own output goes to stderr.",
         .options = options,
         .min_positional = 1,
         .max_positional = MAX_WORDS,
-        .notes = "A step is a step of training; commands without steps are recorded whole.\n"
-                 "Example: hstu profile --wait 2 --warmup 2 --active 10 --repeat 1 -- train ...\n"
-                 "Example: hstu profile -- python3 model.py\n"};
+        .notes = "A step is a training step; commands without steps are recorded whole.\nExample: "
+                 "hstu profile --wait 2 --warmup 2 --active 10 --repeat 1 -- train ...\nExample: "
+                 "hstu profile -- python3 model.py\n"};
     const char *word[MAX_WORDS + 1];
     int n = 0;
     bool is_help = false;
     TRY(args_parse(&spec, argc, argv, word, &n, &is_help));
     if (is_help) return OK;
     word[n] = NULL;
-    TRY(read_signal(a.toggle_by, &a.toggle));
+    a.toggle = a.toggle_by < 0 ? 0 : a.toggle_by == 0 ? SIGUSR1 : SIGUSR2;
     return profile_command(&a, n, (char **)word);
 }

@@ -8,9 +8,11 @@
 
 void profile_set_commands(const command *commands); /* ends with name = NULL */
 
+typedef enum { PROFILE_TABLE, PROFILE_CSV, PROFILE_JSON, PROFILE_SILENT } profile_format;
+
 typedef struct profile_view {
     const char *out;     /* folder for trace.json and the tables as csv; it is made */
-    const char *format;  /* of the tables on stdout: table, csv, json; NULL: none */
+    int format;          /* of the tables on stdout: profile_format */
     const char *sort_by; /* of the table of ops; NULL: by self time */
     int64_t row_limit;   /* below 0: all */
 } profile_view;

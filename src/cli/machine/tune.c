@@ -7,11 +7,11 @@
 
 #include "base/file.h"
 #include "base/mem.h"
-#include "cli/work.h"
 #include "cli/cli.h"
 #include "cli/machine/plan.h"
 #include "cli/output.h"
 #include "cli/signals.h"
+#include "cli/work.h"
 #include "train/report/chart.h"
 #include "train/report/page.h"
 #include "tune/cost_model.h"
@@ -224,22 +224,21 @@ static status tune_fit(int argc, char **argv) {
     bool is_json = false, is_help;
     int n;
     const arg_option options[] = {
-        OPT_TEXT("--out", &out, "MODEL", "Where the model goes."),
+        OPT_TEXT("--out", &out, "MODEL", "File to write the model to."),
         OPT_INT("--seed", &seed, "N", 0, INT64_MAX,
-                "Of the folds of the cross-validation (default 1)."),
-        OPT_FLAG("--json", &is_json, "One JSON object."),
+                "Seed of the cross-validation folds (default 1)."),
+        OPT_FLAG("--json", &is_json, "Print one JSON object."),
         {0},
     };
     const arg_spec spec = {.usage = "hstu tune fit FILE --out MODEL",
-                           .summary = "Trains a cost model (XGBoost) on a file with a line BITS MS "
-                                      "for each plan, and says how "
-                                      "well it predicts plans that it has not seen.",
+                           .summary = "Train a cost model (XGBoost) on a file with a line BITS MS "
+                                      "per plan, and report how well it predicts unseen plans.",
                            .options = options,
                            .min_positional = 1,
                            .max_positional = 1};
     TRY(args_parse(&spec, argc, argv, &path, &n, &is_help));
     if (is_help) return OK;
-    if (out == NULL) return fail(ERR_USAGE, "say --out MODEL");
+    if (out == NULL) return fail(ERR_USAGE, "--out MODEL is missing");
     TRY(sink_check_file("--out", out));
     return fit(path, out, (uint64_t)seed, is_json);
 }
@@ -273,9 +272,9 @@ static status tune_predict(int argc, char **argv) {
     bool is_help;
     const arg_option options[] = {{0}};
     const arg_spec spec = {.usage = "hstu tune predict MODEL BITS...",
-                           .summary = "Predicts the times of plans: a line for each, the time and "
-                                      "1 if it is below the median of "
-                                      "the times that the model was trained on, else 0.",
+                           .summary =
+                               "Predict the times of plans. Prints a line per plan: the time, and "
+                               "1 if it is below the median of the model's training data, else 0.",
                            .options = options,
                            .min_positional = 2,
                            .max_positional = MAX_PLANS + 1};
@@ -609,26 +608,25 @@ static status tune_search(int argc, char **argv) {
         OPT_INT("--budget", &a.budget, "N", 2, 20000,
                 "Plans to measure (default 128); exact times every kernel instead."),
         OPT_INT("--search-seed", &a.search_seed, "N", 0, INT64_MAX,
-                "Of the random choices (default 1)."),
-        OPT_INT(
-            "--checks", &a.checks, "N", 0, PLAN_PROGRAMS,
-            "exact: random whole plans that are timed to see how additive time is (default 150)."),
+                "Seed of the random choices (default 1)."),
+        OPT_INT("--checks", &a.checks, "N", 0, PLAN_PROGRAMS,
+                "exact: random whole plans to time, to see how additive times are (default 150)."),
         OPT_TEXT("--replay", &a.replay, "FILE",
-                 "Take the times from the file of a traversal, and run nothing."),
-        OPT_TEXT("--out", &a.out, "FILE", "Keep the plan, with its tile parameters, as JSON."),
+                 "Read the times from the file of a traversal instead of running plans."),
+        OPT_TEXT("--out", &a.out, "FILE", "Write the plan, with its tile parameters, as JSON."),
         OPT_TEXT("--report", &a.report, "FILE",
-                 "Compare all searches over 5 seeds: a page with best-so-far curves and regret."),
+                 "Compare all searches over 5 seeds, and write a page with best-so-far curves and "
+                 "regret."),
         PLAN_OPTIONS(&a.common),
         OPT_GROUP("Output"),
-        OPT_FLAG("--json", &a.is_json, "One JSON object."),
+        OPT_FLAG("--json", &a.is_json, "Print one JSON object."),
         {0},
     };
     const arg_spec spec = {
         .usage = "hstu tune [--search KIND] [--budget N] [--out FILE] [options]",
-        .summary = "Searches for the fastest fusion plan of a layer, batch, mask and device.",
+        .summary = "Search for the fastest fusion plan for a layer, batch, mask and device.",
         .options = options,
-        .notes = "'hstu tune fit' and 'hstu tune predict' train and use a cost model of plans on "
-                 "its own.  "
+        .notes = "'hstu tune fit' and 'hstu tune predict' train and use a cost model of plans. "
                  "docs/plans.md explains the searches."};
     TRY(args_parse(&spec, argc, argv, NULL, NULL, &is_help));
     if (is_help) return OK;
@@ -637,7 +635,7 @@ static status tune_search(int argc, char **argv) {
 }
 
 const command tune_commands[] = {
-    {"search", tune_search, "find the fastest plan; the same as 'hstu tune' with options"},
+    {"search", tune_search, "find the fastest plan (the same as 'hstu tune' with options)"},
     {"fit", tune_fit, "train a cost model on times of plans"},
     {"predict", tune_predict, "predict times of plans with a cost model"},
     {0},
@@ -647,6 +645,5 @@ status cmd_tune(int argc, char **argv) {
     bool has_options = argc > 1 && argv[1][0] == '-' && strcmp(argv[1], "--help") != 0 &&
                        strcmp(argv[1], "-h") != 0;
     if (has_options) return tune_search(argc, argv);
-    return run_subcommand("tune", "Searches for the fastest fusion plan of a layer.", tune_commands,
-                          argc, argv);
+    return run_subcommand("tune", "Search for the fastest fusion plan.", tune_commands, argc, argv);
 }

@@ -19,7 +19,8 @@
 #include "train/files/table_files.h"
 
 typedef struct export_args {
-    const char *run, *what, *format, *out, *data, *device, *layout;
+    const char *run, *what, *format, *out, *data, *device;
+    int is_meta; /* of layouts */
 } export_args;
 
 enum { PIECE_ROWS = 4096 };
@@ -31,7 +32,7 @@ static status parse_format(const char *name, embedding_format *out) {
         *out = (embedding_format)i;
         return OK;
     }
-    return fail(ERR_USAGE, "--format %.40s: it is one of safetensors, npz, csv", name);
+    return fail(ERR_USAGE, "--format %.40s: must be safetensors, npz or csv", name);
 }
 
 /* Ends a file by its status, and says what is in it. */
@@ -144,8 +145,7 @@ static status export_items(const export_args *a, const char *folder) {
 
 static status export_users(const export_args *a, const char *folder) {
     (void)folder;
-    if (a->data == NULL)
-        return fail(ERR_USAGE, "--what users: whose? Give --data DIR with their events");
+    if (a->data == NULL) return fail(ERR_USAGE, "--what users needs --data DIR with their events");
     return with_model(a, write_users);
 }
 
@@ -162,13 +162,12 @@ static status export_tables(const export_args *a, const char *folder) {
 static status write_weights(const export_args *a, const char *folder, weight_format format) {
     char path[CHECKPOINT_PATH_BYTES];
     work w;
-    bool is_meta = strcmp(a->layout, "meta") == 0;
-    if (format == WEIGHTS_SAFETENSORS && !is_meta) {
+    if (format == WEIGHTS_SAFETENSORS && !a->is_meta) {
         TRY(path_join(path, sizeof path, folder, "model.safetensors"));
         return table_file_copy(path, a->out);
     }
     TRY(work_open(&w, NULL, "cpu"));
-    status st = weight_file_write(folder, a->out, format, is_meta, w.workers);
+    status st = weight_file_write(folder, a->out, format, a->is_meta != 0, w.workers);
     work_close(&w);
     return st;
 }
@@ -179,10 +178,8 @@ static status export_weights(const export_args *a, const char *folder) {
     while (format < 3 && strcmp(a->format, formats[format]) != 0)
         format++;
     if (format == 3)
-        return fail(ERR_USAGE, "--format %.40s: of weights it is one of safetensors, npz, pt",
+        return fail(ERR_USAGE, "--format %.40s: must be safetensors, npz or pt for weights",
                     a->format);
-    if (strcmp(a->layout, "own") != 0 && strcmp(a->layout, "meta") != 0)
-        return fail(ERR_USAGE, "--layout %.40s: it is own or meta", a->layout);
     TRY(checkpoint_verify(folder));
     TRY(write_weights(a, folder, (weight_format)format));
     char from[SHOW_PATH_BYTES], to[SHOW_PATH_BYTES];
@@ -210,41 +207,42 @@ static status run(const export_args *a) {
                         "the package of that name",
                         a->format, a->what);
         if (file_exists(a->out) || folder_exists(a->out))
-            return fail(ERR_USAGE, "%s: is there already; choose another --out", a->out);
+            return fail(ERR_USAGE, "%s: already exists; choose another --out", a->out);
         TRY(checkpoint_find(a->run, folder));
         return whats[i].run(a, folder);
     }
-    return fail(ERR_USAGE, "--what %s: it is one of items, users, weights, tables", a->what);
+    return fail(ERR_USAGE, "--what %s: must be items, users, weights or tables", a->what);
 }
 
 status cmd_export(int argc, char **argv) {
-    export_args a = {.format = "safetensors", .device = "auto", .layout = "own"};
+    static const char *const layouts[] = {"own", "meta", NULL};
+    export_args a = {.format = "safetensors", .device = "auto"};
     bool is_help;
     const arg_option options[] = {
         OPT_TEXT("--what", &a.what, "WHAT",
-                 "items: the items' embeddings as they are scored, with ids and titles; users: the "
-                 "encoded states of the users of --data, with their ids; weights: the dense "
-                 "parameters, with the config as metadata; tables: the dynamic tables, a folder of "
-                 "snapshots for each."),
-        OPT_TEXT("--out", &a.out, "PATH", "A file, or a folder for tables; new."),
+                 "items: item embeddings as they are scored, with ids and titles; users: encoded "
+                 "states of the users in --data, with ids; weights: dense parameters, with the "
+                 "config as metadata; tables: dynamic tables, a snapshot folder each."),
+        OPT_TEXT("--out", &a.out, "PATH",
+                 "File to write, or a folder for tables; it must not exist."),
         OPT_TEXT("--format", &a.format, "FORMAT",
-                 "safetensors (default); items and users also npz (numpy) or csv; weights also npz "
-                 "or pt (torch.load)."),
-        OPT_TEXT("--layout", &a.layout, "LAYOUT",
-                 "Of weights: own (default), as in the checkpoint; meta, for Meta's model classes: "
-                 "the row of an item is its id, and the buffer _attn_mask is there."),
-        OPT_TEXT("--data", &a.data, "DIR", "Data with the users to encode; items need none."),
+                 "safetensors (default); for items and users also npz (NumPy) or csv; for weights "
+                 "also npz or pt (torch.load)."),
+        OPT_CHOICE(
+            "--layout", &a.is_meta, "LAYOUT", layouts,
+            "Layout of weights: own (default), as in the checkpoint, or meta, for Meta's "
+            "model classes: an item's row is its id, and the buffer _attn_mask is included."),
+        OPT_TEXT("--data", &a.data, "DIR", "Data with the users to encode; not needed for items."),
         OPT_TEXT("--device", &a.device, "DEVICE", WORK_DEVICES),
         {0},
     };
-    const arg_spec spec = {.usage = "hstu export CHECKPOINT|RUN --what WHAT --out PATH [options]",
-                           .summary =
-                               "Copies what a run has learnt to files that other tools can read.",
-                           .options = options,
-                           .min_positional = 1,
-                           .max_positional = 1,
-                           .notes = "A run stands for its best checkpoint on validation where it "
-                                    "has one, else for its newest.\n"};
+    const arg_spec spec = {
+        .usage = "hstu export CHECKPOINT|RUN --what WHAT --out PATH [options]",
+        .summary = "Write the weights, embeddings or tables of a run to files for other tools.",
+        .options = options,
+        .min_positional = 1,
+        .max_positional = 1,
+        .notes = WORK_RUN_NOTE};
     TRY(args_parse(&spec, argc, argv, &a.run, NULL, &is_help));
     if (is_help) return OK;
     if (a.what == NULL || a.out == NULL)

@@ -172,55 +172,57 @@ static const struct {
 static status run(const char *what, const import_args *a) {
     for (size_t i = 0; i < sizeof whats / sizeof *whats; i++)
         if (strcmp(what, whats[i].name) == 0) return whats[i].run(a);
-    return fail(ERR_USAGE, "'%.60s' cannot be imported; it is one of tables, meta, nvidia", what);
+    return fail(ERR_USAGE, "'%.60s' cannot be imported; must be tables, meta or nvidia", what);
 }
 
 status cmd_import(int argc, char **argv) {
     static const char *words[MAX_PATHS];
-    import_args a = {.dump = {.policy = "lru"}, .device = "auto"};
+    static const char *const policies[] = {"lru", "lfu", "step", NULL};
+    import_args a = {.device = "auto"};
+    int policy = 0;
     int n_words;
     bool is_help;
     const arg_option options[] = {
         OPT_TEXT("--out", &a.out, "DIR|RUN",
-                 "Of tables: a new folder for them; or a run or checkpoint, whose tables of the "
-                 "same names they replace.  Of a checkpoint: a new run."),
+                 "For tables: a new folder, or a run or checkpoint whose tables of the same names "
+                 "are replaced. For a checkpoint: a new run."),
         OPT_GROUP("Checkpoints"),
         OPT_TEXT("--gin-config-file", &a.gin, "FILE",
-                 "The config that the checkpoint was trained with."),
-        OPT_TEXT("--data", &a.data, "DIR", "The data that it was trained on, prepared by ours."),
-        OPT_LIST("--set", &a.set, "Class.field=value", "Overrides one binding of the config."),
+                 "Config that the checkpoint was trained with."),
+        OPT_TEXT("--data", &a.data, "DIR", "Data that it was trained on, prepared by 'hstu prep'."),
+        OPT_LIST("--set", &a.set, "Class.field=value",
+                 "Override one binding of the config; may be repeated."),
         OPT_TEXT("--device", &a.device, "DEVICE", WORK_DEVICES),
         OPT_GROUP("Tables"),
         OPT_TEXT("--table", &a.dump.name, "NAME",
-                 "PATH is a raw dump of dynamicemb, and this the table in it (NAME_emb_keys...)."),
-        OPT_TEXT("--evict-strategy", &a.dump.policy, "NAME",
-                 "What the scores of the dump are: lru (default; ages), lfu or step."),
+                 "PATH is a raw dump of dynamicemb; import this table from it (NAME_emb_keys...)."),
+        OPT_CHOICE("--evict-strategy", &policy, "NAME", policies,
+                   "Meaning of the scores in the dump: lru (default; ages), lfu or step."),
         {0},
     };
     const arg_spec spec = {
         .usage = "hstu import tables|meta|nvidia PATH... --out DIR|RUN [options]",
         .summary =
-            "tables: builds dynamic tables from a full snapshot and the incremental ones after it, "
-            "from the oldest to the newest, or from a raw dump of dynamicemb.  meta: makes a run "
-            "of a checkpoint of Meta's research models (HSTU, SASRec), and evaluates it.  nvidia: "
-            "the same of a checkpoint of NVIDIA's recsys-examples.",
+            "Import checkpoints and embedding tables. tables: build dynamic tables from a full "
+            "snapshot and the incremental ones after it, oldest first, or from a raw dump of "
+            "dynamicemb. meta: turn a checkpoint of Meta's research models (HSTU, SASRec) into a "
+            "run and evaluate it. nvidia: the same for a checkpoint of NVIDIA's recsys-examples.",
         .options = options,
         .min_positional = 1,
         .max_positional = MAX_PATHS,
-        .notes = "meta: PATH is a file of torch.save, such as ckpts/..._ep100 of Meta's train.py.  "
-                 "The run can be evaluated, asked for recommendations, exported again, and trained "
-                 "on with --resume; the optimizer starts again.\n\nnvidia: PATH is the folder of a "
-                 "checkpoint (checkpoints/iter100), with torch_module/model.0.pth and dynamicemb's "
-                 "dumps under dynamicemb_module.\n\ntables: PATH is a snapshot of a table, or a "
-                 "folder of some: RUN/snapshots/step-*, a checkpoint, what 'hstu export' wrote.  "
-                 "Keys that left between two snapshots leave the table.\n"};
+        .notes =
+            "meta: PATH is a torch.save file, such as ckpts/..._ep100 of Meta's train.py. The run "
+            "can be evaluated, used for recommendations, exported, and trained further with "
+            "--resume; the optimizer starts from scratch.\n\nnvidia: PATH is a checkpoint folder "
+            "(checkpoints/iter100) with torch_module/model.0.pth and dynamicemb's dumps under "
+            "dynamicemb_module.\n\ntables: PATH is a snapshot of a table or a folder of snapshots: "
+            "RUN/snapshots/step-*, a checkpoint, or the output of 'hstu export'. Keys removed "
+            "between two snapshots are removed from the table.\n"};
     TRY(args_parse(&spec, argc, argv, words, &n_words, &is_help));
     if (is_help) return OK;
     a.paths = words + 1;
     a.n_paths = n_words - 1;
-    if (strcmp(a.dump.policy, "lru") != 0 && strcmp(a.dump.policy, "lfu") != 0 &&
-        strcmp(a.dump.policy, "step") != 0)
-        return fail(ERR_USAGE, "--evict-strategy %s: it is lru, lfu or step", a.dump.policy);
+    a.dump.policy = policies[policy];
     status st = run(words[0], &a);
     mem_free(a.set.item);
     return st;

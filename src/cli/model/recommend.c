@@ -16,12 +16,13 @@
 #include "model/trained.h"
 
 typedef struct recommend_args {
-    const char *path, *checkpoint, *data, *history, *allow, *deny, *device, *format_name, *out;
+    const char *path, *checkpoint, *data, *history, *allow, *deny, *device, *out;
     user_choice users;
     arg_list similar;
     int64_t k, n_ranks;
     transport *ranks; /* this process is one of them; or NULL */
     bool is_json, keeps_seen;
+    int chosen_format; /* -1: not given */
     answer_format format;
 } recommend_args;
 
@@ -57,7 +58,7 @@ static status find_subject(const recommend_args *a, const item_table *t, const s
     *item = seq_find_item(data, id);
     if (*item == 0) return fail(ERR_USAGE, "--similar %.100s: the model has no such item", id);
     if (t->items.row[*item] < 0)
-        return fail(ERR_USAGE, "--similar %.100s: the model has learnt nothing of this item", id);
+        return fail(ERR_USAGE, "--similar %.100s: the model has no embedding of this item", id);
     return OK;
 }
 
@@ -282,52 +283,50 @@ static status check(const recommend_args *a, const arg_spec *spec) {
 }
 
 status cmd_recommend(int argc, char **argv) {
-    recommend_args a = {.k = 10, .device = "auto"};
+    recommend_args a = {.k = 10, .device = "auto", .chosen_format = -1};
     bool is_help;
     const arg_option options[] = {
-        OPT_TEXT(
-            "--data", &a.data, "DIR",
-            "Prepared data with the users' events; items are matched to the model's by their ids."),
+        OPT_TEXT("--data", &a.data, "DIR",
+                 "Prepared data with the users' events; items are matched to the model by id."),
         OPT_TEXT("--checkpoint", &a.checkpoint, "WHICH", WORK_CHECKPOINTS),
-        OPT_GROUP("For whom, one of"),
+        OPT_GROUP("Users (choose one)"),
         USER_OPTIONS(&a.users),
         OPT_TEXT("--history", &a.history, "EVENTS",
-                 "Somebody who is not in the data: ids, oldest first (12,99,7), or JSON, also with "
-                 "times and actions: [{\"item\": 12, \"time\": 1900000000, \"action\": 1}, ...]; "
-                 "@FILE reads it from a file."),
+                 "A user who is not in the data: item ids, oldest first (12,99,7), or JSON with "
+                 "optional times and actions: [{\"item\": 12, \"time\": 1900000000, \"action\": "
+                 "1}, ...]; @FILE reads a file."),
         OPT_LIST("--similar", &a.similar, "ITEM",
-                 "No user: the items nearest to this one, by the cosine of the model's embeddings; "
-                 "may be given several times."),
-        OPT_GROUP("What"),
-        OPT_INT("-k", &a.k, "K", 1, RECOMMEND_MAX_K, "How many items for each (default 10)."),
+                 "Instead of a user: list the items most similar to this one, by cosine of the "
+                 "model's embeddings; may be repeated."),
+        OPT_GROUP("Items"),
+        OPT_INT("-k", &a.k, "K", 1, RECOMMEND_MAX_K, "Number of items (default 10)."),
         OPT_FLAG("--keep-seen", &a.keeps_seen,
-                 "Also items that the user has had; without it the whole history is left out."),
-        OPT_TEXT("--allow", &a.allow, "FILE", "Only these items: ids, one a line."),
-        OPT_TEXT("--deny", &a.deny, "FILE", "Not these items: ids, one a line."),
+                 "Include items of the user's history, which are excluded by default."),
+        OPT_TEXT("--allow", &a.allow, "FILE", "Recommend only these items: ids, one per line."),
+        OPT_TEXT("--deny", &a.deny, "FILE", "Never recommend these items: ids, one per line."),
         OPT_GROUP("Output"),
-        OPT_TEXT("--format", &a.format_name, "FORMAT", ANSWER_FORMATS),
-        OPT_FLAG("--json", &a.is_json, "The same as --format jsonl."),
+        OPT_CHOICE("--format", &a.chosen_format, "FORMAT", answer_formats, ANSWER_FORMATS),
+        OPT_FLAG("--json", &a.is_json, "Same as --format jsonl."),
         OPT_TEXT("--out", &a.out, "FILE",
-                 "Write to a file, which appears when it is complete; - is stdout (default)."),
+                 "Write to FILE, which appears only when it is complete; - is stdout (default)."),
         OPT_TEXT("--device", &a.device, "DEVICE", WORK_DEVICES),
         OPT_INT("--ranks", &a.n_ranks, "G", 1, 64,
-                "Processes of this machine that divide the users (default 1; mpirun and torchrun "
-                "start their own); the answers are the same, in the same order."),
+                "Number of processes that share the users (default 1; mpirun and torchrun start "
+                "their own); the answers and their order do not change."),
         {0},
     };
     const arg_spec spec = {.usage = "hstu recommend CHECKPOINT|RUN --data DIR --user ID [-k 10]",
                            .summary =
-                               "Recommends items to users: the highest scores of the catalogue, "
-                               "without the items of the user's history. A user without events "
-                               "gets the most popular items, and the output says so (source).",
+                               "Recommend items to users: the highest-scoring items of the "
+                               "catalogue, without those in the user's history. A user without "
+                               "events gets the most popular items, marked as such (source).",
                            .options = options,
                            .min_positional = 1,
                            .max_positional = 1,
-                           .notes = "A run stands for its best checkpoint on validation where it "
-                                    "has one, else for its newest.\n"};
+                           .notes = WORK_RUN_NOTE};
     status st = args_parse(&spec, argc, argv, &a.path, NULL, &is_help);
     if (st == OK && !is_help) st = check(&a, &spec);
-    if (st == OK && !is_help) st = answer_format_parse(a.format_name, a.is_json, &a.format);
+    if (st == OK && !is_help) st = answer_format_choose(a.chosen_format, a.is_json, &a.format);
     if (st == OK && !is_help) st = run_on_ranks(&a);
     mem_free(a.users.users.item);
     mem_free(a.similar.item);

@@ -636,8 +636,9 @@ static status run_trials(sweep *s, const sweep_args *a, const char *self) {
         status ended = wait_one(s, a, &n_running);
         if (st == OK) st = ended; /* the others are waited for */
     }
-    return st == OK && signalled ? fail(ERR_INTERRUPTED, "interrupted; the same command goes on")
-                                 : st;
+    return st == OK && signalled
+               ? fail(ERR_INTERRUPTED, "interrupted; run the same command again to continue")
+               : st;
 }
 
 /* What the sweep is, so that another one is not mixed with it. */
@@ -670,7 +671,7 @@ static status open_folder(const sweep_args *a, bool *is_new) {
                      a->out, path);
         mem_free(text);
     } else if (st == OK && !*is_new) {
-        st = fail(ERR_USAGE, "%s is there, and no sweep; give another --out", a->out);
+        st = fail(ERR_USAGE, "%s exists and is not a sweep; give another --out", a->out);
     } else if (st == OK) {
         st = page_save(&want, path);
     }
@@ -718,8 +719,8 @@ static status run(sweep *s, const sweep_args *a) {
         if (st == OK) st = shown;
     }
     if (st == OK && n_failed > 0)
-        st = fail(ERR_IO, "%d of %d trials failed; the same command tries them again", n_failed,
-                  s->n_trials);
+        st = fail(ERR_IO, "%d of %d trials failed; run the same command again to retry them",
+                  n_failed, s->n_trials);
     return st;
 }
 
@@ -747,40 +748,38 @@ status cmd_sweep(int argc, char **argv) {
     sweep_args a = {.jobs = 1, .device = "auto"};
     sweep s = {0};
     const arg_option options[] = {
-        OPT_LIST(
-            "--set-range", &a.ranges, "NAME=VALUES",
-            "An option of the config and the values to try: V1,V2,..., LO..HI:N (N values, evenly) "
-            "or log:LO..HI:N; may be given several times, and every combination is a training."),
-        OPT_TEXT("--data", &a.data, "DIR", "The prepared data."),
-        OPT_TEXT(
-            "--out", &a.out, "DIR",
-            "The folder of the sweep: a run and its output for each trial, sweep.csv, sweep.html."),
+        OPT_LIST("--set-range", &a.ranges, "NAME=VALUES",
+                 "Config option and the values to try: V1,V2,..., LO..HI:N (N evenly spaced "
+                 "values) or log:LO..HI:N; may be repeated: every combination is a trial."),
+        OPT_TEXT("--data", &a.data, "DIR", "Prepared data."),
+        OPT_TEXT("--out", &a.out, "DIR",
+                 "Folder of the sweep: a run and its output per trial, sweep.csv, sweep.html."),
         OPT_INT("--random", &a.n_random, "N", 1, SWEEP_TRIALS,
-                "Try N combinations drawn at random, not all."),
-        OPT_INT("--seed", &a.seed, "N", 0, UINT32_MAX, "Of --random (default 0)."),
+                "Try N random combinations instead of all."),
+        OPT_INT("--seed", &a.seed, "N", 0, UINT32_MAX, "Seed of --random (default 0)."),
         OPT_INT("--jobs", &a.jobs, "N", 1, MAX_JOBS,
-                "Trainings at a time (default 1), which divide the cores."),
-        OPT_INT("--epochs", &a.epochs, "N", 1, 1 << 20, "Epochs of each, instead of the config's."),
+                "Trials to run at the same time (default 1); they share the cores."),
+        OPT_INT("--epochs", &a.epochs, "N", 1, 1 << 20,
+                "Epochs per trial, instead of the config's."),
         OPT_LIST("--set", &a.set, "Class.field=value",
-                 "Overrides one binding of the config in all of them."),
-        OPT_TEXT("--metric", &a.metric, "NAME",
-                 "What the table is sorted by (default: ndcg@10, auc, hr@10 or loss, the first "
-                 "there is)."),
+                 "Override one binding of the config in all trials; may be repeated."),
+        OPT_TEXT(
+            "--metric", &a.metric, "NAME",
+            "Metric to sort by (default: the first of ndcg@10, auc, hr@10 and loss that exists)."),
         OPT_TEXT("--device", &a.device, "DEVICE", WORK_DEVICES),
         {0},
     };
     const arg_spec spec = {
         .usage = "hstu sweep FILE.gin --set-range NAME=VALUES --data DIR --out DIR [options]",
-        .summary = "Trains with every combination of some options, several at a time, and shows "
-                   "which is best: a "
-                   "table, a csv file, and a page with a picture in which each training is a line "
-                   "over the options.",
+        .summary =
+            "Train with every combination of some options, several at a time, and show which is "
+            "best: a table, a CSV file, and a page with a parallel-coordinates plot.",
         .options = options,
         .min_positional = 1,
         .max_positional = 1,
-        .notes = "The same command goes on with a sweep that was stopped: trials that are done are "
-                 "kept, others resumed. A "
-                 "training that fails does not stop the others; a wrong option does.\n",
+        .notes = "Run the same command again to continue a stopped sweep: finished trials are "
+                 "kept, others are resumed. A failed trial does not stop the others; an invalid "
+                 "option does.\n",
     };
     status st = args_parse(&spec, argc, argv, &gin, &n, &is_help);
     if (st == OK && !is_help) st = sweep_files(&s, &a, gin, spec.usage);

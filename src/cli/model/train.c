@@ -250,10 +250,14 @@ static status train_open_session(session *s, const config *c, work *w, const ran
     return OK;
 }
 
+static const char *const item_starts[] = {"init", "mean", NULL};
+static const char *const wires[] = {"float32", "bfloat16", NULL};
+
 typedef struct train_args {
-    const char *file, *task, *data, *device, *init_from, *new_items;
+    const char *file, *task, *data, *device, *init_from;
     bool is_deterministic;
-    const char *nccl, *wire;
+    const char *nccl;
+    int new_items, wire; /* of item_starts, of wires; -1: not given */
     arg_list overrides;
     int64_t seed; /* -1: the config's */
     bool is_print, is_json;
@@ -325,10 +329,9 @@ static status load_config(config **out, const train_args *args) {
     }
     bool has_own = args->options.is_resume && args->options.run != NULL;
     if (!has_own && args->init_from == NULL)
-        return fail(ERR_USAGE,
-                    "--gin-config-file FILE is needed; configs/ has files to start from");
+        return fail(ERR_USAGE, "--gin-config-file FILE is missing; configs/ has examples");
     if (args->overrides.n_items > 0)
-        return fail(ERR_USAGE, "--set changes a config file; give --gin-config-file FILE, too");
+        return fail(ERR_USAGE, "--set changes a config file; also give --gin-config-file FILE");
     return has_own ? checkpoint_run_config(out, args->options.run)
                    : load_other_config(out, args->init_from);
 }
@@ -360,7 +363,7 @@ static status choose_split(train_args *args) {
 static status join_test(train_args *args, const config *c, work *w) {
     split_record *chosen = &args->options.split, before;
     if (!args->options.has_split || chosen->rule.kind != SPLIT_TEST_FILE) return OK;
-    if (args->data == NULL) return fail(ERR_USAGE, "--test-file needs --data DIR, too");
+    if (args->data == NULL) return fail(ERR_USAGE, "--test-file also needs --data DIR");
     TRY(work_join_test(w, chosen->test_file, c->task == TASK_RETRIEVAL));
     chosen->test_data = batcher_fingerprint(w->test);
     if (!args->options.is_resume) return OK;
@@ -435,7 +438,8 @@ static status train_profiled(train_args *args, config *c) {
         st = train(args, c);
         status stopped = profiler_stop(&p);
         if (st == OK) st = stopped;
-        if (st == OK) st = profile_show(&p, &(profile_view){.out = folder});
+        if (st == OK)
+            st = profile_show(&p, &(profile_view){.out = folder, .format = PROFILE_SILENT});
     }
     profile_fini(&p);
     return st;
@@ -456,7 +460,7 @@ static status train_on_ranks(train_args *args, config *c) {
     if (st == OK || status_reason()[0] == '\0') return st;
     failure f;
     failure_save(&f, st);
-    return fail(st, "%s; go on from the last checkpoint with --resume --out %s", f.reason,
+    return fail(st, "%s; resume from the last checkpoint with --resume --out %s", f.reason,
                 args->options.run);
 }
 
@@ -467,22 +471,17 @@ static bool has_start(const config *c) {
 static status check_args(const train_args *args, const config *c) {
     const train_options *o = &args->options;
     if (args->data == NULL && !c->is_benchmark)
-        return fail(ERR_USAGE, "--data DIR is needed; make one with 'hstu prep' or 'hstu synth'");
+        return fail(ERR_USAGE,
+                    "--data DIR is missing; create one with 'hstu prep' or 'hstu synth'");
     if (o->run == NULL)
-        return fail(ERR_USAGE, "--out RUN is needed: the folder for log, report and checkpoints");
+        return fail(ERR_USAGE, "--out RUN is missing: the folder for log, report and checkpoints");
     if (args->init_from != NULL && o->is_resume)
-        return fail(ERR_USAGE, "--resume goes on with a run and --init-from starts a new one; give "
-                               "one of them");
-    if (args->new_items != NULL && strcmp(args->new_items, "init") != 0 &&
-        strcmp(args->new_items, "mean") != 0)
-        return fail(ERR_USAGE, "--new-items %.40s: the choices are init and mean", args->new_items);
-    if (args->new_items != NULL && !has_start(c))
+        return fail(ERR_USAGE,
+                    "--resume continues a run and --init-from starts a new one; choose one");
+    if (args->new_items >= 0 && !has_start(c))
         return fail(ERR_USAGE, "--new-items is for runs that start from another: --init-from RUN");
-    if (args->wire != NULL && strcmp(args->wire, "float32") != 0 &&
-        strcmp(args->wire, "bfloat16") != 0)
-        return fail(ERR_USAGE, "--wire %.40s: the choices are float32 and bfloat16", args->wire);
     if (o->n_epochs > 0 && o->max_steps > 0)
-        return fail(ERR_USAGE, "--epochs and --max-iters both say how long; give one of them");
+        return fail(ERR_USAGE, "--epochs and --max-iters exclude each other");
     return OK;
 }
 
@@ -498,7 +497,7 @@ static void set_start(const train_args *args, config *c) {
         c->trainer.resume_folder = args->init_from;
         c->trainer.has_mean_items = false;
     }
-    if (args->new_items != NULL) c->trainer.has_mean_items = strcmp(args->new_items, "mean") == 0;
+    if (args->new_items >= 0) c->trainer.has_mean_items = args->new_items == 1;
 }
 
 static status run(train_args *args) {
@@ -514,8 +513,7 @@ static status run(train_args *args) {
     }
     if (args->options.max_steps > 0) c->trainer.max_train_iters = args->options.max_steps;
     if (args->sequence > 0) c->trainer.sequence_parallel = args->sequence;
-    if (args->wire != NULL)
-        c->trainer.wire = strcmp(args->wire, "bfloat16") == 0 ? WIRE_BFLOAT16 : WIRE_FLOAT32;
+    if (args->wire >= 0) c->trainer.wire = args->wire == 1 ? WIRE_BFLOAT16 : WIRE_FLOAT32;
     set_start(args, c);
     status st = args->is_print ? print_config(c, args->is_json) : config_check_trainable(c);
     if (st == OK && !args->is_print) st = check_args(args, c);
@@ -526,105 +524,108 @@ static status run(train_args *args) {
 }
 
 status cmd_train(int argc, char **argv) {
-    train_args args = {.device = "auto", .seed = -1, .options = train_options_default()};
+    train_args args = {.device = "auto",
+                       .seed = -1,
+                       .new_items = -1,
+                       .wire = -1,
+                       .options = train_options_default()};
     train_options *o = &args.options;
     int64_t keep = o->keep;
     const char *format;
     const arg_option options[] = {
         OPT_GROUP("Config"),
         OPT_TEXT("--gin-config-file", &args.file, "FILE",
-                 "The config: a gin file of Meta's or NVIDIA's kind, such as those in configs/."),
-        OPT_TEXT("--gin_config_file", &args.file, "FILE", "The same, as Meta spells it."),
+                 "Config: a gin file in Meta's or NVIDIA's style; configs/ has examples."),
+        OPT_TEXT("--gin_config_file", &args.file, "FILE",
+                 "Same as --gin-config-file (Meta's spelling)."),
         OPT_LIST("--set", &args.overrides, "Class.field=value",
-                 "Overrides one binding of the file; may be given several times."),
-        OPT_TEXT("--task", &args.task, "TASK",
-                 "ranking or retrieval, where the config leaves it open."),
+                 "Override one binding of the config file; may be repeated."),
+        OPT_TEXT("--task", &args.task, "TASK", "ranking or retrieval, if the config does not say."),
         OPT_FLAG("--print-config", &args.is_print,
-                 "Prints the effective config, defaults included, as JSON, and ends."),
+                 "Print the effective config, including defaults, as JSON and exit."),
         OPT_GROUP("Run"),
         OPT_TEXT("--data", &args.data, "DIR",
-                 "Prepared data ('hstu prep', 'hstu synth'), whatever data set the config names; "
-                 "generated where it is left out and the config binds BenchmarkDatasetArgs."),
+                 "Prepared data ('hstu prep', 'hstu synth'), whatever data set the config names. "
+                 "Without it, data is generated if the config binds BenchmarkDatasetArgs."),
         OPT_TEXT("--out", &o->run, "RUN",
                  "Folder of the run: log.jsonl, report.html, config.json, checkpoints."),
         OPT_INT("--epochs", &o->n_epochs, "N", 1, 1 << 20,
-                "Passes over the users, instead of the config's."),
+                "Number of epochs, instead of the config's."),
         OPT_INT("--max-iters", &o->max_steps, "N", 1, (int64_t)1 << 40,
-                "Steps of training, instead of epochs."),
+                "Number of training steps, instead of epochs."),
         OPT_FLAG("--resume", &o->is_resume,
-                 "Goes on from the last checkpoint of RUN; the config file may be left out, "
-                 "--device and --deterministic may not."),
-        OPT_TEXT(
-            "--init-from", &args.init_from, "RUN|CHECKPOINT",
-            "Starts a new run with the weights of another, on other data: rows of tables are kept "
-            "by id, with the optimizer's state, and new ids get new rows. The config file may be "
-            "left out: the other run's is used. TrainerArgs.ckpt_load_dir does the same."),
-        OPT_TEXT("--new-items", &args.new_items, "init|mean",
-                 "With --init-from, how rows of new items start: as the config says (default), or "
-                 "as the mean of the rows of the items next to them in the training events."),
-        OPT_GROUP("What is held out"),
+                 "Resume from RUN's last checkpoint. The config file is optional; pass the same "
+                 "--device and --deterministic."),
+        OPT_TEXT("--init-from", &args.init_from, "RUN|CHECKPOINT",
+                 "Start a new run from the weights of another one, on other data. Table rows and "
+                 "their optimizer state are kept by id; new ids get new rows. The config file is "
+                 "optional: the other run's is used. Same as TrainerArgs.ckpt_load_dir."),
+        OPT_CHOICE(
+            "--new-items", &args.new_items, "init|mean", item_starts,
+            "With --init-from, how rows of new items start: as the config says (init, default), or "
+            "as the mean of the rows of neighbouring items in the training events (mean)."),
+        OPT_GROUP("Held-out data"),
         OPT_TEXT("--split", &args.split.split, "SPLIT",
-                 "leave-one-out (each user's last event is the test; Meta's files), leave-two-out "
-                 "(the event before it is the validation), by-user (30 % of the users; NVIDIA's "
-                 "files) or time. The run remembers it; docs/evaluation.md has the details."),
+                 "leave-one-out (test on each user's last event; Meta's configs), leave-two-out "
+                 "(validate on the event before it), by-user (30 % of the users; NVIDIA's configs) "
+                 "or time. The run remembers its split; see docs/evaluation.md."),
         OPT_TEXT("--time-cut", &args.split.time_cut, "T", SPLIT_TIME_HELP),
         OPT_TEXT("--test-file", &args.split.test_file, "DIR", SPLIT_FILE_HELP),
         OPT_FLAG("--validate", &args.split.has_validation,
-                 "Holds out validation events, too, to watch and to keep the best checkpoint "
-                 "(RUN/best); the test events are for the end.  Without --split: leave-two-out."),
+                 "Also hold out validation events, and keep the best checkpoint on them "
+                 "(RUN/best). Without --split this means leave-two-out."),
         OPT_INT("--patience", &o->patience, "P", 1, 1 << 20,
-                "With --validate: ends the run after P evaluations without a better one on "
-                "validation; --resume counts on."),
+                "With --validate: stop after P evaluations without improvement on validation; "
+                "--resume continues the count."),
         OPT_GROUP("Output and device"),
         OPT_INT("--save-every", &o->save_every, "N", 1, 1 << 20,
                 "Epochs between checkpoints (default 1)."),
-        OPT_INT("--eval-every", &o->eval_every, "N", 1, 1 << 20,
-                "Epochs between evaluations (default 1); the last ten epochs always have one."),
-        OPT_INT("--keep", &keep, "K", 1, 1 << 20, "Newest checkpoints that are kept (default 2)."),
+        OPT_INT(
+            "--eval-every", &o->eval_every, "N", 1, 1 << 20,
+            "Epochs between evaluations (default 1); each of the last ten epochs is evaluated."),
+        OPT_INT("--keep", &keep, "K", 1, 1 << 20,
+                "Number of newest checkpoints to keep (default 2)."),
         OPT_INT("--snapshot-every", &o->snapshot_every, "N", 1, (int64_t)1 << 40,
-                "Steps between snapshots of dynamic tables in RUN/snapshots: a full one, then what "
-                "changed; 'hstu import tables' puts them together."),
+                "Steps between snapshots of dynamic tables in RUN/snapshots: a full one, then "
+                "increments; 'hstu import tables' merges them."),
         OPT_TEXT("--tensorboard", &o->track.tensorboard, "DIR",
-                 "Writes the numbers of the log as event files for TensorBoard, under the tags of "
-                 "Meta's code."),
+                 "Also write TensorBoard event files, with the tags of Meta's code."),
         OPT_TEXT("--mlflow", &o->track.mlflow, "DIR",
-                 "Writes them to MLflow's file store, too: 'mlflow ui --backend-store-uri DIR'."),
+                 "Also write to an MLflow file store: 'mlflow ui --backend-store-uri DIR'."),
         OPT_TEXT("--csv-log", &o->track.csv, "FILE",
-                 "Keeps the log as a table, too: a row for each epoch or evaluation."),
+                 "Also write the log as CSV, a row per epoch or evaluation."),
         OPT_INT("--seed", &args.seed, "N", 0, UINT32_MAX,
                 "Seed of everything random, instead of the config's."),
         OPT_TEXT("--device", &args.device, "DEVICE", WORK_DEVICES),
         OPT_INT("--ranks", &args.n_ranks, "G", 1, 64,
-                "Processes of this machine that train together (default 1; mpirun starts its own): "
-                "the users of a step are divided among them, and so are cores and GPUs. On the CPU "
-                "any number gives the same bits; docs/distributed.md."),
+                "Number of processes that train together (default 1; mpirun starts its own). They "
+                "share the users of a step, the cores and the GPUs. On the CPU the result does not "
+                "depend on the number; see docs/distributed.md."),
         OPT_INT("--sequence-parallel", &args.sequence, "S", 1, 1024,
-                "Ranks that share the tokens of a batch, for very long histories: each has 1/S of "
-                "the rows of every layer, and in the attention 1/S of the heads (default: the "
-                "config's sequence_parallel_size, or 1)."),
+                "Ranks that share the tokens of a batch, for very long histories: each computes "
+                "1/S of the rows of every layer and 1/S of the heads (default: the config's "
+                "sequence_parallel_size, or 1)."),
         OPT_TEXT("--nccl", &args.nccl, "PATH", WORK_NCCL),
-        OPT_TEXT("--wire", &args.wire, "TYPE",
-                 "How rows of dynamic tables and their gradients travel between ranks of the CPU: "
-                 "float32 (the default, exact) or bfloat16 (half the bytes; the result then "
-                 "depends on the number of ranks)."),
+        OPT_CHOICE("--wire", &args.wire, "TYPE", wires,
+                   "Type in which rows of dynamic tables and their gradients travel between CPU "
+                   "ranks: float32 (default, exact) or bfloat16 (half the bytes; the result then "
+                   "depends on the number of ranks)."),
         OPT_FLAG(
             "--deterministic", &args.is_deterministic,
-            "On a GPU: the same bits in every run, resumed ones included; with --ranks 1, 2, 4 or "
-            "8 the same on each of these numbers, which is slower (the CPU always does all that)."),
+            "On a GPU: give the same bits in every run, including resumed ones; with --ranks, the "
+            "same for 1, 2, 4 and 8 ranks, which is slower. The CPU is always deterministic."),
         OPT_FLAG("--json", &args.is_json,
-                 "One JSON object a line on stdout: start, epoch, eval, done."),
+                 "Print one JSON object per line on stdout: start, epoch, eval, done."),
         {0},
     };
     const arg_spec spec = {
         .usage = "hstu train --gin-config-file FILE --data DIR --out RUN [options]",
-        .summary = "Trains a ranking or retrieval model from a gin config.",
+        .summary = "Train a ranking or retrieval model from a gin config.",
         .options = options,
-        .notes =
-            "SIGINT (Ctrl-C) and SIGTERM save a checkpoint and leave with exit code 1; "
-            "--resume goes on as if nothing had been: to the bit on the CPU, and on a GPU if the "
-            "whole run has --deterministic; without it, up to the rounding of sums.\n\n"
-            "--help-config lists every option a config may bind (--help-config=markdown: as "
-            "docs/config.md).\n",
+        .notes = "SIGINT (Ctrl-C) and SIGTERM save a checkpoint and exit with code 1; --resume "
+                 "continues as if nothing had happened: bit-exactly on the CPU, and on a GPU if "
+                 "the whole run uses --deterministic.\n\n--help-config lists every option that a "
+                 "config may bind (--help-config=markdown: as docs/config.md).\n",
     };
     int n_positional;
     bool is_help;

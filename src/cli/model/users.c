@@ -332,7 +332,7 @@ status user_service_run(const user_service *s, void *ctx, const user_choice *use
     buf_fini(&v.held);
     progress_end(&v.bar);
     if (st == OK && v.n_served == 0)
-        st = fail(ERR_FORMAT, "%s: there is no user in it",
+        st = fail(ERR_FORMAT, "%s: contains no users",
                   users->file != NULL ? users->file : data->path);
     if (st == OK) user_list_tell(&l, s->unknown);
     user_list_close(&l);

@@ -61,10 +61,9 @@ typedef struct user_choice {
 
 /* Three options of a command's table. */
 #define USER_OPTIONS(c)                                                                            \
-    OPT_LIST("--user", &(c)->users, "ID",                                                          \
-             "A user of the data, by its id there; may be given several times."),                  \
-        OPT_TEXT("--users", &(c)->file, "FILE", "Users by their ids, one a line; - is stdin."),    \
-        OPT_FLAG("--all-users", &(c)->is_all, "Every user of the data.")
+    OPT_LIST("--user", &(c)->users, "ID", "A user, by id; may be repeated."),                      \
+        OPT_TEXT("--users", &(c)->file, "FILE", "A file of user ids, one per line; - is stdin."),  \
+        OPT_FLAG("--all-users", &(c)->is_all, "All users of the data.")
 
 /* How many of the three ways were given. */
 int user_choice_n(const user_choice *c);

@@ -5,19 +5,16 @@
 #include "serve/engine/engine.h"
 
 #define KV_HOST_PAGES                                                                              \
-    "Pages of a second tier of the KV cache, in host memory: those that are evicted from the "     \
-    "device go there (default 0: none)."
+    "Pages of a second KV cache tier in host memory, for pages evicted from the device (default "  \
+    "0: no second tier)."
 #define KV_LOADS                                                                                   \
-    "Of pages in host memory: cost (default) loads them where that is predicted to be faster "     \
-    "than "                                                                                        \
-    "computing them again, always does it in any case."
+    "When to load pages from host memory: cost (default; if loading is predicted to be faster "    \
+    "than recomputing) or always."
 #define KV_DTYPES                                                                                  \
-    "Of keys and values: model (default) or fp8, 8 bits with a power of two for each row and "     \
-    "head; answers change a little, and the error is told."
-
-/* NULL: the default.  ERR_USAGE: what can be given. */
-status kv_args_dtype(const char *text, bool *is_fp8);
-status kv_args_load(const char *text, bool *is_always);
+    "Type of cached keys and values: model (default) or fp8, 8 bits with a power-of-two scale "    \
+    "per row and head; answers change slightly, and the error is logged."
+/* Choices of --kv-dtype and --kv-load; the first one is the default, the second one is not 0. */
+extern const char *const kv_args_dtypes[], *const kv_args_loads[];
 
 /* Says in the log what the tiers cost and how large the error of 8 bits is, as they were measured.
  */

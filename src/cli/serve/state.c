@@ -51,7 +51,7 @@ static status cmd_check(int argc, char **argv) {
     const arg_option options[] = {JSON_OPTION, {0}};
     const arg_spec spec = {
         .usage = "hstu state check DIR",
-        .summary = "Check a state: structure, references, checksums. Works while a server runs.",
+        .summary = "Check a state: structure, references and checksums. The server may be running.",
         .options = options,
         .min_positional = 1,
         .max_positional = 1};
@@ -68,7 +68,7 @@ static status cmd_backup(int argc, char **argv) {
     const arg_option options[] = {JSON_OPTION, {0}};
     const arg_spec spec = {
         .usage = "hstu state backup DIR FILE",
-        .summary = "Copy a state to a file, also while a server uses it. The copy is checked.",
+        .summary = "Copy a state to a file and check the copy. The server may be running.",
         .options = options,
         .min_positional = 2,
         .max_positional = 2};
@@ -84,8 +84,8 @@ static status cmd_restore(int argc, char **argv) {
     bool is_help;
     const arg_option options[] = {JSON_OPTION, {0}};
     const arg_spec spec = {.usage = "hstu state restore DIR FILE",
-                           .summary = "Replace a state by a backup. Stop the server first. The "
-                                      "present state is kept as state.db.before-N.",
+                           .summary = "Replace a state with a backup. Stop the server first; the "
+                                      "current state is kept as state.db.before-N.",
                            .options = options,
                            .min_positional = 2,
                            .max_positional = 2};
@@ -101,8 +101,9 @@ static status cmd_recover(int argc, char **argv) {
     bool is_help;
     const arg_option options[] = {JSON_OPTION, {0}};
     const arg_spec spec = {.usage = "hstu state recover DIR",
-                           .summary = "Save what can be read of a damaged state. Stop the server "
-                                      "first. The damaged file is kept as state.db.damaged-N.",
+                           .summary =
+                               "Recover what is readable of a damaged state. Stop the server "
+                               "first; the damaged file is kept as state.db.damaged-N.",
                            .options = options,
                            .min_positional = 1,
                            .max_positional = 1};
@@ -117,7 +118,7 @@ static status cmd_import_log(int argc, char **argv) {
     log_counts counts;
     bool is_help;
     const arg_option options[] = {
-        OPT_FLAG("--recover", &a.recovers, "Import what is whole of a damaged log."), {0}};
+        OPT_FLAG("--recover", &a.recovers, "Import the intact part of a damaged log."), {0}};
     const arg_spec spec = {.usage = "hstu state import DIR [--recover]",
                            .summary = "Convert the event log (events.log) of an earlier version. "
                                       "The log is kept as events.log.imported.",
@@ -138,9 +139,9 @@ static status cmd_import_log(int argc, char **argv) {
 
 const command state_commands[] = {
     {"check", cmd_check, "check a state and count users and events"},
-    {"backup", cmd_backup, "copy a state to a file, also while a server uses it"},
-    {"restore", cmd_restore, "replace a state by a backup"},
-    {"recover", cmd_recover, "save what can be read of a damaged state"},
+    {"backup", cmd_backup, "copy a state to a file, even while a server uses it"},
+    {"restore", cmd_restore, "replace a state with a backup"},
+    {"recover", cmd_recover, "recover what is readable of a damaged state"},
     {"import", cmd_import_log, "convert the event log of an earlier version"},
     {0},
 };

@@ -346,7 +346,7 @@ TEST(load_on_a_server) {
                        .engine = {.device = "cpu", .n_threads = 1, .kv_pages = 200}};
     c.http.host = "127.0.0.1";
     CHECK_FAILS(load_target_http(&t, "http://:80", NULL), ERR_USAGE, "HOST:PORT");
-    CHECK_FAILS(load_target_http(&t, "http://127.0.0.1:1", NULL), ERR_IO, "nobody answers");
+    CHECK_FAILS(load_target_http(&t, "http://127.0.0.1:1", NULL), ERR_IO, "cannot connect");
     CHECK_OK(server_start(&s, &c));
     snprintf(url, sizeof url, "http://127.0.0.1:%d", server_port(s));
     CHECK_OK(load_target_http(&t, url, "m"));

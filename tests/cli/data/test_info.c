@@ -118,7 +118,7 @@ TEST(info_refuses_what_it_does_not_know) {
     CHECK_CONTAINS(text, "cannot be opened: No such file or directory");
     free(text);
     CHECK_EQ(test_command(&text, "%s info %s", test_program(), test_folder()), 1);
-    CHECK_CONTAINS(text, "nothing known is in this folder");
+    CHECK_CONTAINS(text, "contains no data set");
     free(text);
     CHECK_EQ(test_command(&text, "echo text > %s/f; %s info %s/f", test_folder(), test_program(),
                           test_folder()),

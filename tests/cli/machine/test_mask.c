@@ -119,7 +119,7 @@ TEST(mask_show_refuses) {
     CHECK_CONTAINS(text, "did you mean 'longformer'?");
     free(text);
     text = said(2, "causal --bits -");
-    CHECK_CONTAINS(text, "--bits -: this does not go to stdout");
+    CHECK_CONTAINS(text, "--bits -: cannot be written to stdout");
     free(text);
     text = said(2, "causal --bits /nowhere/x --svg /nowhere/x");
     CHECK_CONTAINS(text, "--svg and --bits are both /nowhere/x");
