@@ -7,14 +7,14 @@
 #include "base/mem.h"
 #include "base/text.h"
 #include "cli/cli.h"
-#include "cli/help/help_int.h"
+#include "cli/help/help.h"
 
-enum { MAX_OPTIONS = 128 };
+enum { MAX_OPTIONS = 128, MAX_PARTS = 16 };
 
 /* The option called `name` (n bytes of it), or NULL. */
 static const arg_option *find_option(const arg_spec *spec, const char *name, size_t n) {
     for (const arg_option *o = spec->options; o->name != NULL; o++)
-        if (!help_is_heading(o) && strlen(o->name) == n && memcmp(o->name, name, n) == 0) return o;
+        if (!args_is_group(o) && strlen(o->name) == n && memcmp(o->name, name, n) == 0) return o;
     return NULL;
 }
 
@@ -22,7 +22,7 @@ static status unknown_option(const arg_spec *spec, const char *name, size_t n) {
     const char *names[MAX_OPTIONS + 1];
     size_t n_names = 0;
     for (const arg_option *o = spec->options; o->name != NULL && n_names < MAX_OPTIONS; o++)
-        if (!help_is_heading(o)) names[n_names++] = o->name;
+        if (!args_is_group(o)) names[n_names++] = o->name;
     names[n_names++] = "--help";
     char word[128];
     snprintf(word, sizeof word, "%.*s", (int)(n < sizeof word ? n : sizeof word - 1), name);
@@ -56,6 +56,28 @@ static status read_double(const arg_option *o, const char *text) {
     return OK;
 }
 
+/* "red, green or blue" */
+static void list_choices(const char *const *choices, char *text, size_t n) {
+    size_t used = 0;
+    for (int i = 0; choices[i] != NULL && used < n; i++)
+        used += (size_t)snprintf(text + used, n - used, "%s%s",
+                                 i == 0                   ? ""
+                                 : choices[i + 1] == NULL ? " or "
+                                                          : ", ",
+                                 choices[i]);
+}
+
+static status read_choice(const arg_option *o, const char *text) {
+    char names[256];
+    for (int i = 0; o->choices[i] != NULL; i++) {
+        if (strcmp(text, o->choices[i]) != 0) continue;
+        *(int *)o->value = i;
+        return OK;
+    }
+    list_choices(o->choices, names, sizeof names);
+    return fail(ERR_USAGE, "%s %.40s: must be %s", o->name, text, names);
+}
+
 static status read_list(const arg_option *o, const char *text) {
     arg_list *list = o->value;
     TRY(MEM_RESIZE(&list->item, list->n_items + 1));
@@ -73,6 +95,8 @@ static status read_value(const arg_option *o, const char *text) {
         return read_int(o, text);
     case ARG_DOUBLE:
         return read_double(o, text);
+    case ARG_CHOICE:
+        return read_choice(o, text);
     case ARG_LIST:
         return read_list(o, text);
     case ARG_FLAG:
@@ -129,13 +153,37 @@ status args_parse(const arg_spec *spec, int argc, char **argv, const char **posi
             TRY(read_option(spec, argc, argv, &i));
         } else {
             if (n >= spec->max_positional)
-                return fail(ERR_USAGE, "'%s' is one argument too many; usage: %s", word,
-                            spec->usage);
+                return fail(ERR_USAGE, "unexpected argument '%s'; usage: %s", word, spec->usage);
             positional[n++] = word;
         }
     }
     if (n < spec->min_positional)
-        return fail(ERR_USAGE, "an argument is missing; usage: %s", spec->usage);
+        return fail(ERR_USAGE, "missing argument; usage: %s", spec->usage);
     if (n_positional != NULL) *n_positional = n;
     return OK;
+}
+
+static void print_parts(const char *whole, const char *about, const command *parts) {
+    printf("Usage: hstu %s WHAT [options]\n\n%s\n\n", whole, about);
+    for (const command *c = parts; c->name != NULL; c++)
+        printf("  %-10s %s\n", c->name, c->summary);
+    printf("\n'hstu %s WHAT --help' shows the options.\n", whole);
+}
+
+status run_subcommand(const char *whole, const char *about, const command *parts, int argc,
+                      char **argv) {
+    const char *names[MAX_PARTS];
+    size_t n = 0;
+    if (argc < 2 || strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) {
+        print_parts(whole, about, parts);
+        return OK;
+    }
+    for (const command *c = parts; c->name != NULL; c++) {
+        if (strcmp(argv[1], c->name) == 0) return c->run(argc - 1, argv + 1);
+        names[n++] = c->name;
+    }
+    const char *near = nearest_name(argv[1], names, n);
+    if (near == NULL)
+        return fail(ERR_USAGE, "unknown subcommand '%.100s'; 'hstu %s' lists them", argv[1], whole);
+    return fail(ERR_USAGE, "unknown subcommand '%.100s'; did you mean '%s'?", argv[1], near);
 }

@@ -17,6 +17,7 @@ typedef enum {
     ARG_TEXT,   /* const char *: --out DIR */
     ARG_INT,    /* int64_t, within min..max: --users N */
     ARG_DOUBLE, /* double */
+    ARG_CHOICE, /* int, the index of one of `choices` */
     ARG_LIST    /* arg_list: may be given several times */
 } arg_type;
 
@@ -29,10 +30,32 @@ typedef struct arg_option {
     const char *name; /* "--users", or "-k"; the title of a group where value is NULL */
     arg_type type;
     void *value; /* where the value is stored; its initial value is the default (a list: {0}) */
-    const char *placeholder; /* "N", "DIR"; NULL for a flag */
-    const char *help;        /* one sentence, with the default where it matters */
-    int64_t min, max;        /* of an ARG_INT; both 0: any */
+    const char *placeholder;    /* "N", "DIR"; NULL for a flag */
+    const char *help;           /* one sentence, with the default where it matters */
+    int64_t min, max;           /* of an ARG_INT; both 0: any */
+    const char *const *choices; /* of an ARG_CHOICE; ends with NULL */
 } arg_option;
+
+/* The title of a group of options. */
+static inline bool args_is_group(const arg_option *o) {
+    return o->value == NULL;
+}
+
+/* The rows of an option table, which ends with {0}. */
+#define OPT_GROUP(title)                                                                           \
+    { title, ARG_FLAG, NULL, NULL, NULL, 0, 0, NULL }
+#define OPT_FLAG(name, value, help)                                                                \
+    { name, ARG_FLAG, value, NULL, help, 0, 0, NULL }
+#define OPT_TEXT(name, value, what, help)                                                          \
+    { name, ARG_TEXT, value, what, help, 0, 0, NULL }
+#define OPT_DOUBLE(name, value, what, help)                                                        \
+    { name, ARG_DOUBLE, value, what, help, 0, 0, NULL }
+#define OPT_LIST(name, value, what, help)                                                          \
+    { name, ARG_LIST, value, what, help, 0, 0, NULL }
+#define OPT_CHOICE(name, value, what, choices, help)                                               \
+    { name, ARG_CHOICE, value, what, help, 0, 0, choices }
+#define OPT_INT(name, value, what, min, max, help)                                                 \
+    { name, ARG_INT, value, what, help, min, max, NULL }
 
 typedef struct arg_spec {
     const char *usage;         /* "hstu prep SOURCE --input PATH --out DIR [options]" */
@@ -55,7 +78,15 @@ typedef struct command {
     const char *name;
     status (*run)(int argc, char **argv); /* argv[0] is the command's name */
     const char *summary;                  /* one line of `hstu --help` */
-} command;
+} command;                                /* a table of them ends with name = NULL */
+
+/* Runs the subcommand that argv[1] names; without one, or with --help, lists them: `about` says
+ * what they are for. */
+status run_subcommand(const char *whole, const char *about, const command *parts, int argc,
+                      char **argv);
+
+extern const command bench_commands[], mask_commands[], plan_commands[], state_commands[],
+    tune_commands[];
 
 status cmd_prep(int argc, char **argv);
 status cmd_synth(int argc, char **argv);

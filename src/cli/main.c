@@ -13,39 +13,39 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/text.h"
-#include "cli/bus_error.h"
 #include "cli/cli.h"
 #include "cli/help/help.h"
 #include "cli/machine/profile.h"
+#include "cli/signals.h"
 #include "hstu.h"
 
 /* Commands in the order of their use; a line without a function is a heading of `hstu --help`. */
 static const command commands[] = {
     {"Data", NULL, NULL},
-    {"prep", cmd_prep, "turn a real data set into one sequence file"},
-    {"synth", cmd_synth, "make synthetic users with learnable tastes"},
-    {"info", cmd_info, "show what is in a data set or a run"},
+    {"prep", cmd_prep, "convert a data set to a sequence file"},
+    {"synth", cmd_synth, "generate a synthetic data set"},
+    {"info", cmd_info, "show what is in a data set, run, table or tensor file"},
     {"Model", NULL, NULL},
     {"train", cmd_train, "train a model from a .gin config"},
-    {"sweep", cmd_sweep, "train with many values of some options, and show which are best"},
-    {"eval", cmd_eval, "measure a trained model on what was held out"},
-    {"compare", cmd_compare, "show runs side by side"},
-    {"recommend", cmd_recommend, "recommend items to one, many or all users"},
+    {"sweep", cmd_sweep, "train with many option values and compare the results"},
+    {"eval", cmd_eval, "evaluate a trained model on held-out events"},
+    {"compare", cmd_compare, "compare runs"},
+    {"recommend", cmd_recommend, "recommend items to users"},
     {"score", cmd_score, "score given items for users"},
-    {"build", cmd_build, "make a folder to serve from: checked, small, quick to open"},
-    {"serve", cmd_serve, "answer over HTTP, with metrics and a page"},
-    {"state", cmd_state, "check, back up, restore or convert users' events of a server"},
-    {"export", cmd_export, "copy what a run has learnt, for other tools"},
-    {"import", cmd_import, "take over tables of other tools, or of snapshots"},
-    {"encode", cmd_encode, "run a BERT-family encoder (a Hugging Face folder) without padding"},
+    {"build", cmd_build, "package a run for serving"},
+    {"serve", cmd_serve, "serve models over HTTP"},
+    {"state", cmd_state, "check, back up, restore or convert a server's state"},
+    {"export", cmd_export, "write weights, embeddings or tables"},
+    {"import", cmd_import, "import checkpoints and embedding tables"},
+    {"encode", cmd_encode, "run a BERT-family encoder without padding"},
     {"Machine", NULL, NULL},
-    {"mask", cmd_mask, "show an attention mask: picture, density, cost"},
-    {"plan", cmd_plan, "show which operators of a layer a fusion plan runs as one kernel"},
-    {"tune", cmd_tune, "find the fastest fusion plan of a layer"},
-    {"bench", cmd_bench, "measure what we claim"},
-    {"profile", cmd_profile, "show where the time of a command goes"},
-    {"launch", cmd_launch, "run a training, and start it again when it fails"},
-    {"doctor", cmd_doctor, "tell whether hstu can run here, and what is missing"},
+    {"mask", cmd_mask, "show an attention mask"},
+    {"plan", cmd_plan, "show, run and time fusion plans"},
+    {"tune", cmd_tune, "search for the fastest fusion plan"},
+    {"bench", cmd_bench, "run benchmarks"},
+    {"profile", cmd_profile, "profile a command"},
+    {"launch", cmd_launch, "run a command and restart it when it fails"},
+    {"doctor", cmd_doctor, "check this machine and list what is missing"},
     {0},
 };
 enum { N_COMMANDS = sizeof commands / sizeof commands[0] - 1 };
@@ -69,13 +69,12 @@ static void print_overview(void) {
             printf("  %s%-9s%s  %s\n", bold, commands[i].name, plain, commands[i].summary);
     }
     printf("\n%sEnvironment:%s\n", bold, plain);
-    printf("  HSTU_LOG=debug|info|warn|quiet   how much to tell on stderr\n");
-    printf("  HSTU_THREADS=N                   threads to use (default: cores, or the quota)\n");
-    printf("  HSTU_STALL_SECONDS=N             ranks that only wait for each other end after so "
-           "long\n");
-    printf("  NO_COLOR=1                       no colours\n");
-    printf("\n'hstu COMMAND --help' explains a command.  Data goes to stdout, everything else to\n"
-           "stderr.  Exit codes: 0 done, 1 failed, 2 wrong usage or config.\n");
+    printf("  HSTU_LOG=debug|info|warn|quiet   log level\n");
+    printf("  HSTU_THREADS=N                   number of threads (default: available cores)\n");
+    printf("  HSTU_STALL_SECONDS=N             exit when all ranks have waited this long\n");
+    printf("  NO_COLOR=1                       disable colours\n");
+    printf("\nRun 'hstu COMMAND --help' for details. Data goes to stdout, the log to stderr.\n"
+           "Exit codes: 0 success, 1 failure, 2 wrong usage or config.\n");
 }
 
 static status unknown_command(const char *name) {

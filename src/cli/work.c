@@ -1,16 +1,21 @@
-#include "cli/work.h"
-
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/env.h"
+#include "base/file.h"
 #include "base/log.h"
 #include "dist/ranks.h"
+#include "cli/work.h"
 #include "ops/device.h"
 #include "profile/profiler.h"
 
 enum { MAX_DEVICES = 64 };
+
+const char *const work_dtypes[] = {
+    [ACT_F32] = "float32", [ACT_BF16] = "bfloat16", [ACT_F16] = "float16", NULL};
 
 /* Ranks of one machine take its GPUs in turn: the name of the one for this rank. */
 static status choose_gpu(const transport *ranks, const char **device, char name[32]) {
@@ -79,4 +84,95 @@ void work_close(work *w) {
     backend_destroy(w->be);
     pool_destroy(w->workers);
     *w = (work){0};
+}
+
+/* Cuts the last name off a path; false: there is none. */
+static bool cut_name(char *path) {
+    char *slash = strrchr(path, '/');
+    if (slash == NULL) return false;
+    *slash = '\0';
+    return true;
+}
+
+/* Whether a file of this name is there or was installed with the program. */
+static bool find_file(const char *program, const char *name, char path[CONFIG_PATH_BYTES]) {
+    char share[CONFIG_PATH_BYTES], installed[CONFIG_PATH_BYTES];
+    snprintf(path, CONFIG_PATH_BYTES, "%s", name);
+    if (name[0] == '/' || file_exists(name)) return file_exists(name);
+    snprintf(installed, sizeof installed, "%s", program);
+    if (!cut_name(installed) || !cut_name(installed)) return false;
+    if (path_join(share, sizeof share, installed, "share/hstu") != OK ||
+        path_join(installed, sizeof installed, share, name) != OK)
+        return false; /* too long to be there */
+    if (!file_exists(installed)) return false;
+    snprintf(path, CONFIG_PATH_BYTES, "%s", installed);
+    return true;
+}
+
+static void own_path(char path[CONFIG_PATH_BYTES]) {
+    ssize_t n = readlink("/proc/self/exe", path, CONFIG_PATH_BYTES - 1);
+    path[n > 0 ? n : 0] = '\0';
+}
+
+bool work_find_file(const char *name, char path[CONFIG_PATH_BYTES]) {
+    char program[CONFIG_PATH_BYTES];
+    own_path(program);
+    return find_file(program, name, path);
+}
+
+void config_path_find_for(const char *program, const char *name, char path[CONFIG_PATH_BYTES]) {
+    if (find_file(program, name, path) && strcmp(path, name) != 0)
+        log_info("note: the config is %s", path);
+}
+
+void config_path_find(const char *name, char path[CONFIG_PATH_BYTES]) {
+    char program[CONFIG_PATH_BYTES];
+    own_path(program);
+    config_path_find_for(program, name, path);
+}
+
+bool split_args_given(const split_args *a) {
+    return a->split != NULL || a->time_cut != NULL || a->test_file != NULL;
+}
+
+/* Absolute, so that the run finds it from any folder; a path that leads nowhere stays as it is, and
+ * fails when it is opened. */
+static status read_test_file(const split_args *a, split_record *out) {
+    char absolute[SPLIT_PATH_BYTES];
+    const char *path = realpath(a->test_file, absolute) != NULL ? absolute : a->test_file;
+    if (a->split != NULL || a->time_cut != NULL)
+        return fail(ERR_USAGE, "--test-file holds its own events out; leave --split and --time-cut "
+                               "out");
+    if (strlen(path) >= sizeof out->test_file)
+        return fail(ERR_USAGE, "--test-file: the path is too long");
+    out->rule = split_rule_of(SPLIT_TEST_FILE);
+    memcpy(out->test_file, path, strlen(path) + 1);
+    return OK;
+}
+
+static status read_kind(const split_args *a, split_rule *out) {
+    split_kind kind = SPLIT_TIME; /* a cut alone says enough */
+    if (a->split != NULL) TRY(split_kind_parse(a->split, &kind));
+    *out = split_rule_of(kind);
+    if (kind == SPLIT_TIME && a->time_cut == NULL)
+        return fail(ERR_USAGE, "--split time needs the time: --time-cut T");
+    if (kind != SPLIT_TIME && a->time_cut != NULL)
+        return fail(ERR_USAGE, "--time-cut belongs to --split time, not to %s", a->split);
+    if (a->time_cut == NULL) return OK;
+    status st = split_time_parse(a->time_cut, &out->time_cut);
+    return st == OK ? OK : fail_prefix(st, "--time-cut");
+}
+
+status split_args_read(const split_args *a, split_record *out) {
+    *out = (split_record){0};
+    if (a->test_file != NULL)
+        TRY(read_test_file(a, out));
+    else
+        TRY(read_kind(a, &out->rule));
+    if (!a->has_validation) return OK;
+    if (out->rule.kind == SPLIT_LEAVE_ONE_OUT)
+        return fail(ERR_USAGE, "--validate needs a second event of each user: use --split "
+                               "leave-two-out");
+    out->rule.has_validation = true;
+    return OK;
 }

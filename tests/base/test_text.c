@@ -2,8 +2,8 @@
 
 #include "base/file.h"
 #include "base/text.h"
-#include "cli/show.h"
 #include "format/json.h"
+#include "cli/output.h"
 #include "test.h"
 
 static const char *escaped(const char *text) {

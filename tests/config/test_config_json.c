@@ -117,15 +117,15 @@ TEST(config_command) {
     snprintf(args, sizeof args, "--gin_config_file=%s --print-config", path);
     CHECK_CONTAINS(run(0, args), "\n    \"num_layers\": 2,");
     snprintf(args, sizeof args, "--gin-config-file %s", path);
-    CHECK_CONTAINS(run(2, args), "--data DIR is needed");
+    CHECK_CONTAINS(run(2, args), "--data DIR is missing");
     snprintf(args, sizeof args,
              "--gin-config-file %s --set TensorModelParallelArgs.tensor_model_parallel_size=2",
              path);
-    CHECK_CONTAINS(run(2, args), "--data DIR is needed"); /* test_param_cut.c trains with it */
+    CHECK_CONTAINS(run(2, args), "--data DIR is missing"); /* test_param_cut.c trains with it */
     snprintf(args, sizeof args, "--gin-config-file %s --print-config --set NetworkArgs.num_layer=7",
              path);
     CHECK_CONTAINS(run(2, args), "did you mean 'NetworkArgs.num_layers'?");
-    CHECK_CONTAINS(run(2, "--print-config"), "--gin-config-file FILE is needed");
+    CHECK_CONTAINS(run(2, "--print-config"), "--gin-config-file FILE is missing");
     CHECK_CONTAINS(run(1, "--print-config --gin-config-file /nowhere/x.gin"), "/nowhere/x.gin");
     CHECK_CONTAINS(run(0, "--help-config"), "TrainerArgs.train_batch_size");
     CHECK_CONTAINS(run(0, "--help-config=markdown"), "### train_fn");

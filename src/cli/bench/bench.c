@@ -1,75 +1,141 @@
-/* hstu bench WHAT: the table of benches. */
+/* hstu bench WHAT: the table of benches, and what they share. */
 #include "cli/bench/bench.h"
 
+#include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
-#include "base/text.h"
-#include "cli/cli.h"
+#include "base/clock.h"
+#include "base/file.h"
+#include "base/half.h"
+#include "base/median.h"
+#include "base/mem.h"
+
+enum { WARM_UPS = 3, MAX_CALLS = 30, REPLAYED = 20, MAX_PEERS_BYTES = 1 << 20 };
+
+static const double ENOUGH_SECONDS = 0.3;
 
 const command bench_commands[] = {
-    {"attention", bench_attention, "the attention: TFLOP/s, forward and backward"},
-    {"cache", bench_cache, "the KV cache of serving: equal answers, by random schedules"},
-    {"dataset", bench_dataset, "requests for the benches of serving"},
-    {"cluster", bench_cluster, "a training step on many GPUs, predicted from one"},
-    {"data", bench_data, "the batcher: tokens per second"},
-    {"encode", bench_encode, "a BERT encoder: milliseconds and tokens per second"},
-    {"embedding", bench_embedding, "dynamic tables: lookups, rows, inserts, pooling, a step"},
-    {"latency", bench_latency, "serving: milliseconds of a request, by the state of the cache"},
-    {"layers", bench_layers, "HSTU layers with cached keys and values: milliseconds"},
-    {"masks", bench_masks, "softmax attention under masks, forward and backward"},
-    {"search", bench_search, "the best items of a catalogue for many queries: milliseconds"},
-    {"throughput", bench_throughput, "serving: requests per second, latencies under load"},
-    {"train", bench_train, "a training step: tokens per second, the share of each op"},
+    {"attention", bench_attention, "HSTU attention: TFLOP/s, forward and backward"},
+    {"cache", bench_cache, "check that the KV cache changes no answer"},
+    {"dataset", bench_dataset, "generate requests for the serving benchmarks"},
+    {"cluster", bench_cluster, "predict a training step on many GPUs"},
+    {"data", bench_data, "batcher: tokens per second"},
+    {"encode", bench_encode, "BERT encoder: milliseconds and tokens per second"},
+    {"embedding", bench_embedding, "dynamic tables: lookups, inserts, pooling, steps"},
+    {"latency", bench_latency, "serving: latency by cache state"},
+    {"layers", bench_layers, "HSTU layers with cached keys and values"},
+    {"masks", bench_masks, "softmax attention under masks"},
+    {"search", bench_search, "search of a catalogue for the best items"},
+    {"throughput", bench_throughput, "serving: throughput and latency under load"},
+    {"train", bench_train, "training step: tokens per second, share of each op"},
     {0},
 };
-enum { N_BENCHES = sizeof bench_commands / sizeof bench_commands[0] - 1 };
 
-const char *bench_act_name(act_type act) {
-    static const char *const names[] = {
-        [ACT_F32] = "float32", [ACT_BF16] = "bfloat16", [ACT_F16] = "float16"};
-    return names[act];
+status cmd_bench(int argc, char **argv) {
+    return run_subcommand("bench", "Benchmarks; each result is checked before it is timed.",
+                          bench_commands, argc, argv);
 }
 
-status bench_find_act(const char *name, act_type *out) {
-    for (int i = ACT_F32; i <= ACT_F16; i++) {
-        if (strcmp(name, bench_act_name((act_type)i)) != 0) continue;
-        *out = (act_type)i;
-        return OK;
-    }
-    return fail(ERR_USAGE, "--dtype %.40s: the types are float32, bfloat16 and float16", name);
-}
-
-status bench_open(work *w, const char *device, const char *dtype) {
-    act_type act = ACT_F32;
-    TRY(bench_find_act(dtype, &act));
-    TRY(work_open(w, NULL, device));
-    status st = w->be->ops->set_precision(w->be, act, false);
+status bench_open(work *w, const char *device, int act, bool is_deterministic) {
+    TRY(work_open_as(w, NULL, device, &(work_options){.is_deterministic = is_deterministic}));
+    status st = w->be->ops->set_precision(w->be, (act_type)act, false);
     if (st != OK) work_close(w);
     return st;
 }
 
-static void print_benches(void) {
-    printf("Usage: hstu bench WHAT [options]\n\n"
-           "Measures what we claim, on this machine, after checking that it is right.\n\n");
-    for (int i = 0; i < N_BENCHES; i++)
-        printf("  %-10s %s\n", bench_commands[i].name, bench_commands[i].summary);
-    printf("\n'hstu bench WHAT --help' shows the options.\n");
+const char *bench_device(const backend *be) {
+    return be->card != NULL ? be->card : be->name;
 }
 
-status cmd_bench(int argc, char **argv) {
-    const char *names[N_BENCHES];
-    if (argc < 2 || strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) {
-        print_benches();
-        return OK;
+json_writer *bench_json_open(json_line *l, const char *bench, const backend *be) {
+    json_writer *w = json_line_open(l);
+    json_key_string(w, "bench", bench);
+    json_key_string(w, "device", be->name);
+    if (be->card != NULL) json_key_string(w, "gpu", be->card);
+    json_key_string(w, "dtype", work_dtypes[be->act]);
+    return w;
+}
+
+void bench_put_act(act_type act, void *to, float x) {
+    uint16_t half = act == ACT_BF16 ? half_bf16_from_float(x) : half_f16_from_float(x);
+    memcpy(to, act == ACT_F32 ? (const void *)&x : (const void *)&half, act_bytes(act));
+}
+
+static double find_cell(const char *text, const char *key, int cell) {
+    size_t n = strlen(key);
+    for (const char *line = text; line != NULL; line = strchr(line, '\n')) {
+        line += *line == '\n';
+        if (strncmp(line, key, n) != 0 || line[n] != ',') continue;
+        const char *at = line + n, *end = line + strcspn(line, "\n");
+        while (cell-- > 0 && at != NULL)
+            at = memchr(at + 1, ',', (size_t)(end - at - 1));
+        char *rest;
+        double value = at != NULL ? strtod(at + 1, &rest) : NAN;
+        return at != NULL && rest > at + 1 ? value : NAN;
     }
-    for (int i = 0; i < N_BENCHES; i++) {
-        if (strcmp(argv[1], bench_commands[i].name) == 0)
-            return bench_commands[i].run(argc - 1, argv + 1);
-        names[i] = bench_commands[i].name;
+    return NAN;
+}
+
+double bench_peer(const char *name, const char *key, int cell) {
+    char relative[80], path[CONFIG_PATH_BYTES], *text;
+    size_t n;
+    snprintf(relative, sizeof relative, "bench/results/peers/%s.csv", name);
+    if (!work_find_file(relative, path)) return NAN;
+    if (file_read_all(path, MAX_PEERS_BYTES, &text, &n) != OK) return NAN;
+    double value = find_cell(text, key, cell);
+    mem_free(text);
+    return value;
+}
+
+bool bench_has_peers(const backend *be) {
+    return be->act == ACT_BF16 && be->card != NULL && strstr(be->card, "H200") != NULL;
+}
+
+status timing_plain(backend *be, timing_fn fn, void *ctx, double *out) {
+    double took[MAX_CALLS], sum = 0;
+    int n = 0;
+    for (int i = 0; i < (be->n_ahead > 0 ? WARM_UPS : 1); i++)
+        TRY(fn(ctx, i));
+    TRY(be->ops->sync(be));
+    for (; n < MAX_CALLS && (n < 3 || sum < ENOUGH_SECONDS); n++) {
+        uint64_t start = clock_ns();
+        TRY(fn(ctx, WARM_UPS + n));
+        TRY(be->ops->sync(be));
+        took[n] = (double)(clock_ns() - start) / 1e9;
+        sum += took[n];
     }
-    const char *near = nearest_name(argv[1], names, N_BENCHES);
-    return fail(ERR_USAGE, "no bench is called '%.100s'%s%s%s", argv[1],
-                near != NULL ? "; did you mean '" : "", near != NULL ? near : "",
-                near != NULL ? "'?" : "; 'hstu bench' lists them");
+    *out = median(took, n);
+    return OK;
+}
+
+static status record_once(backend *be, uint64_t key, timing_fn fn, void *ctx) {
+    record_state state;
+    status st = OK;
+    TRY(be->ops->record(be, key, &state));
+    for (int i = 0; i < REPLAYED && state != RECORD_REPLAY && st == OK; i++)
+        st = fn(ctx, i);
+    status end = be->ops->record_end(be);
+    return st != OK ? st : end;
+}
+
+/* The calls run once, are recorded, then replayed; only replays are timed. */
+status timing_replay(backend *be, uint64_t key, timing_fn fn, void *ctx, double *out) {
+    double took[MAX_CALLS], sum = 0;
+    int n = 0;
+    *out = NAN;
+    if (be->token_bucket == 0) return OK;
+    for (int i = 0; i < 3; i++)
+        TRY(record_once(be, key, fn, ctx));
+    TRY(be->ops->sync(be));
+    for (; n < MAX_CALLS && (n < 3 || sum < ENOUGH_SECONDS); n++) {
+        uint64_t start = clock_ns();
+        TRY(record_once(be, key, fn, ctx));
+        TRY(be->ops->sync(be));
+        took[n] = (double)(clock_ns() - start) / 1e9 / REPLAYED;
+        sum += took[n] * REPLAYED;
+    }
+    *out = median(took, n);
+    return OK;
 }

@@ -1,15 +1,13 @@
-/* The benches' commands: options and printing.  src/bench measures, after it has checked that what
- * it measures is right. */
+/* hstu bench: what its files share.  Each bench is one file: it checks what it is going to measure,
+ * times it, and prints each row as soon as it is measured. */
 #ifndef HSTU_CLI_BENCH_BENCH_H
 #define HSTU_CLI_BENCH_BENCH_H
 
-#include "base/status.h"
 #include "cli/cli.h"
+#include "cli/output.h"
 #include "cli/work.h"
+#include "data/set/seq_file.h"
 #include "ops/ops.h"
-
-/* The table of `hstu bench`. */
-extern const command bench_commands[];
 
 status bench_attention(int argc, char **argv);
 status bench_cache(int argc, char **argv);
@@ -25,11 +23,111 @@ status bench_search(int argc, char **argv);
 status bench_throughput(int argc, char **argv);
 status bench_train(int argc, char **argv);
 
-/* "float32", "bfloat16", "float16". */
-const char *bench_act_name(act_type act);
-/* The value of --dtype. */
-status bench_find_act(const char *name, act_type *out);
-/* Opens a device that computes in the type of --dtype; without data. */
-status bench_open(work *w, const char *device, const char *dtype);
+#define BENCH_DTYPES "bfloat16 (default), float16 or float32; the CPU always computes in float32."
+/* Opens a device that computes in `act`; without data. */
+status bench_open(work *w, const char *device, int act, bool is_deterministic);
+
+/* The name of the GPU, or of the backend. */
+const char *bench_device(const backend *be);
+
+/* Opens a line of JSON that begins with the bench, the device and its activation type. */
+json_writer *bench_json_open(json_line *l, const char *bench, const backend *be);
+
+/* Writes x in an activation type (act_bytes), rounded to the nearest. */
+void bench_put_act(act_type act, void *to, float x);
+
+/* A figure that others published: cell number `cell` after the cells `key` of the line of
+ * bench/results/peers/NAME.csv that begins with them.  NAN: no such file, line or cell. */
+double bench_peer(const char *name, const char *key, int cell);
+
+/* Whether the peers' figures for attention and masks are of this GPU and activation type. */
+bool bench_has_peers(const backend *be);
+
+typedef enum { PASS_FORWARD, PASS_BACKWARD, N_PASSES } bench_pass;
+
+/* An op is timed by plain calls, each waited for, and by the replay of a recording of 20 calls,
+ * which leaves out the host's time; the median counts. */
+typedef enum { TIMED_PLAIN, TIMED_REPLAY, N_TIMINGS } bench_timing;
+
+/* Call number i of what is timed: it may use copies of its inputs in turn. */
+typedef status (*timing_fn)(void *ctx, int i);
+
+/* Seconds of one call. */
+status timing_plain(backend *be, timing_fn fn, void *ctx, double *out);
+
+/* Seconds of one call; NAN where the backend does not record.  `key` is that of the recording. */
+status timing_replay(backend *be, uint64_t key, timing_fn fn, void *ctx, double *out);
+
+/* What tests call of single benches. */
+
+/* How fast `bench data` reads batches: n_threads make them, in one of BATCHES_MODES modes, for so
+ * many seconds. */
+enum { BATCHES_MODES = 3 };
+typedef struct batches_options {
+    int64_t n_threads, max_history, batch_size;
+    double seconds; /* of each mode */
+} batches_options;
+typedef struct batches_row {
+    const char *mode;
+    double tokens_per_s, batches_per_s, mean_tokens;
+} batches_row;
+/* ERR_FORMAT: a batch is not what the file says. */
+status batches_measure(const seq_file *data, const batches_options *o, int mode, batches_row *out);
+
+/* The layers of ranking requests: see layers.c. */
+typedef struct layers_shape {
+    int32_t n_layers, n_heads, head_dim, n_candidates; /* width: n_heads x head_dim */
+    int64_t seed;
+} layers_shape;
+typedef struct layers_row {
+    int32_t batch, length, n_new; /* users; tokens of a history, those of them not cached */
+    double flops;
+    double plain, replay; /* seconds; replay: NAN where the backend does not record */
+    double error;         /* with the cache against without, by root mean square */
+    double error_exact;   /* against float32; NAN in float32 */
+    /* For the benchmark's own shape, ms: our floor and goal on an H200, and NVIDIA's L20. */
+    double floor, goal, l20;
+} layers_row;
+/* ERR_NUMERIC: the cache changes results; the row was not timed. */
+status layers_measure(backend *be, const layers_shape *shape, layers_row *row);
+
+/* The k best items of a catalogue for many queries: see search.c. */
+typedef struct search_shape {
+    int64_t n_items, n_queries, dim, k;
+    int64_t seed;
+    bool has_int8; /* a CPU: the items in 8 bits beside them (ops/rank_int8.h) */
+} search_shape;
+typedef struct search_row {
+    double seconds; /* of a call, with the copy of its results */
+    double bytes;   /* of the items, in the form that is read whole */
+    double flops;
+} search_row;
+/* ERR_NUMERIC: the search found other items. */
+status search_measure(backend *be, const search_shape *s, search_row *out);
+
+/* Random schedules on an engine with a KV cache and one without: see cache.c. */
+typedef struct cache_check_config {
+    const char *run;    /* a run, a checkpoint or an engine folder */
+    const char *data;   /* users to start with; or NULL */
+    const char *device; /* "cpu", ... */
+    int64_t n;          /* schedules */
+    int64_t seed;
+    int64_t kv_pages;      /* 0: as many as five full histories need */
+    int64_t kv_host_pages; /* of the second tier, from which pages are always loaded; 0: none */
+    bool has_fp8_kv;       /* of both engines */
+    double tolerance;      /* 0: bit for bit */
+} cache_check_config;
+typedef struct cache_check_result {
+    uint64_t n_schedules, n_answers, n_different;
+    uint64_t tokens_reused, tokens_computed, tokens_loaded, n_evictions, n_reloads, n_restarts;
+    char first[160]; /* the first difference, in words; "" */
+} cache_check_result;
+/* ERR_UNSUPPORTED: the model's prefixes cannot be reused, and why. */
+status cache_check(const cache_check_config *c, cache_check_result *out);
+
+/* Lengths of a batch of `bench encode`: all len (avg_len 0), or about uniform around avg_len, as
+ * far as len allows, which is their mean exactly. */
+void encode_bench_lengths(int64_t batch, int64_t len, int64_t avg_len, uint64_t seed,
+                          int32_t *lengths);
 
 #endif

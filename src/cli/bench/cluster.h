@@ -95,7 +95,8 @@ typedef struct cluster_check {
 } cluster_check;
 enum { CLUSTER_CHECKS = 3 };
 
-/* NVIDIA's figures on 16 H100 from the other figures of the same publication. */
+/* NVIDIA's figures on 16 H100 from the other figures of the same publication; NAN where the file of
+ * figures is missing. */
 status cluster_published(double spread, cluster_check out[CLUSTER_CHECKS]);
 
 #endif

@@ -1,22 +1,35 @@
-/* What `hstu bench embedding` measures: dynamic embedding tables: lookups in the index, rows,
- * inserts with evictions, rows in host memory, pooled lookups and whole steps.
- *
- * Every call is checked before it is timed, on keys drawn for this run.  On a GPU, with the default
- * sizes, find and insert stand beside the figures of HierarchicalKV's own benchmark. */
+/* Inside `hstu bench embedding`: what its files share. */
 #ifndef HSTU_CLI_BENCH_EMBEDDING_H
 #define HSTU_CLI_BENCH_EMBEDDING_H
 
-#include "base/status.h"
-#include "base/thread.h"
-#include "ops/ops.h"
+#include "cli/bench/bench.h"
+#include "embed/table.h"
+#include "nn/memory.h"
+
+/* Batches of keys that calls use in turn; rows of a pooled lookup. */
+enum { N_BATCHES = 8, BAG = 32 };
 
 /* HierarchicalKV's unit is 2^30 keys a second. */
 #define EMBED_GIBI 1073741824.0
 
-typedef struct embed_bench_options {
+typedef struct embed_bench {
     double max_gib, seconds;   /* of the largest index or rows; of a figure */
     int64_t batch, dim, slots; /* slots 0: as many as suit the device */
-} embed_bench_options;
+    bool is_json;
+    backend *be;
+    const table_ops *v;
+    pool *workers; /* check results on the host */
+    nn_memory memory;
+    int64_t n;                 /* keys of a call: batch, or fewer where the tables are small */
+    uint64_t *keys[N_BATCHES]; /* (n) each, on the device */
+    int64_t *slot;             /* (n) on the device */
+    uint64_t *host;            /* (n) */
+    int64_t *host_slot;        /* (n) */
+    uint8_t *is_new;           /* (n) on the device */
+    int64_t *counts;           /* on the device */
+    float *rows;               /* (n, 2 dim) on the device */
+    uint64_t salt;             /* of this run */
+} embed_bench;
 
 /* One figure; a number that is 0 is not known. */
 typedef struct embed_figure {
@@ -28,21 +41,32 @@ typedef struct embed_figure {
     int64_t n_checked, n_wrong; /* values that were compared */
 } embed_figure;
 
-typedef status (*embed_figure_fn)(void *ctx, const embed_figure *figure);
+/* Prints the figure; fails where values are wrong. */
+status embed_bench_report(const embed_bench *b, const embed_figure *f);
 
-typedef struct embed_bench embed_bench;
+/* *out: calls of fn a second, over the rounds 0..N_BATCHES-1 again and again, after one such pass
+ * as the warm-up. */
+status embed_bench_rate(embed_bench *b, timing_fn fn, void *ctx, double *out);
 
-/* workers check results on the host; they and be must outlive the bench.  ERR_UNSUPPORTED: the
- * backend has no dynamic tables. */
-status embed_bench_create(embed_bench **out, backend *be, pool *workers,
-                          const embed_bench_options *o);
-void embed_bench_destroy(embed_bench *b);
+bool embed_bench_is_cpu(const embed_bench *b);
 
-/* Keys of one call: options.batch, or fewer where the tables are small. */
-int64_t embed_bench_n_keys(const embed_bench *b);
+/* Slots of the tables with rows. */
+int64_t embed_bench_slots(const embed_bench *b);
 
-/* Calls fn with each figure as soon as it is measured; stops where fn fails.  ERR_FORMAT: values
- * are wrong; fn has seen how many. */
-status embed_bench_run(embed_bench *b, embed_figure_fn fn, void *ctx);
+/* Bytes of a row without optimizer state. */
+int64_t embed_bench_row_bytes(const embed_bench *b);
+
+/* An index in device memory, all empty, and rows in `where`; a failed creation is destroyed, too.
+ */
+status embed_level_create(embed_bench *b, table_level *l, int64_t slots, int64_t row_bytes,
+                          table_memory where);
+void embed_level_destroy(embed_bench *b, table_level *l, table_memory where);
+
+/* find, find_or_insert and insert_or_assign at two loads, find with half of the rows in host
+ * memory, and the creation of a table (embedding_keys.c). */
+status embed_bench_keys(embed_bench *b);
+
+/* Whole steps of one table, and of ten (embedding_steps.c). */
+status embed_bench_steps(embed_bench *b);
 
 #endif

@@ -13,15 +13,13 @@
 #include "base/mem.h"
 #include "base/sort.h"
 #include "base/thread.h"
-#include "cli/bench/embedding_int.h"
+#include "cli/bench/embedding.h"
 
 enum { MAX_PASSES = 5, FIRST_SCORE = 2, CHECK_ROWS = 4096 };
 
-/* HierarchicalKV's benchmark on an H200 (2026-11-15), 64 M slots in device memory, and 128 M with
- * half of the rows in host memory; in 2^30 keys a second, at load .5 and 1.0. */
+/* The rows of bench/results/peers/embedding.csv. */
 typedef enum { VERB_FIND, VERB_FIND_OR_INSERT, VERB_INSERT_OR_ASSIGN, VERB_FIND_BOTH } verb;
-
-static const double peers[][2] = {{3.215, 3.361}, {1.801, 1.289}, {1.777, 1.296}, {.198, .196}};
+static const char *const verb_keys[] = {"find", "find_or_insert", "insert_or_assign", "find_both"};
 
 enum { PEER_DIM = 64, PEER_KEYS = 1 << 20, PEER_SLOTS = 1 << 26 };
 
@@ -39,7 +37,8 @@ typedef struct keys_ctx {
     float *other;                /* (n, dim) on the device */
     int64_t *line;               /* (n) on the device: 0, 1, 2, ... */
     table_first first;
-    float *check; /* (n, dim) on the host */
+    float *check;     /* (n, dim) on the host */
+    nn_memory memory; /* of the arrays */
 } keys_ctx;
 
 static const uint64_t FAR_IDS = 1ull << 45, FRESH_IDS = 1ull << 50;
@@ -68,7 +67,7 @@ static status look_up(keys_ctx *c, const table_level *l, int round, float *y) {
                            .levels = l,
                            .begin = begin,
                            .keys = b->keys[round],
-                           .dim = (int32_t)b->o.dim,
+                           .dim = (int32_t)b->dim,
                            .y = y,
                            .is_found = b->is_new};
     return b->v->lookup(b->be, &a);
@@ -76,7 +75,7 @@ static status look_up(keys_ctx *c, const table_level *l, int round, float *y) {
 
 static status find_or_insert(keys_ctx *c, const table_level *l, const uint64_t *keys, float *y) {
     table_init_args init = {
-        .dim = (int32_t)c->b->o.dim, .first = c->first, .staging = y, .stride = c->b->o.dim};
+        .dim = (int32_t)c->b->dim, .first = c->first, .staging = y, .stride = c->b->dim};
     table_place_args a = place_args(c, keys);
     a.init = &init;
     return c->b->v->place(c->b->be, l, &a);
@@ -84,7 +83,7 @@ static status find_or_insert(keys_ctx *c, const table_level *l, const uint64_t *
 
 static status insert_or_assign(keys_ctx *c, int round) {
     table_rows_args write = {
-        .n_floats = (int32_t)c->b->o.dim, .staging = c->b->rows, .stride = c->b->o.dim};
+        .n_floats = (int32_t)c->b->dim, .staging = c->b->rows, .stride = c->b->dim};
     table_place_args a = place_args(c, c->b->keys[round]);
     a.write = &write;
     return c->b->v->place(c->b->be, &c->near, &a);
@@ -94,13 +93,13 @@ static status insert_or_assign(keys_ctx *c, int round) {
  * near overwrites. */
 static status find_both(keys_ctx *c, int round) {
     embed_bench *b = c->b;
-    table_level y = {.rows = (unsigned char *)b->rows, .row_bytes = b->o.dim * 4};
+    table_level y = {.rows = (unsigned char *)b->rows, .row_bytes = b->dim * 4};
     table_rows_args write = {.n = b->n,
                              .slot = c->line,
                              .only = b->is_new,
-                             .n_floats = (int32_t)b->o.dim,
+                             .n_floats = (int32_t)b->dim,
                              .staging = c->other,
-                             .stride = b->o.dim};
+                             .stride = b->dim};
     TRY(look_up(c, &c->far, round, b->rows));
     TRY(look_up(c, &c->near, round, c->other));
     return b->v->write(b->be, &y, &write);
@@ -177,7 +176,7 @@ typedef struct check_job {
 static status check_chunk(void *ctx, int64_t chunk, int worker) {
     check_job *job = ctx;
     const keys_ctx *c = job->c;
-    int64_t dim = c->b->o.dim, end = (chunk + 1) * CHECK_ROWS;
+    int64_t dim = c->b->dim, end = (chunk + 1) * CHECK_ROWS;
     for (int64_t i = chunk * CHECK_ROWS; i < end && i < c->b->n; i++) {
         bool is_zero = job->are_zeros || !(job->are_all_there || is_hit(i));
         for (int64_t k = 0; k < dim; k++) {
@@ -192,20 +191,20 @@ static status check_chunk(void *ctx, int64_t chunk, int worker) {
 static status check_rows(const keys_ctx *c, bool are_zeros, bool are_all_there, embed_figure *f) {
     embed_bench *b = c->b;
     check_job job = {.c = c, .are_zeros = are_zeros, .are_all_there = are_all_there};
-    TRY(b->be->ops->copy_out(b->be, c->check, b->rows, (size_t)(b->n * b->o.dim) * 4));
+    TRY(b->be->ops->copy_out(b->be, c->check, b->rows, (size_t)(b->n * b->dim) * 4));
     TRY(pool_run(b->workers, (b->n + CHECK_ROWS - 1) / CHECK_ROWS, check_chunk, &job));
     for (int k = 0; k < 256; k++)
         f->n_wrong += job.wrong[k];
-    f->n_checked += b->n * b->o.dim;
+    f->n_checked += b->n * b->dim;
     return OK;
 }
 
 /* Fills the rows with one value, so that a row that is not written is noticed. */
 static status poison(keys_ctx *c, float x) {
     embed_bench *b = c->b;
-    for (int64_t i = 0; i < b->n * b->o.dim; i++)
+    for (int64_t i = 0; i < b->n * b->dim; i++)
         c->check[i] = x;
-    return b->be->ops->copy_in(b->be, b->rows, c->check, (size_t)(b->n * b->o.dim) * 4);
+    return b->be->ops->copy_in(b->be, b->rows, c->check, (size_t)(b->n * b->dim) * 4);
 }
 
 /* insert_or_assign is checked by what a find reads after zeros were assigned. */
@@ -243,7 +242,7 @@ static status time_verb(keys_ctx *c, embed_figure *f) {
     double took[MAX_PASSES], sum = 0;
     int n = 0;
     TRY(time_pass(c, &took[0]));
-    while (n < MAX_PASSES && (n == 0 || sum < c->b->o.seconds)) {
+    while (n < MAX_PASSES && (n == 0 || sum < c->b->seconds)) {
         TRY(time_pass(c, &took[n]));
         sum += took[n++];
     }
@@ -254,38 +253,19 @@ static status time_verb(keys_ctx *c, embed_figure *f) {
 }
 
 static bool is_peers_shape(const embed_bench *b) {
-    return !embed_bench_is_cpu(b) && b->o.dim == PEER_DIM && b->n == PEER_KEYS &&
+    return !embed_bench_is_cpu(b) && b->dim == PEER_DIM && b->n == PEER_KEYS &&
            embed_bench_slots(b) == PEER_SLOTS;
 }
 
 static status measure(keys_ctx *c, verb v, const char *name, const char *size) {
     char what[64];
-    embed_figure f = {.what = what, .size = size, .bytes = (double)c->b->o.dim * 4};
+    embed_figure f = {.what = what, .size = size, .bytes = (double)c->b->dim * 4};
     c->v = v;
     snprintf(what, sizeof what, "%s, load %s", name, c->is_full ? "1.0" : "0.5");
-    if (is_peers_shape(c->b)) f.peer = peers[v][c->is_full];
+    if (is_peers_shape(c->b)) f.peer = bench_peer("embedding", verb_keys[v], c->is_full);
     TRY(check_verb(c, &f));
     TRY(time_verb(c, &f));
     return embed_bench_report(c->b, &f);
-}
-
-static status level_create(embed_bench *b, table_level *l, int64_t slots, table_memory where) {
-    void *index = NULL, *rows = NULL;
-    int64_t row_bytes = embed_bench_row_bytes(b);
-    int64_t n_buckets = slots / TABLE_SLOTS < 64 ? 64 : slots / TABLE_SLOTS;
-    *l = (table_level){.n_buckets = n_buckets, .row_bytes = row_bytes};
-    TRY(b->v->alloc(b->be, &index, (size_t)n_buckets * TABLE_BUCKET_BYTES, TABLE_ON_DEVICE));
-    l->index = index;
-    TRY(b->be->ops->zero(b->be, index, (size_t)n_buckets * TABLE_BUCKET_BYTES));
-    TRY(b->v->alloc(b->be, &rows, (size_t)(n_buckets * TABLE_SLOTS * row_bytes), where));
-    l->rows = rows;
-    return b->be->ops->sync(b->be);
-}
-
-static void level_destroy(embed_bench *b, table_level *l, table_memory where) {
-    if (l->index != NULL) b->v->release(b->be, l->index, TABLE_ON_DEVICE);
-    if (l->rows != NULL) b->v->release(b->be, l->rows, where);
-    *l = (table_level){0};
 }
 
 /* The time to create a table of twice the slots. */
@@ -294,10 +274,10 @@ static status bench_creation(embed_bench *b) {
     table_level l;
     int64_t slots = 2 * embed_bench_slots(b);
     uint64_t start = clock_ns();
-    status st = level_create(b, &l, slots, TABLE_ON_DEVICE);
+    status st = embed_level_create(b, &l, slots, embed_bench_row_bytes(b), TABLE_ON_DEVICE);
     embed_figure f = {
         .what = "making an empty table", .size = size, .ms = (double)(clock_ns() - start) / 1e6};
-    level_destroy(b, &l, TABLE_ON_DEVICE);
+    embed_level_destroy(b, &l, TABLE_ON_DEVICE);
     snprintf(size, sizeof size, "%.4g M slots", (double)slots / 1e6);
     return st == OK ? embed_bench_report(b, &f) : st;
 }
@@ -323,7 +303,7 @@ static status bench_far(keys_ctx *c) {
     char size[32];
     int64_t slots = c->near.n_buckets * TABLE_SLOTS;
     snprintf(size, sizeof size, "%.4g M slots", (double)slots / 5e5);
-    TRY(level_create(b, &c->far, slots, TABLE_ON_HOST));
+    TRY(embed_level_create(b, &c->far, slots, embed_bench_row_bytes(b), TABLE_ON_HOST));
     TRY(fill(c, &c->near, &c->n_ids, slots / 2));
     for (int k = 0; k < 2; k++) {
         uint64_t next = FAR_IDS + c->n_far;
@@ -337,26 +317,16 @@ static status bench_far(keys_ctx *c) {
 
 static status make_buffers(keys_ctx *c) {
     embed_bench *b = c->b;
-    size_t n = (size_t)b->n, row = (size_t)b->o.dim * sizeof(float);
+    nn_memory *m = &c->memory;
     for (int i = 0; i < N_BATCHES; i++)
-        TRY(b->be->ops->alloc(b->be, (void **)&c->erased[i], n * 8));
-    TRY(b->be->ops->alloc(b->be, (void **)&c->other, n * row));
-    TRY(b->be->ops->alloc(b->be, (void **)&c->line, n * 8));
-    TRY(mem_alloc_raw((void **)&c->check, n, row));
-    TRY(MEM_NEW(&c->host, n));
-    for (size_t i = 0; i < n; i++)
-        b->host_slot[i] = (int64_t)i;
-    return b->be->ops->copy_in(b->be, c->line, b->host_slot, n * 8);
-}
-
-static void free_buffers(keys_ctx *c) {
-    embed_bench *b = c->b;
-    for (int i = 0; i < N_BATCHES; i++)
-        if (c->erased[i] != NULL) b->be->ops->release(b->be, c->erased[i]);
-    if (c->other != NULL) b->be->ops->release(b->be, c->other);
-    if (c->line != NULL) b->be->ops->release(b->be, c->line);
-    mem_free(c->check);
-    mem_free(c->host);
+        TRY(NN_NEW(m, &c->erased[i], b->n));
+    TRY(NN_NEW(m, &c->other, b->n * b->dim));
+    TRY(NN_NEW(m, &c->line, b->n));
+    TRY(NN_NEW_HOST(m, &c->check, b->n * b->dim));
+    TRY(NN_NEW_HOST(m, &c->host, b->n));
+    for (int64_t i = 0; i < b->n; i++)
+        b->host_slot[i] = i;
+    return b->be->ops->copy_in(b->be, c->line, b->host_slot, (size_t)b->n * 8);
 }
 
 status embed_bench_keys(embed_bench *b) {
@@ -365,13 +335,15 @@ status embed_bench_keys(embed_bench *b) {
     c.first = (table_first){FIRST_UNIFORM, rng_make_key(b->salt, RNG_TABLE),
                             (float)table_first_unit(FIRST_UNIFORM, 0.05), 0};
     TRY(bench_creation(b));
-    status st = level_create(b, &c.near, embed_bench_slots(b), TABLE_ON_DEVICE);
+    nn_memory_init(&c.memory, b->be);
+    status st = embed_level_create(b, &c.near, embed_bench_slots(b), embed_bench_row_bytes(b),
+                                   TABLE_ON_DEVICE);
     snprintf(size, sizeof size, "%.4g M slots", (double)(c.near.n_buckets * TABLE_SLOTS) / 1e6);
     if (st == OK) st = make_buffers(&c);
     if (st == OK) st = bench_loads(&c, size);
     if (st == OK && !embed_bench_is_cpu(b)) st = bench_far(&c);
-    level_destroy(b, &c.near, TABLE_ON_DEVICE);
-    level_destroy(b, &c.far, TABLE_ON_HOST);
-    free_buffers(&c);
+    embed_level_destroy(b, &c.near, TABLE_ON_DEVICE);
+    embed_level_destroy(b, &c.far, TABLE_ON_HOST);
+    nn_memory_fini(&c.memory);
     return st;
 }

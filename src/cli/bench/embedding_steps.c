@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "cli/bench/embedding_int.h"
+#include "cli/bench/embedding.h"
 
 enum { N_TABLES = 10 };
 
@@ -42,9 +42,9 @@ static void draw_zipf(const embed_bench *b, uint64_t *ids, int64_t n, int64_t n_
 }
 
 static status bench_one(embed_bench *b) {
-    int64_t slots = b->o.slots > 0 ? b->o.slots : (int64_t)(b->o.max_gib * 4194304 / 4);
-    embed_config shape = {.dim = (int32_t)b->o.dim,
-                          .opt = OPT_ROWWISE_ADAGRAD,
+    int64_t slots = b->slots > 0 ? b->slots : (int64_t)(b->max_gib * 4194304 / 4);
+    embed_config shape = {.dim = (int32_t)b->dim,
+                          .opt = ROW_ROWWISE_ADAGRAD,
                           .policy = POLICY_LRU,
                           .capacity = {slots < 4096 ? 4096 : slots, 0},
                           .max_batch = b->n,
@@ -76,10 +76,11 @@ typedef struct tables_ctx {
     int64_t begin[N_TABLES + 1];
     uint64_t *ids;       /* (N_BATCHES, n) host */
     uint64_t *on_device; /* the same */
+    nn_memory memory;
 } tables_ctx;
 
 static int64_t ten_dim(const embed_bench *b) {
-    return 2 * b->o.dim;
+    return 2 * b->dim;
 }
 
 /* For each table: fetches its share of the ids and updates the rows by SGD. */
@@ -113,22 +114,27 @@ static status check_table(tables_ctx *c, int k, const float *y, float *want, emb
 
 static status check_lookup(tables_ctx *c, embed_figure *f) {
     embed_bench *b = c->b;
-    size_t n = (size_t)(b->n * ten_dim(b));
-    float *y, *want = NULL;
-    TRY(mem_alloc_raw((void **)&y, n, sizeof *y));
-    status st = mem_alloc_raw((void **)&want, n, sizeof *want);
-    if (st == OK) st = look_up_tables(c, 0);
-    if (st == OK) st = b->be->ops->copy_out(b->be, y, b->rows, n * sizeof *y);
-    for (int k = 0; st == OK && k < N_TABLES; k++)
-        st = check_table(c, k, y, want, f);
-    mem_free(y);
-    mem_free(want);
-    return st;
+    int64_t n = b->n * ten_dim(b);
+    float *y, *want;
+    TRY(NN_NEW_HOST(&c->memory, &y, n));
+    TRY(NN_NEW_HOST(&c->memory, &want, n));
+    TRY(look_up_tables(c, 0));
+    TRY(b->be->ops->copy_out(b->be, y, b->rows, (size_t)n * sizeof *y));
+    for (int k = 0; k < N_TABLES; k++)
+        TRY(check_table(c, k, y, want, f));
+    return OK;
 }
 
-static status run_tables(tables_ctx *c) {
+static status run_tables(tables_ctx *c, const embed_config *shape) {
     embed_bench *b = c->b;
+    int64_t n_ids = N_BATCHES * b->n;
     double rate = 0;
+    TRY(NN_NEW_HOST(&c->memory, &c->ids, n_ids));
+    TRY(NN_NEW(&c->memory, &c->on_device, n_ids));
+    draw_zipf(b, c->ids, n_ids, shape->capacity[0]);
+    TRY(b->be->ops->copy_in(b->be, c->on_device, c->ids, (size_t)n_ids * sizeof *c->ids));
+    for (int k = 0; k < N_TABLES; k++)
+        TRY(embed_create(&c->t[k], b->be, shape));
     TRY(embed_bench_rate(b, train_tables, c, &rate));
     embed_figure step = {.what = "10 tables, a step of SGD",
                          .size = "",
@@ -145,7 +151,7 @@ static status run_tables(tables_ctx *c) {
 }
 
 static status bench_ten(embed_bench *b) {
-    int64_t all = b->o.slots > 0 ? b->o.slots : (int64_t)(b->o.max_gib * 4194304 / 4);
+    int64_t all = b->slots > 0 ? b->slots : (int64_t)(b->max_gib * 4194304 / 4);
     embed_config shape = {.dim = (int32_t)ten_dim(b),
                           .policy = POLICY_LRU,
                           .capacity = {all / N_TABLES < 4096 ? 4096 : all / N_TABLES, 0},
@@ -153,20 +159,13 @@ static status bench_ten(embed_bench *b) {
                           .first = FIRST_UNIFORM,
                           .first_scale = 0.1f};
     tables_ctx c = {.b = b};
-    size_t bytes = (size_t)(N_BATCHES * b->n) * 8;
     for (int k = 0; k <= N_TABLES; k++)
         c.begin[k] = b->n * k / N_TABLES;
-    TRY(mem_alloc_raw((void **)&c.ids, bytes, 1));
-    draw_zipf(b, c.ids, N_BATCHES * b->n, shape.capacity[0]);
-    status st = b->be->ops->alloc(b->be, (void **)&c.on_device, bytes);
-    if (st == OK) st = b->be->ops->copy_in(b->be, c.on_device, c.ids, bytes);
-    for (int k = 0; st == OK && k < N_TABLES; k++)
-        st = embed_create(&c.t[k], b->be, &shape);
-    if (st == OK) st = run_tables(&c);
+    nn_memory_init(&c.memory, b->be);
+    status st = run_tables(&c, &shape);
     for (int k = 0; k < N_TABLES; k++)
         embed_destroy(c.t[k]);
-    if (c.on_device != NULL) b->be->ops->release(b->be, c.on_device);
-    mem_free(c.ids);
+    nn_memory_fini(&c.memory);
     return st;
 }
 
@@ -179,6 +178,7 @@ typedef struct verbs_ctx {
     int32_t *inverse, *order, *begin;
     float *dy, *grad; /* (n, 2 dim) */
     uint64_t score;
+    nn_memory memory;
 } verbs_ctx;
 
 static const float STEP_RATE = 1e-3f, STEP_GRAD = 0.5f;
@@ -239,10 +239,15 @@ static status step_by_verbs(void *ctx, int round) {
 
 /* Compares the rows before a step and after it: all gradients are equal, so an id's row moves by
  * how often it is in the batch. */
-static status compare_step(verbs_ctx *c, float *before, float *after, int32_t *inverse,
-                           int32_t *times, embed_figure *f) {
+static status check_step(verbs_ctx *c, embed_figure *f) {
     embed_bench *b = c->b;
     int64_t dim = ten_dim(b), n = b->n * dim;
+    float *before, *after;
+    int32_t *inverse, *times;
+    TRY(NN_NEW_HOST(&c->memory, &before, n));
+    TRY(NN_NEW_HOST(&c->memory, &after, n));
+    TRY(NN_NEW_HOST(&c->memory, &inverse, b->n));
+    TRY(NN_NEW_HOST(&c->memory, &times, b->n));
     TRY(step_by_verbs(c, 0));
     TRY(b->be->ops->copy_out(b->be, before, b->rows, (size_t)n * sizeof *before));
     TRY(pool_ids(c));
@@ -258,79 +263,47 @@ static status compare_step(verbs_ctx *c, float *before, float *after, int32_t *i
     return OK;
 }
 
-static status check_step(verbs_ctx *c, embed_figure *f) {
-    size_t n = (size_t)(c->b->n * ten_dim(c->b));
-    float *before, *after = NULL;
-    int32_t *inverse = NULL, *times = NULL;
-    TRY(mem_alloc_raw((void **)&before, n, sizeof *before));
-    status st = mem_alloc_raw((void **)&after, n, sizeof *after);
-    if (st == OK) st = MEM_NEW(&inverse, (size_t)c->b->n);
-    if (st == OK) st = MEM_NEW(&times, (size_t)c->b->n);
-    if (st == OK) st = compare_step(c, before, after, inverse, times, f);
-    mem_free(before);
-    mem_free(after);
-    mem_free(inverse);
-    mem_free(times);
-    return st;
-}
-
 /* The high bits of an id are the number of its table. */
-static status fill_verbs(verbs_ctx *c) {
+static status make_verbs(verbs_ctx *c) {
     embed_bench *b = c->b;
-    int64_t n = N_BATCHES * b->n, n_grad = b->n * ten_dim(b);
+    nn_memory *m = &c->memory;
+    int64_t n = b->n, n_ids = N_BATCHES * n, n_grad = n * ten_dim(b);
     uint64_t *ids;
-    float *dy = NULL;
-    TRY(mem_alloc_raw((void **)&ids, (size_t)n, sizeof *ids));
-    draw_zipf(b, ids, n, c->l.n_buckets * TABLE_SLOTS / N_TABLES);
-    for (int64_t i = 0; i < n; i++)
-        ids[i] = ids[i] >> 16 | (uint64_t)(i % b->n * N_TABLES / b->n) << 48;
-    status st = b->be->ops->copy_in(b->be, c->ids, ids, (size_t)n * sizeof *ids);
-    mem_free(ids);
-    if (st == OK) st = mem_alloc_raw((void **)&dy, (size_t)n_grad, sizeof *dy);
-    for (int64_t i = 0; st == OK && i < n_grad; i++)
+    float *dy;
+    TRY(NN_NEW(m, &c->ids, n_ids));
+    TRY(NN_NEW(m, &c->keys, n));
+    TRY(NN_NEW(m, &c->n_keys, 1));
+    TRY(NN_NEW(m, &c->inverse, n));
+    TRY(NN_NEW(m, &c->order, n));
+    TRY(NN_NEW(m, &c->begin, n + 1));
+    TRY(NN_NEW(m, &c->dy, n_grad));
+    TRY(NN_NEW(m, &c->grad, n_grad));
+    TRY(NN_NEW_HOST(m, &ids, n_ids));
+    TRY(NN_NEW_HOST(m, &dy, n_grad));
+    draw_zipf(b, ids, n_ids, c->l.n_buckets * TABLE_SLOTS / N_TABLES);
+    for (int64_t i = 0; i < n_ids; i++)
+        ids[i] = ids[i] >> 16 | (uint64_t)(i % n * N_TABLES / n) << 48;
+    for (int64_t i = 0; i < n_grad; i++)
         dy[i] = STEP_GRAD;
-    if (st == OK) st = b->be->ops->copy_in(b->be, c->dy, dy, (size_t)n_grad * sizeof *dy);
-    mem_free(dy);
-    return st;
-}
-
-/* Allocates all memory of the step; after a failure the rest is NULL. */
-static status make_verbs(verbs_ctx *c, void *memory[], int n_memory) {
-    embed_bench *b = c->b;
-    const ops *o = b->be->ops;
-    size_t n = (size_t)b->n, rows = n * (size_t)ten_dim(b) * sizeof(float);
-    int64_t slots = embed_bench_slots(b) / 2;
-    c->l.n_buckets = slots / TABLE_SLOTS < 64 ? 64 : slots / TABLE_SLOTS;
-    c->l.row_bytes = ten_dim(b) * 4 + (ten_dim(b) % 4 != 0) * 8;
-    size_t index_bytes = (size_t)c->l.n_buckets * TABLE_BUCKET_BYTES;
-    const size_t bytes[] = {N_BATCHES * n * 8, n * 8, 8, n * 4, n * 4, (n + 1) * 4, rows, rows};
-    for (int i = 0; i < n_memory; i++)
-        TRY(o->alloc(b->be, &memory[i], bytes[i]));
-    c->ids = memory[0], c->keys = memory[1], c->n_keys = memory[2], c->inverse = memory[3];
-    c->order = memory[4], c->begin = memory[5], c->dy = memory[6], c->grad = memory[7];
-    TRY(b->v->alloc(b->be, (void **)&c->l.index, index_bytes, TABLE_ON_DEVICE));
-    TRY(o->zero(b->be, c->l.index, index_bytes));
-    return b->v->alloc(b->be, (void **)&c->l.rows,
-                       (size_t)(c->l.n_buckets * TABLE_SLOTS * c->l.row_bytes), TABLE_ON_DEVICE);
+    TRY(b->be->ops->copy_in(b->be, c->ids, ids, (size_t)n_ids * sizeof *ids));
+    return b->be->ops->copy_in(b->be, c->dy, dy, (size_t)n_grad * sizeof *dy);
 }
 
 static status bench_verbs(embed_bench *b) {
-    enum { N_MEMORY = 8 };
-    void *memory[N_MEMORY] = {NULL};
     verbs_ctx c = {.b = b};
     double rate = 0;
     embed_figure f = {.what = "10 tables in one, SGD by verbs", .size = ""};
-    status st = make_verbs(&c, memory, N_MEMORY);
-    if (st == OK) st = fill_verbs(&c);
+    int64_t row_bytes = ten_dim(b) * 4 + (ten_dim(b) % 4 != 0) * 8;
+    nn_memory_init(&c.memory, b->be);
+    status st = embed_level_create(b, &c.l, embed_bench_slots(b) / 2, row_bytes, TABLE_ON_DEVICE);
+    if (st == OK) st = make_verbs(&c);
     if (st == OK) st = check_step(&c, &f);
     if (st == OK) st = embed_bench_rate(b, step_by_verbs, &c, &rate);
     f.per_s = rate * (double)b->n;
     f.ms = 1e3 / rate;
     if (st == OK) st = embed_bench_report(b, &f);
-    for (int i = 0; i < N_MEMORY; i++)
-        if (memory[i] != NULL) b->be->ops->release(b->be, memory[i]);
-    if (c.l.index != NULL) b->v->release(b->be, c.l.index, TABLE_ON_DEVICE);
-    if (c.l.rows != NULL) b->v->release(b->be, c.l.rows, TABLE_ON_DEVICE);
+    embed_level_destroy(b, &c.l, TABLE_ON_DEVICE);
+    nn_memory_fini(&c.memory);
     return st;
 }
 

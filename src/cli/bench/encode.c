@@ -1,13 +1,23 @@
-#include "cli/bench/encode.h"
+/* hstu bench encode: one pass of a BERT encoder with random weights over a batch, in the five
+ * numbers of the field's scripts: batch, layers, length, heads, head size.
+ *
+ * The FFN is four times as wide as the model, the activation gelu (erf), the vocabulary 30,522
+ * words.  Before anything is timed, the results are checked on other random tokens: on the CPU each
+ * sequence must have the bits in the batch that it has alone; a GPU must agree with the CPU. */
+#include "encode/encoder.h"
 
+#include <inttypes.h>
 #include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <time.h>
 
 #include "base/mem.h"
 #include "base/rng.h"
 #include "base/sort.h"
 #include "base/thread.h"
-#include "encode/encoder.h"
+#include "cli/bench/bench.h"
+#include "ops/mask.h"
 #include "tune/encoder_plan.h"
 
 enum { N_WORDS = 30522, MIN_POSITIONS = 512, N_TYPES = 2, MAX_PASSES = 1000, N_WARM = 3 };
@@ -15,16 +25,47 @@ enum { N_WORDS = 30522, MIN_POSITIONS = 512, N_TYPES = 2, MAX_PASSES = 1000, N_W
 /* A check runs this many sequences, of this many tokens at most, through two layers. */
 enum { CHECK_SEQUENCES = 3, CHECK_LEN = 48, CHECK_LAYERS = 2 };
 
-void encode_bench_lengths(const encode_shape *s, uint64_t seed, int32_t *lengths) {
+/* The numbers of the command line. */
+enum { N_NUMBERS = 5, SEED = 1 };
+
+typedef struct encode_shape {
+    int64_t batch, n_layers, len, n_heads, head_dim;
+    int64_t avg_len; /* mean of the sequences' lengths; 0: all are len long */
+} encode_shape;
+
+typedef struct bench_args {
+    const char *numbers[N_NUMBERS], *mask_text, *device;
+    encode_shape shape;
+    int act;
+    const char *plan, *cache; /* of encoder_plan_options; plan NULL: the built-in layers */
+    double seconds;           /* of the timed passes, at least */
+    bool is_json;
+    mask *mask; /* or NULL */
+    pool *workers;
+} bench_args;
+
+typedef struct encode_row {
+    int64_t n_tokens;      /* real ones */
+    double n_flops;        /* of the products, and of the attention without a mask */
+    double ms, ms_fastest; /* of a pass: median and fastest, tokens sent and states ready */
+    double cpu_ms;         /* processor time of the process for a pass, mean */
+    int n_passes;
+    bool is_by_plan; /* the timed passes */
+    uint16_t plan;   /* its value */
+    double error;    /* of the check: root mean square over that of the values */
+} encode_row;
+
+void encode_bench_lengths(int64_t batch, int64_t len, int64_t avg_len, uint64_t seed,
+                          int32_t *lengths) {
     rng_key key = rng_make_key(seed, RNG_SYNTH);
-    int64_t mean = s->avg_len > 0 ? s->avg_len : s->len;
-    int64_t reach = s->len - mean < mean - 1 ? s->len - mean : mean - 1, over = 0;
-    for (int64_t b = 0; b < s->batch; b++) {
+    int64_t mean = avg_len > 0 ? avg_len : len;
+    int64_t reach = len - mean < mean - 1 ? len - mean : mean - 1, over = 0;
+    for (int64_t b = 0; b < batch; b++) {
         uint32_t word = rng_draw64(key, (uint64_t)b, 1).word[0];
         lengths[b] = (int32_t)(mean - reach + (int64_t)rng_below(word, (uint32_t)(2 * reach + 1)));
         over += lengths[b] - mean;
     }
-    for (int64_t b = 0; over != 0; b = (b + 1) % s->batch) {
+    for (int64_t b = 0; over != 0; b = (b + 1) % batch) {
         int32_t by = over > 0 ? -1 : 1;
         if (lengths[b] + by < mean - reach || lengths[b] + by > mean + reach) continue;
         lengths[b] += by;
@@ -56,13 +97,13 @@ static status add_random(encoder *e, uint64_t seed, int64_t b, int32_t n, int32_
 }
 
 /* Runs the sequences of a check together or one by one; out: (CHECK_SEQUENCES * CHECK_LEN, E). */
-static status run_check(encoder *e, const encode_options *o, bool is_alone, float *out,
+static status run_check(encoder *e, const bench_args *o, bool is_alone, float *out,
                         int64_t *n_tokens) {
     int32_t ids[CHECK_LEN], dim = encoder_config_of(e)->dim;
     int64_t at = 0;
     for (int b = 0; b < CHECK_SEQUENCES; b++) {
         int32_t n = (int32_t)(o->shape.len < CHECK_LEN ? o->shape.len : CHECK_LEN) - 5 * b;
-        TRY(add_random(e, o->seed + 1, b, n > 1 ? n : 1, ids));
+        TRY(add_random(e, SEED + 1, b, n > 1 ? n : 1, ids));
         if (!is_alone && b + 1 < CHECK_SEQUENCES) continue;
         TRY(encoder_run(e));
         TRY(encoder_read(e, out + at * dim, NULL));
@@ -84,8 +125,8 @@ static double rms_error(const float *a, const float *b, int64_t n) {
 
 /* Two encoders of the same weights: the one under test takes all sequences at once, the other one
  * computes them one by one on the CPU. */
-static status compare(encoder *tested, encoder *plain, const encode_options *o, float *got,
-                      float *want, bool is_exact, act_type act, encode_row *out) {
+static status compare(encoder *tested, encoder *plain, const bench_args *o, float *got, float *want,
+                      bool is_exact, act_type act, encode_row *out) {
     static const double limits[] = {[ACT_F32] = 3e-6, [ACT_BF16] = 1.5e-2, [ACT_F16] = 2e-3};
     int64_t n;
     TRY(run_check(tested, o, false, got, &n));
@@ -96,7 +137,7 @@ static status compare(encoder *tested, encoder *plain, const encode_options *o, 
 }
 
 /* The plan that was asked for, or NULL. */
-static status open_plan(encoder_plan **out, backend *be, const encode_options *o,
+static status open_plan(encoder_plan **out, backend *be, const bench_args *o,
                         const encoder_config *c, const mask *m) {
     encoder_plan_options po = {.plan = o->plan,
                                .cache = o->cache,
@@ -107,7 +148,7 @@ static status open_plan(encoder_plan **out, backend *be, const encode_options *o
     return o->plan != NULL ? encoder_plan_create(out, be, c, &po) : OK;
 }
 
-static status check(backend *be, const encode_options *o, encode_row *out) {
+static status check(backend *be, const bench_args *o, encode_row *out) {
     encoder *tested = NULL, *plain = NULL;
     encoder_plan *plan = NULL;
     backend *cpu = NULL;
@@ -120,9 +161,9 @@ static status check(backend *be, const encode_options *o, encode_row *out) {
     status st = backend_create_cpu(&cpu, NULL);
     if (st == OK) st = open_plan(&plan, be, o, &c, NULL);
     if (st == OK && plan != NULL) eo.layers = encoder_plan_layers(plan);
-    if (st == OK) st = encoder_create_random(&tested, &c, o->seed, be, &eo);
+    if (st == OK) st = encoder_create_random(&tested, &c, SEED, be, &eo);
     eo.layers = NULL;
-    if (st == OK) st = encoder_create_random(&plain, &c, o->seed, cpu, &eo);
+    if (st == OK) st = encoder_create_random(&plain, &c, SEED, cpu, &eo);
     if (st == OK) st = MEM_NEW(&got, size);
     if (st == OK) st = MEM_NEW(&want, size);
     if (st == OK) {
@@ -153,7 +194,7 @@ static status one_pass(encoder *e, backend *be, double *ms) {
     return OK;
 }
 
-static status time_passes(encoder *e, backend *be, const encode_options *o, encode_row *out) {
+static status time_passes(encoder *e, backend *be, const bench_args *o, encode_row *out) {
     double *ms, total = 0, cpu = 0;
     TRY(MEM_NEW(&ms, MAX_PASSES));
     status st = OK;
@@ -187,7 +228,7 @@ static double flops_of(const encode_shape *s, const int32_t *lengths) {
     return (double)s->n_layers * (24 * dim * dim * tokens + 4 * dim * pairs);
 }
 
-static status measure(backend *be, const encode_options *o, const int32_t *lengths, int32_t *ids,
+static status measure(backend *be, const bench_args *o, const int32_t *lengths, int32_t *ids,
                       encode_row *out) {
     encoder_config c = config_of(&o->shape);
     encoder *e = NULL;
@@ -199,9 +240,9 @@ static status measure(backend *be, const encode_options *o, const int32_t *lengt
     out->n_flops = flops_of(&o->shape, lengths);
     TRY(open_plan(&plan, be, o, &c, o->mask));
     if (plan != NULL) eo.layers = encoder_plan_layers(plan);
-    status st = encoder_create_random(&e, &c, o->seed, be, &eo);
+    status st = encoder_create_random(&e, &c, SEED, be, &eo);
     for (int64_t b = 0; st == OK && b < o->shape.batch; b++)
-        st = add_random(e, o->seed, b, lengths[b], ids);
+        st = add_random(e, SEED, b, lengths[b], ids);
     if (st == OK) st = time_passes(e, be, o, out);
     if (st == OK && plan != NULL) {
         encoder_plan_use use = encoder_plan_used(plan);
@@ -213,17 +254,150 @@ static status measure(backend *be, const encode_options *o, const int32_t *lengt
     return st;
 }
 
-status encode_bench_run(backend *be, const encode_options *o, encode_row *out) {
+static status measure_all(backend *be, const bench_args *a, encode_row *out) {
+    const encode_shape *s = &a->shape;
     int32_t *lengths = NULL, *ids = NULL;
     *out = (encode_row){0};
-    TRY(check(be, o, out));
-    status st = MEM_NEW(&lengths, (size_t)o->shape.batch);
-    if (st == OK) st = MEM_NEW(&ids, (size_t)o->shape.len);
+    TRY(check(be, a, out));
+    status st = MEM_NEW(&lengths, (size_t)s->batch);
+    if (st == OK) st = MEM_NEW(&ids, (size_t)s->len);
     if (st == OK) {
-        encode_bench_lengths(&o->shape, o->seed, lengths);
-        st = measure(be, o, lengths, ids, out);
+        encode_bench_lengths(s->batch, s->len, s->avg_len, SEED, lengths);
+        st = measure(be, a, lengths, ids, out);
     }
     mem_free(lengths);
     mem_free(ids);
     return st;
+}
+
+static status print_json(const bench_args *a, const backend *be, const encode_row *row) {
+    const encode_shape *s = &a->shape;
+    json_line line;
+    json_writer *w = json_line_open(&line);
+    json_key_string(w, "bench", "encode");
+    json_key_int(w, "batch", s->batch);
+    json_key_int(w, "layers", s->n_layers);
+    json_key_int(w, "length", s->len);
+    json_key_int(w, "heads", s->n_heads);
+    json_key_int(w, "head_dim", s->head_dim);
+    json_key_string(w, "mask", a->mask_text != NULL ? a->mask_text : "none");
+    json_key_string(w, "device", be->name);
+    json_key_string(w, "dtype", work_dtypes[be->act]);
+    if (row->is_by_plan) json_key_int(w, "plan", row->plan);
+    json_key_int(w, "tokens", row->n_tokens);
+    json_key_double(w, "real_tokens", (double)row->n_tokens / (double)(s->batch * s->len));
+    json_key_double(w, "ms", row->ms);
+    json_key_double(w, "ms_fastest", row->ms_fastest);
+    json_key_double(w, "cpu_ms", row->cpu_ms);
+    json_key_int(w, "passes", row->n_passes);
+    json_key_double(w, "tokens_per_s", (double)row->n_tokens / row->ms * 1e3);
+    json_key_double(w, "gflop", row->n_flops * 1e-9);
+    json_key_double(w, "check_error", row->error);
+    return json_line_print(&line);
+}
+
+static void print_text(const bench_args *a, const backend *be, const encode_row *row) {
+    const encode_shape *s = &a->shape;
+    char tokens[SHOW_BYTES];
+    show_style style = show_stdout_style();
+    printf("%sBERT encoder%s: %" PRId64 " x %" PRId64 " tokens (%.0f %% real), %" PRId64
+           " layers, width %" PRId64 ", mask %s, %s, %s\n",
+           style.bold, style.plain, s->batch, s->len,
+           100.0 * (double)row->n_tokens / (double)(s->batch * s->len), s->n_layers,
+           s->n_heads * s->head_dim, a->mask_text != NULL ? a->mask_text : "none", be->name,
+           work_dtypes[be->act]);
+    printf("Checked: off by %.1e of the values.\n", row->error);
+    if (a->plan != NULL && row->is_by_plan)
+        printf("Layers by plan %d.\n", row->plan);
+    else if (a->plan != NULL)
+        printf("No plan is kept for this batch: the built-in layers.\n");
+    printf("\n");
+    printf("%s  %10s %10s %10s %12s %10s%s\n", style.bold, "ms", "fastest", "CPU ms", "tokens/s",
+           "GFLOP/s", style.plain);
+    printf("  %10.3f %10.3f %10.3f %12s %10.1f\n", row->ms, row->ms_fastest, row->cpu_ms,
+           show_count(tokens, (uint64_t)((double)row->n_tokens / row->ms * 1e3)),
+           row->n_flops / row->ms * 1e-6);
+}
+
+static status read_number(const char *text, const char *what, int64_t most, int64_t *out) {
+    char *end;
+    long long value = strtoll(text, &end, 10);
+    if (*text == '\0' || *end != '\0' || value < 1 || value > most)
+        return fail(ERR_USAGE, "%s '%.40s' is not a number from 1 to %" PRId64, what, text, most);
+    *out = value;
+    return OK;
+}
+
+static status read_shape(bench_args *a) {
+    encode_shape *s = &a->shape;
+    TRY(read_number(a->numbers[0], "the batch", 1 << 16, &s->batch));
+    TRY(read_number(a->numbers[1], "the number of layers", 1024, &s->n_layers));
+    TRY(read_number(a->numbers[2], "the length", 1 << 16, &s->len));
+    TRY(read_number(a->numbers[3], "the number of heads", 256, &s->n_heads));
+    TRY(read_number(a->numbers[4], "the head size", 256, &s->head_dim));
+    if (s->avg_len > s->len)
+        return fail(ERR_USAGE, "--avg-len %" PRId64 " is longer than the length %" PRId64,
+                    s->avg_len, s->len);
+    return OK;
+}
+
+static status run_on(bench_args *a, const work *w) {
+    encode_row row;
+    a->workers = w->workers;
+    TRY(measure_all(w->be, a, &row));
+    if (a->is_json) return print_json(a, w->be, &row);
+    print_text(a, w->be, &row);
+    return OK;
+}
+
+static status run(bench_args *a) {
+    work w;
+    if (a->mask_text != NULL) TRY(mask_create(&a->mask, a->mask_text));
+    status st = bench_open(&w, a->device, a->act, false);
+    if (st == OK) {
+        st = run_on(a, &w);
+        work_close(&w);
+    }
+    mask_destroy(a->mask);
+    return st;
+}
+
+status bench_encode(int argc, char **argv) {
+    bench_args a = {.device = "auto", .seconds = 2};
+    bool is_help;
+    int n;
+    const arg_option options[] = {
+        OPT_INT("--avg-len", &a.shape.avg_len, "A", 0, 1 << 16,
+                "Mean sequence length; lengths are uniform around it (default: every sequence has "
+                "S tokens)."),
+        OPT_TEXT("--mask", &a.mask_text, "MASK",
+                 "Attention mask, as for 'hstu encode' (default none)."),
+        OPT_CHOICE("--dtype", &a.act, "TYPE", work_dtypes,
+                   "float32 (default), bfloat16 or float16."),
+        OPT_TEXT("--plan", &a.plan, "PLAN",
+                 "Run the layers by a fusion plan, as for 'hstu encode': a file, a value, 16 bits "
+                 "or auto."),
+        OPT_TEXT("--cache", &a.cache, "DIR",
+                 "Cache of compiled kernels and tuned plans (default ~/.cache/hstu)."),
+        OPT_TEXT("--device", &a.device, "DEVICE", WORK_DEVICES),
+        OPT_DOUBLE("--seconds", &a.seconds, "S", "Seconds to measure, up to 600 (default 2)."),
+        OPT_FLAG("--json", &a.is_json, "Print one JSON object."),
+        {0},
+    };
+    const arg_spec spec = {
+        .usage = "hstu bench encode B L S H W [options]",
+        .summary = "Measure one pass of a BERT encoder with random weights: B sequences of up to S "
+                   "tokens, L layers, H heads of dimension W; the FFN is four times as wide as the "
+                   "model. BERT base is 'B 12 S 12 64', BERT large 'B 24 S 16 64'.",
+        .options = options,
+        .min_positional = N_NUMBERS,
+        .max_positional = N_NUMBERS,
+        .notes = "CPU ms is the processor time of all threads per pass; compare it when other "
+                 "programs share the machine.\n"};
+    TRY(args_parse(&spec, argc, argv, a.numbers, &n, &is_help));
+    if (is_help) return OK;
+    if (!(a.seconds > 0 && a.seconds <= 600))
+        return fail(ERR_USAGE, "--seconds: %g is out of range; give up to 600", a.seconds);
+    TRY(read_shape(&a));
+    return run(&a);
 }

@@ -1,19 +1,25 @@
-#include "cli/bench/masks.h"
-
+/* hstu bench masks: softmax (or SiLU) attention under the masks and shapes of the field's table (12
+ * heads of dimension 64; causal, sliding, longformer and bigbird), or under any other, forward and
+ * backward.
+ *
+ * Inputs are drawn for each row.  One head of one sequence is first computed in float64, pair by
+ * pair, and compared with all results.  Then each pass is timed by plain calls and by replay
+ * (bench.h), with copies of small inputs in turn.  FLOPs are those of the attended pairs: forward
+ * 4 H D pairs, backward 2.5 times that. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/env.h"
 #include "base/file.h"
-#include "base/half.h"
-#include "base/mem.h"
 #include "base/rng.h"
 #include "base/thread.h"
-#include "cli/bench/timing.h"
+#include "cli/bench/bench.h"
 #include "format/safetensors.h"
 #include "ops/mask_rule.h"
 #include "ops/mask_tiles.h"
+#include "nn/memory.h"
+#include "ops/mask_plan.h"
 
 enum { MAX_COPIES = 20, RECORD_KEY = 177, N_RESULTS = 4 };
 enum { Q, K, V, DOUT, N_INPUTS };
@@ -21,40 +27,64 @@ enum { Q, K, V, DOUT, N_INPUTS };
 static const int64_t CACHE_BYTES = 64 << 20;
 static const double CPU_MAX_FLOPS = 2e10;
 
-/* The field's table: FlexAttention and SDPA with the same mask (ms, forward, replay of a graph,
- * H200, bfloat16, PyTorch 2.11, 2026-11-15); for the causal mask also cuDNN, the best of them. */
-typedef struct cell {
-    int32_t n_sequences, length;
-    double peer[4];
-} cell;
-static const char *const table_masks[4] = {"causal", "sliding,window=64,causal",
-                                           "longformer,window=32,global=32",
-                                           "bigbird,window=32,global=32"};
-static const cell table[] = {{1, 128, {.0064, .0071, .0068, .0070}},
-                             {8, 512, {.0199, .0263, .0402, .0402}},
-                             {8, 1024, {.0479, .0545, .106, .0940}},
-                             {16, 2048, {.265, .199, .432, .359}},
-                             {16, 4096, {.973, .390, .914, .734}}};
-enum { N_CELLS = sizeof table / sizeof *table, N_TABLE_MASKS = 4 };
+/* The field's table. */
+static const char *const table_masks[] = {"causal", "sliding,window=64,causal",
+                                          "longformer,window=32,global=32",
+                                          "bigbird,window=32,global=32"};
+static const int32_t table_shapes[][2] = {
+    {1, 128}, {8, 512}, {8, 1024}, {16, 2048}, {16, 4096}}; /* sequences, length */
+enum {
+    N_TABLE_SHAPES = sizeof table_shapes / sizeof *table_shapes,
+    N_TABLE_MASKS = sizeof table_masks / sizeof *table_masks
+};
+
+/* Which kernels run, where the backend has a choice: those it chooses by the mask, those that work
+ * by tiles, those that work by rows (ops/mask_choice.h), or, by tiles, those for any card. */
+typedef enum { MASK_CHOSEN, MASK_BLOCK_WISE, MASK_ROW_WISE, MASK_ANY_CARD } mask_kernel;
+static const char *const kernel_names[] = {"chosen", "block-wise", "row-wise", "any-card", NULL};
+
+typedef struct bench_args {
+    const char *device;
+    int act, kernel;
+    bool is_json, is_deterministic;
+    /* What to measure; 0 and NULL stand for all rows of the table. */
+    const char *mask; /* the text of a mask; or a part of one of the table's */
+    int64_t n_sequences, length, n_heads, dim;
+    int64_t seed;  /* of the inputs; 0: another one in every run */
+    bool is_silu;  /* weights are silu / length, as HSTU's, instead of the softmax */
+    bool is_curve; /* instead of the table, at 16 sequences of 4096 unless told: sliding windows of
+                      densities from .01 to 1, and pairs scattered at random from .0005 on */
+    backend *be;
+    double log_ratio; /* sums over the rows that have a peer */
+    int n_ratios;
+    int n_left_out; /* rows that would take a CPU minutes */
+    bool has_head;  /* printed */
+} bench_args;
+
+typedef struct mask_row {
+    const char *mask;   /* its text, or "scattered" */
+    const char *source; /* the text that makes it, where that is another; or NULL */
+    int32_t n_sequences, length, n_heads, dim;
+    bool is_silu, by_rows[N_PASSES];     /* by_rows: row-wise kernels ran */
+    double density;                      /* attended pairs / all pairs */
+    double n_full, n_partial;            /* shares of all tiles */
+    double tile_pairs;                   /* of a listed tile, in the mean */
+    double error;                        /* of the worst result, by root mean square */
+    double flops, bytes;                 /* of the forward pass */
+    double seconds[N_PASSES][N_TIMINGS]; /* NAN: not timed */
+    double peer; /* ms of the best peer, forward, replayed; NAN: not known */
+} mask_row;
 
 /* One row's arrays. */
 typedef struct problem {
     backend *be;
     mask *m;
     mask_batch *masks;
-    mask_kernel kernel;
     softmax_attn_args copy[MAX_COPIES];
     int n_copies;
     float *input[N_INPUTS]; /* (length, D): head 0 of sequence 0, as the op sees it */
-    void *device[MAX_COPIES * 9 + 1];
-    int n_device;
+    nn_memory memory;       /* of all arrays */
 } problem;
-
-static status new_array(problem *p, size_t bytes, void **out) {
-    TRY(p->be->ops->alloc(p->be, out, bytes));
-    p->device[p->n_device++] = *out;
-    return OK;
-}
 
 /* Number i of an input: uniform in [-1, 1), exact in every activation type.  Four numbers in turn
  * share a draw, which the caller keeps. */
@@ -63,63 +93,46 @@ static float draw(rng_key key, int64_t i, uint64_t what, rng_block *four) {
     return (float)((int32_t)(four->word[i % 4] >> 24) - 128) / 128;
 }
 
-static uint16_t to_half(act_type act, float x) {
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    if (act == ACT_BF16) return (uint16_t)(bits >> 16);
-    if (x == 0) return 0;
-    return (uint16_t)((bits >> 16 & 0x8000) | (((bits >> 23 & 255) - 112) << 10) |
-                      (bits >> 13 & 1023));
-}
-
 /* Draws one input and copies it to every copy. */
 static status send_input(problem *p, const mask_row *r, rng_key key, int which, void **out) {
     int64_t width = (int64_t)r->n_heads * r->dim, n = width * r->n_sequences * r->length;
     size_t size = act_bytes(p->be->act);
     char *host;
     rng_block four = {{0}};
-    TRY(MEM_NEW(&p->input[which], (size_t)r->length * (size_t)r->dim));
+    TRY(NN_NEW_HOST(&p->memory, &p->input[which], (int64_t)r->length * r->dim));
     TRY(mem_alloc_raw((void **)&host, (size_t)n, size));
     for (int64_t i = 0; i < n; i++) {
         float x = draw(key, i, (uint64_t)which, &four);
         if (i < width * r->length && i % width < r->dim)
             p->input[which][i / width * r->dim + i % width] = x;
-        if (size == 4) {
-            memcpy(host + i * 4, &x, 4);
-        } else {
-            uint16_t half = to_half(p->be->act, x);
-            memcpy(host + i * 2, &half, 2);
-        }
+        bench_put_act(p->be->act, host + (size_t)i * size, x);
     }
     status st = OK;
     for (int c = 0; c < p->n_copies && st == OK; c++) {
-        st = new_array(p, (size_t)n * size, &out[c]);
+        st = nn_new(&p->memory, &out[c], n, size);
         if (st == OK) st = p->be->ops->copy_in(p->be, out[c], host, (size_t)n * size);
     }
     mem_free(host);
     return st;
 }
 
-static status send_offsets(problem *p, const mask_row *r, void **out) {
-    int32_t *offsets, *lengths;
-    TRY(MEM_NEW(&offsets, 2 * (size_t)r->n_sequences + 1));
-    lengths = offsets + r->n_sequences + 1;
-    for (int32_t b = 0; b < r->n_sequences; b++) {
+static status send_offsets(problem *p, const mask_row *r, int32_t **out) {
+    int32_t n = r->n_sequences, *offsets, *lengths;
+    TRY(NN_NEW_HOST(&p->memory, &offsets, n + 1));
+    TRY(NN_NEW_HOST(&p->memory, &lengths, n));
+    for (int32_t b = 0; b < n; b++) {
         offsets[b + 1] = offsets[b] + r->length;
         lengths[b] = r->length;
     }
-    size_t bytes = sizeof *offsets * ((size_t)r->n_sequences + 1);
-    status st = new_array(p, bytes, out);
-    if (st == OK) st = p->be->ops->copy_in(p->be, *out, offsets, bytes);
-    if (st == OK) st = mask_batch_create(&p->masks, p->be, p->m, r->n_sequences);
-    if (st == OK) st = mask_batch_set(p->masks, 0, r->n_sequences, lengths);
-    mem_free(offsets);
-    return st;
+    TRY(NN_NEW(&p->memory, out, n + 1));
+    TRY(p->be->ops->copy_in(p->be, *out, offsets, sizeof *offsets * ((size_t)n + 1)));
+    TRY(mask_batch_create(&p->masks, p->be, p->m, n));
+    return mask_batch_set(p->masks, 0, n, lengths);
 }
 
 /* The kernels that were asked for take what they know from the arguments: without the number of
  * rows there is no TMA, without that of the tiles no choice. */
-static void choose_kernel(softmax_attn_args *a, mask_kernel kernel) {
+static void choose_kernel(softmax_attn_args *a, int kernel) {
     if (kernel == MASK_ANY_CARD) a->n_rows = 0;
     if (kernel == MASK_ANY_CARD || kernel == MASK_BLOCK_WISE) a->mask.n_listed = 0;
     if (kernel == MASK_ROW_WISE) a->mask.n_listed = INT32_MAX;
@@ -132,12 +145,13 @@ static bool is_by_rows(const backend *be, const softmax_attn_args *a, int pass) 
            mask_choice_by_rows(a->mask.n_pairs, a->mask.n_listed, pass == PASS_BACKWARD);
 }
 
-static status open_problem(problem *p, const mask_row *r, uint64_t seed) {
-    rng_key key = rng_make_key(seed, RNG_TEST);
+static status open_problem(problem *p, const bench_args *b, const mask_row *r) {
+    rng_key key = rng_make_key((uint64_t)b->seed, RNG_TEST);
     int64_t n_rows = (int64_t)r->n_sequences * r->length, width = (int64_t)r->n_heads * r->dim;
     size_t bytes = (size_t)(n_rows * width) * act_bytes(p->be->act);
     int64_t copies = p->be->n_ahead > 0 ? CACHE_BYTES / (int64_t)(4 * bytes) + 2 : 1;
-    void *there[N_INPUTS][MAX_COPIES], *offsets;
+    void *there[N_INPUTS][MAX_COPIES];
+    int32_t *offsets;
     p->n_copies = (int)(copies < MAX_COPIES ? copies : MAX_COPIES);
     TRY(send_offsets(p, r, &offsets));
     for (int i = 0; i < N_INPUTS; i++)
@@ -153,26 +167,23 @@ static status open_problem(problem *p, const mask_row *r, uint64_t seed) {
                                  .mask = *mask_batch_view(p->masks),
                                  .alpha = 1 / sqrtf((float)r->dim),
                                  .silu_scale = r->is_silu ? 1 / (float)r->length : 0};
-        choose_kernel(a, p->kernel);
+        choose_kernel(a, b->kernel);
         a->q = there[Q][c];
         a->k = there[K][c];
         a->v = there[V][c];
         a->dout = there[DOUT][c];
         a->stride_q = a->stride_k = a->stride_v = a->stride_out = width;
-        TRY(new_array(p, bytes, &a->out));
-        TRY(new_array(p, bytes, &a->dq));
-        TRY(new_array(p, bytes, &a->dk));
-        TRY(new_array(p, bytes, &a->dv));
-        TRY(new_array(p, (size_t)(n_rows * r->n_heads) * sizeof(float), (void **)&a->log_sum));
+        TRY(nn_new_act(&p->memory, &a->out, n_rows, width));
+        TRY(nn_new_act(&p->memory, &a->dq, n_rows, width));
+        TRY(nn_new_act(&p->memory, &a->dk, n_rows, width));
+        TRY(nn_new_act(&p->memory, &a->dv, n_rows, width));
+        TRY(NN_NEW(&p->memory, &a->log_sum, n_rows * r->n_heads));
     }
     return OK;
 }
 
 static void close_problem(problem *p) {
-    for (int i = 0; i < N_INPUTS; i++)
-        mem_free(p->input[i]);
-    for (int i = 0; i < p->n_device; i++)
-        p->be->ops->release(p->be, p->device[i]);
+    nn_memory_fini(&p->memory);
     mask_batch_destroy(p->masks);
     mask_destroy(p->m);
 }
@@ -339,7 +350,89 @@ static status describe(const problem *p, mask_row *r) {
     return OK;
 }
 
-static status measure(problem *p, mask_row *r, mask_row_fn fn, void *ctx) {
+static double best_of(const double seconds[N_TIMINGS]) {
+    return isnan(seconds[TIMED_REPLAY]) ? seconds[TIMED_PLAIN] : seconds[TIMED_REPLAY];
+}
+
+static const char *kernel_of(const bench_args *a, const mask_row *r, int pass) {
+    if (r->by_rows[pass]) return "row-wise";
+    return a->kernel == MASK_ANY_CARD ? "block-wise, any card" : "block-wise";
+}
+
+static status print_json(const bench_args *a, const mask_row *r) {
+    static const char *const keys[N_PASSES][N_TIMINGS] = {{"fwd_ms", "fwd_replay_ms"},
+                                                          {"bwd_ms", "bwd_replay_ms"}};
+    json_line line;
+    json_writer *w = bench_json_open(&line, "masks", a->be);
+    json_key_string(w, "mask", r->mask);
+    if (r->is_silu) json_key_bool(w, "silu", true);
+    json_key_string(w, "kernel", kernel_of(a, r, PASS_FORWARD));
+    json_key_string(w, "backward_kernel", kernel_of(a, r, PASS_BACKWARD));
+    json_key_double(w, "pairs_a_tile", r->tile_pairs);
+    if (a->is_deterministic) json_key_bool(w, "deterministic", true);
+    json_key_int(w, "sequences", r->n_sequences);
+    json_key_int(w, "length", r->length);
+    json_key_int(w, "heads", r->n_heads);
+    json_key_int(w, "dim", r->dim);
+    json_key_double(w, "density", r->density);
+    json_key_double(w, "full_tiles", r->n_full);
+    json_key_double(w, "partial_tiles", r->n_partial);
+    json_key_double(w, "error", r->error);
+    for (int pass = 0; pass < N_PASSES; pass++)
+        for (int how = 0; how < N_TIMINGS; how++)
+            if (!isnan(r->seconds[pass][how]))
+                json_key_double(w, keys[pass][how], r->seconds[pass][how] * 1e3);
+    json_key_double(w, "fwd_tflops", r->flops / best_of(r->seconds[PASS_FORWARD]) / 1e12);
+    json_key_double(w, "bwd_tflops", 2.5 * r->flops / best_of(r->seconds[PASS_BACKWARD]) / 1e12);
+    json_key_double(w, "fwd_gb_per_s", r->bytes / best_of(r->seconds[PASS_FORWARD]) / 1e9);
+    if (!isnan(r->peer)) json_key_double(w, "peer_fwd_replay_ms", r->peer);
+    return json_line_print(&line);
+}
+
+/* Before the first row: a wrong mask gets no table. */
+static void print_head(bench_args *a) {
+    show_style style = show_stdout_style();
+    if (a->has_head) return;
+    a->has_head = true;
+    printf("%s attention under masks on %s in %s; kernels: %s%s\n\n",
+           a->is_silu ? "SiLU" : "Softmax", bench_device(a->be), work_dtypes[a->be->act],
+           kernel_names[a->kernel], a->is_deterministic ? ", deterministic" : "");
+    printf("%s%-31s %3s %5s %7s %6s %6s %9s %9s %9s %9s %8s %7s %8s %10s %6s%s\n", style.bold,
+           "mask", "B", "n", "density", "full", "part", "fwd ms", "replay", "bwd ms", "replay",
+           "TFLOP/s", "GB/s", "error", "by", "x peer", style.plain);
+}
+
+static void print_ms(double seconds) {
+    if (isnan(seconds))
+        printf(" %9s", "-");
+    else
+        printf(" %9.4f", seconds * 1e3);
+}
+
+static void print_text(bench_args *a, const mask_row *r) {
+    double forward = best_of(r->seconds[PASS_FORWARD]);
+    print_head(a);
+    printf("%-31s %3d %5d %7.4f %6.3f %6.3f", r->mask, r->n_sequences, r->length, r->density,
+           r->n_full, r->n_partial);
+    for (int pass = 0; pass < N_PASSES; pass++)
+        for (int how = 0; how < N_TIMINGS; how++)
+            print_ms(r->seconds[pass][how]);
+    printf(" %8.3g %7.0f %8.1e %10s", r->flops / forward / 1e12, r->bytes / forward / 1e9, r->error,
+           r->by_rows[PASS_BACKWARD]  ? "rows"
+           : r->by_rows[PASS_FORWARD] ? "rows/tiles"
+                                      : "tiles");
+    if (isnan(r->peer)) {
+        printf(" %6s\n", "-");
+    } else {
+        double ratio = r->peer / 1e3 / forward;
+        printf(" %6.2f\n", ratio);
+        a->log_ratio += log(ratio);
+        a->n_ratios++;
+    }
+    (void)fflush(stdout);
+}
+
+static status measure(bench_args *a, problem *p, mask_row *r) {
     TRY(check(p, r));
     for (int pass = 0; pass < N_PASSES; pass++) {
         timed_pass t = {p, pass};
@@ -347,36 +440,37 @@ static status measure(problem *p, mask_row *r, mask_row_fn fn, void *ctx) {
         TRY(timing_replay(p->be, RECORD_KEY + (uint64_t)pass, call, &t,
                           &r->seconds[pass][TIMED_REPLAY]));
     }
-    return fn(ctx, r);
+    if (a->is_json) return print_json(a, r);
+    print_text(a, r);
+    return OK;
 }
 
-static status run_row(backend *be, const mask_filter *f, mask_row *r, uint64_t seed, mask_row_fn fn,
-                      void *ctx, int *n_left_out) {
-    problem p = {.be = be, .kernel = f->kernel};
+static status run_row(bench_args *a, mask_row *r) {
+    backend *be = a->be;
+    problem p = {.be = be};
     TRY(be->ops->set_precision(be, be->act, false)); /* drops old recordings */
+    nn_memory_init(&p.memory, be);
     status st = mask_create(&p.m, r->source != NULL ? r->source : r->mask);
     if (st == OK) st = describe(&p, r);
-    if (st == OK && be->n_ahead == 0 && r->flops > CPU_MAX_FLOPS) {
-        ++*n_left_out;
-        close_problem(&p);
-        return OK;
+    bool is_long = st == OK && be->n_ahead == 0 && r->flops > CPU_MAX_FLOPS;
+    a->n_left_out += is_long;
+    if (st == OK && !is_long) {
+        st = open_problem(&p, a, r);
+        for (int pass = 0; pass < N_PASSES && st == OK; pass++)
+            r->by_rows[pass] = is_by_rows(be, &p.copy[0], pass);
+        if (st == OK) st = measure(a, &p, r);
     }
-    if (st == OK) st = open_problem(&p, r, seed);
-    for (int pass = 0; pass < N_PASSES && st == OK; pass++)
-        r->by_rows[pass] = is_by_rows(be, &p.copy[0], pass);
-    if (st == OK) st = measure(&p, r, fn, ctx);
     close_problem(&p);
     return st;
 }
 
-static bool is_wanted(const mask_filter *f, const cell *c, const char *mask_text) {
-    if (f->n_sequences != 0 && f->n_sequences != c->n_sequences) return false;
-    if (f->length != 0 && f->length != c->length) return false;
+static bool is_wanted(const bench_args *f, const int32_t shape[2], const char *mask_text) {
+    if (f->n_sequences != 0 && f->n_sequences != shape[0]) return false;
+    if (f->length != 0 && f->length != shape[1]) return false;
     return f->mask == NULL || strstr(mask_text, f->mask) != NULL;
 }
 
-static mask_row row_of(const mask_filter *f, const char *text, int32_t n_sequences,
-                       int32_t length) {
+static mask_row row_of(const bench_args *f, const char *text, int32_t n_sequences, int32_t length) {
     mask_row r = {.mask = text, .n_sequences = n_sequences, .length = length, .peer = NAN};
     r.n_heads = f->n_heads != 0 ? (int32_t)f->n_heads : 12;
     r.dim = f->dim != 0 ? (int32_t)f->dim : 64;
@@ -384,7 +478,7 @@ static mask_row row_of(const mask_filter *f, const char *text, int32_t n_sequenc
     return r;
 }
 
-static mask_row curve_row(const mask_filter *f, const char *text) {
+static mask_row curve_row(const bench_args *f, const char *text) {
     return row_of(f, text, f->n_sequences != 0 ? (int32_t)f->n_sequences : 16,
                   f->length != 0 ? (int32_t)f->length : 4096);
 }
@@ -405,8 +499,7 @@ static status write_scattered(const char *path, int32_t n, double share, uint64_
 }
 
 /* Pairs at random: tiles are all listed, with few pairs each. */
-static status run_scattered(backend *be, const mask_filter *f, uint64_t seed, mask_row_fn fn,
-                            void *ctx, int *n_left_out) {
+static status run_scattered(bench_args *f) {
     static const double shares[] = {.0005, .001, .002, .005, .01, .02, .05, .1};
     char cache[512], path[640], source[648];
     scratch_folder *folder;
@@ -418,16 +511,15 @@ static status run_scattered(backend *be, const mask_filter *f, uint64_t seed, ma
     for (size_t i = 0; i < sizeof shares / sizeof *shares && st == OK; i++) {
         mask_row r = curve_row(f, "scattered");
         r.source = source;
-        st = write_scattered(path, r.length, shares[i], seed + i);
-        if (st == OK) st = run_row(be, f, &r, seed, fn, ctx, n_left_out);
+        st = write_scattered(path, r.length, shares[i], (uint64_t)f->seed + i);
+        if (st == OK) st = run_row(f, &r);
     }
     scratch_folder_destroy(folder);
     return st;
 }
 
 /* Time against density: a window W of n tokens has about (2 W n - W^2) / n^2 of the pairs. */
-static status run_curve(backend *be, const mask_filter *f, uint64_t seed, mask_row_fn fn, void *ctx,
-                        int *n_left_out) {
+static status run_curve(bench_args *f) {
     static const double densities[] = {.01, .02, .05, .1, .2, .5, 1};
     for (size_t i = 0; i < sizeof densities / sizeof *densities; i++) {
         char text[48] = "none";
@@ -435,32 +527,97 @@ static status run_curve(backend *be, const mask_filter *f, uint64_t seed, mask_r
         if (densities[i] < 1)
             snprintf(text, sizeof text, "sliding,window=%d",
                      (int)lround(r.length * (1 - sqrt(1 - densities[i]))));
-        TRY(run_row(be, f, &r, seed, fn, ctx, n_left_out));
+        TRY(run_row(f, &r));
     }
-    return run_scattered(be, f, seed, fn, ctx, n_left_out);
+    return run_scattered(f);
 }
 
-status mask_bench_run(backend *be, const mask_filter *filter, mask_row_fn fn, void *ctx,
-                      int *n_left_out) {
-    uint64_t seed = filter->seed != 0 ? (uint64_t)filter->seed : clock_ns();
-    bool has_peers = be->act == ACT_BF16 && be->card != NULL && strstr(be->card, "H200") != NULL &&
-                     filter->n_heads == 0 && filter->dim == 0 && !filter->is_silu &&
-                     filter->kernel == MASK_CHOSEN;
+static double find_peer(const bench_args *a, const mask_row *r) {
+    char key[80];
+    bool is_comparable = bench_has_peers(a->be) && a->n_heads == 0 && a->dim == 0 && !a->is_silu &&
+                         a->kernel == MASK_CHOSEN;
+    snprintf(key, sizeof key, "%d,%d,\"%s\"", r->n_sequences, r->length, r->mask);
+    return is_comparable ? bench_peer("masks", key, 0) : NAN;
+}
+
+static status run_rows(bench_args *a) {
     int n_rows = 0;
-    *n_left_out = 0;
-    if (filter->is_curve) return run_curve(be, filter, seed, fn, ctx, n_left_out);
-    for (int c = 0; c < N_CELLS; c++)
+    if (a->is_curve) return run_curve(a);
+    for (int s = 0; s < N_TABLE_SHAPES; s++)
         for (int m = 0; m < N_TABLE_MASKS; m++) {
-            mask_row r = row_of(filter, table_masks[m], table[c].n_sequences, table[c].length);
-            if (!is_wanted(filter, &table[c], table_masks[m])) continue;
-            if (has_peers) r.peer = table[c].peer[m];
-            TRY(run_row(be, filter, &r, seed, fn, ctx, n_left_out));
+            mask_row r = row_of(a, table_masks[m], table_shapes[s][0], table_shapes[s][1]);
+            if (!is_wanted(a, table_shapes[s], table_masks[m])) continue;
+            r.peer = find_peer(a, &r);
+            TRY(run_row(a, &r));
             n_rows++;
         }
     if (n_rows > 0) return OK;
     /* not of the table */
-    mask_row r = row_of(filter, filter->mask != NULL ? filter->mask : "none",
-                        filter->n_sequences != 0 ? (int32_t)filter->n_sequences : 8,
-                        filter->length != 0 ? (int32_t)filter->length : 1024);
-    return run_row(be, filter, &r, seed, fn, ctx, n_left_out);
+    mask_row r = row_of(a, a->mask != NULL ? a->mask : "none",
+                        a->n_sequences != 0 ? (int32_t)a->n_sequences : 8,
+                        a->length != 0 ? (int32_t)a->length : 1024);
+    return run_row(a, &r);
+}
+
+static status run_on(bench_args *a) {
+    TRY(run_rows(a));
+    if (a->is_json) return OK;
+    print_head(a);
+    printf("\nTFLOP/s: of the attended pairs, forward; GB/s: q, k, v and out, once.\n");
+    if (a->n_ratios > 0)
+        printf("x peer: time of the best of FlexAttention, SDPA and (causal) cuDNN / time, "
+               "forward, replayed; geometric mean %.2f over %d rows.\n",
+               exp(a->log_ratio / a->n_ratios), a->n_ratios);
+    if (a->n_left_out > 0)
+        printf("%d rows are for a GPU: they would take minutes here.\n", a->n_left_out);
+    return OK;
+}
+
+static status run(bench_args *a) {
+    work w;
+    if (a->seed == 0) a->seed = (int64_t)clock_ns();
+    TRY(bench_open(&w, a->device, a->act, a->is_deterministic));
+    a->be = w.be;
+    status st = run_on(a);
+    work_close(&w);
+    return st;
+}
+
+status bench_masks(int argc, char **argv) {
+    bench_args a = {.device = "auto", .act = ACT_BF16};
+    bool is_help;
+    const arg_option options[] = {
+        OPT_TEXT("--device", &a.device, "DEVICE", WORK_DEVICES),
+        OPT_CHOICE("--dtype", &a.act, "TYPE", work_dtypes, BENCH_DTYPES),
+        OPT_TEXT(
+            "--mask", &a.mask, "MASK",
+            "Measure only table rows whose mask contains MASK; or any mask of 'hstu mask show'."),
+        OPT_INT("--sequences", &a.n_sequences, "B", 1, 65536, "Sequences per batch."),
+        OPT_INT("--length", &a.length, "N", 1, 1 << 17, "Tokens per sequence."),
+        OPT_INT("--heads", &a.n_heads, "H", 1, 1024, "Heads (default 12)."),
+        OPT_INT("--dim", &a.dim, "D", 1, 256, "Head dimension (default 64)."),
+        OPT_FLAG("--silu", &a.is_silu,
+                 "Use HSTU's weights, silu(score) / N, instead of the softmax."),
+        OPT_CHOICE("--kernel", &a.kernel, "KERNEL", kernel_names,
+                   "On a GPU in 16 bits: chosen (by the mask, default), block-wise, row-wise, or "
+                   "any-card (the SM 8.0 kernels)."),
+        OPT_FLAG("--deterministic", &a.is_deterministic, "On a GPU: sum in a fixed order."),
+        OPT_FLAG("--curve", &a.is_curve,
+                 "Instead of the table, measure sliding windows of densities from .01 to 1 and "
+                 "randomly scattered pairs (16 sequences of 4096 tokens by default)."),
+        OPT_INT("--seed", &a.seed, "S", 1, INT64_MAX,
+                "Seed of the inputs (default: a new one in every run)."),
+        OPT_FLAG("--json", &a.is_json, "Print one JSON object per row."),
+        {0},
+    };
+    const arg_spec spec = {
+        .usage = "hstu bench masks [options]",
+        .summary = "Measure softmax attention under masks, forward and backward, at the shapes of "
+                   "the published table or any other. Each is first checked against float64.",
+        .options = options,
+        .notes = "On an H200 in bfloat16, table rows show the ratio to the fastest of "
+                 "FlexAttention, SDPA and cuDNN."};
+    status st = args_parse(&spec, argc, argv, NULL, NULL, &is_help);
+    if (st == OK && !is_help) st = run(&a);
+    return st;
 }

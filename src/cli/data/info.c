@@ -1,9 +1,9 @@
-/* hstu info: what is in a data set; a run goes to info_run.c, a snapshot of a table to
- * info_table.c, a file of tensors to info_tensors.c.
- */
+/* hstu info: what is in a file of tensors, a snapshot of a dynamic table, a run or a data set, each
+ * in its own part below. */
 #include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -11,14 +11,404 @@
 #include "base/env.h"
 #include "base/file.h"
 #include "base/mem.h"
+#include "base/progress.h"
 #include "cli/cli.h"
-#include "cli/data/info_table.h"
-#include "cli/data/info_tensors.h"
-#include "cli/json_line.h"
 #include "cli/model/run_facts.h"
-#include "cli/show.h"
+#include "cli/output.h"
 #include "data/set/stats.h"
 #include "embed/snapshot.h"
+#include "format/safetensors.h"
+#include "format/torch_file.h"
+
+enum { NAME_COLUMNS = 100 };
+
+/* A tensor of either format. */
+typedef struct tensor_line {
+    const char *name;
+    st_dtype dtype;
+    int n_dims;
+    const int64_t *shape;
+} tensor_line;
+
+/* The tensors of an open file, by number. */
+typedef struct tensor_list {
+    const st_file *plain;
+    const torch_file *torch;
+    size_t n;
+} tensor_list;
+
+static tensor_line line_at(const tensor_list *l, size_t i) {
+    if (l->torch != NULL) {
+        const torch_tensor *t = torch_tensor_at(l->torch, i);
+        return (tensor_line){t->name, t->dtype, t->n_dims, t->shape};
+    }
+    const st_tensor *t = st_tensor_at(l->plain, i);
+    return (tensor_line){t->name, t->dtype, t->n_dims, t->shape};
+}
+
+static bool ends_with(const char *text, const char *end) {
+    size_t n = strlen(text), n_end = strlen(end);
+    return n >= n_end && strcmp(text + n - n_end, end) == 0;
+}
+
+/* By its name as well: of one that is broken, torch's reader says what is wrong. */
+static bool is_torch(const char *path) {
+    bool is_named = ends_with(path, ".pt") || ends_with(path, ".pth");
+    return torch_is_file(path) || (is_named && file_exists(path) && !folder_exists(path));
+}
+
+static bool info_is_tensors(const char *path) {
+    return (ends_with(path, ".safetensors") && file_exists(path)) || is_torch(path);
+}
+
+/* "(3953, 50)" as Python writes it; a scalar is "()". */
+static void shape_text(char text[SHOW_BYTES], const tensor_line *t) {
+    size_t used = (size_t)snprintf(text, SHOW_BYTES, "(");
+    for (int d = 0; d < t->n_dims; d++)
+        used += (size_t)snprintf(text + used, SHOW_BYTES - used, "%s%" PRId64, d > 0 ? ", " : "",
+                                 t->shape[d]);
+    snprintf(text + used, SHOW_BYTES - used, t->n_dims == 1 ? ",)" : ")");
+}
+
+static void print_lines(const tensor_list *l) {
+    char name[SHOW_BYTES], shape[SHOW_BYTES];
+    int widest = 0;
+    for (size_t i = 0; i < l->n; i++) {
+        tensor_line t = line_at(l, i);
+        show_text(name, t.name, strlen(t.name), NAME_COLUMNS);
+        if (show_columns(name) > widest) widest = show_columns(name);
+    }
+    for (size_t i = 0; i < l->n; i++) {
+        tensor_line t = line_at(l, i);
+        show_text(name, t.name, strlen(t.name), NAME_COLUMNS);
+        shape_text(shape, &t);
+        printf("%s%*s  %-8s  %s\n", name, widest - show_columns(name), "",
+               torch_dtype_name(t.dtype), shape);
+    }
+}
+
+static status print_tensors_json(const char *path, const tensor_list *l) {
+    json_line out;
+    json_writer *w = json_line_open(&out);
+    json_key_string(w, "path", path);
+    json_key(w, "tensors");
+    json_array_open(w);
+    for (size_t i = 0; i < l->n; i++) {
+        tensor_line t = line_at(l, i);
+        json_object_open(w);
+        json_key_string(w, "name", t.name);
+        json_key_string(w, "dtype", torch_dtype_name(t.dtype));
+        json_key(w, "shape");
+        json_array_open(w);
+        for (int d = 0; d < t.n_dims; d++)
+            json_int(w, t.shape[d]);
+        json_array_close(w);
+        json_object_close(w);
+    }
+    json_array_close(w);
+    return json_line_print(&out);
+}
+
+static status print_list(const char *path, const tensor_list *l, bool is_json) {
+    if (is_json) return print_tensors_json(path, l);
+    print_lines(l);
+    return OK;
+}
+
+static status info_tensors(const char *path, bool is_json) {
+    torch_file *torch = NULL;
+    st_file *plain = NULL;
+    status st = ends_with(path, ".safetensors") ? st_open(&plain, path) : torch_open(&torch, path);
+    tensor_list l = {plain, torch, 0};
+    if (torch != NULL) l.n = torch_n_tensors(torch);
+    if (plain != NULL) l.n = st_n_tensors(plain);
+    if (st == OK) st = print_list(path, &l, is_json);
+    torch_close(torch);
+    st_close(plain);
+    return st;
+}
+
+/* hstu info FOLDER: how full a dynamic table is, where its rows are, their scores and ages. */
+
+enum { BINS = 10, TABLE_BAR = 30 };
+
+/* Rows by score or step: ten bins of equal width from the smallest to the largest value. */
+typedef struct histogram {
+    uint64_t low, high;
+    uint64_t count[BINS];
+} histogram;
+
+typedef struct table_info {
+    snapshot_info s;
+    bool is_lfu; /* the high word of a score is a count */
+    bool counts; /* second pass: the bounds are known */
+    histogram score, stamp;
+    int64_t n;
+} table_info;
+
+static uint64_t bin_of(const histogram *h, uint64_t x) {
+    uint64_t width = (h->high - h->low) / BINS + 1;
+    return (x - h->low) / width;
+}
+
+static void note(histogram *h, uint64_t x, bool counts) {
+    if (counts) { /* the folder may have changed between the passes */
+        if (x >= h->low && x <= h->high) h->count[bin_of(h, x)]++;
+        return;
+    }
+    if (x < h->low) h->low = x;
+    if (x > h->high) h->high = x;
+}
+
+static status see_rows(void *ctx, const embed_rows *rows) {
+    table_info *t = ctx;
+    for (int64_t i = 0; i < rows->n; i++) {
+        uint64_t score = rows->scores[i];
+        note(&t->score, t->is_lfu ? score >> 32 : score, t->counts);
+        note(&t->stamp, rows->stamps[i], t->counts);
+    }
+    if (!t->counts) t->n += rows->n;
+    return OK;
+}
+
+static status look(table_info *t, const char *folder) {
+    TRY(embed_snapshot_info(folder, &t->s));
+    t->is_lfu = strcmp(t->s.policy, "lfu") == 0;
+    t->score.low = t->stamp.low = UINT64_MAX;
+    TRY(embed_snapshot_each(folder, see_rows, t));
+    t->counts = true;
+    return embed_snapshot_each(folder, see_rows, t);
+}
+
+static void write_histogram(json_writer *w, const char *key, const histogram *h, int64_t n) {
+    uint64_t width = (h->high - h->low) / BINS + 1;
+    json_key(w, key);
+    json_array_open(w);
+    for (int i = 0; i < BINS && n > 0; i++) {
+        if (h->count[i] == 0) continue;
+        json_object_open(w);
+        json_key(w, "from");
+        json_uint(w, h->low + (uint64_t)i * width);
+        json_key_int(w, "rows", (int64_t)h->count[i]);
+        json_object_close(w);
+    }
+    json_array_close(w);
+}
+
+static status print_table_json(const table_info *t, const char *folder) {
+    static const char *const tiers[] = {"level0", "level1", "store"};
+    json_line line;
+    json_writer *w = json_line_open(&line);
+    json_key_string(w, "table", folder);
+    json_key_int(w, "rows", t->n);
+    json_key_int(w, "gone", t->s.n_gone);
+    json_key_int(w, "step", t->s.step);
+    json_key_int(w, "since", t->s.since);
+    json_key_int(w, "dim", t->s.dim);
+    json_key_string(w, "optimizer", t->s.optimizer);
+    json_key_string(w, "policy", t->s.policy);
+    json_key_int(w, "ranks", t->s.n_ranks);
+    json_key(w, "tiers");
+    json_object_open(w);
+    for (int i = 0; i < EMBED_TIERS; i++)
+        json_key_int(w, tiers[i], t->s.tier_rows[i]);
+    json_object_close(w);
+    json_key_int(w, "level0_slots", t->s.slots[0]);
+    json_key_int(w, "level1_slots", t->s.slots[1]);
+    write_histogram(w, "scores", &t->score, t->n);
+    write_histogram(w, "steps", &t->stamp, t->n);
+    return json_line_print(&line);
+}
+
+static void print_bar(const char *label, uint64_t n, uint64_t most, uint64_t all) {
+    char bar[SHOW_BYTES], count[SHOW_BYTES];
+    show_style style = show_stdout_style();
+    show_bar(bar, most > 0 ? (double)n / (double)most : 0, TABLE_BAR);
+    /* Blocks take three bytes and one column each, so printf cannot pad them. */
+    int pad = TABLE_BAR - (int)(strlen(bar) / 3);
+    printf("  %-20s %s%s%s%*s %13s %6.1f %%\n", label, style.bar, bar, style.plain, pad, "",
+           show_count(count, n), all > 0 ? 100.0 * (double)n / (double)all : 0);
+}
+
+static void print_tiers(const table_info *t) {
+    static const char *const names[] = {"device", "host", "store"};
+    show_style style = show_stdout_style();
+    char rows[SHOW_BYTES], slots[SHOW_BYTES];
+    printf("\n%sTiers%s\n\n", style.bold, style.plain);
+    for (int i = 0; i < EMBED_TIERS; i++) {
+        if (i < EMBED_LEVELS && t->s.slots[i] == 0) continue;
+        if (i == EMBED_LEVELS && t->s.tier_rows[i] == 0) continue;
+        printf("  %-10s %15s rows", names[i], show_count(rows, (uint64_t)t->s.tier_rows[i]));
+        if (i < EMBED_LEVELS)
+            printf("   of %s slots, load %.3f", show_count(slots, (uint64_t)t->s.slots[i]),
+                   (double)t->s.tier_rows[i] / (double)t->s.slots[i]);
+        printf("\n");
+    }
+}
+
+static void print_histogram(const char *title, const histogram *h, int64_t n) {
+    show_style style = show_stdout_style();
+    uint64_t most = 0, width = (h->high - h->low) / BINS + 1;
+    printf("\n%s%s%s\n\n", style.bold, title, style.plain);
+    for (int i = 0; i < BINS; i++)
+        if (h->count[i] > most) most = h->count[i];
+    for (int i = 0; i < BINS; i++) {
+        char label[32];
+        uint64_t from = h->low + (uint64_t)i * width;
+        if (from > h->high || from < h->low) break;
+        snprintf(label, sizeof label, "from %14" PRIu64, from);
+        print_bar(label, h->count[i], most, (uint64_t)n);
+    }
+}
+
+static void print_table_text(const table_info *t, const char *folder) {
+    show_style style = show_stdout_style();
+    char a[SHOW_BYTES], optimizer[SHOW_BYTES], policy[SHOW_BYTES], path[SHOW_PATH_BYTES];
+    printf("%s%s%s   a snapshot of a dynamic table%s\n\n", style.bold, show_path(path, folder),
+           style.plain, t->s.since > 0 ? ", incremental" : "");
+    printf("  Rows       %15s   of %d values; optimizer %s, eviction %s\n",
+           show_count(a, (uint64_t)t->n), t->s.dim,
+           show_text(optimizer, t->s.optimizer, strlen(t->s.optimizer), 32),
+           show_text(policy, t->s.policy, strlen(t->s.policy), 32));
+    printf("  Step       %15s", show_count(a, (uint64_t)t->s.step));
+    if (t->s.since > 0) printf("   changes since step %s", show_count(a, (uint64_t)t->s.since));
+    printf("\n  Written by %15s   rank%s\n", show_count(a, (uint64_t)t->s.n_ranks),
+           t->s.n_ranks == 1 ? "" : "s");
+    if (t->s.since > 0)
+        printf("  Left       %15s   keys since then\n", show_count(a, (uint64_t)t->s.n_gone));
+    print_tiers(t);
+    if (t->n == 0) return;
+    print_histogram(t->is_lfu ? "Scores: how often a row was used" : "Scores", &t->score, t->n);
+    print_histogram("Steps at which rows were last written", &t->stamp, t->n);
+}
+
+static status info_table(const char *folder, bool is_json) {
+    table_info t = {0};
+    TRY(look(&t, folder));
+    if (is_json) return print_table_json(&t, folder);
+    print_table_text(&t, folder);
+    return OK;
+}
+
+/* hstu info RUN: what was trained, on what, how far, and how good it is. */
+
+static void print_fact(const char *name, const char *value) {
+    char text[SHOW_BYTES];
+    if (value[0] != '\0') printf("  %-11s %s\n", name, show_text(text, value, strlen(value), 100));
+}
+
+static void print_progress(const run_facts *f) {
+    const run_history *h = &f->history;
+    char took[32], steps[SHOW_BYTES];
+    double step = h->n > 0 ? h->step[h->n - 1] : 0;
+    human_duration(took, sizeof took, f->seconds);
+    double epochs = h->n > 0 ? history_last(h->epoch, h->n) : 0;
+    printf("  %-11s %s: %s steps, %.0f epoch%s, %s of training\n", "Progress", f->status,
+           show_count(steps, (uint64_t)step), epochs, epochs == 1 ? "" : "s", took);
+    if (!isfinite(h->best_step)) return;
+    printf("  %-11s step %.0f, by %s on validation", "Best", h->best_step,
+           history_text(h->done, "best_by")[0] != '\0' ? history_text(h->done, "best_by")
+                                                       : "the main metric");
+    double value = history_number(h->done, "best_validation");
+    if (isfinite(value)) printf(": %.4f", value);
+    printf("\n");
+}
+
+static void print_metrics(const run_facts *f) {
+    const run_history *h = &f->history;
+    const char *part = run_facts_part(f);
+    show_style style = show_stdout_style();
+    if (h->n_metrics == 0) return;
+    printf("\n%sMetrics%s on the %s part%s\n\n", style.bold, style.plain, part,
+           strcmp(part, "test") == 0 && isfinite(h->best_step) ? ", with the best weights" : "");
+    for (int i = 0; i < h->n_metrics; i++) {
+        double value = run_facts_metric(f, h->metric[i]);
+        if (isfinite(value)) printf("  %-14s %8.4f\n", h->metric[i], value);
+    }
+}
+
+static void print_checkpoints(const run_facts *f) {
+    char size[32];
+    show_style style = show_stdout_style();
+    printf("\n%sCheckpoints%s\n\n", style.bold, style.plain);
+    for (int i = 0; i < f->n_checkpoints; i++) {
+        const run_checkpoint *c = &f->checkpoint[i];
+        human_bytes(size, sizeof size, (double)c->bytes);
+        printf("  step %-8" PRId64 " %10s%s%s\n", c->step, size, c->is_last ? "  last" : "",
+               c->is_best ? "  best" : "");
+    }
+}
+
+static void print_run_text(const run_facts *f) {
+    const json_value *start = f->history.start;
+    const json_value *protocol = start != NULL ? json_member(start, "protocol") : NULL;
+    char text[SHOW_BYTES], number[32], size[32];
+    show_style style = show_stdout_style();
+    human_count(number, sizeof number, history_number(start, "parameters"));
+    human_bytes(size, sizeof size, (double)f->bytes);
+    printf("%s%s%s\n\n", style.bold, show_text(text, f->run, strlen(f->run), 100), style.plain);
+    print_fact("Config", history_text(start, "config"));
+    printf("  %-11s %s, %s, %s parameters\n", "Model", history_text(start, "model"),
+           history_text(start, "task"), number);
+    print_fact("Data", history_text(start, "data"));
+    print_fact("Split",
+               protocol != NULL ? history_text(protocol, "split") : history_text(start, "split"));
+    print_fact("Device", history_text(start, "device"));
+    print_fact("Started", history_text(f->history.first, "time"));
+    print_progress(f);
+    printf("  %-11s %s on disk\n", "Size", size);
+    if (f->history.n_changes > 0)
+        printf("  %-11s options were changed by --resume; config.json and report.html list them\n",
+               "Changes");
+    print_metrics(f);
+    print_checkpoints(f);
+}
+
+static status print_run_json(const run_facts *f) {
+    const run_history *h = &f->history;
+    json_line line;
+    json_writer *w = json_line_open(&line);
+    json_key_string(w, "run", f->run);
+    json_key_string(w, "status", f->status);
+    json_key_double(w, "step", h->n > 0 ? h->step[h->n - 1] : 0);
+    json_key_double(w, "epochs", h->n > 0 ? history_last(h->epoch, h->n) : 0);
+    json_key_double(w, "seconds", f->seconds);
+    json_key_int(w, "bytes", (int64_t)f->bytes);
+    if (isfinite(h->best_step)) json_key_double(w, "best_step", h->best_step);
+    json_key_string(w, "part", run_facts_part(f));
+    json_key(w, "metrics");
+    json_object_open(w);
+    for (int i = 0; i < h->n_metrics; i++)
+        json_key_double(w, h->metric[i], run_facts_metric(f, h->metric[i]));
+    json_object_close(w);
+    json_key(w, "checkpoints");
+    json_array_open(w);
+    for (int i = 0; i < f->n_checkpoints; i++) {
+        json_object_open(w);
+        json_key_int(w, "step", f->checkpoint[i].step);
+        json_key_int(w, "bytes", (int64_t)f->checkpoint[i].bytes);
+        json_key_bool(w, "is_last", f->checkpoint[i].is_last);
+        json_key_bool(w, "is_best", f->checkpoint[i].is_best);
+        json_object_close(w);
+    }
+    json_array_close(w);
+    if (h->start != NULL) {
+        json_key(w, "start");
+        json_value_write(w, h->start);
+    }
+    json_key(w, "config");
+    json_value_write(w, f->config.root);
+    return json_line_print(&line);
+}
+
+status info_run(const char *run, bool is_json) {
+    static run_facts f; /* too large for the stack */
+    status st = run_facts_read(&f, run);
+    if (st == OK && is_json) st = print_run_json(&f);
+    if (st == OK && !is_json) print_run_text(&f);
+    run_facts_fini(&f);
+    return st;
+}
 
 enum { N_POPULAR = 10, N_CODES = 10, BAR_COLUMNS = 36 };
 
@@ -400,28 +790,27 @@ static status check_path(const char *path) {
     if (has_tables(path))
         return fail(ERR_USAGE, "%s: a folder of dynamic tables; name one of them (%s/table-...)",
                     path, path);
-    return fail(ERR_FORMAT,
-                "%s: nothing known is in this folder (no data.seq); make a data set with "
-                "'hstu prep' or 'hstu synth'",
-                path);
+    return fail(
+        ERR_FORMAT,
+        "%s: contains no data set (no data.seq); create one with 'hstu prep' or 'hstu synth'",
+        path);
 }
 
 status cmd_info(int argc, char **argv) {
     bool is_json = false, is_help;
     const arg_option options[] = {
-        {"--json", ARG_FLAG, &is_json, NULL, "Print one JSON object on one line.", 0, 0},
+        OPT_FLAG("--json", &is_json, "Print one JSON object on one line."),
         {0},
     };
-    const arg_spec spec = {"hstu info DIR|RUN|FILE [--json]",
-                           "Shows what is in a data set (users, items, events, the lengths of "
-                           "histories, ratings or signals, the most popular items), in a run "
-                           "(config, data, split, progress, metrics, checkpoints), in a "
-                           "snapshot of a dynamic table (load, tiers, scores), or in a .pt or "
-                           ".safetensors file (its tensors: name, type, shape).",
-                           options,
-                           1,
-                           1,
-                           NULL};
+    const arg_spec spec = {
+        .usage = "hstu info DIR|RUN|FILE [--json]",
+        .summary = "Show what is in a data set (users, items, events, history lengths, ratings or "
+                   "signals, most popular items), a run (config, data, split, progress, metrics, "
+                   "checkpoints), a snapshot of a dynamic table (load, tiers, scores), or a .pt or "
+                   ".safetensors file (its tensors).",
+        .options = options,
+        .min_positional = 1,
+        .max_positional = 1};
     const char *path;
     int n_threads;
     pool *p;

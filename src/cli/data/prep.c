@@ -11,8 +11,7 @@
 #include "base/mem.h"
 #include "base/thread.h"
 #include "cli/cli.h"
-#include "cli/json_line.h"
-#include "cli/show.h"
+#include "cli/output.h"
 #include "data/read/download.h"
 #include "data/read/sources.h"
 #include "data/set/emit_csv.h"
@@ -76,7 +75,7 @@ static const char notes[] =
 static status take_inputs(prep_options *o, const char **words, int n) {
     arg_list *list = &o->inputs;
     if (n > 0 && (list->n_items == 0 || !o->src->is_table))
-        return fail(ERR_USAGE, "'%s' is one argument too many; give files with --input", words[0]);
+        return fail(ERR_USAGE, "unexpected argument '%s'; give files with --input", words[0]);
     for (int i = 0; i < n; i++) {
         TRY(MEM_RESIZE(&list->item, list->n_items + 1));
         list->item[list->n_items++] = words[i];
@@ -88,95 +87,76 @@ static status take_inputs(prep_options *o, const char **words, int n) {
 static status parse_options(int argc, char **argv, prep_options *o, bool *is_help) {
     source_request *r = &o->request;
     const arg_option options[] = {
-        {"--input", ARG_LIST, &o->inputs, "PATH...",
-         "folder, archive or file to read; csv, jsonl, parquet: several; '-': the standard input",
-         0, 0},
-        {"--out", ARG_TEXT, &o->out, "DIR", "folder to write data.seq to; an old one is replaced",
-         0, 0},
-        {"--json", ARG_FLAG, &o->is_json, NULL, "print the summary as one JSON object", 0, 0},
-        {"--emit-csv", ARG_TEXT, &o->emit_csv, "FILE",
-         "also write the sequences as a csv: user_id, item, rating, unix_timestamp", 0, 0},
-        {"--item-name", ARG_TEXT, &o->item_name, "NAME",
-         "item column of that csv; default: the source's", 0, 0},
-        {"--download", ARG_FLAG, &o->is_download, NULL,
-         "fetch the archive first, if it is not there yet", 0, 0},
-        {"--url", ARG_TEXT, &o->url, "URL", "another place to download it from", 0, 0},
-        {"--drop-duplicates", ARG_FLAG, &r->drop_duplicates, NULL,
-         "drop events equal to the one before: same user, item, time, action", 0, 0},
-        {"--min-user-events", ARG_INT, &r->min_user_events, "K",
-         "leave out users with fewer events, and items by --min-item-events, until all that are "
-         "left have enough",
-         0, UINT32_MAX},
-        {"--min-item-events", ARG_INT, &r->min_item_events, "K",
-         "likewise items; both together are a k-core", 0, UINT32_MAX},
-        {"--items", ARG_TEXT, &r->items, "FILE",
-         "csv, jsonl, parquet: titles of items, in a csv or .jsonl file with a header; all its "
-         "items belong "
-         "to the catalogue",
-         0, 0},
-        {"--items-id", ARG_TEXT, &r->items_id, "COL",
-         "its column of ids; default: item_id, id, ...", 0, 0},
-        {"--items-title", ARG_TEXT, &r->items_title, "COL",
-         "its column of titles; default: title, name, ...", 0, 0},
-        {"--users", ARG_TEXT, &r->users, "FILE",
-         "csv, jsonl, parquet: contextual features of users, in a csv or .jsonl file with a header",
-         0, 0},
-        {"--users-id", ARG_TEXT, &r->users_id, "COL",
-         "its column of ids; default: user_id, id, ...", 0, 0},
-        {"--user-features", ARG_TEXT, &r->user_features, "COL,...",
-         "its columns that become features; default: all but the id", 0, 0},
-        {"--random-logs", ARG_FLAG, &r->has_random_logs, NULL,
-         "kuairand: the logs of randomly exposed videos too", 0, 0},
-        {"--user-col", ARG_TEXT, &r->user_col, "COL", "csv, jsonl, parquet: column of the user", 0,
-         0},
-        {"--item-col", ARG_TEXT, &r->item_col, "COL", "csv, jsonl, parquet: column of the item", 0,
-         0},
-        {"--time-col", ARG_TEXT, &r->time_col, "COL",
-         "csv, jsonl, parquet: column of the time, or none", 0, 0},
-        {"--action-col", ARG_TEXT, &r->action_col, "COL",
-         "csv, jsonl, parquet: column of the action, or none; default: rating, event_type, ... if "
-         "there is "
-         "one",
-         0, 0},
-        {"--user", ARG_TEXT, &r->user_col, "COL", "short for --user-col", 0, 0},
-        {"--item", ARG_TEXT, &r->item_col, "COL", "short for --item-col", 0, 0},
-        {"--time", ARG_TEXT, &r->time_col, "COL", "short for --time-col", 0, 0},
-        {"--action", ARG_TEXT, &r->action_col, "COL", "short for --action-col", 0, 0},
-        {"--action-kind", ARG_TEXT, &r->action_kind, "KIND",
-         "what it holds: none, stars (1..5), half-stars (.5..5), bits (0..255) or code; default: "
-         "found in the data",
-         0, 0},
-        {"--action-map", ARG_TEXT, &r->action_map, "MAP",
-         "csv, jsonl, parquet: actions that are texts, as view=1,buy=2; * stands for every other "
-         "text",
-         0, 0},
-        {"--delimiter", ARG_TEXT, &r->delimiter, "D",
-         "csv: one or two characters, or tab, comma, pipe, semicolon, space; default: found in the "
-         "data",
-         0, 0},
-        {"--header", ARG_TEXT, &r->header, "WHEN", "csv: yes, no or auto (default)", 0, 0},
-        {"--time-unit", ARG_TEXT, &r->time_unit, "UNIT",
-         "csv, jsonl, parquet: times are in s, ms, us, ns, or dates (iso); default: found in the "
-         "data",
-         0, 0},
-        {"--string-ids", ARG_FLAG, &r->has_text_ids, NULL,
-         "csv, jsonl, parquet: ids are strings, even where they look like numbers", 0, 0},
-        {"--skip-bad", ARG_INT, &r->skip_bad, "N",
-         "csv, jsonl, parquet: skip up to N rows that cannot be read, and list them in "
-         "DIR/skipped.txt; "
-         "default: "
-         "the "
-         "first is an error",
-         0, 1000000},
+        OPT_LIST(
+            "--input", &o->inputs, "PATH...",
+            "Folder, archive or file to read; '-' is stdin. csv, jsonl and parquet take several."),
+        OPT_TEXT("--out", &o->out, "DIR", "Folder for data.seq; an existing data.seq is replaced."),
+        OPT_FLAG("--json", &o->is_json, "Print the summary as one JSON object."),
+        OPT_TEXT("--emit-csv", &o->emit_csv, "FILE",
+                 "Also write the sequences as CSV: user_id, item, rating, unix_timestamp."),
+        OPT_TEXT("--item-name", &o->item_name, "NAME",
+                 "Item column of that CSV file (default: the source's)."),
+        OPT_FLAG("--download", &o->is_download,
+                 "Download the archive first unless it is already there."),
+        OPT_TEXT("--url", &o->url, "URL", "Download it from this URL instead."),
+        OPT_FLAG("--drop-duplicates", &r->drop_duplicates,
+                 "Drop events equal to the one before: same user, item, time and action."),
+        OPT_INT("--min-user-events", &r->min_user_events, "K", 0, UINT32_MAX,
+                "Drop users with fewer events, and items by --min-item-events, until all that "
+                "remain have enough."),
+        OPT_INT("--min-item-events", &r->min_item_events, "K", 0, UINT32_MAX,
+                "The same for items; both together give a k-core."),
+        OPT_TEXT("--items", &r->items, "FILE",
+                 "csv, jsonl, parquet: titles of items, a CSV or .jsonl file with a header; all "
+                 "its items join the catalogue."),
+        OPT_TEXT("--items-id", &r->items_id, "COL", "Its id column (default: item_id, id, ...)."),
+        OPT_TEXT("--items-title", &r->items_title, "COL",
+                 "Its title column (default: title, name, ...)."),
+        OPT_TEXT("--users", &r->users, "FILE",
+                 "csv, jsonl, parquet: contextual features of users, a CSV or .jsonl file with a "
+                 "header."),
+        OPT_TEXT("--users-id", &r->users_id, "COL", "Its id column (default: user_id, id, ...)."),
+        OPT_TEXT("--user-features", &r->user_features, "COL,...",
+                 "Its columns that become features (default: all but the id)."),
+        OPT_FLAG("--random-logs", &r->has_random_logs,
+                 "kuairand: also read the logs of randomly exposed videos."),
+        OPT_TEXT("--user-col", &r->user_col, "COL", "csv, jsonl, parquet: user column."),
+        OPT_TEXT("--item-col", &r->item_col, "COL", "csv, jsonl, parquet: item column."),
+        OPT_TEXT("--time-col", &r->time_col, "COL", "csv, jsonl, parquet: time column, or none."),
+        OPT_TEXT("--action-col", &r->action_col, "COL",
+                 "csv, jsonl, parquet: action column, or none (default: rating, event_type, ... if "
+                 "there is one)."),
+        OPT_TEXT("--user", &r->user_col, "COL", "Short for --user-col."),
+        OPT_TEXT("--item", &r->item_col, "COL", "Short for --item-col."),
+        OPT_TEXT("--time", &r->time_col, "COL", "Short for --time-col."),
+        OPT_TEXT("--action", &r->action_col, "COL", "Short for --action-col."),
+        OPT_TEXT("--action-kind", &r->action_kind, "KIND",
+                 "Kind of actions: none, stars (1..5), half-stars (.5..5), bits (0..255) or code "
+                 "(default: detected)."),
+        OPT_TEXT("--action-map", &r->action_map, "MAP",
+                 "csv, jsonl, parquet: numbers for textual actions, as in view=1,buy=2; * matches "
+                 "any other text."),
+        OPT_TEXT("--delimiter", &r->delimiter, "D",
+                 "csv: one or two characters, or tab, comma, pipe, semicolon, space (default: "
+                 "detected)."),
+        OPT_TEXT("--header", &r->header, "WHEN", "csv: yes, no or auto (default)."),
+        OPT_TEXT("--time-unit", &r->time_unit, "UNIT",
+                 "csv, jsonl, parquet: unit of times: s, ms, us, ns, or iso for dates (default: "
+                 "detected)."),
+        OPT_FLAG("--string-ids", &r->has_text_ids,
+                 "csv, jsonl, parquet: treat ids as strings even if they look like numbers."),
+        OPT_INT("--skip-bad", &r->skip_bad, "N", 0, 1000000,
+                "csv, jsonl, parquet: skip up to N unreadable rows and list them in "
+                "DIR/skipped.txt (default: the first one is an error)."),
         {0}};
-    const arg_spec spec = {
-        .usage = "hstu prep SOURCE --input PATH... --out DIR [options]",
-        .summary = "Reads a data set and writes it as one sequence file, DIR/data.seq: each user's "
-                   "events in order of time, titles, contextual features.",
-        .options = options,
-        .min_positional = 1,
-        .max_positional = argc,
-        .notes = notes};
+    const arg_spec spec = {.usage = "hstu prep SOURCE --input PATH... --out DIR [options]",
+                           .summary =
+                               "Convert a data set to one sequence file, DIR/data.seq: each user's "
+                               "events in order of time, titles and contextual features.",
+                           .options = options,
+                           .min_positional = 1,
+                           .max_positional = argc,
+                           .notes = notes};
     const char **words;
     int n = 0;
     TRY(MEM_NEW(&words, (size_t)argc));

@@ -4,8 +4,7 @@
 #include "base/env.h"
 #include "base/thread.h"
 #include "cli/cli.h"
-#include "cli/json_line.h"
-#include "cli/show.h"
+#include "cli/output.h"
 #include "data/synth/synth.h"
 
 static status print_json(const char *folder, const synth_report *r, double seconds) {
@@ -50,28 +49,23 @@ status cmd_synth(int argc, char **argv) {
     int64_t n_users = (int64_t)config.n_users, n_items = config.n_items;
     int64_t seed = (int64_t)config.seed;
     const arg_option options[] = {
-        {"--out", ARG_TEXT, &folder, "DIR",
-         "Folder to write data.seq to; created if it does not exist.", 0, 0},
-        {"--users", ARG_INT, &n_users, "N", "Number of users (default 5000).", 1, (int64_t)1 << 31},
-        {"--items", ARG_INT, &n_items, "N", "Number of items (default 2000).", 20,
-         (int64_t)1 << 31},
-        {"--mean-len", ARG_DOUBLE, &config.mean_len, "L",
-         "Mean number of events of a user, at most a quarter of the items (default 60).", 0, 0},
-        {"--seed", ARG_INT, &seed, "S", "Another seed makes another world (default 1).", 0,
-         INT64_MAX},
-        {"--json", ARG_FLAG, &is_json, NULL, "Print one JSON object instead of text.", 0, 0},
+        OPT_TEXT("--out", &folder, "DIR",
+                 "Folder to write data.seq to; created if it does not exist."),
+        OPT_INT("--users", &n_users, "N", 1, (int64_t)1 << 31, "Number of users (default 5000)."),
+        OPT_INT("--items", &n_items, "N", 20, (int64_t)1 << 31, "Number of items (default 2000)."),
+        OPT_DOUBLE("--mean-len", &config.mean_len, "L",
+                   "Mean number of events per user, at most a quarter of the items (default 60)."),
+        OPT_INT("--seed", &seed, "S", 0, INT64_MAX, "Seed of the synthetic world (default 1)."),
+        OPT_FLAG("--json", &is_json, "Print one JSON object instead of text."),
         {0},
     };
     const arg_spec spec = {
-        "hstu synth --out DIR [options]",
-        "Makes a data set of invented users.  They like a few topics, their tastes drift, they "
-        "come in sessions and tend to take the next item of a series, so a model that reads "
-        "sequences clearly beats popularity.  How much can be reached at best is known, and "
-        "printed.",
-        options,
-        0,
-        0,
-        "The same options give the same file, whatever the number of threads."};
+        .usage = "hstu synth --out DIR [options]",
+        .summary = "Generate a synthetic data set. Users like a few topics, their tastes drift, "
+                   "they come in sessions and tend to continue series, so a sequence model clearly "
+                   "beats popularity. The best reachable result is known and printed.",
+        .options = options,
+        .notes = "The same options give the same file, whatever the number of threads."};
     TRY(args_parse(&spec, argc, argv, NULL, NULL, &is_help));
     if (is_help) return OK;
     if (folder == NULL) return fail(ERR_USAGE, "--out DIR is missing; usage: %s", spec.usage);

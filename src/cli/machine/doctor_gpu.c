@@ -10,7 +10,7 @@
 #include "base/machine.h"
 #include "base/mem.h"
 #include "base/thread.h"
-#include "cli/machine/doctor_find.h"
+#include "cli/machine/doctor.h"
 #include "profile/cupti.h"
 
 typedef unsigned long long address;

@@ -1,49 +1,66 @@
-/* The commands of `hstu plan` and `hstu tune`: options and printing.  src/tune does the work. */
+/* What `hstu plan` and `hstu tune` share: the options for a layer and a batch, and everything that
+ * running plans needs, opened and closed together.  src/tune does the work. */
 #ifndef HSTU_CLI_MACHINE_PLAN_H
 #define HSTU_CLI_MACHINE_PLAN_H
 
 #include "cli/cli.h"
-#include "tune/fusion_plan.h"
+#include "cli/work.h"
+#include "tune/plan_runner.h"
 
-/* The table of `hstu plan`. */
-extern const command plan_commands[];
-/* The table of `hstu mask` (mask_show.c). */
-extern const command mask_commands[];
-/* The table of `hstu state` (state.c). */
-extern const command state_commands[];
+/* A layer, a batch, a mask, a device and the cache of compiled kernels; the layer's defaults are
+ * BERT base.  ffn 0: four times the width of the model. */
+typedef struct plan_args {
+    const char *layer, *mask, *device, *cache;
+    int dtype; /* -1: as suits the device */
+    int64_t batch, length, avg_len, heads, dim, ffn, seed;
+} plan_args;
 
-/* The table of `hstu tune`. */
-extern const command tune_commands[];
-
-status plan_show(int argc, char **argv);
-status plan_run(int argc, char **argv);
-status plan_traverse(int argc, char **argv);
-status tune_fit(int argc, char **argv);
-status tune_predict(int argc, char **argv);
-
-/* Finds argv[1] in a table of commands and runs it; without one, or with --help, prints the table
- * as the parts of `whole` ("plan"). */
-status run_part(const char *whole, const char *about, const command *parts, int argc, char **argv);
-
-/* The layer and the sizes that decide which segments are legal; the defaults are BERT-base. */
-typedef struct plan_layer_args {
-    const char *layer;
-    int64_t length, heads, dim, ffn; /* ffn 0: four times the model's columns */
-} plan_layer_args;
-
-#define PLAN_LAYER_ARGS                                                                            \
-    { .layer = "bert", .length = 128, .heads = 12, .dim = 64 }
-
-/* The rows of an option table for them. */
-#define PLAN_LAYER_OPTIONS(a)                                                                      \
-    {"--layer", ARG_TEXT, &(a)->layer, "LAYER", "bert (default), hstu or sasrec.", 0, 0},          \
-        {"--length", ARG_INT, &(a)->length, "S", "Longest sequence (default 128).", 1, 1 << 20},   \
-        {"--heads", ARG_INT, &(a)->heads, "H", "Heads (default 12).", 1, 1024},                    \
-        {"--dim", ARG_INT, &(a)->dim, "D", "Head dimension (default 64); the model has H x D.",    \
-         1,       1024},                                                                           \
+#define PLAN_ARGS                                                                                  \
     {                                                                                              \
-        "--ffn", ARG_INT, &(a)->ffn, "F",                                                          \
-            "Columns of the FFN of a BERT layer (default: four times the model's).", 1, 1 << 18    \
+        .layer = "bert", .mask = "none", .device = "auto", .batch = 1, .length = 128, .heads = 12, \
+        .dim = 64, .dtype = -1, .seed = 1                                                          \
     }
+
+/* Options for the layer and the sizes that decide which segments are legal. */
+#define PLAN_LAYER_OPTIONS(a)                                                                      \
+    OPT_TEXT("--layer", &(a)->layer, "LAYER", "bert (default), hstu or sasrec."),                  \
+        OPT_INT("--length", &(a)->length, "S", 1, 1 << 20,                                         \
+                "Longest sequence, in tokens (default 128)."),                                     \
+        OPT_INT("--heads", &(a)->heads, "H", 1, 1024, "Heads (default 12)."),                      \
+        OPT_INT("--dim", &(a)->dim, "D", 1, 1024,                                                  \
+                "Head dimension (default 64); the model is H x D wide."),                          \
+        OPT_INT("--ffn", &(a)->ffn, "F", 1, 1 << 18,                                               \
+                "Width of the FFN of a BERT layer (default: four times the model's).")
+
+/* All options. */
+#define PLAN_OPTIONS(a)                                                                            \
+    OPT_GROUP("Layer and batch"), PLAN_LAYER_OPTIONS(a),                                           \
+        OPT_INT("--batch", &(a)->batch, "B", 1, 1 << 20, "Sequences in the batch (default 1)."),   \
+        OPT_INT("--avg-len", &(a)->avg_len, "A", 1, 1 << 20,                                       \
+                "Mean length of a jagged batch (default: every sequence has S tokens)."),          \
+        OPT_TEXT("--mask", &(a)->mask, "MASK",                                                     \
+                 "none (default), or any mask of 'hstu mask show'."),                              \
+        OPT_INT("--seed", &(a)->seed, "N", 0, INT64_MAX,                                           \
+                "Seed of the random weights and input (default 1)."),                              \
+        OPT_GROUP("Device"), OPT_TEXT("--device", &(a)->device, "DEVICE", WORK_DEVICES),           \
+        OPT_CHOICE(                                                                                \
+            "--dtype", &(a)->dtype, "TYPE", work_dtypes,                                           \
+            "float16 (default), bfloat16 or float32 on a GPU; the CPU computes in float32."),      \
+        OPT_TEXT("--cache", &(a)->cache, "DIR",                                                    \
+                 "Cache of compiled kernels (default ~/.cache/hstu/kernels).")
+
+typedef struct plan_rig {
+    pool *workers;
+    target *t;
+    mask *rule;
+    chain_problem *p;
+    plan_runner *r;
+} plan_rig;
+
+status plan_rig_open(plan_rig *g, const plan_args *a);
+void plan_rig_close(plan_rig *g); /* a failed open too */
+
+/* "bert on cpu in float32: batch 8, length 128, 1024 tokens, 12 x 64, mask none" */
+status plan_rig_text(const plan_rig *g, const plan_args *a, buf *out);
 
 #endif

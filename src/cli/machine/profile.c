@@ -1,23 +1,622 @@
-/* hstu profile: what a command does, op by op and kernel by kernel. */
-#include "cli/machine/profile.h"
-
+/* hstu profile: what a command does, op by op and kernel by kernel.  From top to bottom: the HTML
+ * page (timeline, tables, idle gaps, advice), the tables on stdout, another program (started with
+ * CUDA's injection library set to ours, src/profile/inject.c), the command. */
+#include <errno.h>
+#include <inttypes.h>
+#include <limits.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/env.h"
 #include "base/file.h"
-#include "cli/machine/profile_other.h"
-#include "cli/machine/profile_view.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/scratch_folder.h"
+#include "base/status.h"
+#include "cli/machine/profile.h"
+#include "cli/output.h"
+#include "format/json.h"
+#include "profile/comm_time.h"
+#include "profile/gaps.h"
+#include "profile/launches.h"
+#include "profile/links.h"
+#include "profile/profile_load.h"
+#include "profile/profiler.h"
+#include "profile/roofline.h"
 #include "profile/tables.h"
+#include "profile/trace.h"
+#include "train/report/page.h"
+
+typedef struct other_options {
+    int toggle;        /* the signal that switches recording on and off, or 0 */
+    bool has_unified;  /* unified memory too */
+    const char *range; /* keep what is inside NVTX's ranges of this name; NULL: everything */
+} other_options;
+
+/* What a browser draws with ease; of more spans the longest are drawn. */
+enum { MAX_DRAWN = 40000, TOP_ROWS = 20 };
+
+/* The timeline: rows of spans on a canvas; the wheel or + and - zoom, dragging or arrows move. */
+static const char script[] =
+    "const c=document.getElementById('t'),x=c.getContext('2d'),tip=document.getElementById('tip');"
+    "const css=k=>getComputedStyle(document.documentElement).getPropertyValue(k);\n"
+    "let rows=[],at={},end=1;for(const s of D.spans){const k=s[0]+':'+s[1];if(!(k in at)){at[k]="
+    "{lane:s[0],depth:s[1]}}end=Math.max(end,s[2]+s[3])}\n"
+    "for(const k of Object.keys(at).sort((a,b)=>at[a].lane-at[b].lane||at[a].depth-at[b].depth))"
+    "{at[k].y=rows.length;rows.push(at[k])}\n"
+    "const H=20,L=110;let from=0,to=end;c.style.height=(rows.length*H+24)+'px';\n"
+    "function draw(){const w=c.clientWidth,h=rows.length*H+24,r=devicePixelRatio||1;c.width=w*r;"
+    "c.height=h*r;x.setTransform(r,0,0,r,0,0);x.clearRect(0,0,w,h);x.font='11px system-ui';"
+    "x.textBaseline='middle';const px=t=>L+(t-from)/(to-from)*(w-L);\n"
+    "for(const s of D.spans){const a=px(s[2]),b=px(s[2]+s[3]);if(b<L||a>w)continue;const y="
+    "at[s[0]+':'+s[1]].y*H+20,q=Math.max(a,L),z=Math.max(b-q,.6);x.fillStyle=css('--c'+"
+    "s[4]%8);x.globalAlpha=.85;x.fillRect(q,y,z,H-3);x.globalAlpha=1;if(z>30){x.fillStyle="
+    "css('--bg');x.save();x.beginPath();x.rect(q,y,z-3,H);x.clip();x.fillText(D.names[s[4]],q+3,"
+    "y+H/2-1);x.restore()}}\n"
+    "x.fillStyle=css('--bg');x.fillRect(0,0,L-2,h);x.fillStyle=css('--dim');let last=-1;for(const "
+    "o of rows){if(o.lane!=last)x.fillText(D.lanes[o.lane],2,o.y*H+20+H/2);last=o.lane}\n"
+    "for(let i=0;i<=4;i++){const t=from+(to-from)*i/4;x.textAlign=i==4?'right':'left';x.fillText("
+    "(t/1e3).toFixed((to-from)<1e4?3:1)+' ms',Math.min(px(t)+2,w),9)}x.textAlign='left'}\n"
+    "function zoom(f,m){const a=m-(m-from)*f,b=m+(to-m)*f;from=Math.max(0,a);to=Math.min(end,"
+    "Math.max(b,from+1));draw()}\n"
+    "function move(d){d=Math.max(-from,Math.min(end-to,d));from+=d;to+=d;draw()}\n"
+    "const time=e=>from+(e.offsetX-L)/(c.clientWidth-L)*(to-from);\n"
+    "c.onwheel=e=>{e.preventDefault();zoom(e.deltaY<0?.7:1.4,time(e))};let held=null;\n"
+    "c.onpointerdown=e=>{held=time(e);c.setPointerCapture(e.pointerId)};c.onpointerup=()=>held="
+    "null;"
+    "c.onpointermove=e=>{const t=time(e);if(held!==null)return move(held-t);const "
+    "r=Math.floor((e.offsetY-20)/H);const s=D.spans.find(s=>at[s[0]+':'+s[1]].y==r&&s[2]<=t&&"
+    "t<=s[2]+s[3]);tip.textContent=s?D.names[s[4]]+'   '+s[3].toFixed(3)+' us, at '+(s[2]/1e3)"
+    ".toFixed(3)+' ms':' '};\n"
+    "c.onkeydown=e=>{const m=(from+to)/2,d=(to-from)/5;({'+':()=>zoom(.7,m),'=':()=>zoom(.7,m),'-':"
+    "()=>zoom(1.4,m),ArrowLeft:()=>move(-d),ArrowRight:()=>move(d)}[e.key]||(()=>{}))()};\n"
+    "onresize=draw;matchMedia('(prefers-color-scheme:dark)').onchange=draw;draw();\n";
+
+static bool is_on_gpu(const span *s) {
+    return s->kind == SPAN_KERNEL || s->kind == SPAN_COPY || s->kind == SPAN_SET;
+}
+
+/* Lanes: first the host's threads, then CUDA's calls, then streams as they come. */
+typedef struct lanes {
+    struct {
+        int device, stream;
+    } gpu[64];
+    int n_gpu, n_threads;
+} lanes;
+
+static int lane_of(lanes *l, const span *s) {
+    if (!is_on_gpu(s)) return s->kind == SPAN_CALL ? l->n_threads : s->lane;
+    for (int i = 0; i < l->n_gpu; i++)
+        if (l->gpu[i].device == s->device && l->gpu[i].stream == s->lane)
+            return l->n_threads + 1 + i;
+    if (l->n_gpu == 64) return l->n_threads + 64; /* the last one takes the rest */
+    l->gpu[l->n_gpu].device = s->device;
+    l->gpu[l->n_gpu].stream = s->lane;
+    return l->n_threads + 1 + l->n_gpu++;
+}
+
+static int depth_of(const recorder *r, const span *s) {
+    int depth = 0;
+    if (is_on_gpu(s) || s->kind == SPAN_CALL) return 0;
+    for (int64_t at = s->op; at != RECORDER_NO_OP; at = r->spans[at].op)
+        depth++;
+    return depth;
+}
+
+static int by_length(const void *a, const void *b) {
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return x > y ? -1 : x < y;
+}
+
+/* The length from which on spans are drawn. */
+static status shortest_drawn(const recorder *r, uint64_t *ns) {
+    uint64_t *all;
+    *ns = 0;
+    if (r->n_spans <= MAX_DRAWN) return OK;
+    TRY(mem_alloc_raw((void **)&all, r->n_spans, sizeof *all));
+    for (size_t i = 0; i < r->n_spans; i++)
+        all[i] = r->spans[i].end_ns == 0 ? 0 : r->spans[i].end_ns - r->spans[i].start_ns;
+    qsort(all, r->n_spans, sizeof *all, by_length);
+    *ns = all[MAX_DRAWN] + 1;
+    mem_free(all);
+    return OK;
+}
+
+static uint64_t first_start(const recorder *r) {
+    uint64_t first = UINT64_MAX;
+    for (size_t i = 0; i < r->n_spans; i++)
+        if (r->spans[i].end_ns != 0 && r->spans[i].start_ns < first) first = r->spans[i].start_ns;
+    return first;
+}
+
+static void put_spans(json_writer *j, const recorder *r, lanes *l, uint64_t shortest) {
+    uint64_t first = first_start(r);
+    json_key(j, "spans");
+    json_array_open(j);
+    for (size_t i = 0; i < r->n_spans; i++) {
+        const span *s = &r->spans[i];
+        if (s->end_ns == 0 || s->end_ns - s->start_ns < shortest) continue;
+        json_array_open(j);
+        json_int(j, lane_of(l, s));
+        json_int(j, depth_of(r, s));
+        json_double(j, (double)(s->start_ns - first) / 1e3);
+        json_double(j, (double)(s->end_ns - s->start_ns) / 1e3);
+        json_int(j, s->name);
+        json_array_close(j);
+    }
+    json_array_close(j);
+}
+
+static void put_names(json_writer *j, const recorder *r, const lanes *l) {
+    char text[64];
+    json_key(j, "names");
+    json_array_open(j);
+    for (size_t i = 0; i < r->n_names; i++)
+        json_string(j, r->names[i]);
+    json_array_close(j);
+    json_key(j, "lanes");
+    json_array_open(j);
+    for (int i = 0; i < l->n_threads; i++) {
+        snprintf(text, sizeof text, "thread %d", i);
+        json_string(j, text);
+    }
+    json_string(j, "CUDA calls");
+    for (int i = 0; i < l->n_gpu; i++) {
+        snprintf(text, sizeof text, "GPU %d stream %d", l->gpu[i].device, l->gpu[i].stream);
+        json_string(j, text);
+    }
+    json_array_close(j);
+}
+
+/* "</script>" inside a name would end the script. */
+static status put_safely(buf *out, const char *json) {
+    for (; *json != '\0'; json++)
+        TRY(*json == '<' ? buf_text(out, "\\u003c") : buf_char(out, *json));
+    return OK;
+}
+
+static status put_timeline(const recorder *r, buf *out) {
+    lanes l = {.n_threads = r->n_threads > 0 ? r->n_threads : 1};
+    uint64_t shortest;
+    json_writer j;
+    buf data;
+    TRY(shortest_drawn(r, &shortest));
+    TRY(buf_text(out, "<h2>Timeline</h2>\n"));
+    if (shortest > 0)
+        TRY(buf_printf(out, "<p class=dim>%zu spans; the %d longest are drawn.</p>\n", r->n_spans,
+                       MAX_DRAWN));
+    TRY(buf_text(out, "<p class=dim>The wheel, or + and -, zooms; dragging, or the arrows, "
+                      "moves.</p>\n<canvas id=t tabindex=0 style=\"width:100%;touch-action:none\" "
+                      "aria-label=\"Timeline\"></canvas><pre id=tip> </pre>\n<script>\nconst D="));
+    buf_init(&data);
+    json_begin(&j, &data, 0);
+    json_object_open(&j);
+    put_spans(&j, r, &l, shortest);
+    put_names(&j, r, &l);
+    json_object_close(&j);
+    status st = json_finish(&j);
+    if (st == OK) st = put_safely(out, buf_str(&data));
+    buf_fini(&data);
+    TRY(st);
+    TRY(buf_text(out, ";\n"));
+    TRY(buf_text(out, script));
+    return buf_text(out, "</script>\n");
+}
+
+static status put_table(const recorder *r, report_kind kind, buf *out) {
+    profile_table t;
+    buf text;
+    TRY(profile_table_make(&t, r, kind));
+    buf_init(&text);
+    status st = t.n_rows > 0 ? profile_table_text(&t, TOP_ROWS, &text) : OK;
+    if (st == OK && t.n_rows > 0) st = page_text(out, t.title, "h2");
+    if (st == OK && t.n_rows > 0) st = page_text(out, buf_str(&text), "pre");
+    buf_fini(&text);
+    profile_table_fini(&t);
+    return st;
+}
+
+static status put_gaps(const gpu_idle *g, const recorder *r, buf *out) {
+    TRY(buf_text(out,
+                 "<h2>Where the GPU was idle</h2>\n<table class=text><tr><th>cause<th>gaps<th>ms"
+                 "<th>share\n"));
+    for (int i = 0; i < N_GAP_CAUSES; i++) {
+        if (g->cause[i].n == 0) continue;
+        TRY(buf_text(out, "<tr>"));
+        TRY(page_text(out, gap_cause_name((gap_cause)i), "td"));
+        TRY(buf_printf(out, "<td>%" PRIu64 "<td>%.3f<td>%.1f %%\n", g->cause[i].n,
+                       (double)g->cause[i].ns / 1e6,
+                       100 * (double)g->cause[i].ns / (double)g->span_ns));
+    }
+    TRY(buf_text(
+        out, "</table>\n<p>The longest:</p>\n<table class=text><tr><th>us<th>before<th>cause\n"));
+    for (int i = 0; i < g->n_longest; i++) {
+        TRY(buf_printf(out, "<tr><td>%.1f", (double)g->longest[i].ns / 1e3));
+        TRY(page_text(out, recorder_name(r, &r->spans[g->longest[i].n]), "td"));
+        TRY(page_text(out, gap_cause_name(g->longest_cause[i]), "td"));
+    }
+    return buf_text(out, "</table>\n");
+}
+
+static status put_tiles(const profile *p, const gpu_idle *g, buf *out) {
+    const recorder *r = &p->recorder;
+    char text[64];
+    TRY(buf_text(out, "<div class=tiles>\n"));
+    TRY(page_tile(out, "device", p->device[0] != '\0' ? p->device : "none"));
+    snprintf(text, sizeof text, "%.3f s", (double)profile_recorded_ns(p) / 1e9);
+    TRY(page_tile(out, "recorded", text));
+    if (r->n_active > 0) {
+        snprintf(text, sizeof text, "%" PRId64, r->n_active);
+        TRY(page_tile(out, "steps", text));
+    }
+    if (g->span_ns > 0) {
+        snprintf(text, sizeof text, "%.1f %%", 100 * (double)g->busy_ns / (double)g->span_ns);
+        TRY(page_tile(out, "GPU busy", text));
+    }
+    return buf_text(out, "</div>\n");
+}
+
+static status put_roofline(const recorder *r, buf *out) {
+    buf picture;
+    buf_init(&picture);
+    status st = roofline_svg(r, &picture);
+    if (st == OK && picture.n_bytes > 0)
+        st =
+            buf_printf(out,
+                       "<h2>Roofline</h2>\n<p class=dim>The line is what this device reaches: %.3g "
+                       "TFLOP/s in large products, %.0f GB/s in copies, both measured before the "
+                       "run. A circle is an op; its size is its share of the time.</p>\n%s",
+                       r->peak_flop / 1e12, r->peak_bytes / 1e9, buf_str(&picture));
+    buf_fini(&picture);
+    TRY(st);
+    return put_table(r, REPORT_WORK, out);
+}
+
+static status put_memory(const memory_log *m, buf *out) {
+    buf text;
+    buf_init(&text);
+    status st = memory_log_text(m, &text);
+    if (st == OK && text.n_bytes > 0) st = page_text(out, "Memory", "h2");
+    if (st == OK && text.n_bytes > 0) st = page_text(out, buf_str(&text), "pre");
+    buf_fini(&text);
+    return st;
+}
+
+static status put_page(const profile *p, buf *out) {
+    const recorder *r = &p->recorder;
+    gpu_idle g;
+    buf advice;
+    TRY(gpu_idle_find(&g, r));
+    TRY(page_open(out, "Profile"));
+    TRY(buf_text(out, "<h1>Profile</h1>\n"));
+    TRY(put_tiles(p, &g, out));
+    buf_init(&advice);
+    status st = gpu_idle_advice(&g, &advice);
+    if (st == OK) st = launches_advice(r, &advice);
+    if (st == OK) st = roofline_advice(r, &advice);
+    if (st == OK && advice.n_bytes > 0) st = page_text(out, buf_str(&advice), "p");
+    buf_fini(&advice);
+    TRY(st);
+    TRY(put_timeline(r, out));
+    if (g.span_ns > 0) TRY(put_gaps(&g, r, out));
+    TRY(put_roofline(r, out));
+    TRY(put_table(r, REPORT_OPS, out));
+    TRY(put_table(r, REPORT_KERNELS, out));
+    TRY(put_table(r, REPORT_LAUNCHES, out));
+    TRY(put_table(r, REPORT_COPIES, out));
+    TRY(put_memory(&p->memory, out));
+    return page_close(out);
+}
+
+static status profile_page_write(const profile *p, const char *path) {
+    buf page;
+    buf_init(&page);
+    status st = put_page(p, &page);
+    if (st == OK) st = page_save(&page, path);
+    buf_fini(&page);
+    return st;
+}
+
+static status write_file(const char *folder, const char *name, const char *suffix,
+                         const buf *text) {
+    char path[SHOW_PATH_BYTES];
+    out_file *f;
+    if (snprintf(path, sizeof path, "%s/%s%s", folder, name, suffix) >= (int)sizeof path)
+        return fail(ERR_USAGE, "--out: the path is too long");
+    TRY(out_file_create(&f, path));
+    return out_file_end(f, out_file_write(f, buf_str(text), text->n_bytes));
+}
+
+static status print_table(profile_table *t, const profile_view *v, buf *text) {
+    bool is_json = v->format == PROFILE_JSON;
+    if (v->sort_by != NULL && t->looks == LOOKS_TORCH) TRY(profile_table_sort(t, v->sort_by));
+    buf_clear(text);
+    if (is_json)
+        TRY(profile_table_json(t, v->row_limit, text));
+    else if (v->format == PROFILE_CSV)
+        TRY(profile_table_csv(t, v->row_limit, text));
+    else
+        TRY(profile_table_text(t, v->row_limit, text));
+    printf("%s%s", buf_str(text), is_json ? "" : "\n");
+    return OK;
+}
+
+/* In the folder every row as csv, on stdout what was asked for. */
+static status show_report(const profile *p, report_kind kind, const profile_view *v) {
+    profile_table t;
+    buf text;
+    TRY(profile_table_make(&t, &p->recorder, kind));
+    status st = OK;
+    buf_init(&text);
+    if (t.n_rows > 0) {
+        st = profile_table_csv(&t, -1, &text);
+        if (st == OK) st = write_file(v->out, t.id, ".csv", &text);
+        if (st == OK && v->format != PROFILE_SILENT) st = print_table(&t, v, &text);
+    }
+    buf_fini(&text);
+    profile_table_fini(&t);
+    return st;
+}
+
+static void tell_cost(const profile *p) {
+    const recorder *r = &p->recorder;
+    if (r->peak_flop > 0)
+        log_info("peaks, measured before: %.4g TFLOP/s in products, %.0f GB/s in copies",
+                 r->peak_flop / 1e12, r->peak_bytes / 1e9);
+    double wall = (double)profile_recorded_ns(p);
+    double share = wall > 0 ? 100 * (double)r->n_spans * p->span_ns / wall : 0;
+    if (p->span_ns > 0)
+        log_info("%zu spans in %.3f s; recording took about %.2f %% of it (%.0f ns a span)",
+                 r->n_spans, wall / 1e9, share, p->span_ns);
+    else
+        log_info("%zu spans in %.3f s", r->n_spans, wall / 1e9);
+    if (r->schedule.active > 0)
+        log_info("%" PRId64 " steps kept of %" PRId64, r->n_active, r->step);
+    double with, without;
+    if (profile_cost(p, &with, &without))
+        log_info("a recorded step took %.3f ms, one of the %d after it without recording %.3f ms "
+                 "(medians): recording costs %.2f %%",
+                 with / 1e6, p->plain.n, without / 1e6, 100 * (with / without - 1));
+    const unified_sums *u = &p->unified;
+    if (u->in_bytes + u->out_bytes + u->gpu_faults + u->host_faults > 0)
+        log_info("unified memory: %.3f MB moved to the GPU, %.3f MB back; %" PRIu64
+                 " page faults of the GPU, %" PRIu64 " of the CPU",
+                 (double)u->in_bytes / 1e6, (double)u->out_bytes / 1e6, u->gpu_faults,
+                 u->host_faults);
+    if (r->n_dropped > 0) log_warn("%" PRIu64 " spans were dropped: too many", r->n_dropped);
+    if (p->skips_memsets)
+        log_info(
+            "steps were replayed as CUDA graphs, where the record of a memset costs most: there "
+            "are none of memsets (--memsets)");
+    if (p->n_gpu_lost > 0) log_warn("CUPTI dropped %" PRIu64 " records", p->n_gpu_lost);
+    if (!p->has_gpu) log_info("No records of a GPU: %s", p->gpu_reason);
+}
+
+static status path_in(char path[SHOW_PATH_BYTES], const char *folder, const char *name) {
+    if (snprintf(path, SHOW_PATH_BYTES, "%s/%s", folder, name) < SHOW_PATH_BYTES) return OK;
+    return fail(ERR_USAGE, "--out: the path is too long");
+}
+
+/* A line of the log for each. */
+static void tell_lines(const char *text) {
+    for (size_t n; *text != '\0'; text += n + (text[n] == '\n')) {
+        n = strcspn(text, "\n");
+        log_info("%.*s", (int)n, text);
+    }
+}
+
+/* What ranks say to each other: of a step, or of everything. */
+static status tell_comm(const recorder *r) {
+    comm_time t;
+    int64_t n = r->schedule.active > 0 ? r->n_active : r->step;
+    TRY(comm_time_find(&t, r));
+    if (t.n == 0) return OK;
+    double ms = (double)t.all_ns / 1e6 / (double)(n > 0 ? n : 1);
+    double hidden = (double)t.hidden_ns / (double)(t.all_ns > 0 ? t.all_ns : 1);
+    log_info(
+        "communication: %.3f ms%s, %.1f %% of it beside other work of the GPU; exposed %.3f ms", ms,
+        n > 0 ? " a step" : "", 100 * hidden, ms * (1 - hidden));
+    return OK;
+}
+
+/* Busy and idle time of the GPU, and what the figures suggest. */
+static status tell_idle(const profile *p) {
+    const recorder *r = &p->recorder;
+    gpu_idle g;
+    buf text;
+    TRY(gpu_idle_find(&g, r));
+    if (g.span_ns == 0) return OK;
+    log_info("GPU busy %.1f %% of %.3f ms", 100 * (double)g.busy_ns / (double)g.span_ns,
+             (double)g.span_ns / 1e6);
+    /* Of several stretches the records span what is between them as well. */
+    if (p->n_stretches == 1 && p->n_measured == 1)
+        log_info(
+            "CUDA events around the recorded steps: %.3f ms, of which the records span %.2f %%",
+            (double)p->event_ns / 1e6, 100 * (double)g.span_ns / (double)p->event_ns);
+    for (int i = 0; i < N_GAP_CAUSES; i++)
+        if (g.cause[i].n > 0)
+            log_info("  idle %.1f %% in %" PRIu64 " gaps: %s",
+                     100 * (double)g.cause[i].ns / (double)g.span_ns, g.cause[i].n,
+                     gap_cause_name((gap_cause)i));
+    TRY(tell_comm(r));
+    buf_init(&text);
+    status st = gpu_idle_advice(&g, &text);
+    if (st == OK) st = launches_advice(r, &text);
+    if (st == OK) st = roofline_advice(r, &text);
+    if (st == OK) tell_lines(buf_str(&text));
+    buf_fini(&text);
+    return st;
+}
+
+static status show_memory(const memory_log *m, const profile_view *v) {
+    buf text;
+    buf_init(&text);
+    status st = memory_log_csv(m, &text);
+    if (st == OK && text.n_bytes > 0) st = write_file(v->out, "memory_by_owner", ".csv", &text);
+    if (st == OK && v->format == PROFILE_CSV && text.n_bytes > 0) printf("%s\n", buf_str(&text));
+    buf_clear(&text);
+    if (st == OK && v->format == PROFILE_JSON) st = memory_log_json(m, &text);
+    if (st == OK && v->format == PROFILE_JSON) printf("%s", buf_str(&text));
+    buf_clear(&text);
+    if (st == OK) st = memory_log_text(m, &text);
+    if (st == OK && v->format == PROFILE_TABLE && text.n_bytes > 0) printf("%s\n", buf_str(&text));
+    buf_fini(&text);
+    return st;
+}
+
+status profile_show(const profile *p, const profile_view *v) {
+    char path[SHOW_PATH_BYTES], shown[SHOW_PATH_BYTES];
+    TRY(folder_create(v->out, NULL));
+    for (int i = 0; i < N_REPORTS; i++)
+        TRY(show_report(p, (report_kind)i, v));
+    TRY(show_memory(&p->memory, v));
+    TRY(path_in(path, v->out, "trace.json"));
+    TRY(trace_write(p, path));
+    TRY(tell_idle(p));
+    tell_cost(p);
+    log_info("%s   for chrome://tracing or ui.perfetto.dev; every table is beside it as csv",
+             show_path(shown, path));
+    TRY(path_in(path, v->out, "report.html"));
+    TRY(profile_page_write(p, path));
+    log_info("%s   timeline, tables and idle gaps in one page", show_path(shown, path));
+    return OK;
+}
+
+enum { EXIT_NOT_STARTED = 127 };
+
+/* Whether a name is a path of, or on PATH, a program that may be started. */
+static bool is_program(const char *name) {
+    char path[PATH_MAX];
+    const char *folders = env_path();
+    if (strchr(name, '/') != NULL) return access(name, X_OK) == 0 && !folder_exists(name);
+    while (folders != NULL && *folders != '\0') {
+        size_t n = strcspn(folders, ":");
+        snprintf(path, sizeof path, "%.*s/%s", (int)n, folders, name);
+        if (n > 0 && access(path, X_OK) == 0 && !folder_exists(path)) return true;
+        folders += n + (folders[n] == ':');
+    }
+    return false;
+}
+
+/* hstu-inject.so beside the program, or where `make install` puts it. */
+static status find_library(char path[PATH_MAX]) {
+    static const char *const places[] = {"hstu-inject.so", "../hstu-inject.so",
+                                         "../lib/hstu/hstu-inject.so"};
+    char program[PATH_MAX], near[PATH_MAX];
+    ssize_t n = readlink("/proc/self/exe", program, sizeof program - 1);
+    if (n <= 0) return fail_errno("/proc/self/exe");
+    program[n] = '\0';
+    char *end = strrchr(program, '/');
+    if (end != NULL) *end = '\0';
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++)
+        if (path_join(near, sizeof near, program, places[i]) == OK && realpath(near, path) != NULL)
+            return OK;
+    return fail(ERR_UNSUPPORTED, "hstu-inject.so, which records in other programs, is not beside "
+                                 "the program; run make again");
+}
+
+/* In the child.  Output goes to stderr: stdout is for the tables. */
+static void start_program(char **argv, const char *library, const char *folder,
+                          const other_options *o) {
+    if (dup2(STDERR_FILENO, STDOUT_FILENO) >= 0 &&
+        env_set_injection(library, folder, o->toggle, o->has_unified) == OK) {
+        signal(SIGINT, SIG_DFL);
+        signal(SIGTERM, SIG_DFL);
+        execvp(argv[0], argv);
+    }
+    log_warn("%s cannot be started: %s", argv[0], strerror(errno));
+    _exit(EXIT_NOT_STARTED);
+}
+
+static volatile sig_atomic_t child;
+
+/* Whoever ends or switches the profiler means the program. */
+static void pass_on(int number) {
+    if (child > 0) kill((pid_t)child, number);
+}
+
+static status wait_for_child(pid_t pid, int *how) {
+    while (waitpid(pid, how, 0) < 0)
+        if (errno != EINTR) return fail_errno("waiting for the program");
+    child = 0;
+    return OK;
+}
+
+static void describe_end(const char *name, int how, char failed[256]) {
+    failed[0] = '\0';
+    if (WIFSIGNALED(how))
+        snprintf(failed, 256, "%.100s was ended by signal %d (%s)", name, WTERMSIG(how),
+                 strsignal(WTERMSIG(how)));
+    else if (WIFEXITED(how) && WEXITSTATUS(how) != 0)
+        snprintf(failed, 256, "%.100s ended with exit code %d", name, WEXITSTATUS(how));
+}
+
+static status run_program(char **argv, const char *folder, const other_options *o,
+                          char failed[256]) {
+    char library[PATH_MAX];
+    int how;
+    TRY(find_library(library));
+    fflush(NULL);
+    pid_t pid = fork();
+    if (pid < 0) return fail_errno("fork");
+    if (pid == 0) start_program(argv, library, folder, o);
+    child = pid;
+    struct sigaction ours = {.sa_handler = pass_on}, ignored = {.sa_handler = SIG_IGN};
+    sigaction(SIGINT, &ignored, NULL); /* a terminal sends it to the program as well */
+    sigaction(SIGTERM, &ours, NULL);
+    if (o->toggle > 0) sigaction(o->toggle, &ours, NULL);
+    status st = wait_for_child(pid, &how);
+    if (st == OK) describe_end(argv[0], how, failed);
+    return st;
+}
+
+/* A line for each process. */
+static void tell_processes(const buf *text) {
+    const char *at = buf_str(text);
+    for (size_t n; *at != '\0'; at += n + (at[n] == '\n')) {
+        n = strcspn(at, "\n");
+        log_info("%.*s", (int)n, at);
+    }
+}
+
+/* Runs the program with its output on stderr, waits, and fills the profile, which is to be ended by
+ * profile_fini in any case.  The records go to a folder inside `out` for the time being.  *failed:
+ * how the program ended, where that was not exit code 0; else "". */
+static status profile_program(profile *p, char **argv, const char *out, const other_options *o,
+                              char failed[256]) {
+    scratch_folder *records = NULL;
+    char folder[PATH_MAX];
+    buf text;
+    *p = (profile){0};
+    failed[0] = '\0';
+    TRY(scratch_folder_create(&records, out, "records-"));
+    buf_init(&text);
+    status st = realpath(scratch_folder_path(records), folder) != NULL ? OK : fail_errno("%s", out);
+    if (st == OK) st = run_program(argv, folder, o, failed);
+    if (st == OK) st = profile_load(p, folder, &text);
+    if (st == OK) tell_processes(&text);
+    if (st == OK && o->range != NULL) st = links_keep_range(&p->recorder, o->range);
+    buf_fini(&text);
+    scratch_folder_destroy(records);
+    return st;
+}
 
 enum { MAX_WORDS = 256 };
 
+static const char *const activity_names[] = {"cpu", "cuda", "cpu,cuda", NULL};
+static const char *const signal_names[] = {"SIGUSR1", "SIGUSR2", NULL};
+static const char *const format_names[] = {"table", "csv", "json", NULL}; /* profile_format */
+
 typedef struct profile_args {
     int64_t wait, warmup, active, repeat;
-    const char *activities, *toggle_by, *range;
+    const char *range;
+    int activities, toggle_by; /* of activity_names, of signal_names; toggle_by -1: none */
     bool has_shapes, has_no_peaks, has_memory, has_unified, has_memsets;
-    int toggle; /* the signal of toggle_by; 0: none */
+    int toggle; /* the signal; 0: none */
     profile_view view;
 } profile_args;
 
@@ -31,13 +630,6 @@ static const command *find_command(const char *name) {
     for (const command *c = known; c != NULL && c->name != NULL; c++)
         if (c->run != NULL && strcmp(c->name, name) == 0 && strcmp(name, "profile") != 0) return c;
     return NULL;
-}
-
-static status read_activities(const char *text, profiler_options *o) {
-    o->has_host = strcmp(text, "cpu") == 0 || strcmp(text, "cpu,cuda") == 0;
-    o->has_gpu = strcmp(text, "cuda") == 0 || strcmp(text, "cpu,cuda") == 0;
-    if (o->has_host || o->has_gpu) return OK;
-    return fail(ERR_USAGE, "--activities %.40s: cpu, cuda or cpu,cuda", text);
 }
 
 /* While the command runs its output goes to stderr: stdout is for the tables. */
@@ -54,11 +646,6 @@ static status run_apart(const command *c, int argc, char **argv) {
 }
 
 static status check(const profile_args *a) {
-    const char *formats[] = {"table", "csv", "json"};
-    bool is_known = false;
-    for (int i = 0; i < 3; i++)
-        is_known = is_known || strcmp(a->view.format, formats[i]) == 0;
-    if (!is_known) return fail(ERR_USAGE, "--format %.40s: table, csv or json", a->view.format);
     if (a->active == 0 && (a->wait > 0 || a->warmup > 0 || a->repeat > 0))
         return fail(ERR_USAGE,
                     "--wait, --warmup and --repeat need --active: how many steps to keep");
@@ -82,14 +669,6 @@ static status profile_a_program(const profile_args *a, char **argv) {
     return st;
 }
 
-static status read_signal(const char *text, int *out) {
-    *out = text == NULL                   ? 0
-           : strcmp(text, "SIGUSR1") == 0 ? SIGUSR1
-           : strcmp(text, "SIGUSR2") == 0 ? SIGUSR2
-                                          : -1;
-    return *out >= 0 ? OK : fail(ERR_USAGE, "--toggle-by %.40s: SIGUSR1 or SIGUSR2", text);
-}
-
 /* Before the command runs, which may take hours: a folder that cannot be written to says so now. */
 static status make_folder(const char *path, bool *is_new) {
     TRY(folder_create(path, is_new));
@@ -102,6 +681,8 @@ static status profile_command(const profile_args *a, int argc, char **argv) {
     profiler_options o = {.schedule = {a->wait, a->warmup, a->active, a->repeat},
                           .toggle = a->toggle,
                           .range = a->range,
+                          .has_host = a->activities != 1,
+                          .has_gpu = a->activities != 0,
                           .has_shapes = a->has_shapes,
                           .has_memory = a->has_memory,
                           .has_unified = a->has_unified,
@@ -109,7 +690,6 @@ static status profile_command(const profile_args *a, int argc, char **argv) {
                           .has_peaks = !a->has_no_peaks};
     const command *c = find_command(argv[0]);
     TRY(check(a));
-    TRY(read_activities(a->activities, &o));
     if (c == NULL && is_program(argv[0]) && strcmp(argv[0], "profile") != 0)
         return profile_a_program(a, argv);
     if (c == NULL)
@@ -131,71 +711,66 @@ static status profile_command(const profile_args *a, int argc, char **argv) {
 }
 
 status cmd_profile(int argc, char **argv) {
-    profile_args a = {.activities = "cpu,cuda",
-                      .view = {.out = "hstu-profile", .format = "table", .row_limit = 100}};
+    profile_args a = {
+        .activities = 2, .toggle_by = -1, .view = {.out = "hstu-profile", .row_limit = 100}};
     const arg_option options[] = {
-        {"What", ARG_FLAG, NULL, NULL, NULL, 0, 0},
-        {"--activities", ARG_TEXT, &a.activities, "LIST",
-         "cpu, cuda or cpu,cuda (default: both; cuda needs CUPTI and a GPU).", 0, 0},
-        {"--wait", ARG_INT, &a.wait, "N", "Steps to let pass first (default 0).", 0, 1 << 30},
-        {"--warmup", ARG_INT, &a.warmup, "N", "Steps recorded and forgotten (default 0).", 0,
-         1 << 30},
-        {"--active", ARG_INT, &a.active, "N",
-         "Steps to keep; 0, the default: everything from start to end.", 0, 1 << 30},
-        {"--repeat", ARG_INT, &a.repeat, "N",
-         "How often to wait, warm up and record; 0, the default: until the end.", 0, 1 << 30},
-        {"--record-shapes", ARG_FLAG, &a.has_shapes, NULL,
-         "Ops of different sizes are different rows, named with their sizes.", 0, 0},
-        {"--memory", ARG_FLAG, &a.has_memory, NULL,
-         "Which memory of the device lives when, and whose it is at the peak.", 0, 0},
-        {"--unified-memory", ARG_FLAG, &a.has_unified, NULL,
-         "Pages of unified memory that move between host and GPU, and page faults (slower).", 0, 0},
-        {"--memsets", ARG_FLAG, &a.has_memsets, NULL,
-         "Record memsets also where steps are replayed as CUDA graphs; each costs a microsecond "
-         "there.",
-         0, 0},
-        {"--no-peaks", ARG_FLAG, &a.has_no_peaks, NULL,
-         "Do not measure what the device can do at the start (a second, 1.4 GB of a GPU).", 0, 0},
-        {"--toggle-by", ARG_TEXT, &a.toggle_by, "SIGNAL",
-         "Record nothing until this signal comes, SIGUSR1 or SIGUSR2; the next one ends it, and so "
-         "on.",
-         0, 0},
-        {"--range", ARG_TEXT, &a.range, "NAME",
-         "Keep what happens inside the ranges of this name, such as 'optimizer' or 'layer forward "
-         "0'; in other programs those of NVTX.",
-         0, 0},
-        {"Output", ARG_FLAG, NULL, NULL, NULL, 0, 0},
-        {"--out", ARG_TEXT, &a.view.out, "DIR",
-         "Folder for trace.json and the tables as csv (default hstu-profile).", 0, 0},
-        {"--format", ARG_TEXT, &a.view.format, "F", "Of the tables on stdout: table, csv or json.",
-         0, 0},
-        {"--sort-by", ARG_TEXT, &a.view.sort_by, "KEY",
-         "Of the table of ops: self_cpu_time_total, cpu_time_total, self_cuda_time_total, "
-         "cuda_time_total, count, or (with --memory) self_cpu_memory_usage, cpu_memory_usage and "
-         "the "
-         "same of cuda.",
-         0, 0},
-        {"--row-limit", ARG_INT, &a.view.row_limit, "N", "Rows of a table (default 100; -1: all).",
-         -1, 1 << 30},
+        OPT_GROUP("Recording"),
+        OPT_CHOICE(
+            "--activities", &a.activities, "LIST", activity_names,
+            "What to record: cpu, cuda or cpu,cuda (default: both; cuda needs CUPTI and a GPU)."),
+        OPT_INT("--wait", &a.wait, "N", 0, 1 << 30, "Steps to skip first (default 0)."),
+        OPT_INT("--warmup", &a.warmup, "N", 0, 1 << 30, "Steps to record and discard (default 0)."),
+        OPT_INT("--active", &a.active, "N", 0, 1 << 30,
+                "Steps to keep (default 0: everything from start to end)."),
+        OPT_INT("--repeat", &a.repeat, "N", 0, 1 << 30,
+                "How often to wait, warm up and record (default 0: until the end)."),
+        OPT_FLAG("--record-shapes", &a.has_shapes, "List ops of different sizes in separate rows."),
+        OPT_FLAG("--memory", &a.has_memory,
+                 "Record allocations of device memory, and what owns them at the peak."),
+        OPT_FLAG("--unified-memory", &a.has_unified,
+                 "Record page migrations of unified memory and page faults (slower)."),
+        OPT_FLAG("--memsets", &a.has_memsets,
+                 "Record memsets even where steps are replayed as CUDA graphs; each costs a "
+                 "microsecond there."),
+        OPT_FLAG("--no-peaks", &a.has_no_peaks,
+                 "Do not measure the peak speed of the device at the start (takes a second and 1.4 "
+                 "GB of GPU memory)."),
+        OPT_CHOICE("--toggle-by", &a.toggle_by, "SIGNAL", signal_names,
+                   "Record nothing until this signal (SIGUSR1 or SIGUSR2); the next one stops "
+                   "recording, and so on."),
+        OPT_TEXT("--range", &a.range, "NAME",
+                 "Keep only what happens inside ranges of this name, such as 'optimizer' or 'layer "
+                 "forward 0'; in other programs, NVTX ranges."),
+        OPT_GROUP("Output"),
+        OPT_TEXT("--out", &a.view.out, "DIR",
+                 "Folder for trace.json and the tables as CSV (default hstu-profile)."),
+        OPT_CHOICE("--format", &a.view.format, "F", format_names,
+                   "Format of the tables on stdout: table (default), csv or json."),
+        OPT_TEXT("--sort-by", &a.view.sort_by, "KEY",
+                 "Sort the op table by self_cpu_time_total, cpu_time_total, self_cuda_time_total, "
+                 "cuda_time_total, count, or (with --memory) self_cpu_memory_usage, "
+                 "cpu_memory_usage, self_cuda_memory_usage or cuda_memory_usage."),
+        OPT_INT("--row-limit", &a.view.row_limit, "N", -1, 1 << 30,
+                "Rows per table (default 100; -1: all)."),
         {0}};
     const arg_spec spec = {
         .usage = "hstu profile [options] -- COMMAND ...",
-        .summary = "Runs a command of hstu and shows where its time went: ranges (step, layer), "
-                   "ops, and on a GPU kernels, copies and calls of CUDA, as nsys and "
-                   "torch.profiler show them.  COMMAND may also be any other program that uses "
-                   "CUDA, Python included.  The command's own output goes to stderr.",
+        .summary = "Run an hstu command and show where its time goes: ranges (step, layer), ops "
+                   "and, on a GPU, kernels, copies and CUDA calls, as nsys and torch.profiler do. "
+                   "COMMAND may also be any other program that uses CUDA, including Python. The "
+                   "command's own output goes to stderr.",
         .options = options,
         .min_positional = 1,
         .max_positional = MAX_WORDS,
-        .notes = "A step is a step of training; commands without steps are recorded whole.\n"
-                 "Example: hstu profile --wait 2 --warmup 2 --active 10 --repeat 1 -- train ...\n"
-                 "Example: hstu profile -- python3 model.py\n"};
+        .notes = "A step is a training step; commands without steps are recorded whole.\nExample: "
+                 "hstu profile --wait 2 --warmup 2 --active 10 --repeat 1 -- train ...\nExample: "
+                 "hstu profile -- python3 model.py\n"};
     const char *word[MAX_WORDS + 1];
     int n = 0;
     bool is_help = false;
     TRY(args_parse(&spec, argc, argv, word, &n, &is_help));
     if (is_help) return OK;
     word[n] = NULL;
-    TRY(read_signal(a.toggle_by, &a.toggle));
+    a.toggle = a.toggle_by < 0 ? 0 : a.toggle_by == 0 ? SIGUSR1 : SIGUSR2;
     return profile_command(&a, n, (char **)word);
 }

@@ -1,20 +1,285 @@
-/* hstu tune: searches for the fastest fusion plan; fit and predict use a learned cost model. */
+/* hstu tune: searches for the fastest fusion plan.  From top to bottom: the comparison of all
+ * searches on the same times (best-so-far curves over 5 seeds, regret against the fastest plan
+ * known), the cost model (tune fit, tune predict), the search. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/file.h"
 #include "base/mem.h"
-#include "cli/bench/bench.h"
-#include "cli/bench/search_report.h"
-#include "cli/json_line.h"
+#include "cli/cli.h"
 #include "cli/machine/plan.h"
-#include "cli/machine/plan_args.h"
-#include "cli/sink.h"
-#include "cli/stop_signal.h"
+#include "cli/output.h"
+#include "cli/signals.h"
+#include "cli/work.h"
+#include "train/report/chart.h"
+#include "train/report/page.h"
+#include "tune/cost_model.h"
 #include "tune/encoder_plan.h"
 #include "tune/plan_file.h"
 #include "tune/search.h"
+
+enum { REPORT_SEEDS = 5, REPORT_MARKS = 3 };
+
+/* The mean regret after 32, 64 and 128 measurements, as a share of the optimum's time. */
+typedef struct search_row {
+    bool has_run;
+    char why[200]; /* where it has not */
+    double best_ms, regret[REPORT_MARKS];
+} search_row;
+
+typedef struct search_comparison {
+    plan_time optimum;
+    search_row row[N_SEARCHES];
+} search_comparison;
+
+static const int marks[REPORT_MARKS] = {32, 64, 128};
+
+/* curve[kind][i]: the mean over the seeds of the best after i + 1 measurements. */
+typedef struct report_data {
+    const plan_oracle *o;
+    int budget;
+    double *x, *curve[N_SEARCHES];
+    double best[N_SEARCHES][REPORT_SEEDS][REPORT_MARKS];
+    search_comparison *out;
+} report_data;
+
+static void take(report_data *d, search_kind kind, int seed, const search_result *r) {
+    double best = INFINITY;
+    for (int i = 0; i < d->budget; i++) {
+        if ((size_t)i < r->measured.n) best = fmin(best, r->measured.item[i].ms);
+        d->curve[kind][i] += best / REPORT_SEEDS;
+    }
+    for (int m = 0; m < REPORT_MARKS; m++)
+        d->best[kind][seed][m] = search_best_after(r, (size_t)marks[m]);
+    if (r->best.ms < d->out->optimum.ms) d->out->optimum = r->best;
+    d->out->row[kind].best_ms =
+        seed == 0 ? r->best.ms : fmin(d->out->row[kind].best_ms, r->best.ms);
+}
+
+static status run_search(report_data *d, search_kind kind) {
+    search_row *row = &d->out->row[kind];
+    for (int seed = 0; seed < REPORT_SEEDS; seed++) {
+        search_result r;
+        status st = search_run(kind, d->o, d->budget, (uint64_t)seed + 1, &r);
+        if (st == ERR_UNSUPPORTED) {
+            snprintf(row->why, sizeof row->why, "%.190s", status_reason());
+            return OK;
+        }
+        if (st != OK) return st;
+        take(d, kind, seed, &r);
+        search_result_fini(&r);
+    }
+    row->has_run = true;
+    return OK;
+}
+
+/* Where every time is known, the fastest of all; else the fastest that any search found. */
+static status find_optimum(report_data *d) {
+    d->out->optimum.ms = INFINITY;
+    for (unsigned v = 0; v < PLAN_CODES && d->o->contains != NULL; v++) {
+        double ms;
+        if (!d->o->contains(d->o->ctx, (uint16_t)v)) continue;
+        TRY(d->o->measure(d->o->ctx, (uint16_t)v, &ms));
+        if (ms < d->out->optimum.ms) d->out->optimum = (plan_time){(uint16_t)v, ms};
+    }
+    return OK;
+}
+
+static void find_regret(report_data *d) {
+    double optimum = d->out->optimum.ms;
+    for (int i = 0; i < N_SEARCHES * REPORT_SEEDS * REPORT_MARKS; i++) {
+        int kind = i / (REPORT_SEEDS * REPORT_MARKS), mark = i % REPORT_MARKS;
+        double best = d->best[kind][i / REPORT_MARKS % REPORT_SEEDS][mark];
+        d->out->row[kind].regret[mark] += (best - optimum) / optimum / REPORT_SEEDS;
+    }
+}
+
+static status write_table(const report_data *d, buf *page) {
+    TRY(buf_text(page, "<table><tr><th>search</th><th>best ms</th><th>regret after "
+                       "32</th><th>after 64</th><th>after "
+                       "128</th></tr>\n"));
+    for (int kind = 0; kind < N_SEARCHES; kind++) {
+        const search_row *r = &d->out->row[kind];
+        TRY(buf_text(page, "<tr>"));
+        TRY(page_text(page, search_name((search_kind)kind), "td"));
+        if (r->has_run) TRY(page_number(page, r->best_ms, "td", "%.4f"));
+        for (int m = 0; m < REPORT_MARKS && r->has_run; m++)
+            TRY(page_number(page, 100 * r->regret[m], "td", "%.2f %%"));
+        if (!r->has_run) TRY(page_text(page, r->why, "td"));
+        TRY(buf_text(page, "</tr>\n"));
+    }
+    return buf_text(page, "</table>\n");
+}
+
+static status write_page(const report_data *d, const char *from, buf *page) {
+    curve curves[N_SEARCHES + 1];
+    double flat_x[2] = {1, d->budget}, flat_y[2] = {d->out->optimum.ms, d->out->optimum.ms};
+    char text[64];
+    int n = 0;
+    for (int kind = 0; kind < N_SEARCHES; kind++)
+        if (d->out->row[kind].has_run)
+            curves[n++] = (curve){.name = search_name((search_kind)kind),
+                                  .x = d->x,
+                                  .y = d->curve[kind],
+                                  .n = (size_t)d->budget};
+    curves[n++] =
+        (curve){.name = "fastest known", .x = flat_x, .y = flat_y, .n = 2, .is_dashed = true};
+    chart best = {.title = "Best plan so far, ms (mean of 5 seeds)",
+                  .x_label = "measurements",
+                  .curves = curves,
+                  .n_curves = n};
+    TRY(page_open(page, "Searches for a fusion plan"));
+    TRY(buf_printf(page, "<h1>Searches for a fusion plan: %s</h1>\n<p>Times: ", d->o->c->name));
+    TRY(html_text(from != NULL ? from : "measured now", page));
+    TRY(buf_text(page, "</p>\n<div class=tiles>\n"));
+    snprintf(text, sizeof text, "%d", d->out->optimum.value);
+    TRY(page_tile(page, "fastest plan", text));
+    snprintf(text, sizeof text, "%.4f ms", d->out->optimum.ms);
+    TRY(page_tile(page, "its time", text));
+    TRY(buf_text(page, "</div>\n"));
+    TRY(chart_write(&best, page));
+    TRY(write_table(d, page));
+    return page_close(page);
+}
+
+static status compare(report_data *d, const char *from, const char *path) {
+    buf page;
+    TRY(find_optimum(d));
+    TRY(MEM_NEW(&d->x, (size_t)d->budget));
+    for (int i = 0; i < d->budget; i++)
+        d->x[i] = i + 1;
+    for (int kind = 0; kind < N_SEARCHES; kind++) {
+        TRY(MEM_NEW(&d->curve[kind], (size_t)d->budget));
+        TRY(run_search(d, (search_kind)kind));
+    }
+    find_regret(d);
+    buf_init(&page);
+    status st = write_page(d, from, &page);
+    if (st == OK) st = page_save(&page, path);
+    buf_fini(&page);
+    return st;
+}
+
+/* Runs every search with every seed and writes the page, which appears whole.  `from` names the
+ * times for its title; NULL: measured now.  A search whose library is missing is left out. */
+static status search_compare(const plan_oracle *o, int budget, const char *from, const char *path,
+                             search_comparison *out) {
+    report_data *d;
+    *out = (search_comparison){0};
+    TRY(MEM_NEW(&d, 1));
+    d->o = o;
+    d->budget = budget;
+    d->out = out;
+    status st = compare(d, from, path);
+    mem_free(d->x);
+    for (int kind = 0; kind < N_SEARCHES; kind++)
+        mem_free(d->curve[kind]);
+    mem_free(d);
+    return st;
+}
+
+enum { MIN_VALIDATED = 5 };
+
+static status print_quality(const plan_times *t, double median, uint64_t seed, bool is_json) {
+    cost_quality q;
+    json_line line;
+    bool is_validated = t->n >= MIN_VALIDATED;
+    if (is_validated) TRY(cost_model_validate(t->item, t->n, seed, &q));
+    if (is_json) {
+        json_writer *w = json_line_open(&line);
+        json_key_int(w, "plans", (int64_t)t->n);
+        json_key_double(w, "median", median);
+        if (is_validated) json_key_double(w, "mae", q.mae);
+        if (is_validated) json_key_double(w, "rmse", q.rmse);
+        if (is_validated) json_key_double(w, "rank_correlation", q.spearman);
+        return json_line_print(&line);
+    }
+    printf("%zu plans, median %.6g\n", t->n, median);
+    if (is_validated)
+        printf("5-fold cross-validation: mean absolute error %.4g, root mean square error %.4g, "
+               "rank correlation %.4f\n",
+               q.mae, q.rmse, q.spearman);
+    else
+        printf("too few plans for a cross-validation\n");
+    return OK;
+}
+
+static status fit(const char *path, const char *out, uint64_t seed, bool is_json) {
+    plan_times t = {0};
+    cost_model *m = NULL;
+    status st = plan_times_read(&t, path);
+    if (st == OK) st = cost_model_fit(&m, t.item, t.n, seed);
+    if (st == OK) st = print_quality(&t, cost_model_median(m), seed, is_json);
+    if (st == OK) st = cost_model_save(m, out);
+    cost_model_destroy(m);
+    plan_times_fini(&t);
+    return st;
+}
+
+static status tune_fit(int argc, char **argv) {
+    const char *out = NULL, *path;
+    int64_t seed = 1;
+    bool is_json = false, is_help;
+    int n;
+    const arg_option options[] = {
+        OPT_TEXT("--out", &out, "MODEL", "File to write the model to."),
+        OPT_INT("--seed", &seed, "N", 0, INT64_MAX,
+                "Seed of the cross-validation folds (default 1)."),
+        OPT_FLAG("--json", &is_json, "Print one JSON object."),
+        {0},
+    };
+    const arg_spec spec = {.usage = "hstu tune fit FILE --out MODEL",
+                           .summary = "Train a cost model (XGBoost) on a file with a line BITS MS "
+                                      "per plan, and report how well it predicts unseen plans.",
+                           .options = options,
+                           .min_positional = 1,
+                           .max_positional = 1};
+    TRY(args_parse(&spec, argc, argv, &path, &n, &is_help));
+    if (is_help) return OK;
+    if (out == NULL) return fail(ERR_USAGE, "--out MODEL is missing");
+    TRY(sink_check_file("--out", out));
+    return fit(path, out, (uint64_t)seed, is_json);
+}
+
+static status predict(const char *path, const char **texts, int n) {
+    cost_model *m = NULL;
+    uint16_t *values;
+    double *ms = NULL;
+    TRY(MEM_NEW(&values, (size_t)n));
+    status st = MEM_NEW(&ms, (size_t)n);
+    for (int i = 0; i < n && st == OK; i++) {
+        fusion_plan p;
+        st = plan_parse(texts[i], &p);
+        values[i] = p.value;
+    }
+    if (st == OK) st = cost_model_load(&m, path);
+    if (st == OK) st = cost_model_predict(m, values, (size_t)n, ms);
+    for (int i = 0; i < n && st == OK; i++)
+        printf("%.3f %d\n", ms[i], ms[i] < cost_model_median(m));
+    cost_model_destroy(m);
+    mem_free(values);
+    mem_free(ms);
+    return st;
+}
+
+enum { MAX_PLANS = 65536 };
+
+static status tune_predict(int argc, char **argv) {
+    static const char *texts[MAX_PLANS + 1];
+    int n;
+    bool is_help;
+    const arg_option options[] = {{0}};
+    const arg_spec spec = {.usage = "hstu tune predict MODEL BITS...",
+                           .summary =
+                               "Predict the times of plans. Prints a line per plan: the time, and "
+                               "1 if it is below the median of the model's training data, else 0.",
+                           .options = options,
+                           .min_positional = 2,
+                           .max_positional = MAX_PLANS + 1};
+    TRY(args_parse(&spec, argc, argv, texts, &n, &is_help));
+    return is_help ? OK : predict(texts[0], texts + 1, n - 1);
+}
 
 enum { ROUNDS = 5, EXACT_ROUNDS = 3, EXACT_CHECKS = 150 };
 
@@ -127,7 +392,7 @@ static void write_plan(json_writer *w, const source *s, const tune_args *a, cons
     if (s->rig.t != NULL) json_key_string(w, "device", s->rig.t->name);
     if (s->rig.t != NULL) json_key_string(w, "arch", s->key.arch);
     if (s->rig.p != NULL) json_key_int(w, "tokens", s->rig.p->shape.n_tokens);
-    if (s->rig.t != NULL) json_key_string(w, "dtype", bench_act_name(s->rig.t->act));
+    if (s->rig.t != NULL) json_key_string(w, "dtype", work_dtypes[s->rig.t->act]);
     if (f->exact == NULL) return;
     json_key_int(w, "segments", f->exact->n_segments);
     json_key_double(w, "predicted_ms", f->exact->predicted_ms);
@@ -337,32 +602,30 @@ static status tune_search(int argc, char **argv) {
                    .checks = EXACT_CHECKS};
     bool is_help;
     const arg_option options[] = {
-        {"--search", ARG_TEXT, &a.search, "KIND",
-         "exact (default), xgboost, random, anneal or grouped.", 0, 0},
-        {"--budget", ARG_INT, &a.budget, "N",
-         "Plans to measure (default 128); exact times every kernel instead.", 2, 20000},
-        {"--search-seed", ARG_INT, &a.search_seed, "N", "Of the random choices (default 1).", 0,
-         INT64_MAX},
-        {"--checks", ARG_INT, &a.checks, "N",
-         "exact: random whole plans that are timed to see how additive time is (default 150).", 0,
-         PLAN_PROGRAMS},
-        {"--replay", ARG_TEXT, &a.replay, "FILE",
-         "Take the times from the file of a traversal, and run nothing.", 0, 0},
-        {"--out", ARG_TEXT, &a.out, "FILE", "Keep the plan, with its tile parameters, as JSON.", 0,
-         0},
-        {"--report", ARG_TEXT, &a.report, "FILE",
-         "Compare all searches over 5 seeds: a page with best-so-far curves and regret.", 0, 0},
+        OPT_TEXT("--search", &a.search, "KIND",
+                 "exact (default), xgboost, random, anneal or grouped."),
+        OPT_INT("--budget", &a.budget, "N", 2, 20000,
+                "Plans to measure (default 128); exact times every kernel instead."),
+        OPT_INT("--search-seed", &a.search_seed, "N", 0, INT64_MAX,
+                "Seed of the random choices (default 1)."),
+        OPT_INT("--checks", &a.checks, "N", 0, PLAN_PROGRAMS,
+                "exact: random whole plans to time, to see how additive times are (default 150)."),
+        OPT_TEXT("--replay", &a.replay, "FILE",
+                 "Read the times from the file of a traversal instead of running plans."),
+        OPT_TEXT("--out", &a.out, "FILE", "Write the plan, with its tile parameters, as JSON."),
+        OPT_TEXT("--report", &a.report, "FILE",
+                 "Compare all searches over 5 seeds, and write a page with best-so-far curves and "
+                 "regret."),
         PLAN_OPTIONS(&a.common),
-        {"Output", ARG_FLAG, NULL, NULL, NULL, 0, 0},
-        {"--json", ARG_FLAG, &a.is_json, NULL, "One JSON object.", 0, 0},
+        OPT_GROUP("Output"),
+        OPT_FLAG("--json", &a.is_json, "Print one JSON object."),
         {0},
     };
     const arg_spec spec = {
         .usage = "hstu tune [--search KIND] [--budget N] [--out FILE] [options]",
-        .summary = "Searches for the fastest fusion plan of a layer, batch, mask and device.",
+        .summary = "Search for the fastest fusion plan for a layer, batch, mask and device.",
         .options = options,
-        .notes = "'hstu tune fit' and 'hstu tune predict' train and use a cost model of plans on "
-                 "its own.  "
+        .notes = "'hstu tune fit' and 'hstu tune predict' train and use a cost model of plans. "
                  "docs/plans.md explains the searches."};
     TRY(args_parse(&spec, argc, argv, NULL, NULL, &is_help));
     if (is_help) return OK;
@@ -371,7 +634,7 @@ static status tune_search(int argc, char **argv) {
 }
 
 const command tune_commands[] = {
-    {"search", tune_search, "find the fastest plan; the same as 'hstu tune' with options"},
+    {"search", tune_search, "find the fastest plan (the same as 'hstu tune' with options)"},
     {"fit", tune_fit, "train a cost model on times of plans"},
     {"predict", tune_predict, "predict times of plans with a cost model"},
     {0},
@@ -381,6 +644,5 @@ status cmd_tune(int argc, char **argv) {
     bool has_options = argc > 1 && argv[1][0] == '-' && strcmp(argv[1], "--help") != 0 &&
                        strcmp(argv[1], "-h") != 0;
     if (has_options) return tune_search(argc, argv);
-    return run_part("tune", "Searches for the fastest fusion plan of a layer.", tune_commands, argc,
-                    argv);
+    return run_subcommand("tune", "Search for the fastest fusion plan.", tune_commands, argc, argv);
 }

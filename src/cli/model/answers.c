@@ -21,18 +21,14 @@ static int value_width(const answers *a, int i) {
     return n > VALUE_WIDTH ? n : VALUE_WIDTH;
 }
 
-status answer_format_parse(const char *name, bool is_json, answer_format *out) {
-    static const char *const names[] = {"table", "csv", "jsonl"};
-    *out = is_json ? FORMAT_JSONL : FORMAT_TABLE;
-    for (int i = 0; name != NULL && i < 3; i++) {
-        if (strcmp(name, names[i]) != 0) continue;
-        if (is_json && i != FORMAT_JSONL)
-            return fail(ERR_USAGE, "--json is --format jsonl; --format %s contradicts it", name);
-        *out = (answer_format)i;
-        return OK;
-    }
-    return name == NULL ? OK
-                        : fail(ERR_USAGE, "--format %.40s: it is one of table, csv, jsonl", name);
+const char *const answer_formats[] = {"table", "csv", "jsonl", NULL};
+
+status answer_format_choose(int format, bool is_json, answer_format *out) {
+    *out = is_json ? FORMAT_JSONL : format >= 0 ? (answer_format)format : FORMAT_TABLE;
+    if (is_json && format >= 0 && format != FORMAT_JSONL)
+        return fail(ERR_USAGE, "--json is --format jsonl; --format %s contradicts it",
+                    answer_formats[format]);
+    return OK;
 }
 
 static status write_header(answers *a) {

@@ -10,17 +10,16 @@
 #ifndef HSTU_CLI_MODEL_ANSWERS_H
 #define HSTU_CLI_MODEL_ANSWERS_H
 
-#include "cli/show.h"
-#include "cli/sink.h"
+#include "cli/output.h"
 #include "data/set/seq_file.h"
 #include "format/json.h"
 
 typedef enum { FORMAT_TABLE, FORMAT_CSV, FORMAT_JSONL } answer_format;
 
-#define ANSWER_FORMATS "table (default), csv or jsonl."
-
-/* --format NAME, or NULL, and --json. */
-status answer_format_parse(const char *name, bool is_json, answer_format *out);
+#define ANSWER_FORMATS "Output format: table (default), csv or jsonl."
+/* --format, -1 if it is not given, and --json. */
+extern const char *const answer_formats[];
+status answer_format_choose(int format, bool is_json, answer_format *out);
 
 /* Whose items follow. */
 typedef enum { SUBJECT_NONE, SUBJECT_USER, SUBJECT_ITEM, SUBJECT_TEXT } subject_kind;

@@ -7,10 +7,9 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "cli/cli.h"
-#include "cli/json_line.h"
 #include "cli/model/run_facts.h"
-#include "cli/show.h"
 #include "train/report/report.h"
+#include "cli/output.h"
 
 enum { MAX_RUNS = 16, CELL_BYTES = 64, KEY_WIDTH = 34, MAX_WIDTH = 24, MIN_WIDTH = 14 };
 
@@ -291,19 +290,18 @@ status cmd_compare(int argc, char **argv) {
     const char *paths[MAX_RUNS], *out = NULL;
     bool is_json = false, is_help;
     const arg_option options[] = {
-        {"--out", ARG_TEXT, &out, "FILE.html", "Also a page with the curves of all runs.", 0, 0},
-        {"--json", ARG_FLAG, &is_json, NULL, "Print one JSON object a run, each on one line.", 0,
-         0},
+        OPT_TEXT("--out", &out, "FILE.html", "Also write a page with the curves of all runs."),
+        OPT_FLAG("--json", &is_json, "Print one JSON object per run, each on one line."),
         {0},
     };
-    const arg_spec spec = {"hstu compare RUN RUN... [--out FILE.html] [--json]",
-                           "Shows runs side by side: metrics, parameters, time, and the options "
-                           "in which they differ.",
-                           options,
-                           1,
-                           MAX_RUNS,
-                           "With --validate the figures are those of the test part with the best "
-                           "weights, else those of the last evaluation.\n"};
+    const arg_spec spec = {
+        .usage = "hstu compare RUN RUN... [--out FILE.html] [--json]",
+        .summary = "Compare runs: metrics, parameters, time, and the options in which they differ.",
+        .options = options,
+        .min_positional = 1,
+        .max_positional = MAX_RUNS,
+        .notes = "For runs with --validate the metrics are those of the best weights on the test "
+                 "part; otherwise those of the last evaluation.\n"};
     comparison c = {0};
     TRY(args_parse(&spec, argc, argv, paths, &c.n, &is_help));
     if (is_help) return OK;

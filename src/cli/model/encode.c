@@ -8,8 +8,7 @@
 #include "base/mem.h"
 #include "base/thread.h"
 #include "cli/cli.h"
-#include "cli/show.h"
-#include "cli/sink.h"
+#include "cli/output.h"
 #include "cli/work.h"
 #include "encode/encoder.h"
 #include "encode/encoder_io.h"
@@ -19,7 +18,8 @@
 enum { PATH_BYTES = 4096 };
 
 typedef struct encode_args {
-    const char *folder, *input, *out, *mask, *dtype, *device, *scores, *plan, *cache;
+    const char *folder, *input, *out, *mask, *device, *scores, *plan, *cache;
+    int dtype; /* of dtypes */
     int64_t batch_tokens;
     bool is_cut, is_tokens_only;
 } encode_args;
@@ -47,25 +47,16 @@ static bool writes_tensors(const encode_args *a) {
     return n > n_end && strcmp(a->out + n - n_end, end) == 0;
 }
 
-/* int8 is a precision of the weights alone. */
-static bool is_int8(const char *dtype) {
-    return strcmp(dtype, "int8") == 0;
-}
+/* Types of the weights; int8 computes in float16. */
+enum { INT8 = 3 };
+static const char *const dtypes[] = {"float32", "bfloat16", "float16", "int8", NULL};
 
-static status set_precision(backend *be, const char *name) {
-    static const struct {
-        const char *name;
-        act_type act;
-    } types[] = {
-        {"float32", ACT_F32}, {"bfloat16", ACT_BF16}, {"float16", ACT_F16}, {"int8", ACT_F16}};
-    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
-        if (strcmp(types[i].name, name) != 0) continue;
-        TRY(be->ops->set_precision(be, types[i].act, false));
-        if (types[i].act != be->act && !is_int8(name))
-            log_info("note: the CPU computes in float32, not in %s", name);
-        return OK;
-    }
-    return fail(ERR_USAGE, "--dtype %.40s: it is one of float32, bfloat16, float16, int8", name);
+static status set_precision(backend *be, int dtype) {
+    act_type act = dtype == INT8 ? ACT_F16 : (act_type)dtype;
+    TRY(be->ops->set_precision(be, act, false));
+    if (act != be->act && dtype != INT8)
+        log_info("note: the CPU computes in float32, not in %s", dtypes[dtype]);
+    return OK;
 }
 
 static status write_lines(encode_job *j) {
@@ -282,7 +273,7 @@ static status encode(const encode_args *a, const work *w, const mask *m) {
     word_pieces *pieces = NULL;
     backend *be = w->be;
     encoder_options o = {
-        .batch_tokens = a->batch_tokens, .mask = m, .has_int8_weights = is_int8(a->dtype)};
+        .batch_tokens = a->batch_tokens, .mask = m, .has_int8_weights = a->dtype == INT8};
     buf_init(&j.text);
     status st = set_precision(be, a->dtype);
     if (st == OK) st = open_plan(&j, w, m);
@@ -341,55 +332,50 @@ static status check(const encode_args *a, const arg_spec *spec) {
 }
 
 status cmd_encode(int argc, char **argv) {
-    encode_args a = {.device = "auto", .dtype = "float32", .batch_tokens = 8192};
+    encode_args a = {.device = "auto", .batch_tokens = 8192};
     bool is_help;
     const arg_option options[] = {
-        {"--input", ARG_TEXT, &a.input, "FILE",
-         "Sequences: JSON lines {\"ids\": [...], \"types\": [...]} or {\"text\": ..., \"pair\": "
-         "...}, - is stdin; or safetensors with lengths, ids and types.",
-         0, 0},
-        {"--out", ARG_TEXT, &a.out, "FILE",
-         "FILE.safetensors: offsets, hidden (T, E), pooled (B, E); any other name: JSON lines; - "
-         "is stdout (default). The file appears when it is complete.",
-         0, 0},
-        {"--mask", ARG_TEXT, &a.mask, "MASK",
-         "Who sees whom: " MASK_NAMES
-         ", with ,window=W ,global=G ... ,causal after it (default none).",
-         0, 0},
-        {"--dtype", ARG_TEXT, &a.dtype, "TYPE",
-         "float32, bfloat16 or float16 on a GPU; the CPU computes in float32 (default float32). "
-         "int8: weights rounded to 8 bits, products in float16 on a GPU; not faster yet.",
-         0, 0},
-        {"--batch-tokens", ARG_INT, &a.batch_tokens, "N",
-         "Tokens that are computed together (default 8192).", 1, 1 << 24},
-        {"--plan", ARG_TEXT, &a.plan, "PLAN",
-         "Run the layers by a fusion plan: a file of 'hstu tune --out', a value, 16 bits, or auto, "
-         "the kept plan that fits a batch best (default: the built-in plan).",
-         0, 0},
-        {"--cache", ARG_TEXT, &a.cache, "DIR",
-         "Where compiled kernels and kept plans are (default ~/.cache/hstu).", 0, 0},
-        {"--truncate", ARG_FLAG, &a.is_cut, NULL,
-         "Cut texts to the longest sequence that the model takes.", 0, 0},
-        {"--profile-scores", ARG_TEXT, &a.scores, "FILE",
-         "Also write what the attention weights of every layer and head are like: JSON to FILE, a "
-         "picture to FILE.svg. Slow: for a sample of sequences.",
-         0, 0},
-        {"--tokens-only", ARG_FLAG, &a.is_tokens_only, NULL,
-         "Write the ids and types that the input stands for, as JSON lines, and encode nothing.", 0,
-         0},
-        {"--device", ARG_TEXT, &a.device, "DEVICE", WORK_DEVICES, 0, 0},
+        OPT_TEXT("--input", &a.input, "FILE",
+                 "Sequences: JSON lines {\"ids\": [...], \"types\": [...]} or {\"text\": ..., "
+                 "\"pair\": ...} (- is stdin), or safetensors with lengths, ids and types."),
+        OPT_TEXT("--out", &a.out, "FILE",
+                 "FILE.safetensors: offsets, hidden (T, E), pooled (B, E); any other name: JSON "
+                 "lines; - is stdout (default). The file appears only when it is complete."),
+        OPT_TEXT(
+            "--mask", &a.mask, "MASK",
+            "Attention mask: none (default), causal, sliding, longformer, bigbird, dilated, "
+            "strided, fixed, bits:FILE or csr:FILE, followed by ,window=W ,global=G ... ,causal."),
+        OPT_CHOICE(
+            "--dtype", &a.dtype, "TYPE", dtypes,
+            "float32 (default), bfloat16 or float16 on a GPU; the CPU computes in float32. "
+            "int8: weights rounded to 8 bits, products in float16 on a GPU; not faster yet."),
+        OPT_INT("--batch-tokens", &a.batch_tokens, "N", 1, 1 << 24,
+                "Tokens per batch (default 8192)."),
+        OPT_TEXT("--plan", &a.plan, "PLAN",
+                 "Run the layers by a fusion plan: a file of 'hstu tune --out', a value, 16 bits, "
+                 "or auto for the tuned plan that fits a batch best (default: the built-in plan)."),
+        OPT_TEXT("--cache", &a.cache, "DIR",
+                 "Cache of compiled kernels and tuned plans (default ~/.cache/hstu)."),
+        OPT_FLAG("--truncate", &a.is_cut,
+                 "Truncate texts to the longest sequence that the model accepts."),
+        OPT_TEXT("--profile-scores", &a.scores, "FILE",
+                 "Also write statistics of the attention weights of every layer and head: JSON to "
+                 "FILE, a picture to FILE.svg. Slow; use a sample of sequences."),
+        OPT_FLAG("--tokens-only", &a.is_tokens_only,
+                 "Write the token ids and types of the input as JSON lines, without encoding."),
+        OPT_TEXT("--device", &a.device, "DEVICE", WORK_DEVICES),
         {0},
     };
     const arg_spec spec = {
-        "hstu encode MODEL_DIR --input FILE [--out FILE] [options]",
-        "Runs an encoder of the BERT family (bert, roberta, distilbert) on sequences of any "
-        "lengths, without padding. MODEL_DIR is a folder as Hugging Face's save_pretrained writes "
-        "it: config.json, model.safetensors (or its shards), and vocab.txt where texts are given.",
-        options,
-        1,
-        1,
-        "hidden is the last hidden state, pooled the pooler's output for the first token; both as "
-        "transformers computes them.\n"};
+        .usage = "hstu encode MODEL_DIR --input FILE [--out FILE] [options]",
+        .summary = "Run a BERT-family encoder (bert, roberta, distilbert) on sequences of any "
+                   "length, without padding. MODEL_DIR is a Hugging Face folder (save_pretrained): "
+                   "config.json, model.safetensors or its shards, and vocab.txt for texts.",
+        .options = options,
+        .min_positional = 1,
+        .max_positional = 1,
+        .notes = "hidden is the last hidden state; pooled is the pooler's output for the first "
+                 "token. Both equal those of transformers.\n"};
     TRY(args_parse(&spec, argc, argv, &a.folder, NULL, &is_help));
     if (is_help) return OK;
     TRY(check(&a, &spec));

@@ -6,9 +6,7 @@
 
 #include "base/log.h"
 #include "cli/cli.h"
-#include "cli/json_line.h"
-#include "cli/model/split_args.h"
-#include "cli/show.h"
+#include "cli/output.h"
 #include "cli/work.h"
 #include "dist/ranks.h"
 #include "model/trained.h"
@@ -16,10 +14,13 @@
 #include "train/loop/baselines.h"
 #include "train/loop/evaluate.h"
 
+static const char *const parts[] = {"test", "validation", NULL};
+
 typedef struct eval_args {
-    const char *path, *checkpoint, *data, *part, *device;
+    const char *path, *checkpoint, *data, *device;
     const char *metrics;
     bool is_json, has_baselines, keeps_seen;
+    int part; /* of parts */
     int64_t n_ranks;
     transport *ranks; /* this process is one of them; or NULL */
     split_args split_args;
@@ -27,7 +28,7 @@ typedef struct eval_args {
 } eval_args;
 
 static split_part part_of(const eval_args *a) {
-    return strcmp(a->part, "validation") == 0 ? PART_VALIDATION : PART_TEST;
+    return a->part == 1 ? PART_VALIDATION : PART_TEST;
 }
 
 /* What a recommender without a model reaches on the same users. */
@@ -80,7 +81,7 @@ static status print_json(const report *o) {
     json_key_int(w, "step", (int64_t)o->t->origin.step);
     json_key_bool(w, "is_best", checkpoint_is_best(o->t->folder));
     split_record_write(&o->a->split, w);
-    json_key_string(w, "part", o->a->part);
+    json_key_string(w, "part", parts[o->a->part]);
     json_key_int(w, "users", o->r.n_users);
     for (int i = 0; i < o->r.n; i++)
         json_key_double(w, o->r.item[i].name, o->r.item[i].value);
@@ -241,50 +242,44 @@ static status run_on_ranks(eval_args *a) {
 }
 
 status cmd_eval(int argc, char **argv) {
-    eval_args a = {.part = "test", .device = "auto"};
+    eval_args a = {.device = "auto"};
     bool is_help;
     const arg_option options[] = {
-        {"--data", ARG_TEXT, &a.data, "DIR",
-         "Prepared data; items are matched to the model's by their ids.", 0, 0},
-        {"--checkpoint", ARG_TEXT, &a.checkpoint, "WHICH", WORK_CHECKPOINTS, 0, 0},
-        {"--part", ARG_TEXT, &a.part, "PART",
-         "test (default), or validation for a run with --validate.", 0, 0},
-        {"--split", ARG_TEXT, &a.split_args.split, "SPLIT",
-         "Another split than the run's: leave-one-out, leave-two-out, by-user or time.  Refused "
-         "where it would test on events that the run was trained on.",
-         0, 0},
-        {"--time-cut", ARG_TEXT, &a.split_args.time_cut, "T", SPLIT_TIME_HELP, 0, 0},
-        {"--test-file", ARG_TEXT, &a.split_args.test_file, "DIR", SPLIT_FILE_HELP, 0, 0},
-        {"--baselines", ARG_FLAG, &a.has_baselines, NULL,
-         "Also what popularity, popularity of the last week before the newest training event, and "
-         "item neighbours reach on the same users.",
-         0, 0},
-        {"--metrics", ARG_TEXT, &a.metrics, "LIST",
-         "Instead of the config's eval_metrics: " METRIC_RETRIEVAL_WORDS
-         "or, for ranking, " METRIC_RANKING_WORDS "(as in HR@5,NDCG@20,COVERAGE@10).",
-         0, 0},
-        {"--keep-seen", ARG_FLAG, &a.keeps_seen, NULL,
-         "Items of the history stay in the ranking, for data in which people come back to items.",
-         0, 0},
-        {"--device", ARG_TEXT, &a.device, "DEVICE", WORK_DEVICES, 0, 0},
-        {"--ranks", ARG_INT, &a.n_ranks, "G",
-         "Processes of this machine that divide the users (default 1); the figures are the same.",
-         1, 64},
-        {"--json", ARG_FLAG, &a.is_json, NULL, "Print one JSON object on one line.", 0, 0},
+        OPT_TEXT("--data", &a.data, "DIR", "Prepared data; items are matched to the model by id."),
+        OPT_TEXT("--checkpoint", &a.checkpoint, "WHICH", WORK_CHECKPOINTS),
+        OPT_CHOICE(
+            "--part", &a.part, "PART", parts,
+            "Part to evaluate: test (default), or validation for a run trained with --validate."),
+        OPT_TEXT("--split", &a.split_args.split, "SPLIT",
+                 "Use another split than the run: leave-one-out, leave-two-out, by-user or time. "
+                 "Rejected if it would test on training events."),
+        OPT_TEXT("--time-cut", &a.split_args.time_cut, "T", SPLIT_TIME_HELP),
+        OPT_TEXT("--test-file", &a.split_args.test_file, "DIR", SPLIT_FILE_HELP),
+        OPT_FLAG("--baselines", &a.has_baselines,
+                 "Also evaluate popularity, popularity in the week before the newest training "
+                 "event, and item neighbours on the same users."),
+        OPT_TEXT("--metrics", &a.metrics, "LIST",
+                 "Metrics instead of the config's eval_metrics: HR@k, NDCG@k, RECALL@k, "
+                 "PRECISION@k, COVERAGE@k and MRR; for ranking AUC, ACC, LOGLOSS and NE. Example: "
+                 "HR@5,NDCG@20,COVERAGE@10."),
+        OPT_FLAG("--keep-seen", &a.keeps_seen,
+                 "Keep items of the history in the ranking, for data in which users repeat items."),
+        OPT_TEXT("--device", &a.device, "DEVICE", WORK_DEVICES),
+        OPT_INT("--ranks", &a.n_ranks, "G", 1, 64,
+                "Number of processes that share the users (default 1); the metrics do not change."),
+        OPT_FLAG("--json", &a.is_json, "Print one JSON object on one line."),
         {0},
     };
-    const arg_spec spec = {"hstu eval CHECKPOINT|RUN --data DIR [options]",
-                           "Evaluates a trained model on the events its training left out: ranks "
-                           "of the held-out items among the whole catalogue without the items of "
-                           "the history, or AUC for ranking. docs/evaluation.md has the protocols.",
-                           options,
-                           1,
-                           1,
-                           NULL};
+    const arg_spec spec = {
+        .usage = "hstu eval CHECKPOINT|RUN --data DIR [options]",
+        .summary = "Evaluate a trained model on the events held out from training: the rank of "
+                   "each held-out item in the whole catalogue without the items of the history, or "
+                   "AUC for ranking. docs/evaluation.md describes the protocols.",
+        .options = options,
+        .min_positional = 1,
+        .max_positional = 1};
     TRY(args_parse(&spec, argc, argv, &a.path, NULL, &is_help));
     if (is_help) return OK;
     if (a.data == NULL) return fail(ERR_USAGE, "--data DIR is missing; usage: %s", spec.usage);
-    if (strcmp(a.part, "test") != 0 && strcmp(a.part, "validation") != 0)
-        return fail(ERR_USAGE, "--part %s: the parts are test and validation", a.part);
     return run_on_ranks(&a);
 }

@@ -1,15 +1,153 @@
-/* hstu export: what a run has learnt, as files for other tools. */
+/* hstu export: embeddings, weights or tables of a run, as files for other tools. */
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/file.h"
+#include "base/mem.h"
+#include "base/progress.h"
+#include "base/status.h"
 #include "cli/cli.h"
-#include "cli/model/export.h"
-#include "cli/show.h"
+#include "cli/output.h"
 #include "cli/work.h"
 #include "model/export_file.h"
+#include "model/embedding_file.h"
+#include "model/histories.h"
+#include "model/item_table.h"
+#include "model/trained.h"
 #include "train/files/checkpoint.h"
 #include "train/files/table_files.h"
+
+typedef struct export_args {
+    const char *run, *what, *format, *out, *data, *device;
+    int is_meta; /* of layouts */
+} export_args;
+
+enum { PIECE_ROWS = 4096 };
+
+static status parse_format(const char *name, embedding_format *out) {
+    static const char *const names[] = {"safetensors", "npz", "csv"};
+    for (int i = 0; i < 3; i++) {
+        if (strcmp(name, names[i]) != 0) continue;
+        *out = (embedding_format)i;
+        return OK;
+    }
+    return fail(ERR_USAGE, "--format %.40s: must be safetensors, npz or csv", name);
+}
+
+/* Ends a file by its status, and says what is in it. */
+static status end_file(embedding_file *f, status st, const export_args *a,
+                       const embedding_rows *rows) {
+    if (st != OK) {
+        embedding_file_abandon(f);
+        return st;
+    }
+    char path[SHOW_PATH_BYTES];
+    TRY(embedding_file_commit(f));
+    printf("the %s of %" PRId64 " %s, %d numbers each, in %s\n",
+           rows->item != NULL ? "embeddings" : "encoded states", rows->n,
+           rows->item != NULL ? "items" : "users", rows->dim, show_path(path, a->out));
+    return OK;
+}
+
+static status copy_items(embedding_file *f, const item_table *t) {
+    float *piece;
+    status st = MEM_NEW_RAW(&piece, (size_t)PIECE_ROWS * (size_t)t->dim);
+    for (int32_t first = 0; st == OK && first < t->items.n; first += PIECE_ROWS) {
+        int32_t n = t->items.n - first < PIECE_ROWS ? t->items.n - first : PIECE_ROWS;
+        st = item_table_read(t, first, n, piece);
+        if (st == OK) st = embedding_file_add(f, piece, n);
+    }
+    mem_free(piece);
+    return st;
+}
+
+static status write_items(const export_args *a, session *s, embedding_format format) {
+    item_table t;
+    embedding_file *f = NULL;
+    embedding_rows rows = {.data = s->data};
+    status st = item_table_init(&t, s->model);
+    rows.item = t.items.item;
+    rows.n = t.items.n;
+    rows.dim = t.dim;
+    if (st == OK) st = embedding_file_create(&f, a->out, format, &rows);
+    if (st == OK) st = copy_items(f, &t);
+    st = end_file(f, st, a, &rows);
+    item_table_fini(&t);
+    return st;
+}
+
+/* The users of the data, a batch after the other.  A user without a history has a row of zeros. */
+static status encode_users(embedding_file *f, session *s, pass *p, histories *h, float *states) {
+    uint64_t n_users = s->data->n_users, user = 0;
+    int32_t dim = model_dim(s->model);
+    progress bar;
+    status st = OK;
+    progress_begin(&bar, "encoding", "users", n_users);
+    while (st == OK && user < n_users) {
+        const void *encoded;
+        histories_clear(h);
+        for (; st == OK && user < n_users && h->view.n_users < h->max_users; user++) {
+            user_events u = user_events_of(s->data, user);
+            st = histories_add(h, &u, NULL, 0);
+        }
+        if (st == OK) st = pass_encode(p, &h->view, &encoded);
+        if (st == OK)
+            st = backend_read_act(s->be, states, encoded, (size_t)h->view.n_users * (size_t)dim);
+        if (st == OK) st = embedding_file_add(f, states, h->view.n_users);
+        progress_update(&bar, user);
+    }
+    progress_end(&bar);
+    return st;
+}
+
+static status write_users(const export_args *a, session *s, embedding_format format) {
+    embedding_file *f = NULL;
+    pass *p = NULL;
+    histories h = {0};
+    float *states = NULL;
+    embedding_rows rows = {
+        .data = s->data, .n = (int64_t)s->data->n_users, .dim = model_dim(s->model)};
+    if (s->config->task != TASK_RETRIEVAL)
+        return fail(ERR_UNSUPPORTED, "--what users: a ranking model scores candidates; it has no "
+                                     "state of a user to export");
+    status st = pass_create(&p, s->model, &(pass_config){.max_users = s->eval_batch});
+    if (st == OK) st = histories_init(&h, s, s->eval_batch);
+    if (st == OK) st = MEM_NEW_RAW(&states, (size_t)s->eval_batch * (size_t)rows.dim);
+    if (st == OK) st = embedding_file_create(&f, a->out, format, &rows);
+    if (st == OK) st = encode_users(f, s, p, &h, states);
+    st = end_file(f, st, a, &rows);
+    mem_free(states);
+    histories_fini(&h);
+    pass_destroy(p);
+    return st;
+}
+
+static status with_model(const export_args *a,
+                         status (*write)(const export_args *, session *, embedding_format)) {
+    embedding_format format = EMBEDDINGS_SAFETENSORS;
+    work w;
+    trained t;
+    TRY(parse_format(a->format, &format));
+    TRY(work_open(&w, a->data, a->device));
+    status st = trained_open(&t, a->run, w.data, w.be, 0);
+    if (st == OK) st = write(a, &t.session, format);
+    trained_close(&t);
+    work_close(&w);
+    return st;
+}
+
+/* The run knows its items without any data. */
+static status export_items(const export_args *a, const char *folder) {
+    (void)folder;
+    return with_model(a, write_items);
+}
+
+static status export_users(const export_args *a, const char *folder) {
+    (void)folder;
+    if (a->data == NULL) return fail(ERR_USAGE, "--what users needs --data DIR with their events");
+    return with_model(a, write_users);
+}
 
 static status export_tables(const export_args *a, const char *folder) {
     int n;
@@ -24,13 +162,12 @@ static status export_tables(const export_args *a, const char *folder) {
 static status write_weights(const export_args *a, const char *folder, weight_format format) {
     char path[CHECKPOINT_PATH_BYTES];
     work w;
-    bool is_meta = strcmp(a->layout, "meta") == 0;
-    if (format == WEIGHTS_SAFETENSORS && !is_meta) {
+    if (format == WEIGHTS_SAFETENSORS && !a->is_meta) {
         TRY(path_join(path, sizeof path, folder, "model.safetensors"));
         return table_file_copy(path, a->out);
     }
     TRY(work_open(&w, NULL, "cpu"));
-    status st = weight_file_write(folder, a->out, format, is_meta, w.workers);
+    status st = weight_file_write(folder, a->out, format, a->is_meta != 0, w.workers);
     work_close(&w);
     return st;
 }
@@ -41,10 +178,8 @@ static status export_weights(const export_args *a, const char *folder) {
     while (format < 3 && strcmp(a->format, formats[format]) != 0)
         format++;
     if (format == 3)
-        return fail(ERR_USAGE, "--format %.40s: of weights it is one of safetensors, npz, pt",
+        return fail(ERR_USAGE, "--format %.40s: must be safetensors, npz or pt for weights",
                     a->format);
-    if (strcmp(a->layout, "own") != 0 && strcmp(a->layout, "meta") != 0)
-        return fail(ERR_USAGE, "--layout %.40s: it is own or meta", a->layout);
     TRY(checkpoint_verify(folder));
     TRY(write_weights(a, folder, (weight_format)format));
     char from[SHOW_PATH_BYTES], to[SHOW_PATH_BYTES];
@@ -72,43 +207,42 @@ static status run(const export_args *a) {
                         "the package of that name",
                         a->format, a->what);
         if (file_exists(a->out) || folder_exists(a->out))
-            return fail(ERR_USAGE, "%s: is there already; choose another --out", a->out);
+            return fail(ERR_USAGE, "%s: already exists; choose another --out", a->out);
         TRY(checkpoint_find(a->run, folder));
         return whats[i].run(a, folder);
     }
-    return fail(ERR_USAGE, "--what %s: it is one of items, users, weights, tables", a->what);
+    return fail(ERR_USAGE, "--what %s: must be items, users, weights or tables", a->what);
 }
 
 status cmd_export(int argc, char **argv) {
-    export_args a = {.format = "safetensors", .device = "auto", .layout = "own"};
+    static const char *const layouts[] = {"own", "meta", NULL};
+    export_args a = {.format = "safetensors", .device = "auto"};
     bool is_help;
     const arg_option options[] = {
-        {"--what", ARG_TEXT, &a.what, "WHAT",
-         "items: the items' embeddings as they are scored, with ids and titles; users: the encoded "
-         "states of the users of --data, with their ids; weights: the dense parameters, with the "
-         "config as metadata; tables: the dynamic tables, a folder of snapshots for each.",
-         0, 0},
-        {"--out", ARG_TEXT, &a.out, "PATH", "A file, or a folder for tables; new.", 0, 0},
-        {"--format", ARG_TEXT, &a.format, "FORMAT",
-         "safetensors (default); items and users also npz (numpy) or csv; weights also npz or pt "
-         "(torch.load).",
-         0, 0},
-        {"--layout", ARG_TEXT, &a.layout, "LAYOUT",
-         "Of weights: own (default), as in the checkpoint; meta, for Meta's model classes: the row "
-         "of an item is its id, and the buffer _attn_mask is there.",
-         0, 0},
-        {"--data", ARG_TEXT, &a.data, "DIR", "Data with the users to encode; items need none.", 0,
-         0},
-        {"--device", ARG_TEXT, &a.device, "DEVICE", WORK_DEVICES, 0, 0},
+        OPT_TEXT("--what", &a.what, "WHAT",
+                 "items: item embeddings as they are scored, with ids and titles; users: encoded "
+                 "states of the users in --data, with ids; weights: dense parameters, with the "
+                 "config as metadata; tables: dynamic tables, a snapshot folder each."),
+        OPT_TEXT("--out", &a.out, "PATH",
+                 "File to write, or a folder for tables; it must not exist."),
+        OPT_TEXT("--format", &a.format, "FORMAT",
+                 "safetensors (default); for items and users also npz (NumPy) or csv; for weights "
+                 "also npz or pt (torch.load)."),
+        OPT_CHOICE(
+            "--layout", &a.is_meta, "LAYOUT", layouts,
+            "Layout of weights: own (default), as in the checkpoint, or meta, for Meta's "
+            "model classes: an item's row is its id, and the buffer _attn_mask is included."),
+        OPT_TEXT("--data", &a.data, "DIR", "Data with the users to encode; not needed for items."),
+        OPT_TEXT("--device", &a.device, "DEVICE", WORK_DEVICES),
         {0},
     };
-    const arg_spec spec = {"hstu export CHECKPOINT|RUN --what WHAT --out PATH [options]",
-                           "Copies what a run has learnt to files that other tools can read.",
-                           options,
-                           1,
-                           1,
-                           "A run stands for its best checkpoint on validation where it has one, "
-                           "else for its newest.\n"};
+    const arg_spec spec = {
+        .usage = "hstu export CHECKPOINT|RUN --what WHAT --out PATH [options]",
+        .summary = "Write the weights, embeddings or tables of a run to files for other tools.",
+        .options = options,
+        .min_positional = 1,
+        .max_positional = 1,
+        .notes = WORK_RUN_NOTE};
     TRY(args_parse(&spec, argc, argv, &a.run, NULL, &is_help));
     if (is_help) return OK;
     if (a.what == NULL || a.out == NULL)

@@ -123,7 +123,7 @@ static status launch(const char *const *given, int n, const launch_plan *p) {
         words[n + 1] = NULL;
         TRY(run_once(words, &code));
         if (!is_worth_another(code) || i == restarts) break;
-        log_warn("'%s' ended with exit code %d; starting it again (%" PRId64 " of %" PRId64 ")",
+        log_warn("'%s' ended with exit code %d; restarting it (%" PRId64 " of %" PRId64 ")",
                  words[0], code, i + 1, restarts);
         nanosleep(&pause, NULL);
         if (signalled) break;
@@ -142,27 +142,25 @@ status cmd_launch(int argc, char **argv) {
     int n = 0;
     bool is_help;
     const arg_option options[] = {
-        {"--restarts", ARG_INT, &plan.restarts, "R",
-         "How often a command that failed is started again (default 3).", 0, 1 << 20},
-        {"--pause", ARG_INT, &plan.pause_s, "S", "Seconds between two starts (default 1).", 0,
-         86400},
-        {"--ranks", ARG_TEXT, &ranks, "LIST",
-         "Numbers of ranks, one for each start, the last for all that follow: put in place of the "
-         "word {} of the command.",
-         0, 0},
+        OPT_INT("--restarts", &plan.restarts, "R", 0, 1 << 20,
+                "Maximum number of restarts (default 3)."),
+        OPT_INT("--pause", &plan.pause_s, "S", 0, 86400, "Seconds between restarts (default 1)."),
+        OPT_TEXT("--ranks", &ranks, "LIST",
+                 "Number of ranks for each start, the last one for all later starts; replaces the "
+                 "word {} of the command."),
         {0},
     };
     const arg_spec spec = {
         .usage = "hstu launch [options] -- COMMAND...",
-        .summary = "Runs a command, such as 'hstu train ... --ranks 4' or 'mpirun -n 4 hstu train "
-                   "...', and starts it again when it fails. From the second start on it gets "
-                   "--resume, if the folder of its --out has a run by then.",
+        .summary = "Run a command, such as 'hstu train ... --ranks 4' or 'mpirun -n 4 hstu train "
+                   "...', and restart it when it fails. From the second start on it gets --resume "
+                   "if its --out folder contains a run.",
         .options = options,
         .min_positional = 1,
         .max_positional = MAX_WORDS,
-        .notes = "A wrong command line or config (exit code 2) is not tried again, nor is a "
-                 "command that was interrupted: SIGINT and SIGTERM are passed on to it.\n"
-                 "Example: hstu launch --ranks 8,4 -- mpirun -n {} hstu train ...\n",
+        .notes = "A wrong command line or config (exit code 2) is not retried, nor is an "
+                 "interrupted command: SIGINT and SIGTERM are forwarded to it.\nExample: hstu "
+                 "launch --ranks 8,4 -- mpirun -n {} hstu train ...\n",
     };
     TRY(args_parse(&spec, argc, argv, words, &n, &is_help));
     if (is_help) return OK;

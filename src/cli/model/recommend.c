@@ -1,16 +1,113 @@
-/* hstu recommend: what users would like next. */
+/* hstu recommend: what users would like next, or which items are similar to an item. */
 #include <inttypes.h>
 #include <string.h>
 
 #include "base/file.h"
 #include "base/mem.h"
-#include "cli/model/recommend.h"
-#include "cli/model/user_service.h"
+#include "cli/model/answers.h"
+#include "cli/model/users.h"
 #include "cli/work.h"
 #include "dist/ranks.h"
 #include "model/histories.h"
+#include "dist/transport.h"
+#include "model/similar.h"
 #include "model/trained.h"
 #include "model/user_group.h"
+
+typedef struct recommend_args {
+    const char *path, *checkpoint, *data, *history, *allow, *deny, *device, *out;
+    user_choice users;
+    arg_list similar;
+    int64_t k, n_ranks;
+    transport *ranks; /* this process is one of them; or NULL */
+    bool is_json, keeps_seen;
+    int chosen_format; /* -1: not given */
+    answer_format format;
+} recommend_args;
+
+enum { SHOWN_EVENTS = 10 };
+
+static status put_event(buf *text, answers *out, const user_events *u, uint64_t i, bool has_date) {
+    char date[SHOW_BYTES];
+    TRY(answers_put_item(out, text, i + 1, u->item[i]));
+    show_date(date, u->time[i] / out->data->time_per_second);
+    return buf_printf(text, " %.32s\n", has_date ? date : "");
+}
+
+/* The newest events of a user, for the table.  has_dates: their times are real. */
+static status recommend_show_history(answers *out, const user_events *u, bool has_dates) {
+    uint64_t first = u->n > SHOWN_EVENTS ? u->n - SHOWN_EVENTS : 0;
+    buf text;
+    if (out->format != FORMAT_TABLE) return OK;
+    buf_init(&text);
+    status st = buf_printf(&text, "%sHistory%s: %" PRIu64 " event%s%s\n\n", out->style.bold,
+                           out->style.plain, u->n, u->n == 1 ? "" : "s",
+                           first > 0 ? ", the newest ten" : "");
+    for (uint64_t i = first; st == OK && i < u->n; i++)
+        st = put_event(&text, out, u, i, has_dates);
+    if (st == OK && u->n > 0) st = buf_char(&text, '\n');
+    if (st == OK) st = answers_text(out, buf_str(&text));
+    buf_fini(&text);
+    return st;
+}
+
+static status find_subject(const recommend_args *a, const item_table *t, const seq_file *data,
+                           size_t i, uint32_t *item) {
+    const char *id = a->similar.item[i];
+    *item = seq_find_item(data, id);
+    if (*item == 0) return fail(ERR_USAGE, "--similar %.100s: the model has no such item", id);
+    if (t->items.row[*item] < 0)
+        return fail(ERR_USAGE, "--similar %.100s: the model has no embedding of this item", id);
+    return OK;
+}
+
+static status list_one(answers *out, const item_table *t, uint32_t item, const uint8_t *is_allowed,
+                       int32_t k, int32_t *best, float *cosine) {
+    int32_t n;
+    char note[SHOW_BYTES] = "";
+    answer_subject who = {SUBJECT_ITEM, item, NULL};
+    TRY(similar_items(t, item, is_allowed, k, best, cosine, &n));
+    TRY(seq_item_title(out->data, item, &out->text));
+    if (out->data->title.n > 0) show_text(note, buf_str(&out->text), out->text.n_bytes, 80);
+    TRY(answers_begin(out, &who, "model", note));
+    for (int32_t i = 0; i < n; i++)
+        TRY(answers_item(out, (uint32_t)best[i], &cosine[i]));
+    return answers_end(out);
+}
+
+static status list_all(const recommend_args *a, const item_table *t, const uint8_t *is_allowed,
+                       answers *out, int32_t *best, float *cosine) {
+    uint32_t item;
+    for (size_t i = 0; i < a->similar.n_items; i++) {
+        TRY(find_subject(a, t, out->data, i, &item));
+        TRY(list_one(out, t, item, is_allowed, (int32_t)a->k, best, cosine));
+    }
+    return OK;
+}
+
+/* The neighbours of each item of --similar. */
+static status recommend_similar(const recommend_args *a, session *s, const uint8_t *is_allowed) {
+    static const char *const columns[] = {"score"};
+    answers out = {.format = a->format,
+                   .data = s->data,
+                   .subject = "item",
+                   .columns = columns,
+                   .n_columns = 1,
+                   .has_ranks = true};
+    item_table t;
+    int32_t *best = NULL;
+    float *cosine = NULL;
+    status st = item_table_init(&t, s->model);
+    if (st == OK) st = MEM_NEW(&best, (size_t)a->k);
+    if (st == OK) st = MEM_NEW(&cosine, (size_t)a->k);
+    if (st == OK) st = answers_open(&out, a->out);
+    if (st == OK) st = list_all(a, &t, is_allowed, &out, best, cosine);
+    st = answers_close(&out, st);
+    mem_free(best);
+    mem_free(cosine);
+    item_table_fini(&t);
+    return st;
+}
 
 enum { MAX_HISTORY_BYTES = 64 << 20 };
 
@@ -184,55 +281,50 @@ static status check(const recommend_args *a, const arg_spec *spec) {
 }
 
 status cmd_recommend(int argc, char **argv) {
-    recommend_args a = {.k = 10, .device = "auto"};
+    recommend_args a = {.k = 10, .device = "auto", .chosen_format = -1};
     bool is_help;
     const arg_option options[] = {
-        {"--data", ARG_TEXT, &a.data, "DIR",
-         "Prepared data with the users' events; items are matched to the model's by their ids.", 0,
-         0},
-        {"--checkpoint", ARG_TEXT, &a.checkpoint, "WHICH", WORK_CHECKPOINTS, 0, 0},
-        {"For whom, one of", ARG_FLAG, NULL, NULL, NULL, 0, 0},
+        OPT_TEXT("--data", &a.data, "DIR",
+                 "Prepared data with the users' events; items are matched to the model by id."),
+        OPT_TEXT("--checkpoint", &a.checkpoint, "WHICH", WORK_CHECKPOINTS),
+        OPT_GROUP("Users (choose one)"),
         USER_OPTIONS(&a.users),
-        {"--history", ARG_TEXT, &a.history, "EVENTS",
-         "Somebody who is not in the data: ids, oldest first (12,99,7), or JSON, also with times "
-         "and actions: [{\"item\": 12, \"time\": 1900000000, \"action\": 1}, ...]; @FILE reads it "
-         "from a file.",
-         0, 0},
-        {"--similar", ARG_LIST, &a.similar, "ITEM",
-         "No user: the items nearest to this one, by the cosine of the model's embeddings; may be "
-         "given several times.",
-         0, 0},
-        {"What", ARG_FLAG, NULL, NULL, NULL, 0, 0},
-        {"-k", ARG_INT, &a.k, "K", "How many items for each (default 10).", 1, INFER_MAX_K},
-        {"--keep-seen", ARG_FLAG, &a.keeps_seen, NULL,
-         "Also items that the user has had; without it the whole history is left out.", 0, 0},
-        {"--allow", ARG_TEXT, &a.allow, "FILE", "Only these items: ids, one a line.", 0, 0},
-        {"--deny", ARG_TEXT, &a.deny, "FILE", "Not these items: ids, one a line.", 0, 0},
-        {"Output", ARG_FLAG, NULL, NULL, NULL, 0, 0},
-        {"--format", ARG_TEXT, &a.format_name, "FORMAT", ANSWER_FORMATS, 0, 0},
-        {"--json", ARG_FLAG, &a.is_json, NULL, "The same as --format jsonl.", 0, 0},
-        {"--out", ARG_TEXT, &a.out, "FILE",
-         "Write to a file, which appears when it is complete; - is stdout (default).", 0, 0},
-        {"--device", ARG_TEXT, &a.device, "DEVICE", WORK_DEVICES, 0, 0},
-        {"--ranks", ARG_INT, &a.n_ranks, "G",
-         "Processes of this machine that divide the users (default 1; mpirun and torchrun start "
-         "their own); the answers are the same, in the same order.",
-         1, 64},
+        OPT_TEXT("--history", &a.history, "EVENTS",
+                 "A user who is not in the data: item ids, oldest first (12,99,7), or JSON with "
+                 "optional times and actions: [{\"item\": 12, \"time\": 1900000000, \"action\": "
+                 "1}, ...]; @FILE reads a file."),
+        OPT_LIST("--similar", &a.similar, "ITEM",
+                 "Instead of a user: list the items most similar to this one, by cosine of the "
+                 "model's embeddings; may be repeated."),
+        OPT_GROUP("Items"),
+        OPT_INT("-k", &a.k, "K", 1, RECOMMEND_MAX_K, "Number of items (default 10)."),
+        OPT_FLAG("--keep-seen", &a.keeps_seen,
+                 "Include items of the user's history, which are excluded by default."),
+        OPT_TEXT("--allow", &a.allow, "FILE", "Recommend only these items: ids, one per line."),
+        OPT_TEXT("--deny", &a.deny, "FILE", "Never recommend these items: ids, one per line."),
+        OPT_GROUP("Output"),
+        OPT_CHOICE("--format", &a.chosen_format, "FORMAT", answer_formats, ANSWER_FORMATS),
+        OPT_FLAG("--json", &a.is_json, "Same as --format jsonl."),
+        OPT_TEXT("--out", &a.out, "FILE",
+                 "Write to FILE, which appears only when it is complete; - is stdout (default)."),
+        OPT_TEXT("--device", &a.device, "DEVICE", WORK_DEVICES),
+        OPT_INT("--ranks", &a.n_ranks, "G", 1, 64,
+                "Number of processes that share the users (default 1; mpirun and torchrun start "
+                "their own); the answers and their order do not change."),
         {0},
     };
-    const arg_spec spec = {
-        "hstu recommend CHECKPOINT|RUN --data DIR --user ID [-k 10]",
-        "Recommends items to users: the highest scores of the catalogue, without the items of the "
-        "user's history. A user without events gets the most popular items, and the output says "
-        "so (source).",
-        options,
-        1,
-        1,
-        "A run stands for its best checkpoint on validation where it has one, else for its "
-        "newest.\n"};
+    const arg_spec spec = {.usage = "hstu recommend CHECKPOINT|RUN --data DIR --user ID [-k 10]",
+                           .summary =
+                               "Recommend items to users: the highest-scoring items of the "
+                               "catalogue, without those in the user's history. A user without "
+                               "events gets the most popular items, marked as such (source).",
+                           .options = options,
+                           .min_positional = 1,
+                           .max_positional = 1,
+                           .notes = WORK_RUN_NOTE};
     status st = args_parse(&spec, argc, argv, &a.path, NULL, &is_help);
     if (st == OK && !is_help) st = check(&a, &spec);
-    if (st == OK && !is_help) st = answer_format_parse(a.format_name, a.is_json, &a.format);
+    if (st == OK && !is_help) st = answer_format_choose(a.chosen_format, a.is_json, &a.format);
     if (st == OK && !is_help) st = run_on_ranks(&a);
     mem_free(a.users.users.item);
     mem_free(a.similar.item);

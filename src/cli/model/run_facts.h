@@ -37,7 +37,7 @@ double run_facts_metric(const run_facts *f, const char *name);
 /* The part that these figures are of. */
 const char *run_facts_part(const run_facts *f);
 
-/* hstu info RUN. */
+/* Prints a run, as `hstu info RUN` and `hstu compare RUN` do. */
 status info_run(const char *run, bool is_json);
 
 #endif

@@ -4,16 +4,17 @@
 
 #include "base/file.h"
 #include "base/mem.h"
-#include "cli/model/user_service.h"
+#include "cli/model/users.h"
 #include "cli/work.h"
 #include "model/histories.h"
 #include "model/trained.h"
 #include "model/user_group.h"
 
 typedef struct score_args {
-    const char *path, *data, *candidates, *device, *format_name, *out;
+    const char *path, *data, *candidates, *device, *out;
     user_choice users;
     bool is_json;
+    int chosen_format; /* -1: not given */
     answer_format format;
 } score_args;
 
@@ -148,37 +149,34 @@ static status check(const score_args *a, const arg_spec *spec) {
 }
 
 status cmd_score(int argc, char **argv) {
-    score_args a = {.device = "auto"};
+    score_args a = {.device = "auto", .chosen_format = -1};
     bool is_help;
     const arg_option options[] = {
-        {"--data", ARG_TEXT, &a.data, "DIR",
-         "Prepared data with the users' events; items are matched to the model's by their ids.", 0,
-         0},
-        {"--candidates", ARG_TEXT, &a.candidates, "FILE|LIST",
-         "Items to score: a file of ids, one a line (- is stdin, @FILE is always a file), or ids "
-         "parted by commas, or a JSON list of ids.",
-         0, 0},
+        OPT_TEXT("--data", &a.data, "DIR",
+                 "Prepared data with the users' events; items are matched to the model by id."),
+        OPT_TEXT("--candidates", &a.candidates, "FILE|LIST",
+                 "Items to score: a file of ids, one per line (- is stdin, @FILE is always a "
+                 "file), a comma-separated list, or a JSON list of ids."),
         USER_OPTIONS(&a.users),
-        {"--format", ARG_TEXT, &a.format_name, "FORMAT", ANSWER_FORMATS, 0, 0},
-        {"--json", ARG_FLAG, &a.is_json, NULL, "The same as --format jsonl.", 0, 0},
-        {"--out", ARG_TEXT, &a.out, "FILE",
-         "Write to a file, which appears when it is complete; - is stdout (default).", 0, 0},
-        {"--device", ARG_TEXT, &a.device, "DEVICE", WORK_DEVICES, 0, 0},
+        OPT_CHOICE("--format", &a.chosen_format, "FORMAT", answer_formats, ANSWER_FORMATS),
+        OPT_FLAG("--json", &a.is_json, "Same as --format jsonl."),
+        OPT_TEXT("--out", &a.out, "FILE",
+                 "Write to FILE, which appears only when it is complete; - is stdout (default)."),
+        OPT_TEXT("--device", &a.device, "DEVICE", WORK_DEVICES),
         {0},
     };
     const arg_spec spec = {
-        "hstu score CHECKPOINT|RUN --data DIR --user ID --candidates FILE|LIST [options]",
-        "Scores given items for users. A ranking model gives the probability of every task "
-        "(click, like, ...), or the expected rating and the probability of each; a retrieval "
-        "model gives the score that 'hstu recommend' ranks by.",
-        options,
-        1,
-        1,
-        "A run stands for its best checkpoint on validation where it has one, else for its "
-        "newest.\n"};
+        .usage = "hstu score CHECKPOINT|RUN --data DIR --user ID --candidates FILE|LIST [options]",
+        .summary = "Score given items for users. A ranking model gives the probability of every "
+                   "task (click, like, ...), or the expected rating and the probability of each "
+                   "rating; a retrieval model gives the score that 'hstu recommend' sorts by.",
+        .options = options,
+        .min_positional = 1,
+        .max_positional = 1,
+        .notes = WORK_RUN_NOTE};
     status st = args_parse(&spec, argc, argv, &a.path, NULL, &is_help);
     if (st == OK && !is_help) st = check(&a, &spec);
-    if (st == OK && !is_help) st = answer_format_parse(a.format_name, a.is_json, &a.format);
+    if (st == OK && !is_help) st = answer_format_choose(a.chosen_format, a.is_json, &a.format);
     if (st == OK && !is_help) st = run(&a);
     mem_free(a.users.users.item);
     return st;

@@ -1,29 +1,428 @@
-/* hstu sweep: many trainings that differ in some options, several at a time; a sweep that was
- * stopped goes on where it was. */
-#include "cli/model/sweep.h"
-
+/* hstu sweep: many trainings that differ in some options.  From top to bottom: ranges become
+ * trials, trials become a table and a page with a parallel-coordinates picture, the command runs
+ * them. */
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/env.h"
+#include "base/escape.h"
 #include "base/file.h"
 #include "base/log.h"
 #include "base/text.h"
 #include "base/thread.h"
+#include "base/rng.h"
 #include "cli/cli.h"
-#include "cli/config_path.h"
-#include "cli/show.h"
+#include "cli/model/sweep.h"
+#include "cli/output.h"
 #include "cli/work.h"
+#include "format/csv_write.h"
 #include "format/json.h"
 #include "train/report/report.h"
 #include "train/report/run_log.h"
+
+static status bad(const char *text, const char *why) {
+    return fail(ERR_USAGE,
+                "--set-range %.200s: %s; it is NAME=V1,V2,... or NAME=LO..HI:N or "
+                "NAME=log:LO..HI:N",
+                text, why);
+}
+
+static status check_characters(const char *text) {
+    for (const char *c = text; *c != '\0'; c++)
+        if ((unsigned char)*c < 0x20 || *c == 0x7f) return bad("?", "it has control characters");
+    return OK;
+}
+
+static status add_value(sweep *s, sweep_range *r, const char *text, const char *from, size_t n) {
+    char *value;
+    while (n > 0 && *from == ' ')
+        from++, n--;
+    while (n > 0 && from[n - 1] == ' ')
+        n--;
+    if (n == 0) return bad(text, "a value is empty");
+    if (r->n == SWEEP_VALUES) return bad(text, "it has more than 256 values");
+    TRY(ARENA_NEW(&s->memory, &value, n + 1));
+    memcpy(value, from, n);
+    value[n] = '\0';
+    for (int i = 0; i < r->n; i++)
+        if (strcmp(r->value[i], value) == 0) return bad(text, "a value is given twice");
+    r->value[r->n++] = value;
+    return OK;
+}
+
+/* Commas in brackets and quotes belong to a value: [8, 5] is one. */
+static status split_values(sweep *s, sweep_range *r, const char *text, const char *list) {
+    int depth = 0;
+    char quote = '\0';
+    const char *from = list;
+    for (const char *c = list;; c++) {
+        if (*c == '\0' || (*c == ',' && depth == 0 && quote == '\0')) {
+            if (*c == '\0' && (depth != 0 || quote != '\0'))
+                return bad(text, "a bracket or quote is open");
+            TRY(add_value(s, r, text, from, (size_t)(c - from)));
+            if (*c == '\0') return OK;
+            from = c + 1;
+        } else if (quote != '\0') {
+            if (*c == quote) quote = '\0';
+        } else if (*c == '\'' || *c == '"') {
+            quote = *c;
+        } else if (*c == '[' || *c == '(') {
+            depth++;
+        } else if (*c == ']' || *c == ')') {
+            if (--depth < 0) return bad(text, "a bracket is closed that was not open");
+        }
+    }
+}
+
+/* LO..HI:N; integers stay integers where they are even steps. */
+static status spread_values(sweep *s, sweep_range *r, const char *text, const char *list) {
+    const char *points = strstr(list, "..");
+    char first[64], *end;
+    size_t n_first = points != NULL ? (size_t)(points - list) : 0;
+    if (n_first == 0 || n_first >= sizeof first) return bad(text, "LO is no number");
+    memcpy(first, list, n_first); /* alone: "2..8" would begin with the number "2." */
+    first[n_first] = '\0';
+    double low = strtod(first, &end);
+    if (end != first + n_first) return bad(text, "LO is no number");
+    const char *second = points + 2;
+    double high = strtod(second, &end);
+    if (end == second || *end != ':') return bad(text, "HI is no number");
+    const char *third = end + 1;
+    long n = strtol(third, &end, 10);
+    if (end == third || *end != '\0' || n < 2 || n > SWEEP_VALUES)
+        return bad(text, "N is not 2..256");
+    if (!isfinite(low) || !isfinite(high) || !(low < high)) return bad(text, "LO is not below HI");
+    if (r->is_log && low <= 0) return bad(text, "a log range starts above 0");
+    bool is_whole = !r->is_log && low == floor(low) && high == floor(high) && fabs(low) < 1e15 &&
+                    fabs(high) < 1e15 && strpbrk(list, "eE") == NULL &&
+                    fmod(high - low, (double)(n - 1)) == 0;
+    for (long i = 0; i < n; i++) {
+        char value[40];
+        double share = (double)i / (double)(n - 1);
+        double x = r->is_log ? low * pow(high / low, share) : low + share * (high - low);
+        if (i == n - 1) x = high;
+        if (is_whole)
+            snprintf(value, sizeof value, "%.0f", x);
+        else
+            snprintf(value, sizeof value, "%.6g", x);
+        TRY(add_value(s, r, text, value, strlen(value)));
+    }
+    return OK;
+}
+
+/* The list begins with a number, two points and another: no value of a config looks like that. */
+static bool is_spread(const char *list) {
+    const char *points = strstr(list, "..");
+    return points != NULL && strchr(points, ':') != NULL && strchr(list, ',') == NULL &&
+           strpbrk(list, "'\"[") == NULL;
+}
+
+status sweep_add_range(sweep *s, const char *text) {
+    const char *is = strchr(text, '=');
+    sweep_range r = {0};
+    char *name;
+    TRY(check_characters(text));
+    if (is == NULL || is == text) return bad(text, "there is no NAME=");
+    if (s->n_ranges == SWEEP_RANGES) return bad(text, "there are 16 ranges already");
+    size_t n = (size_t)(is - text);
+    TRY(ARENA_NEW(&s->memory, &name, n + 1));
+    memcpy(name, text, n);
+    name[n] = '\0';
+    for (int i = 0; i < s->n_ranges; i++)
+        if (strcmp(s->range[i].name, name) == 0) return bad(text, "its NAME has a range already");
+    r.name = name;
+    TRY(ARENA_NEW(&s->memory, &r.value, SWEEP_VALUES));
+    const char *list = is + 1;
+    if (strncmp(list, "log:", 4) == 0) {
+        r.is_log = true;
+        list += 4;
+    }
+    if (r.is_log || is_spread(list))
+        TRY(spread_values(s, &r, text, list));
+    else
+        TRY(split_values(s, &r, text, list));
+    s->range[s->n_ranges++] = r;
+    return OK;
+}
+
+static void set_trial(const sweep *s, sweep_trial *t, uint64_t number) {
+    *t = (sweep_trial){.metric = NAN};
+    for (int i = s->n_ranges - 1; i >= 0; i--) { /* the last range changes first */
+        t->at[i] = (int)(number % (uint64_t)s->range[i].n);
+        number /= (uint64_t)s->range[i].n;
+    }
+}
+
+static int by_number(const void *a, const void *b) {
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return x < y ? -1 : x > y;
+}
+
+/* n different numbers below `total`, ascending. */
+static void draw(uint64_t *out, int n, uint64_t total, uint64_t seed) {
+    rng_key key = rng_make_key(seed, RNG_TEST);
+    uint64_t k = 0;
+    for (int i = 0; i < n;) {
+        rng_block b = rng_draw64(key, k++, 0);
+        uint64_t x = ((uint64_t)b.word[0] << 32 | b.word[1]) % total;
+        bool is_new = true;
+        for (int j = 0; j < i && is_new; j++)
+            is_new = out[j] != x;
+        if (is_new) out[i++] = x;
+    }
+    qsort(out, (size_t)n, sizeof *out, by_number);
+}
+
+status sweep_make_trials(sweep *s, int64_t n_random, uint64_t seed) {
+    uint64_t total = 1, *number;
+    for (int i = 0; i < s->n_ranges; i++) {
+        if (total > UINT64_MAX / 4 / (uint64_t)s->range[i].n)
+            return fail(ERR_USAGE, "the ranges have more than 2^62 combinations");
+        total *= (uint64_t)s->range[i].n;
+    }
+    bool is_drawn = n_random > 0 && (uint64_t)n_random < total;
+    uint64_t n = is_drawn ? (uint64_t)n_random : total;
+    if (n > SWEEP_TRIALS)
+        return fail(ERR_USAGE,
+                    "the ranges have %" PRIu64 " combinations, and %d can be tried; --random N "
+                    "draws some of them",
+                    total, (int)SWEEP_TRIALS);
+    TRY(ARENA_NEW(&s->memory, &s->trial, n));
+    TRY(ARENA_NEW(&s->memory, &number, n));
+    if (is_drawn)
+        draw(number, (int)n, total, seed);
+    else
+        for (uint64_t i = 0; i < n; i++)
+            number[i] = i;
+    s->n_trials = (int)n;
+    for (uint64_t i = 0; i < n; i++)
+        set_trial(s, &s->trial[i], number[i]);
+    return OK;
+}
+
+enum { WIDTH = 900, HEIGHT = 420, TOP = 64, BOTTOM = 48, SIDE = 70, PAGE_PATH_BYTES = 4096 };
+
+static bool is_better(const sweep *s, double a, double b) {
+    return s->is_lower_better ? a < b : a > b;
+}
+
+static int sweep_order(const sweep *s, const sweep_trial **out) {
+    int n = 0;
+    for (int i = 0; i < s->n_trials; i++) {
+        int at = n;
+        if (!isfinite(s->trial[i].metric)) continue;
+        for (; at > 0 && is_better(s, s->trial[i].metric, out[at - 1]->metric); at--)
+            out[at] = out[at - 1];
+        out[at] = &s->trial[i];
+        n++;
+    }
+    return n;
+}
+
+static int number_of(const sweep *s, const sweep_trial *t) {
+    return (int)(t - s->trial);
+}
+
+static void print_table(const sweep *s, const sweep_trial *const *best, int n) {
+    enum { SHOWN = 20 };
+    printf("%-11s %10s %9s", "trial", s->metric, "seconds");
+    for (int i = 0; i < s->n_ranges; i++)
+        printf("  %s", s->range[i].name);
+    printf("\n");
+    for (int k = 0; k < n && k < SHOWN; k++) {
+        printf("trial-%04d  %10.4f %9.1f", number_of(s, best[k]), best[k]->metric,
+               best[k]->seconds);
+        for (int i = 0; i < s->n_ranges; i++)
+            printf("  %*s", (int)strlen(s->range[i].name), s->range[i].value[best[k]->at[i]]);
+        printf("\n");
+    }
+    if (n > SHOWN) printf("... and %d more in sweep.csv\n", n - SHOWN);
+}
+
+static status describe_csv(const sweep *s, buf *out) {
+    TRY(buf_text(out, "trial,"));
+    TRY(csv_put_field(out, s->metric, strlen(s->metric)));
+    TRY(buf_text(out, ",seconds,state"));
+    for (int i = 0; i < s->n_ranges; i++) {
+        TRY(buf_char(out, ','));
+        TRY(csv_put_field(out, s->range[i].name, strlen(s->range[i].name)));
+    }
+    TRY(buf_char(out, '\n'));
+    for (int k = 0; k < s->n_trials; k++) {
+        const sweep_trial *t = &s->trial[k];
+        TRY(buf_printf(out, "%d,", k));
+        if (isfinite(t->metric)) TRY(buf_printf(out, "%.9g", t->metric));
+        TRY(buf_printf(out, ",%.1f,%s", t->seconds,
+                       t->is_done     ? "done"
+                       : t->is_failed ? "failed"
+                                      : "open"));
+        for (int i = 0; i < s->n_ranges; i++) {
+            const char *value = s->range[i].value[t->at[i]];
+            TRY(buf_char(out, ','));
+            TRY(csv_put_field(out, value, strlen(value)));
+        }
+        TRY(buf_char(out, '\n'));
+    }
+    return OK;
+}
+
+/* Text inside SVG and HTML. */
+static status put_escaped(buf *out, const char *text) {
+    for (const char *c = text; *c != '\0'; c++) {
+        const char *name = *c == '&'   ? "&amp;"
+                           : *c == '<' ? "&lt;"
+                           : *c == '>' ? "&gt;"
+                           : *c == '"' ? "&quot;"
+                                       : NULL;
+        TRY(name != NULL ? buf_text(out, name) : buf_char(out, *c));
+    }
+    return OK;
+}
+
+static status put_label(buf *out, double x, double y, const char *style, const char *text) {
+    TRY(buf_printf(out, "<text x='%.1f' y='%.1f' %s>", x, y, style));
+    TRY(put_escaped(out, text));
+    return buf_text(out, "</text>\n");
+}
+
+static double x_of(const sweep *s, int axis) {
+    return SIDE + (double)(WIDTH - 2 * SIDE) * axis / s->n_ranges;
+}
+
+static double y_of(double share) {
+    return HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM);
+}
+
+/* Where a value is on its axis, 0..1: values of a list evenly, in the order given. */
+static double place(const sweep_range *r, int at) {
+    return r->n > 1 ? (double)at / (r->n - 1) : 0.5;
+}
+
+static status put_axes(const sweep *s, buf *out, double low, double high) {
+    static const char middle[] = "text-anchor='middle' font-size='12' font-weight='bold'";
+    static const char side[] = "font-size='11' class='dim'";
+    char text[64];
+    for (int i = 0; i <= s->n_ranges; i++) {
+        double x = x_of(s, i);
+        TRY(buf_printf(out,
+                       "<line x1='%.1f' x2='%.1f' y1='%d' y2='%d' stroke='currentColor' "
+                       "stroke-opacity='.4'/>\n",
+                       x, x, TOP, HEIGHT - BOTTOM));
+        if (i == s->n_ranges) break;
+        TRY(put_label(out, x, i % 2 == 0 ? TOP - 28 : HEIGHT - 14, middle, s->range[i].name));
+        int step = s->range[i].n > 12 ? s->range[i].n / 8 : 1;
+        for (int k = 0; k < s->range[i].n; k += step)
+            TRY(put_label(out, x + 4, y_of(place(&s->range[i], k)) - 3, side,
+                          s->range[i].value[k]));
+    }
+    TRY(put_label(out, x_of(s, s->n_ranges), TOP - 28, middle, s->metric));
+    snprintf(text, sizeof text, "%.4g", s->is_lower_better ? low : high);
+    TRY(put_label(out, x_of(s, s->n_ranges) + 4, y_of(1) + 4, side, text));
+    snprintf(text, sizeof text, "%.4g", s->is_lower_better ? high : low);
+    return put_label(out, x_of(s, s->n_ranges) + 4, y_of(0), side, text);
+}
+
+/* A line a trial, the best ones drawn last; the better, the warmer. */
+static status put_lines(const sweep *s, buf *out, const sweep_trial *const *best, int n, double low,
+                        double high) {
+    for (int k = n - 1; k >= 0; k--) {
+        double share = high > low ? (best[k]->metric - low) / (high - low) : 1;
+        if (s->is_lower_better) share = 1 - share;
+        TRY(buf_text(out, "<polyline fill='none' points='"));
+        for (int i = 0; i < s->n_ranges; i++)
+            TRY(buf_printf(out, "%.1f,%.1f ", x_of(s, i),
+                           y_of(place(&s->range[i], best[k]->at[i]))));
+        TRY(buf_printf(
+            out,
+            "%.1f,%.1f' stroke='rgb(%d,%d,%d)' stroke-width='%s' stroke-opacity='%.2f'><title>",
+            x_of(s, s->n_ranges), y_of(share), (int)(70 + 170 * share), (int)(120 - 10 * share),
+            (int)(190 - 150 * share), k == 0 ? "3" : "1.3", 0.35 + 0.6 * share));
+        TRY(buf_printf(out, "trial-%04d: ", number_of(s, best[k])));
+        TRY(put_escaped(out, s->metric));
+        TRY(buf_printf(out, " %.4g", best[k]->metric));
+        for (int i = 0; i < s->n_ranges; i++) {
+            TRY(buf_text(out, "\n"));
+            TRY(put_escaped(out, s->range[i].name));
+            TRY(buf_text(out, " = "));
+            TRY(put_escaped(out, s->range[i].value[best[k]->at[i]]));
+        }
+        TRY(buf_text(out, "</title></polyline>\n"));
+    }
+    return OK;
+}
+
+static status put_table(const sweep *s, buf *out, const sweep_trial *const *best, int n) {
+    TRY(buf_text(out, "<table><tr><th>trial</th>"));
+    TRY(page_text(out, s->metric, "th"));
+    TRY(buf_text(out, "<th>seconds</th>"));
+    for (int i = 0; i < s->n_ranges; i++)
+        TRY(page_text(out, s->range[i].name, "th"));
+    TRY(buf_text(out, "</tr>\n"));
+    for (int k = 0; k < n; k++) {
+        TRY(buf_printf(out, "<tr><td>trial-%04d</td>", number_of(s, best[k])));
+        TRY(page_number(out, best[k]->metric, "td", "%.4f"));
+        TRY(page_number(out, best[k]->seconds, "td", "%.1f"));
+        for (int i = 0; i < s->n_ranges; i++)
+            TRY(page_text(out, s->range[i].value[best[k]->at[i]], "td"));
+        TRY(buf_text(out, "</tr>\n"));
+    }
+    return buf_text(out, "</table>\n");
+}
+
+static status describe_page(const sweep *s, buf *out, const sweep_trial *const *best, int n) {
+    double low = n > 0 ? best[n - 1]->metric : 0, high = n > 0 ? best[0]->metric : 0;
+    if (s->is_lower_better) {
+        double swap = low;
+        low = high;
+        high = swap;
+    }
+    TRY(page_open(out, "Sweep"));
+    TRY(buf_printf(
+        out,
+        "<h1>Sweep</h1>\n<p>%d of %d trials have a result; the best are warm and drawn last.</p>\n",
+        n, s->n_trials));
+    TRY(buf_printf(out, "<svg viewBox='0 0 %d %d' width='100%%' role='img' fill='currentColor'>\n",
+                   WIDTH, HEIGHT));
+    TRY(put_axes(s, out, low, high));
+    TRY(put_lines(s, out, best, n, low, high));
+    TRY(buf_text(out, "</svg>\n"));
+    TRY(put_table(s, out, best, n));
+    return page_close(out);
+}
+
+static status save(const buf *text, const char *dir, const char *name) {
+    char path[PAGE_PATH_BYTES];
+    TRY(path_join(path, sizeof path, dir, name));
+    return page_save(text, path);
+}
+
+static status sweep_show(const sweep *s, const char *dir) {
+    const sweep_trial **best;
+    buf text;
+    TRY(MEM_NEW(&best, (size_t)s->n_trials));
+    int n = sweep_order(s, best);
+    buf_init(&text);
+    status st = describe_csv(s, &text);
+    if (st == OK) st = save(&text, dir, "sweep.csv");
+    buf_clear(&text);
+    if (st == OK) st = describe_page(s, &text, best, n);
+    if (st == OK) st = save(&text, dir, "sweep.html");
+    if (st == OK) print_table(s, best, n);
+    buf_fini(&text);
+    mem_free(best);
+    return st;
+}
+
+/* hstu sweep: many trainings that differ in some options, several at a time; a sweep that was
+ * stopped goes on where it was. */
 
 enum { PATH_BYTES = 4096, MAX_JOBS = 64, MAX_WORDS = 2048, EXIT_WRONG = 2 };
 
@@ -237,8 +636,9 @@ static status run_trials(sweep *s, const sweep_args *a, const char *self) {
         status ended = wait_one(s, a, &n_running);
         if (st == OK) st = ended; /* the others are waited for */
     }
-    return st == OK && signalled ? fail(ERR_INTERRUPTED, "interrupted; the same command goes on")
-                                 : st;
+    return st == OK && signalled
+               ? fail(ERR_INTERRUPTED, "interrupted; run the same command again to continue")
+               : st;
 }
 
 /* What the sweep is, so that another one is not mixed with it. */
@@ -271,7 +671,7 @@ static status open_folder(const sweep_args *a, bool *is_new) {
                      a->out, path);
         mem_free(text);
     } else if (st == OK && !*is_new) {
-        st = fail(ERR_USAGE, "%s is there, and no sweep; give another --out", a->out);
+        st = fail(ERR_USAGE, "%s exists and is not a sweep; give another --out", a->out);
     } else if (st == OK) {
         st = page_save(&want, path);
     }
@@ -319,8 +719,8 @@ static status run(sweep *s, const sweep_args *a) {
         if (st == OK) st = shown;
     }
     if (st == OK && n_failed > 0)
-        st = fail(ERR_IO, "%d of %d trials failed; the same command tries them again", n_failed,
-                  s->n_trials);
+        st = fail(ERR_IO, "%d of %d trials failed; run the same command again to retry them",
+                  n_failed, s->n_trials);
     return st;
 }
 
@@ -348,41 +748,38 @@ status cmd_sweep(int argc, char **argv) {
     sweep_args a = {.jobs = 1, .device = "auto"};
     sweep s = {0};
     const arg_option options[] = {
-        {"--set-range", ARG_LIST, &a.ranges, "NAME=VALUES",
-         "An option of the config and the values to try: V1,V2,..., LO..HI:N (N values, evenly) or "
-         "log:LO..HI:N; may be given several times, and every combination is a training.",
-         0, 0},
-        {"--data", ARG_TEXT, &a.data, "DIR", "The prepared data.", 0, 0},
-        {"--out", ARG_TEXT, &a.out, "DIR",
-         "The folder of the sweep: a run and its output for each trial, sweep.csv, sweep.html.", 0,
-         0},
-        {"--random", ARG_INT, &a.n_random, "N", "Try N combinations drawn at random, not all.", 1,
-         SWEEP_TRIALS},
-        {"--seed", ARG_INT, &a.seed, "N", "Of --random (default 0).", 0, UINT32_MAX},
-        {"--jobs", ARG_INT, &a.jobs, "N",
-         "Trainings at a time (default 1), which divide the cores.", 1, MAX_JOBS},
-        {"--epochs", ARG_INT, &a.epochs, "N", "Epochs of each, instead of the config's.", 1,
-         1 << 20},
-        {"--set", ARG_LIST, &a.set, "Class.field=value",
-         "Overrides one binding of the config in all of them.", 0, 0},
-        {"--metric", ARG_TEXT, &a.metric, "NAME",
-         "What the table is sorted by (default: ndcg@10, auc, hr@10 or loss, the first there is).",
-         0, 0},
-        {"--device", ARG_TEXT, &a.device, "DEVICE", WORK_DEVICES, 0, 0},
+        OPT_LIST("--set-range", &a.ranges, "NAME=VALUES",
+                 "Config option and the values to try: V1,V2,..., LO..HI:N (N evenly spaced "
+                 "values) or log:LO..HI:N; may be repeated: every combination is a trial."),
+        OPT_TEXT("--data", &a.data, "DIR", "Prepared data."),
+        OPT_TEXT("--out", &a.out, "DIR",
+                 "Folder of the sweep: a run and its output per trial, sweep.csv, sweep.html."),
+        OPT_INT("--random", &a.n_random, "N", 1, SWEEP_TRIALS,
+                "Try N random combinations instead of all."),
+        OPT_INT("--seed", &a.seed, "N", 0, UINT32_MAX, "Seed of --random (default 0)."),
+        OPT_INT("--jobs", &a.jobs, "N", 1, MAX_JOBS,
+                "Trials to run at the same time (default 1); they share the cores."),
+        OPT_INT("--epochs", &a.epochs, "N", 1, 1 << 20,
+                "Epochs per trial, instead of the config's."),
+        OPT_LIST("--set", &a.set, "Class.field=value",
+                 "Override one binding of the config in all trials; may be repeated."),
+        OPT_TEXT(
+            "--metric", &a.metric, "NAME",
+            "Metric to sort by (default: the first of ndcg@10, auc, hr@10 and loss that exists)."),
+        OPT_TEXT("--device", &a.device, "DEVICE", WORK_DEVICES),
         {0},
     };
     const arg_spec spec = {
         .usage = "hstu sweep FILE.gin --set-range NAME=VALUES --data DIR --out DIR [options]",
-        .summary = "Trains with every combination of some options, several at a time, and shows "
-                   "which is best: a "
-                   "table, a csv file, and a page with a picture in which each training is a line "
-                   "over the options.",
+        .summary =
+            "Train with every combination of some options, several at a time, and show which is "
+            "best: a table, a CSV file, and a page with a parallel-coordinates plot.",
         .options = options,
         .min_positional = 1,
         .max_positional = 1,
-        .notes = "The same command goes on with a sweep that was stopped: trials that are done are "
-                 "kept, others resumed. A "
-                 "training that fails does not stop the others; a wrong option does.\n",
+        .notes = "Run the same command again to continue a stopped sweep: finished trials are "
+                 "kept, others are resumed. A failed trial does not stop the others; an invalid "
+                 "option does.\n",
     };
     status st = args_parse(&spec, argc, argv, &gin, &n, &is_help);
     if (st == OK && !is_help) st = sweep_files(&s, &a, gin, spec.usage);

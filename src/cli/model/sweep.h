@@ -44,10 +44,4 @@ status sweep_add_range(sweep *s, const char *text);
 /* All combinations, or n_random of them drawn by the seed (0: all).  ERR_USAGE: too many. */
 status sweep_make_trials(sweep *s, int64_t n_random, uint64_t seed);
 
-/* The trials with a metric, best first: out (n_trials), returns how many. */
-int sweep_order(const sweep *s, const sweep_trial **out);
-
-/* The table on stdout, DIR/sweep.csv, and DIR/sweep.html with a parallel-coordinates picture. */
-status sweep_show(const sweep *s, const char *dir);
-
 #endif

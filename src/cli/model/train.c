@@ -1,35 +1,263 @@
-/* hstu train: reads a config, shows it or trains from it. */
+/* hstu train: reads a config, shows it or trains from it.  From top to bottom: what is printed
+ * while it trains, the ranks before the first step, the command. */
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "base/env.h"
 #include "base/file.h"
+#include "base/hash.h"
+#include "base/log.h"
 #include "base/mem.h"
 #include "base/text.h"
+#include "base/progress.h"
 #include "cli/cli.h"
-#include "cli/config_path.h"
-#include "cli/machine/profile_view.h"
-#include "cli/model/split_args.h"
-#include "cli/model/train_print.h"
-#include "cli/model/train_ranks.h"
-#include "cli/show.h"
-#include "cli/stop_signal.h"
+#include "cli/machine/profile.h"
+#include "cli/output.h"
+#include "cli/signals.h"
 #include "cli/work.h"
 #include "config/config.h"
 #include "config/options.h"
+#include "dist/agree.h"
 #include "dist/nccl.h"
 #include "dist/ranks.h"
 #include "dist/transport.h"
 #include "model/checkpoint_load.h"
+#include "nn/dynamic.h"
+#include "ops/comm_host.h"
 #include "profile/profiler.h"
 #include "train/loop/generated.h"
 #include "train/loop/trainer.h"
+#include "train/report/protocol.h"
+
+enum { TRAIN_MAX_COLUMNS = 5 };
+
+typedef struct train_printer {
+    bool is_json;
+    const session *session;
+    const char *run, *data;                            /* data: NULL if it is generated */
+    char column[TRAIN_MAX_COLUMNS][METRIC_NAME_BYTES]; /* the metrics of the table */
+    int n_columns;
+} train_printer;
+
+/* Sets the columns: the first metrics of the config; of the many of Meta's files the usual ones. */
+static status train_printer_columns(train_printer *p, const config *c) {
+    static const char research[] = "HR@10,NDCG@10,HR@50,MRR";
+    metric_list list;
+    TRY(c->family == FAMILY_META ? metric_list_parse(&list, research, c->task)
+                                 : metric_list_of(&list, c));
+    p->n_columns = list.n < TRAIN_MAX_COLUMNS ? list.n : TRAIN_MAX_COLUMNS;
+    for (int i = 0; i < p->n_columns; i++)
+        metric_name(&list.item[i], p->column[i]);
+    return OK;
+}
+
+static status print_protocol(const train_printer *p, const train_event *e) {
+    buf text;
+    protocol what = {.session = p->session, .rule = e->rule, .part = e->part};
+    show_style style = show_stdout_style();
+    buf_init(&text);
+    status st = protocol_describe(&what, &text);
+    if (st == OK) printf("%s%s%s\n", style.dim, buf_str(&text), style.plain);
+    buf_fini(&text);
+    return st;
+}
+
+static status print_start(const train_printer *p, const train_event *e) {
+    char users[SHOW_BYTES], items[SHOW_BYTES], numbers[32];
+    const session *s = p->session;
+    show_style style = show_stdout_style();
+    human_count(numbers, sizeof numbers, (double)model_n_numbers(s->model));
+    printf("%s%s%s, %s, %s parameters; %s users, %s items; %" PRIu64 " epoch%s, %" PRIu64
+           " steps of %d users\n\n",
+           style.bold, config_model_name(s->config->model), style.plain,
+           config_task_name(s->config->task), numbers, show_count(users, s->data->n_users),
+           show_count(items, s->data->n_items), e->n_epochs, e->n_epochs == 1 ? "" : "s",
+           e->n_steps, s->train_batch);
+    TRY(print_protocol(p, e));
+    printf("%s  %-10s %8s", style.bold, "epoch", "loss");
+    for (int i = 0; i < p->n_columns; i++)
+        printf(" %9s", p->column[i]);
+    printf(" %10s %9s%s\n", "tokens/s", "time", style.plain);
+    return OK;
+}
+
+static void print_row(const train_printer *p, const train_event *e) {
+    char place[32], speed[32], took[32];
+    if (e->kind == EVENT_EPOCH)
+        snprintf(place, sizeof place, "%" PRIu64 "/%" PRIu64, e->epoch + 1, e->n_epochs);
+    else
+        snprintf(place, sizeof place, "step %" PRIu64, e->step);
+    human_count(speed, sizeof speed, e->tokens_per_s);
+    human_duration(took, sizeof took, e->seconds);
+    printf("  %-10s %8.4f", place, e->loss);
+    for (int i = 0; i < p->n_columns; i++) {
+        if (e->metrics != NULL)
+            printf(" %9.4f", eval_value(e->metrics, p->column[i]));
+        else
+            printf(" %9s", "-");
+    }
+    printf(" %10s %9s%s%s\n", speed, took,
+           e->metrics != NULL && e->metrics->is_partial ? "  (some users)" : "",
+           e->is_best ? "  best" : "");
+}
+
+/* The command that comes next, ready to be pasted. */
+static status print_next(const train_printer *p) {
+    buf line;
+    if (p->data == NULL) return OK; /* generated data: nothing to evaluate on */
+    buf_init(&line);
+    status st = buf_text(&line, "hstu eval ");
+    if (st == OK) st = show_word(&line, p->run);
+    if (st == OK) st = buf_text(&line, " --data ");
+    if (st == OK) st = show_word(&line, p->data);
+    if (st == OK) printf("  Next      %s\n", buf_str(&line));
+    buf_fini(&line);
+    return st;
+}
+
+static status print_end(const train_printer *p, const train_event *e) {
+    char took[32];
+    human_duration(took, sizeof took, e->seconds);
+    printf("\nDone: %" PRIu64 " steps", e->step);
+    if (e->is_out_of_patience) printf(", out of patience");
+    if (e->seconds > 0) printf(", %s of training here", took);
+    if (e->has_best)
+        printf("; best on validation at step %" PRIu64 ", on the test part", e->best_step);
+    for (int i = 0; i < p->n_columns; i++)
+        printf("%s %s %.4f", e->has_best && i == 0 ? ":" : ",", p->column[i],
+               eval_value(e->metrics, p->column[i]));
+    char run[SHOW_PATH_BYTES];
+    show_path(run, p->run);
+    printf("\n\n  Report    %s/report.html\n  Weights   %s/%s\n", run, run,
+           e->has_best ? "best" : "last");
+    return print_next(p);
+}
+
+/* The trainer's observer; ctx is a train_printer. */
+static status train_printer_observe(void *ctx, const train_event *e, const char *json) {
+    const train_printer *p = ctx;
+    status st = OK;
+    if (p->is_json)
+        printf("%s\n", json);
+    else if (e->kind == EVENT_START)
+        st = print_start(p, e);
+    else if (e->kind == EVENT_DONE)
+        st = print_end(p, e);
+    else
+        print_row(p, e);
+    /* Flushes each line, in case a program reads them; if the reader has gone, the run goes on. */
+    (void)fflush(stdout);
+    return st;
+}
+
+/* A rank with another program, config or data would not notice it otherwise; ranks may be NULL. */
+static status train_ranks_agree(transport *ranks, const train_options *o, const config *c,
+                                const session *s) {
+    rank_facts f = rank_facts_here();
+    const int64_t options[] = {o->n_epochs, o->max_steps, o->is_resume, s->train_batch,
+                               env_sums_early()};
+    buf text;
+    if (ranks == NULL) return OK;
+    buf_init(&text);
+    status st = config_write_json(c, &text, 0);
+    if (st == OK) {
+        f.config = hash64(text.data, text.n_bytes, hash64(options, sizeof options, 0));
+        f.data = batcher_fingerprint(s->data);
+        st = ranks_agree(ranks, &f);
+    }
+    buf_fini(&text);
+    return st;
+}
+
+/* Ranks of a group: they share layers, or the tokens of a batch. */
+static int64_t train_group_size(const config *c) {
+    const config_trainer *t = &c->trainer;
+    return t->tensor_parallel > 1 ? t->tensor_parallel : t->sequence_parallel;
+}
+
+static bool has_tensor(const config *c) {
+    return c->trainer.tensor_parallel > 1;
+}
+
+/* Where the config cuts layers or sequences, ranks form groups that share them; ranks may be NULL.
+ */
+static status train_open_groups(rank_grid *grid, transport *ranks, const config *c, const work *w) {
+    int64_t size = train_group_size(c);
+    int n_ranks = ranks != NULL ? ranks->size : 1;
+    const char *name = has_tensor(c) ? "TensorModelParallelArgs.tensor_model_parallel_size"
+                                     : "--sequence-parallel (sequence_parallel_size)";
+    *grid = (rank_grid){0};
+    if (has_tensor(c) && c->trainer.sequence_parallel > 1)
+        return fail(ERR_CONFIG,
+                    "%s: %s = %lld and a sequence_parallel_size of %lld: ranks share layers or "
+                    "sequences, not both; set one of them to 1",
+                    c->file, name, (long long)size, (long long)c->trainer.sequence_parallel);
+    if (size == 1) return OK;
+    if (n_ranks == 1) {
+        log_info("note: %s: %s = %lld: one rank trains whole %s; --ranks cuts them", c->file, name,
+                 (long long)size, has_tensor(c) ? "layers" : "sequences");
+        return OK;
+    }
+    if (n_ranks % size != 0)
+        return fail(ERR_CONFIG,
+                    "%s: %s = %lld, and %d ranks cannot form groups of so many; start a multiple "
+                    "of %lld ranks, or set it to 1: then the ranks divide the batch",
+                    c->file, name, (long long)size, n_ranks, (long long)size);
+    return rank_grid_create(grid, ranks, w->be, w->comm, (int)size);
+}
+
+static void tell_groups(const rank_grid *grid, const config *c) {
+    int group = comm_size(grid->group), data = comm_size(grid->data);
+    long long heads = c->network.n_heads;
+    char share[96];
+    if (group == 1) return;
+    if (has_tensor(c))
+        snprintf(share, sizeof share, "each rank has %lld of the %lld heads of every layer",
+                 heads / group, heads);
+    else
+        snprintf(share, sizeof share,
+                 "each rank has 1/%d of the tokens, and in the attention %lld of the %lld heads",
+                 group, heads / group, heads);
+    log_info("%d ranks = %d data x %d %s: %s, and %s", data * group, data, group,
+             has_tensor(c) ? "tensor" : "sequence",
+             data == 1 ? "they train on all users of a step together"
+                       : "the groups divide the users of a step",
+             share);
+}
+
+/* Nothing is rounded where no rows travel. */
+static void tell_wire(const config *c, const session *s) {
+    const dynamic_tables *t = model_tables(s->model);
+    if (c->trainer.wire == WIRE_BFLOAT16 && (t->comm == NULL || !t->has_bf16_wire))
+        log_info("note: --wire bfloat16 has no effect: it is for tables that several ranks of the "
+                 "CPU hold together (--ranks G --device cpu)");
+}
+
+/* The session of these ranks; says how they divide the work. */
+static status train_open_session(session *s, const config *c, work *w, const rank_grid *grid) {
+    session_ranks ranks = {.data = w->comm};
+    if (grid->group != NULL)
+        ranks = (session_ranks){.data = grid->data,
+                                .tensor = has_tensor(c) ? grid->group : NULL,
+                                .sequence = has_tensor(c) ? NULL : grid->group,
+                                .world = w->comm};
+    ranks.has_bf16_wire = c->trainer.wire == WIRE_BFLOAT16;
+    TRY(session_open_ranks(s, c, work_data(w), w->be, &ranks));
+    tell_groups(grid, c);
+    tell_wire(c, s);
+    return OK;
+}
+
+static const char *const item_starts[] = {"init", "mean", NULL};
+static const char *const wires[] = {"float32", "bfloat16", NULL};
 
 typedef struct train_args {
-    const char *file, *task, *data, *device, *init_from, *new_items;
+    const char *file, *task, *data, *device, *init_from;
     bool is_deterministic;
-    const char *nccl, *wire;
+    const char *nccl;
+    int new_items, wire; /* of item_starts, of wires; -1: not given */
     arg_list overrides;
     int64_t seed; /* -1: the config's */
     bool is_print, is_json;
@@ -101,10 +329,9 @@ static status load_config(config **out, const train_args *args) {
     }
     bool has_own = args->options.is_resume && args->options.run != NULL;
     if (!has_own && args->init_from == NULL)
-        return fail(ERR_USAGE,
-                    "--gin-config-file FILE is needed; configs/ has files to start from");
+        return fail(ERR_USAGE, "--gin-config-file FILE is missing; configs/ has examples");
     if (args->overrides.n_items > 0)
-        return fail(ERR_USAGE, "--set changes a config file; give --gin-config-file FILE, too");
+        return fail(ERR_USAGE, "--set changes a config file; also give --gin-config-file FILE");
     return has_own ? checkpoint_run_config(out, args->options.run)
                    : load_other_config(out, args->init_from);
 }
@@ -136,7 +363,7 @@ static status choose_split(train_args *args) {
 static status join_test(train_args *args, const config *c, work *w) {
     split_record *chosen = &args->options.split, before;
     if (!args->options.has_split || chosen->rule.kind != SPLIT_TEST_FILE) return OK;
-    if (args->data == NULL) return fail(ERR_USAGE, "--test-file needs --data DIR, too");
+    if (args->data == NULL) return fail(ERR_USAGE, "--test-file also needs --data DIR");
     TRY(work_join_test(w, chosen->test_file, c->task == TASK_RETRIEVAL));
     chosen->test_data = batcher_fingerprint(w->test);
     if (!args->options.is_resume) return OK;
@@ -211,7 +438,8 @@ static status train_profiled(train_args *args, config *c) {
         st = train(args, c);
         status stopped = profiler_stop(&p);
         if (st == OK) st = stopped;
-        if (st == OK) st = profile_show(&p, &(profile_view){.out = folder});
+        if (st == OK)
+            st = profile_show(&p, &(profile_view){.out = folder, .format = PROFILE_SILENT});
     }
     profile_fini(&p);
     return st;
@@ -232,7 +460,7 @@ static status train_on_ranks(train_args *args, config *c) {
     if (st == OK || status_reason()[0] == '\0') return st;
     failure f;
     failure_save(&f, st);
-    return fail(st, "%s; go on from the last checkpoint with --resume --out %s", f.reason,
+    return fail(st, "%s; resume from the last checkpoint with --resume --out %s", f.reason,
                 args->options.run);
 }
 
@@ -243,22 +471,17 @@ static bool has_start(const config *c) {
 static status check_args(const train_args *args, const config *c) {
     const train_options *o = &args->options;
     if (args->data == NULL && !c->is_benchmark)
-        return fail(ERR_USAGE, "--data DIR is needed; make one with 'hstu prep' or 'hstu synth'");
+        return fail(ERR_USAGE,
+                    "--data DIR is missing; create one with 'hstu prep' or 'hstu synth'");
     if (o->run == NULL)
-        return fail(ERR_USAGE, "--out RUN is needed: the folder for log, report and checkpoints");
+        return fail(ERR_USAGE, "--out RUN is missing: the folder for log, report and checkpoints");
     if (args->init_from != NULL && o->is_resume)
-        return fail(ERR_USAGE, "--resume goes on with a run and --init-from starts a new one; give "
-                               "one of them");
-    if (args->new_items != NULL && strcmp(args->new_items, "init") != 0 &&
-        strcmp(args->new_items, "mean") != 0)
-        return fail(ERR_USAGE, "--new-items %.40s: the choices are init and mean", args->new_items);
-    if (args->new_items != NULL && !has_start(c))
+        return fail(ERR_USAGE,
+                    "--resume continues a run and --init-from starts a new one; choose one");
+    if (args->new_items >= 0 && !has_start(c))
         return fail(ERR_USAGE, "--new-items is for runs that start from another: --init-from RUN");
-    if (args->wire != NULL && strcmp(args->wire, "float32") != 0 &&
-        strcmp(args->wire, "bfloat16") != 0)
-        return fail(ERR_USAGE, "--wire %.40s: the choices are float32 and bfloat16", args->wire);
     if (o->n_epochs > 0 && o->max_steps > 0)
-        return fail(ERR_USAGE, "--epochs and --max-iters both say how long; give one of them");
+        return fail(ERR_USAGE, "--epochs and --max-iters exclude each other");
     return OK;
 }
 
@@ -274,7 +497,7 @@ static void set_start(const train_args *args, config *c) {
         c->trainer.resume_folder = args->init_from;
         c->trainer.has_mean_items = false;
     }
-    if (args->new_items != NULL) c->trainer.has_mean_items = strcmp(args->new_items, "mean") == 0;
+    if (args->new_items >= 0) c->trainer.has_mean_items = args->new_items == 1;
 }
 
 static status run(train_args *args) {
@@ -290,8 +513,7 @@ static status run(train_args *args) {
     }
     if (args->options.max_steps > 0) c->trainer.max_train_iters = args->options.max_steps;
     if (args->sequence > 0) c->trainer.sequence_parallel = args->sequence;
-    if (args->wire != NULL)
-        c->trainer.wire = strcmp(args->wire, "bfloat16") == 0 ? WIRE_BFLOAT16 : WIRE_FLOAT32;
+    if (args->wire >= 0) c->trainer.wire = args->wire == 1 ? WIRE_BFLOAT16 : WIRE_FLOAT32;
     set_start(args, c);
     status st = args->is_print ? print_config(c, args->is_json) : config_check_trainable(c);
     if (st == OK && !args->is_print) st = check_args(args, c);
@@ -302,119 +524,108 @@ static status run(train_args *args) {
 }
 
 status cmd_train(int argc, char **argv) {
-    train_args args = {.device = "auto", .seed = -1, .options = train_options_default()};
+    train_args args = {.device = "auto",
+                       .seed = -1,
+                       .new_items = -1,
+                       .wire = -1,
+                       .options = train_options_default()};
     train_options *o = &args.options;
     int64_t keep = o->keep;
     const char *format;
     const arg_option options[] = {
-        {"Config", ARG_FLAG, NULL, NULL, NULL, 0, 0},
-        {"--gin-config-file", ARG_TEXT, &args.file, "FILE",
-         "The config: a gin file of Meta's or NVIDIA's kind, such as those in configs/.", 0, 0},
-        {"--gin_config_file", ARG_TEXT, &args.file, "FILE", "The same, as Meta spells it.", 0, 0},
-        {"--set", ARG_LIST, &args.overrides, "Class.field=value",
-         "Overrides one binding of the file; may be given several times.", 0, 0},
-        {"--task", ARG_TEXT, &args.task, "TASK",
-         "ranking or retrieval, where the config leaves it open.", 0, 0},
-        {"--print-config", ARG_FLAG, &args.is_print, NULL,
-         "Prints the effective config, defaults included, as JSON, and ends.", 0, 0},
-        {"Run", ARG_FLAG, NULL, NULL, NULL, 0, 0},
-        {"--data", ARG_TEXT, &args.data, "DIR",
-         "Prepared data ('hstu prep', 'hstu synth'), whatever data set the config names; generated "
-         "where it is left out and the config binds BenchmarkDatasetArgs.",
-         0, 0},
-        {"--out", ARG_TEXT, &o->run, "RUN",
-         "Folder of the run: log.jsonl, report.html, config.json, checkpoints.", 0, 0},
-        {"--epochs", ARG_INT, &o->n_epochs, "N", "Passes over the users, instead of the config's.",
-         1, 1 << 20},
-        {"--max-iters", ARG_INT, &o->max_steps, "N", "Steps of training, instead of epochs.", 1,
-         (int64_t)1 << 40},
-        {"--resume", ARG_FLAG, &o->is_resume, NULL,
-         "Goes on from the last checkpoint of RUN; the config file may be left out, --device and "
-         "--deterministic may not.",
-         0, 0},
-        {"--init-from", ARG_TEXT, &args.init_from, "RUN|CHECKPOINT",
-         "Starts a new run with the weights of another, on other data: rows of tables are kept by "
-         "id, with the optimizer's state, and new ids get new rows. The config file may be left "
-         "out: the other run's is used. TrainerArgs.ckpt_load_dir does the same.",
-         0, 0},
-        {"--new-items", ARG_TEXT, &args.new_items, "init|mean",
-         "With --init-from, how rows of new items start: as the config says (default), or as the "
-         "mean of the rows of the items next to them in the training events.",
-         0, 0},
-        {"What is held out", ARG_FLAG, NULL, NULL, NULL, 0, 0},
-        {"--split", ARG_TEXT, &args.split.split, "SPLIT",
-         "leave-one-out (each user's last event is the test; Meta's files), leave-two-out (the "
-         "event before it is the validation), by-user (30 % of the users; NVIDIA's files) or time. "
-         "The run remembers it; docs/evaluation.md has the details.",
-         0, 0},
-        {"--time-cut", ARG_TEXT, &args.split.time_cut, "T", SPLIT_TIME_HELP, 0, 0},
-        {"--test-file", ARG_TEXT, &args.split.test_file, "DIR", SPLIT_FILE_HELP, 0, 0},
-        {"--validate", ARG_FLAG, &args.split.has_validation, NULL,
-         "Holds out validation events, too, to watch and to keep the best checkpoint (RUN/best); "
-         "the test events are for the end.  Without --split: leave-two-out.",
-         0, 0},
-        {"--patience", ARG_INT, &o->patience, "P",
-         "With --validate: ends the run after P evaluations without a better one on validation; "
-         "--resume counts on.",
-         1, 1 << 20},
-        {"Output and device", ARG_FLAG, NULL, NULL, NULL, 0, 0},
-        {"--save-every", ARG_INT, &o->save_every, "N", "Epochs between checkpoints (default 1).", 1,
-         1 << 20},
-        {"--eval-every", ARG_INT, &o->eval_every, "N",
-         "Epochs between evaluations (default 1); the last ten epochs always have one.", 1,
-         1 << 20},
-        {"--keep", ARG_INT, &keep, "K", "Newest checkpoints that are kept (default 2).", 1,
-         1 << 20},
-        {"--snapshot-every", ARG_INT, &o->snapshot_every, "N",
-         "Steps between snapshots of dynamic tables in RUN/snapshots: a full one, then what "
-         "changed; 'hstu import tables' puts them together.",
-         1, (int64_t)1 << 40},
-        {"--tensorboard", ARG_TEXT, &o->track.tensorboard, "DIR",
-         "Writes the numbers of the log as event files for TensorBoard, under the tags of Meta's "
-         "code.",
-         0, 0},
-        {"--mlflow", ARG_TEXT, &o->track.mlflow, "DIR",
-         "Writes them to MLflow's file store, too: 'mlflow ui --backend-store-uri DIR'.", 0, 0},
-        {"--csv-log", ARG_TEXT, &o->track.csv, "FILE",
-         "Keeps the log as a table, too: a row for each epoch or evaluation.", 0, 0},
-        {"--seed", ARG_INT, &args.seed, "N", "Seed of everything random, instead of the config's.",
-         0, UINT32_MAX},
-        {"--device", ARG_TEXT, &args.device, "DEVICE", WORK_DEVICES, 0, 0},
-        {"--ranks", ARG_INT, &args.n_ranks, "G",
-         "Processes of this machine that train together (default 1; mpirun starts its own): the "
-         "users of a step are "
-         "divided among them, and so are cores and GPUs. On the CPU any number gives the same "
-         "bits; docs/distributed.md.",
-         1, 64},
-        {"--sequence-parallel", ARG_INT, &args.sequence, "S",
-         "Ranks that share the tokens of a batch, for very long histories: each has 1/S of the "
-         "rows of every layer, and in the attention 1/S of the heads (default: the config's "
-         "sequence_parallel_size, or 1).",
-         1, 1024},
-        {"--nccl", ARG_TEXT, &args.nccl, "PATH", WORK_NCCL, 0, 0},
-        {"--wire", ARG_TEXT, &args.wire, "TYPE",
-         "How rows of dynamic tables and their gradients travel between ranks of the CPU: float32 "
-         "(the default, exact) or bfloat16 (half the bytes; the result then depends on the number "
-         "of ranks).",
-         0, 0},
-        {"--deterministic", ARG_FLAG, &args.is_deterministic, NULL,
-         "On a GPU: the same bits in every run, resumed ones included; with --ranks 1, 2, 4 or 8 "
-         "the same on each of these numbers, which is slower (the CPU always does all that).",
-         0, 0},
-        {"--json", ARG_FLAG, &args.is_json, NULL,
-         "One JSON object a line on stdout: start, epoch, eval, done.", 0, 0},
+        OPT_GROUP("Config"),
+        OPT_TEXT("--gin-config-file", &args.file, "FILE",
+                 "Config: a gin file in Meta's or NVIDIA's style; configs/ has examples."),
+        OPT_TEXT("--gin_config_file", &args.file, "FILE",
+                 "Same as --gin-config-file (Meta's spelling)."),
+        OPT_LIST("--set", &args.overrides, "Class.field=value",
+                 "Override one binding of the config file; may be repeated."),
+        OPT_TEXT("--task", &args.task, "TASK", "ranking or retrieval, if the config does not say."),
+        OPT_FLAG("--print-config", &args.is_print,
+                 "Print the effective config, including defaults, as JSON and exit."),
+        OPT_GROUP("Run"),
+        OPT_TEXT("--data", &args.data, "DIR",
+                 "Prepared data ('hstu prep', 'hstu synth'), whatever data set the config names. "
+                 "Without it, data is generated if the config binds BenchmarkDatasetArgs."),
+        OPT_TEXT("--out", &o->run, "RUN",
+                 "Folder of the run: log.jsonl, report.html, config.json, checkpoints."),
+        OPT_INT("--epochs", &o->n_epochs, "N", 1, 1 << 20,
+                "Number of epochs, instead of the config's."),
+        OPT_INT("--max-iters", &o->max_steps, "N", 1, (int64_t)1 << 40,
+                "Number of training steps, instead of epochs."),
+        OPT_FLAG("--resume", &o->is_resume,
+                 "Resume from RUN's last checkpoint. The config file is optional; pass the same "
+                 "--device and --deterministic."),
+        OPT_TEXT("--init-from", &args.init_from, "RUN|CHECKPOINT",
+                 "Start a new run from the weights of another one, on other data. Table rows and "
+                 "their optimizer state are kept by id; new ids get new rows. The config file is "
+                 "optional: the other run's is used. Same as TrainerArgs.ckpt_load_dir."),
+        OPT_CHOICE(
+            "--new-items", &args.new_items, "init|mean", item_starts,
+            "With --init-from, how rows of new items start: as the config says (init, default), or "
+            "as the mean of the rows of neighbouring items in the training events (mean)."),
+        OPT_GROUP("Held-out data"),
+        OPT_TEXT("--split", &args.split.split, "SPLIT",
+                 "leave-one-out (test on each user's last event; Meta's configs), leave-two-out "
+                 "(validate on the event before it), by-user (30 % of the users; NVIDIA's configs) "
+                 "or time. The run remembers its split; see docs/evaluation.md."),
+        OPT_TEXT("--time-cut", &args.split.time_cut, "T", SPLIT_TIME_HELP),
+        OPT_TEXT("--test-file", &args.split.test_file, "DIR", SPLIT_FILE_HELP),
+        OPT_FLAG("--validate", &args.split.has_validation,
+                 "Also hold out validation events, and keep the best checkpoint on them "
+                 "(RUN/best). Without --split this means leave-two-out."),
+        OPT_INT("--patience", &o->patience, "P", 1, 1 << 20,
+                "With --validate: stop after P evaluations without improvement on validation; "
+                "--resume continues the count."),
+        OPT_GROUP("Output and device"),
+        OPT_INT("--save-every", &o->save_every, "N", 1, 1 << 20,
+                "Epochs between checkpoints (default 1)."),
+        OPT_INT(
+            "--eval-every", &o->eval_every, "N", 1, 1 << 20,
+            "Epochs between evaluations (default 1); each of the last ten epochs is evaluated."),
+        OPT_INT("--keep", &keep, "K", 1, 1 << 20,
+                "Number of newest checkpoints to keep (default 2)."),
+        OPT_INT("--snapshot-every", &o->snapshot_every, "N", 1, (int64_t)1 << 40,
+                "Steps between snapshots of dynamic tables in RUN/snapshots: a full one, then "
+                "increments; 'hstu import tables' merges them."),
+        OPT_TEXT("--tensorboard", &o->track.tensorboard, "DIR",
+                 "Also write TensorBoard event files, with the tags of Meta's code."),
+        OPT_TEXT("--mlflow", &o->track.mlflow, "DIR",
+                 "Also write to an MLflow file store: 'mlflow ui --backend-store-uri DIR'."),
+        OPT_TEXT("--csv-log", &o->track.csv, "FILE",
+                 "Also write the log as CSV, a row per epoch or evaluation."),
+        OPT_INT("--seed", &args.seed, "N", 0, UINT32_MAX,
+                "Seed of everything random, instead of the config's."),
+        OPT_TEXT("--device", &args.device, "DEVICE", WORK_DEVICES),
+        OPT_INT("--ranks", &args.n_ranks, "G", 1, 64,
+                "Number of processes that train together (default 1; mpirun starts its own). They "
+                "share the users of a step, the cores and the GPUs. On the CPU the result does not "
+                "depend on the number; see docs/distributed.md."),
+        OPT_INT("--sequence-parallel", &args.sequence, "S", 1, 1024,
+                "Ranks that share the tokens of a batch, for very long histories: each computes "
+                "1/S of the rows of every layer and 1/S of the heads (default: the config's "
+                "sequence_parallel_size, or 1)."),
+        OPT_TEXT("--nccl", &args.nccl, "PATH", WORK_NCCL),
+        OPT_CHOICE("--wire", &args.wire, "TYPE", wires,
+                   "Type in which rows of dynamic tables and their gradients travel between CPU "
+                   "ranks: float32 (default, exact) or bfloat16 (half the bytes; the result then "
+                   "depends on the number of ranks)."),
+        OPT_FLAG(
+            "--deterministic", &args.is_deterministic,
+            "On a GPU: give the same bits in every run, including resumed ones; with --ranks, the "
+            "same for 1, 2, 4 and 8 ranks, which is slower. The CPU is always deterministic."),
+        OPT_FLAG("--json", &args.is_json,
+                 "Print one JSON object per line on stdout: start, epoch, eval, done."),
         {0},
     };
     const arg_spec spec = {
         .usage = "hstu train --gin-config-file FILE --data DIR --out RUN [options]",
-        .summary = "Trains a ranking or retrieval model from a gin config.",
+        .summary = "Train a ranking or retrieval model from a gin config.",
         .options = options,
-        .notes =
-            "SIGINT (Ctrl-C) and SIGTERM save a checkpoint and leave with exit code 1; "
-            "--resume goes on as if nothing had been: to the bit on the CPU, and on a GPU if the "
-            "whole run has --deterministic; without it, up to the rounding of sums.\n\n"
-            "--help-config lists every option a config may bind (--help-config=markdown: as "
-            "docs/config.md).\n",
+        .notes = "SIGINT (Ctrl-C) and SIGTERM save a checkpoint and exit with code 1; --resume "
+                 "continues as if nothing had happened: bit-exactly on the CPU, and on a GPU if "
+                 "the whole run uses --deterministic.\n\n--help-config lists every option that a "
+                 "config may bind (--help-config=markdown: as docs/config.md).\n",
     };
     int n_positional;
     bool is_help;

@@ -6,30 +6,26 @@
 
 #include "base/text.h"
 #include "cli/cli.h"
-#include "cli/json_line.h"
+#include "cli/output.h"
+#include "cli/work.h"
 
 typedef struct build_args {
-    const char *run, *out, *checkpoint, *dtype, *items;
+    const char *run, *out, *checkpoint;
+    int dtype, items; /* of dtypes, of item_forms */
     int64_t max_batch, max_tokens, kv_pages;
     bool is_json;
 } build_args;
 
-static status find_dtype(const char *name, config_dtype *out) {
-    static const config_dtype all[] = {DTYPE_BFLOAT16, DTYPE_FLOAT16, DTYPE_FLOAT32};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
-        if (strcmp(name, engine_dtype_name(all[i])) != 0) continue;
-        *out = all[i];
-        return OK;
-    }
-    return fail(ERR_USAGE, "--dtype %.40s: the types are float32, bfloat16 and float16", name);
-}
+/* In the order of config_dtype. */
+static const char *const dtypes[] = {"bfloat16", "float16", "float32", NULL};
+static const char *const item_forms[] = {"float32", "int8", NULL};
 
 static status print_json(const build_args *a, const build_report *r) {
     json_line line;
     json_writer *w = json_line_open(&line);
     json_key_string(w, "engine", a->out);
     json_key_int(w, "step", (int64_t)r->step);
-    json_key_string(w, "dtype", a->dtype);
+    json_key_string(w, "dtype", dtypes[a->dtype]);
     json_key_int(w, "items", (int64_t)r->n_items);
     json_key_int(w, "parameters", (int64_t)r->n_numbers);
     json_key_int(w, "weight_bytes", (int64_t)r->weight_bytes);
@@ -48,33 +44,31 @@ static void print_text(const build_args *a, const build_report *r) {
     escape_text(path, sizeof path, a->out);
     printf("%s: step %llu, %llu items, %llu parameters, matrices in %s (%.1f MB)\n", path,
            (unsigned long long)r->step, (unsigned long long)r->n_items,
-           (unsigned long long)r->n_numbers, a->dtype, (double)r->weight_bytes / 1e6);
+           (unsigned long long)r->n_numbers, dtypes[a->dtype], (double)r->weight_bytes / 1e6);
     if (r->weight_error == 0 && r->score_error == 0)
-        printf("answers: those of the run, bit for bit (%d random histories)\n", r->n_asked);
+        printf("answers: identical to the run's, bit for bit (%d random histories)\n", r->n_asked);
     else {
-        printf("weights: off by at most %.2g of the largest number of their matrix\n",
+        printf("weights: largest error %.2g of the largest number of their matrix\n",
                r->weight_error);
-        printf("scores: off by at most %.2g of their range (%d random histories", r->score_error,
+        printf("scores: largest error %.2g of their range (%d random histories", r->score_error,
                r->n_asked);
         if (r->is_ranking)
             printf(")\n");
         else
-            printf("; %.1f %% of the ten best are the same)\n", 100 * r->top_kept);
+            printf("; %.1f %% of the top ten are the same)\n", 100 * r->top_kept);
     }
     printf("opens in %.1f ms; the run: %.1f ms\n", 1e3 * r->engine_open_s, 1e3 * r->run_open_s);
 }
 
 static status run(const build_args *a) {
-    build_config c = {.run = a->run,
-                      .checkpoint = a->checkpoint,
-                      .out = a->out,
-                      .limits = {(int32_t)a->max_batch, (int32_t)a->max_tokens, a->kv_pages,
-                                 strcmp(a->items, "int8") == 0}};
+    build_config c = {
+        .run = a->run,
+        .checkpoint = a->checkpoint,
+        .out = a->out,
+        .limits = {(int32_t)a->max_batch, (int32_t)a->max_tokens, a->kv_pages, a->items == 1},
+        .dtype = (config_dtype)a->dtype};
     build_report r;
-    if (!c.limits.has_int8_items && strcmp(a->items, "float32") != 0)
-        return fail(ERR_USAGE, "--items %.40s: float32 or int8", a->items);
-    if (a->out == NULL) return fail(ERR_USAGE, "--out is missing: where to write the engine");
-    TRY(find_dtype(a->dtype, &c.dtype));
+    if (a->out == NULL) return fail(ERR_USAGE, "--out ENGINE is missing");
     TRY(build_engine(&c, &r));
     if (a->is_json) return print_json(a, &r);
     print_text(a, &r);
@@ -82,42 +76,38 @@ static status run(const build_args *a) {
 }
 
 status cmd_build(int argc, char **argv) {
-    build_args a = {.dtype = "float32", .items = "float32", .kv_pages = -1};
+    build_args a = {.dtype = DTYPE_FLOAT32, .kv_pages = -1};
     bool is_help;
     const arg_option options[] = {
-        {"--out", ARG_TEXT, &a.out, "ENGINE",
-         "Folder to make; an engine folder that is there is replaced in one step.", 0, 0},
-        {"--dtype", ARG_TEXT, &a.dtype, "TYPE",
-         "Precision of the matrices: float32 (default; the answers are those of the run), bfloat16 "
-         "or float16, in which a GPU then computes, too.",
-         0, 0},
-        {"--checkpoint", ARG_TEXT, &a.checkpoint, "WHICH",
-         "best, last, step-N or a checkpoint's folder (default: the best on validation where the "
-         "run has one, else the newest).",
-         0, 0},
-        {"--max-batch", ARG_INT, &a.max_batch, "B",
-         "Requests of a batch, unless the server is told otherwise (default 64).", 1, 4096},
-        {"--max-tokens", ARG_INT, &a.max_tokens, "T", "Computed tokens of a batch (default 8192).",
-         1, 1 << 24},
-        {"--kv-pages", ARG_INT, &a.kv_pages, "P",
-         "Pages of 64 tokens in the KV cache; 0: no cache (default: by memory).", 0, INT32_MAX},
-        {"--items", ARG_TEXT, &a.items, "FORM",
-         "How a CPU searches the catalogue of a retrieval model: float32 (default), or int8, which "
-         "rules most items out by 8-bit numbers first; the answers are the same.",
-         0, 0},
-        {"--json", ARG_FLAG, &a.is_json, NULL, "One JSON object.", 0, 0},
+        OPT_TEXT("--out", &a.out, "ENGINE",
+                 "Folder to write; an existing engine folder is replaced atomically."),
+        OPT_CHOICE("--dtype", &a.dtype, "TYPE", dtypes,
+                   "Precision of the matrices: float32 (default; the same answers as the run), "
+                   "bfloat16 or float16, in which a GPU then computes."),
+        OPT_TEXT("--checkpoint", &a.checkpoint, "WHICH", WORK_CHECKPOINTS),
+        OPT_INT("--max-batch", &a.max_batch, "B", 1, 4096,
+                "Requests per batch, unless the server overrides it (default 64)."),
+        OPT_INT("--max-tokens", &a.max_tokens, "T", 1, 1 << 24,
+                "Computed tokens per batch (default 8192)."),
+        OPT_INT("--kv-pages", &a.kv_pages, "P", 0, INT32_MAX,
+                "Pages of 64 tokens in the KV cache; 0: no cache (default: depends on memory)."),
+        OPT_CHOICE(
+            "--items", &a.items, "FORM", item_forms,
+            "How the CPU searches the catalogue of a retrieval model: float32 (default), or int8, "
+            "which first rules out most items by 8-bit numbers; the answers are the same."),
+        OPT_FLAG("--json", &a.is_json, "Print one JSON object."),
         {0},
     };
     const arg_spec spec = {
-        "hstu build RUN --out ENGINE [--dtype bfloat16|float16|float32]",
-        "Makes a folder to serve from: weights in the serving precision, ids and titles of the "
-        "items, dynamic tables and limits, each with a checksum. It is opened and compared with "
-        "the run before it gets its name.",
-        options,
-        1,
-        1,
-        "'hstu serve', 'recommend', 'score', 'eval' and 'bench latency|throughput' take it like a "
-        "run.\n"};
+        .usage = "hstu build RUN --out ENGINE [--dtype bfloat16|float16|float32]",
+        .summary = "Package a run for serving: weights in the serving precision, item ids and "
+                   "titles, dynamic tables and limits, with checksums. The result is opened and "
+                   "compared with the run before it appears under its name.",
+        .options = options,
+        .min_positional = 1,
+        .max_positional = 1,
+        .notes = "'hstu serve', 'recommend', 'score', 'eval' and 'bench latency|throughput' accept "
+                 "it in place of a run.\n"};
     TRY(args_parse(&spec, argc, argv, &a.run, NULL, &is_help));
     return is_help ? OK : run(&a);
 }

@@ -1,6 +1,3 @@
-/* hstu serve: recommendations over HTTP. */
-#include "serve/http/server.h"
-
 #include <ctype.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -16,9 +13,35 @@
 #include "base/mem.h"
 #include "base/thread.h"
 #include "cli/cli.h"
-#include "cli/serve/kv_args.h"
+#include "cli/serve/serve.h"
 #include "cli/work.h"
 #include "serve/http/access_log.h"
+#include "serve/http/server.h"
+
+const char *const kv_args_dtypes[] = {"model", "fp8", NULL};
+const char *const kv_args_loads[] = {"cost", "always", NULL};
+
+void kv_args_tell(const engine_model_info *m) {
+    if (m->has_fp8_kv)
+        log_info("model %s: keys and values in 8 bits change results by up to %.2g of the largest "
+                 "one (tried on a made-up history of full length)",
+                 m->name, m->fp8_error);
+    if (m->n_host_pages == 0) return;
+    log_info("model %s: %lld KV pages of %.1f KiB in host memory", m->name,
+             (long long)m->n_host_pages, (double)m->page_bytes / 1024);
+    if (m->load_us_token == 0) return;
+    log_info("model %s: measured, a token is loaded in %.3g us and computed in %.3g (half way "
+             "through the longest history)",
+             m->name, m->load_us_token, m->compute_us_token);
+    if (m->load_from_tokens < 0)
+        log_info("model %s: computing is always faster, so nothing is kept in host memory",
+                 m->name);
+    else
+        log_info("model %s: histories of %d tokens or more are loaded, shorter ones computed",
+                 m->name, m->load_from_tokens);
+}
+
+/* hstu serve: recommendations over HTTP. */
 
 enum { NAME_BYTES = 64, CHECK_MS = 20 };
 
@@ -27,12 +50,12 @@ typedef struct serve_args {
     int n_paths;
     const char *data, *host, *device, *state, *keys, *access_log, *split;
     arg_list names, shadows, allow_hosts;
-    access_log *log; /* NULL: none */
-    int log_fd;      /* 0: stdout's, or none */
-    const char *kv_load, *kv_dtype;
+    access_log *log;              /* NULL: none */
+    int log_fd;                   /* 0: stdout's, or none */
+    int loads_always, has_fp8_kv; /* of kv_args_loads, of kv_args_dtypes */
     int64_t port, max_batch, max_tokens, kv_pages, kv_host_pages, max_queue, queue_mib, deadline_ms;
     int64_t drain_delay_s, drain_timeout_s, erase_within_s;
-    bool is_int8, loads_always, has_fp8_kv;
+    bool is_int8;
     int64_t max_connections, per_address, max_body_mib, max_buffered_mib;
     char name[ENGINE_MAX_MODELS][NAME_BYTES];
     server_model model[ENGINE_MAX_MODELS];
@@ -145,7 +168,9 @@ static status read_split(serve_args *a) {
     int total = 0;
     for (int i = 0; i < a->n_paths; i++)
         total += a->model[i].share;
-    return total > 0 ? OK : fail(ERR_USAGE, "--split %.80s: nobody answers", a->split);
+    return total > 0
+               ? OK
+               : fail(ERR_USAGE, "--split %.80s: at least one share must be above 0", a->split);
 }
 
 static void tell_start(const serve_args *a, server *s) {
@@ -166,14 +191,14 @@ static void tell_start(const serve_args *a, server *s) {
         if (engine_model(server_engine(s), i, &m) == OK) kv_args_tell(&m);
     }
     if (!state.is_durable)
-        log_info("note: events live in memory and end with the server; --state DIR keeps them");
+        log_info("note: events are kept in memory only; --state DIR makes them durable");
     else
         log_info("events: %llu read from %s%s", (unsigned long long)state.n_restored, a->state,
                  state.n_known > 0 ? "; some are in the data, too, and count once" : "");
     if (state.warning[0] != '\0') log_warn("%s", state.warning);
     if (a->access_log == NULL && a->log == NULL)
         log_info("note: no access log, as stdout is not a file; --access-log - writes it there");
-    log_info("ready: http://%s:%d/  (Ctrl-C drains and ends)",
+    log_info("ready: http://%s:%d/  (Ctrl-C to stop)",
              strchr(a->host, ':') != NULL ? "[::]" : a->host, server_port(s));
 }
 
@@ -189,14 +214,14 @@ static status wait_for_end(const serve_args *a, server *s, const sigset_t *signa
     while (!is_ending && !wait_signal(signals, 60000))
         ;
     server_set_ready(s, false);
-    log_info("draining; a second signal ends at once");
+    log_info("draining; a second signal exits at once");
     for (int64_t ms = 0; ms < a->drain_delay_s * 1000; ms += 50)
         if (wait_signal(signals, 50)) return fail(ERR_INTERRUPTED, "ended by a second signal");
     uint64_t begin = clock_ns();
     while (!server_drain(s, 20000000)) {
         if (wait_signal(signals, 1)) return fail(ERR_INTERRUPTED, "ended by a second signal");
         if (clock_ns() - begin > (uint64_t)a->drain_timeout_s * 1000000000ull)
-            return fail(ERR_INTERRUPTED, "not everything was answered within %d s",
+            return fail(ERR_INTERRUPTED, "some requests were not answered within %d s",
                         (int)a->drain_timeout_s);
     }
     return OK;
@@ -231,8 +256,8 @@ static server_config make_config(const serve_args *a) {
                                .max_queue_bytes = (size_t)a->queue_mib << 20,
                                .kv_pages = a->kv_pages,
                                .kv_host_pages = a->kv_host_pages,
-                               .loads_always = a->loads_always,
-                               .has_fp8_kv = a->has_fp8_kv,
+                               .loads_always = a->loads_always != 0,
+                               .has_fp8_kv = a->has_fp8_kv != 0,
                                .has_int8_items = a->is_int8,
                                .deadline_ns = (uint64_t)a->deadline_ms * 1000000ull};
     return c;
@@ -250,7 +275,7 @@ static status wait_checked(const serve_args *a, server *s, const sigset_t *signa
         }
         TRY(engine_wait_checked(server_engine(s), i));
     }
-    log_info("checked: all weights fit their checksums, %.2f s after the start",
+    log_info("checked: all weights match their checksums, %.2f s after the start",
              (double)(clock_ns() - start) / 1e9);
     return OK;
 }
@@ -305,8 +330,6 @@ static status run(serve_args *a) {
 }
 
 static status check(serve_args *a) {
-    TRY(kv_args_load(a->kv_load, &a->loads_always));
-    TRY(kv_args_dtype(a->kv_dtype, &a->has_fp8_kv));
     TRY(choose_names(a));
     TRY(read_shadows(a));
     return read_split(a);
@@ -325,94 +348,85 @@ status cmd_serve(int argc, char **argv) {
                     .max_buffered_mib = 256};
     bool is_help;
     const arg_option options[] = {
-        {"--data", ARG_TEXT, &a.data, "DIR",
-         "Prepared data with users' histories to start with; items are matched by their ids.", 0,
-         0},
-        {"--state", ARG_TEXT, &a.state, "DIR",
-         "Keep users' events here: what was acknowledged survives a crash. Without it they live "
-         "in memory.",
-         0, 0},
-        {"--erase-within", ARG_INT, &a.erase_within_s, "S",
-         "Remove an erased user from the files of --state within so many seconds (default 60).", 1,
-         86400},
-        {"--device", ARG_TEXT, &a.device, "DEVICE", WORK_DEVICES, 0, 0},
-        {"Network", ARG_FLAG, NULL, NULL, NULL, 0, 0},
-        {"--host", ARG_TEXT, &a.host, "HOST",
-         "Address to listen on (default 127.0.0.1: this machine only). There is no TLS here: "
-         "put a proxy such as nginx in front of a server that others reach.",
-         0, 0},
-        {"--port", ARG_INT, &a.port, "PORT", "Port (default 8080; 0: any that is free).", 0, 65535},
-        {"--keys", ARG_TEXT, &a.keys, "FILE",
-         "API keys, one a line: KEY NAME REQUESTS_PER_SECOND ROLES. 0: no limit; roles are some of "
-         "read, events, admin.",
-         0, 0},
-        {"--allow-host", ARG_LIST, &a.allow_hosts, "NAME",
-         "Answer requests with this name as their Host; '*': with any (default without --keys: "
-         "addresses, localhost, the name of this machine and that of --host).",
-         0, 0},
-        {"--connections", ARG_INT, &a.max_connections, "N", "At most (default 4096).", 1, 1000000},
-        {"--connections-per-address", ARG_INT, &a.per_address, "N",
-         "From one address (default 1024).", 1, 1000000},
-        {"--max-body", ARG_INT, &a.max_body_mib, "MIB", "Of a request (default 8).", 1, 1024},
-        {"--max-buffered", ARG_INT, &a.max_buffered_mib, "MIB",
-         "Bodies and answers over 64 KiB in memory at a time (default 256); one address may have "
-         "half of it.",
-         1, 1 << 20},
-        {"Several models", ARG_FLAG, NULL, NULL, NULL, 0, 0},
-        {"--name", ARG_LIST, &a.names, "NAME",
-         "Name of a model, in the order of the paths (default: the folder's name).", 0, 0},
-        {"--split", ARG_TEXT, &a.split, "A,B,...",
-         "Shares of the users, chosen by a hash of the user's id (default: the first model "
-         "answers whoever names none).",
-         0, 0},
-        {"--shadow", ARG_LIST, &a.shadows, "NAME",
-         "This model is asked, too, and its answers are only logged.", 0, 0},
-        {"Work", ARG_FLAG, NULL, NULL, NULL, 0, 0},
-        {"--deadline", ARG_INT, &a.deadline_ms, "MS",
-         "Refuse requests that cannot be answered in this time, unless they name a deadline of "
-         "their own (default: none; a request is refused if it would wait for more than 250 ms, "
-         "or ten times the normal p99).",
-         1, 600000},
-        {"--max-batch", ARG_INT, &a.max_batch, "N",
-         "Requests of a batch (default: the engine's, else 64).", 1, 4096},
-        {"--max-tokens", ARG_INT, &a.max_tokens, "N",
-         "Computed tokens of a batch (default: the engine's, else 8192).", 1, 1 << 24},
-        {"--max-queue", ARG_INT, &a.max_queue, "N", "Requests that wait (default 1024).", 1,
-         1 << 20},
-        {"--max-queue-mib", ARG_INT, &a.queue_mib, "MIB",
-         "Memory of requests that wait (default 1024).", 1, 1 << 20},
-        {"--kv-pages", ARG_INT, &a.kv_pages, "N",
-         "Pages of 64 tokens in the KV cache of each model; 0: no cache (default: the engine's, "
-         "else by memory).",
-         0, INT32_MAX},
-        {"--kv-host-pages", ARG_INT, &a.kv_host_pages, "N", KV_HOST_PAGES, 0, INT32_MAX},
-        {"--kv-load", ARG_TEXT, &a.kv_load, "RULE", KV_LOADS, 0, 0},
-        {"--kv-dtype", ARG_TEXT, &a.kv_dtype, "TYPE", KV_DTYPES, 0, 0},
-        {"--int8-items", ARG_FLAG, &a.is_int8, NULL,
-         "A CPU rules out most items by 8-bit numbers before it reads their float32 rows; answers "
-         "are the same (default: as the engine says).",
-         0, 0},
-        {"Log and end", ARG_FLAG, NULL, NULL, NULL, 0, 0},
-        {"--access-log", ARG_TEXT, &a.access_log, "FILE",
-         "A JSON object a line for each request; - is stdout, off: none (default: stdout if that "
-         "is "
-         "a file, else off).",
-         0, 0},
-        {"--drain-delay", ARG_INT, &a.drain_delay_s, "S",
-         "After SIGTERM: say 'not ready' and go on for so long (default 0).", 0, 3600},
-        {"--drain-timeout", ARG_INT, &a.drain_timeout_s, "S",
-         "Then wait for answers for so long at most (default 30).", 0, 3600},
+        OPT_TEXT("--data", &a.data, "DIR",
+                 "Prepared data with initial user histories; items are matched by id."),
+        OPT_TEXT("--state", &a.state, "DIR",
+                 "Keep users' events in this folder; acknowledged events survive a crash. Without "
+                 "it they are kept in memory."),
+        OPT_INT(
+            "--erase-within", &a.erase_within_s, "S", 1, 86400,
+            "Remove erased users from the files of --state within this many seconds (default 60)."),
+        OPT_TEXT("--device", &a.device, "DEVICE", WORK_DEVICES),
+        OPT_GROUP("Network"),
+        OPT_TEXT("--host", &a.host, "HOST",
+                 "Address to listen on (default 127.0.0.1: this machine only). There is no TLS: "
+                 "put a proxy such as nginx in front of a public server."),
+        OPT_INT("--port", &a.port, "PORT", 0, 65535, "Port (default 8080; 0: any free one)."),
+        OPT_TEXT("--keys", &a.keys, "FILE",
+                 "File of API keys, one per line: KEY NAME REQUESTS_PER_SECOND ROLES. 0 means no "
+                 "limit; roles: read, events, admin."),
+        OPT_LIST("--allow-host", &a.allow_hosts, "NAME",
+                 "Accept requests with this Host header; '*' accepts any (default without --keys: "
+                 "IP addresses, localhost, this machine's name and --host)."),
+        OPT_INT("--connections", &a.max_connections, "N", 1, 1000000,
+                "Maximum number of connections (default 4096)."),
+        OPT_INT("--connections-per-address", &a.per_address, "N", 1, 1000000,
+                "Maximum number per address (default 1024)."),
+        OPT_INT("--max-body", &a.max_body_mib, "MIB", 1, 1024,
+                "Largest request body, in MiB (default 8)."),
+        OPT_INT("--max-buffered", &a.max_buffered_mib, "MIB", 1, 1 << 20,
+                "Memory for bodies and answers over 64 KiB, in MiB (default 256); one address may "
+                "use half of it."),
+        OPT_GROUP("Several models"),
+        OPT_LIST("--name", &a.names, "NAME",
+                 "Name of a model, in the order of the paths (default: the folder's name)."),
+        OPT_TEXT("--split", &a.split, "A,B,...",
+                 "Share of the users per model, assigned by a hash of the user id (default: the "
+                 "first model answers unless a request names another)."),
+        OPT_LIST("--shadow", &a.shadows, "NAME",
+                 "Also send requests to this model and only log its answers."),
+        OPT_GROUP("Requests"),
+        OPT_INT("--deadline", &a.deadline_ms, "MS", 1, 600000,
+                "Reject requests that cannot be answered within this time, unless they name their "
+                "own deadline (default: none; a request is rejected if it would wait longer than "
+                "250 ms, or ten times the normal p99)."),
+        OPT_INT("--max-batch", &a.max_batch, "N", 1, 4096,
+                "Requests per batch (default: the engine's, otherwise 64)."),
+        OPT_INT("--max-tokens", &a.max_tokens, "N", 1, 1 << 24,
+                "Computed tokens per batch (default: the engine's, otherwise 8192)."),
+        OPT_INT("--max-queue", &a.max_queue, "N", 1, 1 << 20,
+                "Maximum number of waiting requests (default 1024)."),
+        OPT_INT("--max-queue-mib", &a.queue_mib, "MIB", 1, 1 << 20,
+                "Memory for waiting requests, in MiB (default 1024)."),
+        OPT_INT("--kv-pages", &a.kv_pages, "N", 0, INT32_MAX,
+                "Pages of 64 tokens in the KV cache of each model; 0: no cache (default: the "
+                "engine's, otherwise by memory)."),
+        OPT_INT("--kv-host-pages", &a.kv_host_pages, "N", 0, INT32_MAX, KV_HOST_PAGES),
+        OPT_CHOICE("--kv-load", &a.loads_always, "RULE", kv_args_loads, KV_LOADS),
+        OPT_CHOICE("--kv-dtype", &a.has_fp8_kv, "TYPE", kv_args_dtypes, KV_DTYPES),
+        OPT_FLAG("--int8-items", &a.is_int8,
+                 "On the CPU: rule out most items by 8-bit numbers before reading their float32 "
+                 "rows; the answers are the same (default: as in the engine)."),
+        OPT_GROUP("Logging and shutdown"),
+        OPT_TEXT("--access-log", &a.access_log, "FILE",
+                 "Log each request as a JSON line; - is stdout, off disables it (default: stdout "
+                 "if it is a file, otherwise off)."),
+        OPT_INT("--drain-delay", &a.drain_delay_s, "S", 0, 3600,
+                "After SIGTERM, report not ready and keep serving for this long (default 0)."),
+        OPT_INT("--drain-timeout", &a.drain_timeout_s, "S", 0, 3600,
+                "Then wait at most this long for pending answers (default 30)."),
         {0},
     };
     const arg_spec spec = {
-        "hstu serve RUN|ENGINE... [--data DIR] [--port 8080] [--state DIR]",
-        "Serves trained models over HTTP: recommendations, ranking, users' events, KServe v2, "
-        "Prometheus metrics, and a page at /. docs/serving.md has all paths.",
-        options,
-        1,
-        ENGINE_MAX_MODELS,
-        "SIGTERM or Ctrl-C answers what has arrived and ends; a second one ends at once.\n"
-        "  curl localhost:8080/v1/recommend -d '{\"user\": 7, \"top_k\": 5}'\n"};
+        .usage = "hstu serve RUN|ENGINE... [--data DIR] [--port 8080] [--state DIR]",
+        .summary =
+            "Serve trained models over HTTP: recommendations, ranking, users' events, KServe v2, "
+            "Prometheus metrics, and a web page at /. docs/serving.md lists the routes.",
+        .options = options,
+        .min_positional = 1,
+        .max_positional = ENGINE_MAX_MODELS,
+        .notes = "SIGTERM or Ctrl-C finishes pending requests and exits; a second one exits at "
+                 "once.\n  curl localhost:8080/v1/recommend -d '{\"user\": 7, \"top_k\": 5}'\n"};
     status st = args_parse(&spec, argc, argv, a.path, &a.n_paths, &is_help);
     if (st == OK && !is_help) st = check(&a);
     if (st == OK && !is_help) st = run(&a);

@@ -5,9 +5,9 @@
 #include <stdio.h>
 
 #include "cli/cli.h"
-#include "cli/json_line.h"
 #include "cli/machine/plan.h"
 #include "serve/state/state_tools.h"
+#include "cli/output.h"
 
 typedef struct state_args {
     const char *word[2]; /* folder, file */
@@ -42,21 +42,19 @@ static status parse(state_args *a, const arg_spec *spec, int argc, char **argv, 
     return args_parse(spec, argc, argv, a->word, &a->n_words, is_help);
 }
 
-#define JSON_OPTION                                                                                \
-    { "--json", ARG_FLAG, &a.is_json, NULL, "Print the counts as a JSON object.", 0, 0 }
+#define JSON_OPTION OPT_FLAG("--json", &a.is_json, "Print the counts as a JSON object.")
 
 static status cmd_check(int argc, char **argv) {
     state_args a = {0};
     state_counts counts;
     bool is_help;
     const arg_option options[] = {JSON_OPTION, {0}};
-    const arg_spec spec = {"hstu state check DIR",
-                           "Check a state: structure, references, checksums. Works while a server "
-                           "runs.",
-                           options,
-                           1,
-                           1,
-                           NULL};
+    const arg_spec spec = {
+        .usage = "hstu state check DIR",
+        .summary = "Check a state: structure, references and checksums. The server may be running.",
+        .options = options,
+        .min_positional = 1,
+        .max_positional = 1};
     TRY(parse(&a, &spec, argc, argv, &is_help));
     if (is_help) return OK;
     TRY(state_check(a.word[0], &counts));
@@ -68,13 +66,12 @@ static status cmd_backup(int argc, char **argv) {
     state_counts counts;
     bool is_help;
     const arg_option options[] = {JSON_OPTION, {0}};
-    const arg_spec spec = {"hstu state backup DIR FILE",
-                           "Copy a state to a file, also while a server uses it. The copy is "
-                           "checked.",
-                           options,
-                           2,
-                           2,
-                           NULL};
+    const arg_spec spec = {
+        .usage = "hstu state backup DIR FILE",
+        .summary = "Copy a state to a file and check the copy. The server may be running.",
+        .options = options,
+        .min_positional = 2,
+        .max_positional = 2};
     TRY(parse(&a, &spec, argc, argv, &is_help));
     if (is_help) return OK;
     TRY(state_backup(a.word[0], a.word[1], &counts));
@@ -86,13 +83,12 @@ static status cmd_restore(int argc, char **argv) {
     state_counts counts;
     bool is_help;
     const arg_option options[] = {JSON_OPTION, {0}};
-    const arg_spec spec = {"hstu state restore DIR FILE",
-                           "Replace a state by a backup. Stop the server first. The present state "
-                           "is kept as state.db.before-N.",
-                           options,
-                           2,
-                           2,
-                           NULL};
+    const arg_spec spec = {.usage = "hstu state restore DIR FILE",
+                           .summary = "Replace a state with a backup. Stop the server first; the "
+                                      "current state is kept as state.db.before-N.",
+                           .options = options,
+                           .min_positional = 2,
+                           .max_positional = 2};
     TRY(parse(&a, &spec, argc, argv, &is_help));
     if (is_help) return OK;
     TRY(state_restore(a.word[0], a.word[1], &counts));
@@ -104,13 +100,13 @@ static status cmd_recover(int argc, char **argv) {
     state_counts counts;
     bool is_help;
     const arg_option options[] = {JSON_OPTION, {0}};
-    const arg_spec spec = {"hstu state recover DIR",
-                           "Save what can be read of a damaged state. Stop the server first. The "
-                           "damaged file is kept as state.db.damaged-N.",
-                           options,
-                           1,
-                           1,
-                           NULL};
+    const arg_spec spec = {.usage = "hstu state recover DIR",
+                           .summary =
+                               "Recover what is readable of a damaged state. Stop the server "
+                               "first; the damaged file is kept as state.db.damaged-N.",
+                           .options = options,
+                           .min_positional = 1,
+                           .max_positional = 1};
     TRY(parse(&a, &spec, argc, argv, &is_help));
     if (is_help) return OK;
     TRY(state_recover(a.word[0], &counts));
@@ -122,15 +118,13 @@ static status cmd_import_log(int argc, char **argv) {
     log_counts counts;
     bool is_help;
     const arg_option options[] = {
-        {"--recover", ARG_FLAG, &a.recovers, NULL, "Import what is whole of a damaged log.", 0, 0},
-        {0}};
-    const arg_spec spec = {"hstu state import DIR [--recover]",
-                           "Convert the event log (events.log) of an earlier version. The log is "
-                           "kept as events.log.imported.",
-                           options,
-                           1,
-                           1,
-                           NULL};
+        OPT_FLAG("--recover", &a.recovers, "Import the intact part of a damaged log."), {0}};
+    const arg_spec spec = {.usage = "hstu state import DIR [--recover]",
+                           .summary = "Convert the event log (events.log) of an earlier version. "
+                                      "The log is kept as events.log.imported.",
+                           .options = options,
+                           .min_positional = 1,
+                           .max_positional = 1};
     TRY(parse(&a, &spec, argc, argv, &is_help));
     if (is_help) return OK;
     TRY(event_log_import(a.word[0], a.recovers, &counts));
@@ -145,14 +139,14 @@ static status cmd_import_log(int argc, char **argv) {
 
 const command state_commands[] = {
     {"check", cmd_check, "check a state and count users and events"},
-    {"backup", cmd_backup, "copy a state to a file, also while a server uses it"},
-    {"restore", cmd_restore, "replace a state by a backup"},
-    {"recover", cmd_recover, "save what can be read of a damaged state"},
+    {"backup", cmd_backup, "copy a state to a file, even while a server uses it"},
+    {"restore", cmd_restore, "replace a state with a backup"},
+    {"recover", cmd_recover, "recover what is readable of a damaged state"},
     {"import", cmd_import_log, "convert the event log of an earlier version"},
     {0},
 };
 
 status cmd_state(int argc, char **argv) {
-    return run_part("state", "Users' events, as 'hstu serve --state DIR' keeps them.",
-                    state_commands, argc, argv);
+    return run_subcommand("state", "Users' events, as 'hstu serve --state DIR' keeps them.",
+                          state_commands, argc, argv);
 }

@@ -1,7 +1,101 @@
-/* hstu bench train and hstu train on generated data, from outside: NVIDIA's benchmarks, small. */
+/* hstu bench train: the check of the gradient, the measured step; and from outside, with hstu train
+ * on generated data: NVIDIA's benchmarks, small. */
+#include "cli/bench/train.h"
+
+#include "base/log.h"
 #include "base/mem.h"
 #include "format/json.h"
 #include "shipped.h"
+#include "train/loop/generated.h"
+#include "train_test.h"
+
+static const batch *first_batch(bench_top *t, batcher **batches) {
+    const batch *b;
+    batcher_config bc = session_train_batches(&t->session, session_split(t->config, false), 1);
+    CHECK_OK(batcher_create(batches, t->data, &bc));
+    CHECK_OK(batcher_next(*batches, &b));
+    return b;
+}
+
+/* Fits for both families, and leaves everything as it was. */
+TEST(slope_fits_and_leaves_no_trace) {
+    static const char *const gins[] = {retrieval_gin, ranking_gin};
+    for (int g = 0; g < 2; g++) {
+        bench_top t;
+        batcher *batches;
+        slope_result r;
+        CHECK_OK(top_open(&t, gins[g], NULL, 0, 1));
+        CHECK_OK(model_init(t.session.model, 5));
+        const param *p = &t.session.params[0];
+        float first = p->value[p->n / 2];
+        const batch *b = first_batch(&t, &batches);
+        CHECK_OK(slope_check(&t.session, b, 9, &r));
+        CHECK(r.error < .02 && r.allowed == .05);
+        CHECK_EQ(r.n_users, b->n_users);
+        CHECK(p->value[p->n / 2] == first);
+        for (int i = 0; i < t.session.n_params; i++)
+            for (int64_t k = 0; k < t.session.params[i].n; k++)
+                CHECK(t.session.params[i].grad[k] == 0);
+        batcher_destroy(batches);
+        top_close(&t);
+    }
+}
+
+/* A gradient that exists before the check stands for a kernel that computes a wrong one. */
+TEST(slope_finds_a_wrong_gradient) {
+    bench_top t;
+    batcher *batches;
+    slope_result r;
+    CHECK_OK(top_open(&t, ranking_gin, NULL, 0, 1));
+    CHECK_OK(model_init(t.session.model, 5));
+    const batch *b = first_batch(&t, &batches);
+    for (int i = 0; i < t.session.n_params; i++)
+        t.session.params[i].grad[0] += .5f;
+    CHECK_FAILS(slope_check(&t.session, b, 9, &r), ERR_NUMERIC, "does not fit the loss");
+    batcher_destroy(batches);
+    top_close(&t);
+}
+
+TEST(train_step_is_checked_and_measured) {
+    bench_top t;
+    train_bench_result r;
+    CHECK_OK(top_open(&t, retrieval_gin, NULL, 0, 1));
+    CHECK_OK(train_bench_run(t.config, t.data, t.be, 3, &r));
+    CHECK(r.slope.error <= r.slope.allowed && r.slope.n_users > 0);
+    CHECK(r.tokens_per_s > 0 && r.peak > 0 && r.speed > 0 && r.model_mb > 0 && r.peak_mb > 0);
+    CHECK(fabs(r.tokens_per_s * r.ms_per_step / 1e3 / r.tokens_per_step - 1) < 1e-9);
+    CHECK(isnan(r.idle) && !r.busy.is_known);
+    double ops_ms = 0;
+    uint64_t n_updates = 0;
+    for (int i = 0; i < r.n_ops; i++) {
+        CHECK(i == 0 || r.op[i].ns <= r.op[i - 1].ns);
+        ops_ms += (double)r.op[i].ns / 1e6;
+        if (strcmp(r.op[i].name, "update") == 0) n_updates = r.op[i].n_calls;
+    }
+    CHECK(ops_ms > 0 && ops_ms <= r.total_ms);
+    CHECK(n_updates >= 3);
+    session same;
+    CHECK_OK(session_open(&same, t.config, t.data, t.be));
+    CHECK(r.model_mb * 1e6 > (double)session_memory_bytes(&same)); /* with the optimizer's state */
+    session_close(&same);
+    top_close(&t);
+}
+
+/* A step of two micro-batches counts the tokens of both. */
+TEST(train_step_counts_every_micro_batch) {
+    static const char *const whole[] = {"TrainerArgs.train_batch_size=4"};
+    static const char *const twice[] = {"TrainerArgs.train_batch_size=4",
+                                        "TrainingArgs.gradient_accumulation_steps=2"};
+    bench_top a, b;
+    train_bench_result one, two;
+    CHECK_OK(top_open(&a, ranking_gin, whole, 1, 1));
+    CHECK_OK(train_bench_run(a.config, a.data, a.be, 6, &one));
+    CHECK_OK(top_open(&b, ranking_gin, twice, 2, 1));
+    CHECK_OK(train_bench_run(b.config, b.data, b.be, 6, &two));
+    CHECK(two.tokens_per_step > 1.5 * one.tokens_per_step);
+    top_close(&a);
+    top_close(&b);
+}
 
 static const char small[] = "--set NetworkArgs.num_layers=1 --set NetworkArgs.hidden_size=64 "
                             "--set NetworkArgs.kv_channels=16 --set TrainerArgs.train_batch_size=3 "

@@ -2,6 +2,7 @@
 #include "cli/bench/cluster.h"
 
 #include <math.h>
+#include <unistd.h>
 
 #include "cli/bench/bench.h"
 #include "test.h"
@@ -153,6 +154,15 @@ TEST(cluster_has_the_published_figures) {
     CHECK(check[0].model < .5 * check[0].published);
     check_near(check[1].model, check[1].published, .1);
     check_near(check[2].model, check[2].published, .1);
+}
+
+/* The figures lie beside the results; without the file there is nothing to compare with. */
+TEST(cluster_without_the_published_figures) {
+    cluster_check check[CLUSTER_CHECKS];
+    CHECK_EQ(chdir(test_folder()), 0);
+    CHECK_OK(cluster_published(.007, check));
+    for (int i = 0; i < CLUSTER_CHECKS; i++)
+        CHECK(isnan(check[i].published) && isnan(check[i].model));
 }
 
 TEST(cluster_profiles) {

@@ -1,63 +1,40 @@
-#include "cli/bench/embedding.h"
-
+/* hstu bench embedding runs, checks itself and prints what it measured. */
+#include "format/json.h"
 #include "test.h"
 
-typedef struct seen {
-    int n, fail_at; /* fails at this figure; 0: at none */
-    int64_t n_checked;
-} seen;
-
-static status see(void *ctx, const embed_figure *f) {
-    seen *s = ctx;
-    CHECK(f->per_s > 0 || f->ms > 0);
-    CHECK_EQ(f->n_wrong, 0);
-    CHECK(f->peer == 0); /* HierarchicalKV runs on a GPU */
-    s->n_checked += f->n_checked;
-    return ++s->n == s->fail_at ? fail(ERR_IO, "no more figures") : OK;
-}
-
-static embed_bench *open_bench(backend *be, pool *p) {
-    embed_bench_options o = {
-        .max_gib = .001, .seconds = .001, .batch = 256, .dim = 6, .slots = 8192};
-    embed_bench *b;
-    CHECK_OK(embed_bench_create(&b, be, p, &o));
-    return b;
-}
-
-TEST(embedding_figures_come_one_by_one) {
-    backend *be;
-    pool *p;
-    seen s = {0};
-    CHECK_OK(pool_create(&p, 2));
-    CHECK_OK(backend_create_cpu(&be, p));
-    embed_bench *b = open_bench(be, p);
-    CHECK_EQ(embed_bench_n_keys(b), 128); /* a 64th of the slots */
-    CHECK_OK(embed_bench_run(b, see, &s));
-    CHECK_EQ(s.n, 16);
-    CHECK(s.n_checked > 128 * 6);
-    embed_bench_destroy(b);
-    b = open_bench(be, p);
-    s = (seen){.fail_at = 5};
-    CHECK_FAILS(embed_bench_run(b, see, &s), ERR_IO, "no more figures");
-    CHECK_EQ(s.n, 5);
-    embed_bench_destroy(b);
-    embed_bench_destroy(NULL);
-    backend_destroy(be);
-    pool_destroy(p);
-}
-
-TEST(embedding_needs_tables) {
-    backend *be;
-    pool *p;
-    embed_bench *b;
-    embed_bench_options o = {.max_gib = .001, .seconds = .001, .batch = 256, .dim = 6};
-    CHECK_OK(pool_create(&p, 1));
-    CHECK_OK(backend_create_cpu(&be, p));
-    const struct table_ops *tables = be->tables;
-    be->tables = NULL;
-    CHECK_FAILS(embed_bench_create(&b, be, p, &o), ERR_UNSUPPORTED, "cpu has no dynamic tables");
-    CHECK(b == NULL);
-    be->tables = tables;
-    backend_destroy(be);
-    pool_destroy(p);
+TEST(bench_embedding_prints_every_figure) {
+    char *text;
+    int n = 0, n_checked = 0;
+    arena a;
+    arena_init(&a, 4096);
+    CHECK_EQ(test_command(&text,
+                          "'%s' bench embedding --device cpu --max-gib 0.01 --seconds 0.01 "
+                          "--dim 20 --json 2>/dev/null",
+                          test_program()),
+             0);
+    for (char *line = text; *line != '\0'; n++) {
+        char *end = strchr(line, '\n');
+        const json_value *root;
+        const char *what;
+        double x = 0;
+        CHECK(end != NULL);
+        CHECK_OK(json_parse(&a, "stdout", line, (size_t)(end - line), &root));
+        CHECK_OK(json_member_string(root, "what", &what));
+        bool is_made = strncmp(what, "making", 6) == 0; /* a time, not a rate */
+        CHECK_OK(json_member_double(root, is_made ? "ms" : "per_s", &x));
+        CHECK(x > 0);
+        if (json_member(root, "n_wrong") != NULL) {
+            n_checked++;
+            CHECK_OK(json_member_double(root, "n_wrong", &x));
+            CHECK(x == 0);
+        }
+        line = end + 1;
+    }
+    CHECK_EQ(n, 16);
+    CHECK_EQ(n_checked, 11);
+    arena_fini(&a);
+    free(text);
+    CHECK_EQ(test_command(&text, "'%s' bench embedding --device cpu --seconds 100", test_program()),
+             2);
+    free(text);
 }

@@ -1,7 +1,7 @@
 /* hstu encode from outside. */
 #include "base/file.h"
 #include "base/mem.h"
-#include "cli/bench/encode.h"
+#include "cli/bench/bench.h"
 #include "format/json.h"
 #include "format/safetensors.h"
 #include "test.h"
@@ -257,9 +257,8 @@ TEST(encode_by_a_plan) {
 /* Lengths around a mean: within the length, spread, and the mean on average. */
 TEST(encode_bench_lengths_around_a_mean) {
     int32_t lengths[1000];
-    encode_shape s = {.batch = 1000, .len = 128, .avg_len = 77};
     int sum = 0, short_ones = 0;
-    encode_bench_lengths(&s, 5, lengths);
+    encode_bench_lengths(1000, 128, 77, 5, lengths);
     for (int i = 0; i < 1000; i++) {
         CHECK(lengths[i] >= 26 && lengths[i] <= 128);
         sum += lengths[i];
@@ -267,16 +266,12 @@ TEST(encode_bench_lengths_around_a_mean) {
     }
     CHECK_EQ(sum, 77 * 1000);
     CHECK(short_ones > 50);
-    s.batch = 1;
-    encode_bench_lengths(&s, 5, lengths);
+    encode_bench_lengths(1, 128, 77, 5, lengths);
     CHECK_EQ(lengths[0], 77);
-    s.batch = 1000;
-    s.avg_len = 3;
-    encode_bench_lengths(&s, 5, lengths);
+    encode_bench_lengths(1000, 128, 3, 5, lengths);
     for (int i = 0; i < 1000; i++)
         CHECK(lengths[i] >= 1 && lengths[i] <= 5);
-    s.avg_len = 0;
-    encode_bench_lengths(&s, 5, lengths);
+    encode_bench_lengths(1000, 128, 0, 5, lengths);
     for (int i = 0; i < 1000; i++)
         CHECK_EQ(lengths[i], 128);
 }

@@ -1,20 +1,19 @@
 /* The KV cache changes no bit of any answer: random schedules on models whose histories have
  * several pages.  `hstu bench cache RUN` runs as many as one likes. */
-#include "cli/bench/serve_check.h"
-
+#include "cli/bench/bench.h"
 #include "serve_test.h"
 
 static void check_tiers(const char *gin, const char *const *set, size_t n_set, uint64_t n,
                         int64_t host_pages, bool is_fp8) {
-    serve_check_config c = {.run = serve_run("long", gin, set, n_set),
+    cache_check_config c = {.run = serve_run("long", gin, set, n_set),
                             .data = synth_folder(),
                             .device = "cpu",
-                            .n = n,
+                            .n = (int64_t)n,
                             .seed = 7,
                             .kv_host_pages = host_pages,
                             .has_fp8_kv = is_fp8};
-    serve_check_result r;
-    CHECK_OK(serve_check(&c, &r));
+    cache_check_result r;
+    CHECK_OK(cache_check(&c, &r));
     CHECK((r.tokens_loaded > r.tokens_reused / 16) == (host_pages > 0));
     if (r.n_different != 0) FAIL_TEST("%s", r.first);
     CHECK(r.n_schedules == n && r.n_answers > 4 * n);
@@ -61,7 +60,7 @@ TEST(serve_check_of_two_tiers_in_8_bits) {
 /* Nothing is reused where a new event changes older rows. */
 TEST(serve_check_refuses_what_cannot_be_reused) {
     static const char *const set[] = {"train_fn.main_module='SASRec'"};
-    serve_check_config c = {.run = serve_run("sasrec", retrieval_gin, set, 1), .device = "cpu"};
-    serve_check_result r;
-    CHECK_FAILS(serve_check(&c, &r), ERR_UNSUPPORTED, "softmax");
+    cache_check_config c = {.run = serve_run("sasrec", retrieval_gin, set, 1), .device = "cpu"};
+    cache_check_result r;
+    CHECK_FAILS(cache_check(&c, &r), ERR_UNSUPPORTED, "softmax");
 }

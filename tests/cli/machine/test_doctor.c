@@ -1,6 +1,6 @@
 #include <dlfcn.h>
 
-#include "cli/machine/doctor_find.h"
+#include "cli/machine/doctor.h"
 #include "format/json.h"
 #include "test.h"
 
@@ -99,7 +99,7 @@ TEST(doctor_judges_for_a_purpose) {
     /* In general it is a note, and no failure. */
     free(doctor(0, "ulimit -n 100;", ""));
     text = doctor(2, "", "--for fun");
-    CHECK_CONTAINS(text, "--for fun: train, serve, ranks or encode");
+    CHECK_CONTAINS(text, "--for fun: must be train, serve, ranks or encode");
     free(text);
 }
 

@@ -152,7 +152,7 @@ TEST(bad_input_is_a_sentence) {
     CHECK_CONTAINS(text, "the searches are");
     free(text);
     CHECK_EQ(test_command(&text, "'%s' tune fit '%s'", test_program(), path), 2);
-    CHECK_CONTAINS(text, "say --out");
+    CHECK_CONTAINS(text, "--out MODEL is missing");
     free(text);
     CHECK_EQ(test_command(&text, "HSTU_XGBOOST=/nowhere/x.so '%s' tune predict m 0000000000000000",
                           test_program()),
@@ -169,10 +169,10 @@ TEST(outputs_are_files_of_their_own) {
         const char *command, *says;
     } cases[] = {
         {"tune --replay t --out p --report p", "--out and --report are both p"},
-        {"tune --replay t --out -", "--out -: this does not go to stdout"},
-        {"tune --replay t --report -", "--report -: this does not go to stdout"},
-        {"tune fit t --out -", "--out -: this does not go to stdout"},
-        {"plan traverse --from 1 --to 2 --out -", "--out -: this does not go to stdout"},
+        {"tune --replay t --out -", "--out -: cannot be written to stdout"},
+        {"tune --replay t --report -", "--report -: cannot be written to stdout"},
+        {"tune fit t --out -", "--out -: cannot be written to stdout"},
+        {"plan traverse --from 1 --to 2 --out -", "--out -: cannot be written to stdout"},
     };
     char *text;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

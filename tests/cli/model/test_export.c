@@ -46,8 +46,8 @@ TEST(export_formats_and_refusals) {
     CHECK_STR(text, "61\nPK");
     free(text);
     says(2, "run --data data --what items --format csv --out i.csv", "choose another --out");
-    says(2, "run --data data --what items --format pickle --out x", "safetensors, npz, csv");
-    says(2, "run --what users --out x", "Give --data DIR");
+    says(2, "run --data data --what items --format pickle --out x", "safetensors, npz or csv");
+    says(2, "run --what users --out x", "needs --data DIR");
     says(2, "run --data data --what moods --out x", "items, users, weights, tables");
     says(2, "run --what weights --format csv --out x", "safetensors, npz, pt");
     says(1, "run --data data --what items --out none/x", "none/x");

@@ -119,7 +119,7 @@ TEST(recommend_formats_agree) {
     says(0, "--user 3 --user 9 -k 2", "User 9\n\n      1  ");
     says(0, "--user 3 -k 2", "Recommended\n\n      1  ");
     says(0, "--user 3 -k 2", "History: ");
-    says(2, "--user 3 --format xml", "table, csv, jsonl");
+    says(2, "--user 3 --format xml", "table, csv or jsonl");
     says(2, "--user 3 --format csv --json", "contradicts");
 }
 
@@ -158,7 +158,7 @@ TEST(recommend_refuses_lists_that_are_none) {
     free(shell(0,
                ": > empty; printf 'a\\000b\\n' > nul; head -c 9000 /dev/zero | tr '\\0' x > long; "
                "echo 777 > strange; seq 1 60 > every"));
-    says(1, "--users empty", "empty: there is no user in it");
+    says(1, "--users empty", "empty: contains no users");
     says(1, "--users nul", "nul: line 1 has a zero byte");
     says(1, "--users long", "long: line 1 is longer");
     says(1, "--users none.txt", "none.txt");

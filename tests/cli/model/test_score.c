@@ -100,7 +100,7 @@ TEST(score_says_what_is_wrong) {
     says(2, "run --user 3 --candidates strange", "none is an item");
     says(1, "run --user 3 --candidates nul", "zero byte");
     says(1, "run --user 3 --candidates @none.txt", "none.txt");
-    says(1, "run --users empty --candidates 1", "empty: there is no user");
+    says(1, "run --users empty --candidates 1", "empty: contains no users");
     says(1, "run --all-users --candidates 1 --out /dev/full", "No space left");
     says(1, "none --user 3 --candidates 1", "none");
 }

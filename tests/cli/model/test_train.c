@@ -66,11 +66,11 @@ TEST(train_says_what_is_missing) {
         int code;
         const char *args, *text;
     } cases[] = {
-        {2, "train", "--gin-config-file FILE is needed"},
-        {2, "train --gin-config-file m.gin --out r", "--data DIR is needed"},
-        {2, "train --gin-config-file m.gin --data data", "--out RUN is needed"},
+        {2, "train", "--gin-config-file FILE is missing"},
+        {2, "train --gin-config-file m.gin --out r", "--data DIR is missing"},
+        {2, "train --gin-config-file m.gin --data data", "--out RUN is missing"},
         {2, "train --gin-config-file m.gin --data data --out r --epochs 1 --max-iters 2",
-         "give one of them"},
+         "exclude each other"},
         {2, "train --gin-config-file m.gin --data data --out r --device gpu",
          "auto, cpu, cuda and cuda:N"},
         {1, "train --gin-config-file m.gin --data data --out r --device cuda:63",
@@ -82,17 +82,17 @@ TEST(train_says_what_is_missing) {
          "--set 'RankingArgs.prediction_head_arch=[8,1]'",
          "are ratings"},
         {2, "train --init-from a --resume --data data --out r --gin-config-file m.gin",
-         "--resume goes on with a run and --init-from starts a new one"},
+         "--resume continues a run and --init-from starts a new one"},
         {2, "train --new-items mean --data data --out r --gin-config-file m.gin",
          "--new-items is for runs that start from another"},
         {2, "train --init-from a --new-items some --data data --out r --gin-config-file m.gin",
-         "--new-items some: the choices are init and mean"},
+         "--new-items some: must be init or mean"},
         {1, "train --init-from nowhere --data data --out r", "nowhere: no such folder"},
         {1, "train --init-from nowhere --data data --out r --gin-config-file m.gin",
          "nowhere: no such folder"},
         {2, "eval run", "--data DIR is missing"},
         {1, "eval run --data data", "run: no such folder"},
-        {2, "eval run --data data --part train", "the parts are"},
+        {2, "eval run --data data --part train", "must be test or validation"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         char *text = said(cases[i].code, cases[i].args);
@@ -364,7 +364,7 @@ TEST(train_says_where_the_wire_has_no_effect) {
     char *text;
     CHECK_EQ(test_command(&text, command, test_program(), synth_folder(), test_folder(), "int4"),
              2);
-    CHECK_CONTAINS(text, "--wire int4: the choices are float32 and bfloat16");
+    CHECK_CONTAINS(text, "--wire int4: must be float32 or bfloat16");
     free(text);
     CHECK_EQ(
         test_command(&text, command, test_program(), synth_folder(), test_folder(), "bfloat16"), 0);

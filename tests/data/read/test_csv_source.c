@@ -347,7 +347,7 @@ TEST(several_files_folders_and_pipes) {
     prep_fails("csv --input q --out out", 1,
                "q/b.csv:1: there is no column 'item_id'; the header has user_id, item, timestamp; "
                "all files need the columns of the first one, q/a.csv");
-    prep_fails("ml-1m --input p q --out out", 2, "'q' is one argument too many");
+    prep_fails("ml-1m --input p q --out out", 2, "unexpected argument 'q'");
     prep_fails("ml-1m --input p --input q --out out", 2, "the source ml-1m has one --input");
     prep_fails("csv --input nowhere --out out", 1, "nowhere cannot be opened");
 }

@@ -1,0 +1,552 @@
+/* hstu bench latency: one request at a time, by length of the history and state of the cache; or,
+ * with
+ * --growing, users whose histories grow, with the cache and without.  With the floor of each. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "cli/bench/load.h"
+#include "profile/peak.h"
+
+static status measure_peaks(struct backend *be, void *ctx) {
+    serve_floor *f = ctx;
+    TRY(peak_measure(be, &f->flop_s));
+    return peak_measure_bytes(be, &f->byte_s);
+}
+
+serve_floor serve_floor_measure(engine *e) {
+    serve_floor f = {0};
+    if (e == NULL || engine_with_backend(e, 0, measure_peaks, &f) == OK) return f;
+    log_warn("no floor: the peaks of the device cannot be measured: %s", status_reason());
+    return (serve_floor){0};
+}
+
+double serve_floor_ms(const serve_floor *f, engine *e, const engine_shape *shape) {
+    engine_work w;
+    if (f->byte_s <= 0 || engine_work_of(e, 0, shape, &w) != OK) return NAN;
+    double products = w.flops / f->flop_s, memory = w.bytes / f->byte_s;
+    return 1e3 * (products > memory ? products : memory);
+}
+
+/* One repeat. */
+typedef struct turn {
+    double total_ms, reused, computed;
+    double round_ms[GROWING_MAX], round_reused[GROWING_MAX], round_computed[GROWING_MAX];
+} turn;
+
+static status ask_round(load_target *t, const growing_plan *p, uint32_t i, uint64_t seed,
+                        turn *out) {
+    load_set set;
+    load_report r;
+    load_single d = {.items = p->items,
+                     .n = p->n_users,
+                     .n_events = (uint32_t)((uint64_t)p->n_events * (i + 1) / p->n_requests),
+                     .n_candidates = p->n_candidates,
+                     .top_k = p->top_k,
+                     .seed = seed};
+    load_plan plan = {.concurrency = (int)p->n_users};
+    load_set_init(&set);
+    status st = load_set_single(&set, &d);
+    if (st == OK) st = load_run(t, &set, &plan, &r);
+    load_set_fini(&set);
+    TRY(st);
+    if (r.n_ok < r.n)
+        return fail(ERR_IO, "%llu of %llu requests were not answered: %s",
+                    (unsigned long long)(r.n - r.n_ok), (unsigned long long)r.n, r.error);
+    out->round_ms[i] = r.wall_s * 1e3;
+    out->total_ms += r.wall_s * 1e3;
+    out->round_reused[i] = (double)r.tokens_reused;
+    out->round_computed[i] = (double)r.tokens_computed;
+    out->reused += out->round_reused[i];
+    out->computed += out->round_computed[i];
+    return OK;
+}
+
+static int by_total(const void *a, const void *b) {
+    double x = ((const turn *)a)->total_ms, y = ((const turn *)b)->total_ms;
+    return (x > y) - (x < y);
+}
+
+static status run_turns(load_target *t, const growing_plan *p, turn *turns) {
+    for (uint32_t n = 0; n < p->n_warmup + p->n_repeats; n++) {
+        turn *at = &turns[n < p->n_warmup ? 0 : n - p->n_warmup];
+        *at = (turn){0};
+        for (uint32_t i = 0; i < p->n_requests; i++)
+            TRY(ask_round(t, p, i, p->seed + n, at));
+    }
+    return OK;
+}
+
+status serve_growing(load_target *t, const growing_plan *p, growing_report *out) {
+    turn *turns;
+    if (p->n_requests < 1 || p->n_requests > GROWING_MAX || p->n_requests > p->n_events)
+        return fail(ERR_USAGE,
+                    "%u growing requests to %u events; 1 to %d, each longer than the "
+                    "one before",
+                    p->n_requests, p->n_events, GROWING_MAX);
+    if (p->n_users < 1 || p->n_repeats < 1)
+        return fail(ERR_USAGE, "growing requests of %u users, %u times", p->n_users, p->n_repeats);
+    TRY(MEM_NEW(&turns, p->n_repeats));
+    status st = run_turns(t, p, turns);
+    if (st == OK) {
+        qsort(turns, p->n_repeats, sizeof *turns, by_total);
+        const turn *middle = &turns[p->n_repeats / 2];
+        *out = (growing_report){.total_ms = middle->total_ms,
+                                .least_ms = turns[0].total_ms,
+                                .most_ms = turns[p->n_repeats - 1].total_ms,
+                                .tokens_reused = middle->reused,
+                                .tokens_computed = middle->computed};
+        for (uint32_t i = 0; i < p->n_requests; i++) {
+            out->round_ms[i] = middle->round_ms[i];
+            out->round_reused[i] = middle->round_reused[i];
+            out->round_computed[i] = middle->round_computed[i];
+        }
+    }
+    mem_free(turns);
+    return st;
+}
+
+double growing_l20_ms(uint32_t n_users, bool has_cache) {
+    char key[80];
+    snprintf(key, sizeof key, "growing,%u,4096,%s", n_users, has_cache ? "cached" : "plain");
+    return bench_peer("serving", key, 0);
+}
+
+typedef struct growing_row {
+    const char *cache;
+    char note[128];    /* why nothing is reused; "" */
+    double l20, floor; /* ms; NAN: not known */
+    growing_report report;
+} growing_row;
+
+/* The least time of all requests. */
+static double growing_floor(const load_rig *rig, const growing_plan *p, const growing_report *g) {
+    serve_floor f = serve_floor_measure(rig->e);
+    double ms = 0;
+    for (uint32_t i = 0; i < p->n_requests; i++) {
+        engine_shape s = {.n_users = (int32_t)p->n_users,
+                          .n_candidates = (int32_t)p->n_candidates,
+                          .n_computed = g->round_computed[i] / p->n_users,
+                          .n_reused = g->round_reused[i] / p->n_users};
+        ms += serve_floor_ms(&f, rig->e, &s);
+    }
+    return ms;
+}
+
+/* NVIDIA's figures are of 16 requests to 4096 tokens, two an event. */
+static bool is_published(const load_rig *rig, const growing_plan *p) {
+    return strcmp(rig->info.task, "ranking") == 0 && p->n_requests == 16 && p->n_events == 2048 &&
+           p->n_candidates == 256;
+}
+
+static status measure_growing(const load_args *a, growing_plan p, bool has_cache,
+                              growing_row *row) {
+    load_rig rig;
+    load_args own = *a;
+    if (!has_cache && a->server == NULL) own.kv_pages = 0;
+    status st = load_rig_open(&rig, &own, 600000);
+    p.items = rig.items;
+    p.n_candidates = load_candidates(a, &rig, 256);
+    if (p.n_events == 0) p.n_events = rig.max_history;
+    if (st == OK && p.n_events > rig.max_history)
+        st =
+            fail(ERR_USAGE, "--history %u: the model reads %u events", p.n_events, rig.max_history);
+    if (st == OK) {
+        row->cache = has_cache ? load_cache_name(&rig) : "none";
+        snprintf(row->note, sizeof row->note, "%s", has_cache ? rig.info.cache_note : "");
+        row->l20 = is_published(&rig, &p) ? growing_l20_ms(p.n_users, has_cache) : NAN;
+        st = serve_growing(rig.target, &p, &row->report);
+        if (st == OK) row->floor = growing_floor(&rig, &p, &row->report);
+    }
+    load_rig_close(&rig);
+    return st;
+}
+
+static void print_growing(const growing_plan *p, const growing_row *r) {
+    const growing_report *g = &r->report;
+    printf("%5u  %-12s %9.2f %9.2f %9.2f %9.3f %9.3f %9.0f %9.0f", p->n_users, r->cache,
+           g->total_ms, g->least_ms, g->most_ms, g->round_ms[0], g->round_ms[p->n_requests - 1],
+           g->tokens_reused, g->tokens_computed);
+    isnan(r->l20) ? (void)printf("         -") : (void)printf(" %9.1f", r->l20);
+    if (!isnan(r->floor)) printf(" %9.2f %7.1f", r->floor, 100 * r->floor / g->total_ms);
+    printf("\n");
+    if (r->note[0] != '\0') printf("       nothing is reused: %s\n", r->note);
+    (void)fflush(stdout);
+}
+
+static void write_growing(json_writer *w, const growing_plan *p, const growing_row *r) {
+    json_object_open(w);
+    json_key_string(w, "cache", r->cache);
+    json_key_double(w, "total_ms", r->report.total_ms);
+    json_key_double(w, "minimum_ms", r->report.least_ms);
+    json_key_double(w, "maximum_ms", r->report.most_ms);
+    json_key(w, "round_ms");
+    json_array_open(w);
+    for (uint32_t i = 0; i < p->n_requests; i++)
+        json_double(w, r->report.round_ms[i]);
+    json_array_close(w);
+    json_key_double(w, "tokens_reused", r->report.tokens_reused);
+    json_key_double(w, "tokens_computed", r->report.tokens_computed);
+    if (!isnan(r->l20)) json_key_double(w, "nvidia_l20_ms", r->l20);
+    if (!isnan(r->floor)) {
+        json_key_double(w, "floor_ms", r->floor);
+        json_key_double(w, "percent_of_floor", 100 * r->floor / r->report.total_ms);
+    }
+    json_object_close(w);
+}
+
+static status save_growing(const load_args *a, const growing_plan *p, const growing_row *rows,
+                           int n) {
+    json_line json;
+    if (a->report == NULL) return OK;
+    json_writer *w = load_json_open(&json, "growing", a);
+    json_key_int(w, "users", p->n_users);
+    json_key_int(w, "requests", p->n_requests);
+    json_key(w, "rows");
+    json_array_open(w);
+    for (int i = 0; i < n; i++)
+        write_growing(w, p, &rows[i]);
+    json_array_close(w);
+    return load_json_save(&json, a->report);
+}
+
+/* `bench latency --growing`: its table, and the report.  n_events 0: the longest history that the
+ * model reads. */
+static status show_growing(const load_args *a, const growing_plan *p) {
+    growing_row rows[2];
+    int n = a->server != NULL ? 1 : 2; /* a server has the cache that it has */
+    printf("%s: %u users at the same time, %u requests each, histories growing evenly; "
+           "milliseconds of all of them, median of %u\n",
+           load_target_name(a), p->n_users, p->n_requests, p->n_repeats);
+    printf("%5s  %-12s %9s %9s %9s %9s %9s %9s %9s %9s", "users", "cache", "total", "least", "most",
+           "first", "last", "reused", "computed", "L20 ms*");
+    if (a->server == NULL) printf(" %9s %7s", "floor**", "% of it");
+    printf("\n");
+    for (int i = 0; i < n; i++) {
+        TRY(measure_growing(a, *p, i == 0, &rows[i]));
+        print_growing(p, &rows[i]);
+    }
+    printf("* NVIDIA's recsys-examples on an L20, end to end: 16 requests to 4096 tokens, 8 "
+           "layers, width 1024,\n  4 heads x 256, bf16, 256 candidates.\n");
+    if (a->server == NULL)
+        printf("** the least milliseconds of this work at the device's measured peaks.\n");
+    return save_growing(a, p, rows, n);
+}
+
+enum { MAX_ROWS = 64, GROWING_REPEATS = 5 };
+
+typedef struct latency_args {
+    load_args load;
+    const char *histories, *news, *states;
+    int64_t n, warmup, concurrency, growing;
+} latency_args;
+
+/* Where the history is when a request comes. */
+typedef enum { STATE_COLD, STATE_CACHED, STATE_HOST, STATE_FP8, STATES } cache_state;
+static const char *const state_names[STATES] = {"cold", "cached", "host", "fp8"};
+
+typedef struct latency_row {
+    uint32_t n_events, n_new;
+    cache_state state;
+    bool is_cached;
+    load_report report;
+    double floor_ms; /* NAN: not known */
+} latency_row;
+
+/* "128,512": whole numbers above 0. */
+static status read_list(const char *option, const char *text, uint32_t *out, int *n) {
+    *n = 0;
+    for (const char *at = text; *n < MAX_ROWS; at++) {
+        char *end;
+        long x = strtol(at, &end, 10);
+        if (end == at || x < 1 || x > 65536 || (*end != ',' && *end != '\0'))
+            return fail(ERR_USAGE, "%s %.60s: give whole numbers, as in 128,512", option, text);
+        out[(*n)++] = (uint32_t)x;
+        if (*end == '\0') return OK;
+        at = end;
+    }
+    return fail(ERR_USAGE, "%s: at most %d numbers", option, MAX_ROWS);
+}
+
+static double find_floor(const latency_args *a, const load_rig *rig, const serve_floor *f,
+                         const load_report *r) {
+    double n = r->n > 0 ? (double)r->n : 1;
+    engine_shape s = {.n_users = (int32_t)a->concurrency,
+                      .n_candidates = (int32_t)load_candidates(&a->load, rig, 256),
+                      .n_computed = (double)r->tokens_computed / n,
+                      .n_reused = (double)r->tokens_reused / n};
+    return serve_floor_ms(f, rig->e, &s);
+}
+
+/* The first requests warm up and are not timed. */
+static status ask(const latency_args *a, const load_rig *rig, latency_row *row) {
+    load_set set;
+    load_single d = {.items = rig->items,
+                     .n = (uint32_t)(a->n + a->warmup),
+                     .n_events = row->n_events,
+                     .n_new = row->n_new,
+                     .n_candidates = load_candidates(&a->load, rig, 256),
+                     .top_k = (uint32_t)a->load.top_k,
+                     .is_cached = row->is_cached,
+                     .is_far = row->state == STATE_HOST,
+                     .seed = load_args_seed(&a->load) + 7919 * (uint64_t)row->state +
+                             row->n_events * 131u + row->n_new};
+    load_plan p = {.concurrency = (int)a->concurrency};
+    load_set_init(&set);
+    status st = load_set_single(&set, &d);
+    int64_t left = a->warmup;
+    for (size_t i = 0; i < set.n && left > 0; i++) {
+        left -= set.item[i].is_timed;
+        set.item[i].is_timed = false;
+    }
+    if (st == OK) st = load_run(rig->target, &set, &p, &row->report);
+    load_set_fini(&set);
+    if (st == OK && row->report.n_ok < row->report.n)
+        st = fail(ERR_IO, "%llu of %llu requests were not answered: %s",
+                  (unsigned long long)(row->report.n - row->report.n_ok),
+                  (unsigned long long)row->report.n, row->report.error);
+    return st;
+}
+
+/* Pages of a history with its candidates, about. */
+static int64_t pages_of(const latency_row *row) {
+    return 2 * (int64_t)row->n_events / 64 + 2;
+}
+
+/* In states that the engine of the other rows does not have, an engine of its own: one whose device
+ * has room for two users, the host for all of them, and one in 8 bits. */
+static status measure(const latency_args *a, const load_rig *rig, const serve_floor *f,
+                      latency_row *row) {
+    latency_args own = *a;
+    load_rig other;
+    if (row->state < STATE_HOST) {
+        TRY(ask(a, rig, row));
+        row->floor_ms = find_floor(a, rig, f, &row->report);
+        return OK;
+    }
+    if (row->state == STATE_FP8) own.load.is_fp8 = 1;
+    if (row->state == STATE_HOST) {
+        own.load.kv_pages = (2 + a->concurrency) * pages_of(row);
+        own.load.kv_host_pages = (a->n + a->warmup + 1) * pages_of(row);
+        own.load.loads_always = 1;
+    }
+    status st = load_rig_open(&other, &own.load, 600000);
+    if (st == OK) st = ask(&own, &other, row);
+    if (st == OK) row->floor_ms = find_floor(a, &other, f, &row->report);
+    load_rig_close(&other);
+    return st;
+}
+
+/* NVIDIA's figure for as many tokens; histories of a ranking model have two
+ * tokens an event. */
+static double l20_ms(const latency_args *a, const load_rig *rig, const latency_row *r) {
+    int per_event = strcmp(rig->info.task, "ranking") == 0 ? 2 : 1;
+    int n_new = r->is_cached ? (int)r->n_new : (int)r->n_events;
+    return load_l20_ms((int)a->concurrency, per_event * (int)r->n_events, per_event * n_new);
+}
+
+static const char *state_of(const load_rig *rig, const latency_row *r) {
+    return r->state == STATE_CACHED ? load_cache_name(rig) : state_names[r->state];
+}
+
+static void print_row(const latency_args *a, const load_rig *rig, const latency_row *r) {
+    const load_times *t = &r->report.latency;
+    double l20 = l20_ms(a, rig, r);
+    double n = r->report.n > 0 ? (double)r->report.n : 1;
+    printf("%7u %6u  %-12s %8.3f %8.3f %8.3f %8.3f %8.3f %8.3f %8.3f %8.3f %8.0f "
+           "%8.0f",
+           r->n_events, r->is_cached ? r->n_new : r->n_events, state_of(rig, r), t->p50, t->p90,
+           t->p95, t->p99, t->p999, t->min, t->max, t->mean, (double)r->report.tokens_reused / n,
+           (double)r->report.tokens_computed / n);
+    isnan(l20) ? (void)printf("        -") : (void)printf(" %8.2f", l20);
+    if (!isnan(r->floor_ms)) printf(" %8.4f %7.1f", r->floor_ms, 100 * r->floor_ms / t->p50);
+    printf("\n");
+}
+
+static void write_row(json_writer *w, const latency_args *a, const load_rig *rig,
+                      const latency_row *r) {
+    double l20 = l20_ms(a, rig, r);
+    json_object_open(w);
+    json_key_int(w, "history", r->n_events);
+    json_key_int(w, "new", r->is_cached ? r->n_new : r->n_events);
+    json_key_string(w, "cache", state_of(rig, r));
+    load_report_write(w, &r->report);
+    if (!isnan(l20)) json_key_double(w, "nvidia_l20_layers_only_ms", l20);
+    if (!isnan(r->floor_ms)) {
+        json_key_double(w, "floor_ms", r->floor_ms);
+        json_key_double(w, "percent_of_floor", 100 * r->floor_ms / r->report.latency.p50);
+    }
+    json_object_close(w);
+}
+
+static status save(const latency_args *a, const load_rig *rig, const latency_row *rows, int n) {
+    json_line json;
+    if (a->load.report == NULL) return OK;
+    json_writer *w = load_json_open(&json, "latency", &a->load);
+    json_key_string(w, "task", rig->info.task);
+    json_key_string(w, "device", rig->info.device);
+    json_key_int(w, "concurrency", a->concurrency);
+    json_key(w, "rows");
+    json_array_open(w);
+    for (int i = 0; i < n; i++)
+        write_row(w, a, rig, &rows[i]);
+    json_array_close(w);
+    return load_json_save(&json, a->load.report);
+}
+
+/* "cold,host" */
+static status read_states(const latency_args *a, bool wants[STATES]) {
+    for (const char *at = a->states; *at != '\0'; at += *at == ',') {
+        size_t n = strcspn(at, ",");
+        cache_state s = 0;
+        while (s < STATES && (strlen(state_names[s]) != n || strncmp(at, state_names[s], n) != 0))
+            s++;
+        if (s == STATES)
+            return fail(ERR_USAGE, "--states %.40s: of cold, cached, host and fp8", a->states);
+        if (s >= STATE_HOST && a->load.server != NULL)
+            return fail(ERR_USAGE, "--states %s: of a RUN or an ENGINE, not of a server",
+                        state_names[s]);
+        wants[s] = true;
+        at += n;
+    }
+    return OK;
+}
+
+/* Each length cold; and, where rows can be reused, with all but the newest
+ * events in the cache. */
+static status list_rows(const latency_args *a, const load_rig *rig, latency_row *rows, int *n) {
+    uint32_t lengths[MAX_ROWS], news[MAX_ROWS];
+    int n_lengths, n_news;
+    bool wants[STATES] = {false};
+    bool can_reuse = rig->e == NULL || rig->info.is_cached;
+    *n = 0;
+    TRY(read_states(a, wants));
+    TRY(read_list("--history", a->histories, lengths, &n_lengths));
+    TRY(read_list("--new", a->news, news, &n_news));
+    for (int i = 0; i < n_lengths; i++) {
+        if (lengths[i] > rig->max_history)
+            return fail(ERR_USAGE, "--history %u: the model reads %u events", lengths[i],
+                        rig->max_history);
+        if (*n < MAX_ROWS && wants[STATE_COLD])
+            rows[(*n)++] = (latency_row){.n_events = lengths[i]};
+        for (cache_state s = STATE_CACHED; s < STATES; s++)
+            for (int k = 0; k < n_news && can_reuse && wants[s]; k++)
+                if (news[k] < lengths[i] && *n < MAX_ROWS)
+                    rows[(*n)++] = (latency_row){
+                        .n_events = lengths[i], .n_new = news[k], .state = s, .is_cached = true};
+    }
+    return *n > 0
+               ? OK
+               : fail(ERR_USAGE, "--states %.40s: nothing of the history can be reused", a->states);
+}
+
+static status measure_all(const latency_args *a, const load_rig *rig) {
+    latency_row rows[MAX_ROWS];
+    int n;
+    TRY(list_rows(a, rig, rows, &n));
+    serve_floor f = serve_floor_measure(rig->e);
+    printf("%s, %s: %lld at a time, %lld requests a row, milliseconds; tokens "
+           "are of a request\n",
+           load_target_name(&a->load), a->load.server != NULL ? "over HTTP" : rig->info.device,
+           (long long)a->concurrency, (long long)a->n);
+    printf("%7s %6s  %-12s %8s %8s %8s %8s %8s %8s %8s %8s %8s %8s %8s", "history", "new", "cache",
+           "p50", "p90", "p95", "p99", "p99.9", "min", "max", "mean", "reused", "computed",
+           "L20 ms*");
+    if (f.byte_s > 0) printf(" %8s %7s", "floor**", "% of it");
+    printf("\n");
+    for (int i = 0; i < n; i++) {
+        TRY(measure(a, rig, &f, &rows[i]));
+        print_row(a, rig, &rows[i]);
+    }
+    printf("* NVIDIA's recsys-examples on an L20 with as many tokens: 8 layers, "
+           "width 1024, 4 heads x "
+           "256, bf16,\n  256 candidates, layers only; another model and no "
+           "embedding, head or "
+           "queue.\n");
+    if (f.byte_s > 0)
+        printf(
+            "** the least milliseconds of this work: products and attention at %.3g TFLOP/s, or "
+            "weights, pages\n   and catalogue at %.3g GB/s, as measured on the device; %% of it: "
+            "floor / p50.\n",
+            f.flop_s / 1e12, f.byte_s / 1e9);
+    return save(a, rig, rows, n);
+}
+
+/* --history: how far they grow. */
+static status run_growing(const latency_args *a) {
+    uint32_t lengths[MAX_ROWS] = {0};
+    int n = 0;
+    if (a->histories != NULL) TRY(read_list("--history", a->histories, lengths, &n));
+    growing_plan p = {.n_users = (uint32_t)a->concurrency,
+                      .n_requests = (uint32_t)a->growing,
+                      .n_events = lengths[0],
+                      .top_k = (uint32_t)a->load.top_k,
+                      .n_warmup = (uint32_t)a->warmup,
+                      .n_repeats = (uint32_t)(a->n > 0 ? a->n : GROWING_REPEATS),
+                      .seed = load_args_seed(&a->load)};
+    return show_growing(&a->load, &p);
+}
+
+static status run(const latency_args *given) {
+    latency_args own = *given;
+    const latency_args *a = &own;
+    if (a->growing > 0) return run_growing(a);
+    if (own.histories == NULL) own.histories = "64";
+    if (own.n == 0) own.n = 100;
+    load_rig rig;
+    status st = load_rig_open(&rig, &a->load, 600000);
+    if (st == OK) st = measure_all(a, &rig);
+    load_rig_close(&rig);
+    return st;
+}
+
+status bench_latency(int argc, char **argv) {
+    latency_args a = {.load = load_args_default(),
+                      .news = "1",
+                      .states = "cold,cached",
+                      .warmup = 2,
+                      .concurrency = 1};
+    bool is_help;
+    const arg_option options[] = {
+        OPT_TEXT("--history", &a.histories, "N,N,...", "Events per history (default 64)."),
+        OPT_TEXT("--new", &a.news, "N,N,...", "How many of them are not in the cache (default 1)."),
+        OPT_TEXT(
+            "--states", &a.states, "LIST",
+            "Cache states to measure. cold: nothing is cached; cached: all but the new events "
+            "(default: these two); host: cached in host memory and loaded; fp8: cached in 8 bits."),
+        OPT_INT("--n", &a.n, "N", 1, 1000000,
+                "Requests per row (default 100); with --growing, repeats (default 5)."),
+        OPT_INT("--growing", &a.growing, "R", 1, GROWING_MAX,
+                "Instead send R requests for each of --concurrency users at the same time; their "
+                "histories grow evenly to --history events (default: the longest that the model "
+                "reads), with the cache and without."),
+        OPT_INT("--warmup", &a.warmup, "N", 0, 1000000,
+                "Requests to send first and not count (default 2)."),
+        OPT_INT("--concurrency", &a.concurrency, "N", 1, 1024, "Concurrent requests (default 1)."),
+        OPT_INT("--candidates", &a.load.candidates, "N", 0, 65536,
+                "Rank this many items (default: 256 for a ranking model; a retrieval model "
+                "recommends)."),
+        OPT_INT("--top-k", &a.load.top_k, "K", 1, 1024, "Items to recommend (default 10)."),
+        OPT_TEXT("--server", &a.load.server, "URL",
+                 "Send the requests to this server (http://HOST:PORT)."),
+        OPT_INT("--items", &a.load.items, "N", 1, 1000000000,
+                "Without a RUN: use the item ids 1 to N (default 1000)."),
+        LOAD_ENGINE_OPTIONS(a.load),
+        OPT_INT("--seed", &a.load.seed, "N", 0, INT64_MAX / 2,
+                "Seed of the requests (default 1; with --server a new one in every run)."),
+        OPT_TEXT("--report-json", &a.load.report, "FILE", "Also write the report to FILE."),
+        {0},
+    };
+    const arg_spec spec = {
+        .usage = "hstu bench latency [RUN|ENGINE] [--server URL] [--history 64,256] [--new 1,16]",
+        .summary = "Measure the latency of single requests, each with the whole history of another "
+                   "user: cold, and with all but the newest events in the KV cache. Runs in "
+                   "process or over HTTP.",
+        .options = options,
+        .max_positional = 1,
+        .notes = "A latency means little without the state of the cache, so every row names it.\n"};
+    TRY(args_parse(&spec, argc, argv, &a.load.path, NULL, &is_help));
+    return is_help ? OK : run(&a);
+}

@@ -1,0 +1,554 @@
+/* hstu bench layers: the layers of a ranking request alone, as in NVIDIA's benchmark of its KV
+ * cache (8 layers, width 1024, 4 heads x 256, 256 candidates a user): of each user's history all
+ * but the newest tokens have their keys and values in pages.
+ *
+ * Before a row is timed, the whole history is computed without a cache, which fills the pages, and
+ * the rows of new tokens and candidates must come out the same with it, and in 16 bits nearly the
+ * same as in float32.  Two sets of inputs on disjoint pages are used in turn. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/half.h"
+#include "base/mem.h"
+#include "base/rng.h"
+#include "cli/bench/load.h"
+#include "nn/layer.h"
+
+enum { PAGE = 64, SETS = 2, POOL = 1 << 20, MAX_LAYERS = 64 };
+
+/* The rows of NVIDIA's benchmark.  Floors and goals are arithmetic for an H200 (products at 780 and
+ * 650, attention at 646 and 500 TFLOP/s). */
+static const layers_row rows[] = {
+    {.batch = 1, .length = 4096, .n_new = 4096, .floor = .95, .goal = 1.24},
+    {.batch = 1, .length = 4096, .n_new = 1024, .floor = .38, .goal = .53},
+    {.batch = 1, .length = 4096, .n_new = 128, .floor = .12, .goal = .21},
+    {.batch = 1, .length = 1024, .n_new = 128, .floor = .06, .goal = .135},
+    {.batch = 1, .length = 128, .n_new = 128, .floor = .04, .goal = .11},
+    {.batch = 8, .length = 4096, .n_new = 4096, .floor = 7.6, .goal = 9.5},
+    {.batch = 8, .length = 4096, .n_new = 1024, .floor = 3.0, .goal = 3.9},
+    {.batch = 8, .length = 4096, .n_new = 128, .floor = .97, .goal = 1.28},
+    {.batch = 8, .length = 1024, .n_new = 128, .floor = .49, .goal = .66},
+    {.batch = 8, .length = 128, .n_new = 128, .floor = .35, .goal = .48},
+};
+
+/* One way through the layers: the whole history, or what is new with the rest in pages. */
+typedef struct walk {
+    int32_t n_tokens, len; /* of all users, of one */
+    staged_i32 offsets, offsets_all, slot, table, n_targets;
+    sequences s;
+    void *in; /* (T, E) */
+} walk;
+
+typedef struct problem {
+    backend *be;
+    const layers_shape *shape;
+    layers_row *row;
+    nn_memory memory;
+    param_list params;
+    layer layers[MAX_LAYERS];
+    layer_acts acts;
+    void *hidden[2]; /* (T, E) */
+    char *pages;     /* [layer][page][K | V][token][head][dim] */
+    int32_t n_pages, user_pages;
+    walk whole[SETS], cached[SETS];
+    char *pool;       /* (POOL) random activations, on the host */
+    act_type rounded; /* the numbers of inputs are of this type, whatever that of the backend */
+    float *exact;     /* or NULL: the rows of set 0 in float32, on the host */
+} problem;
+
+static int32_t width_of(const problem *p) {
+    return p->shape->n_heads * p->shape->head_dim;
+}
+
+static bool has_cache(const problem *p) {
+    return p->row->n_new < p->row->length;
+}
+
+static float widen(act_type act, const char *at) {
+    uint16_t half;
+    float x;
+    if (act == ACT_F32) {
+        memcpy(&x, at, sizeof x);
+        return x;
+    }
+    memcpy(&half, at, sizeof half);
+    return act == ACT_BF16 ? half_bf16_to_float(half) : half_f16_to_float(half);
+}
+
+static status fill_pool(problem *p) {
+    size_t size = act_bytes(p->be->act);
+    rng_key key = rng_make_key((uint64_t)p->shape->seed, RNG_SYNTH);
+    TRY(nn_new_host(&p->memory, (void **)&p->pool, POOL, size));
+    for (uint64_t i = 0; i < POOL; i++) {
+        float x = 2 * rng_uniform(rng_draw64(key, i, 0).word[0]) - 1;
+        char rounded[sizeof x];
+        bench_put_act(p->rounded, rounded, x);
+        bench_put_act(p->be->act, p->pool + i * size, widen(p->rounded, rounded));
+    }
+    return OK;
+}
+
+/* Input row `token` of a user: somewhere in the pool. */
+static const char *input_row(const problem *p, int set, int32_t user, int32_t token) {
+    uint64_t at = (uint64_t)token * 4099 + (uint64_t)(user * SETS + set) * 77773;
+    uint64_t room = POOL - (uint64_t)width_of(p);
+    return p->pool + at % room * act_bytes(p->be->act);
+}
+
+/* Parameters that start as zeros: a product that forgets its bias would not show. */
+static status fill_biases(problem *p) {
+    rng_key key = rng_make_key((uint64_t)p->shape->seed, RNG_SYNTH);
+    for (int i = 0; i < p->params.n; i++) {
+        const param *b = &p->params.item[i];
+        float *x;
+        if (p->params.rule[i].kind != INIT_ZERO) continue;
+        TRY(MEM_NEW(&x, (size_t)b->n));
+        for (int64_t j = 0; j < b->n; j++)
+            x[j] = rng_uniform(rng_draw64(key, (uint64_t)j, 1 + (uint64_t)i).word[0]) - .5f;
+        status st = p->be->ops->copy_in(p->be, b->value, x, (size_t)b->n * sizeof *x);
+        mem_free(x);
+        TRY(st);
+    }
+    return OK;
+}
+
+static status make_layers(problem *p) {
+    const layers_shape *s = p->shape;
+    layer_config c = {.type = LAYER_HSTU, .hstu = hstu_layer_fused()};
+    c.hstu.dim = width_of(p);
+    c.hstu.n_heads = s->n_heads;
+    c.hstu.dim_qk = c.hstu.dim_v = s->head_dim;
+    c.hstu.eps = 1e-5f;
+    c.hstu.alpha = 1 / sqrtf((float)s->head_dim);
+    c.hstu.scale = 1 / (float)(p->row->length + s->n_candidates);
+    TRY(param_list_init(&p->params, &p->memory, 8 * s->n_layers));
+    for (int i = 0; i < s->n_layers; i++)
+        TRY(layer_add_params(&p->layers[i], &c, &p->params, &(layer_place){.index = i}));
+    TRY(param_list_start(&p->params, (uint64_t)s->seed));
+    TRY(fill_biases(p));
+    for (int i = 0; i < s->n_layers; i++)
+        TRY(hstu_layer_pack(&p->layers[i].hstu, &p->memory));
+    return OK;
+}
+
+static int64_t page_size(const problem *p) {
+    return 2 * PAGE * (int64_t)width_of(p);
+}
+
+/* Page i of a user: pages of all users and sets in no order. */
+static int32_t page_of(const problem *p, int set, int32_t user, int32_t i) {
+    int64_t n = ((int64_t)set * p->row->batch + user) * p->user_pages + i;
+    return (int32_t)(n * 7919 % p->n_pages);
+}
+
+static bool is_prime_to(int32_t a, int32_t b) {
+    while (b != 0) {
+        int32_t rest = a % b;
+        a = b;
+        b = rest;
+    }
+    return a == 1;
+}
+
+static status make_pages(problem *p) {
+    p->user_pages = (p->row->length + PAGE - 1) / PAGE;
+    p->n_pages = SETS * p->row->batch * p->user_pages;
+    while (!is_prime_to(7919, p->n_pages))
+        p->n_pages++;
+    int64_t n = (int64_t)p->shape->n_layers * p->n_pages * page_size(p);
+    return nn_new(&p->memory, (void **)&p->pages, n, act_bytes(p->be->act));
+}
+
+static status stage_walk(problem *p, walk *w) {
+    int32_t n = p->row->batch;
+    TRY(STAGED_NEW(&p->memory, &w->offsets, n + 1));
+    TRY(STAGED_NEW(&p->memory, &w->offsets_all, n + 1));
+    TRY(STAGED_NEW(&p->memory, &w->slot, w->n_tokens));
+    TRY(STAGED_NEW(&p->memory, &w->table, n * p->user_pages));
+    TRY(STAGED_NEW(&p->memory, &w->n_targets, n));
+    return nn_new_act(&p->memory, &w->in, w->n_tokens, width_of(p));
+}
+
+static status send_walk(problem *p, const walk *w) {
+    int32_t n = p->row->batch;
+    TRY(STAGED_SEND(p->be, &w->offsets, n + 1));
+    TRY(STAGED_SEND(p->be, &w->offsets_all, n + 1));
+    TRY(STAGED_SEND(p->be, &w->slot, w->n_tokens));
+    TRY(STAGED_SEND(p->be, &w->table, n * p->user_pages));
+    return STAGED_SEND(p->be, &w->n_targets, n);
+}
+
+/* The last n_new tokens of every history, then the candidates, which are not kept. */
+static status make_walk(problem *p, walk *w, int set, int32_t n_new, bool has_pages) {
+    const layers_row *r = p->row;
+    int32_t n_candidates = p->shape->n_candidates, all = r->length + n_candidates;
+    size_t row_bytes = (size_t)width_of(p) * act_bytes(p->be->act);
+    *w = (walk){.len = n_new + n_candidates, .n_tokens = r->batch * (n_new + n_candidates)};
+    TRY(stage_walk(p, w));
+    char *in;
+    TRY(mem_alloc((void **)&in, (size_t)w->n_tokens, row_bytes));
+    for (int32_t b = 0; b < r->batch; b++) {
+        w->offsets.host[b + 1] = (b + 1) * w->len;
+        w->offsets_all.host[b + 1] = (b + 1) * all;
+        w->n_targets.host[b] = n_candidates;
+        for (int32_t i = 0; i < p->user_pages; i++)
+            w->table.host[b * p->user_pages + i] = page_of(p, set, b, i);
+        for (int32_t i = 0; i < w->len; i++) {
+            int32_t token = all - w->len + i, at = b * w->len + i;
+            w->slot.host[at] =
+                token < r->length ? page_of(p, set, b, token / PAGE) * PAGE + token % PAGE : -1;
+            memcpy(in + (size_t)at * row_bytes, input_row(p, set, b, token), row_bytes);
+        }
+    }
+    status st = p->be->ops->copy_in(p->be, w->in, in, (size_t)w->n_tokens * row_bytes);
+    mem_free(in);
+    TRY(st);
+    w->s = (sequences){.n_sequences = r->batch,
+                       .n_tokens = w->n_tokens,
+                       .max_len = w->len,
+                       .len_bound = all,
+                       .offsets = w->offsets.device,
+                       .n_targets = w->n_targets.device};
+    if (has_pages)
+        w->s.kv = (kv_batch){.table = w->table.device,
+                             .offsets = w->offsets_all.device,
+                             .slot = w->slot.device,
+                             .page_len = PAGE,
+                             .max_pages = p->user_pages,
+                             .n_pages = p->n_pages,
+                             .max_len = all,
+                             .stride = page_size(p)};
+    return send_walk(p, w);
+}
+
+/* All layers; *out: the last hidden state. */
+static status go(problem *p, const walk *w, void **out) {
+    size_t size = act_bytes(p->be->act);
+    const void *x = w->in;
+    for (int i = 0; i < p->shape->n_layers; i++) {
+        const layer *l = &p->layers[i];
+        sequences s = w->s;
+        s.is_repeated = s.has_moments = i > 0;
+        if (s.kv.table != NULL) {
+            s.kv.k = p->pages + (size_t)i * (size_t)(p->n_pages * page_size(p)) * size;
+            s.kv.v = (char *)s.kv.k + (size_t)(PAGE * width_of(p)) * size;
+        }
+        TRY(l->kind->forward(l, &p->acts, p->be, &s, x, p->hidden[i % 2]));
+        x = *out = p->hidden[i % 2];
+    }
+    return OK;
+}
+
+/* A batch's last `len` rows of each user, of `all`, in one of the types. */
+typedef struct rows_view {
+    const char *data;
+    act_type act;
+    int32_t all;
+} rows_view;
+
+/* The error of got's rows against want's, by root mean square, relative. */
+static double compare(const problem *p, int32_t len, rows_view want, rows_view got) {
+    int32_t e = width_of(p);
+    double difference = 0, sum = 0;
+    for (int32_t b = 0; b < p->row->batch; b++) {
+        const char *at[2];
+        for (int side = 0; side < 2; side++) {
+            const rows_view *v = side == 0 ? &want : &got;
+            int64_t first = (int64_t)b * v->all + v->all - len;
+            at[side] = v->data + (size_t)(first * e) * act_bytes(v->act);
+        }
+        for (int64_t i = 0; i < (int64_t)len * e; i++) {
+            double x = widen(want.act, at[0] + (size_t)i * act_bytes(want.act));
+            double d = widen(got.act, at[1] + (size_t)i * act_bytes(got.act)) - x;
+            difference += d * d;
+            sum += x * x;
+        }
+    }
+    return sum > 0 ? sqrt(difference / sum) : NAN;
+}
+
+static status read_rows(const problem *p, const void *from, int64_t n_rows, char **out) {
+    size_t bytes = (size_t)n_rows * (size_t)width_of(p) * act_bytes(p->be->act);
+    TRY(mem_alloc((void **)out, bytes, 1));
+    return p->be->ops->copy_out(p->be, *out, from, bytes);
+}
+
+static status judge(const problem *p, const char *with, double error, double limit) {
+    if (error <= limit) return OK;
+    return fail(ERR_NUMERIC,
+                "batch %d, %d tokens, %d of them new: %s results are off by %.2g of their values, "
+                "more than %.2g: not timed",
+                p->row->batch, p->row->length, p->row->n_new, with, error, limit);
+}
+
+/* Fills the pages of a set and compares. */
+static status check_set(problem *p, int set) {
+    static const double limits[] = {[ACT_F32] = 1e-5, [ACT_BF16] = 1.5e-2, [ACT_F16] = 2e-3};
+    static const double inexact[] = {[ACT_F32] = 0, [ACT_BF16] = 2e-2, [ACT_F16] = 4e-3};
+    act_type act = p->be->act;
+    char *whole = NULL, *cached = NULL;
+    void *out = NULL;
+    int32_t all = p->row->length + p->shape->n_candidates, len = p->cached[0].len;
+    bool has_exact = set == 0 && p->exact != NULL;
+    status st = go(p, &p->whole[set], &out);
+    if (st == OK) st = read_rows(p, out, p->whole[set].n_tokens, &whole);
+    if (st == OK) st = go(p, &p->cached[set], &out);
+    if (st == OK) st = read_rows(p, out, p->cached[set].n_tokens, &cached);
+    rows_view got = {cached, act, len}, exact = {(const char *)p->exact, ACT_F32, all};
+    if (st == OK) p->row->error = compare(p, len, (rows_view){whole, act, all}, got);
+    if (st == OK && has_exact) p->row->error_exact = compare(p, len, exact, got);
+    mem_free(whole);
+    mem_free(cached);
+    TRY(st);
+    TRY(judge(p, "with the cache", p->row->error, limits[act]));
+    return has_exact ? judge(p, "against float32", p->row->error_exact, inexact[act]) : OK;
+}
+
+/* All that a walk needs but its inputs. */
+static status make_room(problem *p) {
+    const layers_row *r = p->row;
+    int64_t n_tokens = (int64_t)r->batch * (r->length + p->shape->n_candidates);
+    nn_room room = {.memory = &p->memory, .max_tokens = n_tokens, .max_users = r->batch};
+    TRY(fill_pool(p));
+    TRY(make_layers(p));
+    TRY(make_pages(p));
+    TRY(p->layers[0].kind->alloc(&p->acts, &p->layers[0], NULL, &room));
+    for (int i = 0; i < 2; i++)
+        TRY(nn_new_act(&p->memory, &p->hidden[i], n_tokens, width_of(p)));
+    return OK;
+}
+
+static void problem_init(problem *p, backend *be, const layers_shape *shape, layers_row *row) {
+    p->be = be;
+    p->shape = shape;
+    p->row = row;
+    p->rounded = be->act;
+    nn_memory_init(&p->memory, be);
+}
+
+/* *out: all rows of set 0 in float32, without pages, from the same inputs and weights; the caller
+ * frees them. */
+static status compute_exact(backend *be, const layers_shape *shape, layers_row *row, float **out) {
+    problem *p;
+    act_type act = be->act;
+    void *last = NULL;
+    char *all = NULL;
+    *out = NULL;
+    if (act == ACT_F32) return OK;
+    TRY(MEM_NEW(&p, 1));
+    problem_init(p, be, shape, row);
+    status st = be->ops->set_precision(be, ACT_F32, false);
+    if (st == OK) st = make_room(p);
+    if (st == OK) st = make_walk(p, &p->whole[0], 0, row->length, false);
+    if (st == OK) st = go(p, &p->whole[0], &last);
+    if (st == OK) st = read_rows(p, last, p->whole[0].n_tokens, &all);
+    nn_memory_fini(&p->memory);
+    mem_free(p);
+    *out = (float *)(void *)all;
+    status back = be->ops->set_precision(be, act, false);
+    return st != OK ? st : back;
+}
+
+static status make_problem(problem *p) {
+    const layers_row *r = p->row;
+    TRY(make_room(p));
+    for (int set = 0; set < SETS; set++) {
+        TRY(make_walk(p, &p->whole[set], set, r->length, true));
+        TRY(make_walk(p, &p->cached[set], set, r->n_new, has_cache(p)));
+        TRY(check_set(p, set));
+    }
+    return OK;
+}
+
+static status timed(void *ctx, int i) {
+    problem *p = ctx;
+    void *out;
+    return go(p, &p->cached[i % SETS], &out);
+}
+
+/* Products 2 E (4 E + E) a token and layer; attention 4 E for each pair of query and key. */
+static double count_flops(const layers_shape *s, const layers_row *r) {
+    double e = (double)s->n_heads * s->head_dim, cached = r->length - r->n_new;
+    double tokens = r->n_new + s->n_candidates;
+    double pairs =
+        r->n_new * (cached + (r->n_new + 1) / 2.0) + (double)s->n_candidates * (r->length + 1);
+    return r->batch * (double)s->n_layers * (tokens * 10 * e * e + pairs * 4 * e);
+}
+
+status layers_measure(backend *be, const layers_shape *shape, layers_row *row) {
+    problem *p;
+    if (row->n_new > row->length)
+        return fail(ERR_USAGE, "%d new tokens of a history of %d", row->n_new, row->length);
+    TRY(MEM_NEW(&p, 1));
+    problem_init(p, be, shape, row);
+    row->flops = count_flops(shape, row);
+    row->error_exact = NAN;
+    uint64_t key = (uint64_t)row->batch << 48 ^ (uint64_t)row->length << 24 ^ (uint64_t)row->n_new;
+    status st = compute_exact(be, shape, row, &p->exact);
+    if (st == OK) st = make_problem(p);
+    if (st == OK) st = timing_plain(be, timed, p, &row->plain);
+    if (st == OK) st = timing_replay(be, key, timed, p, &row->replay);
+    nn_memory_fini(&p->memory);
+    mem_free(p->exact);
+    mem_free(p);
+    return st;
+}
+
+static bool is_benchmark(const layers_shape *s) {
+    return s->n_layers == 8 && s->n_heads == 4 && s->head_dim == 256 && s->n_candidates == 256;
+}
+
+typedef struct bench_args {
+    const char *device;
+    int act;
+    int64_t n_layers, n_heads, dim, n_candidates, batch, length, n_new, seed;
+    bool is_json;
+    backend *be;
+} bench_args;
+
+static double best_of(const layers_row *r) {
+    return isnan(r->replay) ? r->plain : r->replay;
+}
+
+/* How much of the speed that is possible. */
+static double percent_of_floor(const layers_row *r) {
+    return 100 * r->floor / (best_of(r) * 1e3);
+}
+
+static status print_json(const bench_args *a, const layers_row *r) {
+    json_line line;
+    json_writer *w = bench_json_open(&line, "layers", a->be);
+    json_key_int(w, "batch", r->batch);
+    json_key_int(w, "length", r->length);
+    json_key_int(w, "new", r->n_new);
+    json_key_int(w, "candidates", a->n_candidates);
+    json_key_double(w, "error", r->error);
+    if (!isnan(r->error_exact)) json_key_double(w, "error_float32", r->error_exact);
+    json_key_double(w, "ms", r->plain * 1e3);
+    if (!isnan(r->replay)) json_key_double(w, "replay_ms", r->replay * 1e3);
+    json_key_double(w, "tflops", r->flops / best_of(r) / 1e12);
+    if (!isnan(r->l20)) json_key_double(w, "l20_ms", r->l20);
+    if (!isnan(r->goal)) {
+        json_key_double(w, "floor_ms", r->floor);
+        json_key_double(w, "percent_of_floor", percent_of_floor(r));
+        json_key_double(w, "goal_ms", r->goal);
+    }
+    return json_line_print(&line);
+}
+
+static void print_cell(double x, const char *format) {
+    if (isnan(x))
+        printf(" %8s", "-");
+    else
+        printf(format, x);
+}
+
+static void print_text(const layers_row *r) {
+    printf("%5d %6d %5d %8.4f", r->batch, r->length, r->n_new, r->plain * 1e3);
+    print_cell(r->replay * 1e3, " %8.4f");
+    printf(" %8.1f %8.1e", r->flops / best_of(r) / 1e12, r->error);
+    print_cell(r->error_exact, " %8.1e");
+    print_cell(percent_of_floor(r), " %8.0f");
+    print_cell(r->goal, " %8.3f");
+    print_cell(best_of(r) * 1e3 / r->goal, " %8.2f");
+    print_cell(r->l20, " %8.2f");
+    print_cell(r->l20 / (best_of(r) * 1e3), " %8.1f");
+    printf("\n");
+    (void)fflush(stdout);
+}
+
+static void print_head(const bench_args *a) {
+    show_style style = show_stdout_style();
+    printf("%d HSTU layers, %d heads x %d, %d candidates a user, on %s in %s\n\n", (int)a->n_layers,
+           (int)a->n_heads, (int)a->dim, (int)a->n_candidates, bench_device(a->be),
+           work_dtypes[a->be->act]);
+    printf("%s%5s %6s %5s %8s %8s %8s %8s %8s %8s %8s %8s %8s %8s%s\n", style.bold, "batch",
+           "length", "new", "ms", "replay", "TFLOP/s", "error", "float32", "% floor", "goal",
+           "x goal", "L20 ms", "x L20", style.plain);
+}
+
+static status measure(const bench_args *a, const layers_shape *shape, layers_row *row) {
+    TRY(layers_measure(a->be, shape, row));
+    if (a->is_json) return print_json(a, row);
+    print_text(row);
+    return OK;
+}
+
+static status run_on(bench_args *a) {
+    layers_shape shape = {.n_layers = (int32_t)a->n_layers,
+                          .n_heads = (int32_t)a->n_heads,
+                          .head_dim = (int32_t)a->dim,
+                          .n_candidates = (int32_t)a->n_candidates,
+                          .seed = a->seed};
+    bool is_known = false, is_named = a->batch > 0 && a->length > 0 && a->n_new > 0;
+    if (!a->is_json) print_head(a);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        layers_row row = rows[i];
+        if ((a->batch > 0 && a->batch != row.batch) || (a->length > 0 && a->length != row.length) ||
+            (a->n_new > 0 && a->n_new != row.n_new))
+            continue;
+        row.l20 = load_l20_ms(row.batch, row.length, row.n_new);
+        if (!is_benchmark(&shape)) row.l20 = row.floor = row.goal = NAN;
+        is_known = true;
+        TRY(measure(a, &shape, &row));
+    }
+    if (is_known) return OK;
+    if (!is_named)
+        return fail(ERR_USAGE, "no such row; --batch, --length and --new together name any");
+    layers_row row = {.batch = (int32_t)a->batch,
+                      .length = (int32_t)a->length,
+                      .n_new = (int32_t)a->n_new,
+                      .floor = NAN,
+                      .goal = NAN,
+                      .l20 = NAN};
+    return measure(a, &shape, &row);
+}
+
+static status run(bench_args *a) {
+    work w;
+    TRY(bench_open(&w, a->device, a->act, false));
+    a->be = w.be;
+    status st = run_on(a);
+    work_close(&w);
+    return st;
+}
+
+status bench_layers(int argc, char **argv) {
+    bench_args a = {.device = "auto",
+                    .act = ACT_BF16,
+                    .n_layers = 8,
+                    .n_heads = 4,
+                    .dim = 256,
+                    .n_candidates = 256,
+                    .seed = 1};
+    bool is_help;
+    const arg_option options[] = {
+        OPT_TEXT("--device", &a.device, "DEVICE", WORK_DEVICES),
+        OPT_CHOICE("--dtype", &a.act, "TYPE", work_dtypes, BENCH_DTYPES),
+        OPT_INT("--batch", &a.batch, "B", 1, 4096, "Users per batch."),
+        OPT_INT("--length", &a.length, "L", 1, 1 << 17, "Tokens per history."),
+        OPT_INT("--new", &a.n_new, "N", 1, 1 << 17, "How many of them are not cached."),
+        OPT_INT("--candidates", &a.n_candidates, "C", 0, 1 << 16,
+                "Candidates per user (default 256)."),
+        OPT_INT("--layers", &a.n_layers, "N", 1, 64, "Layers (default 8)."),
+        OPT_INT("--heads", &a.n_heads, "H", 1, 64, "Heads (default 4)."),
+        OPT_INT("--dim", &a.dim, "D", 1, 256, "Head dimension (default 256)."),
+        OPT_INT("--seed", &a.seed, "S", 1, INT64_MAX, "Seed of weights and inputs (default 1)."),
+        OPT_FLAG("--json", &a.is_json, "Print one JSON object per row."),
+        {0},
+    };
+    const arg_spec spec = {
+        .usage = "hstu bench layers [options]",
+        .summary =
+            "Measure the layers of ranking requests when most keys and values of the histories are "
+            "cached, after comparing the results with those without a cache. Measures the shapes "
+            "of NVIDIA's benchmark, or the one that --batch, --length and --new name.",
+        .options = options,
+        .notes =
+            "error: with the cache against without it; float32: against float32. % floor: share of "
+            "the speed at which an H200 would compute nothing but products and attention (780 and "
+            "646 TFLOP/s). goal: our target. L20: NVIDIA's published time on that GPU."};
+    status st = args_parse(&spec, argc, argv, NULL, NULL, &is_help);
+    return st == OK && !is_help ? run(&a) : st;
+}

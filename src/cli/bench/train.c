@@ -1,0 +1,565 @@
+/* hstu bench train: the check of the gradient, the measured steps, the page of figures, from top to
+ * bottom (contract: train.h). */
+#include "cli/bench/train.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "cli/bench/bench.h"
+#include "data/synth/synth.h"
+#include "nn/dynamic.h"
+#include "profile/peak.h"
+#include "train/loop/generated.h"
+#include "train/loop/trainer_step.h"
+
+enum { PIECE = 1 << 14, FEW_USERS = 2, MORE_STEPS = 2 };
+
+/* Above this product of parameters and events in the batch only two users are checked: the check
+ * takes three passes and copies the gradient to the host. */
+static const double LARGE = 1e12;
+
+/* Length of the step: short enough that few ReLUs change sides, long enough that the losses differ
+ * by more than their rounding. */
+static const double STEP_F32 = 5e-5, STEP_HALF = 1e-3;
+
+/* float16: gradients of a mean over many positions would vanish. */
+static const double LOSS_SCALE_F16 = 1024;
+
+typedef struct slope {
+    session *s;
+    batch b;
+    uint64_t seed;
+    float **value, **grad; /* (n_params), (n) each: host */
+    double square;         /* |g|^2 */
+} slope;
+
+static batch choose_users(const session *s, const batch *b) {
+    batch few = *b;
+    if (b->n_users <= FEW_USERS || (double)model_n_numbers(s->model) * (double)b->n_tokens <= LARGE)
+        return few;
+    few.n_users = FEW_USERS;
+    few.n_tokens = b->offsets[FEW_USERS];
+    return few;
+}
+
+/* The mean loss, and the gradients of `scale` times it. */
+static status slope_run(slope *p, double scale, double *loss) {
+    int64_t n = model_count_loss(p->s->model, &p->b);
+    model_step at = {.seed = p->seed, .step = 1};
+    at.grad_scale = (float)(scale / (double)n);
+    TRY(pass_train(p->s->train, &p->b, &at, NULL));
+    TRY(pass_take_loss(p->s->train, loss));
+    dynamic_forget(model_tables(p->s->model)); /* only parameters are moved here */
+    *loss /= (double)n;
+    return OK;
+}
+
+/* Values and gradients to the host. */
+static status slope_fetch(slope *p, double scale) {
+    backend *be = p->s->be;
+    for (int i = 0; i < p->s->n_params; i++) {
+        const param *x = &p->s->params[i];
+        TRY(be->ops->copy_out(be, p->value[i], x->value, (size_t)x->n * sizeof(float)));
+        TRY(be->ops->copy_out(be, p->grad[i], x->grad, (size_t)x->n * sizeof(float)));
+        for (int64_t k = 0; k < x->n; k++) {
+            p->grad[i][k] = (float)((double)p->grad[i][k] / scale);
+            p->square += (double)p->grad[i][k] * (double)p->grad[i][k];
+        }
+    }
+    return OK;
+}
+
+/* The parameters become value + by * grad. */
+static status slope_move(slope *p, double by) {
+    float piece[PIECE];
+    backend *be = p->s->be;
+    for (int i = 0; i < p->s->n_params; i++) {
+        const param *x = &p->s->params[i];
+        for (int64_t at = 0; at < x->n; at += PIECE) {
+            int64_t n = x->n - at < PIECE ? x->n - at : PIECE;
+            const float *value = p->value[i] + at, *grad = p->grad[i] + at;
+            for (int64_t k = 0; k < n; k++)
+                piece[k] = (float)((double)value[k] + by * (double)grad[k]);
+            TRY(be->ops->copy_in(be, x->value + at, piece, (size_t)n * sizeof *piece));
+        }
+    }
+    return OK;
+}
+
+/* Clears the gradients and the marks of touched rows that the passes left. */
+static status slope_clear(slope *p) {
+    backend *be = p->s->be;
+    for (int i = 0; i < p->s->n_params; i++) {
+        const param *x = &p->s->params[i];
+        TRY(be->ops->zero(be, x->grad, (size_t)x->n * sizeof *x->grad));
+        if (x->marks != NULL)
+            TRY(be->ops->zero(be, x->marks, (size_t)x->shape[0] * sizeof *x->marks));
+    }
+    return OK;
+}
+
+/* How far the slope over a step of length `step` to either side is from |g|. */
+static status slope_measure(slope *p, double step, double *error) {
+    double up = 0, down = 0, by = step / sqrt(p->square);
+    TRY(slope_move(p, by));
+    TRY(slope_run(p, 0, &up));
+    TRY(slope_move(p, -by));
+    TRY(slope_run(p, 0, &down));
+    TRY(slope_move(p, 0));
+    TRY(slope_clear(p));
+    *error = fabs((up - down) / (2 * by) / p->square - 1);
+    return OK;
+}
+
+/* A ReLU that changes sides within the step bends the loss of a small model; over a shorter step it
+ * does not, whereas a wrong gradient is wrong over any. */
+static status slope_compare(slope *p, slope_result *out) {
+    double here, step;
+    bool is_half = p->s->be->act != ACT_F32;
+    double scale = p->s->be->act == ACT_F16 ? LOSS_SCALE_F16 : 1;
+    TRY(slope_run(p, scale, &here));
+    TRY(slope_fetch(p, scale));
+    out->allowed = is_half ? .25 : .05;
+    step = is_half ? STEP_HALF : STEP_F32;
+    TRY(slope_measure(p, step, &out->error));
+    for (int i = 0; i < MORE_STEPS && !is_half && !(out->error < out->allowed); i++)
+        TRY(slope_measure(p, step /= 2, &out->error));
+    out->n_users = p->b.n_users;
+    if (out->error < out->allowed) return OK;
+    return fail(ERR_NUMERIC,
+                "the gradient does not fit the loss: the slope along it differs by %.1f %%, and "
+                "%.0f %% are allowed",
+                100 * out->error, 100 * out->allowed);
+}
+
+static status slope_alloc(slope *p) {
+    TRY(MEM_NEW(&p->value, (size_t)p->s->n_params));
+    TRY(MEM_NEW(&p->grad, (size_t)p->s->n_params));
+    for (int i = 0; i < p->s->n_params; i++) {
+        TRY(MEM_NEW_RAW(&p->value[i], (size_t)p->s->params[i].n));
+        TRY(MEM_NEW_RAW(&p->grad[i], (size_t)p->s->params[i].n));
+    }
+    return OK;
+}
+
+status slope_check(session *s, const batch *b, uint64_t seed, slope_result *out) {
+    slope p = {.s = s, .b = choose_users(s, b), .seed = seed};
+    *out = (slope_result){0};
+    status st = slope_alloc(&p);
+    if (st == OK) st = slope_compare(&p, out);
+    for (int i = 0; i < s->n_params; i++) {
+        if (p.value != NULL) mem_free(p.value[i]);
+        if (p.grad != NULL) mem_free(p.grad[i]);
+    }
+    mem_free(p.value);
+    mem_free(p.grad);
+    return st;
+}
+
+/* Steps before the clock starts.  A GPU records a step for each size of batch it meets, so it needs
+ * more of them. */
+enum { N_WARM_CPU = 3, N_WARM_GPU = 24 };
+
+/* Training, one step after the other. */
+typedef struct bench_loop {
+    session s;
+    trainer *t;
+    /* of the steps since the clock started */
+    flops sum;
+    double seconds;
+} bench_loop;
+
+static void add_flops(void *ctx, const batch *b) {
+    bench_loop *l = ctx;
+    flops f = flops_of_batch(l->s.config, l->s.limits.n_context, b, true), *to = &l->sum;
+    to->uvqk += f.uvqk;
+    to->attention += f.attention;
+    to->projection += f.projection;
+    to->input += f.input;
+    to->head += f.head;
+    to->n_tokens += f.n_tokens;
+    to->n_loss += f.n_loss;
+}
+
+static status loop_open(bench_loop *l, const config *c, const seq_file *data, backend *be,
+                        int64_t n_steps) {
+    trainer_steps steps = {
+        .seed = 1, .n_steps = (uint64_t)(N_WARM_GPU + n_steps), .on_batch = add_flops, .ctx = l};
+    *l = (bench_loop){0};
+    TRY(session_open(&l->s, c, data, be));
+    return trainer_create(&l->t, &l->s, &steps);
+}
+
+static void loop_close(bench_loop *l) {
+    trainer_destroy(l->t);
+    session_close(&l->s);
+}
+
+static status do_steps(bench_loop *l, int64_t n_steps) {
+    bool is_last;
+    l->sum = (flops){0};
+    uint64_t start = clock_ns();
+    for (int64_t i = 0; i < n_steps; i++)
+        TRY(trainer_step(l->t, &is_last));
+    TRY(trainer_settle(l->t));
+    TRY(l->s.be->ops->sync(l->s.be));
+    l->seconds = (double)(clock_ns() - start) / 1e9;
+    return OK;
+}
+
+static status check_gradient(bench_loop *l, slope_result *out) {
+    uint64_t seed = clock_ns();
+    batcher_config bc = session_train_batches(&l->s, session_split(l->s.config, false), 1);
+    batcher *batches;
+    const batch *b;
+    TRY(model_init(l->s.model, seed));
+    TRY(batcher_create(&batches, l->s.data, &bc));
+    status st = batcher_next(batches, &b);
+    if (st == OK) st = slope_check(&l->s, b, seed, out);
+    batcher_destroy(batches);
+    return st;
+}
+
+static double count_mb(const bench_loop *l) {
+    uint64_t of_session = session_memory_bytes(&l->s); /* with the activations of its pass */
+    uint64_t of_tables = (uint64_t)dynamic_bytes(model_tables(l->s.model));
+    return (double)(of_session + of_tables + optimizer_bytes(trainer_optimizer(l->t))) / 1e6;
+}
+
+static void take_speed(const bench_loop *l, int64_t n_steps, train_bench_result *r) {
+    double n = (double)n_steps;
+    const flops *f = &l->sum;
+    r->tokens_per_s = (double)f->n_tokens / l->seconds;
+    r->tokens_per_step = (double)f->n_tokens / n;
+    r->ms_per_step = l->seconds * 1e3 / n;
+    r->speed = flops_layers(f) / l->seconds;
+    r->step = (flops){.uvqk = f->uvqk / n,
+                      .attention = f->attention / n,
+                      .projection = f->projection / n,
+                      .input = f->input / n,
+                      .head = f->head / n};
+    r->n_context = l->s.limits.n_context;
+    r->model_mb = count_mb(l);
+}
+
+static int compare_time(const void *a, const void *b) {
+    const timed_op *x = a, *y = b;
+    return (x->ns < y->ns) - (x->ns > y->ns);
+}
+
+static void take_shares(const bench_loop *l, train_bench_result *r) {
+    int n;
+    const timed_op *all = timed_ops(l->s.be, &n);
+    for (int i = 0; i < n; i++)
+        if (all[i].n_calls > 0) r->op[r->n_ops++] = all[i];
+    qsort(r->op, (size_t)r->n_ops, sizeof r->op[0], compare_time);
+    r->total_ms = l->seconds * 1e3;
+}
+
+/* Recording does not change how long kernels run, but it changes the gaps between them.  So the
+ * kernels' time is compared with that of the steps without recording. */
+static status take_busy(int64_t n_steps, train_bench_result *r) {
+    TRY(busy_end(&r->busy));
+    if (!r->busy.is_known) return OK;
+    double ms = (double)r->busy.kernel_busy_ns / 1e6 / (double)n_steps;
+    r->idle = fmax(0, 1 - ms / r->ms_per_step);
+    return OK;
+}
+
+static bool is_cpu(const backend *be) {
+    return strcmp(be->name, "cpu") == 0;
+}
+
+typedef enum { FOR_SPEED, FOR_BUSY, FOR_SHARES } purpose;
+
+/* Draws the weights, for FOR_SPEED within the gradient check. */
+static status begin(bench_loop *l, purpose why, train_bench_result *r) {
+    if (why == FOR_SPEED) return check_gradient(l, &r->slope);
+    /* Records must begin before any step is recorded as a graph: busy.h. */
+    if (why == FOR_BUSY) TRY(busy_begin());
+    return model_init(l->s.model, 1);
+}
+
+static status warm_up(bench_loop *l, purpose why) {
+    backend *be = l->s.be;
+    TRY(do_steps(l, is_cpu(be) || why == FOR_SHARES ? N_WARM_CPU : N_WARM_GPU));
+    if (why == FOR_SHARES) timed_reset(be);
+    return why == FOR_BUSY ? busy_begin() : OK;
+}
+
+static status take(const bench_loop *l, purpose why, int64_t n_steps, train_bench_result *r) {
+    if (why == FOR_BUSY) return take_busy(n_steps, r);
+    if (why == FOR_SPEED)
+        take_speed(l, n_steps, r);
+    else
+        take_shares(l, r);
+    return OK;
+}
+
+/* Runs steps for one purpose, with a model of their own. */
+static status measure_on(const config *c, const seq_file *data, backend *be, purpose why,
+                         int64_t n_steps, train_bench_result *r) {
+    bench_loop l;
+    status st = loop_open(&l, c, data, be, n_steps);
+    if (st == OK) st = begin(&l, why, r);
+    if (st == OK) st = warm_up(&l, why);
+    if (st == OK) st = do_steps(&l, n_steps);
+    if (st == OK) st = take(&l, why, n_steps, r);
+    loop_close(&l);
+    return st;
+}
+
+static status measure_shares(const config *c, const seq_file *data, backend *be, int64_t n_steps,
+                             train_bench_result *r) {
+    backend *timed;
+    if (!is_cpu(be)) TRY(measure_on(c, data, be, FOR_BUSY, n_steps, r));
+    TRY(timed_create(&timed, be));
+    status st = measure_on(c, data, timed, FOR_SHARES, n_steps, r);
+    backend_destroy(timed);
+    return st;
+}
+
+/* Only the first model's log lines are shown: the others say the same. */
+status train_bench_run(const config *c, const seq_file *data, backend *be, int64_t n_steps,
+                       train_bench_result *out) {
+    log_level level = log_get_level();
+    struct rusage usage;
+    *out = (train_bench_result){.idle = NAN};
+    TRY(measure_on(c, data, be, FOR_SPEED, n_steps, out));
+    if (getrusage(RUSAGE_SELF, &usage) == 0) out->peak_mb = (double)usage.ru_maxrss / 1e3;
+    TRY(peak_measure(be, &out->peak));
+    if (level < LOG_WARN) log_set_level(LOG_WARN);
+    status st = measure_shares(c, data, be, n_steps, out);
+    log_set_level(level);
+    return st;
+}
+
+status train_bench_data(seq_file **out, const config *c, pool *p) {
+    synth_config world = {.n_users = 6040, .n_items = 3883, .mean_len = 165, .seed = 1};
+    return c->is_benchmark ? generated_open(out, c, p) : synth_open(out, &world, p);
+}
+
+/* Rows of the table of kernels. */
+enum { N_KERNELS = 16 };
+
+typedef struct bench_args {
+    const char *file, *data, *device;
+    arg_list overrides;
+    int64_t n_steps;
+    bool is_json, is_deterministic;
+} bench_args;
+
+static void write_flops(json_writer *j, const flops *f) {
+    json_key(j, "flop_per_step");
+    json_object_open(j);
+    json_key_double(j, "layers", flops_layers(f));
+    json_key_double(j, "uvqk", f->uvqk);
+    json_key_double(j, "attention", f->attention);
+    json_key_double(j, "projection", f->projection);
+    json_key_double(j, "input", f->input);
+    json_key_double(j, "head", f->head);
+    json_object_close(j);
+}
+
+static void write_result(json_writer *j, const bench_args *a, const config *c, const work *w,
+                         const train_bench_result *r) {
+    json_key_string(j, "bench", "train");
+    json_key_string(j, "config", c->file);
+    json_key_string(j, "device", w->be->name);
+    json_key_bool(j, "deterministic", a->is_deterministic);
+    json_key_string(j, "type", work_dtypes[w->be->act]);
+    json_key_int(j, "threads", pool_n_threads(w->workers));
+    json_key_double(j, "tokens_per_s", r->tokens_per_s);
+    json_key_double(j, "ms_per_step", r->ms_per_step);
+    json_key_double(j, "tokens_per_step", r->tokens_per_step);
+    write_flops(j, &r->step);
+    json_key_double(j, "tflop_per_s", r->speed / 1e12);
+    json_key_double(j, "peak_tflop_per_s", r->peak / 1e12);
+    json_key_double(j, "part_of_peak", r->speed / r->peak);
+    if (!isnan(r->idle)) json_key_double(j, "idle", r->idle);
+    if (r->busy.is_known)
+        json_key_double(j, "busy_ms", (double)r->busy.kernel_busy_ns / 1e6 / (double)a->n_steps);
+    json_key_double(j, "gradient_error", r->slope.error);
+    json_key_int(j, "gradient_users", r->slope.n_users);
+    json_key_double(j, "model_mb", r->model_mb);
+    json_key_double(j, "peak_mb", r->peak_mb);
+    json_key(j, "ops");
+    json_object_open(j);
+    for (int i = 0; i < r->n_ops; i++)
+        json_key_double(j, r->op[i].name, (double)r->op[i].ns / 1e6 / r->total_ms);
+    json_object_close(j);
+    if (!r->busy.is_known) return;
+    json_key(j, "kernels");
+    json_object_open(j);
+    for (int i = 0; i < r->busy.n_top; i++)
+        json_key_double(j, r->busy.top[i].name,
+                        (double)r->busy.top[i].ns / 1e6 / (double)a->n_steps);
+    json_object_close(j);
+}
+
+static status print_json(const bench_args *a, const config *c, const work *w,
+                         const train_bench_result *r) {
+    json_line line;
+    write_result(json_line_open(&line), a, c, w, r);
+    return json_line_print(&line);
+}
+
+/* 6.389e13 as "63.89 T". */
+static const char *show_flop(char *text, double flop) {
+    static const char *const units[] = {"M", "G", "T", "P"};
+    int u = 0;
+    for (flop /= 1e6; flop >= 1000 && u < 3; u++)
+        flop /= 1000;
+    snprintf(text, SHOW_BYTES, "%.*f %s", flop < 100 ? 2 : 1, flop, units[u]);
+    return text;
+}
+
+/* Which tokens go through the layers. */
+static const char *token_kinds(const config *c, int n_context) {
+    if (c->task == TASK_RANKING)
+        return n_context > 0 ? "contextual, items, actions" : "items, actions";
+    return n_context > 0 ? "contextual, items" : "items";
+}
+
+static void print_flops(const train_bench_result *r) {
+    char text[5][SHOW_BYTES], speed[SHOW_BYTES + 8], step[SHOW_BYTES + 8];
+    const flops *f = &r->step;
+    snprintf(speed, sizeof speed, "%sFLOP/s", show_flop(text[0], r->speed));
+    snprintf(step, sizeof step, "%sFLOP", show_flop(text[0], flops_layers(f)));
+    printf("  Speed       %14s   %.1f %% of the %sFLOP/s of a large product here\n", speed,
+           100 * r->speed / r->peak, show_flop(text[0], r->peak));
+    printf("  Work        %14s   a step: uvqk %s, attention %s (causal half), projection %s; input "
+           "and head, %s, not counted\n",
+           step, show_flop(text[1], f->uvqk), show_flop(text[2], f->attention),
+           show_flop(text[3], f->projection), show_flop(text[4], f->input + f->head));
+}
+
+static void print_idle(const bench_args *a, const train_bench_result *r) {
+    double ms = (double)r->busy.kernel_busy_ns / 1e6 / (double)a->n_steps;
+    if (r->busy.is_known)
+        printf("  GPU idle    %12.1f %%   of the loop: it computed for %.2f ms a step, in %.0f "
+               "kernels%s\n",
+               100 * r->idle, ms, (double)r->busy.n_kernels / (double)a->n_steps,
+               r->busy.n_lost > 0 ? " at least" : "");
+    else if (r->busy.reason[0] != '\0')
+        printf("  GPU idle    %14s   %s\n", "not known", r->busy.reason);
+}
+
+static void print_speed(const bench_args *a, const config *c, const train_bench_result *r) {
+    char text[SHOW_BYTES];
+    printf("  Tokens/s    %14s\n", show_count(text, (uint64_t)r->tokens_per_s));
+    printf("  Step        %11.2f ms   %.0f tokens (%s), mean of %" PRId64 " steps\n",
+           r->ms_per_step, r->tokens_per_step, token_kinds(c, r->n_context), a->n_steps);
+    print_flops(r);
+    print_idle(a, r);
+    printf("  Memory      %11.0f MB   parameters, their state, activations; %.0f MB peak of the "
+           "process\n\n",
+           r->model_mb, r->peak_mb);
+}
+
+static void print_shares(const bench_args *a, const train_bench_result *r,
+                         const show_style *style) {
+    char bar[SHOW_BYTES];
+    double other = r->total_ms, largest = r->n_ops > 0 ? (double)r->op[0].ns / 1e6 : 1;
+    printf("%s  %-18s %9s %7s %7s%s\n", style->bold, "op", "ms/step", "share", "calls",
+           style->plain);
+    for (int i = 0; i < r->n_ops; i++) {
+        double ms = (double)r->op[i].ns / 1e6;
+        other -= ms;
+        printf("  %-18s %9.3f %5.1f %% %7.1f  %s%s%s\n", r->op[i].name, ms / (double)a->n_steps,
+               100 * ms / r->total_ms, (double)r->op[i].n_calls / (double)a->n_steps, style->bar,
+               show_bar(bar, ms / largest, 24), style->plain);
+    }
+    printf("  %-18s %9.3f %5.1f %%\n", "(between ops)", other / (double)a->n_steps,
+           100 * other / r->total_ms);
+}
+
+static void print_kernels(const bench_args *a, const train_bench_result *r,
+                          const show_style *style) {
+    const busy_report *b = &r->busy;
+    if (!b->is_known) return;
+    printf("\n%s  %9s %7s %7s  kernel%s\n", style->bold, "ms/step", "share", "calls", style->plain);
+    for (int i = 0; i < b->n_top && i < N_KERNELS; i++) {
+        const busy_kernel *k = &b->top[i];
+        printf("  %9.3f %5.1f %% %7.1f  %s\n", (double)k->ns / 1e6 / (double)a->n_steps,
+               100 * (double)k->ns / (double)b->kernel_busy_ns,
+               (double)k->n_calls / (double)a->n_steps, k->name);
+    }
+}
+
+static void print_text(const bench_args *a, const config *c, const work *w,
+                       const train_bench_result *r) {
+    show_style style = show_stdout_style();
+    printf("%s%s%s, %s, %s in %s, %d threads; the slope along the gradient fits to %.2f %%",
+           style.bold, config_model_name(c->model), style.plain, c->file, w->be->name,
+           work_dtypes[w->be->act], pool_n_threads(w->workers), 100 * r->slope.error);
+    if (r->slope.n_users < c->trainer.train_batch_size) printf(" (of %d users)", r->slope.n_users);
+    printf("\n\n");
+    print_speed(a, c, r);
+    print_shares(a, r, &style);
+    print_kernels(a, r, &style);
+}
+
+static status run(const bench_args *a) {
+    config *c;
+    work w;
+    train_bench_result r = {0};
+    char path[CONFIG_PATH_BYTES];
+    config_source source = {
+        .path = path, .overrides = a->overrides.item, .n_overrides = a->overrides.n_items};
+    config_path_find(a->file, path);
+    TRY(config_load(&c, &source));
+    work_options how = {.is_deterministic = a->is_deterministic};
+    status st = work_open_as(&w, a->data, a->device, &how);
+    if (st == OK) {
+        if (a->data == NULL) st = train_bench_data(&w.data, c, w.workers);
+        if (st == OK) st = train_bench_run(c, w.data, w.be, a->n_steps, &r);
+        if (st == OK && a->is_json) st = print_json(a, c, &w, &r);
+        if (st == OK && !a->is_json) print_text(a, c, &w, &r);
+        work_close(&w);
+    }
+    config_destroy(c);
+    return st;
+}
+
+status bench_train(int argc, char **argv) {
+    bench_args a = {.file = "configs/ml-1m/hstu-sampled-softmax-n128-final.gin",
+                    .device = "auto",
+                    .n_steps = 20};
+    bool is_help;
+    const arg_option options[] = {
+        OPT_TEXT("--gin-config-file", &a.file, "FILE",
+                 "Config file (default configs/ml-1m/hstu-sampled-softmax-n128-final.gin)."),
+        OPT_LIST("--set", &a.overrides, "Class.field=value",
+                 "Override one binding of the config file; may be repeated."),
+        OPT_TEXT("--data", &a.data, "DIR",
+                 "Data set (default: generated from the config's BenchmarkDatasetArgs, otherwise "
+                 "synthetic data of the size of MovieLens 1M)."),
+        OPT_INT("--steps", &a.n_steps, "N", 1, 1 << 20, "Steps to measure (default 20)."),
+        OPT_TEXT("--device", &a.device, "DEVICE", WORK_DEVICES),
+        OPT_FLAG("--deterministic", &a.is_deterministic,
+                 "On a GPU: sum in a fixed order, as 'hstu train --deterministic' does."),
+        OPT_FLAG("--json", &a.is_json, "Print one JSON object."),
+        {0},
+    };
+    const arg_spec spec = {
+        .usage = "hstu bench train [options]",
+        .summary = "Measure training: tokens and FLOP per second, the time of a step and the share "
+                   "of each op. The gradient is first checked on random weights.",
+        .options = options,
+        .notes = "Tokens are those that pass through the layers. FLOP are counted as in published "
+                 "figures: the products of the layers three times (forward, backward), the causal "
+                 "half of the attention three and a half times. Recomputation to save memory does "
+                 "not count.\n"};
+    status st = args_parse(&spec, argc, argv, NULL, NULL, &is_help);
+    if (st == OK && !is_help) st = run(&a);
+    mem_free(a.overrides.item);
+    return st;
+}

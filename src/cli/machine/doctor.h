@@ -1,0 +1,57 @@
+/* What `hstu doctor` finds: one line each, with what to do about it.  doctor.c looks at the host,
+ * doctor_gpu.c at the GPUs, through libraries that are opened at run time and linked nowhere. */
+#ifndef HSTU_CLI_MACHINE_DOCTOR_H
+#define HSTU_CLI_MACHINE_DOCTOR_H
+
+#include "base/status.h"
+
+typedef enum { FOUND_OK, FOUND_LACK, FOUND_TROUBLE } found_state;
+
+/* What a machine may be wanted for. */
+typedef enum {
+    FOR_TRAIN = 1,
+    FOR_SERVE = 2,
+    FOR_RANKS = 4,
+    FOR_ENCODE = 8,
+    FOR_ALL = FOR_TRAIN | FOR_SERVE | FOR_RANKS | FOR_ENCODE
+} purpose;
+
+typedef enum { SECTION_MACHINE, SECTION_GPU, SECTION_LIBRARIES } found_section;
+
+typedef struct finding {
+    found_section section;
+    found_state state;
+    char name[16];
+    char text[256];
+    char remedy[256];   /* "" where nothing is to be done */
+    unsigned unfit_for; /* purposes: the machine is no use for them as it is */
+} finding;
+
+enum { MAX_FINDINGS = 128 };
+
+typedef struct findings {
+    finding all[MAX_FINDINGS];
+    int n;
+    found_section section; /* of those that are added */
+} findings;
+
+/* Adds one; the text is formatted.  Never NULL: after the last one the last one is returned again.
+ */
+finding *findings_add(findings *f, found_state state, const char *name, const char *fmt, ...)
+    PRINTF_LIKE(4, 5);
+
+/* remedy is formatted too; unfit_for may be 0. */
+void finding_remedy(finding *f, unsigned unfit_for, const char *fmt, ...) PRINTF_LIKE(3, 4);
+
+void doctor_ask_host(findings *f);
+void doctor_ask_gpus(findings *f);
+
+/* The parsers, pure, so that tests can call them.  The word in brackets: "always [madvise] never";
+ * "" where there is none. */
+void doctor_chosen_word(const char *text, char *out, int n);
+
+/* The reasons that slow a GPU's clocks, of NVML's bits, as words: "power limit, hot"; "" for none.
+ */
+void doctor_throttle_words(unsigned long long bits, char *out, int n);
+
+#endif

@@ -1,0 +1,341 @@
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/progress.h"
+#include "cli/model/users.h"
+#include "cli/output.h"
+
+status id_lines_open(id_lines *l, const char *path) {
+    *l = (id_lines){.path = path};
+    buf_init(&l->line);
+    TRY(MEM_NEW_RAW(&l->block, ID_BLOCK_BYTES));
+    return input_open(&l->in, strcmp(path, "-") == 0 ? "/dev/stdin" : path);
+}
+
+void id_lines_close(id_lines *l) {
+    input_close(l->in);
+    buf_fini(&l->line);
+    mem_free(l->block);
+    *l = (id_lines){0};
+}
+
+static status fill(id_lines *l) {
+    l->at = 0;
+    return input_read(l->in, l->block, ID_BLOCK_BYTES, &l->end);
+}
+
+/* The next line without its end; *is_end: there is none. */
+static status next_line(id_lines *l, bool *is_end) {
+    buf_clear(&l->line);
+    *is_end = false;
+    for (;;) {
+        if (l->at == l->end) TRY(fill(l));
+        if (l->end == 0) break;
+        const char *from = l->block + l->at, *stop = memchr(from, '\n', l->end - l->at);
+        size_t n = stop != NULL ? (size_t)(stop - from) : l->end - l->at;
+        if (l->line.n_bytes + n > ID_LINE_MAX)
+            return fail(ERR_FORMAT, "%s: line %" PRIu64 " is longer than the %d bytes of an id",
+                        l->path, l->n_lines + 1, ID_LINE_MAX);
+        TRY(buf_append(&l->line, from, n));
+        l->at += n + (stop != NULL);
+        if (stop != NULL) {
+            l->n_lines++;
+            return OK;
+        }
+    }
+    *is_end = l->line.n_bytes == 0;
+    l->n_lines += !*is_end;
+    return OK;
+}
+
+status id_lines_next(id_lines *l, const char **out) {
+    bool is_end;
+    *out = NULL;
+    do {
+        TRY(next_line(l, &is_end));
+        if (is_end) return OK;
+        buf *line = &l->line;
+        const char *text = buf_str(line);
+        if (memchr(text, '\0', line->n_bytes) != NULL)
+            return fail(ERR_FORMAT, "%s: line %" PRIu64 " has a zero byte: not a list of ids",
+                        l->path, l->n_lines);
+        if (line->n_bytes > 0 && text[line->n_bytes - 1] == '\r')
+            line->data[--line->n_bytes] = '\0';
+        /* Editors of Windows begin a file with a mark. */
+        if (l->n_lines == 1 && strncmp(text, "\xef\xbb\xbf", 3) == 0) text += 3;
+        if (*text != '\0') *out = text;
+    } while (*out == NULL);
+    return OK;
+}
+
+void id_count_add(id_count *c, const char *id, bool is_known) {
+    char text[SHOW_BYTES];
+    c->n++;
+    if (is_known) return;
+    if (c->n_unknown++ == 0)
+        snprintf(c->first_unknown, sizeof c->first_unknown, "%s",
+                 show_text(text, id, strlen(id), 15));
+}
+
+void id_count_tell(const id_count *c, const char *where) {
+    if (c->n_unknown == 0) return;
+    log_warn("%s: %" PRIu64 " of %" PRIu64 " ids %s not known to the model and left out; the first "
+             "is '%s'",
+             where, c->n_unknown, c->n, c->n_unknown == 1 ? "is" : "are", c->first_unknown);
+}
+
+status id_lines_mark(const char *path, const seq_file *data, uint8_t value, uint8_t *is_there,
+                     id_count *count) {
+    id_lines l;
+    const char *id = NULL;
+    *count = (id_count){0};
+    status st = id_lines_open(&l, path);
+    while (st == OK && (st = id_lines_next(&l, &id)) == OK && id != NULL) {
+        uint32_t item = seq_find_item(data, id);
+        id_count_add(count, id, item != 0);
+        if (item != 0) is_there[item] = value;
+    }
+    id_lines_close(&l);
+    return st;
+}
+
+int user_choice_n(const user_choice *c) {
+    return (c->users.n_items > 0) + (c->file != NULL) + c->is_all;
+}
+
+typedef struct user_list {
+    const user_choice *choice;
+    const seq_file *data;
+    id_lines lines;
+    uint64_t next;
+    id_count count;
+} user_list;
+
+/* Users that wait for their answers: numbers, and ids that the data does not have. */
+typedef struct waiting_users {
+    uint64_t *user;
+    size_t *id; /* offset in ids, or SIZE_MAX */
+    size_t n, user_capacity, id_capacity;
+    buf ids;
+} waiting_users;
+
+static status user_list_open(user_list *l, const user_choice *c, const seq_file *data) {
+    *l = (user_list){.choice = c, .data = data};
+    return c->file != NULL ? id_lines_open(&l->lines, c->file) : OK;
+}
+
+static void user_list_close(user_list *l) {
+    if (l->choice != NULL && l->choice->file != NULL) id_lines_close(&l->lines);
+    *l = (user_list){0};
+}
+
+/* The number of users; 0: not known beforehand. */
+static uint64_t user_list_total(const user_list *l) {
+    return l->choice->is_all ? l->data->n_users : l->choice->users.n_items;
+}
+
+static status next_id(user_list *l, const char **id) {
+    const arg_list *given = &l->choice->users;
+    if (l->choice->file != NULL) return id_lines_next(&l->lines, id);
+    *id = l->next < given->n_items ? given->item[l->next++] : NULL;
+    return OK;
+}
+
+/* The next user: *user is its number, or n_users where the data does not have it; *id is then the
+ * id as given, valid until the next call, else NULL.  *is_end after the last. */
+static status user_list_next(user_list *l, uint64_t *user, const char **id, bool *is_end) {
+    *id = NULL;
+    if (l->choice->is_all) {
+        *user = l->next;
+        *is_end = l->next++ >= l->data->n_users;
+        return OK;
+    }
+    TRY(next_id(l, id));
+    *is_end = *id == NULL;
+    if (*is_end) return OK;
+    *user = seq_find_user(l->data, *id);
+    id_count_add(&l->count, *id, *user != UINT64_MAX);
+    if (*user == UINT64_MAX)
+        *user = l->data->n_users;
+    else
+        *id = NULL;
+    return OK;
+}
+
+/* Says on stderr how many users the data did not have, if any, and what became of them. */
+static void user_list_tell(const user_list *l, const char *what) {
+    const id_count *c = &l->count;
+    const char *file = l->choice->file;
+    if (c->n_unknown == 0) return;
+    log_warn("%s: %" PRIu64 " of %" PRIu64 " users %s not in the data and %s; the first is '%s'",
+             file != NULL ? file : "--user", c->n_unknown, c->n, c->n_unknown == 1 ? "is" : "are",
+             what, c->first_unknown);
+}
+
+static void waiting_users_fini(waiting_users *w) {
+    mem_free(w->user);
+    mem_free(w->id);
+    buf_fini(&w->ids);
+    *w = (waiting_users){0};
+}
+
+/* {0} is an empty one */
+static void waiting_users_clear(waiting_users *w) {
+    w->n = 0;
+    buf_clear(&w->ids);
+}
+
+static status waiting_users_add(waiting_users *w, uint64_t user, const char *id) {
+    TRY(MEM_RESERVE(&w->user, &w->user_capacity, w->n + 1));
+    TRY(MEM_RESERVE(&w->id, &w->id_capacity, w->n + 1));
+    w->user[w->n] = user;
+    w->id[w->n] = id != NULL ? w->ids.n_bytes : SIZE_MAX;
+    if (id != NULL) TRY(buf_append(&w->ids, id, strlen(id) + 1));
+    w->n++;
+    return OK;
+}
+
+static answer_subject waiting_users_at(const waiting_users *w, size_t i) {
+    if (w->id[i] == SIZE_MAX) return (answer_subject){SUBJECT_USER, w->user[i], NULL};
+    return (answer_subject){SUBJECT_TEXT, w->user[i], w->ids.data + w->id[i]};
+}
+
+/* Ranks take so many users in turn. */
+enum { BLOCK_USERS = 256 };
+
+/* While it serves. */
+typedef struct serving {
+    const user_service *s;
+    void *ctx;
+    waiting_users waiting;
+    uint64_t n_served; /* with ranks: by all of them */
+    answers *out;
+    transport *ranks; /* or NULL */
+    buf held;         /* answers of this rank's block */
+    progress bar;
+} serving;
+
+/* Runs the users that wait, and answers them. */
+static status serve_batch(serving *v) {
+    TRY(v->s->run(v->ctx));
+    for (size_t i = 0; i < v->waiting.n; i++) {
+        answer_subject who = waiting_users_at(&v->waiting, i);
+        TRY(v->s->answer(v->ctx, (int32_t)i, &who));
+    }
+    if (v->ranks == NULL) v->n_served += v->waiting.n;
+    progress_update(&v->bar, v->n_served);
+    v->s->clear(v->ctx);
+    waiting_users_clear(&v->waiting);
+    return OK;
+}
+
+static status serve_user(serving *v, const user_list *l, uint64_t user, const char *id) {
+    user_events u = user_events_of(l->data, user);
+    if (v->waiting.n > 0 && !v->s->fits(v->ctx, &u)) TRY(serve_batch(v));
+    TRY(v->s->add(v->ctx, &u));
+    return waiting_users_add(&v->waiting, user, id);
+}
+
+static status serve_list(serving *v, user_list *l) {
+    uint64_t user;
+    const char *id;
+    bool is_end;
+    for (;;) {
+        TRY(user_list_next(l, &user, &id, &is_end));
+        if (is_end) return v->waiting.n > 0 ? serve_batch(v) : OK;
+        TRY(serve_user(v, l, user, id));
+    }
+}
+
+/* The block of a rank: all read the list, one serves.  *n: users of the block. */
+static status serve_block(serving *v, user_list *l, bool is_own, int *n) {
+    uint64_t user;
+    const char *id;
+    bool is_end = false;
+    for (*n = 0; *n < BLOCK_USERS; ++*n) {
+        TRY(user_list_next(l, &user, &id, &is_end));
+        if (is_end) break;
+        if (is_own) TRY(serve_user(v, l, user, id));
+    }
+    return v->waiting.n > 0 ? serve_batch(v) : OK;
+}
+
+/* Rank 0 writes the answers of all ranks, in their order. */
+static status write_texts(serving *v, char *const *text, const int64_t *bytes) {
+    v->out->out.held = NULL;
+    status st = OK;
+    for (int r = 0; r < v->ranks->size && st == OK; r++)
+        st = sink_write(&v->out->out, text[r], (size_t)bytes[r]);
+    v->out->out.held = &v->held;
+    return st;
+}
+
+/* All send to rank 0, and nobody else gets anything.  bytes (size), counts (2 size, zeros). */
+static status send_texts(serving *v, int64_t *bytes, int64_t *counts, char **text) {
+    transport *t = v->ranks;
+    int64_t own = (int64_t)v->held.n_bytes;
+    bool is_first = t->rank == 0;
+    TRY(transport_gather(t, &own, sizeof own, bytes));
+    for (int r = 0; r < t->size; r++)
+        text[r] = (char *)buf_str(&v->held);
+    for (int r = 1; r < t->size && is_first; r++)
+        TRY(mem_alloc_raw((void **)&text[r], (size_t)bytes[r] + 1, 1));
+    counts[0] = own;
+    exchange_args a = {(const void *const *)text, counts, (void *const *)text,
+                       is_first ? bytes : counts + t->size};
+    TRY(t->ops->exchange(t, &a));
+    return is_first ? write_texts(v, text, bytes) : OK;
+}
+
+static status hand_over(serving *v) {
+    size_t n = (size_t)v->ranks->size;
+    int64_t *bytes = NULL, *counts = NULL;
+    char **text = NULL;
+    status st = MEM_NEW(&bytes, n);
+    if (st == OK) st = MEM_NEW(&counts, 2 * n);
+    if (st == OK) st = MEM_NEW(&text, n);
+    if (st == OK) st = send_texts(v, bytes, counts, text);
+    for (size_t r = 1; r < n && text != NULL && v->ranks->rank == 0; r++)
+        if (text[r] != buf_str(&v->held)) mem_free(text[r]);
+    mem_free(bytes);
+    mem_free(counts);
+    mem_free(text);
+    buf_clear(&v->held);
+    return st;
+}
+
+static status serve_with_others(serving *v, user_list *l) {
+    int size = v->ranks->size, n = BLOCK_USERS;
+    v->out->out.held = &v->held;
+    for (int64_t block = 0; n == BLOCK_USERS; block++) {
+        TRY(serve_block(v, l, block % size == v->ranks->rank, &n));
+        v->n_served += (uint64_t)n;
+        progress_update(&v->bar, v->n_served);
+        if (block % size == size - 1 || n < BLOCK_USERS) TRY(hand_over(v));
+    }
+    return OK;
+}
+
+status user_service_run(const user_service *s, void *ctx, const user_choice *users,
+                        const seq_file *data, answers *out, transport *ranks) {
+    serving v = {.s = s, .ctx = ctx, .out = out, .ranks = ranks};
+    user_list l;
+    buf_init(&v.held);
+    status st = user_list_open(&l, users, data);
+    if (st == OK && !sink_is_terminal(&out->out) && (ranks == NULL || ranks->rank == 0))
+        progress_begin(&v.bar, s->doing, "users", user_list_total(&l));
+    if (st == OK) st = ranks != NULL ? serve_with_others(&v, &l) : serve_list(&v, &l);
+    out->out.held = NULL;
+    buf_fini(&v.held);
+    progress_end(&v.bar);
+    if (st == OK && v.n_served == 0)
+        st = fail(ERR_FORMAT, "%s: contains no users",
+                  users->file != NULL ? users->file : data->path);
+    if (st == OK) user_list_tell(&l, s->unknown);
+    user_list_close(&l);
+    waiting_users_fini(&v.waiting);
+    return st;
+}

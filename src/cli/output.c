@@ -1,0 +1,192 @@
+#include <errno.h>
+#include <inttypes.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/env.h"
+#include "base/text.h"
+#include "cli/output.h"
+
+const char *show_count(char text[SHOW_BYTES], uint64_t value) {
+    char digits[24];
+    int n = snprintf(digits, sizeof digits, "%" PRIu64, value), at = 0;
+    for (int i = 0; i < n; i++) {
+        if (i > 0 && (n - i) % 3 == 0) text[at++] = ',';
+        text[at++] = digits[i];
+    }
+    text[at] = '\0';
+    return text;
+}
+
+const char *show_bar(char text[SHOW_BYTES], double share, int width) {
+    /* U+258F is one eighth of a block, U+2588 all of it. */
+    static const char *const blocks[] = {"",       "\u258f", "\u258e", "\u258d", "\u258c",
+                                         "\u258b", "\u258a", "\u2589", "\u2588"};
+    int max_width = (SHOW_BYTES - 1) / 3, at = 0;
+    if (width > max_width) width = max_width;
+    int eighths = (int)(share * width * 8 + .5);
+    if (eighths == 0 && share > 0) eighths = 1;
+    for (; eighths > 0 && at < 3 * width; eighths -= 8)
+        at +=
+            snprintf(text + at, (size_t)(SHOW_BYTES - at), "%s", blocks[eighths < 8 ? eighths : 8]);
+    text[at] = '\0';
+    return text;
+}
+
+const char *show_date(char text[SHOW_BYTES], int64_t seconds) {
+    time_t t = (time_t)seconds;
+    struct tm parts;
+    if (gmtime_r(&t, &parts) == NULL || strftime(text, SHOW_BYTES, "%Y-%m-%d", &parts) == 0)
+        snprintf(text, SHOW_BYTES, "second %" PRId64, seconds);
+    return text;
+}
+
+const char *show_text(char text[SHOW_BYTES], const char *from, size_t n, int width) {
+    size_t at = 0, cut = 0;
+    int n_shown = 0;
+    while (n > 0 && at + ESCAPE_BYTES + 4 < SHOW_BYTES) {
+        char piece[ESCAPE_BYTES];
+        size_t n_piece;
+        int taken = escape_next(piece, &n_piece, from, n);
+        bool is_escape = piece[0] == '\\' && n_piece > 1;
+        n_shown += is_escape ? (int)n_piece : 1;
+        if (n_shown > width) {
+            at = cut;
+            at += (size_t)utf8_encode(0x2026, text + at);
+            break;
+        }
+        memcpy(text + at, piece, n_piece);
+        at += n_piece, from += taken, n -= (size_t)taken;
+        if (n_shown < width) cut = at; /* room for the ellipsis */
+    }
+    text[at] = '\0';
+    return text;
+}
+
+const char *show_path(char text[SHOW_PATH_BYTES], const char *path) {
+    return escape_text(text, SHOW_PATH_BYTES, path);
+}
+
+int show_columns(const char *text) {
+    int n = 0;
+    for (; *text != '\0'; text++)
+        n += ((unsigned char)*text & 0xc0) != 0x80; /* not the later bytes of a character */
+    return n;
+}
+
+/* A word that has no character to escape is quoted as it is; others as bash's $'...'. */
+static bool is_printable(const char *word) {
+    char escaped[SHOW_PATH_BYTES];
+    return strcmp(escape_text(escaped, sizeof escaped, word), word) == 0;
+}
+
+static status quote_bytes(buf *out, const char *word) {
+    TRY(buf_text(out, "$'"));
+    for (; *word != '\0'; word++) {
+        unsigned char c = (unsigned char)*word;
+        bool is_plain = c >= ' ' && c < 0x7f && c != '\'' && c != '\\';
+        TRY(is_plain ? buf_char(out, *word) : buf_printf(out, "\\%03o", c));
+    }
+    return buf_char(out, '\'');
+}
+
+status show_word(buf *out, const char *word) {
+    static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+                                "_@%+=:,./-";
+    if (word[0] == '-') TRY(buf_text(out, "./"));
+    if (word[0] != '\0' && word[strspn(word, plain)] == '\0') return buf_text(out, word);
+    if (!is_printable(word)) return quote_bytes(out, word);
+    TRY(buf_char(out, '\''));
+    for (; *word != '\0'; word++)
+        TRY(*word == '\'' ? buf_text(out, "'\\''") : buf_char(out, *word));
+    return buf_char(out, '\'');
+}
+
+status show_next_info(const char *folder) {
+    buf word;
+    buf_init(&word);
+    status st = show_word(&word, folder);
+    if (st == OK) printf("Next: hstu info %s\n", buf_str(&word));
+    buf_fini(&word);
+    return st;
+}
+
+show_style show_stdout_style(void) {
+    if (!env_wants_colour(STDOUT_FILENO)) return (show_style){"", "", "", ""};
+    return (show_style){"\033[1m", "\033[36m", "\033[2m", "\033[0m"};
+}
+
+static bool is_special(const char *path) {
+    struct stat info;
+    return stat(path, &info) == 0 && !S_ISREG(info.st_mode) && !S_ISDIR(info.st_mode);
+}
+
+status sink_open(sink *s, const char *path) {
+    *s = (sink){0};
+    if (path == NULL || strcmp(path, "-") == 0) {
+        s->stream = stdout;
+        return OK;
+    }
+    if (!is_special(path)) return out_file_create(&s->file, path);
+    s->stream = fopen(path, "we");
+    return s->stream != NULL ? OK : fail_errno("%s: cannot be opened", path);
+}
+
+static status write_failed(const sink *s) {
+    if (errno == EPIPE) return fail(ERR_IO, "%s", "");
+    return fail_errno("writing to %s failed: the output is incomplete",
+                      s->stream == stdout ? "stdout" : "the device or pipe of --out");
+}
+
+status sink_write(sink *s, const void *bytes, size_t n) {
+    if (s->held != NULL) return buf_append(s->held, bytes, n);
+    if (s->file != NULL) return out_file_write(s->file, bytes, n);
+    return fwrite(bytes, 1, n, s->stream) == n ? OK : write_failed(s);
+}
+
+status sink_close(sink *s, status st) {
+    out_file *file = s->file;
+    FILE *stream = s->stream;
+    *s = (sink){0};
+    if (file != NULL && st == OK) return out_file_commit(file);
+    if (file != NULL) out_file_abandon(file);
+    if (stream == stdout || stream == NULL) return st; /* main flushes it, and looks */
+    bool is_written = fclose(stream) == 0;
+    return st != OK || is_written ? st : write_failed(&(sink){.stream = NULL});
+}
+
+status sink_check_file(const char *option, const char *path) {
+    if (path == NULL || strcmp(path, "-") != 0) return OK;
+    return fail(ERR_USAGE, "%s -: cannot be written to stdout; name a file", option);
+}
+
+status sink_check_two(const char *option_a, const char *a, const char *option_b, const char *b) {
+    if (a == NULL || b == NULL || strcmp(a, "-") == 0) return OK;
+    if (strcmp(a, b) != 0 && !file_is_same(a, b)) return OK;
+    return fail(ERR_USAGE, "%s and %s are both %s; give each a file of its own", option_a, option_b,
+                a);
+}
+
+bool sink_is_terminal(const sink *s) {
+    return s->stream != NULL && isatty(fileno(s->stream)) != 0;
+}
+
+json_writer *json_line_open(json_line *l) {
+    buf_init(&l->text);
+    json_begin(&l->w, &l->text, 0);
+    json_object_open(&l->w);
+    return &l->w;
+}
+
+status json_line_print(json_line *l) {
+    json_object_close(&l->w);
+    status st = json_finish(&l->w);
+    if (st == OK) printf("%s\n", buf_str(&l->text));
+    (void)fflush(stdout); /* main looks whether that failed */
+    buf_fini(&l->text);
+    return st;
+}

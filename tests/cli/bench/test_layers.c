@@ -1,0 +1,36 @@
+/* hstu bench layers: its own check, of layers with a cache against layers without. */
+#include <math.h>
+
+#include "cli/bench/bench.h"
+#include "test.h"
+
+/* On the CPU keys in pages change no bit, whatever the sizes. */
+TEST(layers_cache_changes_nothing) {
+    static const int32_t lengths[][2] = {{130, 1}, {64, 63}, {70, 70}};
+    layers_shape shape = {.n_layers = 2, .n_heads = 2, .head_dim = 8, .n_candidates = 3, .seed = 5};
+    backend *be;
+    CHECK_OK(backend_create_cpu(&be, NULL));
+    for (int i = 0; i < 3; i++) {
+        layers_row row = {.batch = 2, .length = lengths[i][0], .n_new = lengths[i][1]};
+        CHECK_OK(layers_measure(be, &shape, &row));
+        CHECK(row.error == 0 && row.plain > 0 && row.flops > 0 && isnan(row.replay));
+    }
+    layers_row wrong = {.batch = 1, .length = 10, .n_new = 11};
+    CHECK_FAILS(layers_measure(be, &shape, &wrong), ERR_USAGE, "of a history of 10");
+    backend_destroy(be);
+}
+
+TEST(layers_rows_are_chosen) {
+    char *text;
+    CHECK_EQ(test_command(&text, "%s bench layers --device cpu --batch 3", test_program()), 2);
+    CHECK_CONTAINS(text, "no such row");
+    free(text);
+    CHECK_EQ(test_command(&text,
+                          "%s bench layers --device cpu --batch 3 --length 9 --new 2 --layers 1 "
+                          "--heads 1 --dim 8 --candidates 2 --json",
+                          test_program()),
+             0);
+    CHECK_CONTAINS(text, "\"new\":2");
+    CHECK(strstr(text, "goal_ms") == NULL && strstr(text, "l20_ms") == NULL);
+    free(text);
+}
