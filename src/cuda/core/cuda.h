@@ -10,12 +10,13 @@
 #include <cuda_runtime.h>
 #include <library_types.h>
 
+#include "base/waits.h"
 #include "ops/ops.h"
 
 typedef struct cuda_graphs cuda_graphs;   /* recorded steps (graphs.cu) */
 typedef struct cuda_matmuls cuda_matmuls; /* chosen algorithms of products (matmul.cu) */
 typedef struct cuda_copies cuda_copies;   /* copies through pinned memory (copies.cu) */
-typedef struct cuda_moves cuda_moves;     /* copies of pages beside the ops (moves.cu) */
+typedef struct cuda_moves cuda_moves;     /* copies of pages beside the ops (copies.cu) */
 
 /* Memory of the device that grows. */
 typedef struct cuda_block {
@@ -72,6 +73,41 @@ status cuda_failed(cudaError_t error, const char *what);
 static inline status cuda_launched(const char *what) {
     cudaError_t error = cudaGetLastError();
     return error == cudaSuccess ? OK : cuda_failed(error, what);
+}
+
+/* Makes the backend's device the calling thread's: CUDA remembers a device per thread, and a backend
+ * may be used by one thread after another (a server's worker and its callers, say).  Called by every
+ * op that can be the first of a batch or of a slot_call.  A guest's caller has set the device. */
+static inline status cuda_enter(const backend *be) {
+    const cuda_state *s = cuda_of(be);
+    int device;
+    if (s->is_guest) return OK;
+    CUDA_TRY(cudaGetDevice(&device)); /* some nanoseconds: it does not ask the driver */
+    if (device != s->device) CUDA_TRY(cudaSetDevice(s->device));
+    return OK;
+}
+
+/* Waits for the GPU that the watchdog of a job of ranks sees (base/waits.h). */
+static inline cudaError_t cuda_wait_stream(cudaStream_t stream) {
+    wait_kind before = waits_begin(WAIT_GPU);
+    cudaError_t error = cudaStreamSynchronize(stream);
+    waits_end(before);
+    return error;
+}
+
+static inline cudaError_t cuda_wait_event(cudaEvent_t event) {
+    wait_kind before = waits_begin(WAIT_GPU);
+    cudaError_t error = cudaEventSynchronize(event);
+    waits_end(before);
+    return error;
+}
+
+/* A daemon that shares the GPU among processes can leave one waiting for its memory. */
+static inline cudaError_t cuda_wait_malloc(void **out, size_t bytes) {
+    wait_kind before = waits_begin(WAIT_GPU);
+    cudaError_t error = cudaMalloc(out, bytes);
+    waits_end(before);
+    return error;
 }
 
 /* Scratch memory of at least `bytes`, 256-byte aligned, owned by the calling op until it returns
@@ -200,11 +236,6 @@ bool cuda_linear_few_can(const backend *be, const linear_args *a);
 status cuda_linear_few(backend *be, const linear_args *a);
 bool cuda_linear_norm_few_can(const backend *be, const linear_norm_args *a);
 status cuda_linear_norm_few(backend *be, const linear_norm_args *a);
-
-/* Copies by a kernel, where one of the two is pinned memory of the host (host_copy.cu). */
-enum { CUDA_HOST_COPY_MOST = 512 << 10 }; /* bytes */
-bool cuda_host_copy_can(const void *to, const void *from, size_t bytes);
-status cuda_host_copy(backend *be, void *to, const void *from, size_t bytes);
 
 /* Likewise for rows of tables with their moments. */
 bool cuda_gather_moments_can(const backend *be, const gather_args *a);

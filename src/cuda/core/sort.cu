@@ -7,8 +7,7 @@
  * counts as soon as they know them.  Pairs leave shared memory in the order of the output, so that
  * neighbours are written together.  Bound by bytes where there are many pairs, else by the latency
  * of launches; one tile of pairs is sorted by one block, in one launch. */
-#include "cuda/core/cuda.h"
-#include "cuda/core/reduce.cuh"
+#include "cuda/core/kernel.cuh"
 
 /* Shared memory of a block, with 8 warps: 32 KB of pairs, 8 KB of counts, 1 KB of places.
  *

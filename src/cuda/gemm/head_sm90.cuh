@@ -2,7 +2,7 @@
 #ifndef HSTU_CUDA_GEMM_HEAD_SM90_CUH
 #define HSTU_CUDA_GEMM_HEAD_SM90_CUH
 
-#include "cuda/core/early.cuh"
+#include "cuda/core/kernel.cuh"
 #include "cuda/core/ptx.cuh"
 #include "cuda/gemm/linear_f.cuh"
 

@@ -7,7 +7,7 @@
  * products.  Weights and biases are float32: 16-bit activations are multiplied with a copy in
  * their type, made each time (for 1024 x 4096 that is 25 MB, 1 % of the time of its product with
  * 131168 rows) or, for inference, once (linear_pack). */
-#include "cuda/core/reduce.cuh"
+#include "cuda/core/kernel.cuh"
 #include "cuda/gemm/linear_f.cuh"
 
 enum { LINEAR_THREADS = 256 };

@@ -10,8 +10,7 @@
  * adds them in a fixed order, a block a row.  No cluster: adding the parts through distributed
  * shared memory takes 1.9 us, as long as a kernel. */
 #include "cuda/attn/sm90/attn_sm90.cuh"
-#include "cuda/core/columns.cuh"
-#include "cuda/core/reduce.cuh"
+#include "cuda/core/kernel.cuh"
 #include "cuda/gemm/linear_f.cuh"
 
 enum {

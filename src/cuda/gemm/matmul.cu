@@ -7,9 +7,12 @@
  * length depends is rounded up for the query: the answer depends on the rounded shape alone,
  * not on earlier queries, and hence is the same in a run that was interrupted.  Inference may ask
  * for the fastest of the recommended kernels instead (LINEAR_FASTEST, LINEAR_SINGLE). */
+#include <dlfcn.h>
 #include <math.h>
+#include <pthread.h>
 #include <string.h>
 
+#include "base/library.h"
 #include "base/mem.h"
 #include "base/turns.h"
 #include "cuda/core/cuda.h"
@@ -456,4 +459,43 @@ status cuda_matmul(backend *be, const cuda_product *p) {
     kernel.bytes = WORKSPACE_BYTES; /* which a shape other than the rounded one may need */
     BLAS_TRY(run_kernel(cuda, p, &text, &kernel));
     return OK;
+}
+
+#define LT_TEXT_OF(x) #x
+#define LT_TEXT(x)    LT_TEXT_OF(x)
+#define LT_FILE       "libcublasLt.so." LT_TEXT(CUBLAS_VER_MAJOR)
+
+cublas_lt lt;
+
+static status look_up_lt(void *library) {
+#define CALL(name)                                                                                 \
+    *(void **)&lt.name = dlsym(library, "cublasLt" #name);                                         \
+    if (lt.name == NULL)                                                                           \
+        return fail(ERR_UNSUPPORTED, LT_FILE " has no cublasLt" #name ": install that of CUDA %d", \
+                    CUBLAS_VER_MAJOR);
+    CUBLAS_LT_CALLS(CALL)
+#undef CALL
+    return OK;
+}
+
+static status find_lt(void) {
+    void *library = library_find(LT_FILE, "nvidia/*/lib/" LT_FILE);
+    if (library == NULL)
+        return fail(ERR_UNSUPPORTED,
+                    "products on a GPU need cuBLASLt, and %s was not found: install NVIDIA's CUDA "
+                    "toolkit or 'pip install nvidia-cublas', or add its folder to LD_LIBRARY_PATH",
+                    LT_FILE);
+    status st = look_up_lt(library);
+    if (st != OK) dlclose(library);
+    return st;
+}
+
+status cublas_lt_open(void) {
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    static bool is_open;
+    pthread_mutex_lock(&lock);
+    status st = is_open ? OK : find_lt();
+    is_open = st == OK;
+    pthread_mutex_unlock(&lock);
+    return st;
 }

@@ -6,8 +6,7 @@
  * (sm90a_launch_early) and loads weight, bias and shift at once: those of a model are copied to the
  * device, and no kernel writes them just before. */
 #include "cuda/attn/sm90/attn_sm90.cuh"
-#include "cuda/core/columns.cuh"
-#include "cuda/core/reduce.cuh"
+#include "cuda/core/kernel.cuh"
 
 enum { NORM_WARPS = 4, COLUMNS = 8, PART_COLUMNS = WARP * COLUMNS, MAX_PARTS = 4 };
 

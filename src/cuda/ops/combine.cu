@@ -1,7 +1,7 @@
 /* Sums and maxima of two arrays: the additions of collectives with a fixed order. */
 #include "ops/combine.h"
 
-#include "cuda/core/act.cuh"
+#include "cuda/core/kernel.cuh"
 
 enum { COMBINE_THREADS = 256, MAX_BLOCKS = 4096 };
 

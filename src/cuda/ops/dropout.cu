@@ -1,6 +1,6 @@
 /* Dropout (ops.h): a thread owns V columns of a row, and one draw serves four of them.  Bound by
  * bytes, two rows of activations; the random draws overlap with the memory traffic. */
-#include "cuda/core/columns.cuh"
+#include "cuda/core/kernel.cuh"
 
 template <typename T, int V, bool IS_PACKED>
 static __global__ void __launch_bounds__(256) dropout_rows_any_kernel(const dropout_args a) {

@@ -5,8 +5,7 @@
  * limit: three times those of the narrow pages in 16 bits. */
 #include <cuda_fp8.h>
 
-#include "cuda/core/act.cuh"
-#include "cuda/core/reduce.cuh"
+#include "cuda/core/kernel.cuh"
 
 enum { FP8_THREADS = 256, FP8_HEADS = FP8_THREADS / 32 };
 

@@ -4,7 +4,7 @@
  * kv_put: a thread copies 16 bytes of a row, or one element where rows are not aligned; the limit
  * is bytes.  Collecting: a warp owns a row; twice the bytes of the cache are moved besides the
  * attention's own read, which attn_sm90_paged.cu and attn_sm80_fwd.cu save. */
-#include "cuda/core/act.cuh"
+#include "cuda/core/kernel.cuh"
 
 enum { PUT_THREADS = 256, KV_THREADS = 128, KV_ROWS = KV_THREADS / 32 };
 

@@ -1,7 +1,6 @@
 /* Rows of length 1 (ops.h).  A warp owns a row and reads it twice, the second time from the L1
  * cache; the limit is bytes. */
-#include "cuda/core/columns.cuh"
-#include "cuda/core/reduce.cuh"
+#include "cuda/core/kernel.cuh"
 #include "ops/head.h"
 
 enum { L2_THREADS = 128, L2_ROWS = L2_THREADS / WARP };

@@ -3,8 +3,7 @@
  * adds those in order.  A head has few columns, so this is bound by latency. */
 #include <math.h>
 
-#include "cuda/core/act.cuh"
-#include "cuda/core/reduce.cuh"
+#include "cuda/core/kernel.cuh"
 
 enum { LOSS_THREADS = 256, LOSS_BLOCKS_PER_SM = 4 };
 

@@ -1,6 +1,6 @@
 /* negatives, as ops.h states it.  A thread draws one Philox block, which gives four negatives;
  * bound by the draws, about a hundred instructions each. */
-#include "cuda/core/columns.cuh"
+#include "cuda/core/kernel.cuh"
 
 static __global__ void __launch_bounds__(256) negatives_draw_any_kernel(const negatives_args a) {
     int64_t m = row_grid_row();

@@ -7,9 +7,7 @@
 #ifndef HSTU_CUDA_OPS_NORM_ROW_CUH
 #define HSTU_CUDA_OPS_NORM_ROW_CUH
 
-#include "cuda/core/columns.cuh"
-#include "cuda/core/early.cuh"
-#include "cuda/core/reduce.cuh"
+#include "cuda/core/kernel.cuh"
 
 /* The register layout of a row: LANES threads share it, one warp or a whole block; each has 8
  * columns as PARTS packs of V, which are LANES packs apart.  That leaves registers for the next

@@ -13,8 +13,7 @@
 #include <math.h>
 
 #include "base/mem.h"
-#include "cuda/core/act.cuh"
-#include "cuda/core/reduce.cuh"
+#include "cuda/core/kernel.cuh"
 #include "cuda/ops/rank_keys.cuh"
 
 enum { RANK_TILE = 64, DEPTH = 16, RANK_THREADS = 256, SIDE = 4, ROW_THREADS = RANK_TILE / SIDE };

@@ -10,7 +10,7 @@
  * row that continues into the next chunks each chunk leaves one partial sum, and a second kernel
  * adds those, 32 in parallel.  The limit is the bytes of dy, which are read once; partial sums are
  * 1/32 of them at most where chunks have 64 entries. */
-#include "cuda/core/columns.cuh"
+#include "cuda/core/kernel.cuh"
 #include "cuda/ops/gather_row.cuh"
 
 /* Clears row i of the blank arrays. */

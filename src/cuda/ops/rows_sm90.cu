@@ -4,9 +4,7 @@
  *
  * A warp owns a row and holds it in registers: the moments are of what is stored.  The limit is
  * bytes, or with few rows latency: of the index, of the row, and of two sums over a warp. */
-#include "cuda/core/columns.cuh"
-#include "cuda/core/early.cuh"
-#include "cuda/core/reduce.cuh"
+#include "cuda/core/kernel.cuh"
 #include "cuda/ops/gather_row.cuh"
 
 enum {

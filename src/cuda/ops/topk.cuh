@@ -11,7 +11,7 @@
 
 #include <math.h>
 
-#include "cuda/core/act.cuh"
+#include "cuda/core/kernel.cuh"
 #include "cuda/ops/rank_keys.cuh"
 
 enum {

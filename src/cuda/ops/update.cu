@@ -6,8 +6,7 @@
  * Bound by bytes: one pass reads and writes weight, state and gradient and zeroes the gradient. */
 #include <math.h>
 
-#include "cuda/core/act.cuh"
-#include "cuda/core/reduce.cuh"
+#include "cuda/core/kernel.cuh"
 
 enum { UPDATE_THREADS = 256, UPDATE_WARPS = UPDATE_THREADS / WARP, UPDATE_NUMBERS = 4096 };
 enum { UPDATE_AT_ONCE = 40, PASS_THREADS = 256 };

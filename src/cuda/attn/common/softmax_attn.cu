@@ -1,9 +1,8 @@
 /* Softmax attention under any mask (contract: softmax_attn_args in ops/ops.h): chooses between the
  * float32 kernels, the kernels of 16-bit activations for every card, block-wise and row-wise, and
  * the Hopper kernels; and computes delta, which the backward passes of the first two need. */
-#include "cuda/core/act.cuh"
 #include "cuda/core/cuda.h"
-#include "cuda/core/reduce.cuh"
+#include "cuda/core/kernel.cuh"
 #include "ops/attn_check.h"
 #include "ops/mask_choice.h"
 

@@ -11,7 +11,7 @@
 
 #include "cuda/attn/common/mask_walk.cuh"
 #include "cuda/attn/f32/attn_f32.cuh"
-#include "cuda/ops/dropout.cuh"
+#include "cuda/core/kernel.cuh"
 
 /* The args and what else a kernel must know. */
 typedef struct softmax_job {

@@ -14,7 +14,7 @@
 #include "cuda/attn/common/attn_bias.cuh"
 #include "cuda/attn/common/attn_fragment.cuh"
 #include "cuda/attn/common/attn_mask.cuh"
-#include "cuda/core/act.cuh"
+#include "cuda/core/kernel.cuh"
 #include "cuda/core/ptx.cuh"
 
 /* Rows of (H, dim) numbers. */

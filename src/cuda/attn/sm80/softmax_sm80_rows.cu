@@ -10,8 +10,8 @@
  * which block-wise kernels read once for 64 rows: it pays where tiles have few pairs
  * (ops/mask_choice.h). */
 #include "cuda/attn/common/mask_walk.cuh"
-#include "cuda/core/act.cuh"
 #include "cuda/core/cuda.h"
+#include "cuda/core/kernel.cuh"
 #include "cuda/core/ptx.cuh"
 
 /* A list has room for LIST numbers; a step appends up to EACH of every lane's word. */
