@@ -227,15 +227,15 @@ typedef struct linear_packed {
     const void *w;
     const float *sums, *shift;
 } linear_packed;
-bool cuda_linear_many_can(const backend *be, const linear_args *a);
-bool cuda_linear_many_norms(const linear_args *a);
-status cuda_linear_many(backend *be, const linear_args *a, const linear_packed *p);
+bool cuda_linear_large_can(const backend *be, const linear_args *a);
+bool cuda_linear_large_norms(const linear_args *a);
+status cuda_linear_large(backend *be, const linear_args *a, const linear_packed *p);
 
 /* Likewise for dense layers over few rows. */
-bool cuda_linear_few_can(const backend *be, const linear_args *a);
-status cuda_linear_few(backend *be, const linear_args *a);
-bool cuda_linear_norm_few_can(const backend *be, const linear_norm_args *a);
-status cuda_linear_norm_few(backend *be, const linear_norm_args *a);
+bool cuda_linear_small_can(const backend *be, const linear_args *a);
+status cuda_linear_small(backend *be, const linear_args *a);
+bool cuda_linear_norm_small_can(const backend *be, const linear_norm_args *a);
+status cuda_linear_norm_small(backend *be, const linear_norm_args *a);
 
 /* Likewise for rows of tables with their moments. */
 bool cuda_gather_moments_can(const backend *be, const gather_args *a);

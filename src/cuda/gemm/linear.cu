@@ -150,7 +150,7 @@ status cuda_activate(backend *be, epilogue f, int64_t n, const void *z, void *y)
 }
 
 /* A packed weight, and its bias after it, both in the type of the activations.  On Hopper in 16
- * bits the weight is (n_out, n_in), as the kernels of linear_many_sm90.cuh read it.  The weight and
+ * bits the weight is (n_out, n_in), as the kernels of linear_large_sm90.cu read it.  The weight and
  * bias of a norm before it are then part of both: norm(x) W + bias = rstd (x W' - mean sums) +
  * shift, where W' = diag(weight) W, sums are those of W' over n_in, as rounded, and shift = bias W
  * (that of the norm) + bias; sums and shift follow, in float32. */
@@ -288,14 +288,14 @@ status cuda_linear_fwd(backend *be, const linear_args *a) {
     if (a->moments != NULL) a->moments->width = 0;
     if (a->n == 0 || a->n_in == 0 || a->n_out == 0) return OK;
     TRY(forward_weights(be, a, &w));
-    if (cuda_linear_many_can(be, a)) {
+    if (cuda_linear_large_can(be, a)) {
         packed_parts p = parts_of(be, a->packed, a->n_in, a->n_out);
         linear_packed packed = {w.w, p.sums, p.shift};
-        if (!cuda_linear_many_norms(a)) TRY(norm_before(be, a));
-        return cuda_linear_many(be, a, &packed);
+        if (!cuda_linear_large_norms(a)) TRY(norm_before(be, a));
+        return cuda_linear_large(be, a, &packed);
     }
     TRY(norm_before(be, a));
-    if (cuda_linear_few_can(be, a)) return cuda_linear_few(be, a);
+    if (cuda_linear_small_can(be, a)) return cuda_linear_small(be, a);
     cuda_product p = {};
     p.m = a->n, p.n = a->n_out, p.k = a->n_in;
     p.a = a->x, p.row_a = a->n_in;

@@ -1,6 +1,6 @@
 /* Rows of tables with their moments (contract: gather_args in ops/ops.h) on Hopper, bfloat16: for
  * the tokens of a pass without training, whose first product then norms them itself
- * (linear_many_sm90.cuh), and for tokens that are chosen of all.
+ * (linear_large_sm90.cu), and for tokens that are chosen of all.
  *
  * A warp owns a row and holds it in registers: the moments are of what is stored.  The limit is
  * bytes, or with few rows latency: of the index, of the row, and of two sums over a warp. */

@@ -8,7 +8,7 @@
 
 #include "cuda/attn/common/attn_fragment.cuh"
 #include "cuda/attn/common/attn_mask.cuh"
-#include "cuda/attn/sm90/ptx_sm90.cuh"
+#include "cuda/core/ptx_sm90.cuh"
 #include "cuda/core/kernel.cuh"
 
 enum { PART = 64, PART_BYTES = 128, GROUP = 128 }; /* numbers and bytes of a part's row; threads */
