@@ -111,8 +111,8 @@ __device__ static inline float drop_factor(const drop_row &r, uint32_t column) {
  *
  * Rows whose addresses and widths allow it are read in packs of 16 bytes of activations; others (50
  * columns, say) element by element, but still V neighbours a thread, because one random draw serves
- * four columns.  V is 4 or 8, and a pack begins at a column that is a multiple of V.  PACKED are the
- * columns of one pack of activations, LOOSE those of a thread where rows cannot be packed. */
+ * four columns.  V is 4 or 8, and a pack begins at a column that is a multiple of V.  PACKED are
+ * the columns of one pack of activations, LOOSE those of a thread where rows cannot be packed. */
 template <typename T> struct columns_of {
     static constexpr int PACKED = 16 / (int)sizeof(T), LOOSE = 4;
 };
@@ -214,7 +214,8 @@ __device__ static inline int64_t row_grid_row(void) {
 
 enum { WARP = 32 };
 
-/* The sum over a warp, for every lane; like block_sum in a fixed order, the same bits every time. */
+/* The sum over a warp, for every lane; like block_sum in a fixed order, the same bits every time.
+ */
 template <typename T> __device__ static inline T warp_sum(T x) {
     for (int lane = WARP / 2; lane > 0; lane /= 2)
         x += __shfl_xor_sync(0xffffffffu, x, lane);
@@ -275,6 +276,17 @@ static inline status early_launch(backend *be, void (*kernel)(A), int64_t n_bloc
     config.numAttrs = cuda->sm >= 90 ? 1 : 0;
     cudaError_t error = cudaLaunchKernelEx(&config, kernel, *a);
     return error == cudaSuccess ? OK : cuda_failed(error, name);
+}
+
+/* Where a row of the tables of a gather is (gather_args in ops/ops.h). */
+
+template <typename S>
+__device__ static inline const S *gather_row(const gather_args &a, int64_t i) {
+    const S *row = (const S *)a.table + i * a.dim;
+    if (sizeof(S) == sizeof(float))
+        for (int k = 0; k < a.n_far && i >= a.far[k].from; k++)
+            row = (const S *)(a.far[k].rows + (i - a.far[k].from) * a.far[k].stride);
+    return row;
 }
 
 #endif

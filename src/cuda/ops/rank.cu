@@ -14,7 +14,7 @@
 
 #include "base/mem.h"
 #include "cuda/core/kernel.cuh"
-#include "cuda/ops/rank_keys.cuh"
+#include "cuda/ops/topk.cuh"
 
 enum { RANK_TILE = 64, DEPTH = 16, RANK_THREADS = 256, SIDE = 4, ROW_THREADS = RANK_TILE / SIDE };
 

@@ -5,7 +5,6 @@
  * A warp owns a row and holds it in registers: the moments are of what is stored.  The limit is
  * bytes, or with few rows latency: of the index, of the row, and of two sums over a warp. */
 #include "cuda/core/kernel.cuh"
-#include "cuda/ops/gather_row.cuh"
 
 enum {
     MOMENT_V = 8,                                /* columns of a pack */
