@@ -132,9 +132,9 @@ static bool is_of_host(const cuda_copies *c, const void *memory) {
 
 /* Copies of at most HOST_COPY_MOST bytes between the device and pinned memory are made by a kernel:
  * cudaMemcpyAsync starts when the previous kernel is complete, this one earlier (early_begin_alone,
- * which depends on __CUDA_ARCH__).  On an H200 (2026-11-17), us with a kernel before or after and the wait:
- *                        to the device                               to the host
- *                        8 KB   24 KB   64 KB   192 KB   288 KB      5 KB   40 KB
+ * which depends on __CUDA_ARCH__).  On an H200 (2026-11-17), us with a kernel before or after and
+ * the wait: to the device                               to the host 8 KB   24 KB   64 KB   192 KB
+ * 288 KB      5 KB   40 KB
  *     cudaMemcpyAsync    14.9    15.3    21.8     27.2     28.3      18.4    18.4
  *     kernel             13.8    13.8    15.2     20.9     24.0      11.0    11.7 */
 enum {
@@ -160,8 +160,8 @@ static __global__ void __launch_bounds__(HOST_COPY_THREADS)
 
 static bool host_copy_can(const void *to, const void *from, size_t bytes) {
     const size_t size = sizeof(uint4);
-    return bytes > 0 && bytes <= HOST_COPY_MOST && bytes % size == 0 &&
-           (uintptr_t)to % size == 0 && (uintptr_t)from % size == 0;
+    return bytes > 0 && bytes <= HOST_COPY_MOST && bytes % size == 0 && (uintptr_t)to % size == 0 &&
+           (uintptr_t)from % size == 0;
 }
 
 static status host_copy(backend *be, void *to, const void *from, size_t bytes) {

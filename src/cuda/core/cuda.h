@@ -75,9 +75,19 @@ static inline status cuda_launched(const char *what) {
     return error == cudaSuccess ? OK : cuda_failed(error, what);
 }
 
-/* Makes the backend's device the calling thread's: CUDA remembers a device per thread, and a backend
- * may be used by one thread after another (a server's worker and its callers, say).  Called by every
- * op that can be the first of a batch or of a slot_call.  A guest's caller has set the device. */
+/* Launches a kernel on the backend's stream; `what` names it in messages. */
+template <typename... PARAMETERS, typename... ARGUMENTS>
+static inline status cuda_launch(const backend *be, const char *what, void (*kernel)(PARAMETERS...),
+                                 dim3 n_blocks, dim3 n_threads, size_t shared_bytes,
+                                 const ARGUMENTS &...arguments) {
+    kernel<<<n_blocks, n_threads, shared_bytes, cuda_of(be)->stream>>>(arguments...);
+    return cuda_launched(what);
+}
+
+/* Makes the backend's device the calling thread's: CUDA remembers a device per thread, and a
+ * backend may be used by one thread after another (a server's worker and its callers, say).  Called
+ * by every op that can be the first of a batch or of a slot_call.  A guest's caller has set the
+ * device. */
 static inline status cuda_enter(const backend *be) {
     const cuda_state *s = cuda_of(be);
     int device;
@@ -187,8 +197,8 @@ status cuda_attn_sm80_bwd(backend *be, const attn_args *a);
 status cuda_attn_f32_fwd(backend *be, const attn_args *a);
 status cuda_attn_f32_bwd(backend *be, const attn_args *a);
 bool cuda_attn_sm90_can_fwd(const backend *be, const attn_args *a);
-bool cuda_attn_sm90_can_few(const backend *be, const attn_args *a);
-status cuda_attn_sm90_few(backend *be, const attn_args *a);
+bool cuda_attn_sm90_can_small(const backend *be, const attn_args *a);
+status cuda_attn_sm90_small(backend *be, const attn_args *a);
 bool cuda_attn_sm90_can_page(const backend *be, const attn_args *a);
 status cuda_attn_sm90_page(backend *be, const attn_args *a);
 bool cuda_attn_sm90_can_bwd(const backend *be, const attn_args *a);

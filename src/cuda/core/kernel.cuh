@@ -42,6 +42,10 @@ static inline bool can_pack(const void *p, int64_t stride, int64_t dim, size_t s
     return (uintptr_t)p % (size * (size_t)n) == 0 && stride % n == 0 && dim % n == 0;
 }
 
+static inline bool is_aligned(const void *p, uintptr_t bytes) {
+    return (uintptr_t)p % bytes == 0;
+}
+
 /* Runs `...` with T as the backend's type of activations: CUDA_WITH_ACT(be, return launch<T>(a)).
  */
 #define CUDA_WITH_ACT(be, ...)                                                                     \

@@ -277,7 +277,7 @@ __device__ static inline void head_prefetch_weight(const head_job &j) {
     int64_t n_lines = (int64_t)j.n_mid * j.dim * (int64_t)sizeof *j.w1 / 128;
     for (int64_t i = (int64_t)blockIdx.x * HEAD_THREADS + threadIdx.x; i < n_lines;
          i += (int64_t)gridDim.x * HEAD_THREADS)
-        asm volatile("prefetch.global.L2 [%0];" ::"l"((const char *)j.w1 + i * 128));
+        prefetch_l2((const char *)j.w1 + i * 128);
 }
 
 /* The warp's part of the sums, and of the squares of its lane's rows.  Lane 4 g + c holds, of rows

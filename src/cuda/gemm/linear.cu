@@ -138,10 +138,10 @@ template <typename T> static status silu_put(backend *be, const linear_args *a) 
     int32_t first_k = (int32_t)(((const T *)put.k - (const T *)a->y) / N);
     int32_t first_v = (int32_t)(((const T *)put.v - (const T *)a->y) / N);
     put.dim_k /= N, put.dim_v /= N, put.stride /= N;
-    linear_silu_put_any_kernel<T, N>
-        <<<(unsigned)cuda_div_up(n_packs, LINEAR_THREADS), LINEAR_THREADS, 0,
-           cuda_of(be)->stream>>>(n_packs, a->n_out / N, (pack<T, N> *)a->y, first_k, first_v, put);
-    return cuda_launched("the activation of a layer, and keys and values to pages");
+    return cuda_launch(be, "the activation of a layer, and keys and values to pages",
+                       linear_silu_put_any_kernel<T, N>, cuda_div_up(n_packs, LINEAR_THREADS),
+                       LINEAR_THREADS, 0, n_packs, a->n_out / N, (pack<T, N> *)a->y, first_k,
+                       first_v, put);
 }
 
 status cuda_activate(backend *be, epilogue f, int64_t n, const void *z, void *y) {
@@ -225,15 +225,12 @@ template <typename T> static status pack_turned(backend *be, const linear_args *
     packed_parts to = parts_of(be, a->packed, a->n_in, a->n_out);
     const float *weight = a->norm != NULL ? a->norm->weight : NULL;
     const float *bias = a->norm != NULL ? a->norm->bias : NULL;
-    cudaStream_t stream = cuda_of(be)->stream;
     if (a->n_in == 0 || a->n_out == 0) return OK;
-    linear_turn_any_kernel<<<grid, dim3(TURN, TURN_ROWS), 0, stream>>>(
-        a->n_in, a->n_out, a->is_transposed, a->w, weight, (T *)to.w);
-    TRY(cuda_launched("the transposed copy of a weight"));
-    linear_fold_any_kernel<T>
-        <<<(unsigned)cuda_div_up(a->n_out, LINEAR_THREADS / 32), LINEAR_THREADS, 0, stream>>>(
-            *a, bias, to);
-    TRY(cuda_launched("the sums of a weight"));
+    TRY(cuda_launch(be, "the transposed copy of a weight", linear_turn_any_kernel<T>, grid,
+                    dim3(TURN, TURN_ROWS), 0, a->n_in, a->n_out, a->is_transposed, a->w, weight,
+                    (T *)to.w));
+    TRY(cuda_launch(be, "the sums of a weight", linear_fold_any_kernel<T>,
+                    cuda_div_up(a->n_out, LINEAR_THREADS / 32), LINEAR_THREADS, 0, *a, bias, to));
     return be->ops->sync(be); /* kernels read it before the one before them is complete */
 }
 
@@ -443,10 +440,9 @@ static status backward_f(backend *be, const linear_args *a, float *partials) {
     if (a->f == EPILOGUE_NONE && a->dbias == NULL) return OK;
     CUDA_WITH_ACT(be, TRY(dz_launch<T>(be, a, j)));
     if (a->dbias == NULL) return OK;
-    linear_bwd_dbias_any_kernel<<<(unsigned)cuda_div_up(a->n_out, PACKS_X), LINEAR_THREADS, 0,
-                                  cuda_of(be)->stream>>>((int32_t)cuda_div_up(a->n, j.group_rows),
-                                                         a->n_out, partials, a->dbias);
-    return cuda_launched("the gradient of a bias");
+    return cuda_launch(be, "the gradient of a bias", linear_bwd_dbias_any_kernel,
+                       cuda_div_up(a->n_out, PACKS_X), LINEAR_THREADS, 0,
+                       (int32_t)cuda_div_up(a->n, j.group_rows), a->n_out, partials, a->dbias);
 }
 
 /* dx (+)= dz W^T */

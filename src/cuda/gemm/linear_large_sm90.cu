@@ -474,9 +474,9 @@ bool cuda_linear_large_norms(const linear_args *a) {
            n->moments->of == n->x && is_addressable(n->x, a->n_in);
 }
 
-/* What both kinds of kernels are given. */
+/* The tensor maps and the rest of the arguments, for tiles S. */
 template <typename S, linear_mode MODE>
-static status large_prepare(backend *be, const linear_args *a, const void *w, linear_job *j,
+static status tiles_prepare(backend *be, const linear_args *a, const void *w, linear_job *j,
                             linear_maps *maps) {
     const void *x = j->moments.width > 0 ? a->norm->x : a->x;
     TRY(sm90a_map_box(&maps->x, be->act, x, a->n, a->n_in, a->n_in, PART, S::ROWS));
@@ -496,48 +496,46 @@ static status large_prepare(backend *be, const linear_args *a, const void *w, li
     return OK;
 }
 
-template <typename T, typename S, linear_mode MODE>
-static status large_launch(backend *be, const linear_args *a, const void *w,
+typedef void (*linear_kernel)(const linear_job, const linear_maps);
+
+/* Runs KERNEL over tiles S: a persistent kernel on all multiprocessors, else a block for each tile.
+ */
+template <typename S, linear_mode MODE, bool IS_PERSISTENT, linear_kernel KERNEL>
+static status tiles_launch(backend *be, const linear_args *a, const void *w,
                            const linear_job *from) {
     linear_job j = *from;
     linear_maps maps = {};
-    TRY((large_prepare<S, MODE>(be, a, w, &j, &maps)));
-    int64_t n_tiles = (int64_t)j.n_down * j.n_across, n = cuda_of(be)->n_multiprocessors;
-    CUDA_TRY(CUDA_ALLOW_SHARED((linear_large_sm90_kernel<T, S, MODE>), S::BYTES));
-    CUDA_TRY(sm90a_launch_early(linear_large_sm90_kernel<T, S, MODE>,
-                                dim3((unsigned)(n_tiles < n ? n_tiles : n)), S::THREADS, S::BYTES,
+    TRY((tiles_prepare<S, MODE>(be, a, w, &j, &maps)));
+    int64_t n_blocks = (int64_t)j.n_down * j.n_across, n = cuda_of(be)->n_multiprocessors;
+    if (IS_PERSISTENT && n_blocks > n) n_blocks = n;
+    CUDA_TRY(CUDA_ALLOW_SHARED(KERNEL, S::BYTES));
+    CUDA_TRY(sm90a_launch_early(KERNEL, dim3((unsigned)n_blocks), S::THREADS, S::BYTES,
                                 cuda_of(be)->stream, j, maps));
     return OK;
 }
-
-template <typename T, typename S, linear_mode MODE>
-static status medium_launch(backend *be, const linear_args *a, const void *w,
-                            const linear_job *from) {
-    linear_job j = *from;
-    linear_maps maps = {};
-    TRY((large_prepare<S, MODE>(be, a, w, &j, &maps)));
-    CUDA_TRY(CUDA_ALLOW_SHARED((linear_medium_sm90_kernel<T, S, MODE>), S::BYTES));
-    CUDA_TRY(sm90a_launch_early(linear_medium_sm90_kernel<T, S, MODE>,
-                                dim3((unsigned)(j.n_down * j.n_across)), S::THREADS, S::BYTES,
-                                cuda_of(be)->stream, j, maps));
-    return OK;
-}
-
-typedef status (*large_fn)(backend *be, const linear_args *a, const void *w, const linear_job *j);
 
 /* Tiles of 64 g rows x n columns; is_one_wave: for calls whose tiles can all run at once. */
 typedef struct large_choice {
     int n, g;
     bool is_one_wave;
-    large_fn launch;
+    status (*launch)(backend *be, const linear_args *a, const void *w, const linear_job *j);
 } large_choice;
 
-#define LARGE(N, G, MODE)                                                                          \
-    { N, G, false, large_launch<__nv_bfloat16, large_tile<N, G, MODE>, MODE> }
-#define ONCE(N, G, MODE)                                                                           \
-    { N, G, true, large_launch<__nv_bfloat16, large_tile<N, G, MODE>, MODE> }
+#define LARGE_(N, G, IS_ONE_WAVE, MODE)                                                            \
+    {                                                                                              \
+        N, G, IS_ONE_WAVE,                                                                         \
+            tiles_launch<large_tile<N, G, MODE>, MODE, true,                                       \
+                         linear_large_sm90_kernel<__nv_bfloat16, large_tile<N, G, MODE>, MODE>>    \
+    }
+#define LARGE(N, G, MODE) LARGE_(N, G, false, MODE)
+#define ONCE(N, G, MODE)  LARGE_(N, G, true, MODE)
 #define MEDIUM(N, G, STAGES, MODE)                                                                 \
-    { N, G, true, medium_launch<__nv_bfloat16, medium_tile<N, G, STAGES>, MODE> }
+    {                                                                                              \
+        N, G, true,                                                                                \
+            tiles_launch<                                                                          \
+                medium_tile<N, G, STAGES>, MODE, false,                                            \
+                linear_medium_sm90_kernel<__nv_bfloat16, medium_tile<N, G, STAGES>, MODE>>         \
+    }
 static const large_choice silu_tiles[] = {
     MEDIUM(96, 2, 7, LINEAR_SILU), MEDIUM(128, 2, 5, LINEAR_SILU), LARGE(160, 3, LINEAR_SILU),
     LARGE(192, 3, LINEAR_SILU),    LARGE(256, 2, LINEAR_SILU),     LARGE(256, 3, LINEAR_SILU)};

@@ -212,10 +212,6 @@ __global__ void residual_norm_parts_sm90_kernel(const residual_norm_args a, cons
     store_columns<true>((T *)a.y + (int64_t)blockIdx.x * a.dim, c, a.dim, v);
 }
 
-static bool is_aligned(const void *p, uintptr_t bytes) {
-    return (uintptr_t)p % bytes == 0;
-}
-
 static int64_t count_tiles(const linear_args *a) {
     return cuda_div_up(a->n, SMALL_TILE) * (a->n_out / SMALL_TILE);
 }

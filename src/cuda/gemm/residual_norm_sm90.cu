@@ -97,10 +97,6 @@ __global__ void __launch_bounds__(NORM_WARPS *WARP)
     }
 }
 
-static bool is_aligned(const void *p, uintptr_t bytes) {
-    return (uintptr_t)p % bytes == 0;
-}
-
 bool cuda_residual_norm_sm90_can(const backend *be, const residual_norm_args *a) {
     return cuda_of(be)->sm == 90 && be->act != ACT_F32 && a->dim % PART_COLUMNS == 0 &&
            a->dim <= MAX_PARTS * PART_COLUMNS && is_aligned(a->x, 16) &&

@@ -391,9 +391,8 @@ static status launch_sums(backend *be, void (*kernel)(gate_args, float *, gate_c
     TRY(norm_blocks<R>(be, kernel, a->n, &n_blocks));
     if (a->dweight != NULL || a->dbias != NULL)
         TRY(cuda_scratch(be, (size_t)(n_blocks * 2 * a->dim) * sizeof(float), &partials));
-    kernel<<<(unsigned)n_blocks, R::THREADS, 0, cuda_of(be)->stream>>>(*a, (float *)partials,
-                                                                       *a->cut);
-    TRY(cuda_launched("gate_bwd of cut rows"));
+    TRY(cuda_launch(be, "gate_bwd of cut rows", kernel, n_blocks, R::THREADS, 0, *a,
+                    (float *)partials, *a->cut));
     if (partials == NULL) return OK;
     return cuda_norm_add_partials(be, (const float *)partials, n_blocks, a->dim, a->dweight,
                                   a->dbias);

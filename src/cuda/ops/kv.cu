@@ -41,8 +41,8 @@ template <typename P> static status put(backend *be, const kv_put_args *from, in
     a.stride_v /= n;
     a.stride /= n;
     int64_t n_blocks = cuda_div_up(a.n * (a.dim_k + a.dim_v), PUT_THREADS);
-    kv_put_any_kernel<P><<<(unsigned)n_blocks, PUT_THREADS, 0, cuda_of(be)->stream>>>(a);
-    return cuda_launched("keys and values to pages");
+    return cuda_launch(be, "keys and values to pages", kv_put_any_kernel<P>, n_blocks, PUT_THREADS,
+                       0, a);
 }
 
 status cuda_kv_put(backend *be, const kv_put_args *a) {
@@ -191,16 +191,16 @@ static __global__ void __launch_bounds__(FP8_THREADS)
 
 template <typename T> static status round_rows(backend *be, const kv_fp8_args *a) {
     int64_t n_blocks = cuda_div_up(2 * a->n * a->n_heads, FP8_HEADS);
-    kv_fp8_round_any_kernel<T><<<(unsigned)n_blocks, FP8_THREADS, 0, cuda_of(be)->stream>>>(*a);
-    return cuda_launched("keys and values to 8 bits");
+    return cuda_launch(be, "keys and values to 8 bits", kv_fp8_round_any_kernel<T>, n_blocks,
+                       FP8_THREADS, 0, *a);
 }
 
 template <typename T> static status convert_pages(backend *be, const kv_fp8_args *a) {
     int64_t heads = 2 * (int64_t)a->page_len * a->n_heads;
     dim3 grid((unsigned)cuda_div_up(heads, FP8_HEADS), (unsigned)a->n_pages);
     int64_t bytes = kv_fp8_page_bytes(a->page_len, a->n_heads, a->dim_qk, a->dim_v);
-    kv_fp8_page_any_kernel<T><<<grid, FP8_THREADS, 0, cuda_of(be)->stream>>>(*a, bytes);
-    return cuda_launched("pages in 8 bits");
+    return cuda_launch(be, "pages in 8 bits", kv_fp8_page_any_kernel<T>, grid, FP8_THREADS, 0, *a,
+                       bytes);
 }
 
 enum { MAX_GRID_Y = 65535 };

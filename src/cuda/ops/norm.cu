@@ -173,9 +173,8 @@ static __global__ void __launch_bounds__(1024)
 status cuda_norm_add_partials(backend *be, const float *partials, int64_t n_partials, int32_t dim,
                               float *dweight, float *dbias) {
     dim3 blocks((unsigned)cuda_div_up(dim, WARP), 2);
-    norm_bwd_sums_any_kernel<<<blocks, dim3(WARP, WARP), 0, cuda_of(be)->stream>>>(
-        partials, (int)n_partials, dim, dweight, dbias);
-    return cuda_launched("the sums of a norm's gradients");
+    return cuda_launch(be, "the sums of a norm's gradients", norm_bwd_sums_any_kernel, blocks,
+                       dim3(WARP, WARP), 0, partials, (int)n_partials, dim, dweight, dbias);
 }
 
 status cuda_norm_bwd(backend *be, const norm_args *a) {

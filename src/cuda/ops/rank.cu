@@ -159,9 +159,8 @@ static status find_ranks(backend *be, const rank_job &j) {
     CUDA_TRY(cudaMemsetAsync(j.above, 0, (size_t)j.a.n_queries * sizeof *j.above, stream));
     rank_own_any_kernel<<<n_blocks, RANK_THREADS, 0, stream>>>(j);
     rank_count_any_kernel<<<grid, RANK_THREADS, 0, stream>>>(j);
-    rank_finish_any_kernel<<<(unsigned)cuda_div_up(j.a.n_queries, RANK_THREADS / WARP),
-                             RANK_THREADS, 0, stream>>>(j);
-    TRY(cuda_launched("the ranks of targets"));
+    TRY(cuda_launch(be, "the ranks of targets", rank_finish_any_kernel,
+                    cuda_div_up(j.a.n_queries, RANK_THREADS / WARP), RANK_THREADS, 0, j));
     return cuda_copy_out(be, j.a.rank, j.rank, (size_t)j.a.n_queries * sizeof *j.a.rank);
 }
 
@@ -279,8 +278,8 @@ static status find_best(backend *be, rank_job j) {
         j.n_group = (int32_t)(j.a.n_queries - first < group ? j.a.n_queries - first : group);
         TRY(find_best_of_group(be, j));
     }
-    rank_best_any_kernel<<<(unsigned)cuda_div_up(n, RANK_THREADS), RANK_THREADS, 0, stream>>>(j);
-    TRY(cuda_launched("the best rows of a corpus"));
+    TRY(cuda_launch(be, "the best rows of a corpus", rank_best_any_kernel,
+                    cuda_div_up(n, RANK_THREADS), RANK_THREADS, 0, j));
     TRY(cuda_copy_out(be, j.a.best, j.best, (size_t)n * sizeof *j.a.best));
     return cuda_copy_out(be, j.a.best_score, j.best_score, (size_t)n * sizeof *j.a.best_score);
 }
@@ -354,9 +353,8 @@ static size_t lay_out(const backend *be, rank_job *j, char *memory) {
 template <typename T> static status convert(backend *be, const rank_job &j) {
     int64_t n = (int64_t)j.a.n_queries * j.a.dim;
     unsigned n_blocks = (unsigned)cuda_div_up(n, RANK_THREADS);
-    rank_convert_any_kernel<T><<<n_blocks, RANK_THREADS, 0, cuda_of(be)->stream>>>(
-        n, (const T *)j.a.query, (float *)j.query);
-    return cuda_launched("the conversion of queries");
+    return cuda_launch(be, "the conversion of queries", rank_convert_any_kernel<T>, n_blocks,
+                       RANK_THREADS, 0, n, (const T *)j.a.query, (float *)j.query);
 }
 
 status cuda_rank(backend *be, const rank_args *a) {

@@ -52,8 +52,8 @@ static __global__ void __launch_bounds__(256) gather_rows_any_kernel(const gathe
 template <typename T, typename S, int V, bool IS_PACKED>
 static status gather_launch(backend *be, const gather_args *a) {
     row_grid g = row_grid_of(a->n, a->dim, V);
-    gather_rows_any_kernel<T, S, V, IS_PACKED><<<g.blocks, g.threads, 0, cuda_of(be)->stream>>>(*a);
-    return cuda_launched("gather");
+    return cuda_launch(be, "gather", gather_rows_any_kernel<T, S, V, IS_PACKED>, g.blocks,
+                       g.threads, 0, *a);
 }
 
 /* S is the type of the table. */
@@ -247,8 +247,8 @@ static status add_tails(backend *be, const scatter_args *a, const scatter_cut *s
     int64_t n_chunks = s->n_chunks * n_slabs / wanted;            /* of a block */
     if (n_chunks < cuda_div_up(s->n_chunks, 65535)) n_chunks = cuda_div_up(s->n_chunks, 65535);
     dim3 blocks((unsigned)n_slabs, (unsigned)cuda_div_up(s->n_chunks, n_chunks));
-    scatter_tails_any_kernel<G><<<blocks, 256, 0, cuda_of(be)->stream>>>(*a, *s, (int)n_chunks);
-    return cuda_launched("scatter's rows of many chunks");
+    return cuda_launch(be, "scatter's rows of many chunks", scatter_tails_any_kernel<G>, blocks,
+                       256, 0, *a, *s, (int)n_chunks);
 }
 
 template <typename T, typename G, int V, bool IS_PACKED>
@@ -266,9 +266,8 @@ static status scatter_launch(backend *be, const scatter_args *a) {
         x *= 2;
     dim3 threads(x, SCATTER_THREADS / x);
     dim3 blocks((unsigned)cuda_div_up(s.n_chunks, threads.y), (unsigned)cuda_div_up(n_packs, x));
-    scatter_chunks_any_kernel<T, G, V, IS_PACKED>
-        <<<blocks, threads, 0, cuda_of(be)->stream>>>(*a, s);
-    TRY(cuda_launched("scatter"));
+    TRY((cuda_launch(be, "scatter", scatter_chunks_any_kernel<T, G, V, IS_PACKED>, blocks, threads,
+                     0, *a, s)));
     return add_tails<G>(be, a, &s);
 }
 
@@ -295,9 +294,8 @@ static __global__ void __launch_bounds__(256)
 
 status cuda_mark(backend *be, int64_t n, const int32_t *index, int32_t offset, uint8_t *marks) {
     if (n == 0) return OK;
-    mark_rows_any_kernel<<<(unsigned)cuda_div_up(n, 256), 256, 0, cuda_of(be)->stream>>>(
-        n, index, offset, marks);
-    return cuda_launched("mark");
+    return cuda_launch(be, "mark", mark_rows_any_kernel, cuda_div_up(n, 256), 256, 0, n, index,
+                       offset, marks);
 }
 
 /* group (ops.h): rows of y by row of the table.  A stable sort of (index, place) keeps the
@@ -376,14 +374,12 @@ status cuda_group(backend *be, const int32_t *index, row_groups *groups) {
         return OK;
     }
     TRY(make_room(be, groups, &room));
-    group_keys_any_kernel<<<(unsigned)cuda_div_up(n, GROUP_THREADS), GROUP_THREADS, 0, stream>>>(
-        n, groups->n_rows, index, room.keys, room.places);
-    TRY(cuda_launched("the keys of group"));
+    TRY(cuda_launch(be, "the keys of group", group_keys_any_kernel, cuda_div_up(n, GROUP_THREADS),
+                    GROUP_THREADS, 0, n, groups->n_rows, index, room.keys, room.places));
     TRY(sort(be, groups, &room));
-    group_begins_any_kernel<<<(unsigned)cuda_div_up((int64_t)groups->n_rows + 1, GROUP_THREADS),
-                              GROUP_THREADS, 0, stream>>>(n, groups->n_rows, room.sorted,
-                                                          groups->begin);
-    return cuda_launched("the begins of group");
+    return cuda_launch(be, "the begins of group", group_begins_any_kernel,
+                       cuda_div_up((int64_t)groups->n_rows + 1, GROUP_THREADS), GROUP_THREADS, 0, n,
+                       groups->n_rows, room.sorted, groups->begin);
 }
 
 /* Dropout (ops.h): a thread owns V columns of a row, and one draw serves four of them.  Bound by
@@ -408,8 +404,8 @@ static __global__ void __launch_bounds__(256) dropout_rows_any_kernel(const drop
 template <typename T, int V, bool IS_PACKED>
 static status drop_launch(backend *be, const dropout_args *a) {
     row_grid g = row_grid_of(a->n, a->dim, V);
-    dropout_rows_any_kernel<T, V, IS_PACKED><<<g.blocks, g.threads, 0, cuda_of(be)->stream>>>(*a);
-    return cuda_launched("dropout");
+    return cuda_launch(be, "dropout", dropout_rows_any_kernel<T, V, IS_PACKED>, g.blocks, g.threads,
+                       0, *a);
 }
 
 template <typename T> static status drop(backend *be, const dropout_args *a) {

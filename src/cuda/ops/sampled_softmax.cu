@@ -299,8 +299,8 @@ static status run_scores(backend *be, const softmax_job &j) {
         score_launch<4>(stream, j);
     else
         score_launch<1>(stream, j);
-    sampled_softmax_loss_any_kernel<<<1, SUM_THREADS, 0, stream>>>(j);
-    return cuda_launched("the scores of a sampled softmax");
+    return cuda_launch(be, "the scores of a sampled softmax", sampled_softmax_loss_any_kernel, 1,
+                       SUM_THREADS, 0, j);
 }
 
 static int32_t width_of(int32_t dim) {
@@ -374,6 +374,5 @@ status cuda_negatives(backend *be, const negatives_args *a) {
         return fail(ERR_CONFIG, "there is nothing to draw negatives from; give the model at least "
                                 "one item");
     row_grid g = row_grid_of(a->n, a->n_negatives, 4);
-    negatives_draw_any_kernel<<<g.blocks, g.threads, 0, cuda_of(be)->stream>>>(*a);
-    return cuda_launched("negatives");
+    return cuda_launch(be, "negatives", negatives_draw_any_kernel, g.blocks, g.threads, 0, *a);
 }

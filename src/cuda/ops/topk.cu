@@ -209,8 +209,8 @@ static status bound(backend *be, const topk_scan *scan, const topk_job *whole) {
     j.is_sample = true;
     j.n_tiles = j.a.n_corpus / scan->tile / j.stride;
     if (j.n_groups > 0) TRY(scan->run(be, &j));
-    topk_bound_any_kernel<<<(unsigned)j.a.n_queries, SELECT_THREADS, 0, cuda_of(be)->stream>>>(j);
-    return cuda_launched("the bounds of a search");
+    return cuda_launch(be, "the bounds of a search", topk_bound_any_kernel, j.a.n_queries,
+                       SELECT_THREADS, 0, j);
 }
 
 /* Scans until no list overflows.  `host` has room for the results and the number of overflows. */
@@ -221,8 +221,8 @@ static status collect(backend *be, const topk_scan *scan, const topk_job *j, con
     do {
         CUDA_TRY(cudaMemsetAsync(out->n_overflows, 0, sizeof(int), stream));
         TRY(scan->run(be, j));
-        topk_select_any_kernel<<<(unsigned)j->a.n_queries, SELECT_THREADS, 0, stream>>>(*j, *out);
-        TRY(cuda_launched("the selection of a search"));
+        TRY(cuda_launch(be, "the selection of a search", topk_select_any_kernel, j->a.n_queries,
+                        SELECT_THREADS, 0, *j, *out));
         TRY(cuda_copy_out(be, host, out->best, (n + 1) * sizeof *host));
     } while (host[n] > 0);
     return OK;

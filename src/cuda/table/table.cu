@@ -111,8 +111,8 @@ static __global__ void __launch_bounds__(TABLE_THREADS)
 
 status cuda_table_find(backend *be, const table_level *l, const table_find_args *a) {
     if (a->n == 0) return OK;
-    table_find_any_kernel<<<table_blocks(a->n), TABLE_THREADS, 0, cuda_of(be)->stream>>>(*l, *a);
-    return cuda_launched("find");
+    return cuda_launch(be, "find", table_find_any_kernel, table_blocks(a->n), TABLE_THREADS, 0, *l,
+                       *a);
 }
 
 static __global__ void __launch_bounds__(TABLE_THREADS)
@@ -131,8 +131,8 @@ status cuda_table_erase(backend *be, const table_level *l, const table_erase_arg
     cudaStream_t stream = cuda_of(be)->stream;
     if (a->n_erased != NULL) CUDA_TRY(cudaMemsetAsync(a->n_erased, 0, sizeof(int64_t), stream));
     if (a->n == 0) return OK;
-    table_erase_any_kernel<<<table_blocks(a->n), TABLE_THREADS, 0, stream>>>(*l, *a);
-    return cuda_launched("erase");
+    return cuda_launch(be, "erase", table_erase_any_kernel, table_blocks(a->n), TABLE_THREADS, 0,
+                       *l, *a);
 }
 
 /* The kernel's arguments for all parts; kernel parameters are limited to 4 KB. */
@@ -234,8 +234,8 @@ static __global__ void __launch_bounds__(SCAN_THREADS)
 }
 
 status cuda_table_sum(backend *be, int64_t n, unsigned long long *counts, int64_t *total) {
-    table_scan_sum_any_kernel<<<1, SCAN_THREADS, 0, cuda_of(be)->stream>>>(n, counts, total);
-    return cuda_launched("the sum of counts");
+    return cuda_launch(be, "the sum of counts", table_scan_sum_any_kernel, 1, SCAN_THREADS, 0, n,
+                       counts, total);
 }
 
 __device__ static inline bool is_wanted(const table_level &l, const table_scan_args &a,
@@ -282,12 +282,12 @@ status cuda_table_scan(backend *be, const table_level *l, const table_scan_args 
     }
     TRY(cuda_scratch(be, (size_t)n_blocks * sizeof(unsigned long long), &memory));
     unsigned long long *counts = (unsigned long long *)memory;
-    table_scan_count_any_kernel<<<(unsigned)n_blocks, SCAN_THREADS, 0, stream>>>(*l, *a, counts);
-    TRY(cuda_launched("the counts of scan"));
+    TRY(cuda_launch(be, "the counts of scan", table_scan_count_any_kernel, n_blocks, SCAN_THREADS,
+                    0, *l, *a, counts));
     TRY(cuda_table_sum(be, n_blocks, counts, a->n));
     if (a->keys == NULL && a->scores == NULL && a->stamps == NULL && a->slot == NULL) return OK;
-    table_scan_write_any_kernel<<<(unsigned)n_blocks, SCAN_THREADS, 0, stream>>>(*l, *a, counts);
-    return cuda_launched("scan");
+    return cuda_launch(be, "scan", table_scan_write_any_kernel, n_blocks, SCAN_THREADS, 0, *l, *a,
+                       counts);
 }
 
 static __global__ void __launch_bounds__(TABLE_THREADS)
@@ -302,8 +302,8 @@ static __global__ void __launch_bounds__(TABLE_THREADS)
 
 status cuda_table_stamp(backend *be, const table_level *l, const table_stamp_args *a) {
     if (a->n == 0) return OK;
-    table_stamp_any_kernel<<<table_blocks(a->n), TABLE_THREADS, 0, cuda_of(be)->stream>>>(*l, *a);
-    return cuda_launched("stamp");
+    return cuda_launch(be, "stamp", table_stamp_any_kernel, table_blocks(a->n), TABLE_THREADS, 0,
+                       *l, *a);
 }
 
 static __global__ void __launch_bounds__(TABLE_THREADS)
@@ -319,6 +319,6 @@ static __global__ void __launch_bounds__(TABLE_THREADS)
 
 status cuda_table_carry(backend *be, const table_carry_args *a) {
     if (a->n == 0) return OK;
-    table_carry_any_kernel<<<table_blocks(a->n), TABLE_THREADS, 0, cuda_of(be)->stream>>>(*a);
-    return cuda_launched("what keys take along");
+    return cuda_launch(be, "what keys take along", table_carry_any_kernel, table_blocks(a->n),
+                       TABLE_THREADS, 0, *a);
 }

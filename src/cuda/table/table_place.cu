@@ -590,18 +590,17 @@ static status launch_place(backend *be, const table_level *l, const table_place_
     cuda_state *s = cuda_of(be);
     unsigned n_blocks = table_blocks(a->n), n_few = 2 * (unsigned)s->n_multiprocessors;
     if (n_few > n_blocks) n_few = n_blocks;
-    table_place_locate_any_kernel<<<n_blocks, TABLE_THREADS, 0, s->stream>>>(*l, *a, *room);
-    TRY(cuda_launched("the search of place"));
-    table_place_settle_any_kernel<<<n_blocks, TABLE_THREADS, 0, s->stream>>>(*l, *a, *room);
-    TRY(cuda_launched("the new keys of place"));
+    TRY(cuda_launch(be, "the search of place", table_place_locate_any_kernel, n_blocks,
+                    TABLE_THREADS, 0, *l, *a, *room));
+    TRY(cuda_launch(be, "the new keys of place", table_place_settle_any_kernel, n_blocks,
+                    TABLE_THREADS, 0, *l, *a, *room));
     if (a->evict != EVICT_NEVER) { /* else nothing is late */
         table_place_mark_any_kernel<<<n_few, TABLE_THREADS, 0, s->stream>>>(*a, *room);
-        table_place_settle_late_any_kernel<<<n_few, TABLE_THREADS, 0, s->stream>>>(*l, *a, *room);
-        TRY(cuda_launched("the second round of place"));
+        TRY(cuda_launch(be, "the second round of place", table_place_settle_late_any_kernel, n_few,
+                        TABLE_THREADS, 0, *l, *a, *room));
     }
-    table_place_finish_any_kernel<WORK>
-        <<<n_blocks, TABLE_THREADS, 0, s->stream>>>(*l, *a, *room, *rows);
-    return cuda_launched("the lists of place");
+    return cuda_launch(be, "the lists of place", table_place_finish_any_kernel<WORK>, n_blocks,
+                       TABLE_THREADS, 0, *l, *a, *room, *rows);
 }
 
 /* Rows that place cannot move in its own passes. */

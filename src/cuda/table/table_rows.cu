@@ -80,13 +80,12 @@ static status read_staging(backend *be, const table_level *l, const table_init_a
 
 status cuda_table_init(backend *be, const table_level *l, const table_init_args *a) {
     if (a->n == 0) return OK;
-    cudaStream_t stream = cuda_of(be)->stream;
     if (a->staging != NULL && is_packed(a->staging, a->stride, a->dim)) {
-        table_rows_init_any_kernel<true><<<table_blocks(a->n), TABLE_THREADS, 0, stream>>>(*l, *a);
-        return cuda_launched("first values and read of rows");
+        return cuda_launch(be, "first values and read of rows", table_rows_init_any_kernel<true>,
+                           table_blocks(a->n), TABLE_THREADS, 0, *l, *a);
     }
-    table_rows_init_any_kernel<false><<<table_blocks(a->n), TABLE_THREADS, 0, stream>>>(*l, *a);
-    TRY(cuda_launched("first values of rows"));
+    TRY(cuda_launch(be, "first values of rows", table_rows_init_any_kernel<false>,
+                    table_blocks(a->n), TABLE_THREADS, 0, *l, *a));
     return read_staging(be, l, a);
 }
 

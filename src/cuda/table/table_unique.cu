@@ -199,16 +199,15 @@ static status set_empty(backend *be, const table_unique_args *a) {
 static status sort_hashes(backend *be, const table_unique_args *a, unique_room *room) {
     cudaStream_t stream = cuda_of(be)->stream;
     unsigned n_blocks = table_blocks(a->n);
-    table_unique_hash_any_kernel<<<n_blocks, TABLE_THREADS, 0, stream>>>(a->n, a->ids, *room);
-    TRY(cuda_launched("the hashes of unique"));
+    TRY(cuda_launch(be, "the hashes of unique", table_unique_hash_any_kernel, n_blocks,
+                    TABLE_THREADS, 0, a->n, a->ids, *room));
     TRY(sort(be, a, room));
     table_unique_list_mixed_any_kernel<<<n_blocks, TABLE_THREADS, 0, stream>>>(a->n, a->ids, *room);
-    table_unique_mend_any_kernel<<<MEND_BLOCKS, MEND_THREADS, 0, stream>>>(a->n, a->ids, *room);
-    return cuda_launched("the order of unique");
+    return cuda_launch(be, "the order of unique", table_unique_mend_any_kernel, MEND_BLOCKS,
+                       MEND_THREADS, 0, a->n, a->ids, *room);
 }
 
 status cuda_table_unique(backend *be, const table_unique_args *a) {
-    cudaStream_t stream = cuda_of(be)->stream;
     unique_room room = {};
     void *memory;
     if (a->n == 0) return set_empty(be, a);
@@ -217,9 +216,9 @@ status cuda_table_unique(backend *be, const table_unique_args *a) {
     make_room(&room, (char *)memory, a);
     TRY(sort_hashes(be, a, &room));
     unsigned n_blocks = (unsigned)cuda_div_up(a->n, SCAN_THREADS);
-    table_unique_count_heads_any_kernel<<<n_blocks, SCAN_THREADS, 0, stream>>>(a->n, room);
-    TRY(cuda_launched("the runs of unique"));
+    TRY(cuda_launch(be, "the runs of unique", table_unique_count_heads_any_kernel, n_blocks,
+                    SCAN_THREADS, 0, a->n, room));
     TRY(cuda_table_sum(be, n_blocks, room.counts, a->n_unique));
-    table_unique_number_any_kernel<<<n_blocks, SCAN_THREADS, 0, stream>>>(room, *a);
-    return cuda_launched("the numbers of unique");
+    return cuda_launch(be, "the numbers of unique", table_unique_number_any_kernel, n_blocks,
+                       SCAN_THREADS, 0, room, *a);
 }

@@ -12,7 +12,6 @@
 #define HSTU_CUDA_ATTN_SM80_ATTN_SM80_CUH
 
 #include "cuda/attn/common/attn_bias.cuh"
-#include "cuda/attn/common/attn_fragment.cuh"
 #include "cuda/attn/common/attn_mask.cuh"
 #include "cuda/core/kernel.cuh"
 #include "cuda/core/ptx.cuh"

@@ -283,9 +283,8 @@ template <typename T, typename S> static status launch_dq(backend *be, half_job 
     int64_t n_blocks = half_grid(be, &job, job.a.max_len_q, S::ROWS, S::BLOCKS);
     if (n_blocks == 0) return OK;
     CUDA_TRY(CUDA_ALLOW_SHARED((attn_bwd_dq_sm80_kernel<T, S>), bytes));
-    attn_bwd_dq_sm80_kernel<T, S>
-        <<<(unsigned)n_blocks, S::THREADS, bytes, cuda_of(be)->stream>>>(job);
-    return cuda_launched("the gradient of the attention's queries");
+    return cuda_launch(be, "the gradient of the attention's queries", attn_bwd_dq_sm80_kernel<T, S>,
+                       n_blocks, S::THREADS, bytes, job);
 }
 
 /* At D = 128 the tiles need slightly more than 99 KB: cards with less, and float16, use the tile

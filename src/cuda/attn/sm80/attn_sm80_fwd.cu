@@ -436,8 +436,8 @@ template <typename T, typename S> static status launch(backend *be, half_job job
     int64_t n_blocks = half_grid(be, &job, job.a.max_len_q, S::ROWS, S::BLOCKS);
     if (n_blocks == 0) return OK;
     CUDA_TRY(CUDA_ALLOW_SHARED((attn_fwd_sm80_kernel<T, S>), bytes));
-    attn_fwd_sm80_kernel<T, S><<<(unsigned)n_blocks, S::THREADS, bytes, cuda_of(be)->stream>>>(job);
-    return cuda_launched("the attention");
+    return cuda_launch(be, "the attention", attn_fwd_sm80_kernel<T, S>, n_blocks, S::THREADS, bytes,
+                       job);
 }
 
 /* Large blocks for long sequences: on an H200 (2026-11-15) they are 1.04 to 1.3 times as fast from

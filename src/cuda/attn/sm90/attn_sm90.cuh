@@ -6,10 +6,9 @@
 #ifndef HSTU_CUDA_ATTN_SM90_ATTN_SM90_CUH
 #define HSTU_CUDA_ATTN_SM90_ATTN_SM90_CUH
 
-#include "cuda/attn/common/attn_fragment.cuh"
 #include "cuda/attn/common/attn_mask.cuh"
-#include "cuda/core/ptx_sm90.cuh"
 #include "cuda/core/kernel.cuh"
+#include "cuda/core/ptx_sm90.cuh"
 
 enum { PART = 64, PART_BYTES = 128, GROUP = 128 }; /* numbers and bytes of a part's row; threads */
 

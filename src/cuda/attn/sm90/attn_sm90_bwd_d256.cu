@@ -5,7 +5,7 @@
  * the slopes in shared memory; the other makes dp, multiplies it by the slopes, and keeps dk.  Both
  * have two products a tile, so neither waits long.  Another kernel recomputes dq
  * (attn_sm90_bwd_dq.cu).  Bound by the tensor cores. */
-#include "cuda/attn/sm90/attn_sm90_bwd_producer.cuh"
+#include "cuda/attn/sm90/attn_sm90_bwd.cuh"
 
 typedef struct wide_shape {
     static constexpr bool IS_WHOLE = false;

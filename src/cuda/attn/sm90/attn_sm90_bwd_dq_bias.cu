@@ -367,9 +367,9 @@ template <typename T, typename S> static status launch(backend *be, const bwd_jo
     CUDA_TRY(CUDA_ALLOW_SHARED((attn_bwd_dq_bias_sm90_kernel<T, S>), S::BYTES));
     int n_blocks = S::BLOCKS * state->n_multiprocessors;
     if (n_blocks > tiles.n_units) n_blocks = tiles.n_units;
-    attn_bwd_dq_bias_sm90_kernel<T, S>
-        <<<(unsigned)n_blocks, S::THREADS, S::BYTES, state->stream>>>(*a, tiles, maps, sink);
-    return cuda_launched("the gradient of the attention's queries");
+    return cuda_launch(be, "the gradient of the attention's queries",
+                       attn_bwd_dq_bias_sm90_kernel<T, S>, n_blocks, S::THREADS, S::BYTES, *a,
+                       tiles, maps, sink);
 }
 
 /* Shared memory, in KB a block: queries and dout + keys and values + a table
