@@ -168,8 +168,8 @@ static status host_copy(backend *be, void *to, const void *from, size_t bytes) {
     host_copy_job j = {(int64_t)(bytes / sizeof(uint4)), (const uint4 *)from, (uint4 *)to};
     int64_t n_blocks = cuda_div_up(j.n, HOST_COPY_THREADS);
     if (n_blocks > HOST_COPY_BLOCKS) n_blocks = HOST_COPY_BLOCKS;
-    return early_launch(be, host_copy_any_kernel, n_blocks, HOST_COPY_THREADS, &j,
-                        "a copy to or from the host");
+    return cuda_launch_early(be, "a copy to or from the host", host_copy_any_kernel, n_blocks,
+                             HOST_COPY_THREADS, 0, j);
 }
 
 status cuda_copy(backend *be, void *to, const void *from, size_t bytes) {

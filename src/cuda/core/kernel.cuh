@@ -265,23 +265,6 @@ __device__ static inline void early_begin_alone() {
 #endif
 }
 
-template <typename A>
-static inline status early_launch(backend *be, void (*kernel)(A), int64_t n_blocks, int n_threads,
-                                  const A *a, const char *name) {
-    const cuda_state *cuda = cuda_of(be);
-    cudaLaunchAttribute attribute = {};
-    cudaLaunchConfig_t config = {};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    config.gridDim = dim3((unsigned)n_blocks);
-    config.blockDim = dim3((unsigned)n_threads);
-    config.stream = cuda->stream;
-    config.attrs = &attribute;
-    config.numAttrs = cuda->sm >= 90 ? 1 : 0;
-    cudaError_t error = cudaLaunchKernelEx(&config, kernel, *a);
-    return error == cudaSuccess ? OK : cuda_failed(error, name);
-}
-
 /* Where a row of the tables of a gather is (gather_args in ops/ops.h). */
 
 template <typename S>

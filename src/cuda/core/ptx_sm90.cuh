@@ -85,7 +85,7 @@ template <typename T> __device__ static inline T *cluster_map(T *p, int rank) {
     return (T *)to;
 }
 
-/* For kernels launched by sm90a_launch_early: grid_wait waits until the previous kernel is complete
+/* For kernels launched by cuda_launch_early: grid_wait waits until the previous kernel is complete
  * and its writes are visible; grid_launch_next allows the next kernel, if launched the same way, to
  * start where there is room. */
 __device__ static inline void grid_wait() {

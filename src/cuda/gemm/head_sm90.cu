@@ -239,23 +239,6 @@ static bool head_is_small(const backend *be, const head_job *j) {
     return j->n <= n_clusters * HEAD_ROWS && j->dim <= HEAD_AHEAD * HEAD_WARPS * HEAD_STEP;
 }
 
-static status head_small(backend *be, const head_job *j) {
-    cudaLaunchAttribute attributes[2] = {};
-    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[0].val.programmaticStreamSerializationAllowed = 1;
-    attributes[1].id = cudaLaunchAttributeClusterDimension;
-    attributes[1].val.clusterDim.x = HEAD_BLOCKS_OF_ROWS;
-    attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3((unsigned)(cuda_div_up(j->n, HEAD_ROWS) * HEAD_BLOCKS_OF_ROWS));
-    config.blockDim = dim3(HEAD_THREADS);
-    config.stream = cuda_of(be)->stream;
-    config.attrs = attributes;
-    config.numAttrs = 2;
-    CUDA_TRY(cudaLaunchKernelEx(&config, head_small_fwd_sm90_kernel, *j));
-    return OK;
-}
-
 /* The large kernel: a block owns 16 rows and all columns.  The limit is the first layer's weight,
  * which each block reads as a whole from the L2 cache: 256 KB for 1024 x 128, 2.5 us; so blocks
  * prefetch it before they wait for the previous kernel. */
@@ -415,7 +398,10 @@ status cuda_head(backend *be, const head_args *a) {
                   two->w,
                   two->bias,
                   (__nv_bfloat16 *)two->y};
-    if (head_is_small(be, &j)) return head_small(be, &j);
-    return early_launch(be, head_fwd_sm90_kernel, cuda_div_up(a->n, HEAD_ROWS), HEAD_THREADS, &j,
-                        "the head of a ranking model");
+    if (head_is_small(be, &j))
+        return cuda_launch_clusters(
+            be, "the head of a ranking model", HEAD_BLOCKS_OF_ROWS, head_small_fwd_sm90_kernel,
+            cuda_div_up(j.n, HEAD_ROWS) * HEAD_BLOCKS_OF_ROWS, HEAD_THREADS, 0, j);
+    return cuda_launch_early(be, "the head of a ranking model", head_fwd_sm90_kernel,
+                             cuda_div_up(a->n, HEAD_ROWS), HEAD_THREADS, 0, j);
 }

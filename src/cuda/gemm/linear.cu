@@ -38,13 +38,9 @@ template <typename T> static status copy_launch(backend *be, const linear_args *
     int64_t size = (int64_t)a->n_in * a->n_out;
     bool is_packed = can_pack(a->w, size, size, sizeof(float), 4);
     j.n_packs = is_packed ? size / 4 : size;
-    unsigned n_blocks = (unsigned)cuda_div_up(j.n_packs + j.n_bias, LINEAR_THREADS);
-    cudaStream_t stream = cuda_of(be)->stream;
-    if (is_packed)
-        linear_copy_any_kernel<T, 4><<<n_blocks, LINEAR_THREADS, 0, stream>>>(j);
-    else
-        linear_copy_any_kernel<T, 1><<<n_blocks, LINEAR_THREADS, 0, stream>>>(j);
-    return cuda_launched("the copy of a weight");
+    return cuda_launch(be, "the copy of a weight",
+                       is_packed ? linear_copy_any_kernel<T, 4> : linear_copy_any_kernel<T, 1>,
+                       cuda_div_up(j.n_packs + j.n_bias, LINEAR_THREADS), LINEAR_THREADS, 0, j);
 }
 
 /* The weight and the bias in the type of the products, in `room` where that takes a copy. */
@@ -83,15 +79,10 @@ static status f_launch(backend *be, epilogue f, int64_t n, const void *z, void *
     enum { N = 16 / sizeof(T) };
     bool is_packed = can_pack(z, n, n, sizeof(T), N) && can_pack(y, n, n, sizeof(T), N);
     int64_t n_packs = is_packed ? n / N : n;
-    unsigned n_blocks = (unsigned)cuda_div_up(n_packs, LINEAR_THREADS);
-    cudaStream_t stream = cuda_of(be)->stream;
-    if (is_packed)
-        linear_epilogue_any_kernel<T, N>
-            <<<n_blocks, LINEAR_THREADS, 0, stream>>>(n_packs, f, (const T *)z, (T *)y);
-    else
-        linear_epilogue_any_kernel<T, 1>
-            <<<n_blocks, LINEAR_THREADS, 0, stream>>>(n_packs, f, (const T *)z, (T *)y);
-    return cuda_launched("the activation of a layer");
+    return cuda_launch(
+        be, "the activation of a layer",
+        is_packed ? linear_epilogue_any_kernel<T, N> : linear_epilogue_any_kernel<T, 1>,
+        cuda_div_up(n_packs, LINEAR_THREADS), LINEAR_THREADS, 0, n_packs, f, (const T *)z, (T *)y);
 }
 
 /* y = silu(y) in place, and keys and values to their pages; lengths and strides of `put` count
@@ -420,12 +411,10 @@ template <typename T> static status dz_launch(backend *be, const linear_args *a,
     int pack_size = dz_pack(be, a);
     dim3 grid((unsigned)cuda_div_up(j.n, j.group_rows),
               (unsigned)cuda_div_up(j.n_out, PACKS_X * pack_size));
-    cudaStream_t stream = cuda_of(be)->stream;
-    if (pack_size > 1)
-        linear_bwd_dz_any_kernel<T, N><<<grid, LINEAR_THREADS, 0, stream>>>(j);
-    else
-        linear_bwd_dz_any_kernel<T, 1><<<grid, LINEAR_THREADS, 0, stream>>>(j);
-    return cuda_launched("the gradient of a layer's activation");
+    return cuda_launch(be, "the gradient of a layer's activation",
+                       pack_size > 1 ? linear_bwd_dz_any_kernel<T, N>
+                                     : linear_bwd_dz_any_kernel<T, 1>,
+                       grid, LINEAR_THREADS, 0, j);
 }
 
 /* dz in place of dy, and dbias. */

@@ -9,7 +9,7 @@
  * before the layer costs no pass over x: the product is taken of x itself, and the epilogue
  * corrects each row by the row's mean and deviation (linear.cu has the formula).
  *
- * Kernels start early (sm90a_launch_early): the first tiles of W, which no previous kernel writes,
+ * Kernels start early (cuda_launch_early): the first tiles of W, which no previous kernel writes,
  * are loaded before the previous kernel is complete. */
 #include "cuda/gemm/linear_epilogue_sm90.cuh"
 
@@ -508,10 +508,7 @@ static status tiles_launch(backend *be, const linear_args *a, const void *w,
     TRY((tiles_prepare<S, MODE>(be, a, w, &j, &maps)));
     int64_t n_blocks = (int64_t)j.n_down * j.n_across, n = cuda_of(be)->n_multiprocessors;
     if (IS_PERSISTENT && n_blocks > n) n_blocks = n;
-    CUDA_TRY(CUDA_ALLOW_SHARED(KERNEL, S::BYTES));
-    CUDA_TRY(sm90a_launch_early(KERNEL, dim3((unsigned)n_blocks), S::THREADS, S::BYTES,
-                                cuda_of(be)->stream, j, maps));
-    return OK;
+    return cuda_launch_early(be, "a dense layer", KERNEL, n_blocks, S::THREADS, S::BYTES, j, maps);
 }
 
 /* Tiles of 64 g rows x n columns; is_one_wave: for calls whose tiles can all run at once. */

@@ -2,7 +2,7 @@
  * followed by the norm of a sum (linear_norm_args in ops/ops.h).
  *
  * With a hundred rows a layer is bound by latency: the launch of its kernels and the loads of its
- * weights.  So a kernel starts while the previous one still runs (sm90a_launch_early) and loads its
+ * weights.  So a kernel starts while the previous one still runs (cuda_launch_early) and loads its
  * weights, which depend on no kernel, before it waits for x.  A block, one warpgroup, owns 64 rows
  * x 64 columns; all blocks run at once, and the tiles of most sums fit into shared memory as a
  * whole, so that hardly any copy waits for a product.  Before a norm the sum over n_in is cut into
@@ -240,12 +240,10 @@ static status launch(backend *be, const linear_args *a, int n_parts, float *part
     int bytes = job.n_stages * SMALL_STAGE_BYTES + 1024;
     TRY(sm90a_map(&job.x, be->act, a->x, a->n, a->n_in, a->n_in));
     TRY(sm90a_map(&job.w, be->act, a->packed, a->n_out, a->n_in, a->n_in));
-    CUDA_TRY(CUDA_ALLOW_SHARED(linear_small_sm90_kernel<T>, MAX_STAGES * SMALL_STAGE_BYTES + 1024));
-    CUDA_TRY(sm90a_launch_early(linear_small_sm90_kernel<T>,
-                                dim3((unsigned)(a->n_out / SMALL_TILE),
-                                     (unsigned)cuda_div_up(a->n, SMALL_TILE), (unsigned)n_parts),
-                                GROUP, (size_t)bytes, cuda_of(be)->stream, job));
-    return cuda_launched("a dense layer over few rows");
+    return cuda_launch_early(be, "a dense layer over few rows", linear_small_sm90_kernel<T>,
+                             dim3((unsigned)(a->n_out / SMALL_TILE),
+                                  (unsigned)cuda_div_up(a->n, SMALL_TILE), (unsigned)n_parts),
+                             GROUP, bytes, job);
 }
 
 status cuda_linear_small(backend *be, const linear_args *a) {
@@ -275,10 +273,9 @@ template <typename T> static status run_norm(backend *be, const linear_norm_args
     size_t n = (size_t)a->linear.n * (size_t)a->linear.n_out;
     TRY(cuda_scratch(be, (size_t)n_parts * n * sizeof(float), &parts));
     TRY(launch<T>(be, &a->linear, n_parts, (float *)parts));
-    CUDA_TRY(sm90a_launch_early(residual_norm_parts_sm90_kernel<T>, dim3((unsigned)a->norm.n),
-                                a->norm.dim / NORM_COLUMNS, 0, cuda_of(be)->stream, a->norm,
-                                (const float *)parts, n_parts));
-    return cuda_launched("the norm of a dense layer over few rows");
+    return cuda_launch_early(be, "the norm of a dense layer over few rows",
+                             residual_norm_parts_sm90_kernel<T>, a->norm.n,
+                             a->norm.dim / NORM_COLUMNS, 0, a->norm, (const float *)parts, n_parts);
 }
 
 status cuda_linear_norm_small(backend *be, const linear_norm_args *a) {

@@ -3,7 +3,7 @@
  *
  * A warp owns a row, 8 columns a lane and 256 columns, so there is no barrier; it asks for its next
  * row before it computes the one it has.  It starts while the kernel before it still runs
- * (sm90a_launch_early) and loads weight, bias and shift at once: those of a model are copied to the
+ * (cuda_launch_early) and loads weight, bias and shift at once: those of a model are copied to the
  * device, and no kernel writes them just before. */
 #include "cuda/attn/sm90/attn_sm90.cuh"
 #include "cuda/core/kernel.cuh"
@@ -111,9 +111,8 @@ template <typename T, int PARTS> static status launch(backend *be, const residua
         cudaOccupancyMaxActiveBlocksPerMultiprocessor(&n_resident, kernel, NORM_WARPS * WARP, 0));
     int64_t most = (int64_t)cuda_of(be)->n_multiprocessors * (n_resident > 0 ? n_resident : 1);
     int64_t needed = cuda_div_up(a->n, NORM_WARPS);
-    CUDA_TRY(sm90a_launch_early(kernel, dim3((unsigned)(needed < most ? needed : most)),
-                                NORM_WARPS * WARP, 0, cuda_of(be)->stream, *a));
-    return cuda_launched("the norm of a sum");
+    return cuda_launch_early(be, "the norm of a sum", kernel, needed < most ? needed : most,
+                             NORM_WARPS * WARP, 0, *a);
 }
 
 template <typename T> static status choose(backend *be, const residual_norm_args *a) {

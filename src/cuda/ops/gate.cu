@@ -175,10 +175,10 @@ static bool is_single(const backend *be, const gate_args *a) {
 status cuda_gate_fwd(backend *be, const gate_args *a) {
     if (a->cut != NULL) return cuda_gate_cut_fwd(be, a);
     if (is_single(be, a))
-        return early_launch(be,
-                            be->act == ACT_BF16 ? gate_fwd_single_any_kernel<__nv_bfloat16>
-                                                : gate_fwd_single_any_kernel<__half>,
-                            a->n, a->dim / 8, a, "gate_fwd");
+        return cuda_launch_early(be, "gate_fwd",
+                                 be->act == ACT_BF16 ? gate_fwd_single_any_kernel<__nv_bfloat16>
+                                                     : gate_fwd_single_any_kernel<__half>,
+                                 a->n, a->dim / 8, 0, *a);
     NORM_RUN(be, a, false, return norm_launch_fwd<R>(be, gate_fwd_any_kernel<T, R>, a, "gate_fwd"));
 }
 

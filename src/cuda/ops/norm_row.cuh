@@ -251,7 +251,7 @@ template <typename R, typename A>
 static inline status norm_launch_fwd(backend *be, void (*kernel)(A), const A *a, const char *name) {
     int64_t n_blocks = 0;
     TRY(norm_blocks<R>(be, kernel, a->n, &n_blocks));
-    return early_launch(be, kernel, n_blocks, R::THREADS, a, name);
+    return cuda_launch_early(be, name, kernel, n_blocks, R::THREADS, 0, *a);
 }
 
 /* Like the forward launcher, for a backward kernel, with partial sums where the weight or the bias

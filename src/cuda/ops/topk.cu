@@ -397,13 +397,10 @@ static __global__ void __launch_bounds__(ANY_THREADS, 1)
 static status scan(backend *be, const topk_job *j) {
     dim3 grid((unsigned)cuda_of(be)->n_multiprocessors,
               (unsigned)cuda_div_up(j->a.n_queries, TOPK_QUERIES));
-    cudaStream_t stream = cuda_of(be)->stream;
     bool is_half = be->act == ACT_F16;
-    if (j->is_sample)
-        topk_scan_any_kernel<true><<<grid, ANY_THREADS, 0, stream>>>(*j, is_half);
-    else
-        topk_scan_any_kernel<false><<<grid, ANY_THREADS, 0, stream>>>(*j, is_half);
-    return cuda_launched("the search of a corpus");
+    return cuda_launch(be, "the search of a corpus",
+                       j->is_sample ? topk_scan_any_kernel<true> : topk_scan_any_kernel<false>,
+                       grid, ANY_THREADS, 0, *j, is_half);
 }
 
 topk_scan topk_scan_any(const backend *be, const rank_args *a) {

@@ -395,16 +395,10 @@ static __global__ void __launch_bounds__(PASS_THREADS)
 
 template <typename T> static status add(backend *be, int64_t n, const void *x, void *y) {
     const int v = 16 / (int)sizeof(T);
-    cudaStream_t stream = cuda_of(be)->stream;
-    if (can_pack(x, v, v, sizeof(T), v) && can_pack(y, v, v, sizeof(T), v))
-        add_rows_any_kernel<T, v>
-            <<<(unsigned)cuda_div_up(n, v * PASS_THREADS), PASS_THREADS, 0, stream>>>(
-                n, (const T *)x, (T *)y);
-    else
-        add_rows_any_kernel<T, 1>
-            <<<(unsigned)cuda_div_up(n, PASS_THREADS), PASS_THREADS, 0, stream>>>(n, (const T *)x,
-                                                                                  (T *)y);
-    return cuda_launched("add");
+    bool is_packed = can_pack(x, v, v, sizeof(T), v) && can_pack(y, v, v, sizeof(T), v);
+    return cuda_launch(be, "add", is_packed ? add_rows_any_kernel<T, v> : add_rows_any_kernel<T, 1>,
+                       cuda_div_up(n, (is_packed ? v : 1) * PASS_THREADS), PASS_THREADS, 0, n,
+                       (const T *)x, (T *)y);
 }
 
 status cuda_add(backend *be, int64_t n, const void *x, void *y) {

@@ -35,25 +35,20 @@ static __global__ void __launch_bounds__(TABLE_THREADS)
 
 status cuda_table_read(backend *be, const table_level *l, const table_rows_args *a) {
     if (a->n == 0 || a->n_floats == 0) return OK;
-    cudaStream_t stream = cuda_of(be)->stream;
-    if (is_packed(a->staging, a->stride, a->n_floats))
-        table_rows_read_any_kernel<float4>
-            <<<table_blocks(a->n), TABLE_THREADS, 0, stream>>>(*l, *a);
-    else
-        table_rows_read_any_kernel<float><<<table_blocks(a->n), TABLE_THREADS, 0, stream>>>(*l, *a);
-    return cuda_launched("read of rows");
+    return cuda_launch(be, "read of rows",
+                       is_packed(a->staging, a->stride, a->n_floats)
+                           ? table_rows_read_any_kernel<float4>
+                           : table_rows_read_any_kernel<float>,
+                       table_blocks(a->n), TABLE_THREADS, 0, *l, *a);
 }
 
 status cuda_table_write(backend *be, const table_level *l, const table_rows_args *a) {
     if (a->n == 0 || a->n_floats == 0) return OK;
-    cudaStream_t stream = cuda_of(be)->stream;
-    if (is_packed(a->staging, a->stride, a->n_floats))
-        table_rows_write_any_kernel<float4>
-            <<<table_blocks(a->n), TABLE_THREADS, 0, stream>>>(*l, *a);
-    else
-        table_rows_write_any_kernel<float>
-            <<<table_blocks(a->n), TABLE_THREADS, 0, stream>>>(*l, *a);
-    return cuda_launched("write of rows");
+    return cuda_launch(be, "write of rows",
+                       is_packed(a->staging, a->stride, a->n_floats)
+                           ? table_rows_write_any_kernel<float4>
+                           : table_rows_write_any_kernel<float>,
+                       table_blocks(a->n), TABLE_THREADS, 0, *l, *a);
 }
 
 /* With staging, which then is packed, rows that are not new are read in the same pass: their loads

@@ -42,10 +42,10 @@ static status prepare(backend *be, const attn_args *from, attn_args *a) {
     if (a->func == NULL || n == 0 || is_one_tile) return OK;
     void *room = NULL;
     TRY(cuda_mask_scratch(be, (size_t)attn_func_tiles_count(a) * sizeof(attn_func_tile), &room));
-    attn_mask_tiles_any_kernel<<<(unsigned)cuda_div_up(n, MASK_WARPS), 32 * MASK_WARPS, 0,
-                                 cuda_of(be)->stream>>>(*a, (int)n_tiles, (attn_func_tile *)room);
     a->func_tiles = (const attn_func_tile *)room;
-    return cuda_launched("the tiles of the attention's mask");
+    return cuda_launch(be, "the tiles of the attention's mask", attn_mask_tiles_any_kernel,
+                       cuda_div_up(n, MASK_WARPS), 32 * MASK_WARPS, 0, *a, (int)n_tiles,
+                       (attn_func_tile *)room);
 }
 
 static status forward(backend *be, const attn_args *args) {
@@ -99,18 +99,9 @@ static __global__ void __launch_bounds__(32 * DELTA_WARPS)
 
 static status launch_delta(backend *be, const softmax_attn_args *a, float *delta) {
     int64_t n = (int64_t)a->n_sequences * a->max_len * a->n_heads;
-    unsigned n_blocks = (unsigned)cuda_div_up(n, DELTA_WARPS);
-    cudaStream_t stream = cuda_of(be)->stream;
-    if (be->act == ACT_F32)
-        softmax_attn_delta_any_kernel<float>
-            <<<n_blocks, 32 * DELTA_WARPS, 0, stream>>>(*a, n, delta);
-    else if (be->act == ACT_BF16)
-        softmax_attn_delta_any_kernel<__nv_bfloat16>
-            <<<n_blocks, 32 * DELTA_WARPS, 0, stream>>>(*a, n, delta);
-    else
-        softmax_attn_delta_any_kernel<__half>
-            <<<n_blocks, 32 * DELTA_WARPS, 0, stream>>>(*a, n, delta);
-    return cuda_launched("the softmax attention's delta");
+    CUDA_WITH_ACT(be, return cuda_launch(
+                          be, "the softmax attention's delta", softmax_attn_delta_any_kernel<T>,
+                          cuda_div_up(n, DELTA_WARPS), 32 * DELTA_WARPS, 0, *a, n, delta));
 }
 
 /* Whether the tensor cores' 16-bit kernels take the call. */

@@ -408,7 +408,6 @@ static status launch_keys(backend *be, half_job job) {
     int bytes = keys_bytes<S>(job.n_stages) + extra;
     int64_t n_blocks = half_grid(be, &job, job.a.max_len_k, S::KEYS, S::BLOCKS);
     if (n_blocks == 0) return OK;
-    CUDA_TRY(CUDA_ALLOW_SHARED((attn_bwd_sm80_kernel<T, HAS_BIAS, S>), bytes));
     return cuda_launch(be, "the attention's gradient", attn_bwd_sm80_kernel<T, HAS_BIAS, S>,
                        n_blocks, S::THREADS, bytes, job);
 }

@@ -282,7 +282,6 @@ template <typename T, typename S> static status launch_dq(backend *be, half_job 
     size_t bytes = S::BYTES + sizeof(dq_extra<S>);
     int64_t n_blocks = half_grid(be, &job, job.a.max_len_q, S::ROWS, S::BLOCKS);
     if (n_blocks == 0) return OK;
-    CUDA_TRY(CUDA_ALLOW_SHARED((attn_bwd_dq_sm80_kernel<T, S>), bytes));
     return cuda_launch(be, "the gradient of the attention's queries", attn_bwd_dq_sm80_kernel<T, S>,
                        n_blocks, S::THREADS, bytes, job);
 }

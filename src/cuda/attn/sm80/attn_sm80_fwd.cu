@@ -435,7 +435,6 @@ template <typename T, typename S> static status launch(backend *be, half_job job
     size_t bytes = fwd_bytes<S>(job.n_stages) + extra_bytes;
     int64_t n_blocks = half_grid(be, &job, job.a.max_len_q, S::ROWS, S::BLOCKS);
     if (n_blocks == 0) return OK;
-    CUDA_TRY(CUDA_ALLOW_SHARED((attn_fwd_sm80_kernel<T, S>), bytes));
     return cuda_launch(be, "the attention", attn_fwd_sm80_kernel<T, S>, n_blocks, S::THREADS, bytes,
                        job);
 }

@@ -314,7 +314,6 @@ template <typename T, int D> static status launch(backend *be, soft_job job) {
     job.order = soft_order_of(be, &job.a, MASK_TILE, S::BLOCKS);
     int64_t n_blocks = soft_count_blocks(&job.a, &job.order);
     if (n_blocks == 0) return OK;
-    CUDA_TRY(CUDA_ALLOW_SHARED((softmax_attn_fwd_sm80_kernel<T, S>), S::BYTES));
     return cuda_launch(be, "the softmax attention", softmax_attn_fwd_sm80_kernel<T, S>, n_blocks,
                        S::THREADS, S::BYTES, job);
 }
@@ -586,7 +585,6 @@ template <typename T, int D> static status launch_dkv(backend *be, soft_job job,
     job.is_dk = is_dk;
     int64_t n_blocks = soft_count_blocks(&job.a, &job.order);
     job.order.is_last_first = false;
-    CUDA_TRY(CUDA_ALLOW_SHARED((softmax_attn_bwd_dkv_sm80_kernel<T, S>), bwd_bytes<S>()));
     return cuda_launch(be, "the softmax attention's dk and dv",
                        softmax_attn_bwd_dkv_sm80_kernel<T, S>, n_blocks, S::THREADS, bwd_bytes<S>(),
                        job);
@@ -595,7 +593,6 @@ template <typename T, int D> static status launch_dkv(backend *be, soft_job job,
 /* Queries own their dq: no other block adds to it. */
 template <typename T, int D> static status launch_dq(backend *be, const soft_job &job) {
     using S = soft_bwd_shape<D>;
-    CUDA_TRY(CUDA_ALLOW_SHARED((softmax_attn_bwd_dq_sm80_kernel<T, S>), bwd_bytes<S>()));
     return cuda_launch(be, "the softmax attention's dq", softmax_attn_bwd_dq_sm80_kernel<T, S>,
                        soft_count_blocks(&job.a, &job.order), S::THREADS, bwd_bytes<S>(), job);
 }

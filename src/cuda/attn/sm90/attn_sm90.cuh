@@ -49,28 +49,6 @@ status sm90a_map_grains(CUtensorMap *map, act_type act, const void *rows, int64_
 status sm90a_map_pages(CUtensorMap *map, act_type act, const void *rows, int64_t n_columns,
                        int64_t page_rows, int64_t n_pages, int64_t stride, int box_rows, int dim);
 
-/* Launches a kernel that may start while the last blocks of the previous kernel of the stream still
- * run (programmatic dependent launch), in a CUDA graph as well.  Each of its threads calls
- * grid_wait (ptx_sm90.cuh) before the kernel touches memory, including threads and blocks without
- * work: the next kernel relies on the previous one being complete, too.  Arguments are converted to
- * the kernel's types. */
-template <typename... PARAMETERS, typename... ARGUMENTS>
-static inline cudaError_t sm90a_launch_early(void (*kernel)(PARAMETERS...), dim3 n_blocks,
-                                             int n_threads, size_t shared_bytes,
-                                             cudaStream_t stream, const ARGUMENTS &...arguments) {
-    cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = n_blocks;
-    config.blockDim = dim3((unsigned)n_threads);
-    config.dynamicSmemBytes = shared_bytes;
-    config.stream = stream;
-    config.attrs = &attribute;
-    config.numAttrs = 1;
-    return cudaLaunchKernelEx(&config, kernel, arguments...);
-}
-
 /* Whether TMA can address rows that are `stride` 16-bit numbers apart. */
 static inline bool is_addressable(const void *rows, int64_t stride) {
     return (uintptr_t)rows % 16 == 0 && stride % 8 == 0 && stride > 0;

@@ -317,10 +317,8 @@ template <typename T, typename S> static status bwd_launch(backend *be, const at
     bwd_job job;
     TRY(bwd_prepare(be, a, S::KEYS, &n_blocks, &job));
     if (n_blocks > 0) {
-        CUDA_TRY(CUDA_ALLOW_SHARED((attn_bwd_sm90_kernel<T, S>), BYTES));
-        CUDA_TRY(sm90a_launch_early(attn_bwd_sm90_kernel<T, S>, n_blocks, S::THREADS, BYTES,
-                                    cuda_of(be)->stream, job));
-        TRY(cuda_launched("the gradient of the attention"));
+        TRY((cuda_launch_early(be, "the gradient of the attention", attn_bwd_sm90_kernel<T, S>,
+                               n_blocks, S::THREADS, BYTES, job)));
     }
     return bwd_finish(be, &job);
 }

@@ -164,10 +164,8 @@ status cuda_attn_sm90_bwd_d256(backend *be, const attn_args *a) {
     bwd_job job;
     TRY(bwd_prepare(be, a, KEYS, &n_blocks, &job));
     if (n_blocks > 0) {
-        CUDA_TRY(CUDA_ALLOW_SHARED(attn_bwd_d256_sm90_kernel<T>, ROOM));
-        CUDA_TRY(sm90a_launch_early(attn_bwd_d256_sm90_kernel<T>, n_blocks, THREADS, ROOM,
-                                    cuda_of(be)->stream, job));
-        TRY(cuda_launched("the gradient of the attention"));
+        TRY((cuda_launch_early(be, "the gradient of the attention", attn_bwd_d256_sm90_kernel<T>,
+                               n_blocks, THREADS, ROOM, job)));
     }
     return bwd_finish(be, &job);
 }

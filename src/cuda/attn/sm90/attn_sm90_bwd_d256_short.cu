@@ -680,10 +680,8 @@ status cuda_attn_sm90_bwd_d256_short(backend *be, const attn_args *a) {
     TRY(make_maps(be, a, &job.tiles, &job.grains));
     job.room = bwd_kept_bytes(a);
     if (n_blocks > 0) {
-        CUDA_TRY(CUDA_ALLOW_SHARED(attn_bwd_d256_short_sm90_kernel<T>, ROOM));
-        CUDA_TRY(sm90a_launch_early(attn_bwd_d256_short_sm90_kernel<T>, n_blocks, THREADS, ROOM,
-                                    cuda_of(be)->stream, job));
-        TRY(cuda_launched("the gradient of the attention"));
+        TRY((cuda_launch_early(be, "the gradient of the attention",
+                               attn_bwd_d256_short_sm90_kernel<T>, n_blocks, THREADS, ROOM, job)));
     }
     return OK;
 }

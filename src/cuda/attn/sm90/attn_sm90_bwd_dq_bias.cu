@@ -364,7 +364,6 @@ template <typename T, typename S> static status launch(backend *be, const bwd_jo
     TRY(sm90a_map_box(&maps.dout, be->act, a->dout, a->n_rows_q, columns, a->stride_out, S::COLUMNS,
                       S::BOX_Q));
     maps.bias = job->bias;
-    CUDA_TRY(CUDA_ALLOW_SHARED((attn_bwd_dq_bias_sm90_kernel<T, S>), S::BYTES));
     int n_blocks = S::BLOCKS * state->n_multiprocessors;
     if (n_blocks > tiles.n_units) n_blocks = tiles.n_units;
     return cuda_launch(be, "the gradient of the attention's queries",

@@ -552,12 +552,10 @@ template <typename T, typename S> status short_launch(backend *be, const attn_ar
     TRY(short_map<S>(&maps.q, be, a, a->q, a->n_rows_q, a->stride_q));
     TRY(short_map<S>(&maps.k, be, a, a->k, a->n_rows_k, a->stride_k));
     TRY(short_map<S>(&maps.v, be, a, a->v, a->n_rows_k, a->stride_v));
-    CUDA_TRY(CUDA_ALLOW_SHARED((attn_fwd_short_sm90_kernel<T, S>), S::BYTES));
     bool is_sorted = a->n_sequences <= SHORT_SORTED && a->max_len_q > 64;
-    CUDA_TRY(sm90a_launch_early(attn_fwd_short_sm90_kernel<T, S>, n_blocks, S::THREADS, S::BYTES,
-                                state->stream, *a, maps, (int)cuda_div_up(a->max_len_q, S::ROWS),
-                                is_sorted));
-    return cuda_launched("the attention");
+    return cuda_launch_early(be, "the attention", attn_fwd_short_sm90_kernel<T, S>, n_blocks,
+                             S::THREADS, S::BYTES, *a, maps,
+                             (int)cuda_div_up(a->max_len_q, S::ROWS), is_sorted);
 }
 
 /* One pipelined block for each multiprocessor; at D = 128 there are two kinds: 128 rows by 128 keys

@@ -708,12 +708,10 @@ template <typename T, typename S> status fwd_launch(backend *be, const attn_args
         TRY(cuda_scratch(be, tiles_plan_bytes(&tiles), &scratch));
         TRY(tiles_plan(&tiles, scratch, state->stream));
     }
-    CUDA_TRY(CUDA_ALLOW_SHARED((attn_fwd_sm90_kernel<T, S>), S::BYTES));
     int n_blocks = S::BLOCKS * state->n_multiprocessors;
     if (n_blocks > tiles.n_units) n_blocks = tiles.n_units;
-    CUDA_TRY(sm90a_launch_early(attn_fwd_sm90_kernel<T, S>, dim3((unsigned)n_blocks), S::THREADS,
-                                S::BYTES, state->stream, *a, tiles, maps));
-    return OK;
+    return cuda_launch_early(be, "the attention", attn_fwd_sm90_kernel<T, S>, n_blocks, S::THREADS,
+                             S::BYTES, *a, tiles, maps);
 }
 
 #endif

@@ -537,17 +537,14 @@ static status make_lists(backend *be, const attn_args *a, int n_blocks, int64_t 
     memcpy(state->list_key, key, sizeof key);
     using any = fwd_shape<paged_d64>; /* one kernel for all head dimensions */
     static_assert(S::ROWS == any::ROWS && S::KEYS == any::KEYS, "tiles of the same size");
-    CUDA_TRY(sm90a_launch_early(attn_list_sm90_kernel<any>, dim3((unsigned)n_lists), 32, 0,
-                                state->stream, *a, *plan));
-    return OK;
+    return cuda_launch_early(be, "the lists of the attention over pages",
+                             attn_list_sm90_kernel<any>, n_lists, 32, 0, *a, *plan);
 }
 
 template <typename T, typename S>
 static status add_parts(backend *be, const attn_args &a, const paged_plan &plan, int64_t n_units) {
     int64_t n_rows = n_units / a.n_heads * S::ROWS;
     int n_threads = a.n_heads * S::D / SUM_COLUMNS;
-    dim3 rows((unsigned)n_rows);
-    cudaStream_t stream = cuda_of(be)->stream;
     sum_job j = {};
     j.splits = plan.splits, j.parts = plan.parts, j.is_early = plan.is_early;
     j.offsets_q = a.offsets_q, j.out = a.out, j.stride_out = a.stride_out;
@@ -561,30 +558,19 @@ static status add_parts(backend *be, const attn_args &a, const paged_plan &plan,
          * would have to start and end after the attention, for 4 us of 8 users x 512 rows. */
         int64_t n_most = cuda_of(be)->n_multiprocessors * (SUM_THREADS / n_threads);
         if (plan.gate.words != NULL && n_rows > n_most)
-            CUDA_TRY(sm90a_launch_early(attn_sum_rows_sm90_kernel<T, SUM_FEWER>,
-                                        dim3((unsigned)n_most), n_threads, 0, stream, j,
-                                        (int)n_rows));
-        else if (a.n_rows_q > SUM_ROWS * cuda_of(be)->n_multiprocessors)
-            CUDA_TRY(sm90a_launch_early(attn_sum_parts_sm90_kernel<T, true, SUM_FEWER>, rows,
-                                        n_threads, 0, stream, j));
-        else
-            CUDA_TRY(sm90a_launch_early(attn_sum_parts_sm90_kernel<T, true, SUM_AHEAD>, rows,
-                                        n_threads, 0, stream, j));
-        return OK;
+            return cuda_launch_early(be, "the sums of the attention",
+                                     attn_sum_rows_sm90_kernel<T, SUM_FEWER>, n_most, n_threads, 0,
+                                     j, (int)n_rows);
+        bool is_many = a.n_rows_q > SUM_ROWS * cuda_of(be)->n_multiprocessors;
+        return cuda_launch_early(be, "the sums of the attention",
+                                 is_many ? attn_sum_parts_sm90_kernel<T, true, SUM_FEWER>
+                                         : attn_sum_parts_sm90_kernel<T, true, SUM_AHEAD>,
+                                 n_rows, n_threads, 0, j);
     }
-    CUDA_TRY(sm90a_launch_early(attn_sum_parts_sm90_kernel<T, false, SUM_FEWER>, rows, n_threads, 0,
-                                stream, j));
+    TRY((cuda_launch_early(be, "the sums of the attention",
+                           attn_sum_parts_sm90_kernel<T, false, SUM_FEWER>, n_rows, n_threads, 0,
+                           j)));
     return a.gate != NULL ? cuda_gate_fwd(be, a.gate) : OK;
-}
-
-template <typename T, typename S, bool HAS_GATE>
-static status paged_run(const cuda_state *state, int n_blocks, const attn_args &a,
-                        const attn_tiles &tiles, const paged_plan &plan, const paged_maps &maps) {
-    CUDA_TRY(CUDA_ALLOW_SHARED((attn_fwd_paged_sm90_kernel<T, S, HAS_GATE>), S::BYTES));
-    CUDA_TRY(sm90a_launch_early(attn_fwd_paged_sm90_kernel<T, S, HAS_GATE>,
-                                dim3((unsigned)n_blocks), S::THREADS, S::BYTES, state->stream, a,
-                                tiles, plan, maps));
-    return OK;
 }
 
 template <typename T, typename S> static status launch(backend *be, const attn_args *from) {
@@ -612,10 +598,10 @@ template <typename T, typename S> static status launch(backend *be, const attn_a
         n_blocks = state->n_multiprocessors;
         if (n_blocks > tiles.n_units) n_blocks = tiles.n_units;
     }
-    if (plan.gate.y != NULL)
-        TRY((paged_run<T, S, PAGED_CAN_GATE<S>>(state, n_blocks, a, tiles, plan, maps)));
-    else
-        TRY((paged_run<T, S, false>(state, n_blocks, a, tiles, plan, maps)));
+    auto kernel = plan.gate.y != NULL ? attn_fwd_paged_sm90_kernel<T, S, PAGED_CAN_GATE<S>>
+                                      : attn_fwd_paged_sm90_kernel<T, S, false>;
+    TRY(cuda_launch_early(be, "the attention over pages", kernel, n_blocks, S::THREADS, S::BYTES, a,
+                          tiles, plan, maps));
     if (plan.width > 0) return add_parts<T, S>(be, a, plan, n_units);
     return a.gate != NULL ? cuda_gate_fwd(be, a.gate) : OK;
 }

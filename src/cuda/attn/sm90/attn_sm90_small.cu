@@ -681,46 +681,21 @@ static small_job job_of(const attn_args *a) {
     return j;
 }
 
-/* One part: a cluster for the heads of each tile of queries. */
-template <typename T, typename S>
-static status launch_heads(backend *be, const small_job &j, const small_maps &maps,
-                           int64_t n_blocks) {
-    cudaLaunchAttribute attributes[2] = {};
-    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[0].val.programmaticStreamSerializationAllowed = 1;
-    attributes[1].id = cudaLaunchAttributeClusterDimension;
-    attributes[1].val.clusterDim.x = (unsigned)j.n_heads;
-    attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3((unsigned)n_blocks);
-    config.blockDim = dim3(GROUP);
-    config.dynamicSmemBytes = S::BYTES;
-    config.stream = cuda_of(be)->stream;
-    config.attrs = attributes;
-    config.numAttrs = 2;
-    CUDA_TRY(CUDA_ALLOW_SHARED((attn_fwd_small_sm90_kernel<T, S>), S::BYTES));
-    CUDA_TRY(cudaLaunchKernelEx(&config, attn_fwd_small_sm90_kernel<T, S>, j, maps));
-    return OK;
-}
-
 /* The keys in parts, and their sum. */
 template <typename T, typename S>
 static status launch_parts(backend *be, small_job &j, const small_maps &maps, const attn_args *a,
                            int64_t n_blocks) {
-    cudaStream_t stream = cuda_of(be)->stream;
     sum_job s = {};
     TRY(cuda_scratch(be, (size_t)n_blocks * S::ROWS * S::D * sizeof(T), &j.parts));
-    CUDA_TRY(CUDA_ALLOW_SHARED((attn_fwd_small_sm90_kernel<T, S>), S::BYTES));
-    CUDA_TRY(sm90a_launch_early(attn_fwd_small_sm90_kernel<T, S>, dim3((unsigned)n_blocks), GROUP,
-                                S::BYTES, stream, j, maps));
+    TRY((cuda_launch_early(be, "the attention of few rows", attn_fwd_small_sm90_kernel<T, S>,
+                           n_blocks, GROUP, S::BYTES, j, maps)));
     s.parts = j.parts, s.is_early = j.is_early, s.offsets_q = j.offsets_q;
     s.n_heads = j.n_heads, s.n_tiles = j.n_tiles, s.dim = j.n_heads * S::D;
     s.eps = j.eps, s.u = j.u, s.stride_u = j.stride_u, s.weight = j.weight, s.bias = j.bias;
     s.y = j.y, s.mean = j.mean, s.rstd = j.rstd;
-    CUDA_TRY(sm90a_launch_early(attn_sum_small_sm90_kernel<T, S>,
-                                dim3((unsigned)(a->n_sequences * j.n_tiles * S::ROWS)),
-                                s.dim / SUM_COLUMNS, 0, stream, s, j.n_parts));
-    return OK;
+    return cuda_launch_early(be, "the sums of the attention", attn_sum_small_sm90_kernel<T, S>,
+                             a->n_sequences * j.n_tiles * S::ROWS, s.dim / SUM_COLUMNS, 0, s,
+                             j.n_parts);
 }
 
 template <typename T> static status small_launch(backend *be, const attn_args *a) {
@@ -731,7 +706,10 @@ template <typename T> static status small_launch(backend *be, const attn_args *a
     int64_t n_units = count_units(a);
     j.n_parts = 2 * n_units <= cuda_of(be)->n_multiprocessors ? (int32_t)parts_of(be, a) : 1;
     if (j.n_parts > 1) return launch_parts<T, S>(be, j, maps, a, n_units * j.n_parts);
-    return launch_heads<T, S>(be, j, maps, n_units);
+    /* One part: a cluster for the heads of each tile of queries. */
+    return cuda_launch_clusters(be, "the attention of few rows", j.n_heads,
+                                attn_fwd_small_sm90_kernel<T, S>, n_units, GROUP, S::BYTES, j,
+                                maps);
 }
 
 status cuda_attn_sm90_small(backend *be, const attn_args *a) {

@@ -415,10 +415,8 @@ static status soft90_bwd_launch(backend *be, const soft90_bwd_job *job) {
     own.order.is_last_first = false; /* most queries see the first keys */
     own.n_units = (int)soft_count_blocks(&job->a, &own.order);
     if (n_blocks > own.n_units) n_blocks = own.n_units;
-    CUDA_TRY(CUDA_ALLOW_SHARED((softmax_attn_bwd_sm90_kernel<T, S>), BYTES));
-    CUDA_TRY(sm90a_launch_early(softmax_attn_bwd_sm90_kernel<T, S>, (unsigned)n_blocks, S::THREADS,
-                                BYTES, cuda_of(be)->stream, own));
-    return cuda_launched("the gradient of the softmax attention");
+    return cuda_launch_early(be, "the gradient of the softmax attention",
+                             softmax_attn_bwd_sm90_kernel<T, S>, n_blocks, S::THREADS, BYTES, own);
 }
 
 struct bwd_short_d64 : soft90_bwd_sizes {

@@ -328,11 +328,9 @@ template <typename T> static status launch_dense(backend *be, const softmax_attn
     TRY(sm90a_map(&job.q, be->act, a->q, a->n_rows, columns, a->stride_q));
     TRY(sm90a_map_box(&job.k, be->act, a->k, a->n_rows, columns, a->stride_k, PART, dense90::KEYS));
     TRY(sm90a_map_box(&job.v, be->act, a->v, a->n_rows, columns, a->stride_v, PART, dense90::KEYS));
-    CUDA_TRY(CUDA_ALLOW_SHARED(softmax_attn_fwd_dense_sm90_kernel<T>, dense90::BYTES));
-    CUDA_TRY(sm90a_launch_early(softmax_attn_fwd_dense_sm90_kernel<T>,
-                                soft_count_blocks(a, &job.order), dense90::THREADS, dense90::BYTES,
-                                cuda_of(be)->stream, job));
-    return cuda_launched("the softmax attention");
+    return cuda_launch_early(be, "the softmax attention", softmax_attn_fwd_dense_sm90_kernel<T>,
+                             soft_count_blocks(a, &job.order), dense90::THREADS, dense90::BYTES,
+                             job);
 }
 
 status cuda_softmax_sm90_dense(backend *be, const softmax_attn_args *a) {
@@ -640,10 +638,8 @@ template <typename T> static status launch_whole(backend *be, const softmax_attn
     bool is_even = a->n_rows == (int64_t)a->n_sequences * a->max_len;
     int64_t n_blocks = cuda_of(be)->n_multiprocessors;
     if (n_blocks > n_items || !is_even) n_blocks = n_items;
-    CUDA_TRY(CUDA_ALLOW_SHARED(softmax_attn_fwd_whole_sm90_kernel<T>, whole90::BYTES));
-    CUDA_TRY(sm90a_launch_early(softmax_attn_fwd_whole_sm90_kernel<T>, dim3((unsigned)n_blocks),
-                                whole90::THREADS, whole90::BYTES, cuda_of(be)->stream, job));
-    return cuda_launched("the softmax attention");
+    return cuda_launch_early(be, "the softmax attention", softmax_attn_fwd_whole_sm90_kernel<T>,
+                             n_blocks, whole90::THREADS, whole90::BYTES, job);
 }
 
 status cuda_softmax_sm90_whole(backend *be, const softmax_attn_args *a) {
