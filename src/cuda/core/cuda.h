@@ -182,6 +182,13 @@ static inline size_t cuda_align(size_t bytes) {
     return (bytes + 255) & ~(size_t)255;
 }
 
+/* *out = the next n elements of scratch memory, 256-byte aligned; *at, which may be NULL to count
+ * bytes alone, is moved past them. */
+template <typename T> static inline void cuda_cut(char **at, size_t n, T **out) {
+    *out = (T *)*at;
+    *at += cuda_align(n * sizeof(T));
+}
+
 static inline int64_t cuda_div_up(int64_t n, int64_t size) {
     return (n + size - 1) / size;
 }
@@ -244,7 +251,7 @@ bool cuda_attn_sm90_can_bwd(const backend *be, const attn_args *a);
 status cuda_attn_sm90_fwd(backend *be, const attn_args *a);
 status cuda_attn_sm90_bwd(backend *be, const attn_args *a);
 
-/* The families of softmax attention kernels, between which softmax_attn.cu chooses; delta (T, H) =
+/* The families of softmax attention kernels, between which attn.cu chooses; delta (T, H) =
  * out . dout.  Those of 16-bit activations (SM 8.0, 9.0a) know no dropout and need alpha > 0.  The
  * SM 9.0a family takes the calls for which cuda_softmax_sm90_can_fwd or _bwd is true, and computes
  * delta itself; so does the row-wise one with cuda_softmax_sm80_rows_can, on every card. */

@@ -345,6 +345,16 @@ WGMMA_SHARED(wgmma_ss, "0, 0", __nv_bfloat16, "bf16", 96, 48, "48", "49", "50")
 WGMMA_SHARED(wgmma_ss, "0, 0", __nv_bfloat16, "bf16", 160, 80, "80", "81", "82")
 WGMMA_SHARED(wgmma_ss, "0, 0", __nv_bfloat16, "bf16", 192, 96, "96", "97", "98")
 
+/* d (64, 32) (+)= A B^T over 16 values of k: A in registers, B a tile in shared memory, K-major. */
+__device__ static inline void wgmma_rk(float (&d)[16], const uint32_t (&a)[4], uint64_t b,
+                                       int adds) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %21, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {" WG_LIST_16
+                 "}, {%16, %17, %18, %19}, %20, p, 1, 1, 0;\n}\n"
+                 : WG_REGISTERS_16
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds));
+}
+
 /* Like tile_describe, for rows of 64 bytes swizzled by 64 bytes: 8 rows in 512 bytes. */
 __device__ static inline uint64_t tile_describe_64(const void *tile) {
     uint32_t at = (shared_address(tile) & 0x3ffffu) >> 4;

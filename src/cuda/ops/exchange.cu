@@ -1,11 +1,20 @@
-/* Sums and maxima of two arrays: the additions of collectives with a fixed order. */
+/* The GPU's part of exchanges between ranks, on a stream of the caller: sums and maxima of two
+ * arrays in a fixed order (ops/combine.h), columns of heads packed for an exchange
+ * (ops/head_parts.h), and rows picked and put by number (ops/row_moves.h).  Threads move 16 bytes
+ * at a time where widths and addresses allow that; bound by bytes. */
 #include "cuda/core/cuda.h"
 #include "cuda/core/kernel.cuh"
 #include "ops/combine.h"
 #include "ops/head_parts.h"
 #include "ops/row_moves.h"
 
-enum { COMBINE_THREADS = 256, MAX_BLOCKS = 4096 };
+enum { EXCHANGE_THREADS = 256 };
+static const int64_t COMBINE_BLOCKS = 4096, MOVE_BLOCKS = 1 << 16;
+
+static unsigned blocks_of(int64_t n, int64_t most) {
+    int64_t n_blocks = cuda_div_up(n, EXCHANGE_THREADS);
+    return (unsigned)(n_blocks < most ? n_blocks : most);
+}
 
 /* 16-bit numbers are added as floats, and rounded. */
 template <typename T> __device__ static inline T sum_of(T a, T b) {
@@ -19,63 +28,51 @@ __device__ static inline __half sum_of(__half a, __half b) {
 }
 
 template <typename T>
-static __global__ void __launch_bounds__(COMBINE_THREADS)
+static __global__ void __launch_bounds__(EXCHANGE_THREADS)
     combine_arrays_any_kernel(int64_t n, const T *from, T *to, bool is_sum) {
-    int64_t step = (int64_t)gridDim.x * COMBINE_THREADS;
-    for (int64_t i = (int64_t)blockIdx.x * COMBINE_THREADS + threadIdx.x; i < n; i += step) {
+    int64_t step = (int64_t)gridDim.x * EXCHANGE_THREADS;
+    for (int64_t i = (int64_t)blockIdx.x * EXCHANGE_THREADS + threadIdx.x; i < n; i += step) {
         T a = to[i], b = from[i];
         to[i] = is_sum ? sum_of(a, b) : a > b ? a : b;
     }
 }
 
 template <typename T>
-static void run(cudaStream_t stream, comm_rule rule, int64_t n, const void *from, void *to) {
-    int64_t blocks = cuda_div_up(n, COMBINE_THREADS);
-    if (blocks > MAX_BLOCKS) blocks = MAX_BLOCKS;
-    combine_arrays_any_kernel<T><<<(unsigned)blocks, COMBINE_THREADS, 0, stream>>>(
-        n, (const T *)from, (T *)to, rule == COMM_SUM);
+static status combine_run(void *stream, bool is_sum, int64_t n, const void *from, void *to) {
+    combine_arrays_any_kernel<T>
+        <<<blocks_of(n, COMBINE_BLOCKS), EXCHANGE_THREADS, 0, (cudaStream_t)stream>>>(
+            n, (const T *)from, (T *)to, is_sum);
+    return cuda_launched("combine");
 }
 
 extern "C" status combine_cuda(void *stream, comm_type type, comm_rule rule, int64_t n,
                                const void *from, void *to) {
-    cudaStream_t on = (cudaStream_t)stream;
+    bool is_sum = rule == COMM_SUM;
     if (n == 0) return OK;
     switch (type) {
     case COMM_F32:
-        run<float>(on, rule, n, from, to);
-        break;
+        return combine_run<float>(stream, is_sum, n, from, to);
     case COMM_F64:
-        run<double>(on, rule, n, from, to);
-        break;
+        return combine_run<double>(stream, is_sum, n, from, to);
     case COMM_I64:
-        run<int64_t>(on, rule, n, from, to);
-        break;
+        return combine_run<int64_t>(stream, is_sum, n, from, to);
     case COMM_U8:
-        run<uint8_t>(on, rule, n, from, to);
-        break;
+        return combine_run<uint8_t>(stream, is_sum, n, from, to);
     case COMM_BF16:
-        run<__nv_bfloat16>(on, rule, n, from, to);
-        break;
+        return combine_run<__nv_bfloat16>(stream, is_sum, n, from, to);
     case COMM_F16:
-        run<__half>(on, rule, n, from, to);
-        break;
+        return combine_run<__half>(stream, is_sum, n, from, to);
     }
-    return cuda_launched("combine");
+    return OK;
 }
-
-/* Columns of heads packed for an exchange (ops/head_parts.h): a thread moves 16 bytes, or 2 where
- * widths and addresses do not allow that; the limit is bytes. */
-
-enum { HEAD_PARTS_THREADS = 256 };
-static const int64_t HEAD_PARTS_BLOCKS = 1 << 16;
 
 /* Widths, strides and places of `a` count elements of P. */
 template <typename P>
-static __global__ void __launch_bounds__(HEAD_PARTS_THREADS)
+static __global__ void __launch_bounds__(EXCHANGE_THREADS)
     head_parts_any_kernel(const __grid_constant__ head_parts a, int64_t row, bool is_back) {
     P *packed = (P *)a.packed, *whole = (P *)a.whole;
-    int64_t n = a.n * a.n_parts * row, step = (int64_t)gridDim.x * HEAD_PARTS_THREADS;
-    for (int64_t at = (int64_t)blockIdx.x * HEAD_PARTS_THREADS + threadIdx.x; at < n; at += step) {
+    int64_t n = a.n * a.n_parts * row, step = (int64_t)gridDim.x * EXCHANGE_THREADS;
+    for (int64_t at = (int64_t)blockIdx.x * EXCHANGE_THREADS + threadIdx.x; at < n; at += step) {
         int64_t column = at % row, i = at / row % a.n, part = at / row / a.n, to = 0;
 #pragma unroll
         for (int b = 0; b < HEAD_BLOCKS; b++) {
@@ -98,11 +95,10 @@ template <typename P> static status run(cudaStream_t stream, head_parts a, bool 
         a.width[b] /= size;
     }
     a.stride /= size;
-    int64_t row = head_parts_row(&a),
-            blocks = cuda_div_up(a.n * a.n_parts * row, HEAD_PARTS_THREADS);
-    if (blocks == 0) return OK;
-    head_parts_any_kernel<P><<<(unsigned)(blocks < HEAD_PARTS_BLOCKS ? blocks : HEAD_PARTS_BLOCKS),
-                               HEAD_PARTS_THREADS, 0, stream>>>(a, row, is_back);
+    int64_t row = head_parts_row(&a), n = a.n * a.n_parts * row;
+    if (n == 0) return OK;
+    head_parts_any_kernel<P>
+        <<<blocks_of(n, MOVE_BLOCKS), EXCHANGE_THREADS, 0, stream>>>(a, row, is_back);
     return cuda_launched("columns of heads");
 }
 
@@ -115,19 +111,13 @@ extern "C" status head_parts_cuda(void *stream, const head_parts *a, bool is_bac
     return run<uint16_t>((cudaStream_t)stream, *a, is_back);
 }
 
-/* Rows picked and put by number (ops/row_moves.h): a thread moves 16 bytes of a row, or 4 or 1
- * where widths and addresses do not allow that; the limit is bytes. */
-
-enum { ROW_MOVES_THREADS = 256 };
-static const int64_t ROW_MOVES_BLOCKS = 1 << 16;
-
 /* `width` elements of P are a row. */
 template <typename P>
-static __global__ void __launch_bounds__(ROW_MOVES_THREADS)
+static __global__ void __launch_bounds__(EXCHANGE_THREADS)
     row_moves_any_kernel(const __grid_constant__ row_moves a, int64_t width, bool is_put) {
     P *picked = (P *)a.picked, *rows = (P *)a.rows;
-    int64_t n = a.n * width, step = (int64_t)gridDim.x * ROW_MOVES_THREADS;
-    for (int64_t at = (int64_t)blockIdx.x * ROW_MOVES_THREADS + threadIdx.x; at < n; at += step) {
+    int64_t n = a.n * width, step = (int64_t)gridDim.x * EXCHANGE_THREADS;
+    for (int64_t at = (int64_t)blockIdx.x * EXCHANGE_THREADS + threadIdx.x; at < n; at += step) {
         P *there = rows + a.index[at / width] * width + at % width;
         if (is_put)
             *there = picked[at];
@@ -137,11 +127,10 @@ static __global__ void __launch_bounds__(ROW_MOVES_THREADS)
 }
 
 template <typename P> static status run(cudaStream_t stream, const row_moves *a, bool is_put) {
-    int64_t width = a->row_bytes / (int64_t)sizeof(P),
-            blocks = cuda_div_up(a->n * width, ROW_MOVES_THREADS);
-    if (blocks == 0) return OK;
-    row_moves_any_kernel<P><<<(unsigned)(blocks < ROW_MOVES_BLOCKS ? blocks : ROW_MOVES_BLOCKS),
-                              ROW_MOVES_THREADS, 0, stream>>>(*a, width, is_put);
+    int64_t width = a->row_bytes / (int64_t)sizeof(P);
+    if (a->n * width == 0) return OK;
+    row_moves_any_kernel<P>
+        <<<blocks_of(a->n * width, MOVE_BLOCKS), EXCHANGE_THREADS, 0, stream>>>(*a, width, is_put);
     return cuda_launched("rows by number");
 }
 

@@ -1,12 +1,13 @@
-/* The gate after the attention (ops.h): y = dropped(u * norm(o)) in one pass over the rows, laid
- * out as in norm_row.cuh: 3 rows of activations.  The kernels start early, which depends on
- * __CUDA_ARCH__.
+/* The gate after the attention (ops.h): y = dropped(u * norm(o)), on the rows of norm_row.cuh.
+ * Bound by bytes: the forward pass moves 3 rows of activations, the backward pass 5; the dropout
+ * mask is drawn again there, one draw for four columns, which overlaps with the memory traffic. The
+ * forward kernels start early, which depends on __CUDA_ARCH__.
  *
- * The rows of a request or two take the time of their latency: each has a block of its own, and its
- * mean and variance come from one reduction. */
+ * Where rows are cut over ranks (gate_cut of ops.h) each pass has two halves: the forward pass then
+ * reads o twice, the backward pass o, u and dy, because g is computed again rather than kept in 16
+ * bits between the halves. */
 #include "cuda/ops/norm_row.cuh"
 
-/* A row of the gate: what gate.cu, gate_bwd.cu and gate_cut.cu share. */
 /* What a pass reads of a row; mean, rstd and dy only in the backward pass. */
 template <typename T, typename R> struct gate_input {
     row_packs<T, R> o, u, dy;
@@ -63,10 +64,6 @@ template <typename T> static bool is_packed(const gate_args *a, bool is_backward
            can_pack(a->du, a->stride_u, a->dim, sizeof(T), v);
 }
 
-/* Rows that are cut over ranks (gate_cut of ops.h); in gate_cut.cu. */
-status cuda_gate_cut_fwd(backend *be, const gate_args *a);
-status cuda_gate_cut_bwd(backend *be, const gate_args *a);
-
 template <typename T, typename R>
 static __global__ void __launch_bounds__(R::THREADS, R::FORWARD)
     gate_fwd_any_kernel(const gate_args a) {
@@ -103,6 +100,8 @@ static __global__ void __launch_bounds__(R::THREADS, R::FORWARD)
     }
 }
 
+/* The rows of a request or two are bound by latency: each has a block of its own, whose mean and
+ * variance come from one reduction. */
 enum { SINGLE_THREADS = 128, SINGLE_BLOCKS = 7 };
 
 /* Mean and squared deviations of n numbers a lane become those of all lanes of the warp. */
@@ -172,19 +171,6 @@ static bool is_single(const backend *be, const gate_args *a) {
            is_packed<uint16_t>(a, false);
 }
 
-status cuda_gate_fwd(backend *be, const gate_args *a) {
-    if (a->cut != NULL) return cuda_gate_cut_fwd(be, a);
-    if (is_single(be, a))
-        return cuda_launch_early(be, "gate_fwd",
-                                 be->act == ACT_BF16 ? gate_fwd_single_any_kernel<__nv_bfloat16>
-                                                     : gate_fwd_single_any_kernel<__half>,
-                                 a->n, a->dim / 8, 0, *a);
-    NORM_RUN(be, a, false, return norm_launch_fwd<R>(be, gate_fwd_any_kernel<T, R>, a, "gate_fwd"));
-}
-
-/* The gate after the attention, backward (gate.cu is the forward pass): 5 rows of activations.  The
- * dropout mask is drawn again, one draw for four columns, which overlaps with the bytes. */
-
 /* partials: (blocks, 2, dim), or NULL where no gradient of the affine part is wanted. */
 template <typename T, typename R>
 static __global__ void __launch_bounds__(R::THREADS, R::BACKWARD)
@@ -216,15 +202,6 @@ static __global__ void __launch_bounds__(R::THREADS, R::BACKWARD)
     }
     if (partials != NULL) norm_sums_write(sums, a.dim, partials);
 }
-
-status cuda_gate_bwd(backend *be, const gate_args *a) {
-    if (a->cut != NULL) return cuda_gate_cut_bwd(be, a);
-    NORM_RUN(be, a, true, return norm_launch_bwd<R>(be, gate_bwd_any_kernel<T, R>, a, "gate_bwd"));
-}
-
-/* The gate where rows are cut over ranks (gate_cut of ops.h): each pass in two halves, on the rows
- * of norm_row.cuh.  Against gate.cu and gate_bwd.cu the forward pass reads o twice, the backward
- * pass o, u and dy: g is computed again rather than kept in 16 bits between the halves. */
 
 /* The first half of the forward pass: mean and variance of this rank's part. */
 template <typename T, typename R>
@@ -303,7 +280,7 @@ static __global__ void __launch_bounds__(R::THREADS, R::FORWARD)
     }
 }
 
-/* The first half of the backward pass; partials as in gate_bwd.cu. */
+/* The first half of the backward pass; partials as in gate_bwd_any_kernel. */
 template <typename T, typename R>
 static __global__ void __launch_bounds__(R::THREADS, R::BACKWARD)
     gate_cut_sums_any_kernel(const gate_args a, float *partials, const gate_cut cut) {
@@ -375,27 +352,11 @@ static __global__ void __launch_bounds__(R::THREADS, R::BACKWARD)
 }
 
 template <typename R>
-static status launch(backend *be, void (*kernel)(gate_args, gate_cut), const gate_args *a,
-                     const char *name) {
+static status cut_launch(backend *be, void (*kernel)(gate_args, gate_cut), const gate_args *a,
+                         const char *what) {
     int64_t n_blocks = 0;
     TRY(norm_blocks<R>(be, kernel, a->n, &n_blocks));
-    kernel<<<(unsigned)n_blocks, R::THREADS, 0, cuda_of(be)->stream>>>(*a, *a->cut);
-    return cuda_launched(name);
-}
-
-template <typename R>
-static status launch_sums(backend *be, void (*kernel)(gate_args, float *, gate_cut),
-                          const gate_args *a) {
-    int64_t n_blocks = 0;
-    void *partials = NULL;
-    TRY(norm_blocks<R>(be, kernel, a->n, &n_blocks));
-    if (a->dweight != NULL || a->dbias != NULL)
-        TRY(cuda_scratch(be, (size_t)(n_blocks * 2 * a->dim) * sizeof(float), &partials));
-    TRY(cuda_launch(be, "gate_bwd of cut rows", kernel, n_blocks, R::THREADS, 0, *a,
-                    (float *)partials, *a->cut));
-    if (partials == NULL) return OK;
-    return cuda_norm_add_partials(be, (const float *)partials, n_blocks, a->dim, a->dweight,
-                                  a->dbias);
+    return cuda_launch(be, what, kernel, n_blocks, R::THREADS, 0, *a, *a->cut);
 }
 
 /* The tiles of NORM_WITH_TILE whose rows are packed, without the one for the shortest: layers are
@@ -425,20 +386,35 @@ static status check_packed(const backend *be, const gate_args *a, bool is_backwa
                 a->dim);
 }
 
-status cuda_gate_cut_fwd(backend *be, const gate_args *a) {
+static status cut_fwd(backend *be, const gate_args *a) {
     TRY(check_packed(be, a, false));
     if (!a->cut->is_second)
-        CUT_RUN(be, a, return launch<R>(be, gate_moments_any_kernel<T, R>, a, "gate's moments"));
-    else
         CUT_RUN(be, a,
-                return launch<R>(be, gate_cut_fwd_any_kernel<T, R>, a, "gate_fwd of cut rows"));
+                return cut_launch<R>(be, gate_moments_any_kernel<T, R>, a, "gate's moments"));
+    CUT_RUN(be, a,
+            return cut_launch<R>(be, gate_cut_fwd_any_kernel<T, R>, a, "gate_fwd of cut rows"));
 }
 
-status cuda_gate_cut_bwd(backend *be, const gate_args *a) {
+static status cut_bwd(backend *be, const gate_args *a) {
+    const char *what = "gate_bwd of cut rows";
     TRY(check_packed(be, a, true));
     if (!a->cut->is_second)
-        CUT_RUN(be, a, return launch_sums<R>(be, gate_cut_sums_any_kernel<T, R>, a));
-    else
         CUT_RUN(be, a,
-                return launch<R>(be, gate_cut_bwd_any_kernel<T, R>, a, "gate_bwd of cut rows"));
+                return norm_launch_bwd<R>(be, gate_cut_sums_any_kernel<T, R>, a, what, *a->cut));
+    CUT_RUN(be, a, return cut_launch<R>(be, gate_cut_bwd_any_kernel<T, R>, a, what));
+}
+
+status cuda_gate_fwd(backend *be, const gate_args *a) {
+    if (a->cut != NULL) return cut_fwd(be, a);
+    if (is_single(be, a))
+        return cuda_launch_early(be, "gate_fwd",
+                                 be->act == ACT_BF16 ? gate_fwd_single_any_kernel<__nv_bfloat16>
+                                                     : gate_fwd_single_any_kernel<__half>,
+                                 a->n, a->dim / 8, 0, *a);
+    NORM_RUN(be, a, false, return norm_launch_fwd<R>(be, gate_fwd_any_kernel<T, R>, a, "gate_fwd"));
+}
+
+status cuda_gate_bwd(backend *be, const gate_args *a) {
+    if (a->cut != NULL) return cut_bwd(be, a);
+    NORM_RUN(be, a, true, return norm_launch_bwd<R>(be, gate_bwd_any_kernel<T, R>, a, "gate_bwd"));
 }

@@ -1,5 +1,5 @@
-/* Keys and values in pages (attn_pages, kv_put_args in ops.h): written by op kv_put, and collected
- * for attention kernels that read contiguous rows.
+/* Keys and values in pages (attn_pages, kv_put_args, kv_fp8_args in ops.h): written by op kv_put,
+ * collected for attention kernels that read contiguous rows, and converted to 8 bits and back.
  *
  * kv_put: a thread copies 16 bytes of a row, or one element where rows are not aligned; the limit
  * is bytes.  Collecting: a warp owns a row; twice the bytes of the cache are moved besides the
@@ -107,12 +107,9 @@ status cuda_attn_collect(backend *be, const attn_args *from, attn_args *a) {
     return be->act == ACT_F32 ? collect<uint32_t>(be, from, a) : collect<uint16_t>(be, from, a);
 }
 
-/* kv_fp8, as ops.h states it.
- *
- * A warp owns a head of a row, of the keys or of the values: it finds the largest number, then
- * converts.  Pages are converted once for each pass that reads or writes them, so bytes are the
- * limit: three times those of the narrow pages in 16 bits. */
-
+/* kv_fp8: a warp owns a head of a row, of the keys or of the values: it finds the largest number,
+ * then converts.  Pages are converted once for each pass that reads or writes them; bound by bytes:
+ * three times those of the narrow pages in 16 bits. */
 enum { FP8_THREADS = 256, FP8_HEADS = FP8_THREADS / 32 };
 
 /* fp8_exponent of base/fp8.h. */

@@ -1,6 +1,6 @@
 /* LayerNorm (ops.h): a warp or a block owns a row and holds it in registers (norm_row.cuh), so each
- * number is read once and written once.  The limit is bytes: 2 rows of activations.  Kernels start
- * early, which depends on __CUDA_ARCH__. */
+ * number is read once and written once.  Bound by bytes: 2 rows of activations forward, 3 backward,
+ * 4 where it adds.  Forward kernels start early, which depends on __CUDA_ARCH__. */
 #include "cuda/ops/norm_row.cuh"
 
 template <typename T, typename R>
@@ -96,9 +96,6 @@ status cuda_linear_norm(backend *be, const linear_norm_args *a) {
     TRY(cuda_linear_fwd(be, &a->linear));
     return cuda_residual_norm(be, &a->norm);
 }
-
-/* LayerNorm, backward (norm.cu is the forward pass).  The limit is bytes: 3 rows of activations, 4
- * where it adds. */
 
 /* What the backward pass reads of a row. */
 template <typename T, typename R> struct norm_input {

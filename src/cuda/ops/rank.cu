@@ -293,14 +293,6 @@ static status rank_in_nothing(const rank_args *a) {
     return OK;
 }
 
-/* Carves the next part out of scratch memory; with base NULL it only counts bytes. */
-static void *take(char **memory, size_t *bytes, int64_t n, size_t size) {
-    size_t part = cuda_align((size_t)n * size);
-    void *at = *memory != NULL ? *memory + *bytes : NULL;
-    *bytes += part;
-    return at;
-}
-
 size_t rank_bits_bytes(const rank_args *a) {
     size_t n_words = ((size_t)a->n_corpus + 63) / 64, n = 0;
     if (a->allowed == NULL) return 0;
@@ -332,22 +324,22 @@ status rank_bits_send(backend *be, const rank_args *a, void *memory, const uint6
 }
 
 static size_t lay_out(const backend *be, rank_job *j, char *memory) {
-    size_t bytes = 0;
-    int64_t n = j->a.n_queries, n_best = n * j->a.k;
-    bool is_converted = be->act != ACT_F32;
-    void *query = take(&memory, &bytes, is_converted ? n * j->a.dim : 0, sizeof(float));
-    j->query = is_converted ? (const float *)query : (const float *)j->a.query;
-    j->own = (float *)take(&memory, &bytes, n, sizeof(float));
-    j->above = (int32_t *)take(&memory, &bytes, n, sizeof(int32_t));
-    j->rank = (int32_t *)take(&memory, &bytes, n, sizeof(int32_t));
-    if (j->a.k == 0) return bytes;
-    j->scores = (float *)take(&memory, &bytes, MAX_SCORES, sizeof(float));
-    j->bits = (const uint64_t **)take(&memory, &bytes, (int64_t)rank_bits_bytes(&j->a), 1);
-    j->kept = (key *)take(&memory, &bytes, n_best, sizeof(key));
-    j->n_kept = (int32_t *)take(&memory, &bytes, n, sizeof(int32_t));
-    j->best = (int32_t *)take(&memory, &bytes, n_best, sizeof(int32_t));
-    j->best_score = (float *)take(&memory, &bytes, n_best, sizeof(float));
-    return bytes;
+    char *at = memory;
+    size_t n = (size_t)j->a.n_queries, n_best = n * (size_t)j->a.k;
+    float *query;
+    cuda_cut(&at, be->act != ACT_F32 ? n * (size_t)j->a.dim : 0, &query);
+    j->query = be->act != ACT_F32 ? query : (const float *)j->a.query;
+    cuda_cut(&at, n, &j->own);
+    cuda_cut(&at, n, &j->above);
+    cuda_cut(&at, n, &j->rank);
+    if (j->a.k == 0) return (size_t)(at - memory);
+    cuda_cut(&at, MAX_SCORES, &j->scores);
+    cuda_cut(&at, rank_bits_bytes(&j->a), (char **)&j->bits);
+    cuda_cut(&at, n_best, &j->kept);
+    cuda_cut(&at, n, &j->n_kept);
+    cuda_cut(&at, n_best, &j->best);
+    cuda_cut(&at, n_best, &j->best_score);
+    return (size_t)(at - memory);
 }
 
 template <typename T> static status convert(backend *be, const rank_job &j) {

@@ -1,4 +1,5 @@
-/* Rows of tables (ops.h): gather, scatter, mark; group.cu makes the groups.
+/* Rows of tables (ops.h): gather, scatter, mark, and group, which makes the groups of scatter; and
+ * dropout of rows.
  *
  * Gather: a thread owns V columns of a row of y; the limit is bytes.  Rows with moments are
  * gathered by rows_sm90.cu.
@@ -298,11 +299,10 @@ status cuda_mark(backend *be, int64_t n, const int32_t *index, int32_t offset, u
                        offset, marks);
 }
 
-/* group (ops.h): rows of y by row of the table.  A stable sort of (index, place) keeps the
- * order of the batch inside a group; then a thread for each row of the table finds where its group
- * begins.  The limit is latency: a pass over 8 bits of the keys costs a few microseconds, so no
- * more bits are sorted than the table's rows need. */
-
+/* group: rows of y by row of the table.  A stable sort of (index, place) keeps the order of the
+ * batch inside a group; then a thread for each row of the table finds where its group begins. Bound
+ * by latency: a pass over 8 bits of the keys costs a few microseconds, so no more bits are sorted
+ * than the table's rows need. */
 enum { GROUP_THREADS = 256 };
 
 /* A row that belongs to no group sorts after all others, and so does an index beyond the table: the
@@ -382,9 +382,8 @@ status cuda_group(backend *be, const int32_t *index, row_groups *groups) {
                        groups->n_rows, room.sorted, groups->begin);
 }
 
-/* Dropout (ops.h): a thread owns V columns of a row, and one draw serves four of them.  Bound by
- * bytes, two rows of activations; the random draws overlap with the memory traffic. */
-
+/* Dropout: a thread owns V columns of a row, and one draw serves four of them.  Bound by bytes, two
+ * rows of activations; the random draws overlap with the memory traffic. */
 template <typename T, int V, bool IS_PACKED>
 static __global__ void __launch_bounds__(256) dropout_rows_any_kernel(const dropout_args a) {
     int64_t i = row_grid_row();

@@ -98,8 +98,8 @@ status cuda_gather_moments(backend *be, const gather_args *a) {
     moments_job j = {*a, (float2 *)a->moments->parts};
     a->moments->width = a->dim;
     a->moments->of = a->y;
-    return early_launch(
-        be,
-        a->is_act ? gather_moments_sm90_kernel<__nv_bfloat16> : gather_moments_sm90_kernel<float>,
-        cuda_div_up(a->n, MOMENT_WARPS), MOMENT_WARPS * WARP, &j, "gather with moments");
+    auto kernel =
+        a->is_act ? gather_moments_sm90_kernel<__nv_bfloat16> : gather_moments_sm90_kernel<float>;
+    return cuda_launch_early(be, "gather with moments", kernel, cuda_div_up(a->n, MOMENT_WARPS),
+                             MOMENT_WARPS * WARP, 0, j);
 }

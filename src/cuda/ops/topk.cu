@@ -1,13 +1,12 @@
 /* The k best rows of a corpus of 16 bits (rank_args in ops.h): the product on tensor cores with the
- * selection behind it, so that no score is stored.
+ * selection in its epilogue, so that no score is stored.
  *
  * A sample of the rows, cut into groups, gives a bound for each query: the k-th best of the best
  * rows of the groups, which k rows of the corpus reach.  A scan of the whole corpus lists the rows
  * that reach it, about k x stride of them in rows of any order, and the best of a list are the
  * result.  A list that overflows still gives a higher bound, the k-th best of its rows, and the
  * scan runs again; each time at least capacity - k rows of the list fall below the new bound, so
- * that this ends.  The result does not depend on any of this: it is exact.
- */
+ * that this ends.  The result does not depend on any of this: it is exact. */
 #include <string.h>
 
 #include "base/mem.h"
@@ -162,119 +161,10 @@ static __global__ void __launch_bounds__(SELECT_THREADS)
     j.n_listed[blockIdx.x] = 0;
 }
 
-bool cuda_topk_can(const backend *be, const rank_args *a) {
-    return be->act != ACT_F32 && a->corpus_act != NULL && a->target == NULL && a->k > 0 &&
-           a->k <= TOPK_MAX && a->dim % TOPK_COLUMNS == 0 && (uintptr_t)a->corpus_act % 16 == 0 &&
-           (uintptr_t)a->query % 8 == 0;
-}
-
-static topk_scan scan_of(const backend *be, const rank_args *a) {
-    return topk_can_sm90(be, a) ? topk_scan_sm90(be, a) : topk_scan_any(be, a);
-}
-
-/* One of so many tiles is sampled: a larger sample takes longer, and leaves fewer rows to list.
- * Microseconds of a search of 10 M rows x 64 for 64 queries, H200, 2026-11-16:
- *     stride     8    16    32    64   128
- *     k = 10   405   387   390   392   461
- *     k = 100  462   516   602   671   782
- *     k = 1000 907  1028  1288  1706  2427 */
-static int sample_stride(const rank_args *a) {
-    int64_t most = a->k <= 16 ? 32 : 8, fits = a->n_corpus / LEAST_SAMPLE;
-    return (int)(fits < 1 ? 1 : fits < most ? fits : most);
-}
-
-/* Carves parts out of scratch memory; with NULL it only counts bytes. */
-static void *take(char *memory, size_t *bytes, size_t n, size_t size) {
-    void *at = memory != NULL ? memory + *bytes : NULL;
-    *bytes += cuda_align(n * size);
-    return at;
-}
-
-static size_t lay_out(topk_job *j, topk_out *out, char *memory) {
-    size_t bytes = 0, n = (size_t)j->a.n_queries, n_best = n * (size_t)j->a.k;
-    out->best = (int32_t *)take(memory, &bytes, 2 * n_best + 1, sizeof(int32_t));
-    out->score = (float *)(out->best + n_best);
-    out->n_overflows = (int *)(out->score + n_best);
-    j->maxima = (key *)take(memory, &bytes, n * (size_t)j->n_groups, sizeof(key));
-    j->bounds = (key *)take(memory, &bytes, n, sizeof(key));
-    j->n_listed = (int *)take(memory, &bytes, n, sizeof(int));
-    j->lists = (key *)take(memory, &bytes, n * (size_t)j->capacity, sizeof(key));
-    j->bits = (const uint64_t **)take(memory, &bytes, rank_bits_bytes(&j->a), 1);
-    return bytes;
-}
-
-/* Bounds by the sample, or none. */
-static status bound(backend *be, const topk_scan *scan, const topk_job *whole) {
-    topk_job j = *whole;
-    j.is_sample = true;
-    j.n_tiles = j.a.n_corpus / scan->tile / j.stride;
-    if (j.n_groups > 0) TRY(scan->run(be, &j));
-    return cuda_launch(be, "the bounds of a search", topk_bound_any_kernel, j.a.n_queries,
-                       SELECT_THREADS, 0, j);
-}
-
-/* Scans until no list overflows.  `host` has room for the results and the number of overflows. */
-static status collect(backend *be, const topk_scan *scan, const topk_job *j, const topk_out *out,
-                      int32_t *host) {
-    cudaStream_t stream = cuda_of(be)->stream;
-    size_t n = 2 * (size_t)j->a.n_queries * (size_t)j->a.k;
-    do {
-        CUDA_TRY(cudaMemsetAsync(out->n_overflows, 0, sizeof(int), stream));
-        TRY(scan->run(be, j));
-        TRY(cuda_launch(be, "the selection of a search", topk_select_any_kernel, j->a.n_queries,
-                        SELECT_THREADS, 0, *j, *out));
-        TRY(cuda_copy_out(be, host, out->best, (n + 1) * sizeof *host));
-    } while (host[n] > 0);
-    return OK;
-}
-
-static status search(backend *be, const rank_args *a, int32_t *host) {
-    topk_scan scan = scan_of(be, a);
-    topk_job j = {};
-    topk_out out = {};
-    char *memory = NULL;
-    j.a = *a;
-    j.n_tiles = cuda_div_up(a->n_corpus, scan.tile);
-    j.stride = sample_stride(a);
-    j.n_groups = a->n_corpus <= UNSAMPLED ? 0 : scan.n_groups;
-    j.capacity = 4 * a->k * j.stride > LEAST_CAPACITY ? 4 * a->k * j.stride : (int)LEAST_CAPACITY;
-    TRY(cuda_scratch(be, lay_out(&j, &out, NULL), (void **)&memory));
-    lay_out(&j, &out, memory);
-    TRY(rank_bits_send(be, a, j.bits, &j.bits));
-    TRY(bound(be, &scan, &j));
-    TRY(collect(be, &scan, &j, &out, host));
-    size_t n = (size_t)a->n_queries * (size_t)a->k;
-    memcpy(a->best, host, n * sizeof *a->best);
-    memcpy(a->best_score, host + n, n * sizeof *a->best_score);
-    return OK;
-}
-
-/* Each batch is done, its results on the host, before the next one takes scratch memory. */
-status cuda_topk(backend *be, const rank_args *a) {
-    int most = scan_of(be, a).n_queries;
-    int32_t *host;
-    status st = OK;
-    TRY(MEM_NEW(&host, 2 * (size_t)(a->n_queries < most ? a->n_queries : most) * (size_t)a->k + 1));
-    for (int64_t first = 0; first < a->n_queries && st == OK; first += most) {
-        rank_args part = *a;
-        part.n_queries = (int32_t)(a->n_queries - first < most ? a->n_queries - first : most);
-        part.query = (const char *)a->query + first * a->dim * (int64_t)act_bytes(be->act);
-        if (a->seen_offsets != NULL) part.seen_offsets = a->seen_offsets + first;
-        if (a->allowed != NULL) part.allowed = a->allowed + first;
-        part.best = a->best + first * a->k;
-        part.best_score = a->best_score + first * a->k;
-        st = search(be, &part, host);
-    }
-    mem_free(host);
-    return st;
-}
-
-/* The scan of topk.cuh for SM 8.0 and later.
- *
- * A warp takes tiles of 32 rows, straight from memory into the registers of the product, one tile
- * ahead.  The columns of a row are multiplied in another order, the same one for queries, so that a
- * thread's columns are 16 contiguous bytes.  Queries of 64 columns stay in registers.  Bound by
- * the bytes of the corpus. */
+/* The scan for SM 8.0 and later: a warp takes tiles of 32 rows, straight from memory into the
+ * registers of the product, one tile ahead.  The columns of a row are multiplied in another order,
+ * the same one for queries, so that a thread's columns are 16 contiguous bytes.  Queries of 64
+ * columns stay in registers.  Bound by the bytes of the corpus. */
 
 enum {
     ANY_THREADS = 256,
@@ -403,8 +293,109 @@ static status scan(backend *be, const topk_job *j) {
                        grid, ANY_THREADS, 0, *j, is_half);
 }
 
-topk_scan topk_scan_any(const backend *be, const rank_args *a) {
+static topk_scan topk_scan_any(const backend *be, const rank_args *a) {
     (void)a;
     return (topk_scan){ANY_TILE, 2 * TOPK_QUERIES, cuda_of(be)->n_multiprocessors * ANY_WARPS * 4,
                        scan};
+}
+
+bool cuda_topk_can(const backend *be, const rank_args *a) {
+    return be->act != ACT_F32 && a->corpus_act != NULL && a->target == NULL && a->k > 0 &&
+           a->k <= TOPK_MAX && a->dim % TOPK_COLUMNS == 0 && (uintptr_t)a->corpus_act % 16 == 0 &&
+           (uintptr_t)a->query % 8 == 0;
+}
+
+static topk_scan scan_of(const backend *be, const rank_args *a) {
+    return topk_can_sm90(be, a) ? topk_scan_sm90(be, a) : topk_scan_any(be, a);
+}
+
+/* One of so many tiles is sampled: a larger sample takes longer, and leaves fewer rows to list.
+ * Microseconds of a search of 10 M rows x 64 for 64 queries, H200, 2026-11-16:
+ *     stride     8    16    32    64   128
+ *     k = 10   405   387   390   392   461
+ *     k = 100  462   516   602   671   782
+ *     k = 1000 907  1028  1288  1706  2427 */
+static int sample_stride(const rank_args *a) {
+    int64_t most = a->k <= 16 ? 32 : 8, fits = a->n_corpus / LEAST_SAMPLE;
+    return (int)(fits < 1 ? 1 : fits < most ? fits : most);
+}
+
+static size_t lay_out(topk_job *j, topk_out *out, char *memory) {
+    char *at = memory;
+    size_t n = (size_t)j->a.n_queries, n_best = n * (size_t)j->a.k;
+    cuda_cut(&at, 2 * n_best + 1, &out->best);
+    out->score = (float *)(out->best + n_best);
+    out->n_overflows = (int *)(out->score + n_best);
+    cuda_cut(&at, n * (size_t)j->n_groups, &j->maxima);
+    cuda_cut(&at, n, &j->bounds);
+    cuda_cut(&at, n, &j->n_listed);
+    cuda_cut(&at, n * (size_t)j->capacity, &j->lists);
+    cuda_cut(&at, rank_bits_bytes(&j->a), (char **)&j->bits);
+    return (size_t)(at - memory);
+}
+
+/* Bounds by the sample, or none. */
+static status bound(backend *be, const topk_scan *scan, const topk_job *whole) {
+    topk_job j = *whole;
+    j.is_sample = true;
+    j.n_tiles = j.a.n_corpus / scan->tile / j.stride;
+    if (j.n_groups > 0) TRY(scan->run(be, &j));
+    return cuda_launch(be, "the bounds of a search", topk_bound_any_kernel, j.a.n_queries,
+                       SELECT_THREADS, 0, j);
+}
+
+/* Scans until no list overflows.  `host` has room for the results and the number of overflows. */
+static status collect(backend *be, const topk_scan *scan, const topk_job *j, const topk_out *out,
+                      int32_t *host) {
+    cudaStream_t stream = cuda_of(be)->stream;
+    size_t n = 2 * (size_t)j->a.n_queries * (size_t)j->a.k;
+    do {
+        CUDA_TRY(cudaMemsetAsync(out->n_overflows, 0, sizeof(int), stream));
+        TRY(scan->run(be, j));
+        TRY(cuda_launch(be, "the selection of a search", topk_select_any_kernel, j->a.n_queries,
+                        SELECT_THREADS, 0, *j, *out));
+        TRY(cuda_copy_out(be, host, out->best, (n + 1) * sizeof *host));
+    } while (host[n] > 0);
+    return OK;
+}
+
+static status search(backend *be, const rank_args *a, int32_t *host) {
+    topk_scan scan = scan_of(be, a);
+    topk_job j = {};
+    topk_out out = {};
+    char *memory = NULL;
+    j.a = *a;
+    j.n_tiles = cuda_div_up(a->n_corpus, scan.tile);
+    j.stride = sample_stride(a);
+    j.n_groups = a->n_corpus <= UNSAMPLED ? 0 : scan.n_groups;
+    j.capacity = 4 * a->k * j.stride > LEAST_CAPACITY ? 4 * a->k * j.stride : (int)LEAST_CAPACITY;
+    TRY(cuda_scratch(be, lay_out(&j, &out, NULL), (void **)&memory));
+    lay_out(&j, &out, memory);
+    TRY(rank_bits_send(be, a, j.bits, &j.bits));
+    TRY(bound(be, &scan, &j));
+    TRY(collect(be, &scan, &j, &out, host));
+    size_t n = (size_t)a->n_queries * (size_t)a->k;
+    memcpy(a->best, host, n * sizeof *a->best);
+    memcpy(a->best_score, host + n, n * sizeof *a->best_score);
+    return OK;
+}
+
+/* Each batch is done, its results on the host, before the next one takes scratch memory. */
+status cuda_topk(backend *be, const rank_args *a) {
+    int most = scan_of(be, a).n_queries;
+    int32_t *host;
+    status st = OK;
+    TRY(MEM_NEW(&host, 2 * (size_t)(a->n_queries < most ? a->n_queries : most) * (size_t)a->k + 1));
+    for (int64_t first = 0; first < a->n_queries && st == OK; first += most) {
+        rank_args part = *a;
+        part.n_queries = (int32_t)(a->n_queries - first < most ? a->n_queries - first : most);
+        part.query = (const char *)a->query + first * a->dim * (int64_t)act_bytes(be->act);
+        if (a->seen_offsets != NULL) part.seen_offsets = a->seen_offsets + first;
+        if (a->allowed != NULL) part.allowed = a->allowed + first;
+        part.best = a->best + first * a->k;
+        part.best_score = a->best_score + first * a->k;
+        st = search(be, &part, host);
+    }
+    mem_free(host);
+    return st;
 }

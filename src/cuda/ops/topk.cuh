@@ -1,5 +1,5 @@
-/* The search of a corpus of 16 bits, as topk.cu describes it: what its scans (topk_any.cu and
- * topk_sm90.cu) share.
+/* The search of a corpus of 16 bits, as topk.cu describes it: what its scans (topk.cu and
+ * topk_sm90.cu) share; and keys of scores, which rank.cu has as well.
  *
  * A scan multiplies tiles of rows by up to 64 queries in registers with the layout of mma m16n8:
  * a thread has the scores of two queries, `first` and `first` + 8, for the rows 8 j + 2 t and the
@@ -14,8 +14,7 @@
 #include "cuda/core/cuda.h"
 #include "cuda/core/kernel.cuh"
 
-/* A score and its row as one number, so that the best rows are the largest numbers: of rank.cu and
- * topk.cu. */
+/* A score and its row as one number, so that the best rows are the largest numbers. */
 
 typedef unsigned long long key;
 
@@ -234,8 +233,6 @@ typedef struct topk_scan {
     int n_groups;
     status (*run)(backend *be, const topk_job *j);
 } topk_scan;
-
-topk_scan topk_scan_any(const backend *be, const rank_args *a);
 
 /* For SM 9.0; takes the calls that it is true of. */
 bool topk_can_sm90(const backend *be, const rank_args *a);

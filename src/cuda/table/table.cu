@@ -1,4 +1,5 @@
-/* Dynamic tables on a GPU (ops/table.h): their memory, and the table of verbs.
+/* Dynamic tables on a GPU (ops/table.h): their memory, the table of verbs, and the verbs that read
+ * or change entries alone: find, lookup, erase, scan, stamp, carry.
  *
  * Host memory is managed memory that stays on the host.  The driver populates and maps it with
  * pages of 2 MiB; pinned memory is always mapped with small pages, and random row reads then suffer
@@ -84,7 +85,7 @@ const table_ops cuda_table_ops = {
 #include "ops/table_ops.def"
 };
 
-/* find, lookup and erase of a level (ops/table.h).  A warp owns 32 keys: the probe of table.cuh
+/* find, lookup and erase of a level.  A warp owns 32 keys: the probe of table.cuh
  * finds their places, and lookup moves their rows in the same kernel, so that the probe of one warp
  * overlaps with the row copies of another.  Bound by bytes: 64 of digests and one sector of entries
  * for each key, and its row twice. */
@@ -212,7 +213,7 @@ status cuda_table_lookup(backend *be, const table_lookup_args *a) {
     return cuda_launched("lookup");
 }
 
-/* scan, stamp and carry of a level (ops/table.h), and the sum that scan and unique need.
+/* scan, stamp and carry of a level, and the prefix sum that scan and unique need.
  *
  * scan must list entries in the order of slots: a thread owns a slot, a block 16 buckets.  A first
  * kernel counts the wanted entries of each block, a single block computes the prefix sum, and a

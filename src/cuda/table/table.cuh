@@ -68,15 +68,8 @@ __device__ static inline unsigned long long block_prefix(unsigned long long mine
     return before + sum - mine;
 }
 
-/* Carves `bytes` out of a block of memory; with a block at address 0 it only counts. */
-static inline void *cut_room(char **at, size_t bytes) {
-    char *part = *at;
-    *at += cuda_align(bytes);
-    return part;
-}
-
 /* Replaces each count by the sum of the counts before it, and sets *total to the sum of all
- * (table_scan.cu). */
+ * (table.cu). */
 status cuda_table_sum(backend *be, int64_t n, unsigned long long *counts, int64_t *total);
 
 /* Exchange buffer of the lanes of a warp; one for each warp of a block, in shared memory. */

@@ -1,24 +1,26 @@
 /* place of a level (ops/table.h): find or insert, evicting where a bucket is full; and, in the same
  * call, the work of init or write on the rows.
  *
- * What a bucket admits depends on all of its keys in the call, in whatever order they come. No sort
- * is needed to bring them together: locate   a warp finds 32 keys and touches what is there; new
- * keys of a bucket become a chain, and the first that came owns the bucket; settle   owners give
- * the new keys their places, in the way of table_settle.cuh; mark     found keys tell the buckets
- * that must know what the call touched before they evict, where scores do not show it: usually none
- * if the score is the time of use; settle   once more, for those; finish   evicted entries and
- * rejected keys, kept by key until then, are moved close together, and so are rows. Bound by bytes
- * at random addresses, in pieces of 64: digests and entries of every key, the parts of new entries
- * (read before they are written, being smaller than that), all entries of full buckets, and rows.
- * Measured and found slower (H200, 2026-11-15): rows of found keys beside settle, or in locate;
- * owners compacted so that warps are full of them; and lists with one counter for all warps, since
- * additions to one address take 2 ns each. */
+ * Which keys a bucket admits depends on all of its keys in the call, in any order.  They need not
+ * be sorted: locate   a warp finds 32 keys and touches the entries of those that are there; the new
+ * keys of a bucket become a chain, and the first of them owns the bucket; settle   owners give the
+ * new keys their places; mark     where scores do not show what the call touched, found keys tell
+ * the buckets that must know it before they evict (usually none if the score is the time of use);
+ *     settle   again, for those buckets;
+ *     finish   evicted entries and rejected keys, listed by key until then, are compacted, and the
+ *              rows are written.
+ *
+ * Bound by bytes at random addresses, in pieces of 64: digests and entries of every key, the parts
+ * of new entries (read before they are written, because they are smaller than that), all entries of
+ * full buckets, and rows.  Measured and slower (H200, 2026-11-15): rows of found keys beside settle
+ * or in locate; owners compacted so that warps are full of them; lists with one counter for all
+ * warps, since additions to one address take 2 ns each. */
 #include "cuda/table/table.cuh"
 
-/* How new keys are admitted to a bucket: the device functions of table_place.cu, which says which
- * key owns a bucket.  One lane settles a bucket that has empty slots for its few new keys; a team
- * of 8 lanes finds the entry to evict from a full bucket for a single new key, each lane reading 8
- * of the slots; and a team settles a bucket where several new keys must evict others. */
+/* How new keys are admitted to a bucket.  One lane settles a bucket that has empty slots for its
+ * few new keys; a team of 8 lanes finds the entry to evict from a full bucket for a single new key,
+ * each lane reading 8 of the slots; and a team settles a bucket where several new keys must evict
+ * others. */
 enum {
     TEAM = 8,
     TEAM_SLOTS = TABLE_SLOTS / TEAM,
@@ -559,19 +561,19 @@ static __global__ void __launch_bounds__(TABLE_THREADS, 4)
 static size_t make_room(place_room *room, char *memory, int64_t n, size_t *zero_bytes) {
     char *at = memory;
     size_t keys = (size_t)n, n_notes = (size_t)room->n_notes;
-    room->newest = (uint32_t *)cut_room(&at, n_notes * sizeof *room->newest);
+    cuda_cut(&at, n_notes, &room->newest);
     room->buckets = NULL;
-    if (room->is_shared) room->buckets = (uint32_t *)cut_room(&at, n_notes * sizeof *room->buckets);
-    room->total = (unsigned long long *)cut_room(&at, 2 * sizeof *room->total);
+    if (room->is_shared) cuda_cut(&at, n_notes, &room->buckets);
+    cuda_cut(&at, 2, &room->total);
     room->has_late = (uint32_t *)(room->total + 1);
     *zero_bytes = (size_t)(at - memory);
-    room->late = (late_note *)cut_room(&at, n_notes * sizeof *room->late);
-    room->next = (uint32_t *)cut_room(&at, keys * sizeof *room->next);
-    room->waiting = (uint32_t *)cut_room(&at, 2 * keys * sizeof *room->waiting);
-    room->became = (uint8_t *)cut_room(&at, keys);
-    room->old_key = (uint64_t *)cut_room(&at, keys * sizeof *room->old_key);
-    room->old_score = (uint64_t *)cut_room(&at, keys * sizeof *room->old_score);
-    room->old_stamp = (uint32_t *)cut_room(&at, keys * sizeof *room->old_stamp);
+    cuda_cut(&at, n_notes, &room->late);
+    cuda_cut(&at, keys, &room->next);
+    cuda_cut(&at, 2 * keys, &room->waiting);
+    cuda_cut(&at, keys, &room->became);
+    cuda_cut(&at, keys, &room->old_key);
+    cuda_cut(&at, keys, &room->old_score);
+    cuda_cut(&at, keys, &room->old_stamp);
     return (size_t)(at - memory);
 }
 

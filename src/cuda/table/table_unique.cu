@@ -174,17 +174,16 @@ static status sort(backend *be, const table_unique_args *a, unique_room *room) {
 static size_t make_room(unique_room *room, char *memory, const table_unique_args *a) {
     char *at = memory;
     size_t n = (size_t)a->n;
-    room->halves = (uint32_t *)cut_room(&at, n * sizeof *room->halves);
-    room->sorted_halves = (uint32_t *)cut_room(&at, n * sizeof *room->sorted_halves);
-    room->places = (uint32_t *)cut_room(&at, n * sizeof *room->places);
-    room->order = (uint32_t *)cut_room(&at, n * sizeof *room->order);
-    room->sorted = (uint64_t *)cut_room(&at, n * sizeof *room->sorted);
-    room->is_mixed = (uint32_t *)cut_room(&at, n * sizeof *room->is_mixed);
-    room->mixed = (uint32_t *)cut_room(&at, n * sizeof *room->mixed);
-    room->n_mixed = (uint32_t *)cut_room(&at, sizeof *room->n_mixed);
-    room->counts =
-        (unsigned long long *)cut_room(&at, (n / SCAN_THREADS + 1) * sizeof *room->counts);
-    room->sort = cut_room(&at, room->sort_bytes);
+    cuda_cut(&at, n, &room->halves);
+    cuda_cut(&at, n, &room->sorted_halves);
+    cuda_cut(&at, n, &room->places);
+    cuda_cut(&at, n, &room->order);
+    cuda_cut(&at, n, &room->sorted);
+    cuda_cut(&at, n, &room->is_mixed);
+    cuda_cut(&at, n, &room->mixed);
+    cuda_cut(&at, 1, &room->n_mixed);
+    cuda_cut(&at, n / SCAN_THREADS + 1, &room->counts);
+    cuda_cut(&at, room->sort_bytes, (char **)&room->sort);
     if (a->order != NULL) room->order = (uint32_t *)a->order;
     return (size_t)(at - memory);
 }

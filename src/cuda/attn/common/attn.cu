@@ -1,6 +1,7 @@
-/* HSTU attention (contract: attn_args in ops/ops.h): chooses between the float32 kernels, the
- * kernels of 16-bit activations for every card, and the Hopper kernels; and computes the summary of
- * a func mask by which all of them skip empty tiles. */
+/* HSTU and softmax attention (contract: attn_args and softmax_attn_args in ops/ops.h): chooses
+ * between the float32 kernels, the kernels of 16-bit activations for every card, and the Hopper
+ * kernels; computes the summary of a func mask by which HSTU's kernels skip empty tiles, and delta,
+ * which some of the softmax attention's backward kernels need. */
 #include "cuda/attn/common/attn_mask.cuh"
 #include "cuda/core/cuda.h"
 #include "cuda/core/kernel.cuh"
@@ -74,10 +75,6 @@ status cuda_attn_bwd(backend *be, const attn_args *args) {
     if (be->act == ACT_F32) return cuda_attn_f32_bwd(be, &a);
     return cuda_attn_sm90_can_bwd(be, &a) ? cuda_attn_sm90_bwd(be, &a) : cuda_attn_sm80_bwd(be, &a);
 }
-
-/* Softmax attention under any mask (contract: softmax_attn_args in ops/ops.h): chooses between the
- * float32 kernels, the kernels of 16-bit activations for every card, block-wise and row-wise, and
- * the Hopper kernels; and computes delta, which the backward passes of the first two need. */
 
 enum { DELTA_WARPS = 8 };
 

@@ -1,5 +1,5 @@
-/* The masks of ops/attn_mask.h as bits of the scores that a thread holds, and the bucket of a pair
- * of times. */
+/* Masks in kernels: those of ops/attn_mask.h as bits of the scores that a thread holds, the bucket
+ * of a pair of times, the tiles of ops/mask_rule.h; and the stores of fragments. */
 #ifndef HSTU_CUDA_ATTN_COMMON_ATTN_MASK_CUH
 #define HSTU_CUDA_ATTN_COMMON_ATTN_MASK_CUH
 
@@ -106,8 +106,6 @@ __device__ static inline uint64_t mask_word(const mask_view &m, int bits, int n,
     if (bits == MASK_BY_RULE) return mask_span_word(mask_rule_span(&m.rule, n, row), key0);
     return __ldg((const unsigned long long *)m.bits + (int64_t)bits * MASK_TILE + row % MASK_TILE);
 }
-
-/* Stores of fragments of a warp's products (their register layout: ptx.cuh). */
 
 /* Transposes the 4 x 4 words that four neighbouring lanes hold: word s of lane t becomes word t of
  * lane s.  A row of a fragment is spread over four lanes, 4 bytes each; afterwards each lane has 16

@@ -452,7 +452,7 @@ template <typename T, int D> static status choose_keys(backend *be, const half_j
 }
 
 static status choose_dim(backend *be, const half_job *job) {
-    HALF_WITH_DIM(be, &job->a, return choose_keys<T, D>(be, job));
+    HALF_WITH_DIM(be, half_dim(&job->a), return choose_keys<T, D>(be, job));
 }
 
 status cuda_attn_sm80_bwd(backend *be, const attn_args *a) {

@@ -291,9 +291,9 @@ template <typename T, typename S> static status launch_dq(backend *be, half_job 
 template <typename T> static status choose_dq(backend *be, const half_job *job) {
     constexpr int BYTES = dq_shape<dq_d128>::BYTES + (int)sizeof(dq_extra<dq_shape<dq_d128>>);
     int dim = half_dim(&job->a);
-    if (dim == 64) return launch_dq<T, dq_shape<dq_d64>>(be, *job);
+    if (dim <= 64) return launch_dq<T, dq_shape<dq_d64>>(be, *job);
     if constexpr (half_is_tuned<T>)
-        if (dim == 128 && cuda_of(be)->max_block_shared >= BYTES)
+        if (dim <= 128 && cuda_of(be)->max_block_shared >= BYTES)
             return launch_dq<T, dq_shape<dq_d128>>(be, *job);
     return launch_dq<T, dq_shape<dq_d256>>(be, *job);
 }

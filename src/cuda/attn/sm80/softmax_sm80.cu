@@ -1,22 +1,27 @@
-/* Softmax attention of 16-bit activations under any mask, forward, for every card (contract:
- * softmax_attn_args in ops/ops.h).
- *
- * A block owns MASK_TILE queries of one sequence and head; its tile of queries stays in shared
- * memory, tiles of keys and values pass through it by cp.async, in two pipeline stages up to D =
- * 128.  A warp keeps the outputs, maxima and sums of its rows in registers and rescales them when a
- * tile has a larger score (online softmax).  The limit is the tensor cores' rate on dense masks,
- * and the bytes of q, k, v and out on sparse ones. */
-#include "cuda/attn/common/attn_mask.cuh"
-#include "cuda/attn/common/softmax_blocks.cuh"
-#include "cuda/attn/sm80/attn_sm80.cuh"
-
-/* What the softmax attention's kernels of 16-bit activations for every card (mma.sync, cp.async)
- * share: the job of one launch, the work of a block, scores and masks of the pairs a thread holds.
+/* Softmax attention of 16-bit activations under any mask, for every card (mma.sync, cp.async;
+ * contract: softmax_attn_args in ops/ops.h).
  *
  * A block owns one tile of MASK_TILE queries (or keys) of one sequence and head and walks over the
  * list of tiles of its mask.  Tiles in shared memory, fragments and their layouts are those of
  * attn_sm80.cuh; a warp has 16 M rows.  Where a tile is partial, a warp also skips groups of 16
- * columns that none of its rows sees. */
+ * columns that none of its rows sees.
+ *
+ * Forward: a block's tile of queries stays in shared memory, tiles of keys and values pass through
+ * it by cp.async, in two pipeline stages up to D = 128.  A warp keeps the outputs, maxima and sums
+ * of its rows in registers and rescales them when a tile has a larger score (online softmax).  The
+ * limit is the tensor cores' rate on dense masks, and the bytes of q, k, v and out on sparse ones.
+ *
+ * Backward: two kernels, without atomic additions; delta = out . dout is computed before.  The
+ * first owns tiles of queries and walks over the keys they see: dq += ds k.  The second owns tiles
+ * of keys and walks over the queries that see them; it computes scores transposed, so that they are
+ * operands of dk += ds^T q and dv += p^T dout without a shuffle.  Both take BWD_COLUMNS columns of
+ * a tile at a time, which keeps scores and their gradients in few registers; at D = 256 dk and dv
+ * have a launch each.  The limit is the tensor cores' rate: seven products of a tile, two of them
+ * computed twice. */
+#include "cuda/attn/common/attn_mask.cuh"
+#include "cuda/attn/common/softmax_blocks.cuh"
+#include "cuda/attn/sm80/attn_sm80.cuh"
+
 /* One launch. */
 typedef struct soft_job {
     softmax_attn_args a;
@@ -103,36 +108,6 @@ static inline soft_job soft_job_of(const softmax_attn_args *a) {
     job.scale = a->alpha * 1.44269504f;
     return job;
 }
-
-/* The padded head dimension. */
-static inline int soft_dim(const softmax_attn_args *a) {
-    return a->dim <= 64 ? 64 : a->dim <= 128 ? 128 : 256;
-}
-
-/* Runs `...` with T as the 16-bit type of activations and D as the padded head dimension. */
-#define SOFT_WITH_DIM(be, args, ...)                                                               \
-    do {                                                                                           \
-        if ((be)->act == ACT_BF16) {                                                               \
-            using T = __nv_bfloat16;                                                               \
-            SOFT_WITH_DIM_OF(args, __VA_ARGS__);                                                   \
-        } else {                                                                                   \
-            using T = __half;                                                                      \
-            SOFT_WITH_DIM_OF(args, __VA_ARGS__);                                                   \
-        }                                                                                          \
-    } while (0)
-#define SOFT_WITH_DIM_OF(args, ...)                                                                \
-    do {                                                                                           \
-        if (soft_dim(args) == 64) {                                                                \
-            constexpr int D = 64;                                                                  \
-            __VA_ARGS__;                                                                           \
-        } else if (soft_dim(args) == 128) {                                                        \
-            constexpr int D = 128;                                                                 \
-            __VA_ARGS__;                                                                           \
-        } else {                                                                                   \
-            constexpr int D = 256;                                                                 \
-            __VA_ARGS__;                                                                           \
-        }                                                                                          \
-    } while (0)
 
 /* Tile sizes by padded head dimension.  Shared memory: queries and 2 STAGES tiles of MASK_TILE
  * rows: 40, 80 and 96 KB. */
@@ -322,18 +297,8 @@ status cuda_softmax_sm80_fwd(backend *be, const softmax_attn_args *a) {
     soft_job job = soft_job_of(a);
     job.dout.p = NULL;
     job.out = half_result_of(a->out, a->stride_out, a->dim, 1.0f);
-    SOFT_WITH_DIM(be, a, return (launch<T, D>(be, job)));
+    HALF_WITH_DIM(be, a->dim, return (launch<T, D>(be, job)));
 }
-
-/* Softmax attention of 16-bit activations under any mask, backward, for every card (contract:
- * softmax_attn_args in ops/ops.h; delta = out . dout is computed before).
- *
- * Two kernels, without atomic additions.  The first owns tiles of queries and walks over the keys
- * they see: dq += ds k.  The second owns tiles of keys and walks over the queries that see them; it
- * computes scores transposed, so that they are operands of dk += ds^T q and dv += p^T dout without
- * a shuffle.  Both take BWD_COLUMNS columns of a tile at a time, which keeps scores and their
- * gradients in few registers; at D = 256 dk and dv have a launch each.  The limit is the tensor
- * cores' rate: seven products of a tile, two of them computed twice. */
 
 enum { BWD_COLUMNS = 32, BWD_N = BWD_COLUMNS / 8 };
 
@@ -617,7 +582,7 @@ static status run(backend *be, const softmax_attn_args *a, const float *delta, b
     job.out = half_result_of(a->dq, a->stride_q, a->dim, a->alpha);
     job.dk = half_result_of(a->dk, a->stride_k, a->dim, a->alpha);
     job.dv = half_result_of(a->dv, a->stride_v, a->dim, 1.0f);
-    SOFT_WITH_DIM(be, a, return (launch<T, D>(be, job, has_keys)));
+    HALF_WITH_DIM(be, a->dim, return (launch<T, D>(be, job, has_keys)));
 }
 
 status cuda_softmax_sm80_bwd(backend *be, const softmax_attn_args *a, const float *delta) {

@@ -1,21 +1,20 @@
-/* HSTU attention, backward, on Hopper (contract: attn_args in ops/ops.h): which kernel for which
- * head dimensions and lengths. "whole": blocks work on whole sequences; "tiled": on tiles of keys,
- * for float16 always.
- */
-#include "cuda/attn/common/attn_bias.cuh"
-#include "cuda/attn/sm90/attn_sm90_bwd.cuh"
-
-/* The backward kernel of the attention on Hopper that owns keys: head dimensions 32 to 128.
+/* HSTU attention, backward, on Hopper (contract: attn_args in ops/ops.h): the kernel that owns
+ * keys, for head dimensions 32 to 128; which kernel takes a call; and the host side of all of them.
  *
  * A persistent kernel with one producer warp.  A consumer warpgroup computes with 64 keys and keeps
  * their dk and dv in registers.  For each tile of queries it makes scores and dp, weights and their
  * gradients, adds to dv and dk, and leaves the gradients in shared memory for dq.
  * - One warpgroup a block, two blocks a multiprocessor, for short sequences at head dimensions 32
- * and 64, and for biases at these dimensions: while one block waits the other computes.
+ *   and 64, and for biases at these dimensions: while one block waits the other computes.
  * - Else two warpgroups: they share the tiles of queries and halve the additions to dq.  Each
- * computes half of the columns of dq (head dimensions up to 64: every second tile), one tile later
- * than the scores, so that neither waits for the other. Bound by the tensor cores, with short
- * sequences by latency; with a bias see attn_sm90_bias.cuh. */
+ *   computes half of the columns of dq (head dimensions up to 64: every second tile), one tile
+ *   later than the scores, so that neither waits for the other.
+ *
+ * Bound by the tensor cores, with short sequences by latency; with a bias see attn_sm90_bias.cuh.
+ */
+#include "cuda/attn/common/attn_bias.cuh"
+#include "cuda/attn/sm90/attn_sm90_bwd.cuh"
+
 /* Default tile sizes; a kernel's own struct overrides some of them.  D is the head dimension,
  * GROUPS the consumer warpgroups, each with 64 keys. */
 struct bwd_sizes {
@@ -307,101 +306,59 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     }
 }
 
-/* Calls with a bias (attn_sm90_bwd_bias.cu). */
-status cuda_attn_sm90_bwd_bias(backend *be, const attn_args *a);
-
 template <typename T, typename S> static status bwd_launch(backend *be, const attn_args *a) {
     constexpr int BYTES = S::BYTES + (int)sizeof(bwd_end<S>);
     static_assert((BYTES + 1024) * S::BLOCKS <= 228 * 1024, "shared memory");
     int64_t n_blocks = (int64_t)S::BLOCKS * cuda_of(be)->n_multiprocessors;
     bwd_job job;
     TRY(bwd_prepare(be, a, S::KEYS, &n_blocks, &job));
-    if (n_blocks > 0) {
+    if (n_blocks > 0)
         TRY((cuda_launch_early(be, "the gradient of the attention", attn_bwd_sm90_kernel<T, S>,
                                n_blocks, S::THREADS, BYTES, job)));
-    }
     return bwd_finish(be, &job);
 }
 
-struct whole_d32 : bwd_sizes {
-    static constexpr int D = 32, GROUPS = 1;
+/* Blocks that work on whole sequences, and on tiles of keys: float16 always does the latter. */
+template <int D_> struct whole : bwd_sizes {
+    static constexpr int D = D_, GROUPS = D < 128 ? 1 : 2;
     static constexpr bool IS_WHOLE = true;
 };
-struct whole_d64 : bwd_sizes {
-    static constexpr int D = 64, GROUPS = 1;
-    static constexpr bool IS_WHOLE = true;
-};
-struct whole_d128 : bwd_sizes {
-    static constexpr int D = 128, GROUPS = 2;
-    static constexpr bool IS_WHOLE = true;
-};
-struct tiled_d32 : bwd_sizes {
-    static constexpr int D = 32, GROUPS = 2;
-};
-struct tiled_d64 : bwd_sizes {
-    static constexpr int D = 64, GROUPS = 2;
-};
-struct tiled_d128 : bwd_sizes {
-    static constexpr int D = 128, GROUPS = 2;
-};
+template <int D_> struct tiled : bwd_sizes { static constexpr int D = D_, GROUPS = 2; };
 
-static status choose_whole(backend *be, const attn_args *a) {
-    using T = __nv_bfloat16;
-    if (a->dim_qk == 32) return bwd_launch<T, bwd_shape<whole_d32>>(be, a);
-    if (a->dim_qk == 64) return bwd_launch<T, bwd_shape<whole_d64>>(be, a);
-    return bwd_launch<T, bwd_shape<whole_d128>>(be, a);
-}
+/* With a bias there is one choice of tile sizes for each head dimension, so that there are few
+ * kernels to compile.  One warpgroup a block takes 0.81 to 0.98 of the time of two (H200,
+ * 2026-11-15; head dimensions 32 and 64, sequences up to 200, 512 and 1024).  The gradients of a
+ * bias are computed by another kernel (attn_sm90_bwd_dq_bias.cu); where they are wanted, the kernel
+ * that owns keys computes only dk and dv. */
+template <attn_bias BIAS_, int D_> struct bwd_bias : bwd_sizes {
+    static constexpr attn_bias BIAS = BIAS_;
+    static constexpr int D = D_, GROUPS = D < 128 ? 1 : 2;
+};
+template <int D> struct with_table : bwd_bias<BIAS_TABLE, D> {};
+template <int D> struct with_time : bwd_bias<BIAS_TIME, D> {};
 
-template <typename T> static status choose_tiled(backend *be, const attn_args *a) {
-    if (a->dim_qk == 32) return bwd_launch<T, bwd_shape<tiled_d32>>(be, a);
-    if (a->dim_qk == 64) return bwd_launch<T, bwd_shape<tiled_d64>>(be, a);
-    return bwd_launch<T, bwd_shape<tiled_d128>>(be, a);
+template <typename T, template <int> class SIZES>
+static status choose(backend *be, const attn_args *a) {
+    if (a->dim_qk == 32) return bwd_launch<T, bwd_shape<SIZES<32>>>(be, a);
+    if (a->dim_qk == 64) return bwd_launch<T, bwd_shape<SIZES<64>>>(be, a);
+    return bwd_launch<T, bwd_shape<SIZES<128>>>(be, a);
 }
 
 status cuda_attn_sm90_bwd(backend *be, const attn_args *a) {
-    if (a->bias != BIAS_NONE) return cuda_attn_sm90_bwd_bias(be, a);
-    if (be->act == ACT_F16) return choose_tiled<__half>(be, a);
+    using T = __nv_bfloat16;
+    if (a->bias == BIAS_TABLE) return choose<T, with_table>(be, a);
+    if (a->bias == BIAS_TIME) return choose<T, with_time>(be, a);
+    if (be->act == ACT_F16) return choose<__half, tiled>(be, a);
     if (a->dim_qk == 256)
         return bwd_is_whole(be, a) ? cuda_attn_sm90_bwd_d256_short(be, a)
                                    : cuda_attn_sm90_bwd_d256(be, a);
     if (a->max_len_q <= 64 && a->max_len_k <= 64) return cuda_attn_sm90_bwd_single_tile(be, a);
-    return bwd_is_whole(be, a) ? choose_whole(be, a) : choose_tiled<__nv_bfloat16>(be, a);
+    return bwd_is_whole(be, a) ? choose<T, whole>(be, a) : choose<T, tiled>(be, a);
 }
 
-/* HSTU attention with a bias, backward, on Hopper: one choice of tile sizes for each head
- * dimension, so that there are few kernels to compile.  One warpgroup a block takes 0.81 to 0.98 of
- * the time of two (H200, 2026-11-15; head dimensions 32 and 64, sequences up to 200, 512 and 1024).
- *
- * The gradients of a bias are computed by another kernel (attn_sm90_bwd_dq_bias.cu); where they are
- * wanted, the kernel that owns keys computes only dk and dv. */
-
-template <attn_bias BIAS_> struct bwd_bias_d32 : bwd_sizes {
-    static constexpr attn_bias BIAS = BIAS_;
-    static constexpr int D = 32, GROUPS = 1;
-};
-template <attn_bias BIAS_> struct bwd_bias_d64 : bwd_sizes {
-    static constexpr attn_bias BIAS = BIAS_;
-    static constexpr int D = 64, GROUPS = 1;
-};
-template <attn_bias BIAS_> struct bwd_bias_d128 : bwd_sizes {
-    static constexpr attn_bias BIAS = BIAS_;
-    static constexpr int D = 128, GROUPS = 2;
-};
-
-template <attn_bias BIAS> static status choose(backend *be, const attn_args *a) {
-    using T = __nv_bfloat16;
-    if (a->dim_qk == 32) return bwd_launch<T, bwd_shape<bwd_bias_d32<BIAS>>>(be, a);
-    if (a->dim_qk == 64) return bwd_launch<T, bwd_shape<bwd_bias_d64<BIAS>>>(be, a);
-    return bwd_launch<T, bwd_shape<bwd_bias_d128<BIAS>>>(be, a);
-}
-
-status cuda_attn_sm90_bwd_bias(backend *be, const attn_args *a) {
-    return a->bias == BIAS_TABLE ? choose<BIAS_TABLE>(be, a) : choose<BIAS_TIME>(be, a);
-}
-
-/* The host side before and after the attention's backward kernels on Hopper: the schedule and,
- * where blocks share float32 sums of dq (split-K over the keys), scratch memory that is set to zero
- * before and rounded into dq after.  The rounding is bound by bytes: 4 + 4 + 2 for each element. */
+/* Before and after the backward kernels: the schedule and, where blocks share float32 sums of dq
+ * (split-K over the keys), scratch memory that is set to zero before and rounded into dq after. The
+ * rounding is bound by bytes: 4 + 4 + 2 for each element. */
 
 /* Number of slots for the tiles of 64 queries of all sequences; see walk_ask_keys. */
 static int64_t count_tiles(const attn_args *a) {

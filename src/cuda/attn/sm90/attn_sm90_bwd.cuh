@@ -1,7 +1,7 @@
 /* What the backward kernels of the attention on Hopper share: masks, functions of scores, sums.
  *
  * A block computes with a tile of keys and visits the tiles of 64 queries that see any of them
- * (attn_sm90_bwd_producer.cuh says which).  Scores are computed with keys as rows, so that weights
+ * (the producer warp decides which).  Scores are computed with keys as rows, so that weights
  * and their gradients go from registers into dv and dk; the gradients also pass through shared
  * memory, where they are multiplied with the keys: dq, five products in all. */
 #ifndef HSTU_CUDA_ATTN_SM90_ATTN_SM90_BWD_CUH
@@ -228,7 +228,7 @@ typedef struct bwd_job {
     attn_tiles tiles; /* schedule of tiles of keys; is_whole: only the order of the sequences */
     attn_tiles query_tiles;    /* where dq is recomputed */
     float *sums;               /* float32 sums of dq; see bwd_keys.  Head dimension 256: see
-                                  attn_sm90_bwd_d256_steps.cuh */
+                                  attn_sm90_bwd_d256_short.cu */
     unsigned long long *cells; /* gradient sums of attn_bias.cuh; NULL if they are not wanted */
     int n_tiles, n_pairs; /* tiles of queries in the longest sequence; pairs of sequence and head */
     int n_keys;           /* of a tile */
@@ -260,10 +260,9 @@ status cuda_attn_sm90_bwd_single_tile(backend *be, const attn_args *a);
 status cuda_attn_sm90_bwd_d256_short(backend *be, const attn_args *a);
 status cuda_attn_sm90_bwd_d256(backend *be, const attn_args *a);
 
-/* Backward of the attention on Hopper: the producer warp, which decides who works on what, and the
- * sums of dq.
+/* The producer warp, which schedules the work of its block, and the sums of dq.
  *
- * Kernels are persistent: blocks run until there is no work.  The producer warp of a block finds
+ * Kernels are persistent.  The producer warp of a block finds
  * the next tile of keys and loads it, its values, and the queries and dout of the tiles that see
  * any of it, ahead of the consumer warps.  It also decides which tiles of queries a tile of keys is
  * paired with: each lane tests one tile of queries.

@@ -4,7 +4,7 @@
  * work is divided by result: one consumer warpgroup makes scores and weights, keeps dv, and leaves
  * the slopes in shared memory; the other makes dp, multiplies it by the slopes, and keeps dk. dq
  * comes later, 64 queries a warpgroup, from gradients of scores that were kept in memory
- * (attn_sm90_bwd_d256_steps.cuh describes the order); for a sequence of one tile it is computed
+ * (see the steps below); for a sequence of one tile it is computed
  * immediately, half of the columns by each warpgroup.  The epilogue stages results in slots whose
  * tiles are no longer needed.  Bound by L2 bandwidth, 64 KB for four products of 64 x 64 pairs;
  * with short sequences by latency.
@@ -18,10 +18,7 @@
  * (*: with a trace of the clock at a dozen points.) */
 #include "cuda/attn/sm90/attn_sm90_bwd.cuh"
 
-/* Backward of the attention on Hopper, head dimension 256, sequences that are worked on whole: the
- * steps of a block, and the warps that schedule and load them.
- *
- * A step is one of
+/* The steps of a block, and the warps that schedule and load them.  A step is one of
  * - a tile: 64 keys by 64 queries, added to dv and dk;
  * - dq: the part of 64 keys is added to dq of 128 queries;
  * - nothing to multiply: sums of zero to be stored, or only the flag STEP_STORED.

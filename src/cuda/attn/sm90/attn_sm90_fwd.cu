@@ -1,40 +1,10 @@
-/* HSTU attention, forward, on Hopper (contract: attn_args in ops/ops.h): which kernel and which
- * tile sizes for which head dimensions and lengths.  The kernels are in attn_sm90_fwd.cuh
- * (persistent) and attn_sm90_fwd_short.cuh.
- *
- * Shared memory, in KB a block: queries + keys and values
- *     D = 32:   large 2 x 12 + 2 x 2 x 8 = 56                                        short 15 + 200
- *     D = 64:   large 2 x 24 + 2 x 2 x 16 = 112    small 2 x 8 + 2 x 2 x 8 = 48      short 30 + 184
- *     D = 128:  large 2 x 32 + 2 x 2 x 32 = 192    tall 2 x 48 + 3 x 2 x 16 = 192    short 44 + 168
- *     D = 256:  large 64 + 2 x 2 x 32 = 192        small 32 + 2 x 32 = 96            short 56 + 152
- *
- * Times that set the switch points, in us (H200, 2026-11-15; 4 heads, causal, bfloat16; lengths
- * from 1 to the number named, "full": all of that length).  For the persistent kernel they are the
- * better of two older versions, which dequeued tiles earlier than the current one.
- *                                 4096 full   1024 full   512     200     50
- *     D = 32    large                   501        58.5    44.5    23.5   39.7
- *     D = 64    large                   585        63.6    45.6    23.6   41.2
- *               small                   706        59.8    42.0    16.9   17.1
- *     D = 128   large                   927        80.0    69.5    33.0   46.4
- *               tall                    944        86.5    63.7    29.4   44.2
- *     D = 256   large                  1823       149.6   114.7    43.1   50.7
- *               small                  2388       172     129      39.5   35.9
- * The kernel for short sequences and its competitor, in one run (sequences x longest; at D = 32 and
- * 128 a third kernel, since removed):
- *                      128 x 512   128 x 200   512 x 50   2048 x 20   64 x 256 full   32 x 200
- *     D = 32    before      40.7        15.7       13.4        38.7            17.7        8.5
- *               short       33.0        10.4        9.9        25.5            16.5        7.1
- *     D = 64    small       32.7        15.2       17.1        49.8            15.9        8.0
- *               short       37.5        12.4       10.8        29.4            20.7        8.4
- *     D = 128   before      49.8        27.3       23.2        70.4            32.4       12.4
- *               short       64.1        21.3       19.5        33.5            28.3       15.5
- *     D = 256   small       86.5        37.3       35.2       121.2            45.6       18.4
- *               short      153.8        39.2       34.7        59.5            64.0       24.3 */
+/* HSTU attention, forward, on Hopper (contract: attn_args in ops/ops.h): the kernel for short
+ * sequences, and which kernel with which tile sizes takes a call, by head dimension and lengths.
+ * The persistent kernel for the others is in attn_sm90_fwd.cuh. */
 #include "cuda/attn/sm90/attn_sm90_fwd.cuh"
 
-/* The work lists of the forward kernel for short sequences (attn_sm90_fwd_short.cuh): each block
- * writes what it will do into shared memory before it starts, so that no warp has to search or
- * synchronise with others later.
+/* The work lists of the kernel for short sequences: each block writes what it will do into shared
+ * memory before it starts, so that no warp has to search or synchronise with others later.
  *
  * A tile is the rows of a sequence and head that the block's warps process at the same time, a task
  * the 16 rows of one warp, assigned to warps in turn; a chunk is the keys and values that one
@@ -221,11 +191,10 @@ template <typename S> static int64_t short_most(const attn_args *a) {
     return most;
 }
 
-/* The forward kernel of the attention on Hopper for short sequences, which are bound by latency,
- * and then by bytes.
+/* The kernel for short sequences, which are bound by latency, and then by bytes.
  *
  * One block a multiprocessor works on a fixed share of the pairs of sequence and head, long ones
- * first (attn_sm90_fwd_short_list.cuh).  A producer warp loads keys and values by TMA as far ahead
+ * first (the lists above).  A producer warp loads keys and values by TMA as far ahead
  * as a ring in shared memory has room, across the ends of sequences.  The consumer warps each take
  * 16 query rows (mma.m16n8k16, which wastes a quarter of what wgmma wastes at the end of a sequence
  * and on the diagonal) and wait for nothing but TMA.
@@ -558,6 +527,35 @@ template <typename T, typename S> status short_launch(backend *be, const attn_ar
                              (int)cuda_div_up(a->max_len_q, S::ROWS), is_sorted);
 }
 
+/* Tile sizes.  Shared memory, in KB a block: queries + keys and values
+ *     D = 32:   large 2 x 12 + 2 x 2 x 8 = 56                                        short 15 + 200
+ *     D = 64:   large 2 x 24 + 2 x 2 x 16 = 112    small 2 x 8 + 2 x 2 x 8 = 48      short 30 + 184
+ *     D = 128:  large 2 x 32 + 2 x 2 x 32 = 192    tall 2 x 48 + 3 x 2 x 16 = 192    short 44 + 168
+ *     D = 256:  large 64 + 2 x 2 x 32 = 192        small 32 + 2 x 32 = 96            short 56 + 152
+ *
+ * Times that set the switch points, in us (H200, 2026-11-15; 4 heads, causal, bfloat16; lengths
+ * from 1 to the number named, "full": all of that length).  For the persistent kernel they are the
+ * better of two older versions, which dequeued tiles earlier than the current one.
+ *                                 4096 full   1024 full   512     200     50
+ *     D = 32    large                   501        58.5    44.5    23.5   39.7
+ *     D = 64    large                   585        63.6    45.6    23.6   41.2
+ *               small                   706        59.8    42.0    16.9   17.1
+ *     D = 128   large                   927        80.0    69.5    33.0   46.4
+ *               tall                    944        86.5    63.7    29.4   44.2
+ *     D = 256   large                  1823       149.6   114.7    43.1   50.7
+ *               small                  2388       172     129      39.5   35.9
+ * The kernel for short sequences and its competitor, in one run (sequences x longest; at D = 32 and
+ * 128 a third kernel, since removed):
+ *                      128 x 512   128 x 200   512 x 50   2048 x 20   64 x 256 full   32 x 200
+ *     D = 32    before      40.7        15.7       13.4        38.7            17.7        8.5
+ *               short       33.0        10.4        9.9        25.5            16.5        7.1
+ *     D = 64    small       32.7        15.2       17.1        49.8            15.9        8.0
+ *               short       37.5        12.4       10.8        29.4            20.7        8.4
+ *     D = 128   before      49.8        27.3       23.2        70.4            32.4       12.4
+ *               short       64.1        21.3       19.5        33.5            28.3       15.5
+ *     D = 256   small       86.5        37.3       35.2       121.2            45.6       18.4
+ *               short      153.8        39.2       34.7        59.5            64.0       24.3 */
+
 /* One pipelined block for each multiprocessor; at D = 128 there are two kinds: 128 rows by 128 keys
  * or, tall, 192 rows by 64 keys, which wastes less at the end of the keys. */
 struct large_sizes : fwd_sizes {
@@ -647,55 +645,30 @@ static status launch_f16(backend *be, const attn_args *a) {
     return fwd_launch<__half, fwd_shape<large_d256>>(be, a);
 }
 
-status cuda_attn_sm90_fwd(backend *be, const attn_args *a) {
-    if (a->bias != BIAS_NONE) return cuda_attn_sm90_fwd_bias(be, a);
-    if (be->act == ACT_F16) return launch_f16(be, a);
-    switch (a->dim_qk) {
-    case 32:
-        return launch_32(be, a);
-    case 64:
-        return launch_64(be, a);
-    case 128:
-        return launch_128(be, a);
-    default:
-        return launch_256(be, a);
-    }
-}
-
-/* HSTU attention with a bias, forward, on Hopper: one choice of tile sizes for each head dimension,
+/* With a bias: one choice of tile sizes for each head dimension,
  * so that there are few kernels to compile.  Blocks are small at every length: a bias takes longer
  * than the products, and several blocks on a multiprocessor overlap the two.
  *
  * Shared memory, in KB a block: queries + keys and values + a table
  *     D = 32:   2 x 4 + 2 x 2 x 4 + 2 x 8 = 40      D = 128:  16 + 2 x 2 x 16 + 2 x 8 = 96
  *     D = 64:   2 x 8 + 2 x 2 x 8 + 2 x 8 = 64 */
-
-template <attn_bias BIAS_> struct fwd_bias_sizes : fwd_sizes {
+template <attn_bias BIAS_, int D_> struct fwd_bias_sizes : fwd_sizes {
     static constexpr attn_bias BIAS = BIAS_;
-    static constexpr int BOX = 16;
-};
-template <attn_bias BIAS_> struct fwd_bias_d32 : fwd_bias_sizes<BIAS_> {
-    static constexpr int D = 32, BLOCKS = 3;
-};
-template <attn_bias BIAS_> struct fwd_bias_d64 : fwd_bias_sizes<BIAS_> {
-    static constexpr int D = 64, BLOCKS = 3;
-};
-template <attn_bias BIAS_> struct fwd_bias_d128 : fwd_bias_sizes<BIAS_> {
-    static constexpr int D = 128, BUFFERS = 1, BLOCKS = 2;
+    static constexpr int D = D_, BOX = 16;
+    static constexpr int BLOCKS = D < 128 ? 3 : 2, BUFFERS = D < 128 ? fwd_sizes::BUFFERS : 1;
 };
 
-template <attn_bias BIAS> static status choose(backend *be, const attn_args *a) {
-    using T = __nv_bfloat16;
-    switch (a->dim_qk) {
-    case 32:
-        return fwd_launch<T, fwd_shape<fwd_bias_d32<BIAS>>>(be, a);
-    case 64:
-        return fwd_launch<T, fwd_shape<fwd_bias_d64<BIAS>>>(be, a);
-    default:
-        return fwd_launch<T, fwd_shape<fwd_bias_d128<BIAS>>>(be, a);
-    }
+template <attn_bias BIAS> static status choose_bias(backend *be, const attn_args *a) {
+    if (a->dim_qk == 32) return launch<fwd_bias_sizes<BIAS, 32>>(be, a);
+    if (a->dim_qk == 64) return launch<fwd_bias_sizes<BIAS, 64>>(be, a);
+    return launch<fwd_bias_sizes<BIAS, 128>>(be, a);
 }
 
-status cuda_attn_sm90_fwd_bias(backend *be, const attn_args *a) {
-    return a->bias == BIAS_TABLE ? choose<BIAS_TABLE>(be, a) : choose<BIAS_TIME>(be, a);
+status cuda_attn_sm90_fwd(backend *be, const attn_args *a) {
+    if (a->bias == BIAS_TABLE) return choose_bias<BIAS_TABLE>(be, a);
+    if (a->bias == BIAS_TIME) return choose_bias<BIAS_TIME>(be, a);
+    if (be->act == ACT_F16) return launch_f16(be, a);
+    if (a->dim_qk == 32) return launch_32(be, a);
+    if (a->dim_qk == 64) return launch_64(be, a);
+    return a->dim_qk == 128 ? launch_128(be, a) : launch_256(be, a);
 }

@@ -680,9 +680,6 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     }
 }
 
-/* Calls with a bias (attn_sm90_fwd_bias.cu). */
-status cuda_attn_sm90_fwd_bias(backend *be, const attn_args *a);
-
 /* The tensor maps of queries, keys and values. */
 template <typename S> status fwd_map_inputs(backend *be, const attn_args *a, fwd_maps *maps) {
     int64_t columns = (int64_t)a->n_heads * S::D;

@@ -1,13 +1,6 @@
-/* HSTU attention over keys in pages, and of few queries, on Hopper: which calls the kernels of
- * attn_sm90_paged.cuh take, and how the work of a call is cut.
- *
- * Shared memory, in KB a block: queries + keys and values
- *     D = 64: 32 + 4 x 2 x 8 = 96    D = 128: 64 + 3 x 2 x 16 = 160    D = 256: 64 + 2 x 2 x 32 =
- * 192 */
-#include "cuda/attn/sm90/attn_sm90_paged.cuh"
-
-/* The forward kernel of the attention on Hopper over keys in pages, and for few queries and many
- * keys: attn_sm90_fwd.cuh with another producer and another scheduler.
+/* HSTU attention, forward, on Hopper over keys in pages, and for few queries and many keys
+ * (contract: attn_args in ops/ops.h): the kernel of attn_sm90_fwd.cuh with another producer and
+ * another scheduler, which calls it takes, and how the work of a call is cut.
  *
  * A tile of keys is a page of 64, which TMA loads from where the page table says, or 64 rows of k
  * and v.  Columns of scores count the pages' rows first, to the end of the last page, and then the
@@ -16,14 +9,16 @@
  * 0.
  *
  * One block a multiprocessor.  Where there are fewer tiles of queries than would fill the GPU, the
- * work is cut along the keys (attn_sm90_paged_lists.cuh).  The parts of a sum go to memory, rounded
- * like results, and are added in float32 in the order of their keys by a second kernel
- * (attn_sm90_paged_sum.cuh): HSTU's attention has no softmax, so nothing else is needed.
+ * work is cut along the keys (attn_sm90_paged.cuh).  The parts of a sum go to memory, rounded
+ * like results, and are added in float32 in the order of their keys by a second kernel:
+ * HSTU's attention has no softmax, so nothing else is needed.
  *
- * A list that was there for the layer before lets a block load its first pages before the previous
+ * A list that a previous layer has made lets a block load its first pages before the previous
  * kernel is complete.
  *
  * Bound by the tensor cores or, for few queries, by the bytes of the keys. */
+#include "cuda/attn/sm90/attn_sm90_paged.cuh"
+
 /* Boxes are all columns of a head: 64 rows, or a page. */
 typedef struct paged_maps {
     CUtensorMap q, k, v, pages_k, pages_v;
@@ -352,6 +347,10 @@ __global__ void __launch_bounds__(S::THREADS, 1)
     }
 }
 
+/* Tile sizes.  Shared memory, in KB a block: queries + keys and values
+ *     D = 64: 32 + 4 x 2 x 8 = 96    D = 128: 64 + 3 x 2 x 16 = 160    D = 256: 64 + 2 x 2 x 32 =
+ * 192
+ */
 struct paged_sizes : fwd_sizes {
     static constexpr int GROUPS = 2;
     static constexpr bool IS_PIPED = true, IS_PAGED = true;

@@ -1,5 +1,9 @@
-/* What the blocks of attn_sm90_paged.cuh have to do: the units of each, listed by a kernel of its
- * own once for all layers of a pass (attn_args.is_repeated).
+/* What the attention over pages (attn_sm90_paged.cu) and that of few rows (attn_sm90_small.cu)
+ * share: the lists of work, the gate of rows whose sums are in registers, and the kernel that adds
+ * the parts of sums.
+ *
+ * The units of work of each block are listed by a kernel of its own, once for all layers of a pass
+ * (attn_args.is_repeated).
  *
  * Where there are fewer tiles of queries than would fill the GPU, the work is cut along the keys.
  * Few units are cut each by itself, into equal parts, which blocks dequeue, the largest first.
@@ -344,9 +348,8 @@ __global__ void __launch_bounds__(32)
     if (threadIdx.x == 0) plan.units[(int64_t)blockIdx.x * plan.n_list + n].s.b = -1;
 }
 
-/* The gate (gate_args) of rows whose sums are in a warpgroup's registers, as the attention's
- * kernels have them: what attn_sm90_small.cu and attn_sm90_paged.cuh share, and how the blocks of
- * the latter meet. */
+/* The gate (gate_args) of rows whose sums are in a warpgroup's registers, and how the blocks of
+ * attn_sm90_paged.cu exchange what it needs. */
 
 enum { GATE_HEADS = 8 }; /* at most */
 
@@ -591,8 +594,8 @@ __device__ static inline void gate_whole(const paged_plan &plan, const fwd_unit 
                                head, row_q + first, min(u->s.len_q - first, 64), dim, scale);
 }
 
-/* The kernel that adds the parts of sums which attn_sm90_paged.cuh leaves, and computes the gate
- * (gate_args) where the attention's op includes it. */
+/* Adds the parts of sums that attn_sm90_paged.cu leaves, and computes the gate where the op
+ * includes it. */
 
 /* What the kernel needs, and no more: a parameter that is not in the cache costs most of a
  * microsecond. */

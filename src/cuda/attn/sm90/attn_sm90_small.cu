@@ -1,45 +1,20 @@
-/* HSTU attention of few rows on Hopper: which calls the kernels of attn_sm90_small.cu take, and
- * into how many parts keys are cut.
- *
- * Times of 8 layers that set both, in ms (H200, 2026-11-17; bfloat16, 4 heads of dimension 256, 256
- * candidates a user, 128 new tokens; users x history):
- *     parts                   1      2      3      5      8     11   other kernels
- *     1 x 128             .2415  .1895  .1855  .1888      -      -           .2336
- *     1 x 1024                -      -      -  .2282  .2258  .2294           .2388
- *     1 x 4096                -      -      -      -  .2970  .2851           .2949
- *     8 x 128             .5655      -      -      -      -      -    .574 to .581
- *     8 x 1024            .7575      -      -      -      -      -            .7200 */
-#include "cuda/attn/sm90/attn_sm90_paged.cuh"
-
-/* The forward kernel of the attention on Hopper for few rows, with the gate inside.
+/* HSTU attention, forward, of few rows on Hopper, with the gate inside (contract: attn_args in
+ * ops/ops.h).
  *
  * A block is one warpgroup with 64 query rows of one head, which stay in registers.  It takes half
- * a multiprocessor, so that it starts while the kernel before still runs and has its parameters,
- * its page table and its first pages when that one is complete.  Pipeline stages are 32 keys, half
- * a tile of attn_sm90_paged.cuh; what a block needs to know of each is in shared memory before the
- * first (looked up in the loop, it cost 600 of 1,650 clocks a stage).  The warps share the start,
- * which takes as long as its longest chain of loads: one plans and loads keys, one loads queries,
- * two write the masks.
+ * a multiprocessor, so that it starts while the previous kernel still runs and has its parameters,
+ * its page table and its first pages when that kernel is complete.  Pipeline stages are 32 keys,
+ * half a tile of attn_sm90_paged.cu; what a block needs to know of each is in shared memory before
+ * the first (looked up in the loop, it cost 600 of 1,650 clocks a stage).  The warps share the
+ * start, which takes as long as its longest chain of loads: one plans and loads keys, one loads
+ * queries, two write the masks.
  *
  * Either the blocks of a cluster are the heads of the same rows, and exchange two numbers a row, of
  * which the gate's norm is made; or the keys are cut into parts, which go to memory, rounded like
  * results, and a second kernel adds them and computes the gate.
  *
  * Bound by latency: of the start, of the first loads, and of the cluster's barrier. */
-/* d (64, 32) (+)= A B^T over 16 values of k: A in registers, B a tile in shared memory, K-major. */
-template <typename T>
-__device__ void wgmma_rk(float (&d)[16], const uint32_t (&a)[4], uint64_t b, int adds);
-#define WGMMA_RK(T, TYPE)                                                                          \
-    template <>                                                                                    \
-    __device__ inline void wgmma_rk<T>(float(&d)[16], const uint32_t(&a)[4], uint64_t b,           \
-                                       int adds) {                                                 \
-        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %21, 0;\n"                                  \
-                     "wgmma.mma_async.sync.aligned.m64n32k16.f32." TYPE "." TYPE " {" WG_LIST_16   \
-                     "}, {%16, %17, %18, %19}, %20, p, 1, 1, 0;\n}\n"                              \
-                     : WG_REGISTERS_16                                                             \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds));             \
-    }
-WGMMA_RK(__nv_bfloat16, "bf16")
+#include "cuda/attn/sm90/attn_sm90_paged.cuh"
 
 enum { SMALL_HEADS = GATE_HEADS, SMALL_PARTS = SUM_AHEAD, SMALL_PLACES = 256 }; /* at most */
 
@@ -323,7 +298,7 @@ __device__ static inline void small_scores(float (&x)[S::KEYS / 2],
     uint64_t b = tile_describe(keys, 16);
 #pragma unroll
     for (int k = 0; k < S::D / 16; k++)
-        wgmma_rk<T>(x, q[k], tile_move(b, k / 4 * S::KEYS * PART_BYTES + k % 4 * 32), k > 0);
+        wgmma_rk(x, q[k], tile_move(b, k / 4 * S::KEYS * PART_BYTES + k % 4 * 32), k > 0);
 }
 
 /* The weights of scores. */
@@ -605,7 +580,16 @@ static int64_t count_units(const attn_args *a) {
     return (int64_t)a->n_sequences * a->n_heads * cuda_div_up(a->max_len_q, 64);
 }
 
-/* Parts of the keys: of five half tiles each, as many as fit the GPU. */
+/* Parts of the keys: of five half tiles each, as many as fit the GPU.
+ *
+ * Times of 8 layers that set both, in ms (H200, 2026-11-17; bfloat16, 4 heads of dimension 256, 256
+ * candidates a user, 128 new tokens; users x history):
+ *     parts                   1      2      3      5      8     11   other kernels
+ *     1 x 128             .2415  .1895  .1855  .1888      -      -           .2336
+ *     1 x 1024                -      -      -  .2282  .2258  .2294           .2388
+ *     1 x 4096                -      -      -      -  .2970  .2851           .2949
+ *     8 x 128             .5655      -      -      -      -      -    .574 to .581
+ *     8 x 1024            .7575      -      -      -      -      -            .7200 */
 static int64_t parts_of(const backend *be, const attn_args *a) {
     int64_t room = 2 * cuda_of(be)->n_multiprocessors / count_units(a);
     int64_t n = cuda_div_up(cuda_div_up(a->max_len_k, 32), 5);
@@ -619,9 +603,9 @@ static int64_t parts_of(const backend *be, const attn_args *a) {
  * blocks fill the GPU: us of a layer (H200, 2026-11-17; users x history / new tokens):
  *                     1 x 4096/256   1 x 4096/384   2 x 4096/128   2 x 3072/256   2 x 4096/256
  *     half tiles a part         17             23             28             26             34
- *     few                     35.8           44.4           48.5           52.1           57.6
+ *     small                   35.8           44.4           48.5           52.1           57.6
  *     other kernels           37.4           45.5           51.4           53.2           59.0 */
-static bool is_few(const backend *be, const attn_args *a) {
+static bool is_small(const backend *be, const attn_args *a) {
     int n = cuda_of(be)->n_multiprocessors;
     int64_t n_units = count_units(a), n_halves = cuda_div_up(a->max_len_k, 32);
     if (n_units == 0 || n_units > 2 * n) return false;
@@ -642,7 +626,7 @@ bool cuda_attn_sm90_can_small(const backend *be, const attn_args *a) {
     if (p->table != NULL && !(p->page_len == PAGED_TILE && p->n_pages > 0 &&
                               is_addressable(p->k, p->stride) && is_addressable(p->v, p->stride)))
         return false;
-    return is_few(be, a);
+    return is_small(be, a);
 }
 
 static status small_map_pages(CUtensorMap *map, const backend *be, const attn_args *a,

@@ -1,5 +1,20 @@
-/* Softmax attention on Hopper, backward: which calls it takes, with which tile sizes, and what
- * comes before and after the kernel that owns keys.
+/* Softmax attention, backward, on Hopper: 16-bit activations under any mask (contract:
+ * softmax_attn_args in ops/ops.h).
+ *
+ * The kernel that owns keys is persistent.  The producer warp (softmax_sm90_bwd_producer.cuh) takes
+ * column tiles of a sequence and head, GROUPS of MASK_TILE keys at once, and walks over the lists
+ * of the tiles of queries that see them.  Each warpgroup has MASK_TILE keys and keeps their dk and
+ * dv in registers; with keys as rows of the scores, weights and their gradients go from registers
+ * into dv and dk. The gradients also pass through shared memory, where they are multiplied with the
+ * keys: parts of dq, added to float32 sums that blocks share and a last kernel rounds.  The order
+ * of these additions varies from run to run; where it must not, dq is left to the kernel for every
+ * card, which owns queries.
+ * - GROUPS = 1: short sequences; two blocks a multiprocessor, one computes while the other waits.
+ * - GROUPS = 2: long ones, and head dimension 128; the warpgroups share the queries and halve the
+ *   additions.  They compute dq one tile later than the scores, in turns (head dimension 128: a
+ *   half of the columns each), so that neither waits for the other.
+ *
+ * Bound by the products where masks are dense, else by the additions to dq.
  *
  * Before: delta = out . dout, the logarithms of the sums in the order in which tiles of queries
  * load them, and zeros for the float32 sums of dq.  After: the sums are rounded into dq.  Both are
@@ -12,29 +27,12 @@
  *     sm80         14.5       246       6068         103        689         167       1262
  *     GROUPS = 1   10.9       132       2853          71        530         142       1159
  *     GROUPS = 2   12.4       130       2651          69        499         144       1040
- * (12 heads of 64).  Without dq the last column is 575, causal at 16 x 4096 1820: additions to its
- * sums take as long as memory gives them, 3 TB/s.  Heads of 128, 6 of them, 8 x 4096 without a
- * mask: 2087 beside 5397. */
+ * (12 heads of dimension 64).  Without dq the last column is 575, causal at 16 x 4096 1820:
+ * additions to its sums take as long as memory gives them, 3 TB/s.  Head dimension 128, 6 heads, 8
+ * x 4096 without a mask: 2087 beside 5397. */
 #include "cuda/attn/sm90/softmax_sm90_bwd_producer.cuh"
 #include "ops/mask_choice.h"
 
-/* The backward kernel of the softmax attention on Hopper that owns keys: 16-bit activations under
- * any mask (contract: softmax_attn_args in ops/ops.h).
- *
- * A persistent kernel.  The producer warp (softmax_sm90_bwd_producer.cuh) takes column tiles of a
- * sequence and head, GROUPS of MASK_TILE keys at once, and walks over the lists of the tiles of
- * queries that see them.  Each warpgroup has MASK_TILE keys and keeps their dk and dv in registers;
- * with keys as rows of the scores, weights and their gradients go from registers into dv and dk.
- * The gradients also pass through shared memory, where they are multiplied with the keys: parts of
- * dq, added to float32 sums that blocks share and a last kernel rounds.  The order of these
- * additions varies from run to run; where it must not, dq is left to the kernel for every card,
- * which owns queries.
- * - GROUPS = 1: short sequences; two blocks a multiprocessor, one computes while the other waits.
- * - GROUPS = 2: long ones, and heads of 128; the warpgroups share the queries and halve the
- *   additions.  They compute dq one tile later than the scores, in turns (heads of 128: a half of
- *   the columns each), so that neither waits for the other.
- * Bound by the products where masks are dense, else by the additions to dq (softmax_sm90_bwd.cu has
- * times). */
 /* Rows of a tile from n on are other sequences': cleared where they are summed over, since they
  * need not be finite.  Every warpgroup clears all that it reads. */
 template <int ROWS, int D>

@@ -1,23 +1,14 @@
-/* The forward kernel of the softmax attention on Hopper for masks that are one span of keys a row
- * and hide little, head dimension 64, long sequences (contract: softmax_attn_args in ops/ops.h).
+/* Softmax attention, forward, on Hopper for dense masks at head dimension 64 (contract:
+ * softmax_attn_args in ops/ops.h): two kernels, for masks that are one span of keys a row and hide
+ * little, and for no mask at all.
  *
- * A block owns GROUPS x 64 queries of one sequence and head, 64 for each of its warpgroups
- * (softmax_sm90_turns.cuh), and walks over their keys.  A producer warp loads keys and values by
- * TMA into a ring of stages that all warpgroups share.
- *
- * Measured with 12 heads, float16, 16 x 2048, no mask, us by replay (H200, 2026-11-16): 444;
- * without turns 478; two warpgroups of 240 registers 531, without turns 546; with every eighth or
- * fourth exponential as a polynomial 459 and 473; the kernel of softmax_sm90_fwd.cuh 581. */
-#include "cuda/attn/sm90/softmax_sm90_fwd.cuh"
-
-/* What the softmax attention's forward kernels for much work share (softmax_sm90_dense.cu,
- * softmax_sm90_whole.cu): head dimension 64, and three warpgroups of 64 queries each that walk over
- * keys in steps of 128 and take turns at the tensor cores.
- *
- * A warpgroup asks for the next step's scores before it adds the current step's values, and
+ * Three warpgroups of 64 queries each walk over keys in steps of 128 and take turns at the tensor
+ * cores.  A warpgroup issues the next step's scores before it adds the current step's values, and
  * computes exponentials while both products run.  The bounds are close to each other: a step of a
  * warpgroup is 512 clocks of products, 512 of exponentials (16 a clock and multiprocessor) and
  * about 400 of other instructions. */
+#include "cuda/attn/sm90/softmax_sm90_fwd.cuh"
+
 struct turns90 {
     static constexpr int D = 64, KEYS = 128, GROUPS = 3;
     static constexpr int THREADS = (GROUPS + 1) * GROUP;
@@ -120,6 +111,13 @@ template <typename T> struct turns90_group {
     }
 };
 
+/* The kernel for masks of one span a row, long sequences: a block owns GROUPS x 64 queries of one
+ * sequence and head and walks over their keys.  A producer warp loads keys and values by TMA into a
+ * ring of pipeline stages that all warpgroups share.
+ *
+ * Measured with 12 heads, float16, 16 x 2048, no mask, us by replay (H200, 2026-11-16): 444;
+ * without turns 478; two warpgroups of 240 registers 531, without turns 546; with every eighth or
+ * fourth exponential as a polynomial 459 and 473; the kernel of softmax_sm90_fwd.cuh 581. */
 struct dense90 : turns90 {
     static constexpr int STAGES = 4, ROWS = GROUPS * MASK_TILE;
     static constexpr int BYTES = GROUPS * Q_TILE + 2 * STAGES * TILE + 1024; /* room to align */
@@ -338,16 +336,13 @@ status cuda_softmax_sm90_dense(backend *be, const softmax_attn_args *a) {
     return launch_dense<__half>(be, a);
 }
 
-/* The forward kernel of the softmax attention on Hopper for sequences without a mask, head
- * dimension 64 (contract: softmax_attn_args in ops/ops.h).
- *
- * The row tiles of all sequences and heads form one list, of which an item is GROUPS neighbours,
- * one for each warpgroup of a block (softmax_sm90_turns.cuh): no warpgroup is without work where
- * the tiles of a sequence are not a multiple of GROUPS.  An item may have tiles of two neighbouring
- * pairs of sequence and head: keys of both are then loaded in turns, and a warpgroup uses its own.
- * A producer warp loads queries, keys and values by TMA, of the next item while the last one is
- * computed: where sequences are of one length blocks persist, else the hardware balances blocks of
- * one item.
+/* The kernel for sequences without a mask: the row tiles of all sequences and heads form one list,
+ * of which an item is GROUPS neighbours, one for each warpgroup of a block: no warpgroup is without
+ * work where the tiles of a sequence are not a multiple of GROUPS.  An item may have tiles of two
+ * neighbouring pairs of sequence and head: keys of both are then loaded in turns, and a warpgroup
+ * uses its own. A producer warp loads queries, keys and values by TMA, of the next item while the
+ * last one is computed: where sequences are of one length the kernel is persistent, else the
+ * hardware balances blocks of one item.
  *
  * 12 heads, float16, us by replay (H200, 2026-11-16), this kernel and the one that was fastest
  * before: 8 x 512 19.6 and 25.2, 8 x 1024 59 and 74, 16 x 2048 439 and 444; blocks of one item 24.4
