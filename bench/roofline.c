@@ -12,7 +12,7 @@
 
 #include "base/file.h"
 #include "base/text.h"
-#include "cli/bench/attn_peers.h"
+#include "cli/bench/attention.h"
 #include "format/json.h"
 
 enum { MAX_ROWS = 256, MAX_FILE = 1 << 24, LONGEST = 4096 };

@@ -7,7 +7,7 @@
 
 #include "api/api_int.h"
 #include "base/mem.h"
-#include "ops/mask_batch.h"
+#include "ops/mask_tiles.h"
 #include "ops/ops.h"
 
 _Static_assert((int)HSTU_FLOAT32 == (int)ACT_F32 && (int)HSTU_BFLOAT16 == (int)ACT_BF16 &&

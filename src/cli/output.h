@@ -8,9 +8,9 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#include "base/buf.h"
 #include "base/file.h"
 #include "base/status.h"
+#include "base/text.h"
 #include "format/json.h"
 
 enum { SHOW_BYTES = 512, SHOW_PATH_BYTES = 4096 };

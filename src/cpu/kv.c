@@ -1,7 +1,7 @@
 /* Pages of keys and values (ops.h): kv_put, kv_move, kv_fp8. */
 #include <string.h>
 
-#include "base/fp8.h"
+#include "base/half.h"
 #include "cpu/cpu.h"
 
 enum { PUT_ROWS = 256, ROUND_ROWS = 64 }; /* of a chunk */

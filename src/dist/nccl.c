@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "base/file.h"
-#include "base/library.h"
+#include "base/machine.h"
 #include "base/mem.h"
 #include "base/range.h"
 #include "ops/comm.h"

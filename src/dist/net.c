@@ -13,10 +13,10 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "base/hmac.h"
+#include "base/hash.h"
 #include "base/log.h"
-#include "base/thread.h"
 #include "base/mem.h"
+#include "base/thread.h"
 
 enum { RETRY_MS = 50, BACKLOG = 1024 };
 

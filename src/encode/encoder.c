@@ -10,7 +10,7 @@
 #include "encode/bert_layer.h"
 #include "encode/encoder_files.h"
 #include "format/json.h"
-#include "ops/mask_batch.h"
+#include "ops/mask_tiles.h"
 
 struct encoder {
     encoder_config config;

@@ -6,7 +6,7 @@
 #ifndef HSTU_ENCODE_ENCODER_H
 #define HSTU_ENCODE_ENCODER_H
 
-#include "base/buf.h"
+#include "base/text.h"
 #include "encode/encoder_config.h"
 #include "ops/mask.h"
 #include "ops/ops.h"

@@ -19,8 +19,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/buf.h"
 #include "base/status.h"
+#include "base/text.h"
 #include "encode/word_pieces.h"
 
 /* A sequence; the arrays are valid until the next one is read. */

@@ -14,8 +14,8 @@
 #include "data/set/batcher.h"
 #include "embed/snapshot.h"
 #include "format/json.h"
-#include "nn/params.h"
 #include "model/trained.h"
+#include "nn/params.h"
 
 enum { STATE_MAX_BYTES = 1 << 16, CONFIG_MAX_BYTES = 1 << 24 };
 enum { TENSOR_NAME_BYTES = PARAM_NAME_BYTES + 8 };

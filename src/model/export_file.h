@@ -21,8 +21,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "base/pool.h"
 #include "base/status.h"
+#include "base/thread.h"
 #include "data/set/seq_file.h"
 
 typedef enum { WEIGHTS_SAFETENSORS, WEIGHTS_NPZ, WEIGHTS_PT } weight_format;

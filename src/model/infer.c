@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/clock.h"
 #include "base/half.h"
+#include "base/thread.h"
 
 /* Rows that op `rank` orders at once; lists shorter than LONG_LIST are gathered, longer ones are
  * bits that a search of the catalogue looks at. */
@@ -152,7 +152,7 @@ static status run_pass(run *r, const void **encoded, char **logits) {
     infer *f = r->f;
     const infer_hooks *h = r->hooks;
     const batch *b = &f->batch.view;
-    plan_cache leases = {f->n_reused, f->n_stored, f->page}, *cache = NULL;
+    layout_cache leases = {f->n_reused, f->n_stored, f->page}, *cache = NULL;
     const void *scores;
     int64_t n_rows;
     end_stage(r, &f->build_ns);

@@ -59,7 +59,7 @@ typedef struct infer_query {
 
 /* What the server does while queries run.  Its cache leases pages for each sequence of a batch. */
 typedef struct infer_lease {
-    int32_t n_reused, n_stored; /* as in plan_cache */
+    int32_t n_reused, n_stored; /* as in layout_cache */
     const int32_t *page;
 } infer_lease;
 typedef struct infer_hooks {
@@ -81,7 +81,7 @@ typedef struct infer {
     pass *pass;
     histories batch;
     kv_store *store;
-    /* Leases of the batch that is built (plan_cache). */
+    /* Leases of the batch that is built (layout_cache). */
     int32_t *n_reused, *n_stored; /* (max_users) */
     const int32_t **page;         /* (max_users) */
     arena scratch;                /* of a run */

@@ -315,30 +315,30 @@ static status add_retrieval(model *m, const config *c) {
 }
 
 /* Contextual tokens see the whole history only where no loss position is in the history. */
-static plan_config plan_of(const model *m, const config *c, const model_limits *l) {
+static layout_config plan_of(const model *m, const config *c, const model_limits *l) {
     const input_config *in = &m->input.config;
     bool has_candidates = m->is_ranking && c->data.max_candidates > 0;
     bool is_classes = m->is_ranking && m->ranking.loss.type == LOSS_CLASSES;
-    return (plan_config){.is_ranking = m->is_ranking,
-                         .has_actions = in->n_actions > 0,
-                         .has_candidates = has_candidates,
-                         .has_context_mask = has_candidates && in->n_context > 0 &&
-                                             !c->network.has_no_contextual_mask,
-                         .has_times = m->n_layers > 0 && m->layers[0].needs_times,
-                         .n_items = in->n_items,
-                         .n_actions = in->n_actions,
-                         .n_context = in->n_context,
-                         .n_context_values = in->n_context_values,
-                         .n_labels = is_classes ? ranking_n_columns(&m->ranking) : 0,
-                         .n_places = in->n_places,
-                         .max_len = is_research(c) ? in->n_places : 0,
-                         .max_users = l->max_users,
-                         .max_events = l->max_events,
-                         .max_targets = (int32_t)c->data.max_candidates,
-                         .time_per_second = l->time_per_second,
-                         .is_merged = m->input.is_merged,
-                         .action_row = m->input.action_row,
-                         .context_row = m->input.context_row};
+    return (layout_config){.is_ranking = m->is_ranking,
+                           .has_actions = in->n_actions > 0,
+                           .has_candidates = has_candidates,
+                           .has_context_mask = has_candidates && in->n_context > 0 &&
+                                               !c->network.has_no_contextual_mask,
+                           .has_times = m->n_layers > 0 && m->layers[0].needs_times,
+                           .n_items = in->n_items,
+                           .n_actions = in->n_actions,
+                           .n_context = in->n_context,
+                           .n_context_values = in->n_context_values,
+                           .n_labels = is_classes ? ranking_n_columns(&m->ranking) : 0,
+                           .n_places = in->n_places,
+                           .max_len = is_research(c) ? in->n_places : 0,
+                           .max_users = l->max_users,
+                           .max_events = l->max_events,
+                           .max_targets = (int32_t)c->data.max_candidates,
+                           .time_per_second = l->time_per_second,
+                           .is_merged = m->input.is_merged,
+                           .action_row = m->input.action_row,
+                           .context_row = m->input.context_row};
 }
 
 /* Not with in-batch negatives: their number differs from batch to batch, and with R = 0 so does the

@@ -3,7 +3,7 @@
 #ifndef HSTU_PROFILE_GPU_TIME_H
 #define HSTU_PROFILE_GPU_TIME_H
 
-#include "base/buf.h"
+#include "base/text.h"
 #include "profile/recorder.h"
 
 /* Why the GPU ran nothing in a gap, which ends with a kernel or a copy.  If the host asked for that

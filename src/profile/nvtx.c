@@ -10,8 +10,8 @@
 #include <wchar.h>
 
 #include "base/mem.h"
+#include "base/text.h"
 #include "base/thread.h"
-#include "base/utf8.h"
 
 enum { NVTX_CALLBACKS = 1, NVTX_CORE = 1, NVTX_CORE2 = 5 };
 enum { MESSAGE_TEXT = 1, MESSAGE_WIDE = 2, MESSAGE_REGISTERED = 3 };

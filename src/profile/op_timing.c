@@ -3,9 +3,9 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-#include "base/clock.h"
 #include "base/mem.h"
 #include "base/range.h"
+#include "base/thread.h"
 #include "profile/work.h"
 
 enum {

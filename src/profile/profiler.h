@@ -7,8 +7,8 @@
 
 #include <stdint.h>
 
-#include "base/buf.h"
 #include "base/status.h"
+#include "base/text.h"
 #include "ops/ops.h"
 #include "profile/cupti.h"
 #include "profile/memory_log.h"

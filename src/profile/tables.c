@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "format/csv_write.h"
 #include "format/json.h"
 #include "profile/utilization.h"
 

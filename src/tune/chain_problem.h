@@ -5,7 +5,7 @@
 #ifndef HSTU_TUNE_CHAIN_PROBLEM_H
 #define HSTU_TUNE_CHAIN_PROBLEM_H
 
-#include "base/pool.h"
+#include "base/thread.h"
 #include "ops/mask.h"
 #include "ops/ops.h"
 #include "tune/chain.h"

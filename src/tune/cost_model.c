@@ -8,7 +8,7 @@
 
 #include "base/env.h"
 #include "base/file.h"
-#include "base/library.h"
+#include "base/machine.h"
 #include "base/mem.h"
 #include "base/rng.h"
 #include "format/json.h"

@@ -13,7 +13,7 @@
 #ifndef HSTU_TUNE_LIBRARY_H
 #define HSTU_TUNE_LIBRARY_H
 
-#include "ops/mask_batch.h"
+#include "ops/mask_tiles.h"
 #include "tune/chain_problem.h"
 #include "tune/emit.h"
 #include "tune/target.h"

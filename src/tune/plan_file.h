@@ -9,7 +9,7 @@
 #ifndef HSTU_TUNE_PLAN_FILE_H
 #define HSTU_TUNE_PLAN_FILE_H
 
-#include "base/buf.h"
+#include "base/text.h"
 #include "tune/plan_runner.h"
 
 typedef struct plan_file_tile {

@@ -8,8 +8,8 @@
 #include <unistd.h>
 
 #include "base/file.h"
+#include "base/log.h"
 #include "base/mem.h"
-#include "base/progress.h"
 
 enum { MAX_FILE = 256 << 20, MAX_NUMBER = 64 };
 

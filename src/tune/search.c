@@ -5,12 +5,12 @@
 #include <string.h>
 
 #include "base/autotune.h"
-#include "base/clock.h"
+#include "base/log.h"
 #include "base/mem.h"
-#include "base/progress.h"
 #include "base/rng.h"
-#include "base/text.h"
 #include "base/sort.h"
+#include "base/text.h"
+#include "base/thread.h"
 #include "tune/cost_model.h"
 
 static const char *const names[N_SEARCHES] = {"exact", "xgboost", "random", "anneal", "grouped"};

@@ -5,7 +5,7 @@
 #include "cpu/attn_naive.h"
 #include "dense_test.h"
 #include "hstu.h"
-#include "ops/mask_batch.h"
+#include "ops/mask_tiles.h"
 #include "test.h"
 
 #ifdef HSTU_HAS_CUDA

@@ -5,10 +5,10 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "base/clock.h"
 #include "base/log.h"
+#include "base/range.h"
 #include "base/rng.h"
-#include "base/waits.h"
+#include "base/thread.h"
 #include "dist/ranks.h"
 #include "dist/shm.h"
 #include "oom.h"

@@ -1,5 +1,5 @@
 /* Keys and values in pages: what kv_put writes, and the attention that reads it. */
-#include "base/fp8.h"
+#include "base/half.h"
 #include "dense_test.h"
 
 /* Some sequences whose first keys are in pages. */

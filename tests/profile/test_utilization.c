@@ -102,9 +102,6 @@ TEST(launches_are_those_of_the_longest) {
 }
 
 /* The work of ops, whose time it is, and the picture. */
-#include "profile/utilization.h"
-
-#include "test.h"
 
 static int64_t add_op(recorder *r, span_kind kind, const char *name, uint64_t start, uint64_t end,
                       int64_t by) {

@@ -253,11 +253,9 @@ TEST(work_of_memory_ops) {
 }
 
 /* The work of attention on a GPU, whose lengths only the host that copied them knows. */
-#include "profile/work.h"
 
 #include "profile/op_timing.h"
 #include "profile/recorder.h"
-#include "test.h"
 
 enum { N = 3 };
 /* "Device" memory: the host may not read it, so its bytes are never written. */

@@ -6,11 +6,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/clock.h"
 #include "base/file.h"
 #include "base/half.h"
-#include "base/median.h"
 #include "base/mem.h"
+#include "base/sort.h"
+#include "base/thread.h"
 
 enum { WARM_UPS = 3, MAX_CALLS = 30, REPLAYED = 20, MAX_PEERS_BYTES = 1 << 20 };
 

@@ -13,8 +13,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/log.h"
 #include "base/mem.h"
-#include "base/progress.h"
 #include "base/rng.h"
 #include "cli/bench/bench.h"
 #include "cli/serve/serve.h"

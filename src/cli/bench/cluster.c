@@ -10,8 +10,8 @@
 
 #include "base/file.h"
 #include "base/mem.h"
-#include "base/nearest.h"
 #include "base/rng.h"
+#include "base/text.h"
 #include "cli/bench/bench.h"
 #include "cli/bench/train.h"
 #include "data/set/balance.h"

@@ -5,9 +5,9 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-#include "base/clock.h"
 #include "base/env.h"
 #include "base/rng.h"
+#include "base/thread.h"
 #include "cli/bench/bench.h"
 #include "data/set/batcher.h"
 #include "data/synth/synth.h"

@@ -44,7 +44,7 @@ static void draw_zipf(const embed_bench *b, uint64_t *ids, int64_t n, int64_t n_
 static status bench_one(embed_bench *b) {
     int64_t slots = b->slots > 0 ? b->slots : (int64_t)(b->max_gib * 4194304 / 4);
     embed_config shape = {.dim = (int32_t)b->dim,
-                          .opt = ROW_ROWWISE_ADAGRAD,
+                          .opt = OPT_ROWWISE_ADAGRAD,
                           .policy = POLICY_LRU,
                           .capacity = {slots < 4096 ? 4096 : slots, 0},
                           .max_batch = b->n,

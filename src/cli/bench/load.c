@@ -7,10 +7,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/clock.h"
 #include "base/file.h"
 #include "base/log.h"
 #include "base/rng.h"
+#include "base/thread.h"
 
 enum { FIRST_TIME = 1700000000, GAP_S = 60 };
 #define SET_MAX_BYTES ((size_t)1 << 31)

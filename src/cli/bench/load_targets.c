@@ -18,9 +18,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "base/buf.h"
-#include "base/clock.h"
 #include "base/machine.h"
+#include "base/text.h"
 #include "base/thread.h"
 #include "cli/bench/load.h"
 #include "serve/http/request.h"
@@ -172,7 +171,7 @@ static void wait_for_all(engine_target *t) {
 }
 
 /* One round of requests. */
-typedef struct round {
+typedef struct lockstep {
     engine_target *t;
     const load_set *s;
     const uint64_t *at; /* or NULL */
@@ -183,7 +182,7 @@ typedef struct round {
     atomic_int n_ready; /* senders, which begin together */
     atomic_bool has_begun;
     atomic_size_t next;
-} round;
+} lockstep;
 
 /* Reads a request's events, as the thread of a server that has parsed it did. */
 static void touch(const request_ask *r) {
@@ -193,14 +192,14 @@ static void touch(const request_ask *r) {
 }
 
 /* Not asleep: to wake takes as long as to ask. */
-static void wait_for_begin(const round *r) {
+static void wait_for_begin(const lockstep *r) {
     enum { LOOKS = 1 << 14 };
     for (int i = 0; !atomic_load(&r->has_begun); i++)
         i < LOOKS ? thread_pause() : (void)sched_yield();
 }
 
 /* Requests from the i-th on, the first of them in a flight that was taken for it. */
-static void send_from(round *r, size_t i, flight *f) {
+static void send_from(lockstep *r, size_t i, flight *f) {
     for (; i < r->s->n; i = atomic_fetch_add(&r->next, 1), f = NULL) {
         if (f == NULL) f = take_flight(r->t);
         f->out = &r->out[i];
@@ -213,7 +212,7 @@ static void send_from(round *r, size_t i, flight *f) {
 }
 
 /* The first request of a sender. */
-static size_t take_first(round *r, flight **f) {
+static size_t take_first(lockstep *r, flight **f) {
     size_t i = atomic_fetch_add(&r->next, 1);
     *f = i < r->s->n ? take_flight(r->t) : NULL;
     if (i < r->s->n) touch(&r->asks[i]);
@@ -221,7 +220,7 @@ static size_t take_first(round *r, flight **f) {
 }
 
 static void *send_all(void *context) {
-    round *r = context;
+    lockstep *r = context;
     flight *f;
     size_t first = take_first(r, &f);
     atomic_fetch_add(&r->n_ready, 1);
@@ -230,7 +229,7 @@ static void *send_all(void *context) {
     return NULL;
 }
 
-static int count_senders(const round *r, int n_flights) {
+static int count_senders(const lockstep *r, int n_flights) {
     machine m;
     machine_ask(&m);
     int n = r->at != NULL ? 1 : m.n_usable_cores;
@@ -239,7 +238,7 @@ static int count_senders(const round *r, int n_flights) {
 }
 
 /* This thread is one of the senders; the others are as many as can be started. */
-static void send_with(round *r, int n_senders, int n_flights) {
+static void send_with(lockstep *r, int n_senders, int n_flights) {
     pthread_t thread[MAX_SENDERS];
     flight *f;
     int n = 0;
@@ -258,7 +257,7 @@ static void send_with(round *r, int n_senders, int n_flights) {
 
 static status run_engine(load_target *target, const load_set *s, const load_plan *p,
                          const uint64_t *at, load_outcome *out) {
-    round r = {.t = (engine_target *)target, .s = s, .at = at, .out = out};
+    lockstep r = {.t = (engine_target *)target, .s = s, .at = at, .out = out};
     arena a;
     int n = at != NULL ? MAX_FLIGHTS : p->concurrency < 1 ? 1 : p->concurrency;
     arena_init(&a, 1 << 16);

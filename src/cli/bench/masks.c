@@ -16,10 +16,9 @@
 #include "base/thread.h"
 #include "cli/bench/bench.h"
 #include "format/safetensors.h"
+#include "nn/memory.h"
 #include "ops/mask_rule.h"
 #include "ops/mask_tiles.h"
-#include "nn/memory.h"
-#include "ops/mask_plan.h"
 
 enum { MAX_COPIES = 20, RECORD_KEY = 177, N_RESULTS = 4 };
 enum { Q, K, V, DOUT, N_INPUTS };

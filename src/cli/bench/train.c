@@ -9,15 +9,15 @@
 #include <string.h>
 #include <sys/resource.h>
 
-#include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/thread.h"
 #include "cli/bench/bench.h"
 #include "data/synth/synth.h"
 #include "nn/dynamic.h"
 #include "profile/peak.h"
 #include "train/loop/generated.h"
-#include "train/loop/trainer_step.h"
+#include "train/loop/trainer.h"
 
 enum { PIECE = 1 << 14, FEW_USERS = 2, MORE_STEPS = 2 };
 
@@ -274,7 +274,7 @@ static status take_busy(int64_t n_steps, train_bench_result *r) {
 }
 
 static bool is_cpu(const backend *be) {
-    return strcmp(be->name, "cpu") == 0;
+    return be->is_host;
 }
 
 typedef enum { FOR_SPEED, FOR_BUSY, FOR_SHARES } purpose;

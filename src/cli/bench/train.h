@@ -7,12 +7,12 @@
 #ifndef HSTU_CLI_BENCH_TRAIN_H
 #define HSTU_CLI_BENCH_TRAIN_H
 
-#include "base/pool.h"
+#include "base/thread.h"
 #include "data/set/batcher.h"
 #include "model/session.h"
 #include "nn/flops.h"
 #include "profile/busy.h"
-#include "profile/timed.h"
+#include "profile/op_timing.h"
 
 /* The gradient g of a model compared with its loss, by finite differences.
  *

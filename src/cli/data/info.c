@@ -10,8 +10,8 @@
 
 #include "base/env.h"
 #include "base/file.h"
+#include "base/log.h"
 #include "base/mem.h"
-#include "base/progress.h"
 #include "cli/cli.h"
 #include "cli/model/run_facts.h"
 #include "cli/output.h"

@@ -8,9 +8,9 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-#include "base/clock.h"
 #include "base/file.h"
 #include "base/mem.h"
+#include "base/thread.h"
 #include "cli/machine/doctor.h"
 
 finding *findings_add(findings *f, found_state state, const char *name, const char *fmt, ...) {
@@ -193,11 +193,8 @@ void doctor_ask_host(findings *f) {
 
 #include "base/env.h"
 #include "base/machine.h"
-#include "base/mem.h"
 #include "base/text.h"
-#include "base/thread.h"
 #include "cli/cli.h"
-#include "cli/machine/doctor.h"
 #include "cli/output.h"
 #include "dist/mpi.h"
 #include "dist/nccl.h"

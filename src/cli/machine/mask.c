@@ -4,15 +4,15 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/buf.h"
 #include "base/mem.h"
+#include "base/text.h"
 #include "cli/cli.h"
 #include "cli/machine/plan.h"
 #include "cli/output.h"
 #include "format/safetensors.h"
+#include "ops/mask.h"
 #include "ops/mask_rule.h"
 #include "ops/mask_tiles.h"
-#include "ops/mask.h"
 
 /* A mask as a grid of cells, each of `side` x `side` pairs. */
 typedef struct mask_grid {

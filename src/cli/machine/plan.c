@@ -3,18 +3,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/text.h"
 #include "base/env.h"
 #include "base/log.h"
-#include "base/progress.h"
+#include "base/text.h"
 #include "cli/machine/plan.h"
 #include "cli/output.h"
 #include "cli/signals.h"
 #include "cli/work.h"
 #include "tune/emit.h"
 #include "tune/plan_file.h"
-#include "tune/target_peak.h"
-#include "tune/traverse.h"
+#include "tune/plan_times.h"
+#include "tune/target.h"
 
 /* -1: the CPU; else the number of the GPU. */
 static status read_device(const char *text, int *out) {

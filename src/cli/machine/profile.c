@@ -15,21 +15,17 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "base/scratch_folder.h"
 #include "base/status.h"
 #include "cli/machine/profile.h"
 #include "cli/output.h"
 #include "format/json.h"
-#include "profile/comm_time.h"
-#include "profile/gaps.h"
-#include "profile/launches.h"
-#include "profile/links.h"
-#include "profile/profile_load.h"
+#include "ops/mask_tiles.h"
+#include "profile/gpu_time.h"
 #include "profile/profiler.h"
-#include "profile/roofline.h"
 #include "profile/tables.h"
 #include "profile/trace.h"
-#include "train/report/page.h"
+#include "profile/utilization.h"
+#include "train/report/report.h"
 
 typedef struct other_options {
     int toggle;        /* the signal that switches recording on and off, or 0 */
@@ -155,8 +151,8 @@ static void put_names(json_writer *j, const recorder *r, const lanes *l) {
     char text[64];
     json_key(j, "names");
     json_array_open(j);
-    for (size_t i = 0; i < r->n_names; i++)
-        json_string(j, r->names[i]);
+    for (size_t i = 0; i < r->names.n; i++)
+        json_string(j, recorder_text(r, i));
     json_array_close(j);
     json_key(j, "lanes");
     json_array_open(j);
@@ -599,7 +595,7 @@ static status profile_program(profile *p, char **argv, const char *out, const ot
     if (st == OK) st = run_program(argv, folder, o, failed);
     if (st == OK) st = profile_load(p, folder, &text);
     if (st == OK) tell_processes(&text);
-    if (st == OK && o->range != NULL) st = links_keep_range(&p->recorder, o->range);
+    if (st == OK && o->range != NULL) st = recorder_keep_range(&p->recorder, o->range);
     buf_fini(&text);
     scratch_folder_destroy(records);
     return st;

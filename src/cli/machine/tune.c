@@ -12,8 +12,7 @@
 #include "cli/output.h"
 #include "cli/signals.h"
 #include "cli/work.h"
-#include "train/report/chart.h"
-#include "train/report/page.h"
+#include "train/report/report.h"
 #include "tune/cost_model.h"
 #include "tune/encoder_plan.h"
 #include "tune/plan_file.h"
@@ -244,22 +243,20 @@ static status tune_fit(int argc, char **argv) {
 
 static status predict(const char *path, const char **texts, int n) {
     cost_model *m = NULL;
-    uint16_t *values;
-    double *ms = NULL;
-    TRY(MEM_NEW(&values, (size_t)n));
-    status st = MEM_NEW(&ms, (size_t)n);
+    plan_time *plans;
+    TRY(MEM_NEW(&plans, (size_t)n));
+    status st = OK;
     for (int i = 0; i < n && st == OK; i++) {
         fusion_plan p;
         st = plan_parse(texts[i], &p);
-        values[i] = p.value;
+        plans[i].value = p.value;
     }
     if (st == OK) st = cost_model_load(&m, path);
-    if (st == OK) st = cost_model_predict(m, values, (size_t)n, ms);
+    if (st == OK) st = cost_model_predict(m, plans, (size_t)n);
     for (int i = 0; i < n && st == OK; i++)
-        printf("%.3f %d\n", ms[i], ms[i] < cost_model_median(m));
+        printf("%.3f %d\n", plans[i].ms, plans[i].ms < cost_model_median(m));
     cost_model_destroy(m);
-    mem_free(values);
-    mem_free(ms);
+    mem_free(plans);
     return st;
 }
 

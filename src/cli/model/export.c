@@ -4,14 +4,13 @@
 #include <string.h>
 
 #include "base/file.h"
+#include "base/log.h"
 #include "base/mem.h"
-#include "base/progress.h"
 #include "base/status.h"
 #include "cli/cli.h"
 #include "cli/output.h"
 #include "cli/work.h"
 #include "model/export_file.h"
-#include "model/embedding_file.h"
 #include "model/histories.h"
 #include "model/item_table.h"
 #include "model/trained.h"

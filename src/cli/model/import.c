@@ -14,8 +14,7 @@
 #include "cli/work.h"
 #include "config/config.h"
 #include "train/files/checkpoint.h"
-#include "train/files/import_meta.h"
-#include "train/files/import_nvidia.h"
+#include "train/files/import.h"
 #include "train/files/table_files.h"
 #include "train/loop/trainer.h"
 

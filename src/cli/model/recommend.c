@@ -8,9 +8,9 @@
 #include "cli/model/users.h"
 #include "cli/work.h"
 #include "dist/ranks.h"
-#include "model/histories.h"
 #include "dist/transport.h"
-#include "model/similar.h"
+#include "model/histories.h"
+#include "model/item_table.h"
 #include "model/trained.h"
 #include "model/user_group.h"
 
@@ -297,7 +297,7 @@ status cmd_recommend(int argc, char **argv) {
                  "Instead of a user: list the items most similar to this one, by cosine of the "
                  "model's embeddings; may be repeated."),
         OPT_GROUP("Items"),
-        OPT_INT("-k", &a.k, "K", 1, RECOMMEND_MAX_K, "Number of items (default 10)."),
+        OPT_INT("-k", &a.k, "K", 1, INFER_MAX_K, "Number of items (default 10)."),
         OPT_FLAG("--keep-seen", &a.keeps_seen,
                  "Include items of the user's history, which are excluded by default."),
         OPT_TEXT("--allow", &a.allow, "FILE", "Recommend only these items: ids, one per line."),

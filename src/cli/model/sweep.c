@@ -13,17 +13,15 @@
 #include <unistd.h>
 
 #include "base/env.h"
-#include "base/escape.h"
 #include "base/file.h"
 #include "base/log.h"
+#include "base/rng.h"
 #include "base/text.h"
 #include "base/thread.h"
-#include "base/rng.h"
 #include "cli/cli.h"
 #include "cli/model/sweep.h"
 #include "cli/output.h"
 #include "cli/work.h"
-#include "format/csv_write.h"
 #include "format/json.h"
 #include "train/report/report.h"
 #include "train/report/run_log.h"

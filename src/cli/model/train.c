@@ -11,7 +11,6 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/text.h"
-#include "base/progress.h"
 #include "cli/cli.h"
 #include "cli/machine/profile.h"
 #include "cli/output.h"
@@ -19,17 +18,16 @@
 #include "cli/work.h"
 #include "config/config.h"
 #include "config/options.h"
-#include "dist/agree.h"
 #include "dist/nccl.h"
 #include "dist/ranks.h"
 #include "dist/transport.h"
 #include "model/checkpoint_load.h"
 #include "nn/dynamic.h"
-#include "ops/comm_host.h"
+#include "ops/comm.h"
 #include "profile/profiler.h"
+#include "train/loop/evaluate.h"
 #include "train/loop/generated.h"
 #include "train/loop/trainer.h"
-#include "train/report/protocol.h"
 
 enum { TRAIN_MAX_COLUMNS = 5 };
 

@@ -7,7 +7,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "base/buf.h"
+#include "base/text.h"
 #include "cli/cli.h"
 #include "cli/model/answers.h"
 #include "data/set/seq_file.h"

@@ -10,7 +10,7 @@
 #include <cuda_runtime.h>
 #include <library_types.h>
 
-#include "base/waits.h"
+#include "base/range.h"
 #include "ops/ops.h"
 
 typedef struct cuda_graphs cuda_graphs;   /* recorded steps (graphs.cu) */

@@ -14,7 +14,7 @@
 #include <string.h>
 
 #include "base/autotune.h"
-#include "base/library.h"
+#include "base/machine.h"
 #include "base/mem.h"
 #include "cuda/core/cuda.h"
 

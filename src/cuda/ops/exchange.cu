@@ -4,8 +4,7 @@
  * at a time where widths and addresses allow that; bound by bytes. */
 #include "cuda/core/cuda.h"
 #include "cuda/core/kernel.cuh"
-#include "ops/combine.h"
-#include "ops/head_parts.h"
+#include "ops/comm.h"
 #include "ops/row_moves.h"
 
 enum { EXCHANGE_THREADS = 256 };

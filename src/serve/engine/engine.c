@@ -4,7 +4,6 @@
 #include <string.h>
 #include <time.h>
 
-#include "base/clock.h"
 #include "base/thread.h"
 #include "serve/engine/slot.h"
 #include "serve/state/user_writer.h"

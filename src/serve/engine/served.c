@@ -253,9 +253,9 @@ static status run_trial(const trial *t, trial_shape shape, const void **out, int
         reused[i] = shape.n_reused;
         page[i] = t->zeros;
     }
-    plan_cache c = {reused, reused, page};
+    layout_cache c = {reused, reused, page};
     kv_store *store = shape.n_reused > 0 ? f->store : NULL;
-    const plan_cache *cache = shape.n_reused > 0 ? &c : NULL;
+    const layout_cache *cache = shape.n_reused > 0 ? &c : NULL;
     if (f->is_ranking) {
         TRY(pass_score_cached(f->pass, &f->batch.view, store, cache, out, &n_rows));
         *n_numbers = n_rows * f->columns.width;
@@ -304,7 +304,7 @@ static status record_shapes(const trial *t) {
     for (int i = 0; i < WARM_LENGTHS && n_events > 1; i++, n_events = (n_events + 7) / 8)
         for (int32_t n = 1; n <= WARM_USERS && n <= m->max_batch; n *= 2) {
             int32_t n_tokens = n * (per_event + n_candidates + 1);
-            if (n_tokens > m->max_tokens || n_tokens > PLAN_ROUND_MOST ||
+            if (n_tokens > m->max_tokens || n_tokens > LAYOUT_ROUND_MOST ||
                 (int64_t)n * (n_events + n_candidates) > m->max_tokens)
                 break;
             int32_t n_reused = infer_tokens(&m->infer, (uint64_t)n_events) - per_event;

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/clock.h"
+#include "base/thread.h"
 #include "hstu.h"
 #include "serve/http/server_int.h"
 

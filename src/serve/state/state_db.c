@@ -420,32 +420,32 @@ status state_db_open_existing(sqlite3 **db, const char *path) {
     return st;
 }
 
-static status write_copy(const char *path, const file_map *map) {
+static status write_copy(const char *path, const file_map *log) {
     out_file *f;
     TRY(out_file_create(&f, path));
     status st = out_file_set_private(f);
-    if (st == OK) st = out_file_write(f, map->bytes, map->n_bytes);
+    if (st == OK) st = out_file_write(f, log->bytes, log->n_bytes);
     return out_file_end(f, st);
 }
 
 status state_keep_damaged_log(const char *wal_path, char *warning, size_t n) {
-    file_map map;
+    file_map log;
     char kept[STATE_PATH_BYTES + 32];
     struct stat file;
     if (stat(wal_path, &file) != 0 || file.st_size == 0) return OK;
-    TRY(file_map_open(&map, wal_path));
-    wal_end end = wal_inspect(map.bytes, map.n_bytes);
+    TRY(file_map_open(&log, wal_path));
+    wal_end end = wal_inspect(log.bytes, log.n_bytes);
     status st = OK;
     if (end.is_damaged) {
         snprintf(kept, sizeof kept, "%s.damaged-%lld", wal_path, (long long)time(NULL));
-        st = write_copy(kept, &map);
+        st = write_copy(kept, &log);
         snprintf(warning, n,
                  "%.200s: damaged at byte %" PRIu64 " of %zu; transactions up to byte %" PRIu64
                  " are used. Either the server was killed during a commit, or acknowledged events "
                  "are missing. The file is kept as %.300s",
-                 wal_path, end.damaged, map.n_bytes, end.n_good, kept);
+                 wal_path, end.damaged, log.n_bytes, end.n_good, kept);
     }
-    file_map_close(&map);
+    file_map_close(&log);
     return st;
 }
 #endif

@@ -8,12 +8,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/crc32.h"
 #include "base/file.h"
 #include "base/hash.h"
 #include "base/log.h"
+#include "base/map.h"
 #include "base/mem.h"
-#include "serve/engine/text_map.h"
 #include "serve/state/state_db.h"
 
 /* The event log of versions before 0.1. */
@@ -182,12 +181,12 @@ static status check_db(sqlite3 *db, const char *path, state_counts *out) {
 
 /* A log that SQLite would shorten: it must be looked at before anybody opens the database. */
 static status check_log(const visit *v, state_counts *out) {
-    file_map map;
+    file_map log;
     struct stat file;
     if (stat(v->wal_path, &file) != 0 || file.st_size == 0) return OK;
-    TRY(file_map_open(&map, v->wal_path));
-    wal_end end = wal_inspect(map.bytes, map.n_bytes);
-    file_map_close(&map);
+    TRY(file_map_open(&log, v->wal_path));
+    wal_end end = wal_inspect(log.bytes, log.n_bytes);
+    file_map_close(&log);
     if (!end.is_damaged) return OK;
     out->n_damaged = 1;
     snprintf(out->place, sizeof out->place, "byte %" PRIu64 " of %.200s", end.damaged,

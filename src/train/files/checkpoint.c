@@ -14,14 +14,13 @@
 #include "base/hash.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "base/part_file.h"
 #include "dist/transport.h"
 #include "embed/snapshot.h"
 #include "format/json.h"
 #include "format/safetensors.h"
 #include "model/vocabulary.h"
-#include "nn/param_cut.h"
-#include "ops/comm_host.h"
+#include "nn/params.h"
+#include "ops/comm.h"
 #include "train/report/run_log.h"
 
 const char *tensor_shape_text(char text[SHAPE_TEXT_BYTES], int n_dims, const int64_t *shape) {

@@ -11,7 +11,7 @@
 #include "base/file.h"
 #include "base/mem.h"
 #include "embed/snapshot.h"
-#include "model/weight_file.h"
+#include "model/export_file.h"
 #include "nn/dynamic.h"
 #include "nn/input.h"
 #include "train/files/checkpoint.h"

@@ -15,7 +15,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "format/json.h"
-#include "ops/comm_host.h"
+#include "ops/comm.h"
 #include "train/files/checkpoint.h"
 #include "train/report/run_log.h"
 

@@ -10,7 +10,7 @@
 #include "embed/snapshot.h"
 #include "format/safetensors.h"
 #include "model/vocabulary.h"
-#include "nn/param_cut.h"
+#include "nn/params.h"
 
 typedef struct warm_job {
     checkpoint *c;

@@ -18,8 +18,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "base/buf.h"
 #include "base/status.h"
+#include "base/text.h"
 #include "config/metric_list.h"
 #include "format/json.h"
 #include "model/session.h"

@@ -6,12 +6,11 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/clock.h"
 #include "base/file.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/range.h"
-#include "base/waits.h"
+#include "base/thread.h"
 #include "train/loop/trainer_log.h"
 
 enum { LAST_EVALUATED = 10 };

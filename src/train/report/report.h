@@ -11,8 +11,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#include "base/buf.h"
 #include "base/status.h"
+#include "base/text.h"
 
 status report_write(const char *run);
 

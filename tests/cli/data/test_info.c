@@ -205,7 +205,7 @@ static void write_snapshot(const char *folder) {
     embed_table *t;
     const embed_batch *b;
     embed_config c = {.dim = 3,
-                      .opt = ROW_ADAM,
+                      .opt = OPT_ADAMW,
                       .policy = POLICY_LFU,
                       .capacity = {128, 256},
                       .max_batch = 100,

@@ -5,12 +5,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "base/part_file.h"
+#include "base/file.h"
 #include "dist/ranks.h"
 #include "dist/shm.h"
 #include "format/json.h"
 #include "format/safetensors.h"
-#include "nn/param_cut.h"
+#include "nn/params.h"
 #include "oom.h"
 #include "train_test.h"
 

@@ -4,9 +4,9 @@
  * which some of the softmax attention's backward kernels need. */
 #include "cuda/attn/common/attn_mask.cuh"
 #include "cuda/core/cuda.h"
-#include "ops/ops.h"
 #include "cuda/core/kernel.cuh"
-#include "ops/mask_choice.h"
+#include "ops/mask_rule.h"
+#include "ops/ops.h"
 
 enum { MASK_WARPS = 4 };
 
