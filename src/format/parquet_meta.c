@@ -118,7 +118,7 @@ static status take_list(thrift *t, unsigned *element, uint64_t *n) {
     return *n > (uint64_t)(t->end - t->at) ? fail_short(t) : OK;
 }
 
-status thrift_open_list(thrift *t, const thrift_field *f, thrift_type element, uint64_t *n) {
+static status thrift_open_list(thrift *t, const thrift_field *f, thrift_type element, uint64_t *n) {
     unsigned type = 0;
     if (f->type != THRIFT_LIST) return wrong_type(f, "a list");
     TRY(take_list(t, &type, n));
@@ -449,7 +449,8 @@ status parquet_file_open(parquet_file *f, const char *path) {
     return st == ERR_NOMEM ? st : fail_prefix(st, "%s", path);
 }
 
-void parquet_file_forget(parquet_file *f) {
+/* Frees the footer and the schema; the file stays open for pages. */
+static void parquet_file_forget(parquet_file *f) {
     mem_free(f->footer);
     mem_free(f->schema);
     f->footer = NULL;

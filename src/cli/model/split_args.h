@@ -3,7 +3,7 @@
 #define HSTU_CLI_MODEL_SPLIT_ARGS_H
 
 #include "base/status.h"
-#include "data/set/split_rule.h"
+#include "data/set/split.h"
 
 typedef struct split_args {
     const char *split, *time_cut, *test_file;

@@ -14,9 +14,8 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/text.h"
-#include "data/read/csv_parse.h"
-#include "data/read/list_parse.h"
-#include "data/read/number.h"
+#include "data/read/csv.h"
+#include "data/read/row_field.h"
 #include "data/read/source_job.h"
 
 enum { ROW_MAX_BYTES = 64 << 20 };

@@ -3,11 +3,13 @@
 #ifndef HSTU_DATA_READ_SOURCE_JOB_H
 #define HSTU_DATA_READ_SOURCE_JOB_H
 
+#include "base/mem.h"
+#include "base/status.h"
 #include "base/thread.h"
 #include "data/build/builder.h"
 #include "data/read/blocks.h"
-#include "data/read/csv_layout.h"
-#include "data/read/csv_parse.h"
+#include "data/read/csv.h"
+#include "data/read/row_field.h"
 #include "data/read/sources.h"
 #include "format/input.h"
 
@@ -80,20 +82,8 @@ typedef struct side_rows {
     int n_columns, n_needed;
 } side_rows;
 
-/* Calls fn for each row, on this thread. */
-status side_rows_read(source_job *job, blocks *b, const side_rows *rows, side_row_fn fn, void *ctx);
-
-/* Rows of {id, title} or {id} to the catalogue; rows of {id, value...} to contextual features. */
-status side_items_read(source_job *job, blocks *b, const side_rows *rows);
-status side_users_read(source_job *job, blocks *b, const side_rows *rows,
-                       const char *const *features);
-
 /* The files of --items and --users (side_table.c), where they are given. */
 status job_read_side_tables(source_job *job);
-
-/* Calls fn for each row.  A missing file is noted in the log; *was_read (may be NULL). */
-status job_read_side(source_job *job, const side_file *f, side_row_fn fn, void *ctx,
-                     bool *was_read);
 
 /* Side files with items and titles: columns {id, title} or {id}.  Titles that are not UTF-8 are
  * read as Latin-1. */
@@ -103,7 +93,7 @@ status job_read_items(source_job *job, const side_file *f);
  * names in `features`. */
 status job_read_context(source_job *job, const side_file *f, const char *const *features);
 
-/* The readers, one file each. */
+/* The readers. */
 status read_ml_100k(source_job *job);
 status read_ml_1m(source_job *job);
 status read_ml_20m(source_job *job);
@@ -115,5 +105,32 @@ status read_processed_seqs(source_job *job);
 status read_csv(source_job *job);
 status read_jsonl(source_job *job);
 status read_parquet(source_job *job);
+
+/* Parts: the files that --input names, one after the other as one table.
+ *
+ * An input is a file (compressed or not), an archive, a folder of parts, a pipe, or "-", the
+ * standard input.  Of a folder all files count, at any depth and in the order of their paths,
+ * except hidden ones and those that start with '_' (Spark's _SUCCESS); if some have an ending of
+ * the format, such as ".csv" or ".csv.gz", only those.  A file that is named twice is refused. */
+typedef struct part {
+    const char *path;
+    const char *member; /* name of a file in the archive `path`; NULL: the file itself */
+} part;
+
+typedef struct part_list {
+    part *part; /* (n) */
+    size_t n, capacity;
+    arena texts;
+} part_list;
+
+/* Finds the parts of n inputs.  `endings` (ends with NULL) are those of the format.  Pipes are not
+ * opened yet.  An input without any file is ERR_USAGE. */
+status parts_find(part_list *out, const char *const *inputs, size_t n, const char *const *endings);
+void parts_fini(part_list *p);
+
+status part_open(const part *p, input **out);
+
+/* Whether a file's name has one of these endings, compressed or not. */
+bool has_ending(const char *name, const char *const *endings);
 
 #endif
