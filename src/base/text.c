@@ -145,6 +145,14 @@ const char *escape_excerpt(char out[64], const char *text, size_t n_bytes) {
     return out;
 }
 
+void escape_list_add(char *list, size_t size, const char *name, size_t n_bytes) {
+    char text[64];
+    size_t used = strlen(list);
+    if (used + 70 >= size) return;
+    snprintf(list + used, size - used, "%s%s", used > 0 ? ", " : "",
+             escape_excerpt(text, name, n_bytes));
+}
+
 enum { MAX_DECIMALS = 12 };
 
 int text_restore_point(char *text) {

@@ -84,6 +84,9 @@ char *escape_text(char *out, size_t size, const char *from);
 /* Copies text for a message: at most 40 bytes, with control characters and broken UTF-8 as '?'. */
 const char *escape_excerpt(char out[64], const char *text, size_t n_bytes);
 
+/* Appends a name to a list in a message, "a, b, c" (size bytes, "" at first), until it is full. */
+void escape_list_add(char *list, size_t size, const char *name, size_t n_bytes);
+
 /* printf and strtod use the decimal point of the locale, which may be several bytes.
  * text_restore_point makes it one '.' in the text of a number and returns the new length;
  * text_read_double is strtod with a '.'. */

@@ -559,13 +559,10 @@ status parquet_find_column(const parquet_file *f, const char *wanted, parquet_co
 
 void parquet_list_names(const parquet_file *f, char *out, size_t size) {
     uint32_t leaf = 0;
-    size_t at = 1, used = 0;
+    size_t at = 1;
     out[0] = '\0';
-    for (uint32_t i = 0; i < f->schema[0].n_children && used + 70 < size; i++) {
-        char text[64];
-        used +=
-            (size_t)snprintf(out + used, size - used, "%s%s", i > 0 ? ", " : "",
-                             escape_excerpt(text, f->schema[at].name, f->schema[at].name_bytes));
+    for (uint32_t i = 0; i < f->schema[0].n_children; i++) {
+        escape_list_add(out, size, f->schema[at].name, f->schema[at].name_bytes);
         at = skip_subtree(f, at, &leaf);
     }
 }

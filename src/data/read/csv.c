@@ -113,17 +113,6 @@ static int find_name(const csv_field *fields, int n, const char *name) {
     return -1;
 }
 
-/* The names in a header, for the message that one is missing. */
-static void list_names(char *out, size_t size, const csv_field *fields, int n) {
-    size_t used = 0;
-    out[0] = '\0';
-    for (int i = 0; i < n && used + 70 < size; i++) {
-        char text[64];
-        used += (size_t)snprintf(out + used, size - used, "%s%s", i > 0 ? ", " : "",
-                                 escape_excerpt(text, fields[i].text, fields[i].n_bytes));
-    }
-}
-
 /* Two columns have the same name: only the user knows which one is meant. */
 static status check_once(const char *file, const csv_field *fields, int n, int at) {
     char text[64];
@@ -141,7 +130,7 @@ static status check_once(const char *file, const csv_field *fields, int n, int a
 static status find_column(const char *file, const csv_field *fields, int n, bool has_names,
                           const char *wanted, int *out) {
     long number = column_number(wanted);
-    char names[512];
+    char names[512] = "";
     *out = number > 0 ? (int)(number - 1) : has_names ? find_name(fields, n, wanted) : -1;
     if (number > n)
         return fail(ERR_FORMAT, "%s:1: there is no column %ld; the first row has %d fields", file,
@@ -153,7 +142,8 @@ static status find_column(const char *file, const csv_field *fields, int n, bool
                     "column '%s' is asked for by name, but %s has no header; give its number "
                     "(from 1), or --header yes",
                     wanted, file);
-    list_names(names, sizeof names, fields, n);
+    for (int i = 0; i < n; i++)
+        escape_list_add(names, sizeof names, fields[i].text, fields[i].n_bytes);
     return fail(ERR_FORMAT, "%s:1: there is no column '%s'; the header has %s%s", file, wanted,
                 names, n == 1 ? " alone (is the delimiter another one?)" : "");
 }

@@ -36,6 +36,12 @@ const char *csv_skip_quoted(const csv_format *f, const char *text, const char *q
 /* The bytes of the first row of a text, its line end included; n if it does not end. */
 size_t csv_row_bytes(const csv_format *f, const char *text, size_t n);
 
+/* The bytes of a row without its line end. */
+static inline size_t csv_without_end(const char *row, size_t n) {
+    if (n > 0 && row[n - 1] == '\n') n--;
+    return n > 0 && row[n - 1] == '\r' ? n - 1 : n;
+}
+
 /* Cuts one line (without its end) into at most max fields; *n = how many there are, or max + 1 if
  * there are more.  ERR_FORMAT, without file and line, for malformed quotes. */
 status csv_split(const csv_format *f, char *line, size_t n_bytes, csv_field *fields, int max,

@@ -24,8 +24,8 @@ status read_ml_100k(source_job *job) {
     csv_layout t;
     job_layout(job, &t, "\t", false);
     TRY(job_read_member(job, "u.data", &t, false, by_position, 4));
-    TRY(job_read_items(job, &items));
-    return job_read_context(job, &users, features);
+    TRY(job_read_side(job, &items, NULL));
+    return job_read_side(job, &users, features);
 }
 
 status read_ml_1m(source_job *job) {
@@ -36,8 +36,8 @@ status read_ml_1m(source_job *job) {
     csv_layout t;
     job_layout(job, &t, "::", false);
     TRY(job_read_member(job, "ratings.dat", &t, false, by_position, 4));
-    TRY(job_read_items(job, &items));
-    return job_read_context(job, &users, features);
+    TRY(job_read_side(job, &items, NULL));
+    return job_read_side(job, &users, features);
 }
 
 status read_ml_20m(source_job *job) {
@@ -46,7 +46,7 @@ status read_ml_20m(source_job *job) {
     csv_layout t;
     job_layout(job, &t, ",", true);
     TRY(job_read_member(job, "ratings.csv", &t, true, by_name, 4));
-    return job_read_items(job, &items);
+    return job_read_side(job, &items, NULL);
 }
 
 /* KuaiRand Pure, 1K and 27K: logs of a video app, columns found by name.
@@ -115,8 +115,8 @@ static status read_kuairand(source_job *job, const char *version, const char *co
     side_file users = {users_name, {",", true}, true, user_columns, 6};
     side_file videos = {videos_name, {",", true}, true, video_columns, 1};
     TRY(read_logs(job, version, parts, n_parts));
-    TRY(job_read_context(job, &users, user_columns + 1));
-    return job_read_items(job, &videos);
+    TRY(job_read_side(job, &users, user_columns + 1));
+    return job_read_side(job, &videos, NULL);
 }
 
 static const char *const whole[] = {""};

@@ -15,13 +15,6 @@ void sample_fini(sample *s) {
     arena_fini(&s->memory);
 }
 
-/* The bytes of a row without its line end. */
-static size_t without_end(const char *row, size_t n) {
-    if (n > 0 && row[n - 1] == '\n') n--;
-    if (n > 0 && row[n - 1] == '\r') n--;
-    return n;
-}
-
 static status keep_names(sample *s, const csv_field *fields, int n) {
     TRY(ARENA_NEW(&s->memory, &s->name, (size_t)n));
     for (int i = 0; i < n; i++)
@@ -65,7 +58,7 @@ status sample_csv(sample *s, const csv_format *f, const char *text, size_t n, ui
     for (size_t at = 0; at < n && s->n_rows < SAMPLE_ROWS;) {
         size_t bytes = csv_row_bytes(f, copy + at, n - at);
         uint64_t n_lines = count_breaks(copy + at, bytes);
-        size_t row = without_end(copy + at, bytes);
+        size_t row = csv_without_end(copy + at, bytes);
         int n_fields;
         if (row > 0 && csv_split(f, copy + at, row, fields, CSV_MAX_COLUMNS, &n_fields) == OK) {
             if (is_first) TRY(begin_rows(s, fields, n_fields, has_names));
@@ -94,7 +87,7 @@ static int rate_delimiter(const csv_format *f, const char *text, size_t n) {
     int first = 0, n_same = 0, n_rows = 0;
     for (size_t at = 0; at < n && n_rows < DELIMITER_ROWS;) {
         size_t bytes = csv_row_bytes(f, text + at, n - at);
-        size_t row = without_end(text + at, bytes);
+        size_t row = csv_without_end(text + at, bytes);
         if (row > 0) {
             int count = count_fields(f, text + at, row);
             if (n_rows++ == 0) first = count;

@@ -14,6 +14,19 @@
 #include "data/read/source_job.h"
 #include "data/read/table_source.h"
 
+typedef status (*side_row_fn)(source_job *job, const csv_field *fields, void *ctx);
+
+enum { SIDE_MAX_WANTED = 1 + CONTEXT_MAX };
+
+/* Where the wanted columns of a side file are, after its header. */
+typedef struct side_rows {
+    const char *name; /* of the file, for messages */
+    csv_format format;
+    const struct json_paths *paths; /* JSON lines: the columns; NULL: csv */
+    int position[SIDE_MAX_WANTED];  /* csv: of each column */
+    int n_columns, n_needed;
+} side_rows;
+
 /* Rows being read, and the fields of one. */
 typedef struct side_reader {
     source_job *job;
@@ -50,8 +63,7 @@ static status split_json(side_reader *r, char *row, size_t n_bytes) {
 }
 
 static status read_row(side_reader *r, char *row, size_t n_bytes, uint64_t number) {
-    if (n_bytes > 0 && row[n_bytes - 1] == '\n') n_bytes--;
-    if (n_bytes > 0 && row[n_bytes - 1] == '\r') n_bytes--;
+    n_bytes = csv_without_end(row, n_bytes);
     if (n_bytes == 0) return OK;
     status st = r->rows->paths != NULL ? split_json(r, row, n_bytes) : split_csv(r, row, n_bytes);
     if (st == OK) st = r->fn(r->job, r->wanted, r->ctx);
@@ -107,28 +119,6 @@ static status find_positions(const side_file *f, blocks *b, side_rows *rows) {
     return f->has_header ? blocks_skip_line(b) : OK;
 }
 
-/* Calls fn for each row.  A missing file is noted in the log; *was_read (may be NULL). */
-static status job_read_side(source_job *job, const side_file *f, side_row_fn fn, void *ctx,
-                            bool *was_read) {
-    input *in;
-    side_rows rows;
-    blocks *b = NULL;
-    blocks_options options = {0};
-    if (was_read != NULL) *was_read = false;
-    TRY(job_open(job, f->name, false, &in));
-    if (in == NULL) {
-        log_info("note: %s is missing: its titles or features are left out", f->name);
-        return OK;
-    }
-    status st = blocks_create(&b, in, &options, 1);
-    if (st == OK) st = find_positions(f, b, &rows);
-    if (st == OK) st = side_rows_read(job, b, &rows, fn, ctx);
-    if (was_read != NULL) *was_read = st == OK;
-    blocks_destroy(b);
-    input_close(in);
-    return st;
-}
-
 /* Whether it is valid UTF-8: the old MovieLens files are Latin-1, but some people convert them. */
 static bool is_utf8(const char *text, size_t n) {
     const unsigned char *s = (const unsigned char *)text;
@@ -178,14 +168,7 @@ static status add_item(source_job *job, const csv_field *fields, void *ctx) {
     return builder_add_item(job->build, fields[0].text, fields[0].n_bytes, title, n);
 }
 
-status job_read_items(source_job *job, const side_file *f) {
-    item_context items = {.has_title = f->n_columns > 1};
-    buf_init(&items.text);
-    status st = job_read_side(job, f, add_item, &items, NULL);
-    buf_fini(&items.text);
-    return st;
-}
-
+/* Rows of {id, title} or {id} to the catalogue. */
 static status side_items_read(source_job *job, blocks *b, const side_rows *rows) {
     item_context items = {.has_title = rows->n_columns > 1};
     buf_init(&items.text);
@@ -211,23 +194,33 @@ static status add_user(source_job *job, const csv_field *fields, void *ctx) {
     return OK;
 }
 
-status job_read_context(source_job *job, const side_file *f, const char *const *features) {
-    user_context users = {.n_features = f->n_columns - 1};
-    bool is_there;
-    /* Features are declared only if there is a file to fill them from. */
-    TRY(bundle_has(job->in, f->name, &is_there));
-    for (int i = 0; is_there && i < users.n_features; i++)
-        TRY(builder_add_context(job->build, features[i], &users.feature[i]));
-    return job_read_side(job, f, add_user, &users, NULL);
-}
-
-/* Rows of {id, title} or {id} to the catalogue; rows of {id, value...} to contextual features. */
+/* Rows of {id, value...} to contextual features. */
 static status side_users_read(source_job *job, blocks *b, const side_rows *rows,
                               const char *const *features) {
     user_context users = {.n_features = rows->n_columns - 1};
     for (int i = 0; i < users.n_features; i++)
         TRY(builder_add_context(job->build, features[i], &users.feature[i]));
     return side_rows_read(job, b, rows, add_user, &users);
+}
+
+status job_read_side(source_job *job, const side_file *f, const char *const *features) {
+    input *in;
+    side_rows rows;
+    blocks *b = NULL;
+    blocks_options options = {0};
+    TRY(job_open(job, f->name, false, &in));
+    if (in == NULL) {
+        log_info("note: %s is missing: its titles or features are left out", f->name);
+        return OK;
+    }
+    status st = blocks_create(&b, in, &options, 1);
+    if (st == OK) st = find_positions(f, b, &rows);
+    if (st == OK)
+        st = features == NULL ? side_items_read(job, b, &rows)
+                              : side_users_read(job, b, &rows, features);
+    blocks_destroy(b);
+    input_close(in);
+    return st;
 }
 
 static const char *const json_endings[] = {".jsonl", ".ndjson", ".json", NULL};
@@ -255,13 +248,8 @@ static int find_name(const sample *s, const char *name, size_t n) {
 
 static status fail_names(const side_table *t, const char *what, const char *option) {
     char list[512] = "";
-    size_t used = 0;
-    for (int i = 0; i < t->first.n_columns && used + 70 < sizeof list; i++) {
-        char text[64];
-        const char *name = t->first.name[i];
-        used += (size_t)snprintf(list + used, sizeof list - used, "%s%s", i > 0 ? ", " : "",
-                                 escape_excerpt(text, name, strlen(name)));
-    }
+    for (int i = 0; i < t->first.n_columns; i++)
+        escape_list_add(list, sizeof list, t->first.name[i], strlen(t->first.name[i]));
     return fail(ERR_FORMAT, "%s: there is no %s; the columns are %s; choose with %s", t->path, what,
                 list, option);
 }
@@ -339,15 +327,12 @@ static void name_features(side_table *t) {
 /* Says what was taken, and of items what was not. */
 static void say(const side_table *t) {
     char line[400] = "", text[64];
-    size_t used = 0;
-    for (int i = 0; i < t->first.n_columns && used + 70 < sizeof line; i++) {
+    for (int i = 0; i < t->first.n_columns; i++) {
         bool is_used = false;
         for (int k = 0; k < t->n_columns; k++)
             is_used |= t->column[k] == i;
         if (is_used == t->is_items || i == t->column[0]) continue;
-        const char *name = t->first.name[i];
-        used += (size_t)snprintf(line + used, sizeof line - used, "%s%s", used > 0 ? ", " : "",
-                                 escape_excerpt(text, name, strlen(name)));
+        escape_list_add(line, sizeof line, t->first.name[i], strlen(t->first.name[i]));
     }
     const char *id = t->first.name[t->column[0]];
     escape_excerpt(text, id, strlen(id));
@@ -356,7 +341,7 @@ static void say(const side_table *t) {
         return;
     }
     log_info("%s: items %s%s", t->path, text, t->n_columns > 1 ? " and their titles" : "");
-    if (used > 0)
+    if (line[0] != '\0')
         log_info("note: models know items by their id: %s of %s are not used", line, t->path);
 }
 

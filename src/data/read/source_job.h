@@ -60,7 +60,7 @@ status job_with_blocks(source_job *job, input *in, size_t max_line_bytes, job_bl
 status job_with_only_file(source_job *job, size_t max_line_bytes, job_blocks_fn fn, void *ctx);
 
 /* Side files: rows of strings, on this thread.  `columns` are names if the file has a header, else
- * numbers from 1; the callback gets their fields in this order. */
+ * numbers from 1. */
 typedef struct side_file {
     const char *name; /* of the member */
     csv_format format;
@@ -69,29 +69,13 @@ typedef struct side_file {
     int n_columns;
 } side_file;
 
-typedef status (*side_row_fn)(source_job *job, const csv_field *fields, void *ctx);
-
-enum { SIDE_MAX_WANTED = 1 + CONTEXT_MAX };
-
-/* Where the wanted columns of a side file are, after its header. */
-typedef struct side_rows {
-    const char *name; /* of the file, for messages */
-    csv_format format;
-    const struct json_paths *paths; /* JSON lines: the columns; NULL: csv */
-    int position[SIDE_MAX_WANTED];  /* csv: of each column */
-    int n_columns, n_needed;
-} side_rows;
-
 /* The files of --items and --users (side_table.c), where they are given. */
 status job_read_side_tables(source_job *job);
 
-/* Side files with items and titles: columns {id, title} or {id}.  Titles that are not UTF-8 are
- * read as Latin-1. */
-status job_read_items(source_job *job, const side_file *f);
-
-/* Side files with users: the first column is the id, the others are contextual features by the
- * names in `features`. */
-status job_read_context(source_job *job, const side_file *f, const char *const *features);
+/* Reads a side file of the input: items, columns {id, title} or {id}, where features is NULL; else
+ * users, whose first column is the id and the others are contextual features by these names. Titles
+ * that are not UTF-8 are read as Latin-1.  A missing file is noted in the log. */
+status job_read_side(source_job *job, const side_file *f, const char *const *features);
 
 /* The readers. */
 status read_ml_100k(source_job *job);

@@ -72,13 +72,9 @@ static bool is_in_tier(const char *tier, const char *name) {
 
 /* The names of a table, for a message. */
 static void list_names(char *out, size_t size, const char *const *names, int n) {
-    size_t used = 0;
     out[0] = '\0';
-    for (int i = 0; i < n && used + 70 < size; i++) {
-        char text[64];
-        used += (size_t)snprintf(out + used, size - used, "%s%s", i > 0 ? ", " : "",
-                                 escape_excerpt(text, names[i], strlen(names[i])));
-    }
+    for (int i = 0; i < n; i++)
+        escape_list_add(out, size, names[i], strlen(names[i]));
 }
 
 status columns_find_usual(const char *file, csv_role role, const char *const *names, int n,
