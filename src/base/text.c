@@ -89,7 +89,8 @@ static unsigned code_point(const char *s, int length) {
     return code;
 }
 
-bool escape_is_hidden(const char *character, int length) {
+/* Whether the well-formed character of `length` bytes would change how the text around it looks. */
+static bool escape_is_hidden(const char *character, int length) {
     static const struct {
         unsigned first, last;
     } hidden[] = {{0, 0x1f},        {0x7f, 0x9f},     {0xad, 0xad},      {0x61c, 0x61c},
@@ -142,6 +143,14 @@ const char *escape_excerpt(char out[64], const char *text, size_t n_bytes) {
     }
     strcpy(out + n, n < n_bytes ? "..." : "");
     return out;
+}
+
+void escape_list_add(char *list, size_t size, const char *name, size_t n_bytes) {
+    char text[64];
+    size_t used = strlen(list);
+    if (used + 70 >= size) return;
+    snprintf(list + used, size - used, "%s%s", used > 0 ? ", " : "",
+             escape_excerpt(text, name, n_bytes));
 }
 
 enum { MAX_DECIMALS = 12 };
@@ -261,4 +270,34 @@ const char *nearest_name(const char *word, const char *const *names, size_t n_na
     word += strspn(word, "-");
     int limit = 2 * ((int)strnlen(word, LONGEST) / 3 + 1);
     return best_name != NULL && best <= limit ? best_name : NULL;
+}
+
+number_kind number_read(const char *text, size_t n, int64_t *out) {
+    bool is_negative = n > 0 && text[0] == '-', is_too_large = false;
+    int64_t value = 0;
+    size_t i = is_negative;
+    if (i == n) return NUMBER_NOT_WHOLE;
+    for (; i < n; i++) {
+        int digit = text[i] - '0';
+        if (digit < 0 || digit > 9) return NUMBER_NOT_WHOLE;
+        /* Negative values are built downwards, so that -2^63 fits. */
+        is_too_large |= __builtin_mul_overflow(value, 10, &value);
+        is_too_large |= __builtin_add_overflow(value, is_negative ? -digit : digit, &value);
+    }
+    if (is_too_large) return NUMBER_TOO_LARGE;
+    *out = value;
+    return NUMBER_WHOLE;
+}
+
+number_kind number_read_id(const char *text, size_t n, int64_t *out) {
+    number_kind kind = number_read(text, n, out);
+    size_t first = n > 0 && text[0] == '-';
+    return kind != NUMBER_NOT_WHOLE && n > 1 && text[first] == '0' ? NUMBER_NOT_PLAIN : kind;
+}
+
+const char *number_fault(number_kind kind) {
+    return kind == NUMBER_TOO_LARGE   ? "does not fit a 64-bit number"
+           : kind == NUMBER_NOT_PLAIN ? "is not a whole number as one is written, without zeros "
+                                        "before it"
+                                      : "is not a whole number";
 }

@@ -1,10 +1,11 @@
-/* Text: a growing buffer, UTF-8, escapes for terminals, float32 as decimals, and the nearest name
- * to a mistyped one.  A buffer belongs to one thread at a time; the other functions are pure. */
+/* Text: a growing buffer, UTF-8, escapes for terminals, numbers in text, and the nearest name to a
+ * mistyped one.  A buffer belongs to one thread at a time; the other functions are pure. */
 #ifndef HSTU_BASE_TEXT_H
 #define HSTU_BASE_TEXT_H
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #include "base/status.h"
 
@@ -72,9 +73,6 @@ static inline int utf8_encode(unsigned code, char out[4]) {
  */
 enum { ESCAPE_BYTES = 11 }; /* "\U0001f600" with its NUL */
 
-/* Whether the well-formed character of `length` bytes would change how the text around it looks. */
-bool escape_is_hidden(const char *character, int length);
-
 /* Shows the character at the start of `from` (n > 0 bytes): itself, or its escape.  Returns how
  * many bytes of `from` it has; *n_out is the length of `out`, which ends with NUL. */
 int escape_next(char out[ESCAPE_BYTES], size_t *n_out, const char *from, size_t n);
@@ -86,9 +84,12 @@ char *escape_text(char *out, size_t size, const char *from);
 /* Copies text for a message: at most 40 bytes, with control characters and broken UTF-8 as '?'. */
 const char *escape_excerpt(char out[64], const char *text, size_t n_bytes);
 
-/* printf and strtod use the decimal point of the locale, which may be several bytes.  text_restore_point
- * makes it one '.' in the text of a number and returns the new length; text_read_double is strtod with
- * a '.'. */
+/* Appends a name to a list in a message, "a, b, c" (size bytes, "" at first), until it is full. */
+void escape_list_add(char *list, size_t size, const char *name, size_t n_bytes);
+
+/* printf and strtod use the decimal point of the locale, which may be several bytes.
+ * text_restore_point makes it one '.' in the text of a number and returns the new length;
+ * text_read_double is strtod with a '.'. */
 int text_restore_point(char *text);
 status text_read_double(const char *text, char **end, double *out);
 
@@ -101,5 +102,26 @@ int float_text(char text[FLOAT_TEXT_BYTES], float value);
 /* For error messages: the name with the smallest edit distance to `word` (case counts half), or
  * NULL if none is near enough to be meant. */
 const char *nearest_name(const char *word, const char *const *names, size_t n_names);
+
+/* Numbers in text, exactly: no locale, no rounding surprises, no silent overflow.  The text need
+ * not end with a NUL; every byte of it must belong to the number.  No message is recorded here: the
+ * caller knows file and line, and text that is not a number need not be an error. */
+typedef enum {
+    NUMBER_WHOLE = 0,
+    NUMBER_NOT_WHOLE,
+    NUMBER_TOO_LARGE,
+    NUMBER_NOT_PLAIN /* an id such as 01 or -0 */
+} number_kind;
+
+/* A decimal 64-bit integer, with '-' in front if it is negative.  *out is set for NUMBER_WHOLE
+ * only. */
+number_kind number_read(const char *text, size_t n, int64_t *out);
+
+/* The same for an id, which is a number only if it is written as that number is printed: 01 and 1
+ * are two ids, so that 01 must be a text. */
+number_kind number_read_id(const char *text, size_t n, int64_t *out);
+
+/* "is not a whole number", ..., for a message. */
+const char *number_fault(number_kind kind);
 
 #endif

@@ -297,7 +297,6 @@ void config_write_members(const config *c, json_writer *w);
  */
 status config_load_json(config **out, const char *name, const char *json, size_t n);
 
-const char *config_family_name(config_family family);
 const char *config_task_name(config_task task);
 const char *config_model_name(config_model model);
 

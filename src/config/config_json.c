@@ -11,7 +11,7 @@
 #include "config/options.h"
 #include "format/json.h"
 
-const char *config_family_name(config_family family) {
+static const char *config_family_name(config_family family) {
     return family == FAMILY_META ? "meta" : "nvidia";
 }
 

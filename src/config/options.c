@@ -10,7 +10,7 @@
 
 enum { MAX_LIST = 1024, MAX_TEXT_BYTES = 4096 }; /* more is a mistake, or an attack */
 
-const option_class *option_class_find(const char *name, size_t n) {
+static const option_class *option_class_find(const char *name, size_t n) {
     for (size_t i = 0; i < n_option_classes; i++)
         if (strlen(option_classes[i].name) == n && memcmp(option_classes[i].name, name, n) == 0)
             return &option_classes[i];
@@ -92,7 +92,8 @@ static int choice_index(const char *choices, const char *word) {
     }
 }
 
-const char *option_choice(const option *o, int index, size_t *n) {
+/* The word of a choice, as the table spells it; not NUL-terminated. */
+static const char *option_choice(const option *o, int index, size_t *n) {
     const char *word = o->choices;
     for (; index > 0; index--)
         word += strcspn(word, "|") + 1;
@@ -390,7 +391,8 @@ void option_write_tables(const config_embeddings *tables, json_writer *w) {
     json_array_close(w);
 }
 
-void option_write_json(const option *o, const void *member, json_writer *w) {
+/* Writes the member as JSON. */
+static void option_write_json(const option *o, const void *member, json_writer *w) {
     size_t n;
     const char *text;
     switch (o->type) {

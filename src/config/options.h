@@ -65,15 +65,11 @@ extern const option_class option_classes[];
 extern const size_t n_option_classes;
 
 /* The class or option of that name, or NULL. */
-const option_class *option_class_find(const char *name, size_t n);
 const option *option_find(const char *class_name, const char *field);
 
 /* The class of an option, and the field after its dot. */
 const option_class *option_class_of(const option *o);
 const char *option_field(const option *o);
-
-/* The word of a choice, as the table spells it; not NUL-terminated. */
-const char *option_choice(const option *o, int index, size_t *n);
 
 /* Whether a class is active in this config (for an encoder: once the model is known). */
 bool config_class_is_active(const config *c, const option_class *class_);
@@ -94,9 +90,6 @@ typedef struct option_builder {
  * copied: they live as long as the gin value. */
 status option_store(const option *o, const gin_value *v, const option_builder *builder,
                     void *member);
-
-/* Writes the member as JSON. */
-void option_write_json(const option *o, const void *member, json_writer *w);
 
 /* Writes `"field": value` for every option of a class, from the struct it fills. */
 void option_write_class(const option_class *class_, const void *base, json_writer *w);

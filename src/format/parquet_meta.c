@@ -118,7 +118,7 @@ static status take_list(thrift *t, unsigned *element, uint64_t *n) {
     return *n > (uint64_t)(t->end - t->at) ? fail_short(t) : OK;
 }
 
-status thrift_open_list(thrift *t, const thrift_field *f, thrift_type element, uint64_t *n) {
+static status thrift_open_list(thrift *t, const thrift_field *f, thrift_type element, uint64_t *n) {
     unsigned type = 0;
     if (f->type != THRIFT_LIST) return wrong_type(f, "a list");
     TRY(take_list(t, &type, n));
@@ -449,7 +449,8 @@ status parquet_file_open(parquet_file *f, const char *path) {
     return st == ERR_NOMEM ? st : fail_prefix(st, "%s", path);
 }
 
-void parquet_file_forget(parquet_file *f) {
+/* Frees the footer and the schema; the file stays open for pages. */
+static void parquet_file_forget(parquet_file *f) {
     mem_free(f->footer);
     mem_free(f->schema);
     f->footer = NULL;
@@ -558,13 +559,10 @@ status parquet_find_column(const parquet_file *f, const char *wanted, parquet_co
 
 void parquet_list_names(const parquet_file *f, char *out, size_t size) {
     uint32_t leaf = 0;
-    size_t at = 1, used = 0;
+    size_t at = 1;
     out[0] = '\0';
-    for (uint32_t i = 0; i < f->schema[0].n_children && used + 70 < size; i++) {
-        char text[64];
-        used +=
-            (size_t)snprintf(out + used, size - used, "%s%s", i > 0 ? ", " : "",
-                             escape_excerpt(text, f->schema[at].name, f->schema[at].name_bytes));
+    for (uint32_t i = 0; i < f->schema[0].n_children; i++) {
+        escape_list_add(out, size, f->schema[at].name, f->schema[at].name_bytes);
         at = skip_subtree(f, at, &leaf);
     }
 }

@@ -58,7 +58,6 @@ status thrift_get_binary(thrift *t, const thrift_field *f, const char **bytes, s
 
 /* Opens a list of this type; the caller then reads *n elements.  A struct as an element starts with
  * its first field; so does a struct as a field, which thrift_check_struct checks. */
-status thrift_open_list(thrift *t, const thrift_field *f, thrift_type element, uint64_t *n);
 status thrift_check_struct(const thrift *t, const thrift_field *f);
 
 /* Skips the value of a field. */
@@ -153,9 +152,6 @@ void parquet_file_close(parquet_file *f); /* fine after a failed open, and for {
 
 /* Reads exactly n bytes; the caller has checked that the range lies in the file.  Any thread. */
 status parquet_read_at(const parquet_file *f, uint64_t offset, void *out, size_t n);
-
-/* Frees the footer and the schema; the file stays open for pages. */
-void parquet_file_forget(parquet_file *f);
 
 /* The top-level column of this name (exactly, else ignoring case) or number from 1.  *is_found =
  * false if there is none. */

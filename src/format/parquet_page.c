@@ -31,7 +31,8 @@ static status lacks(const char *codec, const char *package) {
         codec, package);
 }
 
-status codec_check(parquet_codec codec) {
+/* ERR_UNSUPPORTED with what to install, if this build lacks the library. */
+static status codec_check(parquet_codec codec) {
 #ifndef HSTU_HAS_SNAPPY
     if (codec == PARQUET_SNAPPY) return lacks("SNAPPY", "libsnappy-dev");
 #endif
@@ -83,8 +84,9 @@ static status from_gzip(const void *bytes, size_t n, void *out, size_t out_bytes
 }
 #endif
 
-status codec_decompress(codec_state *s, parquet_codec codec, const void *bytes, size_t n, void *out,
-                        size_t out_bytes) {
+/* Decompresses n bytes to exactly out_bytes. */
+static status codec_decompress(codec_state *s, parquet_codec codec, const void *bytes, size_t n,
+                               void *out, size_t out_bytes) {
     (void)s;
 #ifdef HSTU_HAS_SNAPPY
     if (codec == PARQUET_SNAPPY) return from_snappy(bytes, n, out, out_bytes);
@@ -102,7 +104,7 @@ status codec_decompress(codec_state *s, parquet_codec codec, const void *bytes, 
     return OK;
 }
 
-void codec_state_fini(codec_state *s) {
+static void codec_state_fini(codec_state *s) {
 #ifdef HSTU_HAS_ZSTD
     ZSTD_freeDCtx(s->zstd);
 #endif
@@ -119,7 +121,7 @@ typedef struct page_header {
     int32_t define_bytes, repeat_bytes;
 } page_header;
 
-void page_source_open(page_source *s, const parquet_file *file, const parquet_chunk *chunk) {
+static void page_source_open(page_source *s, const parquet_file *file, const parquet_chunk *chunk) {
     s->file = file;
     s->chunk = chunk;
     s->at = chunk->begin;
@@ -128,7 +130,7 @@ void page_source_open(page_source *s, const parquet_file *file, const parquet_ch
     if (s->max_page_bytes == 0) s->max_page_bytes = PARQUET_MAX_PAGE_BYTES;
 }
 
-void page_source_fini(page_source *s) {
+static void page_source_fini(page_source *s) {
     mem_free(s->window);
     mem_free(s->page);
     codec_state_fini(&s->codec);
@@ -288,7 +290,9 @@ static status decompress(page_source *s, const page_header *h, parquet_page *out
                             s->page + levels, n - levels);
 }
 
-status page_source_next(page_source *s, parquet_page *out) {
+/* The next page; its bytes are valid until the next call.  A chunk that ends instead is
+ * ERR_FORMAT. */
+static status page_source_next(page_source *s, parquet_page *out) {
     page_header h;
     do {
         if (s->at >= s->chunk->end)

@@ -16,15 +16,6 @@ typedef struct codec_state {
     void *zstd; /* a ZSTD_DCtx, created with the first page */
 } codec_state;
 
-void codec_state_fini(codec_state *s);
-
-/* ERR_UNSUPPORTED with what to install, if this build lacks the library. */
-status codec_check(parquet_codec codec);
-
-/* Decompresses n bytes to exactly out_bytes. */
-status codec_decompress(codec_state *s, parquet_codec codec, const void *bytes, size_t n, void *out,
-                        size_t out_bytes);
-
 enum { PARQUET_BATCH = 4096, PARQUET_MAX_PAGE_BYTES = 256 << 20 };
 
 /* One page: what its header says, and its bytes, levels included, decompressed. */
@@ -52,13 +43,6 @@ typedef struct page_source {
     size_t page_capacity;
     codec_state codec;
 } page_source;
-
-void page_source_open(page_source *s, const parquet_file *file, const parquet_chunk *chunk);
-void page_source_fini(page_source *s);
-
-/* The next page; its bytes are valid until the next call.  A chunk that ends instead is
- * ERR_FORMAT. */
-status page_source_next(page_source *s, parquet_page *out);
 
 /* Values of one kind: integers, floating point or strings. */
 typedef struct parquet_data {

@@ -22,13 +22,6 @@ typedef struct machine {
     size_t n_memo, memo_capacity;
 } machine;
 
-const char *pickle_type_name(pickle_type type) {
-    static const char *const names[] = {"None",   "a bool",   "an integer", "a float",
-                                        "a text", "bytes",    "a tuple",    "a list",
-                                        "a dict", "a global", "a call",     "a persistent id"};
-    return names[type];
-}
-
 static status refuse(const machine *m, const char *what) {
     return fail(ERR_FORMAT, "%s: the pickle is refused at byte %zu: %s", m->path, m->op_at, what);
 }

@@ -61,7 +61,4 @@ struct pickle_value {
 status pickle_read(const pickle_value **out, arena *a, const char *path, const unsigned char *bytes,
                    size_t n_bytes, const char *const *allowed);
 
-/* "an integer", for messages. */
-const char *pickle_type_name(pickle_type type);
-
 #endif

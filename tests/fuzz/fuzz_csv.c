@@ -9,8 +9,8 @@
 #include <unistd.h>
 
 #include "base/text.h"
-#include "data/read/bad_lines.h"
-#include "data/read/csv_parse.h"
+#include "data/read/blocks.h"
+#include "data/read/row_field.h"
 #include "data/read/sample.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

@@ -8,7 +8,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "data/read/bad_lines.h"
+#include "data/read/blocks.h"
 #include "data/read/parquet_events.h"
 
 /* A run of equal values makes millions of rows of a few bytes: true files do so, but it takes our

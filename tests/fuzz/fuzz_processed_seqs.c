@@ -3,9 +3,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "data/read/csv_parse.h"
-#include "data/read/list_parse.h"
-#include "data/read/number.h"
+#include "base/text.h"
+#include "data/read/csv.h"
+#include "data/read/row_field.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -14,7 +14,7 @@
 #include "cli/output.h"
 #include "data/read/download.h"
 #include "data/read/sources.h"
-#include "data/set/emit_csv.h"
+#include "data/set/seq_file.h"
 #include "hstu.h"
 
 typedef struct prep_options {

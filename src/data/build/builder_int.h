@@ -1,14 +1,55 @@
-/* Inside the builder: builder.c takes events; builder_write.c writes the file, with
- * builder_renumber.c (ids become numbers), builder_vocab.c (ids, titles, context as columns) and
- * partition.c (the events themselves). */
+/* Inside the builder: builder.c takes events and writes the file, with dictionary.c (ids become
+ * numbers), builder_vocab.c (ids, titles, context as columns) and partition.c (the events). */
 #ifndef HSTU_DATA_BUILD_BUILDER_INT_H
 #define HSTU_DATA_BUILD_BUILDER_INT_H
 
 #include <pthread.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
 
+#include "base/map.h"
 #include "data/build/builder.h"
-#include "data/build/dictionary.h"
 #include "data/set/column_file.h"
+
+/* Dictionary: ids (64-bit integers or strings) numbered 0, 1, 2, ... as they first appear, each
+ * with a count of its uses.  One thread at a time. */
+typedef struct dictionary {
+    bool is_text;
+    uint32_t n;
+    map numbers;     /* the ids, unless is_text */
+    text_map texts;  /* the ids, if is_text */
+    uint32_t *count; /* (n): the caller's to increase */
+    size_t count_capacity;
+} dictionary;
+
+void dictionary_init(dictionary *d, bool is_text);
+void dictionary_fini(dictionary *d);
+
+/* *out = the id's number, given now if it is new. */
+status dictionary_number(dictionary *d, int64_t id, uint32_t *out);
+status dictionary_text(dictionary *d, const char *text, size_t n, uint32_t *out);
+
+/* An id given as text, which is parsed if the dictionary holds integers.  ERR_FORMAT if it is not
+ * an integer then. */
+status dictionary_parse(dictionary *d, const char *text, size_t n, uint32_t *out);
+
+static inline int64_t dictionary_get_number(const dictionary *d, uint32_t i) {
+    return (int64_t)d->numbers.key[i];
+}
+
+/* One id of many dictionaries, in the merged order. */
+typedef struct merged_id {
+    uint32_t part;  /* which dictionary */
+    uint32_t index; /* its number there */
+} merged_id;
+
+/* All distinct ids of several dictionaries of one kind in ascending order (integers by value,
+ * strings by bytes): rank[part][index] = place in that order; *out_ids (freed by mem_free) has one
+ * representative per place, from the lowest part.  rank has n_parts pointers to allocated arrays,
+ * freed by the caller, on failure too. */
+status dictionary_merge(dictionary *const *parts, uint32_t n_parts, uint32_t **rank,
+                        merged_id **out_ids, uint32_t *out_n);
 
 /* Events of one block of the source, 18 bytes each.  Users and items are numbered by the sink's
  * dictionaries until builder_write renumbers them. */
@@ -59,9 +100,6 @@ struct builder {
     int n_features;
 };
 
-/* The four columns of a block of `capacity` events, in one allocation. */
-void event_block_place(event_block *block, void *memory, uint64_t capacity);
-
 enum { EVENT_BYTES = 8 + 4 + 4 + 2 };
 
 /* An event, user or item that does not go into the file. */
@@ -79,8 +117,6 @@ typedef struct id_space {
     uint32_t n_kept;
 } id_space;
 
-void id_space_fini(id_space *s);
-
 /* Everything builder_write holds while it works. */
 typedef struct write_job {
     builder *b;
@@ -91,20 +127,29 @@ typedef struct write_job {
     builder_stats *stats;
 } write_job;
 
-/* Merges ids, drops rare users and items, renumbers every event and chooses the ticks of the file;
- * fills job->offsets and the counts of job->stats.  A dropped event has user DROPPED. */
-status builder_renumber(write_job *job);
-
-/* The k-core: drops the events of users and items that have fewer events than the minima of the
- * options, until all that are left have enough.  Events hold places in the merged order; the counts
- * of job->users and job->items become what is left. */
-status builder_k_core(write_job *job);
-
 /* Ids, titles and context as columns: created, declared and written in this order. */
 typedef struct vocab_output vocab_output;
 status vocab_output_create(vocab_output **out, write_job *job);
 status vocab_output_declare(vocab_output *v, column_writer *w);
 status vocab_output_put(const vocab_output *v, column_writer *w);
 void vocab_output_destroy(vocab_output *v); /* NULL is fine */
+
+/* Partition: sorts and writes the events of a builder, one range of users at a time.
+ *
+ * A worker takes a range of users, gathers their events from all blocks (in the order of the
+ * source), sorts each user's by time (stable) and writes the three columns.  A range is a small
+ * part of all events, so this step needs little memory besides the blocks.
+ *
+ * Where the events go: */
+typedef struct event_columns {
+    column_writer *writer;
+    int item, action, time; /* indices of the declared columns */
+} event_columns;
+
+/* Sets job->out_offsets to job->offsets minus the duplicates, which partition_write then drops. */
+status partition_count_duplicates(write_job *job);
+
+/* Writes every event to its place by job->out_offsets; fills the remaining fields of job->stats. */
+status partition_write(write_job *job, const event_columns *columns);
 
 #endif

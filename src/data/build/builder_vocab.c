@@ -3,8 +3,8 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/text.h"
 #include "data/build/builder_int.h"
-#include "data/read/number.h"
 
 /* A column of strings, collected in memory (ids, titles, values: small compared with the events).
  */

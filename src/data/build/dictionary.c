@@ -1,10 +1,10 @@
-#include "data/build/dictionary.h"
+#include "data/build/builder_int.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/mem.h"
-#include "data/read/number.h"
+#include "base/text.h"
 
 void dictionary_init(dictionary *d, bool is_text) {
     *d = (dictionary){.is_text = is_text};

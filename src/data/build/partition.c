@@ -1,4 +1,4 @@
-#include "data/build/partition.h"
+#include "data/build/builder_int.h"
 
 #include <string.h>
 

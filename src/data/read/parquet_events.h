@@ -8,7 +8,7 @@
 #define HSTU_DATA_READ_PARQUET_EVENTS_H
 
 #include "data/build/builder.h"
-#include "data/read/csv_layout.h"
+#include "data/read/csv.h"
 #include "format/parquet_page.h"
 
 /* The roles in the order in which columns are kept; N_EVENT_ROLES columns at most. */

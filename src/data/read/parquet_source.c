@@ -10,9 +10,9 @@
 
 #include "base/log.h"
 #include "base/mem.h"
-#include "data/read/bad_lines.h"
+#include "data/read/blocks.h"
 #include "data/read/parquet_events.h"
-#include "data/read/parts.h"
+#include "data/read/source_job.h"
 #include "data/read/table_source.h"
 
 typedef struct parquet_job {

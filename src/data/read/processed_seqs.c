@@ -14,9 +14,8 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/text.h"
-#include "data/read/csv_parse.h"
-#include "data/read/list_parse.h"
-#include "data/read/number.h"
+#include "data/read/csv.h"
+#include "data/read/row_field.h"
 #include "data/read/source_job.h"
 
 enum { ROW_MAX_BYTES = 64 << 20 };
@@ -160,7 +159,7 @@ static status read_fields(seqs_reader *r, worker_scratch *w) {
 
 static status read_row(seqs_reader *r, worker_scratch *w, char *line, size_t n_bytes) {
     int n;
-    if (n_bytes > 0 && line[n_bytes - 1] == '\r') n_bytes--;
+    n_bytes = csv_without_end(line, n_bytes);
     if (n_bytes == 0) return OK;
     TRY(csv_split(&r->layout.format, line, n_bytes, w->fields, CSV_MAX_COLUMNS, &n));
     if (n != r->layout.n_columns)

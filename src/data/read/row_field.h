@@ -13,7 +13,9 @@
 #define HSTU_DATA_READ_ROW_FIELD_H
 
 #include "base/status.h"
-#include "data/read/csv_layout.h"
+#include "data/read/blocks.h"
+#include "data/read/csv.h"
+#include "data/set/seq_file.h"
 
 typedef struct csv_row {
     int64_t user, item;                /* unless they are texts */
@@ -58,5 +60,40 @@ bool action_parse(action_kind kind, const char *text, size_t n, uint16_t *out);
 
 /* The values an action column of this kind may hold, in words. */
 const char *action_scale(action_kind kind);
+
+/* Action map: texts of an action column and the actions they stand for, as --action-map has them:
+ * "view=1,buy=2", where "*" stands for every other text. */
+enum { ACTION_MAP_MAX = 256 };
+
+typedef struct action_map {
+    const char *text[ACTION_MAP_MAX]; /* views of the option */
+    size_t n_bytes[ACTION_MAP_MAX];
+    uint16_t action[ACTION_MAP_MAX];
+    int n;
+    bool has_other; /* "*" */
+    uint16_t other;
+} action_map;
+
+/* Reads "text=number,..."; numbers are ratings of the kind.  The option's text must outlive the
+ * map.  ERR_USAGE names the entry that is wrong. */
+status action_map_parse(action_map *m, const char *option, action_kind kind);
+
+/* CSV parser: one row parser for every delimited source, driven by a csv_layout.
+ *
+ * Pure functions over bytes, safe for any number of threads.  The fast path is plain digits between
+ * delimiters; quotes, spaces around numbers, long numbers and errors take the slow path.
+ * What a field may hold is said in row_field.h.  Empty lines are skipped.  Fields after the last
+ * needed one are not read; but if the last needed one is the last of the header, no more may
+ * follow. */
+
+/* Called for each row in order; a failure ends the parsing. */
+typedef status (*csv_row_fn)(void *ctx, const csv_row *row);
+
+/* Parses all rows of a block.  The text must end with '\n', be followed by BLOCKS_PADDING readable
+ * bytes, and is changed where quotes are undone.  Errors are ERR_FORMAT: "file:line: column: what
+ * is wrong"; if the layout collects bad rows, they go there instead, and the next line is tried.
+ * Raises block->time_digits. */
+status csv_parse_block(const csv_layout *t, const char *file, text_block *block, csv_row_fn fn,
+                       void *ctx);
 
 #endif

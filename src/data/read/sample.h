@@ -6,7 +6,7 @@
 
 #include "base/mem.h"
 #include "base/status.h"
-#include "data/read/csv_layout.h"
+#include "data/read/csv.h"
 
 enum { SAMPLE_BYTES = 64 << 10, SAMPLE_ROWS = 500 };
 

@@ -8,11 +8,220 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "base/mem.h"
 #include "base/text.h"
-#include "data/read/columns.h"
-#include "data/read/jsonl_parse.h"
-#include "data/read/parts.h"
+#include "data/read/jsonl.h"
 #include "data/read/source_job.h"
+#include "data/read/table_source.h"
+
+typedef status (*side_row_fn)(source_job *job, const csv_field *fields, void *ctx);
+
+enum { SIDE_MAX_WANTED = 1 + CONTEXT_MAX };
+
+/* Where the wanted columns of a side file are, after its header. */
+typedef struct side_rows {
+    const char *name; /* of the file, for messages */
+    csv_format format;
+    const struct json_paths *paths; /* JSON lines: the columns; NULL: csv */
+    int position[SIDE_MAX_WANTED];  /* csv: of each column */
+    int n_columns, n_needed;
+} side_rows;
+
+/* Rows being read, and the fields of one. */
+typedef struct side_reader {
+    source_job *job;
+    const side_rows *rows;
+    side_row_fn fn;
+    void *ctx;
+    csv_field *fields;                 /* (CSV_MAX_COLUMNS) */
+    csv_field wanted[SIDE_MAX_WANTED]; /* the row's fields, in the order asked for */
+} side_reader;
+
+static status split_csv(side_reader *r, char *row, size_t n_bytes) {
+    int n;
+    TRY(csv_split(&r->rows->format, row, n_bytes, r->fields, CSV_MAX_COLUMNS, &n));
+    if (n < r->rows->n_needed)
+        return fail(ERR_FORMAT, "the line has %d fields, but %d are needed; is it cut off?", n,
+                    r->rows->n_needed);
+    for (int i = 0; i < r->rows->n_columns; i++)
+        r->wanted[i] = r->fields[r->rows->position[i]];
+    return OK;
+}
+
+/* A member that is missing or null is an empty field. */
+static status split_json(side_reader *r, char *row, size_t n_bytes) {
+    json_cell cells[JSON_MAX_PATHS];
+    TRY(json_row_read(r->rows->paths, row, n_bytes, cells));
+    for (int i = 0; i < r->rows->n_columns; i++) {
+        if (cells[i].kind == JSON_CELL_OTHER)
+            return fail(ERR_FORMAT, "%s is an object or an array, not a value",
+                        r->rows->paths->path[i]);
+        bool is_empty = cells[i].kind == JSON_CELL_MISSING || cells[i].kind == JSON_CELL_NULL;
+        r->wanted[i] = is_empty ? (csv_field){row, 0} : cells[i].field;
+    }
+    return OK;
+}
+
+static status read_row(side_reader *r, char *row, size_t n_bytes, uint64_t number) {
+    n_bytes = csv_without_end(row, n_bytes);
+    if (n_bytes == 0) return OK;
+    status st = r->rows->paths != NULL ? split_json(r, row, n_bytes) : split_csv(r, row, n_bytes);
+    if (st == OK) st = r->fn(r->job, r->wanted, r->ctx);
+    return st == OK ? OK : fail_prefix(st, "%s:%llu", r->rows->name, (unsigned long long)number);
+}
+
+static status read_blocks(side_reader *r, blocks *b) {
+    const csv_format lines = {",", false};
+    const csv_format *format = r->rows->paths != NULL ? &lines : &r->rows->format;
+    blocks_set_quotes(b, format);
+    for (;;) {
+        text_block block;
+        bool has_block;
+        TRY(blocks_take(b, 0, &block, &has_block));
+        if (!has_block) return OK;
+        char *at = block.text, *end = block.text + block.n_bytes;
+        for (uint64_t number = block.first_line; at < end;) {
+            size_t n = csv_row_bytes(format, at, (size_t)(end - at));
+            uint64_t n_lines = count_newlines(at, n);
+            TRY(read_row(r, at, n, number));
+            number += n_lines;
+            at += n;
+        }
+    }
+}
+
+/* Calls fn for each row, on this thread. */
+static status side_rows_read(source_job *job, blocks *b, const side_rows *rows, side_row_fn fn,
+                             void *ctx) {
+    side_reader r = {.job = job, .rows = rows, .fn = fn, .ctx = ctx};
+    TRY(MEM_NEW(&r.fields, CSV_MAX_COLUMNS));
+    status st = read_blocks(&r, b);
+    mem_free(r.fields);
+    return st;
+}
+
+/* Finds the positions of the wanted columns, with the same search by name or number as for
+ * events. */
+static status find_positions(const side_file *f, blocks *b, side_rows *rows) {
+    const char *line;
+    size_t n;
+    bool has_line;
+    *rows = (side_rows){.name = blocks_name(b), .format = f->format, .n_columns = f->n_columns};
+    TRY(blocks_peek_line(b, &line, &n, &has_line));
+    if (!has_line) return fail(ERR_FORMAT, "%s: the file is empty", rows->name);
+    for (int i = 0; i < f->n_columns; i++) {
+        csv_layout t = {.format = f->format};
+        csv_column wanted = {ROLE_ITEM, f->columns[i]};
+        TRY(csv_layout_resolve(&t, rows->name, line, n, f->has_header, &wanted, 1));
+        rows->position[i] = t.n_needed - 1;
+        if (t.n_needed > rows->n_needed) rows->n_needed = t.n_needed;
+    }
+    return f->has_header ? blocks_skip_line(b) : OK;
+}
+
+/* Whether it is valid UTF-8: the old MovieLens files are Latin-1, but some people convert them. */
+static bool is_utf8(const char *text, size_t n) {
+    const unsigned char *s = (const unsigned char *)text;
+    for (size_t i = 0; i < n;) {
+        size_t more = s[i] < 0x80                   ? 0
+                      : s[i] >= 0xc2 && s[i] < 0xe0 ? 1
+                      : s[i] >= 0xe0 && s[i] < 0xf0 ? 2
+                      : s[i] >= 0xf0 && s[i] < 0xf5 ? 3
+                                                    : n;
+        if (more >= n - i) return false;
+        for (size_t k = 1; k <= more; k++)
+            if ((s[i + k] & 0xc0) != 0x80) return false;
+        i += more + 1;
+    }
+    return true;
+}
+
+static status latin1_to_utf8(buf *out, const char *text, size_t n) {
+    buf_clear(out);
+    for (size_t i = 0; i < n; i++) {
+        unsigned char c = (unsigned char)text[i];
+        char two[2] = {(char)(0xc0 | c >> 6), (char)(0x80 | (c & 0x3f))};
+        TRY(c < 0x80 ? buf_char(out, (char)c) : buf_append(out, two, 2));
+    }
+    return OK;
+}
+
+typedef struct item_context {
+    bool has_title;
+    buf text;
+} item_context;
+
+static status add_item(source_job *job, const csv_field *fields, void *ctx) {
+    item_context *items = ctx;
+    if (fields[0].n_bytes == 0) return fail(ERR_FORMAT, "the id of the item is empty");
+    const char *title = NULL;
+    size_t n = 0;
+    if (items->has_title) {
+        title = fields[1].text;
+        n = fields[1].n_bytes;
+        if (!is_utf8(title, n)) {
+            TRY(latin1_to_utf8(&items->text, title, n));
+            title = items->text.data;
+            n = items->text.n_bytes;
+        }
+    }
+    return builder_add_item(job->build, fields[0].text, fields[0].n_bytes, title, n);
+}
+
+/* Rows of {id, title} or {id} to the catalogue. */
+static status side_items_read(source_job *job, blocks *b, const side_rows *rows) {
+    item_context items = {.has_title = rows->n_columns > 1};
+    buf_init(&items.text);
+    status st = side_rows_read(job, b, rows, add_item, &items);
+    buf_fini(&items.text);
+    return st;
+}
+
+typedef struct user_context {
+    int feature[CONTEXT_MAX];
+    int n_features;
+} user_context;
+
+static status add_user(source_job *job, const csv_field *fields, void *ctx) {
+    user_context *users = ctx;
+    if (fields[0].n_bytes == 0) return fail(ERR_FORMAT, "the id of the user is empty");
+    for (int i = 0; i < users->n_features; i++) {
+        /* An empty value is an unknown one: 0, as for users that are not in the file. */
+        if (fields[1 + i].n_bytes == 0) continue;
+        TRY(builder_set_context(job->build, users->feature[i], fields[0].text, fields[0].n_bytes,
+                                fields[1 + i].text, fields[1 + i].n_bytes));
+    }
+    return OK;
+}
+
+/* Rows of {id, value...} to contextual features. */
+static status side_users_read(source_job *job, blocks *b, const side_rows *rows,
+                              const char *const *features) {
+    user_context users = {.n_features = rows->n_columns - 1};
+    for (int i = 0; i < users.n_features; i++)
+        TRY(builder_add_context(job->build, features[i], &users.feature[i]));
+    return side_rows_read(job, b, rows, add_user, &users);
+}
+
+status job_read_side(source_job *job, const side_file *f, const char *const *features) {
+    input *in;
+    side_rows rows;
+    blocks *b = NULL;
+    blocks_options options = {0};
+    TRY(job_open(job, f->name, false, &in));
+    if (in == NULL) {
+        log_info("note: %s is missing: its titles or features are left out", f->name);
+        return OK;
+    }
+    status st = blocks_create(&b, in, &options, 1);
+    if (st == OK) st = find_positions(f, b, &rows);
+    if (st == OK)
+        st = features == NULL ? side_items_read(job, b, &rows)
+                              : side_users_read(job, b, &rows, features);
+    blocks_destroy(b);
+    input_close(in);
+    return st;
+}
 
 static const char *const json_endings[] = {".jsonl", ".ndjson", ".json", NULL};
 
@@ -39,13 +248,8 @@ static int find_name(const sample *s, const char *name, size_t n) {
 
 static status fail_names(const side_table *t, const char *what, const char *option) {
     char list[512] = "";
-    size_t used = 0;
-    for (int i = 0; i < t->first.n_columns && used + 70 < sizeof list; i++) {
-        char text[64];
-        const char *name = t->first.name[i];
-        used += (size_t)snprintf(list + used, sizeof list - used, "%s%s", i > 0 ? ", " : "",
-                                 escape_excerpt(text, name, strlen(name)));
-    }
+    for (int i = 0; i < t->first.n_columns; i++)
+        escape_list_add(list, sizeof list, t->first.name[i], strlen(t->first.name[i]));
     return fail(ERR_FORMAT, "%s: there is no %s; the columns are %s; choose with %s", t->path, what,
                 list, option);
 }
@@ -123,15 +327,12 @@ static void name_features(side_table *t) {
 /* Says what was taken, and of items what was not. */
 static void say(const side_table *t) {
     char line[400] = "", text[64];
-    size_t used = 0;
-    for (int i = 0; i < t->first.n_columns && used + 70 < sizeof line; i++) {
+    for (int i = 0; i < t->first.n_columns; i++) {
         bool is_used = false;
         for (int k = 0; k < t->n_columns; k++)
             is_used |= t->column[k] == i;
         if (is_used == t->is_items || i == t->column[0]) continue;
-        const char *name = t->first.name[i];
-        used += (size_t)snprintf(line + used, sizeof line - used, "%s%s", used > 0 ? ", " : "",
-                                 escape_excerpt(text, name, strlen(name)));
+        escape_list_add(line, sizeof line, t->first.name[i], strlen(t->first.name[i]));
     }
     const char *id = t->first.name[t->column[0]];
     escape_excerpt(text, id, strlen(id));
@@ -140,7 +341,7 @@ static void say(const side_table *t) {
         return;
     }
     log_info("%s: items %s%s", t->path, text, t->n_columns > 1 ? " and their titles" : "");
-    if (used > 0)
+    if (line[0] != '\0')
         log_info("note: models know items by their id: %s of %s are not used", line, t->path);
 }
 

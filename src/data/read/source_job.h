@@ -3,11 +3,13 @@
 #ifndef HSTU_DATA_READ_SOURCE_JOB_H
 #define HSTU_DATA_READ_SOURCE_JOB_H
 
+#include "base/mem.h"
+#include "base/status.h"
 #include "base/thread.h"
 #include "data/build/builder.h"
 #include "data/read/blocks.h"
-#include "data/read/csv_layout.h"
-#include "data/read/csv_parse.h"
+#include "data/read/csv.h"
+#include "data/read/row_field.h"
 #include "data/read/sources.h"
 #include "format/input.h"
 
@@ -58,7 +60,7 @@ status job_with_blocks(source_job *job, input *in, size_t max_line_bytes, job_bl
 status job_with_only_file(source_job *job, size_t max_line_bytes, job_blocks_fn fn, void *ctx);
 
 /* Side files: rows of strings, on this thread.  `columns` are names if the file has a header, else
- * numbers from 1; the callback gets their fields in this order. */
+ * numbers from 1. */
 typedef struct side_file {
     const char *name; /* of the member */
     csv_format format;
@@ -67,43 +69,15 @@ typedef struct side_file {
     int n_columns;
 } side_file;
 
-typedef status (*side_row_fn)(source_job *job, const csv_field *fields, void *ctx);
-
-enum { SIDE_MAX_WANTED = 1 + CONTEXT_MAX };
-
-/* Where the wanted columns of a side file are, after its header. */
-typedef struct side_rows {
-    const char *name; /* of the file, for messages */
-    csv_format format;
-    const struct json_paths *paths; /* JSON lines: the columns; NULL: csv */
-    int position[SIDE_MAX_WANTED];  /* csv: of each column */
-    int n_columns, n_needed;
-} side_rows;
-
-/* Calls fn for each row, on this thread. */
-status side_rows_read(source_job *job, blocks *b, const side_rows *rows, side_row_fn fn, void *ctx);
-
-/* Rows of {id, title} or {id} to the catalogue; rows of {id, value...} to contextual features. */
-status side_items_read(source_job *job, blocks *b, const side_rows *rows);
-status side_users_read(source_job *job, blocks *b, const side_rows *rows,
-                       const char *const *features);
-
 /* The files of --items and --users (side_table.c), where they are given. */
 status job_read_side_tables(source_job *job);
 
-/* Calls fn for each row.  A missing file is noted in the log; *was_read (may be NULL). */
-status job_read_side(source_job *job, const side_file *f, side_row_fn fn, void *ctx,
-                     bool *was_read);
+/* Reads a side file of the input: items, columns {id, title} or {id}, where features is NULL; else
+ * users, whose first column is the id and the others are contextual features by these names. Titles
+ * that are not UTF-8 are read as Latin-1.  A missing file is noted in the log. */
+status job_read_side(source_job *job, const side_file *f, const char *const *features);
 
-/* Side files with items and titles: columns {id, title} or {id}.  Titles that are not UTF-8 are
- * read as Latin-1. */
-status job_read_items(source_job *job, const side_file *f);
-
-/* Side files with users: the first column is the id, the others are contextual features by the
- * names in `features`. */
-status job_read_context(source_job *job, const side_file *f, const char *const *features);
-
-/* The readers, one file each. */
+/* The readers. */
 status read_ml_100k(source_job *job);
 status read_ml_1m(source_job *job);
 status read_ml_20m(source_job *job);
@@ -115,5 +89,32 @@ status read_processed_seqs(source_job *job);
 status read_csv(source_job *job);
 status read_jsonl(source_job *job);
 status read_parquet(source_job *job);
+
+/* Parts: the files that --input names, one after the other as one table.
+ *
+ * An input is a file (compressed or not), an archive, a folder of parts, a pipe, or "-", the
+ * standard input.  Of a folder all files count, at any depth and in the order of their paths,
+ * except hidden ones and those that start with '_' (Spark's _SUCCESS); if some have an ending of
+ * the format, such as ".csv" or ".csv.gz", only those.  A file that is named twice is refused. */
+typedef struct part {
+    const char *path;
+    const char *member; /* name of a file in the archive `path`; NULL: the file itself */
+} part;
+
+typedef struct part_list {
+    part *part; /* (n) */
+    size_t n, capacity;
+    arena texts;
+} part_list;
+
+/* Finds the parts of n inputs.  `endings` (ends with NULL) are those of the format.  Pipes are not
+ * opened yet.  An input without any file is ERR_USAGE. */
+status parts_find(part_list *out, const char *const *inputs, size_t n, const char *const *endings);
+void parts_fini(part_list *p);
+
+status part_open(const part *p, input **out);
+
+/* Whether a file's name has one of these endings, compressed or not. */
+bool has_ending(const char *name, const char *const *endings);
 
 #endif

@@ -13,8 +13,8 @@
 #include "base/status.h"
 #include "base/thread.h"
 #include "data/build/builder.h"
-#include "data/read/bad_lines.h"
-#include "data/read/csv_layout.h"
+#include "data/read/blocks.h"
+#include "data/read/csv.h"
 
 typedef struct source_job source_job;
 
@@ -73,6 +73,5 @@ void source_result_fini(source_result *r);
 
 /* The name of a kind of action, as on the command line, and back. */
 const char *action_kind_name(action_kind kind);
-status action_kind_parse(const char *text, action_kind *out);
 
 #endif

@@ -1,13 +1,33 @@
 /* Tables of events: csv and JSON lines, in one file or many, with the columns that people have.
  *
- * The first file shows the columns and what they hold (columns.h); the others must agree.  All
+ * The first file shows the columns and what they hold; the others must agree.  All
  * files are read as one stream of rows: in parallel, in one pass, so that pipes will do. */
 #ifndef HSTU_DATA_READ_TABLE_SOURCE_H
 #define HSTU_DATA_READ_TABLE_SOURCE_H
 
-#include "data/read/action_map.h"
-#include "data/read/columns.h"
+#include "data/build/builder.h"
+#include "data/read/row_field.h"
+#include "data/read/sample.h"
 #include "data/read/source_job.h"
+#include "data/read/sources.h"
+
+/* Columns: which column of a table is the user, the item, the time and the action, by the names
+ * that people use, and what each holds, by its first rows.
+ *
+ * The column of a role by its usual names; -1 if there is none.  Case and everything but letters
+ * and digits do not count: user_id, userId and "User ID" are one name.  Two that fit equally well
+ * are ERR_FORMAT, with the option to give. */
+status columns_find_usual(const char *file, csv_role role, const char *const *names, int n,
+                          int *out);
+
+/* The error that no column looks like the role: lists the names, and the option to give. */
+status columns_fail_missing(const char *file, csv_role role, const char *const *names, int n);
+
+/* The columns of a table; -1: none. */
+typedef struct column_choice {
+    int user, item, time, action;
+    bool is_action_guessed; /* by its name, not by --action-col */
+} column_choice;
 
 typedef struct table_reader table_reader;
 

@@ -4,8 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "data/read/csv_layout.h"
-#include "data/read/number.h"
+#include "data/read/csv.h"
 
 #define FIRST_SECOND  (-INT64_C(2208988800)) /* 1900-01-01 */
 #define LAST_SECOND   INT64_C(7258118399)    /* 2199-12-31 23:59:59 */

@@ -281,10 +281,6 @@ uint64_t batcher_n_users(const batcher *b) {
     return b->n_visited;
 }
 
-uint64_t batcher_n_lost(const batcher *b) {
-    return b->users.n_lost;
-}
-
 uint64_t batcher_n_lost_targets(const batcher *b) {
     return b->users.n_lost_targets;
 }

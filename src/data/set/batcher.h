@@ -84,9 +84,7 @@ uint64_t batcher_n_batches(const batcher *b); /* of this rank, in an epoch */
 uint64_t batcher_n_users(const batcher *b);   /* visited in an epoch, over all ranks */
 int32_t batcher_max_tokens(const batcher *b); /* the most a batch can have */
 
-/* Where the data is a view with gaps: users of the part left out because all of their targets are
- * missing, and targets that are missing, of all users. */
-uint64_t batcher_n_lost(const batcher *b);
+/* Where the data is a view with gaps: targets that are missing, of all users. */
 uint64_t batcher_n_lost_targets(const batcher *b);
 
 /* The value of batcher_state.data: a hash of the names, sizes and checksums of all columns but the

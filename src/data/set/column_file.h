@@ -34,8 +34,6 @@ typedef struct column_file {
     uint64_t checksum; /* of header and table, when it was opened */
 } column_file;
 
-size_t column_type_bytes(uint32_t type);
-
 /* Maps and checks a file.  The threads of `p` share the checksums; NULL: this thread alone. */
 status column_file_open(column_file *out, const char *path, pool *p);
 void column_file_close(column_file *f);

@@ -10,6 +10,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "base/file.h"
 #include "base/status.h"
 #include "base/text.h"
 #include "base/thread.h"
@@ -147,5 +148,22 @@ const char *seq_signal_name(int bit);
 /* Jagged offsets: sequence b is rows offsets[b] .. offsets[b + 1] - 1.  ERR_FORMAT names the first
  * bad one unless they start at 0, never decrease, and end at n_rows. */
 status seq_check_offsets(const uint64_t *offsets, uint64_t n_sequences, uint64_t n_rows);
+
+/* Writes a prepared data set as processed_seqs.csv: one user per row, JSON lists, RFC 4180 quotes.
+ *
+ * Columns: user_id, the item column's name, rating, unix_timestamp.  Ids are those of the source;
+ * ratings are the stored actions, from 0 (the form the reference reads); times are in the data
+ * set's ticks.  `hstu prep processed-seqs` reads the file back.  Appends to f, which the caller
+ * commits. */
+status emit_csv(const seq_file *s, const char *item_name, out_file *f);
+
+/* Temporary data: a data set that is written, opened and deleted at once.  A mapped file stays
+ * readable without its name, so nothing is left on disk, however the program ends.
+ *
+ * Writes folder/data.seq: */
+typedef status (*temp_data_writer)(void *ctx, const char *folder, pool *p);
+
+/* Opens what the writer writes to a folder under /tmp; seq_file_close closes it. */
+status temp_data_open(seq_file **out, temp_data_writer write, void *ctx, pool *p);
 
 #endif

@@ -21,10 +21,90 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "base/rng.h"
 #include "base/status.h"
-#include "data/set/permute.h"
 #include "data/set/seq_file.h"
-#include "data/set/split_rule.h"
+#include "format/json.h"
+
+/* The rule of a split: how events are divided into training, validation and test, what a run
+ * remembers of it, and whether one rule would test on what another one trained on.  Values; any
+ * thread. */
+typedef enum {
+    SPLIT_LEAVE_ONE_OUT,
+    SPLIT_LEAVE_TWO_OUT,
+    SPLIT_BY_USER,
+    SPLIT_TIME,
+    SPLIT_TEST_FILE,
+    SPLIT_KINDS
+} split_kind;
+typedef enum { PART_TRAIN, PART_VALIDATION, PART_TEST } split_part;
+
+typedef struct split_rule {
+    split_kind kind;
+    bool has_validation; /* leave-two-out always has it, leave-one-out never */
+    int64_t time_cut;    /* SPLIT_TIME: seconds since 1970; training sees earlier events only */
+} split_rule;
+
+/* The rule of a kind without validation (leave-two-out: with it), and a time cut of 0. */
+split_rule split_rule_of(split_kind kind);
+
+bool split_rule_is_same(const split_rule *a, const split_rule *b);
+
+/* "leave-one-out", ... and back; an unknown name is ERR_USAGE.  "test-file" is not a name that a
+ * user gives: it follows from --test-file. */
+const char *split_kind_name(split_kind kind);
+status split_kind_parse(const char *name, split_kind *out);
+const char *split_part_name(split_part part); /* "train", "validation", "test" */
+
+/* The rule in a few words: "time before 2001-01-01T00:00:00Z, with validation". */
+enum { SPLIT_TEXT_BYTES = 96 };
+const char *split_rule_text(const split_rule *rule, char text[SPLIT_TEXT_BYTES]);
+
+/* A time of the command line: seconds since 1970 or, in UTC, 2001-01-31 or 2001-01-31T23:59:59Z
+ * (the Z may be left out). */
+status split_time_parse(const char *text, int64_t *seconds);
+
+/* OK if no event that `trained` trains on is a target of `part` under `wanted`, on the same data;
+ * else ERR_USAGE, with both rules. */
+status split_check_unseen(const split_rule *trained, const split_rule *wanted, split_part part);
+
+/* What a run remembers of its split. */
+enum { SPLIT_PATH_BYTES = 4096 };
+typedef struct split_record {
+    split_rule rule;
+    /* SPLIT_TEST_FILE: the data set with the held-out events, and its fingerprint. */
+    char test_file[SPLIT_PATH_BYTES];
+    uint64_t test_data;
+} split_record;
+
+/* As members of an open JSON object, and back. */
+void split_record_write(const split_record *r, json_writer *w);
+status split_record_read(split_record *out, const json_value *object);
+
+/* A pseudo-random permutation of 0..n-1 that stores nothing.
+ *
+ * Any position can be asked for at any time, in either direction, so a shuffle of a billion users
+ * costs no memory and a run resumes in the middle of an epoch.  It is a Feistel network, its round
+ * keys drawn by Philox, on the smallest power of two >= n; a value outside 0..n-1 is mapped again
+ * until it is inside (cycle walking), which keeps the mapping one to one.  A permutation is a
+ * value: copy it, share it between threads.
+ *
+ * Four rounds make a Feistel network as good as random when its halves are wide; ours are a few
+ * bits for small n, where more rounds are needed for a good shuffle. */
+enum { PERMUTATION_ROUNDS = 8 };
+
+typedef struct permutation {
+    uint64_t n; /* 0..2^63 */
+    uint64_t round_key[PERMUTATION_ROUNDS];
+    int left_bits, right_bits; /* 2^(left_bits + right_bits) >= n, each at most 32 */
+} permutation;
+
+/* The permutation of 0..n-1 that belongs to (seed, stream, epoch). */
+permutation permutation_make(uint64_t n, uint64_t seed, rng_stream stream, uint64_t epoch);
+
+/* The value at a position (both 0..n-1), and the position of a value. */
+uint64_t permutation_at(const permutation *p, uint64_t position);
+uint64_t permutation_find(const permutation *p, uint64_t value);
 
 typedef struct split {
     const seq_file *data;

@@ -18,8 +18,8 @@
 #ifndef HSTU_SERVE_STATE_USERS_H
 #define HSTU_SERVE_STATE_USERS_H
 
-#include "serve/engine/engine.h"
 #include "base/map.h"
+#include "serve/engine/engine.h"
 
 /* An id as text that ends with NUL. */
 typedef struct id_text {

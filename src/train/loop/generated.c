@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/log.h"
-#include "data/set/temp_data.h"
+#include "data/set/seq_file.h"
 
 static bool has_text(const config_texts *texts, const char *text) {
     for (size_t i = 0; i < texts->n; i++)

@@ -1,6 +1,6 @@
 #include "data/set/balance.h"
 
-#include "data/set/permute.h"
+#include "data/set/split.h"
 #include "toy_data.h"
 
 /* The heaviest group divided by a lower bound (the mean group, or the heaviest user if that is

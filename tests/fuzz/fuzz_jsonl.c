@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "data/read/bad_lines.h"
-#include "data/read/jsonl_parse.h"
+#include "data/read/blocks.h"
+#include "data/read/jsonl.h"
 #include "format/json.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

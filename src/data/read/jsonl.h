@@ -4,10 +4,10 @@
  * strings or numbers; ids may be either in any row, so that 5 and "5" are the same user.  The whole
  * line is checked, not only the members that are needed.  Pure functions over bytes, safe for any
  * number of threads; strings are unescaped in place. */
-#ifndef HSTU_DATA_READ_JSONL_PARSE_H
-#define HSTU_DATA_READ_JSONL_PARSE_H
+#ifndef HSTU_DATA_READ_JSONL_H
+#define HSTU_DATA_READ_JSONL_H
 
-#include "data/read/csv_parse.h"
+#include "data/read/row_field.h"
 
 enum { JSON_MAX_PATHS = 64 };
 

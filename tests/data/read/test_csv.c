@@ -1,6 +1,6 @@
-#include "data/read/bad_lines.h"
-#include "data/read/csv_parse.h"
-#include "data/read/list_parse.h"
+#include "data/read/blocks.h"
+#include "data/read/csv.h"
+#include "data/read/row_field.h"
 #include "test.h"
 
 static const csv_column four[] = {

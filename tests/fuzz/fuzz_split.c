@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "data/set/split_rule.h"
+#include "data/set/split.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

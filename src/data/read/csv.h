@@ -3,8 +3,8 @@
  * One description serves every source of rows: MovieLens ("::", tab, comma), KuaiRand (columns by
  * name), Amazon (no header) and a person's own csv.  A layout is plain data, made once per file and
  * then read by all threads. */
-#ifndef HSTU_DATA_READ_CSV_LAYOUT_H
-#define HSTU_DATA_READ_CSV_LAYOUT_H
+#ifndef HSTU_DATA_READ_CSV_H
+#define HSTU_DATA_READ_CSV_H
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -35,6 +35,12 @@ const char *csv_skip_quoted(const csv_format *f, const char *text, const char *q
 
 /* The bytes of the first row of a text, its line end included; n if it does not end. */
 size_t csv_row_bytes(const csv_format *f, const char *text, size_t n);
+
+/* The bytes of a row without its line end. */
+static inline size_t csv_without_end(const char *row, size_t n) {
+    if (n > 0 && row[n - 1] == '\n') n--;
+    return n > 0 && row[n - 1] == '\r' ? n - 1 : n;
+}
 
 /* Cuts one line (without its end) into at most max fields; *n = how many there are, or max + 1 if
  * there are more.  ERR_FORMAT, without file and line, for malformed quotes. */
@@ -86,5 +92,21 @@ status csv_layout_resolve(csv_layout *t, const char *file, const char *first_lin
 
 /* The name of a delimiter on the command line ("tab", "\t", "|", "::") as its characters. */
 status csv_delimiter_parse(const char *text, char delimiter[3]);
+
+/* List parser: the lists inside a field of a csv with one user per row.
+ *
+ * Three spellings are in use:  JSON "[1, 2, 3]" and ["a", "b"], Python's ['a', 'b'], and the bare
+ * "1,2,3".  Pure; strings are decoded in place. */
+
+typedef struct list_reader {
+    char *at, *end;
+    bool has_more; /* an element must follow */
+} list_reader;
+
+/* Starts on a field; ERR_FORMAT if a bracket is not closed. */
+status list_begin(list_reader *r, const csv_field *field);
+
+/* The next element without spaces and quotes around it; *has_element = false after the last. */
+status list_next(list_reader *r, csv_field *element, bool *has_element);
 
 #endif
