@@ -93,14 +93,17 @@ include_order() {
     return 0
 }
 
-# A test is named after the file, the family of files (seq_*) or the folder it tests, or after the folder of tests/ it reads.
+# A test is named after the file, the family of files (seq_*) or the folder it tests, or after the folder of tests/ it reads;
+# a fuzz target also after what it calls, as a header of src declares it.
 test_stems() {
     for file in $tests tests/fuzz/fuzz_*.c; do
         [ -e "$file" ] || continue
         stem=$(basename "$file" .c)
         stem=${stem#test_}
         stem=${stem#fuzz_}
-        [ -d "src/$stem" ] || [ -d "tests/$stem" ] || [ -n "$(find src -name "$stem*.[ch]*")" ] || echo "$file: what in src does it test?"
+        [ -d "src/$stem" ] || [ -d "tests/$stem" ] || [ -n "$(find src -name "$stem*.[ch]*")" ] ||
+            { [ "${file#tests/fuzz/}" != "$file" ] && grep -rqE --include='*.h' "\\b$stem[a-z_]*\\b" src; } ||
+            echo "$file: what in src does it test?"
     done
     for file in tests/fuzz/fuzz_*.c; do
         [ -e "$file" ] || continue

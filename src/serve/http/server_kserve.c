@@ -392,9 +392,7 @@ static void reply_stats(call *c, int first, int end) {
 
 void serve_kserve_stats(call *c) {
     engine_model_info m;
-    int model = c->n_parts > 3 ? call_path_model(c, &m) : 0;
-    if (c->n_parts == 3)
-        reply_stats(c, 0, engine_n_models(c->s->engine));
-    else if (model >= 0)
-        reply_stats(c, model, model + 1);
+    bool is_all = c->n_parts == 3;
+    int first = is_all ? 0 : call_path_model(c, &m);
+    if (first >= 0) reply_stats(c, first, is_all ? engine_n_models(c->s->engine) : first + 1);
 }
