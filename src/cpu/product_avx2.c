@@ -19,12 +19,7 @@ typedef __m256 vector;
 
 #include "cpu/product_kernel.h"
 
-const product_isa product_avx2 = {.name = "AVX2 6x16",
-                                  .has_fma = true,
-                                  .lanes = LANES,
-                                  .vectors = VECTORS,
-                                  .height = {ROWS, ROWS_1, ROWS_2},
-                                  TILES};
+const product_isa product_avx2 = {.name = "AVX2 6x16", .has_fma = true, TILES};
 #if defined(__clang__)
 #pragma clang attribute pop
 #endif

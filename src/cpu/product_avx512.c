@@ -20,13 +20,8 @@ typedef __m512 vector;
 
 #include "cpu/product_kernel.h"
 
-const product_isa product_avx512 = {.name = "AVX-512 8x48",
-                                    .has_fma = true,
-                                    .lanes = LANES,
-                                    .vectors = VECTORS,
-                                    .height = {ROWS, ROWS_1, ROWS_2},
-                                    .narrow = &product_avx512_narrow,
-                                    TILES};
+const product_isa product_avx512 = {
+    .name = "AVX-512 8x48", .has_fma = true, .narrow = &product_avx512_narrow, TILES};
 #if defined(__clang__)
 #pragma clang attribute pop
 #endif

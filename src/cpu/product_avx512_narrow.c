@@ -19,12 +19,7 @@ typedef __m512 vector;
 
 #include "cpu/product_kernel.h"
 
-const product_isa product_avx512_narrow = {.name = "AVX-512 12x32",
-                                           .has_fma = true,
-                                           .lanes = LANES,
-                                           .vectors = VECTORS,
-                                           .height = {ROWS, ROWS_1, ROWS_2},
-                                           TILES};
+const product_isa product_avx512_narrow = {.name = "AVX-512 12x32", .has_fma = true, TILES};
 #if defined(__clang__)
 #pragma clang attribute pop
 #endif

@@ -6,7 +6,7 @@
  *   fma_all(x, s, sum)     x * s + sum for a vector x and a number s
  *   BY_LANE                1 if fma_all is fastest with s from a lane of a vector, else 0
  *   B_AHEAD                values of k by which B is prefetched, 0 if the CPU does it well by
- * itself and gets TILES, the members packed and direct of a product_isa.
+ * itself and gets TILES, the members of a product_isa that follow from these.
  *
  * A tile holds rows x width sums in registers.  For each k it loads `width` vectors of B and
  * multiplies them by one element of A for each row.  Sums and vectors fill the registers, and there
@@ -132,10 +132,11 @@ TILES_OF(packed, 1, a_stride)
 
 /* Elements of A from different rows are not contiguous, so tiles that multiply by lane need A
  * packed. */
+#define SHAPE .lanes = LANES, .vectors = VECTORS, .height = {ROWS, ROWS_1, ROWS_2}
 #if BY_LANE
-#define TILES .packed = LIST_OF(packed)
+#define TILES SHAPE, .packed = LIST_OF(packed)
 #else
 TILES_OF(direct, a_stride, 1)
-#define TILES .packed = LIST_OF(packed), .direct = LIST_OF(direct)
+#define TILES SHAPE, .packed = LIST_OF(packed), .direct = LIST_OF(direct)
 #endif
 #endif

@@ -14,12 +14,7 @@ typedef float32x4_t vector;
 
 #include "cpu/product_kernel.h"
 
-const product_isa product_neon = {.name = "NEON 8x12",
-                                  .has_fma = true,
-                                  .lanes = LANES,
-                                  .vectors = VECTORS,
-                                  .height = {ROWS, ROWS_1, ROWS_2},
-                                  TILES};
+const product_isa product_neon = {.name = "NEON 8x12", .has_fma = true, TILES};
 #else
 typedef int product_neon_is_empty;
 #endif

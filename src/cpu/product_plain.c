@@ -22,8 +22,4 @@ static inline void store(float *to, vector x) {
 
 #include "cpu/product_kernel.h"
 
-const product_isa product_plain = {.name = "plain C 4x8",
-                                   .lanes = LANES,
-                                   .vectors = VECTORS,
-                                   .height = {ROWS, ROWS_1, ROWS_2},
-                                   TILES};
+const product_isa product_plain = {.name = "plain C 4x8", TILES};

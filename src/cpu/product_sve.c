@@ -15,12 +15,7 @@ typedef svfloat32_t vector __attribute__((arm_sve_vector_bits(256)));
 
 #include "cpu/product_kernel.h"
 
-const product_isa product_sve = {.name = "SVE 12x16",
-                                 .has_fma = true,
-                                 .lanes = LANES,
-                                 .vectors = VECTORS,
-                                 .height = {ROWS, ROWS_1, ROWS_2},
-                                 TILES};
+const product_isa product_sve = {.name = "SVE 12x16", .has_fma = true, TILES};
 #else
 typedef int product_sve_is_empty;
 #endif

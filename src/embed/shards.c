@@ -54,10 +54,6 @@ int embed_n_shards(const embed_table *t) {
     return t->shards.n;
 }
 
-int64_t embed_n_slots(const embed_table *t) {
-    return (t->level[0].n_buckets + t->level[1].n_buckets) * TABLE_SLOTS;
-}
-
 int64_t embed_n_own_slots(const embed_table *t) {
     return (t->shards.n_buckets[0] + t->shards.n_buckets[1]) * TABLE_SLOTS;
 }

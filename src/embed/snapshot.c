@@ -62,13 +62,19 @@ status snapshot_part(char path[SNAPSHOT_PATH_BYTES], const char *folder, snapsho
     return path_join(path, SNAPSHOT_PATH_BYTES, folder, name);
 }
 
-status snapshot_hash(const char *path, int64_t *bytes, char hex[17]) {
+status snapshot_hash(const char *folder, const char *name, int64_t *bytes, uint64_t *hash) {
+    char path[SNAPSHOT_PATH_BYTES];
     file_map map;
+    TRY(path_join(path, sizeof path, folder, name));
     TRY(file_map_open(&map, path));
     *bytes = (int64_t)map.n_bytes;
-    snprintf(hex, 17, "%016" PRIx64, hash64(map.bytes, map.n_bytes, 0));
+    *hash = hash64(map.bytes, map.n_bytes, 0);
     file_map_close(&map);
     return OK;
+}
+
+void snapshot_rows_name(char name[32], int file) {
+    snprintf(name, 32, "rows-%05d.safetensors", file);
 }
 
 /* Rows to be written.  A file has `capacity` of them, the last one the rest.  Rows have numbers:
@@ -101,30 +107,15 @@ static void add_file(writer *w, const char *name, int64_t bytes, uint64_t hash) 
     json_object_close(&w->json);
 }
 
-static status hash_file(const writer *w, const char *name, int64_t *bytes, uint64_t *hash) {
-    char path[SNAPSHOT_PATH_BYTES];
-    file_map map;
-    TRY(path_join(path, sizeof path, w->folder, name));
-    TRY(file_map_open(&map, path));
-    *bytes = (int64_t)map.n_bytes;
-    *hash = hash64(map.bytes, map.n_bytes, 0);
-    file_map_close(&map);
-    return OK;
-}
-
 static status write_tensors(writer *w, const char *name, const st_tensor *tensors, size_t n) {
     char path[SNAPSHOT_PATH_BYTES];
     int64_t bytes = 0;
     uint64_t hash = 0;
     TRY(path_join(path, sizeof path, w->folder, name));
     TRY(st_write(path, tensors, n, NULL, 0));
-    TRY(hash_file(w, name, &bytes, &hash));
+    TRY(snapshot_hash(w->folder, name, &bytes, &hash));
     add_file(w, name, bytes, hash);
     return OK;
-}
-
-static void rows_name(char name[32], int file) {
-    snprintf(name, 32, "rows-%05d.safetensors", file);
 }
 
 static int64_t rows_of_file(const writer *w, int file) {
@@ -154,7 +145,7 @@ static status make_files(const writer *w) {
         uint64_t bytes;
         buf header;
         buf_init(&header);
-        rows_name(name, i);
+        snapshot_rows_name(name, i);
         st = path_join(path, sizeof path, w->folder, name);
         if (st == OK) st = describe_rows(w, i, &header, &bytes);
         if (st == OK) st = part_file_make(path, &header, bytes);
@@ -176,7 +167,7 @@ static status open_file(writer *w, int file) {
     w->begin = header.n_bytes;
     buf_fini(&header);
     TRY(st);
-    rows_name(name, file);
+    snapshot_rows_name(name, file);
     TRY(path_join(path, sizeof path, w->folder, name));
     w->open = file;
     return part_file_open(&w->file, path);
@@ -316,8 +307,8 @@ static status list_row_files(writer *w) {
     for (int i = s->rank; i < w->n_files && st == OK; i += s->size) {
         char name[32];
         uint64_t hash = 0;
-        rows_name(name, i);
-        st = hash_file(w, name, &facts[2 * i], &hash);
+        snapshot_rows_name(name, i);
+        st = snapshot_hash(w->folder, name, &facts[2 * i], &hash);
         facts[2 * i + 1] = (int64_t)hash;
     }
     st = comm_host_agree(w->t->config.comm, st);
@@ -326,7 +317,7 @@ static status list_row_files(writer *w) {
             comm_host_reduce(w->t->config.comm, COMM_I64, COMM_SUM, 2 * (int64_t)w->n_files, facts);
     for (int i = 0; i < w->n_files && st == OK; i++) {
         char name[32];
-        rows_name(name, i);
+        snapshot_rows_name(name, i);
         add_file(w, name, facts[2 * i], (uint64_t)facts[2 * i + 1]);
     }
     mem_free(facts);

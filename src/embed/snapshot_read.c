@@ -1,6 +1,7 @@
 /* Reading snapshots (snapshot.h).  Every number is checked before it is used, and the checksums of
  * all parts before the table changes. */
 #include <dirent.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,6 +28,7 @@ static status damaged(const char *path, const char *what) {
 static status verify_file(const char *part, const json_value *entry) {
     const char *name, *hex;
     int64_t bytes, got_bytes = 0;
+    uint64_t hash = 0;
     char path[SNAPSHOT_PATH_BYTES], got[17];
     TRY(json_member_string(entry, "name", &name));
     TRY(json_member_int(entry, "bytes", &bytes));
@@ -35,7 +37,8 @@ static status verify_file(const char *part, const json_value *entry) {
         return damaged(part, "manifest.json names a file elsewhere");
     TRY(path_join(path, sizeof path, part, name));
     if (!file_exists(path)) return damaged(path, "the file is missing");
-    TRY(snapshot_hash(path, &got_bytes, got));
+    TRY(snapshot_hash(part, name, &got_bytes, &hash));
+    snprintf(got, sizeof got, "%016" PRIx64, hash);
     if (got_bytes != bytes || strcmp(got, hex) != 0)
         return damaged(path, "the content does not fit its checksum");
     return OK;
@@ -105,7 +108,7 @@ static status verify_list(const char *part, const json_value *root, const snapsh
         const char *name;
         char want[32];
         TRY(json_member_string(e, "name", &name));
-        snprintf(want, sizeof want, "rows-%05d.safetensors", n_rows);
+        snapshot_rows_name(want, n_rows);
         bool is_rows = strcmp(name, want) == 0;
         n_rows += is_rows;
         has_gone = has_gone || strcmp(name, "gone.safetensors") == 0;
@@ -121,9 +124,8 @@ static status verify_list(const char *part, const json_value *root, const snapsh
                : damaged(part, "manifest.json does not list all files");
 }
 
-/* Reads a part's manifest and, with `verifies`, checks its files against it. */
-static status read_part(const char *folder, snapshot_ranks ranks, bool verifies,
-                        snapshot_info *out) {
+/* Reads a part's manifest and checks its files against it. */
+static status verify_part(const char *folder, snapshot_ranks ranks, snapshot_info *out) {
     char part[SNAPSHOT_PATH_BYTES], path[SNAPSHOT_PATH_BYTES], *text = NULL;
     const json_value *root;
     size_t n;
@@ -139,7 +141,7 @@ static status read_part(const char *folder, snapshot_ranks ranks, bool verifies,
     if (st == OK) st = read_info(root, ranks, out);
     if (st == OK && !json_is_sealed(text, n))
         st = damaged(path, "the content does not fit its checksum");
-    if (st == OK && verifies) st = verify_list(part, root, out);
+    if (st == OK) st = verify_list(part, root, out);
     if (st != OK && strstr(status_reason(), part) == NULL) st = fail_prefix(st, "%s", part);
     if (st == ERR_FORMAT && strstr(status_reason(), REMEDY) == NULL) {
         char reason[FAILURE_REASON_BYTES];
@@ -149,10 +151,6 @@ static status read_part(const char *folder, snapshot_ranks ranks, bool verifies,
     arena_fini(&a);
     mem_free(text);
     return st;
-}
-
-static status verify_part(const char *folder, snapshot_ranks ranks, snapshot_info *out) {
-    return read_part(folder, ranks, true, out);
 }
 
 /* How many ranks wrote it; 0: it is none. */
@@ -311,7 +309,7 @@ static status visit_part(const reader *r, const char *folder, snapshot_ranks wri
     TRY(snapshot_part(part, folder, writer));
     for (int i = 0; i < info->n_files; i++) {
         row_file f = {0};
-        snprintf(name, sizeof name, "rows-%05d.safetensors", i);
+        snapshot_rows_name(name, i);
         TRY(path_join(path, sizeof path, part, name));
         TRY(st_open(&f.file, path));
         status st = row_file_check(&f, info);

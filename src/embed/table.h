@@ -104,8 +104,7 @@ int embed_rank_of(const embed_table *t, uint64_t key);
 int embed_shard_of(const embed_table *t, uint64_t key);
 int embed_n_shards(const embed_table *t);
 
-/* Slots of the levels: of the whole table, and of this rank. */
-int64_t embed_n_slots(const embed_table *t);
+/* Slots of the levels, of this rank. */
 int64_t embed_n_own_slots(const embed_table *t);
 
 /* Waits for the counts that embed_take_rows left on the device. */

@@ -2,8 +2,8 @@
  *
  * A rank is one process with one backend.  A communicator (comm) connects `size` ranks and belongs
  * to the backend it was made on, which must outlive it.  Every rank calls the same collectives, in
- * the same order, with arguments that match; one thread calls at a time.  `self` is the
- * communicator of one rank; the others are in src/dist.
+ * the same order, with arguments that match; one thread calls at a time.  src/dist has the
+ * communicators; one rank alone has none (NULL).
  *
  * Rules for all collectives:
  * - Pointers are memory of the backend, unless a comment says host.
@@ -99,9 +99,6 @@ void comm_destroy(comm *c); /* NULL is fine */
 /* This rank has failed by itself, and the others do not know: a library that waits for all ranks
  * at the end would wait for ever.  NULL is fine. */
 void comm_give_up(comm *c);
-
-/* One rank: a reduction is a copy, and so is an exchange of rows. */
-status comm_create_self(comm **out, backend *be);
 
 static inline size_t comm_type_bytes(comm_type type) {
     switch (type) {

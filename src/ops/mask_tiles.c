@@ -138,12 +138,6 @@ void mask_tiles_destroy(mask_tiles *p) {
     mem_free(p);
 }
 
-size_t mask_tiles_bytes(const mask_tiles *p) {
-    return 2 * sizeof(int32_t) * ((size_t)p->n_tiles + 1) +
-           2 * sizeof(mask_tile) * (size_t)p->n_listed +
-           sizeof(uint64_t) * TILE_WORDS * (size_t)p->n_bits;
-}
-
 /* Subtiles of one bitmap in which anything is seen. */
 static int64_t count_in_bits(const uint64_t *bits, int32_t side) {
     uint64_t column = side == 64 ? ~(uint64_t)0 : ((uint64_t)1 << side) - 1;
@@ -198,7 +192,6 @@ struct mask_batch {
     int32_t *first_sent; /* (max_sequences): what the backend has, of n_sent sequences */
     int32_t n_sent;
     mask_view view;
-    int64_t n_pairs, n_listed; /* of the batch */
 };
 
 static status append(mirrored *x, const void *from, size_t n) {
@@ -336,15 +329,15 @@ static status set_sequence(mask_batch *mb, int32_t b, int64_t sequence, int32_t 
     int64_t key = mask_is_by_sequence(mb->m) ? sequence : n;
     TRY(mask_check(mb->m, sequence, n));
     if (mask_rule_is_span(&mb->view.rule)) {
-        mb->n_pairs += mask_rule_pairs(&mb->view.rule, n);
+        mb->view.n_pairs += mask_rule_pairs(&mb->view.rule, n);
         return OK;
     }
     size_t place = place_of(mb, key);
     if (place == mb->n_held || mb->held[place].key != key)
         TRY(add_tiles(mb, place, key, sequence, n));
     mb->first_host[b] = mb->held[place].first;
-    mb->n_pairs += mb->held[place].n_pairs;
-    mb->n_listed += mb->held[place].n_listed;
+    mb->view.n_pairs += mb->held[place].n_pairs;
+    mb->view.n_listed += mb->held[place].n_listed;
     return OK;
 }
 
@@ -379,14 +372,12 @@ status mask_batch_set(mask_batch *mb, int64_t first, int32_t n_sequences, const 
     if (first < 0 || first > INT64_MAX - n_sequences)
         return fail(ERR_USAGE, "mask: the number of the first sequence is %lld", (long long)first);
     if (held_bytes(mb) > MASK_BATCH_BYTES) forget_tiles(mb);
-    mb->n_pairs = mb->n_listed = 0;
+    mb->view.n_pairs = mb->view.n_listed = 0;
     status st = OK;
     for (int32_t b = 0; b < n_sequences && st == OK; b++)
         st = set_sequence(mb, b, first + b, lengths[b]);
     if (st != OK) forget_tiles(mb); /* some tiles may have been appended */
     TRY(st);
-    mb->view.n_pairs = mb->n_pairs;
-    mb->view.n_listed = mb->n_listed;
     if (mask_rule_is_span(&mb->view.rule)) return OK;
     for (int i = 0; i < N_ARRAYS; i++)
         TRY(upload(&mb->arrays[i], mb->be, &mb->view.epoch));
@@ -397,8 +388,4 @@ status mask_batch_set(mask_batch *mb, int64_t first, int32_t n_sequences, const 
 
 const mask_view *mask_batch_view(const mask_batch *mb) {
     return &mb->view;
-}
-
-int64_t mask_batch_n_pairs(const mask_batch *mb) {
-    return mb->n_pairs;
 }

@@ -30,9 +30,6 @@ typedef struct mask_tiles {
 status mask_tiles_create(mask_tiles **out, const mask *m, int64_t sequence, int64_t n);
 void mask_tiles_destroy(mask_tiles *p); /* NULL is fine */
 
-/* The host memory of its arrays. */
-size_t mask_tiles_bytes(const mask_tiles *p);
-
 /* Tiles of `side` x `side` pairs (a divisor of MASK_TILE) in which anything is seen. */
 int64_t mask_tiles_count(const mask_tiles *p, int32_t side);
 
@@ -50,8 +47,5 @@ status mask_batch_set(mask_batch *mb, int64_t first, int32_t n_sequences, const 
 
 /* The view of the last set; valid until the next one or destroy. */
 const mask_view *mask_batch_view(const mask_batch *mb);
-
-/* Pairs that the sequences of the last set attend, of one head. */
-int64_t mask_batch_n_pairs(const mask_batch *mb);
 
 #endif

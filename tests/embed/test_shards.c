@@ -373,7 +373,7 @@ static status check_shares(embed_config c, transport *t) {
     c.comm = ranks;
     CHECK_OK(embed_create(&table, be, &c));
     CHECK_EQ(embed_n_shards(table), EMBED_SHARDS);
-    CHECK_EQ(embed_n_own_slots(table) * t->size, embed_n_slots(table));
+    CHECK_EQ(embed_n_own_slots(table) * t->size, c.capacity[0] + c.capacity[1]);
     for (uint64_t id = 0; id < N; id++) {
         all[id] = id;
         CHECK(embed_shard_of(table, id) >= 0 && embed_shard_of(table, id) < EMBED_SHARDS);

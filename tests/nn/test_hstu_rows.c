@@ -166,8 +166,8 @@ TEST(sequence_takes_less_memory) {
     uint64_t one = pass_bytes(1);
     int64_t n_tokens = 8 * 2 * (12 + 3);
     for (int size = 2; size <= 4; size += 2) {
-        int64_t layer = 8 + 96 + 96 + 24 + 24 + 4, once = 24 + 24 + 96 + 8, middle = 8;
-        int64_t row = 2 * layer + once + middle, exchanged = 3 * 72 + 24;
+        int64_t one_layer = 8 + 96 + 96 + 24 + 24 + 4, once = 24 + 24 + 96 + 8, middle = 8;
+        int64_t row = 2 * one_layer + once + middle, exchanged = 3 * 72 + 24;
         int64_t less = row - row / size - exchanged / size;
         uint64_t part = pass_bytes(size);
         CHECK(one > part);

@@ -1,5 +1,6 @@
-/* Keys and values in pages: what kv_put writes, and the attention that reads it. */
-#include "base/half.h"
+/* Keys and values in pages: what kv_put writes, and the attention that reads it; pages that move
+ * between device and host; pages of 8-bit floats. */
+#include "base/fp8.h"
 #include "dense_test.h"
 
 /* Some sequences whose first keys are in pages. */
@@ -264,7 +265,16 @@ TEST(kv_move_copies_pages_in_order) {
 
 /* Keys and values in 8 bits. */
 
-enum { H = 3, DK = 20, DV = 12, LEN = 16, ROWS = 50, PAGES = 4, STORE = 6, STRIDE = 1600 };
+enum {
+    FP8_H = 3,
+    FP8_DK = 20,
+    FP8_DV = 12,
+    FP8_LEN = 16,
+    ROWS = 50,
+    FP8_PAGES = 4,
+    STORE = 6,
+    FP8_STRIDE = 1600
+};
 
 /* All 256 numbers come back; what lies between two becomes the nearer one, ties the even one. */
 TEST(kv_fp8_numbers_are_rounded_to_the_nearest) {
@@ -308,14 +318,14 @@ static void round_naive(float *x, int32_t n) {
 
 static kv_fp8_args args_of(kv_fp8_kind kind, float *k, float *v) {
     return (kv_fp8_args){.kind = kind,
-                         .n_heads = H,
-                         .dim_qk = DK,
-                         .dim_v = DV,
+                         .n_heads = FP8_H,
+                         .dim_qk = FP8_DK,
+                         .dim_v = FP8_DV,
                          .n = ROWS,
                          .k = k,
                          .v = v,
-                         .stride_k = H * DK,
-                         .stride_v = H * DV};
+                         .stride_k = FP8_H * FP8_DK,
+                         .stride_v = FP8_H * FP8_DV};
 }
 
 /* Each head of each row by its own largest number; an error of at most 1/16 of a number, or of a
@@ -324,21 +334,22 @@ TEST(kv_fp8_rounds_every_head) {
     test_backends t;
     open_backends(&t);
     for (int b = 0; b < N_TEST_BACKENDS; b++) {
-        float *k = rows_of(ROWS, H * DK, 1), *v = rows_of(ROWS, H * DV, 2);
-        float *want_k = copy_floats(k, ROWS * H * DK), *want_v = copy_floats(v, ROWS * H * DV);
-        float *first = copy_floats(k, ROWS * H * DK);
-        for (int i = 0; i < ROWS * H; i++) {
-            round_naive(want_k + (int64_t)i * DK, DK);
-            round_naive(want_v + (int64_t)i * DV, DV);
+        float *k = rows_of(ROWS, FP8_H * FP8_DK, 1), *v = rows_of(ROWS, FP8_H * FP8_DV, 2);
+        float *want_k = copy_floats(k, ROWS * FP8_H * FP8_DK),
+              *want_v = copy_floats(v, ROWS * FP8_H * FP8_DV);
+        float *first = copy_floats(k, ROWS * FP8_H * FP8_DK);
+        for (int i = 0; i < ROWS * FP8_H; i++) {
+            round_naive(want_k + (int64_t)i * FP8_DK, FP8_DK);
+            round_naive(want_v + (int64_t)i * FP8_DV, FP8_DV);
         }
         kv_fp8_args a = args_of(KV_ROUND, k, v);
         CHECK_OK(t.be[b]->ops->kv_fp8(t.be[b], &a));
-        CHECK_SAME(k, want_k, ROWS * H * DK);
-        CHECK_SAME(v, want_v, ROWS * H * DV);
-        for (int i = 0; i < ROWS * H * DK; i++)
+        CHECK_SAME(k, want_k, ROWS * FP8_H * FP8_DK);
+        CHECK_SAME(v, want_v, ROWS * FP8_H * FP8_DV);
+        for (int i = 0; i < ROWS * FP8_H * FP8_DK; i++)
             CHECK(fabsf(k[i] - first[i]) <= fabsf(first[i]) / 16 + 0x1p-8f);
         CHECK_OK(t.be[b]->ops->kv_fp8(t.be[b], &a)); /* again: nothing changes */
-        CHECK_SAME(k, want_k, ROWS * H * DK);
+        CHECK_SAME(k, want_k, ROWS * FP8_H * FP8_DK);
         float *all[] = {k, v, want_k, want_v, first};
         for (int i = 0; i < 5; i++)
             mem_free(all[i]);
@@ -348,41 +359,41 @@ TEST(kv_fp8_rounds_every_head) {
 
 /* Rounded numbers go to 8 bits and come back as they were; other narrow pages stay. */
 TEST(kv_fp8_packs_without_loss) {
-    static const int32_t page[PAGES] = {4, 0, 5, 2};
+    static const int32_t page[FP8_PAGES] = {4, 0, 5, 2};
     test_backends t;
     open_backends(&t);
-    int64_t bytes = kv_fp8_page_bytes(LEN, H, DK, DV);
+    int64_t bytes = kv_fp8_page_bytes(FP8_LEN, FP8_H, FP8_DK, FP8_DV);
     CHECK_EQ(bytes % 16, 0);
     for (int b = 0; b < N_TEST_BACKENDS; b++) {
-        float *wide = rows_of(PAGES, STRIDE, 3), *back = floats(PAGES * STRIDE, 4);
-        float *want = copy_floats(back, PAGES * STRIDE);
+        float *wide = rows_of(FP8_PAGES, FP8_STRIDE, 3), *back = floats(FP8_PAGES * FP8_STRIDE, 4);
+        float *want = copy_floats(back, FP8_PAGES * FP8_STRIDE);
         uint8_t *narrow;
         CHECK_OK(MEM_NEW(&narrow, (size_t)(STORE * bytes)));
         memset(narrow, 7, (size_t)(STORE * bytes));
-        for (int p = 0; p < PAGES; p++) {
-            float *keys = wide + p * STRIDE, *values = keys + LEN * H * DK;
-            for (int i = 0; i < LEN * H; i++) {
-                round_naive(keys + i * DK, DK);
-                round_naive(values + i * DV, DV);
+        for (int p = 0; p < FP8_PAGES; p++) {
+            float *keys = wide + p * FP8_STRIDE, *values = keys + FP8_LEN * FP8_H * FP8_DK;
+            for (int i = 0; i < FP8_LEN * FP8_H; i++) {
+                round_naive(keys + i * FP8_DK, FP8_DK);
+                round_naive(values + i * FP8_DV, FP8_DV);
             }
-            memcpy(want + p * STRIDE, keys, sizeof *want * LEN * H * (DK + DV));
+            memcpy(want + p * FP8_STRIDE, keys, sizeof *want * FP8_LEN * FP8_H * (FP8_DK + FP8_DV));
         }
         kv_fp8_args a = args_of(KV_PACK, NULL, NULL);
-        a.n_pages = PAGES;
-        a.page_len = LEN;
+        a.n_pages = FP8_PAGES;
+        a.page_len = FP8_LEN;
         a.page = page;
         a.pages_k = wide;
-        a.pages_v = wide + LEN * H * DK;
-        a.stride = STRIDE;
+        a.pages_v = wide + FP8_LEN * FP8_H * FP8_DK;
+        a.stride = FP8_STRIDE;
         a.narrow = narrow;
         CHECK_OK(t.be[b]->ops->kv_fp8(t.be[b], &a));
         for (int64_t i = 0; i < bytes; i++)
             CHECK(narrow[bytes + i] == 7 && narrow[3 * bytes + i] == 7);
         a.kind = KV_UNPACK;
         a.pages_k = back;
-        a.pages_v = back + LEN * H * DK;
+        a.pages_v = back + FP8_LEN * FP8_H * FP8_DK;
         CHECK_OK(t.be[b]->ops->kv_fp8(t.be[b], &a));
-        CHECK_SAME(back, want, PAGES * STRIDE);
+        CHECK_SAME(back, want, FP8_PAGES * FP8_STRIDE);
         mem_free(wide);
         mem_free(back);
         mem_free(want);

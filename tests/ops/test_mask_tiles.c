@@ -72,7 +72,6 @@ TEST(mask_tiles_counts) {
     CHECK(p->n_pairs == 256 * 257 / 2);
     CHECK(mask_tiles_count(p, 1) == p->n_pairs);
     CHECK(mask_tiles_count(p, 16) == 16 * 17 / 2);
-    CHECK(mask_tiles_bytes(p) == 2 * 5 * 4 + 2 * 10 * 8 + 512);
     mask_tiles_destroy(p);
     CHECK_OK(mask_tiles_create(&p, m, 0, 0));
     CHECK(p->n_tiles == 0 && p->n_listed == 0);
@@ -155,7 +154,7 @@ TEST(mask_batch_of_changing_lengths) {
             n_pairs += p->n_pairs;
             mask_tiles_destroy(p);
         }
-        CHECK(mask_batch_n_pairs(mb) == n_pairs);
+        CHECK(mask_batch_view(mb)->n_pairs == n_pairs);
     }
     /* A batch of known lengths adds nothing, and moves nothing. */
     mask_view before = *mask_batch_view(mb);
@@ -204,7 +203,7 @@ TEST(mask_batch_of_one_span) {
     CHECK_OK(mask_batch_create(&mb, be, m, 2));
     CHECK_OK(mask_batch_set(mb, 0, 2, lengths));
     CHECK(mask_batch_view(mb)->first == NULL);
-    CHECK(mask_batch_n_pairs(mb) == 7 + 28);
+    CHECK(mask_batch_view(mb)->n_pairs == 7 + 28);
     mask_batch_destroy(mb);
     mask_destroy(m);
     backend_destroy(be);
