@@ -12,7 +12,6 @@
 
 #include "base/clock.h"
 #include "base/median.h"
-#include "base/mem.h"
 #include "cli/bench/embedding.h"
 
 enum { MAX_PASSES = 5, FIRST_SCORE = 2, CHECK_ROWS = 4096 };

@@ -167,7 +167,7 @@ static void ask_openblas(findings *f) {
     dlclose(library);
 }
 
-void doctor_ask_host(findings *f) {
+static void doctor_ask_host(findings *f) {
     f->section = SECTION_MACHINE;
     ask_huge_pages(f);
     ask_descriptors(f);
@@ -191,7 +191,6 @@ void doctor_ask_host(findings *f) {
 #include <zstd.h>
 #endif
 
-#include "base/buf.h"
 #include "base/clock.h"
 #include "base/env.h"
 #include "base/machine.h"
@@ -636,9 +635,7 @@ status cmd_doctor(int argc, char **argv) {
                    "add and how to install it.",
         .options = options};
     static diagnosis d;
-    bool is_help;
-    TRY(args_parse(&spec, argc, argv, NULL, NULL, &is_help));
-    if (is_help) return OK;
+    ARGS_PARSE(&spec, NULL, NULL);
     TRY(examine(&d, wanted >= 0 ? 1u << wanted : 0));
     if (is_json) {
         TRY(print_json(&d));

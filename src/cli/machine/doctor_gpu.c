@@ -9,7 +9,6 @@
 #include "base/clock.h"
 #include "base/file.h"
 #include "base/library.h"
-#include "base/mem.h"
 #include "cli/machine/doctor.h"
 #include "profile/cupti.h"
 
