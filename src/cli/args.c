@@ -78,9 +78,16 @@ static status read_choice(const arg_option *o, const char *text) {
     return fail(ERR_USAGE, "%s %.40s: must be %s", o->name, text, names);
 }
 
-static status read_list(const arg_option *o, const char *text) {
-    arg_list *list = o->value;
-    TRY(MEM_RESIZE(&list->item, list->n_items + 1));
+status args_list_add(arg_list *list, const char *text) {
+    static arena memory; /* never freed */
+    size_t n = list->n_items;
+    if ((n & (n - 1)) == 0) { /* full: it has room for 1, 2, 4, 8, ... */
+        const char **item;
+        if (memory.block_bytes == 0) arena_init(&memory, 4096);
+        TRY(ARENA_NEW(&memory, &item, n > 0 ? 2 * n : 1));
+        if (n > 0) memcpy(item, list->item, n * sizeof *item);
+        list->item = item;
+    }
     list->item[list->n_items++] = text;
     return OK;
 }
@@ -98,7 +105,7 @@ static status read_value(const arg_option *o, const char *text) {
     case ARG_CHOICE:
         return read_choice(o, text);
     case ARG_LIST:
-        return read_list(o, text);
+        return args_list_add(o->value, text);
     case ARG_FLAG:
         break;
     }

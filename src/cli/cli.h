@@ -21,10 +21,12 @@ typedef enum {
     ARG_LIST    /* arg_list: may be given several times */
 } arg_type;
 
+/* {0} is an empty one; the memory lives as long as the process. */
 typedef struct arg_list {
     const char **item;
     size_t n_items;
 } arg_list;
+status args_list_add(arg_list *list, const char *text);
 
 typedef struct arg_option {
     const char *name; /* "--users", or "-k"; the title of a group where value is NULL */
@@ -69,10 +71,17 @@ typedef struct arg_spec {
  * and "--" are understood.  Positional arguments go to positional[0..*n_positional-1], which has
  * room for spec->max_positional (both may be NULL where that is 0).  --help prints the page and
  * sets *is_help: the command then returns OK at once.  An unknown option is ERR_USAGE and names the
- * nearest one; of an option given twice the last counts.  Lists come from mem_resize and live as
- * long as the process. */
+ * nearest one; of an option given twice the last counts. */
 status args_parse(const arg_spec *spec, int argc, char **argv, const char **positional,
                   int *n_positional, bool *is_help);
+
+/* The same for the argc and argv of a command, which ends here after --help or an error. */
+#define ARGS_PARSE(spec, positional, n_positional)                                                 \
+    do {                                                                                           \
+        bool is_help;                                                                              \
+        TRY(args_parse((spec), argc, argv, (positional), (n_positional), &is_help));               \
+        if (is_help) return OK;                                                                    \
+    } while (0)
 
 typedef struct command {
     const char *name;

@@ -7,7 +7,7 @@
 #include "base/thread.h"
 #include "data/set/held_out.h"
 #include "data/set/seq_file.h"
-#include "data/set/split_rule.h"
+#include "data/set/split.h"
 #include "dist/transport.h"
 #include "ops/ops.h"
 

@@ -1,5 +1,4 @@
 /* The reader of options, and how main uses its results. */
-#include "base/mem.h"
 #include "cli/cli.h"
 #include "test.h"
 
@@ -25,10 +24,6 @@ static const arg_spec spec = {"hstu try A [B] [options]", "Tries things.", optio
 static const char *positional[2];
 static int n_positional;
 static bool is_help;
-
-AFTER_TESTS {
-    mem_free(sets.item);
-}
 
 /* Parses a command line given as one text, words parted by a bar. */
 static status parse(const char *line) {

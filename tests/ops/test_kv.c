@@ -1,6 +1,6 @@
 /* Keys and values in pages: what kv_put writes, and the attention that reads it; pages that move
  * between device and host; pages of 8-bit floats. */
-#include "base/fp8.h"
+#include "base/half.h"
 #include "dense_test.h"
 
 /* Some sequences whose first keys are in pages. */

@@ -736,7 +736,6 @@ static status run(const bench_args *a) {
 
 status bench_attention(int argc, char **argv) {
     bench_args a = {.device = "auto", .act = ACT_BF16};
-    bool is_help;
     const arg_option options[] = {
         OPT_TEXT("--device", &a.device, "DEVICE", WORK_DEVICES),
         OPT_CHOICE("--dtype", &a.act, "TYPE", work_dtypes, BENCH_DTYPES),
@@ -764,7 +763,6 @@ status bench_attention(int argc, char **argv) {
                            .options = options,
                            .notes = "On an H200 in bfloat16, rows that NVIDIA's kernels were "
                                     "measured at show the ratio to the faster one."};
-    status st = args_parse(&spec, argc, argv, NULL, NULL, &is_help);
-    if (st == OK && !is_help) st = run(&a);
-    return st;
+    ARGS_PARSE(&spec, NULL, NULL);
+    return run(&a);
 }

@@ -358,7 +358,7 @@ static status run(const cache_check_config *c, bool is_json) {
 status bench_cache(int argc, char **argv) {
     cache_check_config a = {.device = "cpu", .n = 1000, .seed = 1};
     int is_fp8 = 0;
-    bool is_json = false, is_help;
+    bool is_json = false;
     const arg_option options[] = {
         OPT_TEXT("--data", &a.data, "DIR", "Prepared data with the users to start from."),
         OPT_INT("--n", &a.n, "N", 1, 1 << 30, "Number of schedules (default 1000)."),
@@ -386,7 +386,7 @@ status bench_cache(int argc, char **argv) {
         .options = options,
         .min_positional = 1,
         .max_positional = 1};
-    status st = args_parse(&spec, argc, argv, &a.run, NULL, &is_help);
+    ARGS_PARSE(&spec, &a.run, NULL);
     a.has_fp8_kv = is_fp8 != 0;
-    return st == OK && !is_help ? run(&a, is_json) : st;
+    return run(&a, is_json);
 }

@@ -181,7 +181,6 @@ static status run(const bench_args *a, pool *p) {
 
 status bench_data(int argc, char **argv) {
     bench_args a = {.o = {.n_threads = 2, .max_history = 200, .batch_size = 128, .seconds = 1}};
-    bool is_help;
     const arg_option options[] = {
         OPT_TEXT("--data", &a.data, "DIR", "Data set to read (default: a synthetic one)."),
         OPT_INT("--threads", &a.o.n_threads, "N", 0, 256,
@@ -199,8 +198,7 @@ status bench_data(int argc, char **argv) {
                            .options = options};
     int n_threads;
     pool *p;
-    TRY(args_parse(&spec, argc, argv, NULL, NULL, &is_help));
-    if (is_help) return OK;
+    ARGS_PARSE(&spec, NULL, NULL);
     if (!(a.o.seconds > 0 && a.o.seconds <= 600))
         return fail(ERR_USAGE, "--seconds: %g is out of range; give up to 600", a.o.seconds);
     TRY(env_threads(&n_threads));

@@ -403,7 +403,6 @@ static status run(embed_bench *b, const work *w) {
 status bench_embedding(int argc, char **argv) {
     embed_bench b = {.max_gib = 4, .seconds = 1, .batch = 1 << 20, .dim = 64};
     const char *device = "auto";
-    bool is_help;
     const arg_option options[] = {
         OPT_TEXT("--device", &device, "NAME", WORK_DEVICES),
         OPT_DOUBLE("--max-gib", &b.max_gib, "G",
@@ -425,8 +424,7 @@ status bench_embedding(int argc, char **argv) {
             "default sizes, finds and inserts are compared with HierarchicalKV's figures.",
         .options = options};
     work w;
-    TRY(args_parse(&spec, argc, argv, NULL, NULL, &is_help));
-    if (is_help) return OK;
+    ARGS_PARSE(&spec, NULL, NULL);
     if (!(b.seconds > 0 && b.seconds <= 60 && b.max_gib > 0 && b.max_gib <= 1024))
         return fail(ERR_USAGE, "--seconds is more than 0 and up to 60, --max-gib up to 1024");
     TRY(work_open(&w, NULL, device));

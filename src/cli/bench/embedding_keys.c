@@ -10,7 +10,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/mem.h"
 #include "base/sort.h"
 #include "base/thread.h"
 #include "cli/bench/embedding.h"

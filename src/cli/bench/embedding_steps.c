@@ -4,7 +4,6 @@
  * in host memory, table by table; and through the device calls of ops/table.h, with all ids in one
  * table. */
 #include <math.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "base/mem.h"

@@ -364,7 +364,6 @@ static status run(bench_args *a) {
 
 status bench_encode(int argc, char **argv) {
     bench_args a = {.device = "auto", .seconds = 2};
-    bool is_help;
     int n;
     const arg_option options[] = {
         OPT_INT("--avg-len", &a.shape.avg_len, "A", 0, 1 << 16,
@@ -394,8 +393,7 @@ status bench_encode(int argc, char **argv) {
         .max_positional = N_NUMBERS,
         .notes = "CPU ms is the processor time of all threads per pass; compare it when other "
                  "programs share the machine.\n"};
-    TRY(args_parse(&spec, argc, argv, a.numbers, &n, &is_help));
-    if (is_help) return OK;
+    ARGS_PARSE(&spec, a.numbers, &n);
     if (!(a.seconds > 0 && a.seconds <= 600))
         return fail(ERR_USAGE, "--seconds: %g is out of range; give up to 600", a.seconds);
     TRY(read_shape(&a));

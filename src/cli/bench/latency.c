@@ -508,7 +508,6 @@ status bench_latency(int argc, char **argv) {
                       .states = "cold,cached",
                       .warmup = 2,
                       .concurrency = 1};
-    bool is_help;
     const arg_option options[] = {
         OPT_TEXT("--history", &a.histories, "N,N,...", "Events per history (default 64)."),
         OPT_TEXT("--new", &a.news, "N,N,...", "How many of them are not in the cache (default 1)."),
@@ -547,6 +546,6 @@ status bench_latency(int argc, char **argv) {
         .options = options,
         .max_positional = 1,
         .notes = "A latency means little without the state of the cache, so every row names it.\n"};
-    TRY(args_parse(&spec, argc, argv, &a.load.path, NULL, &is_help));
-    return is_help ? OK : run(&a);
+    ARGS_PARSE(&spec, &a.load.path, NULL);
+    return run(&a);
 }

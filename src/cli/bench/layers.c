@@ -522,7 +522,6 @@ status bench_layers(int argc, char **argv) {
                     .dim = 256,
                     .n_candidates = 256,
                     .seed = 1};
-    bool is_help;
     const arg_option options[] = {
         OPT_TEXT("--device", &a.device, "DEVICE", WORK_DEVICES),
         OPT_CHOICE("--dtype", &a.act, "TYPE", work_dtypes, BENCH_DTYPES),
@@ -549,6 +548,6 @@ status bench_layers(int argc, char **argv) {
             "error: with the cache against without it; float32: against float32. % floor: share of "
             "the speed at which an H200 would compute nothing but products and attention (780 and "
             "646 TFLOP/s). goal: our target. L20: NVIDIA's published time on that GPU."};
-    status st = args_parse(&spec, argc, argv, NULL, NULL, &is_help);
-    return st == OK && !is_help ? run(&a) : st;
+    ARGS_PARSE(&spec, NULL, NULL);
+    return run(&a);
 }

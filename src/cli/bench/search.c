@@ -3,7 +3,6 @@
  *
  * Rows are multiples of 1/64 below 2 and sums therefore exact, so that the best items of the first
  * query must be those, and in the order, that a plain loop finds. */
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -210,7 +209,6 @@ status bench_search(int argc, char **argv) {
     bench_args a = {.device = "auto",
                     .act = ACT_BF16,
                     .shape = {.n_items = 1000000, .n_queries = 64, .dim = 64, .k = 10, .seed = 1}};
-    bool is_help;
     const arg_option options[] = {
         OPT_TEXT("--device", &a.device, "DEVICE", WORK_DEVICES),
         OPT_CHOICE("--dtype", &a.act, "TYPE", work_dtypes, BENCH_DTYPES),
@@ -231,6 +229,6 @@ status bench_search(int argc, char **argv) {
         .summary = "Measure the search of a catalogue: the best items by inner product for many "
                    "queries. The result of one query is compared with a plain loop first.",
         .options = options};
-    status st = args_parse(&spec, argc, argv, NULL, NULL, &is_help);
-    return st == OK && !is_help ? run(&a) : st;
+    ARGS_PARSE(&spec, NULL, NULL);
+    return run(&a);
 }

@@ -177,7 +177,6 @@ status bench_throughput(int argc, char **argv) {
                          .rounds = 7,
                          .burstiness = 1,
                          .seconds = 3};
-    bool is_help;
     const arg_option options[] = {
         OPT_TEXT("--server", &a.load.server, "URL",
                  "Send the requests to this server (http://HOST:PORT): ours, or any KServe v2 "
@@ -217,8 +216,7 @@ status bench_throughput(int argc, char **argv) {
         .options = options,
         .max_positional = 1,
         .notes = "Sections and JSON keys are those of trtllm-bench where they mean the same.\n"};
-    TRY(args_parse(&spec, argc, argv, &a.load.path, NULL, &is_help));
-    if (is_help) return OK;
+    ARGS_PARSE(&spec, &a.load.path, NULL);
     TRY(check_draw(&a.load));
     return run(&a);
 }
@@ -242,7 +240,6 @@ static status write_dataset(const load_args *a, const char *out) {
 status bench_dataset(int argc, char **argv) {
     load_args a = load_args_default();
     const char *out = NULL;
-    bool is_help;
     const arg_option options[] = {
         OPT_TEXT("--out", &out, "FILE", "File to write, one JSON object per line."),
         REQUEST_OPTIONS(a),
@@ -256,8 +253,7 @@ status bench_dataset(int argc, char **argv) {
         .options = options,
         .max_positional = 1};
     a.device = "cpu";
-    TRY(args_parse(&spec, argc, argv, &a.path, NULL, &is_help));
-    if (is_help) return OK;
+    ARGS_PARSE(&spec, &a.path, NULL);
     if (out == NULL) return fail(ERR_USAGE, "--out FILE is missing");
     TRY(check_draw(&a));
     return write_dataset(&a, out);

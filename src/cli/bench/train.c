@@ -533,7 +533,6 @@ status bench_train(int argc, char **argv) {
     bench_args a = {.file = "configs/ml-1m/hstu-sampled-softmax-n128-final.gin",
                     .device = "auto",
                     .n_steps = 20};
-    bool is_help;
     const arg_option options[] = {
         OPT_TEXT("--gin-config-file", &a.file, "FILE",
                  "Config file (default configs/ml-1m/hstu-sampled-softmax-n128-final.gin)."),
@@ -558,8 +557,6 @@ status bench_train(int argc, char **argv) {
                  "figures: the products of the layers three times (forward, backward), the causal "
                  "half of the attention three and a half times. Recomputation to save memory does "
                  "not count.\n"};
-    status st = args_parse(&spec, argc, argv, NULL, NULL, &is_help);
-    if (st == OK && !is_help) st = run(&a);
-    mem_free(a.overrides.item);
-    return st;
+    ARGS_PARSE(&spec, NULL, NULL);
+    return run(&a);
 }

@@ -220,13 +220,15 @@ static status print_table_json(const table_info *t, const char *folder) {
     return json_line_print(&line);
 }
 
-static void print_bar(const char *label, uint64_t n, uint64_t most, uint64_t all) {
+/* "  label  |||||||  count  share": the bar is relative to the largest row. */
+static void print_bar(const char *label, int width, int columns, uint64_t n, uint64_t most,
+                      uint64_t all) {
     char bar[SHOW_BYTES], count[SHOW_BYTES];
     show_style style = show_stdout_style();
-    show_bar(bar, most > 0 ? (double)n / (double)most : 0, TABLE_BAR);
+    show_bar(bar, most > 0 ? (double)n / (double)most : 0, columns);
     /* Blocks take three bytes and one column each, so printf cannot pad them. */
-    int pad = TABLE_BAR - (int)(strlen(bar) / 3);
-    printf("  %-20s %s%s%s%*s %13s %6.1f %%\n", label, style.bar, bar, style.plain, pad, "",
+    int pad = columns - (int)(strlen(bar) / 3);
+    printf("  %-*s %s%s%s%*s %13s %6.1f %%\n", width, label, style.bar, bar, style.plain, pad, "",
            show_count(count, n), all > 0 ? 100.0 * (double)n / (double)all : 0);
 }
 
@@ -257,7 +259,7 @@ static void print_histogram(const char *title, const histogram *h, int64_t n) {
         uint64_t from = h->low + (uint64_t)i * width;
         if (from > h->high || from < h->low) break;
         snprintf(label, sizeof label, "from %14" PRIu64, from);
-        print_bar(label, h->count[i], most, (uint64_t)n);
+        print_bar(label, 20, TABLE_BAR, h->count[i], most, (uint64_t)n);
     }
 }
 
@@ -540,16 +542,8 @@ static void print_heading(const info *in, const char *text) {
     printf("\n%s%s%s\n\n", in->style.bold, text, in->style.plain);
 }
 
-/* "  label  |||||||  count  share": the bar is relative to the largest row. */
-static void print_row(const info *in, const char *label, uint64_t n, uint64_t most,
-                      uint64_t total) {
-    char bar[SHOW_BYTES], count[SHOW_BYTES];
-    double share = most > 0 ? (double)n / (double)most : 0;
-    show_bar(bar, share, BAR_COLUMNS);
-    /* Blocks take three bytes and one column each, so printf cannot pad them. */
-    int pad = BAR_COLUMNS - (int)(strlen(bar) / 3);
-    printf("  %-16s %s%s%s%*s %13s %6.1f %%\n", label, in->style.bar, bar, in->style.plain, pad, "",
-           show_count(count, n), total > 0 ? 100.0 * (double)n / (double)total : 0);
+static void print_row(const char *label, uint64_t n, uint64_t most, uint64_t total) {
+    print_bar(label, 16, BAR_COLUMNS, n, most, total);
 }
 
 static void print_source(const info *in) {
@@ -611,7 +605,7 @@ static void print_lengths(const info *in) {
             snprintf(label, sizeof label, "%14" PRIu64, bin->first);
         else
             snprintf(label, sizeof label, "%6" PRIu64 " - %5" PRIu64, bin->first, bin->last);
-        print_row(in, label, bin->n_users, most, in->data->n_users);
+        print_row(label, bin->n_users, most, in->data->n_users);
     }
 }
 
@@ -624,7 +618,7 @@ static void print_ratings(const info *in, const char *unit, uint32_t n) {
         char label[32];
         double rating = seq_rating(in->data, (uint16_t)a);
         snprintf(label, sizeof label, "%8g %s%s", rating, unit, rating == 1 ? "" : "s");
-        print_row(in, label, count[a], most, in->data->n_events);
+        print_row(label, count[a], most, in->data->n_events);
     }
 }
 
@@ -635,7 +629,7 @@ static void print_bits(const info *in) {
         if (count[bit] > most) most = count[bit];
     }
     for (int bit = 0; bit < N_BITS; bit++)
-        print_row(in, bit_names[bit], count[bit], most, in->data->n_events);
+        print_row(bit_names[bit], count[bit], most, in->data->n_events);
 }
 
 /* The most frequent codes, most first. */
@@ -654,7 +648,7 @@ static void print_codes(const info *in) {
         char label[32];
         snprintf(label, sizeof label, "%14" PRIu32, best);
         if (row == 0) most = count[best];
-        print_row(in, label, count[best], most, in->data->n_events);
+        print_row(label, count[best], most, in->data->n_events);
         below = count[best], last = best;
     }
 }
@@ -797,7 +791,7 @@ static status check_path(const char *path) {
 }
 
 status cmd_info(int argc, char **argv) {
-    bool is_json = false, is_help;
+    bool is_json = false;
     const arg_option options[] = {
         OPT_FLAG("--json", &is_json, "Print one JSON object on one line."),
         {0},
@@ -815,8 +809,7 @@ status cmd_info(int argc, char **argv) {
     int n_threads;
     pool *p;
     seq_file *data;
-    TRY(args_parse(&spec, argc, argv, &path, NULL, &is_help));
-    if (is_help) return OK;
+    ARGS_PARSE(&spec, &path, NULL);
     if (embed_is_snapshot(path)) return info_table(path, is_json);
     if (has_file(path, "log.jsonl")) return info_run(path, is_json);
     if (info_is_tensors(path)) return info_tensors(path, is_json);

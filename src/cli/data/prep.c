@@ -76,10 +76,8 @@ static status take_inputs(prep_options *o, const char **words, int n) {
     arg_list *list = &o->inputs;
     if (n > 0 && (list->n_items == 0 || !o->src->is_table))
         return fail(ERR_USAGE, "unexpected argument '%s'; give files with --input", words[0]);
-    for (int i = 0; i < n; i++) {
-        TRY(MEM_RESIZE(&list->item, list->n_items + 1));
-        list->item[list->n_items++] = words[i];
-    }
+    for (int i = 0; i < n; i++)
+        TRY(args_list_add(list, words[i]));
     if (list->n_items > 0) o->input = list->item[0];
     return OK;
 }
@@ -434,8 +432,6 @@ static status prepare(prep_options *o) {
 status cmd_prep(int argc, char **argv) {
     prep_options o = {0};
     bool is_help = false;
-    status st = parse_options(argc, argv, &o, &is_help);
-    if (st == OK && !is_help) st = prepare(&o);
-    mem_free(o.inputs.item);
-    return st;
+    TRY(parse_options(argc, argv, &o, &is_help));
+    return is_help ? OK : prepare(&o);
 }

@@ -1,4 +1,3 @@
-#include <inttypes.h>
 #include <stdio.h>
 
 #include "base/env.h"
@@ -45,7 +44,7 @@ static status print_text(const char *folder, const synth_report *r, double secon
 status cmd_synth(int argc, char **argv) {
     synth_config config = synth_config_default();
     const char *folder = NULL;
-    bool is_json = false, is_help;
+    bool is_json = false;
     int64_t n_users = (int64_t)config.n_users, n_items = config.n_items;
     int64_t seed = (int64_t)config.seed;
     const arg_option options[] = {
@@ -66,8 +65,7 @@ status cmd_synth(int argc, char **argv) {
                    "beats popularity. The best reachable result is known and printed.",
         .options = options,
         .notes = "The same options give the same file, whatever the number of threads."};
-    TRY(args_parse(&spec, argc, argv, NULL, NULL, &is_help));
-    if (is_help) return OK;
+    ARGS_PARSE(&spec, NULL, NULL);
     if (folder == NULL) return fail(ERR_USAGE, "--out DIR is missing; usage: %s", spec.usage);
     config.n_users = (uint64_t)n_users;
     config.n_items = (uint32_t)n_items;

@@ -167,7 +167,7 @@ static void ask_openblas(findings *f) {
     dlclose(library);
 }
 
-void doctor_ask_host(findings *f) {
+static void doctor_ask_host(findings *f) {
     f->section = SECTION_MACHINE;
     ask_huge_pages(f);
     ask_descriptors(f);
@@ -633,9 +633,7 @@ status cmd_doctor(int argc, char **argv) {
                    "add and how to install it.",
         .options = options};
     static diagnosis d;
-    bool is_help;
-    TRY(args_parse(&spec, argc, argv, NULL, NULL, &is_help));
-    if (is_help) return OK;
+    ARGS_PARSE(&spec, NULL, NULL);
     TRY(examine(&d, wanted >= 0 ? 1u << wanted : 0));
     if (is_json) {
         TRY(print_json(&d));

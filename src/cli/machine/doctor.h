@@ -43,8 +43,7 @@ finding *findings_add(findings *f, found_state state, const char *name, const ch
 /* remedy is formatted too; unfit_for may be 0. */
 void finding_remedy(finding *f, unsigned unfit_for, const char *fmt, ...) PRINTF_LIKE(3, 4);
 
-void doctor_ask_host(findings *f);
-void doctor_ask_gpus(findings *f);
+void doctor_ask_gpus(findings *f); /* doctor_gpu.c */
 
 /* The parsers, pure, so that tests can call them.  The word in brackets: "always [madvise] never";
  * "" where there is none. */

@@ -8,7 +8,6 @@
 
 #include "base/file.h"
 #include "base/machine.h"
-#include "base/mem.h"
 #include "base/thread.h"
 #include "cli/machine/doctor.h"
 #include "profile/cupti.h"

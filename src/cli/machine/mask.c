@@ -380,7 +380,6 @@ static status mask_show(int argc, char **argv) {
     show_args a = {0};
     const char *text;
     int n_texts;
-    bool is_help;
     const arg_option options[] = {
         OPT_INT("--n", &a.n, "N", 1, MAX_N,
                 "Tokens of the sequence (default 64, or as many as the file has)."),
@@ -402,8 +401,7 @@ static status mask_show(int argc, char **argv) {
         .min_positional = 1,
         .max_positional = 1,
         .notes = "Kinds: " MASK_HELP "; ',causal' after any.  docs/masks.md explains them."};
-    TRY(args_parse(&spec, argc, argv, &text, &n_texts, &is_help));
-    if (is_help) return OK;
+    ARGS_PARSE(&spec, &text, &n_texts);
     TRY(sink_check_file("--bits", a.bits));
     TRY(sink_check_two("--svg", a.svg, "--bits", a.bits));
     mask *m;

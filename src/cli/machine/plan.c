@@ -76,7 +76,8 @@ void plan_rig_close(plan_rig *g) {
     *g = (plan_rig){0};
 }
 
-status plan_rig_text(const plan_rig *g, const plan_args *a, buf *out) {
+/* "bert on cpu in float32: batch 8, length 128, 1024 tokens, 12 x 64, mask none" */
+static status plan_rig_text(const plan_rig *g, const plan_args *a, buf *out) {
     const chain_shape *s = &g->p->shape;
     TRY(buf_printf(out, "%s on %s in %s: batch %d, length %d, %lld tokens, %d x %d", g->p->c->name,
                    g->t->name, work_dtypes[g->t->act], s->n_sequences, s->max_len,
@@ -152,14 +153,18 @@ static void print_codes(const chain *c, const plan_program *p) {
                c->attention_first + 1, c->attention_last + 1);
 }
 
-static status print_text(const chain *c, const plan_program *p) {
+static status print_line(const fusion_plan *p) {
     buf line;
     buf_init(&line);
-    status st = plan_line(&p->plan, &line);
+    status st = plan_line(p, &line);
     if (st == OK) printf("%s\n", buf_str(&line));
     buf_fini(&line);
-    if (st == OK) st = print_kernels(c, p);
-    if (st != OK) return st;
+    return st;
+}
+
+static status print_text(const chain *c, const plan_program *p) {
+    TRY(print_line(&p->plan));
+    TRY(print_kernels(c, p));
     print_segments(p);
     print_codes(c, p);
     return OK;
@@ -269,7 +274,6 @@ static status plan_show(int argc, char **argv) {
     show_args a = {.layer = PLAN_ARGS};
     const char *text;
     int n;
-    bool is_help;
     const arg_option options[] = {
         PLAN_LAYER_OPTIONS(&a.layer),
         OPT_TEXT("--svg", &a.svg, "FILE",
@@ -290,8 +294,8 @@ static status plan_show(int argc, char **argv) {
         .max_positional = 1,
         .notes = "The first line is VALUE BIT0 SEGMENTS START END ..., with operators counted from "
                  "1. docs/plans.md explains plans."};
-    TRY(args_parse(&spec, argc, argv, &text, &n, &is_help));
-    return is_help ? OK : show(&a, text);
+    ARGS_PARSE(&spec, &text, &n);
+    return show(&a, text);
 }
 
 /* hstu plan run: generates, compiles, runs, checks and times one plan. */
@@ -431,15 +435,6 @@ static void print_run_text(const plan_rig *g, const run_args *a, const run_resul
            (long long)(r->program.n_kernels * a->layers), bytes, r->error.found, r->error.allowed);
 }
 
-static status print_line(const fusion_plan *p) {
-    buf line;
-    buf_init(&line);
-    status st = plan_line(p, &line);
-    if (st == OK) printf("%s\n", buf_str(&line));
-    buf_fini(&line);
-    return st;
-}
-
 static void write_row(json_writer *w, const run_args *a, const kernel_row *row,
                       const target_peak *peak) {
     const kernel_facts *f = &row->facts;
@@ -527,7 +522,6 @@ static status plan_run(int argc, char **argv) {
     plan_file file;
     const char *text = NULL;
     int n;
-    bool is_help;
     const arg_option options[] = {
         OPT_TEXT("--segments", &a.segments, "LIST",
                  "Fused segments, as in 1-2,3-4, instead of a plan's code."),
@@ -551,12 +545,11 @@ static status plan_run(int argc, char **argv) {
         .notes =
             "PLAN.json also sets the layer, batch, mask and tile parameters; options override it. "
             "On the CPU, kernels are compiled by the system's C compiler (CC, cc, gcc or clang)."};
-    TRY(args_parse(&spec, argc, argv, &text, &n, &is_help));
-    if (is_help) return OK;
+    ARGS_PARSE(&spec, &text, &n);
     TRY(read_plan(&a, n > 0 ? text : NULL, &file));
     if (file.layer[0] != '\0') { /* again, since options override what the file says */
         take_shape(&a.common, &file);
-        TRY(args_parse(&spec, argc, argv, &text, &n, &is_help));
+        ARGS_PARSE(&spec, &text, &n);
     }
     return run(&a, &file);
 }
@@ -625,7 +618,6 @@ static status traverse_on(const plan_rig *g, const traverse_args *a) {
 
 static status plan_traverse(int argc, char **argv) {
     traverse_args a = {.common = PLAN_ARGS, .to = PLAN_CODES, .rounds = 3};
-    bool is_help;
     const arg_option options[] = {
         OPT_INT("--from", &a.from, "N", 0, PLAN_CODES - 1, "First plan (default 0)."),
         OPT_INT("--to", &a.to, "N", 1, PLAN_CODES, "One past the last plan (default 65536)."),
@@ -647,8 +639,7 @@ static status plan_traverse(int argc, char **argv) {
         .options = options,
         .notes = "32768 to 49152 are all segmentations with the hand-written attention where it "
                  "applies; 16384 to 24576 are plans without it, with operators 1 and 2 apart."};
-    TRY(args_parse(&spec, argc, argv, NULL, NULL, &is_help));
-    if (is_help) return OK;
+    ARGS_PARSE(&spec, NULL, NULL);
     TRY(sink_check_file("--out", a.out));
     if (a.from >= a.to)
         return fail(ERR_USAGE, "--from %lld is not before --to %lld", (long long)a.from,

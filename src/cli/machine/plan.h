@@ -60,7 +60,4 @@ typedef struct plan_rig {
 status plan_rig_open(plan_rig *g, const plan_args *a);
 void plan_rig_close(plan_rig *g); /* a failed open too */
 
-/* "bert on cpu in float32: batch 8, length 128, 1024 tokens, 12 x 64, mask none" */
-status plan_rig_text(const plan_rig *g, const plan_args *a, buf *out);
-
 #endif

@@ -392,11 +392,6 @@ static void tell_cost(const profile *p) {
     if (!p->has_gpu) log_info("No records of a GPU: %s", p->gpu_reason);
 }
 
-static status path_in(char path[SHOW_PATH_BYTES], const char *folder, const char *name) {
-    if (snprintf(path, SHOW_PATH_BYTES, "%s/%s", folder, name) < SHOW_PATH_BYTES) return OK;
-    return fail(ERR_USAGE, "--out: the path is too long");
-}
-
 /* A line of the log for each. */
 static void tell_lines(const char *text) {
     for (size_t n; *text != '\0'; text += n + (text[n] == '\n')) {
@@ -470,13 +465,13 @@ status profile_show(const profile *p, const profile_view *v) {
     for (int i = 0; i < N_REPORTS; i++)
         TRY(show_report(p, (report_kind)i, v));
     TRY(show_memory(&p->memory, v));
-    TRY(path_in(path, v->out, "trace.json"));
+    TRY(path_join(path, sizeof path, v->out, "trace.json"));
     TRY(trace_write(p, path));
     TRY(tell_idle(p));
     tell_cost(p);
     log_info("%s   for chrome://tracing or ui.perfetto.dev; every table is beside it as csv",
              show_path(shown, path));
-    TRY(path_in(path, v->out, "report.html"));
+    TRY(path_join(path, sizeof path, v->out, "report.html"));
     TRY(profile_page_write(p, path));
     log_info("%s   timeline, tables and idle gaps in one page", show_path(shown, path));
     return OK;
@@ -570,15 +565,6 @@ static status run_program(char **argv, const char *folder, const other_options *
     return st;
 }
 
-/* A line for each process. */
-static void tell_processes(const buf *text) {
-    const char *at = buf_str(text);
-    for (size_t n; *at != '\0'; at += n + (at[n] == '\n')) {
-        n = strcspn(at, "\n");
-        log_info("%.*s", (int)n, at);
-    }
-}
-
 /* Runs the program with its output on stderr, waits, and fills the profile, which is to be ended by
  * profile_fini in any case.  The records go to a folder inside `out` for the time being.  *failed:
  * how the program ended, where that was not exit code 0; else "". */
@@ -594,7 +580,7 @@ static status profile_program(profile *p, char **argv, const char *out, const ot
     status st = realpath(scratch_folder_path(records), folder) != NULL ? OK : fail_errno("%s", out);
     if (st == OK) st = run_program(argv, folder, o, failed);
     if (st == OK) st = profile_load(p, folder, &text);
-    if (st == OK) tell_processes(&text);
+    if (st == OK) tell_lines(buf_str(&text));
     if (st == OK && o->range != NULL) st = recorder_keep_range(&p->recorder, o->range);
     buf_fini(&text);
     scratch_folder_destroy(records);
@@ -763,9 +749,7 @@ status cmd_profile(int argc, char **argv) {
                  "hstu profile -- python3 model.py\n"};
     const char *word[MAX_WORDS + 1];
     int n = 0;
-    bool is_help = false;
-    TRY(args_parse(&spec, argc, argv, word, &n, &is_help));
-    if (is_help) return OK;
+    ARGS_PARSE(&spec, word, &n);
     word[n] = NULL;
     a.toggle = a.toggle_by < 0 ? 0 : a.toggle_by == 0 ? SIGUSR1 : SIGUSR2;
     return profile_command(&a, n, (char **)word);

@@ -219,7 +219,7 @@ static status fit(const char *path, const char *out, uint64_t seed, bool is_json
 static status tune_fit(int argc, char **argv) {
     const char *out = NULL, *path;
     int64_t seed = 1;
-    bool is_json = false, is_help;
+    bool is_json = false;
     int n;
     const arg_option options[] = {
         OPT_TEXT("--out", &out, "MODEL", "File to write the model to."),
@@ -234,8 +234,7 @@ static status tune_fit(int argc, char **argv) {
                            .options = options,
                            .min_positional = 1,
                            .max_positional = 1};
-    TRY(args_parse(&spec, argc, argv, &path, &n, &is_help));
-    if (is_help) return OK;
+    ARGS_PARSE(&spec, &path, &n);
     if (out == NULL) return fail(ERR_USAGE, "--out MODEL is missing");
     TRY(sink_check_file("--out", out));
     return fit(path, out, (uint64_t)seed, is_json);
@@ -265,7 +264,6 @@ enum { MAX_PLANS = 65536 };
 static status tune_predict(int argc, char **argv) {
     static const char *texts[MAX_PLANS + 1];
     int n;
-    bool is_help;
     const arg_option options[] = {{0}};
     const arg_spec spec = {.usage = "hstu tune predict MODEL BITS...",
                            .summary =
@@ -274,8 +272,8 @@ static status tune_predict(int argc, char **argv) {
                            .options = options,
                            .min_positional = 2,
                            .max_positional = MAX_PLANS + 1};
-    TRY(args_parse(&spec, argc, argv, texts, &n, &is_help));
-    return is_help ? OK : predict(texts[0], texts + 1, n - 1);
+    ARGS_PARSE(&spec, texts, &n);
+    return predict(texts[0], texts + 1, n - 1);
 }
 
 enum { ROUNDS = 5, EXACT_ROUNDS = 3, EXACT_CHECKS = 150 };
@@ -597,7 +595,6 @@ static status tune_search(int argc, char **argv) {
                    .budget = 128,
                    .search_seed = 1,
                    .checks = EXACT_CHECKS};
-    bool is_help;
     const arg_option options[] = {
         OPT_TEXT("--search", &a.search, "KIND",
                  "exact (default), xgboost, random, anneal or grouped."),
@@ -624,8 +621,7 @@ static status tune_search(int argc, char **argv) {
         .options = options,
         .notes = "'hstu tune fit' and 'hstu tune predict' train and use a cost model of plans. "
                  "docs/plans.md explains the searches."};
-    TRY(args_parse(&spec, argc, argv, NULL, NULL, &is_help));
-    if (is_help) return OK;
+    ARGS_PARSE(&spec, NULL, NULL);
     stop_signal_watch();
     return run(&a);
 }

@@ -1,5 +1,4 @@
 /* hstu compare: runs side by side, in a table and as curves on one page. */
-#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -288,7 +287,7 @@ static status compare(comparison *c, const char *const *paths, const char *out, 
 
 status cmd_compare(int argc, char **argv) {
     const char *paths[MAX_RUNS], *out = NULL;
-    bool is_json = false, is_help;
+    bool is_json = false;
     const arg_option options[] = {
         OPT_TEXT("--out", &out, "FILE.html", "Also write a page with the curves of all runs."),
         OPT_FLAG("--json", &is_json, "Print one JSON object per run, each on one line."),
@@ -303,8 +302,7 @@ status cmd_compare(int argc, char **argv) {
         .notes = "For runs with --validate the metrics are those of the best weights on the test "
                  "part; otherwise those of the last evaluation.\n"};
     comparison c = {0};
-    TRY(args_parse(&spec, argc, argv, paths, &c.n, &is_help));
-    if (is_help) return OK;
+    ARGS_PARSE(&spec, paths, &c.n);
     buf_init(&c.page);
     status st = MEM_NEW(&c.runs, (size_t)c.n);
     if (st == OK) st = compare(&c, paths, out, is_json);

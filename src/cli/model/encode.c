@@ -333,7 +333,6 @@ static status check(const encode_args *a, const arg_spec *spec) {
 
 status cmd_encode(int argc, char **argv) {
     encode_args a = {.device = "auto", .batch_tokens = 8192};
-    bool is_help;
     const arg_option options[] = {
         OPT_TEXT("--input", &a.input, "FILE",
                  "Sequences: JSON lines {\"ids\": [...], \"types\": [...]} or {\"text\": ..., "
@@ -376,8 +375,7 @@ status cmd_encode(int argc, char **argv) {
         .max_positional = 1,
         .notes = "hidden is the last hidden state; pooled is the pooler's output for the first "
                  "token. Both equal those of transformers.\n"};
-    TRY(args_parse(&spec, argc, argv, &a.folder, NULL, &is_help));
-    if (is_help) return OK;
+    ARGS_PARSE(&spec, &a.folder, NULL);
     TRY(check(&a, &spec));
     return run(&a);
 }

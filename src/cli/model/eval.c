@@ -243,7 +243,6 @@ static status run_on_ranks(eval_args *a) {
 
 status cmd_eval(int argc, char **argv) {
     eval_args a = {.device = "auto"};
-    bool is_help;
     const arg_option options[] = {
         OPT_TEXT("--data", &a.data, "DIR", "Prepared data; items are matched to the model by id."),
         OPT_TEXT("--checkpoint", &a.checkpoint, "WHICH", WORK_CHECKPOINTS),
@@ -278,8 +277,7 @@ status cmd_eval(int argc, char **argv) {
         .options = options,
         .min_positional = 1,
         .max_positional = 1};
-    TRY(args_parse(&spec, argc, argv, &a.path, NULL, &is_help));
-    if (is_help) return OK;
+    ARGS_PARSE(&spec, &a.path, NULL);
     if (a.data == NULL) return fail(ERR_USAGE, "--data DIR is missing; usage: %s", spec.usage);
     return run_on_ranks(&a);
 }

@@ -216,7 +216,6 @@ static status run(const export_args *a) {
 status cmd_export(int argc, char **argv) {
     static const char *const layouts[] = {"own", "meta", NULL};
     export_args a = {.format = "safetensors", .device = "auto"};
-    bool is_help;
     const arg_option options[] = {
         OPT_TEXT("--what", &a.what, "WHAT",
                  "items: item embeddings as they are scored, with ids and titles; users: encoded "
@@ -242,8 +241,7 @@ status cmd_export(int argc, char **argv) {
         .min_positional = 1,
         .max_positional = 1,
         .notes = WORK_RUN_NOTE};
-    TRY(args_parse(&spec, argc, argv, &a.run, NULL, &is_help));
-    if (is_help) return OK;
+    ARGS_PARSE(&spec, &a.run, NULL);
     if (a.what == NULL || a.out == NULL)
         return fail(ERR_USAGE, "--what and --out are needed; usage: %s", spec.usage);
     return run(&a);

@@ -6,8 +6,6 @@
 #include <string.h>
 
 #include "base/file.h"
-#include "base/log.h"
-#include "base/mem.h"
 #include "base/status.h"
 #include "cli/cli.h"
 #include "cli/output.h"
@@ -180,7 +178,6 @@ status cmd_import(int argc, char **argv) {
     import_args a = {.device = "auto"};
     int policy = 0;
     int n_words;
-    bool is_help;
     const arg_option options[] = {
         OPT_TEXT("--out", &a.out, "DIR|RUN",
                  "For tables: a new folder, or a run or checkpoint whose tables of the same names "
@@ -217,12 +214,9 @@ status cmd_import(int argc, char **argv) {
             "dynamicemb_module.\n\ntables: PATH is a snapshot of a table or a folder of snapshots: "
             "RUN/snapshots/step-*, a checkpoint, or the output of 'hstu export'. Keys removed "
             "between two snapshots are removed from the table.\n"};
-    TRY(args_parse(&spec, argc, argv, words, &n_words, &is_help));
-    if (is_help) return OK;
+    ARGS_PARSE(&spec, words, &n_words);
     a.paths = words + 1;
     a.n_paths = n_words - 1;
     a.dump.policy = policies[policy];
-    status st = run(words[0], &a);
-    mem_free(a.set.item);
-    return st;
+    return run(words[0], &a);
 }

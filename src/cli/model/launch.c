@@ -140,7 +140,6 @@ status cmd_launch(int argc, char **argv) {
     launch_plan plan = {.restarts = 3, .pause_s = 1};
     const char *ranks = NULL;
     int n = 0;
-    bool is_help;
     const arg_option options[] = {
         OPT_INT("--restarts", &plan.restarts, "R", 0, 1 << 20,
                 "Maximum number of restarts (default 3)."),
@@ -162,8 +161,7 @@ status cmd_launch(int argc, char **argv) {
                  "interrupted command: SIGINT and SIGTERM are forwarded to it.\nExample: hstu "
                  "launch --ranks 8,4 -- mpirun -n {} hstu train ...\n",
     };
-    TRY(args_parse(&spec, argc, argv, words, &n, &is_help));
-    if (is_help) return OK;
+    ARGS_PARSE(&spec, words, &n);
     TRY(read_ranks(&plan, ranks));
     if (plan.n_ranks > 0 && !has_word(words, n, "{}"))
         return fail(ERR_USAGE, "--ranks %.60s: the command has no {} to put a number in", ranks);

@@ -282,7 +282,6 @@ static status check(const recommend_args *a, const arg_spec *spec) {
 
 status cmd_recommend(int argc, char **argv) {
     recommend_args a = {.k = 10, .device = "auto", .chosen_format = -1};
-    bool is_help;
     const arg_option options[] = {
         OPT_TEXT("--data", &a.data, "DIR",
                  "Prepared data with the users' events; items are matched to the model by id."),
@@ -322,11 +321,8 @@ status cmd_recommend(int argc, char **argv) {
                            .min_positional = 1,
                            .max_positional = 1,
                            .notes = WORK_RUN_NOTE};
-    status st = args_parse(&spec, argc, argv, &a.path, NULL, &is_help);
-    if (st == OK && !is_help) st = check(&a, &spec);
-    if (st == OK && !is_help) st = answer_format_choose(a.chosen_format, a.is_json, &a.format);
-    if (st == OK && !is_help) st = run_on_ranks(&a);
-    mem_free(a.users.users.item);
-    mem_free(a.similar.item);
-    return st;
+    ARGS_PARSE(&spec, &a.path, NULL);
+    TRY(check(&a, &spec));
+    TRY(answer_format_choose(a.chosen_format, a.is_json, &a.format));
+    return run_on_ranks(&a);
 }

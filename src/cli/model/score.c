@@ -150,7 +150,6 @@ static status check(const score_args *a, const arg_spec *spec) {
 
 status cmd_score(int argc, char **argv) {
     score_args a = {.device = "auto", .chosen_format = -1};
-    bool is_help;
     const arg_option options[] = {
         OPT_TEXT("--data", &a.data, "DIR",
                  "Prepared data with the users' events; items are matched to the model by id."),
@@ -174,10 +173,8 @@ status cmd_score(int argc, char **argv) {
         .min_positional = 1,
         .max_positional = 1,
         .notes = WORK_RUN_NOTE};
-    status st = args_parse(&spec, argc, argv, &a.path, NULL, &is_help);
-    if (st == OK && !is_help) st = check(&a, &spec);
-    if (st == OK && !is_help) st = answer_format_choose(a.chosen_format, a.is_json, &a.format);
-    if (st == OK && !is_help) st = run(&a);
-    mem_free(a.users.users.item);
-    return st;
+    ARGS_PARSE(&spec, &a.path, NULL);
+    TRY(check(&a, &spec));
+    TRY(answer_format_choose(a.chosen_format, a.is_json, &a.format));
+    return run(&a);
 }

@@ -742,7 +742,6 @@ static status sweep_files(sweep *s, sweep_args *a, const char *gin, const char *
 status cmd_sweep(int argc, char **argv) {
     const char *gin = NULL;
     int n = 0;
-    bool is_help;
     sweep_args a = {.jobs = 1, .device = "auto"};
     sweep s = {0};
     const arg_option options[] = {
@@ -779,9 +778,6 @@ status cmd_sweep(int argc, char **argv) {
                  "kept, others are resumed. A failed trial does not stop the others; an invalid "
                  "option does.\n",
     };
-    status st = args_parse(&spec, argc, argv, &gin, &n, &is_help);
-    if (st == OK && !is_help) st = sweep_files(&s, &a, gin, spec.usage);
-    mem_free(a.ranges.item);
-    mem_free(a.set.item);
-    return st;
+    ARGS_PARSE(&spec, &gin, &n);
+    return sweep_files(&s, &a, gin, spec.usage);
 }

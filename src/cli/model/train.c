@@ -9,7 +9,6 @@
 #include "base/file.h"
 #include "base/hash.h"
 #include "base/log.h"
-#include "base/mem.h"
 #include "base/text.h"
 #include "cli/cli.h"
 #include "cli/machine/profile.h"
@@ -625,12 +624,8 @@ status cmd_train(int argc, char **argv) {
                  "the whole run uses --deterministic.\n\n--help-config lists every option that a "
                  "config may bind (--help-config=markdown: as docs/config.md).\n",
     };
-    int n_positional;
-    bool is_help;
     if (find_help_config(argc, argv, &format)) return print_help_config(format);
-    status st = args_parse(&spec, argc, argv, NULL, &n_positional, &is_help);
+    ARGS_PARSE(&spec, NULL, NULL);
     o->keep = (int)keep;
-    if (st == OK && !is_help) st = run(&args);
-    mem_free(args.overrides.item);
-    return st;
+    return run(&args);
 }

@@ -77,7 +77,6 @@ static status run(const build_args *a) {
 
 status cmd_build(int argc, char **argv) {
     build_args a = {.dtype = DTYPE_FLOAT32, .kv_pages = -1};
-    bool is_help;
     const arg_option options[] = {
         OPT_TEXT("--out", &a.out, "ENGINE",
                  "Folder to write; an existing engine folder is replaced atomically."),
@@ -108,6 +107,6 @@ status cmd_build(int argc, char **argv) {
         .max_positional = 1,
         .notes = "'hstu serve', 'recommend', 'score', 'eval' and 'bench latency|throughput' accept "
                  "it in place of a run.\n"};
-    TRY(args_parse(&spec, argc, argv, &a.run, NULL, &is_help));
-    return is_help ? OK : run(&a);
+    ARGS_PARSE(&spec, &a.run, NULL);
+    return run(&a);
 }

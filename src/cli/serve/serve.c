@@ -346,7 +346,6 @@ status cmd_serve(int argc, char **argv) {
                     .per_address = 1024,
                     .max_body_mib = 8,
                     .max_buffered_mib = 256};
-    bool is_help;
     const arg_option options[] = {
         OPT_TEXT("--data", &a.data, "DIR",
                  "Prepared data with initial user histories; items are matched by id."),
@@ -427,11 +426,7 @@ status cmd_serve(int argc, char **argv) {
         .max_positional = ENGINE_MAX_MODELS,
         .notes = "SIGTERM or Ctrl-C finishes pending requests and exits; a second one exits at "
                  "once.\n  curl localhost:8080/v1/recommend -d '{\"user\": 7, \"top_k\": 5}'\n"};
-    status st = args_parse(&spec, argc, argv, a.path, &a.n_paths, &is_help);
-    if (st == OK && !is_help) st = check(&a);
-    if (st == OK && !is_help) st = run(&a);
-    mem_free(a.names.item);
-    mem_free(a.shadows.item);
-    mem_free(a.allow_hosts.item);
-    return st;
+    ARGS_PARSE(&spec, a.path, &a.n_paths);
+    TRY(check(&a));
+    return run(&a);
 }

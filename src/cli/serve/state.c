@@ -5,13 +5,11 @@
 #include <stdio.h>
 
 #include "cli/cli.h"
-#include "cli/machine/plan.h"
 #include "serve/state/state_tools.h"
 #include "cli/output.h"
 
 typedef struct state_args {
     const char *word[2]; /* folder, file */
-    int n_words;
     bool recovers, is_json;
 } state_args;
 
@@ -38,85 +36,73 @@ static status print_counts(const state_args *a, const state_counts *c, const cha
     return OK;
 }
 
-static status parse(state_args *a, const arg_spec *spec, int argc, char **argv, bool *is_help) {
-    return args_parse(spec, argc, argv, a->word, &a->n_words, is_help);
+typedef enum { VERB_CHECK, VERB_BACKUP, VERB_RESTORE, VERB_RECOVER } state_verb;
+
+static status run_verb(state_verb v, const state_args *a) {
+    const char *folder = a->word[0], *file = a->word[1];
+    state_counts counts;
+    switch (v) {
+    case VERB_CHECK:
+        TRY(state_check(folder, &counts));
+        return print_counts(a, &counts, "sound");
+    case VERB_BACKUP:
+        TRY(state_backup(folder, file, &counts));
+        return print_counts(a, &counts, file);
+    case VERB_RESTORE:
+        TRY(state_restore(folder, file, &counts));
+        return print_counts(a, &counts, folder);
+    case VERB_RECOVER:
+        TRY(state_recover(folder, &counts));
+        return print_counts(a, &counts, "saved");
+    }
+    return OK;
 }
 
-#define JSON_OPTION OPT_FLAG("--json", &a.is_json, "Print the counts as a JSON object.")
+static status parse_and_run(state_verb v, const char *usage, const char *summary, int argc,
+                            char **argv) {
+    state_args a = {0};
+    int n = v == VERB_BACKUP || v == VERB_RESTORE ? 2 : 1;
+    const arg_option options[] = {
+        OPT_FLAG("--json", &a.is_json, "Print the counts as a JSON object."), {0}};
+    const arg_spec spec = {.usage = usage,
+                           .summary = summary,
+                           .options = options,
+                           .min_positional = n,
+                           .max_positional = n};
+    ARGS_PARSE(&spec, a.word, NULL);
+    return run_verb(v, &a);
+}
 
 static status cmd_check(int argc, char **argv) {
-    state_args a = {0};
-    state_counts counts;
-    bool is_help;
-    const arg_option options[] = {JSON_OPTION, {0}};
-    const arg_spec spec = {
-        .usage = "hstu state check DIR",
-        .summary = "Check a state: structure, references and checksums. The server may be running.",
-        .options = options,
-        .min_positional = 1,
-        .max_positional = 1};
-    TRY(parse(&a, &spec, argc, argv, &is_help));
-    if (is_help) return OK;
-    TRY(state_check(a.word[0], &counts));
-    return print_counts(&a, &counts, "sound");
+    return parse_and_run(
+        VERB_CHECK, "hstu state check DIR",
+        "Check a state: structure, references and checksums. The server may be running.", argc,
+        argv);
 }
 
 static status cmd_backup(int argc, char **argv) {
-    state_args a = {0};
-    state_counts counts;
-    bool is_help;
-    const arg_option options[] = {JSON_OPTION, {0}};
-    const arg_spec spec = {
-        .usage = "hstu state backup DIR FILE",
-        .summary = "Copy a state to a file and check the copy. The server may be running.",
-        .options = options,
-        .min_positional = 2,
-        .max_positional = 2};
-    TRY(parse(&a, &spec, argc, argv, &is_help));
-    if (is_help) return OK;
-    TRY(state_backup(a.word[0], a.word[1], &counts));
-    return print_counts(&a, &counts, a.word[1]);
+    return parse_and_run(VERB_BACKUP, "hstu state backup DIR FILE",
+                         "Copy a state to a file and check the copy. The server may be running.",
+                         argc, argv);
 }
 
 static status cmd_restore(int argc, char **argv) {
-    state_args a = {0};
-    state_counts counts;
-    bool is_help;
-    const arg_option options[] = {JSON_OPTION, {0}};
-    const arg_spec spec = {.usage = "hstu state restore DIR FILE",
-                           .summary = "Replace a state with a backup. Stop the server first; the "
-                                      "current state is kept as state.db.before-N.",
-                           .options = options,
-                           .min_positional = 2,
-                           .max_positional = 2};
-    TRY(parse(&a, &spec, argc, argv, &is_help));
-    if (is_help) return OK;
-    TRY(state_restore(a.word[0], a.word[1], &counts));
-    return print_counts(&a, &counts, a.word[0]);
+    return parse_and_run(VERB_RESTORE, "hstu state restore DIR FILE",
+                         "Replace a state with a backup. Stop the server first; the current state "
+                         "is kept as state.db.before-N.",
+                         argc, argv);
 }
 
 static status cmd_recover(int argc, char **argv) {
-    state_args a = {0};
-    state_counts counts;
-    bool is_help;
-    const arg_option options[] = {JSON_OPTION, {0}};
-    const arg_spec spec = {.usage = "hstu state recover DIR",
-                           .summary =
-                               "Recover what is readable of a damaged state. Stop the server "
-                               "first; the damaged file is kept as state.db.damaged-N.",
-                           .options = options,
-                           .min_positional = 1,
-                           .max_positional = 1};
-    TRY(parse(&a, &spec, argc, argv, &is_help));
-    if (is_help) return OK;
-    TRY(state_recover(a.word[0], &counts));
-    return print_counts(&a, &counts, "saved");
+    return parse_and_run(VERB_RECOVER, "hstu state recover DIR",
+                         "Recover what is readable of a damaged state. Stop the server first; the "
+                         "damaged file is kept as state.db.damaged-N.",
+                         argc, argv);
 }
 
 static status cmd_import_log(int argc, char **argv) {
     state_args a = {0};
     log_counts counts;
-    bool is_help;
     const arg_option options[] = {
         OPT_FLAG("--recover", &a.recovers, "Import the intact part of a damaged log."), {0}};
     const arg_spec spec = {.usage = "hstu state import DIR [--recover]",
@@ -125,8 +111,7 @@ static status cmd_import_log(int argc, char **argv) {
                            .options = options,
                            .min_positional = 1,
                            .max_positional = 1};
-    TRY(parse(&a, &spec, argc, argv, &is_help));
-    if (is_help) return OK;
+    ARGS_PARSE(&spec, a.word, NULL);
     TRY(event_log_import(a.word[0], a.recovers, &counts));
     printf("%s: %" PRIu64 " events and %" PRIu64 " erasures imported\n", a.word[0], counts.n_events,
            counts.n_erasures);

@@ -402,7 +402,7 @@ static size_t history_bytes(const char *body) {
 }
 
 static status run_growing(load_target *t, const load_set *s, const load_plan *p, const uint64_t *at,
-                         load_outcome *out) {
+                          load_outcome *out) {
     slow_target *own = (slow_target *)t;
     int repeat = own->n_rounds / REQUESTS;
     bool is_first = own->n_rounds % REQUESTS == 0;

@@ -1,4 +1,3 @@
-#include <unistd.h>
 
 #include "data/build/builder.h"
 #include "embed/snapshot.h"

@@ -1,5 +1,4 @@
 /* hstu launch, with commands that fail as often as they are told. */
-#include "base/file.h"
 #include "test.h"
 
 /* Counts its starts in a file, writes its arguments, and fails until the third. */

@@ -94,7 +94,8 @@ TEST(sweep_trains_and_goes_on) {
 TEST(sweep_refuses_what_cannot_be) {
     says(2, "./hstu sweep m.gin --data data --out s", "--set-range, --data and --out are needed");
     says(1, "./hstu sweep none.gin --data data --out s --set-range a=1", "no such file");
-    says(2, "mkdir t && ./hstu sweep m.gin --data data --out t --set-range a=1,2", "is not a sweep");
+    says(2, "mkdir t && ./hstu sweep m.gin --data data --out t --set-range a=1,2",
+         "is not a sweep");
     /* A wrong option is wrong in every trial: the first one says so, and nothing is left. */
     says(2,
          "./hstu sweep m.gin --data data --device cpu --out s --set-range "

@@ -2,11 +2,9 @@
  * on generated data: NVIDIA's benchmarks, small. */
 #include "cli/bench/train.h"
 
-#include "base/log.h"
 #include "base/mem.h"
 #include "format/json.h"
 #include "shipped.h"
-#include "train/loop/generated.h"
 #include "train_test.h"
 
 static const batch *first_batch(bench_top *t, batcher **batches) {
