@@ -1,4 +1,4 @@
-/* Waiting for the GPU, seen by the watchdog of a job of ranks (base/waits.h). */
+/* Waiting for the GPU, seen by the watchdog of a job of ranks (base/range.h). */
 #ifndef HSTU_CUDA_CORE_WAIT_H
 #define HSTU_CUDA_CORE_WAIT_H
 

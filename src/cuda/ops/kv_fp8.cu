@@ -10,7 +10,7 @@
 
 enum { FP8_THREADS = 256, FP8_HEADS = FP8_THREADS / 32 };
 
-/* fp8_exponent of base/fp8.h. */
+/* fp8_exponent of base/half.h. */
 __device__ static int fp8_exponent_of(float largest) {
     int exponent;
     if (!(largest > 0) || !isfinite(largest)) return 0;
