@@ -2,7 +2,7 @@
 #
 #   make                     the program ./hstu and libhstu.a (VARIANT=release)
 #   make tests               the unit tests, build/VARIANT/tests/unit, and the checkers of reference values and file formats
-#   make unit TEST_FILES=... the unit tests alone, of some files: "test_pool test_log" (and all that begin so)
+#   make unit TEST_FILES=... the unit tests alone, of some files: "test_thread test_log" (and all that begin so)
 #   make examples            the programs of examples/, linked with libhstu.a
 #   make learn               the programs of docs/learn.md: build/VARIANT/learn/01_device_query, ...
 #   make VARIANT=debug|asan|tsan|fuzz ...   other builds, each under build/VARIANT

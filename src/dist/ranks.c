@@ -6,10 +6,10 @@
 #include <unistd.h>
 
 #include "base/env.h"
-#include "base/range.h"
 #include "base/hash.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/range.h"
 #include "dist/mpi.h"
 #include "dist/nccl.h"
 #include "dist/shm.h"

@@ -36,7 +36,7 @@ typedef struct shm_meeting {
 /* One rank on the board. */
 typedef struct shm_rank {
     _Alignas(64) atomic_uint_fast64_t step; /* 1 + the last step it told; 0: none yet */
-    uint64_t wait;                          /* what it waits for: base/waits.h */
+    uint64_t wait;                          /* what it waits for: base/range.h */
     /* Bytes of its messages in a round of each window. */
     int64_t sent[SHM_CIRCLES][2][SHM_MAX_RANKS];
     shm_meeting meeting[SHM_CIRCLES]; /* of the groups whose first rank it is */

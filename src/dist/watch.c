@@ -31,7 +31,7 @@ typedef enum { HELLO, BEAT, BYE, FAILED, LOST_CLOSED, LOST_SILENT, STANDING } be
 typedef struct beat {
     uint32_t magic, kind;
     uint64_t step; /* 1 + the last step; 0: none yet */
-    uint64_t wait; /* of a BEAT: base/waits.h */
+    uint64_t wait; /* of a BEAT: base/range.h */
     int64_t rank;  /* whose step it is */
 } beat;
 

@@ -1,5 +1,5 @@
 /* npz: named arrays in one file that numpy opens (numpy.load, without pickle): a zip archive of
- * .npy members, stored, not compressed (zip_write.h).
+ * .npy members, stored, not compressed (zip.h).
  *
  * Arrays are written one after the other, their bytes in pieces.  The file appears whole or not at
  * all (file.h).  One thread at a time. */

@@ -78,7 +78,7 @@ status st_write(const char *path, const st_tensor *tensors, size_t n_tensors,
                 const st_pair *metadata, size_t n_metadata);
 
 /* What a file begins with, before the tensors' data, which is not read: for a file that several
- * processes write (part_file.h).  `out` is empty before. */
+ * processes write (part_file of base/file.h).  `out` is empty before. */
 status st_header(buf *out, const st_tensor *tensors, size_t n_tensors, const st_pair *metadata,
                  size_t n_metadata);
 

@@ -498,3 +498,20 @@ TEST(json_seal_covers_every_byte) {
         buf_fini(&text);
     }
 }
+
+TEST(csv_write_quotes_what_needs_it) {
+    struct {
+        const char *in, *out;
+        size_t n;
+    } cases[] = {{"plain", "plain", 5},      {"", "\"\"", 0},
+                 {"a,b", "\"a,b\"", 3},      {"say \"x\"", "\"say \"\"x\"\"\"", 7},
+                 {"a\nb", "\"a\nb\"", 3},    {"a\rb", "\"a\rb\"", 3},
+                 {"\xff\xfe", "\xff\xfe", 2}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        buf b;
+        buf_init(&b);
+        CHECK_OK(csv_put_field(&b, cases[i].in, cases[i].n));
+        CHECK_STR(buf_str(&b), cases[i].out);
+        buf_fini(&b);
+    }
+}
