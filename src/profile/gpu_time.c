@@ -130,21 +130,22 @@ status gpu_idle_advice(const gpu_idle *g, buf *out) {
         double limit; /* share of the time above which it is worth a sentence */
         const char *before, *after;
     } advice[] = {
-        {g->cause[GAP_HOST].ns, .1, "The GPU was idle for",
-         " because the host was late. Larger batches give it more to do at a time; while steps are "
-         "recorded as CUDA graphs (--device cuda, batches of one size) the host has little to do."},
-        {g->cause[GAP_SYNC].ns, .1, "The GPU was idle for",
-         " while the host waited for it. Results that are read later, or less often (log_interval, "
-         "eval_interval), let it go on."},
-        {g->cause[GAP_LAUNCH].ns, .1, "The GPU spent",
-         " starting kernels: many short ones. Larger batches, or CUDA graphs, make that less."},
-        {g->copy_ns, .2, "Copies between host and GPU took",
-         ". Tables that fit the GPU belong there."}};
+        {g->cause[GAP_HOST].ns, .1, "The GPU was idle for ",
+         "% of the time because the host was late. Larger batches give it more to do at a time; "
+         "while steps are recorded as CUDA graphs (--device cuda, batches of one size) the host "
+         "has little to do."},
+        {g->cause[GAP_SYNC].ns, .1, "The GPU was idle for ",
+         "% of the time while the host waited for it. Results that are read later, or less often "
+         "(log_interval, eval_interval), let it go on."},
+        {g->cause[GAP_LAUNCH].ns, .1, "The GPU spent ",
+         "% of the time starting kernels: many short ones. Larger batches, or CUDA graphs, make "
+         "that less."},
+        {g->copy_ns, .2, "Copies between host and GPU took ",
+         "% of the time. Tables that fit the GPU belong there."}};
     for (size_t i = 0; i < sizeof advice / sizeof *advice; i++) {
         double share = (double)advice[i].ns / (double)g->span_ns;
         if (share > advice[i].limit)
-            TRY(buf_printf(out, "%s %.0f %% of the time%s\n", advice[i].before, 100 * share,
-                           advice[i].after));
+            TRY(buf_printf(out, "%s%.0f %s\n", advice[i].before, 100 * share, advice[i].after));
     }
     return OK;
 }

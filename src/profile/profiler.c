@@ -202,13 +202,10 @@ static void call_name(const char *from, char out[RECORDER_NAME_BYTES]) {
         *end = '\0';
 }
 
-static bool is_of_thread(const gpu_record *r) {
-    return r->kind == GPU_CALL || r->kind == HOST_RANGE;
-}
-
 /* A link has no time; it is kept as a call, and resolved when all records are there. */
 static status keep_record(profile *p, const gpu_record *r) {
     char name[RECORDER_NAME_BYTES];
+    bool is_of_thread = r->kind == GPU_CALL || r->kind == HOST_RANGE;
     if (r->kind == GPU_DEVICE) {
         recorder_add_gpu(&p->recorder, r->gpu);
         return OK;
@@ -232,7 +229,7 @@ static status keep_record(profile *p, const gpu_record *r) {
               .graph_op = r->graph_op,
               .is_first = r->is_first,
               .has_work = r->has_work,
-              .lane = (uint16_t)(is_of_thread(r) ? r->thread : r->stream),
+              .lane = (uint16_t)(is_of_thread ? r->thread : r->stream),
               .device = (uint8_t)r->device};
     if (r->kind == GPU_LINK) {
         s.kind = N_SPAN_KINDS;

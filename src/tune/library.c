@@ -199,10 +199,6 @@ static status launch_library(const library *l, target *t, const layer_batch *b,
     return t->be->ops->linear_fwd(t->be, &a);
 }
 
-static bool is_silu(const chain_problem *p) {
-    return !p->c->is_softmax;
-}
-
 static status make_mask(hand_written *h, target *t, const chain_problem *p) {
     int32_t *lengths, n = p->shape.n_sequences;
     if (p->attend != ATTEND_BYTES || t->be == NULL) return OK;
@@ -219,7 +215,7 @@ status hand_written_create(hand_written *h, target *t, const chain_problem *p) {
     size_t n_times = (size_t)p->shape.n_tokens * sizeof *h->times;
     size_t n_time_w = (ATTN_TIME_BUCKETS + 1) * sizeof *h->time_w;
     *h = (hand_written){0};
-    if (!is_silu(p)) return make_mask(h, t, p);
+    if (p->c->is_softmax) return make_mask(h, t, p);
     TRY(t->alloc(t, (void **)&h->time_w, n_time_w));
     TRY(t->alloc(t, (void **)&h->times, n_times));
     TRY(t->fill(t, h->time_w, 0, n_time_w));
@@ -234,7 +230,7 @@ void hand_written_destroy(hand_written *h, target *t) {
 }
 
 bool hand_written_fits(const target *t, const chain_problem *p) {
-    bool has_mask = !is_silu(p) || p->attend != ATTEND_BYTES;
+    bool has_mask = p->c->is_softmax || p->attend != ATTEND_BYTES;
     return t->be != NULL && has_mask && p->shape.dim_head <= PLAN_MAX_HEAD_DIM;
 }
 

@@ -385,12 +385,6 @@ static status launch_kernel(plan_runner *r, const plan_kernel *k) {
     return layer_launch(&s, compiled, r->t, &r->batch, &r->args, &r->lib, &r->hand);
 }
 
-static status launch(plan_runner *r, const plan_program *p) {
-    for (int i = 0; i < p->n_kernels; i++)
-        TRY(launch_kernel(r, &p->kernel[i]));
-    return OK;
-}
-
 /* All tensors that kernels write, so that what one leaves out is not that of an earlier plan. */
 static status poison(plan_runner *r) {
     for (int t = 0; t < r->p->c->n_tensors; t++)
@@ -428,7 +422,8 @@ status plan_runner_check(plan_runner *r, uint16_t value, plan_error *out) {
     *out = (plan_error){.found = NAN, .allowed = r->allowed};
     plan_runner_lower(r, value, &p);
     TRY(poison(r));
-    TRY(launch(r, &p));
+    for (int i = 0; i < p.n_kernels; i++)
+        TRY(launch_kernel(r, &p.kernel[i]));
     TRY(r->t->wait(r->t));
     TRY(r->t->read(r->t, r->output, r->args.tensor[output], tensor_bytes(r, output)));
     out->found = compare(r);
@@ -437,15 +432,18 @@ status plan_runner_check(plan_runner *r, uint16_t value, plan_error *out) {
                 r->p->c->name, out->found, out->allowed);
 }
 
+/* Some kernels of a plan. */
 typedef struct timed {
     plan_runner *r;
-    const plan_kernel *kernel; /* one kernel, or */
-    const plan_program *program;
+    const plan_kernel *kernel; /* (n) */
+    int n;
 } timed;
 
 static status run_timed(void *ctx) {
     timed *w = ctx;
-    return w->kernel != NULL ? launch_kernel(w->r, w->kernel) : launch(w->r, w->program);
+    for (int i = 0; i < w->n; i++)
+        TRY(launch_kernel(w->r, &w->kernel[i]));
+    return OK;
 }
 
 enum { MAX_ROUNDS = 64 };
@@ -461,14 +459,12 @@ static status take_time(timed *w, int rounds, double *ms) {
 
 status plan_runner_time(plan_runner *r, uint16_t value, int rounds, double *ms) {
     plan_program p;
-    timed w = {.r = r, .program = &p};
     plan_runner_lower(r, value, &p);
-    return take_time(&w, rounds, ms);
+    return take_time(&(timed){r, p.kernel, p.n_kernels}, rounds, ms);
 }
 
 status plan_runner_time_kernel(plan_runner *r, const plan_kernel *k, int rounds, double *ms) {
-    timed w = {.r = r, .kernel = k};
-    return take_time(&w, rounds, ms);
+    return take_time(&(timed){r, k, 1}, rounds, ms);
 }
 
 /* Whether an operator of the kernel before `op` writes the tensor: then it stays inside. */

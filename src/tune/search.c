@@ -456,13 +456,6 @@ static status check_stop(const exact_job *j) {
     return fail(ERR_INTERRUPTED, "interrupted");
 }
 
-/* Whether operators first..last are one kernel: a plan of them alone. */
-static bool find_kernel(const exact_job *j, int first, int last, plan_kernel *out) {
-    kernel_template from = plan_runner_template(j->r, first, last);
-    *out = (plan_kernel){.first = first, .last = last, .from = from, .segment = 0};
-    return from != TEMPLATE_NONE;
-}
-
 /* Whether a plan with this kernel, as it is set now, and every other operator alone is right. */
 static status is_right(exact_job *j, const plan_kernel *k, bool *out) {
     uint16_t value = UNFUSED;
@@ -527,10 +520,11 @@ static status time_kernels(exact_job *j) {
     t->hand_written = NAN;
     for (int i = 0; i < CHAIN_OPS * CHAIN_OPS; i++) {
         int first = i / CHAIN_OPS, last = i % CHAIN_OPS;
-        plan_kernel k;
+        plan_kernel k = {.first = first, .last = last};
         t->ms[first][last] = NAN;
         progress_update(&j->bar, (uint64_t)i);
-        if (last < first || !find_kernel(j, first, last, &k)) continue;
+        if (last >= first) k.from = plan_runner_template(j->r, first, last);
+        if (k.from == TEMPLATE_NONE) continue;
         j->out->n_segments++;
         TRY(time_tiles(j, &k, &t->ms[first][last]));
     }

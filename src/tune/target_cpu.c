@@ -187,16 +187,6 @@ static status identify(cpu_target *t) {
                 "install one with 'apt-get install gcc libc6-dev', or set CC");
 }
 
-static status write_text(const char *path, const buf *text) {
-    FILE *f = fopen(path, "wb");
-    if (f == NULL) return fail_errno("%s", path);
-    bool is_written = fwrite(buf_str(text), 1, text->n_bytes, f) == text->n_bytes;
-    int error = errno;
-    if (fclose(f) == 0 && is_written) return OK;
-    if (!is_written) errno = error;
-    return fail_errno("writing %s failed", path);
-}
-
 static status call_compiler(const cpu_target *t, const char *source, const char *object) {
     char words[COMPILER_BYTES], *argv[MAX_WORDS];
     int code = -1;
@@ -231,9 +221,11 @@ static status build_in(const cpu_target *t, const char *folder, const buf *sourc
                        const kernel_key *key) {
     char c_file[4096], object[4096], *bytes = NULL;
     size_t n = 0;
+    out_file *f;
     TRY(path_join(c_file, sizeof c_file, folder, "kernel.c"));
     TRY(path_join(object, sizeof object, folder, "kernel.so"));
-    status st = write_text(c_file, source);
+    status st = out_file_create(&f, c_file);
+    if (st == OK) st = out_file_end(f, out_file_write(f, buf_str(source), source->n_bytes));
     if (st == OK) st = call_compiler(t, c_file, object);
     if (st == OK) st = file_read_all(object, 64 << 20, &bytes, &n);
     if (st == OK) st = kernel_cache_store(&t->cache, key, "so", bytes, n);
