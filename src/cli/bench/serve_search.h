@@ -11,7 +11,7 @@
 typedef struct search_shape {
     int64_t n_items, n_queries, dim, k;
     int64_t seed;
-    bool has_int8; /* a CPU: the items in 8 bits beside them (ops/rank_int8.h) */
+    bool has_int8; /* a CPU: the items in 8 bits beside them (ops/ops.h) */
 } search_shape;
 
 typedef struct search_row {
