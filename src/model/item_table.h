@@ -29,7 +29,7 @@ status item_table_keep(item_table *t, const uint8_t *is_kept);
  * (corpus_act in ops.h): of large tables, where activations have 16 bits.  Else does nothing. */
 status item_table_narrow(item_table *t);
 
-/* Makes a copy of the rows in 8 bits, by which a CPU rules rows out (ops/rank_int8.h).  Else does
+/* Makes a copy of the rows in 8 bits, by which a CPU rules rows out (ops/ops.h).  Else does
  * nothing. */
 status item_table_shrink(item_table *t);
 

@@ -34,17 +34,9 @@ bool dynamic_feature_of(const config *c, const char *name, const model_limits *l
 status dynamic_choose_feature(dynamic_table *t, const config *c, model_limits *l,
                               int32_t *n_context_values, nn_memory *memory);
 
-/* Static tables that ranks hold together: finds them after the dynamic ones; rows of ids that this
- * rank holds, to `rows` (n, dim). */
+/* Static tables that ranks hold together: finds them after the dynamic ones. */
 status dynamic_choose_static(dynamic_tables *d, const config *c, model_limits *l,
                              int32_t *n_context_values, nn_memory *memory);
-status dynamic_take_static(dynamic_tables *d, const dynamic_table *t, int64_t n,
-                           const uint64_t *ids, float *rows);
-
-/* Which rank holds a key's row. */
-static inline int dynamic_holder_of(const dynamic_tables *d, const dynamic_table *t, uint64_t key) {
-    return t->own != NULL ? dynamic_rank_of_row(key, d->comm->size) : embed_rank_of(t->table, key);
-}
 
 /* Memory for tables that ranks hold together (dynamic_ranks.c). */
 status dynamic_make_ranks(dynamic_tables *d, nn_memory *memory);

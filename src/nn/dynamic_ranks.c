@@ -1,4 +1,6 @@
-/* Dynamic tables that ranks hold together (dynamic.h): rows on their way between ranks.
+/* Tables that ranks hold together (dynamic.h): rows on their way between ranks, and the static
+ * tables among them.  Of these every id has a row, and a rank has the rows of its shards as a
+ * parameter, with gradient and optimizer state like any other.
  *
  * In a training step every rank knows the ids of the whole batch and which rank has which user, so
  * it can tell what each other rank needs and will send: rows travel without a word about them, each
@@ -107,6 +109,29 @@ status dynamic_move_rows(dynamic_tables *d, const dynamic_table *t, int64_t n,
     return is_put ? row_moves_put(d->be, &a) : row_moves_pick(d->be, &a);
 }
 
+/* Which rank holds a key's row. */
+static int holder_of(const dynamic_tables *d, const dynamic_table *t, uint64_t key) {
+    return t->own != NULL ? dynamic_rank_of_row(key, d->comm->size) : embed_rank_of(t->table, key);
+}
+
+/* t->index = where the rows of n ids that this rank holds are in its parameter. */
+static const int32_t *index_rows(const dynamic_table *t, int64_t n, const uint64_t *ids) {
+    for (int64_t i = 0; i < n; i++)
+        t->index[i] = t->own_row[(uint32_t)ids[i]];
+    return t->index;
+}
+
+/* Rows of n ids that this rank holds, to `rows` (n, dim). */
+static status take_static(dynamic_tables *d, const dynamic_table *t, int64_t n, const uint64_t *ids,
+                          float *rows) {
+    for (int64_t at = 0, piece; at < n; at += piece) {
+        piece = n - at < t->max_rows ? n - at : t->max_rows;
+        TRY(dynamic_move_rows(d, t, piece, index_rows(t, piece, ids + at), rows + at * t->dim,
+                              t->own->value, false));
+    }
+    return OK;
+}
+
 /* Bytes of a row on the wire. */
 static size_t wire_bytes(const dynamic_tables *d, const dynamic_table *t) {
     return (size_t)t->dim * (d->has_bf16_wire ? sizeof(uint16_t) : sizeof(float));
@@ -148,7 +173,7 @@ static status read_own(dynamic_tables *d, dynamic_table *t, int64_t n, const uin
                        float *rows) {
     const embed_batch *got;
     if (n == 0) return OK;
-    if (t->own != NULL) return dynamic_take_static(d, t, n, ids, rows);
+    if (t->own != NULL) return take_static(d, t, n, ids, rows);
     TRY(embed_take_rows(t->table, false, n, ids, NULL, rows, &got));
     t->n_absent += got->n_absent;
     return OK;
@@ -158,7 +183,7 @@ static status read_own(dynamic_tables *d, dynamic_table *t, int64_t n, const uin
 static status fetch_own(dynamic_tables *d, dynamic_table *t, int64_t from, float *rows) {
     const dynamic_holders *h = &t->held;
     const embed_batch *got;
-    if (t->own != NULL) return dynamic_take_static(d, t, h->n - from, h->ids + from, rows);
+    if (t->own != NULL) return take_static(d, t, h->n - from, h->ids + from, rows);
     TRY(embed_take_rows(t->table, true, h->n - from, h->ids + from,
                         h->uses != NULL ? h->uses + from : NULL, rows, &got));
     dynamic_note_missing(t, got);
@@ -170,7 +195,7 @@ static status take_own(dynamic_tables *d, dynamic_table *t, int64_t first) {
     dynamic_holders *h = &t->held;
     int64_t from = h->n;
     for (int64_t i = first; i < t->n; i++) {
-        h->rank[i] = (uint8_t)dynamic_holder_of(d, t, t->ids[i]);
+        h->rank[i] = (uint8_t)holder_of(d, t, t->ids[i]);
         h->has[i] = 1ull << h->rank[i];
         if (h->rank[i] != d->comm->rank) continue;
         h->own[h->n] = (int32_t)i;
@@ -297,7 +322,7 @@ static status ask(dynamic_tables *d, dynamic_table *t, int64_t n) {
     for (int r = 0; r < size; r++) {
         d->n_send[r] = 0;
         for (int64_t i = 0; i < n; i++) {
-            if (r == 0) t->held.rank[i] = (uint8_t)dynamic_holder_of(d, t, t->ids[i]);
+            if (r == 0) t->held.rank[i] = (uint8_t)holder_of(d, t, t->ids[i]);
             if (t->held.rank[i] != r) continue;
             *to++ = t->ids[i];
             d->n_send[r]++;
@@ -357,7 +382,7 @@ status dynamic_gather_rows(dynamic_tables *d, dynamic_table *t, int64_t n, float
     h->n = 0;
     memset(d->n_receive, 0, (size_t)d->comm->size * sizeof *d->n_receive);
     for (int64_t i = 0; i < n; i++) {
-        h->rank[i] = (uint8_t)dynamic_holder_of(d, t, t->ids[i]);
+        h->rank[i] = (uint8_t)holder_of(d, t, t->ids[i]);
         d->n_receive[h->rank[i]]++;
         if (h->rank[i] == d->comm->rank) h->ids[h->n++] = t->ids[i];
     }
@@ -372,10 +397,6 @@ status dynamic_gather_rows(dynamic_tables *d, dynamic_table *t, int64_t n, float
     TRY(list_by_holder(d, t, n));
     return dynamic_move_rows(d, t, n, d->list.memory, d->in.memory, rows, true);
 }
-
-/* Static tables that ranks hold together (dynamic.h): every id has a row, and a rank has the rows
- * of its shards as a parameter, with gradient and optimizer state like any other.  The rows of a
- * batch travel as those of dynamic tables do. */
 
 /* A table that the config does not mention is held in shards from this size on. */
 enum { LARGE_BYTES = 64 << 20 };
@@ -491,23 +512,6 @@ status dynamic_attach_static(dynamic_tables *d, dynamic_table *t, const param *p
     if (d->is_host_memory) TRY(NN_NEW_HOST(memory, &t->squares, t->max_rows));
     TRY(NN_NEW(memory, &t->own_marks, t->max_rows));
     return dynamic_make_holders(t, memory);
-}
-
-/* t->index = where the rows of n ids that this rank holds are in its parameter. */
-static const int32_t *index_rows(const dynamic_table *t, int64_t n, const uint64_t *ids) {
-    for (int64_t i = 0; i < n; i++)
-        t->index[i] = t->own_row[(uint32_t)ids[i]];
-    return t->index;
-}
-
-status dynamic_take_static(dynamic_tables *d, const dynamic_table *t, int64_t n,
-                           const uint64_t *ids, float *rows) {
-    for (int64_t at = 0, piece; at < n; at += piece) {
-        piece = n - at < t->max_rows ? n - at : t->max_rows;
-        TRY(dynamic_move_rows(d, t, piece, index_rows(t, piece, ids + at), rows + at * t->dim,
-                              t->own->value, false));
-    }
-    return OK;
 }
 
 /* Bytes by the list that the rows were moved by last. */
