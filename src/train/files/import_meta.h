@@ -2,7 +2,7 @@
  * the same parameters) as the weights of a model of ours.
  *
  * Parameters have the same names here and there.  The row of an item in Meta's table is its id
- * (weight_file.h): rows of ids that the data do not have are dropped.  Values stay as they are;
+ * (export_file.h): rows of ids that the data do not have are dropped.  Values stay as they are;
  * bfloat16 and float16 are widened.  One thread at a time. */
 #ifndef HSTU_TRAIN_FILES_IMPORT_META_H
 #define HSTU_TRAIN_FILES_IMPORT_META_H
