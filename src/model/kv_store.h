@@ -10,8 +10,8 @@
  * In 8 bits (op kv_fp8) a page has a quarter of the bytes of float32, half of those of bfloat16; a
  * pass then works on a copy of its pages in the type of the activations, of one layer at a time.
  *
- * Which tokens are in which page is the business of its user (serve/kv_cache.h); a pass reads and
- * writes it (pass_encode_cached, pass_score_cached).  One thread at a time. */
+ * Which tokens are in which page is the business of its user (serve/cache/kv_cache.h); a pass reads
+ * and writes it (pass_encode_cached, pass_score_cached).  One thread at a time. */
 #ifndef HSTU_MODEL_KV_STORE_H
 #define HSTU_MODEL_KV_STORE_H
 
