@@ -78,13 +78,18 @@ static status read_choice(const arg_option *o, const char *text) {
     return fail(ERR_USAGE, "%s %.40s: must be %s", o->name, text, names);
 }
 
+static arena list_memory;
+
+void args_fini(void) {
+    arena_fini(&list_memory);
+}
+
 status args_list_add(arg_list *list, const char *text) {
-    static arena memory; /* never freed */
     size_t n = list->n_items;
     if ((n & (n - 1)) == 0) { /* full: it has room for 1, 2, 4, 8, ... */
         const char **item;
-        if (memory.block_bytes == 0) arena_init(&memory, 4096);
-        TRY(ARENA_NEW(&memory, &item, n > 0 ? 2 * n : 1));
+        if (list_memory.block_bytes == 0) arena_init(&list_memory, 4096);
+        TRY(ARENA_NEW(&list_memory, &item, n > 0 ? 2 * n : 1));
         if (n > 0) memcpy(item, list->item, n * sizeof *item);
         list->item = item;
     }

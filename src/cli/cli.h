@@ -21,12 +21,13 @@ typedef enum {
     ARG_LIST    /* arg_list: may be given several times */
 } arg_type;
 
-/* {0} is an empty one; the memory lives as long as the process. */
+/* {0} is an empty one; args_fini frees the memory of all of them. */
 typedef struct arg_list {
     const char **item;
     size_t n_items;
 } arg_list;
 status args_list_add(arg_list *list, const char *text);
+void args_fini(void);
 
 typedef struct arg_option {
     const char *name; /* "--users", or "-k"; the title of a group where value is NULL */

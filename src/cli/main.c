@@ -198,5 +198,6 @@ int main(int argc, char **argv) {
     } else {
         fflush(stdout);
     }
+    args_fini();
     return check_leaks(report(name, part_name(name, argc, argv), st));
 }

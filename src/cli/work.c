@@ -109,15 +109,15 @@ static bool find_file(const char *program, const char *name, char path[CONFIG_PA
     return true;
 }
 
-static void own_path(char path[CONFIG_PATH_BYTES]) {
+status work_own_path(char path[CONFIG_PATH_BYTES]) {
     ssize_t n = readlink("/proc/self/exe", path, CONFIG_PATH_BYTES - 1);
     path[n > 0 ? n : 0] = '\0';
+    return n > 0 ? OK : fail_errno("/proc/self/exe");
 }
 
 bool work_find_file(const char *name, char path[CONFIG_PATH_BYTES]) {
     char program[CONFIG_PATH_BYTES];
-    own_path(program);
-    return find_file(program, name, path);
+    return work_own_path(program) == OK && find_file(program, name, path);
 }
 
 void config_path_find_for(const char *program, const char *name, char path[CONFIG_PATH_BYTES]) {
@@ -127,7 +127,7 @@ void config_path_find_for(const char *program, const char *name, char path[CONFI
 
 void config_path_find(const char *name, char path[CONFIG_PATH_BYTES]) {
     char program[CONFIG_PATH_BYTES];
-    own_path(program);
+    (void)work_own_path(program); /* "": only a file that is here is found */
     config_path_find_for(program, name, path);
 }
 

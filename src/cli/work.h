@@ -69,6 +69,9 @@ void config_path_find(const char *name, char path[CONFIG_PATH_BYTES]);
 /* The same for a program in the file `program`; for tests. */
 void config_path_find_for(const char *program, const char *name, char path[CONFIG_PATH_BYTES]);
 
+/* The file of this program. */
+status work_own_path(char path[CONFIG_PATH_BYTES]);
+
 /* The same for a file of any kind, without a word: whether it is there. */
 bool work_find_file(const char *name, char path[CONFIG_PATH_BYTES]);
 

@@ -25,6 +25,10 @@ static const char *positional[2];
 static int n_positional;
 static bool is_help;
 
+AFTER_TESTS {
+    args_fini();
+}
+
 /* Parses a command line given as one text, words parted by a bar. */
 static status parse(const char *line) {
     static char text[512], *argv[32];

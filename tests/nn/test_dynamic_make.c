@@ -483,7 +483,7 @@ TEST(dynamic_tables_of_another_step_in_a_checkpoint) {
                           run_path("run")),
              0);
     free(text);
-    CHECK_FAILS(train(&r, "run", 0, 6, true), ERR_FORMAT, "the table is not this checkpoint's");
+    CHECK_FAILS(train(&r, "run", 0, 6, true), ERR_FORMAT, "the table is another one");
 }
 
 TEST(dynamic_tables_leave_no_old_checkpoints) {

@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "base/rng.h"
 #include "base/thread.h"
+#include "train/report/report.h"
 
 enum { FIRST_TIME = 1700000000, GAP_S = 60 };
 #define SET_MAX_BYTES ((size_t)1 << 31)
@@ -624,18 +625,11 @@ json_writer *load_json_open(json_line *l, const char *bench, const load_args *a)
     return &l->w;
 }
 
-static status write_report(const char *path, const buf *json) {
-    out_file *f;
-    TRY(out_file_create(&f, path));
-    status st = out_file_write(f, buf_str(json), json->n_bytes);
-    if (st == OK) st = out_file_write(f, "\n", 1);
-    return out_file_end(f, st);
-}
-
 status load_json_save(json_line *l, const char *path) {
     json_object_close(&l->w);
     status st = json_finish(&l->w);
-    if (st == OK && path != NULL) st = write_report(path, &l->text);
+    if (st == OK) st = buf_char(&l->text, '\n');
+    if (st == OK && path != NULL) st = page_save(&l->text, path);
     buf_fini(&l->text);
     return st;
 }

@@ -370,7 +370,7 @@ static status write_skipped(const prep_options *o, bad_lines *bad) {
 
 /* A side file whose ids are not those of the events does nothing: said, as it looks like success.
  */
-static void say_described(const prep_options *o, const builder_stats *s) {
+static void warn_described(const prep_options *o, const builder_stats *s) {
     if (o->request.users != NULL && s->n_described_users == 0)
         log_warn("no user of %s is among the events; is --users-id the right column?",
                  o->request.users);
@@ -380,7 +380,7 @@ static void say_described(const prep_options *o, const builder_stats *s) {
 }
 
 /* One line: what the times were taken for, and their range, which shows a wrong guess. */
-static void say_times(const source_result *r, const builder_stats *s) {
+static void log_times(const source_result *r, const builder_stats *s) {
     char first[SHOW_BYTES], last[SHOW_BYTES];
     if (r->times == NULL) return;
     log_info("times: %s, %s .. %s", r->times, show_date(first, s->first_time / s->time_per_second),
@@ -398,8 +398,8 @@ static status run(const prep_options *o, pool *p, builder_stats *stats) {
     if (st == OK) st = read_source(o, p, &r);
     if (st == OK) st = make_meta(o, &r, &meta);
     if (st == OK) st = write_data(o, &r, &meta, stats);
-    if (st == OK) say_times(&r, stats);
-    if (st == OK) say_described(o, stats);
+    if (st == OK) log_times(&r, stats);
+    if (st == OK) warn_described(o, stats);
     if (st == OK) st = write_skipped(o, r.bad);
     if (st == OK && csv != NULL) st = write_csv(o, &r, p, csv);
     if (st == OK && csv != NULL) {

@@ -13,6 +13,7 @@
 #include "ops/mask.h"
 #include "ops/mask_rule.h"
 #include "ops/mask_tiles.h"
+#include "train/report/report.h"
 
 /* A mask as a grid of cells, each of `side` x `side` pairs. */
 typedef struct mask_grid {
@@ -114,17 +115,6 @@ static status draw_tiles(const mask_grid *g, buf *out) {
     return buf_text(out, "\"/>\n");
 }
 
-static status draw_title(const char *title, buf *out) {
-    for (; *title != '\0'; title++) {
-        const char *escape = *title == '<' ? "&lt;" : *title == '&' ? "&amp;" : NULL;
-        if (escape != NULL)
-            TRY(buf_text(out, escape));
-        else
-            TRY(buf_char(out, *title));
-    }
-    return OK;
-}
-
 /* A square picture with a title; lines every MASK_TILE tokens show the tiles of the kernels. */
 static status mask_draw_svg(const mask_grid *g, const char *title, buf *out) {
     int width = PICTURE + 2 * MARGIN, height = width + TITLE;
@@ -134,7 +124,7 @@ static status mask_draw_svg(const mask_grid *g, const char *title, buf *out) {
                    "<text x=\"%d\" y=\"%d\" font-family=\"sans-serif\" font-size=\"15\" "
                    "fill=\"#222\">",
                    width, height, width, height, width, height, MARGIN, MARGIN + 12));
-    TRY(draw_title(title, out));
+    TRY(html_text(title, out));
     TRY(buf_text(out, "</text>\n<g fill=\"#2b6cb0\" shape-rendering=\"crispEdges\">\n"));
     TRY(draw_cells(g, (double)PICTURE / g->n_cells, out));
     TRY(buf_text(out, "</g>\n"));

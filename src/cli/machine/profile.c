@@ -18,6 +18,7 @@
 #include "base/status.h"
 #include "cli/machine/profile.h"
 #include "cli/output.h"
+#include "cli/work.h"
 #include "format/json.h"
 #include "ops/mask_tiles.h"
 #include "profile/gpu_time.h"
@@ -317,14 +318,11 @@ static status profile_page_write(const profile *p, const char *path) {
     return st;
 }
 
-static status write_file(const char *folder, const char *name, const char *suffix,
-                         const buf *text) {
+static status write_csv(const char *folder, const char *name, const buf *text) {
     char path[SHOW_PATH_BYTES];
-    out_file *f;
-    if (snprintf(path, sizeof path, "%s/%s%s", folder, name, suffix) >= (int)sizeof path)
+    if (snprintf(path, sizeof path, "%s/%s.csv", folder, name) >= (int)sizeof path)
         return fail(ERR_USAGE, "--out: the path is too long");
-    TRY(out_file_create(&f, path));
-    return out_file_end(f, out_file_write(f, buf_str(text), text->n_bytes));
+    return page_save(text, path);
 }
 
 static status print_table(profile_table *t, const profile_view *v, buf *text) {
@@ -350,7 +348,7 @@ static status show_report(const profile *p, report_kind kind, const profile_view
     buf_init(&text);
     if (t.n_rows > 0) {
         st = profile_table_csv(&t, -1, &text);
-        if (st == OK) st = write_file(v->out, t.id, ".csv", &text);
+        if (st == OK) st = write_csv(v->out, t.id, &text);
         if (st == OK && v->format != PROFILE_SILENT) st = print_table(&t, v, &text);
     }
     buf_fini(&text);
@@ -447,7 +445,7 @@ static status show_memory(const memory_log *m, const profile_view *v) {
     buf text;
     buf_init(&text);
     status st = memory_log_csv(m, &text);
-    if (st == OK && text.n_bytes > 0) st = write_file(v->out, "memory_by_owner", ".csv", &text);
+    if (st == OK && text.n_bytes > 0) st = write_csv(v->out, "memory_by_owner", &text);
     if (st == OK && v->format == PROFILE_CSV && text.n_bytes > 0) printf("%s\n", buf_str(&text));
     buf_clear(&text);
     if (st == OK && v->format == PROFILE_JSON) st = memory_log_json(m, &text);
@@ -497,10 +495,8 @@ static bool is_program(const char *name) {
 static status find_library(char path[PATH_MAX]) {
     static const char *const places[] = {"hstu-inject.so", "../hstu-inject.so",
                                          "../lib/hstu/hstu-inject.so"};
-    char program[PATH_MAX], near[PATH_MAX];
-    ssize_t n = readlink("/proc/self/exe", program, sizeof program - 1);
-    if (n <= 0) return fail_errno("/proc/self/exe");
-    program[n] = '\0';
+    char program[CONFIG_PATH_BYTES], near[PATH_MAX];
+    TRY(work_own_path(program));
     char *end = strrchr(program, '/');
     if (end != NULL) *end = '\0';
     for (size_t i = 0; i < sizeof places / sizeof *places; i++)

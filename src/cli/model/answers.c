@@ -32,7 +32,7 @@ status answer_format_choose(int format, bool is_json, answer_format *out) {
 }
 
 static status write_header(answers *a) {
-    TRY(buf_printf(&a->line, "%s%s,id", a->subject, a->has_ranks ? ",rank" : ""));
+    TRY(buf_printf(&a->line, "%s%s,id", a->subject, a->has_positions ? ",rank" : ""));
     for (int i = 0; i < a->n_columns; i++) {
         TRY(buf_char(&a->line, ','));
         TRY(csv_put_field(&a->line, a->columns[i], strlen(a->columns[i])));
@@ -140,7 +140,7 @@ static status item_json(answers *a, uint32_t item, const float *values) {
 static status item_csv(answers *a, const float *values) {
     char number[FLOAT_TEXT_BYTES];
     TRY(buf_append(&a->line, buf_str(&a->who), a->who.n_bytes));
-    if (a->has_ranks) TRY(buf_printf(&a->line, ",%" PRId64, a->n_items));
+    if (a->has_positions) TRY(buf_printf(&a->line, ",%" PRId64, a->n_items));
     TRY(buf_char(&a->line, ','));
     TRY(csv_put_field(&a->line, buf_str(&a->id), a->id.n_bytes));
     for (int i = 0; i < a->n_columns; i++) {

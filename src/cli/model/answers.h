@@ -36,7 +36,7 @@ typedef struct answers {
     const char *subject;        /* "user" or "item" */
     const char *const *columns; /* (n_columns): names of the numbers */
     int n_columns;
-    bool has_ranks;      /* items are in order, best first: csv has a column of places */
+    bool has_positions;  /* items are in order, best first: csv has a column of positions, "rank" */
     const char *heading; /* of the table instead of the subject's name; or NULL */
     const char *source;
     int64_t n_items; /* of this subject */

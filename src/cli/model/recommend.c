@@ -93,7 +93,7 @@ static status recommend_similar(const recommend_args *a, session *s, const uint8
                    .subject = "item",
                    .columns = columns,
                    .n_columns = 1,
-                   .has_ranks = true};
+                   .has_positions = true};
     item_table t;
     int32_t *best = NULL;
     float *cosine = NULL;
@@ -180,7 +180,7 @@ static status serve(const recommend_args *a, session *s, const uint8_t *is_allow
                       .heading = is_alone ? "Recommended" : NULL,
                       .columns = columns,
                       .n_columns = 1,
-                      .has_ranks = true};
+                      .has_positions = true};
     status st = user_group_create(&v.r, s, &c);
     bool is_first = a->ranks == NULL || a->ranks->rank == 0;
     if (st == OK) st = answers_open(&v.out, is_first ? a->out : NULL);

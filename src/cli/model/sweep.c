@@ -40,16 +40,14 @@ static status check_characters(const char *text) {
 }
 
 static status add_value(sweep *s, sweep_range *r, const char *text, const char *from, size_t n) {
-    char *value;
+    const char *value;
     while (n > 0 && *from == ' ')
         from++, n--;
     while (n > 0 && from[n - 1] == ' ')
         n--;
     if (n == 0) return bad(text, "a value is empty");
     if (r->n == SWEEP_VALUES) return bad(text, "it has more than 256 values");
-    TRY(ARENA_NEW(&s->memory, &value, n + 1));
-    memcpy(value, from, n);
-    value[n] = '\0';
+    TRY(arena_copy_text(&s->memory, from, n, &value));
     for (int i = 0; i < r->n; i++)
         if (strcmp(r->value[i], value) == 0) return bad(text, "a value is given twice");
     r->value[r->n++] = value;
@@ -126,17 +124,12 @@ static bool is_spread(const char *list) {
 status sweep_add_range(sweep *s, const char *text) {
     const char *is = strchr(text, '=');
     sweep_range r = {0};
-    char *name;
     TRY(check_characters(text));
     if (is == NULL || is == text) return bad(text, "there is no NAME=");
     if (s->n_ranges == SWEEP_RANGES) return bad(text, "there are 16 ranges already");
-    size_t n = (size_t)(is - text);
-    TRY(ARENA_NEW(&s->memory, &name, n + 1));
-    memcpy(name, text, n);
-    name[n] = '\0';
+    TRY(arena_copy_text(&s->memory, text, (size_t)(is - text), &r.name));
     for (int i = 0; i < s->n_ranges; i++)
-        if (strcmp(s->range[i].name, name) == 0) return bad(text, "its NAME has a range already");
-    r.name = name;
+        if (strcmp(s->range[i].name, r.name) == 0) return bad(text, "its NAME has a range already");
     TRY(ARENA_NEW(&s->memory, &r.value, SWEEP_VALUES));
     const char *list = is + 1;
     if (strncmp(list, "log:", 4) == 0) {
@@ -206,7 +199,7 @@ status sweep_make_trials(sweep *s, int64_t n_random, uint64_t seed) {
     return OK;
 }
 
-enum { WIDTH = 900, HEIGHT = 420, TOP = 64, BOTTOM = 48, SIDE = 70, PAGE_PATH_BYTES = 4096 };
+enum { WIDTH = 900, HEIGHT = 420, TOP = 64, BOTTOM = 48, SIDE = 70 };
 
 static bool is_better(const sweep *s, double a, double b) {
     return s->is_lower_better ? a < b : a > b;
@@ -272,22 +265,9 @@ static status describe_csv(const sweep *s, buf *out) {
     return OK;
 }
 
-/* Text inside SVG and HTML. */
-static status put_escaped(buf *out, const char *text) {
-    for (const char *c = text; *c != '\0'; c++) {
-        const char *name = *c == '&'   ? "&amp;"
-                           : *c == '<' ? "&lt;"
-                           : *c == '>' ? "&gt;"
-                           : *c == '"' ? "&quot;"
-                                       : NULL;
-        TRY(name != NULL ? buf_text(out, name) : buf_char(out, *c));
-    }
-    return OK;
-}
-
 static status put_label(buf *out, double x, double y, const char *style, const char *text) {
     TRY(buf_printf(out, "<text x='%.1f' y='%.1f' %s>", x, y, style));
-    TRY(put_escaped(out, text));
+    TRY(html_text(text, out));
     return buf_text(out, "</text>\n");
 }
 
@@ -344,13 +324,13 @@ static status put_lines(const sweep *s, buf *out, const sweep_trial *const *best
             x_of(s, s->n_ranges), y_of(share), (int)(70 + 170 * share), (int)(120 - 10 * share),
             (int)(190 - 150 * share), k == 0 ? "3" : "1.3", 0.35 + 0.6 * share));
         TRY(buf_printf(out, "trial-%04d: ", number_of(s, best[k])));
-        TRY(put_escaped(out, s->metric));
+        TRY(html_text(s->metric, out));
         TRY(buf_printf(out, " %.4g", best[k]->metric));
         for (int i = 0; i < s->n_ranges; i++) {
             TRY(buf_text(out, "\n"));
-            TRY(put_escaped(out, s->range[i].name));
+            TRY(html_text(s->range[i].name, out));
             TRY(buf_text(out, " = "));
-            TRY(put_escaped(out, s->range[i].value[best[k]->at[i]]));
+            TRY(html_text(s->range[i].value[best[k]->at[i]], out));
         }
         TRY(buf_text(out, "</title></polyline>\n"));
     }
@@ -397,7 +377,7 @@ static status describe_page(const sweep *s, buf *out, const sweep_trial *const *
 }
 
 static status save(const buf *text, const char *dir, const char *name) {
-    char path[PAGE_PATH_BYTES];
+    char path[CONFIG_PATH_BYTES];
     TRY(path_join(path, sizeof path, dir, name));
     return page_save(text, path);
 }
@@ -498,15 +478,15 @@ static status read_trial(sweep *s, const sweep_args *a, int trial) {
 /* The words of a training; those that are made live in the sweep's memory. */
 static status make_words(sweep *s, const sweep_args *a, int trial, const char *self,
                          const char *words[MAX_WORDS]) {
-    char path[PATH_BYTES], config[PATH_BYTES], *out, *threads, *text, *epochs;
+    char path[PATH_BYTES], config[PATH_BYTES], *threads, *text, *epochs;
+    const char *out;
     int n = 0, n_threads;
     TRY(env_threads_of((int)a->jobs, &n_threads));
     TRY(trial_path(path, a, trial, ""));
     TRY(path_join(config, sizeof config, path, "config.json"));
-    TRY(ARENA_NEW(&s->memory, &out, strlen(path) + 1));
+    TRY(arena_copy_text(&s->memory, path, strlen(path), &out));
     TRY(ARENA_NEW(&s->memory, &threads, 64));
     TRY(ARENA_NEW(&s->memory, &epochs, 32));
-    memcpy(out, path, strlen(path) + 1);
     snprintf(threads, 64, "HSTU_THREADS=%d", n_threads);
     snprintf(epochs, 32, "%" PRId64, a->epochs);
     const char *const first[] = {"env",      threads,  self,    "train", "--gin-config-file",
@@ -690,12 +670,10 @@ static void remove_folder(const sweep *s, const sweep_args *a) {
 }
 
 static status run(sweep *s, const sweep_args *a) {
-    char self[PATH_BYTES];
+    char self[CONFIG_PATH_BYTES];
     int n_done = 0, n_failed = 0;
     bool is_new;
-    ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
-    if (n <= 0) return fail_errno("/proc/self/exe");
-    self[n] = '\0';
+    TRY(work_own_path(self));
     for (size_t i = 0; i < a->ranges.n_items; i++)
         TRY(sweep_add_range(s, a->ranges.item[i]));
     TRY(sweep_make_trials(s, a->n_random, (uint64_t)a->seed));

@@ -38,3 +38,15 @@ TEST(bench_embedding_prints_every_figure) {
              2);
     free(text);
 }
+
+TEST(bench_embedding_of_a_small_table) {
+    char *text;
+    CHECK_EQ(test_command(&text,
+                          "'%s' bench embedding --device cpu --max-gib 0.001 --seconds 0.001 "
+                          "--batch 256 --dim 6 --slots 8192 --json 2>/dev/null",
+                          test_program()),
+             0);
+    CHECK_CONTAINS(text, "\"keys_a_call\":128"); /* a 64th of the slots */
+    CHECK(strstr(text, "peer_per_s") == NULL);   /* HierarchicalKV runs on a GPU */
+    free(text);
+}

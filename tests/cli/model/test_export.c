@@ -48,7 +48,7 @@ TEST(export_formats_and_refusals) {
     says(2, "run --data data --what items --format csv --out i.csv", "choose another --out");
     says(2, "run --data data --what items --format pickle --out x", "safetensors, npz or csv");
     says(2, "run --what users --out x", "needs --data DIR");
-    says(2, "run --data data --what moods --out x", "items, users, weights, tables");
+    says(2, "run --data data --what moods --out x", "items, users, weights or tables");
     says(2, "run --what weights --format csv --out x", "safetensors, npz or pt");
     says(1, "run --data data --what items --out none/x", "none/x");
     says(1, "run --data data --what items --out /dev/null", "would be replaced");

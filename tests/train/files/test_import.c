@@ -63,7 +63,7 @@ TEST(import_meta_refuses_what_does_not_fit) {
     says(2, command, "no checkpoint of Meta's research models");
     says(2, "./hstu import meta w.pt --data data --out x", "--gin-config-file");
     says(2, IMPORT "--out run", "contains a run already");
-    says(2, "./hstu import moods x", "tables, meta, nvidia");
+    says(2, "./hstu import moods x", "tables, meta or nvidia");
     free(shell(0, "! ls x 2>/dev/null"));
 }
 
