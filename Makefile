@@ -105,8 +105,8 @@ CU_SRC := $(if $(filter -DHSTU_HAS_CUDA,$(FEATURES)),$(sort $(shell find src/cud
 CU_UNIT_sm80 := $(patsubst %,src/cuda/attn/sm80/attn_sm80_%.cu,fwd bwd bwd_dq)
 CU_UNIT_f32 := $(wildcard src/cuda/attn/f32/*.cu)
 CU_UNIT_sm80_softmax := $(wildcard src/cuda/attn/sm80/softmax_*.cu)
-CU_UNIT_fwd_sm90 := $(patsubst %,src/cuda/attn/sm90/attn_%.cu,sm90 sm90_fwd sm90_fwd_bias sm90_paged sm90_few)
-CU_UNIT_bwd_sm90 := $(patsubst %,src/cuda/attn/sm90/attn_sm90_%.cu,bwd bwd_bias bwd_single_tile bwd_dq_sums bwd_d256_short)
+CU_UNIT_fwd_sm90 := $(patsubst %,src/cuda/attn/sm90/attn_%.cu,sm90 sm90_fwd sm90_paged sm90_small)
+CU_UNIT_bwd_sm90 := $(patsubst %,src/cuda/attn/sm90/attn_sm90_%.cu,bwd bwd_single_tile bwd_d256_short)
 CU_UNIT_dq_sm90 := $(patsubst %,src/cuda/attn/sm90/attn_sm90_%.cu,bwd_dq bwd_dq_bias bwd_d256)
 CU_UNIT_softmax_sm90 := $(wildcard src/cuda/attn/sm90/softmax_*.cu)
 CU_UNIT_ops_sm90 := $(wildcard src/cuda/gemm/*_sm90.cu src/cuda/ops/*_sm90.cu)
@@ -114,19 +114,18 @@ CU_UNIT_rest_sm90 := $(CU_UNIT_softmax_sm90) $(CU_UNIT_ops_sm90)
 CU_UNIT_attn := $(CU_UNIT_sm80) $(CU_UNIT_sm80_softmax) $(CU_UNIT_f32)
 CU_UNIT_fwd_dq_sm90 := $(CU_UNIT_fwd_sm90) $(CU_UNIT_dq_sm90)
 CU_UNIT_bwd_rest_sm90 := $(CU_UNIT_bwd_sm90) $(CU_UNIT_rest_sm90)
-CU_UNIT_core := $(wildcard src/cuda/core/*.cu) $(wildcard src/cuda/attn/common/*.cu)
-CU_UNIT_ops := $(patsubst %,src/cuda/ops/%.cu,combine dropout group head_parts kv_fp8 kv_put l2 logits_loss negatives rank \
-	row_moves sampled_softmax update) $(patsubst %,src/cuda/gemm/%.cu,cublas_lt linear matmul)
-CU_UNIT_rows := $(patsubst %,src/cuda/ops/%.cu,gate_bwd gate_cut norm_bwd rows)
+CU_UNIT_core := $(filter-out $(ASKS_ARCH),$(wildcard src/cuda/core/*.cu src/cuda/attn/common/*.cu))
+CU_UNIT_ops := $(patsubst %,src/cuda/ops/%.cu,exchange kv l2 logits_loss rank rows sampled_softmax update) \
+	$(patsubst %,src/cuda/gemm/%.cu,linear matmul)
 CU_UNIT_both := $(ASKS_ARCH)
 CU_UNIT_table := $(wildcard src/cuda/table/*.cu)
-CU_UNIT_topk := $(patsubst %,src/cuda/ops/%.cu,topk topk_any)
-CU_UNIT_any := $(CU_UNIT_rows) $(CU_UNIT_ops) $(CU_UNIT_table) $(CU_UNIT_topk) $(CU_UNIT_core)
+CU_UNIT_topk := src/cuda/ops/topk.cu
+CU_UNIT_any := $(CU_UNIT_ops) $(CU_UNIT_table) $(CU_UNIT_topk) $(CU_UNIT_core)
 ifeq ($(origin CU_UNITS),undefined)
 CORES := $(shell nproc 2>/dev/null)
 CU_UNITS := $(if $(filter 1 2,$(CORES)),attn any fwd_dq_sm90 bwd_rest_sm90 both,\
 	$(if $(filter 3 4,$(CORES)),sm80 any fwd_sm90 bwd_sm90 f32 dq_sm90 sm80_softmax rest_sm90 both,\
-	rows both ops table topk core ops_sm90))
+	both ops table topk core ops_sm90))
 endif
 ifeq ($(CU_SRC),)
 override CU_UNITS :=

@@ -52,7 +52,7 @@ int main(void) { return zlibVersion() == 0; }' -lz && echo "-DHSTU_HAS_ZLIB -lz"
 }
 [ "$MINIMAL" = cuda ] || optional_libraries
 # nvcc counts if the host compiler it calls, its run-time library and cuBLASLt are there.  cuBLASLt is opened when
-# the program first uses a GPU (src/cuda/gemm/cublas_lt.cu), and looked for in the folder found here, too.
+# the program first uses a GPU (src/cuda/gemm/matmul.cu), and looked for in the folder found here, too.
 if [ "$CUDA" = 1 ] && [ -n "$NVCC" ] && command -v "${NVCC_CCBIN:-g++}" >/dev/null 2>&1; then
     root=$(dirname "$(dirname "$(readlink -f "$NVCC")")")
     cpu=$(uname -m)

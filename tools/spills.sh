@@ -21,7 +21,7 @@ esac
 excused='
 attn_bwd_dq_f32_kernel<256, true>      head dimensions 129 to 256 in true float32, which no config has: with half the tile all scores would be computed twice
 softmax_attn_bwd_dq_f32_kernel<256>    the same in softmax attention
-linear_many_sm90_kernel<__nv_bfloat16, many_tile<256, 3,  one register, written and read once after the products of a tile
+linear_large_sm90_kernel<__nv_bfloat16, large_tile<256, 3,  one register, written and read once after the products of a tile
 '
 
 # A report older than its source is out of date.

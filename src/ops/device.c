@@ -1,7 +1,7 @@
 #include "ops/device.h"
 
 /* A build without CUDA: no devices, and the reason.  With CUDA these functions are in
- * src/cuda/core/device.cu. */
+ * src/cuda/core/backend.cu. */
 #ifndef HSTU_HAS_CUDA
 
 #include <stdio.h>

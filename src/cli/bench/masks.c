@@ -125,7 +125,7 @@ static void choose_kernel(softmax_attn_args *a, mask_kernel kernel) {
     if (kernel == MASK_ROW_WISE) a->mask.n_listed = INT32_MAX;
 }
 
-/* Whether the backend chooses row-wise kernels: see cuda/attn/common/softmax_attn.cu. */
+/* Whether the backend chooses row-wise kernels: see cuda/attn/common/attn.cu. */
 static bool is_by_rows(const backend *be, const softmax_attn_args *a, int pass) {
     return be->n_ahead > 0 && be->act != ACT_F32 && (a->dim == 64 || a->dim == 128) &&
            !mask_rule_is_span(&a->mask.rule) &&

@@ -1,11 +1,11 @@
-/* The CUDA backend: a GPU's memory, its stream, and the table of its ops. */
+/* The CUDA backend: a GPU's memory, its streams and the table of its ops; and the list of this
+ * machine's GPUs (ops/device.h). */
 #include <stdio.h>
 #include <string.h>
 
 #include "base/env.h"
 #include "base/mem.h"
-#include "cuda/core/enter.h"
-#include "cuda/core/wait.h"
+#include "cuda/core/cuda.h"
 #include "ops/device.h"
 #include "ops/time_bucket.h"
 
@@ -58,7 +58,7 @@ status cuda_sync(backend *be) {
     return OK;
 }
 
-/* What runs aside is short and others wait for it: its blocks go first. */
+/* Work on the second stream is short and other work waits for it: it has the higher priority. */
 static status make_side(cuda_side *side) {
     int least, greatest;
     CUDA_TRY(cudaDeviceGetStreamPriorityRange(&least, &greatest));
@@ -137,8 +137,8 @@ static status grow(backend *be, cuda_block *block, size_t bytes, void **out) {
     *out = NULL;
     CUDA_TRY(cudaStreamIsCapturing(s->stream, &capture));
     if (capture != cudaStreamCaptureStatusNone)
-        return fail(ERR_DEVICE, "an op that is being recorded asks for more scratch memory than "
-                                "any before it; run it once without recording");
+        return fail(ERR_DEVICE, "an op that is being recorded needs more scratch memory than any "
+                                "before it; run it once without recording");
     TRY(s->is_guest ? grow_guest(s, block, bytes) : grow_own(s, block, bytes));
     *out = block->p;
     return OK;
@@ -204,21 +204,32 @@ static void destroy(backend *be) {
     mem_free(be);
 }
 
+/* The number of usable devices; 0 with the reason where the driver is missing, too old, broken,
+ * or sees none. cudaGetLastError clears the error, so that later calls start clean. */
+static int count_devices(const char **out_reason) {
+    int n = 0, driver = 0;
+    *out_reason = "";
+    cudaError_t error = cudaGetDeviceCount(&n);
+    if (error == cudaSuccess && n > 0) return n;
+    cudaGetLastError();
+    cudaDriverGetVersion(&driver);
+    *out_reason = driver == 0            ? "no NVIDIA driver is loaded"
+                  : error == cudaSuccess ? "the driver sees no GPU"
+                                         : cudaGetErrorString(error);
+    return 0;
+}
+
 static status ask_card(cuda_state *s) {
-    int major, minor, most;
+    int most;
     cudaDeviceProp properties;
     CUDA_TRY(cudaGetDeviceProperties(&properties, s->device));
     snprintf(s->card, sizeof s->card, "%.127s", properties.name);
-    CUDA_TRY(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, s->device));
-    CUDA_TRY(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, s->device));
-    CUDA_TRY(
-        cudaDeviceGetAttribute(&s->n_multiprocessors, cudaDevAttrMultiProcessorCount, s->device));
-    CUDA_TRY(cudaDeviceGetAttribute(&s->max_block_shared, cudaDevAttrMaxSharedMemoryPerBlockOptin,
-                                    s->device));
-    s->sm = 10 * major + minor;
+    s->n_multiprocessors = properties.multiProcessorCount;
+    s->max_block_shared = (int)properties.sharedMemPerBlockOptin;
+    s->sm = 10 * properties.major + properties.minor;
     if (s->sm < DEVICE_MIN_SM)
         return fail(ERR_DEVICE, "cuda:%d has SM %d.%d; SM 8.0 or newer is needed; use the CPU",
-                    s->device, major, minor);
+                    s->device, properties.major, properties.minor);
     TRY(env_cuda_sm(&most));
     if (most < s->sm) s->sm = most;
     return OK;
@@ -241,17 +252,13 @@ static status make_counters(cuda_state *s) {
 }
 
 static status begin(cuda_state *s, const cuda_options *o) {
-    int n = 0;
+    const char *reason;
+    int n = count_devices(&reason);
     s->device = o->device;
     s->is_deterministic = o->is_deterministic;
     s->is_guest = o->is_guest;
     snprintf(s->name, sizeof s->name, "cuda:%d", o->device);
-    cudaError_t error = cudaGetDeviceCount(&n);
-    if (error != cudaSuccess || n == 0) {
-        cudaGetLastError();
-        return fail(ERR_DEVICE, "there is no GPU to use (%s); use the CPU",
-                    error == cudaSuccess ? "the driver sees none" : cudaGetErrorString(error));
-    }
+    if (n == 0) return fail(ERR_DEVICE, "there is no GPU to use (%s); use the CPU", reason);
     if (o->device < 0 || o->device >= n)
         return fail(ERR_DEVICE, "there is no cuda:%d; this machine has cuda:0 to cuda:%d",
                     o->device, n - 1);
@@ -310,5 +317,43 @@ extern "C" status backend_visit_cuda(backend *be, const cuda_visit *visit) {
     s->stream = (cudaStream_t)visit->stream;
     s->is_deterministic = visit->is_deterministic;
     be->act = visit->act;
+    return OK;
+}
+
+extern "C" void device_driver_ask(device_driver *out) {
+    const char *reason;
+    memset(out, 0, sizeof *out);
+    count_devices(&reason);
+    snprintf(out->reason, sizeof out->reason, "%s", reason);
+    if (cudaRuntimeGetVersion(&out->runtime_version) != cudaSuccess)
+        out->runtime_version = CUDART_VERSION;
+    if (cudaDriverGetVersion(&out->driver_version) != cudaSuccess) out->driver_version = 0;
+}
+
+static status describe(int device, device_info *out) {
+    cudaDeviceProp properties;
+    size_t free_bytes = 0, total_bytes = 0;
+    CUDA_TRY(cudaGetDeviceProperties(&properties, device));
+    CUDA_TRY(cudaSetDevice(device));
+    CUDA_TRY(cudaMemGetInfo(&free_bytes, &total_bytes));
+    snprintf(out->name, sizeof out->name, "%.127s", properties.name);
+    out->sm = properties.major * 10 + properties.minor;
+    out->n_multiprocessors = properties.multiProcessorCount;
+    out->memory_bytes = total_bytes;
+    out->free_bytes = free_bytes;
+    return OK;
+}
+
+extern "C" status device_list(device_info *out, int max, int *n) {
+    const char *reason;
+    int n_devices = count_devices(&reason), before = 0;
+    *n = 0;
+    if (n_devices == 0) return OK;
+    CUDA_TRY(cudaGetDevice(&before));
+    for (int i = 0; i < n_devices && i < max; i++) {
+        TRY(describe(i, &out[i]));
+        *n = i + 1;
+    }
+    CUDA_TRY(cudaSetDevice(before));
     return OK;
 }

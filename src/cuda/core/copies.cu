@@ -8,12 +8,15 @@
  * encoder's or a server's request would otherwise wait for two streams to meet.  To the host: into
  * pinned memory, with an event to wait for, or, where the host waits at once, the same way for what
  * is small: into memory that is not pinned the driver takes ten times as long.  What the caller has
- * laid out in memory of host_alloc is copied from there, also by a recorded step (op `copy`). */
+ * laid out in memory of host_alloc is copied from there, also by a recorded step (op `copy`).
+ *
+ * Pages of keys and values move on a stream of their own (kv_move_args in ops.h): the copies start
+ * after the ops called before them and overlap with those called later, until kv_wait orders these
+ * after them.  So the pages of a layer are copied while the layers before it are computed. */
 #include <string.h>
 
 #include "base/mem.h"
-#include "cuda/core/enter.h"
-#include "cuda/core/wait.h"
+#include "cuda/core/kernel.cuh"
 
 enum { N_SLOTS = 8, HOST_BLOCKS = 16 };
 static const size_t SLOT_BYTES = 4 << 20;
@@ -103,7 +106,7 @@ status cuda_host_alloc(backend *be, void **out, size_t bytes) {
         *out = NULL;
         cudaGetLastError();
         return fail(ERR_NOMEM,
-                    "there are no %.1f GB of page-locked host memory (%s); ask for fewer",
+                    "cannot allocate %.1f GB of page-locked host memory (%s); request less",
                     (double)bytes / 1e9, cudaGetErrorString(error));
     }
     if (c != NULL && c->n_blocks < HOST_BLOCKS)
@@ -127,12 +130,54 @@ static bool is_of_host(const cuda_copies *c, const void *memory) {
     return false;
 }
 
+/* Copies of at most HOST_COPY_MOST bytes between the device and pinned memory are made by a kernel:
+ * cudaMemcpyAsync starts when the previous kernel is complete, this one earlier (early_begin_alone,
+ * which depends on __CUDA_ARCH__).  On an H200 (2026-11-17), us with a kernel before or after and
+ * the wait: to the device                               to the host 8 KB   24 KB   64 KB   192 KB
+ * 288 KB      5 KB   40 KB
+ *     cudaMemcpyAsync    14.9    15.3    21.8     27.2     28.3      18.4    18.4
+ *     kernel             13.8    13.8    15.2     20.9     24.0      11.0    11.7 */
+enum {
+    HOST_COPY_THREADS = 256,
+    HOST_COPY_BLOCKS = 128,
+    HOST_COPY_MOST = 512 << 10 /* bytes */
+};
+
+typedef struct host_copy_job {
+    int64_t n;
+    const uint4 *from;
+    uint4 *to;
+} host_copy_job;
+
+/* 16 bytes a thread at a time, past the caches: the host may have written other bytes since. */
+static __global__ void __launch_bounds__(HOST_COPY_THREADS)
+    host_copy_any_kernel(const host_copy_job j) {
+    int64_t step = (int64_t)gridDim.x * HOST_COPY_THREADS;
+    early_begin_alone();
+    for (int64_t i = (int64_t)blockIdx.x * HOST_COPY_THREADS + threadIdx.x; i < j.n; i += step)
+        j.to[i] = __ldcv(j.from + i);
+}
+
+static bool host_copy_can(const void *to, const void *from, size_t bytes) {
+    const size_t size = sizeof(uint4);
+    return bytes > 0 && bytes <= HOST_COPY_MOST && bytes % size == 0 && (uintptr_t)to % size == 0 &&
+           (uintptr_t)from % size == 0;
+}
+
+static status host_copy(backend *be, void *to, const void *from, size_t bytes) {
+    host_copy_job j = {(int64_t)(bytes / sizeof(uint4)), (const uint4 *)from, (uint4 *)to};
+    int64_t n_blocks = cuda_div_up(j.n, HOST_COPY_THREADS);
+    if (n_blocks > HOST_COPY_BLOCKS) n_blocks = HOST_COPY_BLOCKS;
+    return cuda_launch_early(be, "a copy to or from the host", host_copy_any_kernel, n_blocks,
+                             HOST_COPY_THREADS, 0, j);
+}
+
 status cuda_copy(backend *be, void *to, const void *from, size_t bytes) {
     cuda_state *s = cuda_of(be);
     if (bytes == 0) return OK;
     TRY(cuda_enter(be));
     bool is_in = is_of_host(s->copies, from);
-    if (is_in && cuda_host_copy_can(to, from, bytes)) return cuda_host_copy(be, to, from, bytes);
+    if (is_in && host_copy_can(to, from, bytes)) return host_copy(be, to, from, bytes);
     cudaMemcpyKind kind = is_in ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToDevice;
     CUDA_TRY(cudaMemcpyAsync(to, from, bytes, kind, s->stream));
     return OK;
@@ -148,7 +193,7 @@ static bool is_idle(const cuda_state *s) {
 static status send_direct(backend *be, slot *at, char *to, size_t bytes) {
     if (at->use != slot::SLOT_DIRECT) cuda_of(be)->copies->n_direct++;
     at->use = slot::SLOT_DIRECT;
-    if (cuda_host_copy_can(to, at->pinned, bytes)) return cuda_host_copy(be, to, at->pinned, bytes);
+    if (host_copy_can(to, at->pinned, bytes)) return host_copy(be, to, at->pinned, bytes);
     CUDA_TRY(cudaMemcpyAsync(to, at->pinned, bytes, cudaMemcpyHostToDevice, cuda_of(be)->stream));
     return OK;
 }
@@ -207,7 +252,7 @@ status cuda_copy_in(backend *be, void *to, const void *from_host, size_t bytes) 
 static status read_small(backend *be, const void *from, size_t bytes) {
     cuda_state *s = cuda_of(be);
     char *to = s->copies->out;
-    if (cuda_host_copy_can(to, from, bytes)) return cuda_host_copy(be, to, from, bytes);
+    if (host_copy_can(to, from, bytes)) return host_copy(be, to, from, bytes);
     CUDA_TRY(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, s->stream));
     return OK;
 }
@@ -250,5 +295,65 @@ status cuda_wait(backend *be, uint64_t ticket) {
     l->ticket = 0;
     CUDA_TRY(cuda_wait_event(l->done));
     memcpy(l->to_host, l->pinned, l->bytes);
+    return OK;
+}
+
+struct cuda_moves {
+    cudaStream_t stream;
+    cudaEvent_t before;               /* of the ops' stream */
+    cudaEvent_t done[KV_MOVE_STAGES]; /* of the copies of a stage */
+};
+
+void cuda_moves_destroy(cuda_moves *m) {
+    if (m == NULL) return;
+    if (m->stream != NULL) cudaStreamSynchronize(m->stream);
+    if (m->before != NULL) cudaEventDestroy(m->before);
+    for (int i = 0; i < KV_MOVE_STAGES; i++)
+        if (m->done[i] != NULL) cudaEventDestroy(m->done[i]);
+    if (m->stream != NULL) cudaStreamDestroy(m->stream);
+    mem_free(m);
+}
+
+/* What a failure leaves half made is destroyed with the backend. */
+static status moves_of(cuda_state *s, cuda_moves **out) {
+    *out = s->moves;
+    if (s->moves != NULL) return OK;
+    TRY(MEM_NEW(&s->moves, 1));
+    cuda_moves *m = *out = s->moves;
+    CUDA_TRY(cudaStreamCreateWithFlags(&m->stream, cudaStreamNonBlocking));
+    CUDA_TRY(cudaEventCreateWithFlags(&m->before, cudaEventDisableTiming));
+    for (int i = 0; i < KV_MOVE_STAGES; i++)
+        CUDA_TRY(cudaEventCreateWithFlags(&m->done[i], cudaEventDisableTiming));
+    return OK;
+}
+
+status cuda_kv_move(backend *be, const kv_move_args *a) {
+    cuda_state *s = cuda_of(be);
+    cuda_moves *m;
+    char *device = (char *)a->device, *host = (char *)a->host;
+    TRY(moves_of(s, &m));
+    if (a->stage == 0) {
+        CUDA_TRY(cudaEventRecord(m->before, s->stream));
+        CUDA_TRY(cudaStreamWaitEvent(m->stream, m->before, 0));
+    }
+    for (int32_t i = 0; i < a->n_out; i++)
+        CUDA_TRY(cudaMemcpyAsync(host + (size_t)a->out[i].host * a->page_bytes,
+                                 device + (size_t)a->out[i].device * a->page_bytes, a->page_bytes,
+                                 cudaMemcpyDeviceToHost, m->stream));
+    for (int32_t i = 0; i < a->n_in; i++)
+        CUDA_TRY(cudaMemcpyAsync(device + (size_t)a->in[i].device * a->page_bytes,
+                                 host + (size_t)a->in[i].host * a->page_bytes, a->page_bytes,
+                                 cudaMemcpyHostToDevice, m->stream));
+    CUDA_TRY(cudaEventRecord(m->done[a->stage], m->stream));
+    return OK;
+}
+
+status cuda_kv_wait(backend *be, int stage) {
+    cuda_state *s = cuda_of(be);
+    if (s->moves == NULL) return OK;
+    if (stage >= 0)
+        CUDA_TRY(cudaStreamWaitEvent(s->stream, s->moves->done[stage], 0));
+    else
+        CUDA_TRY(cudaStreamSynchronize(s->moves->stream));
     return OK;
 }

@@ -10,12 +10,13 @@
 #include <cuda_runtime.h>
 #include <library_types.h>
 
+#include "base/waits.h"
 #include "ops/ops.h"
 
 typedef struct cuda_graphs cuda_graphs;   /* recorded steps (graphs.cu) */
 typedef struct cuda_matmuls cuda_matmuls; /* chosen algorithms of products (matmul.cu) */
 typedef struct cuda_copies cuda_copies;   /* copies through pinned memory (copies.cu) */
-typedef struct cuda_moves cuda_moves;     /* copies of pages beside the ops (moves.cu) */
+typedef struct cuda_moves cuda_moves;     /* copies of pages beside the ops (copies.cu) */
 
 /* Memory of the device that grows. */
 typedef struct cuda_block {
@@ -74,6 +75,42 @@ static inline status cuda_launched(const char *what) {
     return error == cudaSuccess ? OK : cuda_failed(error, what);
 }
 
+/* Makes the backend's device the calling thread's: CUDA remembers a device per thread, and a
+ * backend may be used by one thread after another (a server's worker and its callers, say).  Called
+ * by every op that can be the first of a batch or of a slot_call.  A guest's caller has set the
+ * device. */
+static inline status cuda_enter(const backend *be) {
+    const cuda_state *s = cuda_of(be);
+    int device;
+    if (s->is_guest) return OK;
+    CUDA_TRY(cudaGetDevice(&device)); /* some nanoseconds: it does not ask the driver */
+    if (device != s->device) CUDA_TRY(cudaSetDevice(s->device));
+    return OK;
+}
+
+/* Waits for the GPU that the watchdog of a job of ranks sees (base/waits.h). */
+static inline cudaError_t cuda_wait_stream(cudaStream_t stream) {
+    wait_kind before = waits_begin(WAIT_GPU);
+    cudaError_t error = cudaStreamSynchronize(stream);
+    waits_end(before);
+    return error;
+}
+
+static inline cudaError_t cuda_wait_event(cudaEvent_t event) {
+    wait_kind before = waits_begin(WAIT_GPU);
+    cudaError_t error = cudaEventSynchronize(event);
+    waits_end(before);
+    return error;
+}
+
+/* A daemon that shares the GPU among processes can leave one waiting for its memory. */
+static inline cudaError_t cuda_wait_malloc(void **out, size_t bytes) {
+    wait_kind before = waits_begin(WAIT_GPU);
+    cudaError_t error = cudaMalloc(out, bytes);
+    waits_end(before);
+    return error;
+}
+
 /* Scratch memory of at least `bytes`, 256-byte aligned, owned by the calling op until it returns
  * (the stream orders the next op after this one).  One call in each op: the next may move the
  * block.  It grows when a request is larger than all before, which drops the recorded steps. */
@@ -96,10 +133,6 @@ static inline size_t cuda_align(size_t bytes) {
 static inline int64_t cuda_div_up(int64_t n, int64_t size) {
     return (n + size - 1) / size;
 }
-
-/* Allows a kernel to use `bytes` of dynamic shared memory (required above 48 KB). */
-#define CUDA_ALLOW_SHARED(kernel, bytes)                                                           \
-    cudaFuncSetAttribute((kernel), cudaFuncAttributeMaxDynamicSharedMemorySize, (int)(bytes))
 
 /* Sorts n pairs (key, value) by the lowest `bits` bits of the key, stably; n is at most
  * 2^30 - 2.  With room = NULL it only sets *room_bytes, how much scratch memory it needs. */
@@ -151,15 +184,15 @@ status cuda_attn_sm80_bwd(backend *be, const attn_args *a);
 status cuda_attn_f32_fwd(backend *be, const attn_args *a);
 status cuda_attn_f32_bwd(backend *be, const attn_args *a);
 bool cuda_attn_sm90_can_fwd(const backend *be, const attn_args *a);
-bool cuda_attn_sm90_can_few(const backend *be, const attn_args *a);
-status cuda_attn_sm90_few(backend *be, const attn_args *a);
+bool cuda_attn_sm90_can_small(const backend *be, const attn_args *a);
+status cuda_attn_sm90_small(backend *be, const attn_args *a);
 bool cuda_attn_sm90_can_page(const backend *be, const attn_args *a);
 status cuda_attn_sm90_page(backend *be, const attn_args *a);
 bool cuda_attn_sm90_can_bwd(const backend *be, const attn_args *a);
 status cuda_attn_sm90_fwd(backend *be, const attn_args *a);
 status cuda_attn_sm90_bwd(backend *be, const attn_args *a);
 
-/* The families of softmax attention kernels, between which softmax_attn.cu chooses; delta (T, H) =
+/* The families of softmax attention kernels, between which attn.cu chooses; delta (T, H) =
  * out . dout.  Those of 16-bit activations (SM 8.0, 9.0a) know no dropout and need alpha > 0.  The
  * SM 9.0a family takes the calls for which cuda_softmax_sm90_can_fwd or _bwd is true, and computes
  * delta itself; so does the row-wise one with cuda_softmax_sm80_rows_can, on every card. */
@@ -191,20 +224,15 @@ typedef struct linear_packed {
     const void *w;
     const float *sums, *shift;
 } linear_packed;
-bool cuda_linear_many_can(const backend *be, const linear_args *a);
-bool cuda_linear_many_norms(const linear_args *a);
-status cuda_linear_many(backend *be, const linear_args *a, const linear_packed *p);
+bool cuda_linear_large_can(const backend *be, const linear_args *a);
+bool cuda_linear_large_norms(const linear_args *a);
+status cuda_linear_large(backend *be, const linear_args *a, const linear_packed *p);
 
 /* Likewise for dense layers over few rows. */
-bool cuda_linear_few_can(const backend *be, const linear_args *a);
-status cuda_linear_few(backend *be, const linear_args *a);
-bool cuda_linear_norm_few_can(const backend *be, const linear_norm_args *a);
-status cuda_linear_norm_few(backend *be, const linear_norm_args *a);
-
-/* Copies by a kernel, where one of the two is pinned memory of the host (host_copy.cu). */
-enum { CUDA_HOST_COPY_MOST = 512 << 10 }; /* bytes */
-bool cuda_host_copy_can(const void *to, const void *from, size_t bytes);
-status cuda_host_copy(backend *be, void *to, const void *from, size_t bytes);
+bool cuda_linear_small_can(const backend *be, const linear_args *a);
+status cuda_linear_small(backend *be, const linear_args *a);
+bool cuda_linear_norm_small_can(const backend *be, const linear_norm_args *a);
+status cuda_linear_norm_small(backend *be, const linear_norm_args *a);
 
 /* Likewise for rows of tables with their moments. */
 bool cuda_gather_moments_can(const backend *be, const gather_args *a);

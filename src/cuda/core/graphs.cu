@@ -5,7 +5,7 @@
  * replayed with one call, which costs
  * the host microseconds instead of a launch for each of some hundred kernels. */
 #include "base/mem.h"
-#include "cuda/core/enter.h"
+#include "cuda/core/cuda.h"
 
 enum { MAX_GRAPHS = 256 };
 

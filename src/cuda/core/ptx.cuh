@@ -36,6 +36,11 @@ __device__ static inline uint32_t block_index() {
     return x;
 }
 
+/* Loads the 128 bytes around an address into the L2 cache. */
+__device__ static inline void prefetch_l2(const void *p) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+}
+
 template <typename T>
 __device__ static inline void mma_m16n8k16(float c[4], const uint32_t a[4], uint32_t b0,
                                            uint32_t b1);

@@ -7,8 +7,7 @@
  * counts as soon as they know them.  Pairs leave shared memory in the order of the output, so that
  * neighbours are written together.  Bound by bytes where there are many pairs, else by the latency
  * of launches; one tile of pairs is sorted by one block, in one launch. */
-#include "cuda/core/cuda.h"
-#include "cuda/core/reduce.cuh"
+#include "cuda/core/kernel.cuh"
 
 /* Shared memory of a block, with 8 warps: 32 KB of pairs, 8 KB of counts, 1 KB of places.
  *
@@ -304,8 +303,9 @@ status cuda_sort_pairs(backend *be, void *room, size_t *room_bytes, const uint32
     sort_room cut;
     size_t bytes = make_sort_room(&cut, room, n, n_passes);
     if (n >= (int)RADIX_COUNT)
-        return fail(ERR_UNSUPPORTED, "a sort of %d ids; a GPU does up to %u: make batches smaller",
-                    n, RADIX_COUNT - 1);
+        return fail(ERR_UNSUPPORTED,
+                    "a sort of %d ids; a GPU sorts at most %u; use smaller batches", n,
+                    RADIX_COUNT - 1);
     if (room == NULL) {
         *room_bytes = bytes;
         return OK;
@@ -319,13 +319,13 @@ status cuda_sort_pairs(backend *be, void *room, size_t *room_bytes, const uint32
     if (n <= RADIX_TILE) {
         auto kernel = n <= RADIX_FEW * RADIX_THREADS ? sort_one_tile_any_kernel<RADIX_FEW>
                                                      : sort_one_tile_any_kernel<RADIX_ITEMS>;
-        kernel<<<1, RADIX_THREADS, 0, stream>>>(p, n_passes, bits);
-        return cuda_launched("the sort of one tile");
+        return cuda_launch(be, "the sort of one tile", kernel, 1, RADIX_THREADS, 0, p, n_passes,
+                           bits);
     }
     int64_t n_tiles = cuda_div_up(n, RADIX_TILE), most = 4 * cuda_of(be)->n_multiprocessors;
     CUDA_TRY(cudaMemsetAsync(room, 0, (size_t)((char *)cut.keys - (char *)room), stream));
-    sort_totals_any_kernel<<<(unsigned)(n_tiles < most ? n_tiles : most), RADIX_THREADS, 0,
-                             stream>>>(p, n_passes, bits, cut.totals);
-    TRY(cuda_launched("the counts of the sort"));
+    TRY(cuda_launch(be, "the counts of the sort", sort_totals_any_kernel,
+                    n_tiles < most ? n_tiles : most, RADIX_THREADS, 0, p, n_passes, bits,
+                    cut.totals));
     return run_passes(be, &cut, p, n_passes, bits);
 }

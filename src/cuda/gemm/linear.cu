@@ -7,7 +7,7 @@
  * products.  Weights and biases are float32: 16-bit activations are multiplied with a copy in
  * their type, made each time (for 1024 x 4096 that is 25 MB, 1 % of the time of its product with
  * 131168 rows) or, for inference, once (linear_pack). */
-#include "cuda/core/reduce.cuh"
+#include "cuda/core/kernel.cuh"
 #include "cuda/gemm/linear_f.cuh"
 
 enum { LINEAR_THREADS = 256 };
@@ -38,13 +38,9 @@ template <typename T> static status copy_launch(backend *be, const linear_args *
     int64_t size = (int64_t)a->n_in * a->n_out;
     bool is_packed = can_pack(a->w, size, size, sizeof(float), 4);
     j.n_packs = is_packed ? size / 4 : size;
-    unsigned n_blocks = (unsigned)cuda_div_up(j.n_packs + j.n_bias, LINEAR_THREADS);
-    cudaStream_t stream = cuda_of(be)->stream;
-    if (is_packed)
-        linear_copy_any_kernel<T, 4><<<n_blocks, LINEAR_THREADS, 0, stream>>>(j);
-    else
-        linear_copy_any_kernel<T, 1><<<n_blocks, LINEAR_THREADS, 0, stream>>>(j);
-    return cuda_launched("the copy of a weight");
+    return cuda_launch(be, "the copy of a weight",
+                       is_packed ? linear_copy_any_kernel<T, 4> : linear_copy_any_kernel<T, 1>,
+                       cuda_div_up(j.n_packs + j.n_bias, LINEAR_THREADS), LINEAR_THREADS, 0, j);
 }
 
 /* The weight and the bias in the type of the products, in `room` where that takes a copy. */
@@ -68,7 +64,7 @@ static status take_weights(backend *be, const linear_args *a, const float *bias,
     return copy_launch<__half>(be, a, j);
 }
 
-/* y = f(z), N numbers a thread. */
+/* y = f(z), N elements a thread. */
 template <typename T, int N>
 static __global__ void linear_epilogue_any_kernel(int64_t n_packs, epilogue f, const T *z, T *y) {
     int64_t i = (int64_t)blockIdx.x * LINEAR_THREADS + threadIdx.x;
@@ -83,15 +79,10 @@ static status f_launch(backend *be, epilogue f, int64_t n, const void *z, void *
     enum { N = 16 / sizeof(T) };
     bool is_packed = can_pack(z, n, n, sizeof(T), N) && can_pack(y, n, n, sizeof(T), N);
     int64_t n_packs = is_packed ? n / N : n;
-    unsigned n_blocks = (unsigned)cuda_div_up(n_packs, LINEAR_THREADS);
-    cudaStream_t stream = cuda_of(be)->stream;
-    if (is_packed)
-        linear_epilogue_any_kernel<T, N>
-            <<<n_blocks, LINEAR_THREADS, 0, stream>>>(n_packs, f, (const T *)z, (T *)y);
-    else
-        linear_epilogue_any_kernel<T, 1>
-            <<<n_blocks, LINEAR_THREADS, 0, stream>>>(n_packs, f, (const T *)z, (T *)y);
-    return cuda_launched("the activation of a layer");
+    return cuda_launch(
+        be, "the activation of a layer",
+        is_packed ? linear_epilogue_any_kernel<T, N> : linear_epilogue_any_kernel<T, 1>,
+        cuda_div_up(n_packs, LINEAR_THREADS), LINEAR_THREADS, 0, n_packs, f, (const T *)z, (T *)y);
 }
 
 /* y = silu(y) in place, and keys and values to their pages; lengths and strides of `put` count
@@ -138,10 +129,10 @@ template <typename T> static status silu_put(backend *be, const linear_args *a) 
     int32_t first_k = (int32_t)(((const T *)put.k - (const T *)a->y) / N);
     int32_t first_v = (int32_t)(((const T *)put.v - (const T *)a->y) / N);
     put.dim_k /= N, put.dim_v /= N, put.stride /= N;
-    linear_silu_put_any_kernel<T, N>
-        <<<(unsigned)cuda_div_up(n_packs, LINEAR_THREADS), LINEAR_THREADS, 0,
-           cuda_of(be)->stream>>>(n_packs, a->n_out / N, (pack<T, N> *)a->y, first_k, first_v, put);
-    return cuda_launched("the activation of a layer, and keys and values to pages");
+    return cuda_launch(be, "the activation of a layer, and keys and values to pages",
+                       linear_silu_put_any_kernel<T, N>, cuda_div_up(n_packs, LINEAR_THREADS),
+                       LINEAR_THREADS, 0, n_packs, a->n_out / N, (pack<T, N> *)a->y, first_k,
+                       first_v, put);
 }
 
 status cuda_activate(backend *be, epilogue f, int64_t n, const void *z, void *y) {
@@ -150,7 +141,7 @@ status cuda_activate(backend *be, epilogue f, int64_t n, const void *z, void *y)
 }
 
 /* A packed weight, and its bias after it, both in the type of the activations.  On Hopper in 16
- * bits the weight is (n_out, n_in), as the kernels of linear_many_sm90.cuh read it.  The weight and
+ * bits the weight is (n_out, n_in), as the kernels of linear_large_sm90.cu read it.  The weight and
  * bias of a norm before it are then part of both: norm(x) W + bias = rstd (x W' - mean sums) +
  * shift, where W' = diag(weight) W, sums are those of W' over n_in, as rounded, and shift = bias W
  * (that of the norm) + bias; sums and shift follow, in float32. */
@@ -225,15 +216,12 @@ template <typename T> static status pack_turned(backend *be, const linear_args *
     packed_parts to = parts_of(be, a->packed, a->n_in, a->n_out);
     const float *weight = a->norm != NULL ? a->norm->weight : NULL;
     const float *bias = a->norm != NULL ? a->norm->bias : NULL;
-    cudaStream_t stream = cuda_of(be)->stream;
     if (a->n_in == 0 || a->n_out == 0) return OK;
-    linear_turn_any_kernel<<<grid, dim3(TURN, TURN_ROWS), 0, stream>>>(
-        a->n_in, a->n_out, a->is_transposed, a->w, weight, (T *)to.w);
-    TRY(cuda_launched("the transposed copy of a weight"));
-    linear_fold_any_kernel<T>
-        <<<(unsigned)cuda_div_up(a->n_out, LINEAR_THREADS / 32), LINEAR_THREADS, 0, stream>>>(
-            *a, bias, to);
-    TRY(cuda_launched("the sums of a weight"));
+    TRY(cuda_launch(be, "the transposed copy of a weight", linear_turn_any_kernel<T>, grid,
+                    dim3(TURN, TURN_ROWS), 0, a->n_in, a->n_out, a->is_transposed, a->w, weight,
+                    (T *)to.w));
+    TRY(cuda_launch(be, "the sums of a weight", linear_fold_any_kernel<T>,
+                    cuda_div_up(a->n_out, LINEAR_THREADS / 32), LINEAR_THREADS, 0, *a, bias, to));
     return be->ops->sync(be); /* kernels read it before the one before them is complete */
 }
 
@@ -288,14 +276,14 @@ status cuda_linear_fwd(backend *be, const linear_args *a) {
     if (a->moments != NULL) a->moments->width = 0;
     if (a->n == 0 || a->n_in == 0 || a->n_out == 0) return OK;
     TRY(forward_weights(be, a, &w));
-    if (cuda_linear_many_can(be, a)) {
+    if (cuda_linear_large_can(be, a)) {
         packed_parts p = parts_of(be, a->packed, a->n_in, a->n_out);
         linear_packed packed = {w.w, p.sums, p.shift};
-        if (!cuda_linear_many_norms(a)) TRY(norm_before(be, a));
-        return cuda_linear_many(be, a, &packed);
+        if (!cuda_linear_large_norms(a)) TRY(norm_before(be, a));
+        return cuda_linear_large(be, a, &packed);
     }
     TRY(norm_before(be, a));
-    if (cuda_linear_few_can(be, a)) return cuda_linear_few(be, a);
+    if (cuda_linear_small_can(be, a)) return cuda_linear_small(be, a);
     cuda_product p = {};
     p.m = a->n, p.n = a->n_out, p.k = a->n_in;
     p.a = a->x, p.row_a = a->n_in;
@@ -423,12 +411,10 @@ template <typename T> static status dz_launch(backend *be, const linear_args *a,
     int pack_size = dz_pack(be, a);
     dim3 grid((unsigned)cuda_div_up(j.n, j.group_rows),
               (unsigned)cuda_div_up(j.n_out, PACKS_X * pack_size));
-    cudaStream_t stream = cuda_of(be)->stream;
-    if (pack_size > 1)
-        linear_bwd_dz_any_kernel<T, N><<<grid, LINEAR_THREADS, 0, stream>>>(j);
-    else
-        linear_bwd_dz_any_kernel<T, 1><<<grid, LINEAR_THREADS, 0, stream>>>(j);
-    return cuda_launched("the gradient of a layer's activation");
+    return cuda_launch(be, "the gradient of a layer's activation",
+                       pack_size > 1 ? linear_bwd_dz_any_kernel<T, N>
+                                     : linear_bwd_dz_any_kernel<T, 1>,
+                       grid, LINEAR_THREADS, 0, j);
 }
 
 /* dz in place of dy, and dbias. */
@@ -443,10 +429,9 @@ static status backward_f(backend *be, const linear_args *a, float *partials) {
     if (a->f == EPILOGUE_NONE && a->dbias == NULL) return OK;
     CUDA_WITH_ACT(be, TRY(dz_launch<T>(be, a, j)));
     if (a->dbias == NULL) return OK;
-    linear_bwd_dbias_any_kernel<<<(unsigned)cuda_div_up(a->n_out, PACKS_X), LINEAR_THREADS, 0,
-                                  cuda_of(be)->stream>>>((int32_t)cuda_div_up(a->n, j.group_rows),
-                                                         a->n_out, partials, a->dbias);
-    return cuda_launched("the gradient of a bias");
+    return cuda_launch(be, "the gradient of a bias", linear_bwd_dbias_any_kernel,
+                       cuda_div_up(a->n_out, PACKS_X), LINEAR_THREADS, 0,
+                       (int32_t)cuda_div_up(a->n, j.group_rows), a->n_out, partials, a->dbias);
 }
 
 /* dx (+)= dz W^T */

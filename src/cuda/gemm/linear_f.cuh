@@ -6,7 +6,7 @@
 #ifndef HSTU_CUDA_GEMM_LINEAR_F_CUH
 #define HSTU_CUDA_GEMM_LINEAR_F_CUH
 
-#include "cuda/core/act.cuh"
+#include "cuda/core/kernel.cuh"
 
 template <typename T> __device__ static inline float sigmoid(float z) {
     return __fdividef(1.0f, 1.0f + __expf(-z));

@@ -7,13 +7,76 @@
  * length depends is rounded up for the query: the answer depends on the rounded shape alone,
  * not on earlier queries, and hence is the same in a run that was interrupted.  Inference may ask
  * for the fastest of the recommended kernels instead (LINEAR_FASTEST, LINEAR_SINGLE). */
+#include <cublasLt.h>
+#include <dlfcn.h>
 #include <math.h>
+#include <pthread.h>
 #include <string.h>
 
+#include "base/library.h"
 #include "base/mem.h"
 #include "base/turns.h"
 #include "cuda/core/cuda.h"
-#include "cuda/gemm/cublas_lt.cuh"
+
+/* cuBLASLt is opened with the first GPU: linked, it would cost a tenth of a second at every start
+ * of the program, even of one that needs no GPU. */
+#define LT_TEXT_OF(x) #x
+#define LT_TEXT(x)    LT_TEXT_OF(x)
+#define LT_FILE       "libcublasLt.so." LT_TEXT(CUBLAS_VER_MAJOR)
+
+#define CUBLAS_LT_CALLS(CALL)                                                                      \
+    CALL(Create)                                                                                   \
+    CALL(Destroy)                                                                                  \
+    CALL(GetStatusString)                                                                          \
+    CALL(Matmul)                                                                                   \
+    CALL(MatmulAlgoCheck)                                                                          \
+    CALL(MatmulAlgoGetHeuristic)                                                                   \
+    CALL(MatmulDescInit_internal)                                                                  \
+    CALL(MatmulDescSetAttribute)                                                                   \
+    CALL(MatmulPreferenceInit_internal)                                                            \
+    CALL(MatmulPreferenceSetAttribute)                                                             \
+    CALL(MatrixLayoutInit_internal)
+
+/* lt.Matmul is cublasLtMatmul, and so on; valid after cublas_lt_open. */
+static struct cublas_lt {
+#define CALL(name) decltype(&cublasLt##name) name;
+    CUBLAS_LT_CALLS(CALL)
+#undef CALL
+} lt;
+
+static status look_up_lt(void *library) {
+#define CALL(name)                                                                                 \
+    *(void **)&lt.name = dlsym(library, "cublasLt" #name);                                         \
+    if (lt.name == NULL)                                                                           \
+        return fail(ERR_UNSUPPORTED, LT_FILE " has no cublasLt" #name ": install that of CUDA %d", \
+                    CUBLAS_VER_MAJOR);
+    CUBLAS_LT_CALLS(CALL)
+#undef CALL
+    return OK;
+}
+
+static status find_lt(void) {
+    void *library = library_find(LT_FILE, "nvidia/*/lib/" LT_FILE);
+    if (library == NULL)
+        return fail(ERR_UNSUPPORTED,
+                    "products on a GPU need cuBLASLt, and %s was not found: install NVIDIA's CUDA "
+                    "toolkit or 'pip install nvidia-cublas', or add its folder to LD_LIBRARY_PATH",
+                    LT_FILE);
+    status st = look_up_lt(library);
+    if (st != OK) dlclose(library);
+    return st;
+}
+
+/* May be called by several threads.  The library stays open to the end. */
+static status cublas_lt_open(void) {
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    static bool is_open;
+    pthread_mutex_lock(&lock);
+    status st = is_open ? OK : find_lt();
+    is_open = st == OK;
+    pthread_mutex_unlock(&lock);
+    return st;
+}
 
 /* Hopper's kernels want at least 32 MiB to split long sums. */
 enum { WORKSPACE_BYTES = 64 << 20 };

@@ -1,13 +1,12 @@
 /* The norm of a sum on Hopper (residual_norm_args in ops/ops.h), rows of 256, 512, 768 or 1024
  * 16-bit numbers: the sizes of encoders.
  *
- * A warp owns a row, 8 columns a lane and 256 columns, so there is no barrier; it asks for its next
- * row before it computes the one it has.  It starts while the kernel before it still runs
- * (sm90a_launch_early) and loads weight, bias and shift at once: those of a model are copied to the
+ * A warp owns a row, 8 columns a lane and 256 columns, so there is no barrier; it loads its next
+ * row before it computes the current one.  It starts while the previous kernel still runs
+ * (cuda_launch_early) and loads weight, bias and shift at once: those of a model are copied to the
  * device, and no kernel writes them just before. */
 #include "cuda/attn/sm90/attn_sm90.cuh"
-#include "cuda/core/columns.cuh"
-#include "cuda/core/reduce.cuh"
+#include "cuda/core/kernel.cuh"
 
 enum { NORM_WARPS = 4, COLUMNS = 8, PART_COLUMNS = WARP * COLUMNS, MAX_PARTS = 4 };
 
@@ -98,10 +97,6 @@ __global__ void __launch_bounds__(NORM_WARPS *WARP)
     }
 }
 
-static bool is_aligned(const void *p, uintptr_t bytes) {
-    return (uintptr_t)p % bytes == 0;
-}
-
 bool cuda_residual_norm_sm90_can(const backend *be, const residual_norm_args *a) {
     return cuda_of(be)->sm == 90 && be->act != ACT_F32 && a->dim % PART_COLUMNS == 0 &&
            a->dim <= MAX_PARTS * PART_COLUMNS && is_aligned(a->x, 16) &&
@@ -116,9 +111,8 @@ template <typename T, int PARTS> static status launch(backend *be, const residua
         cudaOccupancyMaxActiveBlocksPerMultiprocessor(&n_resident, kernel, NORM_WARPS * WARP, 0));
     int64_t most = (int64_t)cuda_of(be)->n_multiprocessors * (n_resident > 0 ? n_resident : 1);
     int64_t needed = cuda_div_up(a->n, NORM_WARPS);
-    CUDA_TRY(sm90a_launch_early(kernel, dim3((unsigned)(needed < most ? needed : most)),
-                                NORM_WARPS * WARP, 0, cuda_of(be)->stream, *a));
-    return cuda_launched("the norm of a sum");
+    return cuda_launch_early(be, "the norm of a sum", kernel, needed < most ? needed : most,
+                             NORM_WARPS * WARP, 0, *a);
 }
 
 template <typename T> static status choose(backend *be, const residual_norm_args *a) {

@@ -1,7 +1,6 @@
 /* Rows of length 1 (ops.h).  A warp owns a row and reads it twice, the second time from the L1
  * cache; the limit is bytes. */
-#include "cuda/core/columns.cuh"
-#include "cuda/core/reduce.cuh"
+#include "cuda/core/kernel.cuh"
 #include "ops/head.h"
 
 enum { L2_THREADS = 128, L2_ROWS = L2_THREADS / WARP };
@@ -66,29 +65,24 @@ static __global__ void __launch_bounds__(L2_THREADS)
 
 template <typename T> static status forward(backend *be, const l2_args *a) {
     const int v = columns_of<T>::PACKED;
-    unsigned n_blocks = (unsigned)cuda_div_up(a->n, L2_ROWS);
-    cudaStream_t stream = cuda_of(be)->stream;
-    if (can_pack(a->x, a->dim, a->dim, sizeof(T), v) &&
-        can_pack(a->y, a->dim, a->dim, sizeof(T), v))
-        l2_fwd_any_kernel<T, v, true><<<n_blocks, L2_THREADS, 0, stream>>>(*a);
-    else
-        l2_fwd_any_kernel<T, columns_of<T>::LOOSE, false><<<n_blocks, L2_THREADS, 0, stream>>>(*a);
-    return cuda_launched("l2_fwd");
+    return cuda_launch(be, "l2_fwd",
+                       (can_pack(a->x, a->dim, a->dim, sizeof(T), v) &&
+                        can_pack(a->y, a->dim, a->dim, sizeof(T), v))
+                           ? l2_fwd_any_kernel<T, v, true>
+                           : l2_fwd_any_kernel<T, columns_of<T>::LOOSE, false>,
+                       cuda_div_up(a->n, L2_ROWS), L2_THREADS, 0, *a);
 }
 
 template <typename T> static status backward(backend *be, const l2_args *a) {
     const int v = columns_of<T>::PACKED;
-    unsigned n_blocks = (unsigned)cuda_div_up(a->n, L2_ROWS);
-    cudaStream_t stream = cuda_of(be)->stream;
     float constant_scale = 1.0f / a->eps;
-    if (can_pack(a->x, a->dim, a->dim, sizeof(T), v) &&
-        can_pack(a->dy, a->dim, a->dim, sizeof(T), v) &&
-        can_pack(a->dx, a->dim, a->dim, sizeof(T), v))
-        l2_bwd_any_kernel<T, v, true><<<n_blocks, L2_THREADS, 0, stream>>>(*a, constant_scale);
-    else
-        l2_bwd_any_kernel<T, columns_of<T>::LOOSE, false>
-            <<<n_blocks, L2_THREADS, 0, stream>>>(*a, constant_scale);
-    return cuda_launched("l2_bwd");
+    return cuda_launch(be, "l2_bwd",
+                       (can_pack(a->x, a->dim, a->dim, sizeof(T), v) &&
+                        can_pack(a->dy, a->dim, a->dim, sizeof(T), v) &&
+                        can_pack(a->dx, a->dim, a->dim, sizeof(T), v))
+                           ? l2_bwd_any_kernel<T, v, true>
+                           : l2_bwd_any_kernel<T, columns_of<T>::LOOSE, false>,
+                       cuda_div_up(a->n, L2_ROWS), L2_THREADS, 0, *a, constant_scale);
 }
 
 status cuda_l2_fwd(backend *be, const l2_args *a) {

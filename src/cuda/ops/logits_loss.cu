@@ -3,8 +3,7 @@
  * adds those in order.  A head has few columns, so this is bound by latency. */
 #include <math.h>
 
-#include "cuda/core/act.cuh"
-#include "cuda/core/reduce.cuh"
+#include "cuda/core/kernel.cuh"
 
 enum { LOSS_THREADS = 256, LOSS_BLOCKS_PER_SM = 4 };
 
@@ -97,7 +96,6 @@ status cuda_logits_loss(backend *be, const logits_loss_args *a) {
     CUDA_WITH_ACT(be, logits_loss_rows_any_kernel<T>
                   <<<(unsigned)n_blocks, LOSS_THREADS, 0, stream>>>(*a, (double *)partials));
     TRY(cuda_launched("logits_loss"));
-    logits_loss_sum_any_kernel<<<1, LOSS_THREADS, 0, stream>>>((const double *)partials,
-                                                               (int)n_blocks, a->loss);
-    return cuda_launched("the sum of logits_loss");
+    return cuda_launch(be, "the sum of logits_loss", logits_loss_sum_any_kernel, 1, LOSS_THREADS, 0,
+                       (const double *)partials, (int)n_blocks, a->loss);
 }

@@ -7,9 +7,7 @@
 #ifndef HSTU_CUDA_OPS_NORM_ROW_CUH
 #define HSTU_CUDA_OPS_NORM_ROW_CUH
 
-#include "cuda/core/columns.cuh"
-#include "cuda/core/early.cuh"
-#include "cuda/core/reduce.cuh"
+#include "cuda/core/kernel.cuh"
 
 /* The register layout of a row: LANES threads share it, one warp or a whole block; each has 8
  * columns as PARTS packs of V, which are LANES packs apart.  That leaves registers for the next
@@ -242,32 +240,30 @@ template <typename T> static inline bool is_packed(const norm_args *a, bool is_b
            can_pack(a->bias, a->dim, a->dim, sizeof(float), v);
 }
 
-/* Adds n_partials partials of (2, dim) to the gradients, each of which may be NULL; in norm_bwd.cu.
- */
+/* Adds n_partials partials of (2, dim) to the gradients, each of which may be NULL; in norm.cu. */
 status cuda_norm_add_partials(backend *be, const float *partials, int64_t n_partials, int32_t dim,
                               float *dweight, float *dbias);
 
-/* Launches a forward kernel of tile R over the rows of `a` (norm_args or gate_args); `name` is the
- * op's, for messages. */
+/* Launches a forward kernel of tile R over the rows of `a` (norm_args or gate_args); `what` is the
+ * op's name, for messages. */
 template <typename R, typename A>
-static inline status norm_launch_fwd(backend *be, void (*kernel)(A), const A *a, const char *name) {
+static inline status norm_launch_fwd(backend *be, void (*kernel)(A), const A *a, const char *what) {
     int64_t n_blocks = 0;
     TRY(norm_blocks<R>(be, kernel, a->n, &n_blocks));
-    return early_launch(be, kernel, n_blocks, R::THREADS, a, name);
+    return cuda_launch_early(be, what, kernel, n_blocks, R::THREADS, 0, *a);
 }
 
-/* Like the forward launcher, for a backward kernel, with partial sums where the weight or the bias
- * has a gradient. */
-template <typename R, typename A>
-static inline status norm_launch_bwd(backend *be, void (*kernel)(A, float *), const A *a,
-                                     const char *name) {
+/* Likewise for a backward kernel, with partial sums where the weight or the bias has a gradient;
+ * the kernel may take one more argument. */
+template <typename R, typename A, typename... MORE>
+static inline status norm_launch_bwd(backend *be, void (*kernel)(A, float *, MORE...), const A *a,
+                                     const char *what, const MORE &...more) {
     int64_t n_blocks = 0;
     void *partials = NULL;
     TRY(norm_blocks<R>(be, kernel, a->n, &n_blocks));
     if (a->dweight != NULL || a->dbias != NULL)
         TRY(cuda_scratch(be, (size_t)(n_blocks * 2 * a->dim) * sizeof(float), &partials));
-    kernel<<<(unsigned)n_blocks, R::THREADS, 0, cuda_of(be)->stream>>>(*a, (float *)partials);
-    TRY(cuda_launched(name));
+    TRY(cuda_launch(be, what, kernel, n_blocks, R::THREADS, 0, *a, (float *)partials, more...));
     if (partials == NULL) return OK;
     return cuda_norm_add_partials(be, (const float *)partials, n_blocks, a->dim, a->dweight,
                                   a->dbias);
@@ -276,7 +272,7 @@ static inline status norm_launch_bwd(backend *be, void (*kernel)(A, float *), co
 /* Whether a row is narrow enough to be kept in registers. */
 static inline status norm_check_dim(int32_t dim) {
     if (dim <= NORM_MAX_DIM) return OK;
-    return fail(ERR_UNSUPPORTED, "a norm over %d columns was asked for; a GPU does up to %d", dim,
+    return fail(ERR_UNSUPPORTED, "a norm over %d columns; a GPU supports at most %d", dim,
                 NORM_MAX_DIM);
 }
 

@@ -13,9 +13,8 @@
 #include <math.h>
 
 #include "base/mem.h"
-#include "cuda/core/act.cuh"
-#include "cuda/core/reduce.cuh"
-#include "cuda/ops/rank_keys.cuh"
+#include "cuda/core/kernel.cuh"
+#include "cuda/ops/topk.cuh"
 
 enum { RANK_TILE = 64, DEPTH = 16, RANK_THREADS = 256, SIDE = 4, ROW_THREADS = RANK_TILE / SIDE };
 
@@ -160,9 +159,8 @@ static status find_ranks(backend *be, const rank_job &j) {
     CUDA_TRY(cudaMemsetAsync(j.above, 0, (size_t)j.a.n_queries * sizeof *j.above, stream));
     rank_own_any_kernel<<<n_blocks, RANK_THREADS, 0, stream>>>(j);
     rank_count_any_kernel<<<grid, RANK_THREADS, 0, stream>>>(j);
-    rank_finish_any_kernel<<<(unsigned)cuda_div_up(j.a.n_queries, RANK_THREADS / WARP),
-                             RANK_THREADS, 0, stream>>>(j);
-    TRY(cuda_launched("the ranks of targets"));
+    TRY(cuda_launch(be, "the ranks of targets", rank_finish_any_kernel,
+                    cuda_div_up(j.a.n_queries, RANK_THREADS / WARP), RANK_THREADS, 0, j));
     return cuda_copy_out(be, j.a.rank, j.rank, (size_t)j.a.n_queries * sizeof *j.a.rank);
 }
 
@@ -280,8 +278,8 @@ static status find_best(backend *be, rank_job j) {
         j.n_group = (int32_t)(j.a.n_queries - first < group ? j.a.n_queries - first : group);
         TRY(find_best_of_group(be, j));
     }
-    rank_best_any_kernel<<<(unsigned)cuda_div_up(n, RANK_THREADS), RANK_THREADS, 0, stream>>>(j);
-    TRY(cuda_launched("the best rows of a corpus"));
+    TRY(cuda_launch(be, "the best rows of a corpus", rank_best_any_kernel,
+                    cuda_div_up(n, RANK_THREADS), RANK_THREADS, 0, j));
     TRY(cuda_copy_out(be, j.a.best, j.best, (size_t)n * sizeof *j.a.best));
     return cuda_copy_out(be, j.a.best_score, j.best_score, (size_t)n * sizeof *j.a.best_score);
 }
@@ -293,14 +291,6 @@ static status rank_in_nothing(const rank_args *a) {
     for (int64_t i = 0; i < (int64_t)a->n_queries * a->k; i++)
         a->best[i] = -1, a->best_score[i] = -INFINITY;
     return OK;
-}
-
-/* Carves the next part out of scratch memory; with base NULL it only counts bytes. */
-static void *take(char **memory, size_t *bytes, int64_t n, size_t size) {
-    size_t part = cuda_align((size_t)n * size);
-    void *at = *memory != NULL ? *memory + *bytes : NULL;
-    *bytes += part;
-    return at;
 }
 
 size_t rank_bits_bytes(const rank_args *a) {
@@ -334,30 +324,29 @@ status rank_bits_send(backend *be, const rank_args *a, void *memory, const uint6
 }
 
 static size_t lay_out(const backend *be, rank_job *j, char *memory) {
-    size_t bytes = 0;
-    int64_t n = j->a.n_queries, n_best = n * j->a.k;
-    bool is_converted = be->act != ACT_F32;
-    void *query = take(&memory, &bytes, is_converted ? n * j->a.dim : 0, sizeof(float));
-    j->query = is_converted ? (const float *)query : (const float *)j->a.query;
-    j->own = (float *)take(&memory, &bytes, n, sizeof(float));
-    j->above = (int32_t *)take(&memory, &bytes, n, sizeof(int32_t));
-    j->rank = (int32_t *)take(&memory, &bytes, n, sizeof(int32_t));
-    if (j->a.k == 0) return bytes;
-    j->scores = (float *)take(&memory, &bytes, MAX_SCORES, sizeof(float));
-    j->bits = (const uint64_t **)take(&memory, &bytes, (int64_t)rank_bits_bytes(&j->a), 1);
-    j->kept = (key *)take(&memory, &bytes, n_best, sizeof(key));
-    j->n_kept = (int32_t *)take(&memory, &bytes, n, sizeof(int32_t));
-    j->best = (int32_t *)take(&memory, &bytes, n_best, sizeof(int32_t));
-    j->best_score = (float *)take(&memory, &bytes, n_best, sizeof(float));
-    return bytes;
+    char *at = memory;
+    size_t n = (size_t)j->a.n_queries, n_best = n * (size_t)j->a.k;
+    float *query;
+    cuda_cut(&at, be->act != ACT_F32 ? n * (size_t)j->a.dim : 0, &query);
+    j->query = be->act != ACT_F32 ? query : (const float *)j->a.query;
+    cuda_cut(&at, n, &j->own);
+    cuda_cut(&at, n, &j->above);
+    cuda_cut(&at, n, &j->rank);
+    if (j->a.k == 0) return (size_t)(at - memory);
+    cuda_cut(&at, MAX_SCORES, &j->scores);
+    cuda_cut(&at, rank_bits_bytes(&j->a), (char **)&j->bits);
+    cuda_cut(&at, n_best, &j->kept);
+    cuda_cut(&at, n, &j->n_kept);
+    cuda_cut(&at, n_best, &j->best);
+    cuda_cut(&at, n_best, &j->best_score);
+    return (size_t)(at - memory);
 }
 
 template <typename T> static status convert(backend *be, const rank_job &j) {
     int64_t n = (int64_t)j.a.n_queries * j.a.dim;
     unsigned n_blocks = (unsigned)cuda_div_up(n, RANK_THREADS);
-    rank_convert_any_kernel<T><<<n_blocks, RANK_THREADS, 0, cuda_of(be)->stream>>>(
-        n, (const T *)j.a.query, (float *)j.query);
-    return cuda_launched("the conversion of queries");
+    return cuda_launch(be, "the conversion of queries", rank_convert_any_kernel<T>, n_blocks,
+                       RANK_THREADS, 0, n, (const T *)j.a.query, (float *)j.query);
 }
 
 status cuda_rank(backend *be, const rank_args *a) {
@@ -367,8 +356,8 @@ status cuda_rank(backend *be, const rank_args *a) {
     if (a->n_queries == 0) return OK;
     if (a->n_corpus == 0) return rank_in_nothing(a);
     if (a->k > RANK_MAX_K)
-        return fail(ERR_UNSUPPORTED, "the %d best rows were asked for; on a GPU there may be %d",
-                    a->k, RANK_MAX_K);
+        return fail(ERR_UNSUPPORTED, "a search for the %d best rows; a GPU finds at most %d", a->k,
+                    RANK_MAX_K);
     if (cuda_topk_can(be, a)) return cuda_topk(be, a);
     TRY(cuda_scratch(be, lay_out(be, &j, NULL), &memory));
     lay_out(be, &j, (char *)memory);

@@ -1,4 +1,5 @@
-/* Rows of tables (ops.h): gather, scatter, mark; group.cu makes the groups.
+/* Rows of tables (ops.h): gather, scatter, mark, and group, which makes the groups of scatter; and
+ * dropout of rows.
  *
  * Gather: a thread owns V columns of a row of y; the limit is bytes.  Rows with moments are
  * gathered by rows_sm90.cu.
@@ -10,8 +11,9 @@
  * row that continues into the next chunks each chunk leaves one partial sum, and a second kernel
  * adds those, 32 in parallel.  The limit is the bytes of dy, which are read once; partial sums are
  * 1/32 of them at most where chunks have 64 entries. */
-#include "cuda/core/columns.cuh"
-#include "cuda/ops/gather_row.cuh"
+#include <string.h>
+
+#include "cuda/core/kernel.cuh"
 
 /* Clears row i of the blank arrays. */
 template <typename T> __device__ static inline void gather_clear(const gather_blank &b, int64_t i) {
@@ -50,8 +52,8 @@ static __global__ void __launch_bounds__(256) gather_rows_any_kernel(const gathe
 template <typename T, typename S, int V, bool IS_PACKED>
 static status gather_launch(backend *be, const gather_args *a) {
     row_grid g = row_grid_of(a->n, a->dim, V);
-    gather_rows_any_kernel<T, S, V, IS_PACKED><<<g.blocks, g.threads, 0, cuda_of(be)->stream>>>(*a);
-    return cuda_launched("gather");
+    return cuda_launch(be, "gather", gather_rows_any_kernel<T, S, V, IS_PACKED>, g.blocks,
+                       g.threads, 0, *a);
 }
 
 /* S is the type of the table. */
@@ -245,8 +247,8 @@ static status add_tails(backend *be, const scatter_args *a, const scatter_cut *s
     int64_t n_chunks = s->n_chunks * n_slabs / wanted;            /* of a block */
     if (n_chunks < cuda_div_up(s->n_chunks, 65535)) n_chunks = cuda_div_up(s->n_chunks, 65535);
     dim3 blocks((unsigned)n_slabs, (unsigned)cuda_div_up(s->n_chunks, n_chunks));
-    scatter_tails_any_kernel<G><<<blocks, 256, 0, cuda_of(be)->stream>>>(*a, *s, (int)n_chunks);
-    return cuda_launched("scatter's rows of many chunks");
+    return cuda_launch(be, "scatter's rows of many chunks", scatter_tails_any_kernel<G>, blocks,
+                       256, 0, *a, *s, (int)n_chunks);
 }
 
 template <typename T, typename G, int V, bool IS_PACKED>
@@ -264,9 +266,8 @@ static status scatter_launch(backend *be, const scatter_args *a) {
         x *= 2;
     dim3 threads(x, SCATTER_THREADS / x);
     dim3 blocks((unsigned)cuda_div_up(s.n_chunks, threads.y), (unsigned)cuda_div_up(n_packs, x));
-    scatter_chunks_any_kernel<T, G, V, IS_PACKED>
-        <<<blocks, threads, 0, cuda_of(be)->stream>>>(*a, s);
-    TRY(cuda_launched("scatter"));
+    TRY((cuda_launch(be, "scatter", scatter_chunks_any_kernel<T, G, V, IS_PACKED>, blocks, threads,
+                     0, *a, s)));
     return add_tails<G>(be, a, &s);
 }
 
@@ -293,7 +294,127 @@ static __global__ void __launch_bounds__(256)
 
 status cuda_mark(backend *be, int64_t n, const int32_t *index, int32_t offset, uint8_t *marks) {
     if (n == 0) return OK;
-    mark_rows_any_kernel<<<(unsigned)cuda_div_up(n, 256), 256, 0, cuda_of(be)->stream>>>(
-        n, index, offset, marks);
-    return cuda_launched("mark");
+    return cuda_launch(be, "mark", mark_rows_any_kernel, cuda_div_up(n, 256), 256, 0, n, index,
+                       offset, marks);
+}
+
+/* group: rows of y by row of the table.  A stable sort of (index, place) keeps the order of the
+ * batch inside a group; then a thread for each row of the table finds where its group begins. Bound
+ * by latency: a pass over 8 bits of the keys costs a few microseconds, so no more bits are sorted
+ * than the table's rows need. */
+enum { GROUP_THREADS = 256 };
+
+/* A row that belongs to no group sorts after all others, and so does an index beyond the table: the
+ * CPU refuses it, but a kernel cannot report an error. */
+static __global__ void __launch_bounds__(GROUP_THREADS)
+    group_keys_any_kernel(int n, int32_t n_rows, const int32_t *index, uint32_t *keys,
+                          uint32_t *places) {
+    int i = (int)(blockIdx.x * GROUP_THREADS + threadIdx.x);
+    if (i >= n) return;
+    keys[i] = min((uint32_t)index[i], (uint32_t)n_rows); /* negative: huge */
+    places[i] = (uint32_t)i;
+}
+
+/* begin[r] is the number of keys below r. */
+static __global__ void __launch_bounds__(GROUP_THREADS)
+    group_begins_any_kernel(int n, int32_t n_rows, const uint32_t *keys, int32_t *begin) {
+    int64_t r = (int64_t)blockIdx.x * GROUP_THREADS + threadIdx.x;
+    if (r > n_rows) return;
+    int low = 0, high = n;
+    while (low < high) {
+        int middle = low + (high - low) / 2;
+        if (keys[middle] < (uint32_t)r)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    begin[r] = low;
+}
+
+/* The layout of the scratch memory. */
+typedef struct group_room {
+    uint32_t *keys, *sorted, *places; /* (n) each */
+    void *sort;
+    size_t sort_bytes;
+} group_room;
+
+static int key_bits(int32_t n_rows) {
+    int bits = 1;
+    while (n_rows >> bits != 0)
+        bits++;
+    return bits;
+}
+
+static status sort(backend *be, const row_groups *g, group_room *room) {
+    return cuda_sort_pairs(be, room->sort, &room->sort_bytes, room->keys, room->sorted,
+                           room->places, (uint32_t *)g->order, (int)g->n, key_bits(g->n_rows));
+}
+
+static status make_room(backend *be, const row_groups *g, group_room *room) {
+    size_t keys_bytes = cuda_align((size_t)g->n * sizeof(uint32_t));
+    void *memory;
+    memset(room, 0, sizeof *room);
+    TRY(sort(be, g, room)); /* without memory it tells how much it needs */
+    TRY(cuda_scratch(be, 3 * keys_bytes + room->sort_bytes, &memory));
+    room->keys = (uint32_t *)memory;
+    room->sorted = (uint32_t *)((char *)memory + keys_bytes);
+    room->places = (uint32_t *)((char *)memory + 2 * keys_bytes);
+    room->sort = (char *)memory + 3 * keys_bytes;
+    return OK;
+}
+
+status cuda_group(backend *be, const int32_t *index, row_groups *groups) {
+    cudaStream_t stream = cuda_of(be)->stream;
+    int n = (int)groups->n;
+    size_t begin_bytes = ((size_t)groups->n_rows + 1) * sizeof(int32_t);
+    group_room room;
+    if (n == 0) {
+        CUDA_TRY(cudaMemsetAsync(groups->begin, 0, begin_bytes, stream));
+        return OK;
+    }
+    TRY(make_room(be, groups, &room));
+    TRY(cuda_launch(be, "the keys of group", group_keys_any_kernel, cuda_div_up(n, GROUP_THREADS),
+                    GROUP_THREADS, 0, n, groups->n_rows, index, room.keys, room.places));
+    TRY(sort(be, groups, &room));
+    return cuda_launch(be, "the begins of group", group_begins_any_kernel,
+                       cuda_div_up((int64_t)groups->n_rows + 1, GROUP_THREADS), GROUP_THREADS, 0, n,
+                       groups->n_rows, room.sorted, groups->begin);
+}
+
+/* Dropout: a thread owns V columns of a row, and one draw serves four of them.  Bound by bytes, two
+ * rows of activations; the random draws overlap with the memory traffic. */
+template <typename T, int V, bool IS_PACKED>
+static __global__ void __launch_bounds__(256) dropout_rows_any_kernel(const dropout_args a) {
+    int64_t i = row_grid_row();
+    if (i >= a.n) return;
+    drop_row drop = drop_begin(a.drop, i);
+    for (int c = (int)threadIdx.x * V; c < a.dim; c += (int)blockDim.x * V) {
+        columns<T, V> x = load_columns<IS_PACKED, V>((const T *)a.x + i * a.dim, c, a.dim);
+        float y[V];
+#pragma unroll
+        for (int j = 0; j < V; j++)
+            y[j] = column(x, j);
+        drop_columns(drop, c, y);
+        store_columns<IS_PACKED>((T *)a.y + i * a.dim, c, a.dim, y);
+    }
+}
+
+template <typename T, int V, bool IS_PACKED>
+static status drop_launch(backend *be, const dropout_args *a) {
+    row_grid g = row_grid_of(a->n, a->dim, V);
+    return cuda_launch(be, "dropout", dropout_rows_any_kernel<T, V, IS_PACKED>, g.blocks, g.threads,
+                       0, *a);
+}
+
+template <typename T> static status drop(backend *be, const dropout_args *a) {
+    const int v = columns_of<T>::PACKED;
+    bool is_packed = can_pack(a->x, a->dim, a->dim, sizeof(T), v) &&
+                     can_pack(a->y, a->dim, a->dim, sizeof(T), v);
+    return is_packed ? drop_launch<T, v, true>(be, a)
+                     : drop_launch<T, columns_of<T>::LOOSE, false>(be, a);
+}
+
+status cuda_dropout(backend *be, const dropout_args *a) {
+    if (a->n == 0 || a->dim == 0) return OK;
+    CUDA_WITH_ACT(be, return drop<T>(be, a));
 }

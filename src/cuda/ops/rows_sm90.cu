@@ -1,13 +1,10 @@
 /* Rows of tables with their moments (contract: gather_args in ops/ops.h) on Hopper, bfloat16: for
  * the tokens of a pass without training, whose first product then norms them itself
- * (linear_many_sm90.cuh), and for tokens that are chosen of all.
+ * (linear_large_sm90.cu), and for tokens that are chosen of all.
  *
  * A warp owns a row and holds it in registers: the moments are of what is stored.  The limit is
  * bytes, or with few rows latency: of the index, of the row, and of two sums over a warp. */
-#include "cuda/core/columns.cuh"
-#include "cuda/core/early.cuh"
-#include "cuda/core/reduce.cuh"
-#include "cuda/ops/gather_row.cuh"
+#include "cuda/core/kernel.cuh"
 
 enum {
     MOMENT_V = 8,                                /* columns of a pack */
@@ -21,7 +18,7 @@ typedef struct moments_job {
     float2 *moments; /* (n): of whole rows */
 } moments_job;
 
-/* The lane's packs of a row, all of them asked for at once; zeros where there is none. */
+/* The lane's packs of a row, all loaded at once; zeros where there is none. */
 template <typename S>
 __device__ static inline void moments_load(columns<S, MOMENT_V> (&x)[MOMENT_PARTS], const S *row,
                                            bool is_there, int dim) {
@@ -101,8 +98,8 @@ status cuda_gather_moments(backend *be, const gather_args *a) {
     moments_job j = {*a, (float2 *)a->moments->parts};
     a->moments->width = a->dim;
     a->moments->of = a->y;
-    return early_launch(
-        be,
-        a->is_act ? gather_moments_sm90_kernel<__nv_bfloat16> : gather_moments_sm90_kernel<float>,
-        cuda_div_up(a->n, MOMENT_WARPS), MOMENT_WARPS * WARP, &j, "gather with moments");
+    auto kernel =
+        a->is_act ? gather_moments_sm90_kernel<__nv_bfloat16> : gather_moments_sm90_kernel<float>;
+    return cuda_launch_early(be, "gather with moments", kernel, cuda_div_up(a->n, MOMENT_WARPS),
+                             MOMENT_WARPS * WARP, 0, j);
 }

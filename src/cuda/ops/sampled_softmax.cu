@@ -1,4 +1,4 @@
-/* sampled_softmax, as ops.h states it: scores, losses and the gradient of the queries.
+/* sampled_softmax and negatives (ops.h): the draws, scores, losses and the gradient of the queries.
  *
  * A warp owns a loss row and reads each row of the table once: L lanes hold one row of it, so
  * that 32 / L rows are processed in parallel and STEPS of them are in flight; sums of exponentials
@@ -8,6 +8,7 @@
  * cache: E floats a negative. */
 #include <float.h>
 
+#include "cuda/core/kernel.cuh"
 #include "cuda/ops/sampled_softmax.cuh"
 
 enum { SCORE_THREADS = 128, SCORE_WARPS = SCORE_THREADS / WARP, SUM_THREADS = 1024 };
@@ -276,75 +277,90 @@ static __global__ void __launch_bounds__(SUM_THREADS)
 }
 
 /* Packs of 2 are for short rows alone, such as 50 numbers. */
-template <int N> static void score_launch(cudaStream_t stream, const softmax_job &j) {
-    unsigned n_blocks = (unsigned)cuda_div_up(j.a.n, SCORE_WARPS);
+template <int N> static void (*score_kernel(const softmax_job &j))(softmax_job) {
     bool is_packed_2 = can_pack(j.a.table, j.a.dim, j.a.dim, sizeof(float), 2);
-    if (j.a.dim <= 8 * 8 && N == 1 && is_packed_2)
-        sampled_softmax_score_any_kernel<2, 8><<<n_blocks, SCORE_THREADS, 0, stream>>>(j);
-    else if (j.a.dim <= 8 * 8)
-        sampled_softmax_score_any_kernel<N, 8><<<n_blocks, SCORE_THREADS, 0, stream>>>(j);
-    else if (j.a.dim <= 16 * 16)
-        sampled_softmax_score_any_kernel<N, 16><<<n_blocks, SCORE_THREADS, 0, stream>>>(j);
-    else
-        sampled_softmax_score_any_kernel<N, 32><<<n_blocks, SCORE_THREADS, 0, stream>>>(j);
+    if (j.a.dim <= 8 * 8 && N == 1 && is_packed_2) return sampled_softmax_score_any_kernel<2, 8>;
+    if (j.a.dim <= 8 * 8) return sampled_softmax_score_any_kernel<N, 8>;
+    if (j.a.dim <= 16 * 16) return sampled_softmax_score_any_kernel<N, 16>;
+    return sampled_softmax_score_any_kernel<N, 32>;
 }
 
 static status run_scores(backend *be, const softmax_job &j) {
-    cudaStream_t stream = cuda_of(be)->stream;
+    const char *what = "the scores of a sampled softmax";
+    bool is_packed = can_pack(j.a.table, j.a.dim, j.a.dim, sizeof(float), 4);
     if (j.a.normalises && j.a.n_rows > 0)
-        sampled_softmax_scale_any_kernel<<<(unsigned)cuda_div_up(j.a.n_rows, SCORE_WARPS),
-                                           SCORE_THREADS, 0, stream>>>(j);
-    if (can_pack(j.a.table, j.a.dim, j.a.dim, sizeof(float), 4))
-        score_launch<4>(stream, j);
-    else
-        score_launch<1>(stream, j);
-    sampled_softmax_loss_any_kernel<<<1, SUM_THREADS, 0, stream>>>(j);
-    return cuda_launched("the scores of a sampled softmax");
+        TRY(cuda_launch(be, what, sampled_softmax_scale_any_kernel,
+                        cuda_div_up(j.a.n_rows, SCORE_WARPS), SCORE_THREADS, 0, j));
+    TRY(cuda_launch(be, what, is_packed ? score_kernel<4>(j) : score_kernel<1>(j),
+                    cuda_div_up(j.a.n, SCORE_WARPS), SCORE_THREADS, 0, j));
+    return cuda_launch(be, what, sampled_softmax_loss_any_kernel, 1, SUM_THREADS, 0, j);
 }
 
-static int32_t width_of(int32_t dim) {
-    return (dim + 3) / 4 * 4;
+/* Lays out the scratch memory from `memory` on (j->a has the sizes); returns its bytes. */
+static size_t lay_out(softmax_job *j, char *memory) {
+    char *at = memory, *sum;
+    size_t n = (size_t)j->a.n, n_rows = (size_t)j->a.n_rows;
+    cuda_cut(&at, n_rows, &j->scale);
+    cuda_cut(&at, n * ((size_t)j->a.n_negatives + 1), &j->weight);
+    cuda_cut(&at, n, &j->losses);
+    cuda_cut(&at, 1, &j->largest);
+    cuda_cut(&at, n_rows * (size_t)j->width * (j->is_fixed ? sizeof(int64_t) : sizeof(float)),
+             &sum);
+    j->sum = sum;
+    return (size_t)(at - memory);
 }
 
-/* Hands out the next part of the scratch memory. */
-static void *take(char **memory, int64_t n, size_t size) {
-    void *part = *memory;
-    *memory += cuda_align((size_t)n * size);
-    return part;
+static softmax_job job_make(const backend *be, const sampled_softmax_args *a) {
+    softmax_job j = {};
+    j.a = *a;
+    j.act = be->act;
+    j.width = (a->dim + 3) / 4 * 4;
+    j.is_fixed = cuda_of(be)->is_deterministic;
+    lay_out(&j, (char *)a->scratch);
+    return j;
 }
 
 size_t cuda_sampled_softmax_scratch(backend *be, int64_t max_n, int32_t n_negatives, int32_t dim,
                                     int32_t n_rows) {
-    size_t cell = cuda_of(be)->is_deterministic ? sizeof(int64_t) : sizeof(float);
-    int64_t n_uses = (int64_t)n_negatives + 1;
-    return cuda_align((size_t)n_rows * sizeof(float)) +
-           cuda_align((size_t)(max_n * n_uses) * sizeof(float)) +
-           cuda_align((size_t)max_n * sizeof(double)) + cuda_align(sizeof(unsigned)) +
-           cuda_align((size_t)((int64_t)n_rows * width_of(dim)) * cell);
-}
-
-static softmax_job job_make(backend *be, const sampled_softmax_args *a) {
-    softmax_job j = {};
-    char *memory = (char *)a->scratch;
-    j.a = *a;
-    j.act = be->act;
-    j.width = width_of(a->dim);
-    j.is_fixed = cuda_of(be)->is_deterministic;
-    j.scale = (float *)take(&memory, a->n_rows, sizeof(float));
-    j.weight = (float *)take(&memory, a->n * ((int64_t)a->n_negatives + 1), sizeof(float));
-    j.losses = (double *)take(&memory, a->n, sizeof(double));
-    j.largest = (unsigned *)take(&memory, 1, sizeof(unsigned));
-    j.sum = memory;
-    return j;
+    sampled_softmax_args a = {};
+    a.n = max_n, a.n_negatives = n_negatives, a.dim = dim, a.n_rows = n_rows;
+    softmax_job j = job_make(be, &a);
+    return lay_out(&j, NULL);
 }
 
 status cuda_sampled_softmax(backend *be, const sampled_softmax_args *a) {
     if (a->n == 0) return OK;
     if (a->dim > SOFTMAX_MAX_DIM)
         return fail(ERR_UNSUPPORTED,
-                    "a sampled softmax over rows of %d numbers; on a GPU there may be %d", a->dim,
+                    "a sampled softmax over rows of %d columns; a GPU supports at most %d", a->dim,
                     SOFTMAX_MAX_DIM);
     softmax_job j = job_make(be, a);
     TRY(run_scores(be, j));
     return a->dquery != NULL ? softmax_table_gradient(be, &j) : OK;
+}
+
+/* negatives (ops.h): a thread draws one Philox block, which gives four negatives; bound by the
+ * draws, about a hundred instructions each. */
+static __global__ void __launch_bounds__(256) negatives_draw_any_kernel(const negatives_args a) {
+    int64_t m = row_grid_row();
+    if (m >= a.n) return;
+    uint32_t position = a.position[m], user = a.user[m], step = *a.step;
+    int32_t *index = a.index + m * a.n_negatives;
+    for (int r = (int)threadIdx.x * 4; r < a.n_negatives; r += (int)blockDim.x * 4) {
+        rng_block b = rng_draw(a.key, position, user, step, (uint32_t)r / 4);
+#pragma unroll
+        for (int w = 0; w < 4; w++) {
+            uint32_t i = rng_below(b.word[w], (uint32_t)a.n_pool);
+            if (r + w < a.n_negatives) index[r + w] = a.pool != NULL ? a.pool[i] : (int32_t)i;
+        }
+    }
+}
+
+status cuda_negatives(backend *be, const negatives_args *a) {
+    if (a->n == 0 || a->n_negatives == 0) return OK;
+    if (a->n_pool < 1)
+        return fail(ERR_CONFIG, "there is nothing to draw negatives from; give the model at least "
+                                "one item");
+    row_grid g = row_grid_of(a->n, a->n_negatives, 4);
+    return cuda_launch(be, "negatives", negatives_draw_any_kernel, g.blocks, g.threads, 0, *a);
 }

@@ -2,8 +2,7 @@
 #ifndef HSTU_CUDA_OPS_SAMPLED_SOFTMAX_CUH
 #define HSTU_CUDA_OPS_SAMPLED_SOFTMAX_CUH
 
-#include "cuda/core/act.cuh"
-#include "cuda/core/reduce.cuh"
+#include "cuda/core/kernel.cuh"
 
 enum { SOFTMAX_MAX_DIM = 1024 };
 

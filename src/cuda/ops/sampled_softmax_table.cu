@@ -315,25 +315,22 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
-template <bool IS_FIXED>
-static status launch(cudaStream_t stream, const softmax_job &j, int sort_rows) {
-    unsigned n_loss_blocks = (unsigned)cuda_div_up(j.a.n, WARPS);
-    unsigned n_row_blocks = (unsigned)cuda_div_up(j.a.n_rows, WARPS);
+template <bool IS_FIXED> static status launch(backend *be, const softmax_job &j, int sort_rows) {
+    const char *what = "the gradient of a table in a sampled softmax";
+    int64_t n_loss_blocks = cuda_div_up(j.a.n, WARPS);
     size_t query_bytes = WARPS * (size_t)j.width * sizeof(float);
     if (IS_FIXED)
-        sampled_softmax_table_largest_any_kernel<<<n_loss_blocks, THREADS, 0, stream>>>(j);
-    if (sort_rows > 0) {
-        size_t bytes = sorted_bytes(j, sort_rows);
-        CUDA_TRY(CUDA_ALLOW_SHARED(sampled_softmax_table_add_sorted_any_kernel<IS_FIXED>, bytes));
-        sampled_softmax_table_add_sorted_any_kernel<IS_FIXED>
-            <<<(unsigned)cuda_div_up(j.a.n, sort_rows), SORT_THREADS, bytes, stream>>>(j,
-                                                                                       sort_rows);
-    } else {
-        sampled_softmax_table_add_any_kernel<IS_FIXED>
-            <<<n_loss_blocks, THREADS, query_bytes, stream>>>(j);
-    }
-    sampled_softmax_table_finish_any_kernel<IS_FIXED><<<n_row_blocks, THREADS, 0, stream>>>(j);
-    return cuda_launched("the gradient of a table in a sampled softmax");
+        TRY(cuda_launch(be, what, sampled_softmax_table_largest_any_kernel, n_loss_blocks, THREADS,
+                        0, j));
+    if (sort_rows > 0)
+        TRY(cuda_launch(be, what, sampled_softmax_table_add_sorted_any_kernel<IS_FIXED>,
+                        cuda_div_up(j.a.n, sort_rows), SORT_THREADS, sorted_bytes(j, sort_rows), j,
+                        sort_rows));
+    else
+        TRY(cuda_launch(be, what, sampled_softmax_table_add_any_kernel<IS_FIXED>, n_loss_blocks,
+                        THREADS, query_bytes, j));
+    return cuda_launch(be, what, sampled_softmax_table_finish_any_kernel<IS_FIXED>,
+                       cuda_div_up(j.a.n_rows, WARPS), THREADS, 0, j);
 }
 
 status softmax_table_gradient(backend *be, const softmax_job *j) {
@@ -343,5 +340,5 @@ status softmax_table_gradient(backend *be, const softmax_job *j) {
     CUDA_TRY(cudaMemsetAsync(j->largest, 0, sizeof *j->largest, stream));
     CUDA_TRY(cudaMemsetAsync(j->sum, 0, (size_t)j->a.n_rows * (size_t)j->width * cell, stream));
     int sort_rows = sorted_rows(cuda_of(be), *j);
-    return j->is_fixed ? launch<true>(stream, *j, sort_rows) : launch<false>(stream, *j, sort_rows);
+    return j->is_fixed ? launch<true>(be, *j, sort_rows) : launch<false>(be, *j, sort_rows);
 }

@@ -162,10 +162,8 @@ template <typename T> static status scan_as(backend *be, const topk_job *j) {
                       TOPK_COLUMNS, TILE));
     TRY(sm90a_map_box(&queries, be->act, j->a.query, j->a.n_queries, j->a.dim, j->a.dim,
                       TOPK_COLUMNS, TOPK_QUERIES));
-    CUDA_TRY(CUDA_ALLOW_SHARED(kernel, scan_bytes(&j->a, &plan)));
-    kernel<<<(unsigned)state->n_multiprocessors, TOPK_THREADS, scan_bytes(&j->a, &plan),
-             state->stream>>>(*j, plan, rows, queries);
-    return cuda_launched("the search of a corpus");
+    return cuda_launch(be, "the search of a corpus", kernel, state->n_multiprocessors, TOPK_THREADS,
+                       scan_bytes(&j->a, &plan), *j, plan, rows, queries);
 }
 
 static status scan(backend *be, const topk_job *j) {

@@ -6,8 +6,7 @@
  * Bound by bytes: one pass reads and writes weight, state and gradient and zeroes the gradient. */
 #include <math.h>
 
-#include "cuda/core/act.cuh"
-#include "cuda/core/reduce.cuh"
+#include "cuda/core/kernel.cuh"
 
 enum { UPDATE_THREADS = 256, UPDATE_WARPS = UPDATE_THREADS / WARP, UPDATE_NUMBERS = 4096 };
 enum { UPDATE_AT_ONCE = 40, PASS_THREADS = 256 };
@@ -207,9 +206,8 @@ status cuda_update(backend *be, const update_args *a, int n) {
             list.of[list.n++] = u;
         }
         if (list.n == 0) continue;
-        update_weights_any_kernel<<<(unsigned)n_blocks, UPDATE_THREADS, 0, cuda_of(be)->stream>>>(
-            list);
-        TRY(cuda_launched("update"));
+        TRY(cuda_launch(be, "update", update_weights_any_kernel, n_blocks, UPDATE_THREADS, 0,
+                        list));
     }
     return OK;
 }
@@ -345,31 +343,26 @@ static status sum_squares_exactly(backend *be, int64_t n, int64_t n_blocks, cons
     TRY(cuda_scratch(be, sizeof(squares_sum), &memory));
     squares_sum *sum = (squares_sum *)memory;
     CUDA_TRY(cudaMemsetAsync(sum, 0, sizeof *sum, stream));
-    sum_squares_largest_any_kernel<<<(unsigned)n_blocks, PASS_THREADS, 0, stream>>>(n, n_quads,
-                                                                                    grad, sum);
-    TRY(cuda_launched("the largest number of sum_squares"));
-    sum_squares_exact_any_kernel<<<(unsigned)n_blocks, PASS_THREADS, 0, stream>>>(n, n_quads, grad,
-                                                                                  sum, out);
-    return cuda_launched("sum_squares");
+    TRY(cuda_launch(be, "the largest number of sum_squares", sum_squares_largest_any_kernel,
+                    n_blocks, PASS_THREADS, 0, n, n_quads, grad, sum));
+    return cuda_launch(be, "sum_squares", sum_squares_exact_any_kernel, n_blocks, PASS_THREADS, 0,
+                       n, n_quads, grad, sum, out);
 }
 
 status cuda_sum_squares(backend *be, int64_t n, const float *grad, double *out) {
     int64_t most = (int64_t)cuda_of(be)->n_multiprocessors * 8;
     int64_t n_blocks = cuda_div_up(n, 16 * PASS_THREADS);
     int64_t n_quads = can_pack(grad, 4, 4, sizeof(float), 4) ? n / 4 : 0;
-    cudaStream_t stream = cuda_of(be)->stream;
     void *partials = NULL;
     if (n == 0) return OK;
     if (n_blocks > most) n_blocks = most;
     if (cuda_of(be)->is_deterministic) return sum_squares_exactly(be, n, n_blocks, grad, out);
     if (n_blocks > 1) TRY(cuda_scratch(be, (size_t)n_blocks * sizeof(double), &partials));
-    sum_squares_chunks_any_kernel<<<(unsigned)n_blocks, PASS_THREADS, 0, stream>>>(
-        n, n_quads, grad, (double *)partials, out);
-    TRY(cuda_launched("sum_squares"));
+    TRY(cuda_launch(be, "sum_squares", sum_squares_chunks_any_kernel, n_blocks, PASS_THREADS, 0, n,
+                    n_quads, grad, (double *)partials, out));
     if (n_blocks == 1) return OK;
-    sum_squares_partials_any_kernel<<<1, PASS_THREADS, 0, stream>>>((int)n_blocks,
-                                                                    (const double *)partials, out);
-    return cuda_launched("the sum of sum_squares");
+    return cuda_launch(be, "the sum of sum_squares", sum_squares_partials_any_kernel, 1,
+                       PASS_THREADS, 0, (int)n_blocks, (const double *)partials, out);
 }
 
 static __global__ void grad_factor_one_any_kernel(const grad_factor_args a) {
@@ -380,8 +373,7 @@ static __global__ void grad_factor_one_any_kernel(const grad_factor_args a) {
 }
 
 status cuda_grad_factor(backend *be, const grad_factor_args *a) {
-    grad_factor_one_any_kernel<<<1, 1, 0, cuda_of(be)->stream>>>(*a);
-    return cuda_launched("grad_factor");
+    return cuda_launch(be, "grad_factor", grad_factor_one_any_kernel, 1, 1, 0, *a);
 }
 
 /* A thread adds one pack; the last one adds the remainder. */
@@ -403,16 +395,10 @@ static __global__ void __launch_bounds__(PASS_THREADS)
 
 template <typename T> static status add(backend *be, int64_t n, const void *x, void *y) {
     const int v = 16 / (int)sizeof(T);
-    cudaStream_t stream = cuda_of(be)->stream;
-    if (can_pack(x, v, v, sizeof(T), v) && can_pack(y, v, v, sizeof(T), v))
-        add_rows_any_kernel<T, v>
-            <<<(unsigned)cuda_div_up(n, v * PASS_THREADS), PASS_THREADS, 0, stream>>>(
-                n, (const T *)x, (T *)y);
-    else
-        add_rows_any_kernel<T, 1>
-            <<<(unsigned)cuda_div_up(n, PASS_THREADS), PASS_THREADS, 0, stream>>>(n, (const T *)x,
-                                                                                  (T *)y);
-    return cuda_launched("add");
+    bool is_packed = can_pack(x, v, v, sizeof(T), v) && can_pack(y, v, v, sizeof(T), v);
+    return cuda_launch(be, "add", is_packed ? add_rows_any_kernel<T, v> : add_rows_any_kernel<T, 1>,
+                       cuda_div_up(n, (is_packed ? v : 1) * PASS_THREADS), PASS_THREADS, 0, n,
+                       (const T *)x, (T *)y);
 }
 
 status cuda_add(backend *be, int64_t n, const void *x, void *y) {

@@ -243,17 +243,14 @@ static __global__ void __launch_bounds__(TABLE_THREADS, 4)
 
 template <typename P>
 static status launch_pool_grad(backend *be, const table_pool_grad_args *a, const grad_cut *cut) {
-    cudaStream_t stream = cuda_of(be)->stream;
     unsigned n_lanes = CHUNK_LANES;
     while (n_lanes < 32 && (int)n_lanes < a->dim / piece_size<P>::NUMBERS)
         n_lanes *= 2;
     dim3 threads(n_lanes, TABLE_THREADS / n_lanes);
-    table_pool_chunks_any_kernel<P>
-        <<<(unsigned)cuda_div_up(cut->n_chunks, threads.y), threads, 0, stream>>>(*a, *cut);
-    TRY(cuda_launched("pool_grad"));
-    table_pool_tails_any_kernel<P>
-        <<<(unsigned)cuda_div_up(cut->n_chunks, TABLE_WARPS), TABLE_THREADS, 0, stream>>>(*a, *cut);
-    return cuda_launched("pool_grad's groups of many chunks");
+    TRY(cuda_launch(be, "pool_grad", table_pool_chunks_any_kernel<P>,
+                    cuda_div_up(cut->n_chunks, threads.y), threads, 0, *a, *cut));
+    return cuda_launch(be, "pool_grad's groups of many chunks", table_pool_tails_any_kernel<P>,
+                       cuda_div_up(cut->n_chunks, TABLE_WARPS), TABLE_THREADS, 0, *a, *cut);
 }
 
 status cuda_table_pool_grad(backend *be, const table_pool_grad_args *a) {

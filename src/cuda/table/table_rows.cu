@@ -1,7 +1,9 @@
 /* Rows of a level by slot (ops/table.h): read, write, init, update.  A warp owns 32 slots; lanes
  * share a row, 16 bytes each, and have several rows in flight (table.cuh).  Bound by bytes: of
  * device memory, or of the bus where the rows are in host memory. */
-#include "cuda/table/table_first.cuh"
+#include <math.h>
+
+#include "cuda/table/table.cuh"
 
 /* The row of the warp's slot, or NULL where there is none or it is skipped. */
 __device__ static inline float *slot_row(const table_level &l, const int64_t *slot,
@@ -33,25 +35,20 @@ static __global__ void __launch_bounds__(TABLE_THREADS)
 
 status cuda_table_read(backend *be, const table_level *l, const table_rows_args *a) {
     if (a->n == 0 || a->n_floats == 0) return OK;
-    cudaStream_t stream = cuda_of(be)->stream;
-    if (is_packed(a->staging, a->stride, a->n_floats))
-        table_rows_read_any_kernel<float4>
-            <<<table_blocks(a->n), TABLE_THREADS, 0, stream>>>(*l, *a);
-    else
-        table_rows_read_any_kernel<float><<<table_blocks(a->n), TABLE_THREADS, 0, stream>>>(*l, *a);
-    return cuda_launched("read of rows");
+    return cuda_launch(be, "read of rows",
+                       is_packed(a->staging, a->stride, a->n_floats)
+                           ? table_rows_read_any_kernel<float4>
+                           : table_rows_read_any_kernel<float>,
+                       table_blocks(a->n), TABLE_THREADS, 0, *l, *a);
 }
 
 status cuda_table_write(backend *be, const table_level *l, const table_rows_args *a) {
     if (a->n == 0 || a->n_floats == 0) return OK;
-    cudaStream_t stream = cuda_of(be)->stream;
-    if (is_packed(a->staging, a->stride, a->n_floats))
-        table_rows_write_any_kernel<float4>
-            <<<table_blocks(a->n), TABLE_THREADS, 0, stream>>>(*l, *a);
-    else
-        table_rows_write_any_kernel<float>
-            <<<table_blocks(a->n), TABLE_THREADS, 0, stream>>>(*l, *a);
-    return cuda_launched("write of rows");
+    return cuda_launch(be, "write of rows",
+                       is_packed(a->staging, a->stride, a->n_floats)
+                           ? table_rows_write_any_kernel<float4>
+                           : table_rows_write_any_kernel<float>,
+                       table_blocks(a->n), TABLE_THREADS, 0, *l, *a);
 }
 
 /* With staging, which then is packed, rows that are not new are read in the same pass: their loads
@@ -78,12 +75,183 @@ static status read_staging(backend *be, const table_level *l, const table_init_a
 
 status cuda_table_init(backend *be, const table_level *l, const table_init_args *a) {
     if (a->n == 0) return OK;
-    cudaStream_t stream = cuda_of(be)->stream;
     if (a->staging != NULL && is_packed(a->staging, a->stride, a->dim)) {
-        table_rows_init_any_kernel<true><<<table_blocks(a->n), TABLE_THREADS, 0, stream>>>(*l, *a);
-        return cuda_launched("first values and read of rows");
+        return cuda_launch(be, "first values and read of rows", table_rows_init_any_kernel<true>,
+                           table_blocks(a->n), TABLE_THREADS, 0, *l, *a);
     }
-    table_rows_init_any_kernel<false><<<table_blocks(a->n), TABLE_THREADS, 0, stream>>>(*l, *a);
-    TRY(cuda_launched("first values of rows"));
+    TRY(cuda_launch(be, "first values of rows", table_rows_init_any_kernel<false>,
+                    table_blocks(a->n), TABLE_THREADS, 0, *l, *a));
     return read_staging(be, l, a);
+}
+
+/* update of rows by their optimizer (ops/table.h).  Lanes share a row, 16 bytes each, and have
+ * NUMBERS_AT_ONCE rows in flight before the first is computed.  Bound by bytes: reads the gradient,
+ * reads and writes values and state. */
+
+enum { NUMBERS_AT_ONCE = 4, UPDATE_ROWS = 8 /* of a warp */ };
+
+/* Constants of the step; the powers are computed on the host. */
+typedef struct update_rule {
+    float lr, beta1, beta2, eps;
+    float decay; /* Adam: 1 - lr wd; SGD: wd */
+    float rate;  /* Adam: lr / (1 - beta1^t) */
+    float root;  /* Adam: 1 / sqrt(1 - beta2^t) */
+} update_rule;
+
+/* One element: its value, its optimizer state (two floats), and its gradient. */
+template <row_opt OPT>
+__device__ static inline void update_number(const update_rule &r, float g, float &w, float &s,
+                                            float &v) {
+    if (OPT == ROW_SGD) {
+        w -= r.lr * (g + r.decay * w);
+        return;
+    }
+    if (OPT == ROW_ADAM) {
+        s = r.beta1 * s + (1 - r.beta1) * g;
+        v = r.beta2 * v + (1 - r.beta2) * (g * g);
+        w = w * r.decay - r.rate * s / (sqrtf(v) * r.root + r.eps);
+        return;
+    }
+    if (OPT == ROW_ADAGRAD) s += g * g;
+    w -= r.lr * g / (sqrtf(s) + r.eps);
+}
+
+template <row_opt OPT>
+__device__ static inline void update_piece(const update_rule &r, float scale, float g, float &w,
+                                           float &s, float &v) {
+    update_number<OPT>(r, scale * g, w, s, v);
+}
+
+template <row_opt OPT>
+__device__ static inline void update_piece(const update_rule &r, float scale, float4 g, float4 &w,
+                                           float4 &s, float4 &v) {
+    update_number<OPT>(r, scale * g.x, w.x, s.x, v.x);
+    update_number<OPT>(r, scale * g.y, w.y, s.y, v.y);
+    update_number<OPT>(r, scale * g.z, w.z, s.z, v.z);
+    update_number<OPT>(r, scale * g.w, w.w, s.w, v.w);
+}
+
+__device__ static inline float squares(float g) {
+    return g * g;
+}
+
+__device__ static inline float squares(float4 g) {
+    return g.x * g.x + g.y * g.y + g.z * g.z + g.w * g.w;
+}
+
+__device__ static inline void set_all(float &s, float x) {
+    s = x;
+}
+
+__device__ static inline void set_all(float4 &s, float x) {
+    s = make_float4(x, x, x, x);
+}
+
+/* The state of row-wise AdaGrad for a row, updated with this gradient; all lanes of the team get
+ * it, and all lanes of the warp must call.  A NULL row reads nothing. */
+template <typename P>
+__device__ static inline float rowwise_state(const float *row, const float *grad, float scale,
+                                             int dim, int first, int n_lanes) {
+    float sum = 0;
+    if (row != NULL)
+        for (int c = first; c < dim / piece_size<P>::NUMBERS; c += n_lanes)
+            sum += squares(__ldcg((const P *)grad + c));
+    for (int step = n_lanes / 2; step > 0; step /= 2)
+        sum += __shfl_xor_sync(ALL_LANES, sum, step);
+    return row != NULL ? row[dim] + scale * scale * sum / (float)dim : 0;
+}
+
+/* NUMBERS_AT_ONCE rows, which the lanes of a team share. */
+template <typename P, row_opt OPT>
+__device__ static inline void
+update_rows(const update_rule &r, float scale, float *const row[NUMBERS_AT_ONCE],
+            const float *const grad[NUMBERS_AT_ONCE], const float state[NUMBERS_AT_ONCE], int dim,
+            int first, int n_lanes) {
+    int n_pieces = dim / piece_size<P>::NUMBERS;
+    for (int c = first; c < n_pieces; c += n_lanes) {
+        P g[NUMBERS_AT_ONCE] = {}, w[NUMBERS_AT_ONCE] = {}, s[NUMBERS_AT_ONCE] = {},
+          v[NUMBERS_AT_ONCE] = {};
+#pragma unroll
+        for (int u = 0; u < NUMBERS_AT_ONCE; u++) {
+            if (row[u] == NULL) continue;
+            const P *numbers = (const P *)row[u];
+            g[u] = __ldcs((const P *)grad[u] + c);
+            w[u] = __ldcg(numbers + c);
+            if (OPT == ROW_ADAM || OPT == ROW_ADAGRAD) s[u] = __ldcg(numbers + n_pieces + c);
+            if (OPT == ROW_ADAM) v[u] = __ldcg(numbers + 2 * n_pieces + c);
+            if (OPT == ROW_ROWWISE_ADAGRAD) set_all(s[u], state[u]);
+        }
+#pragma unroll
+        for (int u = 0; u < NUMBERS_AT_ONCE; u++) {
+            if (row[u] == NULL) continue;
+            P *numbers = (P *)row[u];
+            update_piece<OPT>(r, scale, g[u], w[u], s[u], v[u]);
+            __stcg(numbers + c, w[u]);
+            if (OPT == ROW_ADAM || OPT == ROW_ADAGRAD) __stcg(numbers + n_pieces + c, s[u]);
+            if (OPT == ROW_ADAM) __stcg(numbers + 2 * n_pieces + c, v[u]);
+        }
+    }
+}
+
+template <typename P, row_opt OPT>
+static __global__ void __launch_bounds__(TABLE_THREADS)
+    table_update_rows_any_kernel(const table_level l, const table_update_args a,
+                                 const update_rule r) {
+    int64_t n = table_count(a.n, a.n_real);
+    int64_t begin = ((int64_t)blockIdx.x * TABLE_WARPS + threadIdx.x / 32) * UPDATE_ROWS;
+    float scale = a.grad_scale != NULL ? *a.grad_scale : 1.0f;
+    if (begin >= n || scale == 0) return;
+    int lane = warp_lane(), n_lanes = row_lanes(a.dim / piece_size<P>::NUMBERS);
+    int first = lane & (n_lanes - 1), n_teams = 32 / n_lanes;
+    int64_t slot = -1;
+    if (lane < UPDATE_ROWS && begin + lane < n) slot = a.slot[begin + lane];
+    if (slot >= 0) table_stamps(&l, slot / TABLE_SLOTS)[slot % TABLE_SLOTS] = a.stamp;
+    for (int j = lane / n_lanes; j - lane / n_lanes < UPDATE_ROWS; j += NUMBERS_AT_ONCE * n_teams) {
+        float *row[NUMBERS_AT_ONCE], state[NUMBERS_AT_ONCE];
+        const float *grad[NUMBERS_AT_ONCE];
+#pragma unroll
+        for (int u = 0; u < NUMBERS_AT_ONCE; u++) {
+            int at = j + u * n_teams;
+            int64_t s = __shfl_sync(ALL_LANES, slot, at % 32);
+            row[u] = at < UPDATE_ROWS && s >= 0 ? table_row(&l, s) : NULL;
+            grad[u] = a.grad + (begin + at) * a.dim;
+            state[u] = 0;
+            if (OPT == ROW_ROWWISE_ADAGRAD)
+                state[u] = rowwise_state<P>(row[u], grad[u], scale, a.dim, first, n_lanes);
+        }
+        update_rows<P, OPT>(r, scale, row, grad, state, a.dim, first, n_lanes);
+        __syncwarp();
+#pragma unroll
+        for (int u = 0; u < NUMBERS_AT_ONCE; u++)
+            if (OPT == ROW_ROWWISE_ADAGRAD && row[u] != NULL && first == 0)
+                row[u][a.dim] = state[u];
+    }
+}
+
+template <row_opt OPT>
+static void launch_update(backend *be, const table_level *l, const table_update_args *a,
+                          const update_rule *r) {
+    cudaStream_t stream = cuda_of(be)->stream;
+    unsigned n_blocks = (unsigned)cuda_div_up(a->n, UPDATE_ROWS * TABLE_WARPS);
+    if (is_packed(a->grad, a->dim, a->dim))
+        table_update_rows_any_kernel<float4, OPT>
+            <<<n_blocks, TABLE_THREADS, 0, stream>>>(*l, *a, *r);
+    else
+        table_update_rows_any_kernel<float, OPT>
+            <<<n_blocks, TABLE_THREADS, 0, stream>>>(*l, *a, *r);
+}
+
+status cuda_table_update(backend *be, const table_level *l, const table_update_args *a) {
+    if (a->n == 0 || a->dim == 0) return OK;
+    update_rule r = {a->lr, a->beta1, a->beta2, a->eps, a->weight_decay, 0, 0};
+    if (a->opt == ROW_ADAM) {
+        r.decay = (float)(1 - (double)a->lr * a->weight_decay);
+        r.rate = (float)(a->lr / (1 - pow(a->beta1, (double)a->step)));
+        r.root = (float)(1 / sqrt(1 - pow(a->beta2, (double)a->step)));
+    }
+    if (a->opt == ROW_SGD) launch_update<ROW_SGD>(be, l, a, &r);
+    if (a->opt == ROW_ADAM) launch_update<ROW_ADAM>(be, l, a, &r);
+    if (a->opt == ROW_ADAGRAD) launch_update<ROW_ADAGRAD>(be, l, a, &r);
+    if (a->opt == ROW_ROWWISE_ADAGRAD) launch_update<ROW_ROWWISE_ADAGRAD>(be, l, a, &r);
+    return cuda_launched("update of rows");
 }

@@ -174,17 +174,16 @@ static status sort(backend *be, const table_unique_args *a, unique_room *room) {
 static size_t make_room(unique_room *room, char *memory, const table_unique_args *a) {
     char *at = memory;
     size_t n = (size_t)a->n;
-    room->halves = (uint32_t *)cut_room(&at, n * sizeof *room->halves);
-    room->sorted_halves = (uint32_t *)cut_room(&at, n * sizeof *room->sorted_halves);
-    room->places = (uint32_t *)cut_room(&at, n * sizeof *room->places);
-    room->order = (uint32_t *)cut_room(&at, n * sizeof *room->order);
-    room->sorted = (uint64_t *)cut_room(&at, n * sizeof *room->sorted);
-    room->is_mixed = (uint32_t *)cut_room(&at, n * sizeof *room->is_mixed);
-    room->mixed = (uint32_t *)cut_room(&at, n * sizeof *room->mixed);
-    room->n_mixed = (uint32_t *)cut_room(&at, sizeof *room->n_mixed);
-    room->counts =
-        (unsigned long long *)cut_room(&at, (n / SCAN_THREADS + 1) * sizeof *room->counts);
-    room->sort = cut_room(&at, room->sort_bytes);
+    cuda_cut(&at, n, &room->halves);
+    cuda_cut(&at, n, &room->sorted_halves);
+    cuda_cut(&at, n, &room->places);
+    cuda_cut(&at, n, &room->order);
+    cuda_cut(&at, n, &room->sorted);
+    cuda_cut(&at, n, &room->is_mixed);
+    cuda_cut(&at, n, &room->mixed);
+    cuda_cut(&at, 1, &room->n_mixed);
+    cuda_cut(&at, n / SCAN_THREADS + 1, &room->counts);
+    cuda_cut(&at, room->sort_bytes, (char **)&room->sort);
     if (a->order != NULL) room->order = (uint32_t *)a->order;
     return (size_t)(at - memory);
 }
@@ -199,16 +198,15 @@ static status set_empty(backend *be, const table_unique_args *a) {
 static status sort_hashes(backend *be, const table_unique_args *a, unique_room *room) {
     cudaStream_t stream = cuda_of(be)->stream;
     unsigned n_blocks = table_blocks(a->n);
-    table_unique_hash_any_kernel<<<n_blocks, TABLE_THREADS, 0, stream>>>(a->n, a->ids, *room);
-    TRY(cuda_launched("the hashes of unique"));
+    TRY(cuda_launch(be, "the hashes of unique", table_unique_hash_any_kernel, n_blocks,
+                    TABLE_THREADS, 0, a->n, a->ids, *room));
     TRY(sort(be, a, room));
     table_unique_list_mixed_any_kernel<<<n_blocks, TABLE_THREADS, 0, stream>>>(a->n, a->ids, *room);
-    table_unique_mend_any_kernel<<<MEND_BLOCKS, MEND_THREADS, 0, stream>>>(a->n, a->ids, *room);
-    return cuda_launched("the order of unique");
+    return cuda_launch(be, "the order of unique", table_unique_mend_any_kernel, MEND_BLOCKS,
+                       MEND_THREADS, 0, a->n, a->ids, *room);
 }
 
 status cuda_table_unique(backend *be, const table_unique_args *a) {
-    cudaStream_t stream = cuda_of(be)->stream;
     unique_room room = {};
     void *memory;
     if (a->n == 0) return set_empty(be, a);
@@ -217,9 +215,9 @@ status cuda_table_unique(backend *be, const table_unique_args *a) {
     make_room(&room, (char *)memory, a);
     TRY(sort_hashes(be, a, &room));
     unsigned n_blocks = (unsigned)cuda_div_up(a->n, SCAN_THREADS);
-    table_unique_count_heads_any_kernel<<<n_blocks, SCAN_THREADS, 0, stream>>>(a->n, room);
-    TRY(cuda_launched("the runs of unique"));
+    TRY(cuda_launch(be, "the runs of unique", table_unique_count_heads_any_kernel, n_blocks,
+                    SCAN_THREADS, 0, a->n, room));
     TRY(cuda_table_sum(be, n_blocks, room.counts, a->n_unique));
-    table_unique_number_any_kernel<<<n_blocks, SCAN_THREADS, 0, stream>>>(room, *a);
-    return cuda_launched("the numbers of unique");
+    return cuda_launch(be, "the numbers of unique", table_unique_number_any_kernel, n_blocks,
+                       SCAN_THREADS, 0, room, *a);
 }

@@ -7,7 +7,7 @@
 #ifndef HSTU_CUDA_ATTN_COMMON_ATTN_BIAS_CUH
 #define HSTU_CUDA_ATTN_COMMON_ATTN_BIAS_CUH
 
-#include "cuda/core/cuda.h"
+#include "cuda/core/kernel.cuh"
 
 enum { BIAS_TIME_CELLS = ATTN_TIME_BUCKETS + 1, BIAS_FIXED_BITS = 46, BIAS_TILE_BITS = 18 };
 
@@ -85,9 +85,9 @@ static __global__ void attn_bwd_bias_sums_any_kernel(const unsigned long long *c
 /* Adds the cells to the gradients of the biases. */
 static inline status bias_finish(backend *be, const attn_args *a, const unsigned long long *cells) {
     int n = 2 * a->bias_len - 1 + BIAS_TIME_CELLS;
-    attn_bwd_bias_sums_any_kernel<<<(unsigned)cuda_div_up(n, 256), 256, 0, cuda_of(be)->stream>>>(
-        cells, 2 * a->bias_len - 1, a->dposition_w, a->dtime_w);
-    return cuda_launched("the sums of the attention's bias");
+    return cuda_launch(be, "the sums of the attention's bias", attn_bwd_bias_sums_any_kernel,
+                       cuda_div_up(n, 256), 256, 0, cells, 2 * a->bias_len - 1, a->dposition_w,
+                       a->dtime_w);
 }
 
 #endif

@@ -16,8 +16,7 @@
 #define HSTU_CUDA_ATTN_F32_ATTN_F32_CUH
 
 #include "cuda/attn/common/attn_mask.cuh"
-#include "cuda/core/act.cuh"
-#include "cuda/core/cuda.h"
+#include "cuda/core/kernel.cuh"
 #include "cuda/core/ptx.cuh"
 
 /* DIM: dim_qk and dim_v, padded.  Rows in shared memory are padded by 4 floats, so that the eight

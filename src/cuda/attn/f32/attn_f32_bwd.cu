@@ -360,11 +360,9 @@ static status launch_dq(backend *be, const attn_args *a, unsigned long long *cel
     int64_t n_blocks = n_tiles * a->n_sequences * (a->n_heads / n_serial);
     size_t bytes = dq_shared<DIM>(a->bias == BIAS_TIME && f32_buckets<DIM>::IS_STAGED);
     if (n_blocks == 0) return OK;
-    CUDA_TRY(CUDA_ALLOW_SHARED((attn_bwd_dq_f32_kernel<DIM, EXACT>), bytes));
-    attn_bwd_dq_f32_kernel<DIM, EXACT>
-        <<<(unsigned)n_blocks, f32_shape<DIM>::THREADS, bytes, cuda_of(be)->stream>>>(
-            *a, cuda_of(be)->bucket_cells, cells, (int)n_tiles, n_serial);
-    return cuda_launched("the float32 attention's dq");
+    return cuda_launch(be, "the float32 attention's dq", attn_bwd_dq_f32_kernel<DIM, EXACT>,
+                       n_blocks, f32_shape<DIM>::THREADS, bytes, *a, cuda_of(be)->bucket_cells,
+                       cells, (int)n_tiles, n_serial);
 }
 
 template <int DIM, bool EXACT>
@@ -373,11 +371,9 @@ static status launch_dkv(backend *be, const attn_args *a, bool is_dk) {
     int64_t n_blocks = n_tiles * a->n_sequences * a->n_heads;
     size_t bytes = dkv_shared<DIM>(is_dk);
     if (n_blocks == 0) return OK;
-    CUDA_TRY(CUDA_ALLOW_SHARED((attn_bwd_dkv_f32_kernel<DIM, EXACT>), bytes));
-    attn_bwd_dkv_f32_kernel<DIM, EXACT>
-        <<<(unsigned)n_blocks, f32_shape<DIM>::THREADS, bytes, cuda_of(be)->stream>>>(
-            *a, cuda_of(be)->bucket_cells, is_dk);
-    return cuda_launched("the float32 attention's dk and dv");
+    return cuda_launch(be, "the float32 attention's dk and dv", attn_bwd_dkv_f32_kernel<DIM, EXACT>,
+                       n_blocks, f32_shape<DIM>::THREADS, bytes, *a, cuda_of(be)->bucket_cells,
+                       is_dk);
 }
 
 template <int DIM, bool EXACT>

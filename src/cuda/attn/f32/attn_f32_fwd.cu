@@ -85,11 +85,9 @@ template <int DIM, bool EXACT> static status launch(backend *be, const attn_args
     int64_t n_tiles = cuda_div_up(a->max_len_q, f32_shape<DIM>::ROWS);
     int64_t n_blocks = n_tiles * a->n_sequences * a->n_heads;
     if (n_blocks == 0) return OK;
-    CUDA_TRY(CUDA_ALLOW_SHARED((attn_fwd_f32_kernel<DIM, EXACT>), fwd_shared<DIM>()));
-    attn_fwd_f32_kernel<DIM, EXACT>
-        <<<(unsigned)n_blocks, f32_shape<DIM>::THREADS, fwd_shared<DIM>(), cuda_of(be)->stream>>>(
-            *a, cuda_of(be)->bucket_cells, (int)n_tiles);
-    return cuda_launched("the float32 attention");
+    return cuda_launch(be, "the float32 attention", attn_fwd_f32_kernel<DIM, EXACT>, n_blocks,
+                       f32_shape<DIM>::THREADS, fwd_shared<DIM>(), *a, cuda_of(be)->bucket_cells,
+                       (int)n_tiles);
 }
 
 status cuda_attn_f32_fwd(backend *be, const attn_args *a) {

@@ -9,9 +9,9 @@
  */
 #include <float.h>
 
-#include "cuda/attn/common/mask_walk.cuh"
+#include "cuda/attn/common/attn_mask.cuh"
 #include "cuda/attn/f32/attn_f32.cuh"
-#include "cuda/ops/dropout.cuh"
+#include "cuda/core/kernel.cuh"
 
 /* The args and what else a kernel must know. */
 typedef struct softmax_job {
@@ -517,27 +517,22 @@ static unsigned count_blocks(const softmax_job *job) {
 
 template <int DIM> static status launch_fwd(backend *be, const softmax_attn_args *a) {
     softmax_job job = make_job(be, a, f32_shape<DIM>::ROWS, NULL);
-    CUDA_TRY(CUDA_ALLOW_SHARED(softmax_attn_fwd_f32_kernel<DIM>, soft_fwd_shared<DIM>()));
-    softmax_attn_fwd_f32_kernel<DIM><<<count_blocks(&job), f32_shape<DIM>::THREADS,
-                                       soft_fwd_shared<DIM>(), cuda_of(be)->stream>>>(job);
-    return cuda_launched("the softmax attention");
+    return cuda_launch(be, "the softmax attention", softmax_attn_fwd_f32_kernel<DIM>,
+                       count_blocks(&job), f32_shape<DIM>::THREADS, soft_fwd_shared<DIM>(), job);
 }
 
 template <int DIM> static status launch_dkv(backend *be, softmax_job job, bool is_dk) {
     job.is_dk = is_dk;
-    CUDA_TRY(CUDA_ALLOW_SHARED((softmax_attn_bwd_dkv_f32_kernel<DIM>), soft_bwd_shared<DIM>()));
-    softmax_attn_bwd_dkv_f32_kernel<DIM><<<count_blocks(&job), f32_shape<DIM>::THREADS,
-                                           soft_bwd_shared<DIM>(), cuda_of(be)->stream>>>(job);
-    return cuda_launched("the softmax attention's dk and dv");
+    return cuda_launch(be, "the softmax attention's dk and dv",
+                       softmax_attn_bwd_dkv_f32_kernel<DIM>, count_blocks(&job),
+                       f32_shape<DIM>::THREADS, soft_bwd_shared<DIM>(), job);
 }
 
 template <int DIM>
 static status launch_bwd(backend *be, const softmax_attn_args *a, const float *delta) {
     softmax_job job = make_job(be, a, f32_shape<DIM>::ROWS, delta);
-    CUDA_TRY(CUDA_ALLOW_SHARED(softmax_attn_bwd_dq_f32_kernel<DIM>, soft_bwd_shared<DIM>()));
-    softmax_attn_bwd_dq_f32_kernel<DIM><<<count_blocks(&job), f32_shape<DIM>::THREADS,
-                                          soft_bwd_shared<DIM>(), cuda_of(be)->stream>>>(job);
-    TRY(cuda_launched("the softmax attention's dq"));
+    TRY(cuda_launch(be, "the softmax attention's dq", softmax_attn_bwd_dq_f32_kernel<DIM>,
+                    count_blocks(&job), f32_shape<DIM>::THREADS, soft_bwd_shared<DIM>(), job));
     TRY(launch_dkv<DIM>(be, job, false));
     return DIM < 256 ? OK : launch_dkv<DIM>(be, job, true);
 }

@@ -12,9 +12,8 @@
 #define HSTU_CUDA_ATTN_SM80_ATTN_SM80_CUH
 
 #include "cuda/attn/common/attn_bias.cuh"
-#include "cuda/attn/common/attn_fragment.cuh"
 #include "cuda/attn/common/attn_mask.cuh"
-#include "cuda/core/act.cuh"
+#include "cuda/core/kernel.cuh"
 #include "cuda/core/ptx.cuh"
 
 /* Rows of (H, dim) numbers. */
@@ -577,51 +576,45 @@ static inline int64_t half_grid(backend *be, half_job *job, int max_len, int siz
     return job->n_tiles * n_pairs;
 }
 
-/* Kernels are few so that they compile in reasonable time: head dimensions are padded to 64, 128 or
- * 256.  Returns 0 if the dimension is too large. */
+/* The larger of the two head dimensions. */
 static inline int half_dim(const attn_args *a) {
-    int dim = a->dim_qk > a->dim_v ? a->dim_qk : a->dim_v;
-    return dim <= 64 ? 64 : dim <= 128 ? 128 : dim <= 256 ? 256 : 0;
+    return a->dim_qk > a->dim_v ? a->dim_qk : a->dim_v;
 }
 
-/* ... and float16 has the kernels for every bias alone: models are trained in bfloat16.  So has
- * bfloat16 in a build for Hopper alone, whose own kernels take the usual head dimensions. */
+/* float16 has the kernels for every bias alone: models are trained in bfloat16.  So has bfloat16
+ * in a build for Hopper alone, whose own kernels take the usual head dimensions. */
 template <typename T> static constexpr bool half_is_tuned = false;
 #ifndef HSTU_HOPPER_ALONE
 template <> constexpr bool half_is_tuned<__nv_bfloat16> = true;
 #endif
 
-/* Runs `...` with T as the 16-bit type of activations and D as the padded head dimension. */
-#define HALF_WITH_DIM(be, args, ...)                                                               \
+/* Runs `...` with T as the 16-bit type of activations and D as the head dimension, padded to 64,
+ * 128 or 256: kernels are few so that they compile in reasonable time. */
+#define HALF_WITH_DIM(be, dim, ...)                                                                \
     do {                                                                                           \
         if ((be)->act == ACT_BF16) {                                                               \
             using T = __nv_bfloat16;                                                               \
-            HALF_WITH_DIM_OF(args, __VA_ARGS__);                                                   \
+            HALF_WITH_DIM_OF(dim, __VA_ARGS__);                                                    \
         } else {                                                                                   \
             using T = __half;                                                                      \
-            HALF_WITH_DIM_OF(args, __VA_ARGS__);                                                   \
+            HALF_WITH_DIM_OF(dim, __VA_ARGS__);                                                    \
         }                                                                                          \
     } while (0)
-#define HALF_WITH_DIM_OF(args, ...)                                                                \
+#define HALF_WITH_DIM_OF(dim, ...)                                                                 \
     do {                                                                                           \
-        if (half_dim(args) == 64) {                                                                \
+        if ((dim) <= 64) {                                                                         \
             constexpr int D = 64;                                                                  \
             __VA_ARGS__;                                                                           \
-        } else if (half_dim(args) == 128) {                                                        \
+        } else if ((dim) <= 128) {                                                                 \
             constexpr int D = 128;                                                                 \
             __VA_ARGS__;                                                                           \
-        } else if (half_dim(args) == 256) {                                                        \
+        } else if ((dim) <= 256) {                                                                 \
             constexpr int D = 256;                                                                 \
             __VA_ARGS__;                                                                           \
         } else {                                                                                   \
-            return half_too_wide(args);                                                            \
+            return fail(ERR_UNSUPPORTED,                                                           \
+                        "attention: head dimension %d; on a GPU in 16 bits at most 256", (dim));   \
         }                                                                                          \
     } while (0)
-
-static inline status half_too_wide(const attn_args *a) {
-    return fail(ERR_UNSUPPORTED,
-                "attention: head dimensions %d and %d; on a GPU in 16 bits at most 256", a->dim_qk,
-                a->dim_v);
-}
 
 #endif

@@ -408,10 +408,8 @@ static status launch_keys(backend *be, half_job job) {
     int bytes = keys_bytes<S>(job.n_stages) + extra;
     int64_t n_blocks = half_grid(be, &job, job.a.max_len_k, S::KEYS, S::BLOCKS);
     if (n_blocks == 0) return OK;
-    CUDA_TRY(CUDA_ALLOW_SHARED((attn_bwd_sm80_kernel<T, HAS_BIAS, S>), bytes));
-    attn_bwd_sm80_kernel<T, HAS_BIAS, S>
-        <<<(unsigned)n_blocks, S::THREADS, bytes, cuda_of(be)->stream>>>(job);
-    return cuda_launched("the attention's gradient");
+    return cuda_launch(be, "the attention's gradient", attn_bwd_sm80_kernel<T, HAS_BIAS, S>,
+                       n_blocks, S::THREADS, bytes, job);
 }
 
 /* dk, dv, and dq where it can be made here. */
@@ -430,8 +428,8 @@ static status launch_all(backend *be, half_job job) {
     if (!job.wants_dq) return half_queries_launch(be, &job);
     int64_t n_blocks = half_grid(be, &job, a->max_len_q, S::QUERIES, 1);
     if (is_whole || n_blocks == 0) return OK;
-    attn_bwd_dq_round_sm80_kernel<T, S><<<(unsigned)n_blocks, S::THREADS, 0, stream>>>(job);
-    return cuda_launched("the gradient of the attention's queries");
+    return cuda_launch(be, "the gradient of the attention's queries",
+                       attn_bwd_dq_round_sm80_kernel<T, S>, n_blocks, S::THREADS, 0, job);
 }
 
 /* On an H200 (2026-11-15), at D = 64 large blocks are 1.1 times as fast on full sequences from 1024
@@ -454,7 +452,7 @@ template <typename T, int D> static status choose_keys(backend *be, const half_j
 }
 
 static status choose_dim(backend *be, const half_job *job) {
-    HALF_WITH_DIM(be, &job->a, return choose_keys<T, D>(be, job));
+    HALF_WITH_DIM(be, half_dim(&job->a), return choose_keys<T, D>(be, job));
 }
 
 status cuda_attn_sm80_bwd(backend *be, const attn_args *a) {

@@ -282,10 +282,8 @@ template <typename T, typename S> static status launch_dq(backend *be, half_job 
     size_t bytes = S::BYTES + sizeof(dq_extra<S>);
     int64_t n_blocks = half_grid(be, &job, job.a.max_len_q, S::ROWS, S::BLOCKS);
     if (n_blocks == 0) return OK;
-    CUDA_TRY(CUDA_ALLOW_SHARED((attn_bwd_dq_sm80_kernel<T, S>), bytes));
-    attn_bwd_dq_sm80_kernel<T, S>
-        <<<(unsigned)n_blocks, S::THREADS, bytes, cuda_of(be)->stream>>>(job);
-    return cuda_launched("the gradient of the attention's queries");
+    return cuda_launch(be, "the gradient of the attention's queries", attn_bwd_dq_sm80_kernel<T, S>,
+                       n_blocks, S::THREADS, bytes, job);
 }
 
 /* At D = 128 the tiles need slightly more than 99 KB: cards with less, and float16, use the tile
@@ -293,9 +291,9 @@ template <typename T, typename S> static status launch_dq(backend *be, half_job 
 template <typename T> static status choose_dq(backend *be, const half_job *job) {
     constexpr int BYTES = dq_shape<dq_d128>::BYTES + (int)sizeof(dq_extra<dq_shape<dq_d128>>);
     int dim = half_dim(&job->a);
-    if (dim == 64) return launch_dq<T, dq_shape<dq_d64>>(be, *job);
+    if (dim <= 64) return launch_dq<T, dq_shape<dq_d64>>(be, *job);
     if constexpr (half_is_tuned<T>)
-        if (dim == 128 && cuda_of(be)->max_block_shared >= BYTES)
+        if (dim <= 128 && cuda_of(be)->max_block_shared >= BYTES)
             return launch_dq<T, dq_shape<dq_d128>>(be, *job);
     return launch_dq<T, dq_shape<dq_d256>>(be, *job);
 }

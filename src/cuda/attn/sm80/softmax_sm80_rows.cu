@@ -9,9 +9,8 @@
  * Nothing is computed for pairs that are not seen, but each reads 4 D bytes from the L2 cache,
  * which block-wise kernels read once for 64 rows: it pays where tiles have few pairs
  * (ops/mask_choice.h). */
-#include "cuda/attn/common/mask_walk.cuh"
-#include "cuda/core/act.cuh"
-#include "cuda/core/cuda.h"
+#include "cuda/attn/common/attn_mask.cuh"
+#include "cuda/core/kernel.cuh"
 #include "cuda/core/ptx.cuh"
 
 /* A list has room for LIST numbers; a step appends up to EACH of every lane's word. */
@@ -387,12 +386,11 @@ template <typename T, int D, typename S> static status launch(backend *be, rows_
     job->n_blocks = (int)cuda_div_up(a->max_len, ROWS_WARPS);
     job->n_groups = (int)cuda_div_up(a->n_heads, 256 / D);
     int64_t n = (int64_t)job->n_blocks * a->n_sequences * job->n_groups;
-    cudaStream_t stream = cuda_of(be)->stream;
     if (n > INT32_MAX)
         return fail(ERR_UNSUPPORTED, "softmax attention, row-wise: more than 2^31 blocks; make the "
                                      "batch smaller");
-    softmax_attn_rows_sm80_kernel<T, D, S><<<(unsigned)n, 32 * ROWS_WARPS, 0, stream>>>(*job);
-    return cuda_launched("the softmax attention, row-wise");
+    return cuda_launch(be, "the softmax attention, row-wise",
+                       softmax_attn_rows_sm80_kernel<T, D, S>, n, 32 * ROWS_WARPS, 0, *job);
 }
 
 template <typename S> static status launch_any(backend *be, rows_job *job) {

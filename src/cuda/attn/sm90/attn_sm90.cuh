@@ -6,10 +6,9 @@
 #ifndef HSTU_CUDA_ATTN_SM90_ATTN_SM90_CUH
 #define HSTU_CUDA_ATTN_SM90_ATTN_SM90_CUH
 
-#include "cuda/attn/common/attn_fragment.cuh"
 #include "cuda/attn/common/attn_mask.cuh"
-#include "cuda/attn/sm90/ptx_sm90.cuh"
-#include "cuda/core/act.cuh"
+#include "cuda/core/kernel.cuh"
+#include "cuda/core/ptx_sm90.cuh"
 
 enum { PART = 64, PART_BYTES = 128, GROUP = 128 }; /* numbers and bytes of a part's row; threads */
 
@@ -49,28 +48,6 @@ status sm90a_map_grains(CUtensorMap *map, act_type act, const void *rows, int64_
  * one after the other. */
 status sm90a_map_pages(CUtensorMap *map, act_type act, const void *rows, int64_t n_columns,
                        int64_t page_rows, int64_t n_pages, int64_t stride, int box_rows, int dim);
-
-/* Launches a kernel that may start while the last blocks of the previous kernel of the stream still
- * run (programmatic dependent launch), in a CUDA graph as well.  Each of its threads calls
- * grid_wait (ptx_sm90.cuh) before the kernel touches memory, including threads and blocks without
- * work: the next kernel relies on the previous one being complete, too.  Arguments are converted to
- * the kernel's types. */
-template <typename... PARAMETERS, typename... ARGUMENTS>
-static inline cudaError_t sm90a_launch_early(void (*kernel)(PARAMETERS...), dim3 n_blocks,
-                                             int n_threads, size_t shared_bytes,
-                                             cudaStream_t stream, const ARGUMENTS &...arguments) {
-    cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = n_blocks;
-    config.blockDim = dim3((unsigned)n_threads);
-    config.dynamicSmemBytes = shared_bytes;
-    config.stream = stream;
-    config.attrs = &attribute;
-    config.numAttrs = 1;
-    return cudaLaunchKernelEx(&config, kernel, arguments...);
-}
 
 /* Whether TMA can address rows that are `stride` 16-bit numbers apart. */
 static inline bool is_addressable(const void *rows, int64_t stride) {

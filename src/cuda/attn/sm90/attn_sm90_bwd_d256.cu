@@ -5,7 +5,7 @@
  * the slopes in shared memory; the other makes dp, multiplies it by the slopes, and keeps dk.  Both
  * have two products a tile, so neither waits long.  Another kernel recomputes dq
  * (attn_sm90_bwd_dq.cu).  Bound by the tensor cores. */
-#include "cuda/attn/sm90/attn_sm90_bwd_producer.cuh"
+#include "cuda/attn/sm90/attn_sm90_bwd.cuh"
 
 typedef struct wide_shape {
     static constexpr bool IS_WHOLE = false;
@@ -164,10 +164,8 @@ status cuda_attn_sm90_bwd_d256(backend *be, const attn_args *a) {
     bwd_job job;
     TRY(bwd_prepare(be, a, KEYS, &n_blocks, &job));
     if (n_blocks > 0) {
-        CUDA_TRY(CUDA_ALLOW_SHARED(attn_bwd_d256_sm90_kernel<T>, ROOM));
-        CUDA_TRY(sm90a_launch_early(attn_bwd_d256_sm90_kernel<T>, n_blocks, THREADS, ROOM,
-                                    cuda_of(be)->stream, job));
-        TRY(cuda_launched("the gradient of the attention"));
+        TRY((cuda_launch_early(be, "the gradient of the attention", attn_bwd_d256_sm90_kernel<T>,
+                               n_blocks, THREADS, ROOM, job)));
     }
     return bwd_finish(be, &job);
 }

@@ -195,11 +195,8 @@ template <typename T, int D> static status launch(backend *be, const bwd_job *jo
     using shape = q_shape<D>;
     int n_blocks = job->query_tiles.n_units;
     if (n_blocks == 0) return OK;
-    CUDA_TRY(CUDA_ALLOW_SHARED((attn_bwd_dq_sm90_kernel<T, D>), shape::BYTES));
-    attn_bwd_dq_sm90_kernel<T, D>
-        <<<(unsigned)n_blocks, shape::THREADS, shape::BYTES, cuda_of(be)->stream>>>(
-            job->a, job->maps, job->query_tiles);
-    return cuda_launched("the gradient of the attention's queries");
+    return cuda_launch(be, "the gradient of the attention's queries", attn_bwd_dq_sm90_kernel<T, D>,
+                       n_blocks, shape::THREADS, shape::BYTES, job->a, job->maps, job->query_tiles);
 }
 
 status bwd_queries(backend *be, const bwd_job *job) {

@@ -364,38 +364,31 @@ template <typename T, typename S> static status launch(backend *be, const bwd_jo
     TRY(sm90a_map_box(&maps.dout, be->act, a->dout, a->n_rows_q, columns, a->stride_out, S::COLUMNS,
                       S::BOX_Q));
     maps.bias = job->bias;
-    CUDA_TRY(CUDA_ALLOW_SHARED((attn_bwd_dq_bias_sm90_kernel<T, S>), S::BYTES));
     int n_blocks = S::BLOCKS * state->n_multiprocessors;
     if (n_blocks > tiles.n_units) n_blocks = tiles.n_units;
-    attn_bwd_dq_bias_sm90_kernel<T, S>
-        <<<(unsigned)n_blocks, S::THREADS, S::BYTES, state->stream>>>(*a, tiles, maps, sink);
-    return cuda_launched("the gradient of the attention's queries");
+    return cuda_launch(be, "the gradient of the attention's queries",
+                       attn_bwd_dq_bias_sm90_kernel<T, S>, n_blocks, S::THREADS, S::BYTES, *a,
+                       tiles, maps, sink);
 }
 
 /* Shared memory, in KB a block: queries and dout + keys and values + a table
  *     D = 32:   2 x 8 + 2 x 2 x 4 + 2 x 8 = 48, two blocks a multiprocessor
  *     D = 64:   2 x 16 + 2 x 2 x 8 + 2 x 8 = 80, two blocks a multiprocessor
  *     D = 128:  2 x 32 + 2 x 2 x 16 + 2 x 2 x 8 = 160 */
-template <attn_bias BIAS_> struct dq_bias_sizes : fwd_sizes {
+template <attn_bias BIAS_, int D_> struct dq_bias_sizes : fwd_sizes {
     static constexpr attn_bias BIAS = BIAS_;
-    static constexpr int BOX = 16, OWNS = 2;
-};
-template <attn_bias BIAS_> struct dq_bias_d32 : dq_bias_sizes<BIAS_> {
-    static constexpr int D = 32, BLOCKS = 2;
-};
-template <attn_bias BIAS_> struct dq_bias_d64 : dq_bias_sizes<BIAS_> {
-    static constexpr int D = 64, BLOCKS = 2;
-};
-template <attn_bias BIAS_> struct dq_bias_d128 : dq_bias_sizes<BIAS_> {
-    static constexpr int D = 128, GROUPS = 2, BUFFERS = 1;
+    static constexpr int D = D_, BOX = 16, OWNS = 2;
+    static constexpr int BLOCKS = D < 128 ? 2 : fwd_sizes::BLOCKS;
+    static constexpr int GROUPS = D < 128 ? fwd_sizes::GROUPS : 2;
+    static constexpr int BUFFERS = D < 128 ? fwd_sizes::BUFFERS : 1;
 };
 
 template <attn_bias BIAS> static status choose(backend *be, const bwd_job *job) {
     using T = __nv_bfloat16;
-    using low = fwd_shape<dq_bias_d64<BIAS>>;
-    using high = fwd_shape<dq_bias_d128<BIAS>>;
+    using low = fwd_shape<dq_bias_sizes<BIAS, 64>>;
+    using high = fwd_shape<dq_bias_sizes<BIAS, 128>>;
     static_assert(low::ROWS == DQ_ROWS_BIAS_64 && high::ROWS == DQ_ROWS, "tiles of bwd_prepare");
-    if (job->a.dim_qk == 32) return launch<T, fwd_shape<dq_bias_d32<BIAS>>>(be, job);
+    if (job->a.dim_qk == 32) return launch<T, fwd_shape<dq_bias_sizes<BIAS, 32>>>(be, job);
     return job->a.dim_qk == 64 ? launch<T, low>(be, job) : launch<T, high>(be, job);
 }
 

@@ -179,10 +179,9 @@ template <typename T, int D> static status launch(backend *be, const attn_args *
     if (n_blocks > n_pairs) n_blocks = n_pairs;
     if (n_blocks < least) n_blocks = least;
     attn_args b = bwd_shorten(a);
-    CUDA_TRY(CUDA_ALLOW_SHARED((attn_bwd_single_tile_sm90_kernel<T, S>), BYTES));
-    CUDA_TRY(sm90a_launch_early(attn_bwd_single_tile_sm90_kernel<T, S>, n_blocks, S::THREADS, BYTES,
-                                cuda_of(be)->stream, b, maps, (int)n_pairs));
-    return cuda_launched("the gradient of the attention");
+    return cuda_launch_early(be, "the gradient of the attention",
+                             attn_bwd_single_tile_sm90_kernel<T, S>, n_blocks, S::THREADS, BYTES, b,
+                             maps, (int)n_pairs);
 }
 
 status cuda_attn_sm90_bwd_single_tile(backend *be, const attn_args *a) {

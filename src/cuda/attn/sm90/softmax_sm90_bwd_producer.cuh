@@ -7,7 +7,7 @@
 #ifndef HSTU_CUDA_ATTN_SM90_SOFTMAX_SM90_BWD_PRODUCER_CUH
 #define HSTU_CUDA_ATTN_SM90_SOFTMAX_SM90_BWD_PRODUCER_CUH
 
-#include "cuda/attn/common/mask_walk.cuh"
+#include "cuda/attn/common/attn_mask.cuh"
 #include "cuda/attn/common/softmax_blocks.cuh"
 #include "cuda/attn/sm90/attn_sm90_bwd.cuh"
 

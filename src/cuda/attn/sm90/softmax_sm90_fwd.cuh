@@ -14,7 +14,7 @@
 #ifndef HSTU_CUDA_ATTN_SM90_SOFTMAX_SM90_FWD_CUH
 #define HSTU_CUDA_ATTN_SM90_SOFTMAX_SM90_FWD_CUH
 
-#include "cuda/attn/common/mask_walk.cuh"
+#include "cuda/attn/common/attn_mask.cuh"
 #include "cuda/attn/common/softmax_blocks.cuh"
 #include "cuda/attn/sm90/attn_sm90.cuh"
 
@@ -476,7 +476,7 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     char *queries = shared + (1024 - shared_address(shared) % 1024) % 1024;
     char *keys = queries + S::GROUPS * S::TILE;
     const mask_view &mask = job.a.mask;
-    /* the producer warp walks over the lists, its first lane asks */
+    /* the producer warp walks over the lists, its first lane issues the loads */
     bool is_asker = threadIdx.x == S::GROUPS * GROUP, is_walker = threadIdx.x >= S::GROUPS * GROUP;
     soft_block t = soft_block_find(job.a, job.order);
     soft90_list lists[S::GROUPS];
@@ -516,11 +516,8 @@ template <typename T, typename S> status soft90_launch(backend *be, const softma
     TRY(sm90a_map(&job.q, be->act, a->q, a->n_rows, columns, a->stride_q));
     TRY(sm90a_map_box(&job.k, be->act, a->k, a->n_rows, columns, a->stride_k, PART, 32));
     TRY(sm90a_map_box(&job.v, be->act, a->v, a->n_rows, columns, a->stride_v, PART, 32));
-    CUDA_TRY(CUDA_ALLOW_SHARED((softmax_attn_fwd_sm90_kernel<T, S>), S::BYTES));
-    CUDA_TRY(sm90a_launch_early(softmax_attn_fwd_sm90_kernel<T, S>,
-                                soft_count_blocks(a, &job.order), S::THREADS, S::BYTES,
-                                cuda_of(be)->stream, job));
-    return cuda_launched("the softmax attention");
+    return cuda_launch_early(be, "the softmax attention", softmax_attn_fwd_sm90_kernel<T, S>,
+                             soft_count_blocks(a, &job.order), S::THREADS, S::BYTES, job);
 }
 
 #endif

@@ -1,8 +1,8 @@
 /* Instructions of SM 9.0a by name: products of a warpgroup (wgmma), bulk copies of tiles (TMA), the
  * mbarriers they complete on, and the registers of a warpgroup (setmaxnreg).  Files that include
- * this are compiled for sm_90a alone (src/cuda/attn/sm90). */
-#ifndef HSTU_CUDA_ATTN_SM90_PTX_SM90_CUH
-#define HSTU_CUDA_ATTN_SM90_PTX_SM90_CUH
+ * this are compiled for sm_90a alone. */
+#ifndef HSTU_CUDA_CORE_PTX_SM90_CUH
+#define HSTU_CUDA_CORE_PTX_SM90_CUH
 
 #include <cuda.h>
 #include <cuda_bf16.h>
@@ -85,7 +85,7 @@ template <typename T> __device__ static inline T *cluster_map(T *p, int rank) {
     return (T *)to;
 }
 
-/* For kernels launched by sm90a_launch_early: grid_wait waits until the previous kernel is complete
+/* For kernels launched by cuda_launch_early: grid_wait waits until the previous kernel is complete
  * and its writes are visible; grid_launch_next allows the next kernel, if launched the same way, to
  * start where there is room. */
 __device__ static inline void grid_wait() {
@@ -277,44 +277,35 @@ __device__ void wgmma_tt(float (&d)[N / 2], uint64_t a, uint64_t b, int adds);
 template <typename T, int N>
 __device__ void wgmma_rs(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, int adds);
 
+/* A thread's d as the instructions list it: 8 operands, and their numbers. */
+#define WG_D8(I)                                                                                   \
+    "+f"(d[I]), "+f"(d[I + 1]), "+f"(d[I + 2]), "+f"(d[I + 3]), "+f"(d[I + 4]), "+f"(d[I + 5]),    \
+        "+f"(d[I + 6]), "+f"(d[I + 7])
+#define WG_REGISTERS_16  WG_D8(0), WG_D8(8)
+#define WG_REGISTERS_32  WG_REGISTERS_16, WG_D8(16), WG_D8(24)
+#define WG_REGISTERS_48  WG_REGISTERS_32, WG_D8(32), WG_D8(40)
+#define WG_REGISTERS_64  WG_REGISTERS_48, WG_D8(48), WG_D8(56)
+#define WG_REGISTERS_80  WG_REGISTERS_64, WG_D8(64), WG_D8(72)
+#define WG_REGISTERS_96  WG_REGISTERS_80, WG_D8(80), WG_D8(88)
+#define WG_REGISTERS_112 WG_REGISTERS_96, WG_D8(96), WG_D8(104)
+#define WG_REGISTERS_128 WG_REGISTERS_112, WG_D8(112), WG_D8(120)
+#define WG_LIST_16       "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define WG_LIST_32                                                                                 \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                       \
-    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define WG_REGISTERS_32                                                                            \
-    "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),            \
-        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),    \
-        "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), \
-        "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), \
-        "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+    WG_LIST_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define WG_LIST_48                                                                                 \
+    WG_LIST_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define WG_LIST_64                                                                                 \
-    WG_LIST_32 ", "                                                                                \
-               "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "  \
-               "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define WG_REGISTERS_64                                                                            \
-    WG_REGISTERS_32, "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), \
-        "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), \
-        "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), \
-        "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), \
-        "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+    WG_LIST_48 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define WG_LIST_80                                                                                 \
+    WG_LIST_64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
+#define WG_LIST_96                                                                                 \
+    WG_LIST_80 ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define WG_LIST_112                                                                                \
+    WG_LIST_96 ", %96, %97, %98, %99, %100, %101, %102, %103"                                      \
+               ", %104, %105, %106, %107, %108, %109, %110, %111"
 #define WG_LIST_128                                                                                \
-    WG_LIST_64 ", "                                                                                \
-               "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "  \
-               "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "  \
-               "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, "  \
-               "%110, %111, "                                                                      \
-               "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, "    \
-               "%125, %126, %127"
-#define WG_REGISTERS_128                                                                           \
-    WG_REGISTERS_64, "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), \
-        "+f"(d[70]), "+f"(d[71]), "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), \
-        "+f"(d[77]), "+f"(d[78]), "+f"(d[79]), "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), \
-        "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87]), "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), \
-        "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95]), "+f"(d[96]), "+f"(d[97]), \
-        "+f"(d[98]), "+f"(d[99]), "+f"(d[100]), "+f"(d[101]), "+f"(d[102]), "+f"(d[103]),          \
-        "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107]), "+f"(d[108]), "+f"(d[109]),        \
-        "+f"(d[110]), "+f"(d[111]), "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]),        \
-        "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]), "+f"(d[120]), "+f"(d[121]),        \
-        "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
+    WG_LIST_112 ", %112, %113, %114, %115, %116, %117, %118, %119"                                 \
+                ", %120, %121, %122, %123, %124, %125, %126, %127"
 
 #define WGMMA_SHARED(NAME, BY_ROWS, T, TYPE, N, HALF, A, B, P)                                     \
     template <>                                                                                    \
@@ -339,26 +330,30 @@ __device__ void wgmma_rs(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, 
 #define WGMMA_ALL(T, TYPE)                                                                         \
     WGMMA_SHARED(wgmma_ss, "0, 0", T, TYPE, 64, 32, "32", "33", "34")                              \
     WGMMA_SHARED(wgmma_ss, "0, 0", T, TYPE, 128, 64, "64", "65", "66")                             \
+    WGMMA_SHARED(wgmma_tt, "1, 1", T, TYPE, 32, 16, "16", "17", "18")                              \
     WGMMA_SHARED(wgmma_tt, "1, 1", T, TYPE, 64, 32, "32", "33", "34")                              \
     WGMMA_SHARED(wgmma_tt, "1, 1", T, TYPE, 128, 64, "64", "65", "66")                             \
     WGMMA_SHARED(wgmma_tt, "1, 1", T, TYPE, 256, 128, "128", "129", "130")                         \
+    WGMMA_RS(T, TYPE, 32, 16, "16", "17", "18", "19", "20", "21")                                  \
     WGMMA_RS(T, TYPE, 64, 32, "32", "33", "34", "35", "36", "37")                                  \
     WGMMA_RS(T, TYPE, 128, 64, "64", "65", "66", "67", "68", "69")                                 \
     WGMMA_RS(T, TYPE, 256, 128, "128", "129", "130", "131", "132", "133")
 
 WGMMA_ALL(__nv_bfloat16, "bf16")
 WGMMA_ALL(__half, "f16")
+WGMMA_SHARED(wgmma_ss, "0, 0", __nv_bfloat16, "bf16", 96, 48, "48", "49", "50")
+WGMMA_SHARED(wgmma_ss, "0, 0", __nv_bfloat16, "bf16", 160, 80, "80", "81", "82")
+WGMMA_SHARED(wgmma_ss, "0, 0", __nv_bfloat16, "bf16", 192, 96, "96", "97", "98")
 
-#define WG_LIST_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
-#define WG_REGISTERS_16                                                                            \
-    "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),            \
-        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),    \
-        "+f"(d[14]), "+f"(d[15])
-
-WGMMA_SHARED(wgmma_tt, "1, 1", __nv_bfloat16, "bf16", 32, 16, "16", "17", "18")
-WGMMA_SHARED(wgmma_tt, "1, 1", __half, "f16", 32, 16, "16", "17", "18")
-WGMMA_RS(__nv_bfloat16, "bf16", 32, 16, "16", "17", "18", "19", "20", "21")
-WGMMA_RS(__half, "f16", 32, 16, "16", "17", "18", "19", "20", "21")
+/* d (64, 32) (+)= A B^T over 16 values of k: A in registers, B a tile in shared memory, K-major. */
+__device__ static inline void wgmma_rk(float (&d)[16], const uint32_t (&a)[4], uint64_t b,
+                                       int adds) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %21, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {" WG_LIST_16
+                 "}, {%16, %17, %18, %19}, %20, p, 1, 1, 0;\n}\n"
+                 : WG_REGISTERS_16
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds));
+}
 
 /* Like tile_describe, for rows of 64 bytes swizzled by 64 bytes: 8 rows in 512 bytes. */
 __device__ static inline uint64_t tile_describe_64(const void *tile) {

@@ -1,23 +1,24 @@
-/* What the kernels of linear_many_sm90.cuh are given, and their epilogue: the norm, SiLU and pages,
+/* The arguments and the epilogue of the kernels of linear_large_sm90.cu: the norm, SiLU and pages,
  * or the sum and its moments, and the stores.
  *
- * The epilogue belongs to a warp: its 16 rows go in 64 columns at a time through buffers of its own
- * in shared memory, from where TMA stores them; a residual comes the same way. */
-#ifndef HSTU_CUDA_GEMM_LINEAR_MANY_STORE_CUH
-#define HSTU_CUDA_GEMM_LINEAR_MANY_STORE_CUH
+ * Each warp has an epilogue of its own: 16 rows pass, 64 columns at a time, through the warp's
+ * buffers in shared memory, from which TMA stores them; a residual is loaded into the same
+ * buffers. */
+#ifndef HSTU_CUDA_GEMM_LINEAR_EPILOGUE_SM90_CUH
+#define HSTU_CUDA_GEMM_LINEAR_EPILOGUE_SM90_CUH
 
 #include "cuda/attn/sm90/attn_sm90.cuh"
 
 enum {
-    MANY_MOST = 226 * 1024, /* bytes of shared memory for tiles and buffers */
-    MANY_AIDS = 96          /* threads that prepare epilogues */
+    LINEAR_SHARED = 226 * 1024, /* bytes of shared memory for tiles and buffers */
+    LINEAR_HELPERS = 96         /* threads that prepare epilogues */
 };
 
 /* SiLU, of a norm of x or of x; the sum with a residual. */
-typedef enum many_mode { MANY_SILU, MANY_SUM } many_mode;
+typedef enum linear_mode { LINEAR_SILU, LINEAR_SUM } linear_mode;
 
 /* Tiles of 64 G rows x N columns, G warpgroups that compute. */
-template <int N_, int G_, many_mode MODE> struct many_tile {
+template <int N_, int G_, linear_mode MODE> struct large_tile {
     static constexpr int N = N_, G = G_;
     static constexpr int ROWS = 64 * G, WARPS = 4 * G, THREADS = (G + 1) * GROUP;
     /* registers of a thread that computes, and of one that does not */
@@ -32,17 +33,17 @@ template <int N_, int G_, many_mode MODE> struct many_tile {
     static constexpr int CHUNKS = N / COLUMNS;
     static constexpr int BUFFER = 16 * COLUMNS * 2; /* bytes: 16 rows */
     /* of a warp: a residual needs all */
-    static constexpr int BUFFERS = MODE == MANY_SUM ? CHUNKS : COLUMNS == PART ? 2 : 3;
+    static constexpr int BUFFERS = MODE == LINEAR_SUM ? CHUNKS : COLUMNS == PART ? 2 : 3;
     static constexpr int OUT = WARPS * BUFFERS * BUFFER;
     static constexpr int SIDE = 2 * N * (int)sizeof(float) + ROWS * 24;
-    static constexpr int MOST = (MANY_MOST - OUT - SIDE - 1024) / STAGE;
+    static constexpr int MOST = (LINEAR_SHARED - OUT - SIDE - 1024) / STAGE;
     static constexpr int STAGES = MOST < 8 ? MOST : 8;
     static constexpr int BYTES = STAGES * STAGE + OUT + SIDE + 1024;
     static_assert(N % COLUMNS == 0, "whole buffers");
 };
 
 /* All but the tensor maps. */
-typedef struct many_job {
+typedef struct linear_job {
     int64_t n_rows;
     int32_t n_in, n_out;
     int32_t n_steps;           /* tiles of 64 along k */
@@ -54,24 +55,24 @@ typedef struct many_job {
     kv_put_args put;            /* slot NULL: no pages */
     int32_t column_k, column_v; /* of y */
     float2 *moments_y;          /* of a sum, or NULL */
-} many_job;
+} linear_job;
 
-typedef struct many_maps {
+typedef struct linear_maps {
     CUtensorMap x, w, y, residual;
-} many_maps;
+} linear_maps;
 
 /* Where a block's tile is. */
-typedef struct many_place {
+typedef struct linear_place {
     int row, column;
-} many_place;
+} linear_place;
 
 template <typename S>
-__device__ static inline many_place many_place_of(const many_job &j, int tile) {
+__device__ static inline linear_place linear_place_of(const linear_job &j, int tile) {
     return {tile / j.n_across * S::ROWS, tile % j.n_across * S::N};
 }
 
 /* What the epilogue of a tile needs, prepared by warps that do not compute. */
-template <typename S> struct many_side {
+template <typename S> struct linear_side {
     float shift[S::N]; /* half of it before SiLU */
     float sum[S::N];
     float2 norm[S::ROWS];   /* mean and half of 1 / deviation of the rows */
@@ -79,43 +80,43 @@ template <typename S> struct many_side {
                                NULL: they are not kept */
 };
 
-template <typename T> __device__ static inline float2 many_pair(uint32_t v);
-template <> __device__ inline float2 many_pair<__nv_bfloat16>(uint32_t v) {
+template <typename T> __device__ static inline float2 linear_pair(uint32_t v);
+template <> __device__ inline float2 linear_pair<__nv_bfloat16>(uint32_t v) {
     return make_float2(__uint_as_float(v << 16), __uint_as_float(v & 0xffff0000u));
 }
-template <> __device__ inline float2 many_pair<__half>(uint32_t v) {
+template <> __device__ inline float2 linear_pair<__half>(uint32_t v) {
     return __half22float2(*(const __half2 *)&v);
 }
 
 /* The place of 16 bytes in a buffer, swizzled as TMA reads it. */
-template <typename S> __device__ static inline uint32_t many_swizzle(int row, int piece) {
+template <typename S> __device__ static inline uint32_t linear_swizzle(int row, int piece) {
     int x = S::COLUMNS == PART ? row % 8 : row / 2 % 4;
     return (uint32_t)(row * S::COLUMNS * 2 + (piece ^ x) * 16);
 }
 
 /* Whether columns of the tile are keys or values that may be kept. */
 template <typename S>
-__device__ static inline bool many_keeps(const many_job &j, const many_place &at) {
+__device__ static inline bool linear_keeps(const linear_job &j, const linear_place &at) {
     int key = at.column + S::N - j.column_k, value = at.column + S::N - j.column_v;
     return j.put.slot != NULL &&
            ((key > 0 && key < j.put.dim_k + S::N) || (value > 0 && value < j.put.dim_v + S::N));
 }
 
 /* A thread's place of block b of 8 columns among its sums. */
-template <typename S> __device__ static constexpr int many_part(int b) {
+template <typename S> __device__ static constexpr int linear_part(int b) {
     return 8 * b / S::PART_N;
 }
-template <typename S> __device__ static constexpr int many_at(int b) {
+template <typename S> __device__ static constexpr int linear_at(int b) {
     return 4 * b % (S::PART_N / 2);
 }
 
 /* Mean and squared deviations of numbers that come one after the other: sums of what they differ
  * from the first, which is near enough to the mean that nothing cancels. */
-typedef struct many_sums {
+typedef struct linear_sums {
     float first, sum, square;
-} many_sums;
+} linear_sums;
 
-__device__ static inline void many_add(many_sums &s, float x, bool is_first) {
+__device__ static inline void linear_add(linear_sums &s, float x, bool is_first) {
     if (is_first) s.first = x;
     float apart = x - s.first;
     s.sum = is_first ? 0 : s.sum + apart;
@@ -124,16 +125,16 @@ __device__ static inline void many_add(many_sums &s, float x, bool is_first) {
 
 /* The results of 8 columns, block b of the tile, in two rows; norm and sums: of these, v: the
  * residual before. */
-template <typename T, typename S, many_mode MODE>
-__device__ static inline void many_finish(const float (&d)[S::PARTS][S::PART_N / 2],
-                                          const many_side<S> &side, const float2 (&norm)[2],
-                                          many_sums (&sums)[2], int b, int n_blocks, uint32_t *v) {
+template <typename T, typename S, linear_mode MODE>
+__device__ static inline void
+linear_finish(const float (&d)[S::PARTS][S::PART_N / 2], const linear_side<S> &side,
+              const float2 (&norm)[2], linear_sums (&sums)[2], int b, int n_blocks, uint32_t *v) {
     int own = 8 * b + 2 * ((int)threadIdx.x % 4);
     float2 shift = *(const float2 *)(side.shift + own);
-    const float *z = d[many_part<S>(b)] + many_at<S>(b);
+    const float *z = d[linear_part<S>(b)] + linear_at<S>(b);
     float f[4];
-    if constexpr (MODE == MANY_SUM) {
-        float2 low = many_pair<T>(v[0]), high = many_pair<T>(v[1]);
+    if constexpr (MODE == LINEAR_SUM) {
+        float2 low = linear_pair<T>(v[0]), high = linear_pair<T>(v[1]);
         f[0] = z[0] + shift.x + low.x, f[1] = z[1] + shift.y + low.y;
         f[2] = z[2] + shift.x + high.x, f[3] = z[3] + shift.y + high.y;
     } else {
@@ -148,19 +149,19 @@ __device__ static inline void many_finish(const float (&d)[S::PARTS][S::PART_N /
     }
     v[0] = cvt_pack<T>(f[0], f[1]);
     v[1] = cvt_pack<T>(f[2], f[3]);
-    if constexpr (MODE == MANY_SUM) { /* as they are stored */
+    if constexpr (MODE == LINEAR_SUM) { /* as they are stored */
         if (b >= n_blocks) return;
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            float2 x = many_pair<T>(v[i]);
-            many_add(sums[i], x.x, b == 0);
-            many_add(sums[i], x.y, false);
+            float2 x = linear_pair<T>(v[i]);
+            linear_add(sums[i], x.x, b == 0);
+            linear_add(sums[i], x.y, false);
         }
     }
 }
 
 /* The moments of a row, of the sums of the four threads that have n numbers of it each. */
-__device__ static inline float2 many_moments(const many_sums &s, float n) {
+__device__ static inline float2 linear_moments(const linear_sums &s, float n) {
     float mean = s.first + s.sum / n, square = s.square - s.sum * s.sum / n;
 #pragma unroll
     for (int i = 1; i <= 2; i *= 2) {
@@ -175,7 +176,7 @@ __device__ static inline float2 many_moments(const many_sums &s, float n) {
 /* Mean and half of 1 / deviation of a row of x, of the moments of its parts, which are summed
  * around the mean of the first one in one pass; so many of them are on their way at once as there
  * are registers for. */
-template <typename S> __device__ static inline float2 many_norm_of(const many_job &j, int row) {
+template <typename S> __device__ static inline float2 linear_norm_of(const linear_job &j, int row) {
     constexpr int AT_ONCE = S::SPARE > 32 ? 8 : 2;
     const float2 *parts = (const float2 *)j.moments.parts + (int64_t)row * j.n_parts;
     float middle = 0, sum = 0, square = 0;
@@ -202,25 +203,25 @@ template <typename S> __device__ static inline float2 many_norm_of(const many_jo
 
 /* Where column 0 of y would be in the page of a slot. */
 template <typename T>
-__device__ static inline char *many_page(const kv_put_args &p, int slot, void *pages, int dim,
-                                         int column) {
+__device__ static inline char *linear_page(const kv_put_args &p, int slot, void *pages, int dim,
+                                           int column) {
     int64_t at = slot / p.page_len * p.stride + (int64_t)(slot % p.page_len) * dim - column;
     return slot < 0 ? NULL : (char *)((T *)pages + at);
 }
 
 /* Where row k of the tile goes in the pages. */
 template <typename T, typename S>
-__device__ static inline void many_pages(const many_job &j, const many_place &at,
-                                         many_side<S> *side, int k) {
+__device__ static inline void linear_pages(const linear_job &j, const linear_place &at,
+                                           linear_side<S> *side, int k) {
     int slot = at.row + k < j.n_rows ? j.put.slot[at.row + k] : -1;
-    side->kept[0][k] = many_page<T>(j.put, slot, j.put.pages_k, j.put.dim_k, j.column_k);
-    side->kept[1][k] = many_page<T>(j.put, slot, j.put.pages_v, j.put.dim_v, j.column_v);
+    side->kept[0][k] = linear_page<T>(j.put, slot, j.put.pages_k, j.put.dim_k, j.column_k);
+    side->kept[1][k] = linear_page<T>(j.put, slot, j.put.pages_v, j.put.dim_v, j.column_v);
 }
 
 /* A warp's rows of the residual are on their way to its buffers while the tile is computed. */
 template <typename S>
-__device__ static inline void many_fetch(const many_maps &maps, const many_place &at, int row,
-                                         char *buffers, uint64_t *barrier) {
+__device__ static inline void linear_fetch(const linear_maps &maps, const linear_place &at, int row,
+                                           char *buffers, uint64_t *barrier) {
     static_assert(S::CHUNKS <= S::BUFFERS, "a buffer for each");
     if (threadIdx.x % 32 != 0) return;
     tile_stores_wait<0>(); /* of the last tile */
@@ -232,8 +233,8 @@ __device__ static inline void many_fetch(const many_maps &maps, const many_place
 
 /* Copies what is kept of a buffer, 16 rows from row `first` of the tile on, to the pages. */
 template <typename T, typename S>
-__device__ static inline void many_keep(const many_job &j, const char *buffer,
-                                        const many_side<S> &side, int first, int column) {
+__device__ static inline void linear_keep(const linear_job &j, const char *buffer,
+                                          const linear_side<S> &side, int first, int column) {
     constexpr int PIECES = S::COLUMNS / 8, ROWS = 32 / PIECES;
     int lane = (int)threadIdx.x % 32, own = column + 8 * (lane % PIECES);
     bool is_key = (unsigned)(own - j.column_k) < (unsigned)j.put.dim_k;
@@ -245,24 +246,24 @@ __device__ static inline void many_keep(const many_job &j, const char *buffer,
         char *to = kept[i];
         if (to == NULL) continue;
         *(uint4 *)(to + own * (int)sizeof(T)) =
-            *(const uint4 *)(buffer + many_swizzle<S>(i + lane / PIECES, lane % PIECES));
+            *(const uint4 *)(buffer + linear_swizzle<S>(i + lane / PIECES, lane % PIECES));
     }
 }
 
 /* Stores a warp's 16 rows, from row `first` of the tile on, chunks of columns from FROM to END;
  * buffers: BUFFERS, of the warp, which hold the residual where there is one. */
-template <typename T, typename S, many_mode MODE, int FROM, int END>
+template <typename T, typename S, linear_mode MODE, int FROM, int END>
 __device__ static inline void
-many_store(const many_job &j, const many_maps &maps, const many_place &at, int first,
-           const float (&d)[S::PARTS][S::PART_N / 2], const many_side<S> &side,
-           many_sums (&sums)[2], char *buffers) {
+linear_store(const linear_job &j, const linear_maps &maps, const linear_place &at, int first,
+             const float (&d)[S::PARTS][S::PART_N / 2], const linear_side<S> &side,
+             linear_sums (&sums)[2], char *buffers) {
     constexpr int HALF = PART / 2; /* columns of 16 bytes a row and matrix: enough to keep busy */
     int lane = (int)threadIdx.x % 32, n_blocks = min((int)S::N, j.n_out - at.column) / 8;
     if constexpr (FROM > 0) /* so that no addresses of the first half are kept: registers */
         asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
-    uint32_t fragment = many_swizzle<S>(lane % 16, lane / 16); /* the lane's row, of stmatrix */
+    uint32_t fragment = linear_swizzle<S>(lane % 16, lane / 16); /* the lane's row, of stmatrix */
     float2 norm[2] = {side.norm[first + lane / 4], side.norm[first + lane / 4 + 8]};
-    bool keeps = MODE != MANY_SUM && many_keeps<S>(j, at);
+    bool keeps = MODE != LINEAR_SUM && linear_keeps<S>(j, at);
 #pragma unroll
     for (int c = FROM; c < END; c++) {
         char *buffer = buffers + c % S::BUFFERS * S::BUFFER;
@@ -271,15 +272,15 @@ many_store(const many_job &j, const many_maps &maps, const many_place &at, int f
             uint32_t v[2][4], to = shared_address(buffer) + fragment;
             asm volatile("" : "+r"(to)); /* not kept for the next time: registers */
             to ^= (uint32_t)h * HALF * 2;
-            if constexpr (MODE == MANY_SUM) {
+            if constexpr (MODE == LINEAR_SUM) {
                 ldmatrix_x4(v[0], to);
                 ldmatrix_x4(v[1], to ^ 32);
             }
 #pragma unroll
             for (int p = 0; p < 4; p++)
-                many_finish<T, S, MODE>(d, side, norm, sums, (c * S::COLUMNS + h * HALF) / 8 + p,
-                                        n_blocks, v[p / 2] + p % 2 * 2);
-            if (MODE != MANY_SUM && h == 0) { /* the buffer's last content has been stored */
+                linear_finish<T, S, MODE>(d, side, norm, sums, (c * S::COLUMNS + h * HALF) / 8 + p,
+                                          n_blocks, v[p / 2] + p % 2 * 2);
+            if (MODE != LINEAR_SUM && h == 0) { /* the buffer's last content has been stored */
                 if (lane == 0 && c == 0) tile_stores_wait<0>(); /* that of the last tile */
                 if (lane == 0 && c >= S::BUFFERS) tile_stores_wait<S::BUFFERS - 1>();
                 __syncwarp();
@@ -291,13 +292,13 @@ many_store(const many_job &j, const many_maps &maps, const many_place &at, int f
         __syncwarp();
         if (lane == 0)
             tile_store(&maps.y, shared_address(buffer), at.column + c * S::COLUMNS, at.row + first);
-        if (keeps) many_keep<T, S>(j, buffer, side, first, at.column + c * S::COLUMNS);
+        if (keeps) linear_keep<T, S>(j, buffer, side, first, at.column + c * S::COLUMNS);
     }
-    if constexpr (MODE == MANY_SUM && END == S::CHUNKS) {
+    if constexpr (MODE == LINEAR_SUM && END == S::CHUNKS) {
 #pragma unroll
         for (int i = 0; i < 2 && j.moments_y != NULL; i++) {
             int64_t row = at.row + first + lane / 4 + 8 * i;
-            float2 m = many_moments(sums[i], 2 * (float)n_blocks);
+            float2 m = linear_moments(sums[i], 2 * (float)n_blocks);
             if (lane % 4 == 0 && row < j.n_rows)
                 j.moments_y[row * j.n_across + at.column / S::N] = m;
         }
