@@ -1,6 +1,6 @@
 /* The GPUs of this machine, as far as this build can see them.
  *
- * Implemented by src/cuda/core/device.cu, or by src/ops/backend.c in a build without CUDA, where
+ * Implemented by src/cuda/core/backend.cu, or by src/ops/backend.c in a build without CUDA, where
  * there are none.  A machine without a GPU or without a driver is not a failure: it has no devices,
  * and device_driver says why.  Any thread may call. */
 #ifndef HSTU_OPS_DEVICE_H

@@ -137,8 +137,8 @@ static status grow(backend *be, cuda_block *block, size_t bytes, void **out) {
     *out = NULL;
     CUDA_TRY(cudaStreamIsCapturing(s->stream, &capture));
     if (capture != cudaStreamCaptureStatusNone)
-        return fail(ERR_DEVICE, "an op that is being recorded asks for more scratch memory than "
-                                "any before it; run it once without recording");
+        return fail(ERR_DEVICE, "an op that is being recorded needs more scratch memory than any "
+                                "before it; run it once without recording");
     TRY(s->is_guest ? grow_guest(s, block, bytes) : grow_own(s, block, bytes));
     *out = block->p;
     return OK;

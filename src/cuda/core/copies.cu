@@ -106,7 +106,7 @@ status cuda_host_alloc(backend *be, void **out, size_t bytes) {
         *out = NULL;
         cudaGetLastError();
         return fail(ERR_NOMEM,
-                    "there are no %.1f GB of page-locked host memory (%s); ask for fewer",
+                    "cannot allocate %.1f GB of page-locked host memory (%s); request less",
                     (double)bytes / 1e9, cudaGetErrorString(error));
     }
     if (c != NULL && c->n_blocks < HOST_BLOCKS)

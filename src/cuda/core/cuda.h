@@ -75,58 +75,6 @@ static inline status cuda_launched(const char *what) {
     return error == cudaSuccess ? OK : cuda_failed(error, what);
 }
 
-/* Allows a kernel to use `bytes` of dynamic shared memory; both launchers below do so. */
-#define CUDA_ALLOW_SHARED(kernel, bytes)                                                           \
-    cudaFuncSetAttribute((kernel), cudaFuncAttributeMaxDynamicSharedMemorySize, (int)(bytes))
-
-/* Launches a kernel on the backend's stream; `what` names it in messages.  Arguments are converted
- * to the kernel's types. */
-template <typename... PARAMETERS, typename... ARGUMENTS>
-static inline status cuda_launch(const backend *be, const char *what, void (*kernel)(PARAMETERS...),
-                                 dim3 n_blocks, dim3 n_threads, size_t shared_bytes,
-                                 const ARGUMENTS &...arguments) {
-    if (shared_bytes > 0) CUDA_TRY(CUDA_ALLOW_SHARED(kernel, shared_bytes));
-    kernel<<<n_blocks, n_threads, shared_bytes, cuda_of(be)->stream>>>(arguments...);
-    return cuda_launched(what);
-}
-
-/* Like cuda_launch, for a kernel that may start while the last blocks of the previous kernel of the
- * stream still run (programmatic dependent launch, SM 9.0), in a CUDA graph as well; in clusters of
- * n_cluster blocks.  Each of its threads calls early_begin (kernel.cuh) or grid_wait (ptx_sm90.cuh)
- * before the kernel touches memory, including threads and blocks without work: the next kernel
- * relies on the previous one being complete, too. */
-template <typename... PARAMETERS, typename... ARGUMENTS>
-static inline status cuda_launch_clusters(const backend *be, const char *what, int n_cluster,
-                                          void (*kernel)(PARAMETERS...), dim3 n_blocks,
-                                          dim3 n_threads, size_t shared_bytes,
-                                          const ARGUMENTS &...arguments) {
-    cudaLaunchAttribute attributes[2] = {};
-    cudaLaunchConfig_t config = {};
-    if (shared_bytes > 0) CUDA_TRY(CUDA_ALLOW_SHARED(kernel, shared_bytes));
-    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[0].val.programmaticStreamSerializationAllowed = 1;
-    attributes[1].id = cudaLaunchAttributeClusterDimension;
-    attributes[1].val.clusterDim.x = (unsigned)n_cluster;
-    attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
-    config.gridDim = n_blocks;
-    config.blockDim = n_threads;
-    config.dynamicSmemBytes = shared_bytes;
-    config.stream = cuda_of(be)->stream;
-    config.attrs = attributes;
-    config.numAttrs = cuda_of(be)->sm < 90 ? 0 : n_cluster > 1 ? 2 : 1;
-    cudaError_t error = cudaLaunchKernelEx(&config, kernel, arguments...);
-    return error == cudaSuccess ? OK : cuda_failed(error, what);
-}
-
-/* ... without clusters. */
-template <typename... PARAMETERS, typename... ARGUMENTS>
-static inline status cuda_launch_early(const backend *be, const char *what,
-                                       void (*kernel)(PARAMETERS...), dim3 n_blocks, dim3 n_threads,
-                                       size_t shared_bytes, const ARGUMENTS &...arguments) {
-    return cuda_launch_clusters(be, what, 1, kernel, n_blocks, n_threads, shared_bytes,
-                                arguments...);
-}
-
 /* Makes the backend's device the calling thread's: CUDA remembers a device per thread, and a
  * backend may be used by one thread after another (a server's worker and its callers, say).  Called
  * by every op that can be the first of a batch or of a slot_call.  A guest's caller has set the
@@ -140,7 +88,7 @@ static inline status cuda_enter(const backend *be) {
     return OK;
 }
 
-/* Waits for the GPU that the watchdog of a job of ranks sees (base/waits.h). */
+/* Waits for the GPU that the watchdog of a job of ranks sees (base/range.h). */
 static inline cudaError_t cuda_wait_stream(cudaStream_t stream) {
     wait_kind before = waits_begin(WAIT_GPU);
     cudaError_t error = cudaStreamSynchronize(stream);
@@ -180,13 +128,6 @@ status cuda_attn_collect(backend *be, const attn_args *from, attn_args *a);
 
 static inline size_t cuda_align(size_t bytes) {
     return (bytes + 255) & ~(size_t)255;
-}
-
-/* *out = the next n elements of scratch memory, 256-byte aligned; *at, which may be NULL to count
- * bytes alone, is moved past them. */
-template <typename T> static inline void cuda_cut(char **at, size_t n, T **out) {
-    *out = (T *)*at;
-    *at += cuda_align(n * sizeof(T));
 }
 
 static inline int64_t cuda_div_up(int64_t n, int64_t size) {

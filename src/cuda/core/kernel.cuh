@@ -1,5 +1,6 @@
-/* What kernels share: activations of three types behind one interface, packed columns of rows,
- * dropout, sums over a warp or a block, and kernels that start early.
+/* What kernels and their launchers share: launches, scratch memory, activations of three types with
+ * one interface, packed columns of rows, dropout, sums over a warp or a block, and kernels that
+ * start early.
  *
  * Arithmetic is float32 everywhere; the type of activations only says how elements are stored. */
 #ifndef HSTU_CUDA_CORE_KERNEL_CUH
@@ -9,7 +10,65 @@
 #include <cuda_fp16.h>
 
 #include "cuda/core/cuda.h"
-#include "ops/ops.h"
+
+/* Allows a kernel to use `bytes` of dynamic shared memory; both launchers below do so. */
+#define CUDA_ALLOW_SHARED(kernel, bytes)                                                           \
+    cudaFuncSetAttribute((kernel), cudaFuncAttributeMaxDynamicSharedMemorySize, (int)(bytes))
+
+/* Launches a kernel on the backend's stream; `what` names it in messages.  Arguments are converted
+ * to the kernel's types. */
+template <typename... PARAMETERS, typename... ARGUMENTS>
+static inline status cuda_launch(const backend *be, const char *what, void (*kernel)(PARAMETERS...),
+                                 dim3 n_blocks, dim3 n_threads, size_t shared_bytes,
+                                 const ARGUMENTS &...arguments) {
+    if (shared_bytes > 0) CUDA_TRY(CUDA_ALLOW_SHARED(kernel, shared_bytes));
+    kernel<<<n_blocks, n_threads, shared_bytes, cuda_of(be)->stream>>>(arguments...);
+    return cuda_launched(what);
+}
+
+/* Like cuda_launch, for a kernel that may start while the last blocks of the previous kernel of the
+ * stream still run (programmatic dependent launch, SM 9.0), in a CUDA graph as well; in clusters of
+ * n_cluster blocks.  Each of its threads calls early_begin (below) or grid_wait (ptx_sm90.cuh)
+ * before the kernel touches memory, including threads and blocks without work: the next kernel
+ * relies on the previous one being complete, too. */
+template <typename... PARAMETERS, typename... ARGUMENTS>
+static inline status cuda_launch_clusters(const backend *be, const char *what, int n_cluster,
+                                          void (*kernel)(PARAMETERS...), dim3 n_blocks,
+                                          dim3 n_threads, size_t shared_bytes,
+                                          const ARGUMENTS &...arguments) {
+    cudaLaunchAttribute attributes[2] = {};
+    cudaLaunchConfig_t config = {};
+    if (shared_bytes > 0) CUDA_TRY(CUDA_ALLOW_SHARED(kernel, shared_bytes));
+    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[0].val.programmaticStreamSerializationAllowed = 1;
+    attributes[1].id = cudaLaunchAttributeClusterDimension;
+    attributes[1].val.clusterDim.x = (unsigned)n_cluster;
+    attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
+    config.gridDim = n_blocks;
+    config.blockDim = n_threads;
+    config.dynamicSmemBytes = shared_bytes;
+    config.stream = cuda_of(be)->stream;
+    config.attrs = attributes;
+    config.numAttrs = cuda_of(be)->sm < 90 ? 0 : n_cluster > 1 ? 2 : 1;
+    cudaError_t error = cudaLaunchKernelEx(&config, kernel, arguments...);
+    return error == cudaSuccess ? OK : cuda_failed(error, what);
+}
+
+/* ... without clusters. */
+template <typename... PARAMETERS, typename... ARGUMENTS>
+static inline status cuda_launch_early(const backend *be, const char *what,
+                                       void (*kernel)(PARAMETERS...), dim3 n_blocks, dim3 n_threads,
+                                       size_t shared_bytes, const ARGUMENTS &...arguments) {
+    return cuda_launch_clusters(be, what, 1, kernel, n_blocks, n_threads, shared_bytes,
+                                arguments...);
+}
+
+/* *out = the next n elements of scratch memory, 256-byte aligned; *at, which may be NULL to count
+ * bytes alone, is moved past them. */
+template <typename T> static inline void cuda_cut(char **at, size_t n, T **out) {
+    *out = (T *)*at;
+    *at += cuda_align(n * sizeof(T));
+}
 
 __device__ static inline float to_float(float x) {
     return x;

@@ -303,8 +303,9 @@ status cuda_sort_pairs(backend *be, void *room, size_t *room_bytes, const uint32
     sort_room cut;
     size_t bytes = make_sort_room(&cut, room, n, n_passes);
     if (n >= (int)RADIX_COUNT)
-        return fail(ERR_UNSUPPORTED, "a sort of %d ids; a GPU does up to %u: make batches smaller",
-                    n, RADIX_COUNT - 1);
+        return fail(ERR_UNSUPPORTED,
+                    "a sort of %d ids; a GPU sorts at most %u; use smaller batches", n,
+                    RADIX_COUNT - 1);
     if (room == NULL) {
         *room_bytes = bytes;
         return OK;

@@ -64,7 +64,7 @@ static status take_weights(backend *be, const linear_args *a, const float *bias,
     return copy_launch<__half>(be, a, j);
 }
 
-/* y = f(z), N numbers a thread. */
+/* y = f(z), N elements a thread. */
 template <typename T, int N>
 static __global__ void linear_epilogue_any_kernel(int64_t n_packs, epilogue f, const T *z, T *y) {
     int64_t i = (int64_t)blockIdx.x * LINEAR_THREADS + threadIdx.x;

@@ -1,8 +1,8 @@
 /* The norm of a sum on Hopper (residual_norm_args in ops/ops.h), rows of 256, 512, 768 or 1024
  * 16-bit numbers: the sizes of encoders.
  *
- * A warp owns a row, 8 columns a lane and 256 columns, so there is no barrier; it asks for its next
- * row before it computes the one it has.  It starts while the kernel before it still runs
+ * A warp owns a row, 8 columns a lane and 256 columns, so there is no barrier; it loads its next
+ * row before it computes the current one.  It starts while the previous kernel still runs
  * (cuda_launch_early) and loads weight, bias and shift at once: those of a model are copied to the
  * device, and no kernel writes them just before. */
 #include "cuda/attn/sm90/attn_sm90.cuh"

@@ -104,7 +104,7 @@ static __global__ void __launch_bounds__(R::THREADS, R::FORWARD)
  * variance come from one reduction. */
 enum { SINGLE_THREADS = 128, SINGLE_BLOCKS = 7 };
 
-/* Mean and squared deviations of n numbers a lane become those of all lanes of the warp. */
+/* Merges mean and squared deviations of n elements a lane into those of the warp. */
 __device__ static inline float2 merge_lanes(float2 x, float n) {
 #pragma unroll
     for (int i = 1; i < WARP; i *= 2) {
@@ -116,7 +116,7 @@ __device__ static inline float2 merge_lanes(float2 x, float n) {
     return x;
 }
 
-/* ... and those of n numbers a warp those of the block. */
+/* Merges those of n elements a warp into those of the block. */
 __device__ static inline float2 merge_warps(float2 x, float n) {
     __shared__ float2 room[SINGLE_THREADS / WARP];
     int n_warps = (int)blockDim.x / WARP;

@@ -112,7 +112,7 @@ status cuda_attn_collect(backend *be, const attn_args *from, attn_args *a) {
  * three times those of the narrow pages in 16 bits. */
 enum { FP8_THREADS = 256, FP8_HEADS = FP8_THREADS / 32 };
 
-/* fp8_exponent of base/fp8.h. */
+/* fp8_exponent of base/half.h. */
 __device__ static int fp8_exponent_of(float largest) {
     int exponent;
     if (!(largest > 0) || !isfinite(largest)) return 0;

@@ -1,7 +1,7 @@
 /* Rows of length 1 (ops.h).  A warp owns a row and reads it twice, the second time from the L1
  * cache; the limit is bytes. */
-#include "ops/ops.h"
 #include "cuda/core/kernel.cuh"
+#include "ops/ops.h"
 
 enum { L2_THREADS = 128, L2_ROWS = L2_THREADS / WARP };
 

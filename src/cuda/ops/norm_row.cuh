@@ -272,7 +272,7 @@ static inline status norm_launch_bwd(backend *be, void (*kernel)(A, float *, MOR
 /* Whether a row is narrow enough to be kept in registers. */
 static inline status norm_check_dim(int32_t dim) {
     if (dim <= NORM_MAX_DIM) return OK;
-    return fail(ERR_UNSUPPORTED, "a norm over %d columns was asked for; a GPU does up to %d", dim,
+    return fail(ERR_UNSUPPORTED, "a norm over %d columns; a GPU supports at most %d", dim,
                 NORM_MAX_DIM);
 }
 

@@ -356,8 +356,8 @@ status cuda_rank(backend *be, const rank_args *a) {
     if (a->n_queries == 0) return OK;
     if (a->n_corpus == 0) return rank_in_nothing(a);
     if (a->k > RANK_MAX_K)
-        return fail(ERR_UNSUPPORTED, "the %d best rows were asked for; on a GPU there may be %d",
-                    a->k, RANK_MAX_K);
+        return fail(ERR_UNSUPPORTED, "a search for the %d best rows; a GPU finds at most %d", a->k,
+                    RANK_MAX_K);
     if (cuda_topk_can(be, a)) return cuda_topk(be, a);
     TRY(cuda_scratch(be, lay_out(be, &j, NULL), &memory));
     lay_out(be, &j, (char *)memory);

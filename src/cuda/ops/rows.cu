@@ -13,7 +13,6 @@
  * 1/32 of them at most where chunks have 64 entries. */
 #include <string.h>
 
-#include "cuda/core/cuda.h"
 #include "cuda/core/kernel.cuh"
 
 /* Clears row i of the blank arrays. */

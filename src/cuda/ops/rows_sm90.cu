@@ -18,7 +18,7 @@ typedef struct moments_job {
     float2 *moments; /* (n): of whole rows */
 } moments_job;
 
-/* The lane's packs of a row, all of them asked for at once; zeros where there is none. */
+/* The lane's packs of a row, all loaded at once; zeros where there is none. */
 template <typename S>
 __device__ static inline void moments_load(columns<S, MOMENT_V> (&x)[MOMENT_PARTS], const S *row,
                                            bool is_there, int dim) {

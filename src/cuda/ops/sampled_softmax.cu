@@ -332,7 +332,7 @@ status cuda_sampled_softmax(backend *be, const sampled_softmax_args *a) {
     if (a->n == 0) return OK;
     if (a->dim > SOFTMAX_MAX_DIM)
         return fail(ERR_UNSUPPORTED,
-                    "a sampled softmax over rows of %d numbers; on a GPU there may be %d", a->dim,
+                    "a sampled softmax over rows of %d columns; a GPU supports at most %d", a->dim,
                     SOFTMAX_MAX_DIM);
     softmax_job j = job_make(be, a);
     TRY(run_scores(be, j));

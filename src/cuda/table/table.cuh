@@ -8,7 +8,7 @@
 #ifndef HSTU_CUDA_TABLE_TABLE_CUH
 #define HSTU_CUDA_TABLE_TABLE_CUH
 
-#include "cuda/core/cuda.h"
+#include "cuda/core/kernel.cuh"
 #include "ops/table.h"
 
 enum {

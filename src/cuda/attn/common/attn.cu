@@ -3,7 +3,6 @@
  * kernels; computes the summary of a func mask by which HSTU's kernels skip empty tiles, and delta,
  * which some of the softmax attention's backward kernels need. */
 #include "cuda/attn/common/attn_mask.cuh"
-#include "cuda/core/cuda.h"
 #include "cuda/core/kernel.cuh"
 #include "ops/mask_rule.h"
 #include "ops/ops.h"

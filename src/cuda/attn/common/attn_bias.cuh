@@ -7,7 +7,7 @@
 #ifndef HSTU_CUDA_ATTN_COMMON_ATTN_BIAS_CUH
 #define HSTU_CUDA_ATTN_COMMON_ATTN_BIAS_CUH
 
-#include "cuda/core/cuda.h"
+#include "cuda/core/kernel.cuh"
 
 enum { BIAS_TIME_CELLS = ATTN_TIME_BUCKETS + 1, BIAS_FIXED_BITS = 46, BIAS_TILE_BITS = 18 };
 

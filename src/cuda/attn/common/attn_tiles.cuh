@@ -14,7 +14,7 @@
 #define HSTU_CUDA_ATTN_COMMON_ATTN_TILES_CUH
 
 #include "cuda/attn/common/attn_mask.cuh"
-#include "cuda/core/cuda.h"
+#include "cuda/core/kernel.cuh"
 
 enum { TILES_PLAN_THREADS = 1024, TILES_PLAN_SEQUENCES = 2048 };
 

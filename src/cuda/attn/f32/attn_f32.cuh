@@ -16,7 +16,6 @@
 #define HSTU_CUDA_ATTN_F32_ATTN_F32_CUH
 
 #include "cuda/attn/common/attn_mask.cuh"
-#include "cuda/core/cuda.h"
 #include "cuda/core/kernel.cuh"
 #include "cuda/core/ptx.cuh"
 

@@ -10,7 +10,6 @@
  * which block-wise kernels read once for 64 rows: it pays where tiles have few pairs
  * (ops/mask_rule.h). */
 #include "cuda/attn/common/attn_mask.cuh"
-#include "cuda/core/cuda.h"
 #include "cuda/core/kernel.cuh"
 #include "cuda/core/ptx.cuh"
 

@@ -45,7 +45,7 @@ template <typename S> struct short_room {
     alignas(16) int keys[SHORT_SORTED]; /* to sort by */
     int ranks[SHORT_SORTED];
     uint8_t order[SHORT_SORTED];
-    uint8_t sizes[S::CHUNKS], users[S::CHUNKS]; /* grains and warps; when they are asked for */
+    uint8_t sizes[S::CHUNKS], users[S::CHUNKS]; /* grains and warps; when they are loaded */
 };
 
 /* Place n of the ring, where n may be up to one turn too large. */

@@ -329,8 +329,8 @@ __device__ static void paged_list_cut(const attn_args &a, const paged_plan &plan
 }
 
 /* Makes the lists, a warp for each block of the attention, or for each part.  What it reads was
- * sent by the host, so that it starts while the kernel before still runs; it writes after that, as
- * other kernels may read the lists of the pass before. */
+ * sent by the host, so that it starts while the previous kernel still runs; it writes after that
+ * kernel, as others may read the lists of the previous pass. */
 template <typename S>
 __global__ void __launch_bounds__(32)
     attn_list_sm90_kernel(const __grid_constant__ attn_args a,

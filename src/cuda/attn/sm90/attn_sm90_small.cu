@@ -9,9 +9,9 @@
  * start, which takes as long as its longest chain of loads: one plans and loads keys, one loads
  * queries, two write the masks.
  *
- * Either the blocks of a cluster are the heads of the same rows, and exchange two numbers a row, of
- * which the gate's norm is made; or the keys are cut into parts, which go to memory, rounded like
- * results, and a second kernel adds them and computes the gate.
+ * Either the blocks of a cluster are the heads of the same rows, and exchange two floats a row,
+ * from which the gate's norm is computed; or the keys are cut into parts, which go to memory,
+ * rounded like results, and a second kernel adds them and computes the gate.
  *
  * Bound by latency: of the start, of the first loads, and of the cluster's barrier. */
 #include "cuda/attn/sm90/attn_sm90_paged.cuh"
@@ -413,7 +413,7 @@ __device__ static inline float2 small_norm(const small_job &j, const small_room<
     return make_float2(mean, rsqrtf(squares / (float)(j.n_heads * S::D) + j.eps));
 }
 
-/* out = u * norm(out), u: the rows that small_ask_gate has asked for. */
+/* out = u * norm(out), u: the rows that small_ask_gate has loaded. */
 template <typename T, typename S>
 __device__ static inline void small_gate(const small_job &j, const small_unit &f,
                                          const small_room<S> *room, const char *u,

@@ -476,7 +476,7 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     char *queries = shared + (1024 - shared_address(shared) % 1024) % 1024;
     char *keys = queries + S::GROUPS * S::TILE;
     const mask_view &mask = job.a.mask;
-    /* the producer warp walks over the lists, its first lane asks */
+    /* the producer warp walks over the lists, its first lane issues the loads */
     bool is_asker = threadIdx.x == S::GROUPS * GROUP, is_walker = threadIdx.x >= S::GROUPS * GROUP;
     soft_block t = soft_block_find(job.a, job.order);
     soft90_list lists[S::GROUPS];
