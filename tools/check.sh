@@ -94,17 +94,19 @@ include_order() {
 }
 
 # A test is named after the file, the family of files (seq_*) or the folder it tests, or after the folder of tests/ it reads;
-# a fuzz target also after what it calls, as a header of src declares it.
+# a fuzz target also after what it calls, as a header of src declares it.  Where two rooms have a file of one name, the
+# tests of the command are test_NAME_command.c or test_NAME_bench.c: a name of a test file leads to one file.
 test_stems() {
     for file in $tests tests/fuzz/fuzz_*.c; do
         [ -e "$file" ] || continue
         stem=$(basename "$file" .c)
         stem=${stem#test_}
-        stem=${stem#fuzz_}
+        stem=${stem#fuzz_} stem=${stem%_command} stem=${stem%_bench}
         [ -d "src/$stem" ] || [ -d "tests/$stem" ] || [ -n "$(find src -name "$stem*.[ch]*")" ] ||
             { [ "${file#tests/fuzz/}" != "$file" ] && grep -rqE --include='*.h' "\\b$stem[a-z_]*\\b" src; } ||
             echo "$file: what in src does it test?"
     done
+    printf '%s\n' $tests | sed 's|.*/||' | sort | uniq -d | sed 's/$/: two tests have this name/'
     for file in tests/fuzz/fuzz_*.c; do
         [ -e "$file" ] || continue
         stem=$(basename "$file" .c)
