@@ -93,7 +93,7 @@ include_order() {
     return 0
 }
 
-# A test is named after the file, the family of files (seq_*) or the folder it tests, or after the folder of tests/ it reads;
+# A test is named after the file, the family of files (seq_*), the ops (ops.def) or the folder it tests, or after the folder of tests/ it reads;
 # a fuzz target also after what it calls, as a header of src declares it.  Where two rooms have a file of one name, the
 # tests of the command are test_NAME_command.c or test_NAME_bench.c: a name of a test file leads to one file.
 test_stems() {
@@ -103,6 +103,7 @@ test_stems() {
         stem=${stem#test_}
         stem=${stem#fuzz_} stem=${stem%_command} stem=${stem%_bench}
         [ -d "src/$stem" ] || [ -d "tests/$stem" ] || [ -n "$(find src -name "$stem*.[ch]*")" ] ||
+            grep -q ", $stem)" src/ops/*.def ||
             { [ "${file#tests/fuzz/}" != "$file" ] && grep -rqE --include='*.h' "\\b$stem[a-z_]*\\b" src; } ||
             echo "$file: what in src does it test?"
     done

@@ -10,12 +10,12 @@
 #ifndef HSTU_API_API_INT_H
 #define HSTU_API_API_INT_H
 
-#include "base/thread.h"
-#include <stdbool.h>
 #include "base/status.h"
+#include "base/thread.h"
 #include "data/set/seq_file.h"
 #include "hstu.h"
 #include "ops/ops.h"
+#include <stdbool.h>
 
 typedef struct handle_type {
     const char *name; /* "model" */

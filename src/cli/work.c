@@ -7,8 +7,8 @@
 #include "base/env.h"
 #include "base/file.h"
 #include "base/log.h"
-#include "dist/ranks.h"
 #include "cli/work.h"
+#include "dist/ranks.h"
 #include "ops/device.h"
 #include "profile/profiler.h"
 

@@ -15,10 +15,10 @@
 #define HSTU_TUNE_EMIT_H
 
 #include "base/text.h"
-#include <stdint.h>
 #include "ops/ops.h"
 #include "tune/chain.h"
 #include "tune/fusion_plan.h"
+#include <stdint.h>
 
 /* Which pairs are attended: all, j <= i, or by the bytes of a mask. */
 typedef enum { ATTEND_ALL, ATTEND_CAUSAL, ATTEND_BYTES } attend_kind;

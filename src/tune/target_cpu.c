@@ -15,8 +15,8 @@
 #include "base/file.h"
 #include "base/machine.h"
 #include "base/mem.h"
-#include "base/thread.h"
 #include "base/sort.h"
+#include "base/thread.h"
 #include "profile/peak.h"
 #include "tune/target.h"
 

@@ -6,8 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/thread.h"
 #include "base/rng.h"
+#include "base/thread.h"
 #include "cpu/attn_naive.h"
 #include "profile/peak.h"
 

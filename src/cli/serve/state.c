@@ -5,8 +5,8 @@
 #include <stdio.h>
 
 #include "cli/cli.h"
-#include "serve/state/state_tools.h"
 #include "cli/output.h"
+#include "serve/state/state_tools.h"
 
 typedef struct state_args {
     const char *word[2]; /* folder, file */
