@@ -219,6 +219,17 @@ lint() {
     return 0
 }
 
+# What the documents of the code name exists: paths in backquotes, from here or the end of one.
+doc_paths() {
+    for doc in docs/architecture.md docs/recipes.md docs/tour.md CONTRIBUTING.md; do
+        grep -oE '`[a-z]+/[A-Za-z0-9_/.*{},-]+`' "$doc" | tr -d '`' | grep -vE 'STEM|NAME|ROOM|FILE|\.\.\.' | sort -u | while read -r path; do
+            [ -e "$path" ] || for one in $(bash -fc "echo $path"); do
+                [ -n "$(find src bench tests -path "*/$one" | head -n 1)" ] || echo "$doc: $one"
+            done
+        done
+    done
+}
+
 config_doc() {
     ./hstu train --help-config=markdown | diff docs/config.md - ||
         echo "docs/config.md is old: make docs"
@@ -254,6 +265,7 @@ if command -v clang-tidy >/dev/null && command -v gcc >/dev/null; then
 else
     skip "lint: clang-tidy, gcc -fanalyzer" "they are not here"
 fi
+rule "documents of the code name files that exist" doc_paths
 rule "docs/config.md is what the option table says" config_doc
 registers
 
