@@ -222,7 +222,7 @@ lint() {
 # What the documents of the code name exists: paths in backquotes, from here or the end of one.
 doc_paths() {
     for doc in docs/architecture.md docs/recipes.md docs/tour.md CONTRIBUTING.md; do
-        grep -oE '`[a-z]+/[A-Za-z0-9_/.*{},-]+`' "$doc" | tr -d '`' | grep -vE 'STEM|NAME|ROOM|FILE|\.\.\.' | sort -u | while read -r path; do
+        grep -oE '`[a-z]+/[A-Za-z0-9_/.*{},-]+`' "$doc" | tr -d '`' | grep -vE 'STEM|NAME|ROOM|FILE|MACHINE|^build/|\.\.\.' | sort -u | while read -r path; do
             [ -e "$path" ] || for one in $(bash -fc "echo $path"); do
                 [ -n "$(find src bench tests -path "*/$one" | head -n 1)" ] || echo "$doc: $one"
             done

@@ -23,12 +23,16 @@
 #endif
 
 /* Every kind, once: KIND(id, name, parameters, the function of mask.c that fills a row).  The
- * parser, its messages and the help come from this list; a test holds docs/masks.md to it. none
- * always causal      j <= i sliding     |i - j| <= window longformer  |i - j| <= window, or i or j
- * in [0, global) or in [h, h + global) bigbird     |i - j| <= window, or i or j in [0, global), or
- * a random pair (mask.h) dilated     j <= i, i - j <= window (dilation + 1), (i - j) mod (dilation
- * + 1) = 0 strided     j <= i, and ((i - j) mod s = 0 or j > i - s) fixed       j <= i, and (j mod
- * s = s - 1 or j / s = i / s) */
+ * parser, its messages and the help come from this list; a test holds docs/masks.md to it.
+ *
+ *     none        always
+ *     causal      j <= i
+ *     sliding     |i - j| <= window
+ *     longformer  |i - j| <= window, or i or j in [0, global) or in [h, h + global)
+ *     bigbird     |i - j| <= window, or i or j in [0, global), or a random pair (mask.h)
+ *     dilated     j <= i, i - j <= window (dilation + 1), (i - j) mod (dilation + 1) = 0
+ *     strided     j <= i, and ((i - j) mod s = 0 or j > i - s)
+ *     fixed       j <= i, and (j mod s = s - 1 or j / s = i / s) */
 #define MASK_KINDS(KIND)                                                                           \
     KIND(MASK_NONE, "none", "", fill_span)                                                         \
     KIND(MASK_CAUSAL, "causal", "", fill_span)                                                     \
@@ -141,7 +145,7 @@ MASK_RULE_FN mask_span mask_rule_seeing(const mask_rule *r, int32_t n, int32_t j
 }
 
 /* Which kernels of the softmax attention run in 16 bits with heads of 64 or 128, measured on an
- * H200 (bench/results/h200/README.md).
+ * H200 (bench/results/h200/masks.md).
  * - Row-wise ones where listed tiles have few pairs: a pair costs them a key and a value from the
  *   L2 cache, a tile costs block-wise ones the same whatever it has.
  * - Of the block-wise ones on Hopper, forward: where rows see few tiles, or sequences are short,
