@@ -8,6 +8,7 @@
 #include "cli/cli.h"
 #include "cli/output.h"
 #include "cli/work.h"
+#include "config/metric_list.h"
 #include "dist/ranks.h"
 #include "model/trained.h"
 #include "ops/comm.h"
@@ -258,9 +259,9 @@ status cmd_eval(int argc, char **argv) {
                  "Also evaluate popularity, popularity in the week before the newest training "
                  "event, and item neighbours on the same users."),
         OPT_TEXT("--metrics", &a.metrics, "LIST",
-                 "Metrics instead of the config's eval_metrics: HR@k, NDCG@k, RECALL@k, "
-                 "PRECISION@k, COVERAGE@k and MRR; for ranking AUC, ACC, LOGLOSS and NE. Example: "
-                 "HR@5,NDCG@20,COVERAGE@10."),
+                 "Metrics instead of the config's eval_metrics: " METRIC_RETRIEVAL_WORDS
+                 "for retrieval, " METRIC_RANKING_WORDS
+                 "for ranking. Example: HR@5,NDCG@20,COVERAGE@10."),
         OPT_FLAG("--keep-seen", &a.keeps_seen,
                  "Keep items of the history in the ranking, for data in which users repeat items."),
         OPT_TEXT("--device", &a.device, "DEVICE", WORK_DEVICES),

@@ -58,9 +58,15 @@ double position_counts_metric(const position_counts *c, const metric *m) {
         return ndcg(c, m->k);
     case METRIC_MRR:
         return reciprocal(c);
-    default:
-        return NAN;
+    case METRIC_COVERAGE: /* not of positions */
+    case METRIC_AUC:
+    case METRIC_ACCURACY:
+    case METRIC_LOGLOSS:
+    case METRIC_NE:
+    case METRIC_KINDS:
+        break;
     }
+    return NAN;
 }
 
 /* log(1 + exp(x)) without overflow. */
