@@ -6,26 +6,27 @@ size_t mirror_linear_packed_bytes(backend *be, int32_t n_in, int32_t n_out) {
     return below->ops->linear_packed_bytes(below, n_in, n_out);
 }
 
-status mirror_linear_pack(backend *be, const linear_args *args) {
+status mirror_linear_pack(backend *be, const linear_packed_args *args) {
     mirror *m = mirror_of(be);
-    linear_args a = {.n_in = args->n_in,
-                     .n_out = args->n_out,
-                     .is_transposed = args->is_transposed,
-                     .w = args->w,
-                     .bias = args->bias,
-                     .packed = args->packed};
+    linear_packed_args a = {.layer = {.n_in = args->layer.n_in,
+                                      .n_out = args->layer.n_out,
+                                      .is_transposed = args->layer.is_transposed,
+                                      .w = args->layer.w,
+                                      .bias = args->layer.bias},
+                            .packed = args->packed};
+    linear_args *l = &a.layer;
     norm_args norm = {0};
     mirror_begin(m);
     if (args->norm != NULL) {
         norm.weight = args->norm->weight;
         norm.bias = args->norm->bias;
         a.norm = &norm;
-        MIRROR(m, &norm, weight, IN, F32, a.n_in);
-        MIRROR(m, &norm, bias, IN, F32, a.n_in);
+        MIRROR(m, &norm, weight, IN, F32, l->n_in);
+        MIRROR(m, &norm, bias, IN, F32, l->n_in);
     }
-    MIRROR(m, &a, w, IN, FACTOR, (int64_t)a.n_in * a.n_out);
-    MIRROR(m, &a, bias, IN, F32, a.n_out);
-    MIRROR(m, &a, packed, BOTH, U8, (int64_t)mirror_linear_packed_bytes(be, a.n_in, a.n_out));
+    MIRROR(m, l, w, IN, FACTOR, (int64_t)l->n_in * l->n_out);
+    MIRROR(m, l, bias, IN, F32, l->n_out);
+    MIRROR(m, &a, packed, BOTH, U8, (int64_t)mirror_linear_packed_bytes(be, l->n_in, l->n_out));
     RUN(m, linear_pack, &a);
 }
 
@@ -50,30 +51,49 @@ static void add_norm(mirror *m, norm_args *a, row_moments *moments) {
     MIRROR(m, moments, of, IN, ACT_FACTOR, n);
 }
 
+/* A product of nothing may do nothing. */
+static mirror_use use_of_y(const linear_args *a) {
+    return a->n_in > 0 ? OUT : BOTH;
+}
+
+/* What the forward passes share. */
+static void add_forward(mirror *m, linear_args *a, bool is_normed) {
+    int64_t n_y = a->n * a->n_out;
+    a->dy = a->dx = a->dw = a->dbias = NULL;
+    if (a->f == EPILOGUE_NONE) a->z = NULL;
+    MIRROR(m, a, x, is_normed ? LOOSE : IN, is_normed ? ACT : ACT_FACTOR, a->n * a->n_in);
+    MIRROR(m, a, w, IN, FACTOR, (int64_t)a->n_in * a->n_out);
+    MIRROR(m, a, bias, IN, F32, a->n_out);
+    MIRROR(m, a, residual, IN, ACT, n_y);
+    MIRROR(m, a, z, use_of_y(a), ACT, n_y);
+    MIRROR(m, a, y, use_of_y(a), ACT, n_y);
+}
+
 status mirror_linear_fwd(backend *be, const linear_args *args) {
     mirror *m = mirror_of(be);
     linear_args a = *args;
+    mirror_begin(m);
+    add_forward(m, &a, false);
+    RUN(m, linear_fwd, &a);
+}
+
+status mirror_linear_packed(backend *be, const linear_packed_args *args) {
+    mirror *m = mirror_of(be);
+    linear_packed_args a = *args;
+    linear_args *l = &a.layer;
     kv_put_args put;
     norm_args norm;
     row_moments before, after;
-    int64_t n_y = a.n * a.n_out;
-    mirror_use use = a.n_in > 0 ? OUT : BOTH; /* a product of nothing may do nothing */
-    a.dy = a.dx = a.dw = a.dbias = NULL;
-    if (a.f == EPILOGUE_NONE) a.z = NULL;
-    if (a.packed != NULL) a.w = NULL;
+    mirror_use use = use_of_y(l);
+    l->w = NULL;
     mirror_begin(m);
     if (a.norm != NULL) {
         norm = *a.norm;
         a.norm = &norm;
         add_norm(m, &norm, &before);
     }
-    MIRROR(m, &a, x, a.norm != NULL ? LOOSE : IN, a.norm != NULL ? ACT : ACT_FACTOR, a.n * a.n_in);
-    MIRROR(m, &a, w, IN, FACTOR, (int64_t)a.n_in * a.n_out);
-    MIRROR(m, &a, packed, IN, U8, (int64_t)mirror_linear_packed_bytes(be, a.n_in, a.n_out));
-    MIRROR(m, &a, bias, IN, F32, a.n_out);
-    MIRROR(m, &a, residual, IN, ACT, n_y);
-    MIRROR(m, &a, z, use, ACT, n_y);
-    MIRROR(m, &a, y, use, ACT, n_y);
+    MIRROR(m, &a, packed, IN, U8, (int64_t)mirror_linear_packed_bytes(be, l->n_in, l->n_out));
+    add_forward(m, l, a.norm != NULL);
     if (a.put != NULL) { /* its rows are those of y */
         put = *a.put;
         a.put = &put;
@@ -81,22 +101,22 @@ status mirror_linear_fwd(backend *be, const linear_args *args) {
         MIRROR_ROWS(m, &put, v, use, ACT, put.n, put.dim_v, put.stride_v);
         mirror_add_put(m, &put);
     }
-    if (a.moments == NULL) RUN(m, linear_fwd, &a);
+    if (a.moments == NULL) RUN(m, linear_packed, &a);
     after = *a.moments;
     a.moments = &after;
-    MIRROR(m, &after, parts, LOOSE, F32, mirror_moments_size(a.n, a.n_out));
+    MIRROR(m, &after, parts, LOOSE, F32, mirror_moments_size(l->n, l->n_out));
     TRY(mirror_send(m));
-    TRY(m->below->ops->linear_fwd(m->below, &a));
+    TRY(m->below->ops->linear_packed(m->below, &a));
     args->moments->width = after.width;
-    args->moments->of = after.of == a.y ? args->y : NULL;
-    return mirror_receive(m, "linear_fwd");
+    args->moments->of = after.of == l->y ? args->layer.y : NULL;
+    return mirror_receive(m, "linear_packed");
 }
 
 status mirror_linear_bwd(backend *be, const linear_args *args) {
     mirror *m = mirror_of(be);
     linear_args a = *args;
     int64_t n_y = a.n * a.n_out, n_w = (int64_t)a.n_in * a.n_out;
-    a.y = a.packed = NULL;
+    a.y = NULL;
     a.bias = NULL;
     a.residual = NULL;
     if (a.f == EPILOGUE_NONE) a.z = NULL;

@@ -139,7 +139,7 @@ status mirror_residual_norm(backend *be, const residual_norm_args *args) {
 status mirror_linear_norm(backend *be, const linear_norm_args *args) {
     mirror *m = mirror_of(be);
     linear_norm_args a = *args;
-    linear_args *l = &a.linear;
+    linear_args *l = &a.linear.layer;
     residual_norm_args *r = &a.norm;
     int64_t n_y = l->n * l->n_out;
     l->z = l->dy = l->dx = l->dw = l->dbias = NULL;
@@ -147,7 +147,8 @@ status mirror_linear_norm(backend *be, const linear_norm_args *args) {
     r->x = NULL;
     mirror_begin(m);
     MIRROR(m, l, x, IN, ACT_FACTOR, l->n * l->n_in);
-    MIRROR(m, l, packed, IN, U8, (int64_t)mirror_linear_packed_bytes(be, l->n_in, l->n_out));
+    MIRROR(m, &a.linear, packed, IN, U8,
+           (int64_t)mirror_linear_packed_bytes(be, l->n_in, l->n_out));
     MIRROR(m, l, y, BOTH, ACT, n_y);
     MIRROR(m, r, shift, IN, F32, r->dim);
     MIRROR(m, r, residual, IN, ACT, n_y);
@@ -229,7 +230,7 @@ status mirror_dropout(backend *be, const dropout_args *args) {
 status mirror_head_fwd(backend *be, const head_args *args) {
     mirror *m = mirror_of(be);
     head_args a = *args;
-    linear_args *one = &a.one, *two = &a.two;
+    linear_args *one = &a.one.layer, *two = &a.two.layer;
     int64_t n_x = a.index != NULL ? rows_used(a.index, a.n) : a.n;
     one->x = two->x = NULL;
     mirror_begin(m);
@@ -238,8 +239,10 @@ status mirror_head_fwd(backend *be, const head_args *args) {
     MIRROR(m, &a, chosen, BOTH, ACT, a.n * a.dim);
     MIRROR(m, &a, scale, BOTH, F32, a.n);
     MIRROR(m, &a, normed, BOTH, ACT, a.n * a.dim);
-    MIRROR(m, one, packed, IN, U8, (int64_t)mirror_linear_packed_bytes(be, one->n_in, one->n_out));
-    MIRROR(m, two, packed, IN, U8, (int64_t)mirror_linear_packed_bytes(be, two->n_in, two->n_out));
+    MIRROR(m, &a.one, packed, IN, U8,
+           (int64_t)mirror_linear_packed_bytes(be, one->n_in, one->n_out));
+    MIRROR(m, &a.two, packed, IN, U8,
+           (int64_t)mirror_linear_packed_bytes(be, two->n_in, two->n_out));
     MIRROR(m, one, bias, IN, F32, one->n_out);
     MIRROR(m, one, y, BOTH, ACT, a.n * one->n_out);
     MIRROR(m, two, w, IN, F32, (int64_t)two->n_in * two->n_out);

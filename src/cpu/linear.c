@@ -261,25 +261,30 @@ size_t cpu_linear_packed_bytes(backend *be, int32_t n_in, int32_t n_out) {
 }
 
 /* The bias is read where it is. */
-status cpu_linear_pack(backend *be, const linear_args *a) {
-    product_panels to = {product_choose(), a->n_in, a->n_out, a->packed};
-    return product_pack(&to, weight_of(a), be->workers);
+status cpu_linear_pack(backend *be, const linear_packed_args *a) {
+    product_panels to = {product_choose(), a->layer.n_in, a->layer.n_out, a->packed};
+    return product_pack(&to, weight_of(&a->layer), be->workers);
+}
+
+status cpu_linear_packed(backend *be, const linear_packed_args *packed) {
+    const linear_args *a = &packed->layer;
+    linear_job job = {.a = a, .be = be, .n_rows = rows_per_chunk(a->n)};
+    if (packed->moments != NULL) packed->moments->width = 0;
+    if (a->n == 0 || a->n_in == 0 || a->n_out == 0) return OK;
+    if (packed->norm != NULL) TRY(cpu_norm_fwd(be, packed->norm));
+    job.w = (product_panels){product_choose(), a->n_in, a->n_out, packed->packed};
+    plan_columns(&job);
+    TRY(pool_run(be->workers, cpu_n_chunks(a->n, job.n_rows) * job.n_across, forward_chunk, &job));
+    return packed->put != NULL ? cpu_kv_put(be, packed->put) : OK;
 }
 
 status cpu_linear_fwd(backend *be, const linear_args *a) {
-    linear_job job = {.a = a, .be = be, .n_rows = rows_per_chunk(a->n)};
-    void *memory = a->packed;
-    if (a->moments != NULL) a->moments->width = 0;
+    linear_packed_args packed = {.layer = *a};
+    size_t bytes = cpu_linear_packed_bytes(be, a->n_in, a->n_out);
     if (a->n == 0 || a->n_in == 0 || a->n_out == 0) return OK;
-    if (a->norm != NULL) TRY(cpu_norm_fwd(be, a->norm));
-    job.w = (product_panels){.isa = product_choose(), .k = a->n_in, .n = a->n_out};
-    if (a->packed == NULL)
-        TRY(cpu_scratch(be, CPU_SHARED, cpu_linear_packed_bytes(be, a->n_in, a->n_out), &memory));
-    job.w.data = memory;
-    if (a->packed == NULL) TRY(product_pack(&job.w, weight_of(a), be->workers));
-    plan_columns(&job);
-    TRY(pool_run(be->workers, cpu_n_chunks(a->n, job.n_rows) * job.n_across, forward_chunk, &job));
-    return a->put != NULL ? cpu_kv_put(be, a->put) : OK;
+    TRY(cpu_scratch(be, CPU_SHARED, bytes, &packed.packed));
+    TRY(cpu_linear_pack(be, &packed));
+    return cpu_linear_packed(be, &packed);
 }
 
 /* For the rows of a chunk: replaces dy by dz, and computes the chunk's part of dbias, and dx. */

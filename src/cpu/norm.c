@@ -86,7 +86,7 @@ status cpu_residual_norm(backend *be, const residual_norm_args *a) {
 }
 
 status cpu_linear_norm(backend *be, const linear_norm_args *a) {
-    TRY(cpu_linear_fwd(be, &a->linear));
+    TRY(cpu_linear_packed(be, &a->linear));
     return cpu_residual_norm(be, &a->norm);
 }
 

@@ -44,10 +44,6 @@ static inline float vec_exp(float x) {
     return p * power;
 }
 
-static inline float vec_sigmoid(float x) {
-    return 1.0f / (1.0f + vec_exp(-x));
-}
-
 /* 512-bit vectors with AVX-512, else 256 bits on x86, else 128. */
 #if defined(__AVX512F__)
 enum { VEC_BYTES = 64 };
@@ -154,7 +150,7 @@ static inline vec vec_select(vec_int mask, vec a, vec b) {
     return (vec)((mask & (vec_int)a) | (~mask & (vec_int)b));
 }
 
-/* vec_exp and vec_sigmoid of each number. */
+/* vec_exp of each number, and the sigmoid. */
 static inline vec vecs_exp(vec x) {
     const vec low = vec_all(-87.0f), high = vec_all(88.0f);
     x = vec_select((vec_int)(x < low), low, x);

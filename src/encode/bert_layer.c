@@ -2,14 +2,14 @@
 
 #include <math.h>
 
-static linear_args linear_of(const bert_dense *d, int64_t n) {
-    return (linear_args){.n = n,
-                         .n_in = d->n_in,
-                         .n_out = d->n_out,
-                         .is_transposed = true,
-                         .bias = d->bias,
-                         .packed = d->packed,
-                         .rank = LINEAR_FASTEST};
+#include "nn/mlp.h"
+
+static linear_packed_args linear_of(const bert_dense *d, int64_t n, const void *x, void *y) {
+    return (linear_packed_args){
+        .layer =
+            {.n = n, .n_in = d->n_in, .n_out = d->n_out, .is_transposed = true, .x = x, .y = y},
+        .packed = d->packed,
+        .kernel = LINEAR_FASTEST};
 }
 
 status bert_dense_init(bert_dense *d, nn_memory *memory, const float *w, const float *bias,
@@ -17,13 +17,14 @@ status bert_dense_init(bert_dense *d, nn_memory *memory, const float *w, const f
     backend *be = memory->be;
     int64_t n = (int64_t)n_in * n_out;
     *d = (bert_dense){.n_in = n_in, .n_out = n_out};
-    TRY(nn_new(memory, &d->packed, (int64_t)be->ops->linear_packed_bytes(be, n_in, n_out), 1));
     TRY(NN_NEW(memory, &d->bias, n_out));
     TRY(be->ops->copy_in(be, room, w, (size_t)n * sizeof *w));
     TRY(be->ops->copy_in(be, d->bias, bias, (size_t)n_out * sizeof *bias));
-    linear_args a = linear_of(d, 0);
-    a.w = room;
-    TRY(be->ops->linear_pack(be, &a));
+    linear_packed_args a = linear_of(d, 0, NULL, NULL);
+    a.layer.w = room;
+    a.layer.bias = d->bias;
+    TRY(nn_pack(memory, &a));
+    d->packed = a.packed;
     if (!wants_plain) return OK;
     /* A GPU's packed weights are plain already. */
     d->plain = d->packed;
@@ -42,12 +43,10 @@ status bert_acts_alloc(bert_acts *a, const bert_layer_config *c, nn_memory *memo
 
 status bert_dense_forward(const bert_dense *d, backend *be, int64_t n, const void *x, epilogue f,
                           bool has_bias, void *y) {
-    linear_args a = linear_of(d, n);
-    a.x = x;
-    a.y = y;
-    a.f = f;
-    if (!has_bias) a.bias = NULL;
-    return be->ops->linear_fwd(be, &a);
+    linear_packed_args a = linear_of(d, n, x, y);
+    a.layer.f = f;
+    if (has_bias) a.layer.bias = d->bias;
+    return be->ops->linear_packed(be, &a);
 }
 
 static status attention(const bert_layer_config *c, const bert_acts *acts, backend *be,
@@ -77,7 +76,7 @@ static status attention(const bert_layer_config *c, const bert_acts *acts, backe
 static status project_and_norm(const bert_layer_config *c, const bert_acts *acts, backend *be,
                                int64_t n, const bert_dense *d, const void *y, const bert_norm *norm,
                                void *x) {
-    linear_norm_args a = {.linear = linear_of(d, n),
+    linear_norm_args a = {.linear = linear_of(d, n, y, acts->sum),
                           .norm = {.n = n,
                                    .dim = c->dim,
                                    .eps = c->eps,
@@ -87,9 +86,6 @@ static status project_and_norm(const bert_layer_config *c, const bert_acts *acts
                                    .weight = norm->weight,
                                    .bias = norm->bias,
                                    .y = x}};
-    a.linear.x = y;
-    a.linear.y = acts->sum;
-    a.linear.bias = NULL;
     return be->ops->linear_norm(be, &a);
 }
 

@@ -430,7 +430,7 @@ status model_pack(model *m) {
         if (is_packed) TRY(hstu_layer_pack(l, &m->memory));
         if (i == m->n_layers - 1) TRY(hstu_layer_split(l, &m->memory));
     }
-    return m->is_ranking && is_packed ? ranking_pack(&m->ranking, &m->memory) : OK;
+    return m->is_ranking && is_packed ? mlp_pack(&m->ranking.net, &m->memory) : OK;
 }
 
 param_range model_dense_grads(model *m) {

@@ -315,16 +315,18 @@ status dynamic_clear(dynamic_tables *d) {
     return OK;
 }
 
+/* Counts as a list of words, to subtract them and to sum those of all ranks. */
+enum { COUNT_WORDS = sizeof(embed_counts) / sizeof(int64_t) };
+typedef union count_words {
+    embed_counts counts;
+    int64_t word[COUNT_WORDS];
+} count_words;
+
 static embed_counts subtract(const embed_counts *now, const embed_counts *then) {
-    embed_counts c = {.n_new = now->n_new - then->n_new,
-                      .n_refused = now->n_refused - then->n_refused,
-                      .n_rejected = now->n_rejected - then->n_rejected,
-                      .n_evicted = now->n_evicted - then->n_evicted,
-                      .n_expired = now->n_expired - then->n_expired,
-                      .n_written = now->n_written - then->n_written};
-    for (int i = 0; i < EMBED_TIERS; i++)
-        c.hits[i] = now->hits[i] - then->hits[i];
-    return c;
+    count_words a = {.counts = *now}, b = {.counts = *then};
+    for (int i = 0; i < COUNT_WORDS; i++)
+        a.word[i] -= b.word[i];
+    return a.counts;
 }
 
 status dynamic_news(dynamic_table *t, dynamic_state *out) {
@@ -345,14 +347,8 @@ status dynamic_news(dynamic_table *t, dynamic_state *out) {
     return OK;
 }
 
-/* Counts of the tables of all ranks, summed as one list of words. */
-typedef union count_words {
-    embed_counts counts;
-    int64_t word[sizeof(embed_counts) / sizeof(int64_t)];
-} count_words;
-
 status dynamic_news_of_all(dynamic_tables *d, dynamic_table *t, dynamic_state *out) {
-    enum { WORDS = sizeof(embed_counts) / sizeof(int64_t), OTHERS = 4 };
+    enum { OTHERS = 4 };
     TRY(dynamic_news(t, out));
     for (int i = 0; i < d->n; i++) {
         dynamic_traffic *moved = &d->item[i].held.traffic;
@@ -363,10 +359,10 @@ status dynamic_news_of_all(dynamic_tables *d, dynamic_table *t, dynamic_state *o
     }
     if (d->comm == NULL) return OK;
     count_words since = {.counts = out->since};
-    int64_t words[WORDS + OTHERS] = {out->n_rows, out->n_slots, out->traffic.sent,
-                                     out->traffic.least};
+    int64_t words[COUNT_WORDS + OTHERS] = {out->n_rows, out->n_slots, out->traffic.sent,
+                                           out->traffic.least};
     memcpy(words + OTHERS, since.word, sizeof since);
-    TRY(comm_host_reduce(d->comm, COMM_I64, COMM_SUM, WORDS + OTHERS, words));
+    TRY(comm_host_reduce(d->comm, COMM_I64, COMM_SUM, COUNT_WORDS + OTHERS, words));
     TRY(comm_host_reduce(d->comm, COMM_I64, COMM_MAX, 1, &out->n_most));
     memcpy(since.word, words + OTHERS, sizeof since);
     out->since = since.counts;

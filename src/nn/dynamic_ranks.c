@@ -106,7 +106,7 @@ status dynamic_move_rows(dynamic_tables *d, const dynamic_table *t, int64_t n,
         TRY(d->be->ops->copy_in(d->be, d->index.memory, number, bytes));
         a.index = d->index.memory;
     }
-    return is_put ? row_moves_put(d->be, &a) : row_moves_pick(d->be, &a);
+    return row_moves_run(d->be, &a, is_put);
 }
 
 /* Which rank holds a key's row. */
@@ -522,7 +522,7 @@ static status move_marks(dynamic_tables *d, int64_t n, const int32_t *number, ui
                    .index = d->is_host_memory ? number : d->index.memory,
                    .picked = packed,
                    .rows = marks};
-    return is_put ? row_moves_put(d->be, &a) : row_moves_pick(d->be, &a);
+    return row_moves_run(d->be, &a, is_put);
 }
 
 /* Gradients and marks of this rank's rows of the step, from the batch's memory to the parameter's,

@@ -248,10 +248,6 @@ status ranking_select_bwd(const ranking_head *h, ranking_acts *a, backend *be,
     return choice_bwd(&a->tokens, be, p, d_hidden);
 }
 
-status ranking_pack(ranking_head *h, nn_memory *memory) {
-    return mlp_pack(&h->net, memory);
-}
-
 /* The whole head as one op: two layers whose weights are packed, and nothing kept for training. */
 static bool is_one_op(const ranking_head *h, const ranking_acts *a) {
     return h->net.config.n_layers == 2 && h->net.packed[0] != NULL && a->d_normed == NULL;
@@ -269,8 +265,8 @@ static status score_at_once(const ranking_head *h, ranking_acts *a, backend *be,
                       .normed = a->normed,
                       .one = mlp_layer(&h->net, &a->net, 0, p->n_loss, a->normed),
                       .two = mlp_layer(&h->net, &a->net, 1, p->n_loss, NULL)};
-    head.one.z = NULL;
-    head.two.y = a->logits;
+    head.one.layer.z = NULL;
+    head.two.layer.y = a->logits;
     return be->ops->head_fwd(be, &head);
 }
 

@@ -92,9 +92,6 @@ status ranking_select(const ranking_head *h, ranking_acts *a, backend *be, const
 status ranking_select_bwd(const ranking_head *h, ranking_acts *a, backend *be,
                           const batch_layout *p, const void *hidden, void *d_hidden);
 
-/* Packs the weights of a model that is no longer trained (linear_pack). */
-status ranking_pack(ranking_head *h, nn_memory *memory);
-
 /* *out = (M, columns) logits. */
 status ranking_score(const ranking_head *h, ranking_acts *a, backend *be, const batch_layout *p,
                      const void *hidden, const void **out);

@@ -3,6 +3,7 @@
 
 #include "nn/hstu_rows.h"
 #include "nn/layer.h"
+#include "nn/mlp.h"
 #include "ops/row_moves.h"
 
 /* Columns of u, v, q and k together. */
@@ -223,21 +224,21 @@ static norm_args norm_of(const hstu_layer *l, const hstu_acts *a, int64_t n, con
                        .dbias = grad(l->in_bias)};
 }
 
-static linear_args uvqk_of(const hstu_layer *l, const hstu_acts *a, int64_t n) {
+static linear_packed_args uvqk_of(const hstu_layer *l, const hstu_acts *a, int64_t n) {
     const hstu_layer_config *c = &l->config;
-    return (linear_args){.n = n,
-                         .n_in = c->dim,
-                         .n_out = width(c),
-                         .f = c->has_silu ? EPILOGUE_SILU : EPILOGUE_NONE,
-                         .x = a->normed,
-                         .w = l->uvqk->value,
-                         .bias = value(l->uvqk_bias),
-                         .z = a->z,
-                         .y = a->uvqk_y,
-                         .dw = l->uvqk->grad,
-                         .dbias = grad(l->uvqk_bias),
-                         .packed = l->uvqk_packed,
-                         .rank = l->uvqk_packed != NULL ? LINEAR_SINGLE : 0};
+    return (linear_packed_args){.layer = {.n = n,
+                                          .n_in = c->dim,
+                                          .n_out = width(c),
+                                          .f = c->has_silu ? EPILOGUE_SILU : EPILOGUE_NONE,
+                                          .x = a->normed,
+                                          .w = l->uvqk->value,
+                                          .bias = value(l->uvqk_bias),
+                                          .z = a->z,
+                                          .y = a->uvqk_y,
+                                          .dw = l->uvqk->grad,
+                                          .dbias = grad(l->uvqk_bias)},
+                                .packed = l->uvqk_packed,
+                                .kernel = LINEAR_SINGLE};
 }
 
 static attn_args attn_of(const hstu_layer *l, const hstu_acts *a, backend *be, const sequences *s) {
@@ -339,55 +340,49 @@ static gate_args gate_of(const hstu_layer *l, const hstu_acts *a, const sequence
                        .dbias = grad(l->gate_bias)};
 }
 
-static linear_args proj_of(const hstu_layer *l, const hstu_acts *a, int64_t n, const void *x,
-                           void *out) {
+static linear_packed_args proj_of(const hstu_layer *l, const hstu_acts *a, int64_t n, const void *x,
+                                  void *out) {
     const hstu_layer_config *c = &l->config;
-    return (linear_args){.n = n,
-                         .n_in = dim_gate(c),
-                         .n_out = c->dim,
-                         .is_transposed = c->is_proj_transposed,
-                         .f = EPILOGUE_NONE,
-                         .x = a->gated,
-                         .w = l->proj->value,
-                         .bias = value(l->proj_bias),
-                         .residual = c->has_residual ? x : NULL,
-                         .y = out,
-                         .dw = l->proj->grad,
-                         .dbias = grad(l->proj_bias),
-                         .packed = l->proj_packed,
-                         .rank = l->proj_packed != NULL ? LINEAR_SINGLE : 0,
-                         .moments = l->proj_packed != NULL ? a->out : NULL};
-}
-
-static status pack(backend *be, nn_memory *memory, linear_args a, void **out) {
-    size_t bytes = be->ops->linear_packed_bytes(be, a.n_in, a.n_out);
-    TRY(nn_new(memory, out, (int64_t)bytes, 1));
-    a.packed = *out;
-    return be->ops->linear_pack(be, &a);
+    return (linear_packed_args){.layer = {.n = n,
+                                          .n_in = dim_gate(c),
+                                          .n_out = c->dim,
+                                          .is_transposed = c->is_proj_transposed,
+                                          .f = EPILOGUE_NONE,
+                                          .x = a->gated,
+                                          .w = l->proj->value,
+                                          .bias = value(l->proj_bias),
+                                          .residual = c->has_residual ? x : NULL,
+                                          .y = out,
+                                          .dw = l->proj->grad,
+                                          .dbias = grad(l->proj_bias)},
+                                .packed = l->proj_packed,
+                                .kernel = LINEAR_SINGLE,
+                                .moments = a->out};
 }
 
 status hstu_layer_pack(hstu_layer *l, nn_memory *memory) {
     const hstu_acts none = {0};
-    l->uvqk_packed = l->proj_packed = NULL;
     norm_args norm = norm_of(l, &none, 0, NULL);
-    linear_args uvqk = uvqk_of(l, &none, 0);
+    linear_packed_args uvqk = uvqk_of(l, &none, 0), proj = proj_of(l, &none, 0, NULL, NULL);
     uvqk.norm = &norm;
-    TRY(pack(memory->be, memory, uvqk, &l->uvqk_packed));
-    return pack(memory->be, memory, proj_of(l, &none, 0, NULL, NULL), &l->proj_packed);
+    TRY(nn_pack(memory, &uvqk));
+    TRY(nn_pack(memory, &proj));
+    l->uvqk_packed = uvqk.packed;
+    l->proj_packed = proj.packed;
+    return OK;
 }
 
 /* A product of some columns of uvqk. */
-static linear_args half_of(const hstu_layer *l, const hstu_half *half, int64_t n, const void *x,
-                           void *y) {
+static linear_packed_args half_of(const hstu_layer *l, const hstu_half *half, int64_t n,
+                                  const void *x, void *y) {
     const hstu_acts none = {0};
-    linear_args a = uvqk_of(l, &none, n);
-    a.n_out = width(&l->config) / 2;
-    a.x = x;
-    a.w = half->w;
-    a.bias = half->bias;
-    a.y = y;
+    linear_packed_args a = uvqk_of(l, &none, n);
+    a.layer.n_out = width(&l->config) / 2;
+    a.layer.x = x;
+    a.layer.w = half->w;
+    a.layer.bias = half->bias;
+    a.layer.y = y;
     a.packed = half->packed;
-    a.rank = half->packed != NULL ? LINEAR_SINGLE : 0;
     return a;
 }
 
@@ -418,9 +413,10 @@ static status make_half(const hstu_layer *l, nn_memory *memory, int64_t v, int64
     TRY(copy_half(l, memory, l->uvqk_bias, 1, v, qk, &half.bias));
     if (l->uvqk_packed != NULL) {
         norm_args norm = norm_of(l, &none, 0, NULL);
-        linear_args a = half_of(l, &half, 0, NULL, NULL);
+        linear_packed_args a = half_of(l, &half, 0, NULL, NULL);
         a.norm = &norm;
-        TRY(pack(memory->be, memory, a, &half.packed));
+        TRY(nn_pack(memory, &a));
+        half.packed = a.packed;
     }
     *out = half;
     return OK;
@@ -547,16 +543,12 @@ static status attn_forward(const hstu_layer *l, const hstu_acts *a, backend *be,
 }
 
 /* A product of the norm of x. */
-static status project(const hstu_layer *l, const hstu_acts *a, backend *be, linear_args *to,
+static status project(const hstu_layer *l, const hstu_acts *a, backend *be, linear_packed_args *to,
                       const void *x, bool has_moments) {
-    norm_args norm = norm_of(l, a, to->n, x);
-    if (to->packed == NULL) {
-        TRY(be->ops->norm_fwd(be, &norm));
-    } else {
-        to->norm = &norm;
-        if (has_moments) norm.moments = a->out;
-    }
-    return be->ops->linear_fwd(be, to);
+    norm_args norm = norm_of(l, a, to->layer.n, x);
+    if (has_moments) norm.moments = a->out;
+    to->norm = &norm;
+    return nn_linear(be, to);
 }
 
 /* The layer for chosen tokens: keys and values of all, the rest of these. */
@@ -568,9 +560,9 @@ static status forward_chosen(const hstu_layer *l, const hstu_acts *a, backend *b
     void *vk = a->uvqk_y, *uq = column_of(be, vk, s->n_tokens * half);
     attn_args attn = attn_of(l, a, be, s);
     gate_args gate = gate_of(l, a, s);
-    linear_args all = half_of(l, &l->vk, s->n_tokens, a->normed, vk);
-    linear_args own = half_of(l, &l->uq, chosen->n, a->normed, uq);
-    linear_args proj = proj_of(l, a, chosen->n, chosen->x, out);
+    linear_packed_args all = half_of(l, &l->vk, s->n_tokens, a->normed, vk);
+    linear_packed_args own = half_of(l, &l->uq, chosen->n, a->normed, uq);
+    linear_packed_args proj = proj_of(l, a, chosen->n, chosen->x, out);
     gather_args rows = {.n = chosen->n,
                         .dim = c->dim,
                         .is_act = true,
@@ -594,7 +586,7 @@ static status forward_chosen(const hstu_layer *l, const hstu_acts *a, backend *b
     TRY(project(l, a, be, &own, chosen->x, true));
     TRY(attend(l, be, s, &attn, &gate));
     if (!has_gate_inside(l)) TRY(be->ops->gate_fwd(be, &gate));
-    return be->ops->linear_fwd(be, &proj);
+    return nn_linear(be, &proj);
 }
 
 /* Of the ranks that share the layer, the first one adds the bias and the residual. */
@@ -603,16 +595,18 @@ static status forward(const layer *of, const layer_acts *acts, backend *be, cons
     const hstu_layer *l = &of->hstu;
     const hstu_acts *a = &acts->hstu;
     sequences s = own_tokens(&l->config, all);
-    linear_args uvqk = uvqk_of(l, a, s.n_tokens), proj = proj_of(l, a, s.n_tokens, x, out);
+    linear_packed_args uvqk = uvqk_of(l, a, s.n_tokens);
+    linear_packed_args proj = proj_of(l, a, s.n_tokens, x, out);
     attn_args attn = attn_of(l, a, be, all);
     kv_put_args put = put_of(l, &attn, all);
     if (all->chosen.n > 0) return forward_chosen(l, a, be, all, x, out);
-    if (l->config.tensor != NULL && l->config.tensor->rank > 0) proj.bias = proj.residual = NULL;
+    if (l->config.tensor != NULL && l->config.tensor->rank > 0)
+        proj.layer.bias = proj.layer.residual = NULL;
     if (s.kv.table != NULL && l->config.sequence == NULL && !s.kv.is_fp8) uvqk.put = &put;
     TRY(project(l, a, be, &uvqk, x, all->has_moments));
     TRY(attn_forward(l, a, be, all));
     if (!has_gate_inside(l)) TRY(gate_forward(l, a, be, &s));
-    TRY(be->ops->linear_fwd(be, &proj));
+    TRY(nn_linear(be, &proj));
     return sum_parts(&l->config, be, s.n_tokens, l->config.dim, out);
 }
 
@@ -644,7 +638,7 @@ static status backward(const layer *of, const layer_acts *acts, const layer_scra
     const hstu_scratch *scratch = &shared->hstu;
     const hstu_layer_config *c = &l->config;
     sequences own = own_tokens(c, all), *s = &own;
-    linear_args proj = proj_of(l, a, s->n_tokens, NULL, NULL);
+    linear_args proj = proj_of(l, a, s->n_tokens, NULL, NULL).layer;
     proj.dy = d;
     proj.dx = scratch->d_gated;
     TRY(be->ops->linear_bwd(be, &proj));
@@ -656,7 +650,7 @@ static status backward(const layer *of, const layer_acts *acts, const layer_scra
 
     norm_args norm = norm_of(l, a, s->n_tokens, x);
     if (c->recomputes_norm) TRY(be->ops->norm_fwd(be, &norm));
-    linear_args uvqk = uvqk_of(l, a, s->n_tokens);
+    linear_args uvqk = uvqk_of(l, a, s->n_tokens).layer;
     uvqk.dy = scratch->d_uvqk;
     uvqk.dx = scratch->d_normed;
     TRY(be->ops->linear_bwd(be, &uvqk));

@@ -1,8 +1,15 @@
-/* A small MLP: linear layers with an activation between them, none after the last. */
+/* Dense layers with packed weights or without, and a small MLP: dense layers with an activation
+ * between them, none after the last. */
 #ifndef HSTU_NN_MLP_H
 #define HSTU_NN_MLP_H
 
 #include "nn/params.h"
+
+/* linear_pack, to new memory a->packed; the weight must not change any more. */
+status nn_pack(nn_memory *memory, linear_packed_args *a);
+
+/* linear_packed, or the ops that it stands for where a->packed is NULL. */
+status nn_linear(backend *be, const linear_packed_args *a);
 
 enum { MLP_MAX_LAYERS = 8 };
 
@@ -34,7 +41,7 @@ status mlp_pack(mlp *m, nn_memory *memory);
 
 /* Layer i for n rows x, of the layer before where i > 0; y of the last one is left to the caller.
  */
-linear_args mlp_layer(const mlp *m, const mlp_acts *a, int i, int64_t n, const void *x);
+linear_packed_args mlp_layer(const mlp *m, const mlp_acts *a, int i, int64_t n, const void *x);
 
 /* y (n, last width) = MLP(x). */
 status mlp_fwd(const mlp *m, const mlp_acts *a, backend *be, int64_t n, const void *x, void *y);

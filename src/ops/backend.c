@@ -80,8 +80,8 @@ status head_by_steps(backend *be, const head_args *a) {
                   .scale = a->scale};
     if (a->index != NULL) TRY(be->ops->gather(be, &choice));
     TRY(be->ops->l2_fwd(be, &l2));
-    TRY(be->ops->linear_fwd(be, &a->one));
-    return be->ops->linear_fwd(be, &a->two);
+    TRY(be->ops->linear_packed(be, &a->one));
+    return be->ops->linear_packed(be, &a->two);
 }
 
 /* The sum of eight uniform integers below 2^16, doubled, has the variance 4 * 8 (2^32 - 1) / 12. */

@@ -138,12 +138,7 @@ typedef enum {
 } epilogue;
 
 /* z = x W + bias (+ residual), y = f(z).  W is (n_in, n_out), or (n_out, n_in) if is_transposed.
- * With f = NONE, y = z and z is not used.
- *
- * A weight that no longer changes can be packed once: linear_pack writes w and bias into `packed`
- * (linear_packed_bytes) in the form that the backend's products read, panels on the CPU and the
- * type of the activations on a GPU.  A linear_fwd with `packed` then gives the same result, and
- * reads neither w nor the values of bias, which only says whether there is one. */
+ * With f = NONE, y = z and z is not used. */
 typedef struct linear_args {
     int64_t n; /* rows */
     int32_t n_in, n_out;
@@ -161,19 +156,27 @@ typedef struct linear_args {
     bool adds_dx; /* dx += instead of = */
     float *dw;    /* as w */
     float *dbias; /* (n_out) or NULL */
-    void *packed; /* linear_packed_bytes bytes, or NULL */
-    /* forward, on a GPU: which of cuBLASLt's kernels for this shape, in the order in which it
-     * recommends them, the last one where it has fewer; LINEAR_FASTEST or LINEAR_SINGLE.  Of own
-     * kernels, from 1 on, which tile; otherwise the one that should be fastest */
-    int32_t rank;
-    /* forward, or NULL: then op kv_put, of columns of y: its k and v are in the first row of y, its
-     * strides n_out */
+} linear_args;
+
+/* The forward pass of inference.  A weight that no longer changes is packed once: linear_pack
+ * writes w and bias into `packed` in the form that the backend's products read, panels on the CPU
+ * and the type of the activations on a GPU.  linear_packed then gives the result of linear_fwd and
+ * does not read w; that bias is not NULL says that there is one, and the CPU reads its values. */
+typedef struct linear_packed_args {
+    linear_args layer;
+    void *packed; /* linear_packed_bytes bytes */
+    /* on a GPU: which of cuBLASLt's kernels for this shape, in the order in which it recommends
+     * them, the last one where it has fewer; LINEAR_FASTEST or LINEAR_SINGLE.  Of own kernels, from
+     * 1 on, which tile; otherwise the one that should be fastest */
+    int32_t kernel;
+    /* or NULL: then op kv_put, of columns of y: its k and v are in the first row of y, its strides
+     * n_out */
     const struct kv_put_args *put;
-    /* forward, or NULL: x is y of this norm, which linear_fwd forms first, or does not form at all;
+    /* or NULL: x is y of this norm, which linear_packed forms first, or does not form at all;
      * linear_pack, which must be given the same weight and bias, may make them part of W */
     const struct norm_args *norm;
-    row_moments *moments; /* forward, or NULL: those of y, if the backend has them at no cost */
-} linear_args;
+    row_moments *moments; /* or NULL: those of y, if the backend has them at no cost */
+} linear_packed_args;
 
 /* The kernels are timed when a shape is first seen, and the fastest is taken from then on.  Which
  * one that is, and so the last bits of a result, may differ from run to run; in deterministic mode,
@@ -198,7 +201,7 @@ typedef struct norm_args {
     void *dx;               /* (n, dim) act */
     bool adds_dx;           /* dx += instead of dx = : dx already holds the residual's gradient */
     float *dweight, *dbias; /* (dim) or NULL */
-    /* norm of linear_args, or NULL: of x, if they are known */
+    /* norm of linear_packed_args, or NULL: of x, if they are known */
     const row_moments *moments;
 } norm_args;
 
@@ -216,11 +219,10 @@ typedef struct residual_norm_args {
     void *y;              /* (n, dim) act; may be x or residual */
 } residual_norm_args;
 
-/* A dense layer without bias and activation, and then the norm of the sum: norm.x is linear.y,
- * whose contents are undefined afterwards, and norm.shift the layer's bias.  linear.packed is
- * needed. */
+/* A dense layer without bias and activation, and then the norm of the sum: norm.x is the layer's y,
+ * whose contents are undefined afterwards, and norm.shift the layer's bias. */
 typedef struct linear_norm_args {
-    linear_args linear;
+    linear_packed_args linear;
     residual_norm_args norm;
 } linear_norm_args;
 
@@ -288,18 +290,18 @@ typedef struct l2_args {
  *
  *     y[i] = two(one( x[t] / max(|x[t]|, eps) )), t = index[i]
  *
- * a negative index reads as zeros.  What is in the room afterwards, and in one.z and one.y, is
- * undefined. */
+ * a negative index reads as zeros.  What is in the room afterwards, and in z and y of `one`, is
+ * undefined.  A GPU may read the values of both biases and w of `two`. */
 typedef struct head_args {
     int64_t n;
     int32_t dim;
     float eps;
-    const void *x;        /* (T, dim) act */
-    const int32_t *index; /* (n), or NULL: all rows of x in order */
-    void *chosen;         /* (n, dim) act, room; not used without an index */
-    float *scale;         /* (n), room */
-    void *normed;         /* (n, dim) act, room: x of the first layer */
-    linear_args one, two; /* two.x is one.y */
+    const void *x;               /* (T, dim) act */
+    const int32_t *index;        /* (n), or NULL: all rows of x in order */
+    void *chosen;                /* (n, dim) act, room; not used without an index */
+    float *scale;                /* (n), room */
+    void *normed;                /* (n, dim) act, room: x of the first layer */
+    linear_packed_args one, two; /* x of two is y of one */
 } head_args;
 
 typedef enum { BIAS_NONE, BIAS_TABLE, BIAS_TIME } attn_bias;

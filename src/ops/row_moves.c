@@ -16,7 +16,7 @@ status head_parts_cuda(void *stream, const head_parts *a, bool is_back) {
 }
 #endif
 
-static status move_rows(backend *be, const row_moves *a, bool is_put) {
+status row_moves_run(backend *be, const row_moves *a, bool is_put) {
     if (a->n == 0) return OK;
     if (!be->is_host) return row_moves_cuda(be->ops->stream(be), a, is_put);
     for (int64_t i = 0; i < a->n; i++) {
@@ -25,14 +25,6 @@ static status move_rows(backend *be, const row_moves *a, bool is_put) {
         memcpy(is_put ? row : picked, is_put ? picked : row, (size_t)a->row_bytes);
     }
     return OK;
-}
-
-status row_moves_pick(backend *be, const row_moves *a) {
-    return move_rows(be, a, false);
-}
-
-status row_moves_put(backend *be, const row_moves *a) {
-    return move_rows(be, a, true);
 }
 
 typedef struct parts_job {

@@ -18,8 +18,8 @@ typedef struct row_moves {
     void *rows;
 } row_moves;
 
-status row_moves_pick(backend *be, const row_moves *a); /* picked[i] = rows[index[i]] */
-status row_moves_put(backend *be, const row_moves *a);  /* rows[index[i]] = picked[i] */
+/* picked[i] = rows[index[i]]; with is_put rows[index[i]] = picked[i]. */
+status row_moves_run(backend *be, const row_moves *a, bool is_put);
 
 /* The same on a stream of the GPU; in a build without CUDA ERR_UNSUPPORTED. */
 status row_moves_cuda(void *stream, const row_moves *a, bool is_put);

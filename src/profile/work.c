@@ -235,6 +235,9 @@ op_work work_of(work_op op, char shape[WORK_SHAPE_BYTES], ...) {
     const backend *be = va_arg(args, backend *);
     const void *a = va_arg(args, const void *); /* of most ops; the others read on */
     switch (op) {
+    case WORK_linear_packed:
+        w = product(be, &((const linear_packed_args *)a)->layer, false, shape);
+        break;
     case WORK_linear_fwd:
     case WORK_linear_bwd:
         w = product(be, a, op == WORK_linear_bwd, shape);
@@ -258,14 +261,14 @@ op_work work_of(work_op op, char shape[WORK_SHAPE_BYTES], ...) {
         break;
     case WORK_linear_norm: {
         const linear_norm_args *l = (const linear_norm_args *)a;
-        w = product(be, &l->linear, false, shape);
+        w = product(be, &l->linear.layer, false, shape);
         w.bytes += rows(be, l->norm.n, l->norm.dim, 3, NULL).bytes;
         break;
     }
     case WORK_head_fwd: {
         const head_args *h = (const head_args *)a;
-        w = product(be, &h->one, false, shape);
-        w.flop += product(be, &h->two, false, NULL).flop;
+        w = product(be, &h->one.layer, false, shape);
+        w.flop += product(be, &h->two.layer, false, NULL).flop;
         break;
     }
     case WORK_gate_fwd:

@@ -31,7 +31,7 @@ typedef enum { GENERATED, LIBRARY, LIBRARY_FAST_GELU } library_choice;
 typedef struct tile_params {
     int16_t tile_m, tile_n, tile_k, warps_m, warps_n;
     int16_t library; /* library_choice: not generated, but an op of the backend */
-    int16_t rank;    /* of its product: linear_args */
+    int16_t rank;    /* of its product: kernel of linear_packed_args */
 } tile_params;
 
 typedef struct kernel_spec {

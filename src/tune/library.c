@@ -127,22 +127,21 @@ int library_bias(const chain *c, int op) {
     return match(c, op, last, &what) && !what.is_norm ? what.bias : -1;
 }
 
-static linear_args product_of(const chain *c, const chain_shape *shape, int op, void *packed) {
+static linear_args product_of(const chain *c, const chain_shape *shape, int op) {
     return (linear_args){.n = shape->n_tokens,
                          .n_in = chain_columns(shape, c->tensor[c->op[op].in[0]].width),
                          .n_out = chain_columns(shape, c->tensor[c->op[op].out[0]].width),
-                         .is_transposed = true,
-                         .packed = packed};
+                         .is_transposed = true};
 }
 
 status library_pack(library *l, target *t, const chain *c, const chain_shape *shape, int op,
                     const float *w, const float *bias) {
-    linear_args a = product_of(c, shape, op, NULL);
-    size_t bytes = t->be->ops->linear_packed_bytes(t->be, a.n_in, a.n_out);
+    linear_packed_args a = {.layer = product_of(c, shape, op)};
+    size_t bytes = t->be->ops->linear_packed_bytes(t->be, a.layer.n_in, a.layer.n_out);
     TRY(t->alloc(t, &l->packed[op], bytes));
     a.packed = l->packed[op];
-    a.w = w;
-    a.bias = bias;
+    a.layer.w = w;
+    a.layer.bias = bias;
     return t->be->ops->linear_pack(t->be, &a);
 }
 
@@ -169,12 +168,11 @@ static residual_norm_args norm_of(const layer_batch *b, const kernel_args *args,
 }
 
 /* The product's result is where the norm's will be: inside a kernel it has no memory of its own. */
-static status launch_product_norm(target *t, const linear_args *product,
+static status launch_product_norm(target *t, const linear_packed_args *product,
                                   const residual_norm_args *norm) {
     linear_norm_args a = {*product, *norm};
-    a.linear.x = norm->x;
-    a.linear.y = norm->y;
-    a.linear.rank = LINEAR_FASTEST;
+    a.linear.layer.x = norm->x;
+    a.linear.layer.y = norm->y;
     a.norm.x = norm->y;
     return t->be->ops->linear_norm(t->be, &a);
 }
@@ -188,15 +186,17 @@ static status launch_library(const library *l, target *t, const layer_batch *b,
                     s->last + 1);
     residual_norm_args norm = norm_of(b, args, &what);
     if (!what.is_product) return t->be->ops->residual_norm(t->be, &norm);
-    linear_args a = product_of(b->c, &b->shape, s->first, l->packed[s->first]);
+    linear_packed_args a = {.layer = product_of(b->c, &b->shape, s->first),
+                            .packed = l->packed[s->first],
+                            .kernel = LINEAR_FASTEST};
     if (what.is_norm) return launch_product_norm(t, &a, &norm);
-    a.x = tensor_of(args, what.x);
-    a.bias = tensor_of(args, what.bias);
-    a.residual = tensor_of(args, what.residual);
-    a.f = s->tile.library == LIBRARY_FAST_GELU ? EPILOGUE_GELU_TANH : what.f;
-    a.y = args->tensor[what.y];
-    a.rank = s->tile.rank < LIBRARY_RANKS - 1 ? s->tile.rank : LINEAR_FASTEST;
-    return t->be->ops->linear_fwd(t->be, &a);
+    a.layer.x = tensor_of(args, what.x);
+    a.layer.bias = tensor_of(args, what.bias);
+    a.layer.residual = tensor_of(args, what.residual);
+    a.layer.f = s->tile.library == LIBRARY_FAST_GELU ? EPILOGUE_GELU_TANH : what.f;
+    a.layer.y = args->tensor[what.y];
+    if (s->tile.rank < LIBRARY_RANKS - 1) a.kernel = s->tile.rank;
+    return t->be->ops->linear_packed(t->be, &a);
 }
 
 static status make_mask(hand_written *h, target *t, const chain_problem *p) {

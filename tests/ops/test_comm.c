@@ -107,12 +107,12 @@ TEST(comm_moves_rows_by_number) {
         CHECK_OK(be->ops->copy_in(be, index, number, sizeof number));
         CHECK_OK(be->ops->copy_in(be, a.rows, host, ROWS * row));
         a.index = index;
-        CHECK_OK(row_moves_pick(be, &a));
+        CHECK_OK(row_moves_run(be, &a, false));
         CHECK_OK(be->ops->copy_out(be, got, a.picked, 4 * row));
         for (int i = 0; i < 4; i++)
             CHECK(memcmp(got + (size_t)i * row, host + (size_t)number[i] * row, row) == 0);
         CHECK_OK(be->ops->zero(be, a.rows, ROWS * row));
-        CHECK_OK(row_moves_put(be, &a));
+        CHECK_OK(row_moves_run(be, &a, true));
         CHECK_OK(be->ops->copy_out(be, got, a.rows, ROWS * row));
         for (int r = 0; r < ROWS; r++)
             for (size_t c = 0; c < row; c++) {

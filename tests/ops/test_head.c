@@ -11,7 +11,7 @@ enum { TOKENS = 40 };
 
 /* Row i of the logits, in double. */
 static void naive_row(const head_args *a, int64_t i, double *mid, double *y) {
-    const linear_args *one = &a->one, *two = &a->two;
+    const linear_args *one = &a->one.layer, *two = &a->two.layer;
     int64_t token = a->index != NULL ? a->index[i] : i;
     const float *x = token >= 0 ? (const float *)a->x + token * a->dim : NULL;
     double squares = 0;
@@ -31,9 +31,9 @@ static void naive_row(const head_args *a, int64_t i, double *mid, double *y) {
     }
 }
 
-static void pack(backend *be, linear_args *a) {
+static void pack(backend *be, linear_packed_args *a) {
     char *packed;
-    CHECK_OK(MEM_NEW(&packed, be->ops->linear_packed_bytes(be, a->n_in, a->n_out)));
+    CHECK_OK(MEM_NEW(&packed, be->ops->linear_packed_bytes(be, a->layer.n_in, a->layer.n_out)));
     a->packed = packed;
     CHECK_OK(be->ops->linear_pack(be, a));
 }
@@ -58,23 +58,23 @@ static void check_head(test_backends *t, head_case c) {
                    .chosen = chosen,
                    .scale = scale,
                    .normed = normed,
-                   .one = {.n = c.n,
-                           .n_in = c.dim,
-                           .n_out = c.n_mid,
-                           .is_transposed = true,
-                           .f = c.f,
-                           .x = normed,
-                           .w = w1,
-                           .bias = c.has_bias ? bias1 : NULL,
-                           .y = between},
-                   .two = {.n = c.n,
-                           .n_in = c.n_mid,
-                           .n_out = c.n_out,
-                           .is_transposed = true,
-                           .x = between,
-                           .w = w2,
-                           .bias = c.has_bias ? bias2 : NULL,
-                           .y = y}};
+                   .one.layer = {.n = c.n,
+                                 .n_in = c.dim,
+                                 .n_out = c.n_mid,
+                                 .is_transposed = true,
+                                 .f = c.f,
+                                 .x = normed,
+                                 .w = w1,
+                                 .bias = c.has_bias ? bias1 : NULL,
+                                 .y = between},
+                   .two.layer = {.n = c.n,
+                                 .n_in = c.n_mid,
+                                 .n_out = c.n_out,
+                                 .is_transposed = true,
+                                 .x = between,
+                                 .w = w2,
+                                 .bias = c.has_bias ? bias2 : NULL,
+                                 .y = y}};
     pack(be, &a.one);
     pack(be, &a.two);
     CHECK_OK(be->ops->head_fwd(be, &a));

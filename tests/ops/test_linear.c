@@ -235,25 +235,23 @@ static void check_packed(test_backends *t, int64_t n, int32_t n_in, int32_t n_ou
     char *packed;
     CHECK_OK(MEM_NEW(&packed, be->ops->linear_packed_bytes(be, n_in, n_out)));
     CHECK_OK(be->ops->linear_fwd(be, &l.a));
-    float *y = copy_floats(l.a.y, l.n_y), *w = (float *)l.a.w;
+    float *y = copy_floats(l.a.y, l.n_y);
     for (int i = 0; i < 2; i++) {
         e[i] = (expected){.z = doubles(l.n_y), .y = doubles(l.n_y), .dz = doubles(l.n_y)};
         naive_forward(&l, i, &e[i]);
     }
-    l.a.packed = packed;
-    CHECK_OK(be->ops->linear_pack(be, &l.a));
-    l.a.w = NULL;
+    linear_packed_args a = {.layer = l.a, .packed = packed};
+    CHECK_OK(be->ops->linear_pack(be, &a));
+    a.layer.w = NULL;
     for (int i = test_on.kind == ON_CPU ? 2 : 9; i > 0; i--) { /* z kept; not kept; each tile */
-        linear_args a = l.a;
-        if (i > 1) a.z = NULL;
-        a.rank = i == 1 ? 0 : i == 2 ? LINEAR_FASTEST : i - 2;
-        memset(a.y, 0, (size_t)l.n_y * sizeof(float));
-        CHECK_OK(be->ops->linear_fwd(be, &a));
-        const float *got = a.y;
+        a.layer.z = i > 1 ? NULL : l.a.z;
+        a.kernel = i == 1 ? 0 : i == 2 ? LINEAR_FASTEST : i - 2;
+        memset(l.a.y, 0, (size_t)l.n_y * sizeof(float));
+        CHECK_OK(be->ops->linear_packed(be, &a));
+        const float *got = l.a.y;
         if (test_on.kind == ON_CPU) CHECK_SAME(got, y, l.n_y);
         CHECK_RULE_OF_TERMS(got, e[0].y, e[1].y, l.n_y, cut_terms(e[0].y, l.n_y, n_in));
     }
-    l.a.w = w;
     for (int i = 0; i < 2; i++) {
         mem_free(e[i].z);
         mem_free(e[i].y);
@@ -328,15 +326,13 @@ static void check_put(test_backends *t, int64_t n, int32_t dim, epilogue f) {
                        .pages_k = pages,
                        .pages_v = pages + LEN * dim,
                        .stride = stride};
-    l.a.packed = packed;
-    CHECK_OK(be->ops->linear_pack(be, &l.a));
-    linear_args a = l.a;
-    a.z = NULL;
-    a.put = &put;
-    for (a.rank = 0; a.rank < 7; a.rank++) {
-        CHECK_OK(be->ops->linear_fwd(be, &a));
+    linear_packed_args a = {.layer = l.a, .packed = packed, .put = &put};
+    CHECK_OK(be->ops->linear_pack(be, &a));
+    a.layer.z = NULL;
+    for (a.kernel = 0; a.kernel < 7; a.kernel++) {
+        CHECK_OK(be->ops->linear_packed(be, &a));
         for (int64_t i = 0; i < n; i++) {
-            const float *y = (float *)a.y + i * 3 * dim;
+            const float *y = (float *)l.a.y + i * 3 * dim;
             if (slot[i] < 0) continue;
             float *page = want + slot[i] / LEN * stride + slot[i] % LEN * dim;
             memcpy(page, y + 2 * dim, sizeof(float) * (size_t)dim);
@@ -362,8 +358,8 @@ TEST(linear_puts_keys_and_values_in_pages) {
 }
 
 /* y = silu(norm(x) W + bias) of row `row` in double, column `column`. */
-static double normed(const linear_args *a, const float *x, int64_t row, int32_t column) {
-    const norm_args *n = a->norm;
+static double normed(const linear_args *a, const norm_args *n, const float *x, int64_t row,
+                     int32_t column) {
     double mean = 0, variance = 0, z = a->bias[column];
     for (int32_t k = 0; k < a->n_in; k++)
         mean += x[row * a->n_in + k] / (double)a->n_in;
@@ -385,16 +381,15 @@ static void check_norm(test_backends *t, int64_t n, int32_t dim, int32_t n_out, 
     layer first = make_layer(n, FIRST_IN, dim, false, EPILOGUE_NONE, false, true, false);
     layer second = make_layer(n, dim, n_out, is_transposed, EPILOGUE_SILU, true, false, false);
     backend *be = t->be[1];
-    float *weight = floats(dim, 21), *bias = floats(dim, 22), *stats = floats(2 * n, 23), *w;
+    float *weight = floats(dim, 21), *bias = floats(dim, 22), *stats = floats(2 * n, 23);
     row_moments moments = {.parts = floats(2 * n * ((dim + 63) / MOMENTS_WIDTH), 24)};
     char *packed[2];
     CHECK_OK(MEM_NEW(&packed[0], be->ops->linear_packed_bytes(be, FIRST_IN, dim)));
     CHECK_OK(MEM_NEW(&packed[1], be->ops->linear_packed_bytes(be, dim, n_out)));
     for (int64_t i = 0; i < n * dim; i++)
         ((float *)first.a.residual)[i] += offset;
-    first.a.packed = packed[0];
-    CHECK_OK(be->ops->linear_pack(be, &first.a));
-    first.a.moments = &moments;
+    linear_packed_args one = {.layer = first.a, .packed = packed[0], .moments = &moments};
+    CHECK_OK(be->ops->linear_pack(be, &one));
     norm_args norm = {.n = n,
                       .dim = dim,
                       .eps = 1e-5f,
@@ -404,25 +399,20 @@ static void check_norm(test_backends *t, int64_t n, int32_t dim, int32_t n_out, 
                       .y = (void *)second.a.x,
                       .mean = stats,
                       .rstd = stats + n};
-    second.a.norm = &norm;
-    void *z = second.a.z;
-    second.a.z = NULL;
-    second.a.packed = packed[1];
-    CHECK_OK(be->ops->linear_pack(be, &second.a));
-    w = (float *)second.a.w;
+    linear_packed_args two = {.layer = second.a, .packed = packed[1], .norm = &norm};
+    CHECK_OK(be->ops->linear_pack(be, &two));
+    two.layer.z = NULL;
+    two.layer.w = NULL;
     for (int i = 0; i < (test_on.kind == ON_CPU ? 2 : 16); i++) { /* each tile, with them or not */
         double difference = 0, sum = 0;
-        first.a.rank = i / 2;
-        CHECK_OK(be->ops->linear_fwd(be, &first.a));
+        one.kernel = two.kernel = i / 2;
+        CHECK_OK(be->ops->linear_packed(be, &one));
         norm.moments = i % 2 == 0 ? &moments : NULL;
-        second.a.rank = i / 2;
-        second.a.w = NULL;
         memset(second.a.y, 0, (size_t)second.n_y * sizeof(float));
-        CHECK_OK(be->ops->linear_fwd(be, &second.a));
-        second.a.w = w;
+        CHECK_OK(be->ops->linear_packed(be, &two));
         for (int64_t row = 0; row<n; row += n> 50 ? 11 : 1)
             for (int32_t column = 0; column<n_out; column += n_out> 50 ? 3 : 1) {
-                double want = normed(&second.a, first.a.y, row, column);
+                double want = normed(&second.a, &norm, first.a.y, row, column);
                 double off = ((float *)second.a.y)[row * n_out + column] - want;
                 difference += off * off;
                 sum += want * want;
@@ -433,7 +423,6 @@ static void check_norm(test_backends *t, int64_t n, int32_t dim, int32_t n_out, 
     mem_free(bias);
     mem_free(stats);
     mem_free(moments.parts);
-    mem_free(z);
     mem_free(packed[0]);
     mem_free(packed[1]);
     free_layer(&first);

@@ -211,21 +211,25 @@ static void check_linear_norm(test_backends *t, int64_t n, int32_t n_in, int32_t
     float *y = floats(n * dim, 7);
     double *want[2], *row = doubles(dim);
     char *packed;
-    linear_norm_args a = {
-        .linear = {.n = n, .n_in = n_in, .n_out = dim, .is_transposed = true, .x = x, .w = w},
-        .norm = {.n = n,
-                 .dim = dim,
-                 .eps = 1e-3f,
-                 .x = sum,
-                 .shift = options & 1 ? shift : NULL,
-                 .residual = options & 2 ? y : NULL,
-                 .weight = weight,
-                 .bias = bias,
-                 .y = y}};
+    linear_norm_args a = {.linear = {.layer = {.n = n,
+                                               .n_in = n_in,
+                                               .n_out = dim,
+                                               .is_transposed = true,
+                                               .x = x,
+                                               .w = w,
+                                               .y = sum},
+                                     .kernel = LINEAR_FASTEST},
+                          .norm = {.n = n,
+                                   .dim = dim,
+                                   .eps = 1e-3f,
+                                   .x = sum,
+                                   .shift = options & 1 ? shift : NULL,
+                                   .residual = options & 2 ? y : NULL,
+                                   .weight = weight,
+                                   .bias = bias,
+                                   .y = y}};
     CHECK_OK(MEM_NEW(&packed, be->ops->linear_packed_bytes(be, n_in, dim)));
     a.linear.packed = packed;
-    a.linear.y = sum;
-    a.linear.rank = LINEAR_FASTEST;
     CHECK_OK(be->ops->linear_pack(be, &a.linear));
     for (int f = 0; f < 2; f++) {
         want[f] = doubles(n * dim);

@@ -162,7 +162,7 @@ typedef struct cuda_product {
     void *d;
     const void *bias; /* (n) or NULL */
     epilogue f;       /* of d, after c and bias: NONE, RELU or GELU_TANH, which cuBLASLt has */
-    int32_t rank;     /* of linear_args */
+    int32_t kernel;   /* of linear_packed_args */
 } cuda_product;
 
 status cuda_matmuls_create(cuda_matmuls **out);
@@ -220,17 +220,18 @@ status cuda_residual_norm_sm90(backend *be, const residual_norm_args *a);
 
 /* Likewise for dense layers with SiLU, pages or a residual; the weight is packed, (n_out, n_in),
  * and a norm may be part of it (linear.cu). */
-typedef struct linear_packed {
-    const void *w;
-    const float *sums, *shift;
-} linear_packed;
-bool cuda_linear_large_can(const backend *be, const linear_args *a);
-bool cuda_linear_large_norms(const linear_args *a);
-status cuda_linear_large(backend *be, const linear_args *a, const linear_packed *p);
+typedef struct linear_parts {
+    void *w, *bias;
+    float *sums, *shift;
+    size_t bytes;
+} linear_parts;
+bool cuda_linear_large_can(const backend *be, const linear_packed_args *a);
+bool cuda_linear_large_norms(const linear_packed_args *a);
+status cuda_linear_large(backend *be, const linear_packed_args *a, const linear_parts *p);
 
 /* Likewise for dense layers over few rows. */
-bool cuda_linear_small_can(const backend *be, const linear_args *a);
-status cuda_linear_small(backend *be, const linear_args *a);
+bool cuda_linear_small_can(const backend *be, const linear_packed_args *a);
+status cuda_linear_small(backend *be, const linear_packed_args *a);
 bool cuda_linear_norm_small_can(const backend *be, const linear_norm_args *a);
 status cuda_linear_norm_small(backend *be, const linear_norm_args *a);
 

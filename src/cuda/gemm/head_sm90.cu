@@ -245,7 +245,7 @@ static bool head_is_small(const backend *be, const head_job *j) {
 enum {
     HEAD_TILES = HEAD_MID / 8,
     HEAD_STRIDE = HEAD_MID + 4,
-    HEAD_MOST = 1 << 14 /* rows: with more the products of linear_fwd are faster */
+    HEAD_MOST = 1 << 14 /* rows: with more the products of linear_packed are faster */
 };
 
 /* 38 KB: sums of four warps, of which the first becomes what is between the layers. */
@@ -376,15 +376,16 @@ static __global__ void __launch_bounds__(HEAD_THREADS) head_fwd_sm90_kernel(cons
 }
 
 bool cuda_head_can(const backend *be, const head_args *a) {
-    const linear_args *one = &a->one, *two = &a->two;
-    if (cuda_of(be)->sm != 90 || be->act != ACT_BF16 || one->packed == NULL) return false;
+    const linear_args *one = &a->one.layer, *two = &a->two.layer;
+    if (cuda_of(be)->sm != 90 || be->act != ACT_BF16) return false;
     return a->n <= HEAD_MOST && a->dim % (HEAD_WARPS * HEAD_STEP) == 0 && one->n_out % 8 == 0 &&
            one->n_out <= HEAD_MID && two->n_out <= HEAD_OUT && two->is_transposed &&
-           two->f == EPILOGUE_NONE && (uintptr_t)a->x % 16 == 0 && (uintptr_t)one->packed % 16 == 0;
+           two->f == EPILOGUE_NONE && (uintptr_t)a->x % 16 == 0 &&
+           (uintptr_t)a->one.packed % 16 == 0;
 }
 
 status cuda_head(backend *be, const head_args *a) {
-    const linear_args *one = &a->one, *two = &a->two;
+    const linear_args *one = &a->one.layer, *two = &a->two.layer;
     head_job j = {a->n,
                   a->dim,
                   one->n_out,
@@ -393,7 +394,7 @@ status cuda_head(backend *be, const head_args *a) {
                   one->f,
                   (const __nv_bfloat16 *)a->x,
                   a->index,
-                  (const __nv_bfloat16 *)one->packed,
+                  (const __nv_bfloat16 *)a->one.packed,
                   one->bias,
                   two->w,
                   two->bias,

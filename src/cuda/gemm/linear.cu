@@ -110,8 +110,7 @@ static __global__ void linear_silu_put_any_kernel(int64_t n_packs, int32_t n_acr
 }
 
 /* Whether the activation and op kv_put can be one pass over y. */
-static bool can_silu_put(const backend *be, const linear_args *a) {
-    const kv_put_args *p = a->put;
+static bool can_silu_put(const backend *be, const linear_args *a, const kv_put_args *p) {
     size_t size = act_bytes(be->act);
     int n = (int)(16 / size);
     if (p == NULL || a->f != EPILOGUE_SILU || a->z != NULL) return false;
@@ -122,9 +121,8 @@ static bool can_silu_put(const backend *be, const linear_args *a) {
            can_pack(p->pages_v, p->stride, p->dim_v, size, n);
 }
 
-template <typename T> static status silu_put(backend *be, const linear_args *a) {
+template <typename T> static status silu_put(backend *be, const linear_args *a, kv_put_args put) {
     enum { N = 16 / sizeof(T) };
-    kv_put_args put = *a->put;
     int64_t n_packs = a->n * a->n_out / N;
     int32_t first_k = (int32_t)(((const T *)put.k - (const T *)a->y) / N);
     int32_t first_v = (int32_t)(((const T *)put.v - (const T *)a->y) / N);
@@ -149,13 +147,7 @@ static bool is_turned(const backend *be) {
     return cuda_of(be)->sm == 90 && be->act != ACT_F32;
 }
 
-typedef struct packed_parts {
-    void *w, *bias;
-    float *sums, *shift;
-    size_t bytes;
-} packed_parts;
-
-static packed_parts parts_of(const backend *be, void *packed, int32_t n_in, int32_t n_out) {
+static linear_parts parts_of(const backend *be, void *packed, int32_t n_in, int32_t n_out) {
     size_t size = act_bytes(be->act), room = cuda_align((size_t)n_out * sizeof(float));
     char *w = (char *)packed, *bias = w + cuda_align((size_t)n_in * (size_t)n_out * size);
     char *sums = bias + cuda_align((size_t)n_out * size);
@@ -193,7 +185,7 @@ static __global__ void linear_turn_any_kernel(int32_t m, int32_t n, bool is_tran
 /* Sums, shift and bias, a warp for each of n_out columns. */
 template <typename T>
 static __global__ void __launch_bounds__(LINEAR_THREADS)
-    linear_fold_any_kernel(const linear_args a, const float *norm_bias, packed_parts to) {
+    linear_fold_any_kernel(const linear_args a, const float *norm_bias, linear_parts to) {
     int lane = (int)threadIdx.x % 32;
     int64_t n = (int64_t)blockIdx.x * (LINEAR_THREADS / 32) + threadIdx.x / 32;
     float sum = 0, shift = 0;
@@ -211,11 +203,12 @@ static __global__ void __launch_bounds__(LINEAR_THREADS)
     ((T *)to.bias)[n] = from_float<T>(shift);
 }
 
-template <typename T> static status pack_turned(backend *be, const linear_args *a) {
+template <typename T>
+static status pack_turned(backend *be, const linear_args *a, const norm_args *norm,
+                          linear_parts to) {
     dim3 grid((unsigned)cuda_div_up(a->n_out, TURN), (unsigned)cuda_div_up(a->n_in, TURN));
-    packed_parts to = parts_of(be, a->packed, a->n_in, a->n_out);
-    const float *weight = a->norm != NULL ? a->norm->weight : NULL;
-    const float *bias = a->norm != NULL ? a->norm->bias : NULL;
+    const float *weight = norm != NULL ? norm->weight : NULL;
+    const float *bias = norm != NULL ? norm->bias : NULL;
     if (a->n_in == 0 || a->n_out == 0) return OK;
     TRY(cuda_launch(be, "the transposed copy of a weight", linear_turn_any_kernel<T>, grid,
                     dim3(TURN, TURN_ROWS), 0, a->n_in, a->n_out, a->is_transposed, a->w, weight,
@@ -225,33 +218,17 @@ template <typename T> static status pack_turned(backend *be, const linear_args *
     return be->ops->sync(be); /* kernels read it before the one before them is complete */
 }
 
-status cuda_linear_pack(backend *be, const linear_args *a) {
+status cuda_linear_pack(backend *be, const linear_packed_args *packed) {
+    const linear_args *a = &packed->layer;
     weights w;
-    packed_parts to = parts_of(be, a->packed, a->n_in, a->n_out);
-    if (is_turned(be) && be->act == ACT_BF16) return pack_turned<__nv_bfloat16>(be, a);
-    if (is_turned(be)) return pack_turned<__half>(be, a);
-    if (be->act != ACT_F32) return take_weights(be, a, a->bias, a->packed, &w);
+    linear_parts to = parts_of(be, packed->packed, a->n_in, a->n_out);
+    if (is_turned(be) && be->act == ACT_BF16)
+        return pack_turned<__nv_bfloat16>(be, a, packed->norm, to);
+    if (is_turned(be)) return pack_turned<__half>(be, a, packed->norm, to);
+    if (be->act != ACT_F32) return take_weights(be, a, a->bias, packed->packed, &w);
     TRY(cuda_copy(be, to.w, a->w, (size_t)a->n_in * (size_t)a->n_out * sizeof(float)));
     if (a->bias == NULL) return OK;
     return cuda_copy(be, to.bias, a->bias, (size_t)a->n_out * sizeof(float));
-}
-
-/* Whether weight and bias of the norm are part of the packed weight. */
-static bool is_folded(const backend *be, const linear_args *a) {
-    return a->norm != NULL && a->packed != NULL && is_turned(be);
-}
-
-/* Weight and bias for the forward pass: packed before, or copied now. */
-static status forward_weights(backend *be, const linear_args *a, weights *out) {
-    size_t bytes = weights_bytes(be, a);
-    void *room = NULL;
-    if (a->packed != NULL) {
-        packed_parts p = parts_of(be, a->packed, a->n_in, a->n_out);
-        *out = {p.w, a->bias != NULL || is_folded(be, a) ? p.bias : NULL};
-        return OK;
-    }
-    if (bytes > 0) TRY(cuda_scratch(be, bytes, &room));
-    return take_weights(be, a, a->bias, room, out);
 }
 
 /* Whether the product's own epilogue is the activation: not in float32, where its gelu is not exact
@@ -261,43 +238,51 @@ static bool is_fused(const backend *be, const linear_args *a) {
            be->act != ACT_F32 && a->n_in % 8 == 0 && a->n_out % 8 == 0;
 }
 
-/* The norm by itself. */
-static status norm_before(backend *be, const linear_args *a) {
-    if (a->norm == NULL) return OK;
-    norm_args norm = *a->norm;
-    if (is_folded(be, a)) norm.weight = norm.bias = NULL;
-    return cuda_norm_fwd(be, &norm);
-}
-
-status cuda_linear_fwd(backend *be, const linear_args *a) {
-    cudaDataType_t type = cuda_act_type(be->act);
-    bool has_z = a->f != EPILOGUE_NONE && a->z != NULL;
-    weights w;
-    if (a->moments != NULL) a->moments->width = 0;
-    if (a->n == 0 || a->n_in == 0 || a->n_out == 0) return OK;
-    TRY(forward_weights(be, a, &w));
-    if (cuda_linear_large_can(be, a)) {
-        packed_parts p = parts_of(be, a->packed, a->n_in, a->n_out);
-        linear_packed packed = {w.w, p.sums, p.shift};
-        if (!cuda_linear_large_norms(a)) TRY(norm_before(be, a));
-        return cuda_linear_large(be, a, &packed);
-    }
-    TRY(norm_before(be, a));
-    if (cuda_linear_small_can(be, a)) return cuda_linear_small(be, a);
+/* The product and its activation, then op kv_put where `put` is not NULL. */
+static status forward(backend *be, const linear_args *a, weights w, bool is_w_transposed,
+                      int32_t kernel, const kv_put_args *put) {
     cuda_product p = {};
     p.m = a->n, p.n = a->n_out, p.k = a->n_in;
     p.a = a->x, p.row_a = a->n_in;
-    p.is_b_transposed = a->is_transposed || (a->packed != NULL && is_turned(be));
-    p.b = w.w, p.row_b = p.is_b_transposed ? a->n_in : a->n_out;
-    p.type = p.type_d = type;
+    p.is_b_transposed = is_w_transposed;
+    p.b = w.w, p.row_b = is_w_transposed ? a->n_in : a->n_out;
+    p.type = p.type_d = cuda_act_type(be->act);
     p.c = a->residual, p.bias = w.bias;
-    p.d = has_z ? a->z : a->y, p.row_d = a->n_out;
+    p.d = a->f != EPILOGUE_NONE && a->z != NULL ? a->z : a->y, p.row_d = a->n_out;
     p.f = is_fused(be, a) ? a->f : EPILOGUE_NONE;
-    p.rank = a->rank;
+    p.kernel = kernel;
     TRY(cuda_matmul(be, &p));
-    if (can_silu_put(be, a)) CUDA_WITH_ACT(be, return silu_put<T>(be, a));
+    if (can_silu_put(be, a, put)) CUDA_WITH_ACT(be, return silu_put<T>(be, a, *put));
     if (a->f != p.f) TRY(cuda_activate(be, a->f, a->n * a->n_out, p.d, a->y));
-    return a->put != NULL ? cuda_kv_put(be, a->put) : OK;
+    return put != NULL ? cuda_kv_put(be, put) : OK;
+}
+
+status cuda_linear_fwd(backend *be, const linear_args *a) {
+    size_t bytes = weights_bytes(be, a);
+    void *room = NULL;
+    weights w;
+    if (a->n == 0 || a->n_in == 0 || a->n_out == 0) return OK;
+    if (bytes > 0) TRY(cuda_scratch(be, bytes, &room));
+    TRY(take_weights(be, a, a->bias, room, &w));
+    return forward(be, a, w, a->is_transposed, 0, NULL);
+}
+
+status cuda_linear_packed(backend *be, const linear_packed_args *packed) {
+    const linear_args *a = &packed->layer;
+    linear_parts p = parts_of(be, packed->packed, a->n_in, a->n_out);
+    bool is_large = cuda_linear_large_can(be, packed);
+    bool is_folded = packed->norm != NULL && is_turned(be); /* the norm's weight and bias */
+    if (packed->moments != NULL) packed->moments->width = 0;
+    if (a->n == 0 || a->n_in == 0 || a->n_out == 0) return OK;
+    if (packed->norm != NULL && !(is_large && cuda_linear_large_norms(packed))) {
+        norm_args norm = *packed->norm;
+        if (is_folded) norm.weight = norm.bias = NULL;
+        TRY(cuda_norm_fwd(be, &norm));
+    }
+    if (is_large) return cuda_linear_large(be, packed, &p);
+    if (cuda_linear_small_can(be, packed)) return cuda_linear_small(be, packed);
+    weights w = {p.w, a->bias != NULL || is_folded ? p.bias : NULL};
+    return forward(be, a, w, a->is_transposed || is_turned(be), packed->kernel, packed->put);
 }
 
 /* A block owns 32 packs of columns and goes down its group of rows, ROWS_Y rows at a time; a thread

@@ -1,6 +1,6 @@
 /* Dense layers forward on Hopper, for inference: y = silu(x W + bias) or silu(norm(x) W + bias),
  * where new keys and values are also written to their pages, or x W + bias + residual (contract:
- * linear_args in ops.h).
+ * linear_packed_args in ops.h).
  *
  * W is (n_out, n_in), so that both operands are read along k.  The large kernel is persistent: a
  * block computes one tile of y after another, 128 or 192 rows x N columns each, with a warpgroup
@@ -454,9 +454,10 @@ static bool can_keep(const void *rows, const void *pages, int32_t dim, int64_t s
 
 /* bfloat16 (float16 has not been measured), rows that TMA can address, and an epilogue that there
  * is. */
-bool cuda_linear_large_can(const backend *be, const linear_args *a) {
-    const kv_put_args *p = a->put;
-    if (cuda_of(be)->sm != 90 || be->act != ACT_BF16 || a->packed == NULL) return false;
+bool cuda_linear_large_can(const backend *be, const linear_packed_args *packed) {
+    const linear_args *a = &packed->layer;
+    const kv_put_args *p = packed->put;
+    if (cuda_of(be)->sm != 90 || be->act != ACT_BF16) return false;
     bool is_silu = a->f == EPILOGUE_SILU && a->z == NULL && a->residual == NULL;
     bool is_sum = a->f == EPILOGUE_NONE && a->residual != NULL && p == NULL;
     if (!is_silu && !is_sum) return false;
@@ -468,17 +469,18 @@ bool cuda_linear_large_can(const backend *be, const linear_args *a) {
 }
 
 /* Whether the norm is part of it: the kernel that wrote its rows has left their moments. */
-bool cuda_linear_large_norms(const linear_args *a) {
+bool cuda_linear_large_norms(const linear_packed_args *a) {
     const norm_args *n = a->norm;
-    return n != NULL && a->f == EPILOGUE_SILU && n->moments != NULL && n->moments->width > 0 &&
-           n->moments->of == n->x && is_addressable(n->x, a->n_in);
+    return n != NULL && a->layer.f == EPILOGUE_SILU && n->moments != NULL &&
+           n->moments->width > 0 && n->moments->of == n->x && is_addressable(n->x, a->layer.n_in);
 }
 
 /* The tensor maps and the rest of the arguments, for tiles S. */
 template <typename S, linear_mode MODE>
-static status tiles_prepare(backend *be, const linear_args *a, const void *w, linear_job *j,
-                            linear_maps *maps) {
-    const void *x = j->moments.width > 0 ? a->norm->x : a->x;
+static status tiles_prepare(backend *be, const linear_packed_args *packed, const void *w,
+                            linear_job *j, linear_maps *maps) {
+    const linear_args *a = &packed->layer;
+    const void *x = j->moments.width > 0 ? packed->norm->x : a->x;
     TRY(sm90a_map_box(&maps->x, be->act, x, a->n, a->n_in, a->n_in, PART, S::ROWS));
     TRY(sm90a_map_box(&maps->w, be->act, w, a->n_out, a->n_in, a->n_in, PART, S::N));
     TRY(sm90a_map_box(&maps->y, be->act, a->y, a->n, a->n_out, a->n_out, S::COLUMNS, 16));
@@ -487,11 +489,11 @@ static status tiles_prepare(backend *be, const linear_args *a, const void *w, li
                           S::COLUMNS, 16));
     j->n_down = (int32_t)cuda_div_up(a->n, S::ROWS);
     j->n_across = (int32_t)cuda_div_up(a->n_out, S::N);
-    if (MODE == LINEAR_SUM && a->moments != NULL) {
+    if (MODE == LINEAR_SUM && packed->moments != NULL) {
         static_assert(S::N >= MOMENTS_WIDTH, "room for the moments");
-        a->moments->width = S::N;
-        a->moments->of = a->y;
-        j->moments_y = (float2 *)a->moments->parts;
+        packed->moments->width = S::N;
+        packed->moments->of = a->y;
+        j->moments_y = (float2 *)packed->moments->parts;
     }
     return OK;
 }
@@ -501,7 +503,7 @@ typedef void (*linear_kernel)(const linear_job, const linear_maps);
 /* Runs KERNEL over tiles S: a persistent kernel on all multiprocessors, else a block for each tile.
  */
 template <typename S, linear_mode MODE, bool IS_PERSISTENT, linear_kernel KERNEL>
-static status tiles_launch(backend *be, const linear_args *a, const void *w,
+static status tiles_launch(backend *be, const linear_packed_args *a, const void *w,
                            const linear_job *from) {
     linear_job j = *from;
     linear_maps maps = {};
@@ -515,7 +517,7 @@ static status tiles_launch(backend *be, const linear_args *a, const void *w,
 typedef struct large_choice {
     int n, g;
     bool is_one_wave;
-    status (*launch)(backend *be, const linear_args *a, const void *w, const linear_job *j);
+    status (*launch)(backend *be, const linear_packed_args *a, const void *w, const linear_job *j);
 } large_choice;
 
 #define LARGE_(N, G, IS_ONE_WAVE, MODE)                                                            \
@@ -578,7 +580,8 @@ static int64_t large_cost(const backend *be, const linear_args *a, const large_c
     return n_waves * (besides + t->g * t->n);
 }
 
-status cuda_linear_large(backend *be, const linear_args *a, const linear_packed *p) {
+status cuda_linear_large(backend *be, const linear_packed_args *packed, const linear_parts *p) {
+    const linear_args *a = &packed->layer;
     bool is_silu = a->f == EPILOGUE_SILU;
     const large_choice *all = is_silu ? silu_tiles : sum_tiles, *best = all;
     linear_job j = {};
@@ -587,21 +590,21 @@ status cuda_linear_large(backend *be, const linear_args *a, const linear_packed 
     j.n_in = a->n_in;
     j.n_steps = (int32_t)cuda_div_up(a->n_in, PART);
     j.shift = p->shift;
-    if (cuda_linear_large_norms(a)) {
+    if (cuda_linear_large_norms(packed)) {
         j.sums = p->sums;
-        j.moments = *a->norm->moments;
+        j.moments = *packed->norm->moments;
         j.n_parts = (int32_t)cuda_div_up(a->n_in, j.moments.width);
-        j.eps = a->norm->eps;
+        j.eps = packed->norm->eps;
     }
-    if (a->put != NULL) {
+    if (packed->put != NULL) {
         size_t size = act_bytes(be->act);
-        j.put = *a->put;
-        j.column_k = (int32_t)((size_t)((const char *)a->put->k - (const char *)a->y) / size);
-        j.column_v = (int32_t)((size_t)((const char *)a->put->v - (const char *)a->y) / size);
+        j.put = *packed->put;
+        j.column_k = (int32_t)((size_t)((const char *)j.put.k - (const char *)a->y) / size);
+        j.column_v = (int32_t)((size_t)((const char *)j.put.v - (const char *)a->y) / size);
     }
-    int n = is_silu ? N_SILU : N_SUM, asked = (a->rank < n ? a->rank : n) - 1;
+    int n = is_silu ? N_SILU : N_SUM, asked = (packed->kernel < n ? packed->kernel : n) - 1;
     for (int i = 1; i < n; i++)
         if (large_cost(be, a, &all[i]) < large_cost(be, a, best)) best = &all[i];
     if (asked >= 0 && has_steps(a, &all[asked])) best = &all[asked];
-    return best->launch(be, a, p->w, &j);
+    return best->launch(be, packed, p->w, &j);
 }

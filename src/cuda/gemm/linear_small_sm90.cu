@@ -216,16 +216,18 @@ static int64_t count_tiles(const linear_args *a) {
     return cuda_div_up(a->n, SMALL_TILE) * (a->n_out / SMALL_TILE);
 }
 
-bool cuda_linear_small_can(const backend *be, const linear_args *a) {
-    return cuda_of(be)->sm == 90 && be->act != ACT_F32 && a->rank == LINEAR_FASTEST && a->n > 0 &&
-           a->packed != NULL && a->is_transposed && a->z == NULL && a->residual == NULL &&
+bool cuda_linear_small_can(const backend *be, const linear_packed_args *packed) {
+    const linear_args *a = &packed->layer;
+    return cuda_of(be)->sm == 90 && be->act != ACT_F32 && packed->kernel == LINEAR_FASTEST &&
+           a->n > 0 && a->is_transposed && a->z == NULL && a->residual == NULL &&
            (a->f == EPILOGUE_NONE || a->f == EPILOGUE_GELU_TANH) && a->n_in % SMALL_TILE == 0 &&
            a->n_out % SMALL_TILE == 0 && count_tiles(a) <= cuda_of(be)->n_multiprocessors &&
-           is_aligned(a->x, 16) && is_aligned(a->y, 16) && is_aligned(a->packed, 16);
+           is_aligned(a->x, 16) && is_aligned(a->y, 16) && is_aligned(packed->packed, 16);
 }
 
 template <typename T>
-static status launch(backend *be, const linear_args *a, int n_parts, float *parts) {
+static status launch(backend *be, const linear_packed_args *packed, int n_parts, float *parts) {
+    const linear_args *a = &packed->layer;
     small_job job = {};
     size_t w_bytes = cuda_align((size_t)a->n_in * (size_t)a->n_out * sizeof(T));
     int most = (int)cuda_div_up(a->n_in / SMALL_TILE, n_parts);
@@ -234,27 +236,27 @@ static status launch(backend *be, const linear_args *a, int n_parts, float *part
     job.n_steps = a->n_in / SMALL_TILE;
     job.n_stages = most < MAX_STAGES ? most : MAX_STAGES;
     job.f = a->f;
-    job.bias = a->bias != NULL ? (const char *)a->packed + w_bytes : NULL;
+    job.bias = a->bias != NULL ? (const char *)packed->packed + w_bytes : NULL;
     job.y = a->y;
     job.parts = parts;
     int bytes = job.n_stages * SMALL_STAGE_BYTES + 1024;
     TRY(sm90a_map(&job.x, be->act, a->x, a->n, a->n_in, a->n_in));
-    TRY(sm90a_map(&job.w, be->act, a->packed, a->n_out, a->n_in, a->n_in));
+    TRY(sm90a_map(&job.w, be->act, packed->packed, a->n_out, a->n_in, a->n_in));
     return cuda_launch_early(be, "a dense layer over few rows", linear_small_sm90_kernel<T>,
                              dim3((unsigned)(a->n_out / SMALL_TILE),
                                   (unsigned)cuda_div_up(a->n, SMALL_TILE), (unsigned)n_parts),
                              GROUP, bytes, job);
 }
 
-status cuda_linear_small(backend *be, const linear_args *a) {
+status cuda_linear_small(backend *be, const linear_packed_args *a) {
     return be->act == ACT_BF16 ? launch<__nv_bfloat16>(be, a, 1, NULL)
                                : launch<__half>(be, a, 1, NULL);
 }
 
 bool cuda_linear_norm_small_can(const backend *be, const linear_norm_args *a) {
     const residual_norm_args *r = &a->norm;
-    return cuda_linear_small_can(be, &a->linear) && a->linear.f == EPILOGUE_NONE &&
-           a->linear.bias == NULL && r->dim <= 1024 && r->dim % (WARP * NORM_COLUMNS) == 0 &&
+    return cuda_linear_small_can(be, &a->linear) && a->linear.layer.f == EPILOGUE_NONE &&
+           a->linear.layer.bias == NULL && r->dim <= 1024 && r->dim % (WARP * NORM_COLUMNS) == 0 &&
            is_aligned(r->residual, 16) && is_aligned(r->y, 16);
 }
 
@@ -268,9 +270,9 @@ static int choose_parts(const backend *be, const linear_args *a) {
 }
 
 template <typename T> static status run_norm(backend *be, const linear_norm_args *a) {
-    int n_parts = choose_parts(be, &a->linear);
+    int n_parts = choose_parts(be, &a->linear.layer);
     void *parts;
-    size_t n = (size_t)a->linear.n * (size_t)a->linear.n_out;
+    size_t n = (size_t)a->linear.layer.n * (size_t)a->linear.layer.n_out;
     TRY(cuda_scratch(be, (size_t)n_parts * n * sizeof(float), &parts));
     TRY(launch<T>(be, &a->linear, n_parts, (float *)parts));
     return cuda_launch_early(be, "the norm of a dense layer over few rows",

@@ -97,7 +97,7 @@ typedef struct shape_key {
     int32_t type, type_d;
     uint8_t is_a_transposed, is_b_transposed, is_tf32, is_deterministic;
     uint8_t align_a, align_b, align_c, align_d, align_bias; /* of the pointers; 0: there is none */
-    uint8_t is_in_place, f, rank, zero[4];
+    uint8_t is_in_place, f, kernel, zero[4];
 } shape_key;
 static_assert(sizeof(shape_key) == 72, "a key with holes");
 
@@ -203,7 +203,7 @@ static shape_key key_of(const cuda_state *cuda, const cuda_product *p) {
     key.align_bias = alignment(p->bias);
     key.is_in_place = p->c == p->d;
     key.f = (uint8_t)p->f;
-    key.rank = (uint8_t)p->rank;
+    key.kernel = (uint8_t)p->kernel;
     return key;
 }
 
@@ -328,7 +328,7 @@ static status list_kernels(const cuda_state *cuda, const cuda_product *p, kernel
     cublasStatus_t error, ignored;
     list->n = 0;
     TRY(add_kernels(cuda, p, WORKSPACE_BYTES, list, &error));
-    if (p->rank == LINEAR_FASTEST) TRY(add_kernels(cuda, p, 0, list, &ignored));
+    if (p->kernel == LINEAR_FASTEST) TRY(add_kernels(cuda, p, 0, list, &ignored));
     return list->n > 0 ? OK : no_kernel(p, error);
 }
 
@@ -445,16 +445,16 @@ static bool can_time(const cuda_state *cuda, const cuda_product *p) {
            capture == cudaStreamCaptureStatusNone;
 }
 
-/* The kernel for p by its rank in the list for r, whose shape is that of p or rounded. */
+/* The kernel for p by its place in the list for r, whose shape is that of p or rounded. */
 static status choose(const cuda_state *cuda, const cuda_product *p, const cuda_product *r,
                      product_kernel *out) {
     kernel_list list;
     int at = 0;
     TRY(list_kernels(cuda, r, &list));
-    if (p->rank >= 0)
-        at = p->rank < list.n ? p->rank : list.n - 1;
+    if (p->kernel >= 0)
+        at = p->kernel < list.n ? p->kernel : list.n - 1;
     else if (list.n > 1 && can_time(cuda, p))
-        TRY((p->rank == LINEAR_SINGLE ? find_single : find_fastest)(cuda, p, &list, &at));
+        TRY((p->kernel == LINEAR_SINGLE ? find_single : find_fastest)(cuda, p, &list, &at));
     *out = list.kernel[at];
     return OK;
 }

@@ -93,7 +93,7 @@ status cuda_residual_norm(backend *be, const residual_norm_args *a) {
 
 status cuda_linear_norm(backend *be, const linear_norm_args *a) {
     if (cuda_linear_norm_small_can(be, a)) return cuda_linear_norm_small(be, a);
-    TRY(cuda_linear_fwd(be, &a->linear));
+    TRY(cuda_linear_packed(be, &a->linear));
     return cuda_residual_norm(be, &a->norm);
 }
 
