@@ -276,7 +276,7 @@ $(foreach d,encode model nn,$B/src/$d/%.o): OWN_CFLAGS = $(CALL_CFLAGS)
 $(foreach d,api cli config dist profile train tune,$B/src/$d/%.o): OWN_CFLAGS = $(COLD_CFLAGS)
 $B/tests/%.o: OWN_CFLAGS = $(TEST_CFLAGS) -Itests
 # Their own sums take longer than what they test.
-SUMMING := attn_sample mirror_linear mirror_ops precision softmax_naive softmax_sample ops/test_attn embed/test_embed ops/test_linear cpu/test_product \
+SUMMING := attn_sample mirror_linear mirror_ops precision softmax_sample ops/test_attn embed/test_embed ops/test_linear cpu/test_product \
 	ops/test_rank
 ifneq ($(filter release asan tsan,$(VARIANT)),)
 $(SUMMING:%=$B/tests/%.o): OWN_CFLAGS = -O1 -Itests
@@ -285,7 +285,6 @@ endif
 # that those of addresses do not, and made the tests of attention and products take twice as long.
 ifeq ($(VARIANT),asan)
 $B/src/cpu/tile.o $B/src/cpu/attn_naive.o $B/src/cpu/product_%.o: KERNEL_CFLAGS := -fno-sanitize=undefined
-$B/tests/softmax_naive.o: OWN_CFLAGS += -fno-sanitize=undefined
 endif
 # Kernels read no input: fuzz targets take them as they are.  Instrumented, the register tiles of the products
 # alone would take clang minutes.

@@ -76,11 +76,11 @@ void soft_sample_make(soft_sample *s, const int32_t *lengths, int n_sequences, i
     soft_sample_results(s);
     a->drop = (dropout){rate, rng_make_key(3, RNG_DROPOUT), &step, 5, s->user, s->position};
     for (int f = 0; f < 2; f++)
-        s->want[f] = (softmax_naive_results){.out = doubles(s->n * a->stride_q),
-                                             .dq = doubles(s->n * a->stride_q),
-                                             .dk = doubles(s->n * a->stride_q),
-                                             .dv = doubles(s->n * a->stride_q),
-                                             .log_sum = doubles(s->n * a->n_heads)};
+        s->want[f] = (attn_naive_results){.out = doubles(s->n * a->stride_q),
+                                          .dq = doubles(s->n * a->stride_q),
+                                          .dk = doubles(s->n * a->stride_q),
+                                          .dv = doubles(s->n * a->stride_q),
+                                          .log_sum = doubles(s->n * a->n_heads)};
 }
 
 /* Copies what the first sequences have of an array with so many bytes a row to those after. */
@@ -142,7 +142,7 @@ static double factor(double x) {
 static void run_naive(const soft_sample *s) {
     static const attn_rounding rounding = {stored, factor};
     for (int f = 0; f < 2; f++) {
-        const softmax_naive_results *w = &s->want[f];
+        const attn_naive_results *w = &s->want[f];
         double *const rows[] = {w->out, w->dq, w->dk, w->dv};
         for (int32_t b = 0; b < s->n_distinct; b++)
             softmax_attn_naive_sequence(&s->a, b, f > 0 ? &rounding : NULL, w);
@@ -194,7 +194,7 @@ void soft_sample_check(soft_sample *s, const char *what) {
     const char *const names[N_RESULTS] = {"out", "dq", "dk", "dv"};
     run_naive(s);
     soft_sample_run(&s->a, 2);
-    const softmax_naive_results *e = &s->want[0], *p = &s->want[1];
+    const attn_naive_results *e = &s->want[0], *p = &s->want[1];
     const double *want[] = {e->out, e->dq, e->dk, e->dv}, *plain[] = {p->out, p->dq, p->dk, p->dv};
     char name[128];
     snprintf(name, sizeof name, "%s: log_sum", what);

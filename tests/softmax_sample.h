@@ -1,14 +1,14 @@
 /* A random sample of softmax attention, for tests: everything one call reads and writes, and the
- * results of the naive version (softmax_naive.h).
+ * results of the naive version (cpu/attn_naive.h).
  *
  * The test makes a sample, may give it another mask, and has it checked.  Numbers are drawn from
  * one sequence, the same in every run of a test. */
 #ifndef HSTU_TESTS_SOFTMAX_SAMPLE_H
 #define HSTU_TESTS_SOFTMAX_SAMPLE_H
 
+#include "cpu/attn_naive.h"
 #include "dense_test.h"
 #include "ops/mask_tiles.h"
-#include "softmax_naive.h"
 
 enum { MAX_SEQUENCES = 8, N_RESULTS = 4 };
 
@@ -21,7 +21,7 @@ typedef struct soft_sample {
     float *inputs[4];          /* q, k, v, dout */
     float *results[N_RESULTS]; /* out, dq, dk, dv */
     /* exact, and rounded like naive code of the precision under test */
-    softmax_naive_results want[2];
+    attn_naive_results want[2];
     /* of a mask with lists: they are in host memory */
     mask *m;
     mask_batch *masks;

@@ -1,4 +1,4 @@
-/* HSTU attention as its formula says, in float64: the executable version of ops.h, made to be read.
+/* The attention as its formula says, in float64: the executable version of ops.h, made to be read.
  * Tests and benchmarks compare every fast attention with it.
  *
  * It looks at one pair of a query and a key at a time and adds what the pair contributes to each
@@ -13,7 +13,8 @@
 
 typedef struct attn_naive_results {
     double *out, *dq, *dk, *dv;
-    double *dtable, *dposition_w, *dtime_w;
+    double *dtable, *dposition_w, *dtime_w; /* HSTU attention */
+    double *log_sum;                        /* softmax attention */
 } attn_naive_results;
 
 /* How code of a lower precision rounds a number: when it stores an activation, and when a matrix
@@ -24,14 +25,21 @@ typedef struct attn_rounding {
     double (*factor)(double x);
 } attn_rounding;
 
-/* M[i, j]: does query row `row` of sequence b see key j?  Rows and keys count
+/* M[i, j] of HSTU attention: does query row `row` of sequence b see key j?  Rows and keys count
  * from 0 in each sequence. */
 bool attn_naive_sees(const attn_args *a, int32_t b, int32_t row, int32_t j);
 
-/* Both passes for one pair, and for all pairs of a sequence. */
+/* Both passes of HSTU attention for one pair, and for all pairs of a sequence. */
 void attn_naive_pair(const attn_args *a, int32_t b, int32_t head, int32_t row, int32_t j,
                      const attn_rounding *r, const attn_naive_results *to);
 void attn_naive_sequence(const attn_args *a, int32_t b, const attn_rounding *r,
                          const attn_naive_results *to);
+
+/* Does row i of sequence b see key j in softmax attention? */
+bool softmax_attn_naive_sees(const softmax_attn_args *a, int32_t b, int32_t i, int32_t j);
+
+/* Both passes of softmax attention for all pairs of a sequence. */
+void softmax_attn_naive_sequence(const softmax_attn_args *a, int32_t b, const attn_rounding *r,
+                                 const attn_naive_results *to);
 
 #endif

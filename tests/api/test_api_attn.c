@@ -2,10 +2,10 @@
  * there is a GPU. */
 #include "base/half.h"
 #include "base/rng.h"
+#include "cpu/attn_naive.h"
 #include "dense_test.h"
 #include "hstu.h"
 #include "ops/mask_tiles.h"
-#include "softmax_naive.h"
 #include "test.h"
 
 #ifdef HSTU_HAS_CUDA
@@ -553,7 +553,7 @@ static void check_mask(const char *text, float silu_scale, int32_t max_seqlen) {
     naive.stride_q = naive.stride_k = naive.stride_v = naive.stride_out = WIDTH;
     naive.alpha = 1 / sqrtf(D);
     naive.silu_scale = silu_scale;
-    softmax_naive_results to = {x.want[0], x.want[1], x.want[2], x.want[3], NULL};
+    attn_naive_results to = {x.want[0], x.want[1], x.want[2], x.want[3], NULL, NULL, NULL, NULL};
     for (int32_t b = 0; b < B; b++)
         softmax_attn_naive_sequence(&naive, b, NULL, &to);
     for (int i = 0; i < 4; i++)

@@ -1,4 +1,4 @@
-/* Softmax attention against the naive version (softmax_naive.h): every mask, with and without
+/* Softmax attention against the naive version (cpu/attn_naive.h): every mask, with and without
  * dropout.  The kernels of GPUs for whole heads and long sequences: test_softmax_sm90.c. */
 #include "format/safetensors.h"
 #include "ops/ops.h"

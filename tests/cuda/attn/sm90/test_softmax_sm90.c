@@ -1,4 +1,4 @@
-/* Softmax attention against the naive version (softmax_naive.h) where GPUs have kernels of their
+/* Softmax attention against the naive version (cpu/attn_naive.h) where GPUs have kernels of their
  * own: heads of 64 and 128, few pairs, long sequences. */
 #include "format/safetensors.h"
 #include "ops/mask_rule.h"
