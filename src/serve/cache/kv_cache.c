@@ -748,25 +748,17 @@ kv_cache_counts kv_cache_count(const kv_cache *c) {
     return n;
 }
 
-static kv_page_view view(const kv_cache *c, int32_t number, int32_t n_tokens) {
-    if (number == KV_NONE) return (kv_page_view){0};
+engine_page kv_cache_view(const kv_cache *c, int32_t page) {
+    int32_t n = c->config.n_pages, number = page < n ? c->owner[page] : c->host_owner[page - n];
+    engine_page out = {.page = page, .is_host = page >= n};
+    if (number == KV_NONE) return out;
     const kv_node *p = &c->nodes[number];
-    return (kv_page_view){.key = p->key | 1,
-                          .first = p->first,
-                          .n_tokens = n_tokens,
-                          .age = c->now - p->used,
-                          .is_pinned = p->n_pins > 0,
-                          .is_on_both = p->device != KV_NONE && p->host != KV_NONE};
-}
-
-kv_page_view kv_cache_view(const kv_cache *c, int32_t page) {
-    int32_t number = c->owner[page];
-    return view(c, number, number != KV_NONE ? c->nodes[number].n_ready : 0);
-}
-
-kv_page_view kv_cache_view_host(const kv_cache *c, int32_t page) {
-    int32_t number = c->host_owner[page];
-    return view(c, number, number != KV_NONE ? c->nodes[number].n_host : 0);
+    out.owner = p->key | 1;
+    out.first = p->first;
+    out.n_tokens = out.is_host ? p->n_host : p->n_ready;
+    out.age = c->now - p->used;
+    out.is_pinned = p->n_pins > 0;
+    return out;
 }
 
 static bool is_linked(const kv_cache *c, int32_t number) {

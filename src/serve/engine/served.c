@@ -47,18 +47,19 @@ bool served_is_checked(served *m) {
 }
 
 /* The vocabulary of a model names its items; one without a vocabulary needs the data. */
-static status open_trained(served *m, const served_config *c) {
+static status open_trained(served *m, const engine_config *c, const char *path,
+                           const seq_file *data) {
     backend *be = m->compute.be;
-    status st = trained_open_unchecked(&m->trained, c->path, NULL, be, c->max_batch);
-    if (st == ERR_CONFIG && c->data != NULL && m->trained.vocabulary == NULL)
-        st = trained_open_unchecked(&m->trained, c->path, c->data, be, c->max_batch);
+    status st = trained_open_unchecked(&m->trained, path, NULL, be, c->max_batch);
+    if (st == ERR_CONFIG && data != NULL && m->trained.vocabulary == NULL)
+        st = trained_open_unchecked(&m->trained, path, data, be, c->max_batch);
     TRY(st);
     TRY(start_check(m));
     m->s = &m->trained.session;
     m->names = m->s->data;
-    if (c->data == NULL || m->trained.vocabulary == NULL) return OK;
+    if (data == NULL || m->trained.vocabulary == NULL) return OK;
     m->has_map = true;
-    return vocabulary_map_init(&m->map, m->trained.vocabulary, c->data, m->compute.workers);
+    return vocabulary_map_init(&m->map, m->trained.vocabulary, data, m->compute.workers);
 }
 
 /* Tokens of the longest history with one event more. */
@@ -69,7 +70,7 @@ static int32_t longest_history(const served *m) {
 
 /* A dynamic table has a buffer for the rows of the model's own largest batch; other models take as
  * many candidates of a user as the batch has room for. */
-static int32_t choose_sizes(served *m, const served_config *c) {
+static int32_t choose_sizes(served *m, const engine_config *c) {
     const session *s = m->s;
     bool is_dynamic = model_tables(s->model)->n > 0;
     m->is_ranking = s->config->task == TASK_RANKING;
@@ -128,7 +129,7 @@ engine_work served_work(const served *m, const engine_shape *s) {
 
 enum { CACHE_BYTES = 1 << 28, MIN_PAGES = 64, MAX_PAGES = 1 << 24 };
 
-static status open_cache(served *m, const served_config *c) {
+static status open_cache(served *m, const engine_config *c) {
     const char *why = kv_store_check(m->s->model);
     int64_t n = c->kv_pages;
     m->has_fp8_kv = c->has_fp8_kv && why == NULL;
@@ -157,9 +158,9 @@ static status open_cache(served *m, const served_config *c) {
 }
 
 /* An engine folder has limits of its own, for whoever names none. */
-static status choose_limits(served_config *c) {
+static status choose_limits(engine_config *c, const char *path) {
     engine_facts facts = {.limits.kv_pages = -1};
-    if (engine_folder_is(c->path)) TRY(engine_folder_facts(c->path, &facts));
+    if (engine_folder_is(path)) TRY(engine_folder_facts(path, &facts));
     if (c->max_batch <= 0) c->max_batch = facts.limits.max_batch;
     if (c->max_batch <= 0) c->max_batch = DEFAULT_BATCH;
     if (c->max_tokens <= 0) c->max_tokens = facts.limits.max_tokens;
@@ -169,12 +170,12 @@ static status choose_limits(served_config *c) {
     return OK;
 }
 
-static status make(served *m, const served_config *c) {
+static status make(served *m, const engine_config *c, const char *path, const seq_file *data) {
     int n_threads = c->n_threads;
     if (n_threads == 0) TRY(env_threads(&n_threads));
     TRY(pool_create_lower(&m->compute.workers, n_threads, SERVED_NICE));
     TRY(backend_open(&m->compute.be, m->compute.workers, c->device, false));
-    TRY(open_trained(m, c));
+    TRY(open_trained(m, c, path, data));
     TRY(model_pack(m->s->model));
     infer_config f = {.max_part = choose_sizes(m, c), .is_serving = true};
     find_dense(m);
@@ -391,7 +392,7 @@ static status measure_fp8(const trial *t) {
     return st;
 }
 
-static status warm_up(served *m, const served_config *c) {
+static status warm_up(served *m, const engine_config *c) {
     bool has_host = m->cache != NULL && m->store.n_host_pages > 0 && !c->loads_always;
     trial t;
     status st = make_trial(&t, m);
@@ -405,19 +406,19 @@ static status warm_up(served *m, const served_config *c) {
     return st;
 }
 
-status served_open(served **out, const served_config *c) {
+status served_open(served **out, const engine_config *c, const char *path, const seq_file *data) {
     served *m;
-    served_config chosen = *c;
+    engine_config chosen = *c;
     uint64_t start = clock_ns();
     *out = NULL;
-    TRY(choose_limits(&chosen));
+    TRY(choose_limits(&chosen, path));
     TRY(MEM_NEW(&m, 1));
     arena_init(&m->scratch, 1 << 16);
     atomic_init(&m->refs, 1);
     pthread_mutex_init(&m->check_lock, NULL);
     rwlock_init(&m->cache_lock);
-    snprintf(m->path, sizeof m->path, "%s", c->path);
-    status st = make(m, &chosen);
+    snprintf(m->path, sizeof m->path, "%s", path);
+    status st = make(m, &chosen, path, data);
     if (st == OK) st = warm_up(m, &chosen);
     if (st != OK) {
         served_drop(m);
