@@ -151,7 +151,4 @@ kv_cache_counts kv_cache_count(const kv_cache *c);
 /* A page of the device or, numbered after those, of the host; as GET /v1/cache shows it. */
 engine_page kv_cache_view(const kv_cache *c, int32_t page);
 
-/* Whether all links, counts and orders agree: for tests. */
-bool kv_cache_is_sound(const kv_cache *c);
-
 #endif
