@@ -633,17 +633,6 @@ void engine_user_release(engine_user *u) {
     *u = (engine_user){0};
 }
 
-static engine_id data_user_id(const seq_file *data, uint64_t user) {
-    engine_id id = {0};
-    if (!data->has_text_users) {
-        id.number = data->user_id[user];
-        return id;
-    }
-    id.text = data->user_text.bytes + data->user_text.offsets[user];
-    id.n = (size_t)(data->user_text.offsets[user + 1] - data->user_text.offsets[user]);
-    return id;
-}
-
 static bool is_known(engine *e, const id_text *id) {
     pthread_mutex_lock(&e->users_lock);
     bool known = users_history(&e->users, id).is_known;
@@ -660,8 +649,8 @@ status engine_list_users(engine *e, const char *prefix, uint64_t from, size_t n,
     *n_found = 0;
     for (; u < n_users && *n_found < n && u - from < LOOKED_AT; u++) {
         id_text text;
-        engine_id id = data_user_id(e->data, u);
-        if (id_text_make(&text, &id, "a user") != OK) continue;
+        engine_id id;
+        if (users_data_name(&e->users, u, &id, &text) != OK) continue;
         if (text.n < n_prefix || memcmp(text.text, prefix, n_prefix) != 0) continue;
         if (is_known(e, &text)) out[(*n_found)++] = id;
     }

@@ -328,10 +328,11 @@ typedef struct engine_state_stats {
     uint64_t n_commits, n_failed; /* transactions */
     uint64_t n_refused;           /* changes, because too many waited */
     uint64_t n_unswept;           /* erased users with rows still on disk */
-    uint64_t queue_bytes, log_bytes;
-    bool is_failing; /* the last transaction failed */
-    char why[256];
-    char warning[1024]; /* of the start: damage; "" */
+    uint64_t queue_bytes;         /* of changes that wait */
+    uint64_t log_bytes;           /* of the write-ahead log */
+    bool is_failing;              /* the last transaction failed, */
+    char why[256];                /* and why */
+    char warning[1024];           /* of the start: damage at the end of the log; "" */
 } engine_state_stats;
 void engine_get_state(engine *e, engine_state_stats *out);
 
@@ -383,6 +384,7 @@ typedef struct engine_times {
     double sum_s;
 } engine_times;
 double engine_bucket_s(int i); /* 0.0001, 0.00016, 0.00025, 0.0004, 0.00063, 0.001, ... 10 */
+int engine_bucket_of(uint64_t ns);
 
 typedef enum { STAGE_QUEUE, STAGE_BUILD, STAGE_LAYERS, STAGE_HEAD, ENGINE_STAGES } engine_stage;
 const char *engine_stage_name(engine_stage s); /* "queue", "build", "layers", "head" */

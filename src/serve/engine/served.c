@@ -509,20 +509,14 @@ status served_find_popular(served *m, const users *u) {
     return OK;
 }
 
-static const char *text_at(const text_column *t, uint64_t i, size_t *n) {
-    *n = (size_t)(t->offsets[i + 1] - t->offsets[i]);
-    return t->bytes + t->offsets[i];
-}
-
 engine_item served_item_names(const served *m, uint32_t item) {
     const seq_file *data = m->names;
     engine_item out = {.number = item};
-    if (data->has_text_items)
-        out.id.text = text_at(&data->item_text, item, &out.id.n);
-    else
-        out.id.number = data->item_id[item];
-    if (data->title.n > 0) out.title = text_at(&data->title, item, &out.title_bytes);
-    if (out.title_bytes == 0) out.title = NULL;
+    out.id = id_at(data->has_text_items, &data->item_text, data->item_id, item);
+    if (data->title.n == 0) return out;
+    engine_id title = id_at(true, &data->title, NULL, item);
+    out.title = title.n > 0 ? title.text : NULL;
+    out.title_bytes = title.n;
     return out;
 }
 

@@ -9,8 +9,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "base/hash.h"
 #include "base/file.h"
+#include "base/hash.h"
 #include "base/mem.h"
 #include "data/set/seq_file.h"
 #include "serve/state/users.h"

@@ -27,6 +27,14 @@ typedef struct id_text {
     char text[ENGINE_ID_BYTES + 1];
 } id_text;
 
+/* The i-th id of a file: of its texts, or of its numbers where it has none. */
+static inline engine_id id_at(bool has_text, const text_column *text, const int64_t *number,
+                              uint64_t i) {
+    if (!has_text) return (engine_id){.number = number[i]};
+    return (engine_id){.text = text->bytes + text->offsets[i],
+                       .n = (size_t)(text->offsets[i + 1] - text->offsets[i])};
+}
+
 /* The digits of a number, with a NUL; returns their count. */
 enum { ID_DIGITS = 24 };
 size_t id_digits(char out[ID_DIGITS], int64_t number);
@@ -145,8 +153,8 @@ status users_has_event(const users *u, const id_text *user, const engine_event *
  * which they were added.  *is_known: an event that is in the data, too, and is left out. */
 status users_restore_user(users *u, const char *name, size_t n, int64_t row, user_state **out);
 status users_restore_event(users *u, user_state *s, const engine_event *e, bool *is_known);
-/* The id of a user of the data, and that it was erased. */
-status users_data_name(const users *u, uint64_t data_user, id_text *out);
+/* The id of a user of the data, also as text; and that it was erased. */
+status users_data_name(const users *u, uint64_t data_user, engine_id *id, id_text *out);
 status users_restore_erased(users *u, uint64_t data_user);
 
 /* The id of an item number. */
