@@ -100,13 +100,6 @@ slot *engine_slot(engine *e, int index) {
     return index >= 0 && index < atomic_load(&e->n_slots) ? e->slots[index] : NULL;
 }
 
-bool engine_wait_idle(engine *e, uint64_t timeout_ns) {
-    uint64_t until = clock_ns() + timeout_ns;
-    for (int i = 0; i < engine_n_models(e); i++)
-        if (!slot_wait_idle(engine_slot(e, i), until)) return false;
-    return true;
-}
-
 int engine_n_models(engine *e) {
     return atomic_load(&e->n_slots);
 }
@@ -189,21 +182,14 @@ status engine_model(engine *e, int index, engine_model_info *out) {
     return OK;
 }
 
-static void count_users(engine *e, engine_stats *out) {
-    pthread_mutex_lock(&e->users_lock);
-    out->events_added = e->users.n_added;
-    out->events_duplicate = e->users.n_duplicates;
-    out->events_unknown = e->users.n_unknown;
-    out->users_erased = e->users.n_erased;
-    out->users_touched = e->users.n_touched;
-    pthread_mutex_unlock(&e->users_lock);
-}
-
 status engine_model_stats(engine *e, int index, engine_stats *out) {
     slot *s;
     TRY(find_slot(e, index, &s));
     slot_stats(s, out);
-    count_users(e, out);
+    pthread_mutex_lock(&e->users_lock);
+    out->events_added = e->users.n_added;
+    out->events_duplicate = e->users.n_duplicates;
+    pthread_mutex_unlock(&e->users_lock);
     return OK;
 }
 

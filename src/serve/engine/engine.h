@@ -90,9 +90,6 @@ void engine_destroy(engine *e); /* NULL is fine */
 /* From now on requests are refused (ENGINE_CLOSING); those in the queues are still answered. */
 void engine_drain(engine *e);
 
-/* Waits until no request is queued or running; false: the time is over. */
-bool engine_wait_idle(engine *e, uint64_t timeout_ns);
-
 /* Opens a run, a checkpoint or an engine folder (`hstu build`) under a name; where the name exists,
  * replaces that model between two batches, and then its content was checked.  Takes seconds for
  * large models, on the caller's thread; requests go on meanwhile.  On failure the old model stays.
@@ -403,9 +400,7 @@ typedef struct engine_stats {
     int64_t kv_pages_free, kv_pages_used, kv_pages_pinned;
     int64_t kv_host_free, kv_host_used;
     uint64_t queue_requests, queue_tokens; /* now */
-    uint64_t events_added, events_duplicate, events_unknown, users_erased, reloads;
-    uint64_t users_touched;         /* whose history differs from the data */
-    double predicted_s, measured_s; /* sums over batches: how good the predictions are */
+    uint64_t events_added, events_duplicate, reloads;
     engine_times stages[ENGINE_STAGES];
     engine_times total; /* from submission to answer */
 } engine_stats;

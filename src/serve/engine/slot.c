@@ -337,13 +337,11 @@ static void run_taken(slot *s, taken *t) {
     if (t->n == 0) return;
     pthread_mutex_lock(&s->lock);
     job_queue_begin(&s->queue, t->n, t->flops, start);
-    s->stats.predicted_s += job_queue_seconds(&s->queue, t->flops);
     pthread_mutex_unlock(&s->lock);
     if (st == OK) st = run_jobs(t->jobs[0]->m, t->jobs, t->n, &report);
     if (st != OK) fail_jobs(t);
     pthread_mutex_lock(&s->lock);
     uint64_t end = clock_ns();
-    s->stats.measured_s += (double)(end - start) / 1e9;
     job_queue_end(&s->queue, st == OK ? t->n : 0, end);
     if (st == OK) note_batch(s, t, &report, start);
     answer_waiting(s, t, st == OK ? ENGINE_OK : ENGINE_FAILED, end);
@@ -586,18 +584,6 @@ void slot_set_model(slot *s, served *m) {
     job_queue_reset(&s->queue, m->flop_s);
     pthread_mutex_unlock(&s->lock);
     served_drop(old);
-}
-
-bool slot_wait_idle(slot *s, uint64_t until) {
-    bool has_time = true;
-    pthread_mutex_lock(&s->lock);
-    s->n_waiting++;
-    while ((s->queue.n > 0 || s->is_running) && has_time)
-        has_time = cond_wait_until(&s->changed, &s->lock, until);
-    s->n_waiting--;
-    bool is_idle = s->queue.n == 0 && !s->is_running;
-    pthread_mutex_unlock(&s->lock);
-    return is_idle;
 }
 
 void slot_stats(slot *s, engine_stats *out) {

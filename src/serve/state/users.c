@@ -310,7 +310,7 @@ static void merge_events(users *u, user_state *s, incoming_event *in, size_t n, 
 }
 
 static void note_change(users *u, user_state *s) {
-    u->n_touched += s->version++ == 0;
+    s->version++;
     u->n_changes++;
 }
 
@@ -423,10 +423,8 @@ void users_apply(users *u, user_change *c, engine_added *out) {
         apply_add(u, c, out);
         u->n_added += out->n_added;
         u->n_duplicates += out->n_duplicates;
-        u->n_unknown += out->n_unknown;
     } else if (c->existed) {
         apply_erase(u, c->user);
-        u->n_erased++;
     }
     end_change(u, c);
 }

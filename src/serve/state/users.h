@@ -74,9 +74,8 @@ typedef struct users {
     text_map items;   /* items that the data does not have: number n_data_items + 1 + index */
     uint32_t *counts; /* events of each item number, of all users */
     size_t counts_capacity, n_counts;
-    uint64_t n_added, n_duplicates, n_unknown, n_erased; /* of changes that were applied */
-    uint64_t n_changes;                                  /* of all users */
-    uint64_t n_touched;                                  /* users that had one */
+    uint64_t n_added, n_duplicates; /* of changes that were applied */
+    uint64_t n_changes;             /* of all users */
     uint64_t n_known; /* users of the data that are not erased, and others with events */
     size_t n_prepared, prepared_item_bytes; /* of events, of all users */
 } users;
