@@ -198,7 +198,7 @@ static status make(served *m, const engine_config *c, const char *path, const se
  * at most, and how often histories are shortened to an eighth. */
 enum { CANDIDATES = 64, REPEATS = 3, MOVED = 32, WARM_USERS = 16, WARM_LENGTHS = 3 };
 
-/* An invented history as long as the model reads, and candidates. */
+/* An invented history as long as the model reads, and candidates; in the model's scratch memory. */
 typedef struct trial {
     served *m;
     uint32_t *item, *candidate;
@@ -210,11 +210,11 @@ typedef struct trial {
 static status make_trial(trial *t, served *m) {
     size_t n = (size_t)m->s->max_history, n_candidates = (size_t)m->infer.max_part;
     *t = (trial){.m = m};
-    TRY(MEM_NEW(&t->item, n));
-    TRY(MEM_NEW(&t->action, n));
-    TRY(MEM_NEW(&t->time, n));
-    TRY(MEM_NEW(&t->candidate, n_candidates));
-    TRY(MEM_NEW(&t->zeros, (size_t)(m->max_tokens / KV_PAGE + 1)));
+    TRY(ARENA_NEW(&m->scratch, &t->item, n));
+    TRY(ARENA_NEW(&m->scratch, &t->action, n));
+    TRY(ARENA_NEW(&m->scratch, &t->time, n));
+    TRY(ARENA_NEW(&m->scratch, &t->candidate, n_candidates));
+    TRY(ARENA_NEW(&m->scratch, &t->zeros, (size_t)(m->max_tokens / KV_PAGE + 1)));
     for (size_t i = 0; i < n; i++) {
         t->item[i] = 1 + (uint32_t)(i * 7919 % m->names->n_items);
         t->time[i] = (int64_t)i * 60 * m->names->time_per_second;
@@ -222,14 +222,6 @@ static status make_trial(trial *t, served *m) {
     for (size_t i = 0; i < n_candidates; i++)
         t->candidate[i] = 1 + (uint32_t)(i % m->names->n_items);
     return OK;
-}
-
-static void free_trial(trial *t) {
-    mem_free(t->item);
-    mem_free(t->candidate);
-    mem_free(t->action);
-    mem_free(t->time);
-    mem_free(t->zeros);
 }
 
 /* Users with the last events of the history; n_reused tokens of each are read from page 0, whatever
@@ -367,43 +359,42 @@ static status measure_load(served *m) {
 
 static status read_trial(const trial *t, float **out, int64_t *n) {
     const void *results;
-    *out = NULL;
     TRY(run_trial(t, measured_shape(t->m), &results, n));
-    TRY(MEM_NEW(out, (size_t)*n));
+    TRY(ARENA_NEW(&t->m->scratch, out, (size_t)*n));
     return backend_read_act(t->m->compute.be, *out, results, (size_t)*n);
 }
 
 static status measure_fp8(const trial *t) {
     served *m = t->m;
-    float *exact = NULL, *rounded = NULL;
-    int64_t n = 0;
-    pass_set_fp8_kv(m->infer.pass, false);
-    status st = read_trial(t, &exact, &n);
-    pass_set_fp8_kv(m->infer.pass, true);
-    if (st == OK) st = read_trial(t, &rounded, &n);
+    float *exact, *rounded;
     double largest = 0, worst = 0;
-    for (int64_t i = 0; i < n && st == OK; i++) {
+    int64_t n;
+    pass_set_fp8_kv(m->infer.pass, false);
+    TRY(read_trial(t, &exact, &n));
+    pass_set_fp8_kv(m->infer.pass, true);
+    TRY(read_trial(t, &rounded, &n));
+    for (int64_t i = 0; i < n; i++) {
         largest = fmax(largest, fabs((double)exact[i]));
         worst = fmax(worst, fabs((double)exact[i] - (double)rounded[i]));
     }
     m->fp8_error = largest > 0 ? worst / largest : 0;
-    mem_free(exact);
-    mem_free(rounded);
-    return st;
+    return OK;
 }
 
 static status warm_up(served *m, const engine_config *c) {
     bool has_host = m->cache != NULL && m->store.n_host_pages > 0 && !c->loads_always;
     trial t;
-    status st = make_trial(&t, m);
-    if (st == OK) st = learn_rate(&t);
-    if (st == OK && m->cache != NULL && m->compute.be->token_bucket > 0) st = record_shapes(&t);
-    if (st == OK && m->has_fp8_kv) st = measure_fp8(&t);
-    if (st == OK && has_host) st = measure_compute(&t);
-    if (st == OK && has_host) st = measure_load(m);
-    if (st == OK && has_host) kv_cache_set_costs(m->cache, &m->costs);
-    free_trial(&t);
-    return st;
+    TRY(make_trial(&t, m));
+    TRY(learn_rate(&t));
+    if (m->cache != NULL && m->compute.be->token_bucket > 0) TRY(record_shapes(&t));
+    if (m->has_fp8_kv) TRY(measure_fp8(&t));
+    if (has_host) {
+        TRY(measure_compute(&t));
+        TRY(measure_load(m));
+        kv_cache_set_costs(m->cache, &m->costs);
+    }
+    arena_clear(&m->scratch);
+    return OK;
 }
 
 status served_open(served **out, const engine_config *c, const char *path, const seq_file *data) {
