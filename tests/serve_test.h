@@ -4,7 +4,8 @@
 
 #include <time.h>
 
-#include "serve/engine/engine.h"
+#include "base/thread.h"
+#include "serve/engine/slot.h"
 #include "train_test.h"
 
 /* A run of two steps with overrides as given, in the test's folder. */
@@ -32,6 +33,21 @@ static inline engine *serve_open(const char *run, const char *data, int64_t kv_p
 static inline void serve_wait_ms(int ms) {
     struct timespec t = {.tv_nsec = ms * 1000000L};
     nanosleep(&t, NULL);
+}
+
+/* Waits until no request is queued or running; false: the time is over. */
+static inline bool serve_wait_idle(engine *e, uint64_t timeout_ns) {
+    uint64_t until = clock_ns() + timeout_ns;
+    for (int i = 0; i < engine_n_models(e);) {
+        slot *s = engine_slot(e, i);
+        pthread_mutex_lock(&s->lock);
+        bool is_idle = s->queue.n == 0 && !s->is_running;
+        pthread_mutex_unlock(&s->lock);
+        if (!is_idle && clock_ns() > until) return false;
+        i += is_idle;
+        if (!is_idle) serve_wait_ms(1);
+    }
+    return true;
 }
 
 static inline engine_id serve_id(int64_t number) {

@@ -43,7 +43,7 @@ status busy_end(busy_report *out) {
     if (st != OK)
         st = fail(st, "out of memory for the GPU's activity records; measure fewer steps");
     else if (is_complete)
-        st = busy_log_report(&busy.log, out);
+        busy_log_report(&busy.log, out);
     else
         snprintf(out->reason, sizeof out->reason, "%s",
                  busy.has_begun ? cupti_reason() : "busy_begin was not called");
@@ -54,15 +54,8 @@ status busy_end(busy_report *out) {
 
 void busy_log_fini(busy_log *log) {
     mem_free(log->compute);
-    mem_free(log->copies);
     mem_free(log->names);
     *log = (busy_log){0};
-}
-
-static status append(interval **all, size_t *n, size_t *capacity, interval x) {
-    TRY(MEM_RESERVE(all, capacity, *n + 1));
-    (*all)[(*n)++] = x;
-    return OK;
 }
 
 /* A few hundred names at most: a linear search over their hashes is cheap. */
@@ -83,20 +76,19 @@ static status find_name(busy_log *log, const gpu_record *r, busy_name **out) {
 }
 
 status busy_log_add(busy_log *log, const gpu_record *r) {
-    interval ran = {r->start_ns, r->end_ns};
     busy_name *at = NULL;
     if (r->kind > GPU_COPY_OUT) return OK;
-    log->n_kind[r->kind]++;
-    if (ran.start_ns == 0 || ran.end_ns < ran.start_ns) {
+    log->n_kernels += r->kind == GPU_KERNEL;
+    if (r->start_ns == 0 || r->end_ns < r->start_ns) {
         log->n_lost++;
         return OK;
     }
-    if (r->kind == GPU_COPY_IN || r->kind == GPU_COPY_OUT)
-        TRY(append(&log->copies, &log->n_copies, &log->copies_capacity, ran));
-    else
-        TRY(append(&log->compute, &log->n_compute, &log->compute_capacity, ran));
+    if (r->kind != GPU_COPY_IN && r->kind != GPU_COPY_OUT) {
+        TRY(MEM_RESERVE(&log->compute, &log->capacity, log->n_compute + 1));
+        log->compute[log->n_compute++] = (interval){r->start_ns, r->end_ns};
+    }
     TRY(find_name(log, r, &at));
-    at->sum.ns += ran.end_ns - ran.start_ns;
+    at->sum.ns += r->end_ns - r->start_ns;
     at->sum.n_calls++;
     return OK;
 }
@@ -132,30 +124,19 @@ static int compare_names(const void *a, const void *b) {
 
 static void fill_top(busy_log *log, busy_report *out) {
     if (log->n_names > 1) qsort(log->names, log->n_names, sizeof *log->names, compare_names);
-    out->n_names = (int)log->n_names;
-    out->n_top = out->n_names < BUSY_MAX_TOP ? out->n_names : BUSY_MAX_TOP;
+    out->n_top = log->n_names < BUSY_MAX_TOP ? (int)log->n_names : BUSY_MAX_TOP;
     for (int i = 0; i < out->n_top; i++)
         out->top[i] = log->names[i].sum;
 }
 
-status busy_log_report(busy_log *log, busy_report *out) {
-    *out = (busy_report){0};
-    if (log->n_compute + log->n_copies == 0) {
+void busy_log_report(busy_log *log, busy_report *out) {
+    *out = (busy_report){.is_known = log->n_names > 0};
+    if (!out->is_known) {
         snprintf(out->reason, sizeof out->reason, "CUPTI reported no activity of a GPU");
-        return OK;
+        return;
     }
-    uint64_t kernel_busy_ns = interval_join(log->compute, &log->n_compute);
-    for (size_t i = 0; i < log->n_copies; i++)
-        TRY(append(&log->compute, &log->n_compute, &log->compute_capacity, log->copies[i]));
-    out->is_known = true;
-    out->kernel_busy_ns = kernel_busy_ns;
-    out->busy_ns = interval_join(log->compute, &log->n_compute);
-    out->span_ns = log->compute[log->n_compute - 1].end_ns - log->compute[0].start_ns;
-    out->n_kernels = log->n_kind[GPU_KERNEL];
-    out->n_memsets = log->n_kind[GPU_MEMSET];
-    for (int kind = GPU_COPY_ON_DEVICE; kind <= GPU_COPY_OUT; kind++)
-        out->n_copies += log->n_kind[kind];
+    out->kernel_busy_ns = interval_join(log->compute, &log->n_compute);
+    out->n_kernels = log->n_kernels;
     out->n_lost = log->n_lost;
     fill_top(log, out);
-    return OK;
 }

@@ -7,7 +7,7 @@
  *     busy_begin();                        forgets what it saw so far
  *     ... the stretch, then be->ops->sync(be)
  *     busy_end(&report);
- *     if (report.is_known) share = (double)report.kernel_busy_ns / report.span_ns;
+ *     if (report.is_known) share = (double)report.kernel_busy_ns / its time;
  *     else say report.reason
  *
  * Both ends of a stretch must be synchronised by the caller: work still running is neither counted
@@ -41,27 +41,16 @@ typedef struct busy_report {
     bool is_known;                  /* if not, everything but the reason is 0 */
     char reason[BUSY_REASON_BYTES]; /* why it is not known; "" if it is */
 
-    /* From the first start to the last end of anything below: the stretch without the host's time
-     * before its first kernel and after its last. */
-    uint64_t span_ns;
-
-    /* The length of a union of intervals: the time in which at least one of them ran.
-     * kernel_busy_ns has kernels, memsets and copies within a device: what the GPU computes.
-     * busy_ns also has the copies between host and device, of every stream; a copy adds only where
-     * nothing else ran.  kernel_busy_ns <= busy_ns <= span_ns. */
+    /* The time in which at least one kernel, memset or copy within a device ran: what the GPU
+     * computes. */
     uint64_t kernel_busy_ns;
-    uint64_t busy_ns;
-
     uint64_t n_kernels; /* launches, including those inside graphs, without memsets and copies */
-    uint64_t n_copies;  /* of every direction */
-    uint64_t n_memsets;
-    uint64_t n_lost; /* records dropped or without times: if > 0, the times are lower bounds */
+    uint64_t n_lost;    /* records dropped or without times: if > 0, the times are lower bounds */
 
     /* By time, longest first.  Memsets and copies stand among them as "(memset)", "(copy in)",
      * "(copy out)", "(copy on device)". */
     busy_kernel top[BUSY_MAX_TOP];
     int n_top;
-    int n_names; /* number of names before the table was cut to BUSY_MAX_TOP */
 } busy_report;
 
 /* Starts a stretch, or restarts it.  OK also where CUPTI is missing or refuses. */
@@ -82,10 +71,8 @@ uint64_t interval_join(interval *all, size_t *n);
  * to one thread at a time. */
 typedef struct busy_log {
     interval *compute; /* kernels, memsets, copies within a device */
-    interval *copies;  /* between host and device */
-    size_t n_compute, compute_capacity, n_copies, copies_capacity;
-    uint64_t n_kind[GPU_COPY_OUT + 1];
-    uint64_t n_lost;
+    size_t n_compute, capacity;
+    uint64_t n_kernels, n_lost;
     struct busy_name *names; /* one for each name seen */
     size_t n_names, names_capacity;
 } busy_log;
@@ -99,6 +86,6 @@ status busy_log_add(busy_log *log, const gpu_record *r);
 
 /* The sums of everything added; is_known is false if nothing was.  The log is changed: only fini
  * may follow. */
-status busy_log_report(busy_log *log, busy_report *out);
+void busy_log_report(busy_log *log, busy_report *out);
 
 #endif

@@ -266,7 +266,8 @@ static gpu_record read_kernel(const kernel_record *k) {
 /* What the GPUs are, by the driver that the process already has: CUPTI's own records of devices do
  * not come where it was started before the driver. */
 static void hand_over_devices(void) {
-    static const int attributes[] = {16, 39, 106, 82, 81, 75, 76, 36, 37, 13};
+    static const int attributes[] = {16, 39, 106, 82, 81, 75, 76};
+    enum { N = sizeof attributes / sizeof *attributes };
     void *driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
     int (*ask)(int *, int, int), (*count)(int *), (*name)(char *, int, int), n = 0;
     if (driver == NULL) return;
@@ -275,8 +276,8 @@ static void hand_over_devices(void) {
     *(void **)&name = dlsym(driver, "cuDeviceGetName");
     bool is_there = ask != NULL && count != NULL && name != NULL && count(&n) == 0;
     for (int i = 0; is_there && i < n && i < RECORDER_MAX_GPUS; i++) {
-        int v[10] = {0};
-        for (int k = 0; k < 10; k++)
+        int v[N] = {0};
+        for (int k = 0; k < N; k++)
             if (ask(&v[k], attributes[k], i) != 0) v[k] = 0;
         gpu_facts f = {.device = (uint32_t)i,
                        .n_multiprocessors = (uint32_t)v[0],
@@ -284,10 +285,7 @@ static void hand_over_devices(void) {
                        .max_blocks = (uint32_t)v[2],
                        .max_registers = (uint32_t)v[3],
                        .max_shared = (uint32_t)v[4],
-                       .sm = (uint32_t)(10 * v[5] + v[6]),
-                       /* two transfers a clock, the clock in kHz, the width in bits */
-                       .bandwidth = (uint64_t)v[7] * 1000 * 2 * (uint64_t)v[8] / 8,
-                       .clock_hz = (uint64_t)v[9] * 1000};
+                       .sm = (uint32_t)(10 * v[5] + v[6])};
         if (name(f.name, (int)sizeof f.name, i) != 0) snprintf(f.name, sizeof f.name, "GPU");
         gpu_record r = {.kind = GPU_DEVICE, .device = f.device, .gpu = &f};
         pthread_mutex_lock(&cupti.lock);

@@ -12,7 +12,7 @@ enum { SHORT_GAP_NS = 500 }; /* less than the clocks can tell apart */
 typedef struct gpu_index {
     const recorder *r;
     const span **gpu, **calls, **waits;
-    size_t n_gpu, n_calls, n_waits;
+    size_t n_gpu, n_waits;
     size_t first_wait; /* those before it ended before the gaps that are still to come */
 } gpu_index;
 
@@ -21,33 +21,31 @@ static int by_start(const void *a, const void *b) {
     return x->start_ns < y->start_ns ? -1 : x->start_ns > y->start_ns;
 }
 
-static int by_correlation(const void *a, const void *b) {
-    const span *x = *(const span *const *)a, *y = *(const span *const *)b;
-    return x->correlation < y->correlation ? -1 : x->correlation > y->correlation;
+/* The call with each correlation, or NULL. */
+static status find_calls(const recorder *r, const span ***out) {
+    TRY(mem_alloc((void **)out, recorder_n_correlations(r), sizeof **out));
+    for (size_t i = 0; i < r->n_spans; i++) {
+        const span *s = &r->spans[i];
+        if (s->kind == SPAN_CALL && s->end_ns != 0 && s->correlation > 0)
+            (*out)[s->correlation] = s;
+    }
+    return OK;
 }
 
 static status make_index(gpu_index *x, const recorder *r) {
     *x = (gpu_index){.r = r};
     TRY(mem_alloc_raw((void **)&x->gpu, r->n_spans + 1, sizeof *x->gpu));
-    TRY(mem_alloc_raw((void **)&x->calls, r->n_spans + 1, sizeof *x->calls));
+    TRY(find_calls(r, &x->calls));
     TRY(mem_alloc_raw((void **)&x->waits, r->n_spans + 1, sizeof *x->waits));
     for (size_t i = 0; i < r->n_spans; i++) {
         const span *s = &r->spans[i];
         if (span_is_on_gpu(s)) x->gpu[x->n_gpu++] = s;
         if (s->kind != SPAN_CALL || s->end_ns == 0) continue;
-        x->calls[x->n_calls++] = s;
         if (strstr(recorder_name(r, s), "Synchronize") != NULL) x->waits[x->n_waits++] = s;
     }
     qsort(x->waits, x->n_waits, sizeof *x->waits, by_start);
     qsort(x->gpu, x->n_gpu, sizeof *x->gpu, by_start);
-    qsort(x->calls, x->n_calls, sizeof *x->calls, by_correlation);
     return OK;
-}
-
-/* The call that asked for a span of the GPU, or NULL. */
-static const span *call_of(const gpu_index *x, const span *s) {
-    const span **found = bsearch(&s, x->calls, x->n_calls, sizeof *x->calls, by_correlation);
-    return s->correlation != 0 && found != NULL ? *found : NULL;
 }
 
 /* Whether the host spent most of a time waiting for the GPU: it cannot ask for more meanwhile. */
@@ -64,7 +62,7 @@ static bool is_waiting(gpu_index *x, uint64_t from, uint64_t to) {
 }
 
 static gap_cause cause_of(gpu_index *x, uint64_t from, const span *next) {
-    const span *call = call_of(x, next);
+    const span *call = x->calls[next->correlation];
     if (call == NULL) return GAP_UNKNOWN;
     if (call->end_ns <= from + SHORT_GAP_NS) return GAP_LAUNCH;
     return is_waiting(x, from, call->start_ns > from ? call->start_ns : from + 1) ? GAP_SYNC
@@ -196,17 +194,6 @@ static int by_time(const void *a, const void *b) {
     return x->ns < y->ns ? -1 : x->ns > y->ns;
 }
 
-/* When the call with each correlation began; 0: none. */
-static status find_calls(const recorder *r, uint64_t **out) {
-    TRY(mem_alloc((void **)out, recorder_n_correlations(r), sizeof **out));
-    for (size_t i = 0; i < r->n_spans; i++) {
-        const span *s = &r->spans[i];
-        if (s->kind == SPAN_CALL && s->end_ns != 0 && s->correlation > 0)
-            (*out)[s->correlation] = s->start_ns;
-    }
-    return OK;
-}
-
 /* From changes to sums; those of one time become one point. */
 static size_t add_up(queue_point *p, size_t n) {
     size_t kept = 0;
@@ -220,15 +207,15 @@ static size_t add_up(queue_point *p, size_t n) {
 }
 
 status queue_find(const recorder *r, queue_point **out, size_t *out_n) {
-    uint64_t *call = NULL;
+    const span **call = NULL;
     size_t n = 0;
     *out_n = 0;
     TRY(mem_alloc_raw((void **)out, 2 * r->n_spans + 1, sizeof **out));
     status st = find_calls(r, &call);
     for (size_t i = 0; st == OK && i < r->n_spans; i++) {
         const span *s = &r->spans[i];
-        if (!span_is_on_gpu(s) || call[s->correlation] == 0) continue;
-        (*out)[n++] = (queue_point){call[s->correlation], 1};
+        if (!span_is_on_gpu(s) || call[s->correlation] == NULL) continue;
+        (*out)[n++] = (queue_point){call[s->correlation]->start_ns, 1};
         (*out)[n++] = (queue_point){s->start_ns, -1};
     }
     mem_free(call);

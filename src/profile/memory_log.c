@@ -38,10 +38,8 @@ static int owner_of(memory_log *log, const char *name) {
 }
 
 static void note_event(memory_log *log) {
-    uint64_t now = clock_ns();
     if (log->live > log->peak) {
         log->peak = log->live;
-        log->peak_ns = now;
         for (int i = 0; i < log->n_owners; i++)
             log->owners[i].at_peak = log->owners[i].live;
     }
@@ -49,7 +47,7 @@ static void note_event(memory_log *log) {
         mem_reserve((void **)&log->events, &log->capacity, log->n_events + 1,
                     sizeof *log->events) != OK)
         return;
-    log->events[log->n_events++] = (memory_event){now, log->live};
+    log->events[log->n_events++] = (memory_event){clock_ns(), log->live};
 }
 
 static void forget(memory_log *log, const memory_block *b) {

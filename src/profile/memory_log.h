@@ -37,7 +37,7 @@ typedef struct memory_log {
     int n_owners;
     memory_event *events;
     size_t n_events, capacity;
-    uint64_t live, peak, peak_ns;
+    uint64_t live, peak;
 } memory_log;
 
 void memory_log_init(memory_log *log);

@@ -176,22 +176,19 @@ static void end_step(void) {
 static const range_watcher watcher = {begin_range, end_range, note_memory, end_step};
 static const launch_mark mark = {cupti_mark_begin, cupti_mark_end};
 
-static const char *copy_name(gpu_record_kind kind) {
-    switch (kind) {
-    case GPU_COPY_IN:
-        return "[CUDA memcpy Host-to-Device]";
-    case GPU_COPY_OUT:
-        return "[CUDA memcpy Device-to-Host]";
-    case GPU_COPY_ON_DEVICE:
-        return "[CUDA memcpy Device-to-Device]";
-    case GPU_UNIFIED_IN:
-        return "[CUDA Unified Memory memcpy HtoD]";
-    case GPU_UNIFIED_OUT:
-        return "[CUDA Unified Memory memcpy DtoH]";
-    default:
-        return "[CUDA memset]";
-    }
-}
+/* The span that a record becomes, and its name where the record has none. */
+static const uint8_t kinds[] = {
+    [GPU_KERNEL] = SPAN_KERNEL,    [GPU_MEMSET] = SPAN_SET,    [GPU_COPY_ON_DEVICE] = SPAN_COPY,
+    [GPU_COPY_IN] = SPAN_COPY,     [GPU_COPY_OUT] = SPAN_COPY, [GPU_UNIFIED_IN] = SPAN_COPY,
+    [GPU_UNIFIED_OUT] = SPAN_COPY, [GPU_CALL] = SPAN_CALL,     [GPU_LINK] = N_SPAN_KINDS,
+    [HOST_RANGE] = SPAN_RANGE};
+static const char *const names[] = {[GPU_MEMSET] = "[CUDA memset]",
+                                    [GPU_COPY_ON_DEVICE] = "[CUDA memcpy Device-to-Device]",
+                                    [GPU_COPY_IN] = "[CUDA memcpy Host-to-Device]",
+                                    [GPU_COPY_OUT] = "[CUDA memcpy Device-to-Host]",
+                                    [GPU_UNIFIED_IN] = "[CUDA Unified Memory memcpy HtoD]",
+                                    [GPU_UNIFIED_OUT] = "[CUDA Unified Memory memcpy DtoH]",
+                                    [GPU_LINK] = ""};
 
 /* "cudaLaunchKernel_v7000" is cudaLaunchKernel to everybody. */
 static void call_name(const char *from, char out[RECORDER_NAME_BYTES]) {
@@ -231,24 +228,13 @@ static status keep_record(profile *p, const gpu_record *r) {
               .has_work = r->has_work,
               .lane = (uint16_t)(is_of_thread ? r->thread : r->stream),
               .device = (uint8_t)r->device};
-    if (r->kind == GPU_LINK) {
-        s.kind = N_SPAN_KINDS;
-        recorder_add(&p->recorder, &s, "", NULL);
-    } else if (r->kind == GPU_KERNEL) {
-        s.kind = SPAN_KERNEL;
-        kernel_name(r->name, name, sizeof name);
-        recorder_add(&p->recorder, &s, name, &r->launch);
-    } else if (r->kind == HOST_RANGE) {
-        s.kind = SPAN_RANGE;
-        recorder_add(&p->recorder, &s, r->name, NULL);
-    } else if (r->kind == GPU_CALL) {
-        s.kind = SPAN_CALL;
-        call_name(r->name, name);
-        recorder_add(&p->recorder, &s, name, NULL);
-    } else {
-        s.kind = r->kind == GPU_MEMSET ? SPAN_SET : SPAN_COPY;
-        recorder_add(&p->recorder, &s, copy_name(r->kind), NULL);
-    }
+    s.kind = kinds[r->kind];
+    if (r->kind == GPU_KERNEL) kernel_name(r->name, name, sizeof name);
+    if (r->kind == GPU_CALL) call_name(r->name, name);
+    const char *text = r->kind == GPU_KERNEL || r->kind == GPU_CALL ? name
+                       : r->kind == HOST_RANGE                      ? r->name
+                                                                    : names[r->kind];
+    recorder_add(&p->recorder, &s, text, r->kind == GPU_KERNEL ? &r->launch : NULL);
     return OK;
 }
 

@@ -43,8 +43,6 @@ typedef struct gpu_facts {
     uint32_t sm;     /* compute capability times ten */
     uint32_t n_multiprocessors;
     uint32_t max_warps, max_blocks, max_registers, max_shared; /* of a multiprocessor */
-    uint64_t bandwidth;                                        /* of its memory, bytes a second */
-    uint64_t clock_hz;
 } gpu_facts;
 
 typedef struct span {

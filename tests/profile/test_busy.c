@@ -60,12 +60,9 @@ TEST(busy_passes_over_what_takes_no_time_of_a_device) {
         if (kind == GPU_DEVICE) g.gpu = &facts;
         CHECK_OK(busy_log_add(&log, &g));
     }
-    CHECK_OK(busy_log_report(&log, &r));
+    busy_log_report(&log, &r);
     CHECK(r.is_known);
     CHECK_EQ(r.n_kernels, 1);
-    CHECK_EQ(r.n_memsets, 1);
-    CHECK_EQ(r.n_copies, 3);
-    CHECK_EQ(r.n_names, 5);
     CHECK_EQ(r.n_lost, 0);
     busy_log_fini(&log);
 }
@@ -91,16 +88,12 @@ TEST(busy_log_sums_up) {
     busy_log log = {0};
     busy_report r;
     CHECK_OK(add_some(&log));
-    CHECK_OK(busy_log_report(&log, &r));
+    busy_log_report(&log, &r);
     CHECK(r.is_known && r.reason[0] == '\0');
-    CHECK_EQ(r.span_ns, 760);
     CHECK_EQ(r.kernel_busy_ns, 250 + 10 + 220);
-    CHECK_EQ(r.busy_ns, 300 + 10 + 260);
     CHECK_EQ(r.n_kernels, 4);
-    CHECK_EQ(r.n_memsets, 1);
-    CHECK_EQ(r.n_copies, 3);
     CHECK_EQ(r.n_lost, 1);
-    CHECK(r.n_top == 6 && r.n_names == 6);
+    CHECK_EQ(r.n_top, 6);
     CHECK_STR(r.top[0].name, "gate_kernel<__half, 8>");
     CHECK(r.top[0].ns == 350 && r.top[0].n_calls == 2);
     CHECK_STR(r.top[1].name, "gemm");
@@ -119,20 +112,19 @@ TEST(busy_log_cuts_the_table) {
         snprintf(name, sizeof name, "%0100d_%d", 0, i);
         CHECK_OK(add(&log, GPU_KERNEL, name, 1000, 1001 + (uint64_t)(i * 37 % 100)));
     }
-    CHECK_OK(busy_log_report(&log, &r));
-    CHECK(r.n_names == 100 && r.n_top == BUSY_MAX_TOP);
+    busy_log_report(&log, &r);
+    CHECK_EQ(r.n_top, BUSY_MAX_TOP);
     for (int i = 0; i < r.n_top; i++) {
         CHECK_EQ(r.top[i].ns, 100 - i);
         CHECK_EQ(strlen(r.top[i].name), BUSY_NAME_BYTES - 1);
     }
-    CHECK_EQ(r.busy_ns, 100);
     busy_log_fini(&log);
 }
 
 TEST(busy_log_of_nothing_is_not_known) {
     busy_log log = {0};
     busy_report r;
-    CHECK_OK(busy_log_report(&log, &r));
+    busy_log_report(&log, &r);
     CHECK(!r.is_known);
     CHECK_CONTAINS(r.reason, "no activity");
     busy_log_fini(&log);
@@ -143,13 +135,13 @@ static status log_and_report(void *ctx) {
     busy_report r;
     (void)ctx;
     status st = add_some(&log);
-    if (st == OK) st = busy_log_report(&log, &r);
+    if (st == OK) busy_log_report(&log, &r);
     busy_log_fini(&log);
     return st;
 }
 
 TEST(busy_log_survives_lack_of_memory) {
-    CHECK(oom_at_each_allocation(log_and_report, NULL) >= 3);
+    CHECK(oom_at_each_allocation(log_and_report, NULL) >= 2);
 }
 
 static const char *shown(const char *mangled) {
@@ -208,7 +200,7 @@ TEST(busy_says_why_it_does_not_know) {
         CHECK_OK(busy_begin());
         CHECK_OK(busy_begin());
         CHECK_OK(busy_end(&r));
-        CHECK(!r.is_known && r.busy_ns == 0 && r.n_top == 0);
+        CHECK(!r.is_known && r.kernel_busy_ns == 0 && r.n_top == 0);
         CHECK(strlen(r.reason) > 10 && strlen(r.reason) < sizeof r.reason);
     }
 }

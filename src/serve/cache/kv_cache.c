@@ -1,81 +1,74 @@
-#include "serve/cache/kv_cache.h"
+#include "serve/cache/kv_cache_int.h"
 
 #include <math.h>
 #include <string.h>
 
-#include "base/hash.h"
 #include "base/mem.h"
-#include "serve/cache/kv_heap.h"
 
-enum { KV_NONE = -1 };
-
-/* A page, wherever its keys and values are. */
-typedef struct kv_node {
-    uint64_t key;       /* the chained hash before the page, and the first token */
-    uint64_t chain;     /* the chained hash after the page, where has_chain */
-    int32_t parent;     /* the page before it; KV_NONE: it is the first of its sequence */
-    int32_t first;      /* place of its first token */
-    int32_t device;     /* its page on the device; KV_NONE: it has none */
-    int32_t host;       /* its page on the host; KV_NONE: it has none */
-    int32_t n_ready;    /* tokens that can be read on the device */
-    int32_t n_coming;   /* tokens that a lease writes */
-    int32_t n_host;     /* tokens that can be read on the host */
-    int32_t child;      /* the page that was added after it last, whatever became of it; KV_NONE */
-    int32_t n_children; /* pages after it */
-    int32_t n_resident; /* children that are on the device */
-    int32_t n_pins;
-    int32_t n_held;      /* by kv_cache_hold */
-    uint32_t generation; /* grows with each change of tokens that could be read */
-    int32_t next;        /* in its bucket, or in the list of free nodes */
-    double priority;
-    uint64_t used; /* the batch of its last use */
-    bool is_free, has_chain;
-} kv_node;
-
-/* The free pages of a tier. */
-typedef struct kv_free_list {
-    int32_t *page; /* (n) */
-    int32_t n;
-} kv_free_list;
-
-struct kv_cache {
-    kv_cache_config config;
-    kv_costs costs;
-    int32_t n_nodes;
-    kv_node *nodes;  /* (n_nodes) */
-    char *tokens;    /* (n_nodes, KV_PAGE, token_bytes) */
-    int32_t *bucket; /* (n_buckets), a power of two */
-    uint64_t n_buckets;
-    int32_t free;                /* the first free node */
-    int32_t *owner, *host_owner; /* by page of the tier: its node */
-    kv_free_list free_pages, free_host;
-    kv_heap leaves;    /* nodes that can leave the device */
-    kv_heap idle;      /* nodes that can leave the host; copies of device pages first */
-    kv_move *out, *in; /* (n_pages) */
-    double clock;
-    uint64_t now, n_forgotten;
-    kv_cache_counts counts;
-    int32_t n_moves_out, n_moves_in; /* that are listed */
-};
-
-static int32_t *bucket_of(const kv_cache *c, uint64_t key) {
-    return &c->bucket[hash64_mix(key) & (c->n_buckets - 1)];
+static status heap_init(kv_heap *h, int32_t n_numbers) {
+    *h = (kv_heap){0};
+    status st = MEM_NEW(&h->item, (size_t)n_numbers);
+    if (st == OK) st = MEM_NEW(&h->place, (size_t)n_numbers);
+    if (st == OK) st = MEM_NEW(&h->key, (size_t)n_numbers);
+    for (int32_t i = 0; i < n_numbers && st == OK; i++)
+        h->place[i] = -1;
+    return st;
 }
 
-/* Whether the device has all that the host has of a page. */
-static bool is_host_copy(const kv_node *p) {
-    return p->device != KV_NONE && p->n_ready >= p->n_host;
+static void heap_fini(kv_heap *h) {
+    mem_free(h->item);
+    mem_free(h->place);
+    mem_free(h->key);
+    *h = (kv_heap){0};
+}
+
+static void heap_put(kv_heap *h, int32_t at, int32_t number) {
+    h->item[at] = number;
+    h->place[number] = at;
+}
+
+static bool is_below(const kv_heap *h, int32_t a, int32_t b) {
+    return h->key[a] < h->key[b];
+}
+
+/* Puts a number where it belongs, from a place that is empty. */
+static void heap_settle(kv_heap *h, int32_t at, int32_t number) {
+    for (; at > 0 && is_below(h, number, h->item[(at - 1) / 2]); at = (at - 1) / 2)
+        heap_put(h, at, h->item[(at - 1) / 2]);
+    for (int32_t child; (child = 2 * at + 1) < h->n; at = child) {
+        if (child + 1 < h->n && is_below(h, h->item[child + 1], h->item[child])) child++;
+        if (!is_below(h, h->item[child], number)) break;
+        heap_put(h, at, h->item[child]);
+    }
+    heap_put(h, at, number);
+}
+
+static void heap_take_out(kv_heap *h, int32_t number) {
+    int32_t at = h->place[number], last = h->item[--h->n];
+    h->place[number] = -1;
+    if (last != number) heap_settle(h, at, last);
+}
+
+/* Puts a number in with this key, changes its key, or takes it out. */
+static void heap_set(kv_heap *h, int32_t number, bool is_in, double key) {
+    if (kv_heap_has(h, number)) {
+        if (is_in && h->key[number] == key) return;
+        heap_take_out(h, number);
+    }
+    if (!is_in) return;
+    h->key[number] = key;
+    heap_settle(h, h->n++, number);
 }
 
 /* Puts a node into the heaps or takes it out, as its pins, children and copies say.  Copies of
  * device pages leave the host first: nothing is lost with them. */
 static void note_use(kv_cache *c, int32_t number) {
     const kv_node *p = &c->nodes[number];
-    bool is_idle = !p->is_free && p->n_pins == 0 && p->n_held == 0, is_copy = is_host_copy(p);
+    bool is_idle = !p->is_free && p->n_pins == 0 && p->n_held == 0, is_copy = kv_is_host_copy(p);
     bool can_leave = is_idle && p->device != KV_NONE && p->n_resident == 0;
     bool can_drop = is_idle && p->host != KV_NONE && (is_copy || p->n_children == 0);
-    kv_heap_set(&c->leaves, number, can_leave, p->priority);
-    kv_heap_set(&c->idle, number, can_drop, is_copy ? -INFINITY : p->priority);
+    heap_set(&c->leaves, number, can_leave, p->priority);
+    heap_set(&c->idle, number, can_drop, is_copy ? -INFINITY : p->priority);
 }
 
 static void drop_host(kv_cache *c, int32_t number) {
@@ -101,7 +94,7 @@ static void detach(kv_cache *c, int32_t number) {
 }
 
 static void unlink_node(kv_cache *c, int32_t number) {
-    int32_t *at = bucket_of(c, c->nodes[number].key);
+    int32_t *at = kv_bucket_of(c, c->nodes[number].key);
     while (*at != number)
         at = &c->nodes[*at].next;
     *at = c->nodes[number].next;
@@ -248,8 +241,8 @@ static status alloc(kv_cache *c) {
     TRY(MEM_NEW(&c->free_host.page, n_host));
     TRY(MEM_NEW(&c->out, n));
     TRY(MEM_NEW(&c->in, n));
-    TRY(kv_heap_init(&c->leaves, c->n_nodes));
-    return kv_heap_init(&c->idle, c->n_nodes);
+    TRY(heap_init(&c->leaves, c->n_nodes));
+    return heap_init(&c->idle, c->n_nodes);
 }
 
 status kv_cache_create(kv_cache **out, const kv_cache_config *config) {
@@ -278,8 +271,8 @@ void kv_cache_destroy(kv_cache *c) {
                    c->out,   c->free_pages.page, c->free_host.page, c->in};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         mem_free(all[i]);
-    kv_heap_fini(&c->leaves);
-    kv_heap_fini(&c->idle);
+    heap_fini(&c->leaves);
+    heap_fini(&c->idle);
     mem_free(c);
 }
 
@@ -383,7 +376,7 @@ static int32_t find(const kv_cache *c, int32_t parent, uint64_t key, const char 
                     int32_t *n_equal) {
     int32_t best = KV_NONE;
     *n_equal = 0;
-    for (int32_t i = *bucket_of(c, key); i != KV_NONE; i = c->nodes[i].next) {
+    for (int32_t i = *kv_bucket_of(c, key); i != KV_NONE; i = c->nodes[i].next) {
         if (c->nodes[i].key != key || c->nodes[i].parent != parent) continue;
         int32_t equal = count_equal(c, i, tokens, n);
         if (equal <= *n_equal) continue;
@@ -432,7 +425,7 @@ static bool is_coming_to(const kv_cache *c, int32_t number, const char *tokens, 
 
 /* The same for any page after `parent`. */
 static bool is_coming(kv_cache *c, int32_t parent, uint64_t key, const char *tokens, int32_t n) {
-    for (int32_t i = *bucket_of(c, key); i != KV_NONE; i = c->nodes[i].next)
+    for (int32_t i = *kv_bucket_of(c, key); i != KV_NONE; i = c->nodes[i].next)
         if (c->nodes[i].key == key && c->nodes[i].parent == parent && is_coming_to(c, i, tokens, n))
             return true;
     return false;
@@ -452,7 +445,7 @@ static void write_tokens(kv_cache *c, int32_t number, int32_t from, const char *
 
 /* A new page after `parent`, pinned; KV_NONE: there is none. */
 static int32_t add_page(kv_cache *c, int32_t parent, int32_t first, uint64_t key) {
-    int32_t *bucket = bucket_of(c, key);
+    int32_t *bucket = kv_bucket_of(c, key);
     if (!make_room(c)) return KV_NONE; /* as every node has a page, one of them is free now */
     int32_t number = c->free;
     kv_node *p = &c->nodes[number];
@@ -479,7 +472,7 @@ static int32_t add_page(kv_cache *c, int32_t parent, int32_t first, uint64_t key
  * page on the device, too. */
 static int32_t adopt_page(kv_cache *c, int32_t parent, uint64_t key, const char *tokens,
                           int32_t n) {
-    int32_t i = *bucket_of(c, key);
+    int32_t i = *kv_bucket_of(c, key);
     for (; i != KV_NONE; i = c->nodes[i].next) {
         const kv_node *p = &c->nodes[i];
         int32_t most = p->n_host < n ? p->n_host : n;
@@ -748,85 +741,15 @@ kv_cache_counts kv_cache_count(const kv_cache *c) {
     return n;
 }
 
-static kv_page_view view(const kv_cache *c, int32_t number, int32_t n_tokens) {
-    if (number == KV_NONE) return (kv_page_view){0};
+engine_page kv_cache_view(const kv_cache *c, int32_t page) {
+    int32_t n = c->config.n_pages, number = page < n ? c->owner[page] : c->host_owner[page - n];
+    engine_page out = {.page = page, .is_host = page >= n};
+    if (number == KV_NONE) return out;
     const kv_node *p = &c->nodes[number];
-    return (kv_page_view){.key = p->key | 1,
-                          .first = p->first,
-                          .n_tokens = n_tokens,
-                          .age = c->now - p->used,
-                          .is_pinned = p->n_pins > 0,
-                          .is_on_both = p->device != KV_NONE && p->host != KV_NONE};
-}
-
-kv_page_view kv_cache_view(const kv_cache *c, int32_t page) {
-    int32_t number = c->owner[page];
-    return view(c, number, number != KV_NONE ? c->nodes[number].n_ready : 0);
-}
-
-kv_page_view kv_cache_view_host(const kv_cache *c, int32_t page) {
-    int32_t number = c->host_owner[page];
-    return view(c, number, number != KV_NONE ? c->nodes[number].n_host : 0);
-}
-
-static bool is_linked(const kv_cache *c, int32_t number) {
-    int32_t i = *bucket_of(c, c->nodes[number].key);
-    while (i != KV_NONE && i != number)
-        i = c->nodes[i].next;
-    return i == number;
-}
-
-static bool are_places_right(const kv_cache *c, int32_t number) {
-    const kv_node *p = &c->nodes[number];
-    bool has_device = p->device != KV_NONE, has_host = p->host != KV_NONE;
-    if (!has_device && (!has_host || p->n_host == 0 || p->n_ready > 0 || p->n_coming > 0))
-        return false;
-    if (has_device && c->owner[p->device] != number) return false;
-    if (has_host && c->host_owner[p->host] != number) return false;
-    if (!has_host && p->n_host > 0) return false;
-    bool is_idle = p->n_pins == 0 && p->n_held == 0;
-    bool can_leave = has_device && is_idle && p->n_resident == 0;
-    bool can_drop = has_host && is_idle && (is_host_copy(p) || p->n_children == 0);
-    return can_leave == kv_heap_has(&c->leaves, number) &&
-           can_drop == kv_heap_has(&c->idle, number);
-}
-
-static bool are_children_right(const kv_cache *c, int32_t number) {
-    const kv_node *p = &c->nodes[number];
-    int32_t n_children = 0, n_resident = 0;
-    for (int32_t k = 0; k < c->n_nodes; k++) {
-        if (c->nodes[k].is_free || c->nodes[k].parent != number) continue;
-        n_children++;
-        n_resident += c->nodes[k].device != KV_NONE;
-    }
-    if (n_children != p->n_children || n_resident != p->n_resident) return false;
-    if (n_resident > 0 && p->device == KV_NONE) return false;
-    if (n_children == 0) return true;
-    return p->n_ready == KV_PAGE || p->n_coming == KV_PAGE || p->n_host == KV_PAGE;
-}
-
-static bool is_node_right(const kv_cache *c, int32_t number) {
-    const kv_node *p = &c->nodes[number];
-    if (!is_linked(c, number)) return false;
-    if (!are_places_right(c, number) || !are_children_right(c, number)) return false;
-    if (p->n_pins == 0 && p->n_coming > 0) return false;
-    if (p->n_pins == 0 && p->device != KV_NONE && p->n_ready == 0) return false;
-    return p->parent == KV_NONE || c->nodes[p->parent].first + KV_PAGE == p->first;
-}
-
-bool kv_cache_is_sound(const kv_cache *c) {
-    int32_t n_device = 0, n_host = 0;
-    for (int32_t i = 0; i < c->n_nodes; i++) {
-        const kv_node *p = &c->nodes[i];
-        if (p->is_free) {
-            if (kv_heap_has(&c->leaves, i) || kv_heap_has(&c->idle, i)) return false;
-            continue;
-        }
-        if (!is_node_right(c, i)) return false;
-        n_device += p->device != KV_NONE;
-        n_host += p->host != KV_NONE;
-    }
-    return n_device + c->free_pages.n == c->config.n_pages &&
-           n_host + c->free_host.n == c->config.n_host_pages && kv_heap_is_sound(&c->leaves) &&
-           kv_heap_is_sound(&c->idle);
+    out.owner = p->key | 1;
+    out.first = p->first;
+    out.n_tokens = out.is_host ? p->n_host : p->n_ready;
+    out.age = c->now - p->used;
+    out.is_pinned = p->n_pins > 0;
+    return out;
 }

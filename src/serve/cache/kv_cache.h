@@ -37,6 +37,7 @@
 
 #include "base/status.h"
 #include "ops/ops.h"
+#include "serve/engine/engine.h"
 
 enum { KV_PAGE = 64 };
 
@@ -147,18 +148,7 @@ typedef struct kv_cache_counts {
 } kv_cache_counts;
 kv_cache_counts kv_cache_count(const kv_cache *c);
 
-/* A page, as GET /v1/cache shows it. */
-typedef struct kv_page_view {
-    uint64_t key; /* 0: free */
-    int32_t first, n_tokens;
-    uint64_t age; /* batches since its last use */
-    bool is_pinned;
-    bool is_on_both; /* the page has a copy in the other tier */
-} kv_page_view;
-kv_page_view kv_cache_view(const kv_cache *c, int32_t page);
-kv_page_view kv_cache_view_host(const kv_cache *c, int32_t page);
-
-/* Whether all links, counts and orders agree: for tests. */
-bool kv_cache_is_sound(const kv_cache *c);
+/* A page of the device or, numbered after those, of the host; as GET /v1/cache shows it. */
+engine_page kv_cache_view(const kv_cache *c, int32_t page);
 
 #endif

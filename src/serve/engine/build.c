@@ -161,63 +161,36 @@ static status copy_inside(build *b, const char *name) {
     return copy_file(from, to);
 }
 
-/* The names in a folder but for "." and "..", in any order; mem_free frees them. */
-static status list_folder(const char *path, char (**out)[256], size_t *n) {
-    size_t capacity = 0;
-    status st = OK;
-    *out = NULL;
-    *n = 0;
-    DIR *dir = opendir(path);
-    if (dir == NULL) return fail_errno("%s", path);
-    for (struct dirent *e = readdir(dir); e != NULL && st == OK; e = readdir(dir)) {
-        if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0) continue;
-        st = mem_reserve((void **)out, &capacity, *n + 1, sizeof **out);
-        if (st == OK) snprintf((*out)[(*n)++], sizeof **out, "%.255s", e->d_name);
-    }
-    closedir(dir);
-    if (st == OK) return OK;
-    mem_free(*out);
-    *out = NULL;
-    return st;
-}
-
-/* A copy of a folder with everything in it, each file durable. */
-static status copy_folder(const char *from, const char *to) {
-    char inside[CHECKPOINT_PATH_BYTES], copy[CHECKPOINT_PATH_BYTES], (*names)[256];
-    size_t n;
-    TRY(list_folder(from, &names, &n));
-    status st = folder_create(to, NULL);
-    for (size_t i = 0; i < n && st == OK; i++) {
-        st = path_join(inside, sizeof inside, from, names[i]);
-        if (st == OK) st = path_join(copy, sizeof copy, to, names[i]);
-        if (st == OK)
-            st = folder_exists(inside) ? copy_folder(inside, copy) : copy_file(inside, copy);
-    }
-    mem_free(names);
-    return st;
+static status note_table(build *b, const char *name) {
+    int at = b->report->n_tables;
+    if (at == (int)(sizeof b->tables / sizeof *b->tables))
+        return fail(ERR_UNSUPPORTED, "%s: more than %d tables", b->from, at);
+    snprintf(b->tables[at], sizeof b->tables[at], "%s", name);
+    b->report->n_tables++;
+    return OK;
 }
 
 /* The checkpoint was verified: folders of this name are its tables. */
-static status copy_tables(build *b) {
-    char from[CHECKPOINT_PATH_BYTES], to[CHECKPOINT_PATH_BYTES], (*names)[256];
-    size_t n;
-    TRY(list_folder(b->from, &names, &n));
-    status st = OK;
-    for (size_t i = 0; i < n && st == OK; i++) {
-        int at = b->report->n_tables;
-        if (strncmp(names[i], "table-", 6) != 0 || strlen(names[i]) >= CHECKPOINT_TABLE_BYTES)
-            continue;
-        if (at == (int)(sizeof b->tables / sizeof *b->tables)) {
-            st = fail(ERR_UNSUPPORTED, "%s: more than %d tables", b->from, at);
-            continue;
-        }
-        snprintf(b->tables[at], sizeof b->tables[at], "%s", names[i]);
-        b->report->n_tables++;
-        st = path_join(from, sizeof from, b->from, names[i]);
-        if (st == OK) st = path_join(to, sizeof to, b->to, names[i]);
-        if (st == OK) st = copy_folder(from, to);
+static bool is_table(const char *name) {
+    return strncmp(name, "table-", 6) == 0 && strlen(name) < CHECKPOINT_TABLE_BYTES;
+}
+
+/* Copies what is in a folder, each file durable.  With `b`, its tables alone, and lists them. */
+static status copy_folder(const char *from, const char *to, build *b) {
+    char inside[CHECKPOINT_PATH_BYTES], copy[CHECKPOINT_PATH_BYTES];
+    DIR *dir = opendir(from);
+    if (dir == NULL) return fail_errno("%s", from);
+    status st = folder_create(to, NULL);
+    for (struct dirent *e = readdir(dir); e != NULL && st == OK; e = readdir(dir)) {
+        bool is_inside = strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0;
+        if (b != NULL ? !is_table(e->d_name) : !is_inside) continue;
+        if (b != NULL) st = note_table(b, e->d_name);
+        if (st == OK) st = path_join(inside, sizeof inside, from, e->d_name);
+        if (st == OK) st = path_join(copy, sizeof copy, to, e->d_name);
+        if (st == OK)
+            st = folder_exists(inside) ? copy_folder(inside, copy, NULL) : copy_file(inside, copy);
     }
-    mem_free(names);
+    closedir(dir);
     return st;
 }
 
@@ -299,7 +272,7 @@ static status write_folder(build *b) {
     TRY(convert_weights(b));
     TRY(copy_inside(b, engine_file_names[ENGINE_VOCABULARY]));
     TRY(copy_inside(b, engine_file_names[ENGINE_STATE]));
-    TRY(copy_tables(b));
+    TRY(copy_folder(b->from, b->to, b));
     return seal(b);
 }
 

@@ -100,13 +100,6 @@ slot *engine_slot(engine *e, int index) {
     return index >= 0 && index < atomic_load(&e->n_slots) ? e->slots[index] : NULL;
 }
 
-bool engine_wait_idle(engine *e, uint64_t timeout_ns) {
-    uint64_t until = clock_ns() + timeout_ns;
-    for (int i = 0; i < engine_n_models(e); i++)
-        if (!slot_wait_idle(engine_slot(e, i), until)) return false;
-    return true;
-}
-
 int engine_n_models(engine *e) {
     return atomic_load(&e->n_slots);
 }
@@ -149,30 +142,14 @@ static status add_slot(engine *e, const char *name, served *m) {
 
 /* Under the load lock. */
 static status load(engine *e, const char *name, const char *path) {
-    served_config c = {.path = path,
-                       .device = e->config.device,
-                       .data = e->data,
-                       .n_threads = e->config.n_threads,
-                       .max_batch = e->config.max_batch,
-                       .max_tokens = e->config.max_tokens,
-                       .kv_pages = e->config.kv_pages,
-                       .kv_host_pages = e->config.kv_host_pages,
-                       .loads_always = e->config.loads_always,
-                       .has_fp8_kv = e->config.has_fp8_kv,
-                       .has_int8_items = e->config.has_int8_items};
     served *m;
-    int i = engine_find_model(e, name);
-    TRY(served_open(&m, &c));
-    if (i >= 0) {
-        status checked = served_checked(m);
-        if (checked != OK)
-            served_drop(m);
-        else
-            slot_set_model(engine_slot(e, i), m);
-        return checked;
-    }
-    status st = add_slot(e, name, m);
-    if (st != OK) served_drop(m);
+    slot *s = engine_slot(e, engine_find_model(e, name));
+    TRY(served_open(&m, &e->config, path, e->data));
+    status st = s != NULL ? served_checked(m) : add_slot(e, name, m);
+    if (st != OK)
+        served_drop(m);
+    else if (s != NULL)
+        slot_set_model(s, m);
     return st;
 }
 
@@ -184,41 +161,41 @@ status engine_load(engine *e, const char *name, const char *path) {
     return st;
 }
 
-static status no_such_model(int index) {
-    return fail(ERR_USAGE, "there is no model number %d", index);
+static status find_slot(engine *e, int index, slot **out) {
+    *out = engine_slot(e, index);
+    return *out != NULL ? OK : fail(ERR_USAGE, "there is no model number %d", index);
+}
+
+/* A model with a reference. */
+static status keep_model(engine *e, int index, served **out) {
+    slot *s;
+    TRY(find_slot(e, index, &s));
+    *out = slot_keep_model(s);
+    return OK;
 }
 
 status engine_model(engine *e, int index, engine_model_info *out) {
-    slot *s = engine_slot(e, index);
-    if (s == NULL) return no_such_model(index);
-    served *m = slot_keep_model(s);
-    served_info(m, s->name, out);
+    served *m;
+    TRY(keep_model(e, index, &m));
+    served_info(m, e->slots[index]->name, out);
     served_drop(m);
     return OK;
 }
 
-static void count_users(engine *e, engine_stats *out) {
+status engine_model_stats(engine *e, int index, engine_stats *out) {
+    slot *s;
+    TRY(find_slot(e, index, &s));
+    slot_stats(s, out);
     pthread_mutex_lock(&e->users_lock);
     out->events_added = e->users.n_added;
     out->events_duplicate = e->users.n_duplicates;
-    out->events_unknown = e->users.n_unknown;
-    out->users_erased = e->users.n_erased;
-    out->users_touched = e->users.n_touched;
     pthread_mutex_unlock(&e->users_lock);
-}
-
-status engine_model_stats(engine *e, int index, engine_stats *out) {
-    slot *s = engine_slot(e, index);
-    if (s == NULL) return no_such_model(index);
-    slot_stats(s, out);
-    count_users(e, out);
     return OK;
 }
 
 status engine_item_of(engine *e, int index, uint32_t number, engine_item *out) {
-    slot *s = engine_slot(e, index);
-    if (s == NULL) return no_such_model(index);
-    served *m = slot_keep_model(s);
+    served *m;
+    TRY(keep_model(e, index, &m));
     bool has = number >= 1 && number <= m->names->n_items;
     if (has) *out = served_item_names(m, number);
     served_drop(m);
@@ -226,9 +203,8 @@ status engine_item_of(engine *e, int index, uint32_t number, engine_item *out) {
 }
 
 status engine_wait_checked(engine *e, int index) {
-    slot *s = engine_slot(e, index);
-    if (s == NULL) return no_such_model(index);
-    served *m = slot_keep_model(s);
+    served *m;
+    TRY(keep_model(e, index, &m));
     status st = served_checked(m);
     served_drop(m);
     return st;
@@ -245,8 +221,8 @@ bool engine_is_checked(engine *e, int index) {
 
 /* Counted as a caller inside, for engine_destroy. */
 static status call_slot(engine *e, int index, status (*fn)(served *m, void *ctx), void *ctx) {
-    slot *s = engine_slot(e, index);
-    if (s == NULL) return no_such_model(index);
+    slot *s;
+    TRY(find_slot(e, index, &s));
     atomic_fetch_add(&e->n_inside, 1);
     status st = slot_call(s, fn, ctx);
     atomic_fetch_sub(&e->n_inside, 1);
@@ -284,18 +260,10 @@ typedef struct page_visit {
 
 static status visit_pages(served *m, void *ctx) {
     const page_visit *v = ctx;
-    int32_t n = m->store.n_pages;
-    for (int32_t i = 0; m->cache != NULL && i < n + m->store.n_host_pages; i++) {
-        bool is_host = i >= n;
-        kv_page_view p = is_host ? kv_cache_view_host(m->cache, i - n) : kv_cache_view(m->cache, i);
-        engine_page out = {.page = i,
-                           .owner = p.key,
-                           .n_tokens = p.n_tokens,
-                           .first = p.first,
-                           .age = p.age,
-                           .is_pinned = p.is_pinned,
-                           .is_host = is_host};
-        v->fn(v->ctx, &out);
+    int32_t n = m->store.n_pages + m->store.n_host_pages;
+    for (int32_t i = 0; m->cache != NULL && i < n; i++) {
+        engine_page p = kv_cache_view(m->cache, i);
+        v->fn(v->ctx, &p);
     }
     return OK;
 }
@@ -307,9 +275,8 @@ status engine_visit_pages(engine *e, int index, void (*fn)(void *ctx, const engi
 }
 
 status engine_work_of(engine *e, int index, const engine_shape *shape, engine_work *out) {
-    slot *s = engine_slot(e, index);
-    if (s == NULL) return no_such_model(index);
-    served *m = slot_keep_model(s);
+    served *m;
+    TRY(keep_model(e, index, &m));
     *out = served_work(m, shape);
     served_drop(m);
     return OK;
@@ -652,17 +619,6 @@ void engine_user_release(engine_user *u) {
     *u = (engine_user){0};
 }
 
-static engine_id data_user_id(const seq_file *data, uint64_t user) {
-    engine_id id = {0};
-    if (!data->has_text_users) {
-        id.number = data->user_id[user];
-        return id;
-    }
-    id.text = data->user_text.bytes + data->user_text.offsets[user];
-    id.n = (size_t)(data->user_text.offsets[user + 1] - data->user_text.offsets[user]);
-    return id;
-}
-
 static bool is_known(engine *e, const id_text *id) {
     pthread_mutex_lock(&e->users_lock);
     bool known = users_history(&e->users, id).is_known;
@@ -679,8 +635,8 @@ status engine_list_users(engine *e, const char *prefix, uint64_t from, size_t n,
     *n_found = 0;
     for (; u < n_users && *n_found < n && u - from < LOOKED_AT; u++) {
         id_text text;
-        engine_id id = data_user_id(e->data, u);
-        if (id_text_make(&text, &id, "a user") != OK) continue;
+        engine_id id;
+        if (users_data_name(&e->users, u, &id, &text) != OK) continue;
         if (text.n < n_prefix || memcmp(text.text, prefix, n_prefix) != 0) continue;
         if (is_known(e, &text)) out[(*n_found)++] = id;
     }

@@ -90,9 +90,6 @@ void engine_destroy(engine *e); /* NULL is fine */
 /* From now on requests are refused (ENGINE_CLOSING); those in the queues are still answered. */
 void engine_drain(engine *e);
 
-/* Waits until no request is queued or running; false: the time is over. */
-bool engine_wait_idle(engine *e, uint64_t timeout_ns);
-
 /* Opens a run, a checkpoint or an engine folder (`hstu build`) under a name; where the name exists,
  * replaces that model between two batches, and then its content was checked.  Takes seconds for
  * large models, on the caller's thread; requests go on meanwhile.  On failure the old model stays.
@@ -328,10 +325,11 @@ typedef struct engine_state_stats {
     uint64_t n_commits, n_failed; /* transactions */
     uint64_t n_refused;           /* changes, because too many waited */
     uint64_t n_unswept;           /* erased users with rows still on disk */
-    uint64_t queue_bytes, log_bytes;
-    bool is_failing; /* the last transaction failed */
-    char why[256];
-    char warning[1024]; /* of the start: damage; "" */
+    uint64_t queue_bytes;         /* of changes that wait */
+    uint64_t log_bytes;           /* of the write-ahead log */
+    bool is_failing;              /* the last transaction failed, */
+    char why[256];                /* and why */
+    char warning[1024];           /* of the start: damage at the end of the log; "" */
 } engine_state_stats;
 void engine_get_state(engine *e, engine_state_stats *out);
 
@@ -383,6 +381,7 @@ typedef struct engine_times {
     double sum_s;
 } engine_times;
 double engine_bucket_s(int i); /* 0.0001, 0.00016, 0.00025, 0.0004, 0.00063, 0.001, ... 10 */
+int engine_bucket_of(uint64_t ns);
 
 typedef enum { STAGE_QUEUE, STAGE_BUILD, STAGE_LAYERS, STAGE_HEAD, ENGINE_STAGES } engine_stage;
 const char *engine_stage_name(engine_stage s); /* "queue", "build", "layers", "head" */
@@ -401,9 +400,7 @@ typedef struct engine_stats {
     int64_t kv_pages_free, kv_pages_used, kv_pages_pinned;
     int64_t kv_host_free, kv_host_used;
     uint64_t queue_requests, queue_tokens; /* now */
-    uint64_t events_added, events_duplicate, events_unknown, users_erased, reloads;
-    uint64_t users_touched;         /* whose history differs from the data */
-    double predicted_s, measured_s; /* sums over batches: how good the predictions are */
+    uint64_t events_added, events_duplicate, reloads;
     engine_times stages[ENGINE_STAGES];
     engine_times total; /* from submission to answer */
 } engine_stats;

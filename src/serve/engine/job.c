@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/sort.h"
 #include "base/thread.h"
 
 enum { MAX_IDS = 1 << 20, NS_PER_SECOND = 1000000000 };
@@ -490,40 +491,14 @@ status job_answer_items(job *j) {
     return OK;
 }
 
-/* A number that is less for candidates that come first: by value downwards, those without one last,
- * of equal ones the first given first. */
-static uint64_t order_key(float value, uint32_t place) {
+/* A number that is less for candidates that come first: by value downwards, those without one last;
+ * of equal ones the first given comes first, as the sort is stable. */
+static uint64_t order_key(float value) {
     uint32_t bits;
-    if (isnan(value)) return (uint64_t)UINT32_MAX << 32 | place;
+    if (isnan(value)) return UINT32_MAX;
     value += 0.0f; /* -0 and 0 are equal */
     memcpy(&bits, &value, sizeof bits);
-    bits = bits >> 31 ? ~bits : bits | 1u << 31; /* ascending as the values are */
-    return (uint64_t)~bits << 32 | place;
-}
-
-/* Sorts keys whose lower halves, the places, ascend already: by the bytes of the upper ones, from
- * the last to the first.  `other` has room for as many; returns where the sorted ones are. */
-static uint64_t *sort_keys(uint64_t *key, uint64_t *other, size_t n) {
-    uint32_t at[4][256] = {0};
-    for (size_t i = 0; i < n; i++)
-        for (int byte = 0; byte < 4; byte++)
-            at[byte][key[i] >> (32 + 8 * byte) & 255]++;
-    for (int byte = 0; byte < 4; byte++) {
-        int shift = 32 + 8 * byte;
-        uint32_t sum = 0;
-        if (at[byte][key[0] >> shift & 255] == n) continue; /* all have the same byte */
-        for (int i = 0; i < 256; i++) {
-            uint32_t count = at[byte][i];
-            at[byte][i] = sum;
-            sum += count;
-        }
-        for (size_t i = 0; i < n; i++)
-            other[at[byte][key[i] >> shift & 255]++] = key[i];
-        uint64_t *sorted = other;
-        other = key;
-        key = sorted;
-    }
-    return key;
+    return bits >> 31 ? bits : ~(bits | 1u << 31); /* descending as the values are ascending */
 }
 
 static void clear_values(job *j) {
@@ -555,28 +530,28 @@ status job_name_candidates(job *j) {
     return OK;
 }
 
-static uint64_t *find_order(job *j) {
+static sort_pair *find_order(job *j) {
     size_t n = (size_t)j->q.n_candidates, width = (size_t)j->m->infer.columns.n;
     for (size_t i = 0; i < n; i++)
-        j->keys[i] = order_key(j->q.values[i * width], (uint32_t)i);
-    return sort_keys(j->keys, j->keys + n, n);
+        j->keys[i] = (sort_pair){order_key(j->q.values[i * width]), (uint32_t)i};
+    return sort_pairs(j->keys, j->keys + n, n);
 }
 
 /* The best ones first: each is moved to its place, around the circles of the permutation, so that
  * no memory but theirs is looked at. */
 static void order_candidates(job *j) {
     size_t n = (size_t)j->q.n_candidates;
-    uint64_t *key = find_order(j);
+    sort_pair *key = find_order(j);
     for (size_t first = 0; first < n; first++) {
         engine_item kept = j->named[first];
-        size_t at = first, from = (uint32_t)key[at];
-        for (; from != first; from = (uint32_t)key[at]) {
+        size_t at = first, from = key[at].place;
+        for (; from != first; from = key[at].place) {
             j->named[at] = j->named[from];
-            key[at] = at;
+            key[at].place = (uint32_t)at;
             at = from;
         }
         j->named[at] = kept;
-        key[at] = at;
+        key[at].place = (uint32_t)at;
     }
 }
 

@@ -34,14 +34,14 @@ typedef struct job {
     bool is_left;
     /* Of job_name_candidates; before, NULL. */
     float *wide; /* (n_candidates, columns.width): the logits as floats, where they are not */
-    engine_item *named; /* (n_candidates): as they were given, then as they are answered */
-    uint64_t *keys;     /* (2 n_candidates): for their order */
-    int32_t n_tokens;   /* of its history, candidates not included */
-    void *tokens;       /* (n_tokens), as the cache has them; NULL: there is none */
-    kv_path path;       /* of its pages, as far as they were found */
-    double flops;       /* predicted without a cache */
-    size_t bytes;       /* of the answer's memory, when it was queued */
-    uint64_t submit_ns; /* by clock_ns */
+    engine_item *named;     /* (n_candidates): as they were given, then as they are answered */
+    struct sort_pair *keys; /* (2 n_candidates): for their order */
+    int32_t n_tokens;       /* of its history, candidates not included */
+    void *tokens;           /* (n_tokens), as the cache has them; NULL: there is none */
+    kv_path path;           /* of its pages, as far as they were found */
+    double flops;           /* predicted without a cache */
+    size_t bytes;           /* of the answer's memory, when it was queued */
+    uint64_t submit_ns;     /* by clock_ns */
     /* Its own; or, without one, the time until which it is predicted to be answered at the latest,
      * by which it is ordered. */
     uint64_t deadline_ns;

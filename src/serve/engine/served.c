@@ -47,18 +47,19 @@ bool served_is_checked(served *m) {
 }
 
 /* The vocabulary of a model names its items; one without a vocabulary needs the data. */
-static status open_trained(served *m, const served_config *c) {
+static status open_trained(served *m, const engine_config *c, const char *path,
+                           const seq_file *data) {
     backend *be = m->compute.be;
-    status st = trained_open_unchecked(&m->trained, c->path, NULL, be, c->max_batch);
-    if (st == ERR_CONFIG && c->data != NULL && m->trained.vocabulary == NULL)
-        st = trained_open_unchecked(&m->trained, c->path, c->data, be, c->max_batch);
+    status st = trained_open_unchecked(&m->trained, path, NULL, be, c->max_batch);
+    if (st == ERR_CONFIG && data != NULL && m->trained.vocabulary == NULL)
+        st = trained_open_unchecked(&m->trained, path, data, be, c->max_batch);
     TRY(st);
     TRY(start_check(m));
     m->s = &m->trained.session;
     m->names = m->s->data;
-    if (c->data == NULL || m->trained.vocabulary == NULL) return OK;
+    if (data == NULL || m->trained.vocabulary == NULL) return OK;
     m->has_map = true;
-    return vocabulary_map_init(&m->map, m->trained.vocabulary, c->data, m->compute.workers);
+    return vocabulary_map_init(&m->map, m->trained.vocabulary, data, m->compute.workers);
 }
 
 /* Tokens of the longest history with one event more. */
@@ -69,7 +70,7 @@ static int32_t longest_history(const served *m) {
 
 /* A dynamic table has a buffer for the rows of the model's own largest batch; other models take as
  * many candidates of a user as the batch has room for. */
-static int32_t choose_sizes(served *m, const served_config *c) {
+static int32_t choose_sizes(served *m, const engine_config *c) {
     const session *s = m->s;
     bool is_dynamic = model_tables(s->model)->n > 0;
     m->is_ranking = s->config->task == TASK_RANKING;
@@ -128,7 +129,7 @@ engine_work served_work(const served *m, const engine_shape *s) {
 
 enum { CACHE_BYTES = 1 << 28, MIN_PAGES = 64, MAX_PAGES = 1 << 24 };
 
-static status open_cache(served *m, const served_config *c) {
+static status open_cache(served *m, const engine_config *c) {
     const char *why = kv_store_check(m->s->model);
     int64_t n = c->kv_pages;
     m->has_fp8_kv = c->has_fp8_kv && why == NULL;
@@ -157,9 +158,9 @@ static status open_cache(served *m, const served_config *c) {
 }
 
 /* An engine folder has limits of its own, for whoever names none. */
-static status choose_limits(served_config *c) {
+static status choose_limits(engine_config *c, const char *path) {
     engine_facts facts = {.limits.kv_pages = -1};
-    if (engine_folder_is(c->path)) TRY(engine_folder_facts(c->path, &facts));
+    if (engine_folder_is(path)) TRY(engine_folder_facts(path, &facts));
     if (c->max_batch <= 0) c->max_batch = facts.limits.max_batch;
     if (c->max_batch <= 0) c->max_batch = DEFAULT_BATCH;
     if (c->max_tokens <= 0) c->max_tokens = facts.limits.max_tokens;
@@ -169,12 +170,12 @@ static status choose_limits(served_config *c) {
     return OK;
 }
 
-static status make(served *m, const served_config *c) {
+static status make(served *m, const engine_config *c, const char *path, const seq_file *data) {
     int n_threads = c->n_threads;
     if (n_threads == 0) TRY(env_threads(&n_threads));
     TRY(pool_create_lower(&m->compute.workers, n_threads, SERVED_NICE));
     TRY(backend_open(&m->compute.be, m->compute.workers, c->device, false));
-    TRY(open_trained(m, c));
+    TRY(open_trained(m, c, path, data));
     TRY(model_pack(m->s->model));
     infer_config f = {.max_part = choose_sizes(m, c), .is_serving = true};
     find_dense(m);
@@ -197,7 +198,7 @@ static status make(served *m, const served_config *c) {
  * at most, and how often histories are shortened to an eighth. */
 enum { CANDIDATES = 64, REPEATS = 3, MOVED = 32, WARM_USERS = 16, WARM_LENGTHS = 3 };
 
-/* An invented history as long as the model reads, and candidates. */
+/* An invented history as long as the model reads, and candidates; in the model's scratch memory. */
 typedef struct trial {
     served *m;
     uint32_t *item, *candidate;
@@ -209,11 +210,11 @@ typedef struct trial {
 static status make_trial(trial *t, served *m) {
     size_t n = (size_t)m->s->max_history, n_candidates = (size_t)m->infer.max_part;
     *t = (trial){.m = m};
-    TRY(MEM_NEW(&t->item, n));
-    TRY(MEM_NEW(&t->action, n));
-    TRY(MEM_NEW(&t->time, n));
-    TRY(MEM_NEW(&t->candidate, n_candidates));
-    TRY(MEM_NEW(&t->zeros, (size_t)(m->max_tokens / KV_PAGE + 1)));
+    TRY(ARENA_NEW(&m->scratch, &t->item, n));
+    TRY(ARENA_NEW(&m->scratch, &t->action, n));
+    TRY(ARENA_NEW(&m->scratch, &t->time, n));
+    TRY(ARENA_NEW(&m->scratch, &t->candidate, n_candidates));
+    TRY(ARENA_NEW(&m->scratch, &t->zeros, (size_t)(m->max_tokens / KV_PAGE + 1)));
     for (size_t i = 0; i < n; i++) {
         t->item[i] = 1 + (uint32_t)(i * 7919 % m->names->n_items);
         t->time[i] = (int64_t)i * 60 * m->names->time_per_second;
@@ -221,14 +222,6 @@ static status make_trial(trial *t, served *m) {
     for (size_t i = 0; i < n_candidates; i++)
         t->candidate[i] = 1 + (uint32_t)(i % m->names->n_items);
     return OK;
-}
-
-static void free_trial(trial *t) {
-    mem_free(t->item);
-    mem_free(t->candidate);
-    mem_free(t->action);
-    mem_free(t->time);
-    mem_free(t->zeros);
 }
 
 /* Users with the last events of the history; n_reused tokens of each are read from page 0, whatever
@@ -366,58 +359,57 @@ static status measure_load(served *m) {
 
 static status read_trial(const trial *t, float **out, int64_t *n) {
     const void *results;
-    *out = NULL;
     TRY(run_trial(t, measured_shape(t->m), &results, n));
-    TRY(MEM_NEW(out, (size_t)*n));
+    TRY(ARENA_NEW(&t->m->scratch, out, (size_t)*n));
     return backend_read_act(t->m->compute.be, *out, results, (size_t)*n);
 }
 
 static status measure_fp8(const trial *t) {
     served *m = t->m;
-    float *exact = NULL, *rounded = NULL;
-    int64_t n = 0;
-    pass_set_fp8_kv(m->infer.pass, false);
-    status st = read_trial(t, &exact, &n);
-    pass_set_fp8_kv(m->infer.pass, true);
-    if (st == OK) st = read_trial(t, &rounded, &n);
+    float *exact, *rounded;
     double largest = 0, worst = 0;
-    for (int64_t i = 0; i < n && st == OK; i++) {
+    int64_t n;
+    pass_set_fp8_kv(m->infer.pass, false);
+    TRY(read_trial(t, &exact, &n));
+    pass_set_fp8_kv(m->infer.pass, true);
+    TRY(read_trial(t, &rounded, &n));
+    for (int64_t i = 0; i < n; i++) {
         largest = fmax(largest, fabs((double)exact[i]));
         worst = fmax(worst, fabs((double)exact[i] - (double)rounded[i]));
     }
     m->fp8_error = largest > 0 ? worst / largest : 0;
-    mem_free(exact);
-    mem_free(rounded);
-    return st;
+    return OK;
 }
 
-static status warm_up(served *m, const served_config *c) {
+static status warm_up(served *m, const engine_config *c) {
     bool has_host = m->cache != NULL && m->store.n_host_pages > 0 && !c->loads_always;
     trial t;
-    status st = make_trial(&t, m);
-    if (st == OK) st = learn_rate(&t);
-    if (st == OK && m->cache != NULL && m->compute.be->token_bucket > 0) st = record_shapes(&t);
-    if (st == OK && m->has_fp8_kv) st = measure_fp8(&t);
-    if (st == OK && has_host) st = measure_compute(&t);
-    if (st == OK && has_host) st = measure_load(m);
-    if (st == OK && has_host) kv_cache_set_costs(m->cache, &m->costs);
-    free_trial(&t);
-    return st;
+    TRY(make_trial(&t, m));
+    TRY(learn_rate(&t));
+    if (m->cache != NULL && m->compute.be->token_bucket > 0) TRY(record_shapes(&t));
+    if (m->has_fp8_kv) TRY(measure_fp8(&t));
+    if (has_host) {
+        TRY(measure_compute(&t));
+        TRY(measure_load(m));
+        kv_cache_set_costs(m->cache, &m->costs);
+    }
+    arena_clear(&m->scratch);
+    return OK;
 }
 
-status served_open(served **out, const served_config *c) {
+status served_open(served **out, const engine_config *c, const char *path, const seq_file *data) {
     served *m;
-    served_config chosen = *c;
+    engine_config chosen = *c;
     uint64_t start = clock_ns();
     *out = NULL;
-    TRY(choose_limits(&chosen));
+    TRY(choose_limits(&chosen, path));
     TRY(MEM_NEW(&m, 1));
     arena_init(&m->scratch, 1 << 16);
     atomic_init(&m->refs, 1);
     pthread_mutex_init(&m->check_lock, NULL);
     rwlock_init(&m->cache_lock);
-    snprintf(m->path, sizeof m->path, "%s", c->path);
-    status st = make(m, &chosen);
+    snprintf(m->path, sizeof m->path, "%s", path);
+    status st = make(m, &chosen, path, data);
     if (st == OK) st = warm_up(m, &chosen);
     if (st != OK) {
         served_drop(m);
@@ -508,20 +500,14 @@ status served_find_popular(served *m, const users *u) {
     return OK;
 }
 
-static const char *text_at(const text_column *t, uint64_t i, size_t *n) {
-    *n = (size_t)(t->offsets[i + 1] - t->offsets[i]);
-    return t->bytes + t->offsets[i];
-}
-
 engine_item served_item_names(const served *m, uint32_t item) {
     const seq_file *data = m->names;
     engine_item out = {.number = item};
-    if (data->has_text_items)
-        out.id.text = text_at(&data->item_text, item, &out.id.n);
-    else
-        out.id.number = data->item_id[item];
-    if (data->title.n > 0) out.title = text_at(&data->title, item, &out.title_bytes);
-    if (out.title_bytes == 0) out.title = NULL;
+    out.id = id_at(data->has_text_items, &data->item_text, data->item_id, item);
+    if (data->title.n == 0) return out;
+    engine_id title = id_at(true, &data->title, NULL, item);
+    out.title = title.n > 0 ? title.text : NULL;
+    out.title_bytes = title.n;
     return out;
 }
 

@@ -18,20 +18,6 @@
  */
 enum { SERVED_NICE = 5 };
 
-typedef struct served_config {
-    const char *path, *device;
-    const seq_file *data; /* of the users; or NULL */
-    int n_threads;
-    /* What an engine folder says where they are 0 (pages: below 0); else 64, 8192 and as many pages
-     * as a quarter GiB holds. */
-    int32_t max_batch, max_tokens;
-    int64_t kv_pages;      /* 0: no cache */
-    int64_t kv_host_pages; /* of the second tier; 0: there is none */
-    bool loads_always;     /* from there, also where computing is predicted to be faster */
-    bool has_fp8_kv;       /* keys and values in 8 bits */
-    bool has_int8_items;
-} served_config;
-
 typedef struct served {
     atomic_int refs;
     uint64_t version;
@@ -81,8 +67,9 @@ typedef struct served {
     double load_s;
 } served;
 
-/* One reference belongs to the caller.  ERR_CONFIG: the model does not fit the data, and why. */
-status served_open(served **out, const served_config *c);
+/* Opens what is at the path as the config of an engine says.  data: of the users, or NULL.  One
+ * reference belongs to the caller.  ERR_CONFIG: the model does not fit the data, and why. */
+status served_open(served **out, const engine_config *c, const char *path, const seq_file *data);
 void served_keep(served *m);
 /* Waits until the content of an engine folder is checked; on the worker's thread, before anything
  * that the model computed leaves it. */

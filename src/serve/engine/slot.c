@@ -12,15 +12,17 @@ double engine_bucket_s(int i) {
     return step[i % 5] * decade[i / 5];
 }
 
-/* Adds a time to a histogram. */
-static void add_time(engine_times *t, uint64_t ns) {
-    double s = (double)ns / 1e9;
+int engine_bucket_of(uint64_t ns) {
     int i = 0;
-    while (i < ENGINE_BUCKETS && s > engine_bucket_s(i))
+    while (i < ENGINE_BUCKETS && (double)ns / 1e9 > engine_bucket_s(i))
         i++;
-    t->count[i]++;
+    return i;
+}
+
+static void add_time(engine_times *t, uint64_t ns) {
+    t->count[engine_bucket_of(ns)]++;
     t->n++;
-    t->sum_s += s;
+    t->sum_s += (double)ns / 1e9;
 }
 
 void slot_count(slot *s, engine_task task, engine_outcome outcome) {
@@ -41,9 +43,8 @@ static void answer(slot *s, job *j, engine_outcome outcome) {
 typedef struct run_report {
     int32_t tokens_computed, tokens_reused;
     uint64_t build_ns, layers_ns, head_ns;
-    int32_t tokens_loaded;              /* of the reused ones */
-    uint64_t n_evicted, n_host_evicted; /* pages */
-    uint64_t n_out, n_in, n_computed_again;
+    int32_t tokens_loaded;  /* of the reused ones */
+    kv_cache_counts before; /* of the cache; zero without one */
 } run_report;
 
 /* From so many jobs on, answers are made on all threads of the pool: waking it takes 100 to 200 us
@@ -225,19 +226,10 @@ static status run_jobs(served *m, job *const *jobs, int32_t n, run_report *out) 
     run r = {.m = m, .jobs = jobs, .n = n, .report = out};
     *out = (run_report){0};
     TRY(served_checked(m));
-    kv_cache_counts before = {0};
-    if (m->cache != NULL) before = kv_cache_count(m->cache);
+    if (m->cache != NULL) out->before = kv_cache_count(m->cache);
     status st = begin_leases(&r);
     if (st == OK) st = compute(&r);
     end_run(&r);
-    if (m->cache != NULL) {
-        kv_cache_counts after = kv_cache_count(m->cache);
-        out->n_evicted = after.n_evicted - before.n_evicted;
-        out->n_host_evicted = after.n_host_evicted - before.n_host_evicted;
-        out->n_out = after.n_out - before.n_out;
-        out->n_in = after.n_in - before.n_in;
-        out->n_computed_again = after.n_computed_again - before.n_computed_again;
-    }
     arena_clear(&m->scratch);
     return st;
 }
@@ -252,9 +244,16 @@ typedef struct taken {
 } taken;
 
 /* The cache of the model whose batch ended; under the lock. */
-static void note_cache(slot *s, const served *m) {
-    if (m->cache == NULL || m != s->model) return;
+static void note_cache(slot *s, const served *m, const kv_cache_counts *before) {
+    if (m->cache == NULL) return;
     kv_cache_counts n = kv_cache_count(m->cache);
+    uint64_t page_bytes = (uint64_t)m->store.page_bytes * (uint64_t)m->store.n_layers;
+    s->stats.kv_evictions += n.n_evicted - before->n_evicted;
+    s->stats.kv_host_evictions += n.n_host_evicted - before->n_host_evicted;
+    s->stats.kv_bytes_out += (n.n_out - before->n_out) * page_bytes;
+    s->stats.kv_bytes_in += (n.n_in - before->n_in) * page_bytes;
+    s->stats.kv_computed_again += n.n_computed_again - before->n_computed_again;
+    if (m != s->model) return;
     s->stats.kv_pages_free = n.n_free;
     s->stats.kv_pages_used = n.n_pages - n.n_free;
     s->stats.kv_pages_pinned = n.n_pinned;
@@ -273,14 +272,7 @@ static void note_batch(slot *s, const taken *t, const run_report *report, uint64
     stats->tokens_reused += (uint64_t)report->tokens_reused;
     stats->tokens_loaded += (uint64_t)report->tokens_loaded;
     stats->tokens_device += (uint64_t)(report->tokens_reused - report->tokens_loaded);
-    stats->kv_evictions += report->n_evicted;
-    stats->kv_host_evictions += report->n_host_evicted;
-    uint64_t page_bytes =
-        (uint64_t)t->jobs[0]->m->store.page_bytes * (uint64_t)t->jobs[0]->m->store.n_layers;
-    stats->kv_bytes_out += report->n_out * page_bytes;
-    stats->kv_bytes_in += report->n_in * page_bytes;
-    stats->kv_computed_again += report->n_computed_again;
-    note_cache(s, t->jobs[0]->m);
+    note_cache(s, t->jobs[0]->m, &report->before);
     for (int i = STAGE_BUILD; i < ENGINE_STAGES; i++)
         add_time(&stats->stages[i], stage[i]);
     for (int32_t i = 0; i < t->n; i++) {
@@ -345,13 +337,11 @@ static void run_taken(slot *s, taken *t) {
     if (t->n == 0) return;
     pthread_mutex_lock(&s->lock);
     job_queue_begin(&s->queue, t->n, t->flops, start);
-    s->stats.predicted_s += job_queue_seconds(&s->queue, t->flops);
     pthread_mutex_unlock(&s->lock);
     if (st == OK) st = run_jobs(t->jobs[0]->m, t->jobs, t->n, &report);
     if (st != OK) fail_jobs(t);
     pthread_mutex_lock(&s->lock);
     uint64_t end = clock_ns();
-    s->stats.measured_s += (double)(end - start) / 1e9;
     job_queue_end(&s->queue, st == OK ? t->n : 0, end);
     if (st == OK) note_batch(s, t, &report, start);
     answer_waiting(s, t, st == OK ? ENGINE_OK : ENGINE_FAILED, end);
@@ -594,18 +584,6 @@ void slot_set_model(slot *s, served *m) {
     job_queue_reset(&s->queue, m->flop_s);
     pthread_mutex_unlock(&s->lock);
     served_drop(old);
-}
-
-bool slot_wait_idle(slot *s, uint64_t until) {
-    bool has_time = true;
-    pthread_mutex_lock(&s->lock);
-    s->n_waiting++;
-    while ((s->queue.n > 0 || s->is_running) && has_time)
-        has_time = cond_wait_until(&s->changed, &s->lock, until);
-    s->n_waiting--;
-    bool is_idle = s->queue.n == 0 && !s->is_running;
-    pthread_mutex_unlock(&s->lock);
-    return is_idle;
 }
 
 void slot_stats(slot *s, engine_stats *out) {

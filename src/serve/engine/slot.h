@@ -1,7 +1,7 @@
 /* Slot: a served model under its name, with its queue and its worker thread.
  *
  * Requests wait in one queue (job_queue.h decides on admission).  All threads wait on one condition
- * variable: the worker, callers of slot_ask and slot_call, and slot_wait_idle.  One thread computes
+ * variable: the worker, callers of slot_ask and slot_call.  One thread computes
  * at a time (is_running).  A batch is run by the first thread, a waiting caller or the worker, that
  * holds the lock and finds that a batch may begin (take_turn).  So a single caller runs its own job
  * without waking a thread, the last of several concurrent callers runs the batch of all, and the
@@ -73,9 +73,6 @@ void slot_ask(slot *s, job *j);
 
 /* Counts a request that never became a job. */
 void slot_count(slot *s, engine_task task, engine_outcome outcome);
-
-/* Waits until nothing is queued or running, at most until the time `until` of clock_ns. */
-bool slot_wait_idle(slot *s, uint64_t until);
 
 void slot_stats(slot *s, engine_stats *out);
 

@@ -27,48 +27,50 @@ enum {
     HOST_BYTES = 256
 };
 
+enum { ON_WORKER = KEY_ALL + 1 };
+
 typedef struct route {
     const char *method, *path; /* a star is one part of any text */
     route_name name;
     void (*serve)(call *c);
-    unsigned role; /* that a key needs for it; 0: it needs no key */
+    unsigned needs; /* the role of a key, 0: no key; ON_WORKER: it may wait, or look at much */
 } route;
 
 static const route routes[] = {
-    {"POST", "v1/recommend", ROUTE_RECOMMEND, serve_recommend, KEY_READ},
-    {"POST", "v1/rank", ROUTE_RANK, serve_rank, KEY_READ},
-    {"POST", "rerank", ROUTE_RERANK, serve_rerank, KEY_READ},
-    {"POST", "v1/rerank", ROUTE_RERANK, serve_rerank, KEY_READ},
-    {"POST", "v2/rerank", ROUTE_RERANK, serve_rerank, KEY_READ},
+    {"POST", "v1/recommend", ROUTE_RECOMMEND, serve_ask, KEY_READ},
+    {"POST", "v1/rank", ROUTE_RANK, serve_ask, KEY_READ},
+    {"POST", "rerank", ROUTE_RERANK, serve_ask, KEY_READ},
+    {"POST", "v1/rerank", ROUTE_RERANK, serve_ask, KEY_READ},
+    {"POST", "v2/rerank", ROUTE_RERANK, serve_ask, KEY_READ},
     {"POST", "v1/events", ROUTE_EVENTS, serve_events, KEY_EVENTS},
-    {"GET", "v1/users", ROUTE_USERS, serve_list_users, KEY_READ},
+    {"GET", "v1/users", ROUTE_USERS, serve_list_users, KEY_READ | ON_WORKER},
     {"GET", "v1/users/*", ROUTE_USERS, serve_get_user, KEY_READ},
     {"DELETE", "v1/users/*", ROUTE_USERS, serve_delete_user, KEY_ADMIN},
-    {"GET", "v1/models", ROUTE_MODELS, serve_models, KEY_READ},
-    {"POST", "v1/models/*/reload", ROUTE_RELOAD, serve_reload, KEY_ADMIN},
+    {"GET", "v1/models", ROUTE_MODELS, serve_models, KEY_READ | ON_WORKER},
+    {"POST", "v1/models/*/reload", ROUTE_RELOAD, serve_reload, KEY_ADMIN | ON_WORKER},
     {"GET", "v1/stream", ROUTE_STREAM, serve_stream, KEY_READ},
     {"GET", "v1/cache", ROUTE_PAGE, serve_cache, KEY_READ},
-    {"GET", "v1/map", ROUTE_PAGE, serve_map, KEY_READ},
-    {"GET", "v1/items", ROUTE_PAGE, serve_items, KEY_READ},
+    {"GET", "v1/map", ROUTE_PAGE, serve_map, KEY_READ | ON_WORKER},
+    {"GET", "v1/items", ROUTE_PAGE, serve_items, KEY_READ | ON_WORKER},
     {"GET", "v2", ROUTE_KSERVE, serve_kserve, KEY_READ},
     {"GET", "v2/health/live", ROUTE_HEALTH, serve_kserve_live, 0},
     {"GET", "v2/health/ready", ROUTE_HEALTH, serve_kserve_ready, 0},
     {"GET", "v2/models/stats", ROUTE_KSERVE, serve_kserve_stats, KEY_READ},
-    {"GET", "v2/models/*", ROUTE_KSERVE, serve_kserve_model, KEY_READ},
+    {"GET", "v2/models/*", ROUTE_KSERVE, serve_kserve_model, KEY_READ | ON_WORKER},
     {"GET", "v2/models/*/config", ROUTE_KSERVE, serve_kserve_config, KEY_READ},
     {"GET", "v2/models/*/stats", ROUTE_KSERVE, serve_kserve_stats, KEY_READ},
     {"GET", "v2/models/*/versions/*/config", ROUTE_KSERVE, serve_kserve_config, KEY_READ},
     {"GET", "v2/models/*/versions/*/stats", ROUTE_KSERVE, serve_kserve_stats, KEY_READ},
     {"GET", "v2/models/*/ready", ROUTE_KSERVE, serve_kserve_model_ready, KEY_READ},
     {"POST", "v2/models/*/infer", ROUTE_INFER, serve_infer, KEY_READ},
-    {"GET", "v2/models/*/versions/*", ROUTE_KSERVE, serve_kserve_model, KEY_READ},
+    {"GET", "v2/models/*/versions/*", ROUTE_KSERVE, serve_kserve_model, KEY_READ | ON_WORKER},
     {"GET", "v2/models/*/versions/*/ready", ROUTE_KSERVE, serve_kserve_model_ready, KEY_READ},
     {"POST", "v2/models/*/versions/*/infer", ROUTE_INFER, serve_infer, KEY_READ},
     {"GET", "health", ROUTE_HEALTH, serve_health, 0},
     {"GET", "v1/status", ROUTE_STATUS, serve_status, KEY_READ},
     {"GET", "metrics", ROUTE_METRICS, serve_metrics_text, KEY_READ},
     {"GET", "", ROUTE_PAGE, serve_page, 0},
-    {NULL, NULL, ROUTE_OTHER, NULL, 0},
+    {0},
 };
 
 void log_begin(json_writer *w, buf *line) {
@@ -150,7 +152,7 @@ void call_end(call *c, status st) {
     call_answer(c, call_finish(c, st));
 }
 
-void call_fail(call *c, int code, const char *fmt, ...) {
+bool call_fail(call *c, int code, const char *fmt, ...) {
     char reason[FAILURE_REASON_BYTES];
     va_list args;
     va_start(args, fmt);
@@ -159,6 +161,7 @@ void call_fail(call *c, int code, const char *fmt, ...) {
     json_key_string(call_begin(c), "error", reason);
     if (call_finish(c, OK) != OK) buf_clear(&c->body);
     reply_json(c, code);
+    return false;
 }
 
 static int code_of(status st) {
@@ -261,9 +264,8 @@ int call_path_model(call *c, engine_model_info *out) {
 bool call_query_text(call *c, const char *name, char *out, size_t out_bytes) {
     const char *text = http_query(c->x, name);
     out[0] = '\0';
-    if (text == NULL || http_decode(text, strlen(text), true, out, out_bytes)) return true;
-    call_fail(c, 400, "%s: invalid escape, or too long", name);
-    return false;
+    return text == NULL || http_decode(text, strlen(text), true, out, out_bytes) ||
+           call_fail(c, 400, "%s: invalid escape, or too long", name);
 }
 
 uint64_t server_log_dropped(const server *s) {
@@ -394,57 +396,46 @@ static bool has_key(call *c) {
     if (v == KEY_OVER_QUOTA) {
         atomic_fetch_add(&c->s->metrics.rejected_quota, 1);
         http_set_header(c->x, "Retry-After", "1");
-        call_fail(c, 429, "quota exceeded; retry in a second");
-    } else {
-        http_set_header(c->x, "WWW-Authenticate", "Bearer");
-        call_fail(c, 401, "API key required: send 'Authorization: Bearer KEY'");
+        return call_fail(c, 429, "quota exceeded; retry in a second");
     }
-    return false;
+    http_set_header(c->x, "WWW-Authenticate", "Bearer");
+    return call_fail(c, 401, "API key required: send 'Authorization: Bearer KEY'");
 }
 
 bool call_may(call *c, unsigned role) {
-    if ((c->roles & role) == role) return true;
-    call_fail(c, 403, "the key of %s lacks the role %s", c->key_name, key_role_name(role));
-    return false;
+    return (c->roles & role) == role ||
+           call_fail(c, 403, "the key of %s lacks the role %s", c->key_name, key_role_name(role));
 }
 
 /* Whether the request may come in, by its headers alone: its host, its key, the page that sent it.
  * role: that it needs, 0: none.  False: it is answered. */
 static bool may_enter(call *c, unsigned role) {
     c->roles = KEY_ALL;
-    if (!has_good_host(c)) {
-        call_fail(c, 403,
-                  "'%.100s' is not a host name of this server; allow it with --allow-host NAME, or "
-                  "--allow-host '*' for any",
-                  http_header(c->x, "Host"));
-        return false;
-    }
+    if (!has_good_host(c))
+        return call_fail(c, 403,
+                         "'%.100s' is not a host name of this server; allow it with --allow-host "
+                         "NAME, or --allow-host '*' for any",
+                         http_header(c->x, "Host"));
     if (c->s->keys != NULL && role != 0 && (!has_key(c) || !call_may(c, role))) return false;
-    if (!is_foreign(c)) return true;
-    call_fail(c, 403, "cross-origin request refused");
-    return false;
+    return !is_foreign(c) || call_fail(c, 403, "cross-origin request refused");
 }
 
 /* Finds the route; false: the call is answered. */
 static bool choose_route(call *c) {
     char allowed[64];
-    if (!split_path(c)) {
-        call_fail(c, 400, "the path has an invalid escape, or too many or too long parts");
-        return false;
-    }
+    if (!split_path(c))
+        return call_fail(c, 400, "the path has an invalid escape, or too many or too long parts");
     const route *r = find_route(c, allowed);
     if (r != NULL) {
         c->route = r->name;
         c->serve = r->serve;
-        return may_enter(c, r->role);
+        c->is_slow = (r->needs & ON_WORKER) != 0;
+        return may_enter(c, r->needs & KEY_ALL);
     }
-    if (allowed[0] != '\0') {
-        http_set_header(c->x, "Allow", allowed);
-        call_fail(c, 405, "%.20s is not allowed for this path; use %s", c->x->method, allowed);
-    } else {
-        call_fail(c, 404, "nothing at %.200s; docs/serving.md lists all paths", c->x->path);
-    }
-    return false;
+    if (allowed[0] == '\0')
+        return call_fail(c, 404, "nothing at %.200s; docs/serving.md lists all paths", c->x->path);
+    http_set_header(c->x, "Allow", allowed);
+    return call_fail(c, 405, "%.20s is not allowed for this path; use %s", c->x->method, allowed);
 }
 
 /* The headers are there: whoever may not send this is told so before its body is read. */
@@ -465,7 +456,7 @@ static void begin(void *context, http_exchange *x) {
     if (choose_route(c)) x->context = c;
 }
 
-static void serve_large(void *context) {
+static void serve(void *context) {
     call *c = context;
     c->serve(c);
 }
@@ -476,9 +467,11 @@ static void handle(void *context, http_exchange *x) {
     size_t n_body = x->n_body;
     /* The tree of a JSON text takes about eight times its bytes: one block for most requests. */
     arena_init(&c->memory, (4 << 10) + 8 * (n_body < 32 << 10 ? n_body : 32 << 10));
-    if (n_body <= LARGE_BODY)
-        c->serve(c);
-    else if (!workers_run(s->large, serve_large, c)) {
+    if (c->is_slow)
+        call_later(c, serve);
+    else if (n_body <= LARGE_BODY)
+        serve(c);
+    else if (!workers_run(s->large, serve, c)) {
         http_set_header(x, "Retry-After", "1");
         call_fail(c, 503, "too many large requests are waiting; send smaller ones, or retry");
     }

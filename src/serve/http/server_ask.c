@@ -28,8 +28,6 @@ typedef struct asking {
 
 enum { ANSWER_BYTES = 2 << 10 }; /* of most answers */
 
-typedef status (*ask_reader)(arena *a, const char *body, size_t n, request_ask *out);
-
 /* Why these items?  By leaving events out: the newest events of the history are removed one at a
  * time, and the items are scored again.  How much an item's score falls is what the event does for
  * it, all that follows included: an exact statement about the model, not about the user. */
@@ -495,7 +493,11 @@ static bool is_refused_unread(call *c, bool *was_asked) {
     return !has_time;
 }
 
-static void serve(call *c, ask_reader read) {
+void serve_ask(call *c) {
+    status (*read)(arena * a, const char *body, size_t n, request_ask *out) =
+        c->route == ROUTE_RECOMMEND ? request_recommend_read
+        : c->route == ROUTE_RANK    ? request_rank_read
+                                    : request_rerank_read;
     bool was_asked;
     asking *q;
     if (is_refused_unread(c, &was_asked)) return;
@@ -524,16 +526,4 @@ static void serve(call *c, ask_reader read) {
     if (q->r.n_events > 0 && !call_may(c, KEY_EVENTS)) return;
     if (q->r.n_events > 0) st = take_events(q);
     st == OK ? submit(q) : call_fail_status(c, st);
-}
-
-void serve_recommend(call *c) {
-    serve(c, request_recommend_read);
-}
-
-void serve_rank(call *c) {
-    serve(c, request_rank_read);
-}
-
-void serve_rerank(call *c) {
-    serve(c, request_rerank_read);
 }

@@ -102,7 +102,8 @@ typedef struct call {
     server *s;
     http_exchange *x;
     route_name route;
-    void (*serve)(struct call *c); /* the route's function */
+    void (*serve)(struct call *c); /* the route's function, */
+    bool is_slow;                  /* which runs on a worker */
     arena memory;
     int n_parts;
     char id[REQUEST_ID_BYTES];
@@ -129,8 +130,8 @@ status call_finish(call *c, status st);
 void call_answer(call *c, status st);
 void call_end(call *c, status st);
 
-/* Answers with {"error": text}. */
-void call_fail(call *c, int code, const char *fmt, ...) PRINTF_LIKE(3, 4);
+/* Answers with {"error": text}.  Returns false, for checks that answer where they fail. */
+bool call_fail(call *c, int code, const char *fmt, ...) PRINTF_LIKE(3, 4);
 
 /* Answers for a failed function: its reason, and the code that its status means. */
 void call_fail_status(call *c, status st);
@@ -146,9 +147,7 @@ void call_change(call *c, engine_change *change, void (*then)(void *call));
 void call_later(call *c, void (*fn)(void *call));
 
 /* The routes. */
-void serve_recommend(call *c);
-void serve_rank(call *c);
-void serve_rerank(call *c);
+void serve_ask(call *c); /* recommend, rank and rerank */
 void serve_infer(call *c);
 void serve_events(call *c);
 void serve_get_user(call *c);

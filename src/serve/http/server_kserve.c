@@ -289,8 +289,7 @@ static void describe(json_writer *w, bool is_config, const char *name, const cha
     json_object_close(w);
 }
 
-static void describe_model(void *context) {
-    call *c = context;
+void serve_kserve_model(call *c) {
     engine_model_info m;
     engine_item item;
     int model = call_path_model(c, &m);
@@ -318,10 +317,6 @@ static void describe_model(void *context) {
     describe(w, false, "ITEM_IDS", id, 2, -1);
     json_array_close(w);
     call_end(c, OK);
-}
-
-void serve_kserve_model(call *c) {
-    call_later(c, describe_model);
 }
 
 /* max_batch_size 0: the first dimension of a tensor is the users' own, as the tensors say. */

@@ -27,16 +27,8 @@ static uint64_t get(atomic_uint_fast64_t *at) {
     return atomic_load_explicit(at, memory_order_relaxed);
 }
 
-static int bucket_of(uint64_t ns) {
-    double s = (double)ns / 1e9;
-    int i = 0;
-    while (i < ENGINE_BUCKETS && s > engine_bucket_s(i))
-        i++;
-    return i;
-}
-
 static void count_time(metric_shard *s, int of, uint64_t ns) {
-    add(&s->bucket[of][bucket_of(ns)], 1);
+    add(&s->bucket[of][engine_bucket_of(ns)], 1);
     add(&s->sum_ns[of], ns);
 }
 

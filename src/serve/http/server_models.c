@@ -36,9 +36,8 @@ static void write_model(json_writer *w, const server *s, int i, const engine_mod
     }
 }
 
-/* On a worker: names of a model's columns are valid while it is not replaced. */
-static void list_models(void *context) {
-    call *c = context;
+/* Names of a model's columns are valid while it is not replaced. */
+void serve_models(call *c) {
     json_writer *w = call_begin(c);
     status st = OK;
     pthread_mutex_lock(&c->s->reload_lock);
@@ -56,13 +55,8 @@ static void list_models(void *context) {
     call_end(c, st);
 }
 
-void serve_models(call *c) {
-    call_later(c, list_models);
-}
-
-/* On a worker.  From the path of the start: nothing a client sends names a file. */
-static void reload(void *context) {
-    call *c = context;
+/* From the path of the start: nothing a client sends names a file. */
+void serve_reload(call *c) {
     server *s = c->s;
     engine_model_info m;
     status st = OK;
@@ -79,10 +73,6 @@ static void reload(void *context) {
         call_end(c, OK);
     else
         call_fail(c, 500, "the old version stays: %s", status_reason());
-}
-
-void serve_reload(call *c) {
-    call_later(c, reload);
 }
 
 void serve_health(call *c) {

@@ -225,9 +225,8 @@ static bool has_part(const char *text, size_t n, const char *part) {
 }
 
 /* Items whose titles or ids contain a text: for the page's choice of an event to add. */
-static void find_items(void *context) {
+void serve_items(call *c) {
     enum { FOUND = 20, LOOKED_AT = 200000 };
-    call *c = context;
     char text[128], digits[24];
     int n = 0, model = call_find_model(c, http_query(c->x, "model"));
     if (model < 0 || !call_query_text(c, "search", text, sizeof text)) return;
@@ -251,10 +250,6 @@ static void find_items(void *context) {
     pthread_mutex_unlock(&c->s->reload_lock);
     json_array_close(w);
     call_end(c, OK);
-}
-
-void serve_items(call *c) {
-    call_later(c, find_items);
 }
 
 /* The map of the items: their embedding rows, normed, are projected to the two directions in which
@@ -405,8 +400,7 @@ static status find_map(server *s, int model, buf *out) {
     return buf_append(out, m->text.data, m->text.n_bytes);
 }
 
-static void send_map(void *context) {
-    call *c = context;
+void serve_map(call *c) {
     int model = call_find_model(c, http_query(c->x, "model"));
     if (model < 0) return;
     pthread_mutex_lock(&c->s->reload_lock); /* names are valid while no model is replaced */
@@ -415,8 +409,4 @@ static void send_map(void *context) {
     pthread_mutex_unlock(&c->s->map_lock);
     pthread_mutex_unlock(&c->s->reload_lock);
     call_answer(c, st);
-}
-
-void serve_map(call *c) {
-    call_later(c, send_map);
 }

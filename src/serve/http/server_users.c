@@ -81,9 +81,8 @@ void serve_events(call *c) {
 /* The id in the path. */
 static bool user_of(call *c, engine_id *out) {
     *out = (engine_id){.text = c->part[2], .n = strlen(c->part[2])};
-    if (out->n <= ENGINE_ID_BYTES) return true;
-    call_fail(c, 400, "an id has 1 to %d bytes", ENGINE_ID_BYTES);
-    return false;
+    return out->n <= ENGINE_ID_BYTES ||
+           call_fail(c, 400, "an id has 1 to %d bytes", ENGINE_ID_BYTES);
 }
 
 static void write_event(json_writer *w, const engine_past_event *e) {
@@ -114,11 +113,9 @@ static bool query_number(call *c, const char *name, int64_t min, int64_t max, si
     const char *text = http_query(c->x, name);
     int64_t number;
     if (text == NULL) return true;
-    if (!seq_id_number(text, strlen(text), &number) || number < min || number > max) {
-        call_fail(c, 400, "%s: expected an integer from %lld to %lld", name, (long long)min,
-                  (long long)max);
-        return false;
-    }
+    if (!seq_id_number(text, strlen(text), &number) || number < min || number > max)
+        return call_fail(c, 400, "%s: expected an integer from %lld to %lld", name, (long long)min,
+                         (long long)max);
     *out = (size_t)number;
     return true;
 }
@@ -171,9 +168,8 @@ void serve_delete_user(call *c) {
     call_change(c, change, reply_erased);
 }
 
-/* On a worker: it may look at millions of users. */
-static void list_users(void *context) {
-    call *c = context;
+/* GET /v1/users?prefix=TEXT&limit=N&cursor=N: some users to choose from, perhaps of millions. */
+void serve_list_users(call *c) {
     char prefix[ENGINE_ID_BYTES + 1];
     size_t n = 50, from = 0, n_found = 0;
     uint64_t next = 0;
@@ -192,9 +188,4 @@ static void list_users(void *context) {
     json_array_close(w);
     if (next > 0) json_key_int(w, "next_cursor", (int64_t)next);
     call_end(c, st);
-}
-
-/* GET /v1/users?prefix=TEXT&limit=N&cursor=N: some users to choose from. */
-void serve_list_users(call *c) {
-    call_later(c, list_users);
 }

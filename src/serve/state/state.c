@@ -92,7 +92,7 @@ struct state {
     pthread_mutex_t lock;              /* of what follows */
     pthread_cond_t wake;
     uint64_t n_frames; /* of the log */
-    state_stats stats;
+    engine_state_stats stats;
 };
 
 const char *state_library_version(void) {
@@ -225,7 +225,7 @@ static int note_frames(void *context, sqlite3 *db, const char *name, int n_frame
 static void note_log(state *s) {
     pthread_mutex_lock(&s->lock);
     s->n_frames = s->wal_frames;
-    s->stats.wal_bytes = s->wal_frames * (WAL_FRAME_BYTES + s->page_bytes);
+    s->stats.log_bytes = s->wal_frames * (WAL_FRAME_BYTES + s->page_bytes);
     if (s->n_frames >= CHECKPOINT_FRAMES) pthread_cond_signal(&s->wake);
     pthread_mutex_unlock(&s->lock);
 }
@@ -442,7 +442,7 @@ uint64_t state_maintain(state *s) {
     return s->sweep.due_ns > now ? s->sweep.due_ns - now : 0;
 }
 
-void state_get_stats(state *s, state_stats *out) {
+void state_get_stats(state *s, engine_state_stats *out) {
     pthread_mutex_lock(&s->lock);
     *out = s->stats;
     pthread_mutex_unlock(&s->lock);
@@ -604,5 +604,5 @@ NEVER(void state_rollback(state *s));
 NEVER(uint64_t state_user_key(const state *s, const char *name, size_t n));
 NEVER(uint64_t state_maintain(state *s));
 NEVER(void state_hurry(state *s));
-NEVER(void state_get_stats(state *s, state_stats *out));
+NEVER(void state_get_stats(state *s, engine_state_stats *out));
 #endif

@@ -16,7 +16,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/status.h"
+#include "serve/engine/engine.h"
 
 typedef struct state state;
 
@@ -74,15 +74,8 @@ uint64_t state_user_key(const state *s, const char *name, size_t n);
 uint64_t state_maintain(state *s);
 void state_hurry(state *s); /* what waits for its time is due now: the process ends */
 
-typedef struct state_stats {
-    uint64_t n_commits, n_failed; /* transactions */
-    uint64_t n_unswept;           /* erased users with rows that are not removed yet */
-    uint64_t wal_bytes;
-    bool is_failing;    /* the last transaction failed */
-    char why[256];      /* its reason */
-    char warning[1024]; /* of opening: damage at the end of the write-ahead log; "" */
-} state_stats;
-void state_get_stats(state *s, state_stats *out);
+/* Transactions, what is to be swept, the log and its damage: all that is the database's. */
+void state_get_stats(state *s, engine_state_stats *out);
 
 /* What a pass over the database found. */
 typedef struct state_counts {

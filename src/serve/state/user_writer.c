@@ -239,18 +239,12 @@ void user_writer_submit(user_writer *w, engine_change *c) {
 }
 
 void user_writer_stats(user_writer *w, engine_state_stats *out) {
-    *out = (engine_state_stats){.n_restored = w->n_restored, .n_known = w->n_known};
+    *out = (engine_state_stats){0};
     if (w->state == NULL) return;
-    state_stats s;
-    state_get_stats(w->state, &s);
+    state_get_stats(w->state, out);
     out->is_durable = true;
-    out->n_commits = s.n_commits;
-    out->n_failed = s.n_failed;
-    out->n_unswept = s.n_unswept;
-    out->log_bytes = s.wal_bytes;
-    out->is_failing = s.is_failing;
-    snprintf(out->why, sizeof out->why, "%s", s.why);
-    snprintf(out->warning, sizeof out->warning, "%s", s.warning);
+    out->n_restored = w->n_restored;
+    out->n_known = w->n_known;
     pthread_mutex_lock(&w->lock);
     out->queue_bytes = w->n_bytes;
     out->n_refused = w->n_refused;
@@ -260,37 +254,28 @@ void user_writer_stats(user_writer *w, engine_state_stats *out) {
 /* Restoring: what the database has, row by row. */
 typedef struct restoring {
     user_writer *w;
-    uint64_t *erased; /* keys, (n_erased) */
-    size_t n_erased, erased_capacity;
+    map erased;        /* keys */
     bool has_erased;   /* users of the data were looked up among them */
     user_state **user; /* (n_users), as they were read */
     size_t n_users, user_capacity;
 } restoring;
 
-static int compare_keys(const void *a, const void *b) {
-    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-    return (x > y) - (x < y);
-}
-
 static status note_erased(void *context, uint64_t key) {
     restoring *r = context;
-    TRY(MEM_RESERVE(&r->erased, &r->erased_capacity, r->n_erased + 1));
-    r->erased[r->n_erased++] = key;
-    return OK;
+    uint32_t at;
+    return map_put(&r->erased, key, &at);
 }
 
 /* Once all keys are read: erased users have no names, so those of the data are tried. */
 static status restore_erased(restoring *r, const state *s) {
     users *u = r->w->users;
-    id_text id;
+    engine_id id;
+    id_text text;
     if (r->has_erased) return OK;
     r->has_erased = true;
-    if (r->n_erased == 0) return OK;
-    qsort(r->erased, r->n_erased, sizeof *r->erased, compare_keys);
-    for (uint64_t i = 0; i < u->n_data_users; i++) {
-        TRY(users_data_name(u, i, &id));
-        uint64_t key = state_user_key(s, id.text, id.n);
-        if (bsearch(&key, r->erased, r->n_erased, sizeof key, compare_keys) != NULL)
+    for (uint64_t i = 0; i < u->n_data_users && r->erased.n > 0; i++) {
+        TRY(users_data_name(u, i, &id, &text));
+        if (map_find(&r->erased, state_user_key(s, text.text, text.n)) != MAP_NONE)
             TRY(users_restore_erased(u, i));
     }
     return OK;
@@ -326,7 +311,7 @@ static status open_state(user_writer *w, const char *folder, uint64_t erase_with
         .ctx = &r, .user = restore_user, .event = restore_event, .erased = note_erased};
     status st = state_open(&w->state, folder, erase_within_ns, &reader);
     if (st == OK) st = restore_erased(&r, w->state);
-    mem_free(r.erased);
+    map_fini(&r.erased);
     mem_free(r.user);
     TRY(st);
     if (pthread_create(&w->thread, NULL, write_changes, w) != 0)

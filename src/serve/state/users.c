@@ -86,10 +86,9 @@ static uint64_t find_in_data(const users *u, const id_text *id) {
 }
 
 user_history users_history(const users *u, const id_text *user) {
-    id_text id = *user;
-    user_history h = {.data = u->data, .data_user = find_in_data(u, &id)};
+    user_history h = {.data = u->data, .data_user = find_in_data(u, user)};
     bool is_of_data = h.data_user < u->n_data_users;
-    uint32_t at = text_map_find(&u->names, id.text, id.n);
+    uint32_t at = text_map_find(&u->names, user->text, user->n);
     if (at != TEXT_MAP_NONE) {
         static const stored_event none;
         const user_state *s = u->state[at];
@@ -137,14 +136,9 @@ void users_time(const users *u, int64_t ticks, int64_t *seconds, uint32_t *ns) {
 engine_id users_item_id(const users *u, uint32_t item) {
     const seq_file *data = u->data;
     engine_id id = {0};
-    if (item > u->n_data_items) {
-        id.text = text_map_get(&u->items, item - (uint32_t)u->n_data_items - 1, &id.n);
-    } else if (data->has_text_items) {
-        id.text = data->item_text.bytes + data->item_text.offsets[item];
-        id.n = (size_t)(data->item_text.offsets[item + 1] - data->item_text.offsets[item]);
-    } else {
-        id.number = data->item_id[item];
-    }
+    if (item <= u->n_data_items)
+        return id_at(data->has_text_items, &data->item_text, data->item_id, item);
+    id.text = text_map_get(&u->items, item - (uint32_t)u->n_data_items - 1, &id.n);
     return id;
 }
 
@@ -166,18 +160,16 @@ static status take_from_data(const users *u, user_state *s) {
  */
 static status need_state(users *u, const id_text *user, uint32_t *name, user_state **out,
                          bool *is_new) {
-    id_text id = *user;
-    uint64_t data_user = find_in_data(u, &id);
-    *name = text_map_find(&u->names, id.text, id.n);
+    *name = text_map_find(&u->names, user->text, user->n);
     if (is_new != NULL) *is_new = *name == TEXT_MAP_NONE;
     if (*name != TEXT_MAP_NONE) {
         *out = u->state[*name];
         return OK;
     }
-    TRY(text_map_reserve(&u->names, 1, id.n));
+    TRY(text_map_reserve(&u->names, 1, user->n));
     TRY(MEM_RESERVE(&u->state, &u->state_capacity, (size_t)u->names.n + 1));
     TRY(MEM_NEW(out, 1));
-    (*out)->data_user = data_user;
+    (*out)->data_user = find_in_data(u, user);
     text_map_init(&(*out)->ids, u->seed);
     status st = take_from_data(u, *out);
     if (st != OK) {
@@ -185,7 +177,7 @@ static status need_state(users *u, const id_text *user, uint32_t *name, user_sta
         mem_free(*out);
         return st;
     }
-    *name = text_map_put(&u->names, id.text, id.n);
+    *name = text_map_put(&u->names, user->text, user->n);
     u->state[*name] = *out;
     return OK;
 }
@@ -318,7 +310,7 @@ static void merge_events(users *u, user_state *s, incoming_event *in, size_t n, 
 }
 
 static void note_change(users *u, user_state *s) {
-    u->n_touched += s->version++ == 0;
+    s->version++;
     u->n_changes++;
 }
 
@@ -431,10 +423,8 @@ void users_apply(users *u, user_change *c, engine_added *out) {
         apply_add(u, c, out);
         u->n_added += out->n_added;
         u->n_duplicates += out->n_duplicates;
-        u->n_unknown += out->n_unknown;
     } else if (c->existed) {
         apply_erase(u, c->user);
-        u->n_erased++;
     }
     end_change(u, c);
 }
@@ -448,14 +438,13 @@ void users_revert(users *u, user_change *c) {
 }
 
 status users_has_event(const users *u, const id_text *user, const engine_event *e, bool *out) {
-    id_text item, id, name = *user;
+    id_text item, id;
     stored_event event = {.action = e->action};
     user_history h = users_history(u, user);
     TRY(id_text_make(&item, &e->item, "the item"));
     TRY(users_ticks(u, e, users_now(u), &event.time));
     *out = is_in_data(u, &h, data_item(u, &e->item, item.text), &event);
-    (void)find_in_data(u, &name);
-    uint32_t at = text_map_find(&u->names, name.text, name.n);
+    uint32_t at = text_map_find(&u->names, user->text, user->n);
     if (*out || at == TEXT_MAP_NONE || (e->id.text == NULL && e->id.n == 0)) return OK;
     TRY(id_text_make(&id, &e->id, "the event"));
     *out = text_map_find(&u->state[at]->ids, id.text, id.n) < u->state[at]->n_ids;
@@ -495,22 +484,19 @@ status users_restore_event(users *u, user_state *s, const engine_event *e, bool 
     return OK;
 }
 
-status users_data_name(const users *u, uint64_t data_user, id_text *out) {
-    engine_id given = {.number = u->data->has_text_users ? 0 : u->data->user_id[data_user]};
-    if (u->data->has_text_users) {
-        const uint64_t *offsets = u->data->user_text.offsets;
-        given.text = u->data->user_text.bytes + offsets[data_user];
-        given.n = (size_t)(offsets[data_user + 1] - offsets[data_user]);
-    }
-    return id_text_make(out, &given, "a user");
+status users_data_name(const users *u, uint64_t data_user, engine_id *id, id_text *out) {
+    const seq_file *data = u->data;
+    *id = id_at(data->has_text_users, &data->user_text, data->user_id, data_user);
+    return id_text_make(out, id, "a user");
 }
 
 status users_restore_erased(users *u, uint64_t data_user) {
     user_state *s;
     uint32_t at;
-    id_text id;
-    TRY(users_data_name(u, data_user, &id));
-    TRY(need_state(u, &id, &at, &s, NULL));
+    engine_id id;
+    id_text text;
+    TRY(users_data_name(u, data_user, &id, &text));
+    TRY(need_state(u, &text, &at, &s, NULL));
     if (!s->is_erased) apply_erase(u, s);
     return OK;
 }

@@ -27,6 +27,14 @@ typedef struct id_text {
     char text[ENGINE_ID_BYTES + 1];
 } id_text;
 
+/* The i-th id of a file: of its texts, or of its numbers where it has none. */
+static inline engine_id id_at(bool has_text, const text_column *text, const int64_t *number,
+                              uint64_t i) {
+    if (!has_text) return (engine_id){.number = number[i]};
+    return (engine_id){.text = text->bytes + text->offsets[i],
+                       .n = (size_t)(text->offsets[i + 1] - text->offsets[i])};
+}
+
 /* The digits of a number, with a NUL; returns their count. */
 enum { ID_DIGITS = 24 };
 size_t id_digits(char out[ID_DIGITS], int64_t number);
@@ -66,9 +74,8 @@ typedef struct users {
     text_map items;   /* items that the data does not have: number n_data_items + 1 + index */
     uint32_t *counts; /* events of each item number, of all users */
     size_t counts_capacity, n_counts;
-    uint64_t n_added, n_duplicates, n_unknown, n_erased; /* of changes that were applied */
-    uint64_t n_changes;                                  /* of all users */
-    uint64_t n_touched;                                  /* users that had one */
+    uint64_t n_added, n_duplicates; /* of changes that were applied */
+    uint64_t n_changes;             /* of all users */
     uint64_t n_known; /* users of the data that are not erased, and others with events */
     size_t n_prepared, prepared_item_bytes; /* of events, of all users */
 } users;
@@ -145,8 +152,8 @@ status users_has_event(const users *u, const id_text *user, const engine_event *
  * which they were added.  *is_known: an event that is in the data, too, and is left out. */
 status users_restore_user(users *u, const char *name, size_t n, int64_t row, user_state **out);
 status users_restore_event(users *u, user_state *s, const engine_event *e, bool *is_known);
-/* The id of a user of the data, and that it was erased. */
-status users_data_name(const users *u, uint64_t data_user, id_text *out);
+/* The id of a user of the data, also as text; and that it was erased. */
+status users_data_name(const users *u, uint64_t data_user, engine_id *id, id_text *out);
 status users_restore_erased(users *u, uint64_t data_user);
 
 /* The id of an item number. */

@@ -1,4 +1,4 @@
-#include "serve/cache/kv_cache.h"
+#include "serve/cache/kv_cache_int.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -8,6 +8,78 @@
 #include "base/rng.h"
 #include "oom.h"
 #include "test.h"
+
+/* Whether its order is right. */
+static bool is_heap_sound(const kv_heap *h) {
+    for (int32_t i = 0; i < h->n; i++) {
+        if (h->place[h->item[i]] != i) return false;
+        if (i > 0 && h->key[h->item[i]] < h->key[h->item[(i - 1) / 2]]) return false;
+    }
+    return true;
+}
+
+static bool is_linked(const kv_cache *c, int32_t number) {
+    int32_t i = *kv_bucket_of(c, c->nodes[number].key);
+    while (i != KV_NONE && i != number)
+        i = c->nodes[i].next;
+    return i == number;
+}
+
+static bool are_places_right(const kv_cache *c, int32_t number) {
+    const kv_node *p = &c->nodes[number];
+    bool has_device = p->device != KV_NONE, has_host = p->host != KV_NONE;
+    if (!has_device && (!has_host || p->n_host == 0 || p->n_ready > 0 || p->n_coming > 0))
+        return false;
+    if (has_device && c->owner[p->device] != number) return false;
+    if (has_host && c->host_owner[p->host] != number) return false;
+    if (!has_host && p->n_host > 0) return false;
+    bool is_idle = p->n_pins == 0 && p->n_held == 0;
+    bool can_leave = has_device && is_idle && p->n_resident == 0;
+    bool can_drop = has_host && is_idle && (kv_is_host_copy(p) || p->n_children == 0);
+    return can_leave == kv_heap_has(&c->leaves, number) &&
+           can_drop == kv_heap_has(&c->idle, number);
+}
+
+static bool are_children_right(const kv_cache *c, int32_t number) {
+    const kv_node *p = &c->nodes[number];
+    int32_t n_children = 0, n_resident = 0;
+    for (int32_t k = 0; k < c->n_nodes; k++) {
+        if (c->nodes[k].is_free || c->nodes[k].parent != number) continue;
+        n_children++;
+        n_resident += c->nodes[k].device != KV_NONE;
+    }
+    if (n_children != p->n_children || n_resident != p->n_resident) return false;
+    if (n_resident > 0 && p->device == KV_NONE) return false;
+    if (n_children == 0) return true;
+    return p->n_ready == KV_PAGE || p->n_coming == KV_PAGE || p->n_host == KV_PAGE;
+}
+
+static bool is_node_right(const kv_cache *c, int32_t number) {
+    const kv_node *p = &c->nodes[number];
+    if (!is_linked(c, number)) return false;
+    if (!are_places_right(c, number) || !are_children_right(c, number)) return false;
+    if (p->n_pins == 0 && p->n_coming > 0) return false;
+    if (p->n_pins == 0 && p->device != KV_NONE && p->n_ready == 0) return false;
+    return p->parent == KV_NONE || c->nodes[p->parent].first + KV_PAGE == p->first;
+}
+
+/* Whether all links, counts and orders agree. */
+static bool is_sound(const kv_cache *c) {
+    int32_t n_device = 0, n_host = 0;
+    for (int32_t i = 0; i < c->n_nodes; i++) {
+        const kv_node *p = &c->nodes[i];
+        if (p->is_free) {
+            if (kv_heap_has(&c->leaves, i) || kv_heap_has(&c->idle, i)) return false;
+            continue;
+        }
+        if (!is_node_right(c, i)) return false;
+        n_device += p->device != KV_NONE;
+        n_host += p->host != KV_NONE;
+    }
+    return n_device + c->free_pages.n == c->config.n_pages &&
+           n_host + c->free_host.n == c->config.n_host_pages && is_heap_sound(&c->leaves) &&
+           is_heap_sound(&c->idle);
+}
 
 enum { N = 400 };
 
@@ -22,13 +94,13 @@ static kv_lease take(kv_cache *c, const kv_token *t, int32_t n, int32_t most, in
     kv_cache_take(c, t, n, most, NULL, &l);
     CHECK(l.n_reused <= most && l.n_stored >= l.n_reused && l.n_stored <= n);
     CHECK_EQ(l.n_pages, (l.n_stored + KV_PAGE - 1) / KV_PAGE);
-    CHECK(kv_cache_is_sound(c));
+    CHECK(is_sound(c));
     return l;
 }
 
 static void give(kv_cache *c, const kv_lease *l, bool is_written) {
     kv_cache_give(c, l, is_written);
-    CHECK(kv_cache_is_sound(c));
+    CHECK(is_sound(c));
 }
 
 static int32_t use(kv_cache *c, const kv_token *t, int32_t n) {
@@ -135,16 +207,16 @@ TEST(kv_cache_holds_what_a_batch_needs) {
     CHECK_EQ(use(c, t[2], 100), 0); /* it is the newest, and cheaper to evict than both */
     for (int i = 0; i < 2; i++)
         kv_cache_hold(c, t[i], 190, &path[i]);
-    CHECK(path[0].n_held == 2 && path[0].n_whole == 1 && kv_cache_is_sound(c));
+    CHECK(path[0].n_held == 2 && path[0].n_whole == 1 && is_sound(c));
     for (int i = 0; i < 2; i++) {
         kv_lease l = {.page = room[i]};
         kv_cache_take(c, t[i], 190, 190, &path[i], &l);
-        CHECK(l.n_reused == 100 && l.n_stored == 190 && kv_cache_is_sound(c));
+        CHECK(l.n_reused == 100 && l.n_stored == 190 && is_sound(c));
         give(c, &l, true);
     }
     for (int i = 0; i < 2; i++)
         kv_cache_let_go(c, &path[i]);
-    CHECK(kv_cache_is_sound(c) && kv_cache_count(c).n_evicted == 2);
+    CHECK(is_sound(c) && kv_cache_count(c).n_evicted == 2);
     CHECK_EQ(use(c, t[2], 100), 0);
     kv_cache_destroy(c);
 }
@@ -162,18 +234,18 @@ TEST(kv_cache_holds_what_was_found) {
     CHECK(path[0].n_whole == 3 && path[0].n_held == 0);
     for (int i = 0; i < 2; i++)
         kv_cache_hold(c, t, 210, &path[i]);
-    CHECK(path[0].n_held == 4 && path[1].n_held == 4 && kv_cache_is_sound(c));
+    CHECK(path[0].n_held == 4 && path[1].n_held == 4 && is_sound(c));
     CHECK(memcmp(found[0], found[1], 4 * sizeof **found) == 0);
     kv_cache_hold(c, t, 130, &path[1]); /* again, and fewer */
-    CHECK(path[1].n_held == 3 && kv_cache_is_sound(c));
+    CHECK(path[1].n_held == 3 && is_sound(c));
     kv_cache_let_go(c, &path[1]);
     kv_cache_probe(c, t, 210, &path[1]);
     kv_cache_forget(c);
     kv_cache_hold(c, t, 210, &path[1]);
-    CHECK(path[1].n_held == 0 && kv_cache_is_sound(c));
+    CHECK(path[1].n_held == 0 && is_sound(c));
     kv_cache_let_go(c, &path[0]);
     CHECK_EQ(use(c, t, 200), 0);
-    CHECK(kv_cache_is_sound(c) && use(c, t, 200) > 0);
+    CHECK(is_sound(c) && use(c, t, 200) > 0);
     kv_cache_destroy(c);
 }
 
@@ -192,11 +264,11 @@ TEST(kv_cache_forgets_what_was_held) {
         if (i == 0) kv_cache_forget(c);
     }
     kv_cache_let_go(c, &path[0]);
-    CHECK(path[0].n_held == 0 && kv_cache_is_sound(c));
+    CHECK(path[0].n_held == 0 && is_sound(c));
     CHECK_EQ(use(c, t[2], 256), 0);
     CHECK_EQ(use(c, t[1], 128), 128); /* still held, so not evicted */
     kv_cache_let_go(c, &path[1]);
-    CHECK(kv_cache_is_sound(c));
+    CHECK(is_sound(c));
     CHECK_EQ(use(c, t[0], 256), 0);
     CHECK(use(c, t[1], 128) < 128);
     kv_cache_destroy(c);
@@ -346,7 +418,7 @@ TEST(kv_cache_of_narrow_tokens) {
         kv_cache_moved(narrow);
         n_reused += a.n_reused;
     }
-    CHECK(n_reused > 10000 && kv_cache_is_sound(narrow));
+    CHECK(n_reused > 10000 && is_sound(narrow));
     kv_cache_destroy(wide);
     kv_cache_destroy(narrow);
 }
@@ -416,7 +488,7 @@ TEST(kv_cache_never_confuses_pages) {
         drawn *d = next_step(&all, c, step);
         memcpy(before, written, sizeof before);
         hold_all(c, d, step);
-        if (step % 16 == 0) CHECK(kv_cache_is_sound(c));
+        if (step % 16 == 0) CHECK(is_sound(c));
         for (int i = 0; i < 3; i++) {
             l[i] = (kv_lease){.page = d[i].room};
             kv_cache_take(c, d[i].t, d[i].n, d[i].most, &d[i].path, &l[i]);
@@ -438,7 +510,7 @@ TEST(kv_cache_never_confuses_pages) {
         for (int i = 0; i < 3; i++)
             kv_cache_give(c, &l[i], is_written);
         let_all_go(c, d);
-        if (step % 16 == 0) CHECK(kv_cache_is_sound(c));
+        if (step % 16 == 0) CHECK(is_sound(c));
     }
     CHECK(n_reused > STEPS * 30 && kv_cache_count(c).n_evicted > 100);
     kv_cache_destroy(c);
@@ -476,7 +548,7 @@ TEST(kv_cache_loads_from_the_host) {
     kv_cache_moved(c);
     CHECK(kv_cache_count(c).n_host_evicted > 0);
     kv_cache_forget(c);
-    CHECK(kv_cache_is_sound(c) && kv_cache_count(c).n_host_free == 6);
+    CHECK(is_sound(c) && kv_cache_count(c).n_host_free == 6);
     CHECK_EQ(use(c, t[0], 200), 0);
     kv_cache_destroy(c);
 }
@@ -570,7 +642,7 @@ TEST(kv_cache_never_confuses_tiers) {
             kv_cache_give(c, &l[i], is_written && is_moved);
         let_all_go(c, d);
         if (!is_moved) kv_cache_forget(c);
-        if (step % 8 == 0) CHECK(kv_cache_is_sound(c));
+        if (step % 8 == 0) CHECK(is_sound(c));
         CHECK_EQ(kv_cache_count(c).n_pinned, 0);
     }
     kv_cache_counts counts = kv_cache_count(c);

@@ -98,21 +98,21 @@ TEST(build_keeps_limits) {
                       .dtype = DTYPE_FLOAT32,
                       .limits = {.max_batch = 3, .max_tokens = 700, .kv_pages = 9}};
     build_report r;
-    served_config s = {.path = folder, .device = "cpu", .n_threads = 1, .kv_pages = -1};
+    engine_config s = {.device = "cpu", .n_threads = 1, .kv_pages = -1};
     CHECK_OK(build_engine(&c, &r));
-    CHECK_OK(served_open(&m, &s));
+    CHECK_OK(served_open(&m, &s, folder, NULL));
     CHECK(m->max_batch == 3 && m->max_tokens == 700 && m->store.n_pages == 9);
     served_drop(m);
     s.max_batch = 7;
     s.max_tokens = 900;
     s.kv_pages = 11;
-    CHECK_OK(served_open(&m, &s));
+    CHECK_OK(served_open(&m, &s, folder, NULL));
     CHECK(m->max_batch == 7 && m->max_tokens == 900 && m->store.n_pages == 11);
     CHECK(m->infer.table.small.rows == NULL);
     served_drop(m);
     c.limits.has_int8_items = true;
     CHECK_OK(build_engine(&c, &r)); /* compares its answers with the run's, bit for bit */
-    CHECK_OK(served_open(&m, &s));
+    CHECK_OK(served_open(&m, &s, folder, NULL));
     CHECK(m->infer.table.small.rows != NULL);
     served_drop(m);
 }
@@ -162,7 +162,7 @@ TEST(build_damage_reaches_who_opens_it) {
     const char *run = retrieval_run(), *folder = run_path("engine");
     char path[CHECKPOINT_PATH_BYTES];
     served *m;
-    served_config s = {.path = folder, .device = "cpu", .n_threads = 1, .kv_pages = -1};
+    engine_config s = {.device = "cpu", .n_threads = 1, .kv_pages = -1};
     build_config c = {.run = folder, .out = run_path("again"), .dtype = DTYPE_FLOAT32};
     build_report r;
     make_engine(run, folder, DTYPE_FLOAT32);
@@ -171,7 +171,7 @@ TEST(build_damage_reaches_who_opens_it) {
     CHECK_FAILS(checkpoint_choose(folder, "best", path), ERR_USAGE, "holds one model");
     CHECK_OK(path_join(path, sizeof path, folder, "weights.safetensors"));
     flip(path, 4000, 3);
-    CHECK_OK(served_open(&m, &s)); /* it is checked meanwhile */
+    CHECK_OK(served_open(&m, &s, folder, NULL)); /* it is checked meanwhile */
     CHECK_FAILS(served_checked(m), ERR_FORMAT, "checksum");
     CHECK_FAILS(served_checked(m), ERR_FORMAT, "hstu build");
     served_drop(m);
@@ -206,12 +206,12 @@ TEST(build_damage_lets_no_answer_out) {
 /* Item rows of a float32 engine are read where they are mapped; those of 16 bits are copied. */
 TEST(build_maps_item_rows) {
     const char *run = retrieval_run(), *folder = run_path("engine");
-    served_config s = {.path = folder, .device = "cpu", .n_threads = 1, .kv_pages = -1};
+    engine_config s = {.device = "cpu", .n_threads = 1, .kv_pages = -1};
     served *m;
     for (int i = 0; i < 2; i++) {
         size_t n;
         make_engine(run, folder, i == 0 ? DTYPE_FLOAT32 : DTYPE_BFLOAT16);
-        CHECK_OK(served_open(&m, &s));
+        CHECK_OK(served_open(&m, &s, folder, NULL));
         const char *bytes = st_bytes(m->trained.weights, &n);
         const char *rows = (const char *)m->infer.table.items.rows;
         const char *own = (const char *)model_item_param(m->s->model)->value;

@@ -407,7 +407,7 @@ TEST(engine_serves_many_while_it_reloads) {
     for (int i = 0; i < N; i++)
         pthread_join(threads[i], NULL);
     CHECK(c.n_done == N * 60 && c.n_failed == 0 && c.n_different == 0);
-    CHECK(engine_wait_idle(e, 1000000000));
+    CHECK(serve_wait_idle(e, 1000000000));
     engine_stats s;
     CHECK_OK(engine_model_stats(e, 0, &s));
     CHECK_EQ(s.requests[ENGINE_RECOMMEND][ENGINE_OK], N * 60 + USERS);
@@ -543,7 +543,7 @@ TEST(engine_leaves_out_who_is_gone) {
     int n = 0;
     r.is_gone = always_gone;
     engine_submit(e, &r, &a, note_done, &n);
-    CHECK(engine_wait_idle(e, 10000000000u));
+    CHECK(serve_wait_idle(e, 10000000000u));
     CHECK(n == 101 && a.outcome == ENGINE_GONE && a.n_items == 0 && a.tokens_computed == 0);
     engine_answer_release(&a);
     r.is_gone = NULL;

@@ -23,7 +23,7 @@ TEST(slot_waits_for_jobs_that_come_together) {
     engine_request first = serve_recommend(1, 3);
     a[0] = serve_ask(e, &first);
     engine_answer_release(&a[0]);
-    CHECK(engine_wait_idle(e, 60000000000u));
+    CHECK(serve_wait_idle(e, 60000000000u));
     pthread_mutex_lock(&s->lock);
     s->queue.batch_s = 20;
     s->n_last = 2;
@@ -119,7 +119,7 @@ TEST(slot_answers_callers_that_wait) {
         pthread_join(thread[i], NULL);
         CHECK(a[i].n_ok == ASKS / 3 * 2 && a[i].n_bad == ASKS / 3);
     }
-    CHECK(engine_wait_idle(e, 10000000000u));
+    CHECK(serve_wait_idle(e, 10000000000u));
     engine_destroy(e);
 }
 
@@ -441,7 +441,7 @@ static void release_gate(gate *g) {
  */
 static void set_slot(engine *e, size_t n_last, double batch_s) {
     slot *s = engine_slot(e, 0);
-    CHECK(engine_wait_idle(e, 10000000000u));
+    CHECK(serve_wait_idle(e, 10000000000u));
     pthread_mutex_lock(&s->lock);
     s->n_last = n_last;
     s->queue.batch_s = batch_s;
@@ -548,7 +548,7 @@ TEST(slot_does_not_gather_what_has_waited) {
     release_gate(&first);
     release_gate(&second);
     release_gate(&third);
-    CHECK(engine_wait_idle(e, 10000000000u));
+    CHECK(serve_wait_idle(e, 10000000000u));
     CHECK_EQ(engine_slot(e, 0)->n_last, 3); /* the next time all three are waited for */
     engine_destroy(e);
 }
@@ -584,14 +584,14 @@ TEST(slot_runs_one_batch_at_a_time) {
     submit_gate(&second, true);
     serve_wait_ms(30); /* time enough for a worker that does not wait */
     CHECK(!atomic_load(&second.is_inside) && !atomic_load(&c.was_called));
-    CHECK(!engine_wait_idle(e, 1000000));
+    CHECK(!serve_wait_idle(e, 1000000));
     CHECK_OK(engine_load(e, "model", run)); /* the next batch has the new one */
     atomic_store(&first.is_open, true);
     release_gate(&first);
     release_gate(&second);
     pthread_join(thread[0], NULL);
     pthread_join(thread[1], NULL);
-    CHECK(atomic_load(&c.was_called) && engine_wait_idle(e, 10000000000u));
+    CHECK(atomic_load(&c.was_called) && serve_wait_idle(e, 10000000000u));
     CHECK(!pthread_equal(second.computed_by, first.computed_by));
     CHECK_OK(engine_model_stats(e, 0, &stats));
     CHECK(stats.n_batches == 2 && stats.requests[ENGINE_RECOMMEND][ENGINE_OK] == 2);
@@ -665,7 +665,7 @@ TEST(slot_ends_after_who_wakes_its_worker) {
         engine *e = serve_open(run, synth_folder(), 16);
         gate g = {.e = e, .is_open = true};
         pthread_t thread;
-        CHECK(engine_wait_idle(e, 10000000000u));
+        CHECK(serve_wait_idle(e, 10000000000u));
         CHECK_EQ(pthread_create(&thread, NULL, submit_other, &g), 0);
         release_gate(&g);
         engine_destroy(e);

@@ -179,7 +179,7 @@ static void fail_and_die(disk_fault fault, bool fails_first) {
     disk_fault_set(fault, "state.db");
     if (add(st, ann, "2", NULL, 200 + fault) != ERR_IO) _exit(3);
     if (add(st, ann, "2", NULL, 210 + fault) != ERR_IO) _exit(4);
-    state_stats stats;
+    engine_state_stats stats;
     state_get_stats(st, &stats);
     if (!stats.is_failing || stats.n_failed != 2) _exit(5);
     disk_fault_set(DISK_GOOD, "");
@@ -250,7 +250,7 @@ static bool has_file(const char *part) {
 TEST(state_tells_damage_of_its_log) {
     state *st = NULL;
     state_counts counts;
-    state_stats stats;
+    engine_state_stats stats;
     seen s;
     need_sqlite();
     for (int flips = 0; flips < 3; flips++) {
@@ -365,7 +365,7 @@ static void maintain(state *st) {
 
 TEST(state_leaves_nothing_of_the_erased) {
     state *st;
-    state_stats stats;
+    engine_state_stats stats;
     seen s;
     need_sqlite();
     CHECK_OK(open_state(&st, &s));
