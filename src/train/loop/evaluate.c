@@ -591,7 +591,7 @@ static status describe_candidates(const protocol *p, buf *out) {
                       "  Repeated  %" PRId64 " of %" PRId64 " targets (%.2f %%) are in that "
                       "history: %s\n",
                       r->n_repeated, r->n_users, 100.0 * (double)r->n_repeated / (double)r->n_users,
-                      r->keeps_seen ? "ranked like any other" : "never found");
+                      r->keeps_seen ? "ranked like any other" : "never found (--keep-seen ranks them)");
 }
 
 status protocol_describe(const protocol *p, buf *out) {
