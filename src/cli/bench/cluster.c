@@ -685,22 +685,16 @@ static void print_row(const cluster_row *row) {
 
 static void write_row(json_writer *j, const cluster_row *row) {
     json_object_open(j);
-    json_key_int(j, "gpus", row->n_gpus);
-    json_key_double(j, "step_ms", row->step_s * 1e3);
-    json_key_double(j, "tflop_per_s_gpu", row->work / row->step_s * 1e-12);
-    json_key_double(j, "efficiency", row->efficiency);
-    json_key_double(j, "tflop_per_step", row->work * 1e-12);
-    json_key_double(j, "tokens_per_step", row->tokens);
-    json_key_double(j, "compute_ms", row->compute_s * 1e3);
-    json_key_double(j, "wait_ms", row->wait_s * 1e3);
-    json_key_double(j, "balance", row->balance);
-    json_key_double(j, "all_reduce_ms", row->dense_s * 1e3);
-    json_key_double(j, "all_reduce_exposed_ms", row->exposed_s * 1e3);
-    json_key_double(j, "rows_ms", row->rows_s * 1e3);
-    json_key_double(j, "small_ms", row->small_s * 1e3);
-    json_key_double(j, "unique_ids", row->unique_ids);
-    json_key_string(j, "all_reduce", row->how);
-    json_key_string(j, "limit", row->limit);
+    JSON_FIELDS(j, FIELD("gpus", row->n_gpus), FIELD("step_ms", row->step_s * 1e3),
+                FIELD("tflop_per_s_gpu", row->work / row->step_s * 1e-12),
+                FIELD("efficiency", row->efficiency), FIELD("tflop_per_step", row->work * 1e-12),
+                FIELD("tokens_per_step", row->tokens), FIELD("compute_ms", row->compute_s * 1e3),
+                FIELD("wait_ms", row->wait_s * 1e3), FIELD("balance", row->balance),
+                FIELD("all_reduce_ms", row->dense_s * 1e3),
+                FIELD("all_reduce_exposed_ms", row->exposed_s * 1e3),
+                FIELD("rows_ms", row->rows_s * 1e3), FIELD("small_ms", row->small_s * 1e3),
+                FIELD("unique_ids", row->unique_ids), FIELD("all_reduce", row->how),
+                FIELD("limit", row->limit));
     json_object_close(j);
 }
 
@@ -709,31 +703,21 @@ static status print_json(const bench_args *a, const cluster_work *w, const clust
                          const cluster_check *check) {
     json_line line;
     json_writer *j = json_line_open(&line);
-    json_key_string(j, "bench", "cluster");
-    json_key_string(j, "config", w->c->file);
-    json_key_string(j, "profile", l->name);
-    json_key_double(j, "gpu_tflop_per_s", a->tflops);
-    json_key_string(j, "gpu_source", a->source);
-    json_key_double(j, "fixed_ms", a->fixed_ms);
-    json_key_double(j, "spread", r->spread);
-    json_key_string(j, "balance", balance_names[a->balance]);
-    json_key_bool(j, "overlap", r->overlaps);
-    json_key_int(j, "batch", w->batch);
-    json_key_double(j, "dense_bytes", w->dense_bytes);
-    json_key_double(j, "row_bytes", w->row_bytes);
-    json_key(j, "rows");
-    json_array_open(j);
+    JSON_FIELDS(j, FIELD("bench", "cluster"), FIELD("config", w->c->file),
+                FIELD("profile", l->name), FIELD("gpu_tflop_per_s", a->tflops),
+                FIELD("gpu_source", a->source), FIELD("fixed_ms", a->fixed_ms),
+                FIELD("spread", r->spread), FIELD("balance", balance_names[a->balance]),
+                FIELD("overlap", r->overlaps), FIELD("batch", w->batch),
+                FIELD("dense_bytes", w->dense_bytes), FIELD("row_bytes", w->row_bytes));
+    json_key_array(j, "rows");
     for (int i = 0; i < a->n_counts; i++)
         write_row(j, &rows[i]);
     json_array_close(j);
-    json_key(j, "published");
-    json_array_open(j);
+    json_key_array(j, "published");
     for (int i = 0; i < CLUSTER_CHECKS; i++) {
         json_object_open(j);
-        json_key_string(j, "what", check[i].what);
-        json_key_string(j, "unit", check[i].unit);
-        json_key_double(j, "published", check[i].published);
-        json_key_double(j, "model", check[i].model);
+        JSON_FIELDS(j, FIELD("what", check[i].what), FIELD("unit", check[i].unit),
+                    FIELD("published", check[i].published), FIELD("model", check[i].model));
         json_object_close(j);
     }
     json_array_close(j);

@@ -32,12 +32,9 @@ static void print_text(const embed_figure *f) {
 static status print_json(const embed_bench *b, const embed_figure *f) {
     json_line line;
     json_writer *w = json_line_open(&line);
-    json_key_string(w, "bench", "embedding");
-    json_key_string(w, "device", b->be->name);
-    json_key_string(w, "what", f->what);
-    json_key_string(w, "size", f->size);
-    json_key_int(w, "dim", b->dim);
-    json_key_int(w, "keys_a_call", b->n);
+    JSON_FIELDS(w, FIELD("bench", "embedding"), FIELD("device", b->be->name),
+                FIELD("what", f->what), FIELD("size", f->size), FIELD("dim", b->dim),
+                FIELD("keys_a_call", b->n));
     if (f->per_s > 0) json_key_double(w, "per_s", f->per_s);
     if (f->ms > 0) json_key_double(w, "ms", f->ms);
     if (f->bytes > 0) json_key_double(w, "bytes_per_s", f->per_s * f->bytes);

@@ -178,18 +178,15 @@ static void print_growing(const growing_plan *p, const growing_row *r) {
 
 static void write_growing(json_writer *w, const growing_plan *p, const growing_row *r) {
     json_object_open(w);
-    json_key_string(w, "cache", r->cache);
-    json_key_double(w, "total_ms", r->report.total_ms);
-    json_key_double(w, "minimum_ms", r->report.least_ms);
-    json_key_double(w, "maximum_ms", r->report.most_ms);
-    json_key(w, "round_ms");
-    json_array_open(w);
+    JSON_FIELDS(w, FIELD("cache", r->cache), FIELD("total_ms", r->report.total_ms),
+                FIELD("minimum_ms", r->report.least_ms), FIELD("maximum_ms", r->report.most_ms));
+    json_key_array(w, "round_ms");
     for (uint32_t i = 0; i < p->n_requests; i++)
         json_double(w, r->report.round_ms[i]);
     json_array_close(w);
-    json_key_double(w, "tokens_reused", r->report.tokens_reused);
-    json_key_double(w, "tokens_computed", r->report.tokens_computed);
-    if (!isnan(r->l20)) json_key_double(w, "nvidia_l20_ms", r->l20);
+    JSON_FIELDS(w, FIELD("tokens_reused", r->report.tokens_reused),
+                FIELD("tokens_computed", r->report.tokens_computed),
+                KNOWN("nvidia_l20_ms", r->l20));
     if (!isnan(r->floor)) {
         json_key_double(w, "floor_ms", r->floor);
         json_key_double(w, "percent_of_floor", 100 * r->floor / r->report.total_ms);
@@ -204,8 +201,7 @@ static status save_growing(const load_args *a, const growing_plan *p, const grow
     json_writer *w = load_json_open(&json, "growing", a);
     json_key_int(w, "users", p->n_users);
     json_key_int(w, "requests", p->n_requests);
-    json_key(w, "rows");
-    json_array_open(w);
+    json_key_array(w, "rows");
     for (int i = 0; i < n; i++)
         write_growing(w, p, &rows[i]);
     json_array_close(w);
@@ -369,9 +365,9 @@ static void write_row(json_writer *w, const latency_args *a, const load_rig *rig
                       const latency_row *r) {
     double l20 = l20_ms(a, rig, r);
     json_object_open(w);
-    json_key_int(w, "history", r->n_events);
-    json_key_int(w, "new", r->is_cached ? r->n_new : r->n_events);
-    json_key_string(w, "cache", state_of(rig, r));
+    JSON_FIELDS(w, FIELD("history", r->n_events),
+                FIELD("new", r->is_cached ? r->n_new : r->n_events),
+                FIELD("cache", state_of(rig, r)));
     load_report_write(w, &r->report);
     if (!isnan(l20)) json_key_double(w, "nvidia_l20_layers_only_ms", l20);
     if (!isnan(r->floor_ms)) {
@@ -385,11 +381,9 @@ static status save(const latency_args *a, const load_rig *rig, const latency_row
     json_line json;
     if (a->load.report == NULL) return OK;
     json_writer *w = load_json_open(&json, "latency", &a->load);
-    json_key_string(w, "task", rig->info.task);
-    json_key_string(w, "device", rig->info.device);
-    json_key_int(w, "concurrency", a->concurrency);
-    json_key(w, "rows");
-    json_array_open(w);
+    JSON_FIELDS(w, FIELD("task", rig->info.task), FIELD("device", rig->info.device),
+                FIELD("concurrency", a->concurrency));
+    json_key_array(w, "rows");
     for (int i = 0; i < n; i++)
         write_row(w, a, rig, &rows[i]);
     json_array_close(w);

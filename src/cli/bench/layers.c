@@ -419,20 +419,14 @@ static double percent_of_floor(const layers_row *r) {
 static status print_json(const bench_args *a, const layers_row *r) {
     json_line line;
     json_writer *w = bench_json_open(&line, "layers", a->be);
-    json_key_int(w, "batch", r->batch);
-    json_key_int(w, "length", r->length);
-    json_key_int(w, "new", r->n_new);
-    json_key_int(w, "candidates", a->n_candidates);
-    json_key_double(w, "error", r->error);
-    if (!isnan(r->error_exact)) json_key_double(w, "error_float32", r->error_exact);
-    json_key_double(w, "ms", r->plain * 1e3);
-    if (!isnan(r->replay)) json_key_double(w, "replay_ms", r->replay * 1e3);
-    json_key_double(w, "tflops", r->flops / best_of(r) / 1e12);
-    if (!isnan(r->l20)) json_key_double(w, "l20_ms", r->l20);
+    JSON_FIELDS(w, FIELD("batch", r->batch), FIELD("length", r->length), FIELD("new", r->n_new),
+                FIELD("candidates", a->n_candidates), FIELD("error", r->error),
+                KNOWN("error_float32", r->error_exact), FIELD("ms", r->plain * 1e3),
+                KNOWN("replay_ms", r->replay * 1e3), FIELD("tflops", r->flops / best_of(r) / 1e12),
+                KNOWN("l20_ms", r->l20));
     if (!isnan(r->goal)) {
-        json_key_double(w, "floor_ms", r->floor);
-        json_key_double(w, "percent_of_floor", percent_of_floor(r));
-        json_key_double(w, "goal_ms", r->goal);
+        JSON_FIELDS(w, FIELD("floor_ms", r->floor), FIELD("percent_of_floor", percent_of_floor(r)),
+                    FIELD("goal_ms", r->goal));
     }
     return json_line_print(&line);
 }

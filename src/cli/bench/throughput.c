@@ -91,19 +91,16 @@ static status save(const throughput_args *a, const load_rig *rig, const load_rep
                    const load_report *best) {
     json_line json;
     json_writer *w = load_json_open(&json, "throughput", &a->load);
-    json_key_string(w, "task", rig->info.task);
-    json_key_string(w, "device", rig->info.device);
-    json_key_string(w, "cache", load_cache_name(rig));
-    json_key_string(w, "loop", a->rate > 0 ? "open" : "closed");
+    JSON_FIELDS(w, FIELD("task", rig->info.task), FIELD("device", rig->info.device),
+                FIELD("cache", load_cache_name(rig)),
+                FIELD("loop", a->rate > 0 ? "open" : "closed"));
     if (a->rate > 0) json_key_double(w, "rate", a->rate);
     if (a->rate <= 0) json_key_int(w, "concurrency", a->concurrency);
     load_report_write(w, r);
     if (a->slo_ms > 0) {
-        json_key(w, "slo");
-        json_object_open(w);
-        json_key_double(w, "p99_ms", a->slo_ms);
-        json_key_double(w, "requests_per_s", rate);
-        json_key_double(w, "p99_at_that_rate_ms", best->latency.p99);
+        json_key_object(w, "slo");
+        JSON_FIELDS(w, FIELD("p99_ms", a->slo_ms), FIELD("requests_per_s", rate),
+                    FIELD("p99_at_that_rate_ms", best->latency.p99));
         json_object_close(w);
     }
     return load_json_save(&json, a->load.report);

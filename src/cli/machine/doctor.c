@@ -523,14 +523,11 @@ static void print_libraries(const diagnosis *d) {
 }
 
 static void write_machine(json_writer *w, const machine *m) {
-    json_key_string(w, "system", m->system);
-    json_key_string(w, "cpu", m->cpu);
-    json_key_int(w, "cores", m->n_cores);
-    json_key_int(w, "usable_cores", m->n_usable_cores);
+    JSON_FIELDS(w, FIELD("system", m->system), FIELD("cpu", m->cpu), FIELD("cores", m->n_cores),
+                FIELD("usable_cores", m->n_usable_cores));
     json_key(w, "quota_cores");
     m->quota_cores > 0 ? json_double(w, m->quota_cores) : json_null(w);
-    json_key(w, "simd");
-    json_array_open(w);
+    json_key_array(w, "simd");
     for (const char *word = m->simd; *word != '\0'; word += strspn(word, " ")) {
         json_string_n(w, word, strcspn(word, " "));
         word += strcspn(word, " ");
@@ -544,15 +541,13 @@ static void write_machine(json_writer *w, const machine *m) {
 
 static void write_gpus(json_writer *w, const diagnosis *d) {
     char text[32];
-    json_key(w, "gpus");
-    json_array_open(w);
+    json_key_array(w, "gpus");
     for (int i = 0; i < d->n_devices; i++) {
         json_object_open(w);
-        json_key_string(w, "name", d->device[i].name);
-        json_key_double(w, "sm", d->device[i].sm / 10.0);
-        json_key_int(w, "multiprocessors", d->device[i].n_multiprocessors);
-        json_key_int(w, "memory_bytes", (int64_t)d->device[i].memory_bytes);
-        json_key_int(w, "free_bytes", (int64_t)d->device[i].free_bytes);
+        JSON_FIELDS(w, FIELD("name", d->device[i].name), FIELD("sm", d->device[i].sm / 10.0),
+                    FIELD("multiprocessors", d->device[i].n_multiprocessors),
+                    FIELD("memory_bytes", d->device[i].memory_bytes),
+                    FIELD("free_bytes", d->device[i].free_bytes));
         json_object_close(w);
     }
     json_array_close(w);
@@ -563,8 +558,7 @@ static void write_gpus(json_writer *w, const diagnosis *d) {
 }
 
 static void write_libraries(json_writer *w, const diagnosis *d) {
-    json_key(w, "libraries");
-    json_array_open(w);
+    json_key_array(w, "libraries");
     for (int i = 0; i < N_LIBRARIES; i++) {
         const library *l = &d->libraries[i];
         json_object_open(w);
@@ -581,15 +575,12 @@ static void write_libraries(json_writer *w, const diagnosis *d) {
 static void write_findings(json_writer *w, const findings *f) {
     static const char *const sections[] = {"machine", "gpu", "libraries"};
     static const char *const states[] = {"ok", "missing", "trouble"};
-    json_key(w, "checks");
-    json_array_open(w);
+    json_key_array(w, "checks");
     for (int i = 0; i < f->n; i++) {
         json_object_open(w);
-        json_key_string(w, "section", sections[f->all[i].section]);
-        json_key_string(w, "name", f->all[i].name);
-        json_key_string(w, "state", states[f->all[i].state]);
-        json_key_string(w, "text", f->all[i].text);
-        json_key_string(w, "remedy", f->all[i].remedy);
+        JSON_FIELDS(w, FIELD("section", sections[f->all[i].section]), FIELD("name", f->all[i].name),
+                    FIELD("state", states[f->all[i].state]), FIELD("text", f->all[i].text),
+                    FIELD("remedy", f->all[i].remedy));
         json_object_close(w);
     }
     json_array_close(w);
@@ -603,9 +594,8 @@ static status print_json(const diagnosis *d) {
     write_gpus(w, d);
     write_libraries(w, d);
     write_findings(w, &d->found);
-    json_key_bool(w, "ranks", d->has_ranks);
-    json_key_bool(w, "fit", d->is_fit);
-    json_key_string(w, "verdict", d->verdict);
+    JSON_FIELDS(w, FIELD("ranks", d->has_ranks), FIELD("fit", d->is_fit),
+                FIELD("verdict", d->verdict));
     return json_line_print(&line);
 }
 

@@ -7,8 +7,8 @@
 #include "base/mem.h"
 #include "cli/cli.h"
 #include "cli/model/run_facts.h"
-#include "train/report/report.h"
 #include "cli/output.h"
+#include "train/report/report.h"
 
 enum { MAX_RUNS = 16, CELL_BYTES = 64, KEY_WIDTH = 34, MAX_WIDTH = 24, MIN_WIDTH = 14 };
 
