@@ -18,6 +18,12 @@ static const arg_option *find_option(const arg_spec *spec, const char *name, siz
     return NULL;
 }
 
+status fail_unknown(const char *what, const char *name, const char *const *names, size_t n) {
+    const char *near = nearest_name(name, names, n);
+    if (near == NULL) return fail(ERR_USAGE, "unknown %s '%.100s'", what, name);
+    return fail(ERR_USAGE, "unknown %s '%.100s'; did you mean '%s'?", what, name, near);
+}
+
 static status unknown_option(const arg_spec *spec, const char *name, size_t n) {
     const char *names[MAX_OPTIONS + 1];
     size_t n_names = 0;
@@ -26,9 +32,7 @@ static status unknown_option(const arg_spec *spec, const char *name, size_t n) {
     names[n_names++] = "--help";
     char word[128];
     snprintf(word, sizeof word, "%.*s", (int)(n < sizeof word ? n : sizeof word - 1), name);
-    const char *near = nearest_name(word, names, n_names);
-    if (near == NULL) return fail(ERR_USAGE, "unknown option '%s'", word);
-    return fail(ERR_USAGE, "unknown option '%s'; did you mean '%s'?", word, near);
+    return fail_unknown("option", word, names, n_names);
 }
 
 static status read_int(const arg_option *o, const char *text) {
@@ -194,8 +198,7 @@ status run_subcommand(const char *whole, const char *about, const command *parts
         if (strcmp(argv[1], c->name) == 0) return c->run(argc - 1, argv + 1);
         names[n++] = c->name;
     }
-    const char *near = nearest_name(argv[1], names, n);
-    if (near == NULL)
-        return fail(ERR_USAGE, "unknown subcommand '%.100s'; 'hstu %s' lists them", argv[1], whole);
-    return fail(ERR_USAGE, "unknown subcommand '%.100s'; did you mean '%s'?", argv[1], near);
+    if (nearest_name(argv[1], names, n) != NULL)
+        return fail_unknown("subcommand", argv[1], names, n);
+    return fail(ERR_USAGE, "unknown subcommand '%.100s'; 'hstu %s' lists them", argv[1], whole);
 }
