@@ -144,6 +144,24 @@ static status read_option(const arg_spec *spec, int argc, char **argv, int *i) {
     return read_value(o, next);
 }
 
+status args_read_numbers(const char *option, const char *text, int64_t max, int64_t *out, int max_n,
+                         int *n) {
+    *n = 0;
+    for (const char *at = text;; at++) {
+        char *end;
+        long x = strtol(at, &end, 10);
+        if (end == at || x < 1 || x > max || (*end != ',' && *end != '\0'))
+            return fail(ERR_USAGE,
+                        "%s %.60s: give whole numbers from 1 to %lld with commas between them, as "
+                        "in 8,4,2",
+                        option, text, (long long)max);
+        if (*n == max_n) return fail(ERR_USAGE, "%s: at most %d numbers", option, max_n);
+        out[(*n)++] = x;
+        if (*end == '\0') return OK;
+        at = end;
+    }
+}
+
 /* --help anywhere before "--" wins over any error in the other arguments. */
 static bool wants_help(int argc, char **argv) {
     for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++)

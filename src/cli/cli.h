@@ -76,6 +76,10 @@ typedef struct arg_spec {
 status args_parse(const arg_spec *spec, int argc, char **argv, const char **positional,
                   int *n_positional, bool *is_help);
 
+/* "8,4,2": *n whole numbers from 1 to max, at most max_n of them.  ERR_USAGE names the option. */
+status args_read_numbers(const char *option, const char *text, int64_t max, int64_t *out, int max_n,
+                         int *n);
+
 /* The same for the argc and argv of a command, which ends here after --help or an error. */
 #define ARGS_PARSE(spec, positional, n_positional)                                                 \
     do {                                                                                           \

@@ -566,28 +566,10 @@ typedef struct bench_args {
     double tflops, fixed_ms, spread;
     bool is_late, is_json;
     int balance; /* cluster_balance */
-    int count[MAX_COUNTS];
+    int64_t count[MAX_COUNTS];
     int n_counts;
     const char *source; /* of the speed */
 } bench_args;
-
-static status read_counts(bench_args *a) {
-    const char *at = a->gpus;
-    do {
-        char *end;
-        long n = strtol(at, &end, 10);
-        if (end == at || (*end != ',' && *end != '\0') || n < 1 || n > CLUSTER_MAX_GPUS)
-            return fail(ERR_USAGE, "--gpus %.60s: numbers from 1 to %d with commas between them",
-                        a->gpus, CLUSTER_MAX_GPUS);
-        if (a->n_counts == MAX_COUNTS)
-            return fail(ERR_USAGE, "--gpus: at most %d numbers", MAX_COUNTS);
-        a->count[a->n_counts++] = (int)n;
-        at = end + (*end == ',');
-        if (*end == ',' && *at == '\0')
-            return fail(ERR_USAGE, "--gpus %.60s ends with a comma", a->gpus);
-    } while (*at != '\0');
-    return OK;
-}
 
 static status read_lengths(const char *text, cluster_work *w) {
     char *end;
@@ -742,7 +724,7 @@ static status predict(bench_args *a, const config *c) {
     if (a->measured == NULL && a->device == NULL && a->tflops != H200_TFLOPS) a->source = "given";
     r.flops = a->tflops * 1e12;
     for (int i = 0; i < a->n_counts; i++)
-        TRY(cluster_predict(&w, &r, l, a->count[i], &rows[i]));
+        TRY(cluster_predict(&w, &r, l, (int)a->count[i], &rows[i]));
     TRY(cluster_published(r.spread, check));
     if (a->is_json) return print_json(a, &w, &r, l, rows, check);
     printf("%sA training step on many GPUs%s, predicted: %s\n\n", style.bold, style.plain, c->file);
@@ -760,7 +742,7 @@ static status run(bench_args *a) {
     char path[CONFIG_PATH_BYTES];
     config_source source = {
         .path = path, .overrides = a->overrides.item, .n_overrides = a->overrides.n_items};
-    TRY(read_counts(a));
+    TRY(args_read_numbers("--gpus", a->gpus, CLUSTER_MAX_GPUS, a->count, MAX_COUNTS, &a->n_counts));
     if (a->measured != NULL && a->device != NULL)
         return fail(ERR_USAGE, "--measured and --device exclude each other");
     config_path_find(a->file, path);
