@@ -273,10 +273,6 @@ static status take_busy(int64_t n_steps, train_bench_result *r) {
     return OK;
 }
 
-static bool is_cpu(const backend *be) {
-    return be->is_host;
-}
-
 typedef enum { FOR_SPEED, FOR_BUSY, FOR_SHARES } purpose;
 
 /* Draws the weights, for FOR_SPEED within the gradient check. */
@@ -289,7 +285,7 @@ static status begin(bench_loop *l, purpose why, train_bench_result *r) {
 
 static status warm_up(bench_loop *l, purpose why) {
     backend *be = l->s.be;
-    TRY(do_steps(l, is_cpu(be) || why == FOR_SHARES ? N_WARM_CPU : N_WARM_GPU));
+    TRY(do_steps(l, be->is_host || why == FOR_SHARES ? N_WARM_CPU : N_WARM_GPU));
     if (why == FOR_SHARES) timed_reset(be);
     return why == FOR_BUSY ? busy_begin() : OK;
 }
@@ -319,7 +315,7 @@ static status measure_on(const config *c, const seq_file *data, backend *be, pur
 static status measure_shares(const config *c, const seq_file *data, backend *be, int64_t n_steps,
                              train_bench_result *r) {
     backend *timed;
-    if (!is_cpu(be)) TRY(measure_on(c, data, be, FOR_BUSY, n_steps, r));
+    if (!be->is_host) TRY(measure_on(c, data, be, FOR_BUSY, n_steps, r));
     TRY(timed_create(&timed, be));
     status st = measure_on(c, data, timed, FOR_SHARES, n_steps, r);
     backend_destroy(timed);
