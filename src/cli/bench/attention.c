@@ -599,8 +599,7 @@ static void write_pass(json_writer *w, const attn_row *r, int pass) {
 static status print_json(const attn_bench *b, const attn_row *r) {
     static const char *const biases[] = {"none", "table", "time"};
     const attn_shape *s = &r->shape;
-    json_line line;
-    json_writer *w = bench_json_open(&line, "attention", b->be);
+    json_writer *w = bench_json_open("attention", b->be);
     JSON_FIELDS(w, FIELD("seed", b->seed), FIELD("any_card", b->is_any_card),
                 FIELD("mask", attn_mask_kind_name(s->mask)), FIELD("bias", biases[s->bias]),
                 FIELD("heads", s->n_heads), FIELD("dim", s->dim),
@@ -610,7 +609,7 @@ static status print_json(const attn_bench *b, const attn_row *r) {
                 FIELD("error", r->error), FIELD("peak_tflops", b->peak / 1e12));
     for (int pass = 0; pass < N_PASSES; pass++)
         write_pass(w, r, pass);
-    return json_line_print(&line);
+    return json_line_print();
 }
 
 static bool has_replay(const attn_bench *b) {
@@ -639,8 +638,7 @@ static void print_timing(const attn_bench *b, const attn_row *r, int pass, int h
     double seconds = r->seconds[pass][how];
     printf(how == TIMED_PLAIN ? " %10.3f" : "  %10.1f", seconds * (how == TIMED_PLAIN ? 1e3 : 1e6));
     printf(" %8.*f %6.1f", digits_of(speed), speed, 1e14 * speed / b->peak);
-    if (b->has_peers && !isnan(times)) printf("  %6.2f", times);
-    if (b->has_peers && isnan(times)) printf("  %6s", "-");
+    if (b->has_peers) bench_print_cell(times, " %7.2f");
 }
 
 /* Two lines, one for each pass. */

@@ -49,13 +49,20 @@ const char *bench_device(const backend *be) {
     return be->card != NULL ? be->card : be->name;
 }
 
-json_writer *bench_json_open(json_line *l, const char *bench, const backend *be) {
-    json_writer *w = json_line_open(l);
+json_writer *bench_json_open(const char *bench, const backend *be) {
+    json_writer *w = json_line_open();
     json_key_string(w, "bench", bench);
     json_key_string(w, "device", be->name);
     if (be->card != NULL) json_key_string(w, "gpu", be->card);
     json_key_string(w, "dtype", work_dtypes[be->act]);
     return w;
+}
+
+void bench_print_cell(double x, const char *format) {
+    if (isnan(x))
+        printf(" %*s", atoi(format + strcspn(format, "%") + 1), "-");
+    else
+        printf(format, x);
 }
 
 void bench_put_act(act_type act, void *to, float x) {

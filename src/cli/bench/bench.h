@@ -31,7 +31,11 @@ status bench_open(work *w, const char *device, int act, bool is_deterministic);
 const char *bench_device(const backend *be);
 
 /* Opens a line of JSON that begins with the bench, the device and its activation type. */
-json_writer *bench_json_open(json_line *l, const char *bench, const backend *be);
+json_writer *bench_json_open(const char *bench, const backend *be);
+
+/* Prints a number, or "-" where it is NAN; the format begins with a space and its width: " %8.2f".
+ */
+void bench_print_cell(double x, const char *format);
 
 /* Writes x in an activation type (act_bytes), rounded to the nearest. */
 void bench_put_act(act_type act, void *to, float x);

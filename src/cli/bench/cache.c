@@ -317,8 +317,7 @@ status cache_check(const cache_check_config *c, cache_check_result *out) {
 }
 
 static status print_json(const cache_check_config *a, const cache_check_result *r) {
-    json_line line;
-    json_writer *w = json_line_open(&line);
+    json_writer *w = json_line_open();
     JSON_FIELDS(w, FIELD("bench", "cache"), FIELD("device", a->device), FIELD("seed", a->seed),
                 FIELD("schedules", r->n_schedules), FIELD("answers", r->n_answers),
                 FIELD("different", r->n_different), FIELD("tokens_reused", r->tokens_reused),
@@ -326,7 +325,7 @@ static status print_json(const cache_check_config *a, const cache_check_result *
                 FIELD("tokens_computed", r->tokens_computed),
                 FIELD("pages_evicted", r->n_evictions), FIELD("reloads", r->n_reloads),
                 FIELD("restarts", r->n_restarts));
-    return json_line_print(&line);
+    return json_line_print();
 }
 
 static void print_text(const cache_check_result *r) {

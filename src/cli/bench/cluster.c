@@ -683,8 +683,7 @@ static void write_row(json_writer *j, const cluster_row *row) {
 static status print_json(const bench_args *a, const cluster_work *w, const cluster_rank *r,
                          const cluster_links *l, const cluster_row *rows,
                          const cluster_check *check) {
-    json_line line;
-    json_writer *j = json_line_open(&line);
+    json_writer *j = json_line_open();
     JSON_FIELDS(j, FIELD("bench", "cluster"), FIELD("config", w->c->file),
                 FIELD("profile", l->name), FIELD("gpu_tflop_per_s", a->tflops),
                 FIELD("gpu_source", a->source), FIELD("fixed_ms", a->fixed_ms),
@@ -703,7 +702,7 @@ static status print_json(const bench_args *a, const cluster_work *w, const clust
         json_object_close(j);
     }
     json_array_close(j);
-    return json_line_print(&line);
+    return json_line_print();
 }
 
 static status predict(bench_args *a, const config *c) {

@@ -30,8 +30,7 @@ static void print_text(const embed_figure *f) {
 }
 
 static status print_json(const embed_bench *b, const embed_figure *f) {
-    json_line line;
-    json_writer *w = json_line_open(&line);
+    json_writer *w = json_line_open();
     JSON_FIELDS(w, FIELD("bench", "embedding"), FIELD("device", b->be->name),
                 FIELD("what", f->what), FIELD("size", f->size), FIELD("dim", b->dim),
                 FIELD("keys_a_call", b->n));
@@ -44,7 +43,7 @@ static status print_json(const embed_bench *b, const embed_figure *f) {
         json_key_int(w, "n_checked", f->n_checked);
         json_key_int(w, "n_wrong", f->n_wrong);
     }
-    return json_line_print(&line);
+    return json_line_print();
 }
 
 status embed_bench_report(const embed_bench *b, const embed_figure *f) {

@@ -272,8 +272,7 @@ static status measure_all(backend *be, const bench_args *a, encode_row *out) {
 
 static status print_json(const bench_args *a, const backend *be, const encode_row *row) {
     const encode_shape *s = &a->shape;
-    json_line line;
-    json_writer *w = json_line_open(&line);
+    json_writer *w = json_line_open();
     JSON_FIELDS(w, FIELD("bench", "encode"), FIELD("batch", s->batch), FIELD("layers", s->n_layers),
                 FIELD("length", s->len), FIELD("heads", s->n_heads), FIELD("head_dim", s->head_dim),
                 FIELD("mask", a->mask_text != NULL ? a->mask_text : "none"),
@@ -285,7 +284,7 @@ static status print_json(const bench_args *a, const backend *be, const encode_ro
                 FIELD("cpu_ms", row->cpu_ms), FIELD("passes", row->n_passes),
                 FIELD("tokens_per_s", (double)row->n_tokens / row->ms * 1e3),
                 FIELD("gflop", row->n_flops * 1e-9), FIELD("check_error", row->error));
-    return json_line_print(&line);
+    return json_line_print();
 }
 
 static void print_text(const bench_args *a, const backend *be, const encode_row *row) {

@@ -166,7 +166,7 @@ static void print_growing(const growing_plan *p, const growing_row *r) {
     printf("%5u  %-12s %9.2f %9.2f %9.2f %9.3f %9.3f %9.0f %9.0f", p->n_users, r->cache,
            g->total_ms, g->least_ms, g->most_ms, g->round_ms[0], g->round_ms[p->n_requests - 1],
            g->tokens_reused, g->tokens_computed);
-    isnan(r->l20) ? (void)printf("         -") : (void)printf(" %9.1f", r->l20);
+    bench_print_cell(r->l20, " %9.1f");
     if (!isnan(r->floor)) printf(" %9.2f %7.1f", r->floor, 100 * r->floor / g->total_ms);
     printf("\n");
     if (r->note[0] != '\0') printf("       nothing is reused: %s\n", r->note);
@@ -193,16 +193,15 @@ static void write_growing(json_writer *w, const growing_plan *p, const growing_r
 
 static status save_growing(const load_args *a, const growing_plan *p, const growing_row *rows,
                            int n) {
-    json_line json;
     if (a->report == NULL) return OK;
-    json_writer *w = load_json_open(&json, "growing", a);
+    json_writer *w = load_json_open("growing", a);
     json_key_int(w, "users", p->n_users);
     json_key_int(w, "requests", p->n_requests);
     json_key_array(w, "rows");
     for (int i = 0; i < n; i++)
         write_growing(w, p, &rows[i]);
     json_array_close(w);
-    return load_json_save(&json, a->report);
+    return load_json_save(a->report);
 }
 
 /* `bench latency --growing`: its table, and the report.  n_events 0: the longest history that the
@@ -322,7 +321,7 @@ static void print_row(const latency_args *a, const load_rig *rig, const latency_
            r->n_events, r->is_cached ? r->n_new : r->n_events, state_of(rig, r), t->p50, t->p90,
            t->p95, t->p99, t->p999, t->min, t->max, t->mean, (double)r->report.tokens_reused / n,
            (double)r->report.tokens_computed / n);
-    isnan(l20) ? (void)printf("        -") : (void)printf(" %8.2f", l20);
+    bench_print_cell(l20, " %8.2f");
     if (!isnan(r->floor_ms)) printf(" %8.4f %7.1f", r->floor_ms, 100 * r->floor_ms / t->p50);
     printf("\n");
 }
@@ -344,16 +343,15 @@ static void write_row(json_writer *w, const latency_args *a, const load_rig *rig
 }
 
 static status save(const latency_args *a, const load_rig *rig, const latency_row *rows, int n) {
-    json_line json;
     if (a->load.report == NULL) return OK;
-    json_writer *w = load_json_open(&json, "latency", &a->load);
+    json_writer *w = load_json_open("latency", &a->load);
     JSON_FIELDS(w, FIELD("task", rig->info.task), FIELD("device", rig->info.device),
                 FIELD("concurrency", a->concurrency));
     json_key_array(w, "rows");
     for (int i = 0; i < n; i++)
         write_row(w, a, rig, &rows[i]);
     json_array_close(w);
-    return load_json_save(&json, a->load.report);
+    return load_json_save(a->load.report);
 }
 
 /* "cold,host" */

@@ -604,20 +604,23 @@ void load_report_print(const load_report *r) {
     if (r->error[0] != '\0') printf("\nfirst failure: %s\n", r->error);
 }
 
-json_writer *load_json_open(json_line *l, const char *bench, const load_args *a) {
-    buf_init(&l->text);
-    json_begin(&l->w, &l->text, 2);
-    json_object_open(&l->w);
-    json_key_string(&l->w, "bench", bench);
-    json_key_string(&l->w, "engine", load_target_name(a));
-    return &l->w;
+static buf report_text;
+static json_writer report;
+
+json_writer *load_json_open(const char *bench, const load_args *a) {
+    buf_init(&report_text);
+    json_begin(&report, &report_text, 2);
+    json_object_open(&report);
+    json_key_string(&report, "bench", bench);
+    json_key_string(&report, "engine", load_target_name(a));
+    return &report;
 }
 
-status load_json_save(json_line *l, const char *path) {
-    json_object_close(&l->w);
-    status st = json_finish(&l->w);
-    if (st == OK) st = buf_char(&l->text, '\n');
-    if (st == OK && path != NULL) st = page_save(&l->text, path);
-    buf_fini(&l->text);
+status load_json_save(const char *path) {
+    json_object_close(&report);
+    status st = json_finish(&report);
+    if (st == OK) st = buf_char(&report_text, '\n');
+    if (st == OK && path != NULL) st = page_save(&report_text, path);
+    buf_fini(&report_text);
     return st;
 }

@@ -85,8 +85,7 @@ static void print_engine(const throughput_args *a, const load_rig *rig) {
 
 static status save(const throughput_args *a, const load_rig *rig, const load_report *r, double rate,
                    const load_report *best) {
-    json_line json;
-    json_writer *w = load_json_open(&json, "throughput", &a->load);
+    json_writer *w = load_json_open("throughput", &a->load);
     JSON_FIELDS(w, FIELD("task", rig->info.task), FIELD("device", rig->info.device),
                 FIELD("cache", load_cache_name(rig)),
                 FIELD("loop", a->rate > 0 ? "open" : "closed"));
@@ -99,7 +98,7 @@ static status save(const throughput_args *a, const load_rig *rig, const load_rep
                     FIELD("p99_at_that_rate_ms", best->latency.p99));
         json_object_close(w);
     }
-    return load_json_save(&json, a->load.report);
+    return load_json_save(a->load.report);
 }
 
 static status report(const throughput_args *a, const load_rig *rig, const load_report *r,

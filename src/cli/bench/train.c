@@ -389,9 +389,8 @@ static void write_result(json_writer *j, const bench_args *a, const config *c, c
 
 static status print_json(const bench_args *a, const config *c, const work *w,
                          const train_bench_result *r) {
-    json_line line;
-    write_result(json_line_open(&line), a, c, w, r);
-    return json_line_print(&line);
+    write_result(json_line_open(), a, c, w, r);
+    return json_line_print();
 }
 
 /* 6.389e13 as "63.89 T". */

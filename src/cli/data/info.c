@@ -88,8 +88,7 @@ static void print_lines(const tensor_list *l) {
 }
 
 static status print_tensors_json(const char *path, const tensor_list *l) {
-    json_line out;
-    json_writer *w = json_line_open(&out);
+    json_writer *w = json_line_open();
     json_key_string(w, "path", path);
     json_key_array(w, "tensors");
     for (size_t i = 0; i < l->n; i++) {
@@ -104,7 +103,7 @@ static status print_tensors_json(const char *path, const tensor_list *l) {
         json_object_close(w);
     }
     json_array_close(w);
-    return json_line_print(&out);
+    return json_line_print();
 }
 
 static status print_list(const char *path, const tensor_list *l, bool is_json) {
@@ -194,8 +193,7 @@ static void write_histogram(json_writer *w, const char *key, const histogram *h,
 
 static status print_table_json(const table_info *t, const char *folder) {
     static const char *const tiers[] = {"level0", "level1", "store"};
-    json_line line;
-    json_writer *w = json_line_open(&line);
+    json_writer *w = json_line_open();
     JSON_FIELDS(w, FIELD("table", folder), FIELD("rows", t->n), FIELD("gone", t->s.n_gone),
                 FIELD("step", t->s.step), FIELD("since", t->s.since), FIELD("dim", t->s.dim),
                 FIELD("optimizer", t->s.optimizer), FIELD("policy", t->s.policy),
@@ -208,7 +206,7 @@ static status print_table_json(const table_info *t, const char *folder) {
     json_key_int(w, "level1_slots", t->s.slots[1]);
     write_histogram(w, "scores", &t->score, t->n);
     write_histogram(w, "steps", &t->stamp, t->n);
-    return json_line_print(&line);
+    return json_line_print();
 }
 
 /* "  label  |||||||  count  share": the bar is relative to the largest row. */
@@ -359,8 +357,7 @@ static void print_run_text(const run_facts *f) {
 
 static status print_run_json(const run_facts *f) {
     const run_history *h = &f->history;
-    json_line line;
-    json_writer *w = json_line_open(&line);
+    json_writer *w = json_line_open();
     JSON_FIELDS(w, FIELD("run", f->run), FIELD("status", f->status),
                 FIELD("step", h->n > 0 ? h->step[h->n - 1] : 0),
                 FIELD("epochs", h->n > 0 ? history_last(h->epoch, h->n) : 0),
@@ -386,7 +383,7 @@ static status print_run_json(const run_facts *f) {
     }
     json_key(w, "config");
     json_value_write(w, f->config.root);
-    return json_line_print(&line);
+    return json_line_print();
 }
 
 status info_run(const char *run, bool is_json) {
@@ -503,11 +500,10 @@ static status write_json(const info *in, json_writer *w) {
 }
 
 static status print_json(const info *in) {
-    json_line line;
-    json_writer *w = json_line_open(&line);
+    json_writer *w = json_line_open();
     status st = write_json(in, w);
     if (st != OK) w->state = st; /* json_line_print returns it */
-    return json_line_print(&line);
+    return json_line_print();
 }
 
 /* Text out. */

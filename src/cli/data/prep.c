@@ -261,8 +261,7 @@ static status make_meta(const prep_options *o, const source_result *r, buf *out)
 }
 
 static status print_json(const prep_options *o, const builder_stats *s, double seconds) {
-    json_line line;
-    json_writer *w = json_line_open(&line);
+    json_writer *w = json_line_open();
     JSON_FIELDS(w, FIELD("source", o->src->name), FIELD("path", o->out), FIELD("users", s->n_users),
                 FIELD("items", s->n_seen_items), FIELD("catalogue", s->n_items),
                 FIELD("events", s->n_events), FIELD("max_len", s->max_len),
@@ -272,7 +271,7 @@ static status print_json(const prep_options *o, const builder_stats *s, double s
                 FIELD("filtered_users", s->n_filtered_users),
                 FIELD("filtered_items", s->n_filtered_items), FIELD("skipped", s->n_skipped),
                 FIELD("seconds", seconds));
-    return json_line_print(&line);
+    return json_line_print();
 }
 
 static status print_summary(const prep_options *o, const builder_stats *s, double seconds) {

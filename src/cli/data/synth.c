@@ -7,14 +7,13 @@
 #include "data/synth/synth.h"
 
 static status print_json(const char *folder, const synth_report *r, double seconds) {
-    json_line line;
-    json_writer *w = json_line_open(&line);
+    json_writer *w = json_line_open();
     JSON_FIELDS(w, FIELD("path", folder), FIELD("users", r->n_users),
                 FIELD("catalogue", r->n_items), FIELD("topics", r->n_topics),
                 FIELD("events", r->n_events), FIELD("max_len", r->max_len),
                 FIELD("best_hr10", r->best_hr10), FIELD("best_ndcg10", r->best_ndcg10),
                 FIELD("popularity_hr10", r->popularity_hr10), FIELD("seconds", seconds));
-    return json_line_print(&line);
+    return json_line_print();
 }
 
 static status print_text(const char *folder, const synth_report *r, double seconds) {

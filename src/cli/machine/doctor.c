@@ -582,8 +582,7 @@ static void write_findings(json_writer *w, const findings *f) {
 }
 
 static status print_json(const diagnosis *d) {
-    json_line line;
-    json_writer *w = json_line_open(&line);
+    json_writer *w = json_line_open();
     write_machine(w, &d->host);
     json_key_string(w, "products", backend_cpu_products());
     write_gpus(w, d);
@@ -591,7 +590,7 @@ static status print_json(const diagnosis *d) {
     write_findings(w, &d->found);
     JSON_FIELDS(w, FIELD("ranks", d->has_ranks), FIELD("fit", d->is_fit),
                 FIELD("verdict", d->verdict));
-    return json_line_print(&line);
+    return json_line_print();
 }
 
 /* The verdict is the last line; with --for a machine that is unfit is a failure as well. */

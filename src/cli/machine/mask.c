@@ -224,8 +224,7 @@ static const char *stof_choice(const mask_facts *f) {
 }
 
 static status print_json(const mask_facts *f) {
-    json_line line;
-    json_writer *w = json_line_open(&line);
+    json_writer *w = json_line_open();
     JSON_FIELDS(
         w, FIELD("mask", f->text), FIELD("tokens", f->n), FIELD("pairs", f->n_pairs),
         FIELD("density", density(f)), FIELD("least_keys", f->least), FIELD("most_keys", f->most),
@@ -239,7 +238,7 @@ static status print_json(const mask_facts *f) {
                               : f->shares     ? "two row tiles"
                                               : "one row tile"),
         FIELD("stof_rho", f->rho), KNOWN("stof_tau", f->tau), FIELD("stof_kernel", stof_choice(f)));
-    return json_line_print(&line);
+    return json_line_print();
 }
 
 static void print_kernel(const mask_facts *f, const show_style *style) {

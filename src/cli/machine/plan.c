@@ -183,9 +183,8 @@ static void write_kernel(json_writer *w, const chain *c, const plan_kernel *k) {
 }
 
 static status print_json(const chain *c, const plan_program *p) {
-    json_line line;
     char bits[PLAN_BITS + 1];
-    json_writer *w = json_line_open(&line);
+    json_writer *w = json_line_open();
     plan_bits(p->plan.value, bits);
     JSON_FIELDS(w, FIELD("value", p->plan.value), FIELD("bits", bits),
                 FIELD("canonical", plan_canonical(c, p->plan.value)), FIELD("layer", c->name),
@@ -203,7 +202,7 @@ static status print_json(const chain *c, const plan_program *p) {
     for (int i = 0; i < p->n_kernels; i++)
         write_kernel(w, c, &p->kernel[i]);
     json_array_close(w);
-    return json_line_print(&line);
+    return json_line_print();
 }
 
 /* The generated code of every kernel, with the default tile parameters. */
@@ -453,8 +452,7 @@ static void write_row(json_writer *w, const run_args *a, const kernel_row *row,
 }
 
 static status print_run_json(const plan_rig *g, const run_args *a, const run_result *r) {
-    json_line line;
-    json_writer *w = json_line_open(&line);
+    json_writer *w = json_line_open();
     JSON_FIELDS(w, FIELD("value", r->program.plan.value), FIELD("layer", g->p->c->name),
                 FIELD("device", g->t->name), FIELD("tokens", g->p->shape.n_tokens),
                 FIELD("ms", r->ms), FIELD("launches", r->program.n_kernels * a->layers),
@@ -464,7 +462,7 @@ static status print_run_json(const plan_rig *g, const run_args *a, const run_res
     for (int i = 0; i < r->program.n_kernels; i++)
         write_row(w, a, &r->row[i], &r->peak);
     json_array_close(w);
-    return json_line_print(&line);
+    return json_line_print();
 }
 
 /* The layer, batch and mask that the plan of a file was found for. */
@@ -559,14 +557,13 @@ static void print_traverse_text(const traverse_args *a, const traverse_summary *
 }
 
 static status print_traverse_json(const traverse_summary *s) {
-    json_line line;
-    json_writer *w = json_line_open(&line);
+    json_writer *w = json_line_open();
     JSON_FIELDS(w, FIELD("plans", s->n_values), FIELD("programs", s->n_programs),
                 FIELD("wrong", s->n_failed), FIELD("largest_error", s->largest_error),
                 FIELD("allowed", s->allowed), FIELD("fastest", s->fastest.value),
                 FIELD("fastest_ms", s->fastest.ms), FIELD("slowest", s->slowest.value),
                 FIELD("slowest_ms", s->slowest.ms), FIELD("median_ms", s->median_ms));
-    return json_line_print(&line);
+    return json_line_print();
 }
 
 static status traverse_on(const plan_rig *g, const traverse_args *a) {

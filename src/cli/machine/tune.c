@@ -182,17 +182,16 @@ enum { MIN_VALIDATED = 5 };
 
 static status print_quality(const plan_times *t, double median, uint64_t seed, bool is_json) {
     cost_quality q;
-    json_line line;
     bool is_validated = t->n >= MIN_VALIDATED;
     if (is_validated) TRY(cost_model_validate(t->item, t->n, seed, &q));
     if (is_json) {
-        json_writer *w = json_line_open(&line);
+        json_writer *w = json_line_open();
         json_key_int(w, "plans", (int64_t)t->n);
         json_key_double(w, "median", median);
         if (is_validated) json_key_double(w, "mae", q.mae);
         if (is_validated) json_key_double(w, "rmse", q.rmse);
         if (is_validated) json_key_double(w, "rank_correlation", q.spearman);
-        return json_line_print(&line);
+        return json_line_print();
     }
     printf("%zu plans, median %.6g\n", t->n, median);
     if (is_validated)
@@ -493,12 +492,11 @@ static void print_exact(const exact_result *e) {
 }
 
 static status tell(source *s, const tune_args *a, const found_plan *f) {
-    json_line line;
     char bits[PLAN_BITS + 1];
     if (a->is_json) {
         TRY(keep_plan(s, a, f));
-        write_plan(json_line_open(&line), s, a, f);
-        return json_line_print(&line);
+        write_plan(json_line_open(), s, a, f);
+        return json_line_print();
     }
     plan_bits(f->best.value, bits);
     printf("%s: plan %d = %s, %.4f ms, after %zu measurements\n", f->search, f->best.value, bits,

@@ -71,8 +71,7 @@ static void write_baselines(json_writer *w, const report *o) {
 }
 
 static status print_json(const report *o) {
-    json_line line;
-    json_writer *w = json_line_open(&line);
+    json_writer *w = json_line_open();
     protocol p = protocol_of(o);
     JSON_FIELDS(w, FIELD("event", "eval"), FIELD("checkpoint", o->t->folder),
                 FIELD("step", o->t->origin.step),
@@ -86,7 +85,7 @@ static status print_json(const report *o) {
     eval_write_misses(&o->r, w);
     protocol_write(&p, w);
     if (o->baselines != NULL) write_baselines(w, o);
-    return json_line_print(&line);
+    return json_line_print();
 }
 
 static void print_metrics(const report *o, show_style style) {

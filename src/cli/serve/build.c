@@ -21,8 +21,7 @@ static const char *const dtypes[] = {"bfloat16", "float16", "float32", NULL};
 static const char *const item_forms[] = {"float32", "int8", NULL};
 
 static status print_json(const build_args *a, const build_report *r) {
-    json_line line;
-    json_writer *w = json_line_open(&line);
+    json_writer *w = json_line_open();
     JSON_FIELDS(w, FIELD("engine", a->out), FIELD("step", r->step),
                 FIELD("dtype", dtypes[a->dtype]), FIELD("items", r->n_items),
                 FIELD("parameters", r->n_numbers), FIELD("weight_bytes", r->weight_bytes),
@@ -31,7 +30,7 @@ static status print_json(const build_args *a, const build_report *r) {
     if (!r->is_ranking) json_key_double(w, "top_10_kept", r->top_kept);
     json_key_double(w, "run_open_s", r->run_open_s);
     json_key_double(w, "engine_open_s", r->engine_open_s);
-    return json_line_print(&line);
+    return json_line_print();
 }
 
 static void print_text(const build_args *a, const build_report *r) {
