@@ -72,6 +72,8 @@ json_field json_field_text(const char *key, const char *value);
 #define JSON_FIELDS(w, ...)                                                                        \
     json_fields(w, (const json_field[]){__VA_ARGS__},                                              \
                 sizeof((const json_field[]){__VA_ARGS__}) / sizeof(json_field))
+/* The same as an object of its own. */
+#define JSON_OBJECT(w, ...) (json_object_open(w), JSON_FIELDS(w, __VA_ARGS__), json_object_close(w))
 #define FIELD(key, value)                                                                          \
     _Generic((value), bool                                                                         \
              : json_field_bool, double                                                             \

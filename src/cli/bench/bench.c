@@ -16,22 +16,8 @@ enum { WARM_UPS = 3, MAX_CALLS = 30, REPLAYED = 20, MAX_PEERS_BYTES = 1 << 20 };
 
 static const double ENOUGH_SECONDS = 0.3;
 
-const command bench_commands[] = {
-    {"attention", bench_attention, "HSTU attention: TFLOP/s, forward and backward"},
-    {"cache", bench_cache, "check that the KV cache changes no answer"},
-    {"dataset", bench_dataset, "generate requests for the serving benchmarks"},
-    {"cluster", bench_cluster, "predict a training step on many GPUs"},
-    {"data", bench_data, "batcher: tokens per second"},
-    {"encode", bench_encode, "BERT encoder: milliseconds and tokens per second"},
-    {"embedding", bench_embedding, "dynamic tables: lookups, inserts, pooling, steps"},
-    {"latency", bench_latency, "serving: latency by cache state"},
-    {"layers", bench_layers, "HSTU layers with cached keys and values"},
-    {"masks", bench_masks, "softmax attention under masks"},
-    {"search", bench_search, "search of a catalogue for the best items"},
-    {"throughput", bench_throughput, "serving: throughput and latency under load"},
-    {"train", bench_train, "training step: tokens per second, share of each op"},
-    {0},
-};
+#define BENCH(name, summary) {#name, bench_##name, summary},
+const command bench_commands[] = {BENCHES(BENCH){0}};
 
 status cmd_bench(int argc, char **argv) {
     return run_subcommand("bench", "Benchmarks; each result is checked before it is timed.",

@@ -666,8 +666,7 @@ static void print_row(const cluster_row *row) {
 }
 
 static void write_row(json_writer *j, const cluster_row *row) {
-    json_object_open(j);
-    JSON_FIELDS(j, FIELD("gpus", row->n_gpus), FIELD("step_ms", row->step_s * 1e3),
+    JSON_OBJECT(j, FIELD("gpus", row->n_gpus), FIELD("step_ms", row->step_s * 1e3),
                 FIELD("tflop_per_s_gpu", row->work / row->step_s * 1e-12),
                 FIELD("efficiency", row->efficiency), FIELD("tflop_per_step", row->work * 1e-12),
                 FIELD("tokens_per_step", row->tokens), FIELD("compute_ms", row->compute_s * 1e3),
@@ -677,7 +676,6 @@ static void write_row(json_writer *j, const cluster_row *row) {
                 FIELD("rows_ms", row->rows_s * 1e3), FIELD("small_ms", row->small_s * 1e3),
                 FIELD("unique_ids", row->unique_ids), FIELD("all_reduce", row->how),
                 FIELD("limit", row->limit));
-    json_object_close(j);
 }
 
 static status print_json(const bench_args *a, const cluster_work *w, const cluster_rank *r,
@@ -696,10 +694,8 @@ static status print_json(const bench_args *a, const cluster_work *w, const clust
     json_array_close(j);
     json_key_array(j, "published");
     for (int i = 0; i < CLUSTER_CHECKS; i++) {
-        json_object_open(j);
-        JSON_FIELDS(j, FIELD("what", check[i].what), FIELD("unit", check[i].unit),
+        JSON_OBJECT(j, FIELD("what", check[i].what), FIELD("unit", check[i].unit),
                     FIELD("published", check[i].published), FIELD("model", check[i].model));
-        json_object_close(j);
     }
     json_array_close(j);
     return json_line_print();

@@ -531,20 +531,18 @@ const char *load_cache_name(const load_rig *r) {
 }
 
 static void load_times_write(json_writer *w, const char *key, const load_times *t) {
-    json_key_object(w, key);
-    JSON_FIELDS(w, FIELD("minimum", t->min), FIELD("maximum", t->max), FIELD("average", t->mean),
+    json_key(w, key);
+    JSON_OBJECT(w, FIELD("minimum", t->min), FIELD("maximum", t->max), FIELD("average", t->mean),
                 FIELD("p50", t->p50), FIELD("p90", t->p90), FIELD("p95", t->p95),
                 FIELD("p99", t->p99), FIELD("p99.9", t->p999));
-    json_object_close(w);
 }
 
 void load_report_write(json_writer *w, const load_report *r) {
-    json_key_object(w, "request_info");
-    JSON_FIELDS(w, FIELD("num_requests", r->n), FIELD("answered", r->n_ok),
+    json_key(w, "request_info");
+    JSON_OBJECT(w, FIELD("num_requests", r->n), FIELD("answered", r->n_ok),
                 FIELD("refused", r->n_refused), FIELD("failed", r->n_failed),
                 FIELD("avg_num_concurrent_requests", r->concurrency),
                 FIELD("avg_events", r->n > 0 ? (double)r->n_events / (double)r->n : 0));
-    json_object_close(w);
     json_key_object(w, "performance");
     JSON_FIELDS(w, FIELD("total_latency_ms", 1e3 * r->wall_s),
                 FIELD("avg_request_latency_ms", r->latency.mean),

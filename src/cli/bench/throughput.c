@@ -93,10 +93,9 @@ static status save(const throughput_args *a, const load_rig *rig, const load_rep
     if (a->rate <= 0) json_key_int(w, "concurrency", a->concurrency);
     load_report_write(w, r);
     if (a->slo_ms > 0) {
-        json_key_object(w, "slo");
-        JSON_FIELDS(w, FIELD("p99_ms", a->slo_ms), FIELD("requests_per_s", rate),
+        json_key(w, "slo");
+        JSON_OBJECT(w, FIELD("p99_ms", a->slo_ms), FIELD("requests_per_s", rate),
                     FIELD("p99_at_that_rate_ms", best->latency.p99));
-        json_object_close(w);
     }
     return load_json_save(a->load.report);
 }

@@ -353,11 +353,10 @@ typedef struct bench_args {
 } bench_args;
 
 static void write_flops(json_writer *j, const flops *f) {
-    json_key_object(j, "flop_per_step");
-    JSON_FIELDS(j, FIELD("layers", flops_layers(f)), FIELD("uvqk", f->uvqk),
+    json_key(j, "flop_per_step");
+    JSON_OBJECT(j, FIELD("layers", flops_layers(f)), FIELD("uvqk", f->uvqk),
                 FIELD("attention", f->attention), FIELD("projection", f->projection),
                 FIELD("input", f->input), FIELD("head", f->head));
-    json_object_close(j);
 }
 
 static void write_result(json_writer *j, const bench_args *a, const config *c, const work *w,

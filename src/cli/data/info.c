@@ -370,11 +370,9 @@ static status print_run_json(const run_facts *f) {
     json_object_close(w);
     json_key_array(w, "checkpoints");
     for (int i = 0; i < f->n_checkpoints; i++) {
-        json_object_open(w);
-        JSON_FIELDS(w, FIELD("step", f->checkpoint[i].step), FIELD("bytes", f->checkpoint[i].bytes),
+        JSON_OBJECT(w, FIELD("step", f->checkpoint[i].step), FIELD("bytes", f->checkpoint[i].bytes),
                     FIELD("is_last", f->checkpoint[i].is_last),
                     FIELD("is_best", f->checkpoint[i].is_best));
-        json_object_close(w);
     }
     json_array_close(w);
     if (h->start != NULL) {
@@ -447,10 +445,8 @@ static void write_lengths(const info *in, json_writer *w) {
     json_key_array(w, "length_histogram");
     for (int i = 0; i < in->stats->n_bins; i++) {
         const length_bin *bin = &in->stats->bins[i];
-        json_object_open(w);
-        JSON_FIELDS(w, FIELD("first", bin->first), FIELD("last", bin->last),
+        JSON_OBJECT(w, FIELD("first", bin->first), FIELD("last", bin->last),
                     FIELD("users", bin->n_users));
-        json_object_close(w);
     }
     json_array_close(w);
 }

@@ -538,12 +538,10 @@ static void write_gpus(json_writer *w, const diagnosis *d) {
     char text[32];
     json_key_array(w, "gpus");
     for (int i = 0; i < d->n_devices; i++) {
-        json_object_open(w);
-        JSON_FIELDS(w, FIELD("name", d->device[i].name), FIELD("sm", d->device[i].sm / 10.0),
+        JSON_OBJECT(w, FIELD("name", d->device[i].name), FIELD("sm", d->device[i].sm / 10.0),
                     FIELD("multiprocessors", d->device[i].n_multiprocessors),
                     FIELD("memory_bytes", d->device[i].memory_bytes),
                     FIELD("free_bytes", d->device[i].free_bytes));
-        json_object_close(w);
     }
     json_array_close(w);
     cuda_version_text(text, sizeof text, d->driver.driver_version);
@@ -572,11 +570,9 @@ static void write_findings(json_writer *w, const findings *f) {
     static const char *const states[] = {"ok", "missing", "trouble"};
     json_key_array(w, "checks");
     for (int i = 0; i < f->n; i++) {
-        json_object_open(w);
-        JSON_FIELDS(w, FIELD("section", sections[f->all[i].section]), FIELD("name", f->all[i].name),
+        JSON_OBJECT(w, FIELD("section", sections[f->all[i].section]), FIELD("name", f->all[i].name),
                     FIELD("state", states[f->all[i].state]), FIELD("text", f->all[i].text),
                     FIELD("remedy", f->all[i].remedy));
-        json_object_close(w);
     }
     json_array_close(w);
 }
