@@ -75,12 +75,13 @@ json_field json_field_text(const char *key, const char *value);
 /* The same as an object of its own. */
 #define JSON_OBJECT(w, ...) (json_object_open(w), JSON_FIELDS(w, __VA_ARGS__), json_object_close(w))
 #define FIELD(key, value)                                                                          \
-    _Generic((value), bool                                                                         \
-             : json_field_bool, double                                                             \
-             : json_field_double, uint64_t                                                         \
-             : json_field_uint, char *                                                             \
-             : json_field_text, const char *                                                       \
-             : json_field_text, default                                                            \
+    _Generic((value), bool \
+             : json_field_bool, float \
+             : json_field_double, double \
+             : json_field_double, uint64_t \
+             : json_field_uint, char * \
+             : json_field_text, const char * \
+             : json_field_text, default \
              : json_field_int)(key, value)
 #define KNOWN(key, value)                                                                          \
     { key, FIELD_KNOWN, 0, value, NULL }
