@@ -77,16 +77,13 @@ static const handle_type data_type = {"data set", close_file, .survives_fork = t
 hstu_status hstu_data_open(hstu_data **out, const char *path) {
     seq_file *file = NULL;
     pool *p = NULL;
-    void *value;
     API_TRY(api_need(out, "out"));
     *out = NULL;
     API_TRY(api_need(path, "path"));
     status st = api_pool(&p);
     if (st == OK) st = seq_file_open(&file, path, p);
     pool_destroy(p);
-    st = handle_open(&value, &data_type, file, st);
-    *out = value;
-    return (hstu_status)st;
+    return (hstu_status)handle_open(out, &data_type, file, st);
 }
 
 void hstu_data_close(hstu_data *data) {
@@ -293,13 +290,10 @@ static status create_batcher(data_batcher *d, const hstu_data *data,
 hstu_status hstu_batcher_create(hstu_batcher **out, const hstu_data *data,
                                 const hstu_batcher_config *config) {
     data_batcher *d;
-    void *value;
     API_TRY(api_need(out, "out"));
     *out = NULL;
     API_TRY(MEM_NEW(&d, 1));
-    status st = handle_open(&value, &batcher_type, d, create_batcher(d, data, config));
-    *out = value;
-    return (hstu_status)st;
+    return (hstu_status)handle_open(out, &batcher_type, d, create_batcher(d, data, config));
 }
 
 void hstu_batcher_destroy(hstu_batcher *b) {

@@ -55,13 +55,10 @@ static status open_attn(api_attn *attn, int32_t device, const char *mask_text) {
 
 hstu_status hstu_attn_create(hstu_attn **out, int32_t device) {
     api_attn *attn;
-    void *value;
     API_TRY(api_need(out, "out"));
     *out = NULL;
     API_TRY(MEM_NEW(&attn, 1));
-    status st = handle_open(&value, &attn_type, attn, open_attn(attn, device, NULL));
-    *out = value;
-    return (hstu_status)st;
+    return (hstu_status)handle_open(out, &attn_type, attn, open_attn(attn, device, NULL));
 }
 
 void hstu_attn_destroy(hstu_attn *attn) {
@@ -70,14 +67,11 @@ void hstu_attn_destroy(hstu_attn *attn) {
 
 hstu_status hstu_softmax_attn_create(hstu_softmax_attn **out, int32_t device, const char *text) {
     api_attn *attn;
-    void *value;
     API_TRY(api_need(out, "out"));
     *out = NULL;
     API_TRY(MEM_NEW(&attn, 1));
     status st = open_attn(attn, device, text != NULL ? text : "none");
-    st = handle_open(&value, &softmax_type, attn, st);
-    *out = value;
-    return (hstu_status)st;
+    return (hstu_status)handle_open(out, &softmax_type, attn, st);
 }
 
 void hstu_softmax_attn_destroy(hstu_softmax_attn *attn) {

@@ -25,9 +25,10 @@ typedef struct handle_type {
 
 typedef struct handle handle;
 
-/* Hands `object` over to a new handle, whose value is returned in *out.  st: whether the object
- * could be opened; if it or the handle could not, the object is destroyed and *out is NULL. */
-status handle_open(void **out, const handle_type *type, void *object, status st);
+/* Hands `object` over to a new handle, whose value is written to the pointer at `out`.  st: whether
+ * the object could be opened; if it or the handle could not, the object is destroyed and the value
+ * is NULL. */
+status handle_open(void *out, const handle_type *type, void *object, status st);
 
 /* The type of an open handle; NULL if there is no such handle. */
 const handle_type *handle_type_of(const void *value);

@@ -82,13 +82,10 @@ static status open_model(api_model *m, const char *run, const char *data, const 
 hstu_status hstu_model_open(hstu_model **out, const char *run, const char *data,
                             const char *device) {
     api_model *m;
-    void *value;
     API_TRY(api_need(out, "out"));
     *out = NULL;
     API_TRY(MEM_NEW(&m, 1));
-    status st = handle_open(&value, &api_model_type, m, open_model(m, run, data, device));
-    *out = value;
-    return (hstu_status)st;
+    return (hstu_status)handle_open(out, &api_model_type, m, open_model(m, run, data, device));
 }
 
 /* The rows of items that are scored have the width of the table. */
@@ -166,31 +163,40 @@ static status make_recommender(api_model *m, int32_t k, int32_t keeps_seen) {
     return OK;
 }
 
-static void take_result(const user_group *r, int32_t user, int32_t k, uint32_t *item,
-                        float *score) {
-    recommendation found = user_group_best(r, user);
-    for (int32_t i = 0; i < k; i++) {
-        item[i] = i < found.n ? found.item[i] : 0;
-        score[i] = i < found.n ? found.score[i] : NAN;
+/* What to take of each user: its best items, or the values of its candidates. */
+typedef struct wanted {
+    int32_t k;
+    uint32_t *item; /* (n_users, k), as is score; NULL: values */
+    float *score;
+    float *values; /* (n_users, n_values) */
+    size_t n_values;
+} wanted;
+
+static void take_user(const user_group *g, int32_t user, uint64_t at, const wanted *w) {
+    if (w->item == NULL) {
+        memcpy(w->values + at * w->n_values, user_group_values(g, user),
+               w->n_values * sizeof *w->values);
+        return;
+    }
+    recommendation found = user_group_best(g, user);
+    for (int32_t i = 0; i < w->k; i++) {
+        w->item[at * (uint64_t)w->k + (uint64_t)i] = i < found.n ? found.item[i] : 0;
+        w->score[at * (uint64_t)w->k + (uint64_t)i] = i < found.n ? found.score[i] : NAN;
     }
 }
 
-static status recommend(api_model *m, const uint64_t *users, uint64_t n_users, int32_t k,
-                        uint32_t *item, float *score) {
-    user_group *r = m->recommender;
-    uint64_t at = 0;
-    while (at < n_users) {
-        uint64_t first = at;
-        user_group_clear(r);
+static status run_users(const api_model *m, user_group *g, const uint64_t *users, uint64_t n_users,
+                        const wanted *w) {
+    for (uint64_t at = 0, first = 0; at < n_users; first = at) {
+        user_group_clear(g);
         for (; at < n_users; at++) {
             user_events u = user_events_of(m->t.session.data, users[at]);
-            if (!user_group_fits(r, &u)) break;
-            TRY(user_group_add(r, &u));
+            if (!user_group_fits(g, &u)) break;
+            TRY(user_group_add(g, &u));
         }
-        TRY(user_group_run(r));
+        TRY(user_group_run(g));
         for (uint64_t i = first; i < at; i++)
-            take_result(r, (int32_t)(i - first), k, item + i * (uint64_t)k,
-                        score + i * (uint64_t)k);
+            take_user(g, (int32_t)(i - first), i, w);
     }
     return OK;
 }
@@ -208,7 +214,7 @@ static status recommend_users(api_model *m, const uint64_t *users, uint64_t n_us
     TRY(check_users(m, users, n_users));
     TRY(check_results(n_users, k, item, score));
     TRY(make_recommender(m, k, keeps_seen != 0));
-    return recommend(m, users, n_users, k, item, score);
+    return run_users(m, m->recommender, users, n_users, &(wanted){k, item, score, NULL, 0});
 }
 
 hstu_status hstu_model_recommend(hstu_model *m, const uint64_t *users, uint64_t n_users, int32_t k,
@@ -257,7 +263,7 @@ static status recommend_events(api_model *m, const user_events *events, int32_t 
     user_group_clear(m->recommender);
     TRY(user_group_add(m->recommender, events));
     TRY(user_group_run(m->recommender));
-    take_result(m->recommender, 0, k, item, score);
+    take_user(m->recommender, 0, 0, &(wanted){k, item, score, NULL, 0});
     return OK;
 }
 
@@ -274,24 +280,6 @@ hstu_status hstu_model_recommend_history(hstu_model *m, const hstu_history *hist
 }
 
 /* Scoring. */
-
-static status score(api_model *m, user_group *s, const uint64_t *users, uint64_t n_users, size_t n,
-                    float *out) {
-    uint64_t at = 0;
-    while (at < n_users) {
-        uint64_t first = at;
-        user_group_clear(s);
-        for (; at < n_users; at++) {
-            user_events u = user_events_of(m->t.session.data, users[at]);
-            if (!user_group_fits(s, &u)) break;
-            TRY(user_group_add(s, &u));
-        }
-        TRY(user_group_run(s));
-        for (uint64_t i = first; i < at; i++)
-            memcpy(out + i * n, user_group_values(s, (int32_t)(i - first)), n * sizeof *out);
-    }
-    return OK;
-}
 
 static status check_candidates(const api_model *m, const uint32_t *candidates, int32_t n) {
     uint64_t n_items = m->t.session.data->n_items;
@@ -315,7 +303,8 @@ static status score_users(api_model *m, const uint64_t *users, uint64_t n_users,
     user_group_config c = {
         .candidate = candidates, .n_candidates = n_candidates, .max_users = s->eval_batch};
     TRY(user_group_create(&r, s, &c));
-    status st = score(m, r, users, n_users, (size_t)n_candidates * (size_t)m->n_columns, out);
+    wanted values = {.values = out, .n_values = (size_t)n_candidates * (size_t)m->n_columns};
+    status st = run_users(m, r, users, n_users, &values);
     user_group_destroy(r);
     return st;
 }

@@ -86,14 +86,11 @@ static const handle_type table_type = {"table", destroy_table, .survives_fork = 
 
 hstu_status hstu_table_create(hstu_table **out, const hstu_table_config *config) {
     api_table *table;
-    void *value;
     API_TRY(api_need(out, "out"));
     *out = NULL;
     API_TRY(api_need(config, "config"));
     API_TRY(MEM_NEW(&table, 1));
-    status st = handle_open(&value, &table_type, table, open_table(table, config));
-    *out = value;
-    return (hstu_status)st;
+    return (hstu_status)handle_open(out, &table_type, table, open_table(table, config));
 }
 
 void hstu_table_destroy(hstu_table *table) {

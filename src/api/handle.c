@@ -1,5 +1,6 @@
 #include <pthread.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "api/api_int.h"
 #include "base/mem.h"
@@ -59,10 +60,10 @@ static status take_slot(handle *h, void **value) {
     return fail(ERR_UNSUPPORTED, "%d objects of libhstu are open; close some first", (int)N_SLOTS);
 }
 
-status handle_open(void **out, const handle_type *type, void *object, status st) {
+status handle_open(void *out, const handle_type *type, void *object, status st) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     handle *h = NULL;
-    *out = NULL;
+    void *value = NULL;
     pthread_once(&once, watch_forks);
     if (st == OK) st = MEM_NEW(&h, 1);
     if (st == OK) {
@@ -70,9 +71,10 @@ status handle_open(void **out, const handle_type *type, void *object, status st)
         pthread_mutex_init(&h->turn, NULL);
         pthread_mutex_lock(&lock);
         h->process = n_forks;
-        st = take_slot(h, out);
+        st = take_slot(h, &value);
         pthread_mutex_unlock(&lock);
     }
+    memcpy(out, &value, sizeof value); /* a pointer of any type */
     if (st == OK) return OK;
     failure f;
     failure_save(&f, st);

@@ -18,6 +18,12 @@ static const arg_option *find_option(const arg_spec *spec, const char *name, siz
     return NULL;
 }
 
+status fail_unknown(const char *what, const char *name, const char *const *names, size_t n) {
+    const char *near = nearest_name(name, names, n);
+    if (near == NULL) return fail(ERR_USAGE, "unknown %s '%.100s'", what, name);
+    return fail(ERR_USAGE, "unknown %s '%.100s'; did you mean '%s'?", what, name, near);
+}
+
 static status unknown_option(const arg_spec *spec, const char *name, size_t n) {
     const char *names[MAX_OPTIONS + 1];
     size_t n_names = 0;
@@ -26,9 +32,7 @@ static status unknown_option(const arg_spec *spec, const char *name, size_t n) {
     names[n_names++] = "--help";
     char word[128];
     snprintf(word, sizeof word, "%.*s", (int)(n < sizeof word ? n : sizeof word - 1), name);
-    const char *near = nearest_name(word, names, n_names);
-    if (near == NULL) return fail(ERR_USAGE, "unknown option '%s'", word);
-    return fail(ERR_USAGE, "unknown option '%s'; did you mean '%s'?", word, near);
+    return fail_unknown("option", word, names, n_names);
 }
 
 static status read_int(const arg_option *o, const char *text) {
@@ -140,6 +144,24 @@ static status read_option(const arg_spec *spec, int argc, char **argv, int *i) {
     return read_value(o, next);
 }
 
+status args_read_numbers(const char *option, const char *text, int64_t max, int64_t *out, int max_n,
+                         int *n) {
+    *n = 0;
+    for (const char *at = text;; at++) {
+        char *end;
+        long x = strtol(at, &end, 10);
+        if (end == at || x < 1 || x > max || (*end != ',' && *end != '\0'))
+            return fail(ERR_USAGE,
+                        "%s %.60s: give whole numbers from 1 to %lld with commas between them, as "
+                        "in 8,4,2",
+                        option, text, (long long)max);
+        if (*n == max_n) return fail(ERR_USAGE, "%s: at most %d numbers", option, max_n);
+        out[(*n)++] = x;
+        if (*end == '\0') return OK;
+        at = end;
+    }
+}
+
 /* --help anywhere before "--" wins over any error in the other arguments. */
 static bool wants_help(int argc, char **argv) {
     for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++)
@@ -194,8 +216,7 @@ status run_subcommand(const char *whole, const char *about, const command *parts
         if (strcmp(argv[1], c->name) == 0) return c->run(argc - 1, argv + 1);
         names[n++] = c->name;
     }
-    const char *near = nearest_name(argv[1], names, n);
-    if (near == NULL)
-        return fail(ERR_USAGE, "unknown subcommand '%.100s'; 'hstu %s' lists them", argv[1], whole);
-    return fail(ERR_USAGE, "unknown subcommand '%.100s'; did you mean '%s'?", argv[1], near);
+    if (nearest_name(argv[1], names, n) != NULL)
+        return fail_unknown("subcommand", argv[1], names, n);
+    return fail(ERR_USAGE, "unknown subcommand '%.100s'; 'hstu %s' lists them", argv[1], whole);
 }

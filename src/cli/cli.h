@@ -76,6 +76,10 @@ typedef struct arg_spec {
 status args_parse(const arg_spec *spec, int argc, char **argv, const char **positional,
                   int *n_positional, bool *is_help);
 
+/* "8,4,2": *n whole numbers from 1 to max, at most max_n of them.  ERR_USAGE names the option. */
+status args_read_numbers(const char *option, const char *text, int64_t max, int64_t *out, int max_n,
+                         int *n);
+
 /* The same for the argc and argv of a command, which ends here after --help or an error. */
 #define ARGS_PARSE(spec, positional, n_positional)                                                 \
     do {                                                                                           \
@@ -98,27 +102,39 @@ status run_subcommand(const char *whole, const char *about, const command *parts
 extern const command bench_commands[], mask_commands[], plan_commands[], state_commands[],
     tune_commands[];
 
-status cmd_prep(int argc, char **argv);
-status cmd_synth(int argc, char **argv);
-status cmd_info(int argc, char **argv);
-status cmd_train(int argc, char **argv);
-status cmd_eval(int argc, char **argv);
-status cmd_compare(int argc, char **argv);
-status cmd_recommend(int argc, char **argv);
-status cmd_score(int argc, char **argv);
-status cmd_build(int argc, char **argv);
-status cmd_serve(int argc, char **argv);
-status cmd_state(int argc, char **argv);
-status cmd_export(int argc, char **argv);
-status cmd_import(int argc, char **argv);
-status cmd_mask(int argc, char **argv);
-status cmd_plan(int argc, char **argv);
-status cmd_tune(int argc, char **argv);
-status cmd_encode(int argc, char **argv);
-status cmd_bench(int argc, char **argv);
-status cmd_launch(int argc, char **argv);
-status cmd_sweep(int argc, char **argv);
-status cmd_profile(int argc, char **argv);
-status cmd_doctor(int argc, char **argv);
+/* All commands in the order of their use, under the headings of `hstu --help`. */
+#define CLI_COMMANDS(HEADING, COMMAND)                                                             \
+    HEADING("Data")                                                                                \
+    COMMAND(prep, "convert a data set to a sequence file")                                         \
+    COMMAND(synth, "generate a synthetic data set")                                                \
+    COMMAND(info, "show what is in a data set, run, table or tensor file")                         \
+    HEADING("Model")                                                                               \
+    COMMAND(train, "train a model from a .gin config")                                             \
+    COMMAND(sweep, "train with many option values and compare the results")                        \
+    COMMAND(eval, "evaluate a trained model on held-out events")                                   \
+    COMMAND(compare, "compare runs")                                                               \
+    COMMAND(recommend, "recommend items to users")                                                 \
+    COMMAND(score, "score given items for users")                                                  \
+    COMMAND(build, "package a run for serving")                                                    \
+    COMMAND(serve, "serve models over HTTP")                                                       \
+    COMMAND(state, "check, back up, restore or convert a server's state")                          \
+    COMMAND(export, "write weights, embeddings or tables")                                         \
+    COMMAND(import, "import checkpoints and embedding tables")                                     \
+    COMMAND(encode, "run a BERT-family encoder without padding")                                   \
+    HEADING("Machine")                                                                             \
+    COMMAND(mask, "show an attention mask")                                                        \
+    COMMAND(plan, "show, run and time fusion plans")                                               \
+    COMMAND(tune, "search for the fastest fusion plan")                                            \
+    COMMAND(bench, "run benchmarks")                                                               \
+    COMMAND(profile, "profile a command")                                                          \
+    COMMAND(launch, "run a command and restart it when it fails")                                  \
+    COMMAND(doctor, "check this machine and list what is missing")
+
+#define COMMAND_DECLARE(name, summary) status cmd_##name(int argc, char **argv);
+#define COMMAND_NOTHING(title)
+CLI_COMMANDS(COMMAND_NOTHING, COMMAND_DECLARE)
+
+/* An unknown name of a `what`, with the nearest of the names that there are. */
+status fail_unknown(const char *what, const char *name, const char *const *names, size_t n);
 
 #endif

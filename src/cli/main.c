@@ -19,35 +19,10 @@
 #include "cli/signals.h"
 #include "hstu.h"
 
-/* Commands in the order of their use; a line without a function is a heading of `hstu --help`. */
-static const command commands[] = {
-    {"Data", NULL, NULL},
-    {"prep", cmd_prep, "convert a data set to a sequence file"},
-    {"synth", cmd_synth, "generate a synthetic data set"},
-    {"info", cmd_info, "show what is in a data set, run, table or tensor file"},
-    {"Model", NULL, NULL},
-    {"train", cmd_train, "train a model from a .gin config"},
-    {"sweep", cmd_sweep, "train with many option values and compare the results"},
-    {"eval", cmd_eval, "evaluate a trained model on held-out events"},
-    {"compare", cmd_compare, "compare runs"},
-    {"recommend", cmd_recommend, "recommend items to users"},
-    {"score", cmd_score, "score given items for users"},
-    {"build", cmd_build, "package a run for serving"},
-    {"serve", cmd_serve, "serve models over HTTP"},
-    {"state", cmd_state, "check, back up, restore or convert a server's state"},
-    {"export", cmd_export, "write weights, embeddings or tables"},
-    {"import", cmd_import, "import checkpoints and embedding tables"},
-    {"encode", cmd_encode, "run a BERT-family encoder without padding"},
-    {"Machine", NULL, NULL},
-    {"mask", cmd_mask, "show an attention mask"},
-    {"plan", cmd_plan, "show, run and time fusion plans"},
-    {"tune", cmd_tune, "search for the fastest fusion plan"},
-    {"bench", cmd_bench, "run benchmarks"},
-    {"profile", cmd_profile, "profile a command"},
-    {"launch", cmd_launch, "run a command and restart it when it fails"},
-    {"doctor", cmd_doctor, "check this machine and list what is missing"},
-    {0},
-};
+/* A line without a function is a heading of `hstu --help`. */
+#define HEADING(title)         {title, NULL, NULL},
+#define COMMAND(name, summary) {#name, cmd_##name, summary},
+static const command commands[] = {CLI_COMMANDS(HEADING, COMMAND){0}};
 enum { N_COMMANDS = sizeof commands / sizeof commands[0] - 1 };
 
 static const command *find_command(const char *name) {
@@ -82,9 +57,7 @@ static status unknown_command(const char *name) {
     size_t n = 0;
     for (int i = 0; i < N_COMMANDS; i++)
         if (commands[i].run != NULL) names[n++] = commands[i].name;
-    const char *near = nearest_name(name, names, n);
-    if (near == NULL) return fail(ERR_USAGE, "unknown command '%.100s'", name);
-    return fail(ERR_USAGE, "unknown command '%.100s'; did you mean '%s'?", name, near);
+    return fail_unknown("command", name, names, n);
 }
 
 /* Without this, a file opened by a program started as `hstu ... >&-` would become its stdout, and

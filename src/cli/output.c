@@ -175,18 +175,22 @@ bool sink_is_terminal(const sink *s) {
     return s->stream != NULL && isatty(fileno(s->stream)) != 0;
 }
 
-json_writer *json_line_open(json_line *l) {
-    buf_init(&l->text);
-    json_begin(&l->w, &l->text, 0);
-    json_object_open(&l->w);
-    return &l->w;
+/* The line that is open. */
+static buf line_text;
+static json_writer line;
+
+json_writer *json_line_open(void) {
+    buf_init(&line_text);
+    json_begin(&line, &line_text, 0);
+    json_object_open(&line);
+    return &line;
 }
 
-status json_line_print(json_line *l) {
-    json_object_close(&l->w);
-    status st = json_finish(&l->w);
-    if (st == OK) printf("%s\n", buf_str(&l->text));
+status json_line_print(void) {
+    json_object_close(&line);
+    status st = json_finish(&line);
+    if (st == OK) printf("%s\n", buf_str(&line_text));
     (void)fflush(stdout); /* main looks whether that failed */
-    buf_fini(&l->text);
+    buf_fini(&line_text);
     return st;
 }

@@ -74,17 +74,12 @@ status sink_check_two(const char *option_a, const char *a, const char *option_b,
 /* Whether it is the terminal, on which a progress bar would be in the way. */
 bool sink_is_terminal(const sink *s);
 
-/* One JSON object on one line of stdout: what --json prints. */
-typedef struct json_line {
-    buf text;
-    json_writer w;
-} json_line;
+/* One JSON object on one line of stdout: what --json prints.  Opens it and returns the writer of
+ * its members; json_line_print must follow before the next one. */
+json_writer *json_line_open(void);
 
-/* Opens the object and returns the writer of its members; json_line_print must follow. */
-json_writer *json_line_open(json_line *l);
-
-/* Closes the object, prints it, frees the text.  A failure of the writer shows here, and nothing is
- * printed then. */
-status json_line_print(json_line *l);
+/* Closes the object and prints it.  A failure of the writer shows here, and nothing is printed
+ * then. */
+status json_line_print(void);
 
 #endif

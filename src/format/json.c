@@ -211,6 +211,46 @@ void json_key_bool(json_writer *w, const char *key, bool value) {
     json_bool(w, value);
 }
 
+void json_key_array(json_writer *w, const char *key) {
+    json_key(w, key);
+    json_array_open(w);
+}
+
+void json_key_object(json_writer *w, const char *key) {
+    json_key(w, key);
+    json_object_open(w);
+}
+
+json_field json_field_int(const char *key, int64_t value) {
+    return (json_field){key, FIELD_INT, value, 0, NULL};
+}
+json_field json_field_uint(const char *key, uint64_t value) {
+    return (json_field){key, FIELD_UINT, (int64_t)value, 0, NULL};
+}
+json_field json_field_double(const char *key, double value) {
+    return (json_field){key, FIELD_DOUBLE, 0, value, NULL};
+}
+json_field json_field_bool(const char *key, bool value) {
+    return (json_field){key, FIELD_BOOL, value, 0, NULL};
+}
+json_field json_field_text(const char *key, const char *value) {
+    return (json_field){key, FIELD_TEXT, 0, 0, value};
+}
+
+static void put_field(json_writer *w, const json_field *f) {
+    json_key(w, f->key);
+    if (f->kind == FIELD_INT) json_int(w, f->integer);
+    if (f->kind == FIELD_UINT) json_uint(w, (uint64_t)f->integer);
+    if (f->kind == FIELD_DOUBLE || f->kind == FIELD_KNOWN) json_double(w, f->number);
+    if (f->kind == FIELD_BOOL) json_bool(w, f->integer != 0);
+    if (f->kind == FIELD_TEXT) json_string(w, f->text);
+}
+
+void json_fields(json_writer *w, const json_field *fields, size_t n) {
+    for (const json_field *f = fields; f < fields + n; f++)
+        if (f->kind != FIELD_KNOWN || !isnan(f->number)) put_field(w, f);
+}
+
 void json_value_write(json_writer *w, const json_value *v) {
     switch (v->type) {
     case JSON_NULL:

@@ -51,6 +51,40 @@ void json_key_string(json_writer *w, const char *key, const char *text);
 void json_key_int(json_writer *w, const char *key, int64_t value);
 void json_key_double(json_writer *w, const char *key, double value);
 void json_key_bool(json_writer *w, const char *key, bool value);
+void json_key_array(json_writer *w, const char *key);  /* opens the array, */
+void json_key_object(json_writer *w, const char *key); /* or the object */
+
+/* Several members in one call: JSON_FIELDS(w, FIELD("users", n_users), KNOWN("auc", auc)).  The
+ * type of a value chooses how it is written; KNOWN leaves out a number that is NAN. */
+typedef struct json_field {
+    const char *key;
+    enum { FIELD_INT, FIELD_UINT, FIELD_DOUBLE, FIELD_KNOWN, FIELD_BOOL, FIELD_TEXT } kind;
+    int64_t integer; /* or the bits of a uint64_t */
+    double number;
+    const char *text;
+} json_field;
+void json_fields(json_writer *w, const json_field *fields, size_t n);
+json_field json_field_int(const char *key, int64_t value);
+json_field json_field_uint(const char *key, uint64_t value);
+json_field json_field_double(const char *key, double value);
+json_field json_field_bool(const char *key, bool value);
+json_field json_field_text(const char *key, const char *value);
+#define JSON_FIELDS(w, ...)                                                                        \
+    json_fields(w, (const json_field[]){__VA_ARGS__},                                              \
+                sizeof((const json_field[]){__VA_ARGS__}) / sizeof(json_field))
+/* The same as an object of its own. */
+#define JSON_OBJECT(w, ...) (json_object_open(w), JSON_FIELDS(w, __VA_ARGS__), json_object_close(w))
+#define FIELD(key, value)                                                                          \
+    _Generic((value), bool \
+             : json_field_bool, float \
+             : json_field_double, double \
+             : json_field_double, uint64_t \
+             : json_field_uint, char * \
+             : json_field_text, const char * \
+             : json_field_text, default \
+             : json_field_int)(key, value)
+#define KNOWN(key, value)                                                                          \
+    { key, FIELD_KNOWN, 0, value, NULL }
 
 /* Ends the outermost object with a seal, "crc32": "DIGITS" over all text before that member, and
  * finishes.  Whoever reads such a text refuses every change of it, also of a key. */

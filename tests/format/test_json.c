@@ -1,4 +1,5 @@
 #include <locale.h>
+#include <math.h>
 
 #include "base/hash.h"
 #include "format/json.h"
@@ -514,4 +515,23 @@ TEST(csv_write_quotes_what_needs_it) {
         CHECK_STR(buf_str(&b), cases[i].out);
         buf_fini(&b);
     }
+}
+
+TEST(fields_are_written_by_their_type) {
+    buf out;
+    json_writer w;
+    char text[] = "a\"b";
+    buf_init(&out);
+    json_begin(&w, &out, 0);
+    json_object_open(&w);
+    JSON_FIELDS(&w, FIELD("i", -3), FIELD("u", UINT64_MAX), FIELD("d", 0.5), FIELD("b", (bool)true),
+                KNOWN("left_out", NAN), KNOWN("k", 2.5), FIELD("n", (double)NAN), FIELD("s", text));
+    json_key_array(&w, "l");
+    JSON_OBJECT(&w, FIELD("x", (int64_t)1 << 40));
+    json_array_close(&w);
+    json_object_close(&w);
+    CHECK_OK(json_finish(&w));
+    CHECK_STR(buf_str(&out), "{\"i\":-3,\"u\":18446744073709551615,\"d\":0.5,\"b\":true,\"k\":2.5,"
+                             "\"n\":null,\"s\":\"a\\\"b\",\"l\":[{\"x\":1099511627776}]}");
+    buf_fini(&out);
 }

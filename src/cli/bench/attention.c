@@ -599,25 +599,17 @@ static void write_pass(json_writer *w, const attn_row *r, int pass) {
 static status print_json(const attn_bench *b, const attn_row *r) {
     static const char *const biases[] = {"none", "table", "time"};
     const attn_shape *s = &r->shape;
-    json_line line;
-    json_writer *w = bench_json_open(&line, "attention", b->be);
-    json_key_int(w, "seed", (int64_t)b->seed);
-    json_key_bool(w, "any_card", b->is_any_card);
-    json_key_string(w, "mask", attn_mask_kind_name(s->mask));
-    json_key_string(w, "bias", biases[s->bias]);
-    json_key_int(w, "heads", s->n_heads);
-    json_key_int(w, "dim", s->dim);
-    json_key_int(w, "sequences", s->n_sequences);
-    json_key_int(w, "length", s->max_len);
-    json_key_bool(w, "jagged", s->is_jagged);
-    json_key_int(w, "tokens", r->n_tokens);
-    json_key_double(w, "fwd_gflop", r->flops / 1e9);
-    json_key_int(w, "copies", r->n_copies);
-    json_key_double(w, "error", r->error);
-    json_key_double(w, "peak_tflops", b->peak / 1e12);
+    json_writer *w = bench_json_open("attention", b->be);
+    JSON_FIELDS(w, FIELD("seed", b->seed), FIELD("any_card", b->is_any_card),
+                FIELD("mask", attn_mask_kind_name(s->mask)), FIELD("bias", biases[s->bias]),
+                FIELD("heads", s->n_heads), FIELD("dim", s->dim),
+                FIELD("sequences", s->n_sequences), FIELD("length", s->max_len),
+                FIELD("jagged", s->is_jagged), FIELD("tokens", r->n_tokens),
+                FIELD("fwd_gflop", r->flops / 1e9), FIELD("copies", r->n_copies),
+                FIELD("error", r->error), FIELD("peak_tflops", b->peak / 1e12));
     for (int pass = 0; pass < N_PASSES; pass++)
         write_pass(w, r, pass);
-    return json_line_print(&line);
+    return json_line_print();
 }
 
 static bool has_replay(const attn_bench *b) {
@@ -646,8 +638,7 @@ static void print_timing(const attn_bench *b, const attn_row *r, int pass, int h
     double seconds = r->seconds[pass][how];
     printf(how == TIMED_PLAIN ? " %10.3f" : "  %10.1f", seconds * (how == TIMED_PLAIN ? 1e3 : 1e6));
     printf(" %8.*f %6.1f", digits_of(speed), speed, 1e14 * speed / b->peak);
-    if (b->has_peers && !isnan(times)) printf("  %6.2f", times);
-    if (b->has_peers && isnan(times)) printf("  %6s", "-");
+    if (b->has_peers) bench_print_cell(times, " %7.2f");
 }
 
 /* Two lines, one for each pass. */

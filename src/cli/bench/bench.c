@@ -16,22 +16,8 @@ enum { WARM_UPS = 3, MAX_CALLS = 30, REPLAYED = 20, MAX_PEERS_BYTES = 1 << 20 };
 
 static const double ENOUGH_SECONDS = 0.3;
 
-const command bench_commands[] = {
-    {"attention", bench_attention, "HSTU attention: TFLOP/s, forward and backward"},
-    {"cache", bench_cache, "check that the KV cache changes no answer"},
-    {"dataset", bench_dataset, "generate requests for the serving benchmarks"},
-    {"cluster", bench_cluster, "predict a training step on many GPUs"},
-    {"data", bench_data, "batcher: tokens per second"},
-    {"encode", bench_encode, "BERT encoder: milliseconds and tokens per second"},
-    {"embedding", bench_embedding, "dynamic tables: lookups, inserts, pooling, steps"},
-    {"latency", bench_latency, "serving: latency by cache state"},
-    {"layers", bench_layers, "HSTU layers with cached keys and values"},
-    {"masks", bench_masks, "softmax attention under masks"},
-    {"search", bench_search, "search of a catalogue for the best items"},
-    {"throughput", bench_throughput, "serving: throughput and latency under load"},
-    {"train", bench_train, "training step: tokens per second, share of each op"},
-    {0},
-};
+#define BENCH(name, summary) {#name, bench_##name, summary},
+const command bench_commands[] = {BENCHES(BENCH){0}};
 
 status cmd_bench(int argc, char **argv) {
     return run_subcommand("bench", "Benchmarks; each result is checked before it is timed.",
@@ -49,13 +35,20 @@ const char *bench_device(const backend *be) {
     return be->card != NULL ? be->card : be->name;
 }
 
-json_writer *bench_json_open(json_line *l, const char *bench, const backend *be) {
-    json_writer *w = json_line_open(l);
+json_writer *bench_json_open(const char *bench, const backend *be) {
+    json_writer *w = json_line_open();
     json_key_string(w, "bench", bench);
     json_key_string(w, "device", be->name);
     if (be->card != NULL) json_key_string(w, "gpu", be->card);
     json_key_string(w, "dtype", work_dtypes[be->act]);
     return w;
+}
+
+void bench_print_cell(double x, const char *format) {
+    if (isnan(x))
+        printf(" %*s", atoi(format + strcspn(format, "%") + 1), "-");
+    else
+        printf(format, x);
 }
 
 void bench_put_act(act_type act, void *to, float x) {

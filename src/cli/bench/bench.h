@@ -9,19 +9,24 @@
 #include "data/set/seq_file.h"
 #include "ops/ops.h"
 
-status bench_attention(int argc, char **argv);
-status bench_cache(int argc, char **argv);
-status bench_cluster(int argc, char **argv);
-status bench_data(int argc, char **argv);
-status bench_dataset(int argc, char **argv);
-status bench_embedding(int argc, char **argv);
-status bench_encode(int argc, char **argv);
-status bench_latency(int argc, char **argv);
-status bench_layers(int argc, char **argv);
-status bench_masks(int argc, char **argv);
-status bench_search(int argc, char **argv);
-status bench_throughput(int argc, char **argv);
-status bench_train(int argc, char **argv);
+/* All benches. */
+#define BENCHES(BENCH)                                                                             \
+    BENCH(attention, "HSTU attention: TFLOP/s, forward and backward")                              \
+    BENCH(cache, "check that the KV cache changes no answer")                                      \
+    BENCH(dataset, "generate requests for the serving benchmarks")                                 \
+    BENCH(cluster, "predict a training step on many GPUs")                                         \
+    BENCH(data, "batcher: tokens per second")                                                      \
+    BENCH(encode, "BERT encoder: milliseconds and tokens per second")                              \
+    BENCH(embedding, "dynamic tables: lookups, inserts, pooling, steps")                           \
+    BENCH(latency, "serving: latency by cache state")                                              \
+    BENCH(layers, "HSTU layers with cached keys and values")                                       \
+    BENCH(masks, "softmax attention under masks")                                                  \
+    BENCH(search, "search of a catalogue for the best items")                                      \
+    BENCH(throughput, "serving: throughput and latency under load")                                \
+    BENCH(train, "training step: tokens per second, share of each op")
+
+#define BENCH_DECLARE(name, summary) status bench_##name(int argc, char **argv);
+BENCHES(BENCH_DECLARE)
 
 #define BENCH_DTYPES "bfloat16 (default), float16 or float32; the CPU always computes in float32."
 /* Opens a device that computes in `act`; without data. */
@@ -31,7 +36,11 @@ status bench_open(work *w, const char *device, int act, bool is_deterministic);
 const char *bench_device(const backend *be);
 
 /* Opens a line of JSON that begins with the bench, the device and its activation type. */
-json_writer *bench_json_open(json_line *l, const char *bench, const backend *be);
+json_writer *bench_json_open(const char *bench, const backend *be);
+
+/* Prints a number, or "-" where it is NAN; the format begins with a space and its width: " %8.2f".
+ */
+void bench_print_cell(double x, const char *format);
 
 /* Writes x in an activation type (act_bytes), rounded to the nearest. */
 void bench_put_act(act_type act, void *to, float x);

@@ -317,21 +317,15 @@ status cache_check(const cache_check_config *c, cache_check_result *out) {
 }
 
 static status print_json(const cache_check_config *a, const cache_check_result *r) {
-    json_line line;
-    json_writer *w = json_line_open(&line);
-    json_key_string(w, "bench", "cache");
-    json_key_string(w, "device", a->device);
-    json_key_int(w, "seed", a->seed);
-    json_key_int(w, "schedules", (int64_t)r->n_schedules);
-    json_key_int(w, "answers", (int64_t)r->n_answers);
-    json_key_int(w, "different", (int64_t)r->n_different);
-    json_key_int(w, "tokens_reused", (int64_t)r->tokens_reused);
-    json_key_int(w, "tokens_loaded", (int64_t)r->tokens_loaded);
-    json_key_int(w, "tokens_computed", (int64_t)r->tokens_computed);
-    json_key_int(w, "pages_evicted", (int64_t)r->n_evictions);
-    json_key_int(w, "reloads", (int64_t)r->n_reloads);
-    json_key_int(w, "restarts", (int64_t)r->n_restarts);
-    return json_line_print(&line);
+    json_writer *w = json_line_open();
+    JSON_FIELDS(w, FIELD("bench", "cache"), FIELD("device", a->device), FIELD("seed", a->seed),
+                FIELD("schedules", r->n_schedules), FIELD("answers", r->n_answers),
+                FIELD("different", r->n_different), FIELD("tokens_reused", r->tokens_reused),
+                FIELD("tokens_loaded", r->tokens_loaded),
+                FIELD("tokens_computed", r->tokens_computed),
+                FIELD("pages_evicted", r->n_evictions), FIELD("reloads", r->n_reloads),
+                FIELD("restarts", r->n_restarts));
+    return json_line_print();
 }
 
 static void print_text(const cache_check_result *r) {

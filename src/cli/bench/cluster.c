@@ -566,28 +566,10 @@ typedef struct bench_args {
     double tflops, fixed_ms, spread;
     bool is_late, is_json;
     int balance; /* cluster_balance */
-    int count[MAX_COUNTS];
+    int64_t count[MAX_COUNTS];
     int n_counts;
     const char *source; /* of the speed */
 } bench_args;
-
-static status read_counts(bench_args *a) {
-    const char *at = a->gpus;
-    do {
-        char *end;
-        long n = strtol(at, &end, 10);
-        if (end == at || (*end != ',' && *end != '\0') || n < 1 || n > CLUSTER_MAX_GPUS)
-            return fail(ERR_USAGE, "--gpus %.60s: numbers from 1 to %d with commas between them",
-                        a->gpus, CLUSTER_MAX_GPUS);
-        if (a->n_counts == MAX_COUNTS)
-            return fail(ERR_USAGE, "--gpus: at most %d numbers", MAX_COUNTS);
-        a->count[a->n_counts++] = (int)n;
-        at = end + (*end == ',');
-        if (*end == ',' && *at == '\0')
-            return fail(ERR_USAGE, "--gpus %.60s ends with a comma", a->gpus);
-    } while (*at != '\0');
-    return OK;
-}
 
 static status read_lengths(const char *text, cluster_work *w) {
     char *end;
@@ -684,60 +666,39 @@ static void print_row(const cluster_row *row) {
 }
 
 static void write_row(json_writer *j, const cluster_row *row) {
-    json_object_open(j);
-    json_key_int(j, "gpus", row->n_gpus);
-    json_key_double(j, "step_ms", row->step_s * 1e3);
-    json_key_double(j, "tflop_per_s_gpu", row->work / row->step_s * 1e-12);
-    json_key_double(j, "efficiency", row->efficiency);
-    json_key_double(j, "tflop_per_step", row->work * 1e-12);
-    json_key_double(j, "tokens_per_step", row->tokens);
-    json_key_double(j, "compute_ms", row->compute_s * 1e3);
-    json_key_double(j, "wait_ms", row->wait_s * 1e3);
-    json_key_double(j, "balance", row->balance);
-    json_key_double(j, "all_reduce_ms", row->dense_s * 1e3);
-    json_key_double(j, "all_reduce_exposed_ms", row->exposed_s * 1e3);
-    json_key_double(j, "rows_ms", row->rows_s * 1e3);
-    json_key_double(j, "small_ms", row->small_s * 1e3);
-    json_key_double(j, "unique_ids", row->unique_ids);
-    json_key_string(j, "all_reduce", row->how);
-    json_key_string(j, "limit", row->limit);
-    json_object_close(j);
+    JSON_OBJECT(j, FIELD("gpus", row->n_gpus), FIELD("step_ms", row->step_s * 1e3),
+                FIELD("tflop_per_s_gpu", row->work / row->step_s * 1e-12),
+                FIELD("efficiency", row->efficiency), FIELD("tflop_per_step", row->work * 1e-12),
+                FIELD("tokens_per_step", row->tokens), FIELD("compute_ms", row->compute_s * 1e3),
+                FIELD("wait_ms", row->wait_s * 1e3), FIELD("balance", row->balance),
+                FIELD("all_reduce_ms", row->dense_s * 1e3),
+                FIELD("all_reduce_exposed_ms", row->exposed_s * 1e3),
+                FIELD("rows_ms", row->rows_s * 1e3), FIELD("small_ms", row->small_s * 1e3),
+                FIELD("unique_ids", row->unique_ids), FIELD("all_reduce", row->how),
+                FIELD("limit", row->limit));
 }
 
 static status print_json(const bench_args *a, const cluster_work *w, const cluster_rank *r,
                          const cluster_links *l, const cluster_row *rows,
                          const cluster_check *check) {
-    json_line line;
-    json_writer *j = json_line_open(&line);
-    json_key_string(j, "bench", "cluster");
-    json_key_string(j, "config", w->c->file);
-    json_key_string(j, "profile", l->name);
-    json_key_double(j, "gpu_tflop_per_s", a->tflops);
-    json_key_string(j, "gpu_source", a->source);
-    json_key_double(j, "fixed_ms", a->fixed_ms);
-    json_key_double(j, "spread", r->spread);
-    json_key_string(j, "balance", balance_names[a->balance]);
-    json_key_bool(j, "overlap", r->overlaps);
-    json_key_int(j, "batch", w->batch);
-    json_key_double(j, "dense_bytes", w->dense_bytes);
-    json_key_double(j, "row_bytes", w->row_bytes);
-    json_key(j, "rows");
-    json_array_open(j);
+    json_writer *j = json_line_open();
+    JSON_FIELDS(j, FIELD("bench", "cluster"), FIELD("config", w->c->file),
+                FIELD("profile", l->name), FIELD("gpu_tflop_per_s", a->tflops),
+                FIELD("gpu_source", a->source), FIELD("fixed_ms", a->fixed_ms),
+                FIELD("spread", r->spread), FIELD("balance", balance_names[a->balance]),
+                FIELD("overlap", r->overlaps), FIELD("batch", w->batch),
+                FIELD("dense_bytes", w->dense_bytes), FIELD("row_bytes", w->row_bytes));
+    json_key_array(j, "rows");
     for (int i = 0; i < a->n_counts; i++)
         write_row(j, &rows[i]);
     json_array_close(j);
-    json_key(j, "published");
-    json_array_open(j);
+    json_key_array(j, "published");
     for (int i = 0; i < CLUSTER_CHECKS; i++) {
-        json_object_open(j);
-        json_key_string(j, "what", check[i].what);
-        json_key_string(j, "unit", check[i].unit);
-        json_key_double(j, "published", check[i].published);
-        json_key_double(j, "model", check[i].model);
-        json_object_close(j);
+        JSON_OBJECT(j, FIELD("what", check[i].what), FIELD("unit", check[i].unit),
+                    FIELD("published", check[i].published), FIELD("model", check[i].model));
     }
     json_array_close(j);
-    return json_line_print(&line);
+    return json_line_print();
 }
 
 static status predict(bench_args *a, const config *c) {
@@ -758,7 +719,7 @@ static status predict(bench_args *a, const config *c) {
     if (a->measured == NULL && a->device == NULL && a->tflops != H200_TFLOPS) a->source = "given";
     r.flops = a->tflops * 1e12;
     for (int i = 0; i < a->n_counts; i++)
-        TRY(cluster_predict(&w, &r, l, a->count[i], &rows[i]));
+        TRY(cluster_predict(&w, &r, l, (int)a->count[i], &rows[i]));
     TRY(cluster_published(r.spread, check));
     if (a->is_json) return print_json(a, &w, &r, l, rows, check);
     printf("%sA training step on many GPUs%s, predicted: %s\n\n", style.bold, style.plain, c->file);
@@ -776,7 +737,7 @@ static status run(bench_args *a) {
     char path[CONFIG_PATH_BYTES];
     config_source source = {
         .path = path, .overrides = a->overrides.item, .n_overrides = a->overrides.n_items};
-    TRY(read_counts(a));
+    TRY(args_read_numbers("--gpus", a->gpus, CLUSTER_MAX_GPUS, a->count, MAX_COUNTS, &a->n_counts));
     if (a->measured != NULL && a->device != NULL)
         return fail(ERR_USAGE, "--measured and --device exclude each other");
     config_path_find(a->file, path);

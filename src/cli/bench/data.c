@@ -119,20 +119,14 @@ typedef struct bench_args {
 } bench_args;
 
 static status print_json(const batches_options *o, const seq_file *data, const batches_row *row) {
-    json_line line;
-    json_writer *w = json_line_open(&line);
-    json_key_string(w, "bench", "data");
-    json_key_string(w, "mode", row->mode);
-    json_key_int(w, "users", (int64_t)data->n_users);
-    json_key_int(w, "events", (int64_t)data->n_events);
-    json_key_int(w, "max_history", o->max_history);
-    json_key_int(w, "batch_size", o->batch_size);
-    json_key_int(w, "threads", o->n_threads);
-    json_key_int(w, "checked_batches", N_CHECKED);
-    json_key_double(w, "tokens_per_s", row->tokens_per_s);
-    json_key_double(w, "batches_per_s", row->batches_per_s);
-    json_key_double(w, "tokens_per_batch", row->mean_tokens);
-    return json_line_print(&line);
+    json_writer *w = json_line_open();
+    JSON_FIELDS(w, FIELD("bench", "data"), FIELD("mode", row->mode), FIELD("users", data->n_users),
+                FIELD("events", data->n_events), FIELD("max_history", o->max_history),
+                FIELD("batch_size", o->batch_size), FIELD("threads", o->n_threads),
+                FIELD("checked_batches", N_CHECKED), FIELD("tokens_per_s", row->tokens_per_s),
+                FIELD("batches_per_s", row->batches_per_s),
+                FIELD("tokens_per_batch", row->mean_tokens));
+    return json_line_print();
 }
 
 static void print_head(const batches_options *o, const seq_file *data) {

@@ -30,14 +30,10 @@ static void print_text(const embed_figure *f) {
 }
 
 static status print_json(const embed_bench *b, const embed_figure *f) {
-    json_line line;
-    json_writer *w = json_line_open(&line);
-    json_key_string(w, "bench", "embedding");
-    json_key_string(w, "device", b->be->name);
-    json_key_string(w, "what", f->what);
-    json_key_string(w, "size", f->size);
-    json_key_int(w, "dim", b->dim);
-    json_key_int(w, "keys_a_call", b->n);
+    json_writer *w = json_line_open();
+    JSON_FIELDS(w, FIELD("bench", "embedding"), FIELD("device", b->be->name),
+                FIELD("what", f->what), FIELD("size", f->size), FIELD("dim", b->dim),
+                FIELD("keys_a_call", b->n));
     if (f->per_s > 0) json_key_double(w, "per_s", f->per_s);
     if (f->ms > 0) json_key_double(w, "ms", f->ms);
     if (f->bytes > 0) json_key_double(w, "bytes_per_s", f->per_s * f->bytes);
@@ -47,7 +43,7 @@ static status print_json(const embed_bench *b, const embed_figure *f) {
         json_key_int(w, "n_checked", f->n_checked);
         json_key_int(w, "n_wrong", f->n_wrong);
     }
-    return json_line_print(&line);
+    return json_line_print();
 }
 
 status embed_bench_report(const embed_bench *b, const embed_figure *f) {
@@ -78,8 +74,12 @@ status embed_bench_rate(embed_bench *b, timing_fn fn, void *ctx, double *out) {
     return OK;
 }
 
-bool embed_bench_is_cpu(const embed_bench *b) {
-    return b->be->is_host;
+status embed_bench_time(embed_bench *b, timing_fn fn, void *ctx, embed_figure f) {
+    double rate = 0;
+    TRY(embed_bench_rate(b, fn, ctx, &rate));
+    f.per_s = rate * (double)b->n;
+    f.ms = 1e3 / rate;
+    return embed_bench_report(b, &f);
 }
 
 int64_t embed_bench_row_bytes(const embed_bench *b) {
@@ -89,7 +89,7 @@ int64_t embed_bench_row_bytes(const embed_bench *b) {
 /* A GPU has room for the tables of HierarchicalKV's benchmark. */
 int64_t embed_bench_slots(const embed_bench *b) {
     if (b->slots > 0) return b->slots;
-    if (!embed_bench_is_cpu(b)) return (int64_t)1 << 26;
+    if (!b->be->is_host) return (int64_t)1 << 26;
     return (int64_t)(fmin(b->max_gib, 1) * EMBED_GIBI) / embed_bench_row_bytes(b);
 }
 
@@ -229,7 +229,7 @@ static status bench_memory(embed_bench *b, const table_level *l, const char *siz
     byte_ctx c = {l->index, (uint64_t)l->n_buckets * TABLE_BUCKET_BYTES, 0, {0}};
     uint64_t start = clock_ns(), now = start;
     int64_t n = 0;
-    if (!embed_bench_is_cpu(b)) return OK;
+    if (!b->be->is_host) return OK;
     for (; now - start < (uint64_t)(b->seconds * 1e9) || n == 0; n += 256) {
         TRY(pool_run(b->be->workers, 256, read_bytes, &c));
         now = clock_ns();
@@ -243,7 +243,6 @@ static status bench_memory(embed_bench *b, const table_level *l, const char *siz
 static status bench_probe(embed_bench *b, double gib) {
     char size[32];
     table_level l;
-    double rate = 0;
     snprintf(size, sizeof size, "%.3g GiB", gib);
     int64_t n_buckets = (int64_t)(gib * EMBED_GIBI / TABLE_BUCKET_BYTES);
     status st = fill_index(b, &l, n_buckets < 64 ? 64 : n_buckets);
@@ -252,13 +251,10 @@ static status bench_probe(embed_bench *b, double gib) {
         for (int r = 0; st == OK && r < N_BATCHES; r++)
             st = draw_keys(b, &l, hits, r);
         if (st == OK) st = check_probe(b, &l, hits);
-        if (st == OK) st = embed_bench_rate(b, probe, &p, &rate);
         embed_figure f = {.what = hits == 10 ? "find slots, all hit" : "find slots, 60 % hit",
                           .size = size,
-                          .per_s = rate * (double)b->n,
-                          .ms = 1e3 / rate,
                           .n_checked = b->n};
-        if (st == OK) st = embed_bench_report(b, &f);
+        if (st == OK) st = embed_bench_time(b, probe, &p, f);
     }
     if (st == OK) st = bench_memory(b, &l, size);
     if (l.index != NULL) b->v->release(b->be, l.index, TABLE_ON_DEVICE);

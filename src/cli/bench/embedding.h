@@ -48,7 +48,8 @@ status embed_bench_report(const embed_bench *b, const embed_figure *f);
  * as the warm-up. */
 status embed_bench_rate(embed_bench *b, timing_fn fn, void *ctx, double *out);
 
-bool embed_bench_is_cpu(const embed_bench *b);
+/* Times fn, whose calls have n keys each, and reports the figure with its rate and time. */
+status embed_bench_time(embed_bench *b, timing_fn fn, void *ctx, embed_figure f);
 
 /* Slots of the tables with rows. */
 int64_t embed_bench_slots(const embed_bench *b);

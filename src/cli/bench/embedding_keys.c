@@ -252,7 +252,7 @@ static status time_verb(keys_ctx *c, embed_figure *f) {
 }
 
 static bool is_peers_shape(const embed_bench *b) {
-    return !embed_bench_is_cpu(b) && b->dim == PEER_DIM && b->n == PEER_KEYS &&
+    return !b->be->is_host && b->dim == PEER_DIM && b->n == PEER_KEYS &&
            embed_bench_slots(b) == PEER_SLOTS;
 }
 
@@ -340,7 +340,7 @@ status embed_bench_keys(embed_bench *b) {
     snprintf(size, sizeof size, "%.4g M slots", (double)(c.near.n_buckets * TABLE_SLOTS) / 1e6);
     if (st == OK) st = make_buffers(&c);
     if (st == OK) st = bench_loads(&c, size);
-    if (st == OK && !embed_bench_is_cpu(b)) st = bench_far(&c);
+    if (st == OK && !b->be->is_host) st = bench_far(&c);
     embed_level_destroy(b, &c.near, TABLE_ON_DEVICE);
     embed_level_destroy(b, &c.far, TABLE_ON_HOST);
     nn_memory_fini(&c.memory);

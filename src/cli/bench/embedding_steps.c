@@ -6,27 +6,9 @@
 #include <math.h>
 #include <string.h>
 
-#include "base/mem.h"
 #include "cli/bench/embedding.h"
 
 enum { N_TABLES = 10 };
-
-typedef struct step_ctx {
-    embed_bench *b;
-    embed_table *t;
-    uint64_t *ids; /* (N_BATCHES, n) host */
-    bool updates;
-    int64_t step;
-} step_ctx;
-
-static status step_call(void *ctx, int round) {
-    step_ctx *c = ctx;
-    const embed_batch *fetched;
-    embed_step_args args = {.lr = 0.01f, .eps = 1e-6f, .step = ++c->step};
-    TRY(embed_fetch(c->t, c->updates ? FETCH_INSERT : FETCH_ZERO, c->b->n, c->ids + round * c->b->n,
-                    NULL, &fetched));
-    return c->updates ? embed_update(c->t, c->b->rows, &args) : OK;
-}
 
 /* Draws ids by a power law of exponent 1.05, over as many ids as the table has slots, by inverting
  * its distribution. */
@@ -40,37 +22,11 @@ static void draw_zipf(const embed_bench *b, uint64_t *ids, int64_t n, int64_t n_
     }
 }
 
-static status bench_one(embed_bench *b) {
-    int64_t slots = b->slots > 0 ? b->slots : (int64_t)(b->max_gib * 4194304 / 4);
-    embed_config shape = {.dim = (int32_t)b->dim,
-                          .opt = OPT_ROWWISE_ADAGRAD,
-                          .policy = POLICY_LRU,
-                          .capacity = {slots < 4096 ? 4096 : slots, 0},
-                          .max_batch = b->n,
-                          .first = FIRST_UNIFORM,
-                          .first_scale = 0.1f};
-    step_ctx c = {.b = b};
-    double rate = 0;
-    TRY(mem_alloc_raw((void **)&c.ids, (size_t)(N_BATCHES * b->n), 8));
-    draw_zipf(b, c.ids, N_BATCHES * b->n, shape.capacity[0]);
-    status st = embed_create(&c.t, b->be, &shape);
-    for (int i = 1; st == OK && i >= 0; i--) {
-        c.updates = i == 1;
-        st = embed_bench_rate(b, step_call, &c, &rate);
-        embed_figure f = {.what =
-                              i == 1 ? "ids of a training step, Zipf 1.05" : "ids of an evaluation",
-                          .size = "",
-                          .per_s = rate * (double)b->n,
-                          .ms = 1e3 / rate};
-        if (st == OK) st = embed_bench_report(b, &f);
-    }
-    embed_destroy(c.t);
-    mem_free(c.ids);
-    return st;
-}
-
 typedef struct tables_ctx {
     embed_bench *b;
+    int n_tables;
+    bool is_evaluation; /* rows are read, not updated */
+    int64_t step;
     embed_table *t[N_TABLES];
     int64_t begin[N_TABLES + 1];
     uint64_t *ids;       /* (N_BATCHES, n) host */
@@ -82,15 +38,16 @@ static int64_t ten_dim(const embed_bench *b) {
     return 2 * b->dim;
 }
 
-/* For each table: fetches its share of the ids and updates the rows by SGD. */
-static status train_tables(void *ctx, int round) {
+/* For each table: fetches its share of the ids and updates the rows. */
+static status step_tables(void *ctx, int round) {
     tables_ctx *c = ctx;
-    embed_step_args args = {.lr = 0.01f, .step = 1};
-    for (int k = 0; k < N_TABLES; k++) {
+    embed_step_args args = {.lr = 0.01f, .eps = 1e-6f, .step = ++c->step};
+    for (int k = 0; k < c->n_tables; k++) {
         const embed_batch *fetched;
-        TRY(embed_fetch(c->t[k], FETCH_INSERT, c->begin[k + 1] - c->begin[k],
-                        c->ids + round * c->b->n + c->begin[k], NULL, &fetched));
-        TRY(embed_update(c->t[k], c->b->rows, &args));
+        TRY(embed_fetch(c->t[k], c->is_evaluation ? FETCH_ZERO : FETCH_INSERT,
+                        c->begin[k + 1] - c->begin[k], c->ids + round * c->b->n + c->begin[k], NULL,
+                        &fetched));
+        if (!c->is_evaluation) TRY(embed_update(c->t[k], c->b->rows, &args));
     }
     return OK;
 }
@@ -124,45 +81,54 @@ static status check_lookup(tables_ctx *c, embed_figure *f) {
     return OK;
 }
 
-static status run_tables(tables_ctx *c, const embed_config *shape) {
+/* Tables that share the slots, and ids for them. */
+static status make_tables(tables_ctx *c, int32_t dim, opt_kind opt) {
     embed_bench *b = c->b;
-    int64_t n_ids = N_BATCHES * b->n;
-    double rate = 0;
-    TRY(NN_NEW_HOST(&c->memory, &c->ids, n_ids));
-    TRY(NN_NEW(&c->memory, &c->on_device, n_ids));
-    draw_zipf(b, c->ids, n_ids, shape->capacity[0]);
-    TRY(b->be->ops->copy_in(b->be, c->on_device, c->ids, (size_t)n_ids * sizeof *c->ids));
-    for (int k = 0; k < N_TABLES; k++)
-        TRY(embed_create(&c->t[k], b->be, shape));
-    TRY(embed_bench_rate(b, train_tables, c, &rate));
-    embed_figure step = {.what = "10 tables, a step of SGD",
-                         .size = "",
-                         .per_s = rate * (double)b->n,
-                         .ms = 1e3 / rate};
-    TRY(embed_bench_report(b, &step));
-    embed_figure f = {.what = "10 tables, evaluation", .size = ""};
-    TRY(check_lookup(c, &f));
-    TRY(embed_bench_rate(b, look_up_tables, c, &rate));
-    f.per_s = rate * (double)b->n;
-    f.ms = 1e3 / rate;
-    f.bytes = (double)ten_dim(b) * 4;
-    return embed_bench_report(b, &f);
-}
-
-static status bench_ten(embed_bench *b) {
     int64_t all = b->slots > 0 ? b->slots : (int64_t)(b->max_gib * 4194304 / 4);
-    embed_config shape = {.dim = (int32_t)ten_dim(b),
+    int64_t n_slots = all / c->n_tables < 4096 ? 4096 : all / c->n_tables;
+    embed_config shape = {.dim = dim,
+                          .opt = opt,
                           .policy = POLICY_LRU,
-                          .capacity = {all / N_TABLES < 4096 ? 4096 : all / N_TABLES, 0},
+                          .capacity = {n_slots, 0},
                           .max_batch = b->n,
                           .first = FIRST_UNIFORM,
                           .first_scale = 0.1f};
-    tables_ctx c = {.b = b};
-    for (int k = 0; k <= N_TABLES; k++)
-        c.begin[k] = b->n * k / N_TABLES;
+    TRY(NN_NEW_HOST(&c->memory, &c->ids, N_BATCHES * b->n));
+    draw_zipf(b, c->ids, N_BATCHES * b->n, n_slots);
+    for (int k = 0; k < c->n_tables; k++) {
+        c->begin[k + 1] = b->n * (k + 1) / c->n_tables;
+        TRY(embed_create(&c->t[k], b->be, &shape));
+    }
+    return OK;
+}
+
+static status run_one(tables_ctx *c) {
+    embed_bench *b = c->b;
+    TRY(make_tables(c, (int32_t)b->dim, OPT_ROWWISE_ADAGRAD));
+    TRY(embed_bench_time(b, step_tables, c,
+                         (embed_figure){"ids of a training step, Zipf 1.05", .size = ""}));
+    c->is_evaluation = true;
+    return embed_bench_time(b, step_tables, c, (embed_figure){"ids of an evaluation", .size = ""});
+}
+
+static status run_ten(tables_ctx *c) {
+    embed_bench *b = c->b;
+    int64_t n_ids = N_BATCHES * b->n;
+    embed_figure f = {"10 tables, evaluation", .size = "", .bytes = (double)ten_dim(b) * 4};
+    TRY(make_tables(c, (int32_t)ten_dim(b), OPT_SGD));
+    TRY(NN_NEW(&c->memory, &c->on_device, n_ids));
+    TRY(b->be->ops->copy_in(b->be, c->on_device, c->ids, (size_t)n_ids * sizeof *c->ids));
+    TRY(embed_bench_time(b, step_tables, c,
+                         (embed_figure){"10 tables, a step of SGD", .size = ""}));
+    TRY(check_lookup(c, &f));
+    return embed_bench_time(b, look_up_tables, c, f);
+}
+
+static status bench_tables(embed_bench *b, int n_tables, status (*run)(tables_ctx *c)) {
+    tables_ctx c = {.b = b, .n_tables = n_tables};
     nn_memory_init(&c.memory, b->be);
-    status st = run_tables(&c, &shape);
-    for (int k = 0; k < N_TABLES; k++)
+    status st = run(&c);
+    for (int k = 0; k < n_tables; k++)
         embed_destroy(c.t[k]);
     nn_memory_fini(&c.memory);
     return st;
@@ -290,24 +256,20 @@ static status make_verbs(verbs_ctx *c) {
 
 static status bench_verbs(embed_bench *b) {
     verbs_ctx c = {.b = b};
-    double rate = 0;
     embed_figure f = {.what = "10 tables in one, SGD by verbs", .size = ""};
     int64_t row_bytes = ten_dim(b) * 4 + (ten_dim(b) % 4 != 0) * 8;
     nn_memory_init(&c.memory, b->be);
     status st = embed_level_create(b, &c.l, embed_bench_slots(b) / 2, row_bytes, TABLE_ON_DEVICE);
     if (st == OK) st = make_verbs(&c);
     if (st == OK) st = check_step(&c, &f);
-    if (st == OK) st = embed_bench_rate(b, step_by_verbs, &c, &rate);
-    f.per_s = rate * (double)b->n;
-    f.ms = 1e3 / rate;
-    if (st == OK) st = embed_bench_report(b, &f);
+    if (st == OK) st = embed_bench_time(b, step_by_verbs, &c, f);
     embed_level_destroy(b, &c.l, TABLE_ON_DEVICE);
     nn_memory_fini(&c.memory);
     return st;
 }
 
 status embed_bench_steps(embed_bench *b) {
-    TRY(bench_one(b));
-    TRY(bench_ten(b));
+    TRY(bench_tables(b, 1, run_one));
+    TRY(bench_tables(b, N_TABLES, run_ten));
     return bench_verbs(b);
 }

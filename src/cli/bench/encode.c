@@ -272,28 +272,19 @@ static status measure_all(backend *be, const bench_args *a, encode_row *out) {
 
 static status print_json(const bench_args *a, const backend *be, const encode_row *row) {
     const encode_shape *s = &a->shape;
-    json_line line;
-    json_writer *w = json_line_open(&line);
-    json_key_string(w, "bench", "encode");
-    json_key_int(w, "batch", s->batch);
-    json_key_int(w, "layers", s->n_layers);
-    json_key_int(w, "length", s->len);
-    json_key_int(w, "heads", s->n_heads);
-    json_key_int(w, "head_dim", s->head_dim);
-    json_key_string(w, "mask", a->mask_text != NULL ? a->mask_text : "none");
-    json_key_string(w, "device", be->name);
-    json_key_string(w, "dtype", work_dtypes[be->act]);
+    json_writer *w = json_line_open();
+    JSON_FIELDS(w, FIELD("bench", "encode"), FIELD("batch", s->batch), FIELD("layers", s->n_layers),
+                FIELD("length", s->len), FIELD("heads", s->n_heads), FIELD("head_dim", s->head_dim),
+                FIELD("mask", a->mask_text != NULL ? a->mask_text : "none"),
+                FIELD("device", be->name), FIELD("dtype", work_dtypes[be->act]));
     if (row->is_by_plan) json_key_int(w, "plan", row->plan);
-    json_key_int(w, "tokens", row->n_tokens);
-    json_key_double(w, "real_tokens", (double)row->n_tokens / (double)(s->batch * s->len));
-    json_key_double(w, "ms", row->ms);
-    json_key_double(w, "ms_fastest", row->ms_fastest);
-    json_key_double(w, "cpu_ms", row->cpu_ms);
-    json_key_int(w, "passes", row->n_passes);
-    json_key_double(w, "tokens_per_s", (double)row->n_tokens / row->ms * 1e3);
-    json_key_double(w, "gflop", row->n_flops * 1e-9);
-    json_key_double(w, "check_error", row->error);
-    return json_line_print(&line);
+    JSON_FIELDS(w, FIELD("tokens", row->n_tokens),
+                FIELD("real_tokens", (double)row->n_tokens / (double)(s->batch * s->len)),
+                FIELD("ms", row->ms), FIELD("ms_fastest", row->ms_fastest),
+                FIELD("cpu_ms", row->cpu_ms), FIELD("passes", row->n_passes),
+                FIELD("tokens_per_s", (double)row->n_tokens / row->ms * 1e3),
+                FIELD("gflop", row->n_flops * 1e-9), FIELD("check_error", row->error));
+    return json_line_print();
 }
 
 static void print_text(const bench_args *a, const backend *be, const encode_row *row) {

@@ -30,15 +30,27 @@ double serve_floor_ms(const serve_floor *f, engine *e, const engine_shape *shape
     return 1e3 * (products > memory ? products : memory);
 }
 
-/* One repeat. */
-typedef struct turn {
-    double total_ms, reused, computed;
-    double round_ms[GROWING_MAX], round_reused[GROWING_MAX], round_computed[GROWING_MAX];
-} turn;
+/* Sends the requests, of which the first n_warmup timed ones are not timed. */
+static status ask_single(load_target *t, const load_single *d, int concurrency, int64_t n_warmup,
+                         load_report *out) {
+    load_set set;
+    load_plan p = {.concurrency = concurrency};
+    load_set_init(&set);
+    status st = load_set_single(&set, d);
+    for (size_t i = 0; i < set.n && n_warmup > 0; i++) {
+        n_warmup -= set.item[i].is_timed;
+        set.item[i].is_timed = false;
+    }
+    if (st == OK) st = load_run(t, &set, &p, out);
+    load_set_fini(&set);
+    if (st == OK && out->n_ok < out->n)
+        st = fail(ERR_IO, "%llu of %llu requests were not answered: %s",
+                  (unsigned long long)(out->n - out->n_ok), (unsigned long long)out->n, out->error);
+    return st;
+}
 
 static status ask_round(load_target *t, const growing_plan *p, uint32_t i, uint64_t seed,
-                        turn *out) {
-    load_set set;
+                        growing_report *out) {
     load_report r;
     load_single d = {.items = p->items,
                      .n = p->n_users,
@@ -46,33 +58,26 @@ static status ask_round(load_target *t, const growing_plan *p, uint32_t i, uint6
                      .n_candidates = p->n_candidates,
                      .top_k = p->top_k,
                      .seed = seed};
-    load_plan plan = {.concurrency = (int)p->n_users};
-    load_set_init(&set);
-    status st = load_set_single(&set, &d);
-    if (st == OK) st = load_run(t, &set, &plan, &r);
-    load_set_fini(&set);
-    TRY(st);
-    if (r.n_ok < r.n)
-        return fail(ERR_IO, "%llu of %llu requests were not answered: %s",
-                    (unsigned long long)(r.n - r.n_ok), (unsigned long long)r.n, r.error);
+    TRY(ask_single(t, &d, (int)p->n_users, 0, &r));
     out->round_ms[i] = r.wall_s * 1e3;
     out->total_ms += r.wall_s * 1e3;
     out->round_reused[i] = (double)r.tokens_reused;
     out->round_computed[i] = (double)r.tokens_computed;
-    out->reused += out->round_reused[i];
-    out->computed += out->round_computed[i];
+    out->tokens_reused += out->round_reused[i];
+    out->tokens_computed += out->round_computed[i];
     return OK;
 }
 
 static int by_total(const void *a, const void *b) {
-    double x = ((const turn *)a)->total_ms, y = ((const turn *)b)->total_ms;
+    double x = ((const growing_report *)a)->total_ms, y = ((const growing_report *)b)->total_ms;
     return (x > y) - (x < y);
 }
 
-static status run_turns(load_target *t, const growing_plan *p, turn *turns) {
+/* turns (n_repeats): the warm-ups are overwritten. */
+static status run_turns(load_target *t, const growing_plan *p, growing_report *turns) {
     for (uint32_t n = 0; n < p->n_warmup + p->n_repeats; n++) {
-        turn *at = &turns[n < p->n_warmup ? 0 : n - p->n_warmup];
-        *at = (turn){0};
+        growing_report *at = &turns[n < p->n_warmup ? 0 : n - p->n_warmup];
+        *at = (growing_report){0};
         for (uint32_t i = 0; i < p->n_requests; i++)
             TRY(ask_round(t, p, i, p->seed + n, at));
     }
@@ -80,7 +85,7 @@ static status run_turns(load_target *t, const growing_plan *p, turn *turns) {
 }
 
 status serve_growing(load_target *t, const growing_plan *p, growing_report *out) {
-    turn *turns;
+    growing_report *turns;
     if (p->n_requests < 1 || p->n_requests > GROWING_MAX || p->n_requests > p->n_events)
         return fail(ERR_USAGE,
                     "%u growing requests to %u events; 1 to %d, each longer than the "
@@ -92,17 +97,9 @@ status serve_growing(load_target *t, const growing_plan *p, growing_report *out)
     status st = run_turns(t, p, turns);
     if (st == OK) {
         qsort(turns, p->n_repeats, sizeof *turns, by_total);
-        const turn *middle = &turns[p->n_repeats / 2];
-        *out = (growing_report){.total_ms = middle->total_ms,
-                                .least_ms = turns[0].total_ms,
-                                .most_ms = turns[p->n_repeats - 1].total_ms,
-                                .tokens_reused = middle->reused,
-                                .tokens_computed = middle->computed};
-        for (uint32_t i = 0; i < p->n_requests; i++) {
-            out->round_ms[i] = middle->round_ms[i];
-            out->round_reused[i] = middle->round_reused[i];
-            out->round_computed[i] = middle->round_computed[i];
-        }
+        *out = turns[p->n_repeats / 2];
+        out->least_ms = turns[0].total_ms;
+        out->most_ms = turns[p->n_repeats - 1].total_ms;
     }
     mem_free(turns);
     return st;
@@ -169,7 +166,7 @@ static void print_growing(const growing_plan *p, const growing_row *r) {
     printf("%5u  %-12s %9.2f %9.2f %9.2f %9.3f %9.3f %9.0f %9.0f", p->n_users, r->cache,
            g->total_ms, g->least_ms, g->most_ms, g->round_ms[0], g->round_ms[p->n_requests - 1],
            g->tokens_reused, g->tokens_computed);
-    isnan(r->l20) ? (void)printf("         -") : (void)printf(" %9.1f", r->l20);
+    bench_print_cell(r->l20, " %9.1f");
     if (!isnan(r->floor)) printf(" %9.2f %7.1f", r->floor, 100 * r->floor / g->total_ms);
     printf("\n");
     if (r->note[0] != '\0') printf("       nothing is reused: %s\n", r->note);
@@ -178,18 +175,15 @@ static void print_growing(const growing_plan *p, const growing_row *r) {
 
 static void write_growing(json_writer *w, const growing_plan *p, const growing_row *r) {
     json_object_open(w);
-    json_key_string(w, "cache", r->cache);
-    json_key_double(w, "total_ms", r->report.total_ms);
-    json_key_double(w, "minimum_ms", r->report.least_ms);
-    json_key_double(w, "maximum_ms", r->report.most_ms);
-    json_key(w, "round_ms");
-    json_array_open(w);
+    JSON_FIELDS(w, FIELD("cache", r->cache), FIELD("total_ms", r->report.total_ms),
+                FIELD("minimum_ms", r->report.least_ms), FIELD("maximum_ms", r->report.most_ms));
+    json_key_array(w, "round_ms");
     for (uint32_t i = 0; i < p->n_requests; i++)
         json_double(w, r->report.round_ms[i]);
     json_array_close(w);
-    json_key_double(w, "tokens_reused", r->report.tokens_reused);
-    json_key_double(w, "tokens_computed", r->report.tokens_computed);
-    if (!isnan(r->l20)) json_key_double(w, "nvidia_l20_ms", r->l20);
+    JSON_FIELDS(w, FIELD("tokens_reused", r->report.tokens_reused),
+                FIELD("tokens_computed", r->report.tokens_computed),
+                KNOWN("nvidia_l20_ms", r->l20));
     if (!isnan(r->floor)) {
         json_key_double(w, "floor_ms", r->floor);
         json_key_double(w, "percent_of_floor", 100 * r->floor / r->report.total_ms);
@@ -199,17 +193,15 @@ static void write_growing(json_writer *w, const growing_plan *p, const growing_r
 
 static status save_growing(const load_args *a, const growing_plan *p, const growing_row *rows,
                            int n) {
-    json_line json;
     if (a->report == NULL) return OK;
-    json_writer *w = load_json_open(&json, "growing", a);
+    json_writer *w = load_json_open("growing", a);
     json_key_int(w, "users", p->n_users);
     json_key_int(w, "requests", p->n_requests);
-    json_key(w, "rows");
-    json_array_open(w);
+    json_key_array(w, "rows");
     for (int i = 0; i < n; i++)
         write_growing(w, p, &rows[i]);
     json_array_close(w);
-    return load_json_save(&json, a->report);
+    return load_json_save(a->report);
 }
 
 /* `bench latency --growing`: its table, and the report.  n_events 0: the longest history that the
@@ -235,7 +227,7 @@ static status show_growing(const load_args *a, const growing_plan *p) {
     return save_growing(a, p, rows, n);
 }
 
-enum { MAX_ROWS = 64, GROWING_REPEATS = 5 };
+enum { MAX_ROWS = 64, MAX_EVENTS = 65536, GROWING_REPEATS = 5 };
 
 typedef struct latency_args {
     load_args load;
@@ -255,21 +247,6 @@ typedef struct latency_row {
     double floor_ms; /* NAN: not known */
 } latency_row;
 
-/* "128,512": whole numbers above 0. */
-static status read_list(const char *option, const char *text, uint32_t *out, int *n) {
-    *n = 0;
-    for (const char *at = text; *n < MAX_ROWS; at++) {
-        char *end;
-        long x = strtol(at, &end, 10);
-        if (end == at || x < 1 || x > 65536 || (*end != ',' && *end != '\0'))
-            return fail(ERR_USAGE, "%s %.60s: give whole numbers, as in 128,512", option, text);
-        out[(*n)++] = (uint32_t)x;
-        if (*end == '\0') return OK;
-        at = end;
-    }
-    return fail(ERR_USAGE, "%s: at most %d numbers", option, MAX_ROWS);
-}
-
 static double find_floor(const latency_args *a, const load_rig *rig, const serve_floor *f,
                          const load_report *r) {
     double n = r->n > 0 ? (double)r->n : 1;
@@ -280,9 +257,7 @@ static double find_floor(const latency_args *a, const load_rig *rig, const serve
     return serve_floor_ms(f, rig->e, &s);
 }
 
-/* The first requests warm up and are not timed. */
 static status ask(const latency_args *a, const load_rig *rig, latency_row *row) {
-    load_set set;
     load_single d = {.items = rig->items,
                      .n = (uint32_t)(a->n + a->warmup),
                      .n_events = row->n_events,
@@ -293,21 +268,7 @@ static status ask(const latency_args *a, const load_rig *rig, latency_row *row) 
                      .is_far = row->state == STATE_HOST,
                      .seed = load_args_seed(&a->load) + 7919 * (uint64_t)row->state +
                              row->n_events * 131u + row->n_new};
-    load_plan p = {.concurrency = (int)a->concurrency};
-    load_set_init(&set);
-    status st = load_set_single(&set, &d);
-    int64_t left = a->warmup;
-    for (size_t i = 0; i < set.n && left > 0; i++) {
-        left -= set.item[i].is_timed;
-        set.item[i].is_timed = false;
-    }
-    if (st == OK) st = load_run(rig->target, &set, &p, &row->report);
-    load_set_fini(&set);
-    if (st == OK && row->report.n_ok < row->report.n)
-        st = fail(ERR_IO, "%llu of %llu requests were not answered: %s",
-                  (unsigned long long)(row->report.n - row->report.n_ok),
-                  (unsigned long long)row->report.n, row->report.error);
-    return st;
+    return ask_single(rig->target, &d, (int)a->concurrency, a->warmup, &row->report);
 }
 
 /* Pages of a history with its candidates, about. */
@@ -360,7 +321,7 @@ static void print_row(const latency_args *a, const load_rig *rig, const latency_
            r->n_events, r->is_cached ? r->n_new : r->n_events, state_of(rig, r), t->p50, t->p90,
            t->p95, t->p99, t->p999, t->min, t->max, t->mean, (double)r->report.tokens_reused / n,
            (double)r->report.tokens_computed / n);
-    isnan(l20) ? (void)printf("        -") : (void)printf(" %8.2f", l20);
+    bench_print_cell(l20, " %8.2f");
     if (!isnan(r->floor_ms)) printf(" %8.4f %7.1f", r->floor_ms, 100 * r->floor_ms / t->p50);
     printf("\n");
 }
@@ -369,9 +330,9 @@ static void write_row(json_writer *w, const latency_args *a, const load_rig *rig
                       const latency_row *r) {
     double l20 = l20_ms(a, rig, r);
     json_object_open(w);
-    json_key_int(w, "history", r->n_events);
-    json_key_int(w, "new", r->is_cached ? r->n_new : r->n_events);
-    json_key_string(w, "cache", state_of(rig, r));
+    JSON_FIELDS(w, FIELD("history", r->n_events),
+                FIELD("new", r->is_cached ? r->n_new : r->n_events),
+                FIELD("cache", state_of(rig, r)));
     load_report_write(w, &r->report);
     if (!isnan(l20)) json_key_double(w, "nvidia_l20_layers_only_ms", l20);
     if (!isnan(r->floor_ms)) {
@@ -382,18 +343,15 @@ static void write_row(json_writer *w, const latency_args *a, const load_rig *rig
 }
 
 static status save(const latency_args *a, const load_rig *rig, const latency_row *rows, int n) {
-    json_line json;
     if (a->load.report == NULL) return OK;
-    json_writer *w = load_json_open(&json, "latency", &a->load);
-    json_key_string(w, "task", rig->info.task);
-    json_key_string(w, "device", rig->info.device);
-    json_key_int(w, "concurrency", a->concurrency);
-    json_key(w, "rows");
-    json_array_open(w);
+    json_writer *w = load_json_open("latency", &a->load);
+    JSON_FIELDS(w, FIELD("task", rig->info.task), FIELD("device", rig->info.device),
+                FIELD("concurrency", a->concurrency));
+    json_key_array(w, "rows");
     for (int i = 0; i < n; i++)
         write_row(w, a, rig, &rows[i]);
     json_array_close(w);
-    return load_json_save(&json, a->load.report);
+    return load_json_save(a->load.report);
 }
 
 /* "cold,host" */
@@ -417,25 +375,27 @@ static status read_states(const latency_args *a, bool wants[STATES]) {
 /* Each length cold; and, where rows can be reused, with all but the newest
  * events in the cache. */
 static status list_rows(const latency_args *a, const load_rig *rig, latency_row *rows, int *n) {
-    uint32_t lengths[MAX_ROWS], news[MAX_ROWS];
+    int64_t lengths[MAX_ROWS], news[MAX_ROWS];
     int n_lengths, n_news;
     bool wants[STATES] = {false};
     bool can_reuse = rig->e == NULL || rig->info.is_cached;
     *n = 0;
     TRY(read_states(a, wants));
-    TRY(read_list("--history", a->histories, lengths, &n_lengths));
-    TRY(read_list("--new", a->news, news, &n_news));
+    TRY(args_read_numbers("--history", a->histories, MAX_EVENTS, lengths, MAX_ROWS, &n_lengths));
+    TRY(args_read_numbers("--new", a->news, MAX_EVENTS, news, MAX_ROWS, &n_news));
     for (int i = 0; i < n_lengths; i++) {
         if (lengths[i] > rig->max_history)
-            return fail(ERR_USAGE, "--history %u: the model reads %u events", lengths[i],
+            return fail(ERR_USAGE, "--history %d: the model reads %u events", (int)lengths[i],
                         rig->max_history);
         if (*n < MAX_ROWS && wants[STATE_COLD])
-            rows[(*n)++] = (latency_row){.n_events = lengths[i]};
+            rows[(*n)++] = (latency_row){.n_events = (uint32_t)lengths[i]};
         for (cache_state s = STATE_CACHED; s < STATES; s++)
             for (int k = 0; k < n_news && can_reuse && wants[s]; k++)
                 if (news[k] < lengths[i] && *n < MAX_ROWS)
-                    rows[(*n)++] = (latency_row){
-                        .n_events = lengths[i], .n_new = news[k], .state = s, .is_cached = true};
+                    rows[(*n)++] = (latency_row){.n_events = (uint32_t)lengths[i],
+                                                 .n_new = (uint32_t)news[k],
+                                                 .state = s,
+                                                 .is_cached = true};
     }
     return *n > 0
                ? OK
@@ -476,12 +436,13 @@ static status measure_all(const latency_args *a, const load_rig *rig) {
 
 /* --history: how far they grow. */
 static status run_growing(const latency_args *a) {
-    uint32_t lengths[MAX_ROWS] = {0};
+    int64_t lengths[MAX_ROWS] = {0};
     int n = 0;
-    if (a->histories != NULL) TRY(read_list("--history", a->histories, lengths, &n));
+    if (a->histories != NULL)
+        TRY(args_read_numbers("--history", a->histories, MAX_EVENTS, lengths, MAX_ROWS, &n));
     growing_plan p = {.n_users = (uint32_t)a->concurrency,
                       .n_requests = (uint32_t)a->growing,
-                      .n_events = lengths[0],
+                      .n_events = (uint32_t)lengths[0],
                       .top_k = (uint32_t)a->load.top_k,
                       .n_warmup = (uint32_t)a->warmup,
                       .n_repeats = (uint32_t)(a->n > 0 ? a->n : GROWING_REPEATS),

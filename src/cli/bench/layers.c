@@ -417,43 +417,29 @@ static double percent_of_floor(const layers_row *r) {
 }
 
 static status print_json(const bench_args *a, const layers_row *r) {
-    json_line line;
-    json_writer *w = bench_json_open(&line, "layers", a->be);
-    json_key_int(w, "batch", r->batch);
-    json_key_int(w, "length", r->length);
-    json_key_int(w, "new", r->n_new);
-    json_key_int(w, "candidates", a->n_candidates);
-    json_key_double(w, "error", r->error);
-    if (!isnan(r->error_exact)) json_key_double(w, "error_float32", r->error_exact);
-    json_key_double(w, "ms", r->plain * 1e3);
-    if (!isnan(r->replay)) json_key_double(w, "replay_ms", r->replay * 1e3);
-    json_key_double(w, "tflops", r->flops / best_of(r) / 1e12);
-    if (!isnan(r->l20)) json_key_double(w, "l20_ms", r->l20);
+    json_writer *w = bench_json_open("layers", a->be);
+    JSON_FIELDS(w, FIELD("batch", r->batch), FIELD("length", r->length), FIELD("new", r->n_new),
+                FIELD("candidates", a->n_candidates), FIELD("error", r->error),
+                KNOWN("error_float32", r->error_exact), FIELD("ms", r->plain * 1e3),
+                KNOWN("replay_ms", r->replay * 1e3), FIELD("tflops", r->flops / best_of(r) / 1e12),
+                KNOWN("l20_ms", r->l20));
     if (!isnan(r->goal)) {
-        json_key_double(w, "floor_ms", r->floor);
-        json_key_double(w, "percent_of_floor", percent_of_floor(r));
-        json_key_double(w, "goal_ms", r->goal);
+        JSON_FIELDS(w, FIELD("floor_ms", r->floor), FIELD("percent_of_floor", percent_of_floor(r)),
+                    FIELD("goal_ms", r->goal));
     }
-    return json_line_print(&line);
-}
-
-static void print_cell(double x, const char *format) {
-    if (isnan(x))
-        printf(" %8s", "-");
-    else
-        printf(format, x);
+    return json_line_print();
 }
 
 static void print_text(const layers_row *r) {
     printf("%5d %6d %5d %8.4f", r->batch, r->length, r->n_new, r->plain * 1e3);
-    print_cell(r->replay * 1e3, " %8.4f");
+    bench_print_cell(r->replay * 1e3, " %8.4f");
     printf(" %8.1f %8.1e", r->flops / best_of(r) / 1e12, r->error);
-    print_cell(r->error_exact, " %8.1e");
-    print_cell(percent_of_floor(r), " %8.0f");
-    print_cell(r->goal, " %8.3f");
-    print_cell(best_of(r) * 1e3 / r->goal, " %8.2f");
-    print_cell(r->l20, " %8.2f");
-    print_cell(r->l20 / (best_of(r) * 1e3), " %8.1f");
+    bench_print_cell(r->error_exact, " %8.1e");
+    bench_print_cell(percent_of_floor(r), " %8.0f");
+    bench_print_cell(r->goal, " %8.3f");
+    bench_print_cell(best_of(r) * 1e3 / r->goal, " %8.2f");
+    bench_print_cell(r->l20, " %8.2f");
+    bench_print_cell(r->l20 / (best_of(r) * 1e3), " %8.1f");
     printf("\n");
     (void)fflush(stdout);
 }

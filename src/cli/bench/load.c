@@ -119,8 +119,7 @@ static status write_item(drawing *d, json_writer *w, uint64_t number) {
 }
 
 static status write_items(drawing *d, json_writer *w, const char *key, uint32_t n) {
-    json_key(w, key);
-    json_array_open(w);
+    json_key_array(w, key);
     for (uint32_t i = 0; i < n; i++)
         TRY(write_item(d, w, 1 + (uint64_t)(uniform(d) * (double)d->items.n)));
     json_array_close(w);
@@ -131,8 +130,7 @@ static status write_items(drawing *d, json_writer *w, const char *key, uint32_t 
  * again and longer. */
 static status write_events(drawing *d, json_writer *w, const char *key, uint64_t user,
                            uint32_t first, uint32_t n) {
-    json_key(w, key);
-    json_array_open(w);
+    json_key_array(w, key);
     for (uint32_t i = first; i < first + n; i++) {
         rng_block b = rng_draw64(d->key, user << 32 | i, 3);
         json_object_open(w);
@@ -534,36 +532,24 @@ const char *load_cache_name(const load_rig *r) {
 
 static void load_times_write(json_writer *w, const char *key, const load_times *t) {
     json_key(w, key);
-    json_object_open(w);
-    json_key_double(w, "minimum", t->min);
-    json_key_double(w, "maximum", t->max);
-    json_key_double(w, "average", t->mean);
-    json_key_double(w, "p50", t->p50);
-    json_key_double(w, "p90", t->p90);
-    json_key_double(w, "p95", t->p95);
-    json_key_double(w, "p99", t->p99);
-    json_key_double(w, "p99.9", t->p999);
-    json_object_close(w);
+    JSON_OBJECT(w, FIELD("minimum", t->min), FIELD("maximum", t->max), FIELD("average", t->mean),
+                FIELD("p50", t->p50), FIELD("p90", t->p90), FIELD("p95", t->p95),
+                FIELD("p99", t->p99), FIELD("p99.9", t->p999));
 }
 
 void load_report_write(json_writer *w, const load_report *r) {
     json_key(w, "request_info");
-    json_object_open(w);
-    json_key_int(w, "num_requests", (int64_t)r->n);
-    json_key_int(w, "answered", (int64_t)r->n_ok);
-    json_key_int(w, "refused", (int64_t)r->n_refused);
-    json_key_int(w, "failed", (int64_t)r->n_failed);
-    json_key_double(w, "avg_num_concurrent_requests", r->concurrency);
-    json_key_double(w, "avg_events", r->n > 0 ? (double)r->n_events / (double)r->n : 0);
-    json_object_close(w);
-    json_key(w, "performance");
-    json_object_open(w);
-    json_key_double(w, "total_latency_ms", 1e3 * r->wall_s);
-    json_key_double(w, "avg_request_latency_ms", r->latency.mean);
-    json_key_double(w, "request_throughput_req_s", r->throughput);
-    json_key_double(w, "candidates_s", r->wall_s > 0 ? (double)r->n_candidates / r->wall_s : 0);
-    json_key_int(w, "tokens_reused", (int64_t)r->tokens_reused);
-    json_key_int(w, "tokens_computed", (int64_t)r->tokens_computed);
+    JSON_OBJECT(w, FIELD("num_requests", r->n), FIELD("answered", r->n_ok),
+                FIELD("refused", r->n_refused), FIELD("failed", r->n_failed),
+                FIELD("avg_num_concurrent_requests", r->concurrency),
+                FIELD("avg_events", r->n > 0 ? (double)r->n_events / (double)r->n : 0));
+    json_key_object(w, "performance");
+    JSON_FIELDS(w, FIELD("total_latency_ms", 1e3 * r->wall_s),
+                FIELD("avg_request_latency_ms", r->latency.mean),
+                FIELD("request_throughput_req_s", r->throughput),
+                FIELD("candidates_s", r->wall_s > 0 ? (double)r->n_candidates / r->wall_s : 0),
+                FIELD("tokens_reused", r->tokens_reused),
+                FIELD("tokens_computed", r->tokens_computed));
     load_times_write(w, "request_latency_percentiles_ms", &r->latency);
     load_times_write(w, "request_latency_from_sending_ms", &r->answer);
     if (r->n_refused > 0) load_times_write(w, "refusal_percentiles_ms", &r->refusal);
@@ -616,20 +602,23 @@ void load_report_print(const load_report *r) {
     if (r->error[0] != '\0') printf("\nfirst failure: %s\n", r->error);
 }
 
-json_writer *load_json_open(json_line *l, const char *bench, const load_args *a) {
-    buf_init(&l->text);
-    json_begin(&l->w, &l->text, 2);
-    json_object_open(&l->w);
-    json_key_string(&l->w, "bench", bench);
-    json_key_string(&l->w, "engine", load_target_name(a));
-    return &l->w;
+static buf report_text;
+static json_writer report;
+
+json_writer *load_json_open(const char *bench, const load_args *a) {
+    buf_init(&report_text);
+    json_begin(&report, &report_text, 2);
+    json_object_open(&report);
+    json_key_string(&report, "bench", bench);
+    json_key_string(&report, "engine", load_target_name(a));
+    return &report;
 }
 
-status load_json_save(json_line *l, const char *path) {
-    json_object_close(&l->w);
-    status st = json_finish(&l->w);
-    if (st == OK) st = buf_char(&l->text, '\n');
-    if (st == OK && path != NULL) st = page_save(&l->text, path);
-    buf_fini(&l->text);
+status load_json_save(const char *path) {
+    json_object_close(&report);
+    status st = json_finish(&report);
+    if (st == OK) st = buf_char(&report_text, '\n');
+    if (st == OK && path != NULL) st = page_save(&report_text, path);
+    buf_fini(&report_text);
     return st;
 }

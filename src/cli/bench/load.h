@@ -212,8 +212,8 @@ void load_report_print(const load_report *r);
 
 /* A report as JSON, which begins with the bench and the target; load_json_save ends it and writes
  * it to --report-json FILE (NULL: to no file). */
-json_writer *load_json_open(json_line *l, const char *bench, const load_args *a);
-status load_json_save(json_line *l, const char *path);
+json_writer *load_json_open(const char *bench, const load_args *a);
+status load_json_save(const char *path);
 
 /* The floor: the least time a request can take on its device, from the work that nothing can save
  * and the device's measured peaks.  The products and the attention at the speed of a large product,

@@ -361,31 +361,26 @@ static const char *kernel_of(const bench_args *a, const mask_row *r, int pass) {
 static status print_json(const bench_args *a, const mask_row *r) {
     static const char *const keys[N_PASSES][N_TIMINGS] = {{"fwd_ms", "fwd_replay_ms"},
                                                           {"bwd_ms", "bwd_replay_ms"}};
-    json_line line;
-    json_writer *w = bench_json_open(&line, "masks", a->be);
+    json_writer *w = bench_json_open("masks", a->be);
     json_key_string(w, "mask", r->mask);
     if (r->is_silu) json_key_bool(w, "silu", true);
-    json_key_string(w, "kernel", kernel_of(a, r, PASS_FORWARD));
-    json_key_string(w, "backward_kernel", kernel_of(a, r, PASS_BACKWARD));
-    json_key_double(w, "pairs_a_tile", r->tile_pairs);
+    JSON_FIELDS(w, FIELD("kernel", kernel_of(a, r, PASS_FORWARD)),
+                FIELD("backward_kernel", kernel_of(a, r, PASS_BACKWARD)),
+                FIELD("pairs_a_tile", r->tile_pairs));
     if (a->is_deterministic) json_key_bool(w, "deterministic", true);
-    json_key_int(w, "sequences", r->n_sequences);
-    json_key_int(w, "length", r->length);
-    json_key_int(w, "heads", r->n_heads);
-    json_key_int(w, "dim", r->dim);
-    json_key_double(w, "density", r->density);
-    json_key_double(w, "full_tiles", r->n_full);
-    json_key_double(w, "partial_tiles", r->n_partial);
-    json_key_double(w, "error", r->error);
+    JSON_FIELDS(w, FIELD("sequences", r->n_sequences), FIELD("length", r->length),
+                FIELD("heads", r->n_heads), FIELD("dim", r->dim), FIELD("density", r->density),
+                FIELD("full_tiles", r->n_full), FIELD("partial_tiles", r->n_partial),
+                FIELD("error", r->error));
     for (int pass = 0; pass < N_PASSES; pass++)
         for (int how = 0; how < N_TIMINGS; how++)
             if (!isnan(r->seconds[pass][how]))
                 json_key_double(w, keys[pass][how], r->seconds[pass][how] * 1e3);
-    json_key_double(w, "fwd_tflops", r->flops / best_of(r->seconds[PASS_FORWARD]) / 1e12);
-    json_key_double(w, "bwd_tflops", 2.5 * r->flops / best_of(r->seconds[PASS_BACKWARD]) / 1e12);
-    json_key_double(w, "fwd_gb_per_s", r->bytes / best_of(r->seconds[PASS_FORWARD]) / 1e9);
-    if (!isnan(r->peer)) json_key_double(w, "peer_fwd_replay_ms", r->peer);
-    return json_line_print(&line);
+    JSON_FIELDS(w, FIELD("fwd_tflops", r->flops / best_of(r->seconds[PASS_FORWARD]) / 1e12),
+                FIELD("bwd_tflops", 2.5 * r->flops / best_of(r->seconds[PASS_BACKWARD]) / 1e12),
+                FIELD("fwd_gb_per_s", r->bytes / best_of(r->seconds[PASS_FORWARD]) / 1e9),
+                KNOWN("peer_fwd_replay_ms", r->peer));
+    return json_line_print();
 }
 
 /* Before the first row: a wrong mask gets no table. */
@@ -401,13 +396,6 @@ static void print_head(bench_args *a) {
            "TFLOP/s", "GB/s", "error", "by", "x peer", style.plain);
 }
 
-static void print_ms(double seconds) {
-    if (isnan(seconds))
-        printf(" %9s", "-");
-    else
-        printf(" %9.4f", seconds * 1e3);
-}
-
 static void print_text(bench_args *a, const mask_row *r) {
     double forward = best_of(r->seconds[PASS_FORWARD]);
     print_head(a);
@@ -415,19 +403,16 @@ static void print_text(bench_args *a, const mask_row *r) {
            r->n_full, r->n_partial);
     for (int pass = 0; pass < N_PASSES; pass++)
         for (int how = 0; how < N_TIMINGS; how++)
-            print_ms(r->seconds[pass][how]);
+            bench_print_cell(r->seconds[pass][how] * 1e3, " %9.4f");
     printf(" %8.3g %7.0f %8.1e %10s", r->flops / forward / 1e12, r->bytes / forward / 1e9, r->error,
            r->by_rows[PASS_BACKWARD]  ? "rows"
            : r->by_rows[PASS_FORWARD] ? "rows/tiles"
                                       : "tiles");
-    if (isnan(r->peer)) {
-        printf(" %6s\n", "-");
-    } else {
-        double ratio = r->peer / 1e3 / forward;
-        printf(" %6.2f\n", ratio);
-        a->log_ratio += log(ratio);
-        a->n_ratios++;
-    }
+    double ratio = r->peer / 1e3 / forward;
+    bench_print_cell(ratio, " %6.2f");
+    printf("\n");
+    a->log_ratio += isnan(ratio) ? 0 : log(ratio);
+    a->n_ratios += !isnan(ratio);
     (void)fflush(stdout);
 }
 

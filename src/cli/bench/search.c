@@ -174,17 +174,13 @@ typedef struct bench_args {
 } bench_args;
 
 static status print_json(const bench_args *a, const backend *be, const search_row *r) {
-    json_line line;
-    json_writer *w = bench_json_open(&line, "search", be);
-    json_key_int(w, "items", a->shape.n_items);
-    json_key_int(w, "queries", a->shape.n_queries);
-    json_key_int(w, "dim", a->shape.dim);
-    json_key_int(w, "k", a->shape.k);
-    json_key_bool(w, "int8", a->shape.has_int8);
-    json_key_double(w, "ms", r->seconds * 1e3);
-    json_key_double(w, "gb_per_s", r->bytes / r->seconds / 1e9);
-    json_key_double(w, "tflops", r->flops / r->seconds / 1e12);
-    return json_line_print(&line);
+    json_writer *w = bench_json_open("search", be);
+    JSON_FIELDS(w, FIELD("items", a->shape.n_items), FIELD("queries", a->shape.n_queries),
+                FIELD("dim", a->shape.dim), FIELD("k", a->shape.k),
+                FIELD("int8", a->shape.has_int8), FIELD("ms", r->seconds * 1e3),
+                FIELD("gb_per_s", r->bytes / r->seconds / 1e9),
+                FIELD("tflops", r->flops / r->seconds / 1e12));
+    return json_line_print();
 }
 
 static status run(const bench_args *a) {

@@ -15,42 +15,38 @@ typedef struct rounds {
     const load_rig *rig;
 } rounds;
 
-static status draw_round(void *ctx, uint64_t round, uint64_t n, load_set *out) {
-    const rounds *r = ctx;
-    if (r->a->load.dataset != NULL) return load_set_read(out, r->a->load.dataset);
-    load_draw d = load_args_draw(&r->a->load, r->rig, n, 1000 + round);
+/* n requests of this round, or those of --dataset. */
+static status make_set(const throughput_args *a, const load_rig *rig, uint64_t n, uint64_t round,
+                       load_set *out) {
+    if (a->load.dataset != NULL) return load_set_read(out, a->load.dataset);
+    load_draw d = load_args_draw(&a->load, rig, n, round);
     return load_set_draw(out, &d);
 }
 
-/* Requests that warm up are of other users, and are not in the report. */
-static status warm_up(const throughput_args *a, const load_rig *rig) {
+static status draw_round(void *ctx, uint64_t round, uint64_t n, load_set *out) {
+    const rounds *r = ctx;
+    return make_set(r->a, r->rig, n, 1000 + round, out);
+}
+
+static status run_set(const throughput_args *a, const load_rig *rig, uint64_t n, uint64_t round,
+                      const load_plan *p, load_report *out) {
     load_set set;
-    load_report r;
-    load_plan p = {.concurrency = 1};
-    if (a->warmup == 0 || a->load.dataset != NULL) return OK;
-    load_draw d = load_args_draw(&a->load, rig, (uint64_t)a->warmup, 999);
     load_set_init(&set);
-    status st = load_set_draw(&set, &d);
-    if (st == OK) st = load_run(rig->target, &set, &p, &r);
+    status st = make_set(a, rig, n, round, &set);
+    if (st == OK) st = load_run(rig->target, &set, p, out);
     load_set_fini(&set);
     return st;
 }
 
+/* Requests that warm up are of other users, and are not in the report. */
 static status measure(const throughput_args *a, const load_rig *rig, load_report *out) {
-    load_set set;
-    load_plan p = {.concurrency = (int)a->concurrency,
-                   .rate = a->rate,
-                   .burstiness = a->burstiness,
-                   .seed = load_args_seed(&a->load)};
-    load_set_init(&set);
-    status st = a->load.dataset != NULL ? load_set_read(&set, a->load.dataset) : OK;
-    if (a->load.dataset == NULL) {
-        load_draw d = load_args_draw(&a->load, rig, (uint64_t)a->load.requests, 0);
-        st = load_set_draw(&set, &d);
-    }
-    if (st == OK) st = load_run(rig->target, &set, &p, out);
-    load_set_fini(&set);
-    return st;
+    load_plan one = {.concurrency = 1}, p = {.concurrency = (int)a->concurrency,
+                                             .rate = a->rate,
+                                             .burstiness = a->burstiness,
+                                             .seed = load_args_seed(&a->load)};
+    if (a->warmup > 0 && a->load.dataset == NULL)
+        TRY(run_set(a, rig, (uint64_t)a->warmup, 999, &one, out));
+    return run_set(a, rig, (uint64_t)a->load.requests, 0, &p, out);
 }
 
 static status search(const throughput_args *a, const load_rig *rig, double capacity, double *rate,
@@ -89,24 +85,19 @@ static void print_engine(const throughput_args *a, const load_rig *rig) {
 
 static status save(const throughput_args *a, const load_rig *rig, const load_report *r, double rate,
                    const load_report *best) {
-    json_line json;
-    json_writer *w = load_json_open(&json, "throughput", &a->load);
-    json_key_string(w, "task", rig->info.task);
-    json_key_string(w, "device", rig->info.device);
-    json_key_string(w, "cache", load_cache_name(rig));
-    json_key_string(w, "loop", a->rate > 0 ? "open" : "closed");
+    json_writer *w = load_json_open("throughput", &a->load);
+    JSON_FIELDS(w, FIELD("task", rig->info.task), FIELD("device", rig->info.device),
+                FIELD("cache", load_cache_name(rig)),
+                FIELD("loop", a->rate > 0 ? "open" : "closed"));
     if (a->rate > 0) json_key_double(w, "rate", a->rate);
     if (a->rate <= 0) json_key_int(w, "concurrency", a->concurrency);
     load_report_write(w, r);
     if (a->slo_ms > 0) {
         json_key(w, "slo");
-        json_object_open(w);
-        json_key_double(w, "p99_ms", a->slo_ms);
-        json_key_double(w, "requests_per_s", rate);
-        json_key_double(w, "p99_at_that_rate_ms", best->latency.p99);
-        json_object_close(w);
+        JSON_OBJECT(w, FIELD("p99_ms", a->slo_ms), FIELD("requests_per_s", rate),
+                    FIELD("p99_at_that_rate_ms", best->latency.p99));
     }
-    return load_json_save(&json, a->load.report);
+    return load_json_save(a->load.report);
 }
 
 static status report(const throughput_args *a, const load_rig *rig, const load_report *r,
@@ -125,7 +116,6 @@ static status run(const throughput_args *a) {
     load_report r, best = {0};
     double rate = 0;
     status st = load_rig_open(&rig, &a->load, (uint64_t)a->deadline_ms);
-    if (st == OK) st = warm_up(a, &rig);
     if (st == OK) st = measure(a, &rig, &r);
     if (st == OK && a->slo_ms > 0) st = search(a, &rig, r.throughput, &rate, &best);
     if (st == OK) st = report(a, &rig, &r, rate, &best);

@@ -273,10 +273,6 @@ static status take_busy(int64_t n_steps, train_bench_result *r) {
     return OK;
 }
 
-static bool is_cpu(const backend *be) {
-    return be->is_host;
-}
-
 typedef enum { FOR_SPEED, FOR_BUSY, FOR_SHARES } purpose;
 
 /* Draws the weights, for FOR_SPEED within the gradient check. */
@@ -289,7 +285,7 @@ static status begin(bench_loop *l, purpose why, train_bench_result *r) {
 
 static status warm_up(bench_loop *l, purpose why) {
     backend *be = l->s.be;
-    TRY(do_steps(l, is_cpu(be) || why == FOR_SHARES ? N_WARM_CPU : N_WARM_GPU));
+    TRY(do_steps(l, be->is_host || why == FOR_SHARES ? N_WARM_CPU : N_WARM_GPU));
     if (why == FOR_SHARES) timed_reset(be);
     return why == FOR_BUSY ? busy_begin() : OK;
 }
@@ -319,7 +315,7 @@ static status measure_on(const config *c, const seq_file *data, backend *be, pur
 static status measure_shares(const config *c, const seq_file *data, backend *be, int64_t n_steps,
                              train_bench_result *r) {
     backend *timed;
-    if (!is_cpu(be)) TRY(measure_on(c, data, be, FOR_BUSY, n_steps, r));
+    if (!be->is_host) TRY(measure_on(c, data, be, FOR_BUSY, n_steps, r));
     TRY(timed_create(&timed, be));
     status st = measure_on(c, data, timed, FOR_SHARES, n_steps, r);
     backend_destroy(timed);
@@ -358,46 +354,32 @@ typedef struct bench_args {
 
 static void write_flops(json_writer *j, const flops *f) {
     json_key(j, "flop_per_step");
-    json_object_open(j);
-    json_key_double(j, "layers", flops_layers(f));
-    json_key_double(j, "uvqk", f->uvqk);
-    json_key_double(j, "attention", f->attention);
-    json_key_double(j, "projection", f->projection);
-    json_key_double(j, "input", f->input);
-    json_key_double(j, "head", f->head);
-    json_object_close(j);
+    JSON_OBJECT(j, FIELD("layers", flops_layers(f)), FIELD("uvqk", f->uvqk),
+                FIELD("attention", f->attention), FIELD("projection", f->projection),
+                FIELD("input", f->input), FIELD("head", f->head));
 }
 
 static void write_result(json_writer *j, const bench_args *a, const config *c, const work *w,
                          const train_bench_result *r) {
-    json_key_string(j, "bench", "train");
-    json_key_string(j, "config", c->file);
-    json_key_string(j, "device", w->be->name);
-    json_key_bool(j, "deterministic", a->is_deterministic);
-    json_key_string(j, "type", work_dtypes[w->be->act]);
-    json_key_int(j, "threads", pool_n_threads(w->workers));
-    json_key_double(j, "tokens_per_s", r->tokens_per_s);
-    json_key_double(j, "ms_per_step", r->ms_per_step);
-    json_key_double(j, "tokens_per_step", r->tokens_per_step);
+    JSON_FIELDS(j, FIELD("bench", "train"), FIELD("config", c->file), FIELD("device", w->be->name),
+                FIELD("deterministic", a->is_deterministic), FIELD("type", work_dtypes[w->be->act]),
+                FIELD("threads", pool_n_threads(w->workers)),
+                FIELD("tokens_per_s", r->tokens_per_s), FIELD("ms_per_step", r->ms_per_step),
+                FIELD("tokens_per_step", r->tokens_per_step));
     write_flops(j, &r->step);
-    json_key_double(j, "tflop_per_s", r->speed / 1e12);
-    json_key_double(j, "peak_tflop_per_s", r->peak / 1e12);
-    json_key_double(j, "part_of_peak", r->speed / r->peak);
-    if (!isnan(r->idle)) json_key_double(j, "idle", r->idle);
+    JSON_FIELDS(j, FIELD("tflop_per_s", r->speed / 1e12), FIELD("peak_tflop_per_s", r->peak / 1e12),
+                FIELD("part_of_peak", r->speed / r->peak), KNOWN("idle", r->idle));
     if (r->busy.is_known)
         json_key_double(j, "busy_ms", (double)r->busy.kernel_busy_ns / 1e6 / (double)a->n_steps);
-    json_key_double(j, "gradient_error", r->slope.error);
-    json_key_int(j, "gradient_users", r->slope.n_users);
-    json_key_double(j, "model_mb", r->model_mb);
-    json_key_double(j, "peak_mb", r->peak_mb);
-    json_key(j, "ops");
-    json_object_open(j);
+    JSON_FIELDS(j, FIELD("gradient_error", r->slope.error),
+                FIELD("gradient_users", r->slope.n_users), FIELD("model_mb", r->model_mb),
+                FIELD("peak_mb", r->peak_mb));
+    json_key_object(j, "ops");
     for (int i = 0; i < r->n_ops; i++)
         json_key_double(j, r->op[i].name, (double)r->op[i].ns / 1e6 / r->total_ms);
     json_object_close(j);
     if (!r->busy.is_known) return;
-    json_key(j, "kernels");
-    json_object_open(j);
+    json_key_object(j, "kernels");
     for (int i = 0; i < r->busy.n_top; i++)
         json_key_double(j, r->busy.top[i].name,
                         (double)r->busy.top[i].ns / 1e6 / (double)a->n_steps);
@@ -406,9 +388,8 @@ static void write_result(json_writer *j, const bench_args *a, const config *c, c
 
 static status print_json(const bench_args *a, const config *c, const work *w,
                          const train_bench_result *r) {
-    json_line line;
-    write_result(json_line_open(&line), a, c, w, r);
-    return json_line_print(&line);
+    write_result(json_line_open(), a, c, w, r);
+    return json_line_print();
 }
 
 /* 6.389e13 as "63.89 T". */

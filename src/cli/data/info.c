@@ -88,25 +88,22 @@ static void print_lines(const tensor_list *l) {
 }
 
 static status print_tensors_json(const char *path, const tensor_list *l) {
-    json_line out;
-    json_writer *w = json_line_open(&out);
+    json_writer *w = json_line_open();
     json_key_string(w, "path", path);
-    json_key(w, "tensors");
-    json_array_open(w);
+    json_key_array(w, "tensors");
     for (size_t i = 0; i < l->n; i++) {
         tensor_line t = line_at(l, i);
         json_object_open(w);
         json_key_string(w, "name", t.name);
         json_key_string(w, "dtype", torch_dtype_name(t.dtype));
-        json_key(w, "shape");
-        json_array_open(w);
+        json_key_array(w, "shape");
         for (int d = 0; d < t.n_dims; d++)
             json_int(w, t.shape[d]);
         json_array_close(w);
         json_object_close(w);
     }
     json_array_close(w);
-    return json_line_print(&out);
+    return json_line_print();
 }
 
 static status print_list(const char *path, const tensor_list *l, bool is_json) {
@@ -182,8 +179,7 @@ static status look(table_info *t, const char *folder) {
 
 static void write_histogram(json_writer *w, const char *key, const histogram *h, int64_t n) {
     uint64_t width = (h->high - h->low) / BINS + 1;
-    json_key(w, key);
-    json_array_open(w);
+    json_key_array(w, key);
     for (int i = 0; i < BINS && n > 0; i++) {
         if (h->count[i] == 0) continue;
         json_object_open(w);
@@ -197,19 +193,12 @@ static void write_histogram(json_writer *w, const char *key, const histogram *h,
 
 static status print_table_json(const table_info *t, const char *folder) {
     static const char *const tiers[] = {"level0", "level1", "store"};
-    json_line line;
-    json_writer *w = json_line_open(&line);
-    json_key_string(w, "table", folder);
-    json_key_int(w, "rows", t->n);
-    json_key_int(w, "gone", t->s.n_gone);
-    json_key_int(w, "step", t->s.step);
-    json_key_int(w, "since", t->s.since);
-    json_key_int(w, "dim", t->s.dim);
-    json_key_string(w, "optimizer", t->s.optimizer);
-    json_key_string(w, "policy", t->s.policy);
-    json_key_int(w, "ranks", t->s.n_ranks);
-    json_key(w, "tiers");
-    json_object_open(w);
+    json_writer *w = json_line_open();
+    JSON_FIELDS(w, FIELD("table", folder), FIELD("rows", t->n), FIELD("gone", t->s.n_gone),
+                FIELD("step", t->s.step), FIELD("since", t->s.since), FIELD("dim", t->s.dim),
+                FIELD("optimizer", t->s.optimizer), FIELD("policy", t->s.policy),
+                FIELD("ranks", t->s.n_ranks));
+    json_key_object(w, "tiers");
     for (int i = 0; i < EMBED_TIERS; i++)
         json_key_int(w, tiers[i], t->s.tier_rows[i]);
     json_object_close(w);
@@ -217,7 +206,7 @@ static status print_table_json(const table_info *t, const char *folder) {
     json_key_int(w, "level1_slots", t->s.slots[1]);
     write_histogram(w, "scores", &t->score, t->n);
     write_histogram(w, "steps", &t->stamp, t->n);
-    return json_line_print(&line);
+    return json_line_print();
 }
 
 /* "  label  |||||||  count  share": the bar is relative to the largest row. */
@@ -368,30 +357,22 @@ static void print_run_text(const run_facts *f) {
 
 static status print_run_json(const run_facts *f) {
     const run_history *h = &f->history;
-    json_line line;
-    json_writer *w = json_line_open(&line);
-    json_key_string(w, "run", f->run);
-    json_key_string(w, "status", f->status);
-    json_key_double(w, "step", h->n > 0 ? h->step[h->n - 1] : 0);
-    json_key_double(w, "epochs", h->n > 0 ? history_last(h->epoch, h->n) : 0);
-    json_key_double(w, "seconds", f->seconds);
-    json_key_int(w, "bytes", (int64_t)f->bytes);
+    json_writer *w = json_line_open();
+    JSON_FIELDS(w, FIELD("run", f->run), FIELD("status", f->status),
+                FIELD("step", h->n > 0 ? h->step[h->n - 1] : 0),
+                FIELD("epochs", h->n > 0 ? history_last(h->epoch, h->n) : 0),
+                FIELD("seconds", f->seconds), FIELD("bytes", f->bytes));
     if (isfinite(h->best_step)) json_key_double(w, "best_step", h->best_step);
     json_key_string(w, "part", run_facts_part(f));
-    json_key(w, "metrics");
-    json_object_open(w);
+    json_key_object(w, "metrics");
     for (int i = 0; i < h->n_metrics; i++)
         json_key_double(w, h->metric[i], run_facts_metric(f, h->metric[i]));
     json_object_close(w);
-    json_key(w, "checkpoints");
-    json_array_open(w);
+    json_key_array(w, "checkpoints");
     for (int i = 0; i < f->n_checkpoints; i++) {
-        json_object_open(w);
-        json_key_int(w, "step", f->checkpoint[i].step);
-        json_key_int(w, "bytes", (int64_t)f->checkpoint[i].bytes);
-        json_key_bool(w, "is_last", f->checkpoint[i].is_last);
-        json_key_bool(w, "is_best", f->checkpoint[i].is_best);
-        json_object_close(w);
+        JSON_OBJECT(w, FIELD("step", f->checkpoint[i].step), FIELD("bytes", f->checkpoint[i].bytes),
+                    FIELD("is_last", f->checkpoint[i].is_last),
+                    FIELD("is_best", f->checkpoint[i].is_best));
     }
     json_array_close(w);
     if (h->start != NULL) {
@@ -400,7 +381,7 @@ static status print_run_json(const run_facts *f) {
     }
     json_key(w, "config");
     json_value_write(w, f->config.root);
-    return json_line_print(&line);
+    return json_line_print();
 }
 
 status info_run(const char *run, bool is_json) {
@@ -445,11 +426,9 @@ static uint64_t count_bit(const data_stats *stats, int bit) {
 /* JSON out. */
 
 static void write_actions(const info *in, json_writer *w) {
-    json_key(w, "actions");
-    json_object_open(w);
+    json_key_object(w, "actions");
     json_key_string(w, "kind", action_kind_word(in->data->actions));
-    json_key(w, "counts");
-    json_object_open(w);
+    json_key_object(w, "counts");
     for (int bit = 0; bit < N_BITS && in->data->actions == ACTION_BITS; bit++)
         json_key_int(w, bit_names[bit], (int64_t)count_bit(in->stats, bit));
     for (uint32_t a = 0; a < STATS_ACTIONS && in->data->actions != ACTION_BITS; a++) {
@@ -463,15 +442,11 @@ static void write_actions(const info *in, json_writer *w) {
 }
 
 static void write_lengths(const info *in, json_writer *w) {
-    json_key(w, "length_histogram");
-    json_array_open(w);
+    json_key_array(w, "length_histogram");
     for (int i = 0; i < in->stats->n_bins; i++) {
         const length_bin *bin = &in->stats->bins[i];
-        json_object_open(w);
-        json_key_int(w, "first", (int64_t)bin->first);
-        json_key_int(w, "last", (int64_t)bin->last);
-        json_key_int(w, "users", (int64_t)bin->n_users);
-        json_object_close(w);
+        JSON_OBJECT(w, FIELD("first", bin->first), FIELD("last", bin->last),
+                    FIELD("users", bin->n_users));
     }
     json_array_close(w);
 }
@@ -480,8 +455,7 @@ static status write_popular(const info *in, json_writer *w) {
     buf name;
     status st = OK;
     buf_init(&name);
-    json_key(w, "popular");
-    json_array_open(w);
+    json_key_array(w, "popular");
     for (int i = 0; i < in->n_popular && st == OK; i++) {
         uint32_t item = in->popular[i];
         json_object_open(w);
@@ -499,22 +473,15 @@ static status write_popular(const info *in, json_writer *w) {
 
 static status write_json(const info *in, json_writer *w) {
     const data_stats *s = in->stats;
-    json_key_string(w, "path", in->path);
-    json_key_int(w, "users", (int64_t)in->data->n_users);
-    json_key_int(w, "items", (int64_t)s->n_seen_items);
-    json_key_int(w, "catalogue", (int64_t)in->data->n_items);
-    json_key_int(w, "events", (int64_t)in->data->n_events);
-    json_key_int(w, "min_len", (int64_t)s->min_len);
-    json_key_int(w, "max_len", (int64_t)s->max_len);
-    json_key_double(w, "mean_len", s->mean_len);
-    json_key_double(w, "median_len", s->median_len);
-    json_key_double(w, "density", s->density);
-    json_key_int(w, "first_time", s->first_time);
-    json_key_int(w, "last_time", s->last_time);
-    json_key_int(w, "time_per_second", in->data->time_per_second);
+    JSON_FIELDS(w, FIELD("path", in->path), FIELD("users", in->data->n_users),
+                FIELD("items", s->n_seen_items), FIELD("catalogue", in->data->n_items),
+                FIELD("events", in->data->n_events), FIELD("min_len", s->min_len),
+                FIELD("max_len", s->max_len), FIELD("mean_len", s->mean_len),
+                FIELD("median_len", s->median_len), FIELD("density", s->density),
+                FIELD("first_time", s->first_time), FIELD("last_time", s->last_time),
+                FIELD("time_per_second", in->data->time_per_second));
     write_actions(in, w);
-    json_key(w, "context");
-    json_object_open(w);
+    json_key_object(w, "context");
     for (int f = 0; f < in->data->n_context; f++)
         json_key_int(w, in->data->context[f].name, (int64_t)in->data->context[f].values.n - 1);
     json_object_close(w);
@@ -529,11 +496,10 @@ static status write_json(const info *in, json_writer *w) {
 }
 
 static status print_json(const info *in) {
-    json_line line;
-    json_writer *w = json_line_open(&line);
+    json_writer *w = json_line_open();
     status st = write_json(in, w);
     if (st != OK) w->state = st; /* json_line_print returns it */
-    return json_line_print(&line);
+    return json_line_print();
 }
 
 /* Text out. */

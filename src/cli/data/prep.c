@@ -247,13 +247,10 @@ static status make_meta(const prep_options *o, const source_result *r, buf *out)
     snprintf(path, sizeof path, "%s", o->input);
     json_begin(&w, out, 0);
     json_object_open(&w);
-    json_key_string(&w, "name", o->src->name);
-    json_key_string(&w, "input", basename(path));
-    json_key_string(&w, "version", HSTU_VERSION);
-    json_key_string(&w, "actions", action_kind_name(r->actions));
+    JSON_FIELDS(&w, FIELD("name", o->src->name), FIELD("input", basename(path)),
+                FIELD("version", HSTU_VERSION), FIELD("actions", action_kind_name(r->actions)));
     if (r->actions == ACTION_BITS) {
-        json_key(&w, "action_names");
-        json_array_open(&w);
+        json_key_array(&w, "action_names");
         for (int i = 0; i < 8; i++)
             json_string(&w, signals[i]);
         json_array_close(&w);
@@ -264,26 +261,17 @@ static status make_meta(const prep_options *o, const source_result *r, buf *out)
 }
 
 static status print_json(const prep_options *o, const builder_stats *s, double seconds) {
-    json_line line;
-    json_writer *w = json_line_open(&line);
-    json_key_string(w, "source", o->src->name);
-    json_key_string(w, "path", o->out);
-    json_key_int(w, "users", (int64_t)s->n_users);
-    json_key_int(w, "items", (int64_t)s->n_seen_items);
-    json_key_int(w, "catalogue", (int64_t)s->n_items);
-    json_key_int(w, "events", (int64_t)s->n_events);
-    json_key_int(w, "max_len", (int64_t)s->max_len);
-    json_key_int(w, "first_time", s->first_time);
-    json_key_int(w, "last_time", s->last_time);
-    json_key_int(w, "time_per_second", s->time_per_second);
-    json_key_int(w, "duplicates", (int64_t)s->n_duplicates);
-    json_key_int(w, "out_of_order", (int64_t)s->n_out_of_order);
-    json_key_int(w, "filtered", (int64_t)s->n_filtered_events);
-    json_key_int(w, "filtered_users", (int64_t)s->n_filtered_users);
-    json_key_int(w, "filtered_items", (int64_t)s->n_filtered_items);
-    json_key_int(w, "skipped", (int64_t)s->n_skipped);
-    json_key_double(w, "seconds", seconds);
-    return json_line_print(&line);
+    json_writer *w = json_line_open();
+    JSON_FIELDS(w, FIELD("source", o->src->name), FIELD("path", o->out), FIELD("users", s->n_users),
+                FIELD("items", s->n_seen_items), FIELD("catalogue", s->n_items),
+                FIELD("events", s->n_events), FIELD("max_len", s->max_len),
+                FIELD("first_time", s->first_time), FIELD("last_time", s->last_time),
+                FIELD("time_per_second", s->time_per_second), FIELD("duplicates", s->n_duplicates),
+                FIELD("out_of_order", s->n_out_of_order), FIELD("filtered", s->n_filtered_events),
+                FIELD("filtered_users", s->n_filtered_users),
+                FIELD("filtered_items", s->n_filtered_items), FIELD("skipped", s->n_skipped),
+                FIELD("seconds", seconds));
+    return json_line_print();
 }
 
 static status print_summary(const prep_options *o, const builder_stats *s, double seconds) {

@@ -7,19 +7,13 @@
 #include "data/synth/synth.h"
 
 static status print_json(const char *folder, const synth_report *r, double seconds) {
-    json_line line;
-    json_writer *w = json_line_open(&line);
-    json_key_string(w, "path", folder);
-    json_key_int(w, "users", (int64_t)r->n_users);
-    json_key_int(w, "catalogue", r->n_items);
-    json_key_int(w, "topics", r->n_topics);
-    json_key_int(w, "events", (int64_t)r->n_events);
-    json_key_int(w, "max_len", (int64_t)r->max_len);
-    json_key_double(w, "best_hr10", r->best_hr10);
-    json_key_double(w, "best_ndcg10", r->best_ndcg10);
-    json_key_double(w, "popularity_hr10", r->popularity_hr10);
-    json_key_double(w, "seconds", seconds);
-    return json_line_print(&line);
+    json_writer *w = json_line_open();
+    JSON_FIELDS(w, FIELD("path", folder), FIELD("users", r->n_users),
+                FIELD("catalogue", r->n_items), FIELD("topics", r->n_topics),
+                FIELD("events", r->n_events), FIELD("max_len", r->max_len),
+                FIELD("best_hr10", r->best_hr10), FIELD("best_ndcg10", r->best_ndcg10),
+                FIELD("popularity_hr10", r->popularity_hr10), FIELD("seconds", seconds));
+    return json_line_print();
 }
 
 static status print_text(const char *folder, const synth_report *r, double seconds) {

@@ -215,6 +215,7 @@ typedef struct library {
     const char *version; /* NULL: not in this build */
     const char *adds;    /* what it is for */
     const char *remedy;  /* how to get it into a build */
+    bool is_run_time;    /* looked for when the program runs, not when it is built */
 } library;
 
 enum { N_LIBRARIES = 14 };
@@ -225,7 +226,6 @@ typedef struct diagnosis {
     device_info device[MAX_DEVICES];
     int n_devices;
     library libraries[N_LIBRARIES];
-    bool is_run_time[N_LIBRARIES]; /* looked for when the program runs, not when it is built */
     char nccl_version[32], cuda_version[32], xgboost_version[32], nvrtc_version[32],
         compiler_version[160];
     bool has_ranks; /* two of them have just worked together */
@@ -266,51 +266,48 @@ static void ask_libraries(diagnosis *d) {
     cuda_version_text(d->cuda_version, sizeof d->cuda_version, d->driver.runtime_version);
     cuda = d->cuda_version;
 #endif
-    d->libraries[0] =
-        (library){"libarchive", archive, "reading .zip, .tar.gz and .xz data sets as they are",
-                  "apt-get install libarchive-dev, then make"};
-    d->libraries[1] = (library){"libcurl", curl, "'hstu prep --download'",
-                                "apt-get install libcurl4-openssl-dev, then make"};
-    d->libraries[2] = (library){"RocksDB", rocks, "a disk tier of large dynamic tables",
-                                "apt-get install librocksdb-dev, then make"};
-    d->libraries[3] = (library){"snappy", snappy, "SNAPPY columns of 'hstu prep parquet'",
-                                "apt-get install libsnappy-dev, then make"};
-    d->libraries[4] = (library){"zstd", zstd, "ZSTD columns of 'hstu prep parquet'",
-                                "apt-get install libzstd-dev, then make"};
-    d->libraries[5] = (library){"zlib", zlib, "GZIP columns of 'hstu prep parquet'",
-                                "apt-get install zlib1g-dev, then make"};
-    const char *xgboost = NULL, *nvrtc = NULL, *compiler = NULL;
+    const char *xgboost = NULL, *nvrtc = NULL, *compiler = NULL, *nccl_version = NULL;
+    char why[512];
+    nccl_lib nccl;
     if (cost_model_version(d->xgboost_version, sizeof d->xgboost_version))
         xgboost = d->xgboost_version;
     if (target_nvrtc_version(d->nvrtc_version, sizeof d->nvrtc_version)) nvrtc = d->nvrtc_version;
     if (target_compiler_version(d->compiler_version, sizeof d->compiler_version))
         compiler = d->compiler_version;
-    d->libraries[8] = (library){"XGBoost", xgboost, "the cost model of 'hstu tune'",
-                                "apt-get install libxgboost-dev, or pip install xgboost"};
-    d->libraries[9] =
-        (library){"NVRTC", nvrtc, "fusion plans on a GPU", "install NVIDIA's CUDA toolkit"};
-    d->libraries[10] = (library){"C compiler", compiler, "fusion plans on the CPU",
-                                 "apt-get install gcc libc6-dev"};
-    char why[512];
-    d->libraries[11] = (library){"MPI", mpi_library(why, sizeof why), "ranks that mpirun starts",
-                                 "apt-get install libopenmpi-dev, then make"};
-    nccl_lib nccl;
-    bool has_nccl = nccl_lib_load(&nccl, NULL) == OK;
-    if (has_nccl)
+    if (nccl_lib_load(&nccl, NULL) == OK) {
+        nccl_version = d->nccl_version;
         snprintf(d->nccl_version, sizeof d->nccl_version, "%d.%d.%d", nccl.version / 10000,
                  nccl.version / 100 % 100, nccl.version % 100);
-    d->libraries[12] =
-        (library){"NCCL", has_nccl ? d->nccl_version : NULL, "ranks with GPUs, without it slower",
-                  "apt-get install libnccl2, or pip install nvidia-nccl-cu13"};
-    for (int i = 8; i < 13; i++)
-        d->is_run_time[i] = true;
-    d->libraries[13] = (library){"SQLite", state_library_version(), "'hstu serve --state'",
-                                 "apt-get install libsqlite3-dev, then make"};
-    d->libraries[7] = (library){"libmicrohttpd", http_library_version(), "'hstu serve'",
-                                "apt-get install libmicrohttpd-dev, then make"};
-    d->libraries[6] =
-        (library){"CUDA", cuda, "everything on a GPU",
-                  "install NVIDIA's CUDA toolkit and g++, put nvcc on PATH, then make"};
+    }
+    const library all[N_LIBRARIES] = {
+        {"libarchive", archive, "reading .zip, .tar.gz and .xz data sets as they are",
+         "apt-get install libarchive-dev, then make", false},
+        {"libcurl", curl, "'hstu prep --download'",
+         "apt-get install libcurl4-openssl-dev, then make", false},
+        {"RocksDB", rocks, "a disk tier of large dynamic tables",
+         "apt-get install librocksdb-dev, then make", false},
+        {"snappy", snappy, "SNAPPY columns of 'hstu prep parquet'",
+         "apt-get install libsnappy-dev, then make", false},
+        {"zstd", zstd, "ZSTD columns of 'hstu prep parquet'",
+         "apt-get install libzstd-dev, then make", false},
+        {"zlib", zlib, "GZIP columns of 'hstu prep parquet'",
+         "apt-get install zlib1g-dev, then make", false},
+        {"CUDA", cuda, "everything on a GPU",
+         "install NVIDIA's CUDA toolkit and g++, put nvcc on PATH, then make", false},
+        {"libmicrohttpd", http_library_version(), "'hstu serve'",
+         "apt-get install libmicrohttpd-dev, then make", false},
+        {"XGBoost", xgboost, "the cost model of 'hstu tune'",
+         "apt-get install libxgboost-dev, or pip install xgboost", true},
+        {"NVRTC", nvrtc, "fusion plans on a GPU", "install NVIDIA's CUDA toolkit", true},
+        {"C compiler", compiler, "fusion plans on the CPU", "apt-get install gcc libc6-dev", true},
+        {"MPI", mpi_library(why, sizeof why), "ranks that mpirun starts",
+         "apt-get install libopenmpi-dev, then make", true},
+        {"NCCL", nccl_version, "ranks with GPUs, without it slower",
+         "apt-get install libnccl2, or pip install nvidia-nccl-cu13", true},
+        {"SQLite", state_library_version(), "'hstu serve --state'",
+         "apt-get install libsqlite3-dev, then make", false},
+    };
+    memcpy(d->libraries, all, sizeof all);
 }
 
 /* The memory this process can really use. */
@@ -426,10 +423,8 @@ static status examine(diagnosis *d, unsigned wanted) {
     return OK;
 }
 
-typedef enum { HAVE, LACK, TROUBLE } mark;
-
 /* One line of the table: a mark, the subject, its state. */
-static void print_row(mark m, const char *what, const char *text) {
+static void print_row(found_state m, const char *what, const char *text) {
     static const char *const words[] = {"ok", "--", "!!"}, *const colours[] = {"32", "33", "31"};
     if (env_wants_colour(STDOUT_FILENO))
         printf("  \033[%sm%s\033[0m  %-12s %s\n", colours[m], words[m], what, text);
@@ -451,7 +446,7 @@ static void print_findings(const diagnosis *d, found_section section) {
         bool has_remedy = f->remedy[0] != '\0';
         snprintf(text, sizeof text, "%s%s%*s%s", f->text, has_remedy ? "\n" : "",
                  has_remedy ? 19 : 0, "", f->remedy);
-        print_row((mark)f->state, f->name, text);
+        print_row(f->state, f->name, text);
     }
 }
 
@@ -463,22 +458,22 @@ static void print_machine(const diagnosis *d) {
     const machine *m = &d->host;
     char text[256];
     print_title("Machine");
-    print_row(HAVE, "system", m->system);
-    print_row(HAVE, "CPU", m->cpu[0] != '\0' ? m->cpu : "unknown");
+    print_row(FOUND_OK, "system", m->system);
+    print_row(FOUND_OK, "CPU", m->cpu[0] != '\0' ? m->cpu : "unknown");
     int n = snprintf(text, sizeof text, "%d usable of %d", m->n_usable_cores, m->n_cores);
     if (m->quota_cores > 0)
         snprintf(text + n, sizeof text - (size_t)n, ", with CPU time for %.1f", m->quota_cores);
-    print_row(HAVE, "cores", text);
-    print_row(m->simd[0] != '\0' ? HAVE : LACK, "SIMD",
+    print_row(FOUND_OK, "cores", text);
+    print_row(m->simd[0] != '\0' ? FOUND_OK : FOUND_LACK, "SIMD",
               m->simd[0] != '\0' ? m->simd : "none known");
     snprintf(text, sizeof text, "%s, for matrix products on the CPU", backend_cpu_products());
-    print_row(HAVE, "kernel", text);
+    print_row(FOUND_OK, "kernel", text);
     n = snprintf(text, sizeof text, "%.1f GiB, %.1f GiB available", gib(m->total_bytes),
                  gib(m->available_bytes));
     if (m->limit_bytes > 0)
         snprintf(text + n, sizeof text - (size_t)n, ", limited to %.1f GiB", gib(m->limit_bytes));
-    print_row(d->has_memory ? HAVE : TROUBLE, "memory", text);
-    print_row(d->has_ranks ? HAVE : TROUBLE, "ranks", d->ranks);
+    print_row(d->has_memory ? FOUND_OK : FOUND_TROUBLE, "memory", text);
+    print_row(d->has_ranks ? FOUND_OK : FOUND_TROUBLE, "ranks", d->ranks);
     print_findings(d, SECTION_MACHINE);
 }
 
@@ -492,7 +487,7 @@ static void print_gpus(const diagnosis *d) {
                      d->driver.reason);
         else
             snprintf(text, sizeof text, "not looked for: %s", d->driver.reason);
-        print_row(LACK, "none", text);
+        print_row(FOUND_LACK, "none", text);
     }
     for (int i = 0; i < d->n_devices; i++) {
         const device_info *g = &d->device[i];
@@ -502,7 +497,7 @@ static void print_gpus(const diagnosis *d) {
             text, sizeof text, "%s, SM %d.%d, %d SMs, %.1f GiB (%.1f free), driver for CUDA %s%s",
             g->name, g->sm / 10, g->sm % 10, g->n_multiprocessors, gib(g->memory_bytes),
             gib(g->free_bytes), driver, g->sm < DEVICE_MIN_SM ? "; too old: SM 8.0 is needed" : "");
-        print_row(g->sm >= DEVICE_MIN_SM ? HAVE : TROUBLE, what, text);
+        print_row(g->sm >= DEVICE_MIN_SM ? FOUND_OK : FOUND_TROUBLE, what, text);
     }
     print_findings(d, SECTION_GPU);
 }
@@ -516,21 +511,18 @@ static void print_libraries(const diagnosis *d) {
             snprintf(text, sizeof text, "%s: %s", l->version, l->adds);
         else
             snprintf(text, sizeof text, "%s; it adds %s\n%19s%s",
-                     d->is_run_time[i] ? "not found" : "not in this build", l->adds, "", l->remedy);
-        print_row(l->version != NULL ? HAVE : LACK, l->name, text);
+                     l->is_run_time ? "not found" : "not in this build", l->adds, "", l->remedy);
+        print_row(l->version != NULL ? FOUND_OK : FOUND_LACK, l->name, text);
     }
     print_findings(d, SECTION_LIBRARIES);
 }
 
 static void write_machine(json_writer *w, const machine *m) {
-    json_key_string(w, "system", m->system);
-    json_key_string(w, "cpu", m->cpu);
-    json_key_int(w, "cores", m->n_cores);
-    json_key_int(w, "usable_cores", m->n_usable_cores);
+    JSON_FIELDS(w, FIELD("system", m->system), FIELD("cpu", m->cpu), FIELD("cores", m->n_cores),
+                FIELD("usable_cores", m->n_usable_cores));
     json_key(w, "quota_cores");
     m->quota_cores > 0 ? json_double(w, m->quota_cores) : json_null(w);
-    json_key(w, "simd");
-    json_array_open(w);
+    json_key_array(w, "simd");
     for (const char *word = m->simd; *word != '\0'; word += strspn(word, " ")) {
         json_string_n(w, word, strcspn(word, " "));
         word += strcspn(word, " ");
@@ -544,16 +536,12 @@ static void write_machine(json_writer *w, const machine *m) {
 
 static void write_gpus(json_writer *w, const diagnosis *d) {
     char text[32];
-    json_key(w, "gpus");
-    json_array_open(w);
+    json_key_array(w, "gpus");
     for (int i = 0; i < d->n_devices; i++) {
-        json_object_open(w);
-        json_key_string(w, "name", d->device[i].name);
-        json_key_double(w, "sm", d->device[i].sm / 10.0);
-        json_key_int(w, "multiprocessors", d->device[i].n_multiprocessors);
-        json_key_int(w, "memory_bytes", (int64_t)d->device[i].memory_bytes);
-        json_key_int(w, "free_bytes", (int64_t)d->device[i].free_bytes);
-        json_object_close(w);
+        JSON_OBJECT(w, FIELD("name", d->device[i].name), FIELD("sm", d->device[i].sm / 10.0),
+                    FIELD("multiprocessors", d->device[i].n_multiprocessors),
+                    FIELD("memory_bytes", d->device[i].memory_bytes),
+                    FIELD("free_bytes", d->device[i].free_bytes));
     }
     json_array_close(w);
     cuda_version_text(text, sizeof text, d->driver.driver_version);
@@ -563,8 +551,7 @@ static void write_gpus(json_writer *w, const diagnosis *d) {
 }
 
 static void write_libraries(json_writer *w, const diagnosis *d) {
-    json_key(w, "libraries");
-    json_array_open(w);
+    json_key_array(w, "libraries");
     for (int i = 0; i < N_LIBRARIES; i++) {
         const library *l = &d->libraries[i];
         json_object_open(w);
@@ -581,32 +568,25 @@ static void write_libraries(json_writer *w, const diagnosis *d) {
 static void write_findings(json_writer *w, const findings *f) {
     static const char *const sections[] = {"machine", "gpu", "libraries"};
     static const char *const states[] = {"ok", "missing", "trouble"};
-    json_key(w, "checks");
-    json_array_open(w);
+    json_key_array(w, "checks");
     for (int i = 0; i < f->n; i++) {
-        json_object_open(w);
-        json_key_string(w, "section", sections[f->all[i].section]);
-        json_key_string(w, "name", f->all[i].name);
-        json_key_string(w, "state", states[f->all[i].state]);
-        json_key_string(w, "text", f->all[i].text);
-        json_key_string(w, "remedy", f->all[i].remedy);
-        json_object_close(w);
+        JSON_OBJECT(w, FIELD("section", sections[f->all[i].section]), FIELD("name", f->all[i].name),
+                    FIELD("state", states[f->all[i].state]), FIELD("text", f->all[i].text),
+                    FIELD("remedy", f->all[i].remedy));
     }
     json_array_close(w);
 }
 
 static status print_json(const diagnosis *d) {
-    json_line line;
-    json_writer *w = json_line_open(&line);
+    json_writer *w = json_line_open();
     write_machine(w, &d->host);
     json_key_string(w, "products", backend_cpu_products());
     write_gpus(w, d);
     write_libraries(w, d);
     write_findings(w, &d->found);
-    json_key_bool(w, "ranks", d->has_ranks);
-    json_key_bool(w, "fit", d->is_fit);
-    json_key_string(w, "verdict", d->verdict);
-    return json_line_print(&line);
+    JSON_FIELDS(w, FIELD("ranks", d->has_ranks), FIELD("fit", d->is_fit),
+                FIELD("verdict", d->verdict));
+    return json_line_print();
 }
 
 /* The verdict is the last line; with --for a machine that is unfit is a failure as well. */

@@ -292,44 +292,28 @@ static void ask_cupti(findings *f) {
     }
 }
 
-/* A library with a function that tells its version; files are tried in turn, also in Python's
- * packages. */
-static void ask_version(findings *f, const char *name, const char *const *files, const char *symbol,
-                        const char *adds, const char *remedy) {
-    for (int i = 0; files[i] != NULL; i++) {
+/* The library of matrix products, also where Python's packages have it. */
+static void ask_cublas(findings *f) {
+    static const char *const files[] = {"libcublasLt.so.13", "libcublasLt.so.12"};
+    static const char name[] = "cuBLASLt", adds[] = "matrix products on a GPU";
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
         char in_packages[64];
         snprintf(in_packages, sizeof in_packages, "nvidia/*/lib/%s", files[i]);
         void *library = library_find(files[i], in_packages);
         if (library == NULL) continue;
-        void *function = dlsym(library, symbol);
-        if (function != NULL && strcmp(symbol, "ncclGetVersion") == 0) {
-            int version = 0;
-            ((int (*)(int *))function)(&version);
-            findings_add(f, FOUND_OK, name, "%d.%d.%d: %s", version / 10000, version / 100 % 100,
-                         version % 100, adds);
-        } else if (function != NULL) {
-            size_t version = ((size_t(*)(void))function)();
-            findings_add(f, FOUND_OK, name, "%zu.%zu.%zu: %s", version / 10000, version / 100 % 100,
-                         version % 100, adds);
-        }
+        size_t (*version)(void);
+        *(void **)&version = dlsym(library, "cublasLtGetVersion");
+        size_t v = version != NULL ? version() : 0;
+        if (version != NULL)
+            findings_add(f, FOUND_OK, name, "%zu.%zu.%zu: %s", v / 10000, v / 100 % 100, v % 100,
+                         adds);
         dlclose(library);
         return;
     }
-    finding_remedy(findings_add(f, FOUND_LACK, name, "not found; it adds %s", adds), 0, "%s",
-                   remedy);
-}
-
-static void ask_libraries(findings *f) {
-    static const char *const nccl[] = {"libnccl.so.2", "libnccl.so", NULL};
-    static const char *const blas[] = {"libcublasLt.so.13", "libcublasLt.so.12", NULL};
-    f->section = SECTION_LIBRARIES;
-    ask_version(f, "NCCL", nccl, "ncclGetVersion", "ranks that talk from GPU to GPU",
-                "apt-get install libnccl2 (NVIDIA's repository), or pip install nvidia-nccl-cu13");
-    ask_version(
-        f, "cuBLASLt", blas, "cublasLtGetVersion", "matrix products on a GPU",
-        "install NVIDIA's CUDA toolkit or 'pip install nvidia-cublas', or add its folder to "
-        "LD_LIBRARY_PATH");
-    ask_cupti(f);
+    finding_remedy(
+        findings_add(f, FOUND_LACK, name, "not found; it adds %s", adds), 0,
+        "install NVIDIA's CUDA toolkit or 'pip install nvidia-cublas', or add its folder "
+        "to LD_LIBRARY_PATH");
 }
 
 /* Drivers run programs of their own CUDA version and older ones. */
@@ -376,6 +360,8 @@ void doctor_ask_gpus(findings *f) {
     for (int i = 0; i < n && i < 16; i++)
         ask_device(f, &cu, has_nvml ? &m : NULL, i);
     ask_peers(f, &cu, n);
-    ask_libraries(f);
+    f->section = SECTION_LIBRARIES;
+    ask_cublas(f);
+    ask_cupti(f);
     if (has_nvml) m.stop();
 }

@@ -224,30 +224,21 @@ static const char *stof_choice(const mask_facts *f) {
 }
 
 static status print_json(const mask_facts *f) {
-    json_line line;
-    json_writer *w = json_line_open(&line);
-    json_key_string(w, "mask", f->text);
-    json_key_int(w, "tokens", f->n);
-    json_key_int(w, "pairs", f->n_pairs);
-    json_key_double(w, "density", density(f));
-    json_key_int(w, "least_keys", f->least);
-    json_key_int(w, "most_keys", f->most);
-    json_key_int(w, "rows_without_keys", f->n_empty_rows);
-    json_key_double(w, "full_tiles", f->n_full / f->n_tiles);
-    json_key_double(w, "partial_tiles", f->n_partial / f->n_tiles);
-    json_key_double(w, "empty_tiles", 1 - (f->n_full + f->n_partial) / f->n_tiles);
-    json_key_double(w, "computed_pairs", computed(f));
-    json_key_double(w, "pairs_a_tile", f->tile_pairs);
-    json_key_string(w, "kernel", f->by_rows ? "row-wise" : "block-wise");
-    json_key_string(w, "backward_kernel", f->by_rows_backward ? "row-wise" : "block-wise");
-    json_key_string(w, "hopper_block",
-                    f->shares_three ? "three row tiles"
-                    : f->shares     ? "two row tiles"
-                                    : "one row tile");
-    json_key_double(w, "stof_rho", f->rho);
-    if (!isnan(f->tau)) json_key_double(w, "stof_tau", f->tau);
-    json_key_string(w, "stof_kernel", stof_choice(f));
-    return json_line_print(&line);
+    json_writer *w = json_line_open();
+    JSON_FIELDS(
+        w, FIELD("mask", f->text), FIELD("tokens", f->n), FIELD("pairs", f->n_pairs),
+        FIELD("density", density(f)), FIELD("least_keys", f->least), FIELD("most_keys", f->most),
+        FIELD("rows_without_keys", f->n_empty_rows), FIELD("full_tiles", f->n_full / f->n_tiles),
+        FIELD("partial_tiles", f->n_partial / f->n_tiles),
+        FIELD("empty_tiles", 1 - (f->n_full + f->n_partial) / f->n_tiles),
+        FIELD("computed_pairs", computed(f)), FIELD("pairs_a_tile", f->tile_pairs),
+        FIELD("kernel", f->by_rows ? "row-wise" : "block-wise"),
+        FIELD("backward_kernel", f->by_rows_backward ? "row-wise" : "block-wise"),
+        FIELD("hopper_block", f->shares_three ? "three row tiles"
+                              : f->shares     ? "two row tiles"
+                                              : "one row tile"),
+        FIELD("stof_rho", f->rho), KNOWN("stof_tau", f->tau), FIELD("stof_kernel", stof_choice(f)));
+    return json_line_print();
 }
 
 static void print_kernel(const mask_facts *f, const show_style *style) {

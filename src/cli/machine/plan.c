@@ -172,11 +172,9 @@ static status print_text(const chain *c, const plan_program *p) {
 
 static void write_kernel(json_writer *w, const chain *c, const plan_kernel *k) {
     json_object_open(w);
-    json_key_int(w, "start", k->first + 1);
-    json_key_int(w, "end", k->last + 1);
-    json_key_string(w, "template", template_name(k->from));
-    json_key(w, "operators");
-    json_array_open(w);
+    JSON_FIELDS(w, FIELD("start", k->first + 1), FIELD("end", k->last + 1),
+                FIELD("template", template_name(k->from)));
+    json_key_array(w, "operators");
     for (int op = k->first; op <= k->last; op++)
         json_string(w, c->op[op].name);
     json_array_close(w);
@@ -185,18 +183,14 @@ static void write_kernel(json_writer *w, const chain *c, const plan_kernel *k) {
 }
 
 static status print_json(const chain *c, const plan_program *p) {
-    json_line line;
     char bits[PLAN_BITS + 1];
-    json_writer *w = json_line_open(&line);
+    json_writer *w = json_line_open();
     plan_bits(p->plan.value, bits);
-    json_key_int(w, "value", p->plan.value);
-    json_key_string(w, "bits", bits);
-    json_key_int(w, "canonical", plan_canonical(c, p->plan.value));
-    json_key_string(w, "layer", c->name);
-    json_key_bool(w, "bit0", p->plan.wants_hand_written);
-    json_key_bool(w, "hand_written", plan_uses_hand_written(c, p->plan.value));
-    json_key(w, "segments");
-    json_array_open(w);
+    JSON_FIELDS(w, FIELD("value", p->plan.value), FIELD("bits", bits),
+                FIELD("canonical", plan_canonical(c, p->plan.value)), FIELD("layer", c->name),
+                FIELD("bit0", p->plan.wants_hand_written),
+                FIELD("hand_written", plan_uses_hand_written(c, p->plan.value)));
+    json_key_array(w, "segments");
     for (int i = 0; i < p->plan.n_segments; i++) {
         json_array_open(w);
         json_int(w, p->plan.segment[i].first + 1);
@@ -204,12 +198,11 @@ static status print_json(const chain *c, const plan_program *p) {
         json_array_close(w);
     }
     json_array_close(w);
-    json_key(w, "kernels");
-    json_array_open(w);
+    json_key_array(w, "kernels");
     for (int i = 0; i < p->n_kernels; i++)
         write_kernel(w, c, &p->kernel[i]);
     json_array_close(w);
-    return json_line_print(&line);
+    return json_line_print();
 }
 
 /* The generated code of every kernel, with the default tile parameters. */
@@ -439,12 +432,9 @@ static void write_row(json_writer *w, const run_args *a, const kernel_row *row,
                       const target_peak *peak) {
     const kernel_facts *f = &row->facts;
     json_object_open(w);
-    json_key_int(w, "start", row->k->first + 1);
-    json_key_int(w, "end", row->k->last + 1);
-    json_key_string(w, "template", row_name(row));
-    json_key_double(w, "ms", row->ms);
-    json_key_double(w, "bytes", row->bytes);
-    json_key_double(w, "flop", row->flops);
+    JSON_FIELDS(w, FIELD("start", row->k->first + 1), FIELD("end", row->k->last + 1),
+                FIELD("template", row_name(row)), FIELD("ms", row->ms), FIELD("bytes", row->bytes),
+                FIELD("flop", row->flops));
     if (a->has_report) {
         json_key_double(w, "share_of_copies", row->bytes / row->ms * 1e3 / peak->bytes_per_s);
         if (peak->flop_per_s > 0)
@@ -452,37 +442,27 @@ static void write_row(json_writer *w, const run_args *a, const kernel_row *row,
     }
     if (row->tile.library != GENERATED) json_key_int(w, "library", row->tile.library);
     if (a->has_report && row->k->from != TEMPLATE_HAND_WRITTEN && row->tile.library == GENERATED) {
-        json_key_int(w, "tile_m", row->tile.tile_m);
-        json_key_int(w, "tile_n", row->tile.tile_n);
-        json_key_int(w, "tile_k", row->tile.tile_k);
-        json_key_int(w, "grid", row->blocks);
-        json_key_int(w, "block", f->threads);
-        json_key_int(w, "registers", f->registers);
-        json_key_int(w, "shared_bytes", f->shared_bytes);
-        json_key_int(w, "local_bytes", f->local_bytes);
-        json_key_int(w, "blocks_per_sm", f->blocks_per_sm);
+        JSON_FIELDS(w, FIELD("tile_m", row->tile.tile_m), FIELD("tile_n", row->tile.tile_n),
+                    FIELD("tile_k", row->tile.tile_k), FIELD("grid", row->blocks),
+                    FIELD("block", f->threads), FIELD("registers", f->registers),
+                    FIELD("shared_bytes", f->shared_bytes), FIELD("local_bytes", f->local_bytes),
+                    FIELD("blocks_per_sm", f->blocks_per_sm));
     }
     json_object_close(w);
 }
 
 static status print_run_json(const plan_rig *g, const run_args *a, const run_result *r) {
-    json_line line;
-    json_writer *w = json_line_open(&line);
-    json_key_int(w, "value", r->program.plan.value);
-    json_key_string(w, "layer", g->p->c->name);
-    json_key_string(w, "device", g->t->name);
-    json_key_int(w, "tokens", g->p->shape.n_tokens);
-    json_key_double(w, "ms", r->ms);
-    json_key_int(w, "launches", r->program.n_kernels * a->layers);
-    json_key_double(w, "bytes", r->bytes);
-    json_key_double(w, "error", r->error.found);
-    json_key_double(w, "allowed", r->error.allowed);
-    json_key(w, "kernels");
-    json_array_open(w);
+    json_writer *w = json_line_open();
+    JSON_FIELDS(w, FIELD("value", r->program.plan.value), FIELD("layer", g->p->c->name),
+                FIELD("device", g->t->name), FIELD("tokens", g->p->shape.n_tokens),
+                FIELD("ms", r->ms), FIELD("launches", r->program.n_kernels * a->layers),
+                FIELD("bytes", r->bytes), FIELD("error", r->error.found),
+                FIELD("allowed", r->error.allowed));
+    json_key_array(w, "kernels");
     for (int i = 0; i < r->program.n_kernels; i++)
         write_row(w, a, &r->row[i], &r->peak);
     json_array_close(w);
-    return json_line_print(&line);
+    return json_line_print();
 }
 
 /* The layer, batch and mask that the plan of a file was found for. */
@@ -577,19 +557,13 @@ static void print_traverse_text(const traverse_args *a, const traverse_summary *
 }
 
 static status print_traverse_json(const traverse_summary *s) {
-    json_line line;
-    json_writer *w = json_line_open(&line);
-    json_key_int(w, "plans", s->n_values);
-    json_key_int(w, "programs", s->n_programs);
-    json_key_int(w, "wrong", s->n_failed);
-    json_key_double(w, "largest_error", s->largest_error);
-    json_key_double(w, "allowed", s->allowed);
-    json_key_int(w, "fastest", s->fastest.value);
-    json_key_double(w, "fastest_ms", s->fastest.ms);
-    json_key_int(w, "slowest", s->slowest.value);
-    json_key_double(w, "slowest_ms", s->slowest.ms);
-    json_key_double(w, "median_ms", s->median_ms);
-    return json_line_print(&line);
+    json_writer *w = json_line_open();
+    JSON_FIELDS(w, FIELD("plans", s->n_values), FIELD("programs", s->n_programs),
+                FIELD("wrong", s->n_failed), FIELD("largest_error", s->largest_error),
+                FIELD("allowed", s->allowed), FIELD("fastest", s->fastest.value),
+                FIELD("fastest_ms", s->fastest.ms), FIELD("slowest", s->slowest.value),
+                FIELD("slowest_ms", s->slowest.ms), FIELD("median_ms", s->median_ms));
+    return json_line_print();
 }
 
 static status traverse_on(const plan_rig *g, const traverse_args *a) {

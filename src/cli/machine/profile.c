@@ -132,8 +132,7 @@ static uint64_t first_start(const recorder *r) {
 
 static void put_spans(json_writer *j, const recorder *r, lanes *l, uint64_t shortest) {
     uint64_t first = first_start(r);
-    json_key(j, "spans");
-    json_array_open(j);
+    json_key_array(j, "spans");
     for (size_t i = 0; i < r->n_spans; i++) {
         const span *s = &r->spans[i];
         if (s->end_ns == 0 || s->end_ns - s->start_ns < shortest) continue;
@@ -150,13 +149,11 @@ static void put_spans(json_writer *j, const recorder *r, lanes *l, uint64_t shor
 
 static void put_names(json_writer *j, const recorder *r, const lanes *l) {
     char text[64];
-    json_key(j, "names");
-    json_array_open(j);
+    json_key_array(j, "names");
     for (size_t i = 0; i < r->names.n; i++)
         json_string(j, recorder_text(r, i));
     json_array_close(j);
-    json_key(j, "lanes");
-    json_array_open(j);
+    json_key_array(j, "lanes");
     for (int i = 0; i < l->n_threads; i++) {
         snprintf(text, sizeof text, "thread %d", i);
         json_string(j, text);

@@ -182,17 +182,16 @@ enum { MIN_VALIDATED = 5 };
 
 static status print_quality(const plan_times *t, double median, uint64_t seed, bool is_json) {
     cost_quality q;
-    json_line line;
     bool is_validated = t->n >= MIN_VALIDATED;
     if (is_validated) TRY(cost_model_validate(t->item, t->n, seed, &q));
     if (is_json) {
-        json_writer *w = json_line_open(&line);
+        json_writer *w = json_line_open();
         json_key_int(w, "plans", (int64_t)t->n);
         json_key_double(w, "median", median);
         if (is_validated) json_key_double(w, "mae", q.mae);
         if (is_validated) json_key_double(w, "rmse", q.rmse);
         if (is_validated) json_key_double(w, "rank_correlation", q.spearman);
-        return json_line_print(&line);
+        return json_line_print();
     }
     printf("%zu plans, median %.6g\n", t->n, median);
     if (is_validated)
@@ -368,19 +367,13 @@ typedef struct found_plan {
 static void write_plan(json_writer *w, const source *s, const tune_args *a, const found_plan *f) {
     char bits[PLAN_BITS + 1];
     plan_bits(f->best.value, bits);
-    json_key_string(w, "kind", "hstu fusion plan");
-    json_key_int(w, "version", 1);
-    json_key_string(w, "layer", s->c->name);
-    json_key_int(w, "value", f->best.value);
-    json_key_string(w, "bits", bits);
-    json_key_double(w, "ms", f->best.ms);
-    json_key_string(w, "search", f->search);
-    json_key_int(w, "measured", (int64_t)f->n_measured);
-    json_key_string(w, "mask", s->rig.p != NULL ? s->key.mask : a->common.mask);
-    json_key_int(w, "batch", a->common.batch);
-    json_key_int(w, "length", a->common.length);
-    json_key_int(w, "heads", a->common.heads);
-    json_key_int(w, "dim", a->common.dim);
+    JSON_FIELDS(w, FIELD("kind", "hstu fusion plan"), FIELD("version", 1),
+                FIELD("layer", s->c->name), FIELD("value", f->best.value), FIELD("bits", bits),
+                FIELD("ms", f->best.ms), FIELD("search", f->search),
+                FIELD("measured", f->n_measured),
+                FIELD("mask", s->rig.p != NULL ? s->key.mask : a->common.mask),
+                FIELD("batch", a->common.batch), FIELD("length", a->common.length),
+                FIELD("heads", a->common.heads), FIELD("dim", a->common.dim));
     int64_t ffn = a->replay != NULL ? a->common.ffn : s->key.dim_ffn;
     if (ffn > 0) json_key_int(w, "ffn", ffn);
     if (a->replay != NULL) json_key_string(w, "replay", a->replay);
@@ -389,13 +382,10 @@ static void write_plan(json_writer *w, const source *s, const tune_args *a, cons
     if (s->rig.p != NULL) json_key_int(w, "tokens", s->rig.p->shape.n_tokens);
     if (s->rig.t != NULL) json_key_string(w, "dtype", work_dtypes[s->rig.t->act]);
     if (f->exact == NULL) return;
-    json_key_int(w, "segments", f->exact->n_segments);
-    json_key_double(w, "predicted_ms", f->exact->predicted_ms);
-    json_key_double(w, "r2", f->exact->r2);
-    json_key_double(w, "rank_correlation", f->exact->spearman);
-    json_key_int(w, "rank", f->exact->position);
-    json_key_int(w, "checked", f->exact->n_checked);
-    json_key_double(w, "unfused_ms", f->exact->unfused_ms);
+    JSON_FIELDS(w, FIELD("segments", f->exact->n_segments),
+                FIELD("predicted_ms", f->exact->predicted_ms), FIELD("r2", f->exact->r2),
+                FIELD("rank_correlation", f->exact->spearman), FIELD("rank", f->exact->position),
+                FIELD("checked", f->exact->n_checked), FIELD("unfused_ms", f->exact->unfused_ms));
     if (!isnan(f->exact->hand_fused_ms))
         json_key_double(w, "hand_fused_ms", f->exact->hand_fused_ms);
     json_key_double(w, "seconds", f->exact->seconds);
@@ -407,11 +397,8 @@ static void write_tile(json_writer *w, const tile_params *t) {
         json_key_int(w, "rank", t->rank);
         return;
     }
-    json_key_int(w, "m", t->tile_m);
-    json_key_int(w, "n", t->tile_n);
-    json_key_int(w, "k", t->tile_k);
-    json_key_int(w, "warps_m", t->warps_m);
-    json_key_int(w, "warps_n", t->warps_n);
+    JSON_FIELDS(w, FIELD("m", t->tile_m), FIELD("n", t->tile_n), FIELD("k", t->tile_k),
+                FIELD("warps_m", t->warps_m), FIELD("warps_n", t->warps_n));
 }
 
 /* The tile parameters of each kernel of the plan. */
@@ -419,8 +406,7 @@ static void write_tiles(json_writer *w, const source *s, uint16_t value) {
     plan_program p;
     if (s->rig.r == NULL) return;
     plan_runner_lower(s->rig.r, value, &p);
-    json_key(w, "tiles");
-    json_array_open(w);
+    json_key_array(w, "tiles");
     for (int i = 0; i < p.n_kernels; i++) {
         const plan_kernel *k = &p.kernel[i];
         if (k->from == TEMPLATE_HAND_WRITTEN) continue;
@@ -506,12 +492,11 @@ static void print_exact(const exact_result *e) {
 }
 
 static status tell(source *s, const tune_args *a, const found_plan *f) {
-    json_line line;
     char bits[PLAN_BITS + 1];
     if (a->is_json) {
         TRY(keep_plan(s, a, f));
-        write_plan(json_line_open(&line), s, a, f);
-        return json_line_print(&line);
+        write_plan(json_line_open(), s, a, f);
+        return json_line_print();
     }
     plan_bits(f->best.value, bits);
     printf("%s: plan %d = %s, %.4f ms, after %zu measurements\n", f->search, f->best.value, bits,

@@ -68,60 +68,40 @@ static status write_heading(comparison *c, const char *name) {
     return OK;
 }
 
-/* One fact of every run as text. */
-typedef void (*fact_fn)(const run_facts *f, char cell[CELL_BYTES]);
+static const char *const fact_names[] = {"model",
+                                         "parameters",
+                                         "split",
+                                         "status",
+                                         "steps",
+                                         "best on validation",
+                                         "time of training",
+                                         "size on disk",
+                                         "training loss",
+                                         "figures are of the part"};
+enum { N_FACTS = sizeof fact_names / sizeof *fact_names };
 
-static void fact_model(const run_facts *f, char cell[CELL_BYTES]) {
-    snprintf(cell, CELL_BYTES, "%.60s", history_text(f->history.start, "model"));
-}
-static void fact_parameters(const run_facts *f, char cell[CELL_BYTES]) {
-    human_count(cell, CELL_BYTES, history_number(f->history.start, "parameters"));
-}
-static void fact_split(const run_facts *f, char cell[CELL_BYTES]) {
-    snprintf(cell, CELL_BYTES, "%.60s", history_text(f->history.start, "split"));
-}
-static void fact_part(const run_facts *f, char cell[CELL_BYTES]) {
-    snprintf(cell, CELL_BYTES, "%s", run_facts_part(f));
-}
-static void fact_status(const run_facts *f, char cell[CELL_BYTES]) {
-    snprintf(cell, CELL_BYTES, "%s", f->status);
-}
-static void fact_steps(const run_facts *f, char cell[CELL_BYTES]) {
+/* The facts of run i, in the order of their names. */
+static void list_facts(const run_facts *f, int i, char cell[N_FACTS][MAX_RUNS][CELL_BYTES]) {
     const run_history *h = &f->history;
-    snprintf(cell, CELL_BYTES, "%.0f", h->n > 0 ? h->step[h->n - 1] : 0);
+    int k = 0;
+    snprintf(cell[k++][i], CELL_BYTES, "%.60s", history_text(h->start, "model"));
+    human_count(cell[k++][i], CELL_BYTES, history_number(h->start, "parameters"));
+    snprintf(cell[k++][i], CELL_BYTES, "%.60s", history_text(h->start, "split"));
+    snprintf(cell[k++][i], CELL_BYTES, "%s", f->status);
+    snprintf(cell[k++][i], CELL_BYTES, "%.0f", h->n > 0 ? h->step[h->n - 1] : 0);
+    snprintf(cell[k++][i], CELL_BYTES, isfinite(h->best_step) ? "step %.0f" : "-", h->best_step);
+    human_duration(cell[k++][i], CELL_BYTES, f->seconds);
+    human_bytes(cell[k++][i], CELL_BYTES, (double)f->bytes);
+    snprintf(cell[k++][i], CELL_BYTES, "%.4f", history_last(h->loss, h->n));
+    snprintf(cell[k++][i], CELL_BYTES, "%s", run_facts_part(f));
 }
-static void fact_best(const run_facts *f, char cell[CELL_BYTES]) {
-    if (isfinite(f->history.best_step))
-        snprintf(cell, CELL_BYTES, "step %.0f", f->history.best_step);
-    else
-        snprintf(cell, CELL_BYTES, "-");
-}
-static void fact_loss(const run_facts *f, char cell[CELL_BYTES]) {
-    snprintf(cell, CELL_BYTES, "%.4f", history_last(f->history.loss, f->history.n));
-}
-static void fact_time(const run_facts *f, char cell[CELL_BYTES]) {
-    human_duration(cell, CELL_BYTES, f->seconds);
-}
-static void fact_size(const run_facts *f, char cell[CELL_BYTES]) {
-    human_bytes(cell, CELL_BYTES, (double)f->bytes);
-}
-
-static const struct {
-    const char *name;
-    fact_fn fact;
-} facts[] = {{"model", fact_model},           {"parameters", fact_parameters},
-             {"split", fact_split},           {"status", fact_status},
-             {"steps", fact_steps},           {"best on validation", fact_best},
-             {"time of training", fact_time}, {"size on disk", fact_size},
-             {"training loss", fact_loss},    {"figures are of the part", fact_part}};
 
 static status write_facts(comparison *c) {
-    char cell[MAX_RUNS][CELL_BYTES];
-    for (size_t k = 0; k < sizeof facts / sizeof facts[0]; k++) {
-        for (int i = 0; i < c->n; i++)
-            facts[k].fact(&c->runs[i], cell[i]);
-        TRY(write_row(c, facts[k].name, cell));
-    }
+    char cell[N_FACTS][MAX_RUNS][CELL_BYTES];
+    for (int i = 0; i < c->n; i++)
+        list_facts(&c->runs[i], i, cell);
+    for (int k = 0; k < N_FACTS; k++)
+        TRY(write_row(c, fact_names[k], cell[k]));
     return OK;
 }
 

@@ -202,8 +202,7 @@ static status open_pieces(word_pieces **out, const char *folder) {
 }
 
 static void put_ids(json_writer *w, const char *key, const int32_t *ids, int64_t n) {
-    json_key(w, key);
-    json_array_open(w);
+    json_key_array(w, key);
     for (int64_t i = 0; i < n; i++)
         json_int(w, ids[i]);
     json_array_close(w);

@@ -57,11 +57,9 @@ static protocol protocol_of(const report *o) {
 }
 
 static void write_baselines(json_writer *w, const report *o) {
-    json_key(w, "baselines");
-    json_object_open(w);
+    json_key_object(w, "baselines");
     for (int i = 0; i < N_BASELINES; i++) {
-        json_key(w, o->baselines[i].name);
-        json_object_open(w);
+        json_key_object(w, o->baselines[i].name);
         for (int k = 0; k < o->metrics.n; k++) {
             char name[METRIC_NAME_BYTES];
             const metric *m = &o->metrics.item[k];
@@ -74,13 +72,11 @@ static void write_baselines(json_writer *w, const report *o) {
 }
 
 static status print_json(const report *o) {
-    json_line line;
-    json_writer *w = json_line_open(&line);
+    json_writer *w = json_line_open();
     protocol p = protocol_of(o);
-    json_key_string(w, "event", "eval");
-    json_key_string(w, "checkpoint", o->t->folder);
-    json_key_int(w, "step", (int64_t)o->t->origin.step);
-    json_key_bool(w, "is_best", checkpoint_is_best(o->t->folder));
+    JSON_FIELDS(w, FIELD("event", "eval"), FIELD("checkpoint", o->t->folder),
+                FIELD("step", o->t->origin.step),
+                FIELD("is_best", checkpoint_is_best(o->t->folder)));
     split_record_write(&o->a->split, w);
     json_key_string(w, "part", parts[o->a->part]);
     json_key_int(w, "users", o->r.n_users);
@@ -90,7 +86,7 @@ static status print_json(const report *o) {
     eval_write_misses(&o->r, w);
     protocol_write(&p, w);
     if (o->baselines != NULL) write_baselines(w, o);
-    return json_line_print(&line);
+    return json_line_print();
 }
 
 static void print_metrics(const report *o, show_style style) {

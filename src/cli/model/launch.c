@@ -89,17 +89,11 @@ typedef struct launch_plan {
 } launch_plan;
 
 static status read_ranks(launch_plan *p, const char *text) {
-    for (const char *at = text; text != NULL;) {
-        char *end;
-        long n = strtol(at, &end, 10);
-        if (end == at || (*end != ',' && *end != '\0') || n < 1 || n > MAX_RANKS ||
-            p->n_ranks == MAX_STARTS)
-            return fail(ERR_USAGE,
-                        "--ranks %.60s: numbers of ranks with commas between them, as 8,4,2", text);
-        snprintf(p->ranks[p->n_ranks++], NUMBER_BYTES, "%ld", n);
-        if (*end == '\0') break;
-        at = end + 1;
-    }
+    int64_t n[MAX_STARTS];
+    if (text == NULL) return OK;
+    TRY(args_read_numbers("--ranks", text, MAX_RANKS, n, MAX_STARTS, &p->n_ranks));
+    for (int i = 0; i < p->n_ranks; i++)
+        snprintf(p->ranks[i], NUMBER_BYTES, "%d", (int)n[i]);
     return OK;
 }
 

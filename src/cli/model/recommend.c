@@ -135,27 +135,10 @@ static status answer_one(void *ctx, int32_t i, const answer_subject *who) {
     return answers_end(&v->out);
 }
 
-static bool fits(void *ctx, const user_events *u) {
-    return user_group_fits(((service *)ctx)->r, u);
-}
-
 /* The history of somebody who is asked for alone is shown, too. */
-static status add_one(void *ctx, const user_events *u) {
-    service *v = ctx;
-    if (v->a->users.users.n_items == 1) TRY(recommend_show_history(&v->out, u, true));
-    return user_group_add(v->r, u);
+static status show_one(void *ctx, const user_events *u) {
+    return recommend_show_history(&((service *)ctx)->out, u, true);
 }
-
-static status run_batch(void *ctx) {
-    return user_group_run(((service *)ctx)->r);
-}
-
-static void clear(void *ctx) {
-    user_group_clear(((service *)ctx)->r);
-}
-
-static const user_service for_users = {
-    "recommending", "got the most popular items", fits, add_one, run_batch, answer_one, clear};
 
 static status serve_history(service *v, const given_history *g) {
     user_events u = given_history_events(g, v->s->data);
@@ -185,6 +168,8 @@ static status serve(const recommend_args *a, session *s, const uint8_t *is_allow
     bool is_first = a->ranks == NULL || a->ranks->rank == 0;
     if (st == OK) st = answers_open(&v.out, is_first ? a->out : NULL);
     if (a->ranks != NULL) v.out.style = (show_style){"", "", "", ""}; /* some have no terminal */
+    user_service for_users = {"recommending", "got the most popular items", v.r, answer_one,
+                              is_alone ? show_one : NULL};
     if (st == OK)
         st = g != NULL ? serve_history(&v, g)
                        : user_service_run(&for_users, &v, &a->users, s->data, &v.out, a->ranks);

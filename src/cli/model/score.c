@@ -86,25 +86,6 @@ static status answer_one(void *ctx, int32_t i, const answer_subject *who) {
     return answers_end(&v->out);
 }
 
-static bool fits(void *ctx, const user_events *u) {
-    return user_group_fits(((service *)ctx)->r, u);
-}
-
-static status add_one(void *ctx, const user_events *u) {
-    return user_group_add(((service *)ctx)->r, u);
-}
-
-static status run_batch(void *ctx) {
-    return user_group_run(((service *)ctx)->r);
-}
-
-static void clear(void *ctx) {
-    user_group_clear(((service *)ctx)->r);
-}
-
-static const user_service for_users = {
-    "scoring", "scored without a history", fits, add_one, run_batch, answer_one, clear};
-
 static status score(const score_args *a, session *s) {
     item_list candidates = {0};
     service v = {.data = s->data, .candidates = &candidates};
@@ -121,6 +102,7 @@ static status score(const score_args *a, session *s) {
                           .n_columns = user_group_columns(v.r)->n};
         st = answers_open(&v.out, a->out);
     }
+    user_service for_users = {"scoring", "scored without a history", v.r, answer_one, NULL};
     if (st == OK) st = user_service_run(&for_users, &v, &a->users, s->data, &v.out, NULL);
     st = answers_close(&v.out, st);
     user_group_destroy(v.r);

@@ -219,42 +219,33 @@ typedef struct serving {
 
 /* Runs the users that wait, and answers them. */
 static status serve_batch(serving *v) {
-    TRY(v->s->run(v->ctx));
+    TRY(user_group_run(v->s->group));
     for (size_t i = 0; i < v->waiting.n; i++) {
         answer_subject who = waiting_users_at(&v->waiting, i);
         TRY(v->s->answer(v->ctx, (int32_t)i, &who));
     }
     if (v->ranks == NULL) v->n_served += v->waiting.n;
     progress_update(&v->bar, v->n_served);
-    v->s->clear(v->ctx);
+    user_group_clear(v->s->group);
     waiting_users_clear(&v->waiting);
     return OK;
 }
 
 static status serve_user(serving *v, const user_list *l, uint64_t user, const char *id) {
     user_events u = user_events_of(l->data, user);
-    if (v->waiting.n > 0 && !v->s->fits(v->ctx, &u)) TRY(serve_batch(v));
-    TRY(v->s->add(v->ctx, &u));
+    if (v->waiting.n > 0 && !user_group_fits(v->s->group, &u)) TRY(serve_batch(v));
+    if (v->s->show != NULL) TRY(v->s->show(v->ctx, &u));
+    TRY(user_group_add(v->s->group, &u));
     return waiting_users_add(&v->waiting, user, id);
 }
 
-static status serve_list(serving *v, user_list *l) {
-    uint64_t user;
-    const char *id;
-    bool is_end;
-    for (;;) {
-        TRY(user_list_next(l, &user, &id, &is_end));
-        if (is_end) return v->waiting.n > 0 ? serve_batch(v) : OK;
-        TRY(serve_user(v, l, user, id));
-    }
-}
-
-/* The block of a rank: all read the list, one serves.  *n: users of the block. */
-static status serve_block(serving *v, user_list *l, bool is_own, int *n) {
+/* A block of users: with ranks all of them read the list, and one serves.  *n: how many they are.
+ */
+static status serve_block(serving *v, user_list *l, bool is_own, uint64_t limit, uint64_t *n) {
     uint64_t user;
     const char *id;
     bool is_end = false;
-    for (*n = 0; *n < BLOCK_USERS; ++*n) {
+    for (*n = 0; *n < limit; ++*n) {
         TRY(user_list_next(l, &user, &id, &is_end));
         if (is_end) break;
         if (is_own) TRY(serve_user(v, l, user, id));
@@ -307,11 +298,12 @@ static status hand_over(serving *v) {
 }
 
 static status serve_with_others(serving *v, user_list *l) {
-    int size = v->ranks->size, n = BLOCK_USERS;
+    int size = v->ranks->size;
+    uint64_t n = BLOCK_USERS;
     v->out->out.held = &v->held;
     for (int64_t block = 0; n == BLOCK_USERS; block++) {
-        TRY(serve_block(v, l, block % size == v->ranks->rank, &n));
-        v->n_served += (uint64_t)n;
+        TRY(serve_block(v, l, block % size == v->ranks->rank, BLOCK_USERS, &n));
+        v->n_served += n;
         progress_update(&v->bar, v->n_served);
         if (block % size == size - 1 || n < BLOCK_USERS) TRY(hand_over(v));
     }
@@ -322,11 +314,13 @@ status user_service_run(const user_service *s, void *ctx, const user_choice *use
                         const seq_file *data, answers *out, transport *ranks) {
     serving v = {.s = s, .ctx = ctx, .out = out, .ranks = ranks};
     user_list l;
+    uint64_t n;
     buf_init(&v.held);
     status st = user_list_open(&l, users, data);
     if (st == OK && !sink_is_terminal(&out->out) && (ranks == NULL || ranks->rank == 0))
         progress_begin(&v.bar, s->doing, "users", user_list_total(&l));
-    if (st == OK) st = ranks != NULL ? serve_with_others(&v, &l) : serve_list(&v, &l);
+    if (st == OK)
+        st = ranks != NULL ? serve_with_others(&v, &l) : serve_block(&v, &l, true, UINT64_MAX, &n);
     out->out.held = NULL;
     buf_fini(&v.held);
     progress_end(&v.bar);

@@ -13,7 +13,7 @@
 #include "data/set/seq_file.h"
 #include "dist/transport.h"
 #include "format/input.h"
-#include "model/histories.h"
+#include "model/user_group.h"
 
 enum { ID_LINE_MAX = 4096, ID_BLOCK_BYTES = 1 << 16 };
 
@@ -68,15 +68,13 @@ typedef struct user_choice {
 /* How many of the three ways were given. */
 int user_choice_n(const user_choice *c);
 
-/* What is done with users.  A batch is what was added since the last clear. */
+/* What is done with users, who are run in batches by a group. */
 typedef struct user_service {
     const char *doing;   /* of the progress bar: "recommending" */
     const char *unknown; /* what became of users that the data does not have */
-    bool (*fits)(void *ctx, const user_events *u); /* whether the batch has room for one more */
-    status (*add)(void *ctx, const user_events *u);
-    status (*run)(void *ctx);
+    user_group *group;
     status (*answer)(void *ctx, int32_t i, const answer_subject *who); /* user i of the batch */
-    void (*clear)(void *ctx);
+    status (*show)(void *ctx, const user_events *u); /* before a user is added; or NULL */
 } user_service;
 
 /* Serves all users of a choice; `out` is where the answers go.  ranks NULL: this process serves

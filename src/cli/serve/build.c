@@ -21,22 +21,16 @@ static const char *const dtypes[] = {"bfloat16", "float16", "float32", NULL};
 static const char *const item_forms[] = {"float32", "int8", NULL};
 
 static status print_json(const build_args *a, const build_report *r) {
-    json_line line;
-    json_writer *w = json_line_open(&line);
-    json_key_string(w, "engine", a->out);
-    json_key_int(w, "step", (int64_t)r->step);
-    json_key_string(w, "dtype", dtypes[a->dtype]);
-    json_key_int(w, "items", (int64_t)r->n_items);
-    json_key_int(w, "parameters", (int64_t)r->n_numbers);
-    json_key_int(w, "weight_bytes", (int64_t)r->weight_bytes);
-    json_key_int(w, "tables", r->n_tables);
-    json_key_double(w, "weight_error", r->weight_error);
-    json_key_int(w, "histories_compared", r->n_asked);
-    json_key_double(w, "score_error", r->score_error);
+    json_writer *w = json_line_open();
+    JSON_FIELDS(w, FIELD("engine", a->out), FIELD("step", r->step),
+                FIELD("dtype", dtypes[a->dtype]), FIELD("items", r->n_items),
+                FIELD("parameters", r->n_numbers), FIELD("weight_bytes", r->weight_bytes),
+                FIELD("tables", r->n_tables), FIELD("weight_error", r->weight_error),
+                FIELD("histories_compared", r->n_asked), FIELD("score_error", r->score_error));
     if (!r->is_ranking) json_key_double(w, "top_10_kept", r->top_kept);
     json_key_double(w, "run_open_s", r->run_open_s);
     json_key_double(w, "engine_open_s", r->engine_open_s);
-    return json_line_print(&line);
+    return json_line_print();
 }
 
 static void print_text(const build_args *a, const build_report *r) {

@@ -15,14 +15,11 @@ typedef struct state_args {
 
 static status print_counts(const state_args *a, const state_counts *c, const char *what) {
     if (a->is_json) {
-        json_line l;
-        json_writer *w = json_line_open(&l);
-        json_key_int(w, "users", (int64_t)c->n_users);
-        json_key_int(w, "events", (int64_t)c->n_events);
-        json_key_int(w, "erased", (int64_t)c->n_erased);
-        json_key_int(w, "not_swept", (int64_t)c->n_unswept);
-        json_key_int(w, "damaged", (int64_t)c->n_damaged);
-        return json_line_print(&l);
+        json_writer *w = json_line_open();
+        JSON_FIELDS(w, FIELD("users", c->n_users), FIELD("events", c->n_events),
+                    FIELD("erased", c->n_erased), FIELD("not_swept", c->n_unswept),
+                    FIELD("damaged", c->n_damaged));
+        return json_line_print();
     }
     printf("%s: %" PRIu64 " users, %" PRIu64 " events, %" PRIu64 " erased users\n", what,
            c->n_users, c->n_events, c->n_erased);

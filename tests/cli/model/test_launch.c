@@ -89,7 +89,7 @@ TEST(launch_starts_again_with_fewer_ranks) {
         CHECK_EQ(
             test_command(&text, "'%s' launch --ranks '%s' -- echo {}", test_program(), wrong[i]),
             2);
-        CHECK_CONTAINS(text, "numbers of ranks with commas");
+        CHECK_CONTAINS(text, "whole numbers from 1 to 1048576 with commas");
         free(text);
     }
     CHECK_EQ(test_command(&text, "'%s' launch --ranks 4 -- echo x", test_program()), 2);
