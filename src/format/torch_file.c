@@ -49,8 +49,8 @@ static const struct {
 #define REBUILD_FROM_TYPE "torch._tensor._rebuild_from_type_v2"
 #define UNTYPED           "torch.storage.UntypedStorage"
 
-/* The globals that files of weights name; none of them is called. */
-static const char *const allowed[] = {"collections.OrderedDict",
+/* The globals that files of weights name, besides the storages and types above; none is called. */
+static const char *const globals[] = {"collections.OrderedDict",
                                       REBUILD_V2,
                                       REBUILD_V3,
                                       REBUILD_PARAMETER,
@@ -61,28 +61,8 @@ static const char *const allowed[] = {"collections.OrderedDict",
                                       "torch.Tensor",
                                       "torch.Size",
                                       "torch.device",
-                                      UNTYPED,
-                                      "torch.DoubleStorage",
-                                      "torch.FloatStorage",
-                                      "torch.HalfStorage",
-                                      "torch.BFloat16Storage",
-                                      "torch.LongStorage",
-                                      "torch.IntStorage",
-                                      "torch.ShortStorage",
-                                      "torch.CharStorage",
-                                      "torch.ByteStorage",
-                                      "torch.BoolStorage",
-                                      "torch.float64",
-                                      "torch.float32",
-                                      "torch.float16",
-                                      "torch.bfloat16",
-                                      "torch.int64",
-                                      "torch.int32",
-                                      "torch.int16",
-                                      "torch.int8",
-                                      "torch.uint8",
-                                      "torch.bool",
-                                      NULL};
+                                      UNTYPED};
+enum { N_GLOBALS = sizeof globals / sizeof *globals, N_TYPES = ST_BOOL + 1 };
 
 const char *torch_dtype_name(st_dtype dtype) {
     return types[dtype].name;
@@ -360,7 +340,13 @@ static status verify_members(const torch_file *f) {
 
 static status read_file(torch_file *f) {
     const zip_member *pickle;
+    const char *allowed[N_GLOBALS + 2 * N_TYPES + 1] = {NULL};
     buf name;
+    memcpy(allowed, globals, sizeof globals);
+    for (int i = 0; i < N_TYPES; i++) {
+        allowed[N_GLOBALS + 2 * i] = types[i].storage;
+        allowed[N_GLOBALS + 2 * i + 1] = types[i].dtype;
+    }
     TRY(file_map_open(&f->map, f->path));
     TRY(check_kind(f));
     TRY(zip_read(&f->members, &f->memory, f->path, f->map.bytes, f->map.n_bytes));
@@ -529,15 +515,6 @@ static status put_tuple(buf *b, int n, const int64_t *value) {
     return buf_char(b, 't');
 }
 
-static const char *storage_class(st_dtype dtype) {
-    static const char *const names[] = {
-        [ST_F64] = "DoubleStorage",    [ST_F32] = "FloatStorage", [ST_F16] = "HalfStorage",
-        [ST_BF16] = "BFloat16Storage", [ST_I64] = "LongStorage",  [ST_I32] = "IntStorage",
-        [ST_I16] = "ShortStorage",     [ST_I8] = "CharStorage",   [ST_U8] = "ByteStorage",
-        [ST_BOOL] = "BoolStorage"};
-    return names[dtype];
-}
-
 /* _rebuild_tensor_v2(storage, offset, size, stride, requires_grad, backward_hooks) */
 static status put_tensor(buf *b, const st_tensor *t, size_t number) {
     char key[24];
@@ -549,7 +526,7 @@ static status put_tensor(buf *b, const st_tensor *t, size_t number) {
     snprintf(key, sizeof key, "%zu", number);
     TRY(buf_text(b, "ctorch._utils\n_rebuild_tensor_v2\n(("));
     TRY(put_text(b, "storage"));
-    TRY(buf_printf(b, "ctorch\n%s\n", storage_class(t->dtype)));
+    TRY(buf_printf(b, "ctorch\n%s\n", strchr(types[t->dtype].storage, '.') + 1));
     TRY(put_text(b, key));
     TRY(put_text(b, "cpu"));
     TRY(put_int(b, t->n));
