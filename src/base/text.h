@@ -49,6 +49,13 @@ static inline int utf8_length(const char *s, size_t n) {
     return length;
 }
 
+/* Whether all n bytes are well-formed characters. */
+static inline bool utf8_is_valid(const char *s, size_t n) {
+    for (int length; n > 0; s += length, n -= (size_t)length)
+        if ((length = utf8_length(s, n)) == 0) return false;
+    return true;
+}
+
 /* Writes a code point (not a surrogate, at most 0x10ffff) and returns its bytes, 1..4. */
 static inline int utf8_encode(unsigned code, char out[4]) {
     if (code < 0x80) {

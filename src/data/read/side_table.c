@@ -119,23 +119,7 @@ static status find_positions(const side_file *f, blocks *b, side_rows *rows) {
     return f->has_header ? blocks_skip_line(b) : OK;
 }
 
-/* Whether it is valid UTF-8: the old MovieLens files are Latin-1, but some people convert them. */
-static bool is_utf8(const char *text, size_t n) {
-    const unsigned char *s = (const unsigned char *)text;
-    for (size_t i = 0; i < n;) {
-        size_t more = s[i] < 0x80                   ? 0
-                      : s[i] >= 0xc2 && s[i] < 0xe0 ? 1
-                      : s[i] >= 0xe0 && s[i] < 0xf0 ? 2
-                      : s[i] >= 0xf0 && s[i] < 0xf5 ? 3
-                                                    : n;
-        if (more >= n - i) return false;
-        for (size_t k = 1; k <= more; k++)
-            if ((s[i + k] & 0xc0) != 0x80) return false;
-        i += more + 1;
-    }
-    return true;
-}
-
+/* The old MovieLens files are Latin-1, but some people convert them. */
 static status latin1_to_utf8(buf *out, const char *text, size_t n) {
     buf_clear(out);
     for (size_t i = 0; i < n; i++) {
@@ -159,7 +143,7 @@ static status add_item(source_job *job, const csv_field *fields, void *ctx) {
     if (items->has_title) {
         title = fields[1].text;
         n = fields[1].n_bytes;
-        if (!is_utf8(title, n)) {
+        if (!utf8_is_valid(title, n)) {
             TRY(latin1_to_utf8(&items->text, title, n));
             title = items->text.data;
             n = items->text.n_bytes;
