@@ -27,6 +27,15 @@ status buf_char(buf *b, char c);
 status buf_printf(buf *b, const char *fmt, ...) PRINTF_LIKE(2, 3);
 status buf_reserve(buf *b, size_t n_more);
 
+/* A number as n_bytes (at most 8) in little-endian order, appended or read. */
+status buf_little(buf *b, uint64_t value, int n_bytes);
+static inline uint64_t read_little(const unsigned char *p, int n_bytes) {
+    uint64_t value = 0;
+    for (int i = 0; i < n_bytes; i++)
+        value |= (uint64_t)p[i] << 8 * i;
+    return value;
+}
+
 /* The content as a C string ("" while empty). */
 const char *buf_str(const buf *b);
 

@@ -15,6 +15,7 @@
 #include "base/file.h"
 #include "base/mem.h"
 #include "base/sort.h"
+#include "base/text.h"
 #include "format/input.h"
 
 enum { INPUT_HEAD_BYTES = 512 }; /* the magic of a tar file is at byte 257 */
@@ -458,15 +459,12 @@ static status input_decompress(input **out, input *below) {
     return st;
 }
 
-static uint32_t little32(const unsigned char *u) {
-    return u[0] | (uint32_t)u[1] << 8 | (uint32_t)u[2] << 16 | (uint32_t)u[3] << 24;
-}
-
 /* Compares with gzip's trailer: the checksum, and the length modulo 2^32.  With several streams the
  * trailer describes the last one only, so these are left to the decompressor's own checks. */
 static status check_gzip(const input *in) {
     const struct decoder *d = in->decoder;
-    uint32_t crc = little32(d->tail), length = little32(d->tail + 4);
+    uint32_t crc = (uint32_t)read_little(d->tail, 4);
+    uint32_t length = (uint32_t)read_little(d->tail + 4, 4);
     if (d->is_maybe_several && length != (uint32_t)d->at) return OK;
     if (length == (uint32_t)d->at && crc == d->crc) return OK;
     return fail(ERR_FORMAT,

@@ -511,20 +511,6 @@ static status scan_number(parser *p, bool *out_is_integer) {
     return OK;
 }
 
-/* An integer that fits int64; false otherwise.  Counts downwards: the negative range is larger. */
-static bool read_int64(const char *text, size_t n, int64_t *out) {
-    bool is_negative = text[0] == '-';
-    int64_t value = 0;
-    for (size_t i = is_negative; i < n; i++) {
-        if (__builtin_mul_overflow(value, 10, &value) ||
-            __builtin_sub_overflow(value, text[i] - '0', &value))
-            return false;
-    }
-    if (!is_negative && value == INT64_MIN) return false;
-    *out = is_negative ? value : -value;
-    return true;
-}
-
 static status parse_number(parser *p, json_value *out) {
     size_t start = p->at;
     bool is_integer;
@@ -532,7 +518,7 @@ static status parse_number(parser *p, json_value *out) {
     const char *text = p->text + start, *copy;
     size_t n = p->at - start;
     out->type = JSON_NUMBER;
-    out->is_integer = is_integer && read_int64(text, n, &out->integer);
+    out->is_integer = is_integer && number_read(text, n, &out->integer) == NUMBER_WHOLE;
     if (out->is_integer) {
         out->number = out->integer == 0 && text[0] == '-' ? -0.0 : (double)out->integer;
         return OK;

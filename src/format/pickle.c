@@ -36,9 +36,7 @@ static status take(machine *m, size_t n, const unsigned char **out) {
 static status take_number(machine *m, int n, uint64_t *out) {
     const unsigned char *p = NULL;
     TRY(take(m, (size_t)n, &p));
-    *out = 0;
-    for (int i = 0; i < n; i++)
-        *out |= (uint64_t)p[i] << 8 * i;
+    *out = read_little(p, n);
     return OK;
 }
 

@@ -477,34 +477,20 @@ status torch_read_floats(const torch_file *f, const torch_tensor *t, int64_t fir
 /* Writing of .pt files: a pickle of protocol 2, as torch.save makes it, and a member a tensor. */
 
 enum { ALIGN = 64 }; /* of storages: torch maps them */
-enum { INT1_MAX = 0xff, INT2_MAX = 0xffff };
-
-static status put_bytes(buf *b, uint64_t value, int n) {
-    for (int i = 0; i < n; i++)
-        TRY(buf_char(b, (char)(value >> 8 * i)));
-    return OK;
-}
 
 static status put_int(buf *b, int64_t value) {
-    if (value <= INT1_MAX) {
-        TRY(buf_char(b, 'K'));
-        return put_bytes(b, (uint64_t)value, 1);
+    if (value > INT32_MAX) {
+        TRY(buf_append(b, "\x8a\x08", 2));
+        return buf_little(b, (uint64_t)value, 8);
     }
-    if (value <= INT2_MAX) {
-        TRY(buf_char(b, 'M'));
-        return put_bytes(b, (uint64_t)value, 2);
-    }
-    if (value <= INT32_MAX) {
-        TRY(buf_char(b, 'J'));
-        return put_bytes(b, (uint64_t)value, 4);
-    }
-    TRY(buf_append(b, "\x8a\x08", 2));
-    return put_bytes(b, (uint64_t)value, 8);
+    int n = value <= UINT8_MAX ? 1 : value <= UINT16_MAX ? 2 : 4;
+    TRY(buf_char(b, n == 1 ? 'K' : n == 2 ? 'M' : 'J'));
+    return buf_little(b, (uint64_t)value, n);
 }
 
 static status put_text(buf *b, const char *text) {
     TRY(buf_char(b, 'X'));
-    TRY(put_bytes(b, strlen(text), 4));
+    TRY(buf_little(b, strlen(text), 4));
     return buf_text(b, text);
 }
 
