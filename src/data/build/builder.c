@@ -191,14 +191,6 @@ status sink_add(builder_sink *s, int64_t user, int64_t item, uint16_t action, in
     return sink_add_numbered(s, u, i, action, time);
 }
 
-status sink_add_text(builder_sink *s, const char *user, size_t user_bytes, const char *item,
-                     size_t item_bytes, uint16_t action, int64_t time) {
-    uint32_t u, i;
-    TRY(dictionary_text(&s->users, user, user_bytes, &u));
-    TRY(dictionary_text(&s->items, item, item_bytes, &i));
-    return sink_add_numbered(s, u, i, action, time);
-}
-
 status builder_add_item(builder *b, const char *id, size_t id_bytes, const char *title,
                         size_t title_bytes) {
     uint32_t i, n_before = b->catalogue.n;
