@@ -111,62 +111,6 @@ static void ask_simd(char *text, size_t n) {
 #endif
 }
 
-static void tighten(machine *m, uint64_t limit) {
-    if (limit > 0 && (m->limit_bytes == 0 || limit < m->limit_bytes)) m->limit_bytes = limit;
-}
-
-static void ask_group(machine *m, const char *folder) {
-    char path[4352];
-    snprintf(path, sizeof path, "%s/memory.max", folder);
-    char *limit = read_fact(path);
-    if (limit != NULL) tighten(m, machine_parse_limit(limit));
-    mem_free(limit);
-}
-
-/* A process is bound by its own control group and by every one above it.  In a container the path
- * is often the host's and does not exist; then only the root of the mounted hierarchy counts. */
-static void ask_memory_limit(machine *m) {
-    char folder[4224] = "/sys/fs/cgroup";
-    size_t n_root = strlen(folder);
-    char *groups = read_fact("/proc/self/cgroup");
-    const char *own = groups != NULL ? strstr(groups, "0::/") : NULL;
-    if (own != NULL)
-        snprintf(folder + n_root, sizeof folder - n_root, "%.*s", (int)strcspn(own + 3, "\n"),
-                 own + 3);
-    mem_free(groups);
-    for (char *slash; strlen(folder) > n_root; *slash = '\0') {
-        ask_group(m, folder);
-        slash = strrchr(folder, '/');
-    }
-    ask_group(m, folder);
-    char *old = read_fact("/sys/fs/cgroup/memory/memory.limit_in_bytes");
-    if (old != NULL) tighten(m, machine_parse_limit(old));
-    mem_free(old);
-}
-
-void machine_ask(machine *out) {
-    cpu_set_t set;
-    struct utsname name;
-    *out = (machine){.n_cores = (int)sysconf(_SC_NPROCESSORS_ONLN)};
-    out->n_usable_cores =
-        sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : out->n_cores;
-    if (uname(&name) == 0)
-        snprintf(out->system, sizeof out->system, "%.40s %.40s %.40s", name.sysname, name.release,
-                 name.machine);
-    char *text = read_fact("/proc/cpuinfo");
-    if (text != NULL) machine_parse_cpu(text, out->cpu, sizeof out->cpu);
-    mem_free(text);
-    text = read_fact("/proc/meminfo");
-    if (text != NULL) {
-        out->total_bytes = machine_parse_meminfo(text, "MemTotal");
-        out->available_bytes = machine_parse_meminfo(text, "MemAvailable");
-    }
-    mem_free(text);
-    ask_simd(out->simd, sizeof out->simd);
-    ask_memory_limit(out);
-    out->quota_cores = cpu_quota("/proc/self/cgroup", "/sys/fs/cgroup");
-}
-
 enum { PATH_BYTES = 4096, LINE_BYTES = 4096 };
 
 /* The first line of a file of a cgroup; false: there is no such file. */
@@ -199,14 +143,25 @@ static double quota_at(const char *folder) {
     return cores_of(quota, period);
 }
 
-/* The least quota of `path` below a folder and of what is above it, the folder included.  In a
+/* The memory of one cgroup in bytes, 0: no limit. */
+static double memory_at(const char *folder) {
+    char limit[64];
+    bool is_read = read_line(folder, "memory.max", limit, sizeof limit) ||
+                   read_line(folder, "memory.limit_in_bytes", limit, sizeof limit);
+    return is_read ? (double)machine_parse_limit(limit) : 0;
+}
+
+/* The limit of one cgroup, 0: none. */
+typedef double (*limit_fn)(const char *folder);
+
+/* The least limit of `path` below a folder and of what is above it, the folder included.  In a
  * container the path is often one that only its host has. */
-static double least_quota(const char *mount, const char *path, double least) {
+static double least_below(const char *mount, const char *path, limit_fn limit_at, double least) {
     char folder[PATH_BYTES];
     size_t top = strlen(mount);
     if (snprintf(folder, sizeof folder, "%s%s", mount, path) >= (int)sizeof folder) return least;
     for (;;) {
-        double n = quota_at(folder);
+        double n = limit_at(folder);
         if (n > 0 && (least == 0 || n < least)) least = n;
         char *slash = strrchr(folder, '/');
         if (strlen(folder) <= top || slash == NULL) return least;
@@ -214,10 +169,10 @@ static double least_quota(const char *mount, const char *path, double least) {
     }
 }
 
-/* Whether "cpu" is one of the names, separated by commas. */
-static bool has_cpu(const char *names) {
+/* Whether a controller is one of the names, separated by commas. */
+static bool has_name(const char *names, const char *wanted) {
     size_t n = strcspn(names, ",");
-    while (n != 3 || strncmp(names, "cpu", 3) != 0) {
+    while (n != strlen(wanted) || strncmp(names, wanted, n) != 0) {
         if (names[n] == '\0') return false;
         names += n + 1;
         n = strcspn(names, ",");
@@ -225,7 +180,9 @@ static bool has_cpu(const char *names) {
     return true;
 }
 
-double cpu_quota(const char *own, const char *root) {
+/* The least limit of the process's own control groups, listed in the file `own`. */
+static double least_limit(const char *own, const char *root, const char *controller,
+                          limit_fn limit_at) {
     char line[LINE_BYTES], mount[PATH_BYTES];
     double least = 0;
     FILE *f = fopen(own, "r");
@@ -239,12 +196,41 @@ double cpu_quota(const char *own, const char *root) {
         names++;
         if (strcmp(path, "/") == 0) path = "";
         bool is_second = names[0] == '\0';
-        if (!is_second && !has_cpu(names)) continue;
-        int n = snprintf(mount, sizeof mount, is_second ? "%s" : "%s/cpu", root);
-        if (n > 0 && n < (int)sizeof mount) least = least_quota(mount, path, least);
+        if (!is_second && !has_name(names, controller)) continue;
+        int n = snprintf(mount, sizeof mount, "%s%s%s", root, is_second ? "" : "/",
+                         is_second ? "" : controller);
+        if (n > 0 && n < (int)sizeof mount) least = least_below(mount, path, limit_at, least);
     }
     fclose(f);
     return least;
+}
+
+double cpu_quota(const char *own, const char *root) {
+    return least_limit(own, root, "cpu", quota_at);
+}
+
+void machine_ask(machine *out) {
+    cpu_set_t set;
+    struct utsname name;
+    *out = (machine){.n_cores = (int)sysconf(_SC_NPROCESSORS_ONLN)};
+    out->n_usable_cores =
+        sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : out->n_cores;
+    if (uname(&name) == 0)
+        snprintf(out->system, sizeof out->system, "%.40s %.40s %.40s", name.sysname, name.release,
+                 name.machine);
+    char *text = read_fact("/proc/cpuinfo");
+    if (text != NULL) machine_parse_cpu(text, out->cpu, sizeof out->cpu);
+    mem_free(text);
+    text = read_fact("/proc/meminfo");
+    if (text != NULL) {
+        out->total_bytes = machine_parse_meminfo(text, "MemTotal");
+        out->available_bytes = machine_parse_meminfo(text, "MemAvailable");
+    }
+    mem_free(text);
+    ask_simd(out->simd, sizeof out->simd);
+    out->limit_bytes =
+        (uint64_t)least_limit("/proc/self/cgroup", "/sys/fs/cgroup", "memory", memory_at);
+    out->quota_cores = cpu_quota("/proc/self/cgroup", "/sys/fs/cgroup");
 }
 
 /* The newest match of FOLDER/MIDDLE/FILE that can be loaded.  Folders that are not whole paths

@@ -51,6 +51,12 @@ status buf_char(buf *b, char c) {
     return buf_append(b, &c, 1);
 }
 
+status buf_little(buf *b, uint64_t value, int n_bytes) {
+    for (int i = 0; i < n_bytes; i++)
+        TRY(buf_char(b, (char)(value >> 8 * i)));
+    return OK;
+}
+
 status buf_printf(buf *b, const char *fmt, ...) {
     va_list args, again;
     va_start(args, fmt);

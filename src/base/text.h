@@ -27,6 +27,15 @@ status buf_char(buf *b, char c);
 status buf_printf(buf *b, const char *fmt, ...) PRINTF_LIKE(2, 3);
 status buf_reserve(buf *b, size_t n_more);
 
+/* A number as n_bytes (at most 8) in little-endian order, appended or read. */
+status buf_little(buf *b, uint64_t value, int n_bytes);
+static inline uint64_t read_little(const unsigned char *p, int n_bytes) {
+    uint64_t value = 0;
+    for (int i = 0; i < n_bytes; i++)
+        value |= (uint64_t)p[i] << 8 * i;
+    return value;
+}
+
 /* The content as a C string ("" while empty). */
 const char *buf_str(const buf *b);
 
@@ -47,6 +56,13 @@ static inline int utf8_length(const char *s, size_t n) {
     for (int i = 2; i < length; i++)
         if ((u[i] & 0xc0) != 0x80) return 0;
     return length;
+}
+
+/* Whether all n bytes are well-formed characters. */
+static inline bool utf8_is_valid(const char *s, size_t n) {
+    for (int length; n > 0; s += length, n -= (size_t)length)
+        if ((length = utf8_length(s, n)) == 0) return false;
+    return true;
 }
 
 /* Writes a code point (not a surrogate, at most 0x10ffff) and returns its bytes, 1..4. */

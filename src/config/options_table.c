@@ -9,45 +9,31 @@
 #define OF_DISTRIBUTION(member) offsetof(config_distribution, member)
 
 /* One macro per type keeps a row on two lines: name and member, then default and meaning. */
-#define FLAG(n, at, def, text)                                                                     \
-    { .name = n, .type = OPT_BOOL, .offset = at, .value = def, .help = text }
-#define INT(n, at, lo, hi, def, text)                                                              \
-    { .name = n, .type = OPT_INT, .offset = at, .min = lo, .max = hi, .value = def, .help = text }
+#define TYPED(n, t, fl, at, def, text)                                                             \
+    { .name = n, .type = t, .flags = fl, .offset = at, .value = def, .help = text }
+#define NUMBER(n, t, fl, at, lo, hi, def, text)                                                    \
+    {                                                                                              \
+        .name = n, .type = t, .flags = fl, .offset = at, .min = lo, .max = hi, .value = def,       \
+        .help = text                                                                               \
+    }
 #define INT_OR_NONE(n, at, lo, hi, words, text)                                                    \
     {                                                                                              \
         .name = n, .type = OPT_INT, .flags = OPT_NULLABLE, .offset = at, .min = lo, .max = hi,     \
         .value = "None", .default_words = words, .help = text                                      \
     }
-#define INT_REQUIRED(n, at, lo, hi, text)                                                          \
-    {                                                                                              \
-        .name = n, .type = OPT_INT, .flags = OPT_REQUIRED, .offset = at, .min = lo, .max = hi,     \
-        .help = text                                                                               \
-    }
-#define FLOAT(n, at, fl, lo, hi, def, text)                                                        \
-    {                                                                                              \
-        .name = n, .type = OPT_FLOAT, .flags = fl, .offset = at, .min = lo, .max = hi,             \
-        .value = def, .help = text                                                                 \
-    }
-#define FLAG_NO_EFFECT(n, at, def, text)                                                           \
-    {                                                                                              \
-        .name = n, .type = OPT_BOOL, .flags = OPT_NO_EFFECT, .offset = at, .value = def,           \
-        .help = text                                                                               \
-    }
-#define INT_NO_EFFECT(n, at, lo, hi, def, text)                                                    \
-    {                                                                                              \
-        .name = n, .type = OPT_INT, .flags = OPT_NO_EFFECT, .offset = at, .min = lo, .max = hi,    \
-        .value = def, .help = text                                                                 \
-    }
-#define TEXT(n, fl, at, def, text)                                                                 \
-    { .name = n, .type = OPT_TEXT, .flags = fl, .offset = at, .value = def, .help = text }
-#define CHOICE(n, at, list, def, text)                                                             \
-    { .name = n, .type = OPT_CHOICE, .offset = at, .choices = list, .value = def, .help = text }
-#define TYPED(n, t, fl, at, def, text)                                                             \
-    { .name = n, .type = t, .flags = fl, .offset = at, .value = def, .help = text }
+#define CHOSEN(n, t, fl, at, list, def, text)                                                      \
+    { .name = n, .type = t, .flags = fl, .offset = at, .choices = list, .value = def, .help = text }
 #define ALIAS(n, fl, target, text)                                                                 \
     { .name = n, .type = OPT_ALIAS, .flags = fl, .choices = target, .help = text }
 #define RETIRED(n, list, text)                                                                     \
     { .name = n, .type = OPT_RETIRED, .choices = list, .help = text }
+#define FLAG(n, at, def, text)              TYPED(n, OPT_BOOL, 0, at, def, text)
+#define TEXT(n, fl, at, def, text)          TYPED(n, OPT_TEXT, fl, at, def, text)
+#define INT(n, at, lo, hi, def, text)       NUMBER(n, OPT_INT, 0, at, lo, hi, def, text)
+#define INT_OURS(n, at, lo, hi, def, text)  NUMBER(n, OPT_INT, OPT_OURS, at, lo, hi, def, text)
+#define INT_REQUIRED(n, at, lo, hi, text)   NUMBER(n, OPT_INT, OPT_REQUIRED, at, lo, hi, NULL, text)
+#define FLOAT(n, at, fl, lo, hi, def, text) NUMBER(n, OPT_FLOAT, fl, at, lo, hi, def, text)
+#define CHOICE(n, at, list, def, text)      CHOSEN(n, OPT_CHOICE, 0, at, list, def, text)
 
 /* A rate of dropout or decay, [0, 1), and a number above 0. */
 #define RATE(n, at, def, text)     FLOAT(n, at, OPT_BELOW_MAX, 0, 1, def, text)
@@ -64,8 +50,8 @@ const option option_table[] = {
                 "train_batch_size", "Users in an evaluation batch."),
     INT("TrainerArgs.eval_interval", IN(trainer.eval_interval), 1, MANY, "100",
         "Steps between evaluations."),
-    INT_NO_EFFECT("TrainerArgs.log_interval", IN(trainer.log_interval), 1, MANY, "100",
-                  "Steps between lines of the log; here a line comes with each evaluation."),
+    NUMBER("TrainerArgs.log_interval", OPT_INT, OPT_NO_EFFECT, IN(trainer.log_interval), 1, MANY,
+           "100", "Steps between lines of the log; here a line comes with each evaluation."),
     INT_OR_NONE("TrainerArgs.max_train_iters", IN(trainer.max_train_iters), 1, MANY, NULL,
                 "Steps of training; None is one epoch, after an epoch the next one begins."),
     INT_OR_NONE("TrainerArgs.max_eval_iters", IN(trainer.max_eval_iters), 1, MANY, NULL,
@@ -88,14 +74,8 @@ const option option_table[] = {
            "Overlap of loading and computing; 'prefetch' also fetches embedding rows ahead."),
     FLAG("TrainerArgs.enable_balanced_shuffler", IN(trainer.is_balanced), "False",
          "Spread users over ranks or micro-batches so that the sum of squared lengths is even."),
-    {.name = "TrainerArgs.clip_grad",
-     .type = OPT_FLOAT,
-     .flags = OPT_OURS,
-     .offset = IN(trainer.clip_grad),
-     .min = 0,
-     .max = 1e30,
-     .value = "0",
-     .help = "Largest norm of the dense gradient; 0 is off (the reference clips at 1.0 unasked)."},
+    FLOAT("TrainerArgs.clip_grad", IN(trainer.clip_grad), OPT_OURS, 0, 1e30, "0",
+          "Largest norm of the dense gradient; 0 is off (the reference clips at 1.0 unasked)."),
     RETIRED("TrainerArgs.enable_prefetch_pipeline", NULL, "Older form of pipeline_type."),
 
     INT_OR_NONE("DataArgs.num_workers", IN(data.n_workers), 0, 1024, "the cores of the machine",
@@ -192,51 +172,26 @@ const option option_table[] = {
     RATE("OptimizerArgs.adam_beta2", IN(optimizer.beta2), "0.999", "Decay of the second moment."),
     POSITIVE("OptimizerArgs.adam_eps", IN(optimizer.epsilon), "1e-8",
              "Added to the root of the second moment."),
-    {.name = "OptimizerArgs.weight_decay",
-     .type = OPT_FLOAT,
-     .flags = OPT_OURS,
-     .offset = IN(optimizer.weight_decay),
-     .min = 0,
-     .max = 1e30,
-     .value = "0",
-     .help = "Decoupled decay of the dense weights; 0 is off (the reference uses 0.01 unasked)."},
-    {.name = "OptimizerArgs.num_warmup_steps",
-     .type = OPT_INT,
-     .flags = OPT_OURS,
-     .offset = IN(optimizer.n_warmup_steps),
-     .min = 0,
-     .max = MANY,
-     .value = "0",
-     .help = "Steps over which the step size grows to its full value."},
-    {.name = "OptimizerArgs.lr_schedule",
-     .type = OPT_CHOICE,
-     .flags = OPT_OURS,
-     .offset = IN(optimizer.schedule),
-     .choices = "constant|cosine",
-     .value = "'constant'",
-     .help = "Step size after the warm-up: constant, or a half cosine down to 0 at the last step."},
+    FLOAT("OptimizerArgs.weight_decay", IN(optimizer.weight_decay), OPT_OURS, 0, 1e30, "0",
+          "Decoupled decay of the dense weights; 0 is off (the reference uses 0.01 unasked)."),
+    INT_OURS("OptimizerArgs.num_warmup_steps", IN(optimizer.n_warmup_steps), 0, MANY, "0",
+             "Steps over which the step size grows to its full value."),
+    CHOSEN("OptimizerArgs.lr_schedule", OPT_CHOICE, OPT_OURS, IN(optimizer.schedule),
+           "constant|cosine", "'constant'",
+           "Step size after the warm-up: constant, or a half cosine down to 0 at the last step."),
 
     INT("TensorModelParallelArgs.tensor_model_parallel_size", IN(trainer.tensor_parallel), 1, 1024,
         "1",
         "Ranks that share every layer by its heads; the groups of so many ranks divide the batch. "
         "On one rank layers stay whole."),
-    {.name = "TensorModelParallelArgs.sequence_parallel_size",
-     .type = OPT_INT,
-     .flags = OPT_OURS,
-     .offset = IN(trainer.sequence_parallel),
-     .min = 1,
-     .max = 1024,
-     .value = "1",
-     .help =
-         "Ranks that share the tokens of a batch, and in the attention the heads: for very long "
-         "histories. The groups of so many ranks divide the batch."},
-    {.name = "TensorModelParallelArgs.wire",
-     .type = OPT_CHOICE,
-     .flags = OPT_OURS,
-     .offset = IN(trainer.wire),
-     .choices = "float32|bfloat16",
-     .value = "'float32'",
-     .help = "How rows of dynamic tables and their gradients travel between ranks."},
+    INT_OURS(
+        "TensorModelParallelArgs.sequence_parallel_size", IN(trainer.sequence_parallel), 1, 1024,
+        "1",
+        "Ranks that share the tokens of a batch, and in the attention the heads: for very long "
+        "histories. The groups of so many ranks divide the batch."),
+    CHOSEN("TensorModelParallelArgs.wire", OPT_CHOICE, OPT_OURS, IN(trainer.wire),
+           "float32|bfloat16", "'float32'",
+           "How rows of dynamic tables and their gradients travel between ranks."),
     RETIRED("DistributedDataParallelArgs.check_for_nan_in_grad", NULL, "Older switch of a check."),
 
     {.name = "RankingArgs.prediction_head_arch",
@@ -253,14 +208,11 @@ const option option_table[] = {
     FLAG("RankingArgs.prediction_head_bias", IN(ranking.has_bias), "True", "Biases in the head."),
     INT("RankingArgs.num_tasks", IN(ranking.n_tasks), 1, 64, "1",
         "Actions predicted at once: bit k of the action is task k."),
-    {.name = "RankingArgs.eval_metrics",
-     .type = OPT_TEXTS,
-     .offset = IN(ranking.metrics),
-     .choices = METRIC_RANKING_CHOICES "NDCG|HR",
-     .value = "('AUC',)",
-     .help =
-         "Metrics of an evaluation (NDCG and HR, which the reference lists, cannot be computed for "
-         "ranking)."},
+    CHOSEN(
+        "RankingArgs.eval_metrics", OPT_TEXTS, 0, IN(ranking.metrics),
+        METRIC_RANKING_CHOICES "NDCG|HR", "('AUC',)",
+        "Metrics of an evaluation (NDCG and HR, which the reference lists, cannot be computed for "
+        "ranking)."),
 
     INT("RetrievalArgs.num_negatives", IN(retrieval.n_negatives), -1, 1048576, "-1",
         "Negatives per position, from the batch; -1 or 0 is as many as positions."),
@@ -278,12 +230,9 @@ const option option_table[] = {
          "Name of the table."),
     INT_REQUIRED("EmbeddingArgs.item_vocab_size_or_capacity", OF_TABLE(capacity), 1, MANY,
                  "Rows of the table."),
-    {.name = "EmbeddingArgs.sharding_type",
-     .type = OPT_CHOICE,
-     .flags = OPT_REQUIRED,
-     .offset = OF_TABLE(sharding),
-     .choices = "data_parallel|model_parallel",
-     .help = "Every rank holds the whole table, or the rows are spread over the ranks."},
+    CHOSEN("EmbeddingArgs.sharding_type", OPT_CHOICE, OPT_REQUIRED, OF_TABLE(sharding),
+           "data_parallel|model_parallel", NULL,
+           "Every rank holds the whole table, or the rows are spread over the ranks."),
     RETIRED("EmbeddingArgs.allowed_compute_kernels", NULL, "Older hint to TorchRec."),
 
     TYPED("DynamicEmbeddingArgs.feature_names", OPT_TEXTS, OPT_REQUIRED, OF_TABLE(feature_names),
@@ -349,12 +298,8 @@ const option option_table[] = {
     TYPED("FeatureArgs.value_dists", OPT_DISTRIBUTIONS, OPT_NULLABLE, OF_FEATURE(value_dists),
           "None", "Values by feature; a feature left out is uniform over its table."),
 
-    {.name = "RandomDistribution.dist_type",
-     .type = OPT_CHOICE,
-     .flags = OPT_REQUIRED,
-     .offset = OF_DISTRIBUTION(kind),
-     .choices = "uniform|normal|zipf|lognormal",
-     .help = "Kind of distribution; all give whole numbers."},
+    CHOSEN("RandomDistribution.dist_type", OPT_CHOICE, OPT_REQUIRED, OF_DISTRIBUTION(kind),
+           "uniform|normal|zipf|lognormal", NULL, "Kind of distribution; all give whole numbers."),
     INT("RandomDistribution.low", OF_DISTRIBUTION(low), 0, MANY, "0", "Smallest value."),
     INT_OR_NONE("RandomDistribution.high", OF_DISTRIBUTION(high), 0, MANY, NULL,
                 "Largest value (of uniform: one more than the largest, and required)."),
@@ -391,10 +336,10 @@ const option option_table[] = {
           "Weights of auxiliary losses by name."),
     INT("train_fn.num_negatives", IN(retrieval.n_negatives), 1, 1048576, "1",
         "Negatives per position."),
-    FLAG_NO_EFFECT("train_fn.loss_activation_checkpoint", IN(retrieval.has_loss_checkpoint),
-                   "False",
-                   "Save memory: compute the loss again in the backward pass; here the loss stores "
-                   "no activations."),
+    TYPED("train_fn.loss_activation_checkpoint", OPT_BOOL, OPT_NO_EFFECT,
+          IN(retrieval.has_loss_checkpoint), "False",
+          "Save memory: compute the loss again in the backward pass; here the loss stores "
+          "no activations."),
     FLAG("train_fn.item_l2_norm", IN(retrieval.has_item_norm), "False",
          "Scores use items divided by their norm."),
     POSITIVE("train_fn.temperature", IN(retrieval.temperature), "0.05", "Divides the scores."),
@@ -404,39 +349,17 @@ const option option_table[] = {
         "Steps over which the step size grows to its full value."),
     FLOAT("train_fn.weight_decay", IN(optimizer.weight_decay), 0, 0, 1e30, "1e-3",
           "Decoupled weight decay."),
-    {.name = "train_fn.lr_schedule",
-     .type = OPT_CHOICE,
-     .flags = OPT_OURS,
-     .offset = IN(optimizer.schedule),
-     .choices = "constant|cosine",
-     .value = "'constant'",
-     .help = "Step size after the warm-up: constant, or a half cosine down to 0 at the last step."},
-    {.name = "train_fn.sequence_parallel_size",
-     .type = OPT_INT,
-     .flags = OPT_OURS,
-     .offset = IN(trainer.sequence_parallel),
-     .min = 1,
-     .max = 1024,
-     .value = "1",
-     .help =
-         "Ranks that share the tokens of a batch, and in the attention the heads: for very long "
-         "histories. The groups of so many ranks divide the batch."},
-    {.name = "train_fn.clip_grad",
-     .type = OPT_FLOAT,
-     .flags = OPT_OURS,
-     .offset = IN(trainer.clip_grad),
-     .min = 0,
-     .max = 1e30,
-     .value = "0",
-     .help = "Largest norm of the gradient; 0 is off."},
-    {.name = "train_fn.gradient_accumulation_steps",
-     .type = OPT_INT,
-     .flags = OPT_OURS,
-     .offset = IN(trainer.accumulation_steps),
-     .min = 1,
-     .max = 65536,
-     .value = "1",
-     .help = "Batches whose gradients are added before a step of the optimizer."},
+    CHOSEN("train_fn.lr_schedule", OPT_CHOICE, OPT_OURS, IN(optimizer.schedule), "constant|cosine",
+           "'constant'",
+           "Step size after the warm-up: constant, or a half cosine down to 0 at the last step."),
+    INT_OURS(
+        "train_fn.sequence_parallel_size", IN(trainer.sequence_parallel), 1, 1024, "1",
+        "Ranks that share the tokens of a batch, and in the attention the heads: for very long "
+        "histories. The groups of so many ranks divide the batch."),
+    FLOAT("train_fn.clip_grad", IN(trainer.clip_grad), OPT_OURS, 0, 1e30, "0",
+          "Largest norm of the gradient; 0 is off."),
+    INT_OURS("train_fn.gradient_accumulation_steps", IN(trainer.accumulation_steps), 1, 65536, "1",
+             "Batches whose gradients are added before a step of the optimizer."),
     CHOICE("train_fn.top_k_method", IN(retrieval.top_k_method),
            "MIPSBruteForceTopK|MoLBruteForceTopK", "'MIPSBruteForceTopK'",
            "Search of an evaluation."),
@@ -444,9 +367,9 @@ const option option_table[] = {
         "Steps between evaluations of one batch."),
     INT("train_fn.full_eval_every_n", IN(trainer.full_eval_every), 1, 1048576, "1",
         "Epochs between evaluations of all users."),
-    INT_NO_EFFECT(
-        "train_fn.save_ckpt_every_n", IN(trainer.checkpoint_epochs), 1, 1048576, "1000",
-        "Epochs between checkpoints of the reference; here --save-every says it (default 1)."),
+    NUMBER("train_fn.save_ckpt_every_n", OPT_INT, OPT_NO_EFFECT, IN(trainer.checkpoint_epochs), 1,
+           1048576, "1000",
+           "Epochs between checkpoints of the reference; here --save-every says it (default 1)."),
     INT("train_fn.partial_eval_num_iters", IN(trainer.partial_eval_iters), 1, MANY, "32",
         "Batches evaluated in the epochs between."),
     CHOICE("train_fn.embedding_module_type", IN(retrieval.embedding_module), "local", "'local'",

@@ -27,12 +27,6 @@ static status put_key(buf *b, int field, int wire) {
     return put_varint(b, (uint64_t)(field << 3 | wire));
 }
 
-static status put_fixed(buf *b, uint64_t bits, int n) {
-    for (int i = 0; i < n; i++)
-        TRY(buf_char(b, (char)(bits >> 8 * i)));
-    return OK;
-}
-
 static status put_bytes(buf *b, int field, const void *bytes, size_t n) {
     TRY(put_key(b, field, WIRE_BYTES));
     TRY(put_varint(b, n));
@@ -44,7 +38,7 @@ static status begin_event(buf *b, double wall, int64_t step) {
     uint64_t bits;
     memcpy(&bits, &wall, sizeof bits);
     TRY(put_key(b, 1, WIRE_64));
-    TRY(put_fixed(b, bits, 8));
+    TRY(buf_little(b, bits, 8));
     TRY(put_key(b, 2, WIRE_VARINT));
     return put_varint(b, (uint64_t)step);
 }
@@ -58,7 +52,7 @@ static status put_scalar(buf *summary, const event_scalar *s) {
     buf_init(&value);
     status st = put_bytes(&value, 1, s->tag, strlen(s->tag));
     if (st == OK) st = put_key(&value, 2, WIRE_32);
-    if (st == OK) st = put_fixed(&value, bits, 4);
+    if (st == OK) st = buf_little(&value, bits, 4);
     if (st == OK) st = put_bytes(summary, 1, value.data, value.n_bytes);
     buf_fini(&value);
     return st;
@@ -74,10 +68,10 @@ static uint32_t masked(const void *bytes, size_t n) {
 static status append(event_file *f, const buf *event) {
     buf record;
     buf_init(&record);
-    status st = put_fixed(&record, event->n_bytes, 8);
-    if (st == OK) st = put_fixed(&record, masked(record.data, 8), 4);
+    status st = buf_little(&record, event->n_bytes, 8);
+    if (st == OK) st = buf_little(&record, masked(record.data, 8), 4);
     if (st == OK) st = buf_append(&record, event->data, event->n_bytes);
-    if (st == OK) st = put_fixed(&record, masked(event->data, event->n_bytes), 4);
+    if (st == OK) st = buf_little(&record, masked(event->data, event->n_bytes), 4);
     size_t done = 0;
     while (st == OK && done < record.n_bytes) {
         ssize_t n = write(f->fd, record.data + done, record.n_bytes - done);
@@ -105,35 +99,27 @@ static status create(event_file *f, const char *folder, int64_t now) {
     return fail_errno("%s: cannot be created", f->path);
 }
 
-static status put_version(event_file *f, double wall) {
-    static const char version[] = "brain.Event:2";
-    buf event;
-    buf_init(&event);
-    status st = begin_event(&event, wall, 0);
-    if (st == OK) st = put_bytes(&event, 3, version, sizeof version - 1);
-    if (st == OK) st = append(f, &event);
-    buf_fini(&event);
-    return st;
-}
-
-/* SessionLog.status (1) = START (1). */
-static status put_start(event_file *f, double wall, int64_t step) {
+/* An event with one field besides its time and step. */
+static status put_event(event_file *f, double wall, int64_t step, int field, const void *bytes,
+                        size_t n) {
     buf event;
     buf_init(&event);
     status st = begin_event(&event, wall, step);
-    if (st == OK) st = put_bytes(&event, 7, "\x08\x01", 2);
+    if (st == OK) st = put_bytes(&event, field, bytes, n);
     if (st == OK) st = append(f, &event);
     buf_fini(&event);
     return st;
 }
 
 status event_file_open(event_file *f, const char *folder, int64_t first_step) {
+    static const char version[] = "brain.Event:2";
     int64_t now = (int64_t)time(NULL);
     f->fd = -1;
     TRY(folder_create(folder, NULL));
     status st = create(f, folder, now);
-    if (st == OK) st = put_version(f, (double)now);
-    if (st == OK && first_step > 0) st = put_start(f, (double)now, first_step);
+    if (st == OK) st = put_event(f, (double)now, 0, 3, version, sizeof version - 1);
+    /* SessionLog.status (1) = START (1). */
+    if (st == OK && first_step > 0) st = put_event(f, (double)now, first_step, 7, "\x08\x01", 2);
     if (st != OK) event_file_close(f);
     return st;
 }
@@ -145,16 +131,12 @@ void event_file_close(event_file *f) {
 
 status event_file_add(event_file *f, double wall, int64_t step, const event_scalar *scalars,
                       size_t n) {
-    buf summary, event;
+    buf summary;
     status st = OK;
     buf_init(&summary);
-    buf_init(&event);
     for (size_t i = 0; i < n && st == OK; i++)
         st = put_scalar(&summary, &scalars[i]);
-    if (st == OK) st = begin_event(&event, wall, step);
-    if (st == OK) st = put_bytes(&event, 5, buf_str(&summary), summary.n_bytes);
-    if (st == OK) st = append(f, &event);
+    if (st == OK) st = put_event(f, wall, step, 5, buf_str(&summary), summary.n_bytes);
     buf_fini(&summary);
-    buf_fini(&event);
     return st;
 }

@@ -14,7 +14,7 @@
 
 #include "base/file.h"
 #include "base/mem.h"
-#include "base/sort.h"
+#include "base/text.h"
 #include "format/input.h"
 
 enum { INPUT_HEAD_BYTES = 512 }; /* the magic of a tar file is at byte 257 */
@@ -36,10 +36,9 @@ struct input {
     size_t head_at, head_bytes;
 };
 
-/* The decoder on a layer, below.  input_decompress decompresses a stream, input_walk walks through
- * an archive, file by file; the new layer owns `below`, unless it fails. */
-static status input_decompress(input **out, input *below);
-static status input_walk(input **out, input *below);
+/* A decoder on the layer `below`, which decompresses a stream or walks through an archive, file by
+ * file; the new layer owns `below`, unless it fails. */
+static status input_decode(input **out, input *below, bool is_walk);
 
 /* The next regular file of an archive, which can then be read; *out_path = NULL after the last.
  * The path is valid until the next call and holds no control characters. */
@@ -143,11 +142,15 @@ const char *input_name(const input *in) {
     return in->name;
 }
 
-void input_progress(const input *in, uint64_t *done_bytes, uint64_t *total_bytes) {
+static const input *file_of(const input *in) {
     while (in->below != NULL)
         in = in->below;
-    *done_bytes = in->file_at;
-    *total_bytes = in->file_bytes;
+    return in;
+}
+
+void input_progress(const input *in, uint64_t *done_bytes, uint64_t *total_bytes) {
+    *done_bytes = file_of(in)->file_at;
+    *total_bytes = file_of(in)->file_bytes;
 }
 
 /* The first bytes of the file types that we read, and of those that we recognise to refuse them. */
@@ -221,7 +224,7 @@ static status unwrap(input **top, content_kind *out_kind) {
     input *decoded;
     TRY(input_sniff(*top, out_kind, &what));
     if (*out_kind != CONTENT_COMPRESSED) return OK;
-    TRY(input_decompress(&decoded, *top));
+    TRY(input_decode(&decoded, *top, false));
     *top = decoded;
     return input_sniff(decoded, out_kind, &what);
 }
@@ -262,10 +265,7 @@ status input_open(input **out, const char *path) {
     content_kind kind;
     TRY(input_open_stack(out, path, &kind));
     if (kind != CONTENT_ARCHIVE) return OK;
-    const input *file = *out;
-    while (file->below != NULL)
-        file = file->below;
-    bool is_file = file->is_seekable;
+    bool is_file = file_of(*out)->is_seekable;
     input_close(*out);
     *out = NULL;
     if (!is_file)
@@ -405,21 +405,6 @@ static status start(input *in, bool is_walk) {
     return OK;
 }
 
-static status add_layer(input **out, input *below, bool is_walk) {
-    TRY(input_create(out, below->name));
-    (*out)->below = below;
-    status st = start(*out, is_walk);
-    if (st == OK) return OK;
-    (*out)->below = NULL; /* still the caller's */
-    input_close(*out);
-    *out = NULL;
-    return st;
-}
-
-static status input_walk(input **out, input *below) {
-    return add_layer(out, below, true);
-}
-
 /* Moves to the next header; *entry = NULL at the end.  A warning about a header (a name in an
  * unknown encoding, say) does not stop us from reading the data. */
 static status next_header(input *in, struct archive_entry **entry) {
@@ -448,25 +433,24 @@ static status begin_raw(input *in) {
     return OK;
 }
 
-static status input_decompress(input **out, input *below) {
-    TRY(add_layer(out, below, false));
-    status st = begin_raw(*out);
+static status input_decode(input **out, input *below, bool is_walk) {
+    TRY(input_create(out, below->name));
+    (*out)->below = below;
+    status st = start(*out, is_walk);
+    if (st == OK && !is_walk) st = begin_raw(*out);
     if (st == OK) return OK;
-    (*out)->below = NULL;
+    (*out)->below = NULL; /* still the caller's */
     input_close(*out);
     *out = NULL;
     return st;
-}
-
-static uint32_t little32(const unsigned char *u) {
-    return u[0] | (uint32_t)u[1] << 8 | (uint32_t)u[2] << 16 | (uint32_t)u[3] << 24;
 }
 
 /* Compares with gzip's trailer: the checksum, and the length modulo 2^32.  With several streams the
  * trailer describes the last one only, so these are left to the decompressor's own checks. */
 static status check_gzip(const input *in) {
     const struct decoder *d = in->decoder;
-    uint32_t crc = little32(d->tail), length = little32(d->tail + 4);
+    uint32_t crc = (uint32_t)read_little(d->tail, 4);
+    uint32_t length = (uint32_t)read_little(d->tail + 4, 4);
     if (d->is_maybe_several && length != (uint32_t)d->at) return OK;
     if (length == (uint32_t)d->at && crc == d->crc) return OK;
     return fail(ERR_FORMAT,
@@ -476,10 +460,8 @@ static status check_gzip(const input *in) {
 }
 
 static status check_ratio(const input *in) {
-    const input *file = in->below;
+    const input *file = file_of(in);
     uint64_t total = in->decoder->total;
-    while (file->below != NULL)
-        file = file->below;
     uint64_t packed = file->file_bytes > file->file_at ? file->file_bytes : file->file_at;
     if (total <= FREE_BYTES || total / MAX_RATIO <= packed) return OK;
     return fail(ERR_FORMAT,
@@ -595,12 +577,8 @@ static status missing(const input *below) {
     return fail(ERR_UNSUPPORTED, "%s: this build is without libarchive", below->name);
 }
 
-static status input_decompress(input **out, input *below) {
-    *out = NULL;
-    return missing(below);
-}
-
-static status input_walk(input **out, input *below) {
+static status input_decode(input **out, input *below, bool is_walk) {
+    (void)is_walk;
     *out = NULL;
     return missing(below);
 }
@@ -634,10 +612,10 @@ struct bundle {
     const char *path;
     bundle_kind kind;
     bool is_listed;
-    arena texts;        /* path and names */
+    arena texts;        /* path, names and paths */
     const char **names; /* (n_names) */
-    size_t n_names;
-    size_t names_capacity;
+    const char **paths; /* (n_names): of the files of a folder, else NULL */
+    size_t n_names, names_capacity, paths_capacity;
 };
 
 static const char *base_name(const char *path) {
@@ -686,97 +664,57 @@ void bundle_close(bundle *b) {
     if (b == NULL) return;
     arena_fini(&b->texts);
     mem_free(b->names);
+    mem_free(b->paths);
     mem_free(b);
 }
 
-static status add_name(bundle *b, const char *name) {
+static status add_name(bundle *b, const char *name, const char *path) {
     if (b->n_names == MAX_MEMBERS)
         return fail(ERR_FORMAT, "%s holds more than %d files, too many for a data set", b->path,
                     MAX_MEMBERS);
     TRY(MEM_RESERVE(&b->names, &b->names_capacity, b->n_names + 1));
+    TRY(MEM_RESERVE(&b->paths, &b->paths_capacity, b->n_names + 1));
     TRY(arena_copy_text(&b->texts, name, strlen(name), &b->names[b->n_names]));
+    b->paths[b->n_names] = NULL;
+    if (path != NULL) TRY(arena_copy_text(&b->texts, path, strlen(path), &b->paths[b->n_names]));
     b->n_names++;
     return OK;
 }
 
-/* What to do with each file of a folder; *stop ends the visit. */
-typedef struct visitor {
-    status (*file)(struct visitor *v, const char *path, const char *name);
-    bundle *bundle;
-    const char *wanted; /* by find_file */
-    input **out;
-    bool stop;
-} visitor;
-
-/* The names in one folder, sorted, so that two machines visit them in the same order. */
-typedef struct folder_names {
-    arena texts;
-    const char **name; /* (n) */
-    size_t n, capacity;
-} folder_names;
-
-static status add_entry(folder_names *names, const char *name) {
-    if (strcmp(name, ".") == 0 || strcmp(name, "..") == 0) return OK;
-    TRY(MEM_RESERVE(&names->name, &names->capacity, names->n + 1));
-    TRY(arena_copy_text(&names->texts, name, strlen(name), &names->name[names->n]));
-    names->n++;
-    return OK;
+static int is_entry(const struct dirent *e) {
+    return strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0;
 }
 
-static status read_folder(const char *folder, folder_names *names) {
-    DIR *dir = opendir(folder);
-    if (dir == NULL) return fail_errno("the folder %s cannot be read", folder);
-    status st = OK;
-    for (struct dirent *entry; st == OK && (entry = readdir(dir)) != NULL;)
-        st = add_entry(names, entry->d_name);
-    closedir(dir);
-    sort_texts(names->name, names->n);
-    return st;
+/* By bytes, so that two machines list a folder in the same order. */
+static int compare_entries(const struct dirent **a, const struct dirent **b) {
+    return strcmp((*a)->d_name, (*b)->d_name);
 }
 
-static bool is_mode(const char *path, mode_t mode) {
-    struct stat info;
-    return stat(path, &info) == 0 && (info.st_mode & S_IFMT) == mode;
-}
+static status list_folder(bundle *b, const char *folder, int depth);
 
-static status visit_entry(visitor *v, const char *folder, const char *name, mode_t mode);
-
-/* Visits the entries of one kind. */
-static status visit_folder(visitor *v, const char *folder, mode_t mode) {
-    folder_names names = {.name = NULL};
-    arena_init(&names.texts, 4096);
-    status st = read_folder(folder, &names);
-    for (size_t i = 0; i < names.n && st == OK && !v->stop; i++)
-        st = visit_entry(v, folder, names.name[i], mode);
-    mem_free(names.name);
-    arena_fini(&names.texts);
-    return st;
-}
-
-static status visit_entry(visitor *v, const char *folder, const char *name, mode_t mode) {
+static status list_entry(bundle *b, const char *folder, const char *name, mode_t mode) {
     char path[BUNDLE_PATH_BYTES];
+    struct stat info;
     TRY(path_join(path, sizeof path, folder, name));
-    if (!is_mode(path, mode)) return OK;
-    if (mode == S_IFREG) return v->file(v, path, name);
+    if (stat(path, &info) != 0 || (info.st_mode & S_IFMT) != mode) return OK;
+    if (mode == S_IFREG) return add_name(b, name, path);
     /* A sub-folder that we may not read (lost+found, say) is not part of the data set. */
-    return access(path, R_OK | X_OK) == 0 ? visit_folder(v, path, S_IFREG) : OK;
+    return access(path, R_OK | X_OK) == 0 ? list_folder(b, path, 0) : OK;
 }
 
-/* The files of the folder itself, then those of its sub-folders. */
-static status visit_files(visitor *v) {
-    TRY(visit_folder(v, v->bundle->path, S_IFREG));
-    return v->stop ? OK : visit_folder(v, v->bundle->path, S_IFDIR);
-}
-
-static status list_file(visitor *v, const char *path, const char *name) {
-    (void)path;
-    return add_name(v->bundle, name);
-}
-
-static status find_file(visitor *v, const char *path, const char *name) {
-    if (!is_match(name, v->wanted)) return OK;
-    v->stop = true;
-    return input_open(v->out, path);
+/* The files of the folder itself, then with depth 1 those of its sub-folders. */
+static status list_folder(bundle *b, const char *folder, int depth) {
+    struct dirent **entries;
+    int n = scandir(folder, &entries, is_entry, compare_entries);
+    if (n < 0) return fail_errno("the folder %s cannot be read", folder);
+    status st = OK;
+    for (int pass = 0; pass <= depth; pass++)
+        for (int i = 0; i < n && st == OK; i++)
+            st = list_entry(b, folder, entries[i]->d_name, pass == 0 ? S_IFREG : S_IFDIR);
+    for (int i = 0; i < n; i++)
+        free(entries[i]);
+    free(entries);
+    return st;
 }
 
 /* Starts a walk through the archive from its beginning. */
@@ -786,7 +724,7 @@ static status begin_walk(const bundle *b, input **out) {
     *out = NULL;
     TRY(input_open_stack(&below, b->path, &kind));
     status st = kind == CONTENT_ARCHIVE
-                    ? input_walk(out, below)
+                    ? input_decode(out, below, true)
                     : fail(ERR_IO, "%s was replaced while it was read", b->path);
     if (st != OK) input_close(below);
     return st;
@@ -798,7 +736,7 @@ static status list_archive(bundle *b) {
     TRY(begin_walk(b, &walk));
     status st = input_walk_next(walk, &path);
     while (st == OK && path != NULL) {
-        st = add_name(b, base_name(path));
+        st = add_name(b, base_name(path), NULL);
         if (st == OK) st = input_walk_next(walk, &path);
     }
     input_close(walk);
@@ -806,12 +744,11 @@ static status list_archive(bundle *b) {
 }
 
 status bundle_list(bundle *b, const char *const **out_names, size_t *out_n) {
-    visitor v = {.file = list_file, .bundle = b};
     if (!b->is_listed) {
         b->n_names = 0;
-        TRY(b->kind == BUNDLE_FOLDER    ? visit_files(&v)
+        TRY(b->kind == BUNDLE_FOLDER    ? list_folder(b, b->path, 1)
             : b->kind == BUNDLE_ARCHIVE ? list_archive(b)
-                                        : add_name(b, base_name(b->path)));
+                                        : add_name(b, base_name(b->path), NULL));
         b->is_listed = true;
     }
     *out_names = b->names;
@@ -834,7 +771,7 @@ static status enter_member(input **walk, const bundle *b, const char *path) {
         return fail(ERR_UNSUPPORTED, "%s is an archive within an archive; unpack it by hand", name);
     if (kind != CONTENT_COMPRESSED) return OK;
     input *decoded;
-    TRY(input_decompress(&decoded, *walk));
+    TRY(input_decode(&decoded, *walk, false));
     *walk = decoded;
     return OK;
 }
@@ -853,6 +790,15 @@ static status find_in_archive(bundle *b, const char *wanted, input **out) {
     else
         *out = walk;
     return st;
+}
+
+static status find_in_folder(bundle *b, const char *wanted, input **out) {
+    const char *const *names;
+    size_t n;
+    TRY(bundle_list(b, &names, &n));
+    for (size_t i = 0; i < n; i++)
+        if (is_match(names[i], wanted)) return input_open(out, b->paths[i]);
+    return OK;
 }
 
 /* Says what was looked for and what is there. */
@@ -882,9 +828,8 @@ status bundle_has(bundle *b, const char *name, bool *out) {
 }
 
 status bundle_open_member(bundle *b, const char *name, bool is_required, input **out) {
-    visitor v = {.file = find_file, .bundle = b, .wanted = name, .out = out};
     *out = NULL;
-    TRY(b->kind == BUNDLE_FOLDER    ? visit_files(&v)
+    TRY(b->kind == BUNDLE_FOLDER    ? find_in_folder(b, name, out)
         : b->kind == BUNDLE_ARCHIVE ? find_in_archive(b, name, out)
                                     : input_open(out, b->path));
     return *out == NULL && is_required ? not_found(b, name) : OK;

@@ -339,54 +339,6 @@ status json_add_seal(buf *text) {
     return write_seal(text);
 }
 
-static int hex_digit(char c) {
-    if (c >= '0' && c <= '9') return c - '0';
-    if (c >= 'a' && c <= 'f') return c - 'a' + 10;
-    return c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
-}
-
-/* The value of the four hex digits after "\u"; -1 if they are not hex digits. */
-static long take_hex(char **at, const char *end) {
-    long code = 0;
-    if (end - *at < 4) return -1;
-    for (int i = 0; i < 4; i++) {
-        int digit = hex_digit(*(*at)++);
-        if (digit < 0) return -1;
-        code = code * 16 + digit;
-    }
-    return code;
-}
-
-static status decode_unicode(char **at, const char *end, char **to) {
-    char character[4];
-    long code = take_hex(at, end);
-    if (code >= 0xd800 && code < 0xdc00 && end - *at >= 6 && (*at)[0] == '\\' && (*at)[1] == 'u') {
-        *at += 2;
-        long low = take_hex(at, end);
-        code =
-            low >= 0xdc00 && low < 0xe000 ? 0x10000 + ((code - 0xd800) << 10) + (low - 0xdc00) : -1;
-    }
-    if (code <= 0 || (code >= 0xd800 && code < 0xe000))
-        return fail(ERR_FORMAT, "a \\u escape is not a character");
-    int n = utf8_encode((unsigned)code, character);
-    memcpy(*to, character, (size_t)n);
-    *to += n;
-    return OK;
-}
-
-status json_escape_decode(char **at, const char *end, char **to) {
-    static const char from[] = "\"'\\/bfnrt", into[] = "\"'\\/\b\f\n\r\t";
-    if (*at == end) return fail(ERR_FORMAT, "a string has no closing quote");
-    char c = *(*at)++;
-    if (c == 'u') return decode_unicode(at, end, to);
-    const char *found = memchr(from, c, sizeof from - 1);
-    if (found == NULL)
-        return fail(ERR_FORMAT, "a string has the unknown escape '\\%c'",
-                    c >= 0x20 && c < 0x7f ? c : '?');
-    *(*to)++ = into[found - from];
-    return OK;
-}
-
 /* The JSON reader: recursive descent over the text, one function per rule of RFC 8259.  The
  * recursion is bounded by JSON_MAX_DEPTH.  Beyond the RFC it refuses what would be silently lost
  * later: duplicate keys, \u0000 (our strings end at a NUL) and numbers no double can hold. */
@@ -498,6 +450,24 @@ static status parse_escape(parser *p, char *out, size_t *used) {
     return OK;
 }
 
+status json_escape_decode(char **at, const char *end, char **to) {
+    if (*at == end) return fail(ERR_FORMAT, "a string has no closing quote");
+    parser p = {.name = "", .text = *at - 1, .n = (size_t)(end - *at) + 1};
+    char c = **at;
+    size_t used = 0;
+    if (c == '\'') {
+        **to = c;
+        used = 1, p.at = 2;
+    } else if (parse_escape(&p, *to, &used) != OK) {
+        if (c == 'u') return fail(ERR_FORMAT, "a \\u escape is not a character");
+        return fail(ERR_FORMAT, "a string has the unknown escape '\\%c'",
+                    c >= 0x20 && c < 0x7f ? c : '?');
+    }
+    *at += p.at - 1;
+    *to += used;
+    return OK;
+}
+
 /* Bytes up to the closing quote, or to the end of the text. */
 static size_t raw_length(const parser *p) {
     size_t i = p->at;
@@ -581,20 +551,6 @@ static status scan_number(parser *p, bool *out_is_integer) {
     return OK;
 }
 
-/* An integer that fits int64; false otherwise.  Counts downwards: the negative range is larger. */
-static bool read_int64(const char *text, size_t n, int64_t *out) {
-    bool is_negative = text[0] == '-';
-    int64_t value = 0;
-    for (size_t i = is_negative; i < n; i++) {
-        if (__builtin_mul_overflow(value, 10, &value) ||
-            __builtin_sub_overflow(value, text[i] - '0', &value))
-            return false;
-    }
-    if (!is_negative && value == INT64_MIN) return false;
-    *out = is_negative ? value : -value;
-    return true;
-}
-
 static status parse_number(parser *p, json_value *out) {
     size_t start = p->at;
     bool is_integer;
@@ -602,7 +558,7 @@ static status parse_number(parser *p, json_value *out) {
     const char *text = p->text + start, *copy;
     size_t n = p->at - start;
     out->type = JSON_NUMBER;
-    out->is_integer = is_integer && read_int64(text, n, &out->integer);
+    out->is_integer = is_integer && number_read(text, n, &out->integer) == NUMBER_WHOLE;
     if (out->is_integer) {
         out->number = out->integer == 0 && text[0] == '-' ? -0.0 : (double)out->integer;
         return OK;

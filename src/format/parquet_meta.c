@@ -427,8 +427,7 @@ static status read_footer(parquet_file *f) {
     TRY(check_magic(head, true));
     TRY(parquet_read_at(f, n_bytes - TAIL_BYTES, tail, sizeof tail));
     TRY(check_magic(tail + 4, false));
-    uint32_t length =
-        tail[0] | (uint32_t)tail[1] << 8 | (uint32_t)tail[2] << 16 | (uint32_t)tail[3] << 24;
+    uint32_t length = (uint32_t)read_little(tail, 4);
     if (length > n_bytes - TAIL_BYTES - sizeof head || length > MAX_FOOTER_BYTES)
         return fail(ERR_FORMAT, "the footer claims %u bytes; the file has %llu", length,
                     (unsigned long long)n_bytes);

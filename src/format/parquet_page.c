@@ -418,8 +418,7 @@ static status open_levels(hybrid *h, const parquet_page *page, uint8_t max, uint
     if (page->kind == PAGE_DATA) {
         if (max == 0) return hybrid_init(h, page->bytes, 0, 0);
         if (left < 4) return fail(ERR_FORMAT, "a page ends before its levels");
-        const unsigned char *p = page->bytes + *at;
-        n = p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
+        n = (uint32_t)read_little(page->bytes + *at, 4);
         *at += 4;
         left -= 4;
     }

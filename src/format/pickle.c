@@ -36,9 +36,7 @@ static status take(machine *m, size_t n, const unsigned char **out) {
 static status take_number(machine *m, int n, uint64_t *out) {
     const unsigned char *p = NULL;
     TRY(take(m, (size_t)n, &p));
-    *out = 0;
-    for (int i = 0; i < n; i++)
-        *out |= (uint64_t)p[i] << 8 * i;
+    *out = read_little(p, n);
     return OK;
 }
 
@@ -101,34 +99,45 @@ static status add_item(machine *m, pickle_value *to, const pickle_value *key,
     return OK;
 }
 
-static bool is_utf8(const char *text, size_t n) {
-    while (n > 0) {
-        int length = utf8_length(text, n);
-        if (length == 0) return false;
-        text += length;
-        n -= (size_t)length;
-    }
-    return true;
-}
-
-static status push_text(machine *m, pickle_type type, int n_length) {
+static status push_string(machine *m, pickle_type type, int n_length) {
     pickle_value *v = NULL;
     uint64_t n = 0;
     const unsigned char *p = NULL;
     TRY(take_number(m, n_length, &n));
     if (n > m->n_bytes - m->at) return refuse(m, "a text is longer than the pickle");
     TRY(take(m, (size_t)n, &p));
-    if (type == PICKLE_TEXT && !is_utf8((const char *)p, (size_t)n))
+    if (type == PICKLE_TEXT && !utf8_is_valid((const char *)p, (size_t)n))
         return refuse(m, "a text is not UTF-8");
     TRY(push_new(m, type, &v));
     v->n = (size_t)n;
     return arena_copy_text(m->memory, (const char *)p, (size_t)n, &v->text);
 }
 
+static status push_text(machine *m, int n_length) {
+    return push_string(m, PICKLE_TEXT, n_length);
+}
+
+static status push_bytes(machine *m, int n_length) {
+    return push_string(m, PICKLE_BYTES, n_length);
+}
+
+static status push_mark(machine *m, int n) {
+    (void)n;
+    return push(m, NULL);
+}
+
+static status push_empty(machine *m, int type) {
+    return push_new(m, (pickle_type)type, NULL);
+}
+
+static status push_bool(machine *m, int value) {
+    return push_int(m, PICKLE_BOOL, value);
+}
+
 /* Two's complement of up to eight bytes. */
-static status push_long(machine *m) {
+static status push_long(machine *m, int n_length) {
     uint64_t n = 0, value = 0;
-    TRY(take_number(m, 1, &n));
+    TRY(take_number(m, n_length, &n));
     if (n > 8) return refuse(m, "an integer has more than 64 bits");
     TRY(take_number(m, (int)n, &value));
     if (n > 0 && n < 8 && value >> (8 * n - 1) & 1) value |= UINT64_MAX << 8 * n;
@@ -136,12 +145,12 @@ static status push_long(machine *m) {
 }
 
 /* The one number with its highest byte first. */
-static status push_float(machine *m) {
+static status push_float(machine *m, int n) {
     const unsigned char *p = NULL;
     uint64_t bits = 0;
     pickle_value *v = NULL;
-    TRY(take(m, 8, &p));
-    for (int i = 0; i < 8; i++)
+    TRY(take(m, (size_t)n, &p));
+    for (int i = 0; i < n; i++)
         bits = bits << 8 | p[i];
     TRY(push_new(m, PICKLE_FLOAT, &v));
     memcpy(&v->number, &bits, sizeof bits);
@@ -180,16 +189,18 @@ static status take_line(machine *m, const char **line, size_t *n) {
     return OK;
 }
 
-static status read_global(machine *m) {
+static status read_global(machine *m, int n) {
     const char *module = NULL, *name = NULL;
     size_t n_module = 0, n_name = 0;
+    (void)n;
     TRY(take_line(m, &module, &n_module));
     TRY(take_line(m, &name, &n_name));
     return push_global(m, module, n_module, name, n_name);
 }
 
-static status read_stack_global(machine *m) {
+static status read_stack_global(machine *m, int n) {
     pickle_value *module = NULL, *name = NULL;
+    (void)n;
     TRY(pop(m, &name));
     TRY(pop(m, &module));
     if (module->type != PICKLE_TEXT || name->type != PICKLE_TEXT)
@@ -199,8 +210,10 @@ static status read_stack_global(machine *m) {
 
 /* Python numbers what it remembers without gaps, so a number beyond the next one is no pickle of
  * Python, and would ask for memory. */
-static status remember(machine *m, uint64_t index) {
+static status remember(machine *m, int n) {
     pickle_value *v = NULL;
+    uint64_t index = m->n_memo; /* where it has no number of its own */
+    if (n > 0) TRY(take_number(m, n, &index));
     TRY(top(m, &v));
     if (index > m->n_memo) return refuse(m, "a number of the memo leaves a gap");
     if (index == m->n_memo) {
@@ -211,7 +224,9 @@ static status remember(machine *m, uint64_t index) {
     return OK;
 }
 
-static status recall(machine *m, uint64_t index) {
+static status recall(machine *m, int n) {
+    uint64_t index = 0;
+    TRY(take_number(m, n, &index));
     if (index >= m->n_memo) return refuse(m, "it reads from the memo what was never put there");
     return push(m, m->memo[index]);
 }
@@ -233,7 +248,7 @@ static status make_tuple(machine *m, size_t n, bool has_mark) {
 
 static status read_tuple(machine *m, int n) {
     size_t n_marked = 0;
-    if (n < 0) {
+    if (n == 0) {
         TRY(count_marked(m, &n_marked));
         return make_tuple(m, n_marked, true);
     }
@@ -241,41 +256,46 @@ static status read_tuple(machine *m, int n) {
     return make_tuple(m, (size_t)n, false);
 }
 
-static status append(machine *m, bool is_one) {
-    size_t n = 1;
-    if (!is_one) TRY(count_marked(m, &n));
-    size_t below = n + (is_one ? 0 : 1);
-    if (m->n < below + 1 || m->stack[m->n - below - 1] == NULL ||
-        m->stack[m->n - below - 1]->type != PICKLE_LIST || (is_one && m->stack[m->n - 1] == NULL))
-        return refuse(m, "there is no list to append to");
-    pickle_value *list = m->stack[m->n - below - 1];
-    for (size_t i = m->n - n; i < m->n; i++)
-        TRY(add_item(m, list, NULL, m->stack[i]));
-    m->n -= below;
+/* The container below n values, or with n = 0 below a mark and what is above it; from *first on. */
+static status find_container(machine *m, int n, pickle_type type, const char *missing,
+                             pickle_value **out, size_t *first) {
+    size_t n_values = (size_t)n;
+    if (n == 0) TRY(count_marked(m, &n_values));
+    size_t below = n_values + (n == 0) + 1;
+    if (m->n < below || m->stack[m->n - below] == NULL || m->stack[m->n - below]->type != type)
+        return refuse(m, missing);
+    *out = m->stack[m->n - below];
+    *first = m->n - n_values;
+    for (size_t i = *first; i < m->n; i++)
+        if (m->stack[i] == NULL) return refuse(m, "a value is missing");
+    m->n -= below - 1;
     return OK;
 }
 
-static status set_items(machine *m, bool is_one) {
-    size_t n = 2;
-    if (!is_one) TRY(count_marked(m, &n));
-    size_t below = n + (is_one ? 0 : 1);
-    if (n % 2 != 0) return refuse(m, "a key has no value");
-    if (m->n < below + 1 || m->stack[m->n - below - 1] == NULL ||
-        m->stack[m->n - below - 1]->type != PICKLE_DICT)
-        return refuse(m, "there is no dict to put items in");
-    pickle_value *dict = m->stack[m->n - below - 1];
-    for (size_t i = m->n - n; i < m->n; i += 2) {
-        if (m->stack[i] == NULL || m->stack[i + 1] == NULL) return refuse(m, "a value is missing");
+static status append(machine *m, int n) {
+    pickle_value *list = NULL;
+    size_t end = m->n, first = 0;
+    TRY(find_container(m, n, PICKLE_LIST, "there is no list to append to", &list, &first));
+    for (size_t i = first; i < end; i++)
+        TRY(add_item(m, list, NULL, m->stack[i]));
+    return OK;
+}
+
+static status set_items(machine *m, int n) {
+    pickle_value *dict = NULL;
+    size_t end = m->n, first = 0;
+    TRY(find_container(m, n, PICKLE_DICT, "there is no dict to put items in", &dict, &first));
+    if ((end - first) % 2 != 0) return refuse(m, "a key has no value");
+    for (size_t i = first; i < end; i += 2)
         TRY(add_item(m, dict, m->stack[i], m->stack[i + 1]));
-    }
-    m->n -= below;
     return OK;
 }
 
 /* A call is recorded, not made; only an empty OrderedDict is known here, because items are put into
  * it. */
-static status call(machine *m) {
+static status call(machine *m, int n) {
     pickle_value *function = NULL, *args = NULL, *v = NULL;
+    (void)n;
     TRY(pop(m, &args));
     TRY(pop(m, &function));
     if (function->type != PICKLE_GLOBAL || args->type != PICKLE_TUPLE)
@@ -292,8 +312,9 @@ static status call(machine *m) {
 
 /* Attributes of an object, such as the versions of modules in a state_dict, say nothing about
  * tensors. */
-static status drop_state(machine *m) {
+static status drop_state(machine *m, int n) {
     pickle_value *state = NULL, *object = NULL;
+    (void)n;
     TRY(pop(m, &state));
     TRY(top(m, &object));
     if (object->type != PICKLE_DICT && object->type != PICKLE_CALL)
@@ -301,8 +322,9 @@ static status drop_state(machine *m) {
     return OK;
 }
 
-static status read_outside(machine *m) {
+static status read_outside(machine *m, int n) {
     pickle_value *id = NULL, *v = NULL;
+    (void)n;
     TRY(pop(m, &id));
     TRY(push_new(m, PICKLE_OUTSIDE, &v));
     v->args = id;
@@ -315,114 +337,72 @@ static status read_signed(machine *m, int n) {
     return push_int(m, PICKLE_INT, n == 4 ? (int32_t)(uint32_t)value : (int64_t)value);
 }
 
-static status read_memo(machine *m, int n, status (*f)(machine *m, uint64_t index)) {
-    uint64_t index = 0;
-    TRY(take_number(m, n, &index));
-    return f(m, index);
-}
-
-static status read_protocol(machine *m) {
+static status read_protocol(machine *m, int n) {
     uint64_t version = 0;
-    TRY(take_number(m, 1, &version));
+    TRY(take_number(m, n, &version));
     if (version < 2 || version > 5) return refuse(m, "the protocol is not one of 2 to 5");
     return OK;
 }
 
 /* FRAME says how much a reader may fetch at once, which does not matter here. */
-static status skip_frame(machine *m) {
-    uint64_t n = 0;
-    TRY(take_number(m, 8, &n));
-    return n <= m->n_bytes - m->at ? OK : refuse(m, "a frame is longer than the pickle");
+static status skip_frame(machine *m, int n) {
+    uint64_t bytes = 0;
+    TRY(take_number(m, n, &bytes));
+    return bytes <= m->n_bytes - m->at ? OK : refuse(m, "a frame is longer than the pickle");
 }
 
-static status unknown_opcode(const machine *m, int op) {
+/* What torch.save writes.  The argument is a number of bytes or of values, 0 where a mark says how
+ * many; a type; or a value. */
+static const struct {
+    int code;
+    status (*execute)(machine *m, int argument);
+    int argument;
+} opcodes[] = {{0x80, read_protocol, 1},
+               {0x95, skip_frame, 8},
+               {'(', push_mark, 0},
+               {'N', push_empty, PICKLE_NONE},
+               {0x88, push_bool, 1},
+               {0x89, push_bool, 0},
+               {'J', read_signed, 4},
+               {'K', read_signed, 1},
+               {'M', read_signed, 2},
+               {0x8a, push_long, 1},
+               {'G', push_float, 8},
+               {'X', push_text, 4},
+               {0x8c, push_text, 1},
+               {0x8d, push_text, 8},
+               {'B', push_bytes, 4},
+               {'C', push_bytes, 1},
+               {0x8e, push_bytes, 8},
+               {')', push_empty, PICKLE_TUPLE},
+               {']', push_empty, PICKLE_LIST},
+               {'}', push_empty, PICKLE_DICT},
+               {'t', read_tuple, 0},
+               {0x85, read_tuple, 1},
+               {0x86, read_tuple, 2},
+               {0x87, read_tuple, 3},
+               {'a', append, 1},
+               {'e', append, 0},
+               {'s', set_items, 2},
+               {'u', set_items, 0},
+               {'c', read_global, 0},
+               {0x93, read_stack_global, 0},
+               {'R', call, 0},
+               {0x81, call, 0},
+               {'b', drop_state, 0},
+               {'Q', read_outside, 0},
+               {'q', remember, 1},
+               {'r', remember, 4},
+               {0x94, remember, 0},
+               {'h', recall, 1},
+               {'j', recall, 4}};
+
+static status execute(machine *m, int code) {
     char what[96];
-    snprintf(what, sizeof what, "opcode 0x%02x is not one that torch.save writes", (unsigned)op);
+    for (size_t i = 0; i < sizeof opcodes / sizeof *opcodes; i++)
+        if (opcodes[i].code == code) return opcodes[i].execute(m, opcodes[i].argument);
+    snprintf(what, sizeof what, "opcode 0x%02x is not one that torch.save writes", (unsigned)code);
     return refuse(m, what);
-}
-
-static status execute(machine *m, int op) {
-    switch (op) {
-    case 0x80:
-        return read_protocol(m);
-    case 0x95:
-        return skip_frame(m);
-    case '(':
-        return push(m, NULL);
-    case 'N':
-        return push_new(m, PICKLE_NONE, NULL);
-    case 0x88:
-        return push_int(m, PICKLE_BOOL, 1);
-    case 0x89:
-        return push_int(m, PICKLE_BOOL, 0);
-    case 'J':
-        return read_signed(m, 4);
-    case 'K':
-        return read_signed(m, 1);
-    case 'M':
-        return read_signed(m, 2);
-    case 0x8a:
-        return push_long(m);
-    case 'G':
-        return push_float(m);
-    case 'X':
-        return push_text(m, PICKLE_TEXT, 4);
-    case 0x8c:
-        return push_text(m, PICKLE_TEXT, 1);
-    case 0x8d:
-        return push_text(m, PICKLE_TEXT, 8);
-    case 'B':
-        return push_text(m, PICKLE_BYTES, 4);
-    case 'C':
-        return push_text(m, PICKLE_BYTES, 1);
-    case 0x8e:
-        return push_text(m, PICKLE_BYTES, 8);
-    case ')':
-        return push_new(m, PICKLE_TUPLE, NULL);
-    case ']':
-        return push_new(m, PICKLE_LIST, NULL);
-    case '}':
-        return push_new(m, PICKLE_DICT, NULL);
-    case 't':
-        return read_tuple(m, -1);
-    case 0x85:
-        return read_tuple(m, 1);
-    case 0x86:
-        return read_tuple(m, 2);
-    case 0x87:
-        return read_tuple(m, 3);
-    case 'a':
-        return append(m, true);
-    case 'e':
-        return append(m, false);
-    case 's':
-        return set_items(m, true);
-    case 'u':
-        return set_items(m, false);
-    case 'c':
-        return read_global(m);
-    case 0x93:
-        return read_stack_global(m);
-    case 'R':
-    case 0x81:
-        return call(m);
-    case 'b':
-        return drop_state(m);
-    case 'Q':
-        return read_outside(m);
-    case 'q':
-        return read_memo(m, 1, remember);
-    case 'r':
-        return read_memo(m, 4, remember);
-    case 0x94:
-        return remember(m, m->n_memo);
-    case 'h':
-        return read_memo(m, 1, recall);
-    case 'j':
-        return read_memo(m, 4, recall);
-    default:
-        return unknown_opcode(m, op);
-    }
 }
 
 static status run(machine *m, const pickle_value **out) {

@@ -194,17 +194,11 @@ const st_tensor *st_tensor_at(const st_file *f, size_t i) {
 }
 
 const st_tensor *st_find(const st_file *f, const char *name) {
-    size_t low = 0, high = f->n_tensors;
-    while (low < high) {
-        size_t middle = low + (high - low) / 2;
-        int order = strcmp(f->by_name[middle]->name, name);
-        if (order == 0) return f->by_name[middle];
-        if (order < 0)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return NULL;
+    const st_tensor key = {.name = name}, *p = &key;
+    const st_tensor **found =
+        f->n_tensors > 0 ? bsearch(&p, f->by_name, f->n_tensors, sizeof *f->by_name, compare_names)
+                         : NULL;
+    return found != NULL ? *found : NULL;
 }
 
 status st_get(const st_file *f, const char *name, st_dtype dtype, const st_tensor **out) {

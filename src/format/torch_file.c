@@ -49,8 +49,8 @@ static const struct {
 #define REBUILD_FROM_TYPE "torch._tensor._rebuild_from_type_v2"
 #define UNTYPED           "torch.storage.UntypedStorage"
 
-/* The globals that files of weights name; none of them is called. */
-static const char *const allowed[] = {"collections.OrderedDict",
+/* The globals that files of weights name, besides the storages and types above; none is called. */
+static const char *const globals[] = {"collections.OrderedDict",
                                       REBUILD_V2,
                                       REBUILD_V3,
                                       REBUILD_PARAMETER,
@@ -61,28 +61,8 @@ static const char *const allowed[] = {"collections.OrderedDict",
                                       "torch.Tensor",
                                       "torch.Size",
                                       "torch.device",
-                                      UNTYPED,
-                                      "torch.DoubleStorage",
-                                      "torch.FloatStorage",
-                                      "torch.HalfStorage",
-                                      "torch.BFloat16Storage",
-                                      "torch.LongStorage",
-                                      "torch.IntStorage",
-                                      "torch.ShortStorage",
-                                      "torch.CharStorage",
-                                      "torch.ByteStorage",
-                                      "torch.BoolStorage",
-                                      "torch.float64",
-                                      "torch.float32",
-                                      "torch.float16",
-                                      "torch.bfloat16",
-                                      "torch.int64",
-                                      "torch.int32",
-                                      "torch.int16",
-                                      "torch.int8",
-                                      "torch.uint8",
-                                      "torch.bool",
-                                      NULL};
+                                      UNTYPED};
+enum { N_GLOBALS = sizeof globals / sizeof *globals, N_TYPES = ST_BOOL + 1 };
 
 const char *torch_dtype_name(st_dtype dtype) {
     return types[dtype].name;
@@ -360,7 +340,13 @@ static status verify_members(const torch_file *f) {
 
 static status read_file(torch_file *f) {
     const zip_member *pickle;
+    const char *allowed[N_GLOBALS + 2 * N_TYPES + 1] = {NULL};
     buf name;
+    memcpy(allowed, globals, sizeof globals);
+    for (int i = 0; i < N_TYPES; i++) {
+        allowed[N_GLOBALS + 2 * i] = types[i].storage;
+        allowed[N_GLOBALS + 2 * i + 1] = types[i].dtype;
+    }
     TRY(file_map_open(&f->map, f->path));
     TRY(check_kind(f));
     TRY(zip_read(&f->members, &f->memory, f->path, f->map.bytes, f->map.n_bytes));
@@ -491,34 +477,20 @@ status torch_read_floats(const torch_file *f, const torch_tensor *t, int64_t fir
 /* Writing of .pt files: a pickle of protocol 2, as torch.save makes it, and a member a tensor. */
 
 enum { ALIGN = 64 }; /* of storages: torch maps them */
-enum { INT1_MAX = 0xff, INT2_MAX = 0xffff };
-
-static status put_bytes(buf *b, uint64_t value, int n) {
-    for (int i = 0; i < n; i++)
-        TRY(buf_char(b, (char)(value >> 8 * i)));
-    return OK;
-}
 
 static status put_int(buf *b, int64_t value) {
-    if (value <= INT1_MAX) {
-        TRY(buf_char(b, 'K'));
-        return put_bytes(b, (uint64_t)value, 1);
+    if (value > INT32_MAX) {
+        TRY(buf_append(b, "\x8a\x08", 2));
+        return buf_little(b, (uint64_t)value, 8);
     }
-    if (value <= INT2_MAX) {
-        TRY(buf_char(b, 'M'));
-        return put_bytes(b, (uint64_t)value, 2);
-    }
-    if (value <= INT32_MAX) {
-        TRY(buf_char(b, 'J'));
-        return put_bytes(b, (uint64_t)value, 4);
-    }
-    TRY(buf_append(b, "\x8a\x08", 2));
-    return put_bytes(b, (uint64_t)value, 8);
+    int n = value <= UINT8_MAX ? 1 : value <= UINT16_MAX ? 2 : 4;
+    TRY(buf_char(b, n == 1 ? 'K' : n == 2 ? 'M' : 'J'));
+    return buf_little(b, (uint64_t)value, n);
 }
 
 static status put_text(buf *b, const char *text) {
     TRY(buf_char(b, 'X'));
-    TRY(put_bytes(b, strlen(text), 4));
+    TRY(buf_little(b, strlen(text), 4));
     return buf_text(b, text);
 }
 
@@ -527,15 +499,6 @@ static status put_tuple(buf *b, int n, const int64_t *value) {
     for (int i = 0; i < n; i++)
         TRY(put_int(b, value[i]));
     return buf_char(b, 't');
-}
-
-static const char *storage_class(st_dtype dtype) {
-    static const char *const names[] = {
-        [ST_F64] = "DoubleStorage",    [ST_F32] = "FloatStorage", [ST_F16] = "HalfStorage",
-        [ST_BF16] = "BFloat16Storage", [ST_I64] = "LongStorage",  [ST_I32] = "IntStorage",
-        [ST_I16] = "ShortStorage",     [ST_I8] = "CharStorage",   [ST_U8] = "ByteStorage",
-        [ST_BOOL] = "BoolStorage"};
-    return names[dtype];
 }
 
 /* _rebuild_tensor_v2(storage, offset, size, stride, requires_grad, backward_hooks) */
@@ -549,7 +512,7 @@ static status put_tensor(buf *b, const st_tensor *t, size_t number) {
     snprintf(key, sizeof key, "%zu", number);
     TRY(buf_text(b, "ctorch._utils\n_rebuild_tensor_v2\n(("));
     TRY(put_text(b, "storage"));
-    TRY(buf_printf(b, "ctorch\n%s\n", storage_class(t->dtype)));
+    TRY(buf_printf(b, "ctorch\n%s\n", strchr(types[t->dtype].storage, '.') + 1));
     TRY(put_text(b, key));
     TRY(put_text(b, "cpu"));
     TRY(put_int(b, t->n));

@@ -21,13 +21,6 @@ typedef struct reader {
     arena *memory;
 } reader;
 
-static uint64_t number(const unsigned char *p, int n) {
-    uint64_t value = 0;
-    for (int i = 0; i < n; i++)
-        value |= (uint64_t)p[i] << 8 * i;
-    return value;
-}
-
 static status damaged(const reader *r, const char *what) {
     return fail(ERR_FORMAT, "%s: not a whole zip archive: %s; copy or save it again", r->path,
                 what);
@@ -37,7 +30,7 @@ static status damaged(const reader *r, const char *what) {
 static status find_end(const reader *r, size_t *out) {
     for (size_t back = END_BYTES; back <= r->n_bytes && back <= END_BYTES + UINT16_MAX; back++) {
         const unsigned char *p = r->bytes + r->n_bytes - back;
-        if (number(p, 4) != END || number(p + 20, 2) != back - END_BYTES) continue;
+        if (read_little(p, 4) != END || read_little(p + 20, 2) != back - END_BYTES) continue;
         *out = r->n_bytes - back;
         return OK;
     }
@@ -47,16 +40,16 @@ static status find_end(const reader *r, size_t *out) {
 /* The zip64 form of the end record, which torch always writes. */
 static status read_end64(reader *r, size_t end, uint64_t *limit) {
     const unsigned char *locator = r->bytes + end - LOCATOR_BYTES;
-    uint64_t at = number(locator + 8, 8);
+    uint64_t at = read_little(locator + 8, 8);
     if (end - LOCATOR_BYTES < END64_BYTES || at > end - LOCATOR_BYTES - END64_BYTES ||
-        number(r->bytes + at, 4) != END64)
+        read_little(r->bytes + at, 4) != END64)
         return damaged(r, "the zip64 record of its directory is not where it should be");
     const unsigned char *p = r->bytes + at;
-    if (number(p + 16, 4) != 0 || number(p + 20, 4) != 0)
+    if (read_little(p + 16, 4) != 0 || read_little(p + 20, 4) != 0)
         return damaged(r, "it is a part of a divided archive");
-    r->n = number(p + 32, 8);
-    r->size = number(p + 40, 8);
-    r->first = number(p + 48, 8);
+    r->n = read_little(p + 32, 8);
+    r->size = read_little(p + 40, 8);
+    r->first = read_little(p + 48, 8);
     *limit = at;
     return OK;
 }
@@ -66,12 +59,12 @@ static status read_end(reader *r) {
     TRY(find_end(r, &end));
     const unsigned char *p = r->bytes + end;
     uint64_t limit = end;
-    if (number(p + 4, 2) != 0 || number(p + 6, 2) != 0)
+    if (read_little(p + 4, 2) != 0 || read_little(p + 6, 2) != 0)
         return damaged(r, "it is a part of a divided archive");
-    r->n = number(p + 10, 2);
-    r->size = number(p + 12, 4);
-    r->first = number(p + 16, 4);
-    if (end >= LOCATOR_BYTES && number(p - LOCATOR_BYTES, 4) == LOCATOR)
+    r->n = read_little(p + 10, 2);
+    r->size = read_little(p + 12, 4);
+    r->first = read_little(p + 16, 4);
+    if (end >= LOCATOR_BYTES && read_little(p - LOCATOR_BYTES, 4) == LOCATOR)
         TRY(read_end64(r, end, &limit));
     if (r->first > limit || r->size > limit - r->first || r->n > r->size / CENTRAL_BYTES)
         return damaged(r, "its directory does not fit the file");
@@ -82,14 +75,14 @@ static status read_end(reader *r) {
 static status read_zip64(const reader *r, const unsigned char *extra, size_t n,
                          uint64_t *const value[3]) {
     while (n >= 4) {
-        size_t id = number(extra, 2), size = number(extra + 2, 2);
+        size_t id = read_little(extra, 2), size = read_little(extra + 2, 2);
         if (size > n - 4) break;
         if (id == 1) {
             const unsigned char *p = extra + 4, *end = p + size;
             for (int i = 0; i < 3; i++) {
                 if (*value[i] != UINT32_MAX) continue;
                 if (end - p < 8) return damaged(r, "a zip64 field is too short");
-                *value[i] = number(p, 8);
+                *value[i] = read_little(p, 8);
                 p += 8;
             }
             return OK;
@@ -106,10 +99,10 @@ static status read_zip64(const reader *r, const unsigned char *extra, size_t n,
  * lengths of their own. */
 static status find_content(const reader *r, uint64_t offset, zip_member *m) {
     if (r->first < LOCAL_BYTES || offset > r->first - LOCAL_BYTES ||
-        number(r->bytes + offset, 4) != LOCAL)
+        read_little(r->bytes + offset, 4) != LOCAL)
         return damaged(r, "a member is not where the directory says");
     const unsigned char *p = r->bytes + offset;
-    size_t n_name = number(p + 26, 2), n_extra = number(p + 28, 2);
+    size_t n_name = read_little(p + 26, 2), n_extra = read_little(p + 28, 2);
     uint64_t left = r->first - offset - LOCAL_BYTES;
     if (n_name + n_extra > left || m->n_bytes > left - n_name - n_extra)
         return damaged(r, "a member does not fit before the directory");
@@ -122,24 +115,25 @@ static status find_content(const reader *r, uint64_t offset, zip_member *m) {
 /* Reads the entry at p, of at most `left` bytes, and sets *used to its length. */
 static status read_entry(const reader *r, const unsigned char *p, uint64_t left, zip_member *m,
                          uint64_t *used) {
-    if (left < CENTRAL_BYTES || number(p, 4) != CENTRAL)
+    if (left < CENTRAL_BYTES || read_little(p, 4) != CENTRAL)
         return damaged(r, "an entry of its directory is cut short");
-    size_t n_name = number(p + 28, 2), n_extra = number(p + 30, 2);
-    uint64_t compressed = number(p + 20, 4), plain = number(p + 24, 4), offset = number(p + 42, 4);
-    *used = CENTRAL_BYTES + n_name + n_extra + number(p + 32, 2);
+    size_t n_name = read_little(p + 28, 2), n_extra = read_little(p + 30, 2);
+    uint64_t compressed = read_little(p + 20, 4), plain = read_little(p + 24, 4),
+             offset = read_little(p + 42, 4);
+    *used = CENTRAL_BYTES + n_name + n_extra + read_little(p + 32, 2);
     if (*used > left) return damaged(r, "an entry of its directory is cut short");
     const unsigned char *name = p + CENTRAL_BYTES;
     if (n_name == 0 || memchr(name, '\0', n_name) != NULL)
         return damaged(r, "a member has no usable name");
     TRY(arena_copy_text(r->memory, (const char *)name, n_name, &m->name));
     TRY(read_zip64(r, name + n_name, n_extra, (uint64_t *const[]){&plain, &compressed, &offset}));
-    if (number(p + 8, 2) & 1)
+    if (read_little(p + 8, 2) & 1)
         return fail(ERR_FORMAT, "%s: '%.100s' in it is encrypted", r->path, m->name);
-    m->is_stored = number(p + 10, 2) == 0;
+    m->is_stored = read_little(p + 10, 2) == 0;
     if ((m->is_stored && compressed != plain) || compressed > r->n_bytes)
         return damaged(r, "the sizes of a member differ");
     m->n_bytes = (size_t)compressed;
-    m->crc = (uint32_t)number(p + 16, 4);
+    m->crc = (uint32_t)read_little(p + 16, 4);
     return find_content(r, offset, m);
 }
 
@@ -264,8 +258,7 @@ static status put_buf(zip_writer *w, buf *b) {
 
 /* Little-endian numbers of a zip header. */
 static void put_number(buf *b, status *st, uint64_t value, int n_bytes) {
-    for (int i = 0; i < n_bytes && *st == OK; i++)
-        *st = buf_char(b, (char)(value >> 8 * i));
+    if (*st == OK) *st = buf_little(b, value, n_bytes);
 }
 
 static uint64_t capped(uint64_t value) {

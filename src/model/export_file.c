@@ -113,24 +113,24 @@ static status weight_set_init(weight_set *s, const char *folder, bool is_meta, p
     return is_meta ? make_meta(s, folder, workers) : OK;
 }
 
-static status add_array(npz_writer *w, const st_tensor *t) {
+static status add_array(zip_writer *w, const st_tensor *t) {
     static const char *const types[] = {[ST_F32] = "<f4", [ST_BOOL] = "|b1"};
     npz_array a = {t->name, types[t->dtype], st_dtype_bytes(t->dtype), t->n_dims, {0}};
     for (int d = 0; d < t->n_dims && d < NPZ_MAX_DIMS; d++)
         a.shape[d] = t->shape[d];
     TRY(npz_begin(w, &a));
-    TRY(npz_write(w, t->data, (size_t)t->n * st_dtype_bytes(t->dtype)));
-    return npz_end(w);
+    TRY(zip_write(w, t->data, (size_t)t->n * st_dtype_bytes(t->dtype)));
+    return zip_end(w);
 }
 
 static status write_npz(const weight_set *s, const char *path) {
-    npz_writer *w;
-    TRY(npz_create(&w, path));
+    zip_writer *w;
+    TRY(zip_create(&w, path));
     status st = OK;
     for (size_t i = 0; i < s->n && st == OK; i++)
         st = add_array(w, &s->tensor[i]);
-    if (st == OK) return npz_commit(w);
-    npz_abandon(w);
+    if (st == OK) return zip_commit(w);
+    zip_abandon(w);
     return st;
 }
 
@@ -168,7 +168,7 @@ struct embedding_file {
     embedding_format format;
     bool has_titles;
     int64_t n_done;
-    npz_writer *npz;
+    zip_writer *npz;
     out_file *file; /* of the other formats */
     buf line, text;
 };
@@ -269,9 +269,9 @@ static status put_numbers(embedding_file *f) {
     TRY(npz_begin(f->npz, &(npz_array){"id", "<i8", sizeof(int64_t), 1, {f->rows.n}}));
     for (int64_t i = 0; i < f->rows.n; i++) {
         int64_t id = number_of(f, i);
-        TRY(npz_write(f->npz, &id, sizeof id));
+        TRY(zip_write(f->npz, &id, sizeof id));
     }
-    return npz_end(f->npz);
+    return zip_end(f->npz);
 }
 
 static status put_texts(embedding_file *f, text_kind kind, const char *name) {
@@ -289,15 +289,15 @@ static status put_texts(embedding_file *f, text_kind kind, const char *name) {
     TRY(npz_begin(f->npz, &(npz_array){name, type, (size_t)width, 1, {f->rows.n}}));
     for (int64_t i = 0; i < f->rows.n; i++) {
         TRY(text_of(f, kind, i));
-        TRY(npz_write(f->npz, buf_str(&f->text), f->text.n_bytes));
-        TRY(npz_write(f->npz, zeros, (size_t)width - f->text.n_bytes));
+        TRY(zip_write(f->npz, buf_str(&f->text), f->text.n_bytes));
+        TRY(zip_write(f->npz, zeros, (size_t)width - f->text.n_bytes));
     }
-    return npz_end(f->npz);
+    return zip_end(f->npz);
 }
 
 static status start_npz(embedding_file *f, const char *path) {
     npz_array a = {"embedding", "<f4", sizeof(float), 2, {f->rows.n, f->rows.dim}};
-    TRY(npz_create(&f->npz, path));
+    TRY(zip_create(&f->npz, path));
     TRY(has_text_ids(f) ? put_texts(f, TEXT_ID, "id") : put_numbers(f));
     if (f->has_titles) TRY(put_texts(f, TEXT_TITLE, "title"));
     return npz_begin(f->npz, &a);
@@ -363,7 +363,7 @@ status embedding_file_add(embedding_file *f, const float *values, int64_t n) {
     }
     if (f->format == EMBEDDINGS_CSV) return OK;
     f->n_done += n;
-    return f->npz != NULL ? npz_write(f->npz, values, bytes)
+    return f->npz != NULL ? zip_write(f->npz, values, bytes)
                           : out_file_write(f->file, values, bytes);
 }
 
@@ -371,23 +371,23 @@ static status finish(embedding_file *f) {
     if (f->n_done != f->rows.n)
         return fail(ERR_CONFIG, "%" PRId64 " rows of %" PRId64 " are missing",
                     f->rows.n - f->n_done, f->rows.n);
-    if (f->format == EMBEDDINGS_NPZ) return npz_end(f->npz);
+    if (f->format == EMBEDDINGS_NPZ) return zip_end(f->npz);
     return f->format == EMBEDDINGS_CSV ? flush_line(f) : finish_safetensors(f);
 }
 
 status embedding_file_commit(embedding_file *f) {
     status st = finish(f);
-    npz_writer *npz = f->npz;
+    zip_writer *npz = f->npz;
     out_file *file = f->file;
     if (st == OK) f->npz = NULL, f->file = NULL;
     embedding_file_abandon(f);
     if (st != OK) return st;
-    return npz != NULL ? npz_commit(npz) : out_file_commit(file);
+    return npz != NULL ? zip_commit(npz) : out_file_commit(file);
 }
 
 void embedding_file_abandon(embedding_file *f) {
     if (f == NULL) return;
-    npz_abandon(f->npz);
+    zip_abandon(f->npz);
     out_file_abandon(f->file);
     buf_fini(&f->line);
     buf_fini(&f->text);

@@ -12,55 +12,28 @@
 #include "format/json.h"
 #include "model/checkpoint_load.h"
 
-/* A column that a vocabulary takes over from the data. */
-typedef struct part {
-    const void *elements;
-    uint64_t n;
-    int index; /* of the writer */
-} part;
-
-/* Everything of the file, in the order of its columns. */
-typedef struct vocabulary_writer {
-    column_writer *file;
-    part parts[COLUMN_MAX];
-    int n;
-} vocabulary_writer;
-
-static status add_column(vocabulary_writer *w, const char *name, column_type type,
-                         const void *elements, uint64_t n) {
-    if (w->n == COLUMN_MAX)
-        return fail(ERR_FORMAT, "a vocabulary has at most %d columns", COLUMN_MAX);
-    part *p = &w->parts[w->n++];
-    *p = (part){.elements = elements, .n = n};
-    return column_writer_declare(w->file, name, type, n, &p->index);
+static status add_texts(column_writer *w, const char *name, const text_column *t) {
+    return column_writer_add_texts(w, name, t->offsets, t->n, t->bytes);
 }
 
-static status add_texts(vocabulary_writer *w, const char *name, const text_column *t) {
-    char part_name[2 * COLUMN_NAME_BYTES];
-    snprintf(part_name, sizeof part_name, "%s.o", name);
-    TRY(add_column(w, part_name, COLUMN_U64, t->offsets, t->n + 1));
-    snprintf(part_name, sizeof part_name, "%s.t", name);
-    return add_column(w, part_name, COLUMN_U8, t->bytes, t->offsets[t->n]);
-}
-
-static status add_context(vocabulary_writer *w, const context_feature *f) {
+static status add_context(column_writer *w, const context_feature *f) {
     char part_name[2 * COLUMN_NAME_BYTES];
     snprintf(part_name, sizeof part_name, "ctx.%s", f->name);
-    TRY(add_column(w, part_name, COLUMN_U32, NULL, 0));
+    TRY(column_writer_add(w, part_name, COLUMN_U32, 0, NULL));
     return add_texts(w, part_name, &f->values);
 }
 
-static status add_columns(vocabulary_writer *w, const seq_file *data, const buf *meta) {
+static status add_columns(column_writer *w, const seq_file *data, const buf *meta) {
     static const uint64_t no_users[1] = {0};
-    TRY(add_column(w, "meta", COLUMN_U8, buf_str(meta), meta->n_bytes + 1));
-    TRY(add_column(w, "offsets", COLUMN_U64, no_users, 1));
-    TRY(add_column(w, "item_index", COLUMN_U32, NULL, 0));
-    TRY(add_column(w, "action", COLUMN_U16, NULL, 0));
-    TRY(add_column(w, "time", COLUMN_I64, NULL, 0));
-    TRY(add_column(w, "user_id", COLUMN_I64, NULL, 0));
+    TRY(column_writer_add(w, "meta", COLUMN_U8, meta->n_bytes + 1, buf_str(meta)));
+    TRY(column_writer_add(w, "offsets", COLUMN_U64, 1, no_users));
+    TRY(column_writer_add(w, "item_index", COLUMN_U32, 0, NULL));
+    TRY(column_writer_add(w, "action", COLUMN_U16, 0, NULL));
+    TRY(column_writer_add(w, "time", COLUMN_I64, 0, NULL));
+    TRY(column_writer_add(w, "user_id", COLUMN_I64, 0, NULL));
     TRY(data->has_text_items
             ? add_texts(w, "item", &data->item_text)
-            : add_column(w, "item_id", COLUMN_I64, data->item_id, data->n_items + 1));
+            : column_writer_add(w, "item_id", COLUMN_I64, data->n_items + 1, data->item_id));
     if (data->title.n > 0) TRY(add_texts(w, "title", &data->title));
     for (int f = 0; f < data->n_context; f++)
         TRY(add_context(w, &data->context[f]));
@@ -79,14 +52,10 @@ static status write_meta(const seq_file *data, int32_t n_actions, buf *meta) {
     return json_finish(&w);
 }
 
-static status write_file(vocabulary_writer *w, const seq_file *data, const buf *meta, pool *p) {
+static status write_file(column_writer *w, const seq_file *data, const buf *meta, pool *p) {
     TRY(add_columns(w, data, meta));
-    column_writer_begin(w->file);
-    for (int i = 0; i < w->n; i++)
-        if (w->parts[i].n > 0)
-            TRY(column_writer_put(w->file, w->parts[i].index, 0, w->parts[i].elements,
-                                  w->parts[i].n));
-    return column_writer_commit(w->file, p);
+    TRY(column_writer_begin(w));
+    return column_writer_commit(w, p);
 }
 
 static bool is_same_column(const seq_file *a, const seq_file *b, const char *name) {
@@ -144,14 +113,14 @@ static bool link_previous(const char *path, const char *previous, const seq_file
 
 status vocabulary_save(const char *path, const char *previous, const seq_file *data,
                        int32_t n_actions, pool *p) {
-    vocabulary_writer w = {0};
+    column_writer *w = NULL;
     buf meta;
     buf_init(&meta);
     status st = write_meta(data, n_actions, &meta);
     if (st == OK && !link_previous(path, previous, data, &meta, p)) {
-        st = column_writer_create(&w.file, path);
-        if (st == OK) st = write_file(&w, data, &meta, p);
-        column_writer_abandon(w.file);
+        st = column_writer_create(&w, path);
+        if (st == OK) st = write_file(w, data, &meta, p);
+        column_writer_abandon(w);
     }
     buf_fini(&meta);
     return st;

@@ -15,18 +15,18 @@ static const float numbers[6] = {1, -2.5f, 3, 0, 1e30f, 6};
 
 /* Two arrays: (2, 3) floats in two pieces, three strings of four bytes. */
 static status write_two(void *ctx) {
-    npz_writer *w = NULL;
+    zip_writer *w = NULL;
     (void)ctx;
-    status st = npz_create(&w, npz_path());
+    status st = zip_create(&w, npz_path());
     if (st == OK) st = npz_begin(w, &(npz_array){"embedding", "<f4", 4, 2, {2, 3}});
-    if (st == OK) st = npz_write(w, numbers, 8);
-    if (st == OK) st = npz_write(w, numbers + 2, 16);
-    if (st == OK) st = npz_end(w);
+    if (st == OK) st = zip_write(w, numbers, 8);
+    if (st == OK) st = zip_write(w, numbers + 2, 16);
+    if (st == OK) st = zip_end(w);
     if (st == OK) st = npz_begin(w, &(npz_array){"id", "|S4", 4, 1, {3}});
-    if (st == OK) st = npz_write(w, "ab\0\0cdefg\0\0\0", 12);
-    if (st == OK) st = npz_end(w);
-    if (st == OK) return npz_commit(w);
-    npz_abandon(w);
+    if (st == OK) st = zip_write(w, "ab\0\0cdefg\0\0\0", 12);
+    if (st == OK) st = zip_end(w);
+    if (st == OK) return zip_commit(w);
+    zip_abandon(w);
     return st;
 }
 
@@ -97,20 +97,20 @@ TEST(npz_opens_in_numpy) {
 
 /* An array has the bytes of its shape, and a file is there whole or not at all. */
 TEST(npz_refuses_what_does_not_fit) {
-    npz_writer *w;
-    CHECK_OK(npz_create(&w, npz_path()));
-    CHECK_FAILS(npz_write(w, "x", 1), ERR_CONFIG, "1 bytes for an array");
-    CHECK_FAILS(npz_end(w), ERR_CONFIG, "lacks");
+    zip_writer *w;
+    CHECK_OK(zip_create(&w, npz_path()));
+    CHECK_FAILS(zip_write(w, "x", 1), ERR_CONFIG, "1 bytes for a member");
+    CHECK_FAILS(zip_end(w), ERR_CONFIG, "lacks");
     CHECK_FAILS(npz_begin(w, &(npz_array){"big", "<f4", 4, 2, {INT64_MAX, 4}}), ERR_UNSUPPORTED,
                 "larger than a file");
     CHECK_OK(npz_begin(w, &(npz_array){"a", "<i8", 8, 1, {1}}));
     CHECK_FAILS(npz_begin(w, &(npz_array){"b", "<i8", 8, 1, {1}}), ERR_CONFIG, "cannot be begun");
-    CHECK_FAILS(npz_write(w, numbers, 9), ERR_CONFIG, "room for 8");
-    CHECK_OK(npz_write(w, numbers, 4));
-    CHECK_FAILS(npz_end(w), ERR_CONFIG, "lacks 4 bytes");
-    CHECK_FAILS(npz_commit(w), ERR_CONFIG, "still open");
+    CHECK_FAILS(zip_write(w, numbers, 9), ERR_CONFIG, "room for 8");
+    CHECK_OK(zip_write(w, numbers, 4));
+    CHECK_FAILS(zip_end(w), ERR_CONFIG, "lacks 4 bytes");
+    CHECK_FAILS(zip_commit(w), ERR_CONFIG, "still open");
     CHECK(!file_exists(npz_path()));
-    npz_abandon(NULL);
+    zip_abandon(NULL);
 }
 
 TEST(npz_out_of_memory) {

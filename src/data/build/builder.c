@@ -191,14 +191,6 @@ status sink_add(builder_sink *s, int64_t user, int64_t item, uint16_t action, in
     return sink_add_numbered(s, u, i, action, time);
 }
 
-status sink_add_text(builder_sink *s, const char *user, size_t user_bytes, const char *item,
-                     size_t item_bytes, uint16_t action, int64_t time) {
-    uint32_t u, i;
-    TRY(dictionary_text(&s->users, user, user_bytes, &u));
-    TRY(dictionary_text(&s->items, item, item_bytes, &i));
-    return sink_add_numbered(s, u, i, action, time);
-}
-
 status builder_add_item(builder *b, const char *id, size_t id_bytes, const char *title,
                         size_t title_bytes) {
     uint32_t i, n_before = b->catalogue.n;
@@ -514,17 +506,13 @@ static status write_columns(write_job *job, const buf *meta, const vocab_output 
                             column_writer *w) {
     const builder_stats *stats = job->stats;
     event_columns events = {.writer = w};
-    int meta_index, offsets_index;
-    TRY(column_writer_declare(w, "meta", COLUMN_U8, meta->n_bytes, &meta_index));
-    TRY(column_writer_declare(w, "offsets", COLUMN_U64, stats->n_users + 1, &offsets_index));
+    TRY(column_writer_add(w, "meta", COLUMN_U8, meta->n_bytes, meta->data));
+    TRY(column_writer_add(w, "offsets", COLUMN_U64, stats->n_users + 1, job->out_offsets));
     TRY(column_writer_declare(w, "item_index", COLUMN_U32, stats->n_events, &events.item));
     TRY(column_writer_declare(w, "action", COLUMN_U16, stats->n_events, &events.action));
     TRY(column_writer_declare(w, "time", COLUMN_I64, stats->n_events, &events.time));
-    TRY(vocab_output_declare((vocab_output *)vocab, w));
-    column_writer_begin(w);
-    TRY(column_writer_put(w, meta_index, 0, meta->data, meta->n_bytes));
-    TRY(column_writer_put(w, offsets_index, 0, job->out_offsets, stats->n_users + 1));
-    TRY(vocab_output_put(vocab, w));
+    TRY(vocab_output_declare(vocab, w));
+    TRY(column_writer_begin(w));
     TRY(partition_write(job, &events));
     return column_writer_commit(w, job->b->workers);
 }

@@ -62,12 +62,10 @@ status sink_end_block(builder_sink *s);
 /* has_ns_times: an added time needs 3, 6 or 9 digits after the second (0: none). */
 void sink_keep_digits(builder_sink *s, int digits);
 
-/* Adds an event.  Ids are numbers or strings, as the options say. */
+/* Adds an event with integer ids. */
 status sink_add(builder_sink *s, int64_t user, int64_t item, uint16_t action, int64_t time);
-status sink_add_text(builder_sink *s, const char *user, size_t user_bytes, const char *item,
-                     size_t item_bytes, uint16_t action, int64_t time);
-/* Number of an id in this sink, for readers that mix integer and string ids or add many events of
- * one user. */
+/* Number of an id in this sink, for readers with string ids or with many events of one user; and
+ * an event of such numbers. */
 status sink_user(builder_sink *s, int64_t id, uint32_t *out);
 status sink_user_text(builder_sink *s, const char *id, size_t n, uint32_t *out);
 status sink_item(builder_sink *s, int64_t id, uint32_t *out);

@@ -127,11 +127,11 @@ typedef struct write_job {
     builder_stats *stats;
 } write_job;
 
-/* Ids, titles and context as columns: created, declared and written in this order. */
+/* Ids, titles and context as columns: created, and declared with their content, which must live
+ * until column_writer_begin. */
 typedef struct vocab_output vocab_output;
 status vocab_output_create(vocab_output **out, write_job *job);
-status vocab_output_declare(vocab_output *v, column_writer *w);
-status vocab_output_put(const vocab_output *v, column_writer *w);
+status vocab_output_declare(const vocab_output *v, column_writer *w);
 void vocab_output_destroy(vocab_output *v); /* NULL is fine */
 
 /* Partition: sorts and writes the events of a builder, one range of users at a time.

@@ -12,7 +12,6 @@ typedef struct text_output {
     buf bytes;
     uint64_t *offsets; /* (n + 1) */
     uint64_t n;
-    int offsets_index, bytes_index;
 } text_output;
 
 static status text_output_init(text_output *t, uint64_t capacity) {
@@ -31,17 +30,8 @@ static void text_output_fini(text_output *t) {
     mem_free(t->offsets);
 }
 
-static status text_output_declare(text_output *t, column_writer *w, const char *name) {
-    char part[2 * COLUMN_NAME_BYTES];
-    snprintf(part, sizeof part, "%s.o", name);
-    TRY(column_writer_declare(w, part, COLUMN_U64, t->n + 1, &t->offsets_index));
-    snprintf(part, sizeof part, "%s.t", name);
-    return column_writer_declare(w, part, COLUMN_U8, t->bytes.n_bytes, &t->bytes_index);
-}
-
-static status text_output_put(const text_output *t, column_writer *w) {
-    TRY(column_writer_put(w, t->offsets_index, 0, t->offsets, t->n + 1));
-    return column_writer_put(w, t->bytes_index, 0, buf_str(&t->bytes), t->bytes.n_bytes);
+static status text_output_declare(const text_output *t, column_writer *w, const char *name) {
+    return column_writer_add_texts(w, name, t->offsets, t->n, buf_str(&t->bytes));
 }
 
 /* Ids of one kind as a column: integers or strings.  Items have an empty entry 0 first. */
@@ -50,7 +40,6 @@ typedef struct id_output {
     int64_t *number;
     uint64_t n;
     text_output text;
-    int index;
 } id_output;
 
 static status id_output_fill(id_output *o, const id_space *s, bool is_text, bool has_zero) {
@@ -76,15 +65,10 @@ static status id_output_fill(id_output *o, const id_space *s, bool is_text, bool
     return OK;
 }
 
-static status id_output_declare(id_output *o, column_writer *w, const char *text_name,
+static status id_output_declare(const id_output *o, column_writer *w, const char *text_name,
                                 const char *number_name) {
     if (o->is_text) return text_output_declare(&o->text, w, text_name);
-    return column_writer_declare(w, number_name, COLUMN_I64, o->n, &o->index);
-}
-
-static status id_output_put(const id_output *o, column_writer *w) {
-    if (o->is_text) return text_output_put(&o->text, w);
-    return column_writer_put(w, o->index, 0, o->number, o->n);
+    return column_writer_add(w, number_name, COLUMN_I64, o->n, o->number);
 }
 
 static void id_output_fini(id_output *o) {
@@ -117,7 +101,6 @@ static status fill_titles(write_job *job, text_output *t) {
 typedef struct feature_output {
     text_output values;
     uint32_t *value; /* (n_users) */
-    int index;
 } feature_output;
 
 /* Values that are all integers are ordered as integers: 1, 18, 25 rather than 1, 18, 2. */
@@ -212,26 +195,15 @@ status vocab_output_create(vocab_output **out, write_job *job) {
     return OK;
 }
 
-status vocab_output_declare(vocab_output *v, column_writer *w) {
+status vocab_output_declare(const vocab_output *v, column_writer *w) {
     TRY(id_output_declare(&v->users, w, "user", "user_id"));
     TRY(id_output_declare(&v->items, w, "item", "item_id"));
     if (v->has_titles) TRY(text_output_declare(&v->titles, w, "title"));
     for (int f = 0; f < v->n_features; f++) {
         char name[COLUMN_NAME_BYTES + 8];
         snprintf(name, sizeof name, "ctx.%s", v->inputs[f].name);
-        TRY(column_writer_declare(w, name, COLUMN_U32, v->n_users, &v->features[f].index));
+        TRY(column_writer_add(w, name, COLUMN_U32, v->n_users, v->features[f].value));
         TRY(text_output_declare(&v->features[f].values, w, name));
-    }
-    return OK;
-}
-
-status vocab_output_put(const vocab_output *v, column_writer *w) {
-    TRY(id_output_put(&v->users, w));
-    TRY(id_output_put(&v->items, w));
-    if (v->has_titles) TRY(text_output_put(&v->titles, w));
-    for (int f = 0; f < v->n_features; f++) {
-        TRY(column_writer_put(w, v->features[f].index, 0, v->features[f].value, v->n_users));
-        TRY(text_output_put(&v->features[f].values, w));
     }
     return OK;
 }

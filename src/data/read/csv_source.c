@@ -112,15 +112,9 @@ static const char *format_name(const csv_format *f) {
 
 /* Positions of the roles in the resolved layout. */
 static void set_choice(table_reader *r) {
-    column_choice *c = &r->choice;
-    c->user = c->item = c->time = c->action = -1;
-    for (int i = 0; i < r->layout.n_needed; i++) {
-        csv_role role = (csv_role)r->layout.role[i];
-        if (role == ROLE_USER) c->user = i;
-        if (role == ROLE_ITEM) c->item = i;
-        if (role == ROLE_TIME) c->time = i;
-        if (role == ROLE_ACTION) c->action = i;
-    }
+    memset(r->choice.of, -1, sizeof r->choice.of);
+    for (int i = 0; i < r->layout.n_needed; i++)
+        r->choice.of[r->layout.role[i]] = i;
 }
 
 /* Finds columns and kinds in the first rows.  The layout is resolved a second time if the action

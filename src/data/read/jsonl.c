@@ -288,17 +288,9 @@ status jsonl_parse_block(const csv_layout *t, const char *file, text_block *bloc
 
 static const char *const endings[] = {".jsonl", ".ndjson", ".json", NULL};
 
-static int *choice_of(column_choice *c, csv_role role) {
-    return role == ROLE_USER   ? &c->user
-           : role == ROLE_ITEM ? &c->item
-           : role == ROLE_TIME ? &c->time
-                               : &c->action;
-}
-
 /* Which members are the user, the item, ...: each must occur in one of the sampled rows. */
 static status find_members(table_reader *r, const sample *s) {
-    column_choice *c = &r->choice;
-    c->user = c->item = c->time = c->action = -1;
+    memset(r->choice.of, -1, sizeof r->choice.of);
     for (int i = 0; i < r->n_wanted; i++) {
         const char *name = r->wanted[i].column;
         char text[64];
@@ -310,7 +302,7 @@ static status find_members(table_reader *r, const sample *s) {
         for (int k = 0; k < i; k++)
             if (strcmp(r->wanted[k].column, name) == 0)
                 return fail(ERR_USAGE, "%s: column '%s' is given two roles", s->file, name);
-        *choice_of(c, r->wanted[i].role) = found;
+        r->choice.of[r->wanted[i].role] = found;
         snprintf(r->layout.name[r->wanted[i].role], CSV_NAME_BYTES, "%s",
                  escape_excerpt(text, name, strlen(name)));
     }

@@ -80,17 +80,12 @@ static status ids_from_doubles(const converter *c, const double *id, size_t n, u
 
 /* Ids go to terminals and into JSON: they are text without NUL. */
 static status check_id(const parquet_text *t) {
+    char excerpt[64];
     if (t->n_bytes == 0) return fail(ERR_FORMAT, "it is empty");
-    for (size_t i = 0; i < t->n_bytes;) {
-        int n = t->bytes[i] == '\0' ? 0 : utf8_length(t->bytes + i, t->n_bytes - i);
-        if (n == 0) {
-            char excerpt[64];
-            return fail(ERR_FORMAT, "'%s' is not UTF-8 text; cast the ids to strings or integers",
-                        escape_excerpt(excerpt, t->bytes, t->n_bytes));
-        }
-        i += (size_t)n;
-    }
-    return OK;
+    if (memchr(t->bytes, '\0', t->n_bytes) == NULL && utf8_is_valid(t->bytes, t->n_bytes))
+        return OK;
+    return fail(ERR_FORMAT, "'%s' is not UTF-8 text; cast the ids to strings or integers",
+                escape_excerpt(excerpt, t->bytes, t->n_bytes));
 }
 
 /* "01234567-89ab-cdef-0123-456789abcdef" */

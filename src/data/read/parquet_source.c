@@ -29,11 +29,9 @@ typedef struct parquet_job {
     _Atomic uint64_t bytes_read;
 } parquet_job;
 
+/* Roles of events are in the order of those of csv columns. */
 static event_role role_of(csv_role role) {
-    return role == ROLE_USER   ? EVENT_USER
-           : role == ROLE_ITEM ? EVENT_ITEM
-           : role == ROLE_TIME ? EVENT_TIME
-                               : EVENT_ACTION;
+    return (event_role)(role - ROLE_USER);
 }
 
 static status find_columns(parquet_job *p, const parquet_file *f, events_file *file) {
@@ -117,14 +115,12 @@ static status sample_column(sample *s, int col, parquet_reader *r, const parquet
 }
 
 static void set_names(parquet_job *p, const events_file *file) {
-    static const csv_role roles[] = {ROLE_USER, ROLE_ITEM, ROLE_TIME, ROLE_ACTION};
-    column_choice *c = &p->table.choice;
-    int *const places[] = {&c->user, &c->item, &c->time, &c->action};
-    c->user = c->item = c->time = c->action = -1;
+    memset(p->table.choice.of, -1, sizeof p->table.choice.of);
     for (int i = 0; i < file->n_columns; i++) {
-        *places[file->role[i]] = i;
-        snprintf(p->table.layout.name[roles[file->role[i]]], CSV_NAME_BYTES, "%.*s",
-                 CSV_NAME_BYTES - 1, file->column[i].name);
+        int role = ROLE_USER + (int)file->role[i];
+        p->table.choice.of[role] = i;
+        snprintf(p->table.layout.name[role], CSV_NAME_BYTES, "%.*s", CSV_NAME_BYTES - 1,
+                 file->column[i].name);
     }
 }
 

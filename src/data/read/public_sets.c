@@ -4,6 +4,7 @@
  * 20M; ids are kept as they are.  Movies that nobody rated belong to the catalogue too: an
  * evaluation ranks all of them. */
 #include <stdio.h>
+#include <string.h>
 
 #include "data/read/source_job.h"
 
@@ -107,31 +108,19 @@ static status read_logs(source_job *job, const char *version, const char *const 
     return read_log(job, name);
 }
 
-static status read_kuairand(source_job *job, const char *version, const char *const *parts,
-                            int n_parts) {
+/* The version is in the source's name; that of 27K has its logs in two parts each. */
+status read_kuairand(source_job *job) {
+    static const char *const whole[] = {""}, *const halves[] = {"_part1", "_part2"};
+    const char *version = job->src->name + strlen("kuairand-");
+    bool is_halved = strcmp(version, "27k") == 0;
     char users_name[96], videos_name[96];
     snprintf(users_name, sizeof users_name, "user_features_%s.csv", version);
     snprintf(videos_name, sizeof videos_name, "video_features_basic_%s.csv", version);
     side_file users = {users_name, {",", true}, true, user_columns, 6};
     side_file videos = {videos_name, {",", true}, true, video_columns, 1};
-    TRY(read_logs(job, version, parts, n_parts));
+    TRY(read_logs(job, version, is_halved ? halves : whole, is_halved ? 2 : 1));
     TRY(job_read_side(job, &users, user_columns + 1));
     return job_read_side(job, &videos, NULL);
-}
-
-static const char *const whole[] = {""};
-static const char *const halves[] = {"_part1", "_part2"};
-
-status read_kuairand_pure(source_job *job) {
-    return read_kuairand(job, "pure", whole, 1);
-}
-
-status read_kuairand_1k(source_job *job) {
-    return read_kuairand(job, "1k", whole, 1);
-}
-
-status read_kuairand_27k(source_job *job) {
-    return read_kuairand(job, "27k", halves, 2);
 }
 
 /* Amazon Books (2014): ratings_Books.csv, "user,item,rating,time" without a header, ids are

@@ -1,6 +1,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "data/read/blocks.h"
 #include "data/read/sample.h"
 #include "format/json.h"
 
@@ -38,14 +39,6 @@ static status begin_rows(sample *s, const csv_field *fields, int n, bool has_nam
     return ARENA_NEW(&s->memory, &s->cell, (size_t)SAMPLE_ROWS * (size_t)s->n_columns);
 }
 
-static uint64_t count_breaks(const char *text, size_t n) {
-    uint64_t count = 0;
-    for (const char *at = text, *end = text + n;
-         (at = memchr(at, '\n', (size_t)(end - at))) != NULL; at++)
-        count++;
-    return count;
-}
-
 status sample_csv(sample *s, const csv_format *f, const char *text, size_t n, uint64_t first_line,
                   bool has_names) {
     csv_field *fields;
@@ -57,7 +50,7 @@ status sample_csv(sample *s, const csv_format *f, const char *text, size_t n, ui
     memcpy(copy, text, n);
     for (size_t at = 0; at < n && s->n_rows < SAMPLE_ROWS;) {
         size_t bytes = csv_row_bytes(f, copy + at, n - at);
-        uint64_t n_lines = count_breaks(copy + at, bytes);
+        uint64_t n_lines = count_newlines(copy + at, bytes);
         size_t row = csv_without_end(copy + at, bytes);
         int n_fields;
         if (row > 0 && csv_split(f, copy + at, row, fields, CSV_MAX_COLUMNS, &n_fields) == OK) {

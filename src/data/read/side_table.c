@@ -14,8 +14,6 @@
 #include "data/read/source_job.h"
 #include "data/read/table_source.h"
 
-typedef status (*side_row_fn)(source_job *job, const csv_field *fields, void *ctx);
-
 enum { SIDE_MAX_WANTED = 1 + CONTEXT_MAX };
 
 /* Where the wanted columns of a side file are, after its header. */
@@ -31,8 +29,9 @@ typedef struct side_rows {
 typedef struct side_reader {
     source_job *job;
     const side_rows *rows;
-    side_row_fn fn;
-    void *ctx;
+    bool is_items;
+    int feature[CONTEXT_MAX];          /* of users: numbers in the builder */
+    buf text;                          /* of items: a title in UTF-8 */
     csv_field *fields;                 /* (CSV_MAX_COLUMNS) */
     csv_field wanted[SIDE_MAX_WANTED]; /* the row's fields, in the order asked for */
 } side_reader;
@@ -62,11 +61,48 @@ static status split_json(side_reader *r, char *row, size_t n_bytes) {
     return OK;
 }
 
+/* The old MovieLens files are Latin-1, but some people convert them. */
+static status latin1_to_utf8(buf *out, const char *text, size_t n) {
+    buf_clear(out);
+    for (size_t i = 0; i < n; i++) {
+        unsigned char c = (unsigned char)text[i];
+        char two[2] = {(char)(0xc0 | c >> 6), (char)(0x80 | (c & 0x3f))};
+        TRY(c < 0x80 ? buf_char(out, (char)c) : buf_append(out, two, 2));
+    }
+    return OK;
+}
+
+/* {id, title} or {id} to the catalogue. */
+static status add_item(side_reader *r, const csv_field *fields) {
+    if (fields[0].n_bytes == 0) return fail(ERR_FORMAT, "the id of the item is empty");
+    bool has_title = r->rows->n_columns > 1;
+    const char *title = has_title ? fields[1].text : NULL;
+    size_t n = has_title ? fields[1].n_bytes : 0;
+    if (has_title && !utf8_is_valid(title, n)) {
+        TRY(latin1_to_utf8(&r->text, title, n));
+        title = r->text.data;
+        n = r->text.n_bytes;
+    }
+    return builder_add_item(r->job->build, fields[0].text, fields[0].n_bytes, title, n);
+}
+
+/* {id, value...} to contextual features. */
+static status add_user(side_reader *r, const csv_field *fields) {
+    if (fields[0].n_bytes == 0) return fail(ERR_FORMAT, "the id of the user is empty");
+    for (int i = 1; i < r->rows->n_columns; i++) {
+        /* An empty value is an unknown one: 0, as for users that are not in the file. */
+        if (fields[i].n_bytes == 0) continue;
+        TRY(builder_set_context(r->job->build, r->feature[i - 1], fields[0].text, fields[0].n_bytes,
+                                fields[i].text, fields[i].n_bytes));
+    }
+    return OK;
+}
+
 static status read_row(side_reader *r, char *row, size_t n_bytes, uint64_t number) {
     n_bytes = csv_without_end(row, n_bytes);
     if (n_bytes == 0) return OK;
     status st = r->rows->paths != NULL ? split_json(r, row, n_bytes) : split_csv(r, row, n_bytes);
-    if (st == OK) st = r->fn(r->job, r->wanted, r->ctx);
+    if (st == OK) st = r->is_items ? add_item(r, r->wanted) : add_user(r, r->wanted);
     return st == OK ? OK : fail_prefix(st, "%s:%llu", r->rows->name, (unsigned long long)number);
 }
 
@@ -90,12 +126,16 @@ static status read_blocks(side_reader *r, blocks *b) {
     }
 }
 
-/* Calls fn for each row, on this thread. */
-static status side_rows_read(source_job *job, blocks *b, const side_rows *rows, side_row_fn fn,
-                             void *ctx) {
-    side_reader r = {.job = job, .rows = rows, .fn = fn, .ctx = ctx};
+/* Reads the rows on this thread: of users with these features, or where there are none of items. */
+static status side_rows_read(source_job *job, blocks *b, const side_rows *rows,
+                             const char *const *features) {
+    side_reader r = {.job = job, .rows = rows, .is_items = features == NULL};
+    for (int i = 1; features != NULL && i < rows->n_columns; i++)
+        TRY(builder_add_context(job->build, features[i - 1], &r.feature[i - 1]));
     TRY(MEM_NEW(&r.fields, CSV_MAX_COLUMNS));
+    buf_init(&r.text);
     status st = read_blocks(&r, b);
+    buf_fini(&r.text);
     mem_free(r.fields);
     return st;
 }
@@ -119,90 +159,6 @@ static status find_positions(const side_file *f, blocks *b, side_rows *rows) {
     return f->has_header ? blocks_skip_line(b) : OK;
 }
 
-/* Whether it is valid UTF-8: the old MovieLens files are Latin-1, but some people convert them. */
-static bool is_utf8(const char *text, size_t n) {
-    const unsigned char *s = (const unsigned char *)text;
-    for (size_t i = 0; i < n;) {
-        size_t more = s[i] < 0x80                   ? 0
-                      : s[i] >= 0xc2 && s[i] < 0xe0 ? 1
-                      : s[i] >= 0xe0 && s[i] < 0xf0 ? 2
-                      : s[i] >= 0xf0 && s[i] < 0xf5 ? 3
-                                                    : n;
-        if (more >= n - i) return false;
-        for (size_t k = 1; k <= more; k++)
-            if ((s[i + k] & 0xc0) != 0x80) return false;
-        i += more + 1;
-    }
-    return true;
-}
-
-static status latin1_to_utf8(buf *out, const char *text, size_t n) {
-    buf_clear(out);
-    for (size_t i = 0; i < n; i++) {
-        unsigned char c = (unsigned char)text[i];
-        char two[2] = {(char)(0xc0 | c >> 6), (char)(0x80 | (c & 0x3f))};
-        TRY(c < 0x80 ? buf_char(out, (char)c) : buf_append(out, two, 2));
-    }
-    return OK;
-}
-
-typedef struct item_context {
-    bool has_title;
-    buf text;
-} item_context;
-
-static status add_item(source_job *job, const csv_field *fields, void *ctx) {
-    item_context *items = ctx;
-    if (fields[0].n_bytes == 0) return fail(ERR_FORMAT, "the id of the item is empty");
-    const char *title = NULL;
-    size_t n = 0;
-    if (items->has_title) {
-        title = fields[1].text;
-        n = fields[1].n_bytes;
-        if (!is_utf8(title, n)) {
-            TRY(latin1_to_utf8(&items->text, title, n));
-            title = items->text.data;
-            n = items->text.n_bytes;
-        }
-    }
-    return builder_add_item(job->build, fields[0].text, fields[0].n_bytes, title, n);
-}
-
-/* Rows of {id, title} or {id} to the catalogue. */
-static status side_items_read(source_job *job, blocks *b, const side_rows *rows) {
-    item_context items = {.has_title = rows->n_columns > 1};
-    buf_init(&items.text);
-    status st = side_rows_read(job, b, rows, add_item, &items);
-    buf_fini(&items.text);
-    return st;
-}
-
-typedef struct user_context {
-    int feature[CONTEXT_MAX];
-    int n_features;
-} user_context;
-
-static status add_user(source_job *job, const csv_field *fields, void *ctx) {
-    user_context *users = ctx;
-    if (fields[0].n_bytes == 0) return fail(ERR_FORMAT, "the id of the user is empty");
-    for (int i = 0; i < users->n_features; i++) {
-        /* An empty value is an unknown one: 0, as for users that are not in the file. */
-        if (fields[1 + i].n_bytes == 0) continue;
-        TRY(builder_set_context(job->build, users->feature[i], fields[0].text, fields[0].n_bytes,
-                                fields[1 + i].text, fields[1 + i].n_bytes));
-    }
-    return OK;
-}
-
-/* Rows of {id, value...} to contextual features. */
-static status side_users_read(source_job *job, blocks *b, const side_rows *rows,
-                              const char *const *features) {
-    user_context users = {.n_features = rows->n_columns - 1};
-    for (int i = 0; i < users.n_features; i++)
-        TRY(builder_add_context(job->build, features[i], &users.feature[i]));
-    return side_rows_read(job, b, rows, add_user, &users);
-}
-
 status job_read_side(source_job *job, const side_file *f, const char *const *features) {
     input *in;
     side_rows rows;
@@ -215,9 +171,7 @@ status job_read_side(source_job *job, const side_file *f, const char *const *fea
     }
     status st = blocks_create(&b, in, &options, 1);
     if (st == OK) st = find_positions(f, b, &rows);
-    if (st == OK)
-        st = features == NULL ? side_items_read(job, b, &rows)
-                              : side_users_read(job, b, &rows, features);
+    if (st == OK) st = side_rows_read(job, b, &rows, features);
     blocks_destroy(b);
     input_close(in);
     return st;
@@ -385,10 +339,9 @@ static status read_rows(side_table *t, blocks *b) {
     TRY(choose(t));
     for (; header_lines > 0; header_lines--)
         TRY(blocks_skip_line(b));
-    if (t->is_items) return side_items_read(t->job, b, &t->rows);
     for (int i = 0; i < CONTEXT_MAX; i++)
         features[i] = t->feature[i];
-    return side_users_read(t->job, b, &t->rows, features);
+    return side_rows_read(t->job, b, &t->rows, t->is_items ? NULL : features);
 }
 
 static status read_table(side_table *t) {

@@ -81,9 +81,7 @@ status job_read_side(source_job *job, const side_file *f, const char *const *fea
 status read_ml_100k(source_job *job);
 status read_ml_1m(source_job *job);
 status read_ml_20m(source_job *job);
-status read_kuairand_pure(source_job *job);
-status read_kuairand_1k(source_job *job);
-status read_kuairand_27k(source_job *job);
+status read_kuairand(source_job *job);
 status read_amazon_books(source_job *job);
 status read_processed_seqs(source_job *job);
 status read_csv(source_job *job);

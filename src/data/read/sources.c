@@ -37,19 +37,19 @@ const source sources[] = {
      .item_name = "video_id",
      .actions = ACTION_BITS,
      .time_per_second = 1000,
-     .read = read_kuairand_pure},
+     .read = read_kuairand},
     {.name = "kuairand-1k",
      .summary = "KuaiRand-1K: the same files with _1k",
      .item_name = "video_id",
      .actions = ACTION_BITS,
      .time_per_second = 1000,
-     .read = read_kuairand_1k},
+     .read = read_kuairand},
     {.name = "kuairand-27k",
      .summary = "KuaiRand-27K: the same files with _27k, the logs in two parts each",
      .item_name = "video_id",
      .actions = ACTION_BITS,
      .time_per_second = 1000,
-     .read = read_kuairand_27k},
+     .read = read_kuairand},
     /* The filter of the reference: both counts taken once, on the raw data, then users with fewer
      * than 5 events left are dropped. */
     {.name = "amzn-books",
@@ -264,38 +264,32 @@ typedef struct event_context {
     parse_block_fn parse;
 } event_context;
 
+/* Where the rows of a block go. */
+typedef struct row_target {
+    builder_sink *sink;
+    const csv_layout *layout;
+} row_target;
+
 static status add_row(void *ctx, const csv_row *row) {
-    return sink_add(ctx, row->user, row->item, row->action, row->time);
-}
-
-static status add_row_text(void *ctx, const csv_row *row) {
-    return sink_add_text(ctx, row->user_text, row->user_bytes, row->item_text, row->item_bytes,
-                         row->action, row->time);
-}
-
-/* Users are numbers and items are texts, or the other way round. */
-static status add_row_text_item(void *ctx, const csv_row *row) {
+    const row_target *to = ctx;
+    bool has_text_user = to->layout->has_text_users, has_text_item = to->layout->has_text_items;
     uint32_t user, item;
-    TRY(sink_user(ctx, row->user, &user));
-    TRY(sink_item_text(ctx, row->item_text, row->item_bytes, &item));
-    return sink_add_numbered(ctx, user, item, row->action, row->time);
-}
-
-static status add_row_text_user(void *ctx, const csv_row *row) {
-    uint32_t user, item;
-    TRY(sink_user_text(ctx, row->user_text, row->user_bytes, &user));
-    TRY(sink_item(ctx, row->item, &item));
-    return sink_add_numbered(ctx, user, item, row->action, row->time);
+    if (!has_text_user && !has_text_item)
+        return sink_add(to->sink, row->user, row->item, row->action, row->time);
+    TRY(has_text_user ? sink_user_text(to->sink, row->user_text, row->user_bytes, &user)
+                      : sink_user(to->sink, row->user, &user));
+    TRY(has_text_item ? sink_item_text(to->sink, row->item_text, row->item_bytes, &item)
+                      : sink_item(to->sink, row->item, &item));
+    return sink_add_numbered(to->sink, user, item, row->action, row->time);
 }
 
 static status parse_events(void *ctx, text_block *block, int worker) {
-    static const csv_row_fn add[2][2] = {{add_row, add_row_text_item},
-                                         {add_row_text_user, add_row_text}};
     event_context *e = ctx;
     const csv_layout *t = e->layout;
     builder_sink *sink = builder_get_sink(e->build, worker);
+    row_target to = {sink, t};
     TRY(sink_begin_block(sink, block->sequence, block->n_lines));
-    TRY(e->parse(t, e->file, block, add[t->has_text_users][t->has_text_items], sink));
+    TRY(e->parse(t, e->file, block, add_row, &to));
     sink_keep_digits(sink, block->time_digits);
     if (t->bad != NULL) TRY(bad_lines_check(t->bad));
     return sink_end_block(sink);

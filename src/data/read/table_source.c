@@ -195,26 +195,28 @@ static void set_action_kind(const source_request *r, const sample *s, column_cho
                             builder_options *options) {
     bool is_sure = true;
     char name[64];
-    if (choice->action < 0 || r->action_kind != NULL) return;
+    if (choice->of[ROLE_ACTION] < 0 || r->action_kind != NULL) return;
     options->actions =
-        r->action_map != NULL ? ACTION_CODE : guess_action(s, choice->action, &is_sure);
+        r->action_map != NULL ? ACTION_CODE : guess_action(s, choice->of[ROLE_ACTION], &is_sure);
     if (is_sure || !choice->is_action_guessed) return;
     char map[256];
-    suggest_map(s, choice->action, map, sizeof map);
+    suggest_map(s, choice->of[ROLE_ACTION], map, sizeof map);
     log_info("note: the column %s is left out, as its values are not whole numbers; to use it: "
              "--action-map %s",
-             escape_excerpt(name, s->name[choice->action], strlen(s->name[choice->action])), map);
+             escape_excerpt(name, s->name[choice->of[ROLE_ACTION]],
+                            strlen(s->name[choice->of[ROLE_ACTION]])),
+             map);
     options->actions = ACTION_NONE;
-    choice->action = -1;
+    choice->of[ROLE_ACTION] = -1;
 }
 
 /* What the chosen columns hold, by the options and the sample: sets the kinds of ids, times and
  * actions of `t` and of `options`.  A guessed action column that no kind of action fits is left out
- * with a note: choice->action = -1. */
+ * with a note: choice->of[ROLE_ACTION] = -1. */
 static status columns_guess_kinds(const source_request *r, const sample *s, column_choice *choice,
                                   csv_layout *t, builder_options *options) {
-    options->has_text_users = r->has_text_ids || has_texts(s, choice->user);
-    options->has_text_items = r->has_text_ids || has_texts(s, choice->item);
+    options->has_text_users = r->has_text_ids || has_texts(s, choice->of[ROLE_USER]);
+    options->has_text_items = r->has_text_ids || has_texts(s, choice->of[ROLE_ITEM]);
     set_action_kind(r, s, choice, options);
     t->has_text_users = options->has_text_users;
     t->has_text_items = options->has_text_items;
@@ -222,9 +224,9 @@ static status columns_guess_kinds(const source_request *r, const sample *s, colu
     options->has_ns_times = true;
     if (r->time_unit != NULL)
         TRY(time_plan_parse(&t->times, r->time_unit));
-    else if (choice->time >= 0)
-        guess_times(s, choice->time, &t->times);
-    options->min_time_digits = choice->time >= 0 ? time_plan_digits(&t->times) : 0;
+    else if (choice->of[ROLE_TIME] >= 0)
+        guess_times(s, choice->of[ROLE_TIME], &t->times);
+    options->min_time_digits = choice->of[ROLE_TIME] >= 0 ? time_plan_digits(&t->times) : 0;
     return OK;
 }
 
@@ -238,8 +240,9 @@ static void columns_say(const sample *s, const char *form, const column_choice *
                      t->has_text_users ? "texts" : "numbers", t->name[ROLE_ITEM],
                      t->has_text_items ? "texts" : "numbers");
     n += snprintf(line + n, sizeof line - (size_t)n, ", time %s",
-                  choice->time >= 0 ? t->name[ROLE_TIME] : "none, so the order of the file");
-    if (choice->action >= 0)
+                  choice->of[ROLE_TIME] >= 0 ? t->name[ROLE_TIME]
+                                             : "none, so the order of the file");
+    if (choice->of[ROLE_ACTION] >= 0)
         n += snprintf(line + n, sizeof line - (size_t)n, ", action %s (%s)", t->name[ROLE_ACTION],
                       t->map != NULL ? "by --action-map" : kinds[t->actions]);
     (void)n;
@@ -327,8 +330,9 @@ status table_set_kinds(table_reader *r, const sample *s, const char *form) {
     source_job *job = r->job;
     TRY(columns_guess_kinds(job->request, s, &r->choice, &r->layout, &job->options));
     /* A guessed column that turned out not to be an action was the last one wanted. */
-    if (r->choice.action < 0 && r->wanted[r->n_wanted - 1].role == ROLE_ACTION) r->n_wanted--;
-    if (r->choice.action < 0) job->options.actions = r->layout.actions = ACTION_NONE;
+    if (r->choice.of[ROLE_ACTION] < 0 && r->wanted[r->n_wanted - 1].role == ROLE_ACTION)
+        r->n_wanted--;
+    if (r->choice.of[ROLE_ACTION] < 0) job->options.actions = r->layout.actions = ACTION_NONE;
     if (job->request->action_map != NULL) {
         TRY(action_map_parse(&r->map, job->request->action_map, job->options.actions));
         r->layout.map = &r->map;
@@ -336,7 +340,7 @@ status table_set_kinds(table_reader *r, const sample *s, const char *form) {
     if (s->has_names)
         snprintf(job->item_name, sizeof job->item_name, "%s", r->layout.name[ROLE_ITEM]);
     columns_say(s, form, &r->choice, &r->layout);
-    if (r->choice.time >= 0) job->times = time_plan_name(&r->layout.times);
+    if (r->choice.of[ROLE_TIME] >= 0) job->times = time_plan_name(&r->layout.times);
     return job_create_builder(job);
 }
 

@@ -23,9 +23,9 @@ status columns_find_usual(const char *file, csv_role role, const char *const *na
 /* The error that no column looks like the role: lists the names, and the option to give. */
 status columns_fail_missing(const char *file, csv_role role, const char *const *names, int n);
 
-/* The columns of a table; -1: none. */
+/* The columns of a table by role, from ROLE_USER to ROLE_ACTION; -1: none. */
 typedef struct column_choice {
-    int user, item, time, action;
+    int of[N_ROLES];
     bool is_action_guessed; /* by its name, not by --action-col */
 } column_choice;
 

@@ -2,6 +2,7 @@
 
 #include <inttypes.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/hash.h"
@@ -260,6 +261,7 @@ struct column_writer {
     uint32_t n_columns;
     uint64_t end;
     column columns[COLUMN_MAX];
+    const void *content[COLUMN_MAX]; /* NULL: by column_writer_put */
 };
 
 status column_writer_create(column_writer **out, const char *path) {
@@ -290,13 +292,33 @@ status column_writer_declare(column_writer *w, const char *name, column_type typ
     return OK;
 }
 
+status column_writer_add(column_writer *w, const char *name, column_type type, uint64_t n,
+                         const void *elements) {
+    int index = 0;
+    TRY(column_writer_declare(w, name, type, n, &index));
+    w->content[index] = elements;
+    return OK;
+}
+
+status column_writer_add_texts(column_writer *w, const char *name, const uint64_t *offsets,
+                               uint64_t n, const char *bytes) {
+    char part[2 * COLUMN_NAME_BYTES];
+    snprintf(part, sizeof part, "%s.o", name);
+    TRY(column_writer_add(w, part, COLUMN_U64, n + 1, offsets));
+    snprintf(part, sizeof part, "%s.t", name);
+    return column_writer_add(w, part, COLUMN_U8, offsets[n], bytes);
+}
+
 /* Once every column is declared, the offsets are known: nothing moves afterwards. */
-void column_writer_begin(column_writer *w) {
+status column_writer_begin(column_writer *w) {
     w->end = sizeof(file_header) + w->n_columns * sizeof(column);
     for (uint32_t i = 0; i < w->n_columns; i++) {
         w->columns[i].offset = align_up(w->end);
         w->end = w->columns[i].offset + column_bytes(&w->columns[i]);
+        if (w->content[i] != NULL)
+            TRY(column_writer_put(w, (int)i, 0, w->content[i], w->columns[i].n));
     }
+    return OK;
 }
 
 status column_writer_put(column_writer *w, int index, uint64_t first, const void *elements,

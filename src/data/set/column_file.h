@@ -57,8 +57,14 @@ typedef struct column_writer column_writer;
 status column_writer_create(column_writer **out, const char *path);
 status column_writer_declare(column_writer *w, const char *name, column_type type, uint64_t n,
                              int *out_index);
+/* Declares a column whose elements, memory of the caller, column_writer_begin writes. */
+status column_writer_add(column_writer *w, const char *name, column_type type, uint64_t n,
+                         const void *elements);
+/* Strings as two such columns: NAME.o, the n + 1 offsets, and NAME.t, the bytes. */
+status column_writer_add_texts(column_writer *w, const char *name, const uint64_t *offsets,
+                               uint64_t n, const char *bytes);
 /* Ends the declarations. */
-void column_writer_begin(column_writer *w);
+status column_writer_begin(column_writer *w);
 /* Fills elements first .. first + n - 1 of column `index`. */
 status column_writer_put(column_writer *w, int index, uint64_t first, const void *elements,
                          uint64_t n);

@@ -126,15 +126,11 @@ static status load_meta(seq_file *s) {
 }
 
 /* A hostile file can have valid checksums, so every index is checked once. */
-typedef struct check_job {
-    const seq_file *s;
-} check_job;
-
 enum { CHECK_EVENTS = 1 << 20 };
 
 static status check_items(void *ctx, int64_t chunk, int worker) {
     (void)worker;
-    const seq_file *s = ((check_job *)ctx)->s;
+    const seq_file *s = ctx;
     uint64_t begin = (uint64_t)chunk * CHECK_EVENTS, end = begin + CHECK_EVENTS;
     if (end > s->n_events) end = s->n_events;
     uint32_t low = UINT32_MAX, high = 0;
@@ -151,8 +147,8 @@ static status check_items(void *ctx, int64_t chunk, int worker) {
 }
 
 static status check_events(const seq_file *s, pool *p) {
-    check_job job = {s};
-    TRY(pool_run(p, (int64_t)((s->n_events + CHECK_EVENTS - 1) / CHECK_EVENTS), check_items, &job));
+    TRY(pool_run(p, (int64_t)((s->n_events + CHECK_EVENTS - 1) / CHECK_EVENTS), check_items,
+                 (void *)(uintptr_t)s));
     for (int f = 0; f < s->n_context; f++)
         for (uint64_t u = 0; u < s->n_users; u++)
             if (s->context[f].value[u] >= s->context[f].values.n)
@@ -264,16 +260,7 @@ static uint64_t find_number(const int64_t *ids, uint64_t first, uint64_t n, int6
 }
 
 bool seq_id_number(const char *id, size_t n, int64_t *out) {
-    bool is_negative = n > 0 && id[0] == '-', is_padded = n > 1 && id[is_negative] == '0';
-    uint64_t value = 0, most = (uint64_t)INT64_MAX + is_negative;
-    if (n == (size_t)is_negative || is_padded) return false;
-    for (size_t i = is_negative; i < n; i++) {
-        uint64_t digit = (uint64_t)(unsigned char)id[i] - '0';
-        if (digit > 9 || value > (most - digit) / 10) return false;
-        value = 10 * value + digit;
-    }
-    *out = (int64_t)(is_negative ? 0 - value : value);
-    return true;
+    return number_read_id(id, n, out) == NUMBER_WHOLE;
 }
 
 static uint64_t find_digits(const int64_t *ids, uint64_t first, uint64_t n, const char *id) {

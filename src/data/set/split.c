@@ -71,20 +71,6 @@ const char *split_rule_text(const split_rule *rule, char text[SPLIT_TEXT_BYTES])
     return text;
 }
 
-/* Days from 1970-01-01 to a date of the Gregorian calendar. */
-static int64_t days_of(int year, int month, int day) {
-    static const int before[] = {0, 31, 59, 90, 120, 151, 181, 212, 243, 273, 304, 334};
-    int64_t y = year - 1; /* whole years since the year 1 */
-    bool is_leap = (year % 4 == 0 && year % 100 != 0) || year % 400 == 0;
-    return y * 365 + y / 4 - y / 100 + y / 400 + before[month - 1] + (month > 2 && is_leap) + day -
-           1 - 719162;
-}
-
-static int days_in(int year, int month) {
-    return (int)((month == 12 ? days_of(year + 1, 1, 1) : days_of(year, month + 1, 1)) -
-                 days_of(year, month, 1));
-}
-
 /* d: a digit; every other character stands for itself. */
 static bool has_form(const char *text, const char *form) {
     for (; *form != '\0'; text++, form++) {
@@ -95,16 +81,21 @@ static bool has_form(const char *text, const char *form) {
 }
 
 static bool parse_date(const char *text, int64_t *seconds) {
-    int year, month, day, hour = 0, minute = 0, second = 0;
+    struct tm given = {0};
     bool has_clock =
         has_form(text, "dddd-dd-ddTdd:dd:dd") || has_form(text, "dddd-dd-ddTdd:dd:ddZ");
     if (!has_clock && !has_form(text, "dddd-dd-dd")) return false;
-    sscanf(text, "%4d-%2d-%2dT%2d:%2d:%2d", &year, &month, &day, &hour, &minute, &second);
-    if (year < 1 || month < 1 || month > 12 || day < 1 || day > days_in(year, month) || hour > 23 ||
-        minute > 59 || second > 59)
-        return false;
-    *seconds = days_of(year, month, day) * 86400 + hour * 3600 + minute * 60 + second;
-    return true;
+    sscanf(text, "%4d-%2d-%2dT%2d:%2d:%2d", &given.tm_year, &given.tm_mon, &given.tm_mday,
+           &given.tm_hour, &given.tm_min, &given.tm_sec);
+    if (given.tm_year < 1) return false;
+    given.tm_year -= 1900;
+    given.tm_mon--;
+    /* timegm moves the 30th of February to the 2nd of March: such a date is none. */
+    struct tm real = given;
+    *seconds = (int64_t)timegm(&real);
+    return real.tm_mon == given.tm_mon && real.tm_mday == given.tm_mday &&
+           real.tm_hour == given.tm_hour && real.tm_min == given.tm_min &&
+           real.tm_sec == given.tm_sec;
 }
 
 status split_time_parse(const char *text, int64_t *seconds) {

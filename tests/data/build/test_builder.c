@@ -218,6 +218,14 @@ TEST(builder_applies_minima_once) {
                 "no user is left");
 }
 
+static status add_text(builder_sink *s, const char *user, size_t user_bytes, const char *item,
+                       size_t item_bytes, uint16_t action, int64_t time) {
+    uint32_t u, i;
+    TRY(sink_user_text(s, user, user_bytes, &u));
+    TRY(sink_item_text(s, item, item_bytes, &i));
+    return sink_add_numbered(s, u, i, action, time);
+}
+
 TEST(builder_keeps_context_and_texts) {
     builder_options options = {.has_text_users = true,
                                .has_text_items = true,
@@ -229,9 +237,9 @@ TEST(builder_keeps_context_and_texts) {
     CHECK_OK(builder_create(&b, &options, NULL));
     builder_sink *s = builder_get_sink(b, 0);
     CHECK_OK(sink_begin_block(s, 0, 10));
-    CHECK_OK(sink_add_text(s, "zoe", 3, "B2", 2, 4, 10));
-    CHECK_OK(sink_add_text(s, "bob", 3, "A10", 3, 0, 12));
-    CHECK_OK(sink_add_text(s, "zoe", 3, "A1", 2, 2, 9));
+    CHECK_OK(add_text(s, "zoe", 3, "B2", 2, 4, 10));
+    CHECK_OK(add_text(s, "bob", 3, "A10", 3, 0, 12));
+    CHECK_OK(add_text(s, "zoe", 3, "A1", 2, 2, 9));
     CHECK_OK(sink_end_block(s));
     CHECK_OK(builder_add_context(b, "age", &age));
     CHECK_OK(builder_add_context(b, "friend_user_num_range", &sex));
