@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/sort.h"
 
 int leaves_of_rank(int n_leaves, int rank, int size, int *end) {
     *end = (int)((int64_t)n_leaves * (rank + 1) / size);
@@ -78,28 +79,6 @@ void leaf_cut_destroy(leaf_cut *c) {
     mem_free(c);
 }
 
-/* Heap sort: it never allocates, and keys are distinct, so the order is unique. */
-static void sift_down(uint64_t *key, int64_t parent, int64_t n) {
-    uint64_t moving = key[parent];
-    for (int64_t child; (child = 2 * parent + 1) < n; parent = child) {
-        if (child + 1 < n && key[child + 1] > key[child]) child++;
-        if (key[child] <= moving) break;
-        key[parent] = key[child];
-    }
-    key[parent] = moving;
-}
-
-static void sort_keys(uint64_t *key, int64_t n) {
-    for (int64_t i = n / 2 - 1; i >= 0; i--)
-        sift_down(key, i, n);
-    for (int64_t i = n - 1; i > 0; i--) {
-        uint64_t last = key[i];
-        key[i] = key[0];
-        key[0] = last;
-        sift_down(key, 0, i);
-    }
-}
-
 void leaf_cut_set_room(leaf_cut *c, int64_t room, int64_t per_user) {
     c->room = room;
     c->per_user = per_user;
@@ -131,7 +110,7 @@ void leaf_cut_run(leaf_cut *c, const batch *b) {
         uint32_t length = (uint32_t)(b->offsets[u + 1] - b->offsets[u]);
         c->order[u] = (uint64_t)(UINT32_MAX - length) << 32 | (uint32_t)u;
     }
-    sort_keys(c->order, b->n_users);
+    sort_uint64(c->order, (size_t)b->n_users);
     for (int32_t i = 0; i < b->n_users; i++) {
         uint32_t user = (uint32_t)c->order[i];
         uint64_t length = UINT32_MAX - (uint32_t)(c->order[i] >> 32);
