@@ -263,9 +263,6 @@ status snapshot_check_ranks(snapshot_ranks ranks);
 /* FOLDER/rank-R-of-N. */
 status snapshot_part(char path[SNAPSHOT_PATH_BYTES], const char *folder, snapshot_ranks ranks);
 
-/* Bytes and checksum of a file. */
-status snapshot_hash(const char *folder, const char *name, int64_t *bytes, uint64_t *hash);
-
 void snapshot_rows_name(char name[32], int file);
 
 #endif

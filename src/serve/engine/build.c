@@ -222,20 +222,12 @@ static status copy_tables(build *b) {
 }
 
 static status list_files(build *b, json_writer *w) {
-    char path[CHECKPOINT_PATH_BYTES], hex[17];
+    int64_t bytes;
     json_key(w, "files");
     json_array_open(w);
     for (int i = 0; i < ENGINE_FILES; i++) {
-        uint64_t bytes = 0, hash = 0;
-        TRY(path_join(path, sizeof path, b->to, engine_file_names[i]));
-        TRY(checkpoint_hash_file(path, &bytes, &hash));
-        snprintf(hex, sizeof hex, "%016" PRIx64, hash);
-        if (i == ENGINE_WEIGHTS) b->report->weight_bytes = bytes;
-        json_object_open(w);
-        json_key_string(w, "name", engine_file_names[i]);
-        json_key_int(w, "bytes", (int64_t)bytes);
-        json_key_string(w, "xxh64", hex);
-        json_object_close(w);
+        TRY(manifest_add_file(w, b->to, engine_file_names[i], &bytes));
+        if (i == ENGINE_WEIGHTS) b->report->weight_bytes = (uint64_t)bytes;
     }
     json_array_close(w);
     return OK;
@@ -244,14 +236,8 @@ static status list_files(build *b, json_writer *w) {
 static status list_tables(const build *b, json_writer *w) {
     json_key(w, "tables");
     json_array_open(w);
-    for (int i = 0; i < b->report->n_tables; i++) {
-        char hex[17];
-        TRY(checkpoint_table_seal(b->to, b->tables[i], hex));
-        json_object_open(w);
-        json_key_string(w, "name", b->tables[i]);
-        json_key_string(w, "seal", hex);
-        json_object_close(w);
-    }
+    for (int i = 0; i < b->report->n_tables; i++)
+        TRY(manifest_add_table(w, b->to, b->tables[i]));
     json_array_close(w);
     return OK;
 }
