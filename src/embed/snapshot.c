@@ -348,7 +348,6 @@ static status seal(writer *w, const embed_totals *all, snapshot_ranks ranks, int
     char path[SNAPSHOT_PATH_BYTES];
     const embed_table *t = w->t;
     json_writer *json = &w->json;
-    out_file *f;
     json_array_close(json);
     describe_tiers(json, t, all);
     json_key_int(json, "step", t->step);
@@ -366,8 +365,7 @@ static status seal(writer *w, const embed_totals *all, snapshot_ranks ranks, int
     json_key_int(json, "gone", all->n_gone);
     TRY(json_finish_sealed(json));
     TRY(path_join(path, sizeof path, w->folder, "manifest.json"));
-    TRY(out_file_create(&f, path));
-    return out_file_end(f, out_file_write(f, buf_str(json->out), json->out->n_bytes));
+    return file_write(path, buf_str(json->out), json->out->n_bytes);
 }
 
 /* What the first rank writes when the rows are there. */

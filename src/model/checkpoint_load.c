@@ -264,6 +264,28 @@ status checkpoint_find_last(const char *path, char folder[CHECKPOINT_PATH_BYTES]
                 path);
 }
 
+/* One entry of a folder.  A table has folders of ranks; what else a user put there, links to
+ * folders and pipes among it, is not part of it. */
+static status copy_entry(const char *from, const char *to, const char *name, int depth) {
+    char source[CHECKPOINT_PATH_BYTES], target[CHECKPOINT_PATH_BYTES];
+    TRY(path_join(source, sizeof source, from, name));
+    TRY(path_join(target, sizeof target, to, name));
+    if (file_exists(source)) return file_copy(source, target);
+    if (depth == 0 || strncmp(name, "rank-", 5) != 0 || !folder_exists(source)) return OK;
+    return checkpoint_copy_folder(source, target, depth - 1);
+}
+
+status checkpoint_copy_folder(const char *from, const char *to, int depth) {
+    TRY(folder_create(to, NULL));
+    DIR *dir = opendir(from);
+    if (dir == NULL) return fail_errno("%s: cannot be read", from);
+    status st = OK;
+    for (struct dirent *e = readdir(dir); st == OK && e != NULL; e = readdir(dir))
+        if (e->d_name[0] != '.') st = copy_entry(from, to, e->d_name, depth);
+    closedir(dir);
+    return st;
+}
+
 /* Reading it. */
 
 status checkpoint_table_path(char path[CHECKPOINT_PATH_BYTES], const dynamic_tables *tables, int i,

@@ -103,6 +103,10 @@ status manifest_add_table(json_writer *w, const char *folder, const char *name);
 /* Checks all tables that a manifest lists; none is fine. */
 status manifest_check_tables(const manifest *m);
 
+/* Copies the files of a folder, any number of them, and those of the folders of ranks in it `depth`
+ * times. */
+status checkpoint_copy_folder(const char *from, const char *to, int depth);
+
 /* "(8, 32)", for messages. */
 enum { SHAPE_TEXT_BYTES = 160 };
 const char *tensor_shape_text(char text[SHAPE_TEXT_BYTES], int n_dims, const int64_t *shape);

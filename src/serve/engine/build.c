@@ -143,81 +143,34 @@ static status convert_weights(build *b) {
     return st;
 }
 
-static status copy_file(const char *from, const char *to) {
-    file_map map;
-    out_file *f = NULL;
-    TRY(file_map_open(&map, from));
-    status st = out_file_create(&f, to);
-    if (st == OK) st = out_file_write(f, map.bytes, map.n_bytes);
-    st = out_file_end(f, st);
-    file_map_close(&map);
-    return st;
-}
-
 static status copy_inside(build *b, const char *name) {
     char from[CHECKPOINT_PATH_BYTES], to[CHECKPOINT_PATH_BYTES];
     TRY(path_join(from, sizeof from, b->from, name));
     TRY(path_join(to, sizeof to, b->to, name));
-    return copy_file(from, to);
+    return file_copy(from, to);
 }
 
-/* The names in a folder but for "." and "..", in any order; mem_free frees them. */
-static status list_folder(const char *path, char (**out)[256], size_t *n) {
-    size_t capacity = 0;
-    status st = OK;
-    *out = NULL;
-    *n = 0;
-    DIR *dir = opendir(path);
-    if (dir == NULL) return fail_errno("%s", path);
-    for (struct dirent *e = readdir(dir); e != NULL && st == OK; e = readdir(dir)) {
-        if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0) continue;
-        st = mem_reserve((void **)out, &capacity, *n + 1, sizeof **out);
-        if (st == OK) snprintf((*out)[(*n)++], sizeof **out, "%.255s", e->d_name);
-    }
-    closedir(dir);
-    if (st == OK) return OK;
-    mem_free(*out);
-    *out = NULL;
-    return st;
-}
-
-/* A copy of a folder with everything in it, each file durable. */
-static status copy_folder(const char *from, const char *to) {
-    char inside[CHECKPOINT_PATH_BYTES], copy[CHECKPOINT_PATH_BYTES], (*names)[256];
-    size_t n;
-    TRY(list_folder(from, &names, &n));
-    status st = folder_create(to, NULL);
-    for (size_t i = 0; i < n && st == OK; i++) {
-        st = path_join(inside, sizeof inside, from, names[i]);
-        if (st == OK) st = path_join(copy, sizeof copy, to, names[i]);
-        if (st == OK)
-            st = folder_exists(inside) ? copy_folder(inside, copy) : copy_file(inside, copy);
-    }
-    mem_free(names);
-    return st;
+static status copy_table(build *b, const char *name) {
+    char from[CHECKPOINT_PATH_BYTES], to[CHECKPOINT_PATH_BYTES];
+    int at = b->report->n_tables;
+    if (at == (int)(sizeof b->tables / sizeof *b->tables))
+        return fail(ERR_UNSUPPORTED, "%s: more than %d tables", b->from, at);
+    snprintf(b->tables[at], sizeof b->tables[at], "%.63s", name);
+    b->report->n_tables++;
+    TRY(path_join(from, sizeof from, b->from, name));
+    TRY(path_join(to, sizeof to, b->to, name));
+    return checkpoint_copy_folder(from, to, 1);
 }
 
 /* The checkpoint was verified: folders of this name are its tables. */
 static status copy_tables(build *b) {
-    char from[CHECKPOINT_PATH_BYTES], to[CHECKPOINT_PATH_BYTES], (*names)[256];
-    size_t n;
-    TRY(list_folder(b->from, &names, &n));
+    DIR *dir = opendir(b->from);
+    if (dir == NULL) return fail_errno("%s", b->from);
     status st = OK;
-    for (size_t i = 0; i < n && st == OK; i++) {
-        int at = b->report->n_tables;
-        if (strncmp(names[i], "table-", 6) != 0 || strlen(names[i]) >= CHECKPOINT_TABLE_BYTES)
-            continue;
-        if (at == (int)(sizeof b->tables / sizeof *b->tables)) {
-            st = fail(ERR_UNSUPPORTED, "%s: more than %d tables", b->from, at);
-            continue;
-        }
-        snprintf(b->tables[at], sizeof b->tables[at], "%s", names[i]);
-        b->report->n_tables++;
-        st = path_join(from, sizeof from, b->from, names[i]);
-        if (st == OK) st = path_join(to, sizeof to, b->to, names[i]);
-        if (st == OK) st = copy_folder(from, to);
-    }
-    mem_free(names);
+    for (struct dirent *e = readdir(dir); e != NULL && st == OK; e = readdir(dir))
+        if (strncmp(e->d_name, "table-", 6) == 0 && strlen(e->d_name) < CHECKPOINT_TABLE_BYTES)
+            st = copy_table(b, e->d_name);
+    closedir(dir);
     return st;
 }
 
@@ -265,13 +218,10 @@ static status write_manifest(build *b, buf *text) {
 static status seal(build *b) {
     char path[CHECKPOINT_PATH_BYTES];
     buf text;
-    out_file *f = NULL;
     buf_init(&text);
     status st = write_manifest(b, &text);
     if (st == OK) st = path_join(path, sizeof path, b->to, "engine.json");
-    if (st == OK) st = out_file_create(&f, path);
-    if (st == OK) st = out_file_write(f, buf_str(&text), text.n_bytes);
-    st = out_file_end(f, st);
+    if (st == OK) st = file_write(path, buf_str(&text), text.n_bytes);
     buf_fini(&text);
     return st;
 }

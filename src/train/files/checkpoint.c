@@ -65,7 +65,7 @@ status checkpoint_seal(const char *folder, uint64_t step, const dynamic_tables *
     buf_init(&text);
     status st = write_manifest(folder, step, tables, &text);
     if (st == OK) st = path_join(path, sizeof path, folder, "manifest.json");
-    if (st == OK) st = run_file_write(path, buf_str(&text), text.n_bytes);
+    if (st == OK) st = file_write(path, buf_str(&text), text.n_bytes);
     buf_fini(&text);
     return st;
 }
@@ -582,7 +582,7 @@ static status write_state(const train_state *s, const char *path) {
     batcher_state_write(&s->batches, &w);
     json_object_close(&w);
     status st = json_finish(&w);
-    if (st == OK) st = run_file_write(path, buf_str(&text), text.n_bytes);
+    if (st == OK) st = file_write(path, buf_str(&text), text.n_bytes);
     buf_fini(&text);
     return st;
 }
