@@ -37,16 +37,6 @@ struct leaf_cut {
     batch view;
 };
 
-static status alloc_view(batch *v, size_t n_users, size_t n_events) {
-    TRY(MEM_NEW(&v->offsets, n_users + 1));
-    TRY(MEM_NEW(&v->users, n_users));
-    TRY(MEM_NEW(&v->n_targets, n_users));
-    TRY(mem_alloc((void **)&v->context, n_users * CONTEXT_MAX, sizeof *v->context));
-    TRY(MEM_NEW_RAW(&v->item, n_events));
-    TRY(MEM_NEW_RAW(&v->action, n_events));
-    return MEM_NEW_RAW(&v->time, n_events);
-}
-
 status leaf_cut_create(leaf_cut **out, int n_leaves, int32_t max_users, int64_t max_events,
                        int64_t token_cost) {
     leaf_cut *c;
@@ -57,7 +47,7 @@ status leaf_cut_create(leaf_cut **out, int n_leaves, int32_t max_users, int64_t 
     c->max_users = max_users;
     status st = MEM_NEW(&c->order, (size_t)max_users);
     if (st == OK) st = MEM_NEW(&c->leaf, (size_t)max_users);
-    if (st == OK) st = alloc_view(&c->view, (size_t)max_users, (size_t)max_events);
+    if (st == OK) st = batch_init(&c->view, (size_t)max_users, (size_t)max_events, CONTEXT_MAX);
     if (st != OK)
         leaf_cut_destroy(c);
     else
@@ -67,13 +57,7 @@ status leaf_cut_create(leaf_cut **out, int n_leaves, int32_t max_users, int64_t 
 
 void leaf_cut_destroy(leaf_cut *c) {
     if (c == NULL) return;
-    mem_free(c->view.offsets);
-    mem_free(c->view.users);
-    mem_free(c->view.n_targets);
-    mem_free(c->view.context);
-    mem_free(c->view.item);
-    mem_free(c->view.action);
-    mem_free(c->view.time);
+    batch_fini(&c->view);
     mem_free(c->order);
     mem_free(c->leaf);
     mem_free(c);
