@@ -333,22 +333,13 @@ static bool has_shape(const embed_table *t, snapshot_ranks ranks, const snapshot
     return is_same;
 }
 
-/* The first n rows of a piece, and what follows them. */
-static embed_rows take_rows(embed_rows *rows, int64_t n) {
-    embed_rows head = *rows;
-    head.n = n;
-    rows->n -= n;
-    rows->keys += n, rows->scores += n, rows->stamps += n;
-    rows->rows += n * rows->n_floats;
-    return head;
-}
-
 static status restore_rows(void *ctx, const embed_rows *rows) {
     restore *r = ctx;
     embed_rows rest = *rows;
     int64_t n_rejected;
     for (int i = 0; r->keeps_levels && i < EMBED_LEVELS; i++) {
-        embed_rows head = take_rows(&rest, rest.n < r->left[i] ? rest.n : r->left[i]);
+        embed_rows head = embed_rows_part(&rest, 0, r->left[i]);
+        rest = embed_rows_part(&rest, head.n, rest.n);
         TRY(embed_restore(r->t, i, &head, &n_rejected));
         r->n_rejected += n_rejected;
         r->left[i] -= head.n;
