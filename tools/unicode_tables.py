@@ -17,9 +17,10 @@ typedef struct char_range {
     uint32_t first, last;
 } char_range;
 
-typedef struct char_base {
-    uint32_t from, to;
-} char_base;
+/* Characters first to last, mapped to BASES[at], BASES[at + 1], ... */
+typedef struct char_block {
+    uint32_t first, last, at;
+} char_block;
 
 typedef struct char_bases {
     uint32_t from, first, second, third; /* third: 0 where there are two */
@@ -77,11 +78,26 @@ def runs(pairs):
     return out
 
 
+def blocks(pairs):
+    """Blocks of mapped characters and where each begins in the list of bases, and that list.
+
+    A gap of one or two characters, which stay as they are, ends no block: it costs less than one."""
+    out, bases, end = [], [], -3
+    for c, to in sorted(pairs):
+        if c - end > 3:
+            out.append([c, c, len(bases)])
+            end = c - 1
+        bases += [(x,) for x in range(end + 1, c)] + [(to,)]
+        out[-1][1] = end = c
+    return out, bases
+
+
 def show(name, kind, rows):
     print(f"static const {kind} {name}[] = {{")
     line = "   "
     for row in rows:
-        text = " {" + ", ".join(hex(x) if x >= 0 else str(x) for x in row) + "},"
+        text = ", ".join(hex(x) if x >= 0 else str(x) for x in row)
+        text = f" {text}," if len(row) == 1 else " {" + text + "},"
         if len(line) + len(text) > 98:
             print(line)
             line = "   "
@@ -122,7 +138,9 @@ def main():
     show("CHINESE", "char_range", ranges(chinese))
     show("PUNCTUATION", "char_range", ranges(punctuation))
     show("MARKS", "char_range", ranges(mark))
-    show("BASES", "char_base", base)
+    base_blocks, base_list = blocks(base)
+    show("BASE_BLOCKS", "char_block", base_blocks)
+    show("BASES", "uint32_t", base_list)
     show("LONG_BASES", "char_bases", [(b + (0,))[:4] for b in bases])
     show("LOWER", "char_run", runs(lower))
     print("\n#endif")

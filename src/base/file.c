@@ -367,6 +367,20 @@ status out_file_end(out_file *f, status st) {
     return st;
 }
 
+status file_write(const char *path, const void *bytes, size_t n) {
+    out_file *f;
+    TRY(out_file_create(&f, path));
+    return out_file_end(f, out_file_write(f, bytes, n));
+}
+
+status file_copy(const char *from, const char *to) {
+    file_map map;
+    TRY(file_map_open(&map, from));
+    status st = file_write(to, map.bytes, map.n_bytes);
+    file_map_close(&map);
+    return st;
+}
+
 status folder_create(const char *path, bool *out_created) {
     char part[PATH_BYTES];
     size_t n = strlen(path);

@@ -80,6 +80,10 @@ void out_file_abandon(out_file *f);
 /* Commits it where st is OK, else gives up and returns st. */
 status out_file_end(out_file *f, status st);
 
+/* Writes a whole file as an out_file, and copies one. */
+status file_write(const char *path, const void *bytes, size_t n);
+status file_copy(const char *from, const char *to);
+
 /* mkdir -p, durably.  *out_created (may be NULL): whether the last level was made by this call. */
 status folder_create(const char *path, bool *out_created);
 

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/sort.h"
 
 int leaves_of_rank(int n_leaves, int rank, int size, int *end) {
     *end = (int)((int64_t)n_leaves * (rank + 1) / size);
@@ -36,16 +37,6 @@ struct leaf_cut {
     batch view;
 };
 
-static status alloc_view(batch *v, size_t n_users, size_t n_events) {
-    TRY(MEM_NEW(&v->offsets, n_users + 1));
-    TRY(MEM_NEW(&v->users, n_users));
-    TRY(MEM_NEW(&v->n_targets, n_users));
-    TRY(mem_alloc((void **)&v->context, n_users * CONTEXT_MAX, sizeof *v->context));
-    TRY(MEM_NEW_RAW(&v->item, n_events));
-    TRY(MEM_NEW_RAW(&v->action, n_events));
-    return MEM_NEW_RAW(&v->time, n_events);
-}
-
 status leaf_cut_create(leaf_cut **out, int n_leaves, int32_t max_users, int64_t max_events,
                        int64_t token_cost) {
     leaf_cut *c;
@@ -56,7 +47,7 @@ status leaf_cut_create(leaf_cut **out, int n_leaves, int32_t max_users, int64_t 
     c->max_users = max_users;
     status st = MEM_NEW(&c->order, (size_t)max_users);
     if (st == OK) st = MEM_NEW(&c->leaf, (size_t)max_users);
-    if (st == OK) st = alloc_view(&c->view, (size_t)max_users, (size_t)max_events);
+    if (st == OK) st = batch_init(&c->view, (size_t)max_users, (size_t)max_events, CONTEXT_MAX);
     if (st != OK)
         leaf_cut_destroy(c);
     else
@@ -66,38 +57,10 @@ status leaf_cut_create(leaf_cut **out, int n_leaves, int32_t max_users, int64_t 
 
 void leaf_cut_destroy(leaf_cut *c) {
     if (c == NULL) return;
-    mem_free(c->view.offsets);
-    mem_free(c->view.users);
-    mem_free(c->view.n_targets);
-    mem_free(c->view.context);
-    mem_free(c->view.item);
-    mem_free(c->view.action);
-    mem_free(c->view.time);
+    batch_fini(&c->view);
     mem_free(c->order);
     mem_free(c->leaf);
     mem_free(c);
-}
-
-/* Heap sort: it never allocates, and keys are distinct, so the order is unique. */
-static void sift_down(uint64_t *key, int64_t parent, int64_t n) {
-    uint64_t moving = key[parent];
-    for (int64_t child; (child = 2 * parent + 1) < n; parent = child) {
-        if (child + 1 < n && key[child + 1] > key[child]) child++;
-        if (key[child] <= moving) break;
-        key[parent] = key[child];
-    }
-    key[parent] = moving;
-}
-
-static void sort_keys(uint64_t *key, int64_t n) {
-    for (int64_t i = n / 2 - 1; i >= 0; i--)
-        sift_down(key, i, n);
-    for (int64_t i = n - 1; i > 0; i--) {
-        uint64_t last = key[i];
-        key[i] = key[0];
-        key[0] = last;
-        sift_down(key, 0, i);
-    }
 }
 
 void leaf_cut_set_room(leaf_cut *c, int64_t room, int64_t per_user) {
@@ -131,7 +94,7 @@ void leaf_cut_run(leaf_cut *c, const batch *b) {
         uint32_t length = (uint32_t)(b->offsets[u + 1] - b->offsets[u]);
         c->order[u] = (uint64_t)(UINT32_MAX - length) << 32 | (uint32_t)u;
     }
-    sort_keys(c->order, b->n_users);
+    sort_uint64(c->order, (size_t)b->n_users);
     for (int32_t i = 0; i < b->n_users; i++) {
         uint32_t user = (uint32_t)c->order[i];
         uint64_t length = UINT32_MAX - (uint32_t)(c->order[i] >> 32);

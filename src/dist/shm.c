@@ -125,11 +125,7 @@ static status read_pieces(const transport *t, const exchange_args *a, int64_t do
     shm_state *s = t->state;
     for (int r = 0; r < t->size; r++) {
         int64_t n = board(s, r)->sent[s->circle][s->round % 2][t->rank];
-        if (n != a->n_to[r])
-            return fail(ERR_USAGE,
-                        "rank %d sends %lld bytes to rank %d, which expects %lld: the ranks do not "
-                        "make the same calls",
-                        r, (long long)n, t->rank, (long long)a->n_to[r]);
+        TRY(transport_check_size(t, a, r, n));
         if (r == t->rank || n <= done) continue;
         memcpy((char *)a->to[r] + done, piece(s, r, t->rank), (size_t)at_most(n - done, most));
     }

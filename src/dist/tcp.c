@@ -301,15 +301,6 @@ static status push(tcp_state *s, const exchange_args *a, int r) {
     return OK;
 }
 
-static status check_header(const transport *t, const exchange_args *a, int r) {
-    const tcp_state *s = t->state;
-    if (s->flow[r].header_in == a->n_to[r]) return OK;
-    return fail(ERR_USAGE,
-                "rank %d sends %" PRId64 " bytes to rank %d, which expects %" PRId64
-                ": the ranks do not make the same calls",
-                r, s->flow[r].header_in, t->rank, a->n_to[r]);
-}
-
 /* Takes what has come, never bytes of the next message. */
 static status pull(const transport *t, const exchange_args *a, int r) {
     tcp_state *s = t->state;
@@ -324,7 +315,7 @@ static status pull(const transport *t, const exchange_args *a, int r) {
         if (n < 0 && errno == EAGAIN) return OK;
         if (n <= 0) return gone(s, r);
         f->n_in += n;
-        if (is_head && f->n_in == HEADER_BYTES) TRY(check_header(t, a, r));
+        if (is_head && f->n_in == HEADER_BYTES) TRY(transport_check_size(t, a, r, f->header_in));
     }
     return OK;
 }

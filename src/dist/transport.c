@@ -67,6 +67,14 @@ void transport_copy_own(const transport *t, const exchange_args *a) {
     if (a->n_to[t->rank] > 0 && to != from) memmove(to, from, (size_t)a->n_to[t->rank]);
 }
 
+status transport_check_size(const transport *t, const exchange_args *a, int from, int64_t n) {
+    if (n == a->n_to[from]) return OK;
+    return fail(ERR_USAGE,
+                "rank %d sends %lld bytes to rank %d, which expects %lld: the ranks do not make "
+                "the same calls",
+                from, (long long)n, t->rank, (long long)a->n_to[from]);
+}
+
 status host_buffer_reserve(host_buffer *b, int64_t bytes) {
     if ((size_t)bytes <= b->bytes && b->memory != NULL) return OK;
     mem_free(b->memory);

@@ -74,6 +74,9 @@ status transport_new(transport **out, const transport_ops *how, size_t state_byt
 void transport_free(transport *t);
 void transport_copy_own(const transport *t, const exchange_args *a);
 
+/* ERR_USAGE unless the message of a rank has the size that this one expects. */
+status transport_check_size(const transport *t, const exchange_args *a, int from, int64_t n);
+
 /* For ranks other than the first: discards standard output and the log. */
 void transport_silence(void);
 

@@ -642,12 +642,16 @@ embed_bring embed_bring_of(const embed_table *t) {
     return bring;
 }
 
+static status check_batch(const embed_table *t, int64_t n) {
+    if (n >= 0 && n <= t->config.max_batch) return OK;
+    return fail(ERR_USAGE, "a batch of %lld ids for a dynamic table made for %lld", (long long)n,
+                (long long)t->config.max_batch);
+}
+
 status embed_fetch(embed_table *t, fetch_mode mode, int64_t n, const uint64_t *ids,
                    const uint64_t *uses, const embed_batch **out) {
     *out = NULL;
-    if (n < 0 || n > t->config.max_batch)
-        return fail(ERR_USAGE, "a batch of %lld ids for a dynamic table made for %lld",
-                    (long long)n, (long long)t->config.max_batch);
+    TRY(check_batch(t, n));
     TRY(embed_dedup(t, n, ids));
     if (mode == FETCH_INSERT || mode == FETCH_INSERT_ZERO) {
         t->clock++;
@@ -669,9 +673,7 @@ status embed_prefetch(embed_table *t, int64_t n, const uint64_t *ids) {
     embed_store *store = t->config.store;
     embed_host *h = &t->h;
     if (store == NULL || store->ask == NULL || n == 0) return OK;
-    if (n < 0 || n > t->config.max_batch)
-        return fail(ERR_USAGE, "a batch of %lld ids for a dynamic table made for %lld",
-                    (long long)n, (long long)t->config.max_batch);
+    TRY(check_batch(t, n));
     memcpy(h->ahead, ids, (size_t)n * sizeof *ids);
     for (int i = 0; i < t->n_levels && n > 0; i++) {
         table_find_args find = {.n = n, .keys = t->d.ahead, .slot = t->d.ahead_slot};

@@ -4,10 +4,10 @@
  * A shard is a range of hashes, and so is a bucket: buckets are ranges of equal width.  Shards end
  * where buckets of all levels end, so a rank's shards are whole, consecutive buckets of each level,
  * and eviction, which looks at one bucket, is the same on any number of ranks. */
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/sort.h"
 #include "embed/table_int.h"
 #include "ops/comm.h"
 
@@ -137,7 +137,7 @@ static status gather_gone(embed_totals *all, embed_table *t, int64_t since) {
     int64_t n = 0;
     status st = agree(t, embed_left_since(t, since, &own, &n));
     if (st == OK) st = gather_blocks(t, own, n, sizeof *own, (void **)&all->gone, &all->n_gone);
-    if (st == OK) qsort(all->gone, (size_t)all->n_gone, sizeof *all->gone, embed_by_key);
+    if (st == OK) sort_uint64(all->gone, (size_t)all->n_gone);
     mem_free(own);
     return st;
 }

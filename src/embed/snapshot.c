@@ -16,7 +16,7 @@
 #include "base/mem.h"
 #include "base/text.h"
 #include "embed/table_int.h"
-#include "format/json.h"
+#include "format/manifest.h"
 #include "format/safetensors.h"
 #include "ops/comm.h"
 
@@ -62,17 +62,6 @@ status snapshot_part(char path[SNAPSHOT_PATH_BYTES], const char *folder, snapsho
     return path_join(path, SNAPSHOT_PATH_BYTES, folder, name);
 }
 
-status snapshot_hash(const char *folder, const char *name, int64_t *bytes, uint64_t *hash) {
-    char path[SNAPSHOT_PATH_BYTES];
-    file_map map;
-    TRY(path_join(path, sizeof path, folder, name));
-    TRY(file_map_open(&map, path));
-    *bytes = (int64_t)map.n_bytes;
-    *hash = hash64(map.bytes, map.n_bytes, 0);
-    file_map_close(&map);
-    return OK;
-}
-
 void snapshot_rows_name(char name[32], int file) {
     snprintf(name, 32, "rows-%05d.safetensors", file);
 }
@@ -97,25 +86,12 @@ typedef struct writer {
     json_writer json; /* of the manifest, in its list of files */
 } writer;
 
-static void add_file(writer *w, const char *name, int64_t bytes, uint64_t hash) {
-    char hex[17];
-    snprintf(hex, sizeof hex, "%016" PRIx64, hash);
-    json_object_open(&w->json);
-    json_key_string(&w->json, "name", name);
-    json_key_int(&w->json, "bytes", bytes);
-    json_key_string(&w->json, "xxh64", hex);
-    json_object_close(&w->json);
-}
-
 static status write_tensors(writer *w, const char *name, const st_tensor *tensors, size_t n) {
     char path[SNAPSHOT_PATH_BYTES];
-    int64_t bytes = 0;
-    uint64_t hash = 0;
+    int64_t bytes;
     TRY(path_join(path, sizeof path, w->folder, name));
     TRY(st_write(path, tensors, n, NULL, 0));
-    TRY(snapshot_hash(w->folder, name, &bytes, &hash));
-    add_file(w, name, bytes, hash);
-    return OK;
+    return manifest_add_file(&w->json, w->folder, name, &bytes);
 }
 
 static int64_t rows_of_file(const writer *w, int file) {
@@ -239,7 +215,7 @@ static status add_rows(void *ctx, const embed_rows *rows) {
     return OK;
 }
 
-static status writer_init(writer *w, embed_table *t, const char *folder, buf *manifest) {
+static status writer_init(writer *w, embed_table *t, const char *folder, buf *text) {
     size_t n_state = (size_t)(t->n_floats - t->config.dim);
     int64_t row_bytes = 20 + 4 * (int64_t)t->n_floats, by_bytes = FILE_BYTES / row_bytes;
     *w = (writer){.t = t, .folder = folder};
@@ -248,7 +224,7 @@ static status writer_init(writer *w, embed_table *t, const char *folder, buf *ma
     if (t->file_rows > 0) w->capacity = t->file_rows;
     if (w->max_n > w->capacity) w->max_n = w->capacity;
     size_t n = (size_t)w->max_n;
-    json_begin(&w->json, manifest, 2);
+    json_begin(&w->json, text, 2);
     TRY(MEM_NEW_RAW(&w->keys, n));
     TRY(MEM_NEW_RAW(&w->scores, n));
     TRY(MEM_NEW_RAW(&w->stamps, n));
@@ -305,10 +281,11 @@ static status list_row_files(writer *w) {
     int64_t *facts = NULL; /* size and hash of each */
     status st = MEM_NEW(&facts, 2 * (size_t)w->n_files);
     for (int i = s->rank; i < w->n_files && st == OK; i += s->size) {
-        char name[32];
+        char path[SNAPSHOT_PATH_BYTES], name[32];
         uint64_t hash = 0;
         snapshot_rows_name(name, i);
-        st = snapshot_hash(w->folder, name, &facts[2 * i], &hash);
+        st = path_join(path, sizeof path, w->folder, name);
+        if (st == OK) st = manifest_hash_file(path, &facts[2 * i], &hash);
         facts[2 * i + 1] = (int64_t)hash;
     }
     st = comm_host_agree(w->t->config.comm, st);
@@ -318,7 +295,7 @@ static status list_row_files(writer *w) {
     for (int i = 0; i < w->n_files && st == OK; i++) {
         char name[32];
         snapshot_rows_name(name, i);
-        add_file(w, name, facts[2 * i], (uint64_t)facts[2 * i + 1]);
+        manifest_list_file(&w->json, name, facts[2 * i], (uint64_t)facts[2 * i + 1]);
     }
     mem_free(facts);
     return st;
@@ -371,7 +348,6 @@ static status seal(writer *w, const embed_totals *all, snapshot_ranks ranks, int
     char path[SNAPSHOT_PATH_BYTES];
     const embed_table *t = w->t;
     json_writer *json = &w->json;
-    out_file *f;
     json_array_close(json);
     describe_tiers(json, t, all);
     json_key_int(json, "step", t->step);
@@ -389,8 +365,7 @@ static status seal(writer *w, const embed_totals *all, snapshot_ranks ranks, int
     json_key_int(json, "gone", all->n_gone);
     TRY(json_finish_sealed(json));
     TRY(path_join(path, sizeof path, w->folder, "manifest.json"));
-    TRY(out_file_create(&f, path));
-    return out_file_end(f, out_file_write(f, buf_str(json->out), json->out->n_bytes));
+    return file_write(path, buf_str(json->out), json->out->n_bytes);
 }
 
 /* What the first rank writes when the rows are there. */
@@ -403,11 +378,11 @@ static status finish_part(writer *w, const embed_totals *all, snapshot_ranks ran
 static status write_part(embed_table *t, const char *temporary, snapshot_ranks ranks,
                          int64_t since) {
     writer w;
-    buf manifest;
+    buf text;
     embed_totals all = {0};
     comm *c = t->config.comm;
-    buf_init(&manifest);
-    status st = comm_host_agree(c, writer_init(&w, t, temporary, &manifest));
+    buf_init(&text);
+    status st = comm_host_agree(c, writer_init(&w, t, temporary, &text));
     json_object_open(&w.json);
     json_key_string(&w.json, "format", SNAPSHOT_FORMAT);
     json_key(&w.json, "files");
@@ -418,7 +393,7 @@ static status write_part(embed_table *t, const char *temporary, snapshot_ranks r
         st = comm_host_agree(c, comm_is_first(c) ? finish_part(&w, &all, ranks, since) : OK);
     embed_totals_fini(&all);
     writer_fini(&w);
-    buf_fini(&manifest);
+    buf_fini(&text);
     return st;
 }
 

@@ -10,7 +10,7 @@
 #include "base/hash.h"
 #include "base/mem.h"
 #include "embed/table_int.h"
-#include "format/json.h"
+#include "format/manifest.h"
 #include "format/safetensors.h"
 
 /* No count of a part is larger, so that the sum over all ranks cannot overflow. */
@@ -18,43 +18,23 @@
 
 enum { MANIFEST_MAX_BYTES = 1 << 26, PIECE = 4096 };
 
-#define REMEDY "this snapshot is damaged, use another one"
+static const char remedy[] = "this snapshot is damaged, use another one";
 
 static status damaged(const char *path, const char *what) {
-    return fail(ERR_FORMAT, "%s: %s; " REMEDY, path, what);
-}
-
-/* A name with a slash could lead anywhere. */
-static status verify_file(const char *part, const json_value *entry) {
-    const char *name, *hex;
-    int64_t bytes, got_bytes = 0;
-    uint64_t hash = 0;
-    char path[SNAPSHOT_PATH_BYTES], got[17];
-    TRY(json_member_string(entry, "name", &name));
-    TRY(json_member_int(entry, "bytes", &bytes));
-    TRY(json_member_string(entry, "xxh64", &hex));
-    if (strchr(name, '/') != NULL || name[0] == '\0')
-        return damaged(part, "manifest.json names a file elsewhere");
-    TRY(path_join(path, sizeof path, part, name));
-    if (!file_exists(path)) return damaged(path, "the file is missing");
-    TRY(snapshot_hash(part, name, &got_bytes, &hash));
-    snprintf(got, sizeof got, "%016" PRIx64, hash);
-    if (got_bytes != bytes || strcmp(got, hex) != 0)
-        return damaged(path, "the content does not fit its checksum");
-    return OK;
+    return fail(ERR_FORMAT, "%s: %s; %s", path, what, remedy);
 }
 
 static status member_in(const json_value *root, const char *key, int64_t low, int64_t high,
                         int64_t *out) {
     TRY(json_member_int(root, key, out));
     if (*out >= low && *out <= high) return OK;
-    return fail(ERR_FORMAT, "manifest.json: %s is %lld", key, (long long)*out);
+    return fail(ERR_FORMAT, "%s is %lld", key, (long long)*out);
 }
 
 static status copy_word(const json_value *root, const char *key, char to[32]) {
     const char *text;
     TRY(json_member_string(root, key, &text));
-    if (strlen(text) >= 32) return fail(ERR_FORMAT, "manifest.json: a long %s", key);
+    if (strlen(text) >= 32) return fail(ERR_FORMAT, "a long %s", key);
     memcpy(to, text, strlen(text) + 1);
     return OK;
 }
@@ -97,60 +77,45 @@ static status read_info(const json_value *root, snapshot_ranks ranks, snapshot_i
 }
 
 /* All files that change the table must be listed, since only listed files have checksums. */
-static status verify_list(const char *part, const json_value *root, const snapshot_info *info) {
-    const json_value *files = json_member(root, "files");
+static status verify_list(const manifest *m, const snapshot_info *info) {
+    const json_value *e;
     int n_rows = 0;
-    int64_t bytes, row_bytes = 0;
+    int64_t row_bytes = 0;
     bool has_gone = info->since == 0;
-    if (files == NULL || files->type != JSON_ARRAY)
-        return damaged(part, "manifest.json lists no files");
-    for (const json_value *e = files->first; e != NULL; e = e->next) {
-        const char *name;
+    TRY(manifest_check_names(m, NULL, 0, &e));
+    for (; e != NULL; e = e->next) {
+        manifest_file f;
         char want[32];
-        TRY(json_member_string(e, "name", &name));
+        TRY(manifest_read_file(m, e, &f));
+        TRY(manifest_check_file(m, &f));
         snapshot_rows_name(want, n_rows);
-        bool is_rows = strcmp(name, want) == 0;
+        bool is_rows = strcmp(f.name, want) == 0;
         n_rows += is_rows;
-        has_gone = has_gone || strcmp(name, "gone.safetensors") == 0;
-        TRY(verify_file(part, e));
-        TRY(json_member_int(e, "bytes", &bytes));
-        if (is_rows) row_bytes += bytes;
+        has_gone = has_gone || strcmp(f.name, "gone.safetensors") == 0;
+        if (is_rows) row_bytes += f.bytes;
     }
     /* Whoever reads them makes room for that many. */
     if (info->n_rows > row_bytes / (20 + 4 * (int64_t)info->n_floats))
-        return damaged(part, "manifest.json counts more rows than its files have");
+        return manifest_damaged(m, m->path, "it counts more rows than its files have");
     return n_rows == info->n_files && has_gone
                ? OK
-               : damaged(part, "manifest.json does not list all files");
+               : manifest_damaged(m, m->path, "it does not list all files");
 }
 
 /* Reads a part's manifest and checks its files against it. */
 static status verify_part(const char *folder, snapshot_ranks ranks, snapshot_info *out) {
-    char part[SNAPSHOT_PATH_BYTES], path[SNAPSHOT_PATH_BYTES], *text = NULL;
-    const json_value *root;
-    size_t n;
-    arena a;
+    char part[SNAPSHOT_PATH_BYTES], path[SNAPSHOT_PATH_BYTES];
+    manifest m;
     *out = (snapshot_info){0};
     TRY(snapshot_part(part, folder, ranks));
     TRY(path_join(path, sizeof path, part, "manifest.json"));
     if (!file_exists(path)) return damaged(path, "the file is missing");
-    TRY(file_read_all(path, MANIFEST_MAX_BYTES, &text, &n));
-    arena_init(&a, 4096);
-    status st = json_parse(&a, path, text, n, &root);
-    if (st == OK && root->type != JSON_OBJECT) st = fail(ERR_FORMAT, "%s: no object", path);
-    if (st == OK) st = read_info(root, ranks, out);
-    if (st == OK && !json_is_sealed(text, n))
-        st = damaged(path, "the content does not fit its checksum");
-    if (st == OK) st = verify_list(part, root, out);
-    if (st != OK && strstr(status_reason(), part) == NULL) st = fail_prefix(st, "%s", part);
-    if (st == ERR_FORMAT && strstr(status_reason(), REMEDY) == NULL) {
-        char reason[FAILURE_REASON_BYTES];
-        snprintf(reason, sizeof reason, "%s", status_reason());
-        st = fail(st, "%.700s; " REMEDY, reason);
-    }
-    arena_fini(&a);
-    mem_free(text);
-    return st;
+    status st = manifest_open(&m, part, "manifest.json", MANIFEST_MAX_BYTES, remedy);
+    if (st == OK) st = read_info(m.root, ranks, out);
+    if (st == OK && !m.is_sealed)
+        st = manifest_damaged(&m, path, "the content does not fit its checksum");
+    if (st == OK) st = verify_list(&m, out);
+    return manifest_close(&m, st);
 }
 
 /* How many ranks wrote it; 0: it is none. */
@@ -368,22 +333,13 @@ static bool has_shape(const embed_table *t, snapshot_ranks ranks, const snapshot
     return is_same;
 }
 
-/* The first n rows of a piece, and what follows them. */
-static embed_rows take_rows(embed_rows *rows, int64_t n) {
-    embed_rows head = *rows;
-    head.n = n;
-    rows->n -= n;
-    rows->keys += n, rows->scores += n, rows->stamps += n;
-    rows->rows += n * rows->n_floats;
-    return head;
-}
-
 static status restore_rows(void *ctx, const embed_rows *rows) {
     restore *r = ctx;
     embed_rows rest = *rows;
     int64_t n_rejected;
     for (int i = 0; r->keeps_levels && i < EMBED_LEVELS; i++) {
-        embed_rows head = take_rows(&rest, rest.n < r->left[i] ? rest.n : r->left[i]);
+        embed_rows head = embed_rows_part(&rest, 0, r->left[i]);
+        rest = embed_rows_part(&rest, head.n, rest.n);
         TRY(embed_restore(r->t, i, &head, &n_rejected));
         r->n_rejected += n_rejected;
         r->left[i] -= head.n;

@@ -22,6 +22,17 @@ typedef struct embed_rows {
     int32_t n_floats;
 } embed_rows;
 
+/* Rows from `first` on, at most so many. */
+static inline embed_rows embed_rows_part(const embed_rows *r, int64_t first, int64_t most) {
+    int64_t left = r->n - first;
+    return (embed_rows){.n = left < most ? left : most,
+                        .keys = r->keys + first,
+                        .scores = r->scores + first,
+                        .stamps = r->stamps + first,
+                        .rows = r->rows + first * r->n_floats,
+                        .n_floats = r->n_floats};
+}
+
 /* Gets some rows, which are valid until it returns; a failure ends the visit. */
 typedef status (*embed_visit)(void *ctx, const embed_rows *rows);
 

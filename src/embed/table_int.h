@@ -246,12 +246,6 @@ status embed_note_left(embed_table *t, int64_t n, const uint64_t *keys);
 #define EMBED_OUT(t, to, from, n)                                                                  \
     (t)->be->ops->copy_out((t)->be, (to), (from), (size_t)(n) * sizeof *(to))
 
-/* For qsort: keys in ascending order. */
-static inline int embed_by_key(const void *a, const void *b) {
-    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-    return x < y ? -1 : x > y;
-}
-
 /* What the writer and the reader of snapshots (snapshot.h) share. */
 enum { SNAPSHOT_PATH_BYTES = 4096, SNAPSHOT_MAX_RANKS = 65536 };
 
@@ -262,9 +256,6 @@ status snapshot_check_ranks(snapshot_ranks ranks);
 
 /* FOLDER/rank-R-of-N. */
 status snapshot_part(char path[SNAPSHOT_PATH_BYTES], const char *folder, snapshot_ranks ranks);
-
-/* Bytes and checksum of a file. */
-status snapshot_hash(const char *folder, const char *name, int64_t *bytes, uint64_t *hash);
 
 void snapshot_rows_name(char name[32], int file);
 

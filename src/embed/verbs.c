@@ -1,9 +1,9 @@
 /* Single verbs (table.h): find, import, erase, clear, each of which splits its keys into pieces of
  * at most a batch; and visits of all rows: export, sizes, expiry, keys that left. */
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/sort.h"
 #include "embed/table_int.h"
 
 typedef status (*piece_fn)(embed_table *t, int64_t first, int64_t n, void *ctx);
@@ -19,13 +19,7 @@ static status in_pieces(embed_table *t, int64_t n, piece_fn fn, void *ctx) {
 static status in_own_pieces(embed_table *t, const embed_rows *rows, const embed_rows **piece,
                             piece_fn fn, void *ctx) {
     for (int64_t first = 0; first < rows->n; first += t->n_room) {
-        embed_rows cut = {.n = rows->n - first < t->n_room ? rows->n - first : t->n_room,
-                          .keys = rows->keys + first,
-                          .scores = rows->scores + first,
-                          .stamps = rows->stamps + first,
-                          .rows = rows->rows + first * rows->n_floats,
-                          .n_floats = rows->n_floats};
-        embed_rows own;
+        embed_rows cut = embed_rows_part(rows, first, t->n_room), own;
         void *memory;
         TRY(embed_keep_own(t, &cut, &own, &memory));
         *piece = &own;
@@ -424,13 +418,7 @@ static status walk_stored(const walk *w, const embed_rows *rows) {
 static status walk_store(void *ctx, const embed_rows *rows) {
     const walk *w = ctx;
     for (int64_t first = 0; first < rows->n; first += w->t->n_room) {
-        embed_rows part = {.n = rows->n - first,
-                           .keys = rows->keys + first,
-                           .scores = rows->scores + first,
-                           .stamps = rows->stamps + first,
-                           .rows = rows->rows + first * rows->n_floats,
-                           .n_floats = rows->n_floats};
-        if (part.n > w->t->n_room) part.n = w->t->n_room;
+        embed_rows part = embed_rows_part(rows, first, w->t->n_room);
         TRY(walk_stored(w, &part));
     }
     return OK;
@@ -522,7 +510,7 @@ static status keep_absent(embed_table *t, uint64_t *keys, int64_t n, int64_t *ou
     int64_t n_different = 0;
     uint8_t *is_found;
     *out = 0;
-    qsort(keys, (size_t)n, sizeof *keys, embed_by_key);
+    sort_uint64(keys, (size_t)n);
     for (int64_t i = 0; i < n; i++)
         if (i == 0 || keys[i] != keys[i - 1]) keys[n_different++] = keys[i];
     TRY(MEM_NEW(&is_found, (size_t)n_different));

@@ -9,6 +9,7 @@
 #include "base/mem.h"
 #include "base/text.h"
 #include "format/json.h"
+#include "model/checkpoint_load.h"
 
 enum { INDEX_MAX_BYTES = 64 << 20, PATH_BYTES = 4096, NAME_BYTES = 256, MAX_NAMED = 4 };
 
@@ -192,21 +193,10 @@ bool encoder_files_has(const encoder_files *f, const char *name) {
     return find(f, name) != NULL;
 }
 
-/* "(768, 3072)" */
-static const char *shape_text(char *text, size_t n, const st_tensor *t) {
-    size_t at = (size_t)snprintf(text, n, "(");
-    for (int d = 0; d < t->n_dims && at < n; d++)
-        at += (size_t)snprintf(text + at, n - at, "%s%lld", d > 0 ? ", " : "",
-                               (long long)t->shape[d]);
-    if (at < n) snprintf(text + at, n - at, ")");
-    return text;
-}
-
 static status check_tensor(const encoder_files *f, const st_tensor *t, int64_t rows,
                            int64_t columns) {
     int n_dims = columns > 0 ? 2 : 1;
-    char got[128], want[128];
-    st_tensor wanted = {.n_dims = n_dims, .shape = {rows, columns}};
+    char got[SHAPE_TEXT_BYTES], want[SHAPE_TEXT_BYTES];
     if (t->dtype != ST_F32 && t->dtype != ST_F16 && t->dtype != ST_BF16)
         return fail(ERR_UNSUPPORTED,
                     "%s: tensor %s is %s; float32, float16 and bfloat16 are supported", f->folder,
@@ -214,8 +204,8 @@ static status check_tensor(const encoder_files *f, const st_tensor *t, int64_t r
     if (t->n_dims == n_dims && t->shape[0] == rows && (n_dims == 1 || t->shape[1] == columns))
         return OK;
     return fail(ERR_FORMAT, "%s: tensor %s has the shape %s, and config.json asks for %s",
-                f->folder, t->name, shape_text(got, sizeof got, t),
-                shape_text(want, sizeof want, &wanted));
+                f->folder, t->name, tensor_shape_text(got, t->n_dims, t->shape),
+                tensor_shape_text(want, n_dims, (int64_t[]){rows, columns}));
 }
 
 /* One such weight would make every state NaN. */

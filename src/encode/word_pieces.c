@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "base/file.h"
-#include "base/hash.h"
+#include "base/map.h"
 #include "base/mem.h"
 #include "base/text.h"
 #include "encode/word_tables.h"
@@ -16,32 +16,17 @@ enum { MAX_WORD_CHARS = 100 };
 static const char *const SPECIAL[] = {"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"};
 enum { PAD, UNK, CLS, SEP, MASK, N_SPECIAL };
 
-typedef struct piece {
-    const char *text; /* in the vocabulary's text; NULL: an empty slot */
-    uint32_t n;
-    int32_t id;
-} piece;
-
 struct word_pieces {
     word_piece_options options;
-    char *text;
-    piece *slot; /* (n_slots), a power of two */
-    size_t n_slots;
+    text_map pieces;
+    int32_t *id;                /* (pieces.n) */
     size_t longest;             /* bytes of a piece */
     int32_t special[N_SPECIAL]; /* ids, -1: none */
 };
 
-static piece *slot_of(const word_pieces *p, const char *text, size_t n) {
-    size_t at = (size_t)hash64(text, n, 0) & (p->n_slots - 1);
-    for (;; at = (at + 1) & (p->n_slots - 1)) {
-        piece *s = &p->slot[at];
-        if (s->text == NULL || (s->n == n && memcmp(s->text, text, n) == 0)) return s;
-    }
-}
-
 static int32_t find(const word_pieces *p, const char *text, size_t n) {
-    const piece *s = slot_of(p, text, n);
-    return s->text != NULL ? s->id : -1;
+    uint32_t number = text_map_find(&p->pieces, text, n);
+    return number != TEXT_MAP_NONE ? p->id[number] : -1;
 }
 
 int32_t word_pieces_find(const word_pieces *p, const char *piece_text) {
@@ -64,17 +49,21 @@ static size_t count_lines(const char *text, size_t n) {
 }
 
 /* Pieces are numbered by their lines; of two equal ones the later counts, as in a Python dict. */
-static void add_lines(word_pieces *p, size_t n) {
-    const char *at = p->text, *end = p->text + n;
+static status add_lines(word_pieces *p, const char *at, size_t n) {
+    size_t n_lines = count_lines(at, n);
+    const char *end = at + n;
+    TRY(text_map_reserve(&p->pieces, n_lines, n));
+    TRY(MEM_NEW_RAW(&p->id, n_lines));
     for (int32_t id = 0; at < end; id++) {
         const char *stop = memchr(at, '\n', (size_t)(end - at));
         if (stop == NULL) stop = end;
         size_t length = (size_t)(stop - at);
         if (length > 0 && at[length - 1] == '\r') length--;
-        *slot_of(p, at, length) = (piece){at, (uint32_t)length, id};
+        p->id[text_map_put(&p->pieces, at, length)] = id;
         if (length > p->longest) p->longest = length;
         at = stop + 1;
     }
+    return OK;
 }
 
 static status check_special(word_pieces *p, const char *path) {
@@ -95,16 +84,9 @@ status word_pieces_create(word_pieces **out, const char *path, const char *vocab
         return fail(ERR_FORMAT, "%s: %zu bytes are too many for a vocabulary", path, n);
     TRY(MEM_NEW(&p, 1));
     p->options = *o;
-    p->n_slots = 16;
-    while (p->n_slots < 2 * count_lines(vocabulary, n))
-        p->n_slots *= 2;
-    status st = MEM_NEW(&p->slot, p->n_slots);
-    if (st == OK) st = MEM_NEW_RAW(&p->text, n + 1);
-    if (st == OK) {
-        if (n > 0) memcpy(p->text, vocabulary, n);
-        add_lines(p, n);
-        st = check_special(p, path);
-    }
+    text_map_init(&p->pieces, 0);
+    status st = add_lines(p, vocabulary, n);
+    if (st == OK) st = check_special(p, path);
     if (st == OK)
         *out = p;
     else
@@ -114,8 +96,8 @@ status word_pieces_create(word_pieces **out, const char *path, const char *vocab
 
 void word_pieces_destroy(word_pieces *p) {
     if (p == NULL) return;
-    mem_free(p->slot);
-    mem_free(p->text);
+    text_map_fini(&p->pieces);
+    mem_free(p->id);
     mem_free(p);
 }
 
@@ -414,32 +396,38 @@ status word_pieces_open(word_pieces **out, const char *folder) {
 
 #define N(table) (sizeof(table) / sizeof *(table))
 
-static bool is_in(const char_range *table, size_t n, uint32_t c) {
+/* The row of an ascending table that has c, or NULL.  Rows begin with a char_range. */
+static const void *find_row(const void *table, size_t n, size_t row_bytes, uint32_t c) {
     size_t low = 0, high = n;
+    const char_range *row;
     while (low < high) {
         size_t middle = (low + high) / 2;
-        if (table[middle].last < c)
+        row = (const void *)((const char *)table + middle * row_bytes);
+        if (row->last < c)
             low = middle + 1;
         else
             high = middle;
     }
-    return low < n && table[low].first <= c;
+    row = (const void *)((const char *)table + low * row_bytes);
+    return low < n && row->first <= c ? row : NULL;
 }
 
+#define FIND(table, c) find_row(table, N(table), sizeof *(table), c)
+
 bool word_char_is_control(uint32_t c) {
-    return is_in(CONTROLS, N(CONTROLS), c);
+    return FIND(CONTROLS, c) != NULL;
 }
 
 bool word_char_is_space(uint32_t c) {
-    return c == ' ' || is_in(SPACES, N(SPACES), c);
+    return c == ' ' || FIND(SPACES, c) != NULL;
 }
 
 bool word_char_is_chinese(uint32_t c) {
-    return c >= CHINESE[0].first && is_in(CHINESE, N(CHINESE), c);
+    return c >= CHINESE[0].first && FIND(CHINESE, c) != NULL;
 }
 
 bool word_char_is_punctuation(uint32_t c) {
-    return is_in(PUNCTUATION, N(PUNCTUATION), c);
+    return FIND(PUNCTUATION, c) != NULL;
 }
 
 /* A syllable of Hangul is made of two or three letters: Unicode standard, section 3.12. */
@@ -451,21 +439,9 @@ static int strip_hangul(uint32_t c, uint32_t out[WORD_CHAR_MAX]) {
     return trail != 0 ? 3 : 2;
 }
 
-static uint32_t find_base(uint32_t c) {
-    size_t low = 0, high = N(BASES);
-    while (low < high) {
-        size_t middle = (low + high) / 2;
-        if (BASES[middle].from < c)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low < N(BASES) && BASES[low].from == c ? BASES[low].to : c;
-}
-
 int word_char_strip(uint32_t c, uint32_t out[WORD_CHAR_MAX]) {
     if (c >= 0xac00 && c <= 0xd7a3) return strip_hangul(c, out);
-    if (c >= MARKS[0].first && is_in(MARKS, N(MARKS), c)) return 0;
+    if (c >= MARKS[0].first && FIND(MARKS, c) != NULL) return 0;
     for (size_t i = 0; c >= LONG_BASES[0].from && i < N(LONG_BASES); i++) {
         const char_bases *to = &LONG_BASES[i];
         if (to->from != c) continue;
@@ -474,26 +450,20 @@ int word_char_strip(uint32_t c, uint32_t out[WORD_CHAR_MAX]) {
         out[2] = to->third;
         return to->third != 0 ? 3 : 2;
     }
-    out[0] = c < BASES[0].from ? c : find_base(c);
+    const char_block *block = c >= BASE_BLOCKS[0].first ? FIND(BASE_BLOCKS, c) : NULL;
+    out[0] = block != NULL ? BASES[block->at + (c - block->first)] : c;
     return 1;
 }
 
 int word_char_lower(uint32_t c, uint32_t out[WORD_CHAR_MAX]) {
-    size_t low = 0, high = N(LOWER);
     out[0] = c;
     if (c == 0x130) { /* a capital I with a dot: i, and the dot as a mark */
         out[0] = 'i';
         out[1] = 0x307;
         return 2;
     }
-    while (low < high) {
-        size_t middle = (low + high) / 2;
-        if (LOWER[middle].last < c)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    if (low < N(LOWER) && LOWER[low].first <= c && (c - LOWER[low].first) % LOWER[low].step == 0)
-        out[0] = (uint32_t)((int32_t)c + LOWER[low].distance);
+    const char_run *run = FIND(LOWER, c);
+    if (run != NULL && (c - run->first) % run->step == 0)
+        out[0] = (uint32_t)((int32_t)c + run->distance);
     return 1;
 }

@@ -8,21 +8,19 @@
 #include <string.h>
 
 #include "base/file.h"
-#include "base/hash.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "data/set/batcher.h"
 #include "embed/snapshot.h"
-#include "format/json.h"
 #include "model/trained.h"
 #include "nn/params.h"
 
-enum { STATE_MAX_BYTES = 1 << 16, CONFIG_MAX_BYTES = 1 << 24 };
+enum { CONFIG_MAX_BYTES = 1 << 24 };
 enum { TENSOR_NAME_BYTES = PARAM_NAME_BYTES + 8 };
 
 /* Finding and checking the files of a checkpoint: which folder, complete or damaged. */
 
-enum { MANIFEST_MAX_BYTES = 1 << 16, NAME_BYTES = 256 };
+enum { MANIFEST_MAX_BYTES = 1 << 16, NAME_BYTES = 256 }; /* also of state.json */
 
 const char *const checkpoint_file_names[CHECKPOINT_FILES] = {
     "model.safetensors", "optimizer.safetensors", "state.json", "vocabulary.seq"};
@@ -42,17 +40,8 @@ void checkpoint_table_name(char name[CHECKPOINT_TABLE_BYTES], const dynamic_tabl
     checkpoint_table_folder(name, i, tables->item[i].config->table_name);
 }
 
-status checkpoint_hash_file(const char *path, uint64_t *bytes, uint64_t *hash) {
-    file_map map;
-    TRY(file_map_open(&map, path));
-    *bytes = map.n_bytes;
-    *hash = hash64(map.bytes, map.n_bytes, 0);
-    file_map_close(&map);
-    return OK;
-}
-
 /* The seal of a table's snapshot, in hexadecimal. */
-status checkpoint_table_seal(const char *folder, const char *name, char hex[17]) {
+static status table_seal(const char *folder, const char *name, char hex[17]) {
     char path[CHECKPOINT_PATH_BYTES];
     uint64_t seal;
     TRY(path_join(path, sizeof path, folder, name));
@@ -61,103 +50,13 @@ status checkpoint_table_seal(const char *folder, const char *name, char hex[17])
     return OK;
 }
 
-status manifest_damaged(const manifest *m, const char *path, const char *what) {
-    return fail(ERR_FORMAT, "%s: %s; %s", path, what, m->remedy);
-}
-
-status manifest_open(manifest *m, const char *folder, const char *name, const char *remedy) {
-    size_t n;
-    *m = (manifest){.folder = folder, .remedy = remedy};
-    arena_init(&m->memory, 4096);
-    TRY(path_join(m->path, sizeof m->path, folder, name));
-    TRY(file_read_all(m->path, MANIFEST_MAX_BYTES, &m->text, &n));
-    TRY(json_parse(&m->memory, m->path, m->text, n, &m->root));
-    if (m->root->type != JSON_OBJECT) return fail(ERR_FORMAT, "%s: no object", m->path);
-    m->is_sealed = json_is_sealed(m->text, n);
-    return OK;
-}
-
-static status add_remedy(const manifest *m) {
-    char reason[FAILURE_REASON_BYTES];
-    if (strstr(status_reason(), m->remedy) != NULL) return ERR_FORMAT;
-    bool has_place = strstr(status_reason(), m->folder) != NULL;
-    snprintf(reason, sizeof reason, "%s", status_reason());
-    return fail(ERR_FORMAT, "%.400s%s%.700s; %s", has_place ? "" : m->path, has_place ? "" : ": ",
-                reason, m->remedy);
-}
-
-status manifest_close(manifest *m, status st) {
-    if (st == ERR_FORMAT) st = add_remedy(m);
-    arena_fini(&m->memory);
-    mem_free(m->text);
-    m->text = NULL;
-    return st;
-}
-
-status manifest_check_keys(const manifest *m, const json_value *object, const char *const *keys) {
-    char what[NAME_BYTES];
-    if (object == NULL || object->type != JSON_OBJECT)
-        return manifest_damaged(m, m->path, "it lists no object");
-    for (const json_value *v = object->first; v != NULL; v = v->next) {
-        const char *const *k = keys;
-        while (*k != NULL && strcmp(*k, v->key) != 0)
-            k++;
-        if (*k != NULL) continue;
-        snprintf(what, sizeof what, "it has the unknown key '%.60s'", v->key);
-        return manifest_damaged(m, m->path, what);
-    }
-    return OK;
-}
-
-/* A name with a slash could lead anywhere. */
-status manifest_read_file(const manifest *m, const json_value *entry, manifest_file *out) {
-    static const char *const keys[] = {"name", "bytes", "xxh64", NULL};
-    const char *hex;
-    char *end;
-    TRY(manifest_check_keys(m, entry, keys));
-    TRY(json_member_string(entry, "name", &out->name));
-    TRY(json_member_int(entry, "bytes", &out->bytes));
-    TRY(json_member_string(entry, "xxh64", &hex));
-    if (strchr(out->name, '/') != NULL || out->name[0] == '\0')
-        return manifest_damaged(m, m->path, "it names a file elsewhere");
-    out->hash = strtoull(hex, &end, 16);
-    if (strlen(hex) != 16 || *end != '\0')
-        return manifest_damaged(m, m->path, "a checksum is not a number");
-    TRY(path_join(out->path, sizeof out->path, m->folder, out->name));
-    return file_exists(out->path) ? OK : manifest_damaged(m, out->path, "the file is missing");
-}
-
-status manifest_check_file(const manifest *m, const manifest_file *f) {
-    uint64_t bytes = 0, hash = 0;
-    char what[NAME_BYTES];
-    TRY(checkpoint_hash_file(f->path, &bytes, &hash));
-    if ((int64_t)bytes != f->bytes) {
-        snprintf(what, sizeof what, "%" PRIu64 " bytes, but %" PRId64 " were written", bytes,
-                 f->bytes);
-        return manifest_damaged(m, f->path, what);
-    }
-    return hash == f->hash ? OK
-                           : manifest_damaged(m, f->path, "the content does not fit its checksum");
-}
-
-static bool is_listed(const json_value *files, const char *wanted) {
-    for (const json_value *e = files->first; e != NULL; e = e->next) {
-        const json_value *name = e->type == JSON_OBJECT ? json_member(e, "name") : NULL;
-        if (name != NULL && name->type == JSON_STRING && strcmp(name->string, wanted) == 0)
-            return true;
-    }
-    return false;
-}
-
-status manifest_check_names(const manifest *m, const char *const *names, int n,
-                            const json_value **first) {
-    const json_value *files = json_member(m->root, "files");
-    if (files == NULL || files->type != JSON_ARRAY)
-        return manifest_damaged(m, m->path, "it lists no files");
-    for (int i = 0; i < n; i++)
-        if (!is_listed(files, names[i]))
-            return manifest_damaged(m, m->path, "it does not list all files");
-    *first = files->first;
+status manifest_add_table(json_writer *w, const char *folder, const char *name) {
+    char hex[17];
+    TRY(table_seal(folder, name, hex));
+    json_object_open(w);
+    json_key_string(w, "name", name);
+    json_key_string(w, "seal", hex);
+    json_object_close(w);
     return OK;
 }
 
@@ -173,7 +72,7 @@ static status check_table(const manifest *m, const json_value *entry) {
         return manifest_damaged(m, m->path, "it names a table elsewhere");
     TRY(path_join(path, sizeof path, m->folder, name));
     TRY(embed_snapshot_info(path, &info)); /* checks all of its files */
-    TRY(checkpoint_table_seal(m->folder, name, hex));
+    TRY(table_seal(m->folder, name, hex));
     if (strcmp(seal, hex) == 0) return OK;
     snprintf(what, sizeof what, "the table is another one, of step %lld", (long long)info.step);
     return manifest_damaged(m, path, what);
@@ -248,7 +147,7 @@ status checkpoint_verify(const char *folder) {
     if (!file_exists(path))
         return fail(ERR_FORMAT, "%s: the file is missing, so the checkpoint was never finished; %s",
                     path, remedy);
-    status st = manifest_open(&m, folder, "manifest.json", remedy);
+    status st = manifest_open(&m, folder, "manifest.json", MANIFEST_MAX_BYTES, remedy);
     if (st == OK) st = verify_manifest(&m);
     return manifest_close(&m, st);
 }
@@ -365,6 +264,28 @@ status checkpoint_find_last(const char *path, char folder[CHECKPOINT_PATH_BYTES]
                 path);
 }
 
+/* One entry of a folder.  A table has folders of ranks; what else a user put there, links to
+ * folders and pipes among it, is not part of it. */
+static status copy_entry(const char *from, const char *to, const char *name, int depth) {
+    char source[CHECKPOINT_PATH_BYTES], target[CHECKPOINT_PATH_BYTES];
+    TRY(path_join(source, sizeof source, from, name));
+    TRY(path_join(target, sizeof target, to, name));
+    if (file_exists(source)) return file_copy(source, target);
+    if (depth == 0 || strncmp(name, "rank-", 5) != 0 || !folder_exists(source)) return OK;
+    return checkpoint_copy_folder(source, target, depth - 1);
+}
+
+status checkpoint_copy_folder(const char *from, const char *to, int depth) {
+    TRY(folder_create(to, NULL));
+    DIR *dir = opendir(from);
+    if (dir == NULL) return fail_errno("%s: cannot be read", from);
+    status st = OK;
+    for (struct dirent *e = readdir(dir); st == OK && e != NULL; e = readdir(dir))
+        if (e->d_name[0] != '.') st = copy_entry(from, to, e->d_name, depth);
+    closedir(dir);
+    return st;
+}
+
 /* Reading it. */
 
 status checkpoint_table_path(char path[CHECKPOINT_PATH_BYTES], const dynamic_tables *tables, int i,
@@ -374,11 +295,13 @@ status checkpoint_table_path(char path[CHECKPOINT_PATH_BYTES], const dynamic_tab
     return path_join(path, CHECKPOINT_PATH_BYTES, folder, name);
 }
 
-static void shape_text(char *text, size_t n, int n_dims, const int64_t *shape) {
-    size_t used = (size_t)snprintf(text, n, "(");
-    for (int d = 0; d < n_dims && used < n; d++)
-        used += (size_t)snprintf(text + used, n - used, "%s%" PRId64, d > 0 ? ", " : "", shape[d]);
-    if (used < n) snprintf(text + used, n - used, ")");
+const char *tensor_shape_text(char text[SHAPE_TEXT_BYTES], int n_dims, const int64_t *shape) {
+    size_t n = (size_t)snprintf(text, SHAPE_TEXT_BYTES, "(");
+    for (int d = 0; d < n_dims && n < SHAPE_TEXT_BYTES; d++)
+        n += (size_t)snprintf(text + n, SHAPE_TEXT_BYTES - n, "%s%" PRId64, d > 0 ? ", " : "",
+                              shape[d]);
+    if (n < SHAPE_TEXT_BYTES) snprintf(text + n, SHAPE_TEXT_BYTES - n, ")");
+    return text;
 }
 
 static status check_shape(const st_file *f, const st_tensor *t, const param *p) {
@@ -388,13 +311,12 @@ static status check_shape(const st_file *f, const st_tensor *t, const param *p) 
     for (int d = 0; d < p->n_dims && is_same; d++)
         is_same = t->shape[d] == shape[d];
     if (is_same) return OK;
-    char there[128], here[128];
-    shape_text(there, sizeof there, t->n_dims, t->shape);
-    shape_text(here, sizeof here, p->n_dims, shape);
+    char there[SHAPE_TEXT_BYTES], here[SHAPE_TEXT_BYTES];
     return fail(ERR_FORMAT,
                 "%s: '%s' has the shape %s, but the model here has %s; the checkpoint belongs to "
                 "another config or other data: use those it was trained with, or start a new run",
-                st_path(f), t->name, there, here);
+                st_path(f), t->name, tensor_shape_text(there, t->n_dims, t->shape),
+                tensor_shape_text(here, p->n_dims, shape));
 }
 
 /* Such a value would spread through every answer: all scores of a user are NaN then. */
@@ -489,22 +411,11 @@ static status parse_origin(checkpoint_origin *o, const json_value *root) {
 }
 
 status checkpoint_read_origin(checkpoint_origin *out, const char *folder) {
-    char path[CHECKPOINT_PATH_BYTES], *text;
-    size_t n;
-    arena a;
-    const json_value *root;
-    TRY(path_join(path, sizeof path, folder, checkpoint_file_names[CHECKPOINT_STATE]));
-    TRY(file_read_all(path, STATE_MAX_BYTES, &text, &n));
-    arena_init(&a, 4096);
-    status st = json_parse(&a, path, text, n, &root);
-    if (st == OK && root->type != JSON_OBJECT) st = fail(ERR_FORMAT, "%s: no object", path);
-    if (st == OK) {
-        st = parse_origin(out, root);
-        if (st != OK) st = fail_prefix(st, "%s", path);
-    }
-    arena_fini(&a);
-    mem_free(text);
-    return st;
+    manifest m;
+    status st = manifest_open(&m, folder, checkpoint_file_names[CHECKPOINT_STATE],
+                              MANIFEST_MAX_BYTES, NULL);
+    if (st == OK) st = parse_origin(out, m.root);
+    return manifest_close(&m, st);
 }
 
 status checkpoint_config(config **out, const char *folder) {
@@ -542,33 +453,20 @@ status checkpoint_run_config(config **out, const char *run) {
 }
 
 /* The member "run" of config.json, which the trainer writes (trainer_log.c). */
-static status read_run_split(split_record *out, const char *path) {
-    char *text;
-    size_t n;
-    arena a;
-    const json_value *root;
-    TRY(file_read_all(path, CONFIG_MAX_BYTES, &text, &n));
-    arena_init(&a, 4096);
-    status st = json_parse(&a, path, text, n, &root);
-    const json_value *run = st == OK ? json_member(root, "run") : NULL;
+static status read_run_split(split_record *out, const char *run_folder) {
+    manifest m;
+    status st = manifest_open(&m, run_folder, "config.json", CONFIG_MAX_BYTES, NULL);
+    const json_value *run = st == OK ? json_member(m.root, "run") : NULL;
     if (st == OK && (run == NULL || run->type != JSON_OBJECT))
-        st = fail(ERR_FORMAT, "%s: 'run' is missing", path);
-    if (st == OK) {
-        st = split_record_read(out, run);
-        if (st != OK) st = fail_prefix(st, "%s", path);
-    }
-    arena_fini(&a);
-    mem_free(text);
-    return st;
+        st = fail(ERR_FORMAT, "'run' is missing");
+    if (st == OK) st = split_record_read(out, run);
+    return manifest_close(&m, st);
 }
 
 status checkpoint_run_split(split_record *out, const char *run) {
     char path[CHECKPOINT_PATH_BYTES];
     checkpoint_origin origin;
-    if (checkpoint_is_to_come(run)) {
-        TRY(path_join(path, sizeof path, run, "config.json"));
-        return read_run_split(out, path);
-    }
+    if (checkpoint_is_to_come(run)) return read_run_split(out, run);
     TRY(checkpoint_find_last(run, path));
     TRY(checkpoint_read_origin(&origin, path));
     *out = origin.split;

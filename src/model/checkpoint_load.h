@@ -13,12 +13,12 @@
 #include "base/status.h"
 #include "config/config.h"
 #include "data/set/split.h"
-#include "format/json.h"
+#include "format/manifest.h"
 #include "format/safetensors.h"
 #include "nn/dynamic.h"
 #include "nn/params.h"
 
-enum { CHECKPOINT_PATH_BYTES = 4096, CHECKPOINT_TABLE_BYTES = 64 };
+enum { CHECKPOINT_PATH_BYTES = MANIFEST_PATH_BYTES, CHECKPOINT_TABLE_BYTES = 64 };
 
 #define CHECKPOINT_FORMAT "hstu checkpoint 2"
 
@@ -97,51 +97,19 @@ void checkpoint_table_name(char name[CHECKPOINT_TABLE_BYTES], const dynamic_tabl
 status checkpoint_table_path(char path[CHECKPOINT_PATH_BYTES], const dynamic_tables *tables, int i,
                              const char *folder);
 
-/* The checksum of a table's snapshot in a checkpoint, in hexadecimal. */
-status checkpoint_table_seal(const char *folder, const char *name, char hex[17]);
+/* Writes the entry of a table in a manifest, with the checksum of its snapshot in the folder. */
+status manifest_add_table(json_writer *w, const char *folder, const char *name);
 
-/* Size and checksum of a file. */
-status checkpoint_hash_file(const char *path, uint64_t *bytes, uint64_t *hash);
+/* Checks all tables that a manifest lists; none is fine. */
+status manifest_check_tables(const manifest *m);
 
-/* A sealed JSON file that lists what is in its folder, files with sizes and checksums and tables
- * with seals: manifest.json of a checkpoint, engine.json of an engine folder (trained.h). */
-typedef struct manifest {
-    const char *folder, *remedy; /* what to do where something is damaged */
-    char path[CHECKPOINT_PATH_BYTES];
-    const json_value *root; /* an object */
-    bool is_sealed;         /* it fits its own checksum */
-    char *text;
-    arena memory;
-} manifest;
+/* Copies the files of a folder, any number of them, and those of the folders of ranks in it `depth`
+ * times. */
+status checkpoint_copy_folder(const char *from, const char *to, int depth);
 
-/* Reads FOLDER/NAME; then manifest_close must follow in any case, with the status of what was done
- * with it: where that is ERR_FORMAT, it adds the path and the remedy to the reason, as far as they
- * are not there. */
-status manifest_open(manifest *m, const char *folder, const char *name, const char *remedy);
-status manifest_close(manifest *m, status st);
-
-/* ERR_FORMAT: what is wrong with a file of the folder, and the remedy. */
-status manifest_damaged(const manifest *m, const char *path, const char *what);
-
-/* An object must have no key but these, the last of which is NULL: a misspelt one would leave
- * something unchecked. */
-status manifest_check_keys(const manifest *m, const json_value *object, const char *const *keys);
-
-/* The files, which must all be listed: the first entry, or ERR_FORMAT. */
-status manifest_check_names(const manifest *m, const char *const *names, int n,
-                            const json_value **first);
-
-/* What it says of a file. */
-typedef struct manifest_file {
-    const char *name;
-    char path[CHECKPOINT_PATH_BYTES];
-    int64_t bytes;
-    uint64_t hash;
-} manifest_file;
-status manifest_read_file(const manifest *m, const json_value *entry, manifest_file *out);
-status manifest_check_file(const manifest *m, const manifest_file *f); /* the content */
-
-status manifest_check_tables(const manifest *m); /* all of them; none is fine */
+/* "(8, 32)", for messages. */
+enum { SHAPE_TEXT_BYTES = 160 };
+const char *tensor_shape_text(char text[SHAPE_TEXT_BYTES], int n_dims, const int64_t *shape);
 
 /* The step in the name of a checkpoint's folder, such as step-00000005; -1: not such a name. */
 int64_t checkpoint_step_of(const char *name);

@@ -24,25 +24,15 @@ user_events user_events_of(const seq_file *data, uint64_t user) {
     return u;
 }
 
-static status alloc_batch(batch *b, size_t n_users, size_t n_events) {
-    TRY(MEM_NEW(&b->offsets, n_users + 1));
-    TRY(MEM_NEW(&b->users, n_users));
-    TRY(MEM_NEW(&b->n_targets, n_users));
-    TRY(MEM_NEW(&b->context, n_users * (size_t)b->n_context));
-    TRY(MEM_NEW(&b->item, n_events));
-    TRY(MEM_NEW(&b->action, n_events));
-    return MEM_NEW(&b->time, n_events);
-}
-
 status histories_init_bounded(histories *h, const session *s, int32_t max_users,
                               int32_t max_targets, int64_t max_rows) {
     *h = (histories){.max_users = max_users,
                      .max_history = s->max_history,
                      .max_events = s->max_history + max_targets,
                      .max_rows = max_rows};
-    h->view.n_context = s->data->n_context;
+    TRY(batch_init(&h->view, (size_t)max_users, (size_t)max_rows, s->data->n_context));
     h->view.is_last = true;
-    return alloc_batch(&h->view, (size_t)max_users, (size_t)max_rows);
+    return OK;
 }
 
 status histories_init(histories *h, const session *s, int32_t max_users) {
@@ -52,13 +42,7 @@ status histories_init(histories *h, const session *s, int32_t max_users) {
 }
 
 void histories_fini(histories *h) {
-    mem_free(h->view.offsets);
-    mem_free(h->view.users);
-    mem_free(h->view.n_targets);
-    mem_free(h->view.context);
-    mem_free(h->view.item);
-    mem_free(h->view.action);
-    mem_free(h->view.time);
+    batch_fini(&h->view);
     *h = (histories){0};
 }
 

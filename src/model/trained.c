@@ -106,7 +106,7 @@ static status read_facts(const manifest *m, engine_facts *out) {
 static status read_engine(const char *folder, bool is_alone, engine_facts *out) {
     manifest m;
     *out = (engine_facts){0};
-    status st = manifest_open(&m, folder, "engine.json", remedy);
+    status st = manifest_open(&m, folder, "engine.json", JSON_MAX_BYTES, remedy);
     if (st == OK) st = read_facts(&m, out);
     if (st == OK && !is_alone) st = check_files(&m, out);
     if (st == OK && !is_alone) st = manifest_check_tables(&m);

@@ -163,7 +163,7 @@ static status write_weights(const export_args *a, const char *folder, weight_for
     work w;
     if (format == WEIGHTS_SAFETENSORS && !a->is_meta) {
         TRY(path_join(path, sizeof path, folder, "model.safetensors"));
-        return table_file_copy(path, a->out);
+        return file_copy(path, a->out);
     }
     TRY(work_open(&w, NULL, "cpu"));
     status st = weight_file_write(folder, a->out, format, a->is_meta != 0, w.workers);

@@ -156,18 +156,32 @@ static status fill_batch(void *ctx, uint64_t number, int slot) {
     return OK;
 }
 
+status batch_init(batch *b, size_t n_users, size_t n_tokens, int32_t n_context) {
+    *b = (batch){.n_context = n_context};
+    TRY(MEM_NEW(&b->offsets, n_users + 1));
+    TRY(MEM_NEW(&b->users, n_users));
+    TRY(MEM_NEW(&b->n_targets, n_users));
+    TRY(MEM_NEW(&b->context, n_users * (size_t)n_context));
+    TRY(MEM_NEW(&b->item, n_tokens));
+    TRY(MEM_NEW(&b->action, n_tokens));
+    return MEM_NEW(&b->time, n_tokens);
+}
+
+void batch_fini(batch *b) {
+    mem_free(b->offsets);
+    mem_free(b->users);
+    mem_free(b->n_targets);
+    mem_free(b->context);
+    mem_free(b->item);
+    mem_free(b->action);
+    mem_free(b->time);
+    *b = (batch){0};
+}
+
 static status init_slot(const batcher *b, batch_slot *s) {
     const batcher_config *c = &b->config;
     size_t n_users = (size_t)c->batch_size, n_tokens = (size_t)batcher_max_tokens(b);
-    batch *v = &s->view;
-    v->n_context = b->data->n_context;
-    TRY(MEM_NEW(&v->offsets, n_users + 1));
-    TRY(MEM_NEW(&v->users, n_users));
-    TRY(MEM_NEW(&v->n_targets, n_users));
-    TRY(MEM_NEW(&v->context, n_users * (size_t)v->n_context));
-    TRY(MEM_NEW_RAW(&v->item, n_tokens));
-    TRY(MEM_NEW_RAW(&v->action, n_tokens));
-    TRY(MEM_NEW_RAW(&v->time, n_tokens));
+    TRY(batch_init(&s->view, n_users, n_tokens, b->data->n_context));
     if (!c->is_balanced) return OK;
     TRY(MEM_NEW(&s->step_users, b->step_size));
     TRY(MEM_NEW(&s->step_length, b->step_size));
@@ -177,13 +191,7 @@ static status init_slot(const batcher *b, batch_slot *s) {
 }
 
 static void fini_slot(batch_slot *s) {
-    mem_free(s->view.offsets);
-    mem_free(s->view.users);
-    mem_free(s->view.n_targets);
-    mem_free(s->view.context);
-    mem_free(s->view.item);
-    mem_free(s->view.action);
-    mem_free(s->view.time);
+    batch_fini(&s->view);
     mem_free(s->step_users);
     mem_free(s->step_length);
     mem_free(s->step_group);

@@ -37,6 +37,10 @@ typedef struct batch {
     bool is_last;       /* of its epoch */
 } batch;
 
+/* Zeroed memory for so many users and rows in all; batch_fini frees it, after a failure too. */
+status batch_init(batch *b, size_t n_users, size_t n_tokens, int32_t n_context);
+void batch_fini(batch *b);
+
 typedef struct batcher_config {
     split_rule split;
     split_part part;

@@ -143,72 +143,44 @@ static status convert_weights(build *b) {
     return st;
 }
 
-static status copy_file(const char *from, const char *to) {
-    file_map map;
-    out_file *f = NULL;
-    TRY(file_map_open(&map, from));
-    status st = out_file_create(&f, to);
-    if (st == OK) st = out_file_write(f, map.bytes, map.n_bytes);
-    st = out_file_end(f, st);
-    file_map_close(&map);
-    return st;
-}
-
 static status copy_inside(build *b, const char *name) {
     char from[CHECKPOINT_PATH_BYTES], to[CHECKPOINT_PATH_BYTES];
     TRY(path_join(from, sizeof from, b->from, name));
     TRY(path_join(to, sizeof to, b->to, name));
-    return copy_file(from, to);
+    return file_copy(from, to);
 }
 
-static status note_table(build *b, const char *name) {
+static status copy_table(build *b, const char *name) {
+    char from[CHECKPOINT_PATH_BYTES], to[CHECKPOINT_PATH_BYTES];
     int at = b->report->n_tables;
     if (at == (int)(sizeof b->tables / sizeof *b->tables))
         return fail(ERR_UNSUPPORTED, "%s: more than %d tables", b->from, at);
-    snprintf(b->tables[at], sizeof b->tables[at], "%s", name);
+    snprintf(b->tables[at], sizeof b->tables[at], "%.63s", name);
     b->report->n_tables++;
-    return OK;
+    TRY(path_join(from, sizeof from, b->from, name));
+    TRY(path_join(to, sizeof to, b->to, name));
+    return checkpoint_copy_folder(from, to, 1);
 }
 
 /* The checkpoint was verified: folders of this name are its tables. */
-static bool is_table(const char *name) {
-    return strncmp(name, "table-", 6) == 0 && strlen(name) < CHECKPOINT_TABLE_BYTES;
-}
-
-/* Copies what is in a folder, each file durable.  With `b`, its tables alone, and lists them. */
-static status copy_folder(const char *from, const char *to, build *b) {
-    char inside[CHECKPOINT_PATH_BYTES], copy[CHECKPOINT_PATH_BYTES];
-    DIR *dir = opendir(from);
-    if (dir == NULL) return fail_errno("%s", from);
-    status st = folder_create(to, NULL);
-    for (struct dirent *e = readdir(dir); e != NULL && st == OK; e = readdir(dir)) {
-        bool is_inside = strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0;
-        if (b != NULL ? !is_table(e->d_name) : !is_inside) continue;
-        if (b != NULL) st = note_table(b, e->d_name);
-        if (st == OK) st = path_join(inside, sizeof inside, from, e->d_name);
-        if (st == OK) st = path_join(copy, sizeof copy, to, e->d_name);
-        if (st == OK)
-            st = folder_exists(inside) ? copy_folder(inside, copy, NULL) : copy_file(inside, copy);
-    }
+static status copy_tables(build *b) {
+    DIR *dir = opendir(b->from);
+    if (dir == NULL) return fail_errno("%s", b->from);
+    status st = OK;
+    for (struct dirent *e = readdir(dir); e != NULL && st == OK; e = readdir(dir))
+        if (strncmp(e->d_name, "table-", 6) == 0 && strlen(e->d_name) < CHECKPOINT_TABLE_BYTES)
+            st = copy_table(b, e->d_name);
     closedir(dir);
     return st;
 }
 
 static status list_files(build *b, json_writer *w) {
-    char path[CHECKPOINT_PATH_BYTES], hex[17];
+    int64_t bytes;
     json_key(w, "files");
     json_array_open(w);
     for (int i = 0; i < ENGINE_FILES; i++) {
-        uint64_t bytes = 0, hash = 0;
-        TRY(path_join(path, sizeof path, b->to, engine_file_names[i]));
-        TRY(checkpoint_hash_file(path, &bytes, &hash));
-        snprintf(hex, sizeof hex, "%016" PRIx64, hash);
-        if (i == ENGINE_WEIGHTS) b->report->weight_bytes = bytes;
-        json_object_open(w);
-        json_key_string(w, "name", engine_file_names[i]);
-        json_key_int(w, "bytes", (int64_t)bytes);
-        json_key_string(w, "xxh64", hex);
-        json_object_close(w);
+        TRY(manifest_add_file(w, b->to, engine_file_names[i], &bytes));
+        if (i == ENGINE_WEIGHTS) b->report->weight_bytes = (uint64_t)bytes;
     }
     json_array_close(w);
     return OK;
@@ -217,14 +189,8 @@ static status list_files(build *b, json_writer *w) {
 static status list_tables(const build *b, json_writer *w) {
     json_key(w, "tables");
     json_array_open(w);
-    for (int i = 0; i < b->report->n_tables; i++) {
-        char hex[17];
-        TRY(checkpoint_table_seal(b->to, b->tables[i], hex));
-        json_object_open(w);
-        json_key_string(w, "name", b->tables[i]);
-        json_key_string(w, "seal", hex);
-        json_object_close(w);
-    }
+    for (int i = 0; i < b->report->n_tables; i++)
+        TRY(manifest_add_table(w, b->to, b->tables[i]));
     json_array_close(w);
     return OK;
 }
@@ -252,13 +218,10 @@ static status write_manifest(build *b, buf *text) {
 static status seal(build *b) {
     char path[CHECKPOINT_PATH_BYTES];
     buf text;
-    out_file *f = NULL;
     buf_init(&text);
     status st = write_manifest(b, &text);
     if (st == OK) st = path_join(path, sizeof path, b->to, "engine.json");
-    if (st == OK) st = out_file_create(&f, path);
-    if (st == OK) st = out_file_write(f, buf_str(&text), text.n_bytes);
-    st = out_file_end(f, st);
+    if (st == OK) st = file_write(path, buf_str(&text), text.n_bytes);
     buf_fini(&text);
     return st;
 }
@@ -272,7 +235,7 @@ static status write_folder(build *b) {
     TRY(convert_weights(b));
     TRY(copy_inside(b, engine_file_names[ENGINE_VOCABULARY]));
     TRY(copy_inside(b, engine_file_names[ENGINE_STATE]));
-    TRY(copy_folder(b->from, b->to, b));
+    TRY(copy_tables(b));
     return seal(b);
 }
 

@@ -11,28 +11,17 @@
 #include <unistd.h>
 
 #include "base/file.h"
-#include "base/hash.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "dist/transport.h"
 #include "embed/snapshot.h"
-#include "format/json.h"
 #include "format/safetensors.h"
 #include "model/vocabulary.h"
 #include "nn/params.h"
 #include "ops/comm.h"
 #include "train/report/run_log.h"
 
-const char *tensor_shape_text(char text[SHAPE_TEXT_BYTES], int n_dims, const int64_t *shape) {
-    size_t n = (size_t)snprintf(text, SHAPE_TEXT_BYTES, "(");
-    for (int d = 0; d < n_dims && n < SHAPE_TEXT_BYTES; d++)
-        n += (size_t)snprintf(text + n, SHAPE_TEXT_BYTES - n, "%s%" PRId64, d > 0 ? ", " : "",
-                              shape[d]);
-    if (n < SHAPE_TEXT_BYTES) snprintf(text + n, SHAPE_TEXT_BYTES - n, ")");
-    return text;
-}
-
-enum { MANIFEST_MAX_BYTES = 1 << 16, NAME_BYTES = 256 };
+enum { NAME_BYTES = 256 };
 
 /* A checkpoint has folders of tables, and these have one folder a rank. */
 enum { MAX_DEPTH = 2 };
@@ -40,18 +29,14 @@ enum { MAX_DEPTH = 2 };
 /* Each table has a checksum over its own files, and the checkpoint records it: a table of another
  * step may be complete, but it is not this checkpoint's. */
 static status list_tables(json_writer *w, const char *folder, const dynamic_tables *tables) {
-    char name[CHECKPOINT_TABLE_BYTES], hex[17];
+    char name[CHECKPOINT_TABLE_BYTES];
     if (tables == NULL || tables->n == 0) return OK;
     json_key(w, "tables");
     json_array_open(w);
     for (int i = 0; i < tables->n; i++) {
         if (!dynamic_is_owner(&tables->item[i])) continue;
         checkpoint_table_name(name, tables, i);
-        TRY(checkpoint_table_seal(folder, name, hex));
-        json_object_open(w);
-        json_key_string(w, "name", name);
-        json_key_string(w, "seal", hex);
-        json_object_close(w);
+        TRY(manifest_add_table(w, folder, name));
     }
     json_array_close(w);
     return OK;
@@ -60,24 +45,15 @@ static status list_tables(json_writer *w, const char *folder, const dynamic_tabl
 static status write_manifest(const char *folder, uint64_t step, const dynamic_tables *tables,
                              buf *text) {
     json_writer w;
-    char path[CHECKPOINT_PATH_BYTES], hex[17];
+    int64_t bytes;
     json_begin(&w, text, 2);
     json_object_open(&w);
     json_key_string(&w, "format", CHECKPOINT_FORMAT);
     json_key_int(&w, "step", (int64_t)step);
     json_key(&w, "files");
     json_array_open(&w);
-    for (int i = 0; i < CHECKPOINT_FILES; i++) {
-        uint64_t bytes = 0, hash = 0;
-        TRY(path_join(path, sizeof path, folder, checkpoint_file_names[i]));
-        TRY(checkpoint_hash_file(path, &bytes, &hash));
-        snprintf(hex, sizeof hex, "%016" PRIx64, hash);
-        json_object_open(&w);
-        json_key_string(&w, "name", checkpoint_file_names[i]);
-        json_key_int(&w, "bytes", (int64_t)bytes);
-        json_key_string(&w, "xxh64", hex);
-        json_object_close(&w);
-    }
+    for (int i = 0; i < CHECKPOINT_FILES; i++)
+        TRY(manifest_add_file(&w, folder, checkpoint_file_names[i], &bytes));
     json_array_close(&w);
     TRY(list_tables(&w, folder, tables));
     return json_finish_sealed(&w);
@@ -89,7 +65,7 @@ status checkpoint_seal(const char *folder, uint64_t step, const dynamic_tables *
     buf_init(&text);
     status st = write_manifest(folder, step, tables, &text);
     if (st == OK) st = path_join(path, sizeof path, folder, "manifest.json");
-    if (st == OK) st = run_file_write(path, buf_str(&text), text.n_bytes);
+    if (st == OK) st = file_write(path, buf_str(&text), text.n_bytes);
     buf_fini(&text);
     return st;
 }
@@ -606,7 +582,7 @@ static status write_state(const train_state *s, const char *path) {
     batcher_state_write(&s->batches, &w);
     json_object_close(&w);
     status st = json_finish(&w);
-    if (st == OK) st = run_file_write(path, buf_str(&text), text.n_bytes);
+    if (st == OK) st = file_write(path, buf_str(&text), text.n_bytes);
     buf_fini(&text);
     return st;
 }
@@ -688,22 +664,12 @@ static status parse_state(train_state *s, const json_value *root) {
     return batcher_state_read(&s->batches, batches);
 }
 
-static status read_state(train_state *s, const char *path) {
-    char *text;
-    size_t n;
-    arena a;
-    const json_value *root;
-    TRY(file_read_all(path, STATE_MAX_BYTES, &text, &n));
-    arena_init(&a, 4096);
-    status st = json_parse(&a, path, text, n, &root);
-    if (st == OK && root->type != JSON_OBJECT) st = fail(ERR_FORMAT, "%s: no object", path);
-    if (st == OK) {
-        st = parse_state(s, root);
-        if (st != OK) st = fail_prefix(st, "%s", path);
-    }
-    arena_fini(&a);
-    mem_free(text);
-    return st;
+static status read_state(train_state *s, const char *folder) {
+    manifest m;
+    status st =
+        manifest_open(&m, folder, checkpoint_file_names[CHECKPOINT_STATE], STATE_MAX_BYTES, NULL);
+    if (st == OK) st = parse_state(s, m.root);
+    return manifest_close(&m, st);
 }
 
 /* Ranks that hold tables together write them together; of those that each have all rows the first
@@ -806,8 +772,7 @@ status checkpoint_load(checkpoint *c, const char *folder) {
     char path[CHECKPOINT_PATH_BYTES];
     TRY(checkpoint_verify(folder));
     TRY(checkpoint_load_weights(folder, c->be, c->params, c->n_params, c->tables));
-    TRY(path_join(path, sizeof path, folder, checkpoint_file_names[CHECKPOINT_STATE]));
-    TRY(read_state(&c->state, path));
+    TRY(read_state(&c->state, folder));
     TRY(path_join(path, sizeof path, folder, checkpoint_file_names[CHECKPOINT_OPTIMIZER]));
     return load_moments(c, path);
 }

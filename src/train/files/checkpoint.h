@@ -94,8 +94,4 @@ void checkpoint_remove(const char *folder);
  * of killed runs. */
 void checkpoint_prune(const char *run, int keep);
 
-/* "(8, 32)", for messages. */
-enum { SHAPE_TEXT_BYTES = 160 };
-const char *tensor_shape_text(char text[SHAPE_TEXT_BYTES], int n_dims, const int64_t *shape);
-
 #endif

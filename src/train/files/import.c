@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/file.h"
+#include "base/map.h"
 #include "base/mem.h"
 #include "embed/snapshot.h"
 #include "model/export_file.h"
@@ -159,19 +160,13 @@ status import_meta(session *s, const torch_file *f, import_meta_report *out) {
     return check_unused(&j, is_no_meta_param);
 }
 
-/* An id and the number that it has in our data. */
-typedef struct known_id {
-    uint64_t id;
-    uint32_t number;
-} known_id;
-
 /* One table being read: where its rows go, and which id is which number. */
 typedef struct table_job {
     import_job *j;
     int32_t feature;  /* ITEM_FEATURE, ACTIONS, or a contextual feature */
     const char *name; /* of the table there */
-    known_id *known;  /* (n_known) by id; NULL for items: the data finds them */
-    size_t n_known;
+    map known;        /* ids of a contextual feature, */
+    uint32_t *number; /* (known.n) and the numbers that they have in our data */
     const param *p;   /* a static table of ours, */
     float *host;      /* (p->n) its values, */
     uint8_t *is_set;  /* (rows) which of them are there; */
@@ -240,15 +235,11 @@ static const char *table_name(const import_job *j, int32_t feature) {
                                    : j->s->context_names[feature];
 }
 
-static int by_id(const void *a, const void *b) {
-    uint64_t x = ((const known_id *)a)->id, y = ((const known_id *)b)->id;
-    return x < y ? -1 : x > y;
-}
-
 /* Values of contextual features are numbers there; ours have texts, which must be such numbers. */
 static status know_values(table_job *w) {
     const context_feature *f = &w->j->s->data->context[w->feature];
-    TRY(MEM_NEW(&w->known, (size_t)f->values.n));
+    uint32_t k;
+    TRY(MEM_NEW(&w->number, (size_t)f->values.n));
     for (uint64_t i = 1; i < f->values.n; i++) {
         char text[32], *end;
         uint64_t n = f->values.offsets[i + 1] - f->values.offsets[i];
@@ -262,9 +253,9 @@ static status know_values(table_job *w) {
                         "the values of the contextual feature '%s' are texts, and NVIDIA's are "
                         "numbers; prepare its processed_seqs.csv with 'hstu prep processed-seqs'",
                         f->name);
-        w->known[w->n_known++] = (known_id){id, (uint32_t)i};
+        TRY(map_put(&w->known, id, &k));
+        w->number[k] = (uint32_t)i;
     }
-    qsort(w->known, w->n_known, sizeof *w->known, by_id);
     return OK;
 }
 
@@ -280,14 +271,9 @@ static bool find_number(const table_job *w, uint64_t id, uint32_t *out) {
         *out = seq_find_item(w->j->s->data, text);
         return *out != 0;
     }
-    known_id want = {id, 0}, *at;
-    if (id == 0 && (w->n_known == 0 || w->known[0].id != 0)) { /* "unknown" has the number 0 */
-        *out = 0;
-        return true;
-    }
-    at = bsearch(&want, w->known, w->n_known, sizeof want, by_id);
-    if (at != NULL) *out = at->number;
-    return at != NULL;
+    uint32_t at = map_find(&w->known, id);
+    *out = at != MAP_NONE ? w->number[at] : 0; /* "unknown" has the id 0, unless a value has it */
+    return at != MAP_NONE || id == 0;
 }
 
 static status take_rows(void *ctx, const embed_rows *r) {
@@ -386,7 +372,8 @@ static status set_static(import_job *j, const param *p, int32_t feature) {
     if (st == OK) st = be->ops->copy_in(be, p->value, w.host, (size_t)p->n * sizeof *w.host);
     mem_free(w.host);
     mem_free(w.is_set);
-    mem_free(w.known);
+    map_fini(&w.known);
+    mem_free(w.number);
     return st;
 }
 
@@ -395,7 +382,8 @@ static status set_dynamic(import_job *j, dynamic_table *t) {
     status st = take_table(&w);
     mem_free(w.keys);
     mem_free(w.rows);
-    mem_free(w.known);
+    map_fini(&w.known);
+    mem_free(w.number);
     return st;
 }
 

@@ -63,40 +63,6 @@ static status list_folder(name_list *l, const char *folder, const char *prefix) 
     return st;
 }
 
-status table_file_copy(const char *from, const char *to) {
-    file_map map;
-    TRY(file_map_open(&map, from));
-    status st = run_file_write(to, map.bytes, map.n_bytes);
-    file_map_close(&map);
-    return st;
-}
-
-static status copy_folder(const char *from, const char *to, int depth);
-
-/* One entry of a folder.  A table has folders of ranks; what else a user put there, links to
- * folders and pipes among it, is not part of it. */
-static status copy_entry(const char *from, const char *to, const char *name, int depth) {
-    char source[CHECKPOINT_PATH_BYTES], target[CHECKPOINT_PATH_BYTES];
-    TRY(path_join(source, sizeof source, from, name));
-    TRY(path_join(target, sizeof target, to, name));
-    if (file_exists(source)) return table_file_copy(source, target);
-    if (depth == 0 || strncmp(name, "rank-", 5) != 0 || !folder_exists(source)) return OK;
-    return copy_folder(source, target, depth - 1);
-}
-
-/* Copies the files of a folder, any number of them, and those of the folders of ranks in it `depth`
- * times. */
-static status copy_folder(const char *from, const char *to, int depth) {
-    TRY(folder_create(to, NULL));
-    DIR *dir = opendir(from);
-    if (dir == NULL) return fail_errno("%s: cannot be read", from);
-    status st = OK;
-    for (struct dirent *e = readdir(dir); st == OK && e != NULL; e = readdir(dir))
-        if (e->d_name[0] != '.') st = copy_entry(from, to, e->d_name, depth);
-    closedir(dir);
-    return st;
-}
-
 /* A new folder, which has a temporary name and a lock until it is complete. */
 typedef struct new_folder {
     const char *out;
@@ -154,7 +120,7 @@ static status copy_tables(const char *from, const name_list *but, const char *to
         if (but != NULL && has_name(but, l->name[i])) continue;
         st = path_join(source, sizeof source, from, l->name[i]);
         if (st == OK) st = path_join(target, sizeof target, to, l->name[i]);
-        if (st == OK) st = copy_folder(source, target, 1);
+        if (st == OK) st = checkpoint_copy_folder(source, target, 1);
         ++*n;
     }
     mem_free(l);
@@ -402,7 +368,7 @@ static status reseal(const char *folder, const name_list *l, const char *old) {
     if (st == OK && digits == NULL) st = fail(ERR_FORMAT, "%s: no seal of its manifest", old);
     if (st == OK) memcpy(digits, before, 8);
     if (st == OK) st = path_join(path, sizeof path, folder, "manifest.json");
-    if (st == OK) st = run_file_write(path, text, n);
+    if (st == OK) st = file_write(path, text, n);
     mem_free(text);
     return st;
 }
@@ -425,7 +391,7 @@ static status replace_tables(import_job *job, const name_list *l, const char *ol
                              const char *temporary) {
     int n_others;
     checkpoint_remove(temporary);
-    status st = copy_folder(old, temporary, 0);
+    status st = checkpoint_copy_folder(old, temporary, 0);
     if (st == OK) st = copy_tables(old, l, temporary, &n_others);
     for (int i = 0; st == OK && i < l->n; i++)
         st = import_table(job, l->name[i], temporary);

@@ -14,9 +14,6 @@
 #include "embed/snapshot.h"
 #include "nn/dynamic.h"
 
-/* Copies a file whole, durably. */
-status table_file_copy(const char *from, const char *to);
-
 /* Copies the tables of a checkpoint, which is checked first, to a new set of tables; *n: how many.
  * ERR_FORMAT where it has none. */
 status table_files_export(const char *folder, const char *out, int *n);

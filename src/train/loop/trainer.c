@@ -11,6 +11,7 @@
 #include "base/mem.h"
 #include "base/range.h"
 #include "base/thread.h"
+#include "model/trained.h"
 #include "train/loop/trainer_log.h"
 
 enum { LAST_EVALUATED = 10 };
@@ -259,11 +260,6 @@ train_options train_options_default(void) {
     return (train_options){.save_every = 1, .eval_every = 1, .keep = 2};
 }
 
-static const char *dtype_name(config_dtype dtype) {
-    static const char *const names[] = {"bfloat16", "float16", "float32"};
-    return names[dtype];
-}
-
 static status check_data(const trainer *t) {
     return seq_file_check_unchanged(t->s->data, t->s->be->workers);
 }
@@ -285,7 +281,7 @@ static status save(trainer *t, bool is_best) {
     if (t->saved_step == t->saved.state.step && !is_best) return OK;
     TRY(check_data(t)); /* nothing of changed data is saved */
     TRY(checkpoint_save(&t->saved, t->o->run, buf_str(&t->config_json),
-                        dtype_name(t->s->config->network.dtype), t->o->keep, is_best));
+                        engine_dtype_name(t->s->config->network.dtype), t->o->keep, is_best));
     t->saved_step = t->saved.state.step;
     return OK;
 }

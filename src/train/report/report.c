@@ -95,7 +95,7 @@ status page_text(buf *out, const char *text, const char *tag) {
 }
 
 status page_save(const buf *page, const char *path) {
-    return run_file_write(path, buf_str(page), page->n_bytes);
+    return file_write(path, buf_str(page), page->n_bytes);
 }
 
 /* The drawing in its own units; the page scales it. */

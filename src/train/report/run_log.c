@@ -133,12 +133,6 @@ static status each_line(const char *text, size_t n_bytes, line_fn fn, void *ctx)
     return OK;
 }
 
-status run_file_write(const char *path, const void *bytes, size_t n) {
-    out_file *f;
-    TRY(out_file_create(&f, path));
-    return out_file_end(f, out_file_write(f, bytes, n));
-}
-
 typedef struct rewind_job {
     buf kept;
     uint64_t step;
@@ -159,7 +153,7 @@ status run_log_rewind(const char *run, uint64_t step) {
     TRY(file_read_all(path, LOG_MAX_BYTES, &text, &n));
     buf_init(&job.kept);
     status st = each_line(text, n, keep_line, &job);
-    if (st == OK) st = run_file_write(path, buf_str(&job.kept), job.kept.n_bytes);
+    if (st == OK) st = file_write(path, buf_str(&job.kept), job.kept.n_bytes);
     buf_fini(&job.kept);
     mem_free(text);
     return st;

@@ -41,9 +41,6 @@ status run_log_rewind(const char *run, uint64_t step);
  * skipped.  The value is valid during the call. */
 status run_log_read(const char *run, status (*visit)(void *ctx, const json_value *line), void *ctx);
 
-/* Writes a file of a run, whole or not at all. */
-status run_file_write(const char *path, const void *bytes, size_t n);
-
 /* The metrics that summaries show, where a run has them: "hr@10", ... */
 enum { MAIN_METRICS = 4 };
 extern const char *const main_metrics[MAIN_METRICS];

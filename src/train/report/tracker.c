@@ -79,7 +79,7 @@ static status write_experiment(const char *folder) {
                         "creation_time: %" PRId64 "\nexperiment_id: '" EXPERIMENT
                         "'\nlast_update_time: %" PRId64 "\nlifecycle_stage: active\nname: hstu\n",
                         now, now);
-    if (st == OK) st = run_file_write(path, buf_str(&b), b.n_bytes);
+    if (st == OK) st = file_write(path, buf_str(&b), b.n_bytes);
     buf_fini(&b);
     return st;
 }
@@ -102,7 +102,7 @@ static status mlflow_set_state(mlflow_run *m, mlflow_state state) {
                         "run_uuid: %s\nsource_name: ''\nsource_type: 4\nsource_version: ''\n"
                         "start_time: %" PRId64 "\nstatus: %d\ntags: []\nuser_id: ''\n",
                         m->id, m->start_ms, (int)state);
-    if (st == OK) st = run_file_write(path, buf_str(&b), b.n_bytes);
+    if (st == OK) st = file_write(path, buf_str(&b), b.n_bytes);
     buf_fini(&b);
     return st;
 }
@@ -129,7 +129,7 @@ static status write_item(const mlflow_run *m, const char *kind, const char *name
     plain_name(plain, name);
     TRY(path_join(folder, sizeof folder, m->folder, kind));
     TRY(path_join(path, sizeof path, folder, plain));
-    return run_file_write(path, text, strlen(text));
+    return file_write(path, text, strlen(text));
 }
 
 /* MLflow keeps up to 6000 characters of a parameter. */
@@ -334,7 +334,7 @@ static status write_csv(const tracker *t) {
     buf_init(&text);
     status st = run_history_read(&h, t->run);
     if (st == OK) st = describe_csv(&h, &text);
-    if (st == OK) st = run_file_write(t->to.csv, buf_str(&text), text.n_bytes);
+    if (st == OK) st = file_write(t->to.csv, buf_str(&text), text.n_bytes);
     run_history_fini(&h);
     buf_fini(&text);
     return st;

@@ -135,10 +135,11 @@ TEST(build_refuses_every_flipped_byte) {
     make_engine(run, folder, DTYPE_BFLOAT16);
     for (int i = 0; i < 4; i++) {
         char path[CHECKPOINT_PATH_BYTES];
-        uint64_t bytes, hash;
+        int64_t bytes;
+        uint64_t hash;
         engine_facts facts;
         CHECK_OK(path_join(path, sizeof path, folder, names[i]));
-        CHECK_OK(checkpoint_hash_file(path, &bytes, &hash));
+        CHECK_OK(manifest_hash_file(path, &bytes, &hash));
         for (long at = 0; at < (long)bytes; at += test_is_brief() ? 5 : 1) {
             flip(path, at, (int)(at % 8));
             status st = engine_folder_verify(folder, &facts);
@@ -189,8 +190,9 @@ TEST(build_damage_lets_no_answer_out) {
     engine *good = serve_open(folder, NULL, 4);
     CHECK_OK(engine_wait_checked(good, 0));
     CHECK_OK(path_join(path, sizeof path, folder, "weights.safetensors"));
-    uint64_t bytes, hash;
-    CHECK_OK(checkpoint_hash_file(path, &bytes, &hash));
+    int64_t bytes;
+    uint64_t hash;
+    CHECK_OK(manifest_hash_file(path, &bytes, &hash));
     flip(path, (long)bytes - 2, 3); /* of the normalised items, which are mapped */
     CHECK_FAILS(engine_load(good, "model", folder), ERR_FORMAT, "checksum");
     engine *bad = serve_open(folder, NULL, 4);
