@@ -14,6 +14,7 @@
 
 #include "base/file.h"
 #include "base/mem.h"
+#include "base/sort.h"
 #include "base/text.h"
 #include "format/input.h"
 
@@ -681,13 +682,22 @@ static status add_name(bundle *b, const char *name, const char *path) {
     return OK;
 }
 
-static int is_entry(const struct dirent *e) {
-    return strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0;
-}
-
-/* By bytes, so that two machines list a folder in the same order. */
-static int compare_entries(const struct dirent **a, const struct dirent **b) {
-    return strcmp((*a)->d_name, (*b)->d_name);
+/* The names in a folder, in the bundle's memory, sorted, so that two machines list them in the same
+ * order. */
+static status read_folder(bundle *b, const char *folder, const char ***names, size_t *n) {
+    size_t capacity = 0;
+    status st = OK;
+    DIR *dir = opendir(folder);
+    if (dir == NULL) return fail_errno("the folder %s cannot be read", folder);
+    for (struct dirent *e; st == OK && (e = readdir(dir)) != NULL;) {
+        if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0) continue;
+        st = MEM_RESERVE(names, &capacity, *n + 1);
+        if (st == OK)
+            st = arena_copy_text(&b->texts, e->d_name, strlen(e->d_name), &(*names)[(*n)++]);
+    }
+    closedir(dir);
+    if (st == OK) sort_texts(*names, *n);
+    return st;
 }
 
 static status list_folder(bundle *b, const char *folder, int depth);
@@ -704,16 +714,13 @@ static status list_entry(bundle *b, const char *folder, const char *name, mode_t
 
 /* The files of the folder itself, then with depth 1 those of its sub-folders. */
 static status list_folder(bundle *b, const char *folder, int depth) {
-    struct dirent **entries;
-    int n = scandir(folder, &entries, is_entry, compare_entries);
-    if (n < 0) return fail_errno("the folder %s cannot be read", folder);
-    status st = OK;
+    const char **names = NULL;
+    size_t n = 0;
+    status st = read_folder(b, folder, &names, &n);
     for (int pass = 0; pass <= depth; pass++)
-        for (int i = 0; i < n && st == OK; i++)
-            st = list_entry(b, folder, entries[i]->d_name, pass == 0 ? S_IFREG : S_IFDIR);
-    for (int i = 0; i < n; i++)
-        free(entries[i]);
-    free(entries);
+        for (size_t i = 0; i < n && st == OK; i++)
+            st = list_entry(b, folder, names[i], pass == 0 ? S_IFREG : S_IFDIR);
+    mem_free(names);
     return st;
 }
 
