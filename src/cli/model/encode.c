@@ -13,6 +13,7 @@
 #include "encode/encoder.h"
 #include "encode/encoder_io.h"
 #include "format/json.h"
+#include "ops/mask_rule.h"
 #include "tune/encoder_plan.h"
 
 enum { PATH_BYTES = 4096 };
@@ -339,10 +340,10 @@ status cmd_encode(int argc, char **argv) {
         OPT_TEXT("--out", &a.out, "FILE",
                  "FILE.safetensors: offsets, hidden (T, E), pooled (B, E); any other name: JSON "
                  "lines; - is stdout (default). The file appears only when it is complete."),
-        OPT_TEXT(
-            "--mask", &a.mask, "MASK",
-            "Attention mask: none (default), causal, sliding, longformer, bigbird, dilated, "
-            "strided, fixed, bits:FILE or csr:FILE, followed by ,window=W ,global=G ... ,causal."),
+        OPT_TEXT("--mask", &a.mask, "MASK",
+                 "Attention mask (default none): " MASK_NAMES
+                 "; followed by ,window=W ,global=G ... "
+                 ",causal."),
         OPT_CHOICE(
             "--dtype", &a.dtype, "TYPE", dtypes,
             "float32 (default), bfloat16 or float16 on a GPU; the CPU computes in float32. "

@@ -283,12 +283,6 @@ static status report_areas(const evaluator *e, eval_result *r) {
 
 static double value_of(const evaluator *e, const metric *m) {
     switch (m->kind) {
-    case METRIC_HR:
-    case METRIC_NDCG:
-    case METRIC_RECALL:
-    case METRIC_PRECISION:
-    case METRIC_MRR:
-        return position_counts_metric(e->counts, m);
     case METRIC_COVERAGE:
         return coverage(e, m->k);
     case METRIC_ACCURACY:
@@ -297,11 +291,9 @@ static double value_of(const evaluator *e, const metric *m) {
         return log_losses_mean(&e->losses);
     case METRIC_NE:
         return log_losses_ne(&e->losses);
-    case METRIC_AUC: /* report_areas */
-    case METRIC_KINDS:
-        break;
+    default: /* NAN: AUC, which report_areas adds */
+        return position_counts_metric(e->counts, m);
     }
-    return NAN;
 }
 
 static status report(const evaluator *e, eval_result *r) {
@@ -591,7 +583,8 @@ static status describe_candidates(const protocol *p, buf *out) {
                       "  Repeated  %" PRId64 " of %" PRId64 " targets (%.2f %%) are in that "
                       "history: %s\n",
                       r->n_repeated, r->n_users, 100.0 * (double)r->n_repeated / (double)r->n_users,
-                      r->keeps_seen ? "ranked like any other" : "never found (--keep-seen ranks them)");
+                      r->keeps_seen ? "ranked like any other"
+                                    : "never found (--keep-seen ranks them)");
 }
 
 status protocol_describe(const protocol *p, buf *out) {
