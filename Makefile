@@ -194,7 +194,7 @@ $B/hstu-mpi.so: $(MPI_SRC) src/dist/mpi_plugin.h
 # It has what recording needs and nothing else, and no symbol but InitializeInjection* is seen outside; with sanitizers
 # compiled by itself, because it is loaded into programs without them.
 INJECT_ALL := $(INJECT_SRC) $(patsubst %,src/%.c,profile/cupti profile/nvtx profile/record_write \
-	base/buf base/clock base/cpu_quota base/env base/escape base/hash base/log base/map base/mem base/status)
+	base/env base/file base/hash base/log base/machine base/map base/mem base/status base/text base/thread)
 INJECT_CFLAGS := $(if $(filter asan tsan fuzz,$(VARIANT)),-std=c11 -D_GNU_SOURCE -O2 -g -fPIC -fvisibility=hidden $(WARN) \
 	$(FEATURES) $(PROBE_CFLAGS) -Iinclude -Isrc $(CFLAGS))
 $B/hstu-inject.so: $(if $(INJECT_CFLAGS),$(INJECT_ALL) $(wildcard src/profile/*.h src/base/*.h) $B/flags,$(INJECT_ALL:%.c=$B/%.o))
