@@ -469,7 +469,7 @@ status grad_device_leaf(grad_sum *g, int leaf) {
         at = (leaf_node){left->at.first, 2 * left->at.n};
     }
     if (leaf + 1 == end) return OK;
-    grad_slot *s;
+    grad_slot *s = NULL;
     TRY(take_slot(g, &s));
     TRY(copy_aside(g, s));
     TRY(put_loss_aside(g, s));

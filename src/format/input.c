@@ -118,6 +118,7 @@ static size_t take_head(input *in, const void **bytes, size_t n) {
     return n;
 }
 
+#ifdef HSTU_HAS_ARCHIVE
 /* The next bytes of a layer, in memory of the layer itself; *n = 0 only at the end. */
 static status input_block(input *in, const void **bytes, size_t *n) {
     *n = take_head(in, bytes, INPUT_HEAD_BYTES);
@@ -127,6 +128,7 @@ static status input_block(input *in, const void **bytes, size_t *n) {
     *bytes = in->block;
     return read_file(in, in->block, BLOCK_BYTES, n);
 }
+#endif
 
 status input_read(input *in, void *bytes, size_t n, size_t *got) {
     const void *from;

@@ -105,10 +105,10 @@ TEST(api_attn_of_a_gpu_that_is_not_there) {
 
 #ifdef HSTU_HAS_CUDA
 
-enum { B = 4, HEADS = 2, TOKENS = 300, LONGEST = 129 };
+enum { USERS = 4, HEADS = 2, TOKENS = 300, LONGEST = 129 };
 
-static const int32_t offsets[B + 1] = {0, 129, 129, 193, TOKENS};
-static const int32_t targets[B] = {5, 0, 9, 40}, contexts[B] = {3, 0, 0, 7};
+static const int32_t gpu_offsets[USERS + 1] = {0, 129, 129, 193, TOKENS};
+static const int32_t targets[USERS] = {5, 0, 9, 40}, contexts[USERS] = {3, 0, 0, 7};
 
 /* The numbers of one case, in float32 on the host, and the CPU's results. */
 typedef struct problem {
@@ -137,14 +137,14 @@ static void problem_open(problem *t, hstu_dtype dtype, int32_t dim, bool has_tar
     backend *cpu;
     *t = (problem){.n = (int64_t)TOKENS * HEADS * dim, .p = precision_of(dtype)};
     attn_args *a = &t->a;
-    *a = (attn_args){.n_sequences = B,
+    *a = (attn_args){.n_sequences = USERS,
                      .n_heads = HEADS,
                      .dim_qk = dim,
                      .dim_v = dim,
                      .max_len_q = LONGEST,
                      .max_len_k = LONGEST,
-                     .offsets_q = offsets,
-                     .offsets_k = offsets,
+                     .offsets_q = gpu_offsets,
+                     .offsets_k = gpu_offsets,
                      .alpha = 0.25f,
                      .scale = 1.0f / LONGEST,
                      .window_left = -1,
@@ -159,7 +159,7 @@ static void problem_open(problem *t, hstu_dtype dtype, int32_t dim, bool has_tar
         a->bias = BIAS_TABLE;
         a->table_heads = HEADS;
         a->table_len = LONGEST;
-        t->n_table = (int64_t)B * HEADS * LONGEST * LONGEST;
+        t->n_table = (int64_t)USERS * HEADS * LONGEST * LONGEST;
         a->table = t->table = numbers(t->n_table, 5, t->p);
         a->dtable = t->dtable = floats(t->n_table, 9);
         memset(t->dtable, 0, (size_t)t->n_table * sizeof(float));
@@ -239,18 +239,18 @@ static hstu_attn_varlen_args gpu_args(const problem *t, hstu_dtype dtype) {
     hstu_attn_varlen_args a;
     hstu_attn_varlen_defaults(&a);
     a.dtype = dtype;
-    a.batch_size = B;
+    a.batch_size = USERS;
     a.num_heads = HEADS;
     a.dim_qk = a.dim_v = t->a.dim_qk;
     a.total_q = a.total_k = TOKENS;
     a.max_seqlen_q = a.max_seqlen_k = LONGEST;
-    a.cu_seqlens_q = a.cu_seqlens_k = send_ints(offsets, B + 1);
+    a.cu_seqlens_q = a.cu_seqlens_k = send_ints(gpu_offsets, USERS + 1);
     a.window_right = 0;
     a.alpha = t->a.alpha;
     a.target_group_size = t->a.target_group;
     if (t->a.n_targets != NULL) {
-        a.num_targets = send_ints(targets, B);
-        a.num_contexts = send_ints(contexts, B);
+        a.num_targets = send_ints(targets, USERS);
+        a.num_contexts = send_ints(contexts, USERS);
     }
     a.q = send(t->input[0], t->n, t->p);
     a.k = send(t->input[1], t->n, t->p);

@@ -242,7 +242,7 @@ static status serve_user(serving *v, const user_list *l, uint64_t user, const ch
 /* A block of users: with ranks all of them read the list, and one serves.  *n: how many they are.
  */
 static status serve_block(serving *v, user_list *l, bool is_own, uint64_t limit, uint64_t *n) {
-    uint64_t user;
+    uint64_t user = 0;
     const char *id;
     bool is_end = false;
     for (*n = 0; *n < limit; ++*n) {
