@@ -26,7 +26,7 @@ const char *show_bar(char text[SHOW_BYTES], double share, int width);
 const char *show_date(char text[SHOW_BYTES], int64_t seconds);
 
 /* At most `width` characters of `from` (n bytes), with escapes for what a terminal would obey
- * (base/escape.h); what does not fit ends in an ellipsis. */
+ * (base/text.h); what does not fit ends in an ellipsis. */
 const char *show_text(char text[SHOW_BYTES], const char *from, size_t n, int width);
 
 /* A path, or another text that stands at the end of a line: whole, with the same escapes. */

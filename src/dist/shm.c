@@ -232,7 +232,7 @@ typedef struct rank_process {
     pid_t pid;
     bool is_running;
     int n_stopped; /* turns since it was stopped; 0: it runs */
-    uint64_t wait; /* its word of base/waits.h in the turn before */
+    uint64_t wait; /* its word of base/range.h in the turn before */
 } rank_process;
 
 typedef struct supervisor {

@@ -71,7 +71,7 @@ status watch_stall_init(watch_stall *s, int default_seconds);
 /* Adds ms, or starts again where a rank moved; returns whether the limit is reached. */
 bool watch_stall_add(watch_stall *s, bool has_moved, int64_t ms);
 
-/* Whether a rank moved: it does not wait, or in another wait (base/waits.h) than before. */
+/* Whether a rank moved: it does not wait, or in another wait (base/range.h) than before. */
 bool watch_has_moved(uint64_t before, uint64_t now);
 
 #endif

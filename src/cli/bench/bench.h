@@ -104,7 +104,7 @@ status layers_measure(backend *be, const layers_shape *shape, layers_row *row);
 typedef struct search_shape {
     int64_t n_items, n_queries, dim, k;
     int64_t seed;
-    bool has_int8; /* a CPU: the items in 8 bits beside them (ops/rank_int8.h) */
+    bool has_int8; /* a CPU: the items in 8 bits beside them (ops/ops.h) */
 } search_shape;
 typedef struct search_row {
     double seconds; /* of a call, with the copy of its results */

@@ -38,7 +38,7 @@ enum {
 };
 
 /* Which kernels run, where the backend has a choice: those it chooses by the mask, those that work
- * by tiles, those that work by rows (ops/mask_choice.h), or, by tiles, those for any card. */
+ * by tiles, those that work by rows (ops/mask_rule.h), or, by tiles, those for any card. */
 typedef enum { MASK_CHOSEN, MASK_BLOCK_WISE, MASK_ROW_WISE, MASK_ANY_CARD } mask_kernel;
 static const char *const kernel_names[] = {"chosen", "block-wise", "row-wise", "any-card", NULL};
 

@@ -1,5 +1,5 @@
 /* The GPU's part of exchanges between ranks, on a stream of the caller: sums and maxima of two
- * arrays in a fixed order (ops/combine.h), columns of heads packed for an exchange
+ * arrays in a fixed order (ops/comm.h), columns of heads packed for an exchange
  * (ops/row_moves.h), and rows picked and put by number (ops/row_moves.h).  Threads move 16 bytes
  * at a time where widths and addresses allow that; bound by bytes. */
 #include "cuda/core/kernel.cuh"
