@@ -12,8 +12,8 @@
  * Ranks of a training hold tables together (embed/table.h): each has the rows of its shards.  Every
  * rank knows the ids of the whole batch, so that no ids travel.  The
  * holder of a row takes it from the table, puts it into its bank, and sends it to the ranks whose
- * part of the batch reads it; gradients go the other way (dist/grad_exchange.c; between GPUs they are
- * summed on all ranks), and the holder updates the row.  Reads without training are of another
+ * part of the batch reads it; gradients go the other way (dist/grad_exchange.c; between GPUs they
+ * are summed on all ranks), and the holder updates the row.  Reads without training are of another
  * batch on each rank: there ids travel first.  Everything that says `all ranks call it` must then
  * be called by all, in the same order.
  *
