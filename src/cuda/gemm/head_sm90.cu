@@ -3,12 +3,13 @@
  *
  * Eight warps each have an eighth of the first layer's sum over dim, by mma.sync; the scale of a
  * row, which needs the whole row, is applied to the finished sum.  The warps' sums are added in
- * shared memory, and 16 threads a row form the second layer.  There are two kernels, one for few
- * rows and one for many; microseconds after the preceding product, H200 (2026-11-17), 1024 x 128 x
- * 10:
- *     rows    256   2048
- *     small   4.8     22
- *     large    16     16 */
+ * shared memory, and 16 threads a row form the second layer.
+ *
+ * A cluster of four blocks owns 16 rows, each block a quarter of the columns between the layers;
+ * the first block adds the parts of the second layer.  Bound by latency: so the weights, 64 KB a
+ * block for 1024 x 128, are loaded into registers before the previous kernel is complete, and x
+ * right after.  Only for as many rows as run at once: 256 rows of 1024 x 128 x 10 take 4.8 us after
+ * the preceding product (H200, 2026-11-17), but 2048 take 22. */
 #include "cuda/core/kernel.cuh"
 #include "cuda/core/ptx.cuh"
 #include "cuda/core/ptx_sm90.cuh"
@@ -55,94 +56,81 @@ __device__ static inline float square_sum(uint4 x) {
     return sum;
 }
 
-/* The small kernel: a cluster of four blocks owns 16 rows, each block a quarter of the columns
- * between the layers; the first block adds the parts of the second layer.  Bound by latency: so the
- * weights, 64 KB a block for 1024 x 128, are loaded into registers before the previous kernel is
- * complete, and x right after. */
 enum {
     HEAD_BLOCKS_OF_ROWS = 4,                   /* of a cluster */
     HEAD_OWN = HEAD_MID / HEAD_BLOCKS_OF_ROWS, /* columns of a block */
     HEAD_OWN_TILES = HEAD_OWN / 8,
-    HEAD_AHEAD = 4, /* steps whose operands are in registers */
+    HEAD_STEPS = 4, /* at most: their operands are in registers */
     HEAD_OWN_STRIDE = HEAD_OWN + 8
 };
 
 /* 31 KB. */
-typedef struct head_small_room {
+typedef struct head_room {
     float sum[HEAD_WARPS][HEAD_ROWS][HEAD_OWN_STRIDE];
     float squares[HEAD_WARPS][HEAD_ROWS];
     float mid[HEAD_ROWS][HEAD_OWN + 4]; /* between the layers */
     float w2[HEAD_OUT][HEAD_OWN + 4];
     float part[HEAD_BLOCKS_OF_ROWS][HEAD_ROWS][HEAD_OUT]; /* of y, of all blocks: of the first */
-} head_small_room;
+} head_room;
 
-__device__ static inline int head_small_rank() {
+__device__ static inline int head_rank() {
     return (int)blockIdx.x % HEAD_BLOCKS_OF_ROWS;
 }
 
 /* Lane 4 g + c holds, of rows and columns g, the eight numbers from 8 c on of every 32: two steps
  * of 16 whose order in the sum is the same for x and w1, and nothing else matters.  A warp's first
  * one of dim: */
-__device__ static inline int head_small_first(const head_job &j) {
+__device__ static inline int head_first(const head_job &j) {
     int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
     return warp * (j.dim / HEAD_WARPS) + lane % 4 * 8;
 }
 
-/* Asks for the weights of the steps from `step` on. */
-__device__ static inline void head_small_load_weight(const head_job &j, int step,
-                                                     uint4 (&w)[HEAD_AHEAD][HEAD_OWN_TILES]) {
-    int column = head_small_rank() * HEAD_OWN + (int)threadIdx.x % 32 / 4;
+__device__ static inline void head_load_weight(const head_job &j,
+                                               uint4 (&w)[HEAD_STEPS][HEAD_OWN_TILES]) {
+    int column = head_rank() * HEAD_OWN + (int)threadIdx.x % 32 / 4;
     int n_steps = j.dim / (HEAD_WARPS * HEAD_STEP);
-    const __nv_bfloat16 *from =
-        j.w1 + (int64_t)column * j.dim + head_small_first(j) + step * HEAD_STEP;
+    const __nv_bfloat16 *from = j.w1 + (int64_t)column * j.dim + head_first(j);
 #pragma unroll
-    for (int s = 0; s < HEAD_AHEAD; s++)
+    for (int s = 0; s < HEAD_STEPS; s++)
 #pragma unroll
         for (int t = 0; t < HEAD_OWN_TILES; t++)
-            w[s][t] = step + s < n_steps && column + 8 * t < j.n_mid
+            w[s][t] = s < n_steps && column + 8 * t < j.n_mid
                           ? __ldg((const uint4 *)(from + (int64_t)t * 8 * j.dim + s * HEAD_STEP))
                           : make_uint4(0, 0, 0, 0);
 }
 
-/* The warp's part of the sums, and of the squares of its lane's rows; w: the weights of the first
- * steps. */
-__device__ static inline void head_small_multiply(const head_job &j,
-                                                  uint4 (&w)[HEAD_AHEAD][HEAD_OWN_TILES],
-                                                  float (&sum)[HEAD_OWN_TILES][4],
-                                                  float (&squares)[2]) {
+/* The warp's part of the sums, and of the squares of its lane's rows. */
+__device__ static inline void head_multiply(const head_job &j,
+                                            const uint4 (&w)[HEAD_STEPS][HEAD_OWN_TILES],
+                                            float (&sum)[HEAD_OWN_TILES][4], float (&squares)[2]) {
     int64_t row = (int64_t)(blockIdx.x / HEAD_BLOCKS_OF_ROWS) * HEAD_ROWS + threadIdx.x % 32 / 4;
-    int n_steps = j.dim / (HEAD_WARPS * HEAD_STEP), first = head_small_first(j);
+    int n_steps = j.dim / (HEAD_WARPS * HEAD_STEP), first = head_first(j);
     const __nv_bfloat16 *x[2] = {head_row(j, row), head_row(j, row + 8)};
-#pragma unroll 1
-    for (int step = 0; step < n_steps; step += HEAD_AHEAD) {
-        uint4 a[HEAD_AHEAD][2];
+    uint4 a[HEAD_STEPS][2];
 #pragma unroll
-        for (int s = 0; s < HEAD_AHEAD; s++)
+    for (int s = 0; s < HEAD_STEPS; s++)
 #pragma unroll
-            for (int r = 0; r < 2; r++)
-                a[s][r] = x[r] != NULL && step + s < n_steps
-                              ? __ldcg((const uint4 *)(x[r] + first + (step + s) * HEAD_STEP))
-                              : make_uint4(0, 0, 0, 0);
-        if (step > 0) head_small_load_weight(j, step, w);
+        for (int r = 0; r < 2; r++)
+            a[s][r] = x[r] != NULL && s < n_steps
+                          ? __ldcg((const uint4 *)(x[r] + first + s * HEAD_STEP))
+                          : make_uint4(0, 0, 0, 0);
 #pragma unroll
-        for (int s = 0; s < HEAD_AHEAD; s++) {
-            const uint32_t one[4] = {a[s][0].x, a[s][1].x, a[s][0].y, a[s][1].y};
-            const uint32_t two[4] = {a[s][0].z, a[s][1].z, a[s][0].w, a[s][1].w};
+    for (int s = 0; s < HEAD_STEPS; s++) {
+        const uint32_t one[4] = {a[s][0].x, a[s][1].x, a[s][0].y, a[s][1].y};
+        const uint32_t two[4] = {a[s][0].z, a[s][1].z, a[s][0].w, a[s][1].w};
 #pragma unroll
-            for (int t = 0; t < HEAD_OWN_TILES; t++) {
-                mma_m16n8k16<__nv_bfloat16>(sum[t], one, w[s][t].x, w[s][t].y);
-                mma_m16n8k16<__nv_bfloat16>(sum[t], two, w[s][t].z, w[s][t].w);
-            }
-            squares[0] += square_sum(a[s][0]);
-            squares[1] += square_sum(a[s][1]);
+        for (int t = 0; t < HEAD_OWN_TILES; t++) {
+            mma_m16n8k16<__nv_bfloat16>(sum[t], one, w[s][t].x, w[s][t].y);
+            mma_m16n8k16<__nv_bfloat16>(sum[t], two, w[s][t].z, w[s][t].w);
         }
+        squares[0] += square_sum(a[s][0]);
+        squares[1] += square_sum(a[s][1]);
     }
 }
 
 /* Leaves the warp's sums for the block. */
-__device__ static inline void head_small_leave(head_small_room *room,
-                                               const float (&sum)[HEAD_OWN_TILES][4],
-                                               float (&squares)[2]) {
+__device__ static inline void head_leave(head_room *room, const float (&sum)[HEAD_OWN_TILES][4],
+                                         float (&squares)[2]) {
     int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, column = lane % 4 * 2;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -160,8 +148,8 @@ __device__ static inline void head_small_leave(head_small_room *room,
 
 /* What is between the layers, rounded as activations are; 16 threads a row, two columns each, whose
  * biases are given. */
-__device__ static inline void head_small_finish(const head_job &j, head_small_room *room,
-                                                const float (&bias)[2]) {
+__device__ static inline void head_finish(const head_job &j, head_room *room,
+                                          const float (&bias)[2]) {
     int row = (int)threadIdx.x / 16;
     float squares = 0;
 #pragma unroll
@@ -184,7 +172,7 @@ __device__ static inline void head_small_finish(const head_job &j, head_small_ro
 }
 
 /* The block's part of a number of the second layer; columns beyond n_mid have weights of 0. */
-__device__ static inline float head_small_second(const head_small_room &room, int row, int column) {
+__device__ static inline float head_second(const head_room &room, int row, int column) {
     float y = 0;
 #pragma unroll
     for (int k = 0; k < HEAD_OWN; k += 4) {
@@ -194,15 +182,14 @@ __device__ static inline float head_small_second(const head_small_room &room, in
     return y;
 }
 
-static __global__ void __launch_bounds__(HEAD_THREADS)
-    head_small_fwd_sm90_kernel(const head_job j) {
-    __shared__ __align__(16) head_small_room room;
-    int row = (int)threadIdx.x / 16, column = (int)threadIdx.x % 16, rank = head_small_rank();
+static __global__ void __launch_bounds__(HEAD_THREADS) head_fwd_sm90_kernel(const head_job j) {
+    __shared__ __align__(16) head_room room;
+    int row = (int)threadIdx.x / 16, column = (int)threadIdx.x % 16, rank = head_rank();
     int64_t i = (int64_t)(blockIdx.x / HEAD_BLOCKS_OF_ROWS) * HEAD_ROWS + row;
     float sum[HEAD_OWN_TILES][4] = {}, squares[2] = {}, bias[2], bias2 = 0;
-    uint4 w[HEAD_AHEAD][HEAD_OWN_TILES];
+    uint4 w[HEAD_STEPS][HEAD_OWN_TILES];
     cluster_arrive(); /* all have started: see the write to the first block */
-    head_small_load_weight(j, 0, w);
+    head_load_weight(j, w);
     for (int k = (int)threadIdx.x; k < HEAD_OUT * HEAD_OWN; k += HEAD_THREADS) {
         int out = k / HEAD_OWN, c = rank * HEAD_OWN + k % HEAD_OWN;
         bool is = out < j.n_out && c < j.n_mid;
@@ -216,10 +203,10 @@ static __global__ void __launch_bounds__(HEAD_THREADS)
     }
     if (j.bias2 != NULL && column < j.n_out) bias2 = j.bias2[column];
     early_begin();
-    head_small_multiply(j, w, sum, squares);
-    head_small_leave(&room, sum, squares);
-    head_small_finish(j, &room, bias);
-    float y = head_small_second(room, row, column);
+    head_multiply(j, w, sum, squares);
+    head_leave(&room, sum, squares);
+    head_finish(j, &room, bias);
+    float y = head_second(room, row, column);
     cluster_wait();
     *cluster_map(&room.part[rank][row][column], 0) = y;
     cluster_arrive();
@@ -232,153 +219,13 @@ static __global__ void __launch_bounds__(HEAD_THREADS)
     j.y[i * j.n_out + column] = from_float<__nv_bfloat16>(y);
 }
 
-/* As many rows as run at once (a cluster's multiprocessors are neighbours, and some of these are
- * left over), of the widths that were measured. */
-static bool head_is_small(const backend *be, const head_job *j) {
-    int64_t n_clusters = cuda_of(be)->n_multiprocessors / HEAD_BLOCKS_OF_ROWS - 1;
-    return j->n <= n_clusters * HEAD_ROWS && j->dim <= HEAD_AHEAD * HEAD_WARPS * HEAD_STEP;
-}
-
-/* The large kernel: a block owns 16 rows and all columns.  The limit is the first layer's weight,
- * which each block reads as a whole from the L2 cache: 256 KB for 1024 x 128, 2.5 us; so blocks
- * prefetch it before they wait for the previous kernel. */
-enum {
-    HEAD_TILES = HEAD_MID / 8,
-    HEAD_STRIDE = HEAD_MID + 4,
-    HEAD_MOST = 1 << 14 /* rows: with more the products of linear_packed are faster */
-};
-
-/* 38 KB: sums of four warps, of which the first becomes what is between the layers. */
-typedef struct head_room {
-    float sum[HEAD_WARPS / 2][HEAD_ROWS][HEAD_STRIDE];
-    float w2[HEAD_OUT][HEAD_STRIDE];
-    float squares[HEAD_WARPS][HEAD_ROWS];
-} head_room;
-
-/* The block's share of the first weight into the L2 cache: all blocks read all of it soon. */
-__device__ static inline void head_prefetch_weight(const head_job &j) {
-    int64_t n_lines = (int64_t)j.n_mid * j.dim * (int64_t)sizeof *j.w1 / 128;
-    for (int64_t i = (int64_t)blockIdx.x * HEAD_THREADS + threadIdx.x; i < n_lines;
-         i += (int64_t)gridDim.x * HEAD_THREADS)
-        prefetch_l2((const char *)j.w1 + i * 128);
-}
-
-/* The warp's part of the sums, and of the squares of its lane's rows.  Lane 4 g + c holds, of rows
- * and columns g, the eight numbers from 8 c on of every 32: two steps of 16 whose order in the sum
- * is the same for x and w1, and nothing else matters. */
-__device__ static inline void head_multiply(const head_job &j, float (&sum)[HEAD_TILES][4],
-                                            float (&squares)[2]) {
-    int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, group = lane / 4;
-    int64_t row = (int64_t)blockIdx.x * HEAD_ROWS + group;
-    int length = j.dim / HEAD_WARPS, first = warp * length + lane % 4 * 8, n_tiles = j.n_mid / 8;
-    const __nv_bfloat16 *x[2] = {head_row(j, row), head_row(j, row + 8)};
-    const __nv_bfloat16 *w = j.w1 + (int64_t)group * j.dim + first;
-#pragma unroll 1
-    for (int k = 0; k < length; k += HEAD_STEP) {
-        uint4 a[2], b[HEAD_TILES];
-#pragma unroll
-        for (int t = 0; t < HEAD_TILES; t++)
-            if (t < n_tiles) b[t] = __ldg((const uint4 *)(w + (int64_t)t * 8 * j.dim + k));
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            a[r] =
-                x[r] != NULL ? __ldcg((const uint4 *)(x[r] + first + k)) : make_uint4(0, 0, 0, 0);
-            squares[r] += square_sum(a[r]);
-        }
-        const uint32_t one[4] = {a[0].x, a[1].x, a[0].y, a[1].y};
-        const uint32_t two[4] = {a[0].z, a[1].z, a[0].w, a[1].w};
-#pragma unroll
-        for (int t = 0; t < HEAD_TILES; t++) {
-            if (t >= n_tiles) continue;
-            mma_m16n8k16<__nv_bfloat16>(sum[t], one, b[t].x, b[t].y);
-            mma_m16n8k16<__nv_bfloat16>(sum[t], two, b[t].z, b[t].w);
-        }
-    }
-}
-
-/* Writes the warp's sums to its place, or adds what is there to them. */
-template <bool IS_STORE>
-__device__ static inline void head_exchange(head_room *room, int place,
-                                            float (&sum)[HEAD_TILES][4]) {
-    int lane = (int)threadIdx.x % 32, group = lane / 4, column = lane % 4 * 2;
-#pragma unroll
-    for (int t = 0; t < HEAD_TILES; t++)
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            float2 *at = (float2 *)&room->sum[place][group + 8 * r][t * 8 + column];
-            if (IS_STORE) {
-                *at = make_float2(sum[t][2 * r], sum[t][2 * r + 1]);
-            } else {
-                sum[t][2 * r] += at->x;
-                sum[t][2 * r + 1] += at->y;
-            }
-        }
-}
-
-/* Adds the eight warps' sums up to four. */
-__device__ static inline void head_meet(head_room *room, float (&sum)[HEAD_TILES][4],
-                                        float (&squares)[2]) {
-    int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        squares[r] += __shfl_xor_sync(0xffffffffu, squares[r], 1);
-        squares[r] += __shfl_xor_sync(0xffffffffu, squares[r], 2);
-        if (lane % 4 == 0) room->squares[warp][lane / 4 + 8 * r] = squares[r];
-    }
-    if (warp >= HEAD_WARPS / 2) head_exchange<true>(room, warp - HEAD_WARPS / 2, sum);
-    __syncthreads();
-    if (warp < HEAD_WARPS / 2) {
-        head_exchange<false>(room, warp, sum);
-        head_exchange<true>(room, warp, sum);
-    }
-    __syncthreads();
-}
-
-/* sum[0] = what is between the layers, rounded as activations are. */
-__device__ static inline void head_finish_first(const head_job &j, head_room *room) {
-    int row = (int)threadIdx.x / 16;
-    float squares = 0;
-    for (int w = 0; w < HEAD_WARPS; w++)
-        squares += room->squares[w][row];
-    float scale = 1.0f / fmaxf(sqrtf(squares), j.eps);
-    for (int c = (int)threadIdx.x % 16; c < j.n_mid; c += 16) {
-        float z = 0;
-        for (int w = 0; w < HEAD_WARPS / 2; w++)
-            z += room->sum[w][row][c];
-        pack<__nv_bfloat16, 1> h;
-        h.v[0] = from_float<__nv_bfloat16>(z * scale + (j.bias1 != NULL ? j.bias1[c] : 0));
-        linear_f<__nv_bfloat16, 1>(j.f, &h);
-        room->sum[0][row][c] = to_float(h.v[0]);
-    }
-    __syncthreads();
-}
-
-static __global__ void __launch_bounds__(HEAD_THREADS) head_fwd_sm90_kernel(const head_job j) {
-    __shared__ head_room room;
-    float sum[HEAD_TILES][4] = {}, squares[2] = {};
-    head_prefetch_weight(j);
-    for (int i = (int)threadIdx.x; i < j.n_out * j.n_mid; i += HEAD_THREADS)
-        room.w2[i / j.n_mid][i % j.n_mid] = to_float(from_float<__nv_bfloat16>(j.w2[i]));
-    early_begin();
-    head_multiply(j, sum, squares);
-    head_meet(&room, sum, squares);
-    head_finish_first(j, &room);
-    int row = (int)threadIdx.x / 16, column = (int)threadIdx.x % 16;
-    int64_t i = (int64_t)blockIdx.x * HEAD_ROWS + row;
-    if (i >= j.n || column >= j.n_out) return;
-    float y = j.bias2 != NULL ? j.bias2[column] : 0;
-    for (int k = 0; k < j.n_mid; k += 4) {
-        float4 h = *(const float4 *)&room.sum[0][row][k];
-        float4 w = *(const float4 *)&room.w2[column][k];
-        y += h.x * w.x + h.y * w.y + h.z * w.z + h.w * w.w;
-    }
-    j.y[i * j.n_out + column] = from_float<__nv_bfloat16>(y);
-}
-
 bool cuda_head_can(const backend *be, const head_args *a) {
     const linear_args *one = &a->one.layer, *two = &a->two.layer;
+    /* Rows that run at once: a cluster's multiprocessors are neighbours; some are left over. */
+    int64_t most = (cuda_of(be)->n_multiprocessors / HEAD_BLOCKS_OF_ROWS - 1) * HEAD_ROWS;
     if (cuda_of(be)->sm != 90 || be->act != ACT_BF16) return false;
-    return a->n <= HEAD_MOST && a->dim % (HEAD_WARPS * HEAD_STEP) == 0 && one->n_out % 8 == 0 &&
+    return a->n <= most && a->dim % (HEAD_WARPS * HEAD_STEP) == 0 &&
+           a->dim <= HEAD_STEPS * HEAD_WARPS * HEAD_STEP && one->n_out % 8 == 0 &&
            one->n_out <= HEAD_MID && two->n_out <= HEAD_OUT && two->is_transposed &&
            two->f == EPILOGUE_NONE && (uintptr_t)a->x % 16 == 0 &&
            (uintptr_t)a->one.packed % 16 == 0;
@@ -399,10 +246,7 @@ status cuda_head(backend *be, const head_args *a) {
                   two->w,
                   two->bias,
                   (__nv_bfloat16 *)two->y};
-    if (head_is_small(be, &j))
-        return cuda_launch_clusters(
-            be, "the head of a ranking model", HEAD_BLOCKS_OF_ROWS, head_small_fwd_sm90_kernel,
-            cuda_div_up(j.n, HEAD_ROWS) * HEAD_BLOCKS_OF_ROWS, HEAD_THREADS, 0, j);
-    return cuda_launch_early(be, "the head of a ranking model", head_fwd_sm90_kernel,
-                             cuda_div_up(a->n, HEAD_ROWS), HEAD_THREADS, 0, j);
+    return cuda_launch_clusters(
+        be, "the head of a ranking model", HEAD_BLOCKS_OF_ROWS, head_fwd_sm90_kernel,
+        cuda_div_up(j.n, HEAD_ROWS) * HEAD_BLOCKS_OF_ROWS, HEAD_THREADS, 0, j);
 }

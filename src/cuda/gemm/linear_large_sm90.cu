@@ -540,8 +540,7 @@ static const large_choice silu_tiles[] = {
     LARGE(192, 3, LINEAR_SILU),    LARGE(256, 2, LINEAR_SILU),     LARGE(256, 3, LINEAR_SILU)};
 static const large_choice sum_tiles[] = {
     MEDIUM(64, 1, 12, LINEAR_SUM), MEDIUM(128, 1, 8, LINEAR_SUM), MEDIUM(128, 2, 5, LINEAR_SUM),
-    ONCE(192, 2, LINEAR_SUM),      ONCE(256, 2, LINEAR_SUM),      LARGE(96, 2, LINEAR_SUM),
-    LARGE(128, 3, LINEAR_SUM)};
+    ONCE(256, 2, LINEAR_SUM),      LARGE(96, 2, LINEAR_SUM),      LARGE(128, 3, LINEAR_SUM)};
 enum {
     N_SILU = sizeof silu_tiles / sizeof *silu_tiles,
     N_SUM = sizeof sum_tiles / sizeof *sum_tiles
@@ -567,7 +566,6 @@ static bool has_steps(const linear_args *a, const large_choice *t) {
  *     sum  128 x 64   30.6   37.8      -      -      -      -      -      -      -      -      -
  *          128 x 128  32.3   39.5   56.9   61.9   59.6      -      -      -      -      -      -
  *          96 x 128   33.5   39.7   56.6   61.7   64.6   99.1  117.5  141.7  160.9  165.0  173.2
- *          192 x 128     -      -   60.0   65.5   62.2   97.2  114.8  142.1  159.3  168.7  174.8
  *          128 x 192     -      -   59.3   64.5   62.6   99.5  116.5  142.0  161.7  166.6  172.7
  *          256 x 128     -      -   62.6   68.5   64.5   98.5  115.8  134.2  152.7  162.4  179.3 */
 static int64_t large_cost(const backend *be, const linear_args *a, const large_choice *t) {

@@ -100,77 +100,6 @@ static __global__ void __launch_bounds__(R::THREADS, R::FORWARD)
     }
 }
 
-/* The rows of a request or two are bound by latency: each has a block of its own, whose mean and
- * variance come from one reduction. */
-enum { SINGLE_THREADS = 128, SINGLE_BLOCKS = 7 };
-
-/* Merges mean and squared deviations of n elements a lane into those of the warp. */
-__device__ static inline float2 merge_lanes(float2 x, float n) {
-#pragma unroll
-    for (int i = 1; i < WARP; i *= 2) {
-        float mean = __shfl_xor_sync(0xffffffffu, x.x, i), apart = mean - x.x;
-        x.y += __shfl_xor_sync(0xffffffffu, x.y, i);
-        x.y = fmaf(apart * apart, n * (float)i * .5f, x.y);
-        x.x = .5f * (x.x + mean);
-    }
-    return x;
-}
-
-/* Merges those of n elements a warp into those of the block. */
-__device__ static inline float2 merge_warps(float2 x, float n) {
-    __shared__ float2 room[SINGLE_THREADS / WARP];
-    int n_warps = (int)blockDim.x / WARP;
-    float2 all = make_float2(0, 0);
-    if (threadIdx.x % WARP == 0) room[threadIdx.x / WARP] = x;
-    __syncthreads();
-    for (int w = 0; w < n_warps; w++)
-        all.x += room[w].x / (float)n_warps;
-    for (int w = 0; w < n_warps; w++) {
-        float apart = room[w].x - all.x;
-        all.y += fmaf(apart * apart, n, room[w].y);
-    }
-    return all;
-}
-
-/* A row without dropout, 8 columns a thread. */
-template <typename T>
-static __global__ void __launch_bounds__(SINGLE_THREADS, SINGLE_BLOCKS)
-    gate_fwd_single_any_kernel(const gate_args a) {
-    constexpr int V = 8;
-    int64_t i = blockIdx.x;
-    int c = (int)threadIdx.x * V;
-    float mean = 0, squares = 0, y[V];
-    early_begin();
-    columns<T, V> o = load_columns<true, V>((const T *)a.o + i * a.dim, c, a.dim);
-    columns<T, V> u = load_columns<true, V>((const T *)a.u + i * a.stride_u, c, a.dim);
-    row_affine<row_tile<SINGLE_THREADS, V, true>> affine;
-    row_affine_load(affine, a.weight, a.bias, a.dim);
-#pragma unroll
-    for (int j = 0; j < V; j++)
-        mean += column(o, j) / V;
-#pragma unroll
-    for (int j = 0; j < V; j++)
-        squares = fmaf(column(o, j) - mean, column(o, j) - mean, squares);
-    float2 all = merge_warps(merge_lanes(make_float2(mean, squares), V), V * WARP);
-    float rstd = 1.0f / sqrtf(all.y / (float)a.dim + a.eps);
-    norm_row_apply<row_tile<SINGLE_THREADS, V, true>>(o, 0, all.x, rstd, affine, y);
-#pragma unroll
-    for (int j = 0; j < V; j++)
-        y[j] *= column(u, j);
-    store_columns<true>((T *)a.y + i * a.dim, c, a.dim, y);
-    if (threadIdx.x > 0) return;
-    a.mean[i] = all.x;
-    a.rstd[i] = rstd;
-}
-
-/* Whether whole warps have columns, and all rows run at once. */
-static bool is_single(const backend *be, const gate_args *a) {
-    return be->act != ACT_F32 && !(a->drop.rate > 0) && a->dim > 256 &&
-           a->dim <= 8 * SINGLE_THREADS && a->dim % (8 * WARP) == 0 && a->n > 0 &&
-           a->n <= (int64_t)cuda_of(be)->n_multiprocessors * SINGLE_BLOCKS &&
-           is_packed<uint16_t>(a, false);
-}
-
 /* partials: (blocks, 2, dim), or NULL where no gradient of the affine part is wanted. */
 template <typename T, typename R>
 static __global__ void __launch_bounds__(R::THREADS, R::BACKWARD)
@@ -406,11 +335,6 @@ static status cut_bwd(backend *be, const gate_args *a) {
 
 status cuda_gate_fwd(backend *be, const gate_args *a) {
     if (a->cut != NULL) return cut_fwd(be, a);
-    if (is_single(be, a))
-        return cuda_launch_early(be, "gate_fwd",
-                                 be->act == ACT_BF16 ? gate_fwd_single_any_kernel<__nv_bfloat16>
-                                                     : gate_fwd_single_any_kernel<__half>,
-                                 a->n, a->dim / 8, 0, *a);
     NORM_RUN(be, a, false, return norm_launch_fwd<R>(be, gate_fwd_any_kernel<T, R>, a, "gate_fwd"));
 }
 
