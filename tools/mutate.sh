@@ -52,7 +52,7 @@ export SHARED ASAN_OPTIONS=detect_leaks=0
 
 # built TREE FLAGS [TARGET]: makes a target, or all that the tests run.  tools/probe.sh was run once: asking
 # it each time is slow.
-all="build/mutate/hstu build/mutate/hstu-inject.so build/mutate/tests/unit"
+all="build/mutate/hstu build/mutate/hstu-inject.so build/mutate/tests/golden build/mutate/tests/unit"
 built() {
     (cd "$1" && make -s -j"$jobs" CUDA=0 VARIANT="$variant" B=build/mutate OPT_release=-O1 \
         PROBE="$(cat "$work/probe")" CFLAGS="-g0 -w $2" LDFLAGS="$2" ${3:-$all} 2>&1)
