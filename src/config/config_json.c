@@ -41,15 +41,12 @@ static void write_start(const config *c, json_writer *w) {
 }
 
 static void write_source(const config *c, json_writer *w) {
-    json_key(w, "source");
-    json_object_open(w);
-    json_key_string(w, "file", c->file);
-    json_key_string(w, "family", config_family_name(c->family));
-    json_key_string(w, "task", config_task_name(c->task));
-    json_key_string(w, "model", config_model_name(c->model));
-    json_key_string(w, "data", c->is_benchmark ? "generated" : "dataset");
-    json_key(w, "overrides");
-    json_array_open(w);
+    json_key_object(w, "source");
+    JSON_FIELDS(w, FIELD("file", c->file), FIELD("family", config_family_name(c->family)),
+                FIELD("task", config_task_name(c->task)),
+                FIELD("model", config_model_name(c->model)),
+                FIELD("data", c->is_benchmark ? "generated" : "dataset"));
+    json_key_array(w, "overrides");
     for (size_t i = 0; i < c->overrides.n; i++)
         json_string(w, c->overrides.item[i]);
     json_array_close(w);
@@ -71,8 +68,7 @@ void config_write_members(const config *c, json_writer *w) {
     for (size_t i = 0; i < n_option_classes; i++) {
         const option_class *class_ = &option_classes[i];
         if (!config_class_is_active(c, class_) || !has_values(class_)) continue;
-        json_key(w, class_->name);
-        json_object_open(w);
+        json_key_object(w, class_->name);
         option_write_class(class_, c, w);
         json_object_close(w);
     }

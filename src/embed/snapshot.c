@@ -350,19 +350,12 @@ static status seal(writer *w, const embed_totals *all, snapshot_ranks ranks, int
     json_writer *json = &w->json;
     json_array_close(json);
     describe_tiers(json, t, all);
-    json_key_int(json, "step", t->step);
-    json_key_int(json, "since", since);
-    json_key_int(json, "clock", (int64_t)t->clock);
-    json_key_int(json, "seen", count_seen(all));
-    json_key_int(json, "dim", t->config.dim);
-    json_key_int(json, "floats", t->n_floats);
-    json_key_string(json, "optimizer", embed_opt_name(t->config.opt));
-    json_key_string(json, "policy", embed_policy_name(t->config.policy));
-    json_key_int(json, "rank", ranks.rank);
-    json_key_int(json, "ranks", ranks.n_ranks);
-    json_key_int(json, "row_files", w->n_files);
-    json_key_int(json, "rows", w->n_rows);
-    json_key_int(json, "gone", all->n_gone);
+    JSON_FIELDS(json, FIELD("step", t->step), FIELD("since", since), FIELD("clock", t->clock),
+                FIELD("seen", count_seen(all)), FIELD("dim", t->config.dim),
+                FIELD("floats", t->n_floats), FIELD("optimizer", embed_opt_name(t->config.opt)),
+                FIELD("policy", embed_policy_name(t->config.policy)), FIELD("rank", ranks.rank),
+                FIELD("ranks", ranks.n_ranks), FIELD("row_files", w->n_files),
+                FIELD("rows", w->n_rows), FIELD("gone", all->n_gone));
     TRY(json_finish_sealed(json));
     TRY(path_join(path, sizeof path, w->folder, "manifest.json"));
     return file_write(path, buf_str(json->out), json->out->n_bytes);
@@ -385,8 +378,7 @@ static status write_part(embed_table *t, const char *temporary, snapshot_ranks r
     status st = comm_host_agree(c, writer_init(&w, t, temporary, &text));
     json_object_open(&w.json);
     json_key_string(&w.json, "format", SNAPSHOT_FORMAT);
-    json_key(&w.json, "files");
-    json_array_open(&w.json);
+    json_key_array(&w.json, "files");
     if (st == OK) st = write_table_rows(&w, since);
     if (st == OK) st = embed_totals_gather(&all, t, since);
     if (st == OK)

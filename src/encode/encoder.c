@@ -716,17 +716,14 @@ static double mean(double sum, int64_t n) {
 
 static void put_head(json_writer *w, const head_scores *h, int32_t layer, int32_t head) {
     json_object_open(w);
-    json_key_int(w, "layer", layer);
-    json_key_int(w, "head", head);
-    json_key_double(w, "entropy", mean(h->entropy, h->n_rows));
-    json_key_double(w, "first", mean(h->first, h->n_rows));
-    json_key(w, "within");
-    json_array_open(w);
+    JSON_FIELDS(w, FIELD("layer", layer), FIELD("head", head),
+                FIELD("entropy", mean(h->entropy, h->n_rows)),
+                FIELD("first", mean(h->first, h->n_rows)));
+    json_key_array(w, "within");
     for (int k = 0; k < SCORE_WINDOWS; k++)
         json_double(w, mean(h->within[k], h->n_rows));
     json_array_close(w);
-    json_key(w, "below");
-    json_array_open(w);
+    json_key_array(w, "below");
     for (int k = 0; k < SCORE_THRESHOLDS; k++)
         json_double(w, mean((double)h->below[k], h->n_pairs));
     json_array_close(w);
@@ -739,18 +736,15 @@ status encoder_scores_json(const encoder_scores *s, buf *to) {
     json_object_open(&w);
     json_key_int(&w, "sequences", s->n_sequences);
     json_key_int(&w, "tokens", s->n_tokens);
-    json_key(&w, "windows");
-    json_array_open(&w);
+    json_key_array(&w, "windows");
     for (int k = 0; k < SCORE_WINDOWS; k++)
         json_int(&w, score_windows[k]);
     json_array_close(&w);
-    json_key(&w, "thresholds");
-    json_array_open(&w);
+    json_key_array(&w, "thresholds");
     for (int k = 0; k < SCORE_THRESHOLDS; k++)
         json_double(&w, score_thresholds[k]);
     json_array_close(&w);
-    json_key(&w, "heads");
-    json_array_open(&w);
+    json_key_array(&w, "heads");
     for (int32_t l = 0; l < s->n_layers; l++)
         for (int32_t h = 0; h < s->n_heads; h++)
             put_head(&w, encoder_scores_at(s, l, h), l, h);

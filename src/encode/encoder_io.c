@@ -436,8 +436,7 @@ status encoder_output_line(buf *to, int32_t n, int32_t dim, const float *hidden,
     json_writer w;
     json_begin(&w, to, 0);
     json_object_open(&w);
-    json_key(&w, "hidden");
-    json_array_open(&w);
+    json_key_array(&w, "hidden");
     for (int64_t i = 0; i < n; i++)
         put_vector(&w, hidden + i * dim, dim);
     json_array_close(&w);

@@ -118,11 +118,7 @@ status manifest_hash_file(const char *path, int64_t *bytes, uint64_t *hash) {
 void manifest_list_file(json_writer *w, const char *name, int64_t bytes, uint64_t hash) {
     char hex[17];
     snprintf(hex, sizeof hex, "%016" PRIx64, hash);
-    json_object_open(w);
-    json_key_string(w, "name", name);
-    json_key_int(w, "bytes", bytes);
-    json_key_string(w, "xxh64", hex);
-    json_object_close(w);
+    JSON_OBJECT(w, FIELD("name", name), FIELD("bytes", bytes), FIELD("xxh64", hex));
 }
 
 status manifest_add_file(json_writer *w, const char *folder, const char *name, int64_t *bytes) {

@@ -254,24 +254,20 @@ static status write_header(buf *out, const st_tensor *tensors, size_t n_tensors,
     json_begin(&w, out, 0);
     json_object_open(&w);
     if (n_metadata > 0) {
-        json_key(&w, "__metadata__");
-        json_object_open(&w);
+        json_key_object(&w, "__metadata__");
         for (size_t i = 0; i < n_metadata; i++)
             json_key_string(&w, metadata[i].key, metadata[i].value);
         json_object_close(&w);
     }
     for (size_t i = 0; i < n_tensors; i++) {
         const st_tensor *t = &tensors[i];
-        json_key(&w, t->name);
-        json_object_open(&w);
+        json_key_object(&w, t->name);
         json_key_string(&w, "dtype", dtypes[t->dtype].name);
-        json_key(&w, "shape");
-        json_array_open(&w);
+        json_key_array(&w, "shape");
         for (int d = 0; d < t->n_dims; d++)
             json_int(&w, t->shape[d]);
         json_array_close(&w);
-        json_key(&w, "data_offsets");
-        json_array_open(&w);
+        json_key_array(&w, "data_offsets");
         json_uint(&w, at);
         at += (uint64_t)t->n * dtypes[t->dtype].bytes;
         json_uint(&w, at);

@@ -53,10 +53,7 @@ static status table_seal(const char *folder, const char *name, char hex[17]) {
 status manifest_add_table(json_writer *w, const char *folder, const char *name) {
     char hex[17];
     TRY(table_seal(folder, name, hex));
-    json_object_open(w);
-    json_key_string(w, "name", name);
-    json_key_string(w, "seal", hex);
-    json_object_close(w);
+    JSON_OBJECT(w, FIELD("name", name), FIELD("seal", hex));
     return OK;
 }
 

@@ -43,12 +43,8 @@ static status add_columns(column_writer *w, const seq_file *data, const buf *met
 static status write_meta(const seq_file *data, int32_t n_actions, buf *meta) {
     json_writer w;
     json_begin(&w, meta, 0);
-    json_object_open(&w);
-    json_key_int(&w, "action_kind", data->actions);
-    json_key_int(&w, "actions", n_actions);
-    json_key_int(&w, "time_per_second", data->time_per_second);
-    json_key_int(&w, "catalogue", (int64_t)data->n_items);
-    json_object_close(&w);
+    JSON_OBJECT(&w, FIELD("action_kind", data->actions), FIELD("actions", n_actions),
+                FIELD("time_per_second", data->time_per_second), FIELD("catalogue", data->n_items));
     return json_finish(&w);
 }
 

@@ -149,16 +149,12 @@ status memory_log_json(const memory_log *log, buf *out) {
     json_begin(&w, out, 0);
     json_object_open(&w);
     json_key_string(&w, "report", "memory_by_owner");
-    json_key(&w, "rows");
-    json_array_open(&w);
+    json_key_array(&w, "rows");
     for (int i = 0; i < n; i++) {
-        json_object_open(&w);
-        json_key_int(&w, "At Peak (bytes)", (int64_t)owner[i]->at_peak);
-        json_key_int(&w, "Own Peak (bytes)", (int64_t)owner[i]->largest);
-        json_key_int(&w, "At End (bytes)", (int64_t)owner[i]->live);
-        json_key_int(&w, "Blocks", (int64_t)owner[i]->n_blocks);
-        json_key_string(&w, "Owner", owner[i]->name);
-        json_object_close(&w);
+        JSON_OBJECT(&w, FIELD("At Peak (bytes)", owner[i]->at_peak),
+                    FIELD("Own Peak (bytes)", owner[i]->largest),
+                    FIELD("At End (bytes)", owner[i]->live), FIELD("Blocks", owner[i]->n_blocks),
+                    FIELD("Owner", owner[i]->name));
     }
     json_array_close(&w);
     json_object_close(&w);

@@ -475,8 +475,7 @@ status profile_table_json(const profile_table *t, int64_t row_limit, buf *out) {
     json_begin(&w, out, 0);
     json_object_open(&w);
     json_key_string(&w, "report", t->id);
-    json_key(&w, "rows");
-    json_array_open(&w);
+    json_key_array(&w, "rows");
     for (size_t i = 0; i < n_shown(t, row_limit); i++) {
         json_object_open(&w);
         for (int c = 0; c < t->n_columns; c++) {

@@ -165,8 +165,7 @@ static void put_place(json_writer *j, const writer *w, const span *s) {
 }
 
 static void put_triple(json_writer *j, const char *key, const int32_t v[3]) {
-    json_key(j, key);
-    json_array_open(j);
+    json_key_array(j, key);
     for (int i = 0; i < 3; i++)
         json_int(j, v[i]);
     json_array_close(j);
@@ -175,15 +174,13 @@ static void put_triple(json_writer *j, const char *key, const int32_t v[3]) {
 static void put_occupancy(json_writer *j, const gpu_facts *g, const span_launch *l) {
     if (g == NULL) return;
     occupancy o = occupancy_find(g, l);
-    json_key_int(j, "blocks per SM", o.blocks);
-    json_key_int(j, "warps per SM", o.warps);
-    json_key_double(j, "theoretical occupancy %", 100 * o.share);
-    json_key_string(j, "limited by", occupancy_limit_name(o.limit));
+    JSON_FIELDS(j, FIELD("blocks per SM", o.blocks), FIELD("warps per SM", o.warps),
+                FIELD("theoretical occupancy %", 100 * o.share),
+                FIELD("limited by", occupancy_limit_name(o.limit)));
 }
 
 static void put_args(json_writer *j, const recorder *r, const span *s) {
-    json_key(j, "args");
-    json_object_open(j);
+    json_key_object(j, "args");
     if (s->correlation > 0) json_key_int(j, "correlation", s->correlation);
     if (span_is_on_gpu(s)) {
         json_key_int(j, "device", s->device);
@@ -197,9 +194,9 @@ static void put_args(json_writer *j, const recorder *r, const span *s) {
         const span_launch *l = &r->launches[s->launch];
         put_triple(j, "grid", l->grid);
         put_triple(j, "block", l->block);
-        json_key_int(j, "registers per thread", l->registers);
-        json_key_int(j, "shared memory", (int64_t)l->static_shared + l->dynamic_shared);
-        json_key_int(j, "local memory per thread", l->local);
+        JSON_FIELDS(j, FIELD("registers per thread", l->registers),
+                    FIELD("shared memory", (int64_t)l->static_shared + l->dynamic_shared),
+                    FIELD("local memory per thread", l->local));
         put_occupancy(j, recorder_gpu(r, s->device), l);
     }
     json_object_close(j);
@@ -209,9 +206,8 @@ static status put_span(writer *w, const span *s) {
     json_writer j;
     const recorder *r = &w->p->recorder;
     TRY(begin_event(w, &j));
-    json_key_string(&j, "ph", "X");
-    json_key_string(&j, "cat", span_kind_name(s->kind));
-    json_key_string(&j, "name", recorder_name(r, s));
+    JSON_FIELDS(&j, FIELD("ph", "X"), FIELD("cat", span_kind_name(s->kind)),
+                FIELD("name", recorder_name(r, s)));
     put_place(&j, w, s);
     const row_place *at = &w->places[s - r->spans];
     put_time(&j, "ts", since(w->p, at->start_ns));
@@ -238,12 +234,8 @@ static status put_flow(writer *w, const span *s) {
 static status put_label(writer *w, const char *what, int64_t pid, int64_t tid, const char *text) {
     json_writer j;
     TRY(begin_event(w, &j));
-    json_key_string(&j, "ph", "M");
-    json_key_string(&j, "name", what);
-    json_key_int(&j, "pid", pid);
-    json_key_int(&j, "tid", tid);
-    json_key(&j, "args");
-    json_object_open(&j);
+    JSON_FIELDS(&j, FIELD("ph", "M"), FIELD("name", what), FIELD("pid", pid), FIELD("tid", tid));
+    json_key_object(&j, "args");
     json_key_string(&j, "name", text);
     json_object_close(&j);
     return end_event(&j);
@@ -305,12 +297,9 @@ static status put_spans(writer *w) {
 static status put_counter(writer *w, const char *name, const char *what, uint64_t ns, int64_t n) {
     json_writer j;
     TRY(begin_event(w, &j));
-    json_key_string(&j, "ph", "C");
-    json_key_string(&j, "name", name);
-    json_key_int(&j, "pid", HOST_PID);
+    JSON_FIELDS(&j, FIELD("ph", "C"), FIELD("name", name), FIELD("pid", HOST_PID));
     put_time(&j, "ts", since(w->p, ns));
-    json_key(&j, "args");
-    json_object_open(&j);
+    json_key_object(&j, "args");
     json_key_int(&j, what, n);
     json_object_close(&j);
     return end_event(&j);

@@ -319,9 +319,8 @@ status cost_model_save(const cost_model *m, const char *path) {
     buf_init(&text);
     json_begin(&w, &text, 2);
     json_object_open(&w);
-    json_key_string(&w, "kind", "hstu plan cost model");
-    json_key_int(&w, "version", 1);
-    json_key_double(&w, "median", m->median);
+    JSON_FIELDS(&w, FIELD("kind", "hstu plan cost model"), FIELD("version", 1),
+                FIELD("median", m->median));
     json_key(&w, "xgboost");
     json_string_n(&w, model, (size_t)n);
     status st = json_finish_sealed(&w);

@@ -82,8 +82,7 @@ static status begin_json(answers *a, const answer_subject *who) {
     else
         json_id(&a->json, &a->id, subject_is_text(a, who));
     json_key_string(&a->json, "source", a->source);
-    json_key(&a->json, "items");
-    json_array_open(&a->json);
+    json_key_array(&a->json, "items");
     return OK;
 }
 

@@ -481,9 +481,9 @@ static status write_meta(const write_job *job, const char *source_json, buf *out
     json_writer w;
     json_begin(&w, out, 0);
     json_object_open(&w);
-    json_key_int(&w, "action_kind", options->actions);
-    json_key_int(&w, "time_per_second", job->stats->time_per_second);
-    json_key_int(&w, "catalogue", (int64_t)job->stats->n_items);
+    JSON_FIELDS(&w, FIELD("action_kind", options->actions),
+                FIELD("time_per_second", job->stats->time_per_second),
+                FIELD("catalogue", job->stats->n_items));
     json_key(&w, "source");
     TRY(w.state);
     /* The caller's JSON object is copied as it is; reading the file back checks it. */

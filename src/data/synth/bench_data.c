@@ -127,10 +127,7 @@ static status describe(const bench_data_config *c, buf *out) {
     char seed[24];
     snprintf(seed, sizeof seed, "%" PRIu64, c->seed);
     json_begin(&w, out, 0);
-    json_object_open(&w);
-    json_key_string(&w, "name", "generated");
-    json_key_string(&w, "seed", seed);
-    json_object_close(&w);
+    JSON_OBJECT(&w, FIELD("name", "generated"), FIELD("seed", seed));
     return json_finish(&w);
 }
 

@@ -163,17 +163,12 @@ static status describe(const synth_config *c, const synth_report *r, buf *out) {
     json_begin(&w, out, 0);
     json_object_open(&w);
     json_key_string(&w, "name", "synth");
-    json_key(&w, "synth");
-    json_object_open(&w);
-    json_key_int(&w, "users", (int64_t)c->n_users);
-    json_key_int(&w, "items", c->n_items);
-    json_key_double(&w, "mean_len", c->mean_len);
-    json_key_string(&w, "seed", seed);
-    json_key_int(&w, "topics", r->n_topics);
-    json_key_double(&w, "best_hr10", r->best_hr10);
-    json_key_double(&w, "best_ndcg10", r->best_ndcg10);
-    json_key_double(&w, "foretold_hr10", r->foretold_hr10);
-    json_key_double(&w, "popularity_hr10", r->popularity_hr10);
+    json_key_object(&w, "synth");
+    JSON_FIELDS(&w, FIELD("users", c->n_users), FIELD("items", c->n_items),
+                FIELD("mean_len", c->mean_len), FIELD("seed", seed), FIELD("topics", r->n_topics),
+                FIELD("best_hr10", r->best_hr10), FIELD("best_ndcg10", r->best_ndcg10),
+                FIELD("foretold_hr10", r->foretold_hr10),
+                FIELD("popularity_hr10", r->popularity_hr10));
     json_object_close(&w);
     json_object_close(&w);
     return json_finish(&w);

@@ -176,8 +176,7 @@ static status copy_tables(build *b) {
 
 static status list_files(build *b, json_writer *w) {
     int64_t bytes;
-    json_key(w, "files");
-    json_array_open(w);
+    json_key_array(w, "files");
     for (int i = 0; i < ENGINE_FILES; i++) {
         TRY(manifest_add_file(w, b->to, engine_file_names[i], &bytes));
         if (i == ENGINE_WEIGHTS) b->report->weight_bytes = (uint64_t)bytes;
@@ -187,8 +186,7 @@ static status list_files(build *b, json_writer *w) {
 }
 
 static status list_tables(const build *b, json_writer *w) {
-    json_key(w, "tables");
-    json_array_open(w);
+    json_key_array(w, "tables");
     for (int i = 0; i < b->report->n_tables; i++)
         TRY(manifest_add_table(w, b->to, b->tables[i]));
     json_array_close(w);
@@ -200,14 +198,11 @@ static status write_manifest(build *b, buf *text) {
     const engine_limits *l = &b->c->limits;
     json_begin(&w, text, 2);
     json_object_open(&w);
-    json_key_string(&w, "format", ENGINE_FORMAT);
-    json_key_string(&w, "dtype", engine_dtype_name(b->c->dtype));
-    json_key_double(&w, "weight_error", b->report->weight_error);
-    json_key(&w, "limits");
-    json_object_open(&w);
-    json_key_int(&w, "max_batch", l->max_batch);
-    json_key_int(&w, "max_tokens", l->max_tokens);
-    json_key_int(&w, "kv_pages", l->kv_pages);
+    JSON_FIELDS(&w, FIELD("format", ENGINE_FORMAT), FIELD("dtype", engine_dtype_name(b->c->dtype)),
+                FIELD("weight_error", b->report->weight_error));
+    json_key_object(&w, "limits");
+    JSON_FIELDS(&w, FIELD("max_batch", l->max_batch), FIELD("max_tokens", l->max_tokens),
+                FIELD("kv_pages", l->kv_pages));
     if (l->has_int8_items) json_key_string(&w, "items", "int8");
     json_object_close(&w);
     TRY(list_files(b, &w));

@@ -95,18 +95,14 @@ static void log_call(const call *c, int code, uint64_t ns) {
     clock_gettime(CLOCK_REALTIME, &now);
     http_peer(c->x, peer);
     log_begin(&w, &line);
-    json_key_double(&w, "time", (double)(now.tv_sec * 1000 + now.tv_nsec / 1000000) / 1000);
-    json_key_string(&w, "id", c->id);
-    json_key_string(&w, "peer", peer);
+    JSON_FIELDS(&w, FIELD("time", (double)(now.tv_sec * 1000 + now.tv_nsec / 1000000) / 1000),
+                FIELD("id", c->id), FIELD("peer", peer));
     if (c->key_name != NULL) json_key_string(&w, "key", c->key_name);
-    json_key_string(&w, "method", c->x->method);
-    json_key_string(&w, "path", c->x->path);
-    json_key_int(&w, "code", code);
-    json_key_int(&w, "us", (int64_t)(ns / 1000));
+    JSON_FIELDS(&w, FIELD("method", c->x->method), FIELD("path", c->x->path), FIELD("code", code),
+                FIELD("us", (int64_t)(ns / 1000)));
     if (c->model[0] != '\0') {
-        json_key_string(&w, "model", c->model);
-        json_key_int(&w, "tokens_reused", (int64_t)c->tokens_reused);
-        json_key_int(&w, "tokens_computed", (int64_t)c->tokens_computed);
+        JSON_FIELDS(&w, FIELD("model", c->model), FIELD("tokens_reused", c->tokens_reused),
+                    FIELD("tokens_computed", c->tokens_computed));
     }
     log_end(c->s, &w, &line);
 }
@@ -206,13 +202,11 @@ void call_later(call *c, void (*fn)(void *call)) {
 }
 
 void open_object(json_writer *w, const char *key) {
-    json_key(w, key);
-    json_object_open(w);
+    json_key_object(w, key);
 }
 
 void open_array(json_writer *w, const char *key) {
-    json_key(w, key);
-    json_array_open(w);
+    json_key_array(w, key);
 }
 
 void write_id(json_writer *w, const char *key, const engine_id *id) {

@@ -182,9 +182,8 @@ static void write_item(json_writer *w, const asking *q, const engine_item *item)
 static void write_facts(json_writer *w, const asking *q) {
     const engine_answer *a = &q->answer;
     open_object(w, "history");
-    json_key_int(w, "events", (int64_t)a->n_events);
-    json_key_int(w, "window", a->n_window);
-    json_key_int(w, "unknown", (int64_t)a->n_unknown_events);
+    JSON_FIELDS(w, FIELD("events", a->n_events), FIELD("window", a->n_window),
+                FIELD("unknown", a->n_unknown_events));
     json_object_close(w);
     json_key_int(w, "unknown_items", (int64_t)a->n_unknown);
     json_key_int(w, "tokens_reused", a->tokens_reused);
@@ -195,12 +194,12 @@ static void write_facts(json_writer *w, const asking *q) {
     json_key_int(w, "tokens", a->batch_tokens);
     json_object_close(w);
     open_object(w, "timing_us");
-    json_key_int(w, "parse", (int64_t)((q->c->parsed_ns - q->c->x->arrived_ns) / 1000));
-    json_key_int(w, "queue", (int64_t)(a->queue_ns / 1000));
-    json_key_int(w, "embed", (int64_t)(a->build_ns / 1000));
-    json_key_int(w, "layers", (int64_t)(a->layers_ns / 1000));
-    json_key_int(w, "head", (int64_t)(a->head_ns / 1000));
-    json_key_int(w, "total", (int64_t)((clock_ns() - q->c->x->arrived_ns) / 1000));
+    JSON_FIELDS(w, FIELD("parse", (int64_t)((q->c->parsed_ns - q->c->x->arrived_ns) / 1000)),
+                FIELD("queue", (int64_t)(a->queue_ns / 1000)),
+                FIELD("embed", (int64_t)(a->build_ns / 1000)),
+                FIELD("layers", (int64_t)(a->layers_ns / 1000)),
+                FIELD("head", (int64_t)(a->head_ns / 1000)),
+                FIELD("total", (int64_t)((clock_ns() - q->c->x->arrived_ns) / 1000)));
     json_object_close(w);
 }
 
@@ -222,10 +221,8 @@ static status write_answer(const asking *q) {
     const engine_answer *a = &q->answer;
     json_writer *w = call_begin(q->c);
     status st = OK;
-    json_key_string(w, "request_id", q->c->id);
-    json_key_string(w, "model", a->model);
-    json_key_string(w, "model_version", a->version);
-    json_key_string(w, "source", source_name(a->source));
+    JSON_FIELDS(w, FIELD("request_id", q->c->id), FIELD("model", a->model),
+                FIELD("model_version", a->version), FIELD("source", source_name(a->source)));
     if (q->r.ask.has_user) write_id(w, "user", &q->r.ask.user);
     open_array(w, "items");
     for (size_t i = 0; i < q->n_items; i++)
@@ -402,11 +399,9 @@ static void log_shadow(void *context, engine_answer *a) {
     json_writer w;
     buf line;
     log_begin(&w, &line);
-    json_key_string(&w, "shadow", a->model);
-    json_key_string(&w, "id", h->id);
-    json_key_int(&w, "outcome", a->outcome);
-    json_key_int(&w, "us",
-                 (int64_t)((a->queue_ns + a->build_ns + a->layers_ns + a->head_ns) / 1000));
+    JSON_FIELDS(
+        &w, FIELD("shadow", a->model), FIELD("id", h->id), FIELD("outcome", a->outcome),
+        FIELD("us", (int64_t)((a->queue_ns + a->build_ns + a->layers_ns + a->head_ns) / 1000)));
     open_array(&w, "items");
     for (size_t i = 0; i < a->n_items && i < LOGGED_ITEMS; i++)
         write_id(&w, NULL, &a->items[i].id);

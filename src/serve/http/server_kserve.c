@@ -324,10 +324,8 @@ void serve_kserve_config(call *c) {
     engine_model_info m;
     if (call_path_model(c, &m) < 0) return;
     json_writer *w = call_begin(c);
-    json_key_string(w, "name", m.name);
-    json_key_string(w, "platform", "hstu");
-    json_key_string(w, "backend", "hstu");
-    json_key_int(w, "max_batch_size", 0);
+    JSON_FIELDS(w, FIELD("name", m.name), FIELD("platform", "hstu"), FIELD("backend", "hstu"),
+                FIELD("max_batch_size", 0));
     open_array(w, "input");
     describe(w, true, "USER_IDS", "INT64", 1, -1);
     describe(w, true, "CANDIDATES", "INT64", 2, -1);
@@ -354,10 +352,9 @@ static void write_stats(json_writer *w, const engine_model_info *m, const engine
         for (int o = ENGINE_OK; o <= ENGINE_FAILED; o++)
             *(o == ENGINE_OK ? &n_ok : &n_bad) += s->requests[task][o];
     json_object_open(w);
-    json_key_string(w, "name", m->name);
-    json_key_string(w, "version", m->version);
-    json_key_int(w, "inference_count", (int64_t)s->batch_requests);
-    json_key_int(w, "execution_count", (int64_t)s->n_batches);
+    JSON_FIELDS(w, FIELD("name", m->name), FIELD("version", m->version),
+                FIELD("inference_count", s->batch_requests),
+                FIELD("execution_count", s->n_batches));
     open_object(w, "inference_stats");
     write_duration(w, "success", n_ok, s->total.sum_s);
     write_duration(w, "fail", n_bad, 0);

@@ -5,28 +5,23 @@
 
 /* The members of a model's object. */
 static void write_model(json_writer *w, const server *s, int i, const engine_model_info *m) {
-    json_key_string(w, "name", m->name);
-    json_key_string(w, "version", m->version);
-    json_key_string(w, "task", m->task);
+    JSON_FIELDS(w, FIELD("name", m->name), FIELD("version", m->version), FIELD("task", m->task));
     open_array(w, "tasks");
     for (int k = 0; k < m->n_columns; k++)
         json_string(w, m->columns[k]);
     json_array_close(w);
-    json_key_string(w, "device", m->device);
-    json_key_int(w, "step", (int64_t)m->step);
-    json_key_int(w, "items", (int64_t)m->n_items);
-    json_key_int(w, "dim", m->dim);
-    json_key_int(w, "max_history", m->max_history);
-    json_key_bool(w, "is_cached", m->is_cached);
+    JSON_FIELDS(w, FIELD("device", m->device), FIELD("step", m->step), FIELD("items", m->n_items),
+                FIELD("dim", m->dim), FIELD("max_history", m->max_history),
+                FIELD("is_cached", m->is_cached));
     if (m->cache_note[0] != '\0') json_key_string(w, "cache_note", m->cache_note);
     json_key_int(w, "kv_pages", m->n_pages);
     json_key_string(w, "kv_dtype", m->has_fp8_kv ? "fp8" : "model");
     if (m->has_fp8_kv) json_key_double(w, "kv_fp8_error", m->fp8_error);
     json_key_int(w, "kv_host_pages", m->n_host_pages);
     if (m->load_us_token > 0) {
-        json_key_double(w, "kv_load_us_a_token", m->load_us_token);
-        json_key_double(w, "kv_compute_us_a_token", m->compute_us_token);
-        json_key_int(w, "kv_load_from_tokens", m->load_from_tokens);
+        JSON_FIELDS(w, FIELD("kv_load_us_a_token", m->load_us_token),
+                    FIELD("kv_compute_us_a_token", m->compute_us_token),
+                    FIELD("kv_load_from_tokens", m->load_from_tokens));
     }
     json_key_int(w, "memory_bytes", (int64_t)m->memory_bytes);
     json_key_double(w, "load_s", m->load_s);
@@ -81,9 +76,8 @@ void serve_health(call *c) {
         return;
     }
     json_writer *w = call_begin(c);
-    json_key_string(w, "status", "ok");
-    json_key_int(w, "models", engine_n_models(c->s->engine));
-    json_key_bool(w, "durable", c->s->set.engine.state != NULL);
+    JSON_FIELDS(w, FIELD("status", "ok"), FIELD("models", engine_n_models(c->s->engine)),
+                FIELD("durable", (bool)(c->s->set.engine.state != NULL)));
     call_end(c, OK);
 }
 
@@ -96,12 +90,9 @@ static void write_state(call *c, json_writer *w) {
     open_object(w, "state");
     json_key_bool(w, "failing", s.is_failing);
     if (s.is_failing) json_key_string(w, "why", s.why);
-    json_key_int(w, "committed", (int64_t)s.n_commits);
-    json_key_int(w, "failed", (int64_t)s.n_failed);
-    json_key_int(w, "refused", (int64_t)s.n_refused);
-    json_key_int(w, "queue_bytes", (int64_t)s.queue_bytes);
-    json_key_int(w, "log_bytes", (int64_t)s.log_bytes);
-    json_key_int(w, "not_swept", (int64_t)s.n_unswept);
+    JSON_FIELDS(w, FIELD("committed", s.n_commits), FIELD("failed", s.n_failed),
+                FIELD("refused", s.n_refused), FIELD("queue_bytes", s.queue_bytes),
+                FIELD("log_bytes", s.log_bytes), FIELD("not_swept", s.n_unswept));
     if (s.warning[0] != '\0') json_key_string(w, "warning", s.warning);
     json_object_close(w);
 }
@@ -112,9 +103,8 @@ void serve_status(call *c) {
     json_key_bool(w, "ready", atomic_load(&c->s->is_ready));
     json_key_int(w, "models", engine_n_models(c->s->engine));
     write_state(c, w);
-    json_key_int(w, "users", (int64_t)engine_n_users(c->s->engine));
-    json_key_int(w, "connections", h.n_open);
-    json_key_int(w, "unanswered", h.n_unanswered);
+    JSON_FIELDS(w, FIELD("users", engine_n_users(c->s->engine)), FIELD("connections", h.n_open),
+                FIELD("unanswered", h.n_unanswered));
     open_object(w, "access_log");
     json_key_bool(w, "on", c->s->set.log != NULL);
     json_key_int(w, "dropped", (int64_t)server_log_dropped(c->s));

@@ -76,20 +76,14 @@ static void write_times(json_writer *w, const char *key, const engine_times *t) 
 
 static void write_model_state(json_writer *w, const engine_model_info *m, const engine_stats *s) {
     json_object_open(w);
-    json_key_string(w, "name", m->name);
-    json_key_string(w, "version", m->version);
-    json_key_int(w, "queue_requests", (int64_t)s->queue_requests);
-    json_key_int(w, "queue_tokens", (int64_t)s->queue_tokens);
-    json_key_int(w, "batches", (int64_t)s->n_batches);
-    json_key_int(w, "batch_requests", (int64_t)s->batch_requests);
-    json_key_int(w, "batch_tokens", (int64_t)s->batch_tokens);
-    json_key_int(w, "tokens_reused", (int64_t)s->tokens_reused);
-    json_key_int(w, "tokens_computed", (int64_t)s->tokens_computed);
-    json_key_int(w, "evictions", (int64_t)s->kv_evictions);
-    json_key_int(w, "pages_used", s->kv_pages_used);
-    json_key_int(w, "pages_free", s->kv_pages_free);
-    json_key_int(w, "host_pages_used", s->kv_host_used);
-    json_key_int(w, "tokens_loaded", (int64_t)s->tokens_loaded);
+    JSON_FIELDS(w, FIELD("name", m->name), FIELD("version", m->version),
+                FIELD("queue_requests", s->queue_requests), FIELD("queue_tokens", s->queue_tokens),
+                FIELD("batches", s->n_batches), FIELD("batch_requests", s->batch_requests),
+                FIELD("batch_tokens", s->batch_tokens), FIELD("tokens_reused", s->tokens_reused),
+                FIELD("tokens_computed", s->tokens_computed), FIELD("evictions", s->kv_evictions),
+                FIELD("pages_used", s->kv_pages_used), FIELD("pages_free", s->kv_pages_free),
+                FIELD("host_pages_used", s->kv_host_used),
+                FIELD("tokens_loaded", s->tokens_loaded));
     open_object(w, "stages");
     for (engine_stage i = 0; i < ENGINE_STAGES; i++)
         json_key_double(w, engine_stage_name(i), s->stages[i].sum_s);
@@ -345,9 +339,7 @@ static status write_map(engine *e, int model, const engine_model_info *m, const 
     json_writer w;
     json_begin(&w, out, 0);
     json_object_open(&w);
-    json_key_string(&w, "model", m->name);
-    json_key_string(&w, "version", m->version);
-    json_key_int(&w, "of", (int64_t)m->n_items);
+    JSON_FIELDS(&w, FIELD("model", m->name), FIELD("version", m->version), FIELD("of", m->n_items));
     write_floats(&w, "mean", d->mean, d->dim);
     write_floats(&w, "x_axis", d->axis, d->dim);
     write_floats(&w, "y_axis", d->axis + d->dim, d->dim);

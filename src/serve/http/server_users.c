@@ -39,11 +39,9 @@ static void write_unknown(json_writer *w, server *s, const engine_user_events *u
 static void write_added(json_writer *w, server *s, const engine_user_events *u,
                         const engine_added *a) {
     write_id(w, "user", &u->user);
-    json_key_int(w, "added", (int64_t)a->n_added);
-    json_key_int(w, "duplicates", (int64_t)a->n_duplicates);
-    json_key_int(w, "late", (int64_t)a->n_late);
-    json_key_int(w, "unknown", (int64_t)a->n_unknown);
-    json_key_int(w, "events", (int64_t)a->n_events);
+    JSON_FIELDS(w, FIELD("added", a->n_added), FIELD("duplicates", a->n_duplicates),
+                FIELD("late", a->n_late), FIELD("unknown", a->n_unknown),
+                FIELD("events", a->n_events));
     if (a->n_unknown > 0) write_unknown(w, s, u);
 }
 
@@ -98,10 +96,8 @@ static void write_event(json_writer *w, const engine_past_event *e) {
 
 static void write_user(json_writer *w, const engine_id *id, const engine_user *u) {
     write_user_id(w, "user", id);
-    json_key_bool(w, "is_from_data", u->is_from_data);
-    json_key_int(w, "version", (int64_t)u->version);
-    json_key_int(w, "total", (int64_t)u->n_total);
-    json_key_int(w, "offset", (int64_t)u->first);
+    JSON_FIELDS(w, FIELD("is_from_data", u->is_from_data), FIELD("version", u->version),
+                FIELD("total", u->n_total), FIELD("offset", u->first));
     open_array(w, "events");
     for (size_t i = 0; i < u->n_events; i++)
         write_event(w, &u->events[i]);

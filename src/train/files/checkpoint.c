@@ -31,8 +31,7 @@ enum { MAX_DEPTH = 2 };
 static status list_tables(json_writer *w, const char *folder, const dynamic_tables *tables) {
     char name[CHECKPOINT_TABLE_BYTES];
     if (tables == NULL || tables->n == 0) return OK;
-    json_key(w, "tables");
-    json_array_open(w);
+    json_key_array(w, "tables");
     for (int i = 0; i < tables->n; i++) {
         if (!dynamic_is_owner(&tables->item[i])) continue;
         checkpoint_table_name(name, tables, i);
@@ -50,8 +49,7 @@ static status write_manifest(const char *folder, uint64_t step, const dynamic_ta
     json_object_open(&w);
     json_key_string(&w, "format", CHECKPOINT_FORMAT);
     json_key_int(&w, "step", (int64_t)step);
-    json_key(&w, "files");
-    json_array_open(&w);
+    json_key_array(&w, "files");
     for (int i = 0; i < CHECKPOINT_FILES; i++)
         TRY(manifest_add_file(&w, folder, checkpoint_file_names[i], &bytes));
     json_array_close(&w);
@@ -543,12 +541,9 @@ static status write_optimizer(const checkpoint *c, const char *path) {
 }
 
 static void write_sums(json_writer *w, const char *key, const train_sums *s) {
-    json_key(w, key);
-    json_object_open(w);
-    json_key_double(w, "loss", s->loss);
-    json_key_int(w, "loss_positions", s->n_loss);
-    json_key_int(w, "tokens", s->n_tokens);
-    json_key_double(w, "seconds", s->seconds);
+    json_key_object(w, key);
+    JSON_FIELDS(w, FIELD("loss", s->loss), FIELD("loss_positions", s->n_loss),
+                FIELD("tokens", s->n_tokens), FIELD("seconds", s->seconds));
     json_object_close(w);
 }
 
@@ -573,11 +568,9 @@ static status write_state(const train_state *s, const char *path) {
         json_key_double(&w, "loss_scale", s->loss_scale);
         json_key_int(&w, "good_steps", (int64_t)s->n_good_steps);
     }
-    json_key_double(&w, "best_metric", s->best_metric);
-    json_key_int(&w, "best_step", (int64_t)s->best_step);
-    json_key_string(&w, "best_by", s->best_by);
-    json_key_int(&w, "evals_since_best", (int64_t)s->n_since_best);
-    json_key_int(&w, "patience", s->patience);
+    JSON_FIELDS(&w, FIELD("best_metric", s->best_metric), FIELD("best_step", s->best_step),
+                FIELD("best_by", s->best_by), FIELD("evals_since_best", s->n_since_best),
+                FIELD("patience", s->patience));
     json_key(&w, "batches");
     batcher_state_write(&s->batches, &w);
     json_object_close(&w);

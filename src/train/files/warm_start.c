@@ -635,23 +635,15 @@ void warm_report_log(const warm_report *r) {
 
 void warm_report_write(const warm_report *r, json_writer *w) {
     if (r->folder[0] == '\0') return;
-    json_key(w, "init_from");
-    json_object_open(w);
-    json_key_string(w, "checkpoint", r->folder);
-    json_key_int(w, "step", (int64_t)r->step);
-    json_key_bool(w, "optimizer_state", r->has_state);
-    json_key(w, "tables");
-    json_array_open(w);
+    json_key_object(w, "init_from");
+    JSON_FIELDS(w, FIELD("checkpoint", r->folder), FIELD("step", r->step),
+                FIELD("optimizer_state", r->has_state));
+    json_key_array(w, "tables");
     for (int i = 0; i < r->n; i++) {
         const warm_table *t = &r->table[i];
-        json_object_open(w);
-        json_key_string(w, "name", t->name);
-        json_key_int(w, "kept", t->n_kept);
-        json_key_int(w, "new", t->n_new);
-        json_key_int(w, "from_neighbors", t->n_mean);
-        json_key_int(w, "dropped", t->n_dropped);
-        json_key_int(w, "without_place", t->n_no_place);
-        json_object_close(w);
+        JSON_OBJECT(w, FIELD("name", t->name), FIELD("kept", t->n_kept), FIELD("new", t->n_new),
+                    FIELD("from_neighbors", t->n_mean), FIELD("dropped", t->n_dropped),
+                    FIELD("without_place", t->n_no_place));
     }
     json_array_close(w);
     json_object_close(w);

@@ -553,15 +553,13 @@ static int32_t n_candidates(const protocol *p) {
 void protocol_write(const protocol *p, json_writer *w) {
     char text[TEXT_BYTES], rule[SPLIT_TEXT_BYTES];
     bool is_retrieval = p->session->config->task == TASK_RETRIEVAL;
-    json_key(w, "protocol");
-    json_object_open(w);
-    json_key_string(w, "split", split_rule_text(&p->rule, rule));
-    json_key_string(w, "part", split_part_name(p->part));
-    json_key_string(w, "target", target_text(p, text));
+    json_key_object(w, "protocol");
+    JSON_FIELDS(w, FIELD("split", split_rule_text(&p->rule, rule)),
+                FIELD("part", split_part_name(p->part)), FIELD("target", target_text(p, text)));
     if (is_retrieval) {
-        json_key_int(w, "candidates", n_candidates(p));
-        json_key_int(w, "catalogue", p->session->limits.n_items);
-        json_key_string(w, "left_out", seen_text(p, text));
+        JSON_FIELDS(w, FIELD("candidates", n_candidates(p)),
+                    FIELD("catalogue", p->session->limits.n_items),
+                    FIELD("left_out", seen_text(p, text)));
         if (p->result != NULL) json_key_int(w, "repeated_targets", p->result->n_repeated);
     }
     json_key_string(w, "ties", is_retrieval ? position_ties : score_ties);

@@ -24,12 +24,8 @@ static void copy_changes(const run_config *before, json_writer *w) {
 
 static void write_change(const trainer *t, const char *key, const char *from, const char *to,
                          json_writer *w) {
-    json_object_open(w);
-    json_key_int(w, "step", (int64_t)t->saved.state.step);
-    json_key_string(w, "key", key);
-    json_key_string(w, "from", from != NULL ? from : "");
-    json_key_string(w, "to", to != NULL ? to : "");
-    json_object_close(w);
+    JSON_OBJECT(w, FIELD("step", t->saved.state.step), FIELD("key", key),
+                FIELD("from", from != NULL ? from : ""), FIELD("to", to != NULL ? to : ""));
 }
 
 /* Options that are new, gone or different; returns how many. */
@@ -61,14 +57,12 @@ static status describe_run(const trainer *t, const run_config *before, const run
     json_begin(&w, out, 2);
     json_object_open(&w);
     config_write_members(t->s->config, &w);
-    json_key(&w, "run");
-    json_object_open(&w);
+    json_key_object(&w, "run");
     json_key_string(&w, "data", t->s->data->path);
     split_record_write(&t->saved.state.split, &w);
     if (t->saved.state.patience > 0) json_key_int(&w, "patience", t->saved.state.patience);
     if (now != NULL) {
-        json_key(&w, "changes");
-        json_array_open(&w);
+        json_key_array(&w, "changes");
         copy_changes(before, &w);
         (void)write_changes(t, before, now, false, &w);
         json_array_close(&w);
@@ -128,29 +122,23 @@ static void write_start(const trainer *t, json_writer *w) {
     const session *s = t->s;
     machine_ask(&m);
     if (gmtime_r(&seconds, &utc) != NULL) strftime(now, sizeof now, "%Y-%m-%dT%H:%M:%SZ", &utc);
-    json_key_int(w, "step", (int64_t)t->saved.state.step);
-    json_key_string(w, "time", now);
-    json_key_string(w, "config", s->config->file);
-    json_key_string(w, "model", config_model_name(s->config->model));
-    json_key_string(w, "task", config_task_name(s->config->task));
-    json_key_int(w, "parameters", model_n_numbers(s->model));
-    json_key_int(w, "model_bytes", (int64_t)session_memory_bytes(s));
-    json_key_string(w, "rows", row_mode_name(t->optimizer.rows));
-    json_key_string(w, "data", s->data->path);
+    JSON_FIELDS(w, FIELD("step", t->saved.state.step), FIELD("time", now),
+                FIELD("config", s->config->file),
+                FIELD("model", config_model_name(s->config->model)),
+                FIELD("task", config_task_name(s->config->task)),
+                FIELD("parameters", model_n_numbers(s->model)),
+                FIELD("model_bytes", session_memory_bytes(s)),
+                FIELD("rows", row_mode_name(t->optimizer.rows)), FIELD("data", s->data->path));
     split_record_write(&t->saved.state.split, w);
     protocol_write(
         &(protocol){.session = s, .rule = t->saved.state.split.rule, .part = trainer_held_out(t)},
         w);
-    json_key_int(w, "users", (int64_t)s->data->n_users);
-    json_key_int(w, "items", (int64_t)s->data->n_items);
-    json_key_int(w, "events", (int64_t)s->data->n_events);
-    json_key_int(w, "seed", (int64_t)t->saved.state.seed);
-    json_key_string(w, "device", s->be->name);
+    JSON_FIELDS(w, FIELD("users", s->data->n_users), FIELD("items", s->data->n_items),
+                FIELD("events", s->data->n_events), FIELD("seed", (int64_t)t->saved.state.seed),
+                FIELD("device", s->be->name));
     if (s->be->card != NULL) json_key_string(w, "gpu", s->be->card);
-    json_key_int(w, "threads", s->be->workers != NULL ? pool_n_threads(s->be->workers) : 1);
-    json_key_string(w, "cpu", m.cpu);
-    json_key_string(w, "simd", m.simd);
-    json_key_string(w, "system", m.system);
+    JSON_FIELDS(w, FIELD("threads", s->be->workers != NULL ? pool_n_threads(s->be->workers) : 1),
+                FIELD("cpu", m.cpu), FIELD("simd", m.simd), FIELD("system", m.system));
     warm_report_write(&t->warm, w);
 }
 
@@ -216,9 +204,9 @@ static void write_done(const trainer *t, const train_event *e, json_writer *w) {
         if (n > 0) json_key_double(w, key, sum / (double)n);
     }
     if (t->saved.state.best_metric >= 0) {
-        json_key_int(w, "best_step", (int64_t)t->saved.state.best_step);
-        json_key_string(w, "best_by", t->saved.state.best_by);
-        json_key_double(w, "best_validation", t->saved.state.best_metric);
+        JSON_FIELDS(w, FIELD("best_step", t->saved.state.best_step),
+                    FIELD("best_by", t->saved.state.best_by),
+                    FIELD("best_validation", t->saved.state.best_metric));
     }
     if (t->saved.state.patience > 0) json_key_bool(w, "stopped_early", e->is_out_of_patience);
 }
@@ -227,11 +215,9 @@ static void write_done(const trainer *t, const train_event *e, json_writer *w) {
 static void write_ranks(const char *name, const dynamic_state *s, json_writer *w) {
     double sent = (double)s->traffic.sent, least = (double)s->traffic.least;
     if (s->n_ranks == 1) return;
-    json_key_int(w, "ranks", s->n_ranks);
-    json_key_int(w, "shards", s->n_shards);
-    json_key_int(w, "rows_of_fullest_rank", s->n_most);
-    json_key_int(w, "bytes_sent", s->traffic.sent);
-    json_key_int(w, "bytes_least", s->traffic.least);
+    JSON_FIELDS(w, FIELD("ranks", s->n_ranks), FIELD("shards", s->n_shards),
+                FIELD("rows_of_fullest_rank", s->n_most), FIELD("bytes_sent", s->traffic.sent),
+                FIELD("bytes_least", s->traffic.least));
     log_info("table '%s': %d shards on %d ranks, at most %" PRId64 " rows on one; %.2f MB of rows "
              "and gradients sent, %.3f of each rank's different ids once each way",
              name, s->n_shards, s->n_ranks, s->n_most, sent / 1e6, least > 0 ? sent / least : 0);
@@ -243,19 +229,15 @@ static void write_table(const char *name, const dynamic_state *s, json_writer *w
     int64_t n_found = c->hits[0] + c->hits[1] + c->hits[2];
     double n = (double)(n_found + c->n_new + c->n_refused + c->n_rejected);
     json_object_open(w);
-    json_key_string(w, "name", name);
-    json_key_int(w, "rows", s->n_rows);
-    json_key_int(w, "slots", s->n_slots);
-    json_key_double(w, "load", (double)s->n_rows / (double)s->n_slots);
-    json_key_double(w, "hit_level0", n > 0 ? (double)c->hits[0] / n : 0);
-    json_key_double(w, "hit_level1", n > 0 ? (double)c->hits[1] / n : 0);
+    JSON_FIELDS(w, FIELD("name", name), FIELD("rows", s->n_rows), FIELD("slots", s->n_slots),
+                FIELD("load", (double)s->n_rows / (double)s->n_slots),
+                FIELD("hit_level0", n > 0 ? (double)c->hits[0] / n : 0),
+                FIELD("hit_level1", n > 0 ? (double)c->hits[1] / n : 0));
     if (s->has_store) json_key_double(w, "hit_store", n > 0 ? (double)c->hits[2] / n : 0);
     if (s->has_store) json_key_int(w, "written", c->n_written);
-    json_key_int(w, "new", c->n_new);
-    json_key_int(w, "evicted", c->n_evicted);
-    json_key_int(w, "rejected", c->n_rejected);
-    json_key_int(w, "refused", c->n_refused);
-    json_key_int(w, "expired", c->n_expired);
+    JSON_FIELDS(w, FIELD("new", c->n_new), FIELD("evicted", c->n_evicted),
+                FIELD("rejected", c->n_rejected), FIELD("refused", c->n_refused),
+                FIELD("expired", c->n_expired));
     write_ranks(name, s, w);
     json_object_close(w);
     log_info("table '%s': %" PRId64 " rows, load %.3f; %.2f %% of ids in level 0, %.2f %% in level "
@@ -295,8 +277,7 @@ static status write_tables(const trainer *t, json_writer *w) {
 
 static void write_table_list(const trainer *t, json_writer *w) {
     if (model_tables(t->s->model)->n_all == 0) return;
-    json_key(w, "tables");
-    json_array_open(w);
+    json_key_array(w, "tables");
     status st = write_tables(t, w);
     if (st != OK) w->state = st; /* json_finish tells it */
     json_array_close(w);
@@ -327,12 +308,9 @@ static void write_event(const trainer *t, const train_event *e, json_writer *w) 
         write_start(t, w);
         write_noted(t, w);
     } else {
-        json_key_int(w, "epoch", (int64_t)e->epoch);
-        json_key_int(w, "step", (int64_t)e->step);
-        json_key_double(w, "loss", e->loss);
-        json_key_double(w, "seconds", e->seconds);
-        json_key_double(w, "tokens_per_s", e->tokens_per_s);
-        json_key_double(w, "lr", e->rate);
+        JSON_FIELDS(w, FIELD("epoch", e->epoch), FIELD("step", e->step), FIELD("loss", e->loss),
+                    FIELD("seconds", e->seconds), FIELD("tokens_per_s", e->tokens_per_s),
+                    FIELD("lr", e->rate));
         if (e->metrics != NULL) {
             json_key_string(w, "part", split_part_name(e->part));
             write_metrics(e->metrics, w);
@@ -443,8 +421,7 @@ static void write_counts(const trainer *t, const char *name, const position_coun
     metric_list metrics;
     status st = metric_list_of(&metrics, t->s->config);
     if (st != OK) w->state = st;
-    json_key(w, name);
-    json_object_open(w);
+    json_key_object(w, name);
     for (int i = 0; i < metrics.n && st == OK; i++) {
         char text[METRIC_NAME_BYTES];
         double value = position_counts_metric(counts, &metrics.item[i]);
@@ -491,8 +468,7 @@ static void write_title(const seq_file *data, uint32_t item, buf *text, json_wri
 
 static void write_items(const seq_file *data, const int32_t *best, const float *score, int32_t k,
                         buf *text, json_writer *w) {
-    json_key(w, "items");
-    json_array_open(w);
+    json_key_array(w, "items");
     for (int32_t i = 0; i < k && best[i] >= 0; i++) {
         json_object_open(w);
         json_key(w, "title");
@@ -511,8 +487,7 @@ static void write_user(const session *s, const batch *b, int32_t u, const sample
     if (st != OK) w->state = st;
     json_object_open(w);
     json_key_string(w, "user", buf_str(text));
-    json_key(w, "history");
-    json_array_open(w);
+    json_key_array(w, "history");
     for (int32_t i = from; i < last; i++)
         write_title(s->data, b->item[i], text, w);
     json_array_close(w);
@@ -528,8 +503,7 @@ static void write_users(const session *s, const batch *b, const sample_room *roo
     int32_t n = b->n_users < N_USERS ? b->n_users : N_USERS;
     buf text;
     buf_init(&text);
-    json_key(w, "users");
-    json_array_open(w);
+    json_key_array(w, "users");
     for (int32_t i = 0; i < n; i++)
         write_user(s, b, n > 1 ? i * (b->n_users - 1) / (n - 1) : 0, room, k, &text, w);
     json_array_close(w);
