@@ -181,14 +181,12 @@ static json_writer line;
 
 json_writer *json_line_open(void) {
     buf_init(&line_text);
-    json_begin(&line, &line_text, 0);
-    json_object_open(&line);
+    json_begin_object(&line, &line_text, 0);
     return &line;
 }
 
 status json_line_print(void) {
-    json_object_close(&line);
-    status st = json_finish(&line);
+    status st = json_finish_object(&line);
     if (st == OK) printf("%s\n", buf_str(&line_text));
     (void)fflush(stdout); /* main looks whether that failed */
     buf_fini(&line_text);

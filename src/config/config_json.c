@@ -79,11 +79,9 @@ void config_write_members(const config *c, json_writer *w) {
 
 status config_write_json(const config *c, buf *out, int indent) {
     json_writer w;
-    json_begin(&w, out, indent);
-    json_object_open(&w);
+    json_begin_object(&w, out, indent);
     config_write_members(c, &w);
-    json_object_close(&w);
-    return json_finish(&w);
+    return json_finish_object(&w);
 }
 
 static status refuse(const config *c, const char *sentence) {

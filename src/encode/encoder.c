@@ -732,8 +732,7 @@ static void put_head(json_writer *w, const head_scores *h, int32_t layer, int32_
 
 status encoder_scores_json(const encoder_scores *s, buf *to) {
     json_writer w;
-    json_begin(&w, to, 2);
-    json_object_open(&w);
+    json_begin_object(&w, to, 2);
     json_key_int(&w, "sequences", s->n_sequences);
     json_key_int(&w, "tokens", s->n_tokens);
     json_key_array(&w, "windows");
@@ -749,8 +748,7 @@ status encoder_scores_json(const encoder_scores *s, buf *to) {
         for (int32_t h = 0; h < s->n_heads; h++)
             put_head(&w, encoder_scores_at(s, l, h), l, h);
     json_array_close(&w);
-    json_object_close(&w);
-    TRY(json_finish(&w));
+    TRY(json_finish_object(&w));
     return buf_char(to, '\n');
 }
 

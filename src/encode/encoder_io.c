@@ -434,8 +434,7 @@ static void put_vector(json_writer *w, const float *x, int32_t dim) {
 status encoder_output_line(buf *to, int32_t n, int32_t dim, const float *hidden,
                            const float *pooled) {
     json_writer w;
-    json_begin(&w, to, 0);
-    json_object_open(&w);
+    json_begin_object(&w, to, 0);
     json_key_array(&w, "hidden");
     for (int64_t i = 0; i < n; i++)
         put_vector(&w, hidden + i * dim, dim);
@@ -444,7 +443,6 @@ status encoder_output_line(buf *to, int32_t n, int32_t dim, const float *hidden,
         json_key(&w, "pooled");
         put_vector(&w, pooled, dim);
     }
-    json_object_close(&w);
-    TRY(json_finish(&w));
+    TRY(json_finish_object(&w));
     return buf_char(to, '\n');
 }

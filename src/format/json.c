@@ -79,6 +79,16 @@ void json_object_close(json_writer *w) {
     close_container(w, "}");
 }
 
+void json_begin_object(json_writer *w, buf *out, int indent) {
+    json_begin(w, out, indent);
+    json_object_open(w);
+}
+
+status json_finish_object(json_writer *w) {
+    json_object_close(w);
+    return json_finish(w);
+}
+
 void json_array_open(json_writer *w) {
     open_container(w, "[");
 }

@@ -31,6 +31,9 @@ typedef struct json_writer {
 
 void json_begin(json_writer *w, buf *out, int indent);
 status json_finish(json_writer *w);
+/* The same for a text that is one object: opens it at the start and closes it at the end. */
+void json_begin_object(json_writer *w, buf *out, int indent);
+status json_finish_object(json_writer *w);
 
 void json_object_open(json_writer *w);
 void json_object_close(json_writer *w);

@@ -251,8 +251,7 @@ static status write_header(buf *out, const st_tensor *tensors, size_t n_tensors,
                            const st_pair *metadata, size_t n_metadata) {
     json_writer w;
     uint64_t at = 0;
-    json_begin(&w, out, 0);
-    json_object_open(&w);
+    json_begin_object(&w, out, 0);
     if (n_metadata > 0) {
         json_key_object(&w, "__metadata__");
         for (size_t i = 0; i < n_metadata; i++)
@@ -274,8 +273,7 @@ static status write_header(buf *out, const st_tensor *tensors, size_t n_tensors,
         json_array_close(&w);
         json_object_close(&w);
     }
-    json_object_close(&w);
-    TRY(json_finish(&w));
+    TRY(json_finish_object(&w));
     while (out->n_bytes % 8 != 0)
         TRY(buf_char(out, ' '));
     return OK;

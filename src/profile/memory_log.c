@@ -146,8 +146,7 @@ status memory_log_json(const memory_log *log, buf *out) {
     int n = sorted(log, owner);
     json_writer w;
     if (n == 0) return OK;
-    json_begin(&w, out, 0);
-    json_object_open(&w);
+    json_begin_object(&w, out, 0);
     json_key_string(&w, "report", "memory_by_owner");
     json_key_array(&w, "rows");
     for (int i = 0; i < n; i++) {
@@ -157,7 +156,6 @@ status memory_log_json(const memory_log *log, buf *out) {
                     FIELD("Owner", owner[i]->name));
     }
     json_array_close(&w);
-    json_object_close(&w);
-    TRY(json_finish(&w));
+    TRY(json_finish_object(&w));
     return buf_char(out, '\n');
 }

@@ -472,8 +472,7 @@ status profile_table_csv(const profile_table *t, int64_t row_limit, buf *out) {
 status profile_table_json(const profile_table *t, int64_t row_limit, buf *out) {
     json_writer w;
     char title[64];
-    json_begin(&w, out, 0);
-    json_object_open(&w);
+    json_begin_object(&w, out, 0);
     json_key_string(&w, "report", t->id);
     json_key_array(&w, "rows");
     for (size_t i = 0; i < n_shown(t, row_limit); i++) {
@@ -490,7 +489,6 @@ status profile_table_json(const profile_table *t, int64_t row_limit, buf *out) {
         json_object_close(&w);
     }
     json_array_close(&w);
-    json_object_close(&w);
-    TRY(json_finish(&w));
+    TRY(json_finish_object(&w));
     return buf_char(out, '\n');
 }

@@ -127,14 +127,12 @@ static status begin_event(writer *w, json_writer *j) {
     if (w->text.n_bytes > PIECE_BYTES) TRY(flush(w));
     TRY(buf_text(&w->text, w->has_event ? ",\n" : "\n"));
     w->has_event = true;
-    json_begin(j, &w->text, 0);
-    json_object_open(j);
+    json_begin_object(j, &w->text, 0);
     return OK;
 }
 
 static status end_event(json_writer *j) {
-    json_object_close(j);
-    return json_finish(j);
+    return json_finish_object(j);
 }
 
 /* Microseconds since the profile began, with three decimals; json_double would write as many as it

@@ -317,8 +317,7 @@ status cost_model_save(const cost_model *m, const char *path) {
     out_file *f;
     TRY(check(xgb.XGBoosterSaveModelToBuffer(m->booster, "{\"format\": \"json\"}", &n, &model)));
     buf_init(&text);
-    json_begin(&w, &text, 2);
-    json_object_open(&w);
+    json_begin_object(&w, &text, 2);
     JSON_FIELDS(&w, FIELD("kind", "hstu plan cost model"), FIELD("version", 1),
                 FIELD("median", m->median));
     json_key(&w, "xgboost");

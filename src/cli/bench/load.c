@@ -149,8 +149,7 @@ static status end_request(drawing *d, load_set *s, json_writer *w, load_request 
         TRY(write_items(d, w, "candidates", r->n_candidates));
     else
         json_key_int(w, "top_k", k);
-    json_object_close(w);
-    TRY(json_finish(w));
+    TRY(json_finish_object(w));
     r->route = r->n_candidates > 0 ? LOAD_RANK : LOAD_RECOMMEND;
     return add(s, r, buf_str(&d->text), d->text.n_bytes);
 }
@@ -166,8 +165,7 @@ static status draw_one(drawing *d, const load_draw *c, uint64_t user, load_set *
     snprintf(name, sizeof name, "load-%llu-%llu", (unsigned long long)c->seed,
              (unsigned long long)user);
     buf_clear(&d->text);
-    json_begin(&w, &d->text, 0);
-    json_object_open(&w);
+    json_begin_object(&w, &d->text, 0);
     json_key_string(&w, "user", name);
     if (n > 0) TRY(write_events(d, &w, "events", user, d->n_known[user], n));
     d->n_known[user] += n;
@@ -219,8 +217,7 @@ static status single(drawing *d, const load_single *c, uint64_t user, uint32_t n
     json_writer w;
     load_request r = {.n_events = n, .n_candidates = c->n_candidates, .is_timed = is_timed};
     buf_clear(&d->text);
-    json_begin(&w, &d->text, 0);
-    json_object_open(&w);
+    json_begin_object(&w, &d->text, 0);
     TRY(write_events(d, &w, "history", user, 0, n));
     return end_request(d, s, &w, &r, c->top_k);
 }
@@ -607,16 +604,14 @@ static json_writer report;
 
 json_writer *load_json_open(const char *bench, const load_args *a) {
     buf_init(&report_text);
-    json_begin(&report, &report_text, 2);
-    json_object_open(&report);
+    json_begin_object(&report, &report_text, 2);
     json_key_string(&report, "bench", bench);
     json_key_string(&report, "engine", load_target_name(a));
     return &report;
 }
 
 status load_json_save(const char *path) {
-    json_object_close(&report);
-    status st = json_finish(&report);
+    status st = json_finish_object(&report);
     if (st == OK) st = buf_char(&report_text, '\n');
     if (st == OK && path != NULL) st = page_save(&report_text, path);
     buf_fini(&report_text);

@@ -245,8 +245,7 @@ static status make_meta(const prep_options *o, const source_result *r, buf *out)
     char path[4096];
     json_writer w;
     snprintf(path, sizeof path, "%s", o->input);
-    json_begin(&w, out, 0);
-    json_object_open(&w);
+    json_begin_object(&w, out, 0);
     JSON_FIELDS(&w, FIELD("name", o->src->name), FIELD("input", basename(path)),
                 FIELD("version", HSTU_VERSION), FIELD("actions", action_kind_name(r->actions)));
     if (r->actions == ACTION_BITS) {
@@ -256,8 +255,7 @@ static status make_meta(const prep_options *o, const source_result *r, buf *out)
         json_array_close(&w);
     }
     json_key_string(&w, "item_name", r->item_name);
-    json_object_close(&w);
-    return json_finish(&w);
+    return json_finish_object(&w);
 }
 
 static status print_json(const prep_options *o, const builder_stats *s, double seconds) {

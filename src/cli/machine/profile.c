@@ -187,12 +187,10 @@ static status put_timeline(const recorder *r, buf *out) {
                       "moves.</p>\n<canvas id=t tabindex=0 style=\"width:100%;touch-action:none\" "
                       "aria-label=\"Timeline\"></canvas><pre id=tip> </pre>\n<script>\nconst D="));
     buf_init(&data);
-    json_begin(&j, &data, 0);
-    json_object_open(&j);
+    json_begin_object(&j, &data, 0);
     put_spans(&j, r, &l, shortest);
     put_names(&j, r, &l);
-    json_object_close(&j);
-    status st = json_finish(&j);
+    status st = json_finish_object(&j);
     if (st == OK) st = put_safely(out, buf_str(&data));
     buf_fini(&data);
     TRY(st);

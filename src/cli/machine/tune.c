@@ -422,8 +422,7 @@ static void write_tiles(json_writer *w, const source *s, uint16_t value) {
 
 static status plan_text(const source *s, const tune_args *a, const found_plan *f, buf *out) {
     json_writer w;
-    json_begin(&w, out, 2);
-    json_object_open(&w);
+    json_begin_object(&w, out, 2);
     write_plan(&w, s, a, f);
     write_tiles(&w, s, f->best.value);
     TRY(json_finish_sealed(&w));

@@ -74,8 +74,7 @@ static bool subject_is_text(const answers *a, const answer_subject *who) {
 }
 
 static status begin_json(answers *a, const answer_subject *who) {
-    json_begin(&a->json, &a->line, 0);
-    json_object_open(&a->json);
+    json_begin_object(&a->json, &a->line, 0);
     json_key(&a->json, a->subject);
     if (who->kind == SUBJECT_NONE)
         json_null(&a->json);
@@ -195,8 +194,7 @@ status answers_item(answers *a, uint32_t item, const float *values) {
 status answers_end(answers *a) {
     if (a->format == FORMAT_JSONL) {
         json_array_close(&a->json);
-        json_object_close(&a->json);
-        TRY(json_finish(&a->json));
+        TRY(json_finish_object(&a->json));
     }
     if (a->format == FORMAT_TABLE && a->n_items == 0)
         TRY(buf_text(&a->line, "  nothing: no item is left that the model can score\n"));

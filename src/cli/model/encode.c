@@ -217,12 +217,10 @@ static status write_tokens(encoder_input *in, sink *to, buf *line) {
         TRY(encoder_input_next(in, &s, &is_end));
         if (is_end) return OK;
         buf_clear(line);
-        json_begin(&w, line, 0);
-        json_object_open(&w);
+        json_begin_object(&w, line, 0);
         put_ids(&w, "ids", s.ids, s.n);
         if (s.types != NULL) put_ids(&w, "types", s.types, s.n);
-        json_object_close(&w);
-        TRY(json_finish(&w));
+        TRY(json_finish_object(&w));
         TRY(buf_char(line, '\n'));
         TRY(sink_write(to, buf_str(line), line->n_bytes));
     }

@@ -479,8 +479,7 @@ static status builder_renumber(write_job *job) {
 static status write_meta(const write_job *job, const char *source_json, buf *out) {
     const builder_options *options = &job->b->options;
     json_writer w;
-    json_begin(&w, out, 0);
-    json_object_open(&w);
+    json_begin_object(&w, out, 0);
     JSON_FIELDS(&w, FIELD("action_kind", options->actions),
                 FIELD("time_per_second", job->stats->time_per_second),
                 FIELD("catalogue", job->stats->n_items));

@@ -160,8 +160,7 @@ static status describe(const synth_config *c, const synth_report *r, buf *out) {
     json_writer w;
     char seed[24];
     snprintf(seed, sizeof seed, "%" PRIu64, c->seed);
-    json_begin(&w, out, 0);
-    json_object_open(&w);
+    json_begin_object(&w, out, 0);
     json_key_string(&w, "name", "synth");
     json_key_object(&w, "synth");
     JSON_FIELDS(&w, FIELD("users", c->n_users), FIELD("items", c->n_items),
@@ -170,8 +169,7 @@ static status describe(const synth_config *c, const synth_report *r, buf *out) {
                 FIELD("foretold_hr10", r->foretold_hr10),
                 FIELD("popularity_hr10", r->popularity_hr10));
     json_object_close(&w);
-    json_object_close(&w);
-    return json_finish(&w);
+    return json_finish_object(&w);
 }
 
 static status check_config(const synth_config *c) {

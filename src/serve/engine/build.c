@@ -196,8 +196,7 @@ static status list_tables(const build *b, json_writer *w) {
 static status write_manifest(build *b, buf *text) {
     json_writer w;
     const engine_limits *l = &b->c->limits;
-    json_begin(&w, text, 2);
-    json_object_open(&w);
+    json_begin_object(&w, text, 2);
     JSON_FIELDS(&w, FIELD("format", ENGINE_FORMAT), FIELD("dtype", engine_dtype_name(b->c->dtype)),
                 FIELD("weight_error", b->report->weight_error));
     json_key_object(&w, "limits");

@@ -75,8 +75,7 @@ static const route routes[] = {
 
 void log_begin(json_writer *w, buf *line) {
     buf_init(line);
-    json_begin(w, line, 0);
-    json_object_open(w);
+    json_begin_object(w, line, 0);
 }
 
 void log_end(server *s, json_writer *w, buf *line) {
@@ -129,8 +128,7 @@ static void reply_json(call *c, int code) {
 
 json_writer *call_begin(call *c) {
     buf_clear(&c->body);
-    json_begin(&c->w, &c->body, 0);
-    json_object_open(&c->w);
+    json_begin_object(&c->w, &c->body, 0);
     return &c->w;
 }
 
@@ -199,14 +197,6 @@ void call_later(call *c, void (*fn)(void *call)) {
     if (workers_run(c->s->workers, fn, c)) return;
     http_set_header(c->x, "Retry-After", "1");
     call_fail(c, 503, "too many requests are waiting for the disk; retry in a second");
-}
-
-void open_object(json_writer *w, const char *key) {
-    json_key_object(w, key);
-}
-
-void open_array(json_writer *w, const char *key) {
-    json_key_array(w, key);
 }
 
 void write_id(json_writer *w, const char *key, const engine_id *id) {

@@ -70,12 +70,12 @@ static float value_of(const engine_answer *a, size_t item) {
 /* Question 0 is the whole history; question j + 1 leaves out event first + j. */
 static void write_effects(json_writer *w, const question *q, int n, const engine_answer *a,
                           size_t n_items) {
-    open_array(w, "items");
+    json_key_array(w, "items");
     for (size_t i = 0; i < n_items; i++) {
         float whole = value_of(&q[0].answer, i);
         json_object_open(w);
         write_id(w, "item", &a->items[i].id);
-        open_array(w, "effects");
+        json_key_array(w, "effects");
         for (int j = 1; j < n; j++)
             write_number(w, whole - value_of(&q[j].answer, i));
         json_array_close(w);
@@ -148,7 +148,7 @@ static status explain(server *s, const request_ask *r, const engine_answer *a, i
     size_t n = 0;
     engine_user user;
     arena_init(&memory, 64 << 10);
-    open_object(w, "why");
+    json_key_object(w, "why");
     json_key_string(w, "method", "leave one event out: how much the item's score falls without it");
     status st = copy_history(&memory, s->engine, r, &history, &n, &user);
     if (st == OK && a->source == ENGINE_FROM_MODEL)
@@ -167,7 +167,7 @@ static void write_item(json_writer *w, const asking *q, const engine_item *item)
     json_key(w, "score");
     write_number(w, item->values[q->column[0]]);
     if (a->n_columns > 1) {
-        open_object(w, "scores");
+        json_key_object(w, "scores");
         for (int i = 0; i < q->n_columns; i++) {
             json_key(w, a->columns[q->column[i]]);
             write_number(w, item->values[q->column[i]]);
@@ -181,7 +181,7 @@ static void write_item(json_writer *w, const asking *q, const engine_item *item)
 
 static void write_facts(json_writer *w, const asking *q) {
     const engine_answer *a = &q->answer;
-    open_object(w, "history");
+    json_key_object(w, "history");
     JSON_FIELDS(w, FIELD("events", a->n_events), FIELD("window", a->n_window),
                 FIELD("unknown", a->n_unknown_events));
     json_object_close(w);
@@ -189,11 +189,11 @@ static void write_facts(json_writer *w, const asking *q) {
     json_key_int(w, "tokens_reused", a->tokens_reused);
     if (a->tokens_loaded > 0) json_key_int(w, "tokens_loaded", a->tokens_loaded);
     json_key_int(w, "tokens_computed", a->tokens_computed);
-    open_object(w, "batch");
+    json_key_object(w, "batch");
     json_key_int(w, "requests", a->batch_requests);
     json_key_int(w, "tokens", a->batch_tokens);
     json_object_close(w);
-    open_object(w, "timing_us");
+    json_key_object(w, "timing_us");
     JSON_FIELDS(w, FIELD("parse", (int64_t)((q->c->parsed_ns - q->c->x->arrived_ns) / 1000)),
                 FIELD("queue", (int64_t)(a->queue_ns / 1000)),
                 FIELD("embed", (int64_t)(a->build_ns / 1000)),
@@ -211,7 +211,7 @@ static const char *source_name(engine_source s) {
 }
 
 static void write_vector(json_writer *w, const engine_answer *a) {
-    open_array(w, "vector");
+    json_key_array(w, "vector");
     for (int32_t i = 0; i < a->dim; i++)
         write_number(w, a->vector[i]);
     json_array_close(w);
@@ -224,7 +224,7 @@ static status write_answer(const asking *q) {
     JSON_FIELDS(w, FIELD("request_id", q->c->id), FIELD("model", a->model),
                 FIELD("model_version", a->version), FIELD("source", source_name(a->source)));
     if (q->r.ask.has_user) write_id(w, "user", &q->r.ask.user);
-    open_array(w, "items");
+    json_key_array(w, "items");
     for (size_t i = 0; i < q->n_items; i++)
         write_item(w, q, q->item[i]);
     json_array_close(w);
@@ -240,10 +240,10 @@ static status write_reranked(const asking *q) {
     json_writer *w = call_begin(q->c);
     json_key_string(w, "id", q->c->id);
     json_key_string(w, "model", a->model);
-    open_object(w, "usage");
+    json_key_object(w, "usage");
     json_key_int(w, "total_tokens", (int64_t)a->tokens_reused + a->tokens_computed);
     json_object_close(w);
-    open_array(w, "results");
+    json_key_array(w, "results");
     for (size_t i = 0; i < a->n_items; i++) {
         const engine_item *item = &a->items[i];
         json_object_open(w);
@@ -251,7 +251,7 @@ static status write_reranked(const asking *q) {
         if (q->r.returns_documents) {
             char digits[24];
             engine_id id = id_as_text(&q->r.ask.candidates[item->place], digits);
-            open_object(w, "document");
+            json_key_object(w, "document");
             write_id(w, "text", &id);
             json_object_close(w);
         }
@@ -402,7 +402,7 @@ static void log_shadow(void *context, engine_answer *a) {
     JSON_FIELDS(
         &w, FIELD("shadow", a->model), FIELD("id", h->id), FIELD("outcome", a->outcome),
         FIELD("us", (int64_t)((a->queue_ns + a->build_ns + a->layers_ns + a->head_ns) / 1000)));
-    open_array(&w, "items");
+    json_key_array(&w, "items");
     for (size_t i = 0; i < a->n_items && i < LOGGED_ITEMS; i++)
         write_id(&w, NULL, &a->items[i].id);
     json_array_close(&w);

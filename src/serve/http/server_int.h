@@ -171,10 +171,6 @@ void serve_cache(call *c);
 void serve_map(call *c);
 void serve_items(call *c);
 
-/* A key with the object or array that follows it. */
-void open_object(json_writer *w, const char *key);
-void open_array(json_writer *w, const char *key);
-
 /* An id: a number or a string, as the vocabulary has it.  A user's id that is the text of a whole
  * number is written as a number.  A title: as a member, if there is one. */
 void write_id(json_writer *w, const char *key, const engine_id *id);

@@ -97,16 +97,16 @@ static void write_tensor(json_writer *w, const inferring *q, const tensor_out *t
     json_object_open(w);
     json_key_string(w, "name", t->name);
     json_key_string(w, "datatype", t->datatype);
-    open_array(w, "shape");
+    json_key_array(w, "shape");
     json_int(w, t->shape[0]);
     json_int(w, t->shape[1]);
     json_array_close(w);
     if (t->is_binary) {
-        open_object(w, "parameters");
+        json_key_object(w, "parameters");
         json_key_int(w, "binary_data_size", (int64_t)t->n_bytes);
         json_object_close(w);
     } else {
-        open_array(w, "data");
+        json_key_array(w, "data");
         put(q, t, w, NULL);
         json_array_close(w);
     }
@@ -118,7 +118,7 @@ static status write_json(const inferring *q, const tensor_out *t) {
     json_key_string(w, "model_name", q->answer[0].model);
     json_key_string(w, "model_version", q->answer[0].version);
     if (q->r.id != NULL) json_key_string(w, "id", q->r.id);
-    open_array(w, "outputs");
+    json_key_array(w, "outputs");
     for (int i = 0; i < 2; i++)
         if (t[i].is_wanted) write_tensor(w, q, &t[i]);
     json_array_close(w);
@@ -243,7 +243,7 @@ void serve_kserve(call *c) {
     json_writer *w = call_begin(c);
     json_key_string(w, "name", "hstu");
     json_key_string(w, "version", HSTU_VERSION);
-    open_array(w, "extensions");
+    json_key_array(w, "extensions");
     json_string(w, "binary_tensor_data");
     json_string(w, "model_configuration");
     json_string(w, "statistics");
@@ -282,7 +282,7 @@ static void describe(json_writer *w, bool is_config, const char *name, const cha
     json_object_open(w);
     json_key_string(w, "name", name);
     json_key_string(w, is_config ? "data_type" : "datatype", is_config ? data_type : type);
-    open_array(w, is_config ? "dims" : "shape");
+    json_key_array(w, is_config ? "dims" : "shape");
     if (n_dims == 2) json_int(w, -1);
     json_int(w, last);
     json_array_close(w);
@@ -300,11 +300,11 @@ void serve_kserve_model(call *c) {
     const char *id = is_text ? "BYTES" : "INT64";
     json_writer *w = call_begin(c);
     json_key_string(w, "name", m.name);
-    open_array(w, "versions");
+    json_key_array(w, "versions");
     json_string(w, m.version);
     json_array_close(w);
     json_key_string(w, "platform", "hstu");
-    open_array(w, "inputs");
+    json_key_array(w, "inputs");
     describe(w, false, "USER_IDS", "INT64", 1, -1);
     describe(w, false, "CANDIDATES", id, 2, -1);
     describe(w, false, "TOP_K", "INT64", 1, 1);
@@ -312,7 +312,7 @@ void serve_kserve_model(call *c) {
     describe(w, false, "TOKEN_LENGTHS", "INT64", 1, -1);
     describe(w, false, "NUM_CANDIDATES", "INT64", 1, -1);
     json_array_close(w);
-    open_array(w, "outputs");
+    json_key_array(w, "outputs");
     describe(w, false, "OUTPUT", "FP32", 2, strcmp(m.task, "ranking") == 0 ? m.n_columns : -1);
     describe(w, false, "ITEM_IDS", id, 2, -1);
     json_array_close(w);
@@ -326,12 +326,12 @@ void serve_kserve_config(call *c) {
     json_writer *w = call_begin(c);
     JSON_FIELDS(w, FIELD("name", m.name), FIELD("platform", "hstu"), FIELD("backend", "hstu"),
                 FIELD("max_batch_size", 0));
-    open_array(w, "input");
+    json_key_array(w, "input");
     describe(w, true, "USER_IDS", "INT64", 1, -1);
     describe(w, true, "CANDIDATES", "INT64", 2, -1);
     describe(w, true, "TOP_K", "INT64", 1, -1);
     json_array_close(w);
-    open_array(w, "output");
+    json_key_array(w, "output");
     describe(w, true, "OUTPUT", "FP32", 2, -1);
     describe(w, true, "ITEM_IDS", "INT64", 2, -1);
     json_array_close(w);
@@ -339,7 +339,7 @@ void serve_kserve_config(call *c) {
 }
 
 static void write_duration(json_writer *w, const char *key, uint64_t count, double seconds) {
-    open_object(w, key);
+    json_key_object(w, key);
     json_key_int(w, "count", (int64_t)count);
     json_key_int(w, "ns", (int64_t)(seconds * 1e9));
     json_object_close(w);
@@ -355,7 +355,7 @@ static void write_stats(json_writer *w, const engine_model_info *m, const engine
     JSON_FIELDS(w, FIELD("name", m->name), FIELD("version", m->version),
                 FIELD("inference_count", s->batch_requests),
                 FIELD("execution_count", s->n_batches));
-    open_object(w, "inference_stats");
+    json_key_object(w, "inference_stats");
     write_duration(w, "success", n_ok, s->total.sum_s);
     write_duration(w, "fail", n_bad, 0);
     write_duration(w, "queue", s->stages[STAGE_QUEUE].n, s->stages[STAGE_QUEUE].sum_s);
@@ -363,14 +363,14 @@ static void write_stats(json_writer *w, const engine_model_info *m, const engine
     write_duration(w, "compute_infer", s->stages[STAGE_LAYERS].n, s->stages[STAGE_LAYERS].sum_s);
     write_duration(w, "compute_output", s->stages[STAGE_HEAD].n, s->stages[STAGE_HEAD].sum_s);
     json_object_close(w);
-    open_array(w, "batch_stats");
+    json_key_array(w, "batch_stats");
     json_array_close(w);
     json_object_close(w);
 }
 
 static void reply_stats(call *c, int first, int end) {
     json_writer *w = call_begin(c);
-    open_array(w, "model_stats");
+    json_key_array(w, "model_stats");
     for (int i = first; i < end; i++) {
         engine_model_info m;
         engine_stats s;

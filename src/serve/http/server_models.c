@@ -6,7 +6,7 @@
 /* The members of a model's object. */
 static void write_model(json_writer *w, const server *s, int i, const engine_model_info *m) {
     JSON_FIELDS(w, FIELD("name", m->name), FIELD("version", m->version), FIELD("task", m->task));
-    open_array(w, "tasks");
+    json_key_array(w, "tasks");
     for (int k = 0; k < m->n_columns; k++)
         json_string(w, m->columns[k]);
     json_array_close(w);
@@ -36,7 +36,7 @@ void serve_models(call *c) {
     json_writer *w = call_begin(c);
     status st = OK;
     pthread_mutex_lock(&c->s->reload_lock);
-    open_array(w, "models");
+    json_key_array(w, "models");
     for (int i = 0; i < engine_n_models(c->s->engine) && st == OK; i++) {
         engine_model_info m;
         st = engine_model(c->s->engine, i, &m);
@@ -87,7 +87,7 @@ static void write_state(call *c, json_writer *w) {
     engine_get_state(c->s->engine, &s);
     json_key_bool(w, "durable", s.is_durable);
     if (!s.is_durable) return;
-    open_object(w, "state");
+    json_key_object(w, "state");
     json_key_bool(w, "failing", s.is_failing);
     if (s.is_failing) json_key_string(w, "why", s.why);
     JSON_FIELDS(w, FIELD("committed", s.n_commits), FIELD("failed", s.n_failed),
@@ -105,7 +105,7 @@ void serve_status(call *c) {
     write_state(c, w);
     JSON_FIELDS(w, FIELD("users", engine_n_users(c->s->engine)), FIELD("connections", h.n_open),
                 FIELD("unanswered", h.n_unanswered));
-    open_object(w, "access_log");
+    json_key_object(w, "access_log");
     json_key_bool(w, "on", c->s->set.log != NULL);
     json_key_int(w, "dropped", (int64_t)server_log_dropped(c->s));
     json_object_close(w);

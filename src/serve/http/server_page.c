@@ -64,10 +64,10 @@ void serve_page(call *c) {
 }
 
 static void write_times(json_writer *w, const char *key, const engine_times *t) {
-    open_object(w, key);
+    json_key_object(w, key);
     json_key_int(w, "n", (int64_t)t->n);
     json_key_double(w, "sum_s", t->sum_s);
-    open_array(w, "count");
+    json_key_array(w, "count");
     for (int i = 0; i <= ENGINE_BUCKETS; i++)
         json_int(w, (int64_t)t->count[i]);
     json_array_close(w);
@@ -84,7 +84,7 @@ static void write_model_state(json_writer *w, const engine_model_info *m, const 
                 FIELD("pages_used", s->kv_pages_used), FIELD("pages_free", s->kv_pages_free),
                 FIELD("host_pages_used", s->kv_host_used),
                 FIELD("tokens_loaded", s->tokens_loaded));
-    open_object(w, "stages");
+    json_key_object(w, "stages");
     for (engine_stage i = 0; i < ENGINE_STAGES; i++)
         json_key_double(w, engine_stage_name(i), s->stages[i].sum_s);
     json_object_close(w);
@@ -95,11 +95,10 @@ static void write_model_state(json_writer *w, const engine_model_info *m, const 
 static status write_state(server *s, buf *out) {
     engine_times asks = metrics_ask_times(&s->metrics);
     json_writer w;
-    json_begin(&w, out, 0);
-    json_object_open(&w);
+    json_begin_object(&w, out, 0);
     json_key_int(&w, "requests", (int64_t)metrics_n_requests(&s->metrics));
     write_times(&w, "asks", &asks);
-    open_array(&w, "models");
+    json_key_array(&w, "models");
     for (int i = 0; i < engine_n_models(s->engine); i++) {
         engine_model_info m;
         engine_stats stats;
@@ -108,8 +107,7 @@ static status write_state(server *s, buf *out) {
         write_model_state(&w, &m, &stats);
     }
     json_array_close(&w);
-    json_object_close(&w);
-    return json_finish(&w);
+    return json_finish_object(&w);
 }
 
 static status write_event(server *s, buf *out) {
@@ -199,7 +197,7 @@ void serve_cache(call *c) {
     if (model < 0) return;
     page_list list = {call_begin(c), 0};
     json_key_int(list.w, "tokens_a_page", 64);
-    open_array(list.w, "pages");
+    json_key_array(list.w, "pages");
     status st = engine_visit_pages(c->s->engine, model, write_kv_page, &list);
     json_array_close(list.w);
     json_key_int(list.w, "n_pages", list.n);
@@ -225,7 +223,7 @@ void serve_items(call *c) {
     int n = 0, model = call_find_model(c, http_query(c->x, "model"));
     if (model < 0 || !call_query_text(c, "search", text, sizeof text)) return;
     json_writer *w = call_begin(c);
-    open_array(w, "items");
+    json_key_array(w, "items");
     pthread_mutex_lock(&c->s->reload_lock);
     for (uint32_t i = 1; i < LOOKED_AT && n < FOUND; i++) {
         engine_item item;
@@ -323,7 +321,7 @@ static status read_rows(arena *a, engine *e, int model, const engine_model_info 
 }
 
 static void write_floats(json_writer *w, const char *key, const float *value, int32_t n) {
-    open_array(w, key);
+    json_key_array(w, key);
     for (int32_t i = 0; i < n; i++)
         json_float(w, value[i]);
     json_array_close(w);
@@ -337,13 +335,12 @@ static void write_coordinate(json_writer *w, float x) {
 static status write_map(engine *e, int model, const engine_model_info *m, const drawing *d,
                         buf *out) {
     json_writer w;
-    json_begin(&w, out, 0);
-    json_object_open(&w);
+    json_begin_object(&w, out, 0);
     JSON_FIELDS(&w, FIELD("model", m->name), FIELD("version", m->version), FIELD("of", m->n_items));
     write_floats(&w, "mean", d->mean, d->dim);
     write_floats(&w, "x_axis", d->axis, d->dim);
     write_floats(&w, "y_axis", d->axis + d->dim, d->dim);
-    open_array(&w, "items");
+    json_key_array(&w, "items");
     for (uint32_t i = 0; i < d->n; i++) {
         const float *row = d->rows + (size_t)i * (size_t)d->dim;
         engine_item item;
@@ -356,8 +353,7 @@ static status write_map(engine *e, int model, const engine_model_info *m, const 
         json_array_close(&w);
     }
     json_array_close(&w);
-    json_object_close(&w);
-    return json_finish(&w);
+    return json_finish_object(&w);
 }
 
 static status draw(engine *e, int model, buf *out) {

@@ -24,7 +24,7 @@ enum {
 /* The unknown items among those that were sent, each once; of many the first. */
 static void write_unknown(json_writer *w, server *s, const engine_user_events *u) {
     size_t n = u->n_events < LOOKED_AT ? u->n_events : LOOKED_AT;
-    open_array(w, "unknown_items");
+    json_key_array(w, "unknown_items");
     for (size_t i = 0; i < n; i++) {
         const engine_id *item = &u->events[i].item;
         bool is_repeated = false;
@@ -51,7 +51,7 @@ static void reply_added(void *context) {
     adding *d = c->state;
     json_writer *w = call_begin(c);
     json_key_bool(w, "durable", c->s->set.engine.state != NULL);
-    if (d->r.is_list) open_array(w, "users");
+    if (d->r.is_list) json_key_array(w, "users");
     for (size_t i = 0; i < d->r.n_users && d->change.st == OK; i++) {
         if (d->r.is_list) json_object_open(w);
         write_added(w, c->s, &d->r.users[i], &d->change.added[i]);
@@ -98,7 +98,7 @@ static void write_user(json_writer *w, const engine_id *id, const engine_user *u
     write_user_id(w, "user", id);
     JSON_FIELDS(w, FIELD("is_from_data", u->is_from_data), FIELD("version", u->version),
                 FIELD("total", u->n_total), FIELD("offset", u->first));
-    open_array(w, "events");
+    json_key_array(w, "events");
     for (size_t i = 0; i < u->n_events; i++)
         write_event(w, &u->events[i]);
     json_array_close(w);
@@ -178,7 +178,7 @@ void serve_list_users(call *c) {
     if (st == OK) st = engine_list_users(c->s->engine, prefix, from, n, ids, &n_found, &next);
     json_writer *w = call_begin(c);
     json_key_int(w, "total", (int64_t)engine_n_users(c->s->engine));
-    open_array(w, "users");
+    json_key_array(w, "users");
     for (size_t i = 0; i < n_found; i++)
         write_user_id(w, NULL, &ids[i]);
     json_array_close(w);

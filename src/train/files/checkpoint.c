@@ -45,8 +45,7 @@ static status write_manifest(const char *folder, uint64_t step, const dynamic_ta
                              buf *text) {
     json_writer w;
     int64_t bytes;
-    json_begin(&w, text, 2);
-    json_object_open(&w);
+    json_begin_object(&w, text, 2);
     json_key_string(&w, "format", CHECKPOINT_FORMAT);
     json_key_int(&w, "step", (int64_t)step);
     json_key_array(&w, "files");
@@ -554,8 +553,7 @@ static status write_state(const train_state *s, const char *path) {
     char seed[32];
     snprintf(seed, sizeof seed, "%" PRIu64, s->seed);
     buf_init(&text);
-    json_begin(&w, &text, 2);
-    json_object_open(&w);
+    json_begin_object(&w, &text, 2);
     json_key_string(&w, "seed", seed);
     json_key_int(&w, "step", (int64_t)s->step);
     if (s->n_earlier > 0) json_key_int(&w, "earlier_steps", (int64_t)s->n_earlier);
@@ -573,8 +571,7 @@ static status write_state(const train_state *s, const char *path) {
                 FIELD("patience", s->patience));
     json_key(&w, "batches");
     batcher_state_write(&s->batches, &w);
-    json_object_close(&w);
-    status st = json_finish(&w);
+    status st = json_finish_object(&w);
     if (st == OK) st = file_write(path, buf_str(&text), text.n_bytes);
     buf_fini(&text);
     return st;

@@ -54,8 +54,7 @@ static int write_changes(const trainer *t, const run_config *before, const run_c
 static status describe_run(const trainer *t, const run_config *before, const run_config *now,
                            buf *out) {
     json_writer w;
-    json_begin(&w, out, 2);
-    json_object_open(&w);
+    json_begin_object(&w, out, 2);
     config_write_members(t->s->config, &w);
     json_key_object(&w, "run");
     json_key_string(&w, "data", t->s->data->path);
@@ -68,8 +67,7 @@ static status describe_run(const trainer *t, const run_config *before, const run
         json_array_close(&w);
     }
     json_object_close(&w);
-    json_object_close(&w);
-    return json_finish(&w);
+    return json_finish_object(&w);
 }
 
 /* What this process changes, for its EVENT_START. */
@@ -390,16 +388,14 @@ typedef struct log_line {
 
 static void begin_line(log_line *l, const trainer *t, const char *what) {
     buf_init(&l->text);
-    json_begin(&l->w, &l->text, 0);
-    json_object_open(&l->w);
+    json_begin_object(&l->w, &l->text, 0);
     json_key_string(&l->w, "event", what);
     json_key_int(&l->w, "step", (int64_t)t->saved.state.step);
 }
 
 /* Appends it where st is OK, on the first rank. */
 static status end_line(log_line *l, trainer *t, status st) {
-    json_object_close(&l->w);
-    if (st == OK) st = json_finish(&l->w);
+    if (st == OK) st = json_finish_object(&l->w);
     if (st == OK && trainer_is_first(t)) st = run_log_append(&t->log, buf_str(&l->text));
     buf_fini(&l->text);
     return st;
