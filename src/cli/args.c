@@ -35,6 +35,15 @@ static status unknown_option(const arg_spec *spec, const char *name, size_t n) {
     return fail_unknown("option", word, names, n_names);
 }
 
+static void store_number(const arg_option *o, int64_t number) {
+    if (o->value_bytes == sizeof(bool))
+        *(bool *)o->value = number != 0;
+    else if (o->value_bytes == sizeof(uint32_t))
+        *(uint32_t *)o->value = (uint32_t)number;
+    else
+        *(int64_t *)o->value = number;
+}
+
 static status read_int(const arg_option *o, const char *text) {
     char *end;
     errno = 0;
@@ -47,7 +56,7 @@ static status read_int(const arg_option *o, const char *text) {
         return fail(ERR_USAGE, "%s: %s is out of range; it must be from %lld to %lld", o->name,
                     text, (long long)min, (long long)max);
     }
-    *(int64_t *)o->value = value;
+    store_number(o, value);
     return OK;
 }
 
@@ -75,7 +84,7 @@ static status read_choice(const arg_option *o, const char *text) {
     char names[256];
     for (int i = 0; o->choices[i] != NULL; i++) {
         if (strcmp(text, o->choices[i]) != 0) continue;
-        *(int *)o->value = i;
+        store_number(o, i);
         return OK;
     }
     list_choices(o->choices, names, sizeof names);

@@ -15,9 +15,9 @@
 typedef enum {
     ARG_FLAG,   /* bool: --json */
     ARG_TEXT,   /* const char *: --out DIR */
-    ARG_INT,    /* int64_t, within min..max: --users N */
+    ARG_INT,    /* whole number of 32 or 64 bits, within min..max: --users N */
     ARG_DOUBLE, /* double */
-    ARG_CHOICE, /* int, the index of one of `choices` */
+    ARG_CHOICE, /* int, enum or bool: the index of one of `choices` */
     ARG_LIST    /* arg_list: may be given several times */
 } arg_type;
 
@@ -32,6 +32,7 @@ void args_fini(void);
 typedef struct arg_option {
     const char *name; /* "--users", or "-k"; the title of a group where value is NULL */
     arg_type type;
+    size_t value_bytes; /* of *value, a number */
     void *value; /* where the value is stored; its initial value is the default (a list: {0}) */
     const char *placeholder;    /* "N", "DIR"; NULL for a flag */
     const char *help;           /* one sentence, with the default where it matters */
@@ -46,19 +47,19 @@ static inline bool args_is_group(const arg_option *o) {
 
 /* The rows of an option table, which ends with {0}. */
 #define OPT_GROUP(title)                                                                           \
-    { title, ARG_FLAG, NULL, NULL, NULL, 0, 0, NULL }
+    { title, ARG_FLAG, 0, NULL, NULL, NULL, 0, 0, NULL }
 #define OPT_FLAG(name, value, help)                                                                \
-    { name, ARG_FLAG, value, NULL, help, 0, 0, NULL }
+    { name, ARG_FLAG, 0, value, NULL, help, 0, 0, NULL }
 #define OPT_TEXT(name, value, what, help)                                                          \
-    { name, ARG_TEXT, value, what, help, 0, 0, NULL }
+    { name, ARG_TEXT, 0, value, what, help, 0, 0, NULL }
 #define OPT_DOUBLE(name, value, what, help)                                                        \
-    { name, ARG_DOUBLE, value, what, help, 0, 0, NULL }
+    { name, ARG_DOUBLE, 0, value, what, help, 0, 0, NULL }
 #define OPT_LIST(name, value, what, help)                                                          \
-    { name, ARG_LIST, value, what, help, 0, 0, NULL }
+    { name, ARG_LIST, 0, value, what, help, 0, 0, NULL }
 #define OPT_CHOICE(name, value, what, choices, help)                                               \
-    { name, ARG_CHOICE, value, what, help, 0, 0, choices }
+    { name, ARG_CHOICE, sizeof *(value), value, what, help, 0, 0, choices }
 #define OPT_INT(name, value, what, min, max, help)                                                 \
-    { name, ARG_INT, value, what, help, min, max, NULL }
+    { name, ARG_INT, sizeof *(value), value, what, help, min, max, NULL }
 
 typedef struct arg_spec {
     const char *usage;         /* "hstu prep SOURCE --input PATH --out DIR [options]" */

@@ -351,7 +351,6 @@ static status run(const cache_check_config *c, bool is_json) {
 
 status bench_cache(int argc, char **argv) {
     cache_check_config a = {.device = "cpu", .n = 1000, .seed = 1};
-    int is_fp8 = 0;
     bool is_json = false;
     const arg_option options[] = {
         OPT_TEXT("--data", &a.data, "DIR", "Prepared data with the users to start from."),
@@ -363,7 +362,7 @@ status bench_cache(int argc, char **argv) {
         OPT_INT("--kv-host-pages", &a.kv_host_pages, "P", 0, 1 << 24,
                 "Pages of a second tier in host memory; all of them are loaded (default 0: no "
                 "second tier)."),
-        OPT_CHOICE("--kv-dtype", &is_fp8, "TYPE", kv_args_dtypes, KV_DTYPES),
+        OPT_CHOICE("--kv-dtype", &a.has_fp8_kv, "TYPE", kv_args_dtypes, KV_DTYPES),
         OPT_DOUBLE(
             "--tolerance", &a.tolerance, "X",
             "Allowed difference between two numbers (default 0: bit for bit, as on the CPU)."),
@@ -381,6 +380,5 @@ status bench_cache(int argc, char **argv) {
         .min_positional = 1,
         .max_positional = 1};
     ARGS_PARSE(&spec, &a.run, NULL);
-    a.has_fp8_kv = is_fp8 != 0;
     return run(&a, is_json);
 }

@@ -142,7 +142,7 @@ static status measure_growing(const load_args *a, growing_plan p, bool has_cache
                               growing_row *row) {
     load_rig rig;
     load_args own = *a;
-    if (!has_cache && a->server == NULL) own.kv_pages = 0;
+    if (!has_cache && a->server == NULL) own.engine.kv_pages = 0;
     status st = load_rig_open(&rig, &own, 600000);
     p.items = rig.items;
     p.n_candidates = load_candidates(a, &rig, 256);
@@ -263,7 +263,7 @@ static status ask(const latency_args *a, const load_rig *rig, latency_row *row) 
                      .n_events = row->n_events,
                      .n_new = row->n_new,
                      .n_candidates = load_candidates(&a->load, rig, 256),
-                     .top_k = (uint32_t)a->load.top_k,
+                     .top_k = a->load.draw.top_k,
                      .is_cached = row->is_cached,
                      .is_far = row->state == STATE_HOST,
                      .seed = load_args_seed(&a->load) + 7919 * (uint64_t)row->state +
@@ -287,11 +287,11 @@ static status measure(const latency_args *a, const load_rig *rig, const serve_fl
         row->floor_ms = find_floor(a, rig, f, &row->report);
         return OK;
     }
-    if (row->state == STATE_FP8) own.load.is_fp8 = 1;
+    if (row->state == STATE_FP8) own.load.engine.has_fp8_kv = true;
     if (row->state == STATE_HOST) {
-        own.load.kv_pages = (2 + a->concurrency) * pages_of(row);
-        own.load.kv_host_pages = (a->n + a->warmup + 1) * pages_of(row);
-        own.load.loads_always = 1;
+        own.load.engine.kv_pages = (2 + a->concurrency) * pages_of(row);
+        own.load.engine.kv_host_pages = (a->n + a->warmup + 1) * pages_of(row);
+        own.load.engine.loads_always = true;
     }
     status st = load_rig_open(&other, &own.load, 600000);
     if (st == OK) st = ask(&own, &other, row);
@@ -443,7 +443,7 @@ static status run_growing(const latency_args *a) {
     growing_plan p = {.n_users = (uint32_t)a->concurrency,
                       .n_requests = (uint32_t)a->growing,
                       .n_events = (uint32_t)lengths[0],
-                      .top_k = (uint32_t)a->load.top_k,
+                      .top_k = a->load.draw.top_k,
                       .n_warmup = (uint32_t)a->warmup,
                       .n_repeats = (uint32_t)(a->n > 0 ? a->n : GROWING_REPEATS),
                       .seed = load_args_seed(&a->load)};
@@ -485,10 +485,10 @@ status bench_latency(int argc, char **argv) {
         OPT_INT("--warmup", &a.warmup, "N", 0, 1000000,
                 "Requests to send first and not count (default 2)."),
         OPT_INT("--concurrency", &a.concurrency, "N", 1, 1024, "Concurrent requests (default 1)."),
-        OPT_INT("--candidates", &a.load.candidates, "N", 0, 65536,
+        OPT_INT("--candidates", &a.load.draw.n_candidates, "N", 0, 65536,
                 "Rank this many items (default: 256 for a ranking model; a retrieval model "
                 "recommends)."),
-        OPT_INT("--top-k", &a.load.top_k, "K", 1, 1024, "Items to recommend (default 10)."),
+        OPT_INT("--top-k", &a.load.draw.top_k, "K", 1, 1024, "Items to recommend (default 10)."),
         OPT_TEXT("--server", &a.load.server, "URL",
                  "Send the requests to this server (http://HOST:PORT)."),
         OPT_INT("--items", &a.load.items, "N", 1, 1000000000,

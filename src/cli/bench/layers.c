@@ -402,7 +402,8 @@ static bool is_benchmark(const layers_shape *s) {
 typedef struct bench_args {
     const char *device;
     int act;
-    int64_t n_layers, n_heads, dim, n_candidates, batch, length, n_new, seed;
+    layers_shape shape;
+    layers_row row; /* the one to measure: its batch, length and n_new; 0: any */
     bool is_json;
     backend *be;
 } bench_args;
@@ -419,7 +420,7 @@ static double percent_of_floor(const layers_row *r) {
 static status print_json(const bench_args *a, const layers_row *r) {
     json_writer *w = bench_json_open("layers", a->be);
     JSON_FIELDS(w, FIELD("batch", r->batch), FIELD("length", r->length), FIELD("new", r->n_new),
-                FIELD("candidates", a->n_candidates), FIELD("error", r->error),
+                FIELD("candidates", a->shape.n_candidates), FIELD("error", r->error),
                 KNOWN("error_float32", r->error_exact), FIELD("ms", r->plain * 1e3),
                 KNOWN("replay_ms", r->replay * 1e3), FIELD("tflops", r->flops / best_of(r) / 1e12),
                 KNOWN("l20_ms", r->l20));
@@ -446,49 +447,41 @@ static void print_text(const layers_row *r) {
 
 static void print_head(const bench_args *a) {
     show_style style = show_stdout_style();
-    printf("%d HSTU layers, %d heads x %d, %d candidates a user, on %s in %s\n\n", (int)a->n_layers,
-           (int)a->n_heads, (int)a->dim, (int)a->n_candidates, bench_device(a->be),
-           work_dtypes[a->be->act]);
+    printf("%d HSTU layers, %d heads x %d, %d candidates a user, on %s in %s\n\n",
+           a->shape.n_layers, a->shape.n_heads, a->shape.head_dim, a->shape.n_candidates,
+           bench_device(a->be), work_dtypes[a->be->act]);
     printf("%s%5s %6s %5s %8s %8s %8s %8s %8s %8s %8s %8s %8s %8s%s\n", style.bold, "batch",
            "length", "new", "ms", "replay", "TFLOP/s", "error", "float32", "% floor", "goal",
            "x goal", "L20 ms", "x L20", style.plain);
 }
 
-static status measure(const bench_args *a, const layers_shape *shape, layers_row *row) {
-    TRY(layers_measure(a->be, shape, row));
+static status measure(const bench_args *a, layers_row *row) {
+    TRY(layers_measure(a->be, &a->shape, row));
     if (a->is_json) return print_json(a, row);
     print_text(row);
     return OK;
 }
 
 static status run_on(bench_args *a) {
-    layers_shape shape = {.n_layers = (int32_t)a->n_layers,
-                          .n_heads = (int32_t)a->n_heads,
-                          .head_dim = (int32_t)a->dim,
-                          .n_candidates = (int32_t)a->n_candidates,
-                          .seed = a->seed};
-    bool is_known = false, is_named = a->batch > 0 && a->length > 0 && a->n_new > 0;
+    layers_row *only = &a->row;
+    bool is_known = false;
     if (!a->is_json) print_head(a);
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         layers_row row = rows[i];
-        if ((a->batch > 0 && a->batch != row.batch) || (a->length > 0 && a->length != row.length) ||
-            (a->n_new > 0 && a->n_new != row.n_new))
+        if ((only->batch > 0 && only->batch != row.batch) ||
+            (only->length > 0 && only->length != row.length) ||
+            (only->n_new > 0 && only->n_new != row.n_new))
             continue;
         row.l20 = load_l20_ms(row.batch, row.length, row.n_new);
-        if (!is_benchmark(&shape)) row.l20 = row.floor = row.goal = NAN;
+        if (!is_benchmark(&a->shape)) row.l20 = row.floor = row.goal = NAN;
         is_known = true;
-        TRY(measure(a, &shape, &row));
+        TRY(measure(a, &row));
     }
     if (is_known) return OK;
-    if (!is_named)
+    if (only->batch == 0 || only->length == 0 || only->n_new == 0)
         return fail(ERR_USAGE, "no such row; --batch, --length and --new together name any");
-    layers_row row = {.batch = (int32_t)a->batch,
-                      .length = (int32_t)a->length,
-                      .n_new = (int32_t)a->n_new,
-                      .floor = NAN,
-                      .goal = NAN,
-                      .l20 = NAN};
-    return measure(a, &shape, &row);
+    only->floor = only->goal = only->l20 = NAN;
+    return measure(a, only);
 }
 
 static status run(bench_args *a) {
@@ -501,25 +494,23 @@ static status run(bench_args *a) {
 }
 
 status bench_layers(int argc, char **argv) {
-    bench_args a = {.device = "auto",
-                    .act = ACT_BF16,
-                    .n_layers = 8,
-                    .n_heads = 4,
-                    .dim = 256,
-                    .n_candidates = 256,
-                    .seed = 1};
+    bench_args a = {
+        .device = "auto",
+        .act = ACT_BF16,
+        .shape = {.n_layers = 8, .n_heads = 4, .head_dim = 256, .n_candidates = 256, .seed = 1}};
     const arg_option options[] = {
         OPT_TEXT("--device", &a.device, "DEVICE", WORK_DEVICES),
         OPT_CHOICE("--dtype", &a.act, "TYPE", work_dtypes, BENCH_DTYPES),
-        OPT_INT("--batch", &a.batch, "B", 1, 4096, "Users per batch."),
-        OPT_INT("--length", &a.length, "L", 1, 1 << 17, "Tokens per history."),
-        OPT_INT("--new", &a.n_new, "N", 1, 1 << 17, "How many of them are not cached."),
-        OPT_INT("--candidates", &a.n_candidates, "C", 0, 1 << 16,
+        OPT_INT("--batch", &a.row.batch, "B", 1, 4096, "Users per batch."),
+        OPT_INT("--length", &a.row.length, "L", 1, 1 << 17, "Tokens per history."),
+        OPT_INT("--new", &a.row.n_new, "N", 1, 1 << 17, "How many of them are not cached."),
+        OPT_INT("--candidates", &a.shape.n_candidates, "C", 0, 1 << 16,
                 "Candidates per user (default 256)."),
-        OPT_INT("--layers", &a.n_layers, "N", 1, 64, "Layers (default 8)."),
-        OPT_INT("--heads", &a.n_heads, "H", 1, 64, "Heads (default 4)."),
-        OPT_INT("--dim", &a.dim, "D", 1, 256, "Head dimension (default 256)."),
-        OPT_INT("--seed", &a.seed, "S", 1, INT64_MAX, "Seed of weights and inputs (default 1)."),
+        OPT_INT("--layers", &a.shape.n_layers, "N", 1, 64, "Layers (default 8)."),
+        OPT_INT("--heads", &a.shape.n_heads, "H", 1, 64, "Heads (default 4)."),
+        OPT_INT("--dim", &a.shape.head_dim, "D", 1, 256, "Head dimension (default 256)."),
+        OPT_INT("--seed", &a.shape.seed, "S", 1, INT64_MAX,
+                "Seed of weights and inputs (default 1)."),
         OPT_FLAG("--json", &a.is_json, "Print one JSON object per row."),
         {0},
     };

@@ -439,19 +439,18 @@ double load_l20_ms(int batch, int n_tokens, int n_new) {
 }
 
 load_args load_args_default(void) {
-    return (load_args){.device = "auto",
-                       .kv_pages = -1,
+    return (load_args){.engine = {.device = "auto", .kv_pages = -1},
                        .items = 1000,
                        .seed = -1,
-                       .requests = 1000,
-                       .users = 1000000,
-                       .top_k = 10,
-                       .zipf = 1,
-                       .returning = 0.8,
-                       .history_mean = 100,
-                       .history_deviation = 30,
-                       .new_mean = 3,
-                       .new_deviation = 2};
+                       .draw = {.n_requests = 1000,
+                                .n_users = 1000000,
+                                .top_k = 10,
+                                .zipf = 1,
+                                .returning = 0.8,
+                                .history_mean = 100,
+                                .history_deviation = 30,
+                                .new_mean = 3,
+                                .new_deviation = 2}};
 }
 
 uint64_t load_args_seed(const load_args *a) {
@@ -462,15 +461,8 @@ uint64_t load_args_seed(const load_args *a) {
 }
 
 static status open_engine(load_rig *r, const load_args *a, uint64_t deadline_ms) {
-    engine_config c = {.data = a->data,
-                       .device = a->device,
-                       .max_batch = (int32_t)a->max_batch,
-                       .max_tokens = (int32_t)a->max_tokens,
-                       .kv_pages = a->kv_pages,
-                       .kv_host_pages = a->kv_host_pages,
-                       .has_fp8_kv = a->is_fp8 != 0,
-                       .loads_always = a->loads_always != 0,
-                       .deadline_ns = deadline_ms * 1000000};
+    engine_config c = a->engine;
+    c.deadline_ns = deadline_ms * 1000000;
     TRY(engine_create(&r->e, &c));
     TRY(engine_load(r->e, "model", a->path));
     TRY(engine_model(r->e, 0, &r->info));
@@ -497,28 +489,22 @@ void load_rig_close(load_rig *r) {
 }
 
 load_draw load_args_draw(const load_args *a, const load_rig *r, uint64_t n, uint64_t round) {
-    return (load_draw){.items = r->items,
-                       .n_requests = n,
-                       .n_users = (uint64_t)a->users,
-                       .zipf = a->zipf,
-                       .returning = a->returning,
-                       .history_mean = a->history_mean,
-                       .history_deviation = a->history_deviation,
-                       .new_mean = a->new_mean,
-                       .new_deviation = a->new_deviation,
-                       .max_history = r->max_history,
-                       .n_candidates = load_candidates(a, r, 100),
-                       .top_k = (uint32_t)a->top_k,
-                       .seed = load_args_seed(a) + round};
+    load_draw d = a->draw;
+    d.items = r->items;
+    d.n_requests = n;
+    d.max_history = r->max_history;
+    d.n_candidates = load_candidates(a, r, 100);
+    d.seed = load_args_seed(a) + round;
+    return d;
 }
 
 const char *load_target_name(const load_args *a) {
     return a->server != NULL ? a->server : a->path;
 }
 
-uint32_t load_candidates(const load_args *a, const load_rig *r, int64_t usual) {
+uint32_t load_candidates(const load_args *a, const load_rig *r, uint32_t usual) {
     bool is_ranking = strcmp(r->info.task, "ranking") == 0;
-    return (uint32_t)(is_ranking && a->candidates == 0 ? usual : a->candidates);
+    return is_ranking && a->draw.n_candidates == 0 ? usual : a->draw.n_candidates;
 }
 
 const char *load_cache_name(const load_rig *r) {

@@ -158,22 +158,22 @@ double load_l20_ms(int batch, int n_tokens, int n_new);
  */
 typedef struct load_args {
     const char *path; /* RUN or ENGINE; or NULL */
-    const char *server, *model, *data, *device, *dataset, *report;
-    int loads_always, is_fp8; /* of kv_args_loads, of kv_args_dtypes */
-    int64_t kv_pages, kv_host_pages, max_batch, max_tokens, items, seed;
-    int64_t requests, users, candidates, top_k;
-    double zipf, returning, history_mean, history_deviation, new_mean, new_deviation;
+    const char *server, *model, *dataset, *report;
+    engine_config engine;
+    load_draw draw; /* load_args_draw fills in what the model and the round decide */
+    int64_t items, seed;
 } load_args;
 
 /* Options of the engine of a load_args. */
 #define LOAD_ENGINE_OPTIONS(l)                                                                     \
-    OPT_TEXT("--device", &(l).device, "DEVICE", WORK_DEVICES),                                     \
-        OPT_INT("--kv-pages", &(l).kv_pages, "N", 0, INT32_MAX,                                    \
+    OPT_TEXT("--device", &(l).engine.device, "DEVICE", WORK_DEVICES),                              \
+        OPT_INT("--kv-pages", &(l).engine.kv_pages, "N", 0, INT32_MAX,                             \
                 "Pages of the KV cache; 0: no cache."),                                            \
-        OPT_INT("--kv-host-pages", &(l).kv_host_pages, "N", 0, INT32_MAX, KV_HOST_PAGES),          \
-        OPT_CHOICE("--kv-load", &(l).loads_always, "RULE", kv_args_loads, KV_LOADS),               \
-        OPT_CHOICE("--kv-dtype", &(l).is_fp8, "TYPE", kv_args_dtypes, KV_DTYPES),                  \
-        OPT_INT("--max-tokens", &(l).max_tokens, "N", 1, 1 << 24, "Computed tokens per batch.")
+        OPT_INT("--kv-host-pages", &(l).engine.kv_host_pages, "N", 0, INT32_MAX, KV_HOST_PAGES),   \
+        OPT_CHOICE("--kv-load", &(l).engine.loads_always, "RULE", kv_args_loads, KV_LOADS),        \
+        OPT_CHOICE("--kv-dtype", &(l).engine.has_fp8_kv, "TYPE", kv_args_dtypes, KV_DTYPES),       \
+        OPT_INT("--max-tokens", &(l).engine.max_tokens, "N", 1, 1 << 24,                           \
+                "Computed tokens per batch.")
 
 load_args load_args_default(void);
 
@@ -201,7 +201,7 @@ const char *load_target_name(const load_args *a);
 
 /* Items to rank in a request: --candidates, or else `usual` for a ranking model and none for a
  * retrieval model. */
-uint32_t load_candidates(const load_args *a, const load_rig *r, int64_t usual);
+uint32_t load_candidates(const load_args *a, const load_rig *r, uint32_t usual);
 
 /* "cold" is without a cache, "memory" the CPU's pages, "gpu" those of a GPU. */
 const char *load_cache_name(const load_rig *r);

@@ -46,7 +46,7 @@ static status measure(const throughput_args *a, const load_rig *rig, load_report
                                              .seed = load_args_seed(&a->load)};
     if (a->warmup > 0 && a->load.dataset == NULL)
         TRY(run_set(a, rig, (uint64_t)a->warmup, 999, &one, out));
-    return run_set(a, rig, (uint64_t)a->load.requests, 0, &p, out);
+    return run_set(a, rig, a->load.draw.n_requests, 0, &p, out);
 }
 
 static status search(const throughput_args *a, const load_rig *rig, double capacity, double *rate,
@@ -126,31 +126,32 @@ static status run(const throughput_args *a) {
 /* The options that describe requests, for both commands. */
 #define REQUEST_OPTIONS(l)                                                                         \
     OPT_GROUP("Requests"),                                                                         \
-        OPT_INT("--requests", &(l).requests, "N", 1, 100000000,                                    \
+        OPT_INT("--requests", &(l).draw.n_requests, "N", 1, 100000000,                             \
                 "Number of requests (default 1000)."),                                             \
-        OPT_INT("--users", &(l).users, "N", 1, 100000000,                                          \
+        OPT_INT("--users", &(l).draw.n_users, "N", 1, 100000000,                                   \
                 "Maximum number of distinct users (default 1000000)."),                            \
-        OPT_DOUBLE("--zipf", &(l).zipf, "S",                                                       \
+        OPT_DOUBLE("--zipf", &(l).draw.zipf, "S",                                                  \
                    "Zipf exponent of how often users return (default 1; 0: all equally often)."),  \
-        OPT_DOUBLE("--returning", &(l).returning, "P",                                             \
+        OPT_DOUBLE("--returning", &(l).draw.returning, "P",                                        \
                    "Share of requests from returning users (default .8)."),                        \
-        OPT_DOUBLE("--history-mean", &(l).history_mean, "N",                                       \
+        OPT_DOUBLE("--history-mean", &(l).draw.history_mean, "N",                                  \
                    "Mean number of events in a user's first request (default 100)."),              \
-        OPT_DOUBLE("--history-stdev", &(l).history_deviation, "N",                                 \
+        OPT_DOUBLE("--history-stdev", &(l).draw.history_deviation, "N",                            \
                    "Its standard deviation (default 30)."),                                        \
-        OPT_DOUBLE("--new-mean", &(l).new_mean, "N",                                               \
+        OPT_DOUBLE("--new-mean", &(l).draw.new_mean, "N",                                          \
                    "Mean number of events that each later request adds (default 3)."),             \
-        OPT_DOUBLE("--new-stdev", &(l).new_deviation, "N", "Its standard deviation (default 2)."), \
-        OPT_INT("--candidates", &(l).candidates, "N", 0, 65536,                                    \
+        OPT_DOUBLE("--new-stdev", &(l).draw.new_deviation, "N",                                    \
+                   "Its standard deviation (default 2)."),                                         \
+        OPT_INT("--candidates", &(l).draw.n_candidates, "N", 0, 65536,                             \
                 "Rank this many items (default: 100 for a ranking model; a retrieval model "       \
                 "recommends)."),                                                                   \
-        OPT_INT("--top-k", &(l).top_k, "K", 1, 1024, "Items to recommend (default 10)."),          \
+        OPT_INT("--top-k", &(l).draw.top_k, "K", 1, 1024, "Items to recommend (default 10)."),     \
         OPT_INT("--items", &(l).items, "N", 1, 1000000000,                                         \
                 "Without a RUN: use the item ids 1 to N (default 1000)."),                         \
         OPT_INT("--seed", &(l).seed, "N", 0, INT64_MAX / 2,                                        \
                 "Seed of the requests (default 1; with --server a new one in every run).")
 
-static status check_draw(const load_args *a) {
+static status check_draw(const load_draw *a) {
     if (a->zipf < 0 || a->zipf > 10) return fail(ERR_USAGE, "--zipf must be from 0 to 10");
     if (a->returning < 0 || a->returning > 1)
         return fail(ERR_USAGE, "--returning must be from 0 to 1");
@@ -173,7 +174,7 @@ status bench_throughput(int argc, char **argv) {
                  "server with a --dataset of \"inputs\"."),
         OPT_TEXT("--model", &a.load.model, "NAME", "Model name on a KServe v2 server."),
         LOAD_ENGINE_OPTIONS(a.load),
-        OPT_INT("--max-batch", &a.load.max_batch, "N", 1, 4096, "Requests per batch."),
+        OPT_INT("--max-batch", &a.load.engine.max_batch, "N", 1, 4096, "Requests per batch."),
         OPT_INT("--deadline", &a.deadline_ms, "MS", 1, 600000,
                 "Deadline of a request, in milliseconds (default 10000)."),
         OPT_GROUP("Load"),
@@ -207,7 +208,7 @@ status bench_throughput(int argc, char **argv) {
         .max_positional = 1,
         .notes = "Sections and JSON keys are those of trtllm-bench where they mean the same.\n"};
     ARGS_PARSE(&spec, &a.load.path, NULL);
-    TRY(check_draw(&a.load));
+    TRY(check_draw(&a.load.draw));
     return run(&a);
 }
 
@@ -217,7 +218,7 @@ static status write_dataset(const load_args *a, const char *out) {
     load_set_init(&set);
     status st = a->path != NULL ? load_rig_open(&rig, a, 1000) : OK;
     if (st == OK) {
-        load_draw d = load_args_draw(a, &rig, (uint64_t)a->requests, 0);
+        load_draw d = load_args_draw(a, &rig, a->draw.n_requests, 0);
         st = load_set_draw(&set, &d);
     }
     if (st == OK) st = load_set_write(&set, out);
@@ -242,9 +243,9 @@ status bench_dataset(int argc, char **argv) {
             "returning, history lengths by mean and standard deviation, items of the model.",
         .options = options,
         .max_positional = 1};
-    a.device = "cpu";
+    a.engine.device = "cpu";
     ARGS_PARSE(&spec, &a.path, NULL);
     if (out == NULL) return fail(ERR_USAGE, "--out FILE is missing");
-    TRY(check_draw(&a));
+    TRY(check_draw(&a.draw));
     return write_dataset(&a, out);
 }

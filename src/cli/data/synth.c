@@ -39,16 +39,14 @@ status cmd_synth(int argc, char **argv) {
     synth_config config = synth_config_default();
     const char *folder = NULL;
     bool is_json = false;
-    int64_t n_users = (int64_t)config.n_users, n_items = config.n_items;
-    int64_t seed = (int64_t)config.seed;
     const arg_option options[] = {
         OPT_TEXT("--out", &folder, "DIR",
                  "Folder to write data.seq to; created if it does not exist."),
-        OPT_INT("--users", &n_users, "N", 1, (int64_t)1 << 31, "Number of users (default 5000)."),
-        OPT_INT("--items", &n_items, "N", 20, (int64_t)1 << 31, "Number of items (default 2000)."),
+        OPT_INT("--users", &config.n_users, "N", 1, (int64_t)1 << 31, "Number of users (default 5000)."),
+        OPT_INT("--items", &config.n_items, "N", 20, (int64_t)1 << 31, "Number of items (default 2000)."),
         OPT_DOUBLE("--mean-len", &config.mean_len, "L",
                    "Mean number of events per user, at most a quarter of the items (default 60)."),
-        OPT_INT("--seed", &seed, "S", 0, INT64_MAX, "Seed of the synthetic world (default 1)."),
+        OPT_INT("--seed", &config.seed, "S", 0, INT64_MAX, "Seed of the synthetic world (default 1)."),
         OPT_FLAG("--json", &is_json, "Print one JSON object instead of text."),
         {0},
     };
@@ -61,9 +59,6 @@ status cmd_synth(int argc, char **argv) {
         .notes = "The same options give the same file, whatever the number of threads."};
     ARGS_PARSE(&spec, NULL, NULL);
     if (folder == NULL) return fail(ERR_USAGE, "--out DIR is missing; usage: %s", spec.usage);
-    config.n_users = (uint64_t)n_users;
-    config.n_items = (uint32_t)n_items;
-    config.seed = (uint64_t)seed;
     synth_report report;
     int n_threads;
     pool *p = NULL;

@@ -46,11 +46,12 @@ status plan_rig_open(plan_rig *g, const plan_args *a) {
     kernel_cache cache;
     const chain *c;
     int n_threads;
-    problem_options o = {.n_sequences = a->batch,
-                         .max_len = a->length,
-                         .n_heads = a->heads,
-                         .dim_head = a->dim,
-                         .dim_ffn = a->ffn == 4 * a->heads * a->dim ? 0 : a->ffn,
+    const chain_shape *s = &a->shape;
+    problem_options o = {.n_sequences = s->n_sequences,
+                         .max_len = s->max_len,
+                         .n_heads = s->n_heads,
+                         .dim_head = s->dim_head,
+                         .dim_ffn = s->dim_ffn == 4 * chain_dim(s) ? 0 : s->dim_ffn,
                          .avg_len = a->avg_len,
                          .seed = (uint64_t)a->seed};
     *g = (plan_rig){0};
@@ -248,12 +249,8 @@ static status show(const show_args *a, const char *text) {
     const chain *c;
     fusion_plan plan;
     plan_program p;
-    chain_shape shape = {.n_sequences = 1,
-                         .max_len = (int32_t)a->layer.length,
-                         .n_tokens = a->layer.length,
-                         .n_heads = (int32_t)a->layer.heads,
-                         .dim_head = (int32_t)a->layer.dim,
-                         .dim_ffn = (int32_t)a->layer.ffn};
+    chain_shape shape = a->layer.shape;
+    shape.n_tokens = shape.max_len;
     TRY(chain_find(a->layer.layer, &c));
     TRY(plan_parse(text, &plan));
     plan_lower(c, &shape, plan.value, &p);
@@ -469,11 +466,11 @@ static status print_run_json(const plan_rig *g, const run_args *a, const run_res
 static void take_shape(plan_args *a, const plan_file *f) {
     a->layer = f->layer;
     if (f->mask[0] != '\0') a->mask = f->mask;
-    if (f->n_sequences > 0) a->batch = f->n_sequences;
-    if (f->max_len > 0) a->length = f->max_len;
-    if (f->n_heads > 0) a->heads = f->n_heads;
-    if (f->dim_head > 0) a->dim = f->dim_head;
-    if (f->dim_ffn > 0) a->ffn = f->dim_ffn;
+    if (f->n_sequences > 0) a->shape.n_sequences = f->n_sequences;
+    if (f->max_len > 0) a->shape.max_len = f->max_len;
+    if (f->n_heads > 0) a->shape.n_heads = f->n_heads;
+    if (f->dim_head > 0) a->shape.dim_head = f->dim_head;
+    if (f->dim_ffn > 0) a->shape.dim_ffn = f->dim_ffn;
 }
 
 static status run(const run_args *a, const plan_file *file) {
@@ -538,8 +535,7 @@ static status plan_run(int argc, char **argv) {
 
 typedef struct traverse_args {
     plan_args common;
-    int64_t from, to, rounds;
-    const char *out;
+    traverse_options o;
     bool is_json;
 } traverse_args;
 
@@ -547,7 +543,7 @@ static void print_traverse_text(const traverse_args *a, const traverse_summary *
     printf("%lld plans, %lld distinct programs, %lld wrong; largest error %.2e (allowed %.2e)\n",
            (long long)s->n_values, (long long)s->n_programs, (long long)s->n_failed,
            s->largest_error, s->allowed);
-    if (a->rounds == 0 || s->n_failed == s->n_programs) return;
+    if (a->o.rounds == 0 || s->n_failed == s->n_programs) return;
     char fastest[PLAN_BITS + 1], slowest[PLAN_BITS + 1];
     plan_bits(s->fastest.value, fastest);
     plan_bits(s->slowest.value, slowest);
@@ -566,21 +562,16 @@ static status print_traverse_json(const traverse_summary *s) {
     return json_line_print();
 }
 
-static status traverse_on(const plan_rig *g, const traverse_args *a) {
+static status traverse_on(const plan_rig *g, traverse_args *a) {
     traverse_summary s;
     buf what;
     buf_init(&what);
     status st = plan_rig_text(g, &a->common, &what);
     if (st == OK)
-        st = buf_printf(&what, ", plans %lld to %lld, seed %lld", (long long)a->from,
-                        (long long)a->to, (long long)a->common.seed);
-    traverse_options o = {.from = (int32_t)a->from,
-                          .to = (int32_t)a->to,
-                          .rounds = (int)a->rounds,
-                          .path = a->out,
-                          .header = buf_str(&what),
-                          .is_stopped = stop_signal_came};
-    if (st == OK) st = traverse_run(g->r, &o, &s);
+        st = buf_printf(&what, ", plans %d to %d, seed %lld", a->o.from, a->o.to,
+                        (long long)a->common.seed);
+    a->o.header = buf_str(&what);
+    if (st == OK) st = traverse_run(g->r, &a->o, &s);
     buf_fini(&what);
     if (st != OK) return st;
     if (a->is_json)
@@ -591,15 +582,16 @@ static status traverse_on(const plan_rig *g, const traverse_args *a) {
 }
 
 static status plan_traverse(int argc, char **argv) {
-    traverse_args a = {.common = PLAN_ARGS, .to = PLAN_CODES, .rounds = 3};
+    traverse_args a = {.common = PLAN_ARGS,
+                       .o = {.to = PLAN_CODES, .rounds = 3, .is_stopped = stop_signal_came}};
     const arg_option options[] = {
-        OPT_INT("--from", &a.from, "N", 0, PLAN_CODES - 1, "First plan (default 0)."),
-        OPT_INT("--to", &a.to, "N", 1, PLAN_CODES, "One past the last plan (default 65536)."),
-        OPT_TEXT("--out", &a.out, "FILE",
+        OPT_INT("--from", &a.o.from, "N", 0, PLAN_CODES - 1, "First plan (default 0)."),
+        OPT_INT("--to", &a.o.to, "N", 1, PLAN_CODES, "One past the last plan (default 65536)."),
+        OPT_TEXT("--out", &a.o.path, "FILE",
                  "Write lines BITS MS to FILE; FILE.partial holds them until all plans are done, "
                  "and an interrupted traversal resumes from it."),
         OPT_INT(
-            "--rounds", &a.rounds, "N", 0, 64,
+            "--rounds", &a.o.rounds, "N", 0, 64,
             "Repetitions of each timing, of which the median counts (default 3); 0 only checks."),
         PLAN_OPTIONS(&a.common),
         OPT_GROUP("Output"),
@@ -614,10 +606,9 @@ static status plan_traverse(int argc, char **argv) {
         .notes = "32768 to 49152 are all segmentations with the hand-written attention where it "
                  "applies; 16384 to 24576 are plans without it, with operators 1 and 2 apart."};
     ARGS_PARSE(&spec, NULL, NULL);
-    TRY(sink_check_file("--out", a.out));
-    if (a.from >= a.to)
-        return fail(ERR_USAGE, "--from %lld is not before --to %lld", (long long)a.from,
-                    (long long)a.to);
+    TRY(sink_check_file("--out", a.o.path));
+    if (a.o.from >= a.o.to)
+        return fail(ERR_USAGE, "--from %d is not before --to %d", a.o.from, a.o.to);
     plan_rig g;
     stop_signal_watch();
     status st = plan_rig_open(&g, &a.common);

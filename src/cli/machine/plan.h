@@ -8,34 +8,40 @@
 #include "tune/plan_runner.h"
 
 /* A layer, a batch, a mask, a device and the cache of compiled kernels; the layer's defaults are
- * BERT base.  ffn 0: four times the width of the model. */
+ * BERT base. */
 typedef struct plan_args {
     const char *layer, *mask, *device, *cache;
-    int dtype; /* -1: as suits the device */
-    int64_t batch, length, avg_len, heads, dim, ffn, seed;
+    int dtype;         /* -1: as suits the device */
+    chain_shape shape; /* n_tokens is not read */
+    int64_t avg_len, seed;
 } plan_args;
 
 #define PLAN_ARGS                                                                                  \
     {                                                                                              \
-        .layer = "bert", .mask = "none", .device = "auto", .batch = 1, .length = 128, .heads = 12, \
-        .dim = 64, .dtype = -1, .seed = 1                                                          \
+        .layer = "bert", .mask = "none", .device = "auto", .dtype = -1, .seed = 1, .shape = {      \
+            .n_sequences = 1,                                                                      \
+            .max_len = 128,                                                                        \
+            .n_heads = 12,                                                                         \
+            .dim_head = 64                                                                         \
+        }                                                                                          \
     }
 
 /* Options for the layer and the sizes that decide which segments are legal. */
 #define PLAN_LAYER_OPTIONS(a)                                                                      \
     OPT_TEXT("--layer", &(a)->layer, "LAYER", "bert (default), hstu or sasrec."),                  \
-        OPT_INT("--length", &(a)->length, "S", 1, 1 << 20,                                         \
+        OPT_INT("--length", &(a)->shape.max_len, "S", 1, 1 << 20,                                  \
                 "Longest sequence, in tokens (default 128)."),                                     \
-        OPT_INT("--heads", &(a)->heads, "H", 1, 1024, "Heads (default 12)."),                      \
-        OPT_INT("--dim", &(a)->dim, "D", 1, 1024,                                                  \
+        OPT_INT("--heads", &(a)->shape.n_heads, "H", 1, 1024, "Heads (default 12)."),              \
+        OPT_INT("--dim", &(a)->shape.dim_head, "D", 1, 1024,                                       \
                 "Head dimension (default 64); the model is H x D wide."),                          \
-        OPT_INT("--ffn", &(a)->ffn, "F", 1, 1 << 18,                                               \
+        OPT_INT("--ffn", &(a)->shape.dim_ffn, "F", 1, 1 << 18,                                     \
                 "Width of the FFN of a BERT layer (default: four times the model's).")
 
 /* All options. */
 #define PLAN_OPTIONS(a)                                                                            \
     OPT_GROUP("Layer and batch"), PLAN_LAYER_OPTIONS(a),                                           \
-        OPT_INT("--batch", &(a)->batch, "B", 1, 1 << 20, "Sequences in the batch (default 1)."),   \
+        OPT_INT("--batch", &(a)->shape.n_sequences, "B", 1, 1 << 20,                               \
+                "Sequences in the batch (default 1)."),                                            \
         OPT_INT("--avg-len", &(a)->avg_len, "A", 1, 1 << 20,                                       \
                 "Mean length of a jagged batch (default: every sequence has S tokens)."),          \
         OPT_TEXT("--mask", &(a)->mask, "MASK",                                                     \

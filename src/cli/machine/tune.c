@@ -280,7 +280,8 @@ enum { ROUNDS = 5, EXACT_ROUNDS = 3, EXACT_CHECKS = 150 };
 typedef struct tune_args {
     plan_args common;
     const char *search, *replay, *out, *report;
-    int64_t budget, search_seed, checks;
+    exact_options exact;
+    int budget;
     bool is_json;
 } tune_args;
 
@@ -336,14 +337,8 @@ static status open_source(source *s, const tune_args *a, plan_oracle *o) {
     for (int i = 0; i < PLAN_CODES; i++)
         s->ms[i] = NAN;
     TRY(chain_find(a->common.layer, &s->c));
-    *o = (plan_oracle){.c = s->c,
-                       .shape = {.n_sequences = (int32_t)a->common.batch,
-                                 .max_len = (int32_t)a->common.length,
-                                 .n_heads = (int32_t)a->common.heads,
-                                 .dim_head = (int32_t)a->common.dim,
-                                 .dim_ffn = (int32_t)a->common.ffn,
-                                 .n_tokens = a->common.batch * a->common.length},
-                       .ctx = s};
+    *o = (plan_oracle){.c = s->c, .shape = a->common.shape, .ctx = s};
+    o->shape.n_tokens = (int64_t)o->shape.n_sequences * o->shape.max_len;
     if (a->replay != NULL) {
         o->measure = look_up;
         o->contains = contains;
@@ -365,6 +360,7 @@ typedef struct found_plan {
 } found_plan;
 
 static void write_plan(json_writer *w, const source *s, const tune_args *a, const found_plan *f) {
+    const chain_shape *shape = &a->common.shape;
     char bits[PLAN_BITS + 1];
     plan_bits(f->best.value, bits);
     JSON_FIELDS(w, FIELD("kind", "hstu fusion plan"), FIELD("version", 1),
@@ -372,9 +368,9 @@ static void write_plan(json_writer *w, const source *s, const tune_args *a, cons
                 FIELD("ms", f->best.ms), FIELD("search", f->search),
                 FIELD("measured", f->n_measured),
                 FIELD("mask", s->rig.p != NULL ? s->key.mask : a->common.mask),
-                FIELD("batch", a->common.batch), FIELD("length", a->common.length),
-                FIELD("heads", a->common.heads), FIELD("dim", a->common.dim));
-    int64_t ffn = a->replay != NULL ? a->common.ffn : s->key.dim_ffn;
+                FIELD("batch", shape->n_sequences), FIELD("length", shape->max_len),
+                FIELD("heads", shape->n_heads), FIELD("dim", shape->dim_head));
+    int64_t ffn = a->replay != NULL ? shape->dim_ffn : s->key.dim_ffn;
     if (ffn > 0) json_key_int(w, "ffn", ffn);
     if (a->replay != NULL) json_key_string(w, "replay", a->replay);
     if (s->rig.t != NULL) json_key_string(w, "device", s->rig.t->name);
@@ -508,12 +504,8 @@ static status tell(source *s, const tune_args *a, const found_plan *f) {
 
 /* The exact search of kernels that can be run. */
 static status tune_exact(source *s, const tune_args *a) {
-    exact_options o = {.rounds = EXACT_ROUNDS,
-                       .n_checks = (int)a->checks,
-                       .seed = (uint64_t)a->search_seed,
-                       .is_stopped = stop_signal_came};
     exact_result e;
-    TRY(exact_search(s->rig.r, &o, &e));
+    TRY(exact_search(s->rig.r, &a->exact, &e));
     found_plan f = {
         .best = e.found, .search = "exact", .n_measured = (size_t)e.n_timed, .exact = &e};
     status st = tell(s, a, &f);
@@ -526,7 +518,7 @@ static status tune_on(source *s, const tune_args *a, const plan_oracle *o) {
     search_result r;
     TRY(search_find(a->search, &kind));
     if (kind == SEARCH_EXACT && a->replay == NULL) return tune_exact(s, a);
-    TRY(search_run(kind, o, (int)a->budget, (uint64_t)a->search_seed, &r));
+    TRY(search_run(kind, o, a->budget, a->exact.seed, &r));
     found_plan f = {.best = r.best, .search = search_name(kind), .n_measured = r.measured.n};
     status st = tell(s, a, &f);
     search_result_fini(&r);
@@ -564,7 +556,7 @@ static status run(const tune_args *a) {
     if (st == OK) st = open_source(s, a, &o);
     if (st == OK) st = tune_on(s, a, &o);
     if (st == OK && a->report != NULL) {
-        st = search_compare(&o, (int)a->budget, a->replay, a->report, &comparison);
+        st = search_compare(&o, a->budget, a->replay, a->report, &comparison);
         if (st == OK && !a->is_json) print_comparison(&comparison);
     }
     out_file_abandon(s->out);
@@ -577,16 +569,18 @@ static status tune_search(int argc, char **argv) {
     tune_args a = {.common = PLAN_ARGS,
                    .search = "exact",
                    .budget = 128,
-                   .search_seed = 1,
-                   .checks = EXACT_CHECKS};
+                   .exact = {.rounds = EXACT_ROUNDS,
+                             .n_checks = EXACT_CHECKS,
+                             .seed = 1,
+                             .is_stopped = stop_signal_came}};
     const arg_option options[] = {
         OPT_TEXT("--search", &a.search, "KIND",
                  "exact (default), xgboost, random, anneal or grouped."),
         OPT_INT("--budget", &a.budget, "N", 2, 20000,
                 "Plans to measure (default 128); exact times every kernel instead."),
-        OPT_INT("--search-seed", &a.search_seed, "N", 0, INT64_MAX,
+        OPT_INT("--search-seed", &a.exact.seed, "N", 0, INT64_MAX,
                 "Seed of the random choices (default 1)."),
-        OPT_INT("--checks", &a.checks, "N", 0, PLAN_PROGRAMS,
+        OPT_INT("--checks", &a.exact.n_checks, "N", 0, PLAN_PROGRAMS,
                 "exact: random whole plans to time, to see how additive times are (default 150)."),
         OPT_TEXT("--replay", &a.replay, "FILE",
                  "Read the times from the file of a traversal instead of running plans."),

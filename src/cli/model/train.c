@@ -527,7 +527,6 @@ status cmd_train(int argc, char **argv) {
                        .wire = -1,
                        .options = train_options_default()};
     train_options *o = &args.options;
-    int64_t keep = o->keep;
     const char *format;
     const arg_option options[] = {
         OPT_GROUP("Config"),
@@ -580,7 +579,7 @@ status cmd_train(int argc, char **argv) {
         OPT_INT(
             "--eval-every", &o->eval_every, "N", 1, 1 << 20,
             "Epochs between evaluations (default 1); each of the last ten epochs is evaluated."),
-        OPT_INT("--keep", &keep, "K", 1, 1 << 20,
+        OPT_INT("--keep", &o->keep, "K", 1, 1 << 20,
                 "Number of newest checkpoints to keep (default 2)."),
         OPT_INT("--snapshot-every", &o->snapshot_every, "N", 1, (int64_t)1 << 40,
                 "Steps between snapshots of dynamic tables in RUN/snapshots: a full one, then "
@@ -626,6 +625,5 @@ status cmd_train(int argc, char **argv) {
     };
     if (find_help_config(argc, argv, &format)) return print_help_config(format);
     ARGS_PARSE(&spec, NULL, NULL);
-    o->keep = (int)keep;
     return run(&args);
 }

@@ -9,18 +9,11 @@
 #include "cli/output.h"
 #include "cli/work.h"
 
-typedef struct build_args {
-    const char *run, *out, *checkpoint;
-    int dtype, items; /* of dtypes, of item_forms */
-    int64_t max_batch, max_tokens, kv_pages;
-    bool is_json;
-} build_args;
-
 /* In the order of config_dtype. */
 static const char *const dtypes[] = {"bfloat16", "float16", "float32", NULL};
 static const char *const item_forms[] = {"float32", "int8", NULL};
 
-static status print_json(const build_args *a, const build_report *r) {
+static status print_json(const build_config *a, const build_report *r) {
     json_writer *w = json_line_open();
     JSON_FIELDS(w, FIELD("engine", a->out), FIELD("step", r->step),
                 FIELD("dtype", dtypes[a->dtype]), FIELD("items", r->n_items),
@@ -33,7 +26,7 @@ static status print_json(const build_args *a, const build_report *r) {
     return json_line_print();
 }
 
-static void print_text(const build_args *a, const build_report *r) {
+static void print_text(const build_config *a, const build_report *r) {
     char path[512];
     escape_text(path, sizeof path, a->out);
     printf("%s: step %llu, %llu items, %llu parameters, matrices in %s (%.1f MB)\n", path,
@@ -54,23 +47,18 @@ static void print_text(const build_args *a, const build_report *r) {
     printf("opens in %.1f ms; the run: %.1f ms\n", 1e3 * r->engine_open_s, 1e3 * r->run_open_s);
 }
 
-static status run(const build_args *a) {
-    build_config c = {
-        .run = a->run,
-        .checkpoint = a->checkpoint,
-        .out = a->out,
-        .limits = {(int32_t)a->max_batch, (int32_t)a->max_tokens, a->kv_pages, a->items == 1},
-        .dtype = (config_dtype)a->dtype};
+static status run(const build_config *a, bool is_json) {
     build_report r;
     if (a->out == NULL) return fail(ERR_USAGE, "--out ENGINE is missing");
-    TRY(build_engine(&c, &r));
-    if (a->is_json) return print_json(a, &r);
+    TRY(build_engine(a, &r));
+    if (is_json) return print_json(a, &r);
     print_text(a, &r);
     return OK;
 }
 
 status cmd_build(int argc, char **argv) {
-    build_args a = {.dtype = DTYPE_FLOAT32, .kv_pages = -1};
+    build_config a = {.dtype = DTYPE_FLOAT32, .limits = {.kv_pages = -1}};
+    bool is_json = false;
     const arg_option options[] = {
         OPT_TEXT("--out", &a.out, "ENGINE",
                  "Folder to write; an existing engine folder is replaced atomically."),
@@ -78,17 +66,17 @@ status cmd_build(int argc, char **argv) {
                    "Precision of the matrices: float32 (default; the same answers as the run), "
                    "bfloat16 or float16, in which a GPU then computes."),
         OPT_TEXT("--checkpoint", &a.checkpoint, "WHICH", WORK_CHECKPOINTS),
-        OPT_INT("--max-batch", &a.max_batch, "B", 1, 4096,
+        OPT_INT("--max-batch", &a.limits.max_batch, "B", 1, 4096,
                 "Requests per batch, unless the server overrides it (default 64)."),
-        OPT_INT("--max-tokens", &a.max_tokens, "T", 1, 1 << 24,
+        OPT_INT("--max-tokens", &a.limits.max_tokens, "T", 1, 1 << 24,
                 "Computed tokens per batch (default 8192)."),
-        OPT_INT("--kv-pages", &a.kv_pages, "P", 0, INT32_MAX,
+        OPT_INT("--kv-pages", &a.limits.kv_pages, "P", 0, INT32_MAX,
                 "Pages of 64 tokens in the KV cache; 0: no cache (default: depends on memory)."),
         OPT_CHOICE(
-            "--items", &a.items, "FORM", item_forms,
+            "--items", &a.limits.has_int8_items, "FORM", item_forms,
             "How the CPU searches the catalogue of a retrieval model: float32 (default), or int8, "
             "which first rules out most items by 8-bit numbers; the answers are the same."),
-        OPT_FLAG("--json", &a.is_json, "Print one JSON object."),
+        OPT_FLAG("--json", &is_json, "Print one JSON object."),
         {0},
     };
     const arg_spec spec = {
@@ -102,5 +90,5 @@ status cmd_build(int argc, char **argv) {
         .notes = "'hstu serve', 'recommend', 'score', 'eval' and 'bench latency|throughput' accept "
                  "it in place of a run.\n"};
     ARGS_PARSE(&spec, &a.run, NULL);
-    return run(&a);
+    return run(&a, is_json);
 }

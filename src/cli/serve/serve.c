@@ -48,15 +48,13 @@ enum { NAME_BYTES = 64, CHECK_MS = 20 };
 typedef struct serve_args {
     const char *path[ENGINE_MAX_MODELS];
     int n_paths;
-    const char *data, *host, *device, *state, *keys, *access_log, *split;
+    server_config c;
+    const char *access_log, *split;
     arg_list names, shadows, allow_hosts;
-    access_log *log;              /* NULL: none */
-    int log_fd;                   /* 0: stdout's, or none */
-    int loads_always, has_fp8_kv; /* of kv_args_loads, of kv_args_dtypes */
-    int64_t port, max_batch, max_tokens, kv_pages, kv_host_pages, max_queue, queue_mib, deadline_ms;
-    int64_t drain_delay_s, drain_timeout_s, erase_within_s;
-    bool is_int8;
-    int64_t max_connections, per_address, max_body_mib, max_buffered_mib;
+    access_log *log; /* NULL: none */
+    int log_fd;      /* 0: stdout's, or none */
+    int64_t queue_mib, deadline_ms, drain_delay_s, drain_timeout_s, erase_within_s;
+    int64_t max_body_mib, max_buffered_mib;
     char name[ENGINE_MAX_MODELS][NAME_BYTES];
     server_model model[ENGINE_MAX_MODELS];
 } serve_args;
@@ -193,13 +191,14 @@ static void tell_start(const serve_args *a, server *s) {
     if (!state.is_durable)
         log_info("note: events are kept in memory only; --state DIR makes them durable");
     else
-        log_info("events: %llu read from %s%s", (unsigned long long)state.n_restored, a->state,
+        log_info("events: %llu read from %s%s", (unsigned long long)state.n_restored,
+                 a->c.engine.state,
                  state.n_known > 0 ? "; some are in the data, too, and count once" : "");
     if (state.warning[0] != '\0') log_warn("%s", state.warning);
     if (a->access_log == NULL && a->log == NULL)
         log_info("note: no access log, as stdout is not a file; --access-log - writes it there");
     log_info("ready: http://%s:%d/  (Ctrl-C to stop)",
-             strchr(a->host, ':') != NULL ? "[::]" : a->host, server_port(s));
+             strchr(a->c.http.host, ':') != NULL ? "[::]" : a->c.http.host, server_port(s));
 }
 
 /* Waits for a signal; false: the time is over. */
@@ -227,40 +226,24 @@ static status wait_for_end(const serve_args *a, server *s, const sigset_t *signa
     return OK;
 }
 
-static server_config make_config(const serve_args *a) {
-    server_config c = {.http = http_default_settings(),
-                       .models = a->model,
-                       .n_models = a->n_paths,
-                       .keys = a->keys,
-                       .allow_hosts = a->allow_hosts.item,
-                       .n_allow_hosts = a->allow_hosts.n_items,
-                       .log = a->log != NULL ? access_log_write : NULL,
-                       .log_dropped = a->log != NULL ? access_log_dropped : NULL,
-                       .log_ctx = a->log};
-    c.http.host = a->host;
-    c.http.port = (int)a->port;
-    c.http.max_connections = (int)a->max_connections;
-    c.http.max_per_address = (int)a->per_address;
-    c.http.max_body_bytes = (size_t)a->max_body_mib << 20;
+/* What the options of --help give in other units, or as lists. */
+static void finish_config(serve_args *a) {
+    server_config *c = &a->c;
+    c->models = a->model;
+    c->n_models = a->n_paths;
+    c->allow_hosts = a->allow_hosts.item;
+    c->n_allow_hosts = a->allow_hosts.n_items;
+    c->log = a->log != NULL ? access_log_write : NULL;
+    c->log_dropped = a->log != NULL ? access_log_dropped : NULL;
+    c->log_ctx = a->log;
     /* One address has half of it, and at least one request of the largest size. */
     int64_t least = 2 * a->max_body_mib;
-    c.http.max_held_bytes = (size_t)(a->max_buffered_mib > least ? a->max_buffered_mib : least)
-                            << 20;
-    c.engine = (engine_config){.data = a->data,
-                               .state = a->state,
-                               .erase_within_ns = (uint64_t)a->erase_within_s * 1000000000ull,
-                               .device = a->device,
-                               .max_batch = (int32_t)a->max_batch,
-                               .max_tokens = (int32_t)a->max_tokens,
-                               .max_queue = (int32_t)a->max_queue,
-                               .max_queue_bytes = (size_t)a->queue_mib << 20,
-                               .kv_pages = a->kv_pages,
-                               .kv_host_pages = a->kv_host_pages,
-                               .loads_always = a->loads_always != 0,
-                               .has_fp8_kv = a->has_fp8_kv != 0,
-                               .has_int8_items = a->is_int8,
-                               .deadline_ns = (uint64_t)a->deadline_ms * 1000000ull};
-    return c;
+    int64_t buffered_mib = a->max_buffered_mib > least ? a->max_buffered_mib : least;
+    c->http.max_body_bytes = (size_t)a->max_body_mib << 20;
+    c->http.max_held_bytes = (size_t)buffered_mib << 20;
+    c->engine.max_queue_bytes = (size_t)a->queue_mib << 20;
+    c->engine.erase_within_ns = (uint64_t)a->erase_within_s * 1000000000ull;
+    c->engine.deadline_ns = (uint64_t)a->deadline_ms * 1000000ull;
 }
 
 /* Engine folders are checked while the server starts; until then no answer leaves it.  *is_ending:
@@ -308,10 +291,8 @@ static status run(serve_args *a) {
     sigaddset(&signals, SIGINT);
     pthread_sigmask(SIG_BLOCK, &signals, &before);
     status st = open_log(a);
-    if (st == OK) {
-        server_config c = make_config(a);
-        st = server_start(&s, &c);
-    }
+    finish_config(a);
+    if (st == OK) st = server_start(&s, &a->c);
     if (st == OK) {
         tell_start(a, s);
         st = wait_checked(a, s, &signals, &is_ending);
@@ -336,40 +317,38 @@ static status check(serve_args *a) {
 }
 
 status cmd_serve(int argc, char **argv) {
-    serve_args a = {.host = "127.0.0.1",
-                    .port = 8080,
-                    .device = "auto",
-                    .kv_pages = -1,
-                    .drain_timeout_s = 30,
-                    .erase_within_s = 60,
-                    .max_connections = 4096,
-                    .per_address = 1024,
-                    .max_body_mib = 8,
-                    .max_buffered_mib = 256};
+    serve_args a = {
+        .c = {.http = http_default_settings(), .engine = {.device = "auto", .kv_pages = -1}},
+        .drain_timeout_s = 30,
+        .erase_within_s = 60,
+        .max_body_mib = 8,
+        .max_buffered_mib = 256};
+    http_settings *http = &a.c.http;
+    engine_config *e = &a.c.engine;
     const arg_option options[] = {
-        OPT_TEXT("--data", &a.data, "DIR",
+        OPT_TEXT("--data", &e->data, "DIR",
                  "Prepared data with initial user histories; items are matched by id."),
-        OPT_TEXT("--state", &a.state, "DIR",
+        OPT_TEXT("--state", &e->state, "DIR",
                  "Keep users' events in this folder; acknowledged events survive a crash. Without "
                  "it they are kept in memory."),
         OPT_INT(
             "--erase-within", &a.erase_within_s, "S", 1, 86400,
             "Remove erased users from the files of --state within this many seconds (default 60)."),
-        OPT_TEXT("--device", &a.device, "DEVICE", WORK_DEVICES),
+        OPT_TEXT("--device", &e->device, "DEVICE", WORK_DEVICES),
         OPT_GROUP("Network"),
-        OPT_TEXT("--host", &a.host, "HOST",
+        OPT_TEXT("--host", &http->host, "HOST",
                  "Address to listen on (default 127.0.0.1: this machine only). There is no TLS: "
                  "put a proxy such as nginx in front of a public server."),
-        OPT_INT("--port", &a.port, "PORT", 0, 65535, "Port (default 8080; 0: any free one)."),
-        OPT_TEXT("--keys", &a.keys, "FILE",
+        OPT_INT("--port", &http->port, "PORT", 0, 65535, "Port (default 8080; 0: any free one)."),
+        OPT_TEXT("--keys", &a.c.keys, "FILE",
                  "File of API keys, one per line: KEY NAME REQUESTS_PER_SECOND ROLES. 0 means no "
                  "limit; roles: read, events, admin."),
         OPT_LIST("--allow-host", &a.allow_hosts, "NAME",
                  "Accept requests with this Host header; '*' accepts any (default without --keys: "
                  "IP addresses, localhost, this machine's name and --host)."),
-        OPT_INT("--connections", &a.max_connections, "N", 1, 1000000,
+        OPT_INT("--connections", &http->max_connections, "N", 1, 1000000,
                 "Maximum number of connections (default 4096)."),
-        OPT_INT("--connections-per-address", &a.per_address, "N", 1, 1000000,
+        OPT_INT("--connections-per-address", &http->max_per_address, "N", 1, 1000000,
                 "Maximum number per address (default 1024)."),
         OPT_INT("--max-body", &a.max_body_mib, "MIB", 1, 1024,
                 "Largest request body, in MiB (default 8)."),
@@ -389,21 +368,21 @@ status cmd_serve(int argc, char **argv) {
                 "Reject requests that cannot be answered within this time, unless they name their "
                 "own deadline (default: none; a request is rejected if it would wait longer than "
                 "250 ms, or ten times the normal p99)."),
-        OPT_INT("--max-batch", &a.max_batch, "N", 1, 4096,
+        OPT_INT("--max-batch", &e->max_batch, "N", 1, 4096,
                 "Requests per batch (default: the engine's, otherwise 64)."),
-        OPT_INT("--max-tokens", &a.max_tokens, "N", 1, 1 << 24,
+        OPT_INT("--max-tokens", &e->max_tokens, "N", 1, 1 << 24,
                 "Computed tokens per batch (default: the engine's, otherwise 8192)."),
-        OPT_INT("--max-queue", &a.max_queue, "N", 1, 1 << 20,
+        OPT_INT("--max-queue", &e->max_queue, "N", 1, 1 << 20,
                 "Maximum number of waiting requests (default 1024)."),
         OPT_INT("--max-queue-mib", &a.queue_mib, "MIB", 1, 1 << 20,
                 "Memory for waiting requests, in MiB (default 1024)."),
-        OPT_INT("--kv-pages", &a.kv_pages, "N", 0, INT32_MAX,
+        OPT_INT("--kv-pages", &e->kv_pages, "N", 0, INT32_MAX,
                 "Pages of 64 tokens in the KV cache of each model; 0: no cache (default: the "
                 "engine's, otherwise by memory)."),
-        OPT_INT("--kv-host-pages", &a.kv_host_pages, "N", 0, INT32_MAX, KV_HOST_PAGES),
-        OPT_CHOICE("--kv-load", &a.loads_always, "RULE", kv_args_loads, KV_LOADS),
-        OPT_CHOICE("--kv-dtype", &a.has_fp8_kv, "TYPE", kv_args_dtypes, KV_DTYPES),
-        OPT_FLAG("--int8-items", &a.is_int8,
+        OPT_INT("--kv-host-pages", &e->kv_host_pages, "N", 0, INT32_MAX, KV_HOST_PAGES),
+        OPT_CHOICE("--kv-load", &e->loads_always, "RULE", kv_args_loads, KV_LOADS),
+        OPT_CHOICE("--kv-dtype", &e->has_fp8_kv, "TYPE", kv_args_dtypes, KV_DTYPES),
+        OPT_FLAG("--int8-items", &e->has_int8_items,
                  "On the CPU: rule out most items by 8-bit numbers before reading their float32 "
                  "rows; the answers are the same (default: as in the engine)."),
         OPT_GROUP("Logging and shutdown"),
