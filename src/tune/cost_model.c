@@ -314,7 +314,6 @@ status cost_model_save(const cost_model *m, const char *path) {
     uint64_t n = 0;
     buf text;
     json_writer w;
-    out_file *f;
     TRY(check(xgb.XGBoosterSaveModelToBuffer(m->booster, "{\"format\": \"json\"}", &n, &model)));
     buf_init(&text);
     json_begin_object(&w, &text, 2);
@@ -324,8 +323,7 @@ status cost_model_save(const cost_model *m, const char *path) {
     json_string_n(&w, model, (size_t)n);
     status st = json_finish_sealed(&w);
     if (st == OK) st = buf_text(&text, "\n");
-    if (st == OK) st = out_file_create(&f, path);
-    if (st == OK) st = out_file_end(f, out_file_write(f, buf_str(&text), text.n_bytes));
+    if (st == OK) st = file_write(path, buf_str(&text), text.n_bytes);
     buf_fini(&text);
     return st;
 }

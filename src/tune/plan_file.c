@@ -170,15 +170,13 @@ static status path_of(const plan_store *s, const plan_file *f, char path[4096]) 
 status plan_store_put(const plan_store *s, const plan_file *f, const buf *text, bool *is_kept,
                       char path[4096]) {
     plan_file old;
-    out_file *file;
     bool is_new;
     *is_kept = false;
     TRY(path_of(s, f, path));
     if (file_exists(path) && plan_file_read(&old, path) == OK && old.ms > 0 && old.ms < f->ms)
         return OK;
     TRY(folder_create(s->folder, &is_new));
-    TRY(out_file_create(&file, path));
-    status st = out_file_end(file, out_file_write(file, buf_str(text), text->n_bytes));
+    status st = file_write(path, buf_str(text), text->n_bytes);
     *is_kept = st == OK;
     return st;
 }

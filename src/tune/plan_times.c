@@ -151,13 +151,11 @@ static status append(traversal *t, const buf *text) {
 /* A file of the header, where there is one, and a line for each time so far. */
 static status write_times(const traversal *t, const char *path, const char *header) {
     buf text;
-    out_file *f = NULL;
     buf_init(&text);
     status st = header != NULL ? buf_printf(&text, "%s\n", header) : OK;
     for (size_t i = 0; i < t->times.n && st == OK; i++)
         st = plan_time_line(t->times.item[i].value, t->times.item[i].ms, &text);
-    if (st == OK) st = out_file_create(&f, path);
-    if (st == OK) st = out_file_end(f, out_file_write(f, buf_str(&text), text.n_bytes));
+    if (st == OK) st = file_write(path, buf_str(&text), text.n_bytes);
     buf_fini(&text);
     return st;
 }

@@ -221,11 +221,9 @@ static status build_in(const cpu_target *t, const char *folder, const buf *sourc
                        const kernel_key *key) {
     char c_file[4096], object[4096], *bytes = NULL;
     size_t n = 0;
-    out_file *f;
     TRY(path_join(c_file, sizeof c_file, folder, "kernel.c"));
     TRY(path_join(object, sizeof object, folder, "kernel.so"));
-    status st = out_file_create(&f, c_file);
-    if (st == OK) st = out_file_end(f, out_file_write(f, buf_str(source), source->n_bytes));
+    status st = file_write(c_file, buf_str(source), source->n_bytes);
     if (st == OK) st = call_compiler(t, c_file, object);
     if (st == OK) st = file_read_all(object, 64 << 20, &bytes, &n);
     if (st == OK) st = kernel_cache_store(&t->cache, key, "so", bytes, n);

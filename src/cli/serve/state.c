@@ -3,6 +3,7 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "cli/cli.h"
 #include "cli/output.h"
@@ -33,68 +34,49 @@ static status print_counts(const state_args *a, const state_counts *c, const cha
     return OK;
 }
 
-typedef enum { VERB_CHECK, VERB_BACKUP, VERB_RESTORE, VERB_RECOVER } state_verb;
+/* What is done with a state alone, or with a state and a file. */
+typedef struct state_verb {
+    const char *name, *usage, *summary;
+    status (*alone)(const char *folder, state_counts *out);
+    status (*with_file)(const char *folder, const char *file, state_counts *out);
+    const char *done; /* printed before the counts; NULL: the word of this number */
+    int word;
+} state_verb;
 
-static status run_verb(state_verb v, const state_args *a) {
-    const char *folder = a->word[0], *file = a->word[1];
-    state_counts counts;
-    switch (v) {
-    case VERB_CHECK:
-        TRY(state_check(folder, &counts));
-        return print_counts(a, &counts, "sound");
-    case VERB_BACKUP:
-        TRY(state_backup(folder, file, &counts));
-        return print_counts(a, &counts, file);
-    case VERB_RESTORE:
-        TRY(state_restore(folder, file, &counts));
-        return print_counts(a, &counts, folder);
-    case VERB_RECOVER:
-        TRY(state_recover(folder, &counts));
-        return print_counts(a, &counts, "saved");
-    }
-    return OK;
-}
+static const state_verb verbs[] = {
+    {"check", "hstu state check DIR",
+     "Check a state: structure, references and checksums. The server may be running.", state_check,
+     NULL, "sound", 0},
+    {"backup", "hstu state backup DIR FILE",
+     "Copy a state to a file and check the copy. The server may be running.", NULL, state_backup,
+     NULL, 1},
+    {"restore", "hstu state restore DIR FILE",
+     "Replace a state with a backup. Stop the server first; the current state is kept as "
+     "state.db.before-N.",
+     NULL, state_restore, NULL, 0},
+    {"recover", "hstu state recover DIR",
+     "Recover what is readable of a damaged state. Stop the server first; the damaged file is kept "
+     "as state.db.damaged-N.",
+     state_recover, NULL, "saved", 0},
+};
 
-static status parse_and_run(state_verb v, const char *usage, const char *summary, int argc,
-                            char **argv) {
+static status cmd_verb(int argc, char **argv) {
     state_args a = {0};
-    int n = v == VERB_BACKUP || v == VERB_RESTORE ? 2 : 1;
+    state_counts counts;
+    const state_verb *v = verbs;
+    while (strcmp(v->name, argv[0]) != 0)
+        v++;
+    int n = v->with_file != NULL ? 2 : 1;
     const arg_option options[] = {
         OPT_FLAG("--json", &a.is_json, "Print the counts as a JSON object."), {0}};
-    const arg_spec spec = {.usage = usage,
-                           .summary = summary,
+    const arg_spec spec = {.usage = v->usage,
+                           .summary = v->summary,
                            .options = options,
                            .min_positional = n,
                            .max_positional = n};
     ARGS_PARSE(&spec, a.word, NULL);
-    return run_verb(v, &a);
-}
-
-static status cmd_check(int argc, char **argv) {
-    return parse_and_run(
-        VERB_CHECK, "hstu state check DIR",
-        "Check a state: structure, references and checksums. The server may be running.", argc,
-        argv);
-}
-
-static status cmd_backup(int argc, char **argv) {
-    return parse_and_run(VERB_BACKUP, "hstu state backup DIR FILE",
-                         "Copy a state to a file and check the copy. The server may be running.",
-                         argc, argv);
-}
-
-static status cmd_restore(int argc, char **argv) {
-    return parse_and_run(VERB_RESTORE, "hstu state restore DIR FILE",
-                         "Replace a state with a backup. Stop the server first; the current state "
-                         "is kept as state.db.before-N.",
-                         argc, argv);
-}
-
-static status cmd_recover(int argc, char **argv) {
-    return parse_and_run(VERB_RECOVER, "hstu state recover DIR",
-                         "Recover what is readable of a damaged state. Stop the server first; the "
-                         "damaged file is kept as state.db.damaged-N.",
-                         argc, argv);
+    TRY(n == 2 ? v->with_file(a.word[0], a.word[1], &counts) : v->alone(a.word[0], &counts));
+    return print_counts(&a, &counts, v->done != NULL ? v->done : a.word[v->word]);
 }
 
 static status cmd_import_log(int argc, char **argv) {
@@ -120,10 +102,10 @@ static status cmd_import_log(int argc, char **argv) {
 }
 
 const command state_commands[] = {
-    {"check", cmd_check, "check a state and count users and events"},
-    {"backup", cmd_backup, "copy a state to a file, even while a server uses it"},
-    {"restore", cmd_restore, "replace a state with a backup"},
-    {"recover", cmd_recover, "recover what is readable of a damaged state"},
+    {"check", cmd_verb, "check a state and count users and events"},
+    {"backup", cmd_verb, "copy a state to a file, even while a server uses it"},
+    {"restore", cmd_verb, "replace a state with a backup"},
+    {"recover", cmd_verb, "recover what is readable of a damaged state"},
     {"import", cmd_import_log, "convert the event log of an earlier version"},
     {0},
 };
