@@ -145,7 +145,8 @@ typedef struct softmax_head {
     const softmax_attn_args *a;
     const attn_rounding *r;
     int32_t b, head;
-    int32_t first, len; /* rows of the sequence in the jagged arrays */
+    int32_t first, len;    /* rows of the sequence in the jagged arrays */
+    const uint64_t *words; /* the keys of the row as bits; NULL: those of the mask */
 } softmax_head;
 
 bool softmax_attn_naive_sees(const softmax_attn_args *a, int32_t b, int32_t i, int32_t j) {
@@ -163,6 +164,11 @@ bool softmax_attn_naive_sees(const softmax_attn_args *a, int32_t b, int32_t i, i
         return m->bits[(int64_t)bits * MASK_TILE + i % MASK_TILE] >> (j % MASK_TILE) & 1;
     }
     return false;
+}
+
+static bool sees(const softmax_head *s, int32_t i, int32_t j) {
+    if (s->words != NULL) return s->words[j / 64] >> (j % 64) & 1;
+    return softmax_attn_naive_sees(s->a, s->b, i, j);
 }
 
 static const float *row_of(const softmax_head *s, const void *x, int64_t stride, int32_t i) {
@@ -218,7 +224,7 @@ static void silu_pair(const softmax_head *s, int32_t i, int32_t j, const attn_na
 
 static void silu_row(const softmax_head *s, int32_t i, const attn_naive_results *to) {
     for (int32_t j = 0; j < s->len; j++)
-        if (softmax_attn_naive_sees(s->a, s->b, i, j)) silu_pair(s, i, j, to);
+        if (sees(s, i, j)) silu_pair(s, i, j, to);
 }
 
 /* A softmax needs its whole row: the sum of the weights, and of weights times their gradients. */
@@ -226,13 +232,12 @@ static void softmax_row(const softmax_head *s, int32_t i, const attn_naive_resul
     const softmax_attn_args *a = s->a;
     double sum = 0, delta = 0;
     for (int32_t j = 0; j < s->len; j++)
-        if (softmax_attn_naive_sees(a, s->b, i, j)) sum += exp(softmax_score(s, i, j));
+        if (sees(s, i, j)) sum += exp(softmax_score(s, i, j));
     for (int32_t j = 0; j < s->len; j++)
-        if (softmax_attn_naive_sees(a, s->b, i, j))
-            delta += softmax_weight(s, i, j, sum) * weight_grad(s, i, j);
+        if (sees(s, i, j)) delta += softmax_weight(s, i, j, sum) * weight_grad(s, i, j);
     if (to->log_sum != NULL) to->log_sum[(s->first + i) * (int64_t)a->n_heads + s->head] = log(sum);
     for (int32_t j = 0; j < s->len; j++) {
-        if (!softmax_attn_naive_sees(a, s->b, i, j)) continue;
+        if (!sees(s, i, j)) continue;
         double p = softmax_weight(s, i, j, sum);
         double weight = factor(s->r, stored(s->r, p * kept(s, i, j)));
         double ds = (double)a->alpha * p * (weight_grad(s, i, j) - delta);
@@ -246,14 +251,20 @@ static void softmax_row(const softmax_head *s, int32_t i, const attn_naive_resul
     }
 }
 
+void softmax_attn_naive_row(const softmax_attn_args *a, int32_t b, int32_t head, int32_t i,
+                            const uint64_t *words, const attn_rounding *r,
+                            const attn_naive_results *to) {
+    softmax_head s = {.a = a, .r = r, .b = b, .head = head, .first = a->offsets[b], .words = words};
+    s.len = a->offsets[b + 1] - s.first;
+    if (a->silu_scale != 0)
+        silu_row(&s, i, to);
+    else
+        softmax_row(&s, i, to);
+}
+
 void softmax_attn_naive_sequence(const softmax_attn_args *a, int32_t b, const attn_rounding *r,
                                  const attn_naive_results *to) {
-    softmax_head s = {.a = a, .r = r, .b = b, .first = a->offsets[b]};
-    s.len = a->offsets[b + 1] - s.first;
-    for (s.head = 0; s.head < a->n_heads; s.head++)
-        for (int32_t i = 0; i < s.len; i++)
-            if (a->silu_scale != 0)
-                silu_row(&s, i, to);
-            else
-                softmax_row(&s, i, to);
+    for (int32_t head = 0; head < a->n_heads; head++)
+        for (int32_t i = 0; i < a->offsets[b + 1] - a->offsets[b]; i++)
+            softmax_attn_naive_row(a, b, head, i, NULL, r, to);
 }

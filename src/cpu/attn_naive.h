@@ -38,7 +38,11 @@ void attn_naive_sequence(const attn_args *a, int32_t b, const attn_rounding *r,
 /* Does row i of sequence b see key j in softmax attention? */
 bool softmax_attn_naive_sees(const softmax_attn_args *a, int32_t b, int32_t i, int32_t j);
 
-/* Both passes of softmax attention for all pairs of a sequence. */
+/* Both passes of softmax attention for one row, and for all of a sequence.  words: the keys that
+ * the row sees as bits; NULL: those of the mask. */
+void softmax_attn_naive_row(const softmax_attn_args *a, int32_t b, int32_t head, int32_t i,
+                            const uint64_t *words, const attn_rounding *r,
+                            const attn_naive_results *to);
 void softmax_attn_naive_sequence(const softmax_attn_args *a, int32_t b, const attn_rounding *r,
                                  const attn_naive_results *to);
 

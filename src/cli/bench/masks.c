@@ -15,6 +15,7 @@
 #include "base/rng.h"
 #include "base/thread.h"
 #include "cli/bench/bench.h"
+#include "cpu/attn_naive.h"
 #include "format/safetensors.h"
 #include "nn/memory.h"
 #include "ops/mask_rule.h"
@@ -187,83 +188,32 @@ static void close_problem(problem *p) {
     mask_destroy(p->m);
 }
 
-static double dot(const float *x, const float *y, int32_t n) {
-    double sum = 0;
-    for (int32_t d = 0; d < n; d++)
-        sum += (double)x[d] * (double)y[d];
-    return sum;
-}
-
-static void add(double *to, double weight, const float *x, int32_t n) {
-    for (int32_t d = 0; d < n; d++)
-        to[d] += weight * (double)x[d];
-}
-
-/* The scores in p become weights; dp, of the weights, the gradients of the scores, without alpha.
- */
-static void exact_softmax(double *p, double *dp, int32_t n_keys) {
-    double largest = -INFINITY, sum = 0, delta = 0;
-    for (int32_t n = 0; n < n_keys; n++)
-        largest = fmax(largest, p[n]);
-    for (int32_t n = 0; n < n_keys; n++)
-        sum += p[n] = exp(p[n] - largest);
-    for (int32_t n = 0; n < n_keys; n++)
-        delta += (p[n] /= sum) * dp[n];
-    for (int32_t n = 0; n < n_keys; n++)
-        dp[n] = p[n] * (dp[n] - delta);
-}
-
-static void exact_silu(double *p, double *dp, int32_t n_keys, int32_t length) {
-    for (int32_t n = 0; n < n_keys; n++) {
-        double sigmoid = 1 / (1 + exp(-p[n]));
-        dp[n] *= sigmoid * (1 + p[n] * (1 - sigmoid)) / length;
-        p[n] *= sigmoid / length;
-    }
-}
-
-/* Both passes of head 0 of sequence 0, in float64: want is out, dq, dk, dv, (length, D) each.  p
- * and dp have room for a row, keys for the numbers of its keys. */
-static void exact_row(const problem *x, const mask_row *r, int32_t i, const int32_t *keys,
-                      int32_t n_keys, double *p, double *dp, double *want[N_RESULTS]) {
-    int32_t d = r->dim;
-    double alpha = 1 / sqrt((double)d);
-    for (int32_t n = 0; n < n_keys; n++) {
-        p[n] = alpha * dot(x->input[Q] + (int64_t)i * d, x->input[K] + (int64_t)keys[n] * d, d);
-        dp[n] = dot(x->input[DOUT] + (int64_t)i * d, x->input[V] + (int64_t)keys[n] * d, d);
-    }
-    if (r->is_silu)
-        exact_silu(p, dp, n_keys, r->length);
-    else
-        exact_softmax(p, dp, n_keys);
-    for (int32_t n = 0; n < n_keys; n++) {
-        double ds = alpha * dp[n];
-        int64_t at = (int64_t)keys[n] * d;
-        add(want[0] + (int64_t)i * d, p[n], x->input[V] + at, d);
-        add(want[1] + (int64_t)i * d, ds, x->input[K] + at, d);
-        add(want[2] + at, ds, x->input[Q] + (int64_t)i * d, d);
-        add(want[3] + at, p[n], x->input[DOUT] + (int64_t)i * d, d);
-    }
-}
-
+/* Both passes of head 0 of sequence 0, in float64: want is out, dq, dk, dv, (length, D) each.  Rows
+ * are those of the mask itself, not of the tiles that the kernels read. */
 static status exact_head(const problem *x, const mask_row *r, double *want[N_RESULTS]) {
-    int32_t n = r->length, *keys;
+    int32_t n = r->length, offsets[] = {0, n};
     int64_t n_words = (n + 63) / 64;
-    uint64_t *words = NULL;
-    double *room = NULL;
-    TRY(MEM_NEW(&keys, (size_t)n));
-    status st = MEM_NEW(&words, (size_t)n_words);
-    if (st == OK) st = MEM_NEW(&room, 2 * (size_t)n);
-    for (int32_t i = 0; i < n && st == OK; i++) {
-        int32_t n_keys = 0;
+    uint64_t *words;
+    attn_naive_results to = {.out = want[0], .dq = want[1], .dk = want[2], .dv = want[3]};
+    softmax_attn_args a = {.n_sequences = 1,
+                           .n_heads = 1,
+                           .dim = r->dim,
+                           .max_len = n,
+                           .offsets = offsets,
+                           .q = x->input[Q],
+                           .k = x->input[K],
+                           .v = x->input[V],
+                           .dout = x->input[DOUT],
+                           .alpha = x->copy[0].alpha,
+                           .silu_scale = x->copy[0].silu_scale};
+    a.stride_q = a.stride_k = a.stride_v = a.stride_out = r->dim;
+    TRY(MEM_NEW(&words, (size_t)n_words));
+    for (int32_t i = 0; i < n; i++) {
         mask_fill_rows(x->m, 0, n, i, 1, words, n_words);
-        for (int32_t j = 0; j < n; j++)
-            if (words[j / 64] >> (j % 64) & 1) keys[n_keys++] = j;
-        exact_row(x, r, i, keys, n_keys, room, room + n, want);
+        softmax_attn_naive_row(&a, 0, 0, i, words, NULL, &to);
     }
-    mem_free(keys);
     mem_free(words);
-    mem_free(room);
-    return st;
+    return OK;
 }
 
 /* Root mean square of the difference over that of the values, of head 0 of sequence 0. */
