@@ -10,6 +10,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/rng.h"
+#include "base/sort.h"
 #include "base/thread.h"
 #include "train/report/report.h"
 
@@ -244,15 +245,10 @@ double load_percentile(const double *sorted, size_t n, double p) {
     return n == 0 ? 0 : sorted[i < n ? i : n - 1];
 }
 
-static int compare(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 static void summarise(double *ms, size_t n, load_times *out) {
     *out = (load_times){.n = n};
     if (n == 0) return;
-    qsort(ms, n, sizeof *ms, compare);
+    sort_doubles(ms, n);
     double sum = 0;
     for (size_t i = 0; i < n; i++)
         sum += ms[i];
@@ -318,12 +314,12 @@ static status make_report(const load_set *s, const load_outcome *o, load_report 
     count_outcomes(s, o, out);
     for (size_t i = 0; i < s->n; i++)
         if (o[i].is_timed) ms[n++] = ms_between(o[i].intended_ns, o[i].sent_ns);
-    qsort(ms, n, sizeof *ms, compare);
+    sort_doubles(ms, n);
     out->late_ms = load_percentile(ms, n, .99);
     n = 0;
     for (size_t i = 0; i < s->n; i++)
         if (o[i].is_timed) ms[n++] = ms_between(o[i].done_ns, o[i].read_ns);
-    qsort(ms, n, sizeof *ms, compare);
+    sort_doubles(ms, n);
     out->read_ms = load_percentile(ms, n, .99);
     collect(o, s->n, LOAD_OK, latency_ms, ms, &out->latency);
     collect(o, s->n, LOAD_OK, answer_ms, ms, &out->answer);

@@ -15,6 +15,7 @@
 #include "cli/cli.h"
 #include "cli/model/run_facts.h"
 #include "cli/output.h"
+#include "data/read/sources.h"
 #include "data/set/stats.h"
 #include "embed/snapshot.h"
 #include "format/safetensors.h"
@@ -410,11 +411,6 @@ static const char *const bit_names[] = {"click",   "like", "follow",    "comment
                                         "forward", "hate", "long_view", "profile_enter"};
 enum { N_BITS = sizeof bit_names / sizeof bit_names[0] };
 
-static const char *action_kind_word(action_kind kind) {
-    static const char *const words[] = {"none", "stars", "half-stars", "bits", "code"};
-    return words[kind];
-}
-
 /* Events with a bit of the mask set. */
 static uint64_t count_bit(const data_stats *stats, int bit) {
     uint64_t n = 0;
@@ -427,7 +423,7 @@ static uint64_t count_bit(const data_stats *stats, int bit) {
 
 static void write_actions(const info *in, json_writer *w) {
     json_key_object(w, "actions");
-    json_key_string(w, "kind", action_kind_word(in->data->actions));
+    json_key_string(w, "kind", action_kind_name(in->data->actions));
     json_key_object(w, "counts");
     for (int bit = 0; bit < N_BITS && in->data->actions == ACTION_BITS; bit++)
         json_key_int(w, bit_names[bit], (int64_t)count_bit(in->stats, bit));

@@ -15,6 +15,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/sort.h"
 #include "base/status.h"
 #include "cli/machine/profile.h"
 #include "cli/output.h"
@@ -27,12 +28,6 @@
 #include "profile/trace.h"
 #include "profile/utilization.h"
 #include "train/report/report.h"
-
-typedef struct other_options {
-    int toggle;        /* the signal that switches recording on and off, or 0 */
-    bool has_unified;  /* unified memory too */
-    const char *range; /* keep what is inside NVTX's ranges of this name; NULL: everything */
-} other_options;
 
 /* What a browser draws with ease; of more spans the longest are drawn. */
 enum { MAX_DRAWN = 40000, TOP_ROWS = 20 };
@@ -73,10 +68,6 @@ static const char script[] =
     "()=>zoom(1.4,m),ArrowLeft:()=>move(-d),ArrowRight:()=>move(d)}[e.key]||(()=>{}))()};\n"
     "onresize=draw;matchMedia('(prefers-color-scheme:dark)').onchange=draw;draw();\n";
 
-static bool is_on_gpu(const span *s) {
-    return s->kind == SPAN_KERNEL || s->kind == SPAN_COPY || s->kind == SPAN_SET;
-}
-
 /* Lanes: first the host's threads, then CUDA's calls, then streams as they come. */
 typedef struct lanes {
     struct {
@@ -86,7 +77,7 @@ typedef struct lanes {
 } lanes;
 
 static int lane_of(lanes *l, const span *s) {
-    if (!is_on_gpu(s)) return s->kind == SPAN_CALL ? l->n_threads : s->lane;
+    if (!span_is_on_gpu(s)) return s->kind == SPAN_CALL ? l->n_threads : s->lane;
     for (int i = 0; i < l->n_gpu; i++)
         if (l->gpu[i].device == s->device && l->gpu[i].stream == s->lane)
             return l->n_threads + 1 + i;
@@ -98,15 +89,10 @@ static int lane_of(lanes *l, const span *s) {
 
 static int depth_of(const recorder *r, const span *s) {
     int depth = 0;
-    if (is_on_gpu(s) || s->kind == SPAN_CALL) return 0;
+    if (span_is_on_gpu(s) || s->kind == SPAN_CALL) return 0;
     for (int64_t at = s->op; at != RECORDER_NO_OP; at = r->spans[at].op)
         depth++;
     return depth;
-}
-
-static int by_length(const void *a, const void *b) {
-    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-    return x > y ? -1 : x < y;
 }
 
 /* The length from which on spans are drawn. */
@@ -117,8 +103,8 @@ static status shortest_drawn(const recorder *r, uint64_t *ns) {
     TRY(mem_alloc_raw((void **)&all, r->n_spans, sizeof *all));
     for (size_t i = 0; i < r->n_spans; i++)
         all[i] = r->spans[i].end_ns == 0 ? 0 : r->spans[i].end_ns - r->spans[i].start_ns;
-    qsort(all, r->n_spans, sizeof *all, by_length);
-    *ns = all[MAX_DRAWN] + 1;
+    sort_uint64(all, r->n_spans);
+    *ns = all[r->n_spans - 1 - MAX_DRAWN] + 1;
     mem_free(all);
     return OK;
 }
@@ -503,7 +489,7 @@ static status find_library(char path[PATH_MAX]) {
 
 /* In the child.  Output goes to stderr: stdout is for the tables. */
 static void start_program(char **argv, const char *library, const char *folder,
-                          const other_options *o) {
+                          const profiler_options *o) {
     if (dup2(STDERR_FILENO, STDOUT_FILENO) >= 0 &&
         env_set_injection(library, folder, o->toggle, o->has_unified) == OK) {
         signal(SIGINT, SIG_DFL);
@@ -537,7 +523,7 @@ static void describe_end(const char *name, int how, char failed[256]) {
         snprintf(failed, 256, "%.100s ended with exit code %d", name, WEXITSTATUS(how));
 }
 
-static status run_program(char **argv, const char *folder, const other_options *o,
+static status run_program(char **argv, const char *folder, const profiler_options *o,
                           char failed[256]) {
     char library[PATH_MAX];
     int how;
@@ -559,7 +545,7 @@ static status run_program(char **argv, const char *folder, const other_options *
 /* Runs the program with its output on stderr, waits, and fills the profile, which is to be ended by
  * profile_fini in any case.  The records go to a folder inside `out` for the time being.  *failed:
  * how the program ended, where that was not exit code 0; else "". */
-static status profile_program(profile *p, char **argv, const char *out, const other_options *o,
+static status profile_program(profile *p, char **argv, const char *out, const profiler_options *o,
                               char failed[256]) {
     scratch_folder *records = NULL;
     char folder[PATH_MAX];
@@ -585,11 +571,9 @@ static const char *const signal_names[] = {"SIGUSR1", "SIGUSR2", NULL};
 static const char *const format_names[] = {"table", "csv", "json", NULL}; /* profile_format */
 
 typedef struct profile_args {
-    int64_t wait, warmup, active, repeat;
-    const char *range;
+    profiler_options o;
     int activities, toggle_by; /* of activity_names, of signal_names; toggle_by -1: none */
-    bool has_shapes, has_no_peaks, has_memory, has_unified, has_memsets;
-    int toggle; /* the signal; 0: none */
+    bool has_no_peaks;
     profile_view view;
 } profile_args;
 
@@ -619,7 +603,8 @@ static status run_apart(const command *c, int argc, char **argv) {
 }
 
 static status check(const profile_args *a) {
-    if (a->active == 0 && (a->wait > 0 || a->warmup > 0 || a->repeat > 0))
+    const recorder_schedule *s = &a->o.schedule;
+    if (s->active == 0 && (s->wait > 0 || s->warmup > 0 || s->repeat > 0))
         return fail(ERR_USAGE,
                     "--wait, --warmup and --repeat need --active: how many steps to keep");
     if (a->view.sort_by == NULL) return OK;
@@ -631,11 +616,10 @@ static status check(const profile_args *a) {
 static status profile_a_program(const profile_args *a, char **argv) {
     profile p;
     char failed[256];
-    if (a->active > 0)
+    if (a->o.schedule.active > 0)
         return fail(ERR_USAGE, "--active counts steps of hstu's own training; other programs are "
                                "recorded whole, or by a signal (--toggle-by)");
-    const other_options o = {a->toggle, a->has_unified, a->range};
-    status st = profile_program(&p, argv, a->view.out, &o, failed);
+    status st = profile_program(&p, argv, a->view.out, &a->o, failed);
     if (st == OK) st = profile_show(&p, &a->view);
     profile_fini(&p);
     if (st == OK && failed[0] != '\0') st = fail(ERR_IO, "%s", failed);
@@ -651,16 +635,6 @@ static status make_folder(const char *path, bool *is_new) {
 
 static status profile_command(const profile_args *a, int argc, char **argv) {
     profile p;
-    profiler_options o = {.schedule = {a->wait, a->warmup, a->active, a->repeat},
-                          .toggle = a->toggle,
-                          .range = a->range,
-                          .has_host = a->activities != 1,
-                          .has_gpu = a->activities != 0,
-                          .has_shapes = a->has_shapes,
-                          .has_memory = a->has_memory,
-                          .has_unified = a->has_unified,
-                          .has_memsets = a->has_memsets,
-                          .has_peaks = !a->has_no_peaks};
     const command *c = find_command(argv[0]);
     TRY(check(a));
     if (c == NULL && is_program(argv[0]) && strcmp(argv[0], "profile") != 0)
@@ -671,7 +645,7 @@ static status profile_command(const profile_args *a, int argc, char **argv) {
                     argv[0]);
     bool is_new;
     TRY(make_folder(a->view.out, &is_new));
-    status st = profiler_start(&p, &o);
+    status st = profiler_start(&p, &a->o);
     if (st == OK) {
         st = run_apart(c, argc, argv);
         status stopped = profiler_stop(&p);
@@ -691,18 +665,20 @@ status cmd_profile(int argc, char **argv) {
         OPT_CHOICE(
             "--activities", &a.activities, "LIST", activity_names,
             "What to record: cpu, cuda or cpu,cuda (default: both; cuda needs CUPTI and a GPU)."),
-        OPT_INT("--wait", &a.wait, "N", 0, 1 << 30, "Steps to skip first (default 0)."),
-        OPT_INT("--warmup", &a.warmup, "N", 0, 1 << 30, "Steps to record and discard (default 0)."),
-        OPT_INT("--active", &a.active, "N", 0, 1 << 30,
+        OPT_INT("--wait", &a.o.schedule.wait, "N", 0, 1 << 30, "Steps to skip first (default 0)."),
+        OPT_INT("--warmup", &a.o.schedule.warmup, "N", 0, 1 << 30,
+                "Steps to record and discard (default 0)."),
+        OPT_INT("--active", &a.o.schedule.active, "N", 0, 1 << 30,
                 "Steps to keep (default 0: everything from start to end)."),
-        OPT_INT("--repeat", &a.repeat, "N", 0, 1 << 30,
+        OPT_INT("--repeat", &a.o.schedule.repeat, "N", 0, 1 << 30,
                 "How often to wait, warm up and record (default 0: until the end)."),
-        OPT_FLAG("--record-shapes", &a.has_shapes, "List ops of different sizes in separate rows."),
-        OPT_FLAG("--memory", &a.has_memory,
+        OPT_FLAG("--record-shapes", &a.o.has_shapes,
+                 "List ops of different sizes in separate rows."),
+        OPT_FLAG("--memory", &a.o.has_memory,
                  "Record allocations of device memory, and what owns them at the peak."),
-        OPT_FLAG("--unified-memory", &a.has_unified,
+        OPT_FLAG("--unified-memory", &a.o.has_unified,
                  "Record page migrations of unified memory and page faults (slower)."),
-        OPT_FLAG("--memsets", &a.has_memsets,
+        OPT_FLAG("--memsets", &a.o.has_memsets,
                  "Record memsets even where steps are replayed as CUDA graphs; each costs a "
                  "microsecond there."),
         OPT_FLAG("--no-peaks", &a.has_no_peaks,
@@ -711,7 +687,7 @@ status cmd_profile(int argc, char **argv) {
         OPT_CHOICE("--toggle-by", &a.toggle_by, "SIGNAL", signal_names,
                    "Record nothing until this signal (SIGUSR1 or SIGUSR2); the next one stops "
                    "recording, and so on."),
-        OPT_TEXT("--range", &a.range, "NAME",
+        OPT_TEXT("--range", &a.o.range, "NAME",
                  "Keep only what happens inside ranges of this name, such as 'optimizer' or 'layer "
                  "forward 0'; in other programs, NVTX ranges."),
         OPT_GROUP("Output"),
@@ -742,6 +718,9 @@ status cmd_profile(int argc, char **argv) {
     int n = 0;
     ARGS_PARSE(&spec, word, &n);
     word[n] = NULL;
-    a.toggle = a.toggle_by < 0 ? 0 : a.toggle_by == 0 ? SIGUSR1 : SIGUSR2;
+    a.o.toggle = a.toggle_by < 0 ? 0 : a.toggle_by == 0 ? SIGUSR1 : SIGUSR2;
+    a.o.has_host = a.activities != 1;
+    a.o.has_gpu = a.activities != 0;
+    a.o.has_peaks = !a.has_no_peaks;
     return profile_command(&a, n, (char **)word);
 }

@@ -16,6 +16,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/rng.h"
+#include "base/sort.h"
 #include "base/text.h"
 #include "base/thread.h"
 #include "cli/cli.h"
@@ -152,11 +153,6 @@ static void set_trial(const sweep *s, sweep_trial *t, uint64_t number) {
     }
 }
 
-static int by_number(const void *a, const void *b) {
-    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-    return x < y ? -1 : x > y;
-}
-
 /* n different numbers below `total`, ascending. */
 static void draw(uint64_t *out, int n, uint64_t total, uint64_t seed) {
     rng_key key = rng_make_key(seed, RNG_TEST);
@@ -169,7 +165,7 @@ static void draw(uint64_t *out, int n, uint64_t total, uint64_t seed) {
             is_new = out[j] != x;
         if (is_new) out[i++] = x;
     }
-    qsort(out, (size_t)n, sizeof *out, by_number);
+    sort_uint64(out, (size_t)n);
 }
 
 status sweep_make_trials(sweep *s, int64_t n_random, uint64_t seed) {
