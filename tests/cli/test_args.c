@@ -62,6 +62,27 @@ TEST(args_chooses_by_name) {
     CHECK_FAILS(parse("try|a|--colour|re"), ERR_USAGE, "--colour re: must be red, green or blue");
 }
 
+/* A number beside the value, which a write of the wrong width would reach. */
+TEST(args_writes_no_more_than_the_value) {
+    static const char *const switches[] = {"off", "on", NULL};
+    struct {
+        int32_t number, beside;
+        bool is_on, is_beside;
+    } x = {.beside = 77};
+    const arg_option narrow[] = {
+        OPT_INT("--number", &x.number, "N", -8, 8, "A number."),
+        OPT_CHOICE("--switch", &x.is_on, "STATE", switches, "A switch."),
+        {0},
+    };
+    const arg_spec own = {.usage = "hstu try", .summary = "Tries.", .options = narrow};
+    char *argv[] = {"try", "--number=-3", "--switch=on"};
+    CHECK_OK(args_parse(&own, 3, argv, NULL, NULL, &is_help));
+    CHECK_EQ(x.number, -3);
+    CHECK_EQ(x.beside, 77);
+    CHECK(x.is_on);
+    CHECK(!x.is_beside);
+}
+
 TEST(args_keeps_defaults_and_the_last_of_two) {
     out_dir = "here";
     n_users = 3;

@@ -698,10 +698,11 @@ typedef struct bench_args {
     bool is_any_card, is_json;
 } bench_args;
 
-static status run_on(const bench_args *a, backend *be) {
+static status run(void *ctx, const work *w) {
+    const bench_args *a = ctx;
     attn_bench b;
     attn_row r;
-    TRY(attn_bench_open(&b, be, &a->filter, a->is_any_card));
+    TRY(attn_bench_open(&b, w->be, &a->filter, a->is_any_card));
     if (!a->is_json) print_head(&b);
     for (const attn_shape *s; (s = attn_bench_next(&b)) != NULL;) {
         TRY(attn_measure(&b, s, &r));
@@ -715,14 +716,6 @@ static status run_on(const bench_args *a, backend *be) {
     if (b.n_left_out > 0)
         printf("\n%d rows are for a GPU: they would take minutes here.\n", b.n_left_out);
     return OK;
-}
-
-static status run(const bench_args *a) {
-    work w;
-    TRY(bench_open(&w, a->device, (act_type)a->act, false));
-    status st = run_on(a, w.be);
-    work_close(&w);
-    return st;
 }
 
 status bench_attention(int argc, char **argv) {
@@ -755,5 +748,5 @@ status bench_attention(int argc, char **argv) {
                            .notes = "On an H200 in bfloat16, rows that NVIDIA's kernels were "
                                     "measured at show the ratio to the faster one."};
     ARGS_PARSE(&spec, NULL, NULL);
-    return run(&a);
+    return bench_run(a.device, a.act, false, run, &a);
 }

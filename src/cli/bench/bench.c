@@ -24,10 +24,12 @@ status cmd_bench(int argc, char **argv) {
                           bench_commands, argc, argv);
 }
 
-status bench_open(work *w, const char *device, int act, bool is_deterministic) {
-    TRY(work_open_as(w, NULL, device, &(work_options){.is_deterministic = is_deterministic}));
-    status st = w->be->ops->set_precision(w->be, (act_type)act, false);
-    if (st != OK) work_close(w);
+status bench_run(const char *device, int act, bool is_deterministic, bench_fn run, void *ctx) {
+    work w;
+    TRY(work_open_as(&w, NULL, device, &(work_options){.is_deterministic = is_deterministic}));
+    status st = w.be->ops->set_precision(w.be, (act_type)act, false);
+    if (st == OK) st = run(ctx, &w);
+    work_close(&w);
     return st;
 }
 

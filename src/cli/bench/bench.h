@@ -29,8 +29,9 @@
 BENCHES(BENCH_DECLARE)
 
 #define BENCH_DTYPES "bfloat16 (default), float16 or float32; the CPU always computes in float32."
-/* Opens a device that computes in `act`; without data. */
-status bench_open(work *w, const char *device, int act, bool is_deterministic);
+/* Runs a bench on a device that computes in `act`, without data. */
+typedef status (*bench_fn)(void *ctx, const work *w);
+status bench_run(const char *device, int act, bool is_deterministic, bench_fn run, void *ctx);
 
 /* The name of the GPU, or of the backend. */
 const char *bench_device(const backend *be);

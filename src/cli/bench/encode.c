@@ -332,25 +332,14 @@ static status read_shape(bench_args *a) {
     return OK;
 }
 
-static status run_on(bench_args *a, const work *w) {
+static status run(void *ctx, const work *w) {
+    bench_args *a = ctx;
     encode_row row;
     a->workers = w->workers;
     TRY(measure_all(w->be, a, &row));
     if (a->is_json) return print_json(a, w->be, &row);
     print_text(a, w->be, &row);
     return OK;
-}
-
-static status run(bench_args *a) {
-    work w;
-    if (a->mask_text != NULL) TRY(mask_create(&a->mask, a->mask_text));
-    status st = bench_open(&w, a->device, a->act, false);
-    if (st == OK) {
-        st = run_on(a, &w);
-        work_close(&w);
-    }
-    mask_destroy(a->mask);
-    return st;
 }
 
 status bench_encode(int argc, char **argv) {
@@ -388,5 +377,8 @@ status bench_encode(int argc, char **argv) {
     if (!(a.seconds > 0 && a.seconds <= 600))
         return fail(ERR_USAGE, "--seconds: %g is out of range; give up to 600", a.seconds);
     TRY(read_shape(&a));
-    return run(&a);
+    if (a.mask_text != NULL) TRY(mask_create(&a.mask, a.mask_text));
+    status st = bench_run(a.device, a.act, false, run, &a);
+    mask_destroy(a.mask);
+    return st;
 }

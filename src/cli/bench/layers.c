@@ -462,9 +462,11 @@ static status measure(const bench_args *a, layers_row *row) {
     return OK;
 }
 
-static status run_on(bench_args *a) {
+static status run(void *ctx, const work *w) {
+    bench_args *a = ctx;
     layers_row *only = &a->row;
     bool is_known = false;
+    a->be = w->be;
     if (!a->is_json) print_head(a);
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         layers_row row = rows[i];
@@ -482,15 +484,6 @@ static status run_on(bench_args *a) {
         return fail(ERR_USAGE, "no such row; --batch, --length and --new together name any");
     only->floor = only->goal = only->l20 = NAN;
     return measure(a, only);
-}
-
-static status run(bench_args *a) {
-    work w;
-    TRY(bench_open(&w, a->device, a->act, false));
-    a->be = w.be;
-    status st = run_on(a);
-    work_close(&w);
-    return st;
 }
 
 status bench_layers(int argc, char **argv) {
@@ -526,5 +519,5 @@ status bench_layers(int argc, char **argv) {
             "the speed at which an H200 would compute nothing but products and attention (780 and "
             "646 TFLOP/s). goal: our target. L20: NVIDIA's published time on that GPU."};
     ARGS_PARSE(&spec, NULL, NULL);
-    return run(&a);
+    return bench_run(a.device, a.act, false, run, &a);
 }

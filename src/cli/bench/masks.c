@@ -493,7 +493,10 @@ static status run_rows(bench_args *a) {
     return run_row(a, &r);
 }
 
-static status run_on(bench_args *a) {
+static status run(void *ctx, const work *w) {
+    bench_args *a = ctx;
+    if (a->seed == 0) a->seed = (int64_t)clock_ns();
+    a->be = w->be;
     TRY(run_rows(a));
     if (a->is_json) return OK;
     print_head(a);
@@ -505,16 +508,6 @@ static status run_on(bench_args *a) {
     if (a->n_left_out > 0)
         printf("%d rows are for a GPU: they would take minutes here.\n", a->n_left_out);
     return OK;
-}
-
-static status run(bench_args *a) {
-    work w;
-    if (a->seed == 0) a->seed = (int64_t)clock_ns();
-    TRY(bench_open(&w, a->device, a->act, a->is_deterministic));
-    a->be = w.be;
-    status st = run_on(a);
-    work_close(&w);
-    return st;
 }
 
 status bench_masks(int argc, char **argv) {
@@ -551,5 +544,5 @@ status bench_masks(int argc, char **argv) {
         .notes = "On an H200 in bfloat16, table rows show the ratio to the fastest of "
                  "FlexAttention, SDPA and cuDNN."};
     ARGS_PARSE(&spec, NULL, NULL);
-    return run(&a);
+    return bench_run(a.device, a.act, a.is_deterministic, run, &a);
 }

@@ -183,22 +183,19 @@ static status print_json(const bench_args *a, const backend *be, const search_ro
     return json_line_print();
 }
 
-static status run(const bench_args *a) {
-    work w;
+static status run(void *ctx, const work *w) {
+    const bench_args *a = ctx;
+    const search_shape *s = &a->shape;
     search_row r;
-    TRY(bench_open(&w, a->device, a->act, false));
-    status st = search_measure(w.be, &a->shape, &r);
-    if (st == OK && a->is_json)
-        st = print_json(a, w.be, &r);
-    else if (st == OK)
-        printf("%lld items x %lld in %s%s, %lld queries, %lld best, on %s: %.3f ms, %.0f GB/s, "
-               "%.2f TFLOP/s; the first query's are those of a plain loop\n",
-               (long long)a->shape.n_items, (long long)a->shape.dim, work_dtypes[w.be->act],
-               a->shape.has_int8 ? " and int8" : "", (long long)a->shape.n_queries,
-               (long long)a->shape.k, bench_device(w.be), r.seconds * 1e3,
-               r.bytes / r.seconds / 1e9, r.flops / r.seconds / 1e12);
-    work_close(&w);
-    return st;
+    TRY(search_measure(w->be, s, &r));
+    if (a->is_json) return print_json(a, w->be, &r);
+    printf("%lld items x %lld in %s%s, %lld queries, %lld best, on %s: %.3f ms, %.0f GB/s, "
+           "%.2f TFLOP/s; the first query's are those of a plain loop\n",
+           (long long)s->n_items, (long long)s->dim, work_dtypes[w->be->act],
+           s->has_int8 ? " and int8" : "", (long long)s->n_queries, (long long)s->k,
+           bench_device(w->be), r.seconds * 1e3, r.bytes / r.seconds / 1e9,
+           r.flops / r.seconds / 1e12);
+    return OK;
 }
 
 status bench_search(int argc, char **argv) {
@@ -226,5 +223,5 @@ status bench_search(int argc, char **argv) {
                    "queries. The result of one query is compared with a plain loop first.",
         .options = options};
     ARGS_PARSE(&spec, NULL, NULL);
-    return run(&a);
+    return bench_run(a.device, a.act, false, run, &a);
 }
