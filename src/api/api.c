@@ -28,13 +28,6 @@ status api_begin(void) {
     return env_apply_log_level();
 }
 
-status api_pool(pool **out) {
-    int n_threads;
-    *out = NULL;
-    TRY(env_threads(&n_threads));
-    return pool_create(out, n_threads);
-}
-
 status api_need(const void *argument, const char *name) {
     return argument != NULL ? OK : fail(ERR_USAGE, "the argument '%s' is NULL", name);
 }
@@ -80,7 +73,7 @@ hstu_status hstu_data_open(hstu_data **out, const char *path) {
     API_TRY(api_need(out, "out"));
     *out = NULL;
     API_TRY(api_need(path, "path"));
-    status st = api_pool(&p);
+    status st = pool_create_default(&p);
     if (st == OK) st = seq_file_open(&file, path, p);
     pool_destroy(p);
     return (hstu_status)handle_open(out, &data_type, file, st);

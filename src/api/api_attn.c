@@ -49,7 +49,7 @@ static status open_attn(api_attn *attn, int32_t device, const char *mask_text) {
     cuda_options options = {.device = device, .is_guest = true};
     if (mask_text != NULL) TRY(mask_create(&attn->m, mask_text));
     if (device != HSTU_ATTN_CPU) return backend_create_cuda(&attn->be, &options);
-    TRY(api_pool(&attn->workers));
+    TRY(pool_create_default(&attn->workers));
     return backend_create_cpu(&attn->be, attn->workers);
 }
 

@@ -70,9 +70,6 @@ void handle_close(const void *value, const handle_type *type);
 /* Before work that may log: only warnings, or what HSTU_LOG says. */
 status api_begin(void);
 
-/* The threads of an object: as many as HSTU_THREADS or the machine says. */
-status api_pool(pool **out);
-
 /* ERR_USAGE if an argument is NULL. */
 status api_need(const void *argument, const char *name);
 

@@ -72,7 +72,7 @@ static status name_columns(api_model *m) {
 static status open_model(api_model *m, const char *run, const char *data, const char *device) {
     TRY(api_begin());
     TRY(api_need(run, "run"));
-    TRY(api_pool(&m->workers));
+    TRY(pool_create_default(&m->workers));
     TRY(api_backend(&m->be, m->workers, device));
     if (data != NULL) TRY(seq_file_open(&m->data, data, m->workers));
     TRY(trained_open(&m->t, run, m->data, m->be, 0));
@@ -431,7 +431,7 @@ static status run(train_job *j) {
         j->config->trainer.max_train_iters = CONFIG_NONE;
     }
     TRY(config_check_trainable(j->config));
-    TRY(api_pool(&j->workers));
+    TRY(pool_create_default(&j->workers));
     TRY(api_backend(&j->be, j->workers, a->device));
     TRY(seq_file_open(&j->data, a->data, j->workers));
     TRY(session_open(&j->session, j->config, j->data, j->be));

@@ -64,7 +64,7 @@ static status open_table(api_table *table, const hstu_table_config *c) {
     embed_config config;
     TRY(api_begin());
     TRY(lower(c, &config));
-    TRY(api_pool(&table->workers));
+    TRY(pool_create_default(&table->workers));
     TRY(api_backend(&table->be, table->workers, c->device));
     TRY(embed_create(&table->t, table->be, &config));
     table->dim = c->dim;

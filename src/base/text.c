@@ -161,6 +161,11 @@ void escape_list_add(char *list, size_t size, const char *name, size_t n_bytes) 
 
 enum { MAX_DECIMALS = 12 };
 
+bool text_ends_with(const char *text, const char *end) {
+    size_t n = strlen(text), n_end = strlen(end);
+    return n >= n_end && strcmp(text + n - n_end, end) == 0;
+}
+
 int text_restore_point(char *text) {
     char *to = text;
     for (const char *from = text; *from != '\0'; from++) {

@@ -115,6 +115,8 @@ enum { FLOAT_TEXT_BYTES = 32 };
  * "inf", "-inf" and "nan" for the rest.  Returns its length. */
 int float_text(char text[FLOAT_TEXT_BYTES], float value);
 
+bool text_ends_with(const char *text, const char *end);
+
 /* For error messages: the name with the smallest edit distance to `word` (case counts half), or
  * NULL if none is near enough to be meant. */
 const char *nearest_name(const char *word, const char *const *names, size_t n_names);

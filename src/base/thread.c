@@ -206,6 +206,13 @@ status pool_create(pool **out, int n_threads) {
     return pool_create_lower(out, n_threads, 0);
 }
 
+status pool_create_default(pool **out) {
+    int n_threads;
+    *out = NULL;
+    TRY(env_threads(&n_threads));
+    return pool_create(out, n_threads);
+}
+
 status pool_create_lower(pool **out, int n_threads, int nice) {
     pool *p;
     *out = NULL;

@@ -57,6 +57,8 @@ typedef status (*pool_fn)(void *ctx, int64_t chunk, int worker);
 
 /* n_threads 1..256, the calling thread included; 1 starts no thread at all. */
 status pool_create(pool **out, int n_threads);
+/* As many threads as env_threads says. */
+status pool_create_default(pool **out);
 void pool_destroy(pool *p); /* NULL is fine */
 
 /* The same, whose threads let others of the process go first (thread_lower); the calling thread

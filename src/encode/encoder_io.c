@@ -174,11 +174,6 @@ status encoder_line_parse(encoder_line *l, const char *text, size_t n, const wor
     return st;
 }
 
-static bool ends_with(const char *text, const char *end) {
-    size_t n = strlen(text), n_end = strlen(end);
-    return n >= n_end && strcmp(text + n - n_end, end) == 0;
-}
-
 static status check_ints(const encoder_input *in, const st_tensor *t, const char *name) {
     if (t == NULL)
         return fail(ERR_FORMAT, "%s: has no tensor %s; lengths (B) and ids (T) are needed",
@@ -219,7 +214,7 @@ status encoder_input_open(encoder_input **out, const char *path, const word_piec
     *in = (encoder_input){.path = path, .pieces = pieces, .max_len = max_len, .is_cut = is_cut};
     buf_init(&in->text);
     status st = MEM_NEW_RAW(&in->block, BLOCK_BYTES);
-    if (st == OK && ends_with(path, ".safetensors"))
+    if (st == OK && text_ends_with(path, ".safetensors"))
         st = open_tensors(in);
     else if (st == OK)
         st = input_open(&in->in, path);

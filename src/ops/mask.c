@@ -124,18 +124,13 @@ static const char *path_in(const char *text) {
     return NULL;
 }
 
-static bool ends_causal(const char *text) {
-    size_t n = strlen(text);
-    return n >= 7 && strcmp(text + n - 7, ",causal") == 0;
-}
-
 status mask_rule_parse(mask_rule *out, const char *text, const char **path) {
     mask_rule r = {0};
     *out = r;
     *path = path_in(text);
     if (*path != NULL) {
         r.kind = MASK_BITS;
-        r.is_causal = ends_causal(*path);
+        r.is_causal = text_ends_with(*path, ",causal");
         if (**path == '\0' || strcmp(*path, ",causal") == 0)
             return fail(ERR_USAGE, "mask: '%s' needs the path of a file", text);
         *out = r;

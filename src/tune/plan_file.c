@@ -213,8 +213,7 @@ status plan_store_find(const plan_store *s, const plan_file *want, plan_file *ou
     if (folder == NULL && errno == ENOENT) return OK;
     if (folder == NULL) return fail_errno("%s", s->folder);
     while ((entry = readdir(folder)) != NULL) {
-        size_t n = strlen(entry->d_name);
-        if (n < 5 || strcmp(entry->d_name + n - 5, ".json") != 0) continue;
+        if (!text_ends_with(entry->d_name, ".json")) continue;
         if (path_join(path, sizeof path, s->folder, entry->d_name) != OK) continue;
         consider(path, want, out, &nearest);
     }

@@ -5,7 +5,6 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-#include "base/env.h"
 #include "base/rng.h"
 #include "base/thread.h"
 #include "cli/bench/bench.h"
@@ -190,13 +189,11 @@ status bench_data(int argc, char **argv) {
                            .summary = "Measure how many tokens per second the batcher delivers, "
                                       "after comparing random batches with the file.",
                            .options = options};
-    int n_threads;
     pool *p;
     ARGS_PARSE(&spec, NULL, NULL);
     if (!(a.o.seconds > 0 && a.o.seconds <= 600))
         return fail(ERR_USAGE, "--seconds: %g is out of range; give up to 600", a.o.seconds);
-    TRY(env_threads(&n_threads));
-    TRY(pool_create(&p, n_threads));
+    TRY(pool_create_default(&p));
     status st = run(&a, p);
     pool_destroy(p);
     return st;

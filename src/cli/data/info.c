@@ -8,7 +8,6 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "base/env.h"
 #include "base/file.h"
 #include "base/log.h"
 #include "base/mem.h"
@@ -47,19 +46,14 @@ static tensor_line line_at(const tensor_list *l, size_t i) {
     return (tensor_line){t->name, t->dtype, t->n_dims, t->shape};
 }
 
-static bool ends_with(const char *text, const char *end) {
-    size_t n = strlen(text), n_end = strlen(end);
-    return n >= n_end && strcmp(text + n - n_end, end) == 0;
-}
-
 /* By its name as well: of one that is broken, torch's reader says what is wrong. */
 static bool is_torch(const char *path) {
-    bool is_named = ends_with(path, ".pt") || ends_with(path, ".pth");
+    bool is_named = text_ends_with(path, ".pt") || text_ends_with(path, ".pth");
     return torch_is_file(path) || (is_named && file_exists(path) && !folder_exists(path));
 }
 
 static bool info_is_tensors(const char *path) {
-    return (ends_with(path, ".safetensors") && file_exists(path)) || is_torch(path);
+    return (text_ends_with(path, ".safetensors") && file_exists(path)) || is_torch(path);
 }
 
 /* "(3953, 50)" as Python writes it; a scalar is "()". */
@@ -116,7 +110,8 @@ static status print_list(const char *path, const tensor_list *l, bool is_json) {
 static status info_tensors(const char *path, bool is_json) {
     torch_file *torch = NULL;
     st_file *plain = NULL;
-    status st = ends_with(path, ".safetensors") ? st_open(&plain, path) : torch_open(&torch, path);
+    status st =
+        text_ends_with(path, ".safetensors") ? st_open(&plain, path) : torch_open(&torch, path);
     tensor_list l = {plain, torch, 0};
     if (torch != NULL) l.n = torch_n_tensors(torch);
     if (plain != NULL) l.n = st_n_tensors(plain);
@@ -768,7 +763,6 @@ status cmd_info(int argc, char **argv) {
         .min_positional = 1,
         .max_positional = 1};
     const char *path;
-    int n_threads;
     pool *p;
     seq_file *data;
     ARGS_PARSE(&spec, &path, NULL);
@@ -776,8 +770,7 @@ status cmd_info(int argc, char **argv) {
     if (has_file(path, "log.jsonl")) return info_run(path, is_json);
     if (info_is_tensors(path)) return info_tensors(path, is_json);
     TRY(check_path(path));
-    TRY(env_threads(&n_threads));
-    TRY(pool_create(&p, n_threads));
+    TRY(pool_create_default(&p));
     status st = seq_file_open(&data, path, p);
     if (st == OK) st = show(path, data, p, is_json);
     seq_file_close(data);

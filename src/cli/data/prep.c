@@ -5,7 +5,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/env.h"
 #include "base/file.h"
 #include "base/log.h"
 #include "base/mem.h"
@@ -401,12 +400,10 @@ static status run(const prep_options *o, pool *p, builder_stats *stats) {
 static status prepare(prep_options *o) {
     uint64_t start_ns = clock_ns();
     builder_stats stats;
-    int n_threads;
     pool *p;
     TRY(check_options(o));
     if (o->is_download) TRY(download(o));
-    TRY(env_threads(&n_threads));
-    TRY(pool_create(&p, n_threads));
+    TRY(pool_create_default(&p));
     status st = run(o, p, &stats);
     pool_destroy(p);
     if (st != OK) return st;

@@ -1,6 +1,5 @@
 #include <stdio.h>
 
-#include "base/env.h"
 #include "base/thread.h"
 #include "cli/cli.h"
 #include "cli/output.h"
@@ -42,11 +41,14 @@ status cmd_synth(int argc, char **argv) {
     const arg_option options[] = {
         OPT_TEXT("--out", &folder, "DIR",
                  "Folder to write data.seq to; created if it does not exist."),
-        OPT_INT("--users", &config.n_users, "N", 1, (int64_t)1 << 31, "Number of users (default 5000)."),
-        OPT_INT("--items", &config.n_items, "N", 20, (int64_t)1 << 31, "Number of items (default 2000)."),
+        OPT_INT("--users", &config.n_users, "N", 1, (int64_t)1 << 31,
+                "Number of users (default 5000)."),
+        OPT_INT("--items", &config.n_items, "N", 20, (int64_t)1 << 31,
+                "Number of items (default 2000)."),
         OPT_DOUBLE("--mean-len", &config.mean_len, "L",
                    "Mean number of events per user, at most a quarter of the items (default 60)."),
-        OPT_INT("--seed", &config.seed, "S", 0, INT64_MAX, "Seed of the synthetic world (default 1)."),
+        OPT_INT("--seed", &config.seed, "S", 0, INT64_MAX,
+                "Seed of the synthetic world (default 1)."),
         OPT_FLAG("--json", &is_json, "Print one JSON object instead of text."),
         {0},
     };
@@ -60,11 +62,9 @@ status cmd_synth(int argc, char **argv) {
     ARGS_PARSE(&spec, NULL, NULL);
     if (folder == NULL) return fail(ERR_USAGE, "--out DIR is missing; usage: %s", spec.usage);
     synth_report report;
-    int n_threads;
     pool *p = NULL;
     uint64_t start = clock_ns();
-    TRY(env_threads(&n_threads));
-    TRY(pool_create(&p, n_threads));
+    TRY(pool_create_default(&p));
     status st = synth_write(&config, folder, p, &report);
     pool_destroy(p);
     TRY(st);

@@ -3,7 +3,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/env.h"
 #include "base/log.h"
 #include "base/text.h"
 #include "cli/machine/plan.h"
@@ -45,7 +44,6 @@ static status open_target(plan_rig *g, const plan_args *a, const kernel_cache *c
 status plan_rig_open(plan_rig *g, const plan_args *a) {
     kernel_cache cache;
     const chain *c;
-    int n_threads;
     const chain_shape *s = &a->shape;
     problem_options o = {.n_sequences = s->n_sequences,
                          .max_len = s->max_len,
@@ -59,8 +57,7 @@ status plan_rig_open(plan_rig *g, const plan_args *a) {
     TRY(mask_create(&g->rule, a->mask));
     o.rule = g->rule;
     TRY(chain_problem_check(c, &o)); /* first: wrong usage is told whatever the device does */
-    TRY(env_threads(&n_threads));
-    TRY(pool_create(&g->workers, n_threads));
+    TRY(pool_create_default(&g->workers));
     TRY(kernel_cache_open(&cache, a->cache));
     TRY(open_target(g, a, &cache));
     o.act = g->t->act;
@@ -325,8 +322,7 @@ static status read_plan(const run_args *a, const char *text, plan_file *out) {
     if (text != NULL && a->segments != NULL)
         return fail(ERR_USAGE, "'%.40s' and --segments are two plans; give one", text);
     if (text == NULL) return plan_from_segments(a->segments, a->wants_hand_written, &out->value);
-    size_t n = strlen(text);
-    if (n > 5 && strcmp(text + n - 5, ".json") == 0) return plan_file_read(out, text);
+    if (text_ends_with(text, ".json")) return plan_file_read(out, text);
     TRY(plan_parse(text, &plan));
     out->value = (uint16_t)(a->wants_hand_written ? plan.value | 1u << 15 : plan.value);
     return OK;

@@ -43,9 +43,7 @@ typedef struct encode_job {
 } encode_job;
 
 static bool writes_tensors(const encode_args *a) {
-    const char *end = ".safetensors";
-    size_t n = a->out != NULL ? strlen(a->out) : 0, n_end = strlen(end);
-    return n > n_end && strcmp(a->out + n - n_end, end) == 0;
+    return a->out != NULL && text_ends_with(a->out, ".safetensors");
 }
 
 /* Types of the weights; int8 computes in float16. */

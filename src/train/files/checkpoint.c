@@ -221,9 +221,7 @@ static void remove_remains(const char *run, const char *parent) {
     DIR *dir = opendir(parent);
     if (dir == NULL) return;
     for (struct dirent *e = readdir(dir); e != NULL; e = readdir(dir)) {
-        size_t n = strlen(e->d_name);
-        if (strncmp(e->d_name, ".step-", 6) != 0 || n < 4 || strcmp(e->d_name + n - 4, ".tmp") != 0)
-            continue;
+        if (strncmp(e->d_name, ".step-", 6) != 0 || !text_ends_with(e->d_name, ".tmp")) continue;
         if (path_join(path, sizeof path, parent, e->d_name) == OK) checkpoint_remove(path);
     }
     closedir(dir);
