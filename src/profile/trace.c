@@ -209,7 +209,7 @@ static status put_span(writer *w, const span *s) {
     put_place(&j, w, s);
     const row_place *at = &w->places[s - r->spans];
     put_time(&j, "ts", since(w->p, at->start_ns));
-    put_time(&j, "dur", at->end_ns - at->start_ns);
+    put_time(&j, "dur", since(w->p, at->end_ns) - since(w->p, at->start_ns));
     put_args(&j, r, s);
     return end_event(&j);
 }

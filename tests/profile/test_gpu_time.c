@@ -1,5 +1,6 @@
 #include "profile/gpu_time.h"
 
+#include "base/mem.h"
 #include "test.h"
 
 static void add(recorder *r, span_kind kind, const char *name, uint64_t start, uint64_t end,
@@ -49,6 +50,54 @@ TEST(gaps_have_causes) {
     recorder_fini(&r);
 }
 
+/* A gap from 10000 to 20000: what matters is where its launch is, and the wait of the host. */
+TEST(gaps_have_causes_to_the_nanosecond) {
+    static const struct {
+        uint64_t call, call_end, wait, wait_end;
+        gap_cause cause;
+    } cases[] = {
+        {10400, 10500, 0, 0, GAP_LAUNCH},       {10401, 10501, 0, 0, GAP_HOST},
+        {18000, 18100, 10000, 14000, GAP_HOST}, {18000, 18100, 10000, 14001, GAP_SYNC},
+        {18000, 18100, 5000, 14001, GAP_SYNC},  {18000, 18100, 5000, 14000, GAP_HOST},
+        {18000, 18100, 13999, 30000, GAP_SYNC}, {18000, 18100, 14000, 30000, GAP_HOST},
+        {18000, 18100, 5000, 0, GAP_HOST},    /* a wait that never ended */
+        {9000, 15000, 9500, 15000, GAP_SYNC}, /* another thread waits while it launches */
+        {9000, 15000, 0, 10000, GAP_HOST},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        recorder r;
+        gpu_idle g;
+        recorder_init(&r, &(recorder_schedule){0});
+        add(&r, SPAN_KERNEL, "kernel", 1000, 10000, 0);
+        add(&r, SPAN_KERNEL, "kernel", 20000, 21000, 1);
+        add(&r, SPAN_CALL, "cudaLaunchKernel", cases[i].call, cases[i].call_end, 1);
+        add(&r, SPAN_CALL, "cudaEventSynchronize", cases[i].wait, cases[i].wait_end, 2);
+        CHECK_OK(gpu_idle_find(&g, &r));
+        if (g.n_longest != 1 || g.longest_cause[0] != cases[i].cause)
+            FAIL_TEST("case %zu: %d gaps, %s", i, g.n_longest, gap_cause_name(g.longest_cause[0]));
+        recorder_fini(&r);
+    }
+}
+
+TEST(queue_counts_what_has_not_begun) {
+    static const queue_point want[] = {{100, 2}, {500, 1}, {1000, 1}, {2000, 0}};
+    recorder r;
+    queue_point *points;
+    size_t n;
+    recorder_init(&r, &(recorder_schedule){0});
+    launch(&r, 1, 100, 1000, 1500);
+    launch(&r, 2, 100, 500, 800);
+    launch(&r, 3, 1000, 2000, 2500);
+    add(&r, SPAN_KERNEL, "nobody asked", 300, 400, 99);
+    add(&r, SPAN_CALL, "launches nothing", 300, 400, 98);
+    CHECK_OK(queue_find(&r, &points, &n));
+    CHECK_EQ(n, 4);
+    for (size_t i = 0; i < n; i++)
+        CHECK(points[i].ns == want[i].ns && points[i].waiting == want[i].waiting);
+    mem_free(points);
+    recorder_fini(&r);
+}
+
 TEST(gaps_give_advice_where_something_stands_out) {
     buf text;
     buf_init(&text);
@@ -61,6 +110,22 @@ TEST(gaps_give_advice_where_something_stands_out) {
     CHECK_CONTAINS(buf_str(&text), "idle for 40 % of the time because the host was late");
     g = (gpu_idle){0};
     buf_clear(&text);
+    CHECK_OK(gpu_idle_advice(&g, &text));
+    CHECK_STR(buf_str(&text), "");
+    static const char *const words[] = {
+        "30 % of the time because the host was late", "20 % of the time while the host waited",
+        "11 % of the time starting kernels", "Copies between host and GPU took 21 %"};
+    g = (gpu_idle){.span_ns = 1000, .copy_ns = 210};
+    g.cause[GAP_HOST].ns = 300;
+    g.cause[GAP_SYNC].ns = 200;
+    g.cause[GAP_LAUNCH].ns = 110;
+    g.cause[GAP_UNKNOWN].ns = 900; /* nothing to advise */
+    CHECK_OK(gpu_idle_advice(&g, &text));
+    for (int i = 0; i < 4; i++)
+        CHECK_CONTAINS(buf_str(&text), words[i]);
+    buf_clear(&text);
+    g.copy_ns = 200; /* at its limit, as the rest */
+    g.cause[GAP_HOST].ns = g.cause[GAP_SYNC].ns = g.cause[GAP_LAUNCH].ns = 100;
     CHECK_OK(gpu_idle_advice(&g, &text));
     CHECK_STR(buf_str(&text), "");
     buf_fini(&text);
