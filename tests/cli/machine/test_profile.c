@@ -1,4 +1,6 @@
 /* hstu profile, from outside. */
+#include <signal.h>
+
 #include "ops/device.h"
 #include "run_test.h"
 /* after the ops, which have a parameter of the name span */
@@ -203,30 +205,41 @@ TEST(profile_library_says_why_it_records_nothing) {
     free(text);
 }
 
-/* As NVTX does it: the library gets the places of NVTX's functions, and what the program calls then
- * are ranges of the profile. */
-TEST(profile_shows_nvtx_ranges_of_other_programs) {
+/* A program n with these statements after NVTX has loaded the library as it does: the library gets
+ * the places of NVTX's functions, and what the program calls then are ranges of the profile. */
+static void build_nvtx_program(const char *statements) {
+    char text[4096];
     if (test_command(NULL, "command -v cc") != 0) SKIP_TEST("no C compiler");
-    write_text(
-        "n.c",
-        "#include <dlfcn.h>\n#include <stdint.h>\n#include <stdlib.h>\n#include <unistd.h>\n"
-        "typedef void (*any)(void);\n"
-        "static any f[17], *core[17];\n"
-        "static int find(int m, any ***t, unsigned *n) {"
-        "  for (int i = 0; i < 17; i++) core[i] = &f[i];"
-        "  *t = core; *n = 17; return m == 1; }\n"
-        "static struct { size_t n; int (*find)(int, any ***, unsigned *); }"
-        " table = {sizeof table, find};\n"
-        "static const void *get(uint32_t id) { return id == 1 ? &table : 0; }\n"
-        "int main(void) { void *l = dlopen(getenv(\"NVTX_INJECTION64_PATH\"), RTLD_NOW);"
-        "if (l == 0) return 9; int (*g)(const void *(*)(uint32_t));"
-        "*(void **)&g = dlsym(l, \"InitializeInjectionNvtx2\");"
-        "if (g(get) != 1) return 8; int (*push)(const char *) = (void *)f[9];"
-        "int (*pop)(void) = (void *)f[11];"
+    snprintf(text, sizeof text,
+             "#include <dlfcn.h>\n#include <signal.h>\n#include <stdint.h>\n#include <stdlib.h>\n"
+             "#include <unistd.h>\n"
+             "typedef void (*any)(void);\n"
+             "static any f[17], *core[17];\n"
+             "static volatile int n_own;\n"
+             "static void own(int s) { n_own += s; }\n"
+             "static int find(int m, any ***t, unsigned *n) {"
+             "  for (int i = 0; i < 17; i++) core[i] = &f[i];"
+             "  *t = core; *n = 17; return m == 1; }\n"
+             "static struct { size_t n; int (*find)(int, any ***, unsigned *); }"
+             " table = {sizeof table, find};\n"
+             "static const void *get(uint32_t id) { return id == 1 ? &table : 0; }\n"
+             "int main(int n, char **arg) { int kind = n > 1 ? atoi(arg[1]) : 0;"
+             "signal(SIGHUP, own);"
+             "void *l = dlopen(getenv(\"NVTX_INJECTION64_PATH\"), RTLD_NOW);"
+             "if (l == 0) return 9; int (*g)(const void *(*)(uint32_t));"
+             "*(void **)&g = dlsym(l, \"InitializeInjectionNvtx2\");"
+             "if (g(get) != 1) return 8; int (*push)(const char *) = (void *)f[9];"
+             "int (*pop)(void) = (void *)f[11]; %s }\n",
+             statements);
+    write_text("n.c", text);
+    CHECK_EQ(test_command(NULL, "cd %s && cc n.c -ldl -o n", test_folder()), 0);
+}
+
+TEST(profile_shows_nvtx_ranges_of_other_programs) {
+    build_nvtx_program(
         "for (int i = 0; i < 3; i++) { push(\"outer\"); push(\"aten::mul, seq = 1\");"
         "  pop(); if (pop() != 0) return 7; }"
-        "push(\"left alone\"); pop(); return fork() == 0 ? (push(\"child\"), pop()) : 0; }\n");
-    CHECK_EQ(test_command(NULL, "cd %s && cc n.c -ldl -o n", test_folder()), 0);
+        "push(\"left alone\"); pop(); return fork() == 0 ? (push(\"child\"), pop()) : 0;");
     char *text = said(0, "profile --format csv -- ./n");
     CHECK_CONTAINS(text, " (./n): 7 records\n");
     CHECK_CONTAINS(text, "\naten::mul,");
@@ -242,6 +255,39 @@ TEST(profile_shows_nvtx_ranges_of_other_programs) {
     arena_init(&a, 1 << 12);
     CHECK_EQ(count_events(trace_events(&a), "outer"), 3);
     arena_fini(&a);
+}
+
+/* Its records are complete after a signal that ends it, and nearly after one that nobody can catch;
+ * its own handlers stay. */
+TEST(profile_of_programs_that_signals_end) {
+    static const struct {
+        int number;
+        const char *says, *records;
+    } cases[] = {{SIGTERM, "n was ended by signal 15", "): 1 records\n"},
+                 {SIGINT, "n was ended by signal 2", "): 1 records\n"},
+                 {SIGKILL, "n was ended by signal 9", "): 1 records; it did not exit cleanly"},
+                 {SIGHUP, "n ended with exit code 1\n", "): 2 records\n"}};
+    build_nvtx_program("push(\"first\"); pop(); if (kind == SIGKILL) usleep(450000);"
+                       "raise(kind); for (int i = 0; i < 500 && n_own == 0; i++) usleep(10000);"
+                       "push(\"second\"); pop(); return n_own;");
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char command[32];
+        snprintf(command, sizeof command, "profile -- ./n %d", cases[i].number);
+        char *text = said(1, command);
+        CHECK_CONTAINS(text, cases[i].says);
+        CHECK_CONTAINS(text, cases[i].records);
+        free(text);
+    }
+}
+
+TEST(profile_of_another_program_is_switched_by_a_signal) {
+    build_nvtx_program("static const char *const names[] = {\"one\", \"two\", \"three\"};"
+                       "for (int i = 0; i < 3; i++) { push(names[i]); pop();"
+                       "  raise(SIGUSR1); usleep(150000); } return n_own;");
+    char *text = said(0, "profile --format csv --toggle-by SIGUSR1 -- ./n");
+    CHECK_CONTAINS(text, "): 1 records\n");
+    CHECK_CONTAINS(text, "\ntwo,");
+    free(text);
 }
 
 /* As NVIDIA's files ask for it. */
