@@ -57,6 +57,7 @@ void running_start(const test_case *t) {
     dup2(slot->output, 1), dup2(slot->output, 2);
     for (int i = 0; i < MAX_RUNNING; i++)
         if (slots[i].child > 0 || &slots[i] == slot) close(slots[i].output);
+    test_leaks_begin();
     const char *seconds = getenv("HSTU_TEST_SECONDS");
     alarm(seconds != NULL && atoi(seconds) > 0 ? (unsigned)atoi(seconds) : 600), t->run(),
         test_device_end(), exit(test_leaks());

@@ -1,7 +1,7 @@
 /* The test harness.  TEST(name) { ... } registers a test; each runs in a process of its own, with a
  * folder of its own (test_folder) that is removed afterwards.  A failed CHECK ends the test.  A
- * test that comes to its end must have freed its memory: blocks of the library and of its own
- * malloc are counted, in every build and on every machine. */
+ * test that comes to its end must have freed its memory and closed its files: blocks of the library
+ * and of its own malloc are counted, in every build and on every machine. */
 #ifndef HSTU_TESTS_TEST_H
 #define HSTU_TESTS_TEST_H
 
@@ -58,7 +58,9 @@ void test_after(void (*run)(void));
     }                                                                                              \
     static void after_tests(void)
 
-/* For a test that has ended: 0, or 1 after a line with the number of blocks it leaks. */
+/* For a test that has ended: 0, or 1 after a line with the number of blocks it leaks, or for
+ * each file that is open and was not when it began. */
+void test_leaks_begin(void);
 int test_leaks(void);
 
 #define TEST(name)                                                                                 \

@@ -125,6 +125,12 @@ TEST(progress_keeps_to_any_width) {
     }
 }
 
+static int terminal = -1;
+
+AFTER_TESTS {
+    if (terminal >= 0) close(terminal);
+}
+
 /* stderr becomes the slave side of a new terminal; returns the master side. */
 static int open_terminal(void) {
     int master = posix_openpt(O_RDWR | O_NOCTTY);
@@ -133,7 +139,8 @@ static int open_terminal(void) {
     int slave = open(ptsname(master), O_RDWR | O_NOCTTY);
     CHECK(slave >= 0 && dup2(slave, STDERR_FILENO) >= 0);
     fcntl(master, F_SETFL, O_NONBLOCK);
-    return master;
+    close(slave);
+    return terminal = master;
 }
 
 /* All that was written.  What is written in two calls may arrive in two pieces, the second a moment
@@ -213,6 +220,8 @@ TEST(progress_is_silent_without_a_terminal) {
     progress_update(&p, 5);
     progress_end(&p);
     CHECK(read(ends[0], &byte, 1) < 0);
+    close(ends[0]);
+    close(ends[1]);
 }
 
 static progress shared_bar;

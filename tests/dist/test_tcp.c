@@ -12,6 +12,7 @@
 #include "base/range.h"
 #include "base/thread.h"
 #include "dist/net.h"
+#include "dist/watch.h"
 #include "train_test.h"
 
 enum { MAX_RANKS = 5, LARGE = 1 << 20 };
@@ -342,6 +343,137 @@ TEST(tcp_refuses_ranks_that_do_not_fit) {
     transport *t;
     tcp_start wrong = start_of(2, 2, port);
     CHECK_FAILS(tcp_create(&t, &wrong), ERR_USAGE, "RANK 2 of WORLD_SIZE 2");
+}
+
+/* What a rank 0 that knows the secret, but is not hstu, answers a rank of three. */
+typedef struct first_rank {
+    struct {
+        char magic[4], unused[4];
+        uint64_t job;
+        char text[256];
+        struct {
+            char host[WATCH_HOST_BYTES], address[NET_ADDRESS_BYTES];
+            int32_t port;
+        } peer[3];
+    } says;
+    size_t n; /* bytes of it that are sent */
+    int listener;
+    void (*then)(int port); /* calls the rank where it listens, before rank 2 does; or NULL */
+} first_rank;
+
+enum { ANSWER_BYTES = 272, ALL_BYTES = ANSWER_BYTES + 3 * 132, JOB = 77 };
+
+static void *answer_a_rank(void *arg) {
+    const first_rank *f = arg;
+    handshake *at;
+    handshake_guest g;
+    CHECK_OK(handshake_create(&at, f->listener, ""));
+    CHECK_OK(handshake_next(at, 10000, &g));
+    CHECK(g.fd >= 0 && g.hello.kind == HANDSHAKE_REPORT);
+    CHECK_OK(net_send(g.fd, &f->says, f->n, 1000));
+    int port = g.hello.port, fd = g.fd, peer;
+    if (f->then != NULL) {
+        f->then(port);
+        handshake_hello h = {.rank = 2, .kind = HANDSHAKE_PEER, .job = JOB};
+        CHECK_OK(handshake_enter(&peer, "127.0.0.1", port, "", &h, 5000));
+        CHECK_OK(handshake_next(at, 10000, &g));
+        CHECK(g.fd >= 0 && g.hello.kind == HANDSHAKE_WATCH && g.hello.job == JOB);
+        net_close(&g.fd);
+        net_close(&peer);
+    }
+    net_close(&fd);
+    handshake_destroy(at);
+    return NULL;
+}
+
+static status join_first(first_rank *f, int rank, int timeout_ms) {
+    transport *t;
+    pthread_t thread;
+    int port;
+    CHECK_OK(net_listen(&f->listener, "127.0.0.1", 0, &port));
+    CHECK(pthread_create(&thread, NULL, answer_a_rank, f) == 0);
+    tcp_start s = start_of(rank, 3, port);
+    s.timeout_ms = timeout_ms;
+    status st = tcp_create(&t, &s);
+    pthread_join(thread, NULL);
+    net_close(&f->listener);
+    return st;
+}
+
+/* No text is longer than its place, whatever rank 0 sends. */
+TEST(tcp_does_not_trust_the_first_rank) {
+    first_rank f = {.says = {.magic = "HTTP"}, .n = ANSWER_BYTES};
+    char x[256] = "rank 1 on ";
+    CHECK_FAILS(join_first(&f, 2, 5000), ERR_IO, "is not hstu");
+    memcpy(f.says.magic, "HSTP", 4);
+    f.n = ANSWER_BYTES - 1;
+    CHECK_FAILS(join_first(&f, 2, 5000), ERR_IO, "rank 0 at 127.0.0.1");
+    f.n = ALL_BYTES - 1;
+    CHECK_FAILS(join_first(&f, 2, 5000), ERR_IO, "has gone");
+    f.n = ALL_BYTES;
+    memset(&f.says.peer[1], 'x', sizeof f.says.peer[1]);
+    memset(x + 10, 'x', WATCH_HOST_BYTES - 1);
+    CHECK_FAILS(join_first(&f, 2, 300), ERR_IO, strcat(x, ": "));
+    memset(f.says.text, 'x', sizeof f.says.text);
+    memset(x, 'x', sizeof x - 1);
+    CHECK_EQ(join_first(&f, 2, 5000), ERR_CONFIG);
+    CHECK_STR(status_reason(), x);
+}
+
+/* Each one comes in, as it knows the secret, and is sent away; the right one is not. */
+static void send_wrong_peers(int port) {
+    static const handshake_hello wrong[] = {{.rank = 2, .kind = HANDSHAKE_REPORT, .job = JOB},
+                                            {.rank = 2, .kind = HANDSHAKE_PEER, .job = JOB + 1},
+                                            {.rank = 1, .kind = HANDSHAKE_PEER, .job = JOB},
+                                            {.rank = 3, .kind = HANDSHAKE_PEER, .job = JOB},
+                                            {.rank = -1, .kind = HANDSHAKE_PEER, .job = JOB}};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        handshake_hello h = wrong[i];
+        int fd;
+        char byte;
+        CHECK_OK(handshake_enter(&fd, "127.0.0.1", port, "", &h, 5000));
+        CHECK_FAILS(net_receive(fd, &byte, 1, 5000), ERR_IO, "has gone");
+        net_close(&fd);
+    }
+}
+
+TEST(tcp_rank_takes_no_wrong_peer) {
+    first_rank f = {.says = {.magic = "HSTP", .job = JOB}, .n = ALL_BYTES};
+    f.then = send_wrong_peers;
+    memcpy(f.says.peer[0].host, "there", 6);
+    CHECK_FAILS(join_first(&f, 1, 5000), ERR_IO, "rank 0 on there");
+}
+
+/* A hello that rank 0 cannot use: one of an earlier start is ignored, a wrong number ends the job.
+ */
+TEST(tcp_first_rank_takes_no_wrong_rank) {
+    static const struct {
+        handshake_hello hello;
+        const char *why; /* NULL: ignored */
+    } cases[] = {
+        {{.rank = 1, .size = 2, .kind = HANDSHAKE_PEER, .host = "there"}, NULL},
+        {{.rank = 1, .size = 2, .kind = HANDSHAKE_WATCH, .host = "there"}, NULL},
+        {{.rank = 0, .size = 2, .host = "there"}, "on there has RANK 0; there are 2 ranks"},
+        {{.rank = 2, .size = 2, .host = "there"}, "on there has RANK 2; there are 2 ranks"},
+        {{.rank = -1, .size = 2, .host = "there"}, "on there has RANK -1; there are 2 ranks"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        int port = free_port(), fd;
+        char byte;
+        handshake_hello h = cases[i].hello;
+        member m[2] = {{.start = start_of(0, 2, port), .fn = exchange},
+                       {.start = start_of(1, 2, port), .fn = exchange}};
+        CHECK(pthread_create(&m[0].thread, NULL, member_main, &m[0]) == 0);
+        CHECK_OK(handshake_enter(&fd, "127.0.0.1", port, "", &h, 5000));
+        if (cases[i].why == NULL) {
+            CHECK_FAILS(net_receive(fd, &byte, 1, 5000), ERR_IO, "has gone");
+            member_main(&m[1]);
+            CHECK_EQ(m[1].st, OK);
+        }
+        pthread_join(m[0].thread, NULL);
+        CHECK_EQ(m[0].st, cases[i].why == NULL ? OK : ERR_CONFIG);
+        CHECK_CONTAINS(m[0].reason, cases[i].why == NULL ? "" : cases[i].why);
+        net_close(&fd);
+    }
 }
 
 TEST(tcp_names_ranks_that_do_not_come) {

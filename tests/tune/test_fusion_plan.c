@@ -268,6 +268,42 @@ static status draw(void *ctx) {
     return st;
 }
 
+/* The frames of a drawing, by their numbers: each around its kernel's operators. */
+TEST(drawings_frame_each_kernel) {
+    plan_program p;
+    buf out;
+    buf_init(&out);
+    for (unsigned value = 41115; value < 41115 + 40; value += 13) {
+        const char *at;
+        plan_lower(chain_of(CHAIN_BERT), &base, (uint16_t)value, &p);
+        buf_clear(&out);
+        CHECK_OK(plan_draw(chain_of(CHAIN_BERT), &p, &out));
+        at = buf_str(&out);
+        for (int i = 0; i < CHAIN_OPS; i++) {
+            char box[64];
+            snprintf(box, sizeof box, " x=\"%d\" y=\"58\" width=\"74\"", 16 + 80 * i);
+            CHECK((at = strstr(at, box)) != NULL);
+            snprintf(box, sizeof box, ">%d ", i + 1);
+            CHECK((at = strstr(at, box)) != NULL);
+        }
+        for (int i = 0; i < p.n_kernels; i++) {
+            const plan_kernel *k = &p.kernel[i];
+            int x = 0, width = 0, number = 0;
+            bool is_cut = k->why[0] != '\0';
+            CHECK((at = strstr(at, "<rect class=\"kernel")) != NULL);
+            CHECK_EQ(strncmp(at + 19, " hand", 5) == 0, k->from == TEMPLATE_HAND_WRITTEN);
+            CHECK_EQ(sscanf(strstr(at, " x="), " x=\"%d\" y=\"52\" width=\"%d", &x, &width), 2);
+            CHECK(x == 16 + 80 * k->first - 4 && x + width == 16 + 80 * k->last + 74 + 4);
+            CHECK((at = strstr(at, ">kernel ")) != NULL);
+            CHECK(sscanf(at, ">kernel %d<", &number) == 1 && number == i + 1);
+            const char *next = strstr(at, "<rect"), *line = strstr(at, "<line");
+            CHECK_EQ(line != NULL && (next == NULL || line < next), is_cut);
+        }
+        CHECK(strstr(at, "<rect") == NULL);
+    }
+    buf_fini(&out);
+}
+
 TEST(drawing_without_memory) {
     CHECK_OK(draw(NULL));
     CHECK(oom_at_each_allocation(draw, NULL) > 0);
