@@ -27,6 +27,13 @@ TEST(memory_log_explains_the_peak) {
                               "1000,1000,1000,1,weights\n"
                               "0,2900,2900,1,other\n");
     buf_clear(&text);
+    CHECK_OK(memory_log_json(&log, &text));
+    CHECK_CONTAINS(
+        buf_str(&text),
+        "{\"report\":\"memory_by_owner\",\"rows\":[{\"At Peak (bytes)\":3500,\"Own Peak "
+        "(bytes)\":3500,\"At End (bytes)\":500,\"Blocks\":2,\"Owner\":\"activations\"},");
+    CHECK_EQ(strchr(buf_str(&text), '\n') - buf_str(&text), (long)text.n_bytes - 1);
+    buf_clear(&text);
     CHECK_OK(memory_log_text(&log, &text));
     CHECK_CONTAINS(buf_str(&text), "0.004 MB at the peak");
     CHECK_CONTAINS(buf_str(&text),
@@ -52,7 +59,28 @@ TEST(memory_log_keeps_count_of_many) {
         CHECK_EQ(log.live, 0);
     }
     CHECK_EQ(log.peak, 20001 * 16);
-    for (int i = 0; i < log.n_owners; i++)
+    CHECK_EQ(log.n_owners, MEMORY_MAX_OWNERS);
+    for (int i = 0; i < log.n_owners; i++) { /* the last one takes the rest, and "again" */
+        bool is_last = i == log.n_owners - 1;
         CHECK_EQ(log.owners[i].live, 0);
+        CHECK_EQ(log.owners[i].n_blocks, is_last ? 3 * (200 * (100 - i) + 1) : 3 * 200);
+        CHECK_EQ(log.owners[i].at_peak, is_last  ? 16 * 200 * (100 - i) + 32
+                                        : i == 0 ? 16 * 199
+                                                 : 16 * 200);
+    }
     memory_log_fini(&log);
+}
+
+TEST(memory_log_of_nothing_says_nothing) {
+    static memory_log log;
+    buf text;
+    buf_init(&text);
+    memory_log_init(&log);
+    CHECK_EQ(memory_log_remove(&log, heap), 0);
+    CHECK_OK(memory_log_text(&log, &text));
+    CHECK_OK(memory_log_csv(&log, &text));
+    CHECK_OK(memory_log_json(&log, &text));
+    CHECK_STR(buf_str(&text), "");
+    memory_log_fini(&log);
+    buf_fini(&text);
 }
