@@ -444,6 +444,45 @@ TEST(tcp_rank_takes_no_wrong_peer) {
     CHECK_FAILS(join_first(&f, 1, 5000), ERR_IO, "rank 0 on there");
 }
 
+static void *be_first(void *arg) {
+    member *m = arg;
+    transport *t;
+    CHECK_OK(tcp_create(&t, &m->start));
+    CHECK_OK(t->ops->leave(t, OK));
+    return NULL;
+}
+
+/* Rank 0 tells all ranks where each one listens; one without an address is on rank 0's machine. */
+TEST(tcp_first_rank_tells_who_is_where) {
+    int port = free_port(), fd[3];
+    first_rank f[3];
+    member first = {.start = start_of(0, 3, port)};
+    CHECK(pthread_create(&first.thread, NULL, be_first, &first) == 0);
+    for (int r = 1; r < 3; r++) {
+        handshake_hello h = {.rank = r, .size = 3, .port = 1000 + r};
+        memset(h.host, 'a' + r, sizeof h.host); /* without an end */
+        CHECK_OK(handshake_enter(&fd[r], "127.0.0.1", port, "", &h, 5000));
+    }
+    for (int r = 1; r < 3; r++) {
+        CHECK_OK(net_receive(fd[r], &f[r].says, ALL_BYTES, 5000));
+        CHECK(memcmp(f[r].says.magic, "HSTP", 4) == 0 && f[r].says.text[0] == '\0');
+        CHECK(f[r].says.job == f[1].says.job && f[r].says.peer[0].port == port);
+        for (int q = 1; q < 3; q++) {
+            CHECK_EQ(f[r].says.peer[q].port, 1000 + q);
+            CHECK_EQ(f[r].says.peer[q].address[0], '\0');
+            CHECK(f[r].says.peer[q].host[62] == 'a' + q && f[r].says.peer[q].host[63] == '\0');
+        }
+    }
+    for (int r = 1; r < 3; r++) {
+        handshake_hello h = {.rank = r, .size = 3, .kind = HANDSHAKE_WATCH, .job = f[1].says.job};
+        net_close(&fd[r]);
+        CHECK_OK(handshake_enter(&fd[r], "127.0.0.1", port, "", &h, 5000));
+    }
+    pthread_join(first.thread, NULL);
+    for (int r = 1; r < 3; r++)
+        net_close(&fd[r]);
+}
+
 /* A hello that rank 0 cannot use: one of an earlier start is ignored, a wrong number ends the job.
  */
 TEST(tcp_first_rank_takes_no_wrong_rank) {

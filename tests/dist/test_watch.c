@@ -152,6 +152,46 @@ TEST(watch_names_a_rank_that_goes_before_the_start) {
     net_close(&listener);
 }
 
+/* A rank joins once, with its own number and job; who comes otherwise is sent away. */
+static void *join_rightly_and_wrongly(void *arg) {
+    static const struct {
+        handshake_hello hello;
+        bool is_right;
+    } cases[] = {{{.rank = 1, .kind = HANDSHAKE_PEER, .job = JOB}, false},
+                 {{.rank = 1, .kind = HANDSHAKE_WATCH, .job = JOB + 1}, false},
+                 {{.rank = 0, .kind = HANDSHAKE_WATCH, .job = JOB}, false},
+                 {{.rank = 3, .kind = HANDSHAKE_WATCH, .job = JOB}, false},
+                 {{.rank = 1, .kind = HANDSHAKE_WATCH, .job = JOB}, true},
+                 {{.rank = 1, .kind = HANDSHAKE_WATCH, .job = JOB}, false},
+                 {{.rank = 2, .kind = HANDSHAKE_WATCH, .job = JOB}, true}};
+    const watcher *w = arg;
+    int fds[7];
+    char go[BEAT_BYTES];
+    for (int i = 0; i < 7; i++) {
+        handshake_hello h = cases[i].hello;
+        CHECK_OK(handshake_enter(&fds[i], "127.0.0.1", w->o.port, "s", &h, 10000));
+        if (!cases[i].is_right) CHECK_FAILS(net_receive(fds[i], go, 1, 10000), ERR_IO, "has gone");
+    }
+    for (int i = 0; i < 7; i++)
+        if (cases[i].is_right) CHECK_OK(net_receive(fds[i], go, sizeof go, 10000));
+    for (int i = 0; i < 7; i++)
+        net_close(&fds[i]);
+    return NULL;
+}
+
+TEST(watch_takes_each_rank_once) {
+    int listener, port;
+    watch *first;
+    watcher others;
+    CHECK_OK(net_listen(&listener, "127.0.0.1", 0, &port));
+    watch_options o = options_of(0, 3, listener, port);
+    start(&others, join_rightly_and_wrongly, o);
+    CHECK_OK(watch_create(&first, &o));
+    pthread_join(others.thread, NULL);
+    watch_destroy(first, false);
+    net_close(&listener);
+}
+
 /* HSTU_STALL_SECONDS=0: ranks may wait for each other for ever. */
 TEST(watch_of_ranks_that_wait_can_be_turned_off) {
     int listener, port;
