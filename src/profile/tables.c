@@ -323,16 +323,14 @@ static void scaled_bytes(char out[CELL_BYTES], double bytes) {
 /* With separators between thousands, as newer nsys prints them; decimals 0 or 1. */
 static void grouped(char out[CELL_BYTES], double value, int decimals) {
     char digits[64];
-    int n = snprintf(digits, sizeof digits, "%.0f", floor(fabs(value))), at = 0;
+    snprintf(digits, sizeof digits, "%.*f", decimals, fabs(value));
+    int n = (int)strcspn(digits, "."), at = 0;
     if (value < 0) out[at++] = '-';
-    for (int i = 0; i < n && at < CELL_BYTES - 8; i++) {
+    for (int i = 0; i < n; i++) {
         if (i > 0 && (n - i) % 3 == 0) out[at++] = ',';
         out[at++] = digits[i];
     }
-    out[at] = '\0';
-    if (decimals > 0)
-        snprintf(out + at, CELL_BYTES - (size_t)at, ".%d",
-                 (int)floor((fabs(value) - floor(fabs(value))) * 10));
+    snprintf(out + at, CELL_BYTES - (size_t)at, "%s", digits + n);
 }
 
 /* A sum, a count, and the least and the largest of whole nanoseconds are whole. */

@@ -161,3 +161,78 @@ TEST(recorder_keeps_threads_apart) {
     }
     recorder_fini(&r);
 }
+
+/* What is known of a GPU is replaced; one more than there is room for is not kept. */
+TEST(recorder_knows_its_gpus) {
+    recorder r;
+    recorder_init(&r, &(recorder_schedule){0});
+    CHECK(recorder_gpu(&r, 0) == NULL);
+    for (uint32_t i = 0; i <= RECORDER_MAX_GPUS; i++)
+        recorder_add_gpu(&r, &(gpu_facts){.device = i + 3, .sm = 80});
+    recorder_add_gpu(&r, &(gpu_facts){.device = 4, .sm = 90});
+    CHECK_EQ(r.n_gpus, RECORDER_MAX_GPUS);
+    CHECK(recorder_gpu(&r, 3)->sm == 80 && recorder_gpu(&r, 4)->sm == 90);
+    CHECK(recorder_gpu(&r, 2 + RECORDER_MAX_GPUS)->sm == 80);
+    CHECK(recorder_gpu(&r, 3 + RECORDER_MAX_GPUS) == NULL && recorder_gpu(&r, 2) == NULL);
+    recorder_fini(&r);
+}
+
+/* A range inside another one of its name is kept, and its time counts once. */
+TEST(recorder_keeps_a_range_inside_its_own_name) {
+    static const struct {
+        const char *name;
+        uint64_t start, end;
+        int64_t op;
+    } spans[] = {{"step", 100, 900, RECORDER_NO_OP},
+                 {"a", 200, 500, 0},
+                 {"a", 250, 300, 1},
+                 {"b", 600, 700, 0},
+                 {"a", 610, 620, 3},
+                 {"a", 950, 0, RECORDER_NO_OP}}; /* has not ended */
+    recorder r;
+    recorder_init(&r, &(recorder_schedule){0});
+    for (size_t i = 0; i < sizeof spans / sizeof *spans; i++)
+        recorder_add(&r,
+                     &(span){.kind = SPAN_RANGE,
+                             .start_ns = spans[i].start,
+                             .end_ns = spans[i].end,
+                             .op = spans[i].op},
+                     spans[i].name, NULL);
+    CHECK_OK(recorder_keep_range(&r, "a"));
+    CHECK_EQ(r.n_spans, 4);
+    CHECK_EQ(r.active_ns, 300 + 10);
+    CHECK(r.spans[0].op == RECORDER_NO_OP && r.spans[1].op == 0);
+    CHECK(r.spans[2].op == RECORDER_NO_OP && r.spans[2].start_ns == 610);
+    recorder_fini(&r);
+}
+
+/* Kernels of attention in a graph: the first one of an op has its work, the others none. */
+TEST(recorder_gives_attention_in_graphs_its_work) {
+    recorder r;
+    recorder_init(&r, &(recorder_schedule){0});
+    span op = {.kind = SPAN_OP, .start_ns = 1, .end_ns = 2, .op = RECORDER_NO_OP, .pairs = 50};
+    recorder_add(&r, &op, "graph", NULL);
+    op.pairs = 0; /* not known */
+    recorder_add(&r, &op, "graph", NULL);
+    for (uint32_t i = 0; i < 2; i++)
+        recorder_add(&r, &(span){.kind = N_SPAN_KINDS, .correlation = i + 1, .op = i}, "", NULL);
+    for (uint32_t i = 0; i < 4; i++)
+        recorder_add(&r,
+                     &(span){.kind = SPAN_KERNEL,
+                             .start_ns = 1,
+                             .end_ns = 2,
+                             .correlation = i / 2 + 1,
+                             .of_pair = 6,
+                             .pair_bytes = 1000,
+                             .is_first = i % 2 == 0},
+                     "attn", NULL);
+    CHECK_OK(recorder_link(&r));
+    CHECK_EQ(r.n_spans, 6); /* without the links */
+    for (int i = 0; i < 4; i++) {
+        const span *s = &r.spans[2 + i];
+        CHECK_EQ(s->op, i / 2);
+        CHECK_EQ(s->has_work, i < 2);
+        CHECK(s->flop == (i == 0 ? 300 : 0) && s->moved == (i == 0 ? 1000 : 0));
+    }
+    recorder_fini(&r);
+}

@@ -91,6 +91,61 @@ TEST(tables_of_ops_have_self_and_total_times) {
     recorder_fini(&r);
 }
 
+/* Numbers as the tools that they are compared with print them. */
+TEST(tables_print_numbers_of_any_size) {
+    static const struct {
+        const char *name;
+        uint64_t ns;
+        int64_t memory;
+        const char *time, *bytes;
+    } cases[] = {
+        {"aten::a_name_of_fifty_five_characters_is_still_whole_55", 999, 0, "0.999us", "0 B"},
+        {"aten::a_name_of_fifty_six_characters_is_cut_at_its_end56", 1000000, 1023, "1.000ms",
+         "1023 B"},
+        {"op c", 999999000, -1024, "999.999ms", "-1.00 KB"},
+        {"op d", 1000000000, -1023, "1.000s", "-1023 B"},
+        {"op e", 12345678000000, 5 << 20, "12345.678s", "5.00 MB"},
+        {"op f", 1, (int64_t)5 << 40, "0.001us", "5120.00 GB"}};
+    recorder r;
+    profile_table t;
+    buf out;
+    char want[128];
+    recorder_init(&r, &(recorder_schedule){0});
+    r.has_memory = true;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        add(&r, SPAN_OP, cases[i].name, 1, 1 + cases[i].ns, 0, RECORDER_NO_OP);
+        r.spans[i].memory = cases[i].memory;
+    }
+    buf_init(&out);
+    CHECK_OK(profile_table_make(&t, &r, REPORT_OPS));
+    CHECK_OK(profile_table_text(&t, -1, &out));
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        snprintf(want, sizeof want, "%14s%14s%14s\n", cases[i].bytes, cases[i].bytes, "1");
+        const char *row = strstr(buf_str(&out), i == 1 ? "cut_at_its_e...  " : cases[i].name);
+        CHECK(row != NULL);
+        CHECK_CONTAINS(row, want);
+        CHECK(strstr(row, want) < strchr(row, '\n'));
+        snprintf(want, sizeof want, "%14s", cases[i].time);
+        CHECK_CONTAINS(row, want);
+        CHECK(strstr(row, want) < strchr(row, '\n'));
+    }
+    profile_table_fini(&t);
+    recorder_fini(&r);
+    recorder_init(&r, &(recorder_schedule){0});
+    for (int i = 0; i < 10; i++)
+        add(&r, SPAN_KERNEL, "k", 1, 1 + 1234567 + (i == 9 ? 7 : 0), 0, RECORDER_NO_OP);
+    add(&r, SPAN_KERNEL, "l", 1, 1 + 999, 0, RECORDER_NO_OP);
+    buf_clear(&out);
+    CHECK_OK(profile_table_make(&t, &r, REPORT_KERNELS));
+    CHECK_OK(profile_table_text(&t, -1, &out));
+    CHECK_CONTAINS(buf_str(&out), "12,345,677         10  1,234,567.7  1,234,567.0  1,234,567  "
+                                  "1,234,574          2.2  k\n");
+    CHECK_CONTAINS(buf_str(&out), "999          1        999.0        999.0        999");
+    profile_table_fini(&t);
+    recorder_fini(&r);
+    buf_fini(&out);
+}
+
 TEST(tables_without_a_gpu_have_no_columns_for_it) {
     recorder r;
     recorder_init(&r, &(recorder_schedule){0});

@@ -24,6 +24,27 @@ TEST(work_of_products) {
     CHECK_EQ(work_of(WORK_linear_bwd, NULL, &cpu, &a).flop, 2 * 2 * 10 * 3 * 5);
     a.dx = NULL;
     CHECK_EQ(work_of(WORK_linear_bwd, NULL, &cpu, &a).flop, 2 * 10 * 3 * 5);
+    /* Products that are part of other ops. */
+    double flop = 2 * 10 * 3 * 5, bytes = 2 * 10 * 3 + 4 * 3 * 5 + 2 * 10 * 5;
+    linear_packed_args packed = {.layer = a};
+    w = work_of(WORK_linear_packed, shape, &gpu, &packed);
+    CHECK(w.flop == flop && w.bytes == bytes);
+    CHECK_STR(shape, "[10, 3] x [3, 5]");
+    linear_norm_args normed = {.linear = packed, .norm = {.n = 10, .dim = 5}};
+    w = work_of(WORK_linear_norm, shape, &gpu, &normed);
+    CHECK(w.flop == flop && w.bytes == bytes + 3 * 2 * 10 * 5);
+    CHECK_STR(shape, "[10, 3] x [3, 5]");
+    head_args head = {.one = packed, .two = {.layer = {.n = 10, .n_in = 5, .n_out = 1}}};
+    w = work_of(WORK_head_fwd, shape, &gpu, &head);
+    CHECK_EQ(w.flop, flop + 2 * 10 * 5);
+    CHECK_STR(shape, "[10, 3] x [3, 5]");
+    sampled_softmax_args s = {.n = 10, .n_negatives = 3, .dim = 8, .n_rows = 100};
+    w = work_of(WORK_sampled_softmax, shape, &gpu, &s);
+    CHECK(w.flop == 2 * 40 * 8 && w.bytes == 4 * 40 * 8);
+    CHECK_STR(shape, "[10, 8] of 100, 3 negatives");
+    s.dquery = &dx;
+    w = work_of(WORK_sampled_softmax, NULL, &gpu, &s);
+    CHECK(w.flop == 3 * 2 * 40 * 8 && w.bytes == 2 * 4 * 40 * 8);
 }
 
 /* The pairs of a causal mask with a window, one by one. */
@@ -241,7 +262,19 @@ TEST(work_of_memory_ops) {
     char shape[WORK_SHAPE_BYTES];
     float x[4];
     norm_args n = {.n = 100, .dim = 8};
+    residual_norm_args added = {.n = 100, .dim = 8};
+    gate_args gate = {.n = 100, .dim = 8};
+    gather_args rows = {.n = 100, .dim = 8};
     CHECK_EQ(work_of(WORK_norm_fwd, NULL, &gpu, &n).bytes, 100 * 8 * 2 * 2);
+    CHECK_EQ(work_of(WORK_norm_bwd, NULL, &gpu, &n).bytes, 100 * 8 * 2 * 3);
+    CHECK_EQ(work_of(WORK_residual_norm, NULL, &gpu, &added).bytes, 100 * 8 * 2 * 3);
+    CHECK_EQ(work_of(WORK_gate_fwd, NULL, &gpu, &gate).bytes, 100 * 8 * 2 * 3);
+    CHECK_EQ(work_of(WORK_gate_bwd, NULL, &gpu, &gate).bytes, 100 * 8 * 2 * 5);
+    CHECK_EQ(work_of(WORK_gather, NULL, &gpu, &rows).bytes, 100 * 8 * (2 + 4));
+    rows.is_act = true;
+    CHECK_EQ(work_of(WORK_gather, shape, &gpu, &rows).bytes, 100 * 8 * (2 + 2));
+    CHECK_STR(shape, "[100, 8]");
+    CHECK_EQ(work_of(WORK_copy_out, NULL, &cpu, x, x, sizeof x).bytes, 16);
     CHECK_EQ(work_of(WORK_zero, NULL, &cpu, x, sizeof x).bytes, 16);
     CHECK_EQ(work_of(WORK_copy_in, shape, &cpu, x, x, sizeof x).bytes, 16);
     CHECK_STR(shape, "[16 bytes]");

@@ -240,8 +240,8 @@ TEST(profile_shows_nvtx_ranges_of_other_programs) {
         "for (int i = 0; i < 3; i++) { push(\"outer\"); push(\"aten::mul, seq = 1\");"
         "  pop(); if (pop() != 0) return 7; }"
         "push(\"left alone\"); pop(); return fork() == 0 ? (push(\"child\"), pop()) : 0;");
-    char *text = said(0, "profile --format csv -- ./n");
-    CHECK_CONTAINS(text, " (./n): 7 records\n");
+    char *text = said(0, "profile --format csv -- ./n 'a\nb'");
+    CHECK_CONTAINS(text, " (./n a b): 7 records\n"); /* one line */
     CHECK_CONTAINS(text, "\naten::mul,");
     CHECK_CONTAINS(text, "\nouter,");
     CHECK(strstr(text, "child") == NULL); /* its file is the parent's */
