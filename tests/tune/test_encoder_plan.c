@@ -159,6 +159,18 @@ TEST(plans_that_an_encoder_refuses) {
     CHECK_FAILS(try_plan("65536", &c, NULL), ERR_USAGE, "beyond 65535");
     CHECK_FAILS(try_plan("/nowhere/plan.json", &c, NULL), ERR_IO, "nowhere");
     CHECK_OK(try_plan("auto", &relu, NULL));
+    /* The heads may be merged by a kernel of their own, nothing else of the attention may. */
+    static const struct {
+        const char *segments;
+        status st;
+    } splits[] = {{"3-7", OK}, {"3-6", OK}, {"3-5", ERR_UNSUPPORTED}, {"4-7", ERR_UNSUPPORTED}};
+    for (size_t i = 0; i < sizeof splits / sizeof *splits; i++) {
+        uint16_t value;
+        char text[8];
+        CHECK_OK(plan_from_segments(splits[i].segments, false, &value));
+        snprintf(text, sizeof text, "%d", value);
+        CHECK_EQ(try_plan(text, &c, NULL), splits[i].st);
+    }
 }
 
 /* The JSON that a search keeps. */
@@ -214,21 +226,59 @@ TEST(kept_plans_are_found_by_what_they_are_for) {
     CHECK_OK(plan_store_find(&s, &want, &found, &is_found));
     CHECK(!is_found);
     want = f;
-    snprintf(want.mask, sizeof want.mask, "causal");
+    want.n_tokens = 256; /* a factor of four */
+    CHECK_OK(plan_store_find(&s, &want, &found, &is_found));
+    CHECK(is_found && found.value == 4);
+    want.n_tokens = 255;
     CHECK_OK(plan_store_find(&s, &want, &found, &is_found));
     CHECK(!is_found);
-    want = f;
-    snprintf(want.arch, sizeof want.arch, "sm_80");
-    CHECK_OK(plan_store_find(&s, &want, &found, &is_found));
-    CHECK(!is_found);
-    want = f;
-    want.dim_ffn = 1000;
-    CHECK_OK(plan_store_find(&s, &want, &found, &is_found));
-    CHECK(!is_found);
-    f.value = 5, f.dim_ffn = 1000;
+    f.n_tokens = 1 << 20;
+    f.value = 5, f.ms = 0; /* of an unknown time: any other one is better */
     keep(&s, &f, true);
+    f.value = 6, f.ms = 7;
+    keep(&s, &f, true);
+    f.n_tokens = 4 << 20;
+    f.value = 7, f.ms = 6;
+    keep(&s, &f, true);
+    want.n_tokens = 2 << 20; /* as near to both: the faster one */
     CHECK_OK(plan_store_find(&s, &want, &found, &is_found));
-    CHECK(is_found && found.value == 5 && found.dim_ffn == 1000);
+    CHECK(is_found && found.value == 7);
+}
+
+/* A plan is for its layer alone, and does not replace that of another. */
+TEST(kept_plans_of_other_layers) {
+    static const plan_file base = {.layer = "bert",
+                                   .arch = "sm_90",
+                                   .dtype = "float16",
+                                   .mask = "none",
+                                   .n_heads = 12,
+                                   .dim_head = 64,
+                                   .max_len = 512,
+                                   .n_tokens = 4096,
+                                   .ms = 2};
+    plan_file other[8], found;
+    plan_store s;
+    bool is_found;
+    for (int i = 0; i < 8; i++)
+        other[i] = base;
+    snprintf(other[1].layer, sizeof other[1].layer, "hstu");
+    snprintf(other[2].arch, sizeof other[2].arch, "sm_80");
+    snprintf(other[3].dtype, sizeof other[3].dtype, "float32");
+    snprintf(other[4].mask, sizeof other[4].mask, "causal");
+    other[5].n_heads = 16;
+    other[6].dim_head = 32;
+    other[7].dim_ffn = 1000;
+    CHECK_OK(plan_store_open(&s, test_folder()));
+    for (int i = 0; i < 8; i++) {
+        CHECK_OK(plan_store_find(&s, &other[i], &found, &is_found));
+        CHECK(!is_found);
+        other[i].value = (uint16_t)(i + 1);
+        keep(&s, &other[i], true);
+        for (int k = 0; k <= i; k++) {
+            CHECK_OK(plan_store_find(&s, &other[k], &found, &is_found));
+            CHECK(is_found && found.value == k + 1 && found.dim_ffn == other[k].dim_ffn);
+        }
+    }
 }
 
 /* auto: the kept plan of a batch, the built-in layers where there is none. */

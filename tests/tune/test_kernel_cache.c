@@ -123,6 +123,17 @@ TEST(a_link_to_a_folder_is_followed_once) {
     CHECK_FAILS(kernel_cache_open(&c, link), ERR_IO, "not writable by others");
 }
 
+/* A new folder is this user's alone, whatever files are made with. */
+TEST(new_folders_are_private) {
+    kernel_cache c;
+    char path[4096];
+    struct stat s;
+    snprintf(path, sizeof path, "%s/a/b", test_folder());
+    umask(0);
+    CHECK_OK(kernel_cache_open(&c, path));
+    CHECK(stat(path, &s) == 0 && (s.st_mode & 0777) == 0700);
+}
+
 TEST(folders_that_cannot_be_used) {
     kernel_cache c;
     char path[4096];
