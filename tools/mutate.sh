@@ -53,6 +53,7 @@ export SHARED ASAN_OPTIONS=detect_leaks=0
 # built TREE FLAGS [TARGET]: makes a target, or all that the tests run.  tools/probe.sh was run once: asking
 # it each time is slow.
 all="build/mutate/hstu build/mutate/hstu-inject.so build/mutate/tests/golden build/mutate/tests/unit"
+command -v mpicc >/dev/null && all="$all build/mutate/hstu-mpi.so"
 built() {
     (cd "$1" && make -s -j"$jobs" CUDA=0 VARIANT="$variant" B=build/mutate OPT_release=-O1 \
         PROBE="$(cat "$work/probe")" CFLAGS="-g0 -w $2" LDFLAGS="$2" ${3:-$all} 2>&1)
@@ -112,7 +113,14 @@ cover_files() {
 # test file, has changed.
 measure_coverage() {
     copy_tree "$work/cover"
-    built "$work/cover" --coverage || { echo "mutate: the tests do not build" >&2; exit 1; }
+    # Ranks that a test forks end by _exit, which alone would not write what they executed.
+    cat >"$work/exit.h" <<'END'
+#include <unistd.h>
+void __gcov_dump(void);
+static inline _Noreturn void counted_exit(int code) { __gcov_dump(); _exit(code); }
+#define _exit(code) counted_exit(code)
+END
+    built "$work/cover" "--coverage -include $work/exit.h" || { echo "mutate: the tests do not build" >&2; exit 1; }
     mkdir -p "$work/maps"
     key=$(files | grep -E '^(src|include|tests|Makefile)' | grep -v '/test_[^/]*$' | xargs cat | cksum)
     for file in $(find tests -name 'test_*.c' | sort); do
