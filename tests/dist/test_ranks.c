@@ -68,12 +68,17 @@ static void change_clock(rank_facts *f) {
     f->clock_s -= 1000;
 }
 
+static void change_clock_ahead(rank_facts *f) {
+    f->clock_s += 1000;
+}
+
 TEST(agree_names_the_rank_that_differs) {
     check(change_nothing, NULL);
     check(change_version, "rank 2 on node7 has hstu 9.9.9, rank 0 on ");
     check(change_config, "uses a different config or different options than rank 0");
     check(change_data, "uses different data than rank 0");
     check(change_clock, "behind that of rank 0");
+    check(change_clock_ahead, "ahead of that of rank 0");
     CHECK_OK(ranks_agree(NULL, NULL));
 }
 
