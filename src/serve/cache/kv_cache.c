@@ -311,12 +311,9 @@ static uint64_t chain_after(const kv_cache *c, const char *tokens, uint64_t chai
     return hash64(tokens, KV_PAGE * c->config.token_bytes, chain);
 }
 
-/* The cost of a page's tokens, in units of the first page of a sequence, so that it is about 1. */
+/* The cost of one of a page's tokens, on average. */
 static double cost_of(const kv_cache *c, int32_t first) {
-    double pairs = (double)first + KV_PAGE / 2, least = KV_PAGE / 2;
-    double own = c->config.cost_token + pairs * c->config.cost_pair;
-    double unit = c->config.cost_token + least * c->config.cost_pair;
-    return unit > 0 ? own / unit : 1;
+    return c->config.cost_token + (first + KV_PAGE / 2) * c->config.cost_pair;
 }
 
 /* A page with others after it on the device and no copy on the host is in no heap, pinned or not:

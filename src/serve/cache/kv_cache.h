@@ -61,7 +61,7 @@ typedef struct kv_costs {
 typedef struct kv_cache_config {
     int32_t n_pages;
     int32_t n_host_pages;         /* 0: there is no second tier */
-    double cost_token, cost_pair; /* of computing a token, and of each key before it */
+    double cost_token, cost_pair; /* of computing a token, and of each key before it; not both 0 */
     size_t token_bytes; /* 8: tokens are the `what` of kv_token alone, where a model reads no times;
                            0: they are kv_token */
     uint64_t hash_mask; /* bits of the hash that count; 0: all.  Tests use few, so that hashes

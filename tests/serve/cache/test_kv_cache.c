@@ -595,6 +595,61 @@ TEST(kv_cache_loads_where_that_is_faster) {
     kv_cache_destroy(c);
 }
 
+/* A page that leaves the device goes to the host from the length on from which it would be loaded,
+ * which is the break-even that the engine tells. */
+TEST(kv_cache_keeps_on_the_host_what_would_be_loaded) {
+    static const struct {
+        kv_costs costs;
+        int32_t even, n_out; /* break-even; pages of 64 and of 192 tokens that are kept */
+    } cases[] = {
+        {{.token_s = 1, .page_s = 63, .n_stages = 1}, 64, 4},
+        {{.token_s = 1, .page_s = 64, .n_stages = 1}, -1, 0},
+        {{.token_s = 1, .page_s = 64, .n_stages = 8}, 64, 4}, /* beside the last token */
+        {{.token_s = 1, .page_s = 65, .n_stages = 8}, -1, 0},
+        {{.token_s = 1, .page_s = 1, .load_s = 62, .n_stages = 1}, 64, 4},
+        {{.token_s = 1, .page_s = 1, .load_s = 63, .n_stages = 1}, 128, 3},
+        {{.pair_s = 1, .page_s = 4096, .n_stages = 1}, 192, 3}, /* 192 * 192 / 2 > 3 * 4096 */
+    };
+    static kv_token t[3][N];
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        kv_cache *c;
+        kv_cache_config k = {.n_pages = 4, .n_host_pages = 8, .cost_token = 1};
+        CHECK_EQ(kv_costs_break_even(&cases[i].costs), cases[i].even);
+        CHECK_OK(kv_cache_create(&c, &k));
+        kv_cache_set_costs(c, &cases[i].costs);
+        for (int j = 0; j < 3; j++)
+            history(t[j], N, (uint64_t)j + 1, N);
+        CHECK_EQ(use(c, t[0], 64), 0);
+        CHECK_EQ(use(c, t[1], 192), 0);
+        CHECK_EQ(use(c, t[2], 256), 0);
+        CHECK_EQ(kv_cache_moves(c).n_out, cases[i].n_out);
+        kv_cache_destroy(c);
+    }
+}
+
+/* The predicted times, as the header says. */
+TEST(kv_cache_predicts_exactly) {
+    kv_costs k = {.token_s = 2, .pair_s = 0.5, .load_s = 7, .page_s = 3, .n_stages = 1};
+    static const struct {
+        int32_t n, n_reused, n_loaded, n_stages;
+        double want;
+    } cases[] = {
+        {10, 0, 0, 1, 20 + 25},                /* computed */
+        {10, 8, 8, 1, 4 + 0.5 * 18},           /* two tokens after eight */
+        {130, 0, 64, 1, 10 + 132 + 3201},      /* one page loaded, 66 tokens computed */
+        {130, 0, 65, 1, 13 + 130 + 3168.75},   /* the second page has one token */
+        {130, 64, 128, 1, 10 + 4 + 0.5 * 258}, /* the first page is there */
+        {130, 64, 128, 2, 133 + 5},            /* half of the load is hidden */
+        {128, 0, 128, 4, 13},                  /* nothing is computed */
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        k.n_stages = cases[i].n_stages;
+        double got = kv_costs_predict(&k, cases[i].n, cases[i].n_reused, cases[i].n_loaded);
+        if (fabs(got - cases[i].want) > 1e-9)
+            FAIL_TEST("case %zu: %g, not %g", i, got, cases[i].want);
+    }
+}
+
 /* A model of both tiers: what a lease reads is what was written, through all copies; failed
  * batches, and batches whose copies failed, included. */
 TEST(kv_cache_never_confuses_tiers) {
