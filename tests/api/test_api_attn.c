@@ -408,6 +408,52 @@ static void check_far_too_long(hstu_attn *attn, hstu_attn_varlen_args *a) {
     }
 }
 
+/* The results are divided by scaling_seqlen, or by max_seqlen_q. */
+static void check_scaling(hstu_attn *attn, const hstu_attn_varlen_args *a) {
+    static const int32_t by[] = {1, 2, 3, 1000};
+    float got[64], *want = a->out;
+    int n = (int)(a->total_q * a->num_heads * a->dim_v);
+    CHECK(n <= 64);
+    for (int i = 0; i < 4; i++) {
+        hstu_attn_varlen_args scaled = *a;
+        double factor = (double)a->max_seqlen_q / by[i];
+        scaled.out = got;
+        scaled.scaling_seqlen = by[i];
+        CHECK_EQ(hstu_attn_varlen_fwd(attn, &scaled, NULL), HSTU_OK);
+        for (int j = 0; j < n; j++)
+            CHECK(fabs((double)got[j] - factor * (double)want[j]) <= 1e-6 * factor);
+    }
+}
+
+/* Rows may be far apart, each array's by its own stride: the results are the same, and nothing
+ * between the rows is read or written. */
+static void check_strides(hstu_attn *attn, const hstu_attn_varlen_args *a) {
+    enum { ROOM = 100 };
+    hstu_attn_varlen_args far = *a;
+    int width = a->num_heads * a->dim_v, n = (int)a->total_q;
+    const float *from[] = {a->q, a->k, a->v, a->dout}, *want[] = {a->dq, a->dk, a->dv, a->out};
+    float in[4][ROOM], out[4][ROOM];
+    CHECK(n * (width + 4) <= ROOM);
+    memset(in, 0xff, sizeof in); /* NaN */
+    memset(out, 0xff, sizeof out);
+    for (int i = 0; i < 4; i++)
+        for (int row = 0; row < n; row++)
+            memcpy(in[i] + row * (width + 1 + i), from[i] + row * width,
+                   (size_t)width * sizeof(float));
+    far.q = in[0], far.k = in[1], far.v = in[2], far.dout = in[3];
+    far.dq = out[0], far.dk = out[1], far.dv = out[2], far.out = out[3];
+    far.stride_q = width + 1, far.stride_k = width + 2, far.stride_v = width + 3;
+    far.stride_out = width + 4;
+    CHECK_EQ(hstu_attn_varlen_fwd(attn, &far, NULL), HSTU_OK);
+    CHECK_EQ(hstu_attn_varlen_bwd(attn, &far, NULL), HSTU_OK);
+    for (int i = 0; i < 4 * ROOM; i++) {
+        int which = i / ROOM, row = i % ROOM / (width + 1 + which),
+            at = i % ROOM % (width + 1 + which);
+        float got = out[which][i % ROOM];
+        CHECK(row < n && at < width ? got == want[which][row * width + at] : isnan(got));
+    }
+}
+
 /* On the CPU: two sequences, causal, by the formula; and what would be a crash. */
 TEST(api_attn_on_the_cpu) {
     enum { T = 5, H = 2, D = 3 };
@@ -453,6 +499,8 @@ TEST(api_attn_on_the_cpu) {
         }
     }
     check_far_too_long(attn, &a);
+    check_scaling(attn, &a);
+    check_strides(attn, &a);
     a.cu_seqlens_q = bad;
     CHECK_EQ(hstu_attn_varlen_fwd(attn, &a, NULL), HSTU_ERR_USAGE);
     CHECK_CONTAINS(hstu_error(), "sequence 1 of cu_seqlens_q is not at 2 .. 6 of 5 rows");

@@ -456,6 +456,34 @@ TEST(job_queue_predicts_batches) {
     job_queue_fini(&q);
 }
 
+/* A job waits for those that are more urgent, and for none after it. */
+TEST(job_queue_predicts_by_place) {
+    static const struct {
+        double deadline_ms, alone_s, together_s; /* batches of one job, and of four */
+    } cases[] = {{100, 0.02, 0.02}, {250, 0.05, 0.035}, {350, 0.08, 0.05}, {450, 0.11, 0.065}};
+    job_queue q;
+    served m;
+    double s;
+    job j[3];
+    open_exact(&q, &m);
+    q.batch_s = 1e-2;
+    m.max_tokens = 120;
+    for (int i = 0; i < 3; i++) {
+        j[i] = exact_job(&m, 1e6, 200 + 100 * i);
+        CHECK_OK(job_queue_push(&q, &j[i]));
+    }
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        job next = exact_job(&m, 1e6, cases[i].deadline_ms);
+        m.max_batch = 1;
+        (void)job_queue_admits(&q, &next, 0, &s);
+        CHECK(fabs(s - cases[i].alone_s) < 1e-9);
+        m.max_batch = 4;
+        (void)job_queue_admits(&q, &next, 0, &s);
+        CHECK(fabs(s - cases[i].together_s) < 1e-9);
+    }
+    job_queue_fini(&q);
+}
+
 /* What runs delays the next one, longer where it is overdue itself. */
 TEST(job_queue_counts_the_batch_that_runs) {
     job_queue q;

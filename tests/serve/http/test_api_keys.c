@@ -75,6 +75,60 @@ TEST(api_keys_refuse_bad_files) {
     bad("secret-one a 1\nsecret-one b 1\n", "keys:2: this key appears twice");
 }
 
+/* Lengths up to the limits are fine, one byte more is not. */
+TEST(api_keys_have_limits) {
+    static const struct {
+        int n_key, n_name, n_rate;
+        bool is_good;
+    } cases[] = {
+        {API_KEY_MIN, 1, 1, true},
+        {API_KEY_MIN - 1, 1, 1, false},
+        {API_KEY_MAX, API_KEY_NAME - 1, 31, true},
+        {API_KEY_MAX + 1, 1, 1, false},
+        {API_KEY_MAX, API_KEY_NAME, 1, false},
+        {API_KEY_MAX, 1, 32, false},
+    };
+    char letters[API_KEY_MAX + 2], line[400];
+    memset(letters, 'k', sizeof letters);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        api_keys *k;
+        const char *name;
+        unsigned roles;
+        snprintf(line, sizeof line, "%.*s %.*s %0*d\n", cases[i].n_key, letters, cases[i].n_name,
+                 letters, cases[i].n_rate, 1);
+        if (!cases[i].is_good) {
+            bad(line, "a line is KEY NAME");
+            continue;
+        }
+        CHECK_OK(api_keys_read(&k, "keys", line, strlen(line)));
+        line[cases[i].n_key] = '\0';
+        CHECK_EQ(api_keys_use(k, line, 1, &name, &roles), KEY_OK);
+        CHECK_EQ(api_keys_use(k, line, 1, &name, &roles), KEY_OVER_QUOTA); /* one a second */
+        CHECK_EQ(strlen(name), cases[i].n_name);
+        line[cases[i].n_key - 1] = '\0';
+        CHECK_EQ(api_keys_use(k, line, 1, &name, &roles), KEY_UNKNOWN);
+        api_keys_close(k);
+    }
+}
+
+/* Rates below one a second: the next request is let in when its time has come, not before. */
+TEST(api_keys_count_slow_rates) {
+    static const char file[] = "secret-key slow 0.5\n";
+    static const struct {
+        uint64_t at_ms;
+        key_verdict want;
+    } cases[] = {{10000, KEY_OK}, {11000, KEY_OVER_QUOTA}, {11999, KEY_OVER_QUOTA},
+                 {12001, KEY_OK}, {99000, KEY_OK},         {99000, KEY_OVER_QUOTA}};
+    api_keys *k;
+    const char *name;
+    unsigned roles;
+    CHECK_OK(api_keys_read(&k, "keys", file, strlen(file)));
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        if (api_keys_use(k, "secret-key", cases[i].at_ms * 1000000, &name, &roles) != cases[i].want)
+            FAIL_TEST("at %" PRIu64 " ms: wanted %d", cases[i].at_ms, cases[i].want);
+    api_keys_close(k);
+}
+
 static status read_and_close(void *context) {
     api_keys *k;
     TRY(api_keys_read(&k, "keys", context, strlen(context)));
