@@ -514,6 +514,8 @@ static status open_all(state *s, const char *folder, const state_reader *reader)
     s->sweep.due_ns = l.counts.n_unswept > 0 ? 0 : UINT64_MAX;
     if (stat(s->path, &s->db_file) != 0) return fail_errno("%s", s->path);
     TRY(state_db_open(&s->side, s->path));
+    /* A connection that has read nothing takes the database for one without a log. */
+    TRY(state_db_exec(s->side, s->path, "use it", "PRAGMA schema_version"));
     if (pthread_create(&s->copier, NULL, copy_log, s) != 0)
         return fail(ERR_IO, "a thread cannot be started");
     s->has_copier = true;

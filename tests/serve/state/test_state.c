@@ -4,11 +4,13 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/file.h"
+#include "base/log.h"
 #include "base/mem.h"
 #include "base/thread.h"
 #include "disk_fault.h"
@@ -548,6 +550,77 @@ TEST(state_cuts_off_nothing_of_others) {
     CHECK(sqlite3_step(q) == SQLITE_ROW && sqlite3_column_int(q, 0) == 2);
     sqlite3_finalize(q);
     sqlite3_close(other);
+    state_close(st);
+}
+
+/* A transaction of more frames than the log has when it is copied. */
+enum { MANY = 10000, MANY_BYTES = MANY * 500 };
+
+static void add_many(state *st, int64_t user, int64_t time) {
+    char text[256];
+    memset(text, 'x', 255);
+    text[255] = '\0';
+    CHECK_OK(state_begin(st));
+    for (int i = 0; i < MANY; i++) {
+        state_event e = event(user, text, text, time + i % 80);
+        CHECK_OK(state_add_event(st, &e));
+    }
+    CHECK_OK(state_commit(st));
+}
+
+static uint64_t log_bytes(state *st) {
+    engine_state_stats stats;
+    state_get_stats(st, &stats);
+    return stats.log_bytes;
+}
+
+static void count_warning(void *ctx, log_level level, const char *line) {
+    if (level == LOG_WARN && strstr(line, "the log cannot be copied") != NULL)
+        atomic_fetch_add((atomic_int *)ctx, 1);
+}
+
+/* A long log is copied to the database and begins again, while the server writes on.  If it cannot
+ * be copied, that is told once; nothing is lost. */
+TEST(state_copies_its_log) {
+    state *st;
+    seen s;
+    struct stat file = {0};
+    atomic_int n_warnings = 0;
+    need_sqlite();
+    log_set_sink(count_warning, &n_warnings);
+    CHECK_OK(open_state(&st, &s));
+    int64_t ann = add_user(st, "ann");
+    add_many(st, ann, 0);
+    CHECK(log_bytes(st) > MANY_BYTES);
+    for (int i = 0; file.st_size < MANY_BYTES && i < 1000; i++) {
+        usleep(5000);
+        CHECK_EQ(stat(file_of("state.db"), &file), 0);
+    }
+    CHECK(file.st_size > MANY_BYTES);
+    for (int i = 80; i < 90 && log_bytes(st) > 100000; i++) {
+        usleep(20000);
+        CHECK_OK(add(st, ann, "1", NULL, i));
+    }
+    CHECK(log_bytes(st) < 100000);
+    /* A reader keeps the log from being copied, which is no failure; a full disk is one. */
+    sqlite3 *other = other_program();
+    other_runs(other, "BEGIN; SELECT count(*) FROM events");
+    add_many(st, ann, 100);
+    usleep(150000);
+    CHECK_EQ(n_warnings, 0);
+    disk_fault_set(DISK_FULL, "state.db");
+    other_runs(other, "ROLLBACK");
+    for (int i = 0; n_warnings == 0 && i < 100; i++) {
+        CHECK_FAILS(add(st, ann, "1", NULL, 190), ERR_IO, "");
+        usleep(10000);
+    }
+    CHECK_EQ(n_warnings, 1);
+    disk_fault_set(DISK_GOOD, "");
+    CHECK_OK(add(st, ann, "1", NULL, 191));
+    log_set_sink(NULL, NULL);
+    sqlite3_close(other);
+    reopen(&st, &s);
+    CHECK(s.n_events >= 2 * MANY + 2 && s.has[0] && s.has[179] && !s.has[190] && s.has[191]);
     state_close(st);
 }
 
