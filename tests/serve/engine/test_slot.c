@@ -672,3 +672,71 @@ TEST(slot_ends_after_who_wakes_its_worker) {
         pthread_join(thread, NULL);
     }
 }
+
+static status fail_sync(backend *be) {
+    (void)be;
+    return fail(ERR_IO, "the device is gone");
+}
+
+/* A history of 150 events, which has three pages. */
+static engine_answer ask_long(engine *e, int64_t who) {
+    engine_event history[150];
+    engine_answer a;
+    for (int i = 0; i < 150; i++)
+        history[i] = serve_event(1 + (i * 7 + who) % 50, 1000 + i);
+    engine_request r = {.task = ENGINE_RECOMMEND,
+                        .has_history = true,
+                        .history = history,
+                        .n_history = 150,
+                        .top_k = 5,
+                        .deadline_ns = 100000000000u};
+    engine_ask(e, &r, &a);
+    return a;
+}
+
+/* A batch that fails leaves no page pinned or lost, whether it ran or not; where it moved pages, the
+ * cache forgets all, as nobody knows what they hold.  The next one is answered as before. */
+TEST(slot_failed_batch_gives_its_pages_back) {
+    static const char *const set[] = {"train_fn.max_sequence_length=200"};
+    static const struct {
+        bool runs;          /* fails when it has run, or before */
+        int64_t who;        /* 1: its pages are there; 2: they evict those of 1 */
+        int32_t n_free, n_reused; /* afterwards, and of 1 */
+    } cases[] = {{false, 1, 1, 149}, {true, 1, 1, 149}, {false, 2, 4, 0}, {true, 2, 4, 0}};
+    engine_config c = {
+        .device = "cpu", .n_threads = 1, .kv_pages = 4, .kv_host_pages = 8, .loads_always = true};
+    engine *e;
+    CHECK_OK(engine_create(&e, &c));
+    CHECK_OK(engine_load(e, "model", serve_run("slot", retrieval_gin, set, 1)));
+    served *m = engine_slot(e, 0)->model;
+    const ops *good = m->compute.be->ops;
+    ops bad = *good;
+    bad.sync = fail_sync;
+    int64_t max_rows = m->infer.batch.max_rows;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        engine_answer want = ask_long(e, 1), a;
+        CHECK(want.outcome == ENGINE_OK && want.n_items == 5);
+        CHECK(serve_wait_idle(e, 10000000000u));
+        if (cases[i].runs)
+            m->compute.be->ops = &bad;
+        else
+            m->infer.batch.max_rows = 0;
+        a = ask_long(e, cases[i].who);
+        CHECK_EQ(a.outcome, ENGINE_FAILED);
+        CHECK_CONTAINS(a.error, cases[i].runs ? "the device is gone" : "is full");
+        CHECK(serve_wait_idle(e, 10000000000u));
+        m->compute.be->ops = good;
+        m->infer.batch.max_rows = max_rows;
+        engine_answer_release(&a);
+        kv_cache_counts n = kv_cache_count(m->cache);
+        CHECK(n.n_pinned == 0 && n.n_free == cases[i].n_free);
+        a = ask_long(e, 1);
+        CHECK_EQ(a.tokens_reused, cases[i].n_reused);
+        for (int k = 0; k < 5; k++)
+            CHECK(a.items[k].number == want.items[k].number &&
+                  a.items[k].values[0] == want.items[k].values[0]);
+        engine_answer_release(&a);
+        engine_answer_release(&want);
+    }
+    engine_destroy(e);
+}
