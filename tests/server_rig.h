@@ -77,4 +77,30 @@ static inline void ask(rig *r, const char *method, const char *path, const char 
     free(text);
 }
 
+/* Asks, and gives the body of the answer, which must be 200, as JSON. */
+static inline const json_value *rig_json(rig *r, arena *a, const char *method, const char *path,
+                                         const char *body) {
+    const json_value *v;
+    char *text = client_ask(r->port, method, path, "", body);
+    if (client_code(text) != 200) FAIL_TEST("%s %s: %s", path, body, text);
+    const char *json = client_body(text);
+    CHECK_OK(json_parse(a, path, json, strlen(json), &v));
+    free(text);
+    return v;
+}
+
+/* The i-th element or member; and a member that is a whole number. */
+static inline const json_value *json_at(const json_value *v, size_t i) {
+    CHECK(v != NULL && i < v->n_children);
+    for (v = v->first; i > 0; i--)
+        v = v->next;
+    return v;
+}
+
+static inline int64_t json_number(const json_value *v, const char *key) {
+    int64_t n;
+    CHECK_OK(json_member_int(v, key, &n));
+    return n;
+}
+
 #endif

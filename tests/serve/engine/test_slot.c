@@ -694,13 +694,13 @@ static engine_answer ask_long(engine *e, int64_t who) {
     return a;
 }
 
-/* A batch that fails leaves no page pinned or lost, whether it ran or not; where it moved pages, the
- * cache forgets all, as nobody knows what they hold.  The next one is answered as before. */
+/* A batch that fails leaves no page pinned or lost, whether it ran or not; where it moved pages,
+ * the cache forgets all, as nobody knows what they hold.  The next one is answered as before. */
 TEST(slot_failed_batch_gives_its_pages_back) {
     static const char *const set[] = {"train_fn.max_sequence_length=200"};
     static const struct {
-        bool runs;          /* fails when it has run, or before */
-        int64_t who;        /* 1: its pages are there; 2: they evict those of 1 */
+        bool runs;                /* fails when it has run, or before */
+        int64_t who;              /* 1: its pages are there; 2: they evict those of 1 */
         int32_t n_free, n_reused; /* afterwards, and of 1 */
     } cases[] = {{false, 1, 1, 149}, {true, 1, 1, 149}, {false, 2, 4, 0}, {true, 2, 4, 0}};
     engine_config c = {

@@ -1,36 +1,13 @@
 /* What the page shows, as exact numbers: the stream, the cache, the items and their map. */
 #include "server_rig.h"
 
-/* The body of an answer as JSON. */
-static const json_value *get_json(rig *r, arena *a, const char *path) {
-    const json_value *v;
-    char *text = client_ask(r->port, "GET", path, "", "");
-    if (client_code(text) != 200) FAIL_TEST("%s: %s", path, text);
-    const char *body = client_body(text);
-    CHECK_OK(json_parse(a, path, body, strlen(body), &v));
-    free(text);
-    return v;
-}
-
-static const json_value *child(const json_value *v, size_t i) {
-    CHECK(v != NULL && i < v->n_children);
-    for (v = v->first; i > 0; i--)
-        v = v->next;
-    return v;
-}
-
-static int64_t number_of(const json_value *v, const char *key) {
-    int64_t n;
-    CHECK_OK(json_member_int(v, key, &n));
-    return n;
-}
-
 /* The next event of the stream. */
 static const json_value *next_event(int fd, arena *a) {
     static char text[1 << 16];
     const json_value *v;
     const char *data = NULL;
-    for (size_t n = 0; data == NULL || strstr(data, "\n\n") == NULL; data = strstr(text, "data: ")) {
+    for (size_t n = 0; data == NULL || strstr(data, "\n\n") == NULL;
+         data = strstr(text, "data: ")) {
         ssize_t got = recv(fd, text + n, sizeof text - 1 - n, 0);
         CHECK(got > 0);
         n += (size_t)got;
@@ -60,15 +37,15 @@ TEST(server_streams_what_it_counts) {
     const json_value *v = next_event(fd, &a), *asks = json_member(v, "asks");
     const json_value *count = json_member(asks, "count"), *m;
     int64_t sum = 0;
-    CHECK(number_of(v, "requests") >= ASKS + 1 && number_of(v, "requests") <= ASKS + 2);
-    CHECK_EQ(number_of(asks, "n"), ASKS);
+    CHECK(json_number(v, "requests") >= ASKS + 1 && json_number(v, "requests") <= ASKS + 2);
+    CHECK_EQ(json_number(asks, "n"), ASKS);
     CHECK_EQ(count->n_children, ENGINE_BUCKETS + 1);
     for (size_t i = 0; i < count->n_children; i++)
-        sum += child(count, i)->integer;
+        sum += json_at(count, i)->integer;
     CHECK_EQ(sum, ASKS);
     CHECK(json_member(asks, "sum_s")->number > 0 && json_member(asks, "sum_s")->number < 60);
     CHECK_EQ(json_member(v, "models")->n_children, 1);
-    m = child(json_member(v, "models"), 0);
+    m = json_at(json_member(v, "models"), 0);
     CHECK_STR(json_member(m, "name")->string, "toy");
     CHECK_STR(json_member(m, "version")->string, "1");
     static const struct {
@@ -87,8 +64,8 @@ TEST(server_streams_what_it_counts) {
                    {"host_pages_used", 0},
                    {"tokens_loaded", 0}};
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
-        if (number_of(m, numbers[i].key) != numbers[i].want)
-            FAIL_TEST("%s is %lld", numbers[i].key, (long long)number_of(m, numbers[i].key));
+        if (json_number(m, numbers[i].key) != numbers[i].want)
+            FAIL_TEST("%s is %lld", numbers[i].key, (long long)json_number(m, numbers[i].key));
     CHECK_EQ(json_member(m, "stages")->n_children, ENGINE_STAGES);
     close(fd);
     arena_fini(&a);
@@ -106,19 +83,20 @@ TEST(server_shows_pages_of_the_cache) {
     rig_start(&r);
     for (int i = 0; i < 2; i++)
         ask(&r, "POST", "/v1/recommend", bodies[i], 200, "\"source\":\"model\"");
-    const json_value *v = get_json(&r, &a, "/v1/cache"), *pages = json_member(v, "pages");
-    CHECK(number_of(v, "tokens_a_page") == 64 && number_of(v, "n_pages") == 4);
+    const json_value *v = rig_json(&r, &a, "GET", "/v1/cache", ""),
+                     *pages = json_member(v, "pages");
+    CHECK(json_number(v, "tokens_a_page") == 64 && json_number(v, "n_pages") == 4);
     CHECK_EQ(pages->n_children, 4);
     for (size_t i = 0; i < 4; i++) {
         static const int64_t n_tokens[] = {3, 2, 0, 0}, age[] = {1, 0, 0, 0};
-        const json_value *p = child(pages, i);
-        CHECK_EQ(child(p, 0)->integer, i);
-        CHECK((child(p, 1)->integer != 0) == (i < 2));
-        CHECK_EQ(child(p, 2)->integer, n_tokens[i]);
-        CHECK_EQ(child(p, 3)->integer, age[i]);
-        CHECK(child(p, 4)->integer == 0 && child(p, 5)->integer == 0);
+        const json_value *p = json_at(pages, i);
+        CHECK_EQ(json_at(p, 0)->integer, i);
+        CHECK((json_at(p, 1)->integer != 0) == (i < 2));
+        CHECK_EQ(json_at(p, 2)->integer, n_tokens[i]);
+        CHECK_EQ(json_at(p, 3)->integer, age[i]);
+        CHECK(json_at(p, 4)->integer == 0 && json_at(p, 5)->integer == 0);
     }
-    CHECK(child(child(pages, 0), 1)->integer != child(child(pages, 1), 1)->integer);
+    CHECK(json_at(json_at(pages, 0), 1)->integer != json_at(json_at(pages, 1), 1)->integer);
     arena_fini(&a);
     rig_close(&r);
 }
@@ -145,11 +123,11 @@ TEST(server_finds_items) {
     rig_start(&r);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         snprintf(path, sizeof path, "/v1/items?search=%s", cases[i].search);
-        const json_value *v = json_member(get_json(&r, &a, path), "items");
+        const json_value *v = json_member(rig_json(&r, &a, "GET", path, ""), "items");
         if (v->n_children != cases[i].n) FAIL_TEST("%s: %zu items", path, v->n_children);
         if (cases[i].n == 0) continue;
-        CHECK_EQ(number_of(child(v, 0), "item"), cases[i].first);
-        CHECK_EQ(number_of(child(v, cases[i].n - 1), "item"), cases[i].last);
+        CHECK_EQ(json_number(json_at(v, 0), "item"), cases[i].first);
+        CHECK_EQ(json_number(json_at(v, cases[i].n - 1), "item"), cases[i].last);
     }
     memset(longest, 'x', sizeof longest);
     snprintf(path, sizeof path, "/v1/items?search=%.127s", longest);
@@ -166,7 +144,7 @@ enum { DIM = 8, ITEMS = 60 };
 static void read_floats(const json_value *v, double *to) {
     CHECK_EQ(v->n_children, DIM);
     for (size_t k = 0; k < DIM; k++)
-        to[k] = child(v, k)->number;
+        to[k] = json_at(v, k)->number;
 }
 
 static double dot(const double *a, const double *b) {
@@ -186,10 +164,10 @@ TEST(server_maps_all_items) {
     arena_init(&a, 1 << 16);
     rig_open(&r);
     rig_start(&r);
-    const json_value *v = get_json(&r, &a, "/v1/map"), *items = json_member(v, "items");
+    const json_value *v = rig_json(&r, &a, "GET", "/v1/map", ""), *items = json_member(v, "items");
     CHECK_STR(json_member(v, "model")->string, "toy");
     CHECK_STR(json_member(v, "version")->string, "1");
-    CHECK_EQ(number_of(v, "of"), ITEMS);
+    CHECK_EQ(json_number(v, "of"), ITEMS);
     CHECK_EQ(items->n_children, ITEMS);
     read_floats(json_member(v, "mean"), got_mean);
     read_floats(json_member(v, "x_axis"), axis[0]);
@@ -209,16 +187,16 @@ TEST(server_maps_all_items) {
         CHECK(fabs(dot(axis[x], axis[x]) - 1) < 1e-5);
     CHECK(fabs(dot(axis[0], axis[1])) < 1e-3);
     for (size_t i = 0; i < ITEMS; i++) {
-        const json_value *item = child(items, i);
+        const json_value *item = json_at(items, i);
         engine_item names;
         CHECK_OK(engine_item_of(server_engine(r.s), 0, (uint32_t)i + 1, &names));
-        CHECK_EQ(child(item, 0)->integer, names.id.number);
+        CHECK_EQ(json_at(item, 0)->integer, names.id.number);
         for (int k = 0; k < DIM; k++)
             rows[i][k] -= mean[k];
         for (int x = 0; x < 2; x++) {
             double want = dot(rows[i], axis[x]);
             spread[x] += want * want;
-            CHECK(fabs(child(item, 1 + (size_t)x)->number - want) < 6e-4);
+            CHECK(fabs(json_at(item, 1 + (size_t)x)->number - want) < 6e-4);
         }
     }
     for (int k = 0; k < DIM; k++) {
@@ -230,7 +208,7 @@ TEST(server_maps_all_items) {
     CHECK(spread[0] >= spread[1] && spread[0] >= widest && spread[1] > 0);
     /* A new version has its own map. */
     ask(&r, "POST", "/v1/models/toy/reload", "", 200, "\"version\":\"2\"");
-    CHECK_STR(json_member(get_json(&r, &a, "/v1/map"), "version")->string, "2");
+    CHECK_STR(json_member(rig_json(&r, &a, "GET", "/v1/map", ""), "version")->string, "2");
     ask(&r, "GET", "/v1/map?model=x", "", 404, "no model 'x'");
     arena_fini(&a);
     rig_close(&r);
