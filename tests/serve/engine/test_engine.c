@@ -464,6 +464,123 @@ TEST(engine_refuses_what_would_be_late) {
     engine_destroy(e);
 }
 
+/* What cannot be answered is refused with the reason; at the limits there is an answer. */
+TEST(engine_checks_requests) {
+    engine_id id = serve_id(1), user = serve_id(7);
+    engine_event one = serve_event(1, 5);
+    engine_context other = {.name = "other", .value = serve_id(1)};
+    struct {
+        engine_request r;
+        const char *wrong; /* NULL: nothing */
+    } cases[] = {
+        {{.top_k = 5}, "give a user or a history"},
+        {{.history = &one, .n_history = 1, .has_history = true, .extra = &one, .n_extra = 1},
+         "not both"},
+        {{.has_user = true, .top_k = 0}, "top_k is 0; it must be 1 to"},
+        {{.has_user = true, .top_k = 1}, NULL},
+        {{.has_user = true, .top_k = ENGINE_MAX_K}, NULL},
+        {{.has_user = true, .top_k = ENGINE_MAX_K + 1}, "it must be 1 to"},
+        {{.has_user = true, .top_k = 5, .candidates = &id, .n_candidates = 1}, "allow instead of"},
+        {{.has_user = true, .top_k = 5, .context = &other, .n_context = 1}, "no feature 'other'"},
+        {{.task = ENGINE_RANK, .has_user = true}, "no candidates"},
+        {{.task = ENGINE_RANK, .has_user = true, .candidates = &id, .n_candidates = 1, .top_k = -1},
+         "top_k is -1"},
+        {{.task = ENGINE_RANK, .has_user = true, .candidates = &id, .n_candidates = 1}, NULL},
+        {{.task = ENGINE_RANK,
+          .has_user = true,
+          .candidates = &id,
+          .n_candidates = 1,
+          .allow = &id,
+          .n_allow = 1},
+         "allow and deny are for recommend"},
+        {{.task = ENGINE_RANK,
+          .has_user = true,
+          .candidates = &id,
+          .n_candidates = 1,
+          .deny = &id,
+          .n_deny = 1},
+         "allow and deny are for recommend"},
+    };
+    engine *e = serve_open(retrieval_run(), synth_folder(), 0);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        engine_answer a;
+        cases[i].r.user = user;
+        engine_ask(e, &cases[i].r, &a);
+        if (cases[i].wrong == NULL)
+            CHECK(a.outcome == ENGINE_OK && a.n_items > 0);
+        else if (a.outcome != ENGINE_BAD || strstr(a.error, cases[i].wrong) == NULL)
+            FAIL_TEST("outcome %d: %s; wanted %s", a.outcome, a.error, cases[i].wrong);
+        engine_answer_release(&a);
+    }
+    engine_destroy(e);
+    CHECK_FAILS(engine_create(&e, &(engine_config){.device = "cpu", .max_batch = 1 << 20}),
+                ERR_USAGE, "requests run together");
+    CHECK(e == NULL);
+}
+
+/* Whether two requests have the same vector, to the bit; of the second, tokens from the cache. */
+static bool is_same_vector(engine *a, const engine_request *p, engine *b, const engine_request *q,
+                           int32_t *n_reused) {
+    engine_answer x = serve_ask(a, p), y = serve_ask(b, q);
+    CHECK(x.dim == 8 && y.dim == 8);
+    bool is_same = memcmp(x.vector, y.vector, 8 * sizeof(float)) == 0;
+    *n_reused = y.tokens_reused;
+    engine_answer_release(&x);
+    engine_answer_release(&y);
+    return is_same;
+}
+
+static engine_request vector_of(const engine_event *history, size_t n) {
+    return (engine_request){.history = history,
+                            .n_history = n,
+                            .has_history = true,
+                            .top_k = 1,
+                            .wants_vector = true,
+                            .deadline_ns = 100000000000u};
+}
+
+/* Of equal times, events of the request are newer than those that are stored. */
+TEST(engine_puts_events_of_a_request_last) {
+    engine *e = serve_open(retrieval_run(), NULL, 0);
+    engine_event all[] = {serve_event(5, 10), serve_event(6, 20), serve_event(7, 20)};
+    engine_event other[] = {all[0], all[2], all[1]};
+    engine_request whole = vector_of(all, 3), wrong = vector_of(other, 3), own = whole;
+    engine_added added;
+    int32_t n_reused;
+    own.has_history = false;
+    own.has_user = true;
+    own.user = (engine_id){.text = "ann", .n = 3};
+    own.extra = &all[2];
+    own.n_extra = 1;
+    CHECK_OK(engine_add_events(e, own.user, all, 2, &added));
+    CHECK(is_same_vector(e, &whole, e, &own, &n_reused));
+    CHECK(!is_same_vector(e, &wrong, e, &own, &n_reused));
+    engine_destroy(e);
+}
+
+/* A token depends on the time of the event after it: where that is another, it is not reused. */
+TEST(engine_reuses_no_token_of_another_time) {
+    const char *run = retrieval_run();
+    engine *plain = serve_open(run, NULL, 0), *cached = serve_open(run, NULL, 16);
+    static const struct {
+        int at; /* the event that is moved; 9: none */
+        int32_t most;
+    } cases[] = {{9, 7}, {7, 6}, {6, 5}, {1, 0}, {0, 0}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        engine_event history[8];
+        int32_t n_reused;
+        for (int k = 0; k < 8; k++)
+            history[k] = serve_event(k + 1, 100000 * (k + 1));
+        engine_request base = vector_of(history, 8);
+        CHECK(is_same_vector(plain, &base, cached, &base, &n_reused));
+        if (cases[i].at < 8) history[cases[i].at].time += 90000;
+        CHECK(is_same_vector(plain, &base, cached, &base, &n_reused));
+        CHECK(n_reused <= cases[i].most && (i > 0 || n_reused == 7));
+    }
+    engine_destroy(plain);
+    engine_destroy(cached);
+}
+
 /* Without data: users live from events alone, and in the database where there is one. */
 TEST(engine_without_data) {
     engine *e = serve_open(retrieval_run(), NULL, 0);

@@ -75,3 +75,20 @@ TEST(engine_chooses_by_measured_costs) {
     CHECK(s.tokens_loaded + s.tokens_device == s.tokens_reused);
     engine_destroy(e);
 }
+
+/* FLOPs by hand: a layer of width 8 with one head of 8 and 8, 60 items; a history of n tokens has
+ * n * n / 2 pairs, and each candidate sees all of it and itself. */
+TEST(served_counts_flops) {
+    enum { TOKEN = 2 * 8 * (2 * 16 + 8), PAIR = 2 * 16, HEAD = 2 * 8 * 60 };
+    engine_config c = {.device = "cpu", .n_threads = 1, .kv_pages = -1};
+    served *m;
+    CHECK_OK(served_open(&m, &c, serve_run("flops", retrieval_gin, NULL, 0), NULL));
+    CHECK(served_flops(m, 0, 0) == HEAD);
+    CHECK(served_flops(m, 10, 0) == HEAD + 10 * TOKEN + 50 * PAIR);
+    CHECK(served_flops(m, 10, 3) == HEAD + 13 * TOKEN + (50 + 33) * PAIR);
+    engine_work w = served_work(m, &(engine_shape){.n_users = 2, .n_computed = 10});
+    CHECK(w.flops == 2 * served_flops(m, 10, 0) && w.bytes > 0);
+    w = served_work(m, &(engine_shape){.n_users = 1, .n_computed = 2, .n_reused = 8});
+    CHECK(w.flops == HEAD + 2 * TOKEN + 18 * PAIR);
+    served_drop(m);
+}

@@ -68,6 +68,16 @@ TEST(slot_refuses_by_deadlines_that_are_named) {
         CHECK_EQ(a.outcome, has ? ENGINE_OVERLOAD : ENGINE_OK);
         CHECK(!has || (strstr(a.error, "deadline") != NULL && a.retry_after_s == 3));
         engine_answer_release(&a);
+        static const double batch_s[] = {0.5, 1000, 2.5};
+        for (int i = 0; i < 3 && has; i++) { /* when to try again: in a second, or a minute */
+            pthread_mutex_lock(&s->lock);
+            s->queue.batch_s = batch_s[i];
+            pthread_mutex_unlock(&s->lock);
+            engine_ask(e, &none, &a);
+            CHECK(a.outcome == ENGINE_OVERLOAD);
+            CHECK_EQ(a.retry_after_s, i == 0 ? 1 : i == 1 ? 60 : 3);
+            engine_answer_release(&a);
+        }
         a = serve_ask(e, &own);
         engine_answer_release(&a);
         none.was_asked = true; /* and said yes: it is not refused any more */

@@ -1,0 +1,73 @@
+/* /v1/events and /v1/users: what becomes of events is counted, and ids have limits. */
+#include "server_rig.h"
+
+TEST(server_counts_events_of_each_user) {
+    rig r;
+    arena a;
+    arena_init(&a, 1 << 16);
+    rig_open(&r);
+    rig_start(&r);
+    const json_value *v = rig_json(
+        &r, &a, "POST", "/v1/events",
+        "{\"users\": [{\"user\": \"ann\", \"events\": [{\"item\": 1, \"time\": 10, \"id\": \"a\"}, "
+        "{\"item\": \"no\", \"time\": 20}, {\"item\": 1, \"time\": 10, \"id\": \"a\"}, {\"item\": "
+        "\"no\", \"time\": 30}, {\"item\": 99, \"time\": 15}, {\"item\": \"99\", \"time\": 16}]}, "
+        "{\"user\": 7, \"events\": [{\"item\": 2, \"time\": 2000000000}]}]}");
+    static const char *const keys[] = {"added", "duplicates", "late", "unknown", "events"};
+    static const int64_t want[] = {5, 1, 0, 4, 5};
+    const json_value *users = json_member(v, "users"), *ann = json_at(users, 0);
+    CHECK(!json_member(v, "durable")->boolean && users->n_children == 2);
+    CHECK_STR(json_member(ann, "user")->string, "ann");
+    for (int i = 0; i < 5; i++)
+        if (json_number(ann, keys[i]) != want[i])
+            FAIL_TEST("%s is %d", keys[i], (int)json_number(ann, keys[i]));
+    /* Each unknown item once, however it is written. */
+    const json_value *unknown = json_member(ann, "unknown_items"), *seven = json_at(users, 1);
+    CHECK_EQ(unknown->n_children, 2);
+    CHECK_STR(json_at(unknown, 0)->string, "no");
+    CHECK_EQ(json_at(unknown, 1)->integer, 99);
+    CHECK(json_number(seven, "user") == 7 && json_number(seven, "added") == 1);
+    CHECK(json_number(seven, "events") > 1 && json_member(seven, "unknown_items") == NULL);
+    /* And back, in order of time. */
+    v = rig_json(&r, &a, "GET", "/v1/users/ann", "");
+    static const int64_t times[] = {10, 15, 16, 20, 30};
+    CHECK(json_number(v, "total") == 5 && json_number(v, "offset") == 0);
+    CHECK(!json_member(v, "is_from_data")->boolean && json_number(v, "version") == 1);
+    for (size_t i = 0; i < 5; i++) {
+        const json_value *e = json_at(json_member(v, "events"), i);
+        CHECK(json_number(e, "time") == times[i] && json_number(e, "action") == 0);
+        CHECK((json_member(e, "is_unknown") != NULL) == (i > 0));
+    }
+    CHECK(json_member(rig_json(&r, &a, "GET", "/v1/users/7", ""), "is_from_data")->boolean);
+    /* Late is what is older than the newest event before the request. */
+    v = rig_json(&r, &a, "POST", "/v1/events",
+                 "{\"user\": \"ann\", \"events\": [{\"item\": 1, \"time\": 29}, {\"item\": 1, "
+                 "\"time\": 30}, {\"item\": 1, \"time\": 1}, {\"item\": 1, \"time\": 1, \"id\": "
+                 "\"a\"}]}");
+    CHECK(json_number(v, "late") == 2 && json_number(v, "added") == 3);
+    CHECK(json_number(v, "duplicates") == 1 && json_number(v, "events") == 8);
+    arena_fini(&a);
+    rig_close(&r);
+}
+
+/* Ids of up to ENGINE_ID_BYTES bytes, in bodies and in paths. */
+TEST(server_limits_ids) {
+    char id[ENGINE_ID_BYTES + 2], body[800], path[400];
+    rig r;
+    rig_open(&r);
+    rig_start(&r);
+    for (int more = 0; more < 2; more++) {
+        int n = ENGINE_ID_BYTES + more, code = more ? 400 : 200;
+        memset(id, 'x', sizeof id);
+        snprintf(body, sizeof body,
+                 "{\"user\": \"%.*s\", \"events\": [{\"item\": \"%.*s\", \"time\": 5}]}", n, id, n,
+                 id);
+        ask(&r, "POST", "/v1/events", body, code, more ? "bytes" : "\"added\":1");
+        snprintf(path, sizeof path, "/v1/users/%.*s", n, id);
+        ask(&r, "GET", path, "", code, more ? "1 to 255 bytes" : "\"total\":1");
+        snprintf(body, sizeof body, "/v1/users?prefix=%.*s", n, id);
+        ask(&r, "GET", body, "", code, more ? "prefix" : "\"users\":[]");
+        ask(&r, "DELETE", path, "", code, more ? "1 to 255 bytes" : "\"erased\":true");
+    }
+    rig_close(&r);
+}
