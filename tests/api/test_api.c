@@ -6,7 +6,7 @@
 #include "test.h"
 
 static void make_data(void) {
-    builder_options options = {.actions = ACTION_STARS, .time_per_second = 1};
+    builder_options options = {.actions = ACTION_STARS, .time_per_second = 1000};
     builder *b;
     builder_stats stats;
     CHECK_OK(builder_create(&b, &options, NULL));
@@ -33,6 +33,8 @@ TEST(api_reads_data) {
     CHECK_EQ(info.users, 10);
     CHECK_EQ(info.catalogue, 7);
     CHECK_EQ(info.events, 100);
+    CHECK(info.time_per_second == 1000 && info.contextual_features == 0);
+    CHECK(!info.has_text_users && !info.has_text_items);
     CHECK(hstu_data_find_user(data, "103", &user) == HSTU_OK);
     CHECK_EQ(user, 3);
     CHECK(hstu_data_history(data, user, &history) == HSTU_OK);
@@ -95,6 +97,79 @@ TEST(api_batches) {
     config.batch_size = 0;
     CHECK(hstu_batcher_create(&batcher, data, &config) == HSTU_ERR_CONFIG);
     CHECK(batcher == NULL);
+    hstu_data_close(data);
+}
+
+/* Names are cut to the caller's room, NUL included; nothing after it is written. */
+TEST(api_cuts_names) {
+    hstu_data *data;
+    char text[8];
+    make_data();
+    CHECK(hstu_data_open(&data, test_folder()) == HSTU_OK);
+    for (uint64_t n = 0; n <= 7; n++) {
+        memset(text, '#', sizeof text);
+        CHECK(hstu_data_item_title(data, 3, text, n) == HSTU_OK);
+        if (n > 0) CHECK(strlen(text) == (n > 5 ? 5 : n - 1) && strncmp(text, "Three", n - 1) == 0);
+        for (size_t i = n; i < sizeof text; i++)
+            CHECK_EQ(text[i], '#');
+    }
+    hstu_data_close(data);
+}
+
+/* Each member of a config does what it says. */
+TEST(api_batcher_follows_its_config) {
+    static const struct {
+        int32_t batch_size, n_ranks, rank, drops_last, max_targets, is_shuffled;
+        int n_batches, n_users; /* of an epoch */
+        int32_t n_targets;
+    } cases[] = {
+        {4, 1, 0, 0, 1, 0, 3, 10, 1}, {4, 1, 0, 1, 1, 0, 2, 8, 1}, {4, 1, 0, 0, 3, 0, 3, 10, 3},
+        {5, 2, 0, 0, 1, 0, 1, 5, 1},  {5, 2, 1, 0, 1, 0, 1, 5, 1}, {10, 1, 0, 0, 1, 1, 1, 10, 1},
+    };
+    uint64_t order[6][2][10];
+    hstu_data *data;
+    make_data();
+    CHECK(hstu_data_open(&data, test_folder()) == HSTU_OK);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        hstu_batcher *batcher;
+        hstu_batcher_config config;
+        hstu_batch batch;
+        hstu_batcher_defaults(&config);
+        config.batch_size = cases[i].batch_size;
+        config.n_ranks = cases[i].n_ranks;
+        config.rank = cases[i].rank;
+        config.drops_last = cases[i].drops_last;
+        config.max_targets = cases[i].max_targets;
+        config.is_shuffled = cases[i].is_shuffled;
+        CHECK(hstu_batcher_create(&batcher, data, &config) == HSTU_OK);
+        CHECK_EQ(hstu_batcher_n_batches(batcher), cases[i].n_batches);
+        for (int epoch = 0; epoch < 2; epoch++) {
+            int n = 0;
+            for (int k = 0; k < cases[i].n_batches; k++) {
+                CHECK(hstu_batcher_next(batcher, &batch) == HSTU_OK);
+                CHECK(batch.epoch == (uint64_t)epoch && batch.index == (uint64_t)k);
+                CHECK_EQ(batch.is_last, k + 1 == cases[i].n_batches);
+                CHECK_EQ(batch.offsets[batch.n_users], batch.n_tokens);
+                for (int b = 0; b < batch.n_users; b++) {
+                    CHECK_EQ(batch.n_targets[b], cases[i].n_targets);
+                    order[i][epoch][n++] = batch.users[b];
+                }
+            }
+            CHECK_EQ(n, cases[i].n_users);
+        }
+        hstu_batcher_destroy(batcher);
+    }
+    /* Without a shuffle in their order, each epoch; with one in others.  Ranks share the users. */
+    int seen[10] = {0};
+    bool is_moved = false;
+    for (uint64_t u = 0; u < 10; u++) {
+        CHECK(order[0][0][u] == u && order[0][1][u] == u && (u > 7 || order[1][0][u] == u));
+        is_moved |= order[5][0][u] != u && order[5][0][u] != order[5][1][u];
+        seen[order[3 + u % 2][0][u / 2]]++;
+    }
+    for (int u = 0; u < 10; u++)
+        CHECK_EQ(seen[u], 1);
+    CHECK(is_moved);
     hstu_data_close(data);
 }
 

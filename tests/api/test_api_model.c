@@ -80,7 +80,10 @@ TEST(api_model_recommends_and_scores) {
     uint64_t users[USERS];
     uint32_t item[USERS * K], all_items[ITEMS], again[K];
     static float score[USERS * K], all[USERS * ITEMS], state[USERS * 8], rows[(ITEMS + 1) * 8];
+    static uint32_t item_seen[USERS * K];
+    static float score_seen[USERS * K];
     float again_score[K];
+    memset(rows, 0xff, sizeof rows);
     hstu_model_get_info(m, &info);
     CHECK(info.users == USERS && info.items == ITEMS && info.dim == 8 && info.item_dim == 8);
     CHECK(info.n_scores == 1 && info.is_retrieval && info.step == 10 && info.parameters > 500);
@@ -112,10 +115,19 @@ TEST(api_model_recommends_and_scores) {
     hstu_history most = {.length = ITEMS - 2, .item = all_items};
     CHECK_EQ(hstu_model_recommend_history(m, &most, K, 0, again, again_score), HSTU_OK);
     CHECK(again[1] > ITEMS - 2 && again[2] == 0 && isnan(again_score[2]));
-    /* And the first call again, after another kind of call. */
-    CHECK_EQ(hstu_model_recommend(m, users + 3, 1, K, 1, again, again_score), HSTU_OK);
-    CHECK_EQ(hstu_model_recommend(m, users + 3, 1, K, 0, again, again_score), HSTU_OK);
-    CHECK(memcmp(again, item + 3 * K, sizeof again) == 0);
+    /* With what was seen the best of all, and the first call again after it. */
+    for (int keeps = 1; keeps >= 0; keeps--) {
+        CHECK_EQ(hstu_model_recommend(m, users, USERS, K, keeps, item_seen, score_seen), HSTU_OK);
+        int n_different = 0;
+        for (int u = 0; u < USERS; u++) {
+            float best = all[u * ITEMS];
+            for (int i = 1; i < ITEMS; i++)
+                best = fmaxf(best, all[u * ITEMS + i]);
+            CHECK(!keeps || fabsf(score_seen[u * K] - best) < 1e-6f);
+            n_different += memcmp(item_seen + u * K, item + u * K, sizeof again) != 0;
+        }
+        CHECK((n_different > 0) == keeps);
+    }
     hstu_model_close(m);
 }
 
@@ -129,6 +141,9 @@ TEST(api_model_refuses_with_reasons) {
     user = 0;
     CHECK_EQ(hstu_model_recommend(m, &user, 1, 1025, 0, item, score), HSTU_ERR_USAGE);
     CHECK_CONTAINS(hstu_error(), "k is 1025; it must be 1 to 1024");
+    CHECK_EQ(hstu_model_recommend(m, &user, 1, 0, 0, item, score), HSTU_ERR_USAGE);
+    CHECK_EQ(hstu_model_recommend(m, &user, 1, 1024, 0, item, score), HSTU_OK);
+    CHECK(item[0] > 0 && item[ITEMS] == 0 && item[1023] == 0 && isnan(score[1023]));
     CHECK_EQ(hstu_model_score(m, &user, 1, &bad, 1, score), HSTU_ERR_USAGE);
     CHECK_CONTAINS(hstu_error(), "item 61 is out of range");
     hstu_history h = {.length = 1, .item = &bad};

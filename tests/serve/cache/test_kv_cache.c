@@ -129,7 +129,9 @@ TEST(kv_cache_reuses_what_is_equal) {
     CHECK_EQ(use(c, t, 300), 300);
     history(t, N, 1, 200);
     CHECK_EQ(use(c, t, 207), 200); /* more is equal in the last page than follows */
-    CHECK_EQ(use(c, t, 300), 192); /* or not: then it gets a page of its own */
+    CHECK_EQ(use(c, t, 208), 200); /* or as much */
+    CHECK_EQ(use(c, t, 209), 192); /* or not: then it gets a page of its own */
+    CHECK_EQ(use(c, t, 300), 209);
     CHECK_EQ(use(c, t, 300), 300);
     history(t, N, 1, N);
     CHECK_EQ(use(c, t, 300), 300); /* and leaves the other as it was */
@@ -386,6 +388,35 @@ TEST(kv_cache_finds_what_follows_a_changed_page) {
     CHECK_EQ(use(c, t, 228), 228);
     history(t, N, 1, N);
     CHECK_EQ(use(c, t, 100), 100);
+    /* Also where it is not whole, and so found by its hash alone. */
+    history(t, N, 2, N);
+    CHECK_EQ(use(c, t, 128), 0);
+    history(t, N, 2, 100);
+    CHECK_EQ(use(c, t, 150), 100);
+    CHECK_EQ(use(c, t, 150), 150);
+    kv_cache_destroy(c);
+}
+
+/* What is dear outlives what is cheap, but not for ever: each eviction makes what is not used
+ * older.
+ */
+TEST(kv_cache_ages_dear_pages) {
+    kv_cache *c;
+    kv_token t[N], cheap[N];
+    CHECK_OK(
+        kv_cache_create(&c, &(kv_cache_config){.n_pages = 6, .cost_token = 1, .cost_pair = 0.1}));
+    history(t, N, 1, N);
+    CHECK_EQ(use(c, t, 320), 0);
+    for (uint64_t who = 2; who < 5; who++) {
+        history(cheap, N, who, N);
+        CHECK_EQ(use(c, cheap, 64), 0);
+    }
+    CHECK_EQ(use(c, t, 320), 320);
+    for (uint64_t who = 5; who < 30; who++) {
+        history(cheap, N, who, N);
+        CHECK_EQ(use(c, cheap, 64), 0);
+    }
+    CHECK(use(c, t, 320) < 320);
     kv_cache_destroy(c);
 }
 
@@ -648,6 +679,63 @@ TEST(kv_cache_predicts_exactly) {
         if (fabs(got - cases[i].want) > 1e-9)
             FAIL_TEST("case %zu: %g, not %g", i, got, cases[i].want);
     }
+}
+
+/* Of the host's pages those go first that the device has, too: nothing is lost with them. */
+TEST(kv_cache_drops_copies_first) {
+    kv_cache *c;
+    kv_token t[4][N];
+    CHECK_OK(
+        kv_cache_create(&c, &(kv_cache_config){.n_pages = 2, .n_host_pages = 2, .cost_token = 1}));
+    for (int i = 0; i < 4; i++)
+        history(t[i], N, (uint64_t)i + 1, N);
+    for (int i = 0; i < 3; i++)
+        CHECK_EQ(use(c, t[i], 64), 0); /* the third moves the first one to the host */
+    CHECK_EQ(use(c, t[0], 64), 64);    /* which comes back, and the second one goes */
+    CHECK_EQ(kv_cache_count(c).n_host_free, 0);
+    kv_cache_moved(c);
+    CHECK_EQ(use(c, t[3], 64), 0);
+    kv_cache_moved(c);
+    CHECK_EQ(kv_cache_count(c).n_host_evicted, 0);
+    CHECK_EQ(use(c, t[1], 64), 64);
+    kv_cache_destroy(c);
+}
+
+/* The first page of a sequence is on the device, the second one is loaded; and what the cache shows
+ * of them. */
+TEST(kv_cache_shows_its_pages) {
+    kv_cache *c;
+    kv_token t[2][N];
+    int32_t room[N];
+    CHECK_OK(
+        kv_cache_create(&c, &(kv_cache_config){.n_pages = 3, .n_host_pages = 4, .cost_token = 1}));
+    history(t[0], N, 1, N);
+    history(t[1], N, 2, N);
+    CHECK_EQ(use(c, t[0], 128), 0);
+    CHECK_EQ(use(c, t[1], 100), 0);
+    kv_cache_moved(c);
+    kv_cache_tick(c);
+    kv_lease l = take(c, t[0], 128, 128, room);
+    CHECK(l.n_reused == 128 && l.n_loaded == 64 && l.n_pages == 2);
+    for (int i = 0; i < 2; i++) {
+        engine_page p = kv_cache_view(c, l.page[i]);
+        CHECK(p.page == l.page[i] && p.first == 64 * i && p.n_tokens == 64 && p.age == 0);
+        CHECK(p.is_pinned && !p.is_host && p.owner != 0);
+    }
+    give(c, &l, true);
+    kv_cache_tick(c);
+    kv_cache_tick(c);
+    CHECK(!kv_cache_view(c, l.page[0]).is_pinned && kv_cache_view(c, l.page[0]).age == 2);
+    int n_host = 0, n_free = 0;
+    for (int32_t i = 3; i < 7; i++) { /* the loaded page's copy, and the last page of the other */
+        engine_page p = kv_cache_view(c, i);
+        CHECK(p.page == i && p.is_host && !p.is_pinned);
+        n_host += p.owner != 0;
+        n_free += p.owner == 0;
+        CHECK(p.owner == 0 || (p.first == 64 && (p.n_tokens == 64 || p.n_tokens == 36)));
+    }
+    CHECK(n_host == 2 && n_free == 2);
+    kv_cache_destroy(c);
 }
 
 /* A model of both tiers: what a lease reads is what was written, through all copies; failed
