@@ -237,15 +237,10 @@ static status copy_history(const api_model *m, const hstu_history *h, history_co
     if (h->length > MAX_HISTORY)
         return fail(ERR_USAGE, "a history of %" PRIu64 " events; at most %d are possible",
                     h->length, (int)MAX_HISTORY);
-    for (uint64_t i = 0; i < h->length; i++) {
+    for (uint64_t i = 0; i < h->length; i++)
         if (h->item[i] < 1 || h->item[i] > data->n_items)
             return fail(ERR_USAGE, "item %" PRIu32 " is out of range: there are %" PRIu64,
                         h->item[i], data->n_items);
-        if (h->action != NULL && m->t.session.limits.n_actions > 0 &&
-            h->action[i] >= m->t.session.limits.n_actions)
-            return fail(ERR_USAGE, "action %u is out of range: the model knows %d",
-                        (unsigned)h->action[i], m->t.session.limits.n_actions);
-    }
     if (h->action == NULL) TRY(MEM_NEW(&out->action, (size_t)h->length));
     if (h->time == NULL) TRY(MEM_NEW(&out->time, (size_t)h->length));
     out->events = (user_events){.user = data->n_users,

@@ -521,6 +521,14 @@ TEST(api_attn_on_the_cpu) {
     CHECK_EQ(hstu_attn_varlen_fwd(attn, &a, NULL), HSTU_OK);
     CHECK_EQ(hstu_attn_varlen_bwd(attn, &a, NULL), HSTU_OK);
     a.func = NULL;
+    /* All keys of a sequence may be targets, or contexts. */
+    static const int32_t all[] = {2, 3};
+    a.num_targets = all;
+    CHECK_EQ(hstu_attn_varlen_fwd(attn, &a, NULL), HSTU_OK);
+    a.num_targets = NULL;
+    a.num_contexts = all;
+    CHECK_EQ(hstu_attn_varlen_fwd(attn, &a, NULL), HSTU_OK);
+    a.num_contexts = NULL;
     a.num_targets = many;
     CHECK_EQ(hstu_attn_varlen_fwd(attn, &a, NULL), HSTU_ERR_USAGE);
     CHECK_CONTAINS(hstu_error(), "sequence 1 has 3 queries, 0 contexts and 4 targets, but 3 keys");
@@ -528,6 +536,55 @@ TEST(api_attn_on_the_cpu) {
     CHECK_EQ(hstu_attn_varlen_bwd(attn, &a, NULL), HSTU_ERR_UNSUPPORTED);
     hstu_attn_destroy(attn);
     hstu_attn_destroy(NULL);
+}
+
+/* On the CPU, by the formula: fewer queries than keys, which are the last ones, and a bias for each
+ * pair of places, shared by the heads or not. */
+TEST(api_attn_adds_a_bias) {
+    enum { TQ = 3, TK = 7, H = 2, D = 3, L = 4 };
+    static const int32_t starts_q[] = {0, 1, TQ}, starts_k[] = {0, 3, TK};
+    float q[TQ * H * D], k[TK * H * D], v[TK * H * D], out[TQ * H * D], rab[2 * H * L * L];
+    hstu_attn *attn;
+    hstu_attn_varlen_args a;
+    for (int i = 0; i < TK * H * D; i++) {
+        if (i < TQ * H * D) q[i] = (float)(i % 7) * 0.3f - 0.8f;
+        k[i] = (float)(i % 5) * 0.4f - 0.7f;
+        v[i] = (float)(i % 11) * 0.2f - 1;
+    }
+    for (int i = 0; i < 2 * H * L * L; i++)
+        rab[i] = (float)(i * 37 % 29) * 0.1f - 1.4f;
+    CHECK_EQ(hstu_attn_create(&attn, HSTU_ATTN_CPU), HSTU_OK);
+    for (int heads = 1; heads <= H; heads++) {
+        hstu_attn_varlen_defaults(&a);
+        a.dtype = HSTU_FLOAT32;
+        a.batch_size = 2;
+        a.num_heads = H;
+        a.dim_qk = a.dim_v = D;
+        a.total_q = TQ, a.total_k = TK;
+        a.max_seqlen_q = 2, a.max_seqlen_k = L;
+        a.cu_seqlens_q = starts_q, a.cu_seqlens_k = starts_k;
+        a.q = q, a.k = k, a.v = v, a.out = out;
+        a.window_right = 0;
+        a.rab = rab;
+        a.rab_heads = heads;
+        CHECK_EQ(hstu_attn_varlen_fwd(attn, &a, NULL), HSTU_OK);
+        for (int i = 0; i < TQ * H; i++) {
+            int row = i / H, h = i % H, b = row >= starts_q[1], first = starts_k[b];
+            int place = row - starts_q[b + 1] + starts_k[b + 1] - first; /* among its keys */
+            const float *bias = rab + ((b * heads + (heads == 1 ? 0 : h)) * L + place) * L;
+            double sum[D] = {0};
+            for (int j = 0; j <= place; j++) {
+                double s = (double)bias[j];
+                for (int d = 0; d < D; d++)
+                    s += (double)q[i * D + d] * (double)k[((first + j) * H + h) * D + d];
+                for (int d = 0; d < D; d++)
+                    sum[d] += s / (1 + exp(-s)) / 2 * (double)v[((first + j) * H + h) * D + d];
+            }
+            for (int d = 0; d < D; d++)
+                CHECK(fabs((double)out[i * D + d] - sum[d]) < 1e-6);
+        }
+    }
+    hstu_attn_destroy(attn);
 }
 
 /* The softmax attention of hstu.h: what it computes on the CPU, against the naive version, and what

@@ -11,7 +11,7 @@
 enum { USERS = 40, ITEMS = 60, K = 4 };
 
 typedef struct seen_lines {
-    int n, n_epochs;
+    int n, n_epochs, n_validated;
     int32_t stops_after; /* epochs; 0: never */
 } seen_lines;
 
@@ -19,6 +19,7 @@ static int32_t take_line(void *ctx, const char *json) {
     seen_lines *l = ctx;
     l->n++;
     if (strstr(json, "\"event\":\"epoch\"") != NULL) l->n_epochs++;
+    l->n_validated += strstr(json, "\"part\":\"validation\"") != NULL;
     return l->stops_after > 0 && l->n_epochs >= l->stops_after;
 }
 
@@ -306,7 +307,22 @@ TEST(api_model_ranks_by_tasks) {
         sum += (double)numbers[i];
     CHECK(fabs(sum - 1) < 1e-5 && memcmp(numbers, numbers + 12, 6 * sizeof *numbers) == 0);
     CHECK_EQ(hstu_model_encode(m, &user, 1, numbers), HSTU_ERR_UNSUPPORTED);
+    /* It recommends nothing, so nobody reads the actions of a history that is given. */
+    hstu_history h = {.length = 3, .item = items, .action = (const uint16_t[]){9, 9, 9}};
+    CHECK_EQ(hstu_model_recommend_history(m, &h, 1, 0, items, numbers), HSTU_ERR_UNSUPPORTED);
     hstu_model_close(m);
+}
+
+/* A part of the events is held out for validation if the caller says so. */
+TEST(api_train_validates) {
+    for (int has = 0; has < 2; has++) {
+        seen_lines lines = {0};
+        hstu_train_args a = small_run(retrieval_gin, &lines);
+        a.run = in_folder(has ? "validated" : "plain");
+        a.has_validation = has;
+        if (hstu_train(&a) != HSTU_OK) FAIL_TEST("%s", hstu_error());
+        CHECK((lines.n_validated > 0) == has);
+    }
 }
 
 /* A callback that says stop leaves a saved run, which goes on from there. */

@@ -146,6 +146,26 @@ TEST(state_keeps_what_was_committed) {
     state_close(st);
 }
 
+/* What a tool that was killed has left may hold users that are erased by now: it is removed. */
+TEST(state_removes_what_tools_have_left) {
+    static const char *const left[] = {"recovering", "importing", "recovering/state.db",
+                                       "importing/state.db", "state.db.part"};
+    state *st;
+    seen s;
+    need_sqlite();
+    CHECK_OK(open_state(&st, &s));
+    state_close(st);
+    for (int i = 0; i < 5; i++) {
+        FILE *f = i < 2 ? NULL : fopen(file_of(left[i]), "w");
+        CHECK(i < 2 ? mkdir(file_of(left[i]), 0700) == 0 : f != NULL && fclose(f) == 0);
+    }
+    CHECK_OK(open_state(&st, &s));
+    for (int i = 0; i < 5; i++)
+        CHECK(access(file_of(left[i]), F_OK) != 0);
+    CHECK(access(file_of("state.db"), F_OK) == 0);
+    state_close(st);
+}
+
 /* The lock is the folder's, so removing files does not help a second server; and what would go to a
  * removed file is refused. */
 TEST(state_has_one_owner) {

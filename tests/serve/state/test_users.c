@@ -266,6 +266,32 @@ TEST(users_keep_times) {
     users_fini(&u);
 }
 
+/* Times that do not fit the ticks of the data keep their place: before all others, or after. */
+TEST(users_restore_times_out_of_range) {
+    static const int64_t times[] = {5, INT64_MAX / 2, 4, -INT64_MAX / 2, 6};
+    static const char *const want[] = {"13", "12", "10", "14", "11"};
+    users u;
+    user_state *s;
+    bool is_known;
+    CHECK_OK(users_init(&u, NULL, 3));
+    CHECK_OK(users_restore_user(&u, "ann", 3, 1, &s));
+    for (int i = 0; i < 5; i++) {
+        char item[8];
+        snprintf(item, sizeof item, "%d", 10 + i);
+        engine_event e = event_at(0, times[i]);
+        e.item = text(item);
+        CHECK_OK(users_restore_event(&u, s, &e, &is_known));
+        CHECK(!is_known);
+    }
+    user_history h = history(&u, "ann");
+    CHECK_EQ(h.n, 5);
+    for (size_t i = 0; i < 5; i++) {
+        engine_id id = users_item_id(&u, user_history_at(&h, i).item);
+        CHECK(id.n == 2 && memcmp(id.text, want[i], 2) == 0);
+    }
+    users_fini(&u);
+}
+
 static status grow(void *ctx) {
     users u;
     status st = users_init(&u, ctx, 1000);
