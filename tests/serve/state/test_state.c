@@ -599,6 +599,31 @@ static void count_warning(void *ctx, log_level level, const char *line) {
         atomic_fetch_add((atomic_int *)ctx, 1);
 }
 
+/* The time to remove an erased user from the files counts from the first erasure: later ones do not
+ * put it off. */
+TEST(state_does_not_put_erasures_off) {
+    const uint64_t within = 4000000000000u, pause = 20000000;
+    state_reader none = {.user = see_user, .event = see_event, .erased = see_erased};
+    seen s = {0};
+    state *st;
+    none.ctx = &s;
+    CHECK_OK(state_open(&st, folder(), within, &none));
+    CHECK_EQ(state_maintain(st), UINT64_MAX);
+    int64_t jane = add_user(st, "jane.doe"), john = add_user(st, "john.roe");
+    erase(st, jane, "jane.doe");
+    uint64_t wait = state_maintain(st);
+    CHECK(wait <= within / 4 && wait > within / 5);
+    usleep((useconds_t)(pause / 1000));
+    erase(st, john, "john.roe");
+    CHECK(state_maintain(st) <= wait - pause);
+    state_hurry(st);
+    while (state_maintain(st) == 0)
+        ;
+    CHECK(!is_in_files("jane.doe") && !is_in_files("john.roe"));
+    CHECK_EQ(state_maintain(st), UINT64_MAX);
+    state_close(st);
+}
+
 /* A long log is copied to the database and begins again, while the server writes on.  If it cannot
  * be copied, that is told once; nothing is lost. */
 TEST(state_copies_its_log) {

@@ -503,3 +503,50 @@ TEST(user_writer_bounds_what_waits) {
     rig_close(&r);
     mem_free(e);
 }
+
+/* Changes that wait together take effect in their order: an erasure erases what was sent before it,
+ * and not what comes after. */
+TEST(user_writer_keeps_the_order_of_erasures) {
+    engine_event e[] = {{.item = {.number = 1}, .has_time = true, .time = 1},
+                        {.item = {.number = 2}, .has_time = true, .time = 2}};
+    engine_user_events other = {text_of("other"), e, 1}, before = {text_of("ann"), e, 1},
+                       after = {text_of("ann"), e + 1, 1};
+    engine_added added[3] = {{0}};
+    engine_change c[] = {{.users = &other, .n_users = 1, .added = &added[0]},
+                         {.users = &before, .n_users = 1, .added = &added[1]},
+                         {.user = text_of("ann")},
+                         {.users = &after, .n_users = 1, .added = &added[2]},
+                         {.user = text_of("nobody")}};
+    waiting w = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 5};
+    char folder[4200];
+    id_text id;
+    rig r;
+    need_sqlite();
+    snprintf(folder, sizeof folder, "%s/state", test_folder());
+    CHECK_OK(rig_open(&r, NULL, folder));
+    pthread_mutex_lock(&r.lock); /* the writer waits here with the first one */
+    for (int i = 0; i < 5; i++) {
+        c[i].done = note_done;
+        c[i].ctx = &w;
+        user_writer_submit(r.writer, &c[i]);
+        if (i == 0) usleep(20000);
+    }
+    pthread_mutex_unlock(&r.lock);
+    pthread_mutex_lock(&w.lock);
+    while (w.n_left > 0)
+        pthread_cond_wait(&w.wake, &w.lock);
+    pthread_mutex_unlock(&w.lock);
+    for (int i = 0; i < 5; i++)
+        CHECK_OK(c[i].st);
+    CHECK(added[1].n_added == 1 && c[2].existed && added[2].n_added == 1 && !c[4].existed);
+    CHECK_EQ(added[2].n_events, 1);
+    engine_id ann = text_of("ann");
+    CHECK_OK(id_text_make(&id, &ann, "the user"));
+    for (int again = 0; again < 2; again++) {
+        user_history h = users_history(&r.users, &id);
+        CHECK(h.n == 1 && user_history_at(&h, 0).time == 2 * r.users.ticks);
+        rig_close(&r);
+        CHECK_OK(rig_open(&r, NULL, folder));
+    }
+    rig_close(&r);
+}
