@@ -137,6 +137,7 @@ static void end_leases(void *ctx, bool is_written) {
     for (int32_t i = 0; i < r->n_leases; i++)
         kv_cache_give(r->m->cache, &r->lease[i], is_written);
     r->n_leases = 0;
+    kv_store_set_moves(&r->m->store, NULL, 0, NULL, 0);
     kv_moves m = kv_cache_moves(r->m->cache);
     if (is_written) kv_cache_moved(r->m->cache);
     if (!is_written && (m.n_out > 0 || m.n_in > 0)) {
