@@ -281,6 +281,26 @@ TEST(input_refuses_cut_streams) {
     }
 }
 
+/* A format is known by its first bytes, whatever follows them; with one byte less it is a text. */
+TEST(input_knows_formats_by_their_first_bytes) {
+    static const struct {
+        const char *bytes;
+        size_t n;
+    } formats[] = {{"\x1f\x8b", 2},         {"BZh", 3},    {"\xfd\x37zXZ", 6},
+                   {"\x28\xb5\x2f\xfd", 4}, {"PK\3\4", 4}, {"PK\5\6", 4},
+                   {"7z\xbc\xaf\x27\x1c", 6}, {"Rar!\x1a\x07", 6}, {"\x04\x22\x4d\x18", 4}};
+    for (size_t i = 0; i < sizeof formats / sizeof *formats; i++)
+        for (size_t n = formats[i].n - 1; n <= formats[i].n + 1; n++) {
+            char bytes[8];
+            snprintf(bytes, sizeof bytes, "%s", formats[i].bytes);
+            memset(bytes + formats[i].n, '?', sizeof bytes - formats[i].n);
+            write_file(at("data"), bytes, n);
+            status st = read_path(at("data"), &got);
+            if (n < formats[i].n) CHECK(st == OK && got.n_bytes == n);
+            if (n >= formats[i].n) CHECK(st == ERR_FORMAT || st == ERR_UNSUPPORTED);
+        }
+}
+
 /* libarchive does not check gzip's checksum, so we do. */
 TEST(input_checks_gzip_sums) {
     numbers(&text, 3000);

@@ -141,3 +141,91 @@ TEST(hostile_numbers_are_refused) {
     CHECK_FAILS(skip_one(&b), ERR_FORMAT, "16 bits");
     buf_fini(&b);
 }
+
+/* Opens a file without rows whose one column has a converted type (-1: none) and, as field 10 of a
+ * Thrift type (0: none), these bytes of a logical type. */
+static status open_schema(parquet_file *f, int converted, int logical, const char *bytes,
+                          size_t n_bytes) {
+    static char path[512];
+    buf b;
+    buf_init(&b);
+    CHECK_OK(buf_text(&b, "PAR1"));
+    put_list(&b, 2, THRIFT_STRUCT, 2);
+    put_element(&b, "root", -1, 0, 1, -1, 0);
+    put_i32(&b, 1, PARQUET_INT64), put_text(&b, 4, "c");
+    if (converted >= 0) put_i32(&b, 6, converted);
+    if (logical > 0) put_field(&b, 10, logical);
+    CHECK_OK(buf_append(&b, bytes, n_bytes));
+    put_byte(&b, 0);
+    put_i64(&b, 3, 0);
+    put_byte(&b, 0);
+    put_le(&b, b.n_bytes - 4, 4);
+    CHECK_OK(buf_text(&b, "PAR1"));
+    snprintf(path, sizeof path, "%s/a.parquet", test_folder());
+    FILE *out = fopen(path, "wb");
+    CHECK(out != NULL && fwrite(b.data, 1, b.n_bytes, out) == b.n_bytes && fclose(out) == 0);
+    buf_fini(&b);
+    return parquet_file_open(f, path);
+}
+
+/* Both annotations of a column; the newer one wins.  Numbers are those of the format. */
+TEST(columns_mean_what_their_annotations_say) {
+    static const struct {
+        int converted;
+        parquet_meaning meaning;
+    } older[] = {
+        {0, MEANS_TEXT},          {4, MEANS_TEXT},          {5, MEANS_DECIMAL},
+        {6, MEANS_DATE},          {7, MEANS_TIME_OF_DAY},   {8, MEANS_TIME_OF_DAY},
+        {9, MEANS_MILLISECONDS},  {10, MEANS_MICROSECONDS}, {11, MEANS_UNSIGNED},
+        {14, MEANS_UNSIGNED},     {15, MEANS_PLAIN},        {18, MEANS_PLAIN},
+        {19, MEANS_TEXT},         {20, MEANS_OTHER},        {21, MEANS_OTHER},
+        {22, MEANS_OTHER},        {1000000, MEANS_OTHER},
+    };
+    static const struct {
+        const char *bytes; /* of the union: fields in Thrift's short form */
+        size_t n;
+        parquet_meaning meaning;
+    } newer[] = {
+        {"\x1c\0\0", 3, MEANS_TEXT},
+        {"\x4c\0\0", 3, MEANS_TEXT},
+        {"\x5c\0\0", 3, MEANS_DECIMAL},
+        {"\x6c\0\0", 3, MEANS_DATE},
+        {"\x7c\0\0", 3, MEANS_TIME_OF_DAY},
+        {"\xcc\0\0", 3, MEANS_TEXT},
+        {"\xdc\0\0", 3, MEANS_OTHER},
+        {"\xec\0\0", 3, MEANS_UUID},
+        {"\xfc\0\0", 3, MEANS_OTHER},
+        {"\x0c\x20\0\0", 4, MEANS_OTHER}, /* field 16, by its number */
+        {"\xac\x13\x40\x11\0\0", 6, MEANS_PLAIN},
+        {"\xac\x13\x40\x12\0\0", 6, MEANS_UNSIGNED},
+        {"\x8c\x11\x1c\x1c\0\0\0\0", 8, MEANS_MILLISECONDS},
+        {"\x8c\x12\x1c\x2c\0\0\0\0", 8, MEANS_MICROSECONDS},
+        {"\x8c\x11\x1c\x3c\0\0\0\0", 8, MEANS_NANOSECONDS},
+        {"\x8c\x11\x1c\x4c\0\0\0\0", 8, MEANS_OTHER},
+    };
+    parquet_file f;
+    for (size_t i = 0; i < sizeof older / sizeof *older; i++) {
+        CHECK_OK(open_schema(&f, older[i].converted, 0, "", 0));
+        CHECK_EQ(f.schema[1].meaning, older[i].meaning);
+        CHECK(!f.schema[1].is_list && !f.schema[1].is_map);
+        parquet_file_close(&f);
+    }
+    for (size_t i = 0; i < 2 * sizeof newer / sizeof *newer; i++) {
+        CHECK_OK(open_schema(&f, i % 2 ? 5 : -1, THRIFT_STRUCT, newer[i / 2].bytes, newer[i / 2].n));
+        CHECK_EQ(f.schema[1].meaning, newer[i / 2].meaning);
+        parquet_file_close(&f);
+    }
+}
+
+/* A number where a struct must be, at every level of the annotation. */
+TEST(annotations_of_other_types_are_refused) {
+    parquet_file f;
+    CHECK_FAILS(open_schema(&f, -1, THRIFT_I32, "\2", 1), ERR_FORMAT,
+                "field 10 has type 5 and should be a struct");
+    CHECK_FAILS(open_schema(&f, -1, THRIFT_STRUCT, "\x85\0\0", 3), ERR_FORMAT,
+                "field 8 has type 5 and should be a struct");
+    CHECK_FAILS(open_schema(&f, -1, THRIFT_STRUCT, "\x8c\x11\x15\0\0\0", 6), ERR_FORMAT,
+                "field 2 has type 5 and should be a struct");
+    CHECK_FAILS(open_schema(&f, -1, THRIFT_STRUCT, "\xac\x13\x40\x15\0\0\0", 7), ERR_FORMAT,
+                "field 2 has type 5 and should be a boolean");
+}

@@ -81,3 +81,33 @@ TEST(device_list_is_empty_with_a_reason) {
     CHECK((n == 0) == (driver.reason[0] != '\0'));
     if (n > 0) CHECK(device[0].sm >= 30 && device[0].memory_bytes > 0 && device[0].name[0] != '\0');
 }
+
+/* A device by name: the CPU everywhere, a GPU only where there is one, else why there is none. */
+TEST(devices_are_opened_by_name) {
+    static const char *const wrong[] = {"",       "gpu",     "CPU",      "cuda:",   "cuda:-1",
+                                        "cuda:x", "cuda:0x", "cuda:+0", "cuda:0 ", "cpu:0"};
+    backend *be;
+    device_info device[MAX_DEVICES];
+    device_driver driver;
+    char reason[512];
+    int n;
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        be = (backend *)reason;
+        CHECK_FAILS(backend_open(&be, NULL, wrong[i], false), ERR_USAGE,
+                    "the devices are auto, cpu, cuda and cuda:N");
+        CHECK(be == NULL);
+    }
+    CHECK_OK(backend_open(&be, NULL, "cpu", false));
+    CHECK_STR(be->name, "cpu");
+    backend_destroy(be);
+    CHECK_OK(device_list(device, MAX_DEVICES, &n));
+    if (n > 0) SKIP_TEST("this machine has a GPU");
+    CHECK_OK(backend_open(&be, NULL, "auto", false));
+    CHECK_STR(be->name, "cpu");
+    backend_destroy(be);
+    device_driver_ask(&driver);
+    snprintf(reason, sizeof reason, "there is no GPU to use (%.200s); use --device cpu",
+             driver.reason);
+    CHECK_FAILS(backend_open(&be, NULL, "cuda", false), ERR_DEVICE, reason);
+    CHECK_FAILS(backend_open(&be, NULL, "cuda:3", false), ERR_DEVICE, reason);
+}

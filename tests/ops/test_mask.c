@@ -385,8 +385,14 @@ TEST(mask_refuses_files) {
     check_refused("bits", &flat, 1, "must be (n, n)");
     st_tensor real = tensor("mask", ST_F32, 4, 4, floats);
     check_refused("bits", &real, 1, "'mask' is F32");
-    st_tensor of_floats[] = {tensor("indptr", ST_F32, 5, 0, floats), keys};
-    check_refused("csr", of_floats, 2, "'indptr' is F32");
+    static const char *const ints[] = {"lengths", "indptr", "indices"};
+    for (int i = 0; i < 3; i++) {
+        char reason[64];
+        st_tensor all[] = {tensor("lengths", ST_I64, 1, 0, csr_begin + 2), begin, keys};
+        all[i] = tensor(ints[i], ST_F32, all[i].n, 0, floats);
+        snprintf(reason, sizeof reason, "'%s' is F32; it must be I32 or I64", ints[i]);
+        check_refused("csr", all, 3, reason);
+    }
     const int64_t *begins[] = {down, far};
     for (int i = 0; i < 2; i++) {
         st_tensor bad[] = {tensor("indptr", ST_I64, 5, 0, begins[i]), keys};

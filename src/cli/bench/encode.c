@@ -120,7 +120,7 @@ static double rms_error(const float *a, const float *b, int64_t n) {
         difference += ((double)a[i] - b[i]) * ((double)a[i] - b[i]);
         size += (double)b[i] * b[i];
     }
-    return size > 0 ? sqrt(difference / size) : 0;
+    return size > 0 ? sqrt(difference / size) : INFINITY;
 }
 
 /* Two encoders of the same weights: the one under test takes all sequences at once, the other one

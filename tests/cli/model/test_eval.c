@@ -193,7 +193,18 @@ TEST(eval_and_recommend_use_the_best) {
     CHECK(number_in(text, "step") == 15);
     free(text);
     text = said(2, "eval run --data data --checkpoint step-11");
-    CHECK_CONTAINS(text, "--checkpoint step-11: run has no such checkpoint");
+    CHECK_CONTAINS(text, "--checkpoint step-11: run has no such checkpoint\n");
+    free(text);
+    text = said(2, "eval run --data data --checkpoint step-0");
+    CHECK_CONTAINS(text, "--checkpoint step-0: run has no such checkpoint\n");
+    free(text);
+    /* Other splits by name: leave-one-out has no validation, leave-two-out is that of the run. */
+    text = said(0, "eval run --data data --json --split leave-one-out");
+    CHECK_CONTAINS(text, "\"split\":\"leave-one-out\"");
+    free(text);
+    text = said(0, "eval run --data data --json --split leave-two-out");
+    CHECK_CONTAINS(text, "\"split\":\"leave-two-out\"");
+    CHECK(number_in(text, "mrr") == mrr);
     free(text);
     text = said(0, "recommend run --data data --user 2 -k 3");
     CHECK_CONTAINS(text, "using the best checkpoint");
