@@ -1,0 +1,236 @@
+/* hstu serve, build and state, from outside. */
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+
+#include "http_client.h"
+#include "run_test.h"
+#include "serve/http/http.h"
+
+/* What a command says before it opens anything: --split x is read last, after all options and
+ * names. */
+TEST(serve_refuses_wrong_usage) {
+    static const struct {
+        const char *args, *text;
+    } cases[] = {
+        {"a b --name x", "2 models and 1 names: give --name for each model or for none"},
+        {"a --name x --name y", "1 models and 2 names"},
+        {"a --name 'x y'", "--name x y: letters, digits, '.', '_' and '-' only"},
+        {"a b --name x --name x", "two models are called 'x': give each a --name"},
+        {"a z/a/", "two models are called 'a'"},
+        {"b a.b-c_1 /x/y/a.b-c_1//", "two models are called 'a.b-c_1'"},
+        {"'m/a +b' m/a__b", "two models are called 'a__b'"},
+        {"/ //", "two models are called 'model'"},
+        {"a b --shadow c", "--shadow c: there is no model of this name"},
+        {"a b --shadow a", "--shadow a: the first model answers"},
+        {"a b --shadow b --split 9,1", "--split: b is a shadow and answers nobody"},
+        {"a b --split 90", "--split 90: give a whole number for each of the 2 models"},
+        {"a b --split 1,2,3", "give a whole number for each of the 2 models"},
+        {"a b --split x,1", "give a whole number"},
+        {"a b --split 1,", "give a whole number"},
+        {"a b --split 1,-1", "give a whole number"},
+        {"a b --split 1000001,1", "give a whole number"},
+        {"a b --split 0,0", "--split 0,0: at least one share must be above 0"},
+        {"a --split 0", "at least one share must be above 0"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char args[256];
+        snprintf(args, sizeof args, "serve --device cpu %s", cases[i].args);
+        char *text = said(2, args);
+        CHECK_CONTAINS(text, cases[i].text);
+        free(text);
+    }
+}
+
+/* Both ends of each number are taken, and what is beyond them is not. */
+TEST(serve_numbers_have_ends) {
+    static const struct {
+        const char *name;
+        long long min, max;
+    } numbers[] = {
+        {"--erase-within", 1, 86400},
+        {"--port", 0, 65535},
+        {"--connections", 1, 1000000},
+        {"--connections-per-address", 1, 1000000},
+        {"--max-body", 1, 1024},
+        {"--max-buffered", 1, 1 << 20},
+        {"--deadline", 1, 600000},
+        {"--max-batch", 1, 4096},
+        {"--max-tokens", 1, 1 << 24},
+        {"--max-queue", 1, 1 << 20},
+        {"--max-queue-mib", 1, 1 << 20},
+        {"--kv-pages", 0, INT32_MAX},
+        {"--kv-host-pages", 0, INT32_MAX},
+        {"--drain-delay", 0, 3600},
+        {"--drain-timeout", 0, 3600},
+    };
+    char good[2][1024] = {"serve a --split x", "serve a --split x"}, wrong[2048] = "", want[128];
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
+        for (int end = 0; end < 2; end++) {
+            long long value = end == 0 ? numbers[i].min : numbers[i].max;
+            snprintf(good[end] + strlen(good[end]), 64, " %s %lld", numbers[i].name, value);
+            snprintf(wrong + strlen(wrong), 64, " %s=%lld", numbers[i].name,
+                     end == 0 ? value - 1 : value + 1);
+        }
+    for (int end = 0; end < 2; end++) {
+        char *text = said(2, good[end]);
+        CHECK_CONTAINS(text, "--split x: give a whole number");
+        free(text);
+    }
+    char *text;
+    CHECK_EQ(test_command(&text, "for i in %s; do %s serve a $i; done", wrong, test_program()), 2);
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+        snprintf(want, sizeof want, " %s: %lld is out of range; it must be from %lld to %lld\n",
+                 numbers[i].name, numbers[i].min - 1, numbers[i].min, numbers[i].max);
+        CHECK_CONTAINS(text, want);
+        snprintf(want, sizeof want, " %s: %lld is out of range", numbers[i].name,
+                 numbers[i].max + 1);
+        CHECK_CONTAINS(text, want);
+    }
+    free(text);
+}
+
+/* A server as a process. */
+typedef struct served {
+    pid_t pid;
+    int port;
+    char said[4096]; /* on stderr so far */
+} served;
+
+static void read_said(served *s) {
+    FILE *f = fopen(run_path("err"), "r");
+    CHECK(f != NULL);
+    s->said[fread(s->said, 1, sizeof s->said - 1, f)] = '\0';
+    fclose(f);
+}
+
+/* Waits until the server has said this. */
+static void wait_said(served *s, const char *part) {
+    for (int i = 0; read_said(s), strstr(s->said, part) == NULL; i++) {
+        if (i == 2000 || waitpid(s->pid, NULL, WNOHANG) != 0)
+            FAIL_TEST("the server did not say \"%s\": %s", part, s->said);
+        usleep(5000);
+    }
+}
+
+/* Starts `hstu serve ARGS` in the test's folder, its stdout in the file `out`. */
+static void serve_start(served *s, const char *args, const char *out) {
+    char line[1024];
+    if (http_library_version() == NULL) SKIP_TEST("this build has no libmicrohttpd");
+    free(shell(0, "true"));
+    snprintf(line, sizeof line,
+             "cd %s && ASAN_OPTIONS=detect_leaks=0 exec ./hstu serve --device cpu --port 0 "
+             "--allow-host test --data data %s >%s 2>err",
+             test_folder(), args, out);
+    write_text("err", "");
+    *s = (served){.pid = fork()};
+    if (s->pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL); /* it ends with a test that fails */
+        execl("/bin/sh", "sh", "-c", line, (char *)NULL);
+        _exit(127);
+    }
+    wait_said(s, "ready: http://127.0.0.1:");
+    s->port = atoi(strstr(s->said, "ready: http://127.0.0.1:") + 24);
+}
+
+/* Waits for its end: the exit code. */
+static int serve_end(served *s) {
+    int code;
+    CHECK(waitpid(s->pid, &code, 0) == s->pid && WIFEXITED(code));
+    read_said(s);
+    return WEXITSTATUS(code);
+}
+
+static void ask(const served *s, const char *method, const char *path, const char *body, int code,
+                const char *part) {
+    char *text = client_ask(s->port, method, path, "", body);
+    if (client_code(text) != code || strstr(text, part) == NULL)
+        FAIL_TEST("%s %s %s: wanted %d with %s: %s", method, path, body, code, part, text);
+    free(text);
+}
+
+/* Two models by the names of their folders; users go to the one that has a share; each request is
+ * a line on stdout, which is a file; a signal ends it. */
+TEST(serve_answers_until_a_signal) {
+    served s;
+    free(shell(0, "cp -r run 'other run'"));
+    serve_start(&s, "run 'other run/' --split 0,7 --kv-pages 8 --state st", "out");
+    CHECK_CONTAINS(s.said, "model run: retrieval, 60 items, cpu");
+    CHECK_CONTAINS(s.said, "model other_run: retrieval, 60 items, cpu");
+    CHECK_CONTAINS(s.said, "events: 0 read from st\n");
+    CHECK(strstr(s.said, "no access log") == NULL);
+    ask(&s, "GET", "/health", "", 200, "\"models\":2,\"durable\":true");
+    ask(&s, "POST", "/v1/recommend", "{\"user\": 7, \"top_k\": 3}", 200, "\"model\":\"other_run\"");
+    ask(&s, "POST", "/v1/recommend", "{\"user\": 7, \"model\": \"run\"}", 200, "\"model\":\"run\"");
+    ask(&s, "POST", "/v1/events", "{\"user\": 7, \"events\": [{\"item\": 3}]}", 200, "");
+    CHECK(kill(s.pid, SIGTERM) == 0);
+    CHECK_EQ(serve_end(&s), 0);
+    CHECK_CONTAINS(s.said, "draining; a second signal exits at once\n");
+    CHECK(strstr(s.said, "dropped") == NULL);
+    char *text = shell(0, "grep -c '^{.*}$' out; grep -c v1/recommend out");
+    CHECK_STR(text, "4\n2\n");
+    free(text);
+    /* What was acknowledged is in the state, which the commands count, copy and put back. */
+    text = shell(0, "./hstu state check st; ./hstu state backup st copy --json; "
+                    "rm st/*; ./hstu state restore st copy; ./hstu state recover st");
+    CHECK_STR(text, "sound: 1 users, 1 events, 0 erased users\n"
+                    "{\"users\":1,\"events\":1,\"erased\":0,\"not_swept\":0,\"damaged\":0}\n"
+                    "st: 1 users, 1 events, 0 erased users\n"
+                    "saved: 1 users, 1 events, 0 erased users\n");
+    free(text);
+    free(shell(2, "./hstu state backup st"));
+    free(shell(1, "./hstu state check nothing"));
+}
+
+/* After the first signal it is not ready and goes on; the second one ends it at once. */
+TEST(serve_drains_and_ends_by_a_second_signal) {
+    served s;
+    serve_start(&s, "run --name a --drain-delay 60 --access-log log --kv-dtype fp8 --kv-host-pages 4",
+                "/dev/null");
+    CHECK_CONTAINS(s.said, "model a: keys and values in 8 bits change results by up to ");
+    CHECK_CONTAINS(s.said, "model a: 4 KV pages of ");
+    CHECK_CONTAINS(s.said, "model a: retrieval");
+    CHECK_CONTAINS(s.said, "events are kept in memory only");
+    ask(&s, "GET", "/health", "", 200, "\"models\":1,\"durable\":false");
+    CHECK(kill(s.pid, SIGTERM) == 0);
+    wait_said(&s, "draining");
+    ask(&s, "GET", "/health", "", 503, "not ready");
+    ask(&s, "POST", "/v1/recommend", "{\"user\": 7, \"top_k\": 3}", 200, "\"model\":\"a\"");
+    CHECK(kill(s.pid, SIGINT) == 0);
+    CHECK_EQ(serve_end(&s), 1);
+    CHECK_CONTAINS(s.said, "ended by a second signal");
+    char *text = shell(0, "wc -l <log");
+    CHECK_EQ(atoi(text), 3);
+    free(text);
+}
+
+/* An engine folder is checked before it answers; without a reader of stdout there is no log. */
+TEST(serve_takes_what_build_makes) {
+    served s;
+    char *text = shell(2, "./hstu build run");
+    CHECK_CONTAINS(text, "--out ENGINE is missing");
+    free(text);
+    text = shell(0, "./hstu build run --out e --json");
+    static const char *const keys[] = {
+        "\"engine\":\"e\",\"step\":5,\"dtype\":\"float32\",\"items\":60,", "\"tables\":0,",
+        "\"weight_error\":0,", "\"score_error\":0,\"top_10_kept\":1,", "\"run_open_s\":0.",
+        "\"engine_open_s\":0."};
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
+        CHECK_CONTAINS(text, keys[i]);
+    free(text);
+    text = shell(0, "./hstu build run --out e");
+    CHECK_CONTAINS(text, "e: step 5, 60 items, ");
+    CHECK_CONTAINS(text, "answers: identical to the run's, bit for bit");
+    free(text);
+    text = shell(0, "./hstu build run --out half --dtype bfloat16");
+    CHECK_CONTAINS(text, "matrices in bfloat16");
+    CHECK_CONTAINS(text, "weights: largest error 0.00");
+    CHECK_CONTAINS(text, " % of the top ten are the same)\n");
+    free(text);
+    serve_start(&s, "e half --shadow half", "/dev/null");
+    CHECK_CONTAINS(s.said, "note: no access log, as stdout is not a file");
+    wait_said(&s, "checked: all weights match their checksums");
+    ask(&s, "POST", "/v1/recommend", "{\"user\": 7, \"top_k\": 3}", 200, "\"model\":\"e\"");
+    CHECK(kill(s.pid, SIGINT) == 0);
+    CHECK_EQ(serve_end(&s), 0);
+}
