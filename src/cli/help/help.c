@@ -105,19 +105,6 @@ static void print_option(const arg_option *o) {
     putchar('\n');
 }
 
-/* A line break in our notes is one in the page. */
-static void print_notes(const char *notes) {
-    printf(".SH NOTES\n.nf\n.fi\n");
-    for (; *notes != '\0'; notes++) {
-        const char text[2] = {*notes, '\0'};
-        if (*notes == '\n' && notes[1] == '\n')
-            printf("\n.PP");
-        else
-            print_roff(text);
-    }
-    putchar('\n');
-}
-
 /* help_man.c: the page of a command in roff; and the page that lists commands: those of `hstu`
  * (name NULL), or the parts of a command. */
 static void print_man(const arg_spec *spec) {
@@ -138,7 +125,11 @@ static void print_man(const arg_spec *spec) {
         putchar('\n');
     }
     printf(".TP\n\\fB\\-\\-help\\fR\nPrint help.\n");
-    if (spec->notes != NULL) print_notes(spec->notes);
+    if (spec->notes != NULL) {
+        printf(".SH NOTES\n");
+        print_roff(spec->notes);
+        putchar('\n');
+    }
     printf(".SH EXIT STATUS\n0 success, 1 failure, 2 wrong usage or config.\n"
            ".SH SEE ALSO\n.BR hstu (1)\n");
 }
@@ -186,12 +177,12 @@ static void print_short(const char *text, const char *bad) {
     if (stop != NULL && (size_t)(stop - text) < n) n = (size_t)(stop - text);
     while (n > 0 && text[n - 1] == '.')
         n--;
-    const char *open = memchr(text, '(', n); /* no half of a remark in brackets */
-    if (open != NULL && memchr(open, ')', n - (size_t)(open - text)) == NULL)
-        n = (size_t)(open - text) - (open > text && open[-1] == ' ');
     if (n > MAX_TEXT)
         for (n = MAX_TEXT; n > 0 && text[n] != ' ';)
             n--;
+    const char *open = memchr(text, '(', n); /* no half of a remark in brackets */
+    if (open != NULL && memchr(open, ')', n - (size_t)(open - text)) == NULL)
+        n = (size_t)(open - text) - (open > text && open[-1] == ' ');
     for (size_t i = 0; i < n; i++) {
         if (text[i] == '\'')
             fputs("\u2019", stdout);
