@@ -494,7 +494,6 @@ static status plan_run(int argc, char **argv) {
     run_args a = {.common = PLAN_ARGS, .layers = 1};
     plan_file file;
     const char *text = NULL;
-    int n;
     const arg_option options[] = {
         OPT_TEXT("--segments", &a.segments, "LIST",
                  "Fused segments, as in 1-2,3-4, instead of a plan's code."),
@@ -518,11 +517,11 @@ static status plan_run(int argc, char **argv) {
         .notes =
             "PLAN.json also sets the layer, batch, mask and tile parameters; options override it. "
             "On the CPU, kernels are compiled by the system's C compiler (CC, cc, gcc or clang)."};
-    ARGS_PARSE(&spec, &text, &n);
-    TRY(read_plan(&a, n > 0 ? text : NULL, &file));
+    ARGS_PARSE(&spec, &text, NULL);
+    TRY(read_plan(&a, text, &file));
     if (file.layer[0] != '\0') { /* again, since options override what the file says */
         take_shape(&a.common, &file);
-        ARGS_PARSE(&spec, &text, &n);
+        ARGS_PARSE(&spec, &text, NULL);
     }
     return run(&a, &file);
 }

@@ -10,6 +10,7 @@ TEST(compare_two_runs) {
     CHECK_CONTAINS(text, "steps                                          10             15\n");
     CHECK_CONTAINS(text, "train_fn.learning_rate                      0.003           0.01\n");
     CHECK_CONTAINS(text, "\n  ndcg@10 ");
+    CHECK_EQ(count_parts(text, "train_fn.learning_rate"), 1);
     CHECK(strstr(text, "train_fn.item_embedding_dim") == NULL); /* the same in both */
     CHECK(strstr(text, "cannot be compared") == NULL);
     free(text);
@@ -34,6 +35,7 @@ TEST(compare_says_what_cannot_be_compared) {
     free(said(0, "train --gin-config-file m.gin --data data --out two --epochs 1 --validate"));
     char *text = said(0, "compare one two");
     CHECK_CONTAINS(text, "cannot be compared");
+    CHECK_CONTAINS(text, "steps                                           5              5\n");
     free(text);
 }
 

@@ -192,6 +192,14 @@ TEST(builder_drops_duplicates) {
     row few[3] = {{.item = 1, .time = 10}, {.item = 2, .time = 20}, {.item = 2, .time = 20}};
     CHECK_OK(build(few, 3, 100, 1, &options, b, &dropped));
     CHECK(dropped.n_events == 2 && dropped.n_duplicates == 1);
+    /* Many events at one time, none twice; a user's are not compared with another's. */
+    row many[40 + 39 + 38];
+    n = 0;
+    for (int u = 0; u < 3; u++)
+        for (int i = u; i < 40; i++, n++)
+            many[n] = (row){.user = u, .item = i, .time = 10};
+    CHECK_OK(build(many, n, n, 1, &options, b, &dropped));
+    CHECK(dropped.n_events == (uint64_t)n && dropped.n_duplicates == 0);
 }
 
 /* The minima as amzn-books has them, against counts made by hand. */

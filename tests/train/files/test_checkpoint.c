@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "base/file.h"
+#include "disk_fault.h"
 #include "dist/ranks.h"
 #include "dist/shm.h"
 #include "format/json.h"
@@ -563,6 +564,21 @@ TEST(checkpoint_of_step_0_is_the_oldest) {
     CHECK_EQ(test_command(&text, "ls %s/checkpoints", test_folder()), 0);
     CHECK_STR(text, "step-00000011\n");
     free(text);
+}
+
+/* What a crash must not lose is on disk when a save returns: four written files and the folder
+ * that each appeared in, then the folder of the checkpoint, the one it was renamed in, and for each
+ * link that of the run. */
+TEST(checkpoint_is_synced_with_its_folders_and_links) {
+    toy t;
+    toy_make(&t, 1.5f);
+    CHECK_OK(toy_save(&t, run_path("run"), 7, 2, false));
+    for (int is_best = 0; is_best < 2; is_best++) {
+        sync_files = sync_folders = 0;
+        CHECK_OK(toy_save(&t, run_path("run"), 8 + (uint64_t)is_best, 2, is_best));
+        CHECK(sync_files >= 4 && sync_folders == 4 + 3 + is_best);
+    }
+    toy_free();
 }
 
 TEST(checkpoint_with_a_number_that_is_none_is_not_written) {

@@ -309,6 +309,31 @@ TEST(warm_start_renames_rows_of_dynamic_tables) {
     start_close(&s);
 }
 
+/* On the data of the run every row keeps its key, the first feature's too. */
+TEST(warm_start_on_the_same_data_keeps_every_dynamic_row) {
+    const char *run = train_world(&before, nvidia_gin, dynamic_gin);
+    static row_list rows[2];
+    static const char *const tables[] = {"people", "items"};
+    start s;
+    start_open(&s, &before, nvidia_gin, dynamic_gin, run);
+    CHECK_OK(go(&s));
+    for (int t = 0; t < 2; t++) {
+        const dynamic_table *table = dynamic_find(s.c.tables, t == 0 ? 0 : ITEM_FEATURE);
+        char path[1024];
+        snprintf(path, sizeof path, "%s/last/table-%d-%s", run, 2 * t, tables[t]);
+        CHECK_OK(embed_snapshot_each(path, list_rows, &rows[t]));
+        for (int i = 0; i < rows[t].n; i++) {
+            float row[24];
+            uint8_t is_found;
+            CHECK_OK(embed_find(table->table, 1, &rows[t].key[i], 24, row, &is_found));
+            CHECK(is_found && memcmp(row, rows[t].row[i], sizeof row) == 0);
+        }
+        CHECK_EQ(table_of(&s, tables[t])->n_kept, rows[t].n);
+    }
+    CHECK_EQ(rows[0].n, 5);
+    start_close(&s);
+}
+
 /* Codes keep their rows; a code more gets a new one. */
 TEST(warm_start_ranking_keeps_actions) {
     static const world few = {.folder = "few", .n_codes = 4};
