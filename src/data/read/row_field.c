@@ -40,7 +40,9 @@ bool action_parse(action_kind kind, const char *text, size_t n, uint16_t *out) {
     size_t whole = cut_fraction(text, n, &half);
     /* ".5" has no digits before the point, which ratings may leave out. */
     bool is_bare_half = whole == 0 && half == 1;
-    if (half < 0 || (!is_bare_half && number_read(text, whole, &value) != NUMBER_WHOLE))
+    bool is_below_zero = half == 1 && text[0] == '-'; /* "-0.5": its whole part says 0 */
+    if (half < 0 || is_below_zero ||
+        (!is_bare_half && number_read(text, whole, &value) != NUMBER_WHOLE))
         return false;
     return action_store(kind, value, half, out);
 }

@@ -244,6 +244,8 @@ TEST(text_actions_by_a_map) {
               "their numbers with --action-map");
     check_bad(text, "--action-map view", 2, "--action-map: 'view' is not TEXT=NUMBER");
     check_bad(text, "--action-map view=1,view=2", 2, "--action-map: 'view' is given twice");
+    check_bad("user_id,item_id,rating,timestamp\n1,2,4.5,5\n1,3,-0.5,6\n",
+              "--action-col rating --action-kind half-stars", 1, ":3: rating: '-0.5' is not");
     check_bad(text, "--action-map view=65536", 2, "--action-map: the number of 'view=65536'");
     check_bad("1,2,5\n", "--action-map view=1", 2, "--action-map needs --action-col");
 }
@@ -303,6 +305,18 @@ TEST(the_first_bad_line_beyond_the_limit_is_told) {
     CHECK_STR(out, want);
 }
 
+/* Folders in folders, up to sixteen. */
+TEST(folders_are_nested_up_to_a_depth) {
+    char *said;
+    CHECK_EQ(run_shell(&said, "mkdir -p in/1/2/3/4/5/6/7/8/9/10/11/12/13/14/15"), 0);
+    put_file("in/1/2/3/4/5/6/7/8/9/10/11/12/13/14/15/a.csv", "user_id,item_id,timestamp\n1,2,3\n");
+    put_file("in/b.csv", "user_id,item_id,timestamp\n1,3,4\n");
+    prep_ok("csv --input in --out out --emit-csv out.csv");
+    CHECK_CONTAINS(get_file("out.csv"), "1,\"[2, 3]\"");
+    CHECK_EQ(run_shell(&said, "rm -r out*; mkdir in/1/2/3/4/5/6/7/8/9/10/11/12/13/14/15/16"), 0);
+    prep_fails("csv --input in --out out", 2, "are nested more than 16 deep");
+}
+
 #define PARTS_WANTED                                                                               \
     "user_id,item_id,rating,unix_timestamp\n1,\"[2, 3, 4]\",\"[0, 0, 0]\",\"[5, 6, 7]\"\n"
 
@@ -337,6 +351,13 @@ TEST(several_files_folders_and_pipes) {
                        test_program()),
              0);
     CHECK_STR(get_file("out.csv"), PARTS_WANTED);
+    /* The files of an archive, by their names. */
+    CHECK_EQ(run_shell(&out, "mv p/z=2/part-0.csv p/z=2/part-2.csv; tar cf p.tar p/part* p/z=2 p/README.md"), 0);
+    prep_ok("csv --input p.tar --out out --emit-csv out.csv");
+    CHECK_STR(get_file("out.csv"), PARTS_WANTED);
+    CHECK_EQ(run_shell(&out, "mv p/z=2/part-2.csv p/z=2/part-0.csv; tar cf p.tar p"), 0);
+    CHECK_EQ(run_prep(&out, "csv --input p.tar --out out"), 1);
+    CHECK_CONTAINS(out, "p.tar holds two files called part-0.csv; unpack it and give the folder");
 #endif
     CHECK_EQ(run_shell(&out, "%s prep csv --input - --out out < p/part-0.csv", test_program()), 0);
     CHECK_EQ(run_shell(&out, "rm -r out out.csv"), 0);

@@ -260,6 +260,188 @@ TEST(lists_become_events) {
     }
 }
 
+/* Three values of a column; as many as its type takes are read. */
+typedef struct typed_values {
+    int type, converted; /* converted: 0 for none here, as text needs none */
+    bool is_uuid;
+    int64_t i[3];
+    double d[3];
+    const char *t[3];
+} typed_values;
+
+static void put_typed(buf *b, const typed_values *v, int row) {
+    float narrow = (float)v->d[row];
+    uint32_t float_bits;
+    uint64_t bits;
+    memcpy(&bits, &v->d[row], 8);
+    memcpy(&float_bits, &narrow, 4);
+    if (v->type == PARQUET_DOUBLE) put_le(b, bits, 8);
+    if (v->type == PARQUET_FLOAT) put_le(b, float_bits, 4);
+    if (v->type == PARQUET_INT64) put_le(b, (uint64_t)v->i[row], 8);
+    if (v->type == PARQUET_INT32) put_le(b, (uint64_t)v->i[row], 4);
+    if (v->type == PARQUET_BYTE_ARRAY) put_plain_text(b, v->t[row]);
+    for (int k = 0; v->type == PARQUET_FIXED && k < 16; k++)
+        put_byte(b, (unsigned)(16 * k + v->i[row]) & 0xff);
+}
+
+static const typed_values int_users = {.type = PARQUET_INT64, .i = {7, 5, 7}},
+                          int_items = {.type = PARQUET_INT64, .i = {11, 12, 13}},
+                          int_times = {.type = PARQUET_INT64,
+                                       .i = {1600000003, 1600000002, 1600000001}};
+
+/* Writes FOLDER/name: users, items and times. */
+static void write_typed(const char *name, const typed_values *users, const typed_values *items,
+                        const typed_values *times) {
+    static const char *const names[] = {"user_id", "item_id", "timestamp"};
+    const typed_values *all[] = {users, items, times};
+    made_column c[3];
+    buf b, file;
+    char path[4096];
+    buf_init(&b);
+    for (int i = 0; i < 3; i++) {
+        c[i] = (made_column){.name = names[i],
+                             .type = all[i]->type,
+                             .converted = all[i]->type == PARQUET_BYTE_ARRAY ? 0
+                                          : all[i]->converted > 0            ? all[i]->converted
+                                                                             : -1,
+                             .fixed_bytes = all[i]->type == PARQUET_FIXED ? 16 : 0,
+                             .is_uuid = all[i]->is_uuid};
+        buf_clear(&b);
+        for (int row = 0; row < 3; row++)
+            put_typed(&b, all[i], row);
+        make_page(&c[i], &(made_page){.n_values = 3}, &b);
+    }
+    make_file(&file, c, 3, 3);
+    snprintf(path, sizeof path, "%s/%s", test_folder(), name);
+    FILE *f = fopen(path, "wb");
+    CHECK(f != NULL && fwrite(file.data, 1, file.n_bytes, f) == file.n_bytes && fclose(f) == 0);
+    buf_fini(&b);
+    buf_fini(&file);
+}
+
+/* Refuses an input, and writes nothing. */
+static void refuses(const char *input, const char *reason) {
+    char args[128], *said;
+    run_shell(&said, "rm -rf out out.csv");
+    snprintf(args, sizeof args, "parquet --input %s --out out", input);
+    prep_fails(args, 1, reason);
+}
+
+/* Ids of every type that can be one: as whole numbers, or as text. */
+TEST(ids_of_every_type_are_read) {
+    static const struct {
+        typed_values items;
+        const char *reads; /* of user 7, in the order of the times; else the reason */
+    } cases[] = {
+        {{.type = PARQUET_INT32, .i = {-4, 5, 6}}, "[6, -4]"},
+        {{.type = PARQUET_INT64, .i = {INT64_MIN + 1, 5, INT64_MAX - 1}},
+         "[9223372036854775806, -9223372036854775807]"},
+        {{.type = PARQUET_DOUBLE, .d = {-3, 4, 9007199254740992.}}, "[9007199254740992, -3]"},
+        {{.type = PARQUET_FLOAT, .d = {16777216, 4, 5}}, "[5, 16777216]"},
+        {{.type = PARQUET_BYTE_ARRAY, .t = {"tea", "x", "a b"}}, "[\"\"a b\"\", \"\"tea\"\"]"},
+        {{.type = PARQUET_FIXED, .is_uuid = true, .i = {0, 5, 10}},
+         "[\"\"0a1a2a3a-4a5a-6a7a-8a9a-aabacadaeafa\"\", "
+         "\"\"00102030-4050-6070-8090-a0b0c0d0e0f0\"\"]"},
+        {{.type = PARQUET_DOUBLE, .d = {3, 4.5, 5}},
+         "row 2: item_id: 4.5 is not a whole number that can be an id"},
+        {{.type = PARQUET_DOUBLE, .d = {3, 4, 9007199254740994.}}, "row 3: item_id: 90071992547409"},
+        {{.type = PARQUET_DOUBLE, .d = {NAN, 4, 5}}, "row 1: item_id: nan is not a whole number"},
+        {{.type = PARQUET_BYTE_ARRAY, .t = {"a", "", "b"}}, "row 2: item_id: it is empty"},
+        {{.type = PARQUET_BYTE_ARRAY, .t = {"a", "b", "c\xff"}},
+         "row 3: item_id: 'c?' is not UTF-8 text"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        write_typed("in.parquet", &int_users, &cases[i].items, &int_times);
+        if (cases[i].reads[0] == '[') {
+            char want[256];
+            prep_ok("parquet --input in.parquet --out out --emit-csv out.csv");
+            snprintf(want, sizeof want, "\n7,\"%s\",", cases[i].reads);
+            CHECK_CONTAINS(get_file("out.csv"), want);
+        } else {
+            refuses("in.parquet", cases[i].reads);
+        }
+    }
+}
+
+/* Times of every type; ticks are as fine as the values need. */
+TEST(times_of_every_type_are_read) {
+    static const struct {
+        typed_values times;
+        const char *options, *reads;
+    } cases[] = {
+        {{.type = PARQUET_INT64, .i = {1600000003, 2, 1600000001}}, "", "[1600000001, 1600000003]"},
+        {{.type = PARQUET_INT64, .i = {1600000003500, 2, 1600000001000}}, "--time-unit ms",
+         "[1600000001000, 1600000003500]"},
+        {{.type = PARQUET_INT32, .converted = 6, .i = {18000, 5, -5}}, "", "[-432000, 1555200000]"},
+        {{.type = PARQUET_INT64, .converted = 9, .i = {1600000003000, 2000, 1000}}, "",
+         "[1, 1600000003]"},
+        {{.type = PARQUET_INT64, .converted = 10, .i = {1600000003000001, 1, 1000000}}, "",
+         "[1000000, 1600000003000001]"},
+        {{.type = PARQUET_DOUBLE, .d = {1600000003.25, 2, 1600000001}}, "",
+         "[1600000001000, 1600000003250]"},
+        {{.type = PARQUET_BYTE_ARRAY,
+          .t = {"2020-09-13T12:26:43Z", "2020-09-13T12:26:43Z", "2020-09-13T12:26:41Z"}},
+         "", "[1600000001, 1600000003]"},
+        {{.type = PARQUET_DOUBLE, .d = {1600000003, 1e300, 1600000001}}, "", "!row 2: timestamp: "},
+        {{.type = PARQUET_DOUBLE, .d = {1600000003, 5, NAN}}, "", "!row 3: timestamp: "},
+        {{.type = PARQUET_INT32, .converted = 6, .i = {18000, 1, INT32_MAX}}, "",
+         "!row 3: timestamp: "},
+        {{.type = PARQUET_INT64, .converted = 9, .i = {1, 1, 1}}, "--time-unit s",
+         "!column 'timestamp' has timestamps, which have their unit"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char args[256], want[256], *said;
+        write_typed("in.parquet", &int_users, &int_items, &cases[i].times);
+        snprintf(args, sizeof args, "parquet --input in.parquet --out out %s --emit-csv out.csv",
+                 cases[i].options);
+        if (cases[i].reads[0] == '!') {
+            CHECK(run_prep(&said, args) != 0);
+            CHECK_CONTAINS(said, cases[i].reads + 1);
+            continue;
+        }
+        prep_ok(args);
+        snprintf(want, sizeof want, "\n7,\"[13, 11]\",\"[0, 0]\",\"%s\"\n", cases[i].reads);
+        CHECK_CONTAINS(get_file("out.csv"), want);
+    }
+}
+
+/* Halves of stars are exact; none is below zero. */
+TEST(actions_of_doubles_are_read) {
+    typed_values stars = {.type = PARQUET_DOUBLE, .d = {4.5, .5, 5}};
+    const char *args = "parquet --input in.parquet --out out --emit-csv out.csv --time-col none "
+                       "--action-col timestamp --action-kind half-stars";
+    char *said;
+    write_typed("in.parquet", &int_users, &int_items, &stars);
+    prep_ok(args);
+    CHECK_STR(get_file("out.csv"), "user_id,item_id,rating,unix_timestamp\n5,\"[12]\",\"[0]\",\"[0]"
+                                   "\"\n7,\"[11, 13]\",\"[8, 9]\",\"[0, 0]\"\n");
+    for (int i = 0; i < 4; i++) {
+        stars.d[1] = (double[]){-.5, 5.5, .25, NAN}[i];
+        write_typed("in.parquet", &int_users, &int_items, &stars);
+        int code = run_prep(&said, args);
+        if (code != 1 || strstr(said, "row 2: timestamp: ") == NULL)
+            FAIL_TEST("%g: code %d: %s", stars.d[1], code, said);
+    }
+}
+
+/* The parts of a data set have ids and times of one kind each. */
+TEST(parts_must_agree) {
+    static const typed_values wide = {.type = PARQUET_INT32, .i = {1, 2, 3}},
+                              text = {.type = PARQUET_BYTE_ARRAY, .t = {"1", "2", "3"}},
+                              dates = {.type = PARQUET_INT32, .converted = 6, .i = {1, 2, 3}};
+    char *said;
+    CHECK_EQ(run_shell(&said, "mkdir in"), 0);
+    write_typed("in/a.parquet", &int_users, &int_items, &int_times);
+    write_typed("in/b.parquet", &wide, &wide, &int_times);
+    prep_ok("parquet --input in --out out");
+    write_typed("in/b.parquet", &int_users, &text, &int_times);
+    refuses("in", "in/b.parquet: column 'item_id' has BYTE_ARRAY, but INT64 in in/a.parquet; the parts "
+               "of a data set must agree");
+    prep_ok("parquet --input in --out out --string-ids");
+    write_typed("in/b.parquet", &int_users, &int_items, &dates);
+    refuses("in", "in/b.parquet: column 'timestamp' has dates, but INT64 in in/a.parquet");
+}
+
 /* The packages without which a build cannot read a codec; NULL: it can. */
 #ifdef HSTU_HAS_SNAPPY
 #define SNAPPY_LACKS NULL
