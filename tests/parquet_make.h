@@ -191,8 +191,7 @@ static inline void put_schema(buf *b, const made_column *c, int n) {
         if (c[i].is_list) {
             put_element(b, c[i].name, -1, MADE_OPTIONAL, 1, 3, 0, false);
             put_element(b, "list", -1, MADE_REPEATED, 1, -1, 0, false);
-            put_element(b, "element", c[i].type, MADE_OPTIONAL, 0, c[i].converted, 0,
-                        false);
+            put_element(b, "element", c[i].type, MADE_OPTIONAL, 0, c[i].converted, 0, false);
         } else {
             put_element(b, c[i].name, c[i].type, c[i].repetition, 0, c[i].converted,
                         c[i].fixed_bytes, c[i].is_uuid);

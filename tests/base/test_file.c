@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "base/file.h"
+#include "disk_fault.h"
 #include "test.h"
 
 static const char *in(const char *name) {
@@ -131,4 +132,47 @@ TEST(scratch_folder_where_none_can_be) {
     CHECK_FAILS(scratch_folder_create(&s, "/proc", "t-"), ERR_IO,
                 "/proc: a folder in it cannot be created");
     CHECK(s == NULL);
+}
+
+/* What is left of a tree, as find lists it. */
+static void check_left(const char *want) {
+    char *text;
+    CHECK_EQ(test_command(&text, "cd %s && find . -mindepth 1 | LC_ALL=C sort | tr '\\n' ' '",
+                          test_folder()),
+             0);
+    CHECK_STR(text, want);
+    free(text);
+}
+
+/* Folders go down to a depth; links are not followed, and a file is no folder. */
+TEST(folder_remove_stays_in_its_bounds) {
+    CHECK_EQ(test_command(NULL,
+                          "cd %s && mkdir -p a/b/c kept && touch a/1 a/b/2 a/b/c/3 kept/4 && "
+                          "ln -s ../kept a/out && ln -s kept link",
+                          test_folder()),
+             0);
+    folder_remove(in("a"), 0);
+    check_left("./a ./a/b ./a/b/2 ./a/b/c ./a/b/c/3 ./kept ./kept/4 ./link ");
+    folder_remove(in("a"), 1);
+    check_left("./a ./a/b ./a/b/c ./a/b/c/3 ./kept ./kept/4 ./link ");
+    folder_remove(in("a"), 2);
+    folder_remove(in("link"), 1);
+    folder_remove(in("kept/4"), 1);
+    folder_remove(in("nothing"), 1);
+    check_left("./kept ./kept/4 ");
+}
+
+/* Each new folder is durable in the one above it; those that are there are left alone. */
+TEST(folder_create_syncs_what_it_makes) {
+    bool is_made;
+    sync_folders = 0;
+    CHECK_OK(folder_create(in("x/y/z"), &is_made));
+    CHECK(is_made && sync_folders == 3);
+    CHECK_OK(folder_create(in("x/y/z"), &is_made));
+    CHECK(!is_made && sync_folders == 3);
+    CHECK_OK(file_write(in("x/file"), "1", 1));
+    CHECK_FAILS(folder_create(in("x/file"), NULL), ERR_IO, "exists but is not a folder");
+    CHECK_FAILS(folder_create("", NULL), ERR_USAGE, "'' is not a name for a folder");
+    CHECK(symlink("file", in("x/link")) == 0);
+    CHECK(file_is_same(in("x/file"), in("x/link")) && !file_is_same(in("x"), in("x")));
 }

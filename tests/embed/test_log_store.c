@@ -237,6 +237,38 @@ TEST(log_store_compacts) {
     embed_store_destroy(s);
 }
 
+/* Erased rows are garbage, too. */
+TEST(log_store_compacts_what_is_erased) {
+    uint64_t keys[BIG_ROWS];
+    embed_store *s = open_big();
+    struct stat about;
+    for (uint64_t i = 0; i < BIG_ROWS; i++)
+        keys[i] = i;
+    for (int round = 0; round < 40; round++) {
+        put_often(s, round, round + 1);
+        CHECK_OK(s->erase(s, BIG_ROWS, keys));
+    }
+    CHECK_EQ(stat(log_path("big"), &about), 0);
+    CHECK(about.st_size < 8 << 20); /* 40 times 0.4 MB were put */
+    embed_store_destroy(s);
+}
+
+/* What is flushed is marked once, also when the log is opened again. */
+TEST(log_store_marks_once) {
+    struct stat first, second;
+    embed_store *s = open_log("log");
+    put(s, 1, 1);
+    CHECK_OK(s->flush(s));
+    CHECK_EQ(stat(log_path("log"), &first), 0);
+    CHECK_OK(s->flush(s));
+    embed_store_destroy(s);
+    s = open_log("log");
+    CHECK_OK(s->flush(s));
+    CHECK_EQ(stat(log_path("log"), &second), 0);
+    CHECK_EQ(first.st_size, second.st_size);
+    embed_store_destroy(s);
+}
+
 static int64_t log_bytes(void) {
     struct stat about;
     CHECK_EQ(stat(log_path("big"), &about), 0);

@@ -103,6 +103,10 @@ TEST(word_pieces_chinese_and_controls) {
            "want\xff"
            "ed",
            WANT, ED); /* and so is what is not UTF-8 */
+    SPLITS(p,
+           "a\xe4\xbd\xa0"
+           "a",
+           A, NI, A); /* parted on both sides */
     word_pieces_destroy(p);
     word_pieces_destroy(joined);
 }

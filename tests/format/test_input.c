@@ -286,8 +286,8 @@ TEST(input_knows_formats_by_their_first_bytes) {
     static const struct {
         const char *bytes;
         size_t n;
-    } formats[] = {{"\x1f\x8b", 2},         {"BZh", 3},    {"\xfd\x37zXZ", 6},
-                   {"\x28\xb5\x2f\xfd", 4}, {"PK\3\4", 4}, {"PK\5\6", 4},
+    } formats[] = {{"\x1f\x8b", 2},           {"BZh", 3},          {"\xfd\x37zXZ", 6},
+                   {"\x28\xb5\x2f\xfd", 4},   {"PK\3\4", 4},       {"PK\5\6", 4},
                    {"7z\xbc\xaf\x27\x1c", 6}, {"Rar!\x1a\x07", 6}, {"\x04\x22\x4d\x18", 4}};
     for (size_t i = 0; i < sizeof formats / sizeof *formats; i++)
         for (size_t n = formats[i].n - 1; n <= formats[i].n + 1; n++) {

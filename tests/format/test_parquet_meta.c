@@ -174,12 +174,12 @@ TEST(columns_mean_what_their_annotations_say) {
         int converted;
         parquet_meaning meaning;
     } older[] = {
-        {0, MEANS_TEXT},          {4, MEANS_TEXT},          {5, MEANS_DECIMAL},
-        {6, MEANS_DATE},          {7, MEANS_TIME_OF_DAY},   {8, MEANS_TIME_OF_DAY},
-        {9, MEANS_MILLISECONDS},  {10, MEANS_MICROSECONDS}, {11, MEANS_UNSIGNED},
-        {14, MEANS_UNSIGNED},     {15, MEANS_PLAIN},        {18, MEANS_PLAIN},
-        {19, MEANS_TEXT},         {20, MEANS_OTHER},        {21, MEANS_OTHER},
-        {22, MEANS_OTHER},        {1000000, MEANS_OTHER},
+        {0, MEANS_TEXT},         {4, MEANS_TEXT},          {5, MEANS_DECIMAL},
+        {6, MEANS_DATE},         {7, MEANS_TIME_OF_DAY},   {8, MEANS_TIME_OF_DAY},
+        {9, MEANS_MILLISECONDS}, {10, MEANS_MICROSECONDS}, {11, MEANS_UNSIGNED},
+        {14, MEANS_UNSIGNED},    {15, MEANS_PLAIN},        {18, MEANS_PLAIN},
+        {19, MEANS_TEXT},        {20, MEANS_OTHER},        {21, MEANS_OTHER},
+        {22, MEANS_OTHER},       {1000000, MEANS_OTHER},
     };
     static const struct {
         const char *bytes; /* of the union: fields in Thrift's short form */
@@ -211,7 +211,8 @@ TEST(columns_mean_what_their_annotations_say) {
         parquet_file_close(&f);
     }
     for (size_t i = 0; i < 2 * sizeof newer / sizeof *newer; i++) {
-        CHECK_OK(open_schema(&f, i % 2 ? 5 : -1, THRIFT_STRUCT, newer[i / 2].bytes, newer[i / 2].n));
+        CHECK_OK(
+            open_schema(&f, i % 2 ? 5 : -1, THRIFT_STRUCT, newer[i / 2].bytes, newer[i / 2].n));
         CHECK_EQ(f.schema[1].meaning, newer[i / 2].meaning);
         parquet_file_close(&f);
     }

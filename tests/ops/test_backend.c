@@ -84,7 +84,7 @@ TEST(device_list_is_empty_with_a_reason) {
 
 /* A device by name: the CPU everywhere, a GPU only where there is one, else why there is none. */
 TEST(devices_are_opened_by_name) {
-    static const char *const wrong[] = {"",       "gpu",     "CPU",      "cuda:",   "cuda:-1",
+    static const char *const wrong[] = {"",       "gpu",     "CPU",     "cuda:",   "cuda:-1",
                                         "cuda:x", "cuda:0x", "cuda:+0", "cuda:0 ", "cpu:0"};
     backend *be;
     device_info device[MAX_DEVICES];

@@ -16,9 +16,9 @@ TEST(latency_rows_by_history_and_cache) {
         int history, fresh, reused, computed;
         const char *cache;
     } rows[] = {
-        {8, 8, 0, 24, "cold"},    {8, 1, 18, 6, "memory"},   {8, 1, 18, 6, "host"},
-        {8, 1, 18, 6, "fp8"},     {12, 12, 0, 36, "cold"},   {12, 1, 30, 6, "memory"},
-        {12, 9, 6, 30, "memory"}, {12, 1, 30, 6, "host"},    {12, 9, 6, 30, "host"},
+        {8, 8, 0, 24, "cold"},    {8, 1, 18, 6, "memory"}, {8, 1, 18, 6, "host"},
+        {8, 1, 18, 6, "fp8"},     {12, 12, 0, 36, "cold"}, {12, 1, 30, 6, "memory"},
+        {12, 9, 6, 30, "memory"}, {12, 1, 30, 6, "host"},  {12, 9, 6, 30, "host"},
         {12, 1, 30, 6, "fp8"},    {12, 9, 6, 30, "fp8"},
     };
     enum { N = sizeof rows / sizeof *rows };
@@ -87,7 +87,8 @@ TEST(throughput_of_loops_and_files) {
                           "--history-mean 6 --concurrency 2 --report-json r.json");
     CHECK_CONTAINS(text, "retrieval, 60 items, cpu, history of 12\n");
     CHECK_CONTAINS(text, "Loop:                              closed, 2 at a time\n");
-    CHECK_CONTAINS(text, "Number of requests:                40 (40 answered, 0 refused, 0 failed)");
+    CHECK_CONTAINS(text,
+                   "Number of requests:                40 (40 answered, 0 refused, 0 failed)");
     CHECK(strstr(text, "p99 <=") == NULL);
     free(text);
     text = report_of("r.json");

@@ -104,8 +104,9 @@ TEST(info_explains_every_kind_of_action) {
     static const struct {
         action_kind kind;
         const char *text;
-    } kinds[] = {{ACTION_STARS, "Ratings\n\n 1 star 3 25.0 %\n 2 stars 3 25.0 %\n 3 stars 2 16.7 %\n"
-                                " 4 stars 2 16.7 %\n 5 stars 2 16.7 %\n\nMost"},
+    } kinds[] = {{ACTION_STARS,
+                  "Ratings\n\n 1 star 3 25.0 %\n 2 stars 3 25.0 %\n 3 stars 2 16.7 %\n"
+                  " 4 stars 2 16.7 %\n 5 stars 2 16.7 %\n\nMost"},
                  {ACTION_HALF_STARS, "Ratings\n\n 0.5 stars 3 25.0 %\n 1 star 3 25.0 %\n"
                                      " 1.5 stars 2 16.7 %\n 2 stars 2 16.7 %\n 2.5 stars 2 16.7 "
                                      "%\n 3 stars 0 0.0 %\n 3.5 stars 0 0.0 %\n 4 stars 0 0.0 %\n"

@@ -30,8 +30,9 @@ TEST(help_man_pages) {
     free(text);
     says(0, "--man train", ".TP\n\\fB\\-\\-gin\\-config\\-file\\fR \\fIFILE\\fR\n");
     says(0, "--man serve", "\n.SS Several models\n.TP\n\\fB\\-\\-name\\fR \\fINAME\\fR\n");
-    says(0, "--man serve", ".SH NOTES\nSIGTERM or Ctrl\\-C finishes pending requests and exits; a "
-                           "second one exits at once.\n  curl localhost:8080/v1/recommend \\-d '{");
+    says(0, "--man serve",
+         ".SH NOTES\nSIGTERM or Ctrl\\-C finishes pending requests and exits; a "
+         "second one exits at once.\n  curl localhost:8080/v1/recommend \\-d '{");
     text = help(0, "--man state");
     CHECK(strncmp(text, ".TH \"HSTU-STATE\" 1 ", 19) == 0);
     CHECK_CONTAINS(text, ".SH SYNOPSIS\nhstu state WHAT [options]\n.SH COMMANDS\n.TP\n"
@@ -118,7 +119,8 @@ TEST(help_completes_in_zsh_and_fish) {
                          "            '--json[Print one JSON object]' \\\n"
                          "            '--help[print help]' '*:file:_files' ;;\n");
     CHECK_CONTAINS(text, "            '--device[Device]:device:(auto cpu cuda)' \\\n");
-    CHECK_CONTAINS(text, "            '*--name[Name of a model, in the order of the paths]:value:'");
+    CHECK_CONTAINS(text,
+                   "            '*--name[Name of a model, in the order of the paths]:value:'");
     CHECK_CONTAINS(text, "\n                'check:check a state and count users and events'\n");
     CHECK_CONTAINS(text, "at most a quarter of the items]:value:'"); /* no half of a bracket */
     CHECK(strstr(text, "'Data:") == NULL);

@@ -48,20 +48,13 @@ TEST(serve_numbers_have_ends) {
         const char *name;
         long long min, max;
     } numbers[] = {
-        {"--erase-within", 1, 86400},
-        {"--port", 0, 65535},
-        {"--connections", 1, 1000000},
-        {"--connections-per-address", 1, 1000000},
-        {"--max-body", 1, 1024},
-        {"--max-buffered", 1, 1 << 20},
-        {"--deadline", 1, 600000},
-        {"--max-batch", 1, 4096},
-        {"--max-tokens", 1, 1 << 24},
-        {"--max-queue", 1, 1 << 20},
-        {"--max-queue-mib", 1, 1 << 20},
-        {"--kv-pages", 0, INT32_MAX},
-        {"--kv-host-pages", 0, INT32_MAX},
-        {"--drain-delay", 0, 3600},
+        {"--erase-within", 1, 86400},      {"--port", 0, 65535},
+        {"--connections", 1, 1000000},     {"--connections-per-address", 1, 1000000},
+        {"--max-body", 1, 1024},           {"--max-buffered", 1, 1 << 20},
+        {"--deadline", 1, 600000},         {"--max-batch", 1, 4096},
+        {"--max-tokens", 1, 1 << 24},      {"--max-queue", 1, 1 << 20},
+        {"--max-queue-mib", 1, 1 << 20},   {"--kv-pages", 0, INT32_MAX},
+        {"--kv-host-pages", 0, INT32_MAX}, {"--drain-delay", 0, 3600},
         {"--drain-timeout", 0, 3600},
     };
     char good[2][1024] = {"serve a --split x", "serve a --split x"}, wrong[2048] = "", want[128];
@@ -185,7 +178,8 @@ TEST(serve_answers_until_a_signal) {
 /* After the first signal it is not ready and goes on; the second one ends it at once. */
 TEST(serve_drains_and_ends_by_a_second_signal) {
     served s;
-    serve_start(&s, "run --name a --drain-delay 60 --access-log log --kv-dtype fp8 --kv-host-pages 4",
+    serve_start(&s,
+                "run --name a --drain-delay 60 --access-log log --kv-dtype fp8 --kv-host-pages 4",
                 "/dev/null");
     CHECK_CONTAINS(s.said, "model a: keys and values in 8 bits change results by up to ");
     CHECK_CONTAINS(s.said, "model a: 4 KV pages of ");
@@ -212,8 +206,11 @@ TEST(serve_takes_what_build_makes) {
     free(text);
     text = shell(0, "./hstu build run --out e --json");
     static const char *const keys[] = {
-        "\"engine\":\"e\",\"step\":5,\"dtype\":\"float32\",\"items\":60,", "\"tables\":0,",
-        "\"weight_error\":0,", "\"score_error\":0,\"top_10_kept\":1,", "\"run_open_s\":0.",
+        "\"engine\":\"e\",\"step\":5,\"dtype\":\"float32\",\"items\":60,",
+        "\"tables\":0,",
+        "\"weight_error\":0,",
+        "\"score_error\":0,\"top_10_kept\":1,",
+        "\"run_open_s\":0.",
         "\"engine_open_s\":0."};
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
         CHECK_CONTAINS(text, keys[i]);

@@ -352,7 +352,10 @@ TEST(several_files_folders_and_pipes) {
              0);
     CHECK_STR(get_file("out.csv"), PARTS_WANTED);
     /* The files of an archive, by their names. */
-    CHECK_EQ(run_shell(&out, "mv p/z=2/part-0.csv p/z=2/part-2.csv; tar cf p.tar p/part* p/z=2 p/README.md"), 0);
+    CHECK_EQ(
+        run_shell(&out,
+                  "mv p/z=2/part-0.csv p/z=2/part-2.csv; tar cf p.tar p/part* p/z=2 p/README.md"),
+        0);
     prep_ok("csv --input p.tar --out out --emit-csv out.csv");
     CHECK_STR(get_file("out.csv"), PARTS_WANTED);
     CHECK_EQ(run_shell(&out, "mv p/z=2/part-2.csv p/z=2/part-0.csv; tar cf p.tar p"), 0);

@@ -344,7 +344,8 @@ TEST(ids_of_every_type_are_read) {
          "\"\"00102030-4050-6070-8090-a0b0c0d0e0f0\"\"]"},
         {{.type = PARQUET_DOUBLE, .d = {3, 4.5, 5}},
          "row 2: item_id: 4.5 is not a whole number that can be an id"},
-        {{.type = PARQUET_DOUBLE, .d = {3, 4, 9007199254740994.}}, "row 3: item_id: 90071992547409"},
+        {{.type = PARQUET_DOUBLE, .d = {3, 4, 9007199254740994.}},
+         "row 3: item_id: 90071992547409"},
         {{.type = PARQUET_DOUBLE, .d = {NAN, 4, 5}}, "row 1: item_id: nan is not a whole number"},
         {{.type = PARQUET_BYTE_ARRAY, .t = {"a", "", "b"}}, "row 2: item_id: it is empty"},
         {{.type = PARQUET_BYTE_ARRAY, .t = {"a", "b", "c\xff"}},
@@ -370,23 +371,30 @@ TEST(times_of_every_type_are_read) {
         const char *options, *reads;
     } cases[] = {
         {{.type = PARQUET_INT64, .i = {1600000003, 2, 1600000001}}, "", "[1600000001, 1600000003]"},
-        {{.type = PARQUET_INT64, .i = {1600000003500, 2, 1600000001000}}, "--time-unit ms",
+        {{.type = PARQUET_INT64, .i = {1600000003500, 2, 1600000001000}},
+         "--time-unit ms",
          "[1600000001000, 1600000003500]"},
         {{.type = PARQUET_INT32, .converted = 6, .i = {18000, 5, -5}}, "", "[-432000, 1555200000]"},
-        {{.type = PARQUET_INT64, .converted = 9, .i = {1600000003000, 2000, 1000}}, "",
+        {{.type = PARQUET_INT64, .converted = 9, .i = {1600000003000, 2000, 1000}},
+         "",
          "[1, 1600000003]"},
-        {{.type = PARQUET_INT64, .converted = 10, .i = {1600000003000001, 1, 1000000}}, "",
+        {{.type = PARQUET_INT64, .converted = 10, .i = {1600000003000001, 1, 1000000}},
+         "",
          "[1000000, 1600000003000001]"},
-        {{.type = PARQUET_DOUBLE, .d = {1600000003.25, 2, 1600000001}}, "",
+        {{.type = PARQUET_DOUBLE, .d = {1600000003.25, 2, 1600000001}},
+         "",
          "[1600000001000, 1600000003250]"},
         {{.type = PARQUET_BYTE_ARRAY,
           .t = {"2020-09-13T12:26:43Z", "2020-09-13T12:26:43Z", "2020-09-13T12:26:41Z"}},
-         "", "[1600000001, 1600000003]"},
+         "",
+         "[1600000001, 1600000003]"},
         {{.type = PARQUET_DOUBLE, .d = {1600000003, 1e300, 1600000001}}, "", "!row 2: timestamp: "},
         {{.type = PARQUET_DOUBLE, .d = {1600000003, 5, NAN}}, "", "!row 3: timestamp: "},
-        {{.type = PARQUET_INT32, .converted = 6, .i = {18000, 1, INT32_MAX}}, "",
+        {{.type = PARQUET_INT32, .converted = 6, .i = {18000, 1, INT32_MAX}},
+         "",
          "!row 3: timestamp: "},
-        {{.type = PARQUET_INT64, .converted = 9, .i = {1, 1, 1}}, "--time-unit s",
+        {{.type = PARQUET_INT64, .converted = 9, .i = {1, 1, 1}},
+         "--time-unit s",
          "!column 'timestamp' has timestamps, which have their unit"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -435,8 +443,9 @@ TEST(parts_must_agree) {
     write_typed("in/b.parquet", &wide, &wide, &int_times);
     prep_ok("parquet --input in --out out");
     write_typed("in/b.parquet", &int_users, &text, &int_times);
-    refuses("in", "in/b.parquet: column 'item_id' has BYTE_ARRAY, but INT64 in in/a.parquet; the parts "
-               "of a data set must agree");
+    refuses("in",
+            "in/b.parquet: column 'item_id' has BYTE_ARRAY, but INT64 in in/a.parquet; the parts "
+            "of a data set must agree");
     prep_ok("parquet --input in --out out --string-ids");
     write_typed("in/b.parquet", &int_users, &int_items, &dates);
     refuses("in", "in/b.parquet: column 'timestamp' has dates, but INT64 in in/a.parquet");

@@ -118,7 +118,8 @@ TEST(side_files_that_do_not_fit) {
     check_bad("--users users.csv", 1, "users.csv:4: the line has 1 fields, but 2 are needed");
     put_file("users.csv", "sex,uid,age\nF,1,25\nM,2\n");
     check_bad("--users users.csv", 1, "users.csv:3: the line has 2 fields, but 3 are needed");
-    check_bad("--users users.csv --user-features age", 1, "the line has 2 fields, but 3 are needed");
+    check_bad("--users users.csv --user-features age", 1,
+              "the line has 2 fields, but 3 are needed");
     put_file("users.csv", "who,sex\n1,F\n");
     check_bad("--users users.csv", 1,
               "users.csv: there is no column of ids; the columns are who, sex; choose with "

@@ -104,6 +104,7 @@ TEST(bench_data_is_as_promised) {
     seq_file *s;
     CHECK_OK(bench_data_write(&c, sub_folder("data"), NULL, &stats));
     CHECK_OK(seq_file_open(&s, sub_folder("data"), NULL));
+    CHECK_CONTAINS(s->meta_json, "\"name\":\"generated\",\"seed\":\"");
     CHECK_EQ(s->n_users, 50);
     CHECK_EQ(s->n_items, stats.n_items);
     CHECK_EQ(s->n_events, stats.n_events);
