@@ -56,21 +56,27 @@ static status grow_hashed(map *m) {
     return OK;
 }
 
+status map_reserve(map *m, const uint64_t *keys, size_t n) {
+    size_t n_hashed = m->n_hashed;
+    if (n >= MAP_NONE - m->n) return fail(ERR_UNSUPPORTED, "more than 2^32 - 2 different ids");
+    TRY(MEM_RESERVE(&m->key, &m->key_capacity, m->n + n));
+    for (size_t i = 0; i < n; i++) {
+        n_hashed += keys[i] >= SMALL_KEYS;
+        if (keys[i] < SMALL_KEYS && keys[i] >= m->n_small) TRY(grow_small(m, keys[i]));
+    }
+    while (2 * n_hashed > m->n_slots)
+        TRY(grow_hashed(m));
+    return OK;
+}
+
 status map_put(map *m, uint64_t key, uint32_t *out) {
     uint32_t *entry = find_entry(m, key);
     if (entry != NULL && *entry != 0) {
         *out = *entry - 1;
         return OK;
     }
-    if (m->n >= MAP_NONE - 1) return fail(ERR_UNSUPPORTED, "more than 2^32 - 2 different ids");
-    TRY(MEM_RESERVE(&m->key, &m->key_capacity, (size_t)m->n + 1));
-    if (key < SMALL_KEYS && entry == NULL) {
-        TRY(grow_small(m, key));
-        entry = find_entry(m, key);
-    } else if (key >= SMALL_KEYS && 2 * (m->n_hashed + 1) > m->n_slots) {
-        TRY(grow_hashed(m));
-        entry = find_entry(m, key);
-    }
+    TRY(map_reserve(m, &key, 1));
+    entry = find_entry(m, key);
     m->n_hashed += key >= SMALL_KEYS;
     m->key[m->n] = key;
     *entry = m->n + 1;

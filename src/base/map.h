@@ -35,6 +35,9 @@ uint32_t map_find(const map *m, uint64_t key);
 /* *out = the number of a key, which is added where it is new. */
 status map_put(map *m, uint64_t key, uint32_t *out);
 
+/* Makes room: putting these keys, in any order, cannot fail. */
+status map_reserve(map *m, const uint64_t *keys, size_t n);
+
 /* Removes a key, whose number then belongs to the key that was added last: the caller moves what it
  * has for number n to the returned number.  MAP_NONE: the key is not there. */
 uint32_t map_remove(map *m, uint64_t key);

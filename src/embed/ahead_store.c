@@ -8,6 +8,7 @@
 #include <stdbool.h>
 #include <string.h>
 
+#include "base/map.h"
 #include "base/mem.h"
 #include "embed/store.h"
 
@@ -38,8 +39,9 @@ typedef struct ahead_store {
     int64_t *free;  /* (n_free) */
     int64_t *asked; /* (n_places) ring of places to be read */
     int64_t first_asked;
-    float *rows; /* (n_places, n_floats) */
-    key_map map; /* key -> place + 1 */
+    float *rows;       /* (n_places, n_floats) */
+    map held;          /* keys that have a place */
+    int64_t *place_of; /* (held.n) */
     /* of the thread */
     uint64_t keys[AT_ONCE], scores[AT_ONCE];
     uint32_t stamps[AT_ONCE];
@@ -48,15 +50,22 @@ typedef struct ahead_store {
 } ahead_store;
 
 static void drop(ahead_store *s, int64_t place) {
-    key_map_erase(&s->map, s->entries[place].key);
+    uint32_t number = map_remove(&s->held, s->entries[place].key);
+    s->place_of[number] = s->place_of[s->held.n];
     s->entries[place].state = ENTRY_FREE;
     s->free[s->n_free++] = place;
 }
 
+/* -1: it was not asked for. */
+static int64_t place_of_key(const ahead_store *s, uint64_t key) {
+    uint32_t number = map_find(&s->held, key);
+    return number != MAP_NONE ? s->place_of[number] : -1;
+}
+
 static void forget_key(ahead_store *s, uint64_t key) {
-    const key_entry *e = key_map_find(&s->map, key);
+    int64_t place = place_of_key(s, key);
     /* A key that is not yet read will be read with its content at that time. */
-    if (e != NULL && s->entries[e->at - 1].state == ENTRY_READ) drop(s, (int64_t)e->at - 1);
+    if (place >= 0 && s->entries[place].state == ENTRY_READ) drop(s, place);
 }
 
 static void drop_old(ahead_store *s) {
@@ -110,11 +119,10 @@ static void *read_ahead(void *ctx) {
 }
 
 static status ask_key(ahead_store *s, uint64_t key) {
-    if (key_map_find(&s->map, key) != NULL || s->n_free == 0) return OK;
-    int64_t place = s->free[s->n_free - 1];
-    key_entry known = {.key = key, .at = (uint64_t)place + 1};
-    TRY(key_map_put(&s->map, &known, NULL));
-    s->n_free--;
+    uint32_t number;
+    if (place_of_key(s, key) >= 0 || s->n_free == 0) return OK;
+    TRY(map_put(&s->held, key, &number));
+    int64_t place = s->place_of[number] = s->free[--s->n_free];
     s->entries[place] = (entry){.key = key, .state = ENTRY_ASKED, .ask = s->n_asks};
     s->asked[(s->first_asked + s->n_asked++) % s->n_places] = place;
     return OK;
@@ -138,12 +146,10 @@ static status ahead_ask(embed_store *base, int64_t n, const uint64_t *keys) {
 static bool take(ahead_store *s, uint64_t key, int64_t i, uint8_t *is_found, uint64_t *scores,
                  uint32_t *stamps, float *rows) {
     size_t row = (size_t)s->base.n_floats;
-    const key_entry *known;
-    while ((known = key_map_find(&s->map, key)) != NULL &&
-           s->entries[known->at - 1].state == ENTRY_ASKED)
+    int64_t place;
+    while ((place = place_of_key(s, key)) >= 0 && s->entries[place].state == ENTRY_ASKED)
         pthread_cond_wait(&s->changed, &s->lock);
-    if (known == NULL) return false;
-    int64_t place = (int64_t)known->at - 1;
+    if (place < 0) return false;
     const entry *e = &s->entries[place];
     is_found[i] = e->is_found;
     if (e->is_found) {
@@ -176,7 +182,7 @@ static status ahead_get(embed_store *base, int64_t n, const uint64_t *keys, uint
         st = failure_restore(&s->trouble);
         s->trouble.code = OK;
     }
-    if (st == OK && s->map.n == 0)
+    if (st == OK && s->held.n == 0)
         st = s->below->get(s->below, n, keys, is_found, scores, stamps, rows);
     else if (st == OK)
         st = get_rest(s, n, keys, is_found, scores, stamps, rows);
@@ -239,7 +245,8 @@ static void ahead_destroy(embed_store *base) {
     if (s->has_thread) pthread_join(s->thread, NULL);
     pthread_mutex_destroy(&s->lock);
     pthread_cond_destroy(&s->changed);
-    key_map_fini(&s->map);
+    map_fini(&s->held);
+    mem_free(s->place_of);
     mem_free(s->entries);
     mem_free(s->free);
     mem_free(s->asked);
@@ -250,7 +257,7 @@ static void ahead_destroy(embed_store *base) {
 
 static status make_places(ahead_store *s, int64_t max_rows) {
     size_t n = (size_t)max_rows, row = (size_t)s->base.n_floats;
-    TRY(key_map_init(&s->map));
+    TRY(MEM_NEW(&s->place_of, n));
     TRY(MEM_NEW(&s->entries, n));
     TRY(MEM_NEW(&s->free, n));
     TRY(MEM_NEW(&s->asked, n));

@@ -5,8 +5,8 @@
  * crash left half-written never counts. A flush appends a mark, which says that everything before
  * it is on disk: a torn record before a mark is damage, not a crash, and the log is refused, so
  * that flushed rows are never dropped silently.  When most of the log is replaced rows, the live
- * rows are written to a new log, which is renamed over the old one.  A row costs 32 bytes of
- * memory. */
+ * rows are written to a new log, which is renamed over the old one.  A row costs about
+ * 50 bytes of memory. */
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -18,9 +18,9 @@
 
 #include "base/file.h"
 #include "base/hash.h"
+#include "base/map.h"
 #include "base/mem.h"
 #include "embed/store.h"
-#include "ops/table.h"
 
 enum { PATH_BYTES = 4096, EACH_ROWS = 1024, KEPT_GARBAGE = 1 << 22 };
 
@@ -40,6 +40,13 @@ typedef struct record {
     uint32_t head_crc; /* of what is above */
 } record;
 
+/* The newest row of a key. */
+typedef struct live_row {
+    uint64_t at; /* its offset in the log */
+    uint64_t score;
+    uint32_t stamp;
+} live_row;
+
 typedef struct log_store {
     embed_store base; /* first: a store is a log_store */
     char path[PATH_BYTES];
@@ -48,7 +55,9 @@ typedef struct log_store {
     uint64_t marked;     /* everything before this offset is before a mark, or is the mark */
     uint64_t live_bytes; /* of rows that count */
     uint64_t compact_at; /* no compaction before the log is this long: the last attempt failed */
-    key_map map;
+    map keys;
+    live_row *live; /* (keys.n) */
+    size_t live_capacity;
     unsigned char *buffer; /* one record */
     size_t buffer_capacity;
 } log_store;
@@ -97,18 +106,27 @@ static record make_record(record_kind kind, size_t n, const void *payload, size_
     return r;
 }
 
+/* Room for keys in the map: learning their rows cannot fail. */
+static status reserve_keys(log_store *s, const uint64_t *keys, size_t n) {
+    TRY(map_reserve(&s->keys, keys, n));
+    return MEM_RESERVE(&s->live, &s->live_capacity, s->keys.n + n);
+}
+
 /* Stores in the map where the rows of a record are; its payload begins at `at`. */
 static status learn_rows(log_store *s, size_t n, const unsigned char *payload, uint64_t at) {
     size_t row = (size_t)s->base.n_floats * sizeof(float);
     const unsigned char *scores = payload + 8 * n, *stamps = payload + n * (16 + row);
     for (size_t i = 0; i < n; i++) {
-        key_entry e = {.at = at + 16 * n + i * row};
-        bool was_there;
-        memcpy(&e.key, payload + 8 * i, 8);
-        memcpy(&e.score, scores + 8 * i, 8);
-        memcpy(&e.stamp, stamps + 4 * i, 4);
-        TRY(key_map_put(&s->map, &e, &was_there));
-        if (!was_there) s->live_bytes += rows_bytes(s, 1);
+        live_row r = {.at = at + 16 * n + i * row};
+        uint64_t key;
+        uint32_t number, n_before = s->keys.n;
+        memcpy(&key, payload + 8 * i, 8);
+        memcpy(&r.score, scores + 8 * i, 8);
+        memcpy(&r.stamp, stamps + 4 * i, 4);
+        TRY(reserve_keys(s, &key, 1));
+        TRY(map_put(&s->keys, key, &number));
+        s->live[number] = r;
+        if (s->keys.n > n_before) s->live_bytes += rows_bytes(s, 1);
     }
     return OK;
 }
@@ -117,7 +135,10 @@ static void learn_erased(log_store *s, size_t n, const unsigned char *payload) {
     for (size_t i = 0; i < n; i++) {
         uint64_t key;
         memcpy(&key, payload + 8 * i, 8);
-        if (key_map_erase(&s->map, key)) s->live_bytes -= rows_bytes(s, 1);
+        uint32_t number = map_remove(&s->keys, key);
+        if (number == MAP_NONE) continue;
+        s->live[number] = s->live[s->keys.n];
+        s->live_bytes -= rows_bytes(s, 1);
     }
 }
 
@@ -128,7 +149,7 @@ static status append_rows(log_store *s, const embed_rows *rows) {
     size_t n = (size_t)rows->n, row = (size_t)s->base.n_floats * sizeof(float);
     size_t bytes = rows_bytes(s, n);
     TRY(room(s, sizeof(record) + bytes));
-    TRY(key_map_reserve(&s->map, n));
+    TRY(reserve_keys(s, rows->keys, n));
     unsigned char *payload = s->buffer + sizeof(record);
     memcpy(payload, rows->keys, 8 * n);
     memcpy(payload + 8 * n, rows->scores, 8 * n);
@@ -247,12 +268,12 @@ static status log_get(embed_store *base, int64_t n, const uint64_t *keys, uint8_
     log_store *s = (log_store *)base;
     size_t row = (size_t)base->n_floats;
     for (int64_t i = 0; i < n; i++) {
-        const key_entry *e = key_map_find(&s->map, keys[i]);
-        is_found[i] = e != NULL;
-        if (e == NULL) continue;
-        scores[i] = e->score;
-        stamps[i] = e->stamp;
-        TRY(read_at(s, rows + (size_t)i * row, row * sizeof(float), e->at));
+        uint32_t number = map_find(&s->keys, keys[i]);
+        is_found[i] = number != MAP_NONE;
+        if (!is_found[i]) continue;
+        scores[i] = s->live[number].score;
+        stamps[i] = s->live[number].stamp;
+        TRY(read_at(s, rows + (size_t)i * row, row * sizeof(float), s->live[number].at));
     }
     return OK;
 }
@@ -260,25 +281,21 @@ static status log_get(embed_store *base, int64_t n, const uint64_t *keys, uint8_
 static status log_each(embed_store *base, embed_visit visit, void *ctx) {
     log_store *s = (log_store *)base;
     size_t row = (size_t)base->n_floats;
-    uint64_t keys[EACH_ROWS], scores[EACH_ROWS];
+    uint64_t scores[EACH_ROWS];
     uint32_t stamps[EACH_ROWS];
     float *rows;
-    int64_t n = 0;
     TRY(mem_alloc_raw((void **)&rows, EACH_ROWS * row, sizeof *rows));
     status st = OK;
-    for (uint64_t i = 0; st == OK && i <= s->map.mask; i++) {
-        const key_entry *e = &s->map.entries[i];
-        if (e->at != 0) {
-            keys[n] = e->key;
-            scores[n] = e->score;
-            stamps[n] = e->stamp;
-            st = read_at(s, rows + (size_t)n++ * row, row * sizeof(float), e->at);
+    for (uint32_t first = 0, n; st == OK && first < s->keys.n; first += n) {
+        n = s->keys.n - first < EACH_ROWS ? s->keys.n - first : EACH_ROWS;
+        for (uint32_t i = 0; st == OK && i < n; i++) {
+            const live_row *r = &s->live[first + i];
+            scores[i] = r->score;
+            stamps[i] = r->stamp;
+            st = read_at(s, rows + i * row, row * sizeof(float), r->at);
         }
-        if (st == OK && n > 0 && (n == EACH_ROWS || i == s->map.mask)) {
-            embed_rows piece = {n, keys, scores, stamps, rows, base->n_floats};
-            st = visit(ctx, &piece);
-            n = 0;
-        }
+        embed_rows piece = {n, s->keys.key + first, scores, stamps, rows, base->n_floats};
+        if (st == OK) st = visit(ctx, &piece);
     }
     mem_free(rows);
     return st;
@@ -297,6 +314,15 @@ static status copy_piece(void *ctx, const embed_rows *rows) {
     return append_rows(ctx, rows);
 }
 
+static void log_destroy(embed_store *base) {
+    log_store *s = (log_store *)base;
+    if (s->file >= 0) close(s->file);
+    map_fini(&s->keys);
+    mem_free(s->live);
+    mem_free(s->buffer);
+    mem_free(s);
+}
+
 /* Writes the live rows to a second log and, when it is complete, renames it over this one: durably,
  * before anything is appended to it. */
 static status compact(log_store *s) {
@@ -305,9 +331,9 @@ static status compact(log_store *s) {
     fresh->base = s->base;
     fresh->file = -1;
     log_head head = make_head(s->base.n_floats);
-    status st = key_map_init(&fresh->map);
+    status st = OK;
     int n = snprintf(fresh->path, sizeof fresh->path, "%s.new", s->path);
-    if (st == OK && (size_t)n >= sizeof fresh->path) st = fail(ERR_USAGE, "%s: too long", s->path);
+    if ((size_t)n >= sizeof fresh->path) st = fail(ERR_USAGE, "%s: too long", s->path);
     if (st == OK && unlink(fresh->path) != 0 && errno != ENOENT)
         st = fail_errno("%s: cannot be removed", fresh->path);
     if (st == OK) st = open_file(fresh);
@@ -315,24 +341,15 @@ static status compact(log_store *s) {
     if (st == OK) st = log_each(&s->base, copy_piece, fresh);
     if (st == OK) st = log_flush(&fresh->base);
     if (st == OK && rename(fresh->path, s->path) != 0) st = fail_errno("%s: rename", s->path);
-    log_store *gone = fresh;
     if (st != OK && fresh->file >= 0) (void)unlink(fresh->path);
-    if (st == OK) { /* Moves the contents of the fresh store into s, and closes the old ones. */
-        int file = s->file;
-        key_map map = s->map;
-        s->file = fresh->file;
-        s->map = fresh->map;
-        s->end = fresh->end;
-        s->live_bytes = fresh->live_bytes;
-        s->marked = fresh->marked;
-        gone->file = file;
-        gone->map = map;
+    if (st == OK) { /* The two change places; the fresh log has the old one's path now. */
+        log_store old = *s;
+        *s = *fresh;
+        memcpy(s->path, old.path, sizeof s->path);
+        *fresh = old;
         folder_sync_of(s->path);
     }
-    if (gone->file >= 0) close(gone->file);
-    key_map_fini(&gone->map);
-    mem_free(gone->buffer);
-    mem_free(gone);
+    log_destroy(&fresh->base);
     return st;
 }
 
@@ -358,7 +375,7 @@ static status log_erase(embed_store *base, int64_t n, const uint64_t *keys) {
     TRY(room(s, sizeof(record) + 8 * (size_t)n));
     unsigned char *payload = s->buffer + sizeof(record);
     for (int64_t i = 0; i < n; i++)
-        if (key_map_find(&s->map, keys[i]) != NULL) memcpy(payload + 8 * n_there++, &keys[i], 8);
+        if (map_find(&s->keys, keys[i]) != MAP_NONE) memcpy(payload + 8 * n_there++, &keys[i], 8);
     if (n_there == 0) return OK;
     record r = make_record(RECORD_ERASE, n_there, payload, 8 * n_there);
     memcpy(s->buffer, &r, sizeof r);
@@ -370,26 +387,11 @@ static status log_erase(embed_store *base, int64_t n, const uint64_t *keys) {
 
 static status log_clear(embed_store *base) {
     log_store *s = (log_store *)base;
-    key_map empty;
-    TRY(key_map_init(&empty));
-    if (ftruncate(s->file, sizeof(log_head)) != 0) {
-        status st = fail_errno("%s: cannot be cut", s->path);
-        key_map_fini(&empty);
-        return st;
-    }
+    if (ftruncate(s->file, sizeof(log_head)) != 0) return fail_errno("%s: cannot be cut", s->path);
     s->end = sizeof(log_head);
     s->marked = s->live_bytes = s->compact_at = 0;
-    key_map_fini(&s->map);
-    s->map = empty;
+    map_fini(&s->keys);
     return OK;
-}
-
-static void log_destroy(embed_store *base) {
-    log_store *s = (log_store *)base;
-    if (s->file >= 0) close(s->file);
-    key_map_fini(&s->map);
-    mem_free(s->buffer);
-    mem_free(s);
 }
 
 status embed_store_open_log(embed_store **out, const char *folder, int32_t n_floats) {
@@ -408,7 +410,6 @@ status embed_store_open_log(embed_store **out, const char *folder, int32_t n_flo
                             .destroy = log_destroy};
     s->file = -1;
     status st = path_join(s->path, sizeof s->path, folder, "rows.log");
-    if (st == OK) st = key_map_init(&s->map);
     if (st == OK) st = open_file(s);
     if (st == OK) st = learn_log(s);
     if (st == OK) folder_sync_of(s->path);
@@ -422,71 +423,4 @@ status embed_store_open_log(embed_store **out, const char *folder, int32_t n_flo
 
 void embed_store_destroy(embed_store *s) {
     if (s != NULL) s->destroy(s);
-}
-
-enum { FIRST_SIZE = 1024 };
-
-status key_map_init(key_map *m) {
-    *m = (key_map){.mask = FIRST_SIZE - 1};
-    return MEM_NEW(&m->entries, FIRST_SIZE);
-}
-
-void key_map_fini(key_map *m) {
-    mem_free(m->entries);
-    *m = (key_map){0};
-}
-
-/* The entry of the key, or the empty entry where it would be. */
-static key_entry *seek(const key_map *m, uint64_t key) {
-    uint64_t i = table_hash(key) & m->mask;
-    while (m->entries[i].at != 0 && m->entries[i].key != key)
-        i = (i + 1) & m->mask;
-    return &m->entries[i];
-}
-
-const key_entry *key_map_find(const key_map *m, uint64_t key) {
-    const key_entry *e = seek(m, key);
-    return e->at != 0 ? e : NULL;
-}
-
-static status grow(key_map *m) {
-    key_map larger = {.mask = m->mask * 2 + 1, .n = m->n};
-    TRY(MEM_NEW(&larger.entries, (size_t)(larger.mask + 1)));
-    for (uint64_t i = 0; i <= m->mask; i++)
-        if (m->entries[i].at != 0) *seek(&larger, m->entries[i].key) = m->entries[i];
-    mem_free(m->entries);
-    *m = larger;
-    return OK;
-}
-
-status key_map_reserve(key_map *m, uint64_t n) {
-    while ((m->n + n) * 4 > m->mask * 3)
-        TRY(grow(m));
-    return OK;
-}
-
-status key_map_put(key_map *m, const key_entry *entry, bool *was_there) {
-    TRY(key_map_reserve(m, 1));
-    key_entry *e = seek(m, entry->key);
-    if (was_there != NULL) *was_there = e->at != 0;
-    m->n += e->at == 0;
-    *e = *entry;
-    return OK;
-}
-
-/* Moves later entries into the hole, unless the hole is before the place where their search
- * begins. */
-bool key_map_erase(key_map *m, uint64_t key) {
-    key_entry *e = seek(m, key);
-    if (e->at == 0) return false;
-    uint64_t hole = (uint64_t)(e - m->entries);
-    for (uint64_t i = (hole + 1) & m->mask; m->entries[i].at != 0; i = (i + 1) & m->mask) {
-        uint64_t home = table_hash(m->entries[i].key) & m->mask;
-        if (((i - home) & m->mask) < ((i - hole) & m->mask)) continue;
-        m->entries[hole] = m->entries[i];
-        hole = i;
-    }
-    m->entries[hole].at = 0;
-    m->n--;
-    return true;
 }

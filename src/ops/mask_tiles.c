@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-#include "base/hash.h"
+#include "base/map.h"
 #include "base/mem.h"
 
 enum { TILE_WORDS = MASK_TILE };
@@ -10,45 +10,18 @@ enum { TILE_WORDS = MASK_TILE };
 /* Tiles while they are made. */
 typedef struct maker {
     mask_tiles *p;
-    size_t tiles_room, bits_room;
-    int32_t *slots; /* (n_slots), a power of two: bitmap + 1, or 0; at most half are used */
-    size_t n_slots;
+    size_t tiles_room;
+    text_map bitmaps;
     uint64_t *words; /* (MASK_TILE, n_tiles): the rows of a row of tiles */
 } maker;
 
-static size_t slot_of(const maker *k, const uint64_t *bits) {
-    size_t at = (size_t)hash64(bits, sizeof *bits * TILE_WORDS, 0) & (k->n_slots - 1);
-    while (k->slots[at] != 0 && memcmp(k->p->bits + (size_t)(k->slots[at] - 1) * TILE_WORDS, bits,
-                                       sizeof *bits * TILE_WORDS) != 0)
-        at = (at + 1) & (k->n_slots - 1);
-    return at;
-}
-
-static status grow_slots(maker *k) {
-    size_t n_slots = k->n_slots == 0 ? 64 : 2 * k->n_slots;
-    int32_t *slots;
-    TRY(MEM_NEW(&slots, n_slots));
-    mem_free(k->slots);
-    k->slots = slots;
-    k->n_slots = n_slots;
-    for (int32_t b = 0; b < k->p->n_bits; b++)
-        k->slots[slot_of(k, k->p->bits + (size_t)b * TILE_WORDS)] = b + 1;
-    return OK;
-}
-
 /* The number of this bitmap, which is added if it is new. */
 static status find_bits(maker *k, const uint64_t *bits, int32_t *out) {
-    mask_tiles *p = k->p;
-    if ((size_t)p->n_bits * 2 >= k->n_slots) TRY(grow_slots(k));
-    size_t slot = slot_of(k, bits);
-    if (k->slots[slot] == 0) {
-        if (p->n_bits == INT32_MAX)
-            return fail(ERR_UNSUPPORTED, "mask: more than 2^31 partial tiles");
-        TRY(MEM_RESERVE(&p->bits, &k->bits_room, ((size_t)p->n_bits + 1) * TILE_WORDS));
-        memcpy(p->bits + (size_t)p->n_bits * TILE_WORDS, bits, sizeof *bits * TILE_WORDS);
-        k->slots[slot] = ++p->n_bits;
-    }
-    *out = k->slots[slot] - 1;
+    size_t n_bytes = sizeof *bits * TILE_WORDS;
+    if (k->bitmaps.n == INT32_MAX)
+        return fail(ERR_UNSUPPORTED, "mask: more than 2^31 partial tiles");
+    TRY(text_map_reserve(&k->bitmaps, 1, n_bytes));
+    *out = (int32_t)text_map_put(&k->bitmaps, (const char *)bits, n_bytes);
     return OK;
 }
 
@@ -119,7 +92,10 @@ status mask_tiles_create(mask_tiles **out, const mask *m, int64_t sequence, int6
     k.p->n = (int32_t)n;
     k.p->n_tiles = (int32_t)((n + MASK_TILE - 1) / MASK_TILE);
     status st = make_tiles(&k, m, sequence);
-    mem_free(k.slots);
+    k.p->n_bits = (int32_t)k.bitmaps.n;
+    k.p->bits = (uint64_t *)(void *)k.bitmaps.bytes.data; /* the tiles own them from here on */
+    k.bitmaps.bytes = (buf){0};
+    text_map_fini(&k.bitmaps);
     mem_free(k.words);
     if (st == OK)
         *out = k.p;

@@ -79,6 +79,26 @@ static status fill(void *ctx) {
     return st;
 }
 
+/* What was reserved is put without an allocation, small keys and large ones. */
+TEST(map_puts_reserved_keys_without_memory) {
+    enum { N = 100 };
+    map m = {0};
+    uint64_t keys[N];
+    uint32_t number;
+    for (uint32_t i = 0; i < N; i++)
+        keys[i] = key_of(i * 50);
+    CHECK_OK(map_put(&m, UINT64_MAX - 7, &number));
+    CHECK_OK(map_reserve(&m, keys, N));
+    const uint64_t *key = m.key;
+    const uint32_t *slot = m.slot, *small = m.small;
+    for (uint32_t i = 0; i < N; i++) {
+        CHECK_OK(map_put(&m, keys[N - 1 - i], &number));
+        CHECK_EQ(number, i + 1);
+    }
+    CHECK(m.key == key && m.slot == slot && m.small == small);
+    map_fini(&m);
+}
+
 TEST(map_out_of_memory) {
     CHECK(oom_at_each_allocation(fill, NULL) > 3);
 }

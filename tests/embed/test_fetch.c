@@ -4,6 +4,7 @@
  * The map holds the row that each live key must have.  Rows that leave must be those of the map,
  * and are taken out of it; keys that are rejected must not be in it.  HSTU_TEST_LONG=1 makes a
  * hundred times as many calls. */
+#include "base/map.h"
 #include "base/mem.h"
 #include "device.h"
 #include "embed/store.h"
@@ -24,7 +25,7 @@ typedef struct world {
     uint64_t random;
     int n_universe;
     uint64_t keys[MAX_UNIVERSE];
-    key_map index; /* key -> place in the arrays, plus one */
+    map index; /* numbers keys by their place in the arrays */
     bool is_live[MAX_UNIVERSE];
     float row[MAX_UNIVERSE][MAX_FLOATS];
     uint64_t score[MAX_UNIVERSE];
@@ -37,9 +38,9 @@ typedef struct world {
 } world;
 
 static int place_of(const world *w, uint64_t key) {
-    const key_entry *e = key_map_find(&w->index, key);
-    CHECK(e != NULL);
-    return (int)e->at - 1;
+    uint32_t place = map_find(&w->index, key);
+    CHECK(place != MAP_NONE);
+    return (int)place;
 }
 
 static int n_live(const world *w) {
@@ -66,8 +67,12 @@ static void check_victim(const world *w, int gone) {
     }
 }
 
+typedef struct scored_key {
+    uint64_t key, score;
+} scored_key;
+
 static int by_score(const void *a, const void *b) {
-    const key_entry *x = a, *y = b;
+    const scored_key *x = a, *y = b;
     if (x->score != y->score) return x->score < y->score ? -1 : 1;
     return x->key < y->key ? -1 : x->key > y->key;
 }
@@ -75,14 +80,14 @@ static int by_score(const void *a, const void *b) {
 /* Keys that left since the last call; none of them is in the batch.  Only evicted ones can be
  * there: erased and expired keys are dead in the map already. */
 static void take_left(world *w) {
-    static key_entry sorted[MAX_UNIVERSE];
+    static scored_key sorted[MAX_UNIVERSE];
     uint64_t *keys;
     int64_t n, n_evicted = 0;
     CHECK_OK(embed_left_since(w->t, 0, &keys, &n));
     embed_forget_left(w->t, INT64_MAX);
     for (int64_t i = 0; i < n; i++) {
         int at = place_of(w, keys[i]);
-        if (w->is_live[at]) sorted[n_evicted++] = (key_entry){keys[i], w->score[at], 0, 0};
+        if (w->is_live[at]) sorted[n_evicted++] = (scored_key){keys[i], w->score[at]};
     }
     mem_free(keys);
     qsort(sorted, (size_t)n_evicted, sizeof *sorted, by_score);
@@ -118,11 +123,10 @@ static void world_init(world *w, const embed_config *c, int n_universe, bool has
     w->c.max_batch = MAX_BATCH;
     w->c.tracks_left = true;
     CHECK_OK(embed_create(&w->t, w->be, &w->c));
-    CHECK_OK(key_map_init(&w->index));
     for (int i = 0; i < n_universe; i++) {
         w->keys[i] = i < 6 ? ends[i] : (uint64_t)i * 0x9e3779b97f4a7c15ull;
-        key_entry e = {.key = w->keys[i], .at = (uint64_t)i + 1};
-        CHECK_OK(key_map_put(&w->index, &e, NULL));
+        uint32_t place;
+        CHECK_OK(map_put(&w->index, w->keys[i], &place));
     }
 }
 
@@ -130,7 +134,7 @@ static void world_fini(world *w) {
     embed_destroy(w->t);
     embed_store_destroy(w->ahead);
     embed_store_destroy(w->store);
-    key_map_fini(&w->index);
+    map_fini(&w->index);
     test_real_backend_end(w->be);
 }
 
