@@ -131,9 +131,9 @@ static inline double difference(const st_tensor *a, const st_tensor *b) {
 static inline double differ(const char *run_a, const char *run_b, const char *name) {
     st_file *a = open_last(run_a, name), *b = open_last(run_b, name);
     double most = 0;
-    CHECK_EQ(st_n_tensors(a), st_n_tensors(b));
-    for (size_t i = 0; i < st_n_tensors(a); i++) {
-        const st_tensor *t = st_tensor_at(a, i), *other = st_find(b, t->name);
+    CHECK_EQ(a->n_tensors, b->n_tensors);
+    for (size_t i = 0; i < a->n_tensors; i++) {
+        const st_tensor *t = &a->tensors[i], *other = st_find(b, t->name);
         CHECK(other != NULL);
         most = fmax(most, difference(t, other));
     }

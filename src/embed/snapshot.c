@@ -103,11 +103,11 @@ static int64_t rows_of_file(const writer *w, int file) {
 static status describe_rows(const writer *w, int file, buf *header, uint64_t *bytes) {
     int64_t dim = w->t->config.dim, n_state = w->t->n_floats - dim, n = rows_of_file(w, file);
     const st_tensor tensors[] = {
-        {"keys", ST_I64, 1, {n}, n, NULL},
-        {"scores", ST_I64, 1, {n}, n, NULL},
-        {"values", ST_F32, 2, {n, dim}, n * dim, NULL},
-        {"state", ST_F32, 2, {n, n_state}, n * n_state, NULL},
-        {"stamps", ST_I32, 1, {n}, n, NULL},
+        {"keys", ST_I64, 1, {n}, n, .data = NULL},
+        {"scores", ST_I64, 1, {n}, n, .data = NULL},
+        {"values", ST_F32, 2, {n, dim}, n * dim, .data = NULL},
+        {"state", ST_F32, 2, {n, n_state}, n * n_state, .data = NULL},
+        {"stamps", ST_I32, 1, {n}, n, .data = NULL},
     };
     TRY(st_header(header, tensors, sizeof tensors / sizeof *tensors, NULL, 0));
     *bytes = header->n_bytes + (uint64_t)n * (20 + 4 * (uint64_t)w->t->n_floats);
@@ -311,7 +311,7 @@ static status write_table_rows(writer *w, int64_t since) {
 }
 
 static status write_gone(const embed_totals *all, writer *w, int64_t since) {
-    const st_tensor tensor = {"keys", ST_I64, 1, {all->n_gone}, all->n_gone, all->gone};
+    const st_tensor tensor = {"keys", ST_I64, 1, {all->n_gone}, all->n_gone, .data = all->gone};
     return since == 0 ? OK : write_tensors(w, "gone.safetensors", &tensor, 1);
 }
 
@@ -322,8 +322,8 @@ static status write_seen(const embed_totals *all, writer *w) {
                                   3,
                                   {n, SKETCH_ROWS, width},
                                   n * SKETCH_ROWS * width,
-                                  all->seen.counter},
-                                 {"uses", ST_I64, 1, {n}, n, all->seen.n_seen}};
+                                  .data = all->seen.counter},
+                                 {"uses", ST_I64, 1, {n}, n, .data = all->seen.n_seen}};
     return n == 0 ? OK : write_tensors(w, "seen.safetensors", tensors, 2);
 }
 

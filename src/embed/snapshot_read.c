@@ -206,8 +206,7 @@ static status fits(const row_file *f, const st_tensor *t, int64_t width) {
     bool is_right = t->n_dims == (width < 0 ? 1 : 2) && t->shape[0] == f->n &&
                     (width < 0 || t->shape[1] == width);
     if (is_right) return OK;
-    return fail(ERR_FORMAT, "%s: the shape of %s does not fit the others", st_path(f->file),
-                t->name);
+    return fail(ERR_FORMAT, "%s: the shape of %s does not fit the others", f->file->path, t->name);
 }
 
 static status row_file_check(row_file *f, const snapshot_info *info) {

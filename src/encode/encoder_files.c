@@ -58,8 +58,8 @@ static status add_file(encoder_files *f, const char *name, st_file **out) {
 static status open_single(encoder_files *f) {
     st_file *file;
     TRY(add_file(f, "model.safetensors", &file));
-    for (size_t i = 0; i < st_n_tensors(file); i++)
-        TRY(add_tensor(f, st_tensor_at(file, i)));
+    for (size_t i = 0; i < file->n_tensors; i++)
+        TRY(add_tensor(f, &file->tensors[i]));
     return OK;
 }
 
@@ -101,7 +101,7 @@ status encoder_index_parse(const char *path, const char *text, size_t n, encoder
 static status find_shard(encoder_files *f, const char *name, st_file **out) {
     size_t n = strlen(name);
     for (size_t i = f->n_files; i-- > 0;) {
-        const char *path = st_path(f->file[i]);
+        const char *path = f->file[i]->path;
         size_t n_path = strlen(path);
         if (n_path > n && path[n_path - n - 1] == '/' && strcmp(path + n_path - n, name) == 0) {
             *out = f->file[i];
@@ -117,8 +117,8 @@ static status add_mapped(void *ctx, const char *tensor, const char *name) {
     TRY(find_shard(f, name, &file));
     const st_tensor *t = st_find(file, tensor);
     if (t == NULL)
-        return fail(ERR_FORMAT, "%s: has no tensor %.100s, which the index says it has",
-                    st_path(file), tensor);
+        return fail(ERR_FORMAT, "%s: has no tensor %.100s, which the index says it has", file->path,
+                    tensor);
     return add_tensor(f, t);
 }
 

@@ -11,16 +11,6 @@
 
 enum { MAX_HEADER_BYTES = 100 << 20 };
 
-struct st_file {
-    char path[4096];
-    file_map map;
-    arena memory;              /* names and metadata */
-    st_tensor *tensors;        /* (n_tensors), by offset */
-    const st_tensor **by_name; /* (n_tensors), sorted by name */
-    size_t n_tensors;
-    const json_value *metadata; /* or NULL */
-};
-
 static const struct {
     const char *name;
     size_t bytes;
@@ -92,10 +82,6 @@ static int compare_places(const void *a, const void *b) {
     return (x->n > y->n) - (x->n < y->n); /* an empty tensor comes before the one it touches */
 }
 
-static int compare_names(const void *a, const void *b) {
-    return strcmp((*(const st_tensor *const *)a)->name, (*(const st_tensor *const *)b)->name);
-}
-
 /* Every byte of the data belongs to exactly one tensor. */
 static status check_cover(const st_file *f, size_t data_at) {
     const unsigned char *end = f->map.bytes + data_at;
@@ -116,7 +102,6 @@ static status parse_header(st_file *f, const json_value *root, size_t data_at) {
     if (root->type != JSON_OBJECT)
         return fail(ERR_FORMAT, "%s: the header is not a JSON object", f->path);
     TRY(MEM_NEW(&f->tensors, root->n_children));
-    TRY(MEM_NEW(&f->by_name, root->n_children));
     for (const json_value *entry = root->first; entry != NULL; entry = entry->next) {
         if (strcmp(entry->key, "__metadata__") == 0)
             f->metadata = entry;
@@ -124,16 +109,12 @@ static status parse_header(st_file *f, const json_value *root, size_t data_at) {
             TRY(parse_tensor(f, entry, data_at, &f->tensors[f->n_tensors++]));
     }
     if (f->n_tensors > 0) qsort(f->tensors, f->n_tensors, sizeof *f->tensors, compare_places);
-    for (size_t i = 0; i < f->n_tensors; i++)
-        f->by_name[i] = &f->tensors[i];
-    if (f->n_tensors > 0) qsort(f->by_name, f->n_tensors, sizeof *f->by_name, compare_names);
     return check_cover(f, data_at);
 }
 
 static status read_file(st_file *f) {
     uint64_t n;
     const json_value *root;
-    TRY(file_map_open(&f->map, f->path));
     if (f->map.n_bytes < 8)
         return fail(ERR_FORMAT, "%s: %zu bytes are too few for a safetensors file", f->path,
                     f->map.n_bytes);
@@ -148,19 +129,42 @@ static status read_file(st_file *f) {
     return parse_header(f, root, 8 + (size_t)n);
 }
 
-status st_open(st_file **out, const char *path) {
+static int compare_names(const void *a, const void *b) {
+    return strcmp((*(const st_tensor *const *)a)->name, (*(const st_tensor *const *)b)->name);
+}
+
+static status sort_names(st_file *f) {
+    size_t n = f->n_tensors;
+    TRY(MEM_NEW(&f->by_name, n));
+    for (size_t i = 0; i < n; i++)
+        f->by_name[i] = &f->tensors[i];
+    if (n > 0) qsort(f->by_name, n, sizeof *f->by_name, compare_names);
+    for (size_t i = 1; i < n; i++)
+        if (compare_names(&f->by_name[i - 1], &f->by_name[i]) == 0)
+            return fail(ERR_FORMAT, "%s: two tensors have the name '%s'", f->path,
+                        f->by_name[i]->name);
+    return OK;
+}
+
+status st_open_as(st_file **out, const char *path, status (*read)(st_file *f)) {
     st_file *f;
     *out = NULL;
     TRY(MEM_NEW(&f, 1));
     arena_init(&f->memory, 64 << 10);
     snprintf(f->path, sizeof f->path, "%s", path);
-    status st = read_file(f);
+    status st = file_map_open(&f->map, path);
+    if (st == OK) st = read(f);
+    if (st == OK) st = sort_names(f);
     if (st != OK) {
         st_close(f);
         return st;
     }
     *out = f;
     return OK;
+}
+
+status st_open(st_file **out, const char *path) {
+    return st_open_as(out, path, read_file);
 }
 
 void st_close(st_file *f) {
@@ -170,27 +174,6 @@ void st_close(st_file *f) {
     mem_free(f->tensors);
     mem_free(f->by_name);
     mem_free(f);
-}
-
-const void *st_bytes(const st_file *f, size_t *n) {
-    *n = f->map.n_bytes;
-    return f->map.bytes;
-}
-
-const char *st_path(const st_file *f) {
-    return f->path;
-}
-
-file_change st_changed(const st_file *f) {
-    return file_map_changed(&f->map, f->path);
-}
-
-size_t st_n_tensors(const st_file *f) {
-    return f->n_tensors;
-}
-
-const st_tensor *st_tensor_at(const st_file *f, size_t i) {
-    return &f->tensors[i];
 }
 
 const st_tensor *st_find(const st_file *f, const char *name) {

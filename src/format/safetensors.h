@@ -1,4 +1,4 @@
-/* safetensors: named tensors in one file, readable from Python too.
+/* Files of named tensors; the format here is safetensors, which Python reads too.
  *
  * The file is a length, a JSON header and the raw little-endian data.  Reading maps the file and
  * treats every number in it as hostile: tensors must be within the data, in order, without gaps or
@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 #include "base/file.h"
+#include "base/mem.h"
 #include "base/status.h"
 #include "base/text.h"
 
@@ -36,13 +37,24 @@ typedef struct st_tensor {
     int64_t shape[ST_MAX_DIMS];
     int64_t n;        /* elements: the product of the shape */
     const void *data; /* (shape), little-endian; aligned to its type if it is in the file */
+    int64_t stride[ST_MAX_DIMS]; /* in elements; only of files of torch: others are contiguous */
 } st_tensor;
 
 typedef struct st_pair {
     const char *key, *value;
 } st_pair;
 
-typedef struct st_file st_file;
+/* An open file of any format. */
+typedef struct st_file {
+    char path[4096];
+    st_tensor *tensors; /* (n_tensors), in the order of the data; in that of the file in torch's */
+    size_t n_tensors, capacity;
+    const st_tensor **by_name; /* (n_tensors), sorted by name */
+    file_map map;
+    arena memory;                      /* names, and what follows */
+    const struct json_value *metadata; /* or NULL */
+    const struct pickle_value *object; /* of a file of torch */
+} st_file;
 
 size_t st_dtype_bytes(st_dtype dtype);
 const char *st_dtype_name(st_dtype dtype); /* "F32" */
@@ -50,13 +62,8 @@ const char *st_dtype_name(st_dtype dtype); /* "F32" */
 status st_open(st_file **out, const char *path);
 void st_close(st_file *f); /* NULL is fine */
 
-const char *st_path(const st_file *f);
-
-/* Whether the file at its path is still the one that was opened. */
-file_change st_changed(const st_file *f);
-const void *st_bytes(const st_file *f, size_t *n); /* the whole file, as mapped */
-size_t st_n_tensors(const st_file *f);
-const st_tensor *st_tensor_at(const st_file *f, size_t i); /* in the order of the data */
+/* For other formats: opens path and maps it; `read` checks it and sets the tensors. */
+status st_open_as(st_file **out, const char *path, status (*read)(st_file *f));
 
 /* By name; st_find gives NULL where there is none, st_get is ERR_FORMAT and also checks the type.
  */

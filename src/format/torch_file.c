@@ -16,18 +16,12 @@
 enum { ROOT_BYTES = 256 };
 enum { MAX_PICKLE_BYTES = 16 << 20, MAX_DEPTH = 32, MAX_VISITS = 1 << 20, MAX_TENSORS = 1 << 18 };
 
-struct torch_file {
-    char path[4096];
-    file_map map;
-    arena memory;
+typedef struct reader {
+    st_file *file;
     zip_list members;
     char root[ROOT_BYTES]; /* the folder of the members, with its slash */
-    const pickle_value *object;
-    torch_tensor *tensors; /* (n), in the order of the file */
-    const torch_tensor **by_name;
-    size_t n, capacity;
     int64_t n_visits;
-};
+} reader;
 
 /* How torch names the types: its own name, the class of storages, and the name in _v3 tensors. */
 static const struct {
@@ -68,12 +62,11 @@ const char *torch_dtype_name(st_dtype dtype) {
     return types[dtype].name;
 }
 
-static status refuse(const torch_file *f, const pickle_value *v, const char *name,
-                     const char *what) {
+static status refuse(const reader *r, const pickle_value *v, const char *name, const char *what) {
     char shown[TORCH_NAME_BYTES];
     escape_text(shown, sizeof shown, name);
-    return fail(ERR_FORMAT, "%s: the tensor '%s' (byte %zu of data.pkl) is refused: %s", f->path,
-                shown, v->at, what);
+    return fail(ERR_FORMAT, "%s: the tensor '%s' (byte %zu of data.pkl) is refused: %s",
+                r->file->path, shown, v->at, what);
 }
 
 static const pickle_value *item_at(const pickle_value *v, size_t i) {
@@ -95,80 +88,79 @@ typedef struct storage {
     st_dtype dtype;
 } storage;
 
-static status storage_type(const torch_file *f, const pickle_value *v, const char *name,
-                           storage *s) {
-    if (v->type != PICKLE_GLOBAL) return refuse(f, v, name, "its storage has no class");
+static status storage_type(const reader *r, const pickle_value *v, const char *name, storage *s) {
+    if (v->type != PICKLE_GLOBAL) return refuse(r, v, name, "its storage has no class");
     for (int i = ST_F64; i <= ST_BOOL; i++) {
         if (strcmp(v->text, types[i].storage) != 0) continue;
         s->is_typed = true;
         s->dtype = (st_dtype)i;
         return OK;
     }
-    return strcmp(v->text, UNTYPED) == 0 ? OK : refuse(f, v, name, "its storage is none");
+    return strcmp(v->text, UNTYPED) == 0 ? OK : refuse(r, v, name, "its storage is none");
 }
 
-static status find_storage(torch_file *f, const pickle_value *v, const char *name, storage *s) {
+static status find_storage(reader *r, const pickle_value *v, const char *name, storage *s) {
     char member[ROOT_BYTES + 64];
     *s = (storage){0};
     const pickle_value *id = v->type == PICKLE_OUTSIDE ? v->args : NULL;
     if (id == NULL || id->type != PICKLE_TUPLE || id->n != 5)
-        return refuse(f, v, name, "its storage is not in the file");
+        return refuse(r, v, name, "its storage is not in the file");
     const pickle_value *word = item_at(id, 0), *key = item_at(id, 2), *n = item_at(id, 4);
     if (word->type != PICKLE_TEXT || strcmp(word->text, "storage") != 0 ||
         key->type != PICKLE_TEXT || key->n > 40 || n->type != PICKLE_INT)
-        return refuse(f, v, name, "the id of its storage is not one of torch.save");
-    TRY(storage_type(f, item_at(id, 1), name, s));
-    snprintf(member, sizeof member, "%sdata/%s", f->root, key->text);
-    const zip_member *m = zip_find(&f->members, member);
-    if (m == NULL) return refuse(f, v, name, "its storage is missing in the archive");
+        return refuse(r, v, name, "the id of its storage is not one of torch.save");
+    TRY(storage_type(r, item_at(id, 1), name, s));
+    snprintf(member, sizeof member, "%sdata/%s", r->root, key->text);
+    const zip_member *m = zip_find(&r->members, member);
+    if (m == NULL) return refuse(r, v, name, "its storage is missing in the archive");
     size_t element = s->is_typed ? st_dtype_bytes(s->dtype) : 1;
     if (n->integer < 0 || (uint64_t)n->integer != m->n_bytes / element || m->n_bytes % element != 0)
-        return refuse(f, v, name, "the size of its storage differs from the archive's");
+        return refuse(r, v, name, "the size of its storage differs from the archive's");
     s->bytes = m->bytes;
     s->n_bytes = m->n_bytes;
     return OK;
 }
 
 /* Sizes or strides: a tuple of integers, or a torch.Size of one. */
-static status read_dims(const torch_file *f, const pickle_value *v, const char *name,
+static status read_dims(const reader *r, const pickle_value *v, const char *name,
                         int64_t dims[ST_MAX_DIMS], int *n) {
     if (is_call_of(v, "torch.Size") && v->args->n == 1) v = v->args->first->value;
     if (v->type != PICKLE_TUPLE || v->n > ST_MAX_DIMS)
-        return refuse(f, v, name, "it has no shape of at most 8 dimensions");
+        return refuse(r, v, name, "it has no shape of at most 8 dimensions");
     *n = 0;
     for (const pickle_item *i = v->first; i != NULL; i = i->next) {
         if (i->value->type != PICKLE_INT || i->value->integer < 0)
-            return refuse(f, v, name, "a dimension or stride is not a natural number");
+            return refuse(r, v, name, "a dimension or stride is not a natural number");
         dims[(*n)++] = i->value->integer;
     }
     return OK;
 }
 
 /* The elements, and that the last of them is in the storage. */
-static status check_bounds(const torch_file *f, const pickle_value *v, torch_tensor *t,
-                           const storage *s, int64_t offset) {
+static status check_bounds(const reader *r, const pickle_value *v, st_tensor *t, const storage *s,
+                           int64_t offset) {
     int64_t n_stored = (int64_t)(s->n_bytes / st_dtype_bytes(t->dtype)), last = offset, step;
     t->n = 1;
     for (int d = 0; d < t->n_dims; d++)
         if (__builtin_mul_overflow(t->n, t->shape[d], &t->n) || t->n > INT64_MAX / 8)
-            return refuse(f, v, t->name, "its shape is impossible");
+            return refuse(r, v, t->name, "its shape is impossible");
     for (int d = 0; d < t->n_dims && t->n > 0; d++)
         if (__builtin_mul_overflow(t->shape[d] - 1, t->stride[d], &step) ||
             __builtin_add_overflow(last, step, &last))
-            return refuse(f, v, t->name, "its strides are impossible");
+            return refuse(r, v, t->name, "its strides are impossible");
     if (offset < 0 || offset > n_stored || (t->n > 0 && last >= n_stored))
-        return refuse(f, v, t->name, "it reaches beyond its storage");
+        return refuse(r, v, t->name, "it reaches beyond its storage");
     t->data = s->bytes + (size_t)offset * st_dtype_bytes(t->dtype);
     return OK;
 }
 
-static status find_dtype(const torch_file *f, const pickle_value *v, torch_tensor *t) {
+static status find_dtype(const reader *r, const pickle_value *v, st_tensor *t) {
     for (int i = ST_F64; i <= ST_BOOL && v->type == PICKLE_GLOBAL; i++) {
         if (strcmp(v->text, types[i].dtype) != 0) continue;
         t->dtype = (st_dtype)i;
         return OK;
     }
-    return refuse(f, v, t->name, "its type is not known");
+    return refuse(r, v, t->name, "its type is not known");
 }
 
 /* A call becomes a tensor; parameters and subclasses wrap one. */
@@ -184,49 +176,51 @@ static const pickle_value *unwrap(const pickle_value *v) {
     return v;
 }
 
-static status add_tensor(torch_file *f, const char *name, const pickle_value *function,
+static status add_tensor(reader *r, const char *name, const pickle_value *function,
                          const pickle_value *args) {
-    torch_tensor t = {.at = args->at};
+    st_tensor t = {0};
     storage s;
     int n_strides = 0;
     bool is_v3 = strcmp(function->text, REBUILD_V3) == 0;
     if (args->type != PICKLE_TUPLE || args->n < (is_v3 ? 7u : 4u))
-        return refuse(f, args, name, "its call lacks arguments");
-    if (f->n == MAX_TENSORS) return refuse(f, args, name, "more tensors than any model has");
-    TRY(arena_copy_text(&f->memory, name, strlen(name), &t.name));
-    TRY(find_storage(f, item_at(args, 0), name, &s));
+        return refuse(r, args, name, "its call lacks arguments");
+    if (r->file->n_tensors == MAX_TENSORS)
+        return refuse(r, args, name, "more tensors than any model has");
+    TRY(arena_copy_text(&r->file->memory, name, strlen(name), &t.name));
+    TRY(find_storage(r, item_at(args, 0), name, &s));
     const pickle_value *offset = item_at(args, 1);
-    if (offset->type != PICKLE_INT) return refuse(f, args, name, "its offset is not an integer");
-    TRY(read_dims(f, item_at(args, 2), name, t.shape, &t.n_dims));
-    TRY(read_dims(f, item_at(args, 3), name, t.stride, &n_strides));
-    if (n_strides != t.n_dims) return refuse(f, args, name, "it has not one stride a dimension");
+    if (offset->type != PICKLE_INT) return refuse(r, args, name, "its offset is not an integer");
+    TRY(read_dims(r, item_at(args, 2), name, t.shape, &t.n_dims));
+    TRY(read_dims(r, item_at(args, 3), name, t.stride, &n_strides));
+    if (n_strides != t.n_dims) return refuse(r, args, name, "it has not one stride a dimension");
     if (is_v3)
-        TRY(find_dtype(f, item_at(args, 6), &t));
+        TRY(find_dtype(r, item_at(args, 6), &t));
     else if (s.is_typed)
         t.dtype = s.dtype;
     else
-        return refuse(f, args, name, "its type is not known");
-    TRY(check_bounds(f, args, &t, &s, offset->integer));
-    TRY(MEM_RESERVE(&f->tensors, &f->capacity, f->n + 1));
-    f->tensors[f->n++] = t;
+        return refuse(r, args, name, "its type is not known");
+    TRY(check_bounds(r, args, &t, &s, offset->integer));
+    TRY(MEM_RESERVE(&r->file->tensors, &r->file->capacity, r->file->n_tensors + 1));
+    r->file->tensors[r->file->n_tensors++] = t;
     return OK;
 }
 
-static status walk(torch_file *f, const pickle_value *v, buf *name, int depth);
+static status walk(reader *r, const pickle_value *v, buf *name, int depth);
 
 /* Appends a key to a name: ".key", or "[3]" for integers. */
-static status add_key(torch_file *f, const pickle_value *key, int64_t index, buf *name) {
+static status add_key(reader *r, const pickle_value *key, int64_t index, buf *name) {
     if (key != NULL && key->type == PICKLE_TEXT) {
         if (memchr(key->text, '\0', key->n) != NULL ||
             name->n_bytes + key->n >= TORCH_NAME_BYTES - 2)
-            return refuse(f, key, buf_str(name), "a key has more than 500 bytes, or a NUL");
+            return refuse(r, key, buf_str(name), "a key has more than 500 bytes, or a NUL");
         if (name->n_bytes > 0) TRY(buf_char(name, '.'));
         return buf_text(name, key->text);
     }
     if (key != NULL && key->type != PICKLE_INT)
-        return refuse(f, key, buf_str(name), "a key of a dict is neither a text nor an integer");
+        return refuse(r, key, buf_str(name), "a key of a dict is neither a text nor an integer");
     if (name->n_bytes > TORCH_NAME_BYTES - 32)
-        return refuse(f, key != NULL ? key : f->object, buf_str(name), "its name is too long");
+        return refuse(r, key != NULL ? key : r->file->object, buf_str(name),
+                      "its name is too long");
     return buf_printf(name, "[%" PRId64 "]", key != NULL ? key->integer : index);
 }
 
@@ -235,23 +229,23 @@ static bool may_hold_tensors(const pickle_value *v) {
            v->type == PICKLE_CALL;
 }
 
-static status walk_items(torch_file *f, const pickle_value *v, buf *name, int depth) {
+static status walk_items(reader *r, const pickle_value *v, buf *name, int depth) {
     int64_t index = 0;
     for (const pickle_item *i = v->first; i != NULL; i = i->next, index++) {
         size_t n = name->n_bytes;
-        if (++f->n_visits > MAX_VISITS)
-            return refuse(f, v, buf_str(name), "the file refers to its parts too often");
+        if (++r->n_visits > MAX_VISITS)
+            return refuse(r, v, buf_str(name), "the file refers to its parts too often");
         if (!may_hold_tensors(i->value)) continue;
-        TRY(add_key(f, i->key, index, name));
-        TRY(walk(f, i->value, name, depth + 1));
+        TRY(add_key(r, i->key, index, name));
+        TRY(walk(r, i->value, name, depth + 1));
         name->n_bytes = n;
         name->data[n] = '\0';
     }
     return OK;
 }
 
-static status walk(torch_file *f, const pickle_value *v, buf *name, int depth) {
-    if (depth > MAX_DEPTH) return refuse(f, v, buf_str(name), "dicts in dicts too deep");
+static status walk(reader *r, const pickle_value *v, buf *name, int depth) {
+    if (depth > MAX_DEPTH) return refuse(r, v, buf_str(name), "dicts in dicts too deep");
     v = unwrap(v);
     if (v->type == PICKLE_CALL) {
         const pickle_value *function = v->function, *args = v->args;
@@ -261,108 +255,95 @@ static status walk(torch_file *f, const pickle_value *v, buf *name, int depth) {
             args = item_at(args, 2);
         }
         if (strcmp(function->text, REBUILD_V2) == 0 || strcmp(function->text, REBUILD_V3) == 0)
-            return add_tensor(f, buf_str(name), function, args);
+            return add_tensor(r, buf_str(name), function, args);
         return OK; /* a torch.Size or torch.device */
     }
-    return may_hold_tensors(v) ? walk_items(f, v, name, depth) : OK;
-}
-
-static int by_name(const void *a, const void *b) {
-    return strcmp((*(const torch_tensor *const *)a)->name, (*(const torch_tensor *const *)b)->name);
-}
-
-static status sort_names(torch_file *f) {
-    TRY(MEM_NEW(&f->by_name, f->n));
-    for (size_t i = 0; i < f->n; i++)
-        f->by_name[i] = &f->tensors[i];
-    if (f->n > 0) qsort(f->by_name, f->n, sizeof *f->by_name, by_name);
-    for (size_t i = 1; i < f->n; i++)
-        if (by_name(&f->by_name[i - 1], &f->by_name[i]) == 0)
-            return fail(ERR_FORMAT, "%s: two tensors have the name '%s'", f->path,
-                        f->by_name[i]->name);
-    return OK;
+    return may_hold_tensors(v) ? walk_items(r, v, name, depth) : OK;
 }
 
 /* Old files begin with a pickled number; TorchScript has code beside its weights. */
-static status check_kind(const torch_file *f) {
+static status check_kind(const reader *r) {
     static const unsigned char legacy[] = {0x80, 2, 0x8a, 10, 0x6c, 0xfc, 0x9c, 0x46, 0xf9};
-    if (f->map.n_bytes >= sizeof legacy && memcmp(f->map.bytes, legacy, sizeof legacy) == 0)
+    if (r->file->map.n_bytes >= sizeof legacy &&
+        memcmp(r->file->map.bytes, legacy, sizeof legacy) == 0)
         return fail(ERR_UNSUPPORTED,
                     "%s: in the format of torch before 1.6; load and save it once in Python: "
                     "torch.save(torch.load(FILE, weights_only=True), NEW)",
-                    f->path);
-    if (f->map.n_bytes < 4 || memcmp(f->map.bytes, "PK\003\004", 4) != 0)
-        return fail(ERR_FORMAT, "%s: not a file of torch.save, which is a zip archive", f->path);
+                    r->file->path);
+    if (r->file->map.n_bytes < 4 || memcmp(r->file->map.bytes, "PK\003\004", 4) != 0)
+        return fail(ERR_FORMAT, "%s: not a file of torch.save, which is a zip archive",
+                    r->file->path);
     return OK;
 }
 
 /* The pickle is ROOT/data.pkl, and there is one of it. */
-static status find_pickle(torch_file *f, const zip_member **out) {
+static status find_pickle(reader *r, const zip_member **out) {
     *out = NULL;
-    for (size_t i = 0; i < f->members.n; i++) {
-        const char *slash = strchr(f->members.member[i].name, '/');
+    for (size_t i = 0; i < r->members.n; i++) {
+        const char *slash = strchr(r->members.member[i].name, '/');
         if (slash == NULL) continue;
         if (strcmp(slash, "/constants.pkl") == 0)
             return fail(ERR_UNSUPPORTED,
                         "%s: a TorchScript program; save its weights in Python: "
                         "torch.save(torch.jit.load(FILE).state_dict(), NEW)",
-                        f->path);
+                        r->file->path);
         if (strcmp(slash, "/data.pkl") != 0) continue;
-        size_t n = (size_t)(slash - f->members.member[i].name) + 1;
-        if (*out != NULL || n >= sizeof f->root)
-            return fail(ERR_FORMAT, "%s: it has no single ROOT/data.pkl", f->path);
-        memcpy(f->root, f->members.member[i].name, n);
-        f->root[n] = '\0';
-        *out = &f->members.member[i];
+        size_t n = (size_t)(slash - r->members.member[i].name) + 1;
+        if (*out != NULL || n >= sizeof r->root)
+            return fail(ERR_FORMAT, "%s: it has no single ROOT/data.pkl", r->file->path);
+        memcpy(r->root, r->members.member[i].name, n);
+        r->root[n] = '\0';
+        *out = &r->members.member[i];
     }
     if (*out == NULL)
         return fail(ERR_FORMAT, "%s: a zip archive without ROOT/data.pkl, so not of torch.save",
-                    f->path);
+                    r->file->path);
     return OK;
 }
 
-static status check_order(const torch_file *f) {
+static status check_order(const reader *r) {
     char name[ROOT_BYTES + 16];
-    snprintf(name, sizeof name, "%sbyteorder", f->root);
-    const zip_member *m = zip_find(&f->members, name);
+    snprintf(name, sizeof name, "%sbyteorder", r->root);
+    const zip_member *m = zip_find(&r->members, name);
     if (m == NULL || (m->n_bytes == 6 && memcmp(m->bytes, "little", 6) == 0)) return OK;
-    return fail(ERR_UNSUPPORTED, "%s: its bytes are in the order of a big-endian machine", f->path);
+    return fail(ERR_UNSUPPORTED, "%s: its bytes are in the order of a big-endian machine",
+                r->file->path);
 }
 
 /* torch.serialization.set_crc32_options(False) leaves zeros in place of the checksums. */
-static status verify_members(const torch_file *f) {
-    for (size_t i = 0; i < f->members.n; i++) {
-        const zip_member *m = &f->members.member[i];
-        if (!m->is_stored || m->crc != 0) TRY(zip_verify(m, f->path));
+static status verify_members(const reader *r) {
+    for (size_t i = 0; i < r->members.n; i++) {
+        const zip_member *m = &r->members.member[i];
+        if (!m->is_stored || m->crc != 0) TRY(zip_verify(m, r->file->path));
     }
     return OK;
 }
 
-static status read_file(torch_file *f) {
+static status read_file(st_file *f) {
     const zip_member *pickle;
     const char *allowed[N_GLOBALS + 2 * N_TYPES + 1] = {NULL};
+    reader *r = &(reader){.file = f};
     buf name;
     memcpy(allowed, globals, sizeof globals);
     for (int i = 0; i < N_TYPES; i++) {
         allowed[N_GLOBALS + 2 * i] = types[i].storage;
         allowed[N_GLOBALS + 2 * i + 1] = types[i].dtype;
     }
-    TRY(file_map_open(&f->map, f->path));
-    TRY(check_kind(f));
-    TRY(zip_read(&f->members, &f->memory, f->path, f->map.bytes, f->map.n_bytes));
-    TRY(find_pickle(f, &pickle));
-    TRY(check_order(f));
+    TRY(check_kind(r));
+    TRY(zip_read(&r->members, &f->memory, f->path, f->map.bytes, f->map.n_bytes));
+    TRY(find_pickle(r, &pickle));
+    TRY(check_order(r));
     if (pickle->n_bytes > MAX_PICKLE_BYTES)
         return fail(ERR_UNSUPPORTED, "%s: a pickle of %zu bytes; %d are the most", f->path,
                     pickle->n_bytes, MAX_PICKLE_BYTES);
-    TRY(verify_members(f));
+    TRY(verify_members(r));
     TRY(pickle_read(&f->object, &f->memory, f->path, pickle->bytes, pickle->n_bytes, allowed));
     buf_init(&name);
     status st = buf_reserve(&name, TORCH_NAME_BYTES);
     if (st == OK) name.data[0] = '\0';
-    if (st == OK) st = walk(f, f->object, &name, 0);
+    if (st == OK) st = walk(r, f->object, &name, 0);
     buf_fini(&name);
-    return st == OK ? sort_names(f) : st;
+    return st;
 }
 
 bool torch_is_file(const char *path) {
@@ -374,50 +355,11 @@ bool torch_is_file(const char *path) {
     return is_torch;
 }
 
-status torch_open(torch_file **out, const char *path) {
-    torch_file *f;
-    *out = NULL;
-    TRY(MEM_NEW(&f, 1));
-    arena_init(&f->memory, 64 << 10);
-    snprintf(f->path, sizeof f->path, "%s", path);
-    status st = read_file(f);
-    if (st != OK) {
-        torch_close(f);
-        return st;
-    }
-    *out = f;
-    return OK;
+status torch_open(st_file **out, const char *path) {
+    return st_open_as(out, path, read_file);
 }
 
-void torch_close(torch_file *f) {
-    if (f == NULL) return;
-    arena_fini(&f->memory);
-    file_map_close(&f->map);
-    mem_free(f->tensors);
-    mem_free(f->by_name);
-    mem_free(f);
-}
-
-const char *torch_path(const torch_file *f) {
-    return f->path;
-}
-
-size_t torch_n_tensors(const torch_file *f) {
-    return f->n;
-}
-
-const torch_tensor *torch_tensor_at(const torch_file *f, size_t i) {
-    return &f->tensors[i];
-}
-
-const torch_tensor *torch_find(const torch_file *f, const char *name) {
-    const torch_tensor key = {.name = name}, *p = &key;
-    const torch_tensor **found =
-        f->n > 0 ? bsearch(&p, f->by_name, f->n, sizeof *f->by_name, by_name) : NULL;
-    return found != NULL ? *found : NULL;
-}
-
-bool torch_find_int(const torch_file *f, const char *key, int64_t *out) {
+bool torch_find_int(const st_file *f, const char *key, int64_t *out) {
     if (f->object->type != PICKLE_DICT) return false;
     for (const pickle_item *i = f->object->first; i != NULL; i = i->next) {
         if (i->key->type != PICKLE_TEXT || strcmp(i->key->text, key) != 0) continue;
@@ -428,9 +370,9 @@ bool torch_find_int(const torch_file *f, const char *key, int64_t *out) {
     return false;
 }
 
-static float float_at(const torch_tensor *t, int64_t index) {
+static float float_at(const st_tensor *t, int64_t index) {
     size_t bytes = st_dtype_bytes(t->dtype);
-    const unsigned char *p = t->data + (size_t)index * bytes;
+    const unsigned char *p = (const unsigned char *)t->data + (size_t)index * bytes;
     float x;
     double d;
     uint16_t h;
@@ -451,7 +393,7 @@ static float float_at(const torch_tensor *t, int64_t index) {
 }
 
 /* One row after the other, by an index a dimension that counts like an odometer. */
-status torch_read_floats(const torch_file *f, const torch_tensor *t, int64_t first, int64_t n,
+status torch_read_floats(const st_file *f, const st_tensor *t, int64_t first, int64_t n,
                          float *to) {
     int64_t index[ST_MAX_DIMS] = {0}, rows = t->n_dims > 0 ? t->shape[0] : 1;
     if (t->dtype > ST_BF16)

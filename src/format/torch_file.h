@@ -4,7 +4,7 @@
  * Reading maps the file and executes nothing (pickle.h): tensors in nested dicts, lists and
  * tuples get one name each, "model_state_dict.module._o.weight" or "optimizer.state[0].exp_avg".
  * Every offset, stride and size is checked against the storage.  What is read is a view of the map,
- * valid until torch_close, for any number of threads. */
+ * valid until st_close, for any number of threads. */
 #ifndef HSTU_FORMAT_TORCH_FILE_H
 #define HSTU_FORMAT_TORCH_FILE_H
 
@@ -17,41 +17,21 @@
 
 enum { TORCH_NAME_BYTES = 512 };
 
-typedef struct torch_tensor {
-    const char *name;
-    st_dtype dtype;
-    int n_dims;
-    int64_t shape[ST_MAX_DIMS];
-    int64_t stride[ST_MAX_DIMS]; /* in elements */
-    int64_t n;                   /* elements: the product of the shape */
-    const unsigned char *data;   /* its first element; little-endian, of any alignment */
-    size_t at;                   /* place in the pickle, for messages */
-} torch_tensor;
-
-typedef struct torch_file torch_file;
-
 /* Whether the first bytes are those of a zip archive or of a pickle: a file that torch_open would
  * read, or refuse with a better reason than other readers. */
 bool torch_is_file(const char *path);
 
 /* ERR_FORMAT: what is wrong, where, and what to do in Python.  ERR_UNSUPPORTED: TorchScript, files
  * of torch before 1.6. */
-status torch_open(torch_file **out, const char *path);
-void torch_close(torch_file *f); /* NULL is fine */
-
-const char *torch_path(const torch_file *f);
-size_t torch_n_tensors(const torch_file *f);
-const torch_tensor *torch_tensor_at(const torch_file *f, size_t i); /* in the order of the file */
-const torch_tensor *torch_find(const torch_file *f, const char *name); /* or NULL */
+status torch_open(st_file **out, const char *path);
 
 /* An integer of the outermost dict, such as "epoch"; false: there is none. */
-bool torch_find_int(const torch_file *f, const char *key, int64_t *out);
+bool torch_find_int(const st_file *f, const char *key, int64_t *out);
 
 /* Copies rows first..first+n-1 (of the first dimension; a scalar is one row) to `to`, as contiguous
  * float32; bfloat16 and float16 are exact, float64 is rounded.  ERR_FORMAT: the tensor holds no
  * such numbers. */
-status torch_read_floats(const torch_file *f, const torch_tensor *t, int64_t first, int64_t n,
-                         float *to);
+status torch_read_floats(const st_file *f, const st_tensor *t, int64_t first, int64_t n, float *to);
 
 /* "float32", as torch calls it. */
 const char *torch_dtype_name(st_dtype dtype);

@@ -312,7 +312,7 @@ static status check_shape(const st_file *f, const st_tensor *t, const param *p) 
     return fail(ERR_FORMAT,
                 "%s: '%s' has the shape %s, but the model here has %s; the checkpoint belongs to "
                 "another config or other data: use those it was trained with, or start a new run",
-                st_path(f), t->name, tensor_shape_text(there, t->n_dims, t->shape),
+                f->path, t->name, tensor_shape_text(there, t->n_dims, t->shape),
                 tensor_shape_text(here, p->n_dims, shape));
 }
 
@@ -324,7 +324,7 @@ status checkpoint_check_finite(const st_file *f, const st_tensor *t) {
     return fail(ERR_NUMERIC,
                 "%s: row %" PRId64 " of '%s' holds a number that is not finite; use an older "
                 "checkpoint (the folders beside it), or start the run again",
-                st_path(f), at / width, t->name);
+                f->path, at / width, t->name);
 }
 
 status checkpoint_load_tensor(const st_file *f, backend *be, const param *p, const char *suffix,
@@ -336,7 +336,7 @@ status checkpoint_load_tensor(const st_file *f, backend *be, const param *p, con
         return fail(ERR_FORMAT,
                     "%s: '%s' is missing; the checkpoint belongs to another config: use the one it "
                     "was trained with, or start a new run",
-                    st_path(f), name);
+                    f->path, name);
     TRY(st_get(f, name, ST_F32, &t));
     TRY(check_shape(f, t, p));
     TRY(checkpoint_check_finite(f, t));
@@ -345,11 +345,11 @@ status checkpoint_load_tensor(const st_file *f, backend *be, const param *p, con
 
 /* A tensor that the model does not have is a sign of another model. */
 status checkpoint_check_count(const st_file *f, size_t n) {
-    if (st_n_tensors(f) == n) return OK;
+    if (f->n_tensors == n) return OK;
     return fail(ERR_FORMAT,
                 "%s: %zu tensors, but the model here has %zu; the checkpoint belongs to another "
                 "config: use the one it was trained with, or start a new run",
-                st_path(f), st_n_tensors(f), n);
+                f->path, f->n_tensors, n);
 }
 
 status checkpoint_load_tables(dynamic_tables *tables, const char *folder) {

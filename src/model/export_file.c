@@ -57,7 +57,7 @@ static status place_rows(weight_set *s, st_tensor *t) {
     TRY(meta_count_rows(s->items, &n_rows));
     if (t->shape[0] != (int64_t)s->items->n_items + 1)
         return fail(ERR_FORMAT, "%s: '%s' does not have a row for each item of the vocabulary",
-                    st_path(s->file), t->name);
+                    s->file->path, t->name);
     TRY(MEM_NEW(&s->rows, (size_t)n_rows * (size_t)dim));
     for (uint64_t i = 0; i <= s->items->n_items; i++)
         memcpy(s->rows + meta_row(s->items, (uint32_t)i) * dim,
@@ -107,9 +107,9 @@ static status weight_set_init(weight_set *s, const char *folder, bool is_meta, p
     *s = (weight_set){0};
     TRY(path_join(path, sizeof path, folder, checkpoint_file_names[CHECKPOINT_MODEL]));
     TRY(st_open(&s->file, path));
-    TRY(MEM_NEW(&s->tensor, st_n_tensors(s->file) + 1));
-    for (; s->n < st_n_tensors(s->file); s->n++)
-        s->tensor[s->n] = *st_tensor_at(s->file, s->n);
+    TRY(MEM_NEW(&s->tensor, s->file->n_tensors + 1));
+    for (; s->n < s->file->n_tensors; s->n++)
+        s->tensor[s->n] = s->file->tensors[s->n];
     return is_meta ? make_meta(s, folder, workers) : OK;
 }
 
@@ -138,7 +138,7 @@ static status write_npz(const weight_set *s, const char *path) {
 static status check_types(const weight_set *s) {
     for (size_t i = 0; i < s->n; i++)
         if (s->tensor[i].dtype != ST_F32 && s->tensor[i].dtype != ST_BOOL)
-            return fail(ERR_FORMAT, "%s: '%s' is not float32", st_path(s->file), s->tensor[i].name);
+            return fail(ERR_FORMAT, "%s: '%s' is not float32", s->file->path, s->tensor[i].name);
     return OK;
 }
 

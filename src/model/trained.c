@@ -132,18 +132,16 @@ static status open_engine(const char *folder, engine_facts *facts, st_file **wei
 /* The bytes that are mapped are the ones that are used; of others there are copies, made since the
  * file was opened, so it must not have been written to. */
 static status check_weights(const st_file *w, const engine_facts *facts) {
-    size_t n;
-    const void *bytes = st_bytes(w, &n);
-    if ((int64_t)n != facts->weight_bytes || hash64(bytes, n, 0) != facts->weight_hash)
-        return damaged(st_path(w), "the content does not fit its checksum");
-    file_change change = st_changed(w);
+    if ((int64_t)w->map.n_bytes != facts->weight_bytes ||
+        hash64(w->map.bytes, w->map.n_bytes, 0) != facts->weight_hash)
+        return damaged(w->path, "the content does not fit its checksum");
+    file_change change = file_map_changed(&w->map, w->path);
     if (change == FILE_RESIZED || change == FILE_WRITTEN)
         return fail(ERR_FORMAT,
                     "%s: somebody wrote into it while it was opened; start again when it is whole",
-                    st_path(w));
-    for (size_t i = 0; i < st_n_tensors(w); i++)
-        if (st_tensor_at(w, i)->dtype == ST_F32)
-            TRY(checkpoint_check_finite(w, st_tensor_at(w, i)));
+                    w->path);
+    for (size_t i = 0; i < w->n_tensors; i++)
+        if (w->tensors[i].dtype == ST_F32) TRY(checkpoint_check_finite(w, &w->tensors[i]));
     return OK;
 }
 
@@ -158,8 +156,8 @@ status engine_folder_verify(const char *folder, engine_facts *out) {
 static status read_config(config **out, const st_file *weights) {
     const char *json = st_metadata(weights, "config");
     *out = NULL;
-    if (json == NULL) return damaged(st_path(weights), "it contains no config");
-    return config_load_json(out, st_path(weights), json, strlen(json));
+    if (json == NULL) return damaged(weights->path, "it contains no config");
+    return config_load_json(out, weights->path, json, strlen(json));
 }
 
 /* 16-bit numbers become float32 a piece at a time: what computes holds float32 everywhere. */
@@ -179,7 +177,7 @@ static status load_half(const st_file *f, backend *be, const st_tensor *t, float
         if (n_bad > 0) {
             char what[160];
             snprintf(what, sizeof what, "'%.80s' holds a number that is not finite", t->name);
-            st = damaged(st_path(f), what);
+            st = damaged(f->path, what);
         }
         if (st == OK) st = be->ops->copy_in(be, to + at, piece, (size_t)n * sizeof *piece);
     }
@@ -194,7 +192,7 @@ static status load_param(const st_file *f, backend *be, const param *p) {
     bool is_same = t->n_dims == p->n_dims;
     for (int d = 0; d < p->n_dims && is_same; d++)
         is_same = t->shape[d] == p->shape[d];
-    if (!is_same) return damaged(st_path(f), "a shape is not that of the model");
+    if (!is_same) return damaged(f->path, "a shape is not that of the model");
     return load_half(f, be, t, p->value);
 }
 
@@ -206,10 +204,10 @@ static status map_items(const st_file *f, model *m, const st_tensor *normed, boo
     *is_mapped = false;
     if (rows == NULL || rows->dtype != ST_F32 || (needs_normed && normed == NULL)) return OK;
     if (rows->n_dims != 2 || rows->shape[0] != p->shape[0] || rows->shape[1] != p->shape[1])
-        return damaged(st_path(f), "a shape is not that of the model");
+        return damaged(f->path, "a shape is not that of the model");
     if (needs_normed && (normed->dtype != ST_F32 || normed->n_dims != 2 ||
                          normed->shape[0] != p->shape[0] - 1 || normed->shape[1] != p->shape[1]))
-        return damaged(st_path(f), "the normalised items are not those of the model");
+        return damaged(f->path, "the normalised items are not those of the model");
     model_map_items(m, rows->data, needs_normed ? normed->data : NULL);
     *is_mapped = true;
     return OK;

@@ -183,9 +183,9 @@ struct mask {
 static status get_ints(const st_file *st, const char *name, const st_tensor **out) {
     *out = st_find(st, name);
     if (*out == NULL)
-        return fail(ERR_FORMAT, "%s: no tensor '%s', which a csr mask needs", st_path(st), name);
+        return fail(ERR_FORMAT, "%s: no tensor '%s', which a csr mask needs", st->path, name);
     if ((*out)->dtype != ST_I32 && (*out)->dtype != ST_I64)
-        return fail(ERR_FORMAT, "%s: '%s' is %s; it must be I32 or I64", st_path(st), name,
+        return fail(ERR_FORMAT, "%s: '%s' is %s; it must be I32 or I64", st->path, name,
                     st_dtype_name((*out)->dtype));
     return OK;
 }
@@ -203,8 +203,8 @@ static status read_lengths(mask_file *f, bool is_square) {
         bool is_length = n >= 0 && n <= INT32_MAX - MASK_TILE;
         if (is_length) size = is_square ? n * n : n;
         if (!is_length || f->first[b] > INT64_MAX - size)
-            return fail(ERR_FORMAT, "%s: sequence %lld has length %lld", st_path(f->st),
-                        (long long)b, (long long)n);
+            return fail(ERR_FORMAT, "%s: sequence %lld has length %lld", f->st->path, (long long)b,
+                        (long long)n);
         f->n[b] = n;
         f->first[b + 1] = f->first[b] + size;
     }
@@ -219,7 +219,7 @@ static status set_one(mask_file *f, int64_t n) {
 }
 
 static status read_bits(mask_file *f) {
-    const char *path = st_path(f->st);
+    const char *path = f->st->path;
     const st_tensor *t = st_find(f->st, "mask");
     if (t == NULL) return fail(ERR_FORMAT, "%s: no tensor 'mask' (one byte for each pair)", path);
     if (t->dtype != ST_U8 && t->dtype != ST_BOOL && t->dtype != ST_I8)
@@ -245,16 +245,16 @@ static status read_bits(mask_file *f) {
 static status check_row(const mask_file *f, int64_t row, int64_t n) {
     int64_t begin = st_int_at(f->row_begin, row), end = st_int_at(f->row_begin, row + 1), last = -1;
     if (begin < 0 || end < begin || end > f->keys->n)
-        return fail(ERR_FORMAT, "%s: row %lld has keys %lld to %lld of %lld", st_path(f->st),
+        return fail(ERR_FORMAT, "%s: row %lld has keys %lld to %lld of %lld", f->st->path,
                     (long long)row, (long long)begin, (long long)end, (long long)f->keys->n);
     for (int64_t at = begin; at < end; at++) {
         int64_t key = st_int_at(f->keys, at);
         if (key < 0 || key >= n)
             return fail(ERR_FORMAT, "%s: row %lld has key %lld; its sequence has keys 0 to %lld",
-                        st_path(f->st), (long long)row, (long long)key, (long long)n - 1);
+                        f->st->path, (long long)row, (long long)key, (long long)n - 1);
         if (key <= last)
             return fail(ERR_FORMAT, "%s: row %lld has key %lld after %lld; keys ascend",
-                        st_path(f->st), (long long)row, (long long)key, (long long)last);
+                        f->st->path, (long long)row, (long long)key, (long long)last);
         last = key;
     }
     return OK;
@@ -265,7 +265,7 @@ static bool is_by_sequence(const mask_file *f) {
 }
 
 static status read_csr(mask_file *f) {
-    const char *path = st_path(f->st);
+    const char *path = f->st->path;
     TRY(get_ints(f->st, "indptr", &f->row_begin));
     TRY(get_ints(f->st, "indices", &f->keys));
     TRY(read_lengths(f, false));
@@ -306,7 +306,7 @@ static status open_file(mask_file **out, const char *path, bool is_csr) {
 }
 
 static status check_file(const mask_file *f, int64_t sequence, int64_t n) {
-    const char *path = st_path(f->st);
+    const char *path = f->st->path;
     if (!is_by_sequence(f)) {
         if (n <= f->n[0]) return OK;
         return fail(ERR_USAGE, "%s: a mask of %lld tokens, but sequence %lld has %lld", path,

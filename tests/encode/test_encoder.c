@@ -213,8 +213,8 @@ static void write_family(bool is_distil) {
     CHECK_OK(st_open(&f, "tests/golden-encoder/bert-0/model.safetensors"));
     CHECK_OK(st_get(f, "embeddings.token_type_embeddings.weight", ST_F32, &types));
     CHECK_OK(MEM_NEW(&positions, (size_t)(96 + PADDING_ID + 1) * 48));
-    for (size_t i = 0; i < st_n_tensors(f); i++) {
-        const st_tensor *from = st_tensor_at(f, i);
+    for (size_t i = 0; i < f->n_tensors; i++) {
+        const st_tensor *from = &f->tensors[i];
         const char *name = renamed(from->name, is_distil ? "distilbert." : "roberta.", is_distil);
         if (name == NULL) continue;
         t[n] = *from;
@@ -335,15 +335,15 @@ TEST(encoder_refuses_models) {
     CHECK_OK(st_open(&f, "tests/golden-encoder/bert-0/model.safetensors"));
     CHECK_EQ(test_command(NULL, "cp tests/golden-encoder/bert-0/config.json %s", test_folder()), 0);
     snprintf(path, sizeof path, "%s/model.safetensors", test_folder());
-    size_t n = st_n_tensors(f);
+    size_t n = f->n_tensors;
     CHECK(n < MAX_TENSORS);
     for (size_t left_out = 0; left_out < n; left_out += n / 9) {
         st_tensor t[MAX_TENSORS];
         size_t k = 0;
         for (size_t i = 0; i < n; i++)
-            if (i != left_out) t[k++] = *st_tensor_at(f, i);
+            if (i != left_out) t[k++] = f->tensors[i];
         CHECK_OK(st_write(path, t, k, NULL, 0));
-        const char *name = st_tensor_at(f, left_out)->name;
+        const char *name = f->tensors[left_out].name;
         encoder_options o = {.batch_tokens = 100};
         status st = encoder_create(&e, test_folder(), be, &o);
         if (strcmp(name, "pooler.dense.weight") == 0) {

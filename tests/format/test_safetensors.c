@@ -30,7 +30,7 @@ TEST(safetensors_round_trip) {
     const st_tensor *t;
     write_small();
     CHECK_OK(st_open(&f, file_path()));
-    CHECK_EQ(st_n_tensors(f), 4);
+    CHECK_EQ(f->n_tensors, 4);
     CHECK_OK(st_get(f, "a.weight", ST_F32, &t));
     CHECK_EQ(t->n_dims, 2);
     CHECK_EQ(t->shape[1], 3);

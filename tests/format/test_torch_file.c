@@ -15,9 +15,9 @@ static const char *file_path(void) {
     return path;
 }
 
-static void check_tensor(const torch_file *f, const char *name, st_dtype dtype, int n_dims,
+static void check_tensor(const st_file *f, const char *name, st_dtype dtype, int n_dims,
                          const int64_t *shape, const float *values) {
-    const torch_tensor *t = torch_find(f, name);
+    const st_tensor *t = st_find(f, name);
     float got[64];
     if (t == NULL) FAIL_TEST("no tensor '%s'", name);
     CHECK_EQ(t->dtype, dtype);
@@ -31,7 +31,7 @@ static void check_tensor(const torch_file *f, const char *name, st_dtype dtype, 
 }
 
 /* What tests/torch/make.py has saved: views with strides and offsets, every type, nested names. */
-static void check_content(const torch_file *f) {
+static void check_content(const st_file *f) {
     static const float ones[] = {1, 0, 1, 1, 1, 0}, part[] = {8, 9, 10, 14, 15, 16};
     float transposed[24];
     for (int i = 0; i < 24; i++)
@@ -41,8 +41,8 @@ static void check_content(const torch_file *f) {
     CHECK(torch_find_int(f, "big", &epoch) && epoch == (int64_t)1 << 40);
     CHECK(torch_find_int(f, "negative", &epoch) && epoch == -5);
     CHECK(!torch_find_int(f, "lr", &epoch) && !torch_find_int(f, "nothing", &epoch));
-    CHECK_EQ(torch_n_tensors(f), 20);
-    CHECK_STR(torch_tensor_at(f, 0)->name, "model_state_dict.module.a");
+    CHECK_EQ(f->n_tensors, 20);
+    CHECK_STR(f->tensors[0].name, "model_state_dict.module.a");
     check_tensor(f, "model_state_dict.module.b", ST_F32, 2, (int64_t[]){6, 4}, transposed);
     check_tensor(f, "model_state_dict.module.c", ST_F32, 2, (int64_t[]){2, 3}, part);
     check_tensor(f, "model_state_dict.p", ST_F32, 1, (int64_t[]){3}, (float[]){0.5f, -1, 2});
@@ -56,35 +56,35 @@ static void check_content(const torch_file *f) {
     check_tensor(f, "empty", ST_F32, 2, (int64_t[]){0, 3}, NULL);
     check_tensor(f, "list[1][1][7]", ST_F32, 1, (int64_t[]){3}, (float[]){0, 0, 0});
     check_tensor(f, "expand", ST_F32, 1, (int64_t[]){5}, (float[]){7, 7, 7, 7, 7});
-    CHECK(torch_find(f, "epoch") == NULL);
+    CHECK(st_find(f, "epoch") == NULL);
 }
 
 TEST(torch_file_reads_what_torch_saves) {
     static const char *const files[] = {"tests/torch/protocol2.pt", "tests/torch/protocol4.pt",
                                         "tests/torch/protocol5.pt"};
     for (int i = 0; i < 3; i++) {
-        torch_file *f;
+        st_file *f;
         CHECK(torch_is_file(files[i]));
         CHECK_OK(torch_open(&f, files[i]));
         check_content(f);
-        torch_close(f);
+        st_close(f);
     }
 }
 
 TEST(torch_file_names_the_state_of_an_optimizer) {
-    torch_file *f;
+    st_file *f;
     CHECK_OK(torch_open(&f, "tests/torch/adam.pt"));
     check_tensor(f, "model_state_dict.bias", ST_F32, 1, (int64_t[]){2}, NULL);
     check_tensor(f, "optimizer_state_dict.state[1].exp_avg", ST_F32, 1, (int64_t[]){2}, NULL);
     check_tensor(f, "optimizer_state_dict.state[0].step", ST_F32, 0, NULL, (float[]){1});
-    torch_close(f);
+    st_close(f);
     CHECK_OK(torch_open(&f, "tests/torch/no_crc.pt")); /* zeros in place of checksums */
-    CHECK_EQ(torch_n_tensors(f), 4);
-    torch_close(f);
+    CHECK_EQ(f->n_tensors, 4);
+    st_close(f);
 }
 
 TEST(torch_file_says_what_it_does_not_read) {
-    torch_file *f;
+    st_file *f;
     CHECK_FAILS(torch_open(&f, "tests/torch/legacy.pt"), ERR_UNSUPPORTED, "torch before 1.6");
     CHECK_FAILS(torch_open(&f, "tests/torch/script.pt"), ERR_UNSUPPORTED, "TorchScript");
     CHECK_FAILS(torch_open(&f, "tests/torch/class.pt"), ERR_FORMAT,
@@ -110,29 +110,29 @@ static status write_small(void *ctx) {
 }
 
 TEST(torch_file_round_trip) {
-    torch_file *f;
+    st_file *f;
     float rows[3];
     CHECK_OK(write_small(NULL));
     CHECK_OK(torch_open(&f, file_path()));
-    CHECK_EQ(torch_n_tensors(f), 5);
+    CHECK_EQ(f->n_tensors, 5);
     check_tensor(f, "d", ST_F64, 1, (int64_t[]){2}, (float[]){1.5f, -2});
     check_tensor(f, "a.weight", ST_F32, 2, (int64_t[]){2, 3}, matrix);
     check_tensor(f, "none", ST_F32, 2, (int64_t[]){0, 3}, NULL);
     check_tensor(f, "one", ST_F32, 0, NULL, (float[]){3});
-    const torch_tensor *t = torch_find(f, "a.weight");
+    const st_tensor *t = st_find(f, "a.weight");
     CHECK_OK(torch_read_floats(f, t, 1, 1, rows));
     CHECK(rows[0] == 3 && rows[2] == 5);
     CHECK_EQ((uintptr_t)t->data % 64, 0);
     CHECK_FAILS(torch_read_floats(f, t, 1, 2, rows), ERR_CONFIG, "has no rows");
-    CHECK_FAILS(torch_read_floats(f, torch_find(f, "mask"), 0, 3, rows), ERR_FORMAT, "is bool");
-    torch_close(f);
+    CHECK_FAILS(torch_read_floats(f, st_find(f, "mask"), 0, 3, rows), ERR_FORMAT, "is bool");
+    st_close(f);
 }
 
 static status open_close(void *ctx) {
-    torch_file *f;
+    st_file *f;
     (void)ctx;
     TRY(torch_open(&f, "tests/torch/protocol2.pt"));
-    torch_close(f);
+    st_close(f);
     return OK;
 }
 
@@ -143,7 +143,7 @@ TEST(torch_file_out_of_memory) {
 
 /* A bit that flips in a storage or in the pickle is seen. */
 TEST(torch_file_checksum) {
-    torch_file *f;
+    st_file *f;
     file_map m;
     char *bytes;
     size_t n;
@@ -220,23 +220,23 @@ TEST(torch_file_refuses_hostile_tensors) {
 #undef CASE
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        torch_file *f;
+        st_file *f;
         write_pickle(cases[i].pickle, cases[i].n);
         CHECK_FAILS(torch_open(&f, file_path()), ERR_FORMAT, cases[i].reason);
     }
-    torch_file *f;
+    st_file *f;
     static const char fine[] = TENSOR(STORAGE("\x04"), "K\x00K\x02K\x02\x86K\x02K\x01\x86");
     write_pickle(fine, sizeof fine - 1);
     CHECK_OK(torch_open(&f, file_path()));
     check_tensor(f, "a", ST_F32, 2, (int64_t[]){2, 2}, (float[]){0, 0, 0, 0});
-    torch_close(f);
+    st_close(f);
 }
 
 /* Lists of lists that are the same list: 2^24 leaves in a hundred bytes. */
 TEST(torch_file_bounds_its_visits) {
     char pickle[256] = "\x80\x02](NNNNe";
     size_t n = 9;
-    torch_file *f;
+    st_file *f;
     for (int i = 0; i < 12; i++) {
         pickle[n++] = 'q', pickle[n++] = (char)i, pickle[n++] = ']';
         pickle[n++] = '(';

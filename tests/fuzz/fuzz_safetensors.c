@@ -16,8 +16,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     if (fd < 0 || write(fd, data, n) != (ssize_t)n) abort();
     snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
     if (st_open(&f, path) == OK) {
-        for (size_t i = 0; i < st_n_tensors(f); i++) {
-            const st_tensor *t = st_tensor_at(f, i);
+        for (size_t i = 0; i < f->n_tensors; i++) {
+            const st_tensor *t = &f->tensors[i];
             size_t bytes = (size_t)t->n * st_dtype_bytes(t->dtype);
             if (bytes > 0) sink = ((const unsigned char *)t->data)[bytes - 1];
             if (st_find(f, t->name) == NULL) abort();

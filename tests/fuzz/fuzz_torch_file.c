@@ -12,10 +12,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 
 enum { MOST = 4096 };
 
-static void read_tensor(const torch_file *f, const torch_tensor *t) {
+static void read_tensor(const st_file *f, const st_tensor *t) {
     static float values[MOST];
     int64_t rows = t->n_dims > 0 ? t->shape[0] : 1, one = rows > 0 ? t->n / rows : 0;
-    if (torch_find(f, t->name) == NULL) abort();
+    if (st_find(f, t->name) == NULL) abort();
     if (t->n == 0 || one > MOST) return;
     (void)torch_read_floats(f, t, rows - 1, 1, values);
     if (t->n <= MOST) (void)torch_read_floats(f, t, 0, rows, values);
@@ -23,14 +23,14 @@ static void read_tensor(const torch_file *f, const torch_tensor *t) {
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     char path[64];
-    torch_file *f;
+    st_file *f;
     int fd = memfd_create("fuzz", 0);
     if (fd < 0 || write(fd, data, n) != (ssize_t)n) abort();
     snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
     if (torch_open(&f, path) == OK) {
-        for (size_t i = 0; i < torch_n_tensors(f); i++)
-            read_tensor(f, torch_tensor_at(f, i));
-        torch_close(f);
+        for (size_t i = 0; i < f->n_tensors; i++)
+            read_tensor(f, &f->tensors[i]);
+        st_close(f);
     }
     close(fd);
     return 0;

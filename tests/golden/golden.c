@@ -48,14 +48,14 @@ static status open_parts(golden *g, const char *folder, const char *path) {
     }
     for (int i = 0; i < 2; i++)
         if (g->part[i] != NULL)
-            TRY(NN_NEW_HOST(&g->memory, &g->is_used[i], (int64_t)st_n_tensors(g->part[i])));
+            TRY(NN_NEW_HOST(&g->memory, &g->is_used[i], (int64_t)g->part[i]->n_tensors));
     return OK;
 }
 
 static status check_all_used(const golden *g) {
     for (int i = 0; i < 2 && g->part[i] != NULL; i++)
-        for (size_t k = 0; k < st_n_tensors(g->part[i]); k++) {
-            const char *name = st_tensor_at(g->part[i], k)->name;
+        for (size_t k = 0; k < g->part[i]->n_tensors; k++) {
+            const char *name = g->part[i]->tensors[k].name;
             if (!g->is_used[i][k] && !is_remark(name))
                 return fail(ERR_FORMAT, "nothing looked at the tensor %s", name);
         }

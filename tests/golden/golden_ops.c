@@ -371,7 +371,7 @@ static status check_near_ranks(golden *g, const rank_args *a, const int64_t *wan
         bool is_fine = a->rank[u] >= first && a->rank[u] <= n_above + n_near + 1;
         golden_check_equal(g, "rank", is_fine || a->rank[u] == want[u], true);
     }
-    for (size_t i = 0; i < st_n_tensors(g->part[0]); i++)
+    for (size_t i = 0; i < g->part[0]->n_tensors; i++)
         g->is_used[0][i] = true;
     return OK;
 }

@@ -8,8 +8,8 @@
 
 const st_tensor *golden_find(golden *g, const char *name) {
     for (int i = 0; i < 2 && g->part[i] != NULL; i++)
-        for (size_t k = 0; k < st_n_tensors(g->part[i]); k++) {
-            const st_tensor *t = st_tensor_at(g->part[i], k);
+        for (size_t k = 0; k < g->part[i]->n_tensors; k++) {
+            const st_tensor *t = &g->part[i]->tensors[k];
             if (strcmp(t->name, name) != 0) continue;
             g->is_used[i][k] = true;
             return t;

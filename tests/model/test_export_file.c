@@ -30,10 +30,10 @@ static const char *in_folder(const char *name) {
     return path;
 }
 
-static void check_floats(const torch_file *f, const char *name, int64_t row, const float *want,
+static void check_floats(const st_file *f, const char *name, int64_t row, const float *want,
                          int64_t n_rows, int64_t n) {
     float got[4096];
-    const torch_tensor *t = torch_find(f, name);
+    const st_tensor *t = st_find(f, name);
     CHECK(t != NULL && n <= 4096);
     CHECK_OK(torch_read_floats(f, t, row, n_rows, got));
     CHECK(memcmp(got, want, (size_t)n * sizeof *got) == 0);
@@ -41,19 +41,19 @@ static void check_floats(const torch_file *f, const char *name, int64_t row, con
 
 TEST(weights_in_every_format) {
     st_file *own;
-    torch_file *pt;
+    st_file *pt;
     make_run();
     free(shell(0, "./hstu export r --what weights --out w.safetensors && ./hstu export r --what "
                   "weights --format pt --out w.pt && ./hstu export r --what weights --format npz "
                   "--out w.npz"));
     CHECK_OK(st_open(&own, in_folder("w.safetensors")));
     CHECK_OK(torch_open(&pt, in_folder("w.pt")));
-    CHECK_EQ(torch_n_tensors(pt), st_n_tensors(own));
-    for (size_t i = 0; i < st_n_tensors(own); i++) {
-        const st_tensor *t = st_tensor_at(own, i);
+    CHECK_EQ(pt->n_tensors, own->n_tensors);
+    for (size_t i = 0; i < own->n_tensors; i++) {
+        const st_tensor *t = &own->tensors[i];
         check_floats(pt, t->name, 0, t->data, t->shape[0], t->n);
     }
-    torch_close(pt);
+    st_close(pt);
     st_close(own);
     char *text = shell(0, "./hstu info w.pt > a; ./hstu info w.safetensors > b; cmp a b && cat a; "
                           "./hstu info w.pt --json; head -c 4 w.npz");
@@ -72,7 +72,7 @@ TEST(weights_in_every_format) {
 TEST(weights_in_the_layout_of_meta) {
     static const float zeros[8];
     st_file *own, *meta;
-    torch_file *pt;
+    st_file *pt;
     const st_tensor *items, *mask;
     make_run();
     free(shell(0, "./hstu export r --what weights --out w.safetensors && ./hstu export r --what "
@@ -81,14 +81,14 @@ TEST(weights_in_the_layout_of_meta) {
     CHECK_OK(st_open(&own, in_folder("w.safetensors")));
     CHECK_OK(st_get(own, META_ITEMS, ST_F32, &items));
     CHECK_OK(torch_open(&pt, in_folder("m.pt")));
-    CHECK_EQ(torch_find(pt, META_ITEMS)->shape[0], 3 + 7 * 22 + 1);
+    CHECK_EQ(st_find(pt, META_ITEMS)->shape[0], 3 + 7 * 22 + 1);
     for (int64_t i = 0; i < 23; i++) {
         const float *row = (const float *)items->data + (i + 1) * 8;
         check_floats(pt, META_ITEMS, 3 + 7 * i, row, 1, 8);
         if (i > 0) check_floats(pt, META_ITEMS, 2 + 7 * i, zeros, 1, 8);
     }
     check_floats(pt, META_ITEMS, 0, items->data, 1, 8);
-    torch_close(pt);
+    st_close(pt);
     st_close(own);
     CHECK_OK(st_open(&meta, in_folder("m.safetensors")));
     CHECK_OK(st_get(meta, META_MASK, ST_BOOL, &mask));

@@ -597,7 +597,7 @@ TEST(golden_checker_can_fail) {
     CHECK(fwrite(&wrong, sizeof wrong, 1, file) == 1 && fclose(file) == 0);
     run_golden(test_folder(), "0 passed, 1 failed");
     st_pair family = {"family", "nv_unheard_of"};
-    st_tensor x = {"x", ST_F32, 1, {1}, 1, &wrong};
+    st_tensor x = {"x", ST_F32, 1, {1}, 1, .data = &wrong};
     CHECK_OK(st_write(path, &x, 1, &family, 1));
     run_golden(test_folder(), "the family 'nv_unheard_of' is unknown");
 }

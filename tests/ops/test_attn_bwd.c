@@ -21,7 +21,7 @@ static const void *optional(const st_file *f, const char *name) {
 
 static int32_t number(const st_file *f, const char *key) {
     const char *text = st_metadata(f, key);
-    if (text == NULL) FAIL_TEST("%s has no %s", st_path(f), key);
+    if (text == NULL) FAIL_TEST("%s has no %s", f->path, key);
     return (int32_t)strtol(text, NULL, 10);
 }
 
@@ -30,7 +30,7 @@ static int32_t number(const st_file *f, const char *key) {
 static void compare(const st_file *f, const char *name, const float *got) {
     const st_tensor *want = st_find(f, name);
     double error = 0.0, largest = 1e-30;
-    if (want == NULL) FAIL_TEST("%s has no %s", st_path(f), name);
+    if (want == NULL) FAIL_TEST("%s has no %s", f->path, name);
     for (int64_t i = 0; i < want->n; i++) {
         double w = want->dtype == ST_F64 ? ((const double *)want->data)[i]
                                          : (double)((const float *)want->data)[i];
@@ -40,7 +40,7 @@ static void compare(const st_file *f, const char *name, const float *got) {
     }
     double limit = test_on.p == PRECISION_F32 ? 1e-5 : 4 * precision_unit(test_on.p);
     if (!(error <= limit * largest))
-        FAIL_TEST("%s: %s: error %g of %g", st_path(f), name, error, largest);
+        FAIL_TEST("%s: %s: error %g of %g", f->path, name, error, largest);
 }
 
 static float *result(int64_t n) {

@@ -22,30 +22,6 @@
 
 enum { NAME_COLUMNS = 100 };
 
-/* A tensor of either format. */
-typedef struct tensor_line {
-    const char *name;
-    st_dtype dtype;
-    int n_dims;
-    const int64_t *shape;
-} tensor_line;
-
-/* The tensors of an open file, by number. */
-typedef struct tensor_list {
-    const st_file *plain;
-    const torch_file *torch;
-    size_t n;
-} tensor_list;
-
-static tensor_line line_at(const tensor_list *l, size_t i) {
-    if (l->torch != NULL) {
-        const torch_tensor *t = torch_tensor_at(l->torch, i);
-        return (tensor_line){t->name, t->dtype, t->n_dims, t->shape};
-    }
-    const st_tensor *t = st_tensor_at(l->plain, i);
-    return (tensor_line){t->name, t->dtype, t->n_dims, t->shape};
-}
-
 /* By its name as well: of one that is broken, torch's reader says what is wrong. */
 static bool is_torch(const char *path) {
     bool is_named = text_ends_with(path, ".pt") || text_ends_with(path, ".pth");
@@ -57,7 +33,7 @@ static bool info_is_tensors(const char *path) {
 }
 
 /* "(3953, 50)" as Python writes it; a scalar is "()". */
-static void shape_text(char text[SHOW_BYTES], const tensor_line *t) {
+static void shape_text(char text[SHOW_BYTES], const st_tensor *t) {
     size_t used = (size_t)snprintf(text, SHOW_BYTES, "(");
     for (int d = 0; d < t->n_dims; d++)
         used += (size_t)snprintf(text + used, SHOW_BYTES - used, "%s%" PRId64, d > 0 ? ", " : "",
@@ -65,35 +41,35 @@ static void shape_text(char text[SHOW_BYTES], const tensor_line *t) {
     snprintf(text + used, SHOW_BYTES - used, t->n_dims == 1 ? ",)" : ")");
 }
 
-static void print_lines(const tensor_list *l) {
+static void print_lines(const st_file *f) {
     char name[SHOW_BYTES], shape[SHOW_BYTES];
     int widest = 0;
-    for (size_t i = 0; i < l->n; i++) {
-        tensor_line t = line_at(l, i);
-        show_text(name, t.name, strlen(t.name), NAME_COLUMNS);
+    for (size_t i = 0; i < f->n_tensors; i++) {
+        const st_tensor *t = &f->tensors[i];
+        show_text(name, t->name, strlen(t->name), NAME_COLUMNS);
         if (show_columns(name) > widest) widest = show_columns(name);
     }
-    for (size_t i = 0; i < l->n; i++) {
-        tensor_line t = line_at(l, i);
-        show_text(name, t.name, strlen(t.name), NAME_COLUMNS);
-        shape_text(shape, &t);
+    for (size_t i = 0; i < f->n_tensors; i++) {
+        const st_tensor *t = &f->tensors[i];
+        show_text(name, t->name, strlen(t->name), NAME_COLUMNS);
+        shape_text(shape, t);
         printf("%s%*s  %-8s  %s\n", name, widest - show_columns(name), "",
-               torch_dtype_name(t.dtype), shape);
+               torch_dtype_name(t->dtype), shape);
     }
 }
 
-static status print_tensors_json(const char *path, const tensor_list *l) {
+static status print_tensors_json(const char *path, const st_file *f) {
     json_writer *w = json_line_open();
     json_key_string(w, "path", path);
     json_key_array(w, "tensors");
-    for (size_t i = 0; i < l->n; i++) {
-        tensor_line t = line_at(l, i);
+    for (size_t i = 0; i < f->n_tensors; i++) {
+        const st_tensor *t = &f->tensors[i];
         json_object_open(w);
-        json_key_string(w, "name", t.name);
-        json_key_string(w, "dtype", torch_dtype_name(t.dtype));
+        json_key_string(w, "name", t->name);
+        json_key_string(w, "dtype", torch_dtype_name(t->dtype));
         json_key_array(w, "shape");
-        for (int d = 0; d < t.n_dims; d++)
-            json_int(w, t.shape[d]);
+        for (int d = 0; d < t->n_dims; d++)
+            json_int(w, t->shape[d]);
         json_array_close(w);
         json_object_close(w);
     }
@@ -101,23 +77,17 @@ static status print_tensors_json(const char *path, const tensor_list *l) {
     return json_line_print();
 }
 
-static status print_list(const char *path, const tensor_list *l, bool is_json) {
-    if (is_json) return print_tensors_json(path, l);
-    print_lines(l);
+static status print_list(const char *path, const st_file *f, bool is_json) {
+    if (is_json) return print_tensors_json(path, f);
+    print_lines(f);
     return OK;
 }
 
 static status info_tensors(const char *path, bool is_json) {
-    torch_file *torch = NULL;
-    st_file *plain = NULL;
-    status st =
-        text_ends_with(path, ".safetensors") ? st_open(&plain, path) : torch_open(&torch, path);
-    tensor_list l = {plain, torch, 0};
-    if (torch != NULL) l.n = torch_n_tensors(torch);
-    if (plain != NULL) l.n = st_n_tensors(plain);
-    if (st == OK) st = print_list(path, &l, is_json);
-    torch_close(torch);
-    st_close(plain);
+    st_file *f;
+    TRY((text_ends_with(path, ".safetensors") ? st_open : torch_open)(&f, path));
+    status st = print_list(path, f, is_json);
+    st_close(f);
     return st;
 }
 

@@ -26,7 +26,7 @@ typedef struct import_args {
 
 typedef struct import_job {
     const import_args *args;
-    const torch_file *file;
+    const st_file *file;
     bool is_nvidia;
     import_meta_report meta;
     import_nvidia_report nvidia;
@@ -98,7 +98,7 @@ static status import_run(const import_args *a, bool is_nvidia) {
     char path[CONFIG_PATH_BYTES];
     config_source source = {.path = path, .overrides = a->set.item, .n_overrides = a->set.n_items};
     config *c = NULL;
-    torch_file *file = NULL;
+    st_file *file = NULL;
     import_job j = {.args = a, .is_nvidia = is_nvidia};
     if (a->n_paths != 1 || a->gin == NULL || a->data == NULL || a->out == NULL)
         return fail(ERR_USAGE,
@@ -112,7 +112,7 @@ static status import_run(const import_args *a, bool is_nvidia) {
         st = is_nvidia ? import_nvidia_open(&file, a->paths[0]) : torch_open(&file, a->paths[0]);
     j.file = file;
     if (st == OK) st = make_run(a, c, &j);
-    torch_close(file);
+    st_close(file);
     config_destroy(c);
     return st;
 }

@@ -68,10 +68,10 @@ static st_dtype type_of(const build_config *c, const st_tensor *t) {
 }
 
 static status write_tensors(build *b, const st_file *from, const st_tensor *to, out_file *f) {
-    for (size_t i = 0; i < st_n_tensors(from); i++) {
-        const st_tensor *t = st_tensor_at(from, i);
+    for (size_t i = 0; i < from->n_tensors; i++) {
+        const st_tensor *t = &from->tensors[i];
         if (t->dtype != ST_F32)
-            return fail(ERR_FORMAT, "%s: '%s' is not float32", st_path(from), t->name);
+            return fail(ERR_FORMAT, "%s: '%s' is not float32", from->path, t->name);
         b->report->n_numbers += (uint64_t)t->n;
         if (to[i].dtype == ST_F32)
             TRY(out_file_write(f, t->data, 4 * (size_t)t->n));
@@ -85,14 +85,14 @@ static status write_weights(build *b, const st_file *from) {
     char path[CHECKPOINT_PATH_BYTES];
     st_tensor *to;
     out_file *f = NULL;
-    size_t n = st_n_tensors(from);
+    size_t n = from->n_tensors;
     const char *json = st_metadata(from, "config");
     const st_pair metadata[] = {{"format", ENGINE_FORMAT}, {"config", json}};
-    if (json == NULL) return fail(ERR_FORMAT, "%s: it contains no config", st_path(from));
+    if (json == NULL) return fail(ERR_FORMAT, "%s: it contains no config", from->path);
     TRY(path_join(path, sizeof path, b->to, engine_file_names[ENGINE_WEIGHTS]));
     TRY(MEM_NEW(&to, n + 1));
     for (size_t i = 0; i < n; i++) {
-        to[i] = *st_tensor_at(from, i);
+        to[i] = from->tensors[i];
         to[i].dtype = type_of(b->c, &to[i]);
     }
     to[n] = b->normed;

@@ -21,17 +21,17 @@ enum { NAME_BYTES = TORCH_NAME_BYTES, PATH_BYTES = 4096, MAX_DEPTH = 8, ACTIONS 
 
 typedef struct import_job {
     session *s;
-    const torch_file *file;
+    const st_file *file;
     const char *prefix, *folder;
     import_meta_report *meta;
     import_nvidia_report *nvidia;
 } import_job;
 
 /* The tensor `name` under the prefix; NULL: it is not there. */
-static const torch_tensor *find_tensor(const import_job *j, const char *name) {
+static const st_tensor *find_tensor(const import_job *j, const char *name) {
     char whole[NAME_BYTES];
     if (snprintf(whole, sizeof whole, "%s%s", j->prefix, name) >= (int)sizeof whole) return NULL;
-    return torch_find(j->file, whole);
+    return st_find(j->file, whole);
 }
 
 /* Finds where the state_dict is by one of its tensors: train.py and others keep it under a name,
@@ -53,31 +53,31 @@ static bool find_prefix(import_job *j, const char *name) {
 static status check_finite(const import_job *j, const char *name, const float *x, int64_t n) {
     for (int64_t i = 0; i < n; i++)
         if (!isfinite(x[i]))
-            return fail(ERR_NUMERIC, "%s: '%s' holds numbers that are not finite",
-                        torch_path(j->file), name);
+            return fail(ERR_NUMERIC, "%s: '%s' holds numbers that are not finite", j->file->path,
+                        name);
     return OK;
 }
 
-static bool has_shape(const torch_tensor *t, const param *p, int first) {
+static bool has_shape(const st_tensor *t, const param *p, int first) {
     bool is_same = t->n_dims == p->n_dims;
     for (int d = first; d < p->n_dims && is_same; d++)
         is_same = t->shape[d] == p->shape[d];
     return is_same;
 }
 
-static status wrong_shape(const import_job *j, const torch_tensor *t, const param *p) {
+static status wrong_shape(const import_job *j, const st_tensor *t, const param *p) {
     char there[SHAPE_TEXT_BYTES], here[SHAPE_TEXT_BYTES];
     return fail(ERR_CONFIG,
                 "%s: '%s' has the shape %s, but the config makes it %s; give the config that the "
                 "checkpoint was trained with",
-                torch_path(j->file), p->name, tensor_shape_text(there, t->n_dims, t->shape),
+                j->file->path, p->name, tensor_shape_text(there, t->n_dims, t->shape),
                 tensor_shape_text(here, p->n_dims, p->shape));
 }
 
 /* The values of a parameter, (p->n) of them, to `host`. */
-typedef status (*read_fn)(import_job *j, const torch_tensor *t, const param *p, float *host);
+typedef status (*read_fn)(import_job *j, const st_tensor *t, const param *p, float *host);
 
-static status read_whole(import_job *j, const torch_tensor *t, const param *p, float *host) {
+static status read_whole(import_job *j, const st_tensor *t, const param *p, float *host) {
     if (!has_shape(t, p, 0)) return wrong_shape(j, t, p);
     return torch_read_floats(j->file, t, 0, p->n_dims > 0 ? p->shape[0] : 1, host);
 }
@@ -85,12 +85,12 @@ static status read_whole(import_job *j, const torch_tensor *t, const param *p, f
 /* Sets a parameter to what `read` gives, if all of it is finite. */
 static status set_param(import_job *j, const param *p, read_fn read) {
     backend *be = j->s->be;
-    const torch_tensor *t = find_tensor(j, p->name);
+    const st_tensor *t = find_tensor(j, p->name);
     float *host;
     if (t == NULL)
         return fail(ERR_CONFIG,
                     "%s: has no '%s'; give the config that the checkpoint was trained with",
-                    torch_path(j->file), p->name);
+                    j->file->path, p->name);
     TRY(MEM_NEW_RAW(&host, (size_t)p->n));
     status st = read(j, t, p, host);
     if (st == OK) st = check_finite(j, p->name, host, p->n);
@@ -103,8 +103,8 @@ static status set_param(import_job *j, const param *p, read_fn read) {
  * ERR_CONFIG.  `is_other`: a name, without its prefix, that is no parameter. */
 static status check_unused(const import_job *j, bool (*is_other)(const char *name)) {
     size_t n = strlen(j->prefix);
-    for (size_t i = 0; i < torch_n_tensors(j->file); i++) {
-        const char *name = torch_tensor_at(j->file, i)->name;
+    for (size_t i = 0; i < j->file->n_tensors; i++) {
+        const char *name = j->file->tensors[i].name;
         if (strncmp(name, j->prefix, n) != 0) continue;
         name += n;
         bool is_known = is_other(name);
@@ -114,13 +114,13 @@ static status check_unused(const import_job *j, bool (*is_other)(const char *nam
             return fail(ERR_CONFIG,
                         "%s: has '%s', which this config does not make; give the config that the "
                         "checkpoint was trained with",
-                        torch_path(j->file), name);
+                        j->file->path, name);
     }
     return OK;
 }
 
 /* Rows of the item table: all that the data's ids need, in Meta's order there, in ours here. */
-static status read_items(import_job *j, const torch_tensor *t, const param *p, float *host) {
+static status read_items(import_job *j, const st_tensor *t, const param *p, float *host) {
     const seq_file *data = j->s->data;
     int64_t n_rows = 0, dim = p->shape[1];
     if (!has_shape(t, p, 1)) return wrong_shape(j, t, p);
@@ -129,7 +129,7 @@ static status read_items(import_job *j, const torch_tensor *t, const param *p, f
         return fail(ERR_CONFIG,
                     "%s: its item table has %" PRId64 " rows and the data %s need %" PRId64
                     " (the row of an item is its id); give the data it was trained on",
-                    torch_path(j->file), t->shape[0], data->path, n_rows);
+                    j->file->path, t->shape[0], data->path, n_rows);
     for (int64_t i = 0; i < p->shape[0]; i++)
         TRY(torch_read_floats(j->file, t, meta_row(data, (uint32_t)i), 1, host + i * dim));
     j->meta->n_rows = t->shape[0] - 1;
@@ -141,7 +141,7 @@ static bool is_no_meta_param(const char *name) {
     return strcmp(name, META_MASK) == 0;
 }
 
-status import_meta(session *s, const torch_file *f, import_meta_report *out) {
+status import_meta(session *s, const st_file *f, import_meta_report *out) {
     import_job j = {.s = s, .file = f, .meta = out};
     *out = (import_meta_report){.epoch = -1};
     if (s->config->model == MODEL_HSTU)
@@ -151,7 +151,7 @@ status import_meta(session *s, const torch_file *f, import_meta_report *out) {
         return fail(ERR_CONFIG,
                     "%s: has no '%s', so it is no checkpoint of Meta's research models; 'hstu "
                     "info' lists what it has",
-                    torch_path(f), META_ITEMS);
+                    f->path, META_ITEMS);
     (void)torch_find_int(f, "epoch", &out->epoch);
     for (int i = 0; i < s->n_params; i++) {
         bool is_items = &s->params[i] == model_rows(s->model, ITEM_FEATURE);
@@ -176,7 +176,7 @@ typedef struct table_job {
     int64_t room;
 } table_job;
 
-status import_nvidia_open(torch_file **out, const char *path) {
+status import_nvidia_open(st_file **out, const char *path) {
     char folder[PATH_BYTES], file[PATH_BYTES];
     *out = NULL;
     if (!folder_exists(path)) return torch_open(out, path);
@@ -313,12 +313,12 @@ static status take_rows(void *ctx, const embed_rows *r) {
 }
 
 /* A table that is a tensor there: the row of an id is its number. */
-static status take_tensor(table_job *w, const torch_tensor *t) {
+static status take_tensor(table_job *w, const st_tensor *t) {
     enum { PIECE = 1024 };
     uint64_t keys[PIECE];
     float *rows;
     if (t->n_dims != 2 || t->shape[1] < 1 || t->shape[1] > 65536)
-        return fail(ERR_CONFIG, "%s: '%s' is not a table", torch_path(w->j->file), t->name);
+        return fail(ERR_CONFIG, "%s: '%s' is not a table", w->j->file->path, t->name);
     TRY(MEM_NEW_RAW(&rows, (size_t)PIECE * (size_t)t->shape[1]));
     status st = OK;
     for (int64_t first = 0; first < t->shape[0] && st == OK; first += PIECE) {
@@ -333,13 +333,13 @@ static status take_tensor(table_job *w, const torch_tensor *t) {
     return st;
 }
 
-static const torch_tensor *find_table(const import_job *j, const char *table) {
+static const st_tensor *find_table(const import_job *j, const char *table) {
     static const char *const places[] = {
         "_embedding_collection._data_parallel_embedding_collection.embeddings.",
         "_embedding_collection._model_parallel_embedding_collection.embeddings.",
         "_embedding_collection.embeddings."};
     char name[NAME_BYTES];
-    const torch_tensor *t = NULL;
+    const st_tensor *t = NULL;
     for (size_t i = 0; i < sizeof places / sizeof *places && t == NULL; i++)
         if (snprintf(name, sizeof name, "%s%s.weight", places[i], table) < (int)sizeof name)
             t = find_tensor(j, name);
@@ -348,7 +348,7 @@ static const torch_tensor *find_table(const import_job *j, const char *table) {
 
 static status take_table(table_job *w) {
     char root[PATH_BYTES], dump[PATH_BYTES];
-    const torch_tensor *t = find_table(w->j, w->name);
+    const st_tensor *t = find_table(w->j, w->name);
     if (w->feature >= 0) TRY(know_values(w));
     TRY(path_join(root, sizeof root, w->j->folder, "dynamicemb_module"));
     TRY(find_dump(root, w->name, 0, dump));
@@ -410,16 +410,15 @@ static status check_layer(import_job *j) {
         return fail(ERR_UNSUPPORTED,
                     "%s: is of NVIDIA's native layer (or of tensor parallelism), which orders its "
                     "weights by head; checkpoints of its fused layer can be imported",
-                    torch_path(j->file));
+                    j->file->path);
     if (find_prefix(j, first)) return OK;
     return fail(ERR_CONFIG,
                 "%s: has no '%s', so it is no checkpoint of NVIDIA's recsys-examples; 'hstu info' "
                 "lists what it has",
-                torch_path(j->file), first);
+                j->file->path, first);
 }
 
-status import_nvidia(session *s, const torch_file *f, const char *folder,
-                     import_nvidia_report *out) {
+status import_nvidia(session *s, const st_file *f, const char *folder, import_nvidia_report *out) {
     import_job j = {.s = s, .file = f, .folder = folder, .nvidia = out};
     dynamic_tables *tables = model_tables(s->model);
     int32_t feature;

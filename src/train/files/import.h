@@ -23,7 +23,7 @@ typedef struct import_meta_report {
 
 /* Sets all parameters of the session's model.  ERR_CONFIG: checkpoint, config and data do not
  * belong together, and why.  On failure the values are undefined. */
-status import_meta(session *s, const torch_file *f, import_meta_report *out);
+status import_meta(session *s, const st_file *f, import_meta_report *out);
 
 typedef struct import_nvidia_report {
     int64_t n_rows;    /* of all tables there */
@@ -32,11 +32,10 @@ typedef struct import_nvidia_report {
 } import_nvidia_report;
 
 /* The file of the dense parameters: `path` itself, or in the folder `path`. */
-status import_nvidia_open(torch_file **out, const char *path);
+status import_nvidia_open(st_file **out, const char *path);
 
 /* Sets all parameters and the rows of all tables of the session's model.  ERR_CONFIG: checkpoint,
  * config and data do not belong together, and why.  On failure the values are undefined. */
-status import_nvidia(session *s, const torch_file *f, const char *folder,
-                     import_nvidia_report *out);
+status import_nvidia(session *s, const st_file *f, const char *folder, import_nvidia_report *out);
 
 #endif

@@ -43,7 +43,7 @@ static status refuse_shape(const st_file *f, const st_tensor *t, const param *p)
     return fail(ERR_CONFIG,
                 "%s: '%s' has the shape %s, but the model of this config %s; only tables may "
                 "grow: use the config of that run, or train without --init-from",
-                st_path(f), t->name, tensor_shape_text(there, t->n_dims, t->shape),
+                f->path, t->name, tensor_shape_text(there, t->n_dims, t->shape),
                 tensor_shape_text(here, p->n_dims, shape));
 }
 
@@ -55,7 +55,7 @@ static status find_tensor(const st_file *f, const char *name, const char *suffix
         return fail(ERR_CONFIG,
                     "%s: has no '%s', which the model of this config has; use the config of that "
                     "run, or train without --init-from",
-                    st_path(f), whole);
+                    f->path, whole);
     return st_get(f, whole, ST_F32, out);
 }
 

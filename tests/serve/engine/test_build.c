@@ -211,10 +211,10 @@ TEST(build_maps_item_rows) {
     engine_config s = {.device = "cpu", .n_threads = 1, .kv_pages = -1};
     served *m;
     for (int i = 0; i < 2; i++) {
-        size_t n;
         make_engine(run, folder, i == 0 ? DTYPE_FLOAT32 : DTYPE_BFLOAT16);
         CHECK_OK(served_open(&m, &s, folder, NULL));
-        const char *bytes = st_bytes(m->trained.weights, &n);
+        const char *bytes = (const char *)m->trained.weights->map.bytes;
+        size_t n = m->trained.weights->map.n_bytes;
         const char *rows = (const char *)m->infer.table.items.rows;
         const char *own = (const char *)model_item_param(m->s->model)->value;
         CHECK((rows > bytes && rows < bytes + n) == (i == 0));

@@ -327,7 +327,7 @@ TEST(checkpoint_opens_as_safetensors_with_documented_names) {
     toy_make(&a, 2);
     CHECK_OK(toy_save(&a, run, 7, 2, false));
     CHECK_OK(st_open(&f, in_run(run, "last/model.safetensors")));
-    CHECK_EQ(st_n_tensors(f), 3);
+    CHECK_EQ(f->n_tensors, 3);
     CHECK_OK(st_get(f, "layer.w", ST_F32, &t));
     CHECK(t->n_dims == 2 && t->shape[0] == 4 && t->shape[1] == 3);
     CHECK(((const float *)t->data)[1] == 2 + 101.0f / 3);
@@ -335,7 +335,7 @@ TEST(checkpoint_opens_as_safetensors_with_documented_names) {
     CHECK_STR(st_metadata(f, "config"), toy_config);
     st_close(f);
     CHECK_OK(st_open(&f, in_run(run, "last/optimizer.safetensors")));
-    CHECK(st_n_tensors(f) == 6 && st_find(f, "table.m") != NULL && st_find(f, "table.v") != NULL);
+    CHECK(f->n_tensors == 6 && st_find(f, "table.m") != NULL && st_find(f, "table.v") != NULL);
     st_close(f);
     toy_free();
 }

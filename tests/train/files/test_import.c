@@ -128,7 +128,7 @@ static void write_dump(const char *table, int rank, int n_ranks, const int64_t *
 
 /* The item table as a dump of two ranks whose keys are ids; that of the contextual feature as one
  * of one rank. */
-static void write_tables(const seq_file *data, const torch_tensor *t, const float *x) {
+static void write_tables(const seq_file *data, const st_tensor *t, const float *x) {
     size_t dim = (size_t)t->shape[1], n = (size_t)t->shape[0];
     int64_t *keys = malloc(n * sizeof *keys);
     if (strcmp(t->name, "_embedding.item.weight") == 0) {
@@ -155,7 +155,7 @@ static void write_tables(const seq_file *data, const torch_tensor *t, const floa
 static void write_checkpoint(void) {
     static st_tensor tensors[MAX_TENSORS];
     static float *values[MAX_TENSORS];
-    torch_file *f;
+    st_file *f;
     seq_file *data;
     int n = 0;
     mkdir(run_path("ckpt"), 0777);
@@ -164,8 +164,8 @@ static void write_checkpoint(void) {
     mkdir(run_path(DUMPS), 0777);
     CHECK_OK(torch_open(&f, run_path("w.pt")));
     CHECK_OK(seq_file_open(&data, run_path("mine"), NULL));
-    for (size_t i = 0; i < torch_n_tensors(f); i++) {
-        const torch_tensor *t = torch_tensor_at(f, i);
+    for (size_t i = 0; i < f->n_tensors; i++) {
+        const st_tensor *t = &f->tensors[i];
         float *x = malloc((size_t)t->n * sizeof *x);
         bool is_action = strcmp(t->name, "_embedding.action.weight") == 0;
         CHECK_OK(torch_read_floats(f, t, 0, t->shape[0], x));
@@ -190,7 +190,7 @@ static void write_checkpoint(void) {
     CHECK_OK(torch_write(run_path("ckpt/torch_module/model.0.pth"), tensors, (size_t)n));
     for (int i = 0; i < n; i++)
         free(values[i]);
-    torch_close(f);
+    st_close(f);
     seq_file_close(data);
 }
 
@@ -199,12 +199,12 @@ static void write_checkpoint(void) {
 /* The weights are the same bits, but for the padding row of items, which nothing reads and a dump
  * does not have. */
 static void check_same(const char *a, const char *b) {
-    torch_file *f, *g;
+    st_file *f, *g;
     CHECK_OK(torch_open(&f, run_path(a)));
     CHECK_OK(torch_open(&g, run_path(b)));
-    CHECK_EQ(torch_n_tensors(f), torch_n_tensors(g));
-    for (size_t i = 0; i < torch_n_tensors(f); i++) {
-        const torch_tensor *t = torch_tensor_at(f, i), *u = torch_find(g, t->name);
+    CHECK_EQ(f->n_tensors, g->n_tensors);
+    for (size_t i = 0; i < f->n_tensors; i++) {
+        const st_tensor *t = &f->tensors[i], *u = st_find(g, t->name);
         int64_t first = strcmp(t->name, "_embedding.item.weight") == 0;
         CHECK(u != NULL && t->n == u->n);
         float *x = malloc((size_t)t->n * sizeof *x), *y = malloc((size_t)t->n * sizeof *y);
@@ -215,8 +215,8 @@ static void check_same(const char *a, const char *b) {
         free(x);
         free(y);
     }
-    torch_close(f);
-    torch_close(g);
+    st_close(f);
+    st_close(g);
 }
 
 static void round_trip(void) {

@@ -220,8 +220,8 @@ TEST(trainer_row_wise_adagrad) {
     st_file *f;
     CHECK_OK(st_open(&f, path));
     int n_rows_only = 0, n_full = 0;
-    for (size_t i = 0; i < st_n_tensors(f); i++) {
-        const st_tensor *t = st_tensor_at(f, i);
+    for (size_t i = 0; i < f->n_tensors; i++) {
+        const st_tensor *t = &f->tensors[i];
         size_t n = strlen(t->name);
         char other[200];
         snprintf(other, sizeof other, "%.*s.v", (int)n - 2, t->name);
