@@ -187,8 +187,7 @@ static hstu_status copy_name(const hstu_data *data, name_fn name_of, uint64_t nu
                              uint64_t n) {
     const seq_file *s;
     handle *h = NULL;
-    buf name;
-    buf_init(&name);
+    buf name = {0};
     status st = n > 0 ? api_need(text, "text") : OK;
     if (st == OK) st = hold_data(&h, data, &s);
     if (st == OK && name_of != seq_user_name && (number < 1 || number > s->n_items))

@@ -10,7 +10,7 @@
 #include "base/status.h"
 
 /* A growing byte buffer, always followed by a NUL, so that it doubles as a string builder.  A
- * failed append leaves the buffer as it was. */
+ * zeroed one is empty.  A failed append leaves the buffer as it was. */
 typedef struct buf {
     char *data; /* (n_bytes + 1), or NULL while empty */
     size_t n_bytes;

@@ -119,8 +119,7 @@ static status make_files(const writer *w) {
     for (int i = 0; i < w->n_files && st == OK; i++) {
         char path[SNAPSHOT_PATH_BYTES], name[32];
         uint64_t bytes;
-        buf header;
-        buf_init(&header);
+        buf header = {0};
         snapshot_rows_name(name, i);
         st = path_join(path, sizeof path, w->folder, name);
         if (st == OK) st = describe_rows(w, i, &header, &bytes);
@@ -133,12 +132,11 @@ static status make_files(const writer *w) {
 static status open_file(writer *w, int file) {
     char path[SNAPSHOT_PATH_BYTES], name[32];
     uint64_t bytes;
-    buf header;
+    buf header = {0};
     if (w->file != NULL && w->open == file) return OK;
     part_file *before = w->file;
     w->file = NULL; /* it is closed even where that fails */
     TRY(part_file_close(before, OK));
-    buf_init(&header);
     status st = describe_rows(w, file, &header, &bytes);
     w->begin = header.n_bytes;
     buf_fini(&header);
@@ -371,10 +369,9 @@ static status finish_part(writer *w, const embed_totals *all, snapshot_ranks ran
 static status write_part(embed_table *t, const char *temporary, snapshot_ranks ranks,
                          int64_t since) {
     writer w;
-    buf text;
+    buf text = {0};
     embed_totals all = {0};
     comm *c = t->config.comm;
-    buf_init(&text);
     status st = comm_host_agree(c, writer_init(&w, t, temporary, &text));
     json_object_open(&w.json);
     json_key_string(&w.json, "format", SNAPSHOT_FORMAT);

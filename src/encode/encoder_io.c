@@ -212,7 +212,6 @@ status encoder_input_open(encoder_input **out, const char *path, const word_piec
     *out = NULL;
     TRY(MEM_NEW(&in, 1));
     *in = (encoder_input){.path = path, .pieces = pieces, .max_len = max_len, .is_cut = is_cut};
-    buf_init(&in->text);
     status st = MEM_NEW_RAW(&in->block, BLOCK_BYTES);
     if (st == OK && text_ends_with(path, ".safetensors"))
         st = open_tensors(in);

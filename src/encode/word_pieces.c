@@ -240,8 +240,7 @@ static status split(const word_pieces *p, const char *text, size_t n, buf *room,
 }
 
 status word_pieces_split(const word_pieces *p, const char *text, size_t n, word_ids *to) {
-    buf room;
-    buf_init(&room);
+    buf room = {0};
     status st = split(p, text, n, &room, to);
     buf_fini(&room);
     return st;

@@ -45,11 +45,10 @@ static status begin_event(buf *b, double wall, int64_t step) {
 
 /* Summary.value (1) with Value.tag (1) and Value.simple_value (2). */
 static status put_scalar(buf *summary, const event_scalar *s) {
-    buf value;
+    buf value = {0};
     uint32_t bits;
     float x = (float)s->value;
     memcpy(&bits, &x, sizeof bits);
-    buf_init(&value);
     status st = put_bytes(&value, 1, s->tag, strlen(s->tag));
     if (st == OK) st = put_key(&value, 2, WIRE_32);
     if (st == OK) st = buf_little(&value, bits, 4);
@@ -66,8 +65,7 @@ static uint32_t masked(const void *bytes, size_t n) {
 /* Length, its checksum, the event, its checksum: one write, so that a kill tears at most this one.
  */
 static status append(event_file *f, const buf *event) {
-    buf record;
-    buf_init(&record);
+    buf record = {0};
     status st = buf_little(&record, event->n_bytes, 8);
     if (st == OK) st = buf_little(&record, masked(record.data, 8), 4);
     if (st == OK) st = buf_append(&record, event->data, event->n_bytes);
@@ -102,8 +100,7 @@ static status create(event_file *f, const char *folder, int64_t now) {
 /* An event with one field besides its time and step. */
 static status put_event(event_file *f, double wall, int64_t step, int field, const void *bytes,
                         size_t n) {
-    buf event;
-    buf_init(&event);
+    buf event = {0};
     status st = begin_event(&event, wall, step);
     if (st == OK) st = put_bytes(&event, field, bytes, n);
     if (st == OK) st = append(f, &event);
@@ -131,9 +128,8 @@ void event_file_close(event_file *f) {
 
 status event_file_add(event_file *f, double wall, int64_t step, const event_scalar *scalars,
                       size_t n) {
-    buf summary;
+    buf summary = {0};
     status st = OK;
-    buf_init(&summary);
     for (size_t i = 0; i < n && st == OK; i++)
         st = put_scalar(&summary, &scalars[i]);
     if (st == OK) st = put_event(f, wall, step, 5, buf_str(&summary), summary.n_bytes);

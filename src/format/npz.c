@@ -44,11 +44,10 @@ static status begin(zip_writer *w, const npz_array *a, buf *header) {
 }
 
 status npz_begin(zip_writer *w, const npz_array *a) {
-    buf header;
+    buf header = {0};
     if (a->n_dims > NPZ_MAX_DIMS)
         return fail(ERR_CONFIG, "the array '%s' has more than %d dimensions", a->name,
                     NPZ_MAX_DIMS);
-    buf_init(&header);
     status st = begin(w, a, &header);
     buf_fini(&header);
     return st;

@@ -199,7 +199,6 @@ status delta_skip(delta *d) {
 
 void parquet_values_init(parquet_values *v) {
     *v = (parquet_values){0};
-    buf_init(&v->joined);
 }
 
 void parquet_values_fini(parquet_values *v) {

@@ -274,10 +274,9 @@ status st_header(buf *out, const st_tensor *tensors, size_t n_tensors, const st_
 
 status st_begin(out_file **out, const char *path, const st_tensor *tensors, size_t n_tensors,
                 const st_pair *metadata, size_t n_metadata) {
-    buf header;
+    buf header = {0};
     out_file *f = NULL;
     *out = NULL;
-    buf_init(&header);
     status st = st_header(&header, tensors, n_tensors, metadata, n_metadata);
     if (st == OK) st = out_file_create(&f, path);
     if (st == OK) st = out_file_write(f, header.data, header.n_bytes);
@@ -304,8 +303,7 @@ status st_end_late(out_file *f, const st_tensor *tensors, size_t n_tensors, cons
                    size_t n_metadata) {
     char room[8 + ST_LATE_BYTES];
     uint64_t n = ST_LATE_BYTES;
-    buf header;
-    buf_init(&header);
+    buf header = {0};
     status st = write_header(&header, tensors, n_tensors, metadata, n_metadata);
     if (st == OK && header.n_bytes > ST_LATE_BYTES)
         st = fail(ERR_USAGE, "a header of %zu bytes does not fit the room for it", header.n_bytes);

@@ -323,7 +323,7 @@ static status read_file(st_file *f) {
     const zip_member *pickle;
     const char *allowed[N_GLOBALS + 2 * N_TYPES + 1] = {NULL};
     reader *r = &(reader){.file = f};
-    buf name;
+    buf name = {0};
     memcpy(allowed, globals, sizeof globals);
     for (int i = 0; i < N_TYPES; i++) {
         allowed[N_GLOBALS + 2 * i] = types[i].storage;
@@ -338,7 +338,6 @@ static status read_file(st_file *f) {
                     pickle->n_bytes, MAX_PICKLE_BYTES);
     TRY(verify_members(r));
     TRY(pickle_read(&f->object, &f->memory, f->path, pickle->bytes, pickle->n_bytes, allowed));
-    buf_init(&name);
     status st = buf_reserve(&name, TORCH_NAME_BYTES);
     if (st == OK) name.data[0] = '\0';
     if (st == OK) st = walk(r, f->object, &name, 0);
@@ -483,9 +482,8 @@ static status put_member(zip_writer *w, const char *name, const void *bytes, siz
 }
 
 static status put_members(zip_writer *w, const st_tensor *tensors, size_t n_tensors) {
-    buf pickle;
+    buf pickle = {0};
     char name[64];
-    buf_init(&pickle);
     status st = put_pickle(&pickle, tensors, n_tensors);
     if (st == OK) st = put_member(w, "archive/data.pkl", pickle.data, pickle.n_bytes);
     buf_fini(&pickle);

@@ -313,9 +313,8 @@ static void put_pad(buf *b, status *st, const member *m) {
 }
 
 static status local_header(zip_writer *w, const member *m) {
-    buf b;
+    buf b = {0};
     status st = OK;
-    buf_init(&b);
     put_number(&b, &st, 0x04034b50, 4);
     common_header(&b, &st, m, zip64_bytes(m, false) + m->pad);
     if (st == OK) st = buf_text(&b, m->name);
@@ -414,8 +413,7 @@ static status directory(zip_writer *w, buf *b) {
 }
 
 status zip_commit(zip_writer *w) {
-    buf b;
-    buf_init(&b);
+    buf b = {0};
     status st = w->is_open ? fail(ERR_CONFIG, "a member is still open") : directory(w, &b);
     status end = put_buf(w, &b);
     if (st == OK) st = end;

@@ -110,8 +110,7 @@ static bool link_previous(const char *path, const char *previous, const seq_file
 status vocabulary_save(const char *path, const char *previous, const seq_file *data,
                        int32_t n_actions, pool *p) {
     column_writer *w = NULL;
-    buf meta;
-    buf_init(&meta);
+    buf meta = {0};
     status st = write_meta(data, n_actions, &meta);
     if (st == OK && !link_previous(path, previous, data, &meta, p)) {
         st = column_writer_create(&w, path);
@@ -264,9 +263,8 @@ static status match_context(vocabulary_map *m, const seq_file *v, const seq_file
 
 /* "'1', '2', '5'": the first ids of a catalogue. */
 static status sample_ids(const seq_file *s, buf *out) {
-    buf name;
+    buf name = {0};
     status st = OK;
-    buf_init(&name);
     for (uint32_t i = 1; i <= N_SAMPLES && i <= s->n_items && st == OK; i++) {
         st = seq_item_name(s, i, &name);
         if (st == OK)
@@ -277,9 +275,7 @@ static status sample_ids(const seq_file *s, buf *out) {
 }
 
 static status refuse_ids(const seq_file *v, const seq_file *d) {
-    buf theirs, ours;
-    buf_init(&theirs);
-    buf_init(&ours);
+    buf theirs = {0}, ours = {0};
     status st = sample_ids(d, &theirs);
     if (st == OK) st = sample_ids(v, &ours);
     if (st == OK)
@@ -417,8 +413,7 @@ static uint32_t first_missed(const translation *t) {
 static void say_losses(const translation *t) {
     const vocabulary_losses *l = &t->v->losses;
     const seq_file *data = t->data;
-    buf name;
-    buf_init(&name);
+    buf name = {0};
     if (l->n_items > 0 && seq_item_name(data, first_missed(t), &name) == OK)
         log_info("note: %s: %" PRIu64 " of %" PRIu64 " events are left out: the model does not "
                  "know their items (%" PRIu64 " item%s, such as '%.*s')",

@@ -61,8 +61,7 @@ static status parse_number(const char *name, const char *value, size_t n, uint64
 static status unknown_field(const mask_rule *r, const char *word, size_t n) {
     char name[32];
     snprintf(name, sizeof name, "%.*s", (int)n, word);
-    buf list;
-    buf_init(&list);
+    buf list = {0};
     status st = OK;
     for (int f = 0; f < N_FIELDS && st == OK; f++)
         if (has_field(r, fields[f].name)) st = buf_printf(&list, "%s=N, ", fields[f].name);
@@ -327,8 +326,7 @@ status mask_create(mask **out, const char *text) {
     *out = NULL;
     TRY(mask_rule_parse(&m.rule, text, &path));
     if (path != NULL) {
-        buf copy;
-        buf_init(&copy);
+        buf copy = {0};
         status st = buf_append(&copy, path, strlen(path) - (m.rule.is_causal ? 7 : 0));
         if (st == OK) st = open_file(&m.file, buf_str(&copy), text[0] == 'c');
         buf_fini(&copy);

@@ -519,8 +519,7 @@ static status write_columns(write_job *job, const buf *meta, const vocab_output 
 static status write_file(write_job *job, const char *path, const char *source_json) {
     vocab_output *vocab = NULL;
     column_writer *w = NULL;
-    buf meta;
-    buf_init(&meta);
+    buf meta = {0};
     status st = column_writer_create(
         &w, path); /* First, so that a target that cannot be written is reported early. */
     if (st == OK) st = builder_renumber(job);

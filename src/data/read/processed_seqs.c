@@ -173,7 +173,7 @@ static status keep_context(seqs_reader *r, worker_scratch *w, uint64_t sequence)
     status st = MEM_RESERVE(&r->blocks, &r->block_capacity, r->n_blocks + 1);
     if (st == OK) r->blocks[r->n_blocks++] = (context_block){sequence, w->context};
     pthread_mutex_unlock(&r->lock);
-    if (st == OK) buf_init(&w->context);
+    if (st == OK) w->context = (buf){0};
     return st;
 }
 

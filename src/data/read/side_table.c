@@ -133,7 +133,6 @@ static status side_rows_read(source_job *job, blocks *b, const side_rows *rows,
     for (int i = 1; features != NULL && i < rows->n_columns; i++)
         TRY(builder_add_context(job->build, features[i - 1], &r.feature[i - 1]));
     TRY(MEM_NEW(&r.fields, CSV_MAX_COLUMNS));
-    buf_init(&r.text);
     status st = read_blocks(&r, b);
     buf_fini(&r.text);
     mem_free(r.fields);

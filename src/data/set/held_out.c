@@ -79,12 +79,11 @@ static status choose_target(held_out *h, const seq_file *data, const seq_file *t
 
 static status choose_targets(held_out *h, const seq_file *data, const seq_file *test,
                              bool keeps_unknown) {
-    buf name;
+    buf name = {0};
     status st = OK;
     TRY(MEM_NEW_RAW(&h->target, (size_t)data->n_users));
     for (uint64_t u = 0; u < data->n_users; u++)
         h->target[u] = NO_TARGET;
-    buf_init(&name);
     for (uint64_t u = 0; st == OK && u < test->n_users; u++)
         st = choose_target(h, data, test, u, keeps_unknown, &name);
     buf_fini(&name);
@@ -93,8 +92,7 @@ static status choose_targets(held_out *h, const seq_file *data, const seq_file *
 
 static status append_target(held_out *h, const seq_file *data, const seq_file *test, uint64_t row,
                             uint64_t to) {
-    buf name;
-    buf_init(&name);
+    buf name = {0};
     status st = find_item(data, test, row, &name, &h->item[to]);
     buf_fini(&name);
     h->action[to] = test->action[row];

@@ -389,9 +389,7 @@ static status write_rows(const seq_file *s, const char *item_name, out_file *f, 
 }
 
 status emit_csv(const seq_file *s, const char *item_name, out_file *f) {
-    buf b, scratch;
-    buf_init(&b);
-    buf_init(&scratch);
+    buf b = {0}, scratch = {0};
     status st = write_rows(s, item_name, f, &b, &scratch);
     buf_fini(&b);
     buf_fini(&scratch);

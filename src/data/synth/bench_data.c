@@ -133,7 +133,7 @@ static status describe(const bench_data_config *c, buf *out) {
 
 static status write_all(bench_job *job, const char *folder, pool *p, builder_stats *stats) {
     const bench_data_config *c = job->config;
-    buf meta;
+    buf meta = {0};
     int64_t n_chunks = (int64_t)((c->n_users + CHUNK_USERS - 1) / CHUNK_USERS);
     builder_options options = {.actions = c->has_actions ? ACTION_CODE : ACTION_NONE,
                                .time_per_second = 1};
@@ -141,7 +141,6 @@ static status write_all(bench_job *job, const char *folder, pool *p, builder_sta
     TRY(pool_run(p, n_chunks, make_chunk, job));
     for (int f = 0; f < c->n_context; f++)
         TRY(add_context(job, f));
-    buf_init(&meta);
     status st = describe(c, &meta);
     if (st == OK) st = builder_write(job->out, folder, buf_str(&meta), stats);
     buf_fini(&meta);

@@ -214,7 +214,7 @@ static void clean_up(synth_job *job) {
 
 static status write_world(synth_job *job, const char *folder, pool *p, synth_report *report) {
     builder_stats stats;
-    buf meta;
+    buf meta = {0};
     TRY(prepare(job, p));
     TRY(pool_run(p, job->n_chunks, make_chunk, job));
     TRY(rank_by_count(job));
@@ -222,7 +222,6 @@ static status write_world(synth_job *job, const char *folder, pool *p, synth_rep
     sum_up(job, report);
     TRY(add_titles(job));
     TRY(add_context(job));
-    buf_init(&meta);
     status st = describe(&job->world->config, report, &meta);
     if (st == OK) st = builder_write(job->out, folder, buf_str(&meta), &stats);
     buf_fini(&meta);

@@ -62,8 +62,7 @@ static uint64_t write_lines(access_log *l, const buf *lines) {
 
 static void *write_out(void *context) {
     access_log *l = context;
-    buf out;
-    buf_init(&out);
+    buf out = {0};
     pthread_mutex_lock(&l->lock);
     while (l->end_ns == 0 || l->waiting.n_bytes > 0) {
         if (l->end_ns == 0 && l->waiting.n_bytes < FULL_BYTES)

@@ -214,7 +214,7 @@ void http_respond(http_exchange *of, int code, const char *type, buf *body) {
     x->code = code;
     x->type = type;
     x->answer = *body;
-    buf_init(body);
+    *body = (buf){0};
     finish_answer(x);
 }
 
@@ -233,8 +233,7 @@ void http_continue(http_exchange *of, void (*fn)(void *ctx), void *ctx) {
 http_stream *http_respond_stream(http_exchange *of, const char *type) {
     exchange *x = inside(of);
     http_stream *s;
-    buf none;
-    buf_init(&none);
+    buf none = {0};
     if (MEM_NEW(&s, 1) != OK) {
         http_respond(of, 503, "application/json", &none);
         return NULL;
@@ -319,7 +318,7 @@ static struct MHD_Response *make_response(exchange *x) {
     }
     struct MHD_Response *r = MHD_create_response_from_buffer_with_free_callback(
         x->answer.n_bytes, x->answer.data, mem_free);
-    if (r != NULL) buf_init(&x->answer); /* it frees the text */
+    if (r != NULL) x->answer = (buf){0}; /* it frees the text */
     return r;
 }
 

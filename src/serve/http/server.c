@@ -74,7 +74,7 @@ static const route routes[] = {
 };
 
 void log_begin(json_writer *w, buf *line) {
-    buf_init(line);
+    *line = (buf){0};
     json_begin_object(w, line, 0);
 }
 
@@ -425,8 +425,7 @@ static bool choose_route(call *c) {
 /* The headers are there: whoever may not send this is told so before its body is read. */
 static void begin(void *context, http_exchange *x) {
     call *c;
-    buf none;
-    buf_init(&none);
+    buf none = {0};
     if (MEM_NEW_RAW(&c, 1) != OK) {
         http_respond(x, 503, "application/json", &none);
         return;

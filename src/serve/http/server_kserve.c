@@ -130,10 +130,9 @@ static status write_body(const inferring *q, size_t *n_json) {
     buf *body = &q->c->body;
     tensor_out t[2] = {{.name = "ITEM_IDS", .datatype = has_text_ids(q) ? "BYTES" : "INT64"},
                        {.name = "OUTPUT", .datatype = "FP32"}};
-    buf bytes;
+    buf bytes = {0};
     status st = OK;
     bool has_binary = false;
-    buf_init(&bytes);
     for (int i = 0; i < 2 && st == OK; i++) {
         bool is_score = i == 1, is_list = !q->asks.has_candidates;
         t[i].is_wanted = infer_wants(&q->r, t[i].name, &t[i].is_binary) && (is_score || is_list);

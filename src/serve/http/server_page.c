@@ -117,12 +117,11 @@ static status write_event(server *s, buf *out) {
 }
 
 void watchers_publish(server *s) {
-    buf text;
+    buf text = {0};
     pthread_mutex_lock(&s->lock);
     int n = s->n_watchers;
     pthread_mutex_unlock(&s->lock);
     if (n == 0) return;
-    buf_init(&text);
     status st = write_event(s, &text);
     pthread_mutex_lock(&s->lock);
     for (int i = 0; i < s->n_watchers && st == OK;) {

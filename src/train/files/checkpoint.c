@@ -58,8 +58,7 @@ static status write_manifest(const char *folder, uint64_t step, const dynamic_ta
 
 status checkpoint_seal(const char *folder, uint64_t step, const dynamic_tables *tables) {
     char path[CHECKPOINT_PATH_BYTES];
-    buf text;
-    buf_init(&text);
+    buf text = {0};
     status st = write_manifest(folder, step, tables, &text);
     if (st == OK) st = path_join(path, sizeof path, folder, "manifest.json");
     if (st == OK) st = file_write(path, buf_str(&text), text.n_bytes);
@@ -473,9 +472,8 @@ static status describe(const tensor_list *l, const st_pair *metadata, size_t n_m
 static status write_tensors(const checkpoint *c, const char *path, const tensor_list *l,
                             const st_pair *metadata, size_t n_metadata) {
     part_writer w = {.c = c};
-    buf header;
+    buf header = {0};
     uint64_t bytes;
-    buf_init(&header);
     status st = describe(l, metadata, n_metadata, &header, &bytes);
     if (st == OK && comm_is_first(c->world)) st = part_file_make(path, &header, bytes);
     uint64_t begin = header.n_bytes;
@@ -547,10 +545,9 @@ static void write_sums(json_writer *w, const char *key, const train_sums *s) {
 /* 64-bit seeds are kept as text: JSON's numbers end at 2^53. */
 static status write_state(const train_state *s, const char *path) {
     json_writer w;
-    buf text;
+    buf text = {0};
     char seed[32];
     snprintf(seed, sizeof seed, "%" PRIu64, s->seed);
-    buf_init(&text);
     json_begin_object(&w, &text, 2);
     json_key_string(&w, "seed", seed);
     json_key_int(&w, "step", (int64_t)s->step);

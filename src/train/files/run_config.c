@@ -8,10 +8,9 @@
 enum { CONFIG_MAX_BYTES = 1 << 24, KEY_BYTES = 512, ARENA_BYTES = 16 << 10 };
 
 static status add_option(run_config *c, const char *key, const json_value *v) {
-    buf text;
+    buf text = {0};
     json_writer w;
     run_option option;
-    buf_init(&text);
     status st = OK;
     if (v->type == JSON_STRING) {
         st = buf_append(&text, v->string, v->string_bytes);

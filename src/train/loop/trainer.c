@@ -707,8 +707,6 @@ status trainer_run(session *s, const train_options *options) {
                            .group = session_group(s),
                            .optimizer = &t.optimizer,
                            .state = {.seed = (uint64_t)s->config->trainer.seed, .best_metric = -1}};
-    buf_init(&t.config_json);
-    buf_init(&t.changes);
     status st = run(&t);
     if (st != OK && st != ERR_INTERRUPTED) {
         failure f;

@@ -83,8 +83,7 @@ static status note_changes(trainer *t, const run_config *before, const run_confi
 
 static status describe_resumed(trainer *t, buf *out) {
     run_config before, now = {0};
-    buf plain;
-    buf_init(&plain);
+    buf plain = {0};
     status st = run_config_read(&before, t->o->run);
     if (st == OK) st = describe_run(t, &before, NULL, &plain);
     if (st == OK) st = run_config_parse(&now, "config.json", buf_str(&plain), plain.n_bytes);
@@ -99,8 +98,7 @@ static status describe_resumed(trainer *t, buf *out) {
 /* Sealed, because a run without a checkpoint is resumed from it. */
 status trainer_write_config(trainer *t) {
     char path[CHECKPOINT_PATH_BYTES];
-    buf text;
-    buf_init(&text);
+    buf text = {0};
     status st = path_join(path, sizeof path, t->o->run, "config.json");
     bool is_resumed = t->saved.state.step > 0 && file_exists(path);
     if (st == OK) st = is_resumed ? describe_resumed(t, &text) : describe_run(t, NULL, NULL, &text);
@@ -367,8 +365,7 @@ status trainer_emit(trainer *t, train_event_kind kind, const train_sums *sums,
     if (!trainer_is_first(t)) return kind == EVENT_EPOCH ? write_tables(t, NULL) : OK;
     train_event e = make_event(t, kind, sums, metrics);
     json_writer w;
-    buf line;
-    buf_init(&line);
+    buf line = {0};
     json_begin(&w, &line, 0);
     write_event(t, &e, &w);
     status st = json_finish(&w);
@@ -387,7 +384,7 @@ typedef struct log_line {
 } log_line;
 
 static void begin_line(log_line *l, const trainer *t, const char *what) {
-    buf_init(&l->text);
+    l->text = (buf){0};
     json_begin_object(&l->w, &l->text, 0);
     json_key_string(&l->w, "event", what);
     json_key_int(&l->w, "step", (int64_t)t->saved.state.step);
@@ -497,8 +494,7 @@ static void write_user(const session *s, const batch *b, int32_t u, const sample
 static void write_users(const session *s, const batch *b, const sample_room *room, int32_t k,
                         json_writer *w) {
     int32_t n = b->n_users < N_USERS ? b->n_users : N_USERS;
-    buf text;
-    buf_init(&text);
+    buf text = {0};
     json_key_array(w, "users");
     for (int32_t i = 0; i < n; i++)
         write_user(s, b, n > 1 ? i * (b->n_users - 1) / (n - 1) : 0, room, k, &text, w);
