@@ -1,6 +1,5 @@
 #include "base/env.h"
 
-#include <errno.h>
 #include <limits.h>
 #include <sched.h>
 #include <stdio.h>

@@ -1,7 +1,6 @@
 #include "dist/tcp.h"
 
 #include <errno.h>
-#include <inttypes.h>
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>

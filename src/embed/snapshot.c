@@ -3,16 +3,13 @@
  * fail, with its number and its words. */
 #include "embed/snapshot.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/file.h"
-#include "base/hash.h"
 #include "base/mem.h"
 #include "base/text.h"
 #include "embed/table_int.h"

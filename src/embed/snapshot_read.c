@@ -1,7 +1,6 @@
 /* Reading snapshots (snapshot.h).  Every number is checked before it is used, and the checksums of
  * all parts before the table changes. */
 #include <dirent.h>
-#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -7,7 +7,6 @@
 #ifndef HSTU_EMBED_STORE_H
 #define HSTU_EMBED_STORE_H
 
-#include <stdbool.h>
 #include <stdint.h>
 
 #include "base/status.h"

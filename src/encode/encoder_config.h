@@ -6,7 +6,6 @@
 #ifndef HSTU_ENCODE_ENCODER_CONFIG_H
 #define HSTU_ENCODE_ENCODER_CONFIG_H
 
-#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 

@@ -287,7 +287,6 @@ status input_open(input **out, const char *path) {
 #ifdef HSTU_HAS_ARCHIVE
 #include <archive.h>
 #include <archive_entry.h>
-#include <errno.h>
 
 #include "base/hash.h"
 

@@ -1,6 +1,4 @@
 #include <assert.h>
-#include <errno.h>
-#include <locale.h>
 #include <math.h>
 #include <stdbool.h>
 #include <stdio.h>

@@ -1,7 +1,6 @@
 #include "model/model.h"
 
 #include <math.h>
-#include <stdio.h>
 
 #include "base/range.h"
 #include "model/model_int.h"

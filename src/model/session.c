@@ -1,7 +1,5 @@
 #include "model/session.h"
 
-#include <stdio.h>
-
 #include "base/log.h"
 
 enum { MAX_SLOTS = 8, BITS_OF_ACTIONS = 8 };

@@ -1,7 +1,6 @@
 #include "data/set/column_file.h"
 
 #include <inttypes.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 

@@ -1,7 +1,5 @@
 #include "data/set/stats.h"
 
-#include <string.h>
-
 #include "base/mem.h"
 
 enum { CHUNK_EVENTS = 1 << 20, CHUNK_USERS = 1 << 16 };

@@ -1,6 +1,5 @@
 #include "serve/engine/job.h"
 
-#include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

@@ -5,7 +5,6 @@
 #ifndef HSTU_SERVE_HTTP_ACCESS_LOG_H
 #define HSTU_SERVE_HTTP_ACCESS_LOG_H
 
-#include <stddef.h>
 #include <stdint.h>
 
 #include "base/status.h"

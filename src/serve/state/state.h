@@ -12,7 +12,6 @@
 #ifndef HSTU_SERVE_STATE_STATE_H
 #define HSTU_SERVE_STATE_STATE_H
 
-#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 

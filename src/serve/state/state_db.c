@@ -1,6 +1,5 @@
 #include "serve/state/state_db.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>

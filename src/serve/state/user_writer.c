@@ -1,6 +1,5 @@
 #include "serve/state/user_writer.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 
 #include "base/mem.h"

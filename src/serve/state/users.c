@@ -1,7 +1,6 @@
 #include "serve/state/users.h"
 
 #include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>

@@ -1,7 +1,6 @@
 #include "train/loop/optimizer.h"
 
 #include <math.h>
-#include <string.h>
 
 #include "base/mem.h"
 #include "base/range.h"
