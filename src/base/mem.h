@@ -62,7 +62,7 @@ status mem_reserve(void **block, size_t *capacity, size_t n, size_t size);
     mem_reserve((void **)(pointer), (capacity), (n), sizeof **(pointer))
 
 /* An arena allocates memory that is freed all at once; it allocates further blocks as it needs
- * them. */
+ * them.  A zeroed one has a block for each request. */
 typedef struct arena {
     struct arena_block *head;
     size_t block_bytes; /* size of the next block */

@@ -34,6 +34,7 @@ typedef struct ahead_store {
     bool is_over;
     failure trouble; /* of the thread; told by the next get */
     int64_t n_places, n_free, n_asked;
+    arena memory; /* of the arrays */
     uint32_t n_asks;
     entry *entries; /* (n_places) */
     int64_t *free;  /* (n_free) */
@@ -246,23 +247,18 @@ static void ahead_destroy(embed_store *base) {
     pthread_mutex_destroy(&s->lock);
     pthread_cond_destroy(&s->changed);
     map_fini(&s->held);
-    mem_free(s->place_of);
-    mem_free(s->entries);
-    mem_free(s->free);
-    mem_free(s->asked);
-    mem_free(s->rows);
-    mem_free(s->read);
+    arena_fini(&s->memory);
     mem_free(s);
 }
 
 static status make_places(ahead_store *s, int64_t max_rows) {
     size_t n = (size_t)max_rows, row = (size_t)s->base.n_floats;
-    TRY(MEM_NEW(&s->place_of, n));
-    TRY(MEM_NEW(&s->entries, n));
-    TRY(MEM_NEW(&s->free, n));
-    TRY(MEM_NEW(&s->asked, n));
-    TRY(MEM_NEW_RAW(&s->rows, n * row));
-    TRY(MEM_NEW_RAW(&s->read, AT_ONCE * row));
+    TRY(ARENA_NEW(&s->memory, &s->place_of, n));
+    TRY(ARENA_NEW(&s->memory, &s->entries, n));
+    TRY(ARENA_NEW(&s->memory, &s->free, n));
+    TRY(ARENA_NEW(&s->memory, &s->asked, n));
+    TRY(ARENA_NEW_RAW(&s->memory, &s->rows, n * row));
+    TRY(ARENA_NEW_RAW(&s->memory, &s->read, AT_ONCE * row));
     s->n_places = max_rows;
     for (int64_t p = max_rows; p-- > 0;)
         s->free[s->n_free++] = p;

@@ -10,6 +10,7 @@ struct user_group {
     int32_t max_users, n_users;
     infer_query *query; /* (max_users) */
     infer_query **run;  /* (max_users): pointers to them */
+    arena memory;       /* of the arrays */
     arena seen;         /* rows that users have had */
     uint64_t n_seen;
     uint32_t *item;        /* (max_users, k) */
@@ -50,19 +51,19 @@ static status make_recommending(user_group *g) {
         return fail(ERR_USAGE, "there is no item to recommend: none that is allowed has a row in "
                                "the model");
     if (g->c.k > n_items) g->c.k = n_items;
-    TRY(MEM_NEW(&g->item, (size_t)g->max_users * (size_t)g->c.k));
-    return MEM_NEW(&g->score, (size_t)g->max_users * (size_t)g->c.k);
+    TRY(ARENA_NEW(&g->memory, &g->item, (size_t)g->max_users * (size_t)g->c.k));
+    return ARENA_NEW(&g->memory, &g->score, (size_t)g->max_users * (size_t)g->c.k);
 }
 
 static status make_scoring(user_group *g) {
     size_t n = (size_t)g->c.n_candidates, numbers = n * (size_t)g->infer.columns.n;
     size_t most = MAX_NUMBERS / numbers;
     if (most < (size_t)g->max_users) g->max_users = most > 0 ? (int32_t)most : 1;
-    TRY(MEM_NEW_RAW(&g->values, (size_t)g->max_users * numbers));
+    TRY(ARENA_NEW_RAW(&g->memory, &g->values, (size_t)g->max_users * numbers));
     if (!g->infer.is_ranking) return OK;
-    TRY(MEM_NEW_RAW(&g->logits, (size_t)g->max_users * logit_bytes(g)));
+    TRY(ARENA_NEW_RAW(&g->memory, &g->logits, (size_t)g->max_users * logit_bytes(g)));
     if (g->infer.s->be->act == ACT_F32) return OK;
-    return MEM_NEW_RAW(&g->wide, n * (size_t)g->infer.columns.width);
+    return ARENA_NEW_RAW(&g->memory, &g->wide, n * (size_t)g->infer.columns.width);
 }
 
 static status make_group(user_group *g, session *s) {
@@ -72,8 +73,8 @@ static status make_group(user_group *g, session *s) {
     if (f.max_part > s->max_targets) f.max_part = 0;
     TRY(infer_init(&g->infer, s, &f));
     TRY(c->n_candidates > 0 ? make_scoring(g) : make_recommending(g));
-    TRY(MEM_NEW(&g->query, (size_t)g->max_users));
-    TRY(MEM_NEW(&g->run, (size_t)g->max_users));
+    TRY(ARENA_NEW(&g->memory, &g->query, (size_t)g->max_users));
+    TRY(ARENA_NEW(&g->memory, &g->run, (size_t)g->max_users));
     for (int32_t i = 0; i < g->max_users; i++)
         g->run[i] = &g->query[i];
     return OK;
@@ -100,14 +101,7 @@ void user_group_destroy(user_group *g) {
     if (g == NULL) return;
     infer_fini(&g->infer);
     arena_fini(&g->seen);
-    mem_free(g->query);
-    mem_free(g->run);
-    mem_free(g->item);
-    mem_free(g->score);
-    mem_free(g->values);
-    mem_free(g->logits);
-    mem_free(g->wide);
-    mem_free(g->popular);
+    arena_fini(&g->memory);
     mem_free(g);
 }
 
@@ -161,7 +155,7 @@ int32_t user_group_n_users(const user_group *g) {
 static status find_popular(user_group *g) {
     const seq_file *data = g->infer.s->data;
     const model_items *items = &g->infer.table.items;
-    TRY(MEM_NEW(&g->popular, (size_t)items->n));
+    TRY(ARENA_NEW(&g->memory, &g->popular, (size_t)items->n));
     for (int32_t i = 0; i < items->n; i++)
         g->popular[i].item = (uint32_t)items->item[i];
     for (uint64_t i = 0; i < data->n_events; i++) {

@@ -388,9 +388,9 @@ static uint64_t count_kept(vocabulary_view *v, const seq_file *data) {
 
 /* Memory and rows of a view with gaps. */
 static status make_gaps(vocabulary_view *v, const seq_file *data, uint64_t n_kept) {
-    TRY(MEM_NEW_RAW(&v->action, (size_t)n_kept + 1));
-    TRY(MEM_NEW_RAW(&v->time, (size_t)n_kept + 1));
-    TRY(MEM_NEW_RAW(&v->offsets, (size_t)data->n_users + 1));
+    TRY(ARENA_NEW_RAW(&v->memory, &v->action, (size_t)n_kept + 1));
+    TRY(ARENA_NEW_RAW(&v->memory, &v->time, (size_t)n_kept + 1));
+    TRY(ARENA_NEW_RAW(&v->memory, &v->offsets, (size_t)data->n_users + 1));
     v->gaps = (seq_gaps){data->offsets, v->is_kept, v->n_before, data->time};
     v->view.gaps = &v->gaps;
     for (uint64_t u = 0; u <= data->n_users; u++)
@@ -429,8 +429,8 @@ static void say_losses(const translation *t) {
 static status translate(translation *t, pool *p) {
     vocabulary_view *v = t->v;
     const seq_file *data = t->data;
-    TRY(MEM_NEW(&v->is_kept, (size_t)n_words(data)));
-    TRY(MEM_NEW(&v->n_before, (size_t)n_words(data)));
+    TRY(ARENA_NEW(&v->memory, &v->is_kept, (size_t)n_words(data)));
+    TRY(ARENA_NEW(&v->memory, &v->n_before, (size_t)n_words(data)));
     TRY(MEM_NEW(&t->is_missed, (size_t)data->n_items + 1));
     TRY(pool_run(p, n_chunks(data), mark_chunk, t));
     uint64_t n_kept = count_kept(v, data);
@@ -440,7 +440,7 @@ static status translate(translation *t, pool *p) {
         v->losses.n_items += t->is_missed[i];
     if (n_kept < data->n_events) TRY(make_gaps(v, data, n_kept));
     if (t->item == NULL && n_kept == data->n_events) return OK;
-    TRY(MEM_NEW_RAW(&v->item, (size_t)n_kept + 1));
+    TRY(ARENA_NEW_RAW(&v->memory, &v->item, (size_t)n_kept + 1));
     TRY(pool_run(p, n_chunks(data), write_chunk, t));
     v->view.item = v->item;
     if (v->losses.n_events > 0) say_losses(t);
@@ -452,7 +452,7 @@ static status set_context(vocabulary_view *v, const vocabulary_map *m, const seq
                           const seq_file *data) {
     v->view.n_context = vocabulary->n_context;
     for (int f = 0; f < vocabulary->n_context; f++) {
-        TRY(MEM_NEW(&v->context[f], (size_t)data->n_users + 1));
+        TRY(ARENA_NEW(&v->memory, &v->context[f], (size_t)data->n_users + 1));
         v->view.context[f] = vocabulary->context[f];
         v->view.context[f].value = v->context[f];
         if (m->feature[f] < 0) {
@@ -526,13 +526,6 @@ status vocabulary_view_init(vocabulary_view *v, const seq_file *vocabulary, cons
 }
 
 void vocabulary_view_fini(vocabulary_view *v) {
-    mem_free(v->is_kept);
-    mem_free(v->n_before);
-    mem_free(v->offsets);
-    mem_free(v->item);
-    mem_free(v->action);
-    mem_free(v->time);
-    for (int f = 0; f < CONTEXT_MAX; f++)
-        mem_free(v->context[f]);
+    arena_fini(&v->memory);
     *v = (vocabulary_view){0};
 }

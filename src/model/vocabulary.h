@@ -14,6 +14,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "base/mem.h"
 #include "base/status.h"
 #include "base/thread.h"
 #include "data/set/seq_file.h"
@@ -61,6 +62,7 @@ typedef struct vocabulary_view {
     const seq_file *data;
     vocabulary_losses losses;
     seq_file view; /* what follows is memory of the view */
+    arena memory;
     seq_gaps gaps;
     uint64_t *is_kept, *n_before, *offsets;
     uint32_t *item;

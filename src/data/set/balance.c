@@ -14,6 +14,7 @@ typedef struct group_state {
 } group_state;
 
 struct balancer {
+    arena memory;                /* of the arrays */
     int64_t max_users, capacity; /* capacity: the most users a group can have */
     int32_t n_groups, max_length;
     int64_t *first;     /* (max_length + 2): counting sort, where each length starts */
@@ -32,11 +33,11 @@ status balancer_create(balancer **out, int64_t max_users, int32_t n_groups, int3
                     .capacity = capacity,
                     .n_groups = n_groups,
                     .max_length = max_length};
-    status st = MEM_NEW(&b->first, (size_t)max_length + 2);
-    if (st == OK) st = MEM_NEW(&b->order, (size_t)max_users);
-    if (st == OK) st = MEM_NEW(&b->state, (size_t)n_groups);
-    if (st == OK) st = MEM_NEW(&b->heap, (size_t)n_groups);
-    if (st == OK) st = MEM_NEW(&b->member, (size_t)n_groups * (size_t)capacity);
+    status st = ARENA_NEW(&b->memory, &b->first, (size_t)max_length + 2);
+    if (st == OK) st = ARENA_NEW(&b->memory, &b->order, (size_t)max_users);
+    if (st == OK) st = ARENA_NEW(&b->memory, &b->state, (size_t)n_groups);
+    if (st == OK) st = ARENA_NEW(&b->memory, &b->heap, (size_t)n_groups);
+    if (st == OK) st = ARENA_NEW(&b->memory, &b->member, (size_t)n_groups * (size_t)capacity);
     if (st != OK)
         balancer_destroy(b);
     else
@@ -46,11 +47,7 @@ status balancer_create(balancer **out, int64_t max_users, int32_t n_groups, int3
 
 void balancer_destroy(balancer *b) {
     if (b == NULL) return;
-    mem_free(b->first);
-    mem_free(b->order);
-    mem_free(b->state);
-    mem_free(b->heap);
-    mem_free(b->member);
+    arena_fini(&b->memory);
     mem_free(b);
 }
 

@@ -6,6 +6,7 @@
 #include "base/mem.h"
 
 struct held_out {
+    arena memory; /* of the arrays */
     seq_file view;
     held_out_counts counts;
     uint64_t *offsets;    /* (n_users + 1) */
@@ -81,7 +82,7 @@ static status choose_targets(held_out *h, const seq_file *data, const seq_file *
                              bool keeps_unknown) {
     buf name = {0};
     status st = OK;
-    TRY(MEM_NEW_RAW(&h->target, (size_t)data->n_users));
+    TRY(ARENA_NEW_RAW(&h->memory, &h->target, (size_t)data->n_users));
     for (uint64_t u = 0; u < data->n_users; u++)
         h->target[u] = NO_TARGET;
     for (uint64_t u = 0; st == OK && u < test->n_users; u++)
@@ -127,11 +128,11 @@ static status join(held_out *h, const seq_file *data, const seq_file *test, bool
                     "%s: none of its %" PRIu64 " users has a target for %s; are the ids the same?",
                     test->path, test->n_users, data->path);
     size_t n = (size_t)(data->n_events + h->counts.n_targets);
-    TRY(MEM_NEW_RAW(&h->offsets, (size_t)data->n_users + 1));
-    TRY(MEM_NEW_RAW(&h->test_begin, (size_t)data->n_users));
-    TRY(MEM_NEW_RAW(&h->item, n));
-    TRY(MEM_NEW_RAW(&h->action, n));
-    TRY(MEM_NEW_RAW(&h->time, n));
+    TRY(ARENA_NEW_RAW(&h->memory, &h->offsets, (size_t)data->n_users + 1));
+    TRY(ARENA_NEW_RAW(&h->memory, &h->test_begin, (size_t)data->n_users));
+    TRY(ARENA_NEW_RAW(&h->memory, &h->item, n));
+    TRY(ARENA_NEW_RAW(&h->memory, &h->action, n));
+    TRY(ARENA_NEW_RAW(&h->memory, &h->time, n));
     TRY(copy_events(h, data, test));
     h->view = *data;
     h->view.n_events = n;
@@ -159,12 +160,7 @@ status held_out_join(held_out **out, const seq_file *data, const seq_file *test,
 
 void held_out_destroy(held_out *h) {
     if (h == NULL) return;
-    mem_free(h->offsets);
-    mem_free(h->test_begin);
-    mem_free(h->item);
-    mem_free(h->action);
-    mem_free(h->time);
-    mem_free(h->target);
+    arena_fini(&h->memory);
     mem_free(h);
 }
 

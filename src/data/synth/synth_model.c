@@ -117,14 +117,14 @@ static status sort_by_weight(synth_world *w) {
 
 static status build(synth_world *w) {
     uint32_t n = w->config.n_items;
-    TRY(MEM_NEW(&w->topic_sum, (size_t)w->n_topics + 1));
-    TRY(MEM_NEW(&w->rank_sum, n / w->n_topics + 2));
-    TRY(MEM_NEW(&w->topic_of, n));
-    TRY(MEM_NEW(&w->item_at, n));
-    TRY(MEM_NEW(&w->slot_of, (size_t)n + 1));
-    TRY(MEM_NEW(&w->ring_at, n));
-    TRY(MEM_NEW(&w->place_of, n));
-    TRY(MEM_NEW(&w->by_weight, n));
+    TRY(ARENA_NEW(&w->memory, &w->topic_sum, (size_t)w->n_topics + 1));
+    TRY(ARENA_NEW(&w->memory, &w->rank_sum, n / w->n_topics + 2));
+    TRY(ARENA_NEW(&w->memory, &w->topic_of, n));
+    TRY(ARENA_NEW(&w->memory, &w->item_at, n));
+    TRY(ARENA_NEW(&w->memory, &w->slot_of, (size_t)n + 1));
+    TRY(ARENA_NEW(&w->memory, &w->ring_at, n));
+    TRY(ARENA_NEW(&w->memory, &w->place_of, n));
+    TRY(ARENA_NEW(&w->memory, &w->by_weight, n));
     sum_zipf(w->topic_sum, w->n_topics, topic_zipf);
     sum_zipf(w->rank_sum, n / w->n_topics + 1, rank_zipf);
     place_items(w);
@@ -151,14 +151,7 @@ status synth_world_create(synth_world **out, const synth_config *config) {
 
 void synth_world_destroy(synth_world *w) {
     if (w == NULL) return;
-    mem_free(w->topic_sum);
-    mem_free(w->rank_sum);
-    mem_free(w->topic_of);
-    mem_free(w->item_at);
-    mem_free(w->slot_of);
-    mem_free(w->ring_at);
-    mem_free(w->place_of);
-    mem_free(w->by_weight);
+    arena_fini(&w->memory);
     mem_free(w);
 }
 

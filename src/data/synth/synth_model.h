@@ -18,6 +18,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "base/mem.h"
 #include "base/rng.h"
 #include "base/status.h"
 #include "data/synth/synth.h"
@@ -31,6 +32,7 @@ enum {
 };
 
 typedef struct synth_world {
+    arena memory; /* of the arrays */
     synth_config config;
     rng_key key;
     uint32_t n_topics;

@@ -271,6 +271,7 @@ static status copy_table(warm_job *j, int i, warm_table *count) {
 enum { PIECE = 4096 };
 
 typedef struct means {
+    arena memory; /* of the arrays */
     warm_job *j;
     const seq_file *data;
     dynamic_table *dynamic; /* the item table if it is dynamic, else NULL */
@@ -285,29 +286,20 @@ typedef struct means {
     uint64_t *count; /* (n_new) */
 } means;
 
-static void means_fini(means *m) {
-    mem_free(m->rows);
-    mem_free(m->has_row);
-    mem_free(m->place);
-    mem_free(m->item);
-    mem_free(m->sum);
-    mem_free(m->count);
-}
-
 static status list_new(means *m) {
     const uint32_t *known = m->j->map.item;
     size_t n = (size_t)m->data->n_items + 1;
-    TRY(MEM_NEW(&m->has_row, n));
-    TRY(MEM_NEW(&m->place, n));
-    TRY(MEM_NEW(&m->item, n));
+    TRY(ARENA_NEW(&m->memory, &m->has_row, n));
+    TRY(ARENA_NEW(&m->memory, &m->place, n));
+    TRY(ARENA_NEW(&m->memory, &m->item, n));
     for (uint32_t i = 1; i < n; i++) {
         m->has_row[i] = known[i] != 0;
         if (known[i] != 0) continue;
         m->item[m->n_new++] = i;
         m->place[i] = m->n_new;
     }
-    TRY(mem_alloc((void **)&m->sum, (size_t)m->n_new * m->dim, sizeof *m->sum));
-    return MEM_NEW(&m->count, (size_t)m->n_new);
+    TRY(arena_alloc(&m->memory, (void **)&m->sum, (size_t)m->n_new * m->dim, sizeof *m->sum));
+    return ARENA_NEW(&m->memory, &m->count, (size_t)m->n_new);
 }
 
 /* Rows of a dynamic table, a piece of the catalogue at a time. */
@@ -351,7 +343,7 @@ static status read_dynamic(means *m) {
 static status read_rows(means *m) {
     backend *be = m->j->c->be;
     size_t n = ((size_t)m->data->n_items + 1) * m->dim;
-    TRY(mem_alloc((void **)&m->rows, n, sizeof *m->rows));
+    TRY(arena_alloc(&m->memory, (void **)&m->rows, n, sizeof *m->rows));
     if (m->dynamic != NULL) return read_dynamic(m);
     return be->ops->copy_out(be, m->rows, m->table->value, n * sizeof *m->rows);
 }
@@ -433,7 +425,7 @@ static status set_means(warm_job *j, warm_table *count) {
         if (st == OK) add_neighbors(&m);
         if (st == OK) st = m.dynamic != NULL ? write_dynamic(&m, count) : write_static(&m, count);
     }
-    means_fini(&m);
+    arena_fini(&m.memory);
     return st;
 }
 

@@ -14,6 +14,7 @@
 #include "train/report/metrics.h"
 
 struct evaluator {
+    arena memory; /* of the arrays */
     session *s;
     const volatile sig_atomic_t *stop; /* or NULL */
     batcher *batches;
@@ -333,10 +334,10 @@ status evaluator_choose(evaluator *e, const metric_list *metrics, bool keeps_see
 
 static status make_retrieval(evaluator *e) {
     size_t n_users = (size_t)e->s->eval_batch;
-    TRY(MEM_NEW(&e->target, n_users));
-    TRY(MEM_NEW(&e->position, n_users));
-    TRY(MEM_NEW(&e->is_lost, n_users));
-    return MEM_NEW(&e->counts, 1);
+    TRY(ARENA_NEW(&e->memory, &e->target, n_users));
+    TRY(ARENA_NEW(&e->memory, &e->position, n_users));
+    TRY(ARENA_NEW(&e->memory, &e->is_lost, n_users));
+    return ARENA_NEW(&e->memory, &e->counts, 1);
 }
 
 static status make_ranking(evaluator *e) {
@@ -344,8 +345,9 @@ static status make_ranking(evaluator *e) {
     size_t n_tokens = (size_t)batcher_max_tokens(e->batches);
     e->n_columns = (int32_t)r->head.item[r->head.n - 1];
     e->is_bits = e->n_columns == r->n_tasks;
-    TRY(MEM_NEW(&e->label, n_tokens));
-    return mem_alloc_raw((void **)&e->logits, n_tokens * (size_t)e->n_columns, sizeof *e->logits);
+    TRY(ARENA_NEW(&e->memory, &e->label, n_tokens));
+    return arena_alloc_raw(&e->memory, (void **)&e->logits, n_tokens * (size_t)e->n_columns,
+                           sizeof *e->logits);
 }
 
 status evaluator_create(evaluator **out, session *s, split_rule rule, split_part part) {
@@ -372,17 +374,12 @@ void evaluator_destroy(evaluator *e) {
     if (e == NULL) return;
     batcher_destroy(e->batches);
     pass_destroy(e->pass);
-    mem_free(e->target);
-    mem_free(e->position);
-    mem_free(e->is_lost);
-    mem_free(e->counts);
     mem_free(e->list);
     mem_free(e->list_score);
     mem_free(e->first_place);
-    mem_free(e->label);
-    mem_free(e->logits);
     mem_free(e->all_label);
     mem_free(e->all_logits);
+    arena_fini(&e->memory);
     mem_free(e);
 }
 
