@@ -255,12 +255,11 @@ status out_file_create(out_file **out, const char *path) {
     snprintf(f->target, sizeof f->target, "%s", path);
     status st = MEM_NEW_RAW(&f->buffer, OUT_BUFFER_BYTES);
     if (st == OK) st = open_temporary(f);
-    if (st != OK) {
+    if (st == OK)
+        *out = f;
+    else
         release(f, false);
-        return st;
-    }
-    *out = f;
-    return OK;
+    return st;
 }
 
 static status write_failed(const char *path) {

@@ -233,12 +233,11 @@ status pool_create_lower(pool **out, int n_threads, int nice) {
         else
             p->n_threads = i + 1;
     }
-    if (st != OK) {
+    if (st == OK)
+        *out = p;
+    else
         pool_destroy(p);
-        return st;
-    }
-    *out = p;
-    return OK;
+    return st;
 }
 
 void pool_destroy(pool *p) {

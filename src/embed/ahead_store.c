@@ -289,10 +289,9 @@ status embed_store_open_ahead(embed_store **out, embed_store *below, int64_t max
         s->has_thread = pthread_create(&s->thread, NULL, read_ahead, s) == 0;
         if (!s->has_thread) st = fail(ERR_NOMEM, "no thread to read ahead could be started");
     }
-    if (st != OK) {
+    if (st == OK)
+        *out = &s->base;
+    else
         ahead_destroy(&s->base);
-        return st;
-    }
-    *out = &s->base;
-    return OK;
+    return st;
 }

@@ -413,12 +413,11 @@ status embed_store_open_log(embed_store **out, const char *folder, int32_t n_flo
     if (st == OK) st = open_file(s);
     if (st == OK) st = learn_log(s);
     if (st == OK) folder_sync_of(s->path);
-    if (st != OK) {
+    if (st == OK)
+        *out = &s->base;
+    else
         log_destroy(&s->base);
-        return st;
-    }
-    *out = &s->base;
-    return OK;
+    return st;
 }
 
 void embed_store_destroy(embed_store *s) {

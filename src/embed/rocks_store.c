@@ -247,12 +247,11 @@ status embed_store_open_rocks(embed_store **out, const char *folder, int32_t n_f
     s->read = rocksdb_readoptions_create();
     s->write = rocksdb_writeoptions_create();
     status st = open_db(s, folder);
-    if (st != OK) {
+    if (st == OK)
+        *out = &s->base;
+    else
         rocks_destroy(&s->base);
-        return st;
-    }
-    *out = &s->base;
-    return OK;
+    return st;
 }
 
 #endif

@@ -194,12 +194,11 @@ status embed_create(embed_table **out, backend *be, const embed_config *config) 
                              (float)table_first_unit(config->first, config->first_scale),
                              config->first_state};
     status st = make_levels(t);
-    if (st != OK) {
+    if (st == OK)
+        *out = t;
+    else
         embed_destroy(t);
-        return st;
-    }
-    *out = t;
-    return OK;
+    return st;
 }
 
 void embed_destroy(embed_table *t) {

@@ -155,12 +155,11 @@ status st_open_as(st_file **out, const char *path, status (*read)(st_file *f)) {
     status st = file_map_open(&f->map, path);
     if (st == OK) st = read(f);
     if (st == OK) st = sort_names(f);
-    if (st != OK) {
+    if (st == OK)
+        *out = f;
+    else
         st_close(f);
-        return st;
-    }
-    *out = f;
-    return OK;
+    return st;
 }
 
 status st_open(st_file **out, const char *path) {

@@ -230,12 +230,11 @@ status zip_create(zip_writer **out, const char *path) {
     TRY(MEM_NEW(&w, 1));
     arena_init(&w->names, 4096);
     status st = out_file_create(&w->file, path);
-    if (st != OK) {
+    if (st == OK)
+        *out = w;
+    else
         release(w);
-        return st;
-    }
-    *out = w;
-    return OK;
+    return st;
 }
 
 void zip_abandon(zip_writer *w) {

@@ -89,12 +89,11 @@ status user_group_create(user_group **out, session *s, const user_group_config *
     g->max_users = c->max_users;
     arena_init(&g->seen, 1 << 16);
     status st = make_group(g, s);
-    if (st != OK) {
+    if (st == OK)
+        *out = g;
+    else
         user_group_destroy(g);
-        return st;
-    }
-    *out = g;
-    return OK;
+    return st;
 }
 
 void user_group_destroy(user_group *g) {

@@ -107,12 +107,11 @@ status blocks_create(blocks **out, input *in, const blocks_options *options, int
     pthread_mutex_init(&b->lock, NULL);
     status st = MEM_NEW(&b->buffer, (size_t)n_workers);
     if (st == OK) st = start(b);
-    if (st != OK) {
+    if (st == OK)
+        *out = b;
+    else
         blocks_destroy(b);
-        return st;
-    }
-    *out = b;
-    return OK;
+    return st;
 }
 
 void blocks_destroy(blocks *b) {

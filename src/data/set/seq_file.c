@@ -196,12 +196,11 @@ status seq_file_open(seq_file **out, const char *path, pool *p) {
         st = fail(ERR_IO, "%s: has no data.seq in it; make one with 'hstu prep' or 'hstu synth'",
                   path);
     if (st == OK) st = load(s, p);
-    if (st != OK) {
+    if (st == OK)
+        *out = s;
+    else
         seq_file_close(s);
-        return st;
-    }
-    *out = s;
-    return OK;
+    return st;
 }
 
 void seq_file_close(seq_file *s) {

@@ -157,19 +157,16 @@ void synth_world_destroy(synth_world *w) {
 
 status synth_user_init(synth_user *u, const synth_world *w) {
     *u = (synth_user){0};
-    status st = MEM_NEW(&u->item, w->max_len);
-    if (st == OK) st = MEM_NEW(&u->action, w->max_len);
-    if (st == OK) st = MEM_NEW(&u->time, w->max_len);
-    if (st == OK) st = MEM_NEW(&u->seen, w->config.n_items / 64 + 1);
+    status st = ARENA_NEW(&u->memory, &u->item, w->max_len);
+    if (st == OK) st = ARENA_NEW(&u->memory, &u->action, w->max_len);
+    if (st == OK) st = ARENA_NEW(&u->memory, &u->time, w->max_len);
+    if (st == OK) st = ARENA_NEW(&u->memory, &u->seen, w->config.n_items / 64 + 1);
     if (st != OK) synth_user_fini(u);
     return st;
 }
 
 void synth_user_fini(synth_user *u) {
-    mem_free(u->item);
-    mem_free(u->action);
-    mem_free(u->time);
-    mem_free(u->seen);
+    arena_fini(&u->memory);
     *u = (synth_user){0};
 }
 

@@ -54,6 +54,7 @@ typedef struct synth_profile {
 
 /* A user's events, and how well the last one can be predicted. */
 typedef struct synth_user {
+    arena memory; /* of the arrays */
     uint32_t n_events;
     synth_profile profile;
     uint32_t *item;   /* (max_len), 1..n_items */

@@ -60,12 +60,11 @@ status engine_create(engine **out, const engine_config *c) {
     if (st == OK)
         st = user_writer_create(&e->writer, &e->users, &e->users_lock, e->config.state,
                                 e->config.erase_within_ns);
-    if (st != OK) {
+    if (st == OK)
+        *out = e;
+    else
         engine_destroy(e);
-        return st;
-    }
-    *out = e;
-    return OK;
+    return st;
 }
 
 /* A caller looks at its slot until it leaves: after its answer was given, too.  Nobody is woken

@@ -54,12 +54,11 @@ status workers_create(workers **out, int n_threads, int max_waiting) {
     pthread_mutex_init(&w->lock, NULL);
     pthread_cond_init(&w->wake, NULL);
     status st = start(w, n_threads, max_waiting);
-    if (st != OK) {
+    if (st == OK)
+        *out = w;
+    else
         workers_destroy(w);
-        return st;
-    }
-    *out = w;
-    return OK;
+    return st;
 }
 
 bool workers_run(workers *w, void (*fn)(void *ctx), void *ctx) {

@@ -115,12 +115,11 @@ status api_keys_read(api_keys **out, const char *name, const char *text, size_t 
         at = stop + 1;
     }
     if (st == OK && k->n == 0) st = fail(ERR_FORMAT, "%s: the file has no key", name);
-    if (st != OK) {
+    if (st == OK)
+        *out = k;
+    else
         api_keys_close(k);
-        return st;
-    }
-    *out = k;
-    return OK;
+    return st;
 }
 
 status api_keys_open(api_keys **out, const char *path) {

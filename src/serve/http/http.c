@@ -653,12 +653,11 @@ status http_start(http_server **out, const http_settings *s) {
     cond_init(&h->wake);
     http_fit_descriptors(&h->set);
     status st = start(h);
-    if (st != OK) {
+    if (st == OK)
+        *out = h;
+    else
         http_stop(h);
-        return st;
-    }
-    *out = h;
-    return OK;
+    return st;
 }
 
 int http_port(const http_server *h) {

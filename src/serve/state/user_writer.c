@@ -330,12 +330,11 @@ status user_writer_create(user_writer **out, users *u, pthread_mutex_t *lock, co
     pthread_mutex_init(&w->lock, NULL);
     cond_init(&w->wake);
     status st = folder != NULL ? open_state(w, folder, erase_within_ns) : OK;
-    if (st != OK) {
+    if (st == OK)
+        *out = w;
+    else
         user_writer_destroy(w);
-        return st;
-    }
-    *out = w;
-    return OK;
+    return st;
 }
 
 void user_writer_destroy(user_writer *w) {

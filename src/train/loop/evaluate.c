@@ -362,12 +362,11 @@ status evaluator_create(evaluator **out, session *s, split_rule rule, split_part
     if (st == OK) batcher_save(e->batches, &e->first);
     if (st == OK) st = s->config->task == TASK_RETRIEVAL ? make_retrieval(e) : make_ranking(e);
     if (st == OK) st = evaluator_choose(e, NULL, false);
-    if (st != OK) {
+    if (st == OK)
+        *out = e;
+    else
         evaluator_destroy(e);
-        return st;
-    }
-    *out = e;
-    return OK;
+    return st;
 }
 
 void evaluator_destroy(evaluator *e) {
