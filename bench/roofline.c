@@ -298,7 +298,7 @@ static status write_picture(const char *folder, int32_t dim, const buf *text) {
 static status draw_dim(const rows *all, int32_t dim, const char *folder) {
     static rows of;
     attn_timing how = TIMED_REPLAY;
-    buf text;
+    buf text = {0};
     of.n = 0;
     for (int i = 0; i < all->n; i++) {
         if (all->item[i].shape.dim != dim) continue;
@@ -306,7 +306,6 @@ static status draw_dim(const rows *all, int32_t dim, const char *folder) {
         if (isnan(all->item[i].tflops[PASS_FORWARD][TIMED_REPLAY])) how = TIMED_PLAIN;
     }
     if (of.n == 0) return OK;
-    buf_init(&text);
     status st = draw_head(&text, dim, how);
     for (int pass = 0; pass < N_PASSES && st == OK; pass++)
         st = draw_panel(&text, of.item, of.n, (attn_pass)pass, how);

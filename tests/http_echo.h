@@ -22,11 +22,10 @@ typedef struct echo {
 } echo;
 
 static inline void answer(http_exchange *x) {
-    buf text;
+    buf text = {0};
     size_t n = x->n_body;
     const char *body = x->body, *header = http_header(x, "X-Test");
     char peer[HTTP_ADDRESS_BYTES];
-    buf_init(&text);
     http_peer(x, peer);
     CHECK_OK(buf_printf(&text, "%s %s %zu [", x->method, x->path, n));
     CHECK_OK(buf_append(&text, body, n));
@@ -45,8 +44,7 @@ static inline void answer_then(void *exchange) {
 enum { BIG_BYTES = 16 << 20 };
 
 static inline void answer_big(http_exchange *x) {
-    buf text;
-    buf_init(&text);
+    buf text = {0};
     CHECK_OK(buf_reserve(&text, BIG_BYTES));
     memset(text.data, 'x', BIG_BYTES);
     text.n_bytes = BIG_BYTES;

@@ -220,10 +220,9 @@ static inline void put_chunk(buf *b, const made_column *c, int64_t at) {
 
 /* The whole file in `out`; n_rows in one row group.  The columns' pages are freed. */
 static inline void make_file(buf *out, made_column *c, int n, int64_t n_rows) {
-    buf footer;
+    buf footer = {0};
     int64_t at[8];
-    buf_init(out);
-    buf_init(&footer);
+    *out = (buf){0};
     CHECK_OK(buf_text(out, "PAR1"));
     for (int i = 0; i < n; i++) {
         at[i] = (int64_t)out->n_bytes;

@@ -13,10 +13,6 @@
 
 enum { LEAST_BYTES = 191 }; /* at first: most texts grow by a few bytes at a time */
 
-void buf_init(buf *b) {
-    *b = (buf){0};
-}
-
 void buf_fini(buf *b) {
     mem_free(b->data);
     *b = (buf){0};

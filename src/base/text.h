@@ -17,7 +17,6 @@ typedef struct buf {
     size_t capacity;
 } buf;
 
-void buf_init(buf *b);
 void buf_fini(buf *b);
 void buf_clear(buf *b); /* keeps the memory */
 

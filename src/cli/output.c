@@ -107,8 +107,7 @@ status show_word(buf *out, const char *word) {
 }
 
 status show_next_info(const char *folder) {
-    buf word;
-    buf_init(&word);
+    buf word = {0};
     status st = show_word(&word, folder);
     if (st == OK) printf("Next: hstu info %s\n", buf_str(&word));
     buf_fini(&word);
@@ -180,7 +179,7 @@ static buf line_text;
 static json_writer line;
 
 json_writer *json_line_open(void) {
-    buf_init(&line_text);
+    line_text = (buf){0};
     json_begin_object(&line, &line_text, 0);
     return &line;
 }

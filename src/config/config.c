@@ -145,9 +145,8 @@ static status store_fields(loader *l, const option_class *class_, const gin_valu
 
 static status store_instance(loader *l, const option_class *class_, const gin_value *reference,
                              void *instance) {
-    buf missing;
+    buf missing = {0};
     char what[512];
-    buf_init(&missing);
     status st = store_fields(l, class_, reference, instance, &missing);
     if (st == OK && missing.n_bytes > 0) {
         snprintf(what, sizeof what, "is used but not bound: %s", buf_str(&missing));
@@ -585,9 +584,8 @@ static status choose(loader *l, const char *task) {
 /* Stores every root option of an active class; the error names every required option that is
  * missing. */
 static status store_values(loader *l) {
-    buf missing;
+    buf missing = {0};
     status st = OK;
-    buf_init(&missing);
     for (size_t i = 0; i < n_options && st == OK; i++) {
         const option *o = &option_table[i], *spelling;
         const gin_binding *b;

@@ -214,10 +214,9 @@ static status write_table(const json_value *table, buf *names, buf *out) {
 }
 
 static status write_tables(const json_value *tables, buf *out) {
-    buf names;
+    buf names = {0};
     status st = OK;
     if (tables->type != JSON_ARRAY) return fail(ERR_FORMAT, "'embeddings' is not a list");
-    buf_init(&names);
     for (const json_value *t = tables->first; t != NULL && st == OK; t = t->next)
         st = write_table(t, &names, out);
     if (st == OK && names.n_bytes > 0)
@@ -290,12 +289,11 @@ static status read_start(config *c, const json_value *root) {
 
 status config_load_json(config **out, const char *name, const char *json, size_t n) {
     arena a;
-    buf text;
+    buf text = {0};
     const json_value *root;
     config_source source = {0};
     *out = NULL;
     arena_init(&a, 16 << 10);
-    buf_init(&text);
     status st = json_parse(&a, name, json, n, &root);
     if (st == OK && root->type != JSON_OBJECT)
         st = fail(ERR_FORMAT, "%s: the config is not an object", name);

@@ -259,9 +259,8 @@ static bool is_at_string(const gin_reader *r) {
 }
 
 static status read_string(gin_reader *r, gin_value *v) {
-    buf b;
+    buf b = {0};
     status st = OK;
-    buf_init(&b);
     v->type = GIN_STRING;
     /* Adjacent strings are one string. */
     while (st == OK && is_at_string(r)) {

@@ -341,7 +341,6 @@ static status put_all(writer *w) {
 status trace_write(const profile *p, const char *path) {
     writer w = {.p = p};
     TRY(out_file_create(&w.file, path));
-    buf_init(&w.text);
     status st = rows_arrange(&p->recorder, row_of, p, &w.places);
     if (st == OK) st = put_all(&w);
     mem_free(w.places);

@@ -312,10 +312,9 @@ status cost_model_validate(const plan_time *plans, size_t n, uint64_t seed, cost
 status cost_model_save(const cost_model *m, const char *path) {
     const char *model = NULL;
     uint64_t n = 0;
-    buf text;
+    buf text = {0};
     json_writer w;
     TRY(check(xgb.XGBoosterSaveModelToBuffer(m->booster, "{\"format\": \"json\"}", &n, &model)));
-    buf_init(&text);
     json_begin_object(&w, &text, 2);
     JSON_FIELDS(&w, FIELD("kind", "hstu plan cost model"), FIELD("version", 1),
                 FIELD("median", m->median));

@@ -760,8 +760,7 @@ static const tile_params *candidates(const kernel_spec *s, size_t *out_n) {
 }
 
 static status shared_of(const kernel_spec *s, int64_t *bytes) {
-    buf unused;
-    buf_init(&unused);
+    buf unused = {0};
     status st = emit_kernel(s, &unused, bytes);
     buf_fini(&unused);
     return st;

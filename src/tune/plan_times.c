@@ -150,8 +150,7 @@ static status append(traversal *t, const buf *text) {
 
 /* A file of the header, where there is one, and a line for each time so far. */
 static status write_times(const traversal *t, const char *path, const char *header) {
-    buf text;
-    buf_init(&text);
+    buf text = {0};
     status st = header != NULL ? buf_printf(&text, "%s\n", header) : OK;
     for (size_t i = 0; i < t->times.n && st == OK; i++)
         st = plan_time_line(t->times.item[i].value, t->times.item[i].ms, &text);
@@ -205,10 +204,9 @@ static status measure(traversal *t, uint16_t value, known **out) {
 }
 
 static status keep(traversal *t, uint16_t value, double ms) {
-    buf line;
+    buf line = {0};
     TRY(plan_times_add(&t->times, value, ms));
     if (t->partial == NULL) return OK;
-    buf_init(&line);
     status st = plan_time_line(value, ms, &line);
     if (st == OK) st = append(t, &line);
     buf_fini(&line);

@@ -153,8 +153,7 @@ static bool find_compiler(char compiler[COMPILER_BYTES], buf *version) {
 
 bool target_compiler_version(char *text, size_t n) {
     char compiler[COMPILER_BYTES];
-    buf version;
-    buf_init(&version);
+    buf version = {0};
     bool is_found = find_compiler(compiler, &version);
     if (is_found)
         snprintf(text, n, "%.*s", (int)strcspn(buf_str(&version), "\n"), buf_str(&version));
@@ -164,8 +163,7 @@ bool target_compiler_version(char *text, size_t n) {
 
 static status identify(cpu_target *t) {
     machine host;
-    buf version;
-    buf_init(&version);
+    buf version = {0};
     bool is_found = find_compiler(t->compiler, &version);
     if (is_found) {
         machine_ask(&host);
@@ -190,7 +188,7 @@ static status identify(cpu_target *t) {
 static status call_compiler(const cpu_target *t, const char *source, const char *object) {
     char words[COMPILER_BYTES], *argv[MAX_WORDS];
     int code = -1;
-    buf output;
+    buf output = {0};
     snprintf(words, sizeof words, "%s", t->compiler);
     int n = split_words(words, argv, MAX_WORDS - N_FLAGS - 5);
     for (int i = 0; i < N_FLAGS; i++)
@@ -200,7 +198,6 @@ static status call_compiler(const cpu_target *t, const char *source, const char 
     argv[n++] = (char *)object;
     argv[n++] = "-lm";
     argv[n] = NULL;
-    buf_init(&output);
     status st = run_process(argv, &output, &code);
     /* Ctrl-C reaches the compiler too, often before us. */
     if (st == OK && (code == 128 + SIGINT || code == 128 + SIGTERM))
@@ -262,8 +259,7 @@ static status compile_source(cpu_target *t, const buf *source, const char *name,
     kernel_key key = kernel_key_of(source, t->identity);
     char path[4096];
     bool is_found;
-    buf code;
-    buf_init(&code);
+    buf code = {0};
     status st = kernel_cache_find(&t->cache, &key, "so", &code, &is_found, path);
     buf_fini(&code);
     if (st == OK && !is_found) st = build(t, source, &key);
@@ -273,10 +269,9 @@ static status compile_source(cpu_target *t, const buf *source, const char *name,
 static status compile(target *base, const kernel_spec *s, target_kernel **out) {
     cpu_target *t = (cpu_target *)base;
     char name[EMIT_NAME_BYTES];
-    buf source;
+    buf source = {0};
     *out = NULL;
     emit_name(s, name);
-    buf_init(&source);
     status st = emit_kernel(s, &source, NULL);
     if (st == OK) st = compile_source(t, &source, name, out);
     buf_fini(&source);

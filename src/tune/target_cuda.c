@@ -239,12 +239,10 @@ static void release(target *base, target_kernel *k) {
 static status compile(target *base, const kernel_spec *s, target_kernel **out) {
     cuda_target *t = (cuda_target *)base;
     char name[EMIT_NAME_BYTES];
-    buf source, cubin;
+    buf source = {0}, cubin = {0};
     target_kernel *k;
     *out = NULL;
     TRY(MEM_NEW(&k, 1));
-    buf_init(&source);
-    buf_init(&cubin);
     emit_name(s, name);
     k->threads = emit_threads(s);
     status st = emit_kernel(s, &source, &k->shared_bytes);

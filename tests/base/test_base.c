@@ -222,10 +222,9 @@ TEST(arena_is_cleared) {
 static status use_arena_and_buf(void *ctx) {
     (void)ctx;
     arena a;
-    buf b;
+    buf b = {0};
     int *p;
     arena_init(&a, 64);
-    buf_init(&b);
     status st = OK;
     for (int i = 0; st == OK && i < 20; i++)
         st = ARENA_NEW(&a, &p, 40);
@@ -257,8 +256,7 @@ TEST(arena_and_buf_survive_no_memory) {
 }
 
 TEST(buf_appends) {
-    buf b;
-    buf_init(&b);
+    buf b = {0};
     CHECK_STR(buf_str(&b), "");
     CHECK_OK(buf_printf(&b, "%d-%s", 12, "x"));
     CHECK_OK(buf_char(&b, '!'));
@@ -445,7 +443,7 @@ TEST(file_replace_is_atomic) {
 TEST(file_sync_is_repeated_after_a_signal) {
     out_file *f;
     part_file *p;
-    buf header;
+    buf header = {0};
     for (int i = 0; i < 3; i++) {
         sync_files = sync_folders = 0;
         CHECK_OK(out_file_create(&f, in_folder("out")));
@@ -455,7 +453,6 @@ TEST(file_sync_is_repeated_after_a_signal) {
         sync_interrupts = i;
         folder_sync_of(in_folder("out"));
         CHECK(sync_interrupts == 0 && sync_folders == 2);
-        buf_init(&header);
         unlink(in_folder("part"));
         sync_interrupts = i;
         CHECK_OK(part_file_make(in_folder("part"), &header, 10));

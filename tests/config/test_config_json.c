@@ -16,10 +16,8 @@ AFTER_TESTS {
 }
 
 static const json_value *echo(void) {
-    buf text, again;
+    buf text = {0}, again = {0};
     const json_value *root;
-    buf_init(&text);
-    buf_init(&again);
     CHECK_OK(config_write_json(c, &text, 2));
     CHECK_OK(config_write_json(c, &again, 2));
     CHECK_STR(buf_str(&text), buf_str(&again));
@@ -137,9 +135,7 @@ TEST(config_command) {
 static void check_round_trip(const char *path, const char *const *set, size_t n_set) {
     config_source source = {.path = path, .overrides = set, .n_overrides = n_set};
     config *loaded, *d;
-    buf first, second;
-    buf_init(&first);
-    buf_init(&second);
+    buf first = {0}, second = {0};
     CHECK_OK(config_load(&loaded, &source));
     CHECK_OK(config_write_json(loaded, &first, 2));
     CHECK_OK(config_load_json(&d, "echo", buf_str(&first), first.n_bytes));

@@ -100,7 +100,7 @@ TEST(options_know_every_reference_binding) {
 /* docs/config.md is what the table says today; if not: make docs. */
 TEST(options_docs_are_current) {
     char path[4200], *docs;
-    buf text;
+    buf text = {0};
     size_t n;
     /* The program is build/VARIANT/hstu in the repository. */
     snprintf(path, sizeof path, "%s", test_program());
@@ -108,7 +108,6 @@ TEST(options_docs_are_current) {
         *strrchr(path, '/') = '\0';
     strcat(path, "/docs/config.md");
     CHECK_OK(file_read_all(path, 1 << 20, &docs, &n));
-    buf_init(&text);
     CHECK_OK(options_write_help(&text, true));
     if (strcmp(docs, buf_str(&text)) != 0)
         FAIL_TEST("docs/config.md is out of date; run make docs");
@@ -117,8 +116,7 @@ TEST(options_docs_are_current) {
 }
 
 TEST(options_help_lists_every_option) {
-    buf text;
-    buf_init(&text);
+    buf text = {0};
     CHECK_OK(options_write_help(&text, false));
     for (size_t i = 0; i < n_options; i++)
         CHECK_CONTAINS(buf_str(&text), option_table[i].name);

@@ -475,12 +475,11 @@ TEST(encoder_scores_under_masks) {
 TEST(encoder_scores_as_text) {
     static const int32_t lengths[] = {12};
     encoder_scores *s = run(NULL, lengths, 1);
-    buf text;
+    buf text = {0};
     arena a;
     const json_value *v;
     double entropy;
     arena_init(&a, 4096);
-    buf_init(&text);
     CHECK_OK(encoder_scores_json(s, &text));
     CHECK_OK(json_parse(&a, "scores", buf_str(&text), text.n_bytes, &v));
     const json_value *heads = json_member(v, "heads");

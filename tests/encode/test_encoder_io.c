@@ -327,8 +327,7 @@ TEST(encoder_output_that_fails) {
 
 TEST(encoder_output_lines) {
     const float hidden[] = {0.5f, -1, 2, 0.1f}, pooled[] = {3, 4};
-    buf text;
-    buf_init(&text);
+    buf text = {0};
     CHECK_OK(encoder_output_line(&text, 2, 2, hidden, pooled));
     CHECK_STR(buf_str(&text), "{\"hidden\":[[0.5,-1],[2,0.1]],\"pooled\":[3,4]}\n");
     buf_clear(&text);

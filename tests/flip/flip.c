@@ -46,13 +46,12 @@ static uint64_t hash_more(uint64_t hash, const void *bytes, size_t n) {
 
 static status read_data(const char *path, uint64_t *out) {
     seq_file *s;
-    buf text;
+    buf text = {0};
     TRY(seq_file_open(&s, path, NULL));
     uint64_t h = hash_more(s->n_items, s->offsets, (s->n_users + 1) * sizeof *s->offsets);
     h = hash_more(h, s->item, s->n_events * sizeof *s->item);
     h = hash_more(h, s->action, s->n_events * sizeof *s->action);
     h = hash_more(h, s->time, s->n_events * sizeof *s->time);
-    buf_init(&text);
     status st = OK;
     for (uint64_t i = 1; i <= s->n_items && st == OK; i++) {
         st = seq_item_title(s, (uint32_t)i, &text);
@@ -128,11 +127,10 @@ static status read_checkpoint(const char *path, uint64_t *out) {
 static status read_config(const char *path, uint64_t *out) {
     char run[256];
     config *c;
-    buf text;
+    buf text = {0};
     snprintf(run, sizeof run, "%s", path);
     *strrchr(run, '/') = '\0';
     TRY(checkpoint_run_config(&c, run));
-    buf_init(&text);
     status st = config_write_json(c, &text, 0);
     *out = hash_more(1, buf_str(&text), text.n_bytes);
     buf_fini(&text);

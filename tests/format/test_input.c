@@ -354,8 +354,7 @@ static void check_movie_set(const char *path) {
     input *in;
     const char *const *names;
     size_t n;
-    buf name;
-    buf_init(&name);
+    buf name = {0};
     CHECK_OK(bundle_open(&b, path));
     CHECK_OK(bundle_open_member(b, "ratings.dat", true, &in));
     CHECK_OK(buf_printf(&name, "%s:ml-1m/ratings.dat", path));

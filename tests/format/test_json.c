@@ -78,9 +78,8 @@ static void write_sample(json_writer *w) {
 }
 
 TEST(json_writes_one_line) {
-    buf b;
+    buf b = {0};
     json_writer w;
-    buf_init(&b);
     json_begin(&w, &b, 0);
     write_sample(&w);
     CHECK_OK(json_finish(&w));
@@ -90,9 +89,8 @@ TEST(json_writes_one_line) {
 }
 
 TEST(json_writes_indented) {
-    buf b;
+    buf b = {0};
     json_writer w;
-    buf_init(&b);
     json_begin(&w, &b, 2);
     write_sample(&w);
     CHECK_OK(json_finish(&w));
@@ -156,9 +154,8 @@ TEST(json_ignores_the_locale) {
 }
 
 TEST(json_writer_refuses_great_depth) {
-    buf b;
+    buf b = {0};
     json_writer w;
-    buf_init(&b);
     for (int depth = JSON_MAX_DEPTH; depth <= JSON_MAX_DEPTH + 40; depth += 40) {
         buf_clear(&b);
         json_begin(&w, &b, 0);
@@ -373,9 +370,8 @@ TEST(json_limits_depth) {
 }
 
 TEST(json_reads_many_keys_quickly) {
-    buf b;
+    buf b = {0};
     json_writer w;
-    buf_init(&b);
     json_begin(&w, &b, 0);
     json_object_open(&w);
     for (int i = 0; i < 300000; i++) {
@@ -423,12 +419,11 @@ TEST(json_typed_members) {
 static status read_and_write(void *ctx) {
     const char *text = "{\"a\":[1,2.5,\"a long enough string to need a block\"],\"b\":{\"c\":1}}";
     arena values;
-    buf b;
+    buf b = {0};
     json_writer w;
     const json_value *v;
     (void)ctx;
     arena_init(&values, 64);
-    buf_init(&b);
     status st = json_parse(&values, "t.json", text, strlen(text), &v);
     json_begin(&w, &b, 2);
     if (st == OK) {
@@ -447,9 +442,7 @@ TEST(json_survives_lack_of_memory) {
 /* A seal that is added later is the one that the writer writes. */
 TEST(json_seal_is_added_to_a_finished_object) {
     json_writer w;
-    buf text, other;
-    buf_init(&text);
-    buf_init(&other);
+    buf text = {0}, other = {0};
     for (int i = 0; i < 2; i++) {
         json_begin(&w, i == 0 ? &text : &other, 2);
         json_object_open(&w);
@@ -470,9 +463,8 @@ TEST(json_seal_is_added_to_a_finished_object) {
 TEST(json_seal_covers_every_byte) {
     for (int indent = 0; indent <= 2; indent += 2) {
         json_writer w;
-        buf text;
+        buf text = {0};
         char want[9];
-        buf_init(&text);
         json_begin(&w, &text, indent);
         json_object_open(&w);
         json_key_int(&w, "crc32 of", 7);
@@ -509,8 +501,7 @@ TEST(csv_write_quotes_what_needs_it) {
                  {"a\nb", "\"a\nb\"", 3},    {"a\rb", "\"a\rb\"", 3},
                  {"\xff\xfe", "\xff\xfe", 2}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        buf b;
-        buf_init(&b);
+        buf b = {0};
         CHECK_OK(csv_put_field(&b, cases[i].in, cases[i].n));
         CHECK_STR(buf_str(&b), cases[i].out);
         buf_fini(&b);
@@ -518,10 +509,9 @@ TEST(csv_write_quotes_what_needs_it) {
 }
 
 TEST(fields_are_written_by_their_type) {
-    buf out;
+    buf out = {0};
     json_writer w;
     char text[] = "a\"b";
-    buf_init(&out);
     json_begin(&w, &out, 0);
     json_object_open(&w);
     JSON_FIELDS(&w, FIELD("i", -3), FIELD("u", UINT64_MAX), FIELD("d", 0.5), FIELD("b", (bool)true),

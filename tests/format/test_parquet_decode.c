@@ -13,9 +13,8 @@ static void *exact_copy(const buf *b) {
 TEST(runs_of_every_width_come_back) {
     for (int width = 0; width <= 32; width++) {
         uint32_t v[100], got[300], mask = width == 32 ? UINT32_MAX : (1u << width) - 1;
-        buf b;
+        buf b = {0};
         hybrid h;
-        buf_init(&b);
         for (uint32_t i = 0; i < 100; i++)
             v[i] = (i * 2654435761u) & mask;
         put_packed(&b, v, 96, width);
@@ -38,10 +37,9 @@ TEST(runs_of_every_width_come_back) {
 
 TEST(runs_that_end_early_are_refused) {
     uint32_t v[16] = {1, 2, 3}, got[64];
-    buf b;
+    buf b = {0};
     hybrid h;
     size_t n_skipped;
-    buf_init(&b);
     CHECK_FAILS(hybrid_init(&h, "", 0, 33), ERR_FORMAT, "33 bits");
     put_run(&b, 3, 2, 2);
     CHECK_OK(hybrid_init(&h, b.data, b.n_bytes, 2));
@@ -72,9 +70,8 @@ TEST(runs_that_end_early_are_refused) {
 
 static void check_delta(const int64_t *v, size_t n) {
     int64_t *got = malloc((n + 1) * sizeof *got);
-    buf b;
+    buf b = {0};
     delta d;
-    buf_init(&b);
     put_delta(&b, v, n);
     void *copy = exact_copy(&b);
     CHECK_OK(delta_init(&d, copy, b.n_bytes));
@@ -117,9 +114,8 @@ TEST(deltas_of_every_size_come_back) {
 TEST(delta_headers_that_cannot_be_are_refused) {
     static const uint64_t bad[][3] = {
         {0, 4, 1}, {128, 0, 1}, {128, 3, 1}, {100, 4, 1}, {128, 4, (uint64_t)1 << 40}};
-    buf b;
+    buf b = {0};
     delta d;
-    buf_init(&b);
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         buf_clear(&b);
         for (int k = 0; k < 3; k++)
@@ -165,8 +161,7 @@ TEST(strings_of_every_encoding_come_back) {
     for (int e = 0; e < 3; e++) {
         parquet_values v;
         parquet_text got[N_TEXTS];
-        buf b;
-        buf_init(&b);
+        buf b = {0};
         put_texts(&b, encodings[e]);
         void *copy = exact_copy(&b);
         parquet_values_init(&v);
@@ -194,8 +189,7 @@ TEST(strings_with_wrong_lengths_are_refused) {
     static const int64_t prefixes[][2] = {{1, 0}, {0, 4}, {0, -1}}, suffixes[] = {3, 3};
     parquet_values v;
     parquet_text got[2];
-    buf b;
-    buf_init(&b);
+    buf b = {0};
     parquet_values_init(&v);
     for (int i = 0; i < 3; i++) {
         buf_clear(&b);
@@ -222,8 +216,7 @@ TEST(numbers_of_every_type_come_back) {
     int64_t got[20];
     double real[20];
     uint32_t index[20];
-    buf b;
-    buf_init(&b);
+    buf b = {0};
     parquet_values_init(&v);
     parquet_column c = {.type = PARQUET_INT32};
     put_le(&b, (uint32_t)-7, 4);

@@ -8,8 +8,7 @@ static thrift reader(const buf *b) {
 }
 
 TEST(fields_have_numbers_and_types) {
-    buf b;
-    buf_init(&b);
+    buf b = {0};
     put_byte(&b, 0x15); /* field 1 by its distance: i32 */
     put_zigzag(&b, -3);
     put_byte(&b, 0x21); /* field 3: true */
@@ -45,8 +44,7 @@ TEST(fields_have_numbers_and_types) {
 }
 
 TEST(a_byte_is_a_number) {
-    buf b;
-    buf_init(&b);
+    buf b = {0};
     put_field(&b, 1, THRIFT_BYTE), put_byte(&b, 0xfd);
     put_field(&b, 2, THRIFT_BYTE);
     thrift t = reader(&b);
@@ -61,8 +59,7 @@ TEST(a_byte_is_a_number) {
 }
 
 TEST(unknown_fields_of_every_type_are_skipped) {
-    buf b;
-    buf_init(&b);
+    buf b = {0};
     put_field(&b, 1, THRIFT_TRUE);
     put_field(&b, 2, THRIFT_BYTE), put_byte(&b, 7);
     put_field(&b, 3, THRIFT_DOUBLE), put_le(&b, 0, 8);
@@ -89,8 +86,7 @@ TEST(unknown_fields_of_every_type_are_skipped) {
 
 /* Every shorter text must fail as "short", and never be read past its end (the sanitizer sees). */
 TEST(cut_off_data_is_short) {
-    buf b;
-    buf_init(&b);
+    buf b = {0};
     put_list(&b, 1, THRIFT_STRUCT, 1), put_text(&b, 4, "name"), put_byte(&b, 0);
     put_field(&b, 2, THRIFT_DOUBLE), put_le(&b, 1, 8);
     put_byte(&b, 0);
@@ -119,8 +115,7 @@ static status skip_one(const buf *b) {
 }
 
 TEST(hostile_numbers_are_refused) {
-    buf b;
-    buf_init(&b);
+    buf b = {0};
     put_field(&b, 1, THRIFT_I64);
     for (int i = 0; i < 11; i++)
         put_byte(&b, 0xff);
@@ -147,8 +142,7 @@ TEST(hostile_numbers_are_refused) {
 static status open_schema(parquet_file *f, int converted, int logical, const char *bytes,
                           size_t n_bytes) {
     static char path[512];
-    buf b;
-    buf_init(&b);
+    buf b = {0};
     CHECK_OK(buf_text(&b, "PAR1"));
     put_list(&b, 2, THRIFT_STRUCT, 2);
     put_element(&b, "root", -1, 0, 1, -1, 0, false);

@@ -9,10 +9,9 @@
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     config *c, *again = NULL;
-    buf text;
+    buf text = {0};
     log_set_level(LOG_QUIET);
     if (config_load_json(&c, "fuzz", (const char *)data, n) != OK) return 0;
-    buf_init(&text);
     if (c->is_benchmark) goto done; /* its features are not read back */
     if (config_write_json(c, &text, 0) != OK) abort();
     if (config_load_json(&again, "fuzz", buf_str(&text), text.n_bytes) != OK) abort();

@@ -10,10 +10,9 @@
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 
 static void check_echo(const config *c) {
-    buf text;
+    buf text = {0};
     arena memory;
     const json_value *root;
-    buf_init(&text);
     arena_init(&memory, 1 << 14);
     if (config_write_json(c, &text, 0) != OK) abort();
     if (json_parse(&memory, "echo", buf_str(&text), text.n_bytes, &root) != OK) abort();

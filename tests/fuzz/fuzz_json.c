@@ -52,9 +52,7 @@ static status rewrite(const char *text, size_t n, int indent, buf *out) {
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n) {
-    buf first, second;
-    buf_init(&first);
-    buf_init(&second);
+    buf first = {0}, second = {0};
     if (rewrite((const char *)bytes, n, 2, &first) == OK) {
         if (rewrite(first.data, first.n_bytes, 2, &second) != OK) abort();
         if (strcmp(first.data, second.data) != 0) abort();

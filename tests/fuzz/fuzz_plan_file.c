@@ -14,10 +14,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     char path[256];
     plan_file f;
-    buf text;
+    buf text = {0};
     log_set_level(LOG_QUIET);
     if (fuzz_folder[0] == '\0') fuzz_folder_make("plan");
-    buf_init(&text);
     if (buf_append(&text, data, n) != OK) abort();
     (void)json_add_seal(&text);
     fuzz_file_write("plan.json", text.data, text.n_bytes);

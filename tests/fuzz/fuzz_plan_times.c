@@ -7,8 +7,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     plan_times t = {0}, again = {0};
-    buf text;
-    buf_init(&text);
+    buf text = {0};
     if (plan_times_parse(&t, "times", (const char *)data, n) == OK) {
         for (size_t i = 0; i < t.n; i++)
             if (plan_time_line(t.item[i].value, t.item[i].ms, &text) != OK) abort();

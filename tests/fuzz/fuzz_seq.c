@@ -19,9 +19,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
     seq_file *s;
     if (seq_file_open(&s, path, NULL) == OK) {
-        buf name;
+        buf name = {0};
         static volatile int64_t sum; /* keeps the reads */
-        buf_init(&name);
         for (uint64_t u = 0; u < s->n_users; u++) {
             if (seq_user_name(s, u, &name) != OK) abort();
             for (uint64_t i = s->offsets[u]; i < s->offsets[u + 1]; i++) {

@@ -26,9 +26,8 @@ static void check_record(const char *text, size_t size) {
     const json_value *root, *second;
     split_record r, again;
     json_writer w;
-    buf out;
+    buf out = {0};
     arena_init(&a, 4096);
-    buf_init(&out);
     if (json_parse(&a, "split", text, size, &root) == OK && root->type == JSON_OBJECT &&
         split_record_read(&r, root) == OK) {
         json_begin(&w, &out, 0);

@@ -39,8 +39,7 @@ static seq_file small_data(void) {
 
 /* Everything of a view is in range. */
 static void read_all(const seq_file *s) {
-    buf name;
-    buf_init(&name);
+    buf name = {0};
     for (uint64_t u = 0; u < s->n_users; u++) {
         for (uint64_t i = s->offsets[u]; i < s->offsets[u + 1]; i++)
             if (s->item[i] < 1 || seq_item_title(s, s->item[i], &name) != OK) abort();

@@ -180,8 +180,7 @@ static void ask(use *u, const char *user, char best[N_BEST][32], float *score) {
     model_items corpus;
     rank_query q = {.corpus = &corpus, .k = N_BEST, .best = item, .score = score};
     pass *p;
-    buf name;
-    buf_init(&name);
+    buf name = {0};
     CHECK_OK(pass_create(&p, u->t.session.model, &(pass_config){.max_users = 1}));
     CHECK_OK(model_corpus(u->t.session.model, &corpus));
     CHECK_OK(pass_rank(p, &b, &q));

@@ -35,8 +35,7 @@ TEST(vocabulary_file_has_ids_titles_values_and_actions) {
     static const world texts = {
         .folder = "texts", .has_text = true, .prefix = "sku-", .has_context = true, .ticks = 1000};
     seq_file *data = world_open(&texts), *v;
-    buf name;
-    buf_init(&name);
+    buf name = {0};
     CHECK_FAILS(vocabulary_open(&v, test_folder(), NULL), ERR_IO, "vocabulary.seq");
     CHECK_OK(vocabulary_save(path_in("vocabulary.seq"), NULL, data, 5, NULL));
     CHECK_OK(vocabulary_open(&v, test_folder(), NULL));
@@ -113,10 +112,8 @@ TEST(vocabulary_finds_flipped_bytes) {
 /* The names of an item and of a user's value, in a view and in the data, are the same. */
 static void check_events(const vocabulary_view *v, const seq_file *data) {
     const seq_file *s = v->data;
-    buf here, there;
+    buf here = {0}, there = {0};
     uint64_t row = 0, n_left = 0;
-    buf_init(&here);
-    buf_init(&there);
     CHECK_EQ(s->n_users, data->n_users);
     for (uint64_t u = 0; u < data->n_users; u++) {
         CHECK_EQ(s->offsets[u], row);

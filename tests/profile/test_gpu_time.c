@@ -99,8 +99,7 @@ TEST(queue_counts_what_has_not_begun) {
 }
 
 TEST(gaps_give_advice_where_something_stands_out) {
-    buf text;
-    buf_init(&text);
+    buf text = {0};
     gpu_idle g = {.span_ns = 1000, .busy_ns = 950};
     g.cause[GAP_HOST] = (gap_sum){5, 50};
     CHECK_OK(gpu_idle_advice(&g, &text));

@@ -6,7 +6,7 @@ static char heap[20000]; /* addresses */
 
 TEST(memory_log_explains_the_peak) {
     static memory_log log;
-    buf text;
+    buf text = {0};
     memory_log_init(&log);
     memory_log_add(&log, heap, 1000, "weights");
     memory_log_add(&log, heap + 1, 3000, "activations");
@@ -20,7 +20,6 @@ TEST(memory_log_explains_the_peak) {
     CHECK_EQ(log.live, 4400);
     CHECK_EQ(log.n_events, 5);
     CHECK_EQ(log.events[3].live, 1500);
-    buf_init(&text);
     CHECK_OK(memory_log_csv(&log, &text));
     CHECK_STR(buf_str(&text), "At Peak (bytes),Own Peak (bytes),At End (bytes),Blocks,Owner\n"
                               "3500,3500,500,2,activations\n"
@@ -73,8 +72,7 @@ TEST(memory_log_keeps_count_of_many) {
 
 TEST(memory_log_of_nothing_says_nothing) {
     static memory_log log;
-    buf text;
-    buf_init(&text);
+    buf text = {0};
     memory_log_init(&log);
     CHECK_EQ(memory_log_remove(&log, heap), 0);
     CHECK_OK(memory_log_text(&log, &text));

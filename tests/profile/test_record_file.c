@@ -165,10 +165,9 @@ TEST(record_file_survives_lack_of_memory) {
 TEST(profile_load_joins_processes) {
     profile p;
     profile_table t;
-    buf text;
+    buf text = {0};
     write_file();
     write_file();
-    buf_init(&text);
     CHECK_OK(profile_load(&p, test_folder(), &text));
     CHECK(p.has_gpu);
     CHECK_EQ(p.n_gpu_lost, 6);
@@ -193,7 +192,7 @@ TEST(profile_load_joins_processes) {
 TEST(profile_load_sums_unified_memory) {
     profile p;
     profile_table t;
-    buf text;
+    buf text = {0};
     record_writer *w;
     static const gpu_record records[] = {
         {.kind = GPU_UNIFIED_IN, .start_ns = 100, .end_ns = 300, .bytes = 65536},
@@ -205,7 +204,6 @@ TEST(profile_load_sums_unified_memory) {
     for (size_t i = 0; i < sizeof records / sizeof records[0]; i++)
         CHECK_OK(record_writer_add(w, &records[i]));
     CHECK_OK(record_writer_close(w, 0));
-    buf_init(&text);
     CHECK_OK(profile_load(&p, test_folder(), &text));
     CHECK_EQ(p.unified.in_bytes, 65536 + 4096);
     CHECK_EQ(p.unified.out_bytes, 1000);
@@ -222,8 +220,7 @@ TEST(profile_load_sums_unified_memory) {
 
 TEST(profile_load_of_nothing_says_why) {
     profile p;
-    buf text;
-    buf_init(&text);
+    buf text = {0};
     CHECK_OK(profile_load(&p, test_folder(), &text));
     CHECK(!p.has_gpu);
     CHECK_CONTAINS(p.gpu_reason, "no process of the program used CUDA's driver");

@@ -29,8 +29,7 @@ static void make(recorder *r) {
 
 static void check_text(const recorder *r, report_kind kind, const char *want) {
     profile_table t;
-    buf out;
-    buf_init(&out);
+    buf out = {0};
     CHECK_OK(profile_table_make(&t, r, kind));
     CHECK_OK(profile_table_text(&t, -1, &out));
     CHECK_STR(buf_str(&out), want);
@@ -66,9 +65,8 @@ TEST(tables_look_like_those_of_nsys) {
 TEST(tables_of_ops_have_self_and_total_times) {
     recorder r;
     profile_table t;
-    buf out;
+    buf out = {0};
     make(&r);
-    buf_init(&out);
     CHECK_OK(profile_table_make(&t, &r, REPORT_OPS));
     CHECK_EQ(t.n_rows, 3);
     CHECK_STR(t.rows[0].name, "attn_fwd"); /* most time on the GPU */
@@ -108,7 +106,7 @@ TEST(tables_print_numbers_of_any_size) {
         {"op f", 1, (int64_t)5 << 40, "0.001us", "5120.00 GB"}};
     recorder r;
     profile_table t;
-    buf out;
+    buf out = {0};
     char want[128];
     recorder_init(&r, &(recorder_schedule){0});
     r.has_memory = true;
@@ -116,7 +114,6 @@ TEST(tables_print_numbers_of_any_size) {
         add(&r, SPAN_OP, cases[i].name, 1, 1 + cases[i].ns, 0, RECORDER_NO_OP);
         r.spans[i].memory = cases[i].memory;
     }
-    buf_init(&out);
     CHECK_OK(profile_table_make(&t, &r, REPORT_OPS));
     CHECK_OK(profile_table_text(&t, -1, &out));
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -169,11 +166,10 @@ TEST(tables_without_a_gpu_have_no_columns_for_it) {
 TEST(tables_as_json_are_one_line) {
     recorder r;
     profile_table t;
-    buf out;
+    buf out = {0};
     arena a;
     const json_value *v;
     make(&r);
-    buf_init(&out);
     arena_init(&a, 4096);
     CHECK_OK(profile_table_make(&t, &r, REPORT_KERNELS));
     CHECK_OK(profile_table_json(&t, -1, &out));

@@ -71,7 +71,7 @@ static void add(recorder *r, const char *name, uint64_t start, uint64_t end, con
 TEST(launches_are_those_of_the_longest) {
     recorder r;
     profile_table t;
-    buf text;
+    buf text = {0};
     span_launch small = launch(128, 255, 0), large = launch(256, 64, 0);
     small.grid[0] = 10;
     large.local = 16;
@@ -88,7 +88,6 @@ TEST(launches_are_those_of_the_longest) {
     CHECK_EQ(t.rows[1].value[LAUNCH_COUNT], 2);
     CHECK_EQ(t.rows[1].value[LAUNCH_AVERAGE], 2000);
     CHECK_EQ(t.rows[1].value[LAUNCH_WARPS], 32);
-    buf_init(&text);
     CHECK_OK(profile_table_csv(&t, -1, &text));
     CHECK_CONTAINS(buf_str(&text),
                    "\n40,2,2000,\"264,1,1\",\"256,1,1\",64,0,0,16,32,50,0.5,registers,one\n");
@@ -171,8 +170,7 @@ TEST(roofline_ops_of_graphs_have_their_kernels) {
     profile_table t;
     make(&r);
     CHECK_OK(profile_table_make(&t, &r, REPORT_OPS));
-    buf text;
-    buf_init(&text);
+    buf text = {0};
     CHECK_OK(profile_table_csv(&t, -1, &text));
     CHECK_CONTAINS(buf_str(&text), "\nattn_fwd,0,0,0,0,0,4000,80,4000,2000,2\n");
     CHECK_CONTAINS(buf_str(&text), "\nrecord_end,50,100,50,100,100,0,0,4000,4000,1\n");
@@ -183,9 +181,8 @@ TEST(roofline_ops_of_graphs_have_their_kernels) {
 
 TEST(roofline_is_drawn_where_there_are_peaks) {
     recorder r;
-    buf svg;
+    buf svg = {0};
     make(&r);
-    buf_init(&svg);
     CHECK_OK(roofline_svg(&r, &svg));
     CHECK_CONTAINS(buf_str(&svg), "<svg viewBox=");
     CHECK_CONTAINS(buf_str(&svg),

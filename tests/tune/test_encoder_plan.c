@@ -175,10 +175,9 @@ TEST(plans_that_an_encoder_refuses) {
 
 /* The JSON that a search keeps. */
 static void keep(const plan_store *s, plan_file *f, bool expects_kept) {
-    buf text;
+    buf text = {0};
     char path[4096];
     bool is_kept;
-    buf_init(&text);
     CHECK_OK(
         buf_printf(&text,
                    "{\n  \"kind\": \"hstu fusion plan\",\n  \"version\": 1,\n  \"layer\": "

@@ -9,8 +9,7 @@ static const chain_shape base = {
 
 static void line_of(const char *plan, char *text, size_t n) {
     fusion_plan p;
-    buf line;
-    buf_init(&line);
+    buf line = {0};
     CHECK_OK(plan_parse(plan, &p));
     CHECK_OK(plan_line(&p, &line));
     snprintf(text, n, "%s", buf_str(&line));
@@ -256,9 +255,8 @@ TEST(chains_are_in_order) {
 
 static status draw(void *ctx) {
     plan_program p;
-    buf out;
+    buf out = {0};
     (void)ctx;
-    buf_init(&out);
     plan_lower(chain_of(CHAIN_BERT), &base, 41115, &p);
     status st = plan_line(&p.plan, &out);
     if (st == OK) st = plan_draw(chain_of(CHAIN_BERT), &p, &out);
@@ -271,8 +269,7 @@ static status draw(void *ctx) {
 /* The frames of a drawing, by their numbers: each around its kernel's operators. */
 TEST(drawings_frame_each_kernel) {
     plan_program p;
-    buf out;
-    buf_init(&out);
+    buf out = {0};
     for (unsigned value = 41115; value < 41115 + 40; value += 13) {
         const char *at;
         plan_lower(chain_of(CHAIN_BERT), &base, (uint16_t)value, &p);

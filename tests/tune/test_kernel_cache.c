@@ -6,8 +6,7 @@
 #include "test.h"
 
 static kernel_key key_of(const char *source, const char *compiler) {
-    buf text;
-    buf_init(&text);
+    buf text = {0};
     CHECK_OK(buf_text(&text, source));
     kernel_key key = kernel_key_of(&text, compiler);
     buf_fini(&text);
@@ -17,9 +16,8 @@ static kernel_key key_of(const char *source, const char *compiler) {
 TEST(what_is_stored_is_found) {
     kernel_cache c;
     kernel_key key = key_of("int x;", "gcc 12"), other = key_of("int x;", "gcc 13");
-    buf code;
+    buf code = {0};
     bool is_found;
-    buf_init(&code);
     CHECK_OK(kernel_cache_open(&c, test_folder()));
     CHECK_OK(kernel_cache_find(&c, &key, "so", &code, &is_found, NULL));
     CHECK(!is_found);
@@ -38,10 +36,9 @@ TEST(what_is_stored_is_found) {
 TEST(damage_is_seen) {
     kernel_cache c;
     kernel_key key = key_of("a", "b"), other = key_of("b", "b");
-    buf code;
+    buf code = {0};
     bool is_found;
     char path[4096], copy[8192];
-    buf_init(&code);
     CHECK_OK(kernel_cache_open(&c, test_folder()));
     CHECK_OK(kernel_cache_store(&c, &key, "so", "compiled code", 13));
     CHECK_OK(kernel_cache_find(&c, &key, "so", &code, &is_found, path));
@@ -75,9 +72,8 @@ TEST(damage_is_seen) {
 }
 
 static bool is_entry(const kernel_cache *c, const kernel_key *key, char *path) {
-    buf code;
+    buf code = {0};
     bool is_found;
-    buf_init(&code);
     CHECK_OK(kernel_cache_find(c, key, "so", &code, &is_found, path));
     buf_fini(&code);
     return is_found;

@@ -6,9 +6,8 @@
 /* A sealed file with this content before the seal. */
 static const char *write_plan(const char *content) {
     static char path[4096];
-    buf text;
+    buf text = {0};
     snprintf(path, sizeof path, "%s/plan.json", test_folder());
-    buf_init(&text);
     CHECK_OK(buf_text(&text, content));
     CHECK_OK(json_add_seal(&text));
     FILE *f = fopen(path, "wb");

@@ -41,8 +41,7 @@ TEST(bad_lines_are_named) {
 
 TEST(a_line_reads_back) {
     plan_times t;
-    buf line;
-    buf_init(&line);
+    buf line = {0};
     CHECK_OK(plan_time_line(6826, 0.0123456, &line));
     CHECK_STR(buf_str(&line), "0001101010101010  0.0123456\n");
     CHECK_OK(parse(buf_str(&line), &t));

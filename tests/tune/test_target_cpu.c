@@ -49,7 +49,7 @@ TEST(compiled_kernels_are_kept_by_all_they_depend_on) {
     char folder[4096], path[4200], *text, identity[2048];
     size_t n;
     machine host;
-    buf source;
+    buf source = {0};
     bool is_found;
     kernel_cache cache;
     snprintf(folder, sizeof folder, "%s/cache", test_folder());
@@ -67,7 +67,6 @@ TEST(compiled_kernels_are_kept_by_all_they_depend_on) {
     mem_free(text);
     snprintf(path, sizeof path, "%s/source.c", test_folder());
     CHECK_OK(file_read_all(path, 1 << 20, &text, &n));
-    buf_init(&source);
     CHECK_OK(buf_append(&source, text, n));
     mem_free(text);
     kernel_key key = kernel_key_of(&source, identity);

@@ -22,15 +22,13 @@ static void compile_all(chain_layer layer, act_type act, int sm, int every) {
                              .is_cuda = true};
             tile_params tiles[EMIT_MAX_TILES];
             int n;
-            buf source, cubin;
+            buf source = {0}, cubin = {0};
             s.from = plan_template(c, &shape, first, last, NULL);
             if (s.from == TEMPLATE_NONE || at++ % every != 0) continue;
             s.shared_limit = sm == 80 ? 163 << 10 : 227 << 10;
             CHECK_OK(emit_tiles(&s, tiles, &n));
             CHECK(n > 0);
             s.tile = tiles[0];
-            buf_init(&source);
-            buf_init(&cubin);
             CHECK_OK(emit_kernel(&s, &source, NULL));
             CHECK_OK(target_compile_cuda(&source, sm, &cubin));
             CHECK(cubin.n_bytes > 1000 && memcmp(cubin.data, "\177ELF", 4) == 0);
@@ -50,11 +48,9 @@ TEST(kernels_of_sasrec_compile_in_float32) {
 }
 
 TEST(bad_source_is_told) {
-    buf source, cubin;
+    buf source = {0}, cubin = {0};
     char version[64];
     if (!target_nvrtc_version(version, sizeof version)) SKIP_TEST("no NVRTC");
-    buf_init(&source);
-    buf_init(&cubin);
     CHECK_OK(buf_text(&source, "int f( {"));
     CHECK_FAILS(target_compile_cuda(&source, 80, &cubin), ERR_UNSUPPORTED, "NVRTC cannot compile");
     buf_fini(&source);

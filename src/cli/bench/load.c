@@ -203,7 +203,6 @@ status load_set_draw(load_set *s, const load_draw *c) {
     drawing d = {.items = c->items, .key = rng_make_key(c->seed, RNG_TEST)};
     if (c->items.n == 0 || c->n_users == 0)
         return fail(ERR_USAGE, "requests need at least one item and one user");
-    buf_init(&d.text);
     status st = MEM_NEW(&d.weight, c->n_users);
     if (st == OK) st = MEM_NEW(&d.n_known, c->n_users);
     if (st == OK) st = draw_all(&d, c, s);
@@ -228,7 +227,6 @@ status load_set_single(load_set *s, const load_single *c) {
     status st = OK;
     if (c->items.n == 0 || c->n_events == 0 || c->n_new > c->n_events)
         return fail(ERR_USAGE, "a history of %u events with %u new ones", c->n_events, c->n_new);
-    buf_init(&d.text);
     bool has_first = c->is_cached && c->n_new < c->n_events;
     for (uint32_t i = 0; i < c->n && st == OK && has_first && c->is_far; i++)
         st = single(&d, c, i, c->n_events - c->n_new, false, s);
@@ -585,7 +583,7 @@ static buf report_text;
 static json_writer report;
 
 json_writer *load_json_open(const char *bench, const load_args *a) {
-    buf_init(&report_text);
+    report_text = (buf){0};
     json_begin_object(&report, &report_text, 2);
     json_key_string(&report, "bench", bench);
     json_key_string(&report, "engine", load_target_name(a));

@@ -609,8 +609,6 @@ static status open_round(http_round *r) {
     for (int i = r->n_all; i-- > 0;) {
         connection *c = &r->all[i];
         c->fd = -1;
-        buf_init(&c->in);
-        buf_init(&c->out);
         c->next = r->idle;
         r->idle = c;
     }

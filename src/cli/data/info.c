@@ -413,9 +413,8 @@ static void write_lengths(const info *in, json_writer *w) {
 }
 
 static status write_popular(const info *in, json_writer *w) {
-    buf name;
+    buf name = {0};
     status st = OK;
-    buf_init(&name);
     json_key_array(w, "popular");
     for (int i = 0; i < in->n_popular && st == OK; i++) {
         uint32_t item = in->popular[i];
@@ -627,9 +626,8 @@ static void print_context(const info *in) {
 }
 
 static status print_popular(const info *in) {
-    buf title;
+    buf title = {0};
     status st = OK;
-    buf_init(&title);
     print_heading(in, "Most popular items");
     for (int i = 0; i < in->n_popular && st == OK; i++) {
         char count[SHOW_BYTES], text[SHOW_BYTES];

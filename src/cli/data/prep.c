@@ -377,8 +377,7 @@ static void log_times(const source_result *r, const builder_stats *s) {
 static status run(const prep_options *o, pool *p, builder_stats *stats) {
     source_result r = {0};
     out_file *csv = NULL;
-    buf meta;
-    buf_init(&meta);
+    buf meta = {0};
     status st = o->emit_csv != NULL ? out_file_create(&csv, o->emit_csv) : OK;
     if (st == OK) st = read_source(o, p, &r);
     if (st == OK) st = make_meta(o, &r, &meta);

@@ -286,8 +286,7 @@ static void print_facts(const mask_facts *f) {
 
 static status print_text(const mask_facts *f, const mask *m, int64_t sequence) {
     mask_grid g;
-    buf picture;
-    buf_init(&picture);
+    buf picture = {0};
     status st = mask_grid_init(&g, m, sequence, f->n, TERMINAL_CELLS);
     if (st == OK) st = mask_draw_text(&g, &picture);
     if (st == OK) {
@@ -302,11 +301,10 @@ static status print_text(const mask_facts *f, const mask *m, int64_t sequence) {
 
 static status save_svg(const mask_facts *f, const mask *m, int64_t sequence, const char *path) {
     mask_grid g;
-    buf svg;
+    buf svg = {0};
     sink s;
     char title[MASK_TEXT_MAX + 64];
     snprintf(title, sizeof title, "%s, n = %d, density %.3f", f->text, f->n, density(f));
-    buf_init(&svg);
     status st = mask_grid_init(&g, m, sequence, f->n, SVG_CELLS);
     if (st == OK) st = mask_draw_svg(&g, title, &svg);
     if (st == OK) st = sink_open(&s, path);

@@ -108,8 +108,7 @@ static void print_operators(const plan_kernel *k) {
 
 static status print_kernels(const chain *c, const plan_program *p) {
     show_style style = show_stdout_style();
-    buf names;
-    buf_init(&names);
+    buf names = {0};
     printf("\n%s%6s  %-9s  %-24s%s%s\n", style.bold, "kernel", "operators", "template", "computes",
            style.plain);
     status st = OK;
@@ -152,8 +151,7 @@ static void print_codes(const chain *c, const plan_program *p) {
 }
 
 static status print_line(const fusion_plan *p) {
-    buf line;
-    buf_init(&line);
+    buf line = {0};
     status st = plan_line(p, &line);
     if (st == OK) printf("%s\n", buf_str(&line));
     buf_fini(&line);
@@ -218,9 +216,8 @@ static status print_source(const show_args *a, const chain *c, const chain_shape
                          .is_cuda = a->is_cuda};
         tile_params tiles[EMIT_MAX_TILES];
         int n;
-        buf source;
+        buf source = {0};
         if (k->from == TEMPLATE_HAND_WRITTEN) continue;
-        buf_init(&source);
         status st = emit_tiles(&s, tiles, &n);
         s.tile = tiles[0];
         if (st == OK) st = emit_kernel(&s, &source, NULL);
@@ -232,9 +229,8 @@ static status print_source(const show_args *a, const chain *c, const chain_shape
 }
 
 static status save_svg(const chain *c, const plan_program *p, const char *path) {
-    buf svg;
+    buf svg = {0};
     sink s;
-    buf_init(&svg);
     status st = plan_draw(c, p, &svg);
     if (st == OK) st = sink_open(&s, path);
     if (st == OK) st = sink_close(&s, sink_write(&s, buf_str(&svg), svg.n_bytes));
@@ -472,8 +468,7 @@ static void take_shape(plan_args *a, const plan_file *f) {
 static status run(const run_args *a, const plan_file *file) {
     plan_rig g;
     run_result result;
-    buf what;
-    buf_init(&what);
+    buf what = {0};
     status st = plan_rig_open(&g, &a->common);
     if (st == OK && file->layer[0] != '\0') st = plan_file_apply(file, g.r);
     if (st == OK) st = measure(g.r, a, file->value, &result);
@@ -559,8 +554,7 @@ static status print_traverse_json(const traverse_summary *s) {
 
 static status traverse_on(const plan_rig *g, traverse_args *a) {
     traverse_summary s;
-    buf what;
-    buf_init(&what);
+    buf what = {0};
     status st = plan_rig_text(g, &a->common, &what);
     if (st == OK)
         st = buf_printf(&what, ", plans %d to %d, seed %lld", a->o.from, a->o.to,

@@ -163,7 +163,7 @@ static status put_timeline(const recorder *r, buf *out) {
     lanes l = {.n_threads = r->n_threads > 0 ? r->n_threads : 1};
     uint64_t shortest;
     json_writer j;
-    buf data;
+    buf data = {0};
     TRY(shortest_drawn(r, &shortest));
     TRY(buf_text(out, "<h2>Timeline</h2>\n"));
     if (shortest > 0)
@@ -172,7 +172,6 @@ static status put_timeline(const recorder *r, buf *out) {
     TRY(buf_text(out, "<p class=dim>The wheel, or + and -, zooms; dragging, or the arrows, "
                       "moves.</p>\n<canvas id=t tabindex=0 style=\"width:100%;touch-action:none\" "
                       "aria-label=\"Timeline\"></canvas><pre id=tip> </pre>\n<script>\nconst D="));
-    buf_init(&data);
     json_begin_object(&j, &data, 0);
     put_spans(&j, r, &l, shortest);
     put_names(&j, r, &l);
@@ -187,9 +186,8 @@ static status put_timeline(const recorder *r, buf *out) {
 
 static status put_table(const recorder *r, report_kind kind, buf *out) {
     profile_table t;
-    buf text;
+    buf text = {0};
     TRY(profile_table_make(&t, r, kind));
-    buf_init(&text);
     status st = t.n_rows > 0 ? profile_table_text(&t, TOP_ROWS, &text) : OK;
     if (st == OK && t.n_rows > 0) st = page_text(out, t.title, "h2");
     if (st == OK && t.n_rows > 0) st = page_text(out, buf_str(&text), "pre");
@@ -239,8 +237,7 @@ static status put_tiles(const profile *p, const gpu_idle *g, buf *out) {
 }
 
 static status put_roofline(const recorder *r, buf *out) {
-    buf picture;
-    buf_init(&picture);
+    buf picture = {0};
     status st = roofline_svg(r, &picture);
     if (st == OK && picture.n_bytes > 0)
         st =
@@ -255,8 +252,7 @@ static status put_roofline(const recorder *r, buf *out) {
 }
 
 static status put_memory(const memory_log *m, buf *out) {
-    buf text;
-    buf_init(&text);
+    buf text = {0};
     status st = memory_log_text(m, &text);
     if (st == OK && text.n_bytes > 0) st = page_text(out, "Memory", "h2");
     if (st == OK && text.n_bytes > 0) st = page_text(out, buf_str(&text), "pre");
@@ -267,12 +263,11 @@ static status put_memory(const memory_log *m, buf *out) {
 static status put_page(const profile *p, buf *out) {
     const recorder *r = &p->recorder;
     gpu_idle g;
-    buf advice;
+    buf advice = {0};
     TRY(gpu_idle_find(&g, r));
     TRY(page_open(out, "Profile"));
     TRY(buf_text(out, "<h1>Profile</h1>\n"));
     TRY(put_tiles(p, &g, out));
-    buf_init(&advice);
     status st = gpu_idle_advice(&g, &advice);
     if (st == OK) st = launches_advice(r, &advice);
     if (st == OK) st = roofline_advice(r, &advice);
@@ -291,8 +286,7 @@ static status put_page(const profile *p, buf *out) {
 }
 
 static status profile_page_write(const profile *p, const char *path) {
-    buf page;
-    buf_init(&page);
+    buf page = {0};
     status st = put_page(p, &page);
     if (st == OK) st = page_save(&page, path);
     buf_fini(&page);
@@ -323,10 +317,9 @@ static status print_table(profile_table *t, const profile_view *v, buf *text) {
 /* In the folder every row as csv, on stdout what was asked for. */
 static status show_report(const profile *p, report_kind kind, const profile_view *v) {
     profile_table t;
-    buf text;
+    buf text = {0};
     TRY(profile_table_make(&t, &p->recorder, kind));
     status st = OK;
-    buf_init(&text);
     if (t.n_rows > 0) {
         st = profile_table_csv(&t, -1, &text);
         if (st == OK) st = write_csv(v->out, t.id, &text);
@@ -397,7 +390,7 @@ static status tell_comm(const recorder *r) {
 static status tell_idle(const profile *p) {
     const recorder *r = &p->recorder;
     gpu_idle g;
-    buf text;
+    buf text = {0};
     TRY(gpu_idle_find(&g, r));
     if (g.span_ns == 0) return OK;
     log_info("GPU busy %.1f %% of %.3f ms", 100 * (double)g.busy_ns / (double)g.span_ns,
@@ -413,7 +406,6 @@ static status tell_idle(const profile *p) {
                      100 * (double)g.cause[i].ns / (double)g.span_ns, g.cause[i].n,
                      gap_cause_name((gap_cause)i));
     TRY(tell_comm(r));
-    buf_init(&text);
     status st = gpu_idle_advice(&g, &text);
     if (st == OK) st = launches_advice(r, &text);
     if (st == OK) st = roofline_advice(r, &text);
@@ -423,8 +415,7 @@ static status tell_idle(const profile *p) {
 }
 
 static status show_memory(const memory_log *m, const profile_view *v) {
-    buf text;
-    buf_init(&text);
+    buf text = {0};
     status st = memory_log_csv(m, &text);
     if (st == OK && text.n_bytes > 0) st = write_csv(v->out, "memory_by_owner", &text);
     if (st == OK && v->format == PROFILE_CSV && text.n_bytes > 0) printf("%s\n", buf_str(&text));
@@ -549,11 +540,10 @@ static status profile_program(profile *p, char **argv, const char *out, const pr
                               char failed[256]) {
     scratch_folder *records = NULL;
     char folder[PATH_MAX];
-    buf text;
+    buf text = {0};
     *p = (profile){0};
     failed[0] = '\0';
     TRY(scratch_folder_create(&records, out, "records-"));
-    buf_init(&text);
     status st = realpath(scratch_folder_path(records), folder) != NULL ? OK : fail_errno("%s", out);
     if (st == OK) st = run_program(argv, folder, o, failed);
     if (st == OK) st = profile_load(p, folder, &text);

@@ -143,7 +143,7 @@ static status write_page(const report_data *d, const char *from, buf *page) {
 }
 
 static status compare(report_data *d, const char *from, const char *path) {
-    buf page;
+    buf page = {0};
     TRY(find_optimum(d));
     TRY(MEM_NEW(&d->x, (size_t)d->budget));
     for (int i = 0; i < d->budget; i++)
@@ -153,7 +153,6 @@ static status compare(report_data *d, const char *from, const char *path) {
         TRY(run_search(d, (search_kind)kind));
     }
     find_regret(d);
-    buf_init(&page);
     status st = write_page(d, from, &page);
     if (st == OK) st = page_save(&page, path);
     buf_fini(&page);
@@ -463,8 +462,7 @@ static status store_plan(const source *s, const tune_args *a, const found_plan *
 }
 
 static status keep_plan(source *s, const tune_args *a, const found_plan *f) {
-    buf text;
-    buf_init(&text);
+    buf text = {0};
     status st = plan_text(s, a, f, &text);
     if (st == OK) st = save_plan(s, &text);
     if (st == OK) st = store_plan(s, a, f, &text);

@@ -42,10 +42,6 @@ static status write_header(answers *a) {
 }
 
 status answers_open(answers *a, const char *out) {
-    buf_init(&a->line);
-    buf_init(&a->text);
-    buf_init(&a->id);
-    buf_init(&a->who);
     a->style = (show_style){"", "", "", ""};
     TRY(sink_open(&a->out, out));
     if (a->out.stream == stdout) a->style = show_stdout_style();

@@ -283,7 +283,6 @@ status cmd_compare(int argc, char **argv) {
                  "part; otherwise those of the last evaluation.\n"};
     comparison c = {0};
     ARGS_PARSE(&spec, paths, &c.n);
-    buf_init(&c.page);
     status st = MEM_NEW(&c.runs, (size_t)c.n);
     if (st == OK) st = compare(&c, paths, out, is_json);
     for (int i = 0; c.runs != NULL && i < c.n; i++)

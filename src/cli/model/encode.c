@@ -131,8 +131,7 @@ static status open_scores(encode_job *j) {
 }
 
 static status write_scores(encode_job *j) {
-    buf text;
-    buf_init(&text);
+    buf text = {0};
     status st = encoder_scores_json(j->scores, &text);
     if (st == OK) st = sink_write(&j->numbers, buf_str(&text), text.n_bytes);
     buf_clear(&text);
@@ -230,10 +229,9 @@ static status run_tokens(const encode_args *a) {
     word_pieces *pieces;
     encoder_input *in = NULL;
     sink to = {0};
-    buf line;
+    buf line = {0};
     TRY(encoder_config_read(&c, a->folder));
     TRY(open_pieces(&pieces, a->folder));
-    buf_init(&line);
     status st = encoder_input_open(&in, a->input, pieces, encoder_max_len(&c), a->is_cut);
     if (st == OK) st = sink_open(&to, a->out);
     if (st == OK) st = sink_close(&to, write_tokens(in, &to, &line));
@@ -270,7 +268,6 @@ static status encode(const encode_args *a, const work *w, const mask *m) {
     backend *be = w->be;
     encoder_options o = {
         .batch_tokens = a->batch_tokens, .mask = m, .has_int8_weights = a->dtype == INT8};
-    buf_init(&j.text);
     status st = set_precision(be, a->dtype);
     if (st == OK) st = open_plan(&j, w, m);
     if (st == OK && j.plan != NULL) o.layers = encoder_plan_layers(j.plan);

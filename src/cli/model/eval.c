@@ -116,14 +116,13 @@ static status print_text(const report *o) {
     char folder[SHOW_PATH_BYTES], users[SHOW_BYTES], took[32], misses[EVAL_MISSES_BYTES];
     show_style style = show_stdout_style();
     protocol p = protocol_of(o);
-    buf lines;
+    buf lines = {0};
     human_duration(took, sizeof took, o->r.seconds);
     printf("%s%s%s at step %" PRIu64 "%s: %s users, %s\n\n", style.bold,
            show_path(folder, o->t->folder), style.plain, o->t->origin.step,
            checkpoint_is_best(o->t->folder) ? " (best on validation)" : "",
            show_count(users, (uint64_t)o->r.n_users), took);
     print_metrics(o, style);
-    buf_init(&lines);
     status st = protocol_describe(&p, &lines);
     if (st == OK) printf("\n%s%s%s", style.dim, buf_str(&lines), style.plain);
     buf_fini(&lines);

@@ -37,9 +37,8 @@ static status put_event(buf *text, answers *out, const user_events *u, uint64_t 
 /* The newest events of a user, for the table.  has_dates: their times are real. */
 static status recommend_show_history(answers *out, const user_events *u, bool has_dates) {
     uint64_t first = u->n > SHOWN_EVENTS ? u->n - SHOWN_EVENTS : 0;
-    buf text;
+    buf text = {0};
     if (out->format != FORMAT_TABLE) return OK;
-    buf_init(&text);
     status st = buf_printf(&text, "%sHistory%s: %" PRIu64 " event%s%s\n\n", out->style.bold,
                            out->style.plain, u->n, u->n == 1 ? "" : "s",
                            first > 0 ? ", the newest ten" : "");

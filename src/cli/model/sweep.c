@@ -380,10 +380,9 @@ static status save(const buf *text, const char *dir, const char *name) {
 
 static status sweep_show(const sweep *s, const char *dir) {
     const sweep_trial **best;
-    buf text;
+    buf text = {0};
     TRY(MEM_NEW(&best, (size_t)s->n_trials));
     int n = sweep_order(s, best);
-    buf_init(&text);
     status st = describe_csv(s, &text);
     if (st == OK) st = save(&text, dir, "sweep.csv");
     buf_clear(&text);
@@ -632,10 +631,9 @@ static status describe(const sweep_args *a, buf *out) {
 static status open_folder(const sweep_args *a, bool *is_new) {
     char path[PATH_BYTES], *text = NULL;
     size_t n;
-    buf want;
+    buf want = {0};
     TRY(folder_create(a->out, is_new));
     TRY(path_join(path, sizeof path, a->out, "sweep.txt"));
-    buf_init(&want);
     status st = describe(a, &want);
     if (st == OK && file_exists(path)) {
         st = file_read_all(path, 1 << 20, &text, &n);

@@ -51,10 +51,9 @@ static status train_printer_columns(train_printer *p, const config *c) {
 }
 
 static status print_protocol(const train_printer *p, const train_event *e) {
-    buf text;
+    buf text = {0};
     protocol what = {.session = p->session, .rule = e->rule, .part = e->part};
     show_style style = show_stdout_style();
-    buf_init(&text);
     status st = protocol_describe(&what, &text);
     if (st == OK) printf("%s%s%s\n", style.dim, buf_str(&text), style.plain);
     buf_fini(&text);
@@ -102,9 +101,8 @@ static void print_row(const train_printer *p, const train_event *e) {
 
 /* The command that comes next, ready to be pasted. */
 static status print_next(const train_printer *p) {
-    buf line;
+    buf line = {0};
     if (p->data == NULL) return OK; /* generated data: nothing to evaluate on */
-    buf_init(&line);
     status st = buf_text(&line, "hstu eval ");
     if (st == OK) st = show_word(&line, p->run);
     if (st == OK) st = buf_text(&line, " --data ");
@@ -155,9 +153,8 @@ static status train_ranks_agree(transport *ranks, const train_options *o, const 
     rank_facts f = rank_facts_here();
     const int64_t options[] = {o->n_epochs, o->max_steps, o->is_resume, s->train_batch,
                                env_sums_early()};
-    buf text;
+    buf text = {0};
     if (ranks == NULL) return OK;
-    buf_init(&text);
     status st = config_write_json(c, &text, 0);
     if (st == OK) {
         f.config = hash64(text.data, text.n_bytes, hash64(options, sizeof options, 0));
@@ -284,11 +281,10 @@ static bool find_help_config(int argc, char **argv, const char **format) {
 }
 
 static status print_help_config(const char *format) {
-    buf text;
+    buf text = {0};
     bool is_markdown = strcmp(format, "markdown") == 0;
     if (!is_markdown && strcmp(format, "text") != 0)
         return fail(ERR_USAGE, "--help-config=%s: the formats are text and markdown", format);
-    buf_init(&text);
     status st = options_write_help(&text, is_markdown);
     if (st == OK) st = print_buf(&text);
     buf_fini(&text);
@@ -296,8 +292,7 @@ static status print_help_config(const char *format) {
 }
 
 static status print_config(const config *c, bool is_json) {
-    buf text;
-    buf_init(&text);
+    buf text = {0};
     status st = config_write_json(c, &text, is_json ? 0 : 2);
     if (st == OK) st = buf_char(&text, '\n');
     if (st == OK) st = print_buf(&text);

@@ -9,7 +9,6 @@
 
 status id_lines_open(id_lines *l, const char *path) {
     *l = (id_lines){.path = path};
-    buf_init(&l->line);
     TRY(MEM_NEW_RAW(&l->block, ID_BLOCK_BYTES));
     return input_open(&l->in, strcmp(path, "-") == 0 ? "/dev/stdin" : path);
 }
@@ -315,7 +314,6 @@ status user_service_run(const user_service *s, void *ctx, const user_choice *use
     serving v = {.s = s, .ctx = ctx, .out = out, .ranks = ranks};
     user_list l;
     uint64_t n;
-    buf_init(&v.held);
     status st = user_list_open(&l, users, data);
     if (st == OK && !sink_is_terminal(&out->out) && (ranks == NULL || ranks->rank == 0))
         progress_begin(&v.bar, s->doing, "users", user_list_total(&l));

@@ -94,7 +94,7 @@ bool http_is_cancelled(const http_exchange *x);
 /* A header of the answer; before http_respond.  Lack of memory leaves it out. */
 void http_set_header(http_exchange *x, const char *name, const char *value);
 
-/* Answers; takes over the body's memory (buf_init leaves the caller an empty one).  The exchange is
+/* Answers; takes over the body's memory (the caller is left an empty one).  The exchange is
  * gone afterwards. */
 void http_respond(http_exchange *x, int code, const char *type, buf *body);
 

@@ -553,8 +553,7 @@ static status write_page(const run_history *h, const char *run, buf *out) {
 status report_write(const char *run) {
     char path[4096];
     run_history h;
-    buf page;
-    buf_init(&page);
+    buf page = {0};
     status st = run_history_read(&h, run);
     if (st == OK) st = write_page(&h, run, &page);
     if (st == OK) st = path_join(path, sizeof path, run, "report.html");

@@ -79,8 +79,7 @@ void run_log_close(run_log *l) {
 }
 
 status run_log_append(run_log *l, const char *line) {
-    buf text;
-    buf_init(&text);
+    buf text = {0};
     status st = buf_text(&text, line);
     if (st == OK) st = buf_char(&text, '\n');
     for (size_t at = 0; st == OK && at < text.n_bytes;) {
@@ -151,7 +150,6 @@ status run_log_rewind(const char *run, uint64_t step) {
     TRY(path_join(path, sizeof path, run, "log.jsonl"));
     if (!file_exists(path)) return OK;
     TRY(file_read_all(path, LOG_MAX_BYTES, &text, &n));
-    buf_init(&job.kept);
     status st = each_line(text, n, keep_line, &job);
     if (st == OK) st = file_write(path, buf_str(&job.kept), job.kept.n_bytes);
     buf_fini(&job.kept);
@@ -272,8 +270,7 @@ static status add_evaluation(run_history *h, const json_value *line) {
 /* A copy of the line that lives as long as the history: read again from its own text. */
 static status copy_line(run_history *h, const json_value *line, const json_value **out) {
     json_writer w;
-    buf text;
-    buf_init(&text);
+    buf text = {0};
     json_begin(&w, &text, 0);
     json_value_write(&w, line);
     status st = json_finish(&w);

@@ -68,10 +68,9 @@ static status yaml_uri(buf *out, const char *key, const char *path, const char *
 
 static status write_experiment(const char *folder) {
     char path[MLFLOW_PATH_BYTES];
-    buf b;
+    buf b = {0};
     TRY(path_join(path, sizeof path, folder, "meta.yaml"));
     if (file_exists(path)) return OK;
-    buf_init(&b);
     status st = yaml_uri(&b, "artifact_location", folder, "");
     int64_t now = now_ms();
     if (st == OK)
@@ -86,10 +85,9 @@ static status write_experiment(const char *folder) {
 
 static status mlflow_set_state(mlflow_run *m, mlflow_state state) {
     char path[MLFLOW_PATH_BYTES], end[32] = "null";
-    buf b;
+    buf b = {0};
     TRY(path_join(path, sizeof path, m->folder, "meta.yaml"));
     if (state != MLFLOW_RUNNING) snprintf(end, sizeof end, "%" PRId64, now_ms());
-    buf_init(&b);
     status st = yaml_uri(&b, "artifact_uri", m->folder, "/artifacts");
     if (st == OK)
         st = buf_printf(&b,
@@ -330,8 +328,7 @@ static status describe_csv(const run_history *h, buf *out) {
 /* The log is the truth: the table is made from it again. */
 static status write_csv(const tracker *t) {
     run_history h;
-    buf text;
-    buf_init(&text);
+    buf text = {0};
     status st = run_history_read(&h, t->run);
     if (st == OK) st = describe_csv(&h, &text);
     if (st == OK) st = file_write(t->to.csv, buf_str(&text), text.n_bytes);

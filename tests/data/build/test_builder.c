@@ -101,8 +101,7 @@ TEST(builder_sorts_and_groups) {
     CHECK_EQ(stats.n_duplicates, duplicates);
     CHECK(duplicates > 0);
     CHECK(stats.n_out_of_order > 0);
-    buf name;
-    buf_init(&name);
+    buf name = {0};
     CHECK_OK(seq_item_title(s, 501, &name));
     CHECK_STR(buf_str(&name), "A title");
     CHECK_EQ(seq_find_item(s, "1000003000"), 501);

@@ -32,9 +32,8 @@ static void small_init(small_file *s) {
 /* Writes FOLDER/in.parquet. */
 static void small_write(small_file *s, int64_t n_rows) {
     static const int64_t users[] = {7, 5, 7}, times[] = {1600000003, 1600000002, 1600000001};
-    buf b, file;
+    buf b = {0}, file;
     char path[4096];
-    buf_init(&b);
     put_ints(&b, users, N_ROWS);
     make_page(&s->c[0], &s->user, &b);
     buf_clear(&b);
@@ -180,10 +179,9 @@ TEST(columns_that_cannot_be_read_are_refused) {
 
 TEST(nulls_and_bad_values_are_named_by_row) {
     small_file s;
-    buf b;
+    buf b = {0};
     small_init(&s);
     /* The user column becomes optional; of four rows the third is null. */
-    buf_init(&b);
     s.c[0].repetition = MADE_OPTIONAL;
     put_le(&b, 2, 4), put_packed(&b, (uint32_t[]){1, 1, 0}, 3, 1);
     put_ints(&b, (int64_t[]){7, 5}, 2);
@@ -204,8 +202,7 @@ TEST(nulls_and_bad_values_are_named_by_row) {
 static void put_list_levels(buf *b, bool has_lengths, int *repeat_bytes, int *define_bytes) {
     static const uint32_t repeat[] = {0, 1, 0, 0, 0, 1, 1}, define[] = {3, 3, 0, 1, 3, 3, 3};
     for (int k = 0; k < 2; k++) {
-        buf levels;
-        buf_init(&levels);
+        buf levels = {0};
         put_packed(&levels, k == 0 ? repeat : define, 7, k == 0 ? 1 : 2);
         if (has_lengths) put_le(b, levels.n_bytes, 4);
         CHECK_OK(buf_append(b, levels.data, levels.n_bytes));
@@ -219,9 +216,8 @@ static void write_lists(bool is_v2, bool is_uneven) {
         {.name = "user_id", .type = PARQUET_INT64, .converted = -1},
         {.name = "item_id", .type = PARQUET_INT64, .converted = -1, .is_list = true},
         {.name = "timestamp", .type = PARQUET_INT64, .converted = -1, .is_list = true}};
-    buf b, file;
+    buf b = {0}, file;
     char path[4096];
-    buf_init(&b);
     put_ints(&b, (int64_t[]){1, 2, 3, 4}, 4);
     make_page(&c[0], &(made_page){.n_values = 4}, &b);
     for (int i = 1; i < 3; i++) {
@@ -295,9 +291,8 @@ static void write_typed(const char *name, const typed_values *users, const typed
     static const char *const names[] = {"user_id", "item_id", "timestamp"};
     const typed_values *all[] = {users, items, times};
     made_column c[3];
-    buf b, file;
+    buf b = {0}, file;
     char path[4096];
-    buf_init(&b);
     for (int i = 0; i < 3; i++) {
         c[i] = (made_column){.name = names[i],
                              .type = all[i]->type,

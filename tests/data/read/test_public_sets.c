@@ -12,8 +12,7 @@ static seq_file *open_out(void) {
 
 static const char *title_of(const seq_file *s, const char *id) {
     static char title[256];
-    buf text;
-    buf_init(&text);
+    buf text = {0};
     CHECK_OK(seq_item_title(s, seq_find_item(s, id), &text));
     snprintf(title, sizeof title, "%s", buf_str(&text));
     buf_fini(&text);

@@ -24,8 +24,7 @@ static seq_file *read_tables(const char *options, char **said) {
 }
 
 static void check_title(const seq_file *s, const char *item, const char *title) {
-    buf text;
-    buf_init(&text);
+    buf text = {0};
     CHECK_OK(seq_item_title(s, seq_find_item(s, item), &text));
     CHECK_STR(buf_str(&text), title);
     buf_fini(&text);

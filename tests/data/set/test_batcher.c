@@ -262,12 +262,11 @@ TEST(batcher_gives_the_same_stream_with_any_number_of_threads) {
 
 /* A state written to text and read back. */
 static void through_json(batcher_state *state) {
-    buf text;
+    buf text = {0};
     json_writer w;
     arena a;
     const json_value *root;
     batcher_state back;
-    buf_init(&text);
     arena_init(&a, 4096);
     json_begin(&w, &text, 0);
     batcher_state_write(state, &w);

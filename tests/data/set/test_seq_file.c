@@ -277,8 +277,7 @@ static status open_with(int which, column_of other) {
 TEST(seq_file_names_and_ratings) {
     column_of columns[MAX_COLUMNS];
     seq_file *s;
-    buf text;
-    buf_init(&text);
+    buf text = {0};
     toy_columns(columns);
     CHECK_OK(open_columns(columns, N_TOY, &s));
     CHECK(s->n_users == 2 && s->n_items == 2 && s->n_events == 3 && s->n_context == 1);

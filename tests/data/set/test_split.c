@@ -348,7 +348,7 @@ TEST(split_record_survives_json) {
     for (int kind = 0; kind < SPLIT_KINDS; kind++) {
         for (int v = 0; v < 2; v++) {
             json_writer w;
-            buf text;
+            buf text = {0};
             from = (split_record){0};
             from.rule = split_rule_of((split_kind)kind);
             if (kind > SPLIT_LEAVE_TWO_OUT) from.rule.has_validation = v;
@@ -357,7 +357,6 @@ TEST(split_record_survives_json) {
                 snprintf(from.test_file, sizeof from.test_file, "/a/b \"c");
                 from.test_data = UINT64_C(0xfedcba9876543210);
             }
-            buf_init(&text);
             json_begin(&w, &text, 0);
             json_object_open(&w);
             split_record_write(&from, &w);

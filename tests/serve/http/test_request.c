@@ -96,8 +96,7 @@ TEST(request_depth_is_limited) {
 TEST(request_limits_what_is_explained) {
     for (int more = 0; more < 2; more++) {
         arena a;
-        buf body;
-        buf_init(&body);
+        buf body = {0};
         CHECK_OK(buf_text(&body, "{\"explain\": true, \"history\": [1"));
         for (int i = 1; i < REQUEST_MAX_EXPLAINED + more; i++)
             CHECK_OK(buf_text(&body, ",1"));
@@ -434,9 +433,8 @@ TEST(request_infer_limits_what_a_small_body_asks_for) {
         for (int is_top_k = 0; is_top_k < 2; is_top_k++) {
             request_infer r;
             infer_asks q;
-            buf body;
+            buf body = {0};
             arena a;
-            buf_init(&body);
             arena_init(&a, 1 << 16);
             CHECK_OK(buf_printf(&body,
                                 "{\"inputs\": [{\"name\": \"USER_IDS\", \"shape\": [%d], "

@@ -191,10 +191,9 @@ TEST(server_refuses_before_it_adds_events) {
 TEST(server_reads_large_bodies) {
     enum { N = 60000 };
     rig r;
-    buf body;
+    buf body = {0};
     rig_open(&r);
     rig_start(&r);
-    buf_init(&body);
     CHECK_OK(buf_text(&body, "{\"history\": [1"));
     for (int i = 1; i < N; i++)
         CHECK_OK(buf_printf(&body, ", %d", 1 + i % 30));
@@ -401,8 +400,7 @@ TEST(server_explains_by_leaving_out) {
 }
 
 static void add_long_history(rig *r, const char *user, int n) {
-    buf body;
-    buf_init(&body);
+    buf body = {0};
     CHECK_OK(buf_printf(&body, "{\"user\": \"%s\", \"events\": [", user));
     for (int i = 0; i < n; i++)
         CHECK_OK(buf_printf(&body, "%s{\"item\": %d, \"time\": %d}", i > 0 ? ", " : "", 1 + i % 30,

@@ -805,13 +805,12 @@ TEST(checkpoint_parts_are_what_was_written) {
     char path[512];
     part_file *f[2];
     uint64_t sum = 0;
-    buf header;
+    buf header = {0};
     snprintf(path, sizeof path, "%s/parts", test_folder());
     float *x;
     CHECK_OK(MEM_NEW(&x, N));
     for (int i = 0; i < N; i++)
         x[i] = (float)i * 0.25f;
-    buf_init(&header);
     CHECK_OK(buf_append(&header, "headers!", 8));
     CHECK_OK(part_file_make(path, &header, 8 + N * sizeof *x));
     buf_fini(&header);

@@ -239,8 +239,7 @@ static status list_rows(void *ctx, const embed_rows *rows) {
 /* What the log tells of the tables. */
 static void check_report(const start *s) {
     json_writer w;
-    buf out;
-    buf_init(&out);
+    buf out = {0};
     json_begin(&w, &out, 0);
     json_object_open(&w);
     warm_report_write(&s->report, &w);

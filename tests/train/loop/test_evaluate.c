@@ -314,8 +314,7 @@ TEST(evaluate_writes_misses) {
     for (int i = 0; i < 3; i++) {
         eval_result r = {.n_unknown = cases[i].n_unknown, .n_ids = cases[i].n_ids};
         json_writer w;
-        buf out;
-        buf_init(&out);
+        buf out = {0};
         json_begin(&w, &out, 0);
         json_object_open(&w);
         eval_write_misses(&r, &w);
@@ -334,8 +333,7 @@ TEST(evaluate_protocol_names_the_targets_of_ranking) {
         config c = {.task = TASK_RANKING};
         session s = {.config = &c, .max_targets = n};
         protocol p = {.session = &s, .rule = split_rule_of(SPLIT_BY_USER), .part = PART_TEST};
-        buf out;
-        buf_init(&out);
+        buf out = {0};
         CHECK_OK(protocol_describe(&p, &out));
         CHECK_CONTAINS(buf_str(&out), want[n]);
         buf_fini(&out);

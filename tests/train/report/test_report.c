@@ -149,8 +149,7 @@ TEST(report_log_goes_back_to_a_step) {
 
 TEST(report_chart_of_one_point_and_of_many) {
     double x[1000], y[1000], none[1000];
-    buf out;
-    buf_init(&out);
+    buf out = {0};
     for (int i = 0; i < 1000; i++)
         x[i] = i + 1, y[i] = 1.0 / (i + 1), none[i] = NAN;
     curve curves[] = {{"a", x, y, 1, false}, {"b", x, none, 1, false}};
@@ -173,8 +172,7 @@ TEST(report_chart_of_one_point_and_of_many) {
 /* Labels of ticks; and nothing is drawn beside the axes, ticks after the last epoch neither. */
 TEST(report_chart_has_ticks_between_its_ends) {
     double x[60], y[60];
-    buf out;
-    buf_init(&out);
+    buf out = {0};
     for (int i = 0; i < 60; i++)
         x[i] = i + 1, y[i] = i * 0.025;
     for (size_t n = 2; n <= 60; n++) {
@@ -216,7 +214,7 @@ TEST(report_chart_of_any_numbers) {
                    .n_curves = 1,
                    .mark_name = "best",
                    .mark = 1};
-        buf out;
+        buf out = {0};
         for (uint64_t k = 0; k < 3; k++) {
             uint64_t bits[2] = {hash64(&k, sizeof k, 2 * i), hash64(&k, sizeof k, 2 * i + 1)};
             memcpy(&x[k], &bits[0], sizeof x[k]);
@@ -224,7 +222,6 @@ TEST(report_chart_of_any_numbers) {
             if (i % 3 == 0) x[k] = (double)k, y[k] = 1e17 + (double)(bits[1] % 64);
             if (i < N_HARD * N_HARD) x[k] = hard[i / N_HARD][k % 2], y[k] = hard[i % N_HARD][k % 2];
         }
-        buf_init(&out);
         CHECK_OK(chart_write(&c, &out));
         if (strstr(buf_str(&out), "nan") != NULL || strstr(buf_str(&out), "inf") != NULL ||
             out.n_bytes > 100000)
