@@ -261,7 +261,7 @@ $B/fuzz/%: $B/tests/fuzz/%.o $B/libfuzz.a
 	$(LINK) -fsanitize=fuzzer -o $@ $^ $(LIBS)
 
 bench: $(BENCH_SRC:bench/%.c=$B/bench/%) hstu
-$B/bench/%: $B/bench/%.o $(LIB_OBJ)
+$B/bench/%: $B/bench/%.o $(filter-out %/main.o,$(CLI_OBJ)) $(LIB_OBJ)
 	@mkdir -p $(@D)
 	$(LINK) -o $@ $^ $(LIBS) -ldl
 
@@ -322,7 +322,7 @@ $(CU_UNITS:%=$B/src/cuda/unit_%.cu): ;
 .SECONDARY:
 
 # What a compiler says of every C file, without machine code; with BUT=fuzz, of those that `make fuzz` does not compile.
-SYNTAX_SRC := $(LIB_SRC) $(CLI_SRC) $(INJECT_SRC) $(TEST_SRC) $(GOLDEN_SRC) $(FLIP_OBJ:$B/flip/%.o=tests/flip/%.c)
+SYNTAX_SRC := $(LIB_SRC) $(CLI_SRC) $(INJECT_SRC) $(TEST_SRC) $(GOLDEN_SRC) $(wildcard bench/*.c) $(FLIP_OBJ:$B/flip/%.o=tests/flip/%.c)
 SYNTAX_SRC := $(filter-out $(if $(filter fuzz,$(BUT)),$(FUZZ_OBJ:$B/%.o=%.c)),$(SYNTAX_SRC))
 syntax:
 	@printf '%s\n' $(SYNTAX_SRC) | xargs -P $$(nproc) -n 25 $(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) -Itests -fsyntax-only

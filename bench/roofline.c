@@ -15,7 +15,7 @@
 #include "cli/bench/attention.h"
 #include "format/json.h"
 
-enum { MAX_ROWS = 256, MAX_FILE = 1 << 24, LONGEST = 4096 };
+enum { MAX_ROWS = 256, MAX_FILE = 1 << 24, LONGEST = 4096, N_PEERS = PEER_AMPERE + 1 };
 
 /* Measured on the same machine: a copy, and a large product in bfloat16. */
 static const double ROOF_BYTES = 4.3e12, ROOF_FLOPS = 790e12;
@@ -130,7 +130,7 @@ static double place_y(double y) {
     return place(y, Y_LOW, Y_HIGH, HEIGHT - BOTTOM, TOP);
 }
 
-static status draw_grid(buf *out, attn_pass pass) {
+static status draw_grid(buf *out, bench_pass pass) {
     static const char *const names[] = {"forward", "backward"};
     double bottom = HEIGHT - BOTTOM, right = PANEL - RIGHT;
     for (double decade = 1; decade < Y_HIGH; decade *= 10)
@@ -186,13 +186,13 @@ static status draw_mark(buf *out, int series, double x, double y) {
 }
 
 /* What a series has at a row: ours, the Hopper kernel's, the Ampere kernel's. */
-static double value_of(const row *r, int series, attn_pass pass, attn_timing how) {
+static double value_of(const row *r, int series, bench_pass pass, bench_timing how) {
     return series == 0 ? r->tflops[pass][how]
                        : attn_peer_tflops(&r->shape, (attn_peer)(series - 1), how, pass);
 }
 
-static status draw_line(buf *out, const row *r, int n, int series, attn_pass pass,
-                        attn_timing how) {
+static status draw_line(buf *out, const row *r, int n, int series, bench_pass pass,
+                        bench_timing how) {
     bool is_first = true;
     TRY(buf_printf(out, "<path class=\"line l%d\" d=\"", series));
     for (int i = 0; i < n; i++) {
@@ -207,7 +207,7 @@ static status draw_line(buf *out, const row *r, int n, int series, attn_pass pas
 
 /* Where our figure stands: below our mark, else above it, wherever no other mark and no roof is;
  * else below all marks. */
-static double place_figure(const row *r, attn_pass pass, attn_timing how) {
+static double place_figure(const row *r, bench_pass pass, bench_timing how) {
     static const double offsets[] = {17, -9};
     double ours = place_y(value_of(r, 0, pass, how)), lowest = ours;
     double roof = fmin(r->intensity[pass] * ROOF_BYTES, ROOF_FLOPS) / 1e12;
@@ -226,7 +226,7 @@ static double place_figure(const row *r, attn_pass pass, attn_timing how) {
 
 /* A column: its length at the bottom (a step higher where the last one is near), its marks and our
  * figure (a step to the right there). */
-static status draw_column(buf *out, const row *r, attn_pass pass, attn_timing how, double *last) {
+static status draw_column(buf *out, const row *r, bench_pass pass, bench_timing how, double *last) {
     double x = place_x(r->intensity[pass]), bottom = HEIGHT - BOTTOM, highest = Y_LOW;
     double ours = value_of(r, 0, pass, how);
     char length[24];
@@ -249,7 +249,7 @@ static status draw_column(buf *out, const row *r, attn_pass pass, attn_timing ho
         x + (is_raised ? 9 : 0), place_figure(r, pass, how), ours < 10 ? 1 : 0, ours);
 }
 
-static status draw_panel(buf *out, const row *r, int n, attn_pass pass, attn_timing how) {
+static status draw_panel(buf *out, const row *r, int n, bench_pass pass, bench_timing how) {
     double last = 0;
     TRY(buf_printf(out, "<g transform=\"translate(%d 0)\">\n", 10 + (int)pass * PANEL));
     TRY(draw_grid(out, pass));
@@ -261,7 +261,7 @@ static status draw_panel(buf *out, const row *r, int n, attn_pass pass, attn_tim
     return buf_text(out, "</g>\n");
 }
 
-static status draw_head(buf *out, int32_t dim, attn_timing how) {
+static status draw_head(buf *out, int32_t dim, bench_timing how) {
     static const char *const names[] = {"hstu.c", "NVIDIA, for Hopper", "NVIDIA, for Ampere"};
     static const int at[] = {66, 130, 262};
     TRY(buf_printf(
@@ -297,7 +297,7 @@ static status write_picture(const char *folder, int32_t dim, const buf *text) {
 /* The rows of one head dim; nothing where there are none. */
 static status draw_dim(const rows *all, int32_t dim, const char *folder) {
     static rows of;
-    attn_timing how = TIMED_REPLAY;
+    bench_timing how = TIMED_REPLAY;
     buf text = {0};
     of.n = 0;
     for (int i = 0; i < all->n; i++) {
@@ -308,7 +308,7 @@ static status draw_dim(const rows *all, int32_t dim, const char *folder) {
     if (of.n == 0) return OK;
     status st = draw_head(&text, dim, how);
     for (int pass = 0; pass < N_PASSES && st == OK; pass++)
-        st = draw_panel(&text, of.item, of.n, (attn_pass)pass, how);
+        st = draw_panel(&text, of.item, of.n, (bench_pass)pass, how);
     if (st == OK) st = buf_text(&text, "</svg>\n");
     if (st == OK) st = write_picture(folder, dim, &text);
     buf_fini(&text);
