@@ -96,8 +96,10 @@ static status choose_features(dynamic_tables *d, const config *c, const config_e
         TRY(dynamic_choose_feature(t, c, l, n_context_values, memory));
     }
     if (owner == NULL)
-        log_info("note: %s: the data have no feature of the table '%s', so it is not made", c->file,
-                 e->table_name);
+        log_info("note: %s: the data have no feature of the table '%s', so it is not made%s",
+                 c->file, e->table_name,
+                 has_feature(e, "user_id") ? "; 'hstu prep' writes it now: prepare the data again"
+                                           : "");
     return OK;
 }
 

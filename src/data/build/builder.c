@@ -30,6 +30,8 @@ status builder_create(builder **out, const builder_options *options, pool *p) {
         dictionary_init(&b->sinks[i].users, options->has_text_users);
         dictionary_init(&b->sinks[i].items, options->has_text_items);
     }
+    int feature; /* the first one; its values are known when all users are */
+    if (options->has_user_feature) (void)builder_add_context(b, "user_id", &feature);
     *out = b;
     return OK;
 }

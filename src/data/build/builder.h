@@ -21,6 +21,8 @@ typedef struct builder_sink builder_sink;
 
 typedef struct builder_options {
     bool has_text_users, has_text_items; /* ids are strings, not 64-bit integers */
+    bool
+        has_user_feature; /* the first contextual feature is user_id: every user is a value of it */
     action_kind actions;
     int64_t time_per_second;  /* of the times added; ignored if they are in nanoseconds */
     bool has_ns_times;        /* times are nanoseconds since 1970; the file has the coarsest ticks

@@ -159,6 +159,29 @@ static status fill_feature(const write_job *job, const feature_input *f, feature
     return st;
 }
 
+/* The feature user_id: user u has value u + 1, which is named by the user's id. */
+static status fill_user_feature(const id_output *users, uint64_t n_users, feature_output *out) {
+    *out = (feature_output){0};
+    TRY(text_output_init(&out->values, n_users + 1));
+    TRY(MEM_NEW(&out->value, n_users));
+    TRY(text_output_add(&out->values, "", 0));
+    for (uint64_t u = 0; u < n_users; u++) {
+        char digits[24];
+        const text_output *ids = &users->text;
+        const char *text = digits;
+        size_t n;
+        if (users->is_text) {
+            text = buf_str(&ids->bytes) + ids->offsets[u];
+            n = (size_t)(ids->offsets[u + 1] - ids->offsets[u]);
+        } else {
+            n = (size_t)snprintf(digits, sizeof digits, "%lld", (long long)users->number[u]);
+        }
+        TRY(text_output_add(&out->values, text, n));
+        out->value[u] = (uint32_t)u + 1;
+    }
+    return OK;
+}
+
 struct vocab_output {
     id_output users, items;
     text_output titles;
@@ -177,6 +200,10 @@ static status fill_vocab(vocab_output *v, write_job *job) {
     TRY(id_output_fill(&v->users, &job->users, b->options.has_text_users, false));
     TRY(id_output_fill(&v->items, &job->items, b->options.has_text_items, true));
     if (v->has_titles) TRY(fill_titles(job, &v->titles));
+    if (b->options.has_user_feature) {
+        TRY(fill_user_feature(&v->users, v->n_users, &v->features[0]));
+        v->n_features = 1;
+    }
     for (; v->n_features < b->n_features; v->n_features++)
         TRY(fill_feature(job, &b->features[v->n_features], &v->features[v->n_features]));
     return OK;

@@ -310,9 +310,11 @@ static void set_kinds(seqs_reader *r) {
     if (q->time_unit == NULL && strcmp(r->layout.name[ROLE_TIME], "time_ms") == 0)
         job->options.time_per_second = 1000;
     r->layout.actions = job->options.actions;
-    bool is_sasrec = strcmp(r->layout.name[ROLE_ITEM], "sequence_item_ids") == 0;
-    snprintf(job->item_name, sizeof job->item_name, "%s",
-             is_sasrec ? "movie_id" : r->layout.name[ROLE_ITEM]);
+    const char *item = r->layout.name[ROLE_ITEM];
+    bool is_sasrec = strcmp(item, "sequence_item_ids") == 0;
+    /* A file of NVIDIA's preprocessing, in which user_id is a contextual feature. */
+    job->options.has_user_feature = strcmp(item, "movie_id") == 0 || strcmp(item, "video_id") == 0;
+    snprintf(job->item_name, sizeof job->item_name, "%s", is_sasrec ? "movie_id" : item);
 }
 
 /* A column of single values: not a list, not a row number, not one of the four event columns. */
@@ -330,7 +332,7 @@ static status add_features(seqs_reader *r, const csv_field *names, const csv_fie
     for (int i = 0; i < r->layout.n_columns; i++) {
         char name[COLUMN_NAME_BYTES] = "";
         if (!is_context(r, &names[i], &values[i], i)) continue;
-        if (r->n_context == CONTEXT_MAX) {
+        if (r->n_context + r->job->options.has_user_feature == CONTEXT_MAX) {
             log_info("note: only the first %d contextual features are kept", CONTEXT_MAX);
             return OK;
         }

@@ -22,10 +22,11 @@ TEST(processed_seqs_are_read_and_sorted_by_time) {
                                    "5,\"[10, 20, 30]\",\"[0, 2, 4]\",\"[100, 200, 300]\"\n");
     seq_file *s = open_out();
     CHECK_EQ(s->actions, ACTION_CODE);
-    CHECK_EQ(s->n_context, 2);
-    CHECK_STR(s->context[0].name, "sex");
-    CHECK_STR(s->context[1].name, "zip_code");
-    CHECK(s->context[1].value[0] == 0 && s->context[1].value[1] != 0);
+    CHECK_EQ(s->n_context, 3); /* in the order of NVIDIA's tokens */
+    CHECK_STR(s->context[0].name, "user_id");
+    CHECK_STR(s->context[1].name, "sex");
+    CHECK_STR(s->context[2].name, "zip_code");
+    CHECK(s->context[2].value[0] == 0 && s->context[2].value[1] != 0);
     seq_file_close(s);
 }
 
@@ -71,8 +72,9 @@ TEST(columns_of_kuairand_files) {
     seq_file *s = open_out();
     CHECK_EQ(s->time_per_second, 1000);
     CHECK_EQ(s->actions, ACTION_BITS);
-    CHECK_EQ(s->n_context, 1);
-    CHECK_STR(s->context[0].name, "user_active_degree");
+    CHECK_EQ(s->n_context, 2);
+    CHECK_STR(s->context[0].name, "user_id");
+    CHECK_STR(s->context[1].name, "user_active_degree");
     seq_file_close(s);
 }
 
@@ -82,11 +84,12 @@ TEST(a_feature_may_be_the_first_column) {
                        "F,1,\"[4, 5]\",\"[2, 1]\",\"[255, 0]\"\n");
     prep_ok("processed-seqs --input in.csv --out out --action-kind bits");
     seq_file *s = open_out();
-    CHECK_EQ(s->n_context, 1);
-    CHECK_STR(s->context[0].name, "sex");
+    CHECK_EQ(s->n_context, 2);
+    CHECK_STR(s->context[1].name, "sex");
     seq_file_close(s);
 }
 
+/* Not NVIDIA's: no token for the user. */
 TEST(sasrec_format_of_meta) {
     put_file("in.csv", "index,user_id,sequence_item_ids,sequence_ratings,sequence_timestamps,sex\n"
                        "0,9,\"1193,661\",\"5,3\",\"20,10\",F\n1,8,7,3.5,1,M\n");

@@ -79,6 +79,38 @@ TEST(ml_1m_small) {
     seq_file_close(s);
 }
 
+/* A contextual feature is a token; NVIDIA's preprocessing of the same data has these, in this
+ * order, with the user's own id first. */
+static void check_tokens(const seq_file *s, const char *user, const char *const *names,
+                         const char *const *values, int n) {
+    CHECK_EQ(s->n_context, n);
+    for (int i = 0; i < n; i++) {
+        CHECK_STR(s->context[i].name, names[i]);
+        CHECK_STR(context_of(s, user, names[i]), values[i]);
+    }
+}
+
+TEST(contextual_tokens_are_nvidias_in_their_order) {
+    static const char *const names[] = {"user_id", "sex", "age_group", "occupation", "zip_code"};
+    static const char *const second[] = {"10", "M", "56", "16", "70072"};
+    static const char *const last[] = {"2000000000000", "", "", "", ""};
+    put_file("in/ratings.dat", "10::1::5::1\n2::1::5::1\n2000000000000::1::4::2\n");
+    put_file("in/users.dat", "2::F::1::10::48067\n10::M::56::16::70072\n11::M::25::1::1\n");
+    prep_ok("ml-1m --input in --out out");
+    seq_file *s = open_out();
+    check_tokens(s, "10", names, second, 5);
+    check_tokens(s, "2000000000000", names, last, 5); /* in no file of users */
+    CHECK_EQ(s->context[0].values.n, 4);              /* users with events, and 0 */
+    for (uint32_t u = 0; u < 3; u++)
+        CHECK_EQ(s->context[0].value[u], u + 1);
+    seq_file_close(s);
+    put_file("in/ratings.csv", "userId,movieId,rating,timestamp\n7,2,3.5,1\n");
+    prep_ok("ml-20m --input in --out out");
+    s = open_out();
+    check_tokens(s, "7", names, (const char *const[]){"7"}, 1);
+    seq_file_close(s);
+}
+
 TEST(ml_20m_small) {
     put_file("in/ratings.csv", "userId,movieId,rating,timestamp\n1,2,3.5,1112486027\n"
                                "1,29,0.5,1112484676\n\"2\",\"131262\",\"5.0\",\"7\"\n");
@@ -102,7 +134,7 @@ TEST(side_files_may_be_missing_and_are_noted) {
     CHECK_CONTAINS(out, "movies.dat is missing");
     CHECK_CONTAINS(out, "users.dat is missing");
     seq_file *s = open_out();
-    CHECK_EQ(s->n_context, 0);
+    CHECK_EQ(s->n_context, 1); /* user_id needs no file of users */
     CHECK_EQ(s->title.n, 0);
     seq_file_close(s);
 }
@@ -234,16 +266,16 @@ TEST(kuairand_pure_keeps_every_user_and_every_signal) {
     CHECK_EQ(s->title.n, 0); /* videos have none */
     CHECK_EQ(s->actions, ACTION_BITS);
     CHECK_EQ(s->time_per_second, 1000);
-    CHECK_EQ(s->n_context, 5);
-    static const char *const names[] = {"user_active_degree", "follow_user_num_range",
-                                        "fans_user_num_range", "friend_user_num_range",
+    static const char *const names[] = {"user_id",
+                                        "user_active_degree",
+                                        "follow_user_num_range",
+                                        "fans_user_num_range",
+                                        "friend_user_num_range",
                                         "register_days_range"};
-    static const char *const first[] = {"full_active", "(0,10]", "[100,1k)", "0", "730+"};
-    for (int i = 0; i < 5; i++) {
-        CHECK_STR(s->context[i].name, names[i]);
-        CHECK_STR(context_of(s, "1", names[i]), first[i]);
-        CHECK_STR(context_of(s, "2", names[i]), "");
-    }
+    static const char *const first[] = {"1", "full_active", "(0,10]", "[100,1k)", "0", "730+"};
+    static const char *const second[] = {"2", "", "", "", "", ""};
+    check_tokens(s, "1", names, first, 6);
+    check_tokens(s, "2", names, second, 6);
     CHECK_STR(context_of(s, "3", "friend_user_num_range"), "[1,5)");
     CHECK(seq_find_item(s, "999") != 0);
     CHECK_CONTAINS(s->meta_json, "\"profile_enter\"");
