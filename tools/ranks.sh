@@ -63,7 +63,7 @@ options_of() {
     shards) set -- shards.gin context ;;
     small) set -- small.gin context ;;
     esac
-    echo "--gin-config-file $1 --data $2 --device cpu --eval-every 1000 --save-every 1000"
+    echo "--gin-config-file $1 --data $2 --device cpu --eval-every 1000 --save-every 1000 --batch-per step"
 }
 
 # Below the ports that systems give to connections.

@@ -410,7 +410,8 @@ static status load_config(train_job *j) {
     config_source source = {.path = a->config,
                             .overrides = a->overrides,
                             .n_overrides = a->n_overrides > 0 ? (size_t)a->n_overrides : 0};
-    return config_load(&j->config, &source);
+    TRY(config_load(&j->config, &source));
+    return a->is_resume ? checkpoint_keep_batch(j->config, a->run) : OK;
 }
 
 static status run(train_job *j) {

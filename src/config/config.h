@@ -225,6 +225,7 @@ typedef struct config_trainer {
     bool is_balanced;                           /* balance batches by the sum of squared lengths */
     double clip_grad;                           /* largest norm of the gradient; 0: off */
     int64_t tensor_parallel, sequence_parallel; /* ranks that share layers, or tokens; 1: none */
+    int64_t batch_ranks; /* whose batches of train_batch_size make up a step */
     config_wire wire;
 } config_trainer;
 

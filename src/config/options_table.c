@@ -45,7 +45,7 @@
 const option option_table[] = {
     /* NVIDIA recsys-examples */
     INT_OR_NONE("TrainerArgs.train_batch_size", IN(trainer.train_batch_size), 1, 1048576,
-                "needed to train", "Users in a training batch, per device."),
+                "needed to train", "Users in a training batch, per rank: see batch_ranks."),
     INT_OR_NONE("TrainerArgs.eval_batch_size", IN(trainer.eval_batch_size), 1, 1048576,
                 "train_batch_size", "Users in an evaluation batch."),
     INT("TrainerArgs.eval_interval", IN(trainer.eval_interval), 1, MANY, "100",
@@ -189,6 +189,10 @@ const option option_table[] = {
         "1",
         "Ranks that share the tokens of a batch, and in the attention the heads: for very long "
         "histories. The groups of so many ranks divide the batch."),
+    INT_OURS("TensorModelParallelArgs.batch_ranks", IN(trainer.batch_ranks), 1, 65536, "1",
+             "Ranks, or groups of ranks that share layers or tokens, whose batches make up a step. "
+             "'hstu "
+             "train' sets it: to their number, or with --batch-per step to 1."),
     CHOSEN("TensorModelParallelArgs.wire", OPT_CHOICE, OPT_OURS, IN(trainer.wire),
            "float32|bfloat16", "'float32'",
            "How rows of dynamic tables and their gradients travel between ranks."),
@@ -317,7 +321,7 @@ const option option_table[] = {
     FLOAT("train_fn.positional_sampling_ratio", IN(data.positional_sampling_ratio), OPT_ABOVE_MIN,
           0, 1, "1.0", "Share of the positions that are trained on."),
     INT("train_fn.local_batch_size", IN(trainer.train_batch_size), 1, 1048576, "128",
-        "Users in a training batch, per device."),
+        "Users in a training batch, per rank: see batch_ranks."),
     INT("train_fn.eval_batch_size", IN(trainer.eval_batch_size), 1, 1048576, "128",
         "Users in an evaluation batch."),
     INT_OR_NONE("train_fn.eval_user_max_batch_size", IN(trainer.eval_user_max_batch_size), 1,
@@ -356,6 +360,10 @@ const option option_table[] = {
         "train_fn.sequence_parallel_size", IN(trainer.sequence_parallel), 1, 1024, "1",
         "Ranks that share the tokens of a batch, and in the attention the heads: for very long "
         "histories. The groups of so many ranks divide the batch."),
+    INT_OURS("train_fn.batch_ranks", IN(trainer.batch_ranks), 1, 65536, "1",
+             "Ranks, or groups of ranks that share layers or tokens, whose batches make up a step. "
+             "'hstu "
+             "train' sets it: to their number, or with --batch-per step to 1."),
     FLOAT("train_fn.clip_grad", IN(trainer.clip_grad), OPT_OURS, 0, 1e30, "0",
           "Largest norm of the gradient; 0 is off."),
     INT_OURS("train_fn.gradient_accumulation_steps", IN(trainer.accumulation_steps), 1, 65536, "1",

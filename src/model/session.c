@@ -92,7 +92,7 @@ static const act_type act_of[] = {
 /* Users of a batch of training and of evaluation. */
 static void set_batches(session *s) {
     const config_trainer *c = &s->config->trainer;
-    s->train_batch = (int32_t)c->train_batch_size;
+    s->train_batch = (int32_t)(c->train_batch_size * c->batch_ranks);
     s->eval_batch = (int32_t)c->eval_batch_size;
     if (c->eval_user_max_batch_size != CONFIG_NONE && c->eval_user_max_batch_size < s->eval_batch)
         s->eval_batch = (int32_t)c->eval_user_max_batch_size;

@@ -32,7 +32,7 @@ TEST(mpi_same_bits_as_one_process) {
         int code = test_command(&text,
                                 "ASAN_OPTIONS=detect_leaks=0 HSTU_THREADS=1 %s -n %d '%s' train "
                                 "--gin-config-file '%s' --data "
-                                "'%s' --out '%s/run%d' --max-iters 5 --device cpu",
+                                "'%s' --out '%s/run%d' --max-iters 5 --device cpu --batch-per step",
                                 mpirun, n, test_program(), gin, synth_folder(), test_folder(), n);
         if (code != 0) fprintf(stderr, "%s\n", text);
         CHECK_EQ(code, 0);

@@ -643,7 +643,7 @@ TEST(tcp_same_bits_as_one_process) {
     FILE *f = fopen(gin, "w");
     CHECK(f != NULL && fputs(ranking_gin, f) >= 0 && fclose(f) == 0);
     const char *what = "HSTU_THREADS=1 '%s' train --gin-config-file '%s' --data '%s' --max-iters 5 "
-                       "--device cpu --out '%s/%s'";
+                       "--device cpu --batch-per step --out '%s/%s'";
     char one[4096], two[4096];
     snprintf(one, sizeof one, what, test_program(), gin, synth_folder(), test_folder(), "one");
     snprintf(two, sizeof two, what, test_program(), gin, synth_folder(), test_folder(), "two");

@@ -459,7 +459,8 @@ TEST(tensor_gate_in_parts) {
     backend_destroy(be);
 }
 
-#define TRAIN "train --gin-config-file c.gin --data data --device cpu --max-iters 2 "
+#define TRAIN                                                                                      \
+    "train --gin-config-file c.gin --data data --device cpu --max-iters 2 --batch-per step "
 
 TEST(tensor_tells_the_cut) {
     (void)synth_folder();

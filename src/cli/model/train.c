@@ -246,12 +246,13 @@ static status train_open_session(session *s, const config *c, work *w, const ran
 
 static const char *const item_starts[] = {"init", "mean", NULL};
 static const char *const wires[] = {"float32", "bfloat16", NULL};
+static const char *const batch_pers[] = {"rank", "step", NULL};
 
 typedef struct train_args {
     const char *file, *task, *data, *device, *init_from;
     bool is_deterministic;
     const char *nccl;
-    int new_items, wire; /* of item_starts, of wires; -1: not given */
+    int new_items, wire, batch_per; /* of item_starts, wires, batch_pers; -1: not given */
     arg_list overrides;
     int64_t seed; /* -1: the config's */
     bool is_print, is_json;
@@ -366,6 +367,34 @@ static status join_test(train_args *args, const config *c, work *w) {
     return OK;
 }
 
+enum { MOST_USERS = 1 << 20 }; /* of a step */
+
+/* Users of a step: the config's batch is that of a rank, in Meta's and in NVIDIA's project; a run
+ * that is resumed keeps its own. */
+static status choose_batch(const train_args *args, config *c) {
+    const train_options *o = &args->options;
+    config_trainer *t = &c->trainer;
+    int64_t n_ranks = args->ranks != NULL ? args->ranks->size : 1;
+    bool has_own = o->is_resume && args->batch_per < 0; /* a config of the run has it already */
+    if (!has_own || args->file != NULL) {
+        int64_t n_groups = n_ranks / train_group_size(c); /* 0 is refused later */
+        t->batch_ranks = args->batch_per == 1 || n_groups < 1 ? 1 : n_groups;
+    }
+    if (has_own && args->file != NULL) TRY(checkpoint_keep_batch(c, o->run));
+    if (t->train_batch_size * t->batch_ranks > MOST_USERS)
+        return fail(ERR_CONFIG,
+                    "%s: steps of %lld ranks x %lld users, and at most %d are possible; make the "
+                    "batch smaller, or choose --batch-per step",
+                    c->file, (long long)t->batch_ranks, (long long)t->train_batch_size, MOST_USERS);
+    long long n_users = t->train_batch_size * t->batch_ranks;
+    if (t->batch_ranks > 1)
+        log_info("batch: %lld users per step, %lld %s x %lld", n_users, (long long)t->batch_ranks,
+                 train_group_size(c) > 1 ? "groups" : "ranks", (long long)t->train_batch_size);
+    else if (n_ranks > 1)
+        log_info("batch: %lld users per step, divided among the ranks", n_users);
+    return OK;
+}
+
 /* Smaller sums of gradients would cost more time to start than they take. */
 enum { EARLY_BYTES = 4 << 20 };
 
@@ -379,7 +408,8 @@ static status train(train_args *args, config *c) {
         .is_json = args->is_json, .session = &s, .run = args->options.run, .data = args->data};
     TRY(train_printer_columns(&p, c));
     TRY(work_open_as(&w, args->data, args->device, &how));
-    status st = args->data == NULL ? open_generated(&w, c, &args->options) : OK;
+    status st = choose_batch(args, c);
+    if (st == OK && args->data == NULL) st = open_generated(&w, c, &args->options);
     if (st == OK) st = join_test(args, c, &w);
     if (st == OK) st = train_open_groups(&grid, args->ranks, c, &w);
     if (st == OK) st = train_open_session(&s, c, &w, &grid);
@@ -520,6 +550,7 @@ status cmd_train(int argc, char **argv) {
                        .seed = -1,
                        .new_items = -1,
                        .wire = -1,
+                       .batch_per = -1,
                        .options = train_options_default()};
     train_options *o = &args.options;
     const char *format;
@@ -590,8 +621,13 @@ status cmd_train(int argc, char **argv) {
         OPT_TEXT("--device", &args.device, "DEVICE", WORK_DEVICES),
         OPT_INT("--ranks", &args.n_ranks, "G", 1, 64,
                 "Number of processes that train together (default 1; mpirun starts its own). They "
-                "share the users of a step, the cores and the GPUs. On the CPU the result does not "
-                "depend on the number; see docs/distributed.md."),
+                "share the cores and the GPUs, and each has a batch of its own (--batch-per). On "
+                "the CPU the result depends on the users of a step, not on the number of ranks; "
+                "see docs/distributed.md."),
+        OPT_CHOICE("--batch-per", &args.batch_per, "rank|step", batch_pers,
+                   "Whose batch the config's train_batch_size or local_batch_size is: each rank's, "
+                   "as in NVIDIA's and Meta's projects (default), or that of a step, which the "
+                   "ranks divide. A resumed run keeps its own."),
         OPT_INT("--sequence-parallel", &args.sequence, "S", 1, 1024,
                 "Ranks that share the tokens of a batch, for very long histories: each computes "
                 "1/S of the rows of every layer and 1/S of the heads (default: the config's "

@@ -128,7 +128,7 @@ static uint64_t count_users(const config *c) {
     int64_t n_batches = c->benchmark.n_batches;
     if (n_batches > GENERATED_BATCHES) n_batches = GENERATED_BATCHES;
     uint64_t n_train = (uint64_t)(n_batches * c->trainer.train_batch_size) *
-                       (uint64_t)c->trainer.accumulation_steps;
+                       (uint64_t)(c->trainer.batch_ranks * c->trainer.accumulation_steps);
     uint64_t n = n_train * 10 / 7;
     while ((n * 7 + 5) / 10 < n_train)
         n++;

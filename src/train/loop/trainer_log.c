@@ -121,7 +121,7 @@ static void write_start(const trainer *t, json_writer *w) {
     JSON_FIELDS(w, FIELD("step", t->saved.state.step), FIELD("time", now),
                 FIELD("config", s->config->file),
                 FIELD("model", config_model_name(s->config->model)),
-                FIELD("task", config_task_name(s->config->task)),
+                FIELD("task", config_task_name(s->config->task)), FIELD("batch", s->train_batch),
                 FIELD("parameters", model_n_numbers(s->model)),
                 FIELD("model_bytes", session_memory_bytes(s)),
                 FIELD("rows", row_mode_name(t->optimizer.rows)), FIELD("data", s->data->path));

@@ -371,3 +371,73 @@ TEST(train_says_where_the_wire_has_no_effect) {
     CHECK_CONTAINS(text, "--wire bfloat16 has no effect");
     free(text);
 }
+
+/* The last "batch" of a run's log. */
+static int batch_of(const char *run) {
+    char *text;
+    CHECK_EQ(test_command(&text, "grep -o '\"batch\":[0-9]*' %s/%s/log.jsonl | tail -n 1",
+                          test_folder(), run),
+             0);
+    int n = atoi(text + strlen("\"batch\":"));
+    free(text);
+    return n;
+}
+
+/* The weights depend on the users of a step, whether one rank has them or several. */
+TEST(train_batch_is_that_of_a_rank) {
+    static const char *const sizes[] = {"TrainerArgs.train_batch_size",
+                                        "train_fn.local_batch_size"};
+    static const char *const files[] = {"n.gin", "m.gin"};
+    for (int i = 0; i < 2; i++) {
+        char args[512], ranks[16], one[16];
+        snprintf(ranks, sizeof ranks, "ranks%d", i);
+        snprintf(one, sizeof one, "one%d", i);
+        snprintf(args, sizeof args,
+                 "train --gin-config-file %s --data data --out %s --max-iters 3 --ranks 2 --set "
+                 "%s=3",
+                 files[i], ranks, sizes[i]);
+        char *text = said(0, args);
+        CHECK_CONTAINS(text, "batch: 6 users per step, 2 ranks x 3");
+        CHECK_CONTAINS(text, "3 steps of 6 users");
+        free(text);
+        snprintf(args, sizeof args,
+                 "train --gin-config-file %s --data data --out %s --max-iters 3 --set %s=6",
+                 files[i], one, sizes[i]);
+        free(said(0, args));
+        CHECK(same_file(run_path(ranks), run_path(one), "optimizer.safetensors"));
+    }
+    CHECK_EQ(batch_of("ranks0"), 6);
+    char *text = said(0, "train --gin-config-file n.gin --data data --out step --max-iters 3 "
+                         "--ranks 2 --batch-per step --set TrainerArgs.train_batch_size=6");
+    CHECK_CONTAINS(text, "batch: 6 users per step, divided among the ranks");
+    free(text);
+    CHECK(same_file(run_path("step"), run_path("one0"), "optimizer.safetensors"));
+    text = said(2, "train --gin-config-file n.gin --data data --out big --max-iters 3 --ranks 2 "
+                   "--set TrainerArgs.train_batch_size=1048576");
+    CHECK_CONTAINS(text, "--batch-per step");
+    free(text);
+}
+
+/* A resumed run keeps the users of its steps, on any number of ranks. */
+TEST(train_resumes_with_the_batch_of_the_run) {
+    static const char *const resumes[] = {"--resume", "--resume --gin-config-file n.gin",
+                                          "--resume --gin-config-file n.gin --ranks 3"};
+    free(said(0, "train --gin-config-file n.gin --data data --out whole --max-iters 4 --ranks 2"));
+    int wanted = batch_of("whole");
+    for (int i = 0; i < 3; i++) {
+        char args[256], run[16];
+        snprintf(run, sizeof run, "part%d", i);
+        snprintf(args, sizeof args,
+                 "train --gin-config-file n.gin --data data --out %s --max-iters 2 --ranks 2", run);
+        free(said(0, args));
+        snprintf(args, sizeof args, "train %s --data data --out %s --max-iters 4", resumes[i], run);
+        char *text = said(0, args);
+        CHECK_CONTAINS(text, "2 ranks x");
+        free(text);
+        CHECK_EQ(batch_of(run), wanted);
+        CHECK(same_file(run_path("whole"), run_path(run), "optimizer.safetensors"));
+    }
+    char *text = said(2, "train --resume --data data --out whole --max-iters 6 --batch-per rank");
+    CHECK_CONTAINS(text, "the saved data position belongs to other settings");
+    free(text);
+}
