@@ -85,7 +85,8 @@ LINK := $(CC) $(OPT) $(DEBUG_INFO) $(LDFLAGS)
 # Machine code for A100 and Hopper, and PTX for later cards.  Most kernels are the same on both, so they
 # are compiled to PTX once and assembled twice.  A file that tests __CUDA_ARCH__ is compiled for sm_80 and
 # sm_90 separately; src/cuda/attn/sm90, X_sm90.cu of src/cuda/gemm and src/cuda/ops and units X_sm90, which use Hopper's own instructions, for sm_90a alone.
-# CUDA_SM=90 builds for one card, and without the attention's tile sizes that are tuned for other cards.
+# CUDA_SM=90 builds for one card, and without the attention's tile sizes that are tuned for other cards; CUDA_SM=80 without
+# the kernels for Hopper.
 CUDA_SM ?= 80 90
 space := $() $()
 NVCC_CODE := $(subst $(space),$(comma),$(CUDA_SM:%=sm_%))
@@ -106,7 +107,9 @@ MPICC ?= $(if $(MINIMAL),,$(shell command -v mpicc 2>/dev/null))
 # What CUDA loads into other people's programs, for `hstu profile -- PROGRAM`.
 INJECT_SRC := src/profile/inject.c
 LIB_SRC := $(filter-out $(CLI_SRC) $(MPI_SRC) $(INJECT_SRC),$(sort $(shell find src -name '*.c')))
-CU_SRC := $(if $(filter -DHSTU_HAS_CUDA,$(FEATURES)),$(sort $(shell find src/cuda -name '*.cu')))
+FOR_HOPPER := src/cuda/attn/sm90/%.cu %_sm90.cu
+CU_SRC := $(if $(filter -DHSTU_HAS_CUDA,$(FEATURES)),$(filter-out $(if $(filter 90,$(CUDA_SM)),src/cuda/core/no_hopper.cu,$(FOR_HOPPER)),\
+	$(sort $(shell find src/cuda -name '*.cu'))))
 # Files are compiled in units, each as one file: of every nvcc call two seconds are the headers.  What takes long comes
 # first.  Large units only where there are few cores, the largest where there are two: with many, the longest call decides.
 # CU_UNITS= compiles each file by itself, which is shorter for who changes one of them.
@@ -122,7 +125,7 @@ CU_UNIT_rest_sm90 := $(CU_UNIT_softmax_sm90) $(CU_UNIT_ops_sm90)
 CU_UNIT_attn := $(CU_UNIT_sm80) $(CU_UNIT_sm80_softmax) $(CU_UNIT_f32)
 CU_UNIT_fwd_dq_sm90 := $(CU_UNIT_fwd_sm90) $(CU_UNIT_dq_sm90)
 CU_UNIT_bwd_rest_sm90 := $(CU_UNIT_bwd_sm90) $(CU_UNIT_rest_sm90)
-CU_UNIT_core := $(filter-out $(ASKS_ARCH),$(wildcard src/cuda/core/*.cu src/cuda/attn/common/*.cu))
+CU_UNIT_core := $(filter-out $(ASKS_ARCH) $(if $(filter 90,$(CUDA_SM)),src/cuda/core/no_hopper.cu),$(wildcard src/cuda/core/*.cu src/cuda/attn/common/*.cu))
 CU_UNIT_ops := $(patsubst %,src/cuda/ops/%.cu,exchange kv l2 logits_loss rank rows sampled_softmax update) \
 	$(patsubst %,src/cuda/gemm/%.cu,linear matmul)
 CU_UNIT_both := $(ASKS_ARCH)
@@ -134,6 +137,9 @@ CORES := $(shell nproc 2>/dev/null)
 CU_UNITS := $(if $(filter 1 2,$(CORES)),attn any fwd_dq_sm90 bwd_rest_sm90 both,\
 	$(if $(filter 3 4,$(CORES)),sm80 any fwd_sm90 bwd_sm90 f32 dq_sm90 sm80_softmax rest_sm90 both,\
 	both ops table topk core ops_sm90))
+endif
+ifeq ($(filter 90,$(CUDA_SM)),)
+override CU_UNITS := $(filter-out %_sm90,$(CU_UNITS))
 endif
 ifeq ($(CU_SRC),)
 override CU_UNITS :=
