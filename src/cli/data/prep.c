@@ -373,12 +373,14 @@ static void log_times(const source_result *r, const builder_stats *s) {
 }
 
 /* Reads, writes the sequence file, and the csv if one is wanted.  The csv is opened first, so that
- * an unwritable path is reported before the work. */
+ * an unwritable path is reported before the work; it may be in the folder that this makes. */
 static status run(const prep_options *o, pool *p, builder_stats *stats) {
     source_result r = {0};
     out_file *csv = NULL;
     buf meta = {0};
-    status st = o->emit_csv != NULL ? out_file_create(&csv, o->emit_csv) : OK;
+    bool is_new = o->emit_csv != NULL && !folder_exists(o->out);
+    status st = is_new ? folder_create(o->out, NULL) : OK;
+    if (st == OK && o->emit_csv != NULL) st = out_file_create(&csv, o->emit_csv);
     if (st == OK) st = read_source(o, p, &r);
     if (st == OK) st = make_meta(o, &r, &meta);
     if (st == OK) st = write_data(o, &r, &meta, stats);
@@ -391,6 +393,7 @@ static status run(const prep_options *o, pool *p, builder_stats *stats) {
         csv = NULL;
     }
     out_file_abandon(csv);
+    if (st != OK && is_new) (void)rmdir(o->out); /* where nothing else has come into it */
     source_result_fini(&r);
     buf_fini(&meta);
     return st;

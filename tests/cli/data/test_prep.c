@@ -145,6 +145,18 @@ TEST(a_csv_never_replaces_the_input_or_the_data) {
     CHECK_EQ(run_shell(&out, "%s info out", test_program()), 0);
 }
 
+TEST(a_csv_may_go_into_the_folder_that_the_command_makes) {
+    char *out;
+    put_file("in.csv", "1,2,3\n");
+    prep_ok("csv --input in.csv --out a/b --emit-csv a/b/seqs.csv");
+    CHECK_CONTAINS(get_file("a/b/seqs.csv"), "1,\"[2]\"");
+    put_file("bad.csv", "1,2,3\n1,2\n");
+    CHECK_EQ(run_prep(&out, "csv --input bad.csv --out new --emit-csv new/seqs.csv"), 1);
+    CHECK_EQ(run_shell(&out, "test -e new"), 1);
+    CHECK_EQ(run_prep(&out, "csv --input bad.csv --out a/b --emit-csv a/b/seqs.csv"), 1);
+    CHECK_CONTAINS(get_file("a/b/seqs.csv"), "1,\"[2]\""); /* that of before */
+}
+
 /* A full disk, without one: files of this process may not grow beyond a limit.  SIGXFSZ is ignored,
  * so that the write fails as it does on a full disk. */
 TEST(a_full_disk_leaves_nothing_behind) {
