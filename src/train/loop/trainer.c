@@ -371,6 +371,7 @@ static status do_snapshot(trainer *t) {
 static void show_progress(trainer *t) {
     const train_sums *sums = &t->saved.state.in_epoch;
     if (sums->n_loss > 0) progress_suffix(&t->bar, "loss %.4f", sums->loss / (double)sums->n_loss);
+    if (t->saved.state.step == t->n_steps) t->bar.total = (uint64_t)sums->n_tokens;
     progress_update(&t->bar, (uint64_t)sums->n_tokens);
 }
 
@@ -378,7 +379,10 @@ static void begin_bar(trainer *t) {
     const train_state *state = &t->saved.state;
     snprintf(t->bar_title, sizeof t->bar_title, "epoch %" PRIu64 "/%" PRIu64, state->epoch + 1,
              t->n_epochs);
-    progress_begin(&t->bar, t->bar_title, "tokens", t->epoch_tokens);
+    /* The last epoch may be a part of one: max_train_iters. */
+    uint64_t n_steps = t->n_steps - state->epoch * t->steps_per_epoch, n_tokens = t->epoch_tokens;
+    if (n_steps < t->steps_per_epoch) n_tokens = n_tokens * n_steps / t->steps_per_epoch;
+    progress_begin(&t->bar, t->bar_title, "tokens", n_tokens);
     t->bar.start_done = (uint64_t)state->in_epoch.n_tokens;
 }
 
