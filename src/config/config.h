@@ -26,7 +26,8 @@
 typedef enum { FAMILY_ANY, FAMILY_META, FAMILY_NVIDIA } config_family;
 typedef enum { TASK_RANKING, TASK_RETRIEVAL } config_task;
 typedef enum { MODEL_SASREC, MODEL_HSTU_RESEARCH, MODEL_HSTU } config_model;
-typedef enum { DTYPE_BFLOAT16, DTYPE_FLOAT16, DTYPE_FLOAT32 } config_dtype;
+/* TF32: float32 whose products round their operands. */
+typedef enum { DTYPE_BFLOAT16, DTYPE_FLOAT16, DTYPE_FLOAT32, DTYPE_TF32 } config_dtype;
 typedef enum { BACKEND_CUTLASS, BACKEND_TRITON, BACKEND_PYTORCH } config_backend;
 typedef enum {
     OPTIMIZER_ADAM,

@@ -86,8 +86,10 @@ static void set_limits(session *s, int32_t max_users) {
                                .has_bf16_wire = s->has_bf16_wire};
 }
 
-static const act_type act_of[] = {
-    [DTYPE_FLOAT32] = ACT_F32, [DTYPE_BFLOAT16] = ACT_BF16, [DTYPE_FLOAT16] = ACT_F16};
+static const act_type act_of[] = {[DTYPE_FLOAT32] = ACT_F32,
+                                  [DTYPE_TF32] = ACT_F32,
+                                  [DTYPE_BFLOAT16] = ACT_BF16,
+                                  [DTYPE_FLOAT16] = ACT_F16};
 
 /* Users of a batch of training and of evaluation. */
 static void set_batches(session *s) {
@@ -106,10 +108,11 @@ static status open_model(session *s, int32_t max_users) {
     TRY(check_sizes(s));
     set_limits(s, max_users);
     if (c->task == TASK_RANKING) TRY(check_ranking(s));
-    TRY(be->ops->set_precision(be, act_of[c->network.dtype], c->network.has_tf32));
-    if (c->network.dtype != DTYPE_FLOAT32 && be->act == ACT_F32)
+    config_dtype dtype = c->network.dtype;
+    TRY(be->ops->set_precision(be, act_of[dtype], c->network.has_tf32 || dtype == DTYPE_TF32));
+    if (act_of[dtype] != be->act)
         log_info("note: the CPU computes in float32; the config's %s is kept for a GPU",
-                 c->network.dtype == DTYPE_BFLOAT16 ? "bfloat16" : "float16");
+                 dtype == DTYPE_BFLOAT16 ? "bfloat16" : "float16");
     status st = model_create(&s->model, be, c, &s->limits);
     if (st == OK) s->params = model_params(s->model, &s->n_params);
     return st;

@@ -20,8 +20,10 @@ const char *const engine_file_names[ENGINE_FILES] = {"weights.safetensors", "voc
                                                      "state.json"};
 
 const char *engine_dtype_name(config_dtype dtype) {
-    static const char *const names[] = {
-        [DTYPE_BFLOAT16] = "bfloat16", [DTYPE_FLOAT16] = "float16", [DTYPE_FLOAT32] = "float32"};
+    static const char *const names[] = {[DTYPE_BFLOAT16] = "bfloat16",
+                                        [DTYPE_FLOAT16] = "float16",
+                                        [DTYPE_FLOAT32] = "float32",
+                                        [DTYPE_TF32] = "tf32"};
     return names[dtype];
 }
 

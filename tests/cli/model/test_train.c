@@ -441,3 +441,21 @@ TEST(train_resumes_with_the_batch_of_the_run) {
     CHECK_CONTAINS(text, "the saved data position belongs to other settings");
     free(text);
 }
+
+TEST(train_tf32_is_a_precision) {
+    char *text = said(0, "train --gin-config-file n.gin --data data --out run --max-iters 1 --set "
+                         "NetworkArgs.dtype_str=\\'tf32\\'");
+    CHECK(strstr(text, "the CPU computes in float32") == NULL); /* nothing is lost there */
+    free(text);
+    CHECK_EQ(test_command(&text, "grep -o '\"dtype_str\": *\"[a-z0-9]*\"' %s/run/config.json",
+                          test_folder()),
+             0);
+    CHECK_CONTAINS(text, "tf32");
+    free(text);
+    free(said(0, "train --resume --data data --out run --max-iters 2"));
+    free(said(0, "eval run --data data"));
+    text = said(2, "train --gin-config-file n.gin --data data --out no --set "
+                   "NetworkArgs.dtype_str=\\'tf33\\'");
+    CHECK_CONTAINS(text, "tf32");
+    free(text);
+}
