@@ -244,11 +244,14 @@ $B/examples/%: examples/%.c libhstu.a
 
 # The course: a program a file, which needs CUDA alone.
 LEARN_SRC := $(wildcard examples/learn/*.cu)
-learn: $(LEARN_SRC:examples/learn/%.cu=$B/learn/%)
+learn: $(LEARN_SRC:examples/learn/%.cu=$B/learn/%) $B/learn/09_torch.so
 	$(if $(NVCC),,$(error make learn needs nvcc, which comes with the CUDA toolkit))
 $B/learn/%: examples/learn/%.cu examples/learn/learn.h examples/learn/mma.cuh
 	@mkdir -p $(@D)
 	$(NVCC) -O3 -std=c++17 -Xcompiler -Wall,-Wextra,-Wno-unused-function $(NVCC_ARCH) -diag-suppress 177 $< -o $@
+$B/learn/09_torch.so: examples/learn/09_torch.cu examples/learn/learn.h
+	@mkdir -p $(@D)
+	$(NVCC) -shared -O3 -std=c++17 -Xcompiler -fPIC,-Wall,-Wextra,-Wno-unused-function $(NVCC_ARCH) -diag-suppress 177 $< -o $@
 
 # What no parser reaches stays out; exactly, where NEEDED=DIR is another build without CUDA to find that out from.
 NEEDED_OBJ := $(if $(NEEDED),$(shell sh tools/needed.sh '$(NEEDED)' $(FUZZ_SRC) $(wildcard tests/fuzz/*.h)))

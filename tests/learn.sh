@@ -34,4 +34,10 @@ for source in $there; do
     *) echo "$name ended with $code:" && tail -n 5 "$place/$name.log" && exit 1 ;;
     esac
 done
+code=0
+python3 examples/learn/09_torch.py $place/learn/09_torch.so >"$place/torch.log" 2>&1 </dev/null || code=$?
+case $code in
+0 | 77) ;; # 77: no torch, or no GPU
+*) echo "09_torch.py ended with $code:" && tail -n 5 "$place/torch.log" && exit 1 ;;
+esac
 echo "$(echo "$there" | wc -l) programs compiled, $([ $gpu = 1 ] && echo "all right on the GPU" || echo "each says that there is no GPU")"
