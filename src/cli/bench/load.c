@@ -514,6 +514,10 @@ static void load_times_write(json_writer *w, const char *key, const load_times *
                 FIELD("p99", t->p99), FIELD("p99.9", t->p999));
 }
 
+static double per_second(const load_report *r, uint64_t n) {
+    return r->wall_s > 0 ? (double)n / r->wall_s : 0;
+}
+
 void load_report_write(json_writer *w, const load_report *r) {
     json_key(w, "request_info");
     JSON_OBJECT(w, FIELD("num_requests", r->n), FIELD("answered", r->n_ok),
@@ -524,9 +528,10 @@ void load_report_write(json_writer *w, const load_report *r) {
     JSON_FIELDS(w, FIELD("total_latency_ms", 1e3 * r->wall_s),
                 FIELD("avg_request_latency_ms", r->latency.mean),
                 FIELD("request_throughput_req_s", r->throughput),
-                FIELD("candidates_s", r->wall_s > 0 ? (double)r->n_candidates / r->wall_s : 0),
+                FIELD("candidates_s", per_second(r, r->n_candidates)),
                 FIELD("tokens_reused", r->tokens_reused),
-                FIELD("tokens_computed", r->tokens_computed));
+                FIELD("tokens_computed", r->tokens_computed),
+                FIELD("tokens_s", per_second(r, r->tokens_reused + r->tokens_computed)));
     load_times_write(w, "request_latency_percentiles_ms", &r->latency);
     load_times_write(w, "request_latency_from_sending_ms", &r->answer);
     if (r->n_refused > 0) load_times_write(w, "refusal_percentiles_ms", &r->refusal);
@@ -559,8 +564,9 @@ void load_report_print(const load_report *r) {
     printf("Tokens reused / computed:          %llu / %llu (%.1f %% reused)\n",
            (unsigned long long)r->tokens_reused, (unsigned long long)r->tokens_computed,
            tokens > 0 ? 100 * (double)r->tokens_reused / (double)tokens : 0);
-    if (r->n_candidates > 0 && r->wall_s > 0)
-        printf("Candidates (per second):           %.0f\n", (double)r->n_candidates / r->wall_s);
+    printf("Tokens (per second):               %.0f\n", per_second(r, tokens));
+    if (r->n_candidates > 0)
+        printf("Candidates (per second):           %.0f\n", per_second(r, r->n_candidates));
     printf("\n-- Request Latency Breakdown (ms) --\n");
     print_times("[Latency]", &r->latency);
     if (r->late_ms > 0) { /* an open loop, where the sender can be late itself */
