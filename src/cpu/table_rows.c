@@ -178,6 +178,17 @@ static void add_segment(const pool_job *job, const segment *s, float *y) {
     }
 }
 
+/* y += weighted rows first .. end - 1 of the places, in this order. */
+static void add_weighted(const pool_job *job, int64_t first, int64_t end, float *restrict y) {
+    const table_pool_args *a = job->a;
+    for (int64_t i = first; i < end; i++) {
+        const float *restrict row = row_at(job->l, a, i);
+        float weight = a->weights[i];
+        for (int32_t c = 0; row != NULL && c < a->dim; c++)
+            y[c] += weight * row[c];
+    }
+}
+
 /* y += rows first .. end - 1 of the places, in this order. */
 static void add_places(const pool_job *job, int64_t first, int64_t end, float *y) {
     const table_pool_args *a = job->a;
@@ -203,7 +214,9 @@ static status pool_chunk(const cpu_rows *w) {
     for (int64_t b = w->first; b < w->end; b++) {
         float *y = a->y + b * a->dim;
         memset(y, 0, (size_t)a->dim * sizeof *y);
-        if (has_bags)
+        if (has_bags && a->weights != NULL)
+            add_weighted(job, a->offsets[b], a->offsets[b + 1], y);
+        else if (has_bags)
             add_places(job, a->offsets[b], a->offsets[b + 1], y);
         else
             add_places(job, b, b + 1, y);

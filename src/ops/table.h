@@ -333,16 +333,17 @@ typedef struct table_update_args {
     uint32_t stamp;
 } table_update_args;
 
-/* y[b] = the sum of row(i) over i in offsets[b] .. offsets[b + 1] - 1, in the order of i; an empty
- * bag is zeros.  Without offsets nothing is summed: y[i] = row(i).  row(i) is the row of
- * slot[inverse[i]], of slot[i] where inverse is NULL, and staging row inverse[i] where slot is NULL
- * and the level's `rows` are the staging.  A negative slot or inverse reads as zeros. */
+/* y[b] = the sum of weights[i] row(i) over i in offsets[b] .. offsets[b + 1] - 1, in the order of
+ * i; an empty bag is zeros.  Without offsets nothing is summed: y[i] = row(i).  row(i) is the row
+ * of slot[inverse[i]], of slot[i] where inverse is NULL, and staging row inverse[i] where slot is
+ * NULL and the level's `rows` are the staging.  A negative slot or inverse reads as zeros. */
 typedef struct table_pool_args {
     int64_t n; /* places */
     int64_t n_bags;
     const int64_t *offsets; /* (n_bags + 1), or NULL */
     const int64_t *slot;
     const int32_t *inverse; /* (n) */
+    const float *weights;   /* (n) or NULL: ones; only with offsets */
     int32_t dim;
     float *y; /* (n_bags, dim); (n, dim) without offsets */
 } table_pool_args;

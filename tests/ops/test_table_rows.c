@@ -332,10 +332,11 @@ static int draw_bags(uint64_t *state, int64_t *offsets) {
     return n;
 }
 
-static void check_pool(bool has_bags, int32_t dim) {
+static void check_pool(bool has_bags, bool has_weights, int32_t dim) {
     uint64_t state = (uint64_t)dim * 7 + has_bags;
     int64_t slot[N], offsets[N * 4];
     int32_t inverse[N];
+    float weights[N];
     rig r;
     rig_init(&r, NULL, BUCKETS, dim);
     draw_slots(&state, slot);
@@ -343,12 +344,15 @@ static void check_pool(bool has_bags, int32_t dim) {
     float *rows = draw_many(&state, (size_t)(N * dim));
     for (int i = 0; i < N; i++)
         inverse[i] = (int32_t)rig_random(&state, N + 10) - 10;
+    for (int i = 0; i < N; i++)
+        weights[i] = has_weights ? draw(&state) : 1;
     level_write(&r, slot, NULL, dim, rows);
     table_pool_args a = {.n = N,
                          .n_bags = n_bags,
                          .offsets = has_bags ? rig_up(&r, offsets, sizeof offsets) : NULL,
                          .slot = rig_up(&r, slot, sizeof slot),
                          .inverse = rig_up(&r, inverse, sizeof inverse),
+                         .weights = has_weights ? rig_up(&r, weights, sizeof weights) : NULL,
                          .dim = dim,
                          .y = rig_up(&r, NULL, (size_t)(n_bags * dim) * 4)};
     CHECK_OK(r.t->pool(r.be, &r.l, &a));
@@ -359,7 +363,8 @@ static void check_pool(bool has_bags, int32_t dim) {
             int64_t first = has_bags ? offsets[b] : b, end = has_bags ? offsets[b + 1] : b + 1;
             double sum = 0;
             for (int64_t i = first; i < end; i++)
-                if (inverse[i] >= 0 && slot[inverse[i]] >= 0) sum += rows[inverse[i] * dim + c];
+                if (inverse[i] >= 0 && slot[inverse[i]] >= 0)
+                    sum += (double)weights[i] * rows[inverse[i] * dim + c];
             CHECK(fabs(sum - y[b * dim + c]) < 3e-5);
         }
     free(y), free(rows);
@@ -369,8 +374,9 @@ static void check_pool(bool has_bags, int32_t dim) {
 TEST(table_pooling_equals_float64) {
     static const int32_t dims[] = {1, 16, 35, 64, 128};
     for (int k = 0; k < 5; k++) {
-        check_pool(false, dims[k]);
-        check_pool(true, dims[k]);
+        check_pool(false, false, dims[k]);
+        check_pool(true, false, dims[k]);
+        check_pool(true, true, dims[k]);
     }
 }
 

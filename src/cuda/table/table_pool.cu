@@ -12,6 +12,10 @@ __device__ static inline void operator+=(float4 &x, float4 y) {
     x = make_float4(x.x + y.x, x.y + y.y, x.z + y.z, x.w + y.w);
 }
 
+__device__ static inline float4 operator*(float w, float4 x) {
+    return make_float4(w * x.x, w * x.y, w * x.z, w * x.w);
+}
+
 __device__ static inline const float *place_row(const table_level &l, const table_pool_args &a,
                                                 int64_t i) {
     int64_t at = a.inverse != NULL ? a.inverse[i] : i;
@@ -30,7 +34,7 @@ static __global__ void __launch_bounds__(TABLE_THREADS)
 }
 
 /* threadIdx.x goes over the columns of a bag, threadIdx.y over bags. */
-template <typename P>
+template <typename P, bool IS_WEIGHTED>
 static __global__ void __launch_bounds__(TABLE_THREADS, 4)
     table_pool_bags_any_kernel(const table_level l, const table_pool_args a) {
     int64_t b = (int64_t)blockIdx.x * blockDim.y + threadIdx.y;
@@ -42,7 +46,7 @@ static __global__ void __launch_bounds__(TABLE_THREADS, 4)
 #pragma unroll 4
         for (int64_t i = first; i < end; i++) {
             const P *row = (const P *)place_row(l, a, i);
-            if (row != NULL) sum += __ldcg(row + c);
+            if (row != NULL) sum += IS_WEIGHTED ? a.weights[i] * __ldcg(row + c) : __ldcg(row + c);
         }
         __stcs((P *)(a.y + b * a.dim) + c, sum);
     }
@@ -59,8 +63,11 @@ static void launch_pool(backend *be, const table_level *l, const table_pool_args
     while (n_lanes < 32 && (int)n_lanes < a->dim / piece_size<P>::NUMBERS)
         n_lanes *= 2;
     dim3 threads(n_lanes, TABLE_THREADS / n_lanes);
-    table_pool_bags_any_kernel<P>
-        <<<(unsigned)cuda_div_up(a->n_bags, threads.y), threads, 0, stream>>>(*l, *a);
+    unsigned n_blocks = (unsigned)cuda_div_up(a->n_bags, threads.y);
+    if (a->weights != NULL)
+        table_pool_bags_any_kernel<P, true><<<n_blocks, threads, 0, stream>>>(*l, *a);
+    else
+        table_pool_bags_any_kernel<P, false><<<n_blocks, threads, 0, stream>>>(*l, *a);
 }
 
 status cuda_table_pool(backend *be, const table_level *l, const table_pool_args *a) {
