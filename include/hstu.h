@@ -337,6 +337,54 @@ HSTU_API void hstu_table_step_defaults(hstu_table_step *out);
 HSTU_API hstu_status hstu_table_update(hstu_table *table, int64_t n, const uint64_t *ids,
                                        const float *gradients, const hstu_table_step *step);
 
+/* Bags of ids, whose rows are pooled into one (torch's EmbeddingBag).  Zero the fields that you do
+ * not use.  The largest bag has max_batch ids. */
+typedef enum hstu_pooling {
+    HSTU_POOL_SUM,
+    HSTU_POOL_MEAN /* the sum divided by the number of ids, also where they have weights */
+} hstu_pooling;
+
+typedef struct hstu_bags {
+    int64_t n_bags;
+    const int64_t *offsets; /* (n_bags + 1) from 0, n ids at the end: bag b has the ids
+                               offsets[b] .. offsets[b + 1] - 1; none: it is pooled to zeros */
+    const uint64_t *ids;    /* (n), which may repeat */
+    const float *weights;   /* (n), factors of the rows, or NULL: ones */
+    hstu_pooling pooling;
+    int32_t is_read_only; /* lookups change nothing, and rows of ids that are not there are zeros;
+                             else such ids get a row */
+} hstu_bags;
+
+/* The pooled rows of the bags: out (n_bags, dim).  A call of more than max_batch ids works on as
+ * many whole bags at a time as fit.  HSTU_ERR_USAGE: offsets that decrease, a bag of more than
+ * max_batch ids; HSTU_ERR_NUMERIC: a weight that is not finite.  The table is then not changed, and
+ * nothing is written. */
+HSTU_API hstu_status hstu_table_lookup_pooled(hstu_table *table, const hstu_bags *bags, float *out);
+
+/* hstu_table_update with the gradients of the pooled rows, (n_bags, dim): a row's gradient is the
+ * sum over its ids of weight times the gradient of the bag, of a mean divided by its number of ids.
+ * At most max_batch ids in one call. */
+HSTU_API hstu_status hstu_table_update_pooled(hstu_table *table, const hstu_bags *bags,
+                                              const float *gradients, const hstu_table_step *step);
+
+/* The gradients of the weights: out (n), for the rows as they are now; call it before the update.
+ * Changes nothing; an id without a row has the values that it would get (is_read_only: zeros). */
+HSTU_API hstu_status hstu_table_weight_gradients(hstu_table *table, const hstu_bags *bags,
+                                                 const float *gradients, float *out);
+
+/* One lookup of a collection of tables. */
+typedef struct hstu_table_request {
+    hstu_table *table;
+    const char *name; /* of the table, for messages; or NULL */
+    hstu_bags bags;
+    float *out; /* (n_bags, dim of the table) */
+} hstu_table_request;
+
+/* hstu_table_lookup_pooled of several tables, one after the other; a table may occur more than
+ * once.  All arguments are checked first: if one is wrong, no table is changed. */
+HSTU_API hstu_status hstu_tables_lookup_pooled(int32_t n_requests,
+                                               const hstu_table_request *requests);
+
 /* *n_erased (or NULL): how many of them were there. */
 HSTU_API hstu_status hstu_table_erase(hstu_table *table, int64_t n, const uint64_t *ids,
                                       int64_t *n_erased);

@@ -1,5 +1,5 @@
 /* The dynamic tables of hstu.h, over embed/table.h: the same verbs on memory of the host, for any
- * number of ids. */
+ * number of ids, and bags of ids. */
 #include <math.h>
 #include <string.h>
 
@@ -14,7 +14,11 @@ typedef struct api_table {
     embed_table *t;
     int32_t dim;
     int64_t max_batch;
-    float *gradients; /* (max_batch, dim) of the backend: sums by distinct id */
+    float *gradients; /* (max_batch, dim) of the backend: sums by distinct id, or by bag */
+    /* What a sum of rows reads, on the host and on the backend. */
+    int64_t *offsets, *offsets_of_backend; /* (max_batch + 2) */
+    int32_t *index, *index_of_backend;     /* (max_batch) */
+    float *weights, *weights_of_backend;   /* (max_batch) */
 } api_table;
 
 void hstu_table_defaults(hstu_table_config *out) {
@@ -60,6 +64,10 @@ static status lower(const hstu_table_config *c, embed_config *out) {
     return OK;
 }
 
+static status new_memory(api_table *table, void **out, size_t bytes) {
+    return table->be->ops->alloc(table->be, out, bytes);
+}
+
 static status open_table(api_table *table, const hstu_table_config *c) {
     embed_config config;
     TRY(api_begin());
@@ -69,13 +77,25 @@ static status open_table(api_table *table, const hstu_table_config *c) {
     TRY(embed_create(&table->t, table->be, &config));
     table->dim = c->dim;
     table->max_batch = c->max_batch;
-    return table->be->ops->alloc(table->be, (void **)&table->gradients,
-                                 (size_t)c->max_batch * (size_t)c->dim * sizeof(float));
+    size_t n = (size_t)c->max_batch;
+    TRY(MEM_NEW_RAW(&table->offsets, n + 2));
+    TRY(MEM_NEW_RAW(&table->index, n));
+    TRY(MEM_NEW_RAW(&table->weights, n));
+    TRY(new_memory(table, (void **)&table->offsets_of_backend, (n + 2) * sizeof(int64_t)));
+    TRY(new_memory(table, (void **)&table->index_of_backend, n * sizeof(int32_t)));
+    TRY(new_memory(table, (void **)&table->weights_of_backend, n * sizeof(float)));
+    return new_memory(table, (void **)&table->gradients, n * (size_t)c->dim * sizeof(float));
 }
 
 static void destroy_table(void *object) {
     api_table *table = object;
-    if (table->be != NULL) table->be->ops->release(table->be, table->gradients);
+    void *memory[] = {table->gradients, table->offsets_of_backend, table->index_of_backend,
+                      table->weights_of_backend};
+    for (int i = 0; i < 4 && table->be != NULL; i++)
+        table->be->ops->release(table->be, memory[i]);
+    mem_free(table->offsets);
+    mem_free(table->index);
+    mem_free(table->weights);
     embed_destroy(table->t);
     backend_destroy(table->be);
     pool_destroy(table->workers);
@@ -131,25 +151,31 @@ hstu_status hstu_table_find(hstu_table *table, int64_t n, const uint64_t *ids, f
 }
 
 /* Fetches a piece; *inverse: (n) host, which of the distinct ids each is; the caller frees it. */
-static status fetch(api_table *table, int64_t n, const uint64_t *ids, const embed_batch **batch,
-                    int32_t **inverse) {
+static status fetch(api_table *table, fetch_mode mode, int64_t n, const uint64_t *ids,
+                    const embed_batch **batch, int32_t **inverse) {
     *inverse = NULL;
-    TRY(embed_fetch(table->t, FETCH_INSERT, n, ids, NULL, batch));
+    TRY(embed_fetch(table->t, mode, n, ids, NULL, batch));
     TRY(MEM_NEW(inverse, (size_t)n));
     return table->be->ops->copy_out(table->be, *inverse, (*batch)->inverse,
                                     (size_t)n * sizeof(int32_t));
 }
 
+/* And their rows: *staged (U, stride of the batch) host; the caller frees it. */
+static status fetch_rows(api_table *table, fetch_mode mode, int64_t n, const uint64_t *ids,
+                         const embed_batch **batch, int32_t **inverse, float **staged) {
+    *staged = NULL;
+    TRY(fetch(table, mode, n, ids, batch, inverse));
+    size_t count = (size_t)(*batch)->n_unique * (size_t)(*batch)->stride;
+    TRY(MEM_NEW(staged, count));
+    return table->be->ops->copy_out(table->be, *staged, (*batch)->rows, count * sizeof(float));
+}
+
 static status lookup_piece(api_table *table, int64_t n, const uint64_t *ids, float *rows) {
     const embed_batch *batch;
     int32_t *inverse;
-    float *staged = NULL;
+    float *staged;
     size_t dim = (size_t)table->dim;
-    status st = fetch(table, n, ids, &batch, &inverse);
-    size_t count = st == OK ? (size_t)batch->n_unique * (size_t)batch->stride : 0;
-    if (st == OK) st = MEM_NEW(&staged, count);
-    if (st == OK)
-        st = table->be->ops->copy_out(table->be, staged, batch->rows, count * sizeof(float));
+    status st = fetch_rows(table, FETCH_INSERT, n, ids, &batch, &inverse, &staged);
     for (int64_t i = 0; i < n && st == OK; i++)
         memcpy(rows + (size_t)i * dim, staged + (size_t)inverse[i] * (size_t)batch->stride,
                dim * sizeof(float));
@@ -206,7 +232,7 @@ static status update_piece(api_table *table, int64_t n, const uint64_t *ids, con
     int32_t *inverse;
     float *sums = NULL;
     size_t dim = (size_t)table->dim;
-    status st = fetch(table, n, ids, &batch, &inverse);
+    status st = fetch(table, FETCH_INSERT, n, ids, &batch, &inverse);
     size_t count = st == OK ? (size_t)batch->n_unique * dim : 0;
     if (st == OK) st = MEM_NEW(&sums, count);
     for (int64_t i = 0; i < n && st == OK; i++)
@@ -237,22 +263,29 @@ static status check_step(const hstu_table_step *s, opt_kind opt) {
 }
 
 /* A call of more ids than a batch would step the rows of an id twice if it were in two pieces. */
-static status update(api_table *table, int64_t n, const uint64_t *ids, const float *gradients,
-                     const hstu_table_step *step) {
-    TRY(check(n, ids, gradients));
+static status lower_step(const api_table *table, int64_t n, const hstu_table_step *step,
+                         embed_step_args *out) {
     if (step == NULL) return fail(ERR_USAGE, "table: step is NULL");
     if (n > table->max_batch)
         return fail(ERR_USAGE, "table: %lld ids in one update; max_batch is %lld", (long long)n,
                     (long long)table->max_batch);
     TRY(check_step(step, embed_config_of(table->t)->opt));
+    *out = (embed_step_args){.lr = step->lr,
+                             .beta1 = step->beta1,
+                             .beta2 = step->beta2,
+                             .eps = step->eps,
+                             .weight_decay = step->weight_decay,
+                             .step = embed_step(table->t)};
+    return OK;
+}
+
+static status update(api_table *table, int64_t n, const uint64_t *ids, const float *gradients,
+                     const hstu_table_step *step) {
+    embed_step_args args;
+    TRY(check(n, ids, gradients));
+    TRY(lower_step(table, n, step, &args));
     TRY(api_check_finite(gradients, (size_t)n * (size_t)table->dim, "gradients"));
     if (n == 0) return OK;
-    embed_step_args args = {.lr = step->lr,
-                            .beta1 = step->beta1,
-                            .beta2 = step->beta2,
-                            .eps = step->eps,
-                            .weight_decay = step->weight_decay,
-                            .step = embed_step(table->t)};
     TRY(update_piece(table, n, ids, gradients, &args));
     return embed_set_step(table->t, embed_step(table->t) + 1);
 }
@@ -260,6 +293,240 @@ static status update(api_table *table, int64_t n, const uint64_t *ids, const flo
 hstu_status hstu_table_update(hstu_table *table, int64_t n, const uint64_t *ids,
                               const float *gradients, const hstu_table_step *step) {
     RETURN_WITHIN(table, &table_type, update(object, n, ids, gradients, step));
+}
+
+static int64_t n_ids(const hstu_bags *bags) {
+    return bags->n_bags > 0 ? bags->offsets[bags->n_bags] : 0;
+}
+
+static status check_offsets(const api_table *table, const hstu_bags *bags) {
+    if (bags->n_bags > 0 && bags->offsets[0] != 0)
+        return fail(ERR_USAGE, "bags: the first of the offsets is %lld; it must be 0",
+                    (long long)bags->offsets[0]);
+    for (int64_t b = 0; b < bags->n_bags; b++) {
+        int64_t first = bags->offsets[b], end = bags->offsets[b + 1];
+        if (end < first)
+            return fail(ERR_USAGE, "bags: offsets %lld and %lld of bag %lld decrease",
+                        (long long)first, (long long)end, (long long)b);
+        if (end - first > table->max_batch)
+            return fail(ERR_USAGE, "bags: bag %lld has %lld ids; max_batch is %lld", (long long)b,
+                        (long long)(end - first), (long long)table->max_batch);
+    }
+    return OK;
+}
+
+/* bag_rows: (n_bags, dim), pooled rows or their gradients. */
+static status check_bags(const api_table *table, const hstu_bags *bags, const void *bag_rows) {
+    TRY(api_need(bags, "bags"));
+    if (bags->n_bags < 0 || bags->n_bags > INT32_MAX)
+        return fail(ERR_USAGE, "bags: %lld bags; there can be 0 to 2^31 - 1",
+                    (long long)bags->n_bags);
+    if ((unsigned)bags->pooling > HSTU_POOL_MEAN)
+        return fail(ERR_USAGE, "bags: pooling %d is unknown", (int)bags->pooling);
+    if (bags->n_bags > 0 && (bags->offsets == NULL || bag_rows == NULL))
+        return fail(ERR_USAGE, "bags: offsets, pooled rows or gradients are NULL");
+    TRY(check_offsets(table, bags));
+    if (n_ids(bags) > 0 && bags->ids == NULL) return fail(ERR_USAGE, "bags: ids are NULL");
+    if (bags->weights == NULL) return OK;
+    return api_check_finite(bags->weights, (size_t)n_ids(bags), "weights");
+}
+
+/* One factor an id: its weight, of a mean divided by the bag's number of ids. */
+static float factor_of(const hstu_bags *bags, int64_t b, int64_t i) {
+    float weight = bags->weights != NULL ? bags->weights[i] : 1;
+    return bags->pooling == HSTU_POOL_SUM
+               ? weight
+               : weight / (float)(bags->offsets[b + 1] - bags->offsets[b]);
+}
+
+/* out (n_sums, dim) = table->gradients = sums of the rows at `rows`, `stride` floats apart.
+ * table->offsets and, where the bags have factors, table->weights say which; so does table->index,
+ * unless the inverse of a fetch does. */
+static status pool_rows(api_table *table, const hstu_bags *bags, int64_t n, int64_t n_sums,
+                        float *rows, int64_t stride, const int32_t *inverse, float *out) {
+    backend *be = table->be;
+    bool has_factors = bags->weights != NULL || bags->pooling == HSTU_POOL_MEAN;
+    size_t offset_bytes = (size_t)(n_sums + 1) * sizeof(int64_t), n_bytes = (size_t)n * 4;
+    table_level level = {.rows = (unsigned char *)rows, .row_bytes = stride * 4};
+    table_pool_args a = {.n = n,
+                         .n_bags = n_sums,
+                         .offsets = table->offsets_of_backend,
+                         .inverse = inverse != NULL ? inverse : table->index_of_backend,
+                         .weights = has_factors ? table->weights_of_backend : NULL,
+                         .dim = table->dim,
+                         .y = table->gradients};
+    TRY(be->ops->copy_in(be, table->offsets_of_backend, table->offsets, offset_bytes));
+    if (inverse == NULL) TRY(be->ops->copy_in(be, table->index_of_backend, table->index, n_bytes));
+    if (has_factors) TRY(be->ops->copy_in(be, table->weights_of_backend, table->weights, n_bytes));
+    TRY(be->tables->pool(be, &level, &a));
+    return be->ops->copy_out(be, out, a.y, (size_t)n_sums * (size_t)table->dim * sizeof(float));
+}
+
+/* The bags from `first` on that are worked on at a time end before the bag returned. */
+static int64_t piece_end(const api_table *table, const hstu_bags *bags, int64_t first) {
+    int64_t end = first;
+    while (end < bags->n_bags && end - first < table->max_batch &&
+           bags->offsets[end + 1] - bags->offsets[first] <= table->max_batch)
+        end++;
+    return end;
+}
+
+static status lookup_bags_piece(api_table *table, const hstu_bags *bags, int64_t first, int64_t end,
+                                float *out) {
+    const embed_batch *batch;
+    int64_t from = bags->offsets[first], n = bags->offsets[end] - from;
+    fetch_mode mode = bags->is_read_only ? FETCH_ZERO : FETCH_INSERT;
+    if (n == 0) {
+        memset(out, 0, (size_t)(end - first) * (size_t)table->dim * sizeof *out);
+        return OK;
+    }
+    for (int64_t b = first; b <= end; b++) {
+        table->offsets[b - first] = bags->offsets[b] - from;
+        for (int64_t i = bags->offsets[b]; b < end && i < bags->offsets[b + 1]; i++)
+            table->weights[i - from] = factor_of(bags, b, i);
+    }
+    TRY(embed_fetch(table->t, mode, n, bags->ids + from, NULL, &batch));
+    return pool_rows(table, bags, n, end - first, batch->rows, batch->stride, batch->inverse, out);
+}
+
+static status lookup_bags(api_table *table, const hstu_bags *bags, float *out) {
+    TRY(check_bags(table, bags, out));
+    for (int64_t b = 0, end; b < bags->n_bags; b = end) {
+        end = piece_end(table, bags, b);
+        TRY(lookup_bags_piece(table, bags, b, end, out + b * table->dim));
+    }
+    return OK;
+}
+
+hstu_status hstu_table_lookup_pooled(hstu_table *table, const hstu_bags *bags, float *out) {
+    RETURN_WITHIN(table, &table_type, lookup_bags(object, bags, out));
+}
+
+/* The gradient of a row is a pooled row, too: of the gradients of the bags that its ids are in.
+ * Sorts the ids by row; inverse (n): their rows, which are n_rows. */
+static void plan_gradients(api_table *table, const hstu_bags *bags, const int32_t *inverse,
+                           int64_t n_rows) {
+    int64_t *offsets = table->offsets;
+    memset(offsets, 0, (size_t)(n_rows + 2) * sizeof *offsets);
+    for (int64_t i = 0; i < n_ids(bags); i++)
+        offsets[inverse[i] + 2]++;
+    for (int64_t u = 0; u < n_rows; u++)
+        offsets[u + 2] += offsets[u + 1];
+    /* offsets[u + 1] is where row u begins, and ends as where it ends. */
+    for (int64_t b = 0; b < bags->n_bags; b++)
+        for (int64_t i = bags->offsets[b]; i < bags->offsets[b + 1]; i++) {
+            int64_t k = offsets[inverse[i] + 1]++;
+            table->index[k] = (int32_t)b;
+            table->weights[k] = factor_of(bags, b, i);
+        }
+}
+
+/* bag_gradients: (n_bags, dim) of the backend. */
+static status update_bags_piece(api_table *table, const hstu_bags *bags, float *bag_gradients,
+                                const embed_step_args *args) {
+    const embed_batch *batch;
+    int32_t *inverse;
+    float *sums = NULL;
+    int64_t n = n_ids(bags);
+    status st = fetch(table, FETCH_INSERT, n, bags->ids, &batch, &inverse);
+    size_t count = st == OK ? (size_t)batch->n_unique * (size_t)table->dim : 0;
+    if (st == OK) st = MEM_NEW_RAW(&sums, count);
+    if (st == OK) {
+        plan_gradients(table, bags, inverse, batch->n_unique);
+        st = pool_rows(table, bags, n, batch->n_unique, bag_gradients, table->dim, NULL, sums);
+    }
+    if (st == OK) st = check_sums(sums, count);
+    if (st == OK) st = embed_update(table->t, table->gradients, args);
+    mem_free(sums);
+    mem_free(inverse);
+    return st;
+}
+
+static status update_bags(api_table *table, const hstu_bags *bags, const float *gradients,
+                          const hstu_table_step *step) {
+    embed_step_args args;
+    void *copy = NULL;
+    TRY(check_bags(table, bags, gradients));
+    TRY(lower_step(table, n_ids(bags), step, &args));
+    size_t n = (size_t)bags->n_bags * (size_t)table->dim;
+    TRY(api_check_finite(gradients, n, "gradients"));
+    if (n_ids(bags) == 0) return OK;
+    TRY(new_memory(table, &copy, n * sizeof(float)));
+    status st = table->be->ops->copy_in(table->be, copy, gradients, n * sizeof(float));
+    if (st == OK) st = update_bags_piece(table, bags, copy, &args);
+    table->be->ops->release(table->be, copy);
+    return st == OK ? embed_set_step(table->t, embed_step(table->t) + 1) : st;
+}
+
+hstu_status hstu_table_update_pooled(hstu_table *table, const hstu_bags *bags,
+                                     const float *gradients, const hstu_table_step *step) {
+    RETURN_WITHIN(table, &table_type, update_bags(object, bags, gradients, step));
+}
+
+static float dot(const float *x, const float *y, int32_t n) {
+    double sum = 0;
+    for (int32_t i = 0; i < n; i++)
+        sum += (double)x[i] * (double)y[i];
+    return (float)sum;
+}
+
+static status weight_gradients_piece(api_table *table, const hstu_bags *bags, int64_t first,
+                                     int64_t end, const float *gradients, float *out) {
+    const embed_batch *batch;
+    int32_t *inverse = NULL;
+    float *staged = NULL;
+    int64_t from = bags->offsets[first], n = bags->offsets[end] - from;
+    fetch_mode mode = bags->is_read_only ? FETCH_ZERO : FETCH_FIRST;
+    hstu_bags ones = *bags;
+    ones.weights = NULL;
+    if (n == 0) return OK;
+    status st = fetch_rows(table, mode, n, bags->ids + from, &batch, &inverse, &staged);
+    for (int64_t b = first; b < end && st == OK; b++)
+        for (int64_t i = bags->offsets[b]; i < bags->offsets[b + 1]; i++)
+            out[i] = factor_of(&ones, b, i) *
+                     dot(gradients + b * table->dim,
+                         staged + (int64_t)inverse[i - from] * batch->stride, table->dim);
+    mem_free(staged);
+    mem_free(inverse);
+    return st;
+}
+
+static status weight_gradients(api_table *table, const hstu_bags *bags, const float *gradients,
+                               float *out) {
+    TRY(check_bags(table, bags, gradients));
+    TRY(api_check_finite(gradients, (size_t)bags->n_bags * (size_t)table->dim, "gradients"));
+    if (n_ids(bags) > 0) TRY(api_need(out, "out"));
+    for (int64_t b = 0, end; b < bags->n_bags; b = end) {
+        end = piece_end(table, bags, b);
+        TRY(weight_gradients_piece(table, bags, b, end, gradients, out));
+    }
+    return OK;
+}
+
+hstu_status hstu_table_weight_gradients(hstu_table *table, const hstu_bags *bags,
+                                        const float *gradients, float *out) {
+    RETURN_WITHIN(table, &table_type, weight_gradients(object, bags, gradients, out));
+}
+
+static hstu_status do_request(const hstu_table_request *r, bool only_checks) {
+    RETURN_WITHIN(r->table, &table_type,
+                  only_checks ? check_bags(object, &r->bags, r->out)
+                              : lookup_bags(object, &r->bags, r->out));
+}
+
+hstu_status hstu_tables_lookup_pooled(int32_t n_requests, const hstu_table_request *requests) {
+    if (n_requests < 0) return (hstu_status)fail(ERR_USAGE, "the number of requests is negative");
+    if (n_requests > 0) API_TRY(api_need(requests, "requests"));
+    for (int pass = 0; pass < 2; pass++)
+        for (int32_t i = 0; i < n_requests; i++) {
+            const char *name = requests[i].name;
+            hstu_status st = do_request(&requests[i], pass == 0);
+            if (st != HSTU_OK)
+                return (hstu_status)fail_prefix((status)st, "request %d%s%s", (int)i,
+                                                name != NULL ? ", table " : "",
+                                                name != NULL ? name : "");
+        }
+    return HSTU_OK;
 }
 
 hstu_status hstu_table_erase(hstu_table *table, int64_t n, const uint64_t *ids, int64_t *n_erased) {

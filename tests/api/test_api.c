@@ -249,12 +249,18 @@ static void refuse_table(hstu_table *t, const char *reason) {
     float row[4] = {0};
     int64_t n;
     hstu_table_step step;
+    const hstu_bags bags = {0};
+    const hstu_table_request request = {.table = t};
     hstu_table_step_defaults(&step);
     REFUSED(hstu_table_size(t, &n));
     REFUSED(hstu_table_find(t, 1, &id, row, NULL));
     REFUSED(hstu_table_lookup(t, 1, &id, row));
     REFUSED(hstu_table_insert(t, 1, &id, row, NULL));
     REFUSED(hstu_table_update(t, 1, &id, row, &step));
+    REFUSED(hstu_table_lookup_pooled(t, &bags, row));
+    REFUSED(hstu_table_update_pooled(t, &bags, row, &step));
+    REFUSED(hstu_table_weight_gradients(t, &bags, row, row));
+    REFUSED(hstu_tables_lookup_pooled(1, &request));
     REFUSED(hstu_table_erase(t, 1, &id, NULL));
     REFUSED(hstu_table_save(t, "x"));
     REFUSED(hstu_table_load(t, "x", NULL));
