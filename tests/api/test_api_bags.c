@@ -6,7 +6,7 @@
 
 enum { MAX_DIM = 16, BAGS = 120, MAX_IDS = 8 * BAGS, UNIVERSE = 50 };
 
-static hstu_table *make(int32_t dim, int64_t max_batch, int64_t capacity) {
+static hstu_table *make_of(int32_t dim, int64_t max_batch, int64_t capacity, float first_scale) {
     hstu_table *table;
     hstu_table_config c;
     char device[32] = "cpu";
@@ -17,9 +17,13 @@ static hstu_table *make(int32_t dim, int64_t max_batch, int64_t capacity) {
     c.capacity = capacity;
     c.max_batch = max_batch;
     c.device = device;
-    c.first_scale = 0.5f;
+    c.first_scale = first_scale;
     if (hstu_table_create(&table, &c) != HSTU_OK) FAIL_TEST("%s", hstu_error());
     return table;
+}
+
+static hstu_table *make(int32_t dim, int64_t max_batch) {
+    return make_of(dim, max_batch, 1024, 0.5f);
 }
 
 /* Bags of 0 to 7 ids, which repeat. */
@@ -107,7 +111,7 @@ static void check_case(uint64_t seed, int32_t dim, bool has_weights, hstu_poolin
         if (d.weights[i] == 0) d.weights[i] = 1;
     /* The first table works on pieces, of which the last bags must be whole, the second at once. */
     for (int k = 0; k < 2; k++) {
-        hstu_table *table = make(dim, k == 0 ? 7 : MAX_IDS, 1024);
+        hstu_table *table = make(dim, k == 0 ? 7 : MAX_IDS);
         CHECK_EQ(hstu_table_lookup_pooled(table, &d.bags, y), HSTU_OK);
         CHECK_EQ(hstu_table_find(table, d.n, d.ids, rows, NULL), HSTU_OK);
         CHECK_EQ(hstu_table_weight_gradients(table, &d.bags, d.dy, dw), HSTU_OK);
@@ -135,7 +139,7 @@ TEST(pooled_lookups_that_only_read_change_nothing) {
     float row[2], y[2][2], dw[3];
     const float dy[2][2] = {{1, 1}, {1, 1}};
     hstu_bags bags = {.n_bags = 2, .offsets = offsets, .ids = ids, .is_read_only = 1};
-    hstu_table *table = make(2, 8, 64);
+    hstu_table *table = make(2, 8);
     CHECK_EQ(hstu_table_lookup(table, 1, ids, row), HSTU_OK);
     CHECK_EQ(hstu_table_lookup_pooled(table, &bags, y[0]), HSTU_OK);
     CHECK_EQ(memcmp(y[0], row, sizeof row), 0);
@@ -170,7 +174,7 @@ TEST(bags_that_cannot_be_are_refused) {
     float y[2][2] = {{7, 7}, {7, 7}}, dw[6], weights[3] = {1, NAN, 1};
     const float nan_dy[2][2] = {{0, 0}, {NAN, 0}}, large[2][2] = {{0}, {2e19f}};
     hstu_table_step step;
-    hstu_table *t = make(2, 4, 64);
+    hstu_table *t = make(2, 4);
     hstu_table_step_defaults(&step);
     const hstu_bags bad[] = {bags_of(-1, good, ids),   bags_of(1ll << 31, good, ids),
                              bags_of(2, late, ids),    bags_of(2, back, ids),
@@ -215,7 +219,7 @@ TEST(collections_are_looked_up_in_one_call) {
     const int64_t offsets[] = {0, 2, 2}, back[] = {0, 2, 1};
     const uint64_t ids[] = {1, 2};
     float user[2][2], item[2][3], rows[2][3];
-    hstu_table *a = make(2, 8, 64), *b = make(3, 8, 64);
+    hstu_table *a = make(2, 8), *b = make(3, 8);
     hstu_table_request r[] = {{a, "user", bags_of(2, offsets, ids), user[0]},
                               {b, "item", bags_of(2, back, ids), item[0]}};
     REFUSED(hstu_tables_lookup_pooled(2, r), HSTU_ERR_USAGE,
@@ -237,31 +241,67 @@ TEST(collections_are_looked_up_in_one_call) {
     hstu_table_destroy(a);
 }
 
-/* Rows of 128 numbers for a million ids, pooled in bags of 32 and updated. */
+enum { DIM = 128, PIECE = 50000, BAG = 32, STEP_BAGS = 2000 };
+
+static int64_t n_million(void) {
+    return test_is_brief() ? 100000 : 1000000;
+}
+
+/* Sums of 32 such values are exact. */
+static float value_of(int64_t i, int c) {
+    return (float)((i + c) & 1023) / 1024 - 0.5f;
+}
+
+/* Hashes that are equally far apart fill every bucket and evict none. */
+static uint64_t *make_million(hstu_table *table) {
+    int64_t n = n_million(), n_rejected;
+    uint64_t *ids = malloc((size_t)n * sizeof *ids), apart = UINT64_MAX / (uint64_t)n;
+    float *rows = malloc(sizeof(float) * PIECE * DIM), values[1024 + DIM];
+    for (int64_t i = 0; i < n; i++)
+        ids[i] = table_unhash((uint64_t)(i * 7919 % n) * apart + apart / 2);
+    for (int c = 0; c < 1024 + DIM; c++)
+        values[c] = value_of(0, c);
+    for (int64_t first = 0; first < n; first += PIECE) {
+        for (int64_t i = 0; i < PIECE; i++)
+            memcpy(rows + i * DIM, values + ((first + i) & 1023), DIM * sizeof *rows);
+        CHECK_EQ(hstu_table_insert(table, PIECE, ids + first, rows, &n_rejected), HSTU_OK);
+        CHECK_EQ(n_rejected, 0);
+    }
+    CHECK_EQ(size_of(table), n);
+    free(rows);
+    return ids;
+}
+
+static void check_million(const float *y, int64_t n_bags, double less) {
+    for (int64_t b = 0; b < n_bags; b += 16)
+        for (int c = 0; c < DIM; c++) {
+            double sum = 0;
+            for (int i = 0; i < BAG; i++)
+                sum += value_of(b * BAG + i, c);
+            CHECK(sum / BAG - less == y[b * DIM + c]);
+        }
+}
+
 TEST(a_million_rows_of_128_are_pooled) {
-    enum { DIM = 128, IDS = 1000000, BAG = 32, N_BAGS = IDS / BAG, STEP_BAGS = 2000, EVERY = 251 };
-    uint64_t *ids = malloc(IDS * sizeof *ids), state = 1;
-    int64_t *offsets = malloc((N_BAGS + 1) * sizeof *offsets);
-    float *y = malloc(sizeof(float) * N_BAGS * DIM), rows[BAG][DIM];
-    int64_t n = test_is_brief() ? N_BAGS / 50 : N_BAGS, n_bags = n;
-    hstu_table *table = make(DIM, 65536, IDS + IDS / 2);
-    for (int64_t i = 0; i < IDS; i++)
-        ids[i] = (uint64_t)i * 0x9e3779b97f4a7c15ull;
-    for (int64_t b = 0; b <= N_BAGS; b++)
+    hstu_table *table = make_of(DIM, 65536, n_million(), 0);
+    uint64_t *ids = make_million(table);
+    int64_t n_bags = n_million() / BAG, *offsets = malloc((size_t)(n_bags + 1) * sizeof *offsets);
+    float *y = malloc((size_t)n_bags * DIM * sizeof *y);
+    hstu_table_step step;
+    for (int64_t b = 0; b <= n_bags; b++)
         offsets[b] = b * BAG;
     hstu_bags bags = bags_of(n_bags, offsets, ids);
     bags.pooling = HSTU_POOL_MEAN;
     CHECK_EQ(hstu_table_lookup_pooled(table, &bags, y), HSTU_OK);
-    CHECK(size_of(table) > n * BAG - n * BAG / 1000); /* a few buckets are full, and evict */
-    for (int64_t b = (int64_t)rig_random(&state, 7); b < n; b += EVERY) {
-        CHECK_EQ(hstu_table_lookup(table, BAG, ids + b * BAG, rows[0]), HSTU_OK);
-        for (int c = 0; c < DIM; c++) {
-            double sum = 0;
-            for (int i = 0; i < BAG; i++)
-                sum += rows[i][c];
-            check_near(sum / BAG, y[b * DIM + c]);
-        }
-    }
+    check_million(y, n_bags, 0);
+    bags.n_bags = STEP_BAGS;
+    for (int64_t i = 0; i < (int64_t)STEP_BAGS * DIM; i++)
+        y[i] = 1;
+    hstu_table_step_defaults(&step);
+    step.lr = 4;
+    CHECK_EQ(hstu_table_update_pooled(table, &bags, y, &step), HSTU_OK);
+    CHECK_EQ(hstu_table_lookup_pooled(table, &bags, y), HSTU_OK);
+    check_million(y, STEP_BAGS, 4. / BAG);
     hstu_table_destroy(table);
     free(ids), free(offsets), free(y);
 }
