@@ -77,5 +77,6 @@ if python3 -c 'import numpy' 2>/dev/null; then
 fi
 if "$root/build/python/bin/python" -c 'import torch' 2>/dev/null; then
     "$root/build/python/bin/python" $pip --force-reinstall --no-deps --target "$place/torch" "$place"/wheel/*.whl
-    (cd "$place" && PYTHONPATH=$place/torch "$root/build/python/bin/python" "$root/tests/python/check_torch.py")
+    (cd "$place" && PYTHONPATH=$place/torch "$root/build/python/bin/python" "$root/tests/python/check_torch.py" &&
+        PYTHONPATH=$place/torch "$root/build/python/bin/python" "$root/tests/python/check_bags.py")
 fi

@@ -5,9 +5,9 @@ subclasses, with the reason in words.  Any thread may use any object and close i
 from ._library import (ConfigError, DeviceError, Error, FormatError, NumericError, UnsupportedError, UsageError, library_version)
 from .data import Dataset
 from .model import Model
-from .table import Table
+from .table import Table, TableCollection
 from .training import train
 
 __version__ = "0.1.0"
-__all__ = ["ConfigError", "Dataset", "DeviceError", "Error", "FormatError", "Model", "NumericError", "Table", "UnsupportedError", "UsageError",
-           "library_version", "train"]
+__all__ = ["ConfigError", "Dataset", "DeviceError", "Error", "FormatError", "Model", "NumericError", "Table", "TableCollection",
+           "UnsupportedError", "UsageError", "library_version", "train"]

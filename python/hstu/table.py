@@ -1,5 +1,6 @@
 """Dynamic embedding tables: rows for any 64-bit id."""
 import ctypes
+import itertools
 import operator
 from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_uint8, c_uint64, c_void_p
 
@@ -17,6 +18,15 @@ class _Step(Structure):
                 ("later", c_uint8 * 256)]
 
 
+class _Bags(Structure):
+    _fields_ = [("n_bags", c_int64), ("offsets", c_void_p), ("ids", c_void_p), ("weights", c_void_p), ("pooling", c_int32),
+                ("is_read_only", c_int32)]
+
+
+class _Request(Structure):
+    _fields_ = [("table", c_void_p), ("name", c_char_p), ("bags", _Bags), ("out", c_void_p)]
+
+
 for _name, _types in {
         "hstu_table_create": [POINTER(c_void_p), POINTER(_Config)],
         "hstu_table_size": [c_void_p, POINTER(c_int64)],
@@ -24,6 +34,10 @@ for _name, _types in {
         "hstu_table_lookup": [c_void_p, c_int64, c_void_p, c_void_p],
         "hstu_table_insert": [c_void_p, c_int64, c_void_p, c_void_p, POINTER(c_int64)],
         "hstu_table_update": [c_void_p, c_int64, c_void_p, c_void_p, POINTER(_Step)],
+        "hstu_table_lookup_pooled": [c_void_p, POINTER(_Bags), c_void_p],
+        "hstu_table_update_pooled": [c_void_p, POINTER(_Bags), c_void_p, POINTER(_Step)],
+        "hstu_table_weight_gradients": [c_void_p, POINTER(_Bags), c_void_p, c_void_p],
+        "hstu_tables_lookup_pooled": [c_int32, POINTER(_Request)],
         "hstu_table_erase": [c_void_p, c_int64, c_void_p, POINTER(c_int64)],
         "hstu_table_save": [c_void_p, c_char_p],
         "hstu_table_load": [c_void_p, c_char_p, POINTER(c_int64)]}.items():
@@ -34,6 +48,7 @@ for _name, _type in {"hstu_table_defaults": POINTER(_Config), "hstu_table_step_d
 
 _OPTIMIZERS = ["sgd", "adam", "adagrad", "rowwise_adagrad"]
 _EVICTIONS = ["none", "lru", "lfu"]
+_MODES = ["sum", "mean"]
 
 
 def _number(names, name, what):
@@ -51,16 +66,16 @@ def _id(value):
     return number + 2**64 if -2**63 <= number < 0 else number
 
 
-def _ids(values):
+def _ids(values, what="id"):
     """(count, memory of uint64 ids): numpy's arrays as they are, other sequences copied."""
     if hasattr(values, "__array_interface__"):
         import numpy
         array = numpy.asarray(values)
         if array.dtype.kind not in "iu":
-            raise _l.UsageError(f"ids are integers, not {array.dtype}")
+            raise _l.UsageError(f"{what}s are integers, not {array.dtype}")
         array = numpy.ascontiguousarray(array.reshape(-1)).astype(numpy.int64 if array.dtype.kind == "i" else numpy.uint64)
         return array.size, array, array.ctypes.data
-    memory = _l.numbers(c_uint64, (_id(v) for v in values), "id")
+    memory = _l.numbers(c_uint64, (_id(v) for v in values), what)
     return len(memory), memory, ctypes.addressof(memory)
 
 
@@ -87,6 +102,28 @@ def _rows(values, n, dim, what):
     except (TypeError, OverflowError) as e:
         raise _l.UsageError(f"{what} are numbers of float32: {e}") from e
     return memory, ctypes.addressof(memory)
+
+
+def _step(lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0):
+    s = _Step()
+    _l.lib.hstu_table_step_defaults(_l.reference(s))
+    s.lr, (s.beta1, s.beta2), s.eps, s.weight_decay = lr, betas, eps, weight_decay
+    return _l.reference(s)
+
+
+def _bags(ids, offsets, mode, weights, read_only=False):
+    """(the struct of C, number of ids, memory that must outlive it)."""
+    n, *keep = _ids(ids)
+    n_offsets, offset_memory, at = _ids(offsets, "offset")
+    last = ctypes.c_int64.from_address(at + 8 * (n_offsets - 1)).value if n_offsets else None
+    if last != n:
+        raise _l.UsageError(f"offsets: one more than there are bags, the last of them the number of ids, {n}, not {last}")
+    if weights is not None:
+        rows = weights.reshape(-1, 1) if hasattr(weights, "__array_interface__") else [[w] for w in weights]
+        weights, weights_at = _rows(rows, n, 1, "weights")
+    pooling = _number(_MODES, mode, "mode")
+    bags = _Bags(n_offsets - 1, at, keep[1], None if weights is None else weights_at, pooling, bool(read_only))
+    return bags, n, (keep, offset_memory, weights)
 
 
 class Table(_l.Object):
@@ -146,10 +183,31 @@ class Table(_l.Object):
         """One step of the optimizer; gradients of an id that repeats are added up.  eps is above 0, except for sgd."""
         n, keep, address = _ids(ids)
         values, at = _rows(gradients, n, self.dim, "gradients")
-        s = _Step()
-        _l.lib.hstu_table_step_defaults(_l.reference(s))
-        s.lr, (s.beta1, s.beta2), s.eps, s.weight_decay = lr, betas, eps, weight_decay
-        _l.call("hstu_table_update", self._handle, n, address, at, _l.reference(s))
+        _l.call("hstu_table_update", self._handle, n, address, at, _step(lr, betas, eps, weight_decay))
+
+    def lookup_pooled(self, ids, offsets, *, mode="sum", weights=None, read_only=False):
+        """(bags, dim): the sum or mean of the rows of each bag, times their weights; a bag without ids is zeros.
+
+        Bag b has ids[offsets[b]:offsets[b + 1]]: offsets are one more than there are bags, as torch's with include_last_offset.
+        The mean divides by the number of ids.  An id without a row gets it; with read_only it counts as zeros."""
+        bags, _, keep = _bags(ids, offsets, mode, weights, read_only)
+        rows, to = _l.floats((bags.n_bags, self.dim))
+        _l.call("hstu_table_lookup_pooled", self._handle, _l.reference(bags), to)
+        return rows
+
+    def update_pooled(self, ids, offsets, gradients, *, mode="sum", weights=None, **step):
+        """update() by the gradients of the bags, (bags, dim); step: its lr, betas, eps and weight_decay."""
+        bags, _, keep = _bags(ids, offsets, mode, weights)
+        values, at = _rows(gradients, bags.n_bags, self.dim, "gradients")
+        _l.call("hstu_table_update_pooled", self._handle, _l.reference(bags), at, _step(**step))
+
+    def weight_gradients(self, ids, offsets, gradients, *, mode="sum", read_only=False):
+        """(ids): gradients of the weights by those of the bags, for the rows as they are now.  Changes nothing."""
+        bags, n, keep = _bags(ids, offsets, mode, None, read_only)
+        values, at = _rows(gradients, bags.n_bags, self.dim, "gradients")
+        result, to = _l.floats((n,))
+        _l.call("hstu_table_weight_gradients", self._handle, _l.reference(bags), at, to)
+        return result
 
     def erase(self, ids):
         """The number of ids that were there."""
@@ -167,3 +225,58 @@ class Table(_l.Object):
         rejected = c_int64()
         _l.call("hstu_table_load", self._handle, _l.path_bytes(folder), _l.reference(rejected))
         return rejected.value
+
+
+def bags_by_name(features):
+    """{name: (ids, offsets, weights or None)} of what TableCollection takes."""
+    if isinstance(features, dict):
+        return {name: (*parts, None)[:3] for name, parts in features.items()}
+    if hasattr(features, "lengths"):  # TorchRec's KeyedJaggedTensor
+        features = features.keys(), features.lengths(), features.values(), features.weights_or_none()
+    keys, lengths, values, weights = (*features, None)[:4]
+    keys, lengths = list(keys), lengths.tolist() if hasattr(lengths, "tolist") else list(lengths)
+    is_even = len(set(keys)) == len(keys) and len(lengths) % max(len(keys), 1) == 0 and min(lengths, default=0) >= 0
+    if not is_even or sum(lengths) != len(values):
+        raise _l.UsageError(f"{len(lengths)} lengths for {len(keys)} keys and {len(values)} ids: keys are distinct, each has as many "
+                            f"lengths, and these add up to the number of ids, not {sum(lengths)}")
+    result, first, size = {}, 0, len(lengths) // max(len(keys), 1)
+    for k, name in enumerate(keys):
+        offsets = list(itertools.accumulate(lengths[k * size:(k + 1) * size], initial=0))
+        end = first + offsets[-1]
+        result[name] = values[first:end], offsets, None if weights is None else weights[first:end]
+        first = end
+    return result
+
+
+class TableCollection:
+    """Named tables whose bags are looked up in one call.
+
+    tables: {name: Table}.  features: {name: (ids, offsets)} or {name: (ids, offsets, weights)}; or (keys, lengths, values) or
+    (keys, lengths, values, weights), in which each key has as many bags and their ids follow each other key by key; or
+    TorchRec's KeyedJaggedTensor.  Arguments and results a name are those of Table."""
+
+    def __init__(self, tables):
+        self.tables = dict(tables)
+
+    def __getitem__(self, name):
+        if name not in self.tables:
+            raise _l.UsageError(f"no table {name!r}; there are {', '.join(map(str, self.tables))}")
+        return self.tables[name]
+
+    def lookup_pooled(self, features, *, mode="sum", read_only=False):
+        """{name: (bags, dim)}.  All arguments are checked first: if one is wrong, no table is changed."""
+        features = bags_by_name(features)
+        requests, result, keep = (_Request * len(features))(), {}, []
+        for request, (name, (ids, offsets, weights)) in zip(requests, features.items()):
+            table = self[name]
+            request.table, request.name = table._handle, _l.text_bytes(name, "name")
+            request.bags, _, memory = _bags(ids, offsets, mode, weights, read_only)
+            result[name], request.out = _l.floats((request.bags.n_bags, table.dim))
+            keep.append(memory)
+        _l.call("hstu_tables_lookup_pooled", len(requests), requests)
+        return result
+
+    def update_pooled(self, features, gradients, *, mode="sum", **step):
+        """Table.update_pooled of each name; gradients: {name: (bags, dim)}."""
+        for name, (ids, offsets, weights) in bags_by_name(features).items():
+            self[name].update_pooled(ids, offsets, gradients[name], mode=mode, weights=weights, **step)

@@ -284,6 +284,35 @@ def copies(objects):
             fails(TypeError, "cannot be copied or pickled", lambda: make(o))
 
 
+def bags():
+    """Pooled lookups, their gradients, and collections; check_bags.py compares them with torch."""
+    with hstu.Table(2, 512, optimizer="sgd", device="cpu") as t, hstu.Table(1, 512, device="cpu") as u:
+        t.insert([1, 2], [[1, 2], [3, 5]])
+        u.insert([7], [[9]])
+        check(t.lookup_pooled([1, 2, 2], [0, 2, 2, 3]).tolist() == [[4, 7], [0, 0], [3, 5]], "sums; an empty bag")
+        got = t.lookup_pooled([1, 2, 2], [0, 2, 2, 3], mode="mean", weights=[2, 1, -1]).tolist()
+        check(got == [[2.5, 4.5], [0, 0], [-3, -5]], f"weighted means: {got}")
+        check(t.weight_gradients([1, 2, 2], [0, 2, 3], [[1, 1], [2, 0]], mode="mean").tolist() == [1.5, 4, 6], "weights' gradients")
+        check(t.lookup_pooled([8], [0, 1], read_only=True).tolist() == [[0, 0]] and len(t) == 2, "read_only makes no row")
+        both, want = hstu.TableCollection({"a": t, "b": u}), {"a": [[1, 2], [3, 5]], "b": [[9], [0]]}
+        for features in ({"a": ([1, 2], [0, 1, 2]), "b": ([7], [0, 1, 1])}, (["a", "b"], [1, 1, 1, 0], [1, 2, 7])):
+            check({k: v.tolist() for k, v in both.lookup_pooled(features).items()} == want, "a collection")
+        both.update_pooled({"a": ([1], [0, 1], [0.5])}, {"a": [[2, 4]]}, lr=0.5)
+        check(t.find([1])[0].tolist() == [[0.5, 1.0]], "an update by gradients of bags")
+        for offsets in ([0, 2], [0, 4], [], [0, 1, 2]):
+            fails(hstu.UsageError, "number of ids, 3", lambda: t.lookup_pooled([1, 2, 90], offsets))
+        fails(hstu.UsageError, "decrease", lambda: t.lookup_pooled([1, 90], [0, 3, 2]))
+        fails(hstu.UsageError, "must be 0", lambda: t.lookup_pooled([1, 90], [-1, 2]))
+        fails(hstu.UsageError, "offset 0.5 is not an integer", lambda: t.lookup_pooled([90], [0.5, 1]))
+        fails(hstu.UsageError, "one of sum, mean", lambda: t.lookup_pooled([90], [0, 1], mode="max"))
+        fails(hstu.UsageError, "weights", lambda: t.lookup_pooled([90], [0, 1], weights=[1, 2]))
+        fails(hstu.NumericError, "must be finite", lambda: t.lookup_pooled([90], [0, 1], weights=[float("nan")]))
+        fails(hstu.UsageError, "no table 'c'", lambda: both.lookup_pooled({"a": ([90], [0, 1]), "c": ([1], [0, 1])}))
+        fails(hstu.UsageError, "table b: bags: offsets", lambda: both.lookup_pooled({"a": ([90], [0, 1]), "b": ([1], [0, 3, 1])}))
+        fails(hstu.UsageError, "add up", lambda: both.lookup_pooled((["a", "b"], [1, 1], [1, 2, 7])))
+        check(len(t) == 2 and len(u) == 1, "what is refused makes no row")
+
+
 def table():
     """Dynamic tables: rows come and go, optimizer steps, files."""
     ids = [3, 2**64 - 1, 3]
@@ -390,6 +419,7 @@ def main():
     train(data, run)
     model(data, run, users, items, history)
     table()
+    bags()
     misuse(data, run, users, items)
     threads(data, run, users)
     fork(data, run, users)
