@@ -38,7 +38,7 @@ static const char *const stems[] = {
 #include "ops/ops.def"
 #define TABLE_OP(result, name, parameters, test) #test,
 #include "ops/table_ops.def"
-    "api_attn", "api_bags",     "attn_bwd", "attn_sm90_paged", "softmax_sm90", "comm",  "direct",
+    "api_attn", "api_table",    "attn_bwd", "attn_sm90_paged", "softmax_sm90", "comm",  "direct",
     "dynamic",  "embed",        "encoder",  "encoder_plan",    "fetch",        "model", "params",
     "pass",     "batch_layout", "product",  "snapshot",        "verbs"};
 
