@@ -16,7 +16,7 @@ enum { BLOCK_BYTES = 1 << 16, LINE_MAX_BYTES = 64 << 20 };
 
 struct encoder_input {
     const char *path; /* the caller's */
-    const word_pieces *pieces;
+    const tokenizer *words;
     int64_t max_len;
     bool is_cut, has_told;
 
@@ -68,21 +68,6 @@ static status read_ids(encoder_line *l, const json_value *ids, const json_value 
     return OK;
 }
 
-/* Appends the pieces of a text and [SEP], all of one type. */
-static status add_text(encoder_line *l, const word_pieces *pieces, const json_value *text,
-                       int32_t type) {
-    word_ids to = {l->ids, l->n, l->ids_capacity};
-    status st = word_pieces_split(pieces, text->string, text->string_bytes, &to);
-    l->ids = to.ids;
-    l->ids_capacity = to.capacity;
-    if (st != OK) return st;
-    TRY(reserve(l, to.n + 1));
-    l->ids[to.n++] = word_pieces_sep(pieces);
-    for (; l->n < to.n; l->n++)
-        l->types[l->n] = type;
-    return OK;
-}
-
 /* The lengths to which two texts are cut for `room` tokens in all: the longer one first, then both
  * to half of it. */
 static void cut_lengths(size_t *a, size_t *b, size_t room) {
@@ -96,40 +81,42 @@ static void cut_lengths(size_t *a, size_t *b, size_t room) {
     }
 }
 
-/* Cuts [CLS] a [SEP], which is n_first tokens, or [CLS] a [SEP] b [SEP] to max_len tokens. */
-static void cut(encoder_line *l, size_t n_first, size_t max_len) {
-    bool is_pair = l->n > n_first;
-    size_t n_special = is_pair ? 3 : 2, a = n_first - 2, b = is_pair ? l->n - n_first - 1 : 0;
-    size_t old_a = a;
-    if (l->n <= max_len || max_len < n_special) return;
-    if (is_pair)
-        cut_lengths(&a, &b, max_len - n_special);
-    else
-        a = max_len - n_special;
-    l->ids[1 + a] = l->ids[1 + old_a];
-    l->n = 2 + a;
-    for (size_t i = 0; is_pair && i <= b; i++, l->n++) {
-        l->ids[l->n] = i < b ? l->ids[2 + old_a + i] : l->ids[1 + a];
-        l->types[l->n] = 1;
+/* The tokens of one text or two, cut where they are too many, in the tokenizer's layout. */
+static status lay_out(encoder_line *l, const token_layout *layout, const word_ids text[2],
+                      bool is_cut, size_t max_len) {
+    size_t n[2] = {text[0].n, text[1].n}, n_special = 0;
+    for (size_t i = 0; i < layout->n; i++)
+        n_special += layout->slot[i].id >= 0;
+    if (is_cut && n_special <= max_len) cut_lengths(&n[0], &n[1], max_len - n_special);
+    TRY(reserve(l, n_special + n[0] + n[1]));
+    for (size_t i = 0; i < layout->n; i++) {
+        const token_slot *slot = &layout->slot[i];
+        size_t count = slot->id >= 0 ? 1 : n[SLOT_FIRST - slot->id];
+        for (size_t k = 0; k < count; k++, l->n++) {
+            l->ids[l->n] = slot->id >= 0 ? slot->id : text[SLOT_FIRST - slot->id].ids[k];
+            l->types[l->n] = slot->type;
+        }
     }
+    return OK;
 }
 
 static status read_text(encoder_line *l, const json_value *text, const json_value *pair,
-                        const word_pieces *pieces, int64_t max_len, bool is_cut) {
+                        const tokenizer *words, int64_t max_len, bool is_cut) {
+    word_ids ids[2] = {{0}, {0}};
     if (text->type != JSON_STRING || (pair != NULL && pair->type != JSON_STRING))
         return fail(ERR_FORMAT, "text and pair must be strings");
-    if (pieces == NULL)
-        return fail(ERR_FORMAT,
-                    "text needs a tokenizer, and the folder has no vocab.txt; give ids");
-    TRY(reserve(l, 1));
-    l->ids[0] = word_pieces_cls(pieces);
-    l->types[0] = 0;
-    l->n = 1;
-    TRY(add_text(l, pieces, text, 0));
-    size_t n_first = l->n;
-    if (pair != NULL) TRY(add_text(l, pieces, pair, 1));
+    if (words == NULL)
+        return fail(ERR_FORMAT, "text needs a tokenizer, and the folder has neither vocab.txt nor "
+                                "tokenizer.json; give ids");
+    status st = tokenizer_split(words, text->string, text->string_bytes, &ids[0]);
+    if (st == OK && pair != NULL)
+        st = tokenizer_split(words, pair->string, pair->string_bytes, &ids[1]);
+    if (st == OK)
+        st = lay_out(l, tokenizer_layout(words, pair != NULL), ids, is_cut, (size_t)max_len);
+    mem_free(ids[0].ids);
+    mem_free(ids[1].ids);
+    if (st != OK) return st;
     l->has_types = pair != NULL;
-    if (is_cut) cut(l, n_first, (size_t)max_len);
     if ((int64_t)l->n > max_len)
         return fail(ERR_FORMAT,
                     "the text has %zu tokens, and the model has positions for %" PRId64
@@ -144,31 +131,31 @@ static bool is_known(const char *key) {
 }
 
 static status parse_line(encoder_line *l, arena *a, const char *text, size_t n,
-                         const word_pieces *pieces, int64_t max_len, bool is_cut) {
+                         const tokenizer *words, int64_t max_len, bool is_cut) {
     const json_value *root;
     TRY(json_parse(a, "JSON", text, n, &root));
     if (root->type != JSON_OBJECT)
         return fail(ERR_FORMAT, "is not a JSON object such as {\"ids\": [101, 102]}");
     for (const json_value *v = root->first; v != NULL; v = v->next)
         if (!is_known(v->key)) snprintf(l->unknown, sizeof l->unknown, "%s", v->key);
-    const json_value *ids = json_member(root, "ids"), *words = json_member(root, "text");
-    if ((ids != NULL) == (words != NULL))
+    const json_value *ids = json_member(root, "ids"), *text_of = json_member(root, "text");
+    if ((ids != NULL) == (text_of != NULL))
         return fail(ERR_FORMAT, "needs either \"ids\" or \"text\"");
     const json_value *types = json_member(root, "types"), *pair = json_member(root, "pair");
     if (ids != NULL ? pair != NULL : types != NULL)
         return fail(ERR_FORMAT, "\"types\" belongs to \"ids\" and \"pair\" to \"text\"");
     if (ids != NULL) return read_ids(l, ids, types);
-    return read_text(l, words, pair, pieces, max_len, is_cut);
+    return read_text(l, text_of, pair, words, max_len, is_cut);
 }
 
-status encoder_line_parse(encoder_line *l, const char *text, size_t n, const word_pieces *pieces,
+status encoder_line_parse(encoder_line *l, const char *text, size_t n, const tokenizer *words,
                           int64_t max_len, bool is_cut) {
     arena a;
     l->n = 0;
     l->has_types = false;
     l->unknown[0] = '\0';
     arena_init(&a, 1 << 14);
-    status st = parse_line(l, &a, text, n, pieces, max_len, is_cut);
+    status st = parse_line(l, &a, text, n, words, max_len, is_cut);
     arena_fini(&a);
     if (st != OK) l->n = 0;
     return st;
@@ -206,12 +193,12 @@ static status open_tensors(encoder_input *in) {
     return OK;
 }
 
-status encoder_input_open(encoder_input **out, const char *path, const word_pieces *pieces,
+status encoder_input_open(encoder_input **out, const char *path, const tokenizer *words,
                           int64_t max_len, bool is_cut) {
     encoder_input *in = NULL;
     *out = NULL;
     TRY(MEM_NEW(&in, 1));
-    *in = (encoder_input){.path = path, .pieces = pieces, .max_len = max_len, .is_cut = is_cut};
+    *in = (encoder_input){.path = path, .words = words, .max_len = max_len, .is_cut = is_cut};
     status st = MEM_NEW_RAW(&in->block, BLOCK_BYTES);
     if (st == OK && text_ends_with(path, ".safetensors"))
         st = open_tensors(in);
@@ -271,7 +258,7 @@ static status next_json(encoder_input *in, encoder_sequence *out, bool *is_end) 
         if (*is_end) return OK;
     } while (is_blank(&in->text));
     TRY(encoder_input_blame(in, encoder_line_parse(l, buf_str(&in->text), in->text.n_bytes,
-                                                   in->pieces, in->max_len, in->is_cut)));
+                                                   in->words, in->max_len, in->is_cut)));
     if (l->unknown[0] != '\0' && !in->has_told) {
         log_info("%s: \"%s\" is ignored; known members are \"ids\" and \"types\", or \"text\" "
                  "and \"pair\"",

@@ -21,7 +21,7 @@
 
 #include "base/status.h"
 #include "base/text.h"
-#include "encode/word_pieces.h"
+#include "encode/tokenizer.h"
 
 /* A sequence; the arrays are valid until the next one is read. */
 typedef struct encoder_sequence {
@@ -31,9 +31,9 @@ typedef struct encoder_sequence {
 
 typedef struct encoder_input encoder_input;
 
-/* pieces: the tokenizer for texts, or NULL; it must outlive the input.  max_len: with is_cut a text
+/* words: the tokenizer for texts, or NULL; it must outlive the input.  max_len: with is_cut a text
  * is cut to so many tokens, as transformers' truncation=True does. */
-status encoder_input_open(encoder_input **out, const char *path, const word_pieces *pieces,
+status encoder_input_open(encoder_input **out, const char *path, const tokenizer *words,
                           int64_t max_len, bool is_cut);
 void encoder_input_close(encoder_input *in); /* NULL is fine */
 
@@ -55,7 +55,7 @@ typedef struct encoder_line {
     char unknown[32]; /* a member that was ignored, or "" */
 } encoder_line;
 void encoder_line_fini(encoder_line *l); /* {0} is an empty one */
-status encoder_line_parse(encoder_line *l, const char *text, size_t n, const word_pieces *pieces,
+status encoder_line_parse(encoder_line *l, const char *text, size_t n, const tokenizer *words,
                           int64_t max_len, bool is_cut);
 
 typedef struct encoder_output encoder_output;

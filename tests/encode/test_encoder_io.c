@@ -11,11 +11,13 @@
 static const char VOCABULARY[] = "[PAD]\n[UNK]\n[CLS]\n[SEP]\na\nb\nc\n";
 enum { UNKNOWN = 1, CLS, SEP, A, B, C };
 
-static word_pieces *pieces(void) {
+static tokenizer *pieces(void) {
+    tokenizer *t;
     word_pieces *p;
     word_piece_options o = {true, true, true};
     CHECK_OK(word_pieces_create(&p, "v", VOCABULARY, sizeof VOCABULARY - 1, &o));
-    return p;
+    CHECK_OK(tokenizer_of_pieces(&t, p));
+    return t;
 }
 
 static void check_ints(const int32_t *got, const int32_t *want, size_t n) {
@@ -26,14 +28,14 @@ static void check_ints(const int32_t *got, const int32_t *want, size_t n) {
 static void check_line(const char *text, int64_t max_len, bool is_cut, const int32_t *ids,
                        const int32_t *types, size_t n) {
     encoder_line l = {0};
-    word_pieces *p = pieces();
+    tokenizer *p = pieces();
     CHECK_OK(encoder_line_parse(&l, text, strlen(text), p, max_len, is_cut));
     CHECK_EQ(l.n, n);
     check_ints(l.ids, ids, n);
     CHECK_EQ(l.has_types, types != NULL);
     if (types != NULL) check_ints(l.types, types, n);
     encoder_line_fini(&l);
-    word_pieces_destroy(p);
+    tokenizer_destroy(p);
 }
 #define INTS(...)                                                                                  \
     (const int32_t[]) {                                                                            \
@@ -89,7 +91,7 @@ TEST(encoder_input_wrong_lines) {
         {"{\"ids\": [1]", "JSON", ERR_FORMAT},
     };
     encoder_line l = {0};
-    word_pieces *p = pieces();
+    tokenizer *p = pieces();
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         CHECK_FAILS(encoder_line_parse(&l, all[i].text, strlen(all[i].text), p, 4, false),
                     all[i].code, all[i].word);
@@ -98,7 +100,7 @@ TEST(encoder_input_wrong_lines) {
     CHECK_FAILS(encoder_line_parse(&l, "{\"text\": \"a\"}", 13, NULL, 4, false), ERR_FORMAT, "ids");
     CHECK_FAILS(encoder_line_parse(&l, "{\"text\": \"a\"}", 13, p, 1, true), ERR_FORMAT, "tokens");
     encoder_line_fini(&l);
-    word_pieces_destroy(p);
+    tokenizer_destroy(p);
 }
 
 static const char *path_of(const char *name) {

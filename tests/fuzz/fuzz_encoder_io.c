@@ -11,17 +11,19 @@ static const char VOCABULARY[] = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n##a\nb\
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     encoder_line l = {0};
     word_pieces *p;
+    tokenizer *t;
     word_piece_options o = {true, true, true};
     if (word_pieces_create(&p, "vocab.txt", VOCABULARY, sizeof VOCABULARY - 1, &o) != OK) abort();
+    if (tokenizer_of_pieces(&t, p) != OK) abort();
     for (int max_len = 1; max_len < 9; max_len++) {
         bool is_text = false;
-        if (encoder_line_parse(&l, (const char *)data, n, p, max_len, true) != OK) continue;
+        if (encoder_line_parse(&l, (const char *)data, n, t, max_len, true) != OK) continue;
         is_text = l.n > 0 && l.ids[0] == 2 && l.ids[l.n - 1] == 3;
         if (!is_text) break; /* ids may be as many as they like */
         for (size_t i = 0; l.has_types && i < l.n; i++)
             if (l.types[i] == INT32_MIN) abort();
     }
     encoder_line_fini(&l);
-    word_pieces_destroy(p);
+    tokenizer_destroy(t);
     return 0;
 }

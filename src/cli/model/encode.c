@@ -191,14 +191,6 @@ static void tell_model(const encoder *e, const char *folder, act_type act) {
                  encoder_int8_error(e), act == ACT_F32 ? "float32" : "float16");
 }
 
-/* The tokenizer, where the folder has one: without it the input must give ids. */
-static status open_pieces(word_pieces **out, const char *folder) {
-    char path[PATH_BYTES];
-    *out = NULL;
-    TRY(path_join(path, sizeof path, folder, "vocab.txt"));
-    return file_exists(path) ? word_pieces_open(out, folder) : OK;
-}
-
 static void put_ids(json_writer *w, const char *key, const int32_t *ids, int64_t n) {
     json_key_array(w, key);
     for (int64_t i = 0; i < n; i++)
@@ -226,17 +218,17 @@ static status write_tokens(encoder_input *in, sink *to, buf *line) {
 /* --tokens-only: what the input stands for, as input again. */
 static status run_tokens(const encode_args *a) {
     encoder_config c;
-    word_pieces *pieces;
+    tokenizer *words;
     encoder_input *in = NULL;
     sink to = {0};
     buf line = {0};
     TRY(encoder_config_read(&c, a->folder));
-    TRY(open_pieces(&pieces, a->folder));
-    status st = encoder_input_open(&in, a->input, pieces, encoder_max_len(&c), a->is_cut);
+    TRY(tokenizer_open(&words, a->folder));
+    status st = encoder_input_open(&in, a->input, words, encoder_max_len(&c), a->is_cut);
     if (st == OK) st = sink_open(&to, a->out);
     if (st == OK) st = sink_close(&to, write_tokens(in, &to, &line));
     encoder_input_close(in);
-    word_pieces_destroy(pieces);
+    tokenizer_destroy(words);
     buf_fini(&line);
     return st;
 }
@@ -264,7 +256,7 @@ static void tell_plan(const encode_job *j) {
 
 static status encode(const encode_args *a, const work *w, const mask *m) {
     encode_job j = {.a = a};
-    word_pieces *pieces = NULL;
+    tokenizer *words = NULL;
     backend *be = w->be;
     encoder_options o = {
         .batch_tokens = a->batch_tokens, .mask = m, .has_int8_weights = a->dtype == INT8};
@@ -274,14 +266,14 @@ static status encode(const encode_args *a, const work *w, const mask *m) {
     if (st == OK) st = encoder_create(&j.e, a->folder, be, &o);
     if (st == OK) tell_model(j.e, a->folder, be->act);
     if (st == OK && a->scores != NULL) st = encoder_scores_create(&j.scores, j.e, m);
-    if (st == OK) st = open_pieces(&pieces, a->folder);
+    if (st == OK) st = tokenizer_open(&words, a->folder);
     if (st == OK)
-        st = encoder_input_open(&j.in, a->input, pieces, encoder_max_len(encoder_config_of(j.e)),
+        st = encoder_input_open(&j.in, a->input, words, encoder_max_len(encoder_config_of(j.e)),
                                 a->is_cut);
     if (st == OK) st = run_job(&j);
     if (st == OK) tell_plan(&j);
     encoder_input_close(j.in);
-    word_pieces_destroy(pieces);
+    tokenizer_destroy(words);
     encoder_scores_destroy(j.scores);
     encoder_destroy(j.e);
     encoder_plan_destroy(j.plan);
@@ -307,7 +299,8 @@ static status run(const encode_args *a) {
 
 /* What is read must not be replaced by the result. */
 static status check_out(const encode_args *a) {
-    static const char *const names[] = {"model.safetensors", "config.json", "vocab.txt"};
+    static const char *const names[] = {"model.safetensors", "config.json", "vocab.txt",
+                                        "tokenizer.json"};
     char path[PATH_BYTES];
     if (file_is_same(a->out, a->input))
         return fail(ERR_USAGE, "--out %s is the input; give another file", a->out);
@@ -362,7 +355,8 @@ status cmd_encode(int argc, char **argv) {
         .usage = "hstu encode MODEL_DIR --input FILE [--out FILE] [options]",
         .summary = "Run a BERT-family encoder (bert, roberta, distilbert) on sequences of any "
                    "length, without padding. MODEL_DIR is a Hugging Face folder (save_pretrained): "
-                   "config.json, model.safetensors or its shards, and vocab.txt for texts.",
+                   "config.json, model.safetensors or its shards, and for texts vocab.txt or "
+                   "tokenizer.json.",
         .options = options,
         .min_positional = 1,
         .max_positional = 1,

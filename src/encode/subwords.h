@@ -1,0 +1,40 @@
+/* The models of a tokenizer.json that split words into pieces of a vocabulary: byte pair encoding
+ * (BPE: neighbours are merged, the pair of the lowest rank first) and Unigram (the pieces whose
+ * scores have the largest sum).  Both give the ids of the package `tokenizers`.  Reading is for any
+ * number of threads, each with its own room. */
+#ifndef HSTU_ENCODE_SUBWORDS_H
+#define HSTU_ENCODE_SUBWORDS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/status.h"
+#include "encode/word_pieces.h"
+#include "format/json.h"
+
+typedef struct subwords subwords;
+
+/* Reads the member "model" of a tokenizer.json; `path` appears in messages.  ERR_UNSUPPORTED names
+ * an option that we do not have, ERR_FORMAT what is wrong. */
+status subwords_create(subwords **out, const char *path, const json_value *model);
+void subwords_destroy(subwords *s); /* NULL is fine */
+
+uint32_t subwords_n(const subwords *s);                               /* pieces */
+int32_t subwords_find(const subwords *s, const char *text, size_t n); /* an id, -1: none */
+
+/* Room for splitting a word; {0} is an empty one. */
+typedef struct subword_room {
+    struct symbol *symbol;
+    struct candidate *heap;
+    struct node *node;
+    size_t symbol_capacity, heap_capacity, node_capacity;
+} subword_room;
+void subword_room_fini(subword_room *r);
+
+/* Appends the ids of a word of n bytes of UTF-8. */
+status subwords_split(const subwords *s, subword_room *r, const char *word, size_t n, word_ids *to);
+
+/* Refuses members of an object other than these, separated by spaces: they may change the ids. */
+status subwords_allow(const char *path, const json_value *v, const char *names);
+
+#endif

@@ -1,0 +1,47 @@
+/* A tokenizer of a Hugging Face folder: text to the ids of a vocabulary, and the special tokens
+ * around them.
+ *
+ * WordPiece is read from vocab.txt (encode/word_pieces.h).  Byte-level BPE (RoBERTa, GPT-2) and
+ * Unigram (XLM-R, sentencepiece) are read from tokenizer.json: added tokens are taken whole, the
+ * rest is normalised, parted into words and split by the model, as the package `tokenizers` does
+ * it.  A normalizer, pre-tokenizer or option that we do not have is refused by its name.  Reading
+ * is for any number of threads. */
+#ifndef HSTU_ENCODE_TOKENIZER_H
+#define HSTU_ENCODE_TOKENIZER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/status.h"
+#include "encode/word_pieces.h"
+
+typedef struct tokenizer tokenizer;
+
+/* The tokenizer of a folder; *out is NULL where it has neither vocab.txt nor tokenizer.json. */
+status tokenizer_open(tokenizer **out, const char *folder);
+
+/* Of the text of a tokenizer.json; `path` appears in messages. */
+status tokenizer_parse(tokenizer **out, const char *path, const char *text, size_t n);
+
+/* Of word pieces, which it destroys in the end, and on failure. */
+status tokenizer_of_pieces(tokenizer **out, word_pieces *pieces);
+void tokenizer_destroy(tokenizer *t); /* NULL is fine */
+
+/* Appends the ids of a text, without special tokens around it.  Bytes that are not UTF-8 become
+ * U+FFFD. */
+status tokenizer_split(const tokenizer *t, const char *text, size_t n, word_ids *to);
+
+/* The layout of a sequence: special tokens, and where the first and the second text are. */
+enum { SLOT_FIRST = -1, SLOT_SECOND = -2, MAX_SLOTS = 32 };
+typedef struct token_slot {
+    int32_t id; /* of a special token, or SLOT_... */
+    int32_t type;
+} token_slot;
+typedef struct token_layout {
+    token_slot slot[MAX_SLOTS];
+    size_t n;
+} token_layout;
+const token_layout *tokenizer_layout(const tokenizer *t, bool is_pair);
+
+#endif
