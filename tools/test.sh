@@ -474,6 +474,19 @@ run_parquet() {
     beside "$label" $python tests/parquet/matrix.py build/release/hstu build/parquet
 }
 
+# Trained tokenizers and random texts, compared with the package tokenizers, which is kept in build/python, too.
+run_tokenizers() {
+    local python=build/python/bin/python label="texts of the package tokenizers"
+    if ! $python -c 'import tokenizers' 2>/dev/null; then
+        [ "${HSTU_INSTALL:-1}" = 0 ] && skip "$label" "HSTU_INSTALL=0: nothing is installed" && return
+        { [ -x $python ] || python3 -m venv build/python; } >"$LOGS/tokenizers.log" 2>&1 &&
+            timeout 300 $python -m pip install -q --only-binary :all: --timeout 15 --retries 1 tokenizers >>"$LOGS/tokenizers.log" 2>&1 ||
+            { skip "$label" "Python's package tokenizers cannot be had here ($LOGS/tokenizers.log)" && return; }
+    fi
+    beside "WordPiece: $label" $python tests/encoder/compare.py build/release/hstu --texts 4000
+    beside "BPE and Unigram: $label" $python tests/encoder/compare_json.py build/release/hstu --texts 10000
+}
+
 checks() {
     local counts rules="rules of the code"
     after build_release build_asan build_tsan build_minimal || return
@@ -482,6 +495,7 @@ checks() {
     beside "pip install ./python" bash tests/python.sh
     beside "docs/learn.md: the programs compile and run" bash tests/learn.sh
     run_parquet # packages first: the next also takes from build/python
+    run_tokenizers
     if [[ $(build/release/hstu doctor --json 2>/dev/null) == *'"libmicrohttpd","version":null'* ]]; then
         skip "docs/serving.md, followed" "this build has no libmicrohttpd"
     else

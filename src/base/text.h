@@ -57,6 +57,16 @@ static inline int utf8_length(const char *s, size_t n) {
     return length;
 }
 
+/* The code point of a well-formed character of `length` bytes. */
+static inline uint32_t utf8_decode(const char *s, int length) {
+    const unsigned char *u = (const unsigned char *)s;
+    if (length == 1) return u[0];
+    uint32_t c = u[0] & (0xffu >> (length + 1));
+    for (int i = 1; i < length; i++)
+        c = c << 6 | (u[i] & 0x3fu);
+    return c;
+}
+
 /* Whether all n bytes are well-formed characters. */
 static inline bool utf8_is_valid(const char *s, size_t n) {
     for (int length; n > 0; s += length, n -= (size_t)length)

@@ -15,7 +15,7 @@ typedef struct merge {
 } merge;
 
 struct subwords {
-    bool is_unigram, fuses_unknown, ignores_merges;
+    bool is_unigram, fuses_unknown;
     text_map pieces;
     int32_t *id;     /* (pieces.n) */
     int32_t unknown; /* id; -1: characters without a piece are left out */
@@ -42,17 +42,27 @@ int32_t subwords_find(const subwords *s, const char *text, size_t n) {
     return number != TEXT_MAP_NONE ? s->id[number] : -1;
 }
 
+status subwords_damaged(const char *path, const char *what) {
+    return fail(ERR_FORMAT, "%s: %s is missing or damaged", path, what);
+}
+
+const json_value *subwords_member(const json_value *v, const char *name, json_type type) {
+    const json_value *m = v != NULL && v->type == JSON_OBJECT ? json_member(v, name) : NULL;
+    return m != NULL && m->type == type ? m : NULL;
+}
+
 status subwords_allow(const char *path, const json_value *v, const char *names) {
-    for (const json_value *m = v->type == JSON_OBJECT ? v->first : NULL; m != NULL; m = m->next) {
+    for (const json_value *m = v->first; m != NULL; m = m->next) {
         size_t n = strlen(m->key);
-        bool is_known = false;
-        for (const char *at = names; n > 0 && !is_known && (at = strstr(at, m->key)) != NULL; at++)
-            is_known = (at == names || at[-1] == ' ') && (at[n] == ' ' || at[n] == '\0');
-        if (!is_known)
-            return fail(ERR_UNSUPPORTED,
-                        "%s: the field '%.60s' of %.40s is not known, and may "
-                        "change the tokens; give ids instead of text",
-                        path, m->key, v->key != NULL ? v->key : "the file");
+        const char *at = n > 0 ? strstr(names, m->key) : NULL;
+        while (at != NULL &&
+               !((at == names || strchr(" ?", at[-1]) != NULL) && (at[n] == ' ' || at[n] == '\0')))
+            at = strstr(at + 1, m->key);
+        if (at == NULL)
+            return fail(ERR_UNSUPPORTED, "%s: the field '%.60s' of %.40s is not supported", path,
+                        m->key, v->key != NULL ? v->key : "a list's element");
+        if (at > names && at[-1] == '?' && m->type != JSON_BOOL && m->type != JSON_NULL)
+            return fail(ERR_FORMAT, "%s: %s is not true or false", path, m->key);
     }
     return OK;
 }
@@ -65,106 +75,91 @@ static status reserve_pieces(subwords *s, size_t n, size_t n_bytes) {
 }
 
 /* The vocabulary of BPE: an object of ids.  Two pieces with one id would make merges ambiguous. */
-static status read_ids(subwords *s, const char *path, const json_value *vocab) {
+static status read_ids(subwords *s, const char *path, const json_value *vocab, map *ids) {
     size_t n_bytes = 0;
-    uint32_t number;
-    map ids = {0};
-    status st = OK;
     for (const json_value *v = vocab->first; v != NULL; v = v->next)
         n_bytes += strlen(v->key);
     TRY(reserve_pieces(s, vocab->n_children, n_bytes));
-    for (const json_value *v = vocab->first; st == OK && v != NULL; v = v->next) {
-        uint32_t n_before = ids.n;
+    for (const json_value *v = vocab->first; v != NULL; v = v->next) {
+        uint32_t number, n_before = ids->n;
         if (!v->is_integer || v->integer < 0 || v->integer >= INT32_MAX)
-            st = fail(ERR_FORMAT, "%s: the id of '%.60s' is not one", path, v->key);
-        if (st == OK) st = map_put(&ids, (uint64_t)v->integer, &number);
-        if (st == OK && number < n_before)
-            st = fail(ERR_FORMAT, "%s: '%.60s' has the id %lld of another piece", path, v->key,
-                      (long long)v->integer);
-        if (st == OK) s->id[text_map_put(&s->pieces, v->key, strlen(v->key))] = (int32_t)v->integer;
+            return fail(ERR_FORMAT, "%s: '%.60s' has no id", path, v->key);
+        TRY(map_put(ids, (uint64_t)v->integer, &number));
+        if (number < n_before)
+            return fail(ERR_FORMAT, "%s: '%.60s' has the id of another piece", path, v->key);
+        s->id[text_map_put(&s->pieces, v->key, strlen(v->key))] = (int32_t)v->integer;
     }
-    map_fini(&ids);
-    return st;
+    return OK;
 }
 
 /* A merge is ["a", "b"], or in older files "a b". */
 static status read_merge(subwords *s, const char *path, const json_value *v, uint32_t rank,
-                         buf *room) {
-    const char *a = NULL, *b = NULL;
-    size_t n_a = 0, n_b = 0;
-    if (v->type == JSON_STRING && (b = memchr(v->string, ' ', v->string_bytes)) != NULL) {
-        a = v->string;
-        n_a = (size_t)(b++ - a);
-        n_b = v->string_bytes - n_a - 1;
+                         buf *whole) {
+    const char *space = v->type == JSON_STRING ? strchr(v->string, ' ') : NULL;
+    size_t n_first = space != NULL ? (size_t)(space - v->string) : 0;
+    buf_clear(whole);
+    if (space != NULL) {
+        TRY(buf_append(whole, v->string, n_first));
+        TRY(buf_text(whole, space + 1));
     } else if (v->type == JSON_ARRAY && v->n_children == 2 && v->first->type == JSON_STRING &&
                v->first->next->type == JSON_STRING) {
-        a = v->first->string, b = v->first->next->string;
-        n_a = v->first->string_bytes, n_b = v->first->next->string_bytes;
-    } else {
-        return fail(ERR_FORMAT, "%s: merge %u is not a pair of texts", path, rank);
+        n_first = v->first->string_bytes;
+        TRY(buf_text(whole, v->first->string));
+        TRY(buf_text(whole, v->first->next->string));
     }
-    buf_clear(room);
-    TRY(buf_append(room, a, n_a));
-    TRY(buf_append(room, b, n_b));
-    int32_t first = subwords_find(s, a, n_a), second = subwords_find(s, b, n_b);
-    int32_t id = subwords_find(s, buf_str(room), room->n_bytes);
-    if (first < 0 || second < 0 || id < 0 || n_a == 0 || n_b == 0)
-        return fail(ERR_FORMAT, "%s: merge %u ('%.30s' and '%.30s') is not in the vocabulary", path,
-                    rank, a, b);
+    const char *text = buf_str(whole);
+    size_t n = whole->n_bytes;
+    int32_t first = subwords_find(s, text, n_first), id = subwords_find(s, text, n);
+    int32_t second = subwords_find(s, text + n_first, n - n_first);
     uint32_t number;
+    if (first < 0 || second < 0 || id < 0 || n_first == 0 || n_first == n)
+        return fail(ERR_FORMAT, "%s: merge %u is not a pair of pieces of the vocabulary", path,
+                    rank);
     TRY(map_put(&s->pairs, (uint64_t)first << 32 | (uint64_t)second, &number));
     s->merge[number] = (merge){rank, id};
     return OK;
 }
 
-static status read_merges(subwords *s, const char *path, const json_value *merges) {
+static status read_merges(subwords *s, const char *path, const json_value *merges, buf *whole) {
     uint32_t rank = 0;
-    buf room = {0};
-    status st = MEM_NEW_RAW(&s->merge, merges->n_children);
-    for (const json_value *v = merges->first; st == OK && v != NULL; v = v->next, rank++) {
-        bool is_version = v->type == JSON_STRING && strncmp(v->string, "#version", 8) == 0;
-        if (!is_version) st = read_merge(s, path, v, rank, &room);
+    TRY(MEM_NEW_RAW(&s->merge, merges->n_children));
+    for (const json_value *v = merges->first; v != NULL; v = v->next, rank++)
+        if (v->type != JSON_STRING || strncmp(v->string, "#version", 8) != 0)
+            TRY(read_merge(s, path, v, rank, whole));
+    return OK;
+}
+
+/* Options that must be null, false, 0 or "". */
+static status check_off(const char *path, const json_value *model) {
+    static const char *const names[] = {"dropout", "continuing_subword_prefix",
+                                        "end_of_word_suffix", "byte_fallback", "ignore_merges"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        const json_value *v = json_member(model, names[i]);
+        if (v != NULL && (v->boolean || v->number != 0 || v->string_bytes > 0 || v->n_children > 0))
+            return fail(ERR_UNSUPPORTED, "%s: %s is not supported", path, names[i]);
     }
-    buf_fini(&room);
-    return st;
-}
-
-/* An option that must be absent, null, false, 0 or "". */
-static status check_off(const char *path, const json_value *model, const char *name) {
-    const json_value *v = json_member(model, name);
-    if (v == NULL || v->type == JSON_NULL || (v->type == JSON_BOOL && !v->boolean) ||
-        (v->type == JSON_NUMBER && v->number == 0) ||
-        (v->type == JSON_STRING && v->string_bytes == 0))
-        return OK;
-    return fail(ERR_UNSUPPORTED, "%s: %s of the model is set, which is not supported", path, name);
-}
-
-static bool is_on(const json_value *model, const char *name) {
-    const json_value *v = json_member(model, name);
-    return v != NULL && v->type == JSON_BOOL && v->boolean;
+    return OK;
 }
 
 static status read_bpe(subwords *s, const char *path, const json_value *model) {
-    const json_value *vocab = json_member(model, "vocab"), *merges = json_member(model, "merges");
-    const json_value *unknown = json_member(model, "unk_token");
+    const json_value *vocab = subwords_member(model, "vocab", JSON_OBJECT);
+    const json_value *merges = subwords_member(model, "merges", JSON_ARRAY);
+    const json_value *unknown = subwords_member(model, "unk_token", JSON_STRING);
+    map ids = {0};
+    buf whole = {0};
     TRY(subwords_allow(path, model,
                        "type dropout unk_token continuing_subword_prefix end_of_word_suffix "
-                       "fuse_unk byte_fallback ignore_merges vocab merges"));
-    TRY(check_off(path, model, "dropout"));
-    TRY(check_off(path, model, "continuing_subword_prefix"));
-    TRY(check_off(path, model, "end_of_word_suffix"));
-    TRY(check_off(path, model, "byte_fallback"));
-    if (vocab == NULL || vocab->type != JSON_OBJECT || merges == NULL || merges->type != JSON_ARRAY)
-        return fail(ERR_FORMAT, "%s: the BPE model needs vocab (an object) and merges (a list)",
-                    path);
-    s->fuses_unknown = is_on(model, "fuse_unk");
-    s->ignores_merges = is_on(model, "ignore_merges");
-    TRY(read_ids(s, path, vocab));
-    TRY(read_merges(s, path, merges));
-    if (unknown == NULL || unknown->type == JSON_NULL) return OK;
-    if (unknown->type == JSON_STRING)
-        s->unknown = subwords_find(s, unknown->string, unknown->string_bytes);
-    return s->unknown >= 0 ? OK : fail(ERR_FORMAT, "%s: unk_token is not in the vocabulary", path);
+                       "?fuse_unk ?byte_fallback ?ignore_merges vocab merges"));
+    if (vocab == NULL || merges == NULL) return subwords_damaged(path, "vocab or merges");
+    s->fuses_unknown =
+        json_member(model, "fuse_unk") != NULL && json_member(model, "fuse_unk")->boolean;
+    status st = read_ids(s, path, vocab, &ids);
+    if (st == OK) st = read_merges(s, path, merges, &whole);
+    map_fini(&ids);
+    buf_fini(&whole);
+    if (st != OK || unknown == NULL) return st;
+    s->unknown = subwords_find(s, unknown->string, unknown->string_bytes);
+    return s->unknown >= 0 ? OK : subwords_damaged(path, "the piece of unk_token");
 }
 
 static status add_to_trie(subwords *s, const json_value *piece, int32_t id) {
@@ -181,58 +176,49 @@ static status add_to_trie(subwords *s, const json_value *piece, int32_t id) {
 }
 
 /* The vocabulary of Unigram: a list of pieces and scores.  Of two equal pieces the later counts. */
-static status read_scores(subwords *s, const char *path, const json_value *vocab) {
+static status read_unigram(subwords *s, const char *path, const json_value *model) {
+    const json_value *vocab = subwords_member(model, "vocab", JSON_ARRAY);
+    const json_value *unknown = subwords_member(model, "unk_id", JSON_NUMBER);
     size_t n_bytes = 0;
     int32_t id = 0;
-    double least = 0;
+    s->is_unigram = true;
+    TRY(subwords_allow(path, model, "type unk_id vocab ?byte_fallback"));
+    if (vocab == NULL) return subwords_damaged(path, "vocab");
+    if (unknown == NULL || !unknown->is_integer || unknown->integer < 0 ||
+        unknown->integer >= (int64_t)vocab->n_children)
+        return subwords_damaged(path, "unk_id");
+    s->unknown = (int32_t)unknown->integer;
     for (const json_value *v = vocab->first; v != NULL; v = v->next) {
         if (v->type != JSON_ARRAY || v->n_children != 2 || v->first->type != JSON_STRING ||
             v->first->next->type != JSON_NUMBER)
-            return fail(ERR_FORMAT, "%s: a piece of the vocabulary is not a text and a score",
-                        path);
+            return subwords_damaged(path, "a piece of the vocabulary or its score");
         n_bytes += v->first->string_bytes;
     }
     TRY(reserve_pieces(s, vocab->n_children, n_bytes));
     TRY(MEM_NEW_RAW(&s->score, vocab->n_children));
     for (const json_value *v = vocab->first; v != NULL; v = v->next, id++) {
-        const json_value *piece = v->first;
-        s->score[id] = piece->next->number;
-        if (id == 0 || s->score[id] < least) least = s->score[id];
-        s->id[text_map_put(&s->pieces, piece->string, piece->string_bytes)] = id;
-        TRY(add_to_trie(s, piece, id));
+        double score = s->score[id] = v->first->next->number;
+        if (id == 0 || score - 10 < s->unknown_score) s->unknown_score = score - 10;
+        s->id[text_map_put(&s->pieces, v->first->string, v->first->string_bytes)] = id;
+        TRY(add_to_trie(s, v->first, id));
     }
-    s->unknown_score = least - 10;
     return OK;
 }
 
-static status read_unigram(subwords *s, const char *path, const json_value *model) {
-    const json_value *vocab = json_member(model, "vocab"), *unknown = json_member(model, "unk_id");
-    s->is_unigram = true;
-    TRY(subwords_allow(path, model, "type unk_id vocab byte_fallback"));
-    TRY(check_off(path, model, "byte_fallback"));
-    if (vocab == NULL || vocab->type != JSON_ARRAY)
-        return fail(ERR_FORMAT, "%s: the Unigram model needs vocab, a list", path);
-    if (unknown == NULL || !unknown->is_integer || unknown->integer < 0 ||
-        unknown->integer >= (int64_t)vocab->n_children)
-        return fail(ERR_FORMAT, "%s: unk_id is not the index of a piece", path);
-    s->unknown = (int32_t)unknown->integer;
-    return read_scores(s, path, vocab);
-}
-
 status subwords_create(subwords **out, const char *path, const json_value *model) {
-    const json_value *type = json_member(model, "type");
+    const json_value *type = subwords_member(model, "type", JSON_STRING);
+    const char *name = type != NULL ? type->string : "";
+    bool is_bpe = strcmp(name, "BPE") == 0;
     subwords *s = NULL;
     *out = NULL;
+    if (!is_bpe && strcmp(name, "Unigram") != 0)
+        return fail(ERR_UNSUPPORTED, "%s: the model '%.40s' is not supported; BPE and Unigram are",
+                    path, name);
+    TRY(check_off(path, model));
     TRY(MEM_NEW(&s, 1));
     s->unknown = -1;
     text_map_init(&s->pieces, 0);
-    const char *name = type != NULL && type->type == JSON_STRING ? type->string : "";
-    status st = strcmp(name, "BPE") == 0       ? read_bpe(s, path, model)
-                : strcmp(name, "Unigram") == 0 ? read_unigram(s, path, model)
-                                               : fail(ERR_UNSUPPORTED,
-                                                      "%s: the model '%.40s' is not supported; "
-                                                      "BPE and Unigram are",
-                                                      path, name);
+    status st = is_bpe ? read_bpe(s, path, model) : read_unigram(s, path, model);
     if (st == OK)
         *out = s;
     else
@@ -257,12 +243,6 @@ void subword_room_fini(subword_room *r) {
     mem_free(r->heap);
     mem_free(r->node);
     *r = (subword_room){0};
-}
-
-static status append(word_ids *to, int32_t id) {
-    TRY(MEM_RESERVE(&to->ids, &to->capacity, to->n + 1));
-    to->ids[to->n++] = id;
-    return OK;
 }
 
 /* A piece of a word while it is merged, in a list; id -1: merged into the one before. */
@@ -329,8 +309,6 @@ static size_t first_symbols(const subwords *s, symbol *list, const char *word, s
 
 static status split_bpe(const subwords *s, subword_room *r, const char *word, size_t n,
                         word_ids *to) {
-    int32_t whole = s->ignores_merges ? subwords_find(s, word, n) : -1;
-    if (whole >= 0) return append(to, whole);
     TRY(MEM_RESERVE(&r->symbol, &r->symbol_capacity, n));
     size_t n_heap = 0, count = first_symbols(s, r->symbol, word, n);
     TRY(MEM_RESERVE(&r->heap, &r->heap_capacity, 3 * count)); /* a merge pushes two */
@@ -349,7 +327,7 @@ static status split_bpe(const subwords *s, subword_room *r, const char *word, si
         push(s, r, &n_heap, c.at);
     }
     for (int32_t i = count > 0 ? 0 : -1; i >= 0; i = r->symbol[i].next)
-        TRY(append(to, r->symbol[i].id));
+        TRY(word_ids_append(to, r->symbol[i].id));
     return OK;
 }
 
@@ -400,7 +378,7 @@ static status split_unigram(const subwords *s, subword_room *r, const char *word
             int32_t whole = subwords_find(s, word + start, (size_t)(end - start));
             if (whole >= 0) id = whole;
         }
-        TRY(append(to, id));
+        TRY(word_ids_append(to, id));
     }
     for (size_t a = first, b = to->n; a + 1 < b; a++) {
         int32_t id = to->ids[a];

@@ -34,7 +34,11 @@ void subword_room_fini(subword_room *r);
 /* Appends the ids of a word of n bytes of UTF-8. */
 status subwords_split(const subwords *s, subword_room *r, const char *word, size_t n, word_ids *to);
 
-/* Refuses members of an object other than these, separated by spaces: they may change the ids. */
+/* For readers of tokenizer.json: the member of an object that has this type, or NULL; ERR_FORMAT
+ * of what is missing or damaged; and the refusal of members other than `names`, separated by
+ * spaces, which may change the ids: those with a '?' before them must be true or false. */
+const json_value *subwords_member(const json_value *v, const char *name, json_type type);
+status subwords_damaged(const char *path, const char *what);
 status subwords_allow(const char *path, const json_value *v, const char *names);
 
 #endif

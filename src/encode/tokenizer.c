@@ -10,26 +10,20 @@
 #include "format/json.h"
 
 enum { FILE_MAX_BYTES = 64 << 20, PATH_BYTES = 4096, MAX_STEPS = 8, MAX_ADDED = 4096 };
+enum { MAX_TEXT = 1024 }; /* of an added token, or what a normalizer inserts */
 
 /* No normalizer of the supported families makes a text so many times longer. */
 enum { MAX_GROWTH = 64 };
 
-typedef enum {
-    STEP_CHARSMAP,
-    STEP_REPLACE,
-    STEP_SPACES, /* two and more spaces are replaced */
-    STEP_STRIP,
-    STEP_WHITESPACE,
-    STEP_METASPACE,
-    STEP_BYTES,
-} step_kind;
-
-/* A step of the normalizer or of the pre-tokenizer. */
+/* Steps of the normalizer, of the pre-tokenizer and of the post-processor. */
+enum { STEP_CHARSMAP, STEP_REPLACE, STEP_SPACES, STEP_STRIP };
+enum { STEP_WHITESPACE = STEP_STRIP + 1, STEP_METASPACE, STEP_BYTES };
+enum { STEP_ROBERTA = STEP_BYTES + 1, STEP_TEMPLATE };
 typedef struct step {
-    step_kind kind;
+    int kind;
     bool has_left, has_right; /* strip */
     bool has_prefix, parts;   /* metaspace and bytes: a space in front; split into words */
-    const char *from, *to;    /* replace; metaspace: `to` stands for a space */
+    const char *from, *to;    /* replace (spaces: two and more); metaspace: for a space */
     size_t n_from, n_to;
     charsmap map;
 } step;
@@ -162,7 +156,8 @@ static status split_part(splitter *s, size_t i, const char *text, size_t n);
 
 static status part_bytes(splitter *s, size_t i, const char *text, size_t n) {
     const step *p = &s->t->part[i];
-    buf *room = &s->room[i], whole = {0};
+    buf *room = &s->room[i], whole;
+    buf_init(&whole);
     status st = p->has_prefix && text[0] != ' ' ? buf_char(&whole, ' ') : OK;
     if (st == OK) st = buf_append(&whole, text, n);
     for (size_t at = 0, end; st == OK && at < whole.n_bytes; at = end) {
@@ -213,7 +208,7 @@ static status part_whitespace(splitter *s, size_t i, const char *text, size_t n)
 static status split_part(splitter *s, size_t i, const char *text, size_t n) {
     if (n == 0) return OK;
     if (i == s->t->n_parts) return subwords_split(s->t->model, &s->words, text, n, s->to);
-    step_kind kind = s->t->part[i].kind;
+    int kind = s->t->part[i].kind;
     if (kind == STEP_BYTES) return part_bytes(s, i, text, n);
     return kind == STEP_METASPACE ? part_metaspace(s, i, text, n) : part_whitespace(s, i, text, n);
 }
@@ -255,77 +250,57 @@ static status split_added(splitter *s, bool is_normal, const char *text, size_t 
         if (a->strips_left && start > begin)
             start -= spaces_at_end(s->t->classes, text + begin, start - begin);
         if (start > begin) TRY(split_rest(s, is_normal, text + begin, start - begin));
-        TRY(MEM_RESERVE(&s->to->ids, &s->to->capacity, s->to->n + 1));
-        s->to->ids[s->to->n++] = a->id;
+        TRY(word_ids_append(s->to, a->id));
         begin = at;
         if (a->strips_right) begin += spaces_at_start(s->t->classes, text + at, n - at);
     }
     return n > begin ? split_rest(s, is_normal, text + begin, n - begin) : OK;
 }
 
-/* The text as UTF-8: bytes that are not become U+FFFD. */
-static status repair(const char *text, size_t n, buf *to) {
-    for (size_t at = 0; at < n;) {
-        size_t length = (size_t)utf8_length(text + at, n - at);
-        TRY(buf_append(to, length > 0 ? text + at : "\xef\xbf\xbd", length > 0 ? length : 3));
-        at += length > 0 ? length : 1;
-    }
-    return OK;
-}
-
 status tokenizer_split(const tokenizer *t, const char *text, size_t n, word_ids *to) {
     splitter s = {.t = t, .to = to};
-    buf whole = {0};
-    status st = OK;
     if (t->pieces != NULL) return word_pieces_split(t->pieces, text, n, to);
-    if (!utf8_is_valid(text, n)) {
-        st = repair(text, n, &whole);
-        text = buf_str(&whole);
-        n = whole.n_bytes;
-    }
-    if (st == OK) st = split_added(&s, false, text, n);
+    if (!utf8_is_valid(text, n)) return fail(ERR_FORMAT, "the text is not UTF-8");
+    status st = split_added(&s, false, text, n);
     subword_room_fini(&s.words);
     for (size_t i = 0; i < MAX_STEPS; i++)
         buf_fini(&s.room[i]);
     buf_fini(&s.normal[0]);
     buf_fini(&s.normal[1]);
-    buf_fini(&whole);
     return st;
 }
 
 /* Reading a tokenizer.json. */
 
-static const char *type_of(const json_value *v) {
-    const json_value *type = v->type == JSON_OBJECT ? json_member(v, "type") : NULL;
-    return type != NULL && type->type == JSON_STRING ? type->string : "";
+static const char *text_of(const json_value *v, const char *name) {
+    const json_value *m = subwords_member(v, name, JSON_STRING);
+    return m != NULL ? m->string : "";
 }
 
 static bool bool_of(const json_value *v, const char *name, bool or) {
-    const json_value *m = json_member(v, name);
-    return m != NULL && m->type == JSON_BOOL ? m->boolean : or ;
+    const json_value *m = subwords_member(v, name, JSON_BOOL);
+    return m != NULL ? m->boolean : or ;
 }
 
 /* A text that outlives the JSON tree. */
-static status keep_text(tokenizer *t, const char *path, const json_value *v, size_t least,
+static status keep_text(tokenizer *t, const char *path, const json_value *v, const char *name,
                         const char **out, size_t *n) {
-    if (v == NULL || v->type != JSON_STRING || v->string_bytes < least)
-        return fail(ERR_FORMAT, "%s: a text of a normalizer, pre-tokenizer or token is missing",
-                    path);
-    *n = v->string_bytes;
-    return arena_copy_text(&t->memory, v->string, v->string_bytes, out);
+    const json_value *m = subwords_member(v, name, JSON_STRING);
+    if (m == NULL || m->string_bytes > MAX_TEXT) return subwords_damaged(path, name);
+    *n = m->string_bytes;
+    return arena_copy_text(&t->memory, m->string, m->string_bytes, out);
 }
 
-static status read_base64(tokenizer *t, const char *path, const json_value *v, step *to) {
+static status read_charsmap(tokenizer *t, const char *path, const json_value *v, step *to) {
     static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    size_t n = v != NULL && v->type == JSON_STRING ? v->string_bytes : 0, n_bytes = 0;
+    const char *text = text_of(v, "precompiled_charsmap"), *digit;
+    size_t n = strcspn(text, "="), n_bytes = 0;
     uint32_t bits = 0;
     char *bytes;
-    while (n > 0 && v->string[n - 1] == '=')
-        n--;
-    TRY(ARENA_NEW_RAW(&t->memory, &bytes, n));
+    TRY(ARENA_NEW_RAW(&t->memory, &bytes, n + 1));
     for (size_t i = 0; i < n; i++) {
-        const char *digit = strchr(digits, v->string[i]);
-        if (digit == NULL) return fail(ERR_FORMAT, "%s: precompiled_charsmap is not base64", path);
+        if ((digit = strchr(digits, text[i])) == NULL)
+            return subwords_damaged(path, "precompiled_charsmap");
         bits = bits << 6 | (uint32_t)(digit - digits);
         if (i % 4 != 0) bytes[n_bytes++] = (char)(bits >> (6 - 2 * (i % 4)) & 0xff);
     }
@@ -333,252 +308,225 @@ static status read_base64(tokenizer *t, const char *path, const json_value *v, s
 }
 
 static status read_replace(tokenizer *t, const char *path, const json_value *v, step *to) {
-    const json_value *pattern = json_member(v, "pattern");
-    bool is_object = pattern != NULL && pattern->type == JSON_OBJECT;
-    const json_value *text = is_object ? json_member(pattern, "String") : NULL;
-    const json_value *regex = is_object ? json_member(pattern, "Regex") : NULL;
-    TRY(subwords_allow(path, v, "type pattern content"));
-    TRY(keep_text(t, path, json_member(v, "content"), 0, &to->to, &to->n_to));
-    to->kind = STEP_REPLACE;
-    if (regex == NULL) return keep_text(t, path, text, 1, &to->from, &to->n_from);
-    to->kind = STEP_SPACES;
-    if (regex->type == JSON_STRING && strcmp(regex->string, " {2,}") == 0) return OK;
-    return fail(ERR_UNSUPPORTED, "%s: the regular expression '%.60s' of Replace is not supported",
-                path, regex->type == JSON_STRING ? regex->string : "");
-}
-
-static status read_normalizer(tokenizer *t, const char *path, const json_value *v, step *to) {
-    const char *type = type_of(v);
-    if (strcmp(type, "Replace") == 0) return read_replace(t, path, v, to);
-    if (strcmp(type, "Strip") == 0) {
-        *to = (step){.kind = STEP_STRIP,
-                     .has_left = bool_of(v, "strip_left", true),
-                     .has_right = bool_of(v, "strip_right", true)};
-        return subwords_allow(path, v, "type strip_left strip_right");
+    const json_value *pattern = subwords_member(v, "pattern", JSON_OBJECT);
+    const char *regex = text_of(pattern, "Regex");
+    TRY(keep_text(t, path, v, "content", &to->to, &to->n_to));
+    if (strcmp(regex, " {2,}") == 0) {
+        to->kind = STEP_SPACES;
+        return OK;
     }
-    if (strcmp(type, "Precompiled") == 0) {
-        to->kind = STEP_CHARSMAP;
-        TRY(subwords_allow(path, v, "type precompiled_charsmap"));
-        return read_base64(t, path, json_member(v, "precompiled_charsmap"), to);
-    }
-    return fail(ERR_UNSUPPORTED, "%s: the normalizer '%.40s' is not supported", path, type);
+    if (regex[0] != '\0')
+        return fail(ERR_UNSUPPORTED, "%s: the pattern '%.60s' of Replace is not supported", path,
+                    regex);
+    TRY(keep_text(t, path, pattern, "String", &to->from, &to->n_from));
+    return to->n_from > 0 ? OK : subwords_damaged(path, "String");
 }
 
 static status read_metaspace(tokenizer *t, const char *path, const json_value *v, step *to) {
-    const json_value *scheme = json_member(v, "prepend_scheme");
-    const char *name = scheme != NULL && scheme->type == JSON_STRING ? scheme->string : NULL;
-    bool has_prefix = bool_of(v, "add_prefix_space", true);
-    if (name != NULL && strcmp(name, "always") != 0 && strcmp(name, "never") != 0)
-        return fail(ERR_UNSUPPORTED, "%s: prepend_scheme '%.40s' of Metaspace is not supported",
-                    path, name);
-    *to = (step){.kind = STEP_METASPACE,
-                 .has_prefix = name != NULL ? strcmp(name, "always") == 0 : has_prefix,
-                 .parts = bool_of(v, "split", true)};
-    TRY(subwords_allow(path, v, "type replacement str_rep add_prefix_space prepend_scheme split"));
-    TRY(keep_text(t, path, json_member(v, "replacement"), 1, &to->to, &to->n_to));
-    if ((size_t)utf8_length(to->to, to->n_to) == to->n_to) return OK;
-    return fail(ERR_FORMAT, "%s: the replacement of Metaspace is not one character", path);
-}
-
-static status read_part(tokenizer *t, const char *path, const json_value *v, step *to) {
-    const char *type = type_of(v);
-    if (strcmp(type, "Metaspace") == 0) return read_metaspace(t, path, v, to);
-    if (strcmp(type, "WhitespaceSplit") == 0) {
-        to->kind = STEP_WHITESPACE;
-        return subwords_allow(path, v, "type");
-    }
-    if (strcmp(type, "ByteLevel") == 0) {
-        *to = (step){.kind = STEP_BYTES,
-                     .has_prefix = bool_of(v, "add_prefix_space", true),
-                     .parts = bool_of(v, "use_regex", true)};
-        return subwords_allow(path, v, "type add_prefix_space trim_offsets use_regex");
-    }
-    return fail(ERR_UNSUPPORTED, "%s: the pre-tokenizer '%.40s' is not supported", path, type);
-}
-
-typedef status (*step_reader)(tokenizer *t, const char *path, const json_value *v, step *to);
-
-/* One step, or a Sequence of them, which may hold others; JSON itself bounds their depth. */
-static status read_steps(tokenizer *t, const char *path, const json_value *v, const char *list,
-                         step_reader read, step *to, size_t *n) {
-    if (v == NULL || v->type == JSON_NULL) return OK;
-    if (strcmp(type_of(v), "Sequence") == 0) {
-        const json_value *all = json_member(v, list);
-        for (v = all != NULL && all->type == JSON_ARRAY ? all->first : NULL; v != NULL; v = v->next)
-            TRY(read_steps(t, path, v, list, read, to, n));
-        return OK;
-    }
-    if (*n == MAX_STEPS) return fail(ERR_UNSUPPORTED, "%s: more than %d %s", path, MAX_STEPS, list);
-    return read(t, path, v, &to[(*n)++]);
+    const char *scheme = text_of(v, "prepend_scheme");
+    to->has_prefix = scheme[0] != '\0' ? strcmp(scheme, "always") == 0 : to->has_prefix;
+    if (scheme[0] != '\0' && !to->has_prefix && strcmp(scheme, "never") != 0)
+        return fail(ERR_UNSUPPORTED, "%s: prepend_scheme '%.40s' is not supported", path, scheme);
+    TRY(keep_text(t, path, v, "replacement", &to->to, &to->n_to));
+    bool is_char = to->n_to > 0 && (size_t)utf8_length(to->to, to->n_to) == to->n_to;
+    return is_char ? OK : subwords_damaged(path, "replacement");
 }
 
 static bool is_id(const json_value *v) {
     return v != NULL && v->is_integer && v->integer >= 0 && v->integer < INT32_MAX;
 }
 
+static status add_slot(token_layout *to, const char *path, int64_t id, int64_t type) {
+    if (to->n == MAX_SLOTS)
+        return fail(ERR_UNSUPPORTED, "%s: more than %d special tokens", path, MAX_SLOTS);
+    to->slot[to->n++] = (token_slot){(int32_t)id, (int32_t)type};
+    return OK;
+}
+
+/* RobertaProcessing: cls and sep are ["</s>", 2]; <s> A </s> and <s> A </s> </s> B </s>. */
+static status read_roberta(tokenizer *t, const char *path, const json_value *v) {
+    const json_value *cls = subwords_member(v, "cls", JSON_ARRAY);
+    const json_value *sep = subwords_member(v, "sep", JSON_ARRAY);
+    if (cls == NULL || cls->n_children != 2 || !is_id(cls->first->next))
+        return subwords_damaged(path, "cls");
+    if (sep == NULL || sep->n_children != 2 || !is_id(sep->first->next))
+        return subwords_damaged(path, "sep");
+    int32_t a = (int32_t)cls->first->next->integer, z = (int32_t)sep->first->next->integer;
+    t->single = (token_layout){{{a, 0}, {SLOT_FIRST, 0}, {z, 0}}, 3};
+    t->pair =
+        (token_layout){{{a, 0}, {SLOT_FIRST, 0}, {z, 0}, {z, 0}, {SLOT_SECOND, 0}, {z, 0}}, 6};
+    return OK;
+}
+
+/* TemplateProcessing: a list of {"SpecialToken": {"id": "<s>", "type_id": 0}} and
+ * {"Sequence": {"id": "A", "type_id": 0}}; `tokens` has the ids. */
+static status read_layout(token_layout *to, const char *path, const json_value *list,
+                          const json_value *tokens, bool is_pair) {
+    int n_texts[2] = {0, 0};
+    for (const json_value *v = list != NULL ? list->first : NULL; v != NULL; v = v->next) {
+        const json_value *text = subwords_member(v, "Sequence", JSON_OBJECT);
+        const json_value *token = subwords_member(v, "SpecialToken", JSON_OBJECT);
+        const json_value *type =
+            subwords_member(text != NULL ? text : token, "type_id", JSON_NUMBER);
+        const char *name = text_of(text != NULL ? text : token, "id");
+        bool is_second = strcmp(name, "B") == 0;
+        if (!is_id(type)) return subwords_damaged(path, "type_id of TemplateProcessing");
+        if (text != NULL) {
+            n_texts[is_second]++;
+            TRY(add_slot(to, path, is_second ? SLOT_SECOND : SLOT_FIRST, type->integer));
+            continue;
+        }
+        token = subwords_member(subwords_member(tokens, name, JSON_OBJECT), "ids", JSON_ARRAY);
+        if (token == NULL) return subwords_damaged(path, "a token of TemplateProcessing");
+        for (const json_value *id = token->first; id != NULL; id = id->next) {
+            if (!is_id(id)) return subwords_damaged(path, "an id of TemplateProcessing");
+            TRY(add_slot(to, path, id->integer, type->integer));
+        }
+    }
+    return n_texts[0] == 1 && n_texts[1] == is_pair ? OK
+                                                    : subwords_damaged(path, "TemplateProcessing");
+}
+
+static status read_template(tokenizer *t, const char *path, const json_value *v) {
+    const json_value *tokens = subwords_member(v, "special_tokens", JSON_OBJECT);
+    TRY(read_layout(&t->single, path, subwords_member(v, "single", JSON_ARRAY), tokens, false));
+    return read_layout(&t->pair, path, subwords_member(v, "pair", JSON_ARRAY), tokens, true);
+}
+
+static const struct step_type {
+    const char *name, *members;
+    int kind;
+} STEP_TYPES[] = {
+    {"Precompiled", "type precompiled_charsmap", STEP_CHARSMAP},
+    {"Replace", "type pattern content", STEP_REPLACE},
+    {"Strip", "type ?strip_left ?strip_right", STEP_STRIP},
+    {"WhitespaceSplit", "type", STEP_WHITESPACE},
+    {"Metaspace", "type replacement str_rep ?add_prefix_space prepend_scheme ?split",
+     STEP_METASPACE},
+    {"ByteLevel", "type ?add_prefix_space ?trim_offsets ?use_regex", STEP_BYTES},
+    {"RobertaProcessing", "type sep cls ?trim_offsets ?add_prefix_space", STEP_ROBERTA},
+    {"TemplateProcessing", "type single pair special_tokens", STEP_TEMPLATE},
+};
+
+/* One kind of steps: a member of the file, and the name of the list in a Sequence. */
+typedef struct stage {
+    const char *member, *list;
+    int first, last; /* kinds */
+} stage;
+
+static status read_step(tokenizer *t, const char *path, const json_value *v, const stage *g,
+                        step *to) {
+    const struct step_type *type = NULL;
+    for (size_t i = 0; i < sizeof STEP_TYPES / sizeof *STEP_TYPES; i++)
+        if (strcmp(STEP_TYPES[i].name, text_of(v, "type")) == 0) type = &STEP_TYPES[i];
+    if (type == NULL || type->kind < g->first || type->kind > g->last)
+        return fail(ERR_UNSUPPORTED, "%s: the %s '%.40s' is not supported", path, g->member,
+                    text_of(v, "type"));
+    TRY(subwords_allow(path, v, type->members));
+    *to = (step){.kind = type->kind,
+                 .has_left = bool_of(v, "strip_left", true),
+                 .has_right = bool_of(v, "strip_right", true),
+                 .has_prefix = bool_of(v, "add_prefix_space", true),
+                 .parts = bool_of(v, "use_regex", true) && bool_of(v, "split", true)};
+    if (type->kind >= STEP_ROBERTA && t->single.n > 0)
+        return fail(ERR_UNSUPPORTED, "%s: several post-processors are not supported", path);
+    switch (type->kind) {
+    case STEP_CHARSMAP:
+        return read_charsmap(t, path, v, to);
+    case STEP_REPLACE:
+        return read_replace(t, path, v, to);
+    case STEP_METASPACE:
+        return read_metaspace(t, path, v, to);
+    case STEP_ROBERTA:
+        return read_roberta(t, path, v);
+    case STEP_TEMPLATE:
+        return read_template(t, path, v);
+    default:
+        return OK;
+    }
+}
+
+/* One step, or a Sequence of them, which may hold others; JSON itself bounds their depth. */
+static status read_steps(tokenizer *t, const char *path, const json_value *v, const stage *g,
+                         step *to, size_t *n) {
+    if (v == NULL || v->type == JSON_NULL) return OK;
+    if (strcmp(text_of(v, "type"), "Sequence") == 0) {
+        const json_value *all = subwords_member(v, g->list, JSON_ARRAY);
+        if (all == NULL) return subwords_damaged(path, g->list);
+        for (v = all->first; v != NULL; v = v->next)
+            TRY(read_steps(t, path, v, g, to, n));
+        return OK;
+    }
+    if (*n == MAX_STEPS)
+        return fail(ERR_UNSUPPORTED, "%s: more than %d %s", path, MAX_STEPS, g->list);
+    return read_step(t, path, v, g, &to[(*n)++]);
+}
+
 /* Tokens that the vocabulary lacks have the ids after it, as `tokenizers` numbers them. */
 static status read_added(tokenizer *t, const char *path, const json_value *v, added_token *to,
-                         int32_t *next) {
-    buf room[2] = {{0}, {0}};
-    const json_value *content = json_member(v, "content"), *id = json_member(v, "id");
-    TRY(subwords_allow(path, v, "id content single_word lstrip rstrip normalized special"));
-    TRY(keep_text(t, path, content, 1, &to->text, &to->n));
-    int32_t known = subwords_find(t->model, to->text, to->n);
-    to->id = known >= 0 ? known : (*next)++;
-    to->is_normal = bool_of(v, "normalized", true);
-    to->strips_left = bool_of(v, "lstrip", false);
-    to->strips_right = bool_of(v, "rstrip", false);
+                         int32_t *next, buf room[2]) {
+    const json_value *id = subwords_member(v, "id", JSON_NUMBER);
+    TRY(keep_text(t, path, v, "content", &to->text, &to->n));
+    TRY(subwords_allow(path, v, "id content ?single_word ?lstrip ?rstrip ?normalized ?special"));
+    to->id = subwords_find(t->model, to->text, to->n);
+    if (to->id < 0) to->id = (*next)++;
     if (!is_id(id) || id->integer != to->id)
         return fail(ERR_FORMAT, "%s: the id of the added token '%.40s' must be %d", path, to->text,
                     to->id);
     if (bool_of(v, "single_word", false))
-        return fail(ERR_UNSUPPORTED, "%s: single_word of the token '%.40s' is not supported", path,
-                    to->text);
+        return fail(ERR_UNSUPPORTED, "%s: single_word of '%.40s' is not supported", path, to->text);
+    to->is_normal = bool_of(v, "normalized", true);
+    to->strips_left = bool_of(v, "lstrip", false);
+    to->strips_right = bool_of(v, "rstrip", false);
     const char *text = to->text;
-    status st = to->is_normal ? normalise(t, room, &text, &to->n) : OK;
-    if (st == OK) st = arena_copy_text(&t->memory, text, to->n, &to->text);
-    buf_fini(&room[0]);
-    buf_fini(&room[1]);
-    if (st != OK) return st;
-    if (to->n == 0) return fail(ERR_FORMAT, "%s: an added token is empty", path);
+    if (to->is_normal) TRY(normalise(t, room, &text, &to->n));
+    TRY(arena_copy_text(&t->memory, text, to->n, &to->text));
     for (const added_token *a = t->added; a < to; a++)
         if (a->n == to->n && a->is_normal == to->is_normal && memcmp(a->text, to->text, a->n) == 0)
-            return fail(ERR_FORMAT, "%s: the added token '%.40s' stands there twice", path,
-                        to->text);
+            return fail(ERR_FORMAT, "%s: the added token '%.40s' stands there twice", path, text);
+    if (to->n == 0) return subwords_damaged(path, "content of an added token");
     t->begins_added[to->is_normal][(unsigned char)to->text[0]] = true;
     return OK;
 }
 
 static status read_all_added(tokenizer *t, const char *path, const json_value *list) {
     int32_t next = (int32_t)subwords_n(t->model);
-    if (list == NULL || list->type == JSON_NULL) return OK;
-    if (list->type != JSON_ARRAY || list->n_children > MAX_ADDED)
-        return fail(ERR_FORMAT, "%s: added_tokens is not a list of at most %d", path, MAX_ADDED);
+    buf room[2] = {{0}, {0}};
+    status st = OK;
+    if (list == NULL) return OK;
+    if (list->n_children > MAX_ADDED)
+        return fail(ERR_UNSUPPORTED, "%s: more than %d added tokens", path, MAX_ADDED);
     TRY(MEM_NEW(&t->added, list->n_children));
-    for (const json_value *v = list->first; v != NULL; v = v->next, t->n_added++) {
-        if (v->type != JSON_OBJECT)
-            return fail(ERR_FORMAT, "%s: an added token is not an object", path);
-        TRY(read_added(t, path, v, &t->added[t->n_added], &next));
-    }
-    return OK;
-}
-
-static status add_slot(token_layout *to, const char *path, int32_t id, int32_t type) {
-    if (to->n == MAX_SLOTS)
-        return fail(ERR_FORMAT, "%s: more than %d special tokens around a text", path, MAX_SLOTS);
-    to->slot[to->n++] = (token_slot){id, type};
-    return OK;
-}
-
-/* RobertaProcessing and BertProcessing: ["</s>", 2] of cls and sep. */
-static status read_pair_processor(tokenizer *t, const char *path, const json_value *v,
-                                  bool is_bert) {
-    const json_value *name[2] = {json_member(v, "cls"), json_member(v, "sep")};
-    int32_t id[2];
-    for (int i = 0; i < 2; i++) {
-        bool is_pair = name[i] != NULL && name[i]->type == JSON_ARRAY && name[i]->n_children == 2;
-        if (!is_pair || !is_id(name[i]->first->next))
-            return fail(ERR_FORMAT, "%s: cls or sep of %.40s is not a token and its id", path,
-                        type_of(v));
-        id[i] = (int32_t)name[i]->first->next->integer;
-    }
-    TRY(subwords_allow(path, v, "type sep cls trim_offsets add_prefix_space"));
-    t->single = (token_layout){{{id[0], 0}, {SLOT_FIRST, 0}, {id[1], 0}}, 3};
-    t->pair = t->single;
-    if (!is_bert) TRY(add_slot(&t->pair, path, id[1], 0));
-    TRY(add_slot(&t->pair, path, SLOT_SECOND, is_bert));
-    return add_slot(&t->pair, path, id[1], is_bert);
-}
-
-static status read_special(token_layout *to, const char *path, const json_value *tokens,
-                           const char *name, int32_t type) {
-    const json_value *token = tokens->type == JSON_OBJECT ? json_member(tokens, name) : NULL;
-    const json_value *ids =
-        token != NULL && token->type == JSON_OBJECT ? json_member(token, "ids") : NULL;
-    if (ids == NULL || ids->type != JSON_ARRAY)
-        return fail(ERR_FORMAT, "%s: the template's token '%.40s' has no ids", path, name);
-    for (const json_value *id = ids->first; id != NULL; id = id->next) {
-        if (!is_id(id))
-            return fail(ERR_FORMAT, "%s: an id of the template's token '%.40s' is not one", path,
-                        name);
-        TRY(add_slot(to, path, (int32_t)id->integer, type));
-    }
-    return OK;
-}
-
-/* {"SpecialToken": {"id": "<s>", "type_id": 0}} or {"Sequence": {"id": "A", "type_id": 0}}. */
-static status read_layout(token_layout *to, const char *path, const json_value *list,
-                          const json_value *tokens, bool is_pair) {
-    int n_first = 0, n_second = 0;
-    *to = (token_layout){.n = 0};
-    for (const json_value *v = list != NULL ? list->first : NULL; v != NULL; v = v->next) {
-        const json_value *piece = v->type == JSON_OBJECT && v->n_children == 1 ? v->first : NULL;
-        bool is_object = piece != NULL && piece->type == JSON_OBJECT;
-        const json_value *id = is_object ? json_member(piece, "id") : NULL;
-        const json_value *type = is_object ? json_member(piece, "type_id") : NULL;
-        if (id == NULL || id->type != JSON_STRING || !is_id(type) || tokens == NULL)
-            return fail(ERR_FORMAT, "%s: a piece of TemplateProcessing is damaged", path);
-        int32_t number = (int32_t)type->integer;
-        if (strcmp(piece->key, "SpecialToken") == 0) {
-            TRY(read_special(to, path, tokens, id->string, number));
-            continue;
-        }
-        bool is_second = strcmp(id->string, "B") == 0;
-        n_first += !is_second;
-        n_second += is_second;
-        TRY(add_slot(to, path, is_second ? SLOT_SECOND : SLOT_FIRST, number));
-    }
-    if (n_first == 1 && n_second == is_pair) return OK;
-    return fail(ERR_FORMAT, "%s: a template must have each text once", path);
-}
-
-static status read_processor(tokenizer *t, const char *path, const json_value *v, step *to) {
-    const char *type = type_of(v);
-    to->kind = STEP_BYTES;                         /* not used: only their number counts */
-    if (strcmp(type, "ByteLevel") == 0) return OK; /* places of tokens in the text */
-    if (t->single.n > 0)
-        return fail(ERR_UNSUPPORTED, "%s: several post-processors are not supported", path);
-    if (strcmp(type, "RobertaProcessing") == 0) return read_pair_processor(t, path, v, false);
-    if (strcmp(type, "BertProcessing") == 0) return read_pair_processor(t, path, v, true);
-    if (strcmp(type, "TemplateProcessing") != 0)
-        return fail(ERR_UNSUPPORTED, "%s: the post-processor '%.40s' is not supported", path, type);
-    const json_value *tokens = json_member(v, "special_tokens");
-    TRY(subwords_allow(path, v, "type single pair special_tokens"));
-    TRY(read_layout(&t->single, path, json_member(v, "single"), tokens, false));
-    return read_layout(&t->pair, path, json_member(v, "pair"), tokens, true);
+    for (const json_value *v = list->first; st == OK && v != NULL; v = v->next, t->n_added++)
+        st = read_added(t, path, v, &t->added[t->n_added], &next, room);
+    buf_fini(&room[0]);
+    buf_fini(&room[1]);
+    return st;
 }
 
 static status read_all(tokenizer *t, arena *a, const char *path, const char *text, size_t n) {
+    static const stage normal = {"normalizer", "normalizers", STEP_CHARSMAP, STEP_STRIP},
+                       part = {"pre_tokenizer", "pretokenizers", STEP_WHITESPACE, STEP_BYTES},
+                       end = {"post_processor", "processors", STEP_BYTES, STEP_TEMPLATE};
     const json_value *root;
-    step processors[MAX_STEPS];
-    size_t n_processors = 0;
+    step ends[MAX_STEPS];
+    size_t n_ends = 0;
     TRY(json_parse(a, path, text, n, &root));
-    const json_value *model = root->type == JSON_OBJECT ? json_member(root, "model") : NULL;
-    if (model == NULL || model->type != JSON_OBJECT)
-        return fail(ERR_FORMAT, "%s: has no model: not a tokenizer.json", path);
+    const json_value *model = subwords_member(root, "model", JSON_OBJECT);
+    if (model == NULL) return subwords_damaged(path, "the model");
     /* Truncation and padding are set at every call in transformers, too. */
     TRY(subwords_allow(path, root,
                        "version truncation padding added_tokens normalizer pre_tokenizer "
                        "post_processor decoder model"));
     TRY(char_classes_create(&t->classes));
     TRY(subwords_create(&t->model, path, model));
-    TRY(read_steps(t, path, json_member(root, "normalizer"), "normalizers", read_normalizer,
-                   t->normal, &t->n_normal));
-    TRY(read_steps(t, path, json_member(root, "pre_tokenizer"), "pretokenizers", read_part, t->part,
-                   &t->n_parts));
-    TRY(read_all_added(t, path, json_member(root, "added_tokens")));
-    TRY(read_steps(t, path, json_member(root, "post_processor"), "processors", read_processor,
-                   processors, &n_processors));
+    TRY(read_steps(t, path, json_member(root, normal.member), &normal, t->normal, &t->n_normal));
+    TRY(read_steps(t, path, json_member(root, part.member), &part, t->part, &t->n_parts));
+    TRY(read_all_added(t, path, subwords_member(root, "added_tokens", JSON_ARRAY)));
+    TRY(read_steps(t, path, json_member(root, end.member), &end, ends, &n_ends));
     if (t->single.n > 0) return OK;
     t->single = (token_layout){{{SLOT_FIRST, 0}}, 1};
     t->pair = (token_layout){{{SLOT_FIRST, 0}, {SLOT_SECOND, 1}}, 2};
-    return OK;
-}
-
-static status create(tokenizer **out) {
-    *out = NULL;
-    TRY(MEM_NEW(out, 1));
-    arena_init(&(*out)->memory, 1 << 14);
     return OK;
 }
 
@@ -586,7 +534,8 @@ status tokenizer_parse(tokenizer **out, const char *path, const char *text, size
     tokenizer *t;
     arena a;
     *out = NULL;
-    TRY(create(&t));
+    TRY(MEM_NEW(&t, 1));
+    arena_init(&t->memory, 1 << 14);
     arena_init(&a, 1 << 16);
     status st = read_all(t, &a, path, text, n);
     arena_fini(&a);
@@ -599,11 +548,12 @@ status tokenizer_parse(tokenizer **out, const char *path, const char *text, size
 
 status tokenizer_of_pieces(tokenizer **out, word_pieces *pieces) {
     int32_t cls = word_pieces_cls(pieces), sep = word_pieces_sep(pieces);
-    status st = create(out);
+    status st = MEM_NEW(out, 1);
     if (st != OK) {
         word_pieces_destroy(pieces);
         return st;
     }
+    arena_init(&(*out)->memory, 1 << 14);
     (*out)->pieces = pieces;
     (*out)->single = (token_layout){{{cls, 0}, {SLOT_FIRST, 0}, {sep, 0}}, 3};
     (*out)->pair =

@@ -28,8 +28,8 @@ status tokenizer_parse(tokenizer **out, const char *path, const char *text, size
 status tokenizer_of_pieces(tokenizer **out, word_pieces *pieces);
 void tokenizer_destroy(tokenizer *t); /* NULL is fine */
 
-/* Appends the ids of a text, without special tokens around it.  Bytes that are not UTF-8 become
- * U+FFFD. */
+/* Appends the ids of a text, without special tokens around it.  ERR_FORMAT: it is not
+ * UTF-8 (WordPiece leaves such bytes out). */
 status tokenizer_split(const tokenizer *t, const char *text, size_t n, word_ids *to);
 
 /* The layout of a sequence: special tokens, and where the first and the second text are. */

@@ -101,20 +101,10 @@ void word_pieces_destroy(word_pieces *p) {
     mem_free(p);
 }
 
-static status append(word_ids *to, int32_t id) {
+status word_ids_append(word_ids *to, int32_t id) {
     TRY(MEM_RESERVE(&to->ids, &to->capacity, to->n + 1));
     to->ids[to->n++] = id;
     return OK;
-}
-
-/* The code point of a well-formed character of `length` bytes. */
-static uint32_t decode(const char *s, int length) {
-    const unsigned char *u = (const unsigned char *)s;
-    if (length == 1) return u[0];
-    uint32_t c = u[0] & (0xffu >> (length + 1));
-    for (int i = 1; i < length; i++)
-        c = c << 6 | (u[i] & 0x3fu);
-    return c;
 }
 
 static status put(buf *to, uint32_t c) {
@@ -170,7 +160,7 @@ static status split_word(const word_pieces *p, const char *word, size_t n, word_
     size_t starts[MAX_WORD_CHARS + 1], before = to->n;
     int n_chars = 0;
     for (size_t at = 0; at < n; at += (size_t)utf8_length(word + at, n - at)) {
-        if (n_chars == MAX_WORD_CHARS) return append(to, p->special[UNK]);
+        if (n_chars == MAX_WORD_CHARS) return word_ids_append(to, p->special[UNK]);
         starts[n_chars++] = at;
     }
     starts[n_chars] = n;
@@ -178,9 +168,9 @@ static status split_word(const word_pieces *p, const char *word, size_t n, word_
         int32_t id = longest_piece(p, word, starts, first, n_chars, &end);
         if (id < 0) {
             to->n = before;
-            return append(to, p->special[UNK]);
+            return word_ids_append(to, p->special[UNK]);
         }
-        TRY(append(to, id));
+        TRY(word_ids_append(to, id));
     }
     return OK;
 }
@@ -190,7 +180,7 @@ static status split_words(const word_pieces *p, const char *text, size_t n, word
     size_t begin = 0;
     for (size_t at = 0; at < n;) {
         int length = utf8_length(text + at, n - at);
-        uint32_t c = decode(text + at, length);
+        uint32_t c = utf8_decode(text + at, length);
         bool is_space = c == ' ', is_mark = !is_space && word_char_is_punctuation(c);
         size_t next = at + (size_t)length;
         if (is_space || is_mark) {
@@ -209,7 +199,7 @@ static status split_plain(const word_pieces *p, const char *text, size_t n, buf 
     buf_clear(room);
     for (size_t at = 0; at < n;) {
         int length = utf8_length(text + at, n - at);
-        if (length > 0) TRY(normalise(p, room, decode(text + at, length)));
+        if (length > 0) TRY(normalise(p, room, utf8_decode(text + at, length)));
         at += length > 0 ? (size_t)length : 1;
     }
     return split_words(p, buf_str(room), room->n_bytes, to);
@@ -233,7 +223,7 @@ static status split(const word_pieces *p, const char *text, size_t n, buf *room,
             continue;
         }
         TRY(split_plain(p, text + begin, at - begin, room, to));
-        TRY(append(to, p->special[special]));
+        TRY(word_ids_append(to, p->special[special]));
         begin = at += strlen(SPECIAL[special]);
     }
     return split_plain(p, text + begin, n - begin, room, to);

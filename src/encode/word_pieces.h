@@ -43,6 +43,7 @@ typedef struct word_ids {
     int32_t *ids;
     size_t n, capacity;
 } word_ids;
+status word_ids_append(word_ids *to, int32_t id);
 
 /* Appends the ids of a text, without special tokens around it.  Bytes that are not UTF-8 become
  * U+FFFD, which is left out as transformers leaves it out. */
