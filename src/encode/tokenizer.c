@@ -277,9 +277,9 @@ static const char *text_of(const json_value *v, const char *name) {
     return m != NULL ? m->string : "";
 }
 
-static bool bool_of(const json_value *v, const char *name, bool or) {
+static bool bool_of(const json_value *v, const char *name, bool otherwise) {
     const json_value *m = subwords_member(v, name, JSON_BOOL);
-    return m != NULL ? m->boolean : or ;
+    return m != NULL ? m->boolean : otherwise;
 }
 
 /* A text that outlives the JSON tree. */
@@ -571,6 +571,27 @@ void tokenizer_destroy(tokenizer *t) {
     mem_free(t);
 }
 
+/* transformers prefers add_prefix_space of tokenizer_config.json; files that disagree are refused.
+ */
+static status check_config(const tokenizer *t, const char *folder) {
+    char path[PATH_BYTES], *text;
+    const json_value *root;
+    arena a;
+    size_t n;
+    TRY(path_join(path, sizeof path, folder, "tokenizer_config.json"));
+    if (!file_exists(path)) return OK;
+    TRY(file_read_all(path, FILE_MAX_BYTES, &text, &n));
+    arena_init(&a, 1 << 14);
+    status st = json_parse(&a, path, text, n, &root);
+    for (size_t i = 0; st == OK && i < t->n_parts; i++)
+        if (t->part[i].kind == STEP_BYTES &&
+            bool_of(root, "add_prefix_space", t->part[i].has_prefix) != t->part[i].has_prefix)
+            st = fail(ERR_UNSUPPORTED, "%s: add_prefix_space differs from tokenizer.json", path);
+    arena_fini(&a);
+    mem_free(text);
+    return st;
+}
+
 status tokenizer_open(tokenizer **out, const char *folder) {
     char path[PATH_BYTES], *text;
     word_pieces *pieces;
@@ -586,5 +607,8 @@ status tokenizer_open(tokenizer **out, const char *folder) {
     TRY(file_read_all(path, FILE_MAX_BYTES, &text, &n));
     status st = tokenizer_parse(out, path, text, n);
     mem_free(text);
+    if (st != OK || (st = check_config(*out, folder)) == OK) return st;
+    tokenizer_destroy(*out);
+    *out = NULL;
     return st;
 }
