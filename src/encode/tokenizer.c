@@ -156,8 +156,7 @@ static status split_part(splitter *s, size_t i, const char *text, size_t n);
 
 static status part_bytes(splitter *s, size_t i, const char *text, size_t n) {
     const step *p = &s->t->part[i];
-    buf *room = &s->room[i], whole;
-    buf_init(&whole);
+    buf *room = &s->room[i], whole = {0};
     status st = p->has_prefix && text[0] != ' ' ? buf_char(&whole, ' ') : OK;
     if (st == OK) st = buf_append(&whole, text, n);
     for (size_t at = 0, end; st == OK && at < whole.n_bytes; at = end) {
