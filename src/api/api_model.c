@@ -13,6 +13,7 @@
 #include "model/trained.h"
 #include "model/user_group.h"
 #include "nn/input.h"
+#include "train/files/run_config.h"
 #include "train/loop/trainer.h"
 
 enum { MAX_HISTORY = 1 << 30 }; /* events: far beyond any, to catch a length that is garbage */
@@ -411,7 +412,8 @@ static status load_config(train_job *j) {
                             .overrides = a->overrides,
                             .n_overrides = a->n_overrides > 0 ? (size_t)a->n_overrides : 0};
     TRY(config_load(&j->config, &source));
-    return a->is_resume ? checkpoint_keep_batch(j->config, a->run) : OK;
+    if (a->is_resume) run_config_keep_batch(j->config, a->run);
+    return OK;
 }
 
 static status run(train_job *j) {

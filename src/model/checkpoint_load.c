@@ -449,16 +449,6 @@ status checkpoint_run_config(config **out, const char *run) {
     return st;
 }
 
-status checkpoint_keep_batch(config *c, const char *run) {
-    config *before;
-    if (!folder_exists(run)) return OK;
-    status st = checkpoint_run_config(&before, run);
-    if (st != OK) return checkpoint_is_to_come(run) ? OK : st;
-    c->trainer.batch_ranks = before->trainer.batch_ranks;
-    config_destroy(before);
-    return OK;
-}
-
 /* The member "run" of config.json, which the trainer writes (trainer_log.c). */
 static status read_run_split(split_record *out, const char *run_folder) {
     manifest m;

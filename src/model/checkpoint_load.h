@@ -61,10 +61,6 @@ status checkpoint_config(config **out, const char *folder);
  * first one. */
 status checkpoint_run_config(config **out, const char *run);
 
-/* Sets batch_ranks as the run has it, so that a resumed run keeps its steps.  One that has trained
- * nothing yet, or is not there, leaves it as it is. */
-status checkpoint_keep_batch(config *c, const char *run);
-
 /* What a run holds out: from its last checkpoint, or from its config.json before the first one. */
 status checkpoint_run_split(split_record *out, const char *run);
 

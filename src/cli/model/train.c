@@ -24,6 +24,7 @@
 #include "nn/dynamic.h"
 #include "ops/comm.h"
 #include "profile/profiler.h"
+#include "train/files/run_config.h"
 #include "train/loop/evaluate.h"
 #include "train/loop/generated.h"
 #include "train/loop/trainer.h"
@@ -380,7 +381,7 @@ static status choose_batch(const train_args *args, config *c) {
         int64_t n_groups = n_ranks / train_group_size(c); /* 0 is refused later */
         t->batch_ranks = args->batch_per == 1 || n_groups < 1 ? 1 : n_groups;
     }
-    if (has_own && args->file != NULL) TRY(checkpoint_keep_batch(c, o->run));
+    if (has_own && args->file != NULL) run_config_keep_batch(c, o->run);
     if (t->train_batch_size * t->batch_ranks > MOST_USERS)
         return fail(ERR_CONFIG,
                     "%s: steps of %lld ranks x %lld users, and at most %d are possible; make the "

@@ -1,6 +1,7 @@
 #include "train/files/run_config.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/file.h"
@@ -73,4 +74,17 @@ const char *run_config_value(const run_config *c, const char *key) {
 bool run_config_is_option(const char *key) {
     return strcmp(key, "source.overrides") != 0 && strcmp(key, "run.changes") != 0 &&
            strcmp(key, "crc32") != 0;
+}
+
+void run_config_keep_batch(config *c, const char *run) {
+    run_config before;
+    bool is_meta = c->family == FAMILY_META;
+    if (run_config_read(&before, run) == OK) {
+        const char *value = run_config_value(
+            &before, is_meta ? "train_fn.batch_ranks" : "TensorModelParallelArgs.batch_ranks");
+        long n =
+            value != NULL ? strtol(value, NULL, 10) : 1; /* runs of before have no such option */
+        if (n >= 1 && n <= 65536) c->trainer.batch_ranks = n;
+    }
+    run_config_fini(&before);
 }

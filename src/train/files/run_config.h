@@ -5,6 +5,7 @@
 
 #include "base/mem.h"
 #include "base/status.h"
+#include "config/config.h"
 #include "format/json.h"
 
 typedef struct run_option {
@@ -32,5 +33,9 @@ const char *run_config_value(const run_config *c, const char *key);
 /* Whether a difference in this key is worth telling: not the list of --set, whose effects are
  * options of their own, nor the record of earlier changes. */
 bool run_config_is_option(const char *key);
+
+/* Sets batch_ranks as a run that is resumed has it, so that it keeps its steps.  Where no config of
+ * a run can be read, it stays as it is; a batch that is not the run's is then refused later. */
+void run_config_keep_batch(config *c, const char *run);
 
 #endif
