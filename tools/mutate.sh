@@ -267,6 +267,8 @@ run_again() {
         read -r _ new
         file=${place%:*}
         tests=${tests#(of } tests=${tests%)}
+        # No test executed it then: those of the same folder may now.
+        case $tests in '(no '*) tests=$(cd "tests/$(dirname "${file#src/}")" && echo test_*.c) ;; esac
         line=$(OLD=$old awk -v was="${place#*:}" '
             { at = FNR - was; sub(/^ */, ""); if (at < 0) at = -at }
             $0 == ENVIRON["OLD"] && (best == "" || at < distance) { best = FNR; distance = at }
