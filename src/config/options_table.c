@@ -192,8 +192,7 @@ const option option_table[] = {
         "histories. The groups of so many ranks divide the batch."),
     INT_OURS("TensorModelParallelArgs.batch_ranks", IN(trainer.batch_ranks), 1, 65536, "1",
              "Ranks, or groups of ranks that share layers or tokens, whose batches make up a step. "
-             "'hstu "
-             "train' sets it: to their number, or with --batch-per step to 1."),
+             "'hstu train' sets it: to their number, or with --batch-per step to 1."),
     CHOSEN("TensorModelParallelArgs.wire", OPT_CHOICE, OPT_OURS, IN(trainer.wire),
            "float32|bfloat16", "'float32'",
            "How rows of dynamic tables and their gradients travel between ranks."),
@@ -363,8 +362,7 @@ const option option_table[] = {
         "histories. The groups of so many ranks divide the batch."),
     INT_OURS("train_fn.batch_ranks", IN(trainer.batch_ranks), 1, 65536, "1",
              "Ranks, or groups of ranks that share layers or tokens, whose batches make up a step. "
-             "'hstu "
-             "train' sets it: to their number, or with --batch-per step to 1."),
+             "'hstu train' sets it: to their number, or with --batch-per step to 1."),
     FLOAT("train_fn.clip_grad", IN(trainer.clip_grad), OPT_OURS, 0, 1e30, "0",
           "Largest norm of the gradient; 0 is off."),
     INT_OURS("train_fn.gradient_accumulation_steps", IN(trainer.accumulation_steps), 1, 65536, "1",
