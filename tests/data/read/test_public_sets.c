@@ -282,6 +282,128 @@ TEST(kuairand_pure_keeps_every_user_and_every_signal) {
     seq_file_close(s);
 }
 
+/* NVIDIA's preprocessing, restated: the log's events in a stable order of time, a list for each
+ * user; a rating counts from 0, KuaiRand's signals are bits; then the user's columns, in their
+ * order.  Random logs: few users and times, so that times are equal and orders matter. */
+enum { RULE_EVENTS = 60, RULE_USERS = 5, RULE_SIGNALS = 8 };
+typedef struct rule_event {
+    int user, item, action, time;
+} rule_event;
+
+static void draw_events(uint32_t seed, rule_event *e) {
+    for (int i = 0; i < RULE_EVENTS; i++) {
+        uint32_t x[4];
+        for (int k = 0; k < 4; k++)
+            x[k] = (seed = seed * 1664525u + 1013904223u) >> 9;
+        e[i] = (rule_event){.user = (int)(x[0] % RULE_USERS) * 7 + 3,
+                            .item = (int)(x[1] % 40) + 1,
+                            .action = (int)x[2],
+                            .time = (int)(x[3] % 12) + 1};
+    }
+}
+
+static void check_lists(const rule_event *e, const char *csv) {
+    rule_event s[RULE_EVENTS];
+    int n_lines = 0;
+    memcpy(s, e, sizeof s);
+    for (int i = 1; i < RULE_EVENTS; i++) { /* insertion: stable */
+        rule_event x = s[i];
+        int at = i;
+        for (; at > 0 && s[at - 1].time > x.time; at--)
+            s[at] = s[at - 1];
+        s[at] = x;
+    }
+    for (int u = 0; u < RULE_USERS; u++) {
+        char list[3][RULE_EVENTS * 8] = {"", "", ""}, line[RULE_EVENTS * 32];
+        for (int i = 0; i < RULE_EVENTS; i++) {
+            int cells[] = {s[i].item, s[i].action, s[i].time};
+            if (s[i].user != u * 7 + 3) continue;
+            for (int k = 0; k < 3; k++)
+                snprintf(list[k] + strlen(list[k]), sizeof *list - strlen(list[k]), "%s%d",
+                         list[k][0] != '\0' ? ", " : "", cells[k]);
+        }
+        snprintf(line, sizeof line, "\n%d,\"[%s]\",\"[%s]\",\"[%s]\"\n", u * 7 + 3, list[0],
+                 list[1], list[2]);
+        CHECK_CONTAINS(csv, line);
+    }
+    for (const char *c = csv; *c != '\0'; c++)
+        n_lines += *c == '\n';
+    CHECK_EQ(n_lines, 1 + RULE_USERS);
+}
+
+/* The same events as ml-1m, as ml-20m and as KuaiRand, whose two logs are of two periods. */
+static void write_events(const rule_event *e) {
+    buf dat = {0}, csv = {0}, log[2] = {{0}, {0}};
+    CHECK_OK(buf_text(&csv, "userId,movieId,rating,timestamp\n"));
+    for (int k = 0; k < 2; k++)
+        CHECK_OK(buf_text(&log[k], LOG_HEADER));
+    for (int i = 0; i < RULE_EVENTS; i++) {
+        const rule_event *x = &e[i];
+        buf *to = &log[x->time > 6];
+        CHECK_OK(
+            buf_printf(&dat, "%d::%d::%d::%d\n", x->user, x->item, x->action % 5 + 1, x->time));
+        CHECK_OK(buf_printf(&csv, "%d,%d,%.1f,%d\n", x->user, x->item, (x->action % 10 + 1) / 2.0,
+                            x->time));
+        CHECK_OK(buf_printf(to, "%d,%d,20220408,400,%d", x->user, x->item, x->time));
+        for (int b = 0; b < RULE_SIGNALS - 1; b++)
+            CHECK_OK(buf_printf(to, ",%d", x->action >> b & 1));
+        CHECK_OK(buf_printf(to, ",5,9,0,0,%d,0,1\n", x->action >> 7 & 1));
+    }
+    put_file("in/ratings.dat", buf_str(&dat));
+    put_file("in/ratings.csv", buf_str(&csv));
+    put_file("k/log_standard_4_08_to_4_21_pure.csv", buf_str(&log[0]));
+    put_file("k/log_standard_4_22_to_5_08_pure.csv", buf_str(&log[1]));
+    buf *all[] = {&dat, &csv, &log[0], &log[1]};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        buf_fini(all[i]);
+}
+
+TEST(nvidias_rules_give_the_same_tokens) {
+    static const char *const commands[] = {"ml-1m --input in --out out --emit-csv out.csv",
+                                           "ml-20m --input in --out out --emit-csv out.csv",
+                                           "kuairand-pure --input k --out out --emit-csv out.csv"};
+    static const int n_actions[] = {5, 10, 256}, n_context[] = {5, 1, 6};
+    static const char *const names[][6] = {
+        {"user_id", "sex", "age_group", "occupation", "zip_code"},
+        {"user_id"},
+        {"user_id", "user_active_degree", "follow_user_num_range", "fans_user_num_range",
+         "friend_user_num_range", "register_days_range"}};
+    static const char *const values[][RULE_USERS][6] = {{{"3", "M", "0", "0", "00000"},
+                                                         {"10", "F", "25", "1", "48067"},
+                                                         {"17", "M", "56", "2", "48067"},
+                                                         {"24", "F", "25", "0", "1-2"},
+                                                         {"31", "M", "1", "1", "02138"}},
+                                                        {{"3"}, {"10"}, {"17"}, {"24"}, {"31"}},
+                                                        {{"3", "a0", "f0", "n0", "r0", "d0"},
+                                                         {"10", "a1", "f1", "n1", "r1", "d1"},
+                                                         {"17", "a0", "f2", "n2", "r2", "d2"},
+                                                         {"24", "a1", "f0", "n3", "r3", "d3"},
+                                                         {"31", "a0", "f1", "n4", "r0", "d4"}}};
+    put_file("in/users.dat", "3::M::0::0::00000\n10::F::25::1::48067\n17::M::56::2::48067\n"
+                             "24::F::25::0::1-2\n31::M::1::1::02138\n");
+    put_file("k/user_features_pure.csv", USER_HEADER "3,a0,0,0,1,5,f0,312,n0,0,r0,3624,d0,1\n"
+                                                     "10,a1,0,0,1,5,f1,312,n1,0,r1,3624,d1,1\n"
+                                                     "17,a0,0,0,1,5,f2,312,n2,0,r2,3624,d2,1\n"
+                                                     "24,a1,0,0,1,5,f0,312,n3,0,r3,3624,d3,1\n"
+                                                     "31,a0,0,0,1,5,f1,312,n4,0,r0,3624,d4,1\n");
+    for (uint32_t seed = 1; seed <= 5; seed++) {
+        rule_event e[RULE_EVENTS], want[RULE_EVENTS];
+        draw_events(seed, e);
+        write_events(e);
+        for (int set = 0; set < 3; set++) {
+            prep_ok(commands[set]);
+            memcpy(want, e, sizeof want);
+            for (int i = 0; i < RULE_EVENTS; i++)
+                want[i].action %= n_actions[set];
+            check_lists(want, get_file("out.csv"));
+            seq_file *s = open_out();
+            for (int u = 0; u < RULE_USERS; u++)
+                check_tokens(s, values[set][u][0], names[set], values[set][u], n_context[set]);
+            seq_file_close(s);
+        }
+    }
+}
+
 TEST(kuairand_random_logs_only_when_asked_for) {
     put_pure();
     char *out = prep_ok("kuairand-pure --input KuaiRand-Pure/data --out out --random-logs --json");
