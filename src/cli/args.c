@@ -19,7 +19,9 @@ static const arg_option *find_option(const arg_spec *spec, const char *name, siz
 }
 
 status fail_unknown(const char *what, const char *name, const char *const *names, size_t n) {
-    const char *near = nearest_name(name, names, n);
+    const char *near = nearest_name(name, names, n), *word = name + strspn(name, "-");
+    for (size_t i = 0; near == NULL && strlen(word) > 3 && i < n; i++) /* --config */
+        if (strstr(names[i], word) != NULL) near = names[i];
     if (near == NULL) return fail(ERR_USAGE, "unknown %s '%.100s'", what, name);
     return fail(ERR_USAGE, "unknown %s '%.100s'; did you mean '%s'?", what, name, near);
 }

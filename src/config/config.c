@@ -502,6 +502,25 @@ static void note_no_effect(const loader *l) {
     if (used > 0) log_info("note: %s: read, but of no effect here: %s", l->c->file, names);
 }
 
+/* `--set learning_rate=1` would define a macro that nothing uses, where an option was meant. */
+static status check_bare_names(const loader *l) {
+    for (size_t i = 0; i < l->gin.n_bindings; i++) {
+        const gin_binding *b = l->gin.bindings[i];
+        char names[256] = "";
+        if (*b->class_name != '\0' || !b->is_override || b->is_used) continue;
+        for (size_t k = 0; k < n_options; k++) {
+            const option *o = &option_table[k];
+            size_t n = strlen(names);
+            if (strcmp(option_field(o), b->field) == 0 &&
+                option_class_of(o)->family == l->c->family)
+                snprintf(names + n, sizeof names - n, "%s%s", n > 0 ? " or " : "", o->name);
+        }
+        return gin_fail(b->file, b->line, "'%s' has no class: write %s", b->field,
+                        *names != '\0' ? names : "Class.field=value");
+    }
+    return OK;
+}
+
 /* Checks every binding and finds the file's family from the classes it binds. */
 static status check_bindings(loader *l) {
     const gin_binding *first[FAMILY_NVIDIA + 1] = {0};
@@ -526,7 +545,7 @@ static status check_bindings(loader *l) {
                     "NetworkArgs.* and others (NVIDIA's names)",
                     l->c->file);
     l->c->family = m != NULL ? FAMILY_META : FAMILY_NVIDIA;
-    return OK;
+    return check_bare_names(l);
 }
 
 /* The first binding of a class outside any scope. */

@@ -792,7 +792,7 @@ static void warn_unused_macros(const gin_config *g) {
     char place[512];
     for (size_t i = 0; i < g->n_bindings; i++) {
         const gin_binding *b = g->bindings[i];
-        if (*b->class_name != '\0' || b->is_used) continue;
+        if (*b->class_name != '\0' || b->is_used || b->is_override) continue;
         if (find_exact(g, b->scope, strlen(b->scope), "", b->field) != b) continue;
         log_warn("%s: nothing uses the macro '%s'; an option is written Class.field",
                  gin_place(place, sizeof place, b->file, b->line), b->field);

@@ -123,7 +123,7 @@ TEST(config_command) {
     snprintf(args, sizeof args, "--gin-config-file %s --print-config --set NetworkArgs.num_layer=7",
              path);
     CHECK_CONTAINS(run(2, args), "did you mean 'NetworkArgs.num_layers'?");
-    CHECK_CONTAINS(run(2, "--print-config"), "--gin-config-file FILE is missing");
+    CHECK_CONTAINS(run(2, "--print-config"), "the config is missing: hstu train FILE.gin");
     CHECK_CONTAINS(run(1, "--print-config --gin-config-file /nowhere/x.gin"), "/nowhere/x.gin");
     CHECK_CONTAINS(run(0, "--help-config"), "TrainerArgs.train_batch_size");
     CHECK_CONTAINS(run(0, "--help-config=markdown"), "### train_fn");

@@ -12,6 +12,7 @@
 #include "dist/ranks.h"
 #include "model/trained.h"
 #include "ops/comm.h"
+#include "train/files/run_config.h"
 #include "train/loop/baselines.h"
 #include "train/loop/evaluate.h"
 
@@ -239,8 +240,11 @@ static status run_on_ranks(eval_args *a) {
 
 status cmd_eval(int argc, char **argv) {
     eval_args a = {.device = "auto"};
+    char room[RUN_DATA_BYTES];
     const arg_option options[] = {
-        OPT_TEXT("--data", &a.data, "DIR", "Prepared data; items are matched to the model by id."),
+        OPT_TEXT("--data", &a.data, "DIR",
+                 "Prepared data (default: what the run was trained on); items are matched to the "
+                 "model by id."),
         OPT_TEXT("--checkpoint", &a.checkpoint, "WHICH", WORK_CHECKPOINTS),
         OPT_CHOICE(
             "--part", &a.part, "PART", parts,
@@ -266,7 +270,7 @@ status cmd_eval(int argc, char **argv) {
         {0},
     };
     const arg_spec spec = {
-        .usage = "hstu eval CHECKPOINT|RUN --data DIR [options]",
+        .usage = "hstu eval CHECKPOINT|RUN [--data DIR] [options]",
         .summary = "Evaluate a trained model on the events held out from training: the rank of "
                    "each held-out item in the whole catalogue without the items of the history, or "
                    "AUC for ranking. docs/evaluation.md describes the protocols.",
@@ -274,6 +278,6 @@ status cmd_eval(int argc, char **argv) {
         .min_positional = 1,
         .max_positional = 1};
     ARGS_PARSE(&spec, &a.path, NULL);
-    if (a.data == NULL) return fail(ERR_USAGE, "--data DIR is missing; usage: %s", spec.usage);
+    TRY(run_config_find_data(a.path, spec.usage, room, &a.data));
     return run_on_ranks(&a);
 }

@@ -13,6 +13,7 @@
 #include "model/item_table.h"
 #include "model/trained.h"
 #include "model/user_group.h"
+#include "train/files/run_config.h"
 
 typedef struct recommend_args {
     const char *path, *checkpoint, *data, *history, *allow, *deny, *device, *out;
@@ -254,11 +255,11 @@ static status run_on_ranks(recommend_args *a) {
 
 static status check(const recommend_args *a, const arg_spec *spec) {
     int n = user_choice_n(&a->users) + (a->history != NULL) + (a->similar.n_items > 0);
-    if (a->data == NULL && a->similar.n_items == 0)
-        return fail(ERR_USAGE, "--data DIR is missing; usage: %s", spec->usage);
     if (n != 1)
-        return fail(ERR_USAGE, "give either --user ID, --users FILE, --all-users, --history or "
-                               "--similar ITEM");
+        return fail(ERR_USAGE,
+                    "give either --user ID, --users FILE, --all-users, --history or "
+                    "--similar ITEM; usage: %s",
+                    spec->usage);
     if (a->n_ranks > 1 && a->users.file != NULL && strcmp(a->users.file, "-") == 0)
         return fail(ERR_USAGE, "--users -: ranks cannot share stdin; give a file");
     return OK;
@@ -266,9 +267,11 @@ static status check(const recommend_args *a, const arg_spec *spec) {
 
 status cmd_recommend(int argc, char **argv) {
     recommend_args a = {.k = 10, .device = "auto", .chosen_format = -1};
+    char room[RUN_DATA_BYTES];
     const arg_option options[] = {
         OPT_TEXT("--data", &a.data, "DIR",
-                 "Prepared data with the users' events; items are matched to the model by id."),
+                 "Prepared data with the users' events (default: what the run was trained on); "
+                 "items are matched to the model by id."),
         OPT_TEXT("--checkpoint", &a.checkpoint, "WHICH", WORK_CHECKPOINTS),
         OPT_GROUP("Users (choose one)"),
         USER_OPTIONS(&a.users),
@@ -296,7 +299,7 @@ status cmd_recommend(int argc, char **argv) {
                 "their own); the answers and their order do not change."),
         {0},
     };
-    const arg_spec spec = {.usage = "hstu recommend CHECKPOINT|RUN --data DIR --user ID [-k 10]",
+    const arg_spec spec = {.usage = "hstu recommend CHECKPOINT|RUN --user ID [--data DIR] [-k 10]",
                            .summary =
                                "Recommend items to users: the highest-scoring items of the "
                                "catalogue, without those in the user's history. A user without "
@@ -307,6 +310,7 @@ status cmd_recommend(int argc, char **argv) {
                            .notes = WORK_RUN_NOTE};
     ARGS_PARSE(&spec, &a.path, NULL);
     TRY(check(&a, &spec));
+    if (a.similar.n_items == 0) TRY(run_config_find_data(a.path, spec.usage, room, &a.data));
     TRY(answer_format_choose(a.chosen_format, a.is_json, &a.format));
     return run_on_ranks(&a);
 }

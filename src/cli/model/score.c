@@ -9,6 +9,7 @@
 #include "model/histories.h"
 #include "model/trained.h"
 #include "model/user_group.h"
+#include "train/files/run_config.h"
 
 typedef struct score_args {
     const char *path, *data, *candidates, *device, *out;
@@ -122,7 +123,6 @@ static status run(const score_args *a) {
 }
 
 static status check(const score_args *a, const arg_spec *spec) {
-    if (a->data == NULL) return fail(ERR_USAGE, "--data DIR is missing; usage: %s", spec->usage);
     if (a->candidates == NULL)
         return fail(ERR_USAGE, "--candidates FILE|LIST is missing; usage: %s", spec->usage);
     if (user_choice_n(&a->users) != 1)
@@ -132,9 +132,11 @@ static status check(const score_args *a, const arg_spec *spec) {
 
 status cmd_score(int argc, char **argv) {
     score_args a = {.device = "auto", .chosen_format = -1};
+    char room[RUN_DATA_BYTES];
     const arg_option options[] = {
         OPT_TEXT("--data", &a.data, "DIR",
-                 "Prepared data with the users' events; items are matched to the model by id."),
+                 "Prepared data with the users' events (default: what the run was trained on); "
+                 "items are matched to the model by id."),
         OPT_TEXT("--candidates", &a.candidates, "FILE|LIST",
                  "Items to score: a file of ids, one per line (- is stdin, @FILE is always a "
                  "file), a comma-separated list, or a JSON list of ids."),
@@ -147,7 +149,8 @@ status cmd_score(int argc, char **argv) {
         {0},
     };
     const arg_spec spec = {
-        .usage = "hstu score CHECKPOINT|RUN --data DIR --user ID --candidates FILE|LIST [options]",
+        .usage =
+            "hstu score CHECKPOINT|RUN --user ID --candidates FILE|LIST [--data DIR] [options]",
         .summary = "Score given items for users. A ranking model gives the probability of every "
                    "task (click, like, ...), or the expected rating and the probability of each "
                    "rating; a retrieval model gives the score that 'hstu recommend' sorts by.",
@@ -157,6 +160,7 @@ status cmd_score(int argc, char **argv) {
         .notes = WORK_RUN_NOTE};
     ARGS_PARSE(&spec, &a.path, NULL);
     TRY(check(&a, &spec));
+    TRY(run_config_find_data(a.path, spec.usage, room, &a.data));
     TRY(answer_format_choose(a.chosen_format, a.is_json, &a.format));
     return run(&a);
 }

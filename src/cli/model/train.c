@@ -251,6 +251,7 @@ static const char *const batch_pers[] = {"rank", "step", NULL};
 
 typedef struct train_args {
     const char *file, *task, *data, *device, *init_from;
+    char data_room[RUN_DATA_BYTES];
     bool is_deterministic;
     const char *nccl;
     int new_items, wire, batch_per; /* of item_starts, wires, batch_pers; -1: not given */
@@ -323,9 +324,9 @@ static status load_config(config **out, const train_args *args) {
     }
     bool has_own = args->options.is_resume && args->options.run != NULL;
     if (!has_own && args->init_from == NULL)
-        return fail(ERR_USAGE, "--gin-config-file FILE is missing; configs/ has examples");
+        return fail(ERR_USAGE, "the config is missing: hstu train FILE.gin; configs/ has examples");
     if (args->overrides.n_items > 0)
-        return fail(ERR_USAGE, "--set changes a config file; also give --gin-config-file FILE");
+        return fail(ERR_USAGE, "--set changes a config file; also give FILE.gin");
     return has_own ? checkpoint_run_config(out, args->options.run)
                    : load_other_config(out, args->init_from);
 }
@@ -491,13 +492,16 @@ static bool has_start(const config *c) {
     return c->trainer.resume_folder != NULL && c->trainer.resume_folder[0] != '\0';
 }
 
-static status check_args(const train_args *args, const config *c) {
+static status check_args(train_args *args, const config *c) {
     const train_options *o = &args->options;
+    if (o->run == NULL)
+        return fail(ERR_USAGE, "--out RUN is missing: the folder for log, report and checkpoints");
+    if (o->is_resume && !c->is_benchmark)
+        TRY(run_config_find_data(o->run, "hstu train --resume --out RUN --data DIR",
+                                 args->data_room, &args->data));
     if (args->data == NULL && !c->is_benchmark)
         return fail(ERR_USAGE,
                     "--data DIR is missing; create one with 'hstu prep' or 'hstu synth'");
-    if (o->run == NULL)
-        return fail(ERR_USAGE, "--out RUN is missing: the folder for log, report and checkpoints");
     if (args->init_from != NULL && o->is_resume)
         return fail(ERR_USAGE,
                     "--resume continues a run and --init-from starts a new one; choose one");
@@ -554,11 +558,13 @@ status cmd_train(int argc, char **argv) {
                        .batch_per = -1,
                        .options = train_options_default()};
     train_options *o = &args.options;
-    const char *format;
+    const char *format, *file;
+    int n_files;
     const arg_option options[] = {
         OPT_GROUP("Config"),
         OPT_TEXT("--gin-config-file", &args.file, "FILE",
-                 "Config: a gin file in Meta's or NVIDIA's style; configs/ has examples."),
+                 "Config: a gin file in Meta's or NVIDIA's style; configs/ has examples. Same as "
+                 "the argument FILE.gin."),
         OPT_TEXT("--gin_config_file", &args.file, "FILE",
                  "Same as --gin-config-file (Meta's spelling)."),
         OPT_LIST("--set", &args.overrides, "Class.field=value",
@@ -647,15 +653,20 @@ status cmd_train(int argc, char **argv) {
         {0},
     };
     const arg_spec spec = {
-        .usage = "hstu train --gin-config-file FILE --data DIR --out RUN [options]",
+        .usage = "hstu train FILE.gin --data DIR --out RUN [options]",
         .summary = "Train a ranking or retrieval model from a gin config.",
         .options = options,
+        .max_positional = 1,
         .notes = "SIGINT (Ctrl-C) and SIGTERM save a checkpoint and exit with code 1; --resume "
                  "continues as if nothing had happened: bit-exactly on the CPU, and on a GPU if "
                  "the whole run uses --deterministic.\n\n--help-config lists every option that a "
                  "config may bind (--help-config=markdown: as docs/config.md).\n",
     };
     if (find_help_config(argc, argv, &format)) return print_help_config(format);
-    ARGS_PARSE(&spec, NULL, NULL);
+    ARGS_PARSE(&spec, &file, &n_files);
+    if (n_files > 0 && args.file != NULL)
+        return fail(ERR_USAGE, "the config is given twice: %s and --gin-config-file %s", file,
+                    args.file);
+    if (n_files > 0) args.file = file;
     return run(&args);
 }

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/file.h"
+#include "base/log.h"
 
 enum { CONFIG_MAX_BYTES = 1 << 24, KEY_BYTES = 512, ARENA_BYTES = 16 << 10 };
 
@@ -69,6 +70,37 @@ const char *run_config_value(const run_config *c, const char *key) {
     for (size_t i = 0; i < c->n; i++)
         if (strcmp(c->option[i].key, key) == 0) return c->option[i].value;
     return NULL;
+}
+
+/* RUN/config.json: of the folder itself, or of one of the two above a checkpoint. */
+static void find_data(const char *path, char room[RUN_DATA_BYTES]) {
+    static const char *const above[] = {"", "/..", "/../.."};
+    for (int i = 0; i < 3 && room[0] == '\0'; i++) {
+        char run[RUN_DATA_BYTES];
+        run_config c = {0};
+        if (snprintf(run, sizeof run, "%s%s", path, above[i]) >= (int)sizeof run) return;
+        const char *data = run_config_read(&c, run) == OK ? run_config_value(&c, "run.data") : NULL;
+        if (data != NULL) snprintf(room, RUN_DATA_BYTES, "%s", data);
+        run_config_fini(&c);
+    }
+}
+
+status run_config_find_data(const char *path, const char *usage, char room[RUN_DATA_BYTES],
+                            const char **data) {
+    if (*data != NULL) return OK;
+    room[0] = '\0';
+    find_data(path, room);
+    if (room[0] == '\0')
+        return fail(ERR_USAGE,
+                    "--data DIR is missing, and %s does not say what it was trained on; "
+                    "usage: %s",
+                    path, usage);
+    if (!file_exists(room))
+        return fail(ERR_USAGE,
+                    "--data DIR is missing: the run was trained on %s, which is not there", room);
+    log_info("data: %s, as in training", room);
+    *data = room;
+    return OK;
 }
 
 bool run_config_is_option(const char *key) {

@@ -27,6 +27,12 @@ status run_config_parse(run_config *c, const char *name, const char *text, size_
 status run_config_read(run_config *c, const char *run);
 void run_config_fini(run_config *c);
 
+/* For a command without --data: sets *data, if it is NULL, to the data that a run was trained on;
+ * path: the run, or a checkpoint in it.  `room` holds the text.  ERR_USAGE ends in `usage`. */
+enum { RUN_DATA_BYTES = 4096 };
+status run_config_find_data(const char *path, const char *usage, char room[RUN_DATA_BYTES],
+                            const char **data);
+
 /* The value of a key, or NULL. */
 const char *run_config_value(const run_config *c, const char *key);
 

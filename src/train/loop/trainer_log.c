@@ -3,6 +3,7 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
@@ -57,7 +58,9 @@ static status describe_run(const trainer *t, const run_config *before, const run
     json_begin_object(&w, out, 2);
     config_write_members(t->s->config, &w);
     json_key_object(&w, "run");
-    json_key_string(&w, "data", t->s->data->path);
+    char *whole = realpath(t->s->data->path, NULL); /* to be found from any folder */
+    json_key_string(&w, "data", whole != NULL ? whole : t->s->data->path);
+    free(whole);
     split_record_write(&t->saved.state.split, &w);
     if (t->saved.state.patience > 0) json_key_int(&w, "patience", t->saved.state.patience);
     if (now != NULL) {

@@ -66,7 +66,12 @@ TEST(train_says_what_is_missing) {
         int code;
         const char *args, *text;
     } cases[] = {
-        {2, "train", "--gin-config-file FILE is missing"},
+        {2, "train", "the config is missing: hstu train FILE.gin"},
+        {2, "train m.gin --gin-config-file m.gin", "the config is given twice"},
+        {2, "train --config m.gin", "did you mean '--gin-config-file'?"},
+        {2, "train n.gin --set num_layers=2 --data data --out r",
+         "'num_layers' has no class: write NetworkArgs.num_layers"},
+        {2, "train n.gin --set nothing=2 --data data --out r", "write Class.field=value"},
         {2, "train --gin-config-file m.gin --out r", "--data DIR is missing"},
         {2, "train --gin-config-file m.gin --data data", "--out RUN is missing"},
         {2, "train --gin-config-file m.gin --data data --out r --epochs 1 --max-iters 2",
@@ -90,7 +95,7 @@ TEST(train_says_what_is_missing) {
         {1, "train --init-from nowhere --data data --out r", "nowhere: no such folder"},
         {1, "train --init-from nowhere --data data --out r --gin-config-file m.gin",
          "nowhere: no such folder"},
-        {2, "eval run", "--data DIR is missing"},
+        {2, "eval run", "--data DIR is missing, and run does not say what it was trained on"},
         {1, "eval run --data data", "run: no such folder"},
         {2, "eval run --data data --part train", "must be test or validation"},
     };
@@ -100,6 +105,30 @@ TEST(train_says_what_is_missing) {
         free(text);
     }
     CHECK(!folder_exists(run_path("r")));
+}
+
+/* Commands without --data take that of the run, from any folder, until it is gone. */
+TEST(a_run_remembers_its_data) {
+    free(said(0, "train m.gin --data data --out r --epochs 1"));
+    char *given = said(0, "eval r --data data --json --metrics HR@10"), *text;
+    text = said(0, "eval r/last --json --metrics HR@10");
+    CHECK_CONTAINS(text, "/data/data.seq, as in training\n");
+    const char *found = strstr(given, "\"hr@10\":");
+    CHECK(found != NULL);
+    char value[24];
+    snprintf(value, sizeof value, "%.20s", found);
+    CHECK_CONTAINS(text, value);
+    free(text);
+    free(given);
+    free(said(0, "recommend r --user 1 -k 1"));
+    free(said(0, "score r --user 1 --candidates 1"));
+    text = said(0, "train --resume --out r --epochs 2");
+    CHECK_CONTAINS(text, "as in training\n");
+    free(text);
+    CHECK(rename(run_path("data"), run_path("gone")) == 0);
+    text = said(2, "eval r");
+    CHECK_CONTAINS(text, "/data/data.seq, which is not there");
+    free(text);
 }
 
 /* Slots come in buckets of 64: the printed number is the real one, here and with other data. */
