@@ -8,12 +8,14 @@
 #include "cli/cli.h"
 #include "cli/model/run_facts.h"
 #include "cli/output.h"
+#include "train/report/bootstrap.h"
 #include "train/report/report.h"
 
-enum { MAX_RUNS = 16, CELL_BYTES = 64, KEY_WIDTH = 34, MAX_WIDTH = 24, MIN_WIDTH = 14 };
+enum { MAX_RUNS = 16, CELL_BYTES = 64, KEY_WIDTH = 34, MAX_WIDTH = 24, MIN_WIDTH = 18 };
 
 typedef struct comparison {
-    run_facts *runs; /* (n) */
+    run_facts *runs;         /* (n) */
+    replicates of[MAX_RUNS]; /* of their last evaluations; n 0: none */
     int n;
     bool is_html; /* rows go to the page, else to stdout */
     buf page;
@@ -106,9 +108,9 @@ static status write_facts(comparison *c) {
 }
 
 /* Whether an earlier run has the metric, too. */
-static bool is_repeated(const comparison *c, int run, const char *metric) {
+static bool is_repeated(const comparison *c, int run, const char *name) {
     for (int i = 0; i < run; i++)
-        if (run_history_values(&c->runs[i].history, metric) != NULL) return true;
+        if (run_history_values(&c->runs[i].history, name) != NULL) return true;
     return false;
 }
 
@@ -167,16 +169,53 @@ static status write_difference(comparison *c, const char *key) {
     return write_row(c, key, cell);
 }
 
-static status write_tables(comparison *c) {
-    TRY(write_heading(c, "run"));
-    TRY(write_facts(c));
-    TRY(write_metrics(c));
-    if (c->is_html)
-        TRY(buf_text(&c->page, "</table>\n<h2>Options that differ</h2><table>\n"));
-    else
-        printf("\n");
-    TRY(write_heading(c, "option"));
-    return each_difference(c, write_difference);
+static status next_table(comparison *c, const char *title) {
+    if (c->is_html) return buf_printf(&c->page, "</table>\n<h2>%s</h2><table>\n", title);
+    printf("\n");
+    return OK;
+}
+
+/* The differences of run i from the first one, paired replicate by replicate; false: they have not
+ * the same users, or not this metric. */
+static bool compare_pairs(const comparison *c, int i, const char *name, double *difference,
+                          bootstrap_bounds *bounds) {
+    int at[2];
+    double apart[BOOTSTRAP_MAX];
+    const replicates *a = &c->of[0], *b = &c->of[i];
+    const double *x = replicates_of(a, name, &at[0]), *y = replicates_of(b, name, &at[1]);
+    if (x == NULL || y == NULL || a->n != b->n || a->users != b->users) return false;
+    for (int r = 0; r < a->n; r++)
+        apart[r] = y[r] - x[r];
+    *difference = b->metric[at[1]].figure - a->metric[at[0]].figure;
+    *bounds = bootstrap_interval(apart, a->n);
+    return isfinite(bounds->low);
+}
+
+/* "better" only where the interval of the difference leaves out 0. */
+static const char *verdict(const char *name, bootstrap_bounds b) {
+    bool is_above = b.low > 0, is_below = b.high < 0;
+    if (!is_above && !is_below) return "unclear";
+    bool is_loss = strncmp(name, "logloss", 7) == 0 || strncmp(name, "ne", 3) == 0;
+    return is_above != is_loss ? "better" : "worse";
+}
+
+/* Two rows: the difference from the first run, and what 95 % of its replicates lie between. */
+static status write_pairs(comparison *c, const char *name) {
+    char cell[2][MAX_RUNS][CELL_BYTES];
+    bool has_any = false;
+    for (int i = 0; i < c->n; i++) {
+        double difference;
+        bootstrap_bounds b;
+        snprintf(cell[0][i], CELL_BYTES, "-");
+        snprintf(cell[1][i], CELL_BYTES, "-");
+        if (i == 0 || !compare_pairs(c, i, name, &difference, &b)) continue;
+        snprintf(cell[0][i], CELL_BYTES, "%+.4f %s", difference, verdict(name, b));
+        snprintf(cell[1][i], CELL_BYTES, "[%+.4f, %+.4f]", b.low, b.high);
+        has_any = true;
+    }
+    if (!has_any) return OK;
+    TRY(write_row(c, name, cell[0]));
+    return write_row(c, "  95 % over users", cell[1]);
 }
 
 /* Figures of different protocols are different quantities. */
@@ -195,11 +234,37 @@ static bool is_comparable(const comparison *c) {
     return true;
 }
 
+static status write_differences(comparison *c) {
+    static const char *const names[] = {"hr@10", "ndcg@10", "mrr", "auc", "logloss", "ne"};
+    double difference;
+    bootstrap_bounds b;
+    bool has_any = false;
+    for (int i = 1; i < c->n && is_comparable(c); i++)
+        for (size_t k = 0; k < sizeof names / sizeof *names; k++)
+            has_any |= compare_pairs(c, i, names[k], &difference, &b);
+    if (!has_any) return OK;
+    TRY(next_table(c, "Differences from the first run"));
+    TRY(write_heading(c, "difference from the first run"));
+    for (size_t k = 0; k < sizeof names / sizeof *names; k++)
+        TRY(write_pairs(c, names[k]));
+    return OK;
+}
+
+static status write_tables(comparison *c) {
+    TRY(write_heading(c, "run"));
+    TRY(write_facts(c));
+    TRY(write_metrics(c));
+    TRY(write_differences(c));
+    TRY(next_table(c, "Options that differ"));
+    TRY(write_heading(c, "option"));
+    return each_difference(c, write_difference);
+}
+
 static const char not_comparable[] =
     "The runs differ in split, part, catalogue or left-out items: their metrics are different "
     "quantities and cannot be compared.";
 
-static status write_chart(comparison *c, const char *title, const char *metric) {
+static status write_chart(comparison *c, const char *title, const char *name) {
     curve curves[MAX_RUNS];
     bool is_by_step = false;
     int n = 0;
@@ -207,9 +272,9 @@ static status write_chart(comparison *c, const char *title, const char *metric) 
         is_by_step |= c->runs[i].history.is_by_step;
     for (int i = 0; i < c->n; i++) {
         const run_history *h = &c->runs[i].history;
-        const double *y = metric != NULL ? run_history_values(h, metric) : h->loss;
+        const double *y = name != NULL ? run_history_values(h, name) : h->loss;
         if (y == NULL) y = h->loss; /* drawn nowhere: n is 0 */
-        bool has_metric = metric == NULL || run_history_values(h, metric) != NULL;
+        bool has_metric = name == NULL || run_history_values(h, name) != NULL;
         curves[n++] = (curve){.name = short_name(c->runs[i].run),
                               .x = is_by_step ? h->step : h->epoch,
                               .y = y,
@@ -254,6 +319,8 @@ static status print_json(const comparison *c) {
 static status compare(comparison *c, const char *const *paths, const char *out, bool is_json) {
     for (int i = 0; i < c->n; i++)
         TRY(run_facts_read(&c->runs[i], paths[i]));
+    for (int i = 0; i < c->n; i++)
+        TRY(replicates_read(&c->of[i], paths[i]));
     if (is_json)
         TRY(print_json(c));
     else
@@ -279,14 +346,19 @@ status cmd_compare(int argc, char **argv) {
         .options = options,
         .min_positional = 1,
         .max_positional = MAX_RUNS,
-        .notes = "For runs with --validate the metrics are those of the best weights on the test "
-                 "part; otherwise those of the last evaluation.\n"};
+        .notes =
+            "For runs with --validate the metrics are those of the best weights on the test "
+            "part; otherwise those of the last evaluation. Differences from the first run come "
+            "with a 95 % bootstrap interval over the same users; a run is called better or "
+            "worse only where that interval leaves out 0.\n"};
     comparison c = {0};
     ARGS_PARSE(&spec, paths, &c.n);
     status st = MEM_NEW(&c.runs, (size_t)c.n);
     if (st == OK) st = compare(&c, paths, out, is_json);
-    for (int i = 0; c.runs != NULL && i < c.n; i++)
+    for (int i = 0; c.runs != NULL && i < c.n; i++) {
         run_facts_fini(&c.runs[i]);
+        replicates_fini(&c.of[i]);
+    }
     mem_free(c.runs);
     buf_fini(&c.page);
     return st;

@@ -39,7 +39,7 @@ typedef struct baseline {
     position_counts counts;
 } baseline;
 
-enum { N_BASELINES = 3, WEEK = 7 };
+enum { N_BASELINES = 3, WEEK = 7, RANGE_WIDTH = 18 };
 
 /* Everything that is printed. */
 typedef struct report {
@@ -84,6 +84,7 @@ static status print_json(const report *o) {
     for (int i = 0; i < o->r.n; i++)
         json_key_double(w, o->r.item[i].name, o->r.item[i].value);
     json_key_double(w, "seconds", o->r.seconds);
+    eval_write_intervals(&o->r, w);
     eval_write_misses(&o->r, w);
     protocol_write(&p, w);
     if (o->baselines != NULL) write_baselines(w, o);
@@ -91,7 +92,8 @@ static status print_json(const report *o) {
 }
 
 static void print_metrics(const report *o, show_style style) {
-    printf("%s  %-14s %8s", style.bold, "", "model");
+    int width = o->baselines != NULL ? RANGE_WIDTH : 0;
+    printf("%s  %-14s %8s  %-*s", style.bold, "", "model", width, "95 % over users");
     for (int i = 0; o->baselines != NULL && i < N_BASELINES; i++)
         printf(" %14s", o->baselines[i].name);
     printf("%s\n", style.plain);
@@ -99,7 +101,10 @@ static void print_metrics(const report *o, show_style style) {
         metric m;
         /* A class that no event has has no AUC: nothing to show. */
         if (isnan(o->r.item[k].value)) continue;
-        printf("  %-14s %8.4f", o->r.item[k].name, o->r.item[k].value);
+        char range[32] = "";
+        if (isfinite(o->r.item[k].low))
+            snprintf(range, sizeof range, "[%.4f, %.4f]", o->r.item[k].low, o->r.item[k].high);
+        printf("  %-14s %8.4f  %-*s", o->r.item[k].name, o->r.item[k].value, width, range);
         bool is_parsed =
             o->baselines != NULL && metric_parse(&m, o->r.item[k].name, o->t->config->task) == OK;
         for (int i = 0; is_parsed && i < N_BASELINES; i++) {
@@ -167,6 +172,7 @@ static status measure(report *o, trained *t, const work *w) {
     TRY(evaluator_create(&e, &t->session, o->a->split.rule, part_of(o->a)));
     status st = evaluator_choose(e, &o->metrics, o->a->keeps_seen);
     if (st == OK) st = evaluator_run(e, 0, &o->r);
+    if (st == OK) st = evaluator_bootstrap(e, &o->r, NULL);
     evaluator_destroy(e);
     return st;
 }

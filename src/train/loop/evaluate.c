@@ -5,13 +5,19 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/hash.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/range.h"
 #include "base/thread.h"
 #include "nn/dynamic.h"
 #include "ops/comm.h"
-#include "train/report/metrics.h"
+
+/* What the last run found of a user: a target's position, or the number of scored rows. */
+typedef struct user_found {
+    uint64_t user;
+    int64_t found;
+} user_found;
 
 struct evaluator {
     arena memory; /* of the arrays */
@@ -43,6 +49,13 @@ struct evaluator {
         n_rows; /* classes: rows whose highest logit is the label; bits: of all tasks */
     metric_list metrics;
     bool keeps_seen;
+    /* bootstrap: the users of the last run, this rank's in retrieval, all in ranking */
+    user_found *users;
+    int64_t n_users;
+    size_t users_capacity;
+    user_found *round; /* (B): ranking, of this rank's batch in the round */
+    int64_t n_round, n_unknown, n_runs;
+    const double *replicate; /* its AUC of each task; NULL: the figures are of all rows */
 };
 
 double eval_value(const eval_result *r, const char *name) {
@@ -58,7 +71,30 @@ static void add_metric(eval_result *r, double value, const char *fmt, ...) {
     va_start(args, fmt);
     vsnprintf(r->item[r->n].name, EVAL_NAME_BYTES, fmt, args);
     va_end(args);
+    r->item[r->n].low = r->item[r->n].high = NAN;
     r->item[r->n++].value = value;
+}
+
+static status note_user(evaluator *e, uint64_t user, int64_t found) {
+    TRY(MEM_RESERVE(&e->users, &e->users_capacity, (size_t)e->n_users + 1));
+    e->users[e->n_users++] = (user_found){user, found};
+    return OK;
+}
+
+void eval_write_intervals(const eval_result *r, json_writer *w) {
+    bool has_any = false;
+    for (int i = 0; i < r->n; i++)
+        has_any |= isfinite(r->item[i].low);
+    if (!has_any) return;
+    json_key_object(w, "intervals");
+    for (int i = 0; i < r->n; i++) {
+        if (!isfinite(r->item[i].low)) continue;
+        json_key_array(w, r->item[i].name);
+        json_double(w, r->item[i].low);
+        json_double(w, r->item[i].high);
+        json_array_close(w);
+    }
+    json_object_close(w);
 }
 
 void eval_write_misses(const eval_result *r, json_writer *w) {
@@ -150,6 +186,8 @@ static status rank_batch(evaluator *e, const batch *b, const model_items *corpus
     TRY(pass_rank(e->pass, b, &q));
     note_lists(e, b->n_users, q.k);
     mark_lost(e, b->n_users, out);
+    for (int32_t u = 0; u < b->n_users; u++)
+        TRY(note_user(e, b->users[u], position_counted(e->position[u], e->s->limits.n_items)));
     position_counts_add(e->counts, e->position, b->n_users, e->s->limits.n_items);
     return OK;
 }
@@ -163,13 +201,15 @@ static double coverage(const evaluator *e, int32_t k) {
 }
 
 /* The actions of the scored events, in the order of pass_score. */
-static int64_t collect_labels(const evaluator *e, const batch *b) {
+static int64_t collect_labels(evaluator *e, const batch *b) {
     int64_t n = 0;
+    e->n_round = b->n_users;
     for (int32_t u = 0; u < b->n_users; u++) {
         int32_t end = b->offsets[u + 1];
         int32_t from = e->s->max_targets > 0 ? end - b->n_targets[u] : b->offsets[u];
         for (int32_t i = from; i < end; i++)
             e->label[n++] = b->action[i];
+        e->round[u] = (user_found){b->users[u], end - from};
     }
     return n;
 }
@@ -223,17 +263,42 @@ static status add_scores(evaluator *e, const float *logits, int32_t *label, int6
     return auc_add(&e->areas, logits, label, n);
 }
 
+/* The number of rows of each rank, and of all. */
+static status gather_counts(comm *c, int64_t n_own, int64_t n_rows[SESSION_MAX_RANKS], int64_t *n) {
+    int64_t one[SESSION_MAX_RANKS];
+    for (int r = 0; r < c->size; r++)
+        one[r] = 1;
+    all_gather_args a = {.row_bytes = sizeof n_own, .n_rows = one, .from = &n_own, .to = n_rows};
+    TRY(comm_host_gather(c, &a));
+    *n = 0;
+    for (int r = 0; r < c->size; r++)
+        *n += n_rows[r];
+    return OK;
+}
+
+/* Adds what each rank has found of its users, in the order of the ranks. */
+static status gather_users(evaluator *e, const user_found *own, int64_t n_own) {
+    comm *c = e->s->comm;
+    int64_t n_rows[SESSION_MAX_RANKS], n = n_own;
+    if (comm_size(c) > 1) TRY(gather_counts(c, n_own, n_rows, &n));
+    TRY(MEM_RESERVE(&e->users, &e->users_capacity, (size_t)(e->n_users + n)));
+    user_found *to = e->users + e->n_users;
+    e->n_users += n;
+    if (comm_size(c) == 1) {
+        memcpy(to, own, (size_t)n * sizeof *to);
+        return OK;
+    }
+    all_gather_args a = {.row_bytes = sizeof *to, .n_rows = n_rows, .from = own, .to = to};
+    return comm_host_gather(c, &a);
+}
+
 /* The scores of all ranks of a round, one batch each, in the order of the batches: as if one rank
  * had scored them. */
 static status gather_scores(evaluator *e) {
     comm *c = e->s->comm;
-    int64_t n_rows[SESSION_MAX_RANKS], one[SESSION_MAX_RANKS], n = 0;
-    for (int r = 0; r < c->size; r++)
-        one[r] = 1;
-    all_gather_args a = {.row_bytes = sizeof n, .n_rows = one, .from = &e->n_scored, .to = n_rows};
-    TRY(comm_host_gather(c, &a));
-    for (int r = 0; r < c->size; r++)
-        n += n_rows[r];
+    int64_t n_rows[SESSION_MAX_RANKS], n;
+    all_gather_args a;
+    TRY(gather_counts(c, e->n_scored, n_rows, &n));
     TRY(MEM_RESIZE(&e->all_label, (size_t)n));
     TRY(MEM_RESIZE(&e->all_logits, (size_t)(n * e->n_columns)));
     a = (all_gather_args){
@@ -254,6 +319,8 @@ static status end_round(evaluator *e, int n_batches) {
     if (n_batches > 0 && n_batches < comm_size(c) && c->rank >= n_batches)
         TRY(dynamic_take_nothing(model_tables(e->s->model)));
     if (e->s->config->task == TASK_RETRIEVAL) return OK;
+    TRY(gather_users(e, e->round, e->n_round));
+    e->n_round = 0;
     if (comm_size(e->s->comm) > 1) return gather_scores(e);
     int64_t n = e->n_scored;
     e->n_scored = 0;
@@ -268,7 +335,10 @@ static status report_areas(const evaluator *e, eval_result *r) {
     int n_defined = 0;
     bool has_names = e->is_bits && e->s->data->actions == ACTION_BITS;
     if (e->n_columns > AUC_MAX_TASKS) return OK;
-    TRY(auc_compute(&e->areas, area));
+    if (e->replicate != NULL)
+        memcpy(area, e->replicate, (size_t)e->n_columns * sizeof *area);
+    else
+        TRY(auc_compute(&e->areas, area));
     for (int k = 0; k < e->n_columns; k++)
         if (isfinite(area[k])) sum += area[k], n_defined++;
     add_metric(r, n_defined > 0 ? sum / n_defined : NAN, "%s", auc_name);
@@ -285,7 +355,7 @@ static status report_areas(const evaluator *e, eval_result *r) {
 static double value_of(const evaluator *e, const metric *m) {
     switch (m->kind) {
     case METRIC_COVERAGE:
-        return coverage(e, m->k);
+        return e->replicate == NULL ? coverage(e, m->k) : NAN;
     case METRIC_ACCURACY:
         return e->n_rows > 0 ? (double)e->n_right / (double)e->n_rows : NAN;
     case METRIC_LOGLOSS:
@@ -346,6 +416,7 @@ static status make_ranking(evaluator *e) {
     e->n_columns = (int32_t)r->head.item[r->head.n - 1];
     e->is_bits = e->n_columns == r->n_tasks;
     TRY(ARENA_NEW(&e->memory, &e->label, n_tokens));
+    TRY(ARENA_NEW(&e->memory, &e->round, (size_t)e->s->eval_batch));
     return arena_alloc_raw(&e->memory, (void **)&e->logits, n_tokens * (size_t)e->n_columns,
                            sizeof *e->logits);
 }
@@ -378,6 +449,8 @@ void evaluator_destroy(evaluator *e) {
     mem_free(e->first_place);
     mem_free(e->all_label);
     mem_free(e->all_logits);
+    mem_free(e->users);
+    auc_fini(&e->areas);
     arena_fini(&e->memory);
     mem_free(e);
 }
@@ -391,6 +464,7 @@ static void count_unknown(evaluator *e, eval_result *out) {
     out->n_unknown = (int64_t)batcher_n_lost_targets(e->batches);
     if (!out->is_retrieval) return;
     e->counts->count[POSITION_MISS] += (uint64_t)out->n_unknown;
+    e->n_unknown = out->n_unknown;
     out->n_users += out->n_unknown;
 }
 
@@ -488,7 +562,9 @@ void evaluator_watch(evaluator *e, const volatile sig_atomic_t *stop) {
 status evaluator_run(evaluator *e, int64_t max_batches, eval_result *out) {
     uint64_t start = clock_ns();
     bool is_retrieval = e->s->config->task == TASK_RETRIEVAL;
-    *out = (eval_result){.is_retrieval = is_retrieval, .keeps_seen = e->keeps_seen};
+    *out = (eval_result){
+        .is_retrieval = is_retrieval, .keeps_seen = e->keeps_seen, .run = ++e->n_runs};
+    e->n_users = e->n_unknown = e->n_round = 0;
     if (is_retrieval) {
         memset(e->counts, 0, sizeof *e->counts);
         if (e->list_k > 0)
@@ -496,12 +572,165 @@ status evaluator_run(evaluator *e, int64_t max_batches, eval_result *out) {
     } else {
         e->n_right = e->n_rows = 0;
         e->losses = (log_losses){.n_columns = e->n_columns, .is_bits = e->is_bits};
+        auc_fini(&e->areas);
         TRY(auc_init(&e->areas, e->n_columns <= AUC_MAX_TASKS ? e->n_columns : 1));
     }
     status st = run_batches(e, max_batches, out);
     if (st == OK) st = report(e, out);
-    auc_fini(&e->areas);
     out->seconds = (double)(clock_ns() - start) / 1e9;
+    return st;
+}
+
+/* Bootstrap: the state that `report` reads, of users with weights. */
+
+static void count_replicate(evaluator *e, const user_found *users, int64_t n, int replicate,
+                            position_counts *to) {
+    memset(to, 0, sizeof *to);
+    for (int64_t i = 0; i < n; i++)
+        to->count[users[i].found] += (uint64_t)bootstrap_weight(users[i].user, replicate);
+    for (int64_t i = 0; i < e->n_unknown; i++)
+        to->count[POSITION_MISS] += (uint64_t)bootstrap_weight(~(uint64_t)i, replicate);
+}
+
+static status retrieval_replicates(evaluator *e, int n, replicates *out) {
+    static const double none[AUC_MAX_TASKS];
+    position_counts *all = e->counts, *weighted;
+    TRY(MEM_NEW(&weighted, 1));
+    e->counts = weighted;
+    e->replicate = none;
+    status st = OK;
+    for (int r = 0; r < n && st == OK; r++) {
+        eval_result one = {.is_retrieval = true};
+        count_replicate(e, e->users, e->n_users, r, weighted);
+        st = report(e, &one);
+        for (int i = 0; i < one.n; i++)
+            out->value[i * n + r] = one.item[i].value;
+    }
+    e->replicate = NULL;
+    e->counts = all;
+    mem_free(weighted);
+    return st;
+}
+
+/* Of ranking: what each user adds to the sums. */
+typedef struct user_sums {
+    log_losses losses;
+    int64_t n_right;
+} user_sums;
+
+static status sum_users(evaluator *e, user_sums *sums) {
+    const auc *a = &e->areas;
+    int32_t *class_;
+    TRY(MEM_NEW_RAW(&class_, a->n));
+    for (size_t i = 0; i < a->n; i++)
+        class_[i] = e->is_bits ? (int32_t)a->label[i] : __builtin_ctz(a->label[i] | 1u << 31);
+    size_t row = 0;
+    for (int64_t u = 0; u < e->n_users; u++) {
+        const float *logits = a->score + row * (size_t)a->n_tasks;
+        int64_t n = e->users[u].found;
+        sums[u].losses = (log_losses){.n_columns = e->n_columns, .is_bits = e->is_bits};
+        log_losses_add(&sums[u].losses, logits, class_ + row, n);
+        e->n_right = 0;
+        (e->is_bits ? count_right_bits : count_right)(e, logits, class_ + row, n);
+        sums[u].n_right = e->n_right;
+        row += (size_t)n;
+    }
+    mem_free(class_);
+    return OK;
+}
+
+static void weigh_users(evaluator *e, const user_sums *sums, int replicate, uint8_t *weight) {
+    e->losses = (log_losses){.n_columns = e->n_columns, .is_bits = e->is_bits};
+    e->n_right = 0;
+    for (int64_t u = 0; u < e->n_users; u++) {
+        int w = bootstrap_weight(e->users[u].user, replicate);
+        const log_losses *l = &sums[u].losses;
+        memset(weight, w, (size_t)l->n);
+        weight += l->n;
+        for (int32_t k = 0; k < e->n_columns; k++) {
+            e->losses.sum[k] += w * l->sum[k];
+            e->losses.n_of[k] += w * l->n_of[k];
+        }
+        e->losses.n += w * l->n;
+        e->n_right += w * sums[u].n_right;
+    }
+    e->n_rows = e->losses.n * (e->is_bits ? e->n_columns : 1);
+}
+
+static status ranking_replicates(evaluator *e, int n, replicates *out) {
+    log_losses losses = e->losses;
+    int64_t n_right = e->n_right, n_rows = e->n_rows;
+    user_sums *sums = NULL;
+    uint8_t *weight = NULL;
+    weighted_auc areas = {0};
+    double area[AUC_MAX_TASKS];
+    status st = MEM_NEW(&sums, (size_t)e->n_users);
+    if (st == OK) st = MEM_NEW(&weight, e->areas.n);
+    if (st == OK) st = weighted_auc_init(&areas, &e->areas);
+    if (st == OK) st = sum_users(e, sums);
+    for (int r = 0; r < n && st == OK; r++) {
+        eval_result one = {0};
+        weigh_users(e, sums, r, weight);
+        weighted_auc_compute(&areas, weight, area);
+        e->replicate = area;
+        st = report(e, &one);
+        for (int i = 0; i < one.n; i++)
+            out->value[i * n + r] = one.item[i].value;
+    }
+    e->replicate = NULL;
+    e->losses = losses;
+    e->n_right = n_right;
+    e->n_rows = n_rows;
+    weighted_auc_fini(&areas);
+    mem_free(weight);
+    mem_free(sums);
+    return st;
+}
+
+/* Not of an order: ranks gather their users in another one than a single rank has. */
+static uint64_t hash_users(const evaluator *e) {
+    uint64_t sum = hash64_mix((uint64_t)e->n_unknown);
+    for (int64_t i = 0; i < e->n_users; i++)
+        sum += hash64_mix(e->users[i].user + 1);
+    return hash64_mix(sum ^ batcher_fingerprint(e->s->data));
+}
+
+status evaluator_bootstrap(evaluator *e, eval_result *r, replicates *out) {
+    const int64_t most = (int64_t)1 << 31; /* rows times tasks in all: some seconds */
+    int64_t cost = r->is_retrieval ? r->n_users : (int64_t)e->areas.n * e->n_columns, n;
+    replicates own = {0};
+    if (r->run != e->n_runs || (!r->is_retrieval && e->n_columns > AUC_MAX_TASKS)) return OK;
+    if (r->is_retrieval && comm_size(e->s->comm) > 1) {
+        user_found *mine = e->users;
+        int64_t n_mine = e->n_users;
+        e->users = NULL;
+        e->n_users = 0;
+        e->users_capacity = 0;
+        status st = gather_users(e, mine, n_mine);
+        mem_free(mine);
+        TRY(st);
+    }
+    n = cost > 0 ? most / cost : BOOTSTRAP_MAX;
+    own.n = (int)(n < BOOTSTRAP_MIN ? BOOTSTRAP_MIN : n > BOOTSTRAP_MAX ? BOOTSTRAP_MAX : n);
+    own.users = hash_users(e);
+    own.n_metrics = r->n;
+    TRY(MEM_NEW(&own.metric, (size_t)r->n));
+    status st = MEM_NEW(&own.value, (size_t)(own.n * r->n));
+    if (st == OK)
+        st = (r->is_retrieval ? retrieval_replicates : ranking_replicates)(e, own.n, &own);
+    for (int i = 0; i < r->n && st == OK; i++) {
+        double sorted[BOOTSTRAP_MAX];
+        memcpy(sorted, own.value + i * own.n, (size_t)own.n * sizeof *sorted);
+        bootstrap_bounds x = bootstrap_interval(sorted, own.n);
+        r->item[i].low = x.low;
+        r->item[i].high = x.high;
+        snprintf(own.metric[i].name, sizeof own.metric[i].name, "%s", r->item[i].name);
+        own.metric[i].figure = r->item[i].value;
+    }
+    if (st == OK && out != NULL)
+        *out = own;
+    else
+        replicates_fini(&own);
     return st;
 }
 

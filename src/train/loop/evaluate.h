@@ -23,12 +23,14 @@
 #include "config/metric_list.h"
 #include "format/json.h"
 #include "model/session.h"
+#include "train/report/bootstrap.h"
 
 enum { EVAL_MAX_METRICS = 80, EVAL_NAME_BYTES = 24 };
 
 typedef struct eval_metric {
     char name[EVAL_NAME_BYTES]; /* "hr@10", "ndcg@10", "mrr", "auc", "auc:task0" */
     double value;
+    double low, high; /* 95 % interval (evaluator_bootstrap), or NAN */
 } eval_metric;
 
 typedef struct eval_result {
@@ -46,10 +48,14 @@ typedef struct eval_result {
     int64_t n_lost;          /* retrieval: held-out items without one */
     int64_t n_repeated;      /* retrieval: held-out items that are in the history in the batch */
     bool keeps_seen;         /* and stay in the ranking, else they are never found */
+    int64_t run;             /* of the evaluator, from 1 */
 } eval_result;
 
 /* The value of a metric; NAN if it is not there. */
 double eval_value(const eval_result *r, const char *name);
+
+/* As the member "intervals": [low, high] of every metric that has them. */
+void eval_write_intervals(const eval_result *r, json_writer *w);
 
 /* Counts of held-out events that the model does not know, and of ids without a row in dynamic
  * tables, as members of a JSON object, and in words; nothing, and false, where there are none. */
@@ -80,6 +86,10 @@ void evaluator_watch(evaluator *e, const volatile sig_atomic_t *stop);
 
 /* Evaluates max_batches batches from the first on (0: all users). */
 status evaluator_run(evaluator *e, int64_t max_batches, eval_result *out);
+
+/* The intervals of the last run, and its replicates (out may be NULL); none where r is of another
+ * run.  Coverage has none.  All ranks call it, once a run. */
+status evaluator_bootstrap(evaluator *e, eval_result *r, replicates *out);
 
 /* Backend memory of its pass, without the memory that the pass borrows. */
 uint64_t evaluator_bytes(const evaluator *e);

@@ -463,6 +463,16 @@ static status load_best(trainer *t) {
                                    model_tables(t->s->model));
 }
 
+/* The intervals of the final figures, and RUN/intervals.json, by which runs are compared. */
+static status keep_intervals(trainer *t, evaluator *e) {
+    replicates r = {0};
+    status st = evaluator_bootstrap(e, &t->last, &r);
+    if (st == OK && r.n > 0 && trainer_is_first(t))
+        st = replicates_write(&r, t->o->run, split_part_name(PART_TEST));
+    replicates_fini(&r);
+    return st;
+}
+
 /* With validation the test events are evaluated once, at the end, by the best weights. */
 static status evaluate_test(trainer *t) {
     evaluator *test;
@@ -470,6 +480,7 @@ static status evaluate_test(trainer *t) {
     TRY(load_best(t));
     TRY(evaluator_create(&test, t->s, t->saved.state.split.rule, PART_TEST));
     status st = evaluator_run(test, 0, &t->last);
+    if (st == OK) st = keep_intervals(t, test);
     evaluator_destroy(test);
     return st;
 }
@@ -492,6 +503,7 @@ static status loop(trainer *t) {
         TRY(evaluate_test(t));
     else if (t->last.n == 0) /* nothing was left to do */
         TRY(evaluator_run(t->held_out, 0, &t->last));
+    if (!t->saved.state.split.rule.has_validation) TRY(keep_intervals(t, t->held_out));
     TRY(trainer_log_samples(t));
     TRY(meet_before_leaving(t));
     return trainer_emit(t, EVENT_DONE, &t->whole, &t->last);

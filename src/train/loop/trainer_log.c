@@ -148,6 +148,7 @@ static void write_metrics(const eval_result *r, json_writer *w) {
     json_key_double(w, "eval_seconds", r->seconds);
     if (r->is_partial) json_key_bool(w, "is_partial", true);
     if (r->is_retrieval) json_key_int(w, "repeated_targets", r->n_repeated);
+    eval_write_intervals(r, w);
     eval_write_misses(r, w);
 }
 

@@ -7,11 +7,14 @@
 #include "base/mem.h"
 
 /* A small corpus has no position 2501: there only n_corpus + 1 identifies a seen target. */
+int32_t position_counted(int32_t position, int64_t n_corpus) {
+    bool is_hit = position >= 1 && position <= POSITION_LAST && position <= n_corpus;
+    return is_hit ? position : POSITION_MISS;
+}
+
 void position_counts_add(position_counts *c, const int32_t *position, int64_t n, int64_t n_corpus) {
-    for (int64_t i = 0; i < n; i++) {
-        bool is_hit = position[i] >= 1 && position[i] <= POSITION_LAST && position[i] <= n_corpus;
-        c->count[is_hit ? position[i] : POSITION_MISS]++;
-    }
+    for (int64_t i = 0; i < n; i++)
+        c->count[position_counted(position[i], n_corpus)]++;
 }
 
 void position_counts_merge(position_counts *c, const position_counts *other) {
@@ -167,8 +170,7 @@ status auc_add(auc *a, const float *score, const int32_t *label, int64_t n) {
     return OK;
 }
 
-/* Maps floats to integers of the same order; -0 equals +0. */
-static uint32_t ordered_bits(float x) {
+uint32_t auc_order(float x) {
     uint32_t bits;
     x = x == 0 ? 0 : x;
     memcpy(&bits, &x, sizeof bits);
@@ -217,7 +219,7 @@ static uint64_t count_pairs(const uint32_t *positive, size_t n_positive, const u
 static double compute_task(const auc *a, int task, uint32_t *keys, uint32_t *room) {
     size_t n_positive = 0, n_negative = 0;
     for (size_t i = 0; i < a->n; i++) {
-        uint32_t key = ordered_bits(a->score[i * (size_t)a->n_tasks + (size_t)task]);
+        uint32_t key = auc_order(a->score[i * (size_t)a->n_tasks + (size_t)task]);
         if (a->label[i] >> task & 1)
             keys[n_positive++] = key;
         else

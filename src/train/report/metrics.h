@@ -23,7 +23,8 @@ typedef struct position_counts {
 } position_counts;
 
 /* Counts n positions from op `rank` for a corpus of n_corpus rows: 1.., n_corpus + 1 where the
- * target was seen. */
+ * target was seen; and as what one of them counts: 1..POSITION_LAST or POSITION_MISS. */
+int32_t position_counted(int32_t position, int64_t n_corpus);
 void position_counts_add(position_counts *c, const int32_t *position, int64_t n, int64_t n_corpus);
 void position_counts_merge(position_counts *c, const position_counts *other);
 
@@ -52,6 +53,9 @@ double log_losses_mean(const log_losses *l);
 double log_losses_ne(const log_losses *l);
 
 enum { AUC_MAX_TASKS = 32 };
+
+/* Integers in the order of the scores; -0 equals +0. */
+uint32_t auc_order(float score);
 
 /* Scores and labels so far; init to (n_tasks), fini frees. */
 typedef struct auc {

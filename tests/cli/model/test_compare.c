@@ -6,10 +6,14 @@ TEST(compare_two_runs) {
     free(said(0, "train --gin-config-file m.gin --data data --out two --epochs 3 "
                  "--set train_fn.learning_rate=0.01"));
     char *text = said(0, "compare one two --out c.html");
-    CHECK_CONTAINS(text, "one            two\n");
-    CHECK_CONTAINS(text, "steps                                          10             15\n");
-    CHECK_CONTAINS(text, "train_fn.learning_rate                      0.003           0.01\n");
+    CHECK_CONTAINS(text, "one                two\n");
+    CHECK_CONTAINS(text,
+                   "steps                                              10                 15\n");
+    CHECK_CONTAINS(text,
+                   "train_fn.learning_rate                          0.003               0.01\n");
     CHECK_CONTAINS(text, "\n  ndcg@10 ");
+    CHECK_CONTAINS(text, "\n  difference from the first run ");
+    CHECK_CONTAINS(text, "\n    95 % over users                                   - [");
     CHECK_EQ(count_parts(text, "train_fn.learning_rate"), 1);
     CHECK(strstr(text, "train_fn.item_embedding_dim") == NULL); /* the same in both */
     CHECK(strstr(text, "cannot be compared") == NULL);
@@ -30,12 +34,35 @@ TEST(compare_two_runs) {
     free(text);
 }
 
+/* A run with itself differs by nothing; one that was trained is better than one that was not, and
+ * the other way round worse; a damaged file is named. */
+TEST(compare_says_better_only_where_it_holds) {
+    free(
+        said(0, "train m.gin --data data --out none --epochs 1 --set train_fn.learning_rate=1e-9"));
+    free(said(0, "train m.gin --data data --out some --epochs 40 "
+                 "--set train_fn.learning_rate=0.03"));
+    char *text = said(0, "compare some some none");
+    CHECK_CONTAINS(text, " +0.0000 unclear ");
+    CHECK_CONTAINS(text, " worse\n");
+    CHECK(strstr(text, "better") == NULL);
+    free(text);
+    text = said(0, "compare none some");
+    CHECK_CONTAINS(text, " better\n");
+    free(text);
+    CHECK_OK(file_write(run_path("some/intervals.json"), "{}", 2));
+    text = said(1, "compare none some");
+    CHECK_CONTAINS(text, "some/intervals.json");
+    free(text);
+}
+
 TEST(compare_says_what_cannot_be_compared) {
     free(said(0, "train --gin-config-file m.gin --data data --out one --epochs 1"));
     free(said(0, "train --gin-config-file m.gin --data data --out two --epochs 1 --validate"));
     char *text = said(0, "compare one two");
     CHECK_CONTAINS(text, "cannot be compared");
-    CHECK_CONTAINS(text, "steps                                           5              5\n");
+    CHECK(strstr(text, "difference") == NULL);
+    CHECK_CONTAINS(text,
+                   "steps                                               5                  5\n");
     free(text);
 }
 

@@ -238,11 +238,54 @@ TEST(eval_shows_the_path_escaped) {
     free(text);
 }
 
+/* The bounds of a metric in a line of JSON. */
+static void bounds_of(const char *text, const char *name, double *low, double *high) {
+    char key[64];
+    snprintf(key, sizeof key, "\"%s\":[", name);
+    const char *at = strstr(text, "\"intervals\":");
+    CHECK(at != NULL && (at = strstr(at, key)) != NULL);
+    CHECK_EQ(sscanf(at + strlen(key), "%lf,%lf", low, high), 2);
+}
+
+/* Around the figure, as wide as theory says, and the same on two ranks; of ranking, too. */
+TEST(eval_has_intervals_over_users) {
+    double low, high, low2, high2;
+    free(said(0, "train m.gin --data data --out r --epochs 3"));
+    char *one = said(0, "eval r --json --metrics HR@10,MRR,COVERAGE@5");
+    char *two = said(0, "eval r --json --metrics HR@10,MRR,COVERAGE@5 --ranks 2");
+    double users = strtod(strstr(one, "\"users\":") + 8, NULL);
+    double hr = strtod(strstr(one, "\"hr@10\":") + 8, NULL);
+    bounds_of(one, "hr@10", &low, &high);
+    bounds_of(two, "hr@10", &low2, &high2);
+    CHECK(low == low2 && high == high2);
+    CHECK(low < hr && hr < high);
+    double width = 2 * 1.96 * sqrt(hr * (1 - hr) / users);
+    CHECK(high - low > .8 * width && high - low < 1.25 * width);
+    CHECK(strstr(one, "\"coverage@5\":[") == NULL);
+    free(one);
+    free(two);
+    free(said(0, "train n.gin --data data --out rank --max-iters 4"));
+    one = said(0, "eval rank --json --metrics AUC,ACC,LOGLOSS,NE");
+    two = said(0, "eval rank --json --metrics AUC,ACC,LOGLOSS,NE --ranks 2");
+    static const char *const names[] = {"auc", "acc", "logloss", "ne"};
+    for (int i = 0; i < 4; i++) {
+        char key[32];
+        snprintf(key, sizeof key, "\"%s\":", names[i]);
+        double value = strtod(strstr(one, key) + strlen(key), NULL);
+        bounds_of(one, names[i], &low, &high);
+        bounds_of(two, names[i], &low2, &high2);
+        CHECK(low == low2 && high == high2);
+        CHECK(low < value && value < high);
+    }
+    free(one);
+    free(two);
+}
+
 TEST(eval_prints_its_protocol_and_baselines) {
     free(said(0, "train --gin-config-file m.gin --data data --out run --epochs 2"));
     char *text = said(0, "eval run --data data --metrics HR@5,ndcg@20,PRECISION@5,COVERAGE@10 "
                          "--baselines");
-    CHECK_CONTAINS(text, "model     popularity      last-week       item-knn");
+    CHECK_CONTAINS(text, "model  95 % over users        popularity      last-week       item-knn");
     CHECK_CONTAINS(text, "\n  hr@5 ");
     CHECK_CONTAINS(text, "\n  coverage@10 ");
     CHECK_CONTAINS(text, "  Split     leave-one-out, test part\n");

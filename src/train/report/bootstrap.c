@@ -1,0 +1,187 @@
+#include "train/report/bootstrap.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/hash.h"
+#include "base/mem.h"
+#include "base/sort.h"
+#include "format/json.h"
+
+int bootstrap_weight(uint64_t user, int replicate) {
+    /* 2^32 times the probability of at most k */
+    static const uint32_t up_to[] = {1580030169u, 3160060337u, 3950075422u, 4213413783u,
+                                     4279248374u, 4292415292u, 4294609778u, 4294923276u};
+    uint32_t x = (uint32_t)(hash64_mix(user + hash64_mix((uint64_t)replicate + 1)) >> 32);
+    int k = 0;
+    while (k < 8 && x >= up_to[k])
+        k++;
+    return k;
+}
+
+bootstrap_bounds bootstrap_interval(double *value, int n) {
+    int n_numbers = 0;
+    for (int i = 0; i < n; i++)
+        if (isfinite(value[i])) value[n_numbers++] = value[i];
+    if (n_numbers * 2 < n || n_numbers == 0) return (bootstrap_bounds){NAN, NAN};
+    sort_doubles(value, (size_t)n_numbers);
+    return (bootstrap_bounds){value[(int)(.025 * n_numbers)], value[(int)(.975 * n_numbers)]};
+}
+
+static float score_of(const auc *a, size_t row, int task) {
+    return a->score[row * (size_t)a->n_tasks + (size_t)task];
+}
+
+status weighted_auc_init(weighted_auc *w, const auc *a) {
+    sort_pair *pairs = NULL, *other = NULL;
+    *w = (weighted_auc){.a = a};
+    status st = MEM_NEW_RAW(&w->order, a->n * (size_t)a->n_tasks);
+    if (st == OK) st = MEM_NEW_RAW(&pairs, a->n);
+    if (st == OK) st = MEM_NEW_RAW(&other, a->n);
+    for (int k = 0; st == OK && k < a->n_tasks; k++) {
+        for (size_t i = 0; i < a->n; i++)
+            pairs[i] = (sort_pair){auc_order(score_of(a, i, k)), (uint32_t)i};
+        const sort_pair *sorted = sort_pairs(pairs, other, a->n);
+        for (size_t i = 0; i < a->n; i++)
+            w->order[(size_t)k * a->n + i] = sorted[i].place;
+    }
+    mem_free(pairs);
+    mem_free(other);
+    return st;
+}
+
+void weighted_auc_fini(weighted_auc *w) {
+    mem_free(w->order);
+    *w = (weighted_auc){0};
+}
+
+void weighted_auc_compute(const weighted_auc *w, const uint8_t *weight, double *out) {
+    const auc *a = w->a;
+    for (int k = 0; k < a->n_tasks; k++) {
+        const uint32_t *order = w->order + (size_t)k * a->n;
+        double twice = 0, positives = 0, negatives = 0; /* whole numbers; negatives: below */
+        for (size_t i = 0; i < a->n;) {
+            uint64_t n_of[2] = {0, 0};
+            float score = score_of(a, order[i], k);
+            for (; i < a->n && score_of(a, order[i], k) == score; i++)
+                n_of[a->label[order[i]] >> k & 1] += weight[order[i]];
+            twice += (double)n_of[1] * (2 * negatives + (double)n_of[0]);
+            positives += (double)n_of[1];
+            negatives += (double)n_of[0];
+        }
+        out[k] = positives > 0 && negatives > 0 ? twice / 2 / (positives * negatives) : NAN;
+    }
+}
+
+void replicates_fini(replicates *r) {
+    mem_free(r->metric);
+    mem_free(r->value);
+    *r = (replicates){0};
+}
+
+const double *replicates_of(const replicates *r, const char *name, int *at) {
+    for (*at = 0; *at < r->n_metrics; ++*at)
+        if (strcmp(r->metric[*at].name, name) == 0) return r->value + *at * r->n;
+    return NULL;
+}
+
+/* Figures are written as whole numbers of this: exact enough, and a third of the bytes. */
+static const double UNIT = 1e-7;
+enum { FILE_MAX_BYTES = 16 << 20, MAX_METRICS = 256, ARENA_BYTES = 64 << 10, BASE = 16 };
+
+static status describe(const replicates *r, const char *part, buf *out) {
+    json_writer w;
+    char users[24];
+    snprintf(users, sizeof users, "%016" PRIx64, r->users);
+    json_begin_object(&w, out, 0);
+    JSON_FIELDS(&w, FIELD("part", part), FIELD("users", users), FIELD("unit", UNIT));
+    json_key_object(&w, "metrics");
+    for (int i = 0; i < r->n_metrics; i++) {
+        if (!isfinite(r->metric[i].figure)) continue;
+        json_key_object(&w, r->metric[i].name);
+        json_key_double(&w, "figure", r->metric[i].figure);
+        json_key_array(&w, "replicates");
+        for (int k = 0; k < r->n; k++) {
+            double x = r->value[i * r->n + k];
+            if (isfinite(x) && fabs(x) < 1e9)
+                json_int(&w, llrint(x / UNIT));
+            else
+                json_null(&w);
+        }
+        json_array_close(&w);
+        json_object_close(&w);
+    }
+    json_object_close(&w);
+    return json_finish_object(&w);
+}
+
+status replicates_write(const replicates *r, const char *run, const char *part) {
+    char path[4096];
+    buf text = {0};
+    status st = path_join(path, sizeof path, run, "intervals.json");
+    if (st == OK) st = describe(r, part, &text);
+    if (st == OK) st = buf_char(&text, '\n');
+    if (st == OK) st = file_write(path, buf_str(&text), text.n_bytes);
+    buf_fini(&text);
+    return st;
+}
+
+static status parse_metric(replicates *r, const json_value *v, double unit) {
+    const json_value *list = json_member(v, "replicates");
+    replicated_metric *m = &r->metric[r->n_metrics];
+    int n = 0;
+    if (list == NULL || list->type != JSON_ARRAY || strlen(v->key) >= sizeof m->name)
+        return fail(ERR_FORMAT, "no list of replicates");
+    for (const json_value *x = list->first; x != NULL; x = x->next)
+        n++;
+    if (r->n == 0) { /* all metrics have as many */
+        if (n < 1 || n > BOOTSTRAP_MAX) return fail(ERR_FORMAT, "%d replicates", n);
+        r->n = n;
+        TRY(MEM_NEW(&r->value, (size_t)(MAX_METRICS * n)));
+    }
+    if (n != r->n) return fail(ERR_FORMAT, "%d replicates where others have %d", n, r->n);
+    TRY(json_member_double(v, "figure", &m->figure));
+    snprintf(m->name, sizeof m->name, "%s", v->key);
+    double *to = r->value + r->n_metrics++ * n;
+    for (const json_value *x = list->first; x != NULL; x = x->next)
+        *to++ = x->type == JSON_NUMBER ? x->number * unit : NAN;
+    return OK;
+}
+
+static status parse(replicates *r, const json_value *root) {
+    const char *users;
+    double unit;
+    const json_value *metrics = json_member(root, "metrics");
+    TRY(json_member_string(root, "users", &users));
+    TRY(json_member_double(root, "unit", &unit));
+    r->users = strtoull(users, NULL, BASE);
+    TRY(MEM_NEW(&r->metric, MAX_METRICS));
+    if (metrics == NULL || metrics->type != JSON_OBJECT) return fail(ERR_FORMAT, "no metrics");
+    for (const json_value *v = metrics->first; v != NULL && r->n_metrics < MAX_METRICS; v = v->next)
+        TRY(parse_metric(r, v, unit));
+    return OK;
+}
+
+status replicates_read(replicates *r, const char *run) {
+    char path[4096], *text = NULL;
+    size_t n;
+    arena memory;
+    const json_value *root;
+    *r = (replicates){0};
+    TRY(path_join(path, sizeof path, run, "intervals.json"));
+    if (!file_exists(path)) return OK;
+    TRY(file_read_all(path, FILE_MAX_BYTES, &text, &n));
+    arena_init(&memory, ARENA_BYTES);
+    status st = json_parse(&memory, path, text, n, &root);
+    if (st == OK) {
+        st = parse(r, root);
+        if (st != OK) st = fail_prefix(st, "%s", path);
+    }
+    arena_fini(&memory);
+    mem_free(text);
+    return st;
+}

@@ -1,0 +1,62 @@
+/* Bootstrap over users: how far a figure would be from itself on other users of the same kind.
+ *
+ * A replicate gives each user a whole weight, 0, 1, 2, ..., distributed as Poisson(1), and computes
+ * the figure with users counted so often.  The weight is a pure function of replicate and user, so
+ * replicates of two models over the same users belong together: their differences tell whether one
+ * is better (docs/evaluation.md).  Values; any thread. */
+#ifndef HSTU_TRAIN_REPORT_BOOTSTRAP_H
+#define HSTU_TRAIN_REPORT_BOOTSTRAP_H
+
+#include <stdint.h>
+
+#include "base/status.h"
+#include "train/report/metrics.h"
+
+enum { BOOTSTRAP_MAX = 1000, BOOTSTRAP_MIN = 200 }; /* replicates */
+
+/* The weight of a user in a replicate. */
+int bootstrap_weight(uint64_t user, int replicate);
+
+/* What 95 % of the replicates lie between; `value` (n) is sorted.  NAN where fewer than half of
+ * them are numbers. */
+typedef struct bootstrap_bounds {
+    double low, high;
+} bootstrap_bounds;
+bootstrap_bounds bootstrap_interval(double *value, int n);
+
+/* The replicates of an evaluation, and the file of a run with those of its last one.  {0} is empty;
+ * fini frees, after a failure too. */
+typedef struct replicated_metric {
+    char name[24];
+    double figure; /* of all users */
+} replicated_metric;
+
+typedef struct replicates {
+    int n, n_metrics;
+    uint64_t users;            /* hash of the users and their data: those of the same are pairs */
+    replicated_metric *metric; /* (n_metrics) */
+    double *value;             /* (n_metrics, n) */
+} replicates;
+void replicates_fini(replicates *r);
+
+/* RUN/intervals.json; `part`: of the data.  Reading is ERR_FORMAT where it is damaged, and gives
+ * nothing where a run has none. */
+status replicates_write(const replicates *r, const char *run, const char *part);
+status replicates_read(replicates *r, const char *run);
+
+/* The replicates of a metric, (n), and its place; NULL: there is none. */
+const double *replicates_of(const replicates *r, const char *name, int *at);
+
+/* The AUC of each task with weighted rows.  Rows are sorted once. */
+typedef struct weighted_auc {
+    const auc *a;
+    uint32_t *order; /* (n_tasks, n): rows by score */
+} weighted_auc;
+
+status weighted_auc_init(weighted_auc *w, const auc *a); /* fini frees, after a failure too */
+void weighted_auc_fini(weighted_auc *w);
+
+/* weight (n): of the rows. */
+void weighted_auc_compute(const weighted_auc *w, const uint8_t *weight, double *out);
+
+#endif
