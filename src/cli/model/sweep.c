@@ -218,26 +218,33 @@ static int number_of(const sweep *s, const sweep_trial *t) {
     return (int)(t - s->trial);
 }
 
+/* Said wherever trials are sorted by it. */
+#define ON_TEST                                                                                    \
+    ": the best of many trials on it is no estimate of what to expect; select on validation"
+
 static void print_table(const sweep *s, const sweep_trial *const *best, int n) {
     enum { SHOWN = 20 };
-    printf("%-11s %10s %9s", "trial", s->metric, "seconds");
+    show_style style = show_stdout_style();
+    printf("%s%-11s %10s %7s %9s", style.bold, "trial", s->metric, "epochs", "seconds");
     for (int i = 0; i < s->n_ranges; i++)
         printf("  %s", s->range[i].name);
-    printf("\n");
+    printf("%s\n", style.plain);
     for (int k = 0; k < n && k < SHOWN; k++) {
-        printf("trial-%04d  %10.4f %9.1f", number_of(s, best[k]), best[k]->metric,
-               best[k]->seconds);
+        printf("trial-%04d  %10.4f %7" PRId64 " %9.1f", number_of(s, best[k]), best[k]->metric,
+               best[k]->epochs, best[k]->seconds);
         for (int i = 0; i < s->n_ranges; i++)
             printf("  %*s", (int)strlen(s->range[i].name), s->range[i].value[best[k]->at[i]]);
         printf("\n");
     }
     if (n > SHOWN) printf("... and %d more in sweep.csv\n", n - SHOWN);
+    printf("\n%s is of the %s part%s\n", s->metric, s->part,
+           strcmp(s->part, "test") == 0 ? ON_TEST : "");
 }
 
 static status describe_csv(const sweep *s, buf *out) {
     TRY(buf_text(out, "trial,"));
     TRY(csv_put_field(out, s->metric, strlen(s->metric)));
-    TRY(buf_text(out, ",seconds,state"));
+    TRY(buf_text(out, ",part,epochs,seconds,state"));
     for (int i = 0; i < s->n_ranges; i++) {
         TRY(buf_char(out, ','));
         TRY(csv_put_field(out, s->range[i].name, strlen(s->range[i].name)));
@@ -247,7 +254,7 @@ static status describe_csv(const sweep *s, buf *out) {
         const sweep_trial *t = &s->trial[k];
         TRY(buf_printf(out, "%d,", k));
         if (isfinite(t->metric)) TRY(buf_printf(out, "%.9g", t->metric));
-        TRY(buf_printf(out, ",%.1f,%s", t->seconds,
+        TRY(buf_printf(out, ",%s,%" PRId64 ",%.1f,%s", s->part, t->epochs, t->seconds,
                        t->is_done     ? "done"
                        : t->is_failed ? "failed"
                                       : "open"));
@@ -361,8 +368,9 @@ static status describe_page(const sweep *s, buf *out, const sweep_trial *const *
     TRY(page_open(out, "Sweep"));
     TRY(buf_printf(
         out,
-        "<h1>Sweep</h1>\n<p>%d of %d trials have a result; the best are warm and drawn last.</p>\n",
-        n, s->n_trials));
+        "<h1>Sweep</h1>\n<p>%d of %d trials have a result; the best are warm and drawn last.</p>\n"
+        "<p>%s is of the %s part%s.</p>\n",
+        n, s->n_trials, s->metric, s->part, strcmp(s->part, "test") == 0 ? ON_TEST : ""));
     TRY(buf_printf(out, "<svg viewBox='0 0 %d %d' width='100%%' role='img' fill='currentColor'>\n",
                    WIDTH, HEIGHT));
     TRY(put_axes(s, out, low, high));
@@ -400,10 +408,19 @@ static status sweep_show(const sweep *s, const char *dir) {
 enum { PATH_BYTES = 4096, MAX_JOBS = 64, MAX_WORDS = 2048, EXIT_WRONG = 2 };
 
 typedef struct sweep_args {
-    const char *gin, *data, *out, *metric, *device;
+    const char *gin, *data, *out, *metric, *device, *split;
     arg_list ranges, set;
     int64_t jobs, epochs, n_random, seed;
+    int part; /* of parts */
+    bool is_halving;
+    int64_t is_enough; /* epochs of a trial that is done; 0: any */
 } sweep_args;
+
+static const char *const parts[] = {"validation", "test", NULL};
+enum { ON_VALIDATION };
+
+/* --halving: of each round the best third goes on, three times as long. */
+enum { HALVING = 3 };
 
 typedef struct sweep_job {
     pid_t pid; /* 0: free */
@@ -427,10 +444,13 @@ static status trial_path(char path[PATH_BYTES], const sweep_args *a, int trial, 
     return path_join(path, PATH_BYTES, a->out, name);
 }
 
-/* The metric of the end of a run; a loss is better when it is lower. */
-static double end_value(const run_history *h, const char *metric) {
-    double value = history_number(h->done, metric);
+/* On validation: the metric of the best evaluation.  On test: that of the end.  A loss is better
+ * when it is lower. */
+static double end_value(const sweep_args *a, const run_history *h, const char *metric) {
+    double value = a->part == ON_VALIDATION ? NAN : history_number(h->done, metric);
     const double *y = strcmp(metric, "loss") == 0 ? h->loss : run_history_values(h, metric);
+    for (size_t i = 0; a->part == ON_VALIDATION && y != NULL && i < h->n; i++)
+        if (h->step[i] == h->best_step) value = y[i];
     return isfinite(value) ? value : y != NULL ? history_last(y, h->n) : NAN;
 }
 
@@ -439,10 +459,10 @@ static bool is_lower_better(const char *metric) {
            strncmp(metric, "mae", 3) == 0;
 }
 
-static void choose_metric(sweep *s, const run_history *h) {
+static void choose_metric(sweep *s, const sweep_args *a, const run_history *h) {
     static const char *const names[] = {"ndcg@10", "auc", "hr@10", "loss"};
     for (size_t i = 0; i < sizeof names / sizeof *names && s->metric == NULL; i++)
-        if (isfinite(end_value(h, names[i]))) s->metric = names[i];
+        if (isfinite(end_value(a, h, names[i]))) s->metric = names[i];
     if (s->metric != NULL) s->is_lower_better = is_lower_better(s->metric);
 }
 
@@ -456,9 +476,10 @@ static status read_trial(sweep *s, const sweep_args *a, int trial) {
     if (!file_exists(log)) return OK;
     status st = run_history_read(&h, path);
     if (st == OK && h.done != NULL) {
-        choose_metric(s, &h);
-        t->is_done = true;
-        t->metric = s->metric != NULL ? end_value(&h, s->metric) : NAN;
+        choose_metric(s, a, &h);
+        t->epochs = (int64_t)history_number(h.done, "epoch");
+        t->is_done = t->epochs >= a->is_enough;
+        t->metric = s->metric != NULL ? end_value(a, &h, s->metric) : NAN;
         t->seconds = 0;
         for (size_t i = 0; i < h.n; i++)
             if (isfinite(h.seconds[i])) t->seconds += h.seconds[i];
@@ -470,10 +491,23 @@ static status read_trial(sweep *s, const sweep_args *a, int trial) {
     return st;
 }
 
+/* Jobs take the devices of a list in turn. */
+static void take_device(const char *list, int job, char *out) {
+    const char *at = list;
+    int n = 1;
+    for (const char *c = list; *c != '\0'; c++)
+        n += *c == ',';
+    for (int i = job % n; i > 0; i--)
+        at = strchr(at, ',') + 1;
+    size_t bytes = strcspn(at, ",");
+    memcpy(out, at, bytes);
+    out[bytes] = '\0';
+}
+
 /* The words of a training; those that are made live in the sweep's memory. */
-static status make_words(sweep *s, const sweep_args *a, int trial, const char *self,
+static status make_words(sweep *s, const sweep_args *a, int trial, int job, const char *self,
                          const char *words[MAX_WORDS]) {
-    char path[PATH_BYTES], config[PATH_BYTES], *threads, *text, *epochs;
+    char path[PATH_BYTES], config[PATH_BYTES], *threads, *text, *epochs, *device;
     const char *out;
     int n = 0, n_threads;
     TRY(env_threads_of((int)a->jobs, &n_threads));
@@ -483,13 +517,16 @@ static status make_words(sweep *s, const sweep_args *a, int trial, const char *s
     TRY(ARENA_NEW(&s->memory, &threads, 64));
     TRY(ARENA_NEW(&s->memory, &epochs, 32));
     snprintf(threads, 64, "HSTU_THREADS=%d", n_threads);
-    snprintf(epochs, 32, "%" PRId64, a->epochs);
-    const char *const first[] = {"env",      threads,  self,    "train", "--gin-config-file",
-                                 a->gin,     "--data", a->data, "--out", out,
-                                 "--device", a->device};
+    snprintf(epochs, 32, "%" PRId64, a->is_enough > 0 ? a->is_enough : a->epochs);
+    TRY(ARENA_NEW(&s->memory, &device, strlen(a->device) + 1));
+    take_device(a->device, job, device);
+    const char *const first[] = {"env",   threads, self, "train",    a->gin, "--data",
+                                 a->data, "--out", out,  "--device", device};
     for (size_t i = 0; i < sizeof first / sizeof *first; i++)
         words[n++] = first[i];
     if (a->epochs > 0) words[n++] = "--epochs", words[n++] = epochs;
+    if (a->part == ON_VALIDATION) words[n++] = "--validate";
+    if (a->split != NULL) words[n++] = "--split", words[n++] = a->split;
     for (size_t i = 0; i < a->set.n_items; i++)
         words[n++] = "--set", words[n++] = a->set.item[i];
     for (int i = 0; i < s->n_ranges; i++) {
@@ -508,7 +545,7 @@ static status make_words(sweep *s, const sweep_args *a, int trial, const char *s
 static status start(sweep *s, const sweep_args *a, const char *self, int trial, sweep_job *job) {
     const char *words[MAX_WORDS];
     char log[PATH_BYTES];
-    TRY(make_words(s, a, trial, self, words));
+    TRY(make_words(s, a, trial, (int)(job - running), self, words));
     TRY(trial_path(log, a, trial, ".log"));
     fflush(NULL);
     pid_t pid = fork();
@@ -614,12 +651,48 @@ static status run_trials(sweep *s, const sweep_args *a, const char *self) {
                : st;
 }
 
+/* All but the best `n` of the trials have had enough. */
+static void keep_best(sweep *s, const sweep_trial **best, int n) {
+    int n_with = sweep_order(s, best);
+    for (int i = 0; i < s->n_trials; i++)
+        s->trial[i].is_done = true;
+    for (int i = 0; i < n && i < n_with; i++)
+        s->trial[best[i] - s->trial].is_done = false;
+}
+
+/* Successive halving: all trials for a few epochs, the best third of them for three times as many,
+ * and so on up to --epochs. */
+static status run_rounds(sweep *s, sweep_args *a, const char *self) {
+    const sweep_trial **best;
+    int64_t epochs = a->epochs;
+    int n = s->n_trials, n_rounds = 1;
+    for (; n > 1 && epochs >= HALVING; n /= HALVING, n_rounds++)
+        epochs /= HALVING;
+    TRY(MEM_NEW(&best, (size_t)s->n_trials));
+    status st = OK;
+    n = s->n_trials;
+    for (int round = 1; round <= n_rounds && st == OK; round++) {
+        a->is_enough = round == n_rounds ? a->epochs : epochs;
+        for (int i = 0; i < s->n_trials; i++)
+            if (s->trial[i].epochs >= a->is_enough) s->trial[i].is_done = true;
+        log_info("round %d of %d: %d trial%s, up to epoch %" PRId64, round, n_rounds, n,
+                 n == 1 ? "" : "s", a->is_enough);
+        st = run_trials(s, a, self);
+        n = n > HALVING ? n / HALVING : 1;
+        epochs *= HALVING;
+        if (st == OK && round < n_rounds) keep_best(s, best, n);
+    }
+    mem_free(best);
+    return st;
+}
+
 /* What the sweep is, so that another one is not mixed with it. */
 static status describe(const sweep_args *a, buf *out) {
     TRY(buf_printf(out,
-                   "hstu sweep 1\nconfig %s\ndata %s\nepochs %" PRId64 "\nrandom %" PRId64
-                   "\nseed %" PRId64 "\n",
-                   a->gin, a->data, a->epochs, a->n_random, a->seed));
+                   "hstu sweep 2\nconfig %s\ndata %s\nepochs %" PRId64 "\nrandom %" PRId64
+                   "\nseed %" PRId64 "\npart %s\nsplit %s\nhalving %d\n",
+                   a->gin, a->data, a->epochs, a->n_random, a->seed, parts[a->part],
+                   a->split != NULL ? a->split : "-", a->is_halving));
     for (size_t i = 0; i < a->set.n_items; i++)
         TRY(buf_printf(out, "set %s\n", a->set.item[i]));
     for (size_t i = 0; i < a->ranges.n_items; i++)
@@ -663,7 +736,7 @@ static void remove_folder(const sweep *s, const sweep_args *a) {
     (void)rmdir(a->out);
 }
 
-static status run(sweep *s, const sweep_args *a) {
+static status run(sweep *s, sweep_args *a) {
     char self[CONFIG_PATH_BYTES];
     int n_done = 0, n_failed = 0;
     bool is_new;
@@ -675,12 +748,15 @@ static status run(sweep *s, const sweep_args *a) {
         return fail(ERR_USAGE, "%zu times --set", a->set.n_items);
     TRY(open_folder(a, &is_new));
     s->metric = a->metric;
+    s->part = parts[a->part];
+    if (a->is_halving && a->epochs == 0)
+        return fail(ERR_USAGE, "--halving also needs --epochs N, of the last round");
     for (int i = 0; i < s->n_trials; i++)
         TRY(read_trial(s, a, i));
     for (int i = 0; i < s->n_trials; i++)
         n_done += s->trial[i].is_done;
     log_info("%d trials, %d of them done; %d at a time", s->n_trials, n_done, (int)a->jobs);
-    status st = run_trials(s, a, self);
+    status st = a->is_halving ? run_rounds(s, a, self) : run_trials(s, a, self);
     if (st == ERR_CONFIG && is_new) remove_folder(s, a);
     for (int i = 0; i < s->n_trials; i++)
         n_failed += s->trial[i].is_failed;
@@ -735,7 +811,16 @@ status cmd_sweep(int argc, char **argv) {
         OPT_TEXT(
             "--metric", &a.metric, "NAME",
             "Metric to sort by (default: the first of ndcg@10, auc, hr@10 and loss that exists)."),
-        OPT_TEXT("--device", &a.device, "DEVICE", WORK_DEVICES),
+        OPT_CHOICE("--part", &a.part, "PART", parts,
+                   "Part that the metric is of: validation (default; trials train with --validate, "
+                   "and their best evaluation counts) or test."),
+        OPT_TEXT("--split", &a.split, "SPLIT", "Split of the trials, as for 'hstu train'."),
+        OPT_FLAG("--halving", &a.is_halving,
+                 "Train all trials for a few epochs, the best third of them three times as long, "
+                 "and so on up to --epochs."),
+        OPT_TEXT("--device", &a.device, "DEVICE,...",
+                 "Device: auto (default), cpu, cuda or cuda:N; of several, trials that run at the "
+                 "same time take one each."),
         {0},
     };
     const arg_spec spec = {

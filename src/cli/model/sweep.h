@@ -24,6 +24,7 @@ typedef struct sweep_trial {
     int at[SWEEP_RANGES]; /* which value of each range */
     double metric;        /* NAN: there is none (yet) */
     double seconds;
+    int64_t epochs; /* trained so far */
     bool is_done, is_failed;
 } sweep_trial;
 
@@ -34,6 +35,7 @@ typedef struct sweep {
     sweep_trial *trial; /* (n_trials) */
     int n_trials;
     const char *metric; /* what trials are compared by; NULL: what their logs have */
+    const char *part;   /* of the data that the metric is of */
     bool is_lower_better;
 } sweep;
 

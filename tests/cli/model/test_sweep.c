@@ -79,8 +79,8 @@ TEST(sweep_trains_and_goes_on) {
     free(text);
     text = shell(0, "cat s/sweep.csv; grep -c '<polyline' s/sweep.html; grep -c '<script' "
                     "s/sweep.html || true");
-    CHECK_CONTAINS(
-        text, "trial,ndcg@10,seconds,state,train_fn.learning_rate,hstu_encoder.num_blocks\n0,");
+    CHECK_CONTAINS(text, "trial,ndcg@10,part,epochs,seconds,state,train_fn.learning_rate,hstu_"
+                         "encoder.num_blocks\n0,");
     CHECK_CONTAINS(text, "\n4\n0\n");
     free(text);
     free(shell(
@@ -115,10 +115,48 @@ TEST(sweep_refuses_what_cannot_be) {
          "no metric 'moods'");
 }
 
+/* What decides is the best evaluation on validation, as the log has it; the test part must be asked
+ * for, and is named wherever trials are sorted by it. */
+TEST(sweep_selects_on_validation) {
+    free(shell(0, SWEEP "--epochs 3"));
+    char *text = shell(0, "cat s/sweep.csv s/trial-0001/log.jsonl");
+    const char *row = strstr(text, "\n1,"), *best = strstr(text, "\"best_validation\":");
+    CHECK(row != NULL && best != NULL);
+    CHECK(fabs(strtod(row + 3, NULL) - strtod(best + 18, NULL)) < 1e-8);
+    CHECK_CONTAINS(row, ",validation,3,");
+    free(text);
+    says(0, "grep -c 'ndcg@10 is of the validation part[.]' s/sweep.html", "1");
+    says(2, SWEEP "--epochs 3 --part test", "has another sweep");
+    free(shell(0, "rm -r s"));
+    says(0, SWEEP "--part test --split leave-one-out",
+         "ndcg@10 is of the test part: the best of many trials on it is no estimate");
+    says(0, "grep -c 'is of the test part: the best of many' s/sweep.html", "1");
+    says(0, "tail -1 s/trial-0001/log.jsonl; cat s/sweep.csv", ",test,1,");
+}
+
+/* 9 trials for 1 epoch, 3 for 3, 1 for 9; the same command again trains nothing. */
+TEST(sweep_halving_goes_on_with_the_best) {
+    const char *command = "./hstu sweep m.gin --data data --device cpu,cpu --jobs 2 --out s "
+                          "--set-range train_fn.learning_rate=log:1e-4..1e-1:9 --halving ";
+    char whole[512];
+    says(2, command, "--halving also needs --epochs");
+    snprintf(whole, sizeof whole, "rm -rf s; HSTU_LOG=info %s --epochs 9 2>&1", command);
+    says(0, whole, "round 3 of 3: 1 trial, up to epoch 9");
+    says(0, "cut -d, -f4 s/sweep.csv | sort | uniq -c | tr -s ' ' | tr '\\n' ';'",
+         " 6 1; 2 3; 1 9; 1 epochs;");
+    char *text = shell(0, "sort -t, -k2,2gr s/sweep.csv | grep ',[39],' | head -1");
+    CHECK_CONTAINS(text, ",done,");
+    free(text);
+    free(shell(0, "ls -l --time-style=full-iso s/*/log.jsonl > before"));
+    snprintf(whole, sizeof whole, "HSTU_LOG=info %s --epochs 9 2>&1", command);
+    says(0, whole, "9 trials, 9 of them done");
+    free(shell(0, "ls -l --time-style=full-iso s/*/log.jsonl | cmp - before"));
+}
+
 /* A trial that fails does not stop the others, and the sweep ends with code 1. */
 TEST(sweep_goes_on_after_a_trial_that_fails) {
-    free(shell(0, "mkdir v && printf 'hstu sweep 1\\nconfig m.gin\\ndata data\\nepochs 1\\nrandom "
-                  "0\\nseed 0\\nrange "
+    free(shell(0, "mkdir v && printf 'hstu sweep 2\\nconfig m.gin\\ndata data\\nepochs 1\\nrandom "
+                  "0\\nseed 0\\npart validation\\nsplit -\\nhalving 0\\nrange "
                   "train_fn.learning_rate=1e-3,1e-2\\n' > v/sweep.txt && touch v/trial-0000"));
     char *text =
         shell(1, "./hstu sweep m.gin --data data --device cpu --epochs 1 --out v --set-range "
