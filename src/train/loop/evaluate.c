@@ -5,19 +5,12 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/hash.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/range.h"
 #include "base/thread.h"
 #include "nn/dynamic.h"
 #include "ops/comm.h"
-
-/* What the last run found of a user: a target's position, or the number of scored rows. */
-typedef struct user_found {
-    uint64_t user;
-    int64_t found;
-} user_found;
 
 struct evaluator {
     arena memory; /* of the arrays */
@@ -50,10 +43,10 @@ struct evaluator {
     metric_list metrics;
     bool keeps_seen;
     /* bootstrap: the users of the last run, this rank's in retrieval, all in ranking */
-    user_found *users;
+    user_position *users;
     int64_t n_users;
     size_t users_capacity;
-    user_found *round; /* (B): ranking, of this rank's batch in the round */
+    user_position *round; /* (B): ranking, of this rank's batch in the round */
     int64_t n_round, n_unknown, n_runs;
     const double *replicate; /* its AUC of each task; NULL: the figures are of all rows */
 };
@@ -75,9 +68,9 @@ static void add_metric(eval_result *r, double value, const char *fmt, ...) {
     r->item[r->n++].value = value;
 }
 
-static status note_user(evaluator *e, uint64_t user, int64_t found) {
+static status note_user(evaluator *e, uint64_t user, int64_t position) {
     TRY(MEM_RESERVE(&e->users, &e->users_capacity, (size_t)e->n_users + 1));
-    e->users[e->n_users++] = (user_found){user, found};
+    e->users[e->n_users++] = (user_position){user, position};
     return OK;
 }
 
@@ -209,7 +202,7 @@ static int64_t collect_labels(evaluator *e, const batch *b) {
         int32_t from = e->s->max_targets > 0 ? end - b->n_targets[u] : b->offsets[u];
         for (int32_t i = from; i < end; i++)
             e->label[n++] = b->action[i];
-        e->round[u] = (user_found){b->users[u], end - from};
+        e->round[u] = (user_position){b->users[u], end - from};
     }
     return n;
 }
@@ -277,12 +270,12 @@ static status gather_counts(comm *c, int64_t n_own, int64_t n_rows[SESSION_MAX_R
 }
 
 /* Adds what each rank has found of its users, in the order of the ranks. */
-static status gather_users(evaluator *e, const user_found *own, int64_t n_own) {
+static status gather_users(evaluator *e, const user_position *own, int64_t n_own) {
     comm *c = e->s->comm;
     int64_t n_rows[SESSION_MAX_RANKS], n = n_own;
     if (comm_size(c) > 1) TRY(gather_counts(c, n_own, n_rows, &n));
     TRY(MEM_RESERVE(&e->users, &e->users_capacity, (size_t)(e->n_users + n)));
-    user_found *to = e->users + e->n_users;
+    user_position *to = e->users + e->n_users;
     e->n_users += n;
     if (comm_size(c) == 1) {
         memcpy(to, own, (size_t)n * sizeof *to);
@@ -355,7 +348,7 @@ static status report_areas(const evaluator *e, eval_result *r) {
 static double value_of(const evaluator *e, const metric *m) {
     switch (m->kind) {
     case METRIC_COVERAGE:
-        return e->replicate == NULL ? coverage(e, m->k) : NAN;
+        return coverage(e, m->k);
     case METRIC_ACCURACY:
         return e->n_rows > 0 ? (double)e->n_right / (double)e->n_rows : NAN;
     case METRIC_LOGLOSS:
@@ -583,35 +576,6 @@ status evaluator_run(evaluator *e, int64_t max_batches, eval_result *out) {
 
 /* Bootstrap: the state that `report` reads, of users with weights. */
 
-static void count_replicate(evaluator *e, const user_found *users, int64_t n, int replicate,
-                            position_counts *to) {
-    memset(to, 0, sizeof *to);
-    for (int64_t i = 0; i < n; i++)
-        to->count[users[i].found] += (uint64_t)bootstrap_weight(users[i].user, replicate);
-    for (int64_t i = 0; i < e->n_unknown; i++)
-        to->count[POSITION_MISS] += (uint64_t)bootstrap_weight(~(uint64_t)i, replicate);
-}
-
-static status retrieval_replicates(evaluator *e, int n, replicates *out) {
-    static const double none[AUC_MAX_TASKS];
-    position_counts *all = e->counts, *weighted;
-    TRY(MEM_NEW(&weighted, 1));
-    e->counts = weighted;
-    e->replicate = none;
-    status st = OK;
-    for (int r = 0; r < n && st == OK; r++) {
-        eval_result one = {.is_retrieval = true};
-        count_replicate(e, e->users, e->n_users, r, weighted);
-        st = report(e, &one);
-        for (int i = 0; i < one.n; i++)
-            out->value[i * n + r] = one.item[i].value;
-    }
-    e->replicate = NULL;
-    e->counts = all;
-    mem_free(weighted);
-    return st;
-}
-
 /* Of ranking: what each user adds to the sums. */
 typedef struct user_sums {
     log_losses losses;
@@ -627,7 +591,7 @@ static status sum_users(evaluator *e, user_sums *sums) {
     size_t row = 0;
     for (int64_t u = 0; u < e->n_users; u++) {
         const float *logits = a->score + row * (size_t)a->n_tasks;
-        int64_t n = e->users[u].found;
+        int64_t n = e->users[u].position;
         sums[u].losses = (log_losses){.n_columns = e->n_columns, .is_bits = e->is_bits};
         log_losses_add(&sums[u].losses, logits, class_ + row, n);
         e->n_right = 0;
@@ -657,7 +621,7 @@ static void weigh_users(evaluator *e, const user_sums *sums, int replicate, uint
     e->n_rows = e->losses.n * (e->is_bits ? e->n_columns : 1);
 }
 
-static status ranking_replicates(evaluator *e, int n, replicates *out) {
+static status ranking_replicates(evaluator *e, replicates *out) {
     log_losses losses = e->losses;
     int64_t n_right = e->n_right, n_rows = e->n_rows;
     user_sums *sums = NULL;
@@ -668,14 +632,14 @@ static status ranking_replicates(evaluator *e, int n, replicates *out) {
     if (st == OK) st = MEM_NEW(&weight, e->areas.n);
     if (st == OK) st = weighted_auc_init(&areas, &e->areas);
     if (st == OK) st = sum_users(e, sums);
-    for (int r = 0; r < n && st == OK; r++) {
+    for (int r = 0; r < out->n && st == OK; r++) {
         eval_result one = {0};
         weigh_users(e, sums, r, weight);
         weighted_auc_compute(&areas, weight, area);
         e->replicate = area;
         st = report(e, &one);
         for (int i = 0; i < one.n; i++)
-            out->value[i * n + r] = one.item[i].value;
+            out->value[i * out->n + r] = one.item[i].value;
     }
     e->replicate = NULL;
     e->losses = losses;
@@ -687,44 +651,34 @@ static status ranking_replicates(evaluator *e, int n, replicates *out) {
     return st;
 }
 
-/* Not of an order: ranks gather their users in another one than a single rank has. */
-static uint64_t hash_users(const evaluator *e) {
-    uint64_t sum = hash64_mix((uint64_t)e->n_unknown);
-    for (int64_t i = 0; i < e->n_users; i++)
-        sum += hash64_mix(e->users[i].user + 1);
-    return hash64_mix(sum ^ batcher_fingerprint(e->s->data));
+/* In retrieval each rank has its own users. */
+static status gather_all_users(evaluator *e) {
+    user_position *mine = e->users;
+    int64_t n_mine = e->n_users;
+    if (e->s->config->task != TASK_RETRIEVAL || comm_size(e->s->comm) == 1) return OK;
+    e->users = NULL;
+    e->n_users = 0;
+    e->users_capacity = 0;
+    status st = gather_users(e, mine, n_mine);
+    mem_free(mine);
+    return st;
 }
 
 status evaluator_bootstrap(evaluator *e, eval_result *r, replicates *out) {
-    const int64_t most = (int64_t)1 << 31; /* rows times tasks in all: some seconds */
-    int64_t cost = r->is_retrieval ? r->n_users : (int64_t)e->areas.n * e->n_columns, n;
+    int64_t cost = r->is_retrieval ? r->n_users : (int64_t)e->areas.n * e->n_columns;
     replicates own = {0};
     if (r->run != e->n_runs || (!r->is_retrieval && e->n_columns > AUC_MAX_TASKS)) return OK;
-    if (r->is_retrieval && comm_size(e->s->comm) > 1) {
-        user_found *mine = e->users;
-        int64_t n_mine = e->n_users;
-        e->users = NULL;
-        e->n_users = 0;
-        e->users_capacity = 0;
-        status st = gather_users(e, mine, n_mine);
-        mem_free(mine);
-        TRY(st);
-    }
-    n = cost > 0 ? most / cost : BOOTSTRAP_MAX;
-    own.n = (int)(n < BOOTSTRAP_MIN ? BOOTSTRAP_MIN : n > BOOTSTRAP_MAX ? BOOTSTRAP_MAX : n);
-    own.users = hash_users(e);
-    own.n_metrics = r->n;
-    TRY(MEM_NEW(&own.metric, (size_t)r->n));
-    status st = MEM_NEW(&own.value, (size_t)(own.n * r->n));
-    if (st == OK)
-        st = (r->is_retrieval ? retrieval_replicates : ranking_replicates)(e, own.n, &own);
+    TRY(gather_all_users(e));
+    status st = replicates_init(&own, r->n, cost);
+    if (st == OK && r->is_retrieval)
+        st = replicates_of_positions(&own, e->users, e->n_users, e->n_unknown, &e->metrics);
+    if (st == OK && !r->is_retrieval) st = ranking_replicates(e, &own);
+    replicates_set_users(&own, e->users, e->n_users, e->n_unknown, batcher_fingerprint(e->s->data));
     for (int i = 0; i < r->n && st == OK; i++) {
-        double sorted[BOOTSTRAP_MAX];
-        memcpy(sorted, own.value + i * own.n, (size_t)own.n * sizeof *sorted);
-        bootstrap_bounds x = bootstrap_interval(sorted, own.n);
+        bootstrap_bounds x = replicates_bounds(&own, i);
         r->item[i].low = x.low;
         r->item[i].high = x.high;
-        snprintf(own.metric[i].name, sizeof own.metric[i].name, "%s", r->item[i].name);
+        memcpy(own.metric[i].name, r->item[i].name, sizeof own.metric[i].name);
         own.metric[i].figure = r->item[i].value;
     }
     if (st == OK && out != NULL)

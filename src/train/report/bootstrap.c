@@ -83,6 +83,46 @@ void replicates_fini(replicates *r) {
     *r = (replicates){0};
 }
 
+status replicates_init(replicates *r, int n_metrics, int64_t cost) {
+    const int64_t most = (int64_t)1 << 31; /* in all: some seconds */
+    int64_t n = cost > 0 ? most / cost : BOOTSTRAP_MAX;
+    n = n < BOOTSTRAP_MIN ? BOOTSTRAP_MIN : n > BOOTSTRAP_MAX ? BOOTSTRAP_MAX : n;
+    *r = (replicates){.n = (int)n, .n_metrics = n_metrics};
+    TRY(MEM_NEW(&r->metric, (size_t)n_metrics));
+    return MEM_NEW(&r->value, (size_t)(n * n_metrics));
+}
+
+bootstrap_bounds replicates_bounds(const replicates *r, int i) {
+    double sorted[BOOTSTRAP_MAX];
+    memcpy(sorted, r->value + i * r->n, (size_t)r->n * sizeof *sorted);
+    return bootstrap_interval(sorted, r->n);
+}
+
+void replicates_set_users(replicates *r, const user_position *users, int64_t n, int64_t n_unknown,
+                          uint64_t data) {
+    uint64_t sum = hash64_mix((uint64_t)n_unknown);
+    for (int64_t i = 0; i < n; i++)
+        sum += hash64_mix(users[i].user + 1);
+    r->users = hash64_mix(sum ^ data);
+}
+
+status replicates_of_positions(replicates *r, const user_position *users, int64_t n,
+                               int64_t n_unknown, const metric_list *metrics) {
+    position_counts *c;
+    TRY(MEM_NEW(&c, 1));
+    for (int k = 0; k < r->n; k++) {
+        memset(c, 0, sizeof *c);
+        for (int64_t i = 0; i < n; i++)
+            c->count[users[i].position] += (uint64_t)bootstrap_weight(users[i].user, k);
+        for (int64_t i = 0; i < n_unknown; i++)
+            c->count[POSITION_MISS] += (uint64_t)bootstrap_weight(~(uint64_t)i, k);
+        for (int m = 0; m < metrics->n; m++)
+            r->value[m * r->n + k] = position_counts_metric(c, &metrics->item[m]);
+    }
+    mem_free(c);
+    return OK;
+}
+
 const double *replicates_of(const replicates *r, const char *name, int *at) {
     for (*at = 0; *at < r->n_metrics; ++*at)
         if (strcmp(r->metric[*at].name, name) == 0) return r->value + *at * r->n;

@@ -39,6 +39,28 @@ typedef struct replicates {
 } replicates;
 void replicates_fini(replicates *r);
 
+/* Makes room; `cost`: how often a replicate weighs something, which limits their number. */
+status replicates_init(replicates *r, int n_metrics, int64_t cost);
+
+/* The interval of metric i. */
+bootstrap_bounds replicates_bounds(const replicates *r, int i);
+
+/* What an evaluation found of a user: the position of the target, 1..POSITION_MISS, or the number
+ * of scored rows. */
+typedef struct user_position {
+    uint64_t user;
+    int64_t position;
+} user_position;
+
+/* Fills in `users`, not by their order; n_unknown: users whose target nobody knows, each a miss;
+ * data: fingerprint. */
+void replicates_set_users(replicates *r, const user_position *users, int64_t n, int64_t n_unknown,
+                          uint64_t data);
+
+/* Fills in the values of metrics of positions; others are NAN. */
+status replicates_of_positions(replicates *r, const user_position *users, int64_t n,
+                               int64_t n_unknown, const metric_list *metrics);
+
 /* RUN/intervals.json; `part`: of the data.  Reading is ERR_FORMAT where it is damaged, and gives
  * nothing where a run has none. */
 status replicates_write(const replicates *r, const char *run, const char *part);
