@@ -139,9 +139,18 @@ static const char *option_of(const comparison *c, int run, const char *key) {
     return value != NULL ? value : "-";
 }
 
+/* Lists of `hstu eval --recommendations` have no options. */
+static bool is_model(const comparison *c, int run) {
+    return strcmp(option_of(c, run, "source.model"), "lists") != 0;
+}
+
 static bool differs(const comparison *c, const char *key) {
-    for (int i = 1; i < c->n; i++)
-        if (strcmp(option_of(c, 0, key), option_of(c, i, key)) != 0) return true;
+    const char *first = NULL;
+    for (int i = 0; i < c->n; i++) {
+        if (!is_model(c, i)) continue;
+        if (first == NULL) first = option_of(c, i, key);
+        if (strcmp(first, option_of(c, i, key)) != 0) return true;
+    }
     return false;
 }
 

@@ -6,6 +6,7 @@
 
 #include "base/log.h"
 #include "cli/cli.h"
+#include "cli/model/eval_lists.h"
 #include "cli/output.h"
 #include "cli/work.h"
 #include "config/metric_list.h"
@@ -20,7 +21,8 @@ static const char *const parts[] = {"test", "validation", NULL};
 
 typedef struct eval_args {
     const char *path, *checkpoint, *data, *device;
-    const char *metrics;
+    const char *metrics, *lists, *out;
+    int64_t window;
     bool is_json, has_baselines, keeps_seen;
     int part; /* of parts */
     int64_t n_ranks;
@@ -244,9 +246,33 @@ static status run_on_ranks(eval_args *a) {
     return ranks_leave(a->ranks, st == OK ? run(a) : st);
 }
 
+/* --recommendations: no model, so the split is what the command line says. */
+static status run_lists(eval_args *a) {
+    eval_lists_args l = {.file = a->lists,
+                         .data = a->data,
+                         .metrics = a->metrics,
+                         .out = a->out,
+                         .part = part_of(a),
+                         .window = a->window > 0 ? a->window : INT32_MAX,
+                         .is_json = a->is_json,
+                         .keeps_seen = a->keeps_seen};
+    if (a->data == NULL) return fail(ERR_USAGE, "--recommendations also needs --data DIR");
+    if (a->path != NULL || a->checkpoint != NULL || a->has_baselines || a->n_ranks > 1)
+        return fail(ERR_USAGE, "--recommendations measures lists, not a model: leave out RUN, "
+                               "--checkpoint, --baselines and --ranks");
+    a->split_args.has_validation = l.part == PART_VALIDATION;
+    if (split_args_given(&a->split_args))
+        TRY(split_args_read(&a->split_args, &l.split));
+    else
+        l.split.rule =
+            split_rule_of(l.part == PART_TEST ? SPLIT_LEAVE_ONE_OUT : SPLIT_LEAVE_TWO_OUT);
+    return eval_lists(&l);
+}
+
 status cmd_eval(int argc, char **argv) {
     eval_args a = {.device = "auto"};
     char room[RUN_DATA_BYTES];
+    int n = 0;
     const arg_option options[] = {
         OPT_TEXT("--data", &a.data, "DIR",
                  "Prepared data (default: what the run was trained on); items are matched to the "
@@ -269,6 +295,16 @@ status cmd_eval(int argc, char **argv) {
                  "for ranking. Example: HR@5,NDCG@20,COVERAGE@10."),
         OPT_FLAG("--keep-seen", &a.keeps_seen,
                  "Keep items of the history in the ranking, for data in which users repeat items."),
+        OPT_TEXT("--recommendations", &a.lists, "FILE",
+                 "Evaluate these lists instead of a model: JSON lines {\"user\": ID, \"items\": "
+                 "[ID, ...]}, as 'hstu recommend --json' writes them, or CSV with columns user and "
+                 "item, a row per item in the order of the list."),
+        OPT_INT("--window", &a.window, "N", 1, INT32_MAX,
+                "With --recommendations: only items of the last N events before the target are "
+                "left out of the lists (default: of all events)."),
+        OPT_TEXT("--out", &a.out, "RUN",
+                 "With --recommendations: also write a folder that 'hstu compare' takes like a "
+                 "run."),
         OPT_TEXT("--device", &a.device, "DEVICE", WORK_DEVICES),
         OPT_INT("--ranks", &a.n_ranks, "G", 1, 64,
                 "Number of processes that share the users (default 1); the metrics do not change."),
@@ -281,9 +317,12 @@ status cmd_eval(int argc, char **argv) {
                    "each held-out item in the whole catalogue without the items of the history, or "
                    "AUC for ranking. docs/evaluation.md describes the protocols.",
         .options = options,
-        .min_positional = 1,
         .max_positional = 1};
-    ARGS_PARSE(&spec, &a.path, NULL);
+    ARGS_PARSE(&spec, &a.path, &n);
+    if (a.lists != NULL) return run_lists(&a);
+    if (n == 0) return fail(ERR_USAGE, "missing argument; usage: %s", spec.usage);
+    if (a.out != NULL || a.window > 0)
+        return fail(ERR_USAGE, "--out and --window are for --recommendations FILE");
     TRY(run_config_find_data(a.path, spec.usage, room, &a.data));
     return run_on_ranks(&a);
 }

@@ -716,6 +716,7 @@ static const char *target_text(const protocol *p, char text[TEXT_BYTES]) {
 static const char *seen_text(const protocol *p, char text[TEXT_BYTES]) {
     bool keeps_seen = p->result != NULL ? p->result->keeps_seen : p->keeps_seen;
     if (keeps_seen) return "none, items of the history stay in the ranking";
+    if (p->session->max_history == INT32_MAX) return "items of all events before the target";
     snprintf(text, TEXT_BYTES, "items of the last %d events before the target",
              p->session->max_history);
     return text;

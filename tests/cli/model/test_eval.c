@@ -139,6 +139,87 @@ TEST(eval_with_a_test_file) {
     free(text);
 }
 
+/* The lists of a model are measured as the model is, in JSON lines and in CSV, and by `compare`
+ * they are the same.  Without a time bias: an evaluation knows the time of the target. */
+TEST(eval_of_recommendations_is_that_of_their_model) {
+    static const char *const metrics[] = {"hr@10", "ndcg@10", "mrr"};
+    char *lists = "eval --recommendations lists.jsonl --data 'the data' --test-file 'the test' "
+                  "--metrics HR@10,NDCG@10,MRR --window 100 ";
+    char args[512];
+    free(said(0, "synth --help"));
+    write_test_file();
+    free(said(0, "prep csv --input train.csv --out 'the data' --user-col user --item-col item "
+                 "--time-col time"));
+    free(said(0, "prep csv --input test.csv --out 'the test' --user-col user --item-col item "
+                 "--time-col time"));
+    free(said(0, "train m.gin --data 'the data' --test-file 'the test' --out run --epochs 3 "
+                 "--set train_fn.max_sequence_length=100 "
+                 "--set hstu_encoder.enable_relative_attention_bias=False"));
+    free(said(0, "recommend run --all-users -k 60 --json --out lists.jsonl"));
+    free(said(0, "recommend run --all-users -k 60 --format csv --out lists.csv"));
+    char *other = said(0, "eval run --json --metrics HR@10,NDCG@10,MRR");
+    snprintf(args, sizeof args, "%s --json", lists);
+    char *text = said(0, args);
+    for (int i = 0; i < 3; i++)
+        CHECK(number_in(text, metrics[i]) == number_in(other, metrics[i]));
+    free(other);
+    free(text);
+    snprintf(args, sizeof args, "%s --out lists", lists);
+    text = said(0, args);
+    CHECK_CONTAINS(text, "lists.jsonl: lists of 40 of 40 users\n");
+    CHECK_CONTAINS(text, "  Left out  items of the last 100 events before the target\n");
+    free(text);
+    free(said(2, args)); /* the folder exists */
+    text = said(0, "compare run lists");
+    CHECK_CONTAINS(text,
+                   "hr@10                                               -    +0.0000 unclear");
+    CHECK_CONTAINS(text,
+                   "model                                   hstu-research              lists");
+    CHECK(strstr(text, "train_fn.") == NULL);
+    free(text);
+    text = said(0, "eval --recommendations lists.csv --data 'the data' --test-file 'the test' "
+                   "--metrics HR@10,NDCG@10,MRR --window 100 --json");
+    snprintf(args, sizeof args, "%s --json", lists);
+    other = said(0, args);
+    for (int i = 0; i < 3; i++)
+        CHECK(number_in(text, metrics[i]) == number_in(other, metrics[i]));
+    free(other);
+    free(text);
+}
+
+TEST(eval_of_recommendations_says_what_is_wrong) {
+    static const struct {
+        const char *file, *args, *text;
+        int code;
+    } cases[] = {
+        {"", "--data data", "have no list: each counts as a miss", 0},
+        {"{\"user\": 1, \"items\": [99999, \"x\"]}\n", "--data data", "2 of 2 ids are not known",
+         0},
+        {"{\"user\": 77777, \"items\": [1]}\n", "--data data", "1 of 1 ids is not known", 0},
+        {"{\"user\": 1, \"items\": [1]}\n\n{\"user\": 1, \"items\": []}\n", "--data data",
+         "l, line 3: a second list of user 1", 1},
+        {"{\"user\": 1}\n", "--data data", "l, line 1: no {\"user\": ..., \"items\": [...]}", 1},
+        {"{\"user\": 1, \"items\": [1.5]}\n", "--data data", "l, line 1: no id", 1},
+        {"{\"user\": 1, \"items\": [\n", "--data data", "l, line 1", 1},
+        {"user,thing\n1,2\n", "--data data", "l, line 1: the header has no columns", 1},
+        {"user,item\n1\n", "--data data", "l, line 2: 1 fields", 1},
+        {"user,item\n1,2\n", "", "also needs --data", 2},
+        {"user,item\n1,2\n", "run --data data", "leave out RUN", 2},
+        {"user,item\n1,2\n", "--data data --metrics AUC", "HR@k", 2},
+        {"user,item\n1,2\n", "--data data --metrics COVERAGE@5", "of models alone", 2},
+    };
+    free(said(0, "synth --help"));
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char args[256];
+        write_text("l", cases[i].file);
+        snprintf(args, sizeof args, "eval --recommendations l %s", cases[i].args);
+        char *text = said(cases[i].code, args);
+        CHECK_CONTAINS(text, cases[i].text);
+        free(text);
+    }
+    free(said(2, "eval --window 3 run"));
+}
+
 TEST(eval_and_train_refuse_splits_that_contradict_themselves) {
     struct {
         const char *args, *text;

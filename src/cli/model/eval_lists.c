@@ -1,0 +1,360 @@
+#include "cli/model/eval_lists.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <strings.h>
+
+#include "base/file.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "cli/model/users.h"
+#include "cli/output.h"
+#include "config/metric_list.h"
+#include "data/read/csv.h"
+#include "data/set/batcher.h"
+#include "format/json.h"
+#include "train/loop/evaluate.h"
+#include "train/report/run_log.h"
+
+enum { ID_BYTES = 512, MAX_COLUMNS = 64, ARENA_BYTES = 1 << 16 };
+static const size_t FILE_MAX_BYTES = (size_t)1 << 36;
+
+/* A user of the part: where its list has got to. */
+typedef struct listed_user {
+    uint32_t target;
+    bool is_held_out, has_list;
+    int32_t n;        /* places of the list so far */
+    int32_t position; /* 0: not found */
+} listed_user;
+
+typedef struct listing {
+    const eval_lists_args *a;
+    const seq_file *data;
+    split split;
+    split_users users;
+    listed_user *user; /* (n_users) */
+    uint64_t n_seen, n_lists;
+    bool has_hit;
+    id_count unknown_users, unknown_items;
+    uint64_t line;
+    metric_list metrics;
+    eval_result result;
+    replicates replicates;
+} listing;
+
+/* Whether the item is in the part of the user's history that the protocol leaves out. */
+static bool is_seen(const listing *l, uint64_t user, uint32_t item) {
+    event_range range;
+    if (l->a->keeps_seen || item == 0 || !split_range(&l->split, l->a->part, user, &range))
+        return false;
+    uint64_t end = range.end - 1, n = end - range.begin, most = (uint64_t)l->a->window;
+    for (uint64_t i = end - (n < most ? n : most); i < end; i++)
+        if (l->data->item[i] == item) return true;
+    return false;
+}
+
+/* The next place of a user's list.  An item that the data do not have takes a place, too. */
+static void add_item(listing *l, uint64_t user, const char *id) {
+    uint32_t item = seq_find_item(l->data, id);
+    listed_user *u = &l->user[user];
+    id_count_add(&l->unknown_items, id, item != 0);
+    if (!u->is_held_out) return;
+    if (is_seen(l, user, item)) {
+        l->n_seen++;
+        return;
+    }
+    u->n++;
+    if (item != 0 && item == u->target && u->position == 0) u->position = u->n;
+}
+
+/* The user of a list, or false: the data do not have it. */
+static bool find_user(listing *l, const char *id, uint64_t *out) {
+    *out = seq_find_user(l->data, id);
+    bool is_known = *out < l->data->n_users;
+    id_count_add(&l->unknown_users, id, is_known);
+    return is_known;
+}
+
+static void begin_list(listing *l, uint64_t user) {
+    l->n_lists += !l->user[user].has_list;
+    l->user[user].has_list = true;
+}
+
+/* An id in JSON: a text, a whole number, or an object with one as "id" or "item". */
+static status json_id(const json_value *v, char id[ID_BYTES]) {
+    if (v != NULL && v->type == JSON_OBJECT) {
+        const json_value *own = json_member(v, "id");
+        v = own != NULL ? own : json_member(v, "item");
+    }
+    if (v != NULL && v->type == JSON_STRING && v->string_bytes < ID_BYTES) {
+        snprintf(id, ID_BYTES, "%s", v->string);
+        return OK;
+    }
+    if (v == NULL || v->type != JSON_NUMBER || v->number != rint(v->number))
+        return fail(ERR_FORMAT, "no id: a text, a whole number, or {\"id\": ...}");
+    snprintf(id, ID_BYTES, "%.0f", v->number);
+    return OK;
+}
+
+/* {"user": ID, "items": [ID, ...]}, as hstu recommend --json writes it. */
+static status read_json_line(listing *l, arena *memory, const char *line, size_t n) {
+    const json_value *v;
+    char id[ID_BYTES];
+    uint64_t user;
+    TRY(json_parse(memory, "the line", line, n, &v));
+    const json_value *items = v->type == JSON_OBJECT ? json_member(v, "items") : NULL;
+    if (items == NULL || items->type != JSON_ARRAY)
+        return fail(ERR_FORMAT, "no {\"user\": ..., \"items\": [...]}");
+    TRY(json_id(json_member(v, "user"), id));
+    if (!find_user(l, id, &user)) return OK;
+    if (l->user[user].has_list) return fail(ERR_FORMAT, "a second list of user %.60s", id);
+    begin_list(l, user);
+    for (const json_value *item = items->first; item != NULL; item = item->next) {
+        TRY(json_id(item, id));
+        add_item(l, user, id);
+    }
+    return OK;
+}
+
+/* The columns of the header that name user and item. */
+static status read_header(csv_field *fields, int n, int place[2]) {
+    static const char *const names[2][6] = {{"user", "user_id", "userid", "uid", "query", NULL},
+                                            {"item", "item_id", "itemid", "iid", "id", NULL}};
+    place[0] = place[1] = -1;
+    for (int i = 0; i < n; i++)
+        for (int k = 0; k < 2; k++)
+            for (int j = 0; names[k][j] != NULL; j++)
+                if (place[k] < 0 && fields[i].n_bytes == strlen(names[k][j]) &&
+                    strncasecmp(fields[i].text, names[k][j], fields[i].n_bytes) == 0)
+                    place[k] = i;
+    if (place[0] >= 0 && place[1] >= 0) return OK;
+    return fail(ERR_FORMAT, "the header has no columns user and item");
+}
+
+/* One row an item, in the order of the user's list. */
+static status read_csv_row(listing *l, char *line, size_t n, int place[2]) {
+    const csv_format format = {.delimiter = ",", .has_quotes = true};
+    csv_field fields[MAX_COLUMNS];
+    char id[2][ID_BYTES];
+    uint64_t user;
+    int n_fields;
+    TRY(csv_split(&format, line, n, fields, MAX_COLUMNS, &n_fields));
+    if (l->line == 1) return read_header(fields, n_fields, place);
+    for (int k = 0; k < 2; k++) {
+        if (place[k] >= n_fields || fields[place[k]].n_bytes >= ID_BYTES)
+            return fail(ERR_FORMAT, "%d fields: user or item is missing", n_fields);
+        snprintf(id[k], ID_BYTES, "%.*s", (int)fields[place[k]].n_bytes, fields[place[k]].text);
+    }
+    if (!find_user(l, id[0], &user)) return OK;
+    begin_list(l, user);
+    add_item(l, user, id[1]);
+    return OK;
+}
+
+static status read_lines(listing *l, char *text, size_t n) {
+    size_t first = strspn(text, " \r\n\t");
+    bool is_json = first < n && text[first] == '{';
+    int place[2] = {-1, -1};
+    arena memory;
+    arena_init(&memory, ARENA_BYTES);
+    status st = OK;
+    for (char *line = text; st == OK && line < text + n;) {
+        char *end = memchr(line, '\n', (size_t)(text + n - line));
+        size_t bytes = end != NULL ? (size_t)(end - line) : (size_t)(text + n - line);
+        size_t used = bytes > 0 && line[bytes - 1] == '\r' ? bytes - 1 : bytes;
+        l->line++;
+        if (used > 0)
+            st = is_json ? read_json_line(l, &memory, line, used)
+                         : read_csv_row(l, line, used, place);
+        arena_clear(&memory);
+        line += bytes + 1;
+    }
+    arena_fini(&memory);
+    return st == OK ? OK : fail_prefix(st, "%s, line %" PRIu64, l->a->file, l->line);
+}
+
+static status mark_users(listing *l) {
+    TRY(split_users_init(&l->users, &l->split, l->a->part));
+    TRY(split_users_check(&l->users, &l->split, l->a->part, 1));
+    TRY(MEM_NEW(&l->user, (size_t)l->data->n_users));
+    for (uint64_t i = 0; i < l->users.n; i++) {
+        uint64_t user = l->users.user != NULL ? l->users.user[i] : i;
+        event_range range;
+        split_range(&l->split, l->a->part, user, &range);
+        l->user[user] = (listed_user){.target = l->data->item[range.end - 1], .is_held_out = true};
+    }
+    return OK;
+}
+
+static status measure(listing *l) {
+    eval_result *r = &l->result;
+    int64_t n_users = (int64_t)l->users.n, n_unknown = (int64_t)l->users.n_lost;
+    user_position *found = NULL;
+    position_counts *counts = NULL;
+    *r = (eval_result){.n = l->metrics.n,
+                       .n_users = n_users + n_unknown,
+                       .n_unknown = n_unknown,
+                       .is_retrieval = true,
+                       .keeps_seen = l->a->keeps_seen,
+                       .n_items_ranked = (int32_t)l->data->n_items};
+    status st = MEM_NEW(&found, (size_t)n_users);
+    if (st == OK) st = MEM_NEW(&counts, 1);
+    if (st == OK) st = replicates_init(&l->replicates, r->n, r->n_users);
+    for (int64_t i = 0; st == OK && i < n_users; i++) {
+        uint64_t user = l->users.user != NULL ? l->users.user[i] : (uint64_t)i;
+        const listed_user *u = &l->user[user];
+        int32_t position =
+            u->position > 0 && u->position <= POSITION_LAST ? u->position : POSITION_MISS;
+        found[i] = (user_position){user, position};
+        l->has_hit |= position != POSITION_MISS;
+        counts->count[position]++;
+        r->n_repeated += u->target != 0 && is_seen(l, user, u->target);
+    }
+    if (st == OK) {
+        counts->count[POSITION_MISS] += (uint64_t)n_unknown;
+        replicates_set_users(&l->replicates, found, n_users, n_unknown,
+                             batcher_fingerprint(l->data));
+        st = replicates_of_positions(&l->replicates, found, n_users, n_unknown, &l->metrics);
+    }
+    for (int i = 0; st == OK && i < r->n; i++) {
+        char name[METRIC_NAME_BYTES];
+        bootstrap_bounds b = replicates_bounds(&l->replicates, i);
+        r->item[i] = (eval_metric){.value = position_counts_metric(counts, &l->metrics.item[i]),
+                                   .low = b.low,
+                                   .high = b.high};
+        snprintf(r->item[i].name, sizeof r->item[i].name, "%s",
+                 metric_name(&l->metrics.item[i], name));
+        snprintf(l->replicates.metric[i].name, sizeof l->replicates.metric[i].name, "%s",
+                 r->item[i].name);
+        l->replicates.metric[i].figure = r->item[i].value;
+    }
+    mem_free(found);
+    mem_free(counts);
+    return st;
+}
+
+/* A line as those of a run: by `compare` lists stand beside models. */
+static void write_line(const listing *l, const protocol *p, const char *event, json_writer *w) {
+    JSON_FIELDS(w, FIELD("event", event), FIELD("step", (int64_t)0), FIELD("model", "lists"),
+                FIELD("file", l->a->file));
+    split_record_write(&l->a->split, w);
+    json_key_string(w, "part", split_part_name(l->a->part));
+    json_key_int(w, "users", l->result.n_users);
+    json_key_int(w, "lists", (int64_t)l->n_lists);
+    for (int i = 0; i < l->result.n; i++)
+        if (isfinite(l->result.item[i].value))
+            json_key_double(w, l->result.item[i].name, l->result.item[i].value);
+    eval_write_intervals(&l->result, w);
+    protocol_write(p, w);
+}
+
+static status write_run(const listing *l, const protocol *p) {
+    static const char *const events[] = {"start", "done"};
+    static const char about[] = "{\"source\": {\"model\": \"lists\"}}\n";
+    char path[4096];
+    bool is_new;
+    run_log log;
+    buf line = {0};
+    TRY(folder_create(l->a->out, &is_new));
+    if (!is_new) return fail(ERR_USAGE, "%s exists; give another --out", l->a->out);
+    TRY(path_join(path, sizeof path, l->a->out, "config.json"));
+    TRY(file_write(path, about, sizeof about - 1));
+    TRY(replicates_write(&l->replicates, l->a->out, split_part_name(l->a->part)));
+    TRY(run_log_open(&log, l->a->out));
+    status st = OK;
+    for (int i = 0; i < 2 && st == OK; i++) {
+        json_writer w;
+        buf_clear(&line);
+        json_begin_object(&w, &line, 0);
+        write_line(l, p, events[i], &w);
+        st = json_finish_object(&w);
+        if (st == OK) st = run_log_append(&log, buf_str(&line));
+    }
+    run_log_close(&log);
+    buf_fini(&line);
+    return st;
+}
+
+static status print(const listing *l, const protocol *p) {
+    char count[SHOW_BYTES], of[SHOW_BYTES];
+    show_style style = show_stdout_style();
+    buf lines = {0};
+    if (l->a->is_json) {
+        write_line(l, p, "eval", json_line_open());
+        return json_line_print();
+    }
+    printf("%s%s%s: lists of %s of %s users\n\n", style.bold, l->a->file, style.plain,
+           show_count(count, l->n_lists), show_count(of, (uint64_t)l->result.n_users));
+    printf("%s  %-14s %8s  %s%s\n", style.bold, "", "lists", "95 % over users", style.plain);
+    for (int i = 0; i < l->result.n; i++) {
+        const eval_metric *m = &l->result.item[i];
+        printf("  %-14s %8.4f  [%.4f, %.4f]\n", m->name, m->value, m->low, m->high);
+    }
+    status st = protocol_describe(p, &lines);
+    if (st == OK) printf("\n%s%s%s", style.dim, buf_str(&lines), style.plain);
+    buf_fini(&lines);
+    return st;
+}
+
+static void tell(const listing *l) {
+    id_count_tell(&l->unknown_users, l->a->file);
+    id_count_tell(&l->unknown_items, l->a->file);
+    if (l->n_seen > 0)
+        log_info("%s: %" PRIu64 " listed items are in the user's history and were left out, as the "
+                 "protocol says (--keep-seen keeps them)",
+                 l->a->file, l->n_seen);
+    uint64_t n = (uint64_t)l->result.n_users;
+    if (!l->has_hit && l->n_lists > 0)
+        log_warn("%s: no list has its user's target; lists must be made from the events before it, "
+                 "not from all events",
+                 l->a->file);
+    if (l->n_lists < n)
+        log_info("%s: %" PRIu64 " of %" PRIu64 " users have no list: each counts as a miss",
+                 l->a->file, n - l->n_lists, n);
+}
+
+static status evaluate(listing *l) {
+    static const config of_retrieval = {.task = TASK_RETRIEVAL};
+    const eval_lists_args *a = l->a;
+    session s = {.config = (config *)&of_retrieval,
+                 .data = l->data,
+                 .max_history = (int32_t)a->window,
+                 .limits = {.n_items = (int32_t)l->data->n_items}};
+    protocol p = {.session = &s, .rule = a->split.rule, .part = a->part, .result = &l->result};
+    char *text;
+    size_t n;
+    TRY(metric_list_parse(&l->metrics, a->metrics != NULL ? a->metrics : "HR@10,HR@50,NDCG@10,MRR",
+                          TASK_RETRIEVAL));
+    for (int i = 0; i < l->metrics.n; i++)
+        if (l->metrics.item[i].kind == METRIC_COVERAGE)
+            return fail(ERR_USAGE, "--metrics: coverage is measured of models alone");
+    TRY(mark_users(l));
+    TRY(file_read_all(a->file, FILE_MAX_BYTES, &text, &n));
+    status st = read_lines(l, text, n);
+    mem_free(text);
+    TRY(st);
+    TRY(measure(l));
+    tell(l);
+    if (a->out != NULL) TRY(write_run(l, &p));
+    return print(l, &p);
+}
+
+status eval_lists(const eval_lists_args *a) {
+    work w;
+    listing l = {.a = a};
+    TRY(work_open(&w, a->data, "cpu"));
+    status st =
+        a->split.rule.kind == SPLIT_TEST_FILE ? work_join_test(&w, a->split.test_file, true) : OK;
+    if (st == OK) {
+        l.data = work_data(&w);
+        l.split = split_make(l.data, a->split.rule, SESSION_SPLIT_SEED);
+        st = evaluate(&l);
+    }
+    split_users_fini(&l.users);
+    replicates_fini(&l.replicates);
+    mem_free(l.user);
+    work_close(&w);
+    return st;
+}
