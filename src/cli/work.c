@@ -170,6 +170,8 @@ status split_args_read(const split_args *a, split_record *out) {
     else
         TRY(read_kind(a, &out->rule));
     if (!a->has_validation) return OK;
+    if (out->rule.kind == SPLIT_NONE)
+        return fail(ERR_USAGE, "--split none holds nothing out: leave --validate out");
     if (out->rule.kind == SPLIT_LEAVE_ONE_OUT)
         return fail(ERR_USAGE, "--validate needs a second event of each user: use --split "
                                "leave-two-out");

@@ -167,7 +167,7 @@ split_rule session_split(const config *c, bool has_validation) {
 }
 
 status session_check_split(const session *s, const split_rule *rule) {
-    if (s->max_targets > 0 || rule->kind == SPLIT_BY_USER) return OK;
+    if (s->max_targets > 0 || rule->kind == SPLIT_BY_USER || rule->kind == SPLIT_NONE) return OK;
     return fail(ERR_CONFIG,
                 "%s: ranking without candidates scores every event of a user, those of training "
                 "included; hold out whole users (--split by-user), or set max_num_candidates",

@@ -1,6 +1,7 @@
 /* hstu train: reads a config, shows it or trains from it.  From top to bottom: what is printed
  * while it trains, the ranks before the first step, the command. */
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -28,6 +29,7 @@
 #include "train/loop/evaluate.h"
 #include "train/loop/generated.h"
 #include "train/loop/trainer.h"
+#include "train/report/run_log.h"
 
 enum { TRAIN_MAX_COLUMNS = 5 };
 
@@ -55,7 +57,9 @@ static status print_protocol(const train_printer *p, const train_event *e) {
     buf text = {0};
     protocol what = {.session = p->session, .rule = e->rule, .part = e->part};
     show_style style = show_stdout_style();
-    status st = protocol_describe(&what, &text);
+    status st = e->rule.kind == SPLIT_NONE
+                    ? buf_text(&text, "  Split     none: trained on all events, none is held out\n")
+                    : protocol_describe(&what, &text);
     if (st == OK) printf("%s%s%s\n", style.dim, buf_str(&text), style.plain);
     buf_fini(&text);
     return st;
@@ -101,10 +105,10 @@ static void print_row(const train_printer *p, const train_event *e) {
 }
 
 /* The command that comes next, ready to be pasted. */
-static status print_next(const train_printer *p) {
+static status print_next(const train_printer *p, bool is_evaluated) {
     buf line = {0};
     if (p->data == NULL) return OK; /* generated data: nothing to evaluate on */
-    status st = buf_text(&line, "hstu eval ");
+    status st = buf_text(&line, is_evaluated ? "hstu eval " : "hstu serve ");
     if (st == OK) st = show_word(&line, p->run);
     if (st == OK) st = buf_text(&line, " --data ");
     if (st == OK) st = show_word(&line, p->data);
@@ -121,14 +125,14 @@ static status print_end(const train_printer *p, const train_event *e) {
     if (e->seconds > 0) printf(", %s of training here", took);
     if (e->has_best)
         printf("; best on validation at step %" PRIu64 ", on the test part", e->best_step);
-    for (int i = 0; i < p->n_columns; i++)
+    for (int i = 0; i < p->n_columns && e->metrics != NULL; i++)
         printf("%s %s %.4f", e->has_best && i == 0 ? ":" : ",", p->column[i],
                eval_value(e->metrics, p->column[i]));
     char run[SHOW_PATH_BYTES];
     show_path(run, p->run);
     printf("\n\n  Report    %s/report.html\n  Weights   %s/%s\n", run, run,
            e->has_best ? "best" : "last");
-    return print_next(p);
+    return print_next(p, e->metrics != NULL);
 }
 
 /* The trainer's observer; ctx is a train_printer. */
@@ -250,7 +254,7 @@ static const char *const wires[] = {"float32", "bfloat16", NULL};
 static const char *const batch_pers[] = {"rank", "step", NULL};
 
 typedef struct train_args {
-    const char *file, *task, *data, *device, *init_from;
+    const char *file, *task, *data, *device, *init_from, *epochs_of;
     char data_room[RUN_DATA_BYTES];
     bool is_deterministic;
     const char *nccl;
@@ -408,7 +412,8 @@ static status train(train_args *args, config *c) {
         .is_deterministic = args->is_deterministic, .ranks = args->ranks, .nccl = args->nccl};
     train_printer p = {
         .is_json = args->is_json, .session = &s, .run = args->options.run, .data = args->data};
-    TRY(train_printer_columns(&p, c));
+    if (!args->options.has_split || args->options.split.rule.kind != SPLIT_NONE)
+        TRY(train_printer_columns(&p, c));
     TRY(work_open_as(&w, args->data, args->device, &how));
     status st = choose_batch(args, c);
     if (st == OK && args->data == NULL) st = open_generated(&w, c, &args->options);
@@ -488,6 +493,33 @@ static status train_on_ranks(train_args *args, config *c) {
                 args->options.run);
 }
 
+/* --epochs-of: the length up to the best evaluation of a run, or its whole length without one. */
+static status take_epochs(train_args *args) {
+    train_options *o = &args->options;
+    run_history h;
+    if (args->epochs_of == NULL) return OK;
+    if (o->n_epochs > 0 || o->max_steps > 0)
+        return fail(ERR_USAGE, "--epochs-of says how long to train: leave --epochs and --max-iters "
+                               "out");
+    status st = run_history_read(&h, args->epochs_of);
+    if (st == OK && h.n == 0)
+        st = fail(ERR_USAGE, "%s: has no epoch or evaluation yet", args->epochs_of);
+    if (st == OK) {
+        size_t at = h.n - 1;
+        for (size_t i = 0; i < h.n; i++)
+            if (h.step[i] == h.best_step) at = i;
+        if (h.is_by_step)
+            o->max_steps = (int64_t)h.step[at];
+        else
+            o->n_epochs = (int64_t)h.epoch[at];
+        log_info("as long as %s up to %s: %.0f %s", args->epochs_of,
+                 isfinite(h.best_step) ? "its best evaluation" : "its end",
+                 h.is_by_step ? h.step[at] : h.epoch[at], h.is_by_step ? "steps" : "epochs");
+    }
+    run_history_fini(&h);
+    return st;
+}
+
 static bool has_start(const config *c) {
     return c->trainer.resume_folder != NULL && c->trainer.resume_folder[0] != '\0';
 }
@@ -529,6 +561,7 @@ static void set_start(const train_args *args, config *c) {
 
 static status run(train_args *args) {
     config *c;
+    TRY(take_epochs(args));
     TRY(load_config(&c, args));
     take_folders(args, c);
     /* What the command line says belongs to the effective config, so that the run's record is true,
@@ -582,6 +615,9 @@ status cmd_train(int argc, char **argv) {
                 "Number of epochs, instead of the config's."),
         OPT_INT("--max-iters", &o->max_steps, "N", 1, (int64_t)1 << 40,
                 "Number of training steps, instead of epochs."),
+        OPT_TEXT("--epochs-of", &args.epochs_of, "RUN",
+                 "As many epochs, or steps, as another run needed for its best evaluation on "
+                 "validation: with --split none, how long to train on everything."),
         OPT_FLAG("--resume", &o->is_resume,
                  "Resume from RUN's last checkpoint. The config file is optional; pass the same "
                  "--device and --deterministic."),
@@ -596,8 +632,9 @@ status cmd_train(int argc, char **argv) {
         OPT_GROUP("Held-out data"),
         OPT_TEXT("--split", &args.split.split, "SPLIT",
                  "leave-one-out (test on each user's last event; Meta's configs), leave-two-out "
-                 "(validate on the event before it), by-user (30 % of the users; NVIDIA's configs) "
-                 "or time. The run remembers its split; see docs/evaluation.md."),
+                 "(validate on the event before it), by-user (30 % of the users; NVIDIA's "
+                 "configs), time, or none (train on all events, for a model that goes into "
+                 "service). The run remembers its split; see docs/evaluation.md."),
         OPT_TEXT("--time-cut", &args.split.time_cut, "T", SPLIT_TIME_HELP),
         OPT_TEXT("--test-file", &args.split.test_file, "DIR", SPLIT_FILE_HELP),
         OPT_FLAG("--validate", &args.split.has_validation,

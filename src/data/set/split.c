@@ -11,7 +11,7 @@
 #include "data/set/split.h"
 
 static const char *const kind_names[SPLIT_KINDS] = {"leave-one-out", "leave-two-out", "by-user",
-                                                    "time", "test-file"};
+                                                    "time",          "none",          "test-file"};
 
 split_rule split_rule_of(split_kind kind) {
     return (split_rule){.kind = kind, .has_validation = kind == SPLIT_LEAVE_TWO_OUT};
@@ -23,6 +23,7 @@ bool split_rule_is_same(const split_rule *a, const split_rule *b) {
 }
 
 static bool split_rule_has_part(const split_rule *rule, split_part part) {
+    if (rule->kind == SPLIT_NONE) return part == PART_TRAIN;
     return part != PART_VALIDATION || rule->has_validation;
 }
 
@@ -42,7 +43,7 @@ static bool find_kind(const char *name, int n_kinds, split_kind *out) {
 status split_kind_parse(const char *name, split_kind *out) {
     if (find_kind(name, SPLIT_TEST_FILE, out)) return OK;
     return fail(ERR_USAGE,
-                "split '%.40s' is unknown; use leave-one-out, leave-two-out, by-user or time",
+                "split '%.40s' is unknown; use leave-one-out, leave-two-out, by-user, time or none",
                 name);
 }
 
@@ -129,6 +130,8 @@ status split_check_unseen(const split_rule *trained, const split_rule *wanted, s
         return OK;
     /* Its targets are not events of the data at all. */
     if (is_test && wanted->kind == SPLIT_TEST_FILE) return OK;
+    if (wanted->kind == SPLIT_NONE)
+        return fail(ERR_USAGE, "--split none holds nothing out to evaluate on");
     return fail(ERR_USAGE,
                 "the %s part of '%s' has events that the run was trained on: its split is '%s'; "
                 "leave the option out to use that one, or give other events with --test-file",
@@ -171,7 +174,8 @@ status split_record_read(split_record *out, const json_value *object) {
     const json_value *validation = json_member(object, "has_validation");
     if (validation != NULL && validation->type != JSON_BOOL)
         return fail(ERR_FORMAT, "'has_validation' is neither true nor false");
-    if (validation != NULL && kind != SPLIT_LEAVE_ONE_OUT && kind != SPLIT_LEAVE_TWO_OUT)
+    if (validation != NULL && kind != SPLIT_LEAVE_ONE_OUT && kind != SPLIT_LEAVE_TWO_OUT &&
+        kind != SPLIT_NONE)
         out->rule.has_validation = validation->boolean;
     if (kind == SPLIT_TIME) TRY(json_member_int(object, "time_cut", &out->rule.time_cut));
     return kind == SPLIT_TEST_FILE ? read_test_file(out, object) : OK;
@@ -276,6 +280,7 @@ static uint64_t first_after_cut(const split *s, uint64_t user) {
 static uint64_t test_row(const split *s, uint64_t user) {
     uint64_t begin = seq_whole_begin(s->data, user), end = seq_whole_begin(s->data, user + 1);
     if (s->rule.kind == SPLIT_TIME) return first_after_cut(s, user);
+    if (s->rule.kind == SPLIT_NONE) return end;
     if (s->rule.kind == SPLIT_TEST_FILE)
         return s->data->test_begin != NULL ? s->data->test_begin[user] : end;
     return end > begin ? end - 1 : end;
@@ -332,6 +337,9 @@ static void collect_users(split_users *u, const split *s, split_part part) {
 
 status split_users_init(split_users *out, const split *s, split_part part) {
     *out = (split_users){0};
+    if (!split_rule_has_part(&s->rule, part) && s->rule.kind == SPLIT_NONE)
+        return fail(ERR_USAGE, "the run was trained on all events (--split none): evaluate it on "
+                               "later ones, --test-file DIR");
     if (!split_rule_has_part(&s->rule, part))
         return fail(ERR_USAGE,
                     "%s has no validation part; --validate or --split leave-two-out make one",

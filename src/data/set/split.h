@@ -6,6 +6,7 @@
  *                with validation, half of the others (rounded down) validate instead
  * time           train: events before the cut; test: of each user with events at or after the cut,
  *                the first of them, with the events before the cut as its history
+ * none           train: all events; nothing is held out
  * test-file      train: all events of the data; test: the user's first event of the test file
  *                (held_out.h), with all events of the data as its history
  *
@@ -34,6 +35,7 @@ typedef enum {
     SPLIT_LEAVE_TWO_OUT,
     SPLIT_BY_USER,
     SPLIT_TIME,
+    SPLIT_NONE,
     SPLIT_TEST_FILE,
     SPLIT_KINDS
 } split_kind;

@@ -318,6 +318,7 @@ static status evaluate_epoch(trainer *t, bool is_end, eval_result *out) {
 /* The figures of a run are from its end: the last epoch and the mean of the last ten. */
 static bool is_evaluation_due(const trainer *t) {
     uint64_t epoch = t->saved.state.epoch;
+    if (t->held_out == NULL) return false;
     return epoch % (uint64_t)t->o->eval_every == 0 || epoch + LAST_EVALUATED >= t->n_epochs;
 }
 
@@ -344,7 +345,7 @@ static status do_interval(trainer *t) {
     eval_result result;
     bool is_best = false;
     if (c->family != FAMILY_NVIDIA) return OK;
-    if (state->step % (uint64_t)c->trainer.eval_interval == 0) {
+    if (state->step % (uint64_t)c->trainer.eval_interval == 0 && t->held_out != NULL) {
         TRY(trainer_settle(t));
         status st = evaluator_run(t->held_out, max_eval_batches(&c->trainer), &result);
         if (st == ERR_INTERRUPTED) return OK; /* the caller asks next whether to stop */
@@ -428,7 +429,8 @@ static status do_epoch(trainer *t) {
     TRY(check_data(t));
     bool is_end = state->step >= t->n_steps, is_best = false;
     /* Out of patience inside an epoch: the evaluation that said so is of this step. */
-    bool is_evaluated = !trainer_is_out_of_patience(t) && (is_end || is_evaluation_due(t));
+    bool is_evaluated =
+        !trainer_is_out_of_patience(t) && t->held_out != NULL && (is_end || is_evaluation_due(t));
     if (is_evaluated) {
         st = evaluate_epoch(t, is_end, &t->last);
         is_evaluated = st != ERR_INTERRUPTED; /* else the epoch has no figures, but is saved */
@@ -501,12 +503,14 @@ static status loop(trainer *t) {
                  t->saved.state.best_step);
     if (t->saved.state.split.rule.has_validation)
         TRY(evaluate_test(t));
-    else if (t->last.n == 0) /* nothing was left to do */
-        TRY(evaluator_run(t->held_out, 0, &t->last));
-    if (!t->saved.state.split.rule.has_validation) TRY(keep_intervals(t, t->held_out));
+    else if (t->held_out != NULL) {
+        if (t->last.n == 0) /* nothing was left to do */
+            TRY(evaluator_run(t->held_out, 0, &t->last));
+        TRY(keep_intervals(t, t->held_out));
+    }
     TRY(trainer_log_samples(t));
     TRY(meet_before_leaving(t));
-    return trainer_emit(t, EVENT_DONE, &t->whole, &t->last);
+    return trainer_emit(t, EVENT_DONE, &t->whole, t->held_out != NULL ? &t->last : NULL);
 }
 
 /* The length of the run: epochs or steps, from the options or the config. */
@@ -530,10 +534,11 @@ static status make_parts(trainer *t) {
     split_rule rule = t->saved.state.split.rule;
     TRY(session_check_split(s, &rule));
     TRY(init_step(t));
-    TRY(evaluator_create(&t->held_out, s, rule, trainer_held_out(t)));
+    if (rule.kind != SPLIT_NONE) TRY(evaluator_create(&t->held_out, s, rule, trainer_held_out(t)));
     /* An evaluation that only informs gives way to a request to stop.  One that chooses the best
      * weights does not: a run that skips it and is resumed might choose others. */
-    if (!rule.has_validation && comm_size(s->comm) == 1) evaluator_watch(t->held_out, t->o->stop);
+    if (!rule.has_validation && comm_size(s->comm) == 1 && t->held_out != NULL)
+        evaluator_watch(t->held_out, t->o->stop);
     if (s->be->n_ahead > 0) trainer_log_memory(t);
     t->epoch_tokens = session_epoch_tokens(s, rule);
     set_length(t);

@@ -129,9 +129,8 @@ static void write_start(const trainer *t, json_writer *w) {
                 FIELD("model_bytes", session_memory_bytes(s)),
                 FIELD("rows", row_mode_name(t->optimizer.rows)), FIELD("data", s->data->path));
     split_record_write(&t->saved.state.split, w);
-    protocol_write(
-        &(protocol){.session = s, .rule = t->saved.state.split.rule, .part = trainer_held_out(t)},
-        w);
+    protocol p = {.session = s, .rule = t->saved.state.split.rule, .part = trainer_held_out(t)};
+    if (t->held_out != NULL) protocol_write(&p, w);
     JSON_FIELDS(w, FIELD("users", s->data->n_users), FIELD("items", s->data->n_items),
                 FIELD("events", s->data->n_events), FIELD("seed", (int64_t)t->saved.state.seed),
                 FIELD("device", s->be->name));
@@ -355,7 +354,8 @@ void trainer_log_memory(const trainer *t) {
     for (int i = 0; i < s->n_params; i++)
         weights += 4.0 * (double)s->params[i].n;
     double state = (double)optimizer_bytes(&t->optimizer);
-    double of_model = (double)(session_memory_bytes(s) + evaluator_bytes(t->held_out));
+    uint64_t of_pass = t->held_out != NULL ? evaluator_bytes(t->held_out) : 0;
+    double of_model = (double)(session_memory_bytes(s) + of_pass);
     double tables = (double)dynamic_bytes(model_tables(s->model));
     if (tables > 0) log_info("rows of dynamic tables: %.1f MB", tables / mb);
     log_info("memory of %s: weights %.1f MB, gradients %.1f MB, optimizer %.1f MB, batches and "
@@ -561,9 +561,11 @@ static status write_samples(session *s, split_rule rule, split_part part, json_w
     return st != OK ? st : w->state;
 }
 
-/* Generated data has nothing to recommend. */
+/* Generated data has nothing to recommend, and without held-out events there is nothing to predict.
+ */
 static bool has_extras(const trainer *t) {
-    return t->s->config->task == TASK_RETRIEVAL && !t->s->config->is_benchmark;
+    return t->s->config->task == TASK_RETRIEVAL && !t->s->config->is_benchmark &&
+           t->held_out != NULL;
 }
 
 status trainer_log_baselines(trainer *t) {

@@ -32,7 +32,7 @@ struct trainer {
     optimizer optimizer;
     batcher *batches;
     leaf_step *leaves;   /* or NULL: the pass trains on whole batches */
-    evaluator *held_out; /* validation where there is one, else test */
+    evaluator *held_out; /* validation where there is one, else test; NULL: nothing is held out */
     checkpoint saved;    /* its state is the state of the run */
     int lock;            /* on the run's folder; -1: none */
     run_log log;

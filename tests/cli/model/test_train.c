@@ -107,6 +107,40 @@ TEST(train_says_what_is_missing) {
     CHECK(!folder_exists(run_path("r")));
 }
 
+/* All events are trained on, one more a user than by leave-one-out, and as long as the best of
+ * another run; there is nothing to evaluate on but later events. */
+TEST(train_on_everything) {
+    char *text;
+    free(said(0, "train m.gin --data data --out v --epochs 4 --validate"));
+    text = said(0, "train m.gin --data data --out all --split none --epochs-of v");
+    CHECK_CONTAINS(text, "  Split     none: trained on all events, none is held out\n");
+    CHECK_CONTAINS(text, "as long as v up to its best evaluation: ");
+    CHECK_CONTAINS(text, "Next      hstu serve all --data data\n");
+    CHECK(strstr(text, "hr@10") == NULL);
+    free(text);
+    CHECK_EQ(test_command(&text,
+                          "cd %s && grep -c step v/log.jsonl && grep -o 'best_step\":[0-9]*' "
+                          "v/log.jsonl | tail -1 | cut -d: -f2 > a && tail -1 all/log.jsonl | "
+                          "grep -o 'step\":[0-9]*' | cut -d: -f2 | cmp - a",
+                          test_folder()),
+             0);
+    free(text);
+    text = said(2, "eval all");
+    CHECK_CONTAINS(text, "trained on all events (--split none): evaluate it on later ones");
+    free(text);
+    free(said(2, "eval all --split leave-one-out"));
+    free(said(0, "recommend all --user 1 -k 1"));
+    free(said(0, "train --resume --out all --epochs 6"));
+    free(said(0, "info all"));
+    text = said(2, "train m.gin --data data --out x --split none --validate");
+    CHECK_CONTAINS(text, "leave --validate out");
+    free(text);
+    text = said(2, "train m.gin --data data --out x --epochs 2 --epochs-of v");
+    CHECK_CONTAINS(text, "leave --epochs and --max-iters out");
+    free(text);
+    free(said(0, "train n.gin --data data --out ranks --split none --max-iters 3"));
+}
+
 /* Commands without --data take that of the run, from any folder, until it is gone. */
 TEST(a_run_remembers_its_data) {
     free(said(0, "train m.gin --data data --out r --epochs 1"));

@@ -55,6 +55,20 @@ TEST(split_leave_two_out) {
     toy_close(&data);
 }
 
+TEST(split_none_trains_on_all_events) {
+    seq_file data;
+    event_range r;
+    split_users users;
+    toy_open(&data, (uint32_t[]){5, 1, 2}, 3);
+    split s = split_make(&data, split_rule_of(SPLIT_NONE), 0);
+    check_range(&s, PART_TRAIN, 0, 0, 1, 5);
+    check_range(&s, PART_TRAIN, 2, 6, 7, 8);
+    CHECK(!split_range(&s, PART_TRAIN, 1, &r) && !split_range(&s, PART_TEST, 0, &r));
+    CHECK(!split_range(&s, PART_VALIDATION, 0, &r));
+    CHECK_FAILS(split_users_init(&users, &s, PART_TEST), ERR_USAGE, "--test-file DIR");
+    toy_close(&data);
+}
+
 /* Everyone is long enough: no list is kept. */
 TEST(split_of_all_users_needs_no_list) {
     seq_file data;
@@ -311,7 +325,8 @@ TEST(split_rule_never_tests_on_trained_events) {
                      time_v = rule_at(SPLIT_TIME, true, 100),
                      later = rule_at(SPLIT_TIME, false, 101),
                      file = rule_at(SPLIT_TEST_FILE, false, 0),
-                     file_v = rule_at(SPLIT_TEST_FILE, true, 0);
+                     file_v = rule_at(SPLIT_TEST_FILE, true, 0),
+                     none = rule_at(SPLIT_NONE, false, 0);
     const struct {
         const split_rule *trained, *wanted;
         bool test, validation;
@@ -322,6 +337,8 @@ TEST(split_rule_never_tests_on_trained_events) {
         {&later, &time, false, false}, {&time, &time_v, true, false}, {&time_v, &time, true, false},
         {&time, &one, false, false},   {&one, &time, false, false},   {&one, &file, true, false},
         {&file, &one, false, false},   {&file, &file_v, true, false}, {&user, &file, true, false},
+        {&none, &one, false, false},   {&none, &user, false, false},  {&none, &time, false, false},
+        {&none, &file, true, false},   {&one, &none, false, false},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         bool test = split_check_unseen(cases[i].trained, cases[i].wanted, PART_TEST) == OK;
@@ -351,7 +368,7 @@ TEST(split_record_survives_json) {
             buf text = {0};
             from = (split_record){0};
             from.rule = split_rule_of((split_kind)kind);
-            if (kind > SPLIT_LEAVE_TWO_OUT) from.rule.has_validation = v;
+            if (kind > SPLIT_LEAVE_TWO_OUT && kind != SPLIT_NONE) from.rule.has_validation = v;
             if (kind == SPLIT_TIME) from.rule.time_cut = -3;
             if (kind == SPLIT_TEST_FILE) {
                 snprintf(from.test_file, sizeof from.test_file, "/a/b \"c");
