@@ -1,6 +1,7 @@
 #include "train/loop/trainer_log.h"
 
 #include <inttypes.h>
+#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -58,9 +59,9 @@ static status describe_run(const trainer *t, const run_config *before, const run
     json_begin_object(&w, out, 2);
     config_write_members(t->s->config, &w);
     json_key_object(&w, "run");
-    char *whole = realpath(t->s->data->path, NULL); /* to be found from any folder */
-    json_key_string(&w, "data", whole != NULL ? whole : t->s->data->path);
-    free(whole);
+    char whole[PATH_MAX]; /* to be found from any folder */
+    const char *path = t->s->data->path;
+    json_key_string(&w, "data", realpath(path, whole) != NULL ? whole : path);
     split_record_write(&t->saved.state.split, &w);
     if (t->saved.state.patience > 0) json_key_int(&w, "patience", t->saved.state.patience);
     if (now != NULL) {
