@@ -270,10 +270,13 @@ static void hand_over_devices(void) {
     enum { N = sizeof attributes / sizeof *attributes };
     void *driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
     int (*ask)(int *, int, int), (*count)(int *), (*name)(char *, int, int), n = 0;
+    int (*memory)(size_t *, int);
+    size_t bytes;
     if (driver == NULL) return;
     *(void **)&ask = dlsym(driver, "cuDeviceGetAttribute");
     *(void **)&count = dlsym(driver, "cuDeviceGetCount");
     *(void **)&name = dlsym(driver, "cuDeviceGetName");
+    *(void **)&memory = dlsym(driver, "cuDeviceTotalMem_v2");
     bool is_there = ask != NULL && count != NULL && name != NULL && count(&n) == 0;
     for (int i = 0; is_there && i < n && i < RECORDER_MAX_GPUS; i++) {
         int v[N] = {0};
@@ -287,6 +290,7 @@ static void hand_over_devices(void) {
                        .max_shared = (uint32_t)v[4],
                        .sm = (uint32_t)(10 * v[5] + v[6])};
         if (name(f.name, (int)sizeof f.name, i) != 0) snprintf(f.name, sizeof f.name, "GPU");
+        if (memory != NULL && memory(&bytes, i) == 0) f.memory_bytes = bytes;
         gpu_record r = {.kind = GPU_DEVICE, .device = f.device, .gpu = &f};
         pthread_mutex_lock(&cupti.lock);
         if (cupti.is_taking && cupti.failed == OK)

@@ -39,6 +39,7 @@ typedef enum {
     GPU_CALL,        /* of CUDA's runtime or driver, on the host */
     GPU_LINK,        /* what was launched under `correlation` belongs to the mark `mark` */
     HOST_RANGE,      /* of the program itself (nvtx.h); stream 1: it may overlap others */
+    HOST_STEP,       /* such a range that is a step; mark: its number, stream 1: it is kept */
     GPU_DEVICE       /* what a GPU is: no time */
 } gpu_record_kind;
 

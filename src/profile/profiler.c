@@ -207,6 +207,10 @@ static status keep_record(profile *p, const gpu_record *r) {
         recorder_add_gpu(&p->recorder, r->gpu);
         return OK;
     }
+    if (r->kind == HOST_STEP) {
+        recorder_add_step(&p->recorder, (int64_t)r->mark, r->stream == 1, r->start_ns, r->end_ns);
+        return OK;
+    }
     if (r->kind == GPU_FAULT || r->kind == HOST_FAULT) {
         *(r->kind == GPU_FAULT ? &p->unified.gpu_faults : &p->unified.host_faults) += r->bytes;
         return OK;
@@ -343,6 +347,7 @@ status profiler_stop(profile *p) {
     range_watch(NULL);
     current = NULL;
     if (st == OK && p->has_gpu) st = recorder_link(&p->recorder);
+    recorder_cut(&p->recorder, 0, 0);
     if (st == OK && options.range != NULL) st = recorder_keep_range(&p->recorder, options.range);
     return st;
 }
@@ -399,10 +404,10 @@ static status load_record(void *ctx, const gpu_record *r) {
     gpu_record moved = *r;
     if (r->correlation > 0) moved.correlation += l->base;
     if (moved.correlation > l->top) l->top = moved.correlation;
-    widen(l->p, r->start_ns, r->end_ns);
+    if (r->kind != HOST_STEP) widen(l->p, r->start_ns, r->end_ns);
     if (r->kind == GPU_CALL || r->kind == HOST_RANGE)
         TRY(find_lane(l, r->thread, r->kind == HOST_RANGE && r->stream == 1, &moved.thread));
-    if (r->kind != HOST_RANGE && r->kind != GPU_DEVICE) l->has_gpu = true;
+    if (r->kind < HOST_RANGE) l->has_gpu = true;
     return keep_record(l->p, &moved);
 }
 
@@ -420,7 +425,9 @@ static status load_file(loader *l, const char *path, buf *text) {
     record_summary s;
     l->has_gpu = false;
     l->first_lane = l->last_lane = l->p->n_lanes;
+    size_t first_span = l->p->recorder.n_spans, first_step = l->p->recorder.n_steps;
     TRY(record_file_read(path, load_record, l, &s));
+    recorder_cut(&l->p->recorder, first_span, first_step);
     for (size_t i = l->first_lane; i < l->p->n_lanes; i++)
         l->p->lanes[i].pid = s.pid;
     l->base = l->top;
@@ -449,12 +456,12 @@ static status load_all(loader *l, const char *folder, buf *text) {
     return st;
 }
 
-status profile_load(profile *p, const char *folder, buf *out_text) {
-    const recorder_schedule all = {0};
+status profile_load(profile *p, const char *folder, const recorder_schedule *schedule,
+                    buf *out_text) {
     loader l = {.p = p};
     *p = (profile){0};
     memory_log_init(&p->memory);
-    recorder_init(&p->recorder, &all);
+    recorder_init(&p->recorder, schedule);
     TRY(load_all(&l, folder, out_text));
     if (!p->has_gpu && p->gpu_reason[0] == '\0')
         snprintf(p->gpu_reason, sizeof p->gpu_reason,

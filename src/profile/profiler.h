@@ -24,6 +24,7 @@ typedef struct profiler_options {
     bool has_memsets;  /* memsets too where steps are replayed as graphs, which cost most there */
     bool has_peaks;    /* the peaks of the device are measured first, outside of the records */
     const char *range; /* keep what is inside ranges of this name; NULL: everything */
+    const char *step;  /* of another program: the NVTX range that is a step; NULL: none */
 } profiler_options;
 
 /* How long steps took, from the end of one to the end of the next; not those in which recording was
@@ -86,9 +87,11 @@ bool profile_cost(const profile *p, double *recorded_ns, double *plain_ns);
 uint64_t profile_recorded_ns(const profile *p);
 
 /* A profile of other programs: reads all record files (record_file.h) of a folder, one for each
- * process that used a GPU.  A folder without files gives a profile without records, and gpu_reason
- * says what that means.  *out_text gets a line for each process: its number, its command, how many
- * records, and what went wrong.  The profile is to be ended by profile_fini in any case. */
-status profile_load(profile *p, const char *folder, buf *out_text);
+ * process that used a GPU; schedule: how they were recorded, each process by its own steps.  A
+ * folder without files gives a profile without records, and gpu_reason says what that means.
+ * *out_text gets a line for each process: its number, its command, how many records, and what went
+ * wrong.  The profile is to be ended by profile_fini in any case. */
+status profile_load(profile *p, const char *folder, const recorder_schedule *schedule,
+                    buf *out_text);
 
 #endif

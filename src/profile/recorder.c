@@ -18,6 +18,7 @@ void recorder_fini(recorder *r) {
     mem_free(r->spans);
     text_map_fini(&r->names);
     mem_free(r->launches);
+    mem_free(r->steps);
     pthread_mutex_destroy(&r->lock);
     *r = (recorder){0};
 }
@@ -62,26 +63,48 @@ static void forget(recorder *r) {
             r->threads[i].open[d].index = RECORDER_NO_OP;
 }
 
-/* What the schedule says of the step with this number. */
-typedef enum { STEP_OFF, STEP_WARMUP, STEP_ACTIVE } step_state;
-static step_state state_of(const recorder_schedule *s, int64_t step) {
-    if (s->active == 0) return STEP_ACTIVE;
-    int64_t cycle = s->wait + s->warmup + s->active;
-    if (s->repeat > 0 && step / cycle >= s->repeat) return STEP_OFF;
-    step %= cycle;
-    return step < s->wait ? STEP_OFF : step < s->wait + s->warmup ? STEP_WARMUP : STEP_ACTIVE;
+/* Without memory the step is not listed. */
+static void keep_step(recorder *r, int64_t number, uint64_t start_ns, uint64_t end_ns) {
+    const recorder_schedule *s = &r->schedule;
+    int64_t cycle = s->active > 0 ? number / (s->wait + s->warmup + s->active) : 0;
+    r->n_active++;
+    r->active_ns += end_ns - start_ns;
+    if (MEM_RESERVE(&r->steps, &r->steps_capacity, r->n_steps + 1) == OK)
+        r->steps[r->n_steps++] = (kept_step){number, start_ns, end_ns,
+                                             (uint16_t)(cycle < UINT16_MAX ? cycle : UINT16_MAX)};
+}
+
+void recorder_add_step(recorder *r, int64_t number, bool is_kept, uint64_t start_ns,
+                       uint64_t end_ns) {
+    r->step++;
+    if (is_kept) keep_step(r, number, start_ns, end_ns);
+}
+
+/* A span belongs to the first step that ends after the span has begun, or to the last one. */
+void recorder_cut(recorder *r, size_t first_span, size_t first_step) {
+    for (size_t i = first_span; r->n_steps > first_step && i < r->n_spans; i++) {
+        size_t low = first_step, high = r->n_steps - 1;
+        while (low < high) {
+            size_t middle = (low + high) / 2;
+            if (r->steps[middle].end_ns <= r->spans[i].start_ns)
+                low = middle + 1;
+            else
+                high = middle;
+        }
+        r->spans[i].cycle = r->steps[low].cycle;
+    }
 }
 
 void recorder_start(recorder *r) {
     pthread_mutex_lock(&r->lock);
-    r->is_on = !r->is_paused && state_of(&r->schedule, r->step) != STEP_OFF;
+    r->is_on = !r->is_paused && schedule_at(&r->schedule, r->step) != STEP_OFF;
     r->started_ns = clock_ns();
     pthread_mutex_unlock(&r->lock);
 }
 
 void recorder_stop(recorder *r) {
     pthread_mutex_lock(&r->lock);
-    step_state state = state_of(&r->schedule, r->step);
+    step_state state = schedule_at(&r->schedule, r->step);
     if (r->is_on && state == STEP_ACTIVE) r->active_ns += clock_ns() - r->started_ns;
     if (r->is_on && state == STEP_WARMUP && r->n_active == 0) forget(r);
     r->is_on = false;
@@ -90,26 +113,25 @@ void recorder_stop(recorder *r) {
 
 bool recorder_will_switch(recorder *r) {
     pthread_mutex_lock(&r->lock);
-    bool changes = state_of(&r->schedule, r->step) != state_of(&r->schedule, r->step + 1);
+    bool changes = schedule_at(&r->schedule, r->step) != schedule_at(&r->schedule, r->step + 1);
     pthread_mutex_unlock(&r->lock);
     return changes;
 }
 
 bool recorder_is_active(recorder *r) {
     pthread_mutex_lock(&r->lock);
-    bool is_active = r->is_on && state_of(&r->schedule, r->step) == STEP_ACTIVE;
+    bool is_active = r->is_on && schedule_at(&r->schedule, r->step) == STEP_ACTIVE;
     pthread_mutex_unlock(&r->lock);
     return is_active;
 }
 
 void recorder_step(recorder *r, uint64_t end_ns) {
     pthread_mutex_lock(&r->lock);
-    step_state before = state_of(&r->schedule, r->step);
-    step_state after = state_of(&r->schedule, ++r->step);
+    step_state before = schedule_at(&r->schedule, r->step);
+    step_state after = schedule_at(&r->schedule, ++r->step);
     uint64_t now = clock_ns();
     if (before == STEP_ACTIVE && r->is_on) {
-        r->n_active++;
-        r->active_ns += end_ns - r->started_ns;
+        keep_step(r, r->step - 1, r->started_ns, end_ns);
         r->started_ns = after == STEP_ACTIVE ? end_ns : now;
     }
     /* Only the first warm-up can be forgotten as a whole; later ones are not recorded at all. */
@@ -126,7 +148,7 @@ void recorder_pause(recorder *r, bool is_paused) {
     if (is_paused && r->is_on) r->active_ns += now - r->started_ns;
     if (r->is_paused && !is_paused) r->started_ns = now;
     r->is_paused = is_paused;
-    r->is_on = !is_paused && state_of(&r->schedule, r->step) != STEP_OFF;
+    r->is_on = !is_paused && schedule_at(&r->schedule, r->step) != STEP_OFF;
     pthread_mutex_unlock(&r->lock);
 }
 
@@ -365,11 +387,11 @@ static void nest(recorder *r, const size_t *order, size_t n, int64_t *op_of) {
     for (size_t i = 0; i < n; i++) {
         span *s = &r->spans[order[i]];
         last = find_around(r, last, s);
+        s->op = last;
         if (s->kind == SPAN_CALL) {
             if (s->correlation > 0) op_of[s->correlation] = last;
             continue;
         }
-        s->op = last;
         s->child_ns = 0;
         /* A range that ends later is inside the one around it only in part. */
         if (last != RECORDER_NO_OP && s->end_ns <= r->spans[last].end_ns)

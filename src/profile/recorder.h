@@ -43,6 +43,7 @@ typedef struct gpu_facts {
     uint32_t sm;     /* compute capability times ten */
     uint32_t n_multiprocessors;
     uint32_t max_warps, max_blocks, max_registers, max_shared; /* of a multiprocessor */
+    uint64_t memory_bytes;
 } gpu_facts;
 
 typedef struct span {
@@ -62,6 +63,7 @@ typedef struct span {
                              that was recorded; 0: none */
     bool has_work;        /* of an op, or of a kernel of one in a graph: its work is known */
     bool is_first;        /* ... and the first one of its op */
+    uint16_t cycle;       /* of the schedule, by recorder_cut; cycles after the last share it */
     uint32_t correlation; /* of a call and what it launched; 0: none */
     uint16_t lane;        /* thread of the host, stream of the GPU */
     uint8_t kind, device;
@@ -70,6 +72,24 @@ typedef struct span {
 typedef struct recorder_schedule {
     int64_t wait, warmup, active, repeat; /* active 0: everything; repeat 0: until the end */
 } recorder_schedule;
+
+typedef enum { STEP_OFF, STEP_WARMUP, STEP_ACTIVE } step_state;
+
+/* What the schedule says of the step with this number. */
+static inline step_state schedule_at(const recorder_schedule *s, int64_t step) {
+    if (s->active == 0) return STEP_ACTIVE;
+    int64_t cycle = s->wait + s->warmup + s->active;
+    if (s->repeat > 0 && step / cycle >= s->repeat) return STEP_OFF;
+    step %= cycle;
+    return step < s->wait ? STEP_OFF : step < s->wait + s->warmup ? STEP_WARMUP : STEP_ACTIVE;
+}
+
+/* A step that was kept; they are listed as they end. */
+typedef struct kept_step {
+    int64_t number;
+    uint64_t start_ns, end_ns;
+    uint16_t cycle;
+} kept_step;
 
 typedef struct open_span {
     uint64_t start_ns, child_ns;
@@ -103,7 +123,9 @@ typedef struct recorder {
     int n_threads;
     uint64_t n_dropped;             /* no memory, or too many */
     uint64_t started_ns, active_ns; /* of the recorded stretches, in all */
-    int64_t n_active;               /* steps that were kept */
+    kept_step *steps;
+    size_t n_steps, steps_capacity;
+    int64_t n_active; /* steps that were kept */
     pthread_mutex_t lock;
 } recorder;
 
@@ -148,6 +170,14 @@ const gpu_facts *recorder_gpu(const recorder *r, uint32_t device);
 bool recorder_will_switch(recorder *r);
 bool recorder_is_active(recorder *r);             /* what is recorded now is kept */
 void recorder_step(recorder *r, uint64_t end_ns); /* it ended then, a little before now */
+
+/* Another program's step has ended (nvtx.h); is_kept: it was recorded and no warm-up. */
+void recorder_add_step(recorder *r, int64_t number, bool is_kept, uint64_t start_ns,
+                       uint64_t end_ns);
+
+/* Gives the spans from `first_span` on the cycle that they began in, by the steps from `first_step`
+ * on: those of one process. */
+void recorder_cut(recorder *r, size_t first_span, size_t first_step);
 
 /* Nothing is taken while it is paused, whatever the schedule says; steps are counted. */
 void recorder_pause(recorder *r, bool is_paused);

@@ -168,7 +168,7 @@ TEST(profile_load_joins_processes) {
     buf text = {0};
     write_file();
     write_file();
-    CHECK_OK(profile_load(&p, test_folder(), &text));
+    CHECK_OK(profile_load(&p, test_folder(), &(recorder_schedule){0}, &text));
     CHECK(p.has_gpu);
     CHECK_EQ(p.n_gpu_lost, 6);
     CHECK_EQ(p.start_ns, 100);
@@ -204,7 +204,7 @@ TEST(profile_load_sums_unified_memory) {
     for (size_t i = 0; i < sizeof records / sizeof records[0]; i++)
         CHECK_OK(record_writer_add(w, &records[i]));
     CHECK_OK(record_writer_close(w, 0));
-    CHECK_OK(profile_load(&p, test_folder(), &text));
+    CHECK_OK(profile_load(&p, test_folder(), &(recorder_schedule){0}, &text));
     CHECK_EQ(p.unified.in_bytes, 65536 + 4096);
     CHECK_EQ(p.unified.out_bytes, 1000);
     CHECK_EQ(p.unified.gpu_faults, 7);
@@ -221,7 +221,7 @@ TEST(profile_load_sums_unified_memory) {
 TEST(profile_load_of_nothing_says_why) {
     profile p;
     buf text = {0};
-    CHECK_OK(profile_load(&p, test_folder(), &text));
+    CHECK_OK(profile_load(&p, test_folder(), &(recorder_schedule){0}, &text));
     CHECK(!p.has_gpu);
     CHECK_CONTAINS(p.gpu_reason, "no process of the program used CUDA's driver");
     buf_fini(&text);

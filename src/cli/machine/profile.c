@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/env.h"
@@ -17,6 +18,7 @@
 #include "base/mem.h"
 #include "base/sort.h"
 #include "base/status.h"
+#include "base/thread.h"
 #include "cli/machine/profile.h"
 #include "cli/output.h"
 #include "cli/work.h"
@@ -429,18 +431,70 @@ static status show_memory(const memory_log *m, const profile_view *v) {
     return st;
 }
 
+/* The name that torch.profiler.tensorboard_trace_handler gives a trace: its worker, and the time,
+ * by which the plugin puts traces of one worker in order. */
+static void tensorboard_name(char name[SHOW_PATH_BYTES], uint64_t end_ns) {
+    char host[256] = "localhost";
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    gethostname(host, sizeof host - 1);
+    uint64_t real = (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+    snprintf(name, SHOW_PATH_BYTES, "%s_%ld.%" PRIu64 ".pt.trace.json", host, (long)getpid(),
+             real - (clock_ns() - end_ns));
+}
+
+/* When the last step of a cycle ended; 0: none was kept. */
+static uint64_t cycle_end(const recorder *r, int64_t cycle) {
+    uint64_t end_ns = 0;
+    for (size_t i = 0; i < r->n_steps; i++)
+        if (r->steps[i].cycle == cycle) end_ns = r->steps[i].end_ns;
+    return end_ns;
+}
+
+static status write_trace(const profile *p, const profile_view *v, int64_t cycle) {
+    char name[SHOW_PATH_BYTES] = "trace.json", path[SHOW_PATH_BYTES], shown[SHOW_PATH_BYTES];
+    bool is_all = cycle == TRACE_ALL_CYCLES;
+    if (v->is_tensorboard)
+        tensorboard_name(name, is_all ? p->end_ns : cycle_end(&p->recorder, cycle));
+    else if (!is_all)
+        snprintf(name, sizeof name, "trace-%" PRId64 ".json", cycle + 1);
+    TRY(path_join(path, sizeof path, v->out, name));
+    TRY(trace_write(p, cycle, v->is_tensorboard, path));
+    log_info("%s   for %s; every table is beside it as csv", show_path(shown, path),
+             v->is_tensorboard ? "tensorboard --logdir (with the package torch-tb-profiler)"
+                               : "chrome://tracing or ui.perfetto.dev");
+    return OK;
+}
+
+/* One for each cycle where there are several.  Those of an earlier profile go. */
+static status write_traces(const profile *p, const profile_view *v) {
+    const recorder *r = &p->recorder;
+    char path[SHOW_PATH_BYTES];
+    int64_t n_cycles = 0;
+    for (size_t i = 0; i < r->n_steps; i++)
+        if (r->steps[i].cycle >= n_cycles) n_cycles = r->steps[i].cycle + 1;
+    for (int64_t i = 0, is_old = !v->is_tensorboard; is_old && i <= UINT16_MAX; i++) {
+        char name[32] = "trace.json";
+        if (i > 0) snprintf(name, sizeof name, "trace-%" PRId64 ".json", i);
+        TRY(path_join(path, sizeof path, v->out, name));
+        is_old = unlink(path) == 0 || i == 0;
+    }
+    if (n_cycles <= 1) return write_trace(p, v, TRACE_ALL_CYCLES);
+    status st = OK;
+    for (int64_t cycle = 0; st == OK && cycle < n_cycles; cycle++)
+        if (cycle_end(r, cycle) > 0) st = write_trace(p, v, cycle);
+    return st;
+}
+
 status profile_show(const profile *p, const profile_view *v) {
     char path[SHOW_PATH_BYTES], shown[SHOW_PATH_BYTES];
     TRY(folder_create(v->out, NULL));
     for (int i = 0; i < N_REPORTS; i++)
         TRY(show_report(p, (report_kind)i, v));
     TRY(show_memory(&p->memory, v));
-    TRY(path_join(path, sizeof path, v->out, "trace.json"));
-    TRY(trace_write(p, path));
     TRY(tell_idle(p));
     tell_cost(p);
-    log_info("%s   for chrome://tracing or ui.perfetto.dev; every table is beside it as csv",
-             show_path(shown, path));
+    TRY(write_traces(p, v));
     TRY(path_join(path, sizeof path, v->out, "report.html"));
     TRY(profile_page_write(p, path));
     log_info("%s   timeline, tables and idle gaps in one page", show_path(shown, path));
@@ -481,8 +535,13 @@ static status find_library(char path[PATH_MAX]) {
 /* In the child.  Output goes to stderr: stdout is for the tables. */
 static void start_program(char **argv, const char *library, const char *folder,
                           const profiler_options *o) {
-    if (dup2(STDERR_FILENO, STDOUT_FILENO) >= 0 &&
-        env_set_injection(library, folder, o->toggle, o->has_unified) == OK) {
+    const recorder_schedule *s = &o->schedule;
+    const injection told = {.folder = folder,
+                            .step = o->step != NULL ? o->step : "",
+                            .schedule = {s->wait, s->warmup, s->active, s->repeat},
+                            .signal = o->toggle,
+                            .has_unified = o->has_unified};
+    if (dup2(STDERR_FILENO, STDOUT_FILENO) >= 0 && env_set_injection(library, &told) == OK) {
         signal(SIGINT, SIG_DFL);
         signal(SIGTERM, SIG_DFL);
         execvp(argv[0], argv);
@@ -546,8 +605,12 @@ static status profile_program(profile *p, char **argv, const char *out, const pr
     TRY(scratch_folder_create(&records, out, "records-"));
     status st = realpath(scratch_folder_path(records), folder) != NULL ? OK : fail_errno("%s", out);
     if (st == OK) st = run_program(argv, folder, o, failed);
-    if (st == OK) st = profile_load(p, folder, &text);
+    if (st == OK) st = profile_load(p, folder, &o->schedule, &text);
     if (st == OK) tell_lines(buf_str(&text));
+    if (st == OK && o->step != NULL && p->recorder.step == 0)
+        log_warn("no NVTX range '%s' ended in the program, so nothing was recorded; run it without "
+                 "--step and --active to see which ranges it has",
+                 o->step);
     if (st == OK && o->range != NULL) st = recorder_keep_range(&p->recorder, o->range);
     buf_fini(&text);
     scratch_folder_destroy(records);
@@ -597,6 +660,8 @@ static status check(const profile_args *a) {
     if (s->active == 0 && (s->wait > 0 || s->warmup > 0 || s->repeat > 0))
         return fail(ERR_USAGE,
                     "--wait, --warmup and --repeat need --active: how many steps to keep");
+    if (a->o.step != NULL && s->active == 0)
+        return fail(ERR_USAGE, "--step needs --active: how many steps to keep");
     if (a->view.sort_by == NULL) return OK;
     profile_table none = {.looks = LOOKS_TORCH};
     return profile_table_sort(&none, a->view.sort_by);
@@ -606,9 +671,12 @@ static status check(const profile_args *a) {
 static status profile_a_program(const profile_args *a, char **argv) {
     profile p;
     char failed[256];
-    if (a->o.schedule.active > 0)
-        return fail(ERR_USAGE, "--active counts steps of hstu's own training; other programs are "
-                               "recorded whole, or by a signal (--toggle-by)");
+    if (a->o.schedule.active > 0 && a->o.step == NULL)
+        return fail(ERR_USAGE, "--active counts steps: say which NVTX range of the program is one "
+                               "with --step NAME ('step*' for every name that begins so)");
+    if (a->o.step != NULL && a->o.toggle > 0)
+        return fail(ERR_USAGE, "--step and --toggle-by exclude each other: one of them switches "
+                               "recording");
     status st = profile_program(&p, argv, a->view.out, &a->o, failed);
     if (st == OK) st = profile_show(&p, &a->view);
     profile_fini(&p);
@@ -632,6 +700,9 @@ static status profile_command(const profile_args *a, int argc, char **argv) {
     if (c == NULL)
         return fail(ERR_USAGE,
                     "'%.100s' is not a command of hstu that can be profiled, nor a program on PATH",
+                    argv[0]);
+    if (a->o.step != NULL)
+        return fail(ERR_USAGE, "--step is for other programs; the steps of '%s' are known",
                     argv[0]);
     bool is_new;
     TRY(make_folder(a->view.out, &is_new));
@@ -662,6 +733,9 @@ status cmd_profile(int argc, char **argv) {
                 "Steps to keep (default 0: everything from start to end)."),
         OPT_INT("--repeat", &a.o.schedule.repeat, "N", 0, 1 << 30,
                 "How often to wait, warm up and record (default 0: until the end)."),
+        OPT_TEXT("--step", &a.o.step, "NAME",
+                 "In other programs: the NVTX range that is a step, for the four options above; "
+                 "'step*' stands for every name that begins so."),
         OPT_FLAG("--record-shapes", &a.o.has_shapes,
                  "List ops of different sizes in separate rows."),
         OPT_FLAG("--memory", &a.o.has_memory,
@@ -682,7 +756,11 @@ status cmd_profile(int argc, char **argv) {
                  "forward 0'; in other programs, NVTX ranges."),
         OPT_GROUP("Output"),
         OPT_TEXT("--out", &a.view.out, "DIR",
-                 "Folder for trace.json and the tables as CSV (default hstu-profile)."),
+                 "Folder for trace.json and the tables as CSV (default hstu-profile). If --repeat "
+                 "gives several cycles, each has its own: trace-1.json, trace-2.json, ..."),
+        OPT_FLAG("--tensorboard", &a.view.is_tensorboard,
+                 "Write traces for TensorBoard's plugin torch-tb-profiler instead: "
+                 "HOST_PID.TIME.pt.trace.json, as torch.profiler.tensorboard_trace_handler does."),
         OPT_CHOICE("--format", &a.view.format, "F", format_names,
                    "Format of the tables on stdout: table (default), csv or json."),
         OPT_TEXT("--sort-by", &a.view.sort_by, "KEY",
@@ -703,7 +781,8 @@ status cmd_profile(int argc, char **argv) {
         .max_positional = MAX_WORDS,
         .notes = "A step is a training step; commands without steps are recorded whole.\nExample: "
                  "hstu profile --wait 2 --warmup 2 --active 10 --repeat 1 -- train ...\nExample: "
-                 "hstu profile -- python3 model.py\n"};
+                 "hstu profile -- python3 model.py\nExample: hstu profile --step 'step*' --wait 5 "
+                 "--active 3 --repeat 2 --tensorboard -- python3 model.py\n"};
     const char *word[MAX_WORDS + 1];
     int n = 0;
     ARGS_PARSE(&spec, word, &n);
