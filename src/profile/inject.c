@@ -79,8 +79,10 @@ static void start_recording(void) {
     const cupti_sink sink = {NULL, NULL, add_record};
     injected.is_wanted = true;
     if (!injected.has_cuda || injected.is_recording) return;
-    injected.is_recording = cupti_start(&sink, injected.records);
+    injected.is_recording = injected.told.has_counters ? cupti_counters_start(&sink)
+                                                       : cupti_start(&sink, injected.records);
     if (!injected.is_recording) note(cupti_reason());
+    if (injected.told.has_counters) cupti_counters_set_on(injected.is_recording);
 }
 
 /* The GPU finishes what it has first: the record of a kernel is there when it has ended. */
@@ -99,7 +101,10 @@ static void stop_recording(void) {
     injected.is_wanted = false;
     if (!injected.is_recording) return;
     wait_for_gpu();
-    (void)cupti_stop(&is_complete, &n_lost);
+    if (!injected.told.has_counters)
+        (void)cupti_stop(&is_complete, &n_lost);
+    else if (!cupti_counters_stop())
+        note(cupti_reason());
     injected.is_recording = false;
     injected.n_lost += n_lost;
 }

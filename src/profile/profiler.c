@@ -31,6 +31,7 @@ static void wait_for_device(void) {
 }
 
 static void switch_cupti(profile *p) {
+    if (p->has_counters) cupti_counters_set_on(p->recorder.is_on);
     if (!p->has_gpu || cupti_set_on(p->recorder.is_on)) return;
     p->has_gpu = false;
     snprintf(p->gpu_reason, sizeof p->gpu_reason, "%s", cupti_reason());
@@ -207,6 +208,14 @@ static status keep_record(profile *p, const gpu_record *r) {
         recorder_add_gpu(&p->recorder, r->gpu);
         return OK;
     }
+    if (r->kind == GPU_COUNTERS) {
+        double ns = (double)(r->end_ns - r->start_ns);
+        kernel_name(r->name, name, sizeof name);
+        recorder_add_counters(&p->recorder, name,
+                              (double[]){1, ns, ns * (double)r->occupancy, ns * (double)r->tensor,
+                                         (double)r->bytes, (double)r->mark});
+        return OK;
+    }
     if (r->kind == HOST_STEP) {
         recorder_add_step(&p->recorder, (int64_t)r->mark, r->stream == 1, r->start_ns, r->end_ns);
         return OK;
@@ -268,6 +277,10 @@ status profiler_start(profile *p, const profiler_options *o) {
     *p = (profile){0};
     memory_log_init(&p->memory);
     recorder_init(&p->recorder, &o->schedule);
+    const cupti_sink sink = {p, NULL, add_record};
+    p->has_counters = o->has_counters && cupti_counters_start(&sink);
+    if (p->has_counters != o->has_counters)
+        return fail(ERR_UNSUPPORTED, "--counters: %s", cupti_reason());
     p->span_ns = measure_cost();
     options = *o;
     current = p;
@@ -275,13 +288,14 @@ status profiler_start(profile *p, const profiler_options *o) {
     watched = NULL;
     range_watch(&watcher);
     p->start_ns = clock_ns();
-    const cupti_sink sink = {p, NULL, add_record};
     unsigned what = CUPTI_GRAPHS | (o->has_host ? CUPTI_CALLS : 0);
     if (o->has_unified) what |= CUPTI_UNIFIED;
-    p->has_gpu = o->has_gpu && cupti_start(&sink, what);
+    p->has_gpu = o->has_gpu && !o->has_counters && cupti_start(&sink, what);
     if (!p->has_gpu)
         snprintf(p->gpu_reason, sizeof p->gpu_reason, "%s",
-                 o->has_gpu ? cupti_reason() : "not asked for");
+                 o->has_counters ? "counters were read instead (--counters)"
+                 : o->has_gpu    ? cupti_reason()
+                                 : "not asked for");
     atomic_store(&n_signals, 0);
     if (o->toggle > 0) {
         struct sigaction ours = {.sa_handler = count_signal, .sa_flags = SA_RESTART};
@@ -332,6 +346,7 @@ status profiler_watch(backend **be) {
                               .mark = current->has_gpu ? &mark : NULL,
                               .on_precision = options.has_peaks ? measure_again : NULL,
                               .on_graph = skip_memsets,
+                              .has_no_graphs = options.has_counters,
                               .has_shapes = options.has_shapes};
     if (options.has_host) TRY(traced_create(be, *be, &o));
     cupti_flush_complete(); /* with the driver there, what needs it can begin */
@@ -342,6 +357,8 @@ status profiler_watch(backend **be) {
 status profiler_stop(profile *p) {
     bool is_complete;
     status st = p->has_gpu ? cupti_stop(&is_complete, &p->n_gpu_lost) : OK;
+    if (p->has_counters && !cupti_counters_stop())
+        snprintf(p->gpu_reason, sizeof p->gpu_reason, "%s", cupti_reason());
     recorder_stop(&p->recorder);
     p->end_ns = clock_ns();
     range_watch(NULL);
@@ -407,7 +424,7 @@ static status load_record(void *ctx, const gpu_record *r) {
     if (r->kind != HOST_STEP) widen(l->p, r->start_ns, r->end_ns);
     if (r->kind == GPU_CALL || r->kind == HOST_RANGE)
         TRY(find_lane(l, r->thread, r->kind == HOST_RANGE && r->stream == 1, &moved.thread));
-    if (r->kind < HOST_RANGE) l->has_gpu = true;
+    if (r->kind < HOST_RANGE || r->kind == GPU_COUNTERS) l->has_gpu = true;
     return keep_record(l->p, &moved);
 }
 

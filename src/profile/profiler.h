@@ -21,6 +21,7 @@ typedef struct profiler_options {
     bool has_shapes;        /* names of ops have the sizes of their arguments */
     bool has_unified;       /* unified memory: pages that move, faults */
     bool has_memory;        /* which memory lives when */
+    bool has_counters;      /* hardware counters of kernels instead of records of the GPU */
     bool has_memsets;  /* memsets too where steps are replayed as graphs, which cost most there */
     bool has_peaks;    /* the peaks of the device are measured first, outside of the records */
     const char *range; /* keep what is inside ranges of this name; NULL: everything */
@@ -55,6 +56,7 @@ typedef struct profile {
     memory_log memory; /* empty where it was not asked for */
     uint64_t start_ns, end_ns;
     bool has_gpu;                        /* records of a GPU were taken */
+    bool has_counters;                   /* ... counters were */
     char gpu_reason[CUPTI_REASON_BYTES]; /* why not; "" */
     uint64_t n_gpu_lost;                 /* records that CUPTI dropped */
     bool skips_memsets;         /* there were graphs, so memsets are not among the records */
@@ -66,6 +68,7 @@ typedef struct profile {
     char device[128]; /* of the last backend watched */
 } profile;
 
+/* ERR_UNSUPPORTED where counters are asked for and cannot be read here. */
 status profiler_start(profile *p, const profiler_options *o);
 
 bool profiler_is_running(void);

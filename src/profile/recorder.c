@@ -19,6 +19,7 @@ void recorder_fini(recorder *r) {
     text_map_fini(&r->names);
     mem_free(r->launches);
     mem_free(r->steps);
+    mem_free(r->counted);
     pthread_mutex_destroy(&r->lock);
     *r = (recorder){0};
 }
@@ -56,7 +57,7 @@ static recorder_thread *this_thread(recorder *r) {
 /* Everything is forgotten but the names: indices of spans begin again, and spans that are open are
  * not kept when they end. */
 static void forget(recorder *r) {
-    r->n_spans = r->n_launches = 0;
+    r->n_spans = r->n_launches = r->n_counted = 0;
     r->n_dropped = 0;
     for (int i = 0; i < r->n_threads; i++)
         for (int d = 0; d < r->threads[i].depth && d < RECORDER_MAX_DEPTH; d++)
@@ -80,19 +81,22 @@ void recorder_add_step(recorder *r, int64_t number, bool is_kept, uint64_t start
     if (is_kept) keep_step(r, number, start_ns, end_ns);
 }
 
-/* A span belongs to the first step that ends after the span has begun, or to the last one. */
-void recorder_cut(recorder *r, size_t first_span, size_t first_step) {
-    for (size_t i = first_span; r->n_steps > first_step && i < r->n_spans; i++) {
-        size_t low = first_step, high = r->n_steps - 1;
-        while (low < high) {
-            size_t middle = (low + high) / 2;
-            if (r->steps[middle].end_ns <= r->spans[i].start_ns)
-                low = middle + 1;
-            else
-                high = middle;
-        }
-        r->spans[i].cycle = r->steps[low].cycle;
+/* That of the first step that ends later, or of the last one. */
+uint16_t recorder_cycle(const recorder *r, size_t first_step, uint64_t ns) {
+    size_t low = first_step, high = r->n_steps;
+    while (low + 1 < high) {
+        size_t middle = (low + high) / 2;
+        if (r->steps[middle - 1].end_ns <= ns)
+            low = middle;
+        else
+            high = middle;
     }
+    return low < r->n_steps ? r->steps[low].cycle : 0;
+}
+
+void recorder_cut(recorder *r, size_t first_span, size_t first_step) {
+    for (size_t i = first_span; i < r->n_spans; i++)
+        r->spans[i].cycle = recorder_cycle(r, first_step, r->spans[i].start_ns);
 }
 
 void recorder_start(recorder *r) {
@@ -241,6 +245,22 @@ void recorder_add(recorder *r, const span *s, const char *name, const span_launc
         to->name = id;
         to->launch = launch != NULL ? (int32_t)r->n_launches : -1;
         if (launch != NULL) r->launches[r->n_launches++] = *launch;
+    }
+    pthread_mutex_unlock(&r->lock);
+}
+
+/* Programs have some hundred kernels at most, so a linear search is quick. */
+void recorder_add_counters(recorder *r, const char *name, const double add[N_COUNTED]) {
+    int32_t id;
+    size_t at = 0;
+    pthread_mutex_lock(&r->lock);
+    if (intern(r, name, -1, &id) == OK &&
+        MEM_RESERVE(&r->counted, &r->counted_capacity, r->n_counted + 1) == OK) {
+        while (at < r->n_counted && r->counted[at].name != id)
+            at++;
+        if (at == r->n_counted) r->counted[r->n_counted++] = (counted_kernel){.name = id};
+        for (int i = 0; i < N_COUNTED; i++)
+            r->counted[at].sum[i] += add[i];
     }
     pthread_mutex_unlock(&r->lock);
 }

@@ -102,6 +102,21 @@ typedef struct recorder_thread {
     open_span open[RECORDER_MAX_DEPTH];
 } recorder_thread;
 
+/* Hardware counters of all launches of a kernel; COUNTED_OCCUPANCY, _TENSOR: percent times ns. */
+enum {
+    COUNTED_LAUNCHES,
+    COUNTED_NS,
+    COUNTED_OCCUPANCY,
+    COUNTED_TENSOR,
+    COUNTED_DRAM,
+    COUNTED_L2,
+    N_COUNTED
+};
+typedef struct counted_kernel {
+    int32_t name;
+    double sum[N_COUNTED];
+} counted_kernel;
+
 typedef struct recorder {
     recorder_schedule schedule;
     int64_t step; /* seen so far */
@@ -114,6 +129,8 @@ typedef struct recorder {
     text_map names; /* each with its NUL */
     span_launch *launches;
     size_t n_launches, launches_capacity;
+    counted_kernel *counted;
+    size_t n_counted, counted_capacity;
 
     gpu_facts gpus[RECORDER_MAX_GPUS];
     int n_gpus;
@@ -159,6 +176,9 @@ int32_t recorder_name_id(recorder *r, const char *name);
 /* A span that is complete: of the GPU, or of CUDA.  launch may be NULL. */
 void recorder_add(recorder *r, const span *s, const char *name, const span_launch *launch);
 
+/* Adds to the sums of the kernel of this name. */
+void recorder_add_counters(recorder *r, const char *name, const double add[N_COUNTED]);
+
 /* Keeps what a GPU is; a second time it replaces the first. */
 void recorder_add_gpu(recorder *r, const gpu_facts *g);
 
@@ -175,8 +195,10 @@ void recorder_step(recorder *r, uint64_t end_ns); /* it ended then, a little bef
 void recorder_add_step(recorder *r, int64_t number, bool is_kept, uint64_t start_ns,
                        uint64_t end_ns);
 
-/* Gives the spans from `first_span` on the cycle that they began in, by the steps from `first_step`
- * on: those of one process. */
+/* The cycle of a time, by the steps from `first_step` on: those of one process. */
+uint16_t recorder_cycle(const recorder *r, size_t first_step, uint64_t ns);
+
+/* Gives the spans from `first_span` on the cycle that they began in. */
 void recorder_cut(recorder *r, size_t first_span, size_t first_step);
 
 /* Nothing is taken while it is paused, whatever the schedule says; steps are counted. */

@@ -114,8 +114,7 @@ typedef struct writer {
     buf text;
     const profile *p;
     row_place *places; /* of each span */
-    int64_t cycle;
-    uint64_t from_ns, to_ns; /* of counters */
+    uint16_t cycle;
     bool is_tensorboard, has_event;
 } writer;
 
@@ -158,14 +157,10 @@ static uint32_t lane_of(const profile *p, const span *s) {
     return s->kind == SPAN_CALL && p->n_lanes == 0 ? 0 : s->lane;
 }
 
-static bool is_of_cycle(const writer *w, uint16_t cycle) {
-    return w->cycle == TRACE_ALL_CYCLES || w->cycle == cycle;
-}
-
 /* A range that PyTorch names as put_steps does would be a second step. */
 static bool is_drawn(const writer *w, const span *s) {
     const recorder *r = &w->p->recorder;
-    return s->end_ns != 0 && is_of_cycle(w, s->cycle) &&
+    return s->end_ns != 0 && s->cycle == w->cycle &&
            !(s->kind == SPAN_RANGE && r->n_steps > 0 &&
              strncmp(recorder_name(r, s), STEP_NAME, strlen(STEP_NAME)) == 0);
 }
@@ -323,7 +318,7 @@ static status put_steps(writer *w) {
     char name[32];
     for (size_t i = 0; i < r->n_steps; i++) {
         const kept_step *s = &r->steps[i];
-        if (!is_of_cycle(w, s->cycle)) continue;
+        if (s->cycle != w->cycle) continue;
         snprintf(name, sizeof name, STEP_NAME "%" PRId64, s->number);
         TRY(begin_event(w, &j));
         JSON_FIELDS(&j, FIELD("ph", "X"), FIELD("cat", "user_annotation"), FIELD("name", name),
@@ -352,7 +347,7 @@ static status put_spans(writer *w) {
 
 static status put_counter(writer *w, const char *name, const char *what, uint64_t ns, int64_t n) {
     json_writer j;
-    if (ns < w->from_ns || ns > w->to_ns) return OK;
+    if (recorder_cycle(&w->p->recorder, 0, ns) != w->cycle) return OK;
     TRY(begin_event(w, &j));
     JSON_FIELDS(&j, FIELD("ph", "C"), FIELD("name", name), FIELD("pid", HOST_PID));
     put_time(&j, "ts", since(w->p, ns));
@@ -393,11 +388,7 @@ static status put_devices(writer *w) {
         json_object_open(&j);
         JSON_FIELDS(&j, FIELD("id", g->device), FIELD("name", g->name),
                     FIELD("totalGlobalMem", g->memory_bytes), FIELD("computeMajor", g->sm / 10),
-                    FIELD("computeMinor", g->sm % 10), FIELD("warpSize", 32),
-                    FIELD("maxThreadsPerMultiprocessor", 32 * g->max_warps),
-                    FIELD("regsPerMultiprocessor", g->max_registers),
-                    FIELD("sharedMemPerMultiprocessor", g->max_shared),
-                    FIELD("numSms", g->n_multiprocessors));
+                    FIELD("computeMinor", g->sm % 10), FIELD("numSms", g->n_multiprocessors));
         json_object_close(&j);
     }
     json_array_close(&j);
@@ -422,23 +413,8 @@ static status put_all(writer *w) {
     return flush(w);
 }
 
-/* The time from the first step of the cycle to its last one. */
-static void find_window(writer *w) {
-    const recorder *r = &w->p->recorder;
-    w->to_ns = UINT64_MAX;
-    if (w->cycle == TRACE_ALL_CYCLES) return;
-    w->from_ns = UINT64_MAX;
-    w->to_ns = 0;
-    for (size_t i = 0; i < r->n_steps; i++) {
-        if (r->steps[i].cycle != w->cycle) continue;
-        if (r->steps[i].start_ns < w->from_ns) w->from_ns = r->steps[i].start_ns;
-        if (r->steps[i].end_ns > w->to_ns) w->to_ns = r->steps[i].end_ns;
-    }
-}
-
-status trace_write(const profile *p, int64_t cycle, bool is_tensorboard, const char *path) {
+status trace_write(const profile *p, uint16_t cycle, bool is_tensorboard, const char *path) {
     writer w = {.p = p, .cycle = cycle, .is_tensorboard = is_tensorboard};
-    find_window(&w);
     TRY(out_file_create(&w.file, path));
     status st = rows_arrange(&p->recorder, row_of, &w, &w.places);
     if (st == OK) st = put_all(&w);

@@ -6,12 +6,10 @@
 
 #include "profile/profiler.h"
 
-enum { TRACE_ALL_CYCLES = -1 };
-
-/* Replaces the file, whole or not at all.  cycle: what began in one cycle of the schedule, or
- * TRACE_ALL_CYCLES.  is_tensorboard: calls of CUDA and other programs' ranges have the categories
- * that TensorBoard's plugin torch-tb-profiler takes for calls and operators. */
-status trace_write(const profile *p, int64_t cycle, bool is_tensorboard, const char *path);
+/* Replaces the file, whole or not at all, with what began in one cycle of the schedule; without
+ * steps all is in the first, 0.  is_tensorboard: calls of CUDA and other programs' ranges have the
+ * categories that TensorBoard's plugin torch-tb-profiler takes for calls and operators. */
+status trace_write(const profile *p, uint16_t cycle, bool is_tensorboard, const char *path);
 
 /* Where a span is drawn.  Viewers draw what is in one row as bars inside bars, and Perfetto drops a
  * bar that begins inside another and ends after it.  Such pairs come from two clocks (a call of

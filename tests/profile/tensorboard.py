@@ -27,14 +27,14 @@ def item(kind, data):
 
 def record(kind, start, end, name=-1, mark=0, correlation=0, stream=0):
     """A stored_record: one thread, one GPU, 264 blocks of 256 threads."""
-    return item(RECORD, struct.pack("=4Q5Ii6i4I", start, end, 0, mark, correlation, 0, stream, 1, kind, name,
+    return item(RECORD, struct.pack("=4Q5Ii2f6i4I", start, end, 0, mark, correlation, 0, stream, 1, kind, name, 0, 0,
                                     264, 1, 1, 256, 1, 1, 32, 0, 0, 0))
 
 
 def write_records(path):
     """Each step calls one op, which launches one kernel."""
     gpu = struct.pack("=64s7IxxxxQ", b"H200", 0, 90, 132, 64, 32, 65536, 233472, 141 << 30)
-    out = b"hstu records 2, 96 bytes\n".ljust(32, b"\0") + item(PROCESS, struct.pack("=q", 77) + b"program")
+    out = b"hstu records 2, 104 bytes\n".ljust(32, b"\0") + item(PROCESS, struct.pack("=q", 77) + b"program")
     out += b"".join(item(NAME, n.encode()) for n in NAMES) + item(GPU, gpu)
     for number in range(8):
         at, kept = 10_000_000 + number * 1_000_000, number % 4 >= 2
@@ -104,6 +104,6 @@ def check_program(program, place):
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
-        check_training(sys.argv[1], folder)
-        check_program(sys.argv[1], folder)
+        check_training(os.path.abspath(sys.argv[1]), folder)
+        check_program(os.path.abspath(sys.argv[1]), folder)
     print("TensorBoard's plugin reads traces of a training and of another program")

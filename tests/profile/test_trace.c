@@ -153,14 +153,12 @@ static void check_trace(const profile *p, const char *labels) {
     int at = snprintf(want, sizeof want,
                       "{'schemaVersion':1,'displayTimeUnit':'ms','device':'an \\'H100\\'',"
                       "'deviceProperties':[{'id':1,'name':'H100','totalGlobalMem':85000000000,"
-                      "'computeMajor':9,'computeMinor':0,'warpSize':32,"
-                      "'maxThreadsPerMultiprocessor':2048,'regsPerMultiprocessor':65536,"
-                      "'sharedMemPerMultiprocessor':233472,'numSms':132}],'traceEvents':[\n%s",
+                      "'computeMajor':9,'computeMinor':0,'numSms':132}],'traceEvents':[\n%s",
                       labels);
     int lane = p->n_lanes > 0 ? 4242 : 0; /* our own calls are drawn inside our ops */
     snprintf(want + at, sizeof want - (size_t)at, events, lane, lane, lane);
     snprintf(path, sizeof path, "%s/trace.json", test_folder());
-    CHECK_OK(trace_write(p, TRACE_ALL_CYCLES, false, path));
+    CHECK_OK(trace_write(p, 0, false, path));
     CHECK_OK(file_read_all(path, 1 << 16, &text, &n));
     for (char *c = text; (c = strchr(c, '"')) != NULL;)
         *c = '\'';

@@ -18,7 +18,6 @@
 #include "base/mem.h"
 #include "base/sort.h"
 #include "base/status.h"
-#include "base/thread.h"
 #include "cli/machine/profile.h"
 #include "cli/output.h"
 #include "cli/work.h"
@@ -186,10 +185,17 @@ static status put_timeline(const recorder *r, buf *out) {
     return buf_text(out, "</script>\n");
 }
 
-static status put_table(const recorder *r, report_kind kind, buf *out) {
+/* A report, or, as one more of them, whose memory it was. */
+enum { TABLE_MEMORY = N_REPORTS, N_TABLES };
+static status make_table(const profile *p, int kind, profile_table *out) {
+    return kind == TABLE_MEMORY ? memory_log_table(&p->memory, out)
+                                : profile_table_make(out, &p->recorder, (report_kind)kind);
+}
+
+static status put_table(const profile *p, int kind, buf *out) {
     profile_table t;
     buf text = {0};
-    TRY(profile_table_make(&t, r, kind));
+    TRY(make_table(p, kind, &t));
     status st = t.n_rows > 0 ? profile_table_text(&t, TOP_ROWS, &text) : OK;
     if (st == OK && t.n_rows > 0) st = page_text(out, t.title, "h2");
     if (st == OK && t.n_rows > 0) st = page_text(out, buf_str(&text), "pre");
@@ -238,7 +244,8 @@ static status put_tiles(const profile *p, const gpu_idle *g, buf *out) {
     return buf_text(out, "</div>\n");
 }
 
-static status put_roofline(const recorder *r, buf *out) {
+static status put_roofline(const profile *p, buf *out) {
+    const recorder *r = &p->recorder;
     buf picture = {0};
     status st = roofline_svg(r, &picture);
     if (st == OK && picture.n_bytes > 0)
@@ -250,16 +257,7 @@ static status put_roofline(const recorder *r, buf *out) {
                        r->peak_flop / 1e12, r->peak_bytes / 1e9, buf_str(&picture));
     buf_fini(&picture);
     TRY(st);
-    return put_table(r, REPORT_WORK, out);
-}
-
-static status put_memory(const memory_log *m, buf *out) {
-    buf text = {0};
-    status st = memory_log_text(m, &text);
-    if (st == OK && text.n_bytes > 0) st = page_text(out, "Memory", "h2");
-    if (st == OK && text.n_bytes > 0) st = page_text(out, buf_str(&text), "pre");
-    buf_fini(&text);
-    return st;
+    return put_table(p, REPORT_WORK, out);
 }
 
 static status put_page(const profile *p, buf *out) {
@@ -278,12 +276,11 @@ static status put_page(const profile *p, buf *out) {
     TRY(st);
     TRY(put_timeline(r, out));
     if (g.span_ns > 0) TRY(put_gaps(&g, r, out));
-    TRY(put_roofline(r, out));
-    TRY(put_table(r, REPORT_OPS, out));
-    TRY(put_table(r, REPORT_KERNELS, out));
-    TRY(put_table(r, REPORT_LAUNCHES, out));
-    TRY(put_table(r, REPORT_COPIES, out));
-    TRY(put_memory(&p->memory, out));
+    TRY(put_roofline(p, out));
+    static const int tables[] = {REPORT_OPS,      REPORT_KERNELS, REPORT_LAUNCHES,
+                                 REPORT_COUNTERS, REPORT_COPIES,  TABLE_MEMORY};
+    for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)
+        TRY(put_table(p, tables[i], out));
     return page_close(out);
 }
 
@@ -317,10 +314,10 @@ static status print_table(profile_table *t, const profile_view *v, buf *text) {
 }
 
 /* In the folder every row as csv, on stdout what was asked for. */
-static status show_report(const profile *p, report_kind kind, const profile_view *v) {
+static status show_table(const profile *p, int kind, const profile_view *v) {
     profile_table t;
     buf text = {0};
-    TRY(profile_table_make(&t, &p->recorder, kind));
+    TRY(make_table(p, kind, &t));
     status st = OK;
     if (t.n_rows > 0) {
         st = profile_table_csv(&t, -1, &text);
@@ -357,6 +354,8 @@ static void tell_cost(const profile *p) {
                  " page faults of the GPU, %" PRIu64 " of the CPU",
                  (double)u->in_bytes / 1e6, (double)u->out_bytes / 1e6, u->gpu_faults,
                  u->host_faults);
+    if (p->memory.n_owners > 0)
+        log_info("device memory at the peak: %.3f MB", (double)p->memory.peak / 1e6);
     if (r->n_dropped > 0) log_warn("%" PRIu64 " spans were dropped: too many", r->n_dropped);
     if (p->skips_memsets)
         log_info(
@@ -416,48 +415,18 @@ static status tell_idle(const profile *p) {
     return st;
 }
 
-static status show_memory(const memory_log *m, const profile_view *v) {
-    buf text = {0};
-    status st = memory_log_csv(m, &text);
-    if (st == OK && text.n_bytes > 0) st = write_csv(v->out, "memory_by_owner", &text);
-    if (st == OK && v->format == PROFILE_CSV && text.n_bytes > 0) printf("%s\n", buf_str(&text));
-    buf_clear(&text);
-    if (st == OK && v->format == PROFILE_JSON) st = memory_log_json(m, &text);
-    if (st == OK && v->format == PROFILE_JSON) printf("%s", buf_str(&text));
-    buf_clear(&text);
-    if (st == OK) st = memory_log_text(m, &text);
-    if (st == OK && v->format == PROFILE_TABLE && text.n_bytes > 0) printf("%s\n", buf_str(&text));
-    buf_fini(&text);
-    return st;
-}
-
-/* The name that torch.profiler.tensorboard_trace_handler gives a trace: its worker, and the time,
+/* trace.json, or what torch.profiler.tensorboard_trace_handler calls it: the worker, and the time,
  * by which the plugin puts traces of one worker in order. */
-static void tensorboard_name(char name[SHOW_PATH_BYTES], uint64_t end_ns) {
-    char host[256] = "localhost";
+static status write_trace(const profile *p, const profile_view *v, uint16_t cycle) {
+    char host[256] = "localhost", name[512], path[SHOW_PATH_BYTES], shown[SHOW_PATH_BYTES];
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
     gethostname(host, sizeof host - 1);
-    uint64_t real = (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
-    snprintf(name, SHOW_PATH_BYTES, "%s_%ld.%" PRIu64 ".pt.trace.json", host, (long)getpid(),
-             real - (clock_ns() - end_ns));
-}
-
-/* When the last step of a cycle ended; 0: none was kept. */
-static uint64_t cycle_end(const recorder *r, int64_t cycle) {
-    uint64_t end_ns = 0;
-    for (size_t i = 0; i < r->n_steps; i++)
-        if (r->steps[i].cycle == cycle) end_ns = r->steps[i].end_ns;
-    return end_ns;
-}
-
-static status write_trace(const profile *p, const profile_view *v, int64_t cycle) {
-    char name[SHOW_PATH_BYTES] = "trace.json", path[SHOW_PATH_BYTES], shown[SHOW_PATH_BYTES];
-    bool is_all = cycle == TRACE_ALL_CYCLES;
     if (v->is_tensorboard)
-        tensorboard_name(name, is_all ? p->end_ns : cycle_end(&p->recorder, cycle));
-    else if (!is_all)
-        snprintf(name, sizeof name, "trace-%" PRId64 ".json", cycle + 1);
+        snprintf(name, sizeof name, "%s_%ld.%lld%09ld.pt.trace.json", host, (long)getpid(),
+                 (long long)now.tv_sec, now.tv_nsec);
+    else
+        snprintf(name, sizeof name, cycle > 0 ? "trace-%d.json" : "trace.json", cycle + 1);
     TRY(path_join(path, sizeof path, v->out, name));
     TRY(trace_write(p, cycle, v->is_tensorboard, path));
     log_info("%s   for %s; every table is beside it as csv", show_path(shown, path),
@@ -466,32 +435,21 @@ static status write_trace(const profile *p, const profile_view *v, int64_t cycle
     return OK;
 }
 
-/* One for each cycle where there are several.  Those of an earlier profile go. */
 static status write_traces(const profile *p, const profile_view *v) {
-    const recorder *r = &p->recorder;
-    char path[SHOW_PATH_BYTES];
-    int64_t n_cycles = 0;
-    for (size_t i = 0; i < r->n_steps; i++)
-        if (r->steps[i].cycle >= n_cycles) n_cycles = r->steps[i].cycle + 1;
-    for (int64_t i = 0, is_old = !v->is_tensorboard; is_old && i <= UINT16_MAX; i++) {
-        char name[32] = "trace.json";
-        if (i > 0) snprintf(name, sizeof name, "trace-%" PRId64 ".json", i);
-        TRY(path_join(path, sizeof path, v->out, name));
-        is_old = unlink(path) == 0 || i == 0;
-    }
-    if (n_cycles <= 1) return write_trace(p, v, TRACE_ALL_CYCLES);
+    uint16_t last = 0;
+    for (size_t i = 0; i < p->recorder.n_steps; i++)
+        if (p->recorder.steps[i].cycle > last) last = p->recorder.steps[i].cycle;
     status st = OK;
-    for (int64_t cycle = 0; st == OK && cycle < n_cycles; cycle++)
-        if (cycle_end(r, cycle) > 0) st = write_trace(p, v, cycle);
+    for (int cycle = 0; st == OK && cycle <= last; cycle++)
+        st = write_trace(p, v, (uint16_t)cycle);
     return st;
 }
 
 status profile_show(const profile *p, const profile_view *v) {
     char path[SHOW_PATH_BYTES], shown[SHOW_PATH_BYTES];
     TRY(folder_create(v->out, NULL));
-    for (int i = 0; i < N_REPORTS; i++)
-        TRY(show_report(p, (report_kind)i, v));
-    TRY(show_memory(&p->memory, v));
+    for (int i = 0; i < N_TABLES; i++)
+        TRY(show_table(p, i, v));
     TRY(tell_idle(p));
     tell_cost(p);
     TRY(write_traces(p, v));
@@ -540,7 +498,8 @@ static void start_program(char **argv, const char *library, const char *folder,
                             .step = o->step != NULL ? o->step : "",
                             .schedule = {s->wait, s->warmup, s->active, s->repeat},
                             .signal = o->toggle,
-                            .has_unified = o->has_unified};
+                            .has_unified = o->has_unified,
+                            .has_counters = o->has_counters};
     if (dup2(STDERR_FILENO, STDOUT_FILENO) >= 0 && env_set_injection(library, &told) == OK) {
         signal(SIGINT, SIG_DFL);
         signal(SIGTERM, SIG_DFL);
@@ -745,6 +704,10 @@ status cmd_profile(int argc, char **argv) {
         OPT_FLAG("--memsets", &a.o.has_memsets,
                  "Record memsets even where steps are replayed as CUDA graphs; each costs a "
                  "microsecond there."),
+        OPT_FLAG("--counters", &a.o.has_counters,
+                 "Read hardware counters of every kernel instead of times of the GPU: achieved "
+                 "occupancy, tensor cores, bytes of DRAM and L2. Kernels run one at a time, and "
+                 "much slower; --active keeps that short."),
         OPT_FLAG("--no-peaks", &a.has_no_peaks,
                  "Do not measure the peak speed of the device at the start (takes a second and 1.4 "
                  "GB of GPU memory)."),
@@ -756,8 +719,8 @@ status cmd_profile(int argc, char **argv) {
                  "forward 0'; in other programs, NVTX ranges."),
         OPT_GROUP("Output"),
         OPT_TEXT("--out", &a.view.out, "DIR",
-                 "Folder for trace.json and the tables as CSV (default hstu-profile). If --repeat "
-                 "gives several cycles, each has its own: trace-1.json, trace-2.json, ..."),
+                 "Folder for trace.json and the tables as CSV (default hstu-profile). A "
+                 "second cycle of --repeat has trace-2.json, and so on."),
         OPT_FLAG("--tensorboard", &a.view.is_tensorboard,
                  "Write traces for TensorBoard's plugin torch-tb-profiler instead: "
                  "HOST_PID.TIME.pt.trace.json, as torch.profiler.tensorboard_trace_handler does."),

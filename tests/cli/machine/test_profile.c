@@ -43,7 +43,7 @@ TEST(profile_shows_steps_layers_and_ops) {
     CHECK_CONTAINS(text, "linear_fwd");
     CHECK_CONTAINS(text, "4 steps kept of 10\n");
     free(text);
-    const json_value *events = events_of(&a, "trace-1.json");
+    const json_value *events = events_of(&a, "trace.json");
     CHECK_EQ(count_events(events, "step"), 2); /* a trace a cycle */
     CHECK_EQ(count_events(events, "ProfilerStep#2"), 1);
     CHECK_EQ(count_events(events, "ProfilerStep#3"), 1);
@@ -51,7 +51,6 @@ TEST(profile_shows_steps_layers_and_ops) {
     events = events_of(&a, "trace-2.json");
     CHECK_EQ(count_events(events, "step"), 2);
     CHECK_EQ(count_events(events, "ProfilerStep#6"), 1);
-    CHECK(!file_exists(run_path("hstu-profile/trace.json")));
     /* A step may go through the layers in several parts. */
     CHECK(count_events(events, "layer forward 0") >= 2);
     CHECK_EQ(count_events(events, "layer backward 0"), count_events(events, "layer forward 0"));
@@ -59,12 +58,6 @@ TEST(profile_shows_steps_layers_and_ops) {
     for (const json_value *e = events->first; e != NULL; e = e->next)
         if (json_member(e, "ts") != NULL) CHECK(json_member(e, "ts")->number >= 0);
     arena_fini(&a);
-    /* One trace later, those of before are gone. */
-    free(said(0, "profile --active 1 --repeat 1 -- train --gin-config-file m.gin --data data --out "
-                 "run2 --epochs 1 --device cpu"));
-    CHECK(file_exists(run_path("hstu-profile/trace.json")));
-    CHECK(!file_exists(run_path("hstu-profile/trace-1.json")));
-    CHECK(!file_exists(run_path("hstu-profile/trace-2.json")));
 }
 
 /* What is profiled does the same work. */
@@ -117,7 +110,7 @@ TEST(profile_shows_work_against_peaks) {
 
 TEST(profile_shows_whose_memory_it_is) {
     char *text = said(0, "profile --memory " TRAIN);
-    CHECK_CONTAINS(text, "Memory of the Device by Owner (memory_by_owner): ");
+    CHECK_CONTAINS(text, "Memory of the Device by Owner (memory_by_owner):\n");
     CHECK_CONTAINS(text, "       CPU Mem  Self CPU Mem    # of Calls\n");
     CHECK_CONTAINS(text, "  activations\n");
     CHECK_CONTAINS(text, "  weights\n");
@@ -327,7 +320,7 @@ TEST(profile_of_another_program_follows_the_schedule) {
         CHECK_CONTAINS(text, "): 11 records\n"); /* seven steps, and two ranges of each kept one */
         CHECK_CONTAINS(text, "2 steps kept of 7\n");
         free(text);
-        const json_value *events = events_of(&a, "trace-1.json");
+        const json_value *events = events_of(&a, "trace.json");
         CHECK_EQ(count_events(events, "s2"), 1);
         CHECK_EQ(count_events(events, "ProfilerStep#2"), 1);
         CHECK_EQ(count_events(events, "inner"), 1);
