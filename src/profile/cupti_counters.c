@@ -188,7 +188,8 @@ static void CUPTIAPI on_call(void *ctx, CUpti_CallbackDomain domain, CUpti_Callb
         pthread_mutex_unlock(&c.lock);
         return;
     }
-    if (begins(d->functionName, "cuGraphLaunch") && d->callbackSite == CUPTI_API_EXIT && c.is_on)
+    if (begins(d->functionName, "cuGraphLaunch") && d->callbackSite == CUPTI_API_EXIT && c.is_on &&
+        !c.has_failed)
         add("[CUDA graph, not counted]", (double[N_COUNTERS]){0});
     if (!begins(d->functionName, "cuLaunchKernel") &&
         !begins(d->functionName, "cuLaunchCooperativeKernel"))

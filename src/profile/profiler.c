@@ -348,7 +348,7 @@ status profiler_watch(backend **be) {
                               .on_graph = skip_memsets,
                               .has_no_graphs = options.has_counters,
                               .has_shapes = options.has_shapes};
-    if (options.has_host) TRY(traced_create(be, *be, &o));
+    if (options.has_host || options.has_counters) TRY(traced_create(be, *be, &o));
     cupti_flush_complete(); /* with the driver there, what needs it can begin */
     watched = *be;
     return OK;

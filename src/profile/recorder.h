@@ -103,15 +103,8 @@ typedef struct recorder_thread {
 } recorder_thread;
 
 /* Hardware counters of all launches of a kernel; COUNTED_OCCUPANCY, _TENSOR: percent times ns. */
-enum {
-    COUNTED_LAUNCHES,
-    COUNTED_NS,
-    COUNTED_OCCUPANCY,
-    COUNTED_TENSOR,
-    COUNTED_DRAM,
-    COUNTED_L2,
-    N_COUNTED
-};
+enum { COUNTED_N, COUNTED_NS, COUNTED_OCCUPANCY, COUNTED_TENSOR, COUNTED_DRAM, COUNTED_L2 };
+enum { N_COUNTED = COUNTED_L2 + 1 };
 typedef struct counted_kernel {
     int32_t name;
     double sum[N_COUNTED];

@@ -168,12 +168,11 @@ static status fill_counters(profile_table *t, const recorder *r) {
         total += r->counted[i].sum[COUNTED_NS];
     for (size_t i = 0; i < r->n_counted; i++) {
         const double *k = r->counted[i].sum, ns = fmax(k[COUNTED_NS], 1);
-        t->rows[t->n_rows++] =
-            (profile_row){.name = recorder_text(r, (size_t)r->counted[i].name),
-                          .value = {100 * ns / total, k[COUNTED_NS], k[COUNTED_LAUNCHES],
-                                    k[COUNTED_NS] / k[COUNTED_LAUNCHES], k[COUNTED_OCCUPANCY] / ns,
-                                    k[COUNTED_TENSOR] / ns, k[COUNTED_DRAM] / 1e6,
-                                    k[COUNTED_DRAM] / ns, k[COUNTED_L2] / 1e6}};
+        t->rows[t->n_rows++] = (profile_row){
+            .name = recorder_text(r, (size_t)r->counted[i].name),
+            .value = {100 * ns / total, k[COUNTED_NS], k[COUNTED_N], k[COUNTED_NS] / k[COUNTED_N],
+                      k[COUNTED_OCCUPANCY] / ns, k[COUNTED_TENSOR] / ns, k[COUNTED_DRAM] / 1e6,
+                      k[COUNTED_DRAM] / ns, k[COUNTED_L2] / 1e6}};
     }
     return OK;
 }

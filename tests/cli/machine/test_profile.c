@@ -131,6 +131,17 @@ TEST(profile_shows_whose_memory_it_is) {
     arena_fini(&a);
 }
 
+TEST(profile_says_why_there_are_no_counters) {
+    device_driver driver;
+    device_driver_ask(&driver);
+    if (driver.reason[0] == '\0') SKIP_TEST("here is a GPU");
+    char *text = said(1, "profile --counters " TRAIN);
+    CHECK_CONTAINS(text, "hstu profile: --counters: ");
+    free(text);
+    CHECK(!folder_exists(run_path("run"))); /* before anything was done */
+    CHECK(!folder_exists(run_path("hstu-profile")));
+}
+
 /* Another program: it gets the folder for its records, and its output is on stderr. */
 TEST(profile_of_another_program) {
     record_writer *w;
