@@ -435,13 +435,18 @@ static status write_trace(const profile *p, const profile_view *v, uint16_t cycl
     return OK;
 }
 
+/* One for each cycle; each takes time with the number of all spans. */
 static status write_traces(const profile *p, const profile_view *v) {
-    uint16_t last = 0;
+    enum { MAX_TRACES = 100 };
+    int last = 0;
     for (size_t i = 0; i < p->recorder.n_steps; i++)
         if (p->recorder.steps[i].cycle > last) last = p->recorder.steps[i].cycle;
     status st = OK;
-    for (int cycle = 0; st == OK && cycle <= last; cycle++)
+    for (int cycle = 0; st == OK && cycle <= last && cycle < MAX_TRACES; cycle++)
         st = write_trace(p, v, (uint16_t)cycle);
+    if (last >= MAX_TRACES)
+        log_warn("only the first %d of %d cycles have a trace; --repeat ends after fewer",
+                 MAX_TRACES, last + 1);
     return st;
 }
 

@@ -353,6 +353,14 @@ TEST(profile_of_another_program_follows_the_schedule) {
     CHECK_CONTAINS(text, "no NVTX range 's' ended in the program, so nothing was recorded");
     CHECK_CONTAINS(text, "0 steps kept of 0\n");
     free(text);
+    build_nvtx_program("for (int i = 0; i < 102; i++) { push(\"s\"); pop(); } return 0;");
+    text = said(0, "profile --step s --active 1 --out many -- ./n");
+    CHECK_CONTAINS(text, "102 steps kept of 102\n");
+    CHECK_CONTAINS(text,
+                   "only the first 100 of 102 cycles have a trace; --repeat ends after fewer");
+    CHECK(file_exists(run_path("many/trace-100.json")));
+    CHECK(!file_exists(run_path("many/trace-101.json")));
+    free(text);
 }
 
 /* As NVIDIA's files ask for it. */
