@@ -199,7 +199,7 @@ $B/hstu-mpi.so: $(MPI_SRC) src/dist/mpi_plugin.h
 
 # It has what recording needs and nothing else, and no symbol but InitializeInjection* is seen outside; with sanitizers
 # compiled by itself, because it is loaded into programs without them.
-INJECT_ALL := $(INJECT_SRC) $(patsubst %,src/%.c,profile/cupti profile/nvtx profile/record_write \
+INJECT_ALL := $(INJECT_SRC) $(patsubst %,src/%.c,profile/cupti profile/cupti_counters profile/nvtx profile/record_write \
 	base/env base/file base/hash base/log base/machine base/map base/mem base/status base/text base/thread)
 INJECT_CFLAGS := $(if $(filter asan tsan fuzz,$(VARIANT)),-std=c11 -D_GNU_SOURCE -O2 -g -fPIC -fvisibility=hidden $(WARN) \
 	$(FEATURES) $(PROBE_CFLAGS) -Iinclude -Isrc $(CFLAGS))

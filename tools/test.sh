@@ -487,6 +487,18 @@ run_tokenizers() {
     beside "BPE and Unigram: $label" $python tests/encoder/compare_json.py build/release/hstu --texts 10000
 }
 
+# Traces for TensorBoard, read by its plugin, which is kept in build/python, too.
+run_tensorboard() {
+    local python=build/python/bin/python label="traces for TensorBoard's plugin"
+    if ! $python -c 'import torch_tb_profiler.profiler.loader' 2>/dev/null; then
+        [ "${HSTU_INSTALL:-1}" = 0 ] && skip "$label" "HSTU_INSTALL=0: nothing is installed" && return
+        { [ -x $python ] || python3 -m venv build/python; } >"$LOGS/tensorboard.log" 2>&1 &&
+            timeout 300 $python -m pip install -q --only-binary :all: --timeout 15 --retries 1 torch-tb-profiler >>"$LOGS/tensorboard.log" 2>&1 ||
+            { skip "$label" "Python's package torch-tb-profiler cannot be had here ($LOGS/tensorboard.log)" && return; }
+    fi
+    beside "$label" $python tests/profile/tensorboard.py build/release/hstu
+}
+
 checks() {
     local counts rules="rules of the code"
     after build_release build_asan build_tsan build_minimal || return
@@ -496,6 +508,7 @@ checks() {
     beside "docs/learn.md: the programs compile and run" bash tests/learn.sh
     run_parquet # packages first: the next also takes from build/python
     run_tokenizers
+    run_tensorboard
     if [[ $(build/release/hstu doctor --json 2>/dev/null) == *'"libmicrohttpd","version":null'* ]]; then
         skip "docs/serving.md, followed" "this build has no libmicrohttpd"
     else

@@ -1,5 +1,6 @@
 #include "base/env.h"
 
+#include <inttypes.h>
 #include <limits.h>
 #include <sched.h>
 #include <stdio.h>
@@ -79,24 +80,35 @@ status env_cuda_sm(int *sm) {
     return st == OK ? OK : fail_prefix(st, "the compute capability");
 }
 
-status env_set_injection(const char *library, const char *folder, int signal, bool has_unified) {
-    char number[16];
-    snprintf(number, sizeof number, "%d", signal);
+#define INJECTION_FORMAT(i64) i64 " " i64 " " i64 " " i64 " %d %d %d"
+
+status env_set_injection(const char *library, const injection *i) {
+    char numbers[128];
+    const int64_t *s = i->schedule;
+    snprintf(numbers, sizeof numbers, INJECTION_FORMAT("%" PRId64), s[0], s[1], s[2], s[3],
+             i->signal, i->has_unified, i->has_counters);
     if (setenv("CUDA_INJECTION64_PATH", library, 1) != 0 ||
         setenv("NVTX_INJECTION64_PATH", library, 1) != 0 ||
-        setenv("HSTU_PROFILE_RECORDS", folder, 1) != 0 ||
-        setenv("HSTU_PROFILE_SIGNAL", number, 1) != 0 ||
-        setenv("HSTU_PROFILE_UNIFIED", has_unified ? "1" : "0", 1) != 0)
+        setenv("HSTU_PROFILE_RECORDS", i->folder, 1) != 0 ||
+        setenv("HSTU_PROFILE_STEP", i->step, 1) != 0 ||
+        setenv("HSTU_PROFILE_OPTIONS", numbers, 1) != 0)
         return fail_errno("the environment");
     return OK;
 }
 
-const char *env_injection(int *signal, bool *has_unified) {
-    const char *folder = getenv("HSTU_PROFILE_RECORDS"), *number = getenv("HSTU_PROFILE_SIGNAL");
-    const char *unified = getenv("HSTU_PROFILE_UNIFIED");
-    *has_unified = unified != NULL && strcmp(unified, "1") == 0;
-    *signal = number != NULL ? atoi(number) : 0;
-    return folder != NULL && folder[0] == '/' ? folder : NULL;
+/* Values that env_set_injection did not write count as none. */
+injection env_injection(void) {
+    const char *folder = getenv("HSTU_PROFILE_RECORDS"), *step = getenv("HSTU_PROFILE_STEP");
+    const char *numbers = getenv("HSTU_PROFILE_OPTIONS");
+    injection i = {.step = step != NULL ? step : ""};
+    int64_t *s = i.schedule;
+    bool is_known =
+        numbers != NULL && sscanf(numbers, INJECTION_FORMAT("%" SCNd64), &s[0], &s[1], &s[2], &s[3],
+                                  &i.signal, &i.has_unified, &i.has_counters) == 7;
+    for (int k = 0; k < 4; k++)
+        is_known = is_known && s[k] >= 0 && s[k] <= 1 << 30;
+    if (is_known && folder != NULL && folder[0] == '/') i.folder = folder;
+    return i;
 }
 
 const char *env_path(void) {

@@ -20,6 +20,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #include "base/status.h"
 
@@ -50,13 +51,20 @@ const char *env_cupti(void);
  * one; INT_MAX without it.  ERR_USAGE if it is none. */
 status env_cuda_sm(int *sm);
 
-/* For a program that is to be profiled, before it is started: CUDA loads this library, which writes
- * its records into the folder; signal (0: none) switches recording on and off; has_unified: unified
- * memory too. */
-status env_set_injection(const char *library, const char *folder, int signal, bool has_unified);
+/* What the library that records in another program is told. */
+typedef struct injection {
+    const char *folder;  /* for its records; NULL: it records nothing */
+    const char *step;    /* the NVTX range that is a step (nvtx.h); "": there are no steps */
+    int64_t schedule[4]; /* of steps: wait, warmup, active, repeat */
+    int signal;          /* switches recording on and off; 0: none */
+    int has_unified, has_counters; /* unified memory too; hardware counters instead */
+} injection;
 
-/* The same, in that program: the folder, or NULL, and the rest. */
-const char *env_injection(int *signal, bool *has_unified);
+/* For a program that is to be profiled, before it is started: CUDA loads this library. */
+status env_set_injection(const char *library, const injection *i);
+
+/* The same, in that program. */
+injection env_injection(void);
 
 /* The folders of PATH, separated by colons, or NULL. */
 const char *env_path(void);

@@ -151,15 +151,15 @@ static struct {
 static _Thread_local op_mark marked = {.index = RECORDER_NO_OP, .name = -1};
 static _Thread_local uint32_t marked_call;
 
-/* Notes why it does not work.  Returns false. */
-static bool refuse(const char *what, CUptiResult result) {
+bool cupti_refuse(const char *what, int result) {
     const char *text = NULL, *remedy = "";
-    cupti.cuptiGetResultString(result, &text);
     if (result == CUPTI_ERROR_INSUFFICIENT_PRIVILEGES)
-        remedy = "; be root, or load the driver with NVreg_RestrictProfilingToAdminUsers=0";
+        remedy = "; be root (in a container with CAP_SYS_ADMIN), or load the driver with "
+                 "NVreg_RestrictProfilingToAdminUsers=0";
     if (result == CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED)
         remedy = "; another profiler (nsys, ncu, torch.profiler) is at work in this process";
-    snprintf(cupti.reason, sizeof cupti.reason, "CUPTI refuses %s: %s%s", what,
+    if (result >= 0) cupti.cuptiGetResultString((CUptiResult)result, &text);
+    snprintf(cupti.reason, sizeof cupti.reason, result < 0 ? "%s" : "CUPTI refuses %s: %s%s", what,
              text != NULL ? text : "no reason given", remedy);
     return false;
 }
@@ -208,6 +208,10 @@ static bool load(void) {
     snprintf(cupti.reason, sizeof cupti.reason, "libcupti has no %s", missing);
     dlclose(library);
     return false;
+}
+
+void *cupti_library(void) {
+    return load() ? cupti.library : NULL;
 }
 
 /* Without a buffer CUPTI drops records, and counts them. */
@@ -270,10 +274,13 @@ static void hand_over_devices(void) {
     enum { N = sizeof attributes / sizeof *attributes };
     void *driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
     int (*ask)(int *, int, int), (*count)(int *), (*name)(char *, int, int), n = 0;
+    int (*memory)(size_t *, int);
+    size_t bytes;
     if (driver == NULL) return;
     *(void **)&ask = dlsym(driver, "cuDeviceGetAttribute");
     *(void **)&count = dlsym(driver, "cuDeviceGetCount");
     *(void **)&name = dlsym(driver, "cuDeviceGetName");
+    *(void **)&memory = dlsym(driver, "cuDeviceTotalMem_v2");
     bool is_there = ask != NULL && count != NULL && name != NULL && count(&n) == 0;
     for (int i = 0; is_there && i < n && i < RECORDER_MAX_GPUS; i++) {
         int v[N] = {0};
@@ -287,6 +294,7 @@ static void hand_over_devices(void) {
                        .max_shared = (uint32_t)v[4],
                        .sm = (uint32_t)(10 * v[5] + v[6])};
         if (name(f.name, (int)sizeof f.name, i) != 0) snprintf(f.name, sizeof f.name, "GPU");
+        if (memory != NULL && memory(&bytes, i) == 0) f.memory_bytes = bytes;
         gpu_record r = {.kind = GPU_DEVICE, .device = f.device, .gpu = &f};
         pthread_mutex_lock(&cupti.lock);
         if (cupti.is_taking && cupti.failed == OK)
@@ -490,7 +498,7 @@ static bool enable(int n) {
     CUptiResult result;
     if (!cupti.is_registered) {
         result = cupti.cuptiActivityRegisterCallbacks(give_buffer, take_buffer);
-        if (result != CUPTI_SUCCESS) return refuse("callbacks", result);
+        if (result != CUPTI_SUCCESS) return cupti_refuse("callbacks", result);
         cupti.is_registered = true;
     }
     if (cupti.n_on != n) disable();
@@ -499,7 +507,7 @@ static bool enable(int n) {
         result = is_skipped(kind) ? CUPTI_SUCCESS : cupti.cuptiActivityEnable(kind);
         if (result != CUPTI_SUCCESS) {
             disable();
-            return refuse("activity records", result);
+            return cupti_refuse("activity records", result);
         }
         cupti.n_on++;
     }
@@ -509,7 +517,7 @@ static bool enable(int n) {
 
 bool cupti_flush(void) {
     CUptiResult result = cupti.cuptiActivityFlushAll(CUPTI_ACTIVITY_FLAG_FLUSH_FORCED);
-    return result == CUPTI_SUCCESS || refuse("to hand out records", result);
+    return result == CUPTI_SUCCESS || cupti_refuse("to hand out records", result);
 }
 
 void cupti_flush_complete(void) {
@@ -624,6 +632,11 @@ const char *cupti_reason(void) {
 }
 
 void cupti_skip_memsets(void) {
+}
+
+bool cupti_refuse(const char *what, int result) {
+    (void)what, (void)result;
+    return false;
 }
 
 void cupti_mark_begin(const op_mark *m) {

@@ -39,6 +39,8 @@ typedef enum {
     GPU_CALL,        /* of CUDA's runtime or driver, on the host */
     GPU_LINK,        /* what was launched under `correlation` belongs to the mark `mark` */
     HOST_RANGE,      /* of the program itself (nvtx.h); stream 1: it may overlap others */
+    HOST_STEP,       /* such a range that is a step; mark: its number, stream 1: it is kept */
+    GPU_COUNTERS,    /* of a kernel that took end - start; bytes: of DRAM, mark: of L2 */
     GPU_DEVICE       /* what a GPU is: no time */
 } gpu_record_kind;
 
@@ -54,7 +56,8 @@ typedef struct gpu_record {
     double of_pair, pair_bytes; /* of every kernel of such an op */
     int32_t graph_op;           /* as in a span */
     bool is_first, has_work;
-    const gpu_facts *gpu; /* of GPU_DEVICE; else NULL */
+    float occupancy, tensor; /* of GPU_COUNTERS: in percent, both over its time */
+    const gpu_facts *gpu;    /* of GPU_DEVICE; else NULL */
 } gpu_record;
 
 typedef struct cupti_sink {
@@ -86,6 +89,18 @@ bool cupti_set_on(bool is_on);
 /* The same, and ends.  *n_lost: records that CUPTI dropped.  A status that the sink returned is
  * returned here. */
 status cupti_stop(bool *is_complete, uint64_t *n_lost);
+
+/* Reads hardware counters of every launch instead, between set_on(true) and set_on(false): records
+ * of kind GPU_COUNTERS, on the thread that launches.  Kernels then run one at a time.  Not together
+ * with the above.  What goes wrong at a launch is known at the end: stop returns false. */
+bool cupti_counters_start(const cupti_sink *sink);
+void cupti_counters_set_on(bool is_on);
+bool cupti_counters_stop(void);
+
+/* For cupti_counters.c: the library, or NULL; and what to say of a failure: `what` CUPTI refuses
+ * with this result, or, where that is below 0, as it stands.  Returns false. */
+void *cupti_library(void);
+bool cupti_refuse(const char *what, int result);
 
 /* Why the last of these failed; "" where nothing did. */
 const char *cupti_reason(void);

@@ -33,20 +33,24 @@ static struct {
     record_writer *writer;
     atomic_bool is_done;      /* the file is complete, or not this process's */
     atomic_bool is_wanted;    /* records are; ranges have nothing to be switched on for */
+    atomic_bool is_kept;      /* ... and no warm-up */
     atomic_bool has_cuda;     /* the driver is there, so CUPTI may be started */
     atomic_bool is_recording; /* CUPTI records */
-    pthread_mutex_t control;  /* one starts or stops CUPTI at a time */
+    pthread_mutex_t control;  /* one starts or stops CUPTI, or ends a step, at a time */
     uint64_t n_lost;
     unsigned records; /* of cupti_start */
-    int toggle;       /* the signal that switches it; 0: none */
-    int pipe[2];      /* from the handler of signals to the thread */
+    injection told;
+    recorder_schedule schedule; /* of told */
+    int64_t step;               /* steps that have ended */
+    int pipe[2];                /* from the handler of signals to the thread */
 } injected = {
     .lock = PTHREAD_MUTEX_INITIALIZER, .control = PTHREAD_MUTEX_INITIALIZER, .pipe = {-1, -1}};
 
 /* Asked before the lock: in a forked child nobody may be left to open it. */
 static status add_record(void *ctx, const gpu_record *r) {
     (void)ctx;
-    if (injected.is_done) return OK;
+    bool is_kept = injected.is_kept || r->kind == HOST_STEP || r->kind == GPU_DEVICE;
+    if (injected.is_done || !is_kept) return OK;
     pthread_mutex_lock(&injected.lock);
     status st = injected.is_done ? OK : record_writer_add(injected.writer, r);
     pthread_mutex_unlock(&injected.lock);
@@ -54,7 +58,7 @@ static status add_record(void *ctx, const gpu_record *r) {
 }
 
 static bool is_wanted(void) {
-    return injected.is_wanted && !injected.is_done;
+    return injected.is_wanted && injected.is_kept && !injected.is_done;
 }
 
 static void add_range(const gpu_record *r) {
@@ -70,15 +74,15 @@ static void note(const char *text) {
     pthread_mutex_unlock(&injected.lock);
 }
 
+/* This and the next are called with control locked. */
 static void start_recording(void) {
     const cupti_sink sink = {NULL, NULL, add_record};
-    pthread_mutex_lock(&injected.control);
     injected.is_wanted = true;
-    if (injected.has_cuda && !injected.is_recording) {
-        injected.is_recording = cupti_start(&sink, injected.records);
-        if (!injected.is_recording) note(cupti_reason());
-    }
-    pthread_mutex_unlock(&injected.control);
+    if (!injected.has_cuda || injected.is_recording) return;
+    injected.is_recording = injected.told.has_counters ? cupti_counters_start(&sink)
+                                                       : cupti_start(&sink, injected.records);
+    if (!injected.is_recording) note(cupti_reason());
+    if (injected.told.has_counters) cupti_counters_set_on(injected.is_recording);
 }
 
 /* The GPU finishes what it has first: the record of a kernel is there when it has ended. */
@@ -94,13 +98,63 @@ static void wait_for_gpu(void) {
 static void stop_recording(void) {
     uint64_t n_lost = 0;
     bool is_complete;
-    pthread_mutex_lock(&injected.control);
     injected.is_wanted = false;
-    if (injected.is_recording) {
-        wait_for_gpu();
+    if (!injected.is_recording) return;
+    wait_for_gpu();
+    if (!injected.told.has_counters)
         (void)cupti_stop(&is_complete, &n_lost);
-        injected.is_recording = false;
-        injected.n_lost += n_lost;
+    else if (!cupti_counters_stop())
+        note(cupti_reason());
+    injected.is_recording = false;
+    injected.n_lost += n_lost;
+}
+
+static void set_recording(bool is_on) {
+    pthread_mutex_lock(&injected.control);
+    if (is_on)
+        start_recording();
+    else
+        stop_recording();
+    pthread_mutex_unlock(&injected.control);
+}
+
+/* Whether a range's name is the one that --step says; a star at its end stands for anything. */
+static bool is_step(const char *name) {
+    size_t n = strlen(injected.told.step);
+    bool is_prefix = n > 0 && injected.told.step[n - 1] == '*';
+    return is_prefix ? strncmp(name, injected.told.step, n - 1) == 0
+                     : n > 0 && strcmp(name, injected.told.step) == 0;
+}
+
+/* Recording starts with the first step that the schedule warms up or keeps, and what it has at the
+ * first one to keep is dropped. */
+static bool begin_step(const char *name) {
+    if (injected.is_done || !is_step(name)) return false;
+    pthread_mutex_lock(&injected.control);
+    step_state state = schedule_at(&injected.schedule, injected.step);
+    if (state != STEP_OFF) start_recording();
+    if (state == STEP_ACTIVE && !injected.is_kept) {
+        if (injected.is_recording) {
+            wait_for_gpu();
+            (void)cupti_flush();
+        }
+        injected.is_kept = true;
+    }
+    pthread_mutex_unlock(&injected.control);
+    return true;
+}
+
+static void end_step(uint64_t start_ns, uint64_t end_ns) {
+    if (injected.is_done) return;
+    pthread_mutex_lock(&injected.control);
+    gpu_record r = {.kind = HOST_STEP, .start_ns = start_ns, .end_ns = end_ns};
+    r.mark = (uint64_t)injected.step;
+    r.stream = schedule_at(&injected.schedule, injected.step) == STEP_ACTIVE;
+    (void)add_record(NULL, &r);
+    step_state next = schedule_at(&injected.schedule, ++injected.step);
+    if (r.stream == 1 && next != STEP_ACTIVE) {
+        stop_recording();
+        injected.is_kept = false;
     }
     pthread_mutex_unlock(&injected.control);
 }
@@ -108,7 +162,7 @@ static void stop_recording(void) {
 /* At exit, and after a deadly signal.  The second call does nothing. */
 static void finish(void) {
     if (injected.is_done) return;
-    stop_recording();
+    set_recording(false);
     pthread_mutex_lock(&injected.lock);
     if (!injected.is_done) (void)record_writer_close(injected.writer, injected.n_lost);
     injected.is_done = true;
@@ -139,12 +193,10 @@ static void die_by(int number) {
 }
 
 static void answer(int number) {
-    if (number != injected.toggle)
+    if (number != injected.told.signal)
         die_by(number);
-    else if (injected.is_wanted)
-        stop_recording();
     else
-        start_recording();
+        set_recording(!injected.is_wanted);
 }
 
 static void *keep_writing(void *unused) {
@@ -183,23 +235,26 @@ static void catch_signals(void) {
     catch_signal(SIGTERM, false);
     catch_signal(SIGINT, false);
     catch_signal(SIGHUP, false);
-    if (injected.toggle > 0) catch_signal(injected.toggle, true);
+    if (injected.told.signal > 0) catch_signal(injected.told.signal, true);
 }
 
 /* Once a process, by whoever comes first.  False where there is nothing to record into. */
 static bool begin(void) {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     static bool is_called;
-    bool has_unified;
     pthread_mutex_lock(&lock);
-    const char *folder = env_injection(&injected.toggle, &has_unified);
-    if (!is_called && folder != NULL) {
+    injection told = env_injection();
+    if (!is_called && told.folder != NULL) {
+        const int64_t *s = told.schedule;
         is_called = true;
-        injected.records = CUPTI_CALLS | (has_unified ? CUPTI_UNIFIED : 0);
-        if (record_writer_create(&injected.writer, folder) == OK) {
+        injected.told = told;
+        injected.schedule = (recorder_schedule){s[0], s[1], s[2], s[3]};
+        injected.records = CUPTI_CALLS | (told.has_unified ? CUPTI_UNIFIED : 0);
+        if (record_writer_create(&injected.writer, told.folder) == OK) {
             pthread_atfork(NULL, NULL, leave_to_parent);
             atexit(finish);
-            injected.is_wanted = injected.toggle == 0;
+            injected.is_kept = told.step[0] == '\0'; /* else steps switch it */
+            injected.is_wanted = injected.is_kept && told.signal == 0;
             catch_signals();
         }
     }
@@ -211,12 +266,12 @@ static bool begin(void) {
 __attribute__((visibility("default"))) int InitializeInjection(void) {
     if (injected.has_cuda || !begin()) return 1;
     injected.has_cuda = true;
-    if (injected.is_wanted) start_recording();
+    if (injected.is_wanted) set_recording(true);
     return 1;
 }
 
 /* Called by NVTX; 0: its functions do nothing. */
 __attribute__((visibility("default"))) int InitializeInjectionNvtx2(nvtx_tables tables) {
-    const nvtx_sink sink = {is_wanted, add_range};
+    const nvtx_sink sink = {is_wanted, add_range, begin_step, end_step};
     return begin() && nvtx_attach(tables, &sink);
 }

@@ -1,13 +1,10 @@
 #include "profile/memory_log.h"
 
-#include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/mem.h"
 #include "base/thread.h"
-#include "format/json.h"
 
 typedef struct memory_block {
     int owner;
@@ -96,66 +93,23 @@ uint64_t memory_log_remove(memory_log *log, const void *at) {
     return bytes;
 }
 
-static int by_peak(const void *a, const void *b) {
-    const memory_owner *x = *(const memory_owner *const *)a, *y = *(const memory_owner *const *)b;
-    if (x->at_peak != y->at_peak) return x->at_peak > y->at_peak ? -1 : 1;
-    return x->largest > y->largest ? -1 : x->largest < y->largest;
-}
-
-static int sorted(const memory_log *log, const memory_owner *out[MEMORY_MAX_OWNERS]) {
-    for (int i = 0; i < log->n_owners; i++)
-        out[i] = &log->owners[i];
-    qsort(out, (size_t)log->n_owners, sizeof *out, by_peak);
-    return log->n_owners;
-}
-
-status memory_log_text(const memory_log *log, buf *out) {
-    const memory_owner *owner[MEMORY_MAX_OWNERS];
-    int n = sorted(log, owner);
-    if (n == 0) return OK;
-    TRY(buf_printf(out,
-                   " ** Memory of the Device by Owner (memory_by_owner): %.3f MB at the peak\n\n"
-                   " At Peak (%%)  At Peak (MB)  Own Peak (MB)  At End (MB)  Blocks  Owner\n"
-                   " -----------  ------------  -------------  -----------  ------  "
-                   "--------------------\n",
-                   (double)log->peak / 1e6));
-    for (int i = 0; i < n; i++)
-        TRY(buf_printf(out, " %11.1f  %12.3f  %13.3f  %11.3f  %6" PRIu64 "  %s\n",
-                       log->peak > 0 ? 100 * (double)owner[i]->at_peak / (double)log->peak : 0,
-                       (double)owner[i]->at_peak / 1e6, (double)owner[i]->largest / 1e6,
-                       (double)owner[i]->live / 1e6, owner[i]->n_blocks, owner[i]->name));
-    return OK;
-}
-
-status memory_log_csv(const memory_log *log, buf *out) {
-    const memory_owner *owner[MEMORY_MAX_OWNERS];
-    int n = sorted(log, owner);
-    if (n == 0) return OK;
-    TRY(buf_text(out, "At Peak (bytes),Own Peak (bytes),At End (bytes),Blocks,Owner\n"));
-    for (int i = 0; i < n; i++) {
-        TRY(buf_printf(out, "%" PRIu64 ",%" PRIu64 ",%" PRIu64 ",%" PRIu64 ",", owner[i]->at_peak,
-                       owner[i]->largest, owner[i]->live, owner[i]->n_blocks));
-        TRY(csv_put_field(out, owner[i]->name, strlen(owner[i]->name)));
-        TRY(buf_char(out, '\n'));
+status memory_log_table(const memory_log *log, profile_table *out) {
+    static const profile_column columns[] = {
+        {"At Peak (%)", COLUMN_PERCENT, 0}, {"At Peak", COLUMN_MEMORY, 1},
+        {"Own Peak", COLUMN_MEMORY, 2},     {"At End", COLUMN_MEMORY, 3},
+        {"Blocks", COLUMN_COUNT, 4},        {"Owner", COLUMN_NAME, 0}};
+    *out = (profile_table){.id = "memory_by_owner",
+                           .title = "Memory of the Device by Owner",
+                           .columns = columns,
+                           .n_columns = (int)(sizeof columns / sizeof *columns)};
+    TRY(mem_alloc((void **)&out->rows, MEMORY_MAX_OWNERS, sizeof *out->rows));
+    for (int i = 0; i < log->n_owners; i++) {
+        const memory_owner *o = &log->owners[i];
+        double at_peak = (double)o->at_peak, peak = (double)(log->peak > 0 ? log->peak : 1);
+        out->rows[out->n_rows++] =
+            (profile_row){.name = o->name,
+                          .value = {100 * at_peak / peak, at_peak, (double)o->largest,
+                                    (double)o->live, (double)o->n_blocks}};
     }
-    return OK;
-}
-
-status memory_log_json(const memory_log *log, buf *out) {
-    const memory_owner *owner[MEMORY_MAX_OWNERS];
-    int n = sorted(log, owner);
-    json_writer w;
-    if (n == 0) return OK;
-    json_begin_object(&w, out, 0);
-    json_key_string(&w, "report", "memory_by_owner");
-    json_key_array(&w, "rows");
-    for (int i = 0; i < n; i++) {
-        JSON_OBJECT(&w, FIELD("At Peak (bytes)", owner[i]->at_peak),
-                    FIELD("Own Peak (bytes)", owner[i]->largest),
-                    FIELD("At End (bytes)", owner[i]->live), FIELD("Blocks", owner[i]->n_blocks),
-                    FIELD("Owner", owner[i]->name));
-    }
-    json_array_close(&w);
-    TRY(json_finish_object(&w));
-    return buf_char(out, '\n');
+    return profile_table_sort(out, "total_time");
 }

@@ -13,7 +13,7 @@
 
 #include "base/map.h"
 #include "base/status.h"
-#include "base/text.h"
+#include "profile/tables.h"
 
 enum { MEMORY_MAX_OWNERS = 64, MEMORY_MAX_EVENTS = 1 << 20 };
 
@@ -47,10 +47,7 @@ void memory_log_fini(memory_log *log);
 void memory_log_add(memory_log *log, const void *at, uint64_t bytes, const char *owner);
 uint64_t memory_log_remove(memory_log *log, const void *at); /* how many bytes; 0: not known */
 
-/* A table: owner, bytes at the peak, its own peak, what is still there, blocks; "" where there is
- * nothing. */
-status memory_log_text(const memory_log *log, buf *out);
-status memory_log_csv(const memory_log *log, buf *out);
-status memory_log_json(const memory_log *log, buf *out);
+/* Owner, bytes at the peak, its own peak, what is still there, blocks.  The log must outlive it. */
+status memory_log_table(const memory_log *log, profile_table *out);
 
 #endif

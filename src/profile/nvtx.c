@@ -46,7 +46,8 @@ typedef struct event {
 
 typedef struct open_range {
     const void *domain;
-    uint64_t start_ns; /* 0: not kept */
+    uint64_t start_ns; /* 0: not kept, and no step */
+    bool is_step, is_kept;
     char name[NAME_BYTES];
 } open_range;
 
@@ -96,8 +97,11 @@ static const char *narrow(const wchar_t *wide, char out[NAME_BYTES]) {
 
 static open_range begin_text(const void *domain, const char *text) {
     open_range r = {.domain = domain};
-    if (!sink.is_on()) return r;
-    nvtx_range_name(text != NULL ? text : "", r.name, sizeof r.name);
+    if (text == NULL) text = "";
+    r.is_step = sink.begin_step != NULL && sink.begin_step(text);
+    r.is_kept = sink.is_on();
+    if (!r.is_step && !r.is_kept) return r;
+    nvtx_range_name(text, r.name, sizeof r.name);
     r.start_ns = clock_ns();
     return r;
 }
@@ -125,7 +129,8 @@ static void end(const open_range *r, uint32_t thread, bool may_overlap) {
                          .name = r->name,
                          .thread = thread,
                          .stream = may_overlap};
-    sink.add(&record);
+    if (r->is_kept) sink.add(&record);
+    if (r->is_step) sink.end_step(record.start_ns, record.end_ns);
 }
 
 /* The level of the range, counted from 0. */

@@ -13,6 +13,9 @@
 typedef struct nvtx_sink {
     bool (*is_on)(void); /* asked when a range begins: else it is not kept */
     void (*add)(const gpu_record *r);
+    /* Before that: whether a range of this name is a step, which begins now.  NULL: none is. */
+    bool (*begin_step)(const char *name);
+    void (*end_step)(uint64_t start_ns, uint64_t end_ns); /* after its record */
 } nvtx_sink;
 
 /* What NVTX hands over: the table with this number, or NULL. */

@@ -156,7 +156,7 @@ static status layer_set_precision(backend *be, act_type act, bool is_tf32) {
 static status layer_record(backend *be, uint64_t key, record_state *out) {
     layer *t = be->state;
     *out = RECORD_RUN;
-    if (t->is_timed) return OK;
+    if (t->is_timed || t->o.has_no_graphs) return OK;
     TRY(t->below->ops->record(t->below, key, out));
     t->is_taken = *out == RECORD_TAKE;
     t->has_key = *out != RECORD_RUN;
@@ -169,7 +169,7 @@ static status layer_record(backend *be, uint64_t key, record_state *out) {
 /* Where a graph was recorded, this also launches it. */
 static status layer_record_end(backend *be) {
     layer *t = be->state;
-    if (t->is_timed) return OK;
+    if (t->is_timed || t->o.has_no_graphs) return OK;
     t->is_taken = false;
     recorder *r = t->o.recorder;
     op_mark m = {.index = recorder_begin(r, SPAN_OP, "record_end", -1), .name = -1};

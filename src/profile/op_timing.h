@@ -46,6 +46,7 @@ typedef struct traced_options {
     const launch_mark *mark;              /* may be NULL */
     bool has_shapes;                      /* the names of ops have the sizes of their arguments */
     void (*on_precision)(backend *below); /* after set_precision; may be NULL */
+    bool has_no_graphs;                   /* ops run one by one instead of being recorded */
     void (*on_graph)(void);               /* when ops are first recorded as a graph; may be NULL */
 } traced_options;
 

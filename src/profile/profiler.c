@@ -31,6 +31,7 @@ static void wait_for_device(void) {
 }
 
 static void switch_cupti(profile *p) {
+    if (p->has_counters) cupti_counters_set_on(p->recorder.is_on);
     if (!p->has_gpu || cupti_set_on(p->recorder.is_on)) return;
     p->has_gpu = false;
     snprintf(p->gpu_reason, sizeof p->gpu_reason, "%s", cupti_reason());
@@ -207,6 +208,18 @@ static status keep_record(profile *p, const gpu_record *r) {
         recorder_add_gpu(&p->recorder, r->gpu);
         return OK;
     }
+    if (r->kind == GPU_COUNTERS) {
+        double ns = (double)(r->end_ns - r->start_ns);
+        kernel_name(r->name, name, sizeof name);
+        recorder_add_counters(&p->recorder, name,
+                              (double[]){1, ns, ns * (double)r->occupancy, ns * (double)r->tensor,
+                                         (double)r->bytes, (double)r->mark});
+        return OK;
+    }
+    if (r->kind == HOST_STEP) {
+        recorder_add_step(&p->recorder, (int64_t)r->mark, r->stream == 1, r->start_ns, r->end_ns);
+        return OK;
+    }
     if (r->kind == GPU_FAULT || r->kind == HOST_FAULT) {
         *(r->kind == GPU_FAULT ? &p->unified.gpu_faults : &p->unified.host_faults) += r->bytes;
         return OK;
@@ -264,6 +277,10 @@ status profiler_start(profile *p, const profiler_options *o) {
     *p = (profile){0};
     memory_log_init(&p->memory);
     recorder_init(&p->recorder, &o->schedule);
+    const cupti_sink sink = {p, NULL, add_record};
+    p->has_counters = o->has_counters && cupti_counters_start(&sink);
+    if (p->has_counters != o->has_counters)
+        return fail(ERR_UNSUPPORTED, "--counters: %s", cupti_reason());
     p->span_ns = measure_cost();
     options = *o;
     current = p;
@@ -271,13 +288,14 @@ status profiler_start(profile *p, const profiler_options *o) {
     watched = NULL;
     range_watch(&watcher);
     p->start_ns = clock_ns();
-    const cupti_sink sink = {p, NULL, add_record};
     unsigned what = CUPTI_GRAPHS | (o->has_host ? CUPTI_CALLS : 0);
     if (o->has_unified) what |= CUPTI_UNIFIED;
-    p->has_gpu = o->has_gpu && cupti_start(&sink, what);
+    p->has_gpu = o->has_gpu && !o->has_counters && cupti_start(&sink, what);
     if (!p->has_gpu)
         snprintf(p->gpu_reason, sizeof p->gpu_reason, "%s",
-                 o->has_gpu ? cupti_reason() : "not asked for");
+                 o->has_counters ? "counters were read instead (--counters)"
+                 : o->has_gpu    ? cupti_reason()
+                                 : "not asked for");
     atomic_store(&n_signals, 0);
     if (o->toggle > 0) {
         struct sigaction ours = {.sa_handler = count_signal, .sa_flags = SA_RESTART};
@@ -328,8 +346,9 @@ status profiler_watch(backend **be) {
                               .mark = current->has_gpu ? &mark : NULL,
                               .on_precision = options.has_peaks ? measure_again : NULL,
                               .on_graph = skip_memsets,
+                              .has_no_graphs = options.has_counters,
                               .has_shapes = options.has_shapes};
-    if (options.has_host) TRY(traced_create(be, *be, &o));
+    if (options.has_host || options.has_counters) TRY(traced_create(be, *be, &o));
     cupti_flush_complete(); /* with the driver there, what needs it can begin */
     watched = *be;
     return OK;
@@ -338,11 +357,14 @@ status profiler_watch(backend **be) {
 status profiler_stop(profile *p) {
     bool is_complete;
     status st = p->has_gpu ? cupti_stop(&is_complete, &p->n_gpu_lost) : OK;
+    if (p->has_counters && !cupti_counters_stop())
+        snprintf(p->gpu_reason, sizeof p->gpu_reason, "%s", cupti_reason());
     recorder_stop(&p->recorder);
     p->end_ns = clock_ns();
     range_watch(NULL);
     current = NULL;
     if (st == OK && p->has_gpu) st = recorder_link(&p->recorder);
+    recorder_cut(&p->recorder, 0, 0);
     if (st == OK && options.range != NULL) st = recorder_keep_range(&p->recorder, options.range);
     return st;
 }
@@ -399,10 +421,10 @@ static status load_record(void *ctx, const gpu_record *r) {
     gpu_record moved = *r;
     if (r->correlation > 0) moved.correlation += l->base;
     if (moved.correlation > l->top) l->top = moved.correlation;
-    widen(l->p, r->start_ns, r->end_ns);
+    if (r->kind != HOST_STEP) widen(l->p, r->start_ns, r->end_ns);
     if (r->kind == GPU_CALL || r->kind == HOST_RANGE)
         TRY(find_lane(l, r->thread, r->kind == HOST_RANGE && r->stream == 1, &moved.thread));
-    if (r->kind != HOST_RANGE && r->kind != GPU_DEVICE) l->has_gpu = true;
+    if (r->kind < HOST_RANGE || r->kind == GPU_COUNTERS) l->has_gpu = true;
     return keep_record(l->p, &moved);
 }
 
@@ -420,7 +442,9 @@ static status load_file(loader *l, const char *path, buf *text) {
     record_summary s;
     l->has_gpu = false;
     l->first_lane = l->last_lane = l->p->n_lanes;
+    size_t first_span = l->p->recorder.n_spans, first_step = l->p->recorder.n_steps;
     TRY(record_file_read(path, load_record, l, &s));
+    recorder_cut(&l->p->recorder, first_span, first_step);
     for (size_t i = l->first_lane; i < l->p->n_lanes; i++)
         l->p->lanes[i].pid = s.pid;
     l->base = l->top;
@@ -449,12 +473,12 @@ static status load_all(loader *l, const char *folder, buf *text) {
     return st;
 }
 
-status profile_load(profile *p, const char *folder, buf *out_text) {
-    const recorder_schedule all = {0};
+status profile_load(profile *p, const char *folder, const recorder_schedule *schedule,
+                    buf *out_text) {
     loader l = {.p = p};
     *p = (profile){0};
     memory_log_init(&p->memory);
-    recorder_init(&p->recorder, &all);
+    recorder_init(&p->recorder, schedule);
     TRY(load_all(&l, folder, out_text));
     if (!p->has_gpu && p->gpu_reason[0] == '\0')
         snprintf(p->gpu_reason, sizeof p->gpu_reason,

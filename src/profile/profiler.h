@@ -21,9 +21,11 @@ typedef struct profiler_options {
     bool has_shapes;        /* names of ops have the sizes of their arguments */
     bool has_unified;       /* unified memory: pages that move, faults */
     bool has_memory;        /* which memory lives when */
+    bool has_counters;      /* hardware counters of kernels instead of records of the GPU */
     bool has_memsets;  /* memsets too where steps are replayed as graphs, which cost most there */
     bool has_peaks;    /* the peaks of the device are measured first, outside of the records */
     const char *range; /* keep what is inside ranges of this name; NULL: everything */
+    const char *step;  /* of another program: the NVTX range that is a step; NULL: none */
 } profiler_options;
 
 /* How long steps took, from the end of one to the end of the next; not those in which recording was
@@ -54,6 +56,7 @@ typedef struct profile {
     memory_log memory; /* empty where it was not asked for */
     uint64_t start_ns, end_ns;
     bool has_gpu;                        /* records of a GPU were taken */
+    bool has_counters;                   /* ... counters were */
     char gpu_reason[CUPTI_REASON_BYTES]; /* why not; "" */
     uint64_t n_gpu_lost;                 /* records that CUPTI dropped */
     bool skips_memsets;         /* there were graphs, so memsets are not among the records */
@@ -65,6 +68,7 @@ typedef struct profile {
     char device[128]; /* of the last backend watched */
 } profile;
 
+/* ERR_UNSUPPORTED where counters are asked for and cannot be read here. */
 status profiler_start(profile *p, const profiler_options *o);
 
 bool profiler_is_running(void);
@@ -86,9 +90,11 @@ bool profile_cost(const profile *p, double *recorded_ns, double *plain_ns);
 uint64_t profile_recorded_ns(const profile *p);
 
 /* A profile of other programs: reads all record files (record_file.h) of a folder, one for each
- * process that used a GPU.  A folder without files gives a profile without records, and gpu_reason
- * says what that means.  *out_text gets a line for each process: its number, its command, how many
- * records, and what went wrong.  The profile is to be ended by profile_fini in any case. */
-status profile_load(profile *p, const char *folder, buf *out_text);
+ * process that used a GPU; schedule: how they were recorded, each process by its own steps.  A
+ * folder without files gives a profile without records, and gpu_reason says what that means.
+ * *out_text gets a line for each process: its number, its command, how many records, and what went
+ * wrong.  The profile is to be ended by profile_fini in any case. */
+status profile_load(profile *p, const char *folder, const recorder_schedule *schedule,
+                    buf *out_text);
 
 #endif

@@ -60,6 +60,7 @@ typedef struct stored_record {
     uint64_t start_ns, end_ns, bytes, mark;
     uint32_t correlation, device, stream, thread, kind;
     int32_t name; /* the number of the name item, or -1 */
+    float occupancy, tensor;
     span_launch launch;
 } stored_record;
 

@@ -42,7 +42,8 @@ static status read_record(reader *r, const uint8_t *bytes, size_t n) {
     stored_record s;
     if (n != sizeof s) return broken(r, "a record has the wrong size");
     memcpy(&s, bytes, sizeof s);
-    bool needs_name = s.kind == GPU_KERNEL || s.kind == GPU_CALL || s.kind == HOST_RANGE;
+    bool needs_name = s.kind == GPU_KERNEL || s.kind == GPU_CALL || s.kind == HOST_RANGE ||
+                      s.kind == GPU_COUNTERS;
     if (s.kind >= GPU_DEVICE || s.name < (needs_name ? 0 : -1) || s.name >= (int64_t)r->n_names ||
         s.end_ns < s.start_ns)
         return broken(r, "a record is wrong");
@@ -56,6 +57,8 @@ static status read_record(reader *r, const uint8_t *bytes, size_t n) {
                     .stream = s.stream,
                     .thread = s.thread,
                     .mark = s.mark,
+                    .occupancy = s.occupancy,
+                    .tensor = s.tensor,
                     .launch = s.launch};
     r->out->n_records++;
     return r->add(r->ctx, &g);

@@ -79,6 +79,8 @@ status record_writer_add(record_writer *w, const gpu_record *r) {
                        .thread = r->thread,
                        .kind = (uint32_t)r->kind,
                        .name = -1,
+                       .occupancy = r->occupancy,
+                       .tensor = r->tensor,
                        .launch = r->launch};
     if (r->kind == GPU_DEVICE) return put_item(w, ITEM_GPU, r->gpu, sizeof *r->gpu);
     if (r->name != NULL) TRY(intern(w, r->name, &s.name));

@@ -18,6 +18,8 @@ void recorder_fini(recorder *r) {
     mem_free(r->spans);
     text_map_fini(&r->names);
     mem_free(r->launches);
+    mem_free(r->steps);
+    mem_free(r->counted);
     pthread_mutex_destroy(&r->lock);
     *r = (recorder){0};
 }
@@ -55,33 +57,58 @@ static recorder_thread *this_thread(recorder *r) {
 /* Everything is forgotten but the names: indices of spans begin again, and spans that are open are
  * not kept when they end. */
 static void forget(recorder *r) {
-    r->n_spans = r->n_launches = 0;
+    r->n_spans = r->n_launches = r->n_counted = 0;
     r->n_dropped = 0;
     for (int i = 0; i < r->n_threads; i++)
         for (int d = 0; d < r->threads[i].depth && d < RECORDER_MAX_DEPTH; d++)
             r->threads[i].open[d].index = RECORDER_NO_OP;
 }
 
-/* What the schedule says of the step with this number. */
-typedef enum { STEP_OFF, STEP_WARMUP, STEP_ACTIVE } step_state;
-static step_state state_of(const recorder_schedule *s, int64_t step) {
-    if (s->active == 0) return STEP_ACTIVE;
-    int64_t cycle = s->wait + s->warmup + s->active;
-    if (s->repeat > 0 && step / cycle >= s->repeat) return STEP_OFF;
-    step %= cycle;
-    return step < s->wait ? STEP_OFF : step < s->wait + s->warmup ? STEP_WARMUP : STEP_ACTIVE;
+/* Without memory the step is not listed. */
+static void keep_step(recorder *r, int64_t number, uint64_t start_ns, uint64_t end_ns) {
+    const recorder_schedule *s = &r->schedule;
+    int64_t cycle = s->active > 0 ? number / (s->wait + s->warmup + s->active) : 0;
+    r->n_active++;
+    r->active_ns += end_ns - start_ns;
+    if (MEM_RESERVE(&r->steps, &r->steps_capacity, r->n_steps + 1) == OK)
+        r->steps[r->n_steps++] = (kept_step){number, start_ns, end_ns,
+                                             (uint16_t)(cycle < UINT16_MAX ? cycle : UINT16_MAX)};
+}
+
+void recorder_add_step(recorder *r, int64_t number, bool is_kept, uint64_t start_ns,
+                       uint64_t end_ns) {
+    r->step++;
+    if (is_kept) keep_step(r, number, start_ns, end_ns);
+}
+
+/* That of the first step that ends later, or of the last one. */
+uint16_t recorder_cycle(const recorder *r, size_t first_step, uint64_t ns) {
+    size_t low = first_step, high = r->n_steps;
+    while (low + 1 < high) {
+        size_t middle = (low + high) / 2;
+        if (r->steps[middle - 1].end_ns <= ns)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low < r->n_steps ? r->steps[low].cycle : 0;
+}
+
+void recorder_cut(recorder *r, size_t first_span, size_t first_step) {
+    for (size_t i = first_span; i < r->n_spans; i++)
+        r->spans[i].cycle = recorder_cycle(r, first_step, r->spans[i].start_ns);
 }
 
 void recorder_start(recorder *r) {
     pthread_mutex_lock(&r->lock);
-    r->is_on = !r->is_paused && state_of(&r->schedule, r->step) != STEP_OFF;
+    r->is_on = !r->is_paused && schedule_at(&r->schedule, r->step) != STEP_OFF;
     r->started_ns = clock_ns();
     pthread_mutex_unlock(&r->lock);
 }
 
 void recorder_stop(recorder *r) {
     pthread_mutex_lock(&r->lock);
-    step_state state = state_of(&r->schedule, r->step);
+    step_state state = schedule_at(&r->schedule, r->step);
     if (r->is_on && state == STEP_ACTIVE) r->active_ns += clock_ns() - r->started_ns;
     if (r->is_on && state == STEP_WARMUP && r->n_active == 0) forget(r);
     r->is_on = false;
@@ -90,26 +117,25 @@ void recorder_stop(recorder *r) {
 
 bool recorder_will_switch(recorder *r) {
     pthread_mutex_lock(&r->lock);
-    bool changes = state_of(&r->schedule, r->step) != state_of(&r->schedule, r->step + 1);
+    bool changes = schedule_at(&r->schedule, r->step) != schedule_at(&r->schedule, r->step + 1);
     pthread_mutex_unlock(&r->lock);
     return changes;
 }
 
 bool recorder_is_active(recorder *r) {
     pthread_mutex_lock(&r->lock);
-    bool is_active = r->is_on && state_of(&r->schedule, r->step) == STEP_ACTIVE;
+    bool is_active = r->is_on && schedule_at(&r->schedule, r->step) == STEP_ACTIVE;
     pthread_mutex_unlock(&r->lock);
     return is_active;
 }
 
 void recorder_step(recorder *r, uint64_t end_ns) {
     pthread_mutex_lock(&r->lock);
-    step_state before = state_of(&r->schedule, r->step);
-    step_state after = state_of(&r->schedule, ++r->step);
+    step_state before = schedule_at(&r->schedule, r->step);
+    step_state after = schedule_at(&r->schedule, ++r->step);
     uint64_t now = clock_ns();
     if (before == STEP_ACTIVE && r->is_on) {
-        r->n_active++;
-        r->active_ns += end_ns - r->started_ns;
+        keep_step(r, r->step - 1, r->started_ns, end_ns);
         r->started_ns = after == STEP_ACTIVE ? end_ns : now;
     }
     /* Only the first warm-up can be forgotten as a whole; later ones are not recorded at all. */
@@ -126,7 +152,7 @@ void recorder_pause(recorder *r, bool is_paused) {
     if (is_paused && r->is_on) r->active_ns += now - r->started_ns;
     if (r->is_paused && !is_paused) r->started_ns = now;
     r->is_paused = is_paused;
-    r->is_on = !is_paused && state_of(&r->schedule, r->step) != STEP_OFF;
+    r->is_on = !is_paused && schedule_at(&r->schedule, r->step) != STEP_OFF;
     pthread_mutex_unlock(&r->lock);
 }
 
@@ -219,6 +245,22 @@ void recorder_add(recorder *r, const span *s, const char *name, const span_launc
         to->name = id;
         to->launch = launch != NULL ? (int32_t)r->n_launches : -1;
         if (launch != NULL) r->launches[r->n_launches++] = *launch;
+    }
+    pthread_mutex_unlock(&r->lock);
+}
+
+/* Programs have some hundred kernels at most, so a linear search is quick. */
+void recorder_add_counters(recorder *r, const char *name, const double add[N_COUNTED]) {
+    int32_t id;
+    size_t at = 0;
+    pthread_mutex_lock(&r->lock);
+    if (intern(r, name, -1, &id) == OK &&
+        MEM_RESERVE(&r->counted, &r->counted_capacity, r->n_counted + 1) == OK) {
+        while (at < r->n_counted && r->counted[at].name != id)
+            at++;
+        if (at == r->n_counted) r->counted[r->n_counted++] = (counted_kernel){.name = id};
+        for (int i = 0; i < N_COUNTED; i++)
+            r->counted[at].sum[i] += add[i];
     }
     pthread_mutex_unlock(&r->lock);
 }
@@ -365,11 +407,11 @@ static void nest(recorder *r, const size_t *order, size_t n, int64_t *op_of) {
     for (size_t i = 0; i < n; i++) {
         span *s = &r->spans[order[i]];
         last = find_around(r, last, s);
+        s->op = last;
         if (s->kind == SPAN_CALL) {
             if (s->correlation > 0) op_of[s->correlation] = last;
             continue;
         }
-        s->op = last;
         s->child_ns = 0;
         /* A range that ends later is inside the one around it only in part. */
         if (last != RECORDER_NO_OP && s->end_ns <= r->spans[last].end_ns)

@@ -43,6 +43,7 @@ typedef struct gpu_facts {
     uint32_t sm;     /* compute capability times ten */
     uint32_t n_multiprocessors;
     uint32_t max_warps, max_blocks, max_registers, max_shared; /* of a multiprocessor */
+    uint64_t memory_bytes;
 } gpu_facts;
 
 typedef struct span {
@@ -62,6 +63,7 @@ typedef struct span {
                              that was recorded; 0: none */
     bool has_work;        /* of an op, or of a kernel of one in a graph: its work is known */
     bool is_first;        /* ... and the first one of its op */
+    uint16_t cycle;       /* of the schedule, by recorder_cut; cycles after the last share it */
     uint32_t correlation; /* of a call and what it launched; 0: none */
     uint16_t lane;        /* thread of the host, stream of the GPU */
     uint8_t kind, device;
@@ -70,6 +72,24 @@ typedef struct span {
 typedef struct recorder_schedule {
     int64_t wait, warmup, active, repeat; /* active 0: everything; repeat 0: until the end */
 } recorder_schedule;
+
+typedef enum { STEP_OFF, STEP_WARMUP, STEP_ACTIVE } step_state;
+
+/* What the schedule says of the step with this number. */
+static inline step_state schedule_at(const recorder_schedule *s, int64_t step) {
+    if (s->active == 0) return STEP_ACTIVE;
+    int64_t cycle = s->wait + s->warmup + s->active;
+    if (s->repeat > 0 && step / cycle >= s->repeat) return STEP_OFF;
+    step %= cycle;
+    return step < s->wait ? STEP_OFF : step < s->wait + s->warmup ? STEP_WARMUP : STEP_ACTIVE;
+}
+
+/* A step that was kept; they are listed as they end. */
+typedef struct kept_step {
+    int64_t number;
+    uint64_t start_ns, end_ns;
+    uint16_t cycle;
+} kept_step;
 
 typedef struct open_span {
     uint64_t start_ns, child_ns;
@@ -81,6 +101,14 @@ typedef struct recorder_thread {
     int depth; /* may be beyond what is kept */
     open_span open[RECORDER_MAX_DEPTH];
 } recorder_thread;
+
+/* Hardware counters of all launches of a kernel; COUNTED_OCCUPANCY, _TENSOR: percent times ns. */
+enum { COUNTED_N, COUNTED_NS, COUNTED_OCCUPANCY, COUNTED_TENSOR, COUNTED_DRAM, COUNTED_L2 };
+enum { N_COUNTED = COUNTED_L2 + 1 };
+typedef struct counted_kernel {
+    int32_t name;
+    double sum[N_COUNTED];
+} counted_kernel;
 
 typedef struct recorder {
     recorder_schedule schedule;
@@ -94,6 +122,8 @@ typedef struct recorder {
     text_map names; /* each with its NUL */
     span_launch *launches;
     size_t n_launches, launches_capacity;
+    counted_kernel *counted;
+    size_t n_counted, counted_capacity;
 
     gpu_facts gpus[RECORDER_MAX_GPUS];
     int n_gpus;
@@ -103,7 +133,9 @@ typedef struct recorder {
     int n_threads;
     uint64_t n_dropped;             /* no memory, or too many */
     uint64_t started_ns, active_ns; /* of the recorded stretches, in all */
-    int64_t n_active;               /* steps that were kept */
+    kept_step *steps;
+    size_t n_steps, steps_capacity;
+    int64_t n_active; /* steps that were kept */
     pthread_mutex_t lock;
 } recorder;
 
@@ -137,6 +169,9 @@ int32_t recorder_name_id(recorder *r, const char *name);
 /* A span that is complete: of the GPU, or of CUDA.  launch may be NULL. */
 void recorder_add(recorder *r, const span *s, const char *name, const span_launch *launch);
 
+/* Adds to the sums of the kernel of this name. */
+void recorder_add_counters(recorder *r, const char *name, const double add[N_COUNTED]);
+
 /* Keeps what a GPU is; a second time it replaces the first. */
 void recorder_add_gpu(recorder *r, const gpu_facts *g);
 
@@ -148,6 +183,16 @@ const gpu_facts *recorder_gpu(const recorder *r, uint32_t device);
 bool recorder_will_switch(recorder *r);
 bool recorder_is_active(recorder *r);             /* what is recorded now is kept */
 void recorder_step(recorder *r, uint64_t end_ns); /* it ended then, a little before now */
+
+/* Another program's step has ended (nvtx.h); is_kept: it was recorded and no warm-up. */
+void recorder_add_step(recorder *r, int64_t number, bool is_kept, uint64_t start_ns,
+                       uint64_t end_ns);
+
+/* The cycle of a time, by the steps from `first_step` on: those of one process. */
+uint16_t recorder_cycle(const recorder *r, size_t first_step, uint64_t ns);
+
+/* Gives the spans from `first_span` on the cycle that they began in. */
+void recorder_cut(recorder *r, size_t first_span, size_t first_step);
 
 /* Nothing is taken while it is paused, whatever the schedule says; steps are counted. */
 void recorder_pause(recorder *r, bool is_paused);

@@ -26,6 +26,18 @@ static const profile_column byte_columns[] = {
     {"Med (MB)", COLUMN_MB, 4},    {"Min (MB)", COLUMN_MB, 5},   {"Max (MB)", COLUMN_MB, 6},
     {"StdDev (MB)", COLUMN_MB, 7}, {"Operation", COLUMN_NAME, 0}};
 
+/* Of all launches of a kernel. */
+static const profile_column counter_columns[] = {{"Time (%)", COLUMN_PERCENT, 0},
+                                                 {"Total Time (ns)", COLUMN_NS, 1},
+                                                 {"Instances", COLUMN_COUNT, 2},
+                                                 {"Avg (ns)", COLUMN_NS, 3},
+                                                 {"Achieved Occupancy (%)", COLUMN_PERCENT, 4},
+                                                 {"Tensor Cores (%)", COLUMN_PERCENT, 5},
+                                                 {"DRAM (MB)", COLUMN_MB, 6},
+                                                 {"DRAM (GB/s)", COLUMN_NUMBER, 7},
+                                                 {"L2 (MB)", COLUMN_MB, 8},
+                                                 {"Name", COLUMN_NAME, 0}};
+
 /* The values of key_averages; the columns of a GPU are shown where there was one. */
 enum {
     OP_SELF_SHARE,
@@ -83,6 +95,8 @@ static const struct {
                     1 << SPAN_KERNEL | 1 << SPAN_COPY | 1 << SPAN_SET, COLUMNS(gpu_columns)},
     [REPORT_LAUNCHES] = {"cuda_kern_launch", "CUDA Kernel Launches (the longest one of each)",
                          LOOKS_NSYS, 1 << SPAN_KERNEL, NULL, 0},
+    [REPORT_COUNTERS] = {"cuda_kern_counters", "CUDA Kernel Counters", LOOKS_NSYS, 0,
+                         COLUMNS(counter_columns)},
     [REPORT_WORK] = {"op_work", "Work of Ops", LOOKS_NSYS, 0, NULL, 0},
     [REPORT_OPS] = {"key_averages", "Ranges and ops", LOOKS_TORCH, 1 << SPAN_RANGE | 1 << SPAN_OP,
                     NULL, 0},
@@ -145,6 +159,22 @@ static status summarise(profile_table *t, const recorder *r, unsigned kinds, boo
     }
     mem_free(all);
     return st;
+}
+
+static status fill_counters(profile_table *t, const recorder *r) {
+    double total = 1;
+    TRY(mem_alloc((void **)&t->rows, r->n_counted + 1, sizeof *t->rows));
+    for (size_t i = 0; i < r->n_counted; i++)
+        total += r->counted[i].sum[COUNTED_NS];
+    for (size_t i = 0; i < r->n_counted; i++) {
+        const double *k = r->counted[i].sum, ns = fmax(k[COUNTED_NS], 1);
+        t->rows[t->n_rows++] = (profile_row){
+            .name = recorder_text(r, (size_t)r->counted[i].name),
+            .value = {100 * ns / total, k[COUNTED_NS], k[COUNTED_N], k[COUNTED_NS] / k[COUNTED_N],
+                      k[COUNTED_OCCUPANCY] / ns, k[COUNTED_TENSOR] / ns, k[COUNTED_DRAM] / 1e6,
+                      k[COUNTED_DRAM] / ns, k[COUNTED_L2] / 1e6}};
+    }
+    return OK;
 }
 
 static bool is_of_host(const span *s) {
@@ -238,6 +268,9 @@ status profile_table_make(profile_table *out, const recorder *r, report_kind kin
         break;
     case REPORT_LAUNCHES:
         st = launches_fill(out, r);
+        break;
+    case REPORT_COUNTERS:
+        st = fill_counters(out, r);
         break;
     case REPORT_WORK:
         st = roofline_fill(out, r);

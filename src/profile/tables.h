@@ -54,6 +54,7 @@ typedef enum {
     REPORT_BYTES,    /* cuda_gpu_mem_size_sum */
     REPORT_GPU,      /* cuda_gpu_sum: kernels and copies */
     REPORT_LAUNCHES, /* cuda_kern_launch: how kernels were launched; occupancy */
+    REPORT_COUNTERS, /* cuda_kern_counters: hardware counters of kernels */
     REPORT_WORK,     /* op_work: FLOP and bytes a second of ops */
     REPORT_OPS,      /* key_averages */
     N_REPORTS

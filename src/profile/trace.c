@@ -1,8 +1,10 @@
 #include "profile/trace.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "base/file.h"
@@ -85,8 +87,8 @@ status rows_arrange(const recorder *r, uint64_t (*row_of)(const void *ctx, const
     status st = mem_alloc((void **)out, r->n_spans + 1, sizeof **out);
     if (st == OK) st = mem_alloc((void **)&rows, ROWS_MAX_BESIDE + 1, sizeof *rows);
     for (size_t i = 0; st == OK && i < r->n_spans; i++) {
-        const span *s = &r->spans[i];
-        if (s->end_ns != 0) bars[n++] = bar_of(r, i, row_of(ctx, s));
+        uint64_t row = r->spans[i].end_ns != 0 ? row_of(ctx, &r->spans[i]) : ROWS_NONE;
+        if (row != ROWS_NONE) bars[n++] = bar_of(r, i, row);
     }
     if (n > 0) qsort(bars, n, sizeof *bars, by_row);
     for (size_t i = 0; i < n; i++) {
@@ -104,17 +106,21 @@ status rows_arrange(const recorder *r, uint64_t (*row_of)(const void *ctx, const
     return st;
 }
 
+#define STEP_NAME "ProfilerStep#"
+
 /* Written piece by piece: a trace may be larger than memory should be. */
 typedef struct writer {
     out_file *file;
     buf text;
     const profile *p;
     row_place *places; /* of each span */
-    bool has_event;
+    uint16_t cycle;
+    bool is_tensorboard, has_event;
 } writer;
 
 enum { PIECE_BYTES = 1 << 20, HOST_PID = 1000000 }; /* GPUs are the processes 0, 1, ... */
 enum { BESIDE_TID = 100000 };                       /* added for each row beside one */
+enum { STEPS_TID = 1000000 };                       /* the row of steps */
 
 static status flush(writer *w) {
     TRY(out_file_write(w->file, buf_str(&w->text), w->text.n_bytes));
@@ -151,9 +157,18 @@ static uint32_t lane_of(const profile *p, const span *s) {
     return s->kind == SPAN_CALL && p->n_lanes == 0 ? 0 : s->lane;
 }
 
+/* A range that PyTorch names as put_steps does would be a second step. */
+static bool is_drawn(const writer *w, const span *s) {
+    const recorder *r = &w->p->recorder;
+    return s->end_ns != 0 && s->cycle == w->cycle &&
+           !(s->kind == SPAN_RANGE && r->n_steps > 0 &&
+             strncmp(recorder_name(r, s), STEP_NAME, strlen(STEP_NAME)) == 0);
+}
+
 static uint64_t row_of(const void *ctx, const span *s) {
+    const writer *w = ctx;
     uint64_t pid = span_is_on_gpu(s) ? s->device : HOST_PID;
-    return pid << 32 | lane_of(ctx, s);
+    return is_drawn(w, s) ? pid << 32 | lane_of(w->p, s) : ROWS_NONE;
 }
 
 static void put_place(json_writer *j, const writer *w, const span *s) {
@@ -169,12 +184,30 @@ static void put_triple(json_writer *j, const char *key, const int32_t v[3]) {
     json_array_close(j);
 }
 
+/* Kineto's figures: blocks and warps of the grid over the multiprocessors, and the occupancy as far
+ * as the grid fills it. */
 static void put_occupancy(json_writer *j, const gpu_facts *g, const span_launch *l) {
-    if (g == NULL) return;
+    if (g == NULL || g->n_multiprocessors == 0) return;
     occupancy o = occupancy_find(g, l);
-    JSON_FIELDS(j, FIELD("blocks per SM", o.blocks), FIELD("warps per SM", o.warps),
+    double blocks = 1, threads = 1;
+    for (int i = 0; i < 3; i++) {
+        blocks *= l->grid[i];
+        threads *= l->block[i];
+    }
+    blocks /= g->n_multiprocessors;
+    double filled = o.blocks > 0 && blocks < o.blocks ? blocks / o.blocks : 1;
+    JSON_FIELDS(j, FIELD("blocks per SM", blocks),
+                FIELD("warps per SM", blocks * ceil(threads / 32)),
+                FIELD("est. achieved occupancy %", 100 * o.share * filled),
                 FIELD("theoretical occupancy %", 100 * o.share),
                 FIELD("limited by", occupancy_limit_name(o.limit)));
+}
+
+/* TensorBoard's plugin drops ranges; those of other programs are all the operators there are. */
+static const char *category(const writer *w, const span *s) {
+    if (w->is_tensorboard && s->kind == SPAN_CALL) return "Runtime";
+    bool is_op = w->is_tensorboard && w->p->n_lanes > 0 && s->kind == SPAN_RANGE;
+    return span_kind_name(is_op ? SPAN_OP : (span_kind)s->kind);
 }
 
 static void put_args(json_writer *j, const recorder *r, const span *s) {
@@ -183,10 +216,10 @@ static void put_args(json_writer *j, const recorder *r, const span *s) {
     if (span_is_on_gpu(s)) {
         json_key_int(j, "device", s->device);
         json_key_int(j, "stream", s->lane);
-        if (s->op >= 0) json_key_int(j, "External id", s->op);
-    } else if (s->kind == SPAN_OP) {
-        json_key_int(j, "External id", s - r->spans);
     }
+    /* What an op launched has the op's number. */
+    int64_t op = s->kind == SPAN_OP || s->kind == SPAN_RANGE ? s - r->spans : s->op;
+    if (op >= 0) json_key_int(j, "External id", op);
     if (s->bytes > 0) json_key_int(j, "bytes", (int64_t)s->bytes);
     if (s->launch >= 0) {
         const span_launch *l = &r->launches[s->launch];
@@ -204,7 +237,7 @@ static status put_span(writer *w, const span *s) {
     json_writer j;
     const recorder *r = &w->p->recorder;
     TRY(begin_event(w, &j));
-    JSON_FIELDS(&j, FIELD("ph", "X"), FIELD("cat", span_kind_name(s->kind)),
+    JSON_FIELDS(&j, FIELD("ph", "X"), FIELD("cat", category(w, s)),
                 FIELD("name", recorder_name(r, s)));
     put_place(&j, w, s);
     const row_place *at = &w->places[s - r->spans];
@@ -254,6 +287,7 @@ static status put_labels(writer *w) {
         snprintf(text, sizeof text, "thread %d", i);
         TRY(put_label(w, "thread_name", HOST_PID, i, text));
     }
+    if (r->n_steps > 0) TRY(put_label(w, "thread_name", HOST_PID, STEPS_TID, "steps"));
     bool is_named[256] = {false};
     for (size_t i = 0; i < r->n_spans; i++) {
         const span *s = &r->spans[i];
@@ -277,13 +311,32 @@ static status find_arrows(const recorder *r, uint8_t **out) {
     return OK;
 }
 
+/* As torch.profiler names them; numbers count all steps, those that were not kept too. */
+static status put_steps(writer *w) {
+    const recorder *r = &w->p->recorder;
+    json_writer j;
+    char name[32];
+    for (size_t i = 0; i < r->n_steps; i++) {
+        const kept_step *s = &r->steps[i];
+        if (s->cycle != w->cycle) continue;
+        snprintf(name, sizeof name, STEP_NAME "%" PRId64, s->number);
+        TRY(begin_event(w, &j));
+        JSON_FIELDS(&j, FIELD("ph", "X"), FIELD("cat", "user_annotation"), FIELD("name", name),
+                    FIELD("pid", HOST_PID), FIELD("tid", STEPS_TID));
+        put_time(&j, "ts", since(w->p, s->start_ns));
+        put_time(&j, "dur", since(w->p, s->end_ns) - since(w->p, s->start_ns));
+        TRY(end_event(&j));
+    }
+    return OK;
+}
+
 static status put_spans(writer *w) {
     const recorder *r = &w->p->recorder;
     uint8_t *ends = NULL;
     status st = find_arrows(r, &ends);
     for (size_t i = 0; st == OK && i < r->n_spans; i++) {
         const span *s = &r->spans[i];
-        if (s->end_ns == 0) continue;
+        if (!is_drawn(w, s)) continue;
         st = put_span(w, s);
         bool has_end = s->kind == SPAN_CALL || span_is_on_gpu(s);
         if (st == OK && has_end && ends[s->correlation] == 3) st = put_flow(w, s);
@@ -294,6 +347,7 @@ static status put_spans(writer *w) {
 
 static status put_counter(writer *w, const char *name, const char *what, uint64_t ns, int64_t n) {
     json_writer j;
+    if (recorder_cycle(&w->p->recorder, 0, ns) != w->cycle) return OK;
     TRY(begin_event(w, &j));
     JSON_FIELDS(&j, FIELD("ph", "C"), FIELD("name", name), FIELD("pid", HOST_PID));
     put_time(&j, "ts", since(w->p, ns));
@@ -323,14 +377,35 @@ static status put_queue(writer *w) {
     return st;
 }
 
+/* By the names of cudaDeviceProp, as Kineto writes them. */
+static status put_devices(writer *w) {
+    const recorder *r = &w->p->recorder;
+    json_writer j;
+    json_begin(&j, &w->text, 0);
+    json_array_open(&j);
+    for (int i = 0; i < r->n_gpus; i++) {
+        const gpu_facts *g = &r->gpus[i];
+        json_object_open(&j);
+        JSON_FIELDS(&j, FIELD("id", g->device), FIELD("name", g->name),
+                    FIELD("totalGlobalMem", g->memory_bytes), FIELD("computeMajor", g->sm / 10),
+                    FIELD("computeMinor", g->sm % 10), FIELD("numSms", g->n_multiprocessors));
+        json_object_close(&j);
+    }
+    json_array_close(&j);
+    return json_finish(&j);
+}
+
 static status put_all(writer *w) {
     json_writer j;
     TRY(buf_text(&w->text, "{\"schemaVersion\":1,\"displayTimeUnit\":\"ms\",\"device\":"));
     json_begin(&j, &w->text, 0);
     json_string(&j, w->p->device);
     TRY(json_finish(&j));
+    TRY(buf_text(&w->text, ",\"deviceProperties\":"));
+    TRY(put_devices(w));
     TRY(buf_text(&w->text, ",\"traceEvents\":["));
     TRY(put_labels(w));
+    TRY(put_steps(w));
     TRY(put_spans(w));
     TRY(put_memory(w));
     TRY(put_queue(w));
@@ -338,10 +413,10 @@ static status put_all(writer *w) {
     return flush(w);
 }
 
-status trace_write(const profile *p, const char *path) {
-    writer w = {.p = p};
+status trace_write(const profile *p, uint16_t cycle, bool is_tensorboard, const char *path) {
+    writer w = {.p = p, .cycle = cycle, .is_tensorboard = is_tensorboard};
     TRY(out_file_create(&w.file, path));
-    status st = rows_arrange(&p->recorder, row_of, p, &w.places);
+    status st = rows_arrange(&p->recorder, row_of, &w, &w.places);
     if (st == OK) st = put_all(&w);
     mem_free(w.places);
     buf_fini(&w.text);

@@ -20,23 +20,20 @@ TEST(memory_log_explains_the_peak) {
     CHECK_EQ(log.live, 4400);
     CHECK_EQ(log.n_events, 5);
     CHECK_EQ(log.events[3].live, 1500);
-    CHECK_OK(memory_log_csv(&log, &text));
-    CHECK_STR(buf_str(&text), "At Peak (bytes),Own Peak (bytes),At End (bytes),Blocks,Owner\n"
-                              "3500,3500,500,2,activations\n"
-                              "1000,1000,1000,1,weights\n"
-                              "0,2900,2900,1,other\n");
+    profile_table t;
+    CHECK_OK(memory_log_table(&log, &t));
+    CHECK_OK(profile_table_csv(&t, -1, &text));
+    CHECK_STR(buf_str(&text),
+              "At Peak (%),At Peak (bytes),Own Peak (bytes),At End (bytes),Blocks,Owner\n"
+              "77.7777777777778,3500,3500,500,2,activations\n"
+              "22.2222222222222,1000,1000,1000,1,weights\n"
+              "0,0,2900,2900,1,other\n");
     buf_clear(&text);
-    CHECK_OK(memory_log_json(&log, &text));
-    CHECK_CONTAINS(
-        buf_str(&text),
-        "{\"report\":\"memory_by_owner\",\"rows\":[{\"At Peak (bytes)\":3500,\"Own Peak "
-        "(bytes)\":3500,\"At End (bytes)\":500,\"Blocks\":2,\"Owner\":\"activations\"},");
-    CHECK_EQ(strchr(buf_str(&text), '\n') - buf_str(&text), (long)text.n_bytes - 1);
-    buf_clear(&text);
-    CHECK_OK(memory_log_text(&log, &text));
-    CHECK_CONTAINS(buf_str(&text), "0.004 MB at the peak");
+    CHECK_OK(profile_table_text(&t, -1, &text));
+    CHECK_CONTAINS(buf_str(&text), " ** Memory of the Device by Owner (memory_by_owner):\n");
     CHECK_CONTAINS(buf_str(&text),
-                   "        77.8         0.004          0.004        0.001       2  activations\n");
+                   "        77.8  3.42 KB   3.42 KB    500 B       2  activations\n");
+    profile_table_fini(&t);
     buf_fini(&text);
     memory_log_fini(&log);
 }
@@ -72,13 +69,11 @@ TEST(memory_log_keeps_count_of_many) {
 
 TEST(memory_log_of_nothing_says_nothing) {
     static memory_log log;
-    buf text = {0};
+    profile_table t;
     memory_log_init(&log);
     CHECK_EQ(memory_log_remove(&log, heap), 0);
-    CHECK_OK(memory_log_text(&log, &text));
-    CHECK_OK(memory_log_csv(&log, &text));
-    CHECK_OK(memory_log_json(&log, &text));
-    CHECK_STR(buf_str(&text), "");
+    CHECK_OK(memory_log_table(&log, &t));
+    CHECK_EQ(t.n_rows, 0);
+    profile_table_fini(&t);
     memory_log_fini(&log);
-    buf_fini(&text);
 }

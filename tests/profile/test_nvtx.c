@@ -56,7 +56,7 @@ static void add(const gpu_record *r) {
 }
 
 static void attach(void) {
-    const nvtx_sink sink = {ask, add};
+    const nvtx_sink sink = {.is_on = ask, .add = add};
     n_got = 0;
     is_on = true;
     CHECK(nvtx_attach(tables, &sink));
@@ -95,6 +95,45 @@ TEST(nvtx_ranges_nest) {
     CHECK(got[1].r.start_ns <= got[0].r.start_ns && got[0].r.end_ns <= got[1].r.end_ns);
     CHECK_EQ(got[0].r.thread, got[1].r.thread);
     CHECK_EQ(got[0].r.stream, 0);
+    nvtx_forget();
+}
+
+static int n_steps_begun, n_steps_ended;
+
+static bool begin_step(const char *name) {
+    if (strcmp(name, "step") != 0) return false;
+    n_steps_begun++;
+    is_on = true; /* as a schedule does it */
+    return true;
+}
+
+static void end_step(uint64_t start_ns, uint64_t end_ns) {
+    CHECK(start_ns > 0 && end_ns >= start_ns);
+    n_steps_ended++;
+    is_on = n_steps_ended < 2;
+}
+
+/* A step is told when it begins, before the range is kept, and when it ends, after that. */
+TEST(nvtx_ranges_are_steps) {
+    const nvtx_sink sink = {ask, add, begin_step, end_step};
+    attach();
+    is_on = false;
+    CHECK(nvtx_attach(tables, &sink));
+    push("before");
+    for (int i = 0; i < 2; i++) {
+        push("step");
+        push("inner");
+        CHECK_EQ(n_steps_begun, i + 1);
+        pop();
+        CHECK_EQ(n_steps_ended, i);
+        pop();
+        CHECK_EQ(n_steps_ended, i + 1);
+    }
+    push("after");
+    pop();
+    pop(); /* of before */
+    CHECK_EQ(n_got, 4);
+    CHECK_STR(got[3].name, "step");
     nvtx_forget();
 }
 
@@ -181,7 +220,7 @@ TEST(nvtx_names) {
 }
 
 TEST(nvtx_refuses_what_is_no_nvtx) {
-    const nvtx_sink sink = {ask, add};
+    const nvtx_sink sink = {.is_on = ask, .add = add};
     CHECK(!nvtx_attach(no_tables, &sink));
     table.bytes = 4;
     CHECK(!nvtx_attach(tables, &sink));

@@ -46,6 +46,41 @@ TEST(timed_forwards_and_counts) {
     top_close(&t);
 }
 
+static int n_recorded;
+
+static status take(backend *be, uint64_t key, record_state *out) {
+    (void)be, (void)key;
+    *out = RECORD_TAKE;
+    n_recorded++;
+    return OK;
+}
+
+static status end_taking(backend *be) {
+    (void)be;
+    n_recorded += 10;
+    return OK;
+}
+
+/* For hardware counters, which see single launches, ops run one by one. */
+TEST(traced_ops_may_be_kept_from_graphs) {
+    backend *below, *be;
+    recorder r;
+    record_state state = RECORD_TAKE;
+    CHECK_OK(backend_create_cpu(&below, NULL));
+    ops table = *below->ops;
+    table.record = take;
+    table.record_end = end_taking;
+    below->ops = &table;
+    recorder_init(&r, &(recorder_schedule){0});
+    CHECK_OK(traced_create(&be, below, &(traced_options){.recorder = &r, .has_no_graphs = true}));
+    CHECK_OK(be->ops->record(be, 7, &state));
+    CHECK_OK(be->ops->record_end(be));
+    CHECK_EQ(state, RECORD_RUN);
+    CHECK_EQ(n_recorded, 0);
+    be->destroy(be);
+    recorder_fini(&r);
+}
+
 TEST(timed_bench_train_checks_and_measures) {
     char *text;
     FILE *f;

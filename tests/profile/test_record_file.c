@@ -168,7 +168,7 @@ TEST(profile_load_joins_processes) {
     buf text = {0};
     write_file();
     write_file();
-    CHECK_OK(profile_load(&p, test_folder(), &text));
+    CHECK_OK(profile_load(&p, test_folder(), &(recorder_schedule){0}, &text));
     CHECK(p.has_gpu);
     CHECK_EQ(p.n_gpu_lost, 6);
     CHECK_EQ(p.start_ns, 100);
@@ -204,7 +204,7 @@ TEST(profile_load_sums_unified_memory) {
     for (size_t i = 0; i < sizeof records / sizeof records[0]; i++)
         CHECK_OK(record_writer_add(w, &records[i]));
     CHECK_OK(record_writer_close(w, 0));
-    CHECK_OK(profile_load(&p, test_folder(), &text));
+    CHECK_OK(profile_load(&p, test_folder(), &(recorder_schedule){0}, &text));
     CHECK_EQ(p.unified.in_bytes, 65536 + 4096);
     CHECK_EQ(p.unified.out_bytes, 1000);
     CHECK_EQ(p.unified.gpu_faults, 7);
@@ -218,10 +218,92 @@ TEST(profile_load_sums_unified_memory) {
     profile_fini(&p);
 }
 
+/* Counters are sums over launches of a kernel: percentages by time, a share of them all. */
+TEST(profile_load_sums_counters) {
+    profile p;
+    buf text = {0}, table = {0};
+    profile_table t;
+    record_writer *w;
+    static const gpu_record records[] = {
+        {.kind = GPU_COUNTERS,
+         .end_ns = 1000,
+         .name = "_Z1aPf",
+         .bytes = 2000000,
+         .mark = 5000000,
+         .occupancy = 50,
+         .tensor = 0},
+        {.kind = GPU_COUNTERS,
+         .end_ns = 3000,
+         .name = "_Z1aPf",
+         .bytes = 1000000,
+         .mark = 1000000,
+         .occupancy = 90,
+         .tensor = 40},
+        {.kind = GPU_COUNTERS,
+         .end_ns = 12000,
+         .name = "_Z1bPf",
+         .bytes = 24000,
+         .mark = 0,
+         .occupancy = 100,
+         .tensor = 0},
+        {.kind = GPU_COUNTERS, .name = "[CUDA graph, not counted]"}};
+    CHECK_OK(record_writer_create(&w, test_folder()));
+    for (size_t i = 0; i < sizeof records / sizeof records[0]; i++)
+        CHECK_OK(record_writer_add(w, &records[i]));
+    CHECK_OK(record_writer_close(w, 0));
+    CHECK_OK(profile_load(&p, test_folder(), &(recorder_schedule){0}, &text));
+    CHECK(p.has_gpu);
+    CHECK_EQ(p.recorder.n_spans, 0);
+    CHECK_OK(profile_table_make(&t, &p.recorder, REPORT_COUNTERS));
+    CHECK_OK(profile_table_text(&t, -1, &table));
+    CHECK_CONTAINS(buf_str(&table), " ** CUDA Kernel Counters (cuda_kern_counters):\n");
+    CHECK_CONTAINS(buf_str(&table), " Achieved Occupancy (%)  Tensor Cores (%)  DRAM (MB)  "
+                                    "DRAM (GB/s)  L2 (MB)  Name\n");
+    CHECK_CONTAINS(buf_str(&table), " 12,000          1  12,000.0                   100.0          "
+                                    "     0.0      0.024         2.00    0.000  b\n");
+    CHECK_CONTAINS(buf_str(&table), "  4,000          2   2,000.0                    80.0          "
+                                    "    30.0      3.000       750.00    6.000  a\n");
+    CHECK_CONTAINS(buf_str(&table), "  [CUDA graph, not counted]\n");
+    profile_table_fini(&t);
+    buf_fini(&table);
+    buf_fini(&text);
+    profile_fini(&p);
+}
+
+/* Each process follows the schedule by its own steps, whenever those were. */
+TEST(profile_load_cuts_each_process_by_its_steps) {
+    profile p;
+    buf text = {0};
+    const recorder_schedule schedule = {.wait = 1, .active = 1};
+    for (uint64_t process = 0; process < 2; process++) {
+        record_writer *w;
+        CHECK_OK(record_writer_create(&w, test_folder()));
+        for (uint64_t i = 0; i < 4; i++) {
+            uint64_t at = 1000 + 500 * process + 100 * i;
+            gpu_record range = {
+                .kind = HOST_RANGE, .name = "x", .start_ns = at + 10, .end_ns = at + 20};
+            gpu_record step = {
+                .kind = HOST_STEP, .start_ns = at, .end_ns = at + 50, .mark = i, .stream = i % 2};
+            if (i % 2 == 1) CHECK_OK(record_writer_add(w, &range));
+            CHECK_OK(record_writer_add(w, &step));
+        }
+        CHECK_OK(record_writer_close(w, 0));
+    }
+    CHECK_OK(profile_load(&p, test_folder(), &schedule, &text));
+    CHECK_EQ(p.recorder.step, 8);
+    CHECK_EQ(p.recorder.n_active, 4);
+    CHECK_EQ(profile_recorded_ns(&p), 4 * 50);
+    CHECK_EQ(p.recorder.n_spans, 4);
+    for (size_t i = 0; i < 4; i++)
+        CHECK_EQ(p.recorder.spans[i].cycle, (p.recorder.spans[i].start_ns - 1000) % 500 > 200);
+    buf_fini(&text);
+    profile_fini(&p);
+}
+
 TEST(profile_load_of_nothing_says_why) {
     profile p;
     buf text = {0};
-    CHECK_OK(profile_load(&p, test_folder(), &text));
+    CHECK_OK(profile_load(&p, test_folder(), &(recorder_schedule){0}, &text));
     CHECK(!p.has_gpu);
     CHECK_CONTAINS(p.gpu_reason, "no process of the program used CUDA's driver");
     buf_fini(&text);

@@ -163,6 +163,39 @@ TEST(recorder_keeps_threads_apart) {
 }
 
 /* What is known of a GPU is replaced; one more than there is room for is not kept. */
+/* What begins in a cycle, or between two, belongs to the next step's; what follows the last, to it.
+ */
+TEST(recorder_cuts_spans_into_cycles) {
+    recorder r;
+    recorder_init(&r, &(recorder_schedule){.wait = 1, .active = 2});
+    static const struct {
+        uint64_t start_ns;
+        int cycle;
+    } spans[] = {{5, 0}, {10, 0}, {39, 0}, {40, 1}, {45, 1}, {59, 1}, {61, 3}, {1000, 3}};
+    for (size_t i = 0; i < sizeof spans / sizeof *spans; i++)
+        recorder_add(&r, &(span){.start_ns = spans[i].start_ns, .end_ns = spans[i].start_ns + 100},
+                     "x", NULL);
+    recorder_cut(&r, 0, 0); /* without steps there is one */
+    recorder_add_step(&r, 0, false, 1, 9);
+    recorder_add_step(&r, 1, true, 10, 20);
+    recorder_add_step(&r, 2, true, 20, 40);
+    recorder_add_step(&r, 4, true, 50, 60);
+    recorder_add_step(&r, 10, true, 70, 80);
+    CHECK_EQ(r.step, 5);
+    CHECK_EQ(r.n_active, 4);
+    CHECK_EQ(r.active_ns, 50);
+    CHECK_EQ(r.steps[2].cycle, 1);
+    recorder_cut(&r, 3, 0);
+    CHECK_EQ(r.spans[3].cycle, 1);
+    CHECK_EQ(r.spans[6].cycle, 3);
+    recorder_cut(&r, 0, 0);
+    for (size_t i = 0; i < sizeof spans / sizeof *spans; i++)
+        CHECK_EQ(r.spans[i].cycle, spans[i].cycle);
+    recorder_cut(&r, 0, 3); /* of the process that had the last step alone */
+    CHECK_EQ(r.spans[0].cycle, 3);
+    recorder_fini(&r);
+}
+
 TEST(recorder_knows_its_gpus) {
     recorder r;
     recorder_init(&r, &(recorder_schedule){0});

@@ -89,7 +89,8 @@ static void record(recorder *r) {
                             .max_warps = 64,
                             .max_blocks = 32,
                             .max_registers = 65536,
-                            .max_shared = 233472};
+                            .max_shared = 233472,
+                            .memory_bytes = 85000000000};
     const span_launch l = {.grid = {264, 2, 3},
                            .block = {256, 1, 1},
                            .registers = 64,
@@ -127,15 +128,16 @@ static void check_trace(const profile *p, const char *labels) {
         "{'ph':'X','cat':'cpu_op','name':'a \\'b\\'','pid':1000000,'tid':0,'ts':1,'dur':6,"
         "'args':{'External id':0}},\n"
         "{'ph':'X','cat':'cuda_runtime','name':'launch','pid':1000000,'tid':%d,'ts':1.001,"
-        "'dur':0.499,'args':{'correlation':7}},\n"
+        "'dur':0.499,'args':{'correlation':7,'External id':0}},\n"
         "{'ph':'s','id':7,'pid':1000000,'tid':%d,'ts':1.001,'cat':'ac2g','name':'ac2g'},\n"
         "{'ph':'X','cat':'cuda_runtime','name':'malloc','pid':1000000,'tid':%d,'ts':2,'dur':0,"
-        "'args':{'correlation':8}},\n"
+        "'args':{'correlation':8,'External id':0}},\n"
         "{'ph':'X','cat':'kernel','name':'kernel','pid':1,'tid':14,'ts':3,'dur':2.25,'args':"
         "{'correlation':7,'device':1,'stream':14,'External id':0,'grid':[264,2,3],"
         "'block':[256,1,1],'registers per thread':64,'shared memory':1024,"
-        "'local memory per thread':16,'blocks per SM':4,'warps per SM':32,"
-        "'theoretical occupancy %%':50,'limited by':'registers'}},\n"
+        "'local memory per thread':16,'blocks per SM':12,'warps per SM':96,"
+        "'est. achieved occupancy %%':50,'theoretical occupancy %%':50,'limited "
+        "by':'registers'}},\n"
         "{'ph':'f','bp':'e','id':7,'pid':1,'tid':14,'ts':3,'cat':'ac2g','name':'ac2g'},\n"
         "{'ph':'X','cat':'gpu_memcpy','name':'copy','pid':0,'tid':14,'ts':0,'dur':0.5,'args':"
         "{'device':0,'stream':14,'bytes':4096}},\n"
@@ -150,12 +152,13 @@ static void check_trace(const profile *p, const char *labels) {
     size_t n;
     int at = snprintf(want, sizeof want,
                       "{'schemaVersion':1,'displayTimeUnit':'ms','device':'an \\'H100\\'',"
-                      "'traceEvents':[\n%s",
+                      "'deviceProperties':[{'id':1,'name':'H100','totalGlobalMem':85000000000,"
+                      "'computeMajor':9,'computeMinor':0,'numSms':132}],'traceEvents':[\n%s",
                       labels);
     int lane = p->n_lanes > 0 ? 4242 : 0; /* our own calls are drawn inside our ops */
     snprintf(want + at, sizeof want - (size_t)at, events, lane, lane, lane);
     snprintf(path, sizeof path, "%s/trace.json", test_folder());
-    CHECK_OK(trace_write(p, path));
+    CHECK_OK(trace_write(p, 0, false, path));
     CHECK_OK(file_read_all(path, 1 << 16, &text, &n));
     for (char *c = text; (c = strchr(c, '"')) != NULL;)
         *c = '\'';

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/env.h"
@@ -184,10 +185,17 @@ static status put_timeline(const recorder *r, buf *out) {
     return buf_text(out, "</script>\n");
 }
 
-static status put_table(const recorder *r, report_kind kind, buf *out) {
+/* A report, or, as one more of them, whose memory it was. */
+enum { TABLE_MEMORY = N_REPORTS, N_TABLES };
+static status make_table(const profile *p, int kind, profile_table *out) {
+    return kind == TABLE_MEMORY ? memory_log_table(&p->memory, out)
+                                : profile_table_make(out, &p->recorder, (report_kind)kind);
+}
+
+static status put_table(const profile *p, int kind, buf *out) {
     profile_table t;
     buf text = {0};
-    TRY(profile_table_make(&t, r, kind));
+    TRY(make_table(p, kind, &t));
     status st = t.n_rows > 0 ? profile_table_text(&t, TOP_ROWS, &text) : OK;
     if (st == OK && t.n_rows > 0) st = page_text(out, t.title, "h2");
     if (st == OK && t.n_rows > 0) st = page_text(out, buf_str(&text), "pre");
@@ -236,7 +244,8 @@ static status put_tiles(const profile *p, const gpu_idle *g, buf *out) {
     return buf_text(out, "</div>\n");
 }
 
-static status put_roofline(const recorder *r, buf *out) {
+static status put_roofline(const profile *p, buf *out) {
+    const recorder *r = &p->recorder;
     buf picture = {0};
     status st = roofline_svg(r, &picture);
     if (st == OK && picture.n_bytes > 0)
@@ -248,16 +257,7 @@ static status put_roofline(const recorder *r, buf *out) {
                        r->peak_flop / 1e12, r->peak_bytes / 1e9, buf_str(&picture));
     buf_fini(&picture);
     TRY(st);
-    return put_table(r, REPORT_WORK, out);
-}
-
-static status put_memory(const memory_log *m, buf *out) {
-    buf text = {0};
-    status st = memory_log_text(m, &text);
-    if (st == OK && text.n_bytes > 0) st = page_text(out, "Memory", "h2");
-    if (st == OK && text.n_bytes > 0) st = page_text(out, buf_str(&text), "pre");
-    buf_fini(&text);
-    return st;
+    return put_table(p, REPORT_WORK, out);
 }
 
 static status put_page(const profile *p, buf *out) {
@@ -276,12 +276,11 @@ static status put_page(const profile *p, buf *out) {
     TRY(st);
     TRY(put_timeline(r, out));
     if (g.span_ns > 0) TRY(put_gaps(&g, r, out));
-    TRY(put_roofline(r, out));
-    TRY(put_table(r, REPORT_OPS, out));
-    TRY(put_table(r, REPORT_KERNELS, out));
-    TRY(put_table(r, REPORT_LAUNCHES, out));
-    TRY(put_table(r, REPORT_COPIES, out));
-    TRY(put_memory(&p->memory, out));
+    TRY(put_roofline(p, out));
+    static const int tables[] = {REPORT_OPS,      REPORT_KERNELS, REPORT_LAUNCHES,
+                                 REPORT_COUNTERS, REPORT_COPIES,  TABLE_MEMORY};
+    for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)
+        TRY(put_table(p, tables[i], out));
     return page_close(out);
 }
 
@@ -315,10 +314,10 @@ static status print_table(profile_table *t, const profile_view *v, buf *text) {
 }
 
 /* In the folder every row as csv, on stdout what was asked for. */
-static status show_report(const profile *p, report_kind kind, const profile_view *v) {
+static status show_table(const profile *p, int kind, const profile_view *v) {
     profile_table t;
     buf text = {0};
-    TRY(profile_table_make(&t, &p->recorder, kind));
+    TRY(make_table(p, kind, &t));
     status st = OK;
     if (t.n_rows > 0) {
         st = profile_table_csv(&t, -1, &text);
@@ -355,6 +354,8 @@ static void tell_cost(const profile *p) {
                  " page faults of the GPU, %" PRIu64 " of the CPU",
                  (double)u->in_bytes / 1e6, (double)u->out_bytes / 1e6, u->gpu_faults,
                  u->host_faults);
+    if (p->memory.n_owners > 0)
+        log_info("device memory at the peak: %.3f MB", (double)p->memory.peak / 1e6);
     if (r->n_dropped > 0) log_warn("%" PRIu64 " spans were dropped: too many", r->n_dropped);
     if (p->skips_memsets)
         log_info(
@@ -414,33 +415,49 @@ static status tell_idle(const profile *p) {
     return st;
 }
 
-static status show_memory(const memory_log *m, const profile_view *v) {
-    buf text = {0};
-    status st = memory_log_csv(m, &text);
-    if (st == OK && text.n_bytes > 0) st = write_csv(v->out, "memory_by_owner", &text);
-    if (st == OK && v->format == PROFILE_CSV && text.n_bytes > 0) printf("%s\n", buf_str(&text));
-    buf_clear(&text);
-    if (st == OK && v->format == PROFILE_JSON) st = memory_log_json(m, &text);
-    if (st == OK && v->format == PROFILE_JSON) printf("%s", buf_str(&text));
-    buf_clear(&text);
-    if (st == OK) st = memory_log_text(m, &text);
-    if (st == OK && v->format == PROFILE_TABLE && text.n_bytes > 0) printf("%s\n", buf_str(&text));
-    buf_fini(&text);
+/* trace.json, or what torch.profiler.tensorboard_trace_handler calls it: the worker, and the time,
+ * by which the plugin puts traces of one worker in order. */
+static status write_trace(const profile *p, const profile_view *v, uint16_t cycle) {
+    char host[256] = "localhost", name[512], path[SHOW_PATH_BYTES], shown[SHOW_PATH_BYTES];
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    gethostname(host, sizeof host - 1);
+    if (v->is_tensorboard)
+        snprintf(name, sizeof name, "%s_%ld.%lld%09ld.pt.trace.json", host, (long)getpid(),
+                 (long long)now.tv_sec, now.tv_nsec);
+    else
+        snprintf(name, sizeof name, cycle > 0 ? "trace-%d.json" : "trace.json", cycle + 1);
+    TRY(path_join(path, sizeof path, v->out, name));
+    TRY(trace_write(p, cycle, v->is_tensorboard, path));
+    log_info("%s   for %s; every table is beside it as csv", show_path(shown, path),
+             v->is_tensorboard ? "tensorboard --logdir (with the package torch-tb-profiler)"
+                               : "chrome://tracing or ui.perfetto.dev");
+    return OK;
+}
+
+/* One for each cycle; each takes time with the number of all spans. */
+static status write_traces(const profile *p, const profile_view *v) {
+    enum { MAX_TRACES = 100 };
+    int last = 0;
+    for (size_t i = 0; i < p->recorder.n_steps; i++)
+        if (p->recorder.steps[i].cycle > last) last = p->recorder.steps[i].cycle;
+    status st = OK;
+    for (int cycle = 0; st == OK && cycle <= last && cycle < MAX_TRACES; cycle++)
+        st = write_trace(p, v, (uint16_t)cycle);
+    if (last >= MAX_TRACES)
+        log_warn("only the first %d of %d cycles have a trace; --repeat ends after fewer",
+                 MAX_TRACES, last + 1);
     return st;
 }
 
 status profile_show(const profile *p, const profile_view *v) {
     char path[SHOW_PATH_BYTES], shown[SHOW_PATH_BYTES];
     TRY(folder_create(v->out, NULL));
-    for (int i = 0; i < N_REPORTS; i++)
-        TRY(show_report(p, (report_kind)i, v));
-    TRY(show_memory(&p->memory, v));
-    TRY(path_join(path, sizeof path, v->out, "trace.json"));
-    TRY(trace_write(p, path));
+    for (int i = 0; i < N_TABLES; i++)
+        TRY(show_table(p, i, v));
     TRY(tell_idle(p));
     tell_cost(p);
-    log_info("%s   for chrome://tracing or ui.perfetto.dev; every table is beside it as csv",
-             show_path(shown, path));
+    TRY(write_traces(p, v));
     TRY(path_join(path, sizeof path, v->out, "report.html"));
     TRY(profile_page_write(p, path));
     log_info("%s   timeline, tables and idle gaps in one page", show_path(shown, path));
@@ -481,8 +498,14 @@ static status find_library(char path[PATH_MAX]) {
 /* In the child.  Output goes to stderr: stdout is for the tables. */
 static void start_program(char **argv, const char *library, const char *folder,
                           const profiler_options *o) {
-    if (dup2(STDERR_FILENO, STDOUT_FILENO) >= 0 &&
-        env_set_injection(library, folder, o->toggle, o->has_unified) == OK) {
+    const recorder_schedule *s = &o->schedule;
+    const injection told = {.folder = folder,
+                            .step = o->step != NULL ? o->step : "",
+                            .schedule = {s->wait, s->warmup, s->active, s->repeat},
+                            .signal = o->toggle,
+                            .has_unified = o->has_unified,
+                            .has_counters = o->has_counters};
+    if (dup2(STDERR_FILENO, STDOUT_FILENO) >= 0 && env_set_injection(library, &told) == OK) {
         signal(SIGINT, SIG_DFL);
         signal(SIGTERM, SIG_DFL);
         execvp(argv[0], argv);
@@ -546,8 +569,12 @@ static status profile_program(profile *p, char **argv, const char *out, const pr
     TRY(scratch_folder_create(&records, out, "records-"));
     status st = realpath(scratch_folder_path(records), folder) != NULL ? OK : fail_errno("%s", out);
     if (st == OK) st = run_program(argv, folder, o, failed);
-    if (st == OK) st = profile_load(p, folder, &text);
+    if (st == OK) st = profile_load(p, folder, &o->schedule, &text);
     if (st == OK) tell_lines(buf_str(&text));
+    if (st == OK && o->step != NULL && p->recorder.step == 0)
+        log_warn("no NVTX range '%s' ended in the program, so nothing was recorded; run it without "
+                 "--step and --active to see which ranges it has",
+                 o->step);
     if (st == OK && o->range != NULL) st = recorder_keep_range(&p->recorder, o->range);
     buf_fini(&text);
     scratch_folder_destroy(records);
@@ -597,6 +624,8 @@ static status check(const profile_args *a) {
     if (s->active == 0 && (s->wait > 0 || s->warmup > 0 || s->repeat > 0))
         return fail(ERR_USAGE,
                     "--wait, --warmup and --repeat need --active: how many steps to keep");
+    if (a->o.step != NULL && s->active == 0)
+        return fail(ERR_USAGE, "--step needs --active: how many steps to keep");
     if (a->view.sort_by == NULL) return OK;
     profile_table none = {.looks = LOOKS_TORCH};
     return profile_table_sort(&none, a->view.sort_by);
@@ -606,9 +635,12 @@ static status check(const profile_args *a) {
 static status profile_a_program(const profile_args *a, char **argv) {
     profile p;
     char failed[256];
-    if (a->o.schedule.active > 0)
-        return fail(ERR_USAGE, "--active counts steps of hstu's own training; other programs are "
-                               "recorded whole, or by a signal (--toggle-by)");
+    if (a->o.schedule.active > 0 && a->o.step == NULL)
+        return fail(ERR_USAGE, "--active counts steps: say which NVTX range of the program is one "
+                               "with --step NAME ('step*' for every name that begins so)");
+    if (a->o.step != NULL && a->o.toggle > 0)
+        return fail(ERR_USAGE, "--step and --toggle-by exclude each other: one of them switches "
+                               "recording");
     status st = profile_program(&p, argv, a->view.out, &a->o, failed);
     if (st == OK) st = profile_show(&p, &a->view);
     profile_fini(&p);
@@ -632,6 +664,9 @@ static status profile_command(const profile_args *a, int argc, char **argv) {
     if (c == NULL)
         return fail(ERR_USAGE,
                     "'%.100s' is not a command of hstu that can be profiled, nor a program on PATH",
+                    argv[0]);
+    if (a->o.step != NULL)
+        return fail(ERR_USAGE, "--step is for other programs; the steps of '%s' are known",
                     argv[0]);
     bool is_new;
     TRY(make_folder(a->view.out, &is_new));
@@ -662,6 +697,9 @@ status cmd_profile(int argc, char **argv) {
                 "Steps to keep (default 0: everything from start to end)."),
         OPT_INT("--repeat", &a.o.schedule.repeat, "N", 0, 1 << 30,
                 "How often to wait, warm up and record (default 0: until the end)."),
+        OPT_TEXT("--step", &a.o.step, "NAME",
+                 "In other programs: the NVTX range that is a step, for the four options above; "
+                 "'step*' stands for every name that begins so."),
         OPT_FLAG("--record-shapes", &a.o.has_shapes,
                  "List ops of different sizes in separate rows."),
         OPT_FLAG("--memory", &a.o.has_memory,
@@ -671,6 +709,10 @@ status cmd_profile(int argc, char **argv) {
         OPT_FLAG("--memsets", &a.o.has_memsets,
                  "Record memsets even where steps are replayed as CUDA graphs; each costs a "
                  "microsecond there."),
+        OPT_FLAG("--counters", &a.o.has_counters,
+                 "Read hardware counters of every kernel instead of times of the GPU: achieved "
+                 "occupancy, tensor cores, bytes of DRAM and L2. Kernels run one at a time, and "
+                 "much slower; --active keeps that short."),
         OPT_FLAG("--no-peaks", &a.has_no_peaks,
                  "Do not measure the peak speed of the device at the start (takes a second and 1.4 "
                  "GB of GPU memory)."),
@@ -682,7 +724,11 @@ status cmd_profile(int argc, char **argv) {
                  "forward 0'; in other programs, NVTX ranges."),
         OPT_GROUP("Output"),
         OPT_TEXT("--out", &a.view.out, "DIR",
-                 "Folder for trace.json and the tables as CSV (default hstu-profile)."),
+                 "Folder for trace.json and the tables as CSV (default hstu-profile). A "
+                 "second cycle of --repeat has trace-2.json, and so on."),
+        OPT_FLAG("--tensorboard", &a.view.is_tensorboard,
+                 "Write traces for TensorBoard's plugin torch-tb-profiler instead: "
+                 "HOST_PID.TIME.pt.trace.json, as torch.profiler.tensorboard_trace_handler does."),
         OPT_CHOICE("--format", &a.view.format, "F", format_names,
                    "Format of the tables on stdout: table (default), csv or json."),
         OPT_TEXT("--sort-by", &a.view.sort_by, "KEY",
@@ -703,7 +749,8 @@ status cmd_profile(int argc, char **argv) {
         .max_positional = MAX_WORDS,
         .notes = "A step is a training step; commands without steps are recorded whole.\nExample: "
                  "hstu profile --wait 2 --warmup 2 --active 10 --repeat 1 -- train ...\nExample: "
-                 "hstu profile -- python3 model.py\n"};
+                 "hstu profile -- python3 model.py\nExample: hstu profile --step 'step*' --wait 5 "
+                 "--active 3 --repeat 2 --tensorboard -- python3 model.py\n"};
     const char *word[MAX_WORDS + 1];
     int n = 0;
     ARGS_PARSE(&spec, word, &n);

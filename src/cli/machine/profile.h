@@ -14,6 +14,7 @@ typedef struct profile_view {
     const char *out;     /* folder for trace.json and the tables as csv; it is made */
     int format;          /* of the tables on stdout: profile_format */
     const char *sort_by; /* of the table of ops; NULL: by self time */
+    bool is_tensorboard; /* traces for its plugin */
     int64_t row_limit;   /* below 0: all */
 } profile_view;
 

@@ -8,15 +8,20 @@
 
 #define TRAIN "-- train --gin-config-file m.gin --data data --out run --epochs 2 --device cpu"
 
-/* The events of hstu-profile/trace.json. */
-static const json_value *trace_events(arena *a) {
-    char *text;
+/* The events of a trace in hstu-profile. */
+static const json_value *events_of(arena *a, const char *name) {
+    char *text, path[64];
     size_t n;
     const json_value *v;
-    CHECK_OK(file_read_all(run_path("hstu-profile/trace.json"), 1 << 24, &text, &n));
+    snprintf(path, sizeof path, "hstu-profile/%s", name);
+    CHECK_OK(file_read_all(run_path(path), 1 << 24, &text, &n));
     CHECK_OK(json_parse(a, "trace.json", text, n, &v));
     mem_free(text);
     return json_member(v, "traceEvents");
+}
+
+static const json_value *trace_events(arena *a) {
+    return events_of(a, "trace.json");
 }
 
 static int count_events(const json_value *events, const char *name) {
@@ -38,10 +43,16 @@ TEST(profile_shows_steps_layers_and_ops) {
     CHECK_CONTAINS(text, "linear_fwd");
     CHECK_CONTAINS(text, "4 steps kept of 10\n");
     free(text);
-    const json_value *events = trace_events(&a);
-    CHECK_EQ(count_events(events, "step"), 4);
+    const json_value *events = events_of(&a, "trace.json");
+    CHECK_EQ(count_events(events, "step"), 2); /* a trace a cycle */
+    CHECK_EQ(count_events(events, "ProfilerStep#2"), 1);
+    CHECK_EQ(count_events(events, "ProfilerStep#3"), 1);
+    CHECK_EQ(count_events(events, "ProfilerStep#6"), 0);
+    events = events_of(&a, "trace-2.json");
+    CHECK_EQ(count_events(events, "step"), 2);
+    CHECK_EQ(count_events(events, "ProfilerStep#6"), 1);
     /* A step may go through the layers in several parts. */
-    CHECK(count_events(events, "layer forward 0") >= 4);
+    CHECK(count_events(events, "layer forward 0") >= 2);
     CHECK_EQ(count_events(events, "layer backward 0"), count_events(events, "layer forward 0"));
     CHECK(count_events(events, "attn_fwd") >= count_events(events, "layer forward 0"));
     for (const json_value *e = events->first; e != NULL; e = e->next)
@@ -99,7 +110,7 @@ TEST(profile_shows_work_against_peaks) {
 
 TEST(profile_shows_whose_memory_it_is) {
     char *text = said(0, "profile --memory " TRAIN);
-    CHECK_CONTAINS(text, "Memory of the Device by Owner (memory_by_owner): ");
+    CHECK_CONTAINS(text, "Memory of the Device by Owner (memory_by_owner):\n");
     CHECK_CONTAINS(text, "       CPU Mem  Self CPU Mem    # of Calls\n");
     CHECK_CONTAINS(text, "  activations\n");
     CHECK_CONTAINS(text, "  weights\n");
@@ -118,6 +129,17 @@ TEST(profile_shows_whose_memory_it_is) {
     CHECK(n > 10);
     CHECK(last == 0); /* everything was released */
     arena_fini(&a);
+}
+
+TEST(profile_says_why_there_are_no_counters) {
+    device_driver driver;
+    device_driver_ask(&driver);
+    if (driver.reason[0] == '\0') SKIP_TEST("here is a GPU");
+    char *text = said(1, "profile --counters " TRAIN);
+    CHECK_CONTAINS(text, "hstu profile: --counters: ");
+    free(text);
+    CHECK(!folder_exists(run_path("run"))); /* before anything was done */
+    CHECK(!folder_exists(run_path("hstu-profile")));
 }
 
 /* Another program: it gets the folder for its records, and its output is on stderr. */
@@ -290,6 +312,57 @@ TEST(profile_of_another_program_is_switched_by_a_signal) {
     free(text);
 }
 
+/* Its steps are ranges that NVTX marks: by start and end, or push and pop, with numbers or not. */
+TEST(profile_of_another_program_follows_the_schedule) {
+    arena a;
+    build_nvtx_program(
+        "uint64_t (*start)(const char *) = (void *)f[5]; void (*end)(uint64_t) = (void *)f[7];"
+        "static const char *const names[] = {\"s0\", \"s1\", \"s2\", \"s3\", \"s4\","
+        "  \"s5\", \"s6\"};"
+        "for (int i = 0; i < 7; i++) { push(\"between\"); pop();"
+        "  uint64_t id = 0; if (kind) id = start(names[i]); else push(names[i]);"
+        "  push(\"inner\"); pop(); if (kind) end(id); else pop(); } return 0;");
+    arena_init(&a, 1 << 12);
+    for (int kind = 0; kind < 2; kind++) {
+        char command[128];
+        snprintf(command, sizeof command,
+                 "profile --step 's*' --wait 1 --warmup 1 --active 1 --repeat 2 -- ./n %d", kind);
+        char *text = said(0, command);
+        CHECK_CONTAINS(text, "): 11 records\n"); /* seven steps, and two ranges of each kept one */
+        CHECK_CONTAINS(text, "2 steps kept of 7\n");
+        free(text);
+        const json_value *events = events_of(&a, "trace.json");
+        CHECK_EQ(count_events(events, "s2"), 1);
+        CHECK_EQ(count_events(events, "ProfilerStep#2"), 1);
+        CHECK_EQ(count_events(events, "inner"), 1);
+        CHECK_EQ(count_events(events, "between"), 0);
+        events = events_of(&a, "trace-2.json");
+        CHECK_EQ(count_events(events, "s5"), 1);
+        CHECK_EQ(count_events(events, "inner"), 1);
+    }
+    /* Two steps in a row, and what is between them. */
+    char *text = said(0, "profile --step 's*' --wait 2 --active 2 --repeat 1 -- ./n");
+    CHECK_CONTAINS(text, "2 steps kept of 7\n");
+    free(text);
+    const json_value *events = trace_events(&a);
+    CHECK_EQ(count_events(events, "s2") + count_events(events, "s3"), 2);
+    CHECK_EQ(count_events(events, "inner"), 2);
+    CHECK_EQ(count_events(events, "between"), 1);
+    arena_fini(&a);
+    text = said(0, "profile --step s --active 2 -- ./n");
+    CHECK_CONTAINS(text, "no NVTX range 's' ended in the program, so nothing was recorded");
+    CHECK_CONTAINS(text, "0 steps kept of 0\n");
+    free(text);
+    build_nvtx_program("for (int i = 0; i < 102; i++) { push(\"s\"); pop(); } return 0;");
+    text = said(0, "profile --step s --active 1 --out many -- ./n");
+    CHECK_CONTAINS(text, "102 steps kept of 102\n");
+    CHECK_CONTAINS(text,
+                   "only the first 100 of 102 cycles have a trace; --repeat ends after fewer");
+    CHECK(file_exists(run_path("many/trace-100.json")));
+    CHECK(!file_exists(run_path("many/trace-101.json")));
+    free(text);
+}
+
 /* As NVIDIA's files ask for it. */
 TEST(profile_of_a_training_by_its_config) {
     size_t n;
@@ -332,7 +405,10 @@ TEST(profile_says_what_is_wrong) {
         {"profile --activities tpu -- info data", "cpu, cuda or cpu,cuda"},
         {"profile --sort-by name -- info data", "self_cpu_time_total"},
         {"profile --toggle-by SIGKILL -- info data", "SIGUSR1 or SIGUSR2"},
-        {"profile --active 3 -- sh -c true", "other programs are recorded whole"},
+        {"profile --active 3 -- sh -c true", "with --step NAME"},
+        {"profile --step s -- sh -c true", "--step needs --active"},
+        {"profile --step s --active 1 --toggle-by SIGUSR1 -- sh -c true", "exclude each other"},
+        {"profile --step s --active 1 -- info data", "--step is for other programs"},
         {"profile -- train --nothing", "train: unknown option '--nothing'"},
     };
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
