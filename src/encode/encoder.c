@@ -298,6 +298,13 @@ static status alloc_pass(encoder *e, const encoder_options *o) {
     return mask_batch_create(&e->mask, e->be, o->mask, (int32_t)round_up(n));
 }
 
+const char *const encoder_dtypes[] = {"float32", "bfloat16", "float16", "int8", NULL};
+
+status encoder_set_dtype(backend *be, int dtype, encoder_options *o) {
+    o->has_int8_weights = dtype == ENCODER_INT8;
+    return be->ops->set_precision(be, dtype <= ACT_F16 ? (act_type)dtype : ACT_F16, false);
+}
+
 static status create(encoder **out, const encoder_config *c, encoder_files *files, uint64_t seed,
                      backend *be, const encoder_options *o) {
     encoder *e = NULL;

@@ -37,6 +37,14 @@ typedef struct encoder_options {
     bool has_int8_weights;
 } encoder_options;
 
+/* What --dtype may name: the types of backends, then weights in int8, whose products are in float16
+ * (on the CPU in float32). */
+enum { ENCODER_INT8 = ACT_F16 + 1 };
+extern const char *const encoder_dtypes[];
+
+/* Sets the backend's precision, and has_int8_weights of o. */
+status encoder_set_dtype(backend *be, int dtype, encoder_options *o);
+
 /* Opens FOLDER/config.json and its weights.  The precision is that of the backend
  * (set_precision). */
 status encoder_create(encoder **out, const char *folder, backend *be, const encoder_options *o);

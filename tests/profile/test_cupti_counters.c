@@ -82,7 +82,8 @@ TEST(counters_of_a_sum_and_a_product) {
     CHECK(n_got >= 2);
     double must = 3.0 * N * 2;
     CHECK(fabs((double)got[0].bytes - must) < .1 * must);
-    CHECK((double)got[0].mark > .9 * must && (double)got[0].mark < 1.5 * must);
+    /* The halves of an H200's L2 both count a byte that crosses between them: 1.5 here. */
+    CHECK((double)got[0].mark > .9 * must && (double)got[0].mark < 2.5 * must);
     CHECK(got[0].tensor == 0);
     CHECK(tensor > 1); /* percent: zeros are multiplied as anything else */
 }

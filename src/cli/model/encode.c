@@ -46,15 +46,10 @@ static bool writes_tensors(const encode_args *a) {
     return a->out != NULL && text_ends_with(a->out, ".safetensors");
 }
 
-/* Types of the weights; int8 computes in float16. */
-enum { INT8 = 3 };
-static const char *const dtypes[] = {"float32", "bfloat16", "float16", "int8", NULL};
-
-static status set_precision(backend *be, int dtype) {
-    act_type act = dtype == INT8 ? ACT_F16 : (act_type)dtype;
-    TRY(be->ops->set_precision(be, act, false));
-    if (act != be->act && dtype != INT8)
-        log_info("note: the CPU computes in float32, not in %s", dtypes[dtype]);
+static status set_precision(backend *be, int dtype, encoder_options *o) {
+    TRY(encoder_set_dtype(be, dtype, o));
+    if (dtype <= ACT_F16 && dtype != (int)be->act)
+        log_info("note: the CPU computes in float32, not in %s", encoder_dtypes[dtype]);
     return OK;
 }
 
@@ -258,9 +253,8 @@ static status encode(const encode_args *a, const work *w, const mask *m) {
     encode_job j = {.a = a};
     tokenizer *words = NULL;
     backend *be = w->be;
-    encoder_options o = {
-        .batch_tokens = a->batch_tokens, .mask = m, .has_int8_weights = a->dtype == INT8};
-    status st = set_precision(be, a->dtype);
+    encoder_options o = {.batch_tokens = a->batch_tokens, .mask = m};
+    status st = set_precision(be, a->dtype, &o);
     if (st == OK) st = open_plan(&j, w, m);
     if (st == OK && j.plan != NULL) o.layers = encoder_plan_layers(j.plan);
     if (st == OK) st = encoder_create(&j.e, a->folder, be, &o);
@@ -330,10 +324,9 @@ status cmd_encode(int argc, char **argv) {
                  "Attention mask (default none): " MASK_NAMES
                  "; followed by ,window=W ,global=G ... "
                  ",causal."),
-        OPT_CHOICE(
-            "--dtype", &a.dtype, "TYPE", dtypes,
-            "float32 (default), bfloat16 or float16 on a GPU; the CPU computes in float32. "
-            "int8: weights rounded to 8 bits, products in float16 on a GPU; not faster yet."),
+        OPT_CHOICE("--dtype", &a.dtype, "TYPE", encoder_dtypes,
+                   "float32 (default), bfloat16 or float16 on a GPU; the CPU computes in float32. "
+                   "int8: weights rounded to 8 bits, products in float16: not faster."),
         OPT_INT("--batch-tokens", &a.batch_tokens, "N", 1, 1 << 24,
                 "Tokens per batch (default 8192)."),
         OPT_TEXT("--plan", &a.plan, "PLAN",
