@@ -32,6 +32,9 @@ void tokenizer_destroy(tokenizer *t); /* NULL is fine */
  * UTF-8 (WordPiece leaves such bytes out). */
 status tokenizer_split(const tokenizer *t, const char *text, size_t n, word_ids *to);
 
+/* From now on texts become lower case first, as do_lower_case of sentence-transformers asks. */
+status tokenizer_lower(tokenizer *t);
+
 /* The layout of a sequence: special tokens, and where the first and the second text are. */
 enum { SLOT_FIRST = -1, SLOT_SECOND = -2, MAX_SLOTS = 32 };
 typedef struct token_slot {
