@@ -508,6 +508,58 @@ static status read_all_added(tokenizer *t, const char *path, const json_value *l
     return st;
 }
 
+/* WordPiece as BERT has it: this normalizer, or Lowercase before it. */
+static status read_bert_normalizer(const char *path, const json_value *v, word_piece_options *o) {
+    const json_value *list = subwords_member(v, "normalizers", JSON_ARRAY);
+    bool is_lower = list != NULL && list->n_children == 2 &&
+                    strcmp(subwords_text(list->first, "type"), "Lowercase") == 0;
+    if (is_lower) v = list->first->next;
+    if (strcmp(subwords_text(v, "type"), "BertNormalizer") != 0)
+        return fail(ERR_UNSUPPORTED, "%s: the normalizer '%.40s' of WordPiece is not supported",
+                    path, subwords_text(v, "type"));
+    TRY(subwords_allow(path, v,
+                       "type ?clean_text ?handle_chinese_chars ?strip_accents ?lowercase"));
+    if (!subwords_bool(v, "clean_text", true))
+        return fail(ERR_UNSUPPORTED, "%s: clean_text must be true", path);
+    o->is_lower = subwords_bool(v, "lowercase", true);
+    o->strips_accents = subwords_bool(v, "strip_accents", o->is_lower);
+    o->is_lower |= is_lower;
+    o->parts_chinese = subwords_bool(v, "handle_chinese_chars", true);
+    return OK;
+}
+
+/* The pieces become the text of a vocab.txt. */
+static status read_pieces(tokenizer *t, const char *path, const json_value *root,
+                          const json_value *model, buf *text) {
+    const json_value *vocab = subwords_member(model, "vocab", JSON_OBJECT), *v;
+    const json_value *most = json_member(model, "max_input_chars_per_word");
+    const json_value *part = json_member(root, "pre_tokenizer");
+    const json_value *added = subwords_member(root, "added_tokens", JSON_ARRAY);
+    word_piece_options o;
+    int64_t id = 0;
+    if (strcmp(subwords_text(part, "type"), "BertPreTokenizer") != 0 ||
+        strcmp(subwords_text(model, "unk_token"), "[UNK]") != 0 || vocab == NULL ||
+        strcmp(subwords_text(model, "continuing_subword_prefix"), "##") != 0 ||
+        (most != NULL && (!most->is_integer || most->integer != 100)))
+        return fail(ERR_UNSUPPORTED, "%s: a WordPiece other than BERT's is not supported", path);
+    TRY(read_bert_normalizer(path, json_member(root, "normalizer"), &o));
+    for (v = vocab->first; v != NULL; v = v->next, id++) {
+        if (!v->is_integer || v->integer != id || strpbrk(v->key, "\r\n") != NULL)
+            return subwords_damaged(path, "the order of vocab");
+        TRY(buf_append(text, v->key, strlen(v->key)));
+        TRY(buf_char(text, '\n'));
+    }
+    TRY(word_pieces_create(&t->pieces, path, buf_str(text), text->n_bytes, &o));
+    for (v = added != NULL ? added->first : NULL; v != NULL; v = v->next) {
+        const char *name = subwords_text(v, "content");
+        if (subwords_among("[PAD] [UNK] [CLS] [SEP] [MASK]", name) == NULL ||
+            subwords_bool(v, "lstrip", false) || subwords_bool(v, "rstrip", false))
+            return fail(ERR_UNSUPPORTED, "%s: the added token '%.40s' is not supported", path,
+                        name);
+    }
+    return OK;
+}
+
 static status read_all(tokenizer *t, arena *a, const char *path, const char *text, size_t n) {
     static const stage normal = {"normalizer", "normalizers", STEP_CHARSMAP, STEP_STRIP},
                        part = {"pre_tokenizer", "pretokenizers", STEP_WHITESPACE, STEP_BYTES},
@@ -522,11 +574,19 @@ static status read_all(tokenizer *t, arena *a, const char *path, const char *tex
     TRY(subwords_allow(path, root,
                        "version truncation padding added_tokens normalizer pre_tokenizer "
                        "post_processor decoder model"));
-    TRY(char_classes_create(&t->classes));
-    TRY(subwords_create(&t->model, path, model));
-    TRY(read_steps(t, path, json_member(root, normal.member), &normal, t->normal, &t->n_normal));
-    TRY(read_steps(t, path, json_member(root, part.member), &part, t->part, &t->n_parts));
-    TRY(read_all_added(t, path, subwords_member(root, "added_tokens", JSON_ARRAY)));
+    if (strcmp(subwords_text(model, "type"), "WordPiece") == 0) {
+        buf pieces = {0};
+        status st = read_pieces(t, path, root, model, &pieces);
+        buf_fini(&pieces);
+        if (st != OK) return st;
+    } else {
+        TRY(char_classes_create(&t->classes));
+        TRY(subwords_create(&t->model, path, model));
+        TRY(read_steps(t, path, json_member(root, normal.member), &normal, t->normal,
+                       &t->n_normal));
+        TRY(read_steps(t, path, json_member(root, part.member), &part, t->part, &t->n_parts));
+        TRY(read_all_added(t, path, subwords_member(root, "added_tokens", JSON_ARRAY)));
+    }
     TRY(read_steps(t, path, json_member(root, end.member), &end, ends, &n_ends));
     if (t->single.n > 0) return OK;
     t->single = (token_layout){{{SLOT_FIRST, 0}}, 1};
