@@ -223,16 +223,14 @@ static void tell_model(const encoder *e, const char *folder, act_type act) {
 }
 
 static void tell_head(const encoder_head *h) {
-    static const char *const kinds[] = {"by softmax", "by sigmoid", "as numbers"};
-    if (h->kind == HEAD_LABELS)
-        log_info("%d label%s for each %s, %s; --head hidden writes hidden states", h->n_out,
-                 h->n_out == 1 ? "" : "s", h->is_of_tokens ? "token" : "sequence",
-                 kinds[h->labels]);
-    else if (h->kind != HEAD_HIDDEN)
-        log_info("embeddings of %d numbers, pooled by %s%s; --head hidden writes hidden states",
-                 h->n_out, encoder_head_names[h->kind], h->n_modes > 1 ? " and others" : "");
+    static const char *const kinds[] = {"probabilities by softmax", "probabilities by sigmoid",
+                                        "values"};
+    if (h->kind != HEAD_HIDDEN)
+        log_info("%s: %d for each %s; --head hidden writes hidden states",
+                 h->kind == HEAD_LABELS ? kinds[h->labels] : "embeddings", h->n_out,
+                 h->is_of_tokens ? "token" : "sequence");
     if (h->is_cut)
-        log_info("texts longer than %" PRId64 " tokens are cut, as modules.json asks", h->max_len);
+        log_info("texts are cut to %" PRId64 " tokens, as modules.json asks", h->max_len);
 }
 
 /* The tokenizer and the input, as the folder wants its texts. */
