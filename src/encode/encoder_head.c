@@ -10,7 +10,7 @@
 #include "encode/subwords.h"
 #include "format/json.h"
 
-enum { JSON_MAX_BYTES = 16 << 20, MAX_WIDTH = 1 << 16 };
+enum { MAX_WIDTH = 1 << 16 };
 
 /* A dense layer, or without a name: rows get length 1. */
 struct head_step {
@@ -71,20 +71,6 @@ static status find_meaning(const meaning *of, const char *path, const char *what
             return OK;
         }
     return fail(ERR_UNSUPPORTED, "%s: %s '%.80s' is not supported", path, what, name);
-}
-
-/* A file of a folder, which must hold this type; *out is NULL where there is none. */
-static status read_json(encoder_head *h, const char *folder, const char *name, json_type type,
-                        char path[HEAD_PATH_BYTES], const json_value **out) {
-    char *text;
-    size_t n;
-    *out = NULL;
-    TRY(path_join(path, HEAD_PATH_BYTES, folder, name));
-    if (!file_exists(path)) return OK;
-    TRY(file_read_all(path, JSON_MAX_BYTES, &text, &n));
-    status st = json_parse(&h->memory, path, text, n, out);
-    mem_free(text);
-    return st != OK || (*out)->type == type ? st : subwords_damaged(path, "its content");
 }
 
 static status add_step(encoder_head *h, head_step step) {
@@ -158,9 +144,9 @@ static status read_transformer(encoder_head *h, const char *folder) {
                                         "sentence_xlm-roberta_config.json"};
     const json_value *root = NULL, *words, *most;
     snprintf(h->model, sizeof h->model, "%s", folder);
-    TRY(read_json(h, folder, "tokenizer_config.json", JSON_OBJECT, path, &words));
+    TRY(subwords_read(&h->memory, folder, "tokenizer_config.json", JSON_OBJECT, path, &words));
     for (size_t i = 0; root == NULL && i < sizeof names / sizeof *names; i++)
-        TRY(read_json(h, folder, names[i], JSON_OBJECT, path, &root));
+        TRY(subwords_read(&h->memory, folder, names[i], JSON_OBJECT, path, &root));
     if (root != NULL)
         TRY(subwords_allow(path, root,
                            "max_seq_length ?do_lower_case transformer_task modality_config "
@@ -196,7 +182,7 @@ static status read_module(encoder_head *h, const char *folder, const char *list,
     }
     if (module == 0) return read_transformer(h, folder);
     if (module == 3) return add_step(h, (head_step){.folder = folder});
-    TRY(read_json(h, folder, "config.json", JSON_OBJECT, path, &root));
+    TRY(subwords_read(&h->memory, folder, "config.json", JSON_OBJECT, path, &root));
     if (root == NULL) return subwords_damaged(path, "the file");
     return module == 1 ? read_pooling(h, path, root) : read_dense(h, folder, path, root);
 }
@@ -205,14 +191,15 @@ static status read_module(encoder_head *h, const char *folder, const char *list,
 static status read_modules(encoder_head *h, const char *folder, const char **function) {
     char path[HEAD_PATH_BYTES];
     const json_value *root, *more;
-    TRY(read_json(h, folder, "config_sentence_transformers.json", JSON_OBJECT, path, &more));
+    TRY(subwords_read(&h->memory, folder, "config_sentence_transformers.json", JSON_OBJECT, path,
+                      &more));
     *function = subwords_text(more, "activation_fn");
     if (subwords_text(more, "default_prompt_name")[0] != '\0')
         return fail(ERR_UNSUPPORTED,
                     "%s: default_prompt_name is not supported; put the prompt before the texts and "
                     "set the name to null",
                     path);
-    TRY(read_json(h, folder, "modules.json", JSON_ARRAY, path, &root));
+    TRY(subwords_read(&h->memory, folder, "modules.json", JSON_ARRAY, path, &root));
     for (const json_value *v = root != NULL ? root->first : NULL; v != NULL; v = v->next)
         if (v == root->first || h->kind != HEAD_HIDDEN)
             TRY(read_module(h, folder, path, v, v == root->first));
@@ -280,7 +267,7 @@ static status open_folder(encoder_head *h, const char *folder) {
     TRY(encoder_config_read(&h->config, h->model));
     int32_t longest = encoder_max_len(&h->config);
     h->max_len = h->is_cut && h->max_len < longest ? h->max_len : longest;
-    TRY(read_json(h, h->model, "config.json", JSON_OBJECT, path, &root));
+    TRY(subwords_read(&h->memory, h->model, "config.json", JSON_OBJECT, path, &root));
     const json_value *all = subwords_member(root, "architectures", JSON_ARRAY);
     if (all != NULL && all->n_children > 0 && all->first->type == JSON_STRING)
         name = all->first->string;

@@ -3,11 +3,12 @@
 #include <stdbool.h>
 #include <string.h>
 
+#include "base/file.h"
 #include "base/map.h"
 #include "base/mem.h"
 
 /* A word of a hostile text; places in it are int32_t. */
-enum { MAX_WORD_BYTES = 1 << 28 };
+enum { MAX_WORD_BYTES = 1 << 28, JSON_MAX_BYTES = 64 << 20 };
 
 typedef struct merge {
     uint32_t rank;
@@ -68,6 +69,19 @@ const char *subwords_among(const char *names, const char *name) {
            !((at == names || strchr(" ?", at[-1]) != NULL) && (at[n] == ' ' || at[n] == '\0')))
         at = strstr(at + 1, name);
     return at;
+}
+
+status subwords_read(arena *a, const char *folder, const char *name, json_type type,
+                     char path[FOLDER_PATH_BYTES], const json_value **out) {
+    char *text;
+    size_t n;
+    *out = NULL;
+    TRY(path_join(path, FOLDER_PATH_BYTES, folder, name));
+    if (!file_exists(path)) return OK;
+    TRY(file_read_all(path, JSON_MAX_BYTES, &text, &n));
+    status st = json_parse(a, path, text, n, out);
+    mem_free(text);
+    return st != OK || (*out)->type == type ? st : subwords_damaged(path, "its content");
 }
 
 status subwords_allow(const char *path, const json_value *v, const char *names) {

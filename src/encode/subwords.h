@@ -46,4 +46,9 @@ const char *subwords_among(const char *names, const char *name);
 status subwords_damaged(const char *path, const char *what);
 status subwords_allow(const char *path, const json_value *v, const char *names);
 
+/* Reads FOLDER/NAME, which must hold this type; *out is NULL where there is no such file. */
+enum { FOLDER_PATH_BYTES = 4096 };
+status subwords_read(arena *a, const char *folder, const char *name, json_type type,
+                     char path[FOLDER_PATH_BYTES], const json_value **out);
+
 #endif

@@ -638,21 +638,16 @@ void tokenizer_destroy(tokenizer *t) {
 /* transformers prefers add_prefix_space of tokenizer_config.json; files that disagree are refused.
  */
 static status check_config(const tokenizer *t, const char *folder) {
-    char path[PATH_BYTES], *text;
+    char path[FOLDER_PATH_BYTES];
     const json_value *root;
     arena a;
-    size_t n;
-    TRY(path_join(path, sizeof path, folder, "tokenizer_config.json"));
-    if (!file_exists(path)) return OK;
-    TRY(file_read_all(path, FILE_MAX_BYTES, &text, &n));
     arena_init(&a, 1 << 14);
-    status st = json_parse(&a, path, text, n, &root);
+    status st = subwords_read(&a, folder, "tokenizer_config.json", JSON_OBJECT, path, &root);
     for (size_t i = 0; st == OK && i < t->n_parts; i++)
         if (t->part[i].kind == STEP_BYTES &&
             subwords_bool(root, "add_prefix_space", t->part[i].has_prefix) != t->part[i].has_prefix)
             st = fail(ERR_UNSUPPORTED, "%s: add_prefix_space differs from tokenizer.json", path);
     arena_fini(&a);
-    mem_free(text);
     return st;
 }
 

@@ -368,11 +368,6 @@ status word_pieces_open(word_pieces **out, const char *folder) {
     word_piece_options o;
     *out = NULL;
     TRY(path_join(path, sizeof path, folder, "vocab.txt"));
-    if (!file_exists(path))
-        return fail(ERR_UNSUPPORTED,
-                    "%s: has no vocab.txt, and WordPiece is the tokenizer we have; give ids "
-                    "instead of text",
-                    folder);
     TRY(read_options(&o, folder));
     TRY(file_read_all(path, VOCAB_MAX_BYTES, &text, &n));
     status st = word_pieces_create(out, path, text, n, &o);
