@@ -171,6 +171,7 @@ static status read_module(encoder_head *h, const char *folder, const char *list,
     int module;
     if (part[0] == '.' || strchr(part, '/') != NULL)
         return fail(ERR_FORMAT, "%s: the path '%.60s' is not a folder beside it", list, part);
+    /* A class of somebody else is none of these. */
     bool is_theirs = strncmp(type, "sentence_transformers.", 22) == 0;
     TRY(find_meaning(is_theirs ? modules : modules + 4, list, "the module", type, &module));
     if (is_first != (module == 0) || (h->n_modes == 0) != (module < 2))

@@ -212,6 +212,7 @@ TEST(encoder_head_refuses) {
         {"modules.json", "{}", "modules.json"},
         {"modules.json", "[" MODULE("Pooling", "1_Pooling") "]", "Pooling"},
         {"modules.json", "[" MODULE("Transformer", "../x") "]", "'../x'"},
+        {"modules.json", "[" MODULE("Transformer", "..") "]", "'..'"},
         {"modules.json", "[" MODULE("Transformer", "") ", " MODULE("CNN", "") "]", "models.CNN"},
         {"modules.json", "[{\"type\": \"mine.Transformer\", \"path\": \"\"}]", "mine.Transformer"},
         {"modules.json", "[" MODULE("Transformer", "") ", " MODULE("Dense", "2_Dense") "]",
