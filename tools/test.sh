@@ -485,6 +485,11 @@ run_tokenizers() {
     fi
     beside "WordPiece: $label" $python tests/encoder/compare.py build/release/hstu --texts 4000
     beside "BPE and Unigram: $label" $python tests/encoder/compare_json.py build/release/hstu --texts 10000
+    if $python -c 'import sentence_transformers' 2>/dev/null; then
+        beside "heads of transformers and sentence-transformers" $python tests/encoder/compare_heads.py build/release/hstu
+    else # they bring torch, which is too large to be installed for a test
+        skip "heads of transformers and sentence-transformers" "build/python has no package sentence-transformers"
+    fi
 }
 
 # Traces for TensorBoard, read by its plugin, which is kept in build/python, too.

@@ -110,6 +110,14 @@ def show(name, kind, rows):
     print(line + "\n};")
 
 
+def show_text(name, codes):
+    """The characters themselves."""
+    assert not {ord('"'), ord("\\"), ord("?")} & set(codes)
+    print(f"static const uint32_t {name}[] =")
+    lines = ["".join(map(chr, codes[i:i + 90])) for i in range(0, len(codes), 90)]
+    print("\n".join(f'    U"{line}"' for line in lines) + ";")
+
+
 RUNS = """#ifndef HSTU_ENCODE_CHAR_RUNS_H
 #define HSTU_ENCODE_CHAR_RUNS_H
 
@@ -230,7 +238,7 @@ def main():
     show("MARKS", "char_range", ranges(mark))
     base_blocks, base_list = blocks(base)
     show("BASE_BLOCKS", "char_block", base_blocks)
-    show("BASES", "uint32_t", base_list)
+    show_text("BASES", [to for to, in base_list])
     show("LONG_BASES", "char_bases", [(b + (0,))[:4] for b in bases])
     show("LOWER", "char_run", runs(lower))
     print("\n#endif")

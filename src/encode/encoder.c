@@ -317,7 +317,7 @@ static status create(encoder **out, const encoder_config *c, encoder_files *file
     e->has_int8_weights = o->has_int8_weights;
     nn_memory_init(&e->memory, be);
     status st = load_weights(e, files, seed);
-    if (st == OK && files != NULL) st = encoder_files_finish(files);
+    if (st == OK && files != NULL) st = encoder_files_finish(files, o->has_head);
     if (st == OK) st = alloc_pass(e, o);
     if (st == OK)
         *out = e;

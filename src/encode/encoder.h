@@ -35,6 +35,7 @@ typedef struct encoder_options {
     /* The weights of dense layers are rounded to 8 bits, with a scale for each output channel;
      * products are computed in the backend's precision. */
     bool has_int8_weights;
+    bool has_head; /* somebody else reads the tensors of the head (encoder_head.h) */
 } encoder_options;
 
 /* What --dtype may name: the types of backends, then weights in int8, whose products are in float16

@@ -4,7 +4,7 @@
 
 #include "base/file.h"
 #include "base/mem.h"
-#include "format/json.h"
+#include "encode/subwords.h"
 
 enum { CONFIG_MAX_BYTES = 16 << 20, PATH_BYTES = 4096 };
 
@@ -69,58 +69,18 @@ static const field FIELDS[] = {
 /* What does not change a hidden state in inference.  `sinusoidal_pos_embds` only says how the
  * position embeddings, which are in the file, were first set; the pooler_... fields of multilingual
  * BERT are not read by transformers either. */
-static const char *const IGNORED[] = {"_attn_implementation",
-                                      "_attn_implementation_autoset",
-                                      "_name_or_path",
-                                      "_num_labels",
-                                      "architectures",
-                                      "attention_dropout",
-                                      "attention_probs_dropout_prob",
-                                      "bos_token_id",
-                                      "chunk_size_feed_forward",
-                                      "classifier_dropout",
-                                      "cls_token_id",
-                                      "directionality",
-                                      "dropout",
-                                      "dtype",
-                                      "eos_token_id",
-                                      "finetuning_task",
-                                      "gradient_checkpointing",
-                                      "hidden_dropout_prob",
-                                      "id2label",
-                                      "initializer_range",
-                                      "label2id",
-                                      "language",
-                                      "mask_token_id",
-                                      "max_length",
-                                      "model_max_length",
-                                      "name_or_path",
-                                      "num_labels",
-                                      "output_attentions",
-                                      "output_hidden_states",
-                                      "output_past",
-                                      "pooler_fc_size",
-                                      "pooler_num_attention_heads",
-                                      "pooler_num_fc_layers",
-                                      "pooler_size_per_head",
-                                      "pooler_type",
-                                      "prefix",
-                                      "problem_type",
-                                      "qa_dropout",
-                                      "return_dict",
-                                      "sep_token_id",
-                                      "seq_classif_dropout",
-                                      "sinusoidal_pos_embds",
-                                      "task_specific_params",
-                                      "tie_weights_",
-                                      "tie_word_embeddings",
-                                      "tokenizer_class",
-                                      "torch_dtype",
-                                      "torchscript",
-                                      "transformers_version",
-                                      "unk_token_id",
-                                      "use_bfloat16",
-                                      "use_cache"};
+static const char IGNORED[] =
+    "_attn_implementation _attn_implementation_autoset _name_or_path _num_labels architectures "
+    "attention_dropout attention_probs_dropout_prob bos_token_id chunk_size_feed_forward "
+    "classifier_dropout cls_token_id directionality dropout dtype eos_token_id finetuning_task "
+    "gradient_checkpointing hidden_dropout_prob id2label initializer_range label2id language "
+    "mask_token_id max_length model_max_length name_or_path num_labels output_attentions "
+    "output_hidden_states output_past pooler_fc_size pooler_num_attention_heads "
+    "pooler_num_fc_layers pooler_size_per_head pooler_type prefix problem_type qa_dropout "
+    "return_dict sbert_ce_default_activation_function sentence_transformers sep_token_id "
+    "seq_classif_dropout sinusoidal_pos_embds task_specific_params tie_weights_ "
+    "tie_word_embeddings tokenizer_class torch_dtype torchscript transformers_version "
+    "unk_token_id use_bfloat16 use_cache";
 
 static const struct {
     const char *name;
@@ -152,12 +112,6 @@ static const field *find_field(const char *name) {
     for (size_t i = 0; i < sizeof FIELDS / sizeof *FIELDS; i++)
         if (strcmp(FIELDS[i].name, name) == 0) return &FIELDS[i];
     return NULL;
-}
-
-static bool is_ignored(const char *name) {
-    for (size_t i = 0; i < sizeof IGNORED / sizeof *IGNORED; i++)
-        if (strcmp(IGNORED[i], name) == 0) return true;
-    return false;
 }
 
 static status read_model_type(encoder_config *c, const char *path, const json_value *root) {
@@ -244,7 +198,7 @@ static status read_field(encoder_config *c, const char *path, const field *f, co
 /* A null means that the field is not set. */
 static status read_member(encoder_config *c, const char *path, const json_value *v) {
     const field *f = find_field(v->key);
-    if (v->type == JSON_NULL || is_ignored(v->key)) return OK;
+    if (v->type == JSON_NULL || subwords_among(IGNORED, v->key) != NULL) return OK;
     if (f != NULL && (f->families & 1 << c->family) != 0) return read_field(c, path, f, v);
     return fail(ERR_UNSUPPORTED,
                 "%s: the field '%.60s' is not known for a %s model, and may change its result; "

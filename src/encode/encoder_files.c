@@ -221,6 +221,7 @@ static status check_finite(const encoder_files *f, const st_tensor *t) {
 status encoder_files_get(encoder_files *f, const char *name, int64_t rows, int64_t columns,
                          const st_tensor **out) {
     entry *e = find(f, name);
+    if (e == NULL) e = find_exact(f, name);
     if (e == NULL)
         return fail(ERR_FORMAT, "%s: tensor %s%s is missing: this is not a whole %s model",
                     f->folder, f->prefix, name, encoder_family_name(f->family));
@@ -254,7 +255,7 @@ static bool is_buffer(const encoder_files *f, const char *name) {
     return false;
 }
 
-status encoder_files_finish(const encoder_files *f) {
+status encoder_files_finish(const encoder_files *f, bool has_head) {
     char names[MAX_NAMED * 64] = "";
     size_t n = 0;
     for (size_t i = 0; i < f->n_tensors; i++) {
@@ -269,7 +270,7 @@ status encoder_files_finish(const encoder_files *f) {
         if (n++ < MAX_NAMED)
             snprintf(names + at, sizeof names - at, "%s%.60s", n > 1 ? ", " : "", e->name);
     }
-    if (n > 0)
+    if (n > 0 && !has_head)
         log_info("%s: %zu tensor%s of heads left out (%s%s)", f->folder, n, n == 1 ? "" : "s",
                  names, n > MAX_NAMED ? ", ..." : "");
     return OK;

@@ -22,8 +22,9 @@ void encoder_files_close(encoder_files *f); /* NULL is fine */
 /* Whether there is a tensor of this name, given without the prefix. */
 bool encoder_files_has(const encoder_files *f, const char *name);
 
-/* The tensor of this name, which must hold float32, float16 or bfloat16 in the shape (rows,
- * columns), or (rows) where columns is 0.  ERR_FORMAT names what is missing or wrong. */
+/* The tensor of this name, with the prefix or, as heads have it, without.  It must hold float32,
+ * float16 or bfloat16 in the shape (rows, columns), or (rows) where columns is 0.  ERR_FORMAT names
+ * what is missing or wrong. */
 status encoder_files_get(encoder_files *f, const char *name, int64_t rows, int64_t columns,
                          const st_tensor **out);
 
@@ -31,9 +32,10 @@ status encoder_files_get(encoder_files *f, const char *name, int64_t rows, int64
 status encoder_files_get_norm(encoder_files *f, const char *name, const char *part, int64_t rows,
                               const st_tensor **out);
 
-/* To be called when the model has what it needs: says once which tensors of heads were left, and
- * refuses tensors of the encoder itself that nothing looked at: they would change its result. */
-status encoder_files_finish(const encoder_files *f);
+/* To be called when the model has what it needs: says once which tensors of heads were left, unless
+ * somebody else reads them, and refuses tensors of the encoder itself that nothing looked at: they
+ * would change its result. */
+status encoder_files_finish(const encoder_files *f, bool has_head);
 
 /* Elements first .. first + n - 1 of a tensor that encoder_files_get gave, as float32. */
 void encoder_tensor_floats(const st_tensor *t, int64_t first, int64_t n, float *to);

@@ -9,8 +9,8 @@
  *
  * Output, written while the input is read; only the offsets of the sequences stay in memory.  The
  * file appears whole or not at all:
- * - safetensors: offsets (B + 1, int64), hidden (T, E) and, where the model has a pooler, pooled
- *   (B, E), both float32.
+ * - safetensors: offsets (B + 1, int64), and one or two tensors of float32 rows: hidden (T, E)
+ *   and, where the model has a pooler, pooled (B, E); or what a head makes of them.
  * - JSON lines: {"hidden": [[...], ...], "pooled": [...]} for each sequence. */
 #ifndef HSTU_ENCODE_ENCODER_IO_H
 #define HSTU_ENCODE_ENCODER_IO_H
@@ -60,11 +60,20 @@ status encoder_line_parse(encoder_line *l, const char *text, size_t n, const tok
 
 typedef struct encoder_output encoder_output;
 
-status encoder_output_create(encoder_output **out, const char *path, int32_t dim, bool has_pooled);
+/* A tensor: a row for each token or sequence. */
+typedef struct encoder_rows {
+    const char *name; /* NULL: there is no second tensor */
+    int32_t dim;
+    bool is_of_tokens;
+} encoder_rows;
 
-/* Appends n sequences: offsets (n + 1) from 0, hidden (offsets[n], E), pooled (n, E) or NULL. */
-status encoder_output_add(encoder_output *o, int32_t n, const int32_t *offsets, const float *hidden,
-                          const float *pooled);
+/* labels: the columns of the tensors as text, for the metadata of the file; or NULL. */
+status encoder_output_create(encoder_output **out, const char *path, const encoder_rows rows[2],
+                             const char *labels);
+
+/* Appends n sequences: offsets (n + 1) from 0, and the rows of both tensors. */
+status encoder_output_add(encoder_output *o, int32_t n, const int32_t *offsets, const float *first,
+                          const float *second);
 
 /* Ends it: where st is OK the file appears; else the place is as it was, and st is returned.
  * Destroys o either way; NULL is fine. */

@@ -3,11 +3,12 @@
 #include <stdbool.h>
 #include <string.h>
 
+#include "base/file.h"
 #include "base/map.h"
 #include "base/mem.h"
 
 /* A word of a hostile text; places in it are int32_t. */
-enum { MAX_WORD_BYTES = 1 << 28 };
+enum { MAX_WORD_BYTES = 1 << 28, JSON_MAX_BYTES = 64 << 20 };
 
 typedef struct merge {
     uint32_t rank;
@@ -51,16 +52,44 @@ const json_value *subwords_member(const json_value *v, const char *name, json_ty
     return m != NULL && m->type == type ? m : NULL;
 }
 
+const char *subwords_text(const json_value *v, const char *name) {
+    const json_value *m = subwords_member(v, name, JSON_STRING);
+    return m != NULL ? m->string : "";
+}
+
+bool subwords_bool(const json_value *v, const char *name, bool otherwise) {
+    const json_value *m = subwords_member(v, name, JSON_BOOL);
+    return m != NULL ? m->boolean : otherwise;
+}
+
+const char *subwords_among(const char *names, const char *name) {
+    size_t n = strlen(name);
+    const char *at = n > 0 ? strstr(names, name) : NULL;
+    while (at != NULL &&
+           !((at == names || strchr(" ?", at[-1]) != NULL) && (at[n] == ' ' || at[n] == '\0')))
+        at = strstr(at + 1, name);
+    return at;
+}
+
+status subwords_read(arena *a, const char *folder, const char *name, json_type type,
+                     char path[FOLDER_PATH_BYTES], const json_value **out) {
+    char *text;
+    size_t n;
+    *out = NULL;
+    TRY(path_join(path, FOLDER_PATH_BYTES, folder, name));
+    if (!file_exists(path)) return OK;
+    TRY(file_read_all(path, JSON_MAX_BYTES, &text, &n));
+    status st = json_parse(a, path, text, n, out);
+    mem_free(text);
+    return st != OK || (*out)->type == type ? st : subwords_damaged(path, "its content");
+}
+
 status subwords_allow(const char *path, const json_value *v, const char *names) {
     for (const json_value *m = v->first; m != NULL; m = m->next) {
-        size_t n = strlen(m->key);
-        const char *at = n > 0 ? strstr(names, m->key) : NULL;
-        while (at != NULL &&
-               !((at == names || strchr(" ?", at[-1]) != NULL) && (at[n] == ' ' || at[n] == '\0')))
-            at = strstr(at + 1, m->key);
+        const char *at = subwords_among(names, m->key);
         if (at == NULL)
             return fail(ERR_UNSUPPORTED, "%s: the field '%.60s' of %.40s is not supported", path,
-                        m->key, v->key != NULL ? v->key : "a list's element");
+                        m->key, v->key != NULL ? v->key : "an object");
         if (at > names && at[-1] == '?' && m->type != JSON_BOOL && m->type != JSON_NULL)
             return fail(ERR_FORMAT, "%s: %s is not true or false", path, m->key);
     }

@@ -34,11 +34,21 @@ void subword_room_fini(subword_room *r);
 /* Appends the ids of a word of n bytes of UTF-8. */
 status subwords_split(const subwords *s, subword_room *r, const char *word, size_t n, word_ids *to);
 
-/* For readers of tokenizer.json: the member of an object that has this type, or NULL; ERR_FORMAT
- * of what is missing or damaged; and the refusal of members other than `names`, separated by
- * spaces, which may change the ids: those with a '?' before them must be true or false. */
+/* For readers of the JSON files of a model's folder: the member of an object that has this type, or
+ * NULL; the same for a text, or "", and for true or false; ERR_FORMAT of what is missing or
+ * damaged; where a name stands among `names`, separated by spaces, or NULL; and the refusal of
+ * members other than those, which may change the result: those with a '?' before them must be true
+ * or false. */
 const json_value *subwords_member(const json_value *v, const char *name, json_type type);
+const char *subwords_text(const json_value *v, const char *name);
+bool subwords_bool(const json_value *v, const char *name, bool otherwise);
+const char *subwords_among(const char *names, const char *name);
 status subwords_damaged(const char *path, const char *what);
 status subwords_allow(const char *path, const json_value *v, const char *names);
+
+/* Reads FOLDER/NAME, which must hold this type; *out is NULL where there is no such file. */
+enum { FOLDER_PATH_BYTES = 4096 };
+status subwords_read(arena *a, const char *folder, const char *name, json_type type,
+                     char path[FOLDER_PATH_BYTES], const json_value **out);
 
 #endif

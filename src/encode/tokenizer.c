@@ -16,7 +16,7 @@ enum { MAX_TEXT = 1024 }; /* of an added token, or what a normalizer inserts */
 enum { MAX_GROWTH = 64 };
 
 /* Steps of the normalizer, of the pre-tokenizer and of the post-processor. */
-enum { STEP_CHARSMAP, STEP_REPLACE, STEP_SPACES, STEP_STRIP };
+enum { STEP_CHARSMAP, STEP_REPLACE, STEP_SPACES, STEP_LOWER, STEP_STRIP };
 enum { STEP_WHITESPACE = STEP_STRIP + 1, STEP_METASPACE, STEP_BYTES };
 enum { STEP_ROBERTA = STEP_BYTES + 1, STEP_TEMPLATE };
 typedef struct step {
@@ -110,6 +110,8 @@ static status normalise(const tokenizer *t, buf room[2], const char **out, size_
         buf_clear(to);
         if (p->kind == STEP_CHARSMAP) {
             TRY(charsmap_apply(&p->map, t->classes, text, *n, to));
+        } else if (p->kind == STEP_LOWER) {
+            TRY(word_text_lower(text, *n, to));
         } else if (p->kind == STEP_STRIP) {
             size_t left = p->has_left ? spaces_at_start(t->classes, text, *n) : 0;
             size_t right = p->has_right ? spaces_at_end(t->classes, text + left, *n - left) : 0;
@@ -269,17 +271,19 @@ status tokenizer_split(const tokenizer *t, const char *text, size_t n, word_ids 
     return st;
 }
 
+status tokenizer_lower(tokenizer *t) {
+    if (t->pieces != NULL) {
+        word_pieces_lower(t->pieces);
+        return OK;
+    }
+    if (t->n_normal == MAX_STEPS)
+        return fail(ERR_UNSUPPORTED, "do_lower_case, and %d normalizers already", MAX_STEPS);
+    memmove(t->normal + 1, t->normal, t->n_normal++ * sizeof *t->normal);
+    t->normal[0] = (step){.kind = STEP_LOWER};
+    return OK;
+}
+
 /* Reading a tokenizer.json. */
-
-static const char *text_of(const json_value *v, const char *name) {
-    const json_value *m = subwords_member(v, name, JSON_STRING);
-    return m != NULL ? m->string : "";
-}
-
-static bool bool_of(const json_value *v, const char *name, bool otherwise) {
-    const json_value *m = subwords_member(v, name, JSON_BOOL);
-    return m != NULL ? m->boolean : otherwise;
-}
 
 /* A text that outlives the JSON tree. */
 static status keep_text(tokenizer *t, const char *path, const json_value *v, const char *name,
@@ -292,7 +296,7 @@ static status keep_text(tokenizer *t, const char *path, const json_value *v, con
 
 static status read_charsmap(tokenizer *t, const char *path, const json_value *v, step *to) {
     static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    const char *text = text_of(v, "precompiled_charsmap"), *digit;
+    const char *text = subwords_text(v, "precompiled_charsmap"), *digit;
     size_t n = strcspn(text, "="), n_bytes = 0;
     uint32_t bits = 0;
     char *bytes;
@@ -308,7 +312,7 @@ static status read_charsmap(tokenizer *t, const char *path, const json_value *v,
 
 static status read_replace(tokenizer *t, const char *path, const json_value *v, step *to) {
     const json_value *pattern = subwords_member(v, "pattern", JSON_OBJECT);
-    const char *regex = text_of(pattern, "Regex");
+    const char *regex = subwords_text(pattern, "Regex");
     TRY(keep_text(t, path, v, "content", &to->to, &to->n_to));
     if (strcmp(regex, " {2,}") == 0) {
         to->kind = STEP_SPACES;
@@ -322,7 +326,7 @@ static status read_replace(tokenizer *t, const char *path, const json_value *v, 
 }
 
 static status read_metaspace(tokenizer *t, const char *path, const json_value *v, step *to) {
-    const char *scheme = text_of(v, "prepend_scheme");
+    const char *scheme = subwords_text(v, "prepend_scheme");
     to->has_prefix = scheme[0] != '\0' ? strcmp(scheme, "always") == 0 : to->has_prefix;
     if (scheme[0] != '\0' && !to->has_prefix && strcmp(scheme, "never") != 0)
         return fail(ERR_UNSUPPORTED, "%s: prepend_scheme '%.40s' is not supported", path, scheme);
@@ -367,7 +371,7 @@ static status read_layout(token_layout *to, const char *path, const json_value *
         const json_value *token = subwords_member(v, "SpecialToken", JSON_OBJECT);
         const json_value *type =
             subwords_member(text != NULL ? text : token, "type_id", JSON_NUMBER);
-        const char *name = text_of(text != NULL ? text : token, "id");
+        const char *name = subwords_text(text != NULL ? text : token, "id");
         bool is_second = strcmp(name, "B") == 0;
         if (!is_id(type)) return subwords_damaged(path, "type_id of TemplateProcessing");
         if (text != NULL) {
@@ -398,6 +402,7 @@ static const struct step_type {
 } STEP_TYPES[] = {
     {"Precompiled", "type precompiled_charsmap", STEP_CHARSMAP},
     {"Replace", "type pattern content", STEP_REPLACE},
+    {"Lowercase", "type", STEP_LOWER},
     {"Strip", "type ?strip_left ?strip_right", STEP_STRIP},
     {"WhitespaceSplit", "type", STEP_WHITESPACE},
     {"Metaspace", "type replacement str_rep ?add_prefix_space prepend_scheme ?split",
@@ -417,16 +422,16 @@ static status read_step(tokenizer *t, const char *path, const json_value *v, con
                         step *to) {
     const struct step_type *type = NULL;
     for (size_t i = 0; i < sizeof STEP_TYPES / sizeof *STEP_TYPES; i++)
-        if (strcmp(STEP_TYPES[i].name, text_of(v, "type")) == 0) type = &STEP_TYPES[i];
+        if (strcmp(STEP_TYPES[i].name, subwords_text(v, "type")) == 0) type = &STEP_TYPES[i];
     if (type == NULL || type->kind < g->first || type->kind > g->last)
         return fail(ERR_UNSUPPORTED, "%s: the %s '%.40s' is not supported", path, g->member,
-                    text_of(v, "type"));
+                    subwords_text(v, "type"));
     TRY(subwords_allow(path, v, type->members));
     *to = (step){.kind = type->kind,
-                 .has_left = bool_of(v, "strip_left", true),
-                 .has_right = bool_of(v, "strip_right", true),
-                 .has_prefix = bool_of(v, "add_prefix_space", true),
-                 .parts = bool_of(v, "use_regex", true) && bool_of(v, "split", true)};
+                 .has_left = subwords_bool(v, "strip_left", true),
+                 .has_right = subwords_bool(v, "strip_right", true),
+                 .has_prefix = subwords_bool(v, "add_prefix_space", true),
+                 .parts = subwords_bool(v, "use_regex", true) && subwords_bool(v, "split", true)};
     if (type->kind >= STEP_ROBERTA && t->single.n > 0)
         return fail(ERR_UNSUPPORTED, "%s: several post-processors are not supported", path);
     switch (type->kind) {
@@ -449,7 +454,7 @@ static status read_step(tokenizer *t, const char *path, const json_value *v, con
 static status read_steps(tokenizer *t, const char *path, const json_value *v, const stage *g,
                          step *to, size_t *n) {
     if (v == NULL || v->type == JSON_NULL) return OK;
-    if (strcmp(text_of(v, "type"), "Sequence") == 0) {
+    if (strcmp(subwords_text(v, "type"), "Sequence") == 0) {
         const json_value *all = subwords_member(v, g->list, JSON_ARRAY);
         if (all == NULL) return subwords_damaged(path, g->list);
         for (v = all->first; v != NULL; v = v->next)
@@ -472,11 +477,11 @@ static status read_added(tokenizer *t, const char *path, const json_value *v, ad
     if (!is_id(id) || id->integer != to->id)
         return fail(ERR_FORMAT, "%s: the id of the added token '%.40s' must be %d", path, to->text,
                     to->id);
-    if (bool_of(v, "single_word", false))
+    if (subwords_bool(v, "single_word", false))
         return fail(ERR_UNSUPPORTED, "%s: single_word of '%.40s' is not supported", path, to->text);
-    to->is_normal = bool_of(v, "normalized", true);
-    to->strips_left = bool_of(v, "lstrip", false);
-    to->strips_right = bool_of(v, "rstrip", false);
+    to->is_normal = subwords_bool(v, "normalized", true);
+    to->strips_left = subwords_bool(v, "lstrip", false);
+    to->strips_right = subwords_bool(v, "rstrip", false);
     const char *text = to->text;
     if (to->is_normal) TRY(normalise(t, room, &text, &to->n));
     TRY(arena_copy_text(&t->memory, text, to->n, &to->text));
@@ -503,6 +508,58 @@ static status read_all_added(tokenizer *t, const char *path, const json_value *l
     return st;
 }
 
+/* WordPiece as BERT has it: this normalizer, or Lowercase before it. */
+static status read_bert_normalizer(const char *path, const json_value *v, word_piece_options *o) {
+    const json_value *list = subwords_member(v, "normalizers", JSON_ARRAY);
+    bool is_lower = list != NULL && list->n_children == 2 &&
+                    strcmp(subwords_text(list->first, "type"), "Lowercase") == 0;
+    if (is_lower) v = list->first->next;
+    if (strcmp(subwords_text(v, "type"), "BertNormalizer") != 0)
+        return fail(ERR_UNSUPPORTED, "%s: the normalizer '%.40s' of WordPiece is not supported",
+                    path, subwords_text(v, "type"));
+    TRY(subwords_allow(path, v,
+                       "type ?clean_text ?handle_chinese_chars ?strip_accents ?lowercase"));
+    if (!subwords_bool(v, "clean_text", true))
+        return fail(ERR_UNSUPPORTED, "%s: clean_text must be true", path);
+    o->is_lower = subwords_bool(v, "lowercase", true);
+    o->strips_accents = subwords_bool(v, "strip_accents", o->is_lower);
+    o->is_lower |= is_lower;
+    o->parts_chinese = subwords_bool(v, "handle_chinese_chars", true);
+    return OK;
+}
+
+/* The pieces become the text of a vocab.txt. */
+static status read_pieces(tokenizer *t, const char *path, const json_value *root,
+                          const json_value *model, buf *text) {
+    const json_value *vocab = subwords_member(model, "vocab", JSON_OBJECT), *v;
+    const json_value *most = json_member(model, "max_input_chars_per_word");
+    const json_value *part = json_member(root, "pre_tokenizer");
+    const json_value *added = subwords_member(root, "added_tokens", JSON_ARRAY);
+    word_piece_options o;
+    int64_t id = 0;
+    if (strcmp(subwords_text(part, "type"), "BertPreTokenizer") != 0 ||
+        strcmp(subwords_text(model, "unk_token"), "[UNK]") != 0 || vocab == NULL ||
+        strcmp(subwords_text(model, "continuing_subword_prefix"), "##") != 0 ||
+        (most != NULL && (!most->is_integer || most->integer != 100)))
+        return fail(ERR_UNSUPPORTED, "%s: a WordPiece other than BERT's is not supported", path);
+    TRY(read_bert_normalizer(path, json_member(root, "normalizer"), &o));
+    for (v = vocab->first; v != NULL; v = v->next, id++) {
+        if (!v->is_integer || v->integer != id || strpbrk(v->key, "\r\n") != NULL)
+            return subwords_damaged(path, "the order of vocab");
+        TRY(buf_append(text, v->key, strlen(v->key)));
+        TRY(buf_char(text, '\n'));
+    }
+    TRY(word_pieces_create(&t->pieces, path, buf_str(text), text->n_bytes, &o));
+    for (v = added != NULL ? added->first : NULL; v != NULL; v = v->next) {
+        const char *name = subwords_text(v, "content");
+        if (subwords_among("[PAD] [UNK] [CLS] [SEP] [MASK]", name) == NULL ||
+            subwords_bool(v, "lstrip", false) || subwords_bool(v, "rstrip", false))
+            return fail(ERR_UNSUPPORTED, "%s: the added token '%.40s' is not supported", path,
+                        name);
+    }
+    return OK;
+}
+
 static status read_all(tokenizer *t, arena *a, const char *path, const char *text, size_t n) {
     static const stage normal = {"normalizer", "normalizers", STEP_CHARSMAP, STEP_STRIP},
                        part = {"pre_tokenizer", "pretokenizers", STEP_WHITESPACE, STEP_BYTES},
@@ -517,11 +574,19 @@ static status read_all(tokenizer *t, arena *a, const char *path, const char *tex
     TRY(subwords_allow(path, root,
                        "version truncation padding added_tokens normalizer pre_tokenizer "
                        "post_processor decoder model"));
-    TRY(char_classes_create(&t->classes));
-    TRY(subwords_create(&t->model, path, model));
-    TRY(read_steps(t, path, json_member(root, normal.member), &normal, t->normal, &t->n_normal));
-    TRY(read_steps(t, path, json_member(root, part.member), &part, t->part, &t->n_parts));
-    TRY(read_all_added(t, path, subwords_member(root, "added_tokens", JSON_ARRAY)));
+    if (strcmp(subwords_text(model, "type"), "WordPiece") == 0) {
+        buf pieces = {0};
+        status st = read_pieces(t, path, root, model, &pieces);
+        buf_fini(&pieces);
+        if (st != OK) return st;
+    } else {
+        TRY(char_classes_create(&t->classes));
+        TRY(subwords_create(&t->model, path, model));
+        TRY(read_steps(t, path, json_member(root, normal.member), &normal, t->normal,
+                       &t->n_normal));
+        TRY(read_steps(t, path, json_member(root, part.member), &part, t->part, &t->n_parts));
+        TRY(read_all_added(t, path, subwords_member(root, "added_tokens", JSON_ARRAY)));
+    }
     TRY(read_steps(t, path, json_member(root, end.member), &end, ends, &n_ends));
     if (t->single.n > 0) return OK;
     t->single = (token_layout){{{SLOT_FIRST, 0}}, 1};
@@ -573,21 +638,16 @@ void tokenizer_destroy(tokenizer *t) {
 /* transformers prefers add_prefix_space of tokenizer_config.json; files that disagree are refused.
  */
 static status check_config(const tokenizer *t, const char *folder) {
-    char path[PATH_BYTES], *text;
+    char path[FOLDER_PATH_BYTES];
     const json_value *root;
     arena a;
-    size_t n;
-    TRY(path_join(path, sizeof path, folder, "tokenizer_config.json"));
-    if (!file_exists(path)) return OK;
-    TRY(file_read_all(path, FILE_MAX_BYTES, &text, &n));
     arena_init(&a, 1 << 14);
-    status st = json_parse(&a, path, text, n, &root);
+    status st = subwords_read(&a, folder, "tokenizer_config.json", JSON_OBJECT, path, &root);
     for (size_t i = 0; st == OK && i < t->n_parts; i++)
         if (t->part[i].kind == STEP_BYTES &&
-            bool_of(root, "add_prefix_space", t->part[i].has_prefix) != t->part[i].has_prefix)
+            subwords_bool(root, "add_prefix_space", t->part[i].has_prefix) != t->part[i].has_prefix)
             st = fail(ERR_UNSUPPORTED, "%s: add_prefix_space differs from tokenizer.json", path);
     arena_fini(&a);
-    mem_free(text);
     return st;
 }
 

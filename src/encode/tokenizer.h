@@ -1,11 +1,11 @@
 /* A tokenizer of a Hugging Face folder: text to the ids of a vocabulary, and the special tokens
  * around them.
  *
- * WordPiece is read from vocab.txt (encode/word_pieces.h).  Byte-level BPE (RoBERTa, GPT-2) and
- * Unigram (XLM-R, sentencepiece) are read from tokenizer.json: added tokens are taken whole, the
- * rest is normalised, parted into words and split by the model, as the package `tokenizers` does
- * it.  A normalizer, pre-tokenizer or option that we do not have is refused by its name.  Reading
- * is for any number of threads. */
+ * WordPiece (BERT, encode/word_pieces.h) is read from vocab.txt, or else from tokenizer.json, as
+ * are byte-level BPE (RoBERTa, GPT-2) and Unigram (XLM-R, sentencepiece): added tokens are taken
+ * whole, the rest is normalised, parted into words and split by the model, as the package
+ * `tokenizers` does it.  A normalizer, pre-tokenizer or option that we do not have is refused by
+ * its name.  Reading is for any number of threads. */
 #ifndef HSTU_ENCODE_TOKENIZER_H
 #define HSTU_ENCODE_TOKENIZER_H
 
@@ -31,6 +31,9 @@ void tokenizer_destroy(tokenizer *t); /* NULL is fine */
 /* Appends the ids of a text, without special tokens around it.  ERR_FORMAT: it is not
  * UTF-8 (WordPiece leaves such bytes out). */
 status tokenizer_split(const tokenizer *t, const char *text, size_t n, word_ids *to);
+
+/* From now on texts become lower case first, as do_lower_case of sentence-transformers asks. */
+status tokenizer_lower(tokenizer *t);
 
 /* The layout of a sequence: special tokens, and where the first and the second text are. */
 enum { SLOT_FIRST = -1, SLOT_SECOND = -2, MAX_SLOTS = 32 };

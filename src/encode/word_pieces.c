@@ -7,6 +7,7 @@
 #include "base/map.h"
 #include "base/mem.h"
 #include "base/text.h"
+#include "encode/subwords.h"
 #include "encode/word_tables.h"
 #include "format/json.h"
 
@@ -112,13 +113,25 @@ static status put(buf *to, uint32_t c) {
     return buf_append(to, bytes, (size_t)utf8_encode(c, bytes));
 }
 
-static status put_lower(const word_pieces *p, buf *to, uint32_t c) {
-    uint32_t low[WORD_CHAR_MAX];
-    if (!p->options.is_lower) return put(to, c);
-    int n = word_char_lower(c, low);
+static status put_lower(bool is_lower, buf *to, uint32_t c) {
+    uint32_t low[WORD_CHAR_MAX] = {c};
+    int n = is_lower ? word_char_lower(c, low) : 1;
     for (int i = 0; i < n; i++)
         TRY(put(to, low[i]));
     return OK;
+}
+
+status word_text_lower(const char *text, size_t n, buf *to) {
+    for (size_t at = 0; at < n;) {
+        int length = utf8_length(text + at, n - at);
+        TRY(put_lower(true, to, utf8_decode(text + at, length)));
+        at += (size_t)length;
+    }
+    return OK;
+}
+
+void word_pieces_lower(word_pieces *p) {
+    p->options.is_lower = true;
 }
 
 /* One character of the text: cleaned, parted, without accents, in lower case; in this order. */
@@ -127,7 +140,7 @@ static status normalise(const word_pieces *p, buf *to, uint32_t c) {
     int n = 1;
     if (c < 0x80) { /* nothing of ASCII is Chinese or has an accent */
         if (word_char_is_control(c)) return OK;
-        return put_lower(p, to, word_char_is_space(c) ? ' ' : c);
+        return put_lower(p->options.is_lower, to, word_char_is_space(c) ? ' ' : c);
     }
     if (word_char_is_control(c)) return OK;
     if (word_char_is_space(c)) return buf_char(to, ' ');
@@ -135,7 +148,7 @@ static status normalise(const word_pieces *p, buf *to, uint32_t c) {
     if (is_chinese) TRY(buf_char(to, ' '));
     if (p->options.strips_accents) n = word_char_strip(c, base);
     for (int i = 0; i < n; i++)
-        TRY(put_lower(p, to, base[i]));
+        TRY(put_lower(p->options.is_lower, to, base[i]));
     return is_chinese ? buf_char(to, ' ') : OK;
 }
 
@@ -237,26 +250,11 @@ status word_pieces_split(const word_pieces *p, const char *text, size_t n, word_
 }
 
 /* What else may be in a tokenizer_config.json: it changes no id of a text. */
-static const char *const IGNORED[] = {"backend",
-                                      "clean_up_tokenization_spaces",
-                                      "extra_special_tokens",
-                                      "is_local",
-                                      "local_files_only",
-                                      "max_len",
-                                      "max_length",
-                                      "model_input_names",
-                                      "model_max_length",
-                                      "name_or_path",
-                                      "pad_to_multiple_of",
-                                      "pad_token_type_id",
-                                      "padding_side",
-                                      "processor_class",
-                                      "special_tokens_map_file",
-                                      "stride",
-                                      "tokenizer_file",
-                                      "truncation_side",
-                                      "truncation_strategy",
-                                      "vocab_file"};
+static const char IGNORED[] =
+    "backend clean_up_tokenization_spaces extra_special_tokens is_local local_files_only "
+    "max_len max_length model_input_names model_max_length name_or_path pad_to_multiple_of "
+    "pad_token_type_id padding_side processor_class special_tokens_map_file stride "
+    "tokenizer_file truncation_side truncation_strategy vocab_file";
 
 static bool is_among(const char *const *list, size_t n, const char *text) {
     for (size_t i = 0; i < n; i++)
@@ -308,8 +306,7 @@ static status read_option(word_piece_options *o, const char *path, const json_va
     static const char *const tokens[] = {"cls_token", "mask_token", "pad_token", "sep_token",
                                          "unk_token"};
     bool is_on = false;
-    if (v->type == JSON_NULL || is_among(IGNORED, sizeof IGNORED / sizeof *IGNORED, v->key))
-        return OK;
+    if (v->type == JSON_NULL || subwords_among(IGNORED, v->key) != NULL) return OK;
     if (strcmp(v->key, "do_lower_case") == 0) return read_bool(path, v, &o->is_lower);
     if (strcmp(v->key, "tokenize_chinese_chars") == 0) return read_bool(path, v, &o->parts_chinese);
     if (strcmp(v->key, "strip_accents") == 0) {
@@ -371,11 +368,6 @@ status word_pieces_open(word_pieces **out, const char *folder) {
     word_piece_options o;
     *out = NULL;
     TRY(path_join(path, sizeof path, folder, "vocab.txt"));
-    if (!file_exists(path))
-        return fail(ERR_UNSUPPORTED,
-                    "%s: has no vocab.txt, and WordPiece is the tokenizer we have; give ids "
-                    "instead of text",
-                    folder);
     TRY(read_options(&o, folder));
     TRY(file_read_all(path, VOCAB_MAX_BYTES, &text, &n));
     status st = word_pieces_create(out, path, text, n, &o);

@@ -16,6 +16,7 @@
 #include <stdint.h>
 
 #include "base/status.h"
+#include "base/text.h"
 
 typedef struct word_pieces word_pieces;
 
@@ -33,6 +34,7 @@ status word_pieces_open(word_pieces **out, const char *folder);
 status word_pieces_create(word_pieces **out, const char *path, const char *vocabulary, size_t n,
                           const word_piece_options *o);
 void word_pieces_destroy(word_pieces *p); /* NULL is fine */
+void word_pieces_lower(word_pieces *p);   /* as if do_lower_case were set; accents stay */
 
 /* The text of a tokenizer_config.json. */
 status word_piece_options_parse(word_piece_options *out, const char *path, const char *text,
@@ -66,5 +68,8 @@ bool word_char_is_punctuation(uint32_t c);
 enum { WORD_CHAR_MAX = 3 };
 int word_char_strip(uint32_t c, uint32_t out[WORD_CHAR_MAX]);
 int word_char_lower(uint32_t c, uint32_t out[WORD_CHAR_MAX]);
+
+/* Appends a text, which is UTF-8, in lower case, each character for itself. */
+status word_text_lower(const char *text, size_t n, buf *to);
 
 #endif

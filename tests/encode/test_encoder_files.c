@@ -67,7 +67,7 @@ TEST(encoder_files_names) {
         CHECK_CONTAINS(t->name, i == 0 ? "weight" : "gamma");
         CHECK_OK(encoder_files_get_norm(f, "embeddings.LayerNorm", "bias", 3, &t));
         CHECK_CONTAINS(t->name, i == 0 ? "bias" : "beta");
-        CHECK_OK(encoder_files_finish(f));
+        CHECK_OK(encoder_files_finish(f, false));
         encoder_files_close(f);
     }
 }
@@ -159,13 +159,13 @@ TEST(encoder_files_what_is_left) {
     log_set_sink(hear, NULL);
     CHECK_OK(encoder_files_open(&f, test_folder(), ENCODER_BERT));
     CHECK_OK(encoder_files_get(f, WORDS, 3, 2, &got));
-    CHECK_OK(encoder_files_finish(f));
+    CHECK_OK(encoder_files_finish(f, false));
     encoder_files_close(f);
     CHECK_CONTAINS(said, "1 tensor of heads left out (cls.bias)");
     write_model("model.safetensors", t, 4);
     CHECK_OK(encoder_files_open(&f, test_folder(), ENCODER_BERT));
     CHECK_OK(encoder_files_get(f, WORDS, 3, 2, &got));
-    CHECK_FAILS(encoder_files_finish(f), ERR_UNSUPPORTED, "layer.9.output");
+    CHECK_FAILS(encoder_files_finish(f, false), ERR_UNSUPPORTED, "layer.9.output");
     encoder_files_close(f);
     log_set_sink(NULL, NULL);
 }

@@ -269,7 +269,8 @@ static status write_batches(int32_t dim, bool has_pooled) {
         hidden[i] = (float)i;
     for (int i = 0; i < 15; i++)
         pooled[i] = (float)-i;
-    TRY(encoder_output_create(&o, out_path(), dim, has_pooled));
+    encoder_rows rows[2] = {{"hidden", dim, true}, {has_pooled ? "pooled" : NULL, dim, false}};
+    TRY(encoder_output_create(&o, out_path(), rows, NULL));
     status st = encoder_output_add(o, 2, first, hidden, has_pooled ? pooled : NULL);
     if (st == OK)
         st = encoder_output_add(o, 1, second, hidden + 3 * dim,
@@ -316,15 +317,36 @@ TEST(encoder_output_round_trip) {
 TEST(encoder_output_that_fails) {
     static const int32_t offsets[] = {0, 1};
     const float x = 1;
+    const encoder_rows rows[2] = {{"hidden", 1, true}, {"pooled", 1, false}};
     encoder_output *o;
     CHECK_OK(write_batches(2, true));
-    CHECK_OK(encoder_output_create(&o, out_path(), 1, true));
+    CHECK_OK(encoder_output_create(&o, out_path(), rows, NULL));
     CHECK_OK(encoder_output_add(o, 1, offsets, &x, &x));
     CHECK_FAILS(encoder_output_close(o, fail(ERR_FORMAT, "a bad line")), ERR_FORMAT, "a bad line");
     check_file(2, true);
-    CHECK_FAILS(encoder_output_create(&o, "/no/such/folder/x.safetensors", 1, true), ERR_IO,
+    CHECK_FAILS(encoder_output_create(&o, "/no/such/folder/x.safetensors", rows, NULL), ERR_IO,
                 "/no/such/folder");
     CHECK(o == NULL);
+}
+
+/* Two tensors of tokens, and the names of their columns. */
+TEST(encoder_output_of_labels) {
+    static const int32_t offsets[] = {0, 1, 3};
+    const float x[] = {1, 2, 3, 4, 5, 6};
+    const encoder_rows rows[2] = {{"logits", 2, true}, {"probabilities", 1, false}};
+    encoder_output *o;
+    st_file *f;
+    const st_tensor *t;
+    CHECK_OK(encoder_output_create(&o, out_path(), rows, "[\"a\",\"b\"]"));
+    CHECK_OK(encoder_output_add(o, 2, offsets, x, x + 4));
+    CHECK_OK(encoder_output_close(o, OK));
+    CHECK_OK(st_open(&f, out_path()));
+    CHECK_OK(st_get(f, "logits", ST_F32, &t));
+    CHECK(t->shape[0] == 3 && t->shape[1] == 2 && ((const float *)t->data)[5] == 6);
+    CHECK_OK(st_get(f, "probabilities", ST_F32, &t));
+    CHECK(t->shape[0] == 2 && t->shape[1] == 1 && ((const float *)t->data)[1] == 6);
+    CHECK_STR(st_metadata(f, "labels"), "[\"a\",\"b\"]");
+    st_close(f);
 }
 
 TEST(encoder_output_lines) {

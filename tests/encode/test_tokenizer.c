@@ -37,6 +37,18 @@
     "\"special_tokens\": {\"x\": {\"id\": \"x\", \"ids\": [6, 7], \"tokens\": [\"x\", "            \
     "\"y\"]}}}, " UNIGRAM_MODEL "}"
 
+#define PIECES                                                                                     \
+    "{\"added_tokens\": [{\"id\": 0, \"content\": \"[UNK]\"}], \"normalizer\": "                   \
+    "{\"type\": \"Sequence\", \"normalizers\": [{\"type\": \"Lowercase\"}, {\"type\": "            \
+    "\"BertNormalizer\", \"lowercase\": false, \"strip_accents\": null}]}, \"pre_tokenizer\": "    \
+    "{\"type\": \"BertPreTokenizer\"}, \"post_processor\": {\"type\": \"TemplateProcessing\", "    \
+    "\"single\": [{\"SpecialToken\": {\"id\": \"x\", \"type_id\": 0}}, {\"Sequence\": {\"id\": "   \
+    "\"A\", \"type_id\": 0}}], \"pair\": [{\"Sequence\": {\"id\": \"A\", \"type_id\": 0}}, "       \
+    "{\"Sequence\": {\"id\": \"B\", \"type_id\": 1}}], \"special_tokens\": {\"x\": {\"ids\": "     \
+    "[1]}}}, \"model\": {\"type\": \"WordPiece\", \"unk_token\": \"[UNK]\", "                      \
+    "\"continuing_subword_prefix\": \"##\", \"max_input_chars_per_word\": 100, \"vocab\": "        \
+    "{\"[UNK]\": 0, \"[CLS]\": 1, \"[SEP]\": 2, \"a\": 3, \"##b\": 4, \"\\u00e9\": 5}}}"
+
 static tokenizer *make(const char *text) {
     tokenizer *t;
     CHECK_OK(tokenizer_parse(&t, "t.json", text, strlen(text)));
@@ -83,6 +95,28 @@ TEST(tokenizer_of_unigram) {
     SPLITS(t, "Q   ab \n", 5, 5);
     SPLITS(t, "xyaz", 1, 0, 2, 0); /* x and y are one unknown piece */
     SPLITS(t, "\xc3\xa9", 1, 7);
+    tokenizer_destroy(t);
+}
+
+/* As transformers 5 saves a BERT tokenizer, without vocab.txt. */
+TEST(tokenizer_of_word_pieces) {
+    tokenizer *t = make(PIECES);
+    SPLITS(t, "aB A b [SEP]", 3, 4, 3, 0, 2);
+    SPLITS(t, "\xc3\x89", 5); /* in lower case, with its accent */
+    CHECK_EQ(tokenizer_layout(t, false)->n, 2);
+    CHECK_EQ(tokenizer_layout(t, false)->slot[0].id, 1);
+    tokenizer_destroy(t);
+}
+
+TEST(tokenizer_in_lower_case) {
+    tokenizer *t = make(UNIGRAM);
+    SPLITS(t, "AB", 1, 0);
+    CHECK_OK(tokenizer_lower(t));
+    SPLITS(t, "AB", 5);
+    SPLITS(t, "\xc3\x89", 1, 7);
+    for (int i = 0; i < 4; i++)
+        CHECK_OK(tokenizer_lower(t));
+    CHECK_FAILS(tokenizer_lower(t), ERR_UNSUPPORTED, "do_lower_case");
     tokenizer_destroy(t);
 }
 
@@ -165,6 +199,18 @@ TEST(tokenizer_refuses) {
         {UNIGRAM, "{\"x\": {", "{\"z\": {", ERR_FORMAT, "TemplateProcessing"},
         {UNIGRAM, "\"id\": \"B\"", "\"id\": \"A\"", ERR_FORMAT, "TemplateProcessing"},
         {UNIGRAM, "\"normalizer\":", "\"other\":", ERR_UNSUPPORTED, "other"},
+        {PIECES, "\"##\"", "\"@@\"", ERR_UNSUPPORTED, "WordPiece"},
+        {PIECES, "\"unk_token\": \"[UNK]\"", "\"unk_token\": \"a\"", ERR_UNSUPPORTED, "WordPiece"},
+        {PIECES, ": 100", ": 99", ERR_UNSUPPORTED, "WordPiece"},
+        {PIECES, "BertPreTokenizer", "Whitespace", ERR_UNSUPPORTED, "WordPiece"},
+        {PIECES, "BertNormalizer", "NFC", ERR_UNSUPPORTED, "'NFC'"},
+        {PIECES, "\"Lowercase\"", "\"NFC\"", ERR_UNSUPPORTED, "'Sequence'"},
+        {PIECES, "\"lowercase\"", "\"clean_text\"", ERR_UNSUPPORTED, "clean_text"},
+        {PIECES, "\"##b\": 4", "\"##b\": 5", ERR_FORMAT, "order of vocab"},
+        {PIECES, "##b", "\\n", ERR_FORMAT, "order of vocab"},
+        {PIECES, "\"content\": \"[UNK]\"", "\"content\": \"a\"", ERR_UNSUPPORTED, "'a'"},
+        {PIECES, "\"id\": 0, ", "\"lstrip\": true, ", ERR_UNSUPPORTED, "[UNK]"},
+        {PIECES, "[CLS]", "[CLX]", ERR_FORMAT, "[CLS]"},
         {"[]", "[]", "[1]", ERR_FORMAT, "model"},
     };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
@@ -185,6 +231,7 @@ static status split_once(void *ctx) {
 TEST(tokenizer_no_memory) {
     CHECK(oom_at_each_allocation(split_once, BPE) > 10);
     CHECK(oom_at_each_allocation(split_once, UNIGRAM) > 10);
+    CHECK(oom_at_each_allocation(split_once, PIECES) > 5);
 }
 
 /* A word as long as a line may be takes no quadratic time. */

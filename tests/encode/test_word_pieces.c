@@ -210,7 +210,7 @@ TEST(word_pieces_vocabularies) {
     word_pieces *p;
     CHECK_FAILS(word_pieces_create(&p, "v", "a\nb\n", 4, &LOWER), ERR_FORMAT, "[UNK]");
     CHECK_FAILS(word_pieces_create(&p, "v", "", 0, &LOWER), ERR_FORMAT, "[UNK]");
-    CHECK_FAILS(word_pieces_open(&p, test_folder()), ERR_UNSUPPORTED, "vocab.txt");
+    CHECK_FAILS(word_pieces_open(&p, test_folder()), ERR_IO, "vocab.txt");
     /* Of two equal pieces the later one counts. */
     const char *twice = "[UNK]\n[CLS]\n[SEP]\na\na";
     CHECK_OK(word_pieces_create(&p, "v", twice, strlen(twice), &LOWER));

@@ -1,4 +1,5 @@
-/* hstu encode: hidden states of a Hugging Face encoder for sequences of tokens or texts. */
+/* hstu encode: hidden states, labels or embeddings of a Hugging Face encoder for sequences of
+ * tokens or texts. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -11,6 +12,7 @@
 #include "cli/output.h"
 #include "cli/work.h"
 #include "encode/encoder.h"
+#include "encode/encoder_head.h"
 #include "encode/encoder_io.h"
 #include "format/json.h"
 #include "ops/mask_rule.h"
@@ -21,6 +23,7 @@ enum { PATH_BYTES = 4096 };
 typedef struct encode_args {
     const char *folder, *input, *out, *mask, *device, *scores, *plan, *cache;
     int dtype; /* of dtypes */
+    int head;  /* head_kind */
     int64_t batch_tokens;
     bool is_cut, is_tokens_only;
 } encode_args;
@@ -29,6 +32,7 @@ typedef struct encode_args {
 typedef struct encode_job {
     const encode_args *a;
     encoder *e;
+    encoder_head *head;
     encoder_input *in;
     encoder_scores *scores;  /* of --profile-scores, or NULL */
     encoder_plan *plan;      /* of --plan, or NULL */
@@ -37,7 +41,7 @@ typedef struct encode_job {
     sink numbers, picture;  /* of --profile-scores */
     float *hidden, *pooled; /* of a batch */
     size_t hidden_capacity, pooled_capacity;
-    buf text;
+    buf text, labels;
     uint64_t n_sequences, n_tokens;
     progress bar;
 } encode_job;
@@ -59,9 +63,12 @@ static status write_lines(encode_job *j) {
     bool has_pooled = encoder_has_pooler(j->e);
     for (int32_t b = 0; b < encoder_n_sequences(j->e); b++) {
         buf_clear(&j->text);
-        TRY(encoder_output_line(&j->text, offsets[b + 1] - offsets[b], dim,
-                                j->hidden + (int64_t)offsets[b] * dim,
-                                has_pooled ? j->pooled + (int64_t)b * dim : NULL));
+        if (j->head->kind != HEAD_HIDDEN)
+            TRY(encoder_head_line(j->head, &j->text, b, offsets));
+        else
+            TRY(encoder_output_line(&j->text, offsets[b + 1] - offsets[b], dim,
+                                    j->hidden + (int64_t)offsets[b] * dim,
+                                    has_pooled ? j->pooled + (int64_t)b * dim : NULL));
         TRY(sink_write(&j->lines, buf_str(&j->text), j->text.n_bytes));
     }
     return OK;
@@ -78,8 +85,11 @@ static status encode_batch(encode_job *j) {
     if (encoder_has_pooler(j->e))
         TRY(MEM_RESERVE(&j->pooled, &j->pooled_capacity, (size_t)n * dim));
     TRY(encoder_read(j->e, j->hidden, j->pooled));
+    bool has_head = j->head->kind != HEAD_HIDDEN;
+    if (has_head) TRY(encoder_head_run(j->head, n, offsets, j->hidden, j->pooled));
     if (j->tensors != NULL)
-        TRY(encoder_output_add(j->tensors, n, offsets, j->hidden, j->pooled));
+        TRY(encoder_output_add(j->tensors, n, offsets, has_head ? j->head->out : j->hidden,
+                               has_head ? j->head->probability : j->pooled));
     else
         TRY(write_lines(j));
     j->n_sequences += (uint64_t)n;
@@ -104,11 +114,32 @@ static status encode_all(encode_job *j) {
     return OK;
 }
 
+/* The labels as a list in JSON, for the metadata of a file. */
+static status list_labels(encode_job *j) {
+    json_writer w;
+    json_begin(&w, &j->labels, 0);
+    json_array_open(&w);
+    for (int32_t i = 0; i < j->head->n_out; i++)
+        json_string(&w, j->head->label[i]);
+    json_array_close(&w);
+    return json_finish(&w);
+}
+
 static status open_output(encode_job *j) {
-    if (writes_tensors(j->a))
-        return encoder_output_create(&j->tensors, j->a->out, encoder_config_of(j->e)->dim,
-                                     encoder_has_pooler(j->e));
-    return sink_open(&j->lines, j->a->out);
+    const encoder_head *h = j->head;
+    bool is_hidden = h->kind == HEAD_HIDDEN, has_labels = h->kind == HEAD_LABELS;
+    int32_t dim = is_hidden ? encoder_config_of(j->e)->dim : h->n_out;
+    encoder_rows rows[2] = {{is_hidden    ? "hidden"
+                             : has_labels ? "logits"
+                                          : "embedding",
+                             dim, is_hidden || h->is_of_tokens},
+                            {is_hidden ? "pooled" : "probabilities", dim, h->is_of_tokens}};
+    if (is_hidden ? !encoder_has_pooler(j->e) : !has_labels || h->labels == LABELS_VALUES)
+        rows[1].name = NULL;
+    if (!writes_tensors(j->a)) return sink_open(&j->lines, j->a->out);
+    if (has_labels) TRY(list_labels(j));
+    return encoder_output_create(&j->tensors, j->a->out, rows,
+                                 has_labels ? buf_str(&j->labels) : NULL);
 }
 
 static status picture_path(const encode_job *j, char path[PATH_BYTES]) {
@@ -186,6 +217,25 @@ static void tell_model(const encoder *e, const char *folder, act_type act) {
                  encoder_int8_error(e), act == ACT_F32 ? "float32" : "float16");
 }
 
+static void tell_head(const encoder_head *h) {
+    static const char *const kinds[] = {"probabilities by softmax", "probabilities by sigmoid",
+                                        "values"};
+    if (h->kind != HEAD_HIDDEN)
+        log_info("%s: %d for each %s; --head hidden writes hidden states",
+                 h->kind == HEAD_LABELS ? kinds[h->labels] : "embeddings", h->n_out,
+                 h->is_of_tokens ? "token" : "sequence");
+    if (h->is_cut)
+        log_info("texts are cut to %" PRId64 " tokens, as modules.json asks", h->max_len);
+}
+
+/* The tokenizer and the input, as the folder wants its texts. */
+static status open_input(const encode_args *a, const encoder_head *h, tokenizer **words,
+                         encoder_input **in) {
+    TRY(tokenizer_open(words, h->model));
+    if (*words != NULL && h->is_lower) TRY(tokenizer_lower(*words));
+    return encoder_input_open(in, a->input, *words, h->max_len, a->is_cut || h->is_cut);
+}
+
 static void put_ids(json_writer *w, const char *key, const int32_t *ids, int64_t n) {
     json_key_array(w, key);
     for (int64_t i = 0; i < n; i++)
@@ -212,18 +262,18 @@ static status write_tokens(encoder_input *in, sink *to, buf *line) {
 
 /* --tokens-only: what the input stands for, as input again. */
 static status run_tokens(const encode_args *a) {
-    encoder_config c;
-    tokenizer *words;
+    encoder_head *head;
+    tokenizer *words = NULL;
     encoder_input *in = NULL;
     sink to = {0};
     buf line = {0};
-    TRY(encoder_config_read(&c, a->folder));
-    TRY(tokenizer_open(&words, a->folder));
-    status st = encoder_input_open(&in, a->input, words, encoder_max_len(&c), a->is_cut);
+    TRY(encoder_head_open(&head, a->folder, HEAD_HIDDEN));
+    status st = open_input(a, head, &words, &in);
     if (st == OK) st = sink_open(&to, a->out);
     if (st == OK) st = sink_close(&to, write_tokens(in, &to, &line));
     encoder_input_close(in);
     tokenizer_destroy(words);
+    encoder_head_close(head);
     buf_fini(&line);
     return st;
 }
@@ -231,12 +281,9 @@ static status run_tokens(const encode_args *a) {
 /* --plan: the layers run by a fusion plan. */
 static status open_plan(encode_job *j, const work *w, const mask *m) {
     const encode_args *a = j->a;
-    encoder_config c;
     encoder_plan_options o = {
         .plan = a->plan, .cache = a->cache, .mask = m, .mask_text = a->mask, .workers = w->workers};
-    if (a->plan == NULL) return OK;
-    TRY(encoder_config_read(&c, a->folder));
-    return encoder_plan_create(&j->plan, w->be, &c, &o);
+    return a->plan != NULL ? encoder_plan_create(&j->plan, w->be, &j->head->config, &o) : OK;
 }
 
 static void tell_plan(const encode_job *j) {
@@ -255,25 +302,28 @@ static status encode(const encode_args *a, const work *w, const mask *m) {
     backend *be = w->be;
     encoder_options o = {.batch_tokens = a->batch_tokens, .mask = m};
     status st = set_precision(be, a->dtype, &o);
+    if (st == OK) st = encoder_head_open(&j.head, a->folder, (head_kind)a->head);
     if (st == OK) st = open_plan(&j, w, m);
     if (st == OK && j.plan != NULL) o.layers = encoder_plan_layers(j.plan);
-    if (st == OK) st = encoder_create(&j.e, a->folder, be, &o);
+    if (st == OK) o.has_head = j.head->kind == HEAD_LABELS;
+    if (st == OK) st = encoder_create(&j.e, j.head->model, be, &o);
+    if (st == OK) st = encoder_head_load(j.head, w->workers);
     if (st == OK) tell_model(j.e, a->folder, be->act);
+    if (st == OK) tell_head(j.head);
     if (st == OK && a->scores != NULL) st = encoder_scores_create(&j.scores, j.e, m);
-    if (st == OK) st = tokenizer_open(&words, a->folder);
-    if (st == OK)
-        st = encoder_input_open(&j.in, a->input, words, encoder_max_len(encoder_config_of(j.e)),
-                                a->is_cut);
+    if (st == OK) st = open_input(a, j.head, &words, &j.in);
     if (st == OK) st = run_job(&j);
     if (st == OK) tell_plan(&j);
     encoder_input_close(j.in);
     tokenizer_destroy(words);
     encoder_scores_destroy(j.scores);
     encoder_destroy(j.e);
+    encoder_head_close(j.head);
     encoder_plan_destroy(j.plan);
     mem_free(j.hidden);
     mem_free(j.pooled);
     buf_fini(&j.text);
+    buf_fini(&j.labels);
     return st;
 }
 
@@ -293,8 +343,9 @@ static status run(const encode_args *a) {
 
 /* What is read must not be replaced by the result. */
 static status check_out(const encode_args *a) {
-    static const char *const names[] = {"model.safetensors", "config.json", "vocab.txt",
-                                        "tokenizer.json"};
+    static const char *const names[] = {"model.safetensors", "config.json",
+                                        "vocab.txt",         "tokenizer.json",
+                                        "modules.json",      "tokenizer_config.json"};
     char path[PATH_BYTES];
     if (file_is_same(a->out, a->input))
         return fail(ERR_USAGE, "--out %s is the input; give another file", a->out);
@@ -318,8 +369,13 @@ status cmd_encode(int argc, char **argv) {
                  "Sequences: JSON lines {\"ids\": [...], \"types\": [...]} or {\"text\": ..., "
                  "\"pair\": ...} (- is stdin), or safetensors with lengths, ids and types."),
         OPT_TEXT("--out", &a.out, "FILE",
-                 "FILE.safetensors: offsets, hidden (T, E), pooled (B, E); any other name: JSON "
-                 "lines; - is stdout (default). The file appears only when it is complete."),
+                 "FILE.safetensors: offsets, hidden (T, E), pooled (B, E), or what --head makes of "
+                 "them; any other name: JSON lines; - is stdout (default). The file appears only "
+                 "when it is complete."),
+        OPT_CHOICE("--head", &a.head, "HEAD", encoder_head_names,
+                   "auto (default): what the folder says, labels for a classifier, embeddings for "
+                   "sentence-transformers (modules.json), else hidden states. hidden, labels, or "
+                   "embeddings pooled by cls, max, mean, mean_sqrt_len_tokens or pooler."),
         OPT_TEXT("--mask", &a.mask, "MASK",
                  "Attention mask (default none): " MASK_NAMES
                  "; followed by ,window=W ,global=G ... "
@@ -354,7 +410,8 @@ status cmd_encode(int argc, char **argv) {
         .min_positional = 1,
         .max_positional = 1,
         .notes = "hidden is the last hidden state; pooled is the pooler's output for the first "
-                 "token. Both equal those of transformers.\n"};
+                 "token. Both equal those of transformers; labels equal its classifiers', and "
+                 "embeddings those of sentence-transformers.\n"};
     ARGS_PARSE(&spec, &a.folder, NULL);
     TRY(check(&a, &spec));
     return run(&a);

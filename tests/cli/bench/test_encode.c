@@ -35,6 +35,79 @@ static void says(int want, const char *model, const char *rest, const char *part
     free(text);
 }
 
+/* $IN/c: the golden model as a classifier of two labels: the first number of pooled, and 0. */
+static void make_classifier(void) {
+    enum { MAX_TENSORS = 128, DIM = 48 };
+    float w[2 * DIM] = {1}, bias[2] = {0};
+    st_file *f;
+    st_tensor t[MAX_TENSORS];
+    CHECK_EQ(
+        test_command(NULL,
+                     "mkdir -p %s/c && sed 's/\"BertModel\"/\"BertForSequenceClassification\"/; "
+                     "s/^{/{\"id2label\": {\"0\": \"yes\", \"1\": \"no\"},/' %s/config.json "
+                     "> %s/c/config.json",
+                     test_folder(), MODEL, test_folder()),
+        0);
+    CHECK_OK(st_open(&f, "tests/golden-encoder/bert-0/model.safetensors"));
+    size_t n = f->n_tensors;
+    CHECK(n + 2 < MAX_TENSORS);
+    memcpy(t, f->tensors, n * sizeof *t);
+    t[n++] = (st_tensor){.name = "classifier.weight",
+                         .dtype = ST_F32,
+                         .n_dims = 2,
+                         .shape = {2, DIM},
+                         .n = 2 * (int64_t)DIM,
+                         .data = w};
+    t[n++] = (st_tensor){.name = "classifier.bias",
+                         .dtype = ST_F32,
+                         .n_dims = 1,
+                         .shape = {2},
+                         .n = 2,
+                         .data = bias};
+    CHECK_OK(st_write(path_of("c/model.safetensors"), t, n, NULL, 0));
+    st_close(f);
+}
+
+TEST(encode_labels_and_embeddings) {
+    st_file *labels, *hidden;
+    const st_tensor *logits, *p, *pooled, *offsets, *x, *mean;
+    char model[512];
+    make_classifier();
+    snprintf(model, sizeof model, "%s", path_of("c"));
+    write_text("in.jsonl", "{\"ids\": [5, 6, 7]}\n{\"ids\": [9]}\n");
+    says(0, model, "--input $IN/in.jsonl --out $IN/l.safetensors", "softmax: 2 for each sequence");
+    says(0, model, "--input $IN/in.jsonl --out $IN/h.safetensors --head hidden",
+         "2 tensors of heads");
+    CHECK_OK(st_open(&labels, path_of("l.safetensors")));
+    CHECK_OK(st_open(&hidden, path_of("h.safetensors")));
+    CHECK_STR(st_metadata(labels, "labels"), "[\"yes\",\"no\"]");
+    CHECK_OK(st_get(labels, "logits", ST_F32, &logits));
+    CHECK_OK(st_get(labels, "probabilities", ST_F32, &p));
+    CHECK_OK(st_get(labels, "offsets", ST_I64, &offsets));
+    CHECK_OK(st_get(hidden, "pooled", ST_F32, &pooled));
+    CHECK(logits->shape[0] == 2 && logits->shape[1] == 2 && p->n == 4 && offsets->n == 3);
+    for (int b = 0; b < 2; b++) {
+        float z = ((const float *)pooled->data)[b * pooled->shape[1]];
+        CHECK(((const float *)logits->data)[2 * b] == z);
+        CHECK(fabs((double)((const float *)p->data)[2 * b] - 1 / (1 + exp(-(double)z))) < 1e-6);
+    }
+    st_close(labels);
+    char *text = encode(0, model, "--input $IN/in.jsonl 2>/dev/null");
+    CHECK_CONTAINS(text, "{\"label\":\"");
+    CHECK_CONTAINS(text, "\"probabilities\":{\"yes\":");
+    free(text);
+    says(0, model, "--input $IN/in.jsonl --head mean --out $IN/l.safetensors", "embeddings: 48");
+    CHECK_OK(st_open(&labels, path_of("l.safetensors")));
+    CHECK_OK(st_get(labels, "embedding", ST_F32, &mean));
+    CHECK_OK(st_get(hidden, "hidden", ST_F32, &x));
+    CHECK(mean->shape[0] == 2 && mean->shape[1] == 48 && st_find(labels, "probabilities") == NULL);
+    const float *rows = x->data, *got = mean->data;
+    CHECK(fabsf(got[1] - (rows[1] + rows[49] + rows[97]) / 3) < 1e-6f && got[48] == rows[144]);
+    st_close(labels);
+    st_close(hidden);
+    says(1, MODEL, "--input $IN/in.jsonl --head labels", "classifier.weight is missing");
+}
+
 TEST(encode_a_golden_case) {
     st_file *got, *want;
     const st_tensor *a, *b;
