@@ -38,8 +38,8 @@ static inline void serve_wait_ms(int ms) {
 /* Waits until no request is queued or running; false: the time is over. */
 static inline bool serve_wait_idle(engine *e, uint64_t timeout_ns) {
     uint64_t until = clock_ns() + timeout_ns;
-    for (int i = 0; i < engine_n_models(e);) {
-        slot *s = engine_slot(e, i);
+    for (int i = 0, n = engine_n_replicas(e); i < engine_n_models(e) * n;) {
+        slot *s = engine_slot(e, i / n, i % n);
         pthread_mutex_lock(&s->lock);
         bool is_idle = s->queue.n == 0 && !s->is_running;
         pthread_mutex_unlock(&s->lock);
@@ -48,6 +48,35 @@ static inline bool serve_wait_idle(engine *e, uint64_t timeout_ns) {
         if (!is_idle) serve_wait_ms(1);
     }
     return true;
+}
+
+static int serve_n_syncs; /* of devices that are gone */
+
+static inline status serve_gone_sync(backend *be) {
+    (void)be;
+    serve_n_syncs++;
+    return fail(ERR_DEVICE, "the device is gone");
+}
+
+static inline status serve_gone_copy(backend *be, void *to, const void *from, size_t n) {
+    (void)to, (void)from, (void)n;
+    return serve_gone_sync(be);
+}
+
+static inline status serve_lose_model(served *m, void *ctx) {
+    static ops gone;
+    (void)ctx;
+    gone = *m->compute.be->ops;
+    gone.sync = serve_gone_sync;
+    gone.copy_out = serve_gone_copy;
+    m->compute.be->ops = &gone;
+    return OK;
+}
+
+/* From now on the device of a replica of the first model fails, between two batches, as a GPU does
+ * after an error that stays: it computes nothing any more. */
+static inline void serve_lose_device(engine *e, int replica) {
+    CHECK_OK(slot_call(engine_slot(e, 0, replica), serve_lose_model, NULL));
 }
 
 static inline engine_id serve_id(int64_t number) {

@@ -54,7 +54,7 @@ typedef struct serve_args {
     access_log *log; /* NULL: none */
     int log_fd;      /* 0: stdout's, or none */
     int64_t queue_mib, deadline_ms, drain_delay_s, drain_timeout_s, erase_within_s;
-    int64_t max_body_mib, max_buffered_mib;
+    int64_t max_body_mib, max_buffered_mib, tensor_parallel;
     char name[ENGINE_MAX_MODELS][NAME_BYTES];
     server_model model[ENGINE_MAX_MODELS];
 } serve_args;
@@ -183,10 +183,7 @@ static void tell_start(const serve_args *a, server *s) {
                  : m.cache_note[0] != '\0' ? ", without KV cache: "
                                            : ", without KV cache",
                  m.is_cached ? "" : m.cache_note);
-    }
-    for (int i = 0; i < a->n_paths; i++) {
-        engine_model_info m;
-        if (engine_model(server_engine(s), i, &m) == OK) kv_args_tell(&m);
+        kv_args_tell(&m);
     }
     if (!state.is_durable)
         log_info("note: events are kept in memory only; --state DIR makes them durable");
@@ -311,6 +308,11 @@ static status run(serve_args *a) {
 }
 
 static status check(serve_args *a) {
+    if (a->tensor_parallel > 1)
+        return fail(ERR_USAGE,
+                    "--tensor-parallel: a server cannot share layers among GPUs yet; if one GPU is "
+                    "too small, halve the model by 'hstu build --dtype bfloat16', lower --kv-pages "
+                    "and --max-tokens, or use --device cpu");
     TRY(choose_names(a));
     TRY(read_shadows(a));
     return read_split(a);
@@ -334,7 +336,11 @@ status cmd_serve(int argc, char **argv) {
         OPT_INT(
             "--erase-within", &a.erase_within_s, "S", 1, 86400,
             "Remove erased users from the files of --state within this many seconds (default 60)."),
-        OPT_TEXT("--device", &e->device, "DEVICE", WORK_DEVICES),
+        OPT_TEXT("--device", &e->device, "DEVICE,...",
+                 "Device: auto (default), cpu, cuda or cuda:N. Several, as in cuda:0,cuda:1: a "
+                 "replica of each model on each, and each user's requests go to one of them."),
+        OPT_INT("--tensor-parallel", &a.tensor_parallel, "T", 1, 1024,
+                "GPUs that share a replica's layers: 1 (default); more are refused."),
         OPT_GROUP("Network"),
         OPT_TEXT("--host", &http->host, "HOST",
                  "Address to listen on (default 127.0.0.1: this machine only). There is no TLS: "

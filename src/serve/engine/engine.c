@@ -1,19 +1,24 @@
 #include "serve/engine/engine.h"
 
+#include <semaphore.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
 
+#include "base/env.h"
+#include "base/hash.h"
+#include "base/log.h"
 #include "base/thread.h"
-#include "serve/engine/slot.h"
+#include "serve/engine/replicas.h"
 #include "serve/state/user_writer.h"
 
 struct engine {
     engine_config config;
-    char device[64];
+    char device[ENGINE_MAX_REPLICAS][16];
+    int n_devices;
     seq_file *data;
-    slot *slots[ENGINE_MAX_MODELS]; /* (n_slots); never removed, added under the load lock */
-    atomic_int n_slots;
+    replicas models[ENGINE_MAX_MODELS]; /* (n_models); never removed, added under the load lock */
+    atomic_int n_models;
     atomic_bool is_closing;
     atomic_uint n_inside;       /* callers of engine_ask and engine_submit */
     pthread_mutex_t load_lock;  /* one load at a time */
@@ -32,6 +37,25 @@ static void set_defaults(engine_config *c) {
     if (c->max_user_events == 0) c->max_user_events = 1 << 20;
     if (c->max_queue_bytes == 0) c->max_queue_bytes = DEFAULT_QUEUE_BYTES;
     if (c->erase_within_ns == 0) c->erase_within_ns = DEFAULT_ERASE_NS;
+}
+
+/* Replicas must answer alike, so all are CPUs or all are GPUs. */
+static status read_devices(engine *e, const char *list) {
+    bool is_good = true;
+    for (const char *at = list; at != NULL && is_good;) {
+        size_t n = strcspn(at, ",");
+        is_good = e->n_devices < ENGINE_MAX_REPLICAS && n > 0 && n < sizeof e->device[0] &&
+                  (at == list || (list[0] == 'c' && strncmp(at, list, 3) == 0));
+        if (is_good) memcpy(e->device[e->n_devices++], at, n);
+        at = at[n] == ',' ? at + n + 1 : NULL;
+    }
+    if (!is_good)
+        return fail(ERR_USAGE,
+                    "--device %.80s: give auto, cpu, cuda or cuda:N, or up to %d devices of one "
+                    "kind, as in cuda:0,cuda:1",
+                    list, ENGINE_MAX_REPLICAS);
+    if (e->n_devices == 1 || e->config.n_threads > 0) return OK;
+    return env_threads_of(e->n_devices, &e->config.n_threads);
 }
 
 static status open_data(engine *e) {
@@ -54,9 +78,8 @@ status engine_create(engine **out, const engine_config *c) {
     set_defaults(&e->config);
     pthread_mutex_init(&e->load_lock, NULL);
     pthread_mutex_init(&e->users_lock, NULL);
-    snprintf(e->device, sizeof e->device, "%s", e->config.device);
-    e->config.device = e->device;
-    status st = open_data(e);
+    status st = read_devices(e, e->config.device);
+    if (st == OK) st = open_data(e);
     if (st == OK)
         st = user_writer_create(&e->writer, &e->users, &e->users_lock, e->config.state,
                                 e->config.erase_within_ns);
@@ -78,11 +101,11 @@ static void wait_for_callers(engine *e) {
 void engine_destroy(engine *e) {
     if (e == NULL) return;
     engine_drain(e);
-    for (int i = 0; i < e->n_slots; i++)
-        slot_stop(e->slots[i]);
+    for (int i = 0; i < e->n_models; i++)
+        replicas_stop(&e->models[i]);
     wait_for_callers(e);
-    for (int i = 0; i < e->n_slots; i++)
-        slot_destroy(e->slots[i]);
+    for (int i = 0; i < e->n_models; i++)
+        replicas_fini(&e->models[i]);
     user_writer_destroy(e->writer);
     users_fini(&e->users);
     seq_file_close(e->data);
@@ -95,19 +118,28 @@ void engine_drain(engine *e) {
     atomic_store(&e->is_closing, true);
 }
 
-slot *engine_slot(engine *e, int index) {
-    return index >= 0 && index < atomic_load(&e->n_slots) ? e->slots[index] : NULL;
+static replicas *find_replicas(engine *e, int index) {
+    return index >= 0 && index < atomic_load(&e->n_models) ? &e->models[index] : NULL;
+}
+
+slot *engine_slot(engine *e, int index, int replica) {
+    const replicas *r = find_replicas(e, index);
+    return r != NULL && replica >= 0 && replica < r->n ? r->slot[replica] : NULL;
 }
 
 int engine_n_models(engine *e) {
-    return atomic_load(&e->n_slots);
+    return atomic_load(&e->n_models);
+}
+
+int engine_n_replicas(engine *e) {
+    return e->n_devices;
 }
 
 int engine_find_model(engine *e, const char *name) {
     int found = -1, n = engine_n_models(e);
     if (name == NULL || name[0] == '\0') found = n > 0 ? 0 : -1;
     for (int i = 0; i < n && found < 0; i++)
-        if (strcmp(e->slots[i]->name, name) == 0) found = i;
+        if (strcmp(e->models[i].slot[0]->name, name) == 0) found = i;
     return found;
 }
 
@@ -127,28 +159,51 @@ static status check_name(const char *name) {
     return OK;
 }
 
-/* A slot for a new name, with its model. */
-static status add_slot(engine *e, const char *name, served *m) {
-    slot *s;
-    if (e->n_slots == ENGINE_MAX_MODELS)
+/* A new name, with its models. */
+static status add_model(engine *e, const char *name, served *const *m) {
+    replicas *r = &e->models[e->n_models];
+    if (e->n_models == ENGINE_MAX_MODELS)
         return fail(ERR_USAGE, "at most %d models can be served", ENGINE_MAX_MODELS);
-    TRY(slot_create(&s, name, e->config.max_queue, e->config.max_queue_bytes));
-    slot_set_model(s, m);
-    e->slots[e->n_slots] = s;
-    atomic_fetch_add(&e->n_slots, 1);
+    TRY(replicas_init(r, name, e->n_devices, e->config.max_queue, e->config.max_queue_bytes));
+    replicas_set_models(r, m);
+    atomic_fetch_add(&e->n_models, 1);
     return OK;
+}
+
+/* Opens the model on each device: the same checkpoint, even if a new one appears meanwhile.  A
+ * device that is lost may fail again: then its model is NULL. */
+static status open_replicas(engine *e, const replicas *old, const char *path, served **m) {
+    const trained *t = NULL; /* of the first one */
+    status st = OK;
+    for (int i = 0; i < e->n_devices; i++) {
+        engine_config c = e->config;
+        c.device = e->device[i];
+        st = served_open(&m[i], &c, t != NULL ? t->folder : path, e->data);
+        if (st != OK && (old == NULL || !slot_is_lost(old->slot[i], NULL))) return st;
+        if (st != OK) log_warn("replica %d (%s) stays lost: %s", i, c.device, status_reason());
+        if (st != OK) continue;
+        const trained *own = &m[i]->trained;
+        if (t == NULL) t = own;
+        if (own->origin.step != t->origin.step || own->engine.weight_hash != t->engine.weight_hash)
+            return fail(ERR_IO, "%s was replaced while it was opened; load it again", path);
+        snprintf(m[i]->path, sizeof m[i]->path, "%s", path);
+    }
+    return t != NULL ? OK : st;
 }
 
 /* Under the load lock. */
 static status load(engine *e, const char *name, const char *path) {
-    served *m;
-    slot *s = engine_slot(e, engine_find_model(e, name));
-    TRY(served_open(&m, &e->config, path, e->data));
-    status st = s != NULL ? served_checked(m) : add_slot(e, name, m);
-    if (st != OK)
-        served_drop(m);
-    else if (s != NULL)
-        slot_set_model(s, m);
+    served *m[ENGINE_MAX_REPLICAS] = {0};
+    replicas *r = find_replicas(e, engine_find_model(e, name));
+    status st = open_replicas(e, r, path, m);
+    for (int i = 0; i < e->n_devices && st == OK && r != NULL; i++)
+        if (m[i] != NULL) st = served_checked(m[i]);
+    if (st == OK && r == NULL)
+        st = add_model(e, name, m);
+    else if (st == OK)
+        replicas_set_models(r, m);
+    for (int i = 0; i < e->n_devices && st != OK; i++)
+        served_drop(m[i]);
     return st;
 }
 
@@ -160,36 +215,50 @@ status engine_load(engine *e, const char *name, const char *path) {
     return st;
 }
 
-static status find_slot(engine *e, int index, slot **out) {
-    *out = engine_slot(e, index);
+static status find_model(engine *e, int index, replicas **out) {
+    *out = find_replicas(e, index);
     return *out != NULL ? OK : fail(ERR_USAGE, "there is no model number %d", index);
 }
 
 /* A model with a reference. */
 static status keep_model(engine *e, int index, served **out) {
-    slot *s;
-    TRY(find_slot(e, index, &s));
-    *out = slot_keep_model(s);
+    replicas *r;
+    TRY(find_model(e, index, &r));
+    *out = slot_keep_model(replicas_first(r));
     return OK;
 }
 
 status engine_model(engine *e, int index, engine_model_info *out) {
     served *m;
+    size_t n = 0;
     TRY(keep_model(e, index, &m));
-    served_info(m, e->slots[index]->name, out);
+    served_info(m, e->models[index].slot[0]->name, out);
     served_drop(m);
+    for (int i = 0; i < e->n_devices && e->n_devices > 1; i++)
+        n += (size_t)snprintf(out->device + n, sizeof out->device - n, "%s%s", i > 0 ? "," : "",
+                              e->device[i]);
     return OK;
 }
 
 status engine_model_stats(engine *e, int index, engine_stats *out) {
-    slot *s;
-    TRY(find_slot(e, index, &s));
-    slot_stats(s, out);
+    replicas *r;
+    TRY(find_model(e, index, &r));
+    replicas_stats(r, out);
     pthread_mutex_lock(&e->users_lock);
     out->events_added = e->users.n_added;
     out->events_duplicate = e->users.n_duplicates;
     pthread_mutex_unlock(&e->users_lock);
     return OK;
+}
+
+bool engine_get_replica(engine *e, int index, int replica, engine_replica *out) {
+    slot *s = engine_slot(e, index, replica);
+    if (s == NULL) return false;
+    *out = (engine_replica){0};
+    out->is_lost = slot_is_lost(s, out->why);
+    snprintf(out->device, sizeof out->device, "%s", e->device[replica]);
+    slot_stats(s, &out->stats);
+    return true;
 }
 
 status engine_item_of(engine *e, int index, uint32_t number, engine_item *out) {
@@ -210,9 +279,8 @@ status engine_wait_checked(engine *e, int index) {
 }
 
 bool engine_is_checked(engine *e, int index) {
-    slot *s = engine_slot(e, index);
-    if (s == NULL) return true;
-    served *m = slot_keep_model(s);
+    served *m;
+    if (keep_model(e, index, &m) != OK) return true;
     bool is_checked = served_is_checked(m);
     served_drop(m);
     return is_checked;
@@ -220,10 +288,10 @@ bool engine_is_checked(engine *e, int index) {
 
 /* Counted as a caller inside, for engine_destroy. */
 static status call_slot(engine *e, int index, status (*fn)(served *m, void *ctx), void *ctx) {
-    slot *s;
-    TRY(find_slot(e, index, &s));
+    replicas *r;
+    TRY(find_model(e, index, &r));
     atomic_fetch_add(&e->n_inside, 1);
-    status st = slot_call(s, fn, ctx);
+    status st = slot_call(replicas_first(r), fn, ctx);
     atomic_fetch_sub(&e->n_inside, 1);
     return st;
 }
@@ -340,40 +408,58 @@ static slot_terms terms_of(const engine *e, const engine_request *r) {
     return t;
 }
 
+/* What chooses the replica: the user, or the first events of a history that comes without one. */
+static uint64_t key_of(const engine_request *r) {
+    enum { FIRST = 4 };
+    uint64_t key = 0;
+    id_text id;
+    if (r->has_user) return id_text_make(&id, &r->user, "") == OK ? hash64(id.text, id.n, 0) : 0;
+    for (size_t i = 0; i < r->n_history && i < FIRST; i++)
+        if (id_text_make(&id, &r->history[i].item, "") == OK) key = hash64(id.text, id.n, key + 1);
+    return key;
+}
+
 bool engine_has_time(engine *e, const engine_request *r, engine_answer *out) {
-    slot *s = engine_slot(e, r->model);
+    const replicas *of = find_replicas(e, r->model);
     slot_terms terms = terms_of(e, r);
+    int home;
     *out = (engine_answer){0};
-    if (s == NULL || slot_admits(s, &terms, out)) return true;
-    (void)refuse(s, r, out, ENGINE_OVERLOAD, NULL);
+    if (of == NULL || replicas_choose(of, 0, &terms, false, &home, out) != NULL) return true;
+    (void)refuse(of->slot[0], r, out, out->outcome, NULL);
     return false;
 }
 
-/* The job of a request; NULL: *out says why there is none. */
-static job *make_job(engine *e, slot *s, const engine_request *r, engine_answer *out) {
+/* The job of a request, and its slot; NULL: *out says why there is none. */
+static job *make_job(engine *e, const engine_request *r, engine_answer *out, slot **s) {
+    const replicas *of = find_replicas(e, r->model);
+    int home;
     job *j;
     *out = (engine_answer){0};
-    if (s == NULL) return refuse(s, r, out, ENGINE_NO_MODEL, "there is no such model");
+    if (of == NULL) return refuse(NULL, r, out, ENGINE_NO_MODEL, "there is no such model");
     if (atomic_load(&e->is_closing))
-        return refuse(s, r, out, ENGINE_CLOSING, "the server is shutting down");
+        return refuse(of->slot[0], r, out, ENGINE_CLOSING, "the server is shutting down");
     slot_terms terms = terms_of(e, r);
-    if (!r->was_asked && !slot_admits(s, &terms, out))
-        return refuse(s, r, out, ENGINE_OVERLOAD, NULL);
-    status st = prepare(e, s, r, out, &j);
-    if (st != OK) return refuse(s, r, out, outcome_of(st), status_reason());
+    uint64_t key = of->n > 1 ? key_of(r) : 0;
+    *s = replicas_choose(of, key, &terms, r->was_asked, &home, out);
+    if (*s == NULL) return refuse(of->slot[home], r, out, out->outcome, NULL);
+    *out = (engine_answer){0}; /* without the words of those that were full */
+    status st = prepare(e, *s, r, out, &j);
+    if (st != OK) return refuse(*s, r, out, outcome_of(st), status_reason());
     j->submit_ns = terms.arrived_ns;
     j->deadline_ns = terms.deadline_ns;
     j->has_deadline = terms.deadline_ns > 0;
     j->was_admitted = r->was_asked || !j->has_deadline; /* else its own cost counts */
     j->bytes = j->arena->used_bytes;
+    j->key = key;
+    j->home = home;
     return j;
 }
 
 void engine_submit(engine *e, const engine_request *r, engine_answer *out, engine_done done,
                    void *ctx) {
+    slot *s;
     atomic_fetch_add(&e->n_inside, 1);
-    slot *s = engine_slot(e, r->model);
-    job *j = make_job(e, s, r, out);
+    job *j = make_job(e, r, out, &s);
     if (j != NULL) {
         j->done = done;
         j->is_gone = r->is_gone;
@@ -387,10 +473,36 @@ void engine_submit(engine *e, const engine_request *r, engine_answer *out, engin
     atomic_fetch_sub(&e->n_inside, 1);
 }
 
+static void wake_asker(void *done, engine_answer *a) {
+    (void)a;
+    sem_post(done);
+}
+
+static void wait_for(sem_t *done) {
+    while (sem_wait(done) != 0) /* a signal came */
+        ;
+    sem_destroy(done);
+}
+
+/* With several replicas a job may be answered by another slot than the one it was given to. */
+static void ask_any(engine *e, const engine_request *r, engine_answer *out) {
+    engine_request own = *r;
+    sem_t done;
+    sem_init(&done, 0, 0);
+    own.may_run = true;
+    own.is_gone = NULL;
+    engine_submit(e, &own, out, wake_asker, &done);
+    wait_for(&done);
+}
+
 void engine_ask(engine *e, const engine_request *r, engine_answer *out) {
+    slot *s;
+    if (e->n_devices > 1) {
+        ask_any(e, r, out);
+        return;
+    }
     atomic_fetch_add(&e->n_inside, 1);
-    slot *s = engine_slot(e, r->model);
-    job *j = make_job(e, s, r, out);
+    job *j = make_job(e, r, out, &s);
     if (j != NULL) {
         j->is_left = j->m->is_ranking;
         if (j->is_left) out->memory->job = j;
@@ -429,7 +541,7 @@ void engine_answer_release(engine_answer *a) {
 static int keep_models(engine *e, served **out) {
     int n = engine_n_models(e);
     for (int i = 0; i < n; i++)
-        out[i] = slot_keep_model(engine_slot(e, i));
+        (void)keep_model(e, i, &out[i]);
     return n;
 }
 
@@ -473,20 +585,9 @@ static status check_change(engine *e, engine_change *c) {
     return st;
 }
 
-/* A caller that waits for its change. */
-typedef struct waiting {
-    pthread_mutex_t lock;
-    pthread_cond_t done;
-    bool is_done;
-} waiting;
-
-static void wake(void *context, engine_change *c) {
-    waiting *w = context;
+static void wake_changer(void *done, engine_change *c) {
     (void)c;
-    pthread_mutex_lock(&w->lock);
-    w->is_done = true;
-    pthread_cond_signal(&w->done);
-    pthread_mutex_unlock(&w->lock);
+    sem_post(done);
 }
 
 void engine_submit_change(engine *e, engine_change *c, engine_change_done done, void *ctx) {
@@ -502,12 +603,10 @@ void engine_submit_change(engine *e, engine_change *c, engine_change_done done, 
 }
 
 static status run_change(engine *e, engine_change *c) {
-    waiting w = {.lock = PTHREAD_MUTEX_INITIALIZER, .done = PTHREAD_COND_INITIALIZER};
-    engine_submit_change(e, c, wake, &w);
-    pthread_mutex_lock(&w.lock);
-    while (!w.is_done)
-        pthread_cond_wait(&w.done, &w.lock);
-    pthread_mutex_unlock(&w.lock);
+    sem_t done;
+    sem_init(&done, 0, 0);
+    engine_submit_change(e, c, wake_changer, &done);
+    wait_for(&done);
     return c->st == OK ? OK : failure_restore(&c->why);
 }
 
@@ -604,8 +703,7 @@ status engine_get_user(engine *e, engine_id user, size_t first, size_t n, engine
     TRY(id_text_make(&id, &user, "the user"));
     TRY(MEM_NEW(&out->memory, 1));
     arena_init(&out->memory->arena, 1 << 12);
-    slot *of_items = engine_slot(e, 0);
-    if (of_items != NULL) out->memory->model = slot_keep_model(of_items);
+    if (engine_n_models(e) > 0) (void)keep_model(e, 0, &out->memory->model);
     pthread_mutex_lock(&e->users_lock);
     status st = read_user(e, &id, first, n, out);
     pthread_mutex_unlock(&e->users_lock);

@@ -15,7 +15,10 @@
  * limit or its deadline, or the queue is full (job_queue.h).
  *
  * Reloading opens the new model beside the old one and replaces it between two batches: no request
- * fails.  Answers keep the model they came from until they are released. */
+ * fails.  Answers keep the model they came from until they are released.
+ *
+ * With several devices each model has a replica on each of them, with a queue, a worker and a cache
+ * of its own (replicas.h); users and their events are the engine's, once. */
 #ifndef HSTU_SERVE_ENGINE_ENGINE_H
 #define HSTU_SERVE_ENGINE_ENGINE_H
 
@@ -31,6 +34,7 @@ typedef struct engine engine;
 enum {
     ENGINE_ID_BYTES = 255, /* of an id, at most */
     ENGINE_MAX_MODELS = 16,
+    ENGINE_MAX_REPLICAS = 16,
     ENGINE_MAX_K = 1024,
     ENGINE_MAX_COLUMNS = 64,
     ENGINE_ERROR_BYTES = 512,
@@ -58,8 +62,9 @@ typedef struct engine_event {
 
 typedef struct engine_config {
     const char *data;      /* prepared data with users' histories to start with; NULL: none */
-    const char *device;    /* "auto", "cpu", "cuda", "cuda:N" */
-    int n_threads;         /* of the CPU's pool of each model; 0: as many as there are cores */
+    const char *device;    /* "auto", "cpu", "cuda", "cuda:N"; or several, "cuda:0,cuda:1": a
+                              replica of each model on each; what follows is of each replica */
+    int n_threads;         /* of the CPU's pool of each model; 0: its share of the cores */
     int32_t max_batch;     /* requests of a batch; 0: as an engine folder says, else 64 */
     int32_t max_tokens;    /* computed tokens of a batch; 0: likewise, else 8192; never less than
                               one request needs */
@@ -103,11 +108,11 @@ bool engine_is_checked(engine *e, int model); /* it would not wait */
 
 typedef struct engine_model_info {
     char name[64];
-    char version[64]; /* grows with each load: "1", "2"; a decimal number */
-    char path[1024];  /* as it was given */
-    char device[64];
-    char task[16]; /* "retrieval" or "ranking" */
-    uint64_t step; /* of the checkpoint */
+    char version[64];                      /* grows with each load: "1", "2"; a decimal number */
+    char path[1024];                       /* as it was given */
+    char device[ENGINE_MAX_REPLICAS * 16]; /* of all replicas: "cuda:0,cuda:1" */
+    char task[16];                         /* "retrieval" or "ranking" */
+    uint64_t step;                         /* of the checkpoint */
     uint64_t n_items;
     int32_t dim;
     int32_t max_history; /* events that the model reads */
@@ -128,7 +133,7 @@ typedef struct engine_model_info {
     bool has_fp8_kv;
     double fp8_error;      /* largest change of a result, in units of the largest one, of a
                               history that was tried when the model was loaded */
-    uint64_t memory_bytes; /* weights, activations and cache */
+    uint64_t memory_bytes; /* weights, activations and cache; of each replica */
     double load_s;
 } engine_model_info;
 
@@ -378,7 +383,7 @@ status engine_item_of(engine *e, int model, uint32_t number, engine_item *out);
 typedef struct engine_times {
     uint64_t count[ENGINE_BUCKETS + 1];
     uint64_t n;
-    double sum_s;
+    uint64_t sum_ns;
 } engine_times;
 double engine_bucket_s(int i); /* 0.0001, 0.00016, 0.00025, 0.0004, 0.00063, 0.001, ... 10 */
 int engine_bucket_of(uint64_t ns);
@@ -389,7 +394,8 @@ const char *engine_stage_name(engine_stage s); /* "queue", "build", "layers", "h
 typedef struct engine_stats {
     uint64_t requests[2][ENGINE_FAILED + 1]; /* by task and outcome */
     uint64_t n_late;                         /* began after their deadlines */
-    double wait_limit_s; /* longest predicted wait of those that name no deadline */
+    uint64_t n_moved; /* taken over, as the user's own replica was full or lost */
+    uint64_t n_up;    /* replicas that are not lost */
     uint64_t n_batches, batch_requests, batch_tokens; /* sums */
     uint64_t tokens_reused, tokens_computed;
     uint64_t tokens_device,
@@ -402,9 +408,20 @@ typedef struct engine_stats {
     uint64_t queue_requests, queue_tokens; /* now */
     uint64_t events_added, events_duplicate, reloads;
     engine_times stages[ENGINE_STAGES];
-    engine_times total; /* from submission to answer */
+    engine_times total;  /* from submission to answer */
+    double wait_limit_s; /* longest predicted wait of those that name no deadline */
 } engine_stats;
 status engine_model_stats(engine *e, int model, engine_stats *out); /* users' counts are of all */
+
+/* One replica of a model. */
+typedef struct engine_replica {
+    char device[64];
+    bool is_lost; /* its device failed: it gets no requests until a load opens it again, */
+    char why[ENGINE_ERROR_BYTES];
+    engine_stats stats; /* without users' counts */
+} engine_replica;
+int engine_n_replicas(engine *e);                                                /* of each model */
+bool engine_get_replica(engine *e, int model, int replica, engine_replica *out); /* if there is */
 
 /* A page of the cache, for its map. */
 typedef struct engine_page {

@@ -474,6 +474,19 @@ status job_make(job **out, engine_answer *answer, const engine_request *r, const
     return OK;
 }
 
+void job_move(job *j, served *to) {
+    infer_query *q = &j->q;
+    j->m = j->out->memory->model = to;
+    j->out->columns = to->infer.columns.names;
+    j->out->error[0] = '\0';
+    j->out->retry_after_s = 0;
+    j->out->tokens_loaded = 0;
+    j->path = (kv_path){.page = j->path.page};
+    j->named = NULL; /* their titles are the old model's */
+    q->n_computed = q->n_reused = q->n_logits = 0;
+    if (q->events.n > 0) q->n_best = 0; /* else the popular items are there already */
+}
+
 /* The items of an answer, from the results of its job. */
 
 status job_answer_items(job *j) {

@@ -50,6 +50,8 @@ typedef struct job {
     bool is_done;      /* under the slot's lock */
     int priority;
     uint64_t order;
+    uint64_t key; /* of its user, for the choice of a replica, */
+    int home;     /* which is this one where nothing is full or lost */
 } job;
 
 static inline job *job_of(const infer_query *q) {
@@ -65,6 +67,10 @@ typedef struct job_users {
 /* Makes a job for an answer that has its model.  ERR_USAGE: what is wrong with the request;
  * ERR_UNSUPPORTED: the model cannot do it. */
 status job_make(job **out, engine_answer *answer, const engine_request *r, const job_users *from);
+
+/* Makes a job one of another replica of its model, with the reference to it; that to the old one is
+ * the caller's.  Whatever a failed run has left is forgotten. */
+void job_move(job *j, served *to);
 
 /* Tokens that a job adds to a batch, at most. */
 static inline int32_t job_tokens(const job *j) {

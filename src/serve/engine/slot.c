@@ -4,7 +4,9 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/log.h"
 #include "base/thread.h"
+#include "serve/engine/replicas.h"
 
 double engine_bucket_s(int i) {
     static const double step[5] = {1, 1.6, 2.5, 4, 6.3}, decade[] = {1e-4, 1e-3, 1e-2, .1, 1, 10};
@@ -22,7 +24,7 @@ int engine_bucket_of(uint64_t ns) {
 static void add_time(engine_times *t, uint64_t ns) {
     t->count[engine_bucket_of(ns)]++;
     t->n++;
-    t->sum_s += (double)ns / 1e9;
+    t->sum_ns += ns;
 }
 
 void slot_count(slot *s, engine_task task, engine_outcome outcome) {
@@ -329,6 +331,28 @@ static void end_turn(slot *s) {
     if (s->n_waiting > 0 || s->queue.n > 0) pthread_cond_broadcast(&s->changed);
 }
 
+/* The failed batch and all that waits go to other replicas; nothing is enqueued here any more. */
+static void give_up(slot *s, taken *t) {
+    pthread_mutex_lock(&s->lock);
+    s->is_lost = true;
+    snprintf(s->why, sizeof s->why, "replica %d (%s) of %s is lost: %.350s", s->place,
+             t->jobs[0]->m->compute.be->name, s->name, t->jobs[0]->out->error);
+    job_queue_end(&s->queue, 0, clock_ns());
+    pthread_mutex_unlock(&s->lock);
+    log_warn("%s; the others take its requests, until a reload opens it again", s->why);
+    while (t->n > 0) {
+        for (int32_t i = 0; i < t->n; i++) {
+            t->jobs[i]->was_admitted = true;
+            if (replicas_move(s->all, s, t->jobs[i])) continue;
+            memcpy(t->jobs[i]->out->error, s->why, sizeof s->why);
+            answer(s, t->jobs[i], ENGINE_FAILED);
+        }
+        pthread_mutex_lock(&s->lock);
+        t->n = job_queue_take(&s->queue, clock_ns(), t->jobs, SLOT_MAX_TAKEN);
+        pthread_mutex_unlock(&s->lock);
+    }
+}
+
 static void run_taken(slot *s, taken *t) {
     run_report report;
     status st = served_checked(t->jobs[0]->m); /* not a part of the time that is learnt below */
@@ -340,6 +364,11 @@ static void run_taken(slot *s, taken *t) {
     pthread_mutex_unlock(&s->lock);
     if (st == OK) st = run_jobs(t->jobs[0]->m, t->jobs, t->n, &report);
     if (st != OK) fail_jobs(t);
+    backend *be = t->jobs[0]->m->compute.be;
+    if (st != OK && s->all->n > 1 && be->ops->sync(be) != OK) {
+        give_up(s, t);
+        return;
+    }
     pthread_mutex_lock(&s->lock);
     uint64_t end = clock_ns();
     job_queue_end(&s->queue, st == OK ? t->n : 0, end);
@@ -409,7 +438,15 @@ static engine_outcome ask_queue(slot *s, job *j, uint64_t now) {
     return refuse(j, v, predicted_s - (double)(int64_t)(j->deadline_ns - now) / 1e9);
 }
 
-bool slot_admits(slot *s, const slot_terms *t, engine_answer *out) {
+bool slot_is_lost(slot *s, char why[ENGINE_ERROR_BYTES]) {
+    pthread_mutex_lock(&s->lock);
+    bool is_lost = s->is_lost;
+    if (is_lost && why != NULL) memcpy(why, s->why, sizeof s->why);
+    pthread_mutex_unlock(&s->lock);
+    return is_lost;
+}
+
+engine_outcome slot_admits(slot *s, const slot_terms *t, engine_answer *out) {
     pthread_mutex_lock(&s->lock);
     job any = {.m = s->model,
                .submit_ns = t->arrived_ns,
@@ -418,9 +455,9 @@ bool slot_admits(slot *s, const slot_terms *t, engine_answer *out) {
                .priority = t->priority,
                .flops = job_queue_flops(&s->queue),
                .out = out};
-    bool is_fine = ask_queue(s, &any, clock_ns()) == ENGINE_OK;
+    engine_outcome outcome = s->is_lost ? ENGINE_FAILED : ask_queue(s, &any, clock_ns());
     pthread_mutex_unlock(&s->lock);
-    return is_fine;
+    return outcome;
 }
 
 /* Who runs a batch. */
@@ -457,18 +494,23 @@ static void *worker(void *argument) {
 
 /* Under the lock. */
 static engine_outcome enqueue(slot *s, job *j, uint64_t now) {
-    engine_outcome outcome = s->is_stopping ? ENGINE_CLOSING : ask_queue(s, j, now);
+    engine_outcome outcome = s->is_lost       ? ENGINE_FAILED
+                             : s->is_stopping ? ENGINE_CLOSING
+                                              : ask_queue(s, j, now);
+    if (s->is_lost) memcpy(j->out->error, s->why, sizeof s->why);
     if (outcome != ENGINE_OK) return outcome;
     bool is_first = s->queue.n == 0 && !s->is_running;
     if (job_queue_push(&s->queue, j) != OK) {
         snprintf(j->out->error, sizeof j->out->error, "%s", status_reason());
         return ENGINE_FAILED;
     }
+    s->stats.n_moved += j->home != s->place;
     if (is_first) s->begin_ns = now + (uint64_t)(s->queue.batch_s * 1e9);
     return ENGINE_OK;
 }
 
-void slot_submit(slot *s, job *j, bool may_run) {
+/* Enqueues a job, and runs it or wakes who does. */
+static engine_outcome put(slot *s, job *j, bool may_run) {
     uint64_t now = clock_ns();
     bool wakes = false;
     pthread_mutex_lock(&s->lock);
@@ -482,7 +524,20 @@ void slot_submit(slot *s, job *j, bool may_run) {
     }
     pthread_mutex_unlock(&s->lock);
     if (wakes) pthread_cond_broadcast(&s->changed);
-    if (outcome != ENGINE_OK) answer(s, j, outcome);
+    return outcome;
+}
+
+void slot_submit(slot *s, job *j, bool may_run) {
+    engine_outcome outcome = put(s, j, may_run);
+    if (outcome != ENGINE_OK && !replicas_move(s->all, s, j)) answer(s, j, outcome);
+}
+
+bool slot_take_over(slot *s, job *j) {
+    served *m = slot_keep_model(s), *before = j->m;
+    bool is_fit = m->version == before->version && !slot_is_lost(s, NULL);
+    if (is_fit) job_move(j, m);
+    served_drop(is_fit ? before : m);
+    return is_fit && put(s, j, false) == ENGINE_OK;
 }
 
 void slot_ask(slot *s, job *j) {
@@ -572,9 +627,8 @@ served *slot_keep_model(slot *s) {
 void slot_set_model(slot *s, served *m) {
     pthread_mutex_lock(&s->lock);
     served *old = s->model;
-    m->version = ++s->n_loads;
-    snprintf(m->version_text, sizeof m->version_text, "%llu", (unsigned long long)m->version);
     s->model = m;
+    s->is_lost = false;
     s->stats.reloads += old != NULL;
     s->stats.kv_pages_free = m->cache != NULL ? m->store.n_pages : 0;
     s->stats.kv_pages_used = s->stats.kv_pages_pinned = 0;
@@ -588,6 +642,7 @@ void slot_set_model(slot *s, served *m) {
 void slot_stats(slot *s, engine_stats *out) {
     pthread_mutex_lock(&s->lock);
     *out = s->stats;
+    out->n_up = !s->is_lost;
     out->queue_requests = s->queue.n;
     out->queue_tokens = (uint64_t)s->queue.load.tokens;
     out->wait_limit_s = job_queue_limit(&s->queue);

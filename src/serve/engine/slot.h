@@ -24,6 +24,8 @@ enum { SLOT_MAX_TAKEN = 4096 }; /* a batch at most */
 
 typedef struct slot {
     char name[64];
+    const struct replicas *all; /* of its model, of which it is number `place` */
+    int place;
     pthread_mutex_t lock;   /* of everything below */
     pthread_cond_t changed; /* a batch may begin, or a batch or call has ended */
     int n_waiting;          /* threads waiting on it, without the worker */
@@ -32,8 +34,9 @@ typedef struct slot {
     bool is_running; /* a batch or a call */
     int n_calls;     /* waiting calls */
     bool was_call;   /* the last turn was a call: the next one is a batch */
-    served *model;   /* the current one: a reference */
-    uint64_t n_loads;
+    bool is_lost;    /* the device does not compute any more (replicas.h), */
+    char why[ENGINE_ERROR_BYTES];
+    served *model; /* the current one: a reference */
     job_queue queue;
     uint64_t begin_ns;          /* when a batch of fewer jobs than the last may begin */
     size_t n_last;              /* jobs of the last busy period, until the queue was empty */
@@ -49,7 +52,7 @@ void slot_destroy(slot *s); /* stops it; nobody may be inside; NULL is fine */
 
 /* The current model, with a reference for the caller. */
 served *slot_keep_model(slot *s);
-/* Replaces it; takes the caller's reference. */
+/* Replaces it; takes the caller's reference.  A lost device is used again. */
 void slot_set_model(slot *s, served *m);
 
 /* Calls fn between two batches, while nothing else computes, on the caller's thread. */
@@ -61,22 +64,30 @@ typedef struct slot_terms {
     int priority;
 } slot_terms;
 
-/* Decides on a request before any work is done for it, by the average cost of a job.  False: *out
- * says why. */
-bool slot_admits(slot *s, const slot_terms *t, engine_answer *out);
+/* Decides on a request before any work is done for it, by the average cost of a job.
+ * ENGINE_OVERLOAD: *out says why; ENGINE_FAILED: the device is lost. */
+engine_outcome slot_admits(slot *s, const slot_terms *t, engine_answer *out);
 
-/* Enqueues a job that has its terms.  It is answered, or refused unless j->was_admitted.  may_run:
- * this thread may run a batch before this returns. */
+/* Whether its device is lost, and why, unless `why` is NULL. */
+bool slot_is_lost(slot *s, char why[ENGINE_ERROR_BYTES]);
+
+/* Enqueues a job that has its terms.  It is answered, or refused unless j->was_admitted; what this
+ * slot cannot take, another replica may.  may_run: this thread may run a batch before this
+ * returns. */
 void slot_submit(slot *s, job *j, bool may_run);
-/* The same for a job without `done`; returns when it is answered. */
+/* The same for a job without `done` and a single replica; returns when it is answered. */
 void slot_ask(slot *s, job *j);
+
+/* Enqueues a job of another replica, which becomes one of this slot's model, if that has the same
+ * version.  False: it is refused, and still the caller's. */
+bool slot_take_over(slot *s, job *j);
 
 /* Counts a request that never became a job. */
 void slot_count(slot *s, engine_task task, engine_outcome outcome);
 
 void slot_stats(slot *s, engine_stats *out);
 
-/* A model's slot of an engine; NULL: there is none. */
-slot *engine_slot(engine *e, int index);
+/* A slot of an engine; NULL: there is none. */
+slot *engine_slot(engine *e, int model, int replica);
 
 #endif

@@ -63,7 +63,7 @@ engine_times metrics_ask_times(server_metrics *m);
 uint64_t metrics_n_requests(server_metrics *m);
 
 /* All metrics of a server, as text. */
-status metrics_write(server *s, buf *out);
+status metrics_write(server *s, arena *memory, buf *out);
 
 enum { MAX_PARTS = 8, PART_BYTES = 512, MAX_WATCHERS = 8, REQUEST_ID_BYTES = 65 };
 
@@ -135,6 +135,9 @@ bool call_fail(call *c, int code, const char *fmt, ...) PRINTF_LIKE(3, 4);
 
 /* Answers for a failed function: its reason, and the code that its status means. */
 void call_fail_status(call *c, status st);
+
+/* Whether the server and these models answer requests; false: the call is answered 503. */
+bool call_is_ready(call *c, int first, int end);
 
 /* Whether its key has a role; false: it is answered. */
 bool call_may(call *c, unsigned role);

@@ -262,15 +262,13 @@ void serve_kserve_live(call *c) {
 }
 
 void serve_kserve_ready(call *c) {
-    if (atomic_load(&c->s->is_ready))
-        reply_flag(c, NULL, "ready");
-    else
-        call_fail(c, 503, "not ready: the server is starting or stopping");
+    if (call_is_ready(c, 0, engine_n_models(c->s->engine))) reply_flag(c, NULL, "ready");
 }
 
 void serve_kserve_model_ready(call *c) {
     engine_model_info m;
-    if (call_path_model(c, &m) >= 0) reply_flag(c, m.name, "ready");
+    int model = call_path_model(c, &m);
+    if (model >= 0 && call_is_ready(c, model, model + 1)) reply_flag(c, m.name, "ready");
 }
 
 /* A tensor of a model's metadata; is_config: as Triton's model configuration describes it. */
@@ -337,10 +335,10 @@ void serve_kserve_config(call *c) {
     call_end(c, OK);
 }
 
-static void write_duration(json_writer *w, const char *key, uint64_t count, double seconds) {
+static void write_duration(json_writer *w, const char *key, uint64_t count, uint64_t ns) {
     json_key_object(w, key);
     json_key_int(w, "count", (int64_t)count);
-    json_key_int(w, "ns", (int64_t)(seconds * 1e9));
+    json_key_int(w, "ns", (int64_t)ns);
     json_object_close(w);
 }
 
@@ -355,12 +353,12 @@ static void write_stats(json_writer *w, const engine_model_info *m, const engine
                 FIELD("inference_count", s->batch_requests),
                 FIELD("execution_count", s->n_batches));
     json_key_object(w, "inference_stats");
-    write_duration(w, "success", n_ok, s->total.sum_s);
+    write_duration(w, "success", n_ok, s->total.sum_ns);
     write_duration(w, "fail", n_bad, 0);
-    write_duration(w, "queue", s->stages[STAGE_QUEUE].n, s->stages[STAGE_QUEUE].sum_s);
-    write_duration(w, "compute_input", s->stages[STAGE_BUILD].n, s->stages[STAGE_BUILD].sum_s);
-    write_duration(w, "compute_infer", s->stages[STAGE_LAYERS].n, s->stages[STAGE_LAYERS].sum_s);
-    write_duration(w, "compute_output", s->stages[STAGE_HEAD].n, s->stages[STAGE_HEAD].sum_s);
+    write_duration(w, "queue", s->stages[STAGE_QUEUE].n, s->stages[STAGE_QUEUE].sum_ns);
+    write_duration(w, "compute_input", s->stages[STAGE_BUILD].n, s->stages[STAGE_BUILD].sum_ns);
+    write_duration(w, "compute_infer", s->stages[STAGE_LAYERS].n, s->stages[STAGE_LAYERS].sum_ns);
+    write_duration(w, "compute_output", s->stages[STAGE_HEAD].n, s->stages[STAGE_HEAD].sum_ns);
     json_object_close(w);
     json_key_array(w, "batch_stats");
     json_array_close(w);

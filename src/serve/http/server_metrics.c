@@ -53,7 +53,7 @@ static void add_times(engine_times *t, server_metrics *m, int of) {
             t->count[b] += n;
             t->n += n;
         }
-        t->sum_s += (double)get(&m->shard[i].sum_ns[of]) / 1e9;
+        t->sum_ns += get(&m->shard[i].sum_ns[of]);
     }
 }
 
@@ -96,7 +96,8 @@ static status write_times(buf *out, const char *name, const char *of, const engi
     /* The last comma goes where no label follows. */
     int n = n_of > 0 ? (int)n_of - 1 : 0;
     const char *open = n > 0 ? "{" : "", *close = n > 0 ? "}" : "";
-    TRY(buf_printf(out, "hstu_%s_sum%s%.*s%s %.9g\n", name, open, n, of, close, t->sum_s));
+    TRY(buf_printf(out, "hstu_%s_sum%s%.*s%s %.9g\n", name, open, n, of, close,
+                   (double)t->sum_ns / 1e9));
     return buf_printf(out, "hstu_%s_count%s%.*s%s %" PRIu64 "\n", name, open, n, of, close, sum);
 }
 
@@ -125,22 +126,22 @@ static status write_requests(server_metrics *m, buf *out) {
     return OK;
 }
 
-/* What is known of every model, read once for a scrape. */
+/* What is known of every replica of every model, read once for a scrape. */
 typedef struct model_facts {
     engine_model_info info;
     engine_stats stats;
+    char of[192]; /* labels: the model and, where it has several, the replica */
 } model_facts;
 
 static status write_stages(server_metrics *m, const model_facts *f, int n, buf *out) {
-    char of[160];
+    char of[256];
     engine_times parse = times_of(m, TIME_PARSE), write = times_of(m, TIME_WRITE);
     TRY(head(out, "stage_seconds", "histogram", "Time of the stages of a request."));
     TRY(write_times(out, "stage_seconds", "stage=\"parse\",", &parse));
     TRY(write_times(out, "stage_seconds", "stage=\"write\",", &write));
     for (int i = 0; i < n; i++)
         for (engine_stage s = 0; s < ENGINE_STAGES; s++) {
-            snprintf(of, sizeof of, "model=\"%.63s\",stage=\"%s\",", f[i].info.name,
-                     engine_stage_name(s));
+            snprintf(of, sizeof of, "%s,stage=\"%s\",", f[i].of, engine_stage_name(s));
             TRY(write_times(out, "stage_seconds", of, &f[i].stats.stages[s]));
         }
     return OK;
@@ -160,6 +161,9 @@ typedef struct line {
 static const line lines[] = {
     {"queue_tokens", "gauge", "Tokens that wait.", "", "", AT(queue_tokens), false},
     {"queue_requests", "gauge", "Requests that wait.", "", "", AT(queue_requests), false},
+    {"replica_up", "gauge", "0 once the device of a replica is lost.", "", "", AT(n_up), false},
+    {"moved_total", "counter", "Requests taken over from a replica that was full or lost.", "", "",
+     AT(n_moved), false},
     {"late_total", "counter", "Admitted requests that began after their deadlines.", "", "",
      AT(n_late), false},
     {"wait_limit_seconds", "gauge",
@@ -195,7 +199,7 @@ static status write_line(const line *l, const model_facts *f, buf *out) {
     uint64_t count = 0;
     double value = 0;
     memcpy(l->is_double ? (void *)&value : (void *)&count, at, 8);
-    TRY(buf_printf(out, "hstu_%s%s{model=\"%s\"%s} ", l->name, l->suffix, f->info.name, l->labels));
+    TRY(buf_printf(out, "hstu_%s%s{%s%s} ", l->name, l->suffix, f->of, l->labels));
     return l->is_double ? buf_printf(out, "%g\n", value) : buf_printf(out, "%" PRIu64 "\n", count);
 }
 
@@ -234,16 +238,17 @@ static status write_rejected(server_metrics *m, const model_facts *f, int n, buf
 }
 
 static status write_models(engine *e, const model_facts *f, int n, buf *out) {
+    engine_stats all;
     TRY(head(out, "model_info", "gauge", "The models and their versions."));
     for (int i = 0; i < n; i++)
-        TRY(buf_printf(out, "hstu_model_info{model=\"%s\",version=\"%s\",task=\"%s\"} 1\n",
-                       f[i].info.name, f[i].info.version, f[i].info.task));
+        TRY(buf_printf(out, "hstu_model_info{%s,version=\"%s\",task=\"%s\"} 1\n", f[i].of,
+                       f[i].info.version, f[i].info.task));
     TRY(put(out, "users", "", engine_n_users(e), "gauge", "Users whose histories are known."));
     if (n == 0) return OK;
-    TRY(put(out, "events_total", "{result=\"added\"}", f[0].stats.events_added, "counter",
+    TRY(engine_model_stats(e, 0, &all));
+    TRY(put(out, "events_total", "{result=\"added\"}", all.events_added, "counter",
             "Events received, by what became of them."));
-    return put(out, "events_total", "{result=\"duplicate\"}", f[0].stats.events_duplicate, NULL,
-               NULL);
+    return put(out, "events_total", "{result=\"duplicate\"}", all.events_duplicate, NULL, NULL);
 }
 
 static status write_state(engine *e, buf *out) {
@@ -261,16 +266,27 @@ static status write_state(engine *e, buf *out) {
                "Erased users whose rows are still on disk.");
 }
 
-status metrics_write(server *s, buf *out) {
-    static _Thread_local model_facts facts[ENGINE_MAX_MODELS];
+static status read_facts(engine *e, int model, int replica, model_facts *f) {
+    engine_replica r;
+    TRY(engine_model(e, model, &f->info));
+    (void)engine_get_replica(e, model, replica, &r);
+    f->stats = r.stats;
+    int n = snprintf(f->of, sizeof f->of, "model=\"%s\"", f->info.name);
+    if (engine_n_replicas(e) > 1)
+        snprintf(f->of + n, sizeof f->of - (size_t)n, ",replica=\"%d\",device=\"%.60s\"", replica,
+                 r.device);
+    return OK;
+}
+
+status metrics_write(server *s, arena *memory, buf *out) {
     server_metrics *m = &s->metrics;
-    int n = engine_n_models(s->engine);
+    int n_replicas = engine_n_replicas(s->engine), n = engine_n_models(s->engine) * n_replicas;
     http_stats h = http_get_stats(s->http);
+    model_facts *facts;
+    TRY(ARENA_NEW(memory, &facts, (size_t)n));
     TRY(write_requests(m, out));
-    for (int i = 0; i < n; i++) {
-        TRY(engine_model(s->engine, i, &facts[i].info));
-        TRY(engine_model_stats(s->engine, i, &facts[i].stats));
-    }
+    for (int i = 0; i < n; i++)
+        TRY(read_facts(s->engine, i / n_replicas, i % n_replicas, &facts[i]));
     TRY(write_stages(m, facts, n, out));
     TRY(write_lines(facts, n, out));
     TRY(write_rejected(m, facts, n, out));

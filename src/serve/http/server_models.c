@@ -31,6 +31,22 @@ static void write_model(json_writer *w, const server *s, int i, const engine_mod
     }
 }
 
+static void write_replicas(json_writer *w, engine *e, int model) {
+    engine_replica r;
+    json_key_array(w, "replicas");
+    for (int i = 0; engine_get_replica(e, model, i, &r); i++) {
+        json_object_open(w);
+        JSON_FIELDS(w, FIELD("device", r.device), FIELD("is_lost", r.is_lost),
+                    FIELD("requests", r.stats.batch_requests), FIELD("moved", r.stats.n_moved),
+                    FIELD("queue_requests", r.stats.queue_requests),
+                    FIELD("kv_pages_used", r.stats.kv_pages_used),
+                    FIELD("kv_pages_free", r.stats.kv_pages_free));
+        if (r.is_lost) json_key_string(w, "why", r.why);
+        json_object_close(w);
+    }
+    json_array_close(w);
+}
+
 /* Names of a model's columns are valid while it is not replaced. */
 void serve_models(call *c) {
     json_writer *w = call_begin(c);
@@ -43,6 +59,7 @@ void serve_models(call *c) {
         if (st != OK) break;
         json_object_open(w);
         write_model(w, c->s, i, &m);
+        write_replicas(w, c->s->engine, i);
         json_object_close(w);
     }
     json_array_close(w);
@@ -70,14 +87,28 @@ void serve_reload(call *c) {
         call_fail(c, 500, "the old version stays: %s", status_reason());
 }
 
+bool call_is_ready(call *c, int first, int end) {
+    if (!atomic_load(&c->s->is_ready))
+        return call_fail(c, 503, "not ready: the server is starting or stopping");
+    engine_stats s;
+    for (int i = first; i < end; i++)
+        if (engine_model_stats(c->s->engine, i, &s) == OK && s.n_up == 0)
+            return call_fail(c, 503, "not ready: all devices are lost; restart the server");
+    return true;
+}
+
 void serve_health(call *c) {
-    if (!atomic_load(&c->s->is_ready)) {
-        call_fail(c, 503, "not ready: the server is starting or stopping");
-        return;
-    }
+    engine *e = c->s->engine;
+    engine_replica r;
+    if (!call_is_ready(c, 0, engine_n_models(e))) return;
     json_writer *w = call_begin(c);
-    JSON_FIELDS(w, FIELD("status", "ok"), FIELD("models", engine_n_models(c->s->engine)),
+    JSON_FIELDS(w, FIELD("status", "ok"), FIELD("models", engine_n_models(e)),
                 FIELD("durable", (bool)(c->s->set.engine.state != NULL)));
+    json_key_array(w, "lost"); /* the others answer */
+    for (int i = 0; i < engine_n_models(e); i++)
+        for (int k = 0; engine_get_replica(e, i, k, &r); k++)
+            if (r.is_lost) json_string(w, r.why);
+    json_array_close(w);
     call_end(c, OK);
 }
 
@@ -113,7 +144,7 @@ void serve_status(call *c) {
 }
 
 void serve_metrics_text(call *c) {
-    status st = metrics_write(c->s, &c->body);
+    status st = metrics_write(c->s, &c->memory, &c->body);
     if (st == OK)
         call_reply(c, 200, "text/plain; version=0.0.4; charset=utf-8");
     else

@@ -66,7 +66,7 @@ void serve_page(call *c) {
 static void write_times(json_writer *w, const char *key, const engine_times *t) {
     json_key_object(w, key);
     json_key_int(w, "n", (int64_t)t->n);
-    json_key_double(w, "sum_s", t->sum_s);
+    json_key_double(w, "sum_s", (double)t->sum_ns / 1e9);
     json_key_array(w, "count");
     for (int i = 0; i <= ENGINE_BUCKETS; i++)
         json_int(w, (int64_t)t->count[i]);
@@ -86,7 +86,7 @@ static void write_model_state(json_writer *w, const engine_model_info *m, const 
                 FIELD("tokens_loaded", s->tokens_loaded));
     json_key_object(w, "stages");
     for (engine_stage i = 0; i < ENGINE_STAGES; i++)
-        json_key_double(w, engine_stage_name(i), s->stages[i].sum_s);
+        json_key_double(w, engine_stage_name(i), (double)s->stages[i].sum_ns / 1e9);
     json_object_close(w);
     json_object_close(w);
 }

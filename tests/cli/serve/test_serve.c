@@ -32,6 +32,7 @@ TEST(serve_refuses_wrong_usage) {
         {"a b --split 1000001,1", "give a whole number"},
         {"a b --split 0,0", "--split 0,0: at least one share must be above 0"},
         {"a --split 0", "at least one share must be above 0"},
+        {"a --tensor-parallel 2", "--tensor-parallel: a server cannot share layers among GPUs yet"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char args[256];
@@ -195,6 +196,28 @@ TEST(serve_drains_and_ends_by_a_second_signal) {
     CHECK_CONTAINS(s.said, "ended by a second signal");
     char *text = shell(0, "wc -l <log");
     CHECK_EQ(atoi(text), 3);
+    free(text);
+}
+
+/* Replicas on two devices, an engine folder and a run: both are named, and both answer. */
+TEST(serve_takes_several_devices) {
+    served s;
+    free(shell(0, "./hstu build run --out e"));
+    serve_start(&s, "e run --device cpu,cpu", "/dev/null");
+    CHECK_CONTAINS(s.said, "model e: retrieval, 60 items, cpu,cpu, loaded in ");
+    CHECK_CONTAINS(s.said, "model run: retrieval, 60 items, cpu,cpu, loaded in ");
+    wait_said(&s, "checked: all weights match their checksums");
+    for (int user = 1; user <= 12; user++) {
+        char body[64];
+        snprintf(body, sizeof body, "{\"user\": %d, \"top_k\": 3}", user);
+        ask(&s, "POST", "/v1/recommend", body, 200, "\"model\":\"e\"");
+    }
+    ask(&s, "GET", "/metrics", "", 200, "replica=\"1\",device=\"cpu\"} ");
+    CHECK(kill(s.pid, SIGTERM) == 0);
+    CHECK_EQ(serve_end(&s), 0);
+    char *text = said(2, "serve run --device cpu,cuda:0 --data data");
+    CHECK_CONTAINS(text, "--device cpu,cuda:0: give auto, cpu, cuda or cuda:N, or up to 16 devices "
+                         "of one kind, as in cuda:0,cuda:1");
     free(text);
 }
 

@@ -17,7 +17,7 @@ static void count_done(void *ctx, engine_answer *a) {
 /* The last batch had two jobs: the first of the next ones waits for the second. */
 TEST(slot_waits_for_jobs_that_come_together) {
     engine *e = serve_open(serve_run("retrieval", retrieval_gin, NULL, 0), synth_folder(), 0);
-    slot *s = engine_slot(e, 0);
+    slot *s = engine_slot(e, 0, 0);
     engine_answer a[2];
     atomic_int n_done = 0;
     engine_request first = serve_recommend(1, 3);
@@ -56,7 +56,7 @@ TEST(slot_refuses_by_deadlines_that_are_named) {
         engine_stats stats;
         CHECK_OK(engine_create(&e, &c));
         CHECK_OK(engine_load(e, "model", run));
-        slot *s = engine_slot(e, 0);
+        slot *s = engine_slot(e, 0, 0);
         slot_stats(s, &stats);
         CHECK(stats.wait_limit_s == 0.25);
         pthread_mutex_lock(&s->lock);
@@ -189,7 +189,7 @@ static void *rank_items(void *context) {
 TEST(slot_callers_make_their_items) {
     const char *const set[] = {"DatasetArgs.max_num_candidates=4"};
     engine *e = serve_open(serve_run("slot", ranking_gin, set, 1), synth_folder(), 16);
-    slot *s = engine_slot(e, 0);
+    slot *s = engine_slot(e, 0, 0);
     static ranked own[THREADS], want[THREADS];
     pthread_t thread[THREADS];
     for (int i = 0; i < THREADS; i++) {
@@ -450,7 +450,7 @@ static void release_gate(gate *g) {
 /* An engine at rest whose last batch had n_last jobs, and whose batches cost batch_s beside them.
  */
 static void set_slot(engine *e, size_t n_last, double batch_s) {
-    slot *s = engine_slot(e, 0);
+    slot *s = engine_slot(e, 0, 0);
     CHECK(serve_wait_idle(e, 10000000000u));
     pthread_mutex_lock(&s->lock);
     s->n_last = n_last;
@@ -503,7 +503,7 @@ TEST(slot_last_caller_runs_the_batch) {
     pthread_t thread;
     set_slot(e, 2, 20);
     CHECK_EQ(pthread_create(&thread, NULL, ask_one, &first), 0);
-    wait_for_queue(engine_slot(e, 0), 1);
+    wait_for_queue(engine_slot(e, 0, 0), 1);
     submit_gate(&last, true);
     CHECK(atomic_load(&last.is_done) && pthread_equal(last.computed_by, pthread_self()));
     CHECK_EQ(last.answer.batch_requests, 2);
@@ -522,7 +522,7 @@ TEST(slot_caller_goes_on_where_nobody_comes) {
     ask_one(&first);
     CHECK(clock_ns() - begin >= 50000000u && first.answer.batch_requests == 1);
     release_gate(&first);
-    set_slot(e, engine_slot(e, 0)->n_last, 60);
+    set_slot(e, engine_slot(e, 0, 0)->n_last, 60);
     ask_one(&first); /* it was alone, and waits for nobody */
     release_gate(&first);
     engine_destroy(e);
@@ -531,7 +531,7 @@ TEST(slot_caller_goes_on_where_nobody_comes) {
 /* As if the model were a slow one, also after its first batches. */
 static void note_slow_end(void *ctx, engine_answer *a) {
     gate *g = ctx;
-    slot *s = engine_slot(g->e, 0);
+    slot *s = engine_slot(g->e, 0, 0);
     pthread_mutex_lock(&s->lock);
     s->queue.batch_s = 100;
     pthread_mutex_unlock(&s->lock);
@@ -559,7 +559,7 @@ TEST(slot_does_not_gather_what_has_waited) {
     release_gate(&second);
     release_gate(&third);
     CHECK(serve_wait_idle(e, 10000000000u));
-    CHECK_EQ(engine_slot(e, 0)->n_last, 3); /* the next time all three are waited for */
+    CHECK_EQ(engine_slot(e, 0, 0)->n_last, 3); /* the next time all three are waited for */
     engine_destroy(e);
 }
 
@@ -584,7 +584,7 @@ static void *call_slot(void *context) {
 TEST(slot_runs_one_batch_at_a_time) {
     const char *run = serve_run("slot", retrieval_gin, NULL, 0);
     engine *e = serve_open(run, synth_folder(), 16);
-    caller c = {.s = engine_slot(e, 0)};
+    caller c = {.s = engine_slot(e, 0, 0)};
     gate first = {.e = e}, second = {.e = e, .is_open = true};
     pthread_t thread[2];
     engine_stats stats;
@@ -611,7 +611,7 @@ TEST(slot_runs_one_batch_at_a_time) {
 /* Calls and batches take turns: neither waits for as long as others come. */
 TEST(slot_calls_and_batches_take_turns) {
     engine *e = serve_open(serve_run("slot", retrieval_gin, NULL, 0), synth_folder(), 16);
-    slot *s = engine_slot(e, 0);
+    slot *s = engine_slot(e, 0, 0);
     caller c[2] = {{.s = s}, {.s = s}};
     gate first = {.e = e}, second = {.e = e};
     pthread_t thread[2];
@@ -718,7 +718,7 @@ TEST(slot_failed_batch_gives_its_pages_back) {
     engine *e;
     CHECK_OK(engine_create(&e, &c));
     CHECK_OK(engine_load(e, "model", serve_run("slot", retrieval_gin, set, 1)));
-    served *m = engine_slot(e, 0)->model;
+    served *m = engine_slot(e, 0, 0)->model;
     const ops *good = m->compute.be->ops;
     ops bad = *good;
     bad.sync = fail_sync;

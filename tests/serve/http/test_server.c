@@ -8,7 +8,8 @@ TEST(server_answers_all_routes) {
     rig r;
     rig_open(&r);
     rig_start(&r);
-    ask(&r, "GET", "/health", "", 200, "{\"status\":\"ok\",\"models\":1,\"durable\":false}");
+    ask(&r, "GET", "/health", "", 200,
+        "{\"status\":\"ok\",\"models\":1,\"durable\":false,\"lost\":[]}");
     ask(&r, "GET", "/v2/health/live", "", 200, "{\"live\":true}");
     ask(&r, "GET", "/v2/health/ready", "", 200, "{\"ready\":true}");
     ask(&r, "GET", "/v2", "", 200,

@@ -1,4 +1,6 @@
 /* What the server tells of its models and of itself. */
+#include "serve/state/state.h"
+#include "serve_test.h"
 #include "server_rig.h"
 
 TEST(server_describes_its_models) {
@@ -61,5 +63,213 @@ TEST(server_describes_its_models) {
     server_set_ready(r.s, false);
     ask(&r, "GET", "/health", "", 503, "not ready");
     arena_fini(&a);
+    rig_close(&r);
+}
+
+/* Several devices behind one server, with real clients. */
+
+enum { USERS = 32, CLIENTS = 4, ROUNDS = 6 };
+
+/* What clients get: the items of each answer, which say everything that was computed. */
+typedef struct crowd {
+    rig *r;
+    int lost; /* a replica whose device fails on the way; -1: none */
+    pthread_barrier_t barrier;
+    char *items[CLIENTS][ROUNDS * USERS / CLIENTS];
+    atomic_int n_bad;
+    char bad[512];
+} crowd;
+
+typedef struct member {
+    crowd *c;
+    int place;
+} member;
+
+static char *copy_items(const char *answer) {
+    const char *from = strstr(answer, "\"items\":["), *to = strstr(answer, "],\"history\"");
+    return from != NULL && to != NULL ? strndup(from, (size_t)(to - from)) : NULL;
+}
+
+/* Asks for each user in turn, with an event that is stored with the answer, or before it. */
+static void *join_crowd(void *context) {
+    member *m = context;
+    crowd *c = m->c;
+    size_t at = 0;
+    for (int round = 0; round < ROUNDS; round++) {
+        if (round == ROUNDS / 3) pthread_barrier_wait(&c->barrier);
+        if (round == ROUNDS / 3 && m->place == 0 && c->lost >= 0)
+            serve_lose_device(server_engine(c->r->s), c->lost);
+        for (int user = m->place; user < USERS; user += CLIENTS) {
+            char body[256], event[96];
+            snprintf(event, sizeof event, "[{\"item\":%d,\"time\":%d,\"id\":\"e%d\"}]",
+                     1 + (user * 11 + round * 5) % 50, 2000000000 + round, round);
+            snprintf(body, sizeof body, "{\"user\":%d,\"events\":%s}", 1 + user, event);
+            bool is_with = (user / CLIENTS) % 2 == 0;
+            char *text =
+                client_ask(c->r->port, "POST", is_with ? "/v1/recommend" : "/v1/events", "", body);
+            if (!is_with && client_code(text) == 200) {
+                free(text);
+                snprintf(body, sizeof body, "{\"user\":%d}", 1 + user);
+                text = client_ask(c->r->port, "POST", "/v1/recommend", "", body);
+            }
+            c->items[m->place][at] = copy_items(text);
+            if (client_code(text) != 200 || c->items[m->place][at] == NULL) {
+                snprintf(c->bad, sizeof c->bad, "%s", text);
+                atomic_fetch_add(&c->n_bad, 1);
+            }
+            free(text);
+            at++;
+        }
+    }
+    return NULL;
+}
+
+static void run_crowd(crowd *c, rig *r, int lost) {
+    pthread_t thread[CLIENTS];
+    member m[CLIENTS];
+    *c = (crowd){.r = r, .lost = lost};
+    pthread_barrier_init(&c->barrier, NULL, CLIENTS);
+    for (int i = 0; i < CLIENTS; i++) {
+        m[i] = (member){c, i};
+        CHECK_EQ(pthread_create(&thread[i], NULL, join_crowd, &m[i]), 0);
+    }
+    for (int i = 0; i < CLIENTS; i++)
+        pthread_join(thread[i], NULL);
+    pthread_barrier_destroy(&c->barrier);
+    if (c->n_bad > 0) FAIL_TEST("%d are wrong: %s", c->n_bad, c->bad);
+}
+
+static void compare(const crowd *a, const crowd *b) {
+    for (int i = 0; i < CLIENTS; i++)
+        for (int k = 0; k < ROUNDS * USERS / CLIENTS; k++)
+            CHECK_STR(a->items[i][k], b->items[i][k]);
+}
+
+static void crowd_free(crowd *c) {
+    for (int i = 0; i < CLIENTS; i++)
+        for (int k = 0; k < ROUNDS * USERS / CLIENTS; k++)
+            free(c->items[i][k]);
+}
+
+/* The number of a metric's series. */
+static double series_value(rig *r, const char *series) {
+    char *text = client_ask(r->port, "GET", "/metrics", "", "");
+    const char *at = strstr(text, series);
+    if (at == NULL) FAIL_TEST("no %s", series);
+    double value = atof(at + strlen(series));
+    free(text);
+    return value;
+}
+
+static const json_value *replica_at(rig *r, arena *a, size_t i) {
+    const json_value *m =
+        json_at(json_member(rig_json(r, a, "GET", "/v1/models", ""), "models"), 0);
+    CHECK_EQ(json_member(m, "replicas")->n_children, 2);
+    return json_at(json_member(m, "replicas"), i);
+}
+
+/* Two replicas answer what one device answers, character by character, also when one of them is
+ * lost under load: no request fails, what was acknowledged is there after a restart, and health,
+ * metrics and the list of models say which one it is.  A reload brings it back. */
+TEST(server_outlives_a_device) {
+    static crowd one, two;
+    rig r;
+    arena a;
+    if (state_library_version() == NULL) SKIP_TEST("this build has no SQLite");
+    arena_init(&a, 1 << 16);
+    rig_open(&r);
+    rig_start(&r);
+    CHECK_EQ(series_value(&r, "hstu_replica_up{model=\"toy\"} "), 1);
+    run_crowd(&one, &r, -1);
+    rig_stop(&r);
+    r.c.engine.device = "cpu,cpu";
+    r.c.engine.state = r.state;
+    rig_start(&r);
+    ask(&r, "GET", "/health", "", 200, "\"durable\":true,\"lost\":[]}");
+    ask(&r, "GET", "/v1/models", "", 200, "\"device\":\"cpu,cpu\"");
+    run_crowd(&two, &r, 1);
+    compare(&one, &two);
+    ask(&r, "GET", "/health", "", 200,
+        "\"lost\":[\"replica 1 (cpu) of toy is lost: the device is gone\"]}");
+    ask(&r, "GET", "/v2/health/ready", "", 200, "");
+    CHECK_EQ(series_value(&r, "hstu_replica_up{model=\"toy\",replica=\"0\",device=\"cpu\"} "), 1);
+    CHECK_EQ(series_value(&r, "hstu_replica_up{model=\"toy\",replica=\"1\",device=\"cpu\"} "), 0);
+    double n0 = series_value(&r, "batch_requests_sum{model=\"toy\",replica=\"0\",device=\"cpu\"} ");
+    double n1 = series_value(&r, "batch_requests_sum{model=\"toy\",replica=\"1\",device=\"cpu\"} ");
+    CHECK(n0 > n1 && n1 > 0 && n0 + n1 == ROUNDS * USERS);
+    CHECK(series_value(&r, "hstu_moved_total{model=\"toy\",replica=\"0\",device=\"cpu\"} ") > 0);
+    const json_value *v = replica_at(&r, &a, 1);
+    CHECK(json_member(v, "is_lost")->boolean && json_number(v, "requests") == (int64_t)n1);
+    CHECK_STR(json_member(v, "why")->string, "replica 1 (cpu) of toy is lost: the device is gone");
+    v = replica_at(&r, &a, 0);
+    CHECK(!json_member(v, "is_lost")->boolean && json_member(v, "why") == NULL);
+    CHECK(json_number(v, "kv_pages_used") > 0 && json_number(v, "queue_requests") == 0);
+    ask(&r, "POST", "/v1/models/toy/reload", "", 200, "\"version\":\"2\"");
+    CHECK(!json_member(replica_at(&r, &a, 1), "is_lost")->boolean);
+    ask(&r, "GET", "/health", "", 200, "\"lost\":[]}");
+    for (int i = 0; i < 2; i++) {
+        serve_lose_device(server_engine(r.s), i);
+        for (int u = 1; u <= USERS; u++)
+            free(client_ask(r.port, "POST", "/v1/recommend", "", "{\"user\": 7}"));
+        for (int u = 1; u <= USERS; u++) {
+            char body[32];
+            snprintf(body, sizeof body, "{\"user\": %d}", u);
+            free(client_ask(r.port, "POST", "/v1/recommend", "", body));
+        }
+    }
+    ask(&r, "GET", "/health", "", 503, "all devices are lost; restart the server");
+    ask(&r, "GET", "/v2/health/ready", "", 503, "all devices are lost");
+    ask(&r, "GET", "/v2/models/toy/ready", "", 503, "all devices are lost");
+    ask(&r, "POST", "/v1/recommend", "{\"user\": 7}", 500, "is lost: the device is gone");
+    ask(&r, "POST", "/v1/events", "{\"user\": 7, \"events\": [{\"item\": 3}]}", 200, "\"added\":1");
+    rig_stop(&r);
+    r.c.engine.device = "cpu";
+    rig_start(&r);
+    for (int u = 1; u <= USERS; u++) { /* once each, the last one newest */
+        char path[64];
+        snprintf(path, sizeof path, "/v1/users/%d?limit=20", u);
+        char *text = client_ask(r.port, "GET", path, "", "");
+        for (int round = 0; round < ROUNDS; round++) {
+            char want[32];
+            snprintf(want, sizeof want, "\"time\":%d", 2000000000 + round);
+            const char *at = strstr(text, want);
+            if (at == NULL || strstr(at + 1, want) != NULL) FAIL_TEST("user %d: %s", u, text);
+        }
+        free(text);
+    }
+    rig_close(&r);
+    crowd_free(&one);
+    crowd_free(&two);
+    arena_fini(&a);
+}
+
+/* Many users: every replica has its share of the requests, within a tenth of the mean. */
+TEST(server_spreads_users_over_its_devices) {
+    enum { N = 600, REPLICAS = 3 };
+    rig r;
+    rig_open(&r);
+    r.c.engine.device = "cpu,cpu,cpu";
+    rig_start(&r);
+    int fd = client_open(r.port);
+    for (int u = 0; u < N; u++) {
+        char body[64], text[256];
+        int n = snprintf(body, sizeof body, "{\"user\":\"u%d\",\"top_k\":3}", u);
+        n = snprintf(text, sizeof text,
+                     "POST /v1/recommend HTTP/1.1\r\nHost: test\r\nContent-Length: %d\r\n\r\n%s", n,
+                     body);
+        CHECK(client_send(fd, text, (size_t)n));
+        char *answer = client_read(fd);
+        CHECK_EQ(client_code(answer), 200);
+        free(answer);
+    }
+    close(fd);
+    for (int i = 0; i < REPLICAS; i++) {
+        char series[96];
+        snprintf(series, sizeof series,
+                 "batch_requests_sum{model=\"toy\",replica=\"%d\",device=\"cpu\"} ", i);
+        double n = series_value(&r, series);
+        if (n < 0.9 * N / REPLICAS || n > 1.1 * N / REPLICAS)
+            FAIL_TEST("replica %d had %g of %d requests", i, n, N);
+    }
     rig_close(&r);
 }
