@@ -18,7 +18,7 @@ remove() {
         esac
     done <"$list"
     rm -f "$list"
-    rmdir "$to/share/hstu/configs/"* "$to/share/hstu/configs" "$to/share/hstu/bench/results/peers" "$to/share/hstu/bench/results" \
+    rmdir "$to/share/hstu/docs/"* "$to/share/hstu/docs" "$to/share/hstu/configs/"* "$to/share/hstu/configs" "$to/share/hstu/bench/results/peers" "$to/share/hstu/bench/results" \
         "$to/share/hstu/bench" "$to/share/hstu" 2>/dev/null || true
 }
 
@@ -57,7 +57,7 @@ put_all() {
     printf 'prefix=%s\nName: hstu\nDescription: generative recommenders in C and CUDA\nVersion: %s\n' "$prefix" "$version" >"$work/pc"
     printf 'Cflags: -I${prefix}/include\nLibs: -L${prefix}/lib -lhstu\nLibs.private: %s\n' "$libs" >>"$work/pc"
     put 644 "$work/pc" lib/pkgconfig/hstu.pc
-    find configs bench/results/peers -type f | sort | while IFS= read -r file; do put 644 "$file" "share/hstu/$file"; done
+    find configs docs bench/results/peers -type f | sort | while IFS= read -r file; do put 644 "$file" "share/hstu/$file"; done
     pages ''
     # The commands are the words of the first column that `hstu --help` indents.
     for command in $("$build/hstu" --help | sed -n 's/^  \([a-z]*\)  .*/\1/p'); do pages "$command"; done

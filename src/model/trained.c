@@ -279,7 +279,7 @@ static status load(trained *t, const char *path, const seq_file *data, backend *
     TRY(checkpoint_read_origin(&t->origin, t->folder));
     if (!t->is_engine && checkpoint_is_best(t->folder))
         log_info("using the best checkpoint on validation, of step %" PRIu64
-                 "; --checkpoint last chooses the newest",
+                 "; RUN/last is the newest",
                  t->origin.step);
     TRY(match(t, data, be->workers, &matched));
     TRY(session_open_inference(&t->session, t->config, matched, be, max_users));

@@ -150,9 +150,7 @@ static status open_gpu(backend **out, const device_info *d, int index, bool is_d
             "[GPU Check] Detected %s GPU (SM %d.%d): SM 8.0 or newer is needed (A100, H100, "
             "...); use --device cpu",
             short_name(d), d->sm / 10, d->sm % 10);
-    TRY(backend_create_cuda(out, &o));
-    log_info("[GPU Check] Detected %s GPU (SM %d.%d) - OK", short_name(d), d->sm / 10, d->sm % 10);
-    return OK;
+    return backend_create_cuda(out, &o);
 }
 
 /* cuda or cuda:N. */

@@ -260,8 +260,9 @@ static void print_progress(const run_facts *f) {
     double step = h->n > 0 ? h->step[h->n - 1] : 0;
     human_duration(took, sizeof took, f->seconds);
     double epochs = h->n > 0 ? history_last(h->epoch, h->n) : 0;
-    printf("  %-11s %s: %s steps, %.0f epoch%s, %s of training\n", "Progress", f->status,
-           show_count(steps, (uint64_t)step), epochs, epochs == 1 ? "" : "s", took);
+    printf("  %-11s %s: %s step%s, %.0f epoch%s, %s of training\n", "Progress", f->status,
+           show_count(steps, (uint64_t)step), step == 1 ? "" : "s", epochs, epochs == 1 ? "" : "s",
+           took);
     if (!isfinite(h->best_step)) return;
     printf("  %-11s step %.0f, by %s on validation", "Best", h->best_step,
            history_text(h->done, "best_by")[0] != '\0' ? history_text(h->done, "best_by")

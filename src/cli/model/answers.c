@@ -113,12 +113,15 @@ status answers_begin(answers *a, const answer_subject *who, const char *source, 
 }
 
 static status item_json(answers *a, uint32_t item, const float *values) {
+    static const char *const names[] = {"id", "item"}; /* "id": until version 0.2 */
     json_object_open(&a->json);
-    json_key(&a->json, "id");
-    if (a->data->has_text_items)
-        json_string_n(&a->json, buf_str(&a->id), a->id.n_bytes);
-    else
-        json_int(&a->json, a->data->item_id[item]);
+    for (int i = 0; i < 2; i++) {
+        json_key(&a->json, names[i]);
+        if (a->data->has_text_items)
+            json_string_n(&a->json, buf_str(&a->id), a->id.n_bytes);
+        else
+            json_int(&a->json, a->data->item_id[item]);
+    }
     for (int i = 0; i < a->n_columns; i++) {
         json_key(&a->json, a->columns[i]);
         json_float(&a->json, values[i]);

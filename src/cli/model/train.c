@@ -71,11 +71,12 @@ static status print_start(const train_printer *p, const train_event *e) {
     show_style style = show_stdout_style();
     human_count(numbers, sizeof numbers, (double)model_n_numbers(s->model));
     printf("%s%s%s, %s, %s parameters; %s users, %s items; %" PRIu64 " epoch%s, %" PRIu64
-           " steps of %d users\n\n",
+           " step%s of %d users%s%s\n\n",
            style.bold, config_model_name(s->config->model), style.plain,
            config_task_name(s->config->task), numbers, show_count(users, s->data->n_users),
            show_count(items, s->data->n_items), e->n_epochs, e->n_epochs == 1 ? "" : "s",
-           e->n_steps, s->train_batch);
+           e->n_steps, e->n_steps == 1 ? "" : "s", s->train_batch,
+           s->be->card != NULL ? ", on " : "", s->be->card != NULL ? s->be->card : "");
     TRY(print_protocol(p, e));
     printf("%s  %-10s %8s", style.bold, "epoch", "loss");
     for (int i = 0; i < p->n_columns; i++)
@@ -120,7 +121,7 @@ static status print_next(const train_printer *p, bool is_evaluated) {
 static status print_end(const train_printer *p, const train_event *e) {
     char took[32];
     human_duration(took, sizeof took, e->seconds);
-    printf("\nDone: %" PRIu64 " steps", e->step);
+    printf("\nDone: %" PRIu64 " step%s", e->step, e->step == 1 ? "" : "s");
     if (e->is_out_of_patience) printf(", out of patience");
     if (e->seconds > 0) printf(", %s of training here", took);
     if (e->has_best)

@@ -387,10 +387,13 @@ static status write_charts(const run_history *h, buf *out) {
 }
 
 static status write_summary_row(const run_history *h, buf *out, bool is_mean) {
-    TRY(buf_printf(out, "<tr><td>%s</td>", is_mean ? "mean of the last ten" : "last"));
+    int count = 0;
+    (void)history_mean_of_last(h->n_metrics > 0 ? h->value[0] : h->loss, h->n, &count);
+    TRY(is_mean ? buf_printf(out, "<tr><td>mean of the last %d</td>", count)
+                : buf_text(out, "<tr><td>last</td>"));
     for (int m = -1; m < h->n_metrics; m++) {
         const double *y = m < 0 ? h->loss : h->value[m];
-        double value = is_mean ? history_mean_of_last(y, h->n) : history_last(y, h->n);
+        double value = is_mean ? history_mean_of_last(y, h->n, &count) : history_last(y, h->n);
         TRY(page_number(out, value, "td", "%.4f"));
     }
     return buf_text(out, "<td></td></tr>\n");

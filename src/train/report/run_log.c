@@ -198,12 +198,12 @@ double history_last(const double *y, size_t n) {
     return n > 0 ? y[n - 1] : NAN;
 }
 
-double history_mean_of_last(const double *y, size_t n) {
+double history_mean_of_last(const double *y, size_t n, int *count) {
     double sum = 0;
-    int count = 0;
-    while (n-- > 0 && count < MEAN_OF_LAST)
-        if (isfinite(y[n])) sum += y[n], count++;
-    return count > 0 ? sum / count : NAN;
+    *count = 0;
+    while (n-- > 0 && *count < MEAN_OF_LAST)
+        if (isfinite(y[n])) sum += y[n], ++*count;
+    return *count > 0 ? sum / *count : NAN;
 }
 
 const char *const main_metrics[MAIN_METRICS] = {"hr@10", "ndcg@10", "mrr", "auc"};

@@ -81,9 +81,10 @@ const double *run_history_values(const run_history *h, const char *name);
 
 const double *run_history_x(const run_history *h); /* steps, or epochs */
 
-/* The last finite value of a column, and the mean of the last ten; NAN if there is none. */
+/* The last finite value of a column, and the mean of the last ten, or fewer: *count; NAN if there is
+ * none. */
 double history_last(const double *y, size_t n);
-double history_mean_of_last(const double *y, size_t n);
+double history_mean_of_last(const double *y, size_t n, int *count);
 
 /* Whether a member of a line is a metric: "hr@10", "mrr", "auc:click". */
 bool history_is_metric(const json_value *v);

@@ -47,7 +47,7 @@ TEST(report_is_one_whole_page) {
     CHECK_CONTAINS(page, "prefers-color-scheme:dark");
     /* The last values, and their mean; a missing one stays empty. */
     CHECK_CONTAINS(page, "<tr><td>last</td><td>4.2500</td><td>0.2500</td><td>0.1250</td>");
-    CHECK_CONTAINS(page, "<tr><td>mean of the last ten</td><td>4.8750</td><td>0.1875</td>");
+    CHECK_CONTAINS(page, "<tr><td>mean of the last 2</td><td>4.8750</td><td>0.1875</td>");
     CHECK_CONTAINS(page, "<tr><td>3</td><td></td><td></td><td></td><td>0.7500</td><td>2.0</td>");
     CHECK(strstr(page, "nan") == NULL && strstr(page, "inf") == NULL);
     CHECK_CONTAINS(page, "under way");

@@ -21,6 +21,7 @@ static const char resumed[] =
     "{\"event\":\"done\",\"step\":15,\"part\":\"test\",\"ndcg@10\":0.75}\n";
 
 TEST(run_history_of_a_resumed_run) {
+    int count;
     run_history h;
     write_log(resumed);
     CHECK_OK(run_history_read(&h, test_folder()));
@@ -37,17 +38,19 @@ TEST(run_history_of_a_resumed_run) {
     CHECK(history_number(json_member(h.baselines, "popularity"), "ndcg@10") == 0.5);
     CHECK(h.samples != NULL && history_number(h.done, "ndcg@10") == 0.75);
     CHECK(run_history_values(&h, "hr@10") == NULL && history_number(NULL, "x") != 0);
-    CHECK(history_last(h.rate, 3) == 0.25 && history_mean_of_last(h.value[0], 3) == 0.375);
+    CHECK(history_last(h.rate, 3) == 0.25 && history_mean_of_last(h.value[0], 3, &count) == 0.375 &&
+          count > 1);
     CHECK(run_history_x(&h) == h.epoch);
     run_history_fini(&h);
 }
 
 TEST(run_history_takes_the_mean_of_ten) {
     double y[12] = {100, 100, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10};
-    CHECK(history_mean_of_last(y, 12) == 5.5);
+    int count;
+    CHECK(history_mean_of_last(y, 12, &count) == 5.5 && count == 10);
     y[4] = NAN;
-    CHECK(fabs(history_mean_of_last(y, 12) - 15.2) < 1e-12);
-    CHECK(isnan(history_mean_of_last(y, 0)) && isnan(history_last(y + 4, 1)));
+    CHECK(fabs(history_mean_of_last(y, 12, &count) - 15.2) < 1e-12);
+    CHECK(isnan(history_mean_of_last(y, 0, &count)) && count == 0 && isnan(history_last(y + 4, 1)));
 }
 
 static status read_all(void *ctx) {
