@@ -113,11 +113,12 @@ cover_files() {
 # test file, has changed.
 measure_coverage() {
     copy_tree "$work/cover"
-    # Ranks that a test forks end by _exit, which alone would not write what they executed.
+    # Ranks that a test forks end by _exit, which alone would not write what they executed.  Without unistd.h: a file
+    # may have functions of the same names.
     cat >"$work/exit.h" <<'END'
-#include <unistd.h>
 void __gcov_dump(void);
-static inline _Noreturn void counted_exit(int code) { __gcov_dump(); _exit(code); }
+_Noreturn void _exit(int code);
+__attribute__((weak)) _Noreturn void counted_exit(int code) { __gcov_dump(); _exit(code); }
 #define _exit(code) counted_exit(code)
 END
     built "$work/cover" "--coverage -include $work/exit.h" || { echo "mutate: the tests do not build" >&2; exit 1; }
