@@ -392,11 +392,10 @@ static status begin_part(const char *folder, const char *part, const char *tempo
     return folder_create(temporary, NULL);
 }
 
+/* Writing the manifest, the last file, has synced the temporary folder. */
 static status end_part(const char *folder, const char *part, const char *temporary, status st) {
-    if (st == OK) {
-        folder_sync(temporary);
-        if (rename(temporary, part) != 0) st = fail_errno("%s: cannot be put in place", part);
-    }
+    if (st == OK && rename(temporary, part) != 0)
+        st = fail_errno("%s: cannot be put in place", part);
     if (st == OK)
         folder_sync(folder);
     else

@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "disk_fault.h"
 #include "embed/table_int.h"
 #include "format/json.h"
 #include "table_rig.h"
@@ -107,7 +108,9 @@ TEST(snapshot_is_read_as_written) {
         CHECK_OK(embed_set_step(t, 9));
         fill(t, 300, 40);
         snprintf(name, sizeof name, "snap-%d", opt);
+        sync_folders = 0;
         CHECK_OK(embed_snapshot_write(t, folder_of(name), alone, 0));
+        CHECK_EQ(sync_folders, 4); /* made twice; its files, before its name; its name */
         fill(u, 5000, 50); /* goes: a full snapshot replaces */
         CHECK_OK(embed_snapshot_read(u, folder_of(name), alone, &n_rejected));
         CHECK_EQ(n_rejected, 0);

@@ -572,3 +572,34 @@ TEST(rank_best_of_allowed_rows) {
         rank_int8_fini(&small);
     }
 }
+
+/* One allowed row alone, at the ends of words, of groups of 8-bit rows and of the corpus: a list of
+ * 8-bit rows, float32 rows for few queries and for many find it, and nothing else. */
+TEST(rank_best_of_one_allowed_row) {
+    enum { N = 1000, DIM = 16, MANY = 40 };
+    static const int32_t rows[] = {0, 1, 31, 32, 33, 63, 64, 95, 127, 128, 991, 992, 999};
+    rank_int8 small;
+    rank_args a = make_problem(3, MANY, DIM, N, 3);
+    uint64_t *own = zeros(N / 64 + 1, sizeof *own);
+    const uint64_t **bits = zeros(MANY, sizeof *bits);
+    for (int32_t q = 0; q < MANY; q++)
+        bits[q] = own;
+    a.target = NULL;
+    a.seen_offsets = NULL;
+    a.allowed = bits;
+    CHECK_OK(rank_int8_init(&small, a.corpus, N, DIM, NULL));
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        own[rows[i] / 64] = (uint64_t)1 << rows[i] % 64;
+        for (int way = 0; way < 4; way++) { /* 1 and 4 queries by 8 bits, 4 and 40 without */
+            a.n_queries = way == 0 ? 1 : way == 3 ? MANY : 4;
+            a.corpus_int8 = way < 2 ? &small : NULL;
+            run_rank_cpu(&a, 2);
+            for (int32_t q = 0; q < a.n_queries; q++)
+                if (a.best[q * 3] != rows[i] || a.best[q * 3 + 1] != -1)
+                    FAIL_TEST("row %d, way %d: %d and %d", rows[i], way, a.best[q * 3],
+                              a.best[q * 3 + 1]);
+        }
+        own[rows[i] / 64] = 0;
+    }
+    rank_int8_fini(&small);
+}

@@ -1,4 +1,6 @@
 /* The distinct ids of a list, and where each of them stands (table_unique_args in ops/table.h). */
+#include <string.h>
+
 #include "table_rig.h"
 
 /* Finds the distinct ones among n ids on the device under test, and checks every part of the
@@ -17,10 +19,15 @@ static void check_unique(const uint64_t *ids, int n) {
                            .n_unique = rig_up(&r, NULL, 8),
                            .inverse = rig_up(&r, NULL, (size_t)n * 4),
                            .order = rig_up(&r, NULL, (size_t)n * 4),
-                           .begin = rig_up(&r, NULL, n_bytes)};
+                           .begin = rig_up(&r, memset(begin, 7, n_bytes), n_bytes)};
+    table_unique_args alone = a; /* without the places */
+    alone.order = alone.begin = NULL;
+    CHECK_OK(r.t->unique(r.be, &alone));
+    rig_down(&r, &n_unique, a.n_unique, 8);
+    int64_t n_alone = n_unique;
     CHECK_OK(r.t->unique(r.be, &a));
     rig_down(&r, &n_unique, a.n_unique, 8);
-    CHECK(n_unique >= 0 && n_unique <= n);
+    CHECK(n_unique >= 0 && n_unique <= n && n_unique == n_alone);
     rig_down(&r, keys, a.keys, (size_t)n_unique * 8);
     rig_down(&r, inverse, a.inverse, (size_t)n * 4);
     rig_down(&r, order, a.order, (size_t)n * 4);

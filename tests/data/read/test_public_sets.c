@@ -216,7 +216,7 @@ TEST(ml_100k_real_counts) {
     "server_width,server_height,music_id,music_type,tag\n"
 
 /* User 1 is in both periods, 2 in the first only, 3 in the second only: the reference's join of the
- * logs would lose 2 and 3.  Every signal is set alone once. */
+ * logs would lose 2 and 3.  Every signal is set alone once.  Any field of any file may have quotes. */
 static const char first_log[] =
     LOG_HEADER "1,100,20220408,400,1649400000005,1,0,0,0,0,0,0,5,9,0,0,0,0,1\n"
                "1,101,20220408,400,1649400000001,0,1,0,0,0,0,0,5,9,0,0,0,0,1\n"
@@ -224,7 +224,7 @@ static const char first_log[] =
                "2,103,20220408,400,1649400000003,0,0,0,1,0,0,0,5,9,0,0,0,0,1\n";
 static const char second_log[] =
     LOG_HEADER "1,104,20220422,400,1650600000000,0,0,0,0,1,0,0,5,9,0,0,0,0,1\n"
-               "3,105,20220422,400,1650600000001,0,0,0,0,0,1,0,5,9,0,0,0,0,1\n"
+               "\"3\",\"105\",20220422,400,\"1650600000001\",0,0,0,0,0,1,0,5,9,0,0,0,0,1\n"
                "3,106,20220422,400,1650600000002,0,0,0,0,0,0,1,5,9,0,0,0,0,1\n"
                "3,107,20220422,400,1650600000003,0,0,0,0,0,0,0,5,9,0,0,1,0,14\n"
                "3,108,20220422,400,1650600000004,1,1,1,1,1,1,1,5,9,0,0,1,0,1\n";
@@ -232,10 +232,10 @@ static const char random_log[] =
     LOG_HEADER "1,900,20220422,400,1650600000009,0,0,0,0,0,0,0,5,9,0,0,0,1,1\n";
 static const char users[] =
     USER_HEADER "1,full_active,0,0,1,5,\"(0,10]\",312,\"[100,1k)\",0,0,3624,730+,1\n"
-                "3,UNKNOWN,0,0,1,5,0,312,0,0,\"[1,5)\",3624,15-30,1\n";
+                "\"3\",UNKNOWN,0,0,1,5,0,312,0,0,\"[1,5)\",3624,15-30,1\n";
 static const char videos[] =
     VIDEO_HEADER "100,5,NORMAL,2022-01-01,ShortImport,1.0,10400.0,720,1280,3,9.0,12\n"
-                 "999,5,NORMAL,2022-01-01,ShortImport,,,720,1280,3,9.0,\"12,65\"\n";
+                 "\"999\",5,NORMAL,2022-01-01,ShortImport,,,720,1280,3,9.0,\"12,65\"\n";
 
 static const char wanted_csv[] =
     "user_id,video_id,rating,unix_timestamp\n"
