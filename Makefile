@@ -66,8 +66,12 @@ endif
 NVCC ?= $(shell command -v nvcc 2>/dev/null)
 CUDA ?= $(if $(and $(NVCC),$(filter release debug,$(VARIANT))),1,0)
 
-PROBE := $(shell CC='$(CC)' CUDA='$(CUDA)' NVCC='$(NVCC)' MINIMAL='$(MINIMAL)' \
+PROBE := $(shell CC='$(CC)' CUDA='$(CUDA)' NVCC='$(NVCC)' NVCC_CCBIN='$(NVCC_CCBIN)' MINIMAL='$(MINIMAL)' \
 	PROBE_FLAGS='$(CFLAGS) $(LDFLAGS)' sh tools/probe.sh)
+# nvcc 12.4 does not read NVCC_CCBIN itself.
+ifneq ($(and $(NVCC),$(NVCC_CCBIN)),)
+override NVCC += -ccbin $(NVCC_CCBIN)
+endif
 ifeq ($(filter clean,$(MAKECMDGOALS)),)
 ifneq ($(filter HSTU_NO_COMPILER,$(PROBE)),)
 $(error $(CC) cannot compile a program; install one with 'sudo apt-get install gcc libc6-dev', or set CC)
