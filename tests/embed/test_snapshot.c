@@ -111,7 +111,7 @@ TEST(snapshot_is_read_as_written) {
         sync_folders = 0;
         CHECK_OK(embed_snapshot_write(t, folder_of(name), alone, 0));
         CHECK_EQ(sync_folders, 4); /* made twice; its files, before its name; its name */
-        fill(u, 5000, 50); /* goes: a full snapshot replaces */
+        fill(u, 5000, 50);         /* goes: a full snapshot replaces */
         CHECK_OK(embed_snapshot_read(u, folder_of(name), alone, &n_rejected));
         CHECK_EQ(n_rejected, 0);
         CHECK_EQ(embed_step(u), 9);

@@ -131,6 +131,27 @@ TEST(attention_rows_are_measured) {
     pool_destroy(p);
 }
 
+/* As on the peers' GPU: a row that they have published adds to the means. */
+TEST(attention_rows_are_compared_with_peers) {
+    backend *be;
+    attn_bench b;
+    attn_row r;
+    if (test_is_brief()) SKIP_TEST("minutes with a sanitizer");
+    CHECK_OK(backend_create_cpu(&be, NULL));
+    CHECK_OK(attn_bench_open(&b, be, &(attn_filter){.dim = 64, .length = 200, .seed = 3}, false));
+    const attn_shape *s = attn_bench_next(&b);
+    b.has_peers = true;
+    CHECK_OK(attn_measure(&b, s, &r));
+    for (int pass = 0; pass < N_PASSES; pass++) {
+        double best = attn_peer_best(s, false, TIMED_PLAIN, (bench_pass)pass);
+        double ratio = r.ratio[pass][TIMED_PLAIN];
+        CHECK(best > 1 && fabs(ratio * best / r.tflops[pass][TIMED_PLAIN] - 1) < 1e-9);
+        CHECK(b.n_ratios[pass][TIMED_PLAIN] == 1 && b.n_ratios[pass][TIMED_REPLAY] == 0);
+        CHECK(b.log_ratio[pass][TIMED_PLAIN] == log(ratio));
+    }
+    backend_destroy(be);
+}
+
 TEST(attention_filters_shapes) {
     backend *be;
     attn_bench b;

@@ -32,6 +32,25 @@ TEST(bench_masks_command) {
     free(text);
 }
 
+/* The shapes of the published table; a window of 64 leaves 64 n - 2016 pairs of n^2. */
+TEST(bench_masks_has_the_published_rows) {
+    static const char *const rows[] = {"  1   128  0.3809", "  8   512  0.1190",
+                                       "  8  1024  0.0615", " 16  2048  0.0312",
+                                       " 16  4096  0.0157"};
+    char *text;
+    if (test_is_brief()) SKIP_TEST("long with a sanitizer");
+    CHECK(test_command(&text, "%s bench masks --device cpu --mask sliding --heads 1 --dim 1",
+                       test_program()) == 0);
+    const char *at = text;
+    for (int i = 0; i < 5; i++) {
+        at = strstr(at, "sliding,window=64,causal        ");
+        CHECK(at != NULL && strncmp(at + 32, rows[i], strlen(rows[i])) == 0);
+        at += 32;
+    }
+    CHECK(strstr(at, "sliding") == NULL && strstr(text, "rows are for a GPU") == NULL);
+    free(text);
+}
+
 TEST(bench_masks_refuses) {
     char *text;
     CHECK(test_command(&text, "%s bench masks --device cpu --mask slding --length 8",

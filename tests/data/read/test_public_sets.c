@@ -216,7 +216,8 @@ TEST(ml_100k_real_counts) {
     "server_width,server_height,music_id,music_type,tag\n"
 
 /* User 1 is in both periods, 2 in the first only, 3 in the second only: the reference's join of the
- * logs would lose 2 and 3.  Every signal is set alone once.  Any field of any file may have quotes. */
+ * logs would lose 2 and 3.  Every signal is set alone once.  Any field of any file may have quotes.
+ */
 static const char first_log[] =
     LOG_HEADER "1,100,20220408,400,1649400000005,1,0,0,0,0,0,0,5,9,0,0,0,0,1\n"
                "1,101,20220408,400,1649400000001,0,1,0,0,0,0,0,5,9,0,0,0,0,1\n"
