@@ -125,7 +125,13 @@ TEST(args_refuses_wrong_numbers) {
                 "0 is out of range; it must be from 1 to 1000");
     CHECK_FAILS(parse("try|a|--users|99999999999999999999"), ERR_USAGE, "is out of range");
     CHECK_FAILS(parse("try|a|--rate|nan"), ERR_USAGE, "--rate: 'nan' is not a finite number");
-    CHECK_FAILS(parse("try|a|--rate|1e999"), ERR_USAGE, "'1e999' is not a finite number");
+    static const char *const none[] = {"1e999", "-inf", "x", "1.5x", "1,5", "1.5 ", " 1.5", "--"};
+    for (size_t i = 0; i < sizeof none / sizeof *none; i++) {
+        char line[64], reason[64];
+        snprintf(line, sizeof line, "try|a|--rate=%s", none[i]);
+        snprintf(reason, sizeof reason, "'%s' is not a finite number", none[i]);
+        CHECK_FAILS(parse(line), ERR_USAGE, reason);
+    }
 }
 
 TEST(args_help_wins_over_errors) {

@@ -247,6 +247,24 @@ TEST(sampled_softmax_masks_collisions) {
         CHECK(p.a.dtable[i] == 0);
 }
 
+/* Where all scores are as low as that of a collision, it still counts in the sum, and still gets no
+ * gradient. */
+TEST(sampled_softmax_masks_among_low_scores) {
+    enum { N = 12, ROWS = 6 };
+    problem p = random_problem(78, N, 5, 2, ROWS);
+    float *table = zeros((size_t)ROWS * 2, sizeof *table),
+          *query = zeros((size_t)N * 2, sizeof *query);
+    for (int i = 0; i < ROWS; i++)
+        table[2 * i] = 200, table[2 * i + 1] = (float)i / 4 - 1; /* scores -50001 to -49999.75 */
+    for (int m = 0; m < N; m++)
+        query[2 * m] = -250, query[2 * m + 1] = 1;
+    p.a.table = table;
+    p.a.query = query;
+    p.a.normalises = false;
+    p.a.temperature = 1;
+    check_problem(p);
+}
+
 /* Rows without a positive only fill the batch up. */
 TEST(sampled_softmax_of_padding_rows) {
     problem p = random_problem(41, 40, 12, 10, 30);

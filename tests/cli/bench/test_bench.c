@@ -29,6 +29,9 @@ TEST(bench_rows_are_as_wide_as_their_heads) {
     } cases[] = {{"layers --device cpu --batch 3 --length 9 --new 2 --layers 1 --heads 1 --dim 8 "
                   "--candidates 2",
                   "batch length   new       ms   replay  TFLOP/s    error  float32  % floor", 1},
+                 {"layers --device cpu --batch 2 --length 3 --new 3 --layers 1 --heads 1 --dim 8 "
+                  "--candidates 0",
+                  "batch length   new       ms   replay  TFLOP/s    error  float32  % floor", 1},
                  {"masks --device cpu --length 128 --heads 1 --dim 4",
                   "mask                              B     n density   full   part    fwd ms", 4},
                  {"encode 3 2 20 2 8 --device cpu --seconds 0.01",
@@ -165,4 +168,15 @@ TEST(bench_timing_is_the_median_of_calls) {
     CHECK_OK(timing_replay(be, 7, called, &c, &seconds));
     CHECK(isnan(seconds)); /* a CPU records nothing */
     backend_destroy(be);
+}
+
+/* The defaults are those that the help says. */
+TEST(bench_dataset_draws_by_its_defaults) {
+    CHECK_EQ(test_command(NULL,
+                          "cd %s && p=%s && $p bench dataset --out a.jsonl && $p bench dataset "
+                          "--requests 1000 --users 1000000 --zipf 1 --returning .8 --history-mean "
+                          "100 --history-stdev 30 --new-mean 3 --new-stdev 2 --top-k 10 --items "
+                          "1000 --seed 1 --out b.jsonl && cmp a.jsonl b.jsonl",
+                          test_folder(), test_program()),
+             0);
 }

@@ -223,6 +223,19 @@ TEST(encode_refuses) {
          "the CPU computes in float32");
 }
 
+/* At least three passes, and no more than the seconds ask for; 24 E^2 flops a token and layer, 4 E
+ * a pair. */
+TEST(encode_bench_counts_its_work) {
+    char *text = NULL;
+    CHECK_EQ(test_command(&text, "%s bench encode 3 2 20 2 8 --device cpu --seconds 1e-9 --json",
+                          test_program()),
+             0);
+    CHECK_CONTAINS(text, "\"passes\":3,");
+    double gflop = strtod(strstr(text, "\"gflop\":") + 8, NULL);
+    CHECK(fabs(gflop * 1e9 / (2 * (24 * 256 * 60 + 4 * 16 * 1200)) - 1) < 1e-12);
+    free(text);
+}
+
 /* hstu bench encode: it checks before it times, and its figures fit each other. */
 TEST(encode_bench) {
     char *text = NULL;
@@ -241,6 +254,9 @@ TEST(encode_bench) {
     CHECK_OK(json_member_double(v, "tokens", &tokens));
     CHECK_OK(json_member_double(v, "check_error", &error));
     CHECK(ms > 0 && error == 0 && tokens >= 3 * 4 && tokens <= 3 * 20);
+    double fastest;
+    CHECK_OK(json_member_double(v, "ms_fastest", &fastest));
+    CHECK(fastest > 0 && fastest <= ms);
     CHECK_STR(json_member(v, "mask")->string, "sliding,window=4");
     arena_fini(&a);
     free(text);

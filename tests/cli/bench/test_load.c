@@ -130,6 +130,45 @@ TEST(load_latency_counts_from_the_intended_time) {
     load_set_fini(&s);
 }
 
+/* A server that takes i + 1 ms for request i, in no order, and refuses every n-th where n > 0. */
+typedef struct ramp_target {
+    load_target target;
+    size_t refuses;
+} ramp_target;
+
+static status run_ramp(load_target *t, const load_set *s, const load_plan *p, const uint64_t *at,
+                       load_outcome *out) {
+    size_t refuses = ((const ramp_target *)t)->refuses;
+    (void)p;
+    for (size_t i = 0; i < s->n; i++) {
+        uint64_t took = refuses > 0 ? 1 : i * 777 % s->n + 1;
+        out[i].intended_ns = out[i].sent_ns = 1000000000 + (at != NULL ? at[i] : 0);
+        out[i].done_ns = out[i].sent_ns + took * 1000000;
+        out[i].read_ns = out[i].done_ns + 2 * took * 1000000;
+        out[i].kind = refuses > 0 && i % refuses == refuses - 1 ? LOAD_REFUSED : LOAD_OK;
+    }
+    return OK;
+}
+
+TEST(load_reports_each_percentile) {
+    load_set s;
+    ramp_target t = {.target = {.run = run_ramp}};
+    load_report r;
+    load_draw d = some_draw(2000);
+    load_plan closed = {.concurrency = 1};
+    load_set_init(&s);
+    CHECK_OK(load_set_draw(&s, &d));
+    CHECK_OK(load_run(&t.target, &s, &closed, &r));
+    const double want[] = {1, 1001, 1801, 1901, 1981, 1999, 2000, 1000.5, 3962};
+    const double got[] = {r.latency.min, r.latency.p50,  r.latency.p90,
+                          r.latency.p95, r.latency.p99,  r.latency.p999,
+                          r.latency.max, r.latency.mean, r.read_ms};
+    for (size_t i = 0; i < sizeof want / sizeof *want; i++)
+        if (fabs(got[i] - want[i]) > 1e-6) FAIL_TEST("%zu: %g, not %g", i, got[i], want[i]);
+    CHECK(r.latency.n == 2000 && r.late_ms == 0);
+    load_set_fini(&s);
+}
+
 /* Gaps of any shape have the mean that the rate says. */
 static status note_times(load_target *t, const load_set *s, const load_plan *p, const uint64_t *at,
                          load_outcome *out) {
@@ -188,6 +227,28 @@ TEST(load_finds_the_highest_rate) {
     CHECK(n_rounds == 8 && rate > 55 && rate < 100);
     CHECK(best.latency.p99 <= 60 && best.latency.p99 > 20);
     s.slo_ms = 5; /* less than a request takes */
+    CHECK_OK(load_search_rate(&s, &rate, &best));
+    CHECK(rate == 0 && best.n == 0);
+}
+
+/* A rate at which one of a hundred requests is refused is fine, two are too many. */
+TEST(load_rate_allows_few_refusals) {
+    ramp_target t = {.target = {.run = run_ramp}};
+    load_report best;
+    double rate;
+    int n_rounds = 0;
+    load_search s = {.target = &t.target,
+                     .slo_ms = 5,
+                     .capacity = 100,
+                     .concurrency = 1,
+                     .n_rounds = 3,
+                     .seconds = 20,
+                     .draw = draw_round,
+                     .ctx = &n_rounds};
+    t.refuses = 100;
+    CHECK_OK(load_search_rate(&s, &rate, &best));
+    CHECK(rate > 100 && best.n_refused > 0);
+    t.refuses = 50;
     CHECK_OK(load_search_rate(&s, &rate, &best));
     CHECK(rate == 0 && best.n == 0);
 }
@@ -279,29 +340,30 @@ TEST(load_on_an_engine) {
  */
 typedef struct rude_server {
     int fd, n_answers;
-    bool is_silent;
+    const char *answer; /* or NULL: silent */
 } rude_server;
 
 static void *serve_rudely(void *argument) {
     rude_server *r = argument;
     for (int fd; (fd = accept(r->fd, NULL, NULL)) >= 0; close(fd)) {
         char text[4096];
-        static const char answer[] = "HTTP/1.1 200 OK\r\nContent-Length: 21\r\n\r\n"
-                                     "{\"tokens_computed\":3}";
         ssize_t n = recv(fd, text, sizeof text, 0); /* the requests of the test are short */
-        if (n <= 0 || r->is_silent) continue;
+        if (n <= 0 || r->answer == NULL) continue;
         r->n_answers++;
-        for (size_t sent = 0; sent < sizeof answer - 1; sent += 7) /* in pieces */
-            (void)!send(fd, answer + sent,
-                        sizeof answer - 1 - sent < 7 ? sizeof answer - 1 - sent : 7, MSG_NOSIGNAL);
+        size_t all = strlen(r->answer),
+               body = (size_t)(strstr(r->answer, "\r\n\r\n") + 4 - r->answer);
+        for (size_t sent = 0; sent < all; sent += 7) { /* in pieces, the body late */
+            if (sent >= body && sent < body + 7) usleep(2000);
+            (void)!send(fd, r->answer + sent, all - sent < 7 ? all - sent : 7, MSG_NOSIGNAL);
+        }
     }
     return NULL;
 }
 
-static void ask_rudely(bool is_silent, load_report *out) {
+static void ask_rudely(const char *answer, load_report *out) {
     struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t n = sizeof at;
-    rude_server r = {.fd = socket(AF_INET, SOCK_STREAM, 0), .is_silent = is_silent};
+    rude_server r = {.fd = socket(AF_INET, SOCK_STREAM, 0), .answer = answer};
     pthread_t thread;
     load_target *t;
     load_set s;
@@ -323,14 +385,27 @@ static void ask_rudely(bool is_silent, load_report *out) {
     shutdown(r.fd, SHUT_RDWR);
     pthread_join(thread, NULL);
     close(r.fd);
-    CHECK_EQ(r.n_answers, is_silent ? 0 : 9);
+    CHECK_EQ(r.n_answers, answer == NULL ? 0 : 9);
 }
 
 TEST(load_on_a_server_that_hangs_up) {
     load_report r;
-    ask_rudely(false, &r);
-    CHECK(r.n_ok == 9 && r.n_failed == 0 && r.tokens_computed == 27);
-    ask_rudely(true, &r);
+#define BODY "{\"tokens_computed\":3}"
+    static const char *const answers[] = {
+        "HTTP/1.1 200 OK\r\nContent-Length: 21\r\n\r\n" BODY,
+        "HTTP/1.1 200 OK\r\nX: 1\r\ncontent-length:21\r\nConnection: Close\r\n\r\n" BODY,
+        "HTTP/1.1 200 OK\r\nContent-Lengths: 1\r\nContent-Length: 21\r\n\r\n" BODY,
+        "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+        "7\r\n{\"token\r\ne\r\ns_computed\":3}\r\n0\r\n\r\n"};
+    for (int i = 0; i < 4; i++) {
+        ask_rudely(answers[i], &r);
+        CHECK(r.n_ok == 9 && r.n_failed == 0);
+        /* a number that chunks part is not read */
+        CHECK_EQ(r.tokens_computed, i < 3 ? 27 : 0);
+    }
+    ask_rudely("HTTP/1.1 503 Full\r\nContent-Length: 0\r\n\r\n", &r);
+    CHECK(r.n_ok == 0 && r.n_refused == 9);
+    ask_rudely(NULL, &r);
     CHECK(r.n_ok == 0 && r.n_failed == 9 && strstr(r.error, "connection lost") != NULL);
 }
 

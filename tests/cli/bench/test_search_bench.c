@@ -16,3 +16,35 @@ TEST(search_finds_what_a_loop_finds) {
     }
     backend_destroy(be);
 }
+
+static const ops *right;
+static int wrong_place;
+
+/* A search with one mistake: another item, or a score that is off by the last bit. */
+static status rank_wrongly(backend *be, const rank_args *a) {
+    TRY(right->rank(be, a));
+    if (wrong_place >= 0)
+        a->best[wrong_place] ^= 1;
+    else
+        a->best_score[2] = nextafterf(a->best_score[2], 1e9f);
+    return OK;
+}
+
+TEST(search_sees_wrong_answers) {
+    search_shape shape = {.n_items = 300, .n_queries = 2, .dim = 33, .k = 5, .seed = 5};
+    search_row row;
+    backend *be;
+    CHECK_OK(backend_create_cpu(&be, NULL));
+    ops wrong = *be->ops;
+    right = be->ops;
+    wrong.rank = rank_wrongly;
+    be->ops = &wrong;
+    for (wrong_place = -1; wrong_place < 5; wrong_place++) {
+        char place[32];
+        snprintf(place, sizeof place, "place %d of the search",
+                 wrong_place < 0 ? 3 : wrong_place + 1);
+        CHECK_FAILS(search_measure(be, &shape, &row), ERR_NUMERIC, place);
+    }
+    be->ops = right;
+    backend_destroy(be);
+}

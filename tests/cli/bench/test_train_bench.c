@@ -109,6 +109,35 @@ static char *said(int want, const char *command, const char *file, const char *m
     return text;
 }
 
+/* Speeds as they are printed: "1.82 GFLOP/s   6.1 % of the 29.84 GFLOP/s". */
+static double flop_of(const char *text) {
+    char *unit;
+    double x = strtod(text, &unit);
+    return x * (unit[1] == 'M' ? 1e6 : unit[1] == 'G' ? 1e9 : 1e12);
+}
+
+/* The speed is the printed part of the peak; the ops that were called, and the time between them,
+ * make up the step. */
+static void check_shares(const char *text) {
+    const char *speed = strstr(text, "  Speed "), *at = strstr(text, "  op       ");
+    CHECK(speed != NULL && at != NULL);
+    speed += strspn(speed + 7, " ") + 7;
+    double part = strtod(strstr(speed, "/s ") + 3, NULL);
+    double peak = flop_of(strstr(speed, "% of the ") + 9);
+    CHECK(fabs(100 * flop_of(speed) / peak - part) < .06 + .01 * part);
+    double share = 0, ms, percent, calls;
+    int n = 0, n_read;
+    do { /* names have 18 characters */
+        at = strchr(at, '\n') + 1;
+        n_read = sscanf(at + 20, "%lf %lf %% %lf", &ms, &percent, &calls);
+        CHECK(n_read == 3 || strncmp(at, "  (between ops) ", 16) == 0);
+        CHECK(n_read < 3 || calls > 0);
+        share += percent;
+        n++;
+    } while (n_read == 3);
+    if (!(n > 5 && fabs(share - 100) < .06 * n)) FAIL_TEST("%d rows are %g %%", n, share);
+}
+
 TEST(bench_train_of_the_fixed_benchmark) {
     char *text = said(0, "bench train", "benchmark_ranking_fixed.gin", "--steps 2");
     CHECK_CONTAINS(text, "the slope along the gradient fits to");
@@ -116,6 +145,7 @@ TEST(bench_train_of_the_fixed_benchmark) {
     CHECK_CONTAINS(text, "of a large product here");
     CHECK_CONTAINS(text, "that the config has room for");
     CHECK_CONTAINS(text, "attn_bwd");
+    check_shares(text);
     free(text);
 }
 
@@ -139,6 +169,12 @@ TEST(bench_train_as_json) {
     CHECK_CONTAINS(line, "\"deterministic\":true");
     CHECK_OK(json_member_double(json_member(v, "flop_per_step"), "layers", &x));
     CHECK(x == 3 * 192 * 2.0 * 64 * (256 + 64) + 3.5 * 3 * 2 * 2 * 64 * 64 * 64 / 2);
+    double sum = 0;
+    for (const json_value *op = json_member(v, "ops")->first; op != NULL; op = op->next) {
+        CHECK(op->number > 0);
+        sum += op->number;
+    }
+    CHECK(sum > .1 && sum <= 1);
     arena_fini(&a);
     free(text);
 }

@@ -108,6 +108,8 @@ TEST(mask_show_svg) {
     CHECK_CONTAINS(svg, "<svg xmlns");
     CHECK_CONTAINS(svg, "fixed, n = 200, density 0.");
     CHECK_CONTAINS(svg, "</svg>\n");
+    CHECK_CONTAINS(svg, " d=\"M179.84 44v512M16 207.84h512M343.68 44v512M16 371.68h512"
+                        "M507.52 44v512M16 535.52h512\"/>"); /* tiles of 64 */
     /* row 0 sees key 0 only: one cell of 2.56 */
     CHECK_CONTAINS(svg, "<rect x=\"16.00\" y=\"44.00\" width=\"2.56\" height=\"2.56\"/>");
     mem_free(svg);
