@@ -1,7 +1,8 @@
-/* Texts for people: counts and bars. */
+/* Texts for people: counts, bars, dates, texts that are cut, words for a shell. */
 #include "cli/output.h"
 
 #include <string.h>
+#include <unistd.h>
 
 #include "test.h"
 
@@ -23,4 +24,70 @@ TEST(show_bar_in_eighths) {
     CHECK_STR(show_bar(text, 1, 1), "\u2588");
     CHECK_STR(show_bar(text, 9, 2), "\u2588\u2588"); /* never wider */
     CHECK_EQ(strlen(show_bar(text, 1, 100000)), (SHOW_BYTES - 1) / 3 * 3);
+}
+
+TEST(show_date_of_any_second) {
+    char text[SHOW_BYTES];
+    CHECK_STR(show_date(text, 0), "1970-01-01");
+    CHECK_STR(show_date(text, 956703965), "2000-04-25");
+    CHECK_STR(show_date(text, -1), "1969-12-31");
+    CHECK_STR(show_date(text, INT64_MAX), "second 9223372036854775807");
+}
+
+/* What fits stays whole; what does not is cut where no escape and no character is parted. */
+TEST(show_text_cuts_to_a_width) {
+    static const struct {
+        const char *from;
+        int width;
+        const char *want;
+    } cases[] = {{"", 3, ""},
+                 {"abc", 3, "abc"},
+                 {"abcd", 3, "ab\u2026"},
+                 {"abcd", 1, "\u2026"},
+                 {"\u00e4\u00f6\u00fc", 3, "\u00e4\u00f6\u00fc"},
+                 {"\u00e4\u00f6\u00fc\u00df", 3, "\u00e4\u00f6\u2026"},
+                 {"a\033[1m", 20, "a\\x1b[1m"},
+                 {"ab\033cd", 5, "ab\u2026"},
+                 {"ab\033", 6, "ab\\x1b"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char text[SHOW_BYTES];
+        CHECK_STR(show_text(text, cases[i].from, strlen(cases[i].from), cases[i].width),
+                  cases[i].want);
+        CHECK(show_columns(text) <= cases[i].width);
+    }
+}
+
+/* As a shell would read it: the same bytes come back, and none is an option. */
+TEST(show_word_can_be_pasted) {
+    static const char *const words[][2] = {{"plain_1./@", "plain_1./@"},
+                                           {"", "''"},
+                                           {"two words", "'two words'"},
+                                           {"don't", "'don'\\''t'"},
+                                           {"-rf", "./-rf"},
+                                           {"a\033b", "$'a\\033b'"},
+                                           {"a\177b", "$'a\\177b'"},
+                                           {"a\nb'\\", "$'a\\012b\\047\\134'"},
+                                           {"~", "'~'"},
+                                           {"$HOME", "'$HOME'"}};
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
+        buf out = {0};
+        CHECK_OK(show_word(&out, words[i][0]));
+        CHECK_STR(buf_str(&out), words[i][1]);
+        buf_fini(&out);
+    }
+}
+
+TEST(sink_checks_for_one_file_under_two_names) {
+    char a[600], b[600];
+    snprintf(a, sizeof a, "%s/a", test_folder());
+    snprintf(b, sizeof b, "%s/b", test_folder());
+    FILE *f = fopen(a, "w");
+    CHECK(f != NULL && fclose(f) == 0);
+    CHECK_OK(sink_check_two("--x", a, "--y", b));
+    CHECK_OK(sink_check_two("--x", "-", "--y", "-"));
+    CHECK_OK(sink_check_two("--x", NULL, "--y", a));
+    CHECK_OK(sink_check_two("--x", a, "--y", NULL));
+    CHECK_FAILS(sink_check_two("--x", a, "--y", a), ERR_USAGE, "--x and --y are both");
+    CHECK_EQ(link(a, b), 0);
+    CHECK_FAILS(sink_check_two("--x", a, "--y", b), ERR_USAGE, "give each a file of its own");
 }

@@ -180,3 +180,10 @@ TEST(bench_dataset_draws_by_its_defaults) {
                           test_folder(), test_program()),
              0);
 }
+
+TEST(bench_names_a_device_that_is_none) {
+    char *text;
+    CHECK_EQ(test_command(&text, "%s bench search --device tpu", test_program()), 2);
+    CHECK_CONTAINS(text, "--device tpu: the devices are auto, cpu, cuda and cuda:N");
+    free(text);
+}

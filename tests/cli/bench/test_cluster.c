@@ -144,6 +144,32 @@ TEST(cluster_balancers_help) {
     CHECK_STR(row[0].limit, "imbalance of the lengths");
 }
 
+static double tokens_of(cluster_work w, int64_t max_length) {
+    cluster_row row;
+    w.max_length = max_length;
+    CHECK_OK(cluster_predict(&w, &(cluster_rank){.flops = 1e12}, cluster_profile(0), 16, &row));
+    return row.tokens;
+}
+
+/* The mean of lengths by Zipf's law, cut at 16, against the sum of the law. */
+TEST(cluster_draws_lengths_by_zipf) {
+    enum { MAX = 16 };
+    config c = small_config();
+    cluster_work w;
+    CHECK_OK(cluster_work_of(&c, &w));
+    w.lengths = LENGTHS_FIXED;
+    double one = tokens_of(w, 1), more = tokens_of(w, 2) - one;
+    double mean = 0, all = 0, zeta = 2.612375348685488; /* of 1.5 */
+    for (int k = 1; k <= MAX; k++) {
+        all += pow(k, -1.5) / zeta;
+        mean += k * pow(k, -1.5) / zeta;
+    }
+    mean += MAX * (1 - all);
+    w.lengths = LENGTHS_ZIPF;
+    w.length_alpha = 1.5;
+    check_near(tokens_of(w, MAX), one + (mean - 1) * more, .03);
+}
+
 /* Within 10 %, as documented.  Without the spread the wire alone is a third of the exposed NCCL. */
 TEST(cluster_has_the_published_figures) {
     cluster_check check[CLUSTER_CHECKS];
@@ -220,4 +246,69 @@ TEST(cluster_refuses_hostile_options) {
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
         CHECK_FAILS(run_bench(wrong[i][0], wrong[i][1]), ERR_USAGE, wrong[i][2]);
     CHECK(run_bench("--measured", "no/such/file") != OK);
+}
+
+static char *predicted(const char *options) {
+    char *text;
+    CHECK_EQ(test_command(&text, "%s bench cluster %s 2>/dev/null", test_program(), options), 0);
+    return text;
+}
+
+static double figure(const char *text, const char *key) {
+    char quoted[64];
+    snprintf(quoted, sizeof quoted, "\"%s\":", key);
+    const char *at = strstr(text, quoted);
+    CHECK(at != NULL);
+    return strtod(at + strlen(quoted), NULL);
+}
+
+/* The table has the numbers of the JSON, and everything that was assumed is said. */
+TEST(cluster_prints_what_it_predicts_and_assumes) {
+    char *text = predicted("--gpus 1,8"), *json = predicted("--gpus 8 --json"), row[200];
+    snprintf(row, sizeof row, "\n  %6d %9.2f %9.1f %7.1f %% %9.2f %9.2f %9.2f %9.2f  spread of", 8,
+             figure(json, "step_ms"), figure(json, "tflop_per_s_gpu"),
+             100 * figure(json, "efficiency"), figure(json, "compute_ms"), figure(json, "wait_ms"),
+             figure(json, "all_reduce_exposed_ms"),
+             figure(json, "rows_ms") + figure(json, "small_ms"));
+    CHECK_CONTAINS(text, row);
+    CHECK_CONTAINS(text,
+                   "\n       1    148.43     430.4   100.0 %    148.43      0.00      0.00      "
+                   "0.00  computing\n");
+    static const char *const assumed[] = {
+        "\n  one GPU     430.4 TFLOP/s end to end (an H200, bench/results/h200/train.csv), 0.0 ms "
+        "a "
+        "step fixed\n",
+        "\n  links       nvlink-ndr: ",
+        "; 371 GB/s in a node of 8, 47.0 GB/s a GPU between nodes\n",
+        "\n  batch       32 users a GPU; lengths all 2048; balance: LPT\n",
+        "\n  messages    179.6 MB of dense gradients, layer by layer during the backward pass; "
+        "rows "
+        "of 512 bytes there",
+        "\n  spread      0.70 %: ",
+        "\n  NCCL        ",
+        "\n  exposed NCCL, 4099 tokens a user     published    2.93 ms       model    2.91  (-0.4 "
+        "%)\n",
+        "\n  speed of a GPU, lengths by Zipf 1.2  published  310.60 TFLOP/s  model  326.89  (+5.2 "
+        "%)\n",
+        "\n  gain of the balancer, likewise       published    1.53 x        model    1.59  (+3.8 "
+        "%)\n"};
+    for (size_t i = 0; i < sizeof assumed / sizeof *assumed; i++)
+        CHECK_CONTAINS(text, assumed[i]);
+    CHECK(strstr(text, "share one GPU") == NULL);
+    const char *check = strstr(json, "\"published\":[");
+    CHECK(check != NULL && figure(check + 1, "published") == 2.927);
+    CHECK_CONTAINS(check, "exposed NCCL, 4099 tokens a user");
+    CHECK_CONTAINS(check, "gain of the balancer, likewise");
+    free(json);
+    free(text);
+    text = predicted("--gpus 2 --lengths zipf:1.2 --balance none --no-overlap --profile one-gpu "
+                     "--tflops 100 --fixed-ms 2");
+    CHECK_CONTAINS(text, "\n  one GPU     100.0 TFLOP/s end to end (given), 2.0 ms a step fixed\n");
+    CHECK_CONTAINS(text, "all ranks share one GPU: each has 1/G of its speed and links\n");
+    CHECK_CONTAINS(text, "32 users a GPU; lengths by Zipf 1.20 up to 2048; balance: none\n");
+    CHECK_CONTAINS(text, "dense gradients, after the backward pass;");
+    free(text);
+    text = predicted("--gpus 2 --lengths uniform --balance equal");
+    CHECK_CONTAINS(text, "; lengths uniform up to 2048; balance: equal numbers of users\n");
+    free(text);
 }

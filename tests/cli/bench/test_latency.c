@@ -63,6 +63,21 @@ TEST(latency_of_growing_histories) {
                           "--concurrency 2 --report-json r.json");
     CHECK_CONTAINS(text, "run: 2 users at the same time, 3 requests each, histories growing "
                          "evenly; milliseconds of all of them, median of 1\n");
+    static const char *const caches[] = {"memory", "none"};
+    const char *line = strstr(text, "users  cache");
+    for (int i = 0; i < 2; i++) { /* total, least, most, first, last, reused, computed */
+        char cache[16];
+        double ms[5], reused, computed;
+        int users;
+        CHECK(line != NULL && (line = strchr(line, '\n')) != NULL);
+        line++;
+        CHECK_EQ(sscanf(line, "%d %15s %lf %lf %lf %lf %lf %lf %lf", &users, cache, &ms[0], &ms[1],
+                        &ms[2], &ms[3], &ms[4], &reused, &computed),
+                 9);
+        CHECK_STR(cache, caches[i]);
+        CHECK(users == 2 && reused == (i == 0 ? 20 : 0) && computed == (i == 0 ? 28 : 48));
+        CHECK(ms[0] == ms[1] && ms[0] == ms[2] && ms[3] > 0 && ms[4] > 0 && ms[3] + ms[4] < ms[0]);
+    }
     free(text);
     text = report_of("r.json");
     const char *cached = strstr(text, "{\"cache\":\"memory\","),

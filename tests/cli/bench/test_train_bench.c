@@ -143,6 +143,8 @@ TEST(bench_train_of_the_fixed_benchmark) {
     CHECK_CONTAINS(text, "the slope along the gradient fits to");
     CHECK_CONTAINS(text, "201 tokens (contextual, items, actions), mean of 2 steps");
     CHECK_CONTAINS(text, "of a large product here");
+    CHECK_CONTAINS(text, "31.26 MFLOP   a step: uvqk 19.76 M, attention 6.56 M (causal half), "
+                         "projection 4.94 M; input and head, 36.05 M, not counted");
     CHECK_CONTAINS(text, "that the config has room for");
     CHECK_CONTAINS(text, "attn_bwd");
     check_shares(text);
