@@ -179,6 +179,7 @@ TEST(main_reports_wrong_usage) {
               "Try 'hstu doctor --help'.\n");
     CHECK_CONTAINS(said(2, "@ plan show 1 --x"), "Try 'hstu plan show --help'.\n");
     CHECK_CONTAINS(said(2, "@ bench masks --x"), "Try 'hstu bench masks --help'.\n");
+    CHECK_CONTAINS(said(2, "@ bench dataset"), "Try 'hstu bench dataset --help'.\n");
     CHECK_CONTAINS(said(2, "@ mask sow"), "Try 'hstu mask --help'.\n");
     CHECK_CONTAINS(said(2, "HSTU_LOG=debug @ doctor --x"), "debug: usage error at src/cli/");
     CHECK_CONTAINS(said(2, "HSTU_LOG=loud @ doctor"), "HSTU_LOG: log level 'loud' is unknown");

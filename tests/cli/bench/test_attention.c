@@ -212,6 +212,9 @@ TEST(bench_attention_of_some_rows) {
         text = said(0, "--dim 32 --length 50");
         CHECK_CONTAINS(text, "TFLOP/s");
         CHECK_CONTAINS(text, "  32  512     1-50  causal ");
+        const char *last =
+            strstr(text, "  backward "); /* the second line of the row, and the end */
+        CHECK(last != NULL && strchr(last, '\n')[1] == '\0');
         CHECK(strstr(text, " 64  512") == NULL && strstr(text, "1-200") == NULL);
         free(text);
     }

@@ -172,13 +172,16 @@ TEST(bench_timing_is_the_median_of_calls) {
 
 /* The defaults are those that the help says. */
 TEST(bench_dataset_draws_by_its_defaults) {
-    CHECK_EQ(test_command(NULL,
+    char *text;
+    CHECK_EQ(test_command(&text,
                           "cd %s && p=%s && $p bench dataset --out a.jsonl && $p bench dataset "
                           "--requests 1000 --users 1000000 --zipf 1 --returning .8 --history-mean "
                           "100 --history-stdev 30 --new-mean 3 --new-stdev 2 --top-k 10 --items "
                           "1000 --seed 1 --out b.jsonl && cmp a.jsonl b.jsonl",
                           test_folder(), test_program()),
              0);
+    CHECK_STR(text, "a.jsonl: 1000 requests\nb.jsonl: 1000 requests\n");
+    free(text);
 }
 
 TEST(bench_names_a_device_that_is_none) {

@@ -21,7 +21,28 @@ TEST(layers_cache_changes_nothing) {
 }
 
 TEST(layers_rows_are_chosen) {
+    static const char *const rows[][2] = {
+        {"--batch 1", "1,4096,4096;1,4096,1024;1,4096,128;1,1024,128;1,128,128;"},
+        {"--batch 8 --length 1024", "8,1024,128;"},
+        {"--length 128", "1,128,128;8,128,128;"}};
     char *text;
+    for (int i = test_is_brief() ? 1 : 0; i < 3; i++) { /* NVIDIA's rows, in a small model */
+        char got[200] = "";
+        CHECK_EQ(test_command(&text,
+                              "%s bench layers --device cpu --layers 1 --heads 1 --dim 1 "
+                              "--candidates 0 --json %s",
+                              test_program(), rows[i][0]),
+                 0);
+        for (const char *at = text; (at = strstr(at, "\"batch\":")) != NULL; at++) {
+            int batch, length, n_new;
+            CHECK_EQ(sscanf(at, "\"batch\":%d,\"length\":%d,\"new\":%d,", &batch, &length, &n_new),
+                     3);
+            size_t n = strlen(got);
+            snprintf(got + n, sizeof got - n, "%d,%d,%d;", batch, length, n_new);
+        }
+        CHECK_STR(got, rows[i][1]);
+        free(text);
+    }
     CHECK_EQ(test_command(&text, "%s bench layers --device cpu --batch 3", test_program()), 2);
     CHECK_CONTAINS(text, "no such row");
     free(text);

@@ -100,6 +100,18 @@ static void strip_bars(char *text) {
     *out = '\0';
 }
 
+/* The full blocks in line n after a text. */
+static int bar_after(const char *text, const char *head, int n) {
+    const char *at = strstr(text, head);
+    int length = 0;
+    CHECK(at != NULL);
+    for (; n > 0; n--)
+        at = strchr(at, '\n') + 1;
+    for (const char *end = strchr(at, '\n'); at < end; at++)
+        length += strncmp(at, "\u2588", 3) == 0;
+    return length;
+}
+
 TEST(info_explains_every_kind_of_action) {
     static const struct {
         action_kind kind;
@@ -120,6 +132,8 @@ TEST(info_explains_every_kind_of_action) {
         build_small(kinds[i].kind, 1000);
         CHECK_EQ(test_command(&text, "%s info %s", test_program(), test_folder()), 0);
         check_width(text);
+        int two = bar_after(text, "Events of a user\n", 2); /* the longest, of two users */
+        CHECK(two > 10 && bar_after(text, "Events of a user\n", 3) == two / 2);
         strip_bars(text);
         CHECK_CONTAINS(text, kinds[i].text);
         CHECK_CONTAINS(text, " Users 3\n Items 3 seen in events\n Catalogue 4 all known items\n"

@@ -57,6 +57,18 @@ TEST(sweep_refuses_ranges) {
     add(&s, "c=1..200:200");
     CHECK_FAILS(sweep_make_trials(&s, 0, 0), ERR_USAGE, "80000 combinations");
     arena_fini(&s.memory);
+    for (int more = 0; more < 2; more++) { /* as many as can be tried, and one value more */
+        arena_init(&s.memory, 4096);
+        s.n_ranges = 0;
+        add(&s, "a=1..100:100");
+        add(&s, more ? "b=1..101:101" : "b=1..100:100");
+        if (more)
+            CHECK_FAILS(sweep_make_trials(&s, 0, 0), ERR_USAGE,
+                        "10100 combinations, and 10000 can");
+        else
+            CHECK_OK(sweep_make_trials(&s, 0, 0));
+        arena_fini(&s.memory);
+    }
 }
 
 #define SWEEP                                                                                      \
