@@ -190,3 +190,26 @@ TEST(bench_names_a_device_that_is_none) {
     CHECK_CONTAINS(text, "--device tpu: the devices are auto, cpu, cuda and cuda:N");
     free(text);
 }
+
+/* What is beyond the ends of a number is refused with both of them. */
+TEST(bench_numbers_have_ends) {
+    static const char *const cases[][2] = {{"search --items 0", "from 1 to 1073741824"},
+                                           {"search --queries 65537", "from 1 to 65536"},
+                                           {"search --dim 4097", "from 1 to 4096"},
+                                           {"search --k 1025", "from 1 to 1024"},
+                                           {"layers --batch 4097", "from 1 to 4096"},
+                                           {"layers --layers 65", "from 1 to 64"},
+                                           {"layers --candidates -1", "from 0 to 65536"},
+                                           {"layers --dim 257", "from 1 to 256"},
+                                           {"masks --dim 257", "from 1 to 256"},
+                                           {"masks --heads 1025", "from 1 to 1024"},
+                                           {"train --steps 0", "from 1 to 1048576"},
+                                           {"throughput x --concurrency 1025", "from 1 to 1024"},
+                                           {"throughput x --rounds 31", "from 1 to 30"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char *text;
+        CHECK_EQ(test_command(&text, "%s bench %s --device cpu", test_program(), cases[i][0]), 2);
+        CHECK_CONTAINS(text, cases[i][1]);
+        free(text);
+    }
+}

@@ -7,6 +7,10 @@
 #include "run_test.h"
 #include "serve/http/http.h"
 
+/* As long as a name can be. */
+#define X21 "xxxxxxxxxxxxxxxxxxxxx"
+#define X63 X21 X21 X21
+
 /* What a command says before it opens anything: --split x is read last, after all options and
  * names. */
 TEST(serve_refuses_wrong_usage) {
@@ -17,6 +21,7 @@ TEST(serve_refuses_wrong_usage) {
         {"a --name x --name y", "1 models and 2 names"},
         {"a --name 'x y'", "--name x y: letters, digits, '.', '_' and '-' only"},
         {"a b --name x --name x", "two models are called 'x': give each a --name"},
+        {"m/" X63 "a/ n/" X63 "b", "two models are called '" X63 "': give each a --name"},
         {"a z/a/", "two models are called 'a'"},
         {"b a.b-c_1 /x/y/a.b-c_1//", "two models are called 'a.b-c_1'"},
         {"'m/a +b' m/a__b", "two models are called 'a__b'"},
