@@ -6,6 +6,7 @@
 
 #include "base/log.h"
 #include "cli/cli.h"
+#include "cli/model/eval_groups.h"
 #include "cli/model/eval_lists.h"
 #include "cli/output.h"
 #include "cli/work.h"
@@ -21,7 +22,7 @@ static const char *const parts[] = {"test", "validation", NULL};
 
 typedef struct eval_args {
     const char *path, *checkpoint, *data, *device;
-    const char *metrics, *lists, *out;
+    const char *metrics, *lists, *out, *by, *per_user;
     int64_t window;
     bool is_json, has_baselines, keeps_seen;
     int part; /* of parts */
@@ -50,6 +51,7 @@ typedef struct report {
     metric_list metrics;
     eval_result r;
     baseline *baselines; /* (N_BASELINES), or NULL */
+    eval_groups *groups; /* --by, or NULL */
 } report;
 
 static protocol protocol_of(const report *o) {
@@ -90,6 +92,7 @@ static status print_json(const report *o) {
     eval_write_misses(&o->r, w);
     protocol_write(&p, w);
     if (o->baselines != NULL) write_baselines(w, o);
+    if (o->groups != NULL) eval_groups_write(o->groups, w);
     return json_line_print();
 }
 
@@ -131,6 +134,7 @@ static status print_text(const report *o) {
            checkpoint_is_best(o->t->folder) ? " (best on validation)" : "",
            show_count(users, (uint64_t)o->r.n_users), took);
     print_metrics(o, style);
+    if (o->groups != NULL) eval_groups_print(o->groups);
     status st = protocol_describe(&p, &lines);
     if (st == OK) printf("\n%s%s%s", style.dim, buf_str(&lines), style.plain);
     buf_fini(&lines);
@@ -164,6 +168,16 @@ static status choose_metrics(const eval_args *a, const config *c, metric_list *o
     return st == OK ? OK : fail_prefix(st, "--metrics");
 }
 
+/* --by and --per-user. */
+static status look_closer(report *o, const trained *t, evaluator *e) {
+    bool is_retrieval = t->config->task == TASK_RETRIEVAL;
+    split s = split_make(t->session.data, o->a->split.rule, SESSION_SPLIT_SEED);
+    if (o->groups != NULL)
+        TRY(eval_groups_make(o->groups, o->a->by, e, &s, part_of(o->a), is_retrieval));
+    if (o->a->per_user == NULL || !comm_is_first(t->session.comm)) return OK;
+    return eval_write_users(o->a->per_user, e, &s, part_of(o->a), is_retrieval);
+}
+
 static status measure(report *o, trained *t, const work *w) {
     evaluator *e;
     TRY(choose_metrics(o->a, t->config, &o->metrics));
@@ -175,13 +189,18 @@ static status measure(report *o, trained *t, const work *w) {
     status st = evaluator_choose(e, &o->metrics, o->a->keeps_seen);
     if (st == OK) st = evaluator_run(e, 0, &o->r);
     if (st == OK) st = evaluator_bootstrap(e, &o->r, NULL);
+    if (st == OK) st = look_closer(o, t, e);
     evaluator_destroy(e);
     return st;
 }
 
 static status evaluate(const eval_args *a, trained *t, const work *w) {
     static baseline room[N_BASELINES]; /* too large for the stack */
-    report o = {.a = a, .t = t, .baselines = a->has_baselines ? room : NULL};
+    static eval_groups groups;
+    report o = {.a = a,
+                .t = t,
+                .baselines = a->has_baselines ? room : NULL,
+                .groups = a->by != NULL ? &groups : NULL};
     TRY(measure(&o, t, w));
     if (!comm_is_first(w->comm)) return OK; /* rank 0 speaks for all */
     return a->is_json ? print_json(&o) : print_text(&o);
@@ -257,9 +276,10 @@ static status run_lists(eval_args *a) {
                          .is_json = a->is_json,
                          .keeps_seen = a->keeps_seen};
     if (a->data == NULL) return fail(ERR_USAGE, "--recommendations also needs --data DIR");
-    if (a->path != NULL || a->checkpoint != NULL || a->has_baselines || a->n_ranks > 1)
+    if (a->path != NULL || a->checkpoint != NULL || a->has_baselines || a->n_ranks > 1 ||
+        a->by != NULL || a->per_user != NULL)
         return fail(ERR_USAGE, "--recommendations measures lists, not a model: leave out RUN, "
-                               "--checkpoint, --baselines and --ranks");
+                               "--checkpoint, --baselines, --by, --per-user and --ranks");
     a->split_args.has_validation = l.part == PART_VALIDATION;
     if (split_args_given(&a->split_args))
         TRY(split_args_read(&a->split_args, &l.split));
@@ -295,6 +315,13 @@ status cmd_eval(int argc, char **argv) {
                  "for ranking. Example: HR@5,NDCG@20,COVERAGE@10."),
         OPT_FLAG("--keep-seen", &a.keeps_seen,
                  "Keep items of the history in the ranking, for data in which users repeat items."),
+        OPT_TEXT(
+            "--by", &a.by, "WHAT",
+            "Also show the metrics of groups of users: by length of the history, by popularity "
+            "of the target (retrieval), or by a contextual feature of the data."),
+        OPT_TEXT("--per-user", &a.per_user, "FILE",
+                 "Also write a CSV file with a row per user: events of the history, and the "
+                 "position of the target (empty: not found) or the number of scored events."),
         OPT_TEXT("--recommendations", &a.lists, "FILE",
                  "Evaluate these lists instead of a model: JSON lines {\"user\": ID, \"items\": "
                  "[ID, ...]}, as 'hstu recommend --json' writes them, or CSV with columns user and "

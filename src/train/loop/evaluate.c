@@ -49,6 +49,7 @@ struct evaluator {
     user_position *round; /* (B): ranking, of this rank's batch in the round */
     int64_t n_round, n_unknown, n_runs;
     const double *replicate; /* its AUC of each task; NULL: the figures are of all rows */
+    bool is_group;           /* the state is that of some users */
 };
 
 double eval_value(const eval_result *r, const char *name) {
@@ -348,7 +349,7 @@ static status report_areas(const evaluator *e, eval_result *r) {
 static double value_of(const evaluator *e, const metric *m) {
     switch (m->kind) {
     case METRIC_COVERAGE:
-        return coverage(e, m->k);
+        return e->is_group ? NAN : coverage(e, m->k);
     case METRIC_ACCURACY:
         return e->n_rows > 0 ? (double)e->n_right / (double)e->n_rows : NAN;
     case METRIC_LOGLOSS:
@@ -685,6 +686,66 @@ status evaluator_bootstrap(evaluator *e, eval_result *r, replicates *out) {
         *out = own;
     else
         replicates_fini(&own);
+    return st;
+}
+
+const user_position *evaluator_users(const evaluator *e, int64_t *n) {
+    *n = e->n_users;
+    return e->users;
+}
+
+/* Adds the rows of a user, whose classes are bits by now, again. */
+static status add_user_rows(evaluator *to, const auc *from, size_t row, int64_t n) {
+    for (int64_t i = 0; i < n; i++, row++) {
+        uint32_t bits = from->label[row];
+        int32_t label = to->is_bits ? (int32_t)bits : __builtin_ctz(bits | 1u << 31);
+        TRY(add_scores(to, from->score + row * (size_t)from->n_tasks, &label, 1));
+    }
+    return OK;
+}
+
+/* The state of the group is made in a copy of the evaluator, which owns what it makes. */
+static status fill_group(evaluator *g, const evaluator *e, const uint8_t *is_in) {
+    bool is_retrieval = e->s->config->task == TASK_RETRIEVAL;
+    size_t row = 0;
+    if (is_retrieval)
+        TRY(MEM_NEW(&g->counts, 1));
+    else
+        TRY(auc_init(&g->areas, e->areas.n_tasks));
+    for (int64_t i = 0; i < e->n_users; i++) {
+        int64_t n = e->users[i].position;
+        if (is_in[i]) {
+            TRY(note_user(g, e->users[i].user, n));
+            if (is_retrieval)
+                g->counts->count[n]++;
+            else
+                TRY(add_user_rows(g, &e->areas, row, n));
+        }
+        row += is_retrieval ? 0 : (size_t)n;
+    }
+    return OK;
+}
+
+status evaluator_group(evaluator *e, const uint8_t *is_in, eval_result *out) {
+    evaluator g = *e;
+    session alone = *e->s; /* the users of all ranks are here */
+    alone.comm = NULL;
+    g.s = &alone;
+    g.users = NULL;
+    g.counts = NULL;
+    g.areas = (auc){0};
+    g.losses = (log_losses){.n_columns = e->n_columns, .is_bits = e->is_bits};
+    g.n_users = g.n_unknown = g.n_right = g.n_rows = 0;
+    g.users_capacity = 0;
+    g.is_group = true;
+    *out = (eval_result){.is_retrieval = e->s->config->task == TASK_RETRIEVAL, .run = e->n_runs};
+    status st = fill_group(&g, e, is_in);
+    out->n_users = g.n_users;
+    if (st == OK) st = report(&g, out);
+    if (st == OK) st = evaluator_bootstrap(&g, out, NULL);
+    mem_free(g.users);
+    mem_free(g.counts);
+    auc_fini(&g.areas);
     return st;
 }
 

@@ -91,6 +91,13 @@ status evaluator_run(evaluator *e, int64_t max_batches, eval_result *out);
  * run.  Coverage has none.  All ranks call it, once a run. */
 status evaluator_bootstrap(evaluator *e, eval_result *r, replicates *out);
 
+/* After evaluator_bootstrap: the users of the run, in its order, without those whose target nobody
+ * knows.  Valid until the next run. */
+const user_position *evaluator_users(const evaluator *e, int64_t *n);
+
+/* The figures of some of these users, with intervals; is_in: (n).  Coverage is NAN. */
+status evaluator_group(evaluator *e, const uint8_t *is_in, eval_result *out);
+
 /* Backend memory of its pass, without the memory that the pass borrows. */
 uint64_t evaluator_bytes(const evaluator *e);
 

@@ -139,6 +139,46 @@ TEST(eval_with_a_test_file) {
     free(text);
 }
 
+/* Groups add up to all users, on any number of ranks; a row a user; what there is to group by. */
+TEST(eval_by_group_and_per_user) {
+    static const char *const by[] = {"length", "popularity", "age_group"};
+    char args[256], *text, *two;
+    free(said(0, "train m.gin --data data --out r --epochs 2"));
+    for (int i = 0; i < 3; i++) {
+        snprintf(args, sizeof args, "eval r --json --metrics HR@10 --by %s", by[i]);
+        text = said(0, args);
+        double users = number_in(text, "users"), sum = 0, hits = 0;
+        const char *at = strstr(text, "\"groups\":");
+        CHECK(at != NULL);
+        while ((at = strstr(at, "\"users\":")) != NULL) {
+            double n = strtod(at + 8, NULL);
+            CHECK((at = strstr(at, "\"hr@10\":")) != NULL);
+            hits += n * strtod(at + 8, NULL);
+            sum += n;
+        }
+        CHECK(sum == users && fabs(hits / sum - number_in(text, "hr@10")) < 1e-9);
+        snprintf(args, sizeof args, "eval r --json --metrics HR@10 --ranks 2 --by %s", by[i]);
+        two = said(0, args);
+        CHECK_STR(strstr(two, "\"groups\":"), strstr(text, "\"groups\":"));
+        free(two);
+        free(text);
+    }
+    free(said(0, "eval r --per-user u.csv"));
+    CHECK_EQ(test_command(&text, "cd %s && head -1 u.csv && wc -l < u.csv", test_folder()), 0);
+    CHECK_STR(text, "user,events,position\n41\n");
+    free(text);
+    text = said(2, "eval r --by mood");
+    CHECK_CONTAINS(text, "--by mood: must be length, popularity, ");
+    free(text);
+    free(said(0, "train n.gin --data data --out n --max-iters 2"));
+    text = said(0, "eval n --by length --per-user v.csv");
+    CHECK_CONTAINS(text, " events ");
+    free(text);
+    text = said(2, "eval n --by popularity");
+    CHECK_CONTAINS(text, "must be length");
+    free(text);
+}
+
 /* The lists of a model are measured as the model is, in JSON lines and in CSV, and by `compare`
  * they are the same.  Without a time bias: an evaluation knows the time of the target. */
 TEST(eval_of_recommendations_is_that_of_their_model) {

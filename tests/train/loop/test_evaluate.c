@@ -133,6 +133,59 @@ TEST(evaluate_ranking_gives_auc) {
     top_close(&t);
 }
 
+/* A group of all users has the figures and the intervals of the run; two groups make up the whole;
+ * nothing of the run changes. */
+static void check_groups(bench_top *t, split_kind kind, const char *mean) {
+    evaluator *e;
+    eval_result r, all, part[2], again;
+    uint8_t is_in[64], is_out[64];
+    int64_t n;
+    CHECK_OK(evaluator_create(&e, &t->session, split_rule_of(kind), PART_TEST));
+    CHECK_OK(evaluator_run(e, 0, &r));
+    CHECK_OK(evaluator_bootstrap(e, &r, NULL));
+    CHECK(evaluator_users(e, &n) != NULL && n == r.n_users && n <= 64);
+    memset(is_in, 1, sizeof is_in);
+    CHECK_OK(evaluator_group(e, is_in, &all));
+    CHECK(all.n == r.n && all.n_users == n);
+    for (int i = 0; i < r.n; i++) {
+        CHECK_STR(all.item[i].name, r.item[i].name);
+        if (!isfinite(r.item[i].value)) continue;
+        CHECK(fabs(all.item[i].value - r.item[i].value) < 1e-12);
+        CHECK(fabs(all.item[i].low - r.item[i].low) < 1e-12);
+        CHECK(fabs(all.item[i].high - r.item[i].high) < 1e-12);
+    }
+    for (int64_t i = 0; i < n; i++) {
+        is_in[i] = i % 3 == 0;
+        is_out[i] = !is_in[i];
+    }
+    CHECK_OK(evaluator_group(e, is_in, &part[0]));
+    CHECK_OK(evaluator_group(e, is_out, &part[1]));
+    CHECK_EQ(part[0].n_users + part[1].n_users, n);
+    if (mean != NULL) {
+        double sum = 0;
+        for (int k = 0; k < 2; k++)
+            sum += (double)part[k].n_users * eval_value(&part[k], mean);
+        CHECK(fabs(sum / (double)n - eval_value(&r, mean)) < 1e-12);
+    }
+    CHECK_OK(evaluator_run(e, 0, &again));
+    for (int i = 0; i < r.n; i++)
+        CHECK(again.item[i].value == r.item[i].value || isnan(r.item[i].value));
+    evaluator_destroy(e);
+}
+
+TEST(evaluate_groups_of_users) {
+    bench_top t;
+    static const char *const set[] = {"RankingArgs.eval_metrics=('AUC', 'ACC', 'LOGLOSS', 'NE')"};
+    CHECK_OK(top_open(&t, ranking_gin, set, 1, 2));
+    CHECK_OK(model_init(t.session.model, 5));
+    check_groups(&t, SPLIT_BY_USER, NULL);
+    top_close(&t);
+    CHECK_OK(top_open(&t, retrieval_gin, NULL, 0, 2));
+    CHECK_OK(model_init(t.session.model, 5));
+    check_groups(&t, SPLIT_LEAVE_ONE_OUT, "hr@10");
+    top_close(&t);
+}
+
 /* Scores of a ranking model and what they are scores of, all batches. */
 typedef struct scored {
     int n, n_columns;

@@ -1,0 +1,260 @@
+#include "cli/model/eval_groups.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/mem.h"
+#include "base/sort.h"
+#include "cli/output.h"
+
+/* A user's group, by its place among all that are possible, before the large ones are chosen. */
+typedef struct grouping {
+    const split *split;
+    split_part part;
+    const user_position *users;
+    int64_t n_users;
+    uint32_t *value;     /* (n_users): the group */
+    uint32_t n_values;   /* groups there may be */
+    uint32_t *n_trained; /* (n_items + 1): training events of items; popularity */
+    uint32_t cut[3];     /* of these: what the most popular 1, 10 and 50 % of the items have */
+} grouping;
+
+static const int lengths[] = {10, 20, 50, 100, 200, 500};
+enum { N_LENGTHS = sizeof lengths / sizeof *lengths };
+
+static uint64_t history_of(const grouping *g, uint64_t user, uint32_t *target) {
+    event_range r;
+    if (!split_range(g->split, g->part, user, &r)) return 0;
+    *target = g->split->data->item[r.end - 1];
+    return r.end - 1 - r.begin;
+}
+
+static uint32_t by_length(const grouping *g, uint64_t user) {
+    uint32_t target, k = 0;
+    uint64_t n = history_of(g, user, &target);
+    while (k < N_LENGTHS && n >= (uint64_t)lengths[k])
+        k++;
+    return k;
+}
+
+static uint32_t by_popularity(const grouping *g, uint64_t user) {
+    uint32_t target = 0, k = 0;
+    (void)history_of(g, user, &target);
+    while (k < 3 && g->n_trained[target] < g->cut[k])
+        k++;
+    return k;
+}
+
+/* What the most popular 1, 10 and 50 % of the items have at least. */
+static status count_items(grouping *g) {
+    const seq_file *data = g->split->data;
+    static const double shares[] = {.01, .1, .5};
+    uint64_t *sorted;
+    TRY(MEM_NEW(&g->n_trained, (size_t)data->n_items + 1));
+    for (uint64_t u = 0; u < data->n_users; u++) {
+        event_range r;
+        if (!split_range(g->split, PART_TRAIN, u, &r)) continue;
+        for (uint64_t i = r.begin; i < r.end; i++)
+            g->n_trained[data->item[i]]++;
+    }
+    TRY(MEM_NEW(&sorted, (size_t)data->n_items));
+    for (uint64_t i = 0; i < data->n_items; i++)
+        sorted[i] = g->n_trained[i + 1];
+    sort_uint64(sorted, (size_t)data->n_items);
+    for (int k = 0; k < 3; k++) {
+        uint64_t n = (uint64_t)(shares[k] * (double)data->n_items);
+        g->cut[k] = data->n_items > 0 ? (uint32_t)sorted[data->n_items - (n > 0 ? n : 1)] : 0;
+    }
+    mem_free(sorted);
+    return OK;
+}
+
+static const context_feature *find_feature(const seq_file *data, const char *name) {
+    for (int i = 0; i < data->n_context; i++)
+        if (strcmp(data->context[i].name, name) == 0) return &data->context[i];
+    return NULL;
+}
+
+static status fail_by(const seq_file *data, const char *by, bool is_retrieval) {
+    char names[512] = "";
+    for (int i = 0; i < data->n_context; i++) {
+        size_t n = strlen(names);
+        snprintf(names + n, sizeof names - n, ", %s", data->context[i].name);
+    }
+    return fail(ERR_USAGE, "--by %.60s: must be length%s%s", by, is_retrieval ? ", popularity" : "",
+                names);
+}
+
+static status place_users(grouping *g, const char *by, bool is_retrieval) {
+    const seq_file *data = g->split->data;
+    const context_feature *f = find_feature(data, by);
+    uint32_t (*place)(const grouping *, uint64_t) = NULL;
+    if (f != NULL)
+        g->n_values = (uint32_t)f->values.n;
+    else if (strcmp(by, "length") == 0)
+        place = by_length, g->n_values = N_LENGTHS + 1;
+    else if (strcmp(by, "popularity") == 0 && is_retrieval)
+        place = by_popularity, g->n_values = 4;
+    else
+        return fail_by(data, by, is_retrieval);
+    if (place == by_popularity) TRY(count_items(g));
+    TRY(MEM_NEW(&g->value, (size_t)g->n_users));
+    for (int64_t i = 0; i < g->n_users; i++) {
+        uint64_t user = g->users[i].user;
+        g->value[i] = f != NULL ? f->value[user] : place(g, user);
+    }
+    return OK;
+}
+
+static void name_group(const grouping *g, const char *by, uint32_t value, char *name) {
+    static const char *const popular[] = {"1 % most popular", "next 9 %", "next 40 %",
+                                          "other half"};
+    const context_feature *f = find_feature(g->split->data, by);
+    if (f != NULL && value == 0) {
+        snprintf(name, 64, "unknown");
+    } else if (f != NULL) {
+        uint64_t from = f->values.offsets[value];
+        snprintf(name, 64, "%.*s", (int)(f->values.offsets[value + 1] - from),
+                 f->values.bytes + from);
+    } else if (strcmp(by, "popularity") == 0) {
+        snprintf(name, 64, "%s", popular[value]);
+    } else if (value == N_LENGTHS) {
+        snprintf(name, 64, "%d and more events", lengths[value - 1]);
+    } else {
+        snprintf(name, 64, "%d to %d events", value > 0 ? lengths[value - 1] : 1,
+                 lengths[value] - 1);
+    }
+}
+
+/* The values with the most users, at most all but one of the groups; in the order of values. */
+static status choose_values(const grouping *g, uint32_t *chosen, int *n) {
+    uint64_t *count;
+    TRY(MEM_NEW(&count, g->n_values));
+    for (int64_t i = 0; i < g->n_users; i++)
+        count[g->value[i]]++;
+    for (*n = 0; *n < EVAL_GROUPS - 1; ++*n) {
+        uint32_t best = 0;
+        for (uint32_t v = 1; v < g->n_values; v++)
+            if (count[v] > count[best]) best = v;
+        if (count[best] == 0) break;
+        count[best] = 0;
+        int at = *n;
+        for (; at > 0 && chosen[at - 1] > best; at--)
+            chosen[at] = chosen[at - 1];
+        chosen[at] = best;
+    }
+    mem_free(count);
+    return OK;
+}
+
+/* The group of one value, or with `others` of all that are not chosen. */
+static status add_group(eval_groups *out, const grouping *g, evaluator *e, const uint32_t *chosen,
+                        int n, int k) {
+    uint8_t *is_in;
+    int64_t n_in = 0;
+    TRY(MEM_NEW(&is_in, (size_t)g->n_users));
+    for (int64_t i = 0; i < g->n_users; i++) {
+        bool is_chosen = false;
+        for (int c = 0; c < n && k == n; c++)
+            is_chosen |= g->value[i] == chosen[c];
+        is_in[i] = k < n ? g->value[i] == chosen[k] : !is_chosen;
+        n_in += is_in[i];
+    }
+    status st = OK;
+    if (n_in > 0) {
+        if (k < n)
+            name_group(g, out->by, chosen[k], out->name[out->n]);
+        else
+            snprintf(out->name[out->n], sizeof out->name[out->n], "all others");
+        st = evaluator_group(e, is_in, &out->result[out->n++]);
+    }
+    mem_free(is_in);
+    return st;
+}
+
+status eval_groups_make(eval_groups *out, const char *by, evaluator *e, const split *s,
+                        split_part part, bool is_retrieval) {
+    grouping g = {.split = s, .part = part};
+    uint32_t chosen[EVAL_GROUPS];
+    int n = 0;
+    *out = (eval_groups){.by = by};
+    g.users = evaluator_users(e, &g.n_users);
+    status st = place_users(&g, by, is_retrieval);
+    if (st == OK) st = choose_values(&g, chosen, &n);
+    for (int k = 0; k <= n && st == OK; k++)
+        st = add_group(out, &g, e, chosen, n, k);
+    mem_free(g.value);
+    mem_free(g.n_trained);
+    return st;
+}
+
+void eval_groups_write(const eval_groups *g, json_writer *w) {
+    json_key_string(w, "by", g->by);
+    json_key_array(w, "groups");
+    for (int i = 0; i < g->n; i++) {
+        const eval_result *r = &g->result[i];
+        json_object_open(w);
+        JSON_FIELDS(w, FIELD("name", (const char *)g->name[i]), FIELD("users", r->n_users));
+        for (int m = 0; m < r->n; m++)
+            if (isfinite(r->item[m].value)) json_key_double(w, r->item[m].name, r->item[m].value);
+        eval_write_intervals(r, w);
+        json_object_close(w);
+    }
+    json_array_close(w);
+}
+
+/* The first metrics that have an interval, as many as fit. */
+void eval_groups_print(const eval_groups *g) {
+    enum { SHOWN = 3, WIDTH = 26 };
+    show_style style = show_stdout_style();
+    int shown[SHOWN], n = 0;
+    for (int m = 0; g->n > 0 && m < g->result[0].n && n < SHOWN; m++)
+        if (isfinite(g->result[0].item[m].low)) shown[n++] = m;
+    printf("\n%s  %-22.22s %9s", style.bold, g->by, "users");
+    for (int k = 0; k < n; k++)
+        printf("  %-*s", WIDTH, g->result[0].item[shown[k]].name);
+    printf("%s\n", style.plain);
+    for (int i = 0; i < g->n; i++) {
+        char name[SHOW_BYTES], users[SHOW_BYTES];
+        printf("  %-22s %9s", show_text(name, g->name[i], strlen(g->name[i]), 22),
+               show_count(users, (uint64_t)g->result[i].n_users));
+        for (int k = 0; k < n; k++) {
+            const eval_metric *x = &g->result[i].item[shown[k]];
+            char cell[48];
+            snprintf(cell, sizeof cell, "%.4f [%.4f, %.4f]", x->value, x->low, x->high);
+            printf("  %-*s", WIDTH, cell);
+        }
+        printf("\n");
+    }
+}
+
+status eval_write_users(const char *path, const evaluator *e, const split *s, split_part part,
+                        bool is_retrieval) {
+    grouping g = {.split = s, .part = part};
+    buf text = {0}, name = {0};
+    out_file *f;
+    g.users = evaluator_users(e, &g.n_users);
+    TRY(out_file_create(&f, path));
+    status st = buf_printf(&text, "user,events,%s\n", is_retrieval ? "position" : "scored");
+    for (int64_t i = 0; i < g.n_users && st == OK; i++) {
+        uint32_t target;
+        uint64_t user = g.users[i].user, n = history_of(&g, user, &target);
+        buf_clear(&name);
+        st = seq_user_name(s->data, user, &name);
+        if (st == OK) st = csv_put_field(&text, buf_str(&name), name.n_bytes);
+        if (st == OK && is_retrieval && g.users[i].position == POSITION_MISS)
+            st = buf_printf(&text, ",%" PRIu64 ",\n", n);
+        else if (st == OK)
+            st = buf_printf(&text, ",%" PRIu64 ",%" PRId64 "\n", n, g.users[i].position);
+        if (st == OK && (text.n_bytes > 1 << 16 || i + 1 == g.n_users)) {
+            st = out_file_write(f, buf_str(&text), text.n_bytes);
+            buf_clear(&text);
+        }
+    }
+    buf_fini(&text);
+    buf_fini(&name);
+    return out_file_end(f, st);
+}
