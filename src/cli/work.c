@@ -8,6 +8,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "cli/work.h"
+#include "data/set/batcher.h"
 #include "dist/ranks.h"
 #include "ops/device.h"
 #include "profile/profiler.h"
@@ -70,6 +71,13 @@ status work_join_test(work *w, const char *path, bool keeps_unknown) {
         log_info("%s: %" PRIu64 " held-out events have items that the data does not have: %s", path,
                  n.n_unknown_items, keeps_unknown ? "never found" : "left out");
     return OK;
+}
+
+void work_warn_changed(const work *w, uint64_t trained_on) {
+    if (trained_on != batcher_fingerprint(w->data))
+        log_warn("%s has changed since the run was trained on it; figures of then and now are of "
+                 "different events",
+                 w->data->path);
 }
 
 const seq_file *work_data(const work *w) {

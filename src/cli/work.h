@@ -54,6 +54,10 @@ status work_open_as(work *w, const char *data, const char *device, const work_op
  * left out. */
 status work_join_test(work *w, const char *path, bool keeps_unknown);
 
+/* Warns where the data that a run names, and a command without --data took, have changed since:
+ * trained_on is their fingerprint then. */
+void work_warn_changed(const work *w, uint64_t trained_on);
+
 /* The data, with the events of a test file where one was joined. */
 const seq_file *work_data(const work *w);
 

@@ -98,8 +98,9 @@ static status choose_features(dynamic_tables *d, const config *c, const config_e
     if (owner == NULL)
         log_info("note: %s: the data have no feature of the table '%s', so it is not made%s",
                  c->file, e->table_name,
-                 has_feature(e, "user_id") ? "; 'hstu prep' writes it now: prepare the data again"
-                                           : "");
+                 has_feature(e, "user_id")
+                     ? "; of public data sets 'hstu prep' writes it now: prepare those again"
+                     : "");
     return OK;
 }
 

@@ -94,7 +94,8 @@ static void list_facts(const run_facts *f, int i, char cell[N_FACTS][MAX_RUNS][C
     snprintf(cell[k++][i], CELL_BYTES, isfinite(h->best_step) ? "step %.0f" : "-", h->best_step);
     human_duration(cell[k++][i], CELL_BYTES, f->seconds);
     human_bytes(cell[k++][i], CELL_BYTES, (double)f->bytes);
-    snprintf(cell[k++][i], CELL_BYTES, "%.4f", history_last(h->loss, h->n));
+    double loss = history_last(h->loss, h->n);
+    snprintf(cell[k++][i], CELL_BYTES, isfinite(loss) ? "%.4f" : "-", loss);
     snprintf(cell[k++][i], CELL_BYTES, "%s", run_facts_part(f));
 }
 

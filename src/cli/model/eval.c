@@ -25,7 +25,8 @@ typedef struct eval_args {
     const char *metrics, *lists, *out, *by, *per_user;
     int64_t window;
     bool is_json, has_baselines, keeps_seen;
-    int part; /* of parts */
+    bool is_data_found; /* that of the run */
+    int part;           /* of parts */
     int64_t n_ranks;
     transport *ranks; /* this process is one of them; or NULL */
     split_args split_args;
@@ -251,6 +252,7 @@ static status run(eval_args *a) {
     status st = check_users(a, &origin, &w);
     if (st == OK) st = join_test(a, folder, &w);
     if (st == OK) st = trained_open(&t, folder, work_data(&w), w.be, 0);
+    if (st == OK && a->is_data_found) work_warn_changed(&w, origin.data);
     t.session.comm = w.comm;
     if (st == OK) st = evaluate(a, &t, &w);
     trained_close(&t);
@@ -275,11 +277,15 @@ static status run_lists(eval_args *a) {
                          .window = a->window > 0 ? a->window : INT32_MAX,
                          .is_json = a->is_json,
                          .keeps_seen = a->keeps_seen};
-    if (a->data == NULL) return fail(ERR_USAGE, "--recommendations also needs --data DIR");
     if (a->path != NULL || a->checkpoint != NULL || a->has_baselines || a->n_ranks > 1 ||
         a->by != NULL || a->per_user != NULL)
         return fail(ERR_USAGE, "--recommendations measures lists, not a model: leave out RUN, "
                                "--checkpoint, --baselines, --by, --per-user and --ranks");
+    if (a->data == NULL) return fail(ERR_USAGE, "--recommendations also needs --data DIR");
+    if (a->keeps_seen && a->window > 0)
+        return fail(ERR_USAGE, "--window says what is left out, and --keep-seen keeps everything");
+    if (a->split_args.split != NULL && strcmp(a->split_args.split, "none") == 0)
+        return fail(ERR_USAGE, "--split none holds nothing out to evaluate on");
     a->split_args.has_validation = l.part == PART_VALIDATION;
     if (split_args_given(&a->split_args))
         TRY(split_args_read(&a->split_args, &l.split));
@@ -350,6 +356,7 @@ status cmd_eval(int argc, char **argv) {
     if (n == 0) return fail(ERR_USAGE, "missing argument; usage: %s", spec.usage);
     if (a.out != NULL || a.window > 0)
         return fail(ERR_USAGE, "--out and --window are for --recommendations FILE");
+    a.is_data_found = a.data == NULL;
     TRY(run_config_find_data(a.path, spec.usage, room, &a.data));
     return run_on_ranks(&a);
 }

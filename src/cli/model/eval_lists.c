@@ -8,6 +8,7 @@
 
 #include "base/file.h"
 #include "base/log.h"
+#include "base/map.h"
 #include "base/mem.h"
 #include "cli/model/users.h"
 #include "cli/output.h"
@@ -19,7 +20,6 @@
 #include "train/report/run_log.h"
 
 enum { ID_BYTES = 512, MAX_COLUMNS = 64, ARENA_BYTES = 1 << 16 };
-static const size_t FILE_MAX_BYTES = (size_t)1 << 36;
 
 /* A user of the part: where its list has got to. */
 typedef struct listed_user {
@@ -35,9 +35,10 @@ typedef struct listing {
     split split;
     split_users users;
     listed_user *user; /* (n_users) */
-    uint64_t n_seen, n_lists;
+    uint64_t n_seen, n_lists, n_repeated;
     bool has_hit;
     id_count unknown_users, unknown_items;
+    map listed; /* pairs of user and item */
     uint64_t line;
     metric_list metrics;
     eval_result result;
@@ -56,17 +57,23 @@ static bool is_seen(const listing *l, uint64_t user, uint32_t item) {
 }
 
 /* The next place of a user's list.  An item that the data do not have takes a place, too. */
-static void add_item(listing *l, uint64_t user, const char *id) {
-    uint32_t item = seq_find_item(l->data, id);
+static status add_item(listing *l, uint64_t user, const char *id) {
+    uint32_t item = seq_find_item(l->data, id), number, n_before = l->listed.n;
     listed_user *u = &l->user[user];
     id_count_add(&l->unknown_items, id, item != 0);
-    if (!u->is_held_out) return;
+    if (!u->is_held_out) return OK;
     if (is_seen(l, user, item)) {
         l->n_seen++;
-        return;
+        return OK;
+    }
+    if (item != 0) TRY(map_put(&l->listed, user << 32 | item, &number));
+    if (item != 0 && l->listed.n == n_before) {
+        l->n_repeated++;
+        return OK;
     }
     u->n++;
     if (item != 0 && item == u->target && u->position == 0) u->position = u->n;
+    return OK;
 }
 
 /* The user of a list, or false: the data do not have it. */
@@ -113,7 +120,7 @@ static status read_json_line(listing *l, arena *memory, const char *line, size_t
     begin_list(l, user);
     for (const json_value *item = items->first; item != NULL; item = item->next) {
         TRY(json_id(item, id));
-        add_item(l, user, id);
+        TRY(add_item(l, user, id));
     }
     return OK;
 }
@@ -149,8 +156,7 @@ static status read_csv_row(listing *l, char *line, size_t n, int place[2]) {
     }
     if (!find_user(l, id[0], &user)) return OK;
     begin_list(l, user);
-    add_item(l, user, id[1]);
-    return OK;
+    return add_item(l, user, id[1]);
 }
 
 static status read_lines(listing *l, char *text, size_t n) {
@@ -173,6 +179,22 @@ static status read_lines(listing *l, char *text, size_t n) {
     }
     arena_fini(&memory);
     return st == OK ? OK : fail_prefix(st, "%s, line %" PRIu64, l->a->file, l->line);
+}
+
+/* Plain or compressed; - is stdin. */
+static status read_file(const char *path, buf *text) {
+    input *in;
+    char block[1 << 14];
+    size_t got = 1;
+    TRY(input_open(&in, path));
+    status st = OK;
+    while (st == OK && got > 0) {
+        st = input_read(in, block, sizeof block, &got);
+        if (st == OK) st = buf_append(text, block, got);
+    }
+    input_close(in);
+    if (st == OK) st = buf_char(text, '\n'); /* never empty, and ends with a line */
+    return st;
 }
 
 static status mark_users(listing *l) {
@@ -238,7 +260,8 @@ static status measure(listing *l) {
 /* A line as those of a run: by `compare` lists stand beside models. */
 static void write_line(const listing *l, const protocol *p, const char *event, json_writer *w) {
     JSON_FIELDS(w, FIELD("event", event), FIELD("step", (int64_t)0), FIELD("model", "lists"),
-                FIELD("file", l->a->file));
+                FIELD("task", "retrieval"), FIELD("file", l->a->file),
+                FIELD("data", l->data->path));
     split_record_write(&l->a->split, w);
     json_key_string(w, "part", split_part_name(l->a->part));
     json_key_int(w, "users", l->result.n_users);
@@ -251,7 +274,7 @@ static void write_line(const listing *l, const protocol *p, const char *event, j
 }
 
 static status write_run(const listing *l, const protocol *p) {
-    static const char *const events[] = {"start", "done"};
+    static const char *const events[] = {"start", "eval", "done"};
     static const char about[] = "{\"source\": {\"model\": \"lists\"}}\n";
     char path[4096];
     bool is_new;
@@ -264,7 +287,7 @@ static status write_run(const listing *l, const protocol *p) {
     TRY(replicates_write(&l->replicates, l->a->out, split_part_name(l->a->part)));
     TRY(run_log_open(&log, l->a->out));
     status st = OK;
-    for (int i = 0; i < 2 && st == OK; i++) {
+    for (int i = 0; i < 3 && st == OK; i++) {
         json_writer w;
         buf_clear(&line);
         json_begin_object(&w, &line, 0);
@@ -298,9 +321,20 @@ static status print(const listing *l, const protocol *p) {
     return st;
 }
 
+static void tell_unknown(const listing *l, const id_count *c, const char *what,
+                         const char *effect) {
+    if (c->n_unknown > 0)
+        log_warn("%s: %" PRIu64 " of %" PRIu64 " %s are not in the data (%s); the first is '%s'",
+                 l->a->file, c->n_unknown, c->n, what, effect, c->first_unknown);
+}
+
 static void tell(const listing *l) {
-    id_count_tell(&l->unknown_users, l->a->file);
-    id_count_tell(&l->unknown_items, l->a->file);
+    tell_unknown(l, &l->unknown_users, "users", "left out");
+    tell_unknown(l, &l->unknown_items, "listed items", "each takes its place");
+    if (l->n_repeated > 0)
+        log_warn("%s: %" PRIu64
+                 " items are in a user's list more than once: the first place counts",
+                 l->a->file, l->n_repeated);
     if (l->n_seen > 0)
         log_info("%s: %" PRIu64 " listed items are in the user's history and were left out, as the "
                  "protocol says (--keep-seen keeps them)",
@@ -323,18 +357,18 @@ static status evaluate(listing *l) {
                  .max_history = (int32_t)a->window,
                  .limits = {.n_items = (int32_t)l->data->n_items}};
     protocol p = {.session = &s, .rule = a->split.rule, .part = a->part, .result = &l->result};
-    char *text;
-    size_t n;
     TRY(metric_list_parse(&l->metrics, a->metrics != NULL ? a->metrics : "HR@10,HR@50,NDCG@10,MRR",
                           TASK_RETRIEVAL));
     for (int i = 0; i < l->metrics.n; i++)
         if (l->metrics.item[i].kind == METRIC_COVERAGE)
             return fail(ERR_USAGE, "--metrics: coverage is measured of models alone");
     TRY(mark_users(l));
-    TRY(file_read_all(a->file, FILE_MAX_BYTES, &text, &n));
-    status st = read_lines(l, text, n);
-    mem_free(text);
+    buf text = {0};
+    status st = read_file(a->file, &text);
+    if (st == OK) st = read_lines(l, text.data, text.n_bytes);
+    buf_fini(&text);
     TRY(st);
+    if (l->n_lists == 0) return fail(ERR_FORMAT, "%s: has no list of a user of the data", a->file);
     TRY(measure(l));
     tell(l);
     if (a->out != NULL) TRY(write_run(l, &p));
@@ -354,6 +388,7 @@ status eval_lists(const eval_lists_args *a) {
     }
     split_users_fini(&l.users);
     replicates_fini(&l.replicates);
+    map_fini(&l.listed);
     mem_free(l.user);
     work_close(&w);
     return st;

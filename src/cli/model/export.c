@@ -15,6 +15,7 @@
 #include "model/item_table.h"
 #include "model/trained.h"
 #include "train/files/checkpoint.h"
+#include "train/files/run_config.h"
 #include "train/files/table_files.h"
 
 typedef struct export_args {
@@ -144,8 +145,11 @@ static status export_items(const export_args *a, const char *folder) {
 
 static status export_users(const export_args *a, const char *folder) {
     (void)folder;
-    if (a->data == NULL) return fail(ERR_USAGE, "--what users needs --data DIR with their events");
-    return with_model(a, write_users);
+    char room[RUN_DATA_BYTES];
+    export_args own = *a;
+    TRY(run_config_find_data(a->run, "hstu export RUN --what users --data DIR --out FILE", room,
+                             &own.data));
+    return with_model(&own, write_users);
 }
 
 static status export_tables(const export_args *a, const char *folder) {

@@ -563,18 +563,22 @@ static status start(sweep *s, const sweep_args *a, const char *self, int trial, 
     return OK;
 }
 
-/* The last line of a training's output, which says why it failed. */
+/* The last line of a training's output but the hint at --help: it says why it failed. */
 static void last_line(const sweep_args *a, int trial, char out[400]) {
     char path[PATH_BYTES], *text;
     size_t n;
     out[0] = '\0';
     if (trial_path(path, a, trial, ".log") != OK || file_read_all(path, 1 << 22, &text, &n) != OK)
         return;
-    while (n > 0 && text[n - 1] == '\n')
-        n--;
     size_t from = n;
-    while (from > 0 && text[from - 1] != '\n')
-        from--;
+    do {
+        n = from;
+        while (n > 0 && text[n - 1] == '\n')
+            n--;
+        from = n;
+        while (from > 0 && text[from - 1] != '\n')
+            from--;
+    } while (from > 0 && strncmp(text + from, "Try 'hstu ", 10) == 0);
     snprintf(out, 400, "%.*s", (int)(n - from < 399 ? n - from : 399), text + from);
     mem_free(text);
 }
@@ -749,6 +753,8 @@ static status run(sweep *s, sweep_args *a) {
     TRY(open_folder(a, &is_new));
     s->metric = a->metric;
     s->part = parts[a->part];
+    if (a->split != NULL && strcmp(a->split, "none") == 0)
+        return fail(ERR_USAGE, "--split none holds nothing out to select by; choose another split");
     if (a->is_halving && a->epochs == 0)
         return fail(ERR_USAGE, "--halving also needs --epochs N, of the last round");
     for (int i = 0; i < s->n_trials; i++)

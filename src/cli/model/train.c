@@ -388,6 +388,15 @@ static status choose_batch(const train_args *args, config *c) {
         t->batch_ranks = args->batch_per == 1 || n_groups < 1 ? 1 : n_groups;
     }
     if (has_own && args->file != NULL) run_config_keep_batch(c, o->run);
+    if (o->is_resume && args->batch_per >= 0) {
+        int64_t wanted = t->batch_ranks;
+        run_config_keep_batch(c, o->run);
+        if (t->batch_ranks != wanted)
+            return fail(ERR_USAGE,
+                        "--batch-per: the run has steps of %lld x %lld users and keeps them; leave "
+                        "the option out",
+                        (long long)t->batch_ranks, (long long)t->train_batch_size);
+    }
     if (t->train_batch_size * t->batch_ranks > MOST_USERS)
         return fail(ERR_CONFIG,
                     "%s: steps of %lld ranks x %lld users, and at most %d are possible; make the "
@@ -503,6 +512,7 @@ static status take_epochs(train_args *args) {
         return fail(ERR_USAGE, "--epochs-of says how long to train: leave --epochs and --max-iters "
                                "out");
     status st = run_history_read(&h, args->epochs_of);
+    if (st != OK) st = fail_prefix(st, "--epochs-of");
     if (st == OK && h.n == 0)
         st = fail(ERR_USAGE, "%s: has no epoch or evaluation yet", args->epochs_of);
     if (st == OK) {

@@ -98,7 +98,7 @@ status run_config_find_data(const char *path, const char *usage, char room[RUN_D
     if (!file_exists(room))
         return fail(ERR_USAGE,
                     "--data DIR is missing: the run was trained on %s, which is not there", room);
-    log_info("data: %s, as in training", room);
+    log_info("data: %s, those of the run", room);
     *data = room;
     return OK;
 }

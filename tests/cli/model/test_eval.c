@@ -232,10 +232,15 @@ TEST(eval_of_recommendations_says_what_is_wrong) {
         const char *file, *args, *text;
         int code;
     } cases[] = {
-        {"", "--data data", "have no list: each counts as a miss", 0},
-        {"{\"user\": 1, \"items\": [99999, \"x\"]}\n", "--data data", "2 of 2 ids are not known",
+        {"", "--data data", "l: has no list of a user of the data", 1},
+        {"{\"user\": 1, \"items\": [99999, \"x\"]}\n", "--data data",
+         "2 of 2 listed items are not in the data (each takes its place)", 0},
+        {"{\"user\": 1, \"items\": [1]}\n", "--data data", "have no list: each counts as a miss",
          0},
-        {"{\"user\": 77777, \"items\": [1]}\n", "--data data", "1 of 1 ids is not known", 0},
+        {"{\"user\": 1, \"items\": [99999, \"x\"]}\n{\"user\": 77777, \"items\": [1]}\n",
+         "--data data", "1 of 2 users are not in the data (left out); the first is '77777'", 0},
+        {"user,item\n1,2\n", "--data data --keep-seen --window 3", "keeps everything", 2},
+        {"user,item\n1,2\n", "--data data --split none", "holds nothing out", 2},
         {"{\"user\": 1, \"items\": [1]}\n\n{\"user\": 1, \"items\": []}\n", "--data data",
          "l, line 3: a second list of user 1", 1},
         {"{\"user\": 1}\n", "--data data", "l, line 1: no {\"user\": ..., \"items\": [...]}", 1},

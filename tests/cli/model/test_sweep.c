@@ -139,6 +139,12 @@ TEST(sweep_selects_on_validation) {
     free(text);
     says(0, "grep -c 'ndcg@10 is of the validation part[.]' s/sweep.html", "1");
     says(2, SWEEP "--epochs 3 --part test", "has another sweep");
+    says(2,
+         "./hstu sweep m.gin --data data --out x --set-range train_fn.learning_rate=1,2 --split "
+         "none",
+         "holds nothing out to select by");
+    says(2, "./hstu sweep m.gin --data data --device cpu --out y --set-range learning_rate=1,2",
+         "trial-0000: hstu train: --set learning_rate=1: 'learning_rate' has no class");
     free(shell(0, "rm -r s"));
     says(0, SWEEP "--part test --split leave-one-out",
          "ndcg@10 is of the test part: the best of many trials on it is no estimate");

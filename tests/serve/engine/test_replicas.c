@@ -634,6 +634,8 @@ TEST(replicas_keep_histories_without_users) {
 }
 
 /* Lists of devices that make no sense are refused before anything is opened. */
+#define FOUR "cpu,cpu,cpu,cpu"
+
 TEST(replicas_need_devices_of_one_kind) {
     static const char *const bad[] = {"cpu,cuda:0",
                                       "cuda:0,cpu",
@@ -644,8 +646,7 @@ TEST(replicas_need_devices_of_one_kind) {
                                       "cpu,,cpu",
                                       "cpu,cp",
                                       "a,a",
-                                      "cpu,cpu,cpu,cpu,cpu,cpu,cpu,cpu,cpu,cpu,cpu,cpu,cpu,cpu,cpu,"
-                                      "cpu,cpu",
+                                      FOUR "," FOUR "," FOUR "," FOUR ",cpu",
                                       "cuda:1234567890123,cuda:0"};
     engine *e;
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
