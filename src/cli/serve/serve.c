@@ -185,6 +185,10 @@ static void tell_start(const serve_args *a, server *s) {
                  m.is_cached ? "" : m.cache_note);
         kv_args_tell(&m);
     }
+    if (a->c.engine.data == NULL)
+        log_info(
+            "note: without --data DIR users have no history until they send events, and a user "
+            "without one gets no popular items");
     if (!state.is_durable)
         log_info("note: events are kept in memory only; --state DIR makes them durable");
     else
@@ -194,8 +198,9 @@ static void tell_start(const serve_args *a, server *s) {
     if (state.warning[0] != '\0') log_warn("%s", state.warning);
     if (a->access_log == NULL && a->log == NULL)
         log_info("note: no access log, as stdout is not a file; --access-log - writes it there");
-    log_info("ready: http://%s:%d/  (Ctrl-C to stop)",
-             strchr(a->c.http.host, ':') != NULL ? "[::]" : a->c.http.host, server_port(s));
+    bool is_ipv6 = strchr(a->c.http.host, ':') != NULL;
+    log_info("ready: http://%s%s%s:%d/  (Ctrl-C to stop)", is_ipv6 ? "[" : "", a->c.http.host,
+             is_ipv6 ? "]" : "", server_port(s));
 }
 
 /* Waits for a signal; false: the time is over. */

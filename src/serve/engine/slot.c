@@ -183,9 +183,9 @@ static status answer_job(void *ctx, int64_t i, int worker) {
     (void)worker;
     j->out->tokens_computed = j->q.n_computed;
     j->out->tokens_reused = j->q.n_reused;
-    j->out->source = is_known                 ? ENGINE_FROM_MODEL
-                     : j->task == ENGINE_RANK ? ENGINE_FROM_NOTHING
-                                              : ENGINE_FROM_POPULAR;
+    j->out->source = is_known                                     ? ENGINE_FROM_MODEL
+                     : j->task == ENGINE_RANK || j->q.n_best == 0 ? ENGINE_FROM_NOTHING
+                                                                  : ENGINE_FROM_POPULAR;
     if (j->q.vector != NULL && is_known) {
         j->out->vector = j->q.vector;
         j->out->dim = r->m->infer.table.dim;
