@@ -274,6 +274,16 @@ TEST(engine_searches_long_lists) {
     }
 }
 
+/* Without data nothing is popular. */
+TEST(engine_without_data_has_nothing_for_strangers) {
+    engine *e = serve_open(retrieval_run(), NULL, 0);
+    engine_request q = serve_recommend(1, 5);
+    engine_answer a = serve_ask(e, &q);
+    CHECK(a.source == ENGINE_FROM_NOTHING && a.n_items == 0);
+    engine_answer_release(&a);
+    engine_destroy(e);
+}
+
 /* Somebody of whom nothing is known gets popular items, until there are events; an erased user is
  * such a somebody. */
 TEST(engine_serves_strangers) {
