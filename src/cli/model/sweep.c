@@ -417,7 +417,7 @@ typedef struct sweep_args {
 } sweep_args;
 
 static const char *const parts[] = {"validation", "test", NULL};
-enum { ON_VALIDATION };
+enum { ON_VALIDATION, ON_TEST_PART };
 
 /* --halving: of each round the best third goes on, three times as long. */
 enum { HALVING = 3 };
@@ -690,13 +690,16 @@ static status run_rounds(sweep *s, sweep_args *a, const char *self) {
     return st;
 }
 
-/* What the sweep is, so that another one is not mixed with it. */
-static status describe(const sweep_args *a, buf *out) {
+/* What the sweep is, so that another one is not mixed with it; is_old: as the first version, which
+ * selected on the test part, wrote it. */
+static status describe(const sweep_args *a, bool is_old, buf *out) {
     TRY(buf_printf(out,
-                   "hstu sweep 2\nconfig %s\ndata %s\nepochs %" PRId64 "\nrandom %" PRId64
-                   "\nseed %" PRId64 "\npart %s\nsplit %s\nhalving %d\n",
-                   a->gin, a->data, a->epochs, a->n_random, a->seed, parts[a->part],
-                   a->split != NULL ? a->split : "-", a->is_halving));
+                   "hstu sweep %d\nconfig %s\ndata %s\nepochs %" PRId64 "\nrandom %" PRId64
+                   "\nseed %" PRId64 "\n",
+                   is_old ? 1 : 2, a->gin, a->data, a->epochs, a->n_random, a->seed));
+    if (!is_old)
+        TRY(buf_printf(out, "part %s\nsplit %s\nhalving %d\n", parts[a->part],
+                       a->split != NULL ? a->split : "-", a->is_halving));
     for (size_t i = 0; i < a->set.n_items; i++)
         TRY(buf_printf(out, "set %s\n", a->set.item[i]));
     for (size_t i = 0; i < a->ranges.n_items; i++)
@@ -704,26 +707,46 @@ static status describe(const sweep_args *a, buf *out) {
     return OK;
 }
 
-/* Sets *is_new where this sweep made the folder. */
-static status open_folder(const sweep_args *a, bool *is_new) {
-    char path[PATH_BYTES], *text = NULL;
+/* Whether sweep.txt describes this sweep.  An old one goes on as it began. */
+static status check_folder(sweep_args *a, const char *path, bool *is_same) {
+    char *text;
     size_t n;
+    *is_same = false;
+    TRY(file_read_all(path, 1 << 20, &text, &n));
+    status st = OK;
+    for (int is_old = 0; is_old < 2 && st == OK && !*is_same; is_old++) {
+        buf want = {0};
+        st = describe(a, is_old, &want);
+        *is_same = st == OK && n == want.n_bytes && memcmp(text, buf_str(&want), n) == 0;
+        if (*is_same && is_old && (a->split != NULL || a->is_halving)) *is_same = false;
+        if (*is_same && is_old) {
+            a->part = ON_TEST_PART;
+            log_info("note: %s was begun by an older version, which selects on the test part",
+                     a->out);
+        }
+        buf_fini(&want);
+    }
+    mem_free(text);
+    return st;
+}
+
+/* Sets *is_new where this sweep made the folder. */
+static status open_folder(sweep_args *a, bool *is_new) {
+    char path[PATH_BYTES];
+    bool is_same;
     buf want = {0};
     TRY(folder_create(a->out, is_new));
     TRY(path_join(path, sizeof path, a->out, "sweep.txt"));
-    status st = describe(a, &want);
-    if (st == OK && file_exists(path)) {
-        st = file_read_all(path, 1 << 20, &text, &n);
-        if (st == OK && (n != want.n_bytes || memcmp(text, buf_str(&want), n) != 0))
-            st =
-                fail(ERR_USAGE, "%s has another sweep (%s says which); give this one another --out",
-                     a->out, path);
-        mem_free(text);
-    } else if (st == OK && !*is_new) {
-        st = fail(ERR_USAGE, "%s exists and is not a sweep; give another --out", a->out);
-    } else if (st == OK) {
-        st = page_save(&want, path);
+    if (file_exists(path)) {
+        TRY(check_folder(a, path, &is_same));
+        if (is_same) return OK;
+        return fail(ERR_USAGE, "%s has another sweep (%s says which); give this one another --out",
+                    a->out, path);
     }
+    if (!*is_new)
+        return fail(ERR_USAGE, "%s exists and is not a sweep; give another --out", a->out);
+    status st = describe(a, false, &want);
+    if (st == OK) st = page_save(&want, path);
     buf_fini(&want);
     return st;
 }
