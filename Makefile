@@ -92,6 +92,9 @@ LINK := $(CC) $(OPT) $(DEBUG_INFO) $(LDFLAGS)
 # CUDA_SM=90 builds for one card, and without the attention's tile sizes that are tuned for other cards; CUDA_SM=80 without
 # the kernels for Hopper.
 CUDA_SM ?= 80 90
+ifneq ($(if $(CUDA_SM),$(filter-out 80 90,$(CUDA_SM)),none),)
+$(error CUDA_SM="$(CUDA_SM)" is not supported; use 80, 90 or "80 90" (the default), separated by a space)
+endif
 space := $() $()
 NVCC_CODE := $(subst $(space),$(comma),$(CUDA_SM:%=sm_%))
 NVCC_ARCH := -gencode arch=compute_80,code=[$(NVCC_CODE),compute_80]

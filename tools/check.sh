@@ -201,6 +201,14 @@ flags_rebuild() {
         echo "make CFLAGS=-DANOTHER_FLAG compiles nothing"
 }
 
+# A card without code is refused.
+cards() {
+    for sm in 75 80,90 ''; do
+        make -n CUDA_SM="$sm" hstu 2>&1 | grep -q 'CUDA_SM="'"$sm"'" is not supported; use 80, 90' ||
+            echo "make CUDA_SM=$sm is not refused"
+    done
+}
+
 # No kernel spills registers: if the CUDA code was built, ptxas's reports say so.
 registers() {
     tools/spills.sh worst >"$dir/worst"
@@ -260,6 +268,7 @@ rule "tests and scripts name their device" devices
 rule "no file over 1000 lines, the harness within 100" long_files
 rule "kernels are <op>_<pass>_<arch>_kernel, each name once" kernel_names
 rule "other flags rebuild" flags_rebuild
+rule "CUDA_SM is 80, 90 or both" cards
 if command -v clang-tidy >/dev/null && command -v gcc >/dev/null; then
     rule "lint: clang-tidy, gcc -fanalyzer" lint
 else

@@ -11,7 +11,7 @@ import numpy
 import torch
 
 from . import _library as _l
-from .table import TableCollection, bags_by_name
+from .table import TableCollection, bags_by_name, pooling_of
 
 __all__ = ["EmbeddingBag", "EmbeddingBagCollection"]
 
@@ -49,6 +49,7 @@ class EmbeddingBag(torch.nn.Module):
 
     def __init__(self, table, mode="sum", include_last_offset=False):
         super().__init__()
+        pooling_of(mode)  # refuses what is none
         self.table, self.mode, self.include_last_offset = table, mode, include_last_offset
         self.pending = []  # (ids, offsets, weights, gradients) of each backward since the last step; clear() drops them
 

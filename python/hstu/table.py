@@ -57,6 +57,11 @@ def _number(names, name, what):
     return names.index(name)
 
 
+def pooling_of(mode):
+    """The number of "sum" or "mean"."""
+    return _number(_MODES, mode, "mode")
+
+
 def _id(value):
     """An id, where a negative one stands for the unsigned number of the same 64 bits, as in numpy's arrays of int64."""
     try:
@@ -87,7 +92,7 @@ def _rows(values, n, dim, what):
         if array.dtype.kind not in "fiu":
             raise _l.UsageError(f"{what} are numbers, not {array.dtype}")
         if array.shape != (n, dim):
-            raise _l.UsageError(f"{what} of shape {array.shape} for {n} ids and rows of {dim}")
+            raise _l.UsageError(f"{what}: expected shape {(n, dim)}, got {array.shape}")
         with numpy.errstate(over="ignore"):  # the library refuses infinity
             array = numpy.ascontiguousarray(array, dtype=numpy.float32)
         return array, array.ctypes.data
@@ -96,7 +101,9 @@ def _rows(values, n, dim, what):
     except TypeError as e:
         raise _l.UsageError(f"{what} are one list of numbers an id") from e
     if len(rows) != n or any(len(row) != dim for row in rows):
-        raise _l.UsageError(f"{what}: {len(rows)} lists of {sorted({len(row) for row in rows})} numbers for {n} ids and rows of {dim}")
+        lengths = sorted({len(row) for row in rows})
+        got = (len(rows), *lengths) if len(lengths) < 2 else f"rows of different lengths: {', '.join(map(str, lengths))}"
+        raise _l.UsageError(f"{what}: expected shape {(n, dim)}, got {got}")
     try:
         memory = (c_float * (n * dim))(*(x for row in rows for x in row))
     except (TypeError, OverflowError) as e:
@@ -120,9 +127,10 @@ def _bags(ids, offsets, mode, weights, read_only=False):
         raise _l.UsageError(f"offsets: one more than there are bags, the last of them the number of ids, {n}, not {last}")
     if weights is not None:
         rows = weights.reshape(-1, 1) if hasattr(weights, "__array_interface__") else [[w] for w in weights]
+        if len(rows) != n:
+            raise _l.UsageError(f"weights: expected one for each id, {n} in all; got {len(rows)}")
         weights, weights_at = _rows(rows, n, 1, "weights")
-    pooling = _number(_MODES, mode, "mode")
-    bags = _Bags(n_offsets - 1, at, keep[1], None if weights is None else weights_at, pooling, bool(read_only))
+    bags = _Bags(n_offsets - 1, at, keep[1], None if weights is None else weights_at, pooling_of(mode), bool(read_only))
     return bags, n, (keep, offset_memory, weights)
 
 
@@ -235,10 +243,14 @@ def bags_by_name(features):
         features = features.keys(), features.lengths(), features.values(), features.weights_or_none()
     keys, lengths, values, weights = (*features, None)[:4]
     keys, lengths = list(keys), lengths.tolist() if hasattr(lengths, "tolist") else list(lengths)
-    is_even = len(set(keys)) == len(keys) and len(lengths) % max(len(keys), 1) == 0 and min(lengths, default=0) >= 0
-    if not is_even or sum(lengths) != len(values):
-        raise _l.UsageError(f"{len(lengths)} lengths for {len(keys)} keys and {len(values)} ids: keys are distinct, each has as many "
-                            f"lengths, and these add up to the number of ids, not {sum(lengths)}")
+    if len(set(keys)) != len(keys):
+        raise _l.UsageError(f"keys must be distinct, got {keys}")
+    if len(lengths) % len(keys) if keys else lengths:
+        raise _l.UsageError(f"the number of lengths, {len(lengths)}, must be a multiple of the number of keys, {len(keys)}")
+    if min(lengths, default=0) < 0:
+        raise _l.UsageError(f"lengths must not be negative, got {min(lengths)}")
+    if sum(lengths) != len(values):
+        raise _l.UsageError(f"the lengths must add up to the number of ids, {len(values)}; they add up to {sum(lengths)}")
     result, first, size = {}, 0, len(lengths) // max(len(keys), 1)
     for k, name in enumerate(keys):
         offsets = list(itertools.accumulate(lengths[k * size:(k + 1) * size], initial=0))

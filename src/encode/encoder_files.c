@@ -218,10 +218,20 @@ static status check_finite(const encoder_files *f, const st_tensor *t) {
                 f->folder, (long long)(at / width), t->name);
 }
 
+/* Whether a name, without the prefix, is of the encoder itself. */
+static bool is_part(const char *name) {
+    for (size_t i = 0; i < sizeof PARTS / sizeof *PARTS; i++)
+        if (begins_with(name, PARTS[i])) return true;
+    return false;
+}
+
 status encoder_files_get(encoder_files *f, const char *name, int64_t rows, int64_t columns,
                          const st_tensor **out) {
     entry *e = find(f, name);
     if (e == NULL) e = find_exact(f, name);
+    if (e == NULL && !is_part(name))
+        return fail(ERR_FORMAT, "%s: the head's tensor %s is missing; --head hidden needs no head",
+                    f->folder, name);
     if (e == NULL)
         return fail(ERR_FORMAT, "%s: tensor %s%s is missing: this is not a whole %s model",
                     f->folder, f->prefix, name, encoder_family_name(f->family));
@@ -241,11 +251,7 @@ status encoder_files_get_norm(encoder_files *f, const char *name, const char *pa
 }
 
 static bool is_of_encoder(const encoder_files *f, const char *name) {
-    if (!begins_with(name, f->prefix)) return false;
-    name += strlen(f->prefix);
-    for (size_t i = 0; i < sizeof PARTS / sizeof *PARTS; i++)
-        if (begins_with(name, PARTS[i])) return true;
-    return false;
+    return begins_with(name, f->prefix) && is_part(name + strlen(f->prefix));
 }
 
 static bool is_buffer(const encoder_files *f, const char *name) {

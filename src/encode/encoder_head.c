@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/file.h"
+#include "base/sort.h"
 #include "encode/bert_layer.h"
 #include "encode/encoder_files.h"
 #include "encode/subwords.h"
@@ -143,9 +144,10 @@ static status read_transformer(encoder_head *h, const char *folder) {
                                         "sentence_camembert_config.json",
                                         "sentence_xlm-roberta_config.json"};
     const json_value *root = NULL, *words, *most;
+    size_t i = 0;
     snprintf(h->model, sizeof h->model, "%s", folder);
     TRY(subwords_read(&h->memory, folder, "tokenizer_config.json", JSON_OBJECT, path, &words));
-    for (size_t i = 0; root == NULL && i < sizeof names / sizeof *names; i++)
+    for (; root == NULL && i < sizeof names / sizeof *names; i++)
         TRY(subwords_read(&h->memory, folder, names[i], JSON_OBJECT, path, &root));
     if (root != NULL)
         TRY(subwords_allow(path, root,
@@ -154,8 +156,12 @@ static status read_transformer(encoder_head *h, const char *folder) {
     h->is_cut = true;
     h->is_lower = subwords_bool(root, "do_lower_case", false);
     most = subwords_member(root, "max_seq_length", JSON_NUMBER);
+    h->limit_file = most != NULL ? names[i - 1] : "tokenizer_config.json";
     if (most == NULL) most = subwords_member(words, "model_max_length", JSON_NUMBER);
-    if (most != NULL && !(most->number >= 1)) return subwords_damaged(path, "max_seq_length");
+    if (most != NULL && !(most->number >= 1)) {
+        TRY(path_join(path, sizeof path, folder, h->limit_file));
+        return subwords_damaged(path, most->key);
+    }
     h->max_len = most != NULL && most->number < INT32_MAX ? (int64_t)most->number : INT32_MAX;
     return OK;
 }
@@ -207,6 +213,20 @@ static status read_modules(encoder_head *h, const char *folder, const char **fun
     return OK;
 }
 
+/* Labels are keys of a JSON object. */
+static status check_distinct(encoder_head *h, const char *path) {
+    const char **sorted;
+    size_t n = (size_t)h->n_out;
+    TRY(ARENA_NEW_RAW(&h->memory, &sorted, n));
+    memcpy(sorted, h->label, n * sizeof *sorted);
+    sort_texts(sorted, n);
+    for (size_t i = 1; i < n; i++)
+        if (strcmp(sorted[i - 1], sorted[i]) == 0)
+            return fail(ERR_FORMAT, "%s: id2label has '%.80s' twice; give each label its own name",
+                        path, sorted[i]);
+    return OK;
+}
+
 static status read_labels(encoder_head *h, const char *path, const json_value *root) {
     const json_value *names = subwords_member(root, "id2label", JSON_OBJECT);
     char text[32];
@@ -225,7 +245,7 @@ static status read_labels(encoder_head *h, const char *path, const json_value *r
         if (v != NULL) h->label[i] = v->string;
         if (v == NULL) TRY(arena_copy_text(&h->memory, text, strlen(text), &h->label[i]));
     }
-    return OK;
+    return check_distinct(h, path);
 }
 
 /* As transformers takes problem_type; `function` and two fields are of sentence-transformers'
@@ -267,7 +287,10 @@ static status open_folder(encoder_head *h, const char *folder) {
     TRY(read_modules(h, folder, &function));
     TRY(encoder_config_read(&h->config, h->model));
     int32_t longest = encoder_max_len(&h->config);
-    h->max_len = h->is_cut && h->max_len < longest ? h->max_len : longest;
+    if (!h->is_cut || h->max_len > longest) {
+        h->max_len = longest;
+        h->limit_file = "config.json";
+    }
     TRY(subwords_read(&h->memory, h->model, "config.json", JSON_OBJECT, path, &root));
     const json_value *all = subwords_member(root, "architectures", JSON_ARRAY);
     if (all != NULL && all->n_children > 0 && all->first->type == JSON_STRING)

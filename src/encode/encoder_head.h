@@ -37,9 +37,10 @@ typedef struct head_step head_step;
 typedef struct encoder_head {
     char model[HEAD_PATH_BYTES]; /* the folder of the encoder itself */
     encoder_config config;
-    int64_t max_len; /* tokens of a text at most */
-    bool is_cut;     /* longer texts are cut, as sentence-transformers does */
-    bool is_lower;   /* texts become lower case first */
+    int64_t max_len;        /* tokens of a text at most */
+    const char *limit_file; /* which has max_len */
+    bool is_cut;            /* longer texts are cut, as sentence-transformers does */
+    bool is_lower;          /* texts become lower case first */
 
     head_kind kind; /* HEAD_HIDDEN, HEAD_LABELS, or the first mode of an embedding */
     label_kind labels;

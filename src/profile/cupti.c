@@ -601,7 +601,7 @@ void cupti_mark_end(void) {
 #ifdef HSTU_HAS_CUDA
 static const char no_cupti[] = "this build is without CUPTI (cupti.h was not found beside nvcc)";
 #else
-static const char no_cupti[] = "this build is without CUDA";
+static const char no_cupti[] = "this build is without CUDA; rebuild with nvcc (docs/install.md)";
 #endif
 
 bool cupti_start(const cupti_sink *sink, unsigned what) {

@@ -185,14 +185,23 @@ TEST(encoder_head_of_texts) {
     write_text("tokenizer_config.json", "{\"model_max_length\": 1e30}");
     h = open_head(HEAD_AUTO);
     CHECK(h->is_cut && h->max_len == 12 && !h->is_lower);
+    CHECK_STR(h->limit_file, "config.json");
     encoder_head_close(h);
     write_text("tokenizer_config.json", "{\"model_max_length\": 7}");
     h = open_head(HEAD_HIDDEN);
     CHECK(h->is_cut && h->max_len == 7);
+    CHECK_STR(h->limit_file, "tokenizer_config.json");
     encoder_head_close(h);
     write_text("sentence_roberta_config.json", "{\"max_seq_length\": 5, \"do_lower_case\": true}");
     h = open_head(HEAD_AUTO);
     CHECK(h->is_cut && h->max_len == 5 && h->is_lower);
+    CHECK_STR(h->limit_file, "sentence_roberta_config.json");
+    encoder_head_close(h);
+    /* More than the model has positions for. */
+    write_text("sentence_roberta_config.json", "{\"max_seq_length\": 13}");
+    h = open_head(HEAD_AUTO);
+    CHECK(h->is_cut && h->max_len == 12);
+    CHECK_STR(h->limit_file, "config.json");
     encoder_head_close(h);
 }
 
@@ -227,6 +236,7 @@ TEST(encoder_head_refuses) {
         {"2_Dense/config.json", "{\"module_input_name\": \"token_embeddings\"}", "token_embedd"},
         {"sentence_bert_config.json", "{\"max_seq_length\": 0}", "max_seq_length"},
         {"sentence_bert_config.json", "{\"odd\": 0}", "'odd'"},
+        {"tokenizer_config.json", "{\"model_max_length\": 0}", "tokenizer_config.json: model_max"},
         {"config_sentence_transformers.json", "{\"default_prompt_name\": \"query\"}", "prompt"},
     };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
@@ -234,6 +244,7 @@ TEST(encoder_head_refuses) {
         write_text("2_Dense/config.json",
                    "{\"out_features\": 2, \"activation_function\": \"Tanh\"}");
         write_text("sentence_bert_config.json", "{}");
+        write_text("tokenizer_config.json", "{}");
         write_text(all[i].file, all[i].text);
         check_refused(all[i].word);
     }
@@ -245,6 +256,22 @@ TEST(encoder_head_refuses) {
     check_refused("id2label");
     write_config("bert", "BertForSequenceClassification", ", \"id2label\": {}");
     check_refused("id2label");
+    write_config("bert", "BertForSequenceClassification",
+                 ", \"id2label\": {\"0\": \"x\", \"1\": \"y\", \"2\": \"x\"}");
+    check_refused("config.json: id2label has 'x' twice");
+}
+
+/* Its tensors have no prefix, though those of the encoder have. */
+TEST(encoder_head_without_tensors) {
+    encoder_head *h;
+    write_config("bert", "BertForSequenceClassification", "");
+    write_weights("model.safetensors",
+                  (const char *[4]){"bert.embeddings.word_embeddings.weight", NULL, NULL, NULL},
+                  (const float *[4]){SWAP, NULL, NULL, NULL}, 2);
+    CHECK_OK(encoder_head_open(&h, test_folder(), HEAD_AUTO));
+    CHECK_FAILS(encoder_head_load(h, NULL), ERR_FORMAT,
+                ": the head's tensor classifier.weight is missing; --head hidden needs no head");
+    encoder_head_close(h);
 }
 
 static status open_once(void *ctx) {

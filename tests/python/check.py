@@ -330,10 +330,13 @@ def table():
         check(other.load(f"{FOLDER}/table") == 0 and len(other) == 3, "load")
         check(other.find(ids + [9])[0].tolist() == t.find(ids + [9])[0].tolist(), "what is loaded is what was saved")
         fails(hstu.UsageError, "more than once", lambda: t.insert([1, 1], [[0, 0], [0, 0]]))
-        fails(hstu.UsageError, "rows of 2", lambda: t.insert([1], [[0, 0, 0]]))
+        fails(hstu.UsageError, "rows: expected shape (1, 2), got (1, 3)", lambda: t.insert([1], [[0, 0, 0]]))
+        fails(hstu.UsageError, "got rows of different lengths: 1, 3", lambda: t.insert([1, 2], [[1, 2, 3], [4]]))
+        fails(hstu.UsageError, "weights: expected one for each id, 2 in all; got 1",
+              lambda: t.lookup_pooled([1, 2], [0, 2], weights=[1.0]))
         copies([t])
         for ragged in ([[1, 2, 3], [4]], [[1, 2]], [[1, 2]] * 3, [1, 2, 3, 4]):
-            fails(hstu.UsageError, "an id" if ragged[0] == 1 else "lists of", lambda: t.insert([1, 2], ragged))
+            fails(hstu.UsageError, "an id" if ragged[0] == 1 else "expected shape (2, 2), got", lambda: t.insert([1, 2], ragged))
         for wrong in ("x", 1j, None, 10**400):
             fails(hstu.UsageError, "rows are numbers", lambda: t.insert([1], [[wrong, 0]]))
             fails(hstu.UsageError, "gradients are numbers", lambda: t.update([1], [[wrong, 0]]))

@@ -104,6 +104,7 @@ def forms():
     bag(torch.tensor([5000]), torch.tensor([0]))
     if len(table) != n + 1:
         sys.exit("check_bags.py: an id without a row got none in training")
+    refuses("mode 'max': it is one of sum, mean", lambda: EmbeddingBag(table, mode="max"))
     refuses("of one dimension with offsets", lambda: bag(ids[0]))
     refuses("weights (2,) for ids (3,)", lambda: bag(ids[0], offsets, torch.ones(2)))
     refuses("of the weights is nan", lambda: bag(ids[0], offsets, torch.full((3,), float("nan"))))
@@ -129,6 +130,12 @@ def collection():
         near(f"{name} of the collection", got[name].detach(), want)
         near(f"{name} of numpy's collection", numpys[name], want)
         near(f"{name} after a step", table.find(ids.numpy())[0], (rows - 0.5 * rows.grad)[index])
+    for parts, sentence in (((["user", "user"], [1, 1], [1, 2]), "keys must be distinct, got ['user', 'user']"),
+                            ((["user", "item"], [1, 1, 1], [1, 2, 3]), "number of lengths, 3, must be a multiple of the number of keys, 2"),
+                            (([], [1], [5]), "number of lengths, 1, must be a multiple of the number of keys, 0"),
+                            ((["user"], [2, -1], [1]), "lengths must not be negative, got -1"),
+                            ((["user"], [1, 2], [1, 2]), "must add up to the number of ids, 2; they add up to 3")):
+        refuses(sentence, lambda: module(parts))
     refuses("no table 'shop'", lambda: module({"shop": (values, torch.tensor([0, 8]))}))
 
 

@@ -342,7 +342,8 @@ static void tell_cost(const profile *p) {
     else
         log_info("%zu spans in %.3f s", r->n_spans, wall / 1e9);
     if (r->schedule.active > 0)
-        log_info("%" PRId64 " steps kept of %" PRId64, r->n_active, r->step);
+        log_info("%" PRId64 " step%s kept of %" PRId64, r->n_active, r->n_active == 1 ? "" : "s",
+                 r->step);
     double with, without;
     if (profile_cost(p, &with, &without))
         log_info("a recorded step took %.3f ms, one of the %d after it without recording %.3f ms "
@@ -438,12 +439,17 @@ static status write_trace(const profile *p, const profile_view *v, uint16_t cycl
 /* One for each cycle; each takes time with the number of all spans. */
 static status write_traces(const profile *p, const profile_view *v) {
     enum { MAX_TRACES = 100 };
+    char path[SHOW_PATH_BYTES];
     int last = 0;
     for (size_t i = 0; i < p->recorder.n_steps; i++)
         if (p->recorder.steps[i].cycle > last) last = p->recorder.steps[i].cycle;
     status st = OK;
     for (int cycle = 0; st == OK && cycle <= last && cycle < MAX_TRACES; cycle++)
         st = write_trace(p, v, (uint16_t)cycle);
+    /* An earlier profile may have had more cycles. */
+    for (int i = last + 2; st == OK && !v->is_tensorboard && i <= MAX_TRACES; i++)
+        if (snprintf(path, sizeof path, "%s/trace-%d.json", v->out, i) < (int)sizeof path)
+            (void)unlink(path);
     if (last >= MAX_TRACES)
         log_warn("only the first %d of %d cycles have a trace; --repeat ends after fewer",
                  MAX_TRACES, last + 1);
@@ -457,6 +463,8 @@ status profile_show(const profile *p, const profile_view *v) {
         TRY(show_table(p, i, v));
     TRY(tell_idle(p));
     tell_cost(p);
+    if (v->range != NULL && p->recorder.n_spans == 0)
+        log_warn("no range '%s' was recorded; a profile without --range lists all", v->range);
     TRY(write_traces(p, v));
     TRY(path_join(path, sizeof path, v->out, "report.html"));
     TRY(profile_page_write(p, path));
@@ -621,7 +629,11 @@ static status run_apart(const command *c, int argc, char **argv) {
 
 static status check(const profile_args *a) {
     const recorder_schedule *s = &a->o.schedule;
-    if (s->active == 0 && (s->wait > 0 || s->warmup > 0 || s->repeat > 0))
+    bool has_schedule = s->wait > 0 || s->warmup > 0 || s->active > 0 || s->repeat > 0;
+    if (a->o.toggle > 0 && (has_schedule || a->o.step != NULL))
+        return fail(ERR_USAGE, "--toggle-by excludes --wait, --warmup, --active, --repeat and "
+                               "--step: either a signal or a schedule switches recording");
+    if (s->active == 0 && has_schedule)
         return fail(ERR_USAGE,
                     "--wait, --warmup and --repeat need --active: how many steps to keep");
     if (a->o.step != NULL && s->active == 0)
@@ -638,9 +650,6 @@ static status profile_a_program(const profile_args *a, char **argv) {
     if (a->o.schedule.active > 0 && a->o.step == NULL)
         return fail(ERR_USAGE, "--active counts steps: say which NVTX range of the program is one "
                                "with --step NAME ('step*' for every name that begins so)");
-    if (a->o.step != NULL && a->o.toggle > 0)
-        return fail(ERR_USAGE, "--step and --toggle-by exclude each other: one of them switches "
-                               "recording");
     status st = profile_program(&p, argv, a->view.out, &a->o, failed);
     if (st == OK) st = profile_show(&p, &a->view);
     profile_fini(&p);
@@ -725,7 +734,8 @@ status cmd_profile(int argc, char **argv) {
         OPT_GROUP("Output"),
         OPT_TEXT("--out", &a.view.out, "DIR",
                  "Folder for trace.json and the tables as CSV (default hstu-profile). A "
-                 "second cycle of --repeat has trace-2.json, and so on."),
+                 "second cycle of --repeat has trace-2.json, and so on; those of an earlier "
+                 "profile are removed."),
         OPT_FLAG("--tensorboard", &a.view.is_tensorboard,
                  "Write traces for TensorBoard's plugin torch-tb-profiler instead: "
                  "HOST_PID.TIME.pt.trace.json, as torch.profiler.tensorboard_trace_handler does."),
@@ -747,10 +757,11 @@ status cmd_profile(int argc, char **argv) {
         .options = options,
         .min_positional = 1,
         .max_positional = MAX_WORDS,
-        .notes = "A step is a training step; commands without steps are recorded whole.\nExample: "
-                 "hstu profile --wait 2 --warmup 2 --active 10 --repeat 1 -- train ...\nExample: "
-                 "hstu profile -- python3 model.py\nExample: hstu profile --step 'step*' --wait 5 "
-                 "--active 3 --repeat 2 --tensorboard -- python3 model.py\n"};
+        .notes =
+            "A step is a training step; commands without steps are recorded whole.\nExamples:\n"
+            "  hstu profile --wait 2 --warmup 2 --active 10 --repeat 1 -- train ...\n"
+            "  hstu profile -- python3 model.py\n"
+            "  hstu profile --step 'step*' --active 3 --tensorboard -- python3 model.py\n"};
     const char *word[MAX_WORDS + 1];
     int n = 0;
     ARGS_PARSE(&spec, word, &n);
@@ -759,5 +770,6 @@ status cmd_profile(int argc, char **argv) {
     a.o.has_host = a.activities != 1;
     a.o.has_gpu = a.activities != 0;
     a.o.has_peaks = !a.has_no_peaks;
+    a.view.range = a.o.range;
     return profile_command(&a, n, (char **)word);
 }

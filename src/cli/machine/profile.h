@@ -16,6 +16,7 @@ typedef struct profile_view {
     const char *sort_by; /* of the table of ops; NULL: by self time */
     bool is_tensorboard; /* traces for its plugin */
     int64_t row_limit;   /* below 0: all */
+    const char *range;   /* the only one that is kept, or NULL */
 } profile_view;
 
 status profile_show(const profile *p, const profile_view *v);

@@ -1,5 +1,7 @@
 /* hstu encode: hidden states, labels or embeddings of a Hugging Face encoder for sequences of
  * tokens or texts. */
+#include <dirent.h>
+#include <fnmatch.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -218,14 +220,15 @@ static void tell_model(const encoder *e, const char *folder, act_type act) {
 }
 
 static void tell_head(const encoder_head *h) {
-    static const char *const kinds[] = {"probabilities by softmax", "probabilities by sigmoid",
-                                        "values"};
+    static const char *const kinds[] = {"softmax probabilities", "sigmoid probabilities", "values"};
+    bool has_labels = h->kind == HEAD_LABELS;
     if (h->kind != HEAD_HIDDEN)
-        log_info("%s: %d for each %s; --head hidden writes hidden states",
-                 h->kind == HEAD_LABELS ? kinds[h->labels] : "embeddings", h->n_out,
+        log_info("%s of %d %s%s for each %s; --head hidden writes hidden states",
+                 has_labels ? kinds[h->labels] : "an embedding", h->n_out,
+                 has_labels ? "label" : "number", h->n_out == 1 ? "" : "s",
                  h->is_of_tokens ? "token" : "sequence");
     if (h->is_cut)
-        log_info("texts are cut to %" PRId64 " tokens, as modules.json asks", h->max_len);
+        log_info("texts are cut to %" PRId64 " tokens, the limit in %s", h->max_len, h->limit_file);
 }
 
 /* The tokenizer and the input, as the folder wants its texts. */
@@ -341,25 +344,38 @@ static status run(const encode_args *a) {
     return st;
 }
 
-/* What is read must not be replaced by the result. */
-static status check_out(const encode_args *a) {
-    static const char *const names[] = {"model.safetensors", "config.json",
-                                        "vocab.txt",         "tokenizer.json",
-                                        "modules.json",      "tokenizer_config.json"};
+/* Looks for a file among those of the model in its folder and the folders of its modules. */
+static status check_folder(const char *folder, int depth, const char *option, const char *out) {
+    static const char *const names[] = {"config*.json", "model.safetensors*", "model-*.safetensors",
+                                        "modules.json", "sentence_*.json",    "tokenizer*.json",
+                                        "vocab.txt"};
     char path[PATH_BYTES];
-    if (file_is_same(a->out, a->input))
-        return fail(ERR_USAGE, "--out %s is the input; give another file", a->out);
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        TRY(path_join(path, sizeof path, a->folder, names[i]));
-        if (file_is_same(a->out, path))
-            return fail(ERR_USAGE, "--out %s is a file of the model; give another one", a->out);
+    DIR *dir = opendir(folder);
+    status st = OK;
+    for (struct dirent *d; st == OK && dir != NULL && (d = readdir(dir)) != NULL;) {
+        if (d->d_name[0] == '.') continue;
+        st = path_join(path, sizeof path, folder, d->d_name);
+        if (st == OK && depth > 0) st = check_folder(path, depth - 1, option, out);
+        for (size_t i = 0; st == OK && i < sizeof names / sizeof *names; i++)
+            if (fnmatch(names[i], d->d_name, 0) == 0 && file_is_same(out, path))
+                st = fail(ERR_USAGE, "%s %s is a file of the model; give another one", option, out);
     }
-    return OK;
+    if (dir != NULL) closedir(dir);
+    return st;
+}
+
+/* What is read must not be replaced by the result. */
+static status check_out(const encode_args *a, const char *option, const char *out) {
+    if (out == NULL || strcmp(out, "-") == 0) return OK;
+    if (file_is_same(out, a->input))
+        return fail(ERR_USAGE, "%s %s is the input; give another file", option, out);
+    return check_folder(a->folder, 1, option, out);
 }
 
 static status check(const encode_args *a, const arg_spec *spec) {
     if (a->input == NULL) return fail(ERR_USAGE, "--input FILE is missing; usage: %s", spec->usage);
-    return a->out != NULL && strcmp(a->out, "-") != 0 ? check_out(a) : OK;
+    TRY(check_out(a, "--out", a->out));
+    return check_out(a, "--profile-scores", a->scores);
 }
 
 status cmd_encode(int argc, char **argv) {

@@ -75,7 +75,8 @@ TEST(encode_labels_and_embeddings) {
     make_classifier();
     snprintf(model, sizeof model, "%s", path_of("c"));
     write_text("in.jsonl", "{\"ids\": [5, 6, 7]}\n{\"ids\": [9]}\n");
-    says(0, model, "--input $IN/in.jsonl --out $IN/l.safetensors", "softmax: 2 for each sequence");
+    says(0, model, "--input $IN/in.jsonl --out $IN/l.safetensors",
+         "softmax probabilities of 2 labels for each sequence; ");
     says(0, model, "--input $IN/in.jsonl --out $IN/h.safetensors --head hidden",
          "2 tensors of heads");
     CHECK_OK(st_open(&labels, path_of("l.safetensors")));
@@ -96,7 +97,8 @@ TEST(encode_labels_and_embeddings) {
     CHECK_CONTAINS(text, "{\"label\":\"");
     CHECK_CONTAINS(text, "\"probabilities\":{\"yes\":");
     free(text);
-    says(0, model, "--input $IN/in.jsonl --head mean --out $IN/l.safetensors", "embeddings: 48");
+    says(0, model, "--input $IN/in.jsonl --head mean --out $IN/l.safetensors",
+         "an embedding of 48 numbers for each sequence; ");
     CHECK_OK(st_open(&labels, path_of("l.safetensors")));
     CHECK_OK(st_get(labels, "embedding", ST_F32, &mean));
     CHECK_OK(st_get(hidden, "hidden", ST_F32, &x));
@@ -105,7 +107,8 @@ TEST(encode_labels_and_embeddings) {
     CHECK(fabsf(got[1] - (rows[1] + rows[49] + rows[97]) / 3) < 1e-6f && got[48] == rows[144]);
     st_close(labels);
     st_close(hidden);
-    says(1, MODEL, "--input $IN/in.jsonl --head labels", "classifier.weight is missing");
+    says(1, MODEL, "--input $IN/in.jsonl --head labels",
+         "the head's tensor classifier.weight is missing; --head hidden ");
 }
 
 TEST(encode_a_golden_case) {
@@ -194,6 +197,31 @@ TEST(encode_long_texts) {
     CHECK(fputs("\"}\n", f) >= 0 && fclose(f) == 0);
     says(1, model, "--input $IN/long.jsonl", "202 tokens, and the model has positions for 96");
     says(0, model, "--input $IN/long.jsonl --truncate --out $IN/o.safetensors", "96 tokens");
+}
+
+/* A sentence-transformers folder: what limits its texts is named, and no file of it is replaced. */
+TEST(encode_sentences) {
+    static const char *const files[] = {"m/1_Pooling/config.json", "m/sentence_bert_config.json",
+                                        "m/model.safetensors"};
+    const char *model = model_with_words();
+    CHECK_EQ(test_command(NULL, "mkdir %s/m/1_Pooling", test_folder()), 0);
+    write_text("m/modules.json",
+               "[{\"type\": \"sentence_transformers.models.Transformer\", \"path\": \"\"},"
+               " {\"type\": \"sentence_transformers.models.Pooling\", \"path\": \"1_Pooling\"}]");
+    write_text(files[0], "{\"pooling_mode\": \"mean\"}");
+    write_text(files[1], "{\"max_seq_length\": 16}");
+    write_text("t.jsonl", "{\"text\": \"a\"}\n");
+    says(0, model, "--input $IN/t.jsonl --out $IN/m/o.jsonl",
+         "texts are cut to 16 tokens, the limit in sentence_bert_config.json\n");
+    free(encode(0, model, "--input $IN/t.jsonl --out $IN/m/o.jsonl")); /* its own result */
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++)
+        for (int k = 0; k < 2; k++) {
+            char rest[128];
+            snprintf(rest, sizeof rest, "--input $IN/t.jsonl %s $IN/%s",
+                     k == 0 ? "--out" : "--out $IN/o.jsonl --profile-scores", files[i]);
+            says(2, model, rest, "is a file of the model; give another one");
+        }
+    says(2, model, "--input $IN/t.jsonl --profile-scores $IN/t.jsonl", "t.jsonl is the input");
 }
 
 TEST(encode_refuses) {

@@ -51,6 +51,14 @@ TEST(profile_shows_steps_layers_and_ops) {
     events = events_of(&a, "trace-2.json");
     CHECK_EQ(count_events(events, "step"), 2);
     CHECK_EQ(count_events(events, "ProfilerStep#6"), 1);
+    /* One cycle: the second trace was of the profile before. */
+    write_text("hstu-profile/trace-mine.json", "{}");
+    free(said(0, "profile --active 1 --repeat 2 --tensorboard -- eval run --data data"));
+    CHECK(file_exists(run_path("hstu-profile/trace-2.json")));
+    free(said(0, "profile -- eval run --data data"));
+    CHECK(file_exists(run_path("hstu-profile/trace.json")));
+    CHECK(!file_exists(run_path("hstu-profile/trace-2.json")));
+    CHECK(file_exists(run_path("hstu-profile/trace-mine.json")));
     /* A step may go through the layers in several parts. */
     CHECK(count_events(events, "layer forward 0") >= 2);
     CHECK_EQ(count_events(events, "layer backward 0"), count_events(events, "layer forward 0"));
@@ -87,6 +95,14 @@ TEST(profile_of_one_range) {
     CHECK_CONTAINS(text, "attn_fwd");
     CHECK(strstr(text, "attn_bwd") == NULL);
     CHECK(strstr(text, "optimizer") == NULL);
+    CHECK(strstr(text, "no range") == NULL);
+    free(text);
+    text = said(0, "profile --active 1 --repeat 1 --range nope " TRAIN " --out run2");
+    CHECK_CONTAINS(text, "no range 'nope' was recorded; a profile without --range lists all");
+    CHECK_CONTAINS(text, "1 step kept of 10\n");
+    free(text);
+    text = said(2, "profile --range nope " TRAIN); /* there is a run already */
+    CHECK(strstr(text, "no range") == NULL);
     free(text);
 }
 
@@ -137,6 +153,8 @@ TEST(profile_says_why_there_are_no_counters) {
     if (driver.reason[0] == '\0') SKIP_TEST("here is a GPU");
     char *text = said(1, "profile --counters " TRAIN);
     CHECK_CONTAINS(text, "hstu profile: --counters: ");
+    if (strstr(text, "is without CUDA") != NULL)
+        CHECK_CONTAINS(text, "; rebuild with nvcc (docs/install.md)\n");
     free(text);
     CHECK(!folder_exists(run_path("run"))); /* before anything was done */
     CHECK(!folder_exists(run_path("hstu-profile")));
@@ -394,6 +412,14 @@ TEST(profile_looks_at_its_folder_first) {
     CHECK(!folder_exists(run_path("new")));
 }
 
+/* Examples can be copied: each is one line. */
+TEST(profile_help_has_whole_examples) {
+    char *text = said(0, "profile --help");
+    CHECK_EQ(count_parts(text, "\n  hstu profile "), 3);
+    CHECK_CONTAINS(text, "--tensorboard -- python3 model.py\n");
+    free(text);
+}
+
 TEST(profile_says_what_is_wrong) {
     static const struct {
         const char *args, *want;
@@ -407,7 +433,11 @@ TEST(profile_says_what_is_wrong) {
         {"profile --toggle-by SIGKILL -- info data", "SIGUSR1 or SIGUSR2"},
         {"profile --active 3 -- sh -c true", "with --step NAME"},
         {"profile --step s -- sh -c true", "--step needs --active"},
-        {"profile --step s --active 1 --toggle-by SIGUSR1 -- sh -c true", "exclude each other"},
+        {"profile --step s --active 1 --toggle-by SIGUSR1 -- sh -c true",
+         "--toggle-by excludes --wait, --warmup, --active, --repeat and --step"},
+        {"profile --toggle-by SIGUSR1 --active 1 -- info data", "--toggle-by excludes "},
+        {"profile --toggle-by SIGUSR1 --wait 1 -- info data", "--toggle-by excludes "},
+        {"profile --toggle-by SIGUSR1 --step s -- sh -c true", "--toggle-by excludes "},
         {"profile --step s --active 1 -- info data", "--step is for other programs"},
         {"profile -- train --nothing", "train: unknown option '--nothing'"},
     };
