@@ -81,8 +81,8 @@ const double *run_history_values(const run_history *h, const char *name);
 
 const double *run_history_x(const run_history *h); /* steps, or epochs */
 
-/* The last finite value of a column, and the mean of the last ten, or fewer: *count; NAN if there is
- * none. */
+/* The last finite value of a column, and the mean of the last ten, or fewer: *count; NAN if there
+ * is none. */
 double history_last(const double *y, size_t n);
 double history_mean_of_last(const double *y, size_t n, int *count);
 
