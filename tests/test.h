@@ -104,7 +104,9 @@ int test_leaks(void);
     } while (0)
 #define CHECK_CONTAINS(text, part)                                                                 \
     do {                                                                                           \
-        if (strstr((text), (part)) == NULL) FAIL_TEST("\"%s\" is not in: %s", (part), (text));     \
+        const char *text_ = (text), *part_ = (part);                                               \
+        if (text_ == NULL || strstr(text_, part_) == NULL)                                         \
+            FAIL_TEST("\"%s\" is not in: %s", part_, text_ != NULL ? text_ : "NULL");              \
     } while (0)
 
 #endif

@@ -360,8 +360,8 @@ def table():
             check(t.find([numpy.int64(-1)])[1] == t.find([-1])[1] == [True], "an id of numpy")
             check(t.insert([1, 2, 4], numpy.ones((3, 2), dtype=numpy.int16)) == 0, "rows of integers")
             for wrong in (numpy.ones((2, 3)), numpy.ones(6), numpy.ones((1, 3, 2))):
-                fails(hstu.UsageError, "of shape", lambda: t.insert([1, 2, 4], wrong))
-                fails(hstu.UsageError, "of shape", lambda: t.update([1, 2, 4], wrong))
+                fails(hstu.UsageError, "expected shape", lambda: t.insert([1, 2, 4], wrong))
+                fails(hstu.UsageError, "expected shape", lambda: t.update([1, 2, 4], wrong))
             for kind in ("U4", "c8", bool, object):
                 fails(hstu.UsageError, "rows are numbers, not", lambda: t.insert([1, 2, 4], numpy.ones((3, 2)).astype(kind)))
             fails(hstu.NumericError, "must be finite", lambda: t.insert([1], numpy.full((1, 2), 1e300)))
