@@ -46,6 +46,14 @@ status metric_parse(metric *out, const char *text, config_task task) {
     return unknown_metric(text, task);
 }
 
+bool metric_is_smaller_better(const char *name) {
+    size_t n = strcspn(name, "@:");
+    for (int i = 0; i < METRIC_KINDS; i++)
+        if (strlen(metric_table[i].name) == n && strncmp(metric_table[i].name, name, n) == 0)
+            return metric_table[i].smaller_is_better;
+    return strcmp(name, "loss") == 0;
+}
+
 const char *metric_name(const metric *m, char text[METRIC_NAME_BYTES]) {
     if (m->k > 0)
         snprintf(text, METRIC_NAME_BYTES, "%s@%d", metric_table[m->kind].name, m->k);

@@ -76,6 +76,10 @@ typedef struct metric_list {
 /* ERR_USAGE says what is possible for the task. */
 status metric_parse(metric *out, const char *text, config_task task);
 
+/* Whether a smaller value is better, by the name in results: of "logloss", "ne" and a plain loss.
+ */
+bool metric_is_smaller_better(const char *name);
+
 /* "hr@10", "mrr": as results and logs name it. */
 const char *metric_name(const metric *m, char text[METRIC_NAME_BYTES]);
 

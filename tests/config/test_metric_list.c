@@ -62,3 +62,10 @@ TEST(metric_list_of_configs) {
     list.n = 1;
     CHECK(metric_list_main(&list, TASK_RANKING).kind == METRIC_AUC);
 }
+
+TEST(metric_list_knows_what_is_better) {
+    CHECK(metric_is_smaller_better("ne") && metric_is_smaller_better("logloss"));
+    CHECK(metric_is_smaller_better("loss"));
+    CHECK(!metric_is_smaller_better("ndcg@10") && !metric_is_smaller_better("auc:click"));
+    CHECK(!metric_is_smaller_better("mrr") && !metric_is_smaller_better("n"));
+}

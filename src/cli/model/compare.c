@@ -205,8 +205,7 @@ static bool compare_pairs(const comparison *c, int i, const char *name, double *
 static const char *verdict(const char *name, bootstrap_bounds b) {
     bool is_above = b.low > 0, is_below = b.high < 0;
     if (!is_above && !is_below) return "unclear";
-    bool is_loss = strncmp(name, "logloss", 7) == 0 || strncmp(name, "ne", 3) == 0;
-    return is_above != is_loss ? "better" : "worse";
+    return is_above != metric_is_smaller_better(name) ? "better" : "worse";
 }
 
 /* Two rows: the difference from the first run, and what 95 % of its replicates lie between. */

@@ -23,6 +23,7 @@
 #include "cli/model/sweep.h"
 #include "cli/output.h"
 #include "cli/work.h"
+#include "config/metric_list.h"
 #include "format/json.h"
 #include "train/report/report.h"
 #include "train/report/run_log.h"
@@ -446,24 +447,19 @@ static status trial_path(char path[PATH_BYTES], const sweep_args *a, int trial, 
 
 /* On validation: the metric of the best evaluation.  On test: that of the end.  A loss is better
  * when it is lower. */
-static double end_value(const sweep_args *a, const run_history *h, const char *metric) {
-    double value = a->part == ON_VALIDATION ? NAN : history_number(h->done, metric);
-    const double *y = strcmp(metric, "loss") == 0 ? h->loss : run_history_values(h, metric);
+static double end_value(const sweep_args *a, const run_history *h, const char *name) {
+    double value = a->part == ON_VALIDATION ? NAN : history_number(h->done, name);
+    const double *y = strcmp(name, "loss") == 0 ? h->loss : run_history_values(h, name);
     for (size_t i = 0; a->part == ON_VALIDATION && y != NULL && i < h->n; i++)
         if (h->step[i] == h->best_step) value = y[i];
     return isfinite(value) ? value : y != NULL ? history_last(y, h->n) : NAN;
-}
-
-static bool is_lower_better(const char *metric) {
-    return strstr(metric, "loss") != NULL || strncmp(metric, "rmse", 4) == 0 ||
-           strncmp(metric, "mae", 3) == 0;
 }
 
 static void choose_metric(sweep *s, const sweep_args *a, const run_history *h) {
     static const char *const names[] = {"ndcg@10", "auc", "hr@10", "loss"};
     for (size_t i = 0; i < sizeof names / sizeof *names && s->metric == NULL; i++)
         if (isfinite(end_value(a, h, names[i]))) s->metric = names[i];
-    if (s->metric != NULL) s->is_lower_better = is_lower_better(s->metric);
+    if (s->metric != NULL) s->is_lower_better = metric_is_smaller_better(s->metric);
 }
 
 /* What a trial's log says: whether it is done, and its metric. */
@@ -507,12 +503,12 @@ static void take_device(const char *list, int job, char *out) {
 /* The words of a training; those that are made live in the sweep's memory. */
 static status make_words(sweep *s, const sweep_args *a, int trial, int job, const char *self,
                          const char *words[MAX_WORDS]) {
-    char path[PATH_BYTES], config[PATH_BYTES], *threads, *text, *epochs, *device;
+    char path[PATH_BYTES], saved[PATH_BYTES], *threads, *text, *epochs, *device;
     const char *out;
     int n = 0, n_threads;
     TRY(env_threads_of((int)a->jobs, &n_threads));
     TRY(trial_path(path, a, trial, ""));
-    TRY(path_join(config, sizeof config, path, "config.json"));
+    TRY(path_join(saved, sizeof saved, path, "config.json"));
     TRY(arena_copy_text(&s->memory, path, strlen(path), &out));
     TRY(ARENA_NEW(&s->memory, &threads, 64));
     TRY(ARENA_NEW(&s->memory, &epochs, 32));
@@ -537,7 +533,7 @@ static status make_words(sweep *s, const sweep_args *a, int trial, int job, cons
         snprintf(text, bytes, "%s=%s", r->name, value);
         words[n++] = "--set", words[n++] = text;
     }
-    if (file_exists(config)) words[n++] = "--resume";
+    if (file_exists(saved)) words[n++] = "--resume";
     words[n] = NULL;
     return OK;
 }

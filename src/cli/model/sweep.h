@@ -1,5 +1,4 @@
-/* The parts of hstu sweep: sweep_plan.c turns ranges into trials, sweep.c runs them, sweep_page.c
- * shows the results.  One thread. */
+/* The parts of hstu sweep that tests call: ranges become trials.  One thread. */
 #ifndef HSTU_CLI_MODEL_SWEEP_H
 #define HSTU_CLI_MODEL_SWEEP_H
 
