@@ -40,7 +40,17 @@ typedef struct context_feature {
     text_column values;    /* names of the values; entry 0 is "" */
 } context_feature;
 
-enum { CONTEXT_MAX = 32 };
+enum { CONTEXT_MAX = 32, ITEM_CONTENT_MAX = 16 };
+
+/* One content feature of items, such as a genre or a year: item i has the values
+ * value[offsets[i]] .. value[offsets[i + 1] - 1], ascending; none where it is unknown. */
+typedef struct item_content {
+    char name[COLUMN_NAME_BYTES];
+    const uint64_t *offsets; /* (n_items + 2) */
+    const uint32_t *value;   /* 1..n_values */
+    text_column values;      /* names of the values, or of a number's buckets; entry 0 is "" */
+    const double *number;    /* (n_items + 1), NaN where it is unknown; NULL: not a number */
+} item_content;
 
 /* Where a seq_file is a view in which some events of the data are left out (model/vocabulary.h):
  * the rows of the whole data.  A split is taken on the whole data, so that the event before a
@@ -76,6 +86,10 @@ typedef struct seq_file {
     uint64_t n_test_events; /* of n_events, from the test file */
     context_feature context[CONTEXT_MAX];
     int n_context;
+    item_content content[ITEM_CONTENT_MAX];
+    int n_content;
+    const float *item_vector; /* (n_items + 1, item_vector_dim), zeros where unknown; or NULL */
+    int32_t item_vector_dim;
     const char
         *meta_json; /* JSON: counts, and under "source" where the data came from; ends with NUL */
     uint64_t meta_bytes;
