@@ -488,6 +488,43 @@ status mirror_softmax_attn_bwd(backend *be, const softmax_attn_args *args) {
     RUN(m, softmax_attn_bwd, &a);
 }
 
+static void mirror_sparse(mirror *m, sparse_rows *r) {
+    if (r->begin == NULL) return;
+    int32_t n = r->begin[r->n];
+    MIRROR(m, r, begin, IN, I32, r->n + 1);
+    MIRROR(m, r, index, IN, I32, n);
+    MIRROR(m, r, weight, IN, F32, n);
+}
+
+status mirror_content_fwd(backend *be, const content_args *args) {
+    mirror *m = mirror_of(be);
+    content_args a = *args;
+    mirror_begin(m);
+    mirror_sparse(m, &a.values);
+    MIRROR(m, &a, vector, IN, F32, a.n * a.n_vector);
+    MIRROR(m, &a, has_own, IN, U8, a.n);
+    MIRROR(m, &a, own, IN, F32, a.n * a.dim);
+    MIRROR(m, &a, table, IN, F32, args->items.n * a.dim);
+    MIRROR(m, &a, w, IN, F32, a.n_vector * a.dim);
+    MIRROR(m, &a, y, OUT, F32, a.n * a.dim);
+    RUN(m, content_fwd, &a);
+}
+
+status mirror_content_bwd(backend *be, const content_args *args) {
+    mirror *m = mirror_of(be);
+    content_args a = *args;
+    mirror_begin(m);
+    mirror_sparse(m, &a.pieces);
+    mirror_sparse(m, &a.items);
+    MIRROR(m, &a, vector, IN, F32, a.n * a.n_vector);
+    MIRROR(m, &a, has_own, IN, U8, a.n);
+    MIRROR(m, &a, sums, OUT, F32, args->pieces.n * a.dim);
+    MIRROR(m, &a, dy, BOTH, F32, a.n * a.dim);
+    MIRROR(m, &a, dtable, BOTH, F32, args->items.n * a.dim);
+    MIRROR(m, &a, dw, BOTH, F32, a.n_vector * a.dim);
+    RUN(m, content_bwd, &a);
+}
+
 status mirror_negatives(backend *be, const negatives_args *args) {
     mirror *m = mirror_of(be);
     negatives_args a = *args;

@@ -167,6 +167,8 @@ typedef struct config_network {
     int64_t dim_qk;       /* D of q and k, per head */
     int64_t dim_v;        /* D of v and u, per head */
     double input_dropout; /* on the embedded sequence */
+    bool has_item_features;
+    double item_id_dropout;
     double dropout;       /* rate before a layer's output projection (sasrec: in the FFN) */
     double attention_dropout;
     double norm_epsilon;

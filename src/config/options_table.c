@@ -39,6 +39,14 @@
 #define RATE(n, at, def, text)     FLOAT(n, at, OPT_BELOW_MAX, 0, 1, def, text)
 #define POSITIVE(n, at, def, text) FLOAT(n, at, OPT_ABOVE_MIN, 0, 1e30, def, text)
 
+/* Of both projects' files. */
+#define ITEM_FEATURES(class)                                                                       \
+    TYPED(class ".item_features", OPT_BOOL, OPT_OURS, IN(network.has_item_features), "False",      \
+          "Items' rows are made of their features and vectors, too, where the data have them."),   \
+        FLOAT(class ".item_id_dropout", IN(network.item_id_dropout), OPT_OURS | OPT_BELOW_MAX, 0,  \
+              1, "0",                                                                              \
+              "With item_features: share of items that a training step knows by these alone.")
+
 #define MANY 9007199254740992.0 /* 2^53: counts that only memory limits */
 #define LONG 16777216           /* tokens of one sequence */
 
@@ -129,6 +137,7 @@ const option option_table[] = {
                 "hidden_size / num_attention_heads", "Width of q, k, v and u per head, D."),
     RATE("NetworkArgs.hidden_dropout", IN(network.dropout), "0.2",
          "Dropout on the embedded sequence and before the output projection of each layer."),
+    ITEM_FEATURES("NetworkArgs"),
     POSITIVE("NetworkArgs.norm_epsilon", IN(network.norm_epsilon), "1e-5",
              "Added to the variance in LayerNorm."),
     FLAG("NetworkArgs.is_causal", IN(network.is_causal), "True",
@@ -346,6 +355,7 @@ const option option_table[] = {
           "no activations."),
     FLAG("train_fn.item_l2_norm", IN(retrieval.has_item_norm), "False",
          "Scores use items divided by their norm."),
+    ITEM_FEATURES("train_fn"),
     POSITIVE("train_fn.temperature", IN(retrieval.temperature), "0.05", "Divides the scores."),
     INT("train_fn.num_epochs", IN(trainer.n_epochs), 1, 1048576, "101", "Passes over the users."),
     POSITIVE("train_fn.learning_rate", IN(optimizer.learning_rate), "1e-3", "Step size of AdamW."),

@@ -13,7 +13,7 @@
 #include "data/set/batcher.h"
 #include "embed/snapshot.h"
 #include "model/trained.h"
-#include "nn/params.h"
+#include "nn/content.h"
 
 enum { CONFIG_MAX_BYTES = 1 << 24 };
 enum { TENSOR_NAME_BYTES = PARAM_NAME_BYTES + 8 };
@@ -369,13 +369,33 @@ status checkpoint_load_tables(dynamic_tables *tables, const char *folder) {
     return OK;
 }
 
+/* What items' rows were made of: a model that infers has the rows themselves (nn/content.h). */
+static bool is_for_training(const char *name) {
+    size_t n = strlen(name), own = strlen(CONTENT_OWN);
+    return strncmp(name, CONTENT_PREFIX, strlen(CONTENT_PREFIX)) == 0 ||
+           (n > own && strcmp(name + n - own, CONTENT_OWN) == 0);
+}
+
+static size_t count_for_training(const st_file *f) {
+    size_t n = 0;
+    for (size_t i = 0; i < f->n_tensors; i++)
+        n += is_for_training(f->tensors[i].name);
+    return n;
+}
+
 static status load_params(const char *path, backend *be, const param *params, int n_params) {
     st_file *f;
     TRY(st_open(&f, path));
     status st = OK;
-    for (int i = 0; i < n_params && st == OK; i++)
+    size_t n = (size_t)n_params, n_own = 0;
+    for (int i = 0; i < n_params && st == OK; i++) {
         st = checkpoint_load_tensor(f, be, &params[i], "", params[i].value);
-    if (st == OK) st = checkpoint_check_count(f, (size_t)n_params);
+        if (st != OK || params[i].own == NULL) continue;
+        st = checkpoint_load_tensor(f, be, &params[i], CONTENT_OWN, params[i].own);
+        n_own++;
+    }
+    n += n_own > 0 ? n_own : count_for_training(f);
+    if (st == OK) st = checkpoint_check_count(f, n);
     st_close(f);
     return st;
 }

@@ -313,6 +313,17 @@ static status add_retrieval(model *m, const config *c) {
     return alloc_corpus(m, items);
 }
 
+/* Last, so that all other parameters have the first values that they have without content. */
+static status add_content(model *m, const config *c, const seq_file *data) {
+    if (dynamic_find(&m->dynamic, ITEM_FEATURE) != NULL)
+        return fail(ERR_CONFIG,
+                    "%s: item features need all rows in every step, but the item table is dynamic; "
+                    "use a static table, or leave the features out",
+                    c->file);
+    return content_add_params(&m->content, m->input.item, data, (float)c->network.item_id_dropout,
+                              &m->params);
+}
+
 /* Contextual tokens see the whole history only where no loss position is in the history. */
 static layout_config plan_of(const model *m, const config *c, const model_limits *l) {
     const input_config *in = &m->input.config;
@@ -371,6 +382,7 @@ static status make(model *m, const config *c, const model_limits *limits) {
     TRY(add_input(m, c, &l));
     TRY(add_layers(m, c));
     TRY(m->is_ranking ? add_ranking(m, c) : add_retrieval(m, c));
+    if (l.content != NULL) TRY(add_content(m, c, l.content));
     m->plan = plan_of(m, c, &l);
     m->can_record = can_record(m);
     return OK;
@@ -481,7 +493,22 @@ param *model_action_rows(model *m) {
 
 status model_init(model *m, uint64_t seed) {
     TRY(dynamic_clear(&m->dynamic));
-    return param_list_start(&m->params, seed);
+    TRY(param_list_start(&m->params, seed));
+    return content_start(&m->content);
+}
+
+content_rows *model_content(model *m) {
+    return &m->content;
+}
+
+/* Items that training never sees are no negatives: nothing would ever pull them back. */
+status model_set_warm(model *m, const uint8_t *is_warm) {
+    content_rows *c = &m->content;
+    if (c->item == NULL) return OK;
+    TRY(content_set_warm(c, is_warm));
+    m->retrieval.loss.pool = c->n_warm < c->args.n ? c->warm : NULL;
+    m->retrieval.loss.n_pool = c->n_warm;
+    return content_make(c);
 }
 
 comm *model_tensor(const model *m) {

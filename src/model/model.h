@@ -16,6 +16,7 @@
 #include "base/status.h"
 #include "config/config.h"
 #include "data/set/batcher.h"
+#include "nn/content.h"
 #include "nn/memory.h"
 #include "nn/params.h"
 #include "ops/ops.h"
@@ -62,6 +63,12 @@ status model_init(model *m, uint64_t seed);
  * in the type of the activations, where that is of 16 bits; and passes that are made from now on
  * read the rows of dynamic tables where they are, if that can be (dynamic_freeze). */
 status model_pack(model *m);
+
+/* The content that items' rows are made of (nn/content.h); its item is NULL where there is none. */
+content_rows *model_content(model *m);
+
+/* Which items have training events, (V) by item - 1, where items have content: before training. */
+status model_set_warm(model *m, const uint8_t *is_warm);
 
 /* The ranks that share the model's layers (model_limits), or NULL. */
 struct comm *model_tensor(const model *m);

@@ -37,6 +37,7 @@ struct model {
     catalogue corpus;
     retrieval_head retrieval;
     ranking_head ranking;
+    content_rows content; /* of items; zeros: none */
 };
 
 enum { PASS_SHAPES = 64 };

@@ -77,6 +77,7 @@ static void set_limits(session *s, int32_t max_users) {
                                .n_context = is_nvidia ? s->data->n_context : 0,
                                .n_context_values = s->n_context_values,
                                .context_names = s->context_names,
+                               .content = s->has_content ? s->data : NULL,
                                .max_users = max_users,
                                .max_events = s->max_history + s->max_targets,
                                .time_per_second = s->data->time_per_second,
@@ -129,6 +130,7 @@ status session_open_ranks(session *s, const config *c, const seq_file *data, bac
                    .world = ranks->world,
                    .has_bf16_wire = ranks->has_bf16_wire};
     set_batches(s);
+    s->has_content = c->network.has_item_features && content_is_there(data);
     /* Evaluation has its own pass (evaluate.h), possibly for more users. */
     TRY(open_model(s, s->train_batch > s->eval_batch ? s->train_batch : s->eval_batch));
     /* A rank trains on a part of each batch at a time (dist/leaf_step.h). */
@@ -204,6 +206,21 @@ batcher_config session_eval_batches(const session *s, split_rule rule, split_par
     b.is_shuffled = b.is_balanced = b.drops_last = false;
     b.n_threads = 0;
     return b;
+}
+
+status session_set_warm(session *s, split_rule rule) {
+    split sp = split_make(s->data, rule, SESSION_SPLIT_SEED);
+    event_range range;
+    uint8_t *is_warm;
+    if (!s->has_content) return OK;
+    TRY(MEM_NEW(&is_warm, (size_t)s->data->n_items));
+    for (uint64_t u = 0; u < s->data->n_users; u++)
+        if (split_range(&sp, PART_TRAIN, u, &range))
+            for (uint64_t e = range.begin; e < range.end; e++)
+                is_warm[s->data->item[e] - 1] = 1;
+    status st = model_set_warm(s->model, is_warm);
+    mem_free(is_warm);
+    return st;
 }
 
 uint64_t session_epoch_tokens(const session *s, split_rule rule) {

@@ -48,6 +48,7 @@ typedef struct session {
     int32_t train_batch, eval_batch;  /* users */
     int32_t n_context_values[CONTEXT_MAX];
     const char *context_names[CONTEXT_MAX]; /* of the data */
+    bool has_content; /* items' rows are made of their content: for training alone */
     model_limits limits;
 } session;
 
@@ -105,6 +106,9 @@ batcher_config session_train_batches(const session *s, split_rule rule, uint64_t
 batcher_config session_eval_batches(const session *s, split_rule rule, split_part part);
 
 /* Events one epoch of training reads: for progress bars. */
+/* Tells the model which items have training events (model_set_warm). */
+status session_set_warm(session *s, split_rule rule);
+
 uint64_t session_epoch_tokens(const session *s, split_rule rule);
 
 #endif

@@ -422,8 +422,9 @@ static int64_t width_of(const config *c, int32_t feature) {
 
 /* What needs all rows of a table on every rank: negatives from the whole catalogue; in-batch
  * negatives of several batches a step, which are drawn in the order of the ids; the norm of a
- * gradient that has all rows; a run that starts from another. */
-static bool needs_copies(const config *c, int32_t feature) {
+ * gradient that has all rows; item features; a run that starts from another. */
+static bool needs_copies(const config *c, const model_limits *l, int32_t feature) {
+    if (feature == ITEM_FEATURE && l->content != NULL) return true;
     bool is_dense = c->family == FAMILY_META;
     bool has_start = c->trainer.resume_folder != NULL && c->trainer.resume_folder[0] != '\0';
     if (has_start || (is_dense && c->trainer.clip_grad > 0)) return true;
@@ -436,12 +437,12 @@ static bool is_in_shards(const config *c, const model_limits *l, int32_t feature
     int64_t bytes = n_rows * width_of(c, feature) * (int64_t)sizeof(float);
     bool is_asked = e != NULL ? e->sharding == SHARDING_MODEL_PARALLEL : bytes >= LARGE_BYTES;
     if (!is_asked) return false;
-    if (!needs_copies(c, feature)) return true;
+    if (!needs_copies(c, l, feature)) return true;
     log_info("note: every rank has a copy of the %s table: %s",
              feature == ITEM_FEATURE ? "item" : "contextual",
              c->trainer.resume_folder != NULL && c->trainer.resume_folder[0] != '\0'
                  ? "the run starts from another"
-                 : "its negatives, or the norm of its gradient, need all rows");
+                 : "its negatives, the norm of its gradient, or item features need all rows");
     return false;
 }
 

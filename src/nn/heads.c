@@ -127,8 +127,10 @@ static status draw(const loss_config *c, const loss_acts *a, backend *be, const 
     bool is_in_batch = c->type == LOSS_IN_BATCH;
     negatives_args args = {.n = s->n,
                            .n_negatives = s->n_negatives,
-                           .n_pool = is_in_batch ? s->n_pool : c->n_items,
-                           .pool = is_in_batch ? a->pool.device : NULL,
+                           .n_pool = is_in_batch      ? s->n_pool
+                                     : c->pool != NULL ? c->n_pool
+                                                       : c->n_items,
+                           .pool = is_in_batch ? a->pool.device : c->pool,
                            .key = rng_make_key(rows->seed, RNG_NEGATIVES),
                            .step = p->step.device,
                            .user = p->loss_user.device + s->first,

@@ -542,6 +542,47 @@ typedef struct grad_factor_args {
     double *norm;  /* (1) or NULL */
 } grad_factor_args;
 
+/* A sparse matrix by rows: row i has the elements begin[i] .. begin[i + 1] - 1. */
+typedef struct sparse_rows {
+    int32_t n;
+    const int32_t *begin; /* (n + 1) */
+    const int32_t *index; /* columns */
+    const float *weight;
+} sparse_rows;
+
+/* Rows of items made of what is known of them:
+ *
+ *     y[i] = own[i] + sum over its values k of weight[k] table[index[k]] + vector[i] W
+ *
+ * own[i] is left out where has_own[i] is 0, and at random: it is kept if rng_uniform of the first
+ * word of rng_draw(key, i, step, 0, 0) >= rate.  Backward: adds to dtable and dw, then clears the
+ * rows of dy whose own row was left out, so that dy is the gradient of own. */
+typedef struct content_args {
+    int32_t n, dim;
+    sparse_rows values;     /* (n, rows of the table) */
+    const float *vector;    /* (n, n_vector) */
+    int32_t n_vector;       /* 0: no vectors */
+    const uint8_t *has_own; /* (n) */
+    float rate;
+    rng_key key;
+    uint32_t step;
+    const float *own;      /* (n, dim) */
+    const float *table, *w; /* (rows, dim), (n_vector, dim) */
+    float *y;              /* (n, dim) */
+    /* backward: the transpose of values is items times pieces, because a value may have many items,
+     * and sums of pieces of them run beside each other */
+    sparse_rows pieces, items; /* (n_pieces, n), (rows, n_pieces) */
+    float *sums;               /* (n_pieces, dim), scratch */
+    float *dy;                 /* (n, dim) */
+    float *dtable, *dw;
+} content_args;
+
+RNG_FN bool content_keeps(const content_args *a, int32_t i) {
+    if (!a->has_own[i]) return false;
+    return a->rate == 0 ||
+           rng_uniform(rng_draw(a->key, (uint32_t)i, a->step, 0, 0).word[0]) >= a->rate;
+}
+
 /* A corpus in 8 bits, for op `rank` on the CPU: what rules most rows out before their float32 rows
  * are read.
  *

@@ -506,16 +506,37 @@ static void list_add(tensor_list *l, const param *p, const char *suffix, const f
     t->value = value;
 }
 
+/* The keys of the rows of items' features, in hexadecimal; "" where there are none. */
+static status write_keys(const checkpoint *c, buf *out) {
+    uint64_t *keys;
+    if (c->optimizer->content->values == NULL) return OK;
+    int32_t n = content_n_values(c->data);
+    TRY(MEM_NEW(&keys, (size_t)n));
+    content_value_keys(c->data, keys);
+    status st = OK;
+    for (int32_t i = 0; i < n && st == OK; i++)
+        st = buf_printf(out, "%016" PRIx64, keys[i]);
+    mem_free(keys);
+    return st;
+}
+
 static status write_model(const checkpoint *c, const char *path, const char *config_json,
                           const char *dtype) {
-    tensor_list l;
-    const st_pair metadata[] = {
-        {"format", "hstu model 1"}, {"dtype_str", dtype}, {"config", config_json}};
-    TRY(list_init(&l, c, 1));
-    for (int i = 0; i < c->n_params; i++)
+    tensor_list l = {0};
+    buf keys = {0};
+    status st = write_keys(c, &keys);
+    const st_pair metadata[] = {{"format", "hstu model 1"},
+                                {"dtype_str", dtype},
+                                {"config", config_json},
+                                {CONTENT_KEYS, buf_str(&keys)}};
+    if (st == OK) st = list_init(&l, c, 2);
+    for (int i = 0; i < c->n_params && st == OK; i++) {
         list_add(&l, &c->params[i], "", c->params[i].value);
-    status st = write_tensors(c, path, &l, metadata, 3);
+        if (c->params[i].own != NULL) list_add(&l, &c->params[i], CONTENT_OWN, c->params[i].own);
+    }
+    if (st == OK) st = write_tensors(c, path, &l, metadata, keys.n_bytes > 0 ? 4 : 3);
     mem_free(l.item);
+    buf_fini(&keys);
     return st;
 }
 

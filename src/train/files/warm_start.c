@@ -2,10 +2,12 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/file.h"
 #include "base/log.h"
+#include "base/map.h"
 #include "base/mem.h"
 #include "embed/snapshot.h"
 #include "format/safetensors.h"
@@ -24,6 +26,7 @@ typedef struct warm_job {
     st_file *values, *moments; /* moments NULL: the optimizer starts again */
     uint32_t *item_here;       /* (items of `names` + 1): the numbers of its items here, or 0 */
     uint32_t *value_here[CONTEXT_MAX]; /* by feature of `names`: likewise its values */
+    uint32_t *content_there; /* (rows of values of items' features here): rows there, or 0 */
 } warm_job;
 
 /* Which rows of a table come from which rows there. */
@@ -76,6 +79,15 @@ static int64_t row_there(const row_source *rows, int64_t i) {
     return rows->from[i] > 0 && rows->from[i] < rows->n_there ? (int64_t)rows->from[i] : -1;
 }
 
+/* What training updates. */
+static float *own_rows(const param *p) {
+    return p->own != NULL ? p->own : p->value;
+}
+
+static bool is_content(const param *p) {
+    return strncmp(p->name, CONTENT_PREFIX, strlen(CONTENT_PREFIX)) == 0;
+}
+
 /* Overwrites the rows that there are, of values or of moments; device NULL: there are none. */
 static status copy_rows(const warm_job *j, const st_file *f, const param *p, const row_source *rows,
                         const char *suffix, float *device) {
@@ -122,6 +134,12 @@ static status copy_row_values(warm_job *j, int index, const row_source *rows, wa
     count_rows(p, rows, count);
     if (rows->name[0] == '\0') return OK;
     TRY(copy_rows(j, j->values, p, rows, "", p->value));
+    if (p->own != NULL) {
+        char name[NAME_BYTES];
+        snprintf(name, sizeof name, "%s" CONTENT_OWN, p->name);
+        bool has_own = st_find(j->values, name) != NULL;
+        TRY(copy_rows(j, j->values, p, rows, has_own ? CONTENT_OWN : "", p->own));
+    }
     if (j->moments == NULL) return OK;
     TRY(copy_rows(j, j->moments, &shape, rows, ".m", state->m));
     return copy_rows(j, j->moments, &shape, rows, ".v", state->v);
@@ -140,9 +158,15 @@ static status copy_tensor(const warm_job *j, const st_file *f, const param *p, c
     return param_cut_take(p, j->c->be, t->data, to);
 }
 
+static bool fits_whole(const st_file *f, const param *p) {
+    const st_tensor *t = st_find(f, p->name);
+    return t != NULL && t->n_dims == 2 && t->shape[0] == p->shape[0] && t->shape[1] == p->shape[1];
+}
+
 /* Copies a parameter of the same shape with its state. */
 static status copy_whole(warm_job *j, int index) {
     const param *p = &j->c->params[index];
+    if (is_content(p) && !fits_whole(j->values, p)) return OK; /* vectors of another kind: new */
     const param shape = optimizer_state_shape(j->c->optimizer, p);
     const moments *state = &j->c->optimizer->state[index];
     TRY(copy_tensor(j, j->values, p, "", p->value));
@@ -159,7 +183,7 @@ static bool state_fits(const warm_job *j, const st_file *file) {
     if (rows == NULL || strcmp(rows, row_mode_name(o->rows)) != 0) return false;
     for (int i = 0; i < o->n_params; i++) {
         char name[NAME_BYTES];
-        if (o->params[i].is_table) continue;
+        if (o->params[i].is_table || is_content(&o->params[i])) continue;
         snprintf(name, sizeof name, "%s.m", o->params[i].name);
         bool has_m = st_find(file, name) != NULL;
         snprintf(name, sizeof name, "%s.v", o->params[i].name);
@@ -345,7 +369,7 @@ static status read_rows(means *m) {
     size_t n = ((size_t)m->data->n_items + 1) * m->dim;
     TRY(arena_alloc(&m->memory, (void **)&m->rows, n, sizeof *m->rows));
     if (m->dynamic != NULL) return read_dynamic(m);
-    return be->ops->copy_out(be, m->rows, m->table->value, n * sizeof *m->rows);
+    return be->ops->copy_out(be, m->rows, own_rows(m->table), n * sizeof *m->rows);
 }
 
 static void add_neighbor(means *m, uint32_t new_item, uint32_t neighbor) {
@@ -384,7 +408,7 @@ static status write_static(means *m, warm_table *count) {
         mean_of(m, i, m->rows + (size_t)m->item[i] * m->dim);
         count->n_mean++;
     }
-    return be->ops->copy_in(be, m->table->value, m->rows, n * sizeof *m->rows);
+    return be->ops->copy_in(be, own_rows(m->table), m->rows, n * sizeof *m->rows);
 }
 
 /* Rows with the lowest score: where the table is full they find no place, and no trained row gives
@@ -514,6 +538,36 @@ static status name_there(const param *p, int32_t here, int there, char name[PARA
     return OK;
 }
 
+/* Rows of items' features have keys in the file. */
+static status find_content(warm_job *j, const param *p, row_source *rows) {
+    const char *text = st_metadata(j->values, CONTENT_KEYS);
+    int64_t n = p->shape[0];
+    uint64_t *keys;
+    map there = {0};
+    if (text == NULL || st_find(j->values, p->name) == NULL) return OK; /* new as a whole */
+    rows->n_there = (int64_t)strlen(text) / 16;
+    memcpy(rows->name, p->name, sizeof rows->name);
+    TRY(MEM_NEW(&j->content_there, (size_t)n));
+    TRY(MEM_NEW(&keys, (size_t)n));
+    content_value_keys(j->s->data, keys);
+    status st = OK;
+    for (int64_t i = 0; i < rows->n_there && st == OK; i++) {
+        char digits[17] = "";
+        uint32_t number;
+        memcpy(digits, text + 16 * i, 16);
+        st = map_put(&there, strtoull(digits, NULL, 16), &number);
+        if (st == OK && number != i) st = fail(ERR_FORMAT, "%s: a key twice", j->values->path);
+    }
+    for (int64_t i = 1; i < n && st == OK; i++) {
+        uint32_t number = map_find(&there, keys[i]);
+        j->content_there[i] = number != MAP_NONE ? number : 0;
+    }
+    rows->from = j->content_there;
+    map_fini(&there);
+    mem_free(keys);
+    return st;
+}
+
 /* Where the rows of a parameter come from; false: it is no table of ids. */
 static status find_source(warm_job *j, const param *p, row_source *rows, const char **name,
                           bool *is_rows) {
@@ -532,6 +586,10 @@ static status find_source(warm_job *j, const param *p, row_source *rows, const c
         rows->n_there = j->names->n_actions;
         memcpy(rows->name, p->name, sizeof rows->name);
         return OK;
+    }
+    if (p == model_content(m)->values) {
+        *name = "values of item features";
+        return find_content(j, p, rows);
     }
     for (int32_t f = 0; f < j->s->limits.n_context; f++) {
         if (p != model_rows(m, f)) continue;
@@ -590,6 +648,7 @@ static status run(warm_job *j) {
     TRY(copy_params(j));
     TRY(copy_tables(j));
     if (j->options->means) TRY(set_means(j, item_count(j)));
+    TRY(content_make(model_content(j->s->model)));
     if (j->report->has_state) j->c->state.n_earlier = j->n_earlier + j->report->step;
     return OK;
 }
@@ -602,6 +661,7 @@ status warm_start(checkpoint *c, session *s, const warm_options *options, warm_r
     st_close(j.moments);
     vocabulary_map_fini(&j.map);
     mem_free(j.item_here);
+    mem_free(j.content_there);
     for (int f = 0; f < CONTEXT_MAX; f++)
         mem_free(j.value_here[f]);
     seq_file_close(j.names);

@@ -56,6 +56,7 @@ status optimizer_init(optimizer *o, backend *be, model *m, const config *c) {
                      .n_params = n_params,
                      .dense_grads = model_dense_grads(m),
                      .tables = model_tables(m),
+                     .content = model_content(m),
                      .tensor = model_tensor(m),
                      .kind = kinds[c->optimizer.kind][0],
                      .table_kind = kinds[c->optimizer.kind][1],
@@ -155,7 +156,7 @@ static update_args update_of(const optimizer *o, int i, double lr, int64_t t) {
                          .n = p->n,
                          .dim = (int32_t)(p->n_dims > 0 ? p->shape[p->n_dims - 1] : 1),
                          .marks = is_lazy ? p->marks : NULL,
-                         .w = p->value,
+                         .w = p->own != NULL ? p->own : p->value,
                          .grad = p->grad,
                          .m = o->state[i].m,
                          .v = o->state[i].v,
@@ -181,12 +182,14 @@ static status update_tables(optimizer *o, double lr, int64_t t, const float *gra
 status optimizer_step(optimizer *o, double lr, int64_t t, double scale) {
     bool is_scaled = o->is_watched || scale != 1;
     TRY(dynamic_put_grads(o->tables));
+    TRY(content_bwd(o->content));
     if (is_scaled) TRY(set_factor(o, scale));
     for (int i = 0; i < o->n_params; i++) {
         o->updates[i] = update_of(o, i, lr, t);
         o->updates[i].grad_scale = is_scaled ? o->grad_scale : NULL;
     }
     TRY(o->be->ops->update(o->be, o->updates, o->n_params));
+    TRY(content_make(o->content));
     return update_tables(o, lr, t, is_scaled ? o->grad_scale : NULL);
 }
 

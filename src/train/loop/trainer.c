@@ -135,6 +135,7 @@ static status take_batches(trainer *t, train_pending *p, double *scale, bool *is
     double loss_scale = has_loss_scale(t) ? state->loss_scale : 1;
     model_step at = {.seed = state->seed, .step = (uint32_t)state->step};
     int64_t n_unlabelled = 0;
+    TRY(content_make_for_step(model_content(t->s->model), at.seed, at.step));
     for (int64_t i = 0; i < n_micro; i++) {
         const batch *b;
         range_begin("next batch", RANGE_NO_NUMBER);
@@ -191,10 +192,12 @@ static status take_step(trainer *t, bool *is_last) {
     comm *world = session_world(t->s);
     if (world != NULL) world->ops->note_step(world, state->step);
     TRY(take_batches(t, p, &scale, is_last));
-    if (p->sums.n_loss > 0)
+    if (p->sums.n_loss > 0) {
         TRY(update(t, p, scale));
-    else
-        dynamic_forget(model_tables(t->s->model)); /* the batch taught nothing */
+    } else { /* the batch taught nothing */
+        dynamic_forget(model_tables(t->s->model));
+        TRY(content_make(model_content(t->s->model)));
+    }
     t->n_pending++;
     state->step++;
     batcher_save(t->batches, &state->batches);
@@ -217,6 +220,7 @@ static status init_step(trainer *t) {
     session *s = t->s;
     batcher_config b = session_train_batches(s, t->saved.state.split.rule, t->saved.state.seed);
     TRY(optimizer_init(&t->optimizer, s->be, s->model, s->config));
+    TRY(session_set_warm(s, t->saved.state.split.rule));
     TRY(leaf_step_create(&t->leaves, s));
     return batcher_create(&t->batches, s->data, &b);
 }
