@@ -107,13 +107,8 @@ static bool has_same_content(const seq_file *a, const seq_file *b) {
     return is_same;
 }
 
-/* Checkpoints of before the content of items have none. */
 static bool has_content(const seq_file *s) {
     return s->n_content > 0 || s->item_vector != NULL;
-}
-
-bool vocabulary_has_same_content(const seq_file *vocabulary, const seq_file *data) {
-    return !has_content(vocabulary) || has_same_content(vocabulary, data);
 }
 
 /* Whether a file has all that would be written, to the byte. */
@@ -556,7 +551,7 @@ status vocabulary_view_init(vocabulary_view *v, const seq_file *vocabulary, cons
     bool is_same = vocabulary_has_same_items(vocabulary, data) &&
                    (!reads_context || vocabulary_has_same_context(vocabulary, data)) &&
                    vocabulary_has_same_titles(vocabulary, data) &&
-                   vocabulary_has_same_content(vocabulary, data);
+                   (!has_content(vocabulary) || has_same_content(vocabulary, data));
     if (is_same && n_actions > UINT16_MAX) return OK;
     return make_view(v, vocabulary, data, n_actions, reads_context, p);
 }

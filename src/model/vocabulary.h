@@ -27,12 +27,11 @@ status vocabulary_save(const char *path, const char *previous, const seq_file *d
 /* Opens the vocabulary in a checkpoint's folder; seq_file_close closes it. */
 status vocabulary_open(seq_file **out, const char *folder, pool *p);
 
-/* Whether both have the same items, titles or content (true also if the vocabulary has none), or
- * contextual values.  Compares the checksums of the columns, which were verified when the files
+/* Whether both have the same items, titles (true also if the vocabulary has none) or contextual
+ * values.  Compares the checksums of the columns, which were verified when the files
  * were opened, so nothing is read. */
 bool vocabulary_has_same_items(const seq_file *vocabulary, const seq_file *data);
 bool vocabulary_has_same_titles(const seq_file *vocabulary, const seq_file *data);
-bool vocabulary_has_same_content(const seq_file *vocabulary, const seq_file *data);
 bool vocabulary_has_same_context(const seq_file *vocabulary, const seq_file *data);
 
 /* The numbers in a vocabulary of what is in some data, by id and by name; 0: the vocabulary does

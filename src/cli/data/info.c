@@ -456,8 +456,8 @@ static status write_json(const info *in, json_writer *w) {
     for (int f = 0; f < in->data->n_content; f++) {
         const item_content *c = &in->data->content[f];
         json_key(w, c->name);
-        JSON_OBJECT(w, FIELD("is_number", c->number != NULL), FIELD("values", c->values.n - 1),
-                    FIELD("items", count_covered(in->data, c)));
+        JSON_OBJECT(w, FIELD("is_number", (bool)(c->number != NULL)),
+                    FIELD("values", c->values.n - 1), FIELD("items", count_covered(in->data, c)));
     }
     json_object_close(w);
     json_key_int(w, "item_vector_dim", in->data->item_vector_dim);

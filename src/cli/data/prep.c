@@ -278,12 +278,8 @@ static status print_json(const prep_options *o, const builder_stats *s, double s
                 FIELD("filtered_items", s->n_filtered_items), FIELD("skipped", s->n_skipped),
                 FIELD("vectors", s->n_vector_items), FIELD("seconds", seconds));
     json_key_object(w, "item_features");
-    for (const content_report *c = s->content; c < s->content + s->n_content; c++) {
-        if (c->is_left_out) continue;
-        json_key(w, c->name);
-        JSON_OBJECT(w, FIELD("kind", kind_names[c->kind]), FIELD("values", c->n_values),
-                    FIELD("items", c->n_items));
-    }
+    for (const content_report *c = s->content; c < s->content + s->n_content; c++)
+        if (!c->is_left_out) json_key_int(w, c->name, (int64_t)c->n_values);
     json_object_close(w);
     return json_line_print();
 }
@@ -394,8 +390,8 @@ static void warn_described(const prep_options *o, const builder_stats *s) {
             log_info("note: the %llu rarest values of %s are left out",
                      (unsigned long long)c->n_rare, c->name);
         if (c->is_left_out)
-            log_info("note: %s is no feature: %llu values, hardly any of two items; to take it all "
-                     "the same, name it in --item-features",
+            log_info("note: %s is no feature: %llu values, hardly any of two items; name it in "
+                     "--item-features to take it",
                      c->name, (unsigned long long)c->n_values);
     }
 }

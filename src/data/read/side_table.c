@@ -35,7 +35,7 @@ typedef struct side_reader {
     const side_rows *rows;
     bool is_items;
     int feature[CONTEXT_MAX];          /* of users, or content of items: numbers in the builder */
-    buf text;                          /* of items: a text in UTF-8 */
+    buf text, list;                    /* of items: a text in UTF-8, the elements of a list */
     csv_field *fields;                 /* (CSV_MAX_COLUMNS) */
     csv_field wanted[SIDE_MAX_WANTED]; /* the row's fields, in the order asked for */
 } side_reader;
@@ -51,16 +51,20 @@ static status split_csv(side_reader *r, char *row, size_t n_bytes) {
     return OK;
 }
 
-/* A member that is missing or null is an empty field. */
+/* A member that is missing or null is an empty field, and so is one that nobody asked for and that
+ * cannot be a feature. */
 static status split_json(side_reader *r, char *row, size_t n_bytes) {
     json_cell cells[JSON_MAX_PATHS];
     TRY(json_row_read(r->rows->paths, row, n_bytes, cells));
+    int first = r->rows->n_columns - r->rows->n_content;
     for (int i = 0; i < r->rows->n_columns; i++) {
-        if (cells[i].kind == JSON_CELL_OTHER ||
-            (cells[i].kind == JSON_CELL_LIST && i < r->rows->n_columns - r->rows->n_content))
+        json_cell_kind kind = cells[i].kind;
+        bool is_empty =
+            kind == JSON_CELL_MISSING || kind == JSON_CELL_NULL ||
+            (kind == JSON_CELL_OTHER && i >= first && r->rows->content[i - first].is_optional);
+        if (!is_empty && (kind == JSON_CELL_OTHER || (kind == JSON_CELL_LIST && i < first)))
             return fail(ERR_FORMAT, "%s is an object or an array, not a value",
                         r->rows->paths->path[i]);
-        bool is_empty = cells[i].kind == JSON_CELL_MISSING || cells[i].kind == JSON_CELL_NULL;
         r->wanted[i] = is_empty ? (csv_field){row, 0} : cells[i].field;
     }
     return OK;
@@ -91,10 +95,10 @@ static status join_list(side_reader *r, csv_field *cell) {
     csv_field e;
     bool has_more = true;
     if (cell->n_bytes < 2 || cell->text[0] != '[' || list_begin(&list, cell) != OK) return OK;
-    buf_clear(&r->text);
-    for (; list_next(&list, &e, &has_more) == OK && has_more;)
-        TRY(buf_printf(&r->text, "%.*s%c", (int)e.n_bytes, e.text, CONTENT_SEPARATOR));
-    if (!has_more) *cell = (csv_field){r->text.data, r->text.n_bytes};
+    buf_clear(&r->list);
+    while (list_next(&list, &e, &has_more) == OK && has_more)
+        TRY(buf_printf(&r->list, "%.*s%c", (int)e.n_bytes, e.text, CONTENT_SEPARATOR));
+    if (!has_more) *cell = (csv_field){r->list.data, r->list.n_bytes};
     return OK;
 }
 
@@ -203,6 +207,7 @@ static status side_rows_read(source_job *job, blocks *b, const side_rows *rows,
     TRY(MEM_NEW(&r.fields, CSV_MAX_COLUMNS));
     status st = read_blocks(&r, b);
     buf_fini(&r.text);
+    buf_fini(&r.list);
     mem_free(r.fields);
     return st;
 }

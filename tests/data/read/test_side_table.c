@@ -159,7 +159,7 @@ TEST(content_kinds_are_found) {
     put_file("items.csv", "id,genre,year,brand,store_id,py,when\n"
                           "10,Drama|Crime|Drama,1995,b,7,\"['x', \"\"y\"\"]\",1.5\n"
                           "11, Crime ,2001,a,8,[],NA\n12,,n/a,a,,[z],-2e3\n"
-                          "13,Am\xe9lie|,1990,,7,,\n10,War,3,c,9,[q],7\n");
+                          "13,Am\xe9lie|,1990,,7,\"['\xe9', b]\",\n10,War,3,c,9,[q],7\n");
     seq_file *s = read_tables("--items items.csv", &said);
     CHECK_EQ(s->n_items, 4); /* item 13 has no event, and content all the same */
     CHECK_EQ(s->n_content, 6);
@@ -173,6 +173,7 @@ TEST(content_kinds_are_found) {
     CHECK_STR(content_of(s, "10", "py"), "q, x, y");
     CHECK_STR(content_of(s, "11", "py"), "");
     CHECK_STR(content_of(s, "12", "py"), "z");
+    CHECK_STR(content_of(s, "13", "py"), "b, \xc3\xa9");
     /* Numbers have buckets; those of a name that ends in "id" are categories. */
     CHECK_STR(s->content[1].name, "year");
     CHECK(number_of(s, "10", 1) == 1995 && number_of(s, "13", 1) == 1990);
@@ -221,6 +222,14 @@ TEST(content_kinds_are_given) {
     s = read_tables("--items items.jsonl", &said);
     CHECK_STR(content_of(s, "10", "tags"), "7, a\"|");
     seq_file_close(s);
+    /* What cannot be a feature is one only where it is asked for. */
+    put_file("images.jsonl", "{\"item_id\":10,\"a\":[{\"u\":1}],\"b\":{\"c\":\"x\"}}\n");
+    s = read_tables("--items images.jsonl", &said);
+    CHECK_STR(content_of(s, "10", "a"), "?");
+    CHECK_STR(content_of(s, "10", "b_c"), "x");
+    CHECK_CONTAINS(said, "note: a is no feature: 0 values");
+    seq_file_close(s);
+    check_bad("--items images.jsonl --item-features a", 1, "a is an object or an array");
     check_bad("--items items.jsonl --item-features tags:category", 1,
               "items.jsonl:1: tags is a list; give tags:list");
 }
