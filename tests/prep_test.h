@@ -6,6 +6,7 @@
 #include <stdarg.h>
 #include <sys/stat.h>
 
+#include "data/set/seq_file.h"
 #include "test.h"
 
 /* Writes FOLDER/name, making one level of folders if the name has one. */
@@ -76,6 +77,26 @@ static inline void prep_fails(const char *args, int wanted_code, const char *tex
     run_shell(&left, "ls -d out out.csv 2>/dev/null; find . -name '*.tmp'");
     if (strstr(left, "\nout") != NULL || strncmp(left, "out", 3) == 0 || strstr(left, "./"))
         FAIL_TEST("hstu prep %s left something behind: %s", args, left);
+}
+
+/* The values of an item, "Crime, Drama"; "?" where there is no such feature. */
+static inline const char *content_of(const seq_file *s, const char *item, const char *feature) {
+    static char text[512];
+    uint32_t i = seq_find_item(s, item);
+    for (int f = 0; f < s->n_content; f++) {
+        const item_content *c = &s->content[f];
+        size_t n = 0;
+        if (strcmp(c->name, feature) != 0) continue;
+        text[0] = '\0';
+        for (uint64_t k = c->offsets[i]; k < c->offsets[i + 1]; k++) {
+            uint64_t begin = c->values.offsets[c->value[k]];
+            n += (size_t)snprintf(text + n, sizeof text - n, "%s%.*s", n > 0 ? ", " : "",
+                                  (int)(c->values.offsets[c->value[k] + 1] - begin),
+                                  c->values.bytes + begin);
+        }
+        return text;
+    }
+    return "?";
 }
 
 #endif

@@ -21,6 +21,7 @@ typedef struct world {
     int n_gone;          /* the first items of the world are not in this data */
     bool has_context;    /* features "age" and "sex" */
     bool has_new_values; /* an age that sorts first, and feature "club" before the others */
+    int content; /* 0: none; else features "kind" and "year" and vectors, other ones by number */
     uint16_t n_codes;    /* actions are codes below this; 0: stars */
     bool has_half_stars; /* or half stars */
     int64_t ticks;       /* of a second; 0: 1 */
@@ -87,14 +88,35 @@ static inline status world_add_context(const world *w, builder *b) {
     return OK;
 }
 
+static inline status world_add_content(const world *w, builder *b, const char *id, int item,
+                                       const int feature[2]) {
+    char text[16];
+    float *vector;
+    snprintf(text, sizeof text, "%c|all", 'a' + item % (w->content + 2));
+    TRY(builder_put_content(b, feature[0], text, strlen(text)));
+    snprintf(text, sizeof text, "%d", 1900 + item * w->content);
+    TRY(builder_put_content(b, feature[1], text, strlen(text)));
+    TRY(builder_add_vector(b, id, strlen(id), &vector));
+    vector[0] = (float)item, vector[1] = (float)w->content;
+    return OK;
+}
+
 /* The whole catalogue, in events or not, with titles. */
 static inline status world_add_titles(const world *w, builder *b) {
+    static const content_spec kind = {.name = "kind"}, year = {.name = "year"};
     char id[32], title[64];
+    int feature[2];
+    if (w->content > 0) {
+        TRY(builder_add_content(b, &kind, &feature[0]));
+        TRY(builder_add_content(b, &year, &feature[1]));
+        TRY(builder_begin_vectors(b, WORLD_ITEMS + 1, 2));
+    }
     for (int i = w->has_new_item || w->has_idle_item ? 0 : w->n_gone + 1; i <= WORLD_ITEMS; i++) {
         if (i > 0 && i <= w->n_gone) continue;
         world_id(w, i, id);
         snprintf(title, sizeof title, "%s of %d", w->title != NULL ? w->title : "title", i);
         TRY(builder_add_item(b, id, strlen(id), title, strlen(title)));
+        if (w->content > 0) TRY(world_add_content(w, b, id, i, feature));
     }
     return OK;
 }

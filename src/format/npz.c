@@ -2,6 +2,7 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "base/text.h"
 
@@ -51,4 +52,36 @@ status npz_begin(zip_writer *w, const npz_array *a) {
     status st = begin(w, a, &header);
     buf_fini(&header);
     return st;
+}
+
+/* The header is as numpy.save writes it; other forms of the dictionary are refused. */
+static status read_npy(st_file *f) {
+    static const char form[] =
+        "{'descr': '<f%1[248]', 'fortran_order': False, 'shape': (%18" SCNd64 ", %18" SCNd64 ")";
+    const unsigned char *b = f->map.bytes;
+    size_t n = f->map.n_bytes, begin = n > 6 && b[6] > 1 ? 12 : 10;
+    uint64_t header = n < 12 ? UINT64_MAX : read_little(b + 8, (int)begin - 8);
+    char text[1024] = "", type[2] = "";
+    TRY(MEM_NEW(&f->tensors, 1));
+    st_tensor *t = f->tensors;
+    if (header < sizeof text && header <= n - begin && memcmp(b, "\x93NUMPY", 6) == 0)
+        memcpy(text, b + begin, header);
+    int n_read = sscanf(text, form, type, &t->shape[0], &t->shape[1]);
+    if (n_read != 3 || t->shape[0] < 0 || t->shape[1] < 0 ||
+        __builtin_mul_overflow(t->shape[0], t->shape[1], &t->n) ||
+        (uint64_t)t->n != (n - begin - header) / (size_t)(type[0] - '0'))
+        return fail(ERR_FORMAT,
+                    "%s: no matrix of floating point, or cut short; save one with "
+                    "numpy.save(FILE, numpy.ascontiguousarray(x, \"float32\"))",
+                    f->path);
+    t->name = "vectors";
+    t->dtype = type[0] == '8' ? ST_F64 : type[0] == '4' ? ST_F32 : ST_F16;
+    t->n_dims = 2;
+    t->data = b + begin + header;
+    f->n_tensors = f->capacity = 1;
+    return OK;
+}
+
+status npy_open(st_file **out, const char *path) {
+    return st_open_as(out, path, read_npy);
 }

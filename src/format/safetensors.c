@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/file.h"
+#include "base/half.h"
 #include "base/mem.h"
 #include "format/json.h"
 
@@ -210,6 +211,28 @@ int64_t st_first_not_finite(const st_tensor *t) {
             if ((wide[i] & exponent) == exponent) return at + i;
     }
     return -1;
+}
+
+float st_float_at(const st_tensor *t, int64_t index) {
+    size_t bytes = st_dtype_bytes(t->dtype);
+    const unsigned char *p = (const unsigned char *)t->data + (size_t)index * bytes;
+    float x;
+    double d;
+    uint16_t h;
+    switch (t->dtype) {
+    case ST_F32:
+        memcpy(&x, p, sizeof x);
+        return x;
+    case ST_F64:
+        memcpy(&d, p, sizeof d);
+        return (float)d;
+    case ST_F16:
+        memcpy(&h, p, sizeof h);
+        return half_f16_to_float(h);
+    default:
+        memcpy(&h, p, sizeof h);
+        return half_bf16_to_float(h);
+    }
 }
 
 int64_t st_int_at(const st_tensor *t, int64_t i) {

@@ -73,8 +73,10 @@ status st_get(const st_file *f, const char *name, st_dtype dtype, const st_tenso
 /* The index of the first number of F32, F16 or BF16 that is infinite or NaN; -1: there is none. */
 int64_t st_first_not_finite(const st_tensor *t);
 
-/* Element i of a tensor of I64 or I32, which a file may have at any address. */
+/* Element i of a tensor of I64 or I32, or of floating point, which a file may have at any address.
+ */
 int64_t st_int_at(const st_tensor *t, int64_t i);
+float st_float_at(const st_tensor *t, int64_t index);
 
 /* A value of the metadata, or NULL. */
 const char *st_metadata(const st_file *f, const char *key);

@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "base/file.h"
-#include "base/half.h"
 #include "base/mem.h"
 #include "base/text.h"
 #include "format/pickle.h"
@@ -369,28 +368,6 @@ bool torch_find_int(const st_file *f, const char *key, int64_t *out) {
     return false;
 }
 
-static float float_at(const st_tensor *t, int64_t index) {
-    size_t bytes = st_dtype_bytes(t->dtype);
-    const unsigned char *p = (const unsigned char *)t->data + (size_t)index * bytes;
-    float x;
-    double d;
-    uint16_t h;
-    switch (t->dtype) {
-    case ST_F32:
-        memcpy(&x, p, sizeof x);
-        return x;
-    case ST_F64:
-        memcpy(&d, p, sizeof d);
-        return (float)d;
-    case ST_F16:
-        memcpy(&h, p, sizeof h);
-        return half_f16_to_float(h);
-    default:
-        memcpy(&h, p, sizeof h);
-        return half_bf16_to_float(h);
-    }
-}
-
 /* One row after the other, by an index a dimension that counts like an odometer. */
 status torch_read_floats(const st_file *f, const st_tensor *t, int64_t first, int64_t n,
                          float *to) {
@@ -404,7 +381,7 @@ status torch_read_floats(const st_file *f, const st_tensor *t, int64_t first, in
     if (t->n == 0 || n == 0) return OK;
     int64_t total = t->n / rows * n, at = t->n_dims > 0 ? first * t->stride[0] : 0;
     for (int64_t i = 0; i < total; i++) {
-        to[i] = float_at(t, at);
+        to[i] = st_float_at(t, at);
         for (int d = t->n_dims - 1; d >= 0; d--) {
             at += t->stride[d];
             if (++index[d] < t->shape[d] || d == 0) break;

@@ -37,7 +37,12 @@ static status add_columns(column_writer *w, const seq_file *data, const buf *met
     if (data->title.n > 0) TRY(add_texts(w, "title", &data->title));
     for (int f = 0; f < data->n_context; f++)
         TRY(add_context(w, &data->context[f]));
-    return OK;
+    for (int f = 0; f < data->n_content; f++)
+        TRY(seq_content_add(w, &data->content[f], data->n_items));
+    if (data->item_vector == NULL) return OK;
+    return column_writer_add(w, "item_vector", COLUMN_F32,
+                             (data->n_items + 1) * (uint64_t)data->item_vector_dim,
+                             data->item_vector);
 }
 
 static status write_meta(const seq_file *data, int32_t n_actions, buf *meta) {
@@ -88,12 +93,31 @@ bool vocabulary_has_same_context(const seq_file *vocabulary, const seq_file *dat
     return is_same;
 }
 
+static bool has_same_content(const seq_file *a, const seq_file *b) {
+    static const char *const ends[] = {"", ".o", ".t", ".b", ".n"};
+    char name[2 * COLUMN_NAME_BYTES];
+    bool is_same = a->n_content == b->n_content && is_same_column(a, b, "item_vector");
+    for (int f = 0; f < a->n_content && is_same; f++) {
+        is_same = strcmp(a->content[f].name, b->content[f].name) == 0;
+        for (size_t i = 0; i < sizeof ends / sizeof *ends && is_same; i++) {
+            snprintf(name, sizeof name, "con.%s%s", a->content[f].name, ends[i]);
+            is_same = is_same_column(a, b, name);
+        }
+    }
+    return is_same;
+}
+
+static bool has_content(const seq_file *s) {
+    return s->n_content > 0 || s->item_vector != NULL;
+}
+
 /* Whether a file has all that would be written, to the byte. */
 static bool holds(const char *previous, const seq_file *data, const buf *meta, pool *p) {
     seq_file *s;
     if (seq_file_open(&s, previous, p) != OK) return false;
     bool is_same = vocabulary_has_same_items(s, data) && vocabulary_has_same_context(s, data) &&
-                   is_same_titles(s, data) && s->meta_bytes == meta->n_bytes &&
+                   is_same_titles(s, data) && has_same_content(s, data) &&
+                   s->meta_bytes == meta->n_bytes &&
                    memcmp(s->meta_json, buf_str(meta), meta->n_bytes) == 0;
     seq_file_close(s);
     return is_same;
@@ -477,6 +501,12 @@ static void set_names(vocabulary_view *v, const seq_file *vocabulary, const seq_
     s->item_id = vocabulary->item_id;
     s->item_text = vocabulary->item_text;
     if (vocabulary->title.n > 0 || !has_same_items) s->title = vocabulary->title;
+    if (has_content(vocabulary) || !has_same_items) {
+        memcpy(s->content, vocabulary->content, sizeof s->content);
+        s->n_content = vocabulary->n_content;
+        s->item_vector = vocabulary->item_vector;
+        s->item_vector_dim = vocabulary->item_vector_dim;
+    }
     v->data = s;
 }
 
@@ -520,7 +550,8 @@ status vocabulary_view_init(vocabulary_view *v, const seq_file *vocabulary, cons
     uint32_t n_actions = action_limit(vocabulary, reads_actions);
     bool is_same = vocabulary_has_same_items(vocabulary, data) &&
                    (!reads_context || vocabulary_has_same_context(vocabulary, data)) &&
-                   vocabulary_has_same_titles(vocabulary, data);
+                   vocabulary_has_same_titles(vocabulary, data) &&
+                   (!has_content(vocabulary) || has_same_content(vocabulary, data));
     if (is_same && n_actions > UINT16_MAX) return OK;
     return make_view(v, vocabulary, data, n_actions, reads_context, p);
 }

@@ -2,9 +2,9 @@
  *
  * A model knows items, contextual values and actions by number.  Which item is number 7 is decided
  * by the data it was trained on, and its checkpoints carry that: vocabulary.seq is a sequence file
- * (docs/formats.md) without users and events, but with the item ids, the titles, the contextual
- * features with the names of their values, the kind and the number of actions, and the ticks of a
- * second.  Any other data is matched to it by id, never by number.
+ * (docs/formats.md) without users and events, but with the item ids, the titles, the content of
+ * items, the contextual features with the names of their values, the kind and the number of
+ * actions, and the ticks of a second.  Any other data is matched to it by id, never by number.
  *
  * A vocabulary is a seq_file with n_users = 0.  Maps and views are of one thread while they are
  * made; then any number of threads may read them. */
@@ -28,8 +28,8 @@ status vocabulary_save(const char *path, const char *previous, const seq_file *d
 status vocabulary_open(seq_file **out, const char *folder, pool *p);
 
 /* Whether both have the same items, titles (true also if the vocabulary has none) or contextual
- * values.  Compares the checksums of the columns, which were verified when the files were opened,
- * so nothing is read. */
+ * values.  Compares the checksums of the columns, which were verified when the files
+ * were opened, so nothing is read. */
 bool vocabulary_has_same_items(const seq_file *vocabulary, const seq_file *data);
 bool vocabulary_has_same_titles(const seq_file *vocabulary, const seq_file *data);
 bool vocabulary_has_same_context(const seq_file *vocabulary, const seq_file *data);
@@ -56,8 +56,8 @@ typedef struct vocabulary_losses {
 } vocabulary_losses;
 
 /* Data in the numbering of a vocabulary.  `data` is the original itself where nothing differs, else
- * a view of it with the ids, titles and values of the vocabulary; users are always those of the
- * data. Vocabulary and data must outlive it. */
+ * a view of it with the ids, titles, content and values of the vocabulary; users are always those
+ * of the data. Vocabulary and data must outlive it. */
 typedef struct vocabulary_view {
     const seq_file *data;
     vocabulary_losses losses;

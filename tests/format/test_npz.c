@@ -117,3 +117,53 @@ TEST(npz_out_of_memory) {
     CHECK(oom_at_each_allocation(write_two, NULL) > 5);
     CHECK(file_exists(npz_path()));
 }
+
+/* Writes a file as numpy.save does, with this dictionary and n_bytes of data; opens it. */
+static status open_npy(const char *dictionary, int version, size_t n_bytes, st_file **out) {
+    unsigned char text[256] = "\x93NUMPY";
+    size_t n = strlen(dictionary), begin = version > 1 ? 12 : 10;
+    text[6] = (unsigned char)version;
+    text[8] = (unsigned char)n;
+    memcpy(text + begin, dictionary, n);
+    memcpy(text + begin + n, numbers, n_bytes);
+    FILE *f = fopen(npz_path(), "wb");
+    CHECK(f != NULL && fwrite(text, 1, begin + n + n_bytes, f) > 0 && fclose(f) == 0);
+    return npy_open(out, npz_path());
+}
+
+#define NPY(type, order, shape)                                                                    \
+    "{'descr': '" type "', 'fortran_order': " order ", 'shape': " shape ", }   \n"
+
+TEST(npy_is_read) {
+    st_file *f;
+    for (int version = 1; version <= 3; version++) {
+        CHECK_OK(open_npy(NPY("<f4", "False", "(2, 3)"), version, 24, &f));
+        const st_tensor *t = st_find(f, "vectors");
+        CHECK(t != NULL && t->n_dims == 2 && t->shape[0] == 2 && t->shape[1] == 3);
+        CHECK(t->dtype == ST_F32 && memcmp(t->data, numbers, 24) == 0);
+        st_close(f);
+    }
+    CHECK_OK(open_npy(NPY("<f2", "False", "(3, 4)"), 1, 24, &f));
+    CHECK(f->tensors[0].dtype == ST_F16);
+    st_close(f);
+    CHECK_OK(open_npy(NPY("<f8", "False", "(3, 1)"), 1, 24, &f));
+    CHECK(f->tensors[0].dtype == ST_F64);
+    st_close(f);
+    static const char *const bad[] = {NPY("<f4", "True", "(2, 3)"),
+                                      NPY(">f4", "False", "(2, 3)"),
+                                      NPY("<i4", "False", "(2, 3)"),
+                                      NPY("<f4", "False", "(6,)"),
+                                      NPY("<f4", "False", "(3, 3)"),
+                                      NPY("<f4", "False", "(-2, -3)"),
+                                      NPY("<f4", "False", "(1, 3)"),
+                                      NPY("<f4", "False", "(999999999999999999, 99999999999)"),
+                                      NPY("<f3", "False", "(2, 3)"),
+                                      "",
+                                      "{'descr': '<f4'}"};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        CHECK_FAILS(open_npy(bad[i], 1, 24, &f), ERR_FORMAT, "no matrix of floating point");
+    CHECK_FAILS(open_npy(NPY("<f4", "False", "(2, 3)"), 1, 23, &f), ERR_FORMAT, "cut short");
+    FILE *file = fopen(npz_path(), "wb");
+    CHECK(file != NULL && fclose(file) == 0);
+    CHECK_FAILS(npy_open(&f, npz_path()), ERR_FORMAT, "no matrix");
+}

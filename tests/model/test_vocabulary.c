@@ -204,6 +204,56 @@ TEST(vocabulary_view_numbers_by_id) {
     meeting_close(&m);
 }
 
+/* The content of item i in the numbering of a world: features by name, and the vector. */
+static void check_content(const seq_file *s, int i, int content) {
+    char id[16];
+    snprintf(id, sizeof id, "%d", 1000 + 10 * i);
+    uint32_t item = seq_find_item(s, id);
+    CHECK(s->n_content == 2 && s->item_vector_dim == 2);
+    const item_content *kind = &s->content[0], *year = &s->content[1];
+    uint64_t k = kind->offsets[item];
+    CHECK_EQ(kind->offsets[item + 1] - k, 2);
+    uint64_t name = kind->values.offsets[kind->value[k] == 2 ? kind->value[k + 1] : kind->value[k]];
+    CHECK(kind->values.bytes[name] == 'a' + i % (content + 2) || kind->value[k] <= 2);
+    CHECK(year->number[item] == 1900 + i * content);
+    CHECK(s->item_vector[2 * item] == (float)i && s->item_vector[2 * item + 1] == (float)content);
+}
+
+/* Checkpoints carry the content of items, and a view has the model's: values and items are numbered
+ * as the model knows them, whatever the data say. */
+TEST(vocabulary_view_has_the_models_content) {
+    static const world one = {.folder = "one", .content = 1};
+    static const world two = {.folder = "two", .content = 2};
+    static const world more = {.folder = "more", .content = 2, .has_new_item = true};
+    static const world none = {.folder = "none"};
+    static const struct {
+        const world *of, *with;
+        int content; /* that is seen */
+    } cases[] = {{&one, &one, 1},  {&one, &two, 1},  {&one, &none, 1}, {&one, &more, 1},
+                 {&more, &two, 2}, {&none, &two, 2}, {&none, &more, 0}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        meeting m;
+        meeting_open(&m, cases[i].of, cases[i].with, 5);
+        CHECK_OK(look(&m, true, false));
+        const seq_file *s = m.view.data;
+        if (cases[i].content > 0)
+            for (int k = 1; k <= WORLD_ITEMS; k++)
+                check_content(s, k, cases[i].content);
+        else
+            CHECK(s->n_content == 0 && s->item_vector == NULL && s->item_vector_dim == 0);
+        CHECK_EQ(m.view.data == m.data, cases[i].of == cases[i].with || i == 5);
+        meeting_close(&m);
+    }
+    /* Another content is another vocabulary: no hard link. */
+    seq_file *a = world_open(&one), *b = world_open(&two);
+    CHECK_OK(vocabulary_save(path_in("a"), NULL, a, 5, NULL));
+    CHECK_OK(vocabulary_save(path_in("b"), path_in("a"), b, 5, NULL));
+    CHECK_OK(vocabulary_save(path_in("c"), path_in("b"), b, 5, NULL));
+    CHECK(inode(path_in("a")) != inode(path_in("b")) && inode(path_in("b")) == inode(path_in("c")));
+    seq_file_close(a);
+    seq_file_close(b);
+}
+
 /* "007" and 7 are different ids. */
 TEST(vocabulary_numbers_match_text_only_as_written) {
     static const char text[] = "007110203010x";

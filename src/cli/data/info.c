@@ -373,15 +373,21 @@ typedef struct info {
     show_style style;
 } info;
 
-static const char *const bit_names[] = {"click",   "like", "follow",    "comment",
-                                        "forward", "hate", "long_view", "profile_enter"};
-enum { N_BITS = sizeof bit_names / sizeof bit_names[0] };
+enum { N_BITS = 8 };
 
 /* Events with a bit of the mask set. */
 static uint64_t count_bit(const data_stats *stats, int bit) {
     uint64_t n = 0;
     for (uint32_t a = 0; a < STATS_ACTIONS; a++)
         if (a >> bit & 1) n += stats->action_count[a];
+    return n;
+}
+
+/* Items that have a value of a feature. */
+static uint64_t count_covered(const seq_file *data, const item_content *c) {
+    uint64_t n = 0;
+    for (uint64_t i = 1; i <= data->n_items; i++)
+        n += c->offsets[i + 1] > c->offsets[i];
     return n;
 }
 
@@ -392,7 +398,7 @@ static void write_actions(const info *in, json_writer *w) {
     json_key_string(w, "kind", action_kind_name(in->data->actions));
     json_key_object(w, "counts");
     for (int bit = 0; bit < N_BITS && in->data->actions == ACTION_BITS; bit++)
-        json_key_int(w, bit_names[bit], (int64_t)count_bit(in->stats, bit));
+        json_key_int(w, seq_signal_name(bit), (int64_t)count_bit(in->stats, bit));
     for (uint32_t a = 0; a < STATS_ACTIONS && in->data->actions != ACTION_BITS; a++) {
         char key[24];
         if (in->stats->action_count[a] == 0) continue;
@@ -446,6 +452,15 @@ static status write_json(const info *in, json_writer *w) {
     for (int f = 0; f < in->data->n_context; f++)
         json_key_int(w, in->data->context[f].name, (int64_t)in->data->context[f].values.n - 1);
     json_object_close(w);
+    json_key_object(w, "item_features");
+    for (int f = 0; f < in->data->n_content; f++) {
+        const item_content *c = &in->data->content[f];
+        json_key(w, c->name);
+        JSON_OBJECT(w, FIELD("is_number", (bool)(c->number != NULL)),
+                    FIELD("values", c->values.n - 1), FIELD("items", count_covered(in->data, c)));
+    }
+    json_object_close(w);
+    json_key_int(w, "item_vector_dim", in->data->item_vector_dim);
     write_lengths(in, w);
     TRY(write_popular(in, w));
     json_key(w, "source");
@@ -556,7 +571,7 @@ static void print_bits(const info *in) {
         if (count[bit] > most) most = count[bit];
     }
     for (int bit = 0; bit < N_BITS; bit++)
-        print_row(bit_names[bit], count[bit], most, in->data->n_events);
+        print_row(seq_signal_name(bit), count[bit], most, in->data->n_events);
 }
 
 /* The most frequent codes, most first. */
@@ -602,28 +617,38 @@ static void print_actions(const info *in) {
     }
 }
 
-static void print_context(const info *in) {
-    if (in->data->n_context == 0) return;
-    print_heading(in, "Contextual features of users");
-    for (int f = 0; f < in->data->n_context; f++) {
-        const context_feature *feature = &in->data->context[f];
-        const text_column *t = &feature->values;
-        char name[SHOW_BYTES], value[SHOW_BYTES], count[SHOW_BYTES];
-        uint64_t n_values = t->n > 0 ? t->n - 1 : 0;
-        printf("  %-16s %9s %s  ", show_text(name, feature->name, strlen(feature->name), 16),
-               show_count(count, n_values), n_values == 1 ? "value " : "values");
-        size_t used = 0;
-        for (uint64_t i = 1; i <= n_values; i++) {
-            show_text(value, t->bytes + t->offsets[i], t->offsets[i + 1] - t->offsets[i], 14);
-            used += strlen(value) + 2;
-            if (used > 40) {
-                printf("%s", i > 1 ? ", ..." : "...");
-                break;
-            }
-            printf("%s%s", i > 1 ? ", " : "", value);
+/* A line: how many values a feature has, and the first of them. */
+static void print_feature(const char *name, const text_column *t, int most) {
+    char text[SHOW_BYTES], value[SHOW_BYTES], count[SHOW_BYTES];
+    uint64_t n_values = t->n > 0 ? t->n - 1 : 0;
+    printf("  %-16s %9s %s  ", show_text(text, name, strlen(name), 16), show_count(count, n_values),
+           n_values == 1 ? "value " : "values");
+    size_t used = 0;
+    for (uint64_t i = 1; i <= n_values; i++) {
+        show_text(value, t->bytes + t->offsets[i], t->offsets[i + 1] - t->offsets[i], 14);
+        used += strlen(value) + 2;
+        if (used > (size_t)most) {
+            printf("%s", i > 1 ? ", ..." : "...");
+            break;
         }
-        printf("\n");
+        printf("%s%s", i > 1 ? ", " : "", value);
     }
+    printf("\n");
+}
+
+static void print_context(const info *in) {
+    const seq_file *data = in->data;
+    if (data->n_context > 0) print_heading(in, "Contextual features of users");
+    for (int f = 0; f < data->n_context; f++)
+        print_feature(data->context[f].name, &data->context[f].values, 40);
+    if (data->n_content > 0 || data->item_vector != NULL) print_heading(in, "Features of items");
+    for (int f = 0; f < data->n_content; f++) {
+        uint64_t n = count_covered(data, &data->content[f]);
+        printf("  %3.0f %% ", data->n_items > 0 ? 100.0 * (double)n / (double)data->n_items : 0.0);
+        print_feature(data->content[f].name, &data->content[f].values, 32);
+    }
+    if (data->item_vector != NULL)
+        printf("  vectors of %" PRId32 " numbers\n", data->item_vector_dim);
 }
 
 static status print_popular(const info *in) {

@@ -104,11 +104,20 @@ static status parse_options(int argc, char **argv, prep_options *o, bool *is_hel
         OPT_INT("--min-item-events", &r->min_item_events, "K", 0, UINT32_MAX,
                 "The same for items; both together give a k-core."),
         OPT_TEXT("--items", &r->items, "FILE",
-                 "csv, jsonl, parquet: titles of items, a CSV or .jsonl file with a header; all "
-                 "its items join the catalogue."),
+                 "csv, jsonl, parquet: titles and features of items, a CSV or .jsonl file with a "
+                 "header; all its items join the catalogue."),
         OPT_TEXT("--items-id", &r->items_id, "COL", "Its id column (default: item_id, id, ...)."),
         OPT_TEXT("--items-title", &r->items_title, "COL",
                  "Its title column (default: title, name, ...)."),
+        OPT_TEXT("--item-features", &r->item_features, "COL[:KIND],...",
+                 "Its columns that become item features, or none (default: all but id, title and "
+                 "free text). KIND: category, number, list or list:SEPARATOR (pipe, semicolon, "
+                 "comma, ...); default: detected."),
+        OPT_TEXT("--item-vectors", &r->item_vectors, "FILE",
+                 "A vector for each item: .npy (n, dim), or .safetensors with vectors (n, dim) and "
+                 "optionally ids (n), as 'hstu encode' writes."),
+        OPT_TEXT("--item-vector-ids", &r->item_vector_ids, "FILE",
+                 "The item id of each vector, one per line (default: the rows of --items)."),
         OPT_TEXT("--users", &r->users, "FILE",
                  "csv, jsonl, parquet: contextual features of users, a CSV or .jsonl file with a "
                  "header."),
@@ -239,8 +248,6 @@ static status download(prep_options *o) {
 
 /* Where the data came from, without times of day: the same input gives the same bytes. */
 static status make_meta(const prep_options *o, const source_result *r, buf *out) {
-    static const char *const signals[] = {"click",   "like", "follow",    "comment",
-                                          "forward", "hate", "long_view", "profile_enter"};
     char path[4096];
     json_writer w;
     snprintf(path, sizeof path, "%s", o->input);
@@ -250,12 +257,14 @@ static status make_meta(const prep_options *o, const source_result *r, buf *out)
     if (r->actions == ACTION_BITS) {
         json_key_array(&w, "action_names");
         for (int i = 0; i < 8; i++)
-            json_string(&w, signals[i]);
+            json_string(&w, seq_signal_name(i));
         json_array_close(&w);
     }
     json_key_string(&w, "item_name", r->item_name);
     return json_finish_object(&w);
 }
+
+static const char *const kind_names[] = {"auto", "category", "list", "number"};
 
 static status print_json(const prep_options *o, const builder_stats *s, double seconds) {
     json_writer *w = json_line_open();
@@ -267,7 +276,11 @@ static status print_json(const prep_options *o, const builder_stats *s, double s
                 FIELD("out_of_order", s->n_out_of_order), FIELD("filtered", s->n_filtered_events),
                 FIELD("filtered_users", s->n_filtered_users),
                 FIELD("filtered_items", s->n_filtered_items), FIELD("skipped", s->n_skipped),
-                FIELD("seconds", seconds));
+                FIELD("vectors", s->n_vector_items), FIELD("seconds", seconds));
+    json_key_object(w, "item_features");
+    for (const content_report *c = s->content; c < s->content + s->n_content; c++)
+        if (!c->is_left_out) json_key_int(w, c->name, (int64_t)c->n_values);
+    json_object_close(w);
     return json_line_print();
 }
 
@@ -290,6 +303,13 @@ static status print_summary(const prep_options *o, const builder_stats *s, doubl
     if (o->request.users != NULL)
         printf("  Described   %12s   users by %s\n", show_count(a, s->n_described_users),
                show_path(other, o->request.users));
+    for (const content_report *f = s->content; f < s->content + s->n_content; f++)
+        if (!f->is_left_out)
+            printf("  Feature     %12s   items have %s: %s, %s values\n", show_count(a, f->n_items),
+                   f->name, kind_names[f->kind], show_count(b, f->n_values));
+    if (o->request.item_vectors != NULL)
+        printf("  Vectors     %12s   items by %s\n", show_count(a, s->n_vector_items),
+               show_path(other, o->request.item_vectors));
     if (s->n_filtered_events > 0)
         printf("  Left out    %12s   events of %s rare users and %s rare items\n",
                show_count(a, s->n_filtered_events), show_count(b, s->n_filtered_users),
@@ -362,6 +382,18 @@ static void warn_described(const prep_options *o, const builder_stats *s) {
     if (o->request.items != NULL && s->n_described_items == 0)
         log_warn("no item of %s is among the events; is --items-id the right column?",
                  o->request.items);
+    if (o->request.item_vectors != NULL && s->n_vector_items == 0)
+        log_warn("no item of the catalogue has a vector in %s; are the ids the same?",
+                 o->request.item_vectors);
+    for (const content_report *c = s->content; c < s->content + s->n_content; c++) {
+        if (c->n_rare > 0)
+            log_info("note: the %llu rarest values of %s are left out",
+                     (unsigned long long)c->n_rare, c->name);
+        if (c->is_left_out)
+            log_info("note: %s is no feature: %llu values, hardly any of two items; name it in "
+                     "--item-features to take it",
+                     c->name, (unsigned long long)c->n_values);
+    }
 }
 
 /* One line: what the times were taken for, and their range, which shows a wrong guess. */

@@ -16,6 +16,7 @@ status builder_create(builder **out, const builder_options *options, pool *p) {
     b->workers = p;
     pthread_mutex_init(&b->lock, NULL);
     dictionary_init(&b->catalogue, options->has_text_items);
+    dictionary_init(&b->vector_items, options->has_text_items);
     dictionary_init(&b->context_users, options->has_text_users);
     uint32_t n_sinks = p != NULL ? (uint32_t)pool_n_threads(p) : 1;
     status st = MEM_NEW(&b->sinks, n_sinks);
@@ -57,11 +58,13 @@ void builder_destroy(builder *b) {
     mem_free(b->title_begin);
     mem_free(b->title_end);
     buf_fini(&b->titles);
+    for (int f = 0; f < b->n_content; f++)
+        feature_input_fini(&b->content[f]);
+    dictionary_fini(&b->vector_items);
+    mem_free(b->vectors);
     dictionary_fini(&b->context_users);
-    for (int f = 0; f < b->n_features; f++) {
-        dictionary_fini(&b->features[f].values);
-        mem_free(b->features[f].value);
-    }
+    for (int f = 0; f < b->n_features; f++)
+        feature_input_fini(&b->features[f]);
     pthread_mutex_destroy(&b->lock);
     mem_free(b);
 }
@@ -200,11 +203,26 @@ status builder_add_item(builder *b, const char *id, size_t id_bytes, const char 
     TRY(MEM_RESERVE(&b->title_begin, &b->begin_capacity, (size_t)i + 1));
     TRY(MEM_RESERVE(&b->title_end, &b->end_capacity, (size_t)i + 1));
     if (i == n_before) b->title_begin[i] = b->title_end[i] = 0;
+    b->last_item = i;
+    b->n_item_rows++;
     if (title == NULL || title_bytes == 0 || b->title_end[i] > b->title_begin[i]) return OK;
     b->title_begin[i] = b->titles.n_bytes;
     TRY(buf_append(&b->titles, title, title_bytes));
     b->title_end[i] = b->titles.n_bytes;
     return OK;
+}
+
+uint64_t builder_n_item_rows(const builder *b) {
+    return b->n_item_rows == b->catalogue.n ? b->n_item_rows : 0;
+}
+
+status builder_item_id(const builder *b, uint32_t i, buf *out) {
+    size_t n;
+    buf_clear(out);
+    if (!b->catalogue.is_text)
+        return buf_printf(out, "%" PRId64, dictionary_get_number(&b->catalogue, i));
+    const char *text = text_map_get(&b->catalogue.texts, i, &n);
+    return buf_append(out, text, n);
 }
 
 status builder_add_context(builder *b, const char *name, int *out_feature) {
@@ -214,25 +232,17 @@ status builder_add_context(builder *b, const char *name, int *out_feature) {
             ERR_FORMAT,
             "contextual feature '%s' does not fit: at most %d features, names up to %d bytes", name,
             CONTEXT_MAX, COLUMN_NAME_BYTES - 7);
-    feature_input *f = &b->features[b->n_features];
-    *f = (feature_input){0};
-    memcpy(f->name, name, strlen(name));
-    dictionary_init(&f->values, true);
     *out_feature = b->n_features++;
+    b->features[*out_feature] = (feature_input){.cells.is_text = true};
+    memcpy(b->features[*out_feature].spec.name, name, strlen(name));
     return OK;
 }
 
 status builder_set_context(builder *b, int feature, const char *user_id, size_t id_bytes,
                            const char *value, size_t value_bytes) {
-    feature_input *f = &b->features[feature];
-    uint32_t user, number;
+    uint32_t user;
     TRY(dictionary_parse(&b->context_users, user_id, id_bytes, &user));
-    TRY(dictionary_text(&f->values, value, value_bytes, &number));
-    size_t old = f->capacity;
-    TRY(MEM_RESERVE(&f->value, &f->capacity, (size_t)user + 1));
-    if (f->capacity > old) memset(f->value + old, 0, (f->capacity - old) * sizeof *f->value);
-    f->value[user] = number + 1;
-    return OK;
+    return feature_input_add(&b->features[feature], user, value, value_bytes);
 }
 
 /* A pass looks at every event: if its user or its item has too few, the event is dropped and both
@@ -297,12 +307,13 @@ static void id_space_fini(id_space *s) {
 }
 
 static status id_space_merge(builder *b, bool is_item, id_space *s) {
-    s->n_parts = b->n_sinks + 1;
+    s->n_parts = b->n_sinks + (is_item ? 2 : 1);
     TRY(MEM_NEW(&s->parts, s->n_parts));
     TRY(MEM_NEW(&s->rank, s->n_parts));
     for (uint32_t p = 0; p < b->n_sinks; p++)
         s->parts[p] = is_item ? &b->sinks[p].items : &b->sinks[p].users;
     s->parts[b->n_sinks] = is_item ? &b->catalogue : &b->context_users;
+    if (is_item) s->parts[b->n_sinks + 1] = &b->vector_items;
     TRY(dictionary_merge(s->parts, s->n_parts, s->rank, &s->ids, &s->n));
     TRY(MEM_NEW(&s->count, s->n));
     TRY(MEM_NEW(&s->number, s->n));
@@ -507,13 +518,17 @@ static status write_columns(write_job *job, const buf *meta, const vocab_output 
                             column_writer *w) {
     const builder_stats *stats = job->stats;
     event_columns events = {.writer = w};
+    uint64_t n_floats = (stats->n_items + 1) * (uint64_t)job->b->vector_dim;
+    int vectors;
     TRY(column_writer_add(w, "meta", COLUMN_U8, meta->n_bytes, meta->data));
     TRY(column_writer_add(w, "offsets", COLUMN_U64, stats->n_users + 1, job->out_offsets));
     TRY(column_writer_declare(w, "item_index", COLUMN_U32, stats->n_events, &events.item));
     TRY(column_writer_declare(w, "action", COLUMN_U16, stats->n_events, &events.action));
     TRY(column_writer_declare(w, "time", COLUMN_I64, stats->n_events, &events.time));
     TRY(vocab_output_declare(vocab, w));
+    if (n_floats > 0) TRY(column_writer_declare(w, "item_vector", COLUMN_F32, n_floats, &vectors));
     TRY(column_writer_begin(w));
+    if (n_floats > 0) TRY(vectors_write(job, w, vectors));
     TRY(partition_write(job, &events));
     return column_writer_commit(w, job->b->workers);
 }

@@ -36,6 +36,30 @@ typedef struct builder_options {
                            */
 } builder_options;
 
+/* A content feature of items: how its cells are read.
+ *
+ * A category is a cell; a list is cut at its separator, or at CONTENT_SEPARATOR where the source
+ * has lists; a number gets a bucket, of at most 16 with about as many items each.  Without a kind
+ * (CONTENT_AUTO) the cells decide.  Of more than 65536 values the most frequent ones are kept. */
+typedef enum { CONTENT_AUTO, CONTENT_CATEGORY, CONTENT_LIST, CONTENT_NUMBER } content_kind;
+enum { CONTENT_SEPARATOR = 0x1f, CONTENT_NAME_LENGTH = COLUMN_NAME_BYTES - 7 };
+
+typedef struct content_spec {
+    char name[COLUMN_NAME_BYTES];
+    content_kind kind;
+    char separator[3]; /* of a list; "": found in the cells */
+    bool is_optional;  /* left out where more than 100 values occur less than twice on average */
+} content_spec;
+
+/* What became of one. */
+typedef struct content_report {
+    char name[COLUMN_NAME_BYTES];
+    content_kind kind;
+    uint64_t n_values, n_items; /* items of the catalogue that have a value */
+    uint64_t n_rare;            /* values left out because others occur more often */
+    bool is_left_out;           /* free text, or no value at all */
+} content_report;
+
 /* Counts for the closing report. */
 typedef struct builder_stats {
     uint64_t n_users, n_items, n_seen_items, n_events, max_len;
@@ -48,6 +72,9 @@ typedef struct builder_stats {
     uint64_t n_skipped;            /* bad rows: the caller's to fill in */
     int64_t first_time, last_time; /* in ticks */
     int64_t time_per_second;       /* ticks a second of the file */
+    content_report content[ITEM_CONTENT_MAX];
+    int n_content;
+    uint64_t n_vector_items; /* items of the catalogue that have a vector */
 } builder_stats;
 
 status builder_create(builder **out, const builder_options *options, pool *p);
@@ -83,6 +110,21 @@ status sink_add_columns(builder_sink *s, size_t n, const uint32_t *user, const u
  * given as text (parsed if ids are integers).  The first title of an id is kept. */
 status builder_add_item(builder *b, const char *id, size_t id_bytes, const char *title,
                         size_t title_bytes);
+
+/* Calls of builder_add_item so far; 0 where one named an item again.  The id of item i, in the
+ * order of the calls, as text. */
+uint64_t builder_n_item_rows(const builder *b);
+status builder_item_id(const builder *b, uint32_t i, buf *out);
+
+/* Declares a content feature, and gives the item that was added last a cell of it; an empty one is
+ * none.  Of several cells of an item the first counts, of lists all do.  One thread. */
+status builder_add_content(builder *b, const content_spec *spec, int *out_feature);
+status builder_put_content(builder *b, int feature, const char *cell, size_t n);
+
+/* Makes room for n vectors; *out = where the caller puts that of an item, which need not be in the
+ * catalogue (then it is dropped).  ERR_FORMAT for an id that has one.  One thread. */
+status builder_begin_vectors(builder *b, uint64_t n, int32_t dim);
+status builder_add_vector(builder *b, const char *id, size_t id_bytes, float **out);
 
 /* Declares a contextual feature, and sets a user's value of it.  Values of users without events are
  * dropped; users without a value have 0.  One thread. */

@@ -1,5 +1,6 @@
 /* Inside the builder: builder.c takes events and writes the file, with dictionary.c (ids become
- * numbers), builder_vocab.c (ids, titles, context as columns) and partition.c (the events). */
+ * numbers), builder_vocab.c (ids, titles, context as columns), builder_content.c (content of items)
+ * and partition.c (the events). */
 #ifndef HSTU_DATA_BUILD_BUILDER_INT_H
 #define HSTU_DATA_BUILD_BUILDER_INT_H
 
@@ -72,14 +73,21 @@ struct builder_sink {
     int time_digits;   /* has_ns_times: digits after the second that its times need */
 };
 
-/* A contextual feature: for each user of `context_users`, the index of its value in `values`, plus
- * 1. */
+typedef struct feature_pair {
+    uint32_t of, value; /* an item or user, and its value */
+} feature_pair;
+
+/* A content feature of items of the catalogue, or a contextual one of context_users: the cells in
+ * the order of the source. */
 typedef struct feature_input {
-    char name[COLUMN_NAME_BYTES];
-    dictionary values;
-    uint32_t *value; /* (context_users.n), 0 = none */
-    size_t capacity;
+    content_spec spec; /* of users: only the name */
+    dictionary cells;
+    feature_pair *pair; /* (n_pairs): value is a number in cells */
+    size_t n_pairs, capacity;
 } feature_input;
+
+status feature_input_add(feature_input *f, uint32_t of, const char *cell, size_t n);
+void feature_input_fini(feature_input *f);
 
 struct builder {
     builder_options options;
@@ -94,6 +102,13 @@ struct builder {
     uint64_t *title_begin, *title_end; /* (catalogue.n), into titles */
     size_t begin_capacity, end_capacity;
     buf titles;
+    uint64_t n_item_rows; /* calls of builder_add_item */
+    uint32_t last_item;   /* in the catalogue */
+    feature_input content[ITEM_CONTENT_MAX];
+    int n_content;
+    dictionary vector_items;
+    float *vectors; /* (vector_items.n, vector_dim) */
+    int32_t vector_dim;
 
     dictionary context_users;
     feature_input features[CONTEXT_MAX];
@@ -127,8 +142,45 @@ typedef struct write_job {
     builder_stats *stats;
 } write_job;
 
-/* Ids, titles and context as columns: created, and declared with their content, which must live
- * until column_writer_begin. */
+/* A column of strings, collected in memory (ids, titles, values: small compared with the events).
+ */
+typedef struct text_output {
+    buf bytes;
+    uint64_t *offsets; /* (n + 1) */
+    uint64_t n;
+} text_output;
+status text_output_init(text_output *t, uint64_t capacity);
+status text_output_add(text_output *t, const char *text, size_t n);
+status text_output_declare(const text_output *t, column_writer *w, const char *name);
+void text_output_fini(text_output *t);
+
+/* Writes the texts of `values` in order, after "", and order[v] = place (1..) of value v.  Of more
+ * than `most` values the rarest are left out, all that occur as often as one of them: order 0. */
+status order_values(const dictionary *values, uint32_t most, text_output *out, uint32_t *order);
+
+/* A content feature as columns (seq_file.h); zeroed before it is filled. */
+typedef struct content_output {
+    content_report report;
+    const char *separator;
+    dictionary names;
+    feature_pair *pair; /* (n_pairs): values of items, in the order of the source */
+    size_t n_pairs, capacity;
+    uint64_t *offsets; /* (n_items + 2) */
+    uint32_t *value;
+    double *number; /* (n_items + 1), or NULL */
+    text_output values;
+} content_output;
+
+/* All features of the builder, and their reports in job->stats. */
+status content_output_fill(content_output *out, write_job *job);
+status content_output_declare(const content_output *o, column_writer *w, uint64_t n_items);
+void content_output_fini(content_output *o);
+
+/* Fills the column of vectors, once columns may be filled. */
+status vectors_write(write_job *job, column_writer *w, int index);
+
+/* Ids, titles, context and content as columns: created, and declared with their content, which must
+ * live until column_writer_begin. */
 typedef struct vocab_output vocab_output;
 status vocab_output_create(vocab_output **out, write_job *job);
 status vocab_output_declare(const vocab_output *v, column_writer *w);

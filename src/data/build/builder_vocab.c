@@ -6,31 +6,23 @@
 #include "base/text.h"
 #include "data/build/builder_int.h"
 
-/* A column of strings, collected in memory (ids, titles, values: small compared with the events).
- */
-typedef struct text_output {
-    buf bytes;
-    uint64_t *offsets; /* (n + 1) */
-    uint64_t n;
-} text_output;
-
-static status text_output_init(text_output *t, uint64_t capacity) {
+status text_output_init(text_output *t, uint64_t capacity) {
     *t = (text_output){0};
     return MEM_NEW(&t->offsets, capacity + 1);
 }
 
-static status text_output_add(text_output *t, const char *text, size_t n) {
+status text_output_add(text_output *t, const char *text, size_t n) {
     TRY(buf_append(&t->bytes, text, n));
     t->offsets[++t->n] = t->bytes.n_bytes;
     return OK;
 }
 
-static void text_output_fini(text_output *t) {
+void text_output_fini(text_output *t) {
     buf_fini(&t->bytes);
     mem_free(t->offsets);
 }
 
-static status text_output_declare(const text_output *t, column_writer *w, const char *name) {
+status text_output_declare(const text_output *t, column_writer *w, const char *name) {
     return column_writer_add_texts(w, name, t->offsets, t->n, buf_str(&t->bytes));
 }
 
@@ -119,23 +111,30 @@ static int compare_values(const void *a, const void *b) {
     return order != 0 ? order : (x->n > y->n) - (x->n < y->n);
 }
 
-/* order[v] = final number (1..) of value v. */
-static status order_values(const feature_input *f, text_output *out, uint32_t *order) {
+status order_values(const dictionary *values, uint32_t most, text_output *out, uint32_t *order) {
     value_entry *entries;
     bool are_numbers = true;
-    TRY(MEM_NEW(&entries, f->values.n));
-    for (uint32_t i = 0; i < f->values.n; i++) {
+    uint32_t least = 0; /* uses of a value that is kept */
+    for (uint64_t n = values->n; n > most;) {
+        least++;
+        n = 0;
+        for (uint32_t i = 0; i < values->n; i++)
+            n += values->count[i] >= least;
+    }
+    TRY(MEM_NEW(&entries, values->n));
+    for (uint32_t i = 0; i < values->n; i++) {
         value_entry *e = &entries[i];
-        e->text = text_map_get(&f->values.texts, i, &e->n);
+        e->text = text_map_get(&values->texts, i, &e->n);
         e->index = i;
         are_numbers &= number_read(e->text, e->n, &e->number) == NUMBER_WHOLE;
     }
-    for (uint32_t i = 0; i < f->values.n; i++)
+    for (uint32_t i = 0; i < values->n; i++)
         entries[i].is_number = are_numbers;
-    if (f->values.n > 0) qsort(entries, f->values.n, sizeof *entries, compare_values);
+    if (values->n > 0) qsort(entries, values->n, sizeof *entries, compare_values);
     status st = text_output_add(out, "", 0);
-    for (uint32_t i = 0; st == OK && i < f->values.n; i++) {
-        order[entries[i].index] = i + 1;
+    for (uint32_t i = 0; st == OK && i < values->n; i++) {
+        if (values->count[entries[i].index] < least) continue;
+        order[entries[i].index] = (uint32_t)out->n;
         st = text_output_add(out, entries[i].text, entries[i].n);
     }
     mem_free(entries);
@@ -147,13 +146,13 @@ static status fill_feature(const write_job *job, const feature_input *f, feature
     const uint32_t *rank = users->rank[job->b->n_sinks]; /* of the users of the context */
     uint32_t *order;
     *out = (feature_output){0};
-    TRY(text_output_init(&out->values, (uint64_t)f->values.n + 1));
+    TRY(text_output_init(&out->values, (uint64_t)f->cells.n + 1));
     TRY(MEM_NEW(&out->value, job->stats->n_users));
-    TRY(MEM_NEW(&order, f->values.n));
-    status st = order_values(f, &out->values, order);
-    for (uint32_t i = 0; st == OK && i < job->b->context_users.n && i < f->capacity; i++) {
-        uint32_t user = users->number[rank[i]];
-        if (user != DROPPED && f->value[i] != 0) out->value[user] = order[f->value[i] - 1];
+    TRY(MEM_NEW(&order, f->cells.n));
+    status st = order_values(&f->cells, UINT32_MAX, &out->values, order);
+    for (size_t i = 0; st == OK && i < f->n_pairs; i++) {
+        uint32_t user = users->number[rank[f->pair[i].of]];
+        if (user != DROPPED) out->value[user] = order[f->pair[i].value];
     }
     mem_free(order);
     return st;
@@ -189,12 +188,16 @@ struct vocab_output {
     feature_output features[CONTEXT_MAX];
     const feature_input *inputs;
     int n_features;
-    uint64_t n_users;
+    content_output content[ITEM_CONTENT_MAX];
+    int n_content;
+    uint64_t n_users, n_items;
 };
 
 static status fill_vocab(vocab_output *v, write_job *job) {
     const builder *b = job->b;
     v->n_users = job->stats->n_users;
+    v->n_items = job->stats->n_items;
+    v->n_content = b->n_content;
     v->inputs = b->features;
     v->has_titles = b->titles.n_bytes > 0;
     TRY(id_output_fill(&v->users, &job->users, b->options.has_text_users, false));
@@ -206,7 +209,7 @@ static status fill_vocab(vocab_output *v, write_job *job) {
     }
     for (; v->n_features < b->n_features; v->n_features++)
         TRY(fill_feature(job, &b->features[v->n_features], &v->features[v->n_features]));
-    return OK;
+    return content_output_fill(v->content, job);
 }
 
 status vocab_output_create(vocab_output **out, write_job *job) {
@@ -227,10 +230,12 @@ status vocab_output_declare(const vocab_output *v, column_writer *w) {
     if (v->has_titles) TRY(text_output_declare(&v->titles, w, "title"));
     for (int f = 0; f < v->n_features; f++) {
         char name[COLUMN_NAME_BYTES + 8];
-        snprintf(name, sizeof name, "ctx.%s", v->inputs[f].name);
+        snprintf(name, sizeof name, "ctx.%s", v->inputs[f].spec.name);
         TRY(column_writer_add(w, name, COLUMN_U32, v->n_users, v->features[f].value));
         TRY(text_output_declare(&v->features[f].values, w, name));
     }
+    for (int f = 0; f < v->n_content; f++)
+        TRY(content_output_declare(&v->content[f], w, v->n_items));
     return OK;
 }
 
@@ -244,5 +249,7 @@ void vocab_output_destroy(vocab_output *v) {
         text_output_fini(&v->features[f].values);
         mem_free(v->features[f].value);
     }
+    for (int f = 0; f < ITEM_CONTENT_MAX; f++)
+        content_output_fini(&v->content[f]);
     mem_free(v);
 }

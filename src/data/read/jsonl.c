@@ -169,16 +169,25 @@ static status take_object(json_reader *r, const path_state *state, int depth) {
     return OK;
 }
 
-static status take_array(json_reader *r, int depth) {
+/* The elements become a list in place: each is followed by CONTENT_SEPARATOR, which takes no more
+ * room than the comma or bracket after it. */
+static status take_array(json_reader *r, int depth, json_cell *out) {
     bool is_end = false;
     json_cell cell;
-    r->at++;
+    char *to = r->at++;
+    *out = (json_cell){JSON_CELL_LIST, {to, 0}};
     skip_blanks(r);
     if (take_char(r, ']')) return OK;
     while (!is_end) {
         TRY(take_value(r, NULL, depth, &cell));
         TRY(take_separator(r, ']', &is_end));
+        if (cell.kind >= JSON_CELL_OTHER) out->kind = JSON_CELL_OTHER;
+        if (cell.kind == JSON_CELL_NULL || out->kind == JSON_CELL_OTHER) continue;
+        memmove(to, cell.field.text, cell.field.n_bytes);
+        to += cell.field.n_bytes;
+        *to++ = CONTENT_SEPARATOR;
     }
+    out->field.n_bytes = (size_t)(to - out->field.text);
     return OK;
 }
 
@@ -194,10 +203,11 @@ static status take_value(json_reader *r, const path_state *state, int depth, jso
         cell->kind = JSON_CELL_NUMBER;
         return take_number(r, &cell->field);
     }
-    if (c == '{' || c == '[') {
+    if (c == '[') return take_array(r, depth + 1, cell);
+    if (c == '{') {
         char *first = r->at;
         cell->kind = JSON_CELL_OTHER;
-        TRY(c == '{' ? take_object(r, state, depth + 1) : take_array(r, depth + 1));
+        TRY(take_object(r, state, depth + 1));
         cell->field = (csv_field){first, (size_t)(r->at - first)};
         return OK;
     }
@@ -232,6 +242,7 @@ static status set_cell(const csv_layout *t, csv_role role, const json_cell *cell
         return fail(ERR_FORMAT, "%s is missing", t->name[role]);
     case JSON_CELL_NULL:
         return fail(ERR_FORMAT, "%s is null", t->name[role]);
+    case JSON_CELL_LIST:
     case JSON_CELL_OTHER:
         return fail(ERR_FORMAT, "%s is an object or an array, not a value", t->name[role]);
     case JSON_CELL_BOOL:

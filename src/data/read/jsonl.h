@@ -25,10 +25,12 @@ typedef enum {
     JSON_CELL_TEXT,
     JSON_CELL_NUMBER,
     JSON_CELL_BOOL,
-    JSON_CELL_OTHER
+    JSON_CELL_OTHER, /* an object, or an array with objects or arrays */
+    JSON_CELL_LIST
 } json_cell_kind;
 
-/* The value of a member: the text of a string without quotes and escapes, else as it stands. */
+/* The value of a member: the text of a string without quotes and escapes, an array as such texts
+ * with CONTENT_SEPARATOR (builder.h) after each, else as it stands. */
 typedef struct json_cell {
     json_cell_kind kind;
     csv_field field;

@@ -15,13 +15,20 @@ static const csv_column by_name[] = {{ROLE_USER, "userId"},
                                      {ROLE_ITEM, "movieId"},
                                      {ROLE_ACTION, "rating"},
                                      {ROLE_TIME, "timestamp"}};
-static const char *const first_two[] = {"1", "2"};
+static const char *const first_three[] = {"1", "2", "3"};
+static const content_spec movie_content[] = {{"genre", CONTENT_LIST, "|", false},
+                                             {"year", CONTENT_NUMBER, "", false}};
 
 status read_ml_100k(source_job *job) {
     static const char *const user_columns[] = {"1", "2", "3", "4", "5"};
     static const char *const features[] = {"age", "sex", "occupation", "zip_code"};
-    static const side_file items = {"u.item", {"|", false}, false, first_two, 2};
-    static const side_file users = {"u.user", {"|", false}, false, user_columns, 5};
+    /* A column of 0 or 1 for each genre; the first one, 6, is "unknown". */
+    static const char *const item_columns[] = {"1",  "2",  "7",  "8",  "9",  "10", "11",
+                                               "12", "13", "14", "15", "16", "17", "18",
+                                               "19", "20", "21", "22", "23", "24"};
+    static const side_file items = {"u.item", {"|", false},  false, item_columns,
+                                    20,       movie_content, 2,     true};
+    static const side_file users = {"u.user", {"|", false}, false, user_columns, 5, NULL, 0, false};
     csv_layout t;
     job_layout(job, &t, "\t", false);
     TRY(job_read_member(job, "u.data", &t, false, by_position, 4));
@@ -32,8 +39,10 @@ status read_ml_100k(source_job *job) {
 status read_ml_1m(source_job *job) {
     static const char *const user_columns[] = {"1", "2", "3", "4", "5"};
     static const char *const features[] = {"sex", "age_group", "occupation", "zip_code"};
-    static const side_file items = {"movies.dat", {"::", false}, false, first_two, 2};
-    static const side_file users = {"users.dat", {"::", false}, false, user_columns, 5};
+    static const side_file items = {
+        "movies.dat", {"::", false}, false, first_three, 3, movie_content, 2, true};
+    static const side_file users = {"users.dat", {"::", false}, false, user_columns,
+                                    5,           NULL,          0,     false};
     csv_layout t;
     job_layout(job, &t, "::", false);
     TRY(job_read_member(job, "ratings.dat", &t, false, by_position, 4));
@@ -42,8 +51,9 @@ status read_ml_1m(source_job *job) {
 }
 
 status read_ml_20m(source_job *job) {
-    static const char *const item_columns[] = {"movieId", "title"};
-    static const side_file items = {"movies.csv", {",", true}, true, item_columns, 2};
+    static const char *const item_columns[] = {"movieId", "title", "genres"};
+    static const side_file items = {"movies.csv",  {",", true}, true, item_columns, 3,
+                                    movie_content, 2,           true};
     csv_layout t;
     job_layout(job, &t, ",", true);
     TRY(job_read_member(job, "ratings.csv", &t, true, by_name, 4));
@@ -78,7 +88,12 @@ static const char *const user_columns[] = {
     "friend_user_num_range",
     "register_days_range",
 };
-static const char *const video_columns[] = {"video_id"};
+static const char *const video_columns[] = {"video_id", "video_type", "upload_type",
+                                            "video_duration", "tag"};
+static const content_spec video_content[] = {{"video_type", CONTENT_CATEGORY, "", false},
+                                             {"upload_type", CONTENT_CATEGORY, "", false},
+                                             {"video_duration", CONTENT_NUMBER, "", false},
+                                             {"tag", CONTENT_LIST, ",", false}};
 
 /* Reads one log.  A bundle of one file opens under any name, so its own name is checked first. */
 static status read_log(source_job *job, const char *name) {
@@ -116,8 +131,8 @@ status read_kuairand(source_job *job) {
     char users_name[96], videos_name[96];
     snprintf(users_name, sizeof users_name, "user_features_%s.csv", version);
     snprintf(videos_name, sizeof videos_name, "video_features_basic_%s.csv", version);
-    side_file users = {users_name, {",", true}, true, user_columns, 6};
-    side_file videos = {videos_name, {",", true}, true, video_columns, 1};
+    side_file users = {users_name, {",", true}, true, user_columns, 6, NULL, 0, false};
+    side_file videos = {videos_name, {",", true}, true, video_columns, 5, video_content, 4, false};
     TRY(read_logs(job, version, is_halved ? halves : whole, is_halved ? 2 : 1));
     TRY(job_read_side(job, &users, user_columns + 1));
     return job_read_side(job, &videos, NULL);

@@ -134,7 +134,9 @@ static status add_names(jsonl_sampler *j, const json_value *object, const char *
         char name[NAME_BYTES];
         if (!join_name(name, prefix, v->key) || j->n_names == MAX_NAMES) continue;
         if (v->type == JSON_OBJECT) TRY(add_names(j, v, name));
-        if (v->type == JSON_OBJECT || v->type == JSON_ARRAY || find_name(j, name) >= 0) continue;
+        if (v->type == JSON_OBJECT || (v->type == JSON_ARRAY && !j->s->has_lists) ||
+            find_name(j, name) >= 0)
+            continue;
         TRY(arena_copy_text(&j->s->memory, name, strlen(name), &j->names[j->n_names]));
         j->n_names++;
     }

@@ -13,6 +13,7 @@ enum { SAMPLE_BYTES = 64 << 10, SAMPLE_ROWS = 500 };
 typedef struct sample {
     arena memory;
     const char *file; /* for messages; the caller's */
+    bool has_lists;   /* of JSON lines: arrays are columns too, without cells; the caller's */
     bool has_names;
     const char **name; /* (n_columns); their texts, where has_names */
     int n_columns;
@@ -33,8 +34,8 @@ static inline const csv_field *sample_cell(const sample *s, int row, int col) {
 status sample_csv(sample *s, const csv_format *f, const char *text, size_t n, uint64_t first_line,
                   bool has_names);
 
-/* The first rows of a text of JSON lines.  Names are those of all values that are not arrays, "a.b"
- * for members of nested objects, in the order in which they first appear. */
+/* The first rows of a text of JSON lines.  Names are those of all values, of arrays only where
+ * has_lists, "a.b" for members of nested objects, in the order in which they first appear. */
 status sample_jsonl(sample *s, const char *text, size_t n, uint64_t first_line);
 
 /* The delimiter of a csv text: of ',', tab, ';', '|' and "::" the one that cuts most rows into the

@@ -1,8 +1,8 @@
-/* Titles of items and features of users from side files of their own: --items and --users.
+/* Titles and content of items and features of users from side files of their own: --items and
+ * --users.
  *
- * csv or JSON lines, by the ending of the name.  Of items the id and the title are used: a model
- * knows an item by its id, so other columns are named in a note and left out.  Columns of users
- * become contextual features. */
+ * csv or JSON lines, by the ending of the name.  Columns of items become content features, columns
+ * of users contextual ones. */
 #include <ctype.h>
 #include <stdio.h>
 #include <string.h>
@@ -23,6 +23,10 @@ typedef struct side_rows {
     const struct json_paths *paths; /* JSON lines: the columns; NULL: csv */
     int position[SIDE_MAX_WANTED];  /* csv: of each column */
     int n_columns, n_needed;
+    const content_spec
+        *content; /* of items: features, the last n_content columns unless is_movies */
+    int n_content;
+    bool is_movies; /* content is the genre, in the columns after the title, and the year in it */
 } side_rows;
 
 /* Rows being read, and the fields of one. */
@@ -30,8 +34,8 @@ typedef struct side_reader {
     source_job *job;
     const side_rows *rows;
     bool is_items;
-    int feature[CONTEXT_MAX];          /* of users: numbers in the builder */
-    buf text;                          /* of items: a title in UTF-8 */
+    int feature[CONTEXT_MAX];          /* of users, or content of items: numbers in the builder */
+    buf text, list;                    /* of items: a text in UTF-8, the elements of a list */
     csv_field *fields;                 /* (CSV_MAX_COLUMNS) */
     csv_field wanted[SIDE_MAX_WANTED]; /* the row's fields, in the order asked for */
 } side_reader;
@@ -47,15 +51,20 @@ static status split_csv(side_reader *r, char *row, size_t n_bytes) {
     return OK;
 }
 
-/* A member that is missing or null is an empty field. */
+/* A member that is missing or null is an empty field, and so is one that nobody asked for and that
+ * cannot be a feature. */
 static status split_json(side_reader *r, char *row, size_t n_bytes) {
     json_cell cells[JSON_MAX_PATHS];
     TRY(json_row_read(r->rows->paths, row, n_bytes, cells));
+    int first = r->rows->n_columns - r->rows->n_content;
     for (int i = 0; i < r->rows->n_columns; i++) {
-        if (cells[i].kind == JSON_CELL_OTHER)
+        json_cell_kind kind = cells[i].kind;
+        bool is_empty =
+            kind == JSON_CELL_MISSING || kind == JSON_CELL_NULL ||
+            (kind == JSON_CELL_OTHER && i >= first && r->rows->content[i - first].is_optional);
+        if (!is_empty && (kind == JSON_CELL_OTHER || (kind == JSON_CELL_LIST && i < first)))
             return fail(ERR_FORMAT, "%s is an object or an array, not a value",
                         r->rows->paths->path[i]);
-        bool is_empty = cells[i].kind == JSON_CELL_MISSING || cells[i].kind == JSON_CELL_NULL;
         r->wanted[i] = is_empty ? (csv_field){row, 0} : cells[i].field;
     }
     return OK;
@@ -72,18 +81,78 @@ static status latin1_to_utf8(buf *out, const char *text, size_t n) {
     return OK;
 }
 
-/* {id, title} or {id} to the catalogue. */
-static status add_item(side_reader *r, const csv_field *fields) {
-    if (fields[0].n_bytes == 0) return fail(ERR_FORMAT, "the id of the item is empty");
-    bool has_title = r->rows->n_columns > 1;
-    const char *title = has_title ? fields[1].text : NULL;
-    size_t n = has_title ? fields[1].n_bytes : 0;
-    if (has_title && !utf8_is_valid(title, n)) {
-        TRY(latin1_to_utf8(&r->text, title, n));
-        title = r->text.data;
-        n = r->text.n_bytes;
+static status to_utf8(side_reader *r, csv_field *field) {
+    if (utf8_is_valid(field->text, field->n_bytes)) return OK;
+    TRY(latin1_to_utf8(&r->text, field->text, field->n_bytes));
+    *field = (csv_field){r->text.data, r->text.n_bytes};
+    return OK;
+}
+
+/* "['a', 'b']" in a cell, as pandas writes lists: its elements, each with CONTENT_SEPARATOR after
+ * it.  What only looks like a list is a text. */
+static status join_list(side_reader *r, csv_field *cell) {
+    list_reader list;
+    csv_field e;
+    bool has_more = true;
+    if (cell->n_bytes < 2 || cell->text[0] != '[' || list_begin(&list, cell) != OK) return OK;
+    buf_clear(&r->list);
+    while (list_next(&list, &e, &has_more) == OK && has_more)
+        TRY(buf_printf(&r->list, "%.*s%c", (int)e.n_bytes, e.text, CONTENT_SEPARATOR));
+    if (!has_more) *cell = (csv_field){r->list.data, r->list.n_bytes};
+    return OK;
+}
+
+static status add_content(side_reader *r, int i, csv_field cell) {
+    const content_spec *spec = &r->rows->content[i];
+    TRY(to_utf8(r, &cell));
+    if (spec->kind == CONTENT_AUTO || spec->kind == CONTENT_LIST)
+        TRY(join_list(r, &cell));
+    else if (memchr(cell.text, CONTENT_SEPARATOR, cell.n_bytes) != NULL)
+        return fail(ERR_FORMAT, "%s is a list; give %s:list", spec->name, spec->name);
+    return builder_put_content(r->job->build, r->feature[i], cell.text, cell.n_bytes);
+}
+
+/* MovieLens: genres in a column, or in ml-100k a column of 0 or 1 for each; "(1995)" in the title.
+ */
+static status add_movie(side_reader *r, const csv_field *fields) {
+    static const char *const genres[] = {
+        "Action",      "Adventure", "Animation", "Children's", "Comedy", "Crime",
+        "Documentary", "Drama",     "Fantasy",   "Film-Noir",  "Horror", "Musical",
+        "Mystery",     "Romance",   "Sci-Fi",    "Thriller",   "War",    "Western"};
+    const csv_field *title = &fields[1];
+    const char *digits = "0123456789";
+    for (size_t i = title->n_bytes; i >= 6; i--) {
+        const char *year = title->text + i - 6;
+        if (year[0] != '(' || year[5] != ')' || strspn(year + 1, digits) != 4) continue;
+        TRY(builder_put_content(r->job->build, r->feature[1], year + 1, 4));
+        break;
     }
-    return builder_add_item(r->job->build, fields[0].text, fields[0].n_bytes, title, n);
+    if (r->rows->n_columns == 3) /* ml-20m: "(no genres listed)" */
+        return fields[2].n_bytes > 0 && fields[2].text[0] == '(' ? OK
+                                                                 : add_content(r, 0, fields[2]);
+    for (int i = 2; i < r->rows->n_columns; i++)
+        if (fields[i].n_bytes == 1 && fields[i].text[0] == '1')
+            TRY(builder_put_content(r->job->build, r->feature[0], genres[i - 2],
+                                    strlen(genres[i - 2])));
+    return OK;
+}
+
+/* {id, title, content...} or {id, content...} to the catalogue. */
+static status add_item(side_reader *r, const csv_field *fields) {
+    const side_rows *rows = r->rows;
+    if (fields[0].n_bytes == 0) return fail(ERR_FORMAT, "the id of the item is empty");
+    int first = rows->n_columns - rows->n_content;
+    csv_field title = {NULL, 0};
+    if (rows->is_movies || first > 1) {
+        title = fields[1];
+        TRY(to_utf8(r, &title));
+    }
+    TRY(builder_add_item(r->job->build, fields[0].text, fields[0].n_bytes, title.text,
+                         title.n_bytes));
+    if (rows->is_movies) return add_movie(r, fields);
+    for (int i = 0; i < rows->n_content; i++)
+        TRY(add_content(r, i, fields[first + i]));
+    return OK;
 }
 
 /* {id, value...} to contextual features. */
@@ -126,15 +195,19 @@ static status read_blocks(side_reader *r, blocks *b) {
     }
 }
 
-/* Reads the rows on this thread: of users with these features, or where there are none of items. */
+/* Reads the rows on this thread: of users with these features, or where there are none of items.
+ */
 static status side_rows_read(source_job *job, blocks *b, const side_rows *rows,
                              const char *const *features) {
     side_reader r = {.job = job, .rows = rows, .is_items = features == NULL};
     for (int i = 1; features != NULL && i < rows->n_columns; i++)
         TRY(builder_add_context(job->build, features[i - 1], &r.feature[i - 1]));
+    for (int i = 0; i < rows->n_content; i++)
+        TRY(builder_add_content(job->build, &rows->content[i], &r.feature[i]));
     TRY(MEM_NEW(&r.fields, CSV_MAX_COLUMNS));
     status st = read_blocks(&r, b);
     buf_fini(&r.text);
+    buf_fini(&r.list);
     mem_free(r.fields);
     return st;
 }
@@ -145,7 +218,12 @@ static status find_positions(const side_file *f, blocks *b, side_rows *rows) {
     const char *line;
     size_t n;
     bool has_line;
-    *rows = (side_rows){.name = blocks_name(b), .format = f->format, .n_columns = f->n_columns};
+    *rows = (side_rows){.name = blocks_name(b),
+                        .format = f->format,
+                        .n_columns = f->n_columns,
+                        .content = f->content,
+                        .n_content = f->n_content,
+                        .is_movies = f->is_movies};
     TRY(blocks_peek_line(b, &line, &n, &has_line));
     if (!has_line) return fail(ERR_FORMAT, "%s: the file is empty", rows->name);
     for (int i = 0; i < f->n_columns; i++) {
@@ -184,11 +262,13 @@ typedef struct side_table {
     const char *path;
     bool is_json, is_items;
     const char *id, *title; /* as given; NULL: find them */
-    const char *features;   /* "a,b,c"; NULL: all columns */
+    const char *features;   /* "a,b,c", of items with kinds; NULL: all columns */
     sample first;
     int column[SIDE_MAX_WANTED]; /* of the sample: id, then title or features */
     int n_columns;
     char feature[CONTEXT_MAX][CSV_NAME_BYTES];
+    content_spec content[ITEM_CONTENT_MAX];
+    int n_content;
     json_paths paths;
     side_rows rows;
 } side_table;
@@ -268,41 +348,98 @@ static status find_features(side_table *t) {
 }
 
 /* Letters, digits and '_': features are named in config files. */
-static void name_features(side_table *t) {
-    for (int i = 1; i < t->n_columns; i++) {
-        char *name = t->feature[i - 1];
-        snprintf(name, CSV_NAME_BYTES, "%s", t->first.name[t->column[i]]);
-        for (; *name != '\0'; name++)
-            if (!isalnum((unsigned char)*name)) *name = '_';
-    }
+static void name_feature(char *name, size_t size, const char *from) {
+    snprintf(name, size, "%s", from);
+    for (; *name != '\0'; name++)
+        if (!isalnum((unsigned char)*name)) *name = '_';
 }
 
-/* Says what was taken, and of items what was not. */
+/* "list", "list:comma" */
+static status set_kind(content_spec *spec, const char *kind) {
+    static const char *const kinds[] = {"", "category", "list", "number"};
+    size_t n = strcspn(kind, ":");
+    for (int k = CONTENT_CATEGORY; k <= CONTENT_NUMBER; k++)
+        if (strlen(kinds[k]) == n && memcmp(kinds[k], kind, n) == 0) spec->kind = (content_kind)k;
+    if (spec->kind == CONTENT_LIST && kind[n] == ':')
+        return csv_delimiter_parse(kind + n + 1, spec->separator);
+    if (spec->kind != CONTENT_AUTO && kind[n] == '\0') return OK;
+    return fail(ERR_USAGE,
+                "--item-features: '%s' of %s is not a kind; use category, number, list or "
+                "list:SEPARATOR (pipe, semicolon, comma, space, tab)",
+                kind, spec->name);
+}
+
+/* "column", "column:kind" or "column:list:separator"; a column may have colons in its name. */
+static status add_item_feature(side_table *t, const char *text, size_t n) {
+    char copy[2 * CSV_NAME_BYTES], name[CSV_NAME_BYTES];
+    size_t m = n < sizeof copy ? n : sizeof copy - 1;
+    snprintf(copy, sizeof copy, "%.*s", (int)n, text);
+    int col = find_name(&t->first, copy, m);
+    for (const char *colon; col < 0 && (colon = memrchr(copy, ':', m)) != NULL;)
+        m = (size_t)(colon - copy), col = find_name(&t->first, copy, m);
+    TRY(add_column(t, col, "such column", "--item-features"));
+    name_feature(name, sizeof name, t->first.name[col]);
+    if (t->n_content == ITEM_CONTENT_MAX || strlen(name) > CONTENT_NAME_LENGTH)
+        return fail(ERR_USAGE,
+                    "%s: feature '%s' does not fit: at most %d of items, names up to %d bytes",
+                    t->path, name, ITEM_CONTENT_MAX, CONTENT_NAME_LENGTH);
+    content_spec *spec = &t->content[t->n_content++];
+    memcpy(spec->name, name, strlen(name) + 1);
+    spec->is_optional = t->features == NULL;
+    return copy[m] == ':' ? set_kind(spec, copy + m + 1) : OK;
+}
+
+/* Without --item-features: all columns that fit, and a note of the others. */
+static status find_content(side_table *t) {
+    char left_out[400] = "";
+    const int title = t->column[t->n_columns - 1];
+    for (int i = 0; t->features == NULL && i < t->first.n_columns; i++) {
+        const char *name = t->first.name[i];
+        if (i == t->column[0] || i == title) continue;
+        if (t->n_content < ITEM_CONTENT_MAX && strlen(name) <= CONTENT_NAME_LENGTH)
+            TRY(add_item_feature(t, name, strlen(name)));
+        else
+            escape_list_add(left_out, sizeof left_out, name, strlen(name));
+    }
+    if (left_out[0] != '\0')
+        log_info("note: %s: %s are no features: at most %d fit, with names up to %d bytes; choose "
+                 "with --item-features",
+                 t->path, left_out, ITEM_CONTENT_MAX, CONTENT_NAME_LENGTH);
+    if (t->features == NULL || strcmp(t->features, "none") == 0) return OK;
+    for (const char *at = t->features; at != NULL;) {
+        size_t n = strcspn(at, ",");
+        TRY(add_item_feature(t, at, n));
+        at = at[n] == ',' ? at + n + 1 : NULL;
+    }
+    return OK;
+}
+
+/* Says what was taken. */
 static void say(const side_table *t) {
     char line[400] = "", text[64];
-    for (int i = 0; i < t->first.n_columns; i++) {
-        bool is_used = false;
-        for (int k = 0; k < t->n_columns; k++)
-            is_used |= t->column[k] == i;
-        if (is_used == t->is_items || i == t->column[0]) continue;
-        escape_list_add(line, sizeof line, t->first.name[i], strlen(t->first.name[i]));
+    int first = t->is_items ? t->n_columns - t->n_content : 1;
+    for (int k = first; k < t->n_columns; k++) {
+        const char *name = t->first.name[t->column[k]];
+        escape_list_add(line, sizeof line, name, strlen(name));
     }
     const char *id = t->first.name[t->column[0]];
     escape_excerpt(text, id, strlen(id));
-    if (!t->is_items) {
+    if (t->is_items)
+        log_info("%s: items %s%s%s%s", t->path, text, first > 1 ? " and their titles" : "",
+                 line[0] != '\0' ? ", item features " : "", line);
+    else
         log_info("%s: users %s, contextual features %s", t->path, text, line);
-        return;
-    }
-    log_info("%s: items %s%s", t->path, text, t->n_columns > 1 ? " and their titles" : "");
-    if (line[0] != '\0')
-        log_info("note: models know items by their id: %s of %s are not used", line, t->path);
 }
 
 static status choose(side_table *t) {
     TRY(find_id(t));
     TRY(t->is_items ? find_title(t) : find_features(t));
-    if (!t->is_items) name_features(t);
+    if (t->is_items) TRY(find_content(t));
+    for (int i = 1; !t->is_items && i < t->n_columns; i++)
+        name_feature(t->feature[i - 1], CSV_NAME_BYTES, t->first.name[t->column[i]]);
     say(t);
+    t->rows.content = t->content;
+    t->rows.n_content = t->n_content;
     t->rows.name = t->path;
     t->rows.n_columns = t->n_columns;
     for (int i = 0; i < t->n_columns; i++) {
@@ -350,6 +487,7 @@ static status read_table(side_table *t) {
     TRY(input_open(&in, t->path));
     t->is_json = has_ending(t->path, json_endings);
     sample_init(&t->first, t->path);
+    t->first.has_lists = t->is_items;
     status st = blocks_create(&b, in, &options, 1);
     if (st == OK) st = read_rows(t, b);
     sample_fini(&t->first);
@@ -368,7 +506,8 @@ status job_read_side_tables(source_job *job) {
                           .path = r->items,
                           .is_items = true,
                           .id = r->items_id,
-                          .title = r->items_title};
+                          .title = r->items_title,
+                          .features = r->item_features};
         st = read_table(t);
     }
     if (st == OK && r->users != NULL) {

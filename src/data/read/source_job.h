@@ -67,12 +67,18 @@ typedef struct side_file {
     bool has_header;
     const char *const *columns;
     int n_columns;
+    const content_spec *content; /* of items; n_content of the columns, unless is_movies */
+    int n_content;
+    bool is_movies; /* content is {genre, year}: of the columns after the title, and in the title */
 } side_file;
 
-/* The files of --items and --users (side_table.c), where they are given. */
+/* The files of --items and --users (side_table.c), and of --item-vectors (item_vectors.c), where
+ * they are given. */
 status job_read_side_tables(source_job *job);
+status job_read_vectors(source_job *job);
 
-/* Reads a side file of the input: items, columns {id, title} or {id}, where features is NULL; else
+/* Reads a side file of the input: items, columns {id, title, content...} or {id, content...}, where
+ * features is NULL; else
  * users, whose first column is the id and the others are contextual features by these names. Titles
  * that are not UTF-8 are read as Latin-1.  A missing file is noted in the log. */
 status job_read_side(source_job *job, const side_file *f, const char *const *features);

@@ -165,8 +165,11 @@ static status check_request(const source *s, const source_request *r) {
     if (!s->is_table && r->time_unit != NULL && strcmp(r->time_unit, "s") != 0 &&
         strcmp(r->time_unit, "ms") != 0)
         return fail(ERR_USAGE, "--time-unit '%s': %s knows s and ms", r->time_unit, s->name);
-    if (r->items == NULL && (r->items_id != NULL || r->items_title != NULL))
-        return fail(ERR_USAGE, "--items-id and --items-title need --items");
+    if (r->items == NULL &&
+        (r->items_id != NULL || r->items_title != NULL || r->item_features != NULL))
+        return fail(ERR_USAGE, "--items-id, --items-title and --item-features need --items");
+    if (r->item_vectors == NULL && r->item_vector_ids != NULL)
+        return fail(ERR_USAGE, "--item-vector-ids needs --item-vectors");
     if (r->users == NULL && (r->users_id != NULL || r->user_features != NULL))
         return fail(ERR_USAGE, "--users-id and --user-features need --users");
     if (s->min_user_events > 0 && (r->min_user_events > 0 || r->min_item_events > 0))
@@ -223,6 +226,7 @@ status source_read(const source *s, const source_request *request, const char *c
     if (request->skip_bad > 0) st = bad_lines_create(&job.bad, (uint64_t)request->skip_bad);
     if (st == OK) st = s->is_table ? s->read(&job) : read_bundle(&job);
     if (st == OK) st = job_read_side_tables(&job);
+    if (st == OK && request->item_vectors != NULL) st = job_read_vectors(&job);
     if (st != OK) {
         builder_destroy(job.build);
         bad_lines_destroy(job.bad);

@@ -51,6 +51,8 @@ typedef struct source_request {
     int64_t skip_bad;                                        /* bad rows that may be skipped */
     int64_t min_user_events, min_item_events;                /* a k-core; 0: all */
     const char *items, *items_id, *items_title;   /* side file with titles, its columns */
+    const char *item_features;                    /* "a,b:list,c:number" of it, or "none" */
+    const char *item_vectors, *item_vector_ids;   /* .npy or .safetensors; a file of ids */
     const char *users, *users_id, *user_features; /* side file with features, "a,b,c" */
     bool has_text_ids;
     bool has_random_logs; /* KuaiRand: the logs of randomly exposed videos too */

@@ -31,7 +31,7 @@ typedef struct file_header {
 _Static_assert(sizeof(file_header) == 64 && sizeof(column) == 64, "the layout on disk");
 
 static size_t column_type_bytes(uint32_t type) {
-    static const size_t bytes[] = {0, 1, 2, 4, 8, 8};
+    static const size_t bytes[] = {0, 1, 2, 4, 8, 8, 4, 8};
     return type < sizeof bytes / sizeof bytes[0] ? bytes[type] : 0;
 }
 

@@ -15,7 +15,15 @@
 
 enum { COLUMN_NAME_BYTES = 32, COLUMN_MAX = 256 };
 
-typedef enum { COLUMN_U8 = 1, COLUMN_U16, COLUMN_U32, COLUMN_U64, COLUMN_I64 } column_type;
+typedef enum {
+    COLUMN_U8 = 1,
+    COLUMN_U16,
+    COLUMN_U32,
+    COLUMN_U64,
+    COLUMN_I64,
+    COLUMN_F32,
+    COLUMN_F64
+} column_type;
 
 /* One column as stored: 64 bytes. */
 typedef struct column {

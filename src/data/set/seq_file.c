@@ -1,4 +1,5 @@
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,8 +10,8 @@
 #include "data/set/seq_file.h"
 #include "format/json.h"
 
-/* The fixed columns; the rest are context features ("ctx.NAME" with texts "ctx.NAME.o" and ".t").
- */
+/* The fixed columns; the rest are context features ("ctx.NAME" with texts "ctx.NAME.o" and ".t")
+ * and content ("con.NAME" likewise, with offsets "con.NAME.b" and numbers "con.NAME.n"). */
 static status get(const seq_file *s, const char *name, column_type type, uint64_t n_wanted,
                   const void **out) {
     uint64_t n;
@@ -96,6 +97,53 @@ static status load_context(seq_file *s) {
     return OK;
 }
 
+status seq_content_add(column_writer *w, const item_content *f, uint64_t n_items) {
+    char name[2 * COLUMN_NAME_BYTES], part[2 * COLUMN_NAME_BYTES + 2];
+    snprintf(name, sizeof name, "con.%s", f->name);
+    TRY(column_writer_add(w, name, COLUMN_U32, f->offsets[n_items + 1], f->value));
+    TRY(column_writer_add_texts(w, name, f->values.offsets, f->values.n, f->values.bytes));
+    snprintf(part, sizeof part, "%s.b", name);
+    TRY(column_writer_add(w, part, COLUMN_U64, n_items + 2, f->offsets));
+    snprintf(part, sizeof part, "%s.n", name);
+    return f->number != NULL ? column_writer_add(w, part, COLUMN_F64, n_items + 1, f->number) : OK;
+}
+
+static status load_feature(seq_file *s, const column *c, item_content *f) {
+    char part[COLUMN_NAME_BYTES + 2];
+    memcpy(f->name, c->name + 4, strlen(c->name) - 4);
+    TRY(get(s, c->name, COLUMN_U32, c->n, (const void **)&f->value));
+    TRY(get_texts(s, c->name, &f->values));
+    if (f->values.n == 0 || f->values.offsets[1] != 0)
+        return fail(ERR_FORMAT, "%s: '%s' has no empty name for value 0", s->path, c->name);
+    snprintf(part, sizeof part, "%s.b", c->name);
+    TRY(get(s, part, COLUMN_U64, s->n_items + 2, (const void **)&f->offsets));
+    status st = seq_check_offsets(f->offsets, s->n_items + 1, c->n);
+    if (st != OK) return fail_prefix(st, "%s: column '%s'", s->path, part);
+    snprintf(part, sizeof part, "%s.n", c->name);
+    if (column_file_find(&s->file, part) == NULL) return OK;
+    return get(s, part, COLUMN_F64, s->n_items + 1, (const void **)&f->number);
+}
+
+static status load_content(seq_file *s) {
+    for (uint32_t i = 0; i < s->file.n_columns; i++) {
+        const column *c = &s->file.columns[i];
+        if (strncmp(c->name, "con.", 4) != 0 || c->type != COLUMN_U32) continue;
+        if (s->n_content == ITEM_CONTENT_MAX)
+            return fail(ERR_FORMAT, "%s: more than %d features of items", s->path,
+                        ITEM_CONTENT_MAX);
+        TRY(load_feature(s, c, &s->content[s->n_content++]));
+    }
+    const column *v = column_file_find(&s->file, "item_vector");
+    if (v == NULL) return OK;
+    uint64_t dim = v->n / (s->n_items + 1);
+    if (dim < 1 || dim > ITEM_VECTOR_MAX)
+        return fail(ERR_FORMAT, "%s: vectors of %" PRIu64 " numbers; run 'hstu prep' again",
+                    s->path, dim);
+    s->item_vector_dim = (int32_t)dim;
+    return get(s, "item_vector", COLUMN_F32, dim * (s->n_items + 1),
+               (const void **)&s->item_vector);
+}
+
 /* The scalars of the file are a small JSON object in the column "meta". */
 static status load_meta(seq_file *s) {
     TRY(column_file_get(&s->file, s->path, "meta", COLUMN_U8, (const void **)&s->meta_json,
@@ -146,6 +194,36 @@ static status check_items(void *ctx, int64_t chunk, int worker) {
     return OK;
 }
 
+enum { CHECK_ITEMS = 1 << 12 };
+
+/* Values ascend within 1..n_values; a number is finite where there is a value, the bucket, and NaN
+ * where there is none. */
+static bool is_content_fine(const item_content *f, uint64_t item) {
+    uint64_t begin = f->offsets[item], end = f->offsets[item + 1];
+    uint32_t last = 0;
+    for (uint64_t k = begin; k < end; last = f->value[k++])
+        if (f->value[k] <= last || f->value[k] >= f->values.n) return false;
+    if (f->number == NULL) return item > 0 || end == 0;
+    return item > 0 && end > begin ? end - begin == 1 && isfinite(f->number[item])
+                                   : end == begin && isnan(f->number[item]);
+}
+
+static status check_content(void *ctx, int64_t chunk, int worker) {
+    const seq_file *s = ctx;
+    uint64_t begin = (uint64_t)chunk * CHECK_ITEMS, dim = (uint64_t)s->item_vector_dim;
+    (void)worker;
+    for (uint64_t i = begin; i <= s->n_items && i < begin + CHECK_ITEMS; i++) {
+        for (int f = 0; f < s->n_content; f++)
+            if (!is_content_fine(&s->content[f], i))
+                return fail(ERR_FORMAT, "%s: item %" PRIu64 " has a bad value of feature '%s'",
+                            s->path, i, s->content[f].name);
+        for (uint64_t k = i * dim; k < (i + 1) * dim; k++)
+            if (!isfinite(s->item_vector[k]) || (i == 0 && s->item_vector[k] != 0))
+                return fail(ERR_FORMAT, "%s: item %" PRIu64 " has a bad vector", s->path, i);
+    }
+    return OK;
+}
+
 static status check_events(const seq_file *s, pool *p) {
     TRY(pool_run(p, (int64_t)((s->n_events + CHECK_EVENTS - 1) / CHECK_EVENTS), check_items,
                  (void *)(uintptr_t)s));
@@ -157,7 +235,9 @@ static status check_events(const seq_file *s, pool *p) {
                             " of feature '%s', which has %" PRIu64,
                             s->path, u, s->context[f].value[u], s->context[f].name,
                             s->context[f].values.n);
-    return OK;
+    if (s->n_content == 0 && s->item_vector == NULL) return OK;
+    return pool_run(p, (int64_t)(s->n_items / CHECK_ITEMS + 1), check_content,
+                    (void *)(uintptr_t)s);
 }
 
 static status load(seq_file *s, pool *p) {
@@ -178,6 +258,7 @@ static status load(seq_file *s, pool *p) {
     if (st != OK) return fail_prefix(st, "%s: column 'offsets'", s->path);
     TRY(load_ids(s));
     TRY(load_context(s));
+    TRY(load_content(s));
     return check_events(s, p);
 }
 

@@ -40,7 +40,7 @@ typedef struct context_feature {
     text_column values;    /* names of the values; entry 0 is "" */
 } context_feature;
 
-enum { CONTEXT_MAX = 32, ITEM_CONTENT_MAX = 16 };
+enum { CONTEXT_MAX = 32, ITEM_CONTENT_MAX = 16, ITEM_VECTOR_MAX = 4096 };
 
 /* One content feature of items, such as a genre or a year: item i has the values
  * value[offsets[i]] .. value[offsets[i + 1] - 1], ascending; none where it is unknown. */
@@ -158,6 +158,9 @@ double seq_rating(const seq_file *s, uint16_t action);
 
 /* The name of a bit of ACTION_BITS: "click", "like", ...; NULL beyond the eight there are. */
 const char *seq_signal_name(int bit);
+
+/* Declares the columns of a content feature, which must live until column_writer_begin. */
+status seq_content_add(column_writer *w, const item_content *f, uint64_t n_items);
 
 /* Jagged offsets: sequence b is rows offsets[b] .. offsets[b + 1] - 1.  ERR_FORMAT names the first
  * bad one unless they start at 0, never decrease, and end at n_rows. */

@@ -110,12 +110,26 @@ static status rank_by_count(synth_job *job) {
     return OK;
 }
 
-static status add_titles(const synth_job *job) {
-    char id[16], title[128];
-    for (uint32_t item = 1; item <= job->world->config.n_items; item++) {
+/* Titles "... (topic)", the topic of nine items in ten as a category, and as tags the item's part
+ * of the ring, in which the items that follow each other share one. */
+static status add_items(const synth_job *job) {
+    static const content_spec specs[] = {{"topic", CONTENT_CATEGORY, "", false},
+                                         {"tags", CONTENT_LIST, "|", false}};
+    const synth_world *w = job->world;
+    char id[16], title[128], tags[64];
+    int category, list;
+    TRY(builder_add_content(job->out, &specs[0], &category));
+    TRY(builder_add_content(job->out, &specs[1], &list));
+    for (uint32_t item = 1; item <= w->config.n_items; item++) {
         int n = snprintf(id, sizeof id, "%" PRIu32, item);
-        synth_item_title(job->world, item, title, sizeof title);
+        uint32_t slot = w->slot_of[item], topic = w->topic_of[slot];
+        synth_item_title(w, item, title, sizeof title);
         TRY(builder_add_item(job->out, id, (size_t)n, title, strlen(title)));
+        const char *name = strrchr(title, '(') + 1;
+        if (item % 10 != 0) TRY(builder_put_content(job->out, category, name, strlen(name) - 1));
+        n = snprintf(tags, sizeof tags, "shelf %u|series %u-%u", topic / 4, topic,
+                     w->place_of[slot] / 16);
+        TRY(builder_put_content(job->out, list, tags, (size_t)n));
     }
     return OK;
 }
@@ -220,7 +234,7 @@ static status write_world(synth_job *job, const char *folder, pool *p, synth_rep
     TRY(rank_by_count(job));
     TRY(pool_run(p, job->n_chunks, check_popular_chunk, job));
     sum_up(job, report);
-    TRY(add_titles(job));
+    TRY(add_items(job));
     TRY(add_context(job));
     status st = describe(&job->world->config, report, &meta);
     if (st == OK) st = builder_write(job->out, folder, buf_str(&meta), &stats);

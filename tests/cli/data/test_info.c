@@ -71,6 +71,8 @@ TEST(info_json_has_the_promised_keys) {
     check_member(root, "catalogue", 4);
     check_member(root, "events", 12);
     check_member(root, "max_len", 5);
+    check_member(root, "item_vector_dim", 0);
+    CHECK_EQ(json_member(root, "item_features")->n_children, 0);
     check_member(root, "first_time", 978300000);
     check_member(root, "last_time", 978300000 + 11 * 86400);
     check_member(json_member(json_member(root, "actions"), "counts"), "1", 3);

@@ -43,6 +43,14 @@ TEST(members_by_path) {
     check_cell(2, JSON_CELL_OTHER, "{\"b\":1}");
     CHECK_OK(read_line("{}"));
     CHECK_EQ(cells[3].kind, JSON_CELL_MISSING);
+    /* Arrays of values become lists in place; others are others. */
+    CHECK_OK(read_line("{\"x\":[ \"a\\u00e9\" , 5,null, \"\\\"\",true ],\"item\":[]}"));
+    check_cell(3, JSON_CELL_LIST,
+               "a\xc3\xa9\x1f"
+               "5\x1f\"\x1ftrue\x1f");
+    check_cell(1, JSON_CELL_LIST, "");
+    CHECK_OK(read_line("{\"x\":[\"a\",[1]],\"item\":[{}]}"));
+    CHECK(cells[3].kind == JSON_CELL_OTHER && cells[1].kind == JSON_CELL_OTHER);
 }
 
 TEST(escapes_in_names_and_values) {

@@ -36,7 +36,9 @@ static const char *context_of(const seq_file *s, const char *user, const char *f
 
 TEST(ml_100k_small) {
     put_file("in/u.data", "7\t20\t5\t300\n3\t10\t1\t200\n7\t10\t3\t100\n");
-    put_file("in/u.item", "10|Toy Story (1995)|x||y|0\n20|Am\xe9lie (2001)|x\n30|Never Rated|\n");
+    put_file("in/u.item", "10|Toy Story (1995)|x||y|1|0|0|1|0|1|0|0|0|0|0|0|0|0|0|0|0|0|0\n"
+                          "20|Am\xe9lie (2001)|x||y|0|0|0|0|0|0|0|0|0|0|0|0|0|0|0|0|0|0|1\n"
+                          "30|Never Rated||||||||||||||||||||||\n");
     put_file("in/u.user", "3|24|M|technician|85711\n9|1|F|none|0\n");
     char *out = prep_ok("ml-100k --input in --out out --json --emit-csv out.csv");
     CHECK_CONTAINS(out, "\"users\":2,\"items\":2,\"catalogue\":3,\"events\":3,\"max_len\":2,"
@@ -50,6 +52,11 @@ TEST(ml_100k_small) {
     CHECK_STR(title_of(s, "10"), "Toy Story (1995)");
     CHECK_STR(title_of(s, "20"), "Am\xc3\xa9lie (2001)");
     CHECK_STR(title_of(s, "30"), "Never Rated");
+    CHECK_STR(content_of(s, "10", "genre"), "Animation, Comedy");
+    CHECK_STR(content_of(s, "20", "genre"), "Western");
+    CHECK_STR(content_of(s, "30", "genre"), "");
+    CHECK_STR(content_of(s, "20", "year"), "2001");
+    CHECK_STR(content_of(s, "30", "year"), "");
     CHECK_EQ(s->n_context, 4);
     CHECK_STR(context_of(s, "3", "age"), "24");
     CHECK_STR(context_of(s, "3", "sex"), "M");
@@ -72,6 +79,9 @@ TEST(ml_1m_small) {
     seq_file *s = open_out();
     CHECK_STR(title_of(s, "661"), "James: The Peach (1996)");
     CHECK_STR(title_of(s, "1193"), "Cuckoo\xc3\xa9 (1975)");
+    CHECK_STR(content_of(s, "661", "genre"), "Animation, Musical");
+    CHECK_STR(content_of(s, "1193", "genre"), "Drama");
+    CHECK(s->content[1].number[seq_find_item(s, "661")] == 1996);
     CHECK_STR(context_of(s, "1", "sex"), "F");
     CHECK_STR(context_of(s, "1", "age_group"), "1");
     CHECK_STR(context_of(s, "1", "occupation"), "10");
@@ -115,7 +125,7 @@ TEST(ml_20m_small) {
     put_file("in/ratings.csv", "userId,movieId,rating,timestamp\n1,2,3.5,1112486027\n"
                                "1,29,0.5,1112484676\n\"2\",\"131262\",\"5.0\",\"7\"\n");
     put_file("in/movies.csv", "movieId,title,genres\n2,Jumanji (1995),Adventure\n"
-                              "29,\"City, \"\"The\"\" (1995)\",Drama\n");
+                              "29,\"City, \"\"The\"\" (1995) \",(no genres listed)\n");
     char *out = prep_ok("ml-20m --input in --out out --json --emit-csv out.csv");
     CHECK_CONTAINS(out, "\"users\":2,\"items\":3,\"catalogue\":3,\"events\":3");
     CHECK_STR(get_file("out.csv"), "user_id,movie_id,rating,unix_timestamp\n"
@@ -123,7 +133,10 @@ TEST(ml_20m_small) {
                                    "2,\"[131262]\",\"[9]\",\"[7]\"\n");
     seq_file *s = open_out();
     CHECK_EQ(s->actions, ACTION_HALF_STARS);
-    CHECK_STR(title_of(s, "29"), "City, \"The\" (1995)");
+    CHECK_STR(title_of(s, "29"), "City, \"The\" (1995) ");
+    CHECK_STR(content_of(s, "29", "genre"), "");
+    CHECK_STR(content_of(s, "29", "year"), "1995");
+    CHECK_STR(content_of(s, "2", "genre"), "Adventure");
     CHECK_STR(title_of(s, "131262"), "131262");
     seq_file_close(s);
 }
@@ -150,7 +163,7 @@ TEST(broken_side_files_are_errors) {
     put_file("in/ratings.dat", "1::1::5::1\n");
     put_file("in/movies.dat", "1::Toy Story::x\n2\n");
     prep_fails("ml-1m --input in --out out", 1,
-               "movies.dat:2: the line has 1 fields, but 2 are needed");
+               "movies.dat:2: the line has 1 fields, but 3 are needed");
     put_file("in/movies.dat", "x::Toy Story::x\n");
     prep_fails("ml-1m --input in --out out", 1, "movies.dat:1: ");
 }
@@ -279,6 +292,9 @@ TEST(kuairand_pure_keeps_every_user_and_every_signal) {
     check_tokens(s, "2", names, second, 6);
     CHECK_STR(context_of(s, "3", "friend_user_num_range"), "[1,5)");
     CHECK(seq_find_item(s, "999") != 0);
+    CHECK_STR(content_of(s, "999", "tag"), "12, 65");
+    CHECK_STR(content_of(s, "100", "video_duration"), "10400");
+    CHECK_STR(content_of(s, "100", "upload_type"), "ShortImport");
     CHECK_CONTAINS(s->meta_json, "\"profile_enter\"");
     seq_file_close(s);
 }

@@ -56,8 +56,7 @@ TEST(titles_from_csv) {
     check_title(s, "12", "12");
     check_title(s, "99", "Unseen");
     seq_file_close(s);
-    CHECK_CONTAINS(said, "items.csv: items id and their titles\n"
-                         "note: models know items by their id: genre of items.csv are not used\n");
+    CHECK_CONTAINS(said, "items.csv: items id and their titles, item features genre\n");
     CHECK_CONTAINS(said, "  Described              2   items by items.csv\n");
     /* Other columns, by name; and a filter also filters the catalogue. */
     s = read_tables("--items items.csv --items-id id --items-title genre --min-item-events 1",
@@ -77,6 +76,9 @@ TEST(titles_and_features_from_json_lines) {
     seq_file *s = read_tables("--items items.jsonl --users users.ndjson", &said);
     check_title(s, "10", "A");
     check_title(s, "11", "11");
+    CHECK_STR(content_of(s, "10", "price"), "5");
+    CHECK_STR(content_of(s, "10", "tags"), "1");
+    CHECK_STR(content_of(s, "11", "tags"), "");
     CHECK_EQ(s->n_context, 2);
     check_feature(s, "1", "country", "DE");
     check_feature(s, "2", "country", "");
@@ -99,8 +101,9 @@ TEST(features_by_name) {
 }
 
 static void check_bad(const char *options, int code, const char *reason) {
-    char args[1024];
+    char args[1024], *said;
     put_file("in.csv", EVENTS);
+    run_shell(&said, "rm -rf out");
     snprintf(args, sizeof args, "csv --input in.csv --out out %s", options);
     prep_fails(args, code, reason);
 }
@@ -136,13 +139,143 @@ TEST(side_files_that_do_not_fit) {
     put_file("bad.jsonl", "{\"item_id\":1,\"title\":[1]}\n{\"item_id\":1,\"title\":\"x\"}\n");
     check_bad("--items bad.jsonl", 1, "bad.jsonl:1: title is an object or an array");
     check_bad("--items nowhere.csv", 1, "nowhere.csv cannot be opened");
-    check_bad("--items-id x", 2, "--items-id and --items-title need --items");
+    check_bad("--items-id x", 2, "--items-id, --items-title and --item-features need --items");
+    check_bad("--item-features x", 2, "--item-features need --items");
+    check_bad("--item-vector-ids x", 2, "--item-vector-ids needs --item-vectors");
     check_bad("--user-features x", 2, "--users-id and --user-features need --users");
     prep_fails("ml-1m --input in.csv --out out --items x", 2, "--items is for tables");
     put_file("users.csv", "uid,sex\n8,F\n9,M\n");
     seq_file_close(read_tables("--users users.csv", &said));
     CHECK_CONTAINS(said, "warning: no user of users.csv is among the events; is --users-id the "
                          "right column?");
+}
+
+static double number_of(const seq_file *s, const char *item, int feature) {
+    return s->content[feature].number[seq_find_item(s, item)];
+}
+
+TEST(content_kinds_are_found) {
+    char *said;
+    put_file("items.csv", "id,genre,year,brand,store_id,py,when\n"
+                          "10,Drama|Crime|Drama,1995,b,7,\"['x', \"\"y\"\"]\",1.5\n"
+                          "11, Crime ,2001,a,8,[],NA\n12,,n/a,a,,[z],-2e3\n"
+                          "13,Am\xe9lie|,1990,,7,\"['\xe9', b]\",\n10,War,3,c,9,[q],7\n");
+    seq_file *s = read_tables("--items items.csv", &said);
+    CHECK_EQ(s->n_items, 4); /* item 13 has no event, and content all the same */
+    CHECK_EQ(s->n_content, 6);
+    /* Several rows of an item: of lists all count, else the first. */
+    CHECK_STR(content_of(s, "10", "genre"), "Crime, Drama, War");
+    CHECK_STR(content_of(s, "11", "genre"), "Crime");
+    CHECK_STR(content_of(s, "12", "genre"), "");
+    CHECK_STR(content_of(s, "13", "genre"), "Am\xc3\xa9lie");
+    CHECK_STR(content_of(s, "10", "brand"), "b");
+    CHECK_STR(content_of(s, "13", "brand"), "");
+    CHECK_STR(content_of(s, "10", "py"), "q, x, y");
+    CHECK_STR(content_of(s, "11", "py"), "");
+    CHECK_STR(content_of(s, "12", "py"), "z");
+    CHECK_STR(content_of(s, "13", "py"), "b, \xc3\xa9");
+    /* Numbers have buckets; those of a name that ends in "id" are categories. */
+    CHECK_STR(s->content[1].name, "year");
+    CHECK(number_of(s, "10", 1) == 1995 && number_of(s, "13", 1) == 1990);
+    CHECK(number_of(s, "12", 1) != number_of(s, "12", 1));
+    CHECK_STR(content_of(s, "10", "year"), "1995");
+    CHECK_STR(content_of(s, "12", "year"), "");
+    CHECK_STR(s->content[3].name, "store_id");
+    CHECK(s->content[3].number == NULL && s->content[0].number == NULL);
+    CHECK(number_of(s, "12", 5) == -2000 && number_of(s, "10", 5) == 1.5);
+    seq_file_close(s);
+    CHECK_CONTAINS(said, "  Feature                3   items have genre: list, 4 values\n");
+    CHECK_CONTAINS(said, "  Feature                3   items have year: number, 3 values\n");
+    /* A filter renumbers items, and their content follows. */
+    s = read_tables("--items items.csv --min-item-events 1", &said);
+    CHECK_EQ(s->n_items, 3);
+    CHECK_STR(content_of(s, "10", "genre"), "Crime, Drama, War");
+    CHECK_STR(content_of(s, "12", "brand"), "a");
+    CHECK_EQ(s->content[0].values.n, 4);
+    seq_file_close(s);
+}
+
+TEST(content_kinds_are_given) {
+    char *said;
+    put_file("items.csv", "id;genre;a:b;year;text\n10;Drama, Crime;1;07;x|y\n11;Crime;2;08;x\n");
+    seq_file *s = read_tables("--items items.csv --item-features "
+                              "genre:list:comma,a:b,year:category,text:category",
+                              &said);
+    CHECK_EQ(s->n_content, 4);
+    CHECK_STR(content_of(s, "10", "genre"), "Crime, Drama");
+    CHECK_STR(content_of(s, "11", "a_b"), "2");
+    CHECK_STR(content_of(s, "10", "year"), "07");
+    CHECK_STR(content_of(s, "10", "text"), "x|y");
+    CHECK(s->content[1].number != NULL && s->content[2].number == NULL);
+    seq_file_close(s);
+    s = read_tables("--items items.csv --item-features none", &said);
+    CHECK_EQ(s->n_content, 0);
+    seq_file_close(s);
+    check_bad("--items items.csv --item-features gender", 1, "choose with --item-features");
+    check_bad("--items items.csv --item-features id", 2, "is given two roles");
+    check_bad("--items items.csv --item-features genre:lost", 2, "'lost' of genre is not a kind");
+    check_bad("--items items.csv --item-features genre:number:x", 2, "is not a kind");
+    check_bad("--items items.csv --item-features genre:number", 1,
+              "items.csv:2: genre: 'Drama, Crime' is not a number");
+    put_file("items.jsonl", "{\"item_id\":10,\"tags\":[\"a\\\"|\",null,7]}\n"
+                            "{\"item_id\":11,\"tags\":[]}\n");
+    s = read_tables("--items items.jsonl", &said);
+    CHECK_STR(content_of(s, "10", "tags"), "7, a\"|");
+    seq_file_close(s);
+    /* What cannot be a feature is one only where it is asked for. */
+    put_file("images.jsonl", "{\"item_id\":10,\"a\":[{\"u\":1}],\"b\":{\"c\":\"x\"}}\n");
+    s = read_tables("--items images.jsonl", &said);
+    CHECK_STR(content_of(s, "10", "a"), "?");
+    CHECK_STR(content_of(s, "10", "b_c"), "x");
+    CHECK_CONTAINS(said, "note: a is no feature: 0 values");
+    seq_file_close(s);
+    check_bad("--items images.jsonl --item-features a", 1, "a is an object or an array");
+    check_bad("--items items.jsonl --item-features tags:category", 1,
+              "items.jsonl:1: tags is a list; give tags:list");
+}
+
+/* Sixteen buckets with as many items each; free text is left out unless it is asked for. */
+TEST(content_of_a_large_catalogue) {
+    char *said;
+    static char text[1 << 16];
+    int n = sprintf(text, "id,price,about,code\n");
+    for (int i = 0; i < 1600; i++)
+        n += sprintf(text + n, "%d,%d,text %d,c%d\n", i + 10, i * i, i, i % 40);
+    put_file("items.csv", text);
+    seq_file *s = read_tables("--items items.csv", &said);
+    CHECK_EQ(s->n_content, 2);
+    const item_content *price = &s->content[0];
+    uint64_t count[17] = {0};
+    CHECK_EQ(price->values.n, 17);
+    for (uint64_t i = 1; i <= s->n_items; i++)
+        for (uint64_t k = price->offsets[i]; k < price->offsets[i + 1]; k++)
+            count[price->value[k]]++;
+    for (int k = 1; k <= 16; k++)
+        CHECK_EQ(count[k], 100);
+    CHECK_STR(content_of(s, "109", "price"), "0"); /* 99 * 99 */
+    CHECK_STR(content_of(s, "110", "price"), "10000");
+    CHECK_CONTAINS(said, "note: about is no feature: 1600 values, hardly any of two items");
+    seq_file_close(s);
+    s = read_tables("--items items.csv --item-features about", &said);
+    CHECK_STR(content_of(s, "12", "about"), "text 2");
+    seq_file_close(s);
+}
+
+/* Of more values than fit the rarest go, all of them that occur equally often. */
+TEST(rare_values_are_left_out) {
+    char *said, path[4096];
+    snprintf(path, sizeof path, "%s/items.csv", test_folder());
+    FILE *f = fopen(path, "w");
+    CHECK(f != NULL && fputs("id,tag\n10,z|often\n11,often\n", f) >= 0);
+    for (int i = 0; i < 65600; i++)
+        fprintf(f, "%d,t%d\n", i + 100, i);
+    CHECK(fclose(f) == 0);
+    seq_file *s = read_tables("--items items.csv --item-features tag:list", &said);
+    CHECK_EQ(s->content[0].values.n, 2);
+    CHECK_STR(content_of(s, "10", "tag"), "often");
+    CHECK_STR(content_of(s, "100", "tag"), "");
+    seq_file_close(s);
+    CHECK_CONTAINS(said, "note: the 65601 rarest values of tag are left out");
 }
 
 typedef struct read_job {
@@ -169,7 +302,7 @@ static status read_and_write(void *ctx) {
 TEST(memory_that_runs_out_anywhere_is_reported) {
     read_job job;
     put_file("in.csv", EVENTS);
-    put_file("items.csv", "id,title\n10,A\n99,B\n");
+    put_file("items.csv", "id,title,genre,year\n10,A,x|y,5\n99,B,[z],6\n");
     put_file("users.jsonl", "{\"uid\":1,\"sex\":\"F\"}\n{\"uid\":5,\"sex\":\"M\"}\n");
     snprintf(job.events, sizeof job.events, "%s/in.csv", test_folder());
     snprintf(job.items, sizeof job.items, "%s/items.csv", test_folder());

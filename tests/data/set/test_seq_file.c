@@ -1,4 +1,5 @@
 #include <fcntl.h>
+#include <math.h>
 #include <unistd.h>
 
 #include "base/mem.h"
@@ -13,6 +14,7 @@ static const char *make_file(void) {
     builder *b;
     builder_stats stats;
     int f;
+    float *vector;
     CHECK_OK(builder_create(&b, &options, NULL));
     builder_sink *s = builder_get_sink(b, 0);
     CHECK_OK(sink_begin_block(s, 0, 50));
@@ -26,6 +28,11 @@ static const char *make_file(void) {
     }
     CHECK_OK(sink_end_block(s));
     CHECK_OK(builder_add_item(b, "item0", 5, "Title", 5));
+    CHECK_OK(builder_add_content(b, &(content_spec){.name = "year"}, &f));
+    CHECK_OK(builder_put_content(b, f, "1999", 4));
+    CHECK_OK(builder_begin_vectors(b, 1, 2));
+    CHECK_OK(builder_add_vector(b, "item1", 5, &vector));
+    vector[0] = 1, vector[1] = -2;
     CHECK_OK(builder_add_context(b, "age", &f));
     CHECK_OK(builder_set_context(b, f, "2", 1, "old", 3));
     CHECK_OK(builder_write(b, test_folder(), "{\"name\":\"x\"}", &stats));
@@ -39,6 +46,8 @@ TEST(seq_file_every_flipped_byte_is_found) {
     seq_file *s;
     CHECK_OK(seq_file_open(&s, path, NULL));
     CHECK(seq_rating(s, 9) == 5.0 && seq_rating(s, 0) == .5);
+    CHECK(s->n_content == 1 && s->content[0].number[1] == 1999 && s->item_vector_dim == 2);
+    CHECK(s->item_vector[2] == 0 && s->item_vector[4] == 1 && s->item_vector[5] == -2);
     uint64_t n = s->file.map.n_bytes;
     seq_file_close(s);
     int fd = open(path, O_RDWR);
@@ -459,4 +468,73 @@ TEST(jagged_offsets) {
     CHECK_FAILS(seq_check_offsets(late, 3, 5), ERR_FORMAT, "offset 0 is 1");
     CHECK_FAILS(seq_check_offsets(over, 3, 5), ERR_FORMAT, "offset 1 is 9");
     CHECK_FAILS(seq_check_offsets(good, 3, 6), ERR_FORMAT, "last offset is 5, not 6");
+}
+
+/* Sound checksums, hostile content of items: one thing wrong at a time. */
+typedef struct bad_content {
+    const char *reason; /* NULL: it is fine */
+    uint32_t value[3];
+    uint64_t offsets[4];
+    double number[3];
+    float vector[6];
+    uint64_t n_values, n_numbers, n_floats;
+    uint64_t ends[3];
+} bad_content;
+
+static status open_content(const bad_content *c) {
+    column_of columns[MAX_COLUMNS];
+    seq_file *s;
+    int n = N_TOY;
+    toy_columns(columns);
+    columns[n++] = (column_of){"con.g", COLUMN_U32, c->n_values, c->value};
+    columns[n++] =
+        (column_of){"con.g.o", COLUMN_U64, 4, (uint64_t[]){c->ends[0], c->ends[1], 2, 5}};
+    columns[n++] = (column_of){"con.g.t", COLUMN_U8, 5, "youth"};
+    columns[n++] = (column_of){"con.g.b", COLUMN_U64, 4, c->offsets};
+    if (c->n_numbers > 0)
+        columns[n++] = (column_of){"con.g.n", COLUMN_F64, c->n_numbers, c->number};
+    if (c->n_floats > 0)
+        columns[n++] = (column_of){"item_vector", COLUMN_F32, c->n_floats, c->vector};
+    status st = open_columns(columns, n, &s);
+    seq_file_close(s);
+    return st;
+}
+
+TEST(seq_file_checks_content_of_items) {
+    const double no = NAN;
+    const bad_content cases[] = {
+        {NULL, {1, 2, 2}, {0, 0, 2, 3}, {0}, {0}, 3, 0, 0, {0}},
+        {NULL, {2, 1, 0}, {0, 0, 1, 2}, {no, 5, -1}, {0, 0, 1, 2, 3, 4}, 2, 3, 6, {0}},
+        {"item 1 has a bad value of feature 'g'", {2, 1, 2}, {0, 0, 2, 3}, {0}, {0}, 3, 0, 0, {0}},
+        {"item 1 has a bad value", {1, 1, 2}, {0, 0, 2, 3}, {0}, {0}, 3, 0, 0, {0}},
+        {"item 1 has a bad value", {0, 1, 2}, {0, 0, 2, 3}, {0}, {0}, 3, 0, 0, {0}},
+        {"item 2 has a bad value", {1, 2, 3}, {0, 0, 2, 3}, {0}, {0}, 3, 0, 0, {0}},
+        {"item 0 has a bad value", {1, 2, 2}, {0, 1, 2, 3}, {0}, {0}, 3, 0, 0, {0}},
+        {"con.g.b'", {1, 2, 2}, {0, 2, 1, 3}, {0}, {0}, 3, 0, 0, {0}},
+        {"con.g.b'", {1, 2, 2}, {0, 0, 2, 4}, {0}, {0}, 3, 0, 0, {0}},
+        {"item 1 has a bad value", {2, 1, 0}, {0, 0, 1, 2}, {no, no, 1}, {0}, 2, 3, 0, {0}},
+        {"item 2 has a bad value", {2, 1, 0}, {0, 0, 1, 2}, {no, 1, INFINITY}, {0}, 2, 3, 0, {0}},
+        {"item 2 has a bad value", {2, 1, 0}, {0, 0, 1, 1}, {no, 1, 1}, {0}, 1, 3, 0, {0}},
+        {"item 1 has a bad value", {1, 2, 0}, {0, 0, 2, 2}, {no, 1, no}, {0}, 2, 3, 0, {0}},
+        {"item 0 has a bad value", {2, 1, 0}, {0, 0, 1, 2}, {3, 5, 1}, {0}, 2, 3, 0, {0}},
+        {"con.g.n'", {2, 1, 0}, {0, 0, 1, 2}, {no, 5}, {0}, 2, 2, 0, {0}},
+        {"item 2 has a bad vector",
+         {1, 2, 2},
+         {0, 0, 2, 3},
+         {0},
+         {0, 0, 1, 2, 3, NAN},
+         3,
+         0,
+         6,
+         {0}},
+        {"item 0 has a bad vector", {1, 2, 2}, {0, 0, 2, 3}, {0}, {0, 1, 1, 2, 3, 4}, 3, 0, 6, {0}},
+        {"item_vector'", {1, 2, 2}, {0, 0, 2, 3}, {0}, {0}, 3, 0, 5, {0}},
+        {"vectors of 0 numbers", {1, 2, 2}, {0, 0, 2, 3}, {0}, {0}, 3, 0, 2, {0}},
+        {"no empty name for value 0", {1, 2, 2}, {0, 0, 2, 3}, {0}, {0}, 3, 0, 0, {0, 1}},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        if (cases[i].reason == NULL)
+            CHECK_OK(open_content(&cases[i]));
+        else
+            CHECK_FAILS(open_content(&cases[i]), ERR_FORMAT, cases[i].reason);
 }

@@ -57,6 +57,21 @@ TEST(synth_gives_the_same_file_with_any_number_of_threads) {
     file_map_close(&wanted);
 }
 
+TEST(synth_items_have_a_topic_and_tags) {
+    synth_config c = small_config();
+    synth_report report;
+    write_data(&c, sub_folder("one"), 1, &report);
+    seq_file *s = open_data(sub_folder("one"));
+    CHECK(s->n_content == 2 && strcmp(s->content[0].name, "topic") == 0);
+    CHECK_EQ(s->content[0].values.n, report.n_topics + 1);
+    for (uint32_t i = 1; i <= s->n_items; i++) {
+        const item_content *topic = &s->content[0], *tags = &s->content[1];
+        CHECK_EQ(topic->offsets[i + 1] - topic->offsets[i], i % 10 != 0);
+        CHECK_EQ(tags->offsets[i + 1] - tags->offsets[i], 2);
+    }
+    seq_file_close(s);
+}
+
 TEST(synth_data_is_as_promised) {
     synth_config c = small_config();
     synth_report report;
