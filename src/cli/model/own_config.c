@@ -50,9 +50,10 @@ static status tell_choice(const own_config *o, const seq_file *data, const char 
     buf parts = {0};
     status st = list_parts(&parts, data, true, true);
     if (st == OK)
-        log_info("config: %s, for %s events of %s items%s; reads %s", o->path,
+        log_info("config: %s, for %s events of %s items%s, with%s %s", o->path,
                  show_count(events, data->n_events), show_count(items, data->n_items), why,
-                 parts.n_bytes > 0 ? buf_str(&parts) : "items and times, the data have no more");
+                 parts.n_bytes > 0 ? "" : "out",
+                 parts.n_bytes > 0 ? buf_str(&parts) : "user features and actions");
     buf_fini(&parts);
     return st;
 }
@@ -101,10 +102,10 @@ status own_config_tell_unused(const config *c, const seq_file *data) {
     if (is_synthetic(data)) return OK;
     status st = list_parts(&parts, data, !config_reads_context(c), !config_reads_actions(c));
     if (st == OK && parts.n_bytes > 0)
-        log_info("note: %s does not read the data's %s; %sthe files of configs/own do", c->file,
-                 buf_str(&parts),
-                 is_meta ? "train_fn.user_features = True and train_fn.action_input = True do, and "
-                         : "");
+        log_info("note: %s does not read the data's %s; %s", c->file, buf_str(&parts),
+                 is_meta ? "train_fn.user_features = True and train_fn.action_input = True change "
+                           "that, and configs/own has both"
+                         : "the files of configs/own do");
     buf_fini(&parts);
     return st;
 }

@@ -121,14 +121,14 @@ TEST(train_chooses_a_config) {
     free(said(0, "prep csv --input log.csv --users users.csv --out own"));
     text = said(0, "train --data own --out run --epochs 1 --device cpu --set "
                    "train_fn.item_embedding_dim=16");
-    CHECK_CONTAINS(text, "config: configs/own/small.gin, for 72 events of 9 items on the CPU; "
-                         "reads user features plan and actions (stars)\n");
+    CHECK_CONTAINS(text, "config: configs/own/small.gin, for 72 events of 9 items on the CPU, "
+                         "with user features plan and actions (stars)\n");
     CHECK(strstr(text, "does not read") == NULL);
     free(text);
     free(said(0, "train --resume --out run --epochs 2 --device cpu"));
     text = said(0, "train --data own --out rank --max-iters 1 --device cpu --task ranking");
     CHECK_CONTAINS(text, "config: configs/own/ranking.gin, for 72 events of 9 items and --task "
-                         "ranking; reads user features plan and actions (stars)\n");
+                         "ranking, with user features plan and actions (stars)\n");
     CHECK_CONTAINS(text, "auc");
     free(text);
     text = said(0, "train m.gin --data own --out meta --max-iters 1");
