@@ -37,6 +37,9 @@ status mirror_gather(backend *be, const gather_args *args) {
     if (a.other == NULL) a.other_index = NULL;
     MIRROR(m, &a, other, IN, F32, rows_used(a.other_index, a.n) * a.dim);
     MIRROR(m, &a, other_index, IN, I32, a.n);
+    if (a.more == NULL) a.more_index = NULL;
+    MIRROR(m, &a, more, IN, F32, rows_used(a.more_index, a.n) * a.dim);
+    MIRROR(m, &a, more_index, IN, I32, a.n);
     add_dropout(m, &a.drop, a.n);
     MIRROR(m, &a, y, OUT, ACT, n);
     for (int k = 0; k < a.blank.n_arrays; k++)

@@ -4,8 +4,8 @@
 #include "test.h"
 
 const char *toy_kind_name(toy_kind kind) {
-    static const char *const name[] = {"hstu-research", "sasrec",       "retrieval",
-                                       "rank bits",     "rank classes", "rank mlp"};
+    static const char *const name[] = {"hstu-research", "sasrec",    "own",          "retrieval",
+                                       "rank bits", "rank classes", "rank mlp"};
     return name[kind];
 }
 
@@ -19,7 +19,7 @@ static int n_targets(toy_kind kind) {
 
 config toy_model_config(toy_kind kind, double rate) {
     static int64_t bits[] = {12, 3}, classes[] = {8};
-    bool is_meta = kind == TOY_HSTU_RESEARCH || kind == TOY_SASREC;
+    bool is_meta = kind == TOY_HSTU_RESEARCH || kind == TOY_SASREC || kind == TOY_OWN;
     config c = {.family = is_meta ? FAMILY_META : FAMILY_NVIDIA,
                 .task = is_ranking(kind) ? TASK_RANKING : TASK_RETRIEVAL,
                 .model = kind == TOY_SASREC ? MODEL_SASREC
@@ -45,6 +45,7 @@ config toy_model_config(toy_kind kind, double rate) {
                                  .ffn_hidden_size = 10,
                                  .ffn_activation = ACTIVATION_GELU,
                                  .has_relative_bias = true};
+    c.network.has_user_features = c.network.has_action_input = kind == TOY_OWN;
     c.ranking = (config_ranking){
         .head = {kind == TOY_RANK_CLASSES ? classes : bits, kind == TOY_RANK_CLASSES ? 1 : 2},
         .activation = ACTIVATION_GELU,
@@ -61,7 +62,7 @@ config toy_model_config(toy_kind kind, double rate) {
 model_limits toy_model_limits(toy_kind kind) {
     static const int32_t values[TOY_FEATURES] = {4, 9};
     return (model_limits){.n_items = TOY_ITEMS,
-                          .n_actions = is_ranking(kind) ? TOY_ACTIONS : 0,
+                          .n_actions = is_ranking(kind) || kind == TOY_OWN ? TOY_ACTIONS : 0,
                           .n_context = TOY_FEATURES,
                           .n_context_values = values,
                           .max_users = TOY_USERS,

@@ -16,6 +16,7 @@ enum {
 typedef enum {
     TOY_HSTU_RESEARCH,
     TOY_SASREC,
+    TOY_OWN,          /* hstu-research with contextual tokens and added actions */
     TOY_RETRIEVAL,    /* NVIDIA's, in-batch negatives, contextual tokens */
     TOY_RANK_BITS,    /* candidates, contextual tokens, 3 tasks */
     TOY_RANK_CLASSES, /* no candidates, contextual tokens, 8 classes */

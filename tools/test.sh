@@ -522,6 +522,7 @@ checks() {
     fi
     beside "make install, use, make uninstall" bash tests/install.sh
     beside "docs/guide.md, followed" bash tests/guide.sh
+    beside "docs/own-data.md, followed" bash tests/guide.sh build/release/hstu docs/own-data.md
     beside "./run setup where dnf installs" bash tests/setup_dnf.sh
     beside_end
     cat "$(step_log "$rules")"

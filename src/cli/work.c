@@ -102,19 +102,21 @@ static bool cut_name(char *path) {
     return true;
 }
 
-/* Whether a file of this name is there or was installed with the program. */
+/* Whether a file of this name is there or came with the program. */
 static bool find_file(const char *program, const char *name, char path[CONFIG_PATH_BYTES]) {
-    char share[CONFIG_PATH_BYTES], installed[CONFIG_PATH_BYTES];
+    /* Below the first, second and third folder above the program: beside it, as installed, and in
+     * the source tree of build/release/hstu. */
+    static const char *const below[] = {"", "share/hstu/", ""};
+    char folder[CONFIG_PATH_BYTES];
     snprintf(path, CONFIG_PATH_BYTES, "%s", name);
     if (name[0] == '/' || file_exists(name)) return file_exists(name);
-    snprintf(installed, sizeof installed, "%s", program);
-    if (!cut_name(installed) || !cut_name(installed)) return false;
-    if (path_join(share, sizeof share, installed, "share/hstu") != OK ||
-        path_join(installed, sizeof installed, share, name) != OK)
-        return false; /* too long to be there */
-    if (!file_exists(installed)) return false;
-    snprintf(path, CONFIG_PATH_BYTES, "%s", installed);
-    return true;
+    snprintf(folder, sizeof folder, "%s", program);
+    for (int i = 0; i < 3 && cut_name(folder); i++) {
+        int n = snprintf(path, CONFIG_PATH_BYTES, "%s/%s%s", folder, below[i], name);
+        if (n < CONFIG_PATH_BYTES && file_exists(path)) return true; /* else too long to be there */
+    }
+    snprintf(path, CONFIG_PATH_BYTES, "%s", name);
+    return false;
 }
 
 status work_own_path(char path[CONFIG_PATH_BYTES]) {

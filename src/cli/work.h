@@ -65,8 +65,8 @@ void work_close(work *w); /* a failed open too */
 
 enum { CONFIG_PATH_BYTES = 4096 };
 
-/* A relative name that is not there, such as configs/demo.gin, is looked for in ../share/hstu
- * beside the program's own folder, and the log says so.  A name found nowhere is kept: opening it
+/* A relative name that is not there, such as configs/demo.gin, is looked for where the program's
+ * files are, beside it, in ../share/hstu or in its source tree, and the log says so.  A name found nowhere is kept: opening it
  * says what is wrong. */
 void config_path_find(const char *name, char path[CONFIG_PATH_BYTES]);
 

@@ -423,7 +423,7 @@ static status complete_dataset(loader *l) {
     if (b != NULL) return store_bound(l, o, spelling, b->value, &l->c->embeddings);
     warn_of_unused_tables(l);
     TRY(add_predefined_tables(l));
-    if (l->c->embeddings.n == 0)
+    if (l->c->embeddings.n == 0 && strcmp(l->c->data.dataset_name, "own") != 0)
         log_info("note: %s: no tables are predefined for the data set '%s'; they follow the data",
                  l->c->file, l->c->data.dataset_name);
     return OK;

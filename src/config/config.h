@@ -195,6 +195,7 @@ typedef struct config_network {
     bool concatenates_u; /* concat_ua */
     bool has_relative_bias;
     config_user_norm user_norm;
+    bool has_user_features, has_action_input; /* ours */
 } config_network;
 
 typedef struct config_optimizer {
@@ -287,6 +288,15 @@ typedef struct config_source {
 /* Reads, checks, and fills in every default.  ERR_CONFIG names the file and the line. */
 status config_load(config **out, const config_source *source);
 void config_destroy(config *c); /* NULL is fine */
+
+/* Whether the model reads contextual features, or actions, of the data.  Ranking has a token for
+ * each action; Meta's models add an action's row to the token of its event. */
+static inline bool config_reads_context(const config *c) {
+    return c->family == FAMILY_NVIDIA || c->network.has_user_features;
+}
+static inline bool config_reads_actions(const config *c) {
+    return c->task == TASK_RANKING || c->network.has_action_input;
+}
 
 /* Refuses what parses but cannot be trained by this version; the message says what. */
 status config_check_trainable(const config *c);

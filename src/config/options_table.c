@@ -366,6 +366,10 @@ const option option_table[] = {
     CHOSEN("train_fn.lr_schedule", OPT_CHOICE, OPT_OURS, IN(optimizer.schedule), "constant|cosine",
            "'constant'",
            "Step size after the warm-up: constant, or a half cosine down to 0 at the last step."),
+    TYPED("train_fn.user_features", OPT_BOOL, OPT_OURS, IN(network.has_user_features), "False",
+          "Put a token for each contextual feature of the data before the history."),
+    TYPED("train_fn.action_input", OPT_BOOL, OPT_OURS, IN(network.has_action_input), "False",
+          "Add the row of an event's action to the event's token."),
     INT_OURS(
         "train_fn.sequence_parallel_size", IN(trainer.sequence_parallel), 1, 1024, "1",
         "Ranks that share the tokens of a batch, and in the attention the heads: for very long "

@@ -16,19 +16,23 @@ static const float *row_at(const gather_args *a, int32_t index) {
     return row;
 }
 
+/* y += row index[i] of a table, which may be NULL. */
+static void add_row(const float *table, const int32_t *index, int64_t i, int32_t dim, float *y) {
+    if (table == NULL || index[i] < 0) return;
+    const float *row = table + (int64_t)index[i] * dim;
+    for (int32_t c = 0; c < dim; c++)
+        y[c] += row[c];
+}
+
 static void gather_row(const gather_args *a, int64_t i, float *y) {
     const float *row = a->index[i] < 0 ? NULL : row_at(a, a->index[i]);
-    const float *other = NULL;
-    if (a->other != NULL && a->other_index[i] >= 0)
-        other = a->other + (int64_t)a->other_index[i] * a->dim;
     if (row == NULL)
         memset(y, 0, (size_t)a->dim * sizeof *y);
     else
         for (int32_t c = 0; c < a->dim; c++)
             y[c] = a->scale * row[c];
-    if (other != NULL)
-        for (int32_t c = 0; c < a->dim; c++)
-            y[c] += other[c];
+    add_row(a->other, a->other_index, i, a->dim, y);
+    add_row(a->more, a->more_index, i, a->dim, y);
 }
 
 static void clear_blank(const gather_blank *b, int64_t i) {

@@ -155,7 +155,7 @@ static bool is_separator(char c) {
 /* Ids separated by single commas or line ends. */
 static status read_list(given_history *g, const seq_file *data, const char *text, size_t n) {
     for (size_t at = 0; at <= n;) {
-        event e = {0};
+        event e = {.action = NO_ACTION};
         size_t length = 0;
         while (at + length < n && !is_separator(text[at + length]))
             length++;
@@ -253,7 +253,7 @@ static status read_json(given_history *g, const seq_file *data, int32_t n_action
     status st = json_parse(&a, "the history", text, n, &root);
     if (st == ERR_FORMAT) st = fail_prefix(ERR_USAGE, "it begins like JSON");
     for (const json_value *v = st == OK ? root->first : NULL; st == OK && v != NULL; v = v->next) {
-        event e = {0};
+        event e = {.action = NO_ACTION};
         st = read_event(data, n_actions, v, &e);
         if (st != OK) st = fail_prefix(st, "event %zu", g->n + 1);
         if (st == OK) st = append(g, &e);

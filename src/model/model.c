@@ -73,9 +73,10 @@ static bool is_research(const config *c) {
     return c->model != MODEL_HSTU;
 }
 
-/* N of the research models: the slots the reference pads every history to. */
-static int64_t research_length(const config *c) {
-    return c->data.max_history + c->network.output_length + 1;
+/* N of the research models: the slots the reference pads every history to, and those of contextual
+ * tokens, which the reference has none of. */
+static int64_t research_length(const config *c, int32_t n_context) {
+    return n_context + c->data.max_history + c->network.output_length + 1;
 }
 
 static bool has_action_tokens(const config *c) {
@@ -134,15 +135,18 @@ static status add_input(model *m, const config *c, const model_limits *l) {
     for (int32_t f = 0; f < l->n_context; f++)
         is_dynamic[f] = is_dynamic_feature(m, f, &held[f]);
     bool has_dynamic_items = is_dynamic_feature(m, ITEM_FEATURE, &held_items);
-    int64_t n_places = is_research(c) ? research_length(c) : n->n_position_buckets;
+    int32_t n_context = config_reads_context(c) ? l->n_context : 0;
+    int32_t n_actions = config_reads_actions(c) ? l->n_actions : 0;
+    int64_t n_places = is_research(c) ? research_length(c, n_context) : n->n_position_buckets;
     TRY(check_range("the number of positions", n_places, 1, MAX_LENGTH));
     bool has_mlp = c->task == TASK_RANKING;
     input_config in = {.dim = m->dim,
                        .item_dim = has_mlp && n->item_dim > 0 ? (int32_t)n->item_dim : 0,
                        .context_dim = n->contextual_dim > 0 ? (int32_t)n->contextual_dim : 0,
                        .n_items = l->n_items,
-                       .n_actions = has_action_tokens(c) ? l->n_actions : 0,
-                       .n_context = is_research(c) ? 0 : l->n_context,
+                       .n_actions = n_actions,
+                       .adds_actions = is_research(c) && n_actions > 0,
+                       .n_context = n_context,
                        .n_context_values = l->n_context_values,
                        .n_places = (int32_t)n_places,
                        .names = is_research(c) ? NAMES_META : NAMES_NVIDIA,
@@ -160,7 +164,7 @@ static status add_input(model *m, const config *c, const model_limits *l) {
 
 /* The N of 1 / N is a constant of the config, not the longest of a batch. */
 static double scaling_length(const config *c, int32_t n_context) {
-    if (is_research(c)) return (double)research_length(c);
+    if (is_research(c)) return (double)research_length(c, n_context);
     if (c->network.scaling_length > 0) return (double)c->network.scaling_length;
     return n_context + (has_action_tokens(c) ? 2.0 : 1.0) *
                            (double)(c->data.max_history + c->data.max_candidates);
@@ -213,7 +217,7 @@ static void configure_hstu(const model *m, const config *c, hstu_layer_config *l
     if (is_research(c)) {
         l->has_silu = n->linear_activation == LINEAR_SILU;
         l->has_bias = n->has_relative_bias;
-        l->bias_len = (int32_t)research_length(c);
+        l->bias_len = (int32_t)research_length(c, m->input.config.n_context);
     } else {
         l->alpha = (float)(1 / sqrt((double)n->dim_qk));
     }
@@ -330,7 +334,8 @@ static layout_config plan_of(const model *m, const config *c, const model_limits
     bool has_candidates = m->is_ranking && c->data.max_candidates > 0;
     bool is_classes = m->is_ranking && m->ranking.loss.type == LOSS_CLASSES;
     return (layout_config){.is_ranking = m->is_ranking,
-                           .has_actions = in->n_actions > 0,
+                           .has_actions = in->n_actions > 0 && !in->adds_actions,
+                           .adds_actions = in->adds_actions,
                            .has_candidates = has_candidates,
                            .has_context_mask = has_candidates && in->n_context > 0 &&
                                                !c->network.has_no_contextual_mask,

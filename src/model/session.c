@@ -11,9 +11,8 @@ static status check_sizes(const session *s) {
     return OK;
 }
 
-/* Actions are 0..n-1; for codes of a source, unless a vocabulary says how many, the largest one
- * must be searched. */
-static int32_t count_actions(const seq_file *data) {
+/* For codes of a source, unless a vocabulary says how many, the largest one must be searched. */
+int32_t session_count_actions(const seq_file *data) {
     uint16_t most = 0;
     if (data->n_actions > 0) return data->n_actions;
     switch (data->actions) {
@@ -65,7 +64,7 @@ static status check_ranking(const session *s) {
 
 static void set_limits(session *s, int32_t max_users) {
     const config *c = s->config;
-    bool is_nvidia = c->family == FAMILY_NVIDIA, is_ranking = c->task == TASK_RANKING;
+    bool is_ranking = c->task == TASK_RANKING;
     s->max_history = (int32_t)c->data.max_history;
     s->max_targets = is_ranking ? (int32_t)c->data.max_candidates : 1;
     for (int f = 0; f < s->data->n_context; f++) {
@@ -73,8 +72,8 @@ static void set_limits(session *s, int32_t max_users) {
         s->context_names[f] = s->data->context[f].name;
     }
     s->limits = (model_limits){.n_items = (int32_t)s->data->n_items,
-                               .n_actions = is_ranking ? count_actions(s->data) : 0,
-                               .n_context = is_nvidia ? s->data->n_context : 0,
+                               .n_actions = config_reads_actions(c) ? session_count_actions(s->data) : 0,
+                               .n_context = config_reads_context(c) ? s->data->n_context : 0,
                                .n_context_values = s->n_context_values,
                                .context_names = s->context_names,
                                .content = s->has_content ? s->data : NULL,

@@ -93,6 +93,9 @@ void session_close(session *s); /* a failed open too */
 /* Bytes of backend memory: the model and its training pass. */
 uint64_t session_memory_bytes(const session *s);
 
+/* The actions of the data are 0..n-1; 0: it has none. */
+int32_t session_count_actions(const seq_file *data);
+
 /* How the reference projects hold out events: leave-one-out for Meta's research files, users for
  * NVIDIA's; with a validation set leave-two-out. */
 split_rule session_split(const config *c, bool has_validation);

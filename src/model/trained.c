@@ -233,8 +233,8 @@ static status load_engine(const char *folder, const st_file *f, backend *be, mod
 
 /* The data in the model's numbering. */
 static status match(trained *t, const seq_file *data, pool *p, const seq_file **out) {
-    bool reads_actions = t->config->task == TASK_RANKING;
-    bool reads_context = t->config->family == FAMILY_NVIDIA;
+    bool reads_actions = config_reads_actions(t->config);
+    bool reads_context = config_reads_context(t->config);
     *out = NULL;
     TRY(vocabulary_open(&t->vocabulary, t->folder, p));
     if (data == NULL) {

@@ -22,6 +22,7 @@ static void lay_tokens(batch_layout *p, staging *s, int64_t n) {
     STAGE(s, &p->row, n);
     STAGE(s, &p->event_row, c->is_merged ? 0 : n);
     STAGE(s, &p->place, n);
+    STAGE(s, &p->added_action, c->adds_actions ? n : 0);
     STAGE(s, &p->user, n);
     STAGE(s, &p->position, n);
     STAGE(s, &p->query_time, c->has_times ? n : 0);
@@ -186,6 +187,15 @@ static void put_tokens(user_layout *l, int32_t n) {
     l->at += n;
 }
 
+/* A contextual token has the time of the first event: so it is as far from each event in time as
+ * the first event is, and other contextual tokens are at no distance. */
+static void put_context_times(user_layout *l) {
+    int64_t first = l->n > 0 ? l->b->time[l->first] : 0;
+    first = seq_seconds(first, l->p->config.time_per_second);
+    l->p->key_time.host[l->first_key + l->place] = first;
+    if (l->place >= l->n_reused) l->p->query_time.host[l->at] = first;
+}
+
 static void put_context(user_layout *l) {
     batch_layout *p = l->p;
     const layout_config *c = &p->config;
@@ -195,7 +205,9 @@ static void put_context(user_layout *l) {
         layout_rows rows = rows_of(c, f);
         int32_t row = rows.row != NULL ? rows.row[value] : c->context_row[f] + value;
         p->context_row.host[k] = row;
+        if (c->has_times) put_context_times(l);
         if (skip_token(l)) continue;
+        if (c->adds_actions) p->added_action.host[l->at] = -1;
         p->row.host[l->at] = c->is_merged ? row : -1 - (int32_t)k; /* numbered at the end */
         put_tokens(l, 1);
     }
@@ -258,12 +270,23 @@ static void put_event_loss(user_layout *l, int32_t event, int32_t token) {
         put_loss(l, token, label, event);
 }
 
+/* The actions that are added to n tokens of as many events; one that the model does not know, as of
+ * an event that came without, is none. */
+static void put_added(user_layout *l, int32_t event, int32_t n) {
+    const uint16_t *action = l->b->action + l->first + event;
+    int32_t *to = l->p->added_action.host + l->at, n_actions = l->p->config.n_actions;
+#pragma omp simd
+    for (int32_t i = 0; i < n; i++)
+        to[i] = action[i] < n_actions ? action[i] : -1;
+}
+
 static void put_event(user_layout *l, int32_t event) {
     const layout_config *c = &l->p->config;
     bool is_target = event >= l->n - l->n_targets;
     int32_t token = l->at;
     int32_t item = (int32_t)l->b->item[l->first + event];
     if (c->has_times) put_times(l, event);
+    if (c->adds_actions && l->place >= l->n_reused) put_added(l, event, 1);
     put_event_token(l, c->items.row != NULL ? c->items.row[item] : item);
     put_event_loss(l, event, token);
     if (c->has_actions && !(is_target && l->purpose == LAYOUT_SCORE))
@@ -316,6 +339,7 @@ static void put_plain(user_layout *l, int32_t event, int32_t end) {
         for (int32_t i = 0; i < n; i++)
             row[i] = first + i;
     p->n_events += n;
+    if (c->adds_actions) put_added(l, event, n);
     put_tokens(l, n);
     if (are_targets) put_losses(l, token, event, n);
 }
@@ -422,6 +446,7 @@ static void put_filler(user_layout *l) {
     p->row.host[token] = c->is_merged ? -1 : p->n_events;
     p->n_events++;
     p->place.host[token] = -1;
+    if (c->adds_actions) p->added_action.host[token] = -1;
     p->user.host[token] = p->position.host[token] = 0;
 }
 
@@ -519,6 +544,7 @@ static size_t pack_all(batch_layout *p) {
     PACK(&s, &p->row, p->n_tokens);
     PACK(&s, &p->event_row, c->is_merged ? 0 : p->n_events);
     PACK(&s, &p->place, p->n_tokens);
+    PACK(&s, &p->added_action, c->adds_actions ? p->n_tokens : 0);
     PACK(&s, &p->user, c->is_training ? p->n_tokens : 0);
     PACK(&s, &p->position, c->is_training ? p->n_tokens : 0);
     PACK(&s, &p->query_time, c->has_times ? p->n_tokens : 0);

@@ -37,6 +37,7 @@ typedef struct layout_config {
     bool is_ranking;
     bool is_training;      /* for training batches too, not only to encode or score */
     bool has_actions;      /* action tokens between the items */
+    bool adds_actions;     /* actions are added to the tokens of their items; not with has_actions */
     bool has_candidates;   /* ranking: the batch's targets are candidates */
     bool has_context_mask; /* contextual tokens see the whole history */
     bool has_times;        /* for the time bias */
@@ -80,6 +81,7 @@ typedef struct batch_layout {
                        the contextual token */
     staged_i32 event_row, context_row; /* (n_events), (B F): table rows */
     staged_i32 place;                  /* (T): row of the position table */
+    staged_i32 added_action;           /* (T): with adds_actions; -1: none, or not known */
     staged_u32 user, position;         /* (T): what dropout depends on; for training only */
     staged_i64 query_time, key_time;   /* (T): seconds; key_time of all keys with a cache */
     bool has_cache;                    /* of the batch: what follows is set */

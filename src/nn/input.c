@@ -100,6 +100,9 @@ static status add_context(input *in, param_list *params, bank *b, int32_t f, int
     return add_table(params, b, at, n, name, input_table_rule(f), &in->context[f]);
 }
 
+#define ACTION_NAME "_embedding.action.weight"
+static const init_rule action_rule = {.kind = INIT_UNIFORM, .scale = INPUT_TABLE_SCALE};
+
 static int64_t count_context_rows(const input_config *c) {
     int64_t n = 0;
     for (int32_t f = 0; f < c->n_context; f++)
@@ -115,17 +118,22 @@ static status add_contexts(input *in, param_list *params, bank *b, int64_t at) {
     return OK;
 }
 
+/* Rows of actions in the bank. */
+static int32_t n_action_tokens(const input_config *c) {
+    return c->adds_actions ? 0 : c->n_actions;
+}
+
 static status add_tables(input *in, param_list *params) {
     const input_config *c = &in->config;
-    int64_t n_contexts = count_context_rows(c), n_events = (int64_t)c->n_items + 1 + c->n_actions;
-    int64_t at = 0;
+    int64_t n_contexts = count_context_rows(c), at = 0;
+    int64_t n_events = (int64_t)c->n_items + 1 + n_action_tokens(c);
     TRY(bank_alloc(&in->events, params, n_events + (in->is_merged ? n_contexts : 0),
                    has_item_mlp(c) ? c->item_dim : c->dim));
     TRY(add_items(in, params, &at));
     in->action_row = (int32_t)at;
-    if (c->n_actions > 0)
-        TRY(add_table(params, &in->events, &at, c->n_actions, "_embedding.action.weight",
-                      (init_rule){.kind = INIT_UNIFORM, .scale = INPUT_TABLE_SCALE}, &in->action));
+    if (n_action_tokens(c) > 0)
+        TRY(add_table(params, &in->events, &at, c->n_actions, ACTION_NAME, action_rule,
+                      &in->action));
     if (in->is_merged) return add_contexts(in, params, &in->events, at);
     TRY(bank_alloc(&in->contexts, params, n_contexts,
                    has_context_mlp(c) ? c->context_dim : c->dim));
@@ -149,6 +157,8 @@ status input_add_params(input *in, const input_config *c, param_list *params) {
             ? "_input_features_preproc._pos_emb.weight"
             : "_hstu_block._preprocessor._positional_encoder._position_embeddings_weight";
     TRY(param_add(params, &position, &in->position));
+    param_spec action = {"", ACTION_NAME, 2, {c->n_actions, c->dim}, action_rule, false};
+    if (c->adds_actions) TRY(param_add(params, &action, &in->action));
     if (has_item_mlp(c))
         TRY(add_mlp(&in->item_mlp, params, c->item_dim, c->dim,
                     "_hstu_block._preprocessor._item_mlp._mlp."));
@@ -187,7 +197,7 @@ status input_alloc_grads(input *in, nn_memory *memory) {
     TRY(bank_alloc_grads(&in->events, memory, c->has_marks));
     TRY(bank_alloc_grads(&in->contexts, memory, c->has_marks));
     point_table(in->item, &in->events, c->has_dynamic_items);
-    if (in->action != NULL) point_table(in->action, &in->events, false);
+    if (n_action_tokens(c) > 0) point_table(in->action, &in->events, false);
     for (int32_t f = 0; f < c->n_context; f++)
         point_table(in->context[f], of_contexts, c->is_dynamic != NULL && c->is_dynamic[f]);
     for (int32_t f = ITEM_FEATURE; f < c->n_context; f++)
@@ -228,6 +238,8 @@ status input_alloc(input_acts *a, const input *in, const nn_room *room) {
     *a = (input_acts){0};
     TRY(groups_alloc(&a->events, room, room->max_tokens, in->events.n_rows));
     TRY(groups_alloc(&a->places, room, room->max_tokens, in->config.n_places));
+    if (in->config.adds_actions)
+        TRY(groups_alloc(&a->actions, room, room->max_tokens, in->config.n_actions));
     return in->is_merged ? OK : alloc_unmerged(a, in, room);
 }
 
@@ -297,6 +309,8 @@ status input_fwd(const input *in, const input_acts *a, backend *be, const batch_
                         .scale = sqrtf((float)c->dim),
                         .other = in->position->value,
                         .other_index = p->place.device,
+                        .more = c->adds_actions ? in->action->value : NULL,
+                        .more_index = p->added_action.device,
                         .drop = sequences_drop(s, c->dropout_rate, 0),
                         .y = x};
     if (in->is_merged) read_far(&in->events, &rows);
@@ -341,17 +355,25 @@ static status scatter_tokens(const input *in, input_acts *a, backend *be, const 
     return be->ops->scatter(be, &rows);
 }
 
+/* Adds the gradient of the tokens to rows that were added to them: positions, actions. */
+static status scatter_dense(backend *be, const batch_layout *p, row_groups *groups,
+                            const int32_t *row, const param *to, scatter_args rows) {
+    groups->n = p->n_tokens;
+    TRY(be->ops->group(be, row, groups));
+    rows.groups = *groups;
+    rows.scale = 1;
+    rows.grad = to->grad;
+    return be->ops->scatter(be, &rows);
+}
+
 status input_bwd(const input *in, input_acts *a, backend *be, const batch_layout *p,
                  const sequences *s, const void *dx) {
     const input_config *c = &in->config;
     scatter_args rows = {.dim = c->dim, .dy = dx, .drop = sequences_drop(s, c->dropout_rate, 0)};
     TRY(scatter_tokens(in, a, be, p, rows));
-    a->places.n = p->n_tokens;
-    TRY(be->ops->group(be, p->place.device, &a->places));
-    rows.groups = a->places;
-    rows.scale = 1;
-    rows.grad = in->position->grad;
-    TRY(be->ops->scatter(be, &rows));
+    TRY(scatter_dense(be, p, &a->places, p->place.device, in->position, rows));
+    if (c->adds_actions)
+        TRY(scatter_dense(be, p, &a->actions, p->added_action.device, in->action, rows));
     return in->is_merged ? OK : split_parts(in, a, be, p);
 }
 

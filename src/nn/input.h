@@ -1,7 +1,8 @@
 /* Input: computes the tokens of the first layer from the table rows that a batch's layout names,
  *
- *     x[t] = dropped( sqrt(E) token[t] + position[place[t]] )
+ *     x[t] = dropped( sqrt(E) token[t] + position[place[t]] + action[added_action[t]] )
  *
+ * where actions are added to the tokens of their events, and without the last term otherwise.
  * Tables of equal width are contiguous in one array, the bank, so that one gather reads items,
  * actions and contextual values, and one scatter adds their gradients.  Where tables are of another
  * width than the model, a small MLP first maps their rows to width E. */
@@ -40,7 +41,8 @@ typedef struct input_held {
 typedef struct input_config {
     int32_t dim;                     /* E */
     int32_t item_dim, context_dim;   /* of the tables; 0: E, without an MLP */
-    int32_t n_items, n_actions;      /* n_actions 0: no action tokens */
+    int32_t n_items, n_actions;      /* n_actions 0: the model reads none */
+    bool adds_actions;               /* actions are added, not tokens of their own */
     int32_t n_context;               /* F */
     const int32_t *n_context_values; /* (F) */
     int32_t n_places;
@@ -73,7 +75,7 @@ typedef struct input {
 /* The activations of one pass; row_groups and gradients only for training. */
 typedef struct input_acts {
     row_groups events, contexts; /* rows of the banks that a batch uses */
-    row_groups places;           /* rows of the position table */
+    row_groups places, actions;  /* rows of the position table, and of actions that are added */
     /* not merged */
     mlp_acts item_mlp, context_mlp;
     void *event_x, *d_event_x;     /* (T, item_dim) act: table rows before their MLP */

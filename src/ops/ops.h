@@ -87,8 +87,8 @@ typedef struct gather_blank {
     void *rows[2]; /* (n_arrays) of (n, dim) act */
 } gather_blank;
 
-/* y[i] = scale * table[index[i]] + other[other_index[i]], rows of `dim` elements, then dropout.  A
- * negative index reads as a row of zeros; other may be NULL.  With is_act the table holds rows of
+/* y[i] = scale * table[index[i]] + other[other_index[i]] + more[more_index[i]], rows of `dim`
+ * elements, then dropout.  A negative index reads as a row of zeros; other and more may be NULL.  With is_act the table holds rows of
  * activations, to select tokens. */
 typedef struct gather_args {
     int64_t n; /* rows of y */
@@ -101,6 +101,8 @@ typedef struct gather_args {
     float scale;
     const float *other;         /* (P, dim) or NULL */
     const int32_t *other_index; /* (n) */
+    const float *more;          /* (A, dim) or NULL */
+    const int32_t *more_index;  /* (n) */
     dropout drop;
     void *y;              /* (n, dim) act */
     row_moments *moments; /* those of y, if the backend has them at no cost; or NULL */

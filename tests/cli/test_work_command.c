@@ -31,6 +31,19 @@ TEST(config_path_prefers_what_is_here) {
     CHECK_STR(path, "configs/demo.gin");
 }
 
+/* A program of a source tree that is called from elsewhere. */
+TEST(config_path_finds_the_source_tree) {
+    char path[CONFIG_PATH_BYTES];
+    CHECK_EQ(chdir(test_folder()), 0);
+    CHECK_EQ(test_command(NULL, "mkdir -p src/configs/own && touch src/configs/own/small.gin"), 0);
+    config_path_find_for("src/build/release/hstu", "configs/own/small.gin", path);
+    CHECK_STR(path, "src/configs/own/small.gin");
+    config_path_find_for("src/hstu", "configs/own/small.gin", path);
+    CHECK_STR(path, "src/configs/own/small.gin");
+    config_path_find_for("src/build/hstu", "configs/own/small.gin", path);
+    CHECK_STR(path, "configs/own/small.gin");
+}
+
 TEST(config_path_keeps_what_it_cannot_find) {
     char path[CONFIG_PATH_BYTES], name[CONFIG_PATH_BYTES];
     CHECK_EQ(chdir(test_folder()), 0);

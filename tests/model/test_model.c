@@ -75,6 +75,9 @@ TEST(no_future_in_hstu_research) {
 TEST(no_future_in_sasrec) {
     check_no_leak(TOY_SASREC);
 }
+TEST(no_future_in_own) {
+    check_no_leak(TOY_OWN);
+}
 TEST(no_future_in_retrieval_with_context) {
     check_no_leak(TOY_RETRIEVAL);
 }
@@ -266,6 +269,10 @@ static void check_gradients(toy_kind kind, double rate) {
 TEST(gradients_hstu_research) {
     check_gradients(TOY_HSTU_RESEARCH, 0);
     check_gradients(TOY_HSTU_RESEARCH, 0.3);
+}
+TEST(gradients_own) {
+    check_gradients(TOY_OWN, 0);
+    check_gradients(TOY_OWN, 0.3);
 }
 TEST(gradients_sasrec) {
     check_gradients(TOY_SASREC, 0);
@@ -589,7 +596,7 @@ TEST(marked_rows) {
         toy_batch_take(&one, &b, 2);
         param *item = t.m->input.item;
         if (item->marks == NULL) {
-            CHECK(kind == TOY_HSTU_RESEARCH || kind == TOY_SASREC);
+            CHECK(kind == TOY_HSTU_RESEARCH || kind == TOY_SASREC || kind == TOY_OWN);
             toy_model_close(&t);
             continue;
         }
@@ -849,7 +856,7 @@ TEST(times_are_planned_for_layers_that_read_them) {
     for (int kind = 0; kind < TOY_KINDS; kind++) {
         toy_model t;
         toy_model_open(&t, (toy_kind)kind, 0, 1);
-        CHECK_EQ(t.m->plan.has_times, kind == TOY_HSTU_RESEARCH);
+        CHECK_EQ(t.m->plan.has_times, kind == TOY_HSTU_RESEARCH || kind == TOY_OWN);
         toy_model_close(&t);
     }
 }

@@ -50,6 +50,37 @@ TEST(plan_of_ranking_with_candidates) {
     toy_model_close(&t);
 }
 
+/* Rows of the bank: items 0..23, feature 0 from 24, feature 1 from 28; actions are a table of their
+ * own.  Contextual tokens have no action and the time of the first event. */
+TEST(plan_of_added_actions) {
+    toy_model t;
+    toy_batch b;
+    make(&t, &b, TOY_OWN, 1, LAYOUT_TRAIN, NULL);
+    batch_layout *p = &t.p->plan;
+    layout_request encode = {.purpose = LAYOUT_ENCODE};
+    CHECK_EQ(p->n_tokens, 5);
+    check_i32("row", p->row.host, (int32_t[]){27, 36, 11, 12, 13}, 5);
+    check_i32("place", p->place.host, (int32_t[]){0, 1, 2, 3, 4}, 5);
+    check_i32("added", p->added_action.host, (int32_t[]){-1, -1, 0, 1, 2}, 5);
+    check_i32("label", p->label.host, (int32_t[]){11, 12, 13}, 3);
+    static const int64_t keys[] = {5, 5, 5, 6, 7}, queries[] = {5, 5, 6, 7, 8};
+    CHECK(memcmp(p->key_time.host, keys, sizeof keys) == 0);
+    CHECK(memcmp(p->query_time.host, queries, sizeof queries) == 0);
+    b.action[0] = NO_ACTION;
+    b.action[1] = TOY_ACTIONS;
+    CHECK_OK(batch_layout_build(p, t.be, &b.b, &encode));
+    check_i32("added", p->added_action.host, (int32_t[]){-1, -1, -1, -1, 2}, 5);
+    /* Without times events are laid out by put_plain. */
+    t.c.network.has_relative_bias = false;
+    model_limits limits = toy_model_limits(TOY_OWN);
+    toy_model_remake(&t, &limits, 1);
+    p = &t.p->plan;
+    CHECK(!p->config.has_times);
+    CHECK_OK(batch_layout_build(p, t.be, &b.b, &encode));
+    check_i32("added", p->added_action.host, (int32_t[]){-1, -1, -1, -1, 2}, 5);
+    toy_model_close(&t);
+}
+
 TEST(plan_of_scoring_leaves_candidates_actions_out) {
     toy_model t;
     toy_batch b;

@@ -34,6 +34,8 @@ static void check_gather(const gather_args *a, const float *y) {
             if (a->index[i] >= 0) want += (double)a->scale * a->table[a->index[i] * a->dim + c];
             if (a->other != NULL && a->other_index[i] >= 0)
                 want += a->other[a->other_index[i] * a->dim + c];
+            if (a->more != NULL && a->more_index[i] >= 0)
+                want += a->more[a->more_index[i] * a->dim + c];
             want *= naive_factor(&a->drop, i, c);
             if (!(fabs(y[i * a->dim + c] - want) <= with_rounding(2e-6, want)))
                 FAIL_TEST("y[%lld][%d] is %g, not %g", (long long)i, c, (double)y[i * a->dim + c],
@@ -62,8 +64,10 @@ static void check_scatter(const scatter_args *a, const int32_t *index) {
 
 static void check_shape(test_backends *t, int64_t n, int32_t n_rows, int32_t dim, float rate) {
     float *table = floats((int64_t)n_rows * dim, 1), *other = floats(5 * dim, 2);
+    float *more = floats(3 * dim, 6);
     float *dy = floats(n * dim, 3), *first_y = NULL, *first_grad = NULL;
     int32_t *index = indices(n, n_rows, 4), *other_index = indices(n, 5, 5);
+    int32_t *more_index = indices(n, 3, 7);
     dropout drop = test_dropout(rate, n, 0);
     for (int b = 0; b < N_TEST_BACKENDS; b++) {
         backend *be = t->be[b];
@@ -75,6 +79,8 @@ static void check_shape(test_backends *t, int64_t n, int32_t n_rows, int32_t dim
                               .scale = 7.07f,
                               .other = other,
                               .other_index = other_index,
+                              .more = dim % 2 == 0 ? more : NULL,
+                              .more_index = more_index,
                               .drop = drop,
                               .y = y};
         scatter_args scatter = {.groups = {.n = n, .n_rows = n_rows},
@@ -103,8 +109,8 @@ static void check_shape(test_backends *t, int64_t n, int32_t n_rows, int32_t dim
         for (int i = 0; i < 4; i++)
             mem_free(all[i]);
     }
-    void *all[] = {table, other, dy, index, other_index, first_y, first_grad};
-    for (int i = 0; i < 7; i++)
+    void *all[] = {table, other, dy, index, other_index, first_y, first_grad, more, more_index};
+    for (int i = 0; i < 9; i++)
         mem_free(all[i]);
     free_dropout(&drop);
 }

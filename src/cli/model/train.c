@@ -13,6 +13,7 @@
 #include "base/text.h"
 #include "cli/cli.h"
 #include "cli/machine/profile.h"
+#include "cli/model/own_config.h"
 #include "cli/output.h"
 #include "cli/signals.h"
 #include "cli/work.h"
@@ -328,8 +329,17 @@ static status load_config(config **out, const train_args *args) {
         return config_load(out, &source);
     }
     bool has_own = args->options.is_resume && args->options.run != NULL;
-    if (!has_own && args->init_from == NULL)
-        return fail(ERR_USAGE, "the config is missing: hstu train FILE.gin; configs/ has examples");
+    if (!has_own && args->init_from == NULL) {
+        own_config own;
+        if (args->data == NULL)
+            return fail(ERR_USAGE, "the config is missing: hstu train FILE.gin (configs/ has examples), or "
+                                   "--data DIR alone, which chooses one of configs/own");
+        TRY(own_config_choose(&own, args->data, args->task, args->device, &args->overrides));
+        source.path = own.path;
+        source.overrides = own.overrides.item;
+        source.n_overrides = own.overrides.n_items;
+        return config_load(out, &source);
+    }
     if (args->overrides.n_items > 0)
         return fail(ERR_USAGE, "--set changes a config file; also give FILE.gin");
     return has_own ? checkpoint_run_config(out, args->options.run)
@@ -431,6 +441,7 @@ static status train(train_args *args, config *c) {
     if (st == OK) st = train_open_groups(&grid, args->ranks, c, &w);
     if (st == OK) st = train_open_session(&s, c, &w, &grid);
     if (st == OK) st = train_ranks_agree(args->ranks, &args->options, c, &s);
+    if (st == OK) st = own_config_tell_unused(c, s.data);
     if (st == OK) {
         args->options.observer = train_printer_observe;
         args->options.ctx = &p;
@@ -613,7 +624,7 @@ status cmd_train(int argc, char **argv) {
                  "Same as --gin-config-file (Meta's spelling)."),
         OPT_LIST("--set", &args.overrides, "Class.field=value",
                  "Override one binding of the config file; may be repeated."),
-        OPT_TEXT("--task", &args.task, "TASK", "ranking or retrieval, if the config does not say."),
+        OPT_TEXT("--task", &args.task, "TASK", "ranking or retrieval, if the config does not say or is not given."),
         OPT_FLAG("--print-config", &args.is_print,
                  "Print the effective config, including defaults, as JSON and exit."),
         OPT_GROUP("Run"),
@@ -701,8 +712,9 @@ status cmd_train(int argc, char **argv) {
         {0},
     };
     const arg_spec spec = {
-        .usage = "hstu train FILE.gin --data DIR --out RUN [options]",
-        .summary = "Train a ranking or retrieval model from a gin config.",
+        .usage = "hstu train [FILE.gin] --data DIR --out RUN [options]",
+        .summary = "Train a ranking or retrieval model from a gin config. Without FILE.gin, the "
+                   "data and the device decide which file of configs/own is used.",
         .options = options,
         .max_positional = 1,
         .notes = "SIGINT (Ctrl-C) and SIGTERM save a checkpoint and exit with code 1; --resume "

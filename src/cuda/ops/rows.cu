@@ -22,11 +22,23 @@ template <typename T> __device__ static inline void gather_clear(const gather_bl
             ((T *)b.rows[k])[i * b.dim + c] = from_float<T>(0);
 }
 
+/* Adds columns of a row; none where the row is negative. */
+template <int V, bool IS_PACKED>
+__device__ static inline void gather_add(float (&y)[V], const float *table, int64_t row, int c,
+                                         int dim) {
+    if (row < 0) return;
+    columns<float, V> x = load_columns<IS_PACKED, V>(table + row * dim, c, dim);
+#pragma unroll
+    for (int j = 0; j < V; j++)
+        y[j] += column(x, j);
+}
+
 template <typename T, typename S, int V, bool IS_PACKED>
 static __global__ void __launch_bounds__(256) gather_rows_any_kernel(const gather_args a) {
     int64_t i = row_grid_row();
     if (i >= a.n) return;
     int64_t row = a.index[i], other = a.other != NULL ? a.other_index[i] : -1;
+    int64_t more = a.more != NULL ? a.more_index[i] : -1;
     const S *table_row = gather_row<S>(a, row);
     drop_row drop = drop_begin(a.drop, i);
     if (a.other != NULL && other < 0) gather_clear<T>(a.blank, i);
@@ -38,12 +50,8 @@ static __global__ void __launch_bounds__(256) gather_rows_any_kernel(const gathe
             for (int j = 0; j < V; j++)
                 y[j] = a.scale * column(x, j);
         }
-        if (other >= 0) {
-            columns<float, V> x = load_columns<IS_PACKED, V>(a.other + other * a.dim, c, a.dim);
-#pragma unroll
-            for (int j = 0; j < V; j++)
-                y[j] += column(x, j);
-        }
+        gather_add<V, IS_PACKED>(y, a.other, other, c, a.dim);
+        gather_add<V, IS_PACKED>(y, a.more, more, c, a.dim);
         drop_columns(drop, c, y);
         store_columns<IS_PACKED>((T *)a.y + i * a.dim, c, a.dim, y);
     }
@@ -61,6 +69,7 @@ template <typename T, typename S> static status gather_from(backend *be, const g
     const int v = columns_of<T>::PACKED;
     bool is_packed = can_pack(a->table, a->dim, a->dim, sizeof(S), v) &&
                      can_pack(a->other, a->dim, a->dim, sizeof(float), v) &&
+                     can_pack(a->more, a->dim, a->dim, sizeof(float), v) &&
                      can_pack(a->y, a->dim, a->dim, sizeof(T), v);
     for (int k = 0; k < a->n_far; k++)
         is_packed = is_packed && can_pack(a->far[k].rows, a->far[k].stride, a->dim, sizeof(S), v);

@@ -82,7 +82,7 @@ static __global__ void __launch_bounds__(MOMENT_WARPS *WARP)
 bool cuda_gather_moments_can(const backend *be, const gather_args *a) {
     const int v = MOMENT_V;
     if (cuda_of(be)->sm != 90 || be->act != ACT_BF16 || a->moments == NULL) return false;
-    bool is_packed = a->dim <= MOMENT_DIM && a->drop.rate == 0 &&
+    bool is_packed = a->dim <= MOMENT_DIM && a->drop.rate == 0 && a->more == NULL &&
                      can_pack(a->table, a->dim, a->dim, a->is_act ? 2 : sizeof(float), v) &&
                      can_pack(a->other, a->dim, a->dim, sizeof(float), v) &&
                      can_pack(a->y, a->dim, a->dim, 2, v);

@@ -26,6 +26,13 @@ typedef enum {
     ACTION_CODE = 4        /* a number of the source, as it is */
 } action_kind;
 
+/* The action of an event that came to a model without one.  Ranking, which has a token for it, reads
+ * it as 0; other models read it as no action. */
+enum { NO_ACTION = UINT16_MAX };
+static inline uint16_t seq_action(uint16_t action) {
+    return action == NO_ACTION ? 0 : action;
+}
+
 /* Strings stored one after the other: string i is bytes[offsets[i] .. offsets[i + 1]). */
 typedef struct text_column {
     const uint64_t *offsets; /* (n + 1) */

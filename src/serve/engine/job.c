@@ -38,6 +38,7 @@ static int64_t model_time(const served *m, const users *u, int64_t ticks) {
 /* Takes the events of a history from the newest on; item and time are the model's. */
 static void take_event(window *w, uint32_t item, uint16_t action, int64_t time) {
     const served *m = w->m;
+    if (m->is_ranking) action = seq_action(action);
     bool is_legal = !m->is_ranking || action < m->s->limits.n_actions;
     w->n++;
     if (item == 0 || !is_legal) {
@@ -195,7 +196,8 @@ static bool take_plain(window *w, const users *u, const engine_event *e, size_t 
     for (size_t i = 0; i < n; i++) {
         const engine_event *x = &e[i];
         uint64_t number = (uint64_t)x->item.number - (uint64_t)m->first_id;
-        bool is_known = x->item.text == NULL && number < m->n_dense && x->action < n_actions;
+        uint16_t action = m->is_ranking ? seq_action(x->action) : x->action;
+        bool is_known = x->item.text == NULL && number < m->n_dense && action < n_actions;
         bool is_later = x->time > before || (x->time == before && x->time_ns >= before_ns);
         if (!is_known || !is_later || !x->has_time || x->time > most || x->time_ns >= NS_PER_SECOND)
             return false;
@@ -203,7 +205,7 @@ static bool take_plain(window *w, const users *u, const engine_event *e, size_t 
         before_ns = x->time_ns;
         if (i < first) continue;
         w->item[at] = (uint32_t)(1 + number);
-        w->action[at] = x->action;
+        w->action[at] = action;
         if (w->time != NULL)
             w->time[at] = x->time * tps + (int64_t)x->time_ns * ticks / NS_PER_SECOND;
         at++;
@@ -369,6 +371,13 @@ static uint64_t what(uint64_t kind, uint64_t feature, uint64_t value) {
     return kind << 60 | feature << 32 | value;
 }
 
+/* The token of an event's item; where the model adds the action to it, that is part of it. */
+static uint64_t what_item(const job *j, uint64_t i) {
+    const user_events *e = &j->q.events;
+    bool is_added = j->m->infer.per_event == 1 && j->m->s->limits.n_actions > 0;
+    return what(TOKEN_ITEM, is_added ? 1u + e->action[i] : 0, e->item[i]);
+}
+
 /* What the model reads of a history, token by token: all that the rows of a token depend on is in
  * it and in the tokens before. */
 static void list_whats(const job *j, uint64_t *t) {
@@ -377,7 +386,7 @@ static void list_whats(const job *j, uint64_t *t) {
         *t++ = what(TOKEN_CONTEXT, (uint64_t)f, e->context[f]);
     if (j->m->infer.per_event == 1) {
         for (uint64_t i = 0; i < e->n; i++)
-            t[i] = what(TOKEN_ITEM, 0, e->item[i]);
+            t[i] = what_item(j, i);
         return;
     }
 #pragma omp simd
@@ -395,7 +404,7 @@ static void list_timed(const job *j, kv_token *t) {
         *t++ = (kv_token){.what = what(TOKEN_CONTEXT, (uint64_t)f, e->context[f])};
     for (uint64_t i = 0; i < e->n; i++) {
         uint64_t next = i + 1 < e->n ? i + 1 : i;
-        *t++ = (kv_token){.what = what(TOKEN_ITEM, 0, e->item[i]),
+        *t++ = (kv_token){.what = what_item(j, i),
                           .time = seq_seconds(e->time[i], tps),
                           .seen_at = seq_seconds(e->time[next], tps)};
         if (j->m->infer.per_event == 2)

@@ -237,7 +237,8 @@ static bool is_in_data(const users *u, const user_history *h, uint32_t item,
     for (; low < h->n; low++) {
         stored_event own = user_history_at(h, low);
         if (own.time != e->time) return false;
-        if (!own.is_added && own.item == item && own.action == e->action) return true;
+        if (!own.is_added && own.item == item && own.action == seq_action(e->action))
+            return true;
     }
     return false;
 }

@@ -107,6 +107,43 @@ TEST(train_says_what_is_missing) {
     CHECK(!folder_exists(run_path("r")));
 }
 
+/* Without a config the data choose one, and a config that leaves out what a user brought is told;
+ * the run keeps the config that was chosen. */
+TEST(train_chooses_a_config) {
+    char *text;
+    CHECK_EQ(test_command(NULL,
+                          "ln -s $PWD/configs %s/configs && cd %s && printf 'id,plan\\na,gold\\n' "
+                          ">users.csv && (echo user,item,time,rating; for u in a b c d e f g h; do "
+                          "for i in 1 2 3 4 5 6 7 8 9; do echo $u,$i,$i,$((i %% 5 + 1)); done; done) "
+                          ">log.csv",
+                          test_folder(), test_folder()),
+             0);
+    free(said(0, "prep csv --input log.csv --users users.csv --out own"));
+    text = said(0, "train --data own --out run --epochs 1 --device cpu --set "
+                   "train_fn.item_embedding_dim=16");
+    CHECK_CONTAINS(text, "config: configs/own/small.gin, for 72 events of 9 items on the CPU, "
+                         "with user features plan and actions (stars)\n");
+    CHECK(strstr(text, "does not read") == NULL);
+    free(text);
+    free(said(0, "train --resume --out run --epochs 2 --device cpu"));
+    text = said(0, "train --data own --out rank --max-iters 1 --device cpu --task ranking");
+    CHECK_CONTAINS(text, "config: configs/own/ranking.gin, for 72 events of 9 items and --task "
+                         "ranking, with user features plan and actions (stars)\n");
+    CHECK_CONTAINS(text, "auc");
+    free(text);
+    text = said(0, "train m.gin --data own --out meta --max-iters 1");
+    CHECK_CONTAINS(text, "note: m.gin does not read the data's user features plan and actions "
+                         "(stars); train_fn.user_features = True and");
+    free(text);
+    text = said(0, "train m.gin --data own --out meta2 --max-iters 1 --set "
+                   "train_fn.user_features=True --set train_fn.action_input=True");
+    CHECK(strstr(text, "does not read") == NULL);
+    free(text);
+    text = said(0, "train m.gin --data data --out synth --max-iters 1");
+    CHECK(strstr(text, "does not read") == NULL); /* nobody brought what hstu synth makes */
+    free(text);
+}
+
 /* All events are trained on, one more a user than by leave-one-out, and as long as the best of
  * another run; there is nothing to evaluate on but later events. */
 TEST(train_on_everything) {

@@ -591,6 +591,44 @@ TEST(engine_reuses_no_token_of_another_time) {
     engine_destroy(cached);
 }
 
+/* A model that reads actions and features of users: both are part of a token, so that a token with
+ * another one is not reused.  An event without an action, or with one that the model does not know,
+ * has no action. */
+TEST(engine_reuses_no_token_of_another_action_or_context) {
+    static const char *const set[] = {"train_fn.user_features=True", "train_fn.action_input=True"};
+    const char *run = serve_run("own", retrieval_gin, set, 2);
+    engine *plain = serve_open(run, NULL, 0), *cached = serve_open(run, NULL, 16);
+    engine_event history[8], other[8];
+    engine_context country = {"country", {.text = "Ghana", .n = 5}};
+    int32_t n_reused;
+    for (int k = 0; k < 8; k++) {
+        history[k] = serve_event(k + 1, 100000 * (k + 1));
+        history[k].action = (uint16_t)(k % 5);
+    }
+    engine_request base = vector_of(history, 8), changed = vector_of(other, 8);
+    CHECK(is_same_vector(plain, &base, cached, &base, &n_reused));
+    CHECK(is_same_vector(plain, &base, cached, &base, &n_reused));
+    CHECK_EQ(n_reused, 2 + 7);
+    memcpy(other, history, sizeof other);
+    other[3].action = NO_ACTION;
+    CHECK(is_same_vector(plain, &changed, cached, &changed, &n_reused));
+    CHECK(n_reused <= 2 + 3);
+    CHECK(!is_same_vector(plain, &base, plain, &changed, &n_reused));
+    engine_event unknown[8];
+    memcpy(unknown, other, sizeof unknown);
+    unknown[3].action = 5;
+    engine_request alike = vector_of(unknown, 8);
+    CHECK(is_same_vector(plain, &changed, plain, &alike, &n_reused));
+    changed = base;
+    changed.context = &country;
+    changed.n_context = 1;
+    CHECK(is_same_vector(plain, &changed, cached, &changed, &n_reused));
+    CHECK(n_reused <= 1);
+    CHECK(!is_same_vector(plain, &base, plain, &changed, &n_reused));
+    engine_destroy(plain);
+    engine_destroy(cached);
+}
+
 /* Without data: users live from events alone, and in the database where there is one. */
 TEST(engine_without_data) {
     engine *e = serve_open(retrieval_run(), NULL, 0);

@@ -1,0 +1,111 @@
+#include "cli/model/own_config.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "cli/output.h"
+#include "data/read/sources.h"
+#include "model/session.h"
+#include "ops/device.h"
+
+/* A larger model learns nothing more from fewer events. */
+enum { MANY_EVENTS = 200000, MAX_DEVICES = 64 };
+
+static bool has_gpu(const char *device) {
+    device_info list[MAX_DEVICES];
+    int n = 0;
+    if (strcmp(device, "auto") != 0) return strcmp(device, "cpu") != 0;
+    if (device_list(list, MAX_DEVICES, &n) != OK) return false; /* opening it says what is wrong */
+    for (int i = 0; i < n; i++)
+        if (list[i].sm >= DEVICE_MIN_SM) return true;
+    return false;
+}
+
+/* The names of the features and the actions, or of those that a config leaves out; prep adds
+ * user_id by itself to some data sets. */
+static status list_parts(buf *out, const seq_file *data, bool has_features, bool has_actions) {
+    int n = 0;
+    for (int f = 0; f < data->n_context && has_features; f++) {
+        if (strcmp(data->context[f].name, "user_id") == 0) continue;
+        TRY(buf_text(out, n++ == 0 ? "user features " : ", "));
+        TRY(buf_text(out, data->context[f].name));
+    }
+    if (!has_actions || data->actions == ACTION_NONE) return OK;
+    return buf_printf(out, "%sactions (%s)", n > 0 ? " and " : "", action_kind_name(data->actions));
+}
+
+/* The classes or signals of the data's actions. */
+static status fit_head(own_config *o, const seq_file *data) {
+    bool is_bits = data->actions == ACTION_BITS;
+    int32_t n = is_bits ? 8 : session_count_actions(data);
+    snprintf(o->set[0], sizeof o->set[0], "RankingArgs.prediction_head_arch=[128, %d]", n);
+    snprintf(o->set[1], sizeof o->set[1], "RankingArgs.num_tasks=%d", is_bits ? n : 1);
+    TRY(args_list_add(&o->overrides, o->set[0]));
+    return args_list_add(&o->overrides, o->set[1]);
+}
+
+static status tell_choice(const own_config *o, const seq_file *data, const char *why) {
+    char events[SHOW_BYTES], items[SHOW_BYTES];
+    buf parts = {0};
+    status st = list_parts(&parts, data, true, true);
+    if (st == OK)
+        log_info("config: %s, for %s events of %s items%s, with%s %s", o->path,
+                 show_count(events, data->n_events), show_count(items, data->n_items), why,
+                 parts.n_bytes > 0 ? "" : "out",
+                 parts.n_bytes > 0 ? buf_str(&parts) : "user features and actions");
+    buf_fini(&parts);
+    return st;
+}
+
+static status choose(own_config *o, const seq_file *data, const char *task, const char *device) {
+    const char *name = "configs/own/small.gin", *why = " on the CPU";
+    bool is_gpu = has_gpu(device);
+    if (task != NULL && strcmp(task, "ranking") == 0) {
+        name = "configs/own/ranking.gin";
+        why = " and --task ranking";
+        TRY(fit_head(o, data));
+    } else if (is_gpu && data->n_events >= MANY_EVENTS) {
+        name = "configs/own/retrieval.gin";
+        why = " on a GPU";
+    } else if (is_gpu) {
+        why = ", few enough for a small model";
+    }
+    if (!work_find_file(name, o->path))
+        return fail(ERR_IO,
+                    "%s is neither here nor beside the program, where 'make install' puts it; "
+                    "name a config: hstu train FILE.gin",
+                    name);
+    return tell_choice(o, data, why);
+}
+
+status own_config_choose(own_config *out, const char *data, const char *task, const char *device,
+                         const arg_list *overrides) {
+    seq_file *file;
+    *out = (own_config){0};
+    TRY(seq_file_open(&file, data, NULL));
+    status st = choose(out, file, task, device);
+    for (size_t i = 0; i < overrides->n_items && st == OK; i++)
+        st = args_list_add(&out->overrides, overrides->item[i]);
+    seq_file_close(file);
+    return st;
+}
+
+/* 'hstu synth' adds features and actions that nobody asked for. */
+static bool is_synthetic(const seq_file *data) {
+    return strstr(data->meta_json, "\"source\":{\"name\":\"synth\"") != NULL;
+}
+
+status own_config_tell_unused(const config *c, const seq_file *data) {
+    bool is_meta = c->family == FAMILY_META;
+    buf parts = {0};
+    if (is_synthetic(data)) return OK;
+    status st = list_parts(&parts, data, !config_reads_context(c), !config_reads_actions(c));
+    if (st == OK && parts.n_bytes > 0)
+        log_info("note: %s does not read the data's %s; %s", c->file, buf_str(&parts),
+                 is_meta ? "train_fn.user_features = True and train_fn.action_input = True change "
+                           "that, and configs/own has both"
+                         : "the files of configs/own do");
+    buf_fini(&parts);
+    return st;
+}

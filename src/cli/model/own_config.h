@@ -1,0 +1,26 @@
+/* Configs for own data: which file of configs/own 'hstu train' takes where none is given, and which
+ * parts of the data a config leaves out. */
+#ifndef HSTU_CLI_MODEL_OWN_CONFIG_H
+#define HSTU_CLI_MODEL_OWN_CONFIG_H
+
+#include "cli/cli.h"
+#include "cli/work.h"
+#include "config/config.h"
+#include "data/set/seq_file.h"
+
+typedef struct own_config {
+    char path[CONFIG_PATH_BYTES];
+    char set[2][80];    /* what the data decide: the head of a ranking model */
+    arg_list overrides; /* these, then the caller's; args_fini frees them */
+} own_config;
+
+/* Chooses by the size and the actions of the data and by the device, and says on stderr what and
+ * why.  task: "ranking", or anything else; overrides: of the command line.  ERR_IO: the file is not
+ * where the program's files are. */
+status own_config_choose(own_config *out, const char *data, const char *task, const char *device,
+                         const arg_list *overrides);
+
+/* Says in a line which features of users, and whether actions, the config does not read. */
+status own_config_tell_unused(const config *c, const seq_file *data);
+
+#endif
