@@ -200,13 +200,14 @@ static int32_t count_actions(const seq_file *data, int32_t n_actions) {
                                       [ACTION_STARS] = 5,
                                       [ACTION_HALF_STARS] = 10,
                                       [ACTION_BITS] = 256,
-                                      [ACTION_CODE] = 65536};
+                                      [ACTION_CODE] = ACTION_UNKNOWN};
     return n_actions > 0 ? n_actions : of_kind[data->actions];
 }
 
 static status read_action(const seq_file *data, int32_t n_actions, const json_value *v, event *e) {
     int32_t n = count_actions(data, n_actions);
-    if (v->type != JSON_NUMBER || !v->is_integer || v->integer < 0 || v->integer >= n)
+    if (v->type != JSON_NUMBER || !v->is_integer || v->integer < 0 ||
+        (v->integer >= n && v->integer != ACTION_UNKNOWN))
         return fail(ERR_USAGE, "an action of %s is a whole number from 0 to %d", data->path, n - 1);
     e->action = (uint16_t)v->integer;
     return OK;

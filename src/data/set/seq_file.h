@@ -23,8 +23,11 @@ typedef enum {
     ACTION_HALF_STARS = 2, /* rating .5..5, stored 0..9: rating = (action + 1) / 2 */
     ACTION_BITS = 3,       /* bit mask: click 1, like 2, follow 4, comment 8, forward 16, hate 32,
                               long_view 64, profile_enter 128 */
-    ACTION_CODE = 4        /* a number of the source, as it is */
+    ACTION_CODE = 4        /* a number of the source, 0..65534, as it is */
 } action_kind;
+
+/* The action of an event whose source has none, of any kind: history, but no label of ranking. */
+#define ACTION_UNKNOWN UINT16_MAX
 
 /* Strings stored one after the other: string i is bytes[offsets[i] .. offsets[i + 1]). */
 typedef struct text_column {

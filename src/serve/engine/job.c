@@ -38,7 +38,7 @@ static int64_t model_time(const served *m, const users *u, int64_t ticks) {
 /* Takes the events of a history from the newest on; item and time are the model's. */
 static void take_event(window *w, uint32_t item, uint16_t action, int64_t time) {
     const served *m = w->m;
-    bool is_legal = !m->is_ranking || action < m->s->limits.n_actions;
+    bool is_legal = !m->is_ranking || action < m->s->limits.n_actions || action == ACTION_UNKNOWN;
     w->n++;
     if (item == 0 || !is_legal) {
         w->n_unknown++;
