@@ -46,7 +46,7 @@ static const char notes[] =
     "asin, timestamp, ts, rating, ...), or columns 1, 2, 3 if there is no header. What was taken "
     "for "
     "what is said on stderr. --header auto takes the first row as a header if no field of it is a "
-    "number or a date. Times are numbers or ISO 8601 dates. Quoted fields may hold line breaks.\n"
+    "number or a date. Times are numbers, ISO 8601 dates, or as --time-format says. Quoted fields may hold line breaks.\n"
     "\n"
     "jsonl: the same with one JSON object a line; columns are members, a.b those of a nested "
     "object.\n"
