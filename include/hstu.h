@@ -83,7 +83,7 @@ typedef struct hstu_data_info {
 typedef struct hstu_history {
     uint64_t length;
     const uint32_t *item;   /* (length), 1..catalogue */
-    const uint16_t *action; /* (length) */
+    const uint16_t *action; /* (length); 65535: unknown */
     const int64_t *time;    /* (length) */
 } hstu_history;
 

@@ -121,8 +121,9 @@ typedef struct made_column {
     const char *name;
     int type, repetition, converted; /* converted: -1 none */
     int fixed_bytes;
-    bool is_uuid; /* by the newer annotation, the only one for it */
-    bool is_list; /* three levels, all optional */
+    bool is_uuid;  /* by the newer annotation, the only one for it */
+    bool is_local; /* by the newer annotation: a timestamp in microseconds, not in UTC */
+    bool is_list;  /* three levels, all optional */
     int codec;
     int64_t n_values;
     buf pages;
@@ -170,7 +171,7 @@ static inline void make_page(made_column *c, const made_page *p, const buf *payl
 }
 
 static inline void put_element(buf *b, const char *name, int type, int repetition, int n_children,
-                               int converted, int fixed_bytes, bool is_uuid) {
+                               int converted, int fixed_bytes, bool is_uuid, bool is_local) {
     if (type >= 0) put_i32(b, 1, type);
     if (fixed_bytes > 0) put_i32(b, 2, fixed_bytes);
     put_i32(b, 3, repetition);
@@ -178,6 +179,10 @@ static inline void put_element(buf *b, const char *name, int type, int repetitio
     if (n_children > 0) put_i32(b, 5, n_children);
     if (converted >= 0) put_i32(b, 6, converted);
     if (is_uuid) put_field(b, 10, 12), put_le(b, 0xec, 3);
+    if (is_local) {
+        put_field(b, 10, 12), put_field(b, 8, 12), put_field(b, 1, 2);
+        put_field(b, 2, 12), put_field(b, 2, 12), put_le(b, 0, 4);
+    }
     put_byte(b, 0);
 }
 
@@ -186,15 +191,15 @@ static inline void put_schema(buf *b, const made_column *c, int n) {
     for (int i = 0; i < n; i++)
         n_elements += c[i].is_list ? 3 : 1;
     put_list(b, 2, 12, n_elements);
-    put_element(b, "root", -1, 0, n, -1, 0, false);
+    put_element(b, "root", -1, 0, n, -1, 0, false, false);
     for (int i = 0; i < n; i++) {
         if (c[i].is_list) {
-            put_element(b, c[i].name, -1, MADE_OPTIONAL, 1, 3, 0, false);
-            put_element(b, "list", -1, MADE_REPEATED, 1, -1, 0, false);
-            put_element(b, "element", c[i].type, MADE_OPTIONAL, 0, c[i].converted, 0, false);
+            put_element(b, c[i].name, -1, MADE_OPTIONAL, 1, 3, 0, false, false);
+            put_element(b, "list", -1, MADE_REPEATED, 1, -1, 0, false, false);
+            put_element(b, "element", c[i].type, MADE_OPTIONAL, 0, c[i].converted, 0, false, false);
         } else {
             put_element(b, c[i].name, c[i].type, c[i].repetition, 0, c[i].converted,
-                        c[i].fixed_bytes, c[i].is_uuid);
+                        c[i].fixed_bytes, c[i].is_uuid, c[i].is_local);
         }
     }
 }

@@ -224,7 +224,7 @@ hstu_status hstu_model_recommend(hstu_model *m, const uint64_t *users, uint64_t 
                   recommend_users(object, users, n_users, k, keeps_seen, item, score));
 }
 
-/* Times that a caller leaves out are zeros; so are actions of ranking, others are NO_ACTION. */
+/* Times that a caller leaves out are zeros; actions are unknown. */
 typedef struct history_copy {
     uint16_t *action;
     int64_t *time;
@@ -244,7 +244,7 @@ static status copy_history(const api_model *m, const hstu_history *h, history_co
                         h->item[i], data->n_items);
     if (h->action == NULL) TRY(MEM_NEW(&out->action, (size_t)h->length));
     for (uint64_t i = 0; h->action == NULL && i < h->length; i++)
-        out->action[i] = m->t.config->task == TASK_RANKING ? 0 : NO_ACTION;
+        out->action[i] = ACTION_UNKNOWN;
     if (h->time == NULL) TRY(MEM_NEW(&out->time, (size_t)h->length));
     out->events = (user_events){.user = data->n_users,
                                 .n = h->length,

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/log.h"
@@ -109,6 +110,19 @@ injection env_injection(void) {
         is_known = is_known && s[k] >= 0 && s[k] <= 1 << 30;
     if (is_known && folder != NULL && folder[0] == '/') i.folder = folder;
     return i;
+}
+
+const char *env_zone_folder(void) {
+    const char *folder = get("TZDIR");
+    return folder != NULL ? folder : "/usr/share/zoneinfo";
+}
+
+status env_set_zone(const char *file) {
+    char zone[4096];
+    snprintf(zone, sizeof zone, ":%s", file);
+    if (setenv("TZ", zone, 1) != 0) return fail_errno("the environment");
+    tzset();
+    return OK;
 }
 
 const char *env_path(void) {

@@ -13,6 +13,7 @@
  * HSTU_NCCL_NODES  1: ranks that share a GPU talk as if each had its own machine (for tests)
  * HSTU_STALL_SECONDS  the job ends when all ranks have only waited for this long
  * HSTU_NCCL_OVERLAP  0: gradients are summed after the backward pass (for comparison)
+ * TZDIR         the folder of the system's time zones, where it is another one
  * VIRTUAL_ENV, CONDA_PREFIX, HOME  where Python's packages may hold NCCL
  * CUDA_VISIBLE_DEVICES  tells ranks on one GPU from ranks on several */
 #ifndef HSTU_BASE_ENV_H
@@ -65,6 +66,12 @@ status env_set_injection(const char *library, const injection *i);
 
 /* The same, in that program. */
 injection env_injection(void);
+
+/* The folder of the system's time zones. */
+const char *env_zone_folder(void);
+
+/* From now on local times of the C library are those of this file of a zone. */
+status env_set_zone(const char *file);
 
 /* The folders of PATH, separated by colons, or NULL. */
 const char *env_path(void);

@@ -245,18 +245,21 @@ static status read_unit(thrift *t, const thrift_field *field, schema_element *e)
 /* The content of the union's one field: a timestamp has a unit, an integer a sign. */
 static status read_logical_content(thrift *t, const thrift_field *kind, schema_element *e) {
     thrift_field f = {0};
-    bool is_signed = true;
+    bool is_signed = true, is_utc = true;
     TRY(thrift_check_struct(t, kind));
     for (;;) {
         TRY(thrift_next_field(t, &f));
         if (f.type == THRIFT_STOP) break;
         if (kind->id == 8 && f.id == 2)
             TRY(read_unit(t, &f, e));
+        else if (kind->id == 8 && f.id == 1)
+            TRY(thrift_get_bool(t, &f, &is_utc));
         else if (kind->id == 10 && f.id == 2)
             TRY(thrift_get_bool(t, &f, &is_signed));
         else
             TRY(thrift_skip(t, &f));
     }
+    e->is_local = !is_utc;
     if (kind->id == 10) e->meaning = is_signed ? MEANS_PLAIN : MEANS_UNSIGNED;
     return OK;
 }
@@ -313,7 +316,7 @@ static status read_element(thrift *t, schema_element *e) {
                     "%d children",
                     (int)e->type, (int)repetition, (int)n_children);
     if (converted != -1) set_converted(e, converted);
-    if (has_logical) e->meaning = newer.meaning;
+    if (has_logical) e->meaning = newer.meaning, e->is_local = newer.is_local;
     e->is_list |= newer.is_list;
     e->is_map |= newer.is_map;
     e->repetition = (uint8_t)repetition;
@@ -482,6 +485,7 @@ static status set_leaf(const schema_element *e, parquet_column *c) {
     c->type = (parquet_type)e->type;
     c->fixed_bytes = e->type == PARQUET_FIXED ? (uint32_t)e->fixed_bytes : 0;
     c->meaning = e->type == PARQUET_INT96 ? MEANS_NANOSECONDS : e->meaning;
+    c->is_local = e->is_local || e->meaning == MEANS_DATE;
     return OK;
 }
 

@@ -110,6 +110,7 @@ typedef struct parquet_column {
     parquet_type type;
     uint32_t fixed_bytes; /* of PARQUET_FIXED */
     parquet_meaning meaning;
+    bool is_local;      /* a time without a zone */
     uint8_t max_repeat; /* 1: a list in each row */
     uint8_t max_define; /* at this definition level a value is there, below it is null or nothing */
     uint8_t element_define; /* from this level on a list has an element here */
@@ -131,6 +132,7 @@ typedef struct schema_element {
     int32_t fixed_bytes; /* of PARQUET_FIXED */
     uint8_t repetition;  /* required, optional, repeated */
     bool is_list, is_map;
+    bool is_local; /* a timestamp that is not in UTC */
     parquet_meaning meaning;
 } schema_element;
 

@@ -155,7 +155,7 @@ static bool is_separator(char c) {
 /* Ids separated by single commas or line ends. */
 static status read_list(given_history *g, const seq_file *data, const char *text, size_t n) {
     for (size_t at = 0; at <= n;) {
-        event e = {.action = NO_ACTION};
+        event e = {.action = ACTION_UNKNOWN};
         size_t length = 0;
         while (at + length < n && !is_separator(text[at + length]))
             length++;
@@ -200,13 +200,14 @@ static int32_t count_actions(const seq_file *data, int32_t n_actions) {
                                       [ACTION_STARS] = 5,
                                       [ACTION_HALF_STARS] = 10,
                                       [ACTION_BITS] = 256,
-                                      [ACTION_CODE] = 65536};
+                                      [ACTION_CODE] = ACTION_UNKNOWN};
     return n_actions > 0 ? n_actions : of_kind[data->actions];
 }
 
 static status read_action(const seq_file *data, int32_t n_actions, const json_value *v, event *e) {
     int32_t n = count_actions(data, n_actions);
-    if (v->type != JSON_NUMBER || !v->is_integer || v->integer < 0 || v->integer >= n)
+    if (v->type != JSON_NUMBER || !v->is_integer || v->integer < 0 ||
+        (v->integer >= n && v->integer != ACTION_UNKNOWN))
         return fail(ERR_USAGE, "an action of %s is a whole number from 0 to %d", data->path, n - 1);
     e->action = (uint16_t)v->integer;
     return OK;
@@ -253,7 +254,7 @@ static status read_json(given_history *g, const seq_file *data, int32_t n_action
     status st = json_parse(&a, "the history", text, n, &root);
     if (st == ERR_FORMAT) st = fail_prefix(ERR_USAGE, "it begins like JSON");
     for (const json_value *v = st == OK ? root->first : NULL; st == OK && v != NULL; v = v->next) {
-        event e = {.action = NO_ACTION};
+        event e = {.action = ACTION_UNKNOWN};
         st = read_event(data, n_actions, v, &e);
         if (st != OK) st = fail_prefix(st, "event %zu", g->n + 1);
         if (st == OK) st = append(g, &e);

@@ -28,7 +28,7 @@ int32_t session_count_actions(const seq_file *data) {
         break;
     }
     for (uint64_t i = 0; i < data->n_events; i++)
-        if (data->action[i] > most) most = data->action[i];
+        if (data->action[i] > most && data->action[i] != ACTION_UNKNOWN) most = data->action[i];
     return most + 1;
 }
 

@@ -352,7 +352,8 @@ static uint64_t mark_word(translation *t, uint64_t word) {
     uint64_t bits = 0, begin = word * WORD_BITS, n = t->data->n_events - begin;
     for (uint64_t i = 0; i < WORD_BITS && i < n; i++) {
         bool is_known = number_of(t, begin + i) != 0;
-        bool is_fine = t->data->action[begin + i] < t->n_actions;
+        uint16_t action = t->data->action[begin + i];
+        bool is_fine = action < t->n_actions || action == ACTION_UNKNOWN;
         if (is_known && is_fine) {
             bits |= (uint64_t)1 << i;
             continue;

@@ -260,8 +260,10 @@ static void put_event_loss(user_layout *l, int32_t event, int32_t token) {
     const layout_config *c = &l->p->config;
     const batch *b = l->b;
     bool is_target = event >= l->n - l->n_targets;
-    if (c->is_ranking && (is_target || !c->has_candidates))
-        put_loss(l, token, b->action[l->first + event], event);
+    uint16_t action = b->action[l->first + event];
+    bool has_label = action != ACTION_UNKNOWN || l->purpose != LAYOUT_TRAIN;
+    if (c->is_ranking && (is_target || !c->has_candidates) && has_label)
+        put_loss(l, token, action, event);
     if (c->is_ranking || l->purpose != LAYOUT_TRAIN || event + 1 == l->n) return;
     int32_t label = (int32_t)b->item[l->first + event + 1] - 1;
     if (l->has_no_row != NULL && l->has_no_row[label])
@@ -280,6 +282,11 @@ static void put_added(user_layout *l, int32_t event, int32_t n) {
         to[i] = action[i] < n_actions ? action[i] : -1;
 }
 
+/* The token of an unknown action reads as zeros. */
+static int32_t action_row(const layout_config *c, uint16_t action) {
+    return action == ACTION_UNKNOWN ? -1 : c->action_row + action;
+}
+
 static void put_event(user_layout *l, int32_t event) {
     const layout_config *c = &l->p->config;
     bool is_target = event >= l->n - l->n_targets;
@@ -290,7 +297,7 @@ static void put_event(user_layout *l, int32_t event) {
     put_event_token(l, c->items.row != NULL ? c->items.row[item] : item);
     put_event_loss(l, event, token);
     if (c->has_actions && !(is_target && l->purpose == LAYOUT_SCORE))
-        put_event_token(l, c->action_row + l->b->action[l->first + event]);
+        put_event_token(l, action_row(c, l->b->action[l->first + event]));
 }
 
 /* Skips the events whose tokens are all in pages, where they have no times and no losses; returns
@@ -308,7 +315,6 @@ static void put_rows(const user_layout *l, int32_t event, int32_t n, int32_t per
     const uint32_t *item = l->b->item + l->first + event;
     const uint16_t *action = l->b->action + l->first + event;
     const int32_t *rows = c->items.row;
-    int32_t action_row = c->action_row;
     if (rows != NULL)
 #pragma omp simd
         for (int32_t i = 0; i < n; i++)
@@ -320,7 +326,7 @@ static void put_rows(const user_layout *l, int32_t event, int32_t n, int32_t per
     if (per == 2)
 #pragma omp simd
         for (int32_t i = 0; i < n; i++)
-            to[2 * i + 1] = action_row + action[i];
+            to[2 * i + 1] = action_row(c, action[i]);
 }
 
 /* Lays out events that are nothing but tokens, without times: most of a server's, of its histories
@@ -577,7 +583,8 @@ static bool has_known(const layout_config *c, const batch *b, uint32_t last, int
 #pragma omp simd reduction(max : most_item, most_action)
     for (int32_t i = first; i < end; i++) {
         most_item = item[i] - 1 > most_item ? item[i] - 1 : most_item;
-        most_action = action[i] > most_action ? action[i] : most_action;
+        uint32_t known = action[i] == ACTION_UNKNOWN ? 0 : action[i];
+        most_action = known > most_action ? known : most_action;
     }
     return first == end || (most_item < last && most_action < most);
 }
@@ -589,6 +596,7 @@ static status check_events(const layout_config *c, const batch *b, int32_t user,
     for (int32_t i = first; !is_fine && i < end; i++) {
         if (b->item[i] == 0 || b->item[i] > last)
             return refuse(b, user, "item", b->item[i], (int64_t)last + 1);
+        if (b->action[i] == ACTION_UNKNOWN) continue;
         if (c->has_actions && b->action[i] >= c->n_actions)
             return refuse(b, user, "action", b->action[i], c->n_actions);
         if (c->is_ranking && c->n_labels > 0 && b->action[i] >= c->n_labels)
@@ -726,11 +734,10 @@ int64_t batch_layout_count_loss(const layout_config *c, const batch *b) {
     int64_t n = 0;
     for (int32_t u = 0; u < b->n_users; u++) {
         int32_t length = b->offsets[u + 1] - b->offsets[u], n_targets = b->n_targets[u];
-        int32_t n_history = length - n_targets;
-        if (c->is_ranking)
-            n += c->has_candidates ? n_targets : length;
-        else
-            n += n_history < length ? n_history : length > 0 ? length - 1 : 0;
+        int32_t n_history = length - n_targets, first = c->has_candidates ? n_history : 0;
+        for (int32_t i = first; i < length && c->is_ranking; i++)
+            n += b->action[b->offsets[u] + i] != ACTION_UNKNOWN;
+        if (!c->is_ranking) n += n_history < length ? n_history : length > 0 ? length - 1 : 0;
     }
     return n;
 }

@@ -99,7 +99,7 @@ typedef struct batch_layout {
                                   but those that round the batch up */
     int32_t max_chosen;        /* with takes_last: the most chosen tokens of a sequence, */
     staged_i32 chosen_offsets; /* (B + 1): and the first one of each, and their end */
-    staged_i32 label;          /* (M): item - 1, or the action; -1: none */
+    staged_i32 label; /* (M): item - 1, or the action; -1: none.  Without training: not read */
     staged_u32 loss_user, loss_position; /* (M); with label: sent for training only */
     int32_t n_unlabelled;                /* losses left out: their label has no row */
 } batch_layout;

@@ -145,7 +145,7 @@ static status open_schema(parquet_file *f, int converted, int logical, const cha
     buf b = {0};
     CHECK_OK(buf_text(&b, "PAR1"));
     put_list(&b, 2, THRIFT_STRUCT, 2);
-    put_element(&b, "root", -1, 0, 1, -1, 0, false);
+    put_element(&b, "root", -1, 0, 1, -1, 0, false, false);
     put_i32(&b, 1, PARQUET_INT64), put_text(&b, 4, "c");
     if (converted >= 0) put_i32(&b, 6, converted);
     if (logical > 0) put_field(&b, 10, logical);

@@ -37,7 +37,7 @@ static void parse_rows(csv_layout *t, char *text, size_t n) {
         {{ROLE_TIME, "time"}, {ROLE_USER, "user"}, {ROLE_ITEM, "item"}, {ROLE_ACTION, "rating"}}};
     static const csv_column bits[] = {
         {ROLE_USER, "1"}, {ROLE_ITEM, "2"}, {ROLE_BIT0, "3"}, {ROLE_BIT7, "5"}};
-    bool has_names = t->can_have_text_ids;
+    bool has_names = t->is_own;
     const csv_column *wanted = t->actions == ACTION_BITS ? bits : columns[has_names];
     int n_wanted = t->actions == ACTION_NONE ? 2 : 4;
     escape_excerpt(excerpt, text, first);
@@ -110,7 +110,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     csv_layout t = {.actions = (action_kind)(data[0] >> 2 & 7) % 5,
                     .has_text_users = data[0] >> 5 & 1,
                     .has_text_items = data[0] >> 6 & 1,
-                    .can_have_text_ids = data[1] & 1};
+                    .is_own = data[1] & 1};
     memcpy(t.format.delimiter, delimiters[data[0] & 3], 3);
     t.format.has_quotes = data[1] >> 1 & 1;
     /* An exact allocation, so that a read after the padding is found. */

@@ -23,6 +23,18 @@ static void check_read(const time_plan *plan, const char *text, size_t n) {
         abort();
 }
 
+/* The first line as a format, the rest as a time. */
+static void check_format(const char *text, size_t size) {
+    char format[64] = "";
+    const char *end = memchr(text, '\n', size);
+    size_t n = end != NULL ? (size_t)(end - text) : size;
+    time_plan plan;
+    if (n >= sizeof format) return;
+    memcpy(format, text, n);
+    if (time_plan_parse_format(&plan, format) == OK && end != NULL)
+        check_read(&plan, end + 1, size - n - 1);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     time_form form;
     time_unit unit;
@@ -38,11 +50,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         time_fault fault = time_parse(&plan, text, size, &ns, &digits);
         if (fault != TIME_FINE && fault != TIME_BEYOND) abort();
     }
-    for (int f = TIME_RAW; f <= TIME_ZONED; f++)
+    for (int f = TIME_RAW; f < N_TIME_FORMS; f++)
         for (int u = 0; u < 2 * N_TIME_UNITS; u++) {
             time_plan_set(&plan, (time_form)f, (time_unit)(u / 2), u % 2 == 1);
             check_read(&plan, text, size);
         }
+    check_format(text, size);
     free(text);
     return 0;
 }

@@ -48,7 +48,7 @@ TEST(history_read_takes_lists) {
         CHECK_OK(read_text(&g, &s, forms[i]));
         user_events u = given_history_events(&g, &s);
         CHECK(u.n == 3 && u.user == 1 && u.item[0] == 1 && u.item[1] == 3 && u.item[2] == 1);
-        CHECK(!g.has_times && u.time[0] == 1060 && u.time[2] == 1180 && u.action[1] == NO_ACTION);
+        CHECK(!g.has_times && u.time[0] == 1060 && u.time[2] == 1180 && u.action[1] == ACTION_UNKNOWN);
         given_history_fini(&g);
     }
 }
@@ -72,7 +72,7 @@ TEST(history_read_takes_events) {
                        "[{\"item\":20,\"time\":5,\"rating\":5},{\"time\":5,\"item\":10,"
                        "\"action\":1},{\"item\":\"30\",\"time\":1900000000}]"));
     CHECK(g.n == 3 && g.has_times && g.time[0] == 5 && g.time[2] == 1900000000);
-    CHECK(g.action[0] == 4 && g.action[1] == 1 && g.action[2] == NO_ACTION);
+    CHECK(g.action[0] == 4 && g.action[1] == 1 && g.action[2] == ACTION_UNKNOWN);
     given_history_fini(&g);
     CHECK_OK(read_text(&g, &t,
                        "[{\"item\":\"a,b\",\"time\":-1.5,\"action\":65535},"

@@ -332,6 +332,18 @@ TEST(vocabulary_view_checks_actions) {
     CHECK_EQ(m.view.data->n_actions, 4);
     for (uint64_t i = 0; i < m.view.data->n_events; i++)
         CHECK(m.view.data->action[i] < 4);
+    /* An event without an action stays. */
+    uint16_t *action = calloc(m.data->n_events, sizeof *action);
+    uint64_t n_kept = m.view.data->n_events, n_more = 0;
+    for (uint64_t i = 0; i < m.data->n_events; i++) {
+        bool is_new = m.data->action[i] == 5;
+        n_more += is_new;
+        action[i] = is_new ? ACTION_UNKNOWN : m.data->action[i];
+    }
+    ((seq_file *)(uintptr_t)m.data)->action = action;
+    CHECK_OK(look(&m, true, true));
+    CHECK_EQ(m.view.data->n_events, n_kept + n_more);
+    free(action);
     CHECK_OK(look(&m, false, true));
     CHECK(m.view.data == m.data);
     meeting_close(&m);

@@ -66,7 +66,7 @@ TEST(plan_of_added_actions) {
     static const int64_t keys[] = {5, 5, 5, 6, 7}, queries[] = {5, 5, 6, 7, 8};
     CHECK(memcmp(p->key_time.host, keys, sizeof keys) == 0);
     CHECK(memcmp(p->query_time.host, queries, sizeof queries) == 0);
-    b.action[0] = NO_ACTION;
+    b.action[0] = ACTION_UNKNOWN;
     b.action[1] = TOY_ACTIONS;
     CHECK_OK(batch_layout_build(p, t.be, &b.b, &encode));
     check_i32("added", p->added_action.host, (int32_t[]){-1, -1, -1, -1, 2}, 5);
@@ -78,6 +78,35 @@ TEST(plan_of_added_actions) {
     CHECK(!p->config.has_times);
     CHECK_OK(batch_layout_build(p, t.be, &b.b, &encode));
     check_i32("added", p->added_action.host, (int32_t[]){-1, -1, -1, -1, 2}, 5);
+    toy_model_close(&t);
+}
+
+/* An unknown action is a token of zeros, and no label of training. */
+TEST(plan_of_unknown_actions) {
+    toy_model t;
+    toy_batch b;
+    make(&t, &b, TOY_RANK_BITS, 2, LAYOUT_TRAIN, NULL);
+    batch_layout *p = &t.p->plan;
+    layout_request request = {.purpose = LAYOUT_TRAIN, .grad_scale = 1};
+    b.action[0] = b.action[2] = ACTION_UNKNOWN;
+    CHECK_OK(batch_layout_build(p, t.be, &b.b, &request));
+    check_i32("row", p->row.host, (int32_t[]){35, 44, 11, -1, 12, 25, 13, -1, 14, 27}, 10);
+    CHECK_EQ(p->n_loss, 1);
+    CHECK_EQ(p->loss_token.host[0], 8);
+    CHECK_EQ(p->label.host[0], 3);
+    CHECK_EQ(batch_layout_count_loss(&p->config, &b.b), 1);
+    request.purpose = LAYOUT_SCORE;
+    CHECK_OK(batch_layout_build(p, t.be, &b.b, &request));
+    check_i32("row", p->row.host, (int32_t[]){35, 44, 11, -1, 12, 25, 13, 14}, 8);
+    CHECK_EQ(p->n_loss, 2);
+    toy_model_close(&t);
+    make(&t, &b, TOY_RANK_CLASSES, 0, LAYOUT_TRAIN, NULL);
+    p = &t.p->plan;
+    b.action[1] = ACTION_UNKNOWN;
+    request.purpose = LAYOUT_TRAIN;
+    CHECK_OK(batch_layout_build(p, t.be, &b.b, &request));
+    check_i32("label", p->label.host, (int32_t[]){0, 2, 3}, 3);
+    CHECK_EQ(batch_layout_count_loss(&p->config, &b.b), 3);
     toy_model_close(&t);
 }
 

@@ -265,6 +265,11 @@ def pyarrow_cases(rng):
         pq.write_table(holes.set_column(0, "user_id", pa.array(users)), path, data_page_version=version,
                        use_dictionary=dictionary, data_page_size=300)
         compare("pyarrow nulls skipped", path, "stars", ["--skip-bad", "1000"], wanted=holes.filter(pa.array(is_there)))
+    ratings = [r if k else None for r, k in zip(make_table(rng)["rating"].to_pylist(), is_there)]
+    pq.write_table(holes.set_column(holes.column_names.index("rating"), "rating", pa.array(ratings)), path)
+    run = subprocess.run([HSTU, "prep", "parquet", "--input", path, "--out", FOLDER + "/unknown", "--json"],
+                         capture_output=True, text=True, check=True)
+    assert json.loads(run.stdout)["unknown_actions"] == is_there.count(False), run.stdout
 
 
 def polars_cases(rng):

@@ -378,7 +378,7 @@ enum { N_BITS = 8 };
 /* Events with a bit of the mask set. */
 static uint64_t count_bit(const data_stats *stats, int bit) {
     uint64_t n = 0;
-    for (uint32_t a = 0; a < STATS_ACTIONS; a++)
+    for (uint32_t a = 0; a < ACTION_UNKNOWN; a++)
         if (a >> bit & 1) n += stats->action_count[a];
     return n;
 }
@@ -391,6 +391,11 @@ static uint64_t count_covered(const seq_file *data, const item_content *c) {
     return n;
 }
 
+/* Events without an action; data without any have none that could be unknown. */
+static uint64_t count_unknown(const info *in) {
+    return in->data->actions != ACTION_NONE ? in->stats->action_count[ACTION_UNKNOWN] : 0;
+}
+
 /* JSON out. */
 
 static void write_actions(const info *in, json_writer *w) {
@@ -399,12 +404,13 @@ static void write_actions(const info *in, json_writer *w) {
     json_key_object(w, "counts");
     for (int bit = 0; bit < N_BITS && in->data->actions == ACTION_BITS; bit++)
         json_key_int(w, seq_signal_name(bit), (int64_t)count_bit(in->stats, bit));
-    for (uint32_t a = 0; a < STATS_ACTIONS && in->data->actions != ACTION_BITS; a++) {
+    for (uint32_t a = 0; a < ACTION_UNKNOWN && in->data->actions != ACTION_BITS; a++) {
         char key[24];
         if (in->stats->action_count[a] == 0) continue;
         snprintf(key, sizeof key, "%g", seq_rating(in->data, (uint16_t)a));
         json_key_int(w, key, (int64_t)in->stats->action_count[a]);
     }
+    if (count_unknown(in) > 0) json_key_int(w, "unknown", (int64_t)count_unknown(in));
     json_object_close(w);
     json_object_close(w);
 }
@@ -581,7 +587,7 @@ static void print_codes(const info *in) {
     uint32_t last = 0;
     for (int row = 0; row < N_CODES; row++) {
         uint32_t best = STATS_ACTIONS;
-        for (uint32_t a = 0; a < STATS_ACTIONS; a++) {
+        for (uint32_t a = 0; a < ACTION_UNKNOWN; a++) {
             bool is_left = count[a] < below || (count[a] == below && a > last);
             if (count[a] > 0 && is_left && (best == STATS_ACTIONS || count[a] > count[best]))
                 best = a;
@@ -595,7 +601,7 @@ static void print_codes(const info *in) {
     }
 }
 
-static void print_actions(const info *in) {
+static void print_kind(const info *in) {
     switch (in->data->actions) {
     case ACTION_NONE:
         return;
@@ -615,6 +621,12 @@ static void print_actions(const info *in) {
         print_heading(in, "Action codes, most frequent first");
         print_codes(in);
     }
+}
+
+static void print_actions(const info *in) {
+    uint64_t n = count_unknown(in);
+    print_kind(in);
+    if (n > 0) print_row("       unknown", n, in->data->n_events, in->data->n_events);
 }
 
 /* A line: how many values a feature has, and the first of them. */

@@ -21,7 +21,7 @@ typedef struct prep_options {
     source_request request;
     arg_list inputs;   /* --input, and the words after the source: a pattern of the shell */
     const char *input; /* the first of them; the archive after a download */
-    const char *out, *emit_csv, *item_name, *url;
+    const char *out, *emit_csv, *item_name, *url, *skip_bad;
     bool is_json, is_download;
     char archive[4096]; /* path of a downloaded archive */
 } prep_options;
@@ -46,7 +46,7 @@ static const char notes[] =
     "asin, timestamp, ts, rating, ...), or columns 1, 2, 3 if there is no header. What was taken "
     "for "
     "what is said on stderr. --header auto takes the first row as a header if no field of it is a "
-    "number or a date. Times are numbers or ISO 8601 dates. Quoted fields may hold line breaks.\n"
+    "number or a date. Times are numbers, ISO 8601 dates, or as --time-format says. Quoted fields may hold line breaks.\n"
     "\n"
     "jsonl: the same with one JSON object a line; columns are members, a.b those of a nested "
     "object.\n"
@@ -79,6 +79,23 @@ static status take_inputs(prep_options *o, const char **words, int n) {
         TRY(args_list_add(list, words[i]));
     if (list->n_items > 0) o->input = list->item[0];
     return OK;
+}
+
+/* --skip-bad 100, or 1%. */
+static status read_skip_bad(const char *text, source_request *r) {
+    char *end = NULL;
+    double value = -1;
+    bool is_number = text[0] >= '0' && text[0] <= '9';
+    if (is_number) is_number = text_read_double(text, &end, &value) == OK && end > text;
+    if (is_number && strcmp(end, "%") == 0 && value <= 100) {
+        r->skip_bad_percent = value;
+        return OK;
+    }
+    r->skip_bad = value >= 0 && value <= BAD_LINES_MAX ? (int64_t)value : -1;
+    if (is_number && *end == '\0' && (double)r->skip_bad == value) return OK;
+    return fail(ERR_USAGE,
+                "--skip-bad '%s' is neither a number of rows up to %d nor a share such as 1%%",
+                text, BAD_LINES_MAX);
 }
 
 static status parse_options(int argc, char **argv, prep_options *o, bool *is_help) {
@@ -151,9 +168,15 @@ static status parse_options(int argc, char **argv, prep_options *o, bool *is_hel
                  "detected)."),
         OPT_FLAG("--string-ids", &r->has_text_ids,
                  "csv, jsonl, parquet: treat ids as strings even if they look like numbers."),
-        OPT_INT("--skip-bad", &r->skip_bad, "N", 0, 1000000,
-                "csv, jsonl, parquet: skip up to N unreadable rows and list them in "
-                "DIR/skipped.txt (default: the first one is an error)."),
+        OPT_TEXT("--time-zone", &r->time_zone, "ZONE",
+                 "csv, jsonl, parquet: zone of dates without one, such as Europe/Berlin or +02:00 "
+                 "(default: UTC)."),
+        OPT_TEXT("--time-format", &r->time_format, "FORMAT",
+                 "csv, jsonl, parquet: form of dates that are not ISO 8601, as in "
+                 "'%d.%m.%Y %H:%M'; see docs/data.md."),
+        OPT_TEXT("--skip-bad", &o->skip_bad, "N|P%",
+                 "csv, jsonl, parquet: skip up to N unreadable rows, or P percent of all, and list "
+                 "them in DIR/skipped.txt (default: the first one is an error)."),
         {0}};
     const arg_spec spec = {.usage = "hstu prep SOURCE --input PATH... --out DIR [options]",
                            .summary =
@@ -169,6 +192,7 @@ static status parse_options(int argc, char **argv, prep_options *o, bool *is_hel
     status st = args_parse(&spec, argc, argv, words, &n, is_help);
     if (st == OK && !*is_help) st = source_find(words[0], &o->src);
     if (st == OK && !*is_help) st = take_inputs(o, words + 1, n - 1);
+    if (st == OK && o->skip_bad != NULL) st = read_skip_bad(o->skip_bad, r);
     mem_free(words);
     return st;
 }
@@ -276,6 +300,7 @@ static status print_json(const prep_options *o, const builder_stats *s, double s
                 FIELD("out_of_order", s->n_out_of_order), FIELD("filtered", s->n_filtered_events),
                 FIELD("filtered_users", s->n_filtered_users),
                 FIELD("filtered_items", s->n_filtered_items), FIELD("skipped", s->n_skipped),
+                FIELD("unknown_actions", s->n_unknown_actions),
                 FIELD("vectors", s->n_vector_items), FIELD("seconds", seconds));
     json_key_object(w, "item_features");
     for (const content_report *c = s->content; c < s->content + s->n_content; c++)
@@ -314,6 +339,9 @@ static status print_summary(const prep_options *o, const builder_stats *s, doubl
         printf("  Left out    %12s   events of %s rare users and %s rare items\n",
                show_count(a, s->n_filtered_events), show_count(b, s->n_filtered_users),
                show_count(c, s->n_filtered_items));
+    if (s->n_unknown_actions > 0)
+        printf("  Unknown     %12s   events without an action: history, not labels of ranking\n",
+               show_count(a, s->n_unknown_actions));
     if (s->n_skipped > 0)
         printf("  Skipped     %12s   bad lines, in %s/skipped.txt\n", show_count(a, s->n_skipped),
                out);
@@ -399,7 +427,7 @@ static void warn_described(const prep_options *o, const builder_stats *s) {
 /* One line: what the times were taken for, and their range, which shows a wrong guess. */
 static void log_times(const source_result *r, const builder_stats *s) {
     char first[SHOW_BYTES], last[SHOW_BYTES];
-    if (r->times == NULL) return;
+    if (r->times[0] == '\0') return;
     log_info("times: %s, %s .. %s", r->times, show_date(first, s->first_time / s->time_per_second),
              show_date(last, s->last_time / s->time_per_second));
 }

@@ -565,3 +565,10 @@ status builder_write(builder *b, const char *folder, const char *meta_json, buil
     if (st != OK && is_made) (void)rmdir(folder);
     return st;
 }
+
+uint64_t builder_n_events(const builder *b) {
+    uint64_t n = 0;
+    for (size_t i = 0; i < b->n_blocks; i++)
+        n += b->blocks[i]->n;
+    return n;
+}

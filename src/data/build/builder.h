@@ -69,6 +69,7 @@ typedef struct builder_stats {
     uint64_t n_filtered_users, n_filtered_items; /* that had events, and have none left */
     uint64_t n_described_users;    /* users of the file that contextual features were given for */
     uint64_t n_described_items;    /* items with events that builder_add_item was called for */
+    uint64_t n_unknown_actions;    /* events with ACTION_UNKNOWN */
     uint64_t n_skipped;            /* bad rows: the caller's to fill in */
     int64_t first_time, last_time; /* in ticks */
     int64_t time_per_second;       /* ticks a second of the file */
@@ -105,6 +106,9 @@ status sink_add_numbered(builder_sink *s, uint32_t user, uint32_t item, uint16_t
 /* Adds n events given by columns. */
 status sink_add_columns(builder_sink *s, size_t n, const uint32_t *user, const uint32_t *item,
                         const uint32_t *action, const int64_t *time);
+
+/* The events added so far, when no block is open. */
+uint64_t builder_n_events(const builder *b);
 
 /* Adds an item to the catalogue, seen in events or not; title may be NULL.  One thread.  The id is
  * given as text (parsed if ids are integers).  The first title of an id is kept. */

@@ -308,6 +308,8 @@ static status do_part(void *ctx, int64_t part, int worker) {
     if (p->columns == NULL) return OK;
     const event_columns *c = p->columns;
     uint64_t at = p->job->out_offsets[first], n = p->job->out_offsets[end] - at;
+    for (uint64_t i = 0; i < n; i++)
+        w->stats.n_unknown_actions += w->action[i] == ACTION_UNKNOWN;
     TRY(column_writer_put(c->writer, c->item, at, w->item, n));
     TRY(column_writer_put(c->writer, c->action, at, w->action, n));
     return column_writer_put(c->writer, c->time, at, w->time, n);
@@ -321,6 +323,7 @@ static void collect_stats(const partition_job *p) {
         const builder_stats *s = &p->workers[i].stats;
         if (!p->workers[i].is_ready) continue;
         stats->n_duplicates += s->n_duplicates;
+        stats->n_unknown_actions += s->n_unknown_actions;
         stats->n_out_of_order += s->n_out_of_order;
         if (s->max_len > stats->max_len) stats->max_len = s->max_len;
         if (s->first_time < stats->first_time) stats->first_time = s->first_time;

@@ -399,6 +399,15 @@ uint64_t bad_lines_count(const bad_lines *b) {
     return b->n;
 }
 
+status bad_lines_check_share(bad_lines *b, uint64_t n_good, double percent) {
+    uint64_t n = b->n + n_good;
+    if (100 * (double)b->n <= percent * (double)n) return OK;
+    return fail(ERR_FORMAT,
+                "%llu of %llu rows are bad, and --skip-bad allows %g %%; the first: %s%s%.200s",
+                (unsigned long long)b->n, (unsigned long long)n, percent, bad_lines_get(b, 0),
+                b->n > 1 ? "; the second: " : "", b->n > 1 ? bad_lines_get(b, 1) : "");
+}
+
 status bad_lines_fail(bad_lines *b) {
     return fail(ERR_FORMAT, "%s; this is bad line %llu, and --skip-bad allows %llu",
                 bad_lines_get(b, b->limit), (unsigned long long)b->limit + 1,

@@ -80,7 +80,9 @@ const char *blocks_name(const blocks *b);
 /* The number of newlines in n bytes. */
 uint64_t count_newlines(const char *text, size_t n);
 
-/* Bad lines: rows that could not be read and were skipped (--skip-bad N), with their reasons, in
+enum { BAD_LINES_MAX = 1000000 };
+
+/* Bad lines: rows that could not be read and were skipped (--skip-bad), with their reasons, in
  * the order of the source.  Any thread may add; the rest is for one thread, afterwards. */
 
 typedef struct bad_lines bad_lines;
@@ -101,6 +103,10 @@ status bad_lines_check(bad_lines *b);
 status bad_lines_fail(bad_lines *b);
 
 uint64_t bad_lines_count(const bad_lines *b);
+
+/* At the end, with n_good rows that were read: ERR_FORMAT with the first places if more than this
+ * share of all rows is bad. */
+status bad_lines_check_share(bad_lines *b, uint64_t n_good, double percent);
 
 /* The reason of bad line i in the order of the source. */
 const char *bad_lines_get(bad_lines *b, uint64_t i);

@@ -76,11 +76,11 @@ typedef struct csv_layout {
     struct bad_lines *bad;          /* collects bad rows, which are then skipped; NULL: they fail */
     action_kind actions;            /* what the ACTION column holds; BITS with ROLE_BIT* too */
     bool has_text_users, has_text_items; /* ids are texts */
-    bool can_have_text_ids;              /* an error may advise --string-ids */
-    int n_columns;                       /* fields of a row */
-    int n_needed;                        /* up to the last column with a role */
-    uint8_t role[CSV_MAX_COLUMNS];       /* csv_role of each column */
-    char name[N_ROLES][CSV_NAME_BYTES];  /* column of each role, for messages */
+    bool is_own;   /* a person's own table: errors may advise options, actions may be missing */
+    int n_columns; /* fields of a row */
+    int n_needed;  /* up to the last column with a role */
+    uint8_t role[CSV_MAX_COLUMNS];      /* csv_role of each column */
+    char name[N_ROLES][CSV_NAME_BYTES]; /* column of each role, for messages */
 } csv_layout;
 
 /* Finds the columns in the first row of a file.  `has_names` says that the row is a header: a

@@ -237,6 +237,10 @@ status json_row_read(const json_paths *p, char *line, size_t n_bytes, json_cell 
 static status set_cell(const csv_layout *t, csv_role role, const json_cell *cell, csv_row *row) {
     static char digits[2][2] = {"0", "1"};
     csv_field field = cell->field;
+    if (role == ROLE_ACTION && (cell->kind == JSON_CELL_MISSING || cell->kind == JSON_CELL_NULL)) {
+        row->action = ACTION_UNKNOWN;
+        return OK;
+    }
     switch (cell->kind) {
     case JSON_CELL_MISSING:
         return fail(ERR_FORMAT, "%s is missing", t->name[role]);

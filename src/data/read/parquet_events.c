@@ -144,6 +144,12 @@ static status time_from_text(converter *c, const char *text, size_t n, int64_t *
     return fault == TIME_FINE ? OK : time_fail(&c->times, fault, text, n);
 }
 
+/* A timestamp without a zone as one of UTC. */
+static int64_t utc_of(const converter *c, int64_t ns) {
+    int64_t seconds = floor_divide(ns, 1000000000);
+    return ns + (time_zone_seconds(c->layout->times.zone, seconds) - seconds) * 1000000000;
+}
+
 static status times_from_ints(converter *c, const int64_t *from, size_t n, int64_t *out,
                               size_t *n_done) {
     char text[24];
@@ -157,6 +163,7 @@ static status times_from_ints(converter *c, const int64_t *from, size_t n, int64
             continue;
         }
         out[i] = value * t->ns_per_unit;
+        if (c->column->is_local) out[i] = utc_of(c, out[i]);
         if (t->unit != UNIT_S && c->time_digits < 9) keep_digits(c, out[i]);
     }
     return OK;
@@ -202,6 +209,10 @@ static status action_from_number(const converter *c, double value, uint32_t *out
     char text[40];
     uint16_t action = 0;
     double halves = 2 * value;
+    if (isnan(value)) {
+        *out = ACTION_UNKNOWN;
+        return OK;
+    }
     bool is_half = fabs(halves) <= 4 * UINT16_MAX && halves == trunc(halves);
     int64_t whole = is_half ? floor_divide((int64_t)halves, 2) : 0;
     if (c->layout->map == NULL && is_half &&
@@ -463,19 +474,22 @@ static status convert_batch(events_worker *w, event_column *c, const parquet_bat
     return OK;
 }
 
-/* Puts values where their entries are; a null that is not the end of an empty list is an error. */
+/* Puts values where their entries are; a null that is not the end of an empty list is an unknown
+ * action, or an error. */
 static status spread(events_worker *w, event_column *c, const parquet_batch *b, converted to,
                      size_t place) {
     const parquet_column *of = c->convert.column;
     size_t next = 0;
     for (size_t i = 0; i < b->n; i++) {
-        if (b->define[i] >= of->element_define && b->define[i] < of->max_define)
+        bool is_null = b->define[i] >= of->element_define && b->define[i] < of->max_define;
+        bool is_unknown = is_null && c->convert.role == EVENT_ACTION;
+        if (is_null && !is_unknown)
             TRY(bad_value(w, c, b, fail(ERR_FORMAT, "it is null"), i, place + i));
         size_t from = next < b->n_values ? next : 0;
         if (c->convert.role == EVENT_TIME)
             to.time[i] = c->some.time[from];
         else
-            to.number[i] = c->some.number[from];
+            to.number[i] = is_unknown ? ACTION_UNKNOWN : c->some.number[from];
         next += b->define[i] == of->max_define;
     }
     return OK;

@@ -163,15 +163,25 @@ static const parquet_column *column_of(const events_file *f, event_role role) {
     return NULL;
 }
 
-/* A time column with a type of its own has its unit. */
+static const char *type_words(const parquet_column *c) {
+    if (is_typed_time(c)) return c->meaning == MEANS_DATE ? "dates" : "timestamps";
+    return parquet_type_name(c->type);
+}
+
+/* A time column with a type of its own has its unit, and perhaps its zone. */
 static status check_time_unit(parquet_job *p, const events_file *file) {
-    static const char *const names[] = {"dates", "timestamps", "timestamps", "timestamps"};
     const parquet_column *time = column_of(file, EVENT_TIME);
+    const source_request *q = p->job->request;
     if (time == NULL || !is_typed_time(time)) return OK;
-    p->job->times = names[time->meaning - MEANS_DATE];
-    if (p->job->request->time_unit == NULL) return OK;
-    return fail(ERR_USAGE, "%s: column '%s' has %s, which have their unit; leave --time-unit out",
-                file->path, time->name, p->job->times);
+    p->table.layout.times.form = TIME_DATE; /* for its name */
+    p->job->zone->has_local = time->is_local;
+    const char *option = q->time_unit != NULL                      ? "unit; leave --time-unit"
+                         : q->time_format != NULL                  ? "form; leave --time-format"
+                         : q->time_zone != NULL && !time->is_local ? "zone, UTC; leave --time-zone"
+                                                                   : NULL;
+    if (option == NULL) return OK;
+    return fail(ERR_USAGE, "%s: column '%s' has %s, which have their %s out", file->path,
+                time->name, type_words(time), option);
 }
 
 /* The first file with rows decides what ids, times and actions are. */
@@ -181,11 +191,6 @@ static status plan_events(parquet_job *p, const parquet_file *f, events_file *fi
     /* A guessed action column that is none was the last one. */
     file->n_columns = p->table.n_wanted;
     return check_time_unit(p, file);
-}
-
-static const char *type_words(const parquet_column *c) {
-    if (is_typed_time(c)) return c->meaning == MEANS_DATE ? "dates" : "timestamps";
-    return parquet_type_name(c->type);
 }
 
 /* Another file must have the same kind of values in each role. */
@@ -271,8 +276,7 @@ static status read_groups(parquet_job *p) {
     status st = pool_run(p->job->p, (int64_t)p->n_groups, read_group, p);
     progress_end(&p->bar);
     p->job->next_sequence += (uint64_t)p->n_groups << 32;
-    if (bad != NULL && bad_lines_count(bad) > (uint64_t)p->job->request->skip_bad)
-        return bad_lines_fail(bad);
+    if (bad != NULL && bad_lines_check(bad) != OK) return bad_lines_fail(bad);
     return st;
 }
 
@@ -282,7 +286,9 @@ static status read_all(parquet_job *p) {
     for (size_t i = 0; i < p->parts.n; i++)
         TRY(read_footer(p, &p->parts.part[i]));
     if (p->n_files == 0) return fail(ERR_FORMAT, "%s: there are no rows", p->job->path);
-    return read_groups(p);
+    TRY(read_groups(p));
+    table_name_times(&p->table);
+    return OK;
 }
 
 status read_parquet(source_job *job) {

@@ -91,9 +91,13 @@ static status set_time(row_event *e, const csv_field *element) {
 }
 
 static status set_action(const seqs_reader *r, row_event *e, const csv_field *element) {
-    static const uint16_t largest[] = {0, 4, 9, 255, UINT16_MAX};
+    static const uint16_t largest[] = {0, 4, 9, 255, ACTION_UNKNOWN - 1};
     action_kind kind = r->layout.actions, read_as = r->has_raw_ratings ? kind : ACTION_CODE;
     char text[64];
+    if (action_is_missing(element->text, element->n_bytes)) {
+        e->action = ACTION_UNKNOWN;
+        return OK;
+    }
     if (action_parse(read_as, element->text, element->n_bytes, &e->action) &&
         e->action <= largest[kind])
         return OK;

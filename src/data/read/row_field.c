@@ -1,4 +1,5 @@
 #include <string.h>
+#include <strings.h>
 
 #include "base/text.h"
 #include "data/read/row_field.h"
@@ -12,11 +13,11 @@ static int find(const action_map *m, const char *text, size_t n) {
     return -1;
 }
 
-/* The action of a text; false if it is not in the map and "*" is not either. */
-static bool action_map_find(const action_map *m, const char *text, size_t n, uint16_t *out) {
-    int i = find(m, text, n);
-    *out = i >= 0 ? m->action[i] : m->other;
-    return i >= 0 || m->has_other;
+bool action_is_missing(const char *text, size_t n) {
+    static const char *const words[] = {"", "nan", "-nan", "null", "none", "na", "n/a", "\\n"};
+    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++)
+        if (strlen(words[i]) == n && strncasecmp(words[i], text, n) == 0) return true;
+    return false;
 }
 
 /* Cuts "digits.zeros" to its digits; -1 in *half where the fraction is neither 0 nor 5. */
@@ -56,11 +57,11 @@ const char *action_scale(action_kind kind) {
     case ACTION_BITS:
         return "a bit mask from 0 to 255";
     default:
-        return "a whole number from 0 to 65535";
+        return "a whole number from 0 to 65534";
     }
 }
 
-static csv_field trim(const csv_field *field) {
+csv_field field_trim(const csv_field *field) {
     csv_field f = *field;
     while (f.n_bytes > 0 && f.text[0] == ' ')
         f.text++, f.n_bytes--;
@@ -69,9 +70,17 @@ static csv_field trim(const csv_field *field) {
     return f;
 }
 
-/* A text of the map first, then a number: so a map may be given for a column with both. */
+/* A text of the map first, then a number: so a map may be given for a column with both.  "*" stands
+ * for texts, not for a missing one. */
 static field_fault set_action(const csv_layout *t, const csv_field *f, uint16_t *out) {
-    if (t->map != NULL && action_map_find(t->map, f->text, f->n_bytes, out)) return FIELD_FINE;
+    int i = t->map != NULL ? find(t->map, f->text, f->n_bytes) : -1;
+    bool is_missing = i < 0 && t->is_own && action_is_missing(f->text, f->n_bytes);
+    *out = i >= 0 ? t->map->action[i] : ACTION_UNKNOWN;
+    if (i >= 0 || is_missing) return FIELD_FINE;
+    if (t->map != NULL && t->map->has_other) {
+        *out = t->map->other;
+        return FIELD_FINE;
+    }
     return action_parse(t->actions, f->text, f->n_bytes, out) ? FIELD_FINE : FIELD_BAD_ACTION;
 }
 
@@ -89,13 +98,13 @@ static field_fault set_text(const csv_field *f, const char **text, size_t *n) {
 }
 
 field_fault row_set(const csv_layout *t, csv_role role, const csv_field *field, csv_row *row) {
-    csv_field f = trim(field);
+    csv_field f = field_trim(field);
     if (role == ROLE_SKIP) return FIELD_FINE;
     if (role == ROLE_USER && t->has_text_users)
         return set_text(field, &row->user_text, &row->user_bytes);
     if (role == ROLE_ITEM && t->has_text_items)
         return set_text(field, &row->item_text, &row->item_bytes);
-    if (f.n_bytes == 0) return FIELD_EMPTY;
+    if (f.n_bytes == 0 && (role != ROLE_ACTION || !t->is_own)) return FIELD_EMPTY;
     switch (role) {
     case ROLE_USER:
         return faults[number_read_id(field->text, field->n_bytes, &row->user)];
@@ -119,19 +128,18 @@ static status fail_action(const csv_layout *t, const char *shown) {
                     "all other texts",
                     shown, shown);
     bool is_number = strspn(shown, "0123456789.-+") == strlen(shown);
-    return fail(
-        ERR_FORMAT, "'%s' is not %s%s", shown, action_scale(t->actions),
-        is_number || !t->can_have_text_ids ? "" : "; give texts their numbers with --action-map");
+    return fail(ERR_FORMAT, "'%s' is not %s%s", shown, action_scale(t->actions),
+                is_number || !t->is_own ? "" : "; give texts their numbers with --action-map");
 }
 
 static status fail_field(const csv_layout *t, csv_role role, field_fault fault,
                          const csv_field *field) {
     bool is_id = role == ROLE_USER || role == ROLE_ITEM;
-    csv_field f = is_id ? *field : trim(field);
+    csv_field f = is_id ? *field : field_trim(field);
     char shown[64];
     int64_t time;
     int digits = 0;
-    const char *advice = is_id && t->can_have_text_ids ? "; for string ids use --string-ids" : "";
+    const char *advice = is_id && t->is_own ? "; for string ids use --string-ids" : "";
     escape_excerpt(shown, f.text, f.n_bytes);
     switch (fault) {
     case FIELD_BAD_TIME:
@@ -177,9 +185,11 @@ static status read_entry(action_map *m, const char *entry, size_t n, action_kind
         return fail(ERR_USAGE, "--action-map: '%.*s' is not TEXT=NUMBER, such as view=1,buy=2",
                     (int)n, entry);
     size_t n_text = (size_t)(equals - entry), n_value = n - n_text - 1;
-    if (!action_parse(kind, equals + 1, n_value, &action))
-        return fail(ERR_USAGE, "--action-map: the number of '%.*s' is not %s", (int)n, entry,
-                    action_scale(kind));
+    if (n_value == 7 && memcmp(equals + 1, "unknown", 7) == 0)
+        action = ACTION_UNKNOWN;
+    else if (!action_parse(kind, equals + 1, n_value, &action))
+        return fail(ERR_USAGE, "--action-map: the number of '%.*s' is not %s, nor 'unknown'",
+                    (int)n, entry, action_scale(kind));
     return add_entry(m, entry, n_text, action);
 }
 

@@ -5,8 +5,8 @@
  *   ids      64-bit integers as they are printed, so neither 01 nor +1; or strings, which must not
  *            be empty
  *   times    as the layout's plan says (time_text.h)
- *   actions  on the grid of the layout's action_kind ("4" and "4.0" are the same), or a text of the
- *            layout's map
+ *   actions  on the grid of the layout's action_kind ("4" and "4.0" are the same), a text of the
+ *            layout's map, or in a person's own table nothing: ACTION_UNKNOWN
  *   bits     integers; anything but 0 sets the bit
  * Spaces around all but ids are skipped. */
 #ifndef HSTU_DATA_READ_ROW_FIELD_H
@@ -46,7 +46,7 @@ status row_fail(const csv_layout *t, csv_role role, field_fault fault, const csv
 /* The stored action (seq_file.h) for a rating of value + half / 2; false if the kind cannot
  * represent it. */
 static inline bool action_store(action_kind kind, int64_t value, int half, uint16_t *out) {
-    static const uint16_t largest[] = {UINT16_MAX, 4, 9, 255, UINT16_MAX};
+    static const uint16_t largest[] = {0, 4, 9, 255, ACTION_UNKNOWN - 1};
     if (value < 0 || value > UINT16_MAX || (half != 0 && kind != ACTION_HALF_STARS)) return false;
     int64_t action = kind == ACTION_STARS        ? value - 1
                      : kind == ACTION_HALF_STARS ? 2 * value + half - 1
@@ -58,11 +58,17 @@ static inline bool action_store(action_kind kind, int64_t value, int half, uint1
 /* Converts a rating to the stored action; false if the kind cannot represent it. */
 bool action_parse(action_kind kind, const char *text, size_t n, uint16_t *out);
 
+/* A field without the spaces around it. */
+csv_field field_trim(const csv_field *field);
+
+/* Whether a field says that there is no action: it is empty, or "NaN", "null", "NA", ... */
+bool action_is_missing(const char *text, size_t n);
+
 /* The values an action column of this kind may hold, in words. */
 const char *action_scale(action_kind kind);
 
 /* Action map: texts of an action column and the actions they stand for, as --action-map has them:
- * "view=1,buy=2", where "*" stands for every other text. */
+ * "view=1,buy=2", where "*" stands for every other text, and the action may be "unknown". */
 enum { ACTION_MAP_MAX = 256 };
 
 typedef struct action_map {

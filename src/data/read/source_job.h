@@ -25,7 +25,8 @@ struct source_job {
     builder_options options;        /* set before the builder is made */
     uint64_t next_sequence;         /* of blocks, over all files */
     bad_lines *bad;                 /* --skip-bad; else NULL */
-    const char *times;              /* what the times were taken for; NULL: known before */
+    time_zone *zone;                /* of dates without one */
+    char times[TIME_NAME_BYTES];    /* what the times were taken for; "": known before */
     char item_name[CSV_NAME_BYTES]; /* starts as src->item_name */
 };
 

@@ -147,7 +147,9 @@ static status check_request(const source *s, const source_request *r) {
         const char *option;
         bool is_given;
     } of_tables[] = {{"--action-map", r->action_map != NULL},
-                     {"--skip-bad", r->skip_bad > 0},
+                     {"--skip-bad", r->skip_bad > 0 || r->skip_bad_percent > 0},
+                     {"--time-zone", r->time_zone != NULL},
+                     {"--time-format", r->time_format != NULL},
                      {"--items", r->items != NULL},
                      {"--users", r->users != NULL}};
     for (size_t i = 0; !s->has_columns && i < sizeof given / sizeof given[0]; i++)
@@ -165,6 +167,8 @@ static status check_request(const source *s, const source_request *r) {
     if (!s->is_table && r->time_unit != NULL && strcmp(r->time_unit, "s") != 0 &&
         strcmp(r->time_unit, "ms") != 0)
         return fail(ERR_USAGE, "--time-unit '%s': %s knows s and ms", r->time_unit, s->name);
+    if (r->time_unit != NULL && r->time_format != NULL)
+        return fail(ERR_USAGE, "--time-unit and --time-format exclude each other");
     if (r->items == NULL &&
         (r->items_id != NULL || r->items_title != NULL || r->item_features != NULL))
         return fail(ERR_USAGE, "--items-id, --items-title and --item-features need --items");
@@ -223,10 +227,16 @@ status source_read(const source *s, const source_request *request, const char *c
     TRY(plan_options(s, request, &job.options));
     snprintf(job.item_name, sizeof job.item_name, "%s", s->item_name);
     status st = OK;
-    if (request->skip_bad > 0) st = bad_lines_create(&job.bad, (uint64_t)request->skip_bad);
+    /* How many rows a share is shows only at the end. */
+    uint64_t most = request->skip_bad_percent > 0 ? BAD_LINES_MAX : (uint64_t)request->skip_bad;
+    if (most > 0) st = bad_lines_create(&job.bad, most);
+    if (st == OK) st = time_zone_create(&job.zone, request->time_zone);
     if (st == OK) st = s->is_table ? s->read(&job) : read_bundle(&job);
+    if (st == OK && request->skip_bad_percent > 0)
+        st = bad_lines_check_share(job.bad, builder_n_events(job.build), request->skip_bad_percent);
     if (st == OK) st = job_read_side_tables(&job);
     if (st == OK && request->item_vectors != NULL) st = job_read_vectors(&job);
+    mem_free(job.zone);
     if (st != OK) {
         builder_destroy(job.build);
         bad_lines_destroy(job.bad);
@@ -234,7 +244,7 @@ status source_read(const source *s, const source_request *request, const char *c
     }
     out->build = job.build;
     out->actions = job.options.actions;
-    out->times = job.times;
+    memcpy(out->times, job.times, sizeof out->times);
     out->bad = job.bad;
     memcpy(out->item_name, job.item_name, sizeof out->item_name);
     return OK;
@@ -261,7 +271,7 @@ void job_layout(const source_job *job, csv_layout *t, const char *delimiter, boo
     *t = (csv_layout){.actions = job->options.actions,
                       .has_text_users = job->options.has_text_users,
                       .has_text_items = job->options.has_text_items,
-                      .can_have_text_ids = job->src->has_columns};
+                      .is_own = job->src->has_columns};
     time_plan_set(&t->times, TIME_RAW, UNIT_S, true);
     snprintf(t->format.delimiter, sizeof t->format.delimiter, "%s", delimiter);
     t->format.has_quotes = has_quotes;
@@ -309,8 +319,7 @@ status job_read_blocks(source_job *job, blocks *b, const csv_layout *t, parse_bl
     event_context e = {job->build, t, blocks_name(b), parse};
     status st = blocks_run(b, job->p, parse_events, &e);
     job->next_sequence = blocks_next_sequence(b);
-    if (t->bad != NULL && bad_lines_count(t->bad) > (uint64_t)job->request->skip_bad)
-        return bad_lines_fail(t->bad);
+    if (t->bad != NULL && bad_lines_check(t->bad) != OK) return bad_lines_fail(t->bad);
     return st;
 }
 

@@ -47,8 +47,11 @@ typedef struct source_request {
     const char *delimiter;                                   /* default: found in the data */
     const char *header;                                      /* yes|no|auto */
     const char *time_unit;                                   /* s|ms|us|ns|iso */
+    const char *time_zone;                                   /* of dates without one: UTC */
+    const char *time_format;                                 /* "%d.%m.%Y %H:%M" */
     const char *action_map;                                  /* "view=1,buy=2,*=0" */
     int64_t skip_bad;                                        /* bad rows that may be skipped */
+    double skip_bad_percent;                                 /* or their share; 0: not given */
     int64_t min_user_events, min_item_events;                /* a k-core; 0: all */
     const char *items, *items_id, *items_title;   /* side file with titles, its columns */
     const char *item_features;                    /* "a,b:list,c:number" of it, or "none" */
@@ -64,8 +67,9 @@ typedef struct source_result {
     builder *build;
     action_kind actions;
     char item_name[CSV_NAME_BYTES];
-    const char *times; /* what the times were taken for: "milliseconds"; NULL: known before */
-    bad_lines *bad;    /* the rows that were skipped; NULL without --skip-bad */
+    char times[TIME_NAME_BYTES]; /* what the times were taken for: "milliseconds"; "": known before
+                                  */
+    bad_lines *bad;              /* the rows that were skipped; NULL without --skip-bad */
 } source_result;
 
 /* Reads a source from its inputs (folders, files, archives, pipes) into a new builder.  Only tables

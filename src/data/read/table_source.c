@@ -125,7 +125,7 @@ static bool has_texts(const sample *s, int col) {
 
 /* The form and unit that most rows have, and the first row that shows it. */
 static void guess_times(const sample *s, int col, time_plan *plan) {
-    enum { N_KINDS = TIME_ZONED * N_TIME_UNITS + N_TIME_UNITS };
+    enum { N_KINDS = N_TIME_FORMS * N_TIME_UNITS };
     int count[N_KINDS] = {0}, first[N_KINDS], best = -1;
     for (int i = 0; i < s->n_rows; i++) {
         const csv_field *f = sample_cell(s, i, col);
@@ -145,14 +145,26 @@ static void guess_times(const sample *s, int col, time_plan *plan) {
              (unsigned long long)s->line[first[best]], escape_excerpt(text, f->text, f->n_bytes));
 }
 
-/* Whether every row of a column is an action of this kind. */
+typedef enum { CELL_MISSING, CELL_NUMBER, CELL_TEXT } cell_kind;
+
+static cell_kind action_cell(const csv_field *f) {
+    if (f->text == NULL || action_is_missing(f->text, f->n_bytes)) return CELL_MISSING;
+    for (size_t i = 0; i < f->n_bytes; i++)
+        if (strchr("0123456789.+-", f->text[i]) == NULL) return CELL_TEXT;
+    return CELL_NUMBER;
+}
+
+/* Whether a column has numbers, all of them actions of this kind, and at most a tenth of texts. */
 static bool fits_kind(const sample *s, int col, action_kind kind) {
+    int count[] = {0, 0, 0};
     for (int i = 0; i < s->n_rows; i++) {
-        const csv_field *f = sample_cell(s, i, col);
+        csv_field f = field_trim(sample_cell(s, i, col));
+        cell_kind cell = action_cell(&f);
         uint16_t action;
-        if (f->text == NULL || !action_parse(kind, f->text, f->n_bytes, &action)) return false;
+        if (cell == CELL_NUMBER && !action_parse(kind, f.text, f.n_bytes, &action)) return false;
+        count[cell]++;
     }
-    return s->n_rows > 0;
+    return count[CELL_NUMBER] > 0 && count[CELL_TEXT] * 9 <= count[CELL_NUMBER];
 }
 
 static bool is_rating_name(const sample *s, int col) {
@@ -179,7 +191,7 @@ static void suggest_map(const sample *s, int col, char *out, size_t size) {
     for (int i = 0; i < s->n_rows && n < 8 && used + 60 < size; i++) {
         const csv_field *f = sample_cell(s, i, col);
         char text[64];
-        bool is_new = f->text != NULL && f->n_bytes > 0;
+        bool is_new = action_cell(f) == CELL_TEXT;
         for (int k = 0; k < n && is_new; k++)
             is_new =
                 f->n_bytes != seen[k]->n_bytes || memcmp(f->text, seen[k]->text, f->n_bytes) != 0;
@@ -201,11 +213,15 @@ static void set_action_kind(const source_request *r, const sample *s, column_cho
     if (is_sure || !choice->is_action_guessed) return;
     char map[256];
     suggest_map(s, choice->of[ROLE_ACTION], map, sizeof map);
-    log_info("note: the column %s is left out, as its values are not whole numbers; to use it: "
-             "--action-map %s",
-             escape_excerpt(name, s->name[choice->of[ROLE_ACTION]],
-                            strlen(s->name[choice->of[ROLE_ACTION]])),
-             map);
+    escape_excerpt(name, s->name[choice->of[ROLE_ACTION]],
+                   strlen(s->name[choice->of[ROLE_ACTION]]));
+    if (map[0] != '\0')
+        log_info("note: the column %s is left out, as it holds texts; to use it: --action-map %s",
+                 name, map);
+    else
+        log_info("note: the column %s is left out: its first rows hold neither whole numbers from "
+                 "0 to 65534 nor half stars; round its values, or give --action-kind",
+                 name);
     options->actions = ACTION_NONE;
     choice->of[ROLE_ACTION] = -1;
 }
@@ -222,7 +238,9 @@ static status columns_guess_kinds(const source_request *r, const sample *s, colu
     t->has_text_items = options->has_text_items;
     t->actions = options->actions;
     options->has_ns_times = true;
-    if (r->time_unit != NULL)
+    if (r->time_format != NULL)
+        TRY(time_plan_parse_format(&t->times, r->time_format));
+    else if (r->time_unit != NULL)
         TRY(time_plan_parse(&t->times, r->time_unit));
     else if (choice->of[ROLE_TIME] >= 0)
         guess_times(s, choice->of[ROLE_TIME], &t->times);
@@ -326,9 +344,20 @@ status table_choose_columns(table_reader *r, const sample *s) {
     return choose_action(r, s);
 }
 
+/* Numbers count from 1970 in UTC. */
+static status check_zone(const source_request *q, const time_plan *t) {
+    bool is_number = t->form == TIME_NUMBER && (t->is_given || t->evidence[0] != '\0');
+    if (q->time_zone == NULL || !is_number) return OK;
+    return fail(ERR_USAGE,
+                "--time-zone is for dates; the times are numbers, which have no zone%s%s",
+                t->evidence[0] != '\0' ? ": " : "", t->evidence);
+}
+
 status table_set_kinds(table_reader *r, const sample *s, const char *form) {
     source_job *job = r->job;
     TRY(columns_guess_kinds(job->request, s, &r->choice, &r->layout, &job->options));
+    TRY(check_zone(job->request, &r->layout.times));
+    r->layout.times.zone = job->zone;
     /* A guessed column that turned out not to be an action was the last one wanted. */
     if (r->choice.of[ROLE_ACTION] < 0 && r->wanted[r->n_wanted - 1].role == ROLE_ACTION)
         r->n_wanted--;
@@ -340,7 +369,6 @@ status table_set_kinds(table_reader *r, const sample *s, const char *form) {
     if (s->has_names)
         snprintf(job->item_name, sizeof job->item_name, "%s", r->layout.name[ROLE_ITEM]);
     columns_say(s, form, &r->choice, &r->layout);
-    if (r->choice.of[ROLE_TIME] >= 0) job->times = time_plan_name(&r->layout.times);
     return job_create_builder(job);
 }
 
@@ -375,6 +403,10 @@ static status read_part(source_job *job, blocks *b, void *ctx) {
     return job_read_blocks(job, b, &r->layout, r->format->parse);
 }
 
+void table_name_times(const table_reader *r) {
+    if (r->choice.of[ROLE_TIME] >= 0) time_plan_name(&r->layout.times, r->job->times);
+}
+
 static status read_parts(table_reader *r, const part_list *parts) {
     for (size_t i = 0; i < parts->n; i++) {
         input *in;
@@ -395,6 +427,7 @@ status table_read(source_job *job, const table_format *format) {
     if (parts.n > job->n_inputs) log_info("%zu files, from %s", parts.n, parts.part[0].path);
     arena_init(&r.names, 4096);
     status st = read_parts(&r, &parts);
+    if (st == OK) table_name_times(&r);
     arena_fini(&r.names);
     parts_fini(&parts);
     return st;

@@ -67,4 +67,7 @@ status table_choose_columns(table_reader *r, const sample *s);
 /* What they hold; r->choice must be set.  Makes the builder. */
 status table_set_kinds(table_reader *r, const sample *s, const char *form);
 
+/* After the rows were read: sets job->times. */
+void table_name_times(const table_reader *r);
+
 #endif

@@ -3,11 +3,10 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 #include "data/read/csv.h"
 
-#define FIRST_SECOND  (-INT64_C(2208988800)) /* 1900-01-01 */
-#define LAST_SECOND   INT64_C(7258118399)    /* 2199-12-31 23:59:59 */
 #define NS_PER_SECOND INT64_C(1000000000)
 
 static const int64_t ns_per_unit[N_TIME_UNITS] = {NS_PER_SECOND, 1000000, 1000, 1};
@@ -128,11 +127,10 @@ static bool take_digits(cursor *c, int width, int *out) {
     return true;
 }
 
-/* ".123" or ",123" as nanoseconds; digits after the ninth are dropped. */
+/* Digits of a fraction as nanoseconds; those after the ninth are dropped. */
 static bool take_fraction(cursor *c, int64_t *ns) {
     int n = 0;
     *ns = 0;
-    if (!take_char(c, '.') && !take_char(c, ',')) return true;
     for (; c->at < c->end && is_digit(*c->at); c->at++, n++)
         if (n < 9) *ns = *ns * 10 + (*c->at - '0');
     for (int i = n; i < 9; i++)
@@ -140,69 +138,144 @@ static bool take_fraction(cursor *c, int64_t *ns) {
     return n > 0;
 }
 
-/* "Z", " UTC", "+02", "+02:00", "-0230", or nothing. */
-static bool take_zone(cursor *c, bool *has_zone, int *seconds) {
-    int hours, minutes = 0, sign;
-    *has_zone = true;
+/* "Z", "UTC", "+02", "+02:00", "-0230", with a space before it or none. */
+static bool take_zone(cursor *c, int *seconds) {
+    int hours, minutes = 0;
     *seconds = 0;
-    size_t left = (size_t)(c->end - c->at);
-    if ((left == 4 && memcmp(c->at, " UTC", 4) == 0) ||
-        (left == 4 && memcmp(c->at, " GMT", 4) == 0) ||
-        (left == 1 && (*c->at == 'Z' || *c->at == 'z'))) {
-        c->at = c->end;
-        return true;
-    }
-    if (left == 0) {
-        *has_zone = false;
-        return true;
-    }
     (void)take_char(c, ' ');
-    if (c->at == c->end || (*c->at != '+' && *c->at != '-')) return false;
-    sign = *c->at++ == '-' ? -1 : 1;
-    if (!take_digits(c, 2, &hours)) return false;
-    (void)take_char(c, ':');
-    if (c->at < c->end && !take_digits(c, 2, &minutes)) return false;
+    bool is_name =
+        c->end - c->at == 3 && (memcmp(c->at, "UTC", 3) == 0 || memcmp(c->at, "GMT", 3) == 0);
+    if (is_name) c->at = c->end;
+    if (is_name || take_char(c, 'Z') || take_char(c, 'z')) return true;
+    int sign = take_char(c, '-') ? -1 : take_char(c, '+') ? 1 : 0;
+    if (sign == 0 || !take_digits(c, 2, &hours)) return false;
+    bool has_minutes = take_char(c, ':') || (c->at < c->end && is_digit(*c->at));
+    if (has_minutes && !take_digits(c, 2, &minutes)) return false;
     *seconds = sign * (hours * 3600 + minutes * 60);
     return hours <= 23 && minutes <= 59;
 }
 
-/* A date and its time of day in ISO 8601's extended format; seconds and nanoseconds since 1970. */
+bool time_offset_parse(const char *text, int *seconds) {
+    cursor c = {text, text + strlen(text)};
+    return take_zone(&c, seconds) && c.at == c.end;
+}
+
+/* A time as seconds and nanoseconds since 1970, in local time unless it has a zone. */
 typedef struct iso_time {
     int64_t seconds, ns;
     bool has_zone;
 } iso_time;
 
-static bool take_clock(cursor *c, iso_time *t) {
-    int hour, minute, second = 0, zone;
-    if (!take_digits(c, 2, &hour) || !take_char(c, ':') || !take_digits(c, 2, &minute))
+/* Sets t->seconds; tm_gmtoff is that of the zone, or 0. */
+static bool set_seconds(iso_time *t, const struct tm *tm) {
+    int year = tm->tm_year + 1900, month = tm->tm_mon + 1;
+    if (year < 1 || month < 1 || month > 12 || tm->tm_mday < 1 ||
+        tm->tm_mday > month_days(year, month) || tm->tm_hour > 23 || tm->tm_min > 59 ||
+        tm->tm_sec > 60) /* 60: a leap second */
         return false;
-    if (take_char(c, ':')) {
-        if (!take_digits(c, 2, &second) || !take_fraction(c, &t->ns)) return false;
-    }
-    if (!take_zone(c, &t->has_zone, &zone)) return false;
-    t->seconds += hour * 3600 + minute * 60 + second - zone;
-    return hour <= 23 && minute <= 59 && second <= 60; /* 60: a leap second */
+    t->seconds = days_of(year, month, tm->tm_mday) * 86400 + tm->tm_hour * 3600 + tm->tm_min * 60 +
+                 tm->tm_sec - tm->tm_gmtoff;
+    return true;
 }
 
+static bool take_clock(cursor *c, struct tm *tm, iso_time *t) {
+    int zone = 0;
+    if (!take_digits(c, 2, &tm->tm_hour) || !take_char(c, ':') || !take_digits(c, 2, &tm->tm_min))
+        return false;
+    if (take_char(c, ':')) {
+        if (!take_digits(c, 2, &tm->tm_sec)) return false;
+        if ((take_char(c, '.') || take_char(c, ',')) && !take_fraction(c, &t->ns)) return false;
+    }
+    t->has_zone = c->at < c->end;
+    if (t->has_zone && !take_zone(c, &zone)) return false;
+    tm->tm_gmtoff = zone;
+    return true;
+}
+
+/* ISO 8601's extended format. */
 static bool read_iso(const char *text, size_t n, iso_time *t) {
     cursor c = {text, text + n};
-    int year, month, day;
+    struct tm tm = {0};
     *t = (iso_time){0};
-    if (!take_digits(&c, 4, &year) || !take_char(&c, '-') || !take_digits(&c, 2, &month) ||
-        !take_char(&c, '-') || !take_digits(&c, 2, &day))
+    if (!take_digits(&c, 4, &tm.tm_year) || !take_char(&c, '-') ||
+        !take_digits(&c, 2, &tm.tm_mon) || !take_char(&c, '-') || !take_digits(&c, 2, &tm.tm_mday))
         return false;
-    if (month < 1 || month > 12 || day < 1 || day > month_days(year, month)) return false;
-    t->seconds = days_of(year, month, day) * 86400;
-    if (c.at == c.end) return true;
+    tm.tm_year -= 1900;
+    tm.tm_mon -= 1;
+    if (c.at == c.end) return set_seconds(t, &tm);
     if (!take_char(&c, 'T') && !take_char(&c, 't') && !take_char(&c, ' ')) return false;
-    return take_clock(&c, t) && c.at == c.end;
+    return take_clock(&c, &tm, t) && c.at == c.end && set_seconds(t, &tm);
+}
+
+bool time_read_date(const char *text, int64_t *seconds) {
+    iso_time t;
+    bool is_date = read_iso(text, strlen(text), &t);
+    *seconds = is_date ? t.seconds : 0;
+    return is_date;
+}
+
+/* A date by --time-format.  C has no %f: the digits of the fraction are taken out of the text. */
+static bool read_format(const time_plan *plan, const char *text, size_t n, iso_time *t) {
+    char copy[128], head[TIME_FORMAT_BYTES], *at;
+    struct tm tm = {0};
+    *t = (iso_time){.has_zone = strstr(plan->format, "%z") != NULL};
+    if (n >= sizeof copy) return false;
+    memcpy(copy, text, n);
+    copy[n] = '\0';
+    if (plan->n_before_fraction > 0) {
+        snprintf(head, sizeof head, "%.*s", plan->n_before_fraction, plan->format);
+        at = strptime(copy, head, &tm);
+        cursor c = {at, copy + n};
+        if (at == NULL || !take_fraction(&c, &t->ns)) return false;
+        n -= (size_t)(c.at - at);
+        memmove(at, c.at, strlen(c.at) + 1);
+        tm = (struct tm){0};
+    }
+    at = strptime(copy, plan->format, &tm);
+    return at == copy + n && set_seconds(t, &tm);
+}
+
+static bool read_date(const time_plan *plan, const char *text, size_t n, iso_time *t) {
+    return plan->format[0] != '\0' ? read_format(plan, text, n, t) : read_iso(text, n, t);
+}
+
+status time_plan_parse_format(time_plan *plan, const char *format) {
+    static const char known[] = "YymbBdeHIpMSzaAFTRD";
+    char letters[TIME_FORMAT_BYTES] = "", *to = plan->format;
+    int n = 0, n_before = 0;
+    if (strlen(format) >= TIME_FORMAT_BYTES)
+        return fail(ERR_USAGE, "--time-format has more than %d bytes", TIME_FORMAT_BYTES - 1);
+    time_plan_set(plan, TIME_DATE, UNIT_S, true);
+    for (const char *f = format; *f != '\0'; f++) {
+        if (*f == '%' && f[1] == 'f') {
+            n_before = (int)(to - plan->format);
+            f++;
+            continue;
+        }
+        *to++ = *f;
+        if (*f != '%') continue;
+        *to++ = *++f;
+        if (*f == '\0' || (*f != '%' && strchr(known, *f) == NULL))
+            return fail(ERR_USAGE,
+                        "--time-format: '%%%.1s' is unknown; there are %%Y %%y %%m %%b %%B %%d %%e "
+                        "%%H %%I %%p %%M %%S %%f %%z %%a %%A %%F %%T %%R %%D and %%%%",
+                        f);
+        letters[n++] = *f;
+    }
+    *to = '\0';
+    plan->n_before_fraction = n_before;
+    if (!strpbrk(letters, "YyFD") || !strpbrk(letters, "mbBFD") || !strpbrk(letters, "deFD"))
+        return fail(ERR_USAGE, "--time-format '%s' needs a year, a month and a day", format);
+    if (!strpbrk(letters, "I") != !strpbrk(letters, "p"))
+        return fail(ERR_USAGE, "--time-format '%s': %%I and %%p need each other", format);
+    return OK;
 }
 
 /* The unit whose dates are the earliest that make sense: of 1.7e9 seconds, of 1.7e12 milliseconds;
  * N_TIME_UNITS where none does. */
 static time_unit unit_of(const decimal *d) {
     for (int unit = UNIT_S; unit < N_TIME_UNITS; unit++) {
-        int64_t value, limit = LAST_SECOND;
+        int64_t value, limit = TIME_LAST_SECOND;
         for (int i = 0; i < unit; i++)
             limit *= 1000;
         if (decimal_scale(d, 0, &value) && value <= limit && value >= -limit)
@@ -221,7 +294,7 @@ bool time_guess(const char *text, size_t n, time_form *form, time_unit *unit) {
         return *unit < N_TIME_UNITS;
     }
     if (!read_iso(text, n, &t)) return false;
-    *form = t.has_zone ? TIME_ZONED : TIME_DATE;
+    *form = TIME_DATE;
     return true;
 }
 
@@ -234,10 +307,10 @@ void time_plan_set(time_plan *plan, time_form form, time_unit unit, bool is_give
                         .high = INT64_MAX};
     if (form == TIME_RAW) return;
     int64_t per_second = NS_PER_SECOND / ns_per_unit[unit];
-    plan->high = LAST_SECOND * per_second;
+    plan->high = TIME_LAST_SECOND * per_second;
     /* Found in the data, a unit has numbers that are too large for the next coarser one. */
-    plan->low = is_given || unit == UNIT_S ? FIRST_SECOND * per_second
-                                           : LAST_SECOND * (per_second / 1000) + 1;
+    plan->low = is_given || unit == UNIT_S ? TIME_FIRST_SECOND * per_second
+                                           : TIME_LAST_SECOND * (per_second / 1000) + 1;
     if (form != TIME_NUMBER) plan->low = plan->high = INT64_MIN; /* no number is a date */
 }
 
@@ -258,17 +331,18 @@ int time_plan_digits(const time_plan *plan) {
     return plan->form == TIME_NUMBER ? 3 * (int)plan->unit : 0;
 }
 
-const char *time_plan_name(const time_plan *plan) {
-    switch (plan->form) {
-    case TIME_RAW:
-        return "integers";
-    case TIME_NUMBER:
-        return unit_names[plan->unit];
-    case TIME_DATE:
-        return plan->is_given ? "dates (ISO 8601)" : "dates without a zone, read as UTC";
-    default:
-        return "dates with a zone";
-    }
+void time_plan_name(const time_plan *plan, char out[TIME_NAME_BYTES]) {
+    const time_zone *z = plan->zone;
+    if (plan->form == TIME_DATE && z != NULL && z->has_local)
+        snprintf(out, TIME_NAME_BYTES, "dates %s read as %s",
+                 z->has_zoned ? "with a zone and without one; those without are"
+                              : "without a zone,",
+                 z->name);
+    else
+        snprintf(out, TIME_NAME_BYTES, "%s",
+                 plan->form == TIME_DATE     ? "dates with a zone"
+                 : plan->form == TIME_NUMBER ? unit_names[plan->unit]
+                                             : "integers");
 }
 
 /* Digits after the second that a time needs. */
@@ -283,13 +357,20 @@ static time_fault keep(int64_t ns, int64_t *out, int *digits) {
     return TIME_FINE;
 }
 
+/* All threads set the same flags: most calls only read. */
+static void note_zone(_Atomic bool *is_seen) {
+    if (!atomic_load_explicit(is_seen, memory_order_relaxed)) atomic_store(is_seen, true);
+}
+
 static time_fault parse_iso(const time_plan *plan, const char *text, size_t n, int64_t *out,
                             int *digits) {
     iso_time t;
     decimal d;
-    if (!read_iso(text, n, &t)) return read_decimal(text, n, &d) ? TIME_OTHER_FORM : TIME_NO_TIME;
-    if (!plan->is_given && t.has_zone != (plan->form == TIME_ZONED)) return TIME_OTHER_FORM;
-    if (t.seconds < FIRST_SECOND || t.seconds > LAST_SECOND) return TIME_BEYOND;
+    if (!read_date(plan, text, n, &t))
+        return read_decimal(text, n, &d) ? TIME_OTHER_FORM : TIME_NO_TIME;
+    if (plan->zone != NULL && !t.has_zone) t.seconds = time_zone_seconds(plan->zone, t.seconds);
+    if (plan->zone != NULL) note_zone(t.has_zone ? &plan->zone->has_zoned : &plan->zone->has_local);
+    if (t.seconds < TIME_FIRST_SECOND || t.seconds > TIME_LAST_SECOND) return TIME_BEYOND;
     return keep(t.seconds * NS_PER_SECOND + t.ns, out, digits);
 }
 
@@ -301,8 +382,8 @@ static time_fault parse_number(const time_plan *plan, const char *text, size_t n
     if (!read_decimal(text, n, &d)) return read_iso(text, n, &t) ? TIME_OTHER_FORM : TIME_NO_TIME;
     if (!plan->is_given && unit_of(&d) != plan->unit)
         return unit_of(&d) < N_TIME_UNITS ? TIME_OTHER_UNIT : TIME_BEYOND;
-    if (!decimal_scale(&d, 9 - 3 * (int)plan->unit, &ns) || ns < FIRST_SECOND * NS_PER_SECOND ||
-        ns / NS_PER_SECOND > LAST_SECOND)
+    if (!decimal_scale(&d, 9 - 3 * (int)plan->unit, &ns) ||
+        ns < TIME_FIRST_SECOND * NS_PER_SECOND || ns / NS_PER_SECOND > TIME_LAST_SECOND)
         return TIME_BEYOND;
     return keep(ns, out, digits);
 }
@@ -356,10 +437,10 @@ static status fail_beyond(const time_plan *plan, const char *shown, const char *
 }
 
 static status fail_other_form(const time_plan *plan, const char *shown) {
-    static const char *const what[] = {"an integer", "a number", "a date without a zone",
-                                       "a date with a zone"};
+    static const char *const what[] = {"an integer", "a number", "a date"};
     if (plan->is_given)
-        return fail(ERR_FORMAT, "'%s' is not what --time-unit says: %s", shown,
+        return fail(ERR_FORMAT, "'%s' is not what %s says: %s", shown,
+                    plan->format[0] != '\0' ? "--time-format" : "--time-unit",
                     plan->form == TIME_NUMBER ? unit_names[plan->unit] : "dates");
     return fail(ERR_FORMAT,
                 "'%s' is of another form than %s, which is %s; all times must have one form", shown,
@@ -387,7 +468,11 @@ status time_fail(const time_plan *plan, time_fault fault, const char *text, size
                     shown, unit_names[unit_of(&d)], plan->evidence, unit_names[plan->unit]);
     default:
         if (plan->form == TIME_RAW) return fail(ERR_FORMAT, "'%s' is not a whole number", shown);
-        return fail(ERR_FORMAT, "'%s' is not a time: neither a number nor 2023-02-28T13:45:00Z",
+        if (plan->format[0] != '\0')
+            return fail(ERR_FORMAT, "'%s' does not fit --time-format", shown);
+        return fail(ERR_FORMAT,
+                    "'%s' is not a time: neither a number nor 2023-02-28T13:45:00Z; give other "
+                    "forms with --time-format",
                     shown);
     }
 }

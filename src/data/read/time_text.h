@@ -1,5 +1,5 @@
 /* Times as people write them: numbers in seconds, milliseconds, microseconds or nanoseconds since
- * 1970 (with a fraction, or as 1.6e9), and ISO 8601 dates.
+ * 1970 (with a fraction, or as 1.6e9), ISO 8601 dates, and dates in a given format.
  *
  * A plan says what the times of a data set are; it is made once, from the first rows or from
  * --time-unit, and then read by all threads.  A time becomes a number of nanoseconds since 1970,
@@ -13,23 +13,34 @@
 #include <stdint.h>
 
 #include "base/status.h"
+#include "data/read/time_zone.h"
+
+/* The first and last second of the years that times may have. */
+#define TIME_FIRST_SECOND (-INT64_C(2208988800)) /* 1900-01-01 */
+#define TIME_LAST_SECOND  INT64_C(7258118399)    /* 2199-12-31 23:59:59 */
 
 typedef enum {
     TIME_RAW,    /* 64-bit integers without a unit, kept as they are: sources with a known layout */
     TIME_NUMBER, /* a number of units since 1970 */
-    TIME_DATE,   /* 2023-02-28, 2023-02-28 13:45:00.5: in UTC, as no zone is given */
-    TIME_ZONED   /* 2023-02-28T13:45:00Z, ...+02:00 */
+    TIME_DATE,   /* 2023-02-28T13:45:00Z, ...+02:00; or in the plan's zone: 2023-02-28,
+                    2023-02-28 13:45:00.5; or in the plan's format */
+    N_TIME_FORMS
 } time_form;
 
 typedef enum { UNIT_S, UNIT_MS, UNIT_US, UNIT_NS, N_TIME_UNITS } time_unit;
 
+enum { TIME_FORMAT_BYTES = 64 };
+
 typedef struct time_plan {
     time_form form;
     time_unit unit;      /* of TIME_NUMBER */
-    bool is_given;       /* by --time-unit, so that only the range is checked */
+    bool is_given;       /* by --time-unit or --time-format: only the range is checked */
     int64_t low, high;   /* integers in low..high need no other check */
     int64_t ns_per_unit; /* 1 for TIME_RAW */
-    char evidence[160];  /* a row that shows the form: "in.csv:2 ('978300760')" */
+    time_zone *zone;     /* of TIME_DATE: that of dates without one; NULL: UTC.  The caller's */
+    char format[TIME_FORMAT_BYTES]; /* of TIME_DATE: --time-format without %f; "": ISO 8601 */
+    int n_before_fraction;          /* bytes of it before %f; 0: there is none */
+    char evidence[160];             /* a row that shows the form: "in.csv:2 ('978300760')" */
 } time_plan;
 
 /* What is wrong with a time. */
@@ -38,7 +49,7 @@ typedef enum {
     TIME_NO_TIME,    /* neither a number nor a date */
     TIME_NOT_WHOLE,  /* TIME_RAW: a number with a fraction */
     TIME_TOO_LARGE,  /* TIME_RAW: more than 64 bits */
-    TIME_OTHER_FORM, /* a date among numbers, a zone where others have none, ... */
+    TIME_OTHER_FORM, /* a date among numbers, or a number among dates */
     TIME_OTHER_UNIT, /* a number that looks like another unit than the rest */
     TIME_BEYOND      /* not between 1900 and 2200 */
 } time_fault;
@@ -59,10 +70,21 @@ void time_plan_set(time_plan *plan, time_form form, time_unit unit, bool is_give
 /* A plan from --time-unit: s, ms, us, ns or iso; ERR_USAGE for another. */
 status time_plan_parse(time_plan *plan, const char *name);
 
+/* A plan from --time-format; ERR_USAGE names what is wrong with it. */
+status time_plan_parse_format(time_plan *plan, const char *format);
+
+/* Whole seconds since 1970 of an ISO 8601 date, in UTC without a zone; false: it is none. */
+bool time_read_date(const char *text, int64_t *seconds);
+
+/* "+02:00", "-0230", "Z" as seconds; false: it is no offset. */
+bool time_offset_parse(const char *text, int *seconds);
+
 /* The digits after the second that the plan's own unit has: 0, 3, 6 or 9. */
 int time_plan_digits(const time_plan *plan);
 
-/* "milliseconds", "dates without a zone, read as UTC", ... */
-const char *time_plan_name(const time_plan *plan);
+enum { TIME_NAME_BYTES = 160 };
+
+/* "milliseconds", "dates without a zone, read as UTC", ...; of dates, after they were read. */
+void time_plan_name(const time_plan *plan, char out[TIME_NAME_BYTES]);
 
 #endif

@@ -429,6 +429,7 @@ typedef enum { LIST_ITEM, LIST_ACTION, LIST_TIME } list_kind;
 
 static status put_element(buf *b, const seq_file *s, list_kind kind, uint64_t event, buf *scratch) {
     if (kind == LIST_ITEM && s->has_text_items) return put_item_text(b, s, s->item[event], scratch);
+    if (kind == LIST_ACTION && s->action[event] == ACTION_UNKNOWN) return buf_text(b, "null");
     TRY(buf_reserve(b, NUMBER_BYTES));
     put_number(b, kind == LIST_ITEM     ? s->item_id[s->item[event]]
                   : kind == LIST_ACTION ? s->action[event]

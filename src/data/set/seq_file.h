@@ -23,15 +23,12 @@ typedef enum {
     ACTION_HALF_STARS = 2, /* rating .5..5, stored 0..9: rating = (action + 1) / 2 */
     ACTION_BITS = 3,       /* bit mask: click 1, like 2, follow 4, comment 8, forward 16, hate 32,
                               long_view 64, profile_enter 128 */
-    ACTION_CODE = 4        /* a number of the source, as it is */
+    ACTION_CODE = 4        /* a number of the source, 0..65534, as it is */
 } action_kind;
 
-/* The action of an event that came to a model without one.  Ranking, which has a token for it, reads
- * it as 0; other models read it as no action. */
-enum { NO_ACTION = UINT16_MAX };
-static inline uint16_t seq_action(uint16_t action) {
-    return action == NO_ACTION ? 0 : action;
-}
+/* The action of an event whose source has none, of any kind, and of one that came to a model without:
+ * history, but no label of ranking. */
+#define ACTION_UNKNOWN UINT16_MAX
 
 /* Strings stored one after the other: string i is bytes[offsets[i] .. offsets[i + 1]). */
 typedef struct text_column {

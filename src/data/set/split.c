@@ -8,6 +8,7 @@
 
 #include "base/hash.h"
 #include "base/mem.h"
+#include "data/read/time_text.h"
 #include "data/set/split.h"
 
 static const char *const kind_names[SPLIT_KINDS] = {"leave-one-out", "leave-two-out", "by-user",
@@ -72,43 +73,16 @@ const char *split_rule_text(const split_rule *rule, char text[SPLIT_TEXT_BYTES])
     return text;
 }
 
-/* d: a digit; every other character stands for itself. */
-static bool has_form(const char *text, const char *form) {
-    for (; *form != '\0'; text++, form++) {
-        bool is_digit = *text >= '0' && *text <= '9';
-        if (*form == 'd' ? !is_digit : *text != *form) return false;
-    }
-    return *text == '\0';
-}
-
-static bool parse_date(const char *text, int64_t *seconds) {
-    struct tm given = {0};
-    bool has_clock =
-        has_form(text, "dddd-dd-ddTdd:dd:dd") || has_form(text, "dddd-dd-ddTdd:dd:ddZ");
-    if (!has_clock && !has_form(text, "dddd-dd-dd")) return false;
-    sscanf(text, "%4d-%2d-%2dT%2d:%2d:%2d", &given.tm_year, &given.tm_mon, &given.tm_mday,
-           &given.tm_hour, &given.tm_min, &given.tm_sec);
-    if (given.tm_year < 1) return false;
-    given.tm_year -= 1900;
-    given.tm_mon--;
-    /* timegm moves the 30th of February to the 2nd of March: such a date is none. */
-    struct tm real = given;
-    *seconds = (int64_t)timegm(&real);
-    return real.tm_mon == given.tm_mon && real.tm_mday == given.tm_mday &&
-           real.tm_hour == given.tm_hour && real.tm_min == given.tm_min &&
-           real.tm_sec == given.tm_sec;
-}
-
 status split_time_parse(const char *text, int64_t *seconds) {
     char *end;
     size_t n_digits = strspn(text + (text[0] == '-'), "0123456789");
-    if (parse_date(text, seconds)) return OK;
+    if (time_read_date(text, seconds)) return OK;
     errno = 0;
     long long value = strtoll(text, &end, 10);
     if (n_digits == 0 || *end != '\0' || errno == ERANGE)
         return fail(ERR_USAGE,
                     "'%.60s' is no time; give seconds since 1970, or 2001-01-31, or "
-                    "2001-01-31T23:59:59Z (UTC)",
+                    "2001-01-31T23:59:59Z (UTC unless it has a zone)",
                     text);
     *seconds = value;
     return OK;

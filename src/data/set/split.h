@@ -62,8 +62,8 @@ const char *split_part_name(split_part part); /* "train", "validation", "test" *
 enum { SPLIT_TEXT_BYTES = 96 };
 const char *split_rule_text(const split_rule *rule, char text[SPLIT_TEXT_BYTES]);
 
-/* A time of the command line: seconds since 1970 or, in UTC, 2001-01-31 or 2001-01-31T23:59:59Z
- * (the Z may be left out). */
+/* A time of the command line: seconds since 1970, or an ISO 8601 date, in UTC unless it has a zone:
+ * 2001-01-31, 2001-01-31T23:59:59Z; fractions are dropped. */
 status split_time_parse(const char *text, int64_t *seconds);
 
 /* OK if no event that `trained` trains on is a target of `part` under `wanted`, on the same data;

@@ -169,7 +169,7 @@ static status check_config(const bench_data_config *c) {
         return fail(ERR_USAGE, "%" PRIu64 " users: give a number from 1 to 2^31", c->n_users);
     TRY(check_rule("lengths", &c->length, 0, INT32_MAX));
     TRY(check_rule("items", &c->item, 0, most));
-    if (c->has_actions) TRY(check_rule("actions", &c->action, 0, UINT16_MAX));
+    if (c->has_actions) TRY(check_rule("actions", &c->action, 0, ACTION_UNKNOWN - 1));
     for (int f = 0; f < c->n_context; f++)
         TRY(check_rule(c->context[f].name, &c->context[f].value, 0, most));
     return OK;

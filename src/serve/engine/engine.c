@@ -564,7 +564,7 @@ static status check_events(served *const *models, int n_models, const engine_eve
         *n_unknown += item == 0;
         if (n_models == 0 || !models[0]->is_ranking) continue;
         int32_t n_actions = models[0]->s->limits.n_actions;
-        if (seq_action(events[i].action) >= n_actions)
+        if (events[i].action >= n_actions && events[i].action != ACTION_UNKNOWN)
             return fail(ERR_USAGE, "event %zu: its action is %u, but the model knows 0..%d", i + 1,
                         events[i].action, n_actions - 1);
     }

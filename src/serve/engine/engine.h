@@ -57,7 +57,7 @@ typedef struct engine_event {
     bool has_time;    /* without: now */
     int64_t time;     /* seconds since 1970 */
     uint32_t time_ns; /* and nanoseconds, below 10^9 */
-    uint16_t action;  /* as the data stores it, or NO_ACTION */
+    uint16_t action;  /* as the data stores it, or ACTION_UNKNOWN */
 } engine_event;
 
 typedef struct engine_config {

@@ -38,8 +38,7 @@ static int64_t model_time(const served *m, const users *u, int64_t ticks) {
 /* Takes the events of a history from the newest on; item and time are the model's. */
 static void take_event(window *w, uint32_t item, uint16_t action, int64_t time) {
     const served *m = w->m;
-    if (m->is_ranking) action = seq_action(action);
-    bool is_legal = !m->is_ranking || action < m->s->limits.n_actions;
+    bool is_legal = !m->is_ranking || action < m->s->limits.n_actions || action == ACTION_UNKNOWN;
     w->n++;
     if (item == 0 || !is_legal) {
         w->n_unknown++;
@@ -196,8 +195,8 @@ static bool take_plain(window *w, const users *u, const engine_event *e, size_t 
     for (size_t i = 0; i < n; i++) {
         const engine_event *x = &e[i];
         uint64_t number = (uint64_t)x->item.number - (uint64_t)m->first_id;
-        uint16_t action = m->is_ranking ? seq_action(x->action) : x->action;
-        bool is_known = x->item.text == NULL && number < m->n_dense && action < n_actions;
+        bool is_legal = x->action < n_actions || x->action == ACTION_UNKNOWN;
+        bool is_known = x->item.text == NULL && number < m->n_dense && is_legal;
         bool is_later = x->time > before || (x->time == before && x->time_ns >= before_ns);
         if (!is_known || !is_later || !x->has_time || x->time > most || x->time_ns >= NS_PER_SECOND)
             return false;
@@ -205,7 +204,7 @@ static bool take_plain(window *w, const users *u, const engine_event *e, size_t 
         before_ns = x->time_ns;
         if (i < first) continue;
         w->item[at] = (uint32_t)(1 + number);
-        w->action[at] = action;
+        w->action[at] = x->action;
         if (w->time != NULL)
             w->time[at] = x->time * tps + (int64_t)x->time_ns * ticks / NS_PER_SECOND;
         at++;

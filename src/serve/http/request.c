@@ -165,7 +165,7 @@ static const member event_members[] = {
 
 /* An event is an object, or just the item's id. */
 static status read_event(arena *a, const json_value *v, engine_event *e) {
-    e->action = NO_ACTION;
+    e->action = ACTION_UNKNOWN;
     if (v->type != JSON_OBJECT) return id_of(v, "item", &e->item);
     TRY(read_members(a, v, event_members, true, e));
     return json_member(v, "item") != NULL ? OK : fail(ERR_USAGE, "\"item\" is missing");
@@ -696,7 +696,7 @@ static status add_history(arena *a, const engine_id *items, size_t n_items,
         return fail(ERR_USAGE, "TOKEN_LENGTHS: a user has another number of actions than of items");
     TRY(ARENA_NEW(a, &events, n));
     for (size_t i = 0; i < n; i++) {
-        size_t action = NO_ACTION;
+        size_t action = ACTION_UNKNOWN;
         events[i].item = items[i];
         if (actions != NULL) TRY(count(&actions[i], "actions in TOKENS", UINT16_MAX, &action));
         events[i].action = (uint16_t)action;

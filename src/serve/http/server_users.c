@@ -89,7 +89,7 @@ static void write_event(json_writer *w, const engine_past_event *e) {
     write_title(w, e->title, e->title_bytes);
     json_key(w, "time");
     e->time_ns == 0 ? json_int(w, e->time) : json_double(w, (double)e->time + e->time_ns / 1e9);
-    if (e->action != NO_ACTION) json_key_int(w, "action", e->action);
+    if (e->action != ACTION_UNKNOWN) json_key_int(w, "action", e->action);
     if (!e->is_known) json_key_bool(w, "is_unknown", true);
     json_object_close(w);
 }

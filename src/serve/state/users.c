@@ -237,8 +237,8 @@ static bool is_in_data(const users *u, const user_history *h, uint32_t item,
     for (; low < h->n; low++) {
         stored_event own = user_history_at(h, low);
         if (own.time != e->time) return false;
-        if (!own.is_added && own.item == item && own.action == seq_action(e->action))
-            return true;
+        bool is_alike = own.action == e->action || e->action == ACTION_UNKNOWN;
+        if (!own.is_added && own.item == item && is_alike) return true;
     }
     return false;
 }

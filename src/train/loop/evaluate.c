@@ -93,6 +93,7 @@ void eval_write_intervals(const eval_result *r, json_writer *w) {
 
 void eval_write_misses(const eval_result *r, json_writer *w) {
     if (r->n_unknown > 0) json_key_int(w, "targets_unknown", r->n_unknown);
+    if (r->n_unlabelled > 0) json_key_int(w, "users_unlabelled", r->n_unlabelled);
     if (r->n_ids == 0) return;
     json_key_int(w, "ids_read", r->n_ids);
     json_key_int(w, "ids_without_row", r->n_absent);
@@ -116,14 +117,18 @@ bool eval_describe_misses(const eval_result *r, char text[EVAL_MISSES_BYTES]) {
     if (r->n_unknown > 0)
         add_text(text,
                  "evaluation: held-out events of items that the model does not know: %" PRId64
-                 " (%s)%s",
-                 r->n_unknown, r->is_retrieval ? "counted as not found" : "left out",
-                 r->n_ids > 0 ? "\n" : "");
+                 " (%s)",
+                 r->n_unknown, r->is_retrieval ? "counted as not found" : "left out");
+    if (r->n_unlabelled > 0)
+        add_text(text,
+                 "%sevaluation: users left out, as their held-out events have no action: %" PRId64,
+                 text[0] != '\0' ? "; " : "", r->n_unlabelled);
     if (r->n_ids == 0) return text[0] != '\0';
     add_text(text,
-             "evaluation: %" PRId64 " of %" PRId64
+             "%sevaluation: %" PRId64 " of %" PRId64
              " ids had no row in their dynamic table (hit rate %.2f %%)",
-             r->n_absent, r->n_ids, 100 * (1 - (double)r->n_absent / (double)r->n_ids));
+             text[0] != '\0' ? "; " : "", r->n_absent, r->n_ids,
+             100 * (1 - (double)r->n_absent / (double)r->n_ids));
     if (r->is_retrieval)
         add_text(text,
                  "; %d item%s one and %s ranked; of %" PRId64 " held-out items %" PRId64
@@ -194,18 +199,33 @@ static double coverage(const evaluator *e, int32_t k) {
     return n_items > 0 ? (double)n_shown / n_items : 0;
 }
 
-/* The actions of the scored events, in the order of pass_score. */
+/* The actions of the scored events, in the order of pass_score; -1: unknown, no label. */
 static int64_t collect_labels(evaluator *e, const batch *b) {
     int64_t n = 0;
     e->n_round = b->n_users;
     for (int32_t u = 0; u < b->n_users; u++) {
         int32_t end = b->offsets[u + 1];
         int32_t from = e->s->max_targets > 0 ? end - b->n_targets[u] : b->offsets[u];
-        for (int32_t i = from; i < end; i++)
-            e->label[n++] = b->action[i];
-        e->round[u] = (user_position){b->users[u], end - from};
+        e->round[u] = (user_position){b->users[u], 0};
+        for (int32_t i = from; i < end; i++) {
+            bool is_known = b->action[i] != ACTION_UNKNOWN;
+            e->label[n++] = is_known ? b->action[i] : -1;
+            e->round[u].position += is_known;
+        }
     }
     return n;
+}
+
+/* Leaves the rows without a label out; returns how many have one. */
+static int64_t keep_labelled(evaluator *e, int64_t n) {
+    int64_t kept = 0;
+    for (int64_t i = 0; i < n; i++) {
+        if (e->label[i] < 0) continue;
+        memmove(e->logits + kept * e->n_columns, e->logits + i * e->n_columns,
+                sizeof *e->logits * (size_t)e->n_columns);
+        e->label[kept++] = e->label[i];
+    }
+    return kept;
 }
 
 static void count_right(evaluator *e, const float *logits, const int32_t *label, int64_t n) {
@@ -241,8 +261,9 @@ static status score_batch(evaluator *e, const batch *b) {
     if (n_rows != n)
         return fail(ERR_FORMAT, "%lld events were scored, but there are %lld labels",
                     (long long)n_rows, (long long)n);
-    e->n_scored = n;
-    return backend_read_act(s->be, e->logits, scores, (size_t)(n * e->n_columns));
+    TRY(backend_read_act(s->be, e->logits, scores, (size_t)(n * e->n_columns)));
+    e->n_scored = keep_labelled(e, n);
+    return OK;
 }
 
 static status add_scores(evaluator *e, const float *logits, int32_t *label, int64_t n) {
@@ -453,9 +474,12 @@ uint64_t evaluator_bytes(const evaluator *e) {
     return pass_memory_bytes(e->pass);
 }
 
-/* Users whose held-out item is unknown are in no batch: a miss each. */
+/* Users whose held-out item is unknown are in no batch: a miss each.  Ranking counts users without
+ * a label. */
 static void count_unknown(evaluator *e, eval_result *out) {
     out->n_unknown = (int64_t)batcher_n_lost_targets(e->batches);
+    for (int64_t i = 0; i < e->n_users && !out->is_retrieval; i++)
+        out->n_unlabelled += e->users[i].position == 0;
     if (!out->is_retrieval) return;
     e->counts->count[POSITION_MISS] += (uint64_t)out->n_unknown;
     e->n_unknown = out->n_unknown;

@@ -42,6 +42,7 @@ typedef struct eval_result {
     bool is_retrieval;
     int64_t n_unknown; /* held-out events that the model does not know: misses of retrieval, counted
                           among n_users; left out of ranking */
+    int64_t n_unlabelled; /* ranking: users whose held-out events have no known action */
     /* Where tables are dynamic: */
     int64_t n_ids, n_absent; /* distinct ids of each batch, and how many had no row */
     int32_t n_items_ranked;  /* retrieval: the candidates; items with a row */

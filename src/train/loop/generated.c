@@ -80,7 +80,7 @@ static status length_rule(const config *c, draw_rule *out) {
 static int64_t largest_action(const config *c) {
     const config_ranking *r = &c->ranking;
     int64_t most = capacity_of(c, c->benchmark.action_feature) - 1;
-    if (most > UINT16_MAX) most = UINT16_MAX;
+    if (most >= ACTION_UNKNOWN) most = ACTION_UNKNOWN - 1;
     if (c->task != TASK_RANKING) return most;
     int64_t width = r->head.item[r->head.n - 1];
     return width != r->n_tasks && most >= width ? width - 1 : most;

@@ -53,7 +53,7 @@ TEST(rows_in_every_layout) {
     check_one(",", ACTION_HALF_STARS, "1,2,3.5,1112486027\n", 1, 2, 6, 1112486027);
     check_one("::", ACTION_STARS, "1::1193::5::978300760\n", 1, 1193, 4, 978300760);
     check_one("\t", ACTION_STARS, "196\t242\t3\t881250949\r\n", 196, 242, 2, 881250949);
-    check_one("|", ACTION_CODE, "7|8|65535|-9\n", 7, 8, 65535, -9);
+    check_one("|", ACTION_CODE, "7|8|65534|-9\n", 7, 8, 65534, -9);
     check_one(",", ACTION_BITS, "7,8,255,0\n", 7, 8, 255, 0);
     check_one(" ", ACTION_CODE, "7 8 0 1\n", 7, 8, 0, 1);
 }
@@ -81,7 +81,7 @@ static void check_bad(action_kind kind, bool has_text_ids, const char *row, cons
     row_list rows;
     csv_layout t = make_layout(",", kind);
     t.has_text_users = t.has_text_items = has_text_ids;
-    t.can_have_text_ids = true;
+    t.is_own = true;
     snprintf(text, sizeof text, "1,1,1,1\n\n1,1,1,1\r\n%s\n1,1,1,1\n", row);
     CHECK_EQ(parse(&t, text, &rows), ERR_FORMAT);
     CHECK_STR(status_reason(), reason);
@@ -133,7 +133,7 @@ TEST(bad_fields_name_file_line_and_column) {
     check_bad(ACTION_HALF_STARS, false, "1,2,3.,4",
               "f:13: r: '3.' is not from 0.5 to 5 in steps of 0.5");
     check_bad(ACTION_CODE, false, "1,2,65536,4",
-              "f:13: r: '65536' is not a whole number from 0 to 65535");
+              "f:13: r: '65536' is not a whole number from 0 to 65534");
     check_bad(ACTION_BITS, false, "1,2,256,4", "f:13: r: '256' is not a bit mask from 0 to 255");
     check_bad(stars, true, ",2,3,4", "f:13: u is empty");
 }

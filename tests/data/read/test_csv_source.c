@@ -205,6 +205,18 @@ TEST(times_in_every_form) {
         try_csv("1,2,2020-01-01T02:00:00+02:00\n1,3,2020-01-01T00:00:00.000001Z\n", "", &said),
         "[1577836800000000, 1577836800000001]");
     CHECK_CONTAINS(said, "times: dates with a zone, 2020-01-01 .. 2020-01-01");
+    /* With and without a zone in one column; both count as dates. */
+    CHECK_CONTAINS(try_csv("1,2,2020-01-01T02:00\n1,3,2020-01-01T02:00:00Z\n", "", &said),
+                   "[1577844000, 1577844000]");
+    CHECK_CONTAINS(said, "times: dates with a zone and without one; those without are read as UTC");
+    CHECK_CONTAINS(
+        try_csv("1,2,2020-01-01T02:00\n1,3,2020-01-01T02:00:00Z\n", "--time-zone +02:00", &said),
+        "[1577836800, 1577844000]");
+    CHECK_CONTAINS(said, "those without are read as +02:00, 2020-01-01");
+    CHECK_CONTAINS(try_csv("1,2,31.12.2019 16:00\n",
+                           "--header no --time-format '%d.%m.%Y %H:%M' --time-zone -08:00", &said),
+                   "[1577836800]");
+    CHECK_CONTAINS(said, "times: dates without a zone, read as -08:00, 2020-01-01");
     CHECK_CONTAINS(try_csv("1,2,86400\n", "--time-unit ms", &said), "[86400]");
     CHECK_CONTAINS(said, "times: milliseconds, 1970-01-01 .. 1970-01-01");
 }
@@ -218,13 +230,80 @@ TEST(times_that_are_mixed_or_far_off) {
               "which is a number");
     check_bad("1,2,2020-01-01\n1,3,1577836800\n", "", 1,
               "in.csv:2: column 3: '1577836800' is of another form than in.csv:1 ('2020-01-01')");
-    check_bad("1,2,2020-01-01T00:00\n1,3,2020-01-01T00:00Z\n", "", 1, "in.csv:2: column 3:");
+    check_bad("1,2,5.1.2020\n", "--header no", 1, "give other forms with --time-format");
+    check_bad("1,2,5.1.2020\n1,2,2020-01-05\n", "--header no --time-format %d.%m.%Y", 1,
+              "in.csv:2: column 3: '2020-01-05' does not fit --time-format");
+    check_bad("1,2,2020-01-01\n", "--time-zone Nowhere/Land", 2, "--time-zone 'Nowhere/Land' is");
+    check_bad("1,2,1577836800\n", "--time-zone +02:00", 2,
+              "--time-zone is for dates; the times are numbers, which have no zone: in.csv:1");
+    check_bad("1,2,1577836800\n", "--time-zone +02:00 --time-unit s", 2, "are numbers");
+    check_bad("1,2,2020-01-01\n", "--time-format %F --time-unit iso", 2, "exclude each other");
+    check_bad("1,2,2020-01-01\n", "--time-format %Q", 2, "'%Q' is unknown");
     check_bad("1,2,1700000000000\n", "--time-unit s", 1,
               "in.csv:1: column 3: '1700000000000' in seconds is the year 55840; it looks like "
               "milliseconds: give --time-unit ms if all times are");
     check_bad("1,2,1577836800\n1,3,99999999999999999999\n", "", 1, "in.csv:2: column 3:");
     check_bad("1,2,9999-01-01\n", "", 1, "is not between the years 1900 and 2199");
     check_bad("1,2,1577836800\n", "--time-unit iso", 1, "is not what --time-unit says: dates");
+}
+
+/* An event without an action is kept; missing ones do not change what the column is taken for. */
+TEST(actions_that_are_missing) {
+    char *said;
+    const char *text = "user,item,ts,rating\n1,2,5,\n1,3,6,4\n1,4,7, \n1,5,8,3\n1,6,9,NaN\n";
+    CHECK_CONTAINS(try_csv(text, "", &said), "\"[null, 3, null, 2, null]\"");
+    CHECK_CONTAINS(said, "action rating (stars)");
+    CHECK_CONTAINS(said, "Unknown                3   events without an action");
+    CHECK_CONTAINS(try_csv("user,item,ts,rating\n1,2,5,\n1,3,6,0.5\n", "", &said), "[null, 0]");
+    CHECK_CONTAINS(prep_ok("csv --input in.csv --out out --json"), "\"unknown_actions\":1,");
+    /* What --emit-csv writes is read again. */
+    prep_ok("processed-seqs --input out.csv --out out --emit-csv again.csv");
+    CHECK_STR(get_file("again.csv"), get_file("out.csv"));
+    CHECK_CONTAINS(try_csv("user,item,ts,event\n1,2,5,\n1,3,6,buy\n1,4,7,NA\n1,5,8,x\n",
+                           "--action-map 'buy=1,*=0'", &said),
+                   "\"[null, 1, null, 0]\"");
+    CHECK_CONTAINS(try_csv("user,item,ts,event\n1,2,5,none\n1,3,6,buy\n1,4,7,x\n",
+                           "--action-map 'none=3,buy=1,*=unknown'", &said),
+                   "\"[3, 1, null]\"");
+    /* Numbers that are no actions, and no values at all: said, without a map of numbers. */
+    try_csv("user,item,ts,rating\n1,2,5,3.7\n1,2,6,-2\n", "", &said);
+    CHECK_CONTAINS(said, "note: the column rating is left out: its first rows hold neither whole "
+                         "numbers from 0 to 65534 nor half stars");
+    CHECK(strstr(said, "--action-map") == NULL);
+    try_csv("user,item,ts,rating\n1,2,5,\n", "", &said);
+    CHECK_CONTAINS(said, "note: the column rating is left out");
+    CHECK_CONTAINS(try_csv("user,item,ts,rating\n1,2,5,\n1,3,6,\n",
+                           "--action-col rating --action-kind stars", &said),
+                   "[null, null]");
+    run_shell(&said, "rm -r out out.csv");
+    /* A few bad values among numbers are errors, not a reason to leave the column out. */
+    check_bad("user,item,ts,rating\n1,2,5,1\n1,2,5,2\n1,2,5,3\n1,2,5,3\n1,2,5,3\n1,2,5,3\n"
+              "1,2,5,3\n1,2,5,3\n1,2,5,3\n1,2,5,bad\n",
+              "", 1, "in.csv:11: rating: 'bad' is not a whole number from 1 to 5");
+    check_bad("1,2,3,65535\n", "--action-col 4", 1,
+              "'65535' is not a whole number from 0 to 65534");
+}
+
+/* A share of the rows that were read, over all files. */
+TEST(bad_rows_by_their_share) {
+    char *said;
+    const char *text = "1,2,3\n1,2,x\n1,4,5\n1,5,6\n";
+    CHECK_CONTAINS(try_csv(text, "--skip-bad 25%", &said), "1,\"[2, 4, 5]\"");
+    CHECK_CONTAINS(said, "1 bad lines were skipped");
+    CHECK_CONTAINS(get_file("out/skipped.txt"), "in.csv:2: column 3: 'x'");
+    put_file("more.csv", "1,9,9\n");
+    prep_ok("csv --input in.csv more.csv --out out --skip-bad 20%");
+    run_shell(&said, "rm -r out out.csv");
+    check_bad(text, "--skip-bad 24.9%", 1,
+              "1 of 4 rows are bad, and --skip-bad allows 24.9 %; the first: in.csv:2: ");
+    check_bad("1,1,a\n1,y\n1,2,3\n1,4,z\n1,5,v\n", "--header no --skip-bad 50%", 1,
+              "4 of 5 rows are bad, and --skip-bad allows 50 %; the first: in.csv:1: ");
+    check_bad(text, "--skip-bad 101%", 2, "is neither a number of rows up to 1000000 nor a share");
+    check_bad(text, "--skip-bad 1.5", 2, "is neither a number of rows");
+    check_bad(text, "--skip-bad=-1", 2, "is neither a number of rows");
+    check_bad(text, "--skip-bad %", 2, "is neither a number of rows");
+    check_bad(text, "--skip-bad 0%", 1, "in.csv:2: column 3: 'x'");
+    check_bad(text, "--skip-bad 1000001", 2, "is neither a number of rows");
 }
 
 TEST(text_actions_by_a_map) {
@@ -234,13 +313,13 @@ TEST(text_actions_by_a_map) {
     CHECK_CONTAINS(said, "action event_type (by --action-map)");
     CHECK_CONTAINS(try_csv(text, "--action-map 'buy=2,*=0'", &said), "\"[0, 2, 0]\"");
     CHECK_CONTAINS(try_csv(text, "", &said), "\"[0, 0, 0]\"");
-    CHECK_CONTAINS(said, "note: the column event_type is left out, as its values are not whole "
-                         "numbers; to use it: --action-map view=0,buy=1,9=2\n");
+    CHECK_CONTAINS(said, "note: the column event_type is left out, as it holds texts; to use it: "
+                         "--action-map view=0,buy=1\n");
     run_shell(&said, "rm -r out out.csv");
     check_bad(text, "--action-map view=1", 1,
               "in.csv:3: event_type: 'buy' is not in --action-map; add 'buy=NUMBER'");
     check_bad(text, "--action-col event_type", 1,
-              "in.csv:2: event_type: 'view' is not a whole number from 0 to 65535; give texts "
+              "in.csv:2: event_type: 'view' is not a whole number from 0 to 65534; give texts "
               "their numbers with --action-map");
     check_bad(text, "--action-map view", 2, "--action-map: 'view' is not TEXT=NUMBER");
     check_bad(text, "--action-map view=1,view=2", 2, "--action-map: 'view' is given twice");
@@ -272,7 +351,8 @@ TEST(bad_lines_are_skipped_up_to_a_limit) {
     CHECK_CONTAINS(said, "warning: 3 bad lines were skipped; all of them: out/skipped.txt\n"
                          "  in.csv:3: time: 'x' is not a time");
     CHECK_STR(get_file("out/skipped.txt"),
-              "in.csv:3: time: 'x' is not a time: neither a number nor 2023-02-28T13:45:00Z\n"
+              "in.csv:3: time: 'x' is not a time: neither a number nor 2023-02-28T13:45:00Z; give "
+              "other forms with --time-format\n"
               "in.csv:4: the line has 2 fields, but 3 are needed; is it cut off, or is the "
               "delimiter another one?\n"
               "in.csv:6: a quoted field has no closing quote\n");

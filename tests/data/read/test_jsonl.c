@@ -130,6 +130,23 @@ TEST(columns_ids_and_times) {
         "7,\"[5]\",\"[1]\",\"[1577836800]\"");
 }
 
+/* A member that is null, empty or not there is an unknown action. */
+TEST(actions_that_are_missing) {
+    char *said;
+    CHECK_CONTAINS(read_jsonl("{\"user\":1,\"item\":2,\"ts\":1,\"rating\":null}\n"
+                              "{\"user\":1,\"item\":2,\"ts\":2,\"rating\":4}\n"
+                              "{\"user\":1,\"item\":2,\"ts\":3}\n"
+                              "{\"user\":1,\"item\":2,\"ts\":4,\"rating\":\"\"}\n",
+                              "", &said),
+                   "\"[null, 3, null, null]\"");
+    CHECK_CONTAINS(said, "action rating (stars)");
+    CHECK_CONTAINS(said, "Unknown                3   events without an action");
+    CHECK_CONTAINS(read_jsonl("{\"user\":1,\"item\":2,\"ts\":\"2020-01-01T01:00\"}\n"
+                              "{\"user\":1,\"item\":3,\"ts\":\"2020-01-01T01:00Z\"}\nx\n",
+                              "--time-zone +01 --skip-bad 34%", &said),
+                   "[1577836800, 1577840400]");
+}
+
 /* An id that is no number as numbers are printed is never taken for one, whatever the order. */
 TEST(ids_that_are_almost_numbers) {
     static const char *const odd[] = {"\"01\"", "-0", "\"+7\"", "\" 7\"", "7.0", "1e3"};

@@ -12,6 +12,7 @@ typedef struct small_file {
     made_column c[4];
     made_page user, item;
     uint32_t second_rating;
+    bool rating_levels; /* the first rating is null */
 } small_file;
 
 static void put_ints(buf *b, const int64_t *v, int n) {
@@ -47,7 +48,12 @@ static void small_write(small_file *s, int64_t n_rows) {
     make_page(&s->c[2], &(made_page){.n_values = N_ROWS, .encoding = ENCODING_DELTA_BINARY_PACKED},
               &b);
     buf_clear(&b);
-    put_le(&b, 1, 4), put_le(&b, s->second_rating, 4), put_le(&b, 5, 4);
+    if (s->rating_levels) {
+        put_le(&b, 2, 4), put_packed(&b, (uint32_t[]){0, 1, 1}, 3, 1);
+    } else {
+        put_le(&b, 1, 4);
+    }
+    put_le(&b, s->second_rating, 4), put_le(&b, 5, 4);
     make_page(&s->c[3], &(made_page){.n_values = N_ROWS, .has_crc = true}, &b);
     make_file(&file, s->c, 4, n_rows);
     snprintf(path, sizeof path, "%s/in.parquet", test_folder());
@@ -180,6 +186,7 @@ TEST(columns_that_cannot_be_read_are_refused) {
 TEST(nulls_and_bad_values_are_named_by_row) {
     small_file s;
     buf b = {0};
+    char *said;
     small_init(&s);
     /* The user column becomes optional; of four rows the third is null. */
     s.c[0].repetition = MADE_OPTIONAL;
@@ -189,6 +196,14 @@ TEST(nulls_and_bad_values_are_named_by_row) {
     s.user.n_values = 0;
     small_write(&s, N_ROWS);
     prep_fails(ARGS, 1, "in.parquet: row 3: user_id: it is null");
+    /* A null action is an unknown one, and the column is taken for what it is without it. */
+    small_init(&s);
+    s.c[3].repetition = MADE_OPTIONAL;
+    s.rating_levels = true;
+    small_write(&s, N_ROWS);
+    prep_ok("parquet --input in.parquet --out out --emit-csv out.csv");
+    CHECK_CONTAINS(get_file("out.csv"), "7,\"[\"\"tea\"\", \"\"milk\"\"]\",\"[4, null]\"");
+    run_shell(&said, "rm -r out out.csv");
     small_init(&s);
     small_write(&s, N_ROWS);
     prep_fails("parquet --input in.parquet --out out --action-col user_id --user-col item_id "
@@ -259,7 +274,7 @@ TEST(lists_become_events) {
 /* Three values of a column; as many as its type takes are read. */
 typedef struct typed_values {
     int type, converted; /* converted: 0 for none here, as text needs none */
-    bool is_uuid;
+    bool is_uuid, is_local;
     int64_t i[3];
     double d[3];
     const char *t[3];
@@ -300,7 +315,8 @@ static void write_typed(const char *name, const typed_values *users, const typed
                                           : all[i]->converted > 0            ? all[i]->converted
                                                                              : -1,
                              .fixed_bytes = all[i]->type == PARQUET_FIXED ? 16 : 0,
-                             .is_uuid = all[i]->is_uuid};
+                             .is_uuid = all[i]->is_uuid,
+                             .is_local = all[i]->is_local};
         buf_clear(&b);
         for (int row = 0; row < 3; row++)
             put_typed(&b, all[i], row);
@@ -391,6 +407,25 @@ TEST(times_of_every_type_are_read) {
         {{.type = PARQUET_INT64, .converted = 9, .i = {1, 1, 1}},
          "--time-unit s",
          "!column 'timestamp' has timestamps, which have their unit"},
+        /* Timestamps without a zone are local times; others are not. */
+        {{.type = PARQUET_INT64, .is_local = true, .i = {1600000003000000, 2, 1600000001000000}},
+         "",
+         "[1600000001000000, 1600000003000000]"},
+        {{.type = PARQUET_INT64, .is_local = true, .i = {1600000003000000, 1, 1600000001000001}},
+         "--time-zone +01:00",
+         "[1599996401000001, 1599996403000000]"},
+        {{.type = PARQUET_INT32, .converted = 6, .i = {18000, 5, -5}},
+         "--time-zone -01:00",
+         "[-428400, 1555203600]"},
+        {{.type = PARQUET_INT64, .converted = 9, .i = {1, 1, 1}},
+         "--time-zone +01:00",
+         "!has timestamps, which have their zone, UTC; leave --time-zone out"},
+        {{.type = PARQUET_INT64, .converted = 9, .i = {1, 1, 1}},
+         "--time-format %F",
+         "!has timestamps, which have their form; leave --time-format out"},
+        {{.type = PARQUET_BYTE_ARRAY, .t = {"13.9.2020", "14.9.2020", "12.9.2020"}},
+         "--time-format %d.%m.%Y --time-zone -01:00",
+         "[1599872400, 1599958800]"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char args[256], want[256], *said;
@@ -418,8 +453,12 @@ TEST(actions_of_doubles_are_read) {
     prep_ok(args);
     CHECK_STR(get_file("out.csv"), "user_id,item_id,rating,unix_timestamp\n5,\"[12]\",\"[0]\",\"[0]"
                                    "\"\n7,\"[11, 13]\",\"[8, 9]\",\"[0, 0]\"\n");
-    for (int i = 0; i < 4; i++) {
-        stars.d[1] = (double[]){-.5, 5.5, .25, NAN}[i];
+    stars.d[1] = NAN;
+    write_typed("in.parquet", &int_users, &int_items, &stars);
+    CHECK_CONTAINS(prep_ok(args), "Unknown                1   events without an action");
+    CHECK_CONTAINS(get_file("out.csv"), "\n5,\"[12]\",\"[null]\"");
+    for (int i = 0; i < 3; i++) {
+        stars.d[1] = (double[]){-.5, 5.5, .25}[i];
         write_typed("in.parquet", &int_users, &int_items, &stars);
         int code = run_prep(&said, args);
         if (code != 1 || strstr(said, "row 2: timestamp: ") == NULL)

@@ -125,7 +125,7 @@ TEST(bad_lists_name_file_line_and_column) {
     check_bad(HEADER "\n1,\"[1, x]\",\"[1, 2]\",\"[1, 2]\"\n", 1,
               "in.csv:3: movie_id: 'x' is not a whole number; for string ids use");
     check_bad(HEADER "1,\"[1]\",\"[-1]\",\"[1]\"\n", 1,
-              "in.csv:2: rating: '-1' is not an action from 0 to 65535");
+              "in.csv:2: rating: '-1' is not an action from 0 to 65534");
     check_bad(HEADER "1,\"[1]\",\"[1]\",\"[soon]\"\n", 1,
               "in.csv:2: unix_timestamp: 'soon' is not a 64-bit integer");
     check_bad(HEADER "x,\"[1]\",\"[1]\",\"[1]\"\n", 1,

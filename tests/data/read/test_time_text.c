@@ -52,14 +52,14 @@ TEST(dates_of_iso_8601) {
     check_time("2000-03-01", TIME_DATE, UNIT_S, 951868800 * SECOND, 0);
     check_time("2023-02-28T13:45", TIME_DATE, UNIT_S, 1677591900 * SECOND, 0);
     check_time("2023-02-28 13:45:01", TIME_DATE, UNIT_S, 1677591901 * SECOND, 0);
-    check_time("2023-02-28T13:45:01Z", TIME_ZONED, UNIT_S, 1677591901 * SECOND, 0);
-    check_time("2019-10-01 00:00:00 UTC", TIME_ZONED, UNIT_S, 1569888000 * SECOND, 0);
-    check_time("2023-02-28T13:45:01.5Z", TIME_ZONED, UNIT_S, 1677591901500000000, 3);
-    check_time("2023-02-28T13:45:01,123456789z", TIME_ZONED, UNIT_S, 1677591901123456789, 9);
-    check_time("2023-02-28T15:45:01+02:00", TIME_ZONED, UNIT_S, 1677591901 * SECOND, 0);
-    check_time("2023-02-28 08:15:01-0530", TIME_ZONED, UNIT_S, 1677591901 * SECOND, 0);
-    check_time("2023-02-28 15:45:01 +02", TIME_ZONED, UNIT_S, 1677591901 * SECOND, 0);
-    check_time("2016-12-31T23:59:60Z", TIME_ZONED, UNIT_S, 1483228800 * SECOND, 0);
+    check_time("2023-02-28T13:45:01Z", TIME_DATE, UNIT_S, 1677591901 * SECOND, 0);
+    check_time("2019-10-01 00:00:00 UTC", TIME_DATE, UNIT_S, 1569888000 * SECOND, 0);
+    check_time("2023-02-28T13:45:01.5Z", TIME_DATE, UNIT_S, 1677591901500000000, 3);
+    check_time("2023-02-28T13:45:01,123456789z", TIME_DATE, UNIT_S, 1677591901123456789, 9);
+    check_time("2023-02-28T15:45:01+02:00", TIME_DATE, UNIT_S, 1677591901 * SECOND, 0);
+    check_time("2023-02-28 08:15:01-0530", TIME_DATE, UNIT_S, 1677591901 * SECOND, 0);
+    check_time("2023-02-28 15:45:01 +02", TIME_DATE, UNIT_S, 1677591901 * SECOND, 0);
+    check_time("2016-12-31T23:59:60Z", TIME_DATE, UNIT_S, 1483228800 * SECOND, 0);
 }
 
 TEST(what_is_no_time) {
@@ -91,6 +91,10 @@ TEST(what_is_no_time) {
                                         "2023-01-01T10:00:00X",
                                         "2023-01-01T10:00:00+24:00",
                                         "2023-01-01T10:00:00+1",
+                                        "2023-01-01T10:00:00+02:",
+                                        "2023-01-01T10:00:00+02:0",
+                                        "2023-01-01T10:00:00+02:60",
+                                        "2023-01-01T10:00:00 CET",
                                         "2023-01-01Z",
                                         "1e999999999999999999999",
                                         "99999999999999999999",
@@ -128,8 +132,8 @@ TEST(a_plan_refuses_what_does_not_fit_it) {
     CHECK_EQ(t, 0);
     CHECK_EQ(parse_as(TIME_NUMBER, UNIT_S, false, "2020-01-01", &t), TIME_OTHER_FORM);
     CHECK_EQ(parse_as(TIME_DATE, UNIT_S, false, "1577836800", &t), TIME_OTHER_FORM);
-    CHECK_EQ(parse_as(TIME_DATE, UNIT_S, false, "2020-01-01T00:00Z", &t), TIME_OTHER_FORM);
-    CHECK_EQ(parse_as(TIME_ZONED, UNIT_S, false, "2020-01-01T00:00", &t), TIME_OTHER_FORM);
+    CHECK_EQ(parse_as(TIME_DATE, UNIT_S, false, "2020-01-01T00:00Z", &t), TIME_FINE);
+    CHECK_EQ(parse_as(TIME_DATE, UNIT_S, false, "2020-01-01T00:00", &t), TIME_FINE);
     CHECK_EQ(parse_as(TIME_DATE, UNIT_S, true, "2020-01-01T00:00Z", &t), TIME_FINE);
     CHECK_EQ(parse_as(TIME_DATE, UNIT_S, false, "1899-12-31", &t), TIME_BEYOND);
     CHECK_EQ(parse_as(TIME_DATE, UNIT_S, false, "2200-01-01", &t), TIME_BEYOND);
@@ -153,10 +157,77 @@ TEST(units_by_name) {
     CHECK_OK(time_plan_parse(&plan, "us"));
     CHECK_EQ(plan.unit, UNIT_US);
     CHECK_EQ(time_plan_digits(&plan), 6);
-    CHECK_STR(time_plan_name(&plan), "microseconds");
+    char name[TIME_NAME_BYTES];
+    time_plan_name(&plan, name);
+    CHECK_STR(name, "microseconds");
     CHECK_OK(time_plan_parse(&plan, "milliseconds"));
     CHECK_EQ(plan.ns_per_unit, 1000000);
     CHECK_OK(time_plan_parse(&plan, "iso"));
     CHECK_EQ(plan.form, TIME_DATE);
     CHECK_FAILS(time_plan_parse(&plan, "min"), ERR_USAGE, "--time-unit 'min' is unknown");
+}
+
+/* Seconds of a date in a format; INT64_MIN: it does not fit. */
+static int64_t by_format(const char *format, const char *text) {
+    time_plan plan;
+    int64_t ns;
+    int digits = 0;
+    CHECK_OK(time_plan_parse_format(&plan, format));
+    if (time_parse(&plan, text, strlen(text), &ns, &digits) != TIME_FINE) return INT64_MIN;
+    return ns / SECOND;
+}
+
+TEST(dates_in_a_given_format) {
+    static const struct {
+        const char *format, *text;
+    } same[] = {{"%d.%m.%Y %H:%M:%S", "28.02.2023 13:45:01"},
+                {"%d.%m.%Y %H:%M:%S", "28.2.2023   13:45:1"},
+                {"%m/%d/%Y %I:%M:%S %p", "02/28/2023 1:45:01 PM"},
+                {"%m/%d/%Y %I:%M:%S%p", "2/28/2023 01:45:01pm"},
+                {"%D %T", "02/28/23 13:45:01"},
+                {"%d/%b/%Y:%H:%M:%S %z", "28/Feb/2023:15:45:01 +0200"},
+                {"[%d/%b/%Y:%T %z]", "[28/feb/2023:08:15:01 -05:30]"},
+                {"%a, %d %B %Y %T GMT", "Tue, 28 February 2023 13:45:01 GMT"},
+                {"%d-%b-%y %I.%M.%S.%f %p", "28-FEB-23 01.45.01.000000 PM"},
+                {"%A %B %e %T %Y", "Tuesday Feb 28 13:45:01 2023"},
+                {"%Y%m%d%H%M%S", "20230228134501"},
+                {"%FT%T.%fZ", "2023-02-28T13:45:01.999999999999Z"},
+                {"100%% %F %R:%S", "100% 2023-02-28 13:45:01"}};
+    for (size_t i = 0; i < sizeof same / sizeof same[0]; i++)
+        if (by_format(same[i].format, same[i].text) != 1677591901)
+            FAIL_TEST("'%s' by '%s' is %lld", same[i].text, same[i].format,
+                      (long long)by_format(same[i].format, same[i].text));
+    CHECK_EQ(by_format("%D", "01/01/68"), INT64_C(3092601600));
+    CHECK_EQ(by_format("%D", "01/01/69"), -31536000);
+    CHECK_EQ(by_format("%F %I%p", "1970-01-01 12AM"), 0);
+    CHECK_EQ(by_format("%F %I%p", "1970-01-01 12PM"), 43200);
+    static const struct {
+        const char *format, *text;
+    } bad[] = {{"%d.%m.%Y", "29.02.2023"},     {"%d.%m.%Y", "1.13.2023"},
+               {"%d.%m.%Y", "1.1.23"},         {"%d.%m.%Y", "1.1.2023 "},
+               {"%F.%f", "2023-01-01."},       {"%F.%f", "2023-01-01.5x"},
+               {"%d.%m.%Y", "1-1-2023"},       {"%d.%m.%Y", ""},
+               {"%F %I%p", "2023-01-01 13PM"}, {"%F %I%p", "2023-01-01 0AM"},
+               {"%F %R", "2023-01-01 24:00"},  {"%b %d %Y", "Mai 1 2023"}};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+        if (by_format(bad[i].format, bad[i].text) != INT64_MIN)
+            FAIL_TEST("'%s' fits '%s'", bad[i].text, bad[i].format);
+}
+
+TEST(formats_that_say_too_little_or_too_much) {
+    static const struct {
+        const char *format, *reason;
+    } bad[] = {{"%Q", "'%Q' is unknown; there are %Y"},
+               {"%F %Z", "'%Z' is unknown"},
+               {"%F %", "is unknown"},
+               {"%H:%M", "needs a year, a month and a day"},
+               {"%d.%m", "needs a year, a month and a day"},
+               {"", "needs a year, a month and a day"},
+               {"%Y-%m-%d %H:%M:%S %Y-%m-%d %H:%M:%S %Y-%m-%d %H:%M:%S %Y-%m-%d %H", "63 bytes"},
+               {"%F %I", "%I and %p need each other"},
+               {"%F %H %p", "%I and %p need each other"}};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        time_plan plan;
+        CHECK_FAILS(time_plan_parse_format(&plan, bad[i].format), ERR_USAGE, bad[i].reason);
+    }
 }

@@ -155,7 +155,7 @@ TEST(bench_data_refuses_what_cannot_be) {
     CHECK_FAILS(bench_data_write(&c, sub_folder("x"), NULL, &stats), ERR_USAGE, "0 users");
     c = small_config();
     c.action.high = 70000;
-    CHECK_FAILS(bench_data_write(&c, sub_folder("x"), NULL, &stats), ERR_USAGE, "0..65535");
+    CHECK_FAILS(bench_data_write(&c, sub_folder("x"), NULL, &stats), ERR_USAGE, "0..65534");
     c = small_config();
     c.item = (draw_rule){.kind = DRAW_ZIPF, .high = 9, .alpha = 1};
     CHECK_FAILS(bench_data_write(&c, sub_folder("x"), NULL, &stats), ERR_USAGE, "alpha above 1");

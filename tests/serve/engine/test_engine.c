@@ -610,7 +610,7 @@ TEST(engine_reuses_no_token_of_another_action_or_context) {
     CHECK(is_same_vector(plain, &base, cached, &base, &n_reused));
     CHECK_EQ(n_reused, 2 + 7);
     memcpy(other, history, sizeof other);
-    other[3].action = NO_ACTION;
+    other[3].action = ACTION_UNKNOWN;
     CHECK(is_same_vector(plain, &changed, cached, &changed, &n_reused));
     CHECK(n_reused <= 2 + 3);
     CHECK(!is_same_vector(plain, &base, plain, &changed, &n_reused));

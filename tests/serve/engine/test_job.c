@@ -159,6 +159,9 @@ static void check_histories(const char *run, bool is_ranking) {
     t.event[117].action = 999; /* not one of a ranking model's */
     check_forms(&t);
     CHECK_EQ(t.want.n_unknown_events, is_ranking);
+    t.event[117].action = ACTION_UNKNOWN; /* any model's */
+    check_forms(&t);
+    CHECK_EQ(t.want.n_unknown_events, 0);
     t.event[117].action = 0;
     t.event[115].item.number = -5; /* unknown */
     check_forms(&t);

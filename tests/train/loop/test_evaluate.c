@@ -206,14 +206,19 @@ static void score_all(bench_top *t, scored *out) {
         CHECK_OK(batcher_next(batches, &b));
         CHECK_OK(pass_score(p, b, &scores, &n_rows));
         CHECK((out->n + n_rows) * out->n_columns <= 4096);
-        memcpy(out->logit + out->n * out->n_columns, scores,
-               (size_t)(n_rows * out->n_columns) * sizeof(float));
+        int n = 0;
         for (int u = 0; u < b->n_users; u++) {
             int end = b->offsets[u + 1];
             int from = t->session.max_targets > 0 ? end - b->n_targets[u] : b->offsets[u];
-            for (int i = from; i < end; i++)
+            for (int i = from; i < end; i++, n++) {
+                if (b->action[i] == ACTION_UNKNOWN) continue;
+                memcpy(out->logit + out->n * out->n_columns,
+                       (const float *)scores + n * out->n_columns,
+                       (size_t)out->n_columns * sizeof(float));
                 out->label[out->n++] = b->action[i];
+            }
         }
+        CHECK_EQ(n, n_rows);
     } while (!b->is_last);
     batcher_destroy(batches);
     pass_destroy(p);
@@ -263,7 +268,18 @@ static void open_signals(bench_top *t, const char *const *set, size_t n_set) {
     CHECK_OK(session_open(&t->session, t->config, t->data, t->be));
 }
 
-/* Classes and tasks, of candidates and of whole histories: each against the scores themselves. */
+/* Every seventh action becomes unknown, and all of every fifth user. */
+static void forget_actions(seq_file *data) {
+    static uint16_t action[1 << 16];
+    CHECK(data->n_events <= 1 << 16);
+    for (uint64_t u = 0; u < data->n_users; u++)
+        for (uint64_t i = data->offsets[u]; i < data->offsets[u + 1]; i++)
+            action[i] = i % 7 == 0 || u % 5 == 0 ? ACTION_UNKNOWN : data->action[i];
+    data->action = action;
+}
+
+/* Classes and tasks, of candidates and of whole histories: each against the scores themselves;
+ * events without an action do not count. */
 TEST(evaluate_ranking_equals_a_loop_over_the_scores) {
     static scored s;
     for (int i = 0; i < 4; i++) {
@@ -283,8 +299,10 @@ TEST(evaluate_ranking_equals_a_loop_over_the_scores) {
         else
             CHECK_OK(top_open(&t, ranking_gin, set, 4, 2));
         CHECK_OK(model_init(t.session.model, 5));
+        forget_actions(t.data);
         CHECK_OK(evaluator_create(&e, &t.session, split_rule_of(SPLIT_BY_USER), PART_TEST));
         CHECK_OK(evaluator_run(e, 0, &r));
+        CHECK(r.n_unlabelled > 0);
         s = (scored){.n_columns = is_bits ? 3 : 5};
         score_all(&t, &s);
         CHECK(s.n > 20);
@@ -398,6 +416,10 @@ TEST(evaluate_describes_misses) {
     eval_result r = {.n_users = 50};
     CHECK(!eval_describe_misses(&r, text));
     CHECK_STR(text, "");
+    r.n_unlabelled = 2;
+    CHECK(eval_describe_misses(&r, text));
+    CHECK_STR(text, "evaluation: users left out, as their held-out events have no action: 2");
+    r.n_unlabelled = 0;
     r.n_ids = 1;
     CHECK(eval_describe_misses(&r, text));
     CHECK_STR(text, "evaluation: 0 of 1 ids had no row in their dynamic table (hit rate 100.00 %)");
