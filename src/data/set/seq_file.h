@@ -159,6 +159,11 @@ double seq_rating(const seq_file *s, uint16_t action);
 /* The name of a bit of ACTION_BITS: "click", "like", ...; NULL beyond the eight there are. */
 const char *seq_signal_name(int bit);
 
+/* What task k of a ranking model is called: "click" where actions are bits, "rating4" where a class
+ * is a rating, else by its number: "task0", "class0". */
+enum { SEQ_TASK_BYTES = 24 };
+void seq_task_name(const seq_file *data, bool is_bits, int k, char name[SEQ_TASK_BYTES]);
+
 /* Jagged offsets: sequence b is rows offsets[b] .. offsets[b + 1] - 1.  ERR_FORMAT names the first
  * bad one unless they start at 0, never decrease, and end at n_rows. */
 status seq_check_offsets(const uint64_t *offsets, uint64_t n_sequences, uint64_t n_rows);
