@@ -254,7 +254,7 @@ static bool is_comparable(const comparison *c) {
 
 static status write_differences(comparison *c) {
     static const char *const names[] = {"hr@10", "ndcg@10", "mrr",     "novelty@10", "diversity@10",
-                                        "auc",   "gauc",    "logloss", "ne",         "ece"};
+                                        "auc",   "gauc",    "logloss", "ne"};
     double difference;
     bootstrap_bounds b;
     bool has_any = false;

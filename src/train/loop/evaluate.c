@@ -43,11 +43,7 @@ struct evaluator {
     int32_t n_columns; /* tasks, or classes */
     bool is_bits;
     auc areas;
-    struct {
-        double *area;    /* (n_users, tasks): GAUC */
-        uint8_t *bin_of; /* (tasks, rows): ECE */
-        float *gap;      /* (tasks, rows) */
-    } of;
+    double *user_area; /* (n_users, tasks): for GAUC */
     log_losses losses;
     int64_t n_right,
         n_rows; /* classes: rows whose highest logit is the label; bits: of all tasks */
@@ -412,7 +408,7 @@ static bool asks_for(const evaluator *e, metric_kind kind) {
 }
 
 static double grouped(const evaluator *e, int k, const uint8_t *weight, int64_t *n_left_out) {
-    return auc_grouped(&e->areas, k, e->of.area, e->users, e->n_users, weight, n_left_out);
+    return auc_grouped(&e->areas, k, e->user_area, e->users, e->n_users, weight, n_left_out);
 }
 
 /* After all rows of ranking: what their tasks are like. */
@@ -423,23 +419,17 @@ static status sum_tasks(evaluator *e, eval_result *r) {
     r->has_ece = asks_for(e, METRIC_ECE);
     TRY(auc_compute(a, e->tasks.of[METRIC_AUC]));
     if (r->has_gauc) {
-        TRY(MEM_RESIZE(&e->of.area, (size_t)(e->n_users * e->n_columns)));
-        TRY(auc_of_users(a, e->users, e->n_users, e->of.area));
-    }
-    if (r->has_ece) {
-        TRY(MEM_RESIZE(&e->of.bin_of, a->n * (size_t)e->n_columns));
-        TRY(MEM_RESIZE(&e->of.gap, a->n * (size_t)e->n_columns));
+        TRY(MEM_RESIZE(&e->user_area, (size_t)(e->n_users * e->n_columns)));
+        TRY(auc_of_users(a, e->users, e->n_users, e->user_area));
     }
     for (int k = 0; k < e->n_columns; k++) {
         eval_task *t = &r->task[k];
-        uint8_t *bin_of = r->has_ece ? e->of.bin_of + (size_t)k * a->n : NULL;
-        float *gap = r->has_ece ? e->of.gap + (size_t)k * a->n : NULL;
         seq_task_name(e->s->data, e->is_bits, k, t->name);
         if (r->has_gauc) e->tasks.of[METRIC_GAUC][k] = grouped(e, k, NULL, &t->n_left_out);
         if (!r->has_ece) continue;
-        TRY(calibrate(a, k, e->is_bits, t->bin, bin_of, gap));
+        TRY(calibrate(a, k, e->is_bits, t->bin));
         e->tasks.of[METRIC_ECE][k] =
-            isnan(e->tasks.of[METRIC_AUC][k]) ? NAN : calibration_error(bin_of, gap, NULL, a->n);
+            isnan(e->tasks.of[METRIC_AUC][k]) ? NAN : calibration_error(t->bin);
     }
     return OK;
 }
@@ -515,9 +505,7 @@ status evaluator_create(evaluator **out, session *s, split_rule rule, split_part
 /* What a run, or a group of its users, has made. */
 static void free_users(evaluator *e) {
     mem_free(e->users);
-    mem_free(e->of.area);
-    mem_free(e->of.bin_of);
-    mem_free(e->of.gap);
+    mem_free(e->user_area);
     auc_fini(&e->areas);
 }
 
@@ -715,7 +703,7 @@ static status ranking_replicates(evaluator *e, replicates *out) {
     log_losses losses = e->losses;
     task_values tasks = e->tasks;
     int64_t n_right = e->n_right, n_rows = e->n_rows, n_left_out;
-    bool has_gauc = asks_for(e, METRIC_GAUC), has_ece = asks_for(e, METRIC_ECE);
+    bool has_gauc = asks_for(e, METRIC_GAUC);
     user_sums *sums = NULL;
     uint8_t *weight = NULL;
     weighted_auc areas = {0};
@@ -728,11 +716,8 @@ static status ranking_replicates(evaluator *e, replicates *out) {
         weigh_users(e, sums, r, weight);
         weighted_auc_compute(&areas, weight, e->tasks.of[METRIC_AUC]);
         for (int k = 0; k < e->n_columns; k++) {
-            size_t at = (size_t)k * e->areas.n;
             if (has_gauc) e->tasks.of[METRIC_GAUC][k] = grouped(e, k, weight, &n_left_out);
-            if (has_ece && !isnan(tasks.of[METRIC_ECE][k]))
-                e->tasks.of[METRIC_ECE][k] =
-                    calibration_error(e->of.bin_of + at, e->of.gap + at, weight, e->areas.n);
+            e->tasks.of[METRIC_ECE][k] = NAN; /* the bins of a sample are noisier: no interval */
         }
         report(e, &one);
         for (int i = 0; i < one.n; i++)
@@ -834,7 +819,7 @@ status evaluator_group(evaluator *e, const uint8_t *is_in, eval_result *out) {
     g.losses = (log_losses){.n_columns = e->n_columns, .is_bits = e->is_bits};
     g.n_users = g.n_unknown = g.n_right = g.n_rows = 0;
     g.users_capacity = 0;
-    memset(&g.of, 0, sizeof g.of);
+    g.user_area = NULL;
     memset(g.lists.sum, 0, sizeof g.lists.sum);
     memset(g.lists.n_lists, 0, sizeof g.lists.n_lists);
     g.is_group = true;

@@ -103,7 +103,7 @@ void evaluator_watch(evaluator *e, const volatile sig_atomic_t *stop);
 status evaluator_run(evaluator *e, int64_t max_batches, eval_result *out);
 
 /* The intervals of the last run, and its replicates (out may be NULL); none where r is of another
- * run.  Coverage has none.  All ranks call it, once a run. */
+ * run.  Coverage and ECE have none.  All ranks call it, once a run. */
 status evaluator_bootstrap(evaluator *e, eval_result *r, replicates *out);
 
 /* After evaluator_bootstrap: the users of the run, in its order, without those whose target nobody

@@ -266,38 +266,34 @@ static float probability(const float *row, int32_t n, int task, bool is_bits) {
     return (float)(exp(row[task] - most) / sum);
 }
 
-status calibrate(const auc *a, int task, bool is_bits, calibration_bin bin[CALIBRATION_BINS],
-                 uint8_t *bin_of, float *gap) {
-    float from[CALIBRATION_BINS]; /* the smallest probability of each bin */
-    memset(bin, 0, CALIBRATION_BINS * sizeof *bin);
-    for (size_t i = 0; i < a->n; i++)
-        gap[i] = probability(a->score + i * (size_t)a->n_tasks, a->n_tasks, task, is_bits);
+status calibrate(const auc *a, int task, bool is_bits, calibration_bin bin[CALIBRATION_BINS]) {
+    float *p, from[CALIBRATION_BINS]; /* from: the smallest probability of each bin */
     weighted_auc sorted;
-    status st = weighted_auc_init(&sorted, &(auc){.n_tasks = 1, .n = a->n, .score = gap});
+    memset(bin, 0, CALIBRATION_BINS * sizeof *bin);
+    TRY(MEM_NEW_RAW(&p, a->n));
+    for (size_t i = 0; i < a->n; i++)
+        p[i] = probability(a->score + i * (size_t)a->n_tasks, a->n_tasks, task, is_bits);
+    status st = weighted_auc_init(&sorted, &(auc){.n_tasks = 1, .n = a->n, .score = p});
     for (size_t b = 0; b < CALIBRATION_BINS && st == OK && a->n > 0; b++)
-        from[b] = gap[sorted.order[b * a->n / CALIBRATION_BINS]];
-    weighted_auc_fini(&sorted);
-    for (size_t i = 0; st == OK && i < a->n; i++) {
-        int b = CALIBRATION_BINS - 1, label = a->label[i] >> task & 1;
-        while (b > 0 && (gap[i] < from[b] || from[b] == from[b - 1]))
+        from[b] = p[sorted.order[b * a->n / CALIBRATION_BINS]];
+    for (size_t i = 0; i < a->n && st == OK; i++) {
+        int b = CALIBRATION_BINS - 1;
+        while (b > 0 && (p[i] < from[b] || from[b] == from[b - 1]))
             b--;
-        bin[b].predicted += gap[i];
-        bin[b].observed += label;
+        bin[b].predicted += p[i];
+        bin[b].observed += a->label[i] >> task & 1;
         bin[b].n++;
-        bin_of[i] = (uint8_t)b;
-        gap[i] -= (float)label;
     }
+    weighted_auc_fini(&sorted);
+    mem_free(p);
     return st;
 }
 
-double calibration_error(const uint8_t *bin_of, const float *gap, const uint8_t *weight, size_t n) {
-    double sum[CALIBRATION_BINS] = {0}, n_rows = 0, error = 0;
-    for (size_t i = 0; i < n; i++) {
-        int w = weight != NULL ? weight[i] : 1;
-        sum[bin_of[i]] += w * (double)gap[i];
-        n_rows += w;
+double calibration_error(const calibration_bin bin[CALIBRATION_BINS]) {
+    double sum = 0, n = 0;
+    for (int b = 0; b < CALIBRATION_BINS; b++) {
+        sum += fabs(bin[b].predicted - bin[b].observed);
+        n += (double)bin[b].n;
     }
-    for (int b = 0; b < CALIBRATION_BINS; b++)
-        error += fabs(sum[b]);
-    return n_rows > 0 ? error / n_rows : NAN;
+    return n > 0 ? sum / n : NAN;
 }

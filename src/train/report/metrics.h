@@ -112,13 +112,10 @@ typedef struct calibration_bin {
     int64_t n;
 } calibration_bin;
 
-/* The bins of a task, and for a bootstrap the bin of each row and its probability less its label;
- * probability: sigmoid of the logit, or with classes their softmax. */
-status calibrate(const auc *a, int task, bool is_bits, calibration_bin bin[CALIBRATION_BINS],
-                 uint8_t *bin_of, float *gap);
+/* The bins of a task; probability: sigmoid of the logit, or with classes their softmax. */
+status calibrate(const auc *a, int task, bool is_bits, calibration_bin bin[CALIBRATION_BINS]);
 
-/* Expected calibration error: sum over bins of |predicted - observed|, divided by the rows; rows
- * have a weight (NULL: 1). */
-double calibration_error(const uint8_t *bin_of, const float *gap, const uint8_t *weight, size_t n);
+/* Expected calibration error: sum over bins of |predicted - observed|, divided by the rows. */
+double calibration_error(const calibration_bin bin[CALIBRATION_BINS]);
 
 #endif

@@ -390,7 +390,7 @@ TEST(evaluate_ranking_equals_a_loop_over_the_scores) {
         int n_defined = 0;
         for (int k = 0; k < s.n_columns; k++) {
             double area = area_of(&s, k, is_bits, -1), grouped;
-            char task[16];
+            char task[24];
             int64_t n_left_out;
             if (is_bits)
                 snprintf(task, sizeof task, "%s", seq_signal_name(k));

@@ -234,55 +234,41 @@ TEST(metrics_grouped_auc_is_the_weighted_mean_of_users) {
     auc_fini(&a);
 }
 
-/* Predictions 0.1, ..., 0.9 by hand, with ties that fill more than a bin; of classes by a softmax.
- */
+/* Twenty rows of .2, which share the first bin, then twenty of growing predictions; the same as two
+ * classes. */
 TEST(metrics_calibration_by_hand) {
     enum { N = 40 };
     calibration_bin bin[CALIBRATION_BINS];
-    uint8_t bin_of[N], weight[N];
-    float gap[N], logit[2 * N];
-    double error = 0, weighted = 0, n_weighted = 0;
-    int32_t label[N];
+    float logit[N], two[2 * N];
+    int32_t label[N], class_[N];
+    double error = 0;
     auc a;
     CHECK_OK(auc_init(&a, 1));
-    CHECK_OK(calibrate(&a, 0, true, bin, bin_of, gap)); /* nothing at all */
-    CHECK(isnan(calibration_error(bin_of, gap, NULL, 0)));
-    /* Twenty rows of .2, of which a bin starts at the first; then twenty of growing predictions. */
-    for (int i = 0; i < N; i++) {
-        double p = i < 20 ? .2 : .3 + .03 * (i - 20);
-        logit[i] = (float)log(p / (1 - p));
-        label[i] = i % 3 == 0;
-        weight[i] = (uint8_t)(i % 4);
-    }
-    CHECK_OK(auc_add(&a, logit, label, N));
-    CHECK_OK(calibrate(&a, 0, true, bin, bin_of, gap));
-    CHECK(bin[0].n == 20 && bin[1].n == 0 && bin[4].n == 0 && bin[5].n == 4 && bin[9].n == 4);
-    CHECK(fabs(bin[0].predicted - 4) < 1e-6 && bin[0].observed == 7);
+    CHECK_OK(calibrate(&a, 0, true, bin)); /* nothing at all */
+    CHECK(isnan(calibration_error(bin)));
     for (int b = 0; b < 6; b++) {
-        double sum = 0, of_weights = 0;
+        double gap = 0;
         for (int i = b == 0 ? 0 : 16 + 4 * b; i < 20 + 4 * b; i++) {
             double p = i < 20 ? .2 : .3 + .03 * (i - 20);
-            sum += p - label[i];
-            of_weights += weight[i] * (p - label[i]);
-            n_weighted += weight[i];
+            logit[i] = (float)log(p / (1 - p));
+            label[i] = i % 3 == 0;
+            gap += p - label[i];
+            two[2 * i] = logit[i] + 700; /* no overflow */
+            two[2 * i + 1] = 700;
+            class_[i] = label[i] ? 1 : 2; /* as bits */
         }
-        error += fabs(sum);
-        weighted += fabs(of_weights);
+        error += fabs(gap) / N;
     }
-    CHECK(fabs(calibration_error(bin_of, gap, NULL, N) - error / N) < 1e-6);
-    CHECK(fabs(calibration_error(bin_of, gap, weight, N) - weighted / n_weighted) < 1e-6);
+    CHECK_OK(auc_add(&a, logit, label, N));
+    CHECK_OK(calibrate(&a, 0, true, bin));
+    CHECK(bin[0].n == 20 && bin[1].n == 0 && bin[4].n == 0 && bin[5].n == 4 && bin[9].n == 4);
+    CHECK(fabs(bin[0].predicted - 4) < 1e-6 && bin[0].observed == 7);
+    CHECK(fabs(calibration_error(bin) - error) < 1e-6);
     auc_fini(&a);
-    /* Two classes with logits x and 0 are one task with the logit x; labels are bits of classes. */
     CHECK_OK(auc_init(&a, 2));
-    float two[2 * N];
-    for (int i = 0; i < N; i++) {
-        two[2 * i] = logit[i] + 700; /* no overflow */
-        two[2 * i + 1] = 700;
-        label[i] = label[i] ? 1 : 2;
-    }
-    CHECK_OK(auc_add(&a, two, label, N));
-    CHECK_OK(calibrate(&a, 0, false, bin, bin_of, gap));
-    CHECK(fabs(calibration_error(bin_of, gap, NULL, N) - error / N) < 1e-4);
+    CHECK_OK(auc_add(&a, two, class_, N));
+    CHECK_OK(calibrate(&a, 0, false, bin));
+    CHECK(fabs(calibration_error(bin) - error) < 1e-4);
     auc_fini(&a);
 }
 
