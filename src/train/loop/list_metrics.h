@@ -7,11 +7,10 @@
 #define HSTU_TRAIN_LOOP_LIST_METRICS_H
 
 #include "config/metric_list.h"
-#include "train/loop/incidence.h"
-#include "train/report/metrics.h"
+#include "train/loop/baselines.h"
 
 /* Diversity counts the items of at most so many users, evenly spaced. */
-enum { LIST_USERS = 1 << 15 };
+enum { LIST_USERS = 1 << 14 };
 
 typedef struct list_metrics {
     int32_t k;       /* the longest list that a metric needs; 0: none needs lists */
