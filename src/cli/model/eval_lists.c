@@ -254,7 +254,7 @@ static status measure(listing *l) {
         bootstrap_bounds b = replicates_bounds(&l->replicates, i);
         const metric *m = &l->metrics.item[i];
         r->item[i] = (eval_metric){.value = metric_table[m->kind].sense == METRIC_NEITHER
-                                                ? list_metrics_value(&l->lists, m)
+                                                ? list_metrics_value(&l->lists, m, found, n_users)
                                                 : position_counts_metric(counts, m),
                                    .low = b.low,
                                    .high = b.high};

@@ -49,7 +49,7 @@ struct evaluator {
         n_rows; /* classes: rows whose highest logit is the label; bits: of all tasks */
     metric_list metrics;
     bool keeps_seen;
-    /* bootstrap: the users of the last run, this rank's in retrieval, all in ranking */
+    /* the users of the last run, of all ranks when it is over */
     user_position *users;
     int64_t n_users;
     size_t users_capacity;
@@ -374,10 +374,11 @@ static void report_tasks(const evaluator *e, metric_kind kind, eval_result *r) {
 static double value_of(const evaluator *e, const metric *m) {
     switch (m->kind) {
     case METRIC_COVERAGE:
-        return e->is_group ? NAN : list_metrics_value(&e->lists, m);
     case METRIC_NOVELTY:
     case METRIC_DIVERSITY:
-        return list_metrics_value(&e->lists, m);
+        return m->kind == METRIC_COVERAGE && e->is_group
+                   ? NAN
+                   : list_metrics_value(&e->lists, m, e->users, e->n_users);
     case METRIC_ACCURACY:
         return e->n_rows > 0 ? (double)e->n_right / (double)e->n_rows : NAN;
     case METRIC_LOGLOSS:
@@ -551,8 +552,6 @@ static status merge_places(evaluator *e) {
     int64_t n = (int64_t)e->s->limits.n_items + 1, *turned;
     list_metrics *l = &e->lists;
     if (l->k == 0) return OK;
-    TRY(comm_host_reduce(c, COMM_I64, COMM_SUM, LIST_MAX, l->sum));
-    TRY(comm_host_reduce(c, COMM_I64, COMM_SUM, LIST_MAX, l->n_lists));
     TRY(MEM_NEW(&turned, (size_t)n));
     for (int64_t i = 0; i < n; i++)
         turned[i] = l->first_place[i] > 0 ? l->k + 1 - l->first_place[i] : 0;
@@ -626,6 +625,19 @@ static status run_batches(evaluator *e, int64_t max_batches, eval_result *out) {
     return st;
 }
 
+/* In retrieval each rank has its own users. */
+static status gather_all_users(evaluator *e) {
+    user_position *mine = e->users;
+    int64_t n_mine = e->n_users;
+    if (e->s->config->task != TASK_RETRIEVAL || comm_size(e->s->comm) == 1) return OK;
+    e->users = NULL;
+    e->n_users = 0;
+    e->users_capacity = 0;
+    status st = gather_users(e, mine, n_mine);
+    mem_free(mine);
+    return st;
+}
+
 void evaluator_watch(evaluator *e, const volatile sig_atomic_t *stop) {
     e->stop = stop;
 }
@@ -646,6 +658,7 @@ status evaluator_run(evaluator *e, int64_t max_batches, eval_result *out) {
         TRY(auc_init(&e->areas, e->n_columns <= AUC_MAX_TASKS ? e->n_columns : 1));
     }
     status st = run_batches(e, max_batches, out);
+    if (st == OK) st = gather_all_users(e);
     if (st == OK && !is_retrieval && e->n_columns <= AUC_MAX_TASKS) st = sum_tasks(e, out);
     if (st == OK) report(e, out);
     out->seconds = (double)(clock_ns() - start) / 1e9;
@@ -733,24 +746,10 @@ static status ranking_replicates(evaluator *e, replicates *out) {
     return st;
 }
 
-/* In retrieval each rank has its own users. */
-static status gather_all_users(evaluator *e) {
-    user_position *mine = e->users;
-    int64_t n_mine = e->n_users;
-    if (e->s->config->task != TASK_RETRIEVAL || comm_size(e->s->comm) == 1) return OK;
-    e->users = NULL;
-    e->n_users = 0;
-    e->users_capacity = 0;
-    status st = gather_users(e, mine, n_mine);
-    mem_free(mine);
-    return st;
-}
-
 status evaluator_bootstrap(evaluator *e, eval_result *r, replicates *out) {
     int64_t cost = r->is_retrieval ? r->n_users : (int64_t)e->areas.n * e->n_columns;
     replicates own = {0};
     if (r->run != e->n_runs || (!r->is_retrieval && e->n_columns > AUC_MAX_TASKS)) return OK;
-    TRY(gather_all_users(e));
     status st = replicates_init(&own, r->n, cost);
     if (st == OK && r->is_retrieval)
         st = replicates_of_positions(&own, e->users, e->n_users, e->n_unknown, &e->metrics);
@@ -797,7 +796,6 @@ static status fill_group(evaluator *g, const evaluator *e, const uint8_t *is_in)
         int64_t n = e->users[i].position;
         if (is_in[i]) {
             TRY(note_user(g, e->users[i]));
-            list_metrics_count(&g->lists, e->users[i].list);
             if (is_retrieval)
                 g->counts->count[n]++;
             else
@@ -820,8 +818,6 @@ status evaluator_group(evaluator *e, const uint8_t *is_in, eval_result *out) {
     g.n_users = g.n_unknown = g.n_right = g.n_rows = 0;
     g.users_capacity = 0;
     g.user_area = NULL;
-    memset(g.lists.sum, 0, sizeof g.lists.sum);
-    memset(g.lists.n_lists, 0, sizeof g.lists.n_lists);
     g.is_group = true;
     *out = (eval_result){.is_retrieval = e->s->config->task == TASK_RETRIEVAL, .run = e->n_runs};
     status st = fill_group(&g, e, is_in);

@@ -14,8 +14,6 @@ void list_metrics_fini(list_metrics *l) {
 }
 
 void list_metrics_clear(list_metrics *l) {
-    memset(l->sum, 0, sizeof l->sum);
-    memset(l->n_lists, 0, sizeof l->n_lists);
     if (l->k > 0) memset(l->first_place, 0, ((size_t)l->n_items + 1) * sizeof *l->first_place);
 }
 
@@ -94,24 +92,20 @@ void list_metrics_add(list_metrics *l, const int32_t *item, int32_t n, int32_t v
     }
     for (int32_t place = 0; l->of_user != NULL && place < n && place < l->k; place++)
         if (item[place] > 0) remove_vector(l, (uint32_t)item[place]);
-    list_metrics_count(l, value);
 }
 
-void list_metrics_count(list_metrics *l, const int32_t value[LIST_MAX]) {
-    for (int m = 0; m < l->own.n; m++) {
-        if (value[m] == LIST_NONE) continue;
-        l->sum[m] += value[m];
-        l->n_lists[m]++;
+double list_metrics_value(const list_metrics *l, const metric *m, const user_position *users,
+                          int64_t n_users) {
+    int64_t sum = 0, n = 0;
+    int at = 0;
+    if (m->kind == METRIC_COVERAGE) {
+        for (uint64_t i = 1; i <= l->n_items; i++)
+            sum += l->first_place[i] > 0 && l->first_place[i] <= m->k;
+        return l->n_items > 0 ? (double)sum / (double)l->n_items : NAN;
     }
-}
-
-double list_metrics_value(const list_metrics *l, const metric *m) {
-    uint64_t n_shown = 0;
-    for (int i = 0; i < l->own.n; i++)
-        if (l->own.item[i].kind == m->kind && l->own.item[i].k == m->k)
-            return l->n_lists[i] > 0 ? (double)l->sum[i] / LIST_UNIT / (double)l->n_lists[i] : NAN;
-    if (m->kind != METRIC_COVERAGE || l->n_items == 0) return NAN;
-    for (uint64_t i = 1; i <= l->n_items; i++)
-        n_shown += l->first_place[i] > 0 && l->first_place[i] <= m->k;
-    return (double)n_shown / (double)l->n_items;
+    while (l->own.item[at].kind != m->kind || l->own.item[at].k != m->k)
+        at++;
+    for (int64_t u = 0; u < n_users; u++)
+        if (users[u].list[at] != LIST_NONE) sum += users[u].list[at], n++;
+    return n > 0 ? (double)sum / LIST_UNIT / (double)n : NAN;
 }

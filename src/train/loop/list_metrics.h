@@ -15,7 +15,6 @@ enum { LIST_USERS = 1 << 14 };
 typedef struct list_metrics {
     int32_t k;       /* the longest list that a metric needs; 0: none needs lists */
     metric_list own; /* metrics that each list has: novelty, diversity */
-    int64_t sum[LIST_MAX], n_lists[LIST_MAX]; /* of each of `own` */
     uint64_t n_items;
     int32_t *first_place; /* (n_items + 1): the best place of an item in any list, 0: in none */
     double *bits;         /* (n_items + 1): -log2 of the share of the training users */
@@ -27,14 +26,13 @@ typedef struct list_metrics {
  */
 status list_metrics_init(list_metrics *l, const split *s, const metric_list *metrics);
 void list_metrics_fini(list_metrics *l);
-void list_metrics_clear(list_metrics *l); /* forgets the lists */
+void list_metrics_clear(list_metrics *l); /* forgets the lists, for coverage */
 
-/* Adds a list of n items, best first, 0: an item that nobody knows; or one that was
- * measured before. */
+/* Measures a list of n items, best first, 0: an item that nobody knows. */
 void list_metrics_add(list_metrics *l, const int32_t *item, int32_t n, int32_t value[LIST_MAX]);
-void list_metrics_count(list_metrics *l, const int32_t value[LIST_MAX]);
 
-/* The metric of all lists; NAN where it is not one of lists, or there are none. */
-double list_metrics_value(const list_metrics *l, const metric *m);
+/* The metric of all lists, by what was measured of each; NAN where there are none. */
+double list_metrics_value(const list_metrics *l, const metric *m, const user_position *users,
+                          int64_t n_users);
 
 #endif
