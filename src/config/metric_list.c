@@ -4,10 +4,10 @@
 #include <string.h>
 #include <strings.h>
 
-#define RETRIEVAL(kind, name, shown, max_k, is_loss, meaning)                                      \
-    [kind] = {name, shown, TASK_RETRIEVAL, max_k, is_loss, meaning},
-#define RANKING(kind, name, shown, max_k, is_loss, meaning)                                        \
-    [kind] = {name, shown, TASK_RANKING, max_k, is_loss, meaning},
+#define RETRIEVAL(kind, name, shown, max_k, sense, meaning)                                        \
+    [kind] = {name, shown, TASK_RETRIEVAL, max_k, sense, meaning},
+#define RANKING(kind, name, shown, max_k, sense, meaning)                                          \
+    [kind] = {name, shown, TASK_RANKING, max_k, sense, meaning},
 
 const metric_entry metric_table[METRIC_KINDS] = {METRICS_OF_RETRIEVAL(RETRIEVAL)
                                                      METRICS_OF_RANKING(RANKING)};
@@ -16,7 +16,7 @@ static status unknown_metric(const char *text, config_task task) {
     return task == TASK_RETRIEVAL
                ? fail(ERR_USAGE,
                       "'%.60s' is none of " METRIC_RETRIEVAL_WORDS
-                      "(k up to %d, of COVERAGE up to %d)",
+                      "(k up to %d, of COVERAGE, NOVELTY and DIVERSITY up to %d)",
                       text, METRIC_MAX_K, METRIC_MAX_COVERAGE_K)
                : fail(ERR_USAGE,
                       "'%.60s' is none of " METRIC_RANKING_WORDS "(the metrics of ranking)", text);
@@ -46,12 +46,12 @@ status metric_parse(metric *out, const char *text, config_task task) {
     return unknown_metric(text, task);
 }
 
-bool metric_is_smaller_better(const char *name) {
+metric_sense metric_sense_of(const char *name) {
     size_t n = strcspn(name, "@:");
     for (int i = 0; i < METRIC_KINDS; i++)
         if (strlen(metric_table[i].name) == n && strncmp(metric_table[i].name, name, n) == 0)
-            return metric_table[i].smaller_is_better;
-    return strcmp(name, "loss") == 0;
+            return metric_table[i].sense;
+    return strcmp(name, "loss") == 0 ? METRIC_LESS : METRIC_MORE;
 }
 
 const char *metric_name(const metric *m, char text[METRIC_NAME_BYTES]) {
@@ -109,6 +109,15 @@ status metric_list_of(metric_list *out, const config *c) {
     return OK;
 }
 
+void metric_list_add_final(metric_list *list, config_task task) {
+    static const metric of_lists[] = {
+        {METRIC_COVERAGE, 10}, {METRIC_NOVELTY, 10}, {METRIC_DIVERSITY, 10}};
+    static const metric of_rows[] = {{METRIC_GAUC, 0}, {METRIC_ECE, 0}};
+    bool is_retrieval = task == TASK_RETRIEVAL;
+    for (int i = 0; i < (is_retrieval ? 3 : 2); i++)
+        (void)add_metric(list, is_retrieval ? of_lists[i] : of_rows[i]);
+}
+
 metric metric_list_main(const metric_list *list, config_task task) {
     const metric best =
         task == TASK_RETRIEVAL ? (metric){METRIC_NDCG, 10} : (metric){METRIC_AUC, 0};
@@ -116,7 +125,7 @@ metric metric_list_main(const metric_list *list, config_task task) {
     for (int i = 0; i < list->n; i++) {
         const metric *m = &list->item[i];
         if (m->kind == best.kind && m->k == best.k) return best;
-        if (first == NULL && !metric_table[m->kind].smaller_is_better) first = m;
+        if (first == NULL && metric_table[m->kind].sense == METRIC_MORE) first = m;
     }
     return first != NULL ? *first : best;
 }

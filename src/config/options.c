@@ -550,7 +550,10 @@ static status write_metrics(buf *out) {
         const metric_entry *e = &metric_table[i];
         TRY(buf_printf(out, "| %s | %s | %s | %s |\n", e->shown,
                        e->task == TASK_RETRIEVAL ? "retrieval" : "ranking",
-                       e->smaller_is_better ? "lower" : "higher", e->meaning));
+                       e->sense == METRIC_MORE   ? "higher"
+                       : e->sense == METRIC_LESS ? "lower"
+                                                 : "-",
+                       e->meaning));
     }
     return OK;
 }

@@ -10,11 +10,8 @@ static void name_ranking(score_columns *c) {
     const seq_file *data = c->data;
     bool is_rated = data->actions == ACTION_STARS || data->actions == ACTION_HALF_STARS;
     for (int i = 0; i < c->n; i++) {
-        const char *signal = data->actions == ACTION_BITS ? seq_signal_name(i) : NULL;
-        if (c->is_bits && signal != NULL)
-            snprintf(c->name[i], SCORE_NAME_BYTES, "%s", signal);
-        else if (c->is_bits)
-            snprintf(c->name[i], SCORE_NAME_BYTES, "task%d", i);
+        if (c->is_bits)
+            seq_task_name(data, true, i, c->name[i]);
         else if (i == 0)
             snprintf(c->name[i], SCORE_NAME_BYTES, "%s", is_rated ? "rating" : "action");
         else

@@ -108,10 +108,10 @@ static status write_facts(comparison *c) {
     return OK;
 }
 
-/* Whether an earlier run has the metric, too. */
+/* Whether an earlier run has the metric, too: while it trains, or in its last figures. */
 static bool is_repeated(const comparison *c, int run, const char *name) {
     for (int i = 0; i < run; i++)
-        if (run_history_values(&c->runs[i].history, name) != NULL) return true;
+        if (isfinite(run_facts_metric(&c->runs[i], name))) return true;
     return false;
 }
 
@@ -132,6 +132,14 @@ static status write_metrics(comparison *c) {
         for (int m = 0; m < c->runs[i].history.n_metrics; m++)
             if (!is_repeated(c, i, c->runs[i].history.metric[m]))
                 TRY(write_metric(c, c->runs[i].history.metric[m]));
+    for (int i = 0; i < c->n; i++) { /* those of the end alone */
+        const json_value *done = c->runs[i].history.done;
+        for (const json_value *v = done != NULL ? done->first : NULL; v != NULL; v = v->next)
+            if (history_is_metric(v) && strstr(v->key, ":class") == NULL &&
+                run_history_values(&c->runs[i].history, v->key) == NULL &&
+                !is_repeated(c, i, v->key))
+                TRY(write_metric(c, v->key));
+    }
     return OK;
 }
 
@@ -205,6 +213,7 @@ static bool compare_pairs(const comparison *c, int i, const char *name, double *
 static const char *verdict(const char *name, bootstrap_bounds b) {
     bool is_above = b.low > 0, is_below = b.high < 0;
     if (!is_above && !is_below) return "unclear";
+    if (metric_sense_of(name) == METRIC_NEITHER) return is_above ? "higher" : "lower";
     return is_above != metric_is_smaller_better(name) ? "better" : "worse";
 }
 
@@ -244,7 +253,8 @@ static bool is_comparable(const comparison *c) {
 }
 
 static status write_differences(comparison *c) {
-    static const char *const names[] = {"hr@10", "ndcg@10", "mrr", "auc", "logloss", "ne"};
+    static const char *const names[] = {"hr@10", "ndcg@10", "mrr",     "novelty@10", "diversity@10",
+                                        "auc",   "gauc",    "logloss", "ne"};
     double difference;
     bootstrap_bounds b;
     bool has_any = false;

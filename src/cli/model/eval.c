@@ -86,10 +86,8 @@ static status print_json(const report *o) {
     split_record_write(&o->a->split, w);
     json_key_string(w, "part", parts[o->a->part]);
     json_key_int(w, "users", o->r.n_users);
-    for (int i = 0; i < o->r.n; i++)
-        json_key_double(w, o->r.item[i].name, o->r.item[i].value);
+    eval_write_metrics(&o->r, w);
     json_key_double(w, "seconds", o->r.seconds);
-    eval_write_intervals(&o->r, w);
     eval_write_misses(&o->r, w);
     protocol_write(&p, w);
     if (o->baselines != NULL) write_baselines(w, o);
@@ -135,6 +133,10 @@ static status print_text(const report *o) {
            checkpoint_is_best(o->t->folder) ? " (best on validation)" : "",
            show_count(users, (uint64_t)o->r.n_users), took);
     print_metrics(o, style);
+    if (o->r.has_gauc) printf("\n  Users with one kind of label, left out of gauc: ");
+    for (int k = 0; k < o->r.n_tasks && o->r.has_gauc; k++)
+        printf("%s %" PRId64 "%s", o->r.task[k].name, o->r.task[k].n_left_out,
+               k + 1 < o->r.n_tasks ? ", " : "\n");
     if (o->groups != NULL) eval_groups_print(o->groups);
     status st = protocol_describe(&p, &lines);
     if (st == OK) printf("\n%s%s%s", style.dim, buf_str(&lines), style.plain);
@@ -164,7 +166,11 @@ static status measure_baselines(report *o, const work *w) {
 
 /* The metrics of --metrics, or of the config. */
 static status choose_metrics(const eval_args *a, const config *c, metric_list *out) {
-    if (a->metrics == NULL) return metric_list_of(out, c);
+    if (a->metrics == NULL) {
+        TRY(metric_list_of(out, c));
+        metric_list_add_final(out, c->task);
+        return OK;
+    }
     status st = metric_list_parse(out, a->metrics, c->task);
     return st == OK ? OK : fail_prefix(st, "--metrics");
 }
@@ -316,7 +322,8 @@ status cmd_eval(int argc, char **argv) {
                  "Also evaluate popularity, popularity in the week before the newest training "
                  "event, and item neighbours on the same users."),
         OPT_TEXT("--metrics", &a.metrics, "LIST",
-                 "Metrics instead of the config's eval_metrics: " METRIC_RETRIEVAL_WORDS
+                 "Metrics instead of the config's eval_metrics and those that are always added "
+                 "(coverage, novelty and diversity at 10, or GAUC and ECE): " METRIC_RETRIEVAL_WORDS
                  "for retrieval, " METRIC_RANKING_WORDS
                  "for ranking. Example: HR@5,NDCG@20,COVERAGE@10."),
         OPT_FLAG("--keep-seen", &a.keeps_seen,

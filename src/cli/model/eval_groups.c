@@ -198,9 +198,7 @@ void eval_groups_write(const eval_groups *g, json_writer *w) {
         const eval_result *r = &g->result[i];
         json_object_open(w);
         JSON_FIELDS(w, FIELD("name", (const char *)g->name[i]), FIELD("users", r->n_users));
-        for (int m = 0; m < r->n; m++)
-            if (isfinite(r->item[m].value)) json_key_double(w, r->item[m].name, r->item[m].value);
-        eval_write_intervals(r, w);
+        eval_write_metrics(r, w);
         json_object_close(w);
     }
     json_array_close(w);

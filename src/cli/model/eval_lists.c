@@ -17,6 +17,7 @@
 #include "data/set/batcher.h"
 #include "format/json.h"
 #include "train/loop/evaluate.h"
+#include "train/loop/list_metrics.h"
 #include "train/report/run_log.h"
 
 enum { ID_BYTES = 512, MAX_COLUMNS = 64, ARENA_BYTES = 1 << 16 };
@@ -27,6 +28,7 @@ typedef struct listed_user {
     bool is_held_out, has_list;
     int32_t n;        /* places of the list so far */
     int32_t position; /* 0: not found */
+    int32_t *list;    /* (lists.k), or NULL */
 } listed_user;
 
 typedef struct listing {
@@ -40,7 +42,9 @@ typedef struct listing {
     id_count unknown_users, unknown_items;
     map listed; /* pairs of user and item */
     uint64_t line;
+    arena memory; /* of the lists */
     metric_list metrics;
+    list_metrics lists;
     eval_result result;
     replicates replicates;
 } listing;
@@ -70,6 +74,10 @@ static status add_item(listing *l, uint64_t user, const char *id) {
     if (item != 0 && l->listed.n == n_before) {
         l->n_repeated++;
         return OK;
+    }
+    if (u->n < l->lists.k) {
+        if (u->list == NULL) TRY(ARENA_NEW(&l->memory, &u->list, (size_t)l->lists.k));
+        u->list[u->n] = (int32_t)item;
     }
     u->n++;
     if (item != 0 && item == u->target && u->position == 0) u->position = u->n;
@@ -229,7 +237,8 @@ static status measure(listing *l) {
         const listed_user *u = &l->user[user];
         int32_t position =
             u->position > 0 && u->position <= POSITION_LAST ? u->position : POSITION_MISS;
-        found[i] = (user_position){user, position};
+        found[i] = (user_position){.user = user, .position = position};
+        list_metrics_add(&l->lists, u->list, u->n, found[i].list);
         l->has_hit |= position != POSITION_MISS;
         counts->count[position]++;
         r->n_repeated += u->target != 0 && is_seen(l, user, u->target);
@@ -243,7 +252,10 @@ static status measure(listing *l) {
     for (int i = 0; st == OK && i < r->n; i++) {
         char name[METRIC_NAME_BYTES];
         bootstrap_bounds b = replicates_bounds(&l->replicates, i);
-        r->item[i] = (eval_metric){.value = position_counts_metric(counts, &l->metrics.item[i]),
+        const metric *m = &l->metrics.item[i];
+        r->item[i] = (eval_metric){.value = metric_table[m->kind].sense == METRIC_NEITHER
+                                                ? list_metrics_value(&l->lists, m, found, n_users)
+                                                : position_counts_metric(counts, m),
                                    .low = b.low,
                                    .high = b.high};
         snprintf(r->item[i].name, sizeof r->item[i].name, "%s",
@@ -266,10 +278,7 @@ static void write_line(const listing *l, const protocol *p, const char *event, j
     json_key_string(w, "part", split_part_name(l->a->part));
     json_key_int(w, "users", l->result.n_users);
     json_key_int(w, "lists", (int64_t)l->n_lists);
-    for (int i = 0; i < l->result.n; i++)
-        if (isfinite(l->result.item[i].value))
-            json_key_double(w, l->result.item[i].name, l->result.item[i].value);
-    eval_write_intervals(&l->result, w);
+    eval_write_metrics(&l->result, w);
     protocol_write(p, w);
 }
 
@@ -313,7 +322,9 @@ static status print(const listing *l, const protocol *p) {
     printf("%s  %-14s %8s  %s%s\n", style.bold, "", "lists", "95 % over users", style.plain);
     for (int i = 0; i < l->result.n; i++) {
         const eval_metric *m = &l->result.item[i];
-        printf("  %-14s %8.4f  [%.4f, %.4f]\n", m->name, m->value, m->low, m->high);
+        if (isnan(m->value)) continue;
+        printf("  %-14s %8.4f", m->name, m->value);
+        printf(isfinite(m->low) ? "  [%.4f, %.4f]\n" : "\n", m->low, m->high);
     }
     status st = protocol_describe(p, &lines);
     if (st == OK) printf("\n%s%s%s", style.dim, buf_str(&lines), style.plain);
@@ -359,9 +370,8 @@ static status evaluate(listing *l) {
     protocol p = {.session = &s, .rule = a->split.rule, .part = a->part, .result = &l->result};
     TRY(metric_list_parse(&l->metrics, a->metrics != NULL ? a->metrics : "HR@10,HR@50,NDCG@10,MRR",
                           TASK_RETRIEVAL));
-    for (int i = 0; i < l->metrics.n; i++)
-        if (l->metrics.item[i].kind == METRIC_COVERAGE)
-            return fail(ERR_USAGE, "--metrics: coverage is measured of models alone");
+    if (a->metrics == NULL) metric_list_add_final(&l->metrics, TASK_RETRIEVAL);
+    TRY(list_metrics_init(&l->lists, &l->split, &l->metrics));
     TRY(mark_users(l));
     buf text = {0};
     status st = read_file(a->file, &text);
@@ -379,6 +389,7 @@ status eval_lists(const eval_lists_args *a) {
     work w;
     listing l = {.a = a};
     TRY(work_open(&w, a->data, "cpu"));
+    arena_init(&l.memory, ARENA_BYTES);
     status st =
         a->split.rule.kind == SPLIT_TEST_FILE ? work_join_test(&w, a->split.test_file, true) : OK;
     if (st == OK) {
@@ -389,6 +400,8 @@ status eval_lists(const eval_lists_args *a) {
     split_users_fini(&l.users);
     replicates_fini(&l.replicates);
     map_fini(&l.listed);
+    list_metrics_fini(&l.lists);
+    arena_fini(&l.memory);
     mem_free(l.user);
     work_close(&w);
     return st;

@@ -20,9 +20,9 @@ typedef struct recommend_args {
     user_choice users;
     arg_list similar;
     int64_t k, n_ranks;
-    transport *ranks; /* this process is one of them; or NULL */
-    bool is_json, keeps_seen;
-    int chosen_format; /* -1: not given */
+    transport *ranks;                        /* this process is one of them; or NULL */
+    bool is_json, keeps_seen, is_data_found; /* that of the run */
+    int chosen_format;                       /* -1: not given */
     answer_format format;
 } recommend_args;
 
@@ -238,6 +238,7 @@ static status run(const recommend_args *a) {
     TRY(checkpoint_choose(a->path, a->checkpoint, folder));
     TRY(work_open_as(&w, a->data, a->device, &(work_options){.ranks = a->ranks, .nccl = "off"}));
     status st = trained_open(&t, folder, w.data, w.be, is_alone ? 1 : 0);
+    if (st == OK && a->is_data_found) work_warn_changed(&w, t.origin.data);
     if (st == OK) st = recommend(a, &t.session);
     trained_close(&t);
     work_close(&w);
@@ -310,6 +311,7 @@ status cmd_recommend(int argc, char **argv) {
                            .notes = WORK_RUN_NOTE};
     ARGS_PARSE(&spec, &a.path, NULL);
     TRY(check(&a, &spec));
+    a.is_data_found = a.data == NULL && a.similar.n_items == 0;
     if (a.similar.n_items == 0) TRY(run_config_find_data(a.path, spec.usage, room, &a.data));
     TRY(answer_format_choose(a.chosen_format, a.is_json, &a.format));
     return run_on_ranks(&a);

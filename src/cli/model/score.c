@@ -14,8 +14,8 @@
 typedef struct score_args {
     const char *path, *data, *candidates, *device, *out;
     user_choice users;
-    bool is_json;
-    int chosen_format; /* -1: not given */
+    bool is_json, is_data_found; /* that of the run */
+    int chosen_format;           /* -1: not given */
     answer_format format;
 } score_args;
 
@@ -116,6 +116,7 @@ static status run(const score_args *a) {
     trained t;
     TRY(work_open(&w, a->data, a->device));
     status st = trained_open(&t, a->path, w.data, w.be, 0);
+    if (st == OK && a->is_data_found) work_warn_changed(&w, t.origin.data);
     if (st == OK) st = score(a, &t.session);
     trained_close(&t);
     work_close(&w);
@@ -160,6 +161,7 @@ status cmd_score(int argc, char **argv) {
         .notes = WORK_RUN_NOTE};
     ARGS_PARSE(&spec, &a.path, NULL);
     TRY(check(&a, &spec));
+    a.is_data_found = a.data == NULL;
     TRY(run_config_find_data(a.path, spec.usage, room, &a.data));
     TRY(answer_format_choose(a.chosen_format, a.is_json, &a.format));
     return run(&a);

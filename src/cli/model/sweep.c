@@ -759,6 +759,31 @@ static void remove_folder(const sweep *s, const sweep_args *a) {
     (void)rmdir(a->out);
 }
 
+/* --metric before any trial: one that the config's evaluations have, a task's too ("auc:click"), or
+ * on the test part one of the end.  A config that cannot be read is the trials' to refuse. */
+static status check_metric(const sweep_args *a) {
+    config *c;
+    metric_list list;
+    bool is_known = a->metric == NULL || strcmp(a->metric, "loss") == 0;
+    char name[METRIC_NAME_BYTES], all[512] = "";
+    size_t n_name = is_known ? 0 : strcspn(a->metric, ":");
+    for (size_t i = 0; i < a->ranges.n_items; i++)
+        is_known |= strstr(a->ranges.item[i], "eval_metrics") != NULL;
+    config_source source = {
+        .path = a->gin, .overrides = a->set.item, .n_overrides = a->set.n_items};
+    if (is_known || config_load(&c, &source) != OK) return OK;
+    status st = metric_list_of(&list, c);
+    if (st == OK && a->part == ON_TEST_PART) metric_list_add_final(&list, c->task);
+    config_destroy(c);
+    for (int i = 0; i < list.n && st == OK; i++) {
+        size_t n = strlen(all);
+        snprintf(all + n, sizeof all - n, "%s, ", metric_name(&list.item[i], name));
+        is_known |= strlen(name) == n_name && strncmp(name, a->metric, n_name) == 0;
+    }
+    if (st != OK || is_known) return st;
+    return fail(ERR_USAGE, "--metric %.60s: trials have %sand loss", a->metric, all);
+}
+
 static status run(sweep *s, sweep_args *a) {
     char self[CONFIG_PATH_BYTES];
     int n_done = 0, n_failed = 0;
@@ -769,6 +794,7 @@ static status run(sweep *s, sweep_args *a) {
     TRY(sweep_make_trials(s, a->n_random, (uint64_t)a->seed));
     if (a->set.n_items + SWEEP_RANGES > MAX_WORDS / 4)
         return fail(ERR_USAGE, "%zu times --set", a->set.n_items);
+    TRY(check_metric(a));
     TRY(open_folder(a, &is_new));
     s->metric = a->metric;
     s->part = parts[a->part];

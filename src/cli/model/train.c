@@ -542,6 +542,29 @@ static status take_epochs(train_args *args) {
     return st;
 }
 
+/* The length of a run with another config may not fit: says so.  Lengths and seeds may differ. */
+static status warn_other_config(const char *run, const config *c) {
+    run_config theirs, ours = {0};
+    buf text = {0};
+    status st = run_config_read(&theirs, run);
+    if (st == OK) st = config_write_json(c, &text, 0);
+    if (st == OK) st = run_config_parse(&ours, "config.json", buf_str(&text), text.n_bytes);
+    for (size_t i = 0; st == OK && i < ours.n; i++) {
+        const run_option *o = &ours.option[i];
+        const char *old = run_config_value(&theirs, o->key);
+        if (old != NULL && strcmp(old, o->value) != 0 && strncmp(o->key, "source.", 7) != 0 &&
+            strstr(o->key, "num_epochs") == NULL && strstr(o->key, "max_train_iters") == NULL &&
+            strstr(o->key, "seed") == NULL)
+            log_warn("--epochs-of: %s has another config, whose length may not fit: %s is %.60s "
+                     "there and %.60s here",
+                     run, o->key, old, o->value);
+    }
+    run_config_fini(&theirs);
+    run_config_fini(&ours);
+    buf_fini(&text);
+    return st;
+}
+
 static bool has_start(const config *c) {
     return c->trainer.resume_folder != NULL && c->trainer.resume_folder[0] != '\0';
 }
@@ -585,6 +608,7 @@ static status run(train_args *args) {
     config *c;
     TRY(take_epochs(args));
     TRY(load_config(&c, args));
+    status st = args->epochs_of != NULL ? warn_other_config(args->epochs_of, c) : OK;
     take_folders(args, c);
     /* What the command line says belongs to the effective config, so that the run's record is true,
      * and a resumed run without these options ends at the same step. */
@@ -597,7 +621,7 @@ static status run(train_args *args) {
     if (args->sequence > 0) c->trainer.sequence_parallel = args->sequence;
     if (args->wire >= 0) c->trainer.wire = args->wire == 1 ? WIRE_BFLOAT16 : WIRE_FLOAT32;
     set_start(args, c);
-    status st = args->is_print ? print_config(c, args->is_json) : config_check_trainable(c);
+    if (st == OK) st = args->is_print ? print_config(c, args->is_json) : config_check_trainable(c);
     if (st == OK && !args->is_print) st = check_args(args, c);
     if (st == OK && !args->is_print) st = choose_split(args);
     if (st == OK && !args->is_print) st = train_on_ranks(args, c);

@@ -399,6 +399,17 @@ const char *seq_signal_name(int bit) {
     return bit >= 0 && bit < 8 ? names[bit] : NULL;
 }
 
+void seq_task_name(const seq_file *data, bool is_bits, int k, char name[SEQ_TASK_BYTES]) {
+    bool is_rated = data->actions == ACTION_STARS || data->actions == ACTION_HALF_STARS;
+    const char *signal = is_bits && data->actions == ACTION_BITS ? seq_signal_name(k) : NULL;
+    if (signal != NULL)
+        snprintf(name, SEQ_TASK_BYTES, "%s", signal);
+    else if (is_rated && !is_bits)
+        snprintf(name, SEQ_TASK_BYTES, "rating%g", seq_rating(data, (uint16_t)k));
+    else
+        snprintf(name, SEQ_TASK_BYTES, "%s%d", is_bits ? "task" : "class", k);
+}
+
 enum { NUMBER_BYTES = 24, FLUSH_BYTES = 1 << 20 };
 
 /* Appends a number to a buffer that has room for it. */

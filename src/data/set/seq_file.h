@@ -166,6 +166,11 @@ const char *seq_signal_name(int bit);
 /* Declares the columns of a content feature, which must live until column_writer_begin. */
 status seq_content_add(column_writer *w, const item_content *f, uint64_t n_items);
 
+/* What task k of a ranking model is called: "click" where actions are bits, "rating4" where a class
+ * is a rating, else by its number: "task0", "class0". */
+enum { SEQ_TASK_BYTES = 24 };
+void seq_task_name(const seq_file *data, bool is_bits, int k, char name[SEQ_TASK_BYTES]);
+
 /* Jagged offsets: sequence b is rows offsets[b] .. offsets[b + 1] - 1.  ERR_FORMAT names the first
  * bad one unless they start at 0, never decrease, and end at n_rows. */
 status seq_check_offsets(const uint64_t *offsets, uint64_t n_sequences, uint64_t n_rows);

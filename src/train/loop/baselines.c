@@ -9,6 +9,7 @@
 
 #include "base/mem.h"
 #include "model/infer.h"
+#include "model/pass.h"
 
 enum { CHUNK_USERS = 64, CHUNK_ITEMS = 16 };
 
@@ -198,29 +199,6 @@ status baseline_popularity(const split *s, split_part part, const baseline_confi
     return st;
 }
 
-/* Distinct items of each user's training events, and the users of each item. */
-typedef struct incidence {
-    uint64_t n_users, n_items;
-    uint64_t *user_begin; /* (n_users + 1) */
-    uint32_t *item;       /* (user_begin[n_users]), ascending within a user */
-    uint64_t *item_begin; /* (n_items + 2): where the users of each item begin in `user` */
-    uint32_t *user;       /* ascending within an item */
-} incidence;
-
-static int compare_items(const void *a, const void *b) {
-    uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
-    return (x > y) - (x < y);
-}
-
-static uint64_t keep_distinct(uint32_t *item, uint64_t n) {
-    uint64_t kept = 0;
-    qsort(item, (size_t)n, sizeof *item, compare_items);
-    for (uint64_t i = 0; i < n; i++) {
-        if (i == 0 || item[i] != item[i - 1]) item[kept++] = item[i];
-    }
-    return kept;
-}
-
 static uint64_t n_training_events(const split *s, uint64_t user, uint64_t max_events,
                                   event_range *range) {
     if (!split_range(s, PART_TRAIN, user, range)) return 0;
@@ -228,18 +206,19 @@ static uint64_t n_training_events(const split *s, uint64_t user, uint64_t max_ev
     return n < max_events ? n : max_events;
 }
 
-static status collect_items(incidence *in, const split *s, uint64_t max_events) {
+static status collect_items(incidence *in, const split *s, uint64_t stride, uint64_t max_events) {
     event_range range = {0};
     uint64_t n = 0;
     for (uint64_t user = 0; user < in->n_users; user++)
-        n += n_training_events(s, user, max_events, &range);
+        n += n_training_events(s, user * stride, max_events, &range);
     TRY(MEM_NEW(&in->user_begin, (size_t)in->n_users + 1));
     TRY(MEM_NEW_RAW(&in->item, (size_t)n));
     for (uint64_t user = 0; user < in->n_users; user++) {
         uint32_t *item = in->item + in->user_begin[user];
-        n = n_training_events(s, user, max_events, &range);
+        n = n_training_events(s, user * stride, max_events, &range);
         if (n > 0) memcpy(item, s->data->item + range.end - n, (size_t)n * sizeof *item);
-        in->user_begin[user + 1] = in->user_begin[user] + keep_distinct(item, n);
+        in->user_begin[user + 1] =
+            in->user_begin[user] + (uint64_t)pass_distinct_rows((int32_t *)item, (int32_t)n);
     }
     return OK;
 }
@@ -262,11 +241,23 @@ static status collect_users(incidence *in) {
     return OK;
 }
 
-static void incidence_fini(incidence *in) {
+uint64_t incidence_n_users(const incidence *in, uint32_t item) {
+    return in->item_begin[item + 1] - in->item_begin[item];
+}
+
+void incidence_fini(incidence *in) {
     mem_free(in->user_begin);
     mem_free(in->item);
     mem_free(in->item_begin);
     mem_free(in->user);
+    *in = (incidence){0};
+}
+
+status incidence_init(incidence *in, const split *s, uint64_t stride, uint64_t max_events) {
+    *in = (incidence){.n_users = (s->data->n_users + stride - 1) / stride,
+                      .n_items = s->data->n_items};
+    TRY(collect_items(in, s, stride, max_events));
+    return collect_users(in);
 }
 
 typedef struct neighbor {
@@ -311,10 +302,6 @@ static uint32_t count_shared(const incidence *in, uint32_t item, struct counter 
     return n;
 }
 
-static uint64_t n_users_of(const incidence *in, uint32_t item) {
-    return in->item_begin[item + 1] - in->item_begin[item];
-}
-
 /* Moves the `most` nearest to the front, in no order: quickselect on the middle of three. */
 static void select_nearest(neighbor *x, int64_t n, int64_t most) {
     int64_t low = 0, high = n - 1;
@@ -343,10 +330,10 @@ static void select_nearest(neighbor *x, int64_t n, int64_t most) {
 
 static void find_neighbors(const neighbor_job *j, uint32_t item, struct counter *c) {
     uint32_t n = count_shared(j->in, item, c), n_found = 0;
-    double own = (double)n_users_of(j->in, item);
+    double own = (double)incidence_n_users(j->in, item);
     for (uint32_t i = 0; i < n; i++) {
         uint32_t other = c->touched[i];
-        double both = c->n_both[other], product = own * (double)n_users_of(j->in, other);
+        double both = c->n_both[other], product = own * (double)incidence_n_users(j->in, other);
         c->n_both[other] = 0;
         if (other != item)
             c->candidate[n_found++] = (neighbor){other, (float)(both / sqrt(product))};
@@ -396,7 +383,7 @@ static status neighbor_list_init(neighbor_list *near, const split *s, const base
                                  pool *p) {
     const uint64_t most_bytes = UINT64_C(1) << 31;
     uint64_t n = s->data->n_items + 1;
-    incidence in = {.n_users = s->data->n_users, .n_items = s->data->n_items};
+    incidence in;
     *near = (neighbor_list){.n_most = c->n_neighbors};
     if (n > most_bytes / sizeof *near->all / (uint64_t)c->n_neighbors)
         return fail(ERR_UNSUPPORTED,
@@ -404,8 +391,7 @@ static status neighbor_list_init(neighbor_list *near, const split *s, const base
                     s->data->path, c->n_neighbors, (unsigned long long)s->data->n_items);
     TRY(MEM_NEW(&near->n, (size_t)n));
     TRY(MEM_NEW_RAW(&near->all, (size_t)(n * (uint64_t)c->n_neighbors)));
-    status st = collect_items(&in, s, (uint64_t)c->max_events);
-    if (st == OK) st = collect_users(&in);
+    status st = incidence_init(&in, s, 1, (uint64_t)c->max_events);
     if (st == OK) st = find_all_neighbors(&in, near, p);
     incidence_fini(&in);
     return st;

@@ -37,4 +37,20 @@ status baseline_popularity(const split *s, split_part part, const baseline_confi
 status baseline_item_knn(const split *s, split_part part, const baseline_config *c, pool *p,
                          position_counts *out);
 
+/* Who has what: the distinct items of each user's training events, and the users of each item.
+ * item-kNN and the diversity of lists come from it. */
+typedef struct incidence {
+    uint64_t n_users, n_items;
+    uint64_t *user_begin; /* (n_users + 1) */
+    uint32_t *item;       /* (user_begin[n_users]), ascending within a user */
+    uint64_t *item_begin; /* (n_items + 2): where the users of each item begin in `user` */
+    uint32_t *user;       /* ascending within an item */
+} incidence;
+
+/* Of the last max_events training events of every stride-th user, from the first on.  fini frees,
+ * after a failure too. */
+status incidence_init(incidence *in, const split *s, uint64_t stride, uint64_t max_events);
+void incidence_fini(incidence *in);
+uint64_t incidence_n_users(const incidence *in, uint32_t item);
+
 #endif

@@ -11,6 +11,12 @@
 #include "base/thread.h"
 #include "nn/dynamic.h"
 #include "ops/comm.h"
+#include "train/loop/list_metrics.h"
+
+/* Metrics of the tasks of ranking: AUC, GAUC and ECE. */
+typedef struct task_values {
+    double of[METRIC_KINDS][AUC_MAX_TASKS];
+} task_values;
 
 struct evaluator {
     arena memory; /* of the arrays */
@@ -24,10 +30,10 @@ struct evaluator {
     int32_t *position; /* (B): of the target among the candidates */
     uint8_t *is_lost;  /* (B): the target has no row */
     position_counts *counts;
-    int32_t list_k;       /* length of the lists for coverage; 0: none is asked for */
-    int32_t *list;        /* (B, list_k) */
-    float *list_score;    /* (B, list_k) */
-    int32_t *first_place; /* (n_items + 1): the best place of an item in any list, 0: in none */
+    split split;        /* its training events say what is novel */
+    list_metrics lists; /* where a metric is of lists: */
+    int32_t *list;      /* (B, lists.k) */
+    float *list_score;  /* (B, lists.k) */
     /* ranking */
     int32_t *label;     /* (T): bits, or one bit for the class */
     float *logits;      /* (T, n_columns), host */
@@ -37,19 +43,21 @@ struct evaluator {
     int32_t n_columns; /* tasks, or classes */
     bool is_bits;
     auc areas;
+    double *user_area; /* (n_users, tasks): for GAUC */
     log_losses losses;
     int64_t n_right,
         n_rows; /* classes: rows whose highest logit is the label; bits: of all tasks */
     metric_list metrics;
     bool keeps_seen;
-    /* bootstrap: the users of the last run, this rank's in retrieval, all in ranking */
+    /* the users of the last run, of all ranks when it is over */
     user_position *users;
     int64_t n_users;
     size_t users_capacity;
     user_position *round; /* (B): ranking, of this rank's batch in the round */
     int64_t n_round, n_unknown, n_runs;
-    const double *replicate; /* its AUC of each task; NULL: the figures are of all rows */
-    bool is_group;           /* the state is that of some users */
+    task_values tasks; /* of all rows, or of a replicate */
+    bool is_group;     /* the state is that of some users */
+    int n_usual; /* the first of the metrics: those of all evaluations, not of the end alone */
 };
 
 double eval_value(const eval_result *r, const char *name) {
@@ -65,17 +73,18 @@ static void add_metric(eval_result *r, double value, const char *fmt, ...) {
     va_start(args, fmt);
     vsnprintf(r->item[r->n].name, EVAL_NAME_BYTES, fmt, args);
     va_end(args);
+    r->item[r->n].alias = 0;
     r->item[r->n].low = r->item[r->n].high = NAN;
     r->item[r->n++].value = value;
 }
 
-static status note_user(evaluator *e, uint64_t user, int64_t position) {
+static status note_user(evaluator *e, user_position found) {
     TRY(MEM_RESERVE(&e->users, &e->users_capacity, (size_t)e->n_users + 1));
-    e->users[e->n_users++] = (user_position){user, position};
+    e->users[e->n_users++] = found;
     return OK;
 }
 
-void eval_write_intervals(const eval_result *r, json_writer *w) {
+static void write_intervals(const eval_result *r, json_writer *w) {
     bool has_any = false;
     for (int i = 0; i < r->n; i++)
         has_any |= isfinite(r->item[i].low);
@@ -88,6 +97,43 @@ void eval_write_intervals(const eval_result *r, json_writer *w) {
         json_double(w, r->item[i].high);
         json_array_close(w);
     }
+    json_object_close(w);
+}
+
+/* [mean prediction, share of positives, rows] of each bin that has rows. */
+static void write_bins(const eval_task *t, json_writer *w) {
+    json_key_array(w, t->name);
+    for (const calibration_bin *b = t->bin; b < t->bin + CALIBRATION_BINS; b++) {
+        if (b->n == 0) continue;
+        json_array_open(w);
+        json_double(w, b->predicted / (double)b->n);
+        json_double(w, b->observed / (double)b->n);
+        json_int(w, b->n);
+        json_array_close(w);
+    }
+    json_array_close(w);
+}
+
+void eval_write_metrics(const eval_result *r, json_writer *w) {
+    char name[EVAL_NAME_BYTES];
+    for (int i = 0; i < r->n; i++)
+        json_key_double(w, r->item[i].name, r->item[i].value);
+    for (int i = 0; i < r->n; i++) {
+        if (r->item[i].alias == 0) continue;
+        snprintf(name, sizeof name, "auc:class%d", r->item[i].alias - 1);
+        json_key_double(w, name, r->item[i].value);
+    }
+    write_intervals(r, w);
+    if (r->has_gauc) {
+        json_key_object(w, "gauc_left_out");
+        for (int k = 0; k < r->n_tasks; k++)
+            json_key_int(w, r->task[k].name, r->task[k].n_left_out);
+        json_object_close(w);
+    }
+    if (!r->has_ece) return;
+    json_key_object(w, "calibration");
+    for (int k = 0; k < r->n_tasks; k++)
+        write_bins(&r->task[k], w);
     json_object_close(w);
 }
 
@@ -161,42 +207,30 @@ static void mark_lost(evaluator *e, int32_t n_users, eval_result *out) {
     }
 }
 
-/* For coverage: the best place of every item in the lists of all users. */
-static void note_lists(evaluator *e, int32_t n_users, int32_t k) {
-    for (int32_t u = 0; u < n_users; u++) {
-        const int32_t *list = e->list + (int64_t)u * k;
-        for (int32_t place = 1; place <= k && list[place - 1] >= 0; place++) {
-            int32_t *first = &e->first_place[list[place - 1]];
-            if (*first == 0 || place < *first) *first = place;
-        }
-    }
-}
-
 static status rank_batch(evaluator *e, const batch *b, const model_items *corpus,
                          eval_result *out) {
     rank_query q = {.corpus = corpus,
                     .target = e->target,
                     .rank = e->position,
-                    .k = e->list_k < corpus->n ? e->list_k : corpus->n,
+                    .k = e->lists.k < corpus->n ? e->lists.k : corpus->n,
                     .best = e->list,
                     .score = e->list_score,
                     .keeps_seen = e->keeps_seen};
     list_targets(e, b, corpus, out);
     TRY(pass_rank(e->pass, b, &q));
-    note_lists(e, b->n_users, q.k);
     mark_lost(e, b->n_users, out);
-    for (int32_t u = 0; u < b->n_users; u++)
-        TRY(note_user(e, b->users[u], position_counted(e->position[u], e->s->limits.n_items)));
+    for (int32_t u = 0; u < b->n_users; u++) {
+        const int32_t *list = e->list + (int64_t)u * q.k;
+        int32_t n = 0;
+        user_position found = {.user = b->users[u],
+                               .position = position_counted(e->position[u], e->s->limits.n_items)};
+        while (n < q.k && list[n] >= 0)
+            n++;
+        list_metrics_add(&e->lists, list, n, found.list);
+        TRY(note_user(e, found));
+    }
     position_counts_add(e->counts, e->position, b->n_users, e->s->limits.n_items);
     return OK;
-}
-
-/* The share of the catalogue that is among the first k items of anybody. */
-static double coverage(const evaluator *e, int32_t k) {
-    int32_t n_items = e->s->limits.n_items, n_shown = 0;
-    for (int32_t i = 1; i <= n_items; i++)
-        n_shown += e->first_place[i] > 0 && e->first_place[i] <= k;
-    return n_items > 0 ? (double)n_shown / n_items : 0;
 }
 
 /* The actions of the scored events, in the order of pass_score; -1: unknown, no label. */
@@ -206,7 +240,7 @@ static int64_t collect_labels(evaluator *e, const batch *b) {
     for (int32_t u = 0; u < b->n_users; u++) {
         int32_t end = b->offsets[u + 1];
         int32_t from = e->s->max_targets > 0 ? end - b->n_targets[u] : b->offsets[u];
-        e->round[u] = (user_position){b->users[u], 0};
+        e->round[u] = (user_position){.user = b->users[u]};
         for (int32_t i = from; i < end; i++) {
             bool is_known = b->action[i] != ACTION_UNKNOWN;
             e->label[n++] = is_known ? b->action[i] : -1;
@@ -342,70 +376,93 @@ static status end_round(evaluator *e, int n_batches) {
     return add_scores(e, e->logits, e->label, n);
 }
 
-/* AUC, and that of each task.  The mean is over the tasks that have both kinds of labels; the
- * others have no AUC. */
-static status report_areas(const evaluator *e, eval_result *r) {
-    const char *auc_name = metric_table[METRIC_AUC].name;
-    double area[AUC_MAX_TASKS], sum = 0;
+/* A metric of tasks: the mean over those that have it, and each of several. */
+static void report_tasks(const evaluator *e, metric_kind kind, eval_result *r) {
+    char name[EVAL_NAME_BYTES];
+    const double *value = e->tasks.of[kind];
+    double sum = 0;
     int n_defined = 0;
-    bool has_names = e->is_bits && e->s->data->actions == ACTION_BITS;
-    if (e->n_columns > AUC_MAX_TASKS) return OK;
-    if (e->replicate != NULL)
-        memcpy(area, e->replicate, (size_t)e->n_columns * sizeof *area);
-    else
-        TRY(auc_compute(&e->areas, area));
     for (int k = 0; k < e->n_columns; k++)
-        if (isfinite(area[k])) sum += area[k], n_defined++;
-    add_metric(r, n_defined > 0 ? sum / n_defined : NAN, "%s", auc_name);
+        if (isfinite(value[k])) sum += value[k], n_defined++;
+    add_metric(r, n_defined > 0 ? sum / n_defined : NAN, "%s", metric_table[kind].name);
     for (int k = 0; k < e->n_columns && e->n_columns > 1; k++) {
-        const char *signal = has_names ? seq_signal_name(k) : NULL;
-        if (signal != NULL)
-            add_metric(r, area[k], "%s:%s", auc_name, signal);
-        else
-            add_metric(r, area[k], "%s:%s%d", auc_name, e->is_bits ? "task" : "class", k);
+        seq_task_name(e->s->data, e->is_bits, k, name);
+        add_metric(r, value[k], "%s:%.16s", metric_table[kind].name, name);
+        if (kind == METRIC_AUC && strncmp(name, "rating", 6) == 0) r->item[r->n - 1].alias = k + 1;
     }
-    return OK;
 }
 
 static double value_of(const evaluator *e, const metric *m) {
     switch (m->kind) {
     case METRIC_COVERAGE:
-        return e->is_group ? NAN : coverage(e, m->k);
+    case METRIC_NOVELTY:
+    case METRIC_DIVERSITY:
+        return m->kind == METRIC_COVERAGE && e->is_group
+                   ? NAN
+                   : list_metrics_value(&e->lists, m, e->users, e->n_users);
     case METRIC_ACCURACY:
         return e->n_rows > 0 ? (double)e->n_right / (double)e->n_rows : NAN;
     case METRIC_LOGLOSS:
         return log_losses_mean(&e->losses);
     case METRIC_NE:
         return log_losses_ne(&e->losses);
-    default: /* NAN: AUC, which report_areas adds */
+    default:
         return position_counts_metric(e->counts, m);
     }
 }
 
-static status report(const evaluator *e, eval_result *r) {
+static void report(const evaluator *e, eval_result *r) {
     char name[METRIC_NAME_BYTES];
     for (int i = 0; i < e->metrics.n; i++) {
         const metric *m = &e->metrics.item[i];
-        if (m->kind == METRIC_AUC)
-            TRY(report_areas(e, r));
-        else
+        if (m->kind != METRIC_AUC && m->kind != METRIC_GAUC && m->kind != METRIC_ECE)
             add_metric(r, value_of(e, m), "%s", metric_name(m, name));
+        else if (e->n_columns <= AUC_MAX_TASKS)
+            report_tasks(e, m->kind, r);
+        if (i < e->n_usual) r->n_usual = r->n;
+    }
+}
+
+static bool asks_for(const evaluator *e, metric_kind kind) {
+    for (int i = 0; i < e->metrics.n; i++)
+        if (e->metrics.item[i].kind == kind) return true;
+    return false;
+}
+
+static double grouped(const evaluator *e, int k, const uint8_t *weight, int64_t *n_left_out) {
+    return auc_grouped(&e->areas, k, e->user_area, e->users, e->n_users, weight, n_left_out);
+}
+
+/* After all rows of ranking: what their tasks are like. */
+static status sum_tasks(evaluator *e, eval_result *r) {
+    const auc *a = &e->areas;
+    r->n_tasks = e->n_columns;
+    r->has_gauc = asks_for(e, METRIC_GAUC);
+    r->has_ece = asks_for(e, METRIC_ECE);
+    TRY(auc_compute(a, e->tasks.of[METRIC_AUC]));
+    if (r->has_gauc) {
+        TRY(MEM_RESIZE(&e->user_area, (size_t)(e->n_users * e->n_columns)));
+        TRY(auc_of_users(a, e->users, e->n_users, e->user_area));
+    }
+    for (int k = 0; k < e->n_columns; k++) {
+        eval_task *t = &r->task[k];
+        seq_task_name(e->s->data, e->is_bits, k, t->name);
+        if (r->has_gauc) e->tasks.of[METRIC_GAUC][k] = grouped(e, k, NULL, &t->n_left_out);
+        if (!r->has_ece) continue;
+        TRY(calibrate(a, k, e->is_bits, t->bin));
+        e->tasks.of[METRIC_ECE][k] =
+            isnan(e->tasks.of[METRIC_AUC][k]) ? NAN : calibration_error(t->bin);
     }
     return OK;
 }
 
-/* Memory for the lists that coverage needs. */
+/* Memory for the lists that some metrics need. */
 static status make_lists(evaluator *e) {
-    size_t n_users = (size_t)e->s->eval_batch;
-    e->list_k = 0;
-    for (int i = 0; i < e->metrics.n; i++)
-        if (e->metrics.item[i].kind == METRIC_COVERAGE && e->metrics.item[i].k > e->list_k)
-            e->list_k = e->metrics.item[i].k;
-    if (e->list_k == 0) return OK;
-    size_t n = n_users * (size_t)e->list_k;
+    list_metrics_fini(&e->lists);
+    TRY(list_metrics_init(&e->lists, &e->split, &e->metrics));
+    size_t n = (size_t)e->s->eval_batch * (size_t)e->lists.k;
     TRY(MEM_RESIZE(&e->list, n));
-    TRY(MEM_RESIZE(&e->list_score, n));
-    return MEM_RESIZE(&e->first_place, (size_t)e->s->limits.n_items + 1);
+    return MEM_RESIZE(&e->list_score, n);
 }
 
 status evaluator_choose(evaluator *e, const metric_list *metrics, bool keeps_seen) {
@@ -413,8 +470,19 @@ status evaluator_choose(evaluator *e, const metric_list *metrics, bool keeps_see
         e->metrics = *metrics;
     else
         TRY(metric_list_of(&e->metrics, e->s->config));
+    e->n_usual = e->metrics.n;
     e->keeps_seen = keeps_seen;
     return e->s->config->task == TASK_RETRIEVAL ? make_lists(e) : OK;
+}
+
+status evaluator_choose_final(evaluator *e) {
+    metric_list metrics;
+    TRY(metric_list_of(&metrics, e->s->config));
+    int n_usual = metrics.n;
+    metric_list_add_final(&metrics, e->s->config->task);
+    TRY(evaluator_choose(e, &metrics, e->keeps_seen));
+    e->n_usual = n_usual;
+    return OK;
 }
 
 static status make_retrieval(evaluator *e) {
@@ -443,6 +511,7 @@ status evaluator_create(evaluator **out, session *s, split_rule rule, split_part
     *out = NULL;
     TRY(MEM_NEW(&e, 1));
     e->s = s;
+    e->split = split_make(s->data, rule, SESSION_SPLIT_SEED);
     status st = pass_create(&e->pass, s->model, &p);
     if (st == OK) st = batcher_create(&e->batches, s->data, &c);
     if (st == OK) batcher_save(e->batches, &e->first);
@@ -455,17 +524,23 @@ status evaluator_create(evaluator **out, session *s, split_rule rule, split_part
     return st;
 }
 
+/* What a run, or a group of its users, has made. */
+static void free_users(evaluator *e) {
+    mem_free(e->users);
+    mem_free(e->user_area);
+    auc_fini(&e->areas);
+}
+
 void evaluator_destroy(evaluator *e) {
     if (e == NULL) return;
     batcher_destroy(e->batches);
     pass_destroy(e->pass);
     mem_free(e->list);
     mem_free(e->list_score);
-    mem_free(e->first_place);
+    list_metrics_fini(&e->lists);
     mem_free(e->all_label);
     mem_free(e->all_logits);
-    mem_free(e->users);
-    auc_fini(&e->areas);
+    free_users(e);
     arena_fini(&e->memory);
     mem_free(e);
 }
@@ -499,13 +574,14 @@ static void count_reads(const evaluator *e, eval_result *out) {
 static status merge_places(evaluator *e) {
     comm *c = e->s->comm;
     int64_t n = (int64_t)e->s->limits.n_items + 1, *turned;
-    if (e->list_k == 0) return OK;
+    list_metrics *l = &e->lists;
+    if (l->k == 0) return OK;
     TRY(MEM_NEW(&turned, (size_t)n));
     for (int64_t i = 0; i < n; i++)
-        turned[i] = e->first_place[i] > 0 ? e->list_k + 1 - e->first_place[i] : 0;
+        turned[i] = l->first_place[i] > 0 ? l->k + 1 - l->first_place[i] : 0;
     status st = comm_host_reduce(c, COMM_I64, COMM_MAX, n, turned);
     for (int64_t i = 0; i < n && st == OK; i++)
-        e->first_place[i] = turned[i] > 0 ? e->list_k + 1 - (int32_t)turned[i] : 0;
+        l->first_place[i] = turned[i] > 0 ? l->k + 1 - (int32_t)turned[i] : 0;
     mem_free(turned);
     return st;
 }
@@ -573,6 +649,19 @@ static status run_batches(evaluator *e, int64_t max_batches, eval_result *out) {
     return st;
 }
 
+/* In retrieval each rank has its own users. */
+static status gather_all_users(evaluator *e) {
+    user_position *mine = e->users;
+    int64_t n_mine = e->n_users;
+    if (e->s->config->task != TASK_RETRIEVAL || comm_size(e->s->comm) == 1) return OK;
+    e->users = NULL;
+    e->n_users = 0;
+    e->users_capacity = 0;
+    status st = gather_users(e, mine, n_mine);
+    mem_free(mine);
+    return st;
+}
+
 void evaluator_watch(evaluator *e, const volatile sig_atomic_t *stop) {
     e->stop = stop;
 }
@@ -585,8 +674,7 @@ status evaluator_run(evaluator *e, int64_t max_batches, eval_result *out) {
     e->n_users = e->n_unknown = e->n_round = 0;
     if (is_retrieval) {
         memset(e->counts, 0, sizeof *e->counts);
-        if (e->list_k > 0)
-            memset(e->first_place, 0, ((size_t)e->s->limits.n_items + 1) * sizeof *e->first_place);
+        list_metrics_clear(&e->lists);
     } else {
         e->n_right = e->n_rows = 0;
         e->losses = (log_losses){.n_columns = e->n_columns, .is_bits = e->is_bits};
@@ -594,7 +682,9 @@ status evaluator_run(evaluator *e, int64_t max_batches, eval_result *out) {
         TRY(auc_init(&e->areas, e->n_columns <= AUC_MAX_TASKS ? e->n_columns : 1));
     }
     status st = run_batches(e, max_batches, out);
-    if (st == OK) st = report(e, out);
+    if (st == OK) st = gather_all_users(e);
+    if (st == OK && !is_retrieval && e->n_columns <= AUC_MAX_TASKS) st = sum_tasks(e, out);
+    if (st == OK) report(e, out);
     out->seconds = (double)(clock_ns() - start) / 1e9;
     return st;
 }
@@ -648,11 +738,12 @@ static void weigh_users(evaluator *e, const user_sums *sums, int replicate, uint
 
 static status ranking_replicates(evaluator *e, replicates *out) {
     log_losses losses = e->losses;
-    int64_t n_right = e->n_right, n_rows = e->n_rows;
+    task_values tasks = e->tasks;
+    int64_t n_right = e->n_right, n_rows = e->n_rows, n_left_out;
+    bool has_gauc = asks_for(e, METRIC_GAUC);
     user_sums *sums = NULL;
     uint8_t *weight = NULL;
     weighted_auc areas = {0};
-    double area[AUC_MAX_TASKS];
     status st = MEM_NEW(&sums, (size_t)e->n_users);
     if (st == OK) st = MEM_NEW(&weight, e->areas.n);
     if (st == OK) st = weighted_auc_init(&areas, &e->areas);
@@ -660,13 +751,16 @@ static status ranking_replicates(evaluator *e, replicates *out) {
     for (int r = 0; r < out->n && st == OK; r++) {
         eval_result one = {0};
         weigh_users(e, sums, r, weight);
-        weighted_auc_compute(&areas, weight, area);
-        e->replicate = area;
-        st = report(e, &one);
+        weighted_auc_compute(&areas, weight, e->tasks.of[METRIC_AUC]);
+        for (int k = 0; k < e->n_columns; k++) {
+            if (has_gauc) e->tasks.of[METRIC_GAUC][k] = grouped(e, k, weight, &n_left_out);
+            e->tasks.of[METRIC_ECE][k] = NAN; /* the bins of a sample are noisier: no interval */
+        }
+        report(e, &one);
         for (int i = 0; i < one.n; i++)
             out->value[i * out->n + r] = one.item[i].value;
     }
-    e->replicate = NULL;
+    e->tasks = tasks;
     e->losses = losses;
     e->n_right = n_right;
     e->n_rows = n_rows;
@@ -676,24 +770,10 @@ static status ranking_replicates(evaluator *e, replicates *out) {
     return st;
 }
 
-/* In retrieval each rank has its own users. */
-static status gather_all_users(evaluator *e) {
-    user_position *mine = e->users;
-    int64_t n_mine = e->n_users;
-    if (e->s->config->task != TASK_RETRIEVAL || comm_size(e->s->comm) == 1) return OK;
-    e->users = NULL;
-    e->n_users = 0;
-    e->users_capacity = 0;
-    status st = gather_users(e, mine, n_mine);
-    mem_free(mine);
-    return st;
-}
-
 status evaluator_bootstrap(evaluator *e, eval_result *r, replicates *out) {
     int64_t cost = r->is_retrieval ? r->n_users : (int64_t)e->areas.n * e->n_columns;
     replicates own = {0};
     if (r->run != e->n_runs || (!r->is_retrieval && e->n_columns > AUC_MAX_TASKS)) return OK;
-    TRY(gather_all_users(e));
     status st = replicates_init(&own, r->n, cost);
     if (st == OK && r->is_retrieval)
         st = replicates_of_positions(&own, e->users, e->n_users, e->n_unknown, &e->metrics);
@@ -739,7 +819,7 @@ static status fill_group(evaluator *g, const evaluator *e, const uint8_t *is_in)
     for (int64_t i = 0; i < e->n_users; i++) {
         int64_t n = e->users[i].position;
         if (is_in[i]) {
-            TRY(note_user(g, e->users[i].user, n));
+            TRY(note_user(g, e->users[i]));
             if (is_retrieval)
                 g->counts->count[n]++;
             else
@@ -761,15 +841,16 @@ status evaluator_group(evaluator *e, const uint8_t *is_in, eval_result *out) {
     g.losses = (log_losses){.n_columns = e->n_columns, .is_bits = e->is_bits};
     g.n_users = g.n_unknown = g.n_right = g.n_rows = 0;
     g.users_capacity = 0;
+    g.user_area = NULL;
     g.is_group = true;
     *out = (eval_result){.is_retrieval = e->s->config->task == TASK_RETRIEVAL, .run = e->n_runs};
     status st = fill_group(&g, e, is_in);
     out->n_users = g.n_users;
-    if (st == OK) st = report(&g, out);
+    if (st == OK && !out->is_retrieval && g.n_columns <= AUC_MAX_TASKS) st = sum_tasks(&g, out);
+    if (st == OK) report(&g, out);
     if (st == OK) st = evaluator_bootstrap(&g, out, NULL);
-    mem_free(g.users);
+    free_users(&g);
     mem_free(g.counts);
-    auc_fini(&g.areas);
     return st;
 }
 

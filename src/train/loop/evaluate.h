@@ -25,17 +25,25 @@
 #include "model/session.h"
 #include "train/report/bootstrap.h"
 
-enum { EVAL_MAX_METRICS = 80, EVAL_NAME_BYTES = 24 };
+enum { EVAL_MAX_METRICS = 128, EVAL_NAME_BYTES = 24 };
 
 typedef struct eval_metric {
-    char name[EVAL_NAME_BYTES]; /* "hr@10", "ndcg@10", "mrr", "auc", "auc:task0" */
+    char name[EVAL_NAME_BYTES]; /* "hr@10", "ndcg@10", "mrr", "auc", "auc:click", "auc:rating4" */
+    int alias;                  /* 1 + K where older versions called it "auc:classK", else 0 */
     double value;
     double low, high; /* 95 % interval (evaluator_bootstrap), or NAN */
 } eval_metric;
 
+/* A task of ranking, or a class. */
+typedef struct eval_task {
+    char name[EVAL_NAME_BYTES]; /* "click", "rating4", "task0" */
+    int64_t n_left_out;         /* users without an AUC, whom GAUC leaves out */
+    calibration_bin bin[CALIBRATION_BINS];
+} eval_task;
+
 typedef struct eval_result {
     eval_metric item[EVAL_MAX_METRICS];
-    int n;
+    int n, n_usual; /* n_usual: without those of the end alone, which follow */
     int64_t n_users;
     double seconds;
     bool is_partial; /* not all users */
@@ -50,13 +58,17 @@ typedef struct eval_result {
     int64_t n_repeated;      /* retrieval: held-out items that are in the history in the batch */
     bool keeps_seen;         /* and stay in the ranking, else they are never found */
     int64_t run;             /* of the evaluator, from 1 */
+    int n_tasks;             /* ranking */
+    bool has_gauc, has_ece;  /* and what these say of each task */
+    eval_task task[AUC_MAX_TASKS];
 } eval_result;
 
 /* The value of a metric; NAN if it is not there. */
 double eval_value(const eval_result *r, const char *name);
 
-/* As the member "intervals": [low, high] of every metric that has them. */
-void eval_write_intervals(const eval_result *r, json_writer *w);
+/* The metrics as members of an open object, under older names, too; "intervals": [low, high] of
+ * every metric that has them; "gauc_left_out" and "calibration" of each task. */
+void eval_write_metrics(const eval_result *r, json_writer *w);
 
 /* Counts of held-out events that the model does not know, and of ids without a row in dynamic
  * tables, as members of a JSON object, and in words; nothing, and false, where there are none. */
@@ -76,6 +88,9 @@ void evaluator_destroy(evaluator *e); /* NULL is fine */
  * history stay in the ranking. */
 status evaluator_choose(evaluator *e, const metric_list *metrics, bool keeps_seen);
 
+/* The config's metrics, and those that only the figures of the end have (metric_list_add_final). */
+status evaluator_choose_final(evaluator *e);
+
 /* Whether a flag (or NULL: none) is set, by a signal handler or by another thread. */
 static inline bool train_is_stopped(const volatile sig_atomic_t *stop) {
     return stop != NULL && __atomic_load_n(stop, __ATOMIC_RELAXED) != 0;
@@ -89,7 +104,7 @@ void evaluator_watch(evaluator *e, const volatile sig_atomic_t *stop);
 status evaluator_run(evaluator *e, int64_t max_batches, eval_result *out);
 
 /* The intervals of the last run, and its replicates (out may be NULL); none where r is of another
- * run.  Coverage has none.  All ranks call it, once a run. */
+ * run.  Coverage and ECE have none.  All ranks call it, once a run. */
 status evaluator_bootstrap(evaluator *e, eval_result *r, replicates *out);
 
 /* After evaluator_bootstrap: the users of the run, in its order, without those whose target nobody

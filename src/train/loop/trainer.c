@@ -315,6 +315,8 @@ static int64_t max_eval_batches(const config_trainer *c) {
  * at the end), some in between. */
 static status evaluate_epoch(trainer *t, bool is_end, eval_result *out) {
     const config_trainer *c = &t->s->config->trainer;
+    if (is_end && !t->saved.state.split.rule.has_validation)
+        TRY(evaluator_choose_final(t->held_out));
     bool is_full = is_end || t->saved.state.epoch % (uint64_t)c->full_eval_every == 0;
     return evaluator_run(t->held_out, is_full ? max_eval_batches(c) : c->partial_eval_iters, out);
 }
@@ -445,7 +447,10 @@ static status do_epoch(trainer *t) {
     }
     t->is_best = is_best;
     is_end = is_end || trainer_is_out_of_patience(t);
-    TRY(trainer_emit(t, EVENT_EPOCH, &state->in_epoch, is_evaluated ? &t->last : NULL));
+    eval_result of_epoch = t->last;
+    of_epoch.n = of_epoch.n_usual;
+    of_epoch.has_gauc = of_epoch.has_ece = false;
+    TRY(trainer_emit(t, EVENT_EPOCH, &state->in_epoch, is_evaluated ? &of_epoch : NULL));
     t->last_loss = state->in_epoch.loss / (double)state->in_epoch.n_loss;
     state->in_round = (train_sums){0};
     if (is_whole) {
@@ -485,7 +490,8 @@ static status evaluate_test(trainer *t) {
     TRY(comm_meet(session_world(t->s))); /* the best weights are written now */
     TRY(load_best(t));
     TRY(evaluator_create(&test, t->s, t->saved.state.split.rule, PART_TEST));
-    status st = evaluator_run(test, 0, &t->last);
+    status st = evaluator_choose_final(test);
+    if (st == OK) st = evaluator_run(test, 0, &t->last);
     if (st == OK) st = keep_intervals(t, test);
     evaluator_destroy(test);
     return st;
@@ -508,8 +514,10 @@ static status loop(trainer *t) {
     if (t->saved.state.split.rule.has_validation)
         TRY(evaluate_test(t));
     else if (t->held_out != NULL) {
-        if (t->last.n == 0) /* nothing was left to do */
+        if (t->last.n == 0) { /* nothing was left to do */
+            TRY(evaluator_choose_final(t->held_out));
             TRY(evaluator_run(t->held_out, 0, &t->last));
+        }
         TRY(keep_intervals(t, t->held_out));
     }
     TRY(trainer_log_samples(t));

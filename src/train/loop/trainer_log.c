@@ -142,13 +142,11 @@ static void write_start(const trainer *t, json_writer *w) {
 }
 
 static void write_metrics(const eval_result *r, json_writer *w) {
-    for (int i = 0; i < r->n; i++)
-        json_key_double(w, r->item[i].name, r->item[i].value);
+    eval_write_metrics(r, w);
     json_key_int(w, "users", r->n_users);
     json_key_double(w, "eval_seconds", r->seconds);
     if (r->is_partial) json_key_bool(w, "is_partial", true);
     if (r->is_retrieval) json_key_int(w, "repeated_targets", r->n_repeated);
-    eval_write_intervals(r, w);
     eval_write_misses(r, w);
 }
 

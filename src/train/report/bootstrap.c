@@ -32,51 +32,6 @@ bootstrap_bounds bootstrap_interval(double *value, int n) {
     return (bootstrap_bounds){value[(int)(.025 * n_numbers)], value[(int)(.975 * n_numbers)]};
 }
 
-static float score_of(const auc *a, size_t row, int task) {
-    return a->score[row * (size_t)a->n_tasks + (size_t)task];
-}
-
-status weighted_auc_init(weighted_auc *w, const auc *a) {
-    sort_pair *pairs = NULL, *other = NULL;
-    *w = (weighted_auc){.a = a};
-    status st = MEM_NEW_RAW(&w->order, a->n * (size_t)a->n_tasks);
-    if (st == OK) st = MEM_NEW_RAW(&pairs, a->n);
-    if (st == OK) st = MEM_NEW_RAW(&other, a->n);
-    for (int k = 0; st == OK && k < a->n_tasks; k++) {
-        for (size_t i = 0; i < a->n; i++)
-            pairs[i] = (sort_pair){auc_order(score_of(a, i, k)), (uint32_t)i};
-        const sort_pair *sorted = sort_pairs(pairs, other, a->n);
-        for (size_t i = 0; i < a->n; i++)
-            w->order[(size_t)k * a->n + i] = sorted[i].place;
-    }
-    mem_free(pairs);
-    mem_free(other);
-    return st;
-}
-
-void weighted_auc_fini(weighted_auc *w) {
-    mem_free(w->order);
-    *w = (weighted_auc){0};
-}
-
-void weighted_auc_compute(const weighted_auc *w, const uint8_t *weight, double *out) {
-    const auc *a = w->a;
-    for (int k = 0; k < a->n_tasks; k++) {
-        const uint32_t *order = w->order + (size_t)k * a->n;
-        double twice = 0, positives = 0, negatives = 0; /* whole numbers; negatives: below */
-        for (size_t i = 0; i < a->n;) {
-            uint64_t n_of[2] = {0, 0};
-            float score = score_of(a, order[i], k);
-            for (; i < a->n && score_of(a, order[i], k) == score; i++)
-                n_of[a->label[order[i]] >> k & 1] += weight[order[i]];
-            twice += (double)n_of[1] * (2 * negatives + (double)n_of[0]);
-            positives += (double)n_of[1];
-            negatives += (double)n_of[0];
-        }
-        out[k] = positives > 0 && negatives > 0 ? twice / 2 / (positives * negatives) : NAN;
-    }
-}
-
 void replicates_fini(replicates *r) {
     mem_free(r->metric);
     mem_free(r->value);
@@ -106,20 +61,42 @@ void replicates_set_users(replicates *r, const user_position *users, int64_t n, 
     r->users = hash64_mix(sum ^ data);
 }
 
+/* Adds a user to the sums of a replicate. */
+typedef struct replicate_sums {
+    position_counts counts;
+    int64_t list[LIST_MAX], n_lists[LIST_MAX];
+} replicate_sums;
+
+static void add_user(replicate_sums *s, const user_position *u, int weight) {
+    s->counts.count[u->position] += (uint64_t)weight;
+    for (int i = 0; i < LIST_MAX; i++) {
+        if (u->list[i] == LIST_NONE) continue;
+        s->list[i] += (int64_t)weight * u->list[i];
+        s->n_lists[i] += weight;
+    }
+}
+
 status replicates_of_positions(replicates *r, const user_position *users, int64_t n,
                                int64_t n_unknown, const metric_list *metrics) {
-    position_counts *c;
-    TRY(MEM_NEW(&c, 1));
+    replicate_sums *s;
+    TRY(MEM_NEW(&s, 1));
     for (int k = 0; k < r->n; k++) {
-        memset(c, 0, sizeof *c);
+        memset(s, 0, sizeof *s);
         for (int64_t i = 0; i < n; i++)
-            c->count[users[i].position] += (uint64_t)bootstrap_weight(users[i].user, k);
+            add_user(s, &users[i], bootstrap_weight(users[i].user, k));
         for (int64_t i = 0; i < n_unknown; i++)
-            c->count[POSITION_MISS] += (uint64_t)bootstrap_weight(~(uint64_t)i, k);
-        for (int m = 0; m < metrics->n; m++)
-            r->value[m * r->n + k] = position_counts_metric(c, &metrics->item[m]);
+            s->counts.count[POSITION_MISS] += (uint64_t)bootstrap_weight(~(uint64_t)i, k);
+        for (int m = 0, own = 0; m < metrics->n; m++) {
+            double *value = &r->value[m * r->n + k];
+            *value = position_counts_metric(&s->counts, &metrics->item[m]);
+            if (!metric_is_of_list(metrics->item[m].kind)) continue;
+            *value = s->n_lists[own] > 0
+                         ? (double)s->list[own] / LIST_UNIT / (double)s->n_lists[own]
+                         : NAN;
+            own++;
+        }
     }
-    mem_free(c);
+    mem_free(s);
     return OK;
 }
 

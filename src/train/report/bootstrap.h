@@ -45,19 +45,13 @@ status replicates_init(replicates *r, int n_metrics, int64_t cost);
 /* The interval of metric i. */
 bootstrap_bounds replicates_bounds(const replicates *r, int i);
 
-/* What an evaluation found of a user: the position of the target, 1..POSITION_MISS, or the number
- * of scored rows. */
-typedef struct user_position {
-    uint64_t user;
-    int64_t position;
-} user_position;
-
 /* Fills in `users`, not by their order; n_unknown: users whose target nobody knows, each a miss;
  * data: fingerprint. */
 void replicates_set_users(replicates *r, const user_position *users, int64_t n, int64_t n_unknown,
                           uint64_t data);
 
-/* Fills in the values of metrics of positions; others are NAN. */
+/* Fills in the values of metrics of positions and, as means over users, of their lists; others are
+ * NAN. */
 status replicates_of_positions(replicates *r, const user_position *users, int64_t n,
                                int64_t n_unknown, const metric_list *metrics);
 
@@ -68,17 +62,5 @@ status replicates_read(replicates *r, const char *run);
 
 /* The replicates of a metric, (n), and its place; NULL: there is none. */
 const double *replicates_of(const replicates *r, const char *name, int *at);
-
-/* The AUC of each task with weighted rows.  Rows are sorted once. */
-typedef struct weighted_auc {
-    const auc *a;
-    uint32_t *order; /* (n_tasks, n): rows by score */
-} weighted_auc;
-
-status weighted_auc_init(weighted_auc *w, const auc *a); /* fini frees, after a failure too */
-void weighted_auc_fini(weighted_auc *w);
-
-/* weight (n): of the rows. */
-void weighted_auc_compute(const weighted_auc *w, const uint8_t *weight, double *out);
 
 #endif

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/sort.h"
 
 /* A small corpus has no position 2501: there only n_corpus + 1 identifies a seen target. */
 int32_t position_counted(int32_t position, int64_t n_corpus) {
@@ -61,15 +62,9 @@ double position_counts_metric(const position_counts *c, const metric *m) {
         return ndcg(c, m->k);
     case METRIC_MRR:
         return reciprocal(c);
-    case METRIC_COVERAGE: /* not of positions */
-    case METRIC_AUC:
-    case METRIC_ACCURACY:
-    case METRIC_LOGLOSS:
-    case METRIC_NE:
-    case METRIC_KINDS:
-        break;
+    default: /* not of positions */
+        return NAN;
     }
-    return NAN;
 }
 
 /* log(1 + exp(x)) without overflow. */
@@ -170,75 +165,135 @@ status auc_add(auc *a, const float *score, const int32_t *label, int64_t n) {
     return OK;
 }
 
-uint32_t auc_order(float x) {
+/* Integers in the order of the scores; -0 equals +0. */
+static uint32_t auc_order(float x) {
     uint32_t bits;
     x = x == 0 ? 0 : x;
     memcpy(&bits, &x, sizeof bits);
     return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
-enum { DIGIT_BITS = 11, DIGITS = 3, N_DIGITS = 1 << DIGIT_BITS };
-
-static void sort_digit(const uint32_t *from, uint32_t *to, size_t n, int shift) {
-    size_t begin[N_DIGITS + 1] = {0};
-    for (size_t i = 0; i < n; i++)
-        begin[(from[i] >> shift & (N_DIGITS - 1)) + 1]++;
-    for (int d = 0; d < N_DIGITS; d++)
-        begin[d + 1] += begin[d];
-    for (size_t i = 0; i < n; i++)
-        to[begin[from[i] >> shift & (N_DIGITS - 1)]++] = from[i];
+static float score_of(const auc *a, size_t row, int task) {
+    return a->score[row * (size_t)a->n_tasks + (size_t)task];
 }
 
-/* Sorts x; `room` holds as many more. Returns where the result is: one of the two. */
-static uint32_t *sort_keys(uint32_t *x, uint32_t *room, size_t n) {
-    for (int d = 0; d < DIGITS; d++) {
-        sort_digit(x, room, n, d * DIGIT_BITS);
-        uint32_t *sorted = room;
-        room = x;
-        x = sorted;
+status weighted_auc_init(weighted_auc *w, const auc *a) {
+    sort_pair *pairs = NULL, *other = NULL;
+    *w = (weighted_auc){.a = a};
+    status st = MEM_NEW_RAW(&w->order, a->n * (size_t)a->n_tasks);
+    if (st == OK) st = MEM_NEW_RAW(&pairs, a->n);
+    if (st == OK) st = MEM_NEW_RAW(&other, a->n);
+    for (int k = 0; st == OK && k < a->n_tasks; k++) {
+        for (size_t i = 0; i < a->n; i++)
+            pairs[i] = (sort_pair){auc_order(score_of(a, i, k)), (uint32_t)i};
+        const sort_pair *sorted = sort_pairs(pairs, other, a->n);
+        for (size_t i = 0; i < a->n; i++)
+            w->order[(size_t)k * a->n + i] = sorted[i].place;
     }
-    return x;
+    mem_free(pairs);
+    mem_free(other);
+    return st;
 }
 
-/* Twice the number of pairs that are in order, ties once; both lists sorted. */
-static uint64_t count_pairs(const uint32_t *positive, size_t n_positive, const uint32_t *negative,
-                            size_t n_negative) {
-    uint64_t twice = 0;
-    size_t below = 0, through = 0; /* negatives < and <= the positive at hand */
-    for (size_t i = 0; i < n_positive; i++) {
-        while (below < n_negative && negative[below] < positive[i])
-            below++;
-        while (through < n_negative && negative[through] <= positive[i])
-            through++;
-        twice += below + through;
-    }
-    return twice;
+void weighted_auc_fini(weighted_auc *w) {
+    mem_free(w->order);
+    *w = (weighted_auc){0};
 }
 
-/* Positives are stored from the front of the keys, negatives from the back. */
-static double compute_task(const auc *a, int task, uint32_t *keys, uint32_t *room) {
-    size_t n_positive = 0, n_negative = 0;
-    for (size_t i = 0; i < a->n; i++) {
-        uint32_t key = auc_order(a->score[i * (size_t)a->n_tasks + (size_t)task]);
-        if (a->label[i] >> task & 1)
-            keys[n_positive++] = key;
-        else
-            keys[a->n - ++n_negative] = key;
+void weighted_auc_compute(const weighted_auc *w, const uint8_t *weight, double *out) {
+    const auc *a = w->a;
+    for (int k = 0; k < a->n_tasks; k++) {
+        const uint32_t *order = w->order + (size_t)k * a->n;
+        double twice = 0, positives = 0, negatives = 0; /* whole numbers; negatives: below */
+        for (size_t i = 0; i < a->n;) {
+            uint64_t n_of[2] = {0, 0};
+            float score = score_of(a, order[i], k);
+            for (; i < a->n && score_of(a, order[i], k) == score; i++)
+                n_of[a->label[order[i]] >> k & 1] += weight != NULL ? weight[order[i]] : 1;
+            twice += (double)n_of[1] * (2 * negatives + (double)n_of[0]);
+            positives += (double)n_of[1];
+            negatives += (double)n_of[0];
+        }
+        out[k] = positives > 0 && negatives > 0 ? twice / 2 / (positives * negatives) : NAN;
     }
-    if (n_positive == 0 || n_negative == 0) return NAN;
-    uint32_t *positive = sort_keys(keys, room, n_positive);
-    uint32_t *negative = sort_keys(keys + n_positive, room + n_positive, n_negative);
-    uint64_t twice = count_pairs(positive, n_positive, negative, n_negative);
-    return (double)twice / 2 / ((double)n_positive * (double)n_negative);
+}
+
+status auc_of_users(const auc *a, const user_position *users, int64_t n_users, double *out) {
+    auc own = *a; /* a view of a user's rows */
+    status st = OK;
+    for (int64_t u = 0; st == OK && u < n_users; u++) {
+        weighted_auc w;
+        own.n = (size_t)users[u].position;
+        st = weighted_auc_init(&w, &own);
+        if (st == OK) weighted_auc_compute(&w, NULL, out + u * a->n_tasks);
+        weighted_auc_fini(&w);
+        own.score += own.n * (size_t)a->n_tasks;
+        own.label += own.n;
+    }
+    return st;
 }
 
 status auc_compute(const auc *a, double *out) {
-    uint32_t *keys = NULL, *room = NULL;
-    status st = MEM_NEW_RAW(&keys, a->n);
-    if (st == OK) st = MEM_NEW_RAW(&room, a->n);
-    for (int k = 0; st == OK && k < a->n_tasks; k++)
-        out[k] = compute_task(a, k, keys, room);
-    mem_free(keys);
-    mem_free(room);
+    return auc_of_users(a, &(user_position){.position = (int64_t)a->n}, 1, out);
+}
+
+double auc_grouped(const auc *a, int task, const double *of_users, const user_position *users,
+                   int64_t n_users, const uint8_t *weight, int64_t *n_left_out) {
+    double sum = 0, n = 0;
+    size_t row = 0;
+    *n_left_out = 0;
+    for (int64_t u = 0; u < n_users; u++) {
+        double area = of_users[u * a->n_tasks + task];
+        size_t n_rows = (size_t)users[u].position;
+        *n_left_out += isnan(area);
+        if (!isnan(area)) {
+            double of_user = (double)n_rows * (weight != NULL ? weight[row] : 1);
+            sum += of_user * area;
+            n += of_user;
+        }
+        row += n_rows;
+    }
+    return n > 0 ? sum / n : NAN;
+}
+
+static float probability(const float *row, int32_t n, int task, bool is_bits) {
+    double most = row[0], sum = 0;
+    if (is_bits) return (float)(1 / (1 + exp(-(double)row[task])));
+    for (int32_t k = 1; k < n; k++)
+        most = row[k] > most ? row[k] : most;
+    for (int32_t k = 0; k < n; k++)
+        sum += exp(row[k] - most);
+    return (float)(exp(row[task] - most) / sum);
+}
+
+status calibrate(const auc *a, int task, bool is_bits, calibration_bin bin[CALIBRATION_BINS]) {
+    float *p, from[CALIBRATION_BINS]; /* from: the smallest probability of each bin */
+    weighted_auc sorted;
+    memset(bin, 0, CALIBRATION_BINS * sizeof *bin);
+    TRY(MEM_NEW_RAW(&p, a->n));
+    for (size_t i = 0; i < a->n; i++)
+        p[i] = probability(a->score + i * (size_t)a->n_tasks, a->n_tasks, task, is_bits);
+    status st = weighted_auc_init(&sorted, &(auc){.n_tasks = 1, .n = a->n, .score = p});
+    for (size_t b = 0; b < CALIBRATION_BINS && st == OK && a->n > 0; b++)
+        from[b] = p[sorted.order[b * a->n / CALIBRATION_BINS]];
+    for (size_t i = 0; i < a->n && st == OK; i++) {
+        int b = CALIBRATION_BINS - 1;
+        while (b > 0 && (p[i] < from[b] || from[b] == from[b - 1]))
+            b--;
+        bin[b].predicted += p[i];
+        bin[b].observed += a->label[i] >> task & 1;
+        bin[b].n++;
+    }
+    weighted_auc_fini(&sorted);
+    mem_free(p);
     return st;
+}
+
+double calibration_error(const calibration_bin bin[CALIBRATION_BINS]) {
+    double sum = 0, n = 0;
+    for (int b = 0; b < CALIBRATION_BINS; b++) {
+        sum += fabs(bin[b].predicted - bin[b].observed);
+        n += (double)bin[b].n;
+    }
+    return n > 0 ? sum / n : NAN;
 }

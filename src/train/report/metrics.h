@@ -52,10 +52,19 @@ double log_losses_mean(const log_losses *l);
  * none; NAN if all are such. */
 double log_losses_ne(const log_losses *l);
 
-enum { AUC_MAX_TASKS = 32 };
+/* Novelty and diversity are whole numbers of 1 / LIST_UNIT, so that sums have the same bits in any
+ * order.  LIST_NONE: a list without items has no novelty, one of a single item no diversity. */
+enum { LIST_MAX = 8, LIST_UNIT = 1 << 16, LIST_NONE = INT32_MIN };
 
-/* Integers in the order of the scores; -0 equals +0. */
-uint32_t auc_order(float score);
+/* What an evaluation found of a user: the position of the target, 1..POSITION_MISS, or the number
+ * of scored rows. */
+typedef struct user_position {
+    uint64_t user;
+    int64_t position;
+    int32_t list[LIST_MAX]; /* novelty and diversity of the user's list, in the order asked for */
+} user_position;
+
+enum { AUC_MAX_TASKS = 32 };
 
 /* Scores and labels so far; init to (n_tasks), fini frees. */
 typedef struct auc {
@@ -74,5 +83,39 @@ status auc_add(auc *a, const float *score, const int32_t *label, int64_t n);
 /* out[k] = ( #(positive > negative) + .5 #(positive == negative) ) / (#positive #negative); NaN
  * where a task has only one kind of label. */
 status auc_compute(const auc *a, double *out);
+
+/* The AUC of each task with weighted rows, or NULL: all 1.  Rows are sorted once. */
+typedef struct weighted_auc {
+    const auc *a;
+    uint32_t *order; /* (n_tasks, n): rows by score */
+} weighted_auc;
+
+status weighted_auc_init(weighted_auc *w, const auc *a); /* fini frees, after a failure too */
+void weighted_auc_fini(weighted_auc *w);
+void weighted_auc_compute(const weighted_auc *w, const uint8_t *weight, double *out);
+
+/* The same for each user alone, to out (n_users, n_tasks).  The rows of users follow one another.
+ */
+status auc_of_users(const auc *a, const user_position *users, int64_t n_users, double *out);
+
+/* Grouped AUC of a task: the mean over the users that have one, weighted by their rows; rows have a
+ * weight, that of their user (NULL: 1).  NAN where nobody has one; *n_left_out: users without. */
+double auc_grouped(const auc *a, int task, const double *of_users, const user_position *users,
+                   int64_t n_users, const uint8_t *weight, int64_t *n_left_out);
+
+/* Calibration: rows are sorted by the predicted probability into bins with equally many, as far as
+ * equal predictions, which share a bin, allow. */
+enum { CALIBRATION_BINS = 10 };
+
+typedef struct calibration_bin {
+    double predicted, observed; /* sums of probabilities and of labels */
+    int64_t n;
+} calibration_bin;
+
+/* The bins of a task; probability: sigmoid of the logit, or with classes their softmax. */
+status calibrate(const auc *a, int task, bool is_bits, calibration_bin bin[CALIBRATION_BINS]);
+
+/* Expected calibration error: sum over bins of |predicted - observed|, divided by the rows. */
+double calibration_error(const calibration_bin bin[CALIBRATION_BINS]);
 
 #endif

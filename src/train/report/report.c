@@ -192,7 +192,7 @@ static status write_grid(const chart *c, const axis *x, const axis *y, buf *out)
     for (int i = 0; i < n_ticks(&ticks); i++) {
         double v = ticks.low + i * x->step;
         if (v > x->high) break;
-        if (v == floor(v))
+        if (v == floor(v) || c->has_fractions)
             TRY(buf_printf(out, "<text x=%.1f y=%d text-anchor=middle>%.6g</text>\n", place_x(x, v),
                            HEIGHT - BOTTOM + 16, v));
     }
@@ -261,7 +261,7 @@ status chart_write(const chart *c, buf *out) {
     if (!up.has_any) return OK;
     axis y = make_axis(up.low, up.high), x = make_axis(across.low, across.high);
     /* The x axis ends at the last epoch: only values need round limits. */
-    if (x.step < 1) x.step = 1;
+    if (x.step < 1 && !c->has_fractions) x.step = 1;
     x.low = across.low;
     x.high = across.high > across.low ? across.high : across.low + x.step;
     TRY(buf_text(out, "<figure>"));
@@ -425,24 +425,29 @@ static status write_evaluations(const run_history *h, buf *out) {
     return buf_text(out, "</table></div>\n");
 }
 
-static status write_fact(const json_value *v, buf *out) {
+static status write_fact(const json_value *v, const json_value *intervals, buf *out) {
+    const json_value *interval = intervals != NULL ? json_member(intervals, v->key) : NULL;
     TRY(buf_text(out, "<tr><td class=dim>"));
     TRY(html_text(v->key, out));
     TRY(buf_text(out, "</td><td>"));
     if (v->type == JSON_STRING) TRY(html_text(v->string, out));
     if (v->type == JSON_NUMBER) TRY(buf_printf(out, v->is_integer ? "%.0f" : "%.6g", v->number));
     if (v->type == JSON_BOOL) TRY(buf_text(out, v->boolean ? "yes" : "no"));
+    if (interval != NULL && interval->type == JSON_ARRAY && interval->n_children == 2)
+        TRY(buf_printf(out, " <span class=dim>[%.4f, %.4f]</span>", interval->first->number,
+                       interval->first->next->number));
     return buf_text(out, "</td></tr>\n");
 }
 
 /* A table of the flat members of an object. */
 static status write_facts(const char *title, const json_value *object, buf *out) {
     if (object == NULL || object->type != JSON_OBJECT) return OK;
+    const json_value *intervals = json_member(object, "intervals");
     TRY(page_text(out, title, "h2"));
     TRY(buf_text(out, "<table class=text>\n"));
     for (const json_value *v = object->first; v != NULL; v = v->next) {
         bool is_flat = v->type == JSON_STRING || v->type == JSON_NUMBER || v->type == JSON_BOOL;
-        if (is_flat && strcmp(v->key, "event") != 0) TRY(write_fact(v, out));
+        if (is_flat && strcmp(v->key, "event") != 0) TRY(write_fact(v, intervals, out));
     }
     return buf_text(out, "</table>\n");
 }
@@ -522,6 +527,35 @@ static status write_config(const char *run, buf *out) {
     return st;
 }
 
+/* Of each task how often what was predicted came true, by bins: on the dashed line a model is
+ * calibrated. */
+static status write_calibration(const json_value *tasks, buf *out) {
+    enum { MAX_BINS = 32 };
+    if (tasks == NULL || tasks->type != JSON_OBJECT) return OK;
+    TRY(buf_text(out, "<h2>Calibration on the test part</h2><div class=charts>\n"));
+    for (const json_value *v = tasks->first; v != NULL; v = v->next) {
+        double x[MAX_BINS], y[MAX_BINS];
+        char title[96];
+        size_t n = 0;
+        const json_value *bin = v->type == JSON_ARRAY ? v->first : NULL;
+        for (; bin != NULL && n < MAX_BINS; bin = bin->next) {
+            const json_value *first = bin->type == JSON_ARRAY ? bin->first : NULL;
+            if (first == NULL || first->type != JSON_NUMBER || first->next == NULL) continue;
+            x[n] = first->number;
+            y[n++] = first->next->type == JSON_NUMBER ? first->next->number : NAN;
+        }
+        curve curves[2] = {{v->key, x, y, n, false}, {"calibrated", x, x, n, true}};
+        snprintf(title, sizeof title, "%.40s: share of positives by predicted probability", v->key);
+        chart c = {.title = title,
+                   .x_label = "predicted probability",
+                   .curves = curves,
+                   .n_curves = 2,
+                   .has_fractions = true};
+        TRY(chart_write(&c, out));
+    }
+    return buf_text(out, "</div>\n");
+}
+
 static status write_result(const run_history *h, buf *out) {
     char title[96];
     const char *part = history_text(h->done, "part");
@@ -547,6 +581,7 @@ static status write_page(const run_history *h, const char *run, buf *out) {
     TRY(write_changes(h, out));
     TRY(write_evaluations(h, out));
     TRY(write_result(h, out));
+    TRY(write_calibration(h->done != NULL ? json_member(h->done, "calibration") : NULL, out));
     TRY(write_facts("Protocol", newest != NULL ? json_member(newest, "protocol") : NULL, out));
     TRY(write_facts("Environment", newest, out));
     TRY(write_config(run, out));

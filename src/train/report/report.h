@@ -49,6 +49,7 @@ typedef struct chart {
     int n_curves;
     const char *mark_name; /* a vertical line at `mark`; NULL: none */
     double mark;
+    bool has_fractions; /* x values are no whole numbers */
 } chart;
 
 enum { CHART_COLOURS = 8 };

@@ -247,6 +247,14 @@ static status reserve_row(run_history *h) {
     return OK;
 }
 
+/* auc:class0 is also called auc:rating1, in the same line. */
+static bool is_old_name(const json_value *line, const char *key) {
+    if (strncmp(key, "auc:class", 9) != 0) return false;
+    for (const json_value *v = line->first; v != NULL; v = v->next)
+        if (strncmp(v->key, "auc:rating", 10) == 0) return true;
+    return false;
+}
+
 static status add_evaluation(run_history *h, const json_value *line) {
     static const char *const keys[HISTORY_COLUMNS] = {"epoch",        "step",    "loss",
                                                       "tokens_per_s", "seconds", "lr"};
@@ -259,7 +267,7 @@ static status add_evaluation(run_history *h, const json_value *line) {
     if (json_member(line, "is_best") != NULL) h->best_step = h->step[i];
     for (const json_value *v = line->first; v != NULL; v = v->next) {
         int m;
-        if (!history_is_metric(v)) continue;
+        if (!history_is_metric(v) || is_old_name(line, v->key)) continue;
         TRY(find_metric(h, v->key, &m));
         if (m < HISTORY_METRICS) h->value[m][i] = v->number;
     }

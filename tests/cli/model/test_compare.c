@@ -14,6 +14,9 @@ TEST(compare_two_runs) {
     CHECK_CONTAINS(text, "\n  ndcg@10 ");
     CHECK_CONTAINS(text, "\n  difference from the first run ");
     CHECK_CONTAINS(text, "\n    95 % over users                                   - [");
+    CHECK_EQ(count_parts(text, "\n  novelty@10 "), 2); /* the figures, and their difference */
+    CHECK_EQ(count_parts(text, "\n  diversity@10 "), 2);
+    CHECK_EQ(count_parts(text, "\n  coverage@10 "), 1);
     CHECK_EQ(count_parts(text, "train_fn.learning_rate"), 1);
     CHECK(strstr(text, "train_fn.item_embedding_dim") == NULL); /* the same in both */
     CHECK(strstr(text, "cannot be compared") == NULL);
@@ -45,6 +48,11 @@ TEST(compare_says_better_only_where_it_holds) {
     CHECK_CONTAINS(text, " +0.0000 unclear ");
     CHECK_CONTAINS(text, " worse\n");
     CHECK(strstr(text, "better") == NULL);
+    const char *novelty = strstr(strstr(text, "difference from"), "novelty@10");
+    CHECK(novelty != NULL);
+    size_t n_line = strcspn(novelty, "\n"); /* neither is better */
+    CHECK(strncmp(novelty + n_line - 6, "higher", 6) == 0 ||
+          strncmp(novelty + n_line - 6, " lower", 6) == 0);
     free(text);
     text = said(0, "compare none some");
     CHECK_CONTAINS(text, " better\n");

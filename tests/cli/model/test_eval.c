@@ -182,9 +182,10 @@ TEST(eval_by_group_and_per_user) {
 /* The lists of a model are measured as the model is, in JSON lines and in CSV, and by `compare`
  * they are the same.  Without a time bias: an evaluation knows the time of the target. */
 TEST(eval_of_recommendations_is_that_of_their_model) {
-    static const char *const metrics[] = {"hr@10", "ndcg@10", "mrr"};
+    static const char *const metrics[] = {"hr@10",       "ndcg@10",    "mrr",
+                                          "coverage@10", "novelty@10", "diversity@10"};
     char *lists = "eval --recommendations lists.jsonl --data 'the data' --test-file 'the test' "
-                  "--metrics HR@10,NDCG@10,MRR --window 100 ";
+                  "--metrics HR@10,NDCG@10,MRR,COVERAGE@10,NOVELTY@10,DIVERSITY@10 --window 100 ";
     char args[512];
     free(said(0, "synth --help"));
     write_test_file();
@@ -197,10 +198,11 @@ TEST(eval_of_recommendations_is_that_of_their_model) {
                  "--set hstu_encoder.enable_relative_attention_bias=False"));
     free(said(0, "recommend run --all-users -k 60 --json --out lists.jsonl"));
     free(said(0, "recommend run --all-users -k 60 --format csv --out lists.csv"));
-    char *other = said(0, "eval run --json --metrics HR@10,NDCG@10,MRR");
+    char *other =
+        said(0, "eval run --json --metrics HR@10,NDCG@10,MRR,COVERAGE@10,NOVELTY@10,DIVERSITY@10");
     snprintf(args, sizeof args, "%s --json", lists);
     char *text = said(0, args);
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < 6; i++)
         CHECK(number_in(text, metrics[i]) == number_in(other, metrics[i]));
     free(other);
     free(text);
@@ -217,11 +219,12 @@ TEST(eval_of_recommendations_is_that_of_their_model) {
                    "model                                   hstu-research              lists");
     CHECK(strstr(text, "train_fn.") == NULL);
     free(text);
-    text = said(0, "eval --recommendations lists.csv --data 'the data' --test-file 'the test' "
-                   "--metrics HR@10,NDCG@10,MRR --window 100 --json");
+    text = said(
+        0, "eval --recommendations lists.csv --data 'the data' --test-file 'the test' "
+           "--metrics HR@10,NDCG@10,MRR,COVERAGE@10,NOVELTY@10,DIVERSITY@10 --window 100 --json");
     snprintf(args, sizeof args, "%s --json", lists);
     other = said(0, args);
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < 6; i++)
         CHECK(number_in(text, metrics[i]) == number_in(other, metrics[i]));
     free(other);
     free(text);
@@ -251,7 +254,7 @@ TEST(eval_of_recommendations_says_what_is_wrong) {
         {"user,item\n1,2\n", "", "also needs --data", 2},
         {"user,item\n1,2\n", "run --data data", "leave out RUN", 2},
         {"user,item\n1,2\n", "--data data --metrics AUC", "HR@k", 2},
-        {"user,item\n1,2\n", "--data data --metrics COVERAGE@5", "of models alone", 2},
+        {"user,item\n1,2\n", "--data data --metrics NOVELTY@1001", "DIVERSITY up to 1000", 2},
     };
     free(said(0, "synth --help"));
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -377,8 +380,18 @@ static void bounds_of(const char *text, const char *name, double *low, double *h
 TEST(eval_has_intervals_over_users) {
     double low, high, low2, high2;
     free(said(0, "train m.gin --data data --out r --epochs 3"));
-    char *one = said(0, "eval r --json --metrics HR@10,MRR,COVERAGE@5");
-    char *two = said(0, "eval r --json --metrics HR@10,MRR,COVERAGE@5 --ranks 2");
+    char *one = said(0, "eval r --json --metrics HR@10,MRR,COVERAGE@5,NOVELTY@5,DIVERSITY@5");
+    char *two = said(0, "eval r --json --ranks 2 --metrics "
+                        "HR@10,MRR,COVERAGE@5,NOVELTY@5,DIVERSITY@5");
+    static const char *const of_lists[] = {"coverage@5", "novelty@5", "diversity@5"};
+    for (int i = 0; i < 3; i++) {
+        CHECK(number_in(one, of_lists[i]) == number_in(two, of_lists[i]));
+        if (i == 0) continue;
+        bounds_of(one, of_lists[i], &low, &high);
+        bounds_of(two, of_lists[i], &low2, &high2);
+        CHECK(low == low2 && high == high2);
+        CHECK(low < number_in(one, of_lists[i]) && number_in(one, of_lists[i]) < high);
+    }
     double users = strtod(strstr(one, "\"users\":") + 8, NULL);
     double hr = strtod(strstr(one, "\"hr@10\":") + 8, NULL);
     bounds_of(one, "hr@10", &low, &high);
@@ -391,10 +404,20 @@ TEST(eval_has_intervals_over_users) {
     free(one);
     free(two);
     free(said(0, "train n.gin --data data --out rank --max-iters 4"));
-    one = said(0, "eval rank --json --metrics AUC,ACC,LOGLOSS,NE");
-    two = said(0, "eval rank --json --metrics AUC,ACC,LOGLOSS,NE --ranks 2");
-    static const char *const names[] = {"auc", "acc", "logloss", "ne"};
-    for (int i = 0; i < 4; i++) {
+    one = said(0, "eval rank --json --metrics AUC,ACC,LOGLOSS,NE,GAUC,ECE");
+    two = said(0, "eval rank --json --metrics AUC,ACC,LOGLOSS,NE,GAUC,ECE --ranks 2");
+    static const char *const names[] = {"auc", "acc", "logloss", "ne", "gauc"};
+    const char *tasks = strstr(one, "\"gauc_left_out\":"), *end = strstr(one, ",\"seconds\":");
+    CHECK(tasks != NULL && tasks < end);
+    CHECK(strncmp(tasks, strstr(two, "\"gauc_left_out\":"), (size_t)(end - tasks)) == 0);
+    CHECK(number_in(one, "auc:class2") == number_in(one, "auc:rating3")); /* its name before */
+    char *text = said(0, "eval rank");
+    CHECK_CONTAINS(text, "\n  ece:rating3 ");
+    CHECK_CONTAINS(text, "left out of gauc: rating1 12, rating2 ");
+    CHECK(strstr(text, "auc:class") == NULL);
+    free(text);
+    CHECK(strstr(one, "\"ece\":[") == NULL); /* no interval */
+    for (int i = 0; i < 5; i++) {
         char key[32];
         snprintf(key, sizeof key, "\"%s\":", names[i]);
         double value = strtod(strstr(one, key) + strlen(key), NULL);

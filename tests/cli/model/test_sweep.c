@@ -124,7 +124,15 @@ TEST(sweep_refuses_what_cannot_be) {
     says(2,
          "./hstu sweep m.gin --data data --device cpu --epochs 1 --out u --metric moods "
          "--set-range train_fn.learning_rate=1e-3",
-         "no metric 'moods'");
+         "--metric moods: trials have hr@1, ");
+    /* Before any trial; and what only the end of a run has is not of validation. */
+    says(2,
+         "./hstu sweep m.gin --data data --device cpu --epochs 1 --out u --metric novelty@10 "
+         "--set-range train_fn.learning_rate=1e-3",
+         "mrr, and loss");
+    free(shell(0, "test ! -e u"));
+    free(shell(0, "./hstu sweep m.gin --data data --device cpu --epochs 1 --out u --part test "
+                  "--metric novelty@10 --set-range train_fn.learning_rate=1e-3"));
 }
 
 /* What decides is the best evaluation on validation, as the log has it; the test part must be asked

@@ -152,6 +152,7 @@ TEST(train_on_everything) {
     text = said(0, "train m.gin --data data --out all --split none --epochs-of v");
     CHECK_CONTAINS(text, "  Split     none: trained on all events, none is held out\n");
     CHECK_CONTAINS(text, "as long as v up to its best evaluation: ");
+    CHECK(strstr(text, "another config") == NULL); /* the length and the seed may differ */
     CHECK_CONTAINS(text, "Next      hstu serve all --data data\n");
     CHECK(strstr(text, "hr@10") == NULL);
     free(text);
@@ -161,6 +162,12 @@ TEST(train_on_everything) {
                           "grep -o 'step\":[0-9]*' | cut -d: -f2 | cmp - a",
                           test_folder()),
              0);
+    free(text);
+    text = said(0, "train m.gin --data data --out b --epochs-of v --seed 7 --set "
+                   "train_fn.learning_rate=0.5 --set train_fn.local_batch_size=4");
+    CHECK_CONTAINS(text, "--epochs-of: v has another config, whose length may not fit: ");
+    CHECK_CONTAINS(text, "train_fn.local_batch_size is 8 there and 4 here");
+    CHECK_EQ(count_parts(text, "--epochs-of: v"), 2);
     free(text);
     text = said(2, "eval all");
     CHECK_CONTAINS(text, "trained on all events (--split none): evaluate it on later ones");
@@ -198,12 +205,18 @@ TEST(a_run_remembers_its_data) {
     free(text);
     /* Other data in the same place: said, since figures of then and now differ. */
     free(said(0, "synth --out data --users 40 --items 60 --mean-len 10 --seed 77"));
-    text = said(0, "eval r");
-    CHECK_CONTAINS(text, "data.seq has changed since the run was trained on it");
-    free(text);
-    text = said(0, "eval r --data data");
-    CHECK(strstr(text, "has changed") == NULL);
-    free(text);
+    static const char *const commands[][2] = {
+        {"eval r", "eval r --data data"},
+        {"recommend r --user 1 -k 1", "recommend r --user 1 -k 1 --data data"},
+        {"score r --user 1 --candidates 1", "score r --user 1 --candidates 1 --data data"}};
+    for (int i = 0; i < 3; i++) {
+        text = said(0, commands[i][0]);
+        CHECK_CONTAINS(text, "data.seq has changed since the run was trained on it");
+        free(text);
+        text = said(0, commands[i][1]);
+        CHECK(strstr(text, "has changed") == NULL);
+        free(text);
+    }
     CHECK(rename(run_path("data"), run_path("gone")) == 0);
     text = said(2, "eval r");
     CHECK_CONTAINS(text, "/data/data.seq, which is not there");

@@ -20,6 +20,38 @@ TEST(evaluate_seen_rows_are_sorted_and_distinct) {
         CHECK_EQ(rows[i], left[i]);
 }
 
+/* Whether a user has the item among the training events of leave-one-out. */
+static bool has_item(const seq_file *data, uint64_t user, int item) {
+    split s = split_make(data, split_rule_of(SPLIT_LEAVE_ONE_OUT), SESSION_SPLIT_SEED);
+    event_range r;
+    if (!split_range(&s, PART_TRAIN, user, &r)) return false;
+    for (uint64_t i = r.begin; i < r.end; i++)
+        if ((int)data->item[i] == item) return true;
+    return false;
+}
+
+/* Novelty and diversity of lists of three, by their definitions, in double. */
+static void describe_lists(const seq_file *data, int list[40][3], double *novelty,
+                           double *diversity) {
+    double n_users[64] = {0}, n_both[64][64] = {{0}};
+    for (uint64_t u = 0; u < data->n_users; u++)
+        for (int i = 1; i <= 60; i++) {
+            if (!has_item(data, u, i)) continue;
+            n_users[i]++;
+            for (int k = 1; k <= 60; k++)
+                n_both[i][k] += has_item(data, u, k);
+        }
+    *novelty = *diversity = 0;
+    for (int u = 0; u < 40; u++)
+        for (int a = 0; a < 3; a++) {
+            int i = list[u][a], k = list[u][(a + 1) % 3];
+            *novelty += -log2(fmax(n_users[i], 1) / (double)data->n_users) / 120;
+            if (n_users[i] > 0 && n_users[k] > 0)
+                *diversity -= n_both[i][k] / sqrt(n_users[i] * n_users[k]) / 120;
+        }
+    *diversity += 1;
+}
+
 /* Evaluated by hand: encode, score by a loop in double, count. */
 TEST(evaluate_equals_a_loop_over_the_catalogue) {
     bench_top t;
@@ -39,7 +71,8 @@ TEST(evaluate_equals_a_loop_over_the_catalogue) {
     const batch *b;
     int dim = model_dim(t.session.model), n_hits = 0, n_repeated = 0, n_shown = 0;
     bool is_shown[64] = {false};
-    double mrr = 0, mrr_kept = 0;
+    int list[40][3], n_listed = 0;
+    double mrr = 0, mrr_kept = 0, novelty, diversity;
     do {
         const void *query;
         model_items corpus;
@@ -72,8 +105,10 @@ TEST(evaluate_equals_a_loop_over_the_catalogue) {
                 for (int v = 1; v < 60; v++)
                     if (score[v] > score[best]) best = v;
                 is_shown[best] = true;
+                list[n_listed][place] = best + 1;
                 score[best] = -2e9;
             }
+            n_listed++;
             n_hits += rank <= 10 && !in_history;
             mrr += 1.0 / (in_history ? 2501 : rank);
         }
@@ -83,7 +118,8 @@ TEST(evaluate_equals_a_loop_over_the_catalogue) {
     CHECK_EQ(r.n_repeated, n_repeated);
     CHECK(r.n_items_ranked == 60 && !r.keeps_seen);
     metric_list other;
-    CHECK_OK(metric_list_parse(&other, "COVERAGE@3,PRECISION@10,COVERAGE@60,MRR", TASK_RETRIEVAL));
+    CHECK_OK(metric_list_parse(
+        &other, "COVERAGE@3,PRECISION@10,NOVELTY@3,COVERAGE@60,DIVERSITY@3,MRR", TASK_RETRIEVAL));
     CHECK_OK(evaluator_choose(e, &other, false));
     CHECK_OK(evaluator_run(e, 0, &again));
     for (int v = 0; v < 60; v++)
@@ -92,7 +128,15 @@ TEST(evaluate_equals_a_loop_over_the_catalogue) {
     CHECK(fabs(eval_value(&again, "coverage@3") - n_shown / 60.0) < 1e-12);
     CHECK(eval_value(&again, "coverage@60") == 1);
     CHECK(fabs(eval_value(&again, "precision@10") - n_hits / 400.0) < 1e-12);
-    CHECK_EQ(again.n, 4);
+    CHECK_EQ(again.n, 6);
+    describe_lists(t.data, list, &novelty, &diversity);
+    CHECK(novelty > 0.1 && diversity > 0.1 && diversity < 0.9);
+    CHECK(fabs(eval_value(&again, "novelty@3") - novelty) < 1.0 / LIST_UNIT);
+    CHECK(fabs(eval_value(&again, "diversity@3") - diversity) < 1.0 / LIST_UNIT);
+    CHECK_OK(evaluator_bootstrap(e, &again, NULL));
+    CHECK(again.item[2].low < novelty && novelty < again.item[2].high);
+    CHECK(again.item[4].low < diversity && diversity < again.item[4].high);
+    CHECK(isnan(again.item[0].low) && again.item[2].high - again.item[2].low < 1);
     CHECK_OK(evaluator_choose(e, &other, true));
     CHECK_OK(evaluator_run(e, 0, &again));
     CHECK(again.keeps_seen && again.n_repeated == n_repeated);
@@ -124,10 +168,10 @@ TEST(evaluate_ranking_gives_auc) {
     CHECK(eval_value(&r, "acc") >= 0 && eval_value(&r, "acc") <= 1);
     CHECK(fabs(eval_value(&r, "logloss") - log(5)) < 0.5); /* five classes, nothing learnt */
     CHECK(eval_value(&r, "ne") > 0.9 && eval_value(&r, "ne") < 2);
-    CHECK(isfinite(eval_value(&r, "auc:class2")));
+    CHECK(isfinite(eval_value(&r, "auc:rating3")));
     int n_classes = 0;
     for (int i = 0; i < r.n; i++)
-        n_classes += strncmp(r.item[i].name, "auc:class", 9) == 0;
+        n_classes += strncmp(r.item[i].name, "auc:rating", 10) == 0;
     CHECK_EQ(n_classes, 5); /* one for each rating */
     evaluator_destroy(e);
     top_close(&t);
@@ -141,7 +185,11 @@ static void check_groups(bench_top *t, split_kind kind, const char *mean) {
     uint8_t is_in[64], is_out[64];
     int64_t n;
     CHECK_OK(evaluator_create(&e, &t->session, split_rule_of(kind), PART_TEST));
+    CHECK_OK(evaluator_run(e, 0, &again));
+    CHECK(again.n_usual == again.n);
+    CHECK_OK(evaluator_choose_final(e));
     CHECK_OK(evaluator_run(e, 0, &r));
+    CHECK(r.n_usual == again.n && r.n > again.n);
     CHECK_OK(evaluator_bootstrap(e, &r, NULL));
     CHECK(evaluator_users(e, &n) != NULL && n == r.n_users && n <= 64);
     memset(is_in, 1, sizeof is_in);
@@ -149,8 +197,12 @@ static void check_groups(bench_top *t, split_kind kind, const char *mean) {
     CHECK(all.n == r.n && all.n_users == n);
     for (int i = 0; i < r.n; i++) {
         CHECK_STR(all.item[i].name, r.item[i].name);
-        if (!isfinite(r.item[i].value)) continue;
+        bool is_coverage = strncmp(r.item[i].name, "coverage", 8) == 0; /* of all users alone */
+        CHECK(!is_coverage || isnan(all.item[i].value));
+        if (!isfinite(r.item[i].value) || is_coverage) continue;
         CHECK(fabs(all.item[i].value - r.item[i].value) < 1e-12);
+        CHECK_EQ(isnan(all.item[i].low), isnan(r.item[i].low));
+        if (isnan(r.item[i].low)) continue;
         CHECK(fabs(all.item[i].low - r.item[i].low) < 1e-12);
         CHECK(fabs(all.item[i].high - r.item[i].high) < 1e-12);
     }
@@ -182,7 +234,7 @@ TEST(evaluate_groups_of_users) {
     top_close(&t);
     CHECK_OK(top_open(&t, retrieval_gin, NULL, 0, 2));
     CHECK_OK(model_init(t.session.model, 5));
-    check_groups(&t, SPLIT_LEAVE_ONE_OUT, "hr@10");
+    check_groups(&t, SPLIT_LEAVE_ONE_OUT, "novelty@10");
     top_close(&t);
 }
 
@@ -190,7 +242,7 @@ TEST(evaluate_groups_of_users) {
 typedef struct scored {
     int n, n_columns;
     float logit[4096];
-    int label[1024];
+    int label[1024], user[1024];
 } scored;
 
 static void score_all(bench_top *t, scored *out) {
@@ -215,6 +267,7 @@ static void score_all(bench_top *t, scored *out) {
                 memcpy(out->logit + out->n * out->n_columns,
                        (const float *)scores + n * out->n_columns,
                        (size_t)out->n_columns * sizeof(float));
+                out->user[out->n] = (int)b->users[u];
                 out->label[out->n++] = b->action[i];
             }
         }
@@ -224,11 +277,12 @@ static void score_all(bench_top *t, scored *out) {
     pass_destroy(p);
 }
 
-/* The AUC of a column by its definition: pairs in order, ties half. */
-static double area_of(const scored *s, int k, bool is_bits) {
+/* The AUC of a column by its definition: pairs in order, ties half.  Of one user, or -1: all. */
+static double area_of(const scored *s, int k, bool is_bits, int user) {
     double pairs = 0, right = 0;
     for (int i = 0; i < s->n; i++)
         for (int j = 0; j < s->n; j++) {
+            if (user >= 0 && (s->user[i] != user || s->user[j] != user)) continue;
             bool is_up = is_bits ? s->label[i] >> k & 1 : s->label[i] == k;
             bool is_down = is_bits ? !(s->label[j] >> k & 1) : s->label[j] != k;
             float a = s->logit[i * s->n_columns + k], b = s->logit[j * s->n_columns + k];
@@ -237,6 +291,48 @@ static double area_of(const scored *s, int k, bool is_bits) {
             right += a > b ? 1 : a == b ? .5 : 0;
         }
     return pairs > 0 ? right / pairs : NAN;
+}
+
+/* Users' own areas, weighted by their rows; users with one kind of label have none. */
+static double grouped_of(const scored *s, int k, bool is_bits, int64_t *n_left_out) {
+    double sum = 0, n = 0;
+    *n_left_out = 0;
+    for (int user = 0; user < 40; user++) {
+        int n_rows = 0;
+        for (int i = 0; i < s->n; i++)
+            n_rows += s->user[i] == user;
+        double area = area_of(s, k, is_bits, user);
+        *n_left_out += n_rows > 0 && isnan(area);
+        if (!isnan(area)) sum += n_rows * area, n += n_rows;
+    }
+    return sum / n;
+}
+
+static double probability_of(const scored *s, int row, int k, bool is_bits) {
+    const float *x = s->logit + row * s->n_columns;
+    double sum = 0;
+    if (is_bits) return 1 / (1 + exp(-(double)x[k]));
+    for (int c = 0; c < s->n_columns; c++)
+        sum += exp((double)x[c] - x[k]);
+    return 1 / sum;
+}
+
+/* Ten bins of as many rows, by a sort of the rows; the scores have no ties. */
+static double calibration_of(const scored *s, int k, bool is_bits) {
+    double error = 0;
+    for (int b = 0; b < 10; b++) {
+        double gap = 0;
+        for (int i = 0; i < s->n; i++) {
+            double own = probability_of(s, i, k, is_bits);
+            int place = 0;
+            for (int j = 0; j < s->n; j++)
+                place += probability_of(s, j, k, is_bits) < own;
+            if (place < b * s->n / 10 || place >= (b + 1) * s->n / 10) continue;
+            gap += own - (is_bits ? s->label[i] >> k & 1 : s->label[i] == k);
+        }
+        error += fabs(gap);
+    }
+    return error / s->n;
 }
 
 static double accuracy_of(const scored *s, bool is_bits) {
@@ -284,7 +380,7 @@ TEST(evaluate_ranking_equals_a_loop_over_the_scores) {
     static scored s;
     for (int i = 0; i < 4; i++) {
         bool is_bits = i % 2 == 1;
-        const char *const set[] = {"RankingArgs.eval_metrics=('AUC', 'ACC')",
+        const char *const set[] = {"RankingArgs.eval_metrics=('AUC', 'ACC', 'GAUC', 'ECE')",
                                    is_bits ? "RankingArgs.prediction_head_arch=[8, 3]"
                                            : "RankingArgs.prediction_head_arch=[8, 5]",
                                    is_bits ? "RankingArgs.num_tasks=3" : "RankingArgs.num_tasks=1",
@@ -310,17 +406,28 @@ TEST(evaluate_ranking_equals_a_loop_over_the_scores) {
         double sum = 0;
         int n_defined = 0;
         for (int k = 0; k < s.n_columns; k++) {
-            double area = area_of(&s, k, is_bits);
+            double area = area_of(&s, k, is_bits, -1), grouped;
+            char task[24];
+            int64_t n_left_out;
             if (is_bits)
-                snprintf(name, sizeof name, "auc:%s", seq_signal_name(k));
+                snprintf(task, sizeof task, "%s", seq_signal_name(k));
             else
-                snprintf(name, sizeof name, "auc:class%d", k);
+                snprintf(task, sizeof task, "rating%d", k + 1);
+            snprintf(name, sizeof name, "auc:%s", task);
+            CHECK_STR(r.task[k].name, task);
             if (isnan(area)) { /* a class that no label has */
                 CHECK(isnan(eval_value(&r, name)));
                 continue;
             }
             sum += area, n_defined++;
             CHECK(fabs(eval_value(&r, name) - area) < 1e-9);
+            snprintf(name, sizeof name, "gauc:%s", task);
+            grouped = grouped_of(&s, k, is_bits, &n_left_out);
+            CHECK(isnan(grouped) ? isnan(eval_value(&r, name))
+                                 : fabs(eval_value(&r, name) - grouped) < 1e-9);
+            CHECK_EQ(r.task[k].n_left_out, n_left_out);
+            snprintf(name, sizeof name, "ece:%s", task);
+            CHECK(fabs(eval_value(&r, name) - calibration_of(&s, k, is_bits)) < 1e-6);
         }
         CHECK(n_defined > 1 && fabs(eval_value(&r, "auc") - sum / n_defined) < 1e-9);
         evaluator_destroy(e);

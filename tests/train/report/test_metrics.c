@@ -183,7 +183,93 @@ static status whole_auc(void *ctx) {
 TEST(metrics_auc_survives_out_of_memory) {
     double out[TASKS];
     make_rows();
-    CHECK(oom_at_each_allocation(whole_auc, out) == 4);
+    CHECK(oom_at_each_allocation(whole_auc, out) == 5);
+}
+
+/* Users of some rows each, in order; the last has none.  Against a count of pairs of each, weighted
+ * by the user's rows and by a weight. */
+TEST(metrics_grouped_auc_is_the_weighted_mean_of_users) {
+    enum { USERS = 41 };
+    user_position users[USERS];
+    double of_users[USERS * TASKS];
+    uint8_t weight[ROWS];
+    auc a;
+    int first = 0;
+    make_rows();
+    for (int u = 0; u < USERS; u++) {
+        int n = u == USERS - 1 ? 0 : u == USERS - 2 ? ROWS - first : u % 29;
+        users[u] = (user_position){.user = (uint64_t)u, .position = n};
+        memset(weight + first, u % 3, (size_t)n);
+        first += n;
+    }
+    CHECK_OK(auc_init(&a, TASKS));
+    CHECK_OK(auc_add(&a, scores, labels, ROWS));
+    CHECK_OK(auc_of_users(&a, users, USERS, of_users));
+    for (int k = 0; k < TASKS; k++)
+        for (int is_weighted = 0; is_weighted < 2; is_weighted++) {
+            double sum = 0, n = 0;
+            int64_t n_left_out = -1, n_none = 0;
+            first = 0;
+            for (int u = 0; u < USERS; u++) {
+                double right = 0, pairs = 0, w = is_weighted ? u % 3 : 1;
+                int end = first + (int)users[u].position;
+                for (int i = first; i < end; i++)
+                    for (int j = first; j < end; j++) {
+                        float x = scores[i * TASKS + k], y = scores[j * TASKS + k];
+                        if (!(labels[i] >> k & 1) || (labels[j] >> k & 1)) continue;
+                        right += x > y ? 1 : x == y ? 0.5 : 0;
+                        pairs++;
+                    }
+                n_none += pairs == 0;
+                if (pairs > 0) sum += w * (end - first) * right / pairs, n += w * (end - first);
+                first = end;
+            }
+            double got = auc_grouped(&a, k, of_users, users, USERS, is_weighted ? weight : NULL,
+                                     &n_left_out);
+            CHECK(fabs(got - sum / n) < 1e-12);
+            CHECK(n_left_out == n_none && n_none > 2);
+        }
+    int64_t n_left_out;
+    CHECK(isnan(auc_grouped(&a, 0, of_users, users, 1, NULL, &n_left_out)) && n_left_out == 1);
+    auc_fini(&a);
+}
+
+/* Twenty rows of .2, which share the first bin, then twenty of growing predictions; the same as two
+ * classes. */
+TEST(metrics_calibration_by_hand) {
+    enum { N = 40 };
+    calibration_bin bin[CALIBRATION_BINS];
+    float logit[N], two[2 * N];
+    int32_t label[N], class_[N];
+    double error = 0;
+    auc a;
+    CHECK_OK(auc_init(&a, 1));
+    CHECK_OK(calibrate(&a, 0, true, bin)); /* nothing at all */
+    CHECK(isnan(calibration_error(bin)));
+    for (int b = 0; b < 6; b++) {
+        double gap = 0;
+        for (int i = b == 0 ? 0 : 16 + 4 * b; i < 20 + 4 * b; i++) {
+            double p = i < 20 ? .2 : .3 + .03 * (i - 20);
+            logit[i] = (float)log(p / (1 - p));
+            label[i] = i % 3 == 0;
+            gap += p - label[i];
+            two[2 * i] = logit[i] + 700; /* no overflow */
+            two[2 * i + 1] = 700;
+            class_[i] = label[i] ? 1 : 2; /* as bits */
+        }
+        error += fabs(gap) / N;
+    }
+    CHECK_OK(auc_add(&a, logit, label, N));
+    CHECK_OK(calibrate(&a, 0, true, bin));
+    CHECK(bin[0].n == 20 && bin[1].n == 0 && bin[4].n == 0 && bin[5].n == 4 && bin[9].n == 4);
+    CHECK(fabs(bin[0].predicted - 4) < 1e-6 && bin[0].observed == 7);
+    CHECK(fabs(calibration_error(bin) - error) < 1e-6);
+    auc_fini(&a);
+    CHECK_OK(auc_init(&a, 2));
+    CHECK_OK(auc_add(&a, two, class_, N));
+    CHECK_OK(calibrate(&a, 0, false, bin));
+    CHECK(fabs(calibration_error(bin) - error) < 1e-4);
+    auc_fini(&a);
 }
 
 static void check_golden(const char *file) {

@@ -91,6 +91,29 @@ TEST(report_has_baselines_best_rate_and_samples) {
     mem_free(page);
 }
 
+/* Figures with their intervals, and a plot of each task's bins beside the line of a calibrated
+ * model; what is no bin is left out. */
+TEST(report_has_intervals_and_calibration) {
+    write_text("log.jsonl",
+               "{\"event\":\"epoch\",\"epoch\":0,\"step\":5,\"loss\":5.5}\n"
+               "{\"event\":\"done\",\"step\":10,\"part\":\"test\",\"auc\":0.75,\"ece\":0.1,"
+               "\"intervals\":{\"auc\":[0.7,0.8],\"ece\":[1]},"
+               "\"calibration\":{\"cl<ick\":[[0.125,0.25,7],[0.5,0.375,7],[1],\"x\",[\"y\",1,2]],"
+               "\"like\":[],\"other\":5}}\n");
+    CHECK_OK(report_write(test_folder()));
+    char *page = page_of(test_folder());
+    CHECK_CONTAINS(page, "<td>0.75 <span class=dim>[0.7000, 0.8000]</span></td>");
+    CHECK_CONTAINS(page, "<td>0.1</td>");
+    CHECK_CONTAINS(page, "Calibration on the test part");
+    CHECK_CONTAINS(page, "cl&lt;ick: share of positives by predicted probability");
+    CHECK_EQ(count_parts(page, "<circle"), 3); /* and the loss */
+    CHECK_EQ(count_parts(page, "curve dash"), 1);
+    CHECK_CONTAINS(page, "<title>cl&lt;ick 0.25 (predicted probability 0.125)</title>");
+    CHECK_CONTAINS(page, "text-anchor=middle>0.2</text>"); /* x has fractions */
+    CHECK(strstr(page, "nan") == NULL);
+    mem_free(page);
+}
+
 /* NVIDIA's configs evaluate every so many steps: then the curves are over steps. */
 TEST(report_over_steps) {
     write_text("log.jsonl",

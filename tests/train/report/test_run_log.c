@@ -44,6 +44,20 @@ TEST(run_history_of_a_resumed_run) {
     run_history_fini(&h);
 }
 
+/* A class that is a rating has two names in a line, of which the older is left out; in logs of
+ * older versions it has the older alone. */
+TEST(run_history_has_a_class_once) {
+    run_history h;
+    write_log("{\"event\":\"epoch\",\"step\":5,\"auc:class0\":0.5,\"auc:class1\":0.25}\n"
+              "{\"event\":\"epoch\",\"step\":9,\"auc:rating1\":0.5,\"auc:class0\":0.5}\n");
+    CHECK_OK(run_history_read(&h, test_folder()));
+    CHECK_EQ(h.n_metrics, 3);
+    CHECK_STR(h.metric[1], "auc:class1");
+    CHECK_STR(h.metric[2], "auc:rating1");
+    CHECK(h.value[0][0] == 0.5 && isnan(h.value[0][1]) && h.value[2][1] == 0.5);
+    run_history_fini(&h);
+}
+
 TEST(run_history_takes_the_mean_of_ten) {
     double y[12] = {100, 100, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10};
     int count;
