@@ -19,7 +19,7 @@
 #include "train/files/table_files.h"
 
 typedef struct export_args {
-    const char *run, *what, *format, *out, *data, *device;
+    const char *run, *checkpoint, *what, *format, *out, *data, *device;
     int is_meta; /* of layouts */
 } export_args;
 
@@ -123,14 +123,14 @@ static status write_users(const export_args *a, session *s, embedding_format for
     return st;
 }
 
-static status with_model(const export_args *a,
+static status with_model(const export_args *a, const char *folder,
                          status (*write)(const export_args *, session *, embedding_format)) {
     embedding_format format = EMBEDDINGS_SAFETENSORS;
     work w;
     trained t;
     TRY(parse_format(a->format, &format));
     TRY(work_open(&w, a->data, a->device));
-    status st = trained_open(&t, a->run, w.data, w.be, 0);
+    status st = trained_open(&t, folder, w.data, w.be, 0);
     if (st == OK) st = write(a, &t.session, format);
     trained_close(&t);
     work_close(&w);
@@ -139,17 +139,15 @@ static status with_model(const export_args *a,
 
 /* The run knows its items without any data. */
 static status export_items(const export_args *a, const char *folder) {
-    (void)folder;
-    return with_model(a, write_items);
+    return with_model(a, folder, write_items);
 }
 
 static status export_users(const export_args *a, const char *folder) {
-    (void)folder;
     char room[RUN_DATA_BYTES];
     export_args own = *a;
     TRY(run_config_find_data(a->run, "hstu export RUN --what users --data DIR --out FILE", room,
                              &own.data));
-    return with_model(&own, write_users);
+    return with_model(&own, folder, write_users);
 }
 
 static status export_tables(const export_args *a, const char *folder) {
@@ -211,7 +209,8 @@ static status run(const export_args *a) {
                         a->format, a->what);
         if (file_exists(a->out) || folder_exists(a->out))
             return fail(ERR_USAGE, "%s: already exists; choose another --out", a->out);
-        TRY(checkpoint_find(a->run, folder));
+        TRY(a->checkpoint != NULL ? checkpoint_choose(a->run, a->checkpoint, folder)
+                                  : checkpoint_find(a->run, folder));
         return whats[i].run(a, folder);
     }
     return fail(ERR_USAGE, "--what %s: must be items, users, weights or tables", a->what);
@@ -234,6 +233,7 @@ status cmd_export(int argc, char **argv) {
             "--layout", &a.is_meta, "LAYOUT", layouts,
             "Layout of weights: own (default), as in the checkpoint, or meta, for Meta's "
             "model classes: an item's row is its id, and the buffer _attn_mask is included."),
+        OPT_TEXT("--checkpoint", &a.checkpoint, "WHICH", WORK_CHECKPOINTS),
         OPT_TEXT("--data", &a.data, "DIR", "Data with the users to encode; not needed for items."),
         OPT_TEXT("--device", &a.device, "DEVICE", WORK_DEVICES),
         {0},

@@ -109,8 +109,6 @@ static status recommend_similar(const recommend_args *a, session *s, const uint8
     return st;
 }
 
-enum { MAX_HISTORY_BYTES = 64 << 20 };
-
 /* While it serves. */
 typedef struct service {
     const recommend_args *a;
@@ -180,20 +178,10 @@ static status serve(const recommend_args *a, session *s, const uint8_t *is_allow
 
 /* --history TEXT or @FILE. */
 static status recommend_history(const recommend_args *a, session *s, const uint8_t *is_allowed) {
-    const char *text = a->history;
-    char *content = NULL;
-    size_t n = strlen(text);
-    given_history g = {0};
-    status st = OK;
-    if (text[0] == '@') {
-        st = file_read_all(text + 1, MAX_HISTORY_BYTES, &content, &n);
-        text = content;
-    }
-    if (st == OK) st = given_history_read(&g, s->data, s->limits.n_actions, text, n);
-    if (st == ERR_USAGE) st = fail_prefix(st, "--history");
+    given_history g;
+    status st = history_option_read(&g, s, a->history);
     if (st == OK) st = serve(a, s, is_allowed, &g);
     given_history_fini(&g);
-    mem_free(content);
     return st;
 }
 
@@ -275,10 +263,7 @@ status cmd_recommend(int argc, char **argv) {
         OPT_TEXT("--checkpoint", &a.checkpoint, "WHICH", WORK_CHECKPOINTS),
         OPT_GROUP("Users (choose one)"),
         USER_OPTIONS(&a.users),
-        OPT_TEXT("--history", &a.history, "EVENTS",
-                 "A user who is not in the data: item ids, oldest first (12,99,7), or JSON with "
-                 "optional times and actions: [{\"item\": 12, \"time\": 1900000000, \"action\": "
-                 "1}, ...]; @FILE reads a file."),
+        HISTORY_OPTION(&a.history),
         OPT_LIST("--similar", &a.similar, "ITEM",
                  "Instead of a user: list the items most similar to this one, by cosine of the "
                  "model's embeddings; may be repeated."),
