@@ -679,7 +679,8 @@ static status profile_command(const profile_args *a, int argc, char **argv) {
     const command *c = find_command(argv[0]);
     TRY(check(a));
     bool is_there = c == NULL && strcmp(argv[0], "profile") != 0 && find_program(argv[0], path);
-    if (is_there && argc > 1 && is_own(path)) return profile_command(a, argc - 1, argv + 1);
+    bool is_us = is_there ? is_own(path) : strcmp(argv[0], "hstu") == 0;
+    if (is_us && argc > 1) return profile_command(a, argc - 1, argv + 1);
     if (is_there) return profile_a_program(a, argv);
     if (c == NULL)
         return fail(ERR_USAGE,
