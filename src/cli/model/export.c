@@ -1,6 +1,8 @@
 /* hstu export: embeddings, weights or tables of a run, as files for other tools. */
 #include <inttypes.h>
+#include <limits.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/file.h"
@@ -198,6 +200,16 @@ static const struct {
              {"weights", false, export_weights},
              {"tables", true, export_tables}};
 
+/* Whether a file is, or would be, in a folder. */
+static bool is_in(const char *path, const char *folder) {
+    char of_path[PATH_MAX], of_folder[PATH_MAX], parent[PATH_MAX];
+    const char *slash = strrchr(path, '/');
+    snprintf(parent, sizeof parent, "%.*s", slash != NULL ? (int)(slash - path) + 1 : 1,
+             slash != NULL ? path : ".");
+    return realpath(parent, of_path) != NULL && realpath(folder, of_folder) != NULL &&
+           strcmp(of_path, of_folder) == 0;
+}
+
 static status run(const export_args *a) {
     char folder[CHECKPOINT_PATH_BYTES];
     for (size_t i = 0; i < sizeof whats / sizeof *whats; i++) {
@@ -207,10 +219,12 @@ static status run(const export_args *a) {
                         "--format %s: %s are written as safetensors only, which Python opens with "
                         "the package of that name",
                         a->format, a->what);
-        if (file_exists(a->out) || folder_exists(a->out))
+        if (folder_exists(a->out))
             return fail(ERR_USAGE, "%s: already exists; choose another --out", a->out);
         TRY(a->checkpoint != NULL ? checkpoint_choose(a->run, a->checkpoint, folder)
                                   : checkpoint_find(a->run, folder));
+        if (is_in(a->out, folder))
+            return fail(ERR_USAGE, "%s: is in the checkpoint; choose another --out", a->out);
         return whats[i].run(a, folder);
     }
     return fail(ERR_USAGE, "--what %s: must be items, users, weights or tables", a->what);
@@ -224,8 +238,10 @@ status cmd_export(int argc, char **argv) {
                  "items: item embeddings as they are scored, with ids and titles; users: encoded "
                  "states of the users in --data, with ids; weights: dense parameters, with the "
                  "config as metadata; tables: dynamic tables, a snapshot folder each."),
-        OPT_TEXT("--out", &a.out, "PATH",
-                 "File to write, or a folder for tables; it must not exist."),
+        OPT_TEXT(
+            "--out", &a.out, "PATH",
+            "File to write; an existing one is replaced when the new one is complete. For tables "
+            "a folder, which must not exist."),
         OPT_TEXT("--format", &a.format, "FORMAT",
                  "safetensors (default); for items and users also npz (NumPy) or csv; for weights "
                  "also npz or pt (torch.load)."),

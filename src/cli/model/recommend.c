@@ -67,8 +67,8 @@ static status list_one(answers *out, const item_table *t, uint32_t item, const u
     char note[SHOW_BYTES] = "";
     answer_subject who = {SUBJECT_ITEM, item, NULL};
     TRY(similar_items(t, item, is_allowed, k, best, cosine, &n));
-    TRY(seq_item_title(out->data, item, &out->text));
-    if (out->data->title.n > 0) show_text(note, buf_str(&out->text), out->text.n_bytes, 80);
+    TRY(answers_find_title(out, item));
+    show_text(note, buf_str(&out->text), out->text.n_bytes, 80);
     TRY(answers_begin(out, &who, "model", note));
     for (int32_t i = 0; i < n; i++)
         TRY(answers_item(out, (uint32_t)best[i], &cosine[i]));
@@ -276,8 +276,9 @@ status cmd_recommend(int argc, char **argv) {
         OPT_GROUP("Output"),
         OPT_CHOICE("--format", &a.chosen_format, "FORMAT", answer_formats, ANSWER_FORMATS),
         OPT_FLAG("--json", &a.is_json, "Same as --format jsonl."),
-        OPT_TEXT("--out", &a.out, "FILE",
-                 "Write to FILE, which appears only when it is complete; - is stdout (default)."),
+        OPT_TEXT(
+            "--out", &a.out, "FILE",
+            "Write to FILE, replaced only when the new one is complete; - is stdout (default)."),
         OPT_TEXT("--device", &a.device, "DEVICE", WORK_DEVICES),
         OPT_INT("--ranks", &a.n_ranks, "G", 1, 64,
                 "Number of processes that share the users (default 1; mpirun and torchrun start "

@@ -163,8 +163,9 @@ status cmd_score(int argc, char **argv) {
         HISTORY_OPTION(&a.history),
         OPT_CHOICE("--format", &a.chosen_format, "FORMAT", answer_formats, ANSWER_FORMATS),
         OPT_FLAG("--json", &a.is_json, "Same as --format jsonl."),
-        OPT_TEXT("--out", &a.out, "FILE",
-                 "Write to FILE, which appears only when it is complete; - is stdout (default)."),
+        OPT_TEXT(
+            "--out", &a.out, "FILE",
+            "Write to FILE, replaced only when the new one is complete; - is stdout (default)."),
         OPT_TEXT("--device", &a.device, "DEVICE", WORK_DEVICES),
         {0},
     };
