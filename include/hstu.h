@@ -211,8 +211,8 @@ HSTU_API hstu_status hstu_model_recommend(hstu_model *model, const uint64_t *use
                                           uint64_t n_users, int32_t k, int32_t keeps_seen,
                                           uint32_t *item, float *score);
 
-/* The same for somebody who is not in the data; the history's time may be NULL: zeros; its action
- * may be NULL: none.  item, score: (k). */
+/* The same for somebody who is not in the data.  action of the history may be NULL: unknown; time
+ * may be NULL: the events are a minute apart.  item, score: (k). */
 HSTU_API hstu_status hstu_model_recommend_history(hstu_model *model, const hstu_history *history,
                                                   int32_t k, int32_t keeps_seen, uint32_t *item,
                                                   float *score);

@@ -1,6 +1,7 @@
 // Drives the page of a server in headless Chromium, over the DevTools protocol on a pipe:  node tests/page.js URL
-// The page must show a user and its list, re-rank when an event is added and taken back, give reasons, fit 360 px
-// without scrolling sideways, in light and dark, and log no error (a broken content policy would be one).
+// The page must show a user and its list, re-rank when an event is added and taken back, give reasons, show an unknown
+// user popular items and nobody else's history, clip no row, fit 360 px without scrolling sideways, in light
+// and dark, and log no error (a broken content policy would be one).
 'use strict';
 const { spawn } = require('child_process');
 const fs = require('fs'), os = require('os'), path = require('path');
@@ -29,7 +30,7 @@ browser.stdio[4].on('data', bytes => {
         const message = JSON.parse(text.slice(0, at));
         if (waiting.has(message.id)) waiting.get(message.id)(message.result || message);
         if (message.method === 'Runtime.exceptionThrown') errors.push(message.params.exceptionDetails.exception.description);
-        if (message.method === 'Log.entryAdded' && message.params.entry.level === 'error') errors.push(message.params.entry.text);
+        if (message.method === 'Log.entryAdded' && message.params.entry.level === 'error' && !String(message.params.entry.url).includes('/v1/users/nobody')) errors.push(message.params.entry.text);
     }
 });
 const send = (method, params, sessionId) => new Promise(done => {
@@ -63,6 +64,10 @@ async function main() {
         await until('an added event changes the list', `${list} !== ${JSON.stringify(before)} && document.querySelectorAll('#recs .rec').length === 10`);
         await ask("document.getElementById('undo').click()");
         await until('the list is as it was', `${list} === ${JSON.stringify(before)}`);
+        await ask("document.getElementById('user').value = 'nobody-' + 'x'.repeat(80); document.getElementById('userform').requestSubmit()");
+        await until('an unknown user has the popular items and no history', "document.getElementById('source').textContent === 'popular' && document.querySelectorAll('#recs .rec').length === 10 && document.querySelectorAll('#history .row').length === 0 && document.getElementById('state').textContent.startsWith('nobody-')");
+        const clipped = await ask("[...document.querySelectorAll('#recs, #recs .rec, #state')].filter(e => e.scrollWidth > e.clientWidth).length");
+        if (clipped) end(`at ${width} px ${clipped} rows are clipped`);
         const wide = await ask('document.documentElement.scrollWidth');
         if (wide > width) end(`at ${width} px the page is ${wide} px wide`);
         const back = await ask('getComputedStyle(document.body).backgroundColor');

@@ -238,6 +238,15 @@ doc_paths() {
     done
 }
 
+# Every route of the server stands in the table of docs/serving.md: NAME, ID and V for *, [/part] where it may be left out.
+route_doc() {
+    grep -oE '`[^`]*`' docs/serving.md | tr -d '`' | sed 's/^[A-Z]* //' | sed -E 's/^(.*)\[([^]]*)\](.*)/\1\3\n\1\2\3/' |
+        sed -E 's#/(NAME|ID|V)\b#/*#g' | sort -u >"$dir/told"
+    sed -n 's/^    {"[A-Z]*", "\([^"]*\)", ROUTE_.*/\/\1/p' src/serve/http/server.c | sort -u >"$dir/routes"
+    [ -s "$dir/routes" ] || echo "no routes found in src/serve/http/server.c"
+    comm -23 "$dir/routes" "$dir/told" | sed 's/^/docs\/serving.md does not name /'
+}
+
 config_doc() {
     ./hstu train --help-config=markdown | diff docs/config.md - ||
         echo "docs/config.md is old: make docs"
@@ -275,6 +284,7 @@ else
     skip "lint: clang-tidy, gcc -fanalyzer" "they are not here"
 fi
 rule "documents of the code name files that exist" doc_paths
+rule "docs/serving.md names every route" route_doc
 rule "docs/config.md is what the option table says" config_doc
 registers
 

@@ -61,7 +61,8 @@ class Model(_Names):
 
         users: an id, or some: [(item id, score), ...] for each user, in a list where several are given.  history:
         instead, item ids of somebody who is not in the data, oldest first, with times (in the data's unit) and
-        actions where the model wants them."""
+        actions where the model wants them.  Without times the events are a minute apart, as in `hstu recommend` and
+        the server."""
         if (users is None) == (history is None):
             raise _l.UsageError("give either users or a history")
         if history is not None:

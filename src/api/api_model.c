@@ -16,7 +16,7 @@
 #include "train/files/run_config.h"
 #include "train/loop/trainer.h"
 
-enum { MAX_HISTORY = 1 << 30 }; /* events: far beyond any, to catch a length that is garbage */
+enum { MAX_HISTORY = 1 << 27 }; /* events: far beyond any, to catch a length that is garbage */
 
 typedef struct api_model {
     pool *workers;
@@ -224,7 +224,7 @@ hstu_status hstu_model_recommend(hstu_model *m, const uint64_t *users, uint64_t 
                   recommend_users(object, users, n_users, k, keeps_seen, item, score));
 }
 
-/* Times that a caller leaves out are zeros; actions are unknown. */
+/* Arrays that a caller leaves out: actions are unknown, times as untimed_seconds says. */
 typedef struct history_copy {
     uint16_t *action;
     int64_t *time;
@@ -246,6 +246,8 @@ static status copy_history(const api_model *m, const hstu_history *h, history_co
     for (uint64_t i = 0; h->action == NULL && i < h->length; i++)
         out->action[i] = ACTION_UNKNOWN;
     if (h->time == NULL) TRY(MEM_NEW(&out->time, (size_t)h->length));
+    for (uint64_t i = 0; i < h->length && h->time == NULL; i++)
+        out->time[i] = untimed_seconds(i) * data->time_per_second;
     out->events = (user_events){.user = data->n_users,
                                 .n = h->length,
                                 .item = h->item,

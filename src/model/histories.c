@@ -102,9 +102,8 @@ status histories_add_rest(histories *h, const user_events *u, uint64_t n_skipped
     return OK;
 }
 
-enum { SECONDS_BETWEEN = 60, ID_BYTES = 4096, SHOWN_ID = 100 };
+enum { ID_BYTES = 4096, SHOWN_ID = 100 };
 static const double MAX_SECONDS = 1e12; /* the year 33658 */
-enum { MAX_TICKS = 1000000 };           /* of a second: times then fit int64 */
 
 /* An event while it is read. */
 typedef struct event {
@@ -182,15 +181,12 @@ static status read_id(const seq_file *data, const json_value *v, uint32_t *item)
     return find_item(data, digits, (size_t)n, item);
 }
 
-static int64_t ticks_of(const seq_file *data) {
-    return data->time_per_second < MAX_TICKS ? data->time_per_second : MAX_TICKS;
-}
-
 static status read_time(const seq_file *data, const json_value *v, event *e) {
-    if (v->type != JSON_NUMBER || !(fabs(v->number) <= MAX_SECONDS))
+    int64_t ticks = data->time_per_second;
+    if (v->type != JSON_NUMBER ||
+        !(fabs(v->number) <= fmin(MAX_SECONDS, (double)(INT64_MAX / ticks - 1))))
         return fail(ERR_USAGE, "a time is a number of seconds since 1970, as in 1900000000");
-    e->time = v->is_integer ? v->integer * ticks_of(data)
-                            : (int64_t)floor(v->number * (double)ticks_of(data));
+    e->time = v->is_integer ? v->integer * ticks : (int64_t)floor(v->number * (double)ticks);
     e->has_time = true;
     return OK;
 }
@@ -263,15 +259,6 @@ static status read_json(given_history *g, const seq_file *data, int32_t n_action
     return st;
 }
 
-static void invent_times(given_history *g, const seq_file *data) {
-    int64_t newest = 0;
-    for (uint64_t i = 0; i < data->n_events; i++)
-        if (i == 0 || data->time[i] > newest) newest = data->time[i];
-    if (newest > INT64_MAX / 2) newest = INT64_MAX / 2;
-    for (size_t i = 0; i < g->n; i++)
-        g->time[i] = newest + (int64_t)(i + 1) * SECONDS_BETWEEN * ticks_of(data);
-}
-
 static bool is_space(char c) {
     return c == ' ' || c == '\t' || c == '\r' || c == '\n';
 }
@@ -288,7 +275,8 @@ status given_history_read(given_history *out, const seq_file *data, int32_t n_ac
     TRY(is_json ? read_json(out, data, n_actions, text + blank, n - blank)
                 : read_list(out, data, text, n));
     if (out->n == 0) return fail(ERR_USAGE, "it has no events");
-    if (!out->has_times) invent_times(out, data);
+    for (size_t i = 0; i < out->n && !out->has_times; i++)
+        out->time[i] = untimed_seconds(i) * data->time_per_second;
     return OK;
 }
 

@@ -50,6 +50,13 @@ status histories_add(histories *h, const user_events *u, const uint32_t *candida
 status histories_add_rest(histories *h, const user_events *u, uint64_t n_skipped,
                           const uint32_t *candidate, int32_t n_candidates);
 
+/* The time of event i of a history without times, in seconds since 1970: a minute apart, in the
+ * order given.  Commands, server and library all use it, so that one history has one score; a model
+ * reads only the time between events. */
+static inline int64_t untimed_seconds(uint64_t i) {
+    return (int64_t)i * 60;
+}
+
 /* A history given as text, for somebody who is not a user of the data:
  *
  *     12,99,7                                          ids, oldest first, by commas or lines
@@ -57,8 +64,7 @@ status histories_add_rest(histories *h, const user_events *u, uint64_t n_skipped
  *     [{"item": 12, "time": 1900000000, "action": 1}]  events: time in seconds since 1970, action
  * as the data stores it, or "rating" as the source has it
  *
- * Either all events have a time or none has; without times they are a minute apart, after the
- * newest event of the data.  The text is treated as hostile. */
+ * Either all events have a time or none has (untimed_seconds).  The text is treated as hostile. */
 
 typedef struct given_history {
     uint32_t *item;

@@ -10,10 +10,12 @@ import math
 import os
 import pickle
 import signal
+import struct
 import subprocess
 import sys
 import threading
 import time
+import urllib.request
 
 import hstu
 
@@ -95,6 +97,26 @@ def data_set(data):
     fails(hstu.FormatError, "not a sequence file", lambda: hstu.Dataset(f"{FOLDER}/m.gin"))
 
 
+def one_score(m, data, run, history):
+    """A history without times gives the same bits here, in the program and, where it can serve, over HTTP."""
+    ours = m.recommend(history=history, k=4)
+    line = json.loads(program("recommend", run, "--data", data, "--history", json.dumps(history), "-k", "4", "--device", "cpu", "--json"))
+    same = [(i["item"], struct.unpack("f", struct.pack("f", i["score"]))[0]) for i in line["items"]]
+    check(ours == same, f"a history in Python {ours}, in the program {same}")
+    server = subprocess.Popen([HSTU, "serve", run, "--data", data, "--device", "cpu", "--port", "0"], stdout=subprocess.DEVNULL,
+                              stderr=subprocess.PIPE, text=True)
+    ready = next((s.split()[1] for s in server.stderr if s.startswith("ready: ")), None)
+    if ready is None:
+        print("skipped: a history over HTTP, as hstu serve does not start here")
+        return
+    body = json.dumps({"history": history, "top_k": 4}).encode()
+    with urllib.request.urlopen(urllib.request.Request(ready + "v1/recommend", body), timeout=20) as answer:
+        same = [(i["item"], struct.unpack("f", struct.pack("f", i["score"]))[0]) for i in json.load(answer)["items"]]
+    server.terminate()
+    server.communicate(timeout=20)
+    check(ours == same, f"a history in Python {ours}, over HTTP {same}")
+
+
 def model(data, run, users, items, history):
     m = hstu.Model(run, data=data, device="cpu")
     check(m.is_retrieval and m.dim == 8 and m.score_names == ["score"] and m.step > 0, "facts")
@@ -107,6 +129,7 @@ def model(data, run, users, items, history):
         check(all(abs(s - i["score"]) < 1e-6 for (_, s), i in zip(ours, theirs["items"])), "scores")
     check(m.recommend(users[1], k=4) == got[1], "one user")
     check(m.recommend(history=[i for i, _, _ in history], times=[t for _, _, t in history], k=4) == got[0], "a history")
+    one_score(m, data, run, items[3:8])
     scores, rows, states = m.score(users[:2], items), m.embeddings(), m.encode(users[:2])
     check(tuple(scores.shape) == (2, len(items), 1) and tuple(rows.shape) == (len(items), 8), "shapes")
     check(tuple(states.shape) == (2, 8), "the shape of states")

@@ -1,6 +1,6 @@
 /* hstu bench latency: one request at a time, by length of the history and state of the cache; or,
  * with
- * --growing, users whose histories grow, with the cache and without.  With the floor of each. */
+ * --growing, users whose histories grow, with the cache and without.  With the roofline of each. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,19 +11,19 @@
 #include "profile/peak.h"
 
 static status measure_peaks(struct backend *be, void *ctx) {
-    serve_floor *f = ctx;
+    serve_roofline *f = ctx;
     TRY(peak_measure(be, &f->flop_s));
     return peak_measure_bytes(be, &f->byte_s);
 }
 
-serve_floor serve_floor_measure(engine *e) {
-    serve_floor f = {0};
+serve_roofline serve_roofline_measure(engine *e) {
+    serve_roofline f = {0};
     if (e == NULL || engine_with_backend(e, 0, measure_peaks, &f) == OK) return f;
-    log_warn("no floor: the peaks of the device cannot be measured: %s", status_reason());
-    return (serve_floor){0};
+    log_warn("no roofline: the peaks of the device cannot be measured: %s", status_reason());
+    return (serve_roofline){0};
 }
 
-double serve_floor_ms(const serve_floor *f, engine *e, const engine_shape *shape) {
+double serve_roofline_ms(const serve_roofline *f, engine *e, const engine_shape *shape) {
     engine_work w;
     if (f->byte_s <= 0 || engine_work_of(e, 0, shape, &w) != OK) return NAN;
     double products = w.flops / f->flop_s, memory = w.bytes / f->byte_s;
@@ -113,21 +113,22 @@ double growing_l20_ms(uint32_t n_users, bool has_cache) {
 
 typedef struct growing_row {
     const char *cache;
-    char note[128];    /* why nothing is reused; "" */
-    double l20, floor; /* ms; NAN: not known */
+    char note[128];       /* why nothing is reused; "" */
+    double l20, roofline; /* ms; NAN: not known */
     growing_report report;
 } growing_row;
 
 /* The least time of all requests. */
-static double growing_floor(const load_rig *rig, const growing_plan *p, const growing_report *g) {
-    serve_floor f = serve_floor_measure(rig->e);
+static double growing_roofline(const load_rig *rig, const growing_plan *p,
+                               const growing_report *g) {
+    serve_roofline f = serve_roofline_measure(rig->e);
     double ms = 0;
     for (uint32_t i = 0; i < p->n_requests; i++) {
         engine_shape s = {.n_users = (int32_t)p->n_users,
                           .n_candidates = (int32_t)p->n_candidates,
                           .n_computed = g->round_computed[i] / p->n_users,
                           .n_reused = g->round_reused[i] / p->n_users};
-        ms += serve_floor_ms(&f, rig->e, &s);
+        ms += serve_roofline_ms(&f, rig->e, &s);
     }
     return ms;
 }
@@ -155,7 +156,7 @@ static status measure_growing(const load_args *a, growing_plan p, bool has_cache
         snprintf(row->note, sizeof row->note, "%s", has_cache ? rig.info.cache_note : "");
         row->l20 = is_published(&rig, &p) ? growing_l20_ms(p.n_users, has_cache) : NAN;
         st = serve_growing(rig.target, &p, &row->report);
-        if (st == OK) row->floor = growing_floor(&rig, &p, &row->report);
+        if (st == OK) row->roofline = growing_roofline(&rig, &p, &row->report);
     }
     load_rig_close(&rig);
     return st;
@@ -167,7 +168,7 @@ static void print_growing(const growing_plan *p, const growing_row *r) {
            g->total_ms, g->least_ms, g->most_ms, g->round_ms[0], g->round_ms[p->n_requests - 1],
            g->tokens_reused, g->tokens_computed);
     bench_print_cell(r->l20, " %9.1f");
-    if (!isnan(r->floor)) printf(" %9.2f %7.1f", r->floor, 100 * r->floor / g->total_ms);
+    if (!isnan(r->roofline)) printf(" %9.2f %7.1f", r->roofline, 100 * r->roofline / g->total_ms);
     printf("\n");
     if (r->note[0] != '\0') printf("       nothing is reused: %s\n", r->note);
     (void)fflush(stdout);
@@ -184,9 +185,9 @@ static void write_growing(json_writer *w, const growing_plan *p, const growing_r
     JSON_FIELDS(w, FIELD("tokens_reused", r->report.tokens_reused),
                 FIELD("tokens_computed", r->report.tokens_computed),
                 KNOWN("nvidia_l20_ms", r->l20));
-    if (!isnan(r->floor)) {
-        json_key_double(w, "floor_ms", r->floor);
-        json_key_double(w, "percent_of_floor", 100 * r->floor / r->report.total_ms);
+    if (!isnan(r->roofline)) {
+        json_key_double(w, "roofline_ms", r->roofline);
+        json_key_double(w, "percent_of_roofline", 100 * r->roofline / r->report.total_ms);
     }
     json_object_close(w);
 }
@@ -214,7 +215,7 @@ static status show_growing(const load_args *a, const growing_plan *p) {
            load_target_name(a), p->n_users, p->n_requests, p->n_repeats);
     printf("%5s  %-12s %9s %9s %9s %9s %9s %9s %9s %9s", "users", "cache", "total", "least", "most",
            "first", "last", "reused", "computed", "L20 ms*");
-    if (a->server == NULL) printf(" %9s %7s", "floor**", "% of it");
+    if (a->server == NULL) printf(" %9s %7s", "peak**", "% of it");
     printf("\n");
     for (int i = 0; i < n; i++) {
         TRY(measure_growing(a, *p, i == 0, &rows[i]));
@@ -223,7 +224,7 @@ static status show_growing(const load_args *a, const growing_plan *p) {
     printf("* NVIDIA's recsys-examples on an L20, end to end: 16 requests to 4096 tokens, 8 "
            "layers, width 1024,\n  4 heads x 256, bf16, 256 candidates.\n");
     if (a->server == NULL)
-        printf("** the least milliseconds of this work at the device's measured peaks.\n");
+        printf("** roofline: milliseconds of this work at the device's measured peaks.\n");
     return save_growing(a, p, rows, n);
 }
 
@@ -244,17 +245,17 @@ typedef struct latency_row {
     cache_state state;
     bool is_cached;
     load_report report;
-    double floor_ms; /* NAN: not known */
+    double roofline_ms; /* NAN: not known */
 } latency_row;
 
-static double find_floor(const latency_args *a, const load_rig *rig, const serve_floor *f,
-                         const load_report *r) {
+static double find_roofline(const latency_args *a, const load_rig *rig, const serve_roofline *f,
+                            const load_report *r) {
     double n = r->n > 0 ? (double)r->n : 1;
     engine_shape s = {.n_users = (int32_t)a->concurrency,
                       .n_candidates = (int32_t)load_candidates(&a->load, rig, 256),
                       .n_computed = (double)r->tokens_computed / n,
                       .n_reused = (double)r->tokens_reused / n};
-    return serve_floor_ms(f, rig->e, &s);
+    return serve_roofline_ms(f, rig->e, &s);
 }
 
 static status ask(const latency_args *a, const load_rig *rig, latency_row *row) {
@@ -278,13 +279,13 @@ static int64_t pages_of(const latency_row *row) {
 
 /* In states that the engine of the other rows does not have, an engine of its own: one whose device
  * has room for two users, the host for all of them, and one in 8 bits. */
-static status measure(const latency_args *a, const load_rig *rig, const serve_floor *f,
+static status measure(const latency_args *a, const load_rig *rig, const serve_roofline *f,
                       latency_row *row) {
     latency_args own = *a;
     load_rig other;
     if (row->state < STATE_HOST) {
         TRY(ask(a, rig, row));
-        row->floor_ms = find_floor(a, rig, f, &row->report);
+        row->roofline_ms = find_roofline(a, rig, f, &row->report);
         return OK;
     }
     if (row->state == STATE_FP8) own.load.engine.has_fp8_kv = true;
@@ -295,7 +296,7 @@ static status measure(const latency_args *a, const load_rig *rig, const serve_fl
     }
     status st = load_rig_open(&other, &own.load, 600000);
     if (st == OK) st = ask(&own, &other, row);
-    if (st == OK) row->floor_ms = find_floor(a, &other, f, &row->report);
+    if (st == OK) row->roofline_ms = find_roofline(a, &other, f, &row->report);
     load_rig_close(&other);
     return st;
 }
@@ -322,7 +323,8 @@ static void print_row(const latency_args *a, const load_rig *rig, const latency_
            t->p95, t->p99, t->p999, t->min, t->max, t->mean, (double)r->report.tokens_reused / n,
            (double)r->report.tokens_computed / n);
     bench_print_cell(l20, " %8.2f");
-    if (!isnan(r->floor_ms)) printf(" %8.4f %7.1f", r->floor_ms, 100 * r->floor_ms / t->p50);
+    if (!isnan(r->roofline_ms))
+        printf(" %8.4f %7.1f", r->roofline_ms, 100 * r->roofline_ms / t->p50);
     printf("\n");
 }
 
@@ -335,9 +337,9 @@ static void write_row(json_writer *w, const latency_args *a, const load_rig *rig
                 FIELD("cache", state_of(rig, r)));
     load_report_write(w, &r->report);
     if (!isnan(l20)) json_key_double(w, "nvidia_l20_layers_only_ms", l20);
-    if (!isnan(r->floor_ms)) {
-        json_key_double(w, "floor_ms", r->floor_ms);
-        json_key_double(w, "percent_of_floor", 100 * r->floor_ms / r->report.latency.p50);
+    if (!isnan(r->roofline_ms)) {
+        json_key_double(w, "roofline_ms", r->roofline_ms);
+        json_key_double(w, "percent_of_roofline", 100 * r->roofline_ms / r->report.latency.p50);
     }
     json_object_close(w);
 }
@@ -406,7 +408,7 @@ static status measure_all(const latency_args *a, const load_rig *rig) {
     latency_row rows[MAX_ROWS];
     int n;
     TRY(list_rows(a, rig, rows, &n));
-    serve_floor f = serve_floor_measure(rig->e);
+    serve_roofline f = serve_roofline_measure(rig->e);
     printf("%s, %s: %lld at a time, %lld requests a row, milliseconds; tokens "
            "are of a request\n",
            load_target_name(&a->load), a->load.server != NULL ? "over HTTP" : rig->info.device,
@@ -414,7 +416,7 @@ static status measure_all(const latency_args *a, const load_rig *rig) {
     printf("%7s %6s  %-12s %8s %8s %8s %8s %8s %8s %8s %8s %8s %8s %8s", "history", "new", "cache",
            "p50", "p90", "p95", "p99", "p99.9", "min", "max", "mean", "reused", "computed",
            "L20 ms*");
-    if (f.byte_s > 0) printf(" %8s %7s", "floor**", "% of it");
+    if (f.byte_s > 0) printf(" %8s %7s", "peak**", "% of it");
     printf("\n");
     for (int i = 0; i < n; i++) {
         TRY(measure(a, rig, &f, &rows[i]));
@@ -427,9 +429,10 @@ static status measure_all(const latency_args *a, const load_rig *rig) {
            "queue.\n");
     if (f.byte_s > 0)
         printf(
-            "** the least milliseconds of this work: products and attention at %.3g TFLOP/s, or "
-            "weights, pages\n   and catalogue at %.3g GB/s, as measured on the device; %% of it: "
-            "floor / p50.\n",
+            "** roofline: milliseconds of this work at the device's measured peaks: products and "
+            "attention at %.3g TFLOP/s,\n   or weights, pages and catalogue at %.3g GB/s; %% of "
+            "it: "
+            "roofline / p50, above 100 where caches hold them.\n",
             f.flop_s / 1e12, f.byte_s / 1e9);
     return save(a, rig, rows, n);
 }

@@ -451,7 +451,7 @@ static void print_head(const bench_args *a) {
            a->shape.n_layers, a->shape.n_heads, a->shape.head_dim, a->shape.n_candidates,
            bench_device(a->be), work_dtypes[a->be->act]);
     printf("%s%5s %6s %5s %8s %8s %8s %8s %8s %8s %8s %8s %8s %8s%s\n", style.bold, "batch",
-           "length", "new", "ms", "replay", "TFLOP/s", "error", "float32", "% floor", "goal",
+           "length", "new", "ms", "replay", "TFLOP/s", "error", "float32", "% H200", "goal",
            "x goal", "L20 ms", "x L20", style.plain);
 }
 
@@ -515,7 +515,7 @@ status bench_layers(int argc, char **argv) {
             "of NVIDIA's benchmark, or the one that --batch, --length and --new name.",
         .options = options,
         .notes =
-            "error: with the cache against without it; float32: against float32. % floor: share of "
+            "error: with the cache against without it; float32: against float32. % H200: share of "
             "the speed at which an H200 would compute nothing but products and attention (780 and "
             "646 TFLOP/s). goal: our target. L20: NVIDIA's published time on that GPU."};
     ARGS_PARSE(&spec, NULL, NULL);

@@ -215,21 +215,21 @@ void load_report_print(const load_report *r);
 json_writer *load_json_open(const char *bench, const load_args *a);
 status load_json_save(const char *path);
 
-/* The floor: the least time a request can take on its device, from the work that nothing can save
- * and the device's measured peaks.  The products and the attention at the speed of a large product,
- * and beside them the weights, the cached keys and values, the new ones and the catalogue once
- * through memory at the speed of a large copy: whichever takes longer. */
-typedef struct serve_floor {
+/* The roofline: what a request takes at the measured peaks of its device.  The products and the
+ * attention at the speed of a large product, and beside them the weights, the cached keys and
+ * values, the new ones and the catalogue once through memory at the speed of a large copy:
+ * whichever takes longer.  It is no bound: what stays in a cache is read faster. */
+typedef struct serve_roofline {
     double flop_s, byte_s; /* a second, of the device */
-} serve_floor;
+} serve_roofline;
 
 /* Measures the device of an engine's first model; it takes about a second.  A device without the
- * memory for that has no floor, nor has one of which nothing is known (e is NULL): a warning says
- * so. */
-serve_floor serve_floor_measure(engine *e);
+ * memory for that has no roofline, nor has one of which nothing is known (e is NULL): a warning
+ * says so. */
+serve_roofline serve_roofline_measure(engine *e);
 
 /* Milliseconds of a batch; NAN: not known. */
-double serve_floor_ms(const serve_floor *f, engine *e, const engine_shape *shape);
+double serve_roofline_ms(const serve_roofline *f, engine *e, const engine_shape *shape);
 
 /* Growing: users who come back with longer histories, as in NVIDIA's end-to-end benchmark of its KV
  * cache (16 requests, histories growing by 256 tokens to 4096, 256 candidates): some users send

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -292,11 +293,13 @@ static status profile_page_write(const profile *p, const char *path) {
     return st;
 }
 
+/* A table without rows has no file; one of an earlier profile is removed. */
 static status write_csv(const char *folder, const char *name, const buf *text) {
     char path[SHOW_PATH_BYTES];
     if (snprintf(path, sizeof path, "%s/%s.csv", folder, name) >= (int)sizeof path)
         return fail(ERR_USAGE, "--out: the path is too long");
-    return page_save(text, path);
+    if (text->n_bytes > 0) return page_save(text, path);
+    return unlink(path) == 0 || errno == ENOENT ? OK : fail_errno("%s", path);
 }
 
 static status print_table(profile_table *t, const profile_view *v, buf *text) {
@@ -318,12 +321,9 @@ static status show_table(const profile *p, int kind, const profile_view *v) {
     profile_table t;
     buf text = {0};
     TRY(make_table(p, kind, &t));
-    status st = OK;
-    if (t.n_rows > 0) {
-        st = profile_table_csv(&t, -1, &text);
-        if (st == OK) st = write_csv(v->out, t.id, &text);
-        if (st == OK && v->format != PROFILE_SILENT) st = print_table(&t, v, &text);
-    }
+    status st = t.n_rows > 0 ? profile_table_csv(&t, -1, &text) : OK;
+    if (st == OK) st = write_csv(v->out, t.id, &text);
+    if (st == OK && t.n_rows > 0 && v->format != PROFILE_SILENT) st = print_table(&t, v, &text);
     buf_fini(&text);
     profile_table_fini(&t);
     return st;
@@ -474,18 +474,26 @@ status profile_show(const profile *p, const profile_view *v) {
 
 enum { EXIT_NOT_STARTED = 127 };
 
-/* Whether a name is a path of, or on PATH, a program that may be started. */
-static bool is_program(const char *name) {
-    char path[PATH_MAX];
+/* Whether a name is a path of, or on PATH, a program that may be started; `path` is where. */
+static bool find_program(const char *name, char path[PATH_MAX]) {
     const char *folders = env_path();
+    snprintf(path, PATH_MAX, "%s", name);
     if (strchr(name, '/') != NULL) return access(name, X_OK) == 0 && !folder_exists(name);
     while (folders != NULL && *folders != '\0') {
         size_t n = strcspn(folders, ":");
-        snprintf(path, sizeof path, "%.*s/%s", (int)n, folders, name);
+        snprintf(path, PATH_MAX, "%.*s/%s", (int)n, folders, name);
         if (n > 0 && access(path, X_OK) == 0 && !folder_exists(path)) return true;
         folders += n + (folders[n] == ':');
     }
     return false;
+}
+
+/* Whether a path is this very program. */
+static bool is_own(const char *path) {
+    char own[CONFIG_PATH_BYTES];
+    struct stat a, b;
+    return work_own_path(own) == OK && stat(own, &a) == 0 && stat(path, &b) == 0 &&
+           a.st_dev == b.st_dev && a.st_ino == b.st_ino;
 }
 
 /* hstu-inject.so beside the program, or where `make install` puts it. */
@@ -617,6 +625,7 @@ static const command *find_command(const char *name) {
 /* While the command runs its output goes to stderr: stdout is for the tables. */
 static status run_apart(const command *c, int argc, char **argv) {
     fflush(stdout);
+    setvbuf(stdout, NULL, _IOLBF, 0); /* no line of the log comes in the middle of one */
     int out = dup(STDOUT_FILENO);
     if (out < 0 || dup2(STDERR_FILENO, STDOUT_FILENO) < 0) return fail_errno("stdout");
     status st = c->run(argc, argv);
@@ -666,10 +675,13 @@ static status make_folder(const char *path, bool *is_new) {
 
 static status profile_command(const profile_args *a, int argc, char **argv) {
     profile p;
+    char path[PATH_MAX];
     const command *c = find_command(argv[0]);
     TRY(check(a));
-    if (c == NULL && is_program(argv[0]) && strcmp(argv[0], "profile") != 0)
-        return profile_a_program(a, argv);
+    bool is_there = c == NULL && strcmp(argv[0], "profile") != 0 && find_program(argv[0], path);
+    bool is_us = is_there ? is_own(path) : strcmp(argv[0], "hstu") == 0;
+    if (is_us && argc > 1) return profile_command(a, argc - 1, argv + 1);
+    if (is_there) return profile_a_program(a, argv);
     if (c == NULL)
         return fail(ERR_USAGE,
                     "'%.100s' is not a command of hstu that can be profiled, nor a program on PATH",
@@ -734,8 +746,8 @@ status cmd_profile(int argc, char **argv) {
         OPT_GROUP("Output"),
         OPT_TEXT("--out", &a.view.out, "DIR",
                  "Folder for trace.json and the tables as CSV (default hstu-profile). A "
-                 "second cycle of --repeat has trace-2.json, and so on; those of an earlier "
-                 "profile are removed."),
+                 "second cycle of --repeat has trace-2.json, and so on; traces and tables of an "
+                 "earlier profile are replaced or removed."),
         OPT_FLAG("--tensorboard", &a.view.is_tensorboard,
                  "Write traces for TensorBoard's plugin torch-tb-profiler instead: "
                  "HOST_PID.TIME.pt.trace.json, as torch.profiler.tensorboard_trace_handler does."),
@@ -752,7 +764,8 @@ status cmd_profile(int argc, char **argv) {
         .usage = "hstu profile [options] -- COMMAND ...",
         .summary = "Run an hstu command and show where its time goes: ranges (step, layer), ops "
                    "and, on a GPU, kernels, copies and CUDA calls, as nsys and torch.profiler do. "
-                   "COMMAND may also be any other program that uses CUDA, including Python. The "
+                   "COMMAND may begin with hstu, or be any other program that uses CUDA, including "
+                   "Python. The "
                    "command's own output goes to stderr.",
         .options = options,
         .min_positional = 1,

@@ -126,7 +126,7 @@ static status item_json(answers *a, uint32_t item, const float *values) {
         json_key(&a->json, a->columns[i]);
         json_float(&a->json, values[i]);
     }
-    if (a->data->title.n > 0) {
+    if (a->text.n_bytes > 0) {
         json_key(&a->json, "title");
         json_string_n(&a->json, buf_str(&a->text), a->text.n_bytes);
     }
@@ -146,7 +146,7 @@ static status item_csv(answers *a, const float *values) {
         TRY(buf_append(&a->line, number, (size_t)n));
     }
     TRY(buf_char(&a->line, ','));
-    if (a->data->title.n > 0) TRY(csv_put_field(&a->line, buf_str(&a->text), a->text.n_bytes));
+    if (a->text.n_bytes > 0) TRY(csv_put_field(&a->line, buf_str(&a->text), a->text.n_bytes));
     return buf_printf(&a->line, ",%s\n", a->source);
 }
 
@@ -156,12 +156,17 @@ static status put_padded(buf *to, const char *text, int width) {
     return buf_printf(to, "%*s", n < width ? width - n : 0, "");
 }
 
+status answers_find_title(answers *a, uint32_t item) {
+    buf_clear(&a->text);
+    return seq_has_title(a->data, item) ? seq_item_title(a->data, item, &a->text) : OK;
+}
+
 status answers_put_item(answers *a, buf *to, uint64_t place, uint32_t item) {
     char id[SHOW_BYTES], title[SHOW_BYTES];
     TRY(seq_item_name(a->data, item, &a->id));
-    TRY(seq_item_title(a->data, item, &a->text));
+    TRY(answers_find_title(a, item));
     show_text(id, buf_str(&a->id), a->id.n_bytes, ID_WIDTH);
-    show_text(title, buf_str(&a->text), a->data->title.n > 0 ? a->text.n_bytes : 0, title_width(a));
+    show_text(title, buf_str(&a->text), a->text.n_bytes, title_width(a));
     int n = show_columns(id);
     TRY(buf_printf(to, "  %5" PRIu64 "  %*s%s  ", place, n < 8 ? 8 - n : 0, "", id));
     return put_padded(to, title, title_width(a));
@@ -170,8 +175,7 @@ status answers_put_item(answers *a, buf *to, uint64_t place, uint32_t item) {
 static status item_table(answers *a, uint32_t item, const float *values) {
     TRY(answers_put_item(a, &a->line, (uint64_t)a->n_items, item));
     for (int i = 0; i < a->n_columns; i++) {
-        /* A popular item's score is a number of events. */
-        bool is_count = values[i] == floorf(values[i]) && fabsf(values[i]) >= 1000;
+        bool is_count = strcmp(a->source, "popular") == 0; /* the score is a number of events */
         if (!isfinite(values[i]))
             TRY(buf_printf(&a->line, " %*s", value_width(a, i), "-"));
         else
@@ -186,7 +190,7 @@ status answers_item(answers *a, uint32_t item, const float *values) {
     if (a->format == FORMAT_TABLE) return item_table(a, item, values);
     bool needs_text = a->format == FORMAT_CSV || a->data->has_text_items;
     if (needs_text) TRY(seq_item_name(a->data, item, &a->id));
-    if (a->data->title.n > 0) TRY(seq_item_title(a->data, item, &a->text));
+    TRY(answers_find_title(a, item));
     return a->format == FORMAT_CSV ? item_csv(a, values) : item_json(a, item, values);
 }
 

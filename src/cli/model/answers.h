@@ -54,6 +54,9 @@ status answers_begin(answers *a, const answer_subject *who, const char *source, 
 status answers_item(answers *a, uint32_t item, const float *values);
 status answers_end(answers *a);
 
+/* The title of an item in a->text; empty where the item has none. */
+status answers_find_title(answers *a, uint32_t item);
+
 /* An item of the table, without its numbers: place, id, title. */
 status answers_put_item(answers *a, buf *to, uint64_t place, uint32_t item);
 

@@ -355,7 +355,8 @@ status cmd_compare(int argc, char **argv) {
     const char *paths[MAX_RUNS], *out = NULL;
     bool is_json = false;
     const arg_option options[] = {
-        OPT_TEXT("--out", &out, "FILE.html", "Also write a page with the curves of all runs."),
+        OPT_TEXT("--out", &out, "FILE.html",
+                 "Also write a page with the curves of all runs; an existing one is replaced."),
         OPT_FLAG("--json", &is_json, "Print one JSON object per run, each on one line."),
         {0},
     };

@@ -290,7 +290,7 @@ static status write_run(const listing *l, const protocol *p) {
     run_log log;
     buf line = {0};
     TRY(folder_create(l->a->out, &is_new));
-    if (!is_new) return fail(ERR_USAGE, "%s exists; give another --out", l->a->out);
+    if (!is_new) return fail(ERR_USAGE, "%s: already exists; choose another --out", l->a->out);
     TRY(path_join(path, sizeof path, l->a->out, "config.json"));
     TRY(file_write(path, about, sizeof about - 1));
     TRY(replicates_write(&l->replicates, l->a->out, split_part_name(l->a->part)));

@@ -1,6 +1,8 @@
 /* hstu export: embeddings, weights or tables of a run, as files for other tools. */
 #include <inttypes.h>
+#include <limits.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/file.h"
@@ -19,7 +21,7 @@
 #include "train/files/table_files.h"
 
 typedef struct export_args {
-    const char *run, *what, *format, *out, *data, *device;
+    const char *run, *checkpoint, *what, *format, *out, *data, *device;
     int is_meta; /* of layouts */
 } export_args;
 
@@ -123,14 +125,14 @@ static status write_users(const export_args *a, session *s, embedding_format for
     return st;
 }
 
-static status with_model(const export_args *a,
+static status with_model(const export_args *a, const char *folder,
                          status (*write)(const export_args *, session *, embedding_format)) {
     embedding_format format = EMBEDDINGS_SAFETENSORS;
     work w;
     trained t;
     TRY(parse_format(a->format, &format));
     TRY(work_open(&w, a->data, a->device));
-    status st = trained_open(&t, a->run, w.data, w.be, 0);
+    status st = trained_open(&t, folder, w.data, w.be, 0);
     if (st == OK) st = write(a, &t.session, format);
     trained_close(&t);
     work_close(&w);
@@ -139,17 +141,15 @@ static status with_model(const export_args *a,
 
 /* The run knows its items without any data. */
 static status export_items(const export_args *a, const char *folder) {
-    (void)folder;
-    return with_model(a, write_items);
+    return with_model(a, folder, write_items);
 }
 
 static status export_users(const export_args *a, const char *folder) {
-    (void)folder;
     char room[RUN_DATA_BYTES];
     export_args own = *a;
     TRY(run_config_find_data(a->run, "hstu export RUN --what users --data DIR --out FILE", room,
                              &own.data));
-    return with_model(&own, write_users);
+    return with_model(&own, folder, write_users);
 }
 
 static status export_tables(const export_args *a, const char *folder) {
@@ -200,6 +200,16 @@ static const struct {
              {"weights", false, export_weights},
              {"tables", true, export_tables}};
 
+/* Whether a file is, or would be, in a folder. */
+static bool is_in(const char *path, const char *folder) {
+    char of_path[PATH_MAX], of_folder[PATH_MAX], parent[PATH_MAX];
+    const char *slash = strrchr(path, '/');
+    snprintf(parent, sizeof parent, "%.*s", slash != NULL ? (int)(slash - path) + 1 : 1,
+             slash != NULL ? path : ".");
+    return realpath(parent, of_path) != NULL && realpath(folder, of_folder) != NULL &&
+           strcmp(of_path, of_folder) == 0;
+}
+
 static status run(const export_args *a) {
     char folder[CHECKPOINT_PATH_BYTES];
     for (size_t i = 0; i < sizeof whats / sizeof *whats; i++) {
@@ -209,9 +219,12 @@ static status run(const export_args *a) {
                         "--format %s: %s are written as safetensors only, which Python opens with "
                         "the package of that name",
                         a->format, a->what);
-        if (file_exists(a->out) || folder_exists(a->out))
+        if (folder_exists(a->out))
             return fail(ERR_USAGE, "%s: already exists; choose another --out", a->out);
-        TRY(checkpoint_find(a->run, folder));
+        TRY(a->checkpoint != NULL ? checkpoint_choose(a->run, a->checkpoint, folder)
+                                  : checkpoint_find(a->run, folder));
+        if (is_in(a->out, folder))
+            return fail(ERR_USAGE, "%s: is in the checkpoint; choose another --out", a->out);
         return whats[i].run(a, folder);
     }
     return fail(ERR_USAGE, "--what %s: must be items, users, weights or tables", a->what);
@@ -225,8 +238,10 @@ status cmd_export(int argc, char **argv) {
                  "items: item embeddings as they are scored, with ids and titles; users: encoded "
                  "states of the users in --data, with ids; weights: dense parameters, with the "
                  "config as metadata; tables: dynamic tables, a snapshot folder each."),
-        OPT_TEXT("--out", &a.out, "PATH",
-                 "File to write, or a folder for tables; it must not exist."),
+        OPT_TEXT(
+            "--out", &a.out, "PATH",
+            "File to write; an existing one is replaced when the new one is complete. For tables "
+            "a folder, which must not exist."),
         OPT_TEXT("--format", &a.format, "FORMAT",
                  "safetensors (default); for items and users also npz (NumPy) or csv; for weights "
                  "also npz or pt (torch.load)."),
@@ -234,6 +249,7 @@ status cmd_export(int argc, char **argv) {
             "--layout", &a.is_meta, "LAYOUT", layouts,
             "Layout of weights: own (default), as in the checkpoint, or meta, for Meta's "
             "model classes: an item's row is its id, and the buffer _attn_mask is included."),
+        OPT_TEXT("--checkpoint", &a.checkpoint, "WHICH", WORK_CHECKPOINTS),
         OPT_TEXT("--data", &a.data, "DIR", "Data with the users to encode; not needed for items."),
         OPT_TEXT("--device", &a.device, "DEVICE", WORK_DEVICES),
         {0},

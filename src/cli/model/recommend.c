@@ -67,8 +67,8 @@ static status list_one(answers *out, const item_table *t, uint32_t item, const u
     char note[SHOW_BYTES] = "";
     answer_subject who = {SUBJECT_ITEM, item, NULL};
     TRY(similar_items(t, item, is_allowed, k, best, cosine, &n));
-    TRY(seq_item_title(out->data, item, &out->text));
-    if (out->data->title.n > 0) show_text(note, buf_str(&out->text), out->text.n_bytes, 80);
+    TRY(answers_find_title(out, item));
+    show_text(note, buf_str(&out->text), out->text.n_bytes, 80);
     TRY(answers_begin(out, &who, "model", note));
     for (int32_t i = 0; i < n; i++)
         TRY(answers_item(out, (uint32_t)best[i], &cosine[i]));
@@ -108,8 +108,6 @@ static status recommend_similar(const recommend_args *a, session *s, const uint8
     item_table_fini(&t);
     return st;
 }
-
-enum { MAX_HISTORY_BYTES = 64 << 20 };
 
 /* While it serves. */
 typedef struct service {
@@ -180,20 +178,10 @@ static status serve(const recommend_args *a, session *s, const uint8_t *is_allow
 
 /* --history TEXT or @FILE. */
 static status recommend_history(const recommend_args *a, session *s, const uint8_t *is_allowed) {
-    const char *text = a->history;
-    char *content = NULL;
-    size_t n = strlen(text);
-    given_history g = {0};
-    status st = OK;
-    if (text[0] == '@') {
-        st = file_read_all(text + 1, MAX_HISTORY_BYTES, &content, &n);
-        text = content;
-    }
-    if (st == OK) st = given_history_read(&g, s->data, s->limits.n_actions, text, n);
-    if (st == ERR_USAGE) st = fail_prefix(st, "--history");
+    given_history g;
+    status st = history_option_read(&g, s, a->history);
     if (st == OK) st = serve(a, s, is_allowed, &g);
     given_history_fini(&g);
-    mem_free(content);
     return st;
 }
 
@@ -276,10 +264,7 @@ status cmd_recommend(int argc, char **argv) {
         OPT_TEXT("--checkpoint", &a.checkpoint, "WHICH", WORK_CHECKPOINTS),
         OPT_GROUP("Users (choose one)"),
         USER_OPTIONS(&a.users),
-        OPT_TEXT("--history", &a.history, "EVENTS",
-                 "A user who is not in the data: item ids, oldest first (12,99,7), or JSON with "
-                 "optional times and actions: [{\"item\": 12, \"time\": 1900000000, \"action\": "
-                 "1}, ...]; @FILE reads a file."),
+        HISTORY_OPTION(&a.history),
         OPT_LIST("--similar", &a.similar, "ITEM",
                  "Instead of a user: list the items most similar to this one, by cosine of the "
                  "model's embeddings; may be repeated."),
@@ -292,8 +277,9 @@ status cmd_recommend(int argc, char **argv) {
         OPT_GROUP("Output"),
         OPT_CHOICE("--format", &a.chosen_format, "FORMAT", answer_formats, ANSWER_FORMATS),
         OPT_FLAG("--json", &a.is_json, "Same as --format jsonl."),
-        OPT_TEXT("--out", &a.out, "FILE",
-                 "Write to FILE, which appears only when it is complete; - is stdout (default)."),
+        OPT_TEXT(
+            "--out", &a.out, "FILE",
+            "Write to FILE, replaced only when the new one is complete; - is stdout (default)."),
         OPT_TEXT("--device", &a.device, "DEVICE", WORK_DEVICES),
         OPT_INT("--ranks", &a.n_ranks, "G", 1, 64,
                 "Number of processes that share the users (default 1; mpirun and torchrun start "

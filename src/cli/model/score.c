@@ -12,7 +12,7 @@
 #include "train/files/run_config.h"
 
 typedef struct score_args {
-    const char *path, *data, *candidates, *device, *out;
+    const char *path, *checkpoint, *data, *history, *candidates, *device, *out;
     user_choice users;
     bool is_json, is_data_found; /* that of the run */
     int chosen_format;           /* -1: not given */
@@ -79,12 +79,24 @@ static status answer_one(void *ctx, int32_t i, const answer_subject *who) {
     service *v = ctx;
     const float *values = user_group_values(v->r, i);
     bool is_known = who->kind == SUBJECT_USER;
-    bool has_history = is_known && user_events_of(v->data, who->number).n > 0;
-    const char *note = !is_known ? "not in the data" : has_history ? "" : "it has no events";
+    bool has_history =
+        who->kind == SUBJECT_NONE || (is_known && user_events_of(v->data, who->number).n > 0);
+    const char *note = has_history ? "" : is_known ? "it has no events" : "not in the data";
     TRY(answers_begin(&v->out, who, has_history ? "model" : "no history", note));
     for (size_t c = 0; c < v->candidates->n; c++)
         TRY(answers_item(&v->out, v->candidates->item[c], values + c * (size_t)v->out.n_columns));
     return answers_end(&v->out);
+}
+
+static status score_history(service *v, session *s, const char *text) {
+    given_history g;
+    status st = history_option_read(&g, s, text);
+    user_events u = given_history_events(&g, s->data);
+    if (st == OK) st = user_group_add(v->r, &u);
+    if (st == OK) st = user_group_run(v->r);
+    if (st == OK) st = answer_one(v, 0, &(answer_subject){SUBJECT_NONE, 0, NULL});
+    given_history_fini(&g);
+    return st;
 }
 
 static status score(const score_args *a, session *s) {
@@ -99,12 +111,16 @@ static status score(const score_args *a, session *s) {
         v.out = (answers){.format = a->format,
                           .data = s->data,
                           .subject = "user",
+                          .heading = a->history != NULL ? "Scored" : NULL,
                           .columns = user_group_columns(v.r)->names,
                           .n_columns = user_group_columns(v.r)->n};
         st = answers_open(&v.out, a->out);
     }
     user_service for_users = {"scoring", "scored without a history", v.r, answer_one, NULL};
-    if (st == OK) st = user_service_run(&for_users, &v, &a->users, s->data, &v.out, NULL);
+    if (st == OK)
+        st = a->history != NULL
+                 ? score_history(&v, s, a->history)
+                 : user_service_run(&for_users, &v, &a->users, s->data, &v.out, NULL);
     st = answers_close(&v.out, st);
     user_group_destroy(v.r);
     mem_free(candidates.item);
@@ -114,8 +130,10 @@ static status score(const score_args *a, session *s) {
 static status run(const score_args *a) {
     work w;
     trained t;
+    char folder[CHECKPOINT_PATH_BYTES];
+    TRY(checkpoint_choose(a->path, a->checkpoint, folder));
     TRY(work_open(&w, a->data, a->device));
-    status st = trained_open(&t, a->path, w.data, w.be, 0);
+    status st = trained_open(&t, folder, w.data, w.be, 0);
     if (st == OK && a->is_data_found) work_warn_changed(&w, t.origin.data);
     if (st == OK) st = score(a, &t.session);
     trained_close(&t);
@@ -126,8 +144,8 @@ static status run(const score_args *a) {
 static status check(const score_args *a, const arg_spec *spec) {
     if (a->candidates == NULL)
         return fail(ERR_USAGE, "--candidates FILE|LIST is missing; usage: %s", spec->usage);
-    if (user_choice_n(&a->users) != 1)
-        return fail(ERR_USAGE, "give either --user ID, --users FILE or --all-users");
+    if (user_choice_n(&a->users) + (a->history != NULL) != 1)
+        return fail(ERR_USAGE, "give either --user ID, --users FILE, --all-users or --history");
     return OK;
 }
 
@@ -138,14 +156,17 @@ status cmd_score(int argc, char **argv) {
         OPT_TEXT("--data", &a.data, "DIR",
                  "Prepared data with the users' events (default: what the run was trained on); "
                  "items are matched to the model by id."),
+        OPT_TEXT("--checkpoint", &a.checkpoint, "WHICH", WORK_CHECKPOINTS),
         OPT_TEXT("--candidates", &a.candidates, "FILE|LIST",
                  "Items to score: a file of ids, one per line (- is stdin, @FILE is always a "
                  "file), a comma-separated list, or a JSON list of ids."),
         USER_OPTIONS(&a.users),
+        HISTORY_OPTION(&a.history),
         OPT_CHOICE("--format", &a.chosen_format, "FORMAT", answer_formats, ANSWER_FORMATS),
         OPT_FLAG("--json", &a.is_json, "Same as --format jsonl."),
-        OPT_TEXT("--out", &a.out, "FILE",
-                 "Write to FILE, which appears only when it is complete; - is stdout (default)."),
+        OPT_TEXT(
+            "--out", &a.out, "FILE",
+            "Write to FILE, replaced only when the new one is complete; - is stdout (default)."),
         OPT_TEXT("--device", &a.device, "DEVICE", WORK_DEVICES),
         {0},
     };

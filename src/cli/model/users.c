@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/file.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "cli/model/users.h"
@@ -98,6 +99,22 @@ status id_lines_mark(const char *path, const seq_file *data, uint8_t value, uint
     }
     id_lines_close(&l);
     return st;
+}
+
+enum { MAX_HISTORY_BYTES = 64 << 20 };
+
+status history_option_read(given_history *out, const session *s, const char *text) {
+    char *content = NULL;
+    size_t n = strlen(text);
+    status st = OK;
+    *out = (given_history){0};
+    if (text[0] == '@') {
+        st = file_read_all(text + 1, MAX_HISTORY_BYTES, &content, &n);
+        text = content;
+    }
+    if (st == OK) st = given_history_read(out, s->data, s->limits.n_actions, text, n);
+    mem_free(content);
+    return st == ERR_USAGE ? fail_prefix(st, "--history") : st;
 }
 
 int user_choice_n(const user_choice *c) {

@@ -65,6 +65,16 @@ typedef struct user_choice {
         OPT_TEXT("--users", &(c)->file, "FILE", "A file of user ids, one per line; - is stdin."),  \
         OPT_FLAG("--all-users", &(c)->is_all, "All users of the data.")
 
+/* One more, for one user: --history TEXT or @FILE. */
+#define HISTORY_OPTION(text)                                                                       \
+    OPT_TEXT("--history", text, "EVENTS",                                                          \
+             "A user who is not in the data: item ids, oldest first (12,99,7), or JSON with "      \
+             "optional times and actions: [{\"item\": 12, \"time\": 1900000000, \"action\": "      \
+             "1}, ...]; @FILE reads a file.")
+
+/* Reads the value of HISTORY_OPTION; given_history_fini must follow in any case. */
+status history_option_read(given_history *out, const session *s, const char *text);
+
 /* How many of the three ways were given. */
 int user_choice_n(const user_choice *c);
 

@@ -310,8 +310,7 @@ status seq_user_name(const seq_file *s, uint64_t user, buf *out) {
 }
 
 status seq_item_title(const seq_file *s, uint32_t item, buf *out) {
-    if (item <= s->n_items && s->title.n > 0 &&
-        s->title.offsets[item + 1] > s->title.offsets[item]) {
+    if (seq_has_title(s, item)) {
         buf_clear(out);
         return append_text(&s->title, item, out);
     }

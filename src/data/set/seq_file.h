@@ -145,6 +145,10 @@ status seq_item_name(const seq_file *s, uint32_t item, buf *out); /* the id as t
 status seq_user_name(const seq_file *s, uint64_t user, buf *out);
 status seq_item_title(const seq_file *s, uint32_t item,
                       buf *out); /* the id where there is no title */
+static inline bool seq_has_title(const seq_file *s, uint32_t item) {
+    return item <= s->n_items && s->title.n > 0 &&
+           s->title.offsets[item + 1] > s->title.offsets[item];
+}
 
 /* Whether a text is a whole number of 64 bits as it is written out: "7" is, "+7", "07" and "-0" are
  * not.  The one rule for ids: where ids are numbers, a text that is none is an unknown id; where

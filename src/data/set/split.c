@@ -113,11 +113,12 @@ status split_check_unseen(const split_rule *trained, const split_rule *wanted, s
 }
 
 void split_record_write(const split_record *r, json_writer *w) {
-    char hex[24];
+    char hex[24], cut[48];
     json_key_string(w, "split", split_kind_name(r->rule.kind));
     if (r->rule.has_validation && r->rule.kind != SPLIT_LEAVE_TWO_OUT)
         json_key_bool(w, "has_validation", true);
-    if (r->rule.kind == SPLIT_TIME) json_key_int(w, "time_cut", r->rule.time_cut);
+    time_text(r->rule.time_cut, cut, sizeof cut);
+    if (r->rule.kind == SPLIT_TIME) json_key_string(w, "time_cut", cut);
     if (r->rule.kind != SPLIT_TEST_FILE) return;
     snprintf(hex, sizeof hex, "%016" PRIx64, r->test_data);
     json_key_string(w, "test_file", r->test_file);
@@ -137,6 +138,16 @@ static status read_test_file(split_record *out, const json_value *object) {
     return OK;
 }
 
+/* A date; a number of seconds in runs of before 0.2. */
+static status read_time_cut(split_rule *out, const json_value *object) {
+    const json_value *cut = json_member(object, "time_cut");
+    if (cut == NULL || cut->type != JSON_STRING)
+        return json_member_int(object, "time_cut", &out->time_cut);
+    return split_time_parse(cut->string, &out->time_cut) == OK
+               ? OK
+               : fail_prefix(ERR_FORMAT, "time_cut");
+}
+
 status split_record_read(split_record *out, const json_value *object) {
     const char *name;
     split_kind kind;
@@ -151,7 +162,7 @@ status split_record_read(split_record *out, const json_value *object) {
     if (validation != NULL && kind != SPLIT_LEAVE_ONE_OUT && kind != SPLIT_LEAVE_TWO_OUT &&
         kind != SPLIT_NONE)
         out->rule.has_validation = validation->boolean;
-    if (kind == SPLIT_TIME) TRY(json_member_int(object, "time_cut", &out->rule.time_cut));
+    if (kind == SPLIT_TIME) TRY(read_time_cut(&out->rule, object));
     return kind == SPLIT_TEST_FILE ? read_test_file(out, object) : OK;
 }
 

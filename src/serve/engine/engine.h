@@ -54,7 +54,7 @@ typedef struct engine_event {
     engine_id item;
     engine_id id; /* of the event, so that a retry adds nothing twice; n = 0: none (with a number, n
                      = 1) */
-    bool has_time;    /* without: now */
+    bool has_time;    /* without: now; in a whole history all or none, see untimed_seconds */
     int64_t time;     /* seconds since 1970 */
     uint32_t time_ns; /* and nanoseconds, below 10^9 */
     uint16_t action;  /* as the data stores it, or ACTION_UNKNOWN */
@@ -114,6 +114,7 @@ typedef struct engine_model_info {
     char task[16];                         /* "retrieval" or "ranking" */
     uint64_t step;                         /* of the checkpoint */
     uint64_t n_items;
+    bool has_text_items; /* their ids are text */
     int32_t dim;
     int32_t max_history; /* events that the model reads */
     int n_columns;       /* numbers of a candidate */

@@ -74,19 +74,31 @@ static bool is_sorted(const given_event *e, size_t n) {
     return true;
 }
 
+/* The time of event i of a request.  Without one, an event that is added to a history is of now; a
+ * whole history has times or has none. */
+static status time_given(const users *u, const engine_request *r, const engine_event *e, size_t i,
+                         int64_t now, given_event *g) {
+    engine_event x = {.has_time = true, .time = e[i].time, .time_ns = e[i].time_ns};
+    if (!e[i].has_time && r->has_history) x.time = untimed_seconds(i);
+    if (!e[i].has_time && !r->has_history) users_time(u, now, &x.time, &x.time_ns);
+    if (r->has_history && e[i].has_time != e[0].has_time)
+        return fail(ERR_USAGE, "give a time for all events of a history or for none");
+    g->seconds = x.time;
+    return users_ticks(u, &x, now, &g->time);
+}
+
 /* Looks up events of a request and sorts them by time. */
-static status read_given(arena *a, const served *m, const users *u, const engine_event *e, size_t n,
-                         given_event **out) {
+static status read_given(arena *a, const served *m, const users *u, const engine_request *r,
+                         const engine_event *e, size_t n, given_event **out) {
     if (n > MAX_IDS)
         return fail(ERR_USAGE, "%zu events in a request; at most %d are taken", n, MAX_IDS);
-    int64_t now = users_now(u), now_seconds = seq_seconds(now, u->ticks);
+    int64_t now = users_now(u);
     TRY(ARENA_NEW_RAW(a, out, n));
     for (size_t i = 0; i < n; i++) {
         given_event *g = &(*out)[i];
         status st = served_find_near(m, &e[i].item, "the item", &g->item);
-        if (st == OK) st = users_ticks(u, &e[i], now, &g->time);
+        if (st == OK) st = time_given(u, r, e, i, now, g);
         if (st != OK) return fail_prefix(st, "event %zu", i + 1);
-        g->seconds = e[i].has_time ? e[i].time : now_seconds;
         g->action = e[i].action;
         g->order = (uint32_t)i;
     }
@@ -183,7 +195,8 @@ static status merge_window(job *j, const engine_request *r, const users *u,
 }
 
 /* Takes a whole history at once where it is as most are: in order of time, of items that the model
- * knows by dense numbers, with times and legal actions.  False: it is not, and nothing is taken. */
+ * knows by dense numbers, with legal actions, all with times or all without.  False: it
+ * is not, and nothing is taken. */
 static bool take_plain(window *w, const users *u, const engine_event *e, size_t n) {
     const served *m = w->m;
     int64_t tps = m->names->time_per_second, ticks = u->ticks == tps ? tps : 0;
@@ -194,19 +207,20 @@ static bool take_plain(window *w, const users *u, const engine_event *e, size_t 
     if (m->is_ranking) n_actions = (uint32_t)m->s->limits.n_actions;
     for (size_t i = 0; i < n; i++) {
         const engine_event *x = &e[i];
+        int64_t time = x->has_time ? x->time : untimed_seconds(i);
         uint64_t number = (uint64_t)x->item.number - (uint64_t)m->first_id;
         bool is_legal = x->action < n_actions || x->action == ACTION_UNKNOWN;
         bool is_known = x->item.text == NULL && number < m->n_dense && is_legal;
-        bool is_later = x->time > before || (x->time == before && x->time_ns >= before_ns);
-        if (!is_known || !is_later || !x->has_time || x->time > most || x->time_ns >= NS_PER_SECOND)
+        bool is_later = time > before || (time == before && x->time_ns >= before_ns);
+        if (!is_known || !is_later || x->has_time != e[0].has_time || time > most ||
+            x->time_ns >= NS_PER_SECOND)
             return false;
-        before = x->time;
+        before = time;
         before_ns = x->time_ns;
         if (i < first) continue;
         w->item[at] = (uint32_t)(1 + number);
         w->action[at] = x->action;
-        if (w->time != NULL)
-            w->time[at] = x->time * tps + (int64_t)x->time_ns * ticks / NS_PER_SECOND;
+        if (w->time != NULL) w->time[at] = time * tps + (int64_t)x->time_ns * ticks / NS_PER_SECOND;
         at++;
     }
     for (size_t i = 0; i < n && !w->keeps_seen; i++) {
@@ -239,7 +253,7 @@ static status read_window(job *j, const engine_request *r, const job_users *from
     bool is_taken = false;
     if (r->has_history) TRY(take_alone(j, r, from, &is_taken, w));
     if (is_taken) return OK;
-    TRY(read_given(j->arena, j->m, from->users, events, n_given, &given));
+    TRY(read_given(j->arena, j->m, from->users, r, events, n_given, &given));
     if (!r->has_user) return merge_window(j, r, from->users, given, n_given, w);
     pthread_mutex_lock(from->lock);
     status st = merge_window(j, r, from->users, given, n_given, w);

@@ -216,7 +216,7 @@ static status make_trial(trial *t, served *m) {
     TRY(ARENA_NEW(&m->scratch, &t->zeros, (size_t)(m->max_tokens / KV_PAGE + 1)));
     for (size_t i = 0; i < n; i++) {
         t->item[i] = 1 + (uint32_t)(i * 7919 % m->names->n_items);
-        t->time[i] = (int64_t)i * 60 * m->names->time_per_second;
+        t->time[i] = untimed_seconds(i) * m->names->time_per_second;
     }
     for (size_t i = 0; i < n_candidates; i++)
         t->candidate[i] = 1 + (uint32_t)(i % m->names->n_items);
@@ -513,6 +513,7 @@ engine_item served_item_names(const served *m, uint32_t item) {
 void served_info(const served *m, const char *name, engine_model_info *out) {
     *out = (engine_model_info){.step = m->trained.origin.step,
                                .n_items = m->names->n_items,
+                               .has_text_items = m->names->has_text_items,
                                .dim = m->infer.table.dim,
                                .max_history = m->s->max_history,
                                .n_columns = m->infer.columns.n,

@@ -550,9 +550,10 @@ static status read_outputs(const json_value *root, request_infer *out) {
         infer_output *o = &out->outputs[out->n_outputs++];
         if (v->type != JSON_OBJECT || json_member_string(v, "name", &o->name) != OK)
             return fail(ERR_USAGE, "outputs: each is an object with a name");
-        if (strcmp(o->name, "OUTPUT") != 0 && strcmp(o->name, "ITEM_IDS") != 0)
-            return fail(ERR_USAGE, "there is no output %.64s; there are OUTPUT and ITEM_IDS",
-                        o->name);
+        if (strcmp(o->name, "OUTPUT") != 0 && strcmp(o->name, "ITEM_IDS") != 0 &&
+            strcmp(o->name, "SOURCE") != 0)
+            return fail(ERR_USAGE,
+                        "there is no output %.64s; there are OUTPUT, ITEM_IDS and SOURCE", o->name);
         o->is_binary = flag_of(json_member(v, "parameters"), "binary_data", out->is_binary);
     }
     return OK;
@@ -634,11 +635,14 @@ static status find_tensors(const request_infer *r, tensors *t) {
     return OK;
 }
 
+/* A number; actions in TOKENS of text ids are text, too. */
 static status count(const engine_id *id, const char *name, int64_t max, size_t *out) {
-    if (id->text != NULL || id->number < 0 || id->number > max)
+    int64_t n = id->number;
+    bool is_number = id->text == NULL || seq_id_number(id->text, id->n, &n);
+    if (!is_number || n < 0 || n > max)
         return fail(ERR_USAGE, "%s: an element is not a number from 0 to %lld", name,
                     (long long)max);
-    *out = (size_t)id->number;
+    *out = (size_t)n;
     return OK;
 }
 
@@ -700,9 +704,6 @@ static status add_history(arena *a, const engine_id *items, size_t n_items,
         events[i].item = items[i];
         if (actions != NULL) TRY(count(&actions[i], "actions in TOKENS", UINT16_MAX, &action));
         events[i].action = (uint16_t)action;
-        /* Tokens have no times: a minute apart, in their order. */
-        events[i].has_time = true;
-        events[i].time = (int64_t)i * 60;
     }
     q->has_history = true;
     q->history = events;

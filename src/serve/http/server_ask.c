@@ -203,7 +203,7 @@ static void write_facts(json_writer *w, const asking *q) {
     json_object_close(w);
 }
 
-static const char *source_name(engine_source s) {
+const char *source_name(engine_source s) {
     static const char *const names[] = {[ENGINE_FROM_MODEL] = "model",
                                         [ENGINE_FROM_POPULAR] = "popular",
                                         [ENGINE_FROM_NOTHING] = "nothing"};

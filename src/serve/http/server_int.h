@@ -180,6 +180,7 @@ void write_id(json_writer *w, const char *key, const engine_id *id);
 void write_user_id(json_writer *w, const char *key, const engine_id *id);
 void write_title(json_writer *w, const char *title, size_t n);
 void write_number(json_writer *w, float value); /* null if it is not finite */
+const char *source_name(engine_source s);       /* "model", "popular", "nothing" */
 
 /* An id as text, which may be in `digits`. */
 engine_id id_as_text(const engine_id *id, char digits[24]);

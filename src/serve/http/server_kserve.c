@@ -14,11 +14,13 @@ typedef struct inferring {
     infer_asks asks;
     engine_answer *answer; /* (asks.n) */
     atomic_size_t n_left;
+    bool has_text_items; /* of the model */
 } inferring;
 
 /* A tensor of the answer. */
 typedef struct tensor_out {
     const char *name, *datatype;
+    int n_dims;
     int64_t shape[2];
     bool is_wanted, is_binary;
     size_t n_bytes; /* where it is binary */
@@ -49,13 +51,6 @@ static engine_id id_at(const engine_answer *a, size_t item, bool is_text) {
     return item < a->n_items ? a->items[item].id : none;
 }
 
-static bool has_text_ids(const inferring *q) {
-    for (size_t i = 0; i < q->asks.n; i++)
-        for (size_t k = 0; k < q->answer[i].n_items; k++)
-            return q->answer[i].items[k].id.text != NULL;
-    return false;
-}
-
 /* FP32 values and ids, as bytes or as JSON: one walk over all answers. */
 static status put_scores(const inferring *q, json_writer *w, buf *bytes) {
     int n_columns = columns_of(q);
@@ -71,25 +66,36 @@ static status put_scores(const inferring *q, json_writer *w, buf *bytes) {
     return OK;
 }
 
+static status put_id(engine_id id, json_writer *w, buf *bytes) {
+    uint32_t n = (uint32_t)id.n;
+    if (bytes == NULL) {
+        write_id(w, NULL, &id);
+        return OK;
+    }
+    if (id.text == NULL) return buf_append(bytes, &id.number, sizeof id.number);
+    TRY(buf_append(bytes, &n, sizeof n));
+    return buf_append(bytes, id.text, id.n);
+}
+
 static status put_ids(const inferring *q, bool is_text, json_writer *w, buf *bytes) {
     for (size_t i = 0; i < q->asks.n; i++)
-        for (size_t k = 0; k < width_of(q, i); k++) {
-            engine_id id = id_at(&q->answer[i], k, is_text);
-            uint32_t n = (uint32_t)id.n;
-            if (bytes == NULL) {
-                write_id(w, NULL, &id);
-            } else if (is_text) {
-                TRY(buf_append(bytes, &n, sizeof n));
-                TRY(buf_append(bytes, id.text, id.n));
-            } else {
-                TRY(buf_append(bytes, &id.number, sizeof id.number));
-            }
-        }
+        for (size_t k = 0; k < width_of(q, i); k++)
+            TRY(put_id(id_at(&q->answer[i], k, is_text), w, bytes));
+    return OK;
+}
+
+/* Scores of popular items are counts of events: not to be compared with those of the model. */
+static status put_sources(const inferring *q, json_writer *w, buf *bytes) {
+    for (size_t i = 0; i < q->asks.n; i++) {
+        const char *name = source_name(q->answer[i].source);
+        TRY(put_id((engine_id){.text = name, .n = strlen(name)}, w, bytes));
+    }
     return OK;
 }
 
 static status put(const inferring *q, const tensor_out *t, json_writer *w, buf *bytes) {
     if (strcmp(t->name, "OUTPUT") == 0) return put_scores(q, w, bytes);
+    if (strcmp(t->name, "SOURCE") == 0) return put_sources(q, w, bytes);
     return put_ids(q, strcmp(t->datatype, "BYTES") == 0, w, bytes);
 }
 
@@ -98,8 +104,8 @@ static void write_tensor(json_writer *w, const inferring *q, const tensor_out *t
     json_key_string(w, "name", t->name);
     json_key_string(w, "datatype", t->datatype);
     json_key_array(w, "shape");
-    json_int(w, t->shape[0]);
-    json_int(w, t->shape[1]);
+    for (int i = 0; i < t->n_dims; i++)
+        json_int(w, t->shape[i]);
     json_array_close(w);
     if (t->is_binary) {
         json_key_object(w, "parameters");
@@ -113,13 +119,15 @@ static void write_tensor(json_writer *w, const inferring *q, const tensor_out *t
     json_object_close(w);
 }
 
+enum { N_OUTPUTS = 3 };
+
 static status write_json(const inferring *q, const tensor_out *t) {
     json_writer *w = call_begin(q->c);
     json_key_string(w, "model_name", q->answer[0].model);
     json_key_string(w, "model_version", q->answer[0].version);
     if (q->r.id != NULL) json_key_string(w, "id", q->r.id);
     json_key_array(w, "outputs");
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < N_OUTPUTS; i++)
         if (t[i].is_wanted) write_tensor(w, q, &t[i]);
     json_array_close(w);
     return call_finish(q->c, OK);
@@ -128,15 +136,17 @@ static status write_json(const inferring *q, const tensor_out *t) {
 /* The JSON first, then the binary tensors; *n_json 0: there are none. */
 static status write_body(const inferring *q, size_t *n_json) {
     buf *body = &q->c->body;
-    tensor_out t[2] = {{.name = "ITEM_IDS", .datatype = has_text_ids(q) ? "BYTES" : "INT64"},
-                       {.name = "OUTPUT", .datatype = "FP32"}};
+    bool is_list = !q->asks.has_candidates;
+    tensor_out t[N_OUTPUTS] = {
+        {.name = "ITEM_IDS", .datatype = q->has_text_items ? "BYTES" : "INT64", .n_dims = 2},
+        {.name = "OUTPUT", .datatype = "FP32", .n_dims = 2},
+        {.name = "SOURCE", .datatype = "BYTES", .n_dims = 1}};
     buf bytes = {0};
     status st = OK;
     bool has_binary = false;
-    for (int i = 0; i < 2 && st == OK; i++) {
-        bool is_score = i == 1, is_list = !q->asks.has_candidates;
-        t[i].is_wanted = infer_wants(&q->r, t[i].name, &t[i].is_binary) && (is_score || is_list);
-        t[i].shape[0] = rows_of(q);
+    for (int i = 0; i < N_OUTPUTS && st == OK; i++) {
+        t[i].is_wanted = infer_wants(&q->r, t[i].name, &t[i].is_binary) && (i > 0 || is_list);
+        t[i].shape[0] = t[i].n_dims == 1 ? (int64_t)q->asks.n : rows_of(q);
         t[i].shape[1] = is_list ? q->asks.top_k : columns_of(q);
         if (!t[i].is_wanted || !t[i].is_binary) continue;
         size_t before = bytes.n_bytes;
@@ -225,6 +235,7 @@ void serve_infer(call *c) {
         return;
     }
     q->c = c;
+    q->has_text_items = info.has_text_items;
     c->parsed_ns = clock_ns();
     atomic_init(&q->n_left, q->asks.n);
     /* After the last submit the call may be answered and gone. */
@@ -271,68 +282,80 @@ void serve_kserve_model_ready(call *c) {
     if (model >= 0 && call_is_ready(c, model, model + 1)) reply_flag(c, m.name, "ready");
 }
 
-/* A tensor of a model's metadata; is_config: as Triton's model configuration describes it. */
-static void describe(json_writer *w, bool is_config, const char *name, const char *type, int n_dims,
-                     int64_t last) {
+/* What a model takes and gives, in the words of its metadata, or of Triton's configuration. */
+typedef struct description {
+    json_writer *w;
+    bool is_config;
+    const char *user, *item; /* datatypes of ids */
+    int64_t n_columns;       /* -1: as many as are asked for */
+} description;
+
+/* Where an input need not be sent, the configuration says so. */
+static void describe(const description *d, const char *name, const char *type, int n_dims,
+                     int64_t last, bool is_optional) {
+    json_writer *w = d->w;
     char data_type[16];
-    snprintf(data_type, sizeof data_type, "TYPE_%s", type);
+    snprintf(data_type, sizeof data_type, "TYPE_%s", strcmp(type, "BYTES") == 0 ? "STRING" : type);
     json_object_open(w);
     json_key_string(w, "name", name);
-    json_key_string(w, is_config ? "data_type" : "datatype", is_config ? data_type : type);
-    json_key_array(w, is_config ? "dims" : "shape");
+    json_key_string(w, d->is_config ? "data_type" : "datatype", d->is_config ? data_type : type);
+    json_key_array(w, d->is_config ? "dims" : "shape");
     if (n_dims == 2) json_int(w, -1);
     json_int(w, last);
     json_array_close(w);
+    if (d->is_config && is_optional) json_key_bool(w, "optional", true);
     json_object_close(w);
 }
 
-void serve_kserve_model(call *c) {
+static void describe_tensors(const description *d) {
+    json_key_array(d->w, d->is_config ? "input" : "inputs");
+    describe(d, "USER_IDS", d->user, 1, -1, false);
+    describe(d, "CANDIDATES", d->item, 2, -1, true);
+    describe(d, "TOP_K", "INT64", 1, 1, true);
+    describe(d, "TOKENS", d->item, 1, -1, true);
+    describe(d, "TOKEN_LENGTHS", "INT64", 1, -1, true);
+    describe(d, "NUM_CANDIDATES", "INT64", 1, -1, true);
+    json_array_close(d->w);
+    json_key_array(d->w, d->is_config ? "output" : "outputs");
+    describe(d, "OUTPUT", "FP32", 2, d->n_columns, false);
+    describe(d, "ITEM_IDS", d->item, 2, -1, false);
+    describe(d, "SOURCE", "BYTES", 1, -1, false);
+    json_array_close(d->w);
+}
+
+/* Ids of users are as those of the data; where there are none, as numbers. */
+static void serve_description(call *c, bool is_config) {
     engine_model_info m;
-    engine_item item;
-    int model = call_path_model(c, &m);
-    if (model < 0) return;
-    pthread_mutex_lock(&c->s->reload_lock);
-    bool is_text = engine_item_of(c->s->engine, model, 1, &item) == OK && item.id.text != NULL;
-    pthread_mutex_unlock(&c->s->reload_lock);
-    const char *id = is_text ? "BYTES" : "INT64";
+    engine_id user;
+    size_t n_users = 0;
+    uint64_t next;
+    if (call_path_model(c, &m) < 0) return;
+    bool has_users = engine_list_users(c->s->engine, "", 0, 1, &user, &n_users, &next) == OK;
     json_writer *w = call_begin(c);
+    description d = {.w = w,
+                     .is_config = is_config,
+                     .user = has_users && n_users > 0 && user.text != NULL ? "BYTES" : "INT64",
+                     .item = m.has_text_items ? "BYTES" : "INT64",
+                     .n_columns = strcmp(m.task, "ranking") == 0 ? m.n_columns : -1};
     json_key_string(w, "name", m.name);
-    json_key_array(w, "versions");
-    json_string(w, m.version);
-    json_array_close(w);
     json_key_string(w, "platform", "hstu");
-    json_key_array(w, "inputs");
-    describe(w, false, "USER_IDS", "INT64", 1, -1);
-    describe(w, false, "CANDIDATES", id, 2, -1);
-    describe(w, false, "TOP_K", "INT64", 1, 1);
-    describe(w, false, "TOKENS", id, 1, -1);
-    describe(w, false, "TOKEN_LENGTHS", "INT64", 1, -1);
-    describe(w, false, "NUM_CANDIDATES", "INT64", 1, -1);
-    json_array_close(w);
-    json_key_array(w, "outputs");
-    describe(w, false, "OUTPUT", "FP32", 2, strcmp(m.task, "ranking") == 0 ? m.n_columns : -1);
-    describe(w, false, "ITEM_IDS", id, 2, -1);
-    json_array_close(w);
+    if (is_config) { /* max_batch_size 0: a tensor's first dimension is its own */
+        JSON_FIELDS(w, FIELD("backend", "hstu"), FIELD("max_batch_size", 0));
+    } else {
+        json_key_array(w, "versions");
+        json_string(w, m.version);
+        json_array_close(w);
+    }
+    describe_tensors(&d);
     call_end(c, OK);
 }
 
-/* max_batch_size 0: the first dimension of a tensor is the users' own, as the tensors say. */
+void serve_kserve_model(call *c) {
+    serve_description(c, false);
+}
+
 void serve_kserve_config(call *c) {
-    engine_model_info m;
-    if (call_path_model(c, &m) < 0) return;
-    json_writer *w = call_begin(c);
-    JSON_FIELDS(w, FIELD("name", m.name), FIELD("platform", "hstu"), FIELD("backend", "hstu"),
-                FIELD("max_batch_size", 0));
-    json_key_array(w, "input");
-    describe(w, true, "USER_IDS", "INT64", 1, -1);
-    describe(w, true, "CANDIDATES", "INT64", 2, -1);
-    describe(w, true, "TOP_K", "INT64", 1, -1);
-    json_array_close(w);
-    json_key_array(w, "output");
-    describe(w, true, "OUTPUT", "FP32", 2, -1);
-    describe(w, true, "ITEM_IDS", "INT64", 2, -1);
-    json_array_close(w);
-    call_end(c, OK);
+    serve_description(c, true);
 }
 
 static void write_duration(json_writer *w, const char *key, uint64_t count, uint64_t ns) {

@@ -478,11 +478,8 @@ static void write_items(const seq_file *data, const int32_t *best, const float *
 static void write_user(const session *s, const batch *b, int32_t u, const sample_room *room,
                        int32_t k, buf *text, json_writer *w) {
     int32_t last = b->offsets[u + 1] - 1, from = last - N_EVENTS;
-    status st = seq_user_name(s->data, b->users[u], text);
     if (from < b->offsets[u]) from = b->offsets[u];
-    if (st != OK) w->state = st;
     json_object_open(w);
-    json_key_string(w, "user", buf_str(text));
     json_key_array(w, "history");
     for (int32_t i = from; i < last; i++)
         write_title(s->data, b->item[i], text, w);

@@ -488,12 +488,12 @@ static status write_list(const json_value *list, const char *tag, const char *ta
     return buf_printf(out, "</%s>", tag);
 }
 
-static status write_sample(const json_value *v, buf *out) {
+/* Pages are passed around: users are numbered, not named. */
+static status write_sample(const json_value *v, int number, buf *out) {
     const char *target = history_text(v, "target");
     double position = history_number(v, "rank");
-    TRY(buf_text(out, "<div class=card><h3>user "));
-    TRY(html_text(history_text(v, "user"), out));
-    TRY(buf_text(out, "</h3><span class=dim>newest events</span>"));
+    TRY(buf_printf(out, "<div class=card><h3>example %d</h3><span class=dim>newest events</span>",
+                   number));
     TRY(write_list(json_member(v, "history"), "ul", "", out));
     TRY(buf_text(out, "<span class=dim>recommended</span>"));
     TRY(write_list(json_member(v, "items"), "ol", target, out));
@@ -508,8 +508,9 @@ static status write_samples(const run_history *h, buf *out) {
     const json_value *users = h->samples != NULL ? json_member(h->samples, "users") : NULL;
     if (users == NULL || users->type != JSON_ARRAY) return OK;
     TRY(buf_text(out, "<h2>Sample recommendations</h2><div class=charts>\n"));
+    int number = 0;
     for (const json_value *v = users->first; v != NULL; v = v->next)
-        if (v->type == JSON_OBJECT) TRY(write_sample(v, out));
+        if (v->type == JSON_OBJECT) TRY(write_sample(v, ++number, out));
     return buf_text(out, "</div>\n");
 }
 

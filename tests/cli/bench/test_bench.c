@@ -28,10 +28,10 @@ TEST(bench_rows_are_as_wide_as_their_heads) {
         int n_rows;
     } cases[] = {{"layers --device cpu --batch 3 --length 9 --new 2 --layers 1 --heads 1 --dim 8 "
                   "--candidates 2",
-                  "batch length   new       ms   replay  TFLOP/s    error  float32  % floor", 1},
+                  "batch length   new       ms   replay  TFLOP/s    error  float32   % H200", 1},
                  {"layers --device cpu --batch 2 --length 3 --new 3 --layers 1 --heads 1 --dim 8 "
                   "--candidates 0",
-                  "batch length   new       ms   replay  TFLOP/s    error  float32  % floor", 1},
+                  "batch length   new       ms   replay  TFLOP/s    error  float32   % H200", 1},
                  {"masks --device cpu --length 128 --heads 1 --dim 4",
                   "mask                              B     n density   full   part    fwd ms", 4},
                  {"encode 3 2 20 2 8 --device cpu --seconds 0.01",

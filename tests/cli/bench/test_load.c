@@ -288,10 +288,10 @@ static const char *long_run(void) {
     return serve_run("run", retrieval_gin, set, 1);
 }
 
-/* The floor grows with the work: what is cached is read, not computed. */
-TEST(floor_of_a_request) {
+/* The roofline grows with the work: what is cached is read, not computed. */
+TEST(roofline_of_a_request) {
     engine *e = serve_open(long_run(), NULL, 200);
-    serve_floor f = serve_floor_measure(e);
+    serve_roofline f = serve_roofline_measure(e);
     engine_shape cold = {.n_users = 1, .n_computed = 100}, cached = cold, two = cold;
     engine_work a, b, c;
     cached.n_computed = 10;
@@ -303,14 +303,14 @@ TEST(floor_of_a_request) {
     CHECK(a.flops > b.flops && b.flops > 0 && b.bytes > 0 && a.bytes > b.bytes);
     CHECK(c.flops == 2 * a.flops && c.bytes > a.bytes && c.bytes < 2 * a.bytes);
     CHECK(f.flop_s > 0 && f.byte_s > 0);
-    double ms = serve_floor_ms(&f, e, &cold);
+    double ms = serve_roofline_ms(&f, e, &cold);
     CHECK(ms >= a.flops / f.flop_s * 1e3 && ms >= a.bytes / f.byte_s * 1e3 && ms < 1000);
     f.byte_s = 0;
-    CHECK(isnan(serve_floor_ms(&f, e, &cold)));
+    CHECK(isnan(serve_roofline_ms(&f, e, &cold)));
     CHECK_FAILS(engine_work_of(e, 1, &cold, &a), ERR_USAGE, "no model number 1");
     engine_destroy(e);
-    f = serve_floor_measure(NULL);
-    CHECK(f.byte_s == 0 && isnan(serve_floor_ms(&f, NULL, &cold)));
+    f = serve_roofline_measure(NULL);
+    CHECK(f.byte_s == 0 && isnan(serve_roofline_ms(&f, NULL, &cold)));
 }
 
 TEST(load_on_an_engine) {

@@ -59,6 +59,14 @@ TEST(profile_shows_steps_layers_and_ops) {
     CHECK(file_exists(run_path("hstu-profile/trace.json")));
     CHECK(!file_exists(run_path("hstu-profile/trace-2.json")));
     CHECK(file_exists(run_path("hstu-profile/trace-mine.json")));
+    /* So are tables that this profile does not have. */
+    CHECK(file_exists(run_path("hstu-profile/op_work.csv")));
+    write_text("hstu-profile/cuda_gpu_kern_sum.csv", "old");
+    write_text("hstu-profile/mine.csv", "mine");
+    free(said(0, "profile --activities cuda -- eval run --data data --device cpu"));
+    CHECK(!file_exists(run_path("hstu-profile/cuda_gpu_kern_sum.csv")));
+    CHECK(!file_exists(run_path("hstu-profile/op_work.csv")));
+    CHECK(file_exists(run_path("hstu-profile/mine.csv")));
     /* A step may go through the layers in several parts. */
     CHECK(count_events(events, "layer forward 0") >= 2);
     CHECK_EQ(count_events(events, "layer backward 0"), count_events(events, "layer forward 0"));
@@ -66,6 +74,26 @@ TEST(profile_shows_steps_layers_and_ops) {
     for (const json_value *e = events->first; e != NULL; e = e->next)
         if (json_member(e, "ts") != NULL) CHECK(json_member(e, "ts")->number >= 0);
     arena_fini(&a);
+}
+
+/* Our own program before the command is this program, by its path and by a link on PATH. */
+TEST(profile_takes_the_name_of_the_program) {
+    free(shell(0, "mkdir -p bin && ln -s $PWD/hstu bin/my-hstu"));
+    static const char *const names[] = {"./hstu", "my-hstu", "hstu"};
+    for (size_t i = 0; i < 3; i++) {
+        char line[512];
+        snprintf(line, sizeof line,
+                 "PATH=$PWD:$PWD/bin:$PATH && ./hstu profile --out p -- %s recommend run --data "
+                 "data --all-users -k 50 --json --device cpu 2>err && grep -o 'linear_fwd' p/*.csv "
+                 "| head -n 1 && grep -c '^{.*}$' err",
+                 names[i]);
+        char *text = shell(0, line);
+        CHECK_CONTAINS(text, "linear_fwd\n40\n");
+        free(text);
+    }
+    char *text = shell(2, "./hstu profile -- ./hstu nothing 2>&1");
+    CHECK_CONTAINS(text, "'nothing' is not a command of hstu");
+    free(text);
 }
 
 /* What is profiled does the same work. */

@@ -38,7 +38,7 @@ TEST(eval_uses_the_split_of_the_run) {
              middle_time());
     free(said(0, args));
     char *text = said(0, "eval run --data data --json");
-    CHECK_CONTAINS(text, "\"split\":\"time\",\"time_cut\":");
+    CHECK_CONTAINS(text, "\"split\":\"time\",\"time_cut\":\"20");
     double users = number_in(text, "users"), hr = number_in(text, "hr@10");
     CHECK(users >= 1 && users < 40); /* some users have no event on one side of the cut */
     free(text);

@@ -45,7 +45,6 @@ TEST(export_formats_and_refusals) {
     char *text = shell(0, "wc -l < i.csv; head -c 2 u.npz");
     CHECK_STR(text, "61\nPK");
     free(text);
-    says(2, "run --data data --what items --format csv --out i.csv", "choose another --out");
     says(2, "run --data data --what items --format pickle --out x", "safetensors, npz or csv");
     says(0, "run --what users --out y", "states of 40 users");
     says(2, "run --data data --what moods --out x", "items, users, weights or tables");
@@ -61,4 +60,28 @@ TEST(export_formats_and_refusals) {
                   "--epochs 1"));
     says(1, "ranking --data data --what users --out x", "no state of a user");
     says(0, "ranking --data data --what items --format csv --out r.csv", "60 items");
+}
+
+/* An existing file is replaced, a folder is not, and no file of the checkpoint. */
+TEST(export_replaces_files_only) {
+    char *text = shell(0, "echo old >x && ./hstu export run --what weights --format npz --out x && "
+                          "head -c 2 x && ./hstu export run --what items --format csv --out x "
+                          "--checkpoint last --device cpu && head -n 1 x");
+    CHECK_CONTAINS(text, "PK");
+    CHECK_CONTAINS(text, "\nid,title,e0,");
+    free(text);
+    static const char *const cases[][2] = {
+        {"--out data", "data: already exists; choose another --out"},
+        {"--out run/last/model.safetensors", "is in the checkpoint; choose another --out"},
+        {"--out x --checkpoint step-77", "has no such checkpoint"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char line[256];
+        snprintf(line, sizeof line, "./hstu export run --what weights --format npz %s 2>&1",
+                 cases[i][0]);
+        text = shell(2, line);
+        CHECK_CONTAINS(text, cases[i][1]);
+        free(text);
+    }
+    free(shell(0, "./hstu eval run --data data --device cpu")); /* the checkpoint is whole */
 }

@@ -299,3 +299,30 @@ TEST(recommend_ids_are_what_the_data_has) {
     CHECK_CONTAINS(text, "no item 'a'");
     free(text);
 }
+
+/* An item without a title is shown by its id alone; counts of events are whole numbers. */
+TEST(recommend_shows_ids_once) {
+    free(shell(0,
+               "python3 -c 'print(\"user,item,time\"); [print(f\"u{u},item-{(u * 7 + t * 3) % 30},"
+               "{1700000000 + t * 60}\") for u in range(30) for t in range(8)]' >log.csv && "
+               "echo 'item_id,title\nitem-1,One\nitem-2,Two' >items.csv && "
+               "./hstu prep csv --input log.csv --items items.csv --out text && ./hstu train "
+               "--device cpu --gin-config-file m.gin --data text --out strings --epochs 1"));
+#define STRINGS "./hstu recommend strings --data text --device cpu -k 30 "
+    char *text = shell(0, STRINGS "--user nobody 2>/dev/null");
+    CHECK_EQ(count_parts(text, "item-3 "), 1);
+    CHECK_EQ(count_parts(text, " One "), 1);
+    CHECK_CONTAINS(text, " 8\n");
+    CHECK(strstr(text, ".0000") == NULL);
+    free(text);
+    text = shell(0, STRINGS "--user nobody --json 2>/dev/null");
+    CHECK_EQ(count_parts(text, "\"title\":"), 2);
+    free(text);
+    text = shell(0, STRINGS "--similar item-3 --format csv");
+    CHECK_EQ(count_parts(text, ",,model\n"), 27); /* without those two and itself */
+    free(text);
+    text = shell(0, "./hstu info text --json");
+    CHECK_CONTAINS(text, "{\"id\":\"item-");
+    CHECK(count_parts(text, "\"title\":") <= 2);
+    free(text);
+}

@@ -3,6 +3,7 @@
 #include <sys/prctl.h>
 #include <sys/wait.h>
 
+#include "hstu.h"
 #include "http_client.h"
 #include "run_test.h"
 #include "serve/http/http.h"
@@ -202,6 +203,124 @@ TEST(serve_drains_and_ends_by_a_second_signal) {
     char *text = shell(0, "wc -l <log");
     CHECK_EQ(atoi(text), 3);
     free(text);
+}
+
+/* The score of an item in an answer, from "id":N or "item":N on. */
+static float score_in(const char *answer, uint32_t item) {
+    char key[32];
+    snprintf(key, sizeof key, "\"item\":%u,", item);
+    const char *at = strstr(answer, key);
+    if (at == NULL || (at = strstr(at, "\"score\":")) == NULL)
+        FAIL_TEST("no %s in %s", key, answer);
+    return strtof(at + 8, NULL);
+}
+
+/* Events without times are a minute apart, wherever the history is given: the library, both
+ * commands, the server's own routes and its tensors give the same bits, and so do events with such
+ * times; but not with others. */
+TEST(serve_scores_a_history_as_commands_and_library_do) {
+    enum { K = 3 };
+    const uint32_t items[] = {9, 4, 33, 21};
+    hstu_history h = {.length = 4, .item = items};
+    static const char history[] = "[9,4,33,21]",
+                      timed[] = "[{\"item\":9,\"time\":1000000},{\"item\":4,\"time\":1000060},"
+                                "{\"item\":33,\"time\":1000120},{\"item\":21,\"time\":1000180}]",
+                      apart[] = "[{\"item\":9,\"time\":1},{\"item\":4,\"time\":2},"
+                                "{\"item\":33,\"time\":900000},{\"item\":21,\"time\":999999}]";
+    const char *const text[] = {history, timed, apart};
+    hstu_model *m;
+    uint32_t item[K];
+    float score[K];
+    served s;
+    char line[1024];
+    serve_start(&s, "run", "/dev/null");
+    CHECK_EQ(hstu_model_open(&m, run_path("run"), run_path("data"), "cpu"), HSTU_OK);
+    CHECK_EQ(hstu_model_recommend_history(m, &h, K, 0, item, score), HSTU_OK);
+    hstu_model_close(m);
+    for (int i = 0; i < 3; i++) {
+        char *answer[4];
+        snprintf(line, sizeof line, "recommend run -k %d --json --history '%s'", K, text[i]);
+        answer[0] = said(0, line);
+        snprintf(line, sizeof line, "score run --json --candidates %u,%u,%u --history '%s'",
+                 item[0], item[1], item[2], text[i]);
+        answer[1] = said(0, line);
+        snprintf(line, sizeof line, "{\"history\":%s,\"top_k\":%d}", text[i], K);
+        answer[2] = client_ask(s.port, "POST", "/v1/recommend", "", line);
+        snprintf(line, sizeof line, "{\"history\":%s,\"candidates\":[%u,%u,%u]}", text[i], item[0],
+                 item[1], item[2]);
+        answer[3] = client_ask(s.port, "POST", "/v1/rank", "", line);
+        for (int way = 0; way < 4; way++) {
+            for (int k = 0; k < K && (i < 2 || k == 0); k++)
+                CHECK((score_in(answer[way], item[k]) == score[k]) == (i < 2));
+            free(answer[way]);
+        }
+    }
+    char *text_of =
+        client_ask(s.port, "POST", "/v2/models/run/infer", "",
+                   "{\"inputs\":[{\"name\":\"TOKENS\",\"datatype\":\"INT64\",\"shape\":[4],"
+                   "\"data\":[9,4,33,21]},"
+                   "{\"name\":\"TOKEN_LENGTHS\",\"datatype\":\"INT64\",\"shape\":[1],\"data\":[4]},"
+                   "{\"name\":\"TOP_K\",\"datatype\":\"INT64\",\"shape\":[1],\"data\":[1]}]}");
+    const char *at = strstr(text_of, "\"name\":\"OUTPUT\"");
+    CHECK(at != NULL && (at = strstr(at, "\"data\":[")) != NULL &&
+          strtof(at + 8, NULL) == score[0]);
+    free(text_of);
+    ask(&s, "POST", "/v1/recommend", "{\"history\":[9,{\"item\":4,\"time\":5}]}", 400,
+        "event 2: give a time for all events of a history or for none");
+    CHECK(kill(s.pid, SIGTERM) == 0);
+    CHECK_EQ(serve_end(&s), 0);
+}
+
+/* With ids that are text, metadata, configuration and answers of /v2 name the same types; SOURCE
+ * says whose scores are counts of events. */
+TEST(serve_describes_text_ids_alike) {
+    static const char infer[] = "/v2/models/strings/infer";
+    served s;
+    free(shell(0, "python3 -c 'print(\"user,item,time\"); [print(f\"u{u},i{(u * 7 + t * 3) % 40},"
+                  "{1700000000 + t * 60}\") for u in range(30) for t in range(8)]' >log.csv && "
+                  "./hstu prep csv --input log.csv --out text && ./hstu train --device cpu "
+                  "--gin-config-file m.gin --data text --out strings --epochs 1"));
+    serve_start(&s, "strings --data text", "/dev/null");
+    ask(&s, "GET", "/v2/models/strings", "", 200,
+        "\"inputs\":[{\"name\":\"USER_IDS\",\"datatype\":\"BYTES\",\"shape\":[-1]},"
+        "{\"name\":\"CANDIDATES\",\"datatype\":\"BYTES\",\"shape\":[-1,-1]},");
+    ask(&s, "GET", "/v2/models/strings", "", 200,
+        "{\"name\":\"ITEM_IDS\",\"datatype\":\"BYTES\",\"shape\":[-1,-1]},"
+        "{\"name\":\"SOURCE\",\"datatype\":\"BYTES\",\"shape\":[-1]}]");
+    ask(&s, "GET", "/v2/models/strings/config", "", 200,
+        "\"input\":[{\"name\":\"USER_IDS\",\"data_type\":\"TYPE_STRING\",\"dims\":[-1]},"
+        "{\"name\":\"CANDIDATES\",\"data_type\":\"TYPE_STRING\",\"dims\":[-1,-1],"
+        "\"optional\":true},");
+    ask(&s, "GET", "/v2/models/strings/config", "", 200,
+        "{\"name\":\"ITEM_IDS\",\"data_type\":\"TYPE_STRING\",\"dims\":[-1,-1]}");
+    char *text =
+        client_ask(s.port, "POST", infer, "",
+                   "{\"inputs\":[{\"name\":\"USER_IDS\",\"datatype\":\"BYTES\",\"shape\":[2]"
+                   ",\"data\":[\"u3\",\"nobody\"]}]}");
+    CHECK_CONTAINS(text,
+                   "{\"name\":\"ITEM_IDS\",\"datatype\":\"BYTES\",\"shape\":[2,10],\"data\":[\"i");
+    CHECK_CONTAINS(text, "{\"name\":\"SOURCE\",\"datatype\":\"BYTES\",\"shape\":[2],\"data\":["
+                         "\"model\",\"popular\"]}");
+    free(text);
+    /* Also where there is nobody to answer for. */
+    ask(&s, "POST", infer,
+        "{\"inputs\":[{\"name\":\"USER_IDS\",\"datatype\":\"BYTES\",\"shape\":[1],\"data\":[\"u1\"]"
+        "},"
+        "{\"name\":\"TOKENS\",\"datatype\":\"BYTES\",\"shape\":[0],\"data\":[]},{\"name\":"
+        "\"TOKEN_LENGTHS\",\"datatype\":\"INT64\",\"shape\":[1],\"data\":[0]}]}",
+        200, "\"ITEM_IDS\",\"datatype\":\"BYTES\"");
+    /* Tokens of one type: items and actions as text. */
+    ask(&s, "POST", infer,
+        "{\"inputs\":[{\"name\":\"USER_IDS\",\"datatype\":\"BYTES\",\"shape\":[1],\"data\":[\"u1\"]"
+        "},"
+        "{\"name\":\"TOKENS\",\"datatype\":\"BYTES\",\"shape\":[4],\"data\":[\"i1\","
+        "\"i2\",\"0\",\"0\"]},{\"name\":\"TOKEN_LENGTHS\",\"datatype\":\"INT64\",\"shape\":[2],"
+        "\"data\":[2,2]}],\"outputs\":[{\"name\":\"SOURCE\"}]}",
+        200,
+        "\"outputs\":[{\"name\":\"SOURCE\",\"datatype\":\"BYTES\",\"shape\":[1],\"data\":["
+        "\"model\"]}]");
+    CHECK(kill(s.pid, SIGTERM) == 0);
+    CHECK_EQ(serve_end(&s), 0);
 }
 
 /* Replicas on two devices, an engine folder and a run: both are named, and both answer. */

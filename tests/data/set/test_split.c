@@ -385,6 +385,13 @@ TEST(split_record_survives_json) {
             buf_fini(&text);
         }
     }
+    /* Before 0.2 a cut was a number of seconds. */
+    CHECK_OK(read_back(&to, "{\"split\":\"time\",\"time_cut\":978307200}"));
+    CHECK_EQ(to.rule.time_cut, 978307200);
+    CHECK_OK(read_back(&to, "{\"split\":\"time\",\"time_cut\":\"2001-01-01T00:00:00Z\"}"));
+    CHECK_EQ(to.rule.time_cut, 978307200);
+    CHECK_FAILS(read_back(&to, "{\"split\":\"time\",\"time_cut\":\"soon\"}"), ERR_FORMAT,
+                "is no time");
     /* Whether there is a validation part follows from the kind where only one is possible. */
     CHECK_OK(read_back(&to, "{\"split\":\"leave-one-out\",\"has_validation\":true}"));
     CHECK(!to.rule.has_validation);
