@@ -1,6 +1,6 @@
 #!/bin/sh
-# Items without events, on ML-1M: the movies of 2000 are taken out of the log, a model is trained on what is left, and each
-# user's first rating of such a movie is what has to be found.
+# Items without events, on ML-1M: no movie of 2000 is in the training part.  Each user's first rating of such a movie is what
+# has to be found, and the user's log ends there.
 #
 #   bench/cold_items.sh ML-1M-FOLDER CONFIG.gin [SEEDS] [OPTION...] > cold.csv
 #
@@ -24,14 +24,15 @@ sort -t: -k1,1n -k7,7n -s "$ml1m/ratings.dat" | awk -F:: -v OFS=, -v w="$work" '
     BEGIN { while ((getline id < (w "/cold.txt")) > 0) cold[id] = 1
             print "user_id", "item_id", "rating", "timestamp" > (w "/train.csv")
             print "user_id", "item_id", "rating", "timestamp" > (w "/test.csv") }
-    !($2 in cold) { print $1, $2, $3, $4 > (w "/train.csv"); next }
-    !($1 in done) { done[$1] = 1; print $1, $2, $3, $4 > (w "/test.csv") }'
+    $1 in done { next }
+    !($2 in cold) { n[$1]++; print $1, $2, $3, $4 > (w "/train.csv"); next }
+    n[$1] { done[$1] = 1; print $1, $2, $3, $4 > (w "/test.csv") }'
 "$hstu" prep csv --input "$work/test.csv" --out "$work/test" > "$work/log" 2>&1
 tail -n +2 "$work/test.csv" | cut -d, -f1 > "$work/users.txt"
 
 # value FILE KEY: a number of an object of JSON.
 value() {
-    sed "s/.*\"$2\": *\([0-9.e-]*\).*/\1/" "$1"
+    grep -o "\"$2\": *[0-9.e-]*" "$1" | head -n 1 | sed 's/.*: *//'
 }
 
 # one NAME SEED [OPTION...]: trains on $work/NAME and prints its row.
@@ -48,7 +49,7 @@ one() {
 }
 
 items="--input $work/train.csv --items $work/movies.csv"
-features="--item-features genres:list,year:number"
+features="--item-features genres:list:pipe,year:number"
 # shellcheck disable=SC2086 # options
 {
     "$hstu" prep csv $items --item-features none --out "$work/data-ids" > "$work/log" 2>&1

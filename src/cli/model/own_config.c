@@ -22,17 +22,30 @@ static bool has_gpu(const char *device) {
     return false;
 }
 
+/* What data may have beside items and times. */
+typedef struct parts {
+    bool has_features, has_content, has_actions;
+} parts;
+
 /* The names of the features and the actions, or of those that a config leaves out; prep adds
  * user_id by itself to some data sets. */
-static status list_parts(buf *out, const seq_file *data, bool has_features, bool has_actions) {
-    int n = 0;
-    for (int f = 0; f < data->n_context && has_features; f++) {
+static status list_parts(buf *out, const seq_file *data, const parts *p) {
+    const char *before = "user features ";
+    for (int f = 0; f < data->n_context && p->has_features; f++) {
         if (strcmp(data->context[f].name, "user_id") == 0) continue;
-        TRY(buf_text(out, n++ == 0 ? "user features " : ", "));
-        TRY(buf_text(out, data->context[f].name));
+        TRY(buf_printf(out, "%s%s", before, data->context[f].name));
+        before = ", ";
     }
-    if (!has_actions || data->actions == ACTION_NONE) return OK;
-    return buf_printf(out, "%sactions (%s)", n > 0 ? " and " : "", action_kind_name(data->actions));
+    before = out->n_bytes > 0 ? "; item features " : "item features ";
+    for (int f = 0; f < data->n_content && p->has_content; f++) {
+        TRY(buf_printf(out, "%s%s", before, data->content[f].name));
+        before = ", ";
+    }
+    if (p->has_content && data->item_vector != NULL)
+        TRY(buf_printf(out, "%s%d-dimensional vectors", before, data->item_vector_dim));
+    if (!p->has_actions || data->actions == ACTION_NONE) return OK;
+    return buf_printf(out, "%sactions (%s)", out->n_bytes > 0 ? "; " : "",
+                      action_kind_name(data->actions));
 }
 
 /* The classes or signals of the data's actions. */
@@ -47,14 +60,14 @@ static status fit_head(own_config *o, const seq_file *data) {
 
 static status tell_choice(const own_config *o, const seq_file *data, const char *why) {
     char events[SHOW_BYTES], items[SHOW_BYTES];
-    buf parts = {0};
-    status st = list_parts(&parts, data, true, true);
+    buf names = {0};
+    status st = list_parts(&names, data, &(parts){true, true, true});
     if (st == OK)
         log_info("config: %s, for %s events of %s items%s, with%s %s", o->path,
                  show_count(events, data->n_events), show_count(items, data->n_items), why,
-                 parts.n_bytes > 0 ? "" : "out",
-                 parts.n_bytes > 0 ? buf_str(&parts) : "user features and actions");
-    buf_fini(&parts);
+                 names.n_bytes > 0 ? "" : "out",
+                 names.n_bytes > 0 ? buf_str(&names) : "features and actions");
+    buf_fini(&names);
     return st;
 }
 
@@ -98,14 +111,16 @@ static bool is_synthetic(const seq_file *data) {
 
 status own_config_tell_unused(const config *c, const seq_file *data) {
     bool is_meta = c->family == FAMILY_META;
-    buf parts = {0};
+    parts unused = {!config_reads_context(c), !c->network.has_item_features,
+                    !config_reads_actions(c)};
+    buf names = {0};
     if (is_synthetic(data)) return OK;
-    status st = list_parts(&parts, data, !config_reads_context(c), !config_reads_actions(c));
-    if (st == OK && parts.n_bytes > 0)
-        log_info("note: %s does not read the data's %s; %s", c->file, buf_str(&parts),
-                 is_meta ? "train_fn.user_features = True and train_fn.action_input = True change "
-                           "that, and configs/own has both"
+    status st = list_parts(&names, data, &unused);
+    if (st == OK && names.n_bytes > 0)
+        log_info("note: %s does not read the data's %s; %s", c->file, buf_str(&names),
+                 is_meta ? "train_fn.user_features, .item_features and .action_input = True do, as "
+                           "in configs/own"
                          : "the files of configs/own do");
-    buf_fini(&parts);
+    buf_fini(&names);
     return st;
 }

@@ -107,6 +107,49 @@ TEST(train_says_what_is_missing) {
     CHECK(!folder_exists(run_path("r")));
 }
 
+/* Items' features in a run: the same bits with any number of ranks, and resumed; inference reads the
+ * items' rows alone; an item without events is recommended; a new run starts from it. */
+TEST(train_learns_item_features) {
+#define TRAIN                                                                                      \
+    "train m.gin --data own --device cpu --set train_fn.item_features=True --set "                 \
+    "train_fn.item_id_dropout=0.2 --out "
+    char *text;
+    CHECK_EQ(test_command(NULL,
+                          "cd %s && (echo item_id,title,genres,year; for i in 1 2 3 4 5 6 7 8 9 10 "
+                          "11; do echo $i,t$i,g$((i %% 2))\\|h$((i %% 3)),$((1990 + i)); done) "
+                          ">items.csv && (echo user,item,time,rating; for u in a b c d e f g h i; do "
+                          "for i in 1 2 3 4 5 6 7 8 9; do echo $u,$i,$i,$((i %% 5 + 1)); done; done) "
+                          ">log.csv",
+                          test_folder()),
+             0);
+    text = said(0, "prep csv --input log.csv --items items.csv --item-features "
+                   "genres:list:pipe,year:number --out own");
+    CHECK_CONTAINS(text, "genres");
+    free(text);
+    free(said(0, TRAIN "whole --epochs 3"));
+    free(said(0, TRAIN "parts --epochs 1"));
+    free(said(0, "train --resume --out parts --epochs 3 --device cpu"));
+    free(said(0, TRAIN "ranks --epochs 3 --ranks 2 --batch-per step"));
+    CHECK(same_file(run_path("whole"), run_path("parts"), "model.safetensors"));
+    CHECK(same_file(run_path("whole"), run_path("parts"), "optimizer.safetensors"));
+    CHECK(same_file(run_path("whole"), run_path("ranks"), "model.safetensors"));
+    text = said(0, "recommend whole --user a -k 11 --json");
+    CHECK_CONTAINS(text, "\"item\":10,");
+    CHECK_CONTAINS(text, "\"item\":11,");
+    free(text);
+    free(said(0, "eval whole"));
+    free(said(0, "build whole --out engine"));
+    text = said(0, "train m.gin --data own --device cpu --set train_fn.item_features=True --out next "
+                   "--epochs 1 --init-from whole");
+    CHECK_CONTAINS(text, "'values of item features': ");
+    CHECK_CONTAINS(text, " 0 new, 0 dropped");
+    free(text);
+    text = said(2, "train m.gin --data own --device cpu --out plain --epochs 1 --set "
+                   "train_fn.item_id_dropout=1.5");
+    CHECK_CONTAINS(text, "item_id_dropout");
+    free(text);
+}
+
 /* Without a config the data choose one, and a config that leaves out what a user brought is told;
  * the run keeps the config that was chosen. */
 TEST(train_chooses_a_config) {
@@ -122,18 +165,18 @@ TEST(train_chooses_a_config) {
     text = said(0, "train --data own --out run --epochs 1 --device cpu --set "
                    "train_fn.item_embedding_dim=16");
     CHECK_CONTAINS(text, "config: configs/own/small.gin, for 72 events of 9 items on the CPU, "
-                         "with user features plan and actions (stars)\n");
+                         "with user features plan; actions (stars)\n");
     CHECK(strstr(text, "does not read") == NULL);
     free(text);
     free(said(0, "train --resume --out run --epochs 2 --device cpu"));
     text = said(0, "train --data own --out rank --max-iters 1 --device cpu --task ranking");
     CHECK_CONTAINS(text, "config: configs/own/ranking.gin, for 72 events of 9 items and --task "
-                         "ranking, with user features plan and actions (stars)\n");
+                         "ranking, with user features plan; actions (stars)\n");
     CHECK_CONTAINS(text, "auc");
     free(text);
     text = said(0, "train m.gin --data own --out meta --max-iters 1");
-    CHECK_CONTAINS(text, "note: m.gin does not read the data's user features plan and actions "
-                         "(stars); train_fn.user_features = True and");
+    CHECK_CONTAINS(text, "note: m.gin does not read the data's user features plan; actions "
+                         "(stars); train_fn.user_features, .item_features and");
     free(text);
     text = said(0, "train m.gin --data own --out meta2 --max-iters 1 --set "
                    "train_fn.user_features=True --set train_fn.action_input=True");
