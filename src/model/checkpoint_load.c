@@ -369,17 +369,16 @@ status checkpoint_load_tables(dynamic_tables *tables, const char *folder) {
     return OK;
 }
 
-/* What items' rows were made of: a model that infers has the rows themselves (nn/content.h). */
-static bool is_for_training(const char *name) {
-    size_t n = strlen(name), own = strlen(CONTENT_OWN);
-    return strncmp(name, CONTENT_PREFIX, strlen(CONTENT_PREFIX)) == 0 ||
-           (n > own && strcmp(name + n - own, CONTENT_OWN) == 0);
+bool checkpoint_is_for_training(const st_tensor *t) {
+    size_t n = strlen(t->name), own = strlen(CONTENT_OWN);
+    return strncmp(t->name, CONTENT_PREFIX, strlen(CONTENT_PREFIX)) == 0 ||
+           (n > own && strcmp(t->name + n - own, CONTENT_OWN) == 0);
 }
 
 static size_t count_for_training(const st_file *f) {
     size_t n = 0;
     for (size_t i = 0; i < f->n_tensors; i++)
-        n += is_for_training(f->tensors[i].name);
+        n += checkpoint_is_for_training(&f->tensors[i]);
     return n;
 }
 

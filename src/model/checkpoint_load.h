@@ -87,6 +87,10 @@ status checkpoint_load_tables(dynamic_tables *tables, const char *folder);
 status checkpoint_load_tensor(const st_file *f, backend *be, const param *p, const char *suffix,
                               float *to);
 status checkpoint_check_finite(const st_file *f, const st_tensor *t);
+/* Whether it is of what items' rows were made of: a model that infers has the rows themselves
+ * (nn/content.h). */
+bool checkpoint_is_for_training(const st_tensor *t);
+
 status checkpoint_check_count(const st_file *f, size_t n);
 
 /* The name of the folder of table number i: table-0-movie_id. */

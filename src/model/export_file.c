@@ -108,8 +108,9 @@ static status weight_set_init(weight_set *s, const char *folder, bool is_meta, p
     TRY(path_join(path, sizeof path, folder, checkpoint_file_names[CHECKPOINT_MODEL]));
     TRY(st_open(&s->file, path));
     TRY(MEM_NEW(&s->tensor, s->file->n_tensors + 1));
-    for (; s->n < s->file->n_tensors; s->n++)
-        s->tensor[s->n] = s->file->tensors[s->n];
+    for (size_t i = 0; i < s->file->n_tensors; i++)
+        if (!checkpoint_is_for_training(&s->file->tensors[i]))
+            s->tensor[s->n++] = s->file->tensors[i];
     return is_meta ? make_meta(s, folder, workers) : OK;
 }
 

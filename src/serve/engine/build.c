@@ -69,13 +69,15 @@ static st_dtype type_of(const build_config *c, const st_tensor *t) {
 static status write_tensors(build *b, const st_file *from, const st_tensor *to, out_file *f) {
     for (size_t i = 0; i < from->n_tensors; i++) {
         const st_tensor *t = &from->tensors[i];
+        if (checkpoint_is_for_training(t)) continue;
         if (t->dtype != ST_F32)
             return fail(ERR_FORMAT, "%s: '%s' is not float32", from->path, t->name);
         b->report->n_numbers += (uint64_t)t->n;
-        if (to[i].dtype == ST_F32)
+        if (to->dtype == ST_F32)
             TRY(out_file_write(f, t->data, 4 * (size_t)t->n));
         else
-            TRY(write_half(t, to[i].dtype, f, &b->report->weight_error));
+            TRY(write_half(t, to->dtype, f, &b->report->weight_error));
+        to++;
     }
     return b->normed.n > 0 ? out_file_write(f, b->normed.data, 4 * (size_t)b->normed.n) : OK;
 }
@@ -84,15 +86,17 @@ static status write_weights(build *b, const st_file *from) {
     char path[CHECKPOINT_PATH_BYTES];
     st_tensor *to;
     out_file *f = NULL;
-    size_t n = from->n_tensors;
+    size_t n = 0;
     const char *json = st_metadata(from, "config");
     const st_pair metadata[] = {{"format", ENGINE_FORMAT}, {"config", json}};
     if (json == NULL) return fail(ERR_FORMAT, "%s: it contains no config", from->path);
     TRY(path_join(path, sizeof path, b->to, engine_file_names[ENGINE_WEIGHTS]));
-    TRY(MEM_NEW(&to, n + 1));
-    for (size_t i = 0; i < n; i++) {
-        to[i] = from->tensors[i];
-        to[i].dtype = type_of(b->c, &to[i]);
+    TRY(MEM_NEW(&to, from->n_tensors + 1));
+    for (size_t i = 0; i < from->n_tensors; i++) {
+        if (checkpoint_is_for_training(&from->tensors[i])) continue;
+        to[n] = from->tensors[i];
+        to[n].dtype = type_of(b->c, &to[n]);
+        n++;
     }
     to[n] = b->normed;
     status st = st_begin(&f, path, to, n + (b->normed.n > 0), metadata, 2);
