@@ -434,9 +434,8 @@ static status write_popular(const info *in, json_writer *w) {
         json_object_open(w);
         st = seq_item_name(in->data, item, &name);
         if (st == OK) json_key_string(w, "id", buf_str(&name));
-        bool has_title = st == OK && seq_has_title(in->data, item);
-        if (has_title) st = seq_item_title(in->data, item, &name);
-        if (has_title && st == OK) json_key_string(w, "title", buf_str(&name));
+        if (st == OK) st = seq_item_title(in->data, item, &name);
+        if (st == OK) json_key_string(w, "title", buf_str(&name));
         json_key_int(w, "events", (int64_t)in->stats->item_count[item]);
         json_object_close(w);
     }

@@ -321,8 +321,4 @@ TEST(recommend_shows_ids_once) {
     text = shell(0, STRINGS "--similar item-3 --format csv");
     CHECK_EQ(count_parts(text, ",,model\n"), 27); /* without those two and itself */
     free(text);
-    text = shell(0, "./hstu info text --json");
-    CHECK_CONTAINS(text, "{\"id\":\"item-");
-    CHECK(count_parts(text, "\"title\":") <= 2);
-    free(text);
 }
