@@ -213,8 +213,11 @@ static void check_content(const seq_file *s, int i, int content) {
     const item_content *kind = &s->content[0], *year = &s->content[1];
     uint64_t k = kind->offsets[item];
     CHECK_EQ(kind->offsets[item + 1] - k, 2);
-    uint64_t name = kind->values.offsets[kind->value[k] == 2 ? kind->value[k + 1] : kind->value[k]];
-    CHECK(kind->values.bytes[name] == 'a' + i % (content + 2) || kind->value[k] <= 2);
+    for (int v = 0; v < 2; v++) { /* "all" and a letter, in order */
+        uint64_t name = kind->values.offsets[kind->value[k + (uint64_t)v]];
+        uint64_t n = kind->values.offsets[kind->value[k + (uint64_t)v] + 1] - name;
+        CHECK(n == 1 ? kind->values.bytes[name] == 'a' + i % (content + 2) : n == 3);
+    }
     CHECK(year->number[item] == 1900 + i * content);
     CHECK(s->item_vector[2 * item] == (float)i && s->item_vector[2 * item + 1] == (float)content);
 }
