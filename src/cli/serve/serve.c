@@ -335,10 +335,10 @@ static status choose_device(serve_args *a, char own[32], char turn[32]) {
     int n = 1, rank = a->ranks->rank;
     for (const char *comma = list; (comma = strchr(comma, ',')) != NULL; comma++)
         if (n++ == rank) at = comma + 1;
-    if (n > 1 && n != a->ranks->size)
+    if ((n > 1 && n != a->ranks->size) || strncmp(at, list, 3) != 0)
         return fail(ERR_USAGE,
-                    "--tensor-parallel %d: --device names %d devices; name %d, or one. Replicas of "
-                    "models that ranks share need a server each",
+                    "--tensor-parallel %d: --device names %d devices; name %d of one kind, or one. "
+                    "Replicas of models that ranks share need a server each",
                     a->ranks->size, n, a->ranks->size);
     snprintf(own, 32, "%.*s", (int)strcspn(at, ","), at);
     a->c.engine.device = own;

@@ -416,10 +416,8 @@ static status open_parts(served *m, engine_config *c, const char *path, const se
     status st = open_backend(m, c, path);
     st = tensor_part_connect(&m->tensor, m->compute.be, st);
     if (st == OK) st = make(m, c, path, data);
-    st = tensor_part_end(&m->tensor, st == OK ? facts_of(m) : 0, st);
-    if (st != OK || !comm_is_first(m->tensor.comm)) return st;
-    tensor_part_lead(&m->tensor, m->infer.pass);
-    return warm_up(m, c);
+    st = tensor_part_end(&m->tensor, st == OK ? facts_of(m) : 0, m->infer.pass, st);
+    return st == OK && comm_is_first(m->tensor.comm) ? warm_up(m, c) : st;
 }
 
 status served_open(served **out, const engine_config *c, const char *path, const seq_file *data) {

@@ -7,16 +7,14 @@
 #include "dist/ranks.h"
 #include "serve/engine/served.h"
 
-/* Models, those included that answers still hold after a reload. */
+/* Models at a time, those included that answers still hold after a reload. */
 enum { MAX_LOADED = 4 * ENGINE_MAX_MODELS };
 
 typedef enum { TELL_LOAD, TELL_RUN, TELL_CLOSE, TELL_END } tell_what;
 
 /* What rank 0 tells: this, and n_bytes more. */
 typedef struct tell {
-    uint64_t what;
-    uint64_t model; /* a number of rank 0: the address of its tensor_part */
-    uint64_t n_bytes;
+    uint64_t what, id, n_bytes;
 } tell;
 
 struct tensor_group {
@@ -24,6 +22,7 @@ struct tensor_group {
     comm *host; /* on memory of the host */
     pthread_mutex_t lock;
     atomic_bool is_lost;
+    bool is_used[MAX_LOADED]; /* ids of models; the same on all ranks */
     buf body;
     const int32_t **rows; /* (row_capacity): pages of each sequence of a batch */
     size_t row_capacity;
@@ -56,8 +55,8 @@ static status lose(tensor_group *g, status st) {
 }
 
 /* Rank 0 tells the others; under the lock. */
-static status send(tensor_group *g, tell_what what, const tensor_part *p, void *body, size_t n) {
-    tell head = {what, (uint64_t)(uintptr_t)p, n};
+static status send(tensor_group *g, tell_what what, int id, void *body, size_t n) {
+    tell head = {what, (uint64_t)id, n};
     if (g->t->rank > 0) return OK;
     TRY(tensor_group_check(g));
     status st = comm_host_broadcast(g->host, &head, sizeof head, 0);
@@ -67,7 +66,7 @@ static status send(tensor_group *g, tell_what what, const tensor_part *p, void *
 
 void tensor_group_destroy(tensor_group *g) {
     if (g == NULL) return;
-    if (g->host != NULL) (void)send(g, TELL_END, NULL, NULL, 0); /* unless they are gone */
+    if (g->host != NULL) (void)send(g, TELL_END, 0, NULL, 0); /* unless they are gone */
     comm_destroy(g->host);
     pthread_mutex_destroy(&g->lock);
     buf_fini(&g->body);
@@ -139,7 +138,7 @@ static status begin_run(void *ctx, const pass_call *call) {
     pthread_mutex_lock(&g->lock);
     buf_clear(&g->body);
     status st = put_call(&(mail){.to = &g->body}, &own, g);
-    if (st == OK) st = send(g, TELL_RUN, p, g->body.data, g->body.n_bytes);
+    if (st == OK) st = send(g, TELL_RUN, p->id, g->body.data, g->body.n_bytes);
     if (st != OK) pthread_mutex_unlock(&g->lock);
     return st;
 }
@@ -153,16 +152,17 @@ static status end_run(void *ctx, status st) {
     return st;
 }
 
-void tensor_part_lead(tensor_part *p, pass *of) {
-    if (p->group != NULL) pass_set_lead(of, &(pass_lead){p, begin_run, end_run});
-}
-
 status tensor_part_begin(tensor_part *p, tensor_group *g, const char *path) {
     if (g == NULL) return OK;
     pthread_mutex_lock(&g->lock);
-    status st = send(g, TELL_LOAD, p, (char *)(uintptr_t)path, strlen(path) + 1);
+    int id = 0;
+    while (id < MAX_LOADED && g->is_used[id])
+        id++;
+    status st = id == MAX_LOADED
+                    ? fail(ERR_USAGE, "requests still hold %d models; load it later", MAX_LOADED)
+                    : send(g, TELL_LOAD, id, (char *)(uintptr_t)path, strlen(path) + 1);
     if (st == OK)
-        p->group = g;
+        *p = (tensor_part){.group = g, .id = id};
     else
         pthread_mutex_unlock(&g->lock);
     return st;
@@ -180,7 +180,7 @@ status tensor_part_connect(tensor_part *p, backend *be, status st) {
     return st;
 }
 
-status tensor_part_end(tensor_part *p, uint64_t facts, status st) {
+status tensor_part_end(tensor_part *p, uint64_t facts, pass *of, status st) {
     tensor_group *g = p->group;
     int64_t most[2] = {(int64_t)(facts >> 1), -(int64_t)(facts >> 1)};
     if (g == NULL) return st;
@@ -190,6 +190,8 @@ status tensor_part_end(tensor_part *p, uint64_t facts, status st) {
         if (st == OK && most[0] != -most[1])
             st = fail(ERR_IO, "the model was replaced while it was opened; load it again");
     }
+    g->is_used[p->id] = st == OK;
+    if (st == OK && g->t->rank == 0) pass_set_lead(of, &(pass_lead){p, begin_run, end_run});
     if (st != OK) p->group = NULL; /* each rank closes it by itself */
     pthread_mutex_unlock(&g->lock);
     return st;
@@ -197,24 +199,16 @@ status tensor_part_end(tensor_part *p, uint64_t facts, status st) {
 
 void tensor_part_close(tensor_part *p) {
     tensor_group *g = p->group;
-    if (g != NULL) pthread_mutex_lock(&g->lock);
-    if (g != NULL) (void)send(g, TELL_CLOSE, p, NULL, 0); /* ranks that are gone have closed it */
+    if (g != NULL) {
+        pthread_mutex_lock(&g->lock);
+        (void)send(g, TELL_CLOSE, p->id, NULL, 0); /* ranks that are gone have closed it */
+        g->is_used[p->id] = false;
+    }
     comm_destroy(p->comm);
     if (g != NULL) pthread_mutex_unlock(&g->lock);
 }
 
 /* The other ranks. */
-
-typedef struct followed {
-    uint64_t model; /* as in tell; 0: none */
-    served *m;
-} followed;
-
-static followed *find(followed *all, uint64_t number) {
-    for (int i = 0; i < MAX_LOADED; i++)
-        if (all[i].model == number) return &all[i];
-    return NULL;
-}
 
 static status follow_run(tensor_group *g, const served *m) {
     pass_call call;
@@ -222,15 +216,13 @@ static status follow_run(tensor_group *g, const served *m) {
     return pass_follow(m->infer.pass, m->infer.store, &call);
 }
 
-static status follow_one(tensor_group *g, const engine_config *c, const tell *head, followed *all) {
-    followed *f = find(all, head->what == TELL_LOAD ? 0 : head->model);
-    if (f == NULL) return fail(ERR_USAGE, "at most %d models can be loaded", MAX_LOADED);
-    if (head->what == TELL_RUN) return follow_run(g, f->m);
-    if (head->what == TELL_CLOSE) served_drop(f->m);
-    *f = (followed){0};
-    /* What all ranks agree has failed changes nothing. */
-    if (head->what == TELL_LOAD && served_open(&f->m, c, g->body.data, NULL) == OK)
-        f->model = head->model;
+static status follow_one(tensor_group *g, const engine_config *c, const tell *head, served **m) {
+    if (head->what == TELL_RUN) return follow_run(g, *m);
+    if (head->what == TELL_LOAD)
+        (void)served_open(m, c, g->body.data, NULL); /* all ranks agree on a failure */
+    if (head->what != TELL_CLOSE) return OK;
+    served_drop(*m);
+    *m = NULL;
     return OK;
 }
 
@@ -243,15 +235,15 @@ static status receive(tensor_group *g, tell *head) {
 }
 
 status tensor_group_follow(tensor_group *g, const engine_config *c) {
-    followed all[MAX_LOADED] = {0};
+    served *all[MAX_LOADED] = {0};
     tell head = {0};
     status st = OK;
     for (uint64_t n = 0; st == OK && head.what != TELL_END; n++) {
         g->t->ops->note_step(g->t, n);
         st = receive(g, &head);
-        if (st == OK && head.what != TELL_END) st = follow_one(g, c, &head, all);
+        if (st == OK && head.what != TELL_END) st = follow_one(g, c, &head, &all[head.id]);
     }
     for (int i = 0; i < MAX_LOADED; i++)
-        served_drop(all[i].m);
+        served_drop(all[i]);
     return st;
 }

@@ -32,18 +32,18 @@ status tensor_group_check(tensor_group *g);
 /* The part of a served model in it; zeros: the model is this process's alone. */
 typedef struct tensor_part {
     tensor_group *group;
+    int id;     /* the same on all ranks */
     comm *comm; /* of the ranks, on the model's backend */
 } tensor_part;
 
 /* The steps of a load, on every rank in this order: rank 0 tells the others the path; all have a
- * backend and get a communicator; all have the model, and the same facts about it.  Where a rank
- * has failed, all fail.  After a begin the end follows in any case. */
+ * backend and get a communicator; all have the model, and the same facts about it, and what rank 0
+ * runs with its pass runs on all of them.  Where a rank has failed, all fail.  After a begin the
+ * end follows in any case. */
 status tensor_part_begin(tensor_part *p, tensor_group *g, const char *path);
 status tensor_part_connect(tensor_part *p, backend *be, status own);
-status tensor_part_end(tensor_part *p, uint64_t facts, status own);
+status tensor_part_end(tensor_part *p, uint64_t facts, pass *of, status own);
 
-/* Rank 0: batches of this pass run on all ranks from now on. */
-void tensor_part_lead(tensor_part *p, pass *of);
 /* The others close the model, too; after its passes, before its backend. */
 void tensor_part_close(tensor_part *p);
 
