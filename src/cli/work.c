@@ -18,8 +18,7 @@ enum { MAX_DEVICES = 64 };
 const char *const work_dtypes[] = {
     [ACT_F32] = "float32", [ACT_BF16] = "bfloat16", [ACT_F16] = "float16", NULL};
 
-/* Ranks of one machine take its GPUs in turn: the name of the one for this rank. */
-static status choose_gpu(const transport *ranks, const char **device, char name[32]) {
+status work_choose_gpu(const transport *ranks, const char **device, char name[32]) {
     device_info list[MAX_DEVICES];
     int n, n_usable = 0, usable[MAX_DEVICES];
     if (ranks == NULL || (strcmp(*device, "auto") != 0 && strcmp(*device, "cuda") != 0)) return OK;
@@ -37,7 +36,7 @@ static status open_backend(work *w, const char *device, const work_options *opti
     TRY(env_threads_of(options->ranks != NULL ? options->ranks->local_size : 1, &n_threads));
     TRY(pool_create(&w->workers, n_threads));
     char name[32];
-    TRY(choose_gpu(options->ranks, &device, name));
+    TRY(work_choose_gpu(options->ranks, &device, name));
     status st = backend_open(&w->be, w->workers, device, options->is_deterministic);
     bool is_named = st == ERR_USAGE || st == ERR_DEVICE;
     return is_named ? fail_prefix(st, "--device %.40s", device) : st;

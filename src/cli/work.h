@@ -50,6 +50,10 @@ typedef struct work_options {
 /* Like work_open.  Ranks divide the cores of a machine, and take its GPUs in turn. */
 status work_open_as(work *w, const char *data, const char *device, const work_options *o);
 
+/* Ranks of one machine take its GPUs in turn: where *device is "auto" or "cuda", it becomes the
+ * name of this rank's GPU, in `name`.  ranks NULL: one. */
+status work_choose_gpu(const transport *ranks, const char **device, char name[32]);
+
 /* Opens a test file and joins its events to those of the data (held_out.h); says on stderr what was
  * left out. */
 status work_join_test(work *w, const char *path, bool keeps_unknown);

@@ -163,6 +163,11 @@ static status shm_barrier(transport *t) {
     return wait_all(t->state);
 }
 
+static bool shm_has_failed(const transport *t) {
+    const shm_job *job = ((const shm_state *)t->state)->job;
+    return atomic_load(&job->failed) > 0 || atomic_load(&job->n_ended) > 0;
+}
+
 static void shm_note_step(transport *t, uint64_t step) {
     shm_state *s = t->state;
     atomic_store_explicit(&board(s, t->rank)->step, step + 1, memory_order_relaxed);
@@ -193,6 +198,7 @@ static const transport_ops shm_ops = {.name = "shm",
                                       .group = shm_group,
                                       .exchange = shm_exchange,
                                       .barrier = shm_barrier,
+                                      .has_failed = shm_has_failed,
                                       .note_step = shm_note_step,
                                       .leave = shm_leave,
                                       .destroy = transport_free};

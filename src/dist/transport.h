@@ -48,6 +48,8 @@ typedef struct transport_ops {
     status (*group)(transport **out, transport *t, const rank_group *g);
     status (*exchange)(transport *t, const exchange_args *a);
     status (*barrier)(transport *t);
+    /* Whether the job is over, because a rank failed or has left; any thread.  Of forked ranks. */
+    bool (*has_failed)(const transport *t);
     /* Tells the watchdog of the job this rank's step, which it names when the rank is lost. */
     void (*note_step)(transport *t, uint64_t step);
     /* The rank leaves the job with st, and the transport is destroyed.  Returns the status to end

@@ -191,12 +191,14 @@ static status check_tensor(const model *m, const config *c) {
     if (m->tensor == NULL) return OK;
     int size = m->tensor->size;
     if (is_research(c) || size > HSTU_MAX_PARTS)
-        return fail(ERR_UNSUPPORTED, "%s: its layers cannot be cut over ranks", c->file);
+        return fail(ERR_UNSUPPORTED,
+                    "%s: its layers cannot be cut over ranks; those of NVIDIA-style configs can",
+                    c->file);
     if (n->n_heads % size == 0) return OK;
     return fail(ERR_CONFIG,
                 "%s: NetworkArgs.num_attention_heads = %lld does not divide among "
-                "TensorModelParallelArgs.tensor_model_parallel_size = %d ranks; choose a size that "
-                "divides the heads, or 1: then the ranks divide the batch",
+                "TensorModelParallelArgs.tensor_model_parallel_size = %d ranks (of a server: "
+                "--tensor-parallel); choose a size that divides the heads, or 1",
                 c->file, (long long)n->n_heads, size);
 }
 

@@ -68,6 +68,7 @@ struct pass {
     pass_grads_fn on_grads; /* or NULL */
     void *grads_ctx;
     bool has_fp8_kv; /* keys and values are rounded */
+    pass_lead lead;  /* of the ranks that share the layers; begin NULL: none */
 };
 
 /* The key of a recorded step: different for each pass and each shape. */

@@ -424,13 +424,15 @@ static bool has_come(pass *p) {
     return false;
 }
 
-static status run(pass *p, const batch *b, const layout_request *request, const void **out) {
-    model *m = p->m;
-    TRY(take_rows(p, b, request, &b));
-    TRY(batch_layout_build(&p->plan, m->be, b, request));
+static status run(pass *p, const pass_call *call, const layout_request *request, const void **out) {
+    const batch *b;
+    TRY(take_rows(p, &call->batch, request, &b));
+    TRY(batch_layout_build(&p->plan, p->m->be, b, request));
     bool can_record = !p->has_fp8_kv && (p->store == NULL || kv_store_can_record(p->store));
-    return can_record && (p->plan.is_round || has_come(p)) ? run_recorded(p, out)
-                                                           : run_laid_out(p, out);
+    if (p->lead.begin != NULL) TRY(p->lead.begin(p->lead.ctx, call));
+    status st = can_record && (p->plan.is_round || has_come(p)) ? run_recorded(p, out)
+                                                                : run_laid_out(p, out);
+    return p->lead.begin != NULL ? p->lead.end(p->lead.ctx, st) : st;
 }
 
 static status run_cached(pass *p, const batch *b, layout_purpose purpose, kv_store *store,
@@ -441,9 +443,26 @@ static status run_cached(pass *p, const batch *b, layout_purpose purpose, kv_sto
     if (cache != NULL) TRY(kv_store_begin(store, b->n_users, cache, &own));
     p->store = store;
     layout_request request = {.purpose = purpose, .cache = cache != NULL ? &own : NULL};
-    status st = run(p, b, &request, out);
+    pass_call call = {purpose, p->has_fp8_kv, cache != NULL, .batch = *b};
+    if (cache != NULL) call.cache = *cache;
+    if (cache != NULL) call.moves = store->moves;
+    status st = run(p, &call, &request, out);
     p->store = NULL;
     return st;
+}
+
+void pass_set_lead(pass *p, const pass_lead *lead) {
+    p->lead = *lead;
+}
+
+status pass_follow(pass *p, kv_store *store, const pass_call *call) {
+    const layout_cache *cache = call->has_cache ? &call->cache : NULL;
+    const void *results;
+    p->has_fp8_kv = call->has_fp8_kv;
+    if (cache == NULL) store = NULL;
+    if (store != NULL) store->moves = call->moves; /* each pass gets its own */
+    TRY(run_cached(p, &call->batch, call->purpose, store, cache, &results));
+    return p->m->be->ops->sync(p->m->be);
 }
 
 int32_t pass_n_skipped(const pass *p, int32_t n_reused) {

@@ -106,6 +106,25 @@ status pass_encode_cached(pass *p, const batch *b, struct kv_store *store,
 status pass_score_cached(pass *p, const batch *b, struct kv_store *store, const layout_cache *cache,
                          const void **out, int64_t *n_rows);
 
+/* Inference on ranks that share the layers (model_limits.tensor): rank 0's lead tells the others
+ * what its pass runs, and each of them calls pass_follow with that.  A view. */
+typedef struct pass_call {
+    layout_purpose purpose;
+    bool has_fp8_kv, has_cache;
+    batch batch;
+    layout_cache cache;
+    kv_move_args moves; /* of the store: its lists alone */
+} pass_call;
+typedef struct pass_lead {
+    void *ctx;
+    /* The batch is checked and laid out, and nothing is computed yet.  If it returns OK, `end`
+     * follows with the result, and returns that of the pass. */
+    status (*begin)(void *ctx, const pass_call *call);
+    status (*end)(void *ctx, status st);
+} pass_lead;
+void pass_set_lead(pass *p, const pass_lead *lead);
+status pass_follow(pass *p, struct kv_store *store, const pass_call *call); /* waits for the end */
+
 /* How many of a sequence's first events these two do not read where n_reused of its tokens are in
  * pages: the batch need not have them. */
 int32_t pass_n_skipped(const pass *p, int32_t n_reused);

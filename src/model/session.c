@@ -145,8 +145,8 @@ status session_open(session *s, const config *c, const seq_file *data, backend *
 }
 
 status session_open_inference(session *s, const config *c, const seq_file *data, backend *be,
-                              int32_t max_users) {
-    *s = (session){.config = c, .data = data, .be = be};
+                              int32_t max_users, comm *tensor) {
+    *s = (session){.config = c, .data = data, .be = be, .tensor = tensor};
     set_batches(s);
     return open_model(s, max_users > 0 ? max_users : s->eval_batch);
 }

@@ -85,9 +85,9 @@ static inline int64_t session_part_events(const session *s, int n) {
 }
 
 /* Without training: no gradients, and passes for at most max_users users; 0: the config's batch
- * size for evaluation. */
+ * size for evaluation.  tensor: the ranks that share the layers; NULL: one. */
 status session_open_inference(session *s, const config *c, const seq_file *data, backend *be,
-                              int32_t max_users);
+                              int32_t max_users, comm *tensor);
 void session_close(session *s); /* a failed open too */
 
 /* Bytes of backend memory: the model and its training pass. */

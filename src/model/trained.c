@@ -162,26 +162,33 @@ static status read_config(config **out, const st_file *weights) {
     return config_load_json(out, weights->path, json, strlen(json));
 }
 
-/* 16-bit numbers become float32 a piece at a time: what computes holds float32 everywhere. */
-static status load_half(const st_file *f, backend *be, const st_tensor *t, float *to) {
+/* 16-bit numbers of this rank's part become float32 a piece at a time: what computes holds float32
+ * everywhere. */
+static status load_half(const st_file *f, backend *be, const st_tensor *t, const param *p) {
     float *piece;
     const unsigned char *from = t->data;
     TRY(MEM_NEW_RAW(&piece, PIECE));
     status st = OK;
-    for (int64_t at = 0; at < t->n && st == OK; at += PIECE) {
-        int64_t n = t->n - at < PIECE ? t->n - at : PIECE, n_bad = 0;
-        for (int64_t i = 0; i < n; i++) {
-            uint16_t x;
-            memcpy(&x, from + 2 * (at + i), sizeof x);
-            piece[i] = t->dtype == ST_BF16 ? half_bf16_to_float(x) : half_f16_to_float(x);
-            n_bad += !isfinite(piece[i]);
+    int64_t n_bad = 0, n_piece, n;
+    for (int64_t at = 0; at < p->n && st == OK; at += n_piece) {
+        for (n_piece = 0; n_piece < PIECE && at + n_piece < p->n; n_piece += n) {
+            int64_t first = param_cut_run(p, at + n_piece, &n);
+            if (n > PIECE - n_piece) n = PIECE - n_piece;
+            for (int64_t i = 0; i < n; i++) {
+                uint16_t x;
+                memcpy(&x, from + 2 * (first + i), sizeof x);
+                float y = t->dtype == ST_BF16 ? half_bf16_to_float(x) : half_f16_to_float(x);
+                piece[n_piece + i] = y;
+                n_bad += !isfinite(y);
+            }
         }
         if (n_bad > 0) {
             char what[160];
             snprintf(what, sizeof what, "'%.80s' holds a number that is not finite", t->name);
             st = damaged(f->path, what);
         }
-        if (st == OK) st = be->ops->copy_in(be, to + at, piece, (size_t)n * sizeof *piece);
+        if (st == OK)
+            st = be->ops->copy_in(be, p->value + at, piece, (size_t)n_piece * sizeof *piece);
     }
     mem_free(piece);
     return st;
@@ -189,13 +196,15 @@ static status load_half(const st_file *f, backend *be, const st_tensor *t, float
 
 static status load_param(const st_file *f, backend *be, const param *p) {
     const st_tensor *t = st_find(f, p->name);
+    int64_t shape[4];
     if (t == NULL || (t->dtype != ST_BF16 && t->dtype != ST_F16))
         return checkpoint_load_tensor(f, be, p, "", p->value);
     bool is_same = t->n_dims == p->n_dims;
+    param_whole_shape(p, shape);
     for (int d = 0; d < p->n_dims && is_same; d++)
-        is_same = t->shape[d] == p->shape[d];
+        is_same = t->shape[d] == shape[d];
     if (!is_same) return damaged(f->path, "a shape is not that of the model");
-    return load_half(f, be, t, p->value);
+    return load_half(f, be, t, p);
 }
 
 /* Whether the item rows were mapped. */
@@ -273,7 +282,7 @@ static status load_weights(trained *t, backend *be) {
 }
 
 static status load(trained *t, const char *path, const seq_file *data, backend *be,
-                   int32_t max_users, bool is_checked) {
+                   int32_t max_users, comm *tensor, bool is_checked) {
     const seq_file *matched;
     TRY(find(t, path, is_checked));
     TRY(checkpoint_read_origin(&t->origin, t->folder));
@@ -282,26 +291,26 @@ static status load(trained *t, const char *path, const seq_file *data, backend *
                  "; RUN/last is the newest",
                  t->origin.step);
     TRY(match(t, data, be->workers, &matched));
-    TRY(session_open_inference(&t->session, t->config, matched, be, max_users));
+    TRY(session_open_inference(&t->session, t->config, matched, be, max_users, tensor));
     return load_weights(t, be);
 }
 
 static status open_as(trained *t, const char *path, const seq_file *data, backend *be,
-                      int32_t max_users, bool is_checked) {
+                      int32_t max_users, comm *tensor, bool is_checked) {
     *t = (trained){0};
-    status st = load(t, path, data, be, max_users, is_checked);
+    status st = load(t, path, data, be, max_users, tensor, is_checked);
     if (st != OK) trained_close(t);
     return st;
 }
 
 status trained_open(trained *t, const char *path, const seq_file *data, backend *be,
                     int32_t max_users) {
-    return open_as(t, path, data, be, max_users, true);
+    return open_as(t, path, data, be, max_users, NULL, true);
 }
 
 status trained_open_unchecked(trained *t, const char *path, const seq_file *data, backend *be,
-                              int32_t max_users) {
-    return open_as(t, path, data, be, max_users, false);
+                              int32_t max_users, comm *tensor) {
+    return open_as(t, path, data, be, max_users, tensor, false);
 }
 
 status trained_check(const trained *t) {

@@ -82,9 +82,9 @@ status trained_open(trained *t, const char *path, const seq_file *data, backend 
                     int32_t max_users);
 /* The same, without checking the content of an engine folder's weights, which takes as long as
  * reading them: trained_check does that, on any thread, and until then nothing that was computed
- * may be told. */
+ * may be told.  tensor: the ranks that share the layers and load a part each; NULL: one. */
 status trained_open_unchecked(trained *t, const char *path, const seq_file *data, backend *be,
-                              int32_t max_users);
+                              int32_t max_users, comm *tensor);
 status trained_check(const trained *t);
 void trained_close(trained *t); /* a failed open too */
 

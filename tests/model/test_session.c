@@ -6,7 +6,7 @@
 static void open_with(bench_top *t, const char *gin, const char *set, int32_t max_users,
                       session *out) {
     CHECK_OK(top_open(t, gin, &set, set != NULL, 1));
-    CHECK_OK(session_open_inference(out, t->config, t->data, t->be, max_users));
+    CHECK_OK(session_open_inference(out, t->config, t->data, t->be, max_users, NULL));
 }
 
 static void close_both(bench_top *t, session *s) {

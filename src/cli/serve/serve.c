@@ -9,12 +9,16 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/env.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/thread.h"
 #include "cli/cli.h"
 #include "cli/serve/serve.h"
 #include "cli/work.h"
+#include "dist/ranks.h"
+#include "dist/shm.h"
+#include "serve/engine/tensor_group.h"
 #include "serve/http/access_log.h"
 #include "serve/http/server.h"
 
@@ -43,7 +47,8 @@ void kv_args_tell(const engine_model_info *m) {
 
 /* hstu serve: recommendations over HTTP. */
 
-enum { NAME_BYTES = 64, CHECK_MS = 20 };
+/* LOST_MS: how long a server that has lost a rank answers 503, before it ends. */
+enum { NAME_BYTES = 64, CHECK_MS = 20, LOST_MS = 1000 };
 
 typedef struct serve_args {
     const char *path[ENGINE_MAX_MODELS];
@@ -55,6 +60,7 @@ typedef struct serve_args {
     int log_fd;      /* 0: stdout's, or none */
     int64_t queue_mib, deadline_ms, drain_delay_s, drain_timeout_s, erase_within_s;
     int64_t max_body_mib, max_buffered_mib, tensor_parallel;
+    transport *ranks; /* with tensor_parallel above 1, else NULL */
     char name[ENGINE_MAX_MODELS][NAME_BYTES];
     server_model model[ENGINE_MAX_MODELS];
 } serve_args;
@@ -209,12 +215,23 @@ static bool wait_signal(const sigset_t *signals, int ms) {
     return sigtimedwait(signals, NULL, &limit) > 0;
 }
 
+/* Whether the server is to end; a rank gets no signals itself. */
+static bool wait_stop(const serve_args *a, const sigset_t *signals, int ms) {
+    bool has_signal = wait_signal(signals, ms);
+    if (a->ranks == NULL) return has_signal;
+    return *a->ranks->stop || tensor_group_check(a->c.engine.group) != OK;
+}
+
 /* Until a signal; then until everything is answered, the time is over, or a second signal. */
 static status wait_for_end(const serve_args *a, server *s, const sigset_t *signals,
                            bool is_ending) {
-    while (!is_ending && !wait_signal(signals, 60000))
+    while (!is_ending && !wait_stop(a, signals, a->ranks != NULL ? CHECK_MS : 60000))
         ;
     server_set_ready(s, false);
+    status st = tensor_group_check(a->c.engine.group);
+    if (st != OK) log_warn("%s; until then requests get 503", status_reason());
+    if (st != OK) (void)wait_signal(signals, LOST_MS);
+    TRY(st);
     log_info("draining; a second signal exits at once");
     for (int64_t ms = 0; ms < a->drain_delay_s * 1000; ms += 50)
         if (wait_signal(signals, 50)) return fail(ERR_INTERRUPTED, "ended by a second signal");
@@ -255,7 +272,7 @@ static status wait_checked(const serve_args *a, server *s, const sigset_t *signa
     uint64_t start = clock_ns();
     for (int i = 0; i < a->n_paths; i++) {
         while (!engine_is_checked(server_engine(s), i)) {
-            *is_ending = wait_signal(signals, CHECK_MS);
+            *is_ending = wait_stop(a, signals, CHECK_MS);
             if (*is_ending) return OK;
         }
         TRY(engine_wait_checked(server_engine(s), i));
@@ -312,12 +329,37 @@ static status run(serve_args *a) {
     return st;
 }
 
-static status check(serve_args *a) {
-    if (a->tensor_parallel > 1)
+/* A rank takes the device of its number from the list, or the only one, of GPUs in turn. */
+static status choose_device(serve_args *a, char own[32], char turn[32]) {
+    const char *list = a->c.engine.device, *at = list;
+    int n = 1, rank = a->ranks->rank;
+    for (const char *comma = list; (comma = strchr(comma, ',')) != NULL; comma++)
+        if (n++ == rank) at = comma + 1;
+    if ((n > 1 && n != a->ranks->size) || strncmp(at, list, 3) != 0)
         return fail(ERR_USAGE,
-                    "--tensor-parallel: a server cannot share layers among GPUs yet; if one GPU is "
-                    "too small, halve the model by 'hstu build --dtype bfloat16', lower --kv-pages "
-                    "and --max-tokens, or use --device cpu");
+                    "--tensor-parallel %d: --device names %d devices; name %d of one kind, or one. "
+                    "Replicas of models that ranks share need a server each",
+                    a->ranks->size, n, a->ranks->size);
+    snprintf(own, 32, "%.*s", (int)strcspn(at, ","), at);
+    a->c.engine.device = own;
+    TRY(env_threads_of(a->ranks->size, &a->c.engine.n_threads));
+    return work_choose_gpu(a->ranks, &a->c.engine.device, turn);
+}
+
+/* Rank 0 is the server, and the others follow it (tensor_group.h); this process supervises them. */
+static status run_ranks(serve_args *a) {
+    char own[32], turn[32];
+    tensor_group **group = &a->c.engine.group;
+    status st = ranks_fork(&a->ranks, (int)a->tensor_parallel, RANKS_PATIENCE_MS);
+    if (a->ranks == NULL) return st;
+    if (st == OK) st = choose_device(a, own, turn);
+    if (st == OK) st = tensor_group_create(group, a->ranks);
+    if (st == OK) st = a->ranks->rank == 0 ? run(a) : tensor_group_follow(*group, &a->c.engine);
+    tensor_group_destroy(*group);
+    return ranks_leave(a->ranks, st);
+}
+
+static status check(serve_args *a) {
     TRY(choose_names(a));
     TRY(read_shadows(a));
     return read_split(a);
@@ -344,8 +386,10 @@ status cmd_serve(int argc, char **argv) {
         OPT_TEXT("--device", &e->device, "DEVICE,...",
                  "Device: auto (default), cpu, cuda or cuda:N. Several, as in cuda:0,cuda:1: a "
                  "replica of each model on each, and each user's requests go to one of them."),
-        OPT_INT("--tensor-parallel", &a.tensor_parallel, "T", 1, 1024,
-                "GPUs that share a replica's layers: 1 (default); more are refused."),
+        OPT_INT("--tensor-parallel", &a.tensor_parallel, "T", 1, SHM_MAX_RANKS,
+                "Processes that share the layers of each model, for models too large for one GPU "
+                "(default 1). Each has a GPU of its own, or that of --device, and 1/T of the "
+                "attention heads; T must divide them. NVIDIA-style HSTU models only."),
         OPT_GROUP("Network"),
         OPT_TEXT("--host", &http->host, "HOST",
                  "Address to listen on (default 127.0.0.1: this machine only). There is no TLS: "
@@ -418,5 +462,5 @@ status cmd_serve(int argc, char **argv) {
                  "once.\n  curl localhost:8080/v1/recommend -d '{\"user\": 7, \"top_k\": 5}'\n"};
     ARGS_PARSE(&spec, a.path, &a.n_paths);
     TRY(check(&a));
-    return run(&a);
+    return a.tensor_parallel > 1 ? run_ranks(&a) : run(&a);
 }

@@ -438,6 +438,8 @@ static job *make_job(engine *e, const engine_request *r, engine_answer *out, slo
     if (of == NULL) return refuse(NULL, r, out, ENGINE_NO_MODEL, "there is no such model");
     if (atomic_load(&e->is_closing))
         return refuse(of->slot[0], r, out, ENGINE_CLOSING, "the server is shutting down");
+    if (tensor_group_check(e->config.group) != OK)
+        return refuse(of->slot[0], r, out, ENGINE_CLOSING, status_reason());
     slot_terms terms = terms_of(e, r);
     uint64_t key = of->n > 1 ? key_of(r) : 0;
     *s = replicas_choose(of, key, &terms, r->was_asked, &home, out);

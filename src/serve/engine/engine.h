@@ -77,12 +77,14 @@ typedef struct engine_config {
     bool has_fp8_kv;       /* keys and values in 8 bits */
     bool has_int8_items;   /* a CPU searches catalogues by 8-bit numbers first, also where an
                               engine folder does not say so */
-    uint64_t max_user_events; /* of a history; 0: 1 << 20 */
-    const char *state;        /* folder of the database of users' events (state.h); NULL: they
-                                 live in memory */
-    uint64_t erase_within_ns; /* see state_open; 0: a minute */
-    uint64_t deadline_ns;     /* of requests that name none; 0: they have none (job_queue.h) */
-    size_t max_queue_bytes;   /* of requests that wait, of each model; 0: 1 GiB */
+    uint64_t max_user_events;   /* of a history; 0: 1 << 20 */
+    const char *state;          /* folder of the database of users' events (state.h); NULL: they
+                                   live in memory */
+    uint64_t erase_within_ns;   /* see state_open; 0: a minute */
+    uint64_t deadline_ns;       /* of requests that name none; 0: they have none (job_queue.h) */
+    size_t max_queue_bytes;     /* of requests that wait, of each model; 0: 1 GiB */
+    struct tensor_group *group; /* the ranks that share each model, one device a rank
+                                   (tensor_group.h); NULL: this process alone */
 } engine_config;
 
 /* Opens the data and the state; models are added by engine_load. */
@@ -214,7 +216,7 @@ typedef enum {
     ENGINE_BAD,      /* the request is wrong: HTTP 400 */
     ENGINE_NO_MODEL, /* 404 */
     ENGINE_OVERLOAD, /* it would wait too long, or the queue is full: 503, retry_after_s */
-    ENGINE_CLOSING,  /* 503 */
+    ENGINE_CLOSING,  /* 503; also where a rank is lost */
     ENGINE_GONE,     /* whoever asked is gone, so it did not run: 499 */
     ENGINE_FAILED    /* 500 */
 } engine_outcome;

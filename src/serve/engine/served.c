@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/env.h"
+#include "base/hash.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/thread.h"
@@ -25,7 +26,7 @@ static void *check(void *argument) {
 }
 
 static status start_check(served *m) {
-    if (!m->trained.is_engine) return OK;
+    if (!m->trained.is_engine || !comm_is_first(m->tensor.comm)) return OK;
     int code = pthread_create(&m->checker, NULL, check, m);
     if (code != 0)
         return fail(ERR_IO, "cannot start a thread to check %s: %s", m->path, strerror(code));
@@ -49,9 +50,10 @@ bool served_is_checked(served *m) {
 static status open_trained(served *m, const engine_config *c, const char *path,
                            const seq_file *data) {
     backend *be = m->compute.be;
-    status st = trained_open_unchecked(&m->trained, path, NULL, be, c->max_batch);
+    comm *tensor = m->tensor.comm;
+    status st = trained_open_unchecked(&m->trained, path, NULL, be, c->max_batch, tensor);
     if (st == ERR_CONFIG && data != NULL && m->trained.vocabulary == NULL)
-        st = trained_open_unchecked(&m->trained, path, data, be, c->max_batch);
+        st = trained_open_unchecked(&m->trained, path, data, be, c->max_batch, tensor);
     TRY(st);
     TRY(start_check(m));
     m->s = &m->trained.session;
@@ -169,20 +171,25 @@ static status choose_limits(engine_config *c, const char *path) {
     return OK;
 }
 
-static status make(served *m, const engine_config *c, const char *path, const seq_file *data) {
+static status open_backend(served *m, engine_config *c, const char *path) {
     int n_threads = c->n_threads;
+    TRY(choose_limits(c, path));
     if (n_threads == 0) TRY(env_threads(&n_threads));
     TRY(pool_create_lower(&m->compute.workers, n_threads, SERVED_NICE));
-    TRY(backend_open(&m->compute.be, m->compute.workers, c->device, false));
+    return backend_open(&m->compute.be, m->compute.workers, c->device, false);
+}
+
+static status make(served *m, const engine_config *c, const char *path, const seq_file *data) {
     TRY(open_trained(m, c, path, data));
     TRY(model_pack(m->s->model));
-    infer_config f = {.max_part = choose_sizes(m, c), .is_serving = true};
+    bool searches = comm_is_first(m->tensor.comm);
+    infer_config f = {.max_part = choose_sizes(m, c), .is_serving = searches};
     find_dense(m);
     count_flops(m);
     TRY(open_cache(m, c));
     f.max_users = m->max_batch;
     f.max_tokens = m->max_tokens;
-    f.has_int8_items = c->has_int8_items;
+    f.has_int8_items = searches && c->has_int8_items;
     f.store = m->cache != NULL ? &m->store : NULL;
     f.has_fp8_kv = m->has_fp8_kv;
     return infer_init(&m->infer, m->s, &f);
@@ -396,20 +403,35 @@ static status warm_up(served *m, const engine_config *c) {
     return OK;
 }
 
+/* What ranks that share the model must have in common. */
+static uint64_t facts_of(const served *m) {
+    const uint64_t all[] = {m->trained.origin.step,     m->trained.engine.weight_hash,
+                            (uint64_t)m->max_batch,     (uint64_t)m->max_tokens,
+                            (uint64_t)m->store.n_pages, (uint64_t)m->s->be->act};
+    return hash64(all, sizeof all, 0);
+}
+
+static status open_parts(served *m, engine_config *c, const char *path, const seq_file *data) {
+    TRY(tensor_part_begin(&m->tensor, c->group, path));
+    status st = open_backend(m, c, path);
+    st = tensor_part_connect(&m->tensor, m->compute.be, st);
+    if (st == OK) st = make(m, c, path, data);
+    st = tensor_part_end(&m->tensor, st == OK ? facts_of(m) : 0, m->infer.pass, st);
+    return st == OK && comm_is_first(m->tensor.comm) ? warm_up(m, c) : st;
+}
+
 status served_open(served **out, const engine_config *c, const char *path, const seq_file *data) {
     served *m;
     engine_config chosen = *c;
     uint64_t start = clock_ns();
     *out = NULL;
-    TRY(choose_limits(&chosen, path));
     TRY(MEM_NEW(&m, 1));
     arena_init(&m->scratch, 1 << 16);
     atomic_init(&m->refs, 1);
     pthread_mutex_init(&m->check_lock, NULL);
     rwlock_init(&m->cache_lock);
     snprintf(m->path, sizeof m->path, "%s", path);
-    status st = make(m, &chosen, path, data);
-    if (st == OK) st = warm_up(m, &chosen);
+    status st = open_parts(m, &chosen, path, data);
     if (st != OK) {
         served_drop(m);
         return st;
@@ -432,6 +454,7 @@ void served_drop(served *m) {
     arena_fini(&m->scratch);
     if (m->has_map) vocabulary_map_fini(&m->map);
     trained_close(&m->trained);
+    tensor_part_close(&m->tensor);
     backend_destroy(m->compute.be);
     pool_destroy(m->compute.workers);
     mem_free(m->extra);
@@ -521,7 +544,9 @@ void served_info(const served *m, const char *name, engine_model_info *out) {
     snprintf(out->name, sizeof out->name, "%s", name);
     snprintf(out->version, sizeof out->version, "%s", m->version_text);
     snprintf(out->path, sizeof out->path, "%s", m->path);
-    snprintf(out->device, sizeof out->device, "%s", m->compute.be->name);
+    int n_ranks = comm_size(m->tensor.comm);
+    snprintf(out->device, sizeof out->device, n_ranks > 1 ? "%s, rank 0 of %d" : "%s",
+             m->compute.be->name, n_ranks);
     snprintf(out->task, sizeof out->task, "%s", m->is_ranking ? "ranking" : "retrieval");
     for (int i = 0; i < m->infer.columns.n && i < ENGINE_MAX_COLUMNS; i++)
         out->columns[i] = m->infer.columns.names[i];

@@ -12,6 +12,7 @@
 #include "model/infer.h"
 #include "model/trained.h"
 #include "serve/cache/kv_cache.h"
+#include "serve/engine/tensor_group.h"
 #include "serve/state/users.h"
 
 /* How much later than the threads that talk to clients those that compute may run (thread_lower).
@@ -27,6 +28,7 @@ typedef struct served {
         pool *workers;
         backend *be;
     } compute;
+    tensor_part tensor; /* with ranks that share the layers */
     trained trained;
     /* The content of an engine folder is checked by a thread of its own while the model opens. */
     pthread_t checker;
@@ -67,8 +69,9 @@ typedef struct served {
     double load_s;
 } served;
 
-/* Opens what is at the path as the config of an engine says.  data: of the users, or NULL.  One
- * reference belongs to the caller.  ERR_CONFIG: the model does not fit the data, and why. */
+/* Opens what is at the path as the config of an engine says, on all ranks of its group.  data: of
+ * the users, or NULL.  One reference belongs to the caller.  ERR_CONFIG: the model does not fit the
+ * data, and why. */
 status served_open(served **out, const engine_config *c, const char *path, const seq_file *data);
 void served_keep(served *m);
 /* Waits until the content of an engine folder is checked; on the worker's thread, before anything

@@ -373,7 +373,8 @@ static void run_taken(slot *s, taken *t) {
     uint64_t end = clock_ns();
     job_queue_end(&s->queue, st == OK ? t->n : 0, end);
     if (st == OK) note_batch(s, t, &report, start);
-    answer_waiting(s, t, st == OK ? ENGINE_OK : ENGINE_FAILED, end);
+    bool is_up = tensor_group_check(t->jobs[0]->m->tensor.group) == OK;
+    answer_waiting(s, t, st == OK ? ENGINE_OK : is_up ? ENGINE_FAILED : ENGINE_CLOSING, end);
     pthread_mutex_unlock(&s->lock);
     for (int32_t i = 0; i < t->n; i++)
         t->jobs[i]->done(t->jobs[i]->ctx, t->jobs[i]->out);

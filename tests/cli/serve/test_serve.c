@@ -1,4 +1,5 @@
 /* hstu serve, build and state, from outside. */
+#include <pthread.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -38,7 +39,10 @@ TEST(serve_refuses_wrong_usage) {
         {"a b --split 1000001,1", "give a whole number"},
         {"a b --split 0,0", "--split 0,0: at least one share must be above 0"},
         {"a --split 0", "at least one share must be above 0"},
-        {"a --tensor-parallel 2", "--tensor-parallel: a server cannot share layers among GPUs yet"},
+        {"a --tensor-parallel 2 --device=cpu,cpu,cpu",
+         "--tensor-parallel 2: --device names 3 devices; name 2 of one kind, or one"},
+        {"a --tensor-parallel 2 --device=cpu,cuda:0",
+         "--tensor-parallel 2: --device names 2 devices; name 2 of one kind, or one"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char args[256];
@@ -62,7 +66,7 @@ TEST(serve_numbers_have_ends) {
         {"--max-tokens", 1, 1 << 24},      {"--max-queue", 1, 1 << 20},
         {"--max-queue-mib", 1, 1 << 20},   {"--kv-pages", 0, INT32_MAX},
         {"--kv-host-pages", 0, INT32_MAX}, {"--drain-delay", 0, 3600},
-        {"--drain-timeout", 0, 3600},
+        {"--drain-timeout", 0, 3600},      {"--tensor-parallel", 1, 64},
     };
     char good[2][1024] = {"serve a --split x", "serve a --split x"}, wrong[2048] = "", want[128];
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
@@ -342,6 +346,78 @@ TEST(serve_takes_several_devices) {
     char *text = said(2, "serve run --device cpu,cuda:0 --data data");
     CHECK_CONTAINS(text, "--device cpu,cuda:0: give auto, cpu, cuda or cuda:N, or up to 16 devices "
                          "of one kind, as in cuda:0,cuda:1");
+    free(text);
+}
+
+enum { CANDIDATES = 9 };
+static const char rank_body[] = "{\"user\": 7, \"candidates\": [1, 2, 3, 4, 5, 6, 7, 8, 9]}";
+
+/* Items and scores of the candidates, best first. */
+static void read_ranked(const served *s, double out[2 * CANDIDATES]) {
+    char *text = client_ask(s->port, "POST", "/v1/rank", "", rank_body), *at = text;
+    CHECK_EQ(client_code(text), 200);
+    for (int i = 0; i < 2 * CANDIDATES; i++) {
+        at = strstr(at, i % 2 == 0 ? "\"item\":" : "\"score\":");
+        CHECK(at != NULL);
+        out[i] = strtod(at += i % 2 == 0 ? 7 : 8, NULL);
+    }
+    free(text);
+}
+
+/* Asks until it is refused: every answer is the model's, and then 503 with the reason. */
+static void *ask_on(void *argument) {
+    const served *s = argument;
+    for (int code = 200; code == 200; usleep(1000)) {
+        char *text = client_ask(s->port, "POST", "/v1/rank", "", rank_body);
+        code = client_code(text);
+        bool is_named = strstr(text, "a rank that shares the models is lost; the server") != NULL;
+        if (code != 200 && (code != 503 || !is_named)) FAIL_TEST("%s", text);
+        free(text);
+    }
+    return NULL;
+}
+
+/* Two processes share a model and answer as one does.  When one is killed under load, requests get
+ * 503 for a while, and then the server ends with the reason. */
+TEST(serve_shares_a_model_among_ranks) {
+    static const char train[] = "./hstu train t.gin --device cpu --data data --out shared --epochs "
+                                "1 --set NetworkArgs.num_attention_heads=4";
+    double one[2 * CANDIDATES], two[2 * CANDIDATES];
+    served s;
+    pthread_t clients[2];
+    int rank[2] = {0};
+    free(shell(0, "true"));
+    write_text("t.gin", ranking_gin);
+    free(shell(0, train));
+    serve_start(&s, "shared", "/dev/null");
+    read_ranked(&s, one);
+    CHECK(kill(s.pid, SIGTERM) == 0);
+    CHECK_EQ(serve_end(&s), 0);
+    serve_start(&s, "shared --tensor-parallel 2", "/dev/null");
+    CHECK_CONTAINS(s.said, "model shared: ranking, 60 items, cpu, rank 0 of 2, loaded in ");
+    read_ranked(&s, two);
+    for (int i = 0; i < 2 * CANDIDATES; i++)
+        if (!(fabs(one[i] - two[i]) <= (i % 2) * 1e-5 * fabs(one[i])))
+            FAIL_TEST("number %d is %.9g, not %.9g", i, two[i], one[i]);
+    ask(&s, "POST", "/v1/models/shared/reload", "", 200, "\"version\":\"2\"");
+    CHECK(kill(s.pid, SIGTERM) == 0);
+    CHECK_EQ(serve_end(&s), 0);
+    CHECK_CONTAINS(s.said, "draining; a second signal exits at once\n");
+    serve_start(&s, "shared --tensor-parallel 2", "/dev/null");
+    snprintf(s.said, sizeof s.said, "/proc/%d/task/%d/children", (int)s.pid, (int)s.pid);
+    FILE *f = fopen(s.said, "r");
+    CHECK(f != NULL && fscanf(f, "%d %d", &rank[0], &rank[1]) == 2 && fclose(f) == 0);
+    for (int i = 0; i < 2; i++)
+        CHECK(pthread_create(&clients[i], NULL, ask_on, &s) == 0);
+    usleep(100000);
+    CHECK(kill(rank[1], SIGKILL) == 0);
+    for (int i = 0; i < 2; i++)
+        pthread_join(clients[i], NULL);
+    CHECK_EQ(serve_end(&s), 1);
+    CHECK_CONTAINS(s.said, "rank 1 was killed by signal 9 (Killed) at step ");
+    char *text =
+        said(1, "serve run --data data --device cpu --tensor-parallel 2"); /* Meta's layers */
+    CHECK_CONTAINS(text, "its layers cannot be cut over ranks");
     free(text);
 }
 
