@@ -4,8 +4,8 @@
 #include "test.h"
 
 const char *toy_kind_name(toy_kind kind) {
-    static const char *const name[] = {"hstu-research", "sasrec",    "own",          "retrieval",
-                                       "rank bits", "rank classes", "rank mlp"};
+    static const char *const name[] = {"hstu-research", "sasrec",       "own",     "retrieval",
+                                       "rank bits",     "rank classes", "rank mlp"};
     return name[kind];
 }
 

@@ -70,8 +70,8 @@ void work_close(work *w); /* a failed open too */
 enum { CONFIG_PATH_BYTES = 4096 };
 
 /* A relative name that is not there, such as configs/demo.gin, is looked for where the program's
- * files are, beside it, in ../share/hstu or in its source tree, and the log says so.  A name found nowhere is kept: opening it
- * says what is wrong. */
+ * files are, beside it, in ../share/hstu or in its source tree, and the log says so.  A name found
+ * nowhere is kept: opening it says what is wrong. */
 void config_path_find(const char *name, char path[CONFIG_PATH_BYTES]);
 
 /* The same for a program in the file `program`; for tests. */

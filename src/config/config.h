@@ -169,7 +169,7 @@ typedef struct config_network {
     double input_dropout; /* on the embedded sequence */
     bool has_item_features;
     double item_id_dropout;
-    double dropout;       /* rate before a layer's output projection (sasrec: in the FFN) */
+    double dropout; /* rate before a layer's output projection (sasrec: in the FFN) */
     double attention_dropout;
     double norm_epsilon;
     bool is_causal;

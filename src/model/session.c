@@ -71,19 +71,20 @@ static void set_limits(session *s, int32_t max_users) {
         s->n_context_values[f] = (int32_t)s->data->context[f].values.n;
         s->context_names[f] = s->data->context[f].name;
     }
-    s->limits = (model_limits){.n_items = (int32_t)s->data->n_items,
-                               .n_actions = config_reads_actions(c) ? session_count_actions(s->data) : 0,
-                               .n_context = config_reads_context(c) ? s->data->n_context : 0,
-                               .n_context_values = s->n_context_values,
-                               .context_names = s->context_names,
-                               .content = s->has_content ? s->data : NULL,
-                               .max_users = max_users,
-                               .max_events = s->max_history + s->max_targets,
-                               .time_per_second = s->data->time_per_second,
-                               .tensor = s->tensor,
-                               .sequence = s->sequence,
-                               .comm = s->comm,
-                               .has_bf16_wire = s->has_bf16_wire};
+    s->limits =
+        (model_limits){.n_items = (int32_t)s->data->n_items,
+                       .n_actions = config_reads_actions(c) ? session_count_actions(s->data) : 0,
+                       .n_context = config_reads_context(c) ? s->data->n_context : 0,
+                       .n_context_values = s->n_context_values,
+                       .context_names = s->context_names,
+                       .content = s->has_content ? s->data : NULL,
+                       .max_users = max_users,
+                       .max_events = s->max_history + s->max_targets,
+                       .time_per_second = s->data->time_per_second,
+                       .tensor = s->tensor,
+                       .sequence = s->sequence,
+                       .comm = s->comm,
+                       .has_bf16_wire = s->has_bf16_wire};
 }
 
 static const act_type act_of[] = {[DTYPE_FLOAT32] = ACT_F32,

@@ -35,10 +35,10 @@ typedef struct layout_rows {
 
 typedef struct layout_config {
     bool is_ranking;
-    bool is_training;      /* for training batches too, not only to encode or score */
-    bool has_actions;      /* action tokens between the items */
-    bool adds_actions;     /* actions are added to the tokens of their items; not with has_actions */
-    bool has_candidates;   /* ranking: the batch's targets are candidates */
+    bool is_training;    /* for training batches too, not only to encode or score */
+    bool has_actions;    /* action tokens between the items */
+    bool adds_actions;   /* actions are added to the tokens of their items; not with has_actions */
+    bool has_candidates; /* ranking: the batch's targets are candidates */
     bool has_context_mask; /* contextual tokens see the whole history */
     bool has_times;        /* for the time bias */
     int32_t n_items, n_actions, n_context;

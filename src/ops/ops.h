@@ -88,8 +88,8 @@ typedef struct gather_blank {
 } gather_blank;
 
 /* y[i] = scale * table[index[i]] + other[other_index[i]] + more[more_index[i]], rows of `dim`
- * elements, then dropout.  A negative index reads as a row of zeros; other and more may be NULL.  With is_act the table holds rows of
- * activations, to select tokens. */
+ * elements, then dropout.  A negative index reads as a row of zeros; other and more may be NULL.
+ * With is_act the table holds rows of activations, to select tokens. */
 typedef struct gather_args {
     int64_t n; /* rows of y */
     int32_t dim;
@@ -568,9 +568,9 @@ typedef struct content_args {
     float rate;
     rng_key key;
     uint32_t step;
-    const float *own;      /* (n, dim) */
+    const float *own;       /* (n, dim) */
     const float *table, *w; /* (rows, dim), (n_vector, dim) */
-    float *y;              /* (n, dim) */
+    float *y;               /* (n, dim) */
     /* backward: the transpose of values is items times pieces, because a value may have many items,
      * and sums of pieces of them run beside each other */
     sparse_rows pieces, items; /* (n_pieces, n), (rows, n_pieces) */

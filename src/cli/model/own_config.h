@@ -20,7 +20,8 @@ typedef struct own_config {
 status own_config_choose(own_config *out, const char *data, const char *task, const char *device,
                          const arg_list *overrides);
 
-/* Says in a line which features of users and items, and whether actions, the config does not read. */
+/* Says in a line which features of users and items, and whether actions, the config does not read.
+ */
 status own_config_tell_unused(const config *c, const seq_file *data);
 
 #endif

@@ -332,8 +332,9 @@ static status load_config(config **out, const train_args *args) {
     if (!has_own && args->init_from == NULL) {
         own_config own;
         if (args->data == NULL)
-            return fail(ERR_USAGE, "the config is missing: hstu train FILE.gin (configs/ has examples), or "
-                                   "--data DIR alone, which chooses one of configs/own");
+            return fail(ERR_USAGE,
+                        "the config is missing: hstu train FILE.gin (configs/ has examples), or "
+                        "--data DIR alone, which chooses one of configs/own");
         TRY(own_config_choose(&own, args->data, args->task, args->device, &args->overrides));
         source.path = own.path;
         source.overrides = own.overrides.item;
@@ -648,7 +649,8 @@ status cmd_train(int argc, char **argv) {
                  "Same as --gin-config-file (Meta's spelling)."),
         OPT_LIST("--set", &args.overrides, "Class.field=value",
                  "Override one binding of the config file; may be repeated."),
-        OPT_TEXT("--task", &args.task, "TASK", "ranking or retrieval, if the config does not say or is not given."),
+        OPT_TEXT("--task", &args.task, "TASK",
+                 "ranking or retrieval, if the config does not say or is not given."),
         OPT_FLAG("--print-config", &args.is_print,
                  "Print the effective config, including defaults, as JSON and exit."),
         OPT_GROUP("Run"),

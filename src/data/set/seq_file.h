@@ -26,8 +26,8 @@ typedef enum {
     ACTION_CODE = 4        /* a number of the source, 0..65534, as it is */
 } action_kind;
 
-/* The action of an event whose source has none, of any kind, and of one that came to a model without:
- * history, but no label of ranking. */
+/* The action of an event whose source has none, of any kind, and of one that came to a model
+ * without: history, but no label of ranking. */
 #define ACTION_UNKNOWN UINT16_MAX
 
 /* Strings stored one after the other: string i is bytes[offsets[i] .. offsets[i + 1]). */

@@ -107,21 +107,22 @@ TEST(train_says_what_is_missing) {
     CHECK(!folder_exists(run_path("r")));
 }
 
-/* Items' features in a run: the same bits with any number of ranks, and resumed; inference reads the
- * items' rows alone; an item without events is recommended; a new run starts from it. */
+/* Items' features in a run: the same bits with any number of ranks, and resumed; inference reads
+ * the items' rows alone; an item without events is recommended; a new run starts from it. */
 TEST(train_learns_item_features) {
 #define TRAIN                                                                                      \
     "train m.gin --data own --device cpu --set train_fn.item_features=True --set "                 \
     "train_fn.item_id_dropout=0.2 --out "
     char *text;
-    CHECK_EQ(test_command(NULL,
-                          "cd %s && (echo item_id,title,genres,year; for i in 1 2 3 4 5 6 7 8 9 10 "
-                          "11; do echo $i,t$i,g$((i %% 2))\\|h$((i %% 3)),$((1990 + i)); done) "
-                          ">items.csv && (echo user,item,time,rating; for u in a b c d e f g h i; do "
-                          "for i in 1 2 3 4 5 6 7 8 9; do echo $u,$i,$i,$((i %% 5 + 1)); done; done) "
-                          ">log.csv",
-                          test_folder()),
-             0);
+    CHECK_EQ(
+        test_command(NULL,
+                     "cd %s && (echo item_id,title,genres,year; for i in 1 2 3 4 5 6 7 8 9 10 "
+                     "11; do echo $i,t$i,g$((i %% 2))\\|h$((i %% 3)),$((1990 + i)); done) "
+                     ">items.csv && (echo user,item,time,rating; for u in a b c d e f g h i; do "
+                     "for i in 1 2 3 4 5 6 7 8 9; do echo $u,$i,$i,$((i %% 5 + 1)); done; done) "
+                     ">log.csv",
+                     test_folder()),
+        0);
     text = said(0, "prep csv --input log.csv --items items.csv --item-features "
                    "genres:list:pipe,year:number --out own");
     CHECK_CONTAINS(text, "genres");
@@ -139,8 +140,9 @@ TEST(train_learns_item_features) {
     free(text);
     free(said(0, "eval whole"));
     free(said(0, "build whole --out engine"));
-    text = said(0, "train m.gin --data own --device cpu --set train_fn.item_features=True --out next "
-                   "--epochs 1 --init-from whole");
+    text =
+        said(0, "train m.gin --data own --device cpu --set train_fn.item_features=True --out next "
+                "--epochs 1 --init-from whole");
     CHECK_CONTAINS(text, "'values of item features': ");
     CHECK_CONTAINS(text, " 0 new, 0 dropped");
     free(text);
@@ -154,13 +156,14 @@ TEST(train_learns_item_features) {
  * the run keeps the config that was chosen. */
 TEST(train_chooses_a_config) {
     char *text;
-    CHECK_EQ(test_command(NULL,
-                          "ln -s $PWD/configs %s/configs && cd %s && printf 'id,plan\\na,gold\\n' "
-                          ">users.csv && (echo user,item,time,rating; for u in a b c d e f g h; do "
-                          "for i in 1 2 3 4 5 6 7 8 9; do echo $u,$i,$i,$((i %% 5 + 1)); done; done) "
-                          ">log.csv",
-                          test_folder(), test_folder()),
-             0);
+    CHECK_EQ(
+        test_command(NULL,
+                     "ln -s $PWD/configs %s/configs && cd %s && printf 'id,plan\\na,gold\\n' "
+                     ">users.csv && (echo user,item,time,rating; for u in a b c d e f g h; do "
+                     "for i in 1 2 3 4 5 6 7 8 9; do echo $u,$i,$i,$((i %% 5 + 1)); done; done) "
+                     ">log.csv",
+                     test_folder(), test_folder()),
+        0);
     free(said(0, "prep csv --input log.csv --users users.csv --out own"));
     text = said(0, "train --data own --out run --epochs 1 --device cpu --set "
                    "train_fn.item_embedding_dim=16");
