@@ -350,7 +350,7 @@ TEST(config_errors_name_the_place) {
     CHECK_FAILS(load(SMALL "RankingArgs.prediction_head_arch = []"), ERR_CONFIG,
                 "t.gin:5: RankingArgs.prediction_head_arch is empty");
     CHECK_FAILS(load(SMALL "RankingArgs.eval_metrics = ('RMSE',)"), ERR_CONFIG,
-                "'RMSE' is not one of its choices: AUC|ACC|LOGLOSS|NE|NDCG|HR");
+                "'RMSE' is not one of its choices: AUC|GAUC|ACC|LOGLOSS|NE|ECE|NDCG|HR");
     CHECK_FAILS(load(SMALL "RetrievalArgs.eval_metrics = ('HR@0',)"), ERR_CONFIG,
                 "t.gin:5: RetrievalArgs.eval_metrics: 'HR@0' is none of");
     CHECK_FAILS(load("NetworkArgs.num_layers = 1"), ERR_CONFIG,
