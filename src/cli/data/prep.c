@@ -10,6 +10,7 @@
 #include "base/mem.h"
 #include "base/thread.h"
 #include "cli/cli.h"
+#include "cli/data/prep_state.h"
 #include "cli/output.h"
 #include "data/read/download.h"
 #include "data/read/sources.h"
@@ -22,6 +23,7 @@ typedef struct prep_options {
     arg_list inputs;   /* --input, and the words after the source: a pattern of the shell */
     const char *input; /* the first of them; the archive after a download */
     const char *out, *emit_csv, *item_name, *url, *skip_bad;
+    const char *state, *with; /* --from-state, --with */
     bool is_json, is_download;
     char archive[4096]; /* path of a downloaded archive */
 } prep_options;
@@ -68,6 +70,7 @@ static const char notes[] =
     "  hstu prep jsonl --input events/ --user actor.id --item object.id \\\n"
     "      --time published --out data/events\n"
     "  hstu prep parquet --input spark_output/ --out data/logs\n"
+    "  hstu prep --from-state state --with data/monday --out data/tuesday\n"
     "  zcat old.csv.gz | hstu prep csv --input - --skip-bad 100 --out data/old\n";
 
 /* "--input logs/a.csv logs/b.csv": what the shell makes of a pattern. */
@@ -98,6 +101,28 @@ static status read_skip_bad(const char *text, source_request *r) {
                 text, BAD_LINES_MAX);
 }
 
+/* The source that the first word names, or a state, for which few options are. */
+static status choose_source(prep_options *o, const char **words, int n) {
+    static const source from_state = {.name = "state"};
+    static const source_request nothing;
+    source_request other;
+    memcpy(&other, &o->request, sizeof other); /* with its padding, as all of it is compared */
+    other.has_text_ids = false;
+    if (o->state == NULL && o->with != NULL)
+        return fail(ERR_USAGE, "--with needs --from-state STATE");
+    if (o->state == NULL && n == 0)
+        return fail(ERR_USAGE, "SOURCE is missing; 'hstu prep --help' lists the sources");
+    o->src = &from_state;
+    o->input = o->state;
+    if (o->state == NULL) TRY(source_find(words[0], &o->src));
+    if (o->state == NULL) return take_inputs(o, words + 1, n - 1);
+    if (n == 0 && o->inputs.n_items == 0 && !o->is_download && o->skip_bad == NULL &&
+        memcmp(&other, &nothing, sizeof other) == 0)
+        return OK;
+    return fail(ERR_USAGE, "--from-state takes no source and no options but --with, --out, "
+                           "--string-ids, --emit-csv, --item-name and --json");
+}
+
 static status parse_options(int argc, char **argv, prep_options *o, bool *is_help) {
     source_request *r = &o->request;
     const arg_option options[] = {
@@ -105,6 +130,13 @@ static status parse_options(int argc, char **argv, prep_options *o, bool *is_hel
             "--input", &o->inputs, "PATH...",
             "Folder, archive or file to read; '-' is stdin. csv, jsonl and parquet take several."),
         OPT_TEXT("--out", &o->out, "DIR", "Folder for data.seq; an existing data.seq is replaced."),
+        OPT_TEXT(
+            "--from-state", &o->state, "STATE",
+            "Instead of a source: the events that 'hstu serve --state STATE' has acknowledged; "
+            "the server may be running."),
+        OPT_TEXT("--with", &o->with, "DATA",
+                 "With --from-state: add them to this prepared data, of which titles and features "
+                 "are kept. Events in both count once; erased users are left out of both."),
         OPT_FLAG("--json", &o->is_json, "Print the summary as one JSON object."),
         OPT_TEXT("--emit-csv", &o->emit_csv, "FILE",
                  "Also write the sequences as CSV: user_id, item, rating, unix_timestamp."),
@@ -180,18 +212,18 @@ static status parse_options(int argc, char **argv, prep_options *o, bool *is_hel
         {0}};
     const arg_spec spec = {.usage = "hstu prep SOURCE --input PATH... --out DIR [options]",
                            .summary =
-                               "Convert a data set to one sequence file, DIR/data.seq: each user's "
-                               "events in order of time, titles and contextual features.",
+                               "Convert a data set, or a server's events (--from-state), to one "
+                               "sequence file, DIR/data.seq: each user's events in order of time, "
+                               "titles and contextual features.",
                            .options = options,
-                           .min_positional = 1,
+                           .min_positional = 0,
                            .max_positional = argc,
                            .notes = notes};
     const char **words;
     int n = 0;
     TRY(MEM_NEW(&words, (size_t)argc));
     status st = args_parse(&spec, argc, argv, words, &n, is_help);
-    if (st == OK && !*is_help) st = source_find(words[0], &o->src);
-    if (st == OK && !*is_help) st = take_inputs(o, words + 1, n - 1);
+    if (st == OK && !*is_help) st = choose_source(o, words, n);
     if (st == OK && o->skip_bad != NULL) st = read_skip_bad(o->skip_bad, r);
     mem_free(words);
     return st;
@@ -374,6 +406,7 @@ static status write_data(const prep_options *o, const source_result *r, const bu
 
 static status read_source(const prep_options *o, pool *p, source_result *r) {
     bool is_several = o->inputs.n_items > 1;
+    if (o->state != NULL) return prep_state_read(o->state, o->with, o->request.has_text_ids, p, r);
     return source_read(o->src, &o->request, is_several ? o->inputs.item : &o->input,
                        is_several ? o->inputs.n_items : 1, p, r);
 }
@@ -475,8 +508,9 @@ static status prepare(prep_options *o) {
 }
 
 status cmd_prep(int argc, char **argv) {
-    prep_options o = {0};
+    prep_options o;
     bool is_help = false;
+    memset(&o, 0, sizeof o);
     TRY(parse_options(argc, argv, &o, &is_help));
     return is_help ? OK : prepare(&o);
 }

@@ -1,4 +1,5 @@
-/* hstu export: embeddings, weights or tables of a run, as files for other tools. */
+/* hstu export: embeddings, weights or tables of a run, or the events of a server, as files for
+ * other tools. */
 #include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>
@@ -16,6 +17,7 @@
 #include "model/histories.h"
 #include "model/item_table.h"
 #include "model/trained.h"
+#include "serve/state/state_tools.h"
 #include "train/files/checkpoint.h"
 #include "train/files/run_config.h"
 #include "train/files/table_files.h"
@@ -190,6 +192,95 @@ static status export_weights(const export_args *a, const char *folder) {
     return OK;
 }
 
+/* Events of a server's state on their way to a file, in the order in which they were added. */
+typedef struct event_export {
+    sink out;
+    bool is_json;
+    buf text;    /* lines that are not written yet */
+    buf names;   /* of the users, */
+    size_t *end; /* (n_users): where each ends in it */
+    size_t n_users, end_capacity;
+    bool has_strings; /* among the ids */
+} event_export;
+
+static status see_user(void *context, int64_t id, const char *name, size_t n) {
+    event_export *x = context;
+    (void)id;
+    TRY(MEM_RESERVE(&x->end, &x->end_capacity, x->n_users + 1));
+    TRY(buf_append(&x->names, name, n));
+    x->end[x->n_users++] = x->names.n_bytes;
+    return OK;
+}
+
+static status put_id(event_export *x, const char *id, size_t n) {
+    int64_t number;
+    json_writer w;
+    if (seq_id_number(id, n, &number)) return buf_append(&x->text, id, n);
+    x->has_strings = true;
+    if (!x->is_json) return csv_put_field(&x->text, id, n);
+    json_begin(&w, &x->text, 0);
+    json_string_n(&w, id, n);
+    return json_finish(&w);
+}
+
+/* Seconds since 1970, with a fraction where there is one: -1 s and .25 s are -.75 s. */
+static status put_time(buf *out, int64_t seconds, uint32_t ns) {
+    bool is_before = seconds < 0 && ns > 0;
+    TRY(buf_printf(out, "%s%" PRId64, is_before && seconds == -1 ? "-" : "", seconds + is_before));
+    return ns == 0 ? OK : buf_printf(out, ".%09" PRIu32, is_before ? 1000000000 - ns : ns);
+}
+
+static status flush_lines(event_export *x) {
+    status st = sink_write(&x->out, buf_str(&x->text), x->text.n_bytes);
+    buf_clear(&x->text);
+    return st;
+}
+
+static status see_event(void *context, const state_event *e) {
+    event_export *x = context;
+    enum { FLUSH_BYTES = 1 << 16 };
+    size_t at = e->nth_user > 0 ? x->end[e->nth_user - 1] : 0;
+    TRY(buf_text(&x->text, x->is_json ? "{\"user_id\":" : ""));
+    TRY(put_id(x, buf_str(&x->names) + at, x->end[e->nth_user] - at));
+    TRY(buf_text(&x->text, x->is_json ? ",\"item_id\":" : ","));
+    TRY(put_id(x, e->item, e->n_item));
+    TRY(buf_text(&x->text, x->is_json ? ",\"timestamp\":" : ","));
+    TRY(put_time(&x->text, e->time, e->time_ns));
+    TRY(buf_text(&x->text, x->is_json ? "" : ","));
+    if (e->action != ACTION_UNKNOWN)
+        TRY(buf_printf(&x->text, x->is_json ? ",\"action\":%u" : "%u", e->action));
+    TRY(buf_text(&x->text, x->is_json ? "}\n" : "\n"));
+    return x->text.n_bytes >= FLUSH_BYTES ? flush_lines(x) : OK;
+}
+
+/* As of one moment, also while a server runs on the state.  The closing line says how prep reads
+ * the file as it is meant, whatever its first rows look like. */
+static status export_events(const export_args *a) {
+    event_export x = {.is_json = a->format != NULL && strcmp(a->format, "jsonl") == 0};
+    state_reader reader = {.ctx = &x, .user = see_user, .event = see_event};
+    state_counts counts;
+    if (a->format != NULL && !x.is_json && strcmp(a->format, "csv") != 0)
+        return fail(ERR_USAGE, "--format %.40s: must be csv or jsonl for events", a->format);
+    if (a->data != NULL || a->is_meta || a->checkpoint != NULL)
+        return fail(ERR_USAGE,
+                    "--data, --layout and --checkpoint are not for events; 'hstu prep --from-state "
+                    "STATE --with DATA' adds them to data");
+    TRY(sink_open(&x.out, a->out));
+    status st = x.is_json ? OK : buf_text(&x.text, "user_id,item_id,timestamp,action\n");
+    if (st == OK) st = state_read(a->run, &reader, &counts);
+    if (st == OK) st = flush_lines(&x);
+    st = sink_close(&x.out, st);
+    if (st == OK)
+        log_info("%" PRIu64 " events of %" PRIu64 " users; to read them: hstu prep %s --input FILE "
+                 "--time-unit s%s --out DIR",
+                 counts.n_events, counts.n_users, x.is_json ? "jsonl" : "csv",
+                 x.has_strings ? " --string-ids" : "");
+    buf_fini(&x.text);
+    buf_fini(&x.names);
+    mem_free(x.end);
+    return st;
+}
+
 /* What can be exported. */
 static const struct {
     const char *name;
@@ -227,24 +318,25 @@ static status run(const export_args *a) {
             return fail(ERR_USAGE, "%s: is in the checkpoint; choose another --out", a->out);
         return whats[i].run(a, folder);
     }
-    return fail(ERR_USAGE, "--what %s: must be items, users, weights or tables", a->what);
+    return fail(ERR_USAGE, "--what %s: must be items, users, weights, tables or events", a->what);
 }
 
 status cmd_export(int argc, char **argv) {
     static const char *const layouts[] = {"own", "meta", NULL};
-    export_args a = {.format = "safetensors", .device = "auto"};
+    export_args a = {.device = "auto"};
     const arg_option options[] = {
         OPT_TEXT("--what", &a.what, "WHAT",
                  "items: item embeddings as they are scored, with ids and titles; users: encoded "
                  "states of the users in --data, with ids; weights: dense parameters, with the "
-                 "config as metadata; tables: dynamic tables, a snapshot folder each."),
+                 "config as metadata; tables: dynamic tables, a snapshot folder each; events: what "
+                 "'hstu serve --state STATE' has acknowledged."),
         OPT_TEXT(
             "--out", &a.out, "PATH",
             "File to write; an existing one is replaced when the new one is complete. For tables "
-            "a folder, which must not exist."),
+            "a folder, which must not exist. Events go to stdout without it, or with '-'."),
         OPT_TEXT("--format", &a.format, "FORMAT",
                  "safetensors (default); for items and users also npz (NumPy) or csv; for weights "
-                 "also npz or pt (torch.load)."),
+                 "also npz or pt (torch.load); for events csv (default) or jsonl."),
         OPT_CHOICE(
             "--layout", &a.is_meta, "LAYOUT", layouts,
             "Layout of weights: own (default), as in the checkpoint, or meta, for Meta's "
@@ -255,14 +347,17 @@ status cmd_export(int argc, char **argv) {
         {0},
     };
     const arg_spec spec = {
-        .usage = "hstu export CHECKPOINT|RUN --what WHAT --out PATH [options]",
-        .summary = "Write the weights, embeddings or tables of a run to files for other tools.",
+        .usage = "hstu export CHECKPOINT|RUN|STATE --what WHAT --out PATH [options]",
+        .summary = "Write the weights, embeddings or tables of a run, or the events of a server's "
+                   "state, to files for other tools.",
         .options = options,
         .min_positional = 1,
         .max_positional = 1,
         .notes = WORK_RUN_NOTE};
     ARGS_PARSE(&spec, &a.run, NULL);
+    if (a.what != NULL && strcmp(a.what, "events") == 0) return export_events(&a);
     if (a.what == NULL || a.out == NULL)
         return fail(ERR_USAGE, "--what and --out are needed; usage: %s", spec.usage);
+    if (a.format == NULL) a.format = "safetensors";
     return run(&a);
 }

@@ -418,6 +418,9 @@ status cmd_serve(int argc, char **argv) {
                  "first model answers unless a request names another)."),
         OPT_LIST("--shadow", &a.shadows, "NAME",
                  "Also send requests to this model and only log its answers."),
+        OPT_TEXT("--reload-from", &a.c.reload_from, "DIR",
+                 "Let reload requests name runs and data in this folder (default: a reload opens "
+                 "the same paths again)."),
         OPT_GROUP("Requests"),
         OPT_INT("--deadline", &a.deadline_ms, "MS", 1, 600000,
                 "Reject requests that cannot be answered within this time, unless they name their "

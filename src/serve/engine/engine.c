@@ -25,6 +25,9 @@ struct engine {
     user_writer *writer;        /* changes the users */
     pthread_mutex_t users_lock; /* of what follows, and of the models' maps of items */
     users users;
+    /* Whoever reads users with a model holds it for reading, around the lock of the users: the data
+     * and the maps of all models are exchanged together. */
+    pthread_rwlock_t gate;
 };
 
 enum { DEFAULT_QUEUE = 1024, MAX_BATCH = 4096 };
@@ -58,13 +61,13 @@ static status read_devices(engine *e, const char *list) {
     return env_threads_of(e->n_devices, &e->config.n_threads);
 }
 
-static status open_data(engine *e) {
+static status open_data(const engine *e, const char *path, seq_file **data, users *u) {
     pool *workers;
-    if (e->config.data == NULL) return users_init(&e->users, NULL, e->config.max_user_events);
+    if (path == NULL) return users_init(u, NULL, e->config.max_user_events);
     TRY(pool_create(&workers, 1));
-    status st = seq_file_open(&e->data, e->config.data, workers);
+    status st = seq_file_open(data, path, workers);
     pool_destroy(workers);
-    return st == OK ? users_init(&e->users, e->data, e->config.max_user_events) : st;
+    return st == OK ? users_init(u, *data, e->config.max_user_events) : st;
 }
 
 status engine_create(engine **out, const engine_config *c) {
@@ -78,8 +81,9 @@ status engine_create(engine **out, const engine_config *c) {
     set_defaults(&e->config);
     pthread_mutex_init(&e->load_lock, NULL);
     pthread_mutex_init(&e->users_lock, NULL);
+    rwlock_init(&e->gate);
     status st = read_devices(e, e->config.device);
-    if (st == OK) st = open_data(e);
+    if (st == OK) st = open_data(e, e->config.data, &e->data, &e->users);
     if (st == OK)
         st = user_writer_create(&e->writer, &e->users, &e->users_lock, e->config.state,
                                 e->config.erase_within_ns);
@@ -111,6 +115,7 @@ void engine_destroy(engine *e) {
     seq_file_close(e->data);
     pthread_mutex_destroy(&e->load_lock);
     pthread_mutex_destroy(&e->users_lock);
+    pthread_rwlock_destroy(&e->gate);
     mem_free(e);
 }
 
@@ -172,13 +177,14 @@ static status add_model(engine *e, const char *name, served *const *m) {
 
 /* Opens the model on each device: the same checkpoint, even if a new one appears meanwhile.  A
  * device that is lost may fail again: then its model is NULL. */
-static status open_replicas(engine *e, const replicas *old, const char *path, served **m) {
+static status open_replicas(engine *e, const replicas *old, const char *path, const seq_file *data,
+                            served **m) {
     const trained *t = NULL; /* of the first one */
     status st = OK;
     for (int i = 0; i < e->n_devices; i++) {
         engine_config c = e->config;
         c.device = e->device[i];
-        st = served_open(&m[i], &c, t != NULL ? t->folder : path, e->data);
+        st = served_open(&m[i], &c, t != NULL ? t->folder : path, data);
         if (st != OK && (old == NULL || !slot_is_lost(old->slot[i], NULL))) return st;
         if (st != OK) log_warn("replica %d (%s) stays lost: %s", i, c.device, status_reason());
         if (st != OK) continue;
@@ -191,13 +197,20 @@ static status open_replicas(engine *e, const replicas *old, const char *path, se
     return t != NULL ? OK : st;
 }
 
+/* The same for a model that is replaced, and waits until its content is checked. */
+static status open_checked(engine *e, const replicas *old, const char *path, const seq_file *data,
+                           served **m) {
+    TRY(open_replicas(e, old, path, data, m));
+    for (int i = 0; i < e->n_devices && old != NULL; i++)
+        if (m[i] != NULL) TRY(served_checked(m[i]));
+    return OK;
+}
+
 /* Under the load lock. */
 static status load(engine *e, const char *name, const char *path) {
     served *m[ENGINE_MAX_REPLICAS] = {0};
     replicas *r = find_replicas(e, engine_find_model(e, name));
-    status st = open_replicas(e, r, path, m);
-    for (int i = 0; i < e->n_devices && st == OK && r != NULL; i++)
-        if (m[i] != NULL) st = served_checked(m[i]);
+    status st = open_checked(e, r, path, e->data, m);
     if (st == OK && r == NULL)
         st = add_model(e, name, m);
     else if (st == OK)
@@ -211,6 +224,99 @@ status engine_load(engine *e, const char *name, const char *path) {
     TRY(check_name(name));
     pthread_mutex_lock(&e->load_lock);
     status st = load(e, name, path);
+    pthread_mutex_unlock(&e->load_lock);
+    return st;
+}
+
+/* New data on its way in, then the old one on its way out. */
+typedef struct exchange {
+    engine *e;
+    replicas *r;                        /* of the model that is replaced, */
+    served *fresh[ENGINE_MAX_REPLICAS]; /* and its new models; NULL: the device stays lost */
+    seq_file *data;
+    users users;
+    struct {
+        served *m; /* a reference, so that nothing large is freed under locks */
+        vocabulary_map map;
+    } * models; /* (n_models): those that are loaded now, replica by replica */
+    int n_models;
+} exchange;
+
+static status open_exchange(exchange *x, const char *path) {
+    engine *e = x->e;
+    TRY(open_data(e, path, &x->data, &x->users));
+    if (x->users.ticks <= e->users.ticks) return user_writer_erase(e->writer, &x->users);
+    return fail(ERR_CONFIG,
+                "%s: its times are finer (%lld a second) than those of the data in use (%lld); "
+                "restart the server with --data",
+                path, (long long)x->users.ticks, (long long)e->users.ticks);
+}
+
+/* Maps from the new data to the models that stay. */
+static status map_models(exchange *x) {
+    engine *e = x->e;
+    pool *workers;
+    status st = OK;
+    TRY(MEM_NEW(&x->models, (size_t)(e->n_models * e->n_devices)));
+    TRY(pool_create(&workers, 1));
+    for (int i = 0; i < e->n_models * e->n_devices && st == OK; i++) {
+        const replicas *r = &e->models[i / e->n_devices];
+        served *m = x->models[i].m = slot_keep_model(r->slot[i % e->n_devices]);
+        x->n_models++;
+        if (m->trained.vocabulary == NULL)
+            st = fail(ERR_CONFIG, "it takes its item ids from the data; restart the server");
+        else if (r != x->r || x->fresh[i % e->n_devices] == NULL)
+            st = vocabulary_map_init(&x->models[i].map, m->trained.vocabulary, x->data, workers);
+        if (st != OK) st = fail_prefix(st, "model %s", r->slot[0]->name);
+    }
+    pool_destroy(workers);
+    return st;
+}
+
+/* While events wait, and only they. */
+static status run_exchange(exchange *x) {
+    engine *e = x->e;
+    TRY(users_take(&x->users, &e->users));
+    pthread_rwlock_wrlock(&e->gate);
+    pthread_mutex_lock(&e->users_lock);
+    users old = e->users;
+    seq_file *old_data = e->data;
+    e->users = x->users;
+    e->data = x->data;
+    x->users = old;
+    x->data = old_data;
+    for (int i = 0; i < x->n_models; i++)
+        if (x->models[i].map.item != NULL) served_set_map(x->models[i].m, &x->models[i].map);
+    replicas_set_models(x->r, x->fresh);
+    memset(x->fresh, 0, sizeof x->fresh);
+    pthread_mutex_unlock(&e->users_lock);
+    pthread_rwlock_unlock(&e->gate);
+    return OK;
+}
+
+static void close_exchange(exchange *x) {
+    for (int i = 0; i < x->n_models; i++) {
+        vocabulary_map_fini(&x->models[i].map);
+        served_drop(x->models[i].m);
+    }
+    for (int i = 0; i < x->e->n_devices; i++)
+        served_drop(x->fresh[i]);
+    mem_free(x->models);
+    users_fini(&x->users);
+    seq_file_close(x->data);
+}
+
+status engine_reload(engine *e, const char *name, const char *path, const char *data) {
+    exchange x = {.e = e, .r = find_replicas(e, engine_find_model(e, name))};
+    if (x.r == NULL || data == NULL) return engine_load(e, name, path);
+    pthread_mutex_lock(&e->load_lock);
+    status st = open_exchange(&x, data);
+    if (st == OK) st = open_checked(e, x.r, path, x.data, x.fresh);
+    if (st == OK) st = map_models(&x);
+    user_writer_pause(e->writer, true);
+    if (st == OK) st = run_exchange(&x);
+    user_writer_pause(e->writer, false);
+    close_exchange(&x);
     pthread_mutex_unlock(&e->load_lock);
     return st;
 }
@@ -445,7 +551,9 @@ static job *make_job(engine *e, const engine_request *r, engine_answer *out, slo
     *s = replicas_choose(of, key, &terms, r->was_asked, &home, out);
     if (*s == NULL) return refuse(of->slot[home], r, out, out->outcome, NULL);
     *out = (engine_answer){0}; /* without the words of those that were full */
+    pthread_rwlock_rdlock(&e->gate);
     status st = prepare(e, *s, r, out, &j);
+    pthread_rwlock_unlock(&e->gate);
     if (st != OK) return refuse(*s, r, out, outcome_of(st), status_reason());
     j->submit_ns = terms.arrived_ns;
     j->deadline_ns = terms.deadline_ns;
@@ -671,8 +779,8 @@ static status copy_events(engine *e, const user_history *h, served *m, arena *a,
         engine_past_event *to = &events[i];
         uint32_t item = m != NULL ? served_item(m, &e->users, from.item) : 0;
         to->item = users_item_id(&e->users, from.item);
-        /* Ids of the data are in its map; others may move when more come. */
-        if (from.item > e->users.n_data_items)
+        /* They may move when more come, and go with the data. */
+        if (to->item.text != NULL)
             TRY(arena_copy_text(a, to->item.text, to->item.n, &to->item.text));
         users_time(&e->users, from.time, &to->time, &to->time_ns);
         to->action = from.action;
@@ -705,10 +813,12 @@ status engine_get_user(engine *e, engine_id user, size_t first, size_t n, engine
     TRY(id_text_make(&id, &user, "the user"));
     TRY(MEM_NEW(&out->memory, 1));
     arena_init(&out->memory->arena, 1 << 12);
+    pthread_rwlock_rdlock(&e->gate);
     if (engine_n_models(e) > 0) (void)keep_model(e, 0, &out->memory->model);
     pthread_mutex_lock(&e->users_lock);
     status st = read_user(e, &id, first, n, out);
     pthread_mutex_unlock(&e->users_lock);
+    pthread_rwlock_unlock(&e->gate);
     if (st != OK) engine_user_release(out);
     return st;
 }
@@ -725,22 +835,28 @@ static bool is_known(engine *e, const id_text *id) {
     return known;
 }
 
-/* The data never changes: the lock is taken for those who are found, one at a time. */
-status engine_list_users(engine *e, const char *prefix, uint64_t from, size_t n, engine_id *out,
-                         size_t *n_found, uint64_t *next) {
+/* While the gate is held the data stays: the lock is taken for those who are found, one at a time.
+ */
+status engine_list_users(engine *e, arena *a, const char *prefix, uint64_t from, size_t n,
+                         engine_id *out, size_t *n_found, uint64_t *next) {
     enum { LOOKED_AT = 1 << 22 };
-    uint64_t n_users = e->data != NULL ? e->data->n_users : 0, u = from;
     size_t n_prefix = strlen(prefix);
+    status st = OK;
+    pthread_rwlock_rdlock(&e->gate);
+    uint64_t n_users = e->data != NULL ? e->data->n_users : 0, u = from;
     *n_found = 0;
-    for (; u < n_users && *n_found < n && u - from < LOOKED_AT; u++) {
+    for (; u < n_users && *n_found < n && u - from < LOOKED_AT && st == OK; u++) {
         id_text text;
         engine_id id;
         if (users_data_name(&e->users, u, &id, &text) != OK) continue;
         if (text.n < n_prefix || memcmp(text.text, prefix, n_prefix) != 0) continue;
-        if (is_known(e, &text)) out[(*n_found)++] = id;
+        if (!is_known(e, &text)) continue;
+        if (id.text != NULL) st = arena_copy_text(a, id.text, id.n, &id.text);
+        out[(*n_found)++] = id;
     }
     *next = u < n_users ? u : 0;
-    return OK;
+    pthread_rwlock_unlock(&e->gate);
+    return st;
 }
 
 uint64_t engine_n_users(engine *e) {

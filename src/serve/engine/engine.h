@@ -15,7 +15,8 @@
  * limit or its deadline, or the queue is full (job_queue.h).
  *
  * Reloading opens the new model beside the old one and replaces it between two batches: no request
- * fails.  Answers keep the model they came from until they are released.
+ * fails.  Answers keep the model they came from until they are released.  The data, with the
+ * histories that users start with, is replaced in the same way, for all models at once.
  *
  * With several devices each model has a replica on each of them, with a queue, a worker and a cache
  * of its own (replicas.h); users and their events are the engine's, once. */
@@ -26,6 +27,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/mem.h"
 #include "base/status.h"
 #include "data/set/seq_file.h"
 
@@ -103,6 +105,11 @@ void engine_drain(engine *e);
  */
 status engine_load(engine *e, const char *name, const char *path);
 
+/* The same for a name that exists, and takes other data (NULL: as it is).  Users keep what they
+ * added and stay erased; an event that is in the new data, too, counts once.  On failure model and
+ * data stay.  ERR_CONFIG: the data does not fit a model, or its times are finer than before. */
+status engine_reload(engine *e, const char *name, const char *path, const char *data);
+
 /* Waits until the content of a model's engine folder is checked, which goes on after engine_load
  * has returned for a new name; until then its requests wait, and if it is damaged they all fail. */
 status engine_wait_checked(engine *e, int model);
@@ -111,7 +118,7 @@ bool engine_is_checked(engine *e, int model); /* it would not wait */
 typedef struct engine_model_info {
     char name[64];
     char version[64];                      /* grows with each load: "1", "2"; a decimal number */
-    char path[1024];                       /* as it was given */
+    char path[4096];                       /* as it was given */
     char device[ENGINE_MAX_REPLICAS * 16]; /* of all replicas: "cuda:0,cuda:1" */
     char task[16];                         /* "retrieval" or "ranking" */
     uint64_t step;                         /* of the checkpoint */
@@ -370,9 +377,10 @@ status engine_get_user(engine *e, engine_id user, size_t first, size_t n, engine
 void engine_user_release(engine_user *u);
 
 /* Users of the data whose ids begin with a text, from a place in its list on: at most n, and after
- * a few million others none.  *next: the place to go on from, 0: there are no more. */
-status engine_list_users(engine *e, const char *prefix, uint64_t from, size_t n, engine_id *out,
-                         size_t *n_found, uint64_t *next);
+ * a few million others none.  Their texts are in the arena.  *next: the place to go on from, 0:
+ * there are no more. */
+status engine_list_users(engine *e, arena *a, const char *prefix, uint64_t from, size_t n,
+                         engine_id *out, size_t *n_found, uint64_t *next);
 
 uint64_t engine_n_users(engine *e); /* of the data, and those that came later */
 

@@ -494,6 +494,16 @@ uint32_t served_item(const served *m, const users *u, uint32_t item) {
     return m->has_map ? m->map.item[item] : item;
 }
 
+void served_set_map(served *m, vocabulary_map *other) {
+    vocabulary_map old = m->map;
+    m->map = *other;
+    *other = old;
+    m->has_map = true;
+    m->n_extra = 0;
+    mem_free(m->popular);
+    m->popular = NULL;
+}
+
 /* Items without an event, and without a row in the model, are not popular. */
 static size_t collect_popular(const served *m, const users *u, popular_item *to) {
     size_t n = 0;

@@ -23,7 +23,7 @@ typedef struct served {
     atomic_int refs;
     uint64_t version;
     char version_text[24];
-    char path[1024];
+    char path[4096];
     struct {
         pool *workers;
         backend *be;
@@ -101,6 +101,10 @@ static inline status served_find_near(const served *m, const engine_id *id, cons
 /* Of an item number of the users; under their lock. */
 status served_know_items(served *m, const users *u);
 uint32_t served_item(const served *m, const users *u, uint32_t item);
+
+/* Exchanges the map of other data's items and values with *other; under the lock of the users,
+ * whose data is exchanged, too. */
+void served_set_map(served *m, vocabulary_map *other);
 
 /* The items with the most events, known to the model, newest counts within a second; under the lock
  * of the users. */

@@ -359,6 +359,30 @@ status request_events_read(arena *a, const char *body, size_t n, request_events 
     return OK;
 }
 
+/* A path that stays in its folder, as far as the text says. */
+static status read_path(const place *p, const json_value *v) {
+    if (v->type != JSON_STRING || strstr(v->string, "..") != NULL || v->string[0] == '/' ||
+        v->string_bytes == 0)
+        return fail(ERR_USAGE, "%s: expected a path in the folder of --reload-from, without '..'",
+                    v->key);
+    memcpy(value_of(p), &v->string, sizeof v->string);
+    return OK;
+}
+
+static const member reload_members[] = {
+    {"run", read_path, .at = offsetof(request_reload, run)},
+    {"data", read_path, .at = offsetof(request_reload, data)},
+    {0},
+};
+
+status request_reload_read(arena *a, const char *body, size_t n, request_reload *out) {
+    const json_value *root;
+    *out = (request_reload){0};
+    if (n == 0) return OK;
+    TRY(read_object(a, body, n, &root));
+    return read_members(a, root, reload_members, true, out);
+}
+
 /* KServe: JSON and binary tensors. */
 
 /* The integers of the protocol; every tensor we read is of ids or counts. */

@@ -43,6 +43,14 @@ typedef struct request_events {
 
 status request_events_read(arena *a, const char *body, size_t n, request_events *out);
 
+/* POST /v1/models/NAME/reload: what to open instead, as paths in a folder of the server's.  An
+ * empty body is {}. */
+typedef struct request_reload {
+    const char *run, *data; /* or NULL */
+} request_reload;
+
+status request_reload_read(arena *a, const char *body, size_t n, request_reload *out);
+
 /* KServe v2 (Open Inference Protocol) over REST: POST /v2/models/NAME/infer, with the extension for
  * binary tensors, and what its tensors mean for a recommender.
  *

@@ -23,7 +23,8 @@ typedef struct server_config {
     engine_config engine;
     const server_model *models;
     int n_models;
-    const char *keys; /* file of API keys; NULL: no key is needed */
+    const char *keys;        /* file of API keys; NULL: no key is needed */
+    const char *reload_from; /* folder of runs and data that a reload may name; NULL: none */
     /* Names that requests may have as their Host, beside addresses, localhost and the names of this
      * machine; "*": any. */
     const char *const *allow_hosts;

@@ -330,7 +330,8 @@ static void serve_description(call *c, bool is_config) {
     size_t n_users = 0;
     uint64_t next;
     if (call_path_model(c, &m) < 0) return;
-    bool has_users = engine_list_users(c->s->engine, "", 0, 1, &user, &n_users, &next) == OK;
+    bool has_users =
+        engine_list_users(c->s->engine, &c->memory, "", 0, 1, &user, &n_users, &next) == OK;
     json_writer *w = call_begin(c);
     description d = {.w = w,
                      .is_config = is_config,

@@ -1,6 +1,7 @@
 /* GET /v1/models, POST /v1/models/NAME/reload, /health, /v1/status and /metrics. */
 #include <string.h>
 
+#include "base/file.h"
 #include "serve/http/server_int.h"
 
 /* The members of a model's object. */
@@ -67,19 +68,46 @@ void serve_models(call *c) {
     call_end(c, st);
 }
 
-/* From the path of the start: nothing a client sends names a file. */
+/* The paths of a request are in the folder of --reload-from. */
+static status place(const server *s, arena *a, request_reload *q) {
+    const char **path[] = {&q->run, &q->data};
+    char room[4096];
+    for (int i = 0; i < 2; i++) {
+        if (*path[i] == NULL) continue;
+        TRY(path_join(room, sizeof room, s->set.reload_from, *path[i]));
+        TRY(arena_copy_text(a, room, strlen(room), path[i]));
+    }
+    return OK;
+}
+
+/* Without a path in the body the model's own is opened again, and the data stays. */
+static status reload(call *c, int model, const request_reload *q) {
+    server *s = c->s;
+    engine_model_info m;
+    TRY(engine_model(s->engine, model, &m));
+    TRY(engine_reload(s->engine, m.name, q->run != NULL ? q->run : m.path, q->data));
+    TRY(engine_model(s->engine, model, &m));
+    write_model(call_begin(c), s, model, &m);
+    if (q->data != NULL) json_key_int(&c->w, "users", (int64_t)engine_n_users(s->engine));
+    return OK;
+}
+
 void serve_reload(call *c) {
     server *s = c->s;
     engine_model_info m;
-    status st = OK;
+    request_reload q;
     int model = call_path_model(c, &m);
     if (model < 0) return;
+    status st = request_reload_read(&c->memory, c->x->body, c->x->n_body, &q);
+    bool is_refused = st == OK && s->set.reload_from == NULL && (q.run != NULL || q.data != NULL);
+    if (st == OK && !is_refused) st = place(s, &c->memory, &q);
+    if (is_refused)
+        call_fail(c, 403, "a reload may name paths if the server has --reload-from DIR");
+    else if (st != OK)
+        call_fail_status(c, st);
+    if (is_refused || st != OK) return;
     pthread_mutex_lock(&s->reload_lock);
-    for (int i = 0; i < s->set.n_models; i++)
-        if (strcmp(s->set.models[i].name, m.name) == 0)
-            st = engine_load(s->engine, m.name, s->set.models[i].path);
-    if (st == OK) st = engine_model(s->engine, model, &m);
-    if (st == OK) write_model(call_begin(c), s, model, &m);
+    st = reload(c, model, &q);
     pthread_mutex_unlock(&s->reload_lock);
     if (st == OK)
         call_end(c, OK);

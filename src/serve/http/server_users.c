@@ -175,7 +175,8 @@ void serve_list_users(call *c) {
         !query_number(c, "cursor", 0, INT64_MAX, &from))
         return;
     status st = ARENA_NEW(&c->memory, &ids, n);
-    if (st == OK) st = engine_list_users(c->s->engine, prefix, from, n, ids, &n_found, &next);
+    if (st == OK)
+        st = engine_list_users(c->s->engine, &c->memory, prefix, from, n, ids, &n_found, &next);
     json_writer *w = call_begin(c);
     json_key_int(w, "total", (int64_t)engine_n_users(c->s->engine));
     json_key_array(w, "users");

@@ -112,10 +112,6 @@ static status run_with(state *s, sql which, int64_t id, const char *doing) {
     return run(s, which, doing);
 }
 
-uint64_t state_user_key(const state *s, const char *name, size_t n) {
-    return hash64(name, n, s->salt);
-}
-
 status state_add_user(state *s, const char *name, size_t n, int64_t *id) {
     sqlite3_bind_text(s->stmt[SQL_ADD_USER], 1, name, (int)n, SQLITE_STATIC);
     sqlite3_bind_int64(s->stmt[SQL_ADD_USER], 2, state_db_sum_of(name, n));
@@ -137,7 +133,7 @@ status state_add_event(state *s, const state_event *e) {
 }
 
 status state_erase_user(state *s, int64_t id, const char *name, size_t n) {
-    TRY(state_add_erased(s, state_user_key(s, name, n)));
+    TRY(state_add_erased(s, state_user_key(s->salt, name, n)));
     if (id == 0) return OK;
     TRY(run_with(s, SQL_ADD_SWEEP, id, "erase a user"));
     TRY(run_with(s, SQL_REMOVE_USER, id, "erase a user"));
@@ -508,7 +504,7 @@ static status open_all(state *s, const char *folder, const state_reader *reader)
     TRY(follow_log(s));
     TRY(run(s, SQL_ROLLBACK, "read its log"));
     TRY(open_wal(s));
-    state_loading l = {.s = s, .db = s->db, .path = s->path, .reader = reader};
+    state_loading l = {.salt = s->salt, .db = s->db, .path = s->path, .reader = reader};
     TRY(state_db_read(&l));
     s->stats.n_unswept = l.counts.n_unswept;
     s->sweep.due_ns = l.counts.n_unswept > 0 ? 0 : UINT64_MAX;
@@ -591,6 +587,7 @@ void state_close(state *s) {
 LACKS_SQLITE(status state_open(state **out, const char *folder, uint64_t erase_within_ns,
                                const state_reader *reader));
 LACKS_SQLITE(status state_check(const char *folder, state_counts *out));
+LACKS_SQLITE(status state_read(const char *folder, const state_reader *reader, state_counts *out));
 LACKS_SQLITE(status state_backup(const char *folder, const char *file, state_counts *out));
 LACKS_SQLITE(status state_restore(const char *folder, const char *file, state_counts *out));
 LACKS_SQLITE(status state_recover(const char *folder, state_counts *out));
@@ -602,7 +599,6 @@ NEVER(status state_add_event(state *s, const state_event *e));
 NEVER(status state_erase_user(state *s, int64_t id, const char *name, size_t n));
 NEVER(status state_commit(state *s));
 NEVER(void state_rollback(state *s));
-NEVER(uint64_t state_user_key(const state *s, const char *name, size_t n));
 NEVER(uint64_t state_maintain(state *s));
 NEVER(void state_hurry(state *s));
 NEVER(void state_get_stats(state *s, engine_state_stats *out));

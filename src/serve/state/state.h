@@ -15,6 +15,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/hash.h"
 #include "serve/engine/engine.h"
 
 typedef struct state state;
@@ -32,13 +33,13 @@ typedef struct state_event {
     size_t n_item, n_id;
 } state_event;
 
-/* What opening calls for each row: the keys of erased users (state_user_key), then users in order
- * of their ids, then events in the order in which they were added. */
+/* What reading calls for each row: the keys of erased users (state_user_key) with the salt of their
+ * hash, then users in order of their ids, then events in the order in which they were added. */
 typedef struct state_reader {
     void *ctx;
-    status (*user)(void *ctx, const state *s, int64_t id, const char *name, size_t n);
+    status (*user)(void *ctx, int64_t id, const char *name, size_t n);
     status (*event)(void *ctx, const state_event *e);
-    status (*erased)(void *ctx, uint64_t key);
+    status (*erased)(void *ctx, uint64_t salt, uint64_t key);
 } state_reader;
 
 /* The version of the SQLite library; NULL: this build is without, and nothing can be opened. */
@@ -64,7 +65,9 @@ status state_commit(state *s);
 void state_rollback(state *s);
 
 /* Identifies an erased user without the name: a keyed hash. */
-uint64_t state_user_key(const state *s, const char *name, size_t n);
+static inline uint64_t state_user_key(uint64_t salt, const char *name, size_t n) {
+    return hash64(name, n, salt);
+}
 
 /* A little maintenance, between two transactions: removes rows of the erased, and the log with
  * their bytes.

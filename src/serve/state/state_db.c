@@ -238,7 +238,7 @@ static status read_user(state_loading *l, sqlite3_stmt *q) {
         return note_damage(l, "users", id);
     TRY(add_id(&l->users, id));
     l->counts.n_users++;
-    return l->reader != NULL ? l->reader->user(l->reader->ctx, l->s, id, name, n) : OK;
+    return l->reader != NULL ? l->reader->user(l->reader->ctx, id, name, n) : OK;
 }
 
 static status read_event(state_loading *l, sqlite3_stmt *q) {
@@ -265,7 +265,7 @@ static status read_erased(state_loading *l, sqlite3_stmt *q) {
     if (!is_sum(q, 1, state_db_sum_of(&key, sizeof key))) return note_damage(l, "erased", key);
     l->counts.n_erased++;
     if (l->reader == NULL || l->reader->erased == NULL) return OK;
-    return l->reader->erased(l->reader->ctx, (uint64_t)key);
+    return l->reader->erased(l->reader->ctx, l->salt, (uint64_t)key);
 }
 
 /* Calls fn for the rows of a query, which has ?1 for the first id to read.  After a damaged page

@@ -61,7 +61,7 @@ typedef struct state_ids {
 
 /* Reading all rows.  Damage is counted, and the first place kept. */
 typedef struct state_loading {
-    const state *s; /* for the reader */
+    uint64_t salt; /* for the reader */
     sqlite3 *db;
     const char *path;
     const state_reader *reader; /* NULL: rows are only checked */

@@ -211,6 +211,22 @@ status state_check(const char *folder, state_counts *out) {
     return st;
 }
 
+status state_read(const char *folder, const state_reader *reader, state_counts *out) {
+    visit v;
+    state_loading l = {.path = v.path, .reader = reader};
+    *out = (state_counts){0};
+    status st = begin_visit(&v, folder, false);
+    if (st == OK && v.is_locked) st = check_log(&v, out);
+    if (st == OK) st = state_db_open_existing(&l.db, v.path);
+    if (st == OK) st = state_db_exec(l.db, v.path, "read it", "BEGIN");
+    if (st == OK) st = state_db_salt(l.db, v.path, (int64_t *)&l.salt);
+    end_visit(&v); /* the snapshot is taken: a server may start meanwhile */
+    if (st == OK) st = state_db_read(&l);
+    *out = l.counts;
+    sqlite3_close(l.db);
+    return st;
+}
+
 static status sync_file(const char *path) {
     int fd = open(path, O_RDWR | O_CLOEXEC);
     if (fd < 0) return fail_errno("%s", path);
@@ -389,9 +405,8 @@ static status close_made(state *to, status st) {
     return st;
 }
 
-static status save_user(void *context, const state *s, int64_t id, const char *name, size_t n) {
+static status save_user(void *context, int64_t id, const char *name, size_t n) {
     saving *w = context;
-    (void)s;
     (void)id;
     TRY(MEM_RESERVE(&w->id, &w->id_capacity, w->n + 1));
     TRY(state_add_user(w->to, name, n, &w->id[w->n]));
@@ -407,8 +422,9 @@ static status save_event(void *context, const state_event *e) {
     return commit_some(w->to, ++w->n_rows);
 }
 
-static status save_erased(void *context, uint64_t key) {
+static status save_erased(void *context, uint64_t salt, uint64_t key) {
     saving *w = context;
+    (void)salt;
     TRY(state_add_erased(w->to, key));
     return commit_some(w->to, ++w->n_rows);
 }

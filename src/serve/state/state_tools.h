@@ -11,6 +11,9 @@
 /* Checks a folder's database, also while a server has it: structure, references, checksums.
  * ERR_FORMAT: it is damaged; *out says as much as could be found. */
 status state_check(const char *folder, state_counts *out);
+/* Reads all rows of a folder's database as of now, also while a server has it.  *out counts them.
+ */
+status state_read(const char *folder, const state_reader *reader, state_counts *out);
 /* A copy of a folder's database as of now, also while a server has it, as one file that appears
  * whole or not at all. */
 status state_backup(const char *folder, const char *file, state_counts *out);

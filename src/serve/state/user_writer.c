@@ -4,6 +4,7 @@
 
 #include "base/mem.h"
 #include "base/thread.h"
+#include "serve/state/state_tools.h"
 
 enum { GROUP_CHANGES = 1024, QUEUE_BYTES = 64 << 20 };
 
@@ -13,13 +14,13 @@ struct user_writer {
     state *state; /* NULL: changes live in memory */
     pthread_t thread;
     bool has_thread;
-    uint64_t n_restored, n_known; /* events, and those of them that the data has, too */
-    pthread_mutex_t lock;         /* of what follows */
+    restored restored;
+    pthread_mutex_t lock; /* of what follows */
     pthread_cond_t wake;
     engine_change *first, **last;
     size_t n_bytes; /* of what waits */
     uint64_t n_refused;
-    bool is_ending;
+    bool is_ending, is_paused, is_busy;
 };
 
 /* About what a change takes until it is done. */
@@ -181,15 +182,18 @@ static void *write_changes(void *context) {
     uint64_t due = 0;
     pthread_mutex_lock(&w->lock);
     for (;;) {
-        while (w->first == NULL && !w->is_ending && clock_ns() < due)
-            cond_wait_until(&w->wake, &w->lock, due);
+        while (w->is_paused || (w->first == NULL && !w->is_ending && clock_ns() < due))
+            cond_wait_until(&w->wake, &w->lock, w->is_paused ? UINT64_MAX : due);
         size_t n = take_group(w, group);
         if (n == 0 && w->is_ending) break;
+        w->is_busy = true;
         pthread_mutex_unlock(&w->lock);
         if (n > 0) run_group(w, group, n);
         uint64_t wait = state_maintain(w->state), now = clock_ns();
         due = wait < UINT64_MAX - now ? now + wait : UINT64_MAX;
         pthread_mutex_lock(&w->lock);
+        w->is_busy = false;
+        if (w->is_paused) pthread_cond_broadcast(&w->wake);
     }
     pthread_mutex_unlock(&w->lock);
     /* Erased users must not stay on disk until the next start. */
@@ -201,6 +205,9 @@ static void *write_changes(void *context) {
 
 /* Without a state nothing can fail once a change is prepared. */
 static void change_memory(user_writer *w, engine_change *c) {
+    pthread_mutex_lock(&w->lock);
+    while (w->is_paused)
+        pthread_cond_wait(&w->wake, &w->lock);
     pthread_mutex_lock(w->users_lock);
     c->st = prepare_change(w->users, c);
     if (c->st == OK)
@@ -208,6 +215,7 @@ static void change_memory(user_writer *w, engine_change *c) {
     else
         failure_save(&c->why, c->st);
     pthread_mutex_unlock(w->users_lock);
+    pthread_mutex_unlock(&w->lock);
     c->done(c->ctx, c);
 }
 
@@ -237,13 +245,22 @@ void user_writer_submit(user_writer *w, engine_change *c) {
     c->done(c->ctx, c);
 }
 
+void user_writer_pause(user_writer *w, bool is_paused) {
+    pthread_mutex_lock(&w->lock);
+    w->is_paused = is_paused;
+    if (!is_paused) pthread_cond_broadcast(&w->wake);
+    while (is_paused && w->is_busy)
+        pthread_cond_wait(&w->wake, &w->lock);
+    pthread_mutex_unlock(&w->lock);
+}
+
 void user_writer_stats(user_writer *w, engine_state_stats *out) {
     *out = (engine_state_stats){0};
     if (w->state == NULL) return;
     state_get_stats(w->state, out);
     out->is_durable = true;
-    out->n_restored = w->n_restored;
-    out->n_known = w->n_known;
+    out->n_restored = w->restored.n_events;
+    out->n_known = w->restored.n_known;
     pthread_mutex_lock(&w->lock);
     out->queue_bytes = w->n_bytes;
     out->n_refused = w->n_refused;
@@ -252,39 +269,43 @@ void user_writer_stats(user_writer *w, engine_state_stats *out) {
 
 /* Restoring: what the database has, row by row. */
 typedef struct restoring {
-    user_writer *w;
-    map erased;        /* keys */
-    bool has_erased;   /* users of the data were looked up among them */
+    users *users;
+    restored *out;
+    bool has_erased;   /* users of the data were looked up among the erased */
     user_state **user; /* (n_users), as they were read */
     size_t n_users, user_capacity;
 } restoring;
 
-static status note_erased(void *context, uint64_t key) {
-    restoring *r = context;
+static status note_erased(void *context, uint64_t salt, uint64_t key) {
+    restored *out = ((restoring *)context)->out;
     uint32_t at;
-    return map_put(&r->erased, key, &at);
+    out->salt = salt;
+    return map_put(&out->erased, key, &at);
 }
 
-/* Once all keys are read: erased users have no names, so those of the data are tried. */
-static status restore_erased(restoring *r, const state *s) {
-    users *u = r->w->users;
+static status restored_erase(const restored *r, users *u) {
     engine_id id;
     id_text text;
-    if (r->has_erased) return OK;
-    r->has_erased = true;
     for (uint64_t i = 0; i < u->n_data_users && r->erased.n > 0; i++) {
-        TRY(users_data_name(u, i, &id, &text));
-        if (map_find(&r->erased, state_user_key(s, text.text, text.n)) != MAP_NONE)
+        if (users_data_name(u, i, &id, &text) != OK) continue; /* no request can have named it */
+        if (map_find(&r->erased, state_user_key(r->salt, text.text, text.n)) != MAP_NONE)
             TRY(users_restore_erased(u, i));
     }
     return OK;
 }
 
-static status restore_user(void *context, const state *s, int64_t row, const char *name, size_t n) {
+/* Once all keys are read: erased users have no names, so those of the data are tried. */
+static status erase_once(restoring *r) {
+    if (r->has_erased) return OK;
+    r->has_erased = true;
+    return restored_erase(r->out, r->users);
+}
+
+static status restore_user(void *context, int64_t row, const char *name, size_t n) {
     restoring *r = context;
-    TRY(restore_erased(r, s));
+    TRY(erase_once(r));
     TRY(MEM_RESERVE(&r->user, &r->user_capacity, r->n_users + 1));
-    TRY(users_restore_user(r->w->users, name, n, row, &r->user[r->n_users]));
+    TRY(users_restore_user(r->users, name, n, row, &r->user[r->n_users]));
     r->n_users++;
     return OK;
 }
@@ -298,21 +319,31 @@ static status restore_event(void *context, const state_event *from) {
                       .time = from->time,
                       .time_ns = from->time_ns,
                       .action = from->action};
-    TRY(users_restore_event(r->w->users, r->user[from->nth_user], &e, &is_known));
-    r->w->n_restored++;
-    r->w->n_known += is_known;
+    TRY(users_restore_event(r->users, r->user[from->nth_user], &e, &is_known));
+    r->out->n_events++;
+    r->out->n_known += is_known;
     return OK;
 }
 
-static status open_state(user_writer *w, const char *folder, uint64_t erase_within_ns) {
-    restoring r = {.w = w};
+status users_read_state(users *u, const char *folder, state **own, uint64_t erase_within_ns,
+                        restored *out) {
+    restoring r = {.users = u, .out = out};
     state_reader reader = {
         .ctx = &r, .user = restore_user, .event = restore_event, .erased = note_erased};
-    status st = state_open(&w->state, folder, erase_within_ns, &reader);
-    if (st == OK) st = restore_erased(&r, w->state);
-    map_fini(&r.erased);
+    state_counts counts;
+    status st = own != NULL ? state_open(own, folder, erase_within_ns, &reader)
+                            : state_read(folder, &reader, &counts);
+    if (st == OK) st = erase_once(&r);
     mem_free(r.user);
-    TRY(st);
+    return st;
+}
+
+status user_writer_erase(const user_writer *w, users *u) {
+    return restored_erase(&w->restored, u);
+}
+
+static status open_state(user_writer *w, const char *folder, uint64_t erase_within_ns) {
+    TRY(users_read_state(w->users, folder, &w->state, erase_within_ns, &w->restored));
     if (pthread_create(&w->thread, NULL, write_changes, w) != 0)
         return fail(ERR_IO, "a thread cannot be started");
     w->has_thread = true;
@@ -347,6 +378,7 @@ void user_writer_destroy(user_writer *w) {
         pthread_join(w->thread, NULL);
     }
     state_close(w->state);
+    map_fini(&w->restored.erased);
     pthread_cond_destroy(&w->wake);
     pthread_mutex_destroy(&w->lock);
     mem_free(w);

@@ -222,11 +222,11 @@ static uint32_t data_item(const users *u, const engine_id *id, const char *text)
     return seq_find_item(u->data, text);
 }
 
-/* Whether the history has an event of the data that is the same. */
-static bool is_in_data(const users *u, const user_history *h, uint32_t item,
-                       const stored_event *e) {
+/* The place of an event of the data that is the same; SIZE_MAX: there is none. */
+static size_t find_in_history(const users *u, const user_history *h, uint32_t item,
+                              const stored_event *e) {
     size_t low = 0, high = h->n;
-    if (item == 0 || h->data_user >= u->n_data_users) return false;
+    if (item == 0 || h->data_user >= u->n_data_users) return SIZE_MAX;
     while (low < high) {
         size_t middle = low + (high - low) / 2;
         if (user_history_at(h, middle).time < e->time)
@@ -236,11 +236,11 @@ static bool is_in_data(const users *u, const user_history *h, uint32_t item,
     }
     for (; low < h->n; low++) {
         stored_event own = user_history_at(h, low);
-        if (own.time != e->time) return false;
+        if (own.time != e->time) break;
         bool is_alike = own.action == e->action || e->action == ACTION_UNKNOWN;
-        if (!own.is_added && own.item == item && is_alike) return true;
+        if (!own.is_added && own.item == item && is_alike) return low;
     }
-    return false;
+    return SIZE_MAX;
 }
 
 /* So that nothing fails once the change is durable. */
@@ -266,7 +266,8 @@ static size_t find_duplicates(const users *u, const user_history *h, user_state 
     size_t n_new = 0;
     for (size_t i = 0; i < n; i++) {
         uint32_t n_ids = s->ids.n;
-        bool is_known = is_in_data(u, h, data_item(u, in[i].given, in[i].item.text), &in[i].event);
+        bool is_known = find_in_history(u, h, data_item(u, in[i].given, in[i].item.text),
+                                        &in[i].event) != SIZE_MAX;
         if (in[i].id.n > 0) in[i].event.id = text_map_put(&s->ids, in[i].id.text, in[i].id.n) + 1;
         in[i].is_duplicate = is_known || (in[i].id.n > 0 && s->ids.n == n_ids);
         n_new += !in[i].is_duplicate;
@@ -392,6 +393,10 @@ static void end_change(users *u, user_change *c) {
     *c = (user_change){0};
 }
 
+static bool is_of_data(const users *u, const user_state *s) {
+    return s->data_user < u->n_data_users && !s->is_erased;
+}
+
 static void apply_erase(users *u, user_state *s) {
     for (size_t i = 0; i < s->n; i++)
         u->counts[s->events[i].item]--;
@@ -408,8 +413,7 @@ static void apply_add(users *u, user_change *c, engine_added *out) {
     user_state *s = c->user;
     for (size_t i = 0; i < c->n && s->n > 0; i++)
         out->n_late += !c->in[i].is_duplicate && c->in[i].event.time < s->events[s->n - 1].time;
-    bool is_of_data = s->data_user < u->n_data_users && !s->is_erased;
-    u->n_known += s->n == 0 && c->n_new > 0 && !is_of_data;
+    u->n_known += s->n == 0 && c->n_new > 0 && !is_of_data(u, s);
     s->n_ids += c->n_ids;
     merge_events(u, s, c->in, c->n, c->n_new);
     if (c->n_new > 0) note_change(u, s);
@@ -443,7 +447,7 @@ status users_has_event(const users *u, const id_text *user, const engine_event *
     user_history h = users_history(u, user);
     TRY(id_text_make(&item, &e->item, "the item"));
     TRY(users_ticks(u, e, users_now(u), &event.time));
-    *out = is_in_data(u, &h, data_item(u, &e->item, item.text), &event);
+    *out = find_in_history(u, &h, data_item(u, &e->item, item.text), &event) != SIZE_MAX;
     uint32_t at = text_map_find(&u->names, user->text, user->n);
     if (*out || at == TEXT_MAP_NONE || (e->id.text == NULL && e->id.n == 0)) return OK;
     TRY(id_text_make(&id, &e->id, "the event"));
@@ -473,9 +477,11 @@ status users_restore_event(users *u, user_state *s, const engine_event *e, bool 
     in.item = (short_text){item.text, item.n};
     in.id = (short_text){e->id.text, e->id.n};
     TRY(make_room(u, s, &in, 1, &item_bytes));
-    bool is_of_data = s->data_user < u->n_data_users && !s->is_erased;
-    user_history h = {
-        .own = s->events, .n = s->n, .data_user = is_of_data ? s->data_user : u->n_data_users};
+    user_history h = {.own = s->events,
+                      .n = s->n,
+                      .data_user = is_of_data(u, s) ? s->data_user : u->n_data_users};
+    size_t same = find_in_history(u, &h, data_item(u, in.given, item.text), &in.event);
+    if (same != SIZE_MAX) s->events[same].is_stored = true;
     user_change c = {.user = s, .in = &in, .n = 1, .n_ids_before = s->ids.n};
     c.n_new = find_duplicates(u, &h, s, &in, 1);
     c.n_ids = s->ids.n - c.n_ids_before;
@@ -498,5 +504,42 @@ status users_restore_erased(users *u, uint64_t data_user) {
     TRY(users_data_name(u, data_user, &id, &text));
     TRY(need_state(u, &text, &at, &s, NULL));
     if (!s->is_erased) apply_erase(u, s);
+    return OK;
+}
+
+static status take_user(users *u, const users *from, uint32_t i) {
+    const user_state *old = from->state[i];
+    user_state *s;
+    size_t n;
+    const char *text = text_map_get(&from->names, i, &n);
+    bool is_known;
+    TRY(users_restore_user(u, text, n, old->row, &s));
+    if (old->is_erased && is_of_data(u, s)) apply_erase(u, s);
+    s->is_erased |= old->is_erased;
+    s->row = old->row;
+    for (size_t k = 0; k < old->n; k++) {
+        const stored_event *own = &old->events[k];
+        engine_event e = {
+            .item = users_item_id(from, own->item), .has_time = true, .action = own->action};
+        if (!own->is_added && !own->is_stored) continue;
+        if (own->id > 0) e.id.text = text_map_get(&old->ids, own->id - 1, &e.id.n);
+        users_time(from, own->time, &e.time, &e.time_ns);
+        TRY(users_restore_event(u, s, &e, &is_known));
+    }
+    for (uint32_t k = 0; k < old->n_ids; k++) { /* also of events that are in the data */
+        text = text_map_get(&old->ids, k, &n);
+        TRY(text_map_reserve(&s->ids, 1, n));
+        (void)text_map_put(&s->ids, text, n);
+    }
+    s->n_ids = s->ids.n;
+    s->version = old->version + 1;
+    return OK;
+}
+
+status users_take(users *u, const users *from) {
+    for (uint32_t i = 0; i < from->names.n; i++)
+        TRY(take_user(u, from, i));
+    u->n_added = from->n_added;
+    u->n_duplicates = from->n_duplicates;
     return OK;
 }

@@ -47,7 +47,8 @@ typedef struct stored_event {
     uint32_t item; /* number, see users_item_name */
     uint32_t id;   /* of the event: number + 1 in the user's ids; 0: none */
     uint16_t action;
-    bool is_added; /* not of the data */
+    bool is_added;  /* not of the data */
+    bool is_stored; /* of the data, and in the database, too */
 } stored_event;
 
 typedef struct user_state {
@@ -155,6 +156,10 @@ status users_restore_event(users *u, user_state *s, const engine_event *e, bool 
 /* The id of a user of the data, also as text; and that it was erased. */
 status users_data_name(const users *u, uint64_t data_user, engine_id *id, id_text *out);
 status users_restore_erased(users *u, uint64_t data_user);
+
+/* Gives `u`, which has other data, what the users of `from` added, counted once where it is in that
+ * data, too, their event ids, and who was erased.  While no change is prepared. */
+status users_take(users *u, const users *from);
 
 /* The id of an item number. */
 engine_id users_item_id(const users *u, uint32_t item);

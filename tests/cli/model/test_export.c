@@ -47,7 +47,7 @@ TEST(export_formats_and_refusals) {
     free(text);
     says(2, "run --data data --what items --format pickle --out x", "safetensors, npz or csv");
     says(0, "run --what users --out y", "states of 40 users");
-    says(2, "run --data data --what moods --out x", "items, users, weights or tables");
+    says(2, "run --data data --what moods --out x", "items, users, weights, tables or events");
     says(2, "run --what weights --format csv --out x", "safetensors, npz or pt");
     says(1, "run --data data --what items --out none/x", "none/x");
     says(1, "run --data data --what items --out /dev/null", "would be replaced");

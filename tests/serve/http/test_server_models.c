@@ -273,3 +273,182 @@ TEST(server_spreads_users_over_its_devices) {
     }
     rig_close(&r);
 }
+
+/* Clients that go on while the data is exchanged: each adds events and asks. */
+typedef struct night {
+    rig *r;
+    int place, n_sent;
+    bool is_over;
+    char bad[512];
+} night;
+
+static void *join_night(void *context) {
+    night *n = context;
+    for (; !__atomic_load_n(&n->is_over, __ATOMIC_RELAXED) && n->bad[0] == '\0'; n->n_sent++) {
+        char body[256];
+        snprintf(body, sizeof body,
+                 "{\"user\":%d,\"events\":[{\"item\":%d,\"time\":%d,\"id\":\"e%d\"}]}", n->place,
+                 1 + n->n_sent % 60, 1900000000 + n->n_sent, n->n_sent);
+        const char *path = n->n_sent % 2 ? "/v1/recommend" : "/v1/events";
+        char *text = client_ask(n->r->port, "POST", path, "", body);
+        if (client_code(text) != 200) snprintf(n->bad, sizeof n->bad, "%s", text);
+        free(text);
+    }
+    return NULL;
+}
+
+/* Two models of one run answer alike, whichever was replaced. */
+static void check_models(rig *r, const char *user) {
+    char body[2][96], *text[2], *items[2];
+    for (int i = 0; i < 2; i++) {
+        snprintf(body[i], sizeof body[i], "{\"user\":%s,\"model\":\"%s\"}", user,
+                 i ? "other" : "toy");
+        text[i] = client_ask(r->port, "POST", "/v1/recommend", "", body[i]);
+        items[i] = copy_items(text[i]);
+        CHECK(items[i] != NULL);
+    }
+    CHECK_STR(items[0], items[1]);
+    for (int i = 0; i < 2; i++) {
+        free(text[i]);
+        free(items[i]);
+    }
+}
+
+static int total_of(rig *r, arena *a, const char *user) {
+    char path[64];
+    snprintf(path, sizeof path, "/v1/users/%s?limit=1", user);
+    return (int)json_number(rig_json(r, a, "GET", path, ""), "total");
+}
+
+/* Data is exchanged under load: no request fails, no event is lost or counts twice, and users of
+ * the new data are answered at once. */
+static void exchange_data(bool has_state) {
+    enum { N = 3 };
+    rig r;
+    arena a;
+    pthread_t thread[N];
+    night n[N];
+    char path[64];
+    arena_init(&a, 1 << 16);
+    rig_open(&r);
+    if (has_state && state_library_version() == NULL) SKIP_TEST("this build has no SQLite");
+    r.c.engine.state = has_state ? r.state : NULL;
+    r.c.reload_from = test_folder();
+    r.model[1] = (server_model){.name = "other", .path = r.run};
+    r.c.n_models = 2;
+    free(shell(
+        0, "printf 'user_id,item_id,timestamp\\n1,5,100\\nnew,9,100\\n8,7,1900000000\\n8,7,50\\n"
+           "9,7,50\\n' >d.csv && ./hstu prep csv --input d.csv --string-ids --out d"));
+    rig_start(&r);
+    int before = total_of(&r, &a, "1");
+    ask(&r, "POST", "/v1/events", "{\"user\":8,\"events\":[{\"item\":7,\"time\":1900000000}]}", 200,
+        "\"added\":1");
+    ask(&r, "DELETE", "/v1/users/9", "", 200, "erased");
+    for (int i = 0; i < N; i++) {
+        n[i] = (night){.r = &r, .place = i + 1};
+        CHECK_EQ(pthread_create(&thread[i], NULL, join_night, &n[i]), 0);
+    }
+    for (int i = 0; i < 6; i++) {
+        ask(&r, "POST", "/v1/models/toy/reload",
+            i % 2 ? "{\"data\":\"data\"}" : "{\"data\":\"d\",\"run\":\"run\"}", 200, "\"users\":");
+        ask(&r, "GET", "/v1/users/new", "", i % 2 ? 404 : 200,
+            i % 2 ? "no user" : "\"item\":\"9\"");
+        ask(&r, "GET", "/v1/users/9", "", 404, "no user");
+        check_models(&r, "8");
+        serve_wait_ms(20);
+    }
+    ask(&r, "POST", "/v1/recommend", "{\"user\":8}", 200, "\"source\":\"model\"");
+    ask(&r, "POST", "/v1/recommend", "{\"user\":40,\"model\":\"other\"}", 200,
+        "\"source\":\"model\"");
+    for (int i = 0; i < N; i++)
+        __atomic_store_n(&n[i].is_over, true, __ATOMIC_RELAXED);
+    for (int i = 0; i < N; i++) {
+        pthread_join(thread[i], NULL);
+        if (n[i].bad[0] != '\0') FAIL_TEST("client %d: %s", i, n[i].bad);
+        CHECK(n[i].n_sent > 0);
+    }
+    CHECK_EQ(total_of(&r, &a, "1"), before + n[0].n_sent);
+    ask(&r, "POST", "/v1/models/toy/reload", "{\"data\":\"d\"}", 200, "\"users\":");
+    for (int i = 0; i < N; i++) {
+        snprintf(path, sizeof path, "%d", i + 1);
+        CHECK_EQ(total_of(&r, &a, path), n[i].n_sent + (i == 0));
+    }
+    CHECK_EQ(total_of(&r, &a, "8"), 2); /* what is in both counts once */
+    ask(&r, "GET", "/v1/users/9", "", 404, "no user");
+    ask(&r, "GET", "/v1/users?prefix=n", "", 200, "\"users\":[\"new\"]");
+    ask(&r, "GET", "/v1/users/40", "", 404, "no user"); /* only the old data has it */
+    if (has_state) { /* who was erased before the start, and comes with later data */
+        ask(&r, "POST", "/v1/events", "{\"user\":77,\"events\":[{\"item\":7}]}", 200,
+            "\"added\":1");
+        ask(&r, "DELETE", "/v1/users/77", "", 200, "erased");
+        rig_stop(&r);
+        r.c.engine.data = run_path("d");
+        rig_start(&r);
+        CHECK(total_of(&r, &a, "8") == 2 && total_of(&r, &a, "2") == n[1].n_sent);
+        ask(&r, "GET", "/v1/users/9", "", 404, "no user");
+        free(shell(0, "printf 'user_id,item_id,timestamp\\n77,5,100\\n78,5,100\\n' >e.csv && "
+                      "./hstu prep csv --input e.csv --string-ids --out e"));
+        ask(&r, "POST", "/v1/models/other/reload", "{\"data\":\"e\"}", 200, "\"users\":");
+        ask(&r, "GET", "/v1/users/77", "", 404, "no user");
+        ask(&r, "GET", "/v1/users/78", "", 200, "\"total\":1,");
+        check_models(&r, "8");
+    }
+    arena_fini(&a);
+    rig_close(&r);
+}
+
+TEST(server_exchanges_data_under_load) {
+    exchange_data(false);
+}
+
+TEST(server_exchanges_data_of_a_state_under_load) {
+    exchange_data(true);
+}
+
+/* All or nothing: what does not fit leaves model, data and users as they are. */
+TEST(server_refuses_reloads_of_nothing) {
+    static const struct {
+        const char *body;
+        int code;
+        const char *part;
+    } cases[] = {
+        {"{\"date\":\"data\"}", 400, "'date' is not a member of this object; it has run, data"},
+        {"[]", 400, "not a JSON object"},
+        {"{\"data\":7}", 400, "data: expected a path"},
+        {"{\"data\":\"\"}", 400, "data: expected a path"},
+        {"{\"data\":\"/etc\"}", 400, "data: expected a path"},
+        {"{\"run\":\"..\"}", 400, "run: expected a path"},
+        {"{\"run\":\"run/../run\"}", 400, "run: expected a path"},
+        {"{\"run\":\"run\\u0000x\"}", 400, "not JSON"},
+        {"{\"data\":\"nix\"}", 500, "the old version stays: "},
+        {"{\"data\":\"data\",\"run\":\"nix\"}", 500, "the old version stays: "},
+        {"{\"data\":\"strange\"}", 500, "the old version stays: "},
+        {"{\"data\":\"fine\"}", 500,
+         "its times are finer (1000 a second) than those of the data in use (1)"},
+    };
+    rig r;
+    rig_open(&r);
+    free(shell(
+        0,
+        "printf 'user_id,item_id,timestamp\\n1,x,100\\n' >s.csv && ./hstu prep csv --input s.csv "
+        "--out strange && printf 'user_id,item_id,timestamp\\n1,5,100.5\\n' >f.csv && ./hstu prep "
+        "csv --input f.csv --out fine"));
+    rig_start(&r);
+    ask(&r, "POST", "/v1/models/toy/reload", "{\"data\":\"data\"}", 403, "--reload-from DIR");
+    ask(&r, "POST", "/v1/models/toy/reload", "{}", 200, "\"version\":\"2\"");
+    rig_stop(&r);
+    r.c.reload_from = test_folder();
+    rig_start(&r);
+    char *before = client_ask(r.port, "GET", "/v1/users/7", "", "");
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        ask(&r, "POST", "/v1/models/toy/reload", cases[i].body, cases[i].code, cases[i].part);
+        ask(&r, "POST", "/v1/recommend", "{\"user\":7}", 200, "\"model_version\":\"1\"");
+    }
+    char *after = client_ask(r.port, "GET", "/v1/users/7", "", "");
+    CHECK_STR(client_body(before), client_body(after));
+    free(before);
+    free(after);
+    ask(&r, "POST", "/v1/models/toy/reload", "{\"data\":\"data\",\"run\":\"./run\"}", 200,
+        "\"version\":\"2\"");
+    rig_close(&r);
+}

@@ -29,8 +29,7 @@ typedef struct seen {
     bool has[4096]; /* by the time of the event */
 } seen;
 
-static status see_user(void *ctx, const state *s, int64_t id, const char *name, size_t n) {
-    (void)s;
+static status see_user(void *ctx, int64_t id, const char *name, size_t n) {
     CHECK(id > 0 && n > 0 && name[n] == '\0');
     ((seen *)ctx)->n_users++;
     return OK;
@@ -46,8 +45,8 @@ static status see_event(void *ctx, const state_event *e) {
     return OK;
 }
 
-static status see_erased(void *ctx, uint64_t key) {
-    (void)key;
+static status see_erased(void *ctx, uint64_t salt, uint64_t key) {
+    (void)salt, (void)key;
     ((seen *)ctx)->n_erased++;
     return OK;
 }

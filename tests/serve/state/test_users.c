@@ -246,6 +246,110 @@ TEST(users_count_events_of_the_data_once) {
     seq_file_close(data);
 }
 
+/* Popular items and the number of users are those of the histories. */
+static void check_counts(const users *u) {
+    uint64_t n_known = 0;
+    uint32_t *counts = calloc(u->n_counts, sizeof *counts);
+    for (uint64_t i = 0; i < u->n_data_users; i++) {
+        engine_id id;
+        id_text name;
+        CHECK_OK(users_data_name(u, i, &id, &name));
+        user_history h = users_history(u, &name);
+        n_known += h.is_known;
+        for (size_t k = 0; k < h.n; k++)
+            counts[user_history_at(&h, k).item]++;
+    }
+    for (uint32_t i = 0; i < u->names.n; i++) {
+        const user_state *s = u->state[i];
+        if (s->data_user < u->n_data_users) continue;
+        n_known += s->n > 0;
+        for (size_t k = 0; k < s->n; k++)
+            counts[s->events[k].item]++;
+    }
+    CHECK_EQ(u->n_known, n_known);
+    for (size_t i = 1; i < u->n_counts; i++)
+        CHECK_EQ(u->counts[i], counts[i]);
+    free(counts);
+}
+
+/* Users move to other data with what they added; what is in that data counts once, what was stored
+ * and is not in it any more counts again, and the erased stay so. */
+TEST(users_move_to_other_data) {
+    seq_file *data;
+    users u, fresh;
+    char who[3][32];
+    user_state *s;
+    bool is_known;
+    CHECK_OK(seq_file_open(&data, synth_folder(), NULL));
+    CHECK_OK(users_init(&u, data, 1000));
+    for (int i = 0; i < 3; i++)
+        snprintf(who[i], sizeof who[i], "%lld", (long long)data->user_id[i]);
+    stored_event old = {.time = data->time[1], .item = data->item[1], .action = data->action[1]};
+    engine_event same = {
+        .item = users_item_id(&u, old.item), .has_time = true, .action = old.action};
+    users_time(&u, old.time, &same.time, &same.time_ns);
+    engine_event named = event_at(77, 1900000000);
+    named.id = text("order");
+    CHECK_OK(users_restore_user(&u, who[0], strlen(who[0]), 17, &s));
+    for (int i = 0; i < 2; i++) {
+        CHECK_OK(users_restore_event(&u, s, &same, &is_known));
+        CHECK(is_known);
+    }
+    CHECK_EQ(add(&u, who[0], &named, 1).n_added, 1);
+    CHECK_EQ(add(&u, "new", &named, 1).n_added, 1);
+    CHECK(erase(&u, who[1]) && erase(&u, who[2]));
+    CHECK_EQ(add(&u, who[2], &named, 1).n_added, 1);
+    CHECK_OK(users_restore_user(&u, who[2], strlen(who[2]), 23, &s));
+    same.id = text("seen"); /* known, but not by an event of its own */
+    CHECK_EQ(add(&u, who[0], &same, 1).n_duplicates, 1);
+    same.id = (engine_id){0};
+    engine_event seen = event_at(3, 7);
+    seen.id = text("seen");
+    check_counts(&u);
+    size_t n = history(&u, who[0]).n;
+    CHECK_OK(users_init(&fresh, data, 1000));
+    CHECK_OK(users_restore_erased(&fresh, 1)); /* as the state says of one of them */
+    CHECK_OK(users_take(&fresh, &u));
+    CHECK(history(&fresh, who[0]).version > history(&u, who[0]).version);
+    users_fini(&u);
+    check_counts(&fresh);
+    CHECK(history(&fresh, who[0]).n == n && fresh.n_added == 3);
+    CHECK(!history(&fresh, who[1]).is_known && history(&fresh, who[2]).n == 1);
+    CHECK(history(&fresh, "new").n == 1);
+    for (uint32_t i = 0; i < fresh.names.n; i++) {
+        size_t length;
+        const char *name = text_map_get(&fresh.names, i, &length);
+        int64_t row = strncmp(name, who[0], length) == 0   ? 17
+                      : strncmp(name, who[2], length) == 0 ? 23
+                                                           : 0;
+        CHECK_EQ(fresh.state[i]->row, row);
+    }
+    CHECK_EQ(add(&fresh, who[0], &seen, 1).n_duplicates, 1);
+    CHECK_EQ(add(&fresh, who[0], &named, 1).n_duplicates, 1);
+    CHECK_EQ(add(&fresh, who[0], &same, 1).n_duplicates, 1);
+    /* To no data: what is left is what the state has. */
+    CHECK_OK(users_init(&u, NULL, 1000));
+    CHECK_OK(users_take(&u, &fresh));
+    users_fini(&fresh);
+    check_counts(&u);
+    user_history h = history(&u, who[0]);
+    CHECK(h.n == 2 && u.n_known == 3 && u.ticks == 1000000000);
+    int64_t seconds;
+    uint32_t ns;
+    users_time(&u, user_history_at(&h, 0).time, &seconds, &ns);
+    CHECK(seconds == same.time && ns == same.time_ns);
+    CHECK_EQ(add(&u, who[0], &named, 1).n_duplicates, 1);
+    /* And back. */
+    CHECK_OK(users_init(&fresh, data, 1000));
+    CHECK_OK(users_take(&fresh, &u));
+    check_counts(&fresh);
+    CHECK(history(&fresh, who[0]).n == n && history(&fresh, who[2]).n == 1);
+    CHECK(!history(&fresh, who[1]).is_known);
+    users_fini(&fresh);
+    users_fini(&u);
+    seq_file_close(data);
+}
+
 /* Seconds and fractions survive, before 1970 too. */
 TEST(users_keep_times) {
     users u;

@@ -1,0 +1,220 @@
+/* hstu prep --from-state: what a server knows of its users, as data.  The events of the state join
+ * those of prepared data by the server's own rules (serve/state/users.h), so that a server that
+ * takes the result as its data has every event once. */
+#include "cli/data/prep_state.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "serve/state/user_writer.h"
+
+/* Histories on their way to a builder. */
+typedef struct moving {
+    const seq_file *data; /* NULL: there is none */
+    users users;
+    builder_options options;
+    builder *build;
+    builder_sink *sink;
+    uint64_t n_blocks, n_left; /* blocks so far, and events that fit the open one */
+    uint64_t n_erased, n_bad; /* users of the data, and events with strings where ids are numbers */
+} moving;
+
+static const uint32_t none = UINT32_MAX;
+
+static engine_id as_text(engine_id id, char digits[ID_DIGITS]) {
+    if (id.text != NULL) return id;
+    return (engine_id){.text = digits, .n = id_digits(digits, id.number)};
+}
+
+static engine_id id_of(const text_map *ids, uint32_t i) {
+    engine_id id = {0};
+    id.text = text_map_get(ids, i, &id.n);
+    return id;
+}
+
+/* The sink's number of an id; none: ids are numbers, and this is a string. */
+static status find_id(moving *m, bool is_item, engine_id id, uint32_t *out) {
+    char digits[ID_DIGITS];
+    engine_id text = as_text(id, digits);
+    *out = none;
+    if (is_item ? m->options.has_text_items : m->options.has_text_users)
+        return is_item ? sink_item_text(m->sink, text.text, text.n, out)
+                       : sink_user_text(m->sink, text.text, text.n, out);
+    if (id.text != NULL && !seq_id_number(id.text, id.n, &id.number)) return OK;
+    return is_item ? sink_item(m->sink, id.number, out) : sink_user(m->sink, id.number, out);
+}
+
+/* Without data times are nanoseconds: how many digits after the second this one needs. */
+static int digits_of(int64_t ns) {
+    return ns % 1000000000 == 0 ? 0 : ns % 1000000 == 0 ? 3 : ns % 1000 == 0 ? 6 : 9;
+}
+
+static status put_history(moving *m, engine_id id, const user_history *h) {
+    enum { BLOCK_EVENTS = 1 << 20 };
+    uint32_t user = none, item;
+    if (h->n > 0) TRY(find_id(m, false, id, &user));
+    for (size_t i = 0; i < h->n; i++) {
+        stored_event e = user_history_at(h, i);
+        TRY(find_id(m, true, users_item_id(&m->users, e.item), &item));
+        m->n_bad += user == none || item == none;
+        if (user == none || item == none) continue;
+        if (m->n_left == 0 && m->n_blocks > 0) TRY(sink_end_block(m->sink));
+        if (m->n_left == 0) TRY(sink_begin_block(m->sink, m->n_blocks++, BLOCK_EVENTS));
+        m->n_left = (m->n_left > 0 ? m->n_left : BLOCK_EVENTS) - 1;
+        if (m->data == NULL) sink_keep_digits(m->sink, digits_of(e.time));
+        uint16_t action = m->options.actions == ACTION_NONE ? 0 : e.action; /* or unknown */
+        TRY(sink_add_numbered(m->sink, user, item, action, e.time));
+    }
+    return OK;
+}
+
+/* A user of the data, unless erased.  An id that no request can name has the data's events. */
+static status put_data_user(moving *m, uint64_t i) {
+    const seq_file *data = m->data;
+    engine_id id = id_at(data->has_text_users, &data->user_text, data->user_id, i);
+    char digits[ID_DIGITS];
+    engine_id text = as_text(id, digits);
+    id_text name;
+    user_history h = {
+        .data = data, .data_user = i, .begin = data->offsets[i], .n = (size_t)seq_length(data, i)};
+    if (id_text_make(&name, &id, "a user") == OK) h = users_history(&m->users, &name);
+    m->n_erased += h.data_user != i;
+    TRY(put_history(m, id, &h));
+    for (int f = m->options.has_user_feature; f < data->n_context && h.data_user == i; f++) {
+        const context_feature *c = &data->context[f];
+        engine_id value = id_at(true, &c->values, NULL, c->value[i]);
+        if (c->value[i] != 0)
+            TRY(builder_set_context(m->build, f, text.text, text.n, value.text, value.n));
+    }
+    return OK;
+}
+
+/* Features and vector of an item. */
+static status put_content(moving *m, uint32_t item, const engine_id *id) {
+    const seq_file *data = m->data;
+    float *to;
+    for (int f = 0; f < data->n_content; f++) {
+        const item_content *c = &data->content[f];
+        char text[40];
+        bool is_number = c->number != NULL && !isnan(c->number[item]);
+        if (is_number) snprintf(text, sizeof text, "%.17g", c->number[item]);
+        if (is_number)
+            TRY(builder_put_content(m->build, f, text, (size_t)text_restore_point(text)));
+        for (uint64_t k = c->offsets[item]; k < c->offsets[item + 1] && c->number == NULL; k++) {
+            engine_id value = id_at(true, &c->values, NULL, c->value[k]);
+            TRY(builder_put_content(m->build, f, value.text, value.n));
+        }
+    }
+    if (data->item_vector == NULL) return OK;
+    size_t dim = (size_t)data->item_vector_dim;
+    TRY(builder_add_vector(m->build, id->text, id->n, &to));
+    memcpy(to, data->item_vector + item * dim, dim * sizeof *to);
+    return OK;
+}
+
+/* Names of features, but for user_id, which the builder makes; and the whole catalogue, also items
+ * without an event. */
+static status put_catalogue(moving *m) {
+    const seq_file *data = m->data;
+    for (int f = 0, to; f < data->n_content; f++) {
+        content_spec spec = {.kind =
+                                 data->content[f].number != NULL ? CONTENT_NUMBER : CONTENT_LIST,
+                             .separator = {CONTENT_SEPARATOR}};
+        memcpy(spec.name, data->content[f].name, sizeof spec.name);
+        TRY(builder_add_content(m->build, &spec, &to));
+    }
+    if (data->item_vector != NULL)
+        TRY(builder_begin_vectors(m->build, data->n_items, data->item_vector_dim));
+    for (int f = m->options.has_user_feature, to; f < data->n_context; f++)
+        TRY(builder_add_context(m->build, data->context[f].name, &to));
+    for (uint32_t i = 1; i <= data->n_items; i++) {
+        char digits[ID_DIGITS];
+        engine_id id = as_text(users_item_id(&m->users, i), digits), title = {0};
+        if (data->title.n > 0) title = id_at(true, &data->title, NULL, i);
+        TRY(builder_add_item(m->build, id.text, id.n, title.text, title.n));
+        TRY(put_content(m, i, &id));
+    }
+    return OK;
+}
+
+static bool has_strings(const text_map *ids) {
+    int64_t number;
+    for (uint32_t i = 0; i < ids->n; i++) {
+        engine_id id = id_of(ids, i);
+        if (!seq_id_number(id.text, id.n, &number)) return true;
+    }
+    return false;
+}
+
+/* As in the data, unless an action of the state does not fit its kind. */
+static void choose_options(moving *m) {
+    static const uint16_t largest[] = {0, 4, 9, 255, UINT16_MAX};
+    const seq_file *data = m->data;
+    const users *u = &m->users;
+    uint16_t action = 0;
+    builder_options *o = &m->options;
+    if (data == NULL) {
+        o->has_ns_times = true;
+        o->has_text_users |= has_strings(&u->names);
+        o->has_text_items |= has_strings(&u->items);
+    } else {
+        o->has_text_users |= data->has_text_users;
+        o->has_text_items |= data->has_text_items;
+        o->actions = data->actions;
+        o->time_per_second = data->time_per_second;
+        o->has_user_feature = data->n_context > 0 && strcmp(data->context[0].name, "user_id") == 0;
+    }
+    for (uint32_t i = 0; i < u->names.n; i++)
+        for (size_t k = 0; k < u->state[i]->n; k++) {
+            uint16_t own = u->state[i]->events[k].action;
+            if (own > action && own != ACTION_UNKNOWN) action = own;
+        }
+    if (action > largest[o->actions]) o->actions = ACTION_CODE;
+    if (data != NULL && o->actions != data->actions)
+        log_info("note: actions are plain numbers now, as the state has action %u", action);
+}
+
+static status fill(moving *m, pool *p, source_result *out) {
+    const users *u = &m->users;
+    choose_options(m);
+    TRY(builder_create(&out->build, &m->options, p));
+    m->build = out->build;
+    m->sink = builder_get_sink(m->build, 0);
+    out->actions = m->options.actions;
+    snprintf(out->item_name, sizeof out->item_name, "item_id");
+    if (m->data != NULL) TRY(put_catalogue(m));
+    for (uint64_t i = 0; i < u->n_data_users; i++)
+        TRY(put_data_user(m, i));
+    for (uint32_t i = 0; i < u->names.n; i++) {
+        user_history h = {.own = u->state[i]->events, .n = u->state[i]->n};
+        if (u->state[i]->data_user >= u->n_data_users) TRY(put_history(m, id_of(&u->names, i), &h));
+    }
+    return m->n_blocks > 0 ? sink_end_block(m->sink) : OK;
+}
+
+status prep_state_read(const char *folder, const char *with, bool has_text_ids, pool *p,
+                       source_result *out) {
+    moving m = {.options = {.has_text_users = has_text_ids, .has_text_items = has_text_ids}};
+    restored from = {0};
+    seq_file *data = NULL;
+    status st = with != NULL ? seq_file_open(&data, with, p) : OK;
+    m.data = data;
+    if (st == OK) st = users_init(&m.users, data, UINT64_MAX);
+    if (st == OK) st = users_read_state(&m.users, folder, NULL, 0, &from);
+    if (st == OK) st = fill(&m, p, out);
+    if (st == OK)
+        log_info("%s: %" PRIu64 " events, %" PRIu64
+                 " of them in the data already; erased users left out of the data: %" PRIu64,
+                 folder, from.n_events, from.n_known, m.n_erased);
+    if (st == OK && m.n_bad > 0)
+        log_warn("%" PRIu64 " events of %s are left out, as their ids are strings and those of the "
+                 "data are numbers; --string-ids makes all ids strings",
+                 m.n_bad, folder);
+    map_fini(&from.erased);
+    users_fini(&m.users);
+    seq_file_close(data);
+    return st;
+}

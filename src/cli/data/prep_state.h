@@ -1,0 +1,12 @@
+/* hstu prep --from-state. */
+#ifndef HSTU_CLI_DATA_PREP_STATE_H
+#define HSTU_CLI_DATA_PREP_STATE_H
+
+#include "data/read/sources.h"
+
+/* Reads the state of a server, which may run meanwhile, into a new builder, with prepared data
+ * (NULL: none).  Erased users are left out of both; an event that is in both counts once. */
+status prep_state_read(const char *folder, const char *with, bool has_text_ids, pool *p,
+                       source_result *out);
+
+#endif
