@@ -38,9 +38,10 @@ static const char *const stems[] = {
 #include "ops/ops.def"
 #define TABLE_OP(result, name, parameters, test) #test,
 #include "ops/table_ops.def"
-    "api_attn", "api_table",    "attn_bwd", "attn_sm90_paged", "softmax_sm90", "comm",  "direct",
-    "dynamic",  "embed",        "encoder",  "encoder_plan",    "fetch",        "model", "params",
-    "pass",     "batch_layout", "product",  "replicas",        "snapshot",     "verbs"};
+    "api_attn", "api_table", "attn_bwd", "attn_sm90_paged", "softmax_sm90", "comm",
+    "direct",   "dynamic",   "embed",    "encoder",         "encoder_plan", "fetch",
+    "model",    "params",    "pass",     "batch_layout",    "item_rules",   "product",
+    "replicas", "snapshot",  "verbs"};
 
 bool test_device_runs(const char *file) {
     if (test_on.kind == ON_CPU) return true;
