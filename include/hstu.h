@@ -217,6 +217,18 @@ HSTU_API hstu_status hstu_model_recommend_history(hstu_model *model, const hstu_
                                                   int32_t k, int32_t keeps_seen, uint32_t *item,
                                                   float *score);
 
+/* The same under rules: a JSON object with any of filter, allow, deny, boost, max_per and pin, as
+ * docs/recommend.md has them; NULL: none.  The lists are the exact best under the rules, and short
+ * only where no other item may follow.  HSTU_ERR_USAGE: what is wrong with the rules; ids that the
+ * model does not know are left out with a warning. */
+HSTU_API hstu_status hstu_model_recommend_by_rules(hstu_model *model, const uint64_t *users,
+                                                   uint64_t n_users, int32_t k, int32_t keeps_seen,
+                                                   const char *rules, uint32_t *item, float *score);
+HSTU_API hstu_status hstu_model_recommend_history_by_rules(hstu_model *model,
+                                                           const hstu_history *history, int32_t k,
+                                                           int32_t keeps_seen, const char *rules,
+                                                           uint32_t *item, float *score);
+
 /* Scores of candidates: (n_users, n_candidates, n_scores); NAN where there is no number, as for a
  * user without events.  hstu_model_score_name says what number i is: "score", "click", "p_1" (a
  * view, valid until hstu_model_close); NULL beyond the last, and if the model is closed. */

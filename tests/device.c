@@ -40,7 +40,7 @@ static const char *const stems[] = {
 #include "ops/table_ops.def"
     "api_attn", "api_table",    "attn_bwd", "attn_sm90_paged", "softmax_sm90", "comm",
     "direct",   "dynamic",      "embed",    "encoder",         "encoder_plan", "fetch",
-    "model",    "params",       "pass",     "batch_layout",    "product",      "replicas",
+    "item_rules", "model",    "params",       "pass",     "batch_layout",    "product",      "replicas",
     "snapshot", "tensor_group", "verbs"};
 
 bool test_device_runs(const char *file) {

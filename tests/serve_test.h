@@ -103,4 +103,11 @@ static inline engine_answer serve_ask(engine *e, const engine_request *r) {
     return a;
 }
 
+/* Rules of a request, in the memory of an arena. */
+static inline const json_value *serve_rules(arena *a, const char *text) {
+    const json_value *rules;
+    CHECK_OK(json_parse(a, "rules", text, strlen(text), &rules));
+    return rules;
+}
+
 #endif

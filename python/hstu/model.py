@@ -1,5 +1,7 @@
 """Trained models."""
+import json
 from ctypes import addressof, c_float, c_int32, c_int64, c_uint16, c_uint32, c_uint64, c_void_p, cast
+from operator import index
 
 from . import _library as _l
 from .data import _Names
@@ -56,23 +58,40 @@ class Model(_Names):
         found = ((items[row * k + i], scores[row * k + i]) for i in range(k))
         return [(self._item_id(item), score) for item, score in found if item != 0]
 
-    def recommend(self, users=None, k=10, history=None, times=None, actions=None, keep_seen=False):
+    @staticmethod
+    def _rules(rules):
+        """The rules that were given, as JSON."""
+        given = {key: value for key, value in rules.items() if value is not None}
+        for key in ("allow", "deny", "pin"):
+            if key in given:
+                given[key] = [i if isinstance(i, str) else index(i) for i in _as_list(given[key])]
+        return json.dumps(given).encode() if given else None
+
+    def recommend(self, users=None, k=10, history=None, times=None, actions=None, keep_seen=False, *, filter=None,
+                  allow=None, deny=None, boost=None, max_per=None, pin=None):
         """The k best items, best first.
 
         users: an id, or some: [(item id, score), ...] for each user, in a list where several are given.  history:
         instead, item ids of somebody who is not in the data, oldest first, with times (in the data's unit) and
         actions where the model wants them.  Without times the events are a minute apart, as in `hstu recommend` and
-        the server."""
+        the server.
+
+        filter: an expression over item features, 'genre in ("Drama", "Crime") and year >= 2000'.  allow, deny: item
+        ids.  boost: [{"filter": ..., "add": .1}, {"filter": ..., "times": 1.2}], of the score.  max_per: {"genre": 2}.
+        pin: item ids for the first places.  The list is the exact best under these rules (docs/recommend.md)."""
+        rules = self._rules({"filter": filter, "allow": allow, "deny": deny, "boost": boost, "max_per": max_per,
+                             "pin": pin})
         if (users is None) == (history is None):
             raise _l.UsageError("give either users or a history")
         if history is not None:
-            return self._recommend_history(_as_list(history), times, actions, k, keep_seen)
+            return self._recommend_history(_as_list(history), times, actions, k, keep_seen, rules)
         k, numbers = self._count(k), self._users(users)
         items, scores = (c_uint32 * (len(numbers) * k))(), (c_float * (len(numbers) * k))()
 
         def some(first, n):
-            _l.call("hstu_model_recommend", self._handle, _address(numbers, first, 8), n, k, int(bool(keep_seen)),
-                    _address(items, first * k, 4), _address(scores, first * k, 4))
+            _l.call("hstu_model_recommend_by_rules", self._handle, _address(numbers, first, 8), n, k,
+                    int(bool(keep_seen)), rules, _address(items, first * k, 4),
+                    _address(scores, first * k, 4))
 
         _l.in_pieces(len(numbers), some)
         lists = [self._pairs(items, scores, row, k) for row in range(len(numbers))]
@@ -85,7 +104,7 @@ class Model(_Names):
             raise _l.UsageError(f"k is {k}; it must be 1 to {_MAX_K}")
         return int(k)
 
-    def _recommend_history(self, history, times, actions, k, keep_seen):
+    def _recommend_history(self, history, times, actions, k, keep_seen, rules):
         k, h = self._count(k), _l.History(length=len(history))
         kept = [_l.numbers(c_uint32, [self._item_number(i) for i in history], "item")]
         h.item = cast(kept[0], type(h.item))
@@ -97,7 +116,8 @@ class Model(_Names):
                 raise _l.UsageError(f"{len(kept[-1])} {name}s for {len(history)} events")
             setattr(h, name, cast(kept[-1], type(getattr(h, name))))
         items, scores = (c_uint32 * k)(), (c_float * k)()
-        _l.call("hstu_model_recommend_history", self._handle, _l.reference(h), k, int(bool(keep_seen)), items, scores)
+        _l.call("hstu_model_recommend_history_by_rules", self._handle, _l.reference(h), k, int(bool(keep_seen)), rules,
+                items, scores)
         return self._pairs(items, scores, 0, k)
 
     def score(self, users, items):

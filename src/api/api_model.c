@@ -152,16 +152,18 @@ static status check_users(const api_model *m, const uint64_t *users, uint64_t n)
 
 /* Recommending. */
 
-static status make_recommender(api_model *m, int32_t k, int32_t keeps_seen) {
+static status make_recommender(api_model *m, int32_t k, int32_t keeps_seen, const char *rules) {
     session *s = &m->t.session;
-    if (m->recommender != NULL && m->k == k && m->keeps_seen == keeps_seen) return OK;
-    user_group_destroy(m->recommender);
-    m->recommender = NULL;
-    user_group_config c = {.k = k, .max_users = s->eval_batch, .keeps_seen = keeps_seen != 0};
-    TRY(user_group_create(&m->recommender, s, &c));
-    m->k = k;
-    m->keeps_seen = keeps_seen;
-    return OK;
+    if (m->recommender == NULL || m->k != k || m->keeps_seen != keeps_seen) {
+        user_group_destroy(m->recommender);
+        m->recommender = NULL;
+        user_group_config c = {.k = k, .max_users = s->eval_batch, .keeps_seen = keeps_seen != 0};
+        TRY(user_group_create(&m->recommender, s, &c));
+        m->k = k;
+        m->keeps_seen = keeps_seen;
+    }
+    user_group_clear(m->recommender);
+    return user_group_set_rules(m->recommender, NULL, rules);
 }
 
 /* What to take of each user: its best items, or the values of its candidates. */
@@ -211,17 +213,23 @@ static status check_results(uint64_t n_users, int32_t k, const uint32_t *item, c
 }
 
 static status recommend_users(api_model *m, const uint64_t *users, uint64_t n_users, int32_t k,
-                              int32_t keeps_seen, uint32_t *item, float *score) {
+                              int32_t keeps_seen, const char *rules, uint32_t *item, float *score) {
     TRY(check_users(m, users, n_users));
     TRY(check_results(n_users, k, item, score));
-    TRY(make_recommender(m, k, keeps_seen != 0));
+    TRY(make_recommender(m, k, keeps_seen != 0, rules));
     return run_users(m, m->recommender, users, n_users, &(wanted){k, item, score, NULL, 0});
 }
 
 hstu_status hstu_model_recommend(hstu_model *m, const uint64_t *users, uint64_t n_users, int32_t k,
                                  int32_t keeps_seen, uint32_t *item, float *score) {
+    return hstu_model_recommend_by_rules(m, users, n_users, k, keeps_seen, NULL, item, score);
+}
+
+hstu_status hstu_model_recommend_by_rules(hstu_model *m, const uint64_t *users, uint64_t n_users,
+                                          int32_t k, int32_t keeps_seen, const char *rules,
+                                          uint32_t *item, float *score) {
     RETURN_WITHIN(m, &api_model_type,
-                  recommend_users(object, users, n_users, k, keeps_seen, item, score));
+                  recommend_users(object, users, n_users, k, keeps_seen, rules, item, score));
 }
 
 /* Arrays that a caller leaves out: actions are unknown, times as untimed_seconds says. */
@@ -257,10 +265,10 @@ static status copy_history(const api_model *m, const hstu_history *h, history_co
 }
 
 static status recommend_events(api_model *m, const user_events *events, int32_t k,
-                               int32_t keeps_seen, uint32_t *item, float *score) {
+                               int32_t keeps_seen, const char *rules, uint32_t *item,
+                               float *score) {
     TRY(check_results(1, k, item, score));
-    TRY(make_recommender(m, k, keeps_seen != 0));
-    user_group_clear(m->recommender);
+    TRY(make_recommender(m, k, keeps_seen != 0, rules));
     TRY(user_group_add(m->recommender, events));
     TRY(user_group_run(m->recommender));
     take_user(m->recommender, 0, 0, &(wanted){k, item, score, NULL, 0});
@@ -269,11 +277,18 @@ static status recommend_events(api_model *m, const user_events *events, int32_t 
 
 hstu_status hstu_model_recommend_history(hstu_model *m, const hstu_history *history, int32_t k,
                                          int32_t keeps_seen, uint32_t *item, float *score) {
+    return hstu_model_recommend_history_by_rules(m, history, k, keeps_seen, NULL, item, score);
+}
+
+hstu_status hstu_model_recommend_history_by_rules(hstu_model *m, const hstu_history *history,
+                                                  int32_t k, int32_t keeps_seen, const char *rules,
+                                                  uint32_t *item, float *score) {
     handle *h;
     history_copy copy = {0};
     status st = handle_enter(&h, m, &api_model_type);
     if (st == OK) st = copy_history(handle_object(h), history, &copy);
-    if (st == OK) st = recommend_events(handle_object(h), &copy.events, k, keeps_seen, item, score);
+    if (st == OK)
+        st = recommend_events(handle_object(h), &copy.events, k, keeps_seen, rules, item, score);
     mem_free(copy.action);
     mem_free(copy.time);
     return handle_leave(h, st);

@@ -107,14 +107,10 @@ static void hide_seen(const best_job *j, cpu_range rows, float *score) {
     }
 }
 
-static void hide_forbidden(const best_job *j, cpu_range rows, float *score) {
-    const rank_args *a = j->a;
-    for (int32_t q = 0; q < j->n && a->allowed != NULL; q++) {
-        const uint64_t *bits = a->allowed[j->first + q];
-        for (int64_t r = rows.first; r < rows.end && bits != NULL; r++)
-            if ((bits[r / 64] >> (r % 64) & 1) == 0)
-                score[score_at(j, r - rows.first, q)] = -INFINITY;
-    }
+/* Asked of rows that are good enough alone: few are. */
+static bool may_find(const best_job *j, int32_t q, int64_t row) {
+    const uint64_t *bits = j->a->allowed != NULL ? j->a->allowed[j->first + q] : NULL;
+    return bits == NULL || bits[row / 64] >> row % 64 & 1;
 }
 
 /* Most rows are no query's: one comparison of vectors says so. */
@@ -129,7 +125,7 @@ static void collect(const best_job *j, cpu_range rows, const float *score, int w
         for (int32_t q = 0; q < n; q++)
             is_any |= score[q] >= limit[q];
         for (int32_t q = 0; q < n && is_any; q++) {
-            if (!(score[q] >= limit[q]) || score[q] == -INFINITY) continue;
+            if (!(score[q] >= limit[q]) || score[q] == -INFINITY || !may_find(j, q, r)) continue;
             found *heap = heaps + (int64_t)q * k;
             add(heap, &counts[q], k, (found){score[q], (int32_t)r});
             limit[q] = limit_of(heap, counts[q], k);
@@ -153,7 +149,9 @@ static void collect_few(const best_job *j, cpu_range rows, const float *scores, 
             for (int64_t r = first; r < end; r++)
                 is_any |= score[r] >= limit;
             for (int64_t r = first; r < end && is_any; r++) {
-                if (!(score[r] >= limit) || score[r] == -INFINITY) continue;
+                if (!(score[r] >= limit) || score[r] == -INFINITY ||
+                    !may_find(j, q, rows.first + r))
+                    continue;
                 add(heap, count, k, (found){score[r], (int32_t)(rows.first + r)});
                 limit = limit_of(heap, *count, k);
             }
@@ -219,7 +217,6 @@ static void search_group(const best_job *j, cpu_range rows, int32_t q, int worke
     product_run_once(j->queries.isa, query, matrix_transposed(corpus), 1, a->dim,
                      rows.end - rows.first, false, score, RANK_INT8_GROUP, room);
     hide_seen(&one, rows, score);
-    hide_forbidden(&one, rows, score);
     collect_few(&one, rows, score, 0);
 }
 
@@ -267,7 +264,6 @@ static status search_few(const best_job *j, cpu_range rows, int worker) {
     product_run_once(j->queries.isa, query, matrix_transposed(corpus), j->n, a->dim,
                      rows.end - rows.first, false, score, j->n_rows, room);
     hide_seen(j, rows, score);
-    hide_forbidden(j, rows, score);
     collect_few(j, rows, score, worker);
     return OK;
 }
@@ -283,7 +279,6 @@ static status search_chunk(void *ctx, int64_t chunk, int worker) {
     product_run(matrix_rows(a->corpus + rows.first * a->dim, a->dim), rows.end - rows.first,
                 &j->queries, 0, j->n, false, score, j->n);
     hide_seen(j, rows, score);
-    hide_forbidden(j, rows, score);
     collect(j, rows, score, worker);
     return OK;
 }

@@ -7,9 +7,9 @@
 #include "base/half.h"
 #include "base/thread.h"
 
-/* Rows that op `rank` orders at once; lists shorter than LONG_LIST are gathered, longer ones are
- * bits that a search of the catalogue looks at. */
-enum { RANK_PART = INFER_MAX_K, LONG_LIST = 32 };
+/* Rows that op `rank` orders at once; lists shorter than LONG_LIST, on a CPU also than this part of
+ * the catalogue, are gathered, longer ones are bits that a search of the catalogue looks at. */
+enum { RANK_PART = INFER_MAX_K, LONG_LIST = 32, SHORT_PART = 128 };
 
 static backend *backend_of(const infer *f) {
     return f->s->be;
@@ -35,7 +35,7 @@ static status init_leases(infer *f) {
 
 static status init_table(infer *f, const infer_config *c) {
     TRY(item_table_init(&f->table, f->s->model));
-    if (c->is_allowed != NULL) TRY(item_table_keep(&f->table, c->is_allowed));
+    filter_cache_init(&f->filters, f->s->data, f->table.items.item, f->table.items.n);
     if (f->is_ranking) return OK;
     if (c->is_serving) TRY(item_table_narrow(&f->table));
     return c->has_int8_items ? item_table_shrink(&f->table) : OK;
@@ -76,6 +76,7 @@ void infer_fini(infer *f) {
     if (f->room != NULL) backend_of(f)->ops->release(backend_of(f), f->room);
     pass_destroy(f->pass);
     histories_fini(&f->batch);
+    filter_cache_fini(&f->filters);
     item_table_fini(&f->table);
     score_columns_fini(&f->columns);
     arena_fini(&f->scratch);
@@ -189,10 +190,10 @@ static status gather_rows(infer *f, const int32_t *row, int32_t n, float *to) {
     return OK;
 }
 
-/* The scores (n_queries, n) of some rows: the k best of k rows are all of them, so op `rank` gives
- * the very numbers that a search of the whole catalogue ranks by. */
+/* The scores (n_queries, n) of some rows, where they are among the k best of RANK_PART rows: op
+ * `rank` gives the very numbers that a search of the whole catalogue ranks by. */
 static status score_rows(infer *f, const void *query, int32_t n_queries, const int32_t *row,
-                         int32_t n, float *out) {
+                         int32_t n, int32_t k, float *out) {
     backend *be = backend_of(f);
     int32_t *best, most = n < RANK_PART ? n : RANK_PART;
     size_t n_scores = (size_t)n_queries * (size_t)most;
@@ -209,12 +210,12 @@ static status score_rows(infer *f, const void *query, int32_t n_queries, const i
                        .n_corpus = count,
                        .query = query,
                        .corpus = rows,
-                       .k = count,
+                       .k = count < k ? count : k,
                        .best = best,
                        .best_score = score};
         TRY(be->ops->rank(be, &a));
-        for (int64_t i = 0; i < (int64_t)n_queries * count; i++)
-            if (best[i] >= 0) out[i / count * n + first + best[i]] = score[i];
+        for (int64_t i = 0; i < (int64_t)n_queries * a.k; i++)
+            if (best[i] >= 0) out[i / a.k * n + first + best[i]] = score[i];
     }
     return OK;
 }
@@ -236,7 +237,7 @@ static status score_candidates(infer *f, infer_query *const *q, int32_t n, const
     TRY(ARENA_NEW_RAW(&f->scratch, &score, (size_t)n * (size_t)n_rows));
     for (int64_t i = 0; i < (int64_t)n * n_rows; i++)
         score[i] = NAN;
-    TRY(score_rows(f, query, n, row, n_rows, score));
+    TRY(score_rows(f, query, n, row, n_rows, RANK_PART, score));
     for (int32_t k = 0; k < n; k++) {
         for (int32_t i = 0; i < q[k]->n_candidates; i++)
             q[k]->values[i] = NAN;
@@ -263,13 +264,16 @@ static int compare_scores(const void *a, const void *b) {
 static status search_allowed(infer *f, infer_query *q, const void *query) {
     scored_row *best;
     float *score;
+    size_t n = 0;
     TRY(ARENA_NEW(&f->scratch, &best, (size_t)q->n_allow));
     TRY(ARENA_NEW(&f->scratch, &score, (size_t)q->n_allow));
-    TRY(score_rows(f, query, 1, q->allow, q->n_allow, score));
     for (int32_t i = 0; i < q->n_allow; i++)
-        best[i] = (scored_row){score[i], q->allow[i]};
-    if (q->n_allow > 1) qsort(best, (size_t)q->n_allow, sizeof *best, compare_scores);
-    q->n_best = q->k < q->n_allow ? q->k : q->n_allow;
+        score[i] = -INFINITY;
+    TRY(score_rows(f, query, 1, q->allow, q->n_allow, q->k, score));
+    for (int32_t i = 0; i < q->n_allow; i++)
+        if (score[i] > -INFINITY) best[n++] = (scored_row){score[i], q->allow[i]};
+    qsort(best, n, sizeof *best, compare_scores);
+    q->n_best = (size_t)q->k < n ? q->k : (int32_t)n;
     for (int32_t i = 0; i < q->n_best; i++) {
         q->item[i] = (uint32_t)f->table.items.item[best[i].row];
         q->score[i] = best[i].score;
@@ -277,8 +281,21 @@ static status search_allowed(infer *f, infer_query *q, const void *query) {
     return OK;
 }
 
-static bool is_short_list(const infer_query *q) {
-    return q->has_allow && q->n_allow < LONG_LIST;
+static bool is_short(const infer *f, int64_t n) {
+    return n < LONG_LIST || (backend_of(f)->is_host && n < f->table.items.n / SHORT_PART);
+}
+
+/* Bits of the rows that a query may find. */
+static status eligible_rows(const infer *f, arena *a, const infer_query *q, uint64_t **out) {
+    int64_t n = f->table.items.n, n_words = n / 64 + 1;
+    TRY(ARENA_NEW_RAW(a, out, (size_t)n_words));
+    for (int64_t w = 0; w < n_words; w++)
+        (*out)[w] = q->allowed != NULL ? q->allowed[w]
+                    : w < n / 64       ? UINT64_MAX
+                                       : ((uint64_t)1 << n % 64) - 1;
+    for (int32_t i = 0; i < q->n_seen; i++)
+        (*out)[q->seen[i] / 64] &= ~((uint64_t)1 << (q->seen[i] % 64));
+    return OK;
 }
 
 /* Queries that search the whole catalogue, and what they leave out. */
@@ -290,16 +307,6 @@ typedef struct search {
     const uint64_t **allowed; /* (n): bits of the rows; NULL: all */
 } search;
 
-static status make_bits(infer *f, const infer_query *q, const uint64_t **out) {
-    uint64_t *bits;
-    if (!q->has_allow) return OK;
-    TRY(ARENA_NEW(&f->scratch, &bits, (size_t)f->table.items.n / 64 + 1));
-    for (int32_t i = 0; i < q->n_allow; i++)
-        bits[q->allow[i] / 64] |= (uint64_t)1 << (q->allow[i] % 64);
-    *out = bits;
-    return OK;
-}
-
 static status collect_searches(run *r, search *s) {
     arena *scratch = &r->f->scratch;
     size_t n = (size_t)r->f->batch.view.n_users;
@@ -310,8 +317,8 @@ static status collect_searches(run *r, search *s) {
     TRY(ARENA_NEW(scratch, &s->allowed, n));
     for (int32_t i = 0; i < (int32_t)n; i++) {
         infer_query *q = r->batch[i];
-        if (q->k == 0 || is_short_list(q)) continue;
-        TRY(make_bits(r->f, q, &s->allowed[s->n]));
+        if (q->k == 0 || q->rules != NULL || q->allow != NULL) continue;
+        s->allowed[s->n] = q->allowed;
         s->place[s->n] = i;
         s->q[s->n++] = q;
         s->k = q->k > s->k ? q->k : s->k;
@@ -351,18 +358,32 @@ static void take_best(const infer *f, const search *s, const int32_t *best, cons
     }
 }
 
+static rank_args catalogue_args(const infer *f, int32_t n_queries, const void *query, int32_t k,
+                                int32_t *best, float *score) {
+    const item_table *t = &f->table;
+    return (rank_args){.n_queries = n_queries,
+                       .dim = t->dim,
+                       .n_corpus = t->items.n,
+                       .query = query,
+                       .corpus = t->items.rows,
+                       .corpus_act = t->narrow,
+                       .corpus_int8 = t->small.rows != NULL ? &t->small : NULL,
+                       .k = k,
+                       .best = best,
+                       .best_score = score};
+}
+
 /* One search for all of them: the best of fewer are the first of the best of more. */
 static status search_catalogue(run *r, const void *encoded) {
     infer *f = r->f;
     backend *be = backend_of(f);
-    const item_table *t = &f->table;
     search s = {0};
     int32_t *best;
     float *score;
     void *room;
     TRY(collect_searches(r, &s));
     if (s.n == 0) return OK;
-    if (s.k > t->items.n) s.k = t->items.n;
+    if (s.k > f->table.items.n) s.k = f->table.items.n;
     TRY(ARENA_NEW(&f->scratch, &best, (size_t)s.n * (size_t)s.k));
     TRY(ARENA_NEW(&f->scratch, &score, (size_t)s.n * (size_t)s.k));
     size_t user_bytes = ((size_t)s.n * query_bytes(f) + 63) / 64 * 64;
@@ -370,19 +391,10 @@ static status search_catalogue(run *r, const void *encoded) {
     size_t seen_bytes = (size_t)s.n_seen * sizeof *s.seen;
     TRY(backend_room(f, user_bytes + offset_bytes + seen_bytes, &room));
     char *memory = room;
-    rank_args a = {.n_queries = s.n,
-                   .dim = t->dim,
-                   .n_corpus = t->items.n,
-                   .query = memory,
-                   .corpus = t->items.rows,
-                   .corpus_act = t->narrow,
-                   .corpus_int8 = t->small.rows != NULL ? &t->small : NULL,
-                   .allowed = s.allowed,
-                   .seen_offsets = (int32_t *)(memory + user_bytes),
-                   .seen = (int32_t *)(memory + user_bytes + offset_bytes),
-                   .k = s.k,
-                   .best = best,
-                   .best_score = score};
+    rank_args a = catalogue_args(f, s.n, memory, s.k, best, score);
+    a.allowed = s.allowed;
+    a.seen_offsets = (int32_t *)(memory + user_bytes);
+    a.seen = (int32_t *)(memory + user_bytes + offset_bytes);
     TRY(gather_queries(f, &s, encoded, memory));
     TRY(be->ops->copy_in(be, memory + user_bytes, s.offsets,
                          (size_t)(s.n + 1) * sizeof *s.offsets));
@@ -390,6 +402,39 @@ static status search_catalogue(run *r, const void *encoded) {
         TRY(be->ops->copy_in(be, memory + user_bytes + offset_bytes, s.seen, seen_bytes));
     TRY(be->ops->rank(be, &a));
     take_best(f, &s, best, score);
+    return OK;
+}
+
+/* One encoded user searches for the best of each class of items. */
+typedef struct class_search {
+    infer *f;
+    const char *encoded;
+} class_search;
+
+static status search_classes(void *ctx, int32_t n, const uint64_t *const *allowed, int32_t k,
+                             int32_t *row, float *score) {
+    const class_search *c = ctx;
+    backend *be = backend_of(c->f);
+    size_t bytes = query_bytes(c->f);
+    void *room;
+    TRY(backend_room(c->f, (size_t)n * bytes, &room));
+    for (int32_t i = 0; i < n; i++)
+        TRY(be->ops->copy(be, (char *)room + (size_t)i * bytes, c->encoded, bytes));
+    rank_args a = catalogue_args(c->f, n, room, k, row, score);
+    a.allowed = allowed;
+    return be->ops->rank(be, &a);
+}
+
+static status follow_rules(const infer *f, arena *a, const rules_source *s, infer_query *q) {
+    item_rules none = {.item = f->table.items.item, .n_rows = f->table.items.n};
+    const item_rules *r = q->rules != NULL ? q->rules : &none;
+    uint64_t *left;
+    int32_t *row;
+    TRY(eligible_rows(f, a, q, &left));
+    TRY(ARENA_NEW(a, &row, (size_t)q->k));
+    TRY(item_rules_run(r, a, s, left, q->k, row, q->score, &q->n_best));
+    for (int32_t i = 0; i < q->n_best; i++)
+        q->item[i] = (uint32_t)f->table.items.item[row[i]];
     return OK;
 }
 
@@ -410,7 +455,10 @@ static status answer_encoded(run *r, const char *encoded) {
         infer_query *q = r->batch[i];
         n = q->n_candidates > 0 ? count_same(r, i) : 1;
         if (q->n_candidates > 0) TRY(score_candidates(f, r->batch + i, n, encoded));
-        if (q->k > 0 && is_short_list(q)) TRY(search_allowed(f, q, encoded));
+        if (q->k > 0 && q->allow != NULL) TRY(search_allowed(f, q, encoded));
+        rules_source source = {&(class_search){f, encoded},
+                               backend_of(f)->is_host ? INT32_MAX : INFER_MAX_K, search_classes};
+        if (q->k > 0 && q->rules != NULL) TRY(follow_rules(f, &f->scratch, &source, q));
     }
     return OK;
 }
@@ -595,25 +643,61 @@ void popular_sort(popular_item *all, size_t n) {
     if (n > 0) qsort(all, n, sizeof *all, compare_popular);
 }
 
-static bool has_row(const int32_t *rows, int32_t n, int32_t row) {
-    int32_t low = 0, high = n;
-    while (low < high) {
-        int32_t middle = low + (high - low) / 2;
-        if (rows[middle] < row)
-            low = middle + 1;
-        else
-            high = middle;
+typedef struct popular_search {
+    const infer *f;
+    arena *a;
+    const popular_item *all;
+    size_t n;
+} popular_search;
+
+/* Items without an event come after the others, in their order. */
+static status search_popular(void *ctx, int32_t n, const uint64_t *const *allowed, int32_t k,
+                             int32_t *row, float *score) {
+    const popular_search *p = ctx;
+    int64_t n_rows = p->n > 0 ? p->f->table.items.n : 0; /* without events nothing is popular */
+    uint64_t *is_listed;
+    int32_t *count, n_full = 0;
+    TRY(ARENA_NEW(p->a, &is_listed, (size_t)n_rows / 64 + 1));
+    TRY(ARENA_NEW(p->a, &count, (size_t)n));
+    for (int64_t i = 0; i < (int64_t)p->n + n_rows && n_full < n; i++) {
+        bool has_events = i < (int64_t)p->n;
+        int64_t own = has_events ? p->f->table.items.row[p->all[i].item] : i - (int64_t)p->n;
+        uint64_t bit = (uint64_t)1 << own % 64;
+        if (!has_events && is_listed[own / 64] & bit) continue;
+        is_listed[own / 64] |= bit;
+        for (int32_t c = 0; c < n; c++) {
+            if (count[c] == k || (allowed[c][own / 64] & bit) == 0) continue;
+            row[c * k + count[c]] = (int32_t)own;
+            score[c * k + count[c]++] = has_events ? (float)p->all[i].n_events : 0;
+            n_full += count[c] == k;
+        }
     }
-    return low < n && rows[low] == row;
+    for (int32_t c = 0; c < n; c++)
+        for (; count[c] < k; count[c]++)
+            row[c * k + count[c]] = -1;
+    return OK;
 }
 
-void infer_popular(const infer *f, infer_query *q, const popular_item *all, size_t n) {
-    q->n_best = 0;
-    for (size_t i = 0; i < n && q->n_best < q->k; i++) {
-        int32_t row = f->table.items.row[all[i].item];
-        if (has_row(q->seen, q->n_seen, row)) continue;
-        if (q->has_allow && !has_row(q->allow, q->n_allow, row)) continue;
-        q->item[q->n_best] = all[i].item;
-        q->score[q->n_best++] = (float)all[i].n_events;
-    }
+status infer_popular(const infer *f, arena *a, infer_query *q, const popular_item *all, size_t n) {
+    rules_source source = {&(popular_search){f, a, all, n}, INT32_MAX, search_popular};
+    return follow_rules(f, a, &source, q);
+}
+
+status infer_use_rules(const infer *f, arena *a, const item_rules *r, infer_query *q) {
+    int64_t n_words = f->table.items.n / 64 + 1, n = 0;
+    uint64_t *bits;
+    int32_t *allow;
+    q->rules = item_rules_order(r) ? r : NULL;
+    q->allowed = r->allowed;
+    if (r->allowed == NULL || q->rules != NULL) return OK;
+    for (int64_t w = 0; w < n_words; w++)
+        n += __builtin_popcountll(r->allowed[w]);
+    if (!is_short(f, n)) return OK;
+    TRY(eligible_rows(f, a, q, &bits));
+    TRY(ARENA_NEW_RAW(a, &allow, (size_t)n));
+    for (int64_t w = 0; w < n_words; w++)
+        for (uint64_t left = bits[w]; left != 0; left &= left - 1)
+            allow[q->n_allow++] = (int32_t)(64 * w) + __builtin_ctzll(left);
+    q->allow = allow;
+    return OK;
 }

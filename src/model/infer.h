@@ -14,6 +14,7 @@
 
 #include "base/mem.h"
 #include "model/histories.h"
+#include "model/item_rules.h"
 #include "model/item_table.h"
 #include "model/kv_store.h"
 #include "model/score_columns.h"
@@ -21,11 +22,10 @@
 enum { INFER_MAX_K = 1024 }; /* what op `rank` can do on every backend */
 
 typedef struct infer_config {
-    int32_t max_users;  /* sequences of a batch, at most what the session was opened for */
-    int32_t max_tokens; /* of a batch; 0: as many as max_users users can have */
-    int32_t max_part;   /* ranking: candidates of a sequence; 0: as many as the model trains on */
-    const uint8_t *is_allowed; /* (V + 1): items of the catalogue; NULL: all */
-    bool has_int8_items;       /* a CPU searches the catalogue by 8-bit numbers first */
+    int32_t max_users;   /* sequences of a batch, at most what the session was opened for */
+    int32_t max_tokens;  /* of a batch; 0: as many as max_users users can have */
+    int32_t max_part;    /* ranking: candidates of a sequence; 0: as many as the model trains on */
+    bool has_int8_items; /* a CPU searches the catalogue by 8-bit numbers first */
     bool is_serving; /* worth recorded steps (pass_config), and a 16-bit copy of the catalogue */
     kv_store *store; /* where infer_hooks lease pages; NULL: nothing is kept */
     bool has_fp8_kv; /* keys and values in 8 bits, kept or not */
@@ -35,15 +35,15 @@ typedef struct infer_config {
  * rows are those of infer.table. */
 typedef struct infer_query {
     user_events events; /* the newest ones are read; the model's item numbers */
-    /* The best k items, if k > 0, without `seen` and only of `allow` where there is such a list;
-     * both ascending and distinct, and no row is in both. */
+    /* The best k items, if k > 0, without `seen` and of the rows that are allowed. */
     int32_t k;
-    const int32_t *seen; /* (n_seen) */
+    const int32_t *seen; /* (n_seen), ascending and distinct */
     int32_t n_seen, n_allow;
-    bool has_allow;
-    const int32_t *allow; /* (n_allow) */
-    uint32_t *item;       /* (k): the n_best items, best first */
-    float *score;         /* (k) */
+    const uint64_t *allowed; /* bits of the rows; NULL: all */
+    const int32_t *allow;    /* (n_allow): the same without `seen`, where they are few; or NULL */
+    const item_rules *rules; /* how else the list is made (item_rules_order); or NULL */
+    uint32_t *item;          /* (k): the n_best items, best first */
+    float *score;            /* (k) */
     int32_t n_best;
     /* Candidates: item numbers in any order, also twice; 0: the model does not know it. */
     const uint32_t *candidate; /* (n_candidates) */
@@ -77,7 +77,8 @@ typedef struct infer {
     int32_t n_context, per_event; /* tokens before the events, and of an event */
     int32_t max_users, max_tokens, max_part;
     score_columns columns;
-    item_table table; /* retrieval: the catalogue */
+    item_table table;     /* retrieval: the catalogue */
+    filter_cache filters; /* of its rows; any thread */
     pass *pass;
     histories batch;
     kv_store *store;
@@ -120,7 +121,12 @@ typedef struct popular_item {
 /* Most events first, of equal ones the lower number. */
 void popular_sort(popular_item *all, size_t n);
 
-/* The best k of a sorted list as a query's answer; the scores are their events. */
-void infer_popular(const infer *f, infer_query *q, const popular_item *all, size_t n);
+/* Gives a query the allowed rows of its rules, as a list where that is searched faster, and the
+ * rules themselves where they are more than that.  After `seen`; any thread. */
+status infer_use_rules(const infer *f, arena *a, const item_rules *r, infer_query *q);
+
+/* The best k of a sorted list as a query's answer, then items that are not in it; the scores are
+ * their events. */
+status infer_popular(const infer *f, arena *a, infer_query *q, const popular_item *all, size_t n);
 
 #endif

@@ -5,7 +5,7 @@
 
 #include "model/model_int.h"
 
-enum { PIECE_BYTES = 4 << 20, LARGE = 1 << 16 };
+enum { LARGE = 1 << 16 };
 
 /* A ranking model has no catalogue in the form that is scored. */
 static status read_ranking(item_table *t, model *m) {
@@ -83,64 +83,6 @@ status item_table_read(const item_table *t, int32_t first, int32_t n, float *to_
     backend *be = t->memory.be;
     return be->ops->copy_out(be, to_host, t->items.rows + (int64_t)first * t->dim,
                              (size_t)n * (size_t)t->dim * sizeof *to_host);
-}
-
-static int32_t piece_rows(const item_table *t) {
-    int64_t n = PIECE_BYTES / ((int64_t)t->dim * (int64_t)sizeof(float));
-    return n < 1 ? 1 : (int32_t)n;
-}
-
-/* Copies the kept rows by way of the host, a piece at a time. */
-static status copy_rows(const item_table *from, const item_table *to, float *rows, float *piece) {
-    backend *be = from->memory.be;
-    size_t row_bytes = (size_t)from->dim * sizeof *piece;
-    int32_t n = piece_rows(from), done = 0;
-    for (int32_t first = 0; first < from->items.n; first += n) {
-        int32_t count = from->items.n - first < n ? from->items.n - first : n, kept = 0;
-        TRY(item_table_read(from, first, count, piece));
-        for (int32_t i = 0; i < count; i++)
-            if (to->items.row[from->items.item[first + i]] >= 0)
-                memmove((char *)piece + (size_t)kept++ * row_bytes,
-                        (char *)piece + (size_t)i * row_bytes, row_bytes);
-        TRY(be->ops->copy_in(be, rows + (int64_t)done * from->dim, piece,
-                             (size_t)kept * row_bytes));
-        done += kept;
-    }
-    return OK;
-}
-
-static status number_kept(item_table *to, const item_table *from, const uint8_t *is_kept) {
-    int32_t n = from->items.n, *item, *row;
-    TRY(NN_NEW_HOST(&to->memory, &item, n));
-    TRY(NN_NEW_HOST(&to->memory, &row, (int64_t)to->n_items + 1));
-    for (int32_t i = 0; i <= to->n_items; i++)
-        row[i] = -1;
-    to->items = (model_items){.item = item, .row = row};
-    for (int32_t i = 0; i < n; i++) {
-        if (!is_kept[from->items.item[i]]) continue;
-        row[from->items.item[i]] = to->items.n;
-        item[to->items.n++] = from->items.item[i];
-    }
-    return OK;
-}
-
-status item_table_keep(item_table *t, const uint8_t *is_kept) {
-    item_table kept = {.dim = t->dim, .n_items = t->n_items};
-    float *rows, *piece = NULL;
-    nn_memory_init(&kept.memory, t->memory.be);
-    status st = number_kept(&kept, t, is_kept);
-    if (st == OK) st = NN_NEW(&kept.memory, &rows, (int64_t)kept.items.n * t->dim);
-    if (st == OK) st = MEM_NEW_RAW(&piece, (size_t)piece_rows(t) * (size_t)t->dim);
-    if (st == OK) st = copy_rows(t, &kept, rows, piece);
-    mem_free(piece);
-    if (st != OK) {
-        item_table_fini(&kept);
-        return st;
-    }
-    kept.items.rows = rows;
-    item_table_fini(t);
-    *t = kept;
-    return OK;
 }
 
 enum { PIECE_ROWS = 4096 };

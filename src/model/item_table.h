@@ -21,10 +21,6 @@ typedef struct item_table {
 status item_table_init(item_table *t, model *m);
 void item_table_fini(item_table *t); /* a failed init too */
 
-/* The same table with the items alone whose flag is not 0; is_kept: (V + 1), by item number.  Rows
- * keep their bits, so that scores do too. */
-status item_table_keep(item_table *t, const uint8_t *is_kept);
-
 /* Makes a copy of the rows in the type of the activations, for a search that reads half the bytes
  * (corpus_act in ops.h): of large tables, where activations have 16 bits.  Else does nothing. */
 status item_table_narrow(item_table *t);

@@ -1,5 +1,7 @@
 #include "model/user_group.h"
 
+#include "base/log.h"
+
 /* Numbers of a group's results, and events that its users have had, at most, unless one user alone
  * has more. */
 enum { MAX_NUMBERS = 1 << 22, MAX_SEEN = 1 << 24 };
@@ -11,7 +13,9 @@ struct user_group {
     infer_query *query; /* (max_users) */
     infer_query **run;  /* (max_users): pointers to them */
     arena memory;       /* of the arrays */
-    arena seen;         /* rows that users have had */
+    arena seen;         /* rows that users have had, and other lists of a run */
+    item_rules rules;
+    arena rules_memory;
     uint64_t n_seen;
     uint32_t *item;        /* (max_users, k) */
     float *score;          /* (max_users, k) */
@@ -45,12 +49,40 @@ static status check_candidates(const session *s, const user_group_config *c) {
     return OK;
 }
 
+/* Flags of items as bits of rows, together with those of the rules. */
+static status keep_allowed(user_group *g, const uint8_t *is_allowed) {
+    const model_items *items = &g->infer.table.items;
+    uint64_t *bits, n = 0;
+    TRY(ARENA_NEW(&g->rules_memory, &bits, (size_t)items->n / 64 + 1));
+    for (int32_t row = 0; row < items->n; row++) {
+        n += is_allowed[items->item[row]] != 0;
+        bits[row / 64] |= (uint64_t)(is_allowed[items->item[row]] != 0) << row % 64;
+    }
+    for (int32_t w = 0; w <= items->n / 64 && g->rules.allowed != NULL; w++)
+        bits[w] &= g->rules.allowed[w];
+    g->rules.allowed = bits;
+    if (n > 0) return OK;
+    return fail(ERR_USAGE, "there is no item to recommend: none that is allowed has a row in the "
+                           "model");
+}
+
+status user_group_set_rules(user_group *g, const uint8_t *is_allowed, const char *rules) {
+    infer *f = &g->infer;
+    size_t n_unknown = 0;
+    arena_clear(&g->rules_memory);
+    g->rules = (item_rules){0};
+    if (rules != NULL)
+        TRY(item_rules_read_text(&g->rules, &g->rules_memory, &f->filters, f->table.items.row,
+                                 g->c.k, rules, &n_unknown));
+    if (n_unknown > 0)
+        log_warn("rules: %zu ids are no items of the model; they are left out", n_unknown);
+    return is_allowed != NULL ? keep_allowed(g, is_allowed) : OK;
+}
+
 static status make_recommending(user_group *g) {
     int32_t n_items = g->infer.table.items.n;
-    if (n_items == 0)
-        return fail(ERR_USAGE, "there is no item to recommend: none that is allowed has a row in "
-                               "the model");
     if (g->c.k > n_items) g->c.k = n_items;
+    TRY(user_group_set_rules(g, g->c.is_allowed, g->c.rules));
     TRY(ARENA_NEW(&g->memory, &g->item, (size_t)g->max_users * (size_t)g->c.k));
     return ARENA_NEW(&g->memory, &g->score, (size_t)g->max_users * (size_t)g->c.k);
 }
@@ -68,8 +100,7 @@ static status make_scoring(user_group *g) {
 
 static status make_group(user_group *g, session *s) {
     const user_group_config *c = &g->c;
-    infer_config f = {
-        .max_users = c->max_users, .max_part = c->max_part, .is_allowed = c->is_allowed};
+    infer_config f = {.max_users = c->max_users, .max_part = c->max_part};
     if (f.max_part > s->max_targets) f.max_part = 0;
     TRY(infer_init(&g->infer, s, &f));
     TRY(c->n_candidates > 0 ? make_scoring(g) : make_recommending(g));
@@ -100,6 +131,7 @@ void user_group_destroy(user_group *g) {
     if (g == NULL) return;
     infer_fini(&g->infer);
     arena_fini(&g->seen);
+    arena_fini(&g->rules_memory);
     arena_fini(&g->memory);
     mem_free(g);
 }
@@ -141,6 +173,7 @@ status user_group_add(user_group *g, const user_events *u) {
         q->item = g->item + i * q->k;
         q->score = g->score + i * q->k;
         TRY(leave_out_seen(g, q));
+        TRY(infer_use_rules(&g->infer, &g->seen, &g->rules, q));
     }
     g->n_users++;
     return OK;
@@ -177,7 +210,7 @@ status user_group_run(user_group *g) {
             q->values[k] = NAN;
         if (q->k == 0) continue;
         if (g->popular == NULL) TRY(find_popular(g));
-        infer_popular(&g->infer, q, g->popular, g->n_popular);
+        TRY(infer_popular(&g->infer, &g->seen, q, g->popular, g->n_popular));
     }
     return OK;
 }

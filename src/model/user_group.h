@@ -15,6 +15,7 @@ typedef struct user_group_config {
     int32_t k; /* 1..INFER_MAX_K; more than there are items: all of them; 0: score candidates */
     bool keeps_seen;
     const uint8_t *is_allowed; /* (V + 1): items that may be recommended; NULL: all */
+    const char *rules;         /* JSON (item_rules.h); NULL: none */
     /* Scoring. */
     const uint32_t
         *candidate; /* (n_candidates): items, in any order, also twice; must outlive it */
@@ -37,6 +38,10 @@ typedef struct user_group user_group;
  * candidate is not an item of the model. */
 status user_group_create(user_group **out, session *s, const user_group_config *c);
 void user_group_destroy(user_group *g); /* NULL is fine */
+
+/* Other rules for an empty group: is_allowed and rules as in its config.  ERR_USAGE: what is wrong
+ * with them. */
+status user_group_set_rules(user_group *g, const uint8_t *is_allowed, const char *rules);
 
 /* Whether one more user fits: always in an empty group.  Events must stay until the run. */
 bool user_group_fits(const user_group *g, const user_events *u);

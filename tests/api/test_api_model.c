@@ -112,6 +112,21 @@ TEST(api_model_recommends_and_scores) {
     CHECK_EQ(hstu_model_recommend_history(m, &h, K, 0, again, again_score), HSTU_OK);
     CHECK(memcmp(again, item + 3 * K, sizeof again) == 0 &&
           memcmp(again_score, score + 3 * K, sizeof again_score) == 0);
+    /* The last is pinned, the first denied; then no rules again. */
+    char rules[100];
+    snprintf(rules, sizeof rules, "{\"pin\": [%u], \"deny\": [%u]}", item[4 * K - 1], item[3 * K]);
+    CHECK_EQ(hstu_model_recommend_history_by_rules(m, &h, K, 0, rules, again, again_score),
+             HSTU_OK);
+    CHECK(again[0] == item[4 * K - 1] && again_score[0] == score[4 * K - 1]);
+    CHECK(again[1] == item[3 * K + 1] && again[2] == item[3 * K + 2]);
+    CHECK_EQ(hstu_model_recommend_by_rules(m, users + 3, 1, K, 0, rules, item_seen, score_seen),
+             HSTU_OK);
+    CHECK(memcmp(again, item_seen, sizeof again) == 0);
+    CHECK_EQ(hstu_model_recommend_by_rules(m, users, 1, K, 0, "{\"pins\": []}", again, again_score),
+             HSTU_ERR_USAGE);
+    CHECK_CONTAINS(hstu_error(), "rules: expected a JSON object");
+    CHECK_EQ(hstu_model_recommend_history(m, &h, K, 0, again, again_score), HSTU_OK);
+    CHECK(memcmp(again, item + 3 * K, sizeof again) == 0);
     /* Few items are left for somebody who has had all but two. */
     hstu_history most = {.length = ITEMS - 2, .item = all_items};
     CHECK_EQ(hstu_model_recommend_history(m, &most, K, 0, again, again_score), HSTU_OK);

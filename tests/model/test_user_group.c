@@ -2,6 +2,7 @@
 #include "model/user_group.h"
 
 #include "base/rng.h"
+#include "content_test.h"
 #include "oom.h"
 #include "train_test.h"
 
@@ -202,13 +203,92 @@ TEST(recommender_reads_the_newest_events) {
     top_close(&t);
 }
 
+/* Rows of the whole list that pass, in its order, are the list under a filter. */
+static void check_rules(user_group *g, const recommendation *whole, const user_events *u,
+                        const char *rules, bool (*passes)(const seq_file *s, uint64_t item),
+                        const seq_file *s) {
+    int32_t n = 0;
+    user_group_clear(g);
+    CHECK_OK(user_group_set_rules(g, NULL, rules));
+    recommendation part = ask(g, u);
+    for (int32_t i = 0; i < whole->n; i++) {
+        if (!passes(s, whole->item[i])) continue;
+        CHECK(n < part.n && part.item[n] == whole->item[i]);
+        CHECK(part.score[n++] == whole->score[i]);
+    }
+    CHECK_EQ(part.n, n);
+}
+
+static bool is_drama(const seq_file *s, uint64_t item) {
+    return content_has(s, 0, item, 1);
+}
+
+static bool is_rare(const seq_file *s, uint64_t item) {
+    return content_has(s, 0, item, 1) && content_has(s, 1, item, 2);
+}
+
+static bool is_none(const seq_file *s, uint64_t item) {
+    return s->content[2].number[item] > 3000;
+}
+
+static bool is_item(const seq_file *s, uint64_t item) {
+    return s != NULL && item > 0;
+}
+
+/* Many, few and no allowed rows; of users with events and without; and other rules. */
+TEST(recommender_follows_rules) {
+    static made_content made;
+    bench_top t;
+    user_group *g, *all;
+    top_start(&t, retrieval_gin);
+    seq_file *data = (seq_file *)(uintptr_t)t.session.data;
+    made_content_fill(&made, data, 9);
+    user_group_config c = {.k = V, .max_users = 2};
+    CHECK_OK(user_group_create(&all, &t.session, &c));
+    CHECK_OK(user_group_create(&g, &t.session, &c));
+    for (int round = 0; round < 2; round++) {
+        user_events u = user_events_of(t.data, round == 0 ? 3 : USERS);
+        recommendation whole = ask(all, &u);
+        CHECK_EQ(whole.is_popular, round == 1);
+        check_rules(g, &whole, &u, "{\"filter\": \"genre = 'Drama'\"}", is_drama, data);
+        check_rules(g, &whole, &u, "{\"filter\": \"genre = 'Drama' and `the maker` = 'Crime'\"}",
+                    is_rare, data);
+        check_rules(g, &whole, &u, "{\"filter\": \"year > 3000\"}", is_none, data);
+        check_rules(g, &whole, &u, "{\"boost\": [{\"filter\": \"year > 3000\", \"add\": 1}]}",
+                    is_item, data);
+        check_rules(g, &whole, &u, NULL, is_item, data);
+        /* The last is pinned, and all dramas are boosted to the front. */
+        char rules[200];
+        uint32_t last = whole.item[whole.n - 1];
+        snprintf(rules, sizeof rules,
+                 "{\"pin\": [%d], \"boost\": [{\"filter\": \"genre = 'Drama'\", \"add\": 1e6}]}",
+                 (int)data->item_id[last]);
+        user_group_clear(g);
+        CHECK_OK(user_group_set_rules(g, NULL, rules));
+        recommendation got = ask(g, &u);
+        CHECK(got.n == whole.n && got.item[0] == last);
+        for (int32_t i = 2; i < got.n; i++)
+            CHECK(is_drama(data, got.item[i - 1]) || !is_drama(data, got.item[i]));
+    }
+    user_group_clear(g);
+    CHECK_FAILS(user_group_set_rules(g, NULL, "{\"filter\": 1}"), ERR_USAGE, "expected a string");
+    user_group_destroy(all);
+    user_group_destroy(g);
+    top_close(&t);
+}
+
 static status make_and_ask(void *ctx) {
     bench_top *t = ctx;
     uint8_t is_allowed[V + 1];
     user_group *r = NULL;
     memset(is_allowed, 1, sizeof is_allowed);
     is_allowed[4] = 0;
-    user_group_config c = {.k = 5, .max_users = 2, .is_allowed = is_allowed};
+    user_group_config c = {.k = 5,
+                           .max_users = 2,
+                           .is_allowed = is_allowed,
+                           .rules = "{\"filter\": \"year not in (1991)\", \"pin\": [9], "
+                                    "\"boost\": [{\"filter\": \"year > 1992\", \"times\": 2}], "
+                                    "\"max_per\": {\"genre\": 2}}"};
     user_events somebody = user_events_of(t->data, 3), nobody = user_events_of(t->data, USERS);
     status st = user_group_create(&r, &t->session, &c);
     if (st == OK) st = user_group_add(r, &somebody);
@@ -219,8 +299,10 @@ static status make_and_ask(void *ctx) {
 }
 
 TEST(recommender_out_of_memory) {
+    static made_content made;
     bench_top t;
     top_start(&t, retrieval_gin);
+    made_content_fill(&made, (seq_file *)(uintptr_t)t.session.data, 9);
     CHECK_OK(make_and_ask(&t)); /* the backend keeps the scratch memory that this needed */
     CHECK(oom_at_each_allocation(make_and_ask, &t) > 10);
     top_close(&t);

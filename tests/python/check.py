@@ -139,6 +139,11 @@ def model(data, run, users, items, history):
         check(math.isclose(product, scores[1, i, 0], abs_tol=1e-5), f"score of {item}")
     best = dict(got[0])
     check(all(abs(scores[0, items.index(i), 0] - s) < 1e-6 for i, s in best.items()), "score and recommend")
+    first, second, third, last = [i for i, _ in got[1]]
+    check(m.recommend(users[1], k=3, deny=[first], pin=[last]) == [got[1][3], got[1][1], got[1][2]], "deny and pin")
+    check(m.recommend(users[1], k=4, allow=[third, second]) == got[1][1:3], "allow")
+    fails(hstu.UsageError, "boost: expected a list", lambda: m.recommend(users[1], boost=1))
+    fails(hstu.UsageError, "filter: character 1", lambda: m.recommend(history=items[:1], filter="year > 1"))
     fails(hstu.UsageError, "user 'nobody' is not in the data", lambda: m.recommend("nobody"))
     fails(hstu.UsageError, "k is 0", lambda: m.recommend(users[0], k=0))
     fails(hstu.UsageError, "either users or a history", lambda: m.recommend())

@@ -107,11 +107,16 @@ typedef struct search_shape {
     int64_t n_items, n_queries, dim, k;
     int64_t seed;
     bool has_int8; /* a CPU: the items in 8 bits beside them (ops/ops.h) */
+    double share;  /* of the items, which a filter allows; 0: no filter */
 } search_shape;
 typedef struct search_row {
     double seconds; /* of a call, with the copy of its results */
     double bytes;   /* of the items, in the form that is read whole */
     double flops;
+    /* With a filter: to evaluate its expression; to gather and score the allowed rows alone, for
+     * each query, as `recommend` does with few on a CPU (NAN: they are many, or it is a GPU). */
+    double filter_s, gather_s;
+    int64_t n_allowed;
 } search_row;
 /* ERR_NUMERIC: the search found other items. */
 status search_measure(backend *be, const search_shape *s, search_row *out);

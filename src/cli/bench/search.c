@@ -3,13 +3,15 @@
  *
  * Rows are multiples of 1/64 below 2 and sums therefore exact, so that the best items of the first
  * query must be those, and in the order, that a plain loop finds. */
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "cli/bench/bench.h"
+#include "model/item_filter.h"
 #include "nn/memory.h"
 
-enum { PIECE = 1 << 16 }; /* rows made at a time */
+enum { PIECE = 1 << 16, GATHERED = 1024, MAX_GATHERED = 1 << 17 }; /* rows made, scored at a time */
 
 typedef struct problem {
     backend *be;
@@ -23,7 +25,14 @@ typedef struct problem {
     int32_t *want;   /* (k) */
     float *want_by;  /* (k) */
     int64_t n_want;
-    nn_memory memory; /* of all arrays */
+    char filter[32];
+    double *number;           /* (n_items): the items' feature that is filtered by */
+    int32_t *item;            /* (n_items): row r is item r */
+    uint64_t *bits;           /* of the allowed rows; NULL: all */
+    const uint64_t **allowed; /* (n_queries): bits */
+    float *gathered;          /* (GATHERED, dim), */
+    int32_t *gathered_best;   /* (GATHERED) */
+    nn_memory memory;         /* of all arrays */
 } problem;
 
 /* xorshift64: there are billions to draw. */
@@ -83,7 +92,8 @@ static status make_items(problem *p, char *rows, int8_t *plain) {
         TRY(p->be->ops->copy_in(p->be, p->items + (size_t)first * row_bytes, rows,
                                 (size_t)n * row_bytes));
         for (int64_t i = 0; i < n; i++)
-            offer(p, multiply(p, plain + i * s->dim), first + i);
+            if (p->bits == NULL || p->bits[(first + i) / 64] >> (first + i) % 64 & 1)
+                offer(p, multiply(p, plain + i * s->dim), first + i);
     }
     return OK;
 }
@@ -99,6 +109,7 @@ static status search(void *ctx, int i) {
                    .corpus = is_f32 ? (const float *)(const void *)p->items : NULL,
                    .corpus_act = p->items,
                    .corpus_int8 = p->s->has_int8 ? &p->small : NULL,
+                   .allowed = p->allowed,
                    .k = (int32_t)p->s->k,
                    .best = p->best,
                    .best_score = p->score};
@@ -118,8 +129,69 @@ static status check(const problem *p) {
     return OK;
 }
 
+/* The allowed rows alone: copied, and the best of each piece found. */
+static status gather(void *ctx, int i) {
+    problem *p = ctx;
+    size_t dim = (size_t)p->s->dim;
+    (void)i;
+    for (int64_t q = 0; q < p->s->n_queries; q++)
+        for (int64_t row = 0; row < p->s->n_items;) {
+            int32_t n = 0;
+            for (; row < p->s->n_items && n < GATHERED; row++)
+                if (p->bits[row / 64] >> row % 64 & 1)
+                    memcpy(p->gathered + (size_t)n++ * dim,
+                           p->items + (size_t)row * dim * sizeof(float), dim * sizeof(float));
+            rank_args a = {.n_queries = 1,
+                           .dim = (int32_t)dim,
+                           .n_corpus = n,
+                           .query = p->queries + (size_t)q * dim * sizeof(float),
+                           .corpus = p->gathered,
+                           .k = n < p->s->k ? n : (int32_t)p->s->k,
+                           .best = p->gathered_best,
+                           .best_score = p->gathered + GATHERED * dim};
+            TRY(p->be->ops->rank(p->be, &a));
+        }
+    return OK;
+}
+
+/* A feature that is uniform in 0..1, and an expression that allows the share. */
+static status filter_items(void *ctx, int i) {
+    problem *p = ctx;
+    seq_file items = {.n_items = (uint64_t)p->s->n_items, .n_content = 1};
+    items.content[0] = (item_content){.name = "x", .number = p->number};
+    (void)i;
+    return item_filter_run(&items, p->filter, strlen(p->filter), p->item, p->s->n_items, p->bits);
+}
+
+static status make_filter(problem *p, search_row *out) {
+    const search_shape *s = p->s;
+    nn_memory *m = &p->memory;
+    if (s->share == 0) return OK;
+    TRY(NN_NEW_HOST(m, &p->number, s->n_items));
+    TRY(NN_NEW_HOST(m, &p->item, s->n_items));
+    TRY(NN_NEW_HOST(m, &p->bits, s->n_items / 64 + 1));
+    TRY(NN_NEW_HOST(m, &p->allowed, s->n_queries));
+    TRY(NN_NEW_HOST(m, &p->gathered, GATHERED * (s->dim + 1)));
+    TRY(NN_NEW_HOST(m, &p->gathered_best, GATHERED));
+    for (int64_t i = 0; i < s->n_items; i++) {
+        p->item[i] = (int32_t)i;
+        p->number[i] = (double)(draw(p) >> 11) / 9007199254740992.0;
+    }
+    for (int64_t q = 0; q < s->n_queries; q++)
+        p->allowed[q] = p->bits;
+    snprintf(p->filter, sizeof p->filter, "x < %g", s->share);
+    TRY(filter_items(p, 0));
+    for (int64_t w = 0; w <= s->n_items / 64; w++)
+        out->n_allowed += __builtin_popcountll(p->bits[w]);
+    return timing_plain(p->be, filter_items, p, &out->filter_s);
+}
+
 static status find_and_time(problem *p, char *rows, int8_t *plain, search_row *out) {
+    out->gather_s = NAN;
+    TRY(make_filter(p, out));
     TRY(make_items(p, rows, plain));
+    if (p->bits != NULL && p->be->is_host && out->n_allowed <= MAX_GATHERED)
+        TRY(timing_plain(p->be, gather, p, &out->gather_s));
     if (p->s->has_int8) {
         TRY(rank_int8_init(&p->small, (const float *)(const void *)p->items, p->s->n_items,
                            (int32_t)p->s->dim, p->be->workers));
@@ -147,6 +219,7 @@ static status make_room(problem *p, char **rows, int8_t **plain) {
 }
 
 status search_measure(backend *be, const search_shape *s, search_row *out) {
+    *out = (search_row){0};
     problem p = {.be = be, .s = s, .state = (uint64_t)s->seed * 0x9e3779b97f4a7c15u | 1};
     char *rows;
     int8_t *plain;
@@ -170,31 +243,52 @@ typedef struct bench_args {
     const char *device;
     int act;
     search_shape shape;
-    bool is_json;
+    bool is_json, has_filter;
 } bench_args;
 
-static status print_json(const bench_args *a, const backend *be, const search_row *r) {
+static status print_json(const search_shape *s, const backend *be, const search_row *r) {
     json_writer *w = bench_json_open("search", be);
-    JSON_FIELDS(w, FIELD("items", a->shape.n_items), FIELD("queries", a->shape.n_queries),
-                FIELD("dim", a->shape.dim), FIELD("k", a->shape.k),
-                FIELD("int8", a->shape.has_int8), FIELD("ms", r->seconds * 1e3),
+    JSON_FIELDS(w, FIELD("items", s->n_items), FIELD("queries", s->n_queries), FIELD("dim", s->dim),
+                FIELD("k", s->k), FIELD("int8", s->has_int8), FIELD("ms", r->seconds * 1e3),
                 FIELD("gb_per_s", r->bytes / r->seconds / 1e9),
                 FIELD("tflops", r->flops / r->seconds / 1e12));
+    if (s->share > 0)
+        JSON_FIELDS(w, FIELD("share", s->share), FIELD("allowed", r->n_allowed),
+                    FIELD("filter_ms", r->filter_s * 1e3),
+                    FIELD("rows_alone_ms", r->gather_s * 1e3));
     return json_line_print();
 }
 
-static status run(void *ctx, const work *w) {
-    const bench_args *a = ctx;
-    const search_shape *s = &a->shape;
-    search_row r;
-    TRY(search_measure(w->be, s, &r));
-    if (a->is_json) return print_json(a, w->be, &r);
+static void print_line(const search_shape *s, const backend *be, const search_row *r) {
     printf("%lld items x %lld in %s%s, %lld queries, %lld best, on %s: %.3f ms, %.0f GB/s, "
            "%.2f TFLOP/s; the first query's are those of a plain loop\n",
-           (long long)s->n_items, (long long)s->dim, work_dtypes[w->be->act],
+           (long long)s->n_items, (long long)s->dim, work_dtypes[be->act],
            s->has_int8 ? " and int8" : "", (long long)s->n_queries, (long long)s->k,
-           bench_device(w->be), r.seconds * 1e3, r.bytes / r.seconds / 1e9,
-           r.flops / r.seconds / 1e12);
+           bench_device(be), r->seconds * 1e3, r->bytes / r->seconds / 1e9,
+           r->flops / r->seconds / 1e12);
+}
+
+static void print_filter(const search_shape *s, const search_row *r) {
+    char alone[32] = "";
+    if (!isnan(r->gather_s)) snprintf(alone, sizeof alone, "; alone %.3f ms", r->gather_s * 1e3);
+    printf("  filter allows %5g %%, %8lld items: %.3f ms to evaluate, search %.3f ms%s\n",
+           100 * s->share, (long long)r->n_allowed, r->filter_s * 1e3, r->seconds * 1e3, alone);
+}
+
+/* Without a filter, then with some. */
+static status run(void *ctx, const work *w) {
+    static const double shares[] = {0, 1, .1, .01, .001};
+    const bench_args *a = ctx;
+    search_shape s = a->shape;
+    search_row r;
+    for (int i = 0; i < (a->has_filter ? 5 : 1); i++) {
+        s.share = shares[i];
+        TRY(search_measure(w->be, &s, &r));
+        if (a->is_json)
+            TRY(print_json(&s, w->be, &r));
+        else
+            s.share > 0 ? print_filter(&s, &r) : print_line(&s, w->be, &r);
+    }
     return OK;
 }
 
@@ -214,7 +308,9 @@ status bench_search(int argc, char **argv) {
                 "Seed of items and queries (default 1)."),
         OPT_FLAG("--int8", &a.shape.has_int8,
                  "On the CPU: rule out items by 8-bit numbers first; the result is the same."),
-        OPT_FLAG("--json", &a.is_json, "Print one JSON object."),
+        OPT_FLAG("--filter", &a.has_filter,
+                 "Compare filters that allow all, 10 %, 1 % and 0.1 % of the items with none."),
+        OPT_FLAG("--json", &a.is_json, "Print one JSON object, with --filter one per line."),
         {0},
     };
     const arg_spec spec = {

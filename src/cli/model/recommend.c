@@ -16,7 +16,7 @@
 #include "train/files/run_config.h"
 
 typedef struct recommend_args {
-    const char *path, *checkpoint, *data, *history, *allow, *deny, *device, *out;
+    const char *path, *checkpoint, *data, *history, *allow, *deny, *filter, *rules, *device, *out;
     user_choice users;
     arg_list similar;
     int64_t k, n_ranks;
@@ -154,7 +154,8 @@ static status serve(const recommend_args *a, session *s, const uint8_t *is_allow
     user_group_config c = {.k = (int32_t)a->k,
                            .max_users = is_alone ? 1 : s->eval_batch,
                            .keeps_seen = a->keeps_seen,
-                           .is_allowed = is_allowed};
+                           .is_allowed = is_allowed,
+                           .rules = a->rules};
     v.out = (answers){.format = a->format,
                       .data = s->data,
                       .subject = "user",
@@ -176,7 +177,6 @@ static status serve(const recommend_args *a, session *s, const uint8_t *is_allow
     return st;
 }
 
-/* --history TEXT or @FILE. */
 static status recommend_history(const recommend_args *a, session *s, const uint8_t *is_allowed) {
     given_history g;
     status st = history_option_read(&g, s, a->history);
@@ -185,11 +185,22 @@ static status recommend_history(const recommend_args *a, session *s, const uint8
     return st;
 }
 
-/* --allow and --deny as one flag for each item; *out is NULL where neither is given. */
+static status clear_filtered(const char *filter, const seq_file *data, uint8_t *is_allowed) {
+    uint64_t *bits;
+    TRY(MEM_NEW(&bits, data->n_items / 64 + 2));
+    status st =
+        item_filter_run(data, filter, strlen(filter), NULL, (int64_t)data->n_items + 1, bits);
+    for (uint64_t i = 0; i <= data->n_items && st == OK; i++)
+        is_allowed[i] &= bits[i / 64] >> i % 64 & 1;
+    mem_free(bits);
+    return st;
+}
+
+/* --allow, --deny and --filter as one flag for each item; *out is NULL where none is given. */
 static status read_allowed(const recommend_args *a, const seq_file *data, uint8_t **out) {
     id_count count;
     *out = NULL;
-    if (a->allow == NULL && a->deny == NULL) return OK;
+    if (a->allow == NULL && a->deny == NULL && a->filter == NULL) return OK;
     TRY(MEM_NEW(out, data->n_items + 1));
     if (a->allow == NULL) memset(*out, 1, data->n_items + 1);
     if (a->allow != NULL) {
@@ -203,22 +214,26 @@ static status read_allowed(const recommend_args *a, const seq_file *data, uint8_
         TRY(id_lines_mark(a->deny, data, 0, *out, &count));
         id_count_tell(&count, a->deny);
     }
-    return OK;
+    return a->filter != NULL ? clear_filtered(a->filter, data, *out) : OK;
 }
 
-static status recommend(const recommend_args *a, session *s) {
-    uint8_t *is_allowed;
-    status st = read_allowed(a, s->data, &is_allowed);
+static status recommend(recommend_args *a, session *s) {
+    uint8_t *is_allowed = NULL;
+    char *content;
+    size_t n;
+    status st = text_option_read(&a->rules, &n, &content);
+    if (st == OK) st = read_allowed(a, s->data, &is_allowed);
     if (st == OK && a->similar.n_items > 0)
         st = recommend_similar(a, s, is_allowed);
     else if (st == OK)
         st = a->history != NULL ? recommend_history(a, s, is_allowed)
                                 : serve(a, s, is_allowed, NULL);
     mem_free(is_allowed);
+    mem_free(content);
     return st;
 }
 
-static status run(const recommend_args *a) {
+static status run(recommend_args *a) {
     work w;
     trained t;
     bool is_alone = a->history != NULL || a->similar.n_items > 0 || a->users.users.n_items == 1;
@@ -249,6 +264,9 @@ static status check(const recommend_args *a, const arg_spec *spec) {
                     "give either --user ID, --users FILE, --all-users, --history or "
                     "--similar ITEM; usage: %s",
                     spec->usage);
+    if (a->rules != NULL && a->similar.n_items > 0)
+        return fail(ERR_USAGE,
+                    "--rules are for users; --similar takes --filter, --allow and --deny");
     if (a->n_ranks > 1 && a->users.file != NULL && strcmp(a->users.file, "-") == 0)
         return fail(ERR_USAGE, "--users -: ranks cannot share stdin; give a file");
     return OK;
@@ -274,6 +292,13 @@ status cmd_recommend(int argc, char **argv) {
                  "Include items of the user's history, which are excluded by default."),
         OPT_TEXT("--allow", &a.allow, "FILE", "Recommend only these items: ids, one per line."),
         OPT_TEXT("--deny", &a.deny, "FILE", "Never recommend these items: ids, one per line."),
+        OPT_TEXT("--filter", &a.filter, "EXPR",
+                 "Recommend only items whose features pass, as in 'genre in (\"Drama\", \"Crime\") "
+                 "and year >= 2000' (docs/recommend.md)."),
+        OPT_TEXT(
+            "--rules", &a.rules, "JSON",
+            "Rules as a request to the server has them: filter, allow, deny, boost, max_per and "
+            "pin, as in '{\"max_per\": {\"genre\": 2}, \"pin\": [12]}'; @FILE reads a file."),
         OPT_GROUP("Output"),
         OPT_CHOICE("--format", &a.chosen_format, "FORMAT", answer_formats, ANSWER_FORMATS),
         OPT_FLAG("--json", &a.is_json, "Same as --format jsonl."),

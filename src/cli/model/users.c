@@ -101,17 +101,21 @@ status id_lines_mark(const char *path, const seq_file *data, uint8_t value, uint
     return st;
 }
 
-enum { MAX_HISTORY_BYTES = 64 << 20 };
+status text_option_read(const char **text, size_t *n, char **content) {
+    enum { MAX_BYTES = 64 << 20 };
+    *content = NULL;
+    *n = *text != NULL ? strlen(*text) : 0;
+    if (*n == 0 || (*text)[0] != '@') return OK;
+    TRY(file_read_all(*text + 1, MAX_BYTES, content, n));
+    *text = *content;
+    return OK;
+}
 
 status history_option_read(given_history *out, const session *s, const char *text) {
-    char *content = NULL;
-    size_t n = strlen(text);
-    status st = OK;
+    char *content;
+    size_t n;
     *out = (given_history){0};
-    if (text[0] == '@') {
-        st = file_read_all(text + 1, MAX_HISTORY_BYTES, &content, &n);
-        text = content;
-    }
+    status st = text_option_read(&text, &n, &content);
     if (st == OK) st = given_history_read(out, s->data, s->limits.n_actions, text, n);
     mem_free(content);
     return st == ERR_USAGE ? fail_prefix(st, "--history") : st;

@@ -72,6 +72,9 @@ typedef struct user_choice {
              "optional times and actions: [{\"item\": 12, \"time\": 1900000000, \"action\": "      \
              "1}, ...]; @FILE reads a file.")
 
+/* The text (n) of an option that is a text or @FILE, whose content the caller frees; NULL stays. */
+status text_option_read(const char **text, size_t *n, char **content);
+
 /* Reads the value of HISTORY_OPTION; given_history_fini must follow in any case. */
 status history_option_read(given_history *out, const session *s, const char *text);
 

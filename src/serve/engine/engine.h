@@ -197,11 +197,9 @@ typedef struct engine_request {
     int32_t top_k;               /* recommend: 1..ENGINE_MAX_K; rank: 0 = all, in the order given */
     const engine_id *candidates; /* rank: (n_candidates) */
     size_t n_candidates;
-    bool keeps_seen;        /* also items of the history */
-    const engine_id *allow; /* recommend: only these; n_allow 0: all */
-    size_t n_allow;
-    const engine_id *deny; /* recommend: not these */
-    size_t n_deny;
+    bool keeps_seen; /* also items of the history */
+    /* recommend: an object with rules about the items (model/item_rules.h); or NULL. */
+    const struct json_value *rules;
     bool wants_vector;    /* the user's encoded state, where the model has one */
     uint64_t arrived_ns;  /* by clock_ns: when it came; 0: now */
     uint64_t deadline_ns; /* from then on; 0: the engine's */
@@ -255,7 +253,7 @@ typedef struct engine_answer {
     uint64_t n_events;         /* of the history, unknown items included */
     int32_t n_window;          /* events of it that the model read */
     uint64_t n_unknown_events; /* of the history: of items that the model does not know */
-    size_t n_unknown;          /* ids of candidates, allow or deny that it does not know */
+    size_t n_unknown;          /* ids of candidates or rules that it does not know */
     int32_t tokens_reused, tokens_computed;
     int32_t tokens_loaded;                           /* of the reused ones: from host memory */
     int32_t batch_requests, batch_tokens;            /* of the batch it was in, tokens computed */

@@ -164,7 +164,7 @@ static status read_user(job *j, const engine_request *r, const users *u, user_hi
 static status alloc_window(job *j, const engine_request *r, uint64_t n, window *w) {
     size_t room = (size_t)j->m->s->max_history;
     if (w->item != NULL) return OK;
-    TRY(ARENA_NEW_RAW(j->arena, &w->seen, (n + r->n_deny) * !r->keeps_seen + r->n_deny));
+    TRY(ARENA_NEW_RAW(j->arena, &w->seen, n * !r->keeps_seen));
     TRY(ARENA_NEW_RAW(j->arena, &w->action, room));
     if (j->m->reads_times) TRY(ARENA_NEW_RAW(j->arena, &w->time, room));
     return ARENA_NEW_RAW(j->arena, &w->item, room);
@@ -272,54 +272,26 @@ static status read_ids(job *j, const engine_id *ids, size_t n, const char *what,
     return OK;
 }
 
-/* The rows of the catalogue of some ids, ascending and distinct. */
-static status read_rows(job *j, const engine_id *ids, size_t n, const char *what, int32_t *rows,
-                        int32_t *n_rows) {
-    uint32_t *item;
-    int32_t kept = 0;
-    TRY(ARENA_NEW(j->arena, &item, n));
-    TRY(read_ids(j, ids, n, what, item));
-    for (size_t i = 0; i < n; i++) {
-        int32_t row = item[i] > 0 ? j->m->infer.table.items.row[item[i]] : -1;
-        if (row >= 0) rows[kept++] = row;
-    }
-    *n_rows = pass_distinct_rows(rows, kept);
-    return OK;
-}
-
-/* Rows of a that are not in b; both ascending. */
-static int32_t rows_without(int32_t *a, int32_t n_a, const int32_t *b, int32_t n_b) {
-    int32_t kept = 0;
-    for (int32_t i = 0, k = 0; i < n_a; i++) {
-        while (k < n_b && b[k] < a[i])
-            k++;
-        if (k == n_b || b[k] != a[i]) a[kept++] = a[i];
-    }
-    return kept;
-}
-
+/* What is left out of the list, and its rules. */
 static status read_filters(job *j, const engine_request *r, window *w) {
+    infer *f = &j->m->infer;
     infer_query *q = &j->q;
-    int32_t n_deny = 0, *allow;
-    TRY(read_rows(j, r->deny, r->n_deny, "deny", w->seen + w->n_seen, &n_deny));
+    item_rules *rules;
     q->seen = w->seen;
-    q->n_seen = w->n_seen + n_deny;
-    TRY(infer_distinct(&j->m->infer, j->arena, w->seen, &q->n_seen));
-    q->has_allow = r->n_allow > 0;
-    if (!q->has_allow) return OK;
-    TRY(ARENA_NEW(j->arena, &allow, r->n_allow));
-    TRY(read_rows(j, r->allow, r->n_allow, "allow", allow, &q->n_allow));
-    q->allow = allow;
-    q->n_allow = rows_without(allow, q->n_allow, q->seen, q->n_seen);
-    return OK;
+    q->n_seen = w->n_seen;
+    TRY(infer_distinct(f, j->arena, w->seen, &q->n_seen));
+    if (r->rules == NULL) return OK;
+    TRY(ARENA_NEW(j->arena, &rules, 1));
+    TRY(item_rules_read(rules, j->arena, &f->filters, f->table.items.row, r->top_k, r->rules,
+                        &j->out->n_unknown));
+    return infer_use_rules(f, j->arena, rules, q);
 }
 
 /* For a user of whom nothing is known. */
 static status copy_popular(job *j, const users *u) {
     served *m = j->m;
     TRY(served_find_popular(m, u));
-    infer_popular(&m->infer, &j->q, m->popular, m->n_popular);
-    return OK;
+    return infer_popular(&m->infer, j->arena, &j->q, m->popular, m->n_popular);
 }
 
 static status read_popular(job *j, const job_users *from) {
@@ -362,9 +334,9 @@ static status check(const served *m, const engine_request *r) {
     if (r->task == ENGINE_RANK) {
         if (r->n_candidates == 0) return fail(ERR_USAGE, "there are no candidates to rank");
         if (r->top_k < 0) return fail(ERR_USAGE, "top_k is %d; it must not be negative", r->top_k);
-        if (r->n_allow > 0 || r->n_deny > 0)
-            return fail(ERR_USAGE,
-                        "allow and deny are for recommend; leave candidates out instead");
+        if (r->rules != NULL)
+            return fail(ERR_USAGE, "allow, deny, filter, boost, max_per and pin are for recommend; "
+                                   "leave candidates out instead");
         return OK;
     }
     if (m->is_ranking)

@@ -109,15 +109,13 @@ static status read_query(const place *p, const json_value *v) {
     return id_of(text_of(v), v->key, value_of(p));
 }
 
-/* m->min: the fewest that make sense; m->max: 1 where {"text": ...} is an id, too. */
+/* m->max: 1 where {"text": ...} is an id, too. */
 static status read_ids(const place *p, const json_value *v) {
     engine_id *ids;
     size_t n = 0;
     if (v->type != JSON_ARRAY) return fail(ERR_USAGE, "%s: expected a list of ids", v->key);
     if (v->n_children > REQUEST_MAX_IDS)
         return fail(ERR_USAGE, "%s: at most %d ids in one request", v->key, REQUEST_MAX_IDS);
-    if (v->n_children < (size_t)p->m->min)
-        return fail(ERR_USAGE, "%s: an empty list allows nothing", v->key);
     TRY(ARENA_NEW(p->a, &ids, v->n_children));
     for (const json_value *id = v->first; id != NULL; id = id->next)
         TRY(id_of(p->m->max == 1 ? text_of(id) : id, v->key, &ids[n++]));
@@ -229,6 +227,13 @@ static status read_tasks(const place *p, const json_value *v) {
     return OK;
 }
 
+/* The engine reads them, with the model's names. */
+static status note_rules(const place *p, const json_value *v) {
+    (void)v;
+    *(bool *)value_of(p) = true;
+    return OK;
+}
+
 #define AT(name) .at = offsetof(request_ask, name)
 #define LIST_AT(name, length)                                                                      \
     .at = offsetof(request_ask, name), .n_at = offsetof(request_ask, length)
@@ -243,9 +248,13 @@ static const member ask_members[] = {
     {"top_k", read_top_k, .at = 0},
     {"tasks", read_tasks, .at = 0},
     {"exclude_seen", read_flag, AT(excludes_seen)},
-    {"allow", read_ids, LIST_AT(ask.allow, ask.n_allow), .min = 1},
-    {"deny", read_ids, LIST_AT(ask.deny, ask.n_deny)},
-    {"exclude", read_ids, LIST_AT(ask.deny, ask.n_deny)},
+    {"allow", note_rules, AT(has_rules)},
+    {"deny", note_rules, AT(has_rules)},
+    {"exclude", note_rules, AT(has_rules)},
+    {"filter", note_rules, AT(has_rules)},
+    {"boost", note_rules, AT(has_rules)},
+    {"max_per", note_rules, AT(has_rules)},
+    {"pin", note_rules, AT(has_rules)},
     {"deadline_ms", read_number, AT(deadline_ms), .min = 1, .max = MAX_DEADLINE_MS},
     {"priority", read_number, AT(priority), .min = -100, .max = 100},
     {"explain", read_flag, AT(wants_why)},
@@ -266,6 +275,7 @@ static status read_ask(arena *a, const char *body, size_t n, engine_task task, r
     q->has_user = json_member(root, "user") != NULL;
     q->has_history = json_member(root, "history") != NULL;
     q->keeps_seen = !out->excludes_seen;
+    q->rules = out->has_rules ? root : NULL;
     q->top_k = (int32_t)(out->top_k != 0 ? out->top_k : (int64_t)q->n_candidates);
     q->deadline_ns = (uint64_t)out->deadline_ms * 1000000;
     q->priority = (int)out->priority;
@@ -290,9 +300,9 @@ status request_rank_read(arena *a, const char *body, size_t n, request_ask *out)
     TRY(read_ask(a, body, n, ENGINE_RANK, out));
     if (out->ask.n_candidates == 0)
         return fail(ERR_USAGE, "\"candidates\" is missing or empty: the ids of the items to rank");
-    if (out->ask.n_allow == 0 && out->ask.n_deny == 0) return OK;
-    return fail(ERR_USAGE, "allow and deny are for /v1/recommend; leave those items out of the "
-                           "candidates");
+    if (!out->has_rules) return OK;
+    return fail(ERR_USAGE, "allow, deny, filter, boost, max_per and pin are for /v1/recommend; "
+                           "leave those items out of the candidates");
 }
 
 static const member rerank_members[] = {
@@ -584,6 +594,7 @@ static status read_outputs(const json_value *root, request_infer *out) {
 }
 
 static status read_parameters(const json_value *root, request_infer *out) {
+    static const char *const rules[] = {"filter", "allow", "deny", "boost", "max_per", "pin"};
     const json_value *id = json_member(root, "id"), *p = json_member(root, "parameters");
     if (id != NULL && id->type == JSON_STRING) out->id = id->string;
     if (p == NULL) return OK;
@@ -592,6 +603,8 @@ static status read_parameters(const json_value *root, request_infer *out) {
     const json_value *timeout = json_member(p, "timeout"), *priority = json_member(p, "priority");
     if (timeout != NULL) TRY(whole_number(timeout, 0, INFER_MAX_TIMEOUT, &out->timeout_us));
     if (priority != NULL) TRY(whole_number(priority, 0, UINT32_MAX, &out->priority));
+    for (size_t i = 0; i < sizeof rules / sizeof *rules; i++)
+        if (json_member(p, rules[i]) != NULL) out->rules = p;
     return OK;
 }
 
@@ -796,6 +809,7 @@ static void finish(const request_infer *r, const tensors *t, infer_asks *out) {
         q->top_k = out->has_candidates ? 0 : out->top_k;
         q->has_user = t->users != NULL;
         if (q->has_user) q->user = t->users->at[i];
+        q->rules = r->rules;
         q->deadline_ns = (uint64_t)r->timeout_us * 1000;
         q->priority = r->priority > 0 ? -(int)(r->priority > 100 ? 100 : r->priority) : 0;
     }

@@ -27,7 +27,7 @@ typedef struct request_ask {
     bool returns_documents; /* rerank */
     /* As sent; `ask` has them in its own units. */
     int64_t top_k, deadline_ms, priority;
-    bool excludes_seen;
+    bool excludes_seen, has_rules;
 } request_ask;
 
 status request_recommend_read(arena *a, const char *body, size_t n, request_ask *out);
@@ -97,6 +97,8 @@ typedef struct request_infer {
     int n_outputs;
     bool is_binary; /* outputs that do not say otherwise */
     int64_t timeout_us, priority;
+    const json_value
+        *rules; /* its parameters, where some are rules (model/item_rules.h); or NULL */
 } request_infer;
 
 /* json_bytes: the value of the header Inference-Header-Content-Length; NULL: there are no binary

@@ -6,13 +6,18 @@ TEST(search_finds_what_a_loop_finds) {
     static const search_shape shapes[] = {
         {.n_items = 70000, .n_queries = 3, .dim = 5, .k = 20, .seed = 3}, /* many are equal */
         {.n_items = 7, .n_queries = 2, .dim = 64, .k = 9, .seed = 4},
-        {.n_items = 300, .n_queries = 70, .dim = 33, .k = 1, .seed = 5}};
+        {.n_items = 300, .n_queries = 70, .dim = 33, .k = 1, .seed = 5},
+        {.n_items = 70000, .n_queries = 3, .dim = 5, .k = 20, .seed = 3, .share = .01},
+        {.n_items = 3000, .n_queries = 70, .dim = 64, .k = 9, .seed = 4, .share = .1}};
     backend *be;
     CHECK_OK(backend_create_cpu(&be, NULL));
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 5; i++) {
         search_row row;
         CHECK_OK(search_measure(be, &shapes[i], &row));
         CHECK(row.seconds > 0 && row.bytes == 4.0 * (double)(shapes[i].n_items * shapes[i].dim));
+        double allowed = shapes[i].share * (double)shapes[i].n_items;
+        CHECK(fabs((double)row.n_allowed - allowed) <= 6 * sqrt(allowed));
+        CHECK(isnan(row.gather_s) == (shapes[i].share == 0));
     }
     backend_destroy(be);
 }

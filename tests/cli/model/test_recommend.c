@@ -162,6 +162,11 @@ TEST(recommend_refuses_lists_that_are_none) {
     says(1, "--users nul", "nul: line 1 has a zero byte");
     says(1, "--users long", "long: line 1 is longer");
     says(1, "--users none.txt", "none.txt");
+    says(2, "--user 3 --filter 'year > 1'", "filter: character 1");
+    says(2, "--user 3 --rules '{'", "not JSON");
+    says(1, "--user 3 --rules @nothere", "nothere");
+    says(2, "--similar 3 --rules '{}'", "--rules are for users");
+    says(0, "--user 3 --rules '{\"pin\": [\"no\"]}'", "rules: 1 ids are no items of the model");
     says(2, "--user 3 --allow empty", "none is an item of the model");
     says(2, "--user 3 --allow strange", "none is an item of the model");
     says(1, "--user 3 --deny nul", "zero byte");
@@ -321,4 +326,54 @@ TEST(recommend_shows_ids_once) {
     text = shell(0, STRINGS "--similar item-3 --format csv");
     CHECK_EQ(count_parts(text, ",,model\n"), 27); /* without those two and itself */
     free(text);
+}
+
+/* Whether an item of the data has a value of a feature. */
+static bool has_value(const seq_file *data, const item_content *f, int64_t id, uint32_t value) {
+    uint32_t item = seq_find_item_number(data, id);
+    for (uint64_t i = f->offsets[item]; i < f->offsets[item + 1]; i++)
+        if (f->value[i] == value) return true;
+    return false;
+}
+
+/* Filters, limits and boosts by the features that prep stored and the run carries: what they leave
+ * of the whole list, in its order. */
+TEST(recommend_filters_by_features) {
+    seq_file *data;
+    arena a = {0};
+    const json_value *whole, *part;
+    char args[400];
+    size_t n_found = 0, n_want = 0;
+    char *all = asked(0, "--user 3 -k 60 --keep-seen --json 2>/dev/null");
+    CHECK_OK(seq_file_open(&data, synth_folder(), NULL));
+    CHECK_OK(json_parse(&a, "all", all, strlen(all), &whole));
+    free(all);
+    const item_content *f = &data->content[0];
+    uint32_t value = f->value[f->offsets[seq_find_item_number(data, id_at(whole, 59))]];
+    const text_column *t = &f->values;
+    snprintf(args, sizeof args,
+             "--user 3 -k 60 --keep-seen --json --filter '%s = \"%.*s\"' 2>/dev/null", f->name,
+             (int)(t->offsets[value + 1] - t->offsets[value]), t->bytes + t->offsets[value]);
+    char *text = asked(0, args);
+    CHECK_OK(json_parse(&a, "part", text, strlen(text), &part));
+    free(text);
+    for (size_t i = 0; i < 60; i++)
+        if (has_value(data, f, id_at(whole, i), value))
+            CHECK_EQ(id_at(part, n_want++), id_at(whole, i));
+    CHECK_EQ(json_member(part, "items")->n_children, n_want);
+    CHECK(n_want > 0 && n_want < 60);
+    /* One item of each value, of the boosted value first. */
+    snprintf(args, sizeof args,
+             "--user 3 -k 60 --keep-seen --json --rules '{\"max_per\": {\"%s\": 1}, \"boost\": "
+             "[{\"filter\": \"%s in (\\\"%.*s\\\")\", \"add\": 100}]}' 2>/dev/null",
+             f->name, f->name, (int)(t->offsets[value + 1] - t->offsets[value]),
+             t->bytes + t->offsets[value]);
+    text = asked(0, args);
+    CHECK_OK(json_parse(&a, "part", text, strlen(text), &part));
+    free(text);
+    for (size_t i = 0; i < json_member(part, "items")->n_children; i++)
+        n_found += has_value(data, f, id_at(part, i), value);
+    CHECK(n_found == 1 && has_value(data, f, id_at(part, 0), value));
+    seq_file_close(data);
+    arena_fini(&a);
 }

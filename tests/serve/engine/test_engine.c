@@ -180,21 +180,12 @@ static bool has_item(const engine_answer *a, uint32_t number) {
 TEST(engine_filters_keep_the_scores) {
     engine *e = serve_open(retrieval_run(), synth_folder(), 0);
     engine_request q = serve_recommend(1, V);
-    engine_item names;
-    engine_id allow[9], deny[2];
+    arena memory = {0};
     q.keeps_seen = true;
     engine_answer all = serve_ask(e, &q);
     CHECK_EQ(all.n_items, V);
-    for (uint32_t i = 0; i < 9; i++) {
-        CHECK_OK(engine_item_of(e, 0, 3 + 5 * i, &names));
-        allow[i] = names.id;
-    }
-    deny[0] = allow[2];
-    deny[1] = serve_id(-77);
-    q.allow = allow;
-    q.n_allow = 9;
-    q.deny = deny;
-    q.n_deny = 2;
+    q.rules = serve_rules(&memory, "{\"allow\": [3, 8, 13, \"18\", 23, 28, 33, 38, 43], "
+                                   "\"deny\": [13, -77]}");
     q.top_k = 6;
     engine_answer few = serve_ask(e, &q);
     CHECK(few.n_items == 6 && few.n_unknown == 1 && !has_item(&few, 13));
@@ -206,7 +197,7 @@ TEST(engine_filters_keep_the_scores) {
         CHECK(at < all.n_items && all.items[at].values[0] == few.items[i].values[0]);
     }
     engine_answer_release(&few);
-    q.n_allow = 0;
+    q.rules = serve_rules(&memory, "{\"exclude\": [13]}");
     q.keeps_seen = false;
     q.top_k = V;
     few = serve_ask(e, &q);
@@ -224,40 +215,38 @@ TEST(engine_filters_keep_the_scores) {
     engine_answer_release(&all);
     engine_answer_release(&all); /* twice is fine */
     engine_destroy(e);
+    arena_fini(&memory);
 }
 
 /* A long list of allowed items is bits that the search looks at: the same items with the same
  * scores as when it is asked in two short ones; with and without 8-bit numbers. */
 TEST(engine_searches_long_lists) {
-    enum { LONG = 40, SHORT = 20 };
+    enum { LONG = 40 };
     const char *run = retrieval_run();
     for (int is_int8 = 0; is_int8 < 2; is_int8++) {
         engine_config c = {
             .data = synth_folder(), .device = "cpu", .n_threads = 1, .has_int8_items = is_int8};
         engine *e;
         engine_model_info info;
-        engine_id allow[LONG];
+        static const char *const halves[] = {
+            "2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21",
+            "22,23,24,25,26,27,28,29,30,31,32,33,34,35,36,37,38,39,40,41"};
+        char text[400];
+        arena memory = {0};
         CHECK_OK(engine_create(&e, &c));
         CHECK_OK(engine_load(e, "model", run));
         CHECK_OK(engine_model(e, 0, &info));
         CHECK_EQ(info.has_int8_items, is_int8);
-        for (uint32_t i = 0; i < LONG; i++) {
-            engine_item names;
-            CHECK_OK(engine_item_of(e, 0, 2 + i, &names));
-            allow[i] = names.id;
-        }
         engine_request q = serve_recommend(1, LONG);
-        q.allow = allow;
-        q.n_allow = LONG;
+        snprintf(text, sizeof text, "{\"allow\": [%s,%s], \"deny\": [7]}", halves[0], halves[1]);
+        q.rules = serve_rules(&memory, text);
         q.keeps_seen = true;
-        q.deny = &allow[5];
-        q.n_deny = 1;
         engine_answer all = serve_ask(e, &q);
         CHECK_EQ(all.n_items, LONG - 1);
         size_t n_found = 0;
         for (int half = 0; half < 2; half++) {
-            q.allow = allow + half * SHORT;
-            q.n_allow = SHORT;
+            snprintf(text, sizeof text, "{\"allow\": [%s], \"deny\": [7]}", halves[half]);
+            q.rules = serve_rules(&memory, text);
             engine_answer few = serve_ask(e, &q);
             size_t at = 0;
             for (size_t i = 0; i < few.n_items; i++) {
@@ -271,6 +260,7 @@ TEST(engine_searches_long_lists) {
         CHECK_EQ(n_found, LONG - 1);
         engine_answer_release(&all);
         engine_destroy(e);
+        arena_fini(&memory);
     }
 }
 
@@ -294,12 +284,15 @@ TEST(engine_serves_strangers) {
     for (size_t i = 1; i < 5; i++)
         CHECK(a.items[i].values[0] <= a.items[i - 1].values[0]);
     engine_id best = a.items[0].id;
-    q.deny = &best;
-    q.n_deny = 1;
+    arena memory = {0};
+    char text[64];
+    snprintf(text, sizeof text, "{\"deny\": [%lld]}", (long long)best.number);
+    q.rules = serve_rules(&memory, text);
     engine_answer other = serve_ask(e, &q);
     CHECK(other.n_items == 5 && other.items[0].number == a.items[1].number);
     engine_answer_release(&other);
-    q.n_deny = 0;
+    arena_fini(&memory);
+    q.rules = NULL;
     engine_event events[2] = {serve_event(best.number, 1900000000), serve_event(-5, 1900000001)};
     engine_added added;
     CHECK_OK(engine_add_events(e, q.user, events, 2, &added));
@@ -480,6 +473,7 @@ TEST(engine_refuses_what_would_be_late) {
 /* What cannot be answered is refused with the reason; at the limits there is an answer. */
 TEST(engine_checks_requests) {
     engine_id id = serve_id(1), user = serve_id(7);
+    arena memory = {0};
     engine_event one = serve_event(1, 5);
     engine_context other = {.name = "other", .value = serve_id(1)};
     struct {
@@ -503,16 +497,12 @@ TEST(engine_checks_requests) {
           .has_user = true,
           .candidates = &id,
           .n_candidates = 1,
-          .allow = &id,
-          .n_allow = 1},
-         "allow and deny are for recommend"},
-        {{.task = ENGINE_RANK,
-          .has_user = true,
-          .candidates = &id,
-          .n_candidates = 1,
-          .deny = &id,
-          .n_deny = 1},
-         "allow and deny are for recommend"},
+          .rules = serve_rules(&memory, "{\"allow\": [1]}")},
+         "are for recommend"},
+        {{.has_user = true, .top_k = 5, .rules = serve_rules(&memory, "{\"allow\": []}")},
+         "allow: an empty list allows nothing"},
+        {{.has_user = true, .top_k = 5, .rules = serve_rules(&memory, "{\"filter\": \"a = 1\"}")},
+         "filter: character 1"},
     };
     engine *e = serve_open(retrieval_run(), synth_folder(), 0);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -526,6 +516,7 @@ TEST(engine_checks_requests) {
         engine_answer_release(&a);
     }
     engine_destroy(e);
+    arena_fini(&memory);
     CHECK_FAILS(engine_create(&e, &(engine_config){.device = "cpu", .max_batch = 1 << 20}),
                 ERR_USAGE, "requests run together");
     CHECK(e == NULL);

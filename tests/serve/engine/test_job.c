@@ -189,7 +189,7 @@ TEST(job_leaves_out_what_a_long_history_has) {
     static engine_event event[2][LONG];
     const int n[2] = {LONG, SHORT};
     engine_answer a[2];
-    engine_id deny = serve_id(55);
+    arena memory = {0};
     engine *e = serve_open(serve_run("retrieval", retrieval_gin, NULL, 0), NULL, 0);
     for (int k = 0; k < 2; k++) {
         for (int i = 0; i < n[k]; i++) /* from the end on, so that the newest are the same */
@@ -199,8 +199,7 @@ TEST(job_leaves_out_what_a_long_history_has) {
         q.has_history = true;
         q.history = event[k];
         q.n_history = (size_t)n[k];
-        q.deny = &deny;
-        q.n_deny = 1;
+        q.rules = serve_rules(&memory, "{\"deny\": [55]}");
         a[k] = serve_ask(e, &q);
     }
     CHECK(a[0].n_items == ITEMS - SEEN - 1 && a[1].n_items == a[0].n_items);
@@ -211,4 +210,5 @@ TEST(job_leaves_out_what_a_long_history_has) {
     engine_answer_release(&a[0]);
     engine_answer_release(&a[1]);
     engine_destroy(e);
+    arena_fini(&memory);
 }

@@ -46,7 +46,8 @@ TEST(request_recommend_reads_all_members) {
     const engine_event *e = &r.ask.history[2];
     CHECK(e->has_time && e->time == 1900000000 && e->time_ns == 250000000 && e->action == 2);
     CHECK(e->id.n == 1 && e->id.text[0] == '9');
-    CHECK(r.ask.top_k == 3 && r.ask.keeps_seen && r.ask.n_allow == 2 && r.ask.n_deny == 0);
+    CHECK(r.ask.top_k == 3 && r.ask.keeps_seen);
+    CHECK(json_member(r.ask.rules, "allow")->n_children == 2);
     CHECK(r.ask.deadline_ns == 50000000 && r.ask.priority == -1 && r.wants_why);
     CHECK(r.ask.wants_vector && r.n_tasks == 1 && r.ask.n_extra == 1);
     CHECK_STR(r.model, "demo");
@@ -62,6 +63,7 @@ TEST(request_rank_wants_candidates) {
     bad(request_rank_read, "{\"user\": 1}", "\"candidates\" is missing");
     bad(request_rank_read, "{\"user\": 1, \"candidates\": []}", "or empty");
     bad(request_rank_read, "{\"user\": 1, \"candidates\": [1], \"deny\": [2]}", "/v1/recommend");
+    bad(request_rank_read, "{\"user\": 1, \"candidates\": [1], \"pin\": [1]}", "/v1/recommend");
 }
 
 TEST(request_refuses_with_what_to_do) {
@@ -80,7 +82,6 @@ TEST(request_refuses_with_what_to_do) {
     bad(r, "{\"user\": 7, \"history\": [{\"item\": 3, \"time\": \"now\"}]}", "seconds since 1970");
     bad(r, "{\"user\": 7, \"history\": [{\"item\": 3, \"action\": 65536}]}", "from 0 to 65535");
     bad(r, "{\"user\": 7, \"candidates\": [3]}", "/v1/rank");
-    bad(r, "{\"user\": 7, \"allow\": []}", "allows nothing");
     bad(r, "{\"history\": [1], \"events\": [{\"item\": 3}]}", "\"history\"");
     bad(r, "{\"user\": 7, \"exclude_seen\": 1}", "true or false");
     bad(r, "{\"user\": 7, \"user\": 8}", "not JSON");

@@ -126,6 +126,48 @@ TEST(server_explains_by_differences) {
     rig_close(&r);
 }
 
+/* Pinned items come first and keep their scores; what is wrong with rules is a 400 that says so. */
+TEST(server_follows_rules) {
+    rig r;
+    arena a;
+    arena_init(&a, 1 << 16);
+    rig_open(&r);
+    rig_start(&r);
+    const json_value *all = json_member(
+        rig_json(&r, &a, "POST", "/v1/recommend", "{\"user\": 7, \"top_k\": 60}"), "items");
+    int64_t best = json_number(json_at(all, 0), "item"),
+            third = json_number(json_at(all, 2), "item");
+    char body[128];
+    snprintf(body, sizeof body,
+             "{\"user\": 7, \"top_k\": 3, \"pin\": [%d, \"gone\"], \"deny\": [%d]}", (int)third,
+             (int)best);
+    const json_value *v = rig_json(&r, &a, "POST", "/v1/recommend", body);
+    const json_value *items = json_member(v, "items");
+    CHECK_EQ(items->n_children, 3);
+    CHECK_EQ(json_number(v, "unknown_items"), 1);
+    for (size_t i = 0; i < 3; i++) {
+        static const size_t order[] = {2, 1, 3};
+        const json_value *got = json_at(items, i), *want = json_at(all, order[i]);
+        CHECK_EQ(json_number(got, "item"), json_number(want, "item"));
+        CHECK(json_member(got, "score")->number == json_member(want, "score")->number);
+    }
+    ask(&r, "POST", "/v1/recommend", "{\"user\": 7, \"filter\": \"year > 3\"}", 400,
+        "filter: character 1");
+    ask(&r, "POST", "/v1/recommend", "{\"user\": 7, \"max_per\": {\"genre\": 2}}", 400,
+        "max_per: ");
+    /* By a feature that the data brought and the run carries. */
+    v = rig_json(&r, &a, "POST", "/v1/recommend",
+                 "{\"history\": [1], \"top_k\": 60, \"max_per\": {\"topic\": 1}}");
+    size_t n = json_member(v, "items")->n_children;
+    CHECK(n > 2 && n < 59);
+    ask(&r, "POST", "/v1/recommend", "{\"user\": 7, \"allow\": []}", 400, "allows nothing");
+    ask(&r, "POST", "/v1/recommend", "{\"user\": 7, \"boost\": 1}", 400, "boost: expected a list");
+    ask(&r, "POST", "/v1/rank", "{\"user\": 7, \"candidates\": [1], \"filter\": \"a = 1\"}", 400,
+        "are for /v1/recommend");
+    arena_fini(&a);
+    rig_close(&r);
+}
+
 /* An answer counts what it was made from. */
 TEST(server_tells_what_an_answer_is_made_from) {
     rig r;

@@ -44,6 +44,17 @@ TEST(server_infers_lists_of_users) {
     }
     CHECK_EQ(json_member(ids, "data")->n_children, 6);
     CHECK_EQ(json_member(scores, "data")->n_children, 6);
+    /* Rules are parameters. */
+    char body[400];
+    int64_t third = json_at(json_member(ids, "data"), 2)->integer;
+    snprintf(body, sizeof body, "{\"parameters\": {\"pin\": [%d]}, %s", (int)third,
+             USERS("[7,8]") TOP_K(3) + 1);
+    v = rig_json(&r, &a, "POST", "/v2/models/toy/infer", body);
+    CHECK_EQ(json_at(json_member(tensor(v, "ITEM_IDS"), "data"), 0)->integer, third);
+    ask(&r, "POST", "/v2/models/toy/infer",
+        "{\"parameters\": {\"filter\": \"x = 1\"}, \"inputs\": [{\"name\": \"USER_IDS\", "
+        "\"shape\": [1], \"datatype\": \"INT64\", \"data\": [7]}]}",
+        400, "filter: character 1");
     arena_fini(&a);
     rig_close(&r);
 }
