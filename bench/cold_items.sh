@@ -61,7 +61,6 @@ echo "content,seed,hr@10,ndcg@10,hr@10 among cold"
 for seed in $(seq 1 "$seeds"); do
     one ids "$seed" "$@"
     one features "$seed" --set train_fn.item_features=True "$@"
-    one features-dropped "$seed" --set train_fn.item_features=True --set train_fn.item_id_dropout=0.3 "$@"
     one titles "$seed" --set train_fn.item_features=True "$@"
-    one titles-dropped "$seed" --set train_fn.item_features=True --set train_fn.item_id_dropout=0.3 "$@"
+    one features-undropped "$seed" --set train_fn.item_features=True --set train_fn.item_id_dropout=0 "$@"
 done

@@ -44,7 +44,7 @@
     TYPED(class ".item_features", OPT_BOOL, OPT_OURS, IN(network.has_item_features), "False",      \
           "Items' rows are made of their features and vectors, too, where the data have them."),   \
         FLOAT(class ".item_id_dropout", IN(network.item_id_dropout), OPT_OURS | OPT_BELOW_MAX, 0,  \
-              1, "0",                                                                              \
+              1, "0.1",                                                                            \
               "With item_features: share of items that a training step knows by these alone.")
 
 #define MANY 9007199254740992.0 /* 2^53: counts that only memory limits */

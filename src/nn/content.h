@@ -6,7 +6,8 @@
  * Whatever reads the item table reads the sum, so histories, candidates, losses and search know
  * nothing of content, and a model that only infers has the sums alone.  An item without training
  * events has no row of its own to learn, so it has its content alone; it is not a negative, either.
- * Training may leave own rows out at random, so that content learns to stand alone.
+ * Training leaves own rows out at random, so that content learns to stand alone: where it never
+ * does, items without training events are recommended far too often.
  *
  * The optimizer updates own rows in the place of the item table (param.own), and the rows of values
  * and W as dense parameters.  Their gradients follow from that of the item table once it is summed
