@@ -165,9 +165,9 @@ status content_add_params(content_rows *c, param *item, const seq_file *data, fl
     int32_t dim = (int32_t)item->shape[1];
     maker m = {.data = data};
     *c = (content_rows){.be = params->memory->be,
-                   .item = item,
-                   .rate = rate,
-                   .args = {.n = (int32_t)data->n_items, .dim = dim}};
+                        .item = item,
+                        .rate = rate,
+                        .args = {.n = (int32_t)data->n_items, .dim = dim}};
     status st = send(c, &m, params->memory);
     arena_fini(&m.memory);
     TRY(st);

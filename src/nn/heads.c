@@ -127,7 +127,7 @@ static status draw(const loss_config *c, const loss_acts *a, backend *be, const 
     bool is_in_batch = c->type == LOSS_IN_BATCH;
     negatives_args args = {.n = s->n,
                            .n_negatives = s->n_negatives,
-                           .n_pool = is_in_batch      ? s->n_pool
+                           .n_pool = is_in_batch       ? s->n_pool
                                      : c->pool != NULL ? c->n_pool
                                                        : c->n_items,
                            .pool = is_in_batch ? a->pool.device : c->pool,

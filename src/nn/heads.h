@@ -32,9 +32,9 @@ typedef struct loss_config {
     loss_type type;
     int32_t width; /* of a row: tasks, classes, or E */
     /* Sampled softmax: */
-    const param *item;     /* (V + 1, E): row 0 is padding, which no loss uses */
-    int32_t n_items;       /* V: rows of the item table; if dynamic, the rows of a batch */
-    const int32_t *pool;   /* (n_pool): the rows that are negatives of the catalogue; NULL: all */
+    const param *item;   /* (V + 1, E): row 0 is padding, which no loss uses */
+    int32_t n_items;     /* V: rows of the item table; if dynamic, the rows of a batch */
+    const int32_t *pool; /* (n_pool): the rows that are negatives of the catalogue; NULL: all */
     int32_t n_pool;
     int32_t n_negatives;   /* R; 0: as many as the batch has loss positions */
     bool normalises_items; /* l2 */

@@ -48,7 +48,8 @@ static const char notes[] =
     "asin, timestamp, ts, rating, ...), or columns 1, 2, 3 if there is no header. What was taken "
     "for "
     "what is said on stderr. --header auto takes the first row as a header if no field of it is a "
-    "number or a date. Times are numbers, ISO 8601 dates, or as --time-format says. Quoted fields may hold line breaks.\n"
+    "number or a date. Times are numbers, ISO 8601 dates, or as --time-format says. Quoted fields "
+    "may hold line breaks.\n"
     "\n"
     "jsonl: the same with one JSON object a line; columns are members, a.b those of a nested "
     "object.\n"
@@ -332,8 +333,8 @@ static status print_json(const prep_options *o, const builder_stats *s, double s
                 FIELD("out_of_order", s->n_out_of_order), FIELD("filtered", s->n_filtered_events),
                 FIELD("filtered_users", s->n_filtered_users),
                 FIELD("filtered_items", s->n_filtered_items), FIELD("skipped", s->n_skipped),
-                FIELD("unknown_actions", s->n_unknown_actions),
-                FIELD("vectors", s->n_vector_items), FIELD("seconds", seconds));
+                FIELD("unknown_actions", s->n_unknown_actions), FIELD("vectors", s->n_vector_items),
+                FIELD("seconds", seconds));
     json_key_object(w, "item_features");
     for (const content_report *c = s->content; c < s->content + s->n_content; c++)
         if (!c->is_left_out) json_key_int(w, c->name, (int64_t)c->n_values);

@@ -509,7 +509,8 @@ static void list_add(tensor_list *l, const param *p, const char *suffix, const f
 /* The keys of the rows of items' features, in hexadecimal; "" where there are none. */
 static status write_keys(const checkpoint *c, buf *out) {
     uint64_t *keys;
-    if (c->optimizer->content->values == NULL) return OK;
+    const content_rows *content = c->optimizer->content;
+    if (content == NULL || content->values == NULL) return OK;
     int32_t n = content_n_values(c->data);
     TRY(MEM_NEW(&keys, (size_t)n));
     content_value_keys(c->data, keys);

@@ -28,7 +28,7 @@ typedef struct optimizer {
     param *params; /* (n_params), of the model */
     int n_params;
     param_range dense_grads; /* gradients of all parameters but tables, owned by the model */
-    content_rows *content;        /* of the model's items */
+    content_rows *content;   /* of the model's items */
     dynamic_tables *tables;  /* of the model: their rows carry their state */
     struct comm *tensor;     /* the ranks that share the model's layers, or NULL */
     opt_kind kind;           /* of dense weights */

@@ -245,7 +245,7 @@ double auc_grouped(const auc *a, int task, const double *of_users, const user_po
     for (int64_t u = 0; u < n_users; u++) {
         double area = of_users[u * a->n_tasks + task];
         size_t n_rows = (size_t)users[u].position;
-        *n_left_out += isnan(area);
+        *n_left_out += n_rows > 0 && isnan(area);
         if (!isnan(area)) {
             double of_user = (double)n_rows * (weight != NULL ? weight[row] : 1);
             sum += of_user * area;

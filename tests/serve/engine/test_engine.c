@@ -324,10 +324,10 @@ TEST(engine_serves_strangers) {
     engine_id found[USERS];
     size_t n_found;
     uint64_t next;
-    arena memory;
-    arena_init(&memory, 1 << 12);
-    CHECK_OK(engine_list_users(e, &memory, "", 0, USERS, found, &n_found, &next));
-    arena_fini(&memory);
+    arena list;
+    arena_init(&list, 1 << 12);
+    CHECK_OK(engine_list_users(e, &list, "", 0, USERS, found, &n_found, &next));
+    arena_fini(&list);
     CHECK_EQ(n_found, USERS - 1);
     CHECK_EQ(next, 0);
     engine_destroy(e);

@@ -211,7 +211,7 @@ TEST(table_files_of_a_run_are_exported_and_imported) {
                           run_path("run")),
              0);
     check_says(2, "export run --what tables --out out", "choose another --out");
-    check_says(2, "export run --what weights --out w.safetensors", "choose another --out");
+    check_says(0, "export run --what weights --out w.safetensors", "the weights of");
     check_says(2, "export run --what soup --out i", "items, users, weights, tables or events");
     check_says(1, "export run --what tables --format pt --out i", "safetensors only");
     check_says(2, "export run --out i", "--what and --out are needed");
