@@ -5,15 +5,15 @@
 #   bench/cold_items.sh ML-1M-FOLDER CONFIG.gin [SEEDS] [OPTION...] > cold.csv
 #
 # ML-1M-FOLDER has ratings.dat and movies.dat, and for vectors titles.npy, which bench/peers/title_vectors.py makes; options
-# go to 'hstu train' (--device cuda).  Prints a row a seed and a kind of content: HR@10 and NDCG@10 of the cold movies
-# among the whole catalogue, and HR@10 among the cold ones alone, where guessing finds 10 of them.
+# go to 'hstu train' (--epochs 20), DEVICE to all commands.  Prints a row a seed and a kind of content: HR@10 and NDCG@10 of
+# the cold movies among the whole catalogue, and HR@10 among the cold ones alone, of which guessing finds 10.
 set -eu
 here=$(cd "$(dirname "$0")/.." && pwd)
 ml1m=$1 config=$2 seeds=${3:-5}
 [ $# -gt 3 ] && shift 3 || shift $#
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-hstu=${HSTU:-$here/hstu}
+hstu=${HSTU:-$here/hstu} device=${DEVICE:-auto}
 
 # movies.csv: id, title, genres, year; cold.txt: those of 2000; train.csv and test.csv.
 iconv -f latin1 -t utf-8 "$ml1m/movies.dat" | awk -F:: -v OFS=, -v cold="$work/cold.txt" '
@@ -40,10 +40,10 @@ one() {
     name=$1 seed=$2 run=$work/run
     shift 2
     rm -rf "$run"
-    "$hstu" train "$config" --data "$work/data-${name%%-*}" --out "$run" --split none --seed "$seed" "$@" > "$work/log" 2>&1
-    "$hstu" eval "$run" --test-file "$work/test" --json > "$work/all.json" 2> "$work/log"
-    "$hstu" recommend "$run" --users "$work/users.txt" --allow "$work/cold.txt" --json > "$work/lists.jsonl" 2> "$work/log"
-    "$hstu" eval --recommendations "$work/lists.jsonl" --data "$work/data-${name%%-*}" --test-file "$work/test" --json \
+    "$hstu" train "$config" --device "$device" --data "$work/data-${name%%-*}" --out "$run" --split none --seed "$seed" "$@" > "$work/log" 2>&1
+    "$hstu" eval "$run" --device "$device" --test-file "$work/test" --json > "$work/all.json" 2> "$work/log"
+    "$hstu" recommend "$run" --device "$device" --users "$work/users.txt" --allow "$work/cold.txt" --json > "$work/lists.jsonl" 2> "$work/log"
+    "$hstu" eval --device "$device" --recommendations "$work/lists.jsonl" --data "$work/data-${name%%-*}" --test-file "$work/test" --json \
         > "$work/among.json" 2> "$work/log"
     echo "$name,$seed,$(value "$work/all.json" hr@10),$(value "$work/all.json" ndcg@10),$(value "$work/among.json" hr@10)"
 }

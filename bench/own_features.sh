@@ -4,7 +4,7 @@
 #   bench/own_features.sh ML-1M-FOLDER CONFIG.gin [SEEDS] [OPTION...] > features.csv
 #
 # ML-1M-FOLDER has ratings.dat, movies.dat, users.dat and titles.npy, which bench/peers/title_vectors.py makes; options go to
-# 'hstu train' (--device cuda).  Prints a row a seed and a variant, then the mean of each and its 95 % interval by Student's t
+# 'hstu train' (--epochs 20), DEVICE to all commands.  Prints a row a seed and a variant, then the mean of each and its 95 % interval by Student's t
 # over the seeds.
 set -eu
 here=$(cd "$(dirname "$0")/.." && pwd)
@@ -12,7 +12,7 @@ ml1m=$1 config=$2 seeds=${3:-5}
 [ $# -gt 3 ] && shift 3 || shift $#
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-hstu=${HSTU:-$here/hstu}
+hstu=${HSTU:-$here/hstu} device=${DEVICE:-auto}
 
 { echo user_id,item_id,rating,timestamp; sed 's/::/,/g' "$ml1m/ratings.dat"; } > "$work/log.csv"
 { echo user_id,sex,age,occupation; cut -d: -f1,3,5,7 "$ml1m/users.dat" | tr : ,; } > "$work/users.csv"
@@ -30,9 +30,9 @@ one() {
     name=$1 data=$2 seed=$3 users=$4 items=$5 actions=$6
     shift 6
     rm -rf "$work/run"
-    "$hstu" train "$config" --data "$work/$data" --out "$work/run" --seed "$seed" --set train_fn.user_features="$users" \
+    "$hstu" train "$config" --device "$device" --data "$work/$data" --out "$work/run" --seed "$seed" --set train_fn.user_features="$users" \
         --set train_fn.item_features="$items" --set train_fn.action_input="$actions" "$@" > "$work/log" 2>&1
-    "$hstu" eval "$work/run" --json > "$work/eval.json" 2> "$work/log"
+    "$hstu" eval "$work/run" --device "$device" --json > "$work/eval.json" 2> "$work/log"
     echo "$name,$seed,$(grep -o '"hr@10": *[0-9.]*' "$work/eval.json" | head -n 1 | sed 's/.*: *//'),$(
         grep -o '"ndcg@10": *[0-9.]*' "$work/eval.json" | head -n 1 | sed 's/.*: *//')"
 }

@@ -172,3 +172,31 @@ float *toy_model_hidden(toy_model *t, int64_t *n) {
         t->be->ops->copy_out(t->be, out, t->p->hidden[t->m->n_layers], (size_t)*n * sizeof *out));
     return out;
 }
+
+double toy_direction(const float *grad, int64_t n, uint64_t seed, double *direction) {
+    double length = 0, slope = 0, norm = 0;
+    for (int64_t k = 0; k < n; k++)
+        length += (double)grad[k] * (double)grad[k];
+    length = sqrt(length);
+    for (int64_t k = 0; k < n; k++) {
+        rng_block w = rng_draw64(rng_make_key(seed, RNG_TEST), (uint64_t)k, 1);
+        double random = (2 * (double)rng_uniform(w.word[0]) - 1) * sqrt(3.0 / (double)n);
+        direction[k] = (double)grad[k] / length + random;
+        norm += direction[k] * direction[k];
+    }
+    for (int64_t k = 0; k < n; k++) {
+        direction[k] /= sqrt(norm);
+        slope += direction[k] * (double)grad[k];
+    }
+    return slope;
+}
+
+void toy_enlarge(toy_model *t) {
+    for (int i = 0; i < t->m->params.n; i++) {
+        param *p = &t->m->params.item[i];
+        for (int64_t k = 0; k < p->n; k++) {
+            rng_block w = rng_draw64(rng_make_key(3, RNG_TEST), (uint64_t)k, (uint64_t)i);
+            p->value[k] += 0.4f * (2 * rng_uniform(w.word[0]) - 1);
+        }
+    }
+}

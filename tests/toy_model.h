@@ -67,6 +67,13 @@ void toy_batch_take(toy_batch *t, const toy_batch *from, int user);
 /* Loss summed over the batch; gradients are zeroed first. */
 double toy_model_train(toy_model *t, const batch *b, uint32_t step);
 
+/* A direction with a share of the gradient, so that the slope stands out of float32's noise, and a
+ * share that is random, so that a wrong direction shows; returns the slope along it. */
+double toy_direction(const float *grad, int64_t n, uint64_t seed, double *direction);
+
+/* Larger weights than the first ones: else the layers hardly show in the loss. */
+void toy_enlarge(toy_model *t);
+
 /* The last hidden state of the last pass, on the host; n numbers, freed by the caller. */
 float *toy_model_hidden(toy_model *t, int64_t *n);
 

@@ -13,7 +13,7 @@
 #include "data/set/batcher.h"
 #include "embed/snapshot.h"
 #include "model/trained.h"
-#include "nn/content.h"
+#include "nn/item_content.h"
 
 enum { CONFIG_MAX_BYTES = 1 << 24 };
 enum { TENSOR_NAME_BYTES = PARAM_NAME_BYTES + 8 };

@@ -88,7 +88,7 @@ status checkpoint_load_tensor(const st_file *f, backend *be, const param *p, con
                               float *to);
 status checkpoint_check_finite(const st_file *f, const st_tensor *t);
 /* Whether it is of what items' rows were made of: a model that infers has the rows themselves
- * (nn/content.h). */
+ * (nn/item_content.h). */
 bool checkpoint_is_for_training(const st_tensor *t);
 
 status checkpoint_check_count(const st_file *f, size_t n);

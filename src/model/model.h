@@ -16,7 +16,7 @@
 #include "base/status.h"
 #include "config/config.h"
 #include "data/set/batcher.h"
-#include "nn/content.h"
+#include "nn/item_content.h"
 #include "nn/memory.h"
 #include "nn/params.h"
 #include "ops/ops.h"
@@ -64,7 +64,8 @@ status model_init(model *m, uint64_t seed);
  * read the rows of dynamic tables where they are, if that can be (dynamic_freeze). */
 status model_pack(model *m);
 
-/* The content that items' rows are made of (nn/content.h); its item is NULL where there is none. */
+/* The content that items' rows are made of (nn/item_content.h); its item is NULL where there is
+ * none. */
 content_rows *model_content(model *m);
 
 /* Which items have training events, (V) by item - 1, where items have content: before training. */

@@ -112,8 +112,8 @@ typedef struct model_limits {
     int32_t max_users;                /* B of the largest batch of any pass */
     int32_t max_events;               /* history and targets of a user: max_history + max_targets */
     int64_t time_per_second;
-    const struct seq_file *content; /* whose items' content rows are made of (nn/content.h); NULL:
-                                       items have rows of their own alone */
+    const struct seq_file *content; /* whose items' content rows are made of (nn/item_content.h);
+                                       NULL: items have rows of their own alone */
     struct comm *tensor;   /* the ranks that share every layer by its heads (layer.h); NULL:
                               layers are whole */
     struct comm *sequence; /* the ranks that share the tokens of a batch (hstu_rows.h); NULL: this

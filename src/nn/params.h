@@ -40,7 +40,7 @@ typedef struct param {
     int64_t n;           /* elements in all, on this rank */
     float *value;        /* (shape), memory of the backend */
     float *own;          /* (shape): what the optimizer updates where values are made of it and of
-                            more (content.h); NULL: the values themselves */
+                            more (item_content.h); NULL: the values themselves */
     float *grad;   /* (shape): the sum over the batches since the last update; NULL: no training */
     bool is_table; /* rows of an embedding, which an optimizer may update lazily */
     /* (rows), memory of the backend: not 0 where a row got a gradient since the last update.  NULL

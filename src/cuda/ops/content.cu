@@ -21,7 +21,8 @@ __device__ static inline float sum_column(const sparse_rows &rows, int32_t i, co
     return sum;
 }
 
-static __global__ void __launch_bounds__(CONTENT_THREADS) content_fwd_kernel(const content_args a) {
+static __global__ void __launch_bounds__(CONTENT_THREADS)
+    content_fwd_any_kernel(const content_args a) {
     int32_t i = row_of_warp(a.n);
     if (i < 0) return;
     bool keeps = content_keeps(&a, i);
@@ -35,7 +36,7 @@ static __global__ void __launch_bounds__(CONTENT_THREADS) content_fwd_kernel(con
 
 /* y (+)= rows x */
 static __global__ void __launch_bounds__(CONTENT_THREADS)
-    content_sum_kernel(const sparse_rows rows, int dim, const float *x, bool adds, float *y) {
+    content_sum_any_kernel(const sparse_rows rows, int dim, const float *x, bool adds, float *y) {
     int32_t i = row_of_warp(rows.n);
     if (i < 0) return;
     for (int c = (int)threadIdx.x % WARP; c < dim; c += WARP) {
@@ -45,7 +46,7 @@ static __global__ void __launch_bounds__(CONTENT_THREADS)
 }
 
 static __global__ void __launch_bounds__(CONTENT_THREADS)
-    content_clear_kernel(const content_args a) {
+    content_clear_any_kernel(const content_args a) {
     int32_t i = row_of_warp(a.n);
     if (i < 0 || content_keeps(&a, i)) return;
     for (int c = (int)threadIdx.x % WARP; c < a.dim; c += WARP)
@@ -71,19 +72,19 @@ static status multiply(backend *be, const content_args *a, bool is_forward) {
 status cuda_content_fwd(backend *be, const content_args *a) {
     if (a->n == 0 || a->dim == 0) return OK;
     TRY(multiply(be, a, true));
-    return cuda_launch(be, "content_fwd", content_fwd_kernel, blocks_of(a->n), CONTENT_THREADS, 0,
-                       *a);
+    return cuda_launch(be, "content_fwd", content_fwd_any_kernel, blocks_of(a->n), CONTENT_THREADS,
+                       0, *a);
 }
 
 status cuda_content_bwd(backend *be, const content_args *a) {
     if (a->n == 0 || a->dim == 0) return OK;
     TRY(multiply(be, a, false));
     if (a->pieces.n > 0) {
-        TRY(cuda_launch(be, "content_bwd", content_sum_kernel, blocks_of(a->pieces.n),
+        TRY(cuda_launch(be, "content_bwd", content_sum_any_kernel, blocks_of(a->pieces.n),
                         CONTENT_THREADS, 0, a->pieces, a->dim, a->dy, false, a->sums));
-        TRY(cuda_launch(be, "content_bwd", content_sum_kernel, blocks_of(a->items.n),
+        TRY(cuda_launch(be, "content_bwd", content_sum_any_kernel, blocks_of(a->items.n),
                         CONTENT_THREADS, 0, a->items, a->dim, a->sums, true, a->dtable));
     }
-    return cuda_launch(be, "content_bwd", content_clear_kernel, blocks_of(a->n), CONTENT_THREADS, 0,
-                       *a);
+    return cuda_launch(be, "content_bwd", content_clear_any_kernel, blocks_of(a->n),
+                       CONTENT_THREADS, 0, *a);
 }

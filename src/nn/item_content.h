@@ -12,8 +12,8 @@
  * The optimizer updates own rows in the place of the item table (param.own), and the rows of values
  * and W as dense parameters.  Their gradients follow from that of the item table once it is summed
  * over ranks, so any number of ranks gives the same bits. */
-#ifndef HSTU_NN_CONTENT_H
-#define HSTU_NN_CONTENT_H
+#ifndef HSTU_NN_ITEM_CONTENT_H
+#define HSTU_NN_ITEM_CONTENT_H
 
 #include "data/set/seq_file.h"
 #include "nn/params.h"

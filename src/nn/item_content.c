@@ -1,4 +1,4 @@
-#include "nn/content.h"
+#include "nn/item_content.h"
 
 #include <limits.h>
 #include <string.h>
