@@ -192,12 +192,8 @@ static status read_time(const seq_file *data, const json_value *v, event *e) {
 }
 
 static int32_t count_actions(const seq_file *data, int32_t n_actions) {
-    static const int32_t of_kind[] = {[ACTION_NONE] = 1,
-                                      [ACTION_STARS] = 5,
-                                      [ACTION_HALF_STARS] = 10,
-                                      [ACTION_BITS] = 256,
-                                      [ACTION_CODE] = ACTION_UNKNOWN};
-    return n_actions > 0 ? n_actions : of_kind[data->actions];
+    if (n_actions > 0) return n_actions;
+    return data->actions != ACTION_NONE ? action_kind_count(data->actions) : 1;
 }
 
 static status read_action(const seq_file *data, int32_t n_actions, const json_value *v, event *e) {

@@ -1,5 +1,6 @@
 #include "model/item_rules.h"
 
+#include <float.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -100,7 +101,8 @@ static status read_boost(const reader *d, const json_value *v) {
                      *times = json_member(v, "times"), *by = add != NULL ? add : times;
     uint64_t *rows;
     if (v->type != JSON_OBJECT || filter == NULL || v->n_children != 2 || by == NULL ||
-        by->type != JSON_NUMBER || !isfinite((float)by->number) || (add == NULL && by->number <= 0))
+        by->type != JSON_NUMBER || !isfinite((float)by->number) ||
+        (add == NULL && (float)by->number <= 0))
         return fail(ERR_USAGE, "expected {\"filter\": EXPRESSION, \"add\": a number} or \"times\": "
                                "a number above 0");
     TRY(read_filter(d, filter, &rows));
@@ -223,10 +225,14 @@ static bool pick(picking *p, int32_t row, float score, bool is_pinned, bool is_t
     return true;
 }
 
-/* Boosts are applied in their order; bit b of the class says whether boost b is. */
+/* Boosts are applied in their order; bit b of the class says whether boost b is.  What is too large
+ * for a float is the largest one: an infinity times 0 would have no place in an order. */
 static float boosted(const item_rules *r, unsigned class, float score) {
-    for (int b = 0; b < r->n_boosts; b++)
-        if (class >> b & 1) score = score * r->boost[b].times + r->boost[b].add;
+    for (int b = 0; b < r->n_boosts; b++) {
+        if (!(class >> b & 1)) continue;
+        score = score * r->boost[b].times + r->boost[b].add;
+        if (isinf(score)) score = score > 0 ? FLT_MAX : -FLT_MAX;
+    }
     return score;
 }
 

@@ -118,7 +118,7 @@ static void search_piece(const item_table *t, const float *own, const float *pie
     double own_size = sqrt(dot(own, own, t->dim));
     for (int32_t i = 0; i < n; i++) {
         int32_t item = t->items.item[first + i];
-        if (item == skip || (is_allowed != NULL && !is_allowed[item])) continue;
+        if (item == skip || (is_allowed != NULL && is_allowed[item] != 1)) continue;
         const float *row = piece + (int64_t)i * t->dim;
         double cosine = dot(own, row, t->dim) / (own_size * sqrt(dot(row, row, t->dim)));
         if (isfinite(cosine)) insert(l, item, (float)cosine);

@@ -55,15 +55,19 @@ static status keep_allowed(user_group *g, const uint8_t *is_allowed) {
     uint64_t *bits, n = 0;
     TRY(ARENA_NEW(&g->rules_memory, &bits, (size_t)items->n / 64 + 1));
     for (int32_t row = 0; row < items->n; row++) {
-        n += is_allowed[items->item[row]] != 0;
-        bits[row / 64] |= (uint64_t)(is_allowed[items->item[row]] != 0) << row % 64;
+        n += is_allowed[items->item[row]] == 1;
+        bits[row / 64] |= (uint64_t)(is_allowed[items->item[row]] == 1) << row % 64;
     }
+    for (int32_t i = 0; i < g->rules.n_pins; i++)
+        if (is_allowed[items->item[g->rules.pin[i]]] == ITEM_DENIED)
+            return fail(ERR_USAGE, "pin: item %d of the list is denied", i + 1);
     for (int32_t w = 0; w <= items->n / 64 && g->rules.allowed != NULL; w++)
         bits[w] &= g->rules.allowed[w];
     g->rules.allowed = bits;
     if (n > 0) return OK;
-    return fail(ERR_USAGE, "there is no item to recommend: none that is allowed has a row in the "
-                           "model");
+    return fail(ERR_USAGE,
+                "there is no item to recommend: none that the filter and the lists allow "
+                "has a row in the model");
 }
 
 status user_group_set_rules(user_group *g, const uint8_t *is_allowed, const char *rules) {

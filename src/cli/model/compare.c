@@ -18,6 +18,7 @@ typedef struct comparison {
     replicates of[MAX_RUNS]; /* of their last evaluations; n 0: none */
     int n;
     bool is_html; /* rows go to the page, else to stdout */
+    bool has_no_pairs;
     buf page;
 } comparison;
 
@@ -238,7 +239,7 @@ static status write_pairs(comparison *c, const char *name) {
 
 /* Figures of different protocols are different quantities. */
 static bool is_comparable(const comparison *c) {
-    static const char *const keys[] = {"split", "target", "left_out"};
+    static const char *const keys[] = {"split", "left_out"}; /* the target follows, and the part */
     for (int i = 1; i < c->n; i++) {
         const json_value *a = c->runs[0].history.start, *b = c->runs[i].history.start;
         a = a != NULL ? json_member(a, "protocol") : NULL;
@@ -261,6 +262,7 @@ static status write_differences(comparison *c) {
     for (int i = 1; i < c->n && is_comparable(c); i++)
         for (size_t k = 0; k < sizeof names / sizeof *names; k++)
             has_any |= compare_pairs(c, i, names[k], &difference, &b);
+    c->has_no_pairs = !has_any && c->n > 1 && is_comparable(c);
     if (!has_any) return OK;
     TRY(next_table(c, "Differences from the first run"));
     TRY(write_heading(c, "difference from the first run"));
@@ -345,6 +347,10 @@ static status compare(comparison *c, const char *const *paths, const char *out, 
     else
         TRY(write_tables(c));
     if (!is_json && !is_comparable(c)) printf("\nNote: %s\n", not_comparable);
+    if (!is_json && c->has_no_pairs)
+        printf(
+            "\nNote: No intervals of differences: they need runs that were evaluated on the same "
+            "users of the same prepared data.\n");
     if (out == NULL) return OK;
     TRY(write_page(c, out));
     if (!is_json) printf("\n  Curves    %s\n", out);

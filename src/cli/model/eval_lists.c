@@ -139,6 +139,9 @@ static status read_header(csv_field *fields, int n, int place[2]) {
                                             {"item", "item_id", "itemid", "iid", "id", NULL}};
     place[0] = place[1] = -1;
     for (int i = 0; i < n; i++)
+        if (fields[i].n_bytes == 4 && strncasecmp(fields[i].text, "rank", 4) == 0)
+            log_warn("the order of the rows is that of the lists; the column rank is not read");
+    for (int i = 0; i < n; i++)
         for (int k = 0; k < 2; k++)
             for (int j = 0; names[k][j] != NULL; j++)
                 if (place[k] < 0 && fields[i].n_bytes == strlen(names[k][j]) &&

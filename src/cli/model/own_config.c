@@ -52,6 +52,11 @@ static status list_parts(buf *out, const seq_file *data, const parts *p) {
 static status fit_head(own_config *o, const seq_file *data) {
     bool is_bits = data->actions == ACTION_BITS;
     int32_t n = is_bits ? 8 : session_count_actions(data);
+    if (data->actions == ACTION_NONE)
+        return fail(ERR_USAGE,
+                    "the data have no actions, and ranking learns from ratings, clicks or "
+                    "purchases; name their column with 'hstu prep --action-col', or train "
+                    "retrieval without --task");
     snprintf(o->set[0], sizeof o->set[0], "RankingArgs.prediction_head_arch=[128, %d]", n);
     snprintf(o->set[1], sizeof o->set[1], "RankingArgs.num_tasks=%d", is_bits ? n : 1);
     TRY(args_list_add(&o->overrides, o->set[0]));

@@ -191,7 +191,7 @@ static status clear_filtered(const char *filter, const seq_file *data, uint8_t *
     status st =
         item_filter_run(data, filter, strlen(filter), NULL, (int64_t)data->n_items + 1, bits);
     for (uint64_t i = 0; i <= data->n_items && st == OK; i++)
-        is_allowed[i] &= bits[i / 64] >> i % 64 & 1;
+        if (!(bits[i / 64] >> i % 64 & 1) && is_allowed[i] == 1) is_allowed[i] = 0;
     mem_free(bits);
     return st;
 }
@@ -211,7 +211,7 @@ static status read_allowed(const recommend_args *a, const seq_file *data, uint8_
         id_count_tell(&count, a->allow);
     }
     if (a->deny != NULL) {
-        TRY(id_lines_mark(a->deny, data, 0, *out, &count));
+        TRY(id_lines_mark(a->deny, data, ITEM_DENIED, *out, &count));
         id_count_tell(&count, a->deny);
     }
     return a->filter != NULL ? clear_filtered(a->filter, data, *out) : OK;

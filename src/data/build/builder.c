@@ -232,6 +232,12 @@ status builder_add_context(builder *b, const char *name, int *out_feature) {
             ERR_FORMAT,
             "contextual feature '%s' does not fit: at most %d features, names up to %d bytes", name,
             CONTEXT_MAX, COLUMN_NAME_BYTES - 7);
+    for (int f = 0; f < b->n_features; f++)
+        if (strcmp(b->features[f].spec.name, name) == 0)
+            return fail(ERR_FORMAT,
+                        "two user features are called '%s' (what is no ASCII letter or digit "
+                        "becomes '_'); rename one of their columns",
+                        name);
     *out_feature = b->n_features++;
     b->features[*out_feature] = (feature_input){.cells.is_text = true};
     memcpy(b->features[*out_feature].spec.name, name, strlen(name));

@@ -46,7 +46,11 @@ void feature_input_fini(feature_input *f) {
 status builder_add_content(builder *b, const content_spec *spec, int *out_feature) {
     for (int f = 0; f < b->n_content; f++)
         if (strcmp(b->content[f].spec.name, spec->name) == 0)
-            return fail(ERR_FORMAT, "two item features are called '%s'; choose one", spec->name);
+            return fail(
+                ERR_FORMAT,
+                "two item features are called '%s' (what is no ASCII letter or digit becomes '_'); "
+                "rename one of their columns, or choose with --item-features",
+                spec->name);
     if (b->n_content == ITEM_CONTENT_MAX)
         return fail(ERR_FORMAT, "more than %d item features; choose some", ITEM_CONTENT_MAX);
     *out_feature = b->n_content++;

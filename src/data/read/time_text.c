@@ -214,11 +214,17 @@ bool time_read_date(const char *text, int64_t *seconds) {
     return is_date;
 }
 
+static bool has_zone_directive(const char *format) {
+    for (; *format != '\0'; format++)
+        if (*format == '%' && *++format == 'z') return true;
+    return false;
+}
+
 /* A date by --time-format.  C has no %f: the digits of the fraction are taken out of the text. */
 static bool read_format(const time_plan *plan, const char *text, size_t n, iso_time *t) {
     char copy[128], head[TIME_FORMAT_BYTES], *at;
     struct tm tm = {0};
-    *t = (iso_time){.has_zone = strstr(plan->format, "%z") != NULL};
+    *t = (iso_time){.has_zone = has_zone_directive(plan->format)};
     if (n >= sizeof copy) return false;
     memcpy(copy, text, n);
     copy[n] = '\0';

@@ -30,6 +30,12 @@ typedef enum {
  * without: history, but no label of ranking. */
 #define ACTION_UNKNOWN UINT16_MAX
 
+/* How many actions a kind can have: 0..n-1; any where there are none to tell. */
+static inline int32_t action_kind_count(action_kind kind) {
+    static const int32_t n[] = {ACTION_UNKNOWN, 5, 10, 256, ACTION_UNKNOWN};
+    return n[kind];
+}
+
 /* Strings stored one after the other: string i is bytes[offsets[i] .. offsets[i + 1]). */
 typedef struct text_column {
     const uint64_t *offsets; /* (n + 1) */

@@ -660,8 +660,8 @@ static void drop_models(served **models, int n) {
         served_drop(models[i]);
 }
 
-/* How many items no model knows; an action that the first model has no row for is refused, as the
- * event would never count. */
+/* How many items no model knows; an action that the data of the first model cannot have is refused,
+ * as the event would never count, or make other data of them. */
 static status check_events(served *const *models, int n_models, const engine_event *events,
                            size_t n, size_t *n_unknown) {
     *n_unknown = 0;
@@ -672,11 +672,16 @@ static status check_events(served *const *models, int n_models, const engine_eve
             if (st != OK) return fail_prefix(st, "event %zu", i + 1);
         }
         *n_unknown += item == 0;
-        if (n_models == 0 || !models[0]->is_ranking) continue;
+        if (n_models == 0) continue;
+        const seq_file *data = models[0]->s->data;
         int32_t n_actions = models[0]->s->limits.n_actions;
+        if (n_actions == 0) n_actions = action_kind_count(data->actions);
         if (events[i].action >= n_actions && events[i].action != ACTION_UNKNOWN)
-            return fail(ERR_USAGE, "event %zu: its action is %u, but the model knows 0..%d", i + 1,
-                        events[i].action, n_actions - 1);
+            return fail(ERR_USAGE, "event %zu: its action is %u, but the model knows 0..%d%s",
+                        i + 1, events[i].action, n_actions - 1,
+                        data->actions == ACTION_STARS        ? ", which is the rating - 1"
+                        : data->actions == ACTION_HALF_STARS ? ", which is 2 * the rating - 1"
+                                                             : "");
     }
     return OK;
 }

@@ -74,7 +74,7 @@ static status find_rows(const st_file *f, const row_source *rows, const char *su
 }
 
 static int64_t row_there(const row_source *rows, int64_t i) {
-    if (i == 0) return 0;
+    if (i == 0) return rows->n_there > 0 ? 0 : -1;
     if (rows->from == NULL) return i < rows->n_there ? i : -1;
     return rows->from[i] > 0 && rows->from[i] < rows->n_there ? (int64_t)rows->from[i] : -1;
 }
@@ -545,6 +545,9 @@ static status find_content(warm_job *j, const param *p, row_source *rows) {
     uint64_t *keys;
     map there = {0};
     if (text == NULL || st_find(j->values, p->name) == NULL) return OK; /* new as a whole */
+    if (strlen(text) % 16 != 0 || strspn(text, "0123456789abcdef") != strlen(text))
+        return fail(ERR_FORMAT, "%s: its '" CONTENT_KEYS "' is damaged; train without --init-from",
+                    j->values->path);
     rows->n_there = (int64_t)strlen(text) / 16;
     memcpy(rows->name, p->name, sizeof rows->name);
     TRY(MEM_NEW(&j->content_there, (size_t)n));

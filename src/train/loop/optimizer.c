@@ -204,7 +204,8 @@ double schedule_rate(const config *c, int64_t t, int64_t n_steps) {
     const config_optimizer *o = &c->optimizer;
     double rate = o->learning_rate;
     if (t <= o->n_warmup_steps) return rate * (double)t / (double)o->n_warmup_steps;
-    if (o->schedule == SCHEDULE_CONSTANT || n_steps <= o->n_warmup_steps) return rate;
+    /* A single step would have the rate of the last one, 0. */
+    if (o->schedule == SCHEDULE_CONSTANT || n_steps <= o->n_warmup_steps + 1) return rate;
     double done = (double)(t - o->n_warmup_steps) / (double)(n_steps - o->n_warmup_steps);
     return rate * 0.5 * (1 + cos(3.14159265358979323846 * (done < 1 ? done : 1)));
 }

@@ -171,6 +171,9 @@ TEST(recommend_refuses_lists_that_are_none) {
     says(2, "--user 3 --allow strange", "none is an item of the model");
     says(1, "--user 3 --deny nul", "zero byte");
     says(2, "--user 3 --deny every", "no item to recommend");
+    says(2, "--user 3 --deny every --rules '{\"pin\": [5]}'", "pin: item 1 of the list is denied");
+    says(2, "--user 3 --rules '{\"boost\": [{\"filter\": \"id > 0\", \"times\": 1e-300}]}'",
+         "times");
     says(2, "--user 3 -k 0", "from 1 to 1024");
     says(2, "--user 3 -k 99999999999999999999", "out of range");
     says(2, "", "give either --user ID, --users FILE");

@@ -249,6 +249,7 @@ TEST(builder_keeps_context_and_texts) {
     CHECK_OK(add_text(s, "zoe", 3, "A1", 2, 2, 9));
     CHECK_OK(sink_end_block(s));
     CHECK_OK(builder_add_context(b, "age", &age));
+    CHECK_FAILS(builder_add_context(b, "age", &age), ERR_FORMAT, "two user features");
     CHECK_OK(builder_add_context(b, "friend_user_num_range", &sex));
     CHECK_OK(builder_set_context(b, age, "bob", 3, "25", 2));
     CHECK_OK(builder_set_context(b, age, "zoe", 3, "3", 1));

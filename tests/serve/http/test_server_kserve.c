@@ -48,7 +48,7 @@ TEST(server_infers_lists_of_users) {
     char body[400];
     int64_t third = json_at(json_member(ids, "data"), 2)->integer;
     snprintf(body, sizeof body, "{\"parameters\": {\"pin\": [%d]}, %s", (int)third,
-             USERS("[7,8]") TOP_K(3) + 1);
+             &(USERS("[7,8]") TOP_K(3))[1]);
     v = rig_json(&r, &a, "POST", "/v2/models/toy/infer", body);
     CHECK_EQ(json_at(json_member(tensor(v, "ITEM_IDS"), "data"), 0)->integer, third);
     ask(&r, "POST", "/v2/models/toy/infer",

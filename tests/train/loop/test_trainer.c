@@ -276,6 +276,7 @@ TEST(trainer_schedules) {
     CHECK(fabs(schedule_rate(t.config, 8, 12) - 0.25) < 1e-12);
     CHECK(fabs(schedule_rate(t.config, 12, 12)) < 1e-12);
     CHECK(fabs(schedule_rate(t.config, 99, 12)) < 1e-12);
+    CHECK(schedule_rate(t.config, 5, 5) == 0.5); /* one step after the warm-up: not 0 */
     top_close(&t);
     CHECK_OK(top_open(&t, retrieval_gin, set, 1, 1));
     CHECK(schedule_rate(t.config, 99, 12) == 3e-3);
