@@ -6,7 +6,7 @@ program=$(realpath "${1:-build/release/hstu}")
 page=${2:-docs/guide.md}
 root=$PWD
 work=$(mktemp -d)
-trap 'kill $(cat "$work/server" 2>/dev/null) 2>/dev/null; rm -rf "$work"' EXIT
+trap '[ ! -f "$work/server" ] || kill "$(cat "$work/server")" 2>/dev/null || true; rm -rf "$work"' EXIT
 fail() { echo "guide: $*" >&2; exit 1; }
 
 # The blocks marked sh, each preceded by a word of what it is.

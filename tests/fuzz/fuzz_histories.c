@@ -27,7 +27,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n) {
     text[n] = '\0';
     if (given_history_read(&g, &s, 0, text, n) == OK)
         for (size_t i = 0; i < g.n; i++)
-            if (g.item[i] < 1 || g.item[i] > 3 || g.action[i] > 4 ||
+            if (g.item[i] < 1 || g.item[i] > 3 ||
+                (g.action[i] > 4 && g.action[i] != ACTION_UNKNOWN) ||
                 (i > 0 && g.time[i] < g.time[i - 1]))
                 abort();
     given_history_fini(&g);

@@ -261,7 +261,9 @@ static void check_case(shop *s, arena *a, uint64_t number) {
 /* Catalogues of up to 60 or 300 items, each with a hundred random sets of rules. */
 TEST(rules_give_what_a_plain_program_gives) {
     enum { CASES = 100000, EACH = 100 };
-    uint64_t n = test_is_brief() || test_on.kind != ON_CPU ? CASES / 20 : CASES;
+    uint64_t n = test_on.kind == ON_CUDA                     ? CASES / 500
+                 : test_is_brief() || test_on.kind != ON_CPU ? CASES / 20
+                                                             : CASES;
     shop *s = calloc(1, sizeof *s);
     arena a;
     arena_init(&a, 1 << 20);

@@ -79,6 +79,7 @@ status time_zone_create(time_zone **out, const char *name) {
 }
 
 int64_t time_zone_seconds(const time_zone *z, int64_t local) {
+    if (z == NULL) return local; /* UTC */
     int low = 0, high = z->n;
     while (high - low > 1) {
         int middle = low + (high - low) / 2;

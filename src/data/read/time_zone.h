@@ -27,7 +27,7 @@ typedef struct time_zone {
 /* NULL: UTC.  ERR_USAGE if there is no such zone.  Sets the process's TZ.  mem_free frees it. */
 status time_zone_create(time_zone **out, const char *name);
 
-/* Seconds since 1970 of a local time given as if it were UTC. */
+/* Seconds since 1970 of a local time given as if it were UTC; z NULL: UTC. */
 int64_t time_zone_seconds(const time_zone *z, int64_t local);
 
 #endif
