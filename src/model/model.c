@@ -194,6 +194,13 @@ static status check_tensor(const model *m, const config *c) {
         return fail(ERR_UNSUPPORTED,
                     "%s: its layers cannot be cut over ranks; those of NVIDIA-style configs can",
                     c->file);
+    int64_t n_columns = n->n_heads / size * n->dim_v;
+    if (n->n_heads % size == 0 && !m->be->is_host &&
+        n_columns % (m->be->act == ACT_F32 ? 4 : 8) != 0)
+        return fail(ERR_UNSUPPORTED,
+                    "%s: a rank has %lld columns of v, and a GPU cuts layers where they are a "
+                    "multiple of 8; choose other NetworkArgs.kv_channels or fewer ranks",
+                    c->file, (long long)n_columns);
     if (n->n_heads % size == 0) return OK;
     return fail(ERR_CONFIG,
                 "%s: NetworkArgs.num_attention_heads = %lld does not divide among "

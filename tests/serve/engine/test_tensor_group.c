@@ -16,7 +16,7 @@
     "NetworkArgs.num_layers = 2\n"                                                                 \
     "NetworkArgs.num_attention_heads = 4\n"                                                        \
     "NetworkArgs.hidden_size = 8\n"                                                                \
-    "NetworkArgs.kv_channels = 6\n"                                                                \
+    "NetworkArgs.kv_channels = 8\n"                                                                \
     "NetworkArgs.num_position_buckets = 512\n"
 #define RANKING                                                                                    \
     NETWORK "DatasetArgs.max_num_candidates = 3\n"                                                 \
