@@ -72,7 +72,7 @@ static const char *suggest(const char *text, const char *const *names, size_t n,
 }
 
 status item_feature_find(const seq_file *items, const char *name, const item_content **out) {
-    const char *names[ITEM_CONTENT_MAX];
+    const char *names[ITEM_CONTENT_MAX] = {0};
     char list[320], excerpt[64];
     if (items->n_content == 0)
         return fail(ERR_USAGE, "the items of this model have no features; 'hstu prep --items FILE' "

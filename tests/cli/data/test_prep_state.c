@@ -120,7 +120,7 @@ TEST(exported_ids_are_read_back) {
     ask(&s, "POST", "/v1/events",
         "{\"users\":[{\"user\":\"a,b\",\"events\":[{\"item\":\"x \\\"y\\\"\",\"time\":100.25},"
         "{\"item\":\"two\\nlines\",\"time\":1900000000},{\"item\":\"07\",\"time\":1900000001}]},"
-        "{\"user\":\" 7 \",\"events\":[{\"item\":7,\"time\":1900000002,\"action\":65534}]},"
+        "{\"user\":\" 7 \",\"events\":[{\"item\":7,\"time\":1900000002,\"action\":4}]},"
         "{\"user\":7,\"events\":[{\"item\":\"=1;2\\t|\",\"time\":1900000003}]}]}",
         200, "\"added\":3");
     CHECK_EQ(kill(s.pid, SIGTERM), 0);
@@ -151,7 +151,7 @@ TEST(exported_ids_are_read_back) {
     free(shell(0, "./hstu prep --from-state st --with data --out new --string-ids"));
     fresh = open_data("new");
     CHECK(fresh->n_events == data->n_events + 5 && fresh->has_text_items && fresh->has_text_users);
-    CHECK(fresh->actions == ACTION_CODE);
+    CHECK(fresh->actions == ACTION_STARS);
     CHECK(n_events(fresh, "a,b") == 3 && n_events(fresh, "7") == n_events(data, "7") + 1);
     seq_file_close(fresh);
     seq_file_close(data);
