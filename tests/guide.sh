@@ -46,6 +46,7 @@ if [ "${page##*/}" = own-data.md ]; then
 fi
 [ "$(wc -l <recommendations.csv)" -eq 6001 ] || fail "recommendations.csv has $(wc -l <recommendations.csv) lines, not 600 x 10 and a header"
 grep -q 'popularity' out || fail "no baselines"
+grep -q ' 1 *sku-100 ' out || fail "the pinned item is not first"
 if [ $has_server = yes ]; then
     grep -Eq '120 rows kept, 1 new' out err || fail "the retrain does not say what it kept"
     grep -q '"version":"2".*"users":619' out || fail "the server has not taken model and data of the night"
