@@ -69,7 +69,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
                     .has_text_users = data[0] & 1,
                     .has_text_items = data[0] >> 1 & 1,
                     .paths = &paths};
-    time_plan_set(&t.times, (time_form)(data[0] >> 2 & 3), UNIT_S, false);
+    time_plan_set(&t.times, (time_form)((data[0] >> 2 & 3) % N_TIME_FORMS), UNIT_S, false);
     text_block block = {.text = text, .n_bytes = size, .first_line = 1};
     if (data[0] >> 4 & 1) (void)bad_lines_create(&t.bad, 50);
     (void)jsonl_parse_block(&t, "fuzz", &block, check_row, &t);
