@@ -3,6 +3,7 @@
 #include <limits.h>
 #include <string.h>
 
+#include "base/hash.h"
 #include "base/mem.h"
 
 /* Items of a value that are summed by one piece. */
@@ -19,20 +20,14 @@ int32_t content_n_values(const seq_file *data) {
     return n > INT32_MAX ? -1 : n > 1 ? (int32_t)n : 0;
 }
 
-static uint64_t hash_bytes(uint64_t hash, const char *text, size_t n) {
-    for (size_t i = 0; i < n; i++)
-        hash = (hash ^ (unsigned char)text[i]) * 0x100000001b3;
-    return (hash ^ 0xff) * 0x100000001b3; /* the end, which no text contains */
-}
-
 void content_value_keys(const seq_file *data, uint64_t *keys) {
     *keys++ = 0;
     for (int f = 0; f < data->n_content; f++) {
         const item_content *c = &data->content[f];
-        uint64_t start = hash_bytes(0xcbf29ce484222325, c->name, strlen(c->name));
+        uint64_t start = hash64(c->name, strlen(c->name), 0);
         for (uint64_t v = 1; v < c->values.n; v++) {
             const uint64_t *at = &c->values.offsets[v];
-            *keys++ = hash_bytes(start, c->values.bytes + at[0], at[1] - at[0]);
+            *keys++ = hash64(c->values.bytes + at[0], at[1] - at[0], start);
         }
     }
 }
