@@ -150,7 +150,7 @@ static void check_rows(sample_error *worst, const char *what, const float *got, 
         }
         double d = fabs((double)got[i] - want[i]);
         largest = fabs(want[i]) > largest ? fabs(want[i]) : largest;
-        error = !(d <= error) ? d : error;
+        error = worse_error(error, d);
         naive_error = fmax(naive_error, fabs(ract(plain[i], true) - want[i]));
     }
     double limit = test_on.p == PRECISION_F32
@@ -167,7 +167,7 @@ static void check_added(const char *what, const float *got, const double *want, 
     for (int64_t i = 0; i < n; i++) {
         double d = fabs((double)got[i] - 0.5 - want[i]);
         largest = fabs(want[i]) > largest ? fabs(want[i]) : largest;
-        error = !(d <= error) ? d : error;
+        error = worse_error(error, d);
         naive_error = fmax(naive_error, fabs(plain[i] - want[i]));
     }
     double limit = 1e-5 * largest + (test_on.p == PRECISION_F32 ? 0 : 2 * naive_error);

@@ -25,6 +25,12 @@ double precision_unit(precision p);
 double precision_round_act(precision p, double v);
 double precision_round_factor(precision p, double v);
 
+/* The larger of two errors, NAN where one of them is: unlike fmax, and unlike
+ * `!(d <= error) ? d : error`, which forgets a NAN at the next number. */
+static inline double worse_error(double error, double d) {
+    return d > error || d != d ? d : error;
+}
+
 /* The bits of x as a 16-bit number: to nearest even, overflow to infinity.  The way back is in
  * base/half.h. */
 uint16_t bf16_from_float(float x);

@@ -180,7 +180,7 @@ static void compare(const char *what, const float *got, const double *want, cons
         }
         double d = fabs((double)got[i] - want[i]);
         largest = fabs(want[i]) > largest ? fabs(want[i]) : largest;
-        error = !(d <= error) ? d : error;
+        error = worse_error(error, d);
         naive_error = fmax(naive_error, fabs(ract(plain[i], true) - want[i]));
     }
     double unit = test_on.p == PRECISION_F32 ? 6e-8 : precision_unit(test_on.p);

@@ -95,10 +95,10 @@ MASK_FN bool attn_mask_has_more(const attn_args *a) {
 
 /* The m-th span of keys (0 .. n_func / 2) that func gives a query row, within the sequence. */
 MASK_FN attn_span attn_func_span(const attn_args *a, const attn_sequence *s, int row, int m) {
-    const int32_t *column = a->func + s->row_q + row;
+    const int32_t *f = a->func + s->row_q + row;
     attn_span span = {0, 0};
-    if (m > 0) span.begin = attn_max(column[(2 * m - 1) * a->func_stride], 0);
-    span.end = attn_max(attn_min(column[2 * m * a->func_stride], s->len_k), 0);
+    if (m > 0) span.begin = attn_max(f[(2 * m - 1) * a->func_stride], 0);
+    span.end = attn_max(attn_min(f[2 * m * a->func_stride], s->len_k), 0);
     return span;
 }
 

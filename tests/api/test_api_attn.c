@@ -227,7 +227,7 @@ static void check_near(const char *what, const void *there, const float *want, i
                                           : half_f16_to_float(((uint16_t *)here)[i]);
         double off = fabs((double)got - (double)want[i]);
         largest = fmax(largest, fabs((double)want[i]));
-        if (!(off <= error)) error = off;
+        error = worse_error(error, off);
     }
     free(here);
     if (!(error <= limits[p] * largest))
@@ -282,7 +282,7 @@ static void check_results(const problem *t, const hstu_attn_varlen_args *a) {
     for (int64_t i = 0; i < t->n_table; i++) {
         double off = fabs((double)got[i] - (double)t->dtable[i]);
         largest = fmax(largest, fabs((double)t->dtable[i]));
-        if (!(off <= error)) error = off;
+        error = worse_error(error, off);
     }
     CHECK(error <= 3e-2 * largest);
     mem_free(got);

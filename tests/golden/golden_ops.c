@@ -182,7 +182,7 @@ static status check_row(golden *g, const char *name, const float *got, const st_
     TRY(g->be->ops->copy_out(g->be, host, got, (size_t)n * sizeof *host));
     for (int64_t i = 0; i < n; i++) {
         double want = golden_at(t, first + i), error = fabs((double)host[i] - want);
-        if (!(error <= worst)) worst = error;
+        worst = worse_error(worst, error);
         if (fabs(want) > largest) largest = fabs(want);
     }
     golden_check_value(g, name, largest + worst, largest, 1e-6);

@@ -153,7 +153,7 @@ static status measure(golden *g, const char *name, const void *got, double facto
     for (int64_t i = 0; i < t->n; i++) {
         double want = golden_at(t, i), error = fabs(factor * (double)host[i] - want);
         squares += error * error;
-        if (!(error <= out->worst)) out->worst = error;
+        out->worst = worse_error(out->worst, error);
         if (fabs(want) > out->largest) out->largest = fabs(want);
     }
     out->mean = t->n > 0 ? sqrt(squares / (double)t->n) : 0;

@@ -36,7 +36,7 @@ static void compare(const st_file *f, const char *name, const float *got) {
                                          : (double)((const float *)want->data)[i];
         double d = fabs((double)got[i] - w);
         largest = fabs(w) > largest ? fabs(w) : largest;
-        error = !(d <= error) ? d : error;
+        error = worse_error(error, d);
     }
     double limit = test_on.p == PRECISION_F32 ? 1e-5 : 4 * precision_unit(test_on.p);
     if (!(error <= limit * largest))

@@ -46,6 +46,11 @@ void bench_print_cell(double x, const char *format);
 /* Writes x in an activation type (act_bytes), rounded to the nearest. */
 void bench_put_act(act_type act, void *to, float x);
 
+/* The larger of two errors, NAN where one of them is. */
+static inline double bench_worse(double error, double d) {
+    return d > error || d != d ? d : error;
+}
+
 /* A figure that others published: cell number `cell` after the cells `key` of the line of
  * bench/results/peers/NAME.csv that begins with them.  NAN: no such file, line or cell. */
 double bench_peer(const char *name, const char *key, int cell);

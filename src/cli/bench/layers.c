@@ -9,7 +9,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/half.h"
 #include "base/mem.h"
 #include "base/rng.h"
 #include "cli/bench/load.h"
@@ -52,9 +51,8 @@ typedef struct problem {
     char *pages;     /* [layer][page][K | V][token][head][dim] */
     int32_t n_pages, user_pages;
     walk whole[SETS], cached[SETS];
-    char *pool;       /* (POOL) random activations, on the host */
-    act_type rounded; /* the numbers of inputs are of this type, whatever that of the backend */
-    float *exact;     /* or NULL: the rows of set 0 in float32, on the host */
+    char *pool;   /* (POOL) random activations, on the host */
+    float *exact; /* or NULL: the rows of set 0 in float32, on the host */
 } problem;
 
 static int32_t width_of(const problem *p) {
@@ -65,27 +63,14 @@ static bool has_cache(const problem *p) {
     return p->row->n_new < p->row->length;
 }
 
-static float widen(act_type act, const char *at) {
-    uint16_t half;
-    float x;
-    if (act == ACT_F32) {
-        memcpy(&x, at, sizeof x);
-        return x;
-    }
-    memcpy(&half, at, sizeof half);
-    return act == ACT_BF16 ? half_bf16_to_float(half) : half_f16_to_float(half);
-}
-
+/* Multiples of 1/128 in [-1, 1): the same numbers in every type. */
 static status fill_pool(problem *p) {
     size_t size = act_bytes(p->be->act);
     rng_key key = rng_make_key((uint64_t)p->shape->seed, RNG_SYNTH);
     TRY(nn_new_host(&p->memory, (void **)&p->pool, POOL, size));
-    for (uint64_t i = 0; i < POOL; i++) {
-        float x = 2 * rng_uniform(rng_draw64(key, i, 0).word[0]) - 1;
-        char rounded[sizeof x];
-        bench_put_act(p->rounded, rounded, x);
-        bench_put_act(p->be->act, p->pool + i * size, widen(p->rounded, rounded));
-    }
+    for (uint64_t i = 0; i < POOL; i++)
+        bench_put_act(p->be->act, p->pool + i * size,
+                      (float)(rng_draw64(key, i, 0).word[0] >> 24) / 128 - 1);
     return OK;
 }
 
@@ -142,19 +127,10 @@ static int32_t page_of(const problem *p, int set, int32_t user, int32_t i) {
     return (int32_t)(n * 7919 % p->n_pages);
 }
 
-static bool is_prime_to(int32_t a, int32_t b) {
-    while (b != 0) {
-        int32_t rest = a % b;
-        a = b;
-        b = rest;
-    }
-    return a == 1;
-}
-
 static status make_pages(problem *p) {
     p->user_pages = (p->row->length + PAGE - 1) / PAGE;
     p->n_pages = SETS * p->row->batch * p->user_pages;
-    while (!is_prime_to(7919, p->n_pages))
+    while (p->n_pages % 7919 == 0)
         p->n_pages++;
     int64_t n = (int64_t)p->shape->n_layers * p->n_pages * page_size(p);
     return nn_new(&p->memory, (void **)&p->pages, n, act_bytes(p->be->act));
@@ -240,38 +216,26 @@ static status go(problem *p, const walk *w, void **out) {
     return OK;
 }
 
-/* A batch's last `len` rows of each user, of `all`, in one of the types. */
-typedef struct rows_view {
-    const char *data;
-    act_type act;
-    int32_t all;
-} rows_view;
-
-/* The error of got's rows against want's, by root mean square, relative. */
-static double compare(const problem *p, int32_t len, rows_view want, rows_view got) {
-    int32_t e = width_of(p);
+/* The error of a batch's last `len` rows of each user against those of `want`, which has `all` of
+ * them, by root mean square, relative. */
+static double compare(const problem *p, int32_t len, int32_t all, const float *want,
+                      const float *got) {
+    int64_t e = width_of(p);
     double difference = 0, sum = 0;
     for (int32_t b = 0; b < p->row->batch; b++) {
-        const char *at[2];
-        for (int side = 0; side < 2; side++) {
-            const rows_view *v = side == 0 ? &want : &got;
-            int64_t first = (int64_t)b * v->all + v->all - len;
-            at[side] = v->data + (size_t)(first * e) * act_bytes(v->act);
-        }
-        for (int64_t i = 0; i < (int64_t)len * e; i++) {
-            double x = widen(want.act, at[0] + (size_t)i * act_bytes(want.act));
-            double d = widen(got.act, at[1] + (size_t)i * act_bytes(got.act)) - x;
-            difference += d * d;
-            sum += x * x;
+        const float *x = want + ((int64_t)b * all + all - len) * e, *y = got + b * len * e;
+        for (int64_t i = 0; i < len * e; i++) {
+            difference += ((double)y[i] - x[i]) * ((double)y[i] - x[i]);
+            sum += (double)x[i] * x[i];
         }
     }
     return sum > 0 ? sqrt(difference / sum) : NAN;
 }
 
-static status read_rows(const problem *p, const void *from, int64_t n_rows, char **out) {
-    size_t bytes = (size_t)n_rows * (size_t)width_of(p) * act_bytes(p->be->act);
-    TRY(mem_alloc((void **)out, bytes, 1));
-    return p->be->ops->copy_out(p->be, *out, from, bytes);
+static status read_rows(const problem *p, const void *from, int64_t n_rows, float **out) {
+    size_t n = (size_t)n_rows * (size_t)width_of(p);
+    TRY(MEM_NEW(out, n));
+    return backend_read_act(p->be, *out, from, n);
 }
 
 static status judge(const problem *p, const char *with, double error, double limit) {
@@ -287,7 +251,7 @@ static status check_set(problem *p, int set) {
     static const double limits[] = {[ACT_F32] = 1e-5, [ACT_BF16] = 1.5e-2, [ACT_F16] = 2e-3};
     static const double inexact[] = {[ACT_F32] = 0, [ACT_BF16] = 2e-2, [ACT_F16] = 4e-3};
     act_type act = p->be->act;
-    char *whole = NULL, *cached = NULL;
+    float *whole = NULL, *cached = NULL;
     void *out = NULL;
     int32_t all = p->row->length + p->shape->n_candidates, len = p->cached[0].len;
     bool has_exact = set == 0 && p->exact != NULL;
@@ -295,9 +259,8 @@ static status check_set(problem *p, int set) {
     if (st == OK) st = read_rows(p, out, p->whole[set].n_tokens, &whole);
     if (st == OK) st = go(p, &p->cached[set], &out);
     if (st == OK) st = read_rows(p, out, p->cached[set].n_tokens, &cached);
-    rows_view got = {cached, act, len}, exact = {(const char *)p->exact, ACT_F32, all};
-    if (st == OK) p->row->error = compare(p, len, (rows_view){whole, act, all}, got);
-    if (st == OK && has_exact) p->row->error_exact = compare(p, len, exact, got);
+    if (st == OK) p->row->error = compare(p, len, all, whole, cached);
+    if (st == OK && has_exact) p->row->error_exact = compare(p, len, all, p->exact, cached);
     mem_free(whole);
     mem_free(cached);
     TRY(st);
@@ -323,7 +286,6 @@ static void problem_init(problem *p, backend *be, const layers_shape *shape, lay
     p->be = be;
     p->shape = shape;
     p->row = row;
-    p->rounded = be->act;
     nn_memory_init(&p->memory, be);
 }
 
@@ -333,7 +295,6 @@ static status compute_exact(backend *be, const layers_shape *shape, layers_row *
     problem *p;
     act_type act = be->act;
     void *last = NULL;
-    char *all = NULL;
     *out = NULL;
     if (act == ACT_F32) return OK;
     TRY(MEM_NEW(&p, 1));
@@ -342,10 +303,9 @@ static status compute_exact(backend *be, const layers_shape *shape, layers_row *
     if (st == OK) st = make_room(p);
     if (st == OK) st = make_walk(p, &p->whole[0], 0, row->length, false);
     if (st == OK) st = go(p, &p->whole[0], &last);
-    if (st == OK) st = read_rows(p, last, p->whole[0].n_tokens, &all);
+    if (st == OK) st = read_rows(p, last, p->whole[0].n_tokens, out);
     nn_memory_fini(&p->memory);
     mem_free(p);
-    *out = (float *)(void *)all;
     status back = be->ops->set_precision(be, act, false);
     return st != OK ? st : back;
 }

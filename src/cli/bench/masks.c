@@ -230,8 +230,7 @@ static status result_error(const problem *x, const mask_row *r, const void *got,
         size += want[i] * want[i];
     }
     mem_free(host);
-    double own = sqrt(difference / (size > 0 ? size : 1));
-    *error = !(own <= *error) ? own : *error;
+    *error = bench_worse(*error, sqrt(difference / (size > 0 ? size : 1)));
     return st;
 }
 

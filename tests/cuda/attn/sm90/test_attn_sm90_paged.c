@@ -92,7 +92,7 @@ static void check_out(const sample *s) {
         }
         double want = s->want[0].out[i], d = fabs((double)s->out[i] - want);
         largest = fmax(largest, fabs(want));
-        error = !(d <= error) ? d : error;
+        error = worse_error(error, d);
         naive = fmax(naive, fabs(ract(s->want[1].out[i], true) - want));
     }
     double limit = test_on.p == PRECISION_F32 ? 3e-6 * largest
@@ -225,7 +225,7 @@ static double apart(const attn_args *a, const attn_args *b, int64_t used) {
         double want = ((float *)b->out)[i / used * b->stride_out + i % used];
         double d = fabs(((float *)a->out)[i / used * a->stride_out + i % used] - want);
         largest = fmax(largest, fabs(want));
-        error = !(d <= error) ? d : error;
+        error = worse_error(error, d);
     }
     return error / largest;
 }
