@@ -296,7 +296,7 @@ $(foreach d,encode model nn,$B/src/$d/%.o): OWN_CFLAGS = $(CALL_CFLAGS)
 $(foreach d,api cli config dist profile train tune,$B/src/$d/%.o): OWN_CFLAGS = $(COLD_CFLAGS)
 $B/tests/%.o: OWN_CFLAGS = $(TEST_CFLAGS) -Itests
 # Their own sums take longer than what they test.
-SUMMING := attn_sample mirror_linear mirror_ops precision softmax_sample ops/test_attn embed/test_embed ops/test_linear cpu/test_product \
+SUMMING := attn_sample mirror mirror_linear mirror_ops precision softmax_sample ops/test_attn embed/test_embed ops/test_linear cpu/test_product \
 	ops/test_rank
 ifneq ($(filter release asan tsan,$(VARIANT)),)
 $(SUMMING:%=$B/tests/%.o): OWN_CFLAGS = -O1 -Itests
@@ -391,6 +391,8 @@ gpu-test: tests
 	set -e; for type in tf32 bfloat16 float16; do echo "== $$type"; \
 		$B/tests/unit --device $(GPU) --dtype $$type; \
 		$B/tests/golden --device $(GPU) --dtype $$type $(GOLDEN_DIR); done
+	for type in float32 bfloat16 float16; do \
+		$B/hstu bench attention --device $(GPU) --dtype $$type --random 40 --seed 1 --check || exit 1; done
 
 # Takes minutes on a GPU, most of them in racecheck.
 gpu-sanitize: tests

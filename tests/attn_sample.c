@@ -6,8 +6,15 @@ row_kind rows_are = ROWS_ODD;
 
 static uint32_t n_drawn;
 
+uint64_t sample_seed(void) {
+    const char *text = getenv("HSTU_TEST_SEED");
+    return text != NULL ? strtoull(text, NULL, 10) : 7;
+}
+
 uint32_t sample_draw(void) {
-    return rng_draw64(rng_make_key(7, RNG_TEST), n_drawn++, 0).word[0];
+    static uint64_t seed;
+    if (n_drawn == 0) seed = sample_seed();
+    return rng_draw64(rng_make_key(seed, RNG_TEST), n_drawn++, 0).word[0];
 }
 
 static float draw_float(void) {
@@ -20,10 +27,12 @@ static void *zeros(int64_t n, size_t size) {
     return memory;
 }
 
+/* The first POOL are drawn, the others are those again: drawing takes longer than an attention. */
 static float *random_floats(int64_t n) {
+    enum { POOL = 99991 };
     float *x = zeros(n, sizeof *x);
     for (int64_t i = 0; i < n; i++)
-        x[i] = draw_float();
+        x[i] = i < POOL ? draw_float() : x[i - POOL];
     return x;
 }
 
@@ -136,28 +145,45 @@ static void note_error(sample_error *worst, const char *what, double error, doub
     *worst = (sample_error){error / naive_error, what};
 }
 
-/* Compares rows of n_heads * dim elements, `stride` apart: the error relative to the largest
- * element (3e-6 in float32; else twice the naive error and `units` roundings); the gaps between
- * rows must be unchanged. */
+/* Elements of a result: the largest one, its error and that of naive code, how many there are. */
+typedef struct compared {
+    double largest, error, naive_error;
+    int64_t n;
+} compared;
+
+static void compare(compared *c, const float *got, const double *want, const double *plain,
+                    int64_t n) {
+    for (int64_t i = 0; i < n; i++) {
+        c->largest = fmax(c->largest, fabs(want[i]));
+        c->error = worse_error(c->error, fabs((double)got[i] - want[i]));
+        c->naive_error = fmax(c->naive_error, fabs(ract(plain[i], true) - want[i]));
+    }
+    c->n += n;
+}
+
+/* The error relative to the largest element: 3e-6 in float32; else twice the naive error and
+ * `units` roundings. */
+static void judge(sample_error *worst, const char *what, const compared *c, double units) {
+    double limit = test_on.p == PRECISION_F32
+                       ? 3e-6 * c->largest
+                       : 2 * c->naive_error + units * precision_unit(test_on.p) * c->largest;
+    if (!(c->error <= fmax(limit, 1e-35)))
+        FAIL_TEST("%s: error %g of %g, limit %g", what, c->error, c->largest, limit);
+    note_error(worst, what, c->error, c->naive_error, c->n);
+}
+
+/* Compares rows of n_heads * dim elements, `stride` apart; the gaps between rows must be unchanged.
+ */
 static void check_rows(sample_error *worst, const char *what, const float *got, const double *want,
                        const double *plain, int64_t n_rows, int64_t stride, int64_t used,
                        double units) {
-    double largest = 1e-30, error = 0.0, naive_error = 0.0;
-    for (int64_t i = 0; i < n_rows * stride; i++) {
-        if (i % stride >= used) {
+    compared c = {0};
+    for (int64_t at = 0; at < n_rows * stride; at += stride) {
+        compare(&c, got + at, want + at, plain + at, used);
+        for (int64_t i = at + used; i < at + stride; i++)
             if (got[i] != 9.0f) FAIL_TEST("%s: element %lld was written", what, (long long)i);
-            continue;
-        }
-        double d = fabs((double)got[i] - want[i]);
-        largest = fabs(want[i]) > largest ? fabs(want[i]) : largest;
-        error = worse_error(error, d);
-        naive_error = fmax(naive_error, fabs(ract(plain[i], true) - want[i]));
     }
-    double limit = test_on.p == PRECISION_F32
-                       ? 3e-6 * largest
-                       : 2 * naive_error + units * precision_unit(test_on.p) * largest;
-    if (!(error <= limit)) FAIL_TEST("%s: error %g of %g, limit %g", what, error, largest, limit);
-    note_error(worst, what, error, naive_error, n_rows * used);
+    judge(worst, what, &c, units);
 }
 
 /* Added to 0.5, which costs half an ulp of the sum. */
@@ -188,6 +214,64 @@ sample_error sample_check(const sample *s) {
     if (a->bias != BIAS_TIME) return worst;
     check_added("dposition_w", s->dposition, e->dposition_w, p->dposition_w, 2 * a->bias_len - 1);
     check_added("dtime_w", s->dtime, e->dtime_w, p->dtime_w, ATTN_TIME_BUCKETS + 1);
+    return worst;
+}
+
+enum { SOME_ROWS = 4 };
+
+/* Row `which` of those that are checked of n: the last, the first, one next to the edge of a tile,
+ * any. */
+static int32_t some_row(int which, int32_t n) {
+    int32_t any = (int32_t)rng_below(sample_draw(), (uint32_t)n),
+            edge = (any + 32) / 64 * 64 - any % 2;
+    if (which == 2 && edge >= 0 && edge < n) return edge;
+    return which == 0 ? n - 1 : which == 1 ? 0 : any;
+}
+
+/* out and dq of a query, or dk and dv of a key, by the naive version and compared. */
+static void check_some_row(const sample *s, int32_t b, int32_t head, bool is_key, int32_t row,
+                           compared c[2]) {
+    const attn_args *a = &s->a;
+    static const attn_rounding rounding = {stored, factor};
+    int32_t first = (is_key ? a->offsets_k : a->offsets_q)[b] + row;
+    int32_t n =
+        is_key ? a->offsets_q[b + 1] - a->offsets_q[b] : a->offsets_k[b + 1] - a->offsets_k[b];
+    int64_t at_qk = first * (is_key ? a->stride_k : a->stride_q) + (int64_t)head * a->dim_qk;
+    int64_t at_v = first * (is_key ? a->stride_v : a->stride_out) + (int64_t)head * a->dim_v;
+    double *qk[2], *v[2];
+    for (int f = 0; f < 2; f++) {
+        attn_naive_results to = {0};
+        *(is_key ? &to.dk : &to.dq) = is_key ? s->want[f].dk : s->want[f].dq;
+        *(is_key ? &to.dv : &to.out) = is_key ? s->want[f].dv : s->want[f].out;
+        qk[f] = (is_key ? to.dk : to.dq) + at_qk;
+        v[f] = (is_key ? to.dv : to.out) + at_v;
+        memset(qk[f], 0, sizeof(double) * (size_t)a->dim_qk);
+        memset(v[f], 0, sizeof(double) * (size_t)a->dim_v);
+        for (int32_t i = 0; i < n && (f == 0 || test_on.p != PRECISION_F32); i++)
+            attn_naive_pair(a, b, head, is_key ? i : row, is_key ? row : i,
+                            f == 1 ? &rounding : NULL, &to);
+    }
+    compare(&c[0], (is_key ? s->dk : s->dq) + at_qk, qk[0], qk[1], a->dim_qk);
+    compare(&c[1], (is_key ? s->dv : s->out) + at_v, v[0], v[1], a->dim_v);
+}
+
+sample_error sample_check_some(const sample *s, int n) {
+    static const char *const names[2][2] = {{"dq", "out"}, {"dk", "dv"}};
+    const attn_args *a = &s->a;
+    sample_error worst = {0, "nothing"};
+    compared c[2][2] = {{{0}}};
+    for (int i = 0; i < n && s->n_q > 0; i++) {
+        int32_t b = (int32_t)rng_below(sample_draw(), (uint32_t)a->n_sequences);
+        int32_t head = (int32_t)rng_below(sample_draw(), (uint32_t)a->n_heads);
+        for (int which = 0; which < 2 * SOME_ROWS; which++) {
+            const int32_t *offsets = which % 2 == 1 ? a->offsets_k : a->offsets_q;
+            int32_t len = offsets[b + 1] - offsets[b];
+            if (len > 0)
+                check_some_row(s, b, head, which % 2, some_row(which / 2, len), c[which % 2]);
+        }
+    }
+    for (int i = 0; i < 4; i++)
+        judge(&worst, names[i / 2][i % 2], &c[i / 2][i % 2], units_of(s));
     return worst;
 }
 
@@ -249,16 +333,16 @@ void sample_bias(sample *s, inputs *in, attn_bias bias, int32_t table_heads, int
         in->key_time[i] = (int64_t)(rng_uniform(sample_draw()) * (float)span);
 }
 
-/* A random sample: sequences with these numbers of keys; with delta, fewer queries than keys. */
-void sample_make(sample *s, inputs *in, const int32_t *lengths, int n_sequences, bool has_delta,
+void sample_make(sample *s, inputs *in, const int32_t *lengths, int n_sequences, int32_t queries,
                  int32_t n_heads, int32_t dim_qk, int32_t dim_v) {
     attn_args *a = &s->a;
     *s = (sample){0};
     *in = (inputs){0};
     a->n_sequences = n_sequences;
     for (int b = 0; b < n_sequences; b++) {
-        int32_t len = lengths[b],
-                len_q = has_delta ? (int32_t)rng_below(sample_draw(), (uint32_t)len + 1) : len;
+        int32_t len = lengths[b], len_q = len, most = len;
+        if (queries > QUERIES_ANY && queries < len) most = queries;
+        if (queries != QUERIES_ALL) len_q = (int32_t)rng_below(sample_draw(), (uint32_t)most + 1);
         in->offsets_k[b + 1] = in->offsets_k[b] + len;
         in->offsets_q[b + 1] = in->offsets_q[b] + len_q;
         a->max_len_k = len > a->max_len_k ? len : a->max_len_k;

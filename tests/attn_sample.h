@@ -2,7 +2,8 @@
  * results of the naive version, in float64 and rounded like naive code of the precision under test.
  *
  * The test makes a sample (sample_make, then sample_mask and sample_bias), runs an attention on it
- * and has it checked.  Numbers are drawn from one sequence, the same in every run of a test. */
+ * and has it checked.  Numbers are drawn from one sequence, the same in every run of a test;
+ * HSTU_TEST_SEED=N draws another one. */
 #ifndef HSTU_TESTS_ATTN_SAMPLE_H
 #define HSTU_TESTS_ATTN_SAMPLE_H
 
@@ -27,7 +28,11 @@ typedef enum {
     N_SAMPLE_MASKS
 } sample_mask_kind;
 
-enum { MAX_SEQUENCES = 8 };
+enum { MAX_SEQUENCES = 300 };
+
+/* The queries of a sequence: one for each key, any number of the newest, or up to a number above 1.
+ */
+enum { QUERIES_ALL = 0, QUERIES_ANY = 1 };
 
 /* What a random sample points to. */
 typedef struct inputs {
@@ -50,9 +55,10 @@ typedef struct sample_error {
 } sample_error;
 
 uint32_t sample_draw(void);
+uint64_t sample_seed(void);
 
-/* Sequences with these numbers of keys; with delta, fewer queries than keys. */
-void sample_make(sample *s, inputs *in, const int32_t *lengths, int n_sequences, bool has_delta,
+/* Sequences with these numbers of keys, and so many queries. */
+void sample_make(sample *s, inputs *in, const int32_t *lengths, int n_sequences, int32_t queries,
                  int32_t n_heads, int32_t dim_qk, int32_t dim_v);
 void sample_mask(attn_args *a, inputs *in, sample_mask_kind mask);
 /* Times are drawn below span. */
@@ -67,5 +73,9 @@ void sample_run(const attn_args *a, int n_threads); /* both passes, on the devic
 /* Fails the test where the error of a result exceeds twice the error of naive code plus one
  * rounding. */
 sample_error sample_check(const sample *s);
+
+/* The same without sample_naive, for some rows of n pairs of sequence and head: the last one,
+ * others next to the edges of tiles, and any. */
+sample_error sample_check_some(const sample *s, int n);
 
 #endif

@@ -405,6 +405,10 @@ gpu() {
     for type in float32 tf32 bfloat16 float16; do
         beside "reference values, $type" nice -n "$unit_nice" build/release/tests/golden --device cuda --dtype $type "$folder" tests/golden
     done
+    for type in float32 bfloat16 float16; do
+        beside "attention at random shapes, $type" nice -n "$unit_nice" build/release/hstu bench attention --device cuda \
+            --dtype $type --random 40 --seed 1 --check
+    done
     is_wide || { beside_end && mark "reference values on the GPU"; }
     unit_nice=0 gpu_unit "ops, models and tables, float32" --device cuda # the longest: it does not give way
     for type in bfloat16 float16 tf32; do

@@ -94,7 +94,7 @@ TEST(attn_many_heads) {
 
 typedef struct random_shape {
     int32_t lengths[MAX_SEQUENCES], n_sequences, n_heads, dim_qk, dim_v, table_heads;
-    bool has_delta;
+    int32_t queries; /* QUERIES_ALL, ... */
     attn_bias bias;
     row_kind rows;
 } random_shape;
@@ -129,7 +129,7 @@ static random_shape draw_shape(void) {
     int32_t longest = (int32_t)fmin(2 * sqrt(pairs), 600);
     for (int b = 0; b < s.n_sequences; b++)
         s.lengths[b] = draw_length(longest);
-    s.has_delta = below(3) == 0;
+    s.queries = below(3) == 0 ? QUERIES_ANY : QUERIES_ALL;
     s.bias = below(2) == 0 ? BIAS_NONE : below(2) == 0 ? BIAS_TABLE : BIAS_TIME;
     s.table_heads = below(2) == 0 ? 1 : s.n_heads;
     return s;
@@ -139,7 +139,7 @@ static sample_error check_shape(const random_shape *r, sample_mask_kind mask) {
     sample s;
     inputs in;
     rows_are = r->rows;
-    sample_make(&s, &in, r->lengths, r->n_sequences, r->has_delta, r->n_heads, r->dim_qk, r->dim_v);
+    sample_make(&s, &in, r->lengths, r->n_sequences, r->queries, r->n_heads, r->dim_qk, r->dim_v);
     sample_mask(&s.a, &in, mask);
     if (mask == SAMPLE_WINDOW) s.a.window_left = below(100), s.a.window_right = below(100);
     sample_bias(&s, &in, r->bias, r->table_heads, 1 << below(30));
@@ -157,7 +157,8 @@ static sample_error check_shape(const random_shape *r, sample_mask_kind mask) {
 static char at_shape[200];
 
 static void tell_shape(void) {
-    if (at_shape[0] != '\0') printf("    it was %s\n", at_shape);
+    if (at_shape[0] != '\0')
+        printf("    it was %s; again: HSTU_TEST_SEED=%" PRIu64 "\n", at_shape, sample_seed());
 }
 
 /* The error limit of sample_check at random shapes. */
@@ -171,12 +172,84 @@ TEST(attn_random_shapes) {
         snprintf(at_shape, sizeof at_shape,
                  "shape %d: %d sequences (%d keys ...)%s, %d heads of %d and %d, mask %d, bias %d "
                  "(%d heads), rows %d",
-                 i, s.n_sequences, s.lengths[0], s.has_delta ? ", fewer queries" : "", s.n_heads,
-                 s.dim_qk, s.dim_v, mask, s.bias, s.table_heads, s.rows);
+                 i, s.n_sequences, s.lengths[0], s.queries != QUERIES_ALL ? ", fewer queries" : "",
+                 s.n_heads, s.dim_qk, s.dim_v, mask, s.bias, s.table_heads, s.rows);
         sample_error e = check_shape(&s, mask);
         if (e.ratio > worst.ratio) worst = e;
     }
     at_shape[0] = '\0';
+    if (precision_is_half(test_on.p))
+        printf("    %d shapes: at most %.2f times the error of naive code (%s)\n", n, worst.ratio,
+               worst.what);
+}
+
+enum { SWITCH_NUMBERS = 2200000 };
+
+/* A shape at which a GPU's scheduler may change its mind: the longest sequence next to a limit, and
+ * next to a full wave of blocks (132 multiprocessors), half a one or two of them.  Large head
+ * dimensions come with few tiles; a CPU gets an eighth of the sequences. */
+static random_shape draw_switch_shape(void) {
+    static const int32_t limits[] = {16, 64, 128, 192, 256, 512, 1024}, waves[] = {66, 132, 264};
+    bool is_gpu = test_on.kind == ON_CUDA;
+    random_shape s = {.n_heads = 1 + below(4), .rows = below(4) == 0 ? ROWS_ALIGNED : ROWS_KNOWN};
+    int32_t longest = limits[below(is_gpu ? 7 : 6)] - 1 + below(3), tile = 64 << below(2);
+    int32_t n_tiles = (longest + tile - 1) / tile * s.n_heads;
+    int32_t n_units = (waves[below(3)] - 1 + below(3)) / (is_gpu ? 1 : 8);
+    s.n_sequences = (n_units + n_tiles - 1) / n_tiles;
+    for (s.dim_qk = 32 << below(4); s.n_sequences * n_tiles * tile > SWITCH_NUMBERS / s.dim_qk;)
+        s.dim_qk /= 2;
+    s.dim_v = s.dim_qk;
+    bool is_jagged = below(2) == 0;
+    for (int32_t b = 0; b < s.n_sequences; b++)
+        s.lengths[b] = b > 0 && is_jagged ? draw_length(longest) : longest;
+    s.queries = below(3) > 0 ? QUERIES_ALL : below(2) == 0 ? QUERIES_ANY : 2 + below(130);
+    return s;
+}
+
+/* As serving and training call it: the longest sequence is known, a target sees no other target. */
+static sample_error check_switch_shape(const random_shape *r, sample_mask_kind mask) {
+    sample s;
+    inputs in;
+    rows_are = r->rows;
+    sample_make(&s, &in, r->lengths, r->n_sequences, r->queries, r->n_heads, r->dim_qk, r->dim_v);
+    s.a.max_len_k = s.a.max_len_q = 0;
+    for (int32_t b = 0; b < r->n_sequences; b++) {
+        int32_t len_q = in.offsets_q[b + 1] - in.offsets_q[b];
+        s.a.max_len_k = r->lengths[b] > s.a.max_len_k ? r->lengths[b] : s.a.max_len_k;
+        s.a.max_len_q = len_q > s.a.max_len_q ? len_q : s.a.max_len_q;
+    }
+    sample_mask(&s.a, &in, mask);
+    int32_t kind = below(3);
+    if (kind == 0) s.a.n_contexts = NULL;
+    if (kind == 1) s.a.n_targets = NULL;
+    if (below(2) == 0) s.a.target_group = 1;
+    sample_bias(&s, &in, BIAS_NONE, 1, 1);
+    s.a.alpha = 1 / sqrtf((float)r->dim_qk);
+    s.a.scale = 1 / (float)s.a.max_len_k;
+    sample_results(&s);
+    sample_run(&s.a, 2);
+    sample_error worst = sample_check_some(&s, 6);
+    sample_free(&s);
+    sample_free_inputs(&in);
+    return worst;
+}
+
+TEST(attn_around_switch_points) {
+    sample_error worst = {0, "nothing"};
+    int n = test_on.kind == ON_CUDA ? 32 : test_is_brief() ? 8 : 30;
+    atexit(tell_shape);
+    for (int i = 0; i < n; i++) {
+        random_shape s = draw_switch_shape();
+        sample_mask_kind mask = i % 2 == 0 ? SAMPLE_CAUSAL : SAMPLE_TARGETS;
+        snprintf(at_shape, sizeof at_shape,
+                 "shape %d: %d sequences (%d keys ...), queries %d, %d heads of %d, mask %d, rows "
+                 "%d",
+                 i, s.n_sequences, s.lengths[0], s.queries, s.n_heads, s.dim_qk, mask, s.rows);
+        sample_error e = check_switch_shape(&s, mask);
+        if (e.ratio > worst.ratio) worst = e;
+    }
+    at_shape[0] = '\0';
+    rows_are = ROWS_ODD;
     if (precision_is_half(test_on.p))
         printf("    %d shapes: at most %.2f times the error of naive code (%s)\n", n, worst.ratio,
                worst.what);

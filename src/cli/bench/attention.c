@@ -16,7 +16,8 @@
 
 enum { POOL = 1 << 19, HEADS_CHECKED = 6, ROWS_CHECKED = 4 };
 enum { WINDOW = 256, MAX_CONTEXTS = 8, MAX_TARGETS = 64, MAX_QUERIES_LOG2 = 9 };
-enum { N_HEADS = 4, RECORD_KEY = 77, MAX_RANDOM_TOKENS = 400000 };
+enum { N_HEADS = 4, RECORD_KEY = 77 };
+enum { MAX_RANDOM_TOKENS = 400000, MAX_RANDOM_NUMBERS = 1 << 28 }; /* of q, say */
 
 /* The rows that an op reads, then those that it writes, in the order of attn_result. */
 enum { Q, K, V, DOUT, N_INPUTS, N_ARRAYS = N_INPUTS + N_ATTN_RESULTS };
@@ -597,7 +598,8 @@ static attn_shape draw_shape(const attn_bench *b, int number) {
                     .is_jagged = true,
                     .mask = masks[rng_below(x.word[3], 4)],
                     .is_random = true};
-    double longest = fmin(draw_power(y.word[0], 5, 13), (double)MAX_RANDOM_TOKENS / s.n_sequences);
+    double most = fmin(MAX_RANDOM_TOKENS, (double)MAX_RANDOM_NUMBERS / s.n_heads / s.dim);
+    double longest = fmin(draw_power(y.word[0], 5, 13), most / s.n_sequences);
     s.max_len = 1;
     if (b->be->n_ahead == 0) longest = fmin(longest, sqrt(CPU_RANDOM_FLOPS / bound_flops(&s)));
     s.max_len = (int32_t)fmax(longest, 16);

@@ -273,7 +273,8 @@ TEST(attention_draws_random_shapes) {
     be->n_ahead = 1; /* a GPU gets them as they are drawn */
     b.next = 0;
     for (int longest = 0; (s = attn_bench_next(&b)) != NULL || longest < 4000;) {
-        CHECK(s != NULL && (int64_t)s->n_sequences * s->max_len <= 400000);
+        int64_t n_tokens = s == NULL ? INT64_MAX : (int64_t)s->n_sequences * s->max_len;
+        CHECK(n_tokens <= 400000 && n_tokens * s->n_heads * s->dim <= 1 << 28);
         longest = s->max_len > longest ? s->max_len : longest;
     }
     backend_destroy(be);
