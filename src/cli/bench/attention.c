@@ -10,8 +10,8 @@
 #include "base/log.h"
 #include "base/rng.h"
 #include "base/thread.h"
-#include "cpu/attn.h"
 #include "cpu/attn_naive.h"
+#include "ops/attn_mask.h"
 #include "profile/peak.h"
 
 enum { POOL = 1 << 19, HEADS_CHECKED = 6, ROWS_CHECKED = 4 };
@@ -70,10 +70,6 @@ static int64_t width_of(const attn_problem *p) {
     return (int64_t)p->shape.n_heads * p->shape.dim;
 }
 
-static int32_t least(int32_t x, int32_t y) {
-    return x < y ? x : y;
-}
-
 /* The op is told the longest sequence of a random case, and the bound of the others. */
 static status draw_lengths(attn_problem *p, rng_key key) {
     attn_shape *s = &p->shape;
@@ -84,7 +80,7 @@ static status draw_lengths(attn_problem *p, rng_key key) {
         rng_block drawn = rng_draw64(key, (uint64_t)b, 1);
         double u = 1 - (double)rng_uniform(drawn.word[0]); /* above 0 */
         uint32_t power = s->is_random ? rng_below(drawn.word[1], 3) : s->is_jagged;
-        int32_t n = (int32_t)ceil(s->max_len * pow(u, power)), most = least(n, s->max_queries);
+        int32_t n = (int32_t)ceil(s->max_len * pow(u, power)), most = attn_min(n, s->max_queries);
         int32_t n_q = most > 0 ? 1 + (int32_t)rng_below(drawn.word[2], (uint32_t)most) : n;
         for (int k = 0; k < 2; k++) {
             int32_t len = k == 1 ? n : n_q;
@@ -184,8 +180,9 @@ static status draw_mask(attn_problem *p, rng_key key) {
         rng_block drawn = rng_draw64(key, (uint64_t)b, 6);
         int32_t len = length_of(p, true, b);
         if (has_targets)
-            targets[b] = least(1 + (int32_t)rng_below(drawn.word[0], MAX_TARGETS), len);
-        contexts[b] = least(1 + (int32_t)rng_below(drawn.word[1], MAX_CONTEXTS), len - targets[b]);
+            targets[b] = attn_min(1 + (int32_t)rng_below(drawn.word[0], MAX_TARGETS), len);
+        contexts[b] =
+            attn_min(1 + (int32_t)rng_below(drawn.word[1], MAX_CONTEXTS), len - targets[b]);
     }
     if (has_targets) p->host.n_targets = targets;
     if (mask == ATTN_BOTH || mask == ATTN_CONTEXTS) p->host.n_contexts = contexts;
@@ -384,14 +381,15 @@ status attn_problem_check(attn_problem *p, double error[N_ATTN_RESULTS]) {
 /* Causal rows of the table as the field counts them; else the pairs that the mask lets through. */
 static double count_flops(const attn_problem *p) {
     double pairs = 0;
+    bool is_field = p->shape.mask == ATTN_CAUSAL && !p->shape.is_random;
     for (int32_t b = 0; b < p->shape.n_sequences; b++) {
-        int32_t len = length_of(p, true, b);
-        bool is_field = p->shape.mask == ATTN_CAUSAL && !p->shape.is_random;
-        attn_span spans[4];
-        if (is_field) pairs += (double)len * len / 2;
-        for (int32_t row = 0; row < length_of(p, false, b) && !is_field; row++)
-            for (int32_t i = attn_mask_row(&p->host, b, row, spans); i-- > 0;)
-                pairs += spans[i].end - spans[i].begin;
+        attn_sequence s = attn_sequence_of(&p->host, b);
+        if (is_field) pairs += (double)s.len_k * s.len_k / 2;
+        for (int row = 0; row < s.len_q && !is_field; row++) {
+            attn_row_mask m = attn_row_spans(&p->host, &s, row);
+            pairs += attn_max(m.end0 - m.first0, 0);
+            pairs += attn_max(m.end1 - attn_max(m.first1, m.end0), 0);
+        }
     }
     return 4.0 * p->shape.n_heads * p->shape.dim * pairs;
 }
