@@ -170,11 +170,6 @@ __device__ static inline void bulk_wait_stored() {
     asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
-/* Makes writes to memory that this thread has observed visible to the copies it issues. */
-__device__ static inline void copies_fence() {
-    asm volatile("fence.proxy.async;" ::: "memory");
-}
-
 /* A tile in shared memory whose rows of 128 bytes are swizzled by 128 bytes, 8 rows in 1024 bytes.
  * `next` is the distance in bytes between blocks of 64 columns, used where the instruction runs
  * along the rows (B stored by rows) and ignored otherwise. */
@@ -184,14 +179,6 @@ __device__ static inline uint64_t tile_describe(const void *tile, uint32_t next)
      * each step of a product, in registers that the sums need. */
     asm volatile("" : "+r"(at));
     return at | (uint64_t)(next >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
-}
-
-/* Like tile_describe for a tile of grains: 8 rows x D columns as D / 64 parts of 8 rows of 128
- * bytes, one part after the other; `grain` bytes. */
-__device__ static inline uint64_t tile_describe_grains(const void *tile, uint32_t grain) {
-    uint32_t at = (shared_address(tile) & 0x3ffffu) >> 4;
-    asm volatile("" : "+r"(at));
-    return at | (uint64_t)(1024 >> 4) << 16 | (uint64_t)(grain >> 4) << 32 | (uint64_t)1 << 62;
 }
 
 /* The descriptor `bytes` further on.  The address is in the low half and does not carry out of it;

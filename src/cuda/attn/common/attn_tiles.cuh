@@ -152,9 +152,11 @@ static __global__ void __launch_bounds__(TILES_PLAN_THREADS)
 
 /* The schedule of a call with tiles of `rows` rows; `cache_bytes` is the L2 cache footprint of one
  * row of the other side, which all tiles of a sequence and head share. n_rows: rows of the jagged
- * array, 0 where they are not known. */
+ * array, 0 where they are not known.  Jagged sequences of up to `slots_most` rows are not worth a
+ * plan. */
 static inline attn_tiles tiles_make(const attn_args *a, const int32_t *offsets, int max_len,
-                                    int64_t n_rows, int rows, int other_len, int cache_bytes) {
+                                    int64_t n_rows, int rows, int other_len, int cache_bytes,
+                                    int slots_most = 1024) {
     attn_tiles t = {};
     t.offsets = offsets;
     t.n_sequences = a->n_sequences;
@@ -166,7 +168,7 @@ static inline attn_tiles tiles_make(const attn_args *a, const int32_t *offsets, 
     if (t.n_tiles <= 1) {
         t.way = TILES_ONE;
         t.n_units = (int)n_pairs * t.n_tiles;
-    } else if (is_jagged && max_len <= 1024) {
+    } else if (is_jagged && max_len <= slots_most) {
         t.way = TILES_SLOTS;
         t.n_units = (int)((n_rows / rows + a->n_sequences) * a->n_heads);
     } else {

@@ -80,7 +80,7 @@ static status find_encode(encode_fn *out) {
 }
 
 /* Encodes a tensor map of `rank` dimensions: columns, rows and, at higher rank, parts of a row and
- * grains.  Rows of a box are swizzled by 128 or 64 bytes, their length. */
+ * pages.  Rows of a box are swizzled by 128 or 64 bytes, their length. */
 static status map_encode(CUtensorMap *map, act_type act, int rank, const void *rows,
                          const cuuint64_t *size, const cuuint64_t *step, const cuuint32_t *box) {
     encode_fn encode = NULL;
@@ -117,15 +117,6 @@ status sm90a_map_heads(CUtensorMap *map, act_type act, const void *rows, int64_t
     cuuint32_t box[3] = {(cuuint32_t)box_columns, (cuuint32_t)box_rows,
                          (cuuint32_t)(dim / box_columns)};
     return map_encode(map, act, 3, rows, size, step, box);
-}
-
-status sm90a_map_grains(CUtensorMap *map, act_type act, const void *rows, int64_t n_rows,
-                        int64_t n_columns, int64_t stride, int box_rows, int dim) {
-    cuuint64_t size[4] = {PART, (cuuint64_t)n_rows, (cuuint64_t)(n_columns / PART),
-                          (cuuint64_t)(box_rows / 8)};
-    cuuint64_t step[3] = {(cuuint64_t)stride * 2, PART_BYTES, (cuuint64_t)stride * 16};
-    cuuint32_t box[4] = {PART, 8, (cuuint32_t)(dim / PART), (cuuint32_t)(box_rows / 8)};
-    return map_encode(map, act, 4, rows, size, step, box);
 }
 
 status sm90a_map_pages(CUtensorMap *map, act_type act, const void *rows, int64_t n_columns,

@@ -37,12 +37,6 @@ status sm90a_map_box(CUtensorMap *map, act_type act, const void *rows, int64_t n
 status sm90a_map_heads(CUtensorMap *map, act_type act, const void *rows, int64_t n_rows,
                        int64_t n_columns, int64_t stride, int box_columns, int box_rows, int dim);
 
-/* A tensor map of four dimensions.  A box of `box_rows` rows arrives as grains of 8 rows, each with
- * all `dim` columns of a head; within a grain the parts of 64 columns follow each other.  A box
- * must not reach beyond the last row. */
-status sm90a_map_grains(CUtensorMap *map, act_type act, const void *rows, int64_t n_rows,
-                        int64_t n_columns, int64_t stride, int box_rows, int dim);
-
 /* A tensor map of four dimensions, of pages, each `page_rows` rows of n_columns, pages `stride`
  * elements apart: a box is all `dim` columns of a head in `box_rows` rows of one page, parts of 64
  * one after the other. */

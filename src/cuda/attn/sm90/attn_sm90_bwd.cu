@@ -318,10 +318,11 @@ template <typename T, typename S> static status bwd_launch(backend *be, const at
     return bwd_finish(be, &job);
 }
 
-/* Blocks that work on whole sequences, and on tiles of keys: float16 always does the latter. */
+/* Blocks that work on whole sequences or, up to head dimension 64, on few tiles of keys; and blocks
+ * that work on tiles of keys, which float16 always does. */
 template <int D_> struct whole : bwd_sizes {
     static constexpr int D = D_, GROUPS = D < 128 ? 1 : 2;
-    static constexpr bool IS_WHOLE = true;
+    static constexpr bool IS_WHOLE = D == 128;
 };
 template <int D_> struct tiled : bwd_sizes { static constexpr int D = D_, GROUPS = 2; };
 
@@ -344,40 +345,45 @@ static status choose(backend *be, const attn_args *a) {
     return bwd_launch<T, bwd_shape<SIZES<128>>>(be, a);
 }
 
+/* Number of slots for the tiles of 64 queries of all sequences; see walk_ask_keys. */
+static int64_t count_tiles(const attn_args *a) {
+    return a->n_rows_q / QUERIES + a->n_sequences;
+}
+
 status cuda_attn_sm90_bwd(backend *be, const attn_args *a) {
     using T = __nv_bfloat16;
+    int n_blocks = cuda_of(be)->n_multiprocessors;
     if (a->bias == BIAS_TABLE) return choose<T, with_table>(be, a);
     if (a->bias == BIAS_TIME) return choose<T, with_time>(be, a);
     if (be->act == ACT_F16) return choose<__half, tiled>(be, a);
-    if (a->dim_qk == 256)
-        return bwd_is_whole(be, a) ? cuda_attn_sm90_bwd_d256_short(be, a)
-                                   : cuda_attn_sm90_bwd_d256(be, a);
+    if (a->dim_qk == 256) return cuda_attn_sm90_bwd_d256(be, a);
     if (a->max_len_q <= 64 && a->max_len_k <= 64) return cuda_attn_sm90_bwd_single_tile(be, a);
-    return bwd_is_whole(be, a) ? choose<T, whole>(be, a) : choose<T, tiled>(be, a);
+    bool are_few = a->dim_qk <= 64 && !cuda_of(be)->is_deterministic &&
+                   count_tiles(a) * a->n_heads <= (a->max_len_q <= 1024 ? 8 : 1) * n_blocks;
+    return bwd_is_whole(be, a) || are_few ? choose<T, whole>(be, a) : choose<T, tiled>(be, a);
 }
 
 /* Before and after the backward kernels: the schedule and, where blocks share float32 sums of dq
  * (split-K over the keys), scratch memory that is set to zero before and rounded into dq after. The
  * rounding is bound by bytes: 4 + 4 + 2 for each element. */
 
-/* Number of slots for the tiles of 64 queries of all sequences; see walk_ask_keys. */
-static int64_t count_tiles(const attn_args *a) {
-    return a->n_rows_q / QUERIES + a->n_sequences;
-}
-
-int64_t bwd_kept_bytes(const attn_args *a) {
-    int64_t n = cuda_div_up(a->max_len_q, QUERIES) * cuda_div_up(a->max_len_k, 64);
-    return n > 1 && a->dim_qk == 256 ? n * 64 * DS_ROW : 0;
+int64_t bwd_gradients_bytes(const attn_args *a) {
+    return count_tiles(a) * a->n_heads * cuda_div_up(a->max_len_k, 64) * 64 * DS_ROW;
 }
 
 bool bwd_is_whole(backend *be, const attn_args *a) {
-    enum { SHORT = 256, LONGEST = 512, MOST = 32 }; /* MOST: bits of the walk's words */
-    enum { KEPT_MOST = 64 * 64 * DS_ROW };
+    enum {
+        ALWAYS = 128,
+        SHORT = 256,
+        LONGEST = 512,
+        MOST = 32
+    }; /* MOST: bits of the walk's words */
     int64_t n_pairs = (int64_t)a->n_sequences * a->n_heads;
-    if (be->act != ACT_BF16 || a->bias != BIAS_NONE) return false;
+    if (be->act != ACT_BF16 || a->bias != BIAS_NONE || a->dim_qk == 256) return false;
     if (a->max_len_q > MOST * QUERIES || a->max_len_k > LONGEST) return false;
-    if (bwd_kept_bytes(a) > KEPT_MOST) return false;
-    return a->max_len_k <= SHORT || n_pairs >= 2 * cuda_of(be)->n_multiprocessors;
+    int n_blocks = cuda_of(be)->n_multiprocessors;
+    if (cuda_of(be)->is_deterministic) return a->max_len_k <= SHORT; /* whatever the batch */
+    return a->max_len_k <= ALWAYS || n_pairs >= (a->max_len_k <= SHORT ? n_blocks : 2 * n_blocks);
 }
 
 status bwd_make_maps(backend *be, const attn_args *a, int rows, bwd_maps *maps) {
@@ -404,6 +410,9 @@ static bool bwd_has_bias_gradient(const attn_args *a) {
            (a->bias == BIAS_TABLE && a->dtable != NULL);
 }
 
+/* Longer sequences are worth a plan: a unit takes longer than the kernel that makes it. */
+enum { SLOTS_MOST = 256 };
+
 /* The schedule: whole sequences, sorted by length where lengths differ; or tiles of keys, first
  * those that the most queries see. */
 static bool plan_work(backend *be, const attn_args *a, bwd_job *job, int64_t *n_blocks) {
@@ -418,7 +427,7 @@ static bool plan_work(backend *be, const attn_args *a, bwd_job *job, int64_t *n_
     } else {
         int row_bytes = 2 * a->dim_qk * 2 + a->dim_qk * (int)sizeof(float); /* q, dout, sums */
         *t = tiles_make(a, a->offsets_k, a->max_len_k, a->n_rows_k, job->n_keys, a->max_len_q,
-                        row_bytes);
+                        row_bytes, SLOTS_MOST);
         t->is_keys = true;
         t->counter = cuda_of(be)->counters;
         n_units = t->n_units;
@@ -429,10 +438,9 @@ static bool plan_work(backend *be, const attn_args *a, bwd_job *job, int64_t *n_
 }
 
 /* Scratch memory for float32 sums of dq: for each block of a launch, or for each tile of queries.
- * Head dimension 256: for the score gradients of two sequences in each block. */
+ */
 static size_t sums_bytes(const bwd_job *job, int64_t n_blocks) {
     const attn_args *a = &job->a;
-    if (a->dim_qk == 256) return cuda_align((size_t)(n_blocks * 2 * bwd_kept_bytes(a)));
     int64_t n_sums = job->is_whole ? n_blocks * job->n_tiles : count_tiles(a) * a->n_heads;
     return cuda_align((size_t)(n_sums * a->dim_qk * QUERIES) * sizeof(float));
 }
@@ -451,13 +459,16 @@ status bwd_prepare(backend *be, const attn_args *a, int n_keys, int64_t *n_block
     job->n_pairs = a->n_sequences * a->n_heads;
     int rows = a->bias != BIAS_NONE && a->dim_qk <= 64 ? (int)DQ_ROWS_BIAS_64 : (int)DQ_ROWS;
     *dq_tiles = tiles_make(a, a->offsets_q, a->max_len_q, a->n_rows_q, rows, a->max_len_k,
-                           2 * a->dim_qk * 2);
+                           2 * a->dim_qk * 2, SLOTS_MOST);
     TRY(bwd_make_maps(be, a, QUERIES, &job->maps));
     TRY(sm90a_bias_source(be, a, &job->bias));
     bool has_plan = plan_work(be, a, job, n_blocks);
     bool has_cells = a->bias == BIAS_TIME && a->dposition_w != NULL;
     bool has_dq_plan = !job->has_dq && tiles_wants_plan(dq_tiles, a->max_len_q, a->n_rows_q);
-    size_t bytes = job->has_dq ? sums_bytes(job, *n_blocks) : 0;
+    int64_t kept = job->is_whole || a->dim_qk < 256 ? 0 : bwd_gradients_bytes(a);
+    if (!cuda_of(be)->is_deterministic && kept > 0 && kept <= BWD_KEPT_MOST)
+        job->kept_keys = (int)cuda_div_up(a->max_len_k, 64);
+    size_t bytes = job->kept_keys > 0 ? (size_t)kept : job->has_dq ? sums_bytes(job, *n_blocks) : 0;
     size_t plan_bytes = has_plan ? tiles_plan_bytes(&job->tiles) : 0;
     size_t dq_plan_bytes = has_dq_plan ? tiles_plan_bytes(dq_tiles) : 0;
     size_t cells_bytes = has_cells ? cuda_align(bias_cells_bytes(a)) : 0;
@@ -469,7 +480,7 @@ status bwd_prepare(backend *be, const attn_args *a, int n_keys, int64_t *n_block
     }
     if (has_plan) TRY(tiles_plan(&job->tiles, (char *)room + bytes, stream));
     if (has_dq_plan) TRY(tiles_plan(dq_tiles, (char *)room + bytes + plan_bytes, stream));
-    if (!job->is_whole && bytes > 0) CUDA_TRY(cudaMemsetAsync(room, 0, bytes, stream));
+    if (!job->is_whole && job->has_dq) CUDA_TRY(cudaMemsetAsync(room, 0, bytes, stream));
     return OK;
 }
 

@@ -189,14 +189,15 @@ __device__ static inline void add_tile(float (&sum)[D / 2], const uint32_t (&lef
     wgmma_commit();
 }
 
-/* dq (64 queries, N) = ds (KEYS, 64 queries) transposed times N columns of the keys. */
+/* dq (64 queries, N) = ds (KEYS, 64 queries) transposed times N columns of the keys; adds: +=. */
 template <typename T, int KEYS, int N>
-__device__ static inline void dq_product(float (&dq)[N / 2], const char *ds, const char *keys) {
+__device__ static inline void dq_product(float (&dq)[N / 2], const char *ds, const char *keys,
+                                         bool adds = false) {
     uint64_t desc_a = tile_describe(ds, 16), desc_b = part_describe<N>(keys, KEYS * PART_BYTES);
 #pragma unroll
     for (int k = 0; k < KEYS / 16; k++)
         wgmma_tt<T, N>(dq, tile_move(desc_a, k * 16 * DS_ROW),
-                       tile_move(desc_b, k * 16 * part<N>::BYTES), k > 0);
+                       tile_move(desc_b, k * 16 * part<N>::BYTES), adds || k > 0);
     wgmma_commit();
 }
 
@@ -227,8 +228,9 @@ typedef struct bwd_job {
     bool has_dq;
     attn_tiles tiles; /* schedule of tiles of keys; is_whole: only the order of the sequences */
     attn_tiles query_tiles;    /* where dq is recomputed */
-    float *sums;               /* float32 sums of dq; see bwd_keys.  Head dimension 256: see
-                                  attn_sm90_bwd_d256_short.cu */
+    float *sums;               /* float32 sums of dq; see bwd_keys.  Head dimension 256: score
+                                  gradients, see attn_sm90_bwd_d256.cu */
+    int kept_keys;             /* tiles of keys whose score gradients are kept; 0: none are */
     unsigned long long *cells; /* gradient sums of attn_bias.cuh; NULL if they are not wanted */
     int n_tiles, n_pairs; /* tiles of queries in the longest sequence; pairs of sequence and head */
     int n_keys;           /* of a tile */
@@ -239,14 +241,16 @@ status bwd_make_maps(backend *be, const attn_args *a, int rows, bwd_maps *maps);
 /* The arguments with windows and target groups clipped to the longest sequence: the mask stays
  * the same, and sums with them cannot overflow. */
 attn_args bwd_shorten(const attn_args *a);
-/* Whether a block works on whole sequences: bfloat16, and they are short, and enough of them. */
+/* Whether a block works on whole sequences: bfloat16, head dimensions up to 128, and they are
+ * short, and enough of them. */
 bool bwd_is_whole(backend *be, const attn_args *a);
-/* Head dimension 256, whole sequences: bytes of scratch memory for the score gradients of the
- * longest sequence; 0 if that is one tile. */
-int64_t bwd_kept_bytes(const attn_args *a);
 /* Makes tensor maps, the schedule, and scratch memory for sums of dq. n_blocks: in, the blocks that
  * the card can hold at once; out, the blocks to launch. */
 status bwd_prepare(backend *be, const attn_args *a, int n_keys, int64_t *n_blocks, bwd_job *job);
+/* Head dimension 256: bytes of scratch memory for the score gradients of all heads; no more than
+ * BWD_KEPT_MOST are kept. */
+#define BWD_KEPT_MOST ((int64_t)2 << 30)
+int64_t bwd_gradients_bytes(const attn_args *a);
 /* Rounds the float32 sums into dq, or recomputes dq. */
 status bwd_finish(backend *be, const bwd_job *job);
 /* dq by blocks that own queries (attn_sm90_bwd_dq.cu); with a bias, its gradients as well
@@ -256,8 +260,7 @@ status bwd_queries_bias(backend *be, const bwd_job *job);
 
 /* Sequences of at most 64 queries and keys, head dimensions up to 128. */
 status cuda_attn_sm90_bwd_single_tile(backend *be, const attn_args *a);
-/* Head dimension 256: sequences that are worked on whole, and others. */
-status cuda_attn_sm90_bwd_d256_short(backend *be, const attn_args *a);
+/* Head dimension 256. */
 status cuda_attn_sm90_bwd_d256(backend *be, const attn_args *a);
 
 /* The producer warp, which schedules the work of its block, and the sums of dq.

@@ -612,6 +612,11 @@ static bool is_short(const backend *be, const attn_args *a, int most, int mean, 
            a->n_rows_q <= (int64_t)mean * a->n_sequences && (are_enough || a->max_len_q <= alone);
 }
 
+/* The length that tile sizes go by: few queries of many keys count as long. */
+static int length_of(const attn_args *a) {
+    return a->max_len_q > a->max_len_k / 2 ? a->max_len_q : a->max_len_k / 2;
+}
+
 template <typename S> static status launch(backend *be, const attn_args *a) {
     return fwd_launch<__nv_bfloat16, fwd_shape<S>>(be, a);
 }
@@ -625,15 +630,15 @@ static status launch_32(backend *be, const attn_args *a) {
 }
 static status launch_64(backend *be, const attn_args *a) {
     if (is_short(be, a, 256, 128, 64)) return launch_short<short_d64>(be, a);
-    return a->max_len_q <= 1024 ? launch<small_d64>(be, a) : launch<large_d64>(be, a);
+    return length_of(a) <= 1024 ? launch<small_d64>(be, a) : launch<large_d64>(be, a);
 }
 static status launch_128(backend *be, const attn_args *a) {
     if (is_short(be, a, 256, 256, 64)) return launch_short<short_d128>(be, a);
-    return a->max_len_q <= 512 ? launch<tall_d128>(be, a) : launch<large_d128>(be, a);
+    return length_of(a) <= 512 ? launch<tall_d128>(be, a) : launch<large_d128>(be, a);
 }
 static status launch_256(backend *be, const attn_args *a) {
     if (is_short(be, a, 256, 24, 64)) return launch_short<short_d256>(be, a);
-    return a->max_len_q <= 256 ? launch<small_d256>(be, a) : launch<large_d256>(be, a);
+    return length_of(a) <= 256 ? launch<small_d256>(be, a) : launch<large_d256>(be, a);
 }
 
 /* float16 has one kernel for each head dimension, the one that suits most lengths: HSTU is trained

@@ -251,6 +251,22 @@ __device__ static void paged_ask(const attn_args &a, const paged_maps &maps, fwd
     }
 }
 
+/* Stores a warpgroup's part of a sum. */
+template <typename T, typename S>
+__device__ static inline void paged_store_part(const paged_plan &plan, int part, int row,
+                                               float scale, const float (&out)[S::D / 2]) {
+    int64_t first = (int64_t)part * (S::ROWS * S::D);
+    if (!plan.are_floats) {
+        fwd_store<T, S::D>((T *)plan.parts + first, S::D, row, S::ROWS, scale, out);
+        return;
+    }
+    float *to = (float *)plan.parts + first + row * S::D + 2 * (threadIdx.x % 4);
+#pragma unroll
+    for (int e = 0; e < S::D / 2; e += 2)
+        *(float2 *)(to + e / 2 % 2 * 8 * S::D + e / 4 * 8) =
+            make_float2(out[e] * scale, out[e + 1] * scale);
+}
+
 /* Like fwd_compute. */
 template <typename T, typename S, bool HAS_GATE>
 __device__ static void paged_compute(const attn_args &a, const paged_plan &plan, fwd_room<S> *room,
@@ -285,8 +301,7 @@ __device__ static void paged_compute(const attn_args &a, const paged_plan &plan,
             j = fwd_sum_piped<T, S>(a, own, j, room, keys, p.keys, out);
         }
         if (u->part >= 0) {
-            T *to = (T *)plan.parts + (int64_t)u->part * (S::ROWS * S::D);
-            fwd_store<T, S::D>(to, S::D, own.row - u->row0, S::ROWS, a.scale, out);
+            paged_store_part<T, S>(plan, u->part, own.row - u->row0, a.scale, out);
         } else if (u->part == PAGED_GATED) {
             if constexpr (HAS_GATE) {
                 /* Before the gate, whose u is loaded after all keys: the other warpgroup may need
@@ -396,12 +411,24 @@ static int paged_parts_of(const backend *be, const attn_args *a) {
     return is_tall && 2 * n_units <= 3 * n_blocks ? 2 * n_blocks : 0;
 }
 
+/* Whether cutting the keys pays where no gate follows and no lists are left by the layer before:
+ * lists and sums take 20 us and 1.2 a sequence more than the block with the most keys would take
+ * alone, at the times below for 64 keys (us, H200, 2026-11-18, 104 shapes drawn at random; tiles of
+ * queries see half of the keys on average). */
+static bool pays(const backend *be, const attn_args *a) {
+    if (a->gate != NULL || a->is_repeated) return true;
+    double tile = a->dim_qk == 64 ? 0.7 : a->dim_qk == 128 ? 0.9 : 1.3;
+    double whole = tile * a->max_len_k / 64;
+    double n_units = (double)(a->n_rows_q / 128 + a->n_sequences) * a->n_heads;
+    return whole * (1 - n_units / (2 * cuda_of(be)->n_multiprocessors)) > 20 + 1.2 * a->n_sequences;
+}
+
 /* Few queries and so many keys that cutting them pays.  Not in deterministic mode: where a sum is
  * cut depends on the batch, and ranks with parts of a batch must have the bits of one with all. */
 static bool can_cut(const backend *be, const attn_args *a) {
     bool are_few = has_few_units(be, a) && cuda_div_up(a->max_len_q, 128) <= PAGED_WIDEST;
     return a->max_len_k > 512 && can_add(a) && !cuda_of(be)->is_deterministic &&
-           (are_few || paged_parts_of(be, a) > 0);
+           (are_few || paged_parts_of(be, a) > 0) && pays(be, a);
 }
 
 /* Pages of 64 keys, or keys that can be cut.  In float16 the keys of pages are copied first. */
@@ -488,7 +515,8 @@ template <typename S> static paged_gate gate_of(const attn_args *a, const paged_
 /* Memory for the parts, and for the moments of rows. */
 template <typename S> static status make_room(backend *be, int n_blocks, paged_plan *plan) {
     size_t n = (size_t)(plan->n_parts > 0 ? plan->n_parts : 2 * n_blocks);
-    size_t bytes = cuda_align(n * S::ROWS * S::D * act_bytes(be->act));
+    size_t size = plan->are_floats ? sizeof(float) : act_bytes(be->act);
+    size_t bytes = cuda_align(n * S::ROWS * S::D * size);
     size_t more = (size_t)n_blocks * S::ROWS * sizeof *plan->gate.moments;
     TRY(cuda_scratch(be, bytes + more, &plan->parts));
     plan->gate.moments = (float2 *)((char *)plan->parts + bytes);
@@ -586,6 +614,7 @@ template <typename T, typename S> static status launch(backend *be, const attn_a
     int64_t n_units = (int64_t)a.n_sequences * plan.n_row_groups * plan.width * a.n_heads;
     if (plan.width > 0) {
         plan.gate = gate_of<S>(&a, &plan);
+        plan.are_floats = !can_gate(&a);
         TRY(make_room<S>(be, n_blocks, &plan));
         TRY(make_lists<S>(be, &a, n_blocks, n_units, &plan));
         tiles.counter = state->counters;

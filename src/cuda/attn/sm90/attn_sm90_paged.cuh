@@ -55,6 +55,7 @@ typedef struct paged_gate {
 typedef struct paged_plan {
     const int32_t *offsets_new; /* (B + 1): rows of k and v */
     int width;                  /* blocks of a group; 0: units are not cut */
+    bool are_floats;            /* parts are float32; else, where a gate follows, rounded */
     int n_parts;  /* each unit is cut by itself, into so many parts of all at most; 0: it is not */
     int n_groups; /* of blocks */
     int n_row_groups; /* tiles of queries of the longest sequence, divided by width */
@@ -677,6 +678,22 @@ __device__ static inline void gate_row(const sum_job &g, int64_t row, int column
     }
 }
 
+/* sum += 8 columns of a row's parts in float32. */
+__device__ static inline void part_add_floats(const sum_job &j, const paged_split &split, int row,
+                                              int column, float (&sum)[SUM_COLUMNS]) {
+    int64_t size = (int64_t)2 * 64 * j.dim_head;
+    const float *parts = (const float *)j.parts + row * j.dim_head + column;
+#pragma unroll 4
+    for (int n = 0; n <= split.n_more; n++) {
+        float x[SUM_COLUMNS];
+        int part = n == 0 ? split.first : split.next + (n - 1) * split.step;
+        load_eight(parts + part * size, 0, x);
+#pragma unroll
+        for (int i = 0; i < SUM_COLUMNS; i++)
+            sum[i] += x[i];
+    }
+}
+
 /* A block adds the parts of one row, a thread 8 columns of it, AHEAD parts at a time; HAS_GATE: and
  * computes the gate. */
 template <typename T, bool HAS_GATE, int AHEAD>
@@ -703,24 +720,24 @@ __global__ void __launch_bounds__(32 * SUM_WARPS)
     grid_wait();
     if (!has_sum || (!HAS_GATE && split.n_more == 0)) return;
     T *out = (T *)j.out + (row_q + row) * j.stride_out + column;
-    const T *parts = (const T *)j.parts + (int64_t)(blockIdx.x % ROWS) * j.dim_head +
-                     (column - head * j.dim_head);
-    const T *first = parts + split.first * size, *next = parts + split.next * size;
-    int64_t step = split.step * size;
-    if constexpr (HAS_GATE) {
+    if constexpr (!HAS_GATE) {
+        part_add_floats(j, split, (int)blockIdx.x % ROWS, column - head * j.dim_head, x);
+    } else {
+        const T *parts = (const T *)j.parts + (int64_t)(blockIdx.x % ROWS) * j.dim_head +
+                         (column - head * j.dim_head);
+        const T *first = parts + split.first * size, *next = parts + split.next * size;
+        int64_t step = split.step * size;
         u = *(const uint4 *)((const T *)j.u + (row_q + row) * j.stride_u + column);
         if (split.n_more == 0) first = out;
-    }
-    ahead[0] = *(const uint4 *)first;
+        ahead[0] = *(const uint4 *)first;
 #pragma unroll
-    for (int n = 1; n < AHEAD; n++)
-        if (n <= split.n_more) ahead[n] = *(const uint4 *)(next + (n - 1) * step);
+        for (int n = 1; n < AHEAD; n++)
+            if (n <= split.n_more) ahead[n] = *(const uint4 *)(next + (n - 1) * step);
 #pragma unroll
-    for (int n = 0; n < AHEAD; n++)
-        if (n <= split.n_more) part_add<T>(ahead[n], x);
-    for (int n = AHEAD; n <= split.n_more; n++)
-        part_add<T>(*(const uint4 *)(next + (n - 1) * step), x);
-    if constexpr (HAS_GATE) {
+        for (int n = 0; n < AHEAD; n++)
+            if (n <= split.n_more) part_add<T>(ahead[n], x);
+        for (int n = AHEAD; n <= split.n_more; n++)
+            part_add<T>(*(const uint4 *)(next + (n - 1) * step), x);
         gate_row<T>(j, row_q + row, column, u, weight, bias, x);
         out = (T *)j.y + (int64_t)(row_q + row) * j.dim + column;
     }
