@@ -33,25 +33,22 @@ static __global__ void __launch_bounds__(TABLE_THREADS)
     move_rows<true>((const P *)row, (P *)y, a.dim / piece_size<P>::NUMBERS);
 }
 
-/* threadIdx.x goes over the columns of a bag, threadIdx.y over bags.  Blocks stay: one that starts
- * when another ends loads nothing for a while. */
+/* threadIdx.x goes over the columns of a bag, threadIdx.y over bags. */
 template <typename P, bool IS_WEIGHTED>
 static __global__ void __launch_bounds__(TABLE_THREADS, 4)
     table_pool_bags_any_kernel(const table_level l, const table_pool_args a) {
-    int n_pieces = a.dim / piece_size<P>::NUMBERS;
     int64_t b = (int64_t)blockIdx.x * blockDim.y + threadIdx.y;
-    for (; b < a.n_bags; b += (int64_t)gridDim.x * blockDim.y) {
-        int64_t first = a.offsets[b], end = a.offsets[b + 1];
-        for (int c = (int)threadIdx.x; c < n_pieces; c += (int)blockDim.x) {
-            P sum = {};
-#pragma unroll 8
-            for (int64_t i = first; i < end; i++) {
-                const P *row = (const P *)place_row(l, a, i);
-                if (row != NULL)
-                    sum += IS_WEIGHTED ? a.weights[i] * __ldcg(row + c) : __ldcg(row + c);
-            }
-            __stcs((P *)(a.y + b * a.dim) + c, sum);
+    if (b >= a.n_bags) return;
+    int64_t first = a.offsets[b], end = a.offsets[b + 1];
+    int n_pieces = a.dim / piece_size<P>::NUMBERS;
+    for (int c = (int)threadIdx.x; c < n_pieces; c += (int)blockDim.x) {
+        P sum = {};
+#pragma unroll 4
+        for (int64_t i = first; i < end; i++) {
+            const P *row = (const P *)place_row(l, a, i);
+            if (row != NULL) sum += IS_WEIGHTED ? a.weights[i] * __ldcg(row + c) : __ldcg(row + c);
         }
+        __stcs((P *)(a.y + b * a.dim) + c, sum);
     }
 }
 
@@ -66,12 +63,11 @@ static void launch_pool(backend *be, const table_level *l, const table_pool_args
     while (n_lanes < 32 && (int)n_lanes < a->dim / piece_size<P>::NUMBERS)
         n_lanes *= 2;
     dim3 threads(n_lanes, TABLE_THREADS / n_lanes);
-    int64_t n_blocks = cuda_div_up(a->n_bags, threads.y), most = 4 * cuda_of(be)->n_multiprocessors;
-    if (n_blocks > most) n_blocks = most;
+    unsigned n_blocks = (unsigned)cuda_div_up(a->n_bags, threads.y);
     if (a->weights != NULL)
-        table_pool_bags_any_kernel<P, true><<<(unsigned)n_blocks, threads, 0, stream>>>(*l, *a);
+        table_pool_bags_any_kernel<P, true><<<n_blocks, threads, 0, stream>>>(*l, *a);
     else
-        table_pool_bags_any_kernel<P, false><<<(unsigned)n_blocks, threads, 0, stream>>>(*l, *a);
+        table_pool_bags_any_kernel<P, false><<<n_blocks, threads, 0, stream>>>(*l, *a);
 }
 
 status cuda_table_pool(backend *be, const table_level *l, const table_pool_args *a) {
