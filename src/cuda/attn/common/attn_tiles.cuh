@@ -17,6 +17,7 @@
 #include "cuda/core/kernel.cuh"
 
 enum { TILES_PLAN_THREADS = 1024, TILES_PLAN_SEQUENCES = 2048 };
+enum { TILES_FEW = 1024 }; /* that are one chunk: long tiles of a second one would come last */
 
 typedef enum { TILES_ONE, TILES_SLOTS, TILES_CHUNKS } tiles_way;
 
@@ -176,6 +177,7 @@ static inline attn_tiles tiles_make(const attn_args *a, const int32_t *offsets, 
         int64_t chunk = pair_bytes > 0 ? (32 << 20) / pair_bytes : n_pairs;
         chunk = chunk > 16 ? 16 : chunk < 1 ? 1 : chunk;
         int64_t least = cuda_div_up(n_pairs, TILES_PLAN_THREADS - 1);
+        if (n_pairs * t.n_tiles <= TILES_FEW) least = n_pairs;
         t.way = TILES_CHUNKS;
         t.chunk = (int)(chunk > least ? chunk : least);
         t.n_units = (int)(n_pairs * t.n_tiles);
