@@ -87,8 +87,8 @@ TEST(attn_many_heads) {
     const int32_t lengths[] = {70, 3, 64, 20, 66, 1, 40, 5}, one_tile[] = {33, 0, 64, 7, 1, 20, 2};
     rows_are = ROWS_KNOWN;
     bool is_gpu = test_on.kind == ON_CUDA;
-    check_case(lengths, 8, false, is_gpu ? 40 : 5, 256, 256, SAMPLE_CAUSAL, BIAS_NONE, 1, 1);
-    check_case(one_tile, 7, true, is_gpu ? 70 : 7, 256, 256, SAMPLE_FULL, BIAS_NONE, 1, 1);
+    check_case(lengths, 8, false, is_gpu ? 18 : 5, 256, 256, SAMPLE_CAUSAL, BIAS_NONE, 1, 1);
+    check_case(one_tile, 7, true, is_gpu ? 20 : 7, 256, 256, SAMPLE_FULL, BIAS_NONE, 1, 1);
     rows_are = ROWS_ODD;
 }
 
