@@ -2,11 +2,11 @@
  *
  * The corpus is read once for up to 64 queries, and nothing of the size of the corpus is written: a
  * chunk of rows is multiplied by the packed queries (corpus rows on the left, as they are), and its
- * scores stay in the L2 cache, where each thread keeps a heap of the best k of each query and counts
- * the rows that beat its target.  A few queries would leave most of a panel empty: they are on the
- * left instead, and the chunk is packed.  A score has the same bits both ways and as the score of a
- * target alone (product.h); a count is a sum, and the k best by score and row number are a unique
- * list: so the cut and the threads change nothing.  Seen rows get -infinity. */
+ * scores stay in the L2 cache, where each thread keeps a heap of the best k of each query and
+ * counts the rows that beat its target.  A few queries would leave most of a panel empty: they are
+ * on the left instead, and the chunk is packed.  A score has the same bits both ways and as the
+ * score of a target alone (product.h); a count is a sum, and the k best by score and row number are
+ * a unique list: so the cut and the threads change nothing.  Seen rows get -infinity. */
 #include <math.h>
 #include <string.h>
 
@@ -106,8 +106,8 @@ static void hide_seen(const best_job *j, cpu_range rows, float *score) {
     const rank_args *a = j->a;
     for (int32_t q = 0; q < j->n && a->seen_offsets != NULL; q++) {
         int32_t end = a->seen_offsets[j->first + q + 1];
-        for (int32_t i = first_seen(a, j->first + q, rows.first);
-             i < end && a->seen[i] < rows.end; i++)
+        for (int32_t i = first_seen(a, j->first + q, rows.first); i < end && a->seen[i] < rows.end;
+             i++)
             score[score_at(j, a->seen[i] - rows.first, q)] = -INFINITY;
     }
 }
@@ -140,9 +140,9 @@ static void count_row(const float *score, int64_t n_rows, float own, int32_t *be
     *below = n, *not_above = n_not_above;
 }
 
-/* The rows that beat a target: those before it with at least its score, those after it with a higher
- * one.  A NaN score beats the target, and a target's NaN score beats nothing: a broken model must
- * not look good. */
+/* The rows that beat a target: those before it with at least its score, those after it with a
+ * higher one.  A NaN score beats the target, and a target's NaN score beats nothing: a broken model
+ * must not look good. */
 static int32_t count_tied(const best_job *j, cpu_range rows, const float *score, int32_t q) {
     int64_t target = j->a->target[j->first + q];
     int32_t n = 0;
@@ -153,8 +153,8 @@ static int32_t count_tied(const best_job *j, cpu_range rows, const float *score,
     return n;
 }
 
-/* Which side of its target a chunk is on decides about equal scores; only the target's own chunk may
- * be on both. */
+/* Which side of its target a chunk is on decides about equal scores; only the target's own chunk
+ * may be on both. */
 static void add_above(const best_job *j, cpu_range rows, const float *score, int32_t q,
                       int32_t below, int32_t not_above, int worker) {
     int64_t target = j->a->target[j->first + q];
@@ -346,7 +346,8 @@ static status search_chunk(void *ctx, int64_t chunk, int worker) {
     const rank_args *a = j->a;
     cpu_range rows = cpu_chunk(chunk, j->n_rows, a->n_corpus);
     float *score;
-    if (j->n <= FEW_INT8 && a->corpus_int8 != NULL && j->own == NULL) return search_int8(j, rows, worker);
+    if (j->n <= FEW_INT8 && a->corpus_int8 != NULL && j->own == NULL)
+        return search_int8(j, rows, worker);
     if (j->is_few) return search_few(j, rows, worker);
     TRY(cpu_scratch(j->be, worker, (size_t)(j->n_rows * j->stride) * sizeof *score,
                     (void **)&score));

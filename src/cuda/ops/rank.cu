@@ -3,8 +3,8 @@
  * Every score is a sum over the columns in order, one fused multiply-add after the other, wherever
  * it is computed: the score of a row has the same bits as a target, as a competitor and as a seen
  * row, so that comparisons are exact.  This is why the product is our own: tiles of 64 queries by
- * 256 rows, a warp for 8 queries and each thread with 8 x 8 sums, bound by the multiply-adds: for 64
- * of them a warp reads shared memory 10 times (2 of the reads are the same for all lanes), while
+ * 256 rows, a warp for 8 queries and each thread with 8 x 8 sums, bound by the multiply-adds: for
+ * 64 of them a warp reads shared memory 10 times (2 of the reads are the same for all lanes), while
  * the next 8 columns are on their way to registers.
  *
  * Ranks: each tile counts the rows that beat the targets, then one warp for each query subtracts
@@ -119,8 +119,7 @@ __device__ static inline void score_tile(const rank_job &j, int64_t first_query,
             for (int s = 0; s < SIDE; s++)
 #pragma unroll
                 for (int r = 0; r < SIDE; r++)
-                    sum[s][r] =
-                        fmaf(a[s / PACK].v[s % PACK], b[r / PACK].v[r % PACK], sum[s][r]);
+                    sum[s][r] = fmaf(a[s / PACK].v[s % PACK], b[r / PACK].v[r % PACK], sum[s][r]);
         }
         __syncthreads();
     }
@@ -140,6 +139,7 @@ __device__ static inline bool is_above(float score, int64_t row, float own, int6
 static __global__ void __launch_bounds__(RANK_THREADS, 2) rank_count_any_kernel(rank_job j) {
     int64_t first_query = (int64_t)blockIdx.y * QUERY_TILE,
             first_row = (int64_t)blockIdx.x * ROW_TILE;
+    int n_rows = j.a.n_corpus - (int)first_row;
     float sum[SIDE][SIDE] = {};
     score_tile(j, first_query, j.a.n_queries, first_row, j.a.n_corpus, sum);
 #pragma unroll
@@ -147,13 +147,11 @@ static __global__ void __launch_bounds__(RANK_THREADS, 2) rank_count_any_kernel(
         int64_t q = first_query + tile_query(s);
         if (q >= j.a.n_queries) return; /* the whole warp */
         float own = j.own[q];
-        int64_t target = j.a.target[q];
+        int target = j.a.target[q] - (int)first_row; /* of two int32: it fits */
         int n = 0;
 #pragma unroll
-        for (int r = 0; r < SIDE; r++) {
-            int64_t row = first_row + tile_row(r);
-            n += row < j.a.n_corpus && is_above(sum[s][r], row, own, target);
-        }
+        for (int r = 0; r < SIDE; r++)
+            n += tile_row(r) < n_rows && is_above(sum[s][r], tile_row(r), own, target);
         n = warp_sum(n);
         if (threadIdx.x % WARP == 0 && n > 0) atomicAdd(&j.above[q], n);
     }

@@ -610,8 +610,8 @@ bool eval_describe_time(double seconds, uint64_t n_users, int64_t n_items,
     human_duration(time, sizeof time, seconds);
     if (n_items > 0) snprintf(items, sizeof items, " x %" PRId64 " items", n_items);
     snprintf(text, EVAL_MISSES_BYTES,
-             "evaluation: about %s for %" PRIu64 " users%s; --eval-users N evaluates a sample", time,
-             n_users, items);
+             "evaluation: about %s for %" PRIu64 " users%s; --eval-users N evaluates a sample",
+             time, n_users, items);
     return true;
 }
 

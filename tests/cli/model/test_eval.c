@@ -493,11 +493,13 @@ TEST(eval_of_a_sample_of_users) {
     free(said(0, "train m.gin --data data --out b --epochs 1 --eval-users 15 --seed 7"));
     free(said(0, "train m.gin --data data --out c --epochs 1"));
     text = said(0, "compare a b");
-    CHECK_CONTAINS(text, "users evaluated                          sample of 15       sample of 15");
+    CHECK_CONTAINS(text,
+                   "users evaluated                          sample of 15       sample of 15");
     CHECK_CONTAINS(text, "difference from the first run"); /* pairs */
     free(text);
     text = said(0, "compare a c");
-    CHECK_CONTAINS(text, "users evaluated                          sample of 15                all");
+    CHECK_CONTAINS(text,
+                   "users evaluated                          sample of 15                all");
     CHECK_CONTAINS(text, "evaluated on the same users (--eval-users)");
     free(text);
     free(said(0, "synth --out more --users 40 --items 90 --mean-len 12 --seed 9"));
