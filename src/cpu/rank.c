@@ -31,7 +31,7 @@ typedef struct best_job {
     const rank_args *a;
     int32_t first, n;       /* queries of this pass */
     int64_t n_rows;         /* of a chunk */
-    bool is_few;            /* scores are (n, stride), else (n_rows, stride) */
+    bool is_few;            /* and no target; scores are (n, stride), else (n_rows, stride) */
     int64_t stride;         /* n_rows, or n rounded up to vectors */
     product_panels queries; /* (dim, n) */
     found *heaps;           /* (threads, n, k): the worst on top */
@@ -129,17 +129,6 @@ static inline void count_vectors(const float *score, int64_t n_rows, int64_t str
     memcpy(not_above, no_higher, (size_t)n * sizeof *no_higher);
 }
 
-/* The same of one query whose scores are contiguous. */
-static void count_row(const float *score, int64_t n_rows, float own, int32_t *below,
-                      int32_t *not_above) {
-    int32_t n = 0, n_not_above = 0;
-    for (int64_t r = 0; r < n_rows; r++) {
-        n += score[r] < own;
-        n_not_above += score[r] <= own;
-    }
-    *below = n, *not_above = n_not_above;
-}
-
 /* The rows that beat a target: those before it with at least its score, those after it with a
  * higher one.  A NaN score beats the target, and a target's NaN score beats nothing: a broken model
  * must not look good. */
@@ -169,9 +158,7 @@ static void count_above(const best_job *j, cpu_range rows, const float *score, i
     int64_t n_rows = rows.end - rows.first;
     int32_t below[MAX_QUERIES], not_above[MAX_QUERIES], q = 0;
     if (j->own == NULL) return;
-    for (; q < j->n && j->is_few; q++)
-        count_row(score + q * j->stride, n_rows, j->own[q], below + q, not_above + q);
-    for (; q + VECTORS * VEC <= j->stride && !j->is_few; q += VECTORS * VEC)
+    for (; q + VECTORS * VEC <= j->stride; q += VECTORS * VEC)
         count_vectors(score + q, n_rows, j->stride, VECTORS, j->own + q, below + q, not_above + q);
     for (; q < j->n; q += VEC)
         count_vectors(score + q, n_rows, j->stride, 1, j->own + q, below + q, not_above + q);
@@ -336,8 +323,7 @@ static status search_few(const best_job *j, cpu_range rows, int worker) {
     product_run_once(j->queries.isa, query, matrix_transposed(corpus), j->n, a->dim,
                      rows.end - rows.first, false, score, j->stride, room);
     hide_seen(j, rows, score);
-    count_above(j, rows, score, worker);
-    if (a->k > 0) collect_few(j, rows, score, worker);
+    collect_few(j, rows, score, worker);
     return OK;
 }
 
@@ -431,26 +417,19 @@ static status search(best_job *j, int n_threads) {
     return OK;
 }
 
-/* An empty corpus has no row for any target, and a product of size 0 must not be called. */
-static void rank_in_nothing(const rank_args *a) {
-    for (int32_t q = 0; a->rank != NULL && q < a->n_queries; q++)
-        a->rank[q] = 1;
-    for (int64_t i = 0; i < (int64_t)a->n_queries * a->k; i++)
-        a->best[i] = -1, a->best_score[i] = -INFINITY;
-}
-
 status cpu_rank(backend *be, const rank_args *a) {
     int n_threads = be->workers != NULL ? pool_n_threads(be->workers) : 1;
     int32_t n_passes = (a->n_queries + MAX_QUERIES - 1) / MAX_QUERIES;
-    if (a->n_corpus == 0) rank_in_nothing(a);
-    if (a->n_corpus == 0 || n_passes == 0 || (a->rank == NULL && a->k == 0)) return OK;
+    if (a->n_corpus == 0) return rank_in_nothing(a);
+    if (n_passes == 0 || (a->rank == NULL && a->k == 0)) return OK;
     int32_t size = (a->n_queries + n_passes - 1) / n_passes;
     for (int32_t first = 0; first < a->n_queries; first += size) {
         int32_t left = a->n_queries - first, n = left < size ? left : size;
         int64_t n_rows = CHUNK_SCORES / n, share = a->n_corpus / n_threads + 1;
         if (n_rows > MAX_ROWS) n_rows = MAX_ROWS;
         if (n_rows > share) n_rows = share;
-        best_job j = {.be = be, .a = a, .first = first, .n = n, .is_few = n <= FEW};
+        best_job j = {
+            .be = be, .a = a, .first = first, .n = n, .is_few = n <= FEW && a->rank == NULL};
         j.n_rows = (n_rows + MIN_ROWS - 1) / MIN_ROWS * MIN_ROWS; /* whole groups of 8-bit rows */
         j.stride = j.is_few ? j.n_rows : (n + VEC - 1) / VEC * VEC;
         j.queries = (product_panels){.isa = product_choose(), .k = a->dim, .n = n};

@@ -311,15 +311,6 @@ static status find_best(backend *be, rank_job j) {
     return cuda_copy_out(be, j.a.best_score, j.best_score, (size_t)n * sizeof *j.a.best_score);
 }
 
-/* An empty corpus has no row for any target. */
-static status rank_in_nothing(const rank_args *a) {
-    for (int32_t q = 0; a->rank != NULL && q < a->n_queries; q++)
-        a->rank[q] = 1;
-    for (int64_t i = 0; i < (int64_t)a->n_queries * a->k; i++)
-        a->best[i] = -1, a->best_score[i] = -INFINITY;
-    return OK;
-}
-
 size_t rank_bits_bytes(const rank_args *a) {
     size_t n_words = ((size_t)a->n_corpus + 63) / 64, n = 0;
     if (a->allowed == NULL) return 0;
