@@ -37,7 +37,7 @@ typedef struct best_job {
     found *heaps;           /* (threads, n, k): the worst on top */
     int32_t *counts;        /* (threads, n): rows in them */
     int32_t *above;         /* (threads, n): rows that beat the target */
-    float *own;             /* (n): the target's score, -infinity if it was seen; NULL: no target */
+    float *own; /* (MAX_QUERIES): the target's score, -infinity if it was seen; NULL: no target */
 } best_job;
 
 static bool is_better(found a, found b) {
@@ -403,8 +403,6 @@ static status search(best_job *j, int n_threads) {
     memset(j->counts, 0, 2 * n * sizeof *j->counts);
     if (a->rank != NULL) {
         j->own = (float *)(j->above + n);
-        for (int32_t q = 0; q < MAX_QUERIES; q++)
-            j->own[q] = NAN; /* what stands after the scores of a row beats nothing */
         score_targets(j, j->queries.data);
     }
     matrix queries = matrix_rows((const float *)a->query + (int64_t)j->first * a->dim, a->dim);
