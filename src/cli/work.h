@@ -93,6 +93,9 @@ typedef struct split_args {
 #define SPLIT_TIME_HELP                                                                            \
     "Cut of --split time: seconds since 1970, 2001-01-31 or 2001-01-31T23:59:59Z (UTC). Training " \
     "uses only events before it; each user's first event at or after it is the test."
+#define EVAL_USERS_HELP                                                                            \
+    "Evaluate a fixed random sample of N held-out users instead of all, the same ones in every "   \
+    "run on the same data: for large catalogues, where ranking all items takes long."
 #define SPLIT_FILE_HELP                                                                            \
     "Held-out events as a prepared data set ('hstu prep'), matched by user and item ids: each "    \
     "user's first event in it is the test, after all events of --data."

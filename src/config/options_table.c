@@ -255,7 +255,7 @@ const option option_table[] = {
          "Name of the table."),
     INT_REQUIRED(
         "DynamicEmbeddingArgs.item_vocab_size_or_capacity", OF_TABLE(capacity), 1, MANY,
-        "Most keys the table holds before it evicts, in buckets of 64; four slots an id of "
+        "Most keys the table holds before it evicts, in buckets of 64; five slots for two ids of "
         "the data are made at most."),
     CHOICE("DynamicEmbeddingArgs.sharding_type", OF_TABLE(sharding), "data_parallel|model_parallel",
            "'model_parallel'", "Always 'model_parallel', whatever is bound."),

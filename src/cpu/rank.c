@@ -1,26 +1,21 @@
 /* rank, as ops.h states it.
  *
- * One matrix product scores a block of queries against the whole corpus, so that the target's score
- * and the scores it is compared with come from the same arithmetic.  A block's scores (256 KiB)
- * stay in the L2 cache beside the packed corpus up to some 4000 rows; beyond, a block still shares
- * the corpus among 16 queries, whose scores take 1 MiB up to 16384 rows, or 8.  Seen rows get
- * -infinity.  Where no target is ranked, rank_best finds the best rows without storing the
- * scores. */
+ * The corpus is read once for up to 64 queries, and nothing of the size of the corpus is written: a
+ * chunk of rows is multiplied by the packed queries (corpus rows on the left, as they are), and its
+ * scores stay in the L2 cache, where each thread keeps a heap of the best k of each query and
+ * counts the rows that beat its target.  A few queries would leave most of a panel empty: they are
+ * on the left instead, and the chunk is packed.  A score has the same bits both ways and as the
+ * score of a target alone (product.h); a count is a sum, and the k best by score and row number are
+ * a unique list: so the cut and the threads change nothing.  Seen rows get -infinity. */
 #include <math.h>
 #include <string.h>
 
 #include "cpu/cpu.h"
 #include "cpu/product.h"
+#include "cpu/vec.h"
 
-/* The k best rows where no target is ranked.  The corpus is read once for up to 64 queries, and
- * nothing of the size of the corpus is written: a chunk of rows is multiplied by the packed queries
- * (corpus rows on the left, as they are), its scores stay in the L2 cache, and each thread keeps a
- * heap of the best k of each query.  A few queries would leave most of a panel empty: they are on
- * the left instead, and the chunk is packed. A score has the same bits both ways (product.h), and
- * the k best by score and row number are a unique list, so the cut and the threads change nothing.
- */
-enum { CHUNK_SCORES = 1 << 18, MAX_QUERIES = 64, MAX_ROWS = 1 << 14, MIN_ROWS = 1 << 8 };
-enum { FEW = 8, GROUP = 32 };
+enum { CHUNK_SCORES = 1 << 16, MAX_QUERIES = 64, MAX_ROWS = 1 << 14, MIN_ROWS = 1 << 8 };
+enum { FEW = 8, GROUP = 32, VECTORS = 4 };
 enum {
     FEW_INT8 = 4
 }; /* for more queries, converting 8-bit numbers costs more than reading float32 */
@@ -36,10 +31,13 @@ typedef struct best_job {
     const rank_args *a;
     int32_t first, n;       /* queries of this pass */
     int64_t n_rows;         /* of a chunk */
-    bool is_few;            /* scores are (n, n_rows), else (n_rows, n) */
+    bool is_few;            /* and no target; scores are (n, stride), else (n_rows, stride) */
+    int64_t stride;         /* n_rows, or n rounded up to vectors */
     product_panels queries; /* (dim, n) */
     found *heaps;           /* (threads, n, k): the worst on top */
-    int32_t *counts;        /* (threads, n) */
+    int32_t *counts;        /* (threads, n): rows in them */
+    int32_t *above;         /* (threads, n): rows that beat the target */
+    float *own; /* (MAX_QUERIES): the target's score, -infinity if it was seen; NULL: no target */
 } best_job;
 
 static bool is_better(found a, found b) {
@@ -88,23 +86,84 @@ static void empty_heap(found *heap, int32_t n, int32_t k, int32_t *best, float *
 }
 
 static int64_t score_at(const best_job *j, int64_t row, int32_t q) {
-    return j->is_few ? q * j->n_rows + row : row * j->n + q;
+    return j->is_few ? q * j->stride + row : row * j->stride + q;
+}
+
+/* The first of query q's seen rows that is not before `row`. */
+static int32_t first_seen(const rank_args *a, int32_t q, int64_t row) {
+    int32_t low = a->seen_offsets[q];
+    for (int32_t high = a->seen_offsets[q + 1]; low < high;) {
+        int32_t middle = low + (high - low) / 2;
+        if (a->seen[middle] < row)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
 }
 
 static void hide_seen(const best_job *j, cpu_range rows, float *score) {
     const rank_args *a = j->a;
     for (int32_t q = 0; q < j->n && a->seen_offsets != NULL; q++) {
-        int32_t low = a->seen_offsets[j->first + q], end = a->seen_offsets[j->first + q + 1];
-        for (int32_t high = end; low < high;) {
-            int32_t middle = low + (high - low) / 2;
-            if (a->seen[middle] < rows.first)
-                low = middle + 1;
-            else
-                high = middle;
-        }
-        for (; low < end && a->seen[low] < rows.end; low++)
-            score[score_at(j, a->seen[low] - rows.first, q)] = -INFINITY;
+        int32_t end = a->seen_offsets[j->first + q + 1];
+        for (int32_t i = first_seen(a, j->first + q, rows.first); i < end && a->seen[i] < rows.end;
+             i++)
+            score[score_at(j, a->seen[i] - rows.first, q)] = -INFINITY;
     }
+}
+
+/* Rows whose scores are below, and not above, those of the targets of n vectors of queries.  It is
+ * inlined for a constant n, so that all counts stay in registers. */
+static inline void count_vectors(const float *score, int64_t n_rows, int64_t stride, int n,
+                                 const float *target, int32_t *below, int32_t *not_above) {
+    vec own[VECTORS];
+    vec_int lower[VECTORS] = {{0}}, no_higher[VECTORS] = {{0}};
+    memcpy(own, target, (size_t)n * sizeof *own);
+    for (int64_t r = 0; r < n_rows; r++, score += stride)
+        for (int v = 0; v < n; v++) {
+            vec_any s = *(const vec_any *)(score + v * VEC);
+            lower[v] -= s < own[v]; /* a comparison that holds is -1 */
+            no_higher[v] -= s <= own[v];
+        }
+    memcpy(below, lower, (size_t)n * sizeof *lower);
+    memcpy(not_above, no_higher, (size_t)n * sizeof *no_higher);
+}
+
+/* The rows that beat a target: those before it with at least its score, those after it with a
+ * higher one.  A NaN score beats the target, and a target's NaN score beats nothing: a broken model
+ * must not look good. */
+static int32_t count_tied(const best_job *j, cpu_range rows, const float *score, int32_t q) {
+    int64_t target = j->a->target[j->first + q];
+    int32_t n = 0;
+    for (int64_t r = rows.first; r < rows.end; r++) {
+        float own = score[score_at(j, r - rows.first, q)];
+        n += r < target ? !(own < j->own[q]) : r > target && !(own <= j->own[q]);
+    }
+    return n;
+}
+
+/* Which side of its target a chunk is on decides about equal scores; only the target's own chunk
+ * may be on both. */
+static void add_above(const best_job *j, cpu_range rows, const float *score, int32_t q,
+                      int32_t below, int32_t not_above, int worker) {
+    int64_t target = j->a->target[j->first + q];
+    int32_t n_rows = (int32_t)(rows.end - rows.first), n = n_rows - not_above;
+    if (target >= rows.end) n = n_rows - below;
+    if (target >= rows.first && target < rows.end && not_above - below != 1)
+        n = count_tied(j, rows, score, q);
+    j->above[(int64_t)worker * j->n + q] += n;
+}
+
+static void count_above(const best_job *j, cpu_range rows, const float *score, int worker) {
+    int64_t n_rows = rows.end - rows.first;
+    int32_t below[MAX_QUERIES], not_above[MAX_QUERIES], q = 0;
+    if (j->own == NULL) return;
+    for (; q + VECTORS * VEC <= j->stride; q += VECTORS * VEC)
+        count_vectors(score + q, n_rows, j->stride, VECTORS, j->own + q, below + q, not_above + q);
+    for (; q < j->n; q += VEC)
+        count_vectors(score + q, n_rows, j->stride, 1, j->own + q, below + q, not_above + q);
+    for (q = 0; q < j->n; q++)
+        add_above(j, rows, score, q, below[q], not_above[q], worker);
 }
 
 /* Asked of rows that are good enough alone: few are. */
@@ -120,7 +179,7 @@ static void collect(const best_job *j, cpu_range rows, const float *score, int w
     float limit[MAX_QUERIES];
     for (int32_t q = 0; q < n; q++)
         limit[q] = limit_of(heaps + (int64_t)q * k, counts[q], k);
-    for (int64_t r = rows.first; r < rows.end; r++, score += n) {
+    for (int64_t r = rows.first; r < rows.end; r++, score += j->stride) {
         int is_any = 0;
         for (int32_t q = 0; q < n; q++)
             is_any |= score[q] >= limit[q];
@@ -141,7 +200,7 @@ static void collect_few(const best_job *j, cpu_range rows, const float *scores, 
         int64_t place = (int64_t)worker * j->n + q;
         int32_t *count = &j->counts[place];
         found *heap = j->heaps + place * k;
-        const float *score = scores + q * j->n_rows;
+        const float *score = scores + q * j->stride;
         float limit = limit_of(heap, *count, k);
         for (int64_t first = 0; first < n_rows; first += GROUP) {
             int64_t end = n_rows - first < GROUP ? n_rows : first + GROUP;
@@ -209,7 +268,7 @@ static void search_group(const best_job *j, cpu_range rows, int32_t q, int worke
     best_job one = *j; /* this query alone, these rows */
     one.first = j->first + q;
     one.n = 1;
-    one.n_rows = RANK_INT8_GROUP;
+    one.stride = RANK_INT8_GROUP;
     one.heaps = j->heaps + ((int64_t)worker * j->n + q) * a->k;
     one.counts = j->counts + (int64_t)worker * j->n + q;
     matrix query = matrix_rows((const float *)a->query + (int64_t)one.first * a->dim, a->dim);
@@ -256,13 +315,13 @@ static status search_int8(const best_job *j, cpu_range rows, int worker) {
 static status search_few(const best_job *j, cpu_range rows, int worker) {
     const rank_args *a = j->a;
     float *room, *score;
-    size_t n = PRODUCT_ROOM + (size_t)(j->n_rows * j->n);
+    size_t n = PRODUCT_ROOM + (size_t)(j->stride * j->n);
     matrix query = matrix_rows((const float *)a->query + (int64_t)j->first * a->dim, a->dim);
     matrix corpus = matrix_rows(a->corpus + rows.first * a->dim, a->dim);
     TRY(cpu_scratch(j->be, worker, n * sizeof *room, (void **)&room));
     score = room + PRODUCT_ROOM;
     product_run_once(j->queries.isa, query, matrix_transposed(corpus), j->n, a->dim,
-                     rows.end - rows.first, false, score, j->n_rows, room);
+                     rows.end - rows.first, false, score, j->stride, room);
     hide_seen(j, rows, score);
     collect_few(j, rows, score, worker);
     return OK;
@@ -273,18 +332,21 @@ static status search_chunk(void *ctx, int64_t chunk, int worker) {
     const rank_args *a = j->a;
     cpu_range rows = cpu_chunk(chunk, j->n_rows, a->n_corpus);
     float *score;
-    if (j->n <= FEW_INT8 && a->corpus_int8 != NULL) return search_int8(j, rows, worker);
+    if (j->n <= FEW_INT8 && a->corpus_int8 != NULL && j->own == NULL)
+        return search_int8(j, rows, worker);
     if (j->is_few) return search_few(j, rows, worker);
-    TRY(cpu_scratch(j->be, worker, (size_t)(j->n_rows * j->n) * sizeof *score, (void **)&score));
+    TRY(cpu_scratch(j->be, worker, (size_t)(j->n_rows * j->stride) * sizeof *score,
+                    (void **)&score));
     product_run(matrix_rows(a->corpus + rows.first * a->dim, a->dim), rows.end - rows.first,
-                &j->queries, 0, j->n, false, score, j->n);
+                &j->queries, 0, j->n, false, score, j->stride);
     hide_seen(j, rows, score);
-    collect(j, rows, score, worker);
+    count_above(j, rows, score, worker);
+    if (a->k > 0) collect(j, rows, score, worker);
     return OK;
 }
 
 /* All threads' rows of a query into the first one's heap, then out of it, the worst first. */
-static void finish(const best_job *j, int n_threads, int32_t q) {
+static void finish_best(const best_job *j, int n_threads, int32_t q) {
     const rank_args *a = j->a;
     int32_t k = a->k, n = j->counts[q], *best = a->best + (int64_t)(j->first + q) * k;
     float *score = a->best_score + (int64_t)(j->first + q) * k;
@@ -297,162 +359,79 @@ static void finish(const best_job *j, int n_threads, int32_t q) {
     empty_heap(heap, n, k, best, score);
 }
 
+static void finish_rank(const best_job *j, int n_threads, int32_t q) {
+    int32_t n = 0;
+    for (int t = 0; t < n_threads; t++)
+        n += j->above[(int64_t)t * j->n + q];
+    j->a->rank[j->first + q] = j->own[q] == -INFINITY ? j->a->n_corpus + 1 : n + 1;
+}
+
+/* The scores of the targets; `room` is for PRODUCT_ROOM floats. */
+static void score_targets(const best_job *j, float *room) {
+    const rank_args *a = j->a;
+    for (int32_t q = 0; q < j->n; q++) {
+        int32_t query = j->first + q, target = a->target[query];
+        matrix left = matrix_rows((const float *)a->query + (int64_t)query * a->dim, a->dim);
+        matrix right = matrix_rows(a->corpus + (int64_t)target * a->dim, a->dim);
+        product_run_once(j->queries.isa, left, matrix_transposed(right), 1, a->dim, 1, false,
+                         &j->own[q], 1, room);
+        if (a->seen_offsets == NULL) continue;
+        int32_t i = first_seen(a, query, target);
+        if (i < a->seen_offsets[query + 1] && a->seen[i] == target) j->own[q] = -INFINITY;
+    }
+}
+
 static size_t aligned(size_t bytes) {
     return (bytes + 63) / 64 * 64;
 }
 
 /* One pass over the corpus. */
-static status search(best_job *j) {
+static status search(best_job *j, int n_threads) {
     const rank_args *a = j->a;
-    int n_threads = j->be->workers != NULL ? pool_n_threads(j->be->workers) : 1;
     size_t n_packed = (size_t)product_packed_size(j->queries.isa, a->dim, j->n);
+    if (n_packed < PRODUCT_ROOM && a->rank != NULL) n_packed = PRODUCT_ROOM;
     size_t packed = aligned(n_packed * sizeof(float)), n = (size_t)n_threads * (size_t)j->n;
     size_t heaps = aligned(n * (size_t)a->k * sizeof *j->heaps);
     char *memory;
-    TRY(cpu_scratch(j->be, CPU_SHARED, packed + heaps + n * sizeof *j->counts, (void **)&memory));
+    TRY(cpu_scratch(j->be, CPU_SHARED,
+                    packed + heaps + 2 * n * sizeof *j->counts + MAX_QUERIES * sizeof *j->own,
+                    (void **)&memory));
     j->queries.data = (float *)memory;
     j->heaps = (found *)(memory + packed);
     j->counts = (int32_t *)(memory + packed + heaps);
-    memset(j->counts, 0, n * sizeof *j->counts);
+    j->above = j->counts + n;
+    memset(j->counts, 0, 2 * n * sizeof *j->counts);
+    if (a->rank != NULL) {
+        j->own = (float *)(j->above + n);
+        score_targets(j, j->queries.data);
+    }
     matrix queries = matrix_rows((const float *)a->query + (int64_t)j->first * a->dim, a->dim);
     TRY(product_pack(&j->queries, matrix_transposed(queries), j->be->workers));
     TRY(pool_run(j->be->workers, cpu_n_chunks(a->n_corpus, j->n_rows), search_chunk, j));
-    for (int32_t q = 0; q < j->n; q++)
-        finish(j, n_threads, q);
+    for (int32_t q = 0; q < j->n && a->rank != NULL; q++)
+        finish_rank(j, n_threads, q);
+    for (int32_t q = 0; q < j->n && a->k > 0; q++)
+        finish_best(j, n_threads, q);
     return OK;
-}
-
-static status rank_best(backend *be, const rank_args *a) {
-    for (int32_t first = 0; first < a->n_queries; first += MAX_QUERIES) {
-        int32_t left = a->n_queries - first, n = left < MAX_QUERIES ? left : MAX_QUERIES;
-        int64_t n_rows = CHUNK_SCORES / n;
-        best_job j = {.be = be, .a = a, .first = first, .n = n, .is_few = n <= FEW};
-        j.n_rows = n_rows > MAX_ROWS ? MAX_ROWS : n_rows < MIN_ROWS ? MIN_ROWS : n_rows;
-        j.queries = (product_panels){.isa = product_choose(), .k = a->dim, .n = n};
-        TRY(search(&j));
-    }
-    return OK;
-}
-
-enum {
-    BLOCK_SCORES = 1 << 16,
-    SHARED_SCORES = 1 << 18,
-    MIN_BLOCK = 8,
-    FAIR_BLOCK = 16,
-    MAX_BLOCK = 64
-};
-enum { MAX_PACKED = 1 << 24 }; /* numbers: 64 MiB */
-
-typedef struct job {
-    backend *be;
-    const rank_args *a;
-    int32_t block_queries;
-    product_panels corpus; /* (dim, n_corpus); data is NULL where it is not packed as a whole */
-} job;
-
-/* Queries of a block; depends on the corpus alone, so that it is the same with any number of
- * threads. */
-static int32_t block_size(int32_t n_corpus) {
-    int32_t n = n_corpus > 0 ? BLOCK_SCORES / n_corpus : MAX_BLOCK;
-    if (n < FAIR_BLOCK)
-        n = SHARED_SCORES / n_corpus < FAIR_BLOCK ? SHARED_SCORES / n_corpus : FAIR_BLOCK;
-    return n < MIN_BLOCK ? MIN_BLOCK : n > MAX_BLOCK ? MAX_BLOCK : n;
-}
-
-/* A NaN score beats the target, and a target's NaN score beats nothing: a broken model must not
- * look good. */
-static int32_t find_rank(const float *score, int32_t n_corpus, int32_t target) {
-    float own = score[target];
-    int32_t n_above = 0;
-    if (own == -INFINITY) return n_corpus + 1;
-    for (int32_t i = 0; i < target; i++)
-        n_above += !(score[i] < own);
-    for (int32_t i = target + 1; i < n_corpus; i++)
-        n_above += !(score[i] <= own);
-    return n_above + 1;
-}
-
-/* Rows with a NaN score are left out, like seen rows. */
-static void find_best(const float *score, int32_t n_corpus, int32_t k, found *heap, int32_t *best,
-                      float *best_score) {
-    int32_t n = 0;
-    for (int32_t row = 0; row < n_corpus; row++)
-        if (score[row] > limit_of(heap, n, k)) add(heap, &n, k, (found){score[row], row});
-    empty_heap(heap, n, k, best, best_score);
-}
-
-static void rank_query(const rank_args *a, int64_t q, float *score, found *heap) {
-    if (a->seen_offsets != NULL)
-        for (int32_t i = a->seen_offsets[q]; i < a->seen_offsets[q + 1]; i++)
-            score[a->seen[i]] = -INFINITY;
-    if (a->rank != NULL) a->rank[q] = find_rank(score, a->n_corpus, a->target[q]);
-    if (a->k > 0)
-        find_best(score, a->n_corpus, a->k, heap, a->best + q * a->k, a->best_score + q * a->k);
-}
-
-/* The scores of a block's queries; `heap` gets room for k rows.  Their memory has room for packing
- * the corpus, too, where it is not packed. */
-static status block_scores(const job *j, cpu_range queries, int worker, float **out, found **heap) {
-    const rank_args *a = j->a;
-    matrix query = matrix_rows((const float *)a->query + queries.first * a->dim, a->dim);
-    matrix corpus = matrix_transposed(matrix_rows(a->corpus, a->dim));
-    size_t n_scores = (size_t)j->block_queries * (size_t)a->n_corpus;
-    size_t n_room = j->corpus.data != NULL ? 0 : PRODUCT_ROOM;
-    int64_t m = queries.end - queries.first;
-    size_t n_heap = (size_t)a->k * sizeof **heap / sizeof(float);
-    float *score;
-    *out = NULL, *heap = NULL;
-    TRY(cpu_scratch(j->be, worker, (n_room + n_scores + n_heap) * sizeof *score, (void **)&score));
-    *out = score + n_room;
-    *heap = (found *)(*out + n_scores);
-    if (j->corpus.data != NULL)
-        product_run(query, m, &j->corpus, 0, a->n_corpus, false, *out, a->n_corpus);
-    else
-        product_run_once(j->corpus.isa, query, corpus, m, a->dim, a->n_corpus, false, *out,
-                         a->n_corpus, score);
-    return OK;
-}
-
-static status rank_block(void *ctx, int64_t block, int worker) {
-    const job *j = ctx;
-    const rank_args *a = j->a;
-    cpu_range range = cpu_chunk(block, j->block_queries, a->n_queries);
-    float *score;
-    found *heap;
-    TRY(block_scores(j, range, worker, &score, &heap));
-    for (int64_t q = range.first; q < range.end; q++)
-        rank_query(a, q, score + (q - range.first) * a->n_corpus, heap);
-    return OK;
-}
-
-/* A corpus that several blocks use is packed once, unless it is so large that the copy would take
- * too much memory; then each block packs it part by part, which costs an eighth of the speed. */
-static status pack_corpus(backend *be, job *j) {
-    int64_t n = product_packed_size(j->corpus.isa, j->corpus.k, j->corpus.n);
-    void *memory;
-    if (n > MAX_PACKED || j->a->n_queries <= j->block_queries) return OK;
-    TRY(cpu_scratch(be, CPU_SHARED, (size_t)n * sizeof(float), &memory));
-    j->corpus.data = memory;
-    return product_pack(&j->corpus, matrix_transposed(matrix_rows(j->a->corpus, j->a->dim)),
-                        be->workers);
-}
-
-/* An empty corpus has no row for any target, and a product of size 0 must not be called. */
-static void rank_in_nothing(const rank_args *a) {
-    for (int32_t q = 0; a->rank != NULL && q < a->n_queries; q++)
-        a->rank[q] = 1;
-    for (int64_t i = 0; i < (int64_t)a->n_queries * a->k; i++)
-        a->best[i] = -1, a->best_score[i] = -INFINITY;
 }
 
 status cpu_rank(backend *be, const rank_args *a) {
-    job j = {.be = be, .a = a, .block_queries = block_size(a->n_corpus)};
-    if (a->n_corpus == 0) {
-        rank_in_nothing(a);
-        return OK;
+    int n_threads = be->workers != NULL ? pool_n_threads(be->workers) : 1;
+    int32_t n_passes = (a->n_queries + MAX_QUERIES - 1) / MAX_QUERIES;
+    if (a->n_corpus == 0) return rank_in_nothing(a);
+    if (n_passes == 0 || (a->rank == NULL && a->k == 0)) return OK;
+    int32_t size = (a->n_queries + n_passes - 1) / n_passes;
+    for (int32_t first = 0; first < a->n_queries; first += size) {
+        int32_t left = a->n_queries - first, n = left < size ? left : size;
+        int64_t n_rows = CHUNK_SCORES / n, share = a->n_corpus / n_threads + 1;
+        if (n_rows > MAX_ROWS) n_rows = MAX_ROWS;
+        if (n_rows > share) n_rows = share;
+        best_job j = {
+            .be = be, .a = a, .first = first, .n = n, .is_few = n <= FEW && a->rank == NULL};
+        j.n_rows = (n_rows + MIN_ROWS - 1) / MIN_ROWS * MIN_ROWS; /* whole groups of 8-bit rows */
+        j.stride = j.is_few ? j.n_rows : (n + VEC - 1) / VEC * VEC;
+        j.queries = (product_panels){.isa = product_choose(), .k = a->dim, .n = n};
+        TRY(search(&j, n_threads));
     }
-    if (a->rank == NULL) return a->k > 0 ? rank_best(be, a) : OK;
-    j.corpus = (product_panels){.isa = product_choose(), .k = a->dim, .n = a->n_corpus};
-    TRY(pack_corpus(be, &j));
-    return pool_run(be->workers, cpu_n_chunks(a->n_queries, j.block_queries), rank_block, &j);
+    return OK;
 }

@@ -156,14 +156,15 @@ status cpu_table_carry(backend *be, const table_carry_args *a) {
 enum { HUGE_PAGE = 2 << 20 };
 
 /* Tables are read at random places: pages of 2 MiB avoid most TLB misses.  Only a hint: without
- * such pages tables are slower. */
+ * such pages tables are slower.  A bucket's slots are used from the first on, so that with small
+ * pages a sparse table takes the memory of the rows it has. */
 status cpu_table_alloc(backend *be, void **out, size_t bytes, table_memory where) {
     (void)be;
-    (void)where;
     TRY(mem_alloc_raw(out, bytes, 1));
     uintptr_t first = ((uintptr_t)*out + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
     uintptr_t end = ((uintptr_t)*out + bytes) / HUGE_PAGE * HUGE_PAGE;
-    if (first < end) (void)madvise((void *)first, end - first, MADV_HUGEPAGE);
+    int advice = where == TABLE_SPARSE ? MADV_NOHUGEPAGE : MADV_HUGEPAGE;
+    if (first < end) (void)madvise((void *)first, end - first, advice);
     return OK;
 }
 

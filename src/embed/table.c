@@ -35,6 +35,7 @@ static status check_config(const backend *be, const embed_config *c) {
 }
 
 static table_memory rows_memory(const embed_table *t, int level) {
+    if (t->config.is_sparse && t->be->is_host) return TABLE_SPARSE;
     return level > 0 || t->config.is_on_host ? TABLE_ON_HOST : TABLE_ON_DEVICE;
 }
 

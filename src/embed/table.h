@@ -47,6 +47,7 @@ typedef struct embed_config {
     embed_policy policy;
     int64_t capacity[EMBED_LEVELS]; /* slots, rounded up to buckets; level 1: 0 for none */
     bool is_on_host;                /* the rows of level 0 too */
+    bool is_sparse;                 /* less than half of the slots will be used */
     int64_t max_batch;              /* ids of one fetch */
     uint64_t seed;
     first_kind first; /* values of new rows */

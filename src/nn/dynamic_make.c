@@ -13,9 +13,9 @@
 #include "nn/dynamic_int.h"
 #include "nn/input.h"
 
-/* With at most a quarter as many ids as slots no bucket fills up: more slots would only waste
- * memory. */
-enum { SLOTS_PER_ID = 4 };
+/* With 5 slots for 2 ids a bucket of 64 slots fills up with a probability of 6e-11 (Poisson, mean
+ * 25.6): more slots would only waste memory. */
+enum { SLOTS = 5, SLOTS_IDS = 2 };
 
 static bool has_feature(const config_embedding *e, const char *name) {
     for (size_t i = 0; i < e->feature_names.n; i++)
@@ -227,12 +227,13 @@ static void align_levels(int64_t capacity[EMBED_LEVELS]) {
 }
 
 static void set_levels(embed_config *out, const config_embedding *e, needs n) {
-    int64_t enough = n.n_ids * SLOTS_PER_ID;
+    int64_t enough = (n.n_ids * SLOTS + SLOTS_IDS - 1) / SLOTS_IDS;
     int64_t n_slots = e->capacity < enough ? e->capacity : enough;
     int64_t n_floats = out->dim + optimizer_n_state(out->opt, out->dim);
     int64_t n_device = rows_on_device(e, n_floats * (int64_t)sizeof(float));
     out->max_batch = n.max_rows;
     out->is_on_host = n_device == 0;
+    out->is_sparse = n_slots > 2 * n.n_ids;
     out->capacity[0] = n_device == 0 || n_device > n_slots ? n_slots : n_device;
     out->capacity[1] = n_slots - out->capacity[0];
     if (out->capacity[1] > 0) align_levels(out->capacity);

@@ -632,6 +632,9 @@ typedef struct rank_args {
     float *best_score; /* (n_queries, k) host: -infinity where there are fewer */
 } rank_args;
 
+/* The result of an empty corpus, which has no row for any target. */
+status rank_in_nothing(const rank_args *a);
+
 enum { FETCH_MAX = 64, FETCH_PENDING = 16 };
 
 /* What `record` says about the ops that follow. */

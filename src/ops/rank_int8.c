@@ -80,3 +80,11 @@ void rank_int8_fini(rank_int8 *r) {
     mem_free(r->error);
     *r = (rank_int8){0};
 }
+
+status rank_in_nothing(const rank_args *a) {
+    for (int32_t q = 0; a->rank != NULL && q < a->n_queries; q++)
+        a->rank[q] = 1;
+    for (int64_t i = 0; i < (int64_t)a->n_queries * a->k; i++)
+        a->best[i] = -1, a->best_score[i] = -INFINITY;
+    return OK;
+}

@@ -377,7 +377,8 @@ typedef struct table_lookup_args {
     uint8_t *is_found;        /* (n) or NULL */
 } table_lookup_args;
 
-typedef enum { TABLE_ON_DEVICE, TABLE_ON_HOST } table_memory;
+/* TABLE_SPARSE: on the device, and most of it may stay untouched. */
+typedef enum { TABLE_ON_DEVICE, TABLE_SPARSE, TABLE_ON_HOST } table_memory;
 
 /* The vtable; table_ops.def lists its members. */
 typedef struct table_ops {

@@ -1,6 +1,8 @@
 /* Dynamic tables as a whole: order and threads do not matter, hit rates equal those of exact
  * policies; admission, growth, the training interface, and refused arguments. */
 #include <math.h>
+#include <stdio.h>
+#include <unistd.h>
 
 #include "base/thread.h"
 #include "embed/snapshot.h"
@@ -54,6 +56,43 @@ static dump dump_of(embed_table *t) {
     CHECK_OK(embed_export(t, 0, add_rows, &d));
     return d;
 }
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+static int64_t resident_bytes(void) {
+    long long n_all, n_resident;
+    FILE *f = fopen("/proc/self/statm", "r");
+    if (f == NULL) SKIP_TEST("the system does not say how much memory a process has");
+    CHECK_EQ(fscanf(f, "%lld %lld", &n_all, &n_resident), 2);
+    fclose(f);
+    return n_resident * sysconf(_SC_PAGESIZE);
+}
+
+/* A table with room for many rows takes the memory of those it has, whatever their buckets. */
+TEST(embed_sparse_tables_take_what_they_use) {
+    enum { WIDE = 256, KEYS = 4000, SLOTS = 40000 };
+    backend *be;
+    embed_table *t;
+    const embed_batch *got;
+    uint64_t keys[KEYS];
+    CHECK_OK(backend_create_cpu(&be, NULL));
+    embed_config c = small_config(POLICY_LRU, SLOTS);
+    c.dim = WIDE;
+    c.opt = OPT_ADAMW;
+    c.is_sparse = true;
+    CHECK_OK(embed_create(&t, be, &c));
+    float *rows = calloc((size_t)KEYS * WIDE, sizeof *rows);
+    for (int i = 0; i < KEYS; i++)
+        keys[i] = (uint64_t)i;
+    int64_t before = resident_bytes(), row_bytes = 3 * WIDE * (int64_t)sizeof *rows;
+    CHECK_OK(embed_take_rows(t, true, KEYS, keys, NULL, rows, &got));
+    int64_t taken = resident_bytes() - before - (int64_t)(KEYS * WIDE * sizeof *rows);
+    if (taken > 3 * KEYS * row_bytes)
+        FAIL_TEST("%lld bytes for %lld of rows", (long long)taken, (long long)(KEYS * row_bytes));
+    free(rows);
+    embed_destroy(t);
+    backend_destroy(be);
+}
+#endif
 
 /* The same batches, shuffled, with other numbers of threads: the same table, slot by slot. */
 TEST(embed_order_and_threads_do_not_matter) {

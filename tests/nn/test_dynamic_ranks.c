@@ -257,7 +257,7 @@ TEST(dynamic_ranks_hold_a_share_and_send_little) {
     CHECK_OK(train_on(&j, 4, run_path("exact")));
     CHECK_OK(train_on(&k, 4, run_path("half")));
     shares a = shares_of(run_path("exact")), b = shares_of(run_path("half"));
-    CHECK(a.n_ranks == 4 && a.n_shards == 38); /* 600 items, four slots each */
+    CHECK(a.n_ranks == 4 && a.n_shards == 24); /* 600 items, five slots for two */
     CHECK(a.rows > 300 && a.most >= a.rows / 4 && a.most < a.rows / 4 * 1.3);
     CHECK(a.sent > 0.6 * a.least && a.sent < 0.85 * a.least);
     CHECK(b.least == a.least && b.sent * 2 == a.sent);

@@ -129,6 +129,8 @@ TEST(rank_equals_counting) {
     check_problem(make_problem(4, 64, 5, 41, 41));
     check_problem(make_problem(5, 65, 2, 50, 60));
     check_problem(make_problem(6, 200, 16, 33, 0));
+    check_problem(make_problem(7, 67, 2, 1500, 1)); /* ties in the target's chunk, and in others */
+    check_problem(make_problem(8, 5, 2, 9000, 1));
 }
 
 typedef struct scored {
@@ -300,6 +302,25 @@ TEST(rank_of_what_is_not_a_number) {
     CHECK_EQ(a.rank[1], 3);
     CHECK(a.best[0] == 1 && a.best[1] == 0 && a.best[2] == -1);
     CHECK(a.best[3] == -1);
+}
+
+/* Of infinite scores, too, the smaller row comes first; one of -infinity is never found. */
+TEST(rank_of_infinite_scores) {
+    enum { N = 600 };
+    float query[3] = {1, 1, 1}, corpus[N];
+    int32_t target[3] = {300, 599, 7};
+    for (int i = 0; i < N; i++)
+        corpus[i] = i == 7 ? -INFINITY : i % 100 == 0 || i == 599 ? INFINITY : 1;
+    rank_args a = {.n_queries = 3,
+                   .dim = 1,
+                   .n_corpus = N,
+                   .query = query,
+                   .corpus = corpus,
+                   .target = target};
+    run_rank(&a, 1);
+    CHECK_EQ(a.rank[0], 4);
+    CHECK_EQ(a.rank[1], 7);
+    CHECK_EQ(a.rank[2], N + 1);
 }
 
 static const st_tensor *tensor(st_file *f, const char *name, st_dtype dtype) {

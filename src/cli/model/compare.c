@@ -74,6 +74,7 @@ static status write_heading(comparison *c, const char *name) {
 static const char *const fact_names[] = {"model",
                                          "parameters",
                                          "split",
+                                         "users evaluated",
                                          "status",
                                          "steps",
                                          "best on validation",
@@ -90,6 +91,8 @@ static void list_facts(const run_facts *f, int i, char cell[N_FACTS][MAX_RUNS][C
     snprintf(cell[k++][i], CELL_BYTES, "%.60s", history_text(h->start, "model"));
     human_count(cell[k++][i], CELL_BYTES, history_number(h->start, "parameters"));
     snprintf(cell[k++][i], CELL_BYTES, "%.60s", history_text(h->start, "split"));
+    double n_sample = history_number(h->start, "eval_users");
+    snprintf(cell[k++][i], CELL_BYTES, n_sample > 0 ? "sample of %.0f" : "all", n_sample);
     snprintf(cell[k++][i], CELL_BYTES, "%s", f->status);
     snprintf(cell[k++][i], CELL_BYTES, "%.0f", h->n > 0 ? h->step[h->n - 1] : 0);
     snprintf(cell[k++][i], CELL_BYTES, isfinite(h->best_step) ? "step %.0f" : "-", h->best_step);
@@ -350,7 +353,7 @@ static status compare(comparison *c, const char *const *paths, const char *out, 
     if (!is_json && c->has_no_pairs)
         printf(
             "\nNote: No intervals of differences: they need runs that were evaluated on the same "
-            "users of the same prepared data.\n");
+            "users (--eval-users) of the same prepared data.\n");
     if (out == NULL) return OK;
     TRY(write_page(c, out));
     if (!is_json) printf("\n  Curves    %s\n", out);

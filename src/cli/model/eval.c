@@ -23,7 +23,7 @@ static const char *const parts[] = {"test", "validation", NULL};
 typedef struct eval_args {
     const char *path, *checkpoint, *data, *device;
     const char *metrics, *lists, *out, *by, *per_user;
-    int64_t window;
+    int64_t window, eval_users;
     bool is_json, has_baselines, keeps_seen;
     bool is_data_found; /* that of the run */
     int part;           /* of parts */
@@ -216,6 +216,7 @@ static status evaluate(const eval_args *a, trained *t, const work *w) {
 /* The split of the run, or another one that tests on nothing the run was trained on. */
 static status choose_split(eval_args *a, const checkpoint_origin *origin) {
     a->split = origin->split;
+    a->split.rule.n_sample = a->eval_users; /* not that of the run, which was for its evaluations */
     if (!split_args_given(&a->split_args)) return OK;
     /* A validation part is asked for by name here. */
     a->split_args.has_validation =
@@ -223,6 +224,7 @@ static status choose_split(eval_args *a, const checkpoint_origin *origin) {
     if (a->split_args.split != NULL && strcmp(a->split_args.split, "leave-one-out") == 0)
         a->split_args.has_validation = false;
     TRY(split_args_read(&a->split_args, &a->split));
+    a->split.rule.n_sample = a->eval_users;
     return split_check_unseen(&origin->split.rule, &a->split.rule, part_of(a));
 }
 
@@ -284,9 +286,10 @@ static status run_lists(eval_args *a) {
                          .is_json = a->is_json,
                          .keeps_seen = a->keeps_seen};
     if (a->path != NULL || a->checkpoint != NULL || a->has_baselines || a->n_ranks > 1 ||
-        a->by != NULL || a->per_user != NULL)
+        a->by != NULL || a->per_user != NULL || a->eval_users > 0)
         return fail(ERR_USAGE, "--recommendations measures lists, not a model: leave out RUN, "
-                               "--checkpoint, --baselines, --by, --per-user and --ranks");
+                               "--checkpoint, --baselines, --by, --per-user, --eval-users and "
+                               "--ranks");
     if (a->data == NULL) return fail(ERR_USAGE, "--recommendations also needs --data DIR");
     if (a->keeps_seen && a->window > 0)
         return fail(ERR_USAGE, "--window says what is left out, and --keep-seen keeps everything");
@@ -318,6 +321,7 @@ status cmd_eval(int argc, char **argv) {
                  "Rejected if it would test on training events."),
         OPT_TEXT("--time-cut", &a.split_args.time_cut, "T", SPLIT_TIME_HELP),
         OPT_TEXT("--test-file", &a.split_args.test_file, "DIR", SPLIT_FILE_HELP),
+        OPT_INT("--eval-users", &a.eval_users, "N", 1, INT32_MAX, EVAL_USERS_HELP),
         OPT_FLAG("--baselines", &a.has_baselines,
                  "Also evaluate popularity, popularity in the week before the newest training "
                  "event, and item neighbours on the same users."),

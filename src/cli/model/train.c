@@ -688,6 +688,8 @@ status cmd_train(int argc, char **argv) {
         OPT_FLAG("--validate", &args.split.has_validation,
                  "Also hold out validation events, and keep the best checkpoint on them "
                  "(RUN/best). Without --split this means leave-two-out."),
+        OPT_INT("--eval-users", &o->eval_users, "N", 1, INT32_MAX,
+                EVAL_USERS_HELP " A resumed run keeps its own."),
         OPT_INT("--patience", &o->patience, "P", 1, 1 << 20,
                 "With --validate: stop after P evaluations without improvement on validation; "
                 "--resume continues the count."),

@@ -3,8 +3,9 @@
  * Every score is a sum over the columns in order, one fused multiply-add after the other, wherever
  * it is computed: the score of a row has the same bits as a target, as a competitor and as a seen
  * row, so that comparisons are exact.  This is why the product is our own: tiles of 64 queries by
- * 64 rows, each thread with 4 x 4 sums, bound by the multiply-adds (half the peak, as two reads of
- * shared memory feed 16 of them).
+ * 256 rows, a warp for 8 queries and each thread with 8 x 8 sums, bound by the multiply-adds: for
+ * 64 of them a warp reads shared memory 10 times (2 of the reads are the same for all lanes), while
+ * the next 8 columns are on their way to registers.
  *
  * Ranks: each tile counts the rows that beat the targets, then one warp for each query subtracts
  * the seen rows.  No scores are stored.  The k best: scores of a piece of the corpus go to scratch
@@ -16,7 +17,8 @@
 #include "cuda/core/kernel.cuh"
 #include "cuda/ops/topk.cuh"
 
-enum { RANK_TILE = 64, DEPTH = 16, RANK_THREADS = 256, SIDE = 4, ROW_THREADS = RANK_TILE / SIDE };
+enum { QUERY_TILE = 64, ROW_TILE = 256, DEPTH = 8, RANK_THREADS = 256, SIDE = 8, PACK = 4 };
+static_assert(QUERY_TILE / SIDE * WARP == RANK_THREADS && ROW_TILE == WARP * SIDE, "a warp a row");
 
 /* The k best: 32 KiB of keys, room for the best and one round of new ones. */
 enum { BEST_THREADS = 512, SELECT_LOADS = 4, SELECT_ROUND = BEST_THREADS * SELECT_LOADS };
@@ -24,7 +26,7 @@ enum { RANK_MAX_K = 1024, N_KEYS = 4096 };
 static_assert(RANK_MAX_K + SELECT_ROUND <= N_KEYS, "no room for a round");
 
 /* Scores in scratch memory: 16 MiB, but at least 64 queries if there are that many. */
-enum { MAX_SCORES = 1 << 22, MIN_GROUP = RANK_TILE, MAX_GROUP = 1 << 20 };
+enum { MAX_SCORES = 1 << 22, MIN_GROUP = QUERY_TILE, MAX_GROUP = 1 << 20 };
 
 typedef struct rank_job {
     rank_args a;
@@ -56,38 +58,68 @@ __device__ static inline float score_of(const rank_job &j, int64_t query, int64_
     return sum;
 }
 
-/* Loads 16 columns of 64 rows into shared memory, transposed; zeros outside, which change no
- * sum. */
-__device__ static inline void load_tile(float (*to)[RANK_TILE + SIDE], const float *from,
-                                        int64_t first, int64_t end, int column, int dim) {
-    int i = (int)threadIdx.x / (RANK_THREADS / RANK_TILE),
-        c = (int)threadIdx.x % (RANK_THREADS / RANK_TILE) * SIDE;
-    const float *row = from + (first + i) * dim;
+/* Loads DEPTH columns of some rows to registers; zeros outside, which change no sum. */
+template <int ROWS>
+__device__ static inline void fetch_tile(float (&to)[ROWS * DEPTH / RANK_THREADS],
+                                         const float *from, int64_t first, int64_t end, int column,
+                                         int dim) {
+    int c = column + (int)threadIdx.x % DEPTH;
+    int64_t row = first + threadIdx.x / DEPTH;
 #pragma unroll
-    for (int s = 0; s < SIDE; s++)
-        to[c + s][i] = first + i < end && column + c + s < dim ? row[column + c + s] : 0;
+    for (int s = 0; s < ROWS * DEPTH / RANK_THREADS; s++, row += RANK_THREADS / DEPTH)
+        to[s] = row < end && c < dim ? from[row * dim + c] : 0;
 }
 
-/* sum[q][r]: the thread's queries first_query + y * 4 + q, its rows first_row + x * 4 + r. */
+/* And from there to shared memory, transposed: four rows of eight columns a warp, each in its own
+ * bank. */
+template <int ROWS>
+__device__ static inline void put_tile(float (*to)[ROWS + PACK],
+                                       const float (&from)[ROWS * DEPTH / RANK_THREADS]) {
+#pragma unroll
+    for (int s = 0; s < ROWS * DEPTH / RANK_THREADS; s++)
+        to[threadIdx.x % DEPTH][threadIdx.x / DEPTH + s * (RANK_THREADS / DEPTH)] = from[s];
+}
+
+/* A thread's place in the tile: the number of its s-th query and of its r-th row. */
+__device__ static inline int tile_query(int s) {
+    return (int)threadIdx.x / WARP * SIDE + s;
+}
+
+__device__ static inline int tile_row(int r) {
+    return r / PACK * (WARP * PACK) + (int)threadIdx.x % WARP * PACK + r % PACK;
+}
+
+/* sum[s][r]: of the thread's queries and rows. */
 __device__ static inline void score_tile(const rank_job &j, int64_t first_query, int64_t end_query,
                                          int64_t first_row, int64_t end_row,
                                          float (&sum)[SIDE][SIDE]) {
-    __shared__ alignas(16) float query[DEPTH][RANK_TILE + SIDE];
-    __shared__ alignas(16) float corpus[DEPTH][RANK_TILE + SIDE];
-    int x = (int)threadIdx.x % ROW_THREADS, y = (int)threadIdx.x / ROW_THREADS;
+    __shared__ alignas(16) float query[DEPTH][QUERY_TILE + PACK];
+    __shared__ alignas(16) float corpus[DEPTH][ROW_TILE + PACK];
+    float next_query[QUERY_TILE * DEPTH / RANK_THREADS], next_row[ROW_TILE * DEPTH / RANK_THREADS];
+    fetch_tile<QUERY_TILE>(next_query, j.query, first_query, end_query, 0, j.a.dim);
+    fetch_tile<ROW_TILE>(next_row, j.a.corpus, first_row, end_row, 0, j.a.dim);
     for (int column = 0; column < j.a.dim; column += DEPTH) {
-        load_tile(query, j.query, first_query, end_query, column, j.a.dim);
-        load_tile(corpus, j.a.corpus, first_row, end_row, column, j.a.dim);
+        put_tile<QUERY_TILE>(query, next_query);
+        put_tile<ROW_TILE>(corpus, next_row);
         __syncthreads();
+        if (column + DEPTH < j.a.dim) {
+            int next = column + DEPTH;
+            fetch_tile<QUERY_TILE>(next_query, j.query, first_query, end_query, next, j.a.dim);
+            fetch_tile<ROW_TILE>(next_row, j.a.corpus, first_row, end_row, next, j.a.dim);
+        }
 #pragma unroll
         for (int c = 0; c < DEPTH; c++) {
-            pack<float, SIDE> a = *(const pack<float, SIDE> *)&query[c][y * SIDE];
-            pack<float, SIDE> b = *(const pack<float, SIDE> *)&corpus[c][x * SIDE];
+            pack<float, PACK> a[SIDE / PACK], b[SIDE / PACK];
 #pragma unroll
-            for (int q = 0; q < SIDE; q++)
+            for (int h = 0; h < SIDE / PACK; h++) {
+                a[h] = *(const pack<float, PACK> *)&query[c][tile_query(h * PACK)];
+                b[h] = *(const pack<float, PACK> *)&corpus[c][tile_row(h * PACK)];
+            }
+#pragma unroll
+            for (int s = 0; s < SIDE; s++)
 #pragma unroll
                 for (int r = 0; r < SIDE; r++)
-                    sum[q][r] = fmaf(a.v[q], b.v[r], sum[q][r]);
+                    sum[s][r] = fmaf(a[s / PACK].v[s % PACK], b[r / PACK].v[r % PACK], sum[s][r]);
         }
         __syncthreads();
     }
@@ -104,28 +136,24 @@ __device__ static inline bool is_above(float score, int64_t row, float own, int6
     return row < target ? !(score < own) : row > target && !(score <= own);
 }
 
-static __global__ void __launch_bounds__(RANK_THREADS) rank_count_any_kernel(rank_job j) {
-    int x = (int)threadIdx.x % ROW_THREADS, y = (int)threadIdx.x / ROW_THREADS;
-    int64_t first_query = (int64_t)blockIdx.y * RANK_TILE,
-            first_row = (int64_t)blockIdx.x * RANK_TILE;
+static __global__ void __launch_bounds__(RANK_THREADS, 2) rank_count_any_kernel(rank_job j) {
+    int64_t first_query = (int64_t)blockIdx.y * QUERY_TILE,
+            first_row = (int64_t)blockIdx.x * ROW_TILE;
+    int n_rows = j.a.n_corpus - (int)first_row;
     float sum[SIDE][SIDE] = {};
     score_tile(j, first_query, j.a.n_queries, first_row, j.a.n_corpus, sum);
 #pragma unroll
     for (int s = 0; s < SIDE; s++) {
-        int64_t q = first_query + y * SIDE + s;
+        int64_t q = first_query + tile_query(s);
+        if (q >= j.a.n_queries) return; /* the whole warp */
+        float own = j.own[q];
+        int target = j.a.target[q] - (int)first_row; /* of two int32: it fits */
         int n = 0;
-        if (q < j.a.n_queries) {
-            float own = j.own[q];
-            int64_t target = j.a.target[q];
 #pragma unroll
-            for (int r = 0; r < SIDE; r++) {
-                int64_t row = first_row + x * SIDE + r;
-                n += row < j.a.n_corpus && is_above(sum[s][r], row, own, target);
-            }
-        }
-        for (int lane = ROW_THREADS / 2; lane > 0; lane /= 2)
-            n += __shfl_xor_sync(0xffffffffu, n, lane);
-        if (x == 0 && q < j.a.n_queries && n > 0) atomicAdd(&j.above[q], n);
+        for (int r = 0; r < SIDE; r++)
+            n += tile_row(r) < n_rows && is_above(sum[s][r], tile_row(r), own, target);
+        n = warp_sum(n);
+        if (threadIdx.x % WARP == 0 && n > 0) atomicAdd(&j.above[q], n);
     }
 }
 
@@ -153,8 +181,8 @@ static __global__ void __launch_bounds__(RANK_THREADS) rank_finish_any_kernel(ra
 
 static status find_ranks(backend *be, const rank_job &j) {
     cudaStream_t stream = cuda_of(be)->stream;
-    dim3 grid((unsigned)cuda_div_up(j.a.n_corpus, RANK_TILE),
-              (unsigned)cuda_div_up(j.a.n_queries, RANK_TILE));
+    dim3 grid((unsigned)cuda_div_up(j.a.n_corpus, ROW_TILE),
+              (unsigned)cuda_div_up(j.a.n_queries, QUERY_TILE));
     unsigned n_blocks = (unsigned)cuda_div_up(j.a.n_queries, RANK_THREADS);
     CUDA_TRY(cudaMemsetAsync(j.above, 0, (size_t)j.a.n_queries * sizeof *j.above, stream));
     rank_own_any_kernel<<<n_blocks, RANK_THREADS, 0, stream>>>(j);
@@ -164,9 +192,8 @@ static status find_ranks(backend *be, const rank_job &j) {
     return cuda_copy_out(be, j.a.rank, j.rank, (size_t)j.a.n_queries * sizeof *j.a.rank);
 }
 
-static __global__ void __launch_bounds__(RANK_THREADS) rank_scores_any_kernel(rank_job j) {
-    int x = (int)threadIdx.x % ROW_THREADS, y = (int)threadIdx.x / ROW_THREADS;
-    int64_t in_group = (int64_t)blockIdx.y * RANK_TILE, in_piece = (int64_t)blockIdx.x * RANK_TILE;
+static __global__ void __launch_bounds__(RANK_THREADS, 2) rank_scores_any_kernel(rank_job j) {
+    int64_t in_group = (int64_t)blockIdx.y * QUERY_TILE, in_piece = (int64_t)blockIdx.x * ROW_TILE;
     float sum[SIDE][SIDE] = {};
     score_tile(j, j.first_query + in_group, (int64_t)j.first_query + j.n_group,
                j.first_row + in_piece, (int64_t)j.first_row + j.n_rows, sum);
@@ -174,7 +201,7 @@ static __global__ void __launch_bounds__(RANK_THREADS) rank_scores_any_kernel(ra
     for (int q = 0; q < SIDE; q++) {
 #pragma unroll
         for (int r = 0; r < SIDE; r++) {
-            int64_t query = in_group + y * SIDE + q, row = in_piece + x * SIDE + r;
+            int64_t query = in_group + tile_query(q), row = in_piece + tile_row(r);
             if (query < j.n_group && row < j.n_rows) j.scores[query * j.n_rows + row] = sum[q][r];
         }
     }
@@ -257,8 +284,8 @@ static status find_best_of_group(backend *be, rank_job j) {
     for (int64_t row = 0; row < n_corpus; row += piece) {
         j.first_row = (int32_t)row;
         j.n_rows = (int32_t)(n_corpus - row < piece ? n_corpus - row : piece);
-        dim3 grid((unsigned)cuda_div_up(j.n_rows, RANK_TILE),
-                  (unsigned)cuda_div_up(j.n_group, RANK_TILE));
+        dim3 grid((unsigned)cuda_div_up(j.n_rows, ROW_TILE),
+                  (unsigned)cuda_div_up(j.n_group, QUERY_TILE));
         rank_scores_any_kernel<<<grid, RANK_THREADS, 0, stream>>>(j);
         if (j.a.seen_offsets != NULL)
             rank_seen_any_kernel<<<(unsigned)j.n_group, RANK_THREADS, 0, stream>>>(j);
@@ -282,15 +309,6 @@ static status find_best(backend *be, rank_job j) {
                     cuda_div_up(n, RANK_THREADS), RANK_THREADS, 0, j));
     TRY(cuda_copy_out(be, j.a.best, j.best, (size_t)n * sizeof *j.a.best));
     return cuda_copy_out(be, j.a.best_score, j.best_score, (size_t)n * sizeof *j.a.best_score);
-}
-
-/* An empty corpus has no row for any target. */
-static status rank_in_nothing(const rank_args *a) {
-    for (int32_t q = 0; a->rank != NULL && q < a->n_queries; q++)
-        a->rank[q] = 1;
-    for (int64_t i = 0; i < (int64_t)a->n_queries * a->k; i++)
-        a->best[i] = -1, a->best_score[i] = -INFINITY;
-    return OK;
 }
 
 size_t rank_bits_bytes(const rank_args *a) {

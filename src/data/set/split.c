@@ -8,6 +8,7 @@
 
 #include "base/hash.h"
 #include "base/mem.h"
+#include "base/sort.h"
 #include "data/read/time_text.h"
 #include "data/set/split.h"
 
@@ -119,6 +120,7 @@ void split_record_write(const split_record *r, json_writer *w) {
         json_key_bool(w, "has_validation", true);
     time_text(r->rule.time_cut, cut, sizeof cut);
     if (r->rule.kind == SPLIT_TIME) json_key_string(w, "time_cut", cut);
+    if (r->rule.n_sample > 0) json_key_int(w, "eval_users", r->rule.n_sample);
     if (r->rule.kind != SPLIT_TEST_FILE) return;
     snprintf(hex, sizeof hex, "%016" PRIx64, r->test_data);
     json_key_string(w, "test_file", r->test_file);
@@ -163,6 +165,9 @@ status split_record_read(split_record *out, const json_value *object) {
         kind != SPLIT_NONE)
         out->rule.has_validation = validation->boolean;
     if (kind == SPLIT_TIME) TRY(read_time_cut(&out->rule, object));
+    if (json_member(object, "eval_users") != NULL)
+        TRY(json_member_int(object, "eval_users", &out->rule.n_sample));
+    if (out->rule.n_sample < 0) return fail(ERR_FORMAT, "'eval_users' is below 0");
     return kind == SPLIT_TEST_FILE ? read_test_file(out, object) : OK;
 }
 
@@ -320,6 +325,29 @@ static void collect_users(split_users *u, const split *s, split_part part) {
     }
 }
 
+static int compare_users(const void *a, const void *b) {
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return (x > y) - (x < y);
+}
+
+/* Keeps n users of the list: the first in an order of all users that has nothing to do with the
+ * seed of a run, nor with the order that by-user divides. */
+static status sample_users(split_users *u, const split *s, uint64_t n) {
+    permutation order = permutation_make(s->data->n_users, 0, RNG_SPLIT, 1);
+    uint64_t *chosen, n_chosen = 0;
+    TRY(MEM_NEW_RAW(&chosen, n));
+    for (uint64_t i = 0; n_chosen < n; i++) {
+        uint64_t user = permutation_at(&order, i);
+        if (u->user == NULL || bsearch(&user, u->user, u->n, sizeof user, compare_users) != NULL)
+            chosen[n_chosen++] = user;
+    }
+    sort_uint64(chosen, n);
+    mem_free(u->user);
+    u->user = chosen;
+    u->n = n;
+    return OK;
+}
+
 status split_users_init(split_users *out, const split *s, split_part part) {
     *out = (split_users){0};
     if (!split_rule_has_part(&s->rule, part) && s->rule.kind == SPLIT_NONE)
@@ -330,10 +358,12 @@ status split_users_init(split_users *out, const split *s, split_part part) {
                     "%s has no validation part; --validate or --split leave-two-out make one",
                     split_kind_name(s->rule.kind));
     collect_users(out, s, part);
-    if (out->n == s->data->n_users) return OK;
-    TRY(MEM_NEW_RAW(&out->user, out->n));
-    collect_users(out, s, part);
-    return OK;
+    if (out->n < s->data->n_users) {
+        TRY(MEM_NEW_RAW(&out->user, out->n));
+        collect_users(out, s, part);
+    }
+    uint64_t n = part == PART_TRAIN ? 0 : (uint64_t)s->rule.n_sample;
+    return n > 0 && n < out->n ? sample_users(out, s, n) : OK;
 }
 
 /* Whether the user can be used, after counting what is missing. */

@@ -45,11 +45,13 @@ typedef struct split_rule {
     split_kind kind;
     bool has_validation; /* leave-two-out always has it, leave-one-out never */
     int64_t time_cut;    /* SPLIT_TIME: seconds since 1970; training sees earlier events only */
+    int64_t n_sample;    /* users of a held-out part that are evaluated; 0: all */
 } split_rule;
 
 /* The rule of a kind without validation (leave-two-out: with it), and a time cut of 0. */
 split_rule split_rule_of(split_kind kind);
 
+/* Whatever their samples are. */
 bool split_rule_is_same(const split_rule *a, const split_rule *b);
 
 /* "leave-one-out", ... and back; an unknown name is ERR_USAGE.  "test-file" is not a name that a
@@ -146,7 +148,8 @@ bool split_range(const split *s, split_part part, uint64_t user, event_range *ou
  * missing, or max_targets is 0. */
 uint64_t split_first_target(const split *s, const event_range *range, uint64_t max_targets);
 
-/* Lists the users of a part; ERR_USAGE if the split has no such part.  split_users_fini frees. */
+/* Lists the users of a part; ERR_USAGE if the split has no such part.  split_users_fini frees.  A
+ * sample depends on the data and its size alone, and a smaller one is part of a larger one. */
 status split_users_init(split_users *out, const split *s, split_part part);
 
 /* Where the data have gaps: takes users from the list that have none of their last max_targets

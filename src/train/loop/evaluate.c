@@ -57,6 +57,7 @@ struct evaluator {
     int64_t n_round, n_unknown, n_runs;
     task_values tasks; /* of all rows, or of a replicate */
     bool is_group;     /* the state is that of some users */
+    bool has_estimate; /* the time of an evaluation was told */
     int n_usual; /* the first of the metrics: those of all evaluations, not of the end alone */
 };
 
@@ -601,6 +602,34 @@ static status merge_counts(evaluator *e, eval_result *out) {
     return merge_places(e);
 }
 
+bool eval_describe_time(double seconds, uint64_t n_users, int64_t n_items,
+                        char text[EVAL_MISSES_BYTES]) {
+    enum { LONG_S = 15 };
+    char time[32], items[48] = "";
+    if (seconds < LONG_S) return false;
+    human_duration(time, sizeof time, seconds);
+    if (n_items > 0) snprintf(items, sizeof items, " x %" PRId64 " items", n_items);
+    snprintf(text, EVAL_MISSES_BYTES,
+             "evaluation: about %s for %" PRIu64 " users%s; --eval-users N evaluates a sample",
+             time, n_users, items);
+    return true;
+}
+
+/* Says once how long an evaluation takes: from the batches after the first, which alone pays for
+ * what is made on first use. */
+static void estimate(evaluator *e, const progress *bar, int64_t n_items, uint64_t since_ns,
+                     uint64_t n_before) {
+    const double least = .5;
+    double seconds = (double)(clock_ns() - since_ns) / 1e9;
+    uint64_t n = bar->done - n_before;
+    char text[EVAL_MISSES_BYTES];
+    if (e->has_estimate || n_before == 0 || n == 0 || seconds < least) return;
+    e->has_estimate = true;
+    seconds *= (double)bar->total / (double)n;
+    if (comm_is_first(e->s->comm) && eval_describe_time(seconds, bar->total, n_items, text))
+        log_info("%s", text);
+}
+
 /* One batch of the evaluation: number i of them, which is one rank's. */
 static status evaluate_batch(evaluator *e, const batch *b, const model_items *corpus, int64_t i,
                              eval_result *out) {
@@ -627,6 +656,7 @@ static status run_batches(evaluator *e, int64_t max_batches, eval_result *out) {
     dynamic_begin_reads(model_tables(e->s->model));
     progress_begin(&bar, "evaluating", "users", batcher_n_users(e->batches));
     int64_t n_batches = 0;
+    uint64_t since_ns = 0, n_before = 0;
     for (int64_t i = 0; st == OK && !is_last && (max_batches == 0 || i < max_batches); i++) {
         const batch *b;
         st = batcher_next(e->batches, &b);
@@ -639,6 +669,8 @@ static status run_batches(evaluator *e, int64_t max_batches, eval_result *out) {
             st = fail(ERR_INTERRUPTED, "interrupted after %" PRId64 " users of an evaluation",
                       out->n_users);
         progress_update(&bar, (uint64_t)out->n_users);
+        if (max_batches == 0) estimate(e, &bar, corpus.n, since_ns, n_before);
+        if (i == 0) since_ns = clock_ns(), n_before = (uint64_t)out->n_users;
     }
     progress_end(&bar);
     if (st == OK && !is_last) st = end_round(e, (int)(n_batches % comm_size(e->s->comm)));
@@ -909,6 +941,7 @@ void protocol_write(const protocol *p, json_writer *w) {
         if (p->result != NULL) json_key_int(w, "repeated_targets", p->result->n_repeated);
     }
     json_key_string(w, "ties", is_retrieval ? position_ties : score_ties);
+    if (p->rule.n_sample > 0) json_key_int(w, "eval_users", p->rule.n_sample);
     json_object_close(w);
 }
 
@@ -936,6 +969,9 @@ status protocol_describe(const protocol *p, buf *out) {
     TRY(buf_printf(out, "  Split     %s, %s part\n", split_rule_text(&p->rule, rule),
                    split_part_name(p->part)));
     TRY(buf_printf(out, "  Target    %s\n", target_text(p, text)));
+    if (p->rule.n_sample > 0)
+        TRY(buf_printf(out, "  Users     a fixed random sample of %" PRId64 " (--eval-users)\n",
+                       p->rule.n_sample));
     if (p->session->config->task == TASK_RETRIEVAL) return describe_candidates(p, out);
     return buf_printf(out, "  Ties      %s\n", score_ties);
 }

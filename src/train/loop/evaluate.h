@@ -76,6 +76,10 @@ enum { EVAL_MISSES_BYTES = 512 };
 void eval_write_misses(const eval_result *r, json_writer *w);
 bool eval_describe_misses(const eval_result *r, char text[EVAL_MISSES_BYTES]);
 
+/* How long an evaluation will take, in words; false: not worth a word.  n_items: 0 of ranking. */
+bool eval_describe_time(double seconds, uint64_t n_users, int64_t n_items,
+                        char text[EVAL_MISSES_BYTES]);
+
 typedef struct evaluator evaluator;
 
 /* Makes an evaluation of a part of a split, with its own pass.  Where the session trains, that pass

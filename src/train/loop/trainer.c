@@ -685,16 +685,28 @@ static status begin(trainer *t) {
     return t->o->is_resume ? resume(t) : begin_new(t);
 }
 
-/* The split has to be known before the batches are made: as given or, resumed, as it was. */
+/* The split has to be known before the batches are made: as given or, resumed, as it was.  A run
+ * keeps its sample of users, too. */
 static status choose_split(trainer *t) {
-    split_record *chosen = &t->saved.state.split;
+    split_record *chosen = &t->saved.state.split, before = {0};
     bool is_given = t->o->has_split || t->o->has_validation;
-    if (t->o->is_resume && !is_given && folder_exists(t->o->run))
-        return checkpoint_run_split(chosen, t->o->run);
-    if (t->o->has_split)
+    bool is_resumed = t->o->is_resume && folder_exists(t->o->run);
+    int64_t n = t->o->eval_users;
+    if (is_resumed) TRY(checkpoint_run_split(&before, t->o->run));
+    if (is_resumed && n > 0 && n != before.rule.n_sample)
+        return fail(ERR_CONFIG,
+                    "%s: the run evaluates %" PRId64 " users (0: all) and cannot be changed now; "
+                    "leave --eval-users out to resume it, or use it with 'hstu eval'",
+                    t->o->run, before.rule.n_sample);
+    if (is_resumed && !is_given)
+        *chosen = before;
+    else if (t->o->has_split)
         *chosen = t->o->split;
     else
         chosen->rule = session_split(t->s->config, t->o->has_validation);
+    chosen->rule.n_sample = is_resumed ? before.rule.n_sample : n;
+    if (chosen->rule.n_sample > 0 && chosen->rule.kind == SPLIT_NONE)
+        return fail(ERR_USAGE, "--split none holds nothing out: leave --eval-users out");
     return OK;
 }
 

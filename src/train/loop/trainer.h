@@ -46,6 +46,7 @@ typedef struct train_options {
     int64_t max_steps;      /* updates; 0: as the config says */
     int64_t save_every;     /* epochs between checkpoints */
     int64_t eval_every;     /* epochs between evaluations; the last ten are always evaluated */
+    int64_t eval_users;     /* users of an evaluation, a sample; 0: all or, resumed, as the run */
     int keep;               /* checkpoints kept */
     int64_t snapshot_every; /* steps between snapshots of the tables; 0: none */
     bool is_resume;

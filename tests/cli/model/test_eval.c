@@ -462,6 +462,58 @@ TEST(eval_prints_its_protocol_and_baselines) {
     free(text);
 }
 
+/* A run keeps its sample; an evaluation takes all users unless told otherwise, and of a sample the
+ * same ones as any run, whatever the model knows of their items. */
+TEST(eval_of_a_sample_of_users) {
+    free(said(0, "train m.gin --data data --out a --epochs 1 --eval-users 15"));
+    char *text = said(0, "eval a --json --eval-users 15 --baselines --metrics HR@10,MRR");
+    CHECK_CONTAINS(text, "\"split\":\"leave-one-out\",\"eval_users\":15,");
+    CHECK_CONTAINS(text, ",\"eval_users\":15}"); /* of the protocol */
+    double mrr = number_in(text, "mrr");
+    CHECK(number_in(text, "users") == 15);
+    free(text);
+    CHECK_EQ(test_command(&text, "tail -1 %s/a/log.jsonl", test_folder()), 0);
+    CHECK(number_in(text, "mrr") == mrr);
+    free(text);
+    text = said(0, "eval a --json --ranks 2 --eval-users 15 --metrics MRR");
+    CHECK(number_in(text, "mrr") == mrr);
+    free(text);
+    text = said(0, "eval a --json --metrics MRR");
+    CHECK(number_in(text, "users") == 40 && number_in(text, "mrr") != mrr);
+    free(text);
+    text = said(0, "train --resume --data data --out a --epochs 2");
+    CHECK_CONTAINS(text, "  Users     a fixed random sample of 15 (--eval-users)\n");
+    free(text);
+    CHECK_EQ(test_command(&text, "tail -1 %s/a/log.jsonl", test_folder()), 0);
+    CHECK(number_in(text, "users") == 15);
+    free(text);
+    text = said(2, "train --resume --data data --out a --epochs 3 --eval-users 20");
+    CHECK_CONTAINS(text, "leave --eval-users out to resume it");
+    free(text);
+    free(said(0, "train m.gin --data data --out b --epochs 1 --eval-users 15 --seed 7"));
+    free(said(0, "train m.gin --data data --out c --epochs 1"));
+    text = said(0, "compare a b");
+    CHECK_CONTAINS(text,
+                   "users evaluated                          sample of 15       sample of 15");
+    CHECK_CONTAINS(text, "difference from the first run"); /* pairs */
+    free(text);
+    text = said(0, "compare a c");
+    CHECK_CONTAINS(text,
+                   "users evaluated                          sample of 15                all");
+    CHECK_CONTAINS(text, "evaluated on the same users (--eval-users)");
+    free(text);
+    free(said(0, "synth --out more --users 40 --items 90 --mean-len 12 --seed 9"));
+    text = said(0, "eval a --data more --json --eval-users 20");
+    CHECK(number_in(text, "users") == 20 && number_in(text, "targets_unknown") > 0);
+    free(text);
+    text = said(2, "train m.gin --data data --out d --epochs 1 --split none --eval-users 5");
+    CHECK_CONTAINS(text, "leave --eval-users out");
+    free(text);
+    text = said(2, "eval --recommendations x --data data --eval-users 5");
+    CHECK_CONTAINS(text, "leave out RUN");
+    free(text);
+}
+
 /* The config's metrics are those of training and of the evaluation afterwards. */
 TEST(eval_metrics_of_the_config_act) {
     free(said(0, "synth --help"));

@@ -140,6 +140,58 @@ TEST(split_by_user_is_fixed_by_the_seed) {
 }
 
 /* Events are 3 s apart; the rows of user u begin where those of user u - 1 end. */
+static bool has_user(const split_users *u, uint64_t user) {
+    for (uint64_t i = 0; i < u->n; i++)
+        if ((u->user != NULL ? u->user[i] : i) == user) return true;
+    return false;
+}
+
+/* A sample has users of its part alone, ascending and from everywhere; it does not depend on the
+ * seed, and a smaller one is part of it.  Training has no sample. */
+TEST(split_samples_users) {
+    enum { N = 500 };
+    uint32_t lengths[N];
+    seq_file data;
+    split_users all, many, few, train;
+    for (int u = 0; u < N; u++)
+        lengths[u] = u % 10 == 0 ? 1 : 4;
+    toy_open(&data, lengths, N);
+    for (int kind = SPLIT_LEAVE_ONE_OUT; kind <= SPLIT_BY_USER; kind += SPLIT_BY_USER) {
+        split_rule rule = split_rule_of((split_kind)kind);
+        split s = split_make(&data, rule, 1), other = s;
+        CHECK_OK(split_users_init(&all, &s, PART_TEST));
+        CHECK_OK(split_users_init(&train, &s, PART_TRAIN));
+        uint64_t n_train = train.n, n_upper = 0;
+        split_users_fini(&train);
+        s.rule.n_sample = 100;
+        CHECK_OK(split_users_init(&many, &s, PART_TEST));
+        CHECK_OK(split_users_init(&train, &s, PART_TRAIN));
+        CHECK_EQ(train.n, n_train);
+        CHECK_EQ(many.n, 100);
+        other.rule.n_sample = 40;
+        if (kind == SPLIT_LEAVE_ONE_OUT) other.seed = 2;
+        CHECK_OK(split_users_init(&few, &other, PART_TEST));
+        CHECK_EQ(few.n, 40);
+        for (uint64_t i = 0; i < many.n; i++) {
+            CHECK(has_user(&all, many.user[i]));
+            CHECK(i == 0 || many.user[i - 1] < many.user[i]);
+            n_upper += many.user[i] >= N / 2;
+        }
+        for (uint64_t i = 0; i < few.n; i++)
+            CHECK(has_user(&many, few.user[i]));
+        CHECK(n_upper > 30 && n_upper < 70);
+        split_users_fini(&few);
+        other.rule.n_sample = (int64_t)all.n;
+        CHECK_OK(split_users_init(&few, &other, PART_TEST));
+        CHECK_EQ(few.n, all.n);
+        split_users_fini(&few);
+        split_users_fini(&many);
+        split_users_fini(&train);
+        split_users_fini(&all);
+    }
+    toy_close(&data);
+}
+
 TEST(split_by_time_cuts_between_events) {
     seq_file data;
     event_range r;
@@ -293,7 +345,7 @@ TEST(split_rule_reads_times) {
 }
 
 static split_rule rule_at(split_kind kind, bool has_validation, int64_t cut) {
-    return (split_rule){kind, has_validation || kind == SPLIT_LEAVE_TWO_OUT, cut};
+    return (split_rule){kind, has_validation || kind == SPLIT_LEAVE_TWO_OUT, cut, 0};
 }
 
 TEST(split_rule_in_words) {
@@ -369,6 +421,7 @@ TEST(split_record_survives_json) {
             from.rule = split_rule_of((split_kind)kind);
             if (kind > SPLIT_LEAVE_TWO_OUT && kind != SPLIT_NONE) from.rule.has_validation = v;
             if (kind == SPLIT_TIME) from.rule.time_cut = -3;
+            from.rule.n_sample = v * 70000;
             if (kind == SPLIT_TEST_FILE) {
                 snprintf(from.test_file, sizeof from.test_file, "/a/b \"c");
                 from.test_data = UINT64_C(0xfedcba9876543210);
@@ -380,6 +433,7 @@ TEST(split_record_survives_json) {
             CHECK_OK(json_finish(&w));
             CHECK_OK(read_back(&to, buf_str(&text)));
             CHECK(split_rule_is_same(&from.rule, &to.rule));
+            CHECK_EQ(from.rule.n_sample, to.rule.n_sample);
             CHECK_STR(to.test_file, from.test_file);
             CHECK_EQ(to.test_data, from.test_data);
             buf_fini(&text);
@@ -407,6 +461,7 @@ TEST(split_record_survives_json) {
                 ERR_FORMAT, "no fingerprint");
     CHECK_FAILS(read_back(&to, "{\"split\":\"odd\"}"), ERR_FORMAT, "unknown to this version");
     CHECK_FAILS(read_back(&to, "{\"split\":\"time\"}"), ERR_FORMAT, "time_cut");
+    CHECK_FAILS(read_back(&to, "{\"split\":\"none\",\"eval_users\":-1}"), ERR_FORMAT, "below 0");
     CHECK_FAILS(read_back(&to, "{\"split\":\"by-user\",\"has_validation\":1}"), ERR_FORMAT,
                 "neither true nor false");
     CHECK_FAILS(read_back(&to, "{\"split\":\"test-file\",\"test_file\":\"x\"}"), ERR_FORMAT,

@@ -518,6 +518,16 @@ TEST(evaluate_protocol_names_the_targets_of_ranking) {
     }
 }
 
+TEST(evaluate_describes_its_time) {
+    char text[EVAL_MISSES_BYTES] = "";
+    CHECK(!eval_describe_time(9, 60000, 1000000, text));
+    CHECK(eval_describe_time(110.2, 60000, 1000000, text));
+    CHECK_STR(text, "evaluation: about 1 m 50 s for 60000 users x 1000000 items; --eval-users N "
+                    "evaluates a sample");
+    CHECK(eval_describe_time(20, 7, 0, text));
+    CHECK_STR(text, "evaluation: about 20 s for 7 users; --eval-users N evaluates a sample");
+}
+
 TEST(evaluate_describes_misses) {
     char text[EVAL_MISSES_BYTES] = "";
     eval_result r = {.n_users = 50};
