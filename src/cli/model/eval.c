@@ -96,7 +96,6 @@ static status print_json(const report *o) {
 }
 
 static void print_metrics(const report *o, show_style style) {
-    bool has_beyond = false;
     int width = o->baselines != NULL ? RANGE_WIDTH : 0;
     printf("%s  %-14s %8s  %-*s", style.bold, "", "model", width, "95 % over users");
     for (int i = 0; o->baselines != NULL && i < N_BASELINES; i++)
@@ -106,7 +105,6 @@ static void print_metrics(const report *o, show_style style) {
         metric m;
         /* A class that no event has has no AUC: nothing to show. */
         if (isnan(o->r.item[k].value)) continue;
-        has_beyond |= eval_is_beyond(&o->r, o->r.item[k].name);
         if (eval_is_beyond(&o->r, o->r.item[k].name)) continue;
         char range[32] = "";
         if (isfinite(o->r.item[k].low))
@@ -123,8 +121,7 @@ static void print_metrics(const report *o, show_style style) {
         }
         printf("\n");
     }
-    if (has_beyond)
-        printf("  Not shown: metrics at %d, the items ranked, and above\n", o->r.n_items_ranked);
+    eval_tell_beyond(&o->r);
 }
 
 static status print_text(const report *o) {

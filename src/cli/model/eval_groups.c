@@ -231,6 +231,14 @@ bool eval_is_beyond(const eval_result *r, const char *metric_name) {
     return r->is_retrieval && at != NULL && atoi(at + 1) >= r->n_items_ranked;
 }
 
+void eval_tell_beyond(const eval_result *r) {
+    int k = 0;
+    while (k < r->n && !eval_is_beyond(r, r->item[k].name))
+        k++;
+    if (k < r->n)
+        printf("  Not shown: metrics at %d, the items ranked, and above\n", r->n_items_ranked);
+}
+
 /* The first metrics that have an interval, as many as fit. */
 void eval_groups_print(const eval_groups *g, const eval_result *all) {
     enum { SHOWN = 3, WIDTH = 26 };

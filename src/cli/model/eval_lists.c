@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "base/map.h"
 #include "base/mem.h"
+#include "cli/model/eval_groups.h"
 #include "cli/model/users.h"
 #include "cli/output.h"
 #include "config/metric_list.h"
@@ -353,10 +354,11 @@ static status print(const listing *l, const protocol *p) {
     printf("%s  %-14s %8s  %s%s\n", style.bold, "", "lists", "95 % over users", style.plain);
     for (int i = 0; i < l->result.n; i++) {
         const eval_metric *m = &l->result.item[i];
-        if (isnan(m->value)) continue;
+        if (isnan(m->value) || eval_is_beyond(&l->result, m->name)) continue;
         printf("  %-14s %8.4f", m->name, m->value);
         printf(isfinite(m->low) ? "  [%.4f, %.4f]\n" : "\n", m->low, m->high);
     }
+    eval_tell_beyond(&l->result);
     status st = protocol_describe(p, &lines);
     if (st == OK) printf("\n%s%s%s", style.dim, buf_str(&lines), style.plain);
     buf_fini(&lines);

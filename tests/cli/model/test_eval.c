@@ -203,6 +203,12 @@ TEST(eval_by_features_of_the_target) {
     CHECK(strstr(text, "  hr@4 ") == NULL && strstr(text, "  ndcg@10 ") == NULL);
     CHECK_CONTAINS(text, "Not shown: metrics at 4, the items ranked, and above\n");
     free(text);
+    write_text("l.csv", "user,item\na,3\n");
+    text = said(0, "eval --recommendations l.csv --data d --metrics HR@1,HR@5");
+    CHECK_CONTAINS(text, "  hr@1             0.2500 ");
+    CHECK(strstr(text, "hr@5") == NULL);
+    CHECK_CONTAINS(text, "Not shown: metrics at 4");
+    free(text);
     text = said(0, "eval t --metrics HR@1,HR@3");
     CHECK(strstr(text, "Not shown") == NULL);
     free(text);

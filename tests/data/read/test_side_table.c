@@ -187,6 +187,7 @@ TEST(content_kinds_are_found) {
     seq_file_close(s);
     CHECK_CONTAINS(said, "  Feature                3   items have genre: list, 4 values\n");
     CHECK_CONTAINS(said, "  Feature                3   items have year: number, 3 values\n");
+    CHECK(strstr(said, "is not read as numbers") == NULL);
     /* A filter renumbers items, and their content follows. */
     s = read_tables("--items items.csv --min-item-events 1", &said);
     CHECK_EQ(s->n_items, 3);

@@ -83,10 +83,21 @@ TEST(server_takes_ratings) {
     for (size_t i = 0; i < 10; i++)
         CHECK(json_member(json_at(by[0], i), "score")->number ==
               json_member(json_at(by[1], i), "score")->number);
-    text = client_ask(r.port, "POST", "/v1/recommend", "",
-                      "{\"user\": 9, \"what_if\": [{\"item\": 1, \"rating\": 4.5}]}");
-    CHECK_EQ(client_code(text), 400);
-    free(text);
+    static const char *const bad[] = {"what_if\": [{\"item\": 1, \"rating\": 4.5}]}",
+                                      "events\": [{\"item\": 1, \"rating\": 4.5}]}",
+                                      "history\": [{\"item\": 1, \"rating\": 4.5}]}"};
+    for (int i = 0; i < 3; i++) {
+        char body[100];
+        snprintf(body, sizeof body, "{\"user\": 9, \"%s", bad[i]);
+        text = client_ask(r.port, "POST", "/v1/recommend", "", body);
+        CHECK_EQ(client_code(text), 400);
+        CHECK_CONTAINS(text, "event 1: the data have no rating 4.5");
+        free(text);
+    }
+    (void)rig_json(&r, &a, "POST", "/v1/recommend",
+                   "{\"user\": \"cid\", \"events\": [{\"item\": 1, \"rating\": 5}]}");
+    v = json_member(rig_json(&r, &a, "GET", "/v1/users/cid", ""), "events");
+    CHECK_EQ(json_number(json_at(v, 0), "action"), 4);
     arena_fini(&a);
     rig_close(&r);
 }
