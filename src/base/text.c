@@ -276,16 +276,14 @@ const char *nearest_name(const char *word, const char *const *names, size_t n_na
 }
 
 const char *nearest_hint(char out[80], const char *word, const char *list) {
-    char copy[512], *next = copy;
-    const char *names[128], *near;
+    char copy[512], *rest;
+    const char *names[128] = {0};
     size_t n = 0;
     snprintf(copy, sizeof copy, "%s", list);
-    while (next != NULL && n < 128) {
-        names[n++] = next;
-        next = strstr(next, ", ");
-        if (next != NULL) *next = '\0', next += 2;
-    }
-    near = nearest_name(word, names, n);
+    for (char *at = strtok_r(copy, ",", &rest); at != NULL && n < 128;
+         at = strtok_r(NULL, ",", &rest))
+        names[n++] = at + strspn(at, " ");
+    const char *near = nearest_name(word, names, n);
     for (size_t i = 0; i < n; i++) /* item for item_id */
         if (strlen(names[i]) > 2 && strstr(word, names[i]) != NULL) near = names[i];
     snprintf(out, 80, near != NULL ? " (did you mean '%.50s'?)" : "%.0s", near != NULL ? near : "");

@@ -55,12 +55,9 @@ static const char notes[] =
     "  hstu prep csv --input clicks.csv.gz --user-col uid --item-col sku \\\n"
     "      --time-col ts --out data/clicks\n"
     "  hstu prep csv --input logs/*.csv --action-map view=0,cart=1,buy=2 \\\n"
-    "      --min-user-events 5 --min-item-events 5 --out data/shop\n"
-    "  hstu prep jsonl --input events/ --user actor.id --item object.id \\\n"
-    "      --time published --out data/events\n"
-    "  hstu prep parquet --input spark_output/ --out data/logs\n"
-    "  hstu prep --from-state state --with data/monday --out data/tuesday\n"
-    "  zcat old.csv.gz | hstu prep csv --input - --skip-bad 100 --out data/old\n";
+    "      --items items.csv --min-user-events 5 --out data/shop\n"
+    "  hstu prep jsonl --input events/ --user actor.id --item object.id --out data/e\n"
+    "  hstu prep --from-state state --with data/monday --out data/tuesday\n";
 
 /* "--input logs/a.csv logs/b.csv": what the shell makes of a pattern. */
 static status take_inputs(prep_options *o, const char **words, int n) {
