@@ -120,7 +120,10 @@ static status json_id(const json_value *v, char id[ID_BYTES]) {
     }
     if (v == NULL || v->type != JSON_NUMBER || v->number != rint(v->number))
         return fail(ERR_FORMAT, "no id: a text, a whole number, or {\"id\": ...}");
-    snprintf(id, ID_BYTES, "%.0f", v->number);
+    if (v->is_integer)
+        snprintf(id, ID_BYTES, "%" PRId64, v->integer);
+    else
+        snprintf(id, ID_BYTES, "%.0f", v->number);
     return OK;
 }
 

@@ -287,6 +287,8 @@ TEST(eval_of_recommendations_says_what_is_wrong) {
         {"", "--data data", "l: has no list of a user of the data", 1},
         {"{\"user\": 1, \"items\": [99999, \"x\"]}\n", "--data data",
          "2 of 2 listed items are not in the data (each takes its place)", 0},
+        {"{\"user\": 1, \"items\": [9007199254740993]}\n", "--data data",
+         "the first is '9007199254740993'", 0},
         {"{\"user\": 1, \"items\": [1]}\n", "--data data", "have no list: each counts as a miss",
          0},
         {"{\"user\": 1, \"items\": [99999, \"x\"]}\n{\"user\": 77777, \"items\": [1]}\n",
