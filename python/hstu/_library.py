@@ -102,10 +102,14 @@ def _open():
     except OSError as e:
         raise ImportError(f"{path} cannot be loaded ({e}); install the package with 'pip install ./python', or set "
                           "HSTU_LIBRARY to a libhstu.so") from e
-    for name, args in _SIGNATURES.items():
-        getattr(lib, name).argtypes, getattr(lib, name).restype = args, c_int32
-    for name, (result, args) in _OTHERS.items():
-        getattr(lib, name).argtypes, getattr(lib, name).restype = args, result
+    try:
+        for name, args in _SIGNATURES.items():
+            getattr(lib, name).argtypes, getattr(lib, name).restype = args, c_int32
+        for name, (result, args) in _OTHERS.items():
+            getattr(lib, name).argtypes, getattr(lib, name).restype = args, result
+    except AttributeError as e:
+        raise ImportError(f"{path} is a library of another version ({e}); build it again: 'pip install ./python', or "
+                          "'make' for the one of HSTU_LIBRARY") from e
     return lib
 
 

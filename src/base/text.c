@@ -83,14 +83,6 @@ static size_t put_hex(char *out, const char *prefix, unsigned code, int n_digits
     return n;
 }
 
-static unsigned code_point(const char *s, int length) {
-    const unsigned char *u = (const unsigned char *)s;
-    unsigned code = length == 1 ? u[0] : u[0] & (0x7fu >> length);
-    for (int i = 1; i < length; i++)
-        code = code << 6 | (u[i] & 0x3f);
-    return code;
-}
-
 /* Whether the well-formed character of `length` bytes would change how the text around it looks. */
 static bool escape_is_hidden(const char *character, int length) {
     static const struct {
@@ -98,7 +90,7 @@ static bool escape_is_hidden(const char *character, int length) {
     } hidden[] = {{0, 0x1f},        {0x7f, 0x9f},     {0xad, 0xad},      {0x61c, 0x61c},
                   {0x180e, 0x180e}, {0x200b, 0x200f}, {0x2028, 0x202e},  {0x2060, 0x206f},
                   {0xfeff, 0xfeff}, {0xfff9, 0xfffb}, {0xe0000, 0xe007f}};
-    unsigned code = code_point(character, length);
+    unsigned code = utf8_decode(character, length);
     for (size_t i = 0; i < sizeof hidden / sizeof *hidden; i++)
         if (code >= hidden[i].first && code <= hidden[i].last) return true;
     return false;
@@ -106,7 +98,7 @@ static bool escape_is_hidden(const char *character, int length) {
 
 int escape_next(char out[ESCAPE_BYTES], size_t *n_out, const char *from, size_t n) {
     int length = utf8_length(from, n);
-    unsigned code = length > 0 ? code_point(from, length) : (unsigned char)from[0];
+    unsigned code = length > 0 ? utf8_decode(from, length) : (unsigned char)from[0];
     if (length > 0 && !escape_is_hidden(from, length)) {
         memcpy(out, from, (size_t)length);
         out[ *n_out = (size_t)length] = '\0';
@@ -137,13 +129,17 @@ char *escape_text(char *out, size_t size, const char *from) {
 
 const char *escape_excerpt(char out[64], const char *text, size_t n_bytes) {
     enum { SHOWN_BYTES = 40 };
-    size_t n = 0;
-    for (; n < n_bytes && n < SHOWN_BYTES; n++) {
-        unsigned char c = (unsigned char)text[n];
-        /* Bytes outside printable ASCII may be Latin-1, half a character or an escape code. */
-        out[n] = c >= 0x20 && c < 0x7f ? (char)c : '?';
+    size_t n = 0, at = 0;
+    while (at < n_bytes) {
+        int length = utf8_length(text + at, n_bytes - at);
+        bool is_shown = length > 0 && !escape_is_hidden(text + at, length);
+        if (n + (is_shown ? (size_t)length : 1) > SHOWN_BYTES) break;
+        if (is_shown) memcpy(out + n, text + at, (size_t)length);
+        if (!is_shown) out[n] = '?';
+        n += is_shown ? (size_t)length : 1;
+        at += length > 0 ? (size_t)length : 1;
     }
-    strcpy(out + n, n < n_bytes ? "..." : "");
+    strcpy(out + n, at < n_bytes ? "..." : "");
     return out;
 }
 
@@ -277,6 +273,21 @@ const char *nearest_name(const char *word, const char *const *names, size_t n_na
     word += strspn(word, "-");
     int limit = 2 * ((int)strnlen(word, LONGEST) / 3 + 1);
     return best_name != NULL && best <= limit ? best_name : NULL;
+}
+
+const char *nearest_hint(char out[80], const char *word, const char *list) {
+    char copy[512], *rest;
+    const char *names[128] = {0};
+    size_t n = 0;
+    snprintf(copy, sizeof copy, "%s", list);
+    for (char *at = strtok_r(copy, ",", &rest); at != NULL && n < 128;
+         at = strtok_r(NULL, ",", &rest))
+        names[n++] = at + strspn(at, " ");
+    const char *near = nearest_name(word, names, n);
+    for (size_t i = 0; i < n; i++) /* item for item_id */
+        if (strlen(names[i]) > 2 && strstr(word, names[i]) != NULL) near = names[i];
+    snprintf(out, 80, near != NULL ? " (did you mean '%.50s'?)" : "%.0s", near != NULL ? near : "");
+    return out;
 }
 
 number_kind number_read(const char *text, size_t n, int64_t *out) {

@@ -106,7 +106,7 @@ int escape_next(char out[ESCAPE_BYTES], size_t *n_out, const char *from, size_t 
  * escape.  Returns out. */
 char *escape_text(char *out, size_t size, const char *from);
 
-/* Copies text for a message: at most 40 bytes, with control characters and broken UTF-8 as '?'. */
+/* Copies text for a message: at most 40 bytes, with hidden characters and broken UTF-8 as '?'. */
 const char *escape_excerpt(char out[64], const char *text, size_t n_bytes);
 
 /* Appends a name to a list in a message, "a, b, c" (size bytes, "" at first), until it is full. */
@@ -129,6 +129,10 @@ bool text_ends_with(const char *text, const char *end);
 /* For error messages: the name with the smallest edit distance to `word` (case counts half), or
  * NULL if none is near enough to be meant. */
 const char *nearest_name(const char *word, const char *const *names, size_t n_names);
+
+/* " (did you mean 'x'?)" with the nearest name of a list as escape_list_add makes it; "" if none is
+ * near. */
+const char *nearest_hint(char out[80], const char *word, const char *list);
 
 /* Numbers in text, exactly: no locale, no rounding surprises, no silent overflow.  The text need
  * not end with a NUL; every byte of it must belong to the number.  No message is recorded here: the

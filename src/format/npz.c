@@ -57,7 +57,7 @@ status npz_begin(zip_writer *w, const npz_array *a) {
 /* The header is as numpy.save writes it; other forms of the dictionary are refused. */
 static status read_npy(st_file *f) {
     static const char form[] =
-        "{'descr': '<f%1[248]', 'fortran_order': False, 'shape': (%18" SCNd64 ", %18" SCNd64 ")";
+        "{'descr': '<f%1[248]', 'fortran_order': False, 'shape': (%18" SCNd64 ", %18" SCNd64 ")%n";
     const unsigned char *b = f->map.bytes;
     size_t n = f->map.n_bytes, begin = n > 6 && b[6] > 1 ? 12 : 10;
     uint64_t header = n < 12 ? UINT64_MAX : read_little(b + 8, (int)begin - 8);
@@ -66,8 +66,9 @@ static status read_npy(st_file *f) {
     st_tensor *t = f->tensors;
     if (header < sizeof text && header <= n - begin && memcmp(b, "\x93NUMPY", 6) == 0)
         memcpy(text, b + begin, header);
-    int n_read = sscanf(text, form, type, &t->shape[0], &t->shape[1]);
-    if (n_read != 3 || t->shape[0] < 0 || t->shape[1] < 0 ||
+    int end = 0, n_read = sscanf(text, form, type, &t->shape[0], &t->shape[1], &end);
+    end += (int)strspn(text + end, ", ");
+    if (n_read != 3 || text[end] != '}' || t->shape[0] < 0 || t->shape[1] < 0 ||
         __builtin_mul_overflow(t->shape[0], t->shape[1], &t->n) ||
         (uint64_t)t->n != (n - begin - header) / (size_t)(type[0] - '0'))
         return fail(ERR_FORMAT,

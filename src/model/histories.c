@@ -115,6 +115,7 @@ typedef struct event {
 
 static status append(given_history *g, const event *e) {
     size_t n = g->n;
+    if (e->item == 0) return OK;
     if (n > 0 && e->has_time != g->has_times)
         return fail(ERR_USAGE,
                     "event %zu %s a time and those before it %s: give a time for all "
@@ -134,7 +135,8 @@ static status append(given_history *g, const event *e) {
     return OK;
 }
 
-static status find_item(const seq_file *data, const char *id, size_t n, uint32_t *out) {
+static status find_item(given_history *g, const seq_file *data, const char *id, size_t n,
+                        uint32_t *out) {
     char text[ID_BYTES];
     *out = 0;
     if (n < sizeof text && memchr(id, '\0', n) == NULL) {
@@ -142,7 +144,8 @@ static status find_item(const seq_file *data, const char *id, size_t n, uint32_t
         text[n] = '\0';
         *out = seq_find_item(data, text);
     }
-    if (*out != 0) return OK;
+    if (*out == 0 && g->is_list) escape_list_add(g->unknown, sizeof g->unknown, id, n);
+    if (*out != 0 || g->is_list) return OK;
     return fail(ERR_USAGE, "%s has no item '%.*s'", data->path, (int)(n < SHOWN_ID ? n : SHOWN_ID),
                 id);
 }
@@ -163,7 +166,7 @@ static status read_list(given_history *g, const seq_file *data, const char *text
                         "separate ids by single commas, as in 12,99; event %zu is "
                         "empty",
                         g->n + 1);
-        TRY(find_item(data, text + at, length, &e.item));
+        TRY(find_item(g, data, text + at, length, &e.item));
         TRY(append(g, &e));
         at += length;
         if (at + 1 < n && text[at] == '\r' && text[at + 1] == '\n') at++;
@@ -172,13 +175,13 @@ static status read_list(given_history *g, const seq_file *data, const char *text
     return OK;
 }
 
-static status read_id(const seq_file *data, const json_value *v, uint32_t *item) {
+static status read_id(given_history *g, const seq_file *data, const json_value *v, uint32_t *item) {
     char digits[24];
-    if (v->type == JSON_STRING) return find_item(data, v->string, v->string_bytes, item);
+    if (v->type == JSON_STRING) return find_item(g, data, v->string, v->string_bytes, item);
     if (v->type != JSON_NUMBER || !v->is_integer)
         return fail(ERR_USAGE, "an item's id is a whole number or a string");
     int n = snprintf(digits, sizeof digits, "%" PRId64, v->integer);
-    return find_item(data, digits, (size_t)n, item);
+    return find_item(g, data, digits, (size_t)n, item);
 }
 
 static status read_time(const seq_file *data, const json_value *v, event *e) {
@@ -206,23 +209,21 @@ static status read_action(const seq_file *data, int32_t n_actions, const json_va
 }
 
 static status read_rating(const seq_file *data, int32_t n_actions, const json_value *v, event *e) {
-    bool is_rated = data->actions == ACTION_STARS || data->actions == ACTION_HALF_STARS;
     int32_t n = count_actions(data, n_actions);
-    if (!is_rated) return fail(ERR_USAGE, "%s has no ratings; give an \"action\"", data->path);
-    for (int32_t a = 0; a < n && v->type == JSON_NUMBER; a++) {
-        if (seq_rating(data, (uint16_t)a) != v->number) continue;
-        e->action = (uint16_t)a;
+    if (seq_find_rating(data, v->type == JSON_NUMBER ? v->number : -1, &e->action) && e->action < n)
         return OK;
-    }
+    if (data->actions != ACTION_STARS && data->actions != ACTION_HALF_STARS)
+        return fail(ERR_USAGE, "%s has no ratings; give an \"action\"", data->path);
     return fail(ERR_USAGE, "a rating of %s is a number from %g to %g", data->path,
                 seq_rating(data, 0), seq_rating(data, (uint16_t)(n - 1)));
 }
 
-static status read_event(const seq_file *data, int32_t n_actions, const json_value *v, event *e) {
-    if (v->type != JSON_OBJECT) return read_id(data, v, &e->item);
+static status read_event(given_history *g, const seq_file *data, int32_t n_actions,
+                         const json_value *v, event *e) {
+    if (v->type != JSON_OBJECT || g->is_list) return read_id(g, data, v, &e->item);
     for (const json_value *m = v->first; m != NULL; m = m->next) {
         if (strcmp(m->key, "item") == 0)
-            TRY(read_id(data, m, &e->item));
+            TRY(read_id(g, data, m, &e->item));
         else if (strcmp(m->key, "time") == 0)
             TRY(read_time(data, m, e));
         else if (strcmp(m->key, "action") == 0)
@@ -247,7 +248,7 @@ static status read_json(given_history *g, const seq_file *data, int32_t n_action
     if (st == ERR_FORMAT) st = fail_prefix(ERR_USAGE, "it begins like JSON");
     for (const json_value *v = st == OK ? root->first : NULL; st == OK && v != NULL; v = v->next) {
         event e = {.action = ACTION_UNKNOWN};
-        st = read_event(data, n_actions, v, &e);
+        st = read_event(g, data, n_actions, v, &e);
         if (st != OK) st = fail_prefix(st, "event %zu", g->n + 1);
         if (st == OK) st = append(g, &e);
     }
@@ -261,7 +262,7 @@ static bool is_space(char c) {
 
 status given_history_read(given_history *out, const seq_file *data, int32_t n_actions,
                           const char *text, size_t n) {
-    *out = (given_history){0};
+    *out = (given_history){.is_list = n_actions < 0};
     size_t blank = 0;
     while (n > 0 && is_space(text[n - 1]))
         n--;
@@ -270,6 +271,8 @@ status given_history_read(given_history *out, const seq_file *data, int32_t n_ac
     bool is_json = blank < n && text[blank] == '[';
     TRY(is_json ? read_json(out, data, n_actions, text + blank, n - blank)
                 : read_list(out, data, text, n));
+    if (out->n == 0 && out->unknown[0] != '\0')
+        return fail(ERR_USAGE, "%s has no item %s", data->path, out->unknown);
     if (out->n == 0) return fail(ERR_USAGE, "it has no events");
     for (size_t i = 0; i < out->n && !out->has_times; i++)
         out->time[i] = untimed_seconds(i) * data->time_per_second;

@@ -72,11 +72,13 @@ typedef struct given_history {
     int64_t *time;
     size_t n, capacity[3];
     bool has_times;
+    bool is_list;      /* of ids: those that the data do not have are left out */
+    char unknown[256]; /* "a, b": these ids */
 } given_history;
 
 /* Reads n bytes of text, NUL-terminated.  ERR_USAGE names the event that is wrong;
  * given_history_fini must follow in any case.  n_actions: actions are below it; 0: as the data's
- * kind says. */
+ * kind says; -1: it is a list of ids. */
 status given_history_read(given_history *out, const seq_file *data, int32_t n_actions,
                           const char *text, size_t n);
 void given_history_fini(given_history *g);

@@ -152,8 +152,9 @@ static status read_value(parser *p, const item_content *f, word *out) {
         return wrong(p, "%s is a category: expected a value in quotes",
                      escape_excerpt(name, f->name, strlen(f->name)));
     TRY(text_read_double(p->text + p->at, &end, &out->number));
-    if (end == p->text + p->at || !isfinite(out->number))
-        return wrong(p, "%s is a number: expected a number, without quotes",
+    size_t n = strspn(p->text + p->at, "+-.0123456789eE"); /* strtod also reads 0x10 */
+    if (end == p->text + p->at || end > p->text + p->at + n || !isfinite(out->number))
+        return wrong(p, "%s is a number: expected a decimal number, without quotes",
                      escape_excerpt(name, f->name, strlen(f->name)));
     p->at = (size_t)(end - p->text);
     return OK;

@@ -59,6 +59,38 @@ TEST(escape_of_any_bytes) {
     }
 }
 
+/* Excerpts keep characters of any script, end between two of them, and show others as '?'. */
+TEST(excerpts_keep_characters_whole) {
+    static const struct {
+        const char *text, *want;
+    } cases[] = {
+        {"", ""},
+        {"Größe", "Größe"},
+        {"a\x1b[0m\xe2\x80\xae\nb", "a?[0m??b"},
+        {"Gr\xf6\xdf"
+         "e \xe2\x82",
+         "Gr??e ??"},
+        {"0123456789012345678901234567890123456789", /* 40 */
+         "0123456789012345678901234567890123456789"},
+        {"012345678901234567890123456789012345678ö", "012345678901234567890123456789012345678..."},
+        {"01234567890123456789012345678901234567öx", "01234567890123456789012345678901234567ö..."}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char out[64];
+        CHECK_STR(escape_excerpt(out, cases[i].text, strlen(cases[i].text)), cases[i].want);
+    }
+}
+
+TEST(the_nearest_name_of_a_list) {
+    char out[80], list[512] = "";
+    CHECK_STR(nearest_hint(out, "Kundennumer", "Artikel, Kundennummer, Zeit"),
+              " (did you mean 'Kundennummer'?)");
+    CHECK_STR(nearest_hint(out, "xyz", "Artikel, Kundennummer"), "");
+    CHECK_STR(nearest_hint(out, "xyz", ""), "");
+    for (int i = 0; i < 200; i++)
+        escape_list_add(list, sizeof list, "ab", 2);
+    CHECK_STR(nearest_hint(out, "ac", list), " (did you mean 'ab'?)");
+}
+
 /* Escapes count with the characters they have; a cut never leaves half of one. */
 TEST(escape_fits_a_width) {
     char text[SHOW_BYTES];

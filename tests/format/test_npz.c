@@ -159,7 +159,10 @@ TEST(npy_is_read) {
                                       NPY("<f4", "False", "(999999999999999999, 99999999999)"),
                                       NPY("<f3", "False", "(2, 3)"),
                                       "",
-                                      "{'descr': '<f4'}"};
+                                      "{'descr': '<f4'}",
+                                      "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3",
+                                      "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3)",
+                                      "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), "};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
         CHECK_FAILS(open_npy(bad[i], 1, 24, &f), ERR_FORMAT, "no matrix of floating point");
     CHECK_FAILS(open_npy(NPY("<f4", "False", "(2, 3)"), 1, 23, &f), ERR_FORMAT, "cut short");

@@ -123,6 +123,11 @@ TEST(history_read_names_what_is_wrong) {
     }
     CHECK_FAILS(read_text(&g, &t, "[{\"item\":\"x\",\"rating\":3}]"), ERR_USAGE, "no ratings");
     given_history_fini(&g);
+    /* Of a list of ids, the unknown ones are named. */
+    CHECK_OK(given_history_read(&g, &s, -1, "7,10,[,30", 9));
+    CHECK(g.n == 2 && g.item[0] == 1 && g.item[1] == 3);
+    CHECK_STR(g.unknown, "7, [");
+    given_history_fini(&g);
     CHECK_FAILS(given_history_read(&g, &s, 0, "10\0,20", 6), ERR_USAGE, "no item");
     given_history_fini(&g);
     CHECK_FAILS(given_history_read(&g, &t, 7, "[{\"item\":\"x\",\"action\":7}]", 25), ERR_USAGE,

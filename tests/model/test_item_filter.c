@@ -87,7 +87,7 @@ TEST(filter_errors_name_the_place_and_the_nearest_name) {
     CHECK_FAILS(run("genre = 'drama'"), ERR_USAGE,
                 "character 9: no item has the value 'drama'; did you mean 'Drama'?");
     CHECK_FAILS(run("genre = 'Комедия' and year > 'x'"), ERR_USAGE,
-                "character 30: year is a number: expected a number");
+                "character 30: year is a number: expected a decimal number");
     CHECK_FAILS(run("genre = 7"), ERR_USAGE, "character 9: genre is a category: expected a value");
     CHECK_FAILS(run("genre < 'Drama'"), ERR_USAGE, "has no order");
     CHECK_FAILS(run("genre 'Drama'"), ERR_USAGE, "character 7: expected = != <");
@@ -103,6 +103,9 @@ TEST(filter_errors_name_the_place_and_the_nearest_name) {
     CHECK_FAILS(run("genre = 'Drama\\'"), ERR_USAGE, "is not closed");
     CHECK_FAILS(run("year > 1e999"), ERR_USAGE, "year is a number");
     CHECK_FAILS(run("year > nan"), ERR_USAGE, "year is a number");
+    CHECK_FAILS(run("year > 0x10"), ERR_USAGE,
+                "character 8: year is a number: expected a decimal number");
+    CHECK_FAILS(run("year in (1, 0X7D0)"), ERR_USAGE, "character 13: year is a number");
     CHECK_FAILS(run("year > "), ERR_USAGE, "year is a number");
     CHECK_FAILS(run("not"), ERR_USAGE, "expected the name");
     CHECK_FAILS(run("year > 1 and"), ERR_USAGE, "character 13");

@@ -54,6 +54,13 @@ def check(condition, what):
         sys.exit(f"check.py: {what}")
 
 
+def other_library():
+    """A library without some of our functions, as an older build is."""
+    env = dict(os.environ, HSTU_LIBRARY="libm.so.6")
+    done = subprocess.run([sys.executable, "-c", "import hstu"], env=env, capture_output=True, text=True)
+    check("ImportError: libm.so.6 is a library of another version" in done.stderr, done.stderr)
+
+
 def fails(kind, part, call):
     try:
         call()
@@ -452,6 +459,7 @@ def main():
     table()
     bags()
     misuse(data, run, users, items)
+    other_library()
     threads(data, run, users)
     fork(data, run, users)
     interrupt(data, run, users)

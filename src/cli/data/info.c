@@ -633,7 +633,8 @@ static void print_actions(const info *in) {
 static void print_feature(const char *name, const text_column *t, int most) {
     char text[SHOW_BYTES], value[SHOW_BYTES], count[SHOW_BYTES];
     uint64_t n_values = t->n > 0 ? t->n - 1 : 0;
-    printf("  %-16s %9s %s  ", show_text(text, name, strlen(name), 16), show_count(count, n_values),
+    show_text(text, name, strlen(name), 16);
+    printf("  %s%*s %9s %s  ", text, 16 - show_columns(text), "", show_count(count, n_values),
            n_values == 1 ? "value " : "values");
     size_t used = 0;
     for (uint64_t i = 1; i <= n_values; i++) {

@@ -42,22 +42,10 @@ static const char notes[] =
     "--input is a folder, the original archive as it is, or a single file, compressed or not. "
     "With --download it is the folder the archive is kept in; default: the folder around --out.\n"
     "\n"
-    "csv: --input is one or more files, folders of parts, archives, pipes, or '-' for the standard "
-    "input; all are read as one table. Columns are header names, or numbers from 1. Without "
-    "--user-col and the other column options, the usual names are tried (user_id, uid, item_id, "
-    "asin, timestamp, ts, rating, ...), or columns 1, 2, 3 if there is no header. What was taken "
-    "for "
-    "what is said on stderr. --header auto takes the first row as a header if no field of it is a "
-    "number or a date. Times are numbers, ISO 8601 dates, or as --time-format says. Quoted fields "
-    "may hold line breaks.\n"
-    "\n"
-    "jsonl: the same with one JSON object a line; columns are members, a.b those of a nested "
-    "object.\n"
-    "\n"
-    "parquet: as csv, with columns by the names or numbers of the schema; integers, floating point "
-    "and strings as ids, integers, timestamps, dates, floating point and texts as times. Where "
-    "columns are lists, a row is as many events, and single values belong to each. Pages are "
-    "uncompressed, SNAPPY, ZSTD or GZIP.\n"
+    "csv, jsonl and parquet read all files, folders of parts, archives and pipes of --input as one "
+    "table. Columns are names, numbers from 1, or in jsonl members such as a.b. Without column "
+    "options the usual names are tried (user_id, asin, ts, rating, ...), or columns 1, 2, 3 of a "
+    "file without a header; stderr says what was taken. docs/data.md has the rules.\n"
     "\n"
     "processed-seqs: rating lists are stored actions (0..4 for 1..5 stars); sasrec_format.csv has "
     "ratings as in the source.\n"
@@ -67,12 +55,9 @@ static const char notes[] =
     "  hstu prep csv --input clicks.csv.gz --user-col uid --item-col sku \\\n"
     "      --time-col ts --out data/clicks\n"
     "  hstu prep csv --input logs/*.csv --action-map view=0,cart=1,buy=2 \\\n"
-    "      --min-user-events 5 --min-item-events 5 --out data/shop\n"
-    "  hstu prep jsonl --input events/ --user actor.id --item object.id \\\n"
-    "      --time published --out data/events\n"
-    "  hstu prep parquet --input spark_output/ --out data/logs\n"
-    "  hstu prep --from-state state --with data/monday --out data/tuesday\n"
-    "  zcat old.csv.gz | hstu prep csv --input - --skip-bad 100 --out data/old\n";
+    "      --items items.csv --min-user-events 5 --out data/shop\n"
+    "  hstu prep jsonl --input events/ --user actor.id --item object.id --out data/e\n"
+    "  hstu prep --from-state state --with data/monday --out data/tuesday\n";
 
 /* "--input logs/a.csv logs/b.csv": what the shell makes of a pattern. */
 static status take_inputs(prep_options *o, const char **words, int n) {
@@ -104,11 +89,14 @@ static status read_skip_bad(const char *text, source_request *r) {
 
 /* The source that the first word names, or a state, for which few options are. */
 static status choose_source(prep_options *o, const char **words, int n) {
-    static const source from_state = {.name = "state"};
+    static const source from_state = {.name = "state", .has_columns = true, .is_table = true};
     static const source_request nothing;
     source_request other;
     memcpy(&other, &o->request, sizeof other); /* with its padding, as all of it is compared */
     other.has_text_ids = false;
+    other.items = other.items_id = other.items_title = other.item_features = NULL;
+    other.item_vectors = other.item_vector_ids = NULL;
+    other.users = other.users_id = other.user_features = NULL;
     if (o->state == NULL && o->with != NULL)
         return fail(ERR_USAGE, "--with needs --from-state STATE");
     if (o->state == NULL && n == 0)
@@ -119,9 +107,11 @@ static status choose_source(prep_options *o, const char **words, int n) {
     if (o->state == NULL) return take_inputs(o, words + 1, n - 1);
     if (n == 0 && o->inputs.n_items == 0 && !o->is_download && o->skip_bad == NULL &&
         memcmp(&other, &nothing, sizeof other) == 0)
-        return OK;
-    return fail(ERR_USAGE, "--from-state takes no source and no options but --with, --out, "
-                           "--string-ids, --emit-csv, --item-name and --json");
+        return source_check(o->src, &o->request);
+    return fail(ERR_USAGE,
+                "--from-state takes no source and no options but --with, --out, --items, "
+                "--users, --item-vectors and theirs, --string-ids, --emit-csv, "
+                "--item-name and --json");
 }
 
 static status parse_options(int argc, char **argv, prep_options *o, bool *is_help) {
@@ -135,9 +125,11 @@ static status parse_options(int argc, char **argv, prep_options *o, bool *is_hel
             "--from-state", &o->state, "STATE",
             "Instead of a source: the events that 'hstu serve --state STATE' has acknowledged; "
             "the server may be running."),
-        OPT_TEXT("--with", &o->with, "DATA",
-                 "With --from-state: add them to this prepared data, of which titles and features "
-                 "are kept. Events in both count once; erased users are left out of both."),
+        OPT_TEXT(
+            "--with", &o->with, "DATA",
+            "With --from-state: add them to this prepared data, of which titles and features "
+            "are kept, unless --items, --users or --item-vectors says otherwise. Events in both "
+            "count once; erased users are left out of both."),
         OPT_FLAG("--json", &o->is_json, "Print the summary as one JSON object."),
         OPT_TEXT("--emit-csv", &o->emit_csv, "FILE",
                  "Also write the sequences as CSV: user_id, item, rating, unix_timestamp."),
@@ -161,8 +153,8 @@ static status parse_options(int argc, char **argv, prep_options *o, bool *is_hel
                  "Its title column (default: title, name, ...)."),
         OPT_TEXT("--item-features", &r->item_features, "COL[:KIND],...",
                  "Its columns that become item features, or none (default: all but id, title and "
-                 "free text). KIND: category, number, list or list:SEPARATOR (pipe, semicolon, "
-                 "comma, ...); default: detected."),
+                 "free text). KIND: category, number, number:comma (decimal commas), list or "
+                 "list:SEPARATOR (pipe, semicolon, comma, ...); default: detected."),
         OPT_TEXT("--item-vectors", &r->item_vectors, "FILE",
                  "A vector for each item: .npy (n, dim), or .safetensors with vectors (n, dim) and "
                  "optionally ids (n), as 'hstu encode' writes."),
@@ -355,10 +347,10 @@ static status print_summary(const prep_options *o, const builder_stats *s, doubl
            show_count(a, s->n_seen_items), show_count(b, s->n_items));
     printf("  Events      %12s   longest history %s\n", show_count(a, s->n_events),
            show_count(b, s->max_len));
-    if (o->request.items != NULL)
+    if (o->request.items != NULL && o->with == NULL)
         printf("  Described   %12s   items by %s\n", show_count(a, s->n_described_items),
                show_path(other, o->request.items));
-    if (o->request.users != NULL)
+    if (o->request.users != NULL && o->with == NULL)
         printf("  Described   %12s   users by %s\n", show_count(a, s->n_described_users),
                show_path(other, o->request.users));
     for (const content_report *f = s->content; f < s->content + s->n_content; f++)
@@ -407,7 +399,7 @@ static status write_data(const prep_options *o, const source_result *r, const bu
 
 static status read_source(const prep_options *o, pool *p, source_result *r) {
     bool is_several = o->inputs.n_items > 1;
-    if (o->state != NULL) return prep_state_read(o->state, o->with, o->request.has_text_ids, p, r);
+    if (o->state != NULL) return prep_state_read(o->state, o->with, &o->request, p, r);
     return source_read(o->src, &o->request, is_several ? o->inputs.item : &o->input,
                        is_several ? o->inputs.n_items : 1, p, r);
 }
@@ -451,6 +443,10 @@ static void warn_described(const prep_options *o, const builder_stats *s) {
         if (c->n_rare > 0)
             log_info("note: the %llu rarest values of %s are left out",
                      (unsigned long long)c->n_rare, c->name);
+        if (c->has_commas)
+            log_info("note: %s is not read as numbers; if its commas are decimal: --item-features "
+                     "%s:number:comma",
+                     c->name, c->name);
         if (c->is_left_out)
             log_info("note: %s is no feature: %llu values, hardly any of two items; name it in "
                      "--item-features to take it",

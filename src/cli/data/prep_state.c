@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "data/read/source_job.h"
 #include "serve/state/user_writer.h"
 
 /* Histories on their way to a builder. */
@@ -20,6 +21,10 @@ typedef struct moving {
     builder_sink *sink;
     uint64_t n_blocks, n_left; /* blocks so far, and events that fit the open one */
     uint64_t n_erased, n_bad; /* users of the data, and events with strings where ids are numbers */
+    const source_request *request;
+    int context[CONTEXT_MAX], content[ITEM_CONTENT_MAX]; /* the builder's numbers of features */
+    bool is_given[ITEM_CONTENT_MAX];                     /* --items has the feature, too */
+    buf cell; /* values of an item, with CONTENT_SEPARATOR between them */
 } moving;
 
 static const uint32_t none = UINT32_MAX;
@@ -87,55 +92,76 @@ static status put_data_user(moving *m, uint64_t i) {
         const context_feature *c = &data->context[f];
         engine_id value = id_at(true, &c->values, NULL, c->value[i]);
         if (c->value[i] != 0)
-            TRY(builder_set_context(m->build, f, text.text, text.n, value.text, value.n));
+            TRY(builder_set_context(m->build, m->context[f], text.text, text.n, value.text,
+                                    value.n));
     }
     return OK;
 }
 
-/* Features and vector of an item. */
-static status put_content(moving *m, uint32_t item, const engine_id *id) {
+/* Whether the vectors are those of the data. */
+static bool has_vectors(const moving *m) {
+    return m->data->item_vector != NULL && m->request->item_vectors == NULL;
+}
+
+/* Features and vector of an item, but for those of --items and --item-vectors. */
+static status put_content(moving *m, uint32_t item, const engine_id *id, bool is_new) {
     const seq_file *data = m->data;
     float *to;
     for (int f = 0; f < data->n_content; f++) {
         const item_content *c = &data->content[f];
-        char text[40];
-        bool is_number = c->number != NULL && !isnan(c->number[item]);
-        if (is_number) snprintf(text, sizeof text, "%.17g", c->number[item]);
-        if (is_number)
-            TRY(builder_put_content(m->build, f, text, (size_t)text_restore_point(text)));
+        if (m->is_given[f] && !is_new) continue;
+        buf_clear(&m->cell);
+        if (c->number != NULL && !isnan(c->number[item])) {
+            TRY(buf_printf(&m->cell, "%.17g", c->number[item]));
+            m->cell.n_bytes = (size_t)text_restore_point(m->cell.data);
+        }
         for (uint64_t k = c->offsets[item]; k < c->offsets[item + 1] && c->number == NULL; k++) {
             engine_id value = id_at(true, &c->values, NULL, c->value[k]);
-            TRY(builder_put_content(m->build, f, value.text, value.n));
+            if (m->cell.n_bytes > 0) TRY(buf_char(&m->cell, CONTENT_SEPARATOR));
+            TRY(buf_append(&m->cell, value.text, value.n));
         }
+        TRY(builder_put_content(m->build, m->content[f], buf_str(&m->cell), m->cell.n_bytes));
     }
-    if (data->item_vector == NULL) return OK;
+    if (!has_vectors(m)) return OK;
     size_t dim = (size_t)data->item_vector_dim;
     TRY(builder_add_vector(m->build, id->text, id->n, &to));
     memcpy(to, data->item_vector + item * dim, dim * sizeof *to);
     return OK;
 }
 
-/* Names of features, but for user_id, which the builder makes; and the whole catalogue, also items
- * without an event. */
+/* Names of features, but for user_id, which the builder makes, and those of side files. */
+static status put_features(moving *m) {
+    const seq_file *data = m->data;
+    for (int f = 0; f < data->n_content; f++) {
+        const item_content *c = &data->content[f];
+        content_spec spec = {.kind = c->number != NULL ? CONTENT_NUMBER : CONTENT_CATEGORY,
+                             .separator = {CONTENT_SEPARATOR}};
+        for (uint64_t i = 1; i <= data->n_items && c->number == NULL; i++)
+            if (c->offsets[i + 1] - c->offsets[i] > 1) spec.kind = CONTENT_LIST;
+        memcpy(spec.name, c->name, sizeof spec.name);
+        m->content[f] = builder_find_feature(m->build, true, c->name);
+        m->is_given[f] = m->content[f] >= 0;
+        if (!m->is_given[f]) TRY(builder_add_content(m->build, &spec, &m->content[f]));
+    }
+    for (int f = m->options.has_user_feature; f < data->n_context; f++) {
+        m->context[f] = builder_find_feature(m->build, false, data->context[f].name);
+        if (m->context[f] < 0)
+            TRY(builder_add_context(m->build, data->context[f].name, &m->context[f]));
+    }
+    if (!has_vectors(m)) return OK;
+    return builder_begin_vectors(m->build, data->n_items, data->item_vector_dim);
+}
+
+/* The whole catalogue, also items without an event. */
 static status put_catalogue(moving *m) {
     const seq_file *data = m->data;
-    for (int f = 0, to; f < data->n_content; f++) {
-        content_spec spec = {.kind =
-                                 data->content[f].number != NULL ? CONTENT_NUMBER : CONTENT_LIST,
-                             .separator = {CONTENT_SEPARATOR}};
-        memcpy(spec.name, data->content[f].name, sizeof spec.name);
-        TRY(builder_add_content(m->build, &spec, &to));
-    }
-    if (data->item_vector != NULL)
-        TRY(builder_begin_vectors(m->build, data->n_items, data->item_vector_dim));
-    for (int f = m->options.has_user_feature, to; f < data->n_context; f++)
-        TRY(builder_add_context(m->build, data->context[f].name, &to));
+    TRY(put_features(m));
     for (uint32_t i = 1; i <= data->n_items; i++) {
         char digits[ID_DIGITS];
         engine_id id = as_text(users_item_id(&m->users, i), digits), title = {0};
         if (data->title.n > 0) title = id_at(true, &data->title, NULL, i);
         TRY(builder_add_item(m->build, id.text, id.n, title.text, title.n));
-        TRY(put_content(m, i, &id));
+        TRY(put_content(m, i, &id, builder_item_is_new(m->build)));
     }
     return OK;
 }
@@ -185,6 +211,9 @@ static status fill(moving *m, pool *p, source_result *out) {
     m->sink = builder_get_sink(m->build, 0);
     out->actions = m->options.actions;
     snprintf(out->item_name, sizeof out->item_name, "item_id");
+    source_job side = {.request = m->request, .build = m->build, .item_name = "item_id", .p = p};
+    TRY(job_read_side_tables(&side));
+    if (m->request->item_vectors != NULL) TRY(job_read_vectors(&side));
     if (m->data != NULL) TRY(put_catalogue(m));
     for (uint64_t i = 0; i < u->n_data_users; i++)
         TRY(put_data_user(m, i));
@@ -195,9 +224,11 @@ static status fill(moving *m, pool *p, source_result *out) {
     return m->n_blocks > 0 ? sink_end_block(m->sink) : OK;
 }
 
-status prep_state_read(const char *folder, const char *with, bool has_text_ids, pool *p,
+status prep_state_read(const char *folder, const char *with, const source_request *request, pool *p,
                        source_result *out) {
-    moving m = {.options = {.has_text_users = has_text_ids, .has_text_items = has_text_ids}};
+    bool is_text = request->has_text_ids;
+    moving m = {.options = {.has_text_users = is_text, .has_text_items = is_text},
+                .request = request};
     restored from = {0};
     seq_file *data = NULL;
     status st = with != NULL ? seq_file_open(&data, with, p) : OK;
@@ -213,6 +244,7 @@ status prep_state_read(const char *folder, const char *with, bool has_text_ids, 
         log_warn("%" PRIu64 " events of %s are left out, as their ids are strings and those of the "
                  "data are numbers; --string-ids makes all ids strings",
                  m.n_bad, folder);
+    buf_fini(&m.cell);
     map_fini(&from.erased);
     users_fini(&m.users);
     seq_file_close(data);

@@ -105,6 +105,7 @@ static void print_metrics(const report *o, show_style style) {
         metric m;
         /* A class that no event has has no AUC: nothing to show. */
         if (isnan(o->r.item[k].value)) continue;
+        if (eval_is_beyond(&o->r, o->r.item[k].name)) continue;
         char range[32] = "";
         if (isfinite(o->r.item[k].low))
             snprintf(range, sizeof range, "[%.4f, %.4f]", o->r.item[k].low, o->r.item[k].high);
@@ -120,6 +121,7 @@ static void print_metrics(const report *o, show_style style) {
         }
         printf("\n");
     }
+    eval_tell_beyond(&o->r);
 }
 
 static status print_text(const report *o) {
@@ -137,7 +139,7 @@ static status print_text(const report *o) {
     for (int k = 0; k < o->r.n_tasks && o->r.has_gauc; k++)
         printf("%s %" PRId64 "%s", o->r.task[k].name, o->r.task[k].n_left_out,
                k + 1 < o->r.n_tasks ? ", " : "\n");
-    if (o->groups != NULL) eval_groups_print(o->groups);
+    if (o->groups != NULL) eval_groups_print(o->groups, &o->r);
     status st = protocol_describe(&p, &lines);
     if (st == OK) printf("\n%s%s%s", style.dim, buf_str(&lines), style.plain);
     buf_fini(&lines);
@@ -335,14 +337,14 @@ status cmd_eval(int argc, char **argv) {
         OPT_TEXT(
             "--by", &a.by, "WHAT",
             "Also show the metrics of groups of users: by length of the history, by popularity "
-            "of the target (retrieval), or by a contextual feature of the data."),
+            "or a feature of the target item (retrieval), or by a contextual feature of the data."),
         OPT_TEXT("--per-user", &a.per_user, "FILE",
                  "Also write a CSV file with a row per user: events of the history, and the "
                  "position of the target (empty: not found) or the number of scored events."),
         OPT_TEXT("--recommendations", &a.lists, "FILE",
                  "Evaluate these lists instead of a model: JSON lines {\"user\": ID, \"items\": "
                  "[ID, ...]}, as 'hstu recommend --json' writes them, or CSV with columns user and "
-                 "item, a row per item in the order of the list."),
+                 "item, a row per item in the order of the list or with its rank."),
         OPT_INT("--window", &a.window, "N", 1, INT32_MAX,
                 "With --recommendations: only items of the last N events before the target are "
                 "left out of the lists (default: of all events)."),

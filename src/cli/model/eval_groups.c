@@ -3,6 +3,7 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/file.h"
@@ -10,16 +11,22 @@
 #include "base/sort.h"
 #include "cli/output.h"
 
-/* A user's group, by its place among all that are possible, before the large ones are chosen. */
+/* Groups of users, by their place among all that are possible, before the large ones are chosen. A
+ * user is in several if the target has several values of a feature. */
 typedef struct grouping {
     const split *split;
     split_part part;
     const user_position *users;
     int64_t n_users;
-    uint32_t *value;     /* (n_users): the group */
-    uint32_t n_values;   /* groups there may be */
-    uint32_t *n_trained; /* (n_items + 1): training events of items; popularity */
-    uint32_t cut[3];     /* of these: what the most popular 1, 10 and 50 % of the items have */
+    struct group_place {
+        int64_t user;
+        uint32_t value;
+    } * place; /* (n_places) */
+    size_t n_places, capacity;
+    uint32_t n_values;         /* groups there may be */
+    const text_column *values; /* of a feature: their names; else NULL */
+    uint32_t *n_trained;       /* (n_items + 1): training events of items; popularity */
+    uint32_t cut[3]; /* of these: what the most popular 1, 10 and 50 % of the items have */
 } grouping;
 
 static const int lengths[] = {10, 20, 50, 100, 200, 500};
@@ -79,21 +86,32 @@ static const context_feature *find_feature(const seq_file *data, const char *nam
 }
 
 static status fail_by(const seq_file *data, const char *by, bool is_retrieval) {
-    char names[512] = "";
-    for (int i = 0; i < data->n_context; i++) {
-        size_t n = strlen(names);
-        snprintf(names + n, sizeof names - n, ", %s", data->context[i].name);
-    }
-    return fail(ERR_USAGE, "--by %.60s: must be length%s%s", by, is_retrieval ? ", popularity" : "",
-                names);
+    char names[512] = "", hint[80];
+    escape_list_add(names, sizeof names, "length", 6);
+    if (is_retrieval) escape_list_add(names, sizeof names, "popularity", 10);
+    for (int i = 0; i < data->n_context; i++)
+        escape_list_add(names, sizeof names, data->context[i].name, strlen(data->context[i].name));
+    for (int i = 0; i < data->n_content && is_retrieval; i++)
+        escape_list_add(names, sizeof names, data->content[i].name, strlen(data->content[i].name));
+    return fail(ERR_USAGE, "--by %.60s: must be %s%s", by, names, nearest_hint(hint, by, names));
 }
 
+static status add_place(grouping *g, int64_t i, uint32_t value) {
+    TRY(MEM_RESERVE(&g->place, &g->capacity, g->n_places + 1));
+    g->place[g->n_places++] = (struct group_place){i, value};
+    return OK;
+}
+
+/* An item without a value is unknown, 0. */
 static status place_users(grouping *g, const char *by, bool is_retrieval) {
     const seq_file *data = g->split->data;
     const context_feature *f = find_feature(data, by);
+    const item_content *c = NULL;
     uint32_t (*place)(const grouping *, uint64_t) = NULL;
-    if (f != NULL)
-        g->n_values = (uint32_t)f->values.n;
+    for (int i = 0; i < data->n_content && f == NULL && is_retrieval; i++)
+        if (strcmp(data->content[i].name, by) == 0) c = &data->content[i];
+    if (f != NULL || c != NULL)
+        g->values = f != NULL ? &f->values : &c->values, g->n_values = (uint32_t)g->values->n;
     else if (strcmp(by, "length") == 0)
         place = by_length, g->n_values = N_LENGTHS + 1;
     else if (strcmp(by, "popularity") == 0 && is_retrieval)
@@ -101,10 +119,15 @@ static status place_users(grouping *g, const char *by, bool is_retrieval) {
     else
         return fail_by(data, by, is_retrieval);
     if (place == by_popularity) TRY(count_items(g));
-    TRY(MEM_NEW(&g->value, (size_t)g->n_users));
     for (int64_t i = 0; i < g->n_users; i++) {
         uint64_t user = g->users[i].user;
-        g->value[i] = f != NULL ? f->value[user] : place(g, user);
+        uint32_t target = 0;
+        if (c != NULL) (void)history_of(g, user, &target);
+        if (c == NULL || c->offsets[target] == c->offsets[target + 1])
+            TRY(add_place(g, i, f != NULL ? f->value[user] : c != NULL ? 0 : place(g, user)));
+        for (uint64_t k = c != NULL ? c->offsets[target] : 1;
+             c != NULL && k < c->offsets[target + 1]; k++)
+            TRY(add_place(g, i, c->value[k]));
     }
     return OK;
 }
@@ -112,13 +135,12 @@ static status place_users(grouping *g, const char *by, bool is_retrieval) {
 static void name_group(const grouping *g, const char *by, uint32_t value, char *name) {
     static const char *const popular[] = {"1 % most popular", "next 9 %", "next 40 %",
                                           "other half"};
-    const context_feature *f = find_feature(g->split->data, by);
-    if (f != NULL && value == 0) {
+    if (g->values != NULL && value == 0) {
         snprintf(name, 64, "unknown");
-    } else if (f != NULL) {
-        uint64_t from = f->values.offsets[value];
-        snprintf(name, 64, "%.*s", (int)(f->values.offsets[value + 1] - from),
-                 f->values.bytes + from);
+    } else if (g->values != NULL) {
+        uint64_t from = g->values->offsets[value];
+        snprintf(name, 64, "%.*s", (int)(g->values->offsets[value + 1] - from),
+                 g->values->bytes + from);
     } else if (strcmp(by, "popularity") == 0) {
         snprintf(name, 64, "%s", popular[value]);
     } else if (value == N_LENGTHS) {
@@ -133,8 +155,8 @@ static void name_group(const grouping *g, const char *by, uint32_t value, char *
 static status choose_values(const grouping *g, uint32_t *chosen, int *n) {
     uint64_t *count;
     TRY(MEM_NEW(&count, g->n_values));
-    for (int64_t i = 0; i < g->n_users; i++)
-        count[g->value[i]]++;
+    for (size_t i = 0; i < g->n_places; i++)
+        count[g->place[i].value]++;
     for (*n = 0; *n < EVAL_GROUPS - 1; ++*n) {
         uint32_t best = 0;
         for (uint32_t v = 1; v < g->n_values; v++)
@@ -156,11 +178,11 @@ static status add_group(eval_groups *out, const grouping *g, evaluator *e, const
     uint8_t *is_in;
     int64_t n_in = 0;
     TRY(MEM_NEW(&is_in, (size_t)g->n_users));
+    for (size_t i = 0; i < g->n_places; i++)
+        for (int c = k < n ? k : 0; c < n && c <= k; c++)
+            is_in[g->place[i].user] |= g->place[i].value == chosen[c];
     for (int64_t i = 0; i < g->n_users; i++) {
-        bool is_chosen = false;
-        for (int c = 0; c < n && k == n; c++)
-            is_chosen |= g->value[i] == chosen[c];
-        is_in[i] = k < n ? g->value[i] == chosen[k] : !is_chosen;
+        is_in[i] ^= k == n;
         n_in += is_in[i];
     }
     status st = OK;
@@ -186,7 +208,7 @@ status eval_groups_make(eval_groups *out, const char *by, evaluator *e, const sp
     if (st == OK) st = choose_values(&g, chosen, &n);
     for (int k = 0; k <= n && st == OK; k++)
         st = add_group(out, &g, e, chosen, n, k);
-    mem_free(g.value);
+    mem_free(g.place);
     mem_free(g.n_trained);
     return st;
 }
@@ -204,20 +226,35 @@ void eval_groups_write(const eval_groups *g, json_writer *w) {
     json_array_close(w);
 }
 
+bool eval_is_beyond(const eval_result *r, const char *metric_name) {
+    const char *at = strchr(metric_name, '@');
+    return r->is_retrieval && at != NULL && atoi(at + 1) >= r->n_items_ranked;
+}
+
+void eval_tell_beyond(const eval_result *r) {
+    int k = 0;
+    while (k < r->n && !eval_is_beyond(r, r->item[k].name))
+        k++;
+    if (k < r->n)
+        printf("  Not shown: metrics at %d, the items ranked, and above\n", r->n_items_ranked);
+}
+
 /* The first metrics that have an interval, as many as fit. */
-void eval_groups_print(const eval_groups *g) {
+void eval_groups_print(const eval_groups *g, const eval_result *all) {
     enum { SHOWN = 3, WIDTH = 26 };
     show_style style = show_stdout_style();
     int shown[SHOWN], n = 0;
     for (int m = 0; g->n > 0 && m < g->result[0].n && n < SHOWN; m++)
-        if (isfinite(g->result[0].item[m].low)) shown[n++] = m;
+        if (isfinite(g->result[0].item[m].low) && !eval_is_beyond(all, g->result[0].item[m].name))
+            shown[n++] = m;
     printf("\n%s  %-22.22s %9s", style.bold, g->by, "users");
     for (int k = 0; k < n; k++)
         printf("  %-*s", WIDTH, g->result[0].item[shown[k]].name);
     printf("%s\n", style.plain);
     for (int i = 0; i < g->n; i++) {
         char name[SHOW_BYTES], users[SHOW_BYTES];
-        printf("  %-22s %9s", show_text(name, g->name[i], strlen(g->name[i]), 22),
+        show_text(name, g->name[i], strlen(g->name[i]), 22);
+        printf("  %s%*s %9s", name, 22 - show_columns(name), "",
                show_count(users, (uint64_t)g->result[i].n_users));
         for (int k = 0; k < n; k++) {
             const eval_metric *x = &g->result[i].item[shown[k]];

@@ -3,6 +3,7 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 
@@ -10,6 +11,7 @@
 #include "base/log.h"
 #include "base/map.h"
 #include "base/mem.h"
+#include "cli/model/eval_groups.h"
 #include "cli/model/users.h"
 #include "cli/output.h"
 #include "config/metric_list.h"
@@ -21,6 +23,13 @@
 #include "train/report/run_log.h"
 
 enum { ID_BYTES = 512, MAX_COLUMNS = 64, ARENA_BYTES = 1 << 16 };
+
+/* A row of a table: an item of a list, and its place among the user's. */
+typedef struct ranked_row {
+    int64_t rank, line;
+    uint64_t user;
+    const char *item;
+} ranked_row;
 
 /* A user of the part: where its list has got to. */
 typedef struct listed_user {
@@ -42,6 +51,8 @@ typedef struct listing {
     id_count unknown_users, unknown_items;
     map listed; /* pairs of user and item */
     uint64_t line;
+    ranked_row *row; /* (n_rows) */
+    size_t n_rows, row_capacity;
     arena memory; /* of the lists */
     metric_list metrics;
     list_metrics lists;
@@ -109,7 +120,10 @@ static status json_id(const json_value *v, char id[ID_BYTES]) {
     }
     if (v == NULL || v->type != JSON_NUMBER || v->number != rint(v->number))
         return fail(ERR_FORMAT, "no id: a text, a whole number, or {\"id\": ...}");
-    snprintf(id, ID_BYTES, "%.0f", v->number);
+    if (v->is_integer)
+        snprintf(id, ID_BYTES, "%" PRId64, v->integer);
+    else
+        snprintf(id, ID_BYTES, "%.0f", v->number);
     return OK;
 }
 
@@ -133,16 +147,14 @@ static status read_json_line(listing *l, arena *memory, const char *line, size_t
     return OK;
 }
 
-/* The columns of the header that name user and item. */
-static status read_header(csv_field *fields, int n, int place[2]) {
-    static const char *const names[2][6] = {{"user", "user_id", "userid", "uid", "query", NULL},
-                                            {"item", "item_id", "itemid", "iid", "id", NULL}};
-    place[0] = place[1] = -1;
+/* The columns of the header that name user and item, and the rank, if there is one. */
+static status read_header(csv_field *fields, int n, int place[3]) {
+    static const char *const names[3][6] = {{"user", "user_id", "userid", "uid", "query", NULL},
+                                            {"item", "item_id", "itemid", "iid", "id", NULL},
+                                            {"rank", NULL}};
+    place[0] = place[1] = place[2] = -1;
     for (int i = 0; i < n; i++)
-        if (fields[i].n_bytes == 4 && strncasecmp(fields[i].text, "rank", 4) == 0)
-            log_warn("the order of the rows is that of the lists; the column rank is not read");
-    for (int i = 0; i < n; i++)
-        for (int k = 0; k < 2; k++)
+        for (int k = 0; k < 3; k++)
             for (int j = 0; names[k][j] != NULL; j++)
                 if (place[k] < 0 && fields[i].n_bytes == strlen(names[k][j]) &&
                     strncasecmp(fields[i].text, names[k][j], fields[i].n_bytes) == 0)
@@ -151,29 +163,49 @@ static status read_header(csv_field *fields, int n, int place[2]) {
     return fail(ERR_FORMAT, "the header has no columns user and item");
 }
 
-/* One row an item, in the order of the user's list. */
-static status read_csv_row(listing *l, char *line, size_t n, int place[2]) {
+static int compare_rows(const void *a, const void *b) {
+    const ranked_row *x = a, *y = b;
+    return x->rank != y->rank ? (x->rank > y->rank) - (x->rank < y->rank)
+                              : (x->line > y->line) - (x->line < y->line);
+}
+
+/* The rows of a table by their rank; those of equal ranks stay in the order of the file. */
+static status add_rows(listing *l) {
+    if (l->n_rows > 0) qsort(l->row, l->n_rows, sizeof *l->row, compare_rows);
+    for (size_t i = 0; i < l->n_rows; i++)
+        TRY(add_item(l, l->row[i].user, l->row[i].item));
+    return OK;
+}
+
+/* One row an item: in the order of the user's list, or with its rank. */
+static status read_csv_row(listing *l, char *line, size_t n, int place[3]) {
     const csv_format format = {.delimiter = ",", .has_quotes = true};
     csv_field fields[MAX_COLUMNS];
-    char id[2][ID_BYTES];
-    uint64_t user;
+    const char *cell[3];
+    ranked_row row = {.line = (int64_t)l->line};
     int n_fields;
     TRY(csv_split(&format, line, n, fields, MAX_COLUMNS, &n_fields));
     if (l->line == 1) return read_header(fields, n_fields, place);
-    for (int k = 0; k < 2; k++) {
+    for (int k = 0; k < 3 && place[k] >= 0; k++) {
         if (place[k] >= n_fields || fields[place[k]].n_bytes >= ID_BYTES)
-            return fail(ERR_FORMAT, "%d fields: user or item is missing", n_fields);
-        snprintf(id[k], ID_BYTES, "%.*s", (int)fields[place[k]].n_bytes, fields[place[k]].text);
+            return fail(ERR_FORMAT, "%d fields: user, item or rank is missing", n_fields);
+        cell[k] = fields[place[k]].text;
+        fields[place[k]].text[fields[place[k]].n_bytes] = '\0'; /* instead of the delimiter */
     }
-    if (!find_user(l, id[0], &user)) return OK;
-    begin_list(l, user);
-    return add_item(l, user, id[1]);
+    if (place[2] >= 0 && number_read(cell[2], strlen(cell[2]), &row.rank) != NUMBER_WHOLE)
+        return fail(ERR_FORMAT, "the rank '%.40s' is not a whole number", cell[2]);
+    if (!find_user(l, cell[0], &row.user)) return OK;
+    begin_list(l, row.user);
+    row.item = cell[1];
+    TRY(MEM_RESERVE(&l->row, &l->row_capacity, l->n_rows + 1));
+    l->row[l->n_rows++] = row;
+    return OK;
 }
 
 static status read_lines(listing *l, char *text, size_t n) {
     size_t first = strspn(text, " \r\n\t");
     bool is_json = first < n && text[first] == '{';
-    int place[2] = {-1, -1};
+    int place[3] = {-1, -1, -1};
     arena memory;
     arena_init(&memory, ARENA_BYTES);
     status st = OK;
@@ -189,7 +221,7 @@ static status read_lines(listing *l, char *text, size_t n) {
         line += bytes + 1;
     }
     arena_fini(&memory);
-    return st == OK ? OK : fail_prefix(st, "%s, line %" PRIu64, l->a->file, l->line);
+    return st == OK ? add_rows(l) : fail_prefix(st, "%s, line %" PRIu64, l->a->file, l->line);
 }
 
 /* Plain or compressed; - is stdin. */
@@ -325,10 +357,11 @@ static status print(const listing *l, const protocol *p) {
     printf("%s  %-14s %8s  %s%s\n", style.bold, "", "lists", "95 % over users", style.plain);
     for (int i = 0; i < l->result.n; i++) {
         const eval_metric *m = &l->result.item[i];
-        if (isnan(m->value)) continue;
+        if (isnan(m->value) || eval_is_beyond(&l->result, m->name)) continue;
         printf("  %-14s %8.4f", m->name, m->value);
         printf(isfinite(m->low) ? "  [%.4f, %.4f]\n" : "\n", m->low, m->high);
     }
+    eval_tell_beyond(&l->result);
     status st = protocol_describe(p, &lines);
     if (st == OK) printf("\n%s%s%s", style.dim, buf_str(&lines), style.plain);
     buf_fini(&lines);
@@ -405,6 +438,7 @@ status eval_lists(const eval_lists_args *a) {
     map_fini(&l.listed);
     list_metrics_fini(&l.lists);
     arena_fini(&l.memory);
+    mem_free(l.row);
     mem_free(l.user);
     work_close(&w);
     return st;

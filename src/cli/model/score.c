@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/file.h"
+#include "base/log.h"
 #include "base/mem.h"
 #include "cli/model/users.h"
 #include "cli/work.h"
@@ -50,12 +51,14 @@ static status read_file(item_list *l, const char *path, const seq_file *data) {
     return st;
 }
 
-/* A list has the form of a history of ids. */
+/* A list has the form of a history of ids; those that the model does not know are named. */
 static status read_list(item_list *l, const char *text, const seq_file *data) {
     given_history g;
-    status st = given_history_read(&g, data, 0, text, strlen(text));
+    status st = given_history_read(&g, data, -1, text, strlen(text));
     for (size_t i = 0; st == OK && i < g.n; i++)
         st = add_item(l, g.item[i]);
+    if (st == OK && g.unknown[0] != '\0')
+        log_warn("--candidates: the model does not know %s; left out", g.unknown);
     given_history_fini(&g);
     return st == ERR_USAGE ? fail_prefix(st, "--candidates is neither a file nor a list of ids")
                            : st;

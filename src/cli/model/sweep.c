@@ -20,6 +20,7 @@
 #include "base/text.h"
 #include "base/thread.h"
 #include "cli/cli.h"
+#include "cli/model/own_config.h"
 #include "cli/model/sweep.h"
 #include "cli/output.h"
 #include "cli/work.h"
@@ -823,9 +824,11 @@ static status run(sweep *s, sweep_args *a) {
 
 static status sweep_files(sweep *s, sweep_args *a, const char *gin, const char *usage) {
     char path[CONFIG_PATH_BYTES];
+    own_config own;
     if (a->data == NULL || a->out == NULL || a->ranges.n_items == 0)
         return fail(ERR_USAGE, "--set-range, --data and --out are needed; usage: %s", usage);
-    config_path_find(gin, path);
+    if (gin == NULL) TRY(own_config_choose(&own, a->data, NULL, a->device, &a->set));
+    config_path_find(gin != NULL ? gin : own.path, path);
     a->gin = path;
     if (!file_exists(path)) return fail(ERR_IO, "%s: there is no such file", gin);
     struct sigaction action = {.sa_handler = pass_on};
@@ -875,14 +878,15 @@ status cmd_sweep(int argc, char **argv) {
         {0},
     };
     const arg_spec spec = {
-        .usage = "hstu sweep FILE.gin --set-range NAME=VALUES --data DIR --out DIR [options]",
+        .usage = "hstu sweep [FILE.gin] --set-range NAME=VALUES --data DIR --out DIR [options]",
         .summary =
             "Train with every combination of some options, several at a time, and show which is "
             "best: a table, a CSV file, and a page with a parallel-coordinates plot.",
         .options = options,
-        .min_positional = 1,
+        .min_positional = 0,
         .max_positional = 1,
-        .notes = "Run the same command again to continue a stopped sweep: finished trials are "
+        .notes = "Without FILE.gin, a file of configs/own is chosen as by 'hstu train'.\n\n"
+                 "Run the same command again to continue a stopped sweep: finished trials are "
                  "kept, others are resumed. A failed trial does not stop the others; an invalid "
                  "option does.\n",
     };

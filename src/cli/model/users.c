@@ -71,12 +71,8 @@ status id_lines_next(id_lines *l, const char **out) {
 }
 
 void id_count_add(id_count *c, const char *id, bool is_known) {
-    char text[SHOW_BYTES];
     c->n++;
-    if (is_known) return;
-    if (c->n_unknown++ == 0)
-        snprintf(c->first_unknown, sizeof c->first_unknown, "%s",
-                 show_text(text, id, strlen(id), 15));
+    if (!is_known && c->n_unknown++ == 0) escape_excerpt(c->first_unknown, id, strlen(id));
 }
 
 void id_count_tell(const id_count *c, const char *where) {

@@ -204,6 +204,7 @@ status builder_add_item(builder *b, const char *id, size_t id_bytes, const char 
     TRY(MEM_RESERVE(&b->title_end, &b->end_capacity, (size_t)i + 1));
     if (i == n_before) b->title_begin[i] = b->title_end[i] = 0;
     b->last_item = i;
+    b->is_new_item = i == n_before;
     b->n_item_rows++;
     if (title == NULL || title_bytes == 0 || b->title_end[i] > b->title_begin[i]) return OK;
     b->title_begin[i] = b->titles.n_bytes;
@@ -214,6 +215,10 @@ status builder_add_item(builder *b, const char *id, size_t id_bytes, const char 
 
 uint64_t builder_n_item_rows(const builder *b) {
     return b->n_item_rows == b->catalogue.n ? b->n_item_rows : 0;
+}
+
+bool builder_item_is_new(const builder *b) {
+    return b->is_new_item;
 }
 
 status builder_item_id(const builder *b, uint32_t i, buf *out) {
@@ -232,12 +237,11 @@ status builder_add_context(builder *b, const char *name, int *out_feature) {
             ERR_FORMAT,
             "contextual feature '%s' does not fit: at most %d features, names up to %d bytes", name,
             CONTEXT_MAX, COLUMN_NAME_BYTES - 7);
-    for (int f = 0; f < b->n_features; f++)
-        if (strcmp(b->features[f].spec.name, name) == 0)
-            return fail(ERR_FORMAT,
-                        "two user features are called '%s' (what is no ASCII letter or digit "
-                        "becomes '_'); rename one of their columns",
-                        name);
+    if (builder_find_feature(b, false, name) >= 0)
+        return fail(ERR_FORMAT,
+                    "two user features are called '%s' (other characters than letters and digits "
+                    "become '_'); rename one of their columns",
+                    name);
     *out_feature = b->n_features++;
     b->features[*out_feature] = (feature_input){.cells.is_text = true};
     memcpy(b->features[*out_feature].spec.name, name, strlen(name));

@@ -47,7 +47,7 @@ enum { CONTENT_SEPARATOR = 0x1f, CONTENT_NAME_LENGTH = COLUMN_NAME_BYTES - 7 };
 typedef struct content_spec {
     char name[COLUMN_NAME_BYTES];
     content_kind kind;
-    char separator[3]; /* of a list; "": found in the cells */
+    char separator[3]; /* of a list, "": found in the cells; of a number, its decimal comma */
     bool is_optional;  /* left out where more than 100 values occur less than twice on average */
 } content_spec;
 
@@ -58,6 +58,7 @@ typedef struct content_report {
     uint64_t n_values, n_items; /* items of the catalogue that have a value */
     uint64_t n_rare;            /* values left out because others occur more often */
     bool is_left_out;           /* free text, or no value at all */
+    bool has_commas;            /* a category of nothing but numbers, some with a decimal comma */
 } content_report;
 
 /* Counts for the closing report. */
@@ -119,19 +120,23 @@ status builder_add_item(builder *b, const char *id, size_t id_bytes, const char 
  * order of the calls, as text. */
 uint64_t builder_n_item_rows(const builder *b);
 status builder_item_id(const builder *b, uint32_t i, buf *out);
+bool builder_item_is_new(const builder *b); /* the last call named it for the first time */
 
 /* Declares a content feature, and gives the item that was added last a cell of it; an empty one is
  * none.  Of several cells of an item the first counts, of lists all do.  One thread. */
 status builder_add_content(builder *b, const content_spec *spec, int *out_feature);
 status builder_put_content(builder *b, int feature, const char *cell, size_t n);
 
+/* The content feature, or the contextual one, of this name; -1 if there is none. */
+int builder_find_feature(const builder *b, bool is_content, const char *name);
+
 /* Makes room for n vectors; *out = where the caller puts that of an item, which need not be in the
  * catalogue (then it is dropped).  ERR_FORMAT for an id that has one.  One thread. */
 status builder_begin_vectors(builder *b, uint64_t n, int32_t dim);
 status builder_add_vector(builder *b, const char *id, size_t id_bytes, float **out);
 
-/* Declares a contextual feature, and sets a user's value of it.  Values of users without events are
- * dropped; users without a value have 0.  One thread. */
+/* Declares a contextual feature, and gives a user a value of it, of several the first.  Values of
+ * users without events are dropped; users without a value have 0.  One thread. */
 status builder_add_context(builder *b, const char *name, int *out_feature);
 status builder_set_context(builder *b, int feature, const char *user_id, size_t id_bytes,
                            const char *value, size_t value_bytes);

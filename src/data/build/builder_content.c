@@ -19,11 +19,13 @@ static void trim(const char **text, size_t *n) {
         --*n;
 }
 
-/* NaN for the usual words for a missing number. */
-static bool read_number(const char *text, size_t n, double *out) {
-    char copy[64], *end;
+/* NaN for the usual words for a missing number.  `point` is '.' or a decimal comma. */
+static bool read_number(const char *text, size_t n, char point, double *out) {
+    char copy[64], *end, *comma;
     snprintf(copy, sizeof copy, "%.*s", n < sizeof copy ? (int)n : 0, text);
     *out = NAN;
+    if (point == ',' && strchr(copy, '.') != NULL) return false;
+    if (point == ',' && (comma = strchr(copy, ',')) != NULL) *comma = '.';
     if (strcasecmp(copy, "na") == 0 || strcasecmp(copy, "n/a") == 0 ||
         strcasecmp(copy, "nan") == 0 || strcasecmp(copy, "null") == 0)
         return true;
@@ -43,14 +45,19 @@ void feature_input_fini(feature_input *f) {
     mem_free(f->pair);
 }
 
+int builder_find_feature(const builder *b, bool is_content, const char *name) {
+    int f = is_content ? b->n_content : b->n_features;
+    while (--f >= 0 && strcmp((is_content ? b->content : b->features)[f].spec.name, name) != 0)
+        continue;
+    return f;
+}
+
 status builder_add_content(builder *b, const content_spec *spec, int *out_feature) {
-    for (int f = 0; f < b->n_content; f++)
-        if (strcmp(b->content[f].spec.name, spec->name) == 0)
-            return fail(
-                ERR_FORMAT,
-                "two item features are called '%s' (what is no ASCII letter or digit becomes '_'); "
-                "rename one of their columns, or choose with --item-features",
-                spec->name);
+    if (builder_find_feature(b, true, spec->name) >= 0)
+        return fail(ERR_FORMAT,
+                    "two item features are called '%s' (other characters than letters and digits "
+                    "become '_'); rename one of their columns, or choose with --item-features",
+                    spec->name);
     if (b->n_content == ITEM_CONTENT_MAX)
         return fail(ERR_FORMAT, "more than %d item features; choose some", ITEM_CONTENT_MAX);
     *out_feature = b->n_content++;
@@ -63,10 +70,12 @@ status builder_put_content(builder *b, int feature, const char *cell, size_t n) 
     double number;
     trim(&cell, &n);
     if (n == 0) return OK;
-    if (f->spec.kind == CONTENT_NUMBER && !read_number(cell, n, &number))
-        return fail(ERR_FORMAT, "%s: '%.*s' is not a number", f->spec.name, n < 40 ? (int)n : 40,
-                    cell);
-    return feature_input_add(f, b->last_item, cell, n);
+    if (f->spec.kind != CONTENT_NUMBER || read_number(cell, n, f->spec.separator[0], &number))
+        return feature_input_add(f, b->last_item, cell, n);
+    bool has_comma = read_number(cell, n, ',', &number);
+    return fail(ERR_FORMAT, "%s: '%.*s' is not a number%s%s%s", f->spec.name, n < 40 ? (int)n : 40,
+                cell, has_comma ? "; for decimal commas give " : "", has_comma ? f->spec.name : "",
+                has_comma ? ":number:comma" : "");
 }
 
 status builder_begin_vectors(builder *b, uint64_t n, int32_t dim) {
@@ -88,13 +97,14 @@ status builder_add_vector(builder *b, const char *id, size_t id_bytes, float **o
  * has the same separator, or one was a list in the source; else categories. */
 static void choose_kind(content_output *o, const feature_input *in) {
     static const char *const separators[] = {list_separator, "|", ";"};
-    uint32_t n_with[3] = {0}, n_numbers = 0, n_cells = in->cells.n;
+    uint32_t n_with[3] = {0}, n_numbers = 0, n_commas = 0, n_cells = in->cells.n;
     size_t n = strlen(in->spec.name);
     bool is_id = n >= 2 && strcasecmp(in->spec.name + n - 2, "id") == 0;
     for (uint32_t i = 0; i < n_cells; i++) {
         double x;
         const char *cell = text_map_get(&in->cells.texts, i, &n);
-        n_numbers += read_number(cell, n, &x);
+        n_numbers += read_number(cell, n, '.', &x);
+        n_commas += memchr(cell, ',', n) != NULL && read_number(cell, n, ',', &x);
         for (int s = 0; s < 3; s++)
             n_with[s] += memchr(cell, separators[s][0], n) != NULL;
     }
@@ -105,6 +115,8 @@ static void choose_kind(content_output *o, const feature_input *in) {
                      : n_numbers == n_cells && !is_id ? CONTENT_NUMBER
                      : is_list                        ? CONTENT_LIST
                                                       : CONTENT_CATEGORY;
+    o->report.has_commas = in->spec.kind == CONTENT_AUTO && o->report.kind == CONTENT_CATEGORY &&
+                           n_commas > 0 && n_numbers + n_commas == n_cells;
 }
 
 static status add_pair(content_output *o, uint64_t item, uint32_t value) {
@@ -128,7 +140,7 @@ static status add_cell(content_output *o, uint32_t item, const char *cell, size_
     const char *by = memchr(cell, CONTENT_SEPARATOR, n) != NULL ? list_separator : o->separator;
     const char *end = cell + n, *next;
     if (o->number != NULL) {
-        if (isnan(o->number[item])) (void)read_number(cell, n, &o->number[item]);
+        if (isnan(o->number[item])) (void)read_number(cell, n, o->separator[0], &o->number[item]);
         return OK;
     }
     if (o->report.kind == CONTENT_CATEGORY)

@@ -104,6 +104,7 @@ struct builder {
     buf titles;
     uint64_t n_item_rows; /* calls of builder_add_item */
     uint32_t last_item;   /* in the catalogue */
+    bool is_new_item;     /* that one */
     feature_input content[ITEM_CONTENT_MAX];
     int n_content;
     dictionary vector_items;

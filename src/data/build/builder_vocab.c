@@ -152,7 +152,7 @@ static status fill_feature(const write_job *job, const feature_input *f, feature
     status st = order_values(&f->cells, UINT32_MAX, &out->values, order);
     for (size_t i = 0; st == OK && i < f->n_pairs; i++) {
         uint32_t user = users->number[rank[f->pair[i].of]];
-        if (user != DROPPED) out->value[user] = order[f->pair[i].value];
+        if (user != DROPPED && out->value[user] == 0) out->value[user] = order[f->pair[i].value];
     }
     mem_free(order);
     return st;

@@ -130,7 +130,7 @@ static status check_once(const char *file, const csv_field *fields, int n, int a
 static status find_column(const char *file, const csv_field *fields, int n, bool has_names,
                           const char *wanted, int *out) {
     long number = column_number(wanted);
-    char names[512] = "";
+    char names[512] = "", hint[80];
     *out = number > 0 ? (int)(number - 1) : has_names ? find_name(fields, n, wanted) : -1;
     if (number > n)
         return fail(ERR_FORMAT, "%s:1: there is no column %ld; the first row has %d fields", file,
@@ -144,8 +144,9 @@ static status find_column(const char *file, const csv_field *fields, int n, bool
                     wanted, file);
     for (int i = 0; i < n; i++)
         escape_list_add(names, sizeof names, fields[i].text, fields[i].n_bytes);
-    return fail(ERR_FORMAT, "%s:1: there is no column '%s'; the header has %s%s", file, wanted,
-                names, n == 1 ? " alone (is the delimiter another one?)" : "");
+    return fail(ERR_FORMAT, "%s:1: there is no column '%s'%s; the header has %s%s", file, wanted,
+                nearest_hint(hint, wanted, names), names,
+                n == 1 ? " alone (is the delimiter another one?)" : "");
 }
 
 static status place_roles(csv_layout *t, const char *file, const csv_field *fields, bool has_names,

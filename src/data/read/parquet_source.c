@@ -40,12 +40,12 @@ static status find_columns(parquet_job *p, const parquet_file *f, events_file *f
         const csv_column *wanted = &p->table.wanted[k];
         parquet_column *c = &file->column[file->n_columns];
         bool is_found;
-        char names[512];
+        char names[512], hint[80];
         TRY(parquet_find_column(f, wanted->column, c, &is_found));
         if (!is_found) {
             parquet_list_names(f, names, sizeof names);
-            return fail(ERR_FORMAT, "%s: there is no column '%s'; the file has %s", f->path,
-                        wanted->column, names);
+            return fail(ERR_FORMAT, "%s: there is no column '%s'%s; the file has %s", f->path,
+                        wanted->column, nearest_hint(hint, wanted->column, names), names);
         }
         for (int i = 0; i < file->n_columns; i++)
             if (file->column[i].leaf == c->leaf)

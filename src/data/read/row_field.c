@@ -20,9 +20,12 @@ bool action_is_missing(const char *text, size_t n) {
     return false;
 }
 
-/* Cuts "digits.zeros" to its digits; -1 in *half where the fraction is neither 0 nor 5. */
-static size_t cut_fraction(const char *text, size_t n, int *half) {
+/* Cuts "digits.zeros" to its digits; -1 in *half where the fraction is neither 0 nor 5.  A comma of
+ * a rating is a point too; that of a larger number may be one of thousands. */
+static size_t cut_fraction(action_kind kind, const char *text, size_t n, int *half) {
     const char *point = memchr(text, '.', n);
+    if (point == NULL && (kind == ACTION_STARS || kind == ACTION_HALF_STARS))
+        point = memchr(text, ',', n);
     *half = 0;
     if (point == NULL) return n;
     size_t whole = (size_t)(point - text), last = n;
@@ -38,7 +41,7 @@ static size_t cut_fraction(const char *text, size_t n, int *half) {
 bool action_parse(action_kind kind, const char *text, size_t n, uint16_t *out) {
     int half;
     int64_t value = 0;
-    size_t whole = cut_fraction(text, n, &half);
+    size_t whole = cut_fraction(kind, text, n, &half);
     /* ".5" has no digits before the point, which ratings may leave out. */
     bool is_bare_half = whole == 0 && half == 1;
     bool is_below_zero = half == 1 && text[0] == '-'; /* "-0.5": its whole part says 0 */
@@ -127,7 +130,7 @@ static status fail_action(const csv_layout *t, const char *shown) {
                     "'%s' is not in --action-map; add '%s=NUMBER', or '*=NUMBER' for "
                     "all other texts",
                     shown, shown);
-    bool is_number = strspn(shown, "0123456789.-+") == strlen(shown);
+    bool is_number = strspn(shown, "0123456789.,-+") == strlen(shown);
     return fail(ERR_FORMAT, "'%s' is not %s%s", shown, action_scale(t->actions),
                 is_number || !t->is_own ? "" : "; give texts their numbers with --action-map");
 }

@@ -279,16 +279,17 @@ static int find_name(const sample *s, const char *name, size_t n) {
     return -1;
 }
 
-static status fail_names(const side_table *t, const char *what, const char *option) {
-    char list[512] = "";
+static status fail_names(const side_table *t, const char *name, size_t n, const char *option) {
+    char list[512] = "", text[64], hint[80];
     for (int i = 0; i < t->first.n_columns; i++)
         escape_list_add(list, sizeof list, t->first.name[i], strlen(t->first.name[i]));
-    return fail(ERR_FORMAT, "%s: there is no %s; the columns are %s; choose with %s", t->path, what,
-                list, option);
+    nearest_hint(hint, escape_excerpt(text, name, n), list);
+    return fail(ERR_FORMAT, "%s: there is no column '%s'%s; the columns are %s; choose with %s",
+                t->path, text, hint, list, option);
 }
 
-static status add_column(side_table *t, int col, const char *what, const char *option) {
-    if (col < 0) return fail_names(t, what, option);
+/* Takes a column of the sample for the next role. */
+static status add_column(side_table *t, int col) {
     for (int i = 0; i < t->n_columns; i++)
         if (t->column[i] == col)
             return fail(ERR_USAGE, "%s: column '%s' is given two roles", t->path,
@@ -300,21 +301,23 @@ static status add_column(side_table *t, int col, const char *what, const char *o
     return OK;
 }
 
+/* Takes the column of this name, which an option gives. */
+static status add_named(side_table *t, const char *name, size_t n, const char *option) {
+    int col = find_name(&t->first, name, n);
+    return col >= 0 ? add_column(t, col) : fail_names(t, name, n, option);
+}
+
 /* The id: as given, as it is called among the events, by a usual name, or "id". */
 static status find_id(side_table *t) {
     const char *option = t->is_items ? "--items-id" : "--users-id";
     const sample *s = &t->first;
     int col = -1;
-    if (t->id != NULL) {
-        col = find_name(s, t->id, strlen(t->id));
-    } else {
-        if (t->is_items) col = find_name(s, t->job->item_name, strlen(t->job->item_name));
-        if (col < 0)
-            TRY(columns_find_usual(t->path, t->is_items ? ROLE_ITEM : ROLE_USER, s->name,
-                                   s->n_columns, &col));
-        if (col < 0) col = find_name(s, "id", 2);
-    }
-    return add_column(t, col, t->id != NULL ? "such column" : "column of ids", option);
+    if (t->id != NULL) return add_named(t, t->id, strlen(t->id), option);
+    if (t->is_items) col = find_name(s, t->job->item_name, strlen(t->job->item_name));
+    if (col < 0)
+        TRY(columns_find_usual(t->path, t->is_items ? ROLE_ITEM : ROLE_USER, s->name, s->n_columns,
+                               &col));
+    return col >= 0 ? add_column(t, col) : add_named(t, "id", 2, option);
 }
 
 static status find_title(side_table *t) {
@@ -322,12 +325,10 @@ static status find_title(side_table *t) {
                                         "movie_title", "product_title", "Title",     "Name",
                                         "item_title",  "productName",   "itemName",  NULL};
     int col = -1;
-    if (t->title != NULL)
-        return add_column(t, find_name(&t->first, t->title, strlen(t->title)), "such column",
-                          "--items-title");
+    if (t->title != NULL) return add_named(t, t->title, strlen(t->title), "--items-title");
     for (const char *const *name = usual; *name != NULL && col < 0; name++)
         col = find_name(&t->first, *name, strlen(*name));
-    if (col >= 0) return add_column(t, col, "", "--items-title");
+    if (col >= 0) return add_column(t, col);
     log_info("note: %s has no column that looks like a title; choose one with --items-title",
              t->path);
     return OK;
@@ -336,10 +337,10 @@ static status find_title(side_table *t) {
 static status find_features(side_table *t) {
     const sample *s = &t->first;
     for (int i = 0; t->features == NULL && i < s->n_columns; i++)
-        if (i != t->column[0]) TRY(add_column(t, i, "", "--user-features"));
+        if (i != t->column[0]) TRY(add_column(t, i));
     for (const char *at = t->features; at != NULL;) {
         size_t n = strcspn(at, ",");
-        TRY(add_column(t, find_name(s, at, n), "such column", "--user-features"));
+        TRY(add_named(t, at, n, "--user-features"));
         at = at[n] == ',' ? at + n + 1 : NULL;
     }
     return t->n_columns > 1
@@ -347,11 +348,16 @@ static status find_features(side_table *t) {
                : fail(ERR_FORMAT, "%s has no column of features besides the id", t->path);
 }
 
-/* Letters, digits and '_': features are named in config files. */
+/* Letters and digits of any script; what else there is in ASCII, and hidden characters, are '_'. */
 static void name_feature(char *name, size_t size, const char *from) {
     snprintf(name, size, "%s", from);
-    for (; *name != '\0'; name++)
-        if (!isalnum((unsigned char)*name)) *name = '_';
+    for (int length; *name != '\0'; name += length) {
+        char shown[ESCAPE_BYTES];
+        size_t n;
+        length = escape_next(shown, &n, name, strlen(name));
+        if (shown[0] != *name || (length == 1 && !isalnum((unsigned char)*name)))
+            memset(name, '_', (size_t)length);
+    }
 }
 
 /* "list", "list:comma" */
@@ -362,10 +368,12 @@ static status set_kind(content_spec *spec, const char *kind) {
         if (strlen(kinds[k]) == n && memcmp(kinds[k], kind, n) == 0) spec->kind = (content_kind)k;
     if (spec->kind == CONTENT_LIST && kind[n] == ':')
         return csv_delimiter_parse(kind + n + 1, spec->separator);
-    if (spec->kind != CONTENT_AUTO && kind[n] == '\0') return OK;
+    bool has_commas = spec->kind == CONTENT_NUMBER && strcmp(kind + n, ":comma") == 0;
+    if (has_commas) spec->separator[0] = ',';
+    if (has_commas || (spec->kind != CONTENT_AUTO && kind[n] == '\0')) return OK;
     return fail(ERR_USAGE,
-                "--item-features: '%s' of %s is not a kind; use category, number, list or "
-                "list:SEPARATOR (pipe, semicolon, comma, space, tab)",
+                "--item-features: '%s' of %s is not a kind; use category, number, number:comma, "
+                "list or list:SEPARATOR (pipe, semicolon, comma, space, tab)",
                 kind, spec->name);
 }
 
@@ -377,7 +385,7 @@ static status add_item_feature(side_table *t, const char *text, size_t n) {
     int col = find_name(&t->first, copy, m);
     for (const char *colon; col < 0 && (colon = memrchr(copy, ':', m)) != NULL;)
         m = (size_t)(colon - copy), col = find_name(&t->first, copy, m);
-    TRY(add_column(t, col, "such column", "--item-features"));
+    TRY(col >= 0 ? add_column(t, col) : fail_names(t, copy, m, "--item-features"));
     name_feature(name, sizeof name, t->first.name[col]);
     if (t->n_content == ITEM_CONTENT_MAX || strlen(name) > CONTENT_NAME_LENGTH)
         return fail(ERR_USAGE,

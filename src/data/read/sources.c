@@ -134,7 +134,7 @@ static status action_kind_parse(const char *text, action_kind *out) {
 }
 
 /* A source with its own layout refuses layout options rather than ignore some of them. */
-static status check_request(const source *s, const source_request *r) {
+status source_check(const source *s, const source_request *r) {
     const struct {
         const char *option;
         bool is_given;
@@ -223,7 +223,7 @@ status source_read(const source *s, const source_request *request, const char *c
                       .n_inputs = n_inputs,
                       .p = p};
     *out = (source_result){0};
-    TRY(check_request(s, request));
+    TRY(source_check(s, request));
     TRY(plan_options(s, request, &job.options));
     snprintf(job.item_name, sizeof job.item_name, "%s", s->item_name);
     status st = OK;

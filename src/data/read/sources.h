@@ -72,6 +72,9 @@ typedef struct source_result {
     bad_lines *bad;              /* the rows that were skipped; NULL without --skip-bad */
 } source_result;
 
+/* ERR_USAGE for options that are not for this source, or need others. */
+status source_check(const source *s, const source_request *r);
+
 /* Reads a source from its inputs (folders, files, archives, pipes) into a new builder.  Only tables
  * have several.  Column options for a source with its own layout are ERR_USAGE. */
 status source_read(const source *s, const source_request *request, const char *const *inputs,

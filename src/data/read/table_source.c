@@ -150,7 +150,7 @@ typedef enum { CELL_MISSING, CELL_NUMBER, CELL_TEXT } cell_kind;
 static cell_kind action_cell(const csv_field *f) {
     if (f->text == NULL || action_is_missing(f->text, f->n_bytes)) return CELL_MISSING;
     for (size_t i = 0; i < f->n_bytes; i++)
-        if (strchr("0123456789.+-", f->text[i]) == NULL) return CELL_TEXT;
+        if (strchr("0123456789.,+-", f->text[i]) == NULL) return CELL_TEXT;
     return CELL_NUMBER;
 }
 

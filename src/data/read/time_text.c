@@ -254,6 +254,10 @@ status time_plan_parse_format(time_plan *plan, const char *format) {
     time_plan_set(plan, TIME_DATE, UNIT_S, true);
     for (const char *f = format; *f != '\0'; f++) {
         if (*f == '%' && f[1] == 'f') {
+            if (n_before > 0 || to == plan->format)
+                return fail(ERR_USAGE,
+                            "--time-format '%s': %%f stands once, after the seconds: %%S.%%f",
+                            format);
             n_before = (int)(to - plan->format);
             f++;
             continue;

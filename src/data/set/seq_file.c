@@ -388,6 +388,13 @@ double seq_rating(const seq_file *s, uint16_t action) {
     return action;
 }
 
+bool seq_find_rating(const seq_file *s, double rating, uint16_t *out) {
+    bool is_rated = s->actions == ACTION_STARS || s->actions == ACTION_HALF_STARS;
+    for (*out = 0; is_rated && *out < action_kind_count(s->actions); ++*out)
+        if (seq_rating(s, *out) == rating) return true;
+    return false;
+}
+
 status seq_file_check_unchanged(const seq_file *s, pool *p) {
     return column_file_check_unchanged(&s->file, s->path, p);
 }

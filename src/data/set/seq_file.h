@@ -170,6 +170,9 @@ uint64_t seq_find_user(const seq_file *s, const char *id);
  * instance). */
 double seq_rating(const seq_file *s, uint16_t action);
 
+/* The action of a rating; false if the data have none, or not this one. */
+bool seq_find_rating(const seq_file *s, double rating, uint16_t *out);
+
 /* The name of a bit of ACTION_BITS: "click", "like", ...; NULL beyond the eight there are. */
 const char *seq_signal_name(int bit);
 

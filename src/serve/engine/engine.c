@@ -660,6 +660,23 @@ static void drop_models(served **models, int n) {
         served_drop(models[i]);
 }
 
+status engine_read_ratings(engine *e, int index, engine_event *events, size_t n) {
+    served *m = NULL;
+    status st = OK;
+    for (size_t i = 0; i < n && st == OK; i++) {
+        if (events[i].half_stars == 0) continue;
+        if (m == NULL) TRY(keep_model(e, index, &m));
+        if (!seq_find_rating(m->s->data, events[i].half_stars / 2.0, &events[i].action))
+            st = fail(ERR_USAGE,
+                      "event %zu: the data have no rating %g; send another \"rating\", or "
+                      "an \"action\"",
+                      i + 1, events[i].half_stars / 2.0);
+        events[i].half_stars = 0;
+    }
+    if (m != NULL) served_drop(m);
+    return st;
+}
+
 /* How many items no model knows; an action that the data of the first model cannot have is refused,
  * as the event would never count, or make other data of them. */
 static status check_events(served *const *models, int n_models, const engine_event *events,

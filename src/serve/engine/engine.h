@@ -56,10 +56,12 @@ typedef struct engine_event {
     engine_id item;
     engine_id id; /* of the event, so that a retry adds nothing twice; n = 0: none (with a number, n
                      = 1) */
-    bool has_time;    /* without: now; in a whole history all or none, see untimed_seconds */
-    int64_t time;     /* seconds since 1970 */
-    uint32_t time_ns; /* and nanoseconds, below 10^9 */
-    uint16_t action;  /* as the data stores it, or ACTION_UNKNOWN */
+    bool has_time;       /* without: now; in a whole history all or none, see untimed_seconds */
+    int64_t time;        /* seconds since 1970 */
+    uint32_t time_ns;    /* and nanoseconds, below 10^9 */
+    uint16_t action;     /* as the data stores it, or ACTION_UNKNOWN */
+    uint16_t half_stars; /* twice the rating that stands for the action until engine_read_ratings
+                            has been called; 0: none */
 } engine_event;
 
 typedef struct engine_config {
@@ -323,6 +325,10 @@ void engine_submit_change(engine *e, engine_change *c, engine_change_done done, 
 status engine_add_events(engine *e, engine_id user, const engine_event *events, size_t n,
                          engine_added *out);
 status engine_erase_user(engine *e, engine_id user, bool *existed);
+
+/* Sets the actions of events that have half_stars, by the ratings of a model's data.  ERR_USAGE if
+ * they have no such rating. */
+status engine_read_ratings(engine *e, int index, engine_event *events, size_t n);
 
 /* Those of n events that would not be duplicates now, in their order: (n_out) of `out`, which has
  * room for n.  Fails as engine_submit_change would, where that can be known. */

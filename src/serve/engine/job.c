@@ -129,6 +129,14 @@ static uint32_t find_value(const context_feature *f, const id_text *id) {
     return 0;
 }
 
+static status fail_context(const seq_file *names, const char *name) {
+    char list[512] = "", hint[80];
+    for (int f = 0; f < names->n_context; f++)
+        escape_list_add(list, sizeof list, names->context[f].name, strlen(names->context[f].name));
+    return fail(ERR_USAGE, "context: the model has no feature '%.64s'%s%s%s", name,
+                nearest_hint(hint, name, list), list[0] != '\0' ? "; it has " : "", list);
+}
+
 static status read_given_context(job *j, const engine_request *r) {
     const seq_file *names = j->m->names;
     for (size_t i = 0; i < r->n_context; i++) {
@@ -137,10 +145,7 @@ static status read_given_context(job *j, const engine_request *r) {
         int f = 0;
         while (f < names->n_context && strcmp(names->context[f].name, c->name) != 0)
             f++;
-        if (f == names->n_context)
-            return fail(ERR_USAGE, "context: the model has no feature '%.64s'%s%.64s%s", c->name,
-                        f > 0 ? "; one that it has is '" : "", f > 0 ? names->context[0].name : "",
-                        f > 0 ? "'" : "");
+        if (f == names->n_context) return fail_context(names, c->name);
         TRY(id_text_make(&id, &c->value, "a value of the context"));
         j->q.events.context[f] = find_value(&names->context[f], &id);
     }

@@ -65,9 +65,9 @@ static void set_list(const place *p, const void *list, size_t n) {
 }
 
 static status fail_unknown(const char *key, const member *m) {
-    char names[256] = "";
-    for (size_t n = 0; m->name != NULL && n < sizeof names; m++)
-        n += (size_t)snprintf(names + n, sizeof names - n, "%s%s", n > 0 ? ", " : "", m->name);
+    char names[320] = "";
+    for (; m->name != NULL; m++)
+        escape_list_add(names, sizeof names, m->name, strlen(m->name));
     return fail(ERR_USAGE, "'%.40s' is not a member of this object; it has %s", key, names);
 }
 
@@ -143,6 +143,14 @@ static status read_action(const place *p, const json_value *v) {
     return OK;
 }
 
+static status read_rating(const place *p, const json_value *v) {
+    double twice = v->type == JSON_NUMBER ? 2 * v->number : 0;
+    if (!(twice >= 1 && twice <= 10) || twice != floor(twice))
+        return fail(ERR_USAGE, "rating: expected a number of stars from 0.5 to 5, as in 4");
+    *(uint16_t *)value_of(p) = (uint16_t)twice;
+    return OK;
+}
+
 /* Numbers become text, so that an id that was given is told from none. */
 static status read_event_id(const place *p, const json_value *v) {
     engine_id *id = value_of(p);
@@ -157,6 +165,7 @@ static const member event_members[] = {
     {"item", read_id, .at = offsetof(engine_event, item)},
     {"time", read_time, .at = 0},
     {"action", read_action, .at = offsetof(engine_event, action)},
+    {"rating", read_rating, .at = offsetof(engine_event, half_stars)},
     {"id", read_event_id, .at = offsetof(engine_event, id)},
     {0},
 };
@@ -166,6 +175,8 @@ static status read_event(arena *a, const json_value *v, engine_event *e) {
     e->action = ACTION_UNKNOWN;
     if (v->type != JSON_OBJECT) return id_of(v, "item", &e->item);
     TRY(read_members(a, v, event_members, true, e));
+    if (e->half_stars != 0 && json_member(v, "action") != NULL)
+        return fail(ERR_USAGE, "\"action\" and \"rating\" exclude each other");
     return json_member(v, "item") != NULL ? OK : fail(ERR_USAGE, "\"item\" is missing");
 }
 
@@ -238,6 +249,12 @@ static status note_rules(const place *p, const json_value *v) {
 #define LIST_AT(name, length)                                                                      \
     .at = offsetof(request_ask, name), .n_at = offsetof(request_ask, length)
 
+#define RULE(name, place)                                                                          \
+    { name, note_rules, place }
+#define RULES(place)                                                                               \
+    RULE("filter", place), RULE("allow", place), RULE("deny", place), RULE("boost", place),        \
+        RULE("max_per", place), RULE("pin", place)
+
 static const member ask_members[] = {
     {"user", read_id, AT(ask.user)},
     {"history", read_events, LIST_AT(ask.history, ask.n_history)},
@@ -248,13 +265,8 @@ static const member ask_members[] = {
     {"top_k", read_top_k, .at = 0},
     {"tasks", read_tasks, .at = 0},
     {"exclude_seen", read_flag, AT(excludes_seen)},
-    {"allow", note_rules, AT(has_rules)},
-    {"deny", note_rules, AT(has_rules)},
-    {"exclude", note_rules, AT(has_rules)},
-    {"filter", note_rules, AT(has_rules)},
-    {"boost", note_rules, AT(has_rules)},
-    {"max_per", note_rules, AT(has_rules)},
-    {"pin", note_rules, AT(has_rules)},
+    RULE("exclude", AT(has_rules)),
+    RULES(AT(has_rules)),
     {"deadline_ms", read_number, AT(deadline_ms), .min = 1, .max = MAX_DEADLINE_MS},
     {"priority", read_number, AT(priority), .min = -100, .max = 100},
     {"explain", read_flag, AT(wants_why)},
@@ -526,13 +538,10 @@ static status read_texts(const char *bytes, size_t n, infer_tensor *t) {
     return n == 0 ? OK : wrong_length(t);
 }
 
-static status read_binary_data(reader *r, const json_value *size, const datatype *d,
-                               infer_tensor *t) {
+static status read_binary_data(reader *r, size_t n, const datatype *d, infer_tensor *t) {
     const char *bytes = r->bytes;
-    if (size->type != JSON_NUMBER || !size->is_integer || size->integer < 0 ||
-        (uint64_t)size->integer > r->n_bytes)
+    if (n > r->n_bytes)
         return fail(ERR_USAGE, "input %.64s: the body ends before its binary_data_size", t->name);
-    size_t n = (size_t)size->integer;
     r->bytes += n;
     r->n_bytes -= n;
     if (d->n_bytes == 0) return read_texts(bytes, n, t);
@@ -543,17 +552,36 @@ static status read_binary_data(reader *r, const json_value *size, const datatype
     return OK;
 }
 
+/* Of a request, an input or an output. */
+static status read_parameters(arena *a, const json_value *v, const member *members, void *out) {
+    const json_value *p = json_member(v, "parameters");
+    if (p == NULL) return OK;
+    if (p->type != JSON_OBJECT) return fail(ERR_USAGE, "parameters is an object");
+    status st = read_members(a, p, members, true, out);
+    return st == OK ? OK : fail_prefix(st, "parameters");
+}
+
+#define INFER_AT(name) .at = offsetof(request_infer, name)
+static const member infer_members[] = {
+    {"timeout", read_number, INFER_AT(timeout_us), .min = 0, .max = INFER_MAX_TIMEOUT},
+    {"priority", read_number, INFER_AT(priority), .min = 0, .max = UINT32_MAX},
+    {"binary_data_output", read_flag, INFER_AT(is_binary)},
+    RULES(INFER_AT(has_rules)),
+    {0},
+};
+
 static status read_input(reader *r, const json_value *v, infer_tensor *t) {
+    static const member members[] = {{"binary_data_size", read_number, .max = INT64_MAX}, {0}};
     const datatype *d = NULL;
+    int64_t size = -1;
     if (v->type != JSON_OBJECT || json_member_string(v, "name", &t->name) != OK)
         return fail(ERR_USAGE, "inputs: each is an object with name, shape, datatype and data");
     TRY(find_datatype(v, t->name, &d));
     TRY(read_shape(r, v, t));
     TRY(ARENA_NEW(r->a, &t->at, t->n));
-    const json_value *data = json_member(v, "data"), *parameters = json_member(v, "parameters");
-    const json_value *size =
-        parameters != NULL ? json_member(parameters, "binary_data_size") : NULL;
-    if (size != NULL) return read_binary_data(r, size, d, t);
+    const json_value *data = json_member(v, "data");
+    TRY(read_parameters(r->a, v, members, &size));
+    if (size >= 0) return read_binary_data(r, (size_t)size, d, t);
     if (data != NULL) return read_json_data(data, d, t);
     return fail(ERR_USAGE, "input %.64s has neither data nor binary_data_size", t->name);
 }
@@ -570,12 +598,9 @@ static status read_inputs(reader *r, const json_value *root, request_infer *out)
     return OK;
 }
 
-static bool flag_of(const json_value *parameters, const char *name, bool otherwise) {
-    const json_value *v = parameters != NULL ? json_member(parameters, name) : NULL;
-    return v != NULL && v->type == JSON_BOOL ? v->boolean : otherwise;
-}
-
-static status read_outputs(const json_value *root, request_infer *out) {
+static status read_outputs(arena *a, const json_value *root, request_infer *out) {
+    static const member members[] = {
+        {"binary_data", read_flag, .at = offsetof(infer_output, is_binary)}, {0}};
     const json_value *outputs = json_member(root, "outputs");
     if (outputs == NULL) return OK;
     if (outputs->type != JSON_ARRAY || outputs->n_children > INFER_MAX_TENSORS)
@@ -588,23 +613,9 @@ static status read_outputs(const json_value *root, request_infer *out) {
             strcmp(o->name, "SOURCE") != 0)
             return fail(ERR_USAGE,
                         "there is no output %.64s; there are OUTPUT, ITEM_IDS and SOURCE", o->name);
-        o->is_binary = flag_of(json_member(v, "parameters"), "binary_data", out->is_binary);
+        o->is_binary = out->is_binary;
+        TRY(read_parameters(a, v, members, o));
     }
-    return OK;
-}
-
-static status read_parameters(const json_value *root, request_infer *out) {
-    static const char *const rules[] = {"filter", "allow", "deny", "boost", "max_per", "pin"};
-    const json_value *id = json_member(root, "id"), *p = json_member(root, "parameters");
-    if (id != NULL && id->type == JSON_STRING) out->id = id->string;
-    if (p == NULL) return OK;
-    if (p->type != JSON_OBJECT) return fail(ERR_USAGE, "parameters is an object");
-    out->is_binary = flag_of(p, "binary_data_output", false);
-    const json_value *timeout = json_member(p, "timeout"), *priority = json_member(p, "priority");
-    if (timeout != NULL) TRY(whole_number(timeout, 0, INFER_MAX_TIMEOUT, &out->timeout_us));
-    if (priority != NULL) TRY(whole_number(priority, 0, UINT32_MAX, &out->priority));
-    for (size_t i = 0; i < sizeof rules / sizeof *rules; i++)
-        if (json_member(p, rules[i]) != NULL) out->rules = p;
     return OK;
 }
 
@@ -625,8 +636,11 @@ status request_infer_read(arena *a, const char *body, size_t n, const char *json
     }
     reader r = {.a = a, .bytes = body + n_json, .n_bytes = n - n_json};
     TRY(read_object(a, body, n_json, &root));
-    TRY(read_parameters(root, out));
-    TRY(read_outputs(root, out));
+    const json_value *id = json_member(root, "id");
+    if (id != NULL && id->type == JSON_STRING) out->id = id->string;
+    TRY(read_parameters(a, root, infer_members, out));
+    if (out->has_rules) out->rules = json_member(root, "parameters");
+    TRY(read_outputs(a, root, out));
     return read_inputs(&r, root, out);
 }
 

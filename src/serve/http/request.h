@@ -96,6 +96,7 @@ typedef struct request_infer {
     infer_output outputs[INFER_MAX_TENSORS]; /* that were asked for; none: all */
     int n_outputs;
     bool is_binary; /* outputs that do not say otherwise */
+    bool has_rules;
     int64_t timeout_us, priority;
     const json_value
         *rules; /* its parameters, where some are rules (model/item_rules.h); or NULL */

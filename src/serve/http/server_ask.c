@@ -488,6 +488,13 @@ static bool is_refused_unread(call *c, bool *was_asked) {
     return !has_time;
 }
 
+/* The events are the arena's, and nobody else has them yet. */
+static status read_ratings(engine *e, request_ask *r) {
+    TRY(engine_read_ratings(e, r->ask.model, (engine_event *)r->ask.history, r->ask.n_history));
+    TRY(engine_read_ratings(e, r->ask.model, (engine_event *)r->ask.extra, r->ask.n_extra));
+    return engine_read_ratings(e, r->ask.model, (engine_event *)r->events, r->n_events);
+}
+
 void serve_ask(call *c) {
     status (*read)(arena * a, const char *body, size_t n, request_ask *out) =
         c->route == ROUTE_RECOMMEND ? request_recommend_read
@@ -511,6 +518,11 @@ void serve_ask(call *c) {
         return;
     }
     q->r.ask.model = q->model;
+    st = read_ratings(c->s->engine, &q->r);
+    if (st != OK) {
+        call_fail_status(c, st);
+        return;
+    }
     if (q->r.n_tasks > 0 && q->r.ask.task == ENGINE_RANK) {
         q->top_k = q->r.ask.top_k;
         q->r.ask.top_k = 0;

@@ -65,6 +65,9 @@ void serve_events(call *c) {
     adding *d;
     status st = ARENA_NEW(&c->memory, &d, 1);
     if (st == OK) st = request_events_read(&c->memory, c->x->body, c->x->n_body, &d->r);
+    for (size_t i = 0; st == OK && i < d->r.n_users; i++)
+        st = engine_read_ratings(c->s->engine, 0, (engine_event *)d->r.users[i].events,
+                                 d->r.users[i].n_events);
     if (st == OK) st = ARENA_NEW(&c->memory, &d->change.added, d->r.n_users);
     if (st != OK) {
         call_fail_status(c, st);

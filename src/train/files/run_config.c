@@ -90,6 +90,7 @@ status run_config_find_data(const char *path, const char *usage, char room[RUN_D
     if (*data != NULL) return OK;
     room[0] = '\0';
     find_data(path, room);
+    if (!folder_exists(path)) return fail(ERR_IO, "%s: no such folder", path);
     if (room[0] == '\0')
         return fail(ERR_USAGE,
                     "--data DIR is missing, and %s does not say what it was trained on; "

@@ -265,6 +265,76 @@ TEST(prep_from_a_state_keeps_content) {
     seq_file_close(data);
 }
 
+static void check_content(const seq_file *s, const char *item, const char *feature,
+                          const char *want) {
+    char text[100] = "";
+    for (int f = 0; f < s->n_content; f++) {
+        const item_content *c = &s->content[f];
+        uint32_t i = seq_find_item(s, item);
+        for (uint64_t k = c->offsets[i]; k < c->offsets[i + 1] && strcmp(c->name, feature) == 0;
+             k++)
+            escape_list_add(text, sizeof text, c->values.bytes + c->values.offsets[c->value[k]],
+                            c->values.offsets[c->value[k] + 1] - c->values.offsets[c->value[k]]);
+    }
+    CHECK_STR(text, want);
+}
+
+/* Side files count before what the data say; what they leave out stays. */
+TEST(prep_from_a_state_takes_side_files) {
+    engine *e;
+    engine_added added;
+    engine_event event = {.item = {.number = 9}, .has_time = true, .action = ACTION_UNKNOWN};
+    need_state();
+    free(shell(0, "true"));
+    write_text("e.csv", "user_id,item_id,timestamp\n1,5,100\n1,6,200\n2,7,300\n3,7,300\n");
+    write_text("i.csv",
+               "item_id,title,tags,year\n5,Five,a|b,1999\n6,Six,c|d,2000\n7,Seven,a,2001\n");
+    write_text("u.csv", "user_id,city,plan\n1,Rome,x\n2,Oslo,y\n");
+    write_text("i2.csv", "item_id,title,tags,size\n9,Nine,e,big\n5,New five,b,small\n");
+    write_text("u2.csv", "user_id,city\n1,Paris\n3,Bonn\n4,Nowhere\n");
+    free(shell(0,
+               "./hstu prep csv --input e.csv --items i.csv --item-features tags:list,year:number "
+               "--users u.csv --out d"));
+    CHECK_OK(engine_create(&e, &(engine_config){.device = "cpu", .state = run_path("st")}));
+    CHECK_OK(engine_add_events(e, (engine_id){.number = 1}, &event, 1, &added));
+    engine_destroy(e);
+    free(shell(
+        0,
+        "./hstu prep --from-state st --with d --items i2.csv --out new && "
+        "./hstu prep --from-state st --with new --out again && cmp new/data.seq "
+        "again/data.seq && ./hstu prep --from-state st --items i2.csv --out alone && ./hstu prep "
+        "--from-state st --with d --items i2.csv --users u2.csv --out new"));
+    seq_file *s = open_data("new");
+    CHECK(s->n_items == 4 && s->n_users == 3 && s->n_content == 3 && s->n_context == 2);
+    check_content(s, "5", "tags", "b"); /* not a: as the new file has it */
+    check_content(s, "6", "tags", "c, d");
+    check_content(s, "9", "tags", "e");
+    check_content(s, "5", "year", "1999"); /* which the new file does not have */
+    check_content(s, "9", "year", "");
+    check_content(s, "9", "size", "big");
+    check_content(s, "6", "size", "");
+    static const char *const titles[] = {"New five", "Six", "Seven", "Nine"};
+    for (uint32_t i = 1; i <= 4; i++) {
+        buf title = {0};
+        CHECK_OK(seq_item_title(s, i, &title));
+        CHECK_STR(buf_str(&title), titles[i - 1]);
+        buf_fini(&title);
+    }
+    CHECK_STR(s->context[0].name, "city");
+    static const char *const cities[] = {"Paris", "Oslo", "Bonn"};
+    for (int i = 0; i < 3; i++) {
+        const context_feature *f = &s->context[0];
+        size_t from = f->values.offsets[f->value[i]];
+        CHECK(strncmp(f->values.bytes + from, cities[i], strlen(cities[i])) == 0);
+    }
+    CHECK(s->context[1].value[0] == 1 && s->context[1].value[2] == 0);
+    seq_file_close(s);
+    s = open_data("alone");
+    CHECK(s->n_items == 2 && s->n_content == 2);
+    seq_file_close(s);
+    check_text("./hstu prep --from-state st --with d --items-id x --out new", 2, "need --items");
+}
+
 TEST(states_are_refused_in_words) {
     need_state();
     check_text("./hstu prep --from-state nix --out new", 1, "nix: ");

@@ -167,8 +167,9 @@ TEST(eval_by_group_and_per_user) {
     CHECK_EQ(test_command(&text, "cd %s && head -1 u.csv && wc -l < u.csv", test_folder()), 0);
     CHECK_STR(text, "user,events,position\n41\n");
     free(text);
-    text = said(2, "eval r --by mood");
-    CHECK_CONTAINS(text, "--by mood: must be length, popularity, ");
+    text = said(2, "eval r --by age_grup");
+    CHECK_CONTAINS(text, "--by age_grup: must be length, popularity, ");
+    CHECK_CONTAINS(text, "(did you mean 'age_group'?)");
     free(text);
     free(said(0, "train n.gin --data data --out n --max-iters 2"));
     text = said(0, "eval n --by length --per-user v.csv");
@@ -176,6 +177,43 @@ TEST(eval_by_group_and_per_user) {
     free(text);
     text = said(2, "eval n --by popularity");
     CHECK_CONTAINS(text, "must be length");
+    free(text);
+}
+
+/* By a feature of the target: an item of several values counts for each, one of none is unknown;
+ * what a category of one value an item says is what the groups of single users add up to.  Metrics
+ * at the size of the catalogue are not shown. */
+TEST(eval_by_features_of_the_target) {
+    free(said(0, "synth --help"));
+    write_text("e.csv", "user,item,time\na,1,1\na,2,2\na,3,3\nb,2,1\nb,1,2\nb,4,3\nc,4,1\nc,3,2\n"
+                        "c,2,3\nd,1,5\nd,4,7\nd,3,9\n");
+    write_text("i.csv", "item,tags,price\n1,x,1\n2,x|y,2\n3,y|z,3\n4,,9\n");
+    free(said(0, "prep csv --input e.csv --items i.csv --item-features tags:list,price --out d"));
+    free(said(0, "train m.gin --data d --out t --epochs 1"));
+    char *text = said(0, "eval t --json --metrics HR@2 --by tags"); /* of targets 3, 4, 2, 3 */
+    CHECK_CONTAINS(text, "{\"name\":\"unknown\",\"users\":1,");
+    CHECK_CONTAINS(text, "{\"name\":\"x\",\"users\":1,");
+    CHECK_CONTAINS(text, "{\"name\":\"y\",\"users\":3,");
+    CHECK_CONTAINS(text, "{\"name\":\"z\",\"users\":2,");
+    CHECK(strstr(text, "all others") == NULL);
+    free(text);
+    text = said(0, "eval t --metrics HR@1,HR@3,HR@4,NDCG@10 --by price");
+    CHECK_CONTAINS(text, "  3                              2 ");
+    CHECK_CONTAINS(text, "  hr@3 ");
+    CHECK(strstr(text, "  hr@4 ") == NULL && strstr(text, "  ndcg@10 ") == NULL);
+    CHECK_CONTAINS(text, "Not shown: metrics at 4, the items ranked, and above\n");
+    free(text);
+    write_text("l.csv", "user,item\na,3\n");
+    text = said(0, "eval --recommendations l.csv --data d --metrics HR@1,HR@5");
+    CHECK_CONTAINS(text, "  hr@1             0.2500 ");
+    CHECK(strstr(text, "hr@5") == NULL);
+    CHECK_CONTAINS(text, "Not shown: metrics at 4");
+    free(text);
+    text = said(0, "eval t --metrics HR@1,HR@3");
+    CHECK(strstr(text, "Not shown") == NULL);
+    free(text);
+    free(said(0, "train n.gin --data data --out n --max-iters 2"));
+    text = said(2, "eval n --by tags");
     free(text);
 }
 
@@ -226,6 +264,17 @@ TEST(eval_of_recommendations_is_that_of_their_model) {
     other = said(0, args);
     for (int i = 0; i < 6; i++)
         CHECK(number_in(text, metrics[i]) == number_in(other, metrics[i]));
+    free(text);
+    /* In any order, as the column rank says. */
+    CHECK_EQ(test_command(&text, "cd %s && (head -1 lists.csv; tail -n +2 lists.csv | sort -r) > r",
+                          test_folder()),
+             0);
+    free(text);
+    text = said(
+        0, "eval --recommendations r --data 'the data' --test-file 'the test' "
+           "--metrics HR@10,NDCG@10,MRR,COVERAGE@10,NOVELTY@10,DIVERSITY@10 --window 100 --json");
+    for (int i = 0; i < 6; i++)
+        CHECK(number_in(text, metrics[i]) == number_in(other, metrics[i]));
     free(other);
     free(text);
 }
@@ -238,6 +287,8 @@ TEST(eval_of_recommendations_says_what_is_wrong) {
         {"", "--data data", "l: has no list of a user of the data", 1},
         {"{\"user\": 1, \"items\": [99999, \"x\"]}\n", "--data data",
          "2 of 2 listed items are not in the data (each takes its place)", 0},
+        {"{\"user\": 1, \"items\": [9007199254740993]}\n", "--data data",
+         "the first is '9007199254740993'", 0},
         {"{\"user\": 1, \"items\": [1]}\n", "--data data", "have no list: each counts as a miss",
          0},
         {"{\"user\": 1, \"items\": [99999, \"x\"]}\n{\"user\": 77777, \"items\": [1]}\n",
@@ -251,6 +302,10 @@ TEST(eval_of_recommendations_says_what_is_wrong) {
         {"{\"user\": 1, \"items\": [\n", "--data data", "l, line 1", 1},
         {"user,thing\n1,2\n", "--data data", "l, line 1: the header has no columns", 1},
         {"user,item\n1\n", "--data data", "l, line 2: 1 fields", 1},
+        {"user,item,rank\n1,2,1\n1,3\n", "--data data", "l, line 3: 2 fields: user, item or rank",
+         1},
+        {"user,Rank,item\n1,first,2\n", "--data data",
+         "l, line 2: the rank 'first' is not a whole number", 1},
         {"user,item\n1,2\n", "", "also needs --data", 2},
         {"user,item\n1,2\n", "run --data data", "leave out RUN", 2},
         {"user,item\n1,2\n", "--data data --metrics AUC", "HR@k", 2},

@@ -86,14 +86,28 @@ TEST(score_of_a_retrieval_model) {
     says(0, "run --user nobody --candidates 1,2 --format csv", "nobody,1,,");
 }
 
+/* One unknown id does not cost the scores of the others. */
+TEST(score_names_candidates_it_does_not_know) {
+    char *all = asked(0, "run --user 3 --candidates 1,9 --json 2>/dev/null");
+    char *some = asked(0, "run --user 3 --candidates 1,777,9,07,+7 --json 2>err");
+    CHECK_STR(some, all); /* 7 is there */
+    free(some);
+    some = shell(0, "cat err");
+    CHECK_CONTAINS(some, "warning: --candidates: the model does not know 777, 07, +7; left out");
+    free(some);
+    some = asked(0, "run --user 3 --candidates '[1,\"777\",778,9]' --json 2>/dev/null");
+    CHECK_STR(some, all);
+    free(some);
+    free(all);
+}
+
 TEST(score_says_what_is_wrong) {
     free(shell(0, ": > empty; echo 777 > strange; printf '1\\000\\n' > nul"));
     says(2, "run --user 3", "--candidates FILE|LIST is missing");
     says(2, "run --candidates 1", "give either --user ID");
     says(2, "run --user 3 --all-users --candidates 1", "give either --user ID");
-    says(2, "run --user 3 --candidates 1,777", "no item '777'");
-    says(2, "run --user 3 --candidates 1,07", "no item '07'"); /* 7 is there */
-    says(2, "run --user 3 --candidates 1,+7", "no item '+7'");
+    says(2, "run --user 3 --candidates 777,888", "has no item 777, 888");
+    says(2, "run --user 3 --candidates '[{\"item\":1}]'", "a whole number or a string");
     says(0, "run --user +3 --candidates 1", "User +3: not in the data");
     says(2, "run --user 3 --candidates none.txt", "neither a file nor a list");
     says(2, "run --user 3 --candidates empty", "none is an item");

@@ -103,6 +103,15 @@ TEST(sweep_trains_and_goes_on) {
     says(2, SWEEP, "has another sweep");
 }
 
+/* As 'hstu train' without a config. */
+TEST(sweep_chooses_a_config) {
+    char *text = shell(0, "HSTU_LOG=info ./hstu sweep --data data --device cpu --epochs 1 --out s "
+                          "--set-range train_fn.learning_rate=1e-3,1e-2");
+    CHECK_CONTAINS(text, "configs/own/small.gin, for ");
+    CHECK_CONTAINS(text, "ndcg@10 is of the validation part");
+    free(text);
+}
+
 TEST(sweep_refuses_what_cannot_be) {
     says(2, "./hstu sweep m.gin --data data --out s", "--set-range, --data and --out are needed");
     says(1, "./hstu sweep none.gin --data data --out s --set-range a=1", "no such file");

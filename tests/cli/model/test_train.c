@@ -95,7 +95,8 @@ TEST(train_says_what_is_missing) {
         {1, "train --init-from nowhere --data data --out r", "nowhere: no such folder"},
         {1, "train --init-from nowhere --data data --out r --gin-config-file m.gin",
          "nowhere: no such folder"},
-        {2, "eval run", "--data DIR is missing, and run does not say what it was trained on"},
+        {1, "eval run", "run: no such folder"},
+        {2, "eval data", "--data DIR is missing, and data does not say what it was trained on"},
         {1, "eval run --data data", "run: no such folder"},
         {2, "eval run --data data --part train", "must be test or validation"},
     };

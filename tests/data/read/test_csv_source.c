@@ -52,6 +52,11 @@ TEST(actions_by_kind) {
     CHECK_CONTAINS(read_csv(text, "--action-col 4 --action-kind half-stars"), "\"[7, 5]\"");
     CHECK_CONTAINS(read_csv(text, "--action-col 4 --action-kind bits"), "\"[4, 3]\"");
     CHECK_CONTAINS(read_csv(text, "--action-col 4 --action-kind none"), "\"[0, 0]\"");
+    /* A rating may have a decimal comma; of a larger number it may be one of thousands. */
+    text = "user;item;ts;rating\n1;2;6;3,5\n1;3;5;4\n1;4;7;5,0\n";
+    CHECK_CONTAINS(read_csv(text, ""), "\"[7, 6, 9]\"");
+    CHECK_CONTAINS(read_csv("user;item;ts;rating\n1;2;6;3,0\n1;3;5;4\n", "--action-kind stars"),
+                   "\"[3, 2]\"");
     CHECK_CONTAINS(prep_ok("csv --input in.csv --out out2 --time-unit ms --json"),
                    "\"first_time\":5");
 }
@@ -325,6 +330,8 @@ TEST(text_actions_by_a_map) {
     check_bad(text, "--action-map view=1,view=2", 2, "--action-map: 'view' is given twice");
     check_bad("user_id,item_id,rating,timestamp\n1,2,4.5,5\n1,3,-0.5,6\n",
               "--action-col rating --action-kind half-stars", 1, ":3: rating: '-0.5' is not");
+    check_bad("user;item;ts;rating\n1;2;6;3,5\n", "--action-col rating --action-kind code", 1,
+              "in.csv:2: rating: '3,5' is not a whole number from 0 to 65534");
     check_bad(text, "--action-map view=65536", 2, "--action-map: the number of 'view=65536'");
     check_bad("1,2,5\n", "--action-map view=1", 2, "--action-map needs --action-col");
 }
@@ -449,7 +456,8 @@ TEST(several_files_folders_and_pipes) {
     put_file("q/a.csv", "user_id,item_id,timestamp\n1,2,5\n");
     put_file("q/b.csv", "user_id,item,timestamp\n1,2,5\n");
     prep_fails("csv --input q --out out", 1,
-               "q/b.csv:1: there is no column 'item_id'; the header has user_id, item, timestamp; "
+               "q/b.csv:1: there is no column 'item_id' (did you mean 'item'?); the header has "
+               "user_id, item, timestamp; "
                "all files need the columns of the first one, q/a.csv");
     prep_fails("ml-1m --input p q --out out", 2, "unexpected argument 'q'");
     prep_fails("ml-1m --input p --input q --out out", 2, "the source ml-1m has one --input");

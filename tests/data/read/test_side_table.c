@@ -124,12 +124,13 @@ TEST(side_files_that_do_not_fit) {
               "the line has 2 fields, but 3 are needed");
     put_file("users.csv", "who,sex\n1,F\n");
     check_bad("--users users.csv", 1,
-              "users.csv: there is no column of ids; the columns are who, sex; choose with "
+              "users.csv: there is no column 'id'; the columns are who, sex; choose with "
               "--users-id");
-    check_bad("--users users.csv --users-id me", 1, "users.csv: there is no such column");
+    check_bad("--users users.csv --users-id ho", 1,
+              "users.csv: there is no column 'ho' (did you mean 'who'?); the columns are who, sex");
     check_bad("--users users.csv --users-id who --user-features who", 2, "is given two roles");
     check_bad("--users users.csv --users-id who --user-features a,b", 1,
-              "choose with --user-features");
+              "there is no column 'a'; the columns are who, sex; choose with --user-features");
     put_file("users.csv", "uid\n1\n");
     check_bad("--users users.csv", 1, "users.csv has no column of features besides the id");
     put_file("empty.csv", "");
@@ -186,6 +187,7 @@ TEST(content_kinds_are_found) {
     seq_file_close(s);
     CHECK_CONTAINS(said, "  Feature                3   items have genre: list, 4 values\n");
     CHECK_CONTAINS(said, "  Feature                3   items have year: number, 3 values\n");
+    CHECK(strstr(said, "is not read as numbers") == NULL);
     /* A filter renumbers items, and their content follows. */
     s = read_tables("--items items.csv --min-item-events 1", &said);
     CHECK_EQ(s->n_items, 3);
@@ -211,12 +213,31 @@ TEST(content_kinds_are_given) {
     s = read_tables("--items items.csv --item-features none", &said);
     CHECK_EQ(s->n_content, 0);
     seq_file_close(s);
-    check_bad("--items items.csv --item-features gender", 1, "choose with --item-features");
+    check_bad("--items items.csv --item-features genres:list", 1,
+              "there is no column 'genres' (did you mean 'genre'?)");
     check_bad("--items items.csv --item-features id", 2, "is given two roles");
     check_bad("--items items.csv --item-features genre:lost", 2, "'lost' of genre is not a kind");
     check_bad("--items items.csv --item-features genre:number:x", 2, "is not a kind");
     check_bad("--items items.csv --item-features genre:number", 1,
               "items.csv:2: genre: 'Drama, Crime' is not a number");
+    put_file("items.csv", "id;Größe;price\n10;groß;5,50\n11;klein;7\n12;;-1,25e1\n");
+    s = read_tables("--items items.csv", &said);
+    CHECK_STR(content_of(s, "10", "Größe"), "groß");
+    CHECK_STR(content_of(s, "10", "price"), "5,50");
+    CHECK_CONTAINS(said, "items.csv: items id, item features Größe, price\n");
+    CHECK_CONTAINS(said, "note: price is not read as numbers; if its commas are decimal: "
+                         "--item-features price:number:comma");
+    seq_file_close(s);
+    s = read_tables("--items items.csv --item-features price:number:comma", &said);
+    CHECK(number_of(s, "10", 0) == 5.5 && number_of(s, "11", 0) == 7 &&
+          number_of(s, "12", 0) == -12.5);
+    CHECK(strstr(said, "note: price") == NULL);
+    seq_file_close(s);
+    check_bad("--items items.csv --item-features price:number", 1,
+              "items.csv:2: price: '5,50' is not a number; for decimal commas give "
+              "price:number:comma");
+    put_file("items.csv", "id;price\n10;1.005,50\n");
+    check_bad("--items items.csv --item-features price:number:comma", 1, "'1.005,50' is not a");
     put_file("items.jsonl", "{\"item_id\":10,\"tags\":[\"a\\\"|\",null,7]}\n"
                             "{\"item_id\":11,\"tags\":[]}\n");
     s = read_tables("--items items.jsonl", &said);

@@ -225,6 +225,8 @@ TEST(formats_that_say_too_little_or_too_much) {
                {"", "needs a year, a month and a day"},
                {"%Y-%m-%d %H:%M:%S %Y-%m-%d %H:%M:%S %Y-%m-%d %H:%M:%S %Y-%m-%d %H", "63 bytes"},
                {"%F %I", "%I and %p need each other"},
+               {"%f %Y-%m-%d", "%f stands once, after the seconds"},
+               {"%F %T.%f %f", "%f stands once, after the seconds"},
                {"%F %H %p", "%I and %p need each other"}};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         time_plan plan;

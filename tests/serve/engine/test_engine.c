@@ -783,9 +783,10 @@ TEST(engine_reads_context_of_requests) {
     c.value = (engine_id){.text = "nowhere", .n = 7};
     engine_answer unknown = serve_ask(e, &r);
     engine_answer_release(&unknown);
-    c.name = "planet";
+    c.name = "contry";
     engine_ask(e, &r, &bad);
-    CHECK(bad.outcome == ENGINE_BAD && strstr(bad.error, "no feature 'planet'") != NULL);
+    CHECK_EQ(bad.outcome, ENGINE_BAD);
+    CHECK_CONTAINS(bad.error, "no feature 'contry' (did you mean 'country'?); it has ");
     engine_answer_release(&bad);
     engine_answer_release(&own);
     seq_file_close(data);

@@ -151,6 +151,13 @@ TEST(request_events_refuses) {
         {"{\"events\": [1]}", "\"user\" is missing"},
         {"{\"user\": 7, \"events\": []}", "missing or empty"},
         {"{\"user\": 7, \"events\": {}}", "expected a list of events"},
+        {"{\"user\": 7, \"events\": [{\"item\": 1, \"rating\": 0}]}",
+         "events[0]: rating: expected"},
+        {"{\"user\": 7, \"events\": [{\"item\": 1, \"rating\": 5.5}]}", "from 0.5 to 5"},
+        {"{\"user\": 7, \"events\": [{\"item\": 1, \"rating\": 4.2}]}", "from 0.5 to 5"},
+        {"{\"user\": 7, \"events\": [{\"item\": 1, \"rating\": \"4\"}]}", "from 0.5 to 5"},
+        {"{\"user\": 7, \"events\": [{\"item\": 1, \"rating\": 4, \"action\": 3}]}",
+         "exclude each other"},
         {"{\"users\": []}", "from 1 to"},
         {"{\"users\": [1]}", "each is an object"},
         {"{\"users\": [{\"user\": 1, \"events\": [1]}], \"user\": 2}", "nothing beside it"},
@@ -337,6 +344,19 @@ TEST(request_infer_refuses) {
               "element 0 is not a number of type INT64");
     bad_infer("{\"inputs\": [" USERS "], \"outputs\": [{\"name\": \"X\"}]}",
               "there is no output X");
+    bad_infer("{\"inputs\": [" USERS "], \"parameters\": {\"filtr\": \"x\"}}",
+              "parameters: 'filtr' is not a member of this object; it has timeout, priority, "
+              "binary_data_output, filter, allow, deny, boost, max_per, pin");
+    bad_infer("{\"inputs\": [" USERS "], \"parameters\": {\"binary_data_output\": 1}}",
+              "expected true or false");
+    bad_infer("{\"inputs\": [" USERS "], \"parameters\": [1]}", "parameters is an object");
+    bad_infer("{\"inputs\": [" USERS "], \"outputs\": [{\"name\": \"OUTPUT\", \"parameters\": "
+              "{\"classification\": 2}}]}",
+              "parameters: 'classification'");
+    bad_infer(
+        "{\"inputs\": [{\"name\": \"A\", \"datatype\": \"INT64\", \"shape\": [1], \"data\": [1], "
+        "\"parameters\": {\"content_type\": \"np\"}}]}",
+        "parameters: 'content_type'");
     bad_infer(
         "{\"inputs\": [{\"name\": \"TOP_K\", \"datatype\": \"INT64\", \"shape\": [1], \"data\": "
         "[5]}]}",

@@ -50,6 +50,58 @@ TEST(server_counts_events_of_each_user) {
     rig_close(&r);
 }
 
+/* The ratings of the data are stars: 4 is action 3, in events and in histories, and scores alike.
+ */
+TEST(server_takes_ratings) {
+    static const char *const asks[] = {
+        "{\"history\": [{\"item\": 1, \"action\": 3}, {\"item\": 2, \"action\": 0}, 3]}",
+        "{\"history\": [{\"item\": 1, \"rating\": 4}, {\"item\": 2, \"rating\": 1.0}, 3]}"};
+    rig r;
+    arena a;
+    arena_init(&a, 1 << 16);
+    rig_open(&r);
+    rig_start(&r);
+    const json_value *v = rig_json(
+        &r, &a, "POST", "/v1/events",
+        "{\"users\": [{\"user\": \"ann\", \"events\": [{\"item\": 1, \"time\": 10}, {\"item\": 2, "
+        "\"time\": 20, \"rating\": 4}]}, {\"user\": \"bob\", \"events\": [{\"item\": 2, "
+        "\"time\": 20, \"rating\": 1}]}]}");
+    CHECK_EQ(json_member(v, "users")->n_children, 2);
+    v = json_member(rig_json(&r, &a, "GET", "/v1/users/ann", ""), "events");
+    CHECK(json_member(json_at(v, 0), "action") == NULL &&
+          json_number(json_at(v, 1), "action") == 3);
+    v = json_member(rig_json(&r, &a, "GET", "/v1/users/bob", ""), "events");
+    CHECK_EQ(json_number(json_at(v, 0), "action"), 0);
+    char *text = client_ask(r.port, "POST", "/v1/events", "",
+                            "{\"user\": 9, \"events\": [1, {\"item\": 1, \"rating\": 4.5}]}");
+    CHECK_EQ(client_code(text), 400);
+    CHECK_CONTAINS(text, "event 2: the data have no rating 4.5");
+    free(text);
+    const json_value *by[2];
+    for (int i = 0; i < 2; i++)
+        by[i] = json_member(rig_json(&r, &a, "POST", "/v1/recommend", asks[i]), "items");
+    for (size_t i = 0; i < 10; i++)
+        CHECK(json_member(json_at(by[0], i), "score")->number ==
+              json_member(json_at(by[1], i), "score")->number);
+    static const char *const bad[] = {"what_if\": [{\"item\": 1, \"rating\": 4.5}]}",
+                                      "events\": [{\"item\": 1, \"rating\": 4.5}]}",
+                                      "history\": [{\"item\": 1, \"rating\": 4.5}]}"};
+    for (int i = 0; i < 3; i++) {
+        char body[100];
+        snprintf(body, sizeof body, "{\"user\": 9, \"%s", bad[i]);
+        text = client_ask(r.port, "POST", "/v1/recommend", "", body);
+        CHECK_EQ(client_code(text), 400);
+        CHECK_CONTAINS(text, "event 1: the data have no rating 4.5");
+        free(text);
+    }
+    (void)rig_json(&r, &a, "POST", "/v1/recommend",
+                   "{\"user\": \"cid\", \"events\": [{\"item\": 1, \"rating\": 5}]}");
+    v = json_member(rig_json(&r, &a, "GET", "/v1/users/cid", ""), "events");
+    CHECK_EQ(json_number(json_at(v, 0), "action"), 4);
+    arena_fini(&a);
+    rig_close(&r);
+}
+
 /* Ids of up to ENGINE_ID_BYTES bytes, in bodies and in paths. */
 TEST(server_limits_ids) {
     char id[ENGINE_ID_BYTES + 2], body[800], path[400];
