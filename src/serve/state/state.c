@@ -466,8 +466,9 @@ static status refuse_log(const char *folder, const char *path) {
     TRY(path_join(log, sizeof log, folder, "events.log"));
     if (file_exists(path) || !file_exists(log)) return OK;
     return fail(ERR_FORMAT,
-                "%s is an event log of an earlier version; 'hstu state import %s' converts it", log,
-                folder);
+                "%s is an event log of a version before 0.1; 'hstu state import %s' of hstu 0.1.0 "
+                "converts it",
+                log, folder);
 }
 
 static status configure(state *s) {
