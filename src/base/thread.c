@@ -233,11 +233,7 @@ status pool_create_lower(pool **out, int n_threads, int nice) {
         else
             p->n_threads = i + 1;
     }
-    if (st == OK)
-        *out = p;
-    else
-        pool_destroy(p);
-    return st;
+    return CREATED(st, out, p, pool_destroy);
 }
 
 void pool_destroy(pool *p) {

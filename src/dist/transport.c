@@ -198,11 +198,7 @@ static status create_group(transport **out, transport *all, const rank_group *g)
     t->local_size = all->local_size;
     t->stop = all->stop;
     status st = list_init(&s->list, all->size);
-    if (st != OK)
-        group_destroy(t);
-    else
-        *out = t;
-    return st;
+    return CREATED(st, out, t, group_destroy);
 }
 
 status transport_group(transport **out, transport *t, const rank_group *g) {
@@ -413,11 +409,7 @@ static status create_comm(comm **out, backend *be, transport *t, bool is_host_me
     s->t = t;
     s->is_host_memory = is_host_memory;
     status st = list_init(&s->list, t->size);
-    if (st != OK)
-        host_destroy(c);
-    else
-        *out = c;
-    return st;
+    return CREATED(st, out, c, host_destroy);
 }
 
 status comm_create_beside(comm **out, backend *be, transport *t) {

@@ -194,11 +194,7 @@ status embed_create(embed_table **out, backend *be, const embed_config *config) 
                              (float)table_first_unit(config->first, config->first_scale),
                              config->first_state};
     status st = make_levels(t);
-    if (st == OK)
-        *out = t;
-    else
-        embed_destroy(t);
-    return st;
+    return CREATED(st, out, t, embed_destroy);
 }
 
 void embed_destroy(embed_table *t) {

@@ -319,11 +319,7 @@ static status create(encoder **out, const encoder_config *c, encoder_files *file
     status st = load_weights(e, files, seed);
     if (st == OK && files != NULL) st = encoder_files_finish(files, o->has_head);
     if (st == OK) st = alloc_pass(e, o);
-    if (st == OK)
-        *out = e;
-    else
-        encoder_destroy(e);
-    return st;
+    return CREATED(st, out, e, encoder_destroy);
 }
 
 status encoder_create(encoder **out, const char *folder, backend *be, const encoder_options *o) {
@@ -601,11 +597,7 @@ status encoder_scores_create(encoder_scores **out, const encoder *e, const mask 
     *s = (encoder_scores){
         .n_layers = c->n_layers, .n_heads = c->n_heads, .head_dim = c->dim / c->n_heads, .rule = m};
     status st = MEM_NEW(&s->head, (size_t)c->n_layers * (size_t)c->n_heads);
-    if (st == OK)
-        *out = s;
-    else
-        encoder_scores_destroy(s);
-    return st;
+    return CREATED(st, out, s, encoder_scores_destroy);
 }
 
 void encoder_scores_destroy(encoder_scores *s) {

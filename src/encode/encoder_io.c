@@ -204,11 +204,7 @@ status encoder_input_open(encoder_input **out, const char *path, const tokenizer
         st = open_tensors(in);
     else if (st == OK)
         st = input_open(&in->in, path);
-    if (st == OK)
-        *out = in;
-    else
-        encoder_input_close(in);
-    return st;
+    return CREATED(st, out, in, encoder_input_close);
 }
 
 void encoder_input_close(encoder_input *in) {

@@ -248,11 +248,7 @@ status subwords_create(subwords **out, const char *path, const json_value *model
     s->unknown = -1;
     text_map_init(&s->pieces, 0);
     status st = is_bpe ? read_bpe(s, path, model) : read_unigram(s, path, model);
-    if (st == OK)
-        *out = s;
-    else
-        subwords_destroy(s);
-    return st;
+    return CREATED(st, out, s, subwords_destroy);
 }
 
 void subwords_destroy(subwords *s) {

@@ -88,11 +88,7 @@ status word_pieces_create(word_pieces **out, const char *path, const char *vocab
     text_map_init(&p->pieces, 0);
     status st = add_lines(p, vocabulary, n);
     if (st == OK) st = check_special(p, path);
-    if (st == OK)
-        *out = p;
-    else
-        word_pieces_destroy(p);
-    return st;
+    return CREATED(st, out, p, word_pieces_destroy);
 }
 
 void word_pieces_destroy(word_pieces *p) {

@@ -240,11 +240,7 @@ static status input_open_stack(input **out, const char *path, content_kind *out_
     TRY(input_create(&top, strcmp(path, "-") == 0 ? "stdin" : path));
     status st = open_file(top, path);
     if (st == OK) st = unwrap(&top, out_kind);
-    if (st == OK)
-        *out = top;
-    else
-        input_close(top);
-    return st;
+    return CREATED(st, out, top, input_close);
 }
 
 /* The only file of an archive; any other number of files is refused, with their names. */

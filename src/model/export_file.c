@@ -345,11 +345,7 @@ status embedding_file_create(embedding_file **out, const char *path, embedding_f
     status st = format == EMBEDDINGS_SAFETENSORS ? start_safetensors(f, path)
                 : format == EMBEDDINGS_NPZ       ? start_npz(f, path)
                                                  : start_csv(f, path);
-    if (st == OK)
-        *out = f;
-    else
-        embedding_file_abandon(f);
-    return st;
+    return CREATED(st, out, f, embedding_file_abandon);
 }
 
 status embedding_file_add(embedding_file *f, const float *values, int64_t n) {

@@ -211,11 +211,7 @@ status mask_batch_create(mask_batch **out, backend *be, const mask *m, int32_t m
     if (st == OK) st = MEM_NEW(&mb->first_sent, (size_t)max_sequences);
     if (st == OK)
         st = be->ops->alloc(be, (void **)&mb->first, sizeof(int32_t) * (size_t)max_sequences);
-    if (st == OK)
-        *out = mb;
-    else
-        mask_batch_destroy(mb);
-    return st;
+    return CREATED(st, out, mb, mask_batch_destroy);
 }
 
 void mask_batch_destroy(mask_batch *mb) {

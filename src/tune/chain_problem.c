@@ -164,11 +164,7 @@ status chain_problem_create(chain_problem **out, const chain *c, const problem_o
                              .dim_head = (int32_t)o->dim_head,
                              .dim_ffn = (int32_t)o->dim_ffn};
     status st = make(p, o);
-    if (st == OK)
-        *out = p;
-    else
-        chain_problem_destroy(p);
-    return st;
+    return CREATED(st, out, p, chain_problem_destroy);
 }
 
 void chain_problem_destroy(chain_problem *p) {

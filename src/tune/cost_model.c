@@ -155,11 +155,7 @@ status cost_model_fit(cost_model **out, const plan_time *plans, size_t n, uint64
     if (matrix != NULL) (void)xgb.XGDMatrixFree(matrix);
     mem_free(labels);
     mem_free(sorted);
-    if (st == OK)
-        *out = m;
-    else
-        cost_model_destroy(m);
-    return st;
+    return CREATED(st, out, m, cost_model_destroy);
 }
 
 void cost_model_destroy(cost_model *m) {
@@ -360,9 +356,5 @@ status cost_model_load(cost_model **out, const char *path) {
     if (st == OK) st = read_model(m, &memory, path, text, n);
     arena_fini(&memory);
     mem_free(text);
-    if (st == OK)
-        *out = m;
-    else
-        cost_model_destroy(m);
-    return st;
+    return CREATED(st, out, m, cost_model_destroy);
 }

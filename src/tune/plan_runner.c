@@ -163,11 +163,7 @@ status plan_runner_create(plan_runner **out, const chain_problem *p, target *t, 
     if (st == OK) st = hand_written_create(&r->hand, t, p);
     r->batch = hand_written_batch(&r->hand, p);
     if (st == OK) st = make_reference(r);
-    if (st == OK)
-        *out = r;
-    else
-        plan_runner_destroy(r);
-    return st;
+    return CREATED(st, out, r, plan_runner_destroy);
 }
 
 void plan_runner_destroy(plan_runner *r) {

@@ -107,11 +107,7 @@ status blocks_create(blocks **out, input *in, const blocks_options *options, int
     pthread_mutex_init(&b->lock, NULL);
     status st = MEM_NEW(&b->buffer, (size_t)n_workers);
     if (st == OK) st = start(b);
-    if (st == OK)
-        *out = b;
-    else
-        blocks_destroy(b);
-    return st;
+    return CREATED(st, out, b, blocks_destroy);
 }
 
 void blocks_destroy(blocks *b) {

@@ -248,11 +248,7 @@ status batcher_create(batcher **out, const seq_file *data, const batcher_config 
     b->data = data;
     b->config = *config;
     status st = build(b);
-    if (st != OK)
-        batcher_destroy(b);
-    else
-        *out = b;
-    return st;
+    return CREATED(st, out, b, batcher_destroy);
 }
 
 void batcher_destroy(batcher *b) {

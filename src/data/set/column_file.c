@@ -268,11 +268,7 @@ status column_writer_create(column_writer **out, const char *path) {
     *out = NULL;
     TRY(MEM_NEW(&w, 1));
     status st = out_file_create(&w->file, path);
-    if (st == OK)
-        *out = w;
-    else
-        mem_free(w);
-    return st;
+    return CREATED(st, out, w, mem_free);
 }
 
 status column_writer_declare(column_writer *w, const char *name, column_type type, uint64_t n,

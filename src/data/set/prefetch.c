@@ -104,11 +104,7 @@ status prefetch_create(prefetch **out, int n_slots, int n_threads, uint64_t firs
     status st = MEM_NEW(&p->slots, (size_t)n_slots);
     if (st == OK) st = MEM_NEW(&p->threads, (size_t)n_threads);
     if (st == OK) st = start_threads(p, n_threads);
-    if (st != OK)
-        prefetch_destroy(p);
-    else
-        *out = p;
-    return st;
+    return CREATED(st, out, p, prefetch_destroy);
 }
 
 void prefetch_destroy(prefetch *p) {

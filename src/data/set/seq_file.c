@@ -277,11 +277,7 @@ status seq_file_open(seq_file **out, const char *path, pool *p) {
         st = fail(ERR_IO, "%s: has no data.seq in it; make one with 'hstu prep' or 'hstu synth'",
                   path);
     if (st == OK) st = load(s, p);
-    if (st == OK)
-        *out = s;
-    else
-        seq_file_close(s);
-    return st;
+    return CREATED(st, out, s, seq_file_close);
 }
 
 void seq_file_close(seq_file *s) {

@@ -142,11 +142,7 @@ status synth_world_create(synth_world **out, const synth_config *config) {
     double longest = fmin(16 * config->mean_len, config->n_items / 2);
     w->max_len = (uint32_t)fmax(longest, MIN_EVENTS);
     status st = build(w);
-    if (st != OK)
-        synth_world_destroy(w);
-    else
-        *out = w;
-    return st;
+    return CREATED(st, out, w, synth_world_destroy);
 }
 
 void synth_world_destroy(synth_world *w) {

@@ -35,11 +35,7 @@ status tensor_group_create(tensor_group **out, transport *t) {
     g->t = t;
     pthread_mutex_init(&g->lock, NULL);
     status st = comm_create_beside(&g->host, NULL, t);
-    if (st == OK)
-        *out = g;
-    else
-        tensor_group_destroy(g);
-    return st;
+    return CREATED(st, out, g, tensor_group_destroy);
 }
 
 status tensor_group_check(tensor_group *g) {

@@ -54,11 +54,7 @@ status workers_create(workers **out, int n_threads, int max_waiting) {
     pthread_mutex_init(&w->lock, NULL);
     pthread_cond_init(&w->wake, NULL);
     status st = start(w, n_threads, max_waiting);
-    if (st == OK)
-        *out = w;
-    else
-        workers_destroy(w);
-    return st;
+    return CREATED(st, out, w, workers_destroy);
 }
 
 bool workers_run(workers *w, void (*fn)(void *ctx), void *ctx) {

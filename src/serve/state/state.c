@@ -529,11 +529,7 @@ status state_open(state **out, const char *folder, uint64_t erase_within_ns,
     pthread_mutex_init(&s->lock, NULL);
     cond_init(&s->wake);
     status st = open_all(s, folder, reader);
-    if (st == OK)
-        *out = s;
-    else
-        state_close(s);
-    return st;
+    return CREATED(st, out, s, state_close);
 }
 
 status state_close_whole(state *s) {
