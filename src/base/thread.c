@@ -247,8 +247,7 @@ void pool_destroy(pool *p) {
     pthread_cond_destroy(&p->finish);
     pthread_cond_destroy(&p->start);
     pthread_mutex_destroy(&p->lock);
-    mem_free(p->workers);
-    mem_free(p);
+    MEM_FREE(p->workers, p);
 }
 
 int pool_n_threads(const pool *p) {

@@ -20,8 +20,7 @@ void gin_init(gin_config *g) {
 }
 
 void gin_fini(gin_config *g) {
-    mem_free(g->bindings);
-    mem_free(g->index);
+    MEM_FREE(g->bindings, g->index);
     arena_fini(&g->memory);
     *g = (gin_config){0};
 }

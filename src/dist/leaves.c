@@ -54,9 +54,7 @@ status leaf_cut_create(leaf_cut **out, int n_leaves, int32_t max_users, int64_t 
 void leaf_cut_destroy(leaf_cut *c) {
     if (c == NULL) return;
     batch_fini(&c->view);
-    mem_free(c->order);
-    mem_free(c->leaf);
-    mem_free(c);
+    MEM_FREE(c->order, c->leaf, c);
 }
 
 void leaf_cut_set_room(leaf_cut *c, int64_t room, int64_t per_user) {

@@ -318,9 +318,7 @@ static void log_destroy(embed_store *base) {
     log_store *s = (log_store *)base;
     if (s->file >= 0) close(s->file);
     map_fini(&s->keys);
-    mem_free(s->live);
-    mem_free(s->buffer);
-    mem_free(s);
+    MEM_FREE(s->live, s->buffer, s);
 }
 
 /* Writes the live rows to a second log and, when it is complete, renames it over this one: durably,

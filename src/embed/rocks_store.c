@@ -183,9 +183,7 @@ static void rocks_destroy(embed_store *base) {
     rocksdb_readoptions_destroy(s->read);
     rocksdb_writeoptions_destroy(s->write);
     rocksdb_options_destroy(s->options);
-    mem_free(s->value);
-    mem_free(s->rows);
-    mem_free(s);
+    MEM_FREE(s->value, s->rows, s);
 }
 
 static rocksdb_options_t *make_options(void) {

@@ -208,9 +208,7 @@ void embed_destroy(embed_table *t) {
     for (int i = 0; i < EMBED_LEVELS; i++)
         free_level(t, i);
     sketch_fini(&t->seen);
-    mem_free(t->crowd);
-    mem_free(t->gone);
-    mem_free(t);
+    MEM_FREE(t->crowd, t->gone, t);
 }
 
 const embed_config *embed_config_of(const embed_table *t) {
@@ -276,8 +274,7 @@ status sketch_init(sketch *s, int64_t n_keys, int n_parts, int first, int end) {
 }
 
 void sketch_fini(sketch *s) {
-    mem_free(s->counter);
-    mem_free(s->n_seen);
+    MEM_FREE(s->counter, s->n_seen);
     *s = (sketch){0};
 }
 

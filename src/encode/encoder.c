@@ -148,9 +148,7 @@ static status load_places(loader *l) {
     if (st == OK && c->n_types > 0)
         st = fetch(l, "embeddings.token_type_embeddings.weight", c->n_types, dim, type);
     if (st == OK) st = add_places(l, n_types, position, type, sum);
-    mem_free(position);
-    mem_free(type);
-    mem_free(sum);
+    MEM_FREE(position, type, sum);
     return st;
 }
 
@@ -258,8 +256,7 @@ static status load_weights(encoder *e, encoder_files *files, uint64_t seed) {
     if (st == OK) st = load_all(&l);
     if (st == OK) st = e->be->ops->sync(e->be); /* before its room is released */
     e->be->ops->release(e->be, l.room);
-    mem_free(l.host);
-    mem_free(l.bias);
+    MEM_FREE(l.host, l.bias);
     return st;
 }
 
@@ -602,11 +599,7 @@ status encoder_scores_create(encoder_scores **out, const encoder *e, const mask 
 
 void encoder_scores_destroy(encoder_scores *s) {
     if (s == NULL) return;
-    mem_free(s->head);
-    mem_free(s->qkv);
-    mem_free(s->seen);
-    mem_free(s->weights);
-    mem_free(s);
+    MEM_FREE(s->head, s->qkv, s->seen, s->weights, s);
 }
 
 const head_scores *encoder_scores_at(const encoder_scores *s, int32_t layer, int32_t head) {

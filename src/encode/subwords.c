@@ -256,17 +256,11 @@ void subwords_destroy(subwords *s) {
     text_map_fini(&s->pieces);
     map_fini(&s->pairs);
     map_fini(&s->trie);
-    mem_free(s->id);
-    mem_free(s->merge);
-    mem_free(s->leaf);
-    mem_free(s->score);
-    mem_free(s);
+    MEM_FREE(s->id, s->merge, s->leaf, s->score, s);
 }
 
 void subword_room_fini(subword_room *r) {
-    mem_free(r->symbol);
-    mem_free(r->heap);
-    mem_free(r->node);
+    MEM_FREE(r->symbol, r->heap, r->node);
     *r = (subword_room){0};
 }
 

@@ -625,8 +625,7 @@ void tokenizer_destroy(tokenizer *t) {
     if (t == NULL) return;
     word_pieces_destroy(t->pieces);
     subwords_destroy(t->model);
-    mem_free(t->classes);
-    mem_free(t->added);
+    MEM_FREE(t->classes, t->added);
     arena_fini(&t->memory);
     mem_free(t);
 }

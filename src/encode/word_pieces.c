@@ -94,8 +94,7 @@ status word_pieces_create(word_pieces **out, const char *path, const char *vocab
 void word_pieces_destroy(word_pieces *p) {
     if (p == NULL) return;
     text_map_fini(&p->pieces);
-    mem_free(p->id);
-    mem_free(p);
+    MEM_FREE(p->id, p);
 }
 
 status word_ids_append(word_ids *to, int32_t id) {

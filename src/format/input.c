@@ -71,9 +71,7 @@ void input_close(input *in) {
         input *below = in->below;
         decoder_destroy(in->decoder);
         if (in->fd >= 0) close(in->fd);
-        mem_free(in->block);
-        mem_free(in->name);
-        mem_free(in);
+        MEM_FREE(in->block, in->name, in);
         in = below;
     }
 }
@@ -660,9 +658,7 @@ status bundle_open(bundle **out, const char *path) {
 void bundle_close(bundle *b) {
     if (b == NULL) return;
     arena_fini(&b->texts);
-    mem_free(b->names);
-    mem_free(b->paths);
-    mem_free(b);
+    MEM_FREE(b->names, b->paths, b);
 }
 
 static status add_name(bundle *b, const char *name, const char *path) {

@@ -167,9 +167,7 @@ void st_close(st_file *f) {
     if (f == NULL) return;
     arena_fini(&f->memory);
     file_map_close(&f->map);
-    mem_free(f->tensors);
-    mem_free(f->by_name);
-    mem_free(f);
+    MEM_FREE(f->tensors, f->by_name, f);
 }
 
 const st_tensor *st_find(const st_file *f, const char *name) {

@@ -220,8 +220,7 @@ struct zip_writer {
 
 static void release(zip_writer *w) {
     arena_fini(&w->names);
-    mem_free(w->members);
-    mem_free(w);
+    MEM_FREE(w->members, w);
 }
 
 status zip_create(zip_writer **out, const char *path) {

@@ -25,9 +25,7 @@ typedef struct weight_set {
 } weight_set;
 
 static void weight_set_fini(weight_set *s) {
-    mem_free(s->mask);
-    mem_free(s->rows);
-    mem_free(s->tensor);
+    MEM_FREE(s->mask, s->rows, s->tensor);
     seq_file_close(s->items);
     st_close(s->file);
 }

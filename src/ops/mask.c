@@ -284,8 +284,7 @@ static status read_csr(mask_file *f) {
 
 static void close_file(mask_file *f) {
     if (f == NULL) return;
-    mem_free(f->n);
-    mem_free(f->first);
+    MEM_FREE(f->n, f->first);
     st_close(f->st);
     mem_free(f);
 }

@@ -106,12 +106,7 @@ status mask_tiles_create(mask_tiles **out, const mask *m, int64_t sequence, int6
 
 void mask_tiles_destroy(mask_tiles *p) {
     if (p == NULL) return;
-    mem_free(p->row_begin);
-    mem_free(p->col_begin);
-    mem_free(p->row_tiles);
-    mem_free(p->col_tiles);
-    mem_free(p->bits);
-    mem_free(p);
+    MEM_FREE(p->row_begin, p->col_begin, p->row_tiles, p->col_tiles, p->bits, p);
 }
 
 /* Subtiles of one bitmap in which anything is seen. */
@@ -221,10 +216,7 @@ void mask_batch_destroy(mask_batch *mb) {
         mb->be->ops->release(mb->be, mb->arrays[i].device);
     }
     mb->be->ops->release(mb->be, mb->first);
-    mem_free(mb->first_host);
-    mem_free(mb->first_sent);
-    mem_free(mb->held);
-    mem_free(mb);
+    MEM_FREE(mb->first_host, mb->first_sent, mb->held, mb);
 }
 
 /* Where a key is, or would be inserted. */

@@ -171,10 +171,7 @@ void chain_problem_destroy(chain_problem *p) {
     if (p == NULL) return;
     for (int t = 0; t < CHAIN_MAX_TENSORS; t++)
         mem_free(p->value[t]);
-    mem_free(p->offsets);
-    mem_free(p->score_offsets);
-    mem_free(p->mask);
-    mem_free(p);
+    MEM_FREE(p->offsets, p->score_offsets, p->mask, p);
 }
 
 #define REAL        double

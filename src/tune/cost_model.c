@@ -153,8 +153,7 @@ status cost_model_fit(cost_model **out, const plan_time *plans, size_t n, uint64
     }
     if (st == OK) st = train(m, matrix, labels, n, seed);
     if (matrix != NULL) (void)xgb.XGDMatrixFree(matrix);
-    mem_free(labels);
-    mem_free(sorted);
+    MEM_FREE(labels, sorted);
     return CREATED(st, out, m, cost_model_destroy);
 }
 
@@ -300,8 +299,7 @@ status cost_model_validate(const plan_time *plans, size_t n, uint64_t seed, cost
     for (int fold = 0; fold < FOLDS && st == OK; fold++)
         st = validate_fold(plans, order, n, fold, seed, guess);
     if (st == OK) st = judge(plans, guess, guess + n, n, out);
-    mem_free(order);
-    mem_free(guess);
+    MEM_FREE(order, guess);
     return st;
 }
 

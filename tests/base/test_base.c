@@ -524,3 +524,13 @@ TEST(file_full_disk_leaves_nothing) {
     free(text);
     CHECK_EQ(test_command(NULL, "test -e %s/d", test_folder()), 1);
 }
+
+TEST(mem_free_takes_several_blocks) {
+    int64_t before = mem_n_live();
+    char *a;
+    double *b;
+    CHECK_OK(MEM_NEW(&a, 3));
+    CHECK_OK(MEM_NEW(&b, 5));
+    MEM_FREE(a, NULL, b);
+    CHECK_EQ(mem_n_live(), before);
+}

@@ -356,11 +356,7 @@ static void add_step(draws *d, uint64_t step, sums *s) {
 }
 
 static void draws_fini(draws *d) {
-    mem_free(d->cost);
-    mem_free(d->tokens);
-    mem_free(d->length);
-    mem_free(d->group);
-    mem_free(d->load);
+    MEM_FREE(d->cost, d->tokens, d->length, d->group, d->load);
     balancer_destroy(d->equal);
 }
 

@@ -261,8 +261,7 @@ static status check_set(problem *p, int set) {
     if (st == OK) st = read_rows(p, out, p->cached[set].n_tokens, &cached);
     if (st == OK) p->row->error = compare(p, len, all, whole, cached);
     if (st == OK && has_exact) p->row->error_exact = compare(p, len, all, p->exact, cached);
-    mem_free(whole);
-    mem_free(cached);
+    MEM_FREE(whole, cached);
     TRY(st);
     TRY(judge(p, "with the cache", p->row->error, limits[act]));
     return has_exact ? judge(p, "against float32", p->row->error_exact, inexact[act]) : OK;
@@ -350,8 +349,7 @@ status layers_measure(backend *be, const layers_shape *shape, layers_row *row) {
     if (st == OK) st = timing_plain(be, timed, p, &row->plain);
     if (st == OK) st = timing_replay(be, key, timed, p, &row->replay);
     nn_memory_fini(&p->memory);
-    mem_free(p->exact);
-    mem_free(p);
+    MEM_FREE(p->exact, p);
     return st;
 }
 

@@ -207,8 +207,7 @@ status load_set_draw(load_set *s, const load_draw *c) {
     if (st == OK) st = MEM_NEW(&d.n_known, c->n_users);
     if (st == OK) st = draw_all(&d, c, s);
     buf_fini(&d.text);
-    mem_free(d.weight);
-    mem_free(d.n_known);
+    MEM_FREE(d.weight, d.n_known);
     return st;
 }
 
@@ -380,8 +379,7 @@ status load_run(load_target *t, const load_set *s, const load_plan *p, load_repo
     if (st == OK) st = t->run(t, s, p, at, outcomes);
     if (st == OK) st = make_report(s, outcomes, out);
     if (st == OK) snprintf(out->error, sizeof out->error, "%s", t->error);
-    mem_free(at);
-    mem_free(outcomes);
+    MEM_FREE(at, outcomes);
     return st;
 }
 

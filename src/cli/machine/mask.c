@@ -335,8 +335,7 @@ static status save_bits(const mask *m, int64_t sequence, int32_t n, const char *
         st = out_file_write(f, row, (size_t)n);
     }
     st = out_file_end(f, st);
-    mem_free(words);
-    mem_free(row);
+    MEM_FREE(words, row);
     return st;
 }
 

@@ -323,8 +323,7 @@ static status encode(const encode_args *a, const work *w, const mask *m) {
     encoder_destroy(j.e);
     encoder_head_close(j.head);
     encoder_plan_destroy(j.plan);
-    mem_free(j.hidden);
-    mem_free(j.pooled);
+    MEM_FREE(j.hidden, j.pooled);
     buf_fini(&j.text);
     buf_fini(&j.labels);
     return st;

@@ -186,8 +186,7 @@ status eval_groups_make(eval_groups *out, const char *by, evaluator *e, const sp
     if (st == OK) st = choose_values(&g, chosen, &n);
     for (int k = 0; k <= n && st == OK; k++)
         st = add_group(out, &g, e, chosen, n, k);
-    mem_free(g.value);
-    mem_free(g.n_trained);
+    MEM_FREE(g.value, g.n_trained);
     return st;
 }
 

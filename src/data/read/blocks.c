@@ -114,8 +114,7 @@ void blocks_destroy(blocks *b) {
     if (b == NULL) return;
     for (int i = 0; b->buffer != NULL && i < b->n_workers; i++)
         mem_free(b->buffer[i].text);
-    mem_free(b->buffer);
-    mem_free(b->carry);
+    MEM_FREE(b->buffer, b->carry);
     pthread_mutex_destroy(&b->lock);
     mem_free(b);
 }

@@ -110,9 +110,7 @@ static status hash_columns(hash_job *job, pool *p, uint64_t *checksums) {
                                       n_blocks_of(&job->columns[c]), &job->columns[c]);
     for (int w = 0; job->scratch != NULL && w < n_workers; w++)
         mem_free(job->scratch[w]);
-    mem_free(job->scratch);
-    mem_free(job->block_hash);
-    mem_free(job->first_block);
+    MEM_FREE(job->scratch, job->block_hash, job->first_block);
     return st;
 }
 

@@ -119,9 +119,7 @@ void prefetch_destroy(prefetch *p) {
     pthread_cond_destroy(&p->has_piece);
     pthread_cond_destroy(&p->is_idle);
     pthread_mutex_destroy(&p->lock);
-    mem_free(p->slots);
-    mem_free(p->threads);
-    mem_free(p);
+    MEM_FREE(p->slots, p->threads, p);
 }
 
 /* Releases the held slot, so that a thread may write the piece n_slots later into it. */

@@ -66,8 +66,7 @@ void tensor_group_destroy(tensor_group *g) {
     comm_destroy(g->host);
     pthread_mutex_destroy(&g->lock);
     buf_fini(&g->body);
-    mem_free(g->rows);
-    mem_free(g);
+    MEM_FREE(g->rows, g);
 }
 
 /* A call as bytes: one description for both directions.  Written lists are appended, each at a

@@ -78,7 +78,5 @@ void workers_destroy(workers *w) {
         pthread_join(w->thread[i], NULL);
     pthread_cond_destroy(&w->wake);
     pthread_mutex_destroy(&w->lock);
-    mem_free(w->thread);
-    mem_free(w->ring);
-    mem_free(w);
+    MEM_FREE(w->thread, w->ring, w);
 }

@@ -323,8 +323,7 @@ status state_db_read(state_loading *l) {
     if (st == OK && state_db_int(l->db, l->path, "SELECT count(*) FROM sweep", &n) != OK)
         st = note_damage(l, "sweep", 1);
     l->counts.n_unswept = (uint64_t)n;
-    mem_free(l->users.id);
-    mem_free(l->gone.id);
+    MEM_FREE(l->users.id, l->gone.id);
     l->users = l->gone = (state_ids){0};
     return st;
 }

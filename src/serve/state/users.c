@@ -71,8 +71,7 @@ void users_fini(users *u) {
         state_fini(u->state[i]);
         mem_free(u->state[i]);
     }
-    mem_free(u->state);
-    mem_free(u->counts);
+    MEM_FREE(u->state, u->counts);
     text_map_fini(&u->names);
     text_map_fini(&u->items);
     *u = (users){0};
