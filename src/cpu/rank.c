@@ -9,6 +9,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/sort.h"
 #include "cpu/cpu.h"
 #include "cpu/product.h"
 
@@ -95,13 +96,8 @@ static void hide_seen(const best_job *j, cpu_range rows, float *score) {
     const rank_args *a = j->a;
     for (int32_t q = 0; q < j->n && a->seen_offsets != NULL; q++) {
         int32_t low = a->seen_offsets[j->first + q], end = a->seen_offsets[j->first + q + 1];
-        for (int32_t high = end; low < high;) {
-            int32_t middle = low + (high - low) / 2;
-            if (a->seen[middle] < rows.first)
-                low = middle + 1;
-            else
-                high = middle;
-        }
+        int32_t high = end;
+        BISECT(low, high, a->seen[middle] < rows.first);
         for (; low < end && a->seen[low] < rows.end; low++)
             score[score_at(j, a->seen[low] - rows.first, q)] = -INFINITY;
     }

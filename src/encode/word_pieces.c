@@ -6,6 +6,7 @@
 #include "base/file.h"
 #include "base/map.h"
 #include "base/mem.h"
+#include "base/sort.h"
 #include "base/text.h"
 #include "encode/subwords.h"
 #include "encode/word_tables.h"
@@ -375,16 +376,9 @@ status word_pieces_open(word_pieces **out, const char *folder) {
 /* The row of an ascending table that has c, or NULL.  Rows begin with a char_range. */
 static const void *find_row(const void *table, size_t n, size_t row_bytes, uint32_t c) {
     size_t low = 0, high = n;
-    const char_range *row;
-    while (low < high) {
-        size_t middle = (low + high) / 2;
-        row = (const void *)((const char *)table + middle * row_bytes);
-        if (row->last < c)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    row = (const void *)((const char *)table + low * row_bytes);
+    const char *rows = table;
+    BISECT(low, high, ((const char_range *)(const void *)(rows + middle * row_bytes))->last < c);
+    const char_range *row = (const void *)(rows + low * row_bytes);
     return low < n && row->first <= c ? row : NULL;
 }
 

@@ -4,6 +4,7 @@
 
 #include "base/map.h"
 #include "base/mem.h"
+#include "base/sort.h"
 
 enum { TILE_WORDS = MASK_TILE };
 
@@ -222,13 +223,7 @@ void mask_batch_destroy(mask_batch *mb) {
 /* Where a key is, or would be inserted. */
 static size_t place_of(const mask_batch *mb, int64_t key) {
     size_t low = 0, high = mb->n_held;
-    while (low < high) {
-        size_t middle = (low + high) / 2;
-        if (mb->held[middle].key < key)
-            low = middle + 1;
-        else
-            high = middle;
-    }
+    BISECT(low, high, mb->held[middle].key < key);
     return low;
 }
 

@@ -177,13 +177,7 @@ static status draw_one(drawing *d, const load_draw *c, uint64_t user, load_set *
 static uint64_t some_user(drawing *d, uint64_t n) {
     double x = uniform(d) * d->weight[n - 1];
     uint64_t low = 0, high = n - 1;
-    while (low < high) {
-        uint64_t middle = (low + high) / 2;
-        if (d->weight[middle] <= x)
-            low = middle + 1;
-        else
-            high = middle;
-    }
+    BISECT(low, high, d->weight[middle] <= x);
     return low;
 }
 

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/sort.h"
 #include "data/set/split.h"
 #include "data/synth/synth_model.h"
 
@@ -36,13 +37,7 @@ static double uniform(const rng_block *b, int pair) {
 /* The i with sum[i] <= x < sum[i + 1]. */
 static uint32_t find_interval(const double *sum, uint32_t n, double x) {
     uint32_t low = 0, high = n - 1;
-    while (low < high) {
-        uint32_t middle = (low + high + 1) / 2;
-        if (sum[middle] <= x)
-            low = middle;
-        else
-            high = middle - 1;
-    }
+    BISECT(low, high, sum[middle + 1] <= x);
     return low;
 }
 
