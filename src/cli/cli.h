@@ -118,7 +118,7 @@ extern const command bench_commands[], mask_commands[], plan_commands[], state_c
     COMMAND(score, "score given items for users")                                                  \
     COMMAND(build, "package a run for serving")                                                    \
     COMMAND(serve, "serve models over HTTP")                                                       \
-    COMMAND(state, "check, back up, restore or convert a server's state")                          \
+    COMMAND(state, "check, back up, restore or recover a server's state")                          \
     COMMAND(export, "write weights, embeddings, tables or a server's events")                      \
     COMMAND(import, "import checkpoints and embedding tables")                                     \
     COMMAND(encode, "run a BERT-family encoder without padding")                                   \

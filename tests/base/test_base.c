@@ -146,7 +146,7 @@ TEST(base_commands_name_their_device) {
         {"%1$s train", false},
         {"%1$s train --gin-config-file a.gin --device cpu", true},
         {"%1$s bench train --device auto", false},
-        {"%1$s bench data --seconds 1", true},
+        {"%1$s bench dataset --out a", true},
         {"'%1$s' bench embedding --seconds 1", false},
         {"%1$s eval r --device cuda:0 && %1$s recommend r", false},
         {"(%1$s eval r --device cuda:0 >/dev/null); %1$s recommend r --device cpu 2>&1", true},

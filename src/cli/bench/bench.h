@@ -6,7 +6,6 @@
 #include "cli/cli.h"
 #include "cli/output.h"
 #include "cli/work.h"
-#include "data/set/seq_file.h"
 #include "ops/ops.h"
 
 /* All benches. */
@@ -15,7 +14,6 @@
     BENCH(cache, "check that the KV cache changes no answer")                                      \
     BENCH(dataset, "generate requests for the serving benchmarks")                                 \
     BENCH(cluster, "predict a training step on many GPUs")                                         \
-    BENCH(data, "batcher: tokens per second")                                                      \
     BENCH(encode, "BERT encoder: milliseconds and tokens per second")                              \
     BENCH(embedding, "dynamic tables: lookups, inserts, pooling, steps")                           \
     BENCH(latency, "serving: latency by cache state")                                              \
@@ -74,20 +72,6 @@ status timing_plain(backend *be, timing_fn fn, void *ctx, double *out);
 status timing_replay(backend *be, uint64_t key, timing_fn fn, void *ctx, double *out);
 
 /* What tests call of single benches. */
-
-/* How fast `bench data` reads batches: n_threads make them, in one of BATCHES_MODES modes, for so
- * many seconds. */
-enum { BATCHES_MODES = 3 };
-typedef struct batches_options {
-    int64_t n_threads, max_history, batch_size;
-    double seconds; /* of each mode */
-} batches_options;
-typedef struct batches_row {
-    const char *mode;
-    double tokens_per_s, batches_per_s, mean_tokens;
-} batches_row;
-/* ERR_FORMAT: a batch is not what the file says. */
-status batches_measure(const seq_file *data, const batches_options *o, int mode, batches_row *out);
 
 /* The layers of ranking requests: see layers.c. */
 typedef struct layers_shape {
