@@ -11,7 +11,6 @@
 /* All benches. */
 #define BENCHES(BENCH)                                                                             \
     BENCH(attention, "HSTU attention: TFLOP/s, forward and backward")                              \
-    BENCH(cache, "check that the KV cache changes no answer")                                      \
     BENCH(dataset, "generate requests for the serving benchmarks")                                 \
     BENCH(cluster, "predict a training step on many GPUs")                                         \
     BENCH(encode, "BERT encoder: milliseconds and tokens per second")                              \
@@ -109,26 +108,6 @@ typedef struct search_row {
 } search_row;
 /* ERR_NUMERIC: the search found other items. */
 status search_measure(backend *be, const search_shape *s, search_row *out);
-
-/* Random schedules on an engine with a KV cache and one without: see cache.c. */
-typedef struct cache_check_config {
-    const char *run;    /* a run, a checkpoint or an engine folder */
-    const char *data;   /* users to start with; or NULL */
-    const char *device; /* "cpu", ... */
-    int64_t n;          /* schedules */
-    int64_t seed;
-    int64_t kv_pages;      /* 0: as many as five full histories need */
-    int64_t kv_host_pages; /* of the second tier, from which pages are always loaded; 0: none */
-    bool has_fp8_kv;       /* of both engines */
-    double tolerance;      /* 0: bit for bit */
-} cache_check_config;
-typedef struct cache_check_result {
-    uint64_t n_schedules, n_answers, n_different;
-    uint64_t tokens_reused, tokens_computed, tokens_loaded, n_evictions, n_reloads, n_restarts;
-    char first[160]; /* the first difference, in words; "" */
-} cache_check_result;
-/* ERR_UNSUPPORTED: the model's prefixes cannot be reused, and why. */
-status cache_check(const cache_check_config *c, cache_check_result *out);
 
 /* Lengths of a batch of `bench encode`: all len (avg_len 0), or about uniform around avg_len, as
  * far as len allows, which is their mean exactly. */
