@@ -377,7 +377,6 @@ status bench_encode(int argc, char **argv) {
                    "model. BERT base is 'B 12 S 12 64', BERT large 'B 24 S 16 64'.",
         .options = options,
         .min_positional = N_NUMBERS,
-        .max_positional = N_NUMBERS,
         .notes = "CPU ms is the processor time of all threads per pass; compare it when other "
                  "programs share the machine.\n"};
     ARGS_PARSE(&spec, a.numbers, &n);

@@ -377,7 +377,6 @@ static status mask_show(int argc, char **argv) {
                    "density and its cost.",
         .options = options,
         .min_positional = 1,
-        .max_positional = 1,
         .notes = "Kinds: " MASK_HELP "; ',causal' after any.  docs/masks.md explains them."};
     ARGS_PARSE(&spec, &text, &n_texts);
     TRY(sink_check_file("--bits", a.bits));

@@ -423,7 +423,6 @@ status cmd_encode(int argc, char **argv) {
                    "tokenizer.json.",
         .options = options,
         .min_positional = 1,
-        .max_positional = 1,
         .notes = "hidden is the last hidden state; pooled is the pooler's output for the first "
                  "token. Both equal those of transformers; labels equal its classifiers', and "
                  "embeddings those of sentence-transformers.\n"};

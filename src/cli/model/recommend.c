@@ -316,7 +316,6 @@ status cmd_recommend(int argc, char **argv) {
                                "events gets the most popular items, marked as such (source).",
                            .options = options,
                            .min_positional = 1,
-                           .max_positional = 1,
                            .notes = WORK_RUN_NOTE};
     ARGS_PARSE(&spec, &a.path, NULL);
     TRY(check(&a, &spec));

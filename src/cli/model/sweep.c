@@ -881,7 +881,6 @@ status cmd_sweep(int argc, char **argv) {
             "best: a table, a CSV file, and a page with a parallel-coordinates plot.",
         .options = options,
         .min_positional = 1,
-        .max_positional = 1,
         .notes = "Run the same command again to continue a stopped sweep: finished trials are "
                  "kept, others are resumed. A failed trial does not stop the others; an invalid "
                  "option does.\n",

@@ -69,11 +69,8 @@ static status cmd_verb(int argc, char **argv) {
     int n = v->with_file != NULL ? 2 : 1;
     const arg_option options[] = {
         OPT_FLAG("--json", &a.is_json, "Print the counts as a JSON object."), {0}};
-    const arg_spec spec = {.usage = v->usage,
-                           .summary = v->summary,
-                           .options = options,
-                           .min_positional = n,
-                           .max_positional = n};
+    const arg_spec spec = {
+        .usage = v->usage, .summary = v->summary, .options = options, .min_positional = n};
     ARGS_PARSE(&spec, a.word, NULL);
     TRY(n == 2 ? v->with_file(a.word[0], a.word[1], &counts) : v->alone(a.word[0], &counts));
     return print_counts(&a, &counts, v->done != NULL ? v->done : a.word[v->word]);
