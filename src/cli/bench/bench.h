@@ -82,9 +82,7 @@ typedef struct layers_row {
     double plain, replay; /* seconds; replay: NAN where the backend does not record */
     double error;         /* with the cache against without, by root mean square */
     double error_exact;   /* against float32; NAN in float32 */
-    /* For the benchmark's own shape, ms: at the peaks of an H200, our goal there, and NVIDIA's L20.
-     */
-    double floor, goal, l20;
+    double floor;         /* ms, at the peaks of an H200 */
 } layers_row;
 /* ERR_NUMERIC: the cache changes results; the row was not timed. */
 status layers_measure(backend *be, const layers_shape *shape, layers_row *row);

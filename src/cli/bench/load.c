@@ -418,12 +418,6 @@ status load_search_rate(const load_search *s, double *rate, load_report *best) {
     return OK;
 }
 
-double load_l20_ms(int batch, int n_tokens, int n_new) {
-    char key[80];
-    snprintf(key, sizeof key, "layers,%d,%d,%d", batch, n_tokens, n_new);
-    return bench_peer("serving", key, 0);
-}
-
 load_args load_args_default(void) {
     return (load_args){.engine = {.device = "auto", .kv_pages = -1},
                        .items = 1000,
