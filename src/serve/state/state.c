@@ -588,7 +588,6 @@ LACKS_SQLITE(status state_read(const char *folder, const state_reader *reader, s
 LACKS_SQLITE(status state_backup(const char *folder, const char *file, state_counts *out));
 LACKS_SQLITE(status state_restore(const char *folder, const char *file, state_counts *out));
 LACKS_SQLITE(status state_recover(const char *folder, state_counts *out));
-LACKS_SQLITE(status event_log_import(const char *folder, bool recovers, log_counts *out));
 NEVER(status state_close_whole(state *s));
 NEVER(status state_begin(state *s));
 NEVER(status state_add_user(state *s, const char *name, size_t n, int64_t *id));

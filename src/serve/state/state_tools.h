@@ -1,4 +1,5 @@
-/* State tools: what `hstu state` does with the database of a folder.  Each opens the folder itself. */
+/* State tools: what `hstu state` does with the database of a folder.  Each opens the folder itself.
+ */
 #ifndef HSTU_SERVE_STATE_STATE_TOOLS_H
 #define HSTU_SERVE_STATE_STATE_TOOLS_H
 
