@@ -75,7 +75,6 @@ attack_paths() {
         try import tables "$place" --out made
         try train --device cpu --data data --out made --epochs 1 --gin-config-file "$place"
         try train --device cpu --data "$place" --out made --epochs 1 --gin-config-file "$gin"
-        try bench data --data "$place"
         [ "$place" != pipe ] || continue # these read pipes, and wait for their writers
         try recommend run --data data --users "$place" --device cpu
         try recommend run --data data --history "@$place" --device cpu
@@ -101,7 +100,7 @@ attack_paths() {
 
 # Commands that write to MADE.
 commands=("info data" "info data --json" "eval run --data data --device cpu" "doctor" "--help" "train --help-config"
-    "train --gin-config-file $gin --data data --device cpu --epochs 1 --out MADE/run" "bench data --data data"
+    "train --gin-config-file $gin --data data --device cpu --epochs 1 --out MADE/run"
     "recommend run --data data --user 1 --device cpu" "export run --what weights --out MADE/w"
     "recommend run --data data --all-users --device cpu --format csv --out MADE/r.csv"
     "export run --what items --format npz --out MADE/i.npz"

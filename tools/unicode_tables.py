@@ -18,11 +18,7 @@ TYPES = """#ifndef HSTU_ENCODE_WORD_TABLES_H
 
 #include <stdint.h>
 
-typedef struct char_range {
-    uint32_t first, last;
-} char_range;
-
-/* Characters first to last, mapped to BASES[at], BASES[at + 1], ... */
+/* Characters first to last, mapped to those of a list from `at` on. */
 typedef struct char_block {
     uint32_t first, last, at;
 } char_block;
@@ -31,12 +27,8 @@ typedef struct char_bases {
     uint32_t from, first, second, third; /* third: 0 where there are two */
 } char_bases;
 
-/* Characters first, first + step, ... last, each mapped by the same distance. */
-typedef struct char_run {
-    uint32_t first, last, step;
-    int32_t distance;
-} char_run;
-
+/* Every character, as runs (char_runs.h): a other, b control, c white space, d Chinese,
+ * e punctuation, f mark. */
 /* clang-format off */"""
 
 HANGUL = range(0xAC00, 0xD7A4)  # decomposed by arithmetic
@@ -59,32 +51,8 @@ def between(f, c, a="a", b="b"):
     return text[1:-1]
 
 
-def ranges(codes):
-    out = []
-    for c in sorted(codes):
-        if out and out[-1][1] == c - 1:
-            out[-1][1] = c
-        else:
-            out.append([c, c])
-    return out
-
-
-def runs(pairs):
-    """Mappings by a constant distance: first, last, step, distance."""
-    out = []
-    for c, to in sorted(pairs):
-        d = to - c
-        if out and out[-1][3] == d and c - out[-1][1] in (1, 2):
-            first, last, step, _ = out[-1]
-            if first == last or step == c - last:
-                out[-1] = [first, c, c - last, d]
-                continue
-        out.append([c, c, 1, d])
-    return out
-
-
 def blocks(pairs):
-    """Blocks of mapped characters and where each begins in the list of bases, and that list.
+    """Blocks of mapped characters and where each begins in the list of results, and that list.
 
     A gap of one or two characters, which stay as they are, ends no block: it costs less than one."""
     out, bases, end = [], [], -3
@@ -116,6 +84,12 @@ def show_text(name, codes):
     print(f"static const uint32_t {name}[] =")
     lines = ["".join(map(chr, codes[i:i + 90])) for i in range(0, len(codes), 90)]
     print("\n".join(f'    U"{line}"' for line in lines) + ";")
+
+
+def show_mapped(name, pairs):
+    found, to = blocks(pairs)
+    show(name + "_BLOCKS", "char_block", found)
+    show_text(name + "S", [c for c, in to])
 
 
 RUNS = """#ifndef HSTU_ENCODE_CHAR_RUNS_H
@@ -231,16 +205,15 @@ def main():
                 lower.append((c, low[0]))
     print("/* Made by tools/unicode_tables.py from tokenizers " + tokenizers.__version__ + ". */")
     print(TYPES)
-    show("CONTROLS", "char_range", ranges(control))
-    show("SPACES", "char_range", ranges(space))
-    show("CHINESE", "char_range", ranges(chinese))
-    show("PUNCTUATION", "char_range", ranges(punctuation))
-    show("MARKS", "char_range", ranges(mark))
-    base_blocks, base_list = blocks(base)
-    show("BASE_BLOCKS", "char_block", base_blocks)
-    show_text("BASES", [to for to, in base_list])
+    classes = [0] * 0x110000
+    for k, codes in enumerate((control, space, chinese, punctuation, mark), 1):
+        for c in codes:
+            assert classes[c] == 0, hex(c)
+            classes[c] = k
+    show_runs("BERT_RUNS", classes)
+    show_mapped("BASE", base)
     show("LONG_BASES", "char_bases", [(b + (0,))[:4] for b in bases])
-    show("LOWER", "char_run", runs(lower))
+    show_mapped("LOWER", lower)
     print("\n#endif")
 
 

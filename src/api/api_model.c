@@ -289,8 +289,7 @@ hstu_status hstu_model_recommend_history_by_rules(hstu_model *m, const hstu_hist
     if (st == OK) st = copy_history(handle_object(h), history, &copy);
     if (st == OK)
         st = recommend_events(handle_object(h), &copy.events, k, keeps_seen, rules, item, score);
-    mem_free(copy.action);
-    mem_free(copy.time);
+    MEM_FREE(copy.action, copy.time);
     return handle_leave(h, st);
 }
 

@@ -93,9 +93,7 @@ static void destroy_table(void *object) {
                       table->weights_of_backend};
     for (int i = 0; i < 4 && table->be != NULL; i++)
         table->be->ops->release(table->be, memory[i]);
-    mem_free(table->offsets);
-    mem_free(table->index);
-    mem_free(table->weights);
+    MEM_FREE(table->offsets, table->index, table->weights);
     embed_destroy(table->t);
     backend_destroy(table->be);
     pool_destroy(table->workers);
@@ -179,8 +177,7 @@ static status lookup_piece(api_table *table, int64_t n, const uint64_t *ids, flo
     for (int64_t i = 0; i < n && st == OK; i++)
         memcpy(rows + (size_t)i * dim, staged + (size_t)inverse[i] * (size_t)batch->stride,
                dim * sizeof(float));
-    mem_free(staged);
-    mem_free(inverse);
+    MEM_FREE(staged, inverse);
     return st;
 }
 
@@ -242,8 +239,7 @@ static status update_piece(api_table *table, int64_t n, const uint64_t *ids, con
     if (st == OK)
         st = table->be->ops->copy_in(table->be, table->gradients, sums, count * sizeof(float));
     if (st == OK) st = embed_update(table->t, table->gradients, args);
-    mem_free(sums);
-    mem_free(inverse);
+    MEM_FREE(sums, inverse);
     return st;
 }
 
@@ -437,8 +433,7 @@ static status update_bags_piece(api_table *table, const hstu_bags *bags, float *
     }
     if (st == OK) st = check_sums(sums, count);
     if (st == OK) st = embed_update(table->t, table->gradients, args);
-    mem_free(sums);
-    mem_free(inverse);
+    MEM_FREE(sums, inverse);
     return st;
 }
 
@@ -486,8 +481,7 @@ static status weight_gradients_piece(api_table *table, const hstu_bags *bags, in
             out[i] = factor_of(&ones, b, i) *
                      dot(gradients + b * table->dim,
                          staged + (int64_t)inverse[i - from] * batch->stride, table->dim);
-    mem_free(staged);
-    mem_free(inverse);
+    MEM_FREE(staged, inverse);
     return st;
 }
 

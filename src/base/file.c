@@ -170,8 +170,7 @@ struct out_file {
 static void release(out_file *f, bool keep) {
     if (f->fd >= 0) close(f->fd);
     if (!keep && f->temporary[0] != '\0') unlink(f->temporary);
-    mem_free(f->buffer);
-    mem_free(f);
+    MEM_FREE(f->buffer, f);
 }
 
 /* The folder part of a path, "." where there is none. */

@@ -8,9 +8,7 @@
 enum { MIN_SLOTS = 8, FIRST_SMALL = 4096, SMALL_KEYS = 1 << 22 };
 
 void map_fini(map *m) {
-    mem_free(m->key);
-    mem_free(m->slot);
-    mem_free(m->small);
+    MEM_FREE(m->key, m->slot, m->small);
     *m = (map){0};
 }
 
@@ -119,8 +117,7 @@ void text_map_init(text_map *m, uint64_t seed) {
 
 void text_map_fini(text_map *m) {
     buf_fini(&m->bytes);
-    mem_free(m->offset);
-    mem_free(m->slot);
+    MEM_FREE(m->offset, m->slot);
     *m = (text_map){0};
 }
 

@@ -128,6 +128,11 @@ void mem_free(void *block) {
     current.release(current.ctx, block);
 }
 
+void mem_free_all(void *const *blocks, size_t n) {
+    for (size_t i = 0; i < n; i++)
+        mem_free(blocks[i]);
+}
+
 void mem_keep_freed(void) {
 #ifdef __GLIBC__
     enum { KEPT_BYTES = 1 << 28, MAPPED_BYTES = 1 << 22, AHEAD_BYTES = 1 << 20 };

@@ -56,6 +56,11 @@ void mem_keep_freed(void);
 #define MEM_NEW_RAW(pointer, n) mem_alloc_raw((void **)(pointer), (n), sizeof **(pointer))
 #define MEM_RESIZE(pointer, n)  mem_resize((void **)(pointer), (n), sizeof **(pointer))
 
+/* MEM_FREE(a, b, ...) frees each of them. */
+void mem_free_all(void *const *blocks, size_t n);
+#define MEM_FREE(...)                                                                              \
+    mem_free_all((void *const[]){__VA_ARGS__}, sizeof((void *[]){__VA_ARGS__}) / sizeof(void *))
+
 /* Makes room for at least n elements, doubling *capacity; existing elements stay. */
 status mem_reserve(void **block, size_t *capacity, size_t n, size_t size);
 #define MEM_RESERVE(pointer, capacity, n)                                                          \

@@ -1,5 +1,5 @@
 /* Sorting: a stable radix sort of integer keys with their places, sorts of plain numbers and texts,
- * and the median.  All work in memory of the caller; any thread. */
+ * the median, and bisection.  All work in memory of the caller; any thread. */
 #ifndef HSTU_BASE_SORT_H
 #define HSTU_BASE_SORT_H
 
@@ -23,5 +23,16 @@ void sort_texts(const char **text, size_t n);
 
 /* The upper median of x[0..n-1], n > 0; sorts x. */
 double median(double *x, int n);
+
+/* Moves `low` to the first of the numbers low to high - 1 for which `is_below`, an expression of
+ * `middle`, is false, or to high where it is true for all; true ones come first. */
+#define BISECT(low, high, is_below)                                                                \
+    while (low < high) {                                                                           \
+        __typeof__(low) middle = low + (high - low) / 2;                                           \
+        if (is_below)                                                                              \
+            low = middle + 1;                                                                      \
+        else                                                                                       \
+            high = middle;                                                                         \
+    }
 
 #endif

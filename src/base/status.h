@@ -59,6 +59,10 @@ status status_frame(status code, const char *file, int line);
         if (try_status_ != OK) return status_frame(try_status_, __FILE__, __LINE__);               \
     } while (0)
 
+/* The end of a function that creates: hands the object out or, after a failure, destroys it. */
+#define CREATED(st, out, object, destroy)                                                          \
+    ((st) == OK ? (void)(*(out) = (object)) : (void)destroy(object), (st))
+
 /* The reason of this thread's last failure ("" if none), and its frames, innermost first. */
 const char *status_reason(void);
 const char *status_trace(void);

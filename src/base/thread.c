@@ -233,11 +233,7 @@ status pool_create_lower(pool **out, int n_threads, int nice) {
         else
             p->n_threads = i + 1;
     }
-    if (st == OK)
-        *out = p;
-    else
-        pool_destroy(p);
-    return st;
+    return CREATED(st, out, p, pool_destroy);
 }
 
 void pool_destroy(pool *p) {
@@ -251,8 +247,7 @@ void pool_destroy(pool *p) {
     pthread_cond_destroy(&p->finish);
     pthread_cond_destroy(&p->start);
     pthread_mutex_destroy(&p->lock);
-    mem_free(p->workers);
-    mem_free(p);
+    MEM_FREE(p->workers, p);
 }
 
 int pool_n_threads(const pool *p) {

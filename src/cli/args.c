@@ -197,7 +197,7 @@ status args_parse(const arg_spec *spec, int argc, char **argv, const char **posi
         } else if (!is_rest && word[0] == '-' && word[1] != '\0') {
             TRY(read_option(spec, argc, argv, &i));
         } else {
-            if (n >= spec->max_positional)
+            if (n >= (spec->max_positional > 0 ? spec->max_positional : spec->min_positional))
                 return fail(ERR_USAGE, "unexpected argument '%s'; usage: %s", word, spec->usage);
             positional[n++] = word;
         }

@@ -62,16 +62,16 @@ static inline bool args_is_group(const arg_option *o) {
     { name, ARG_INT, sizeof *(value), value, what, help, min, max, NULL }
 
 typedef struct arg_spec {
-    const char *usage;         /* "hstu prep SOURCE --input PATH --out DIR [options]" */
-    const char *summary;       /* a sentence or two */
-    const arg_option *options; /* ends with name = NULL */
-    int min_positional, max_positional;
-    const char *notes; /* printed after the options; may be NULL */
+    const char *usage;                  /* "hstu prep SOURCE --input PATH --out DIR [options]" */
+    const char *summary;                /* a sentence or two */
+    const arg_option *options;          /* ends with name = NULL */
+    int min_positional, max_positional; /* max 0: exactly min */
+    const char *notes;                  /* printed after the options; may be NULL */
 } arg_spec;
 
 /* Reads argv[1..]; options and positional arguments may be mixed; "--name value", "--name=value"
  * and "--" are understood.  Positional arguments go to positional[0..*n_positional-1], which has
- * room for spec->max_positional (both may be NULL where that is 0).  --help prints the page and
+ * room for all that spec allows (both may be NULL where that is 0).  --help prints the page and
  * sets *is_help: the command then returns OK at once.  An unknown option is ERR_USAGE and names the
  * nearest one; of an option given twice the last counts. */
 status args_parse(const arg_spec *spec, int argc, char **argv, const char **positional,
@@ -118,7 +118,7 @@ extern const command bench_commands[], mask_commands[], plan_commands[], state_c
     COMMAND(score, "score given items for users")                                                  \
     COMMAND(build, "package a run for serving")                                                    \
     COMMAND(serve, "serve models over HTTP")                                                       \
-    COMMAND(state, "check, back up, restore or convert a server's state")                          \
+    COMMAND(state, "check, back up, restore or recover a server's state")                          \
     COMMAND(export, "write weights, embeddings, tables or a server's events")                      \
     COMMAND(import, "import checkpoints and embedding tables")                                     \
     COMMAND(encode, "run a BERT-family encoder without padding")                                   \

@@ -53,7 +53,7 @@ typedef enum {
     STRATEGY_KLRU,
     STRATEGY_KLFU
 } config_evict;
-typedef enum { STORE_LOG, STORE_ROCKSDB } config_store;
+typedef enum { STORE_FILE, STORE_ROCKSDB } config_store;
 typedef enum { KEYS_CONTINUOUS, KEYS_ROUNDROBIN, KEYS_HASH_ROUNDROBIN } config_key_placement;
 typedef enum { DIST_UNIFORM, DIST_NORMAL, DIST_ZIPF, DIST_LOGNORMAL } config_distribution_kind;
 typedef enum { NEGATIVES_IN_BATCH, NEGATIVES_LOCAL } config_negatives;

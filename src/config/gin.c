@@ -11,6 +11,7 @@
 
 #include "base/file.h"
 #include "base/log.h"
+#include "base/sort.h"
 #include "base/text.h"
 #include "config/gin.h"
 
@@ -20,8 +21,7 @@ void gin_init(gin_config *g) {
 }
 
 void gin_fini(gin_config *g) {
-    mem_free(g->bindings);
-    mem_free(g->index);
+    MEM_FREE(g->bindings, g->index);
     arena_fini(&g->memory);
     *g = (gin_config){0};
 }
@@ -716,13 +716,7 @@ static int compare_bindings(const void *a, const void *b) {
 static gin_binding *find_exact(const gin_config *g, const char *scope, size_t n_scope,
                                const char *class_name, const char *field) {
     size_t low = 0, high = g->n_bindings;
-    while (low < high) {
-        size_t middle = low + (high - low) / 2;
-        if (compare_names(g->index[middle], scope, n_scope, class_name, field) <= 0)
-            low = middle + 1;
-        else
-            high = middle;
-    }
+    BISECT(low, high, compare_names(g->index[middle], scope, n_scope, class_name, field) <= 0);
     if (low == 0 || compare_names(g->index[low - 1], scope, n_scope, class_name, field) != 0)
         return NULL;
     return g->index[low - 1];

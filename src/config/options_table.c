@@ -285,8 +285,8 @@ const option option_table[] = {
          "A folder on disk for rows that do not fit in memory, so that none is lost: a run makes "
          "one of its own in it, and removes it.  None evicts them.  Not in the reference."),
     CHOICE("DynamicEmbeddingArgs.store_engine", OF_TABLE(store), "log|rocksdb", "'log'",
-           "What keeps them: a log with 32 bytes of memory a row, or RocksDB.  Not in the "
-           "reference."),
+           "What keeps them: a file with about 40 bytes of memory a row (log), or RocksDB.  Not in "
+           "the reference."),
     INT("DynamicEmbeddingArgs.admission_threshold", OF_TABLE(admission_threshold), 0, 65535, "0",
         "Uses before a key gets a row, as dynamicemb's FrequencyAdmissionStrategy(threshold) with "
         "a "

@@ -156,9 +156,7 @@ static void destroy(backend *be) {
     cpu_state *state = be->state;
     for (int i = 0; i <= state->n_workers; i++)
         mem_free(state->slots[i].memory);
-    mem_free(state->slots);
-    mem_free(state);
-    mem_free(be);
+    MEM_FREE(state->slots, state, be);
 }
 
 status backend_create_cpu(backend **out, pool *workers) {
@@ -172,8 +170,7 @@ status backend_create_cpu(backend **out, pool *workers) {
         st = MEM_NEW(&state->slots, (size_t)state->n_workers + 1);
     }
     if (st != OK) {
-        mem_free(state);
-        mem_free(be);
+        MEM_FREE(state, be);
         return st;
     }
     *be = (backend){.ops = &cpu_ops,

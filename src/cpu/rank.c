@@ -10,6 +10,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/sort.h"
 #include "cpu/cpu.h"
 #include "cpu/product.h"
 #include "cpu/vec.h"

@@ -6,6 +6,7 @@
  * sum runs in the order of the batch, whatever the number of threads. */
 #include <string.h>
 
+#include "base/sort.h"
 #include "cpu/cpu.h"
 
 /* Of an index that is not negative. */
@@ -86,13 +87,7 @@ status cpu_group(backend *be, const int32_t *index, row_groups *groups) {
 /* The first row of the table whose group begins at `place` of the order or later. */
 static int32_t first_row(const row_groups *g, int64_t place) {
     int32_t low = 0, high = g->n_rows;
-    while (low < high) {
-        int32_t middle = low + (high - low) / 2;
-        if (g->begin[middle] < place)
-            low = middle + 1;
-        else
-            high = middle;
-    }
+    BISECT(low, high, g->begin[middle] < place);
     return low;
 }
 

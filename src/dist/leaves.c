@@ -48,19 +48,13 @@ status leaf_cut_create(leaf_cut **out, int n_leaves, int32_t max_users, int64_t 
     status st = MEM_NEW(&c->order, (size_t)max_users);
     if (st == OK) st = MEM_NEW(&c->leaf, (size_t)max_users);
     if (st == OK) st = batch_init(&c->view, (size_t)max_users, (size_t)max_events, CONTEXT_MAX);
-    if (st != OK)
-        leaf_cut_destroy(c);
-    else
-        *out = c;
-    return st;
+    return CREATED(st, out, c, leaf_cut_destroy);
 }
 
 void leaf_cut_destroy(leaf_cut *c) {
     if (c == NULL) return;
     batch_fini(&c->view);
-    mem_free(c->order);
-    mem_free(c->leaf);
-    mem_free(c);
+    MEM_FREE(c->order, c->leaf, c);
 }
 
 void leaf_cut_set_room(leaf_cut *c, int64_t room, int64_t per_user) {

@@ -266,8 +266,7 @@ static void nccl_destroy(comm *c) {
     if (s->comm != NULL) (void)(s->is_failed ? s->lib->abort(s->comm) : s->lib->destroy(s->comm));
     waits_end(before);
     c->be->ops->release(c->be, s->parts);
-    mem_free(s->slice);
-    mem_free(s->own);
+    MEM_FREE(s->slice, s->own);
     comm_free(c);
 }
 

@@ -247,8 +247,7 @@ static void mesh_close(tcp_mesh *m) {
     for (int r = 0; r < m->size && m->fd != NULL; r++)
         net_close(&m->fd[r]);
     net_close(&m->listener);
-    mem_free(m->fd);
-    mem_free(m->peer);
+    MEM_FREE(m->fd, m->peer);
     *m = (tcp_mesh){.listener = -1};
 }
 
@@ -368,8 +367,7 @@ static void end(transport *t, bool is_failure) {
     tcp_state *s = t->state;
     watch_destroy(s->w, is_failure);
     mesh_close(&s->mesh);
-    mem_free(s->flow);
-    mem_free(s->polls);
+    MEM_FREE(s->flow, s->polls);
     transport_free(t);
 }
 

@@ -46,8 +46,7 @@ void comm_free(comm *c) {
 }
 
 void transport_free(transport *t) {
-    mem_free(t->state);
-    mem_free(t);
+    MEM_FREE(t->state, t);
 }
 
 void transport_destroy(transport *t) {
@@ -92,10 +91,7 @@ typedef struct message_list {
 } message_list;
 
 static void list_fini(message_list *l) {
-    mem_free(l->from);
-    mem_free(l->to);
-    mem_free(l->n_from);
-    mem_free(l->n_to);
+    MEM_FREE(l->from, l->to, l->n_from, l->n_to);
 }
 
 /* list_fini frees it, after a failure too. */
@@ -198,11 +194,7 @@ static status create_group(transport **out, transport *all, const rank_group *g)
     t->local_size = all->local_size;
     t->stop = all->stop;
     status st = list_init(&s->list, all->size);
-    if (st != OK)
-        group_destroy(t);
-    else
-        *out = t;
-    return st;
+    return CREATED(st, out, t, group_destroy);
 }
 
 status transport_group(transport **out, transport *t, const rank_group *g) {
@@ -390,9 +382,7 @@ static void host_note_step(comm *c, uint64_t step) {
 
 static void host_destroy(comm *c) {
     host_state *s = c->state;
-    mem_free(s->in.memory);
-    mem_free(s->out.memory);
-    mem_free(s->parts.memory);
+    MEM_FREE(s->in.memory, s->out.memory, s->parts.memory);
     list_fini(&s->list);
     comm_free(c);
 }
@@ -413,11 +403,7 @@ static status create_comm(comm **out, backend *be, transport *t, bool is_host_me
     s->t = t;
     s->is_host_memory = is_host_memory;
     status st = list_init(&s->list, t->size);
-    if (st != OK)
-        host_destroy(c);
-    else
-        *out = c;
-    return st;
+    return CREATED(st, out, c, host_destroy);
 }
 
 status comm_create_beside(comm **out, backend *be, transport *t) {

@@ -347,10 +347,7 @@ void watch_destroy(watch *w, bool is_failure) {
     if (w->has_thread) pthread_join(w->thread, NULL);
     for (int i = 0; i < w->n_links && w->link != NULL; i++)
         net_close(&w->link[i].fd);
-    mem_free(w->link);
-    mem_free(w->polls);
-    mem_free(w->hosts);
-    mem_free(w);
+    MEM_FREE(w->link, w->polls, w->hosts, w);
 }
 
 status watch_leave(watch *w, int rank, status st) {

@@ -229,14 +229,6 @@ static status ahead_clear(embed_store *base) {
     return st;
 }
 
-static status ahead_flush(embed_store *base) {
-    ahead_store *s = (ahead_store *)base;
-    pthread_mutex_lock(&s->lock);
-    status st = s->below->flush(s->below);
-    pthread_mutex_unlock(&s->lock);
-    return st;
-}
-
 static void ahead_destroy(embed_store *base) {
     ahead_store *s = (ahead_store *)base;
     pthread_mutex_lock(&s->lock);
@@ -278,7 +270,6 @@ status embed_store_open_ahead(embed_store **out, embed_store *below, int64_t max
                             .erase = ahead_erase,
                             .each = ahead_each,
                             .clear = ahead_clear,
-                            .flush = ahead_flush,
                             .ask = ahead_ask,
                             .destroy = ahead_destroy};
     s->below = below;

@@ -1,8 +1,7 @@
 /* RocksDB as a store (store.h), through its C API.
  *
- * A row is stored under its key (8 bytes, little-endian) as score (8), stamp (4) and floats; the
- * key "floats" holds their number.  A call of put is one write batch: all or none of it survives a
- * crash.  Bloom filters avoid most reads for missing keys. */
+ * A row is stored under its key (8 bytes, little-endian) as score (8), stamp (4) and floats.  Bloom
+ * filters avoid most reads for missing keys. */
 #include "embed/store.h"
 
 #include <stddef.h>
@@ -28,8 +27,6 @@ status embed_store_open_rocks(embed_store **out, const char *folder, int32_t n_f
 #include "base/mem.h"
 
 enum { AT_ONCE = 256, KEY_BYTES = 8, HEAD_BYTES = 12, BLOOM_BITS = 10 };
-
-static const char floats_key[] = "floats";
 
 typedef struct rocks_store {
     embed_store base; /* first: a store is a rocks_store */
@@ -135,15 +132,13 @@ static status visit_all(rocks_store *s, rocksdb_iterator_t *it, embed_visit visi
         size_t key_bytes, bytes;
         const char *key = rocksdb_iter_key(it, &key_bytes);
         const char *value = rocksdb_iter_value(it, &bytes);
-        if (key_bytes == KEY_BYTES) {
-            if (bytes != s->value_bytes) return damaged(bytes);
-            memcpy(&keys[n], key, KEY_BYTES);
-            unpack(s, value, &scores[n], &stamps[n], s->rows + n * s->base.n_floats);
-            n++;
-        }
+        if (key_bytes != KEY_BYTES || bytes != s->value_bytes) return damaged(bytes);
+        memcpy(&keys[n], key, KEY_BYTES);
+        unpack(s, value, &scores[n], &stamps[n], s->rows + n * s->base.n_floats);
+        n++;
         rocksdb_iter_next(it);
         is_valid = rocksdb_iter_valid(it) != 0;
-        if (n == 0 || (n < AT_ONCE && is_valid)) continue;
+        if (n < AT_ONCE && is_valid) continue;
         embed_rows piece = {n, keys, scores, stamps, s->rows, s->base.n_floats};
         TRY(visit(ctx, &piece));
         n = 0;
@@ -171,21 +166,13 @@ static status rocks_clear(embed_store *base) {
     return rocks_each(base, erase_piece, base);
 }
 
-static status rocks_flush(embed_store *base) {
-    char *error = NULL;
-    rocksdb_flush_wal(((rocks_store *)base)->db, 1, &error);
-    return told(error, "flush");
-}
-
 static void rocks_destroy(embed_store *base) {
     rocks_store *s = (rocks_store *)base;
     if (s->db != NULL) rocksdb_close(s->db);
     rocksdb_readoptions_destroy(s->read);
     rocksdb_writeoptions_destroy(s->write);
     rocksdb_options_destroy(s->options);
-    mem_free(s->value);
-    mem_free(s->rows);
-    mem_free(s);
+    MEM_FREE(s->value, s->rows, s);
 }
 
 static rocksdb_options_t *make_options(void) {
@@ -200,33 +187,13 @@ static rocksdb_options_t *make_options(void) {
     return o;
 }
 
-/* A new database records the length of rows; an existing one must have the same length. */
-static status check_floats(rocks_store *s, const char *folder) {
-    char *error = NULL;
-    size_t bytes = 0;
-    int32_t have = s->base.n_floats;
-    char *value = rocksdb_get(s->db, s->read, floats_key, sizeof floats_key, &bytes, &error);
-    TRY(told(error, folder));
-    if (value == NULL) {
-        rocksdb_put(s->db, s->write, floats_key, sizeof floats_key, (const char *)&have,
-                    sizeof have, &error);
-        return told(error, folder);
-    }
-    if (bytes == sizeof have) memcpy(&have, value, sizeof have);
-    rocksdb_free(value);
-    if (bytes == sizeof have && have == s->base.n_floats) return OK;
-    return fail(ERR_FORMAT, "%s: holds rows of %d floats; the table's have %d", folder, have,
-                s->base.n_floats);
-}
-
 static status open_db(rocks_store *s, const char *folder) {
     char *error = NULL;
     s->value_bytes = HEAD_BYTES + (size_t)s->base.n_floats * sizeof(float);
     TRY(mem_alloc((void **)&s->value, s->value_bytes, 1));
     TRY(mem_alloc((void **)&s->rows, AT_ONCE * (size_t)s->base.n_floats, sizeof *s->rows));
     s->db = rocksdb_open(s->options, folder, &error);
-    TRY(told(error, folder));
-    return check_floats(s, folder);
+    return told(error, folder);
 }
 
 status embed_store_open_rocks(embed_store **out, const char *folder, int32_t n_floats) {
@@ -241,7 +208,6 @@ status embed_store_open_rocks(embed_store **out, const char *folder, int32_t n_f
                             .erase = rocks_erase,
                             .each = rocks_each,
                             .clear = rocks_clear,
-                            .flush = rocks_flush,
                             .destroy = rocks_destroy};
     s->options = make_options();
     s->read = rocksdb_readoptions_create();

@@ -229,11 +229,7 @@ static status writer_init(writer *w, embed_table *t, const char *folder, buf *te
 
 static void writer_fini(writer *w) {
     (void)part_file_close(w->file, ERR_IO);
-    mem_free(w->keys);
-    mem_free(w->scores);
-    mem_free(w->stamps);
-    mem_free(w->values);
-    mem_free(w->state);
+    MEM_FREE(w->keys, w->scores, w->stamps, w->values, w->state);
 }
 
 /* How many rows there are, and which numbers this rank's have. */

@@ -301,8 +301,7 @@ static status visit_snapshot(reader *r, const char *folder) {
         }
         if (st == OK) st = visit_part(r, folder, writer, &info);
     }
-    mem_free(r->p->rows);
-    mem_free(r->p);
+    MEM_FREE(r->p->rows, r->p);
     return st;
 }
 
@@ -497,7 +496,6 @@ status embed_snapshot_adopt(embed_table *t, const char *folder, snapshot_rename 
         return fail(ERR_USAGE, "%s: holds the changes since a step, not all rows", folder);
     TRY(MEM_NEW(&a.p, 1));
     status st = adopt(&a, folder, &info);
-    mem_free(a.p->rows);
-    mem_free(a.p);
+    MEM_FREE(a.p->rows, a.p);
     return st;
 }

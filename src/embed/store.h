@@ -1,9 +1,10 @@
 /* A store: the lowest tier of a dynamic table, where rows are on disk.
  *
- * It is a small table of functions, so that engines can be exchanged: the log of log_store.c,
+ * It is a small table of functions, so that engines can be exchanged: the file of file_store.c,
  * always available, or RocksDB (rocks_store.c) where the build found it; ahead_store.c adds a
  * prefetch thread to either. All memory is host memory.  A store keeps `n_floats` floats a row with
- * its score and stamp (ops/table.h).  Calls come from one thread at a time. */
+ * its score and stamp (ops/table.h).  It is scratch: what a table keeps is in its checkpoints, and
+ * nobody opens a store again.  Calls come from one thread at a time. */
 #ifndef HSTU_EMBED_STORE_H
 #define HSTU_EMBED_STORE_H
 
@@ -44,13 +45,12 @@ struct embed_store {
      * unchanged. */
     status (*get)(embed_store *s, int64_t n, const uint64_t *keys, uint8_t *is_found,
                   uint64_t *scores, uint32_t *stamps, float *rows);
-    /* Writes all or none: after a crash during the call either all rows are there or none. */
+    /* After a failure to write, as on a full disk, the rows of the call are lost. */
     status (*put)(embed_store *s, const embed_rows *rows);
     status (*erase)(embed_store *s, int64_t n, const uint64_t *keys);
     /* Visits all rows, in pieces, in any order.  The visitor must not write to the store. */
     status (*each)(embed_store *s, embed_visit visit, void *ctx);
     status (*clear)(embed_store *s);
-    status (*flush)(embed_store *s); /* what was put survives a crash from here on */
     /* Announces keys of a later get; returns at once.  NULL: the store cannot prefetch. */
     status (*ask)(embed_store *s, int64_t n, const uint64_t *keys);
     void (*destroy)(embed_store *s);
@@ -58,11 +58,10 @@ struct embed_store {
 
 void embed_store_destroy(embed_store *s); /* NULL is fine */
 
-/* Opens a log in `folder` (created if missing), with the rows of an earlier run.  ERR_IO where
- * another store has it open. */
-status embed_store_open_log(embed_store **out, const char *folder, int32_t n_floats);
+/* An empty file of rows in `folder`, which is created if missing. */
+status embed_store_open_file(embed_store **out, const char *folder, int32_t n_floats);
 
-/* A RocksDB in `folder`; ERR_UNSUPPORTED where this build is without it. */
+/* A RocksDB in `folder`, which must have none; ERR_UNSUPPORTED where this build is without it. */
 status embed_store_open_rocks(embed_store **out, const char *folder, int32_t n_floats);
 
 /* A store that prefetches from another one: after `ask` a thread reads the rows while the caller

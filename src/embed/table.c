@@ -195,11 +195,7 @@ status embed_create(embed_table **out, backend *be, const embed_config *config) 
                              (float)table_first_unit(config->first, config->first_scale),
                              config->first_state};
     status st = make_levels(t);
-    if (st == OK)
-        *out = t;
-    else
-        embed_destroy(t);
-    return st;
+    return CREATED(st, out, t, embed_destroy);
 }
 
 void embed_destroy(embed_table *t) {
@@ -213,9 +209,7 @@ void embed_destroy(embed_table *t) {
     for (int i = 0; i < EMBED_LEVELS; i++)
         free_level(t, i);
     sketch_fini(&t->seen);
-    mem_free(t->crowd);
-    mem_free(t->gone);
-    mem_free(t);
+    MEM_FREE(t->crowd, t->gone, t);
 }
 
 const embed_config *embed_config_of(const embed_table *t) {
@@ -281,8 +275,7 @@ status sketch_init(sketch *s, int64_t n_keys, int n_parts, int first, int end) {
 }
 
 void sketch_fini(sketch *s) {
-    mem_free(s->counter);
-    mem_free(s->n_seen);
+    MEM_FREE(s->counter, s->n_seen);
     *s = (sketch){0};
 }
 

@@ -133,9 +133,7 @@ static status find_own(embed_table *t, int64_t n, const find_ctx *f) {
         if (f->rows != NULL && !is_own) memset(f->rows + (size_t)i * row, 0, row * sizeof(float));
         at += is_own;
     }
-    mem_free(keys);
-    mem_free(rows);
-    mem_free(is_found);
+    MEM_FREE(keys, rows, is_found);
     return st;
 }
 
@@ -237,9 +235,7 @@ status embed_insert(embed_table *t, int64_t n, const uint64_t *keys, const float
     }
     embed_rows given = {n, keys, scores, stamps, rows, t->n_floats};
     if (st == OK) st = embed_import(t, &given, n_rejected);
-    mem_free(scores);
-    mem_free(stamps);
-    mem_free(rows);
+    MEM_FREE(scores, stamps, rows);
     return st;
 }
 

@@ -17,7 +17,7 @@ enum { BREAK_LINKER = 5, BREAK_JOINER, BREAK_SPACING, BREAK_CONSONANT, BREAK_PIC
 enum { BREAK_LEAD = 10, BREAK_VOWEL, BREAK_TRAIL, BREAK_SYLLABLE, BREAK_WHOLE_SYLLABLE };
 enum { BREAK_SHIFT = 2 };
 
-static void expand(uint8_t *to, const char *const *rows, size_t n_rows, int shift) {
+void char_runs_expand(uint8_t *to, const char *const *rows, size_t n_rows, int shift) {
     size_t code = 0;
     for (size_t i = 0; i < n_rows; i++)
         for (const char *at = rows[i]; *at != '\0';) {
@@ -32,8 +32,8 @@ static void expand(uint8_t *to, const char *const *rows, size_t n_rows, int shif
 
 status char_classes_create(uint8_t **out) {
     TRY(MEM_NEW(out, CHAR_CODES));
-    expand(*out, WORD_RUNS, sizeof WORD_RUNS / sizeof *WORD_RUNS, 0);
-    expand(*out, BREAK_RUNS, sizeof BREAK_RUNS / sizeof *BREAK_RUNS, BREAK_SHIFT);
+    char_runs_expand(*out, WORD_RUNS, sizeof WORD_RUNS / sizeof *WORD_RUNS, 0);
+    char_runs_expand(*out, BREAK_RUNS, sizeof BREAK_RUNS / sizeof *BREAK_RUNS, BREAK_SHIFT);
     for (uint32_t c = 0; c < 0xd7a4 - 0xac00; c++)
         (*out)[0xac00 + c] |=
             (uint8_t)((c % 28 == 0 ? BREAK_SYLLABLE : BREAK_WHOLE_SYLLABLE) << BREAK_SHIFT);

@@ -16,6 +16,9 @@ enum { CHAR_CODES = 0x110000 };
 /* What a character is to GPT-2's pattern of words. */
 typedef enum { WORD_OTHER, WORD_LETTER, WORD_NUMBER, WORD_SPACE } word_class;
 
+/* Ors the class of each character, by runs as in char_runs.h, into `to` (CHAR_CODES). */
+void char_runs_expand(uint8_t *to, const char *const *rows, size_t n_rows, int shift);
+
 /* *out = the classes of all characters (CHAR_CODES), the caller's; mem_free ends it. */
 status char_classes_create(uint8_t **out);
 

@@ -148,9 +148,7 @@ static status load_places(loader *l) {
     if (st == OK && c->n_types > 0)
         st = fetch(l, "embeddings.token_type_embeddings.weight", c->n_types, dim, type);
     if (st == OK) st = add_places(l, n_types, position, type, sum);
-    mem_free(position);
-    mem_free(type);
-    mem_free(sum);
+    MEM_FREE(position, type, sum);
     return st;
 }
 
@@ -258,8 +256,7 @@ static status load_weights(encoder *e, encoder_files *files, uint64_t seed) {
     if (st == OK) st = load_all(&l);
     if (st == OK) st = e->be->ops->sync(e->be); /* before its room is released */
     e->be->ops->release(e->be, l.room);
-    mem_free(l.host);
-    mem_free(l.bias);
+    MEM_FREE(l.host, l.bias);
     return st;
 }
 
@@ -319,11 +316,7 @@ static status create(encoder **out, const encoder_config *c, encoder_files *file
     status st = load_weights(e, files, seed);
     if (st == OK && files != NULL) st = encoder_files_finish(files, o->has_head);
     if (st == OK) st = alloc_pass(e, o);
-    if (st == OK)
-        *out = e;
-    else
-        encoder_destroy(e);
-    return st;
+    return CREATED(st, out, e, encoder_destroy);
 }
 
 status encoder_create(encoder **out, const char *folder, backend *be, const encoder_options *o) {
@@ -601,20 +594,12 @@ status encoder_scores_create(encoder_scores **out, const encoder *e, const mask 
     *s = (encoder_scores){
         .n_layers = c->n_layers, .n_heads = c->n_heads, .head_dim = c->dim / c->n_heads, .rule = m};
     status st = MEM_NEW(&s->head, (size_t)c->n_layers * (size_t)c->n_heads);
-    if (st == OK)
-        *out = s;
-    else
-        encoder_scores_destroy(s);
-    return st;
+    return CREATED(st, out, s, encoder_scores_destroy);
 }
 
 void encoder_scores_destroy(encoder_scores *s) {
     if (s == NULL) return;
-    mem_free(s->head);
-    mem_free(s->qkv);
-    mem_free(s->seen);
-    mem_free(s->weights);
-    mem_free(s);
+    MEM_FREE(s->head, s->qkv, s->seen, s->weights, s);
 }
 
 const head_scores *encoder_scores_at(const encoder_scores *s, int32_t layer, int32_t head) {

@@ -183,8 +183,7 @@ void encoder_files_close(encoder_files *f) {
     if (f == NULL) return;
     for (size_t i = 0; i < f->n_files; i++)
         st_close(f->file[i]);
-    mem_free(f->file);
-    mem_free(f->tensor);
+    MEM_FREE(f->file, f->tensor);
     arena_fini(&f->names);
     mem_free(f);
 }

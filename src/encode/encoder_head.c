@@ -314,11 +314,7 @@ status encoder_head_open(encoder_head **out, const char *folder, head_kind kind)
     arena_init(&h->memory, 1 << 14);
     h->kind = kind;
     status st = open_folder(h, folder);
-    if (st == OK)
-        *out = h;
-    else
-        encoder_head_close(h);
-    return st;
+    return CREATED(st, out, h, encoder_head_close);
 }
 
 void encoder_head_close(encoder_head *h) {

@@ -35,8 +35,7 @@ struct encoder_input {
 };
 
 void encoder_line_fini(encoder_line *l) {
-    mem_free(l->ids);
-    mem_free(l->types);
+    MEM_FREE(l->ids, l->types);
     *l = (encoder_line){0};
 }
 
@@ -113,8 +112,7 @@ static status read_text(encoder_line *l, const json_value *text, const json_valu
         st = tokenizer_split(words, pair->string, pair->string_bytes, &ids[1]);
     if (st == OK)
         st = lay_out(l, tokenizer_layout(words, pair != NULL), ids, is_cut, (size_t)max_len);
-    mem_free(ids[0].ids);
-    mem_free(ids[1].ids);
+    MEM_FREE(ids[0].ids, ids[1].ids);
     if (st != OK) return st;
     l->has_types = pair != NULL;
     if ((int64_t)l->n > max_len)
@@ -204,11 +202,7 @@ status encoder_input_open(encoder_input **out, const char *path, const tokenizer
         st = open_tensors(in);
     else if (st == OK)
         st = input_open(&in->in, path);
-    if (st == OK)
-        *out = in;
-    else
-        encoder_input_close(in);
-    return st;
+    return CREATED(st, out, in, encoder_input_close);
 }
 
 void encoder_input_close(encoder_input *in) {
@@ -217,8 +211,7 @@ void encoder_input_close(encoder_input *in) {
     st_close(in->file);
     buf_fini(&in->text);
     encoder_line_fini(&in->line);
-    mem_free(in->block);
-    mem_free(in);
+    MEM_FREE(in->block, in);
 }
 
 /* The next line without its end; *is_end: there is none. */
@@ -409,8 +402,7 @@ status encoder_output_close(encoder_output *o, status st) {
     if (st == OK) st = write_end(o);
     out_file_abandon(o->second);
     st = out_file_end(o->file, st);
-    mem_free(o->offsets);
-    mem_free(o);
+    MEM_FREE(o->offsets, o);
     return st;
 }
 

@@ -248,11 +248,7 @@ status subwords_create(subwords **out, const char *path, const json_value *model
     s->unknown = -1;
     text_map_init(&s->pieces, 0);
     status st = is_bpe ? read_bpe(s, path, model) : read_unigram(s, path, model);
-    if (st == OK)
-        *out = s;
-    else
-        subwords_destroy(s);
-    return st;
+    return CREATED(st, out, s, subwords_destroy);
 }
 
 void subwords_destroy(subwords *s) {
@@ -260,17 +256,11 @@ void subwords_destroy(subwords *s) {
     text_map_fini(&s->pieces);
     map_fini(&s->pairs);
     map_fini(&s->trie);
-    mem_free(s->id);
-    mem_free(s->merge);
-    mem_free(s->leaf);
-    mem_free(s->score);
-    mem_free(s);
+    MEM_FREE(s->id, s->merge, s->leaf, s->score, s);
 }
 
 void subword_room_fini(subword_room *r) {
-    mem_free(r->symbol);
-    mem_free(r->heap);
-    mem_free(r->node);
+    MEM_FREE(r->symbol, r->heap, r->node);
     *r = (subword_room){0};
 }
 

@@ -603,11 +603,7 @@ status tokenizer_parse(tokenizer **out, const char *path, const char *text, size
     arena_init(&a, 1 << 16);
     status st = read_all(t, &a, path, text, n);
     arena_fini(&a);
-    if (st == OK)
-        *out = t;
-    else
-        tokenizer_destroy(t);
-    return st;
+    return CREATED(st, out, t, tokenizer_destroy);
 }
 
 status tokenizer_of_pieces(tokenizer **out, word_pieces *pieces) {
@@ -629,8 +625,7 @@ void tokenizer_destroy(tokenizer *t) {
     if (t == NULL) return;
     word_pieces_destroy(t->pieces);
     subwords_destroy(t->model);
-    mem_free(t->classes);
-    mem_free(t->added);
+    MEM_FREE(t->classes, t->added);
     arena_fini(&t->memory);
     mem_free(t);
 }

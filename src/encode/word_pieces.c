@@ -1,12 +1,15 @@
 #include "encode/word_pieces.h"
 
+#include <pthread.h>
 #include <stddef.h>
 #include <string.h>
 
 #include "base/file.h"
 #include "base/map.h"
 #include "base/mem.h"
+#include "base/sort.h"
 #include "base/text.h"
+#include "encode/charsmap.h"
 #include "encode/subwords.h"
 #include "encode/word_tables.h"
 #include "format/json.h"
@@ -88,18 +91,13 @@ status word_pieces_create(word_pieces **out, const char *path, const char *vocab
     text_map_init(&p->pieces, 0);
     status st = add_lines(p, vocabulary, n);
     if (st == OK) st = check_special(p, path);
-    if (st == OK)
-        *out = p;
-    else
-        word_pieces_destroy(p);
-    return st;
+    return CREATED(st, out, p, word_pieces_destroy);
 }
 
 void word_pieces_destroy(word_pieces *p) {
     if (p == NULL) return;
     text_map_fini(&p->pieces);
-    mem_free(p->id);
-    mem_free(p);
+    MEM_FREE(p->id, p);
 }
 
 status word_ids_append(word_ids *to, int32_t id) {
@@ -138,13 +136,11 @@ void word_pieces_lower(word_pieces *p) {
 static status normalise(const word_pieces *p, buf *to, uint32_t c) {
     uint32_t base[WORD_CHAR_MAX] = {c};
     int n = 1;
-    if (c < 0x80) { /* nothing of ASCII is Chinese or has an accent */
-        if (word_char_is_control(c)) return OK;
-        return put_lower(p->options.is_lower, to, word_char_is_space(c) ? ' ' : c);
-    }
-    if (word_char_is_control(c)) return OK;
-    if (word_char_is_space(c)) return buf_char(to, ' ');
-    bool is_chinese = p->options.parts_chinese && word_char_is_chinese(c);
+    bert_class class = word_char_class(c);
+    if (class == BERT_CONTROL) return OK;
+    if (class == BERT_SPACE) return buf_char(to, ' ');
+    if (c < 0x80) return put_lower(p->options.is_lower, to, c); /* ASCII has no accents */
+    bool is_chinese = p->options.parts_chinese && class == BERT_CHINESE;
     if (is_chinese) TRY(buf_char(to, ' '));
     if (p->options.strips_accents) n = word_char_strip(c, base);
     for (int i = 0; i < n; i++)
@@ -194,7 +190,7 @@ static status split_words(const word_pieces *p, const char *text, size_t n, word
     for (size_t at = 0; at < n;) {
         int length = utf8_length(text + at, n - at);
         uint32_t c = utf8_decode(text + at, length);
-        bool is_space = c == ' ', is_mark = !is_space && word_char_is_punctuation(c);
+        bool is_space = c == ' ', is_mark = word_char_class(c) == BERT_PUNCTUATION;
         size_t next = at + (size_t)length;
         if (is_space || is_mark) {
             if (at > begin) TRY(split_word(p, text + begin, at - begin, to));
@@ -377,38 +373,23 @@ status word_pieces_open(word_pieces **out, const char *folder) {
 
 #define N(table) (sizeof(table) / sizeof *(table))
 
-/* The row of an ascending table that has c, or NULL.  Rows begin with a char_range. */
-static const void *find_row(const void *table, size_t n, size_t row_bytes, uint32_t c) {
+static uint8_t classes[CHAR_CODES];
+
+static void make_classes(void) {
+    char_runs_expand(classes, BERT_RUNS, N(BERT_RUNS), 0);
+}
+
+bert_class word_char_class(uint32_t c) {
+    static pthread_once_t has_classes = PTHREAD_ONCE_INIT;
+    pthread_once(&has_classes, make_classes);
+    return c < CHAR_CODES ? (bert_class)classes[c] : BERT_OTHER;
+}
+
+/* What a character is mapped to; itself where no block of the ascending table has it. */
+static uint32_t mapped(const char_block *table, size_t n, const uint32_t *list, uint32_t c) {
     size_t low = 0, high = n;
-    const char_range *row;
-    while (low < high) {
-        size_t middle = (low + high) / 2;
-        row = (const void *)((const char *)table + middle * row_bytes);
-        if (row->last < c)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    row = (const void *)((const char *)table + low * row_bytes);
-    return low < n && row->first <= c ? row : NULL;
-}
-
-#define FIND(table, c) find_row(table, N(table), sizeof *(table), c)
-
-bool word_char_is_control(uint32_t c) {
-    return FIND(CONTROLS, c) != NULL;
-}
-
-bool word_char_is_space(uint32_t c) {
-    return c == ' ' || FIND(SPACES, c) != NULL;
-}
-
-bool word_char_is_chinese(uint32_t c) {
-    return c >= CHINESE[0].first && FIND(CHINESE, c) != NULL;
-}
-
-bool word_char_is_punctuation(uint32_t c) {
-    return FIND(PUNCTUATION, c) != NULL;
+    BISECT(low, high, table[middle].last < c);
+    return low < n && table[low].first <= c ? list[table[low].at + (c - table[low].first)] : c;
 }
 
 /* A syllable of Hangul is made of two or three letters: Unicode standard, section 3.12. */
@@ -422,7 +403,7 @@ static int strip_hangul(uint32_t c, uint32_t out[WORD_CHAR_MAX]) {
 
 int word_char_strip(uint32_t c, uint32_t out[WORD_CHAR_MAX]) {
     if (c >= 0xac00 && c <= 0xd7a3) return strip_hangul(c, out);
-    if (c >= MARKS[0].first && FIND(MARKS, c) != NULL) return 0;
+    if (word_char_class(c) == BERT_MARK) return 0;
     for (size_t i = 0; c >= LONG_BASES[0].from && i < N(LONG_BASES); i++) {
         const char_bases *to = &LONG_BASES[i];
         if (to->from != c) continue;
@@ -431,20 +412,16 @@ int word_char_strip(uint32_t c, uint32_t out[WORD_CHAR_MAX]) {
         out[2] = to->third;
         return to->third != 0 ? 3 : 2;
     }
-    const char_block *block = c >= BASE_BLOCKS[0].first ? FIND(BASE_BLOCKS, c) : NULL;
-    out[0] = block != NULL ? BASES[block->at + (c - block->first)] : c;
+    out[0] = mapped(BASE_BLOCKS, N(BASE_BLOCKS), BASES, c);
     return 1;
 }
 
 int word_char_lower(uint32_t c, uint32_t out[WORD_CHAR_MAX]) {
-    out[0] = c;
+    out[0] = mapped(LOWER_BLOCKS, N(LOWER_BLOCKS), LOWERS, c);
     if (c == 0x130) { /* a capital I with a dot: i, and the dot as a mark */
         out[0] = 'i';
         out[1] = 0x307;
         return 2;
     }
-    const char_run *run = FIND(LOWER, c);
-    if (run != NULL && (c - run->first) % run->step == 0)
-        out[0] = (uint32_t)((int32_t)c + run->distance);
     return 1;
 }

@@ -56,12 +56,18 @@ int32_t word_pieces_find(const word_pieces *p, const char *piece);
 int32_t word_pieces_cls(const word_pieces *p);
 int32_t word_pieces_sep(const word_pieces *p);
 
-/* Characters as BERT's tokenizer sees them; the tables are in word_tables.h. */
-
-bool word_char_is_control(uint32_t c); /* left out */
-bool word_char_is_space(uint32_t c);   /* becomes a space */
-bool word_char_is_chinese(uint32_t c); /* a word of its own, by spaces around it */
-bool word_char_is_punctuation(uint32_t c);
+/* Characters as BERT's tokenizer sees them, in the order of BERT_RUNS (word_tables.h): control
+ * characters are left out, white space becomes a space, Chinese and punctuation are words of their
+ * own, marks are accents. */
+typedef enum {
+    BERT_OTHER,
+    BERT_CONTROL,
+    BERT_SPACE,
+    BERT_CHINESE,
+    BERT_PUNCTUATION,
+    BERT_MARK
+} bert_class;
+bert_class word_char_class(uint32_t c);
 
 /* The character decomposed (NFD) and without its accents, and in lower case: the number of
  * characters written, 0 to WORD_CHAR_MAX. */

@@ -71,9 +71,7 @@ void input_close(input *in) {
         input *below = in->below;
         decoder_destroy(in->decoder);
         if (in->fd >= 0) close(in->fd);
-        mem_free(in->block);
-        mem_free(in->name);
-        mem_free(in);
+        MEM_FREE(in->block, in->name, in);
         in = below;
     }
 }
@@ -240,11 +238,7 @@ static status input_open_stack(input **out, const char *path, content_kind *out_
     TRY(input_create(&top, strcmp(path, "-") == 0 ? "stdin" : path));
     status st = open_file(top, path);
     if (st == OK) st = unwrap(&top, out_kind);
-    if (st == OK)
-        *out = top;
-    else
-        input_close(top);
-    return st;
+    return CREATED(st, out, top, input_close);
 }
 
 /* The only file of an archive; any other number of files is refused, with their names. */
@@ -664,9 +658,7 @@ status bundle_open(bundle **out, const char *path) {
 void bundle_close(bundle *b) {
     if (b == NULL) return;
     arena_fini(&b->texts);
-    mem_free(b->names);
-    mem_free(b->paths);
-    mem_free(b);
+    MEM_FREE(b->names, b->paths, b);
 }
 
 static status add_name(bundle *b, const char *name, const char *path) {

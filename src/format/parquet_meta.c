@@ -452,8 +452,7 @@ status parquet_file_open(parquet_file *f, const char *path) {
 
 /* Frees the footer and the schema; the file stays open for pages. */
 static void parquet_file_forget(parquet_file *f) {
-    mem_free(f->footer);
-    mem_free(f->schema);
+    MEM_FREE(f->footer, f->schema);
     f->footer = NULL;
     f->schema = NULL;
     f->n_elements = f->element_capacity = 0;

@@ -131,8 +131,7 @@ static void page_source_open(page_source *s, const parquet_file *file, const par
 }
 
 static void page_source_fini(page_source *s) {
-    mem_free(s->window);
-    mem_free(s->page);
+    MEM_FREE(s->window, s->page);
     codec_state_fini(&s->codec);
     *s = (page_source){0};
 }

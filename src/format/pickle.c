@@ -424,7 +424,6 @@ status pickle_read(const pickle_value **out, arena *a, const char *path, const u
     machine m = {.path = path, .bytes = bytes, .n_bytes = n_bytes, .allowed = allowed, .memory = a};
     *out = NULL;
     status st = run(&m, out);
-    mem_free(m.stack);
-    mem_free(m.memo);
+    MEM_FREE(m.stack, m.memo);
     return st;
 }

@@ -156,11 +156,7 @@ status st_open_as(st_file **out, const char *path, status (*read)(st_file *f)) {
     status st = file_map_open(&f->map, path);
     if (st == OK) st = read(f);
     if (st == OK) st = sort_names(f);
-    if (st == OK)
-        *out = f;
-    else
-        st_close(f);
-    return st;
+    return CREATED(st, out, f, st_close);
 }
 
 status st_open(st_file **out, const char *path) {
@@ -171,9 +167,7 @@ void st_close(st_file *f) {
     if (f == NULL) return;
     arena_fini(&f->memory);
     file_map_close(&f->map);
-    mem_free(f->tensors);
-    mem_free(f->by_name);
-    mem_free(f);
+    MEM_FREE(f->tensors, f->by_name, f);
 }
 
 const st_tensor *st_find(const st_file *f, const char *name) {
@@ -303,11 +297,7 @@ status st_begin(out_file **out, const char *path, const st_tensor *tensors, size
     if (st == OK) st = out_file_create(&f, path);
     if (st == OK) st = out_file_write(f, header.data, header.n_bytes);
     buf_fini(&header);
-    if (st == OK)
-        *out = f;
-    else
-        out_file_abandon(f);
-    return st;
+    return CREATED(st, out, f, out_file_abandon);
 }
 
 status st_begin_late(out_file **out, const char *path) {

@@ -220,8 +220,7 @@ struct zip_writer {
 
 static void release(zip_writer *w) {
     arena_fini(&w->names);
-    mem_free(w->members);
-    mem_free(w);
+    MEM_FREE(w->members, w);
 }
 
 status zip_create(zip_writer **out, const char *path) {
@@ -230,11 +229,7 @@ status zip_create(zip_writer **out, const char *path) {
     TRY(MEM_NEW(&w, 1));
     arena_init(&w->names, 4096);
     status st = out_file_create(&w->file, path);
-    if (st == OK)
-        *out = w;
-    else
-        release(w);
-    return st;
+    return CREATED(st, out, w, release);
 }
 
 void zip_abandon(zip_writer *w) {

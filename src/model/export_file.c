@@ -25,9 +25,7 @@ typedef struct weight_set {
 } weight_set;
 
 static void weight_set_fini(weight_set *s) {
-    mem_free(s->mask);
-    mem_free(s->rows);
-    mem_free(s->tensor);
+    MEM_FREE(s->mask, s->rows, s->tensor);
     seq_file_close(s->items);
     st_close(s->file);
 }
@@ -345,11 +343,7 @@ status embedding_file_create(embedding_file **out, const char *path, embedding_f
     status st = format == EMBEDDINGS_SAFETENSORS ? start_safetensors(f, path)
                 : format == EMBEDDINGS_NPZ       ? start_npz(f, path)
                                                  : start_csv(f, path);
-    if (st == OK)
-        *out = f;
-    else
-        embedding_file_abandon(f);
-    return st;
+    return CREATED(st, out, f, embedding_file_abandon);
 }
 
 status embedding_file_add(embedding_file *f, const float *values, int64_t n) {

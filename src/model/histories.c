@@ -280,9 +280,7 @@ status given_history_read(given_history *out, const seq_file *data, int32_t n_ac
 }
 
 void given_history_fini(given_history *g) {
-    mem_free(g->item);
-    mem_free(g->action);
-    mem_free(g->time);
+    MEM_FREE(g->item, g->action, g->time);
     *g = (given_history){0};
 }
 

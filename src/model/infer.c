@@ -80,9 +80,7 @@ void infer_fini(infer *f) {
     item_table_fini(&f->table);
     score_columns_fini(&f->columns);
     arena_fini(&f->scratch);
-    mem_free(f->n_reused);
-    mem_free(f->n_stored);
-    mem_free(f->page);
+    MEM_FREE(f->n_reused, f->n_stored, f->page);
     *f = (infer){0};
 }
 

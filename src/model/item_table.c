@@ -146,8 +146,7 @@ status similar_items(const item_table *t, uint32_t item, const uint8_t *is_allow
     status st = MEM_NEW_RAW(&own, (size_t)t->dim);
     if (st == OK) st = MEM_NEW_RAW(&piece, (size_t)PIECE_ROWS * (size_t)t->dim);
     if (st == OK) st = search(t, item, is_allowed, own, piece, &l);
-    mem_free(own);
-    mem_free(piece);
+    MEM_FREE(own, piece);
     *n = l.n;
     return st;
 }

@@ -44,9 +44,7 @@ status score_columns_init(score_columns *c, const session *s) {
 }
 
 void score_columns_fini(score_columns *c) {
-    mem_free(c->name);
-    mem_free(c->names);
-    mem_free(c->rating);
+    MEM_FREE(c->name, c->names, c->rating);
     *c = (score_columns){0};
 }
 

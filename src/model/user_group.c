@@ -124,11 +124,7 @@ status user_group_create(user_group **out, session *s, const user_group_config *
     g->max_users = c->max_users;
     arena_init(&g->seen, 1 << 16);
     status st = make_group(g, s);
-    if (st == OK)
-        *out = g;
-    else
-        user_group_destroy(g);
-    return st;
+    return CREATED(st, out, g, user_group_destroy);
 }
 
 void user_group_destroy(user_group *g) {

@@ -145,11 +145,11 @@ static status make_folder(dynamic_table *t) {
 /* Opens the store, if the config names one, and with `reads_ahead` the prefetching store over it:
  * t->store, t->ahead, which holds up to max_ahead rows. */
 static status open_store(dynamic_table *t, int32_t n_floats, bool reads_ahead, int64_t max_ahead) {
-    bool is_log = t->config->store == STORE_LOG;
+    bool is_file = t->config->store == STORE_FILE;
     if (t->config->store_folder == NULL) return OK;
     TRY(make_folder(t));
-    TRY((is_log ? embed_store_open_log
-                : embed_store_open_rocks)(&t->store, scratch_folder_path(t->folder), n_floats));
+    TRY((is_file ? embed_store_open_file
+                 : embed_store_open_rocks)(&t->store, scratch_folder_path(t->folder), n_floats));
     log_info("table '%s': rows beyond that go to %s (%s)%s", t->config->table_name,
              scratch_folder_path(t->folder), t->store->name,
              reads_ahead ? ", and are read ahead" : "");

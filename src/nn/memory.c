@@ -15,9 +15,7 @@ void nn_memory_fini(nn_memory *mem) {
         mem_free(mem->host[i]);
     for (size_t i = 0; i < mem->n_pinned; i++)
         mem->be->ops->host_release(mem->be, mem->pinned[i]);
-    mem_free(mem->device);
-    mem_free(mem->host);
-    mem_free(mem->pinned);
+    MEM_FREE(mem->device, mem->host, mem->pinned);
     nn_memory_init(mem, mem->be);
 }
 

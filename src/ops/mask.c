@@ -284,8 +284,7 @@ static status read_csr(mask_file *f) {
 
 static void close_file(mask_file *f) {
     if (f == NULL) return;
-    mem_free(f->n);
-    mem_free(f->first);
+    MEM_FREE(f->n, f->first);
     st_close(f->st);
     mem_free(f);
 }
@@ -296,11 +295,7 @@ static status open_file(mask_file **out, const char *path, bool is_csr) {
     TRY(MEM_NEW(&f, 1));
     status st = st_open(&f->st, path);
     if (st == OK) st = is_csr ? read_csr(f) : read_bits(f);
-    if (st == OK)
-        *out = f;
-    else
-        close_file(f);
-    return st;
+    return CREATED(st, out, f, close_file);
 }
 
 static status check_file(const mask_file *f, int64_t sequence, int64_t n) {

@@ -4,6 +4,7 @@
 
 #include "base/map.h"
 #include "base/mem.h"
+#include "base/sort.h"
 
 enum { TILE_WORDS = MASK_TILE };
 
@@ -106,12 +107,7 @@ status mask_tiles_create(mask_tiles **out, const mask *m, int64_t sequence, int6
 
 void mask_tiles_destroy(mask_tiles *p) {
     if (p == NULL) return;
-    mem_free(p->row_begin);
-    mem_free(p->col_begin);
-    mem_free(p->row_tiles);
-    mem_free(p->col_tiles);
-    mem_free(p->bits);
-    mem_free(p);
+    MEM_FREE(p->row_begin, p->col_begin, p->row_tiles, p->col_tiles, p->bits, p);
 }
 
 /* Subtiles of one bitmap in which anything is seen. */
@@ -211,11 +207,7 @@ status mask_batch_create(mask_batch **out, backend *be, const mask *m, int32_t m
     if (st == OK) st = MEM_NEW(&mb->first_sent, (size_t)max_sequences);
     if (st == OK)
         st = be->ops->alloc(be, (void **)&mb->first, sizeof(int32_t) * (size_t)max_sequences);
-    if (st == OK)
-        *out = mb;
-    else
-        mask_batch_destroy(mb);
-    return st;
+    return CREATED(st, out, mb, mask_batch_destroy);
 }
 
 void mask_batch_destroy(mask_batch *mb) {
@@ -225,22 +217,13 @@ void mask_batch_destroy(mask_batch *mb) {
         mb->be->ops->release(mb->be, mb->arrays[i].device);
     }
     mb->be->ops->release(mb->be, mb->first);
-    mem_free(mb->first_host);
-    mem_free(mb->first_sent);
-    mem_free(mb->held);
-    mem_free(mb);
+    MEM_FREE(mb->first_host, mb->first_sent, mb->held, mb);
 }
 
 /* Where a key is, or would be inserted. */
 static size_t place_of(const mask_batch *mb, int64_t key) {
     size_t low = 0, high = mb->n_held;
-    while (low < high) {
-        size_t middle = (low + high) / 2;
-        if (mb->held[middle].key < key)
-            low = middle + 1;
-        else
-            high = middle;
-    }
+    BISECT(low, high, mb->held[middle].key < key);
     return low;
 }
 

@@ -75,9 +75,7 @@ status rank_int8_init(rank_int8 *r, const float *rows, int64_t n, int32_t dim, p
 }
 
 void rank_int8_fini(rank_int8 *r) {
-    mem_free(r->rows);
-    mem_free(r->scale);
-    mem_free(r->error);
+    MEM_FREE(r->rows, r->scale, r->error);
     *r = (rank_int8){0};
 }
 

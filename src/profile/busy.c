@@ -53,8 +53,7 @@ status busy_end(busy_report *out) {
 }
 
 void busy_log_fini(busy_log *log) {
-    mem_free(log->compute);
-    mem_free(log->names);
+    MEM_FREE(log->compute, log->names);
     *log = (busy_log){0};
 }
 

@@ -44,8 +44,7 @@ bool graph_nodes_is_first(graph_nodes *g, const graph_node *n, uint64_t launch) 
 }
 
 void graph_nodes_fini(graph_nodes *g) {
-    mem_free(g->launch_of_call);
-    mem_free(g->node);
+    MEM_FREE(g->launch_of_call, g->node);
     map_fini(&g->numbers);
     *g = (graph_nodes){0};
 }

@@ -90,8 +90,7 @@ static void close_context(void) {
     uintptr_t destroy[3] = {sizeof destroy, 0, c.host};
     if (c.profiler != NULL) (void)call("cuptiRangeProfilerDisable", &disable);
     if (c.host != 0) (void)call("cuptiProfilerHostDeinitialize", destroy);
-    mem_free(c.config);
-    mem_free(c.data);
+    MEM_FREE(c.config, c.data);
     c.config = c.data = NULL;
     c.profiler = NULL;
     c.host = 0;

@@ -106,9 +106,7 @@ status gpu_idle_find(gpu_idle *out, const recorder *r) {
     *out = (gpu_idle){0};
     status st = make_index(&x, r);
     if (st == OK && x.n_gpu > 0) walk(out, &x);
-    mem_free(x.gpu);
-    mem_free(x.calls);
-    mem_free(x.waits);
+    MEM_FREE(x.gpu, x.calls, x.waits);
     return st;
 }
 
@@ -184,8 +182,7 @@ status comm_time_find(comm_time *out, const recorder *r) {
         interval_join(work, &n_work);
         out->hidden_ns = common(talk, n_talk, work, n_work);
     }
-    mem_free(talk);
-    mem_free(work);
+    MEM_FREE(talk, work);
     return st;
 }
 

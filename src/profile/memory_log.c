@@ -18,8 +18,7 @@ void memory_log_init(memory_log *log) {
 
 void memory_log_fini(memory_log *log) {
     map_fini(&log->addresses);
-    mem_free(log->block);
-    mem_free(log->events);
+    MEM_FREE(log->block, log->events);
     pthread_mutex_destroy(&log->lock);
     memset(log, 0, sizeof *log);
 }

@@ -193,8 +193,7 @@ static void destroy(backend *be) {
     layer *t = be->state;
     if (!t->is_timed) backend_destroy(t->below);
     lengths_fini(&t->lengths);
-    mem_free(t);
-    mem_free(be);
+    MEM_FREE(t, be);
 }
 
 static status create(backend **out, backend *below, bool is_timed, const traced_options *o) {

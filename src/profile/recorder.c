@@ -17,9 +17,7 @@ void recorder_init(recorder *r, const recorder_schedule *s) {
 void recorder_fini(recorder *r) {
     mem_free(r->spans);
     text_map_fini(&r->names);
-    mem_free(r->launches);
-    mem_free(r->steps);
-    mem_free(r->counted);
+    MEM_FREE(r->launches, r->steps, r->counted);
     pthread_mutex_destroy(&r->lock);
     *r = (recorder){0};
 }
@@ -347,8 +345,7 @@ status recorder_link(recorder *r) {
     if (st == OK) move_spans(r, moved, n);
     for (size_t i = 0; st == OK && i < r->n_spans; i++)
         give_work(r, &r->spans[i]);
-    mem_free(op_of);
-    mem_free(moved);
+    MEM_FREE(op_of, moved);
     return st;
 }
 
@@ -437,7 +434,6 @@ status recorder_nest(recorder *r) {
         for (size_t i = 0; i < r->n_spans; i++)
             if (!is_on_host(&r->spans[i])) r->spans[i].op = op_of[r->spans[i].correlation];
     }
-    mem_free(order);
-    mem_free(op_of);
+    MEM_FREE(order, op_of);
     return st;
 }

@@ -97,8 +97,7 @@ status rows_arrange(const recorder *r, uint64_t (*row_of)(const void *ctx, const
             rows[k].n = 0;
         (*out)[bars[i].index] = place(rows, &bars[i]);
     }
-    mem_free(rows);
-    mem_free(bars);
+    MEM_FREE(rows, bars);
     if (st != OK) {
         mem_free(*out);
         *out = NULL;

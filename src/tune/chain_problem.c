@@ -164,21 +164,14 @@ status chain_problem_create(chain_problem **out, const chain *c, const problem_o
                              .dim_head = (int32_t)o->dim_head,
                              .dim_ffn = (int32_t)o->dim_ffn};
     status st = make(p, o);
-    if (st == OK)
-        *out = p;
-    else
-        chain_problem_destroy(p);
-    return st;
+    return CREATED(st, out, p, chain_problem_destroy);
 }
 
 void chain_problem_destroy(chain_problem *p) {
     if (p == NULL) return;
     for (int t = 0; t < CHAIN_MAX_TENSORS; t++)
         mem_free(p->value[t]);
-    mem_free(p->offsets);
-    mem_free(p->score_offsets);
-    mem_free(p->mask);
-    mem_free(p);
+    MEM_FREE(p->offsets, p->score_offsets, p->mask, p);
 }
 
 #define REAL        double

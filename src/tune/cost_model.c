@@ -153,13 +153,8 @@ status cost_model_fit(cost_model **out, const plan_time *plans, size_t n, uint64
     }
     if (st == OK) st = train(m, matrix, labels, n, seed);
     if (matrix != NULL) (void)xgb.XGDMatrixFree(matrix);
-    mem_free(labels);
-    mem_free(sorted);
-    if (st == OK)
-        *out = m;
-    else
-        cost_model_destroy(m);
-    return st;
+    MEM_FREE(labels, sorted);
+    return CREATED(st, out, m, cost_model_destroy);
 }
 
 void cost_model_destroy(cost_model *m) {
@@ -304,8 +299,7 @@ status cost_model_validate(const plan_time *plans, size_t n, uint64_t seed, cost
     for (int fold = 0; fold < FOLDS && st == OK; fold++)
         st = validate_fold(plans, order, n, fold, seed, guess);
     if (st == OK) st = judge(plans, guess, guess + n, n, out);
-    mem_free(order);
-    mem_free(guess);
+    MEM_FREE(order, guess);
     return st;
 }
 
@@ -360,9 +354,5 @@ status cost_model_load(cost_model **out, const char *path) {
     if (st == OK) st = read_model(m, &memory, path, text, n);
     arena_fini(&memory);
     mem_free(text);
-    if (st == OK)
-        *out = m;
-    else
-        cost_model_destroy(m);
-    return st;
+    return CREATED(st, out, m, cost_model_destroy);
 }

@@ -365,11 +365,7 @@ status encoder_plan_create(encoder_plan **out, backend *be, const encoder_config
         log_info("running without a plan: %s", status_reason());
         p->is_auto = false;
     }
-    if (st == OK)
-        *out = p;
-    else
-        encoder_plan_destroy(p);
-    return st;
+    return CREATED(st, out, p, encoder_plan_destroy);
 }
 
 void encoder_plan_destroy(encoder_plan *p) {

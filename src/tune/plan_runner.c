@@ -163,11 +163,7 @@ status plan_runner_create(plan_runner **out, const chain_problem *p, target *t, 
     if (st == OK) st = hand_written_create(&r->hand, t, p);
     r->batch = hand_written_batch(&r->hand, p);
     if (st == OK) st = make_reference(r);
-    if (st == OK)
-        *out = r;
-    else
-        plan_runner_destroy(r);
-    return st;
+    return CREATED(st, out, r, plan_runner_destroy);
 }
 
 void plan_runner_destroy(plan_runner *r) {
@@ -183,12 +179,9 @@ void plan_runner_destroy(plan_runner *r) {
     r->t->release_memory(r->t, (void *)r->args.mask);
     hand_written_destroy(&r->hand, r->t);
     for (int i = 0; i < r->n_checked; i++) {
-        mem_free(r->checked[i].rows);
-        mem_free(r->checked[i].want);
+        MEM_FREE(r->checked[i].rows, r->checked[i].want);
     }
-    mem_free(r->checked);
-    mem_free(r->output);
-    mem_free(r);
+    MEM_FREE(r->checked, r->output, r);
 }
 
 const chain *plan_runner_chain(const plan_runner *r) {

@@ -430,9 +430,7 @@ status search_run(search_kind kind, const plan_oracle *o, int budget, uint64_t s
     *out = (search_result){0};
     status st = list_programs(&s);
     if (st == OK) st = runs[kind](&s);
-    mem_free(s.program);
-    mem_free(s.is_program);
-    mem_free(s.ms);
+    MEM_FREE(s.program, s.is_program, s.ms);
     if (st != OK) search_result_fini(out);
     return st;
 }

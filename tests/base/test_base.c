@@ -146,7 +146,7 @@ TEST(base_commands_name_their_device) {
         {"%1$s train", false},
         {"%1$s train --gin-config-file a.gin --device cpu", true},
         {"%1$s bench train --device auto", false},
-        {"%1$s bench data --seconds 1", true},
+        {"%1$s bench dataset --out a", true},
         {"'%1$s' bench embedding --seconds 1", false},
         {"%1$s eval r --device cuda:0 && %1$s recommend r", false},
         {"(%1$s eval r --device cuda:0 >/dev/null); %1$s recommend r --device cpu 2>&1", true},
@@ -523,4 +523,14 @@ TEST(file_full_disk_leaves_nothing) {
     CHECK_CONTAINS(text, "data.seq");
     free(text);
     CHECK_EQ(test_command(NULL, "test -e %s/d", test_folder()), 1);
+}
+
+TEST(mem_free_takes_several_blocks) {
+    int64_t before = mem_n_live();
+    char *a;
+    double *b;
+    CHECK_OK(MEM_NEW(&a, 3));
+    CHECK_OK(MEM_NEW(&b, 5));
+    MEM_FREE(a, NULL, b);
+    CHECK_EQ(mem_n_live(), before);
 }

@@ -96,73 +96,8 @@ hstu tune --search exact --checks 2 --layer hstu --batch 2 --length 9 --heads 2 
 hstu sweep gin/retrieval.gin --set-range train_fn.learning_rate=1e-3,1e-2 --data data/synth --out sweep --epochs 1 --device cpu
 rm -f sweep/*/report.html sweep/*/run/report.html
 
-# State folders of a server.
-post() { curl -sf "127.0.0.1:$port/v1/$1" -d "$2" >>log; }
-serve() { # FOLDER
-    "$program" serve runs/text --data data/text --name demo --state "state/$1" --port 0 --device cpu --access-log off 2>ready &
-    server=$!
-    for _ in $(seq 500); do port=$(sed -n 's|^ready: http://[^:]*:\([0-9]*\)/.*|\1|p' ready); [ -z "$port" ] || break; sleep 0.02; done
-}
-stop() { kill "$server"; wait "$server"; rm -f "state/$1/lock"; }
-mkdir state
-export HSTU_LOG=info
-serve plain
-post events '{"user": "new 1", "events": [{"item": "ü/1", "time": 1900000001, "action": 1}, {"item": "ü/2", "time": 1900000002, "action": 2}]}'
-post events '{"user": "new 2", "events": [{"item": "ü/3", "time": 1900000003.25, "id": "order-1"}, {"item": "ü/4", "time": 1900000004, "action": 2, "id": "ö 2"}]}'
-post events '{"user": "new 2", "events": [{"item": "ü/3", "time": 1900000003.25, "id": "order-1"}]}' # a retry: counts once
-post events '{"user": "A 3", "events": [{"item": "ü/5", "time": 1900000005}]}'                       # of the data, too
-post events '{"user": "gone", "events": [{"item": "ü/6", "time": 1900000006}]}'
-curl -sf -X DELETE "127.0.0.1:$port/v1/users/gone" >>log
-curl -sf -X DELETE "127.0.0.1:$port/v1/users/A%206" >>log # only in the data
-post events '{"user": "back", "events": [{"item": "ü/7", "time": 1900000007}]}'
-curl -sf -X DELETE "127.0.0.1:$port/v1/users/back" >>log
-post events '{"user": "back", "events": [{"item": "ü/8", "time": 1900000008, "id": "b-1"}]}'
-post events '{"user": "unknown item", "events": [{"item": "not in the catalogue", "time": 1900000009}]}'
-post events '{"user": "last", "events": [{"item": "ü/9", "time": 1900000010, "id": "l-1"}]}'
-for user in "new 1" "new 2" "A 3" gone "A 6" back last; do
-    echo "{\"user\": \"$user\", \"answer\": $(curl -s "127.0.0.1:$port/v1/users/$(printf %s "$user" | sed 's/ /%20/g')")}"
-done >answers.jsonl
-stop plain
-
-python3 - <<'END'
-import json, os, shutil, struct
-log = open("state/plain/events.log", "rb").read()
-groups, at = [], 16
-while at < len(log):
-    magic, n = struct.unpack_from("<4sI", log, at)
-    assert magic == b"HGRP"
-    groups.append((at, n)), (at := at + 24 + n)
-users = {
-    "new 1": [{"item": "ü/1", "time": 1900000001, "action": 1}, {"item": "ü/2", "time": 1900000002, "action": 2}],
-    "new 2": [{"item": "ü/3", "time": 1900000003.25, "action": 0, "id": "order-1"},
-              {"item": "ü/4", "time": 1900000004, "action": 2, "id": "ö 2"}],
-    "A 3": [{"item": "ü/5", "time": 1900000005, "action": 0}],
-    "back": [{"item": "ü/8", "time": 1900000008, "action": 0, "id": "b-1"}],
-    "unknown item": [{"item": "not in the catalogue", "time": 1900000009, "action": 0}],
-    "last": [{"item": "ü/9", "time": 1900000010, "action": 0, "id": "l-1"}]}
-def put(name, content, users, damage):
-    os.makedirs(f"state/{name}", exist_ok=True)
-    open(f"state/{name}/events.log", "wb").write(content)
-    about = {"users": users, "erased": ["gone", "A 6", "back"] if users else [], "damage": damage}
-    json.dump(about, open(f"state/{name}/expected.json", "w"), indent=1, ensure_ascii=False)
-put("plain", log, users, None)
-first, last = groups[0], groups[-1]
-without = {u: e for u, e in users.items() if u != "last"}
-# A crash in the middle of a write: this group was never acknowledged.
-put("cut", log[:last[0] + 24 + last[1] // 2], without, {"kind": "incomplete", "offset": last[0]})
-flipped = bytearray(log)
-flipped[last[0] + 24 + 5] ^= 1
-put("flipped-last", bytes(flipped), without, {"kind": "corrupt", "offset": last[0]})
-flipped = bytearray(log)
-flipped[first[0] + 24 + 5] ^= 1
-rest = {u: e for u, e in users.items() if u != "new 1"}
-put("flipped-middle", bytes(flipped), rest, {"kind": "corrupt", "offset": first[0]})
-put("empty", log[:16], {}, None)
-END
-mv answers.jsonl state/plain/
-
-rm -rf "$here"/*.tar.gz "$here"/state "$here"/plans
-cp -r state plans "$here"/
+rm -rf "$here"/*.tar.gz "$here"/plans
+cp -r plans "$here"/
 pack() { tar --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner -c "$@" | gzip -9n; }
 pack data sources >"$here"/data.tar.gz
 pack runs gin >"$here"/runs.tar.gz

@@ -478,7 +478,7 @@ static status live_and_die(void *ctx) {
     snprintf(folder, sizeof folder, "%s/snap-%d", test_folder(), *round);
     snprintf(log, sizeof log, "%s/log-%d", test_folder(), (*round)++);
     status st = backend_create_cpu(&be, NULL);
-    if (st == OK) st = embed_store_open_log(&store, log, DIM);
+    if (st == OK) st = embed_store_open_file(&store, log, DIM);
     config.store = store;
     if (st == OK) st = embed_create(&t, be, &config);
     if (st == OK) st = use_table(t, folder);

@@ -109,8 +109,8 @@ static void world_init(world *w, const embed_config *c, int n_universe, bool has
     if (has_store) {
         char folder[4096];
         snprintf(folder, sizeof folder, "%s/store-%llu", test_folder(), (unsigned long long)seed);
-        status st = (is_rocks ? embed_store_open_rocks : embed_store_open_log)(&w->store, folder,
-                                                                               w->n_floats);
+        status st = (is_rocks ? embed_store_open_rocks : embed_store_open_file)(&w->store, folder,
+                                                                                w->n_floats);
         if (st == ERR_UNSUPPORTED) SKIP_TEST("%s", status_reason());
         CHECK_OK(st);
         w->c.store = w->store;

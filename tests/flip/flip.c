@@ -85,18 +85,6 @@ static status read_snapshot(const char *path, uint64_t *out) {
     return embed_snapshot_each(name, add_rows, out);
 }
 
-static status read_store(const char *path, uint64_t *out) {
-    char name[256];
-    embed_store *s;
-    *out = 0;
-    snprintf(name, sizeof name, "%s", path);
-    *strrchr(name, '/') = '\0';
-    TRY(embed_store_open_log(&s, name, 4));
-    status st = s->each(s, add_rows, out);
-    embed_store_destroy(s);
-    return st;
-}
-
 /* The run, or the checkpoint, around a file: everything a command that uses the model reads. */
 static status read_run(const char *run, uint64_t *out) {
     trained t;
@@ -157,21 +145,19 @@ static status read_log(const char *path, uint64_t *out) {
 typedef struct format {
     const char *name, *files; /* files: for find, from the folder */
     reader read;
-    const char *run;   /* of a checkpoint */
-    bool is_text;      /* all bits of all bytes */
-    bool may_differ;   /* a log for people: a changed letter is a changed letter */
-    bool is_rewritten; /* reading changes the file, which is put back each time */
+    const char *run; /* of a checkpoint */
+    bool is_text;    /* all bits of all bytes */
+    bool may_differ; /* a log for people: a changed letter is a changed letter */
 } format;
 
 static const format formats[] = {
-    {"data.seq", "data/data.seq", read_data, NULL, false, false, false},
-    {"checkpoint", "static/last/*", read_checkpoint, "static", false, false, false},
-    {"tables", "dynamic/last/*", read_checkpoint, "dynamic", false, false, false},
+    {"data.seq", "data/data.seq", read_data, NULL, false, false},
+    {"checkpoint", "static/last/*", read_checkpoint, "static", false, false},
+    {"tables", "dynamic/last/*", read_checkpoint, "dynamic", false, false},
     {"snapshot", "dynamic/snapshots/step-00000004/table-0-item/*", read_snapshot, NULL, false,
-     false, false},
-    {"rows.log", "store/rows.log", read_store, NULL, false, false, true},
-    {"config.json", "young/config.json", read_config, NULL, true, false, false},
-    {"log.jsonl", "static/log.jsonl", read_log, NULL, true, true, false},
+     false},
+    {"config.json", "young/config.json", read_config, NULL, true, false},
+    {"log.jsonl", "static/log.jsonl", read_log, NULL, true, true},
 };
 enum { N_FORMATS = sizeof formats / sizeof *formats };
 
@@ -217,10 +203,7 @@ static void flip_all(const format *f, const char *path, tally *t, uint64_t want,
         put_byte(fd, byte, (unsigned char)(bytes[byte] ^ 1 << bit));
         status st = f->read(path, &got);
         judge(f, t, st, got, want);
-        if (f->is_rewritten)
-            put_back(path, bytes, n);
-        else
-            put_byte(fd, byte, (unsigned char)bytes[byte]);
+        put_byte(fd, byte, (unsigned char)bytes[byte]);
         close(fd);
     }
     alarm(0);
@@ -277,27 +260,6 @@ static void command(const char *text) {
     exit(1);
 }
 
-static void make_store(void) {
-    char name[256];
-    embed_store *s;
-    uint64_t keys[40], scores[40];
-    uint32_t stamps[40];
-    float rows[40][4];
-    snprintf(name, sizeof name, "%s/store", folder);
-    for (int i = 0; i < 40; i++) {
-        keys[i] = (uint64_t)i * 977 + 1, scores[i] = (uint64_t)i, stamps[i] = (uint32_t)i;
-        for (int k = 0; k < 4; k++)
-            rows[i][k] = (float)(i * 4 + k) / 3;
-    }
-    if (embed_store_open_log(&s, name, 4) != OK) abort();
-    for (int i = 0; i < 40; i += 10) {
-        embed_rows piece = {10, keys + i, scores + i, stamps + i, rows[i], 4};
-        if (s->put(s, &piece) != OK || (i == 20 && s->erase(s, 3, keys) != OK) || s->flush(s) != OK)
-            abort();
-    }
-    embed_store_destroy(s);
-}
-
 static void make_world(void) {
     static const char dynamic_gin[] =
         "TrainerArgs.train_batch_size = 16\nTrainerArgs.eval_interval = 1000\n"
@@ -328,7 +290,6 @@ static void make_world(void) {
     command("hstu train --device cpu --gin-config-file dynamic.gin --data data --out dynamic "
             "--max-iters 4 --snapshot-every 2 --keep 1");
     command("cp -r static young && rm -r young/last young/checkpoints");
-    make_store();
     snprintf(path, sizeof path, "%s/data/data.seq", folder);
     if (seq_file_open(&good_data, path, NULL) != OK || backend_create_cpu(&be, NULL) != OK) abort();
 }

@@ -6,16 +6,12 @@
 #include "cli/cli.h"
 #include "cli/output.h"
 #include "cli/work.h"
-#include "data/set/seq_file.h"
 #include "ops/ops.h"
 
 /* All benches. */
 #define BENCHES(BENCH)                                                                             \
     BENCH(attention, "HSTU attention: TFLOP/s, forward and backward")                              \
-    BENCH(cache, "check that the KV cache changes no answer")                                      \
     BENCH(dataset, "generate requests for the serving benchmarks")                                 \
-    BENCH(cluster, "predict a training step on many GPUs")                                         \
-    BENCH(data, "batcher: tokens per second")                                                      \
     BENCH(encode, "BERT encoder: milliseconds and tokens per second")                              \
     BENCH(embedding, "dynamic tables: lookups, inserts, pooling, steps")                           \
     BENCH(latency, "serving: latency by cache state")                                              \
@@ -75,20 +71,6 @@ status timing_replay(backend *be, uint64_t key, timing_fn fn, void *ctx, double 
 
 /* What tests call of single benches. */
 
-/* How fast `bench data` reads batches: n_threads make them, in one of BATCHES_MODES modes, for so
- * many seconds. */
-enum { BATCHES_MODES = 3 };
-typedef struct batches_options {
-    int64_t n_threads, max_history, batch_size;
-    double seconds; /* of each mode */
-} batches_options;
-typedef struct batches_row {
-    const char *mode;
-    double tokens_per_s, batches_per_s, mean_tokens;
-} batches_row;
-/* ERR_FORMAT: a batch is not what the file says. */
-status batches_measure(const seq_file *data, const batches_options *o, int mode, batches_row *out);
-
 /* The layers of ranking requests: see layers.c. */
 typedef struct layers_shape {
     int32_t n_layers, n_heads, head_dim, n_candidates; /* width: n_heads x head_dim */
@@ -100,9 +82,7 @@ typedef struct layers_row {
     double plain, replay; /* seconds; replay: NAN where the backend does not record */
     double error;         /* with the cache against without, by root mean square */
     double error_exact;   /* against float32; NAN in float32 */
-    /* For the benchmark's own shape, ms: at the peaks of an H200, our goal there, and NVIDIA's L20.
-     */
-    double floor, goal, l20;
+    double floor;         /* ms, at the peaks of an H200 */
 } layers_row;
 /* ERR_NUMERIC: the cache changes results; the row was not timed. */
 status layers_measure(backend *be, const layers_shape *shape, layers_row *row);
@@ -125,26 +105,6 @@ typedef struct search_row {
 } search_row;
 /* ERR_NUMERIC: the search found other items. */
 status search_measure(backend *be, const search_shape *s, search_row *out);
-
-/* Random schedules on an engine with a KV cache and one without: see cache.c. */
-typedef struct cache_check_config {
-    const char *run;    /* a run, a checkpoint or an engine folder */
-    const char *data;   /* users to start with; or NULL */
-    const char *device; /* "cpu", ... */
-    int64_t n;          /* schedules */
-    int64_t seed;
-    int64_t kv_pages;      /* 0: as many as five full histories need */
-    int64_t kv_host_pages; /* of the second tier, from which pages are always loaded; 0: none */
-    bool has_fp8_kv;       /* of both engines */
-    double tolerance;      /* 0: bit for bit */
-} cache_check_config;
-typedef struct cache_check_result {
-    uint64_t n_schedules, n_answers, n_different;
-    uint64_t tokens_reused, tokens_computed, tokens_loaded, n_evictions, n_reloads, n_restarts;
-    char first[160]; /* the first difference, in words; "" */
-} cache_check_result;
-/* ERR_UNSUPPORTED: the model's prefixes cannot be reused, and why. */
-status cache_check(const cache_check_config *c, cache_check_result *out);
 
 /* Lengths of a batch of `bench encode`: all len (avg_len 0), or about uniform around avg_len, as
  * far as len allows, which is their mean exactly. */

@@ -173,8 +173,7 @@ static status check(backend *be, const bench_args *o, encode_row *out) {
         int dtype = o->dtype > ACT_F16 ? o->dtype : (int)be->act;
         st = compare(tested, plain, o, got, want, is_exact, dtype, out);
     }
-    mem_free(got);
-    mem_free(want);
+    MEM_FREE(got, want);
     encoder_destroy(tested);
     encoder_plan_destroy(plan);
     encoder_destroy(plain);
@@ -269,8 +268,7 @@ static status measure_all(backend *be, const bench_args *a, encode_row *out) {
         encode_bench_lengths(s->batch, s->len, s->avg_len, SEED, lengths);
         st = measure(be, a, lengths, ids, out);
     }
-    mem_free(lengths);
-    mem_free(ids);
+    MEM_FREE(lengths, ids);
     return st;
 }
 
@@ -379,7 +377,6 @@ status bench_encode(int argc, char **argv) {
                    "model. BERT base is 'B 12 S 12 64', BERT large 'B 24 S 16 64'.",
         .options = options,
         .min_positional = N_NUMBERS,
-        .max_positional = N_NUMBERS,
         .notes = "CPU ms is the processor time of all threads per pass; compare it when other "
                  "programs share the machine.\n"};
     ARGS_PARSE(&spec, a.numbers, &n);

@@ -105,16 +105,10 @@ status serve_growing(load_target *t, const growing_plan *p, growing_report *out)
     return st;
 }
 
-double growing_l20_ms(uint32_t n_users, bool has_cache) {
-    char key[80];
-    snprintf(key, sizeof key, "growing,%u,4096,%s", n_users, has_cache ? "cached" : "plain");
-    return bench_peer("serving", key, 0);
-}
-
 typedef struct growing_row {
     const char *cache;
-    char note[128];       /* why nothing is reused; "" */
-    double l20, roofline; /* ms; NAN: not known */
+    char note[128];  /* why nothing is reused; "" */
+    double roofline; /* ms; NAN: not known */
     growing_report report;
 } growing_row;
 
@@ -133,12 +127,6 @@ static double growing_roofline(const load_rig *rig, const growing_plan *p,
     return ms;
 }
 
-/* NVIDIA's figures are of 16 requests to 4096 tokens, two an event. */
-static bool is_published(const load_rig *rig, const growing_plan *p) {
-    return strcmp(rig->info.task, "ranking") == 0 && p->n_requests == 16 && p->n_events == 2048 &&
-           p->n_candidates == 256;
-}
-
 static status measure_growing(const load_args *a, growing_plan p, bool has_cache,
                               growing_row *row) {
     load_rig rig;
@@ -154,7 +142,6 @@ static status measure_growing(const load_args *a, growing_plan p, bool has_cache
     if (st == OK) {
         row->cache = has_cache ? load_cache_name(&rig) : "none";
         snprintf(row->note, sizeof row->note, "%s", has_cache ? rig.info.cache_note : "");
-        row->l20 = is_published(&rig, &p) ? growing_l20_ms(p.n_users, has_cache) : NAN;
         st = serve_growing(rig.target, &p, &row->report);
         if (st == OK) row->roofline = growing_roofline(&rig, &p, &row->report);
     }
@@ -167,7 +154,6 @@ static void print_growing(const growing_plan *p, const growing_row *r) {
     printf("%5u  %-12s %9.2f %9.2f %9.2f %9.3f %9.3f %9.0f %9.0f", p->n_users, r->cache,
            g->total_ms, g->least_ms, g->most_ms, g->round_ms[0], g->round_ms[p->n_requests - 1],
            g->tokens_reused, g->tokens_computed);
-    bench_print_cell(r->l20, " %9.1f");
     if (!isnan(r->roofline)) printf(" %9.2f %7.1f", r->roofline, 100 * r->roofline / g->total_ms);
     printf("\n");
     if (r->note[0] != '\0') printf("       nothing is reused: %s\n", r->note);
@@ -183,8 +169,7 @@ static void write_growing(json_writer *w, const growing_plan *p, const growing_r
         json_double(w, r->report.round_ms[i]);
     json_array_close(w);
     JSON_FIELDS(w, FIELD("tokens_reused", r->report.tokens_reused),
-                FIELD("tokens_computed", r->report.tokens_computed),
-                KNOWN("nvidia_l20_ms", r->l20));
+                FIELD("tokens_computed", r->report.tokens_computed));
     if (!isnan(r->roofline)) {
         json_key_double(w, "roofline_ms", r->roofline);
         json_key_double(w, "percent_of_roofline", 100 * r->roofline / r->report.total_ms);
@@ -213,18 +198,16 @@ static status show_growing(const load_args *a, const growing_plan *p) {
     printf("%s: %u users at the same time, %u requests each, histories growing evenly; "
            "milliseconds of all of them, median of %u\n",
            load_target_name(a), p->n_users, p->n_requests, p->n_repeats);
-    printf("%5s  %-12s %9s %9s %9s %9s %9s %9s %9s %9s", "users", "cache", "total", "least", "most",
-           "first", "last", "reused", "computed", "L20 ms*");
-    if (a->server == NULL) printf(" %9s %7s", "peak**", "% of it");
+    printf("%5s  %-12s %9s %9s %9s %9s %9s %9s %9s", "users", "cache", "total", "least", "most",
+           "first", "last", "reused", "computed");
+    if (a->server == NULL) printf(" %9s %7s", "peak*", "% of it");
     printf("\n");
     for (int i = 0; i < n; i++) {
         TRY(measure_growing(a, *p, i == 0, &rows[i]));
         print_growing(p, &rows[i]);
     }
-    printf("* NVIDIA's recsys-examples on an L20, end to end: 16 requests to 4096 tokens, 8 "
-           "layers, width 1024,\n  4 heads x 256, bf16, 256 candidates.\n");
     if (a->server == NULL)
-        printf("** roofline: milliseconds of this work at the device's measured peaks.\n");
+        printf("* roofline: milliseconds of this work at the device's measured peaks.\n");
     return save_growing(a, p, rows, n);
 }
 
@@ -301,42 +284,29 @@ static status measure(const latency_args *a, const load_rig *rig, const serve_ro
     return st;
 }
 
-/* NVIDIA's figure for as many tokens; histories of a ranking model have two
- * tokens an event. */
-static double l20_ms(const latency_args *a, const load_rig *rig, const latency_row *r) {
-    int per_event = strcmp(rig->info.task, "ranking") == 0 ? 2 : 1;
-    int n_new = r->is_cached ? (int)r->n_new : (int)r->n_events;
-    return load_l20_ms((int)a->concurrency, per_event * (int)r->n_events, per_event * n_new);
-}
-
 static const char *state_of(const load_rig *rig, const latency_row *r) {
     return r->state == STATE_CACHED ? load_cache_name(rig) : state_names[r->state];
 }
 
-static void print_row(const latency_args *a, const load_rig *rig, const latency_row *r) {
+static void print_row(const load_rig *rig, const latency_row *r) {
     const load_times *t = &r->report.latency;
-    double l20 = l20_ms(a, rig, r);
     double n = r->report.n > 0 ? (double)r->report.n : 1;
     printf("%7u %6u  %-12s %8.3f %8.3f %8.3f %8.3f %8.3f %8.3f %8.3f %8.3f %8.0f "
            "%8.0f",
            r->n_events, r->is_cached ? r->n_new : r->n_events, state_of(rig, r), t->p50, t->p90,
            t->p95, t->p99, t->p999, t->min, t->max, t->mean, (double)r->report.tokens_reused / n,
            (double)r->report.tokens_computed / n);
-    bench_print_cell(l20, " %8.2f");
     if (!isnan(r->roofline_ms))
         printf(" %8.4f %7.1f", r->roofline_ms, 100 * r->roofline_ms / t->p50);
     printf("\n");
 }
 
-static void write_row(json_writer *w, const latency_args *a, const load_rig *rig,
-                      const latency_row *r) {
-    double l20 = l20_ms(a, rig, r);
+static void write_row(json_writer *w, const load_rig *rig, const latency_row *r) {
     json_object_open(w);
     JSON_FIELDS(w, FIELD("history", r->n_events),
                 FIELD("new", r->is_cached ? r->n_new : r->n_events),
                 FIELD("cache", state_of(rig, r)));
     load_report_write(w, &r->report);
-    if (!isnan(l20)) json_key_double(w, "nvidia_l20_layers_only_ms", l20);
     if (!isnan(r->roofline_ms)) {
         json_key_double(w, "roofline_ms", r->roofline_ms);
         json_key_double(w, "percent_of_roofline", 100 * r->roofline_ms / r->report.latency.p50);
@@ -351,7 +321,7 @@ static status save(const latency_args *a, const load_rig *rig, const latency_row
                 FIELD("concurrency", a->concurrency));
     json_key_array(w, "rows");
     for (int i = 0; i < n; i++)
-        write_row(w, a, rig, &rows[i]);
+        write_row(w, rig, &rows[i]);
     json_array_close(w);
     return load_json_save(a->load.report);
 }
@@ -413,25 +383,18 @@ static status measure_all(const latency_args *a, const load_rig *rig) {
            "are of a request\n",
            load_target_name(&a->load), a->load.server != NULL ? "over HTTP" : rig->info.device,
            (long long)a->concurrency, (long long)a->n);
-    printf("%7s %6s  %-12s %8s %8s %8s %8s %8s %8s %8s %8s %8s %8s %8s", "history", "new", "cache",
-           "p50", "p90", "p95", "p99", "p99.9", "min", "max", "mean", "reused", "computed",
-           "L20 ms*");
-    if (f.byte_s > 0) printf(" %8s %7s", "peak**", "% of it");
+    printf("%7s %6s  %-12s %8s %8s %8s %8s %8s %8s %8s %8s %8s %8s", "history", "new", "cache",
+           "p50", "p90", "p95", "p99", "p99.9", "min", "max", "mean", "reused", "computed");
+    if (f.byte_s > 0) printf(" %8s %7s", "peak*", "% of it");
     printf("\n");
     for (int i = 0; i < n; i++) {
         TRY(measure(a, rig, &f, &rows[i]));
-        print_row(a, rig, &rows[i]);
+        print_row(rig, &rows[i]);
     }
-    printf("* NVIDIA's recsys-examples on an L20 with as many tokens: 8 layers, "
-           "width 1024, 4 heads x "
-           "256, bf16,\n  256 candidates, layers only; another model and no "
-           "embedding, head or "
-           "queue.\n");
     if (f.byte_s > 0)
         printf(
-            "** roofline: milliseconds of this work at the device's measured peaks: products and "
-            "attention at %.3g TFLOP/s,\n   or weights, pages and catalogue at %.3g GB/s; %% of "
-            "it: "
+            "* roofline: milliseconds of this work at the device's measured peaks: products and "
+            "attention at %.3g TFLOP/s,\n  or weights, pages and catalogue at %.3g GB/s; %% of it: "
             "roofline / p50, above 100 where caches hold them.\n",
             f.flop_s / 1e12, f.byte_s / 1e9);
     return save(a, rig, rows, n);

@@ -177,13 +177,7 @@ static status draw_one(drawing *d, const load_draw *c, uint64_t user, load_set *
 static uint64_t some_user(drawing *d, uint64_t n) {
     double x = uniform(d) * d->weight[n - 1];
     uint64_t low = 0, high = n - 1;
-    while (low < high) {
-        uint64_t middle = (low + high) / 2;
-        if (d->weight[middle] <= x)
-            low = middle + 1;
-        else
-            high = middle;
-    }
+    BISECT(low, high, d->weight[middle] <= x);
     return low;
 }
 
@@ -207,8 +201,7 @@ status load_set_draw(load_set *s, const load_draw *c) {
     if (st == OK) st = MEM_NEW(&d.n_known, c->n_users);
     if (st == OK) st = draw_all(&d, c, s);
     buf_fini(&d.text);
-    mem_free(d.weight);
-    mem_free(d.n_known);
+    MEM_FREE(d.weight, d.n_known);
     return st;
 }
 
@@ -380,8 +373,7 @@ status load_run(load_target *t, const load_set *s, const load_plan *p, load_repo
     if (st == OK) st = t->run(t, s, p, at, outcomes);
     if (st == OK) st = make_report(s, outcomes, out);
     if (st == OK) snprintf(out->error, sizeof out->error, "%s", t->error);
-    mem_free(at);
-    mem_free(outcomes);
+    MEM_FREE(at, outcomes);
     return st;
 }
 
@@ -424,12 +416,6 @@ status load_search_rate(const load_search *s, double *rate, load_report *best) {
         }
     }
     return OK;
-}
-
-double load_l20_ms(int batch, int n_tokens, int n_new) {
-    char key[80];
-    snprintf(key, sizeof key, "layers,%d,%d,%d", batch, n_tokens, n_new);
-    return bench_peer("serving", key, 0);
 }
 
 load_args load_args_default(void) {

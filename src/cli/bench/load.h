@@ -149,11 +149,6 @@ typedef struct load_search {
 } load_search;
 status load_search_rate(const load_search *s, double *rate, load_report *best);
 
-/* NVIDIA's published milliseconds on an L20 (bench/results/peers/serving.csv: 8 layers, width 1024,
- * 4 heads x 256, bf16, 256 candidates, layers only) for a batch of histories of n_tokens tokens, of
- * which n_new are not in the cache; NAN: not among them. */
-double load_l20_ms(int batch, int n_tokens, int n_new);
-
 /* Options of a target and of the requests; the initial values are the defaults.
  */
 typedef struct load_args {
@@ -256,9 +251,5 @@ typedef struct growing_report {
 
 /* ERR_IO: some requests were not answered, and why. */
 status serve_growing(load_target *t, const growing_plan *p, growing_report *out);
-
-/* NVIDIA's published milliseconds on an L20 for 16 requests to 4096 tokens (embeddings and cache
- * included): without a cache, or with one and CUDA graphs; NAN: not among them. */
-double growing_l20_ms(uint32_t n_users, bool has_cache);
 
 #endif

@@ -158,8 +158,7 @@ status slope_check(session *s, const batch *b, uint64_t seed, slope_result *out)
         if (p.value != NULL) mem_free(p.value[i]);
         if (p.grad != NULL) mem_free(p.grad[i]);
     }
-    mem_free(p.value);
-    mem_free(p.grad);
+    MEM_FREE(p.value, p.grad);
     return st;
 }
 

@@ -767,8 +767,7 @@ status cmd_info(int argc, char **argv) {
                    "checkpoints), a snapshot of a dynamic table (load, tiers, scores), or a .pt or "
                    ".safetensors file (its tensors).",
         .options = options,
-        .min_positional = 1,
-        .max_positional = 1};
+        .min_positional = 1};
     const char *path;
     pool *p;
     seq_file *data;

@@ -1,4 +1,3 @@
-#include <dlfcn.h>
 #include <fcntl.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -155,18 +154,6 @@ static void ask_container(findings *f) {
                  pids[0] != '\0' ? ", processes and threads: " : "", pids);
 }
 
-/* OpenBLAS is only a yardstick (bench/): that it is missing is no loss. */
-static void ask_openblas(findings *f) {
-    void *library = dlopen("libopenblas.so.0", RTLD_LAZY | RTLD_LOCAL);
-    char *(*core)(void);
-    if (library == NULL) return;
-    *(void **)&core = dlsym(library, "openblas_get_corename");
-    if (core != NULL)
-        findings_add(f, FOUND_OK, "OpenBLAS", "for cores of type %s; hstu has products of its own",
-                     core());
-    dlclose(library);
-}
-
 static void doctor_ask_host(findings *f) {
     f->section = SECTION_MACHINE;
     ask_huge_pages(f);
@@ -174,8 +161,6 @@ static void doctor_ask_host(findings *f) {
     ask_disk(f);
     ask_shared_memory(f);
     ask_container(f);
-    f->section = SECTION_LIBRARIES;
-    ask_openblas(f);
 }
 
 #ifdef HSTU_HAS_ARCHIVE

@@ -335,8 +335,7 @@ static status save_bits(const mask *m, int64_t sequence, int32_t n, const char *
         st = out_file_write(f, row, (size_t)n);
     }
     st = out_file_end(f, st);
-    mem_free(words);
-    mem_free(row);
+    MEM_FREE(words, row);
     return st;
 }
 
@@ -378,7 +377,6 @@ static status mask_show(int argc, char **argv) {
                    "density and its cost.",
         .options = options,
         .min_positional = 1,
-        .max_positional = 1,
         .notes = "Kinds: " MASK_HELP "; ',causal' after any.  docs/masks.md explains them."};
     ARGS_PARSE(&spec, &text, &n_texts);
     TRY(sink_check_file("--bits", a.bits));

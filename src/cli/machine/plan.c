@@ -274,7 +274,6 @@ static status plan_show(int argc, char **argv) {
             "Show the kernels of a fusion plan, given as a value from 0 to 65535 or as 16 bits.",
         .options = options,
         .min_positional = 1,
-        .max_positional = 1,
         .notes = "The first line is VALUE BIT0 SEGMENTS START END ..., with operators counted from "
                  "1. docs/plans.md explains plans."};
     ARGS_PARSE(&spec, &text, &n);

@@ -230,8 +230,7 @@ static status tune_fit(int argc, char **argv) {
                            .summary = "Train a cost model (XGBoost) on a file with a line BITS MS "
                                       "per plan, and report how well it predicts unseen plans.",
                            .options = options,
-                           .min_positional = 1,
-                           .max_positional = 1};
+                           .min_positional = 1};
     ARGS_PARSE(&spec, &path, &n);
     if (out == NULL) return fail(ERR_USAGE, "--out MODEL is missing");
     TRY(sink_check_file("--out", out));

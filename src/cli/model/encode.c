@@ -323,8 +323,7 @@ static status encode(const encode_args *a, const work *w, const mask *m) {
     encoder_destroy(j.e);
     encoder_head_close(j.head);
     encoder_plan_destroy(j.plan);
-    mem_free(j.hidden);
-    mem_free(j.pooled);
+    MEM_FREE(j.hidden, j.pooled);
     buf_fini(&j.text);
     buf_fini(&j.labels);
     return st;
@@ -424,7 +423,6 @@ status cmd_encode(int argc, char **argv) {
                    "tokenizer.json.",
         .options = options,
         .min_positional = 1,
-        .max_positional = 1,
         .notes = "hidden is the last hidden state; pooled is the pooler's output for the first "
                  "token. Both equal those of transformers; labels equal its classifiers', and "
                  "embeddings those of sentence-transformers.\n"};

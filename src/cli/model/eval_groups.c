@@ -208,8 +208,7 @@ status eval_groups_make(eval_groups *out, const char *by, evaluator *e, const sp
     if (st == OK) st = choose_values(&g, chosen, &n);
     for (int k = 0; k <= n && st == OK; k++)
         st = add_group(out, &g, e, chosen, n, k);
-    mem_free(g.place);
-    mem_free(g.n_trained);
+    MEM_FREE(g.place, g.n_trained);
     return st;
 }
 

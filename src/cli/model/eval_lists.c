@@ -299,8 +299,7 @@ static status measure(listing *l) {
                  r->item[i].name);
         l->replicates.metric[i].figure = r->item[i].value;
     }
-    mem_free(found);
-    mem_free(counts);
+    MEM_FREE(found, counts);
     return st;
 }
 

@@ -352,7 +352,6 @@ status cmd_export(int argc, char **argv) {
                    "state, to files for other tools.",
         .options = options,
         .min_positional = 1,
-        .max_positional = 1,
         .notes = WORK_RUN_NOTE};
     ARGS_PARSE(&spec, &a.run, NULL);
     if (a.what != NULL && strcmp(a.what, "events") == 0) return export_events(&a);

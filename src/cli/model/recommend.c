@@ -103,8 +103,7 @@ static status recommend_similar(const recommend_args *a, session *s, const uint8
     if (st == OK) st = answers_open(&out, a->out);
     if (st == OK) st = list_all(a, &t, is_allowed, &out, best, cosine);
     st = answers_close(&out, st);
-    mem_free(best);
-    mem_free(cosine);
+    MEM_FREE(best, cosine);
     item_table_fini(&t);
     return st;
 }
@@ -228,8 +227,7 @@ static status recommend(recommend_args *a, session *s) {
     else if (st == OK)
         st = a->history != NULL ? recommend_history(a, s, is_allowed)
                                 : serve(a, s, is_allowed, NULL);
-    mem_free(is_allowed);
-    mem_free(content);
+    MEM_FREE(is_allowed, content);
     return st;
 }
 
@@ -318,7 +316,6 @@ status cmd_recommend(int argc, char **argv) {
                                "events gets the most popular items, marked as such (source).",
                            .options = options,
                            .min_positional = 1,
-                           .max_positional = 1,
                            .notes = WORK_RUN_NOTE};
     ARGS_PARSE(&spec, &a.path, NULL);
     TRY(check(&a, &spec));

@@ -181,7 +181,6 @@ status cmd_score(int argc, char **argv) {
                    "rating; a retrieval model gives the score that 'hstu recommend' sorts by.",
         .options = options,
         .min_positional = 1,
-        .max_positional = 1,
         .notes = WORK_RUN_NOTE};
     ARGS_PARSE(&spec, &a.path, NULL);
     TRY(check(&a, &spec));

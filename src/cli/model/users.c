@@ -191,8 +191,7 @@ static void user_list_tell(const user_list *l, const char *what) {
 }
 
 static void waiting_users_fini(waiting_users *w) {
-    mem_free(w->user);
-    mem_free(w->id);
+    MEM_FREE(w->user, w->id);
     buf_fini(&w->ids);
     *w = (waiting_users){0};
 }
@@ -306,9 +305,7 @@ static status hand_over(serving *v) {
     if (st == OK) st = send_texts(v, bytes, counts, text);
     for (size_t r = 1; r < n && text != NULL && v->ranks->rank == 0; r++)
         if (text[r] != buf_str(&v->held)) mem_free(text[r]);
-    mem_free(bytes);
-    mem_free(counts);
-    mem_free(text);
+    MEM_FREE(bytes, counts, text);
     buf_clear(&v->held);
     return st;
 }

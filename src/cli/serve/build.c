@@ -86,7 +86,6 @@ status cmd_build(int argc, char **argv) {
                    "compared with the run before it appears under its name.",
         .options = options,
         .min_positional = 1,
-        .max_positional = 1,
         .notes = "'hstu serve', 'recommend', 'score', 'eval' and 'bench latency|throughput' accept "
                  "it in place of a run.\n"};
     ARGS_PARSE(&spec, &a.run, NULL);

@@ -11,7 +11,7 @@
 
 typedef struct state_args {
     const char *word[2]; /* folder, file */
-    bool recovers, is_json;
+    bool is_json;
 } state_args;
 
 static status print_counts(const state_args *a, const state_counts *c, const char *what) {
@@ -69,36 +69,11 @@ static status cmd_verb(int argc, char **argv) {
     int n = v->with_file != NULL ? 2 : 1;
     const arg_option options[] = {
         OPT_FLAG("--json", &a.is_json, "Print the counts as a JSON object."), {0}};
-    const arg_spec spec = {.usage = v->usage,
-                           .summary = v->summary,
-                           .options = options,
-                           .min_positional = n,
-                           .max_positional = n};
+    const arg_spec spec = {
+        .usage = v->usage, .summary = v->summary, .options = options, .min_positional = n};
     ARGS_PARSE(&spec, a.word, NULL);
     TRY(n == 2 ? v->with_file(a.word[0], a.word[1], &counts) : v->alone(a.word[0], &counts));
     return print_counts(&a, &counts, v->done != NULL ? v->done : a.word[v->word]);
-}
-
-static status cmd_import_log(int argc, char **argv) {
-    state_args a = {0};
-    log_counts counts;
-    const arg_option options[] = {
-        OPT_FLAG("--recover", &a.recovers, "Import the intact part of a damaged log."), {0}};
-    const arg_spec spec = {.usage = "hstu state import DIR [--recover]",
-                           .summary = "Convert the event log (events.log) of an earlier version. "
-                                      "The log is kept as events.log.imported.",
-                           .options = options,
-                           .min_positional = 1,
-                           .max_positional = 1};
-    ARGS_PARSE(&spec, a.word, NULL);
-    TRY(event_log_import(a.word[0], a.recovers, &counts));
-    printf("%s: %" PRIu64 " events and %" PRIu64 " erasures imported\n", a.word[0], counts.n_events,
-           counts.n_erasures);
-    if (counts.n_damaged > 0)
-        printf("  %" PRIu64 " bytes could not be read, from byte %" PRIu64
-               " of events.log.imported on\n",
-               counts.n_damaged, counts.damaged);
-    return OK;
 }
 
 const command state_commands[] = {
@@ -106,7 +81,6 @@ const command state_commands[] = {
     {"backup", cmd_verb, "copy a state to a file, even while a server uses it"},
     {"restore", cmd_verb, "replace a state with a backup"},
     {"recover", cmd_verb, "recover what is readable of a damaged state"},
-    {"import", cmd_import_log, "convert the event log of an earlier version"},
     {0},
 };
 

@@ -13,6 +13,7 @@
  * 1/32 of them at most where chunks have 64 entries. */
 #include <string.h>
 
+#include "base/sort.h"
 #include "cuda/core/kernel.cuh"
 
 /* Clears row i of the blank arrays. */
@@ -102,13 +103,7 @@ typedef struct scatter_cut {
 /* The row that owns entry k of the order: the first row whose group ends after k. */
 __device__ static inline int32_t owner(const row_groups &g, int64_t k) {
     int32_t low = 0, high = g.n_rows - 1;
-    while (low < high) {
-        int32_t middle = low + (high - low) / 2;
-        if (g.begin[middle + 1] > k)
-            high = middle;
-        else
-            low = middle + 1;
-    }
+    BISECT(low, high, g.begin[middle + 1] <= k);
     return low;
 }
 
@@ -330,13 +325,7 @@ static __global__ void __launch_bounds__(GROUP_THREADS)
     int64_t r = (int64_t)blockIdx.x * GROUP_THREADS + threadIdx.x;
     if (r > n_rows) return;
     int low = 0, high = n;
-    while (low < high) {
-        int middle = low + (high - low) / 2;
-        if (keys[middle] < (uint32_t)r)
-            low = middle + 1;
-        else
-            high = middle;
-    }
+    BISECT(low, high, keys[middle] < (uint32_t)r);
     begin[r] = low;
 }
 

@@ -11,6 +11,7 @@
 
 #include <math.h>
 
+#include "base/sort.h"
 #include "cuda/core/cuda.h"
 #include "cuda/core/kernel.cuh"
 
@@ -111,13 +112,7 @@ __device__ static inline bool topk_may_find(const topk_job &j, int query, int32_
     if (j.bits != NULL && !rank_allows(j.bits[query], row)) return false;
     if (j.a.seen_offsets == NULL) return true;
     int low = j.a.seen_offsets[query], end = j.a.seen_offsets[query + 1], high = end;
-    while (low < high) {
-        int middle = low + (high - low) / 2;
-        if (j.a.seen[middle] < row)
-            low = middle + 1;
-        else
-            high = middle;
-    }
+    BISECT(low, high, j.a.seen[middle] < row);
     return low == end || j.a.seen[low] != row;
 }
 

@@ -6,6 +6,7 @@
  * group within one chunk is written directly; of a longer group each chunk stores a partial sum,
  * and a second kernel adds the partial sums, with a warp where they are few and a block where they
  * are many.  The order of a sum depends on the batch alone.  Bound by the bytes of y or dy. */
+#include "base/sort.h"
 #include "cuda/table/table.cuh"
 
 __device__ static inline void operator+=(float4 &x, float4 y) {
@@ -100,13 +101,7 @@ typedef struct grad_entry {
 
 /* The last r of low .. high with begin[r] <= k. */
 __device__ static inline int64_t owner(const int32_t *begin, int64_t low, int64_t high, int64_t k) {
-    while (low < high) {
-        int64_t middle = low + (high - low + 1) / 2;
-        if (begin[middle] <= k)
-            low = middle;
-        else
-            high = middle - 1;
-    }
+    BISECT(low, high, begin[middle + 1] <= k);
     return low;
 }
 

@@ -6,6 +6,7 @@
  * 0.22 ms with whole hashes). Different ids seldom share the high half: a dozen pairs among 350
  * 000.  Such runs are found and repaired, a block each: sorted by the low half, stably, in time
  * linear in their length even for adversarial ids. */
+#include "base/sort.h"
 #include "cuda/table/table.cuh"
 
 enum { MEND_THREADS = 256, MEND_WARPS = MEND_THREADS / 32, MEND_BLOCKS = 64, DIGITS = 256 };
@@ -36,13 +37,7 @@ static __global__ void __launch_bounds__(TABLE_THREADS)
 /* The first of the n sorted halves that is not below `half`. */
 __device__ static inline int64_t first_not_below(const uint32_t *halves, int64_t n, uint64_t half) {
     int64_t low = 0, high = n;
-    while (low < high) {
-        int64_t middle = low + (high - low) / 2;
-        if (halves[middle] < half)
-            low = middle + 1;
-        else
-            high = middle;
-    }
+    BISECT(low, high, halves[middle] < half);
     return low;
 }
 

@@ -39,8 +39,7 @@ status builder_create(builder **out, const builder_options *options, pool *p) {
 
 static void free_block(event_block *block) {
     if (block == NULL) return;
-    mem_free(block->memory);
-    mem_free(block);
+    MEM_FREE(block->memory, block);
 }
 
 void builder_destroy(builder *b) {
@@ -55,8 +54,7 @@ void builder_destroy(builder *b) {
     }
     mem_free(b->sinks);
     dictionary_fini(&b->catalogue);
-    mem_free(b->title_begin);
-    mem_free(b->title_end);
+    MEM_FREE(b->title_begin, b->title_end);
     buf_fini(&b->titles);
     for (int f = 0; f < b->n_content; f++)
         feature_input_fini(&b->content[f]);
@@ -309,11 +307,7 @@ static status builder_k_core(write_job *job) {
 static void id_space_fini(id_space *s) {
     for (uint32_t p = 0; s->rank != NULL && p < s->n_parts; p++)
         mem_free(s->rank[p]);
-    mem_free(s->rank);
-    mem_free(s->parts);
-    mem_free(s->ids);
-    mem_free(s->count);
-    mem_free(s->number);
+    MEM_FREE(s->rank, s->parts, s->ids, s->count, s->number);
 }
 
 static status id_space_merge(builder *b, bool is_item, id_space *s) {
@@ -382,8 +376,7 @@ static status apply_minima(write_job *job) {
     for (uint32_t u = 0; st == OK && u < users->n; u++)
         users->count[u] = user_left[u] < b->options.min_user_events ? 0 : user_left[u];
     if (st == OK) memcpy(items->count, item_left, items->n * sizeof *item_left);
-    mem_free(user_left);
-    mem_free(item_left);
+    MEM_FREE(user_left, item_left);
     return st;
 }
 
@@ -570,8 +563,7 @@ status builder_write(builder *b, const char *folder, const char *meta_json, buil
     status st = write_file(&job, path, meta_json);
     id_space_fini(&job.users);
     id_space_fini(&job.items);
-    mem_free(job.offsets);
-    mem_free(job.out_offsets);
+    MEM_FREE(job.offsets, job.out_offsets);
     if (st != OK && is_made) (void)rmdir(folder);
     return st;
 }

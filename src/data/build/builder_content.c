@@ -206,8 +206,7 @@ static status number_values(content_output *o, uint64_t n_items) {
         for (size_t i = 0; st == OK && i < o->n_pairs; i++)
             o->pair[i].value = order[o->pair[i].value];
     }
-    mem_free(sorted);
-    mem_free(order);
+    MEM_FREE(sorted, order);
     return st;
 }
 
@@ -275,10 +274,7 @@ status content_output_declare(const content_output *o, column_writer *w, uint64_
 
 void content_output_fini(content_output *o) {
     dictionary_fini(&o->names);
-    mem_free(o->pair);
-    mem_free(o->offsets);
-    mem_free(o->value);
-    mem_free(o->number);
+    MEM_FREE(o->pair, o->offsets, o->value, o->number);
     text_output_fini(&o->values);
 }
 

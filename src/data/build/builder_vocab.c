@@ -217,11 +217,7 @@ status vocab_output_create(vocab_output **out, write_job *job) {
     *out = NULL;
     TRY(MEM_NEW(&v, 1));
     status st = fill_vocab(v, job);
-    if (st == OK)
-        *out = v;
-    else
-        vocab_output_destroy(v);
-    return st;
+    return CREATED(st, out, v, vocab_output_destroy);
 }
 
 status vocab_output_declare(const vocab_output *v, column_writer *w) {

@@ -341,11 +341,7 @@ static void free_partition(partition_job *p) {
         for (size_t k = 0; k < sizeof blocks / sizeof blocks[0]; k++)
             mem_free(blocks[k]);
     }
-    mem_free(p->workers);
-    mem_free(p->first_user);
-    mem_free(p->part_of);
-    mem_free(p->segment);
-    mem_free(p->is_seen);
+    MEM_FREE(p->workers, p->first_user, p->part_of, p->segment, p->is_seen);
 }
 
 static status run_partition(write_job *job, const event_columns *columns) {

@@ -107,19 +107,14 @@ status blocks_create(blocks **out, input *in, const blocks_options *options, int
     pthread_mutex_init(&b->lock, NULL);
     status st = MEM_NEW(&b->buffer, (size_t)n_workers);
     if (st == OK) st = start(b);
-    if (st == OK)
-        *out = b;
-    else
-        blocks_destroy(b);
-    return st;
+    return CREATED(st, out, b, blocks_destroy);
 }
 
 void blocks_destroy(blocks *b) {
     if (b == NULL) return;
     for (int i = 0; b->buffer != NULL && i < b->n_workers; i++)
         mem_free(b->buffer[i].text);
-    mem_free(b->buffer);
-    mem_free(b->carry);
+    MEM_FREE(b->buffer, b->carry);
     pthread_mutex_destroy(&b->lock);
     mem_free(b);
 }

@@ -189,8 +189,7 @@ status csv_layout_resolve(csv_layout *t, const char *file, const char *first_lin
         st = fail(ERR_FORMAT, "%s:1: more than %d fields; is the delimiter right?", file,
                   CSV_MAX_COLUMNS);
     if (st == OK) st = place_roles(t, file, fields, has_names, wanted, n_wanted);
-    mem_free(line);
-    mem_free(fields);
+    MEM_FREE(line, fields);
     return st;
 }
 

@@ -303,9 +303,7 @@ status read_parquet(source_job *job) {
     status st = read_all(&p);
     for (int i = 0; p.workers != NULL && i < p.n_workers; i++)
         events_worker_destroy(p.workers[i]);
-    mem_free(p.workers);
-    mem_free(p.files);
-    mem_free(p.groups);
+    MEM_FREE(p.workers, p.files, p.groups);
     arena_fini(&p.table.names);
     parts_fini(&p.parts);
     return st;

@@ -380,10 +380,7 @@ static status read_header(seqs_reader *r, blocks *b) {
     if (st == OK) st = split_copy(r, b, 2, &row, &values, &n_values, &has_line);
     if (st == OK && has_line && n_values == r->layout.n_columns)
         st = add_features(r, names, values);
-    mem_free(header);
-    mem_free(row);
-    mem_free(names);
-    mem_free(values);
+    MEM_FREE(header, row, names, values);
     return st;
 }
 
@@ -396,15 +393,12 @@ static status tell_all_context(seqs_reader *r) {
 
 static void free_reader(seqs_reader *r, int n_workers) {
     for (int i = 0; r->scratch != NULL && i < n_workers; i++) {
-        mem_free(r->scratch[i].fields);
-        mem_free(r->scratch[i].event);
-        mem_free(r->scratch[i].user);
+        MEM_FREE(r->scratch[i].fields, r->scratch[i].event, r->scratch[i].user);
         buf_fini(&r->scratch[i].context);
     }
     for (size_t i = 0; i < r->n_blocks; i++)
         buf_fini(&r->blocks[i].text);
-    mem_free(r->scratch);
-    mem_free(r->blocks);
+    MEM_FREE(r->scratch, r->blocks);
     pthread_mutex_destroy(&r->lock);
 }
 

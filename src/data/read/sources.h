@@ -19,9 +19,10 @@
 typedef struct source_job source_job;
 
 typedef struct source {
-    const char *name;      /* "ml-1m" */
-    const char *summary;   /* one line for help pages */
-    const char *item_name; /* name of the item column in a csv written from it */
+    const char *name;                /* "ml-1m" */
+    const char *summary;             /* one line for help pages */
+    const char *item_name;           /* name of the item column in a csv written from it */
+    status (*read)(source_job *job); /* the events first, then catalogue and context */
     action_kind actions;
     int64_t time_per_second;
     bool has_text_ids;
@@ -30,7 +31,6 @@ typedef struct source {
     bool is_table;            /* one event a row, in one or more files: see table_source.c */
     uint32_t min_item_events; /* builder_options of the same names */
     uint32_t min_user_events;
-    status (*read)(source_job *job); /* the events first, then catalogue and context */
 } source;
 
 /* The table; n_sources entries. */

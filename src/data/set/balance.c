@@ -38,11 +38,7 @@ status balancer_create(balancer **out, int64_t max_users, int32_t n_groups, int3
     if (st == OK) st = ARENA_NEW(&b->memory, &b->state, (size_t)n_groups);
     if (st == OK) st = ARENA_NEW(&b->memory, &b->heap, (size_t)n_groups);
     if (st == OK) st = ARENA_NEW(&b->memory, &b->member, (size_t)n_groups * (size_t)capacity);
-    if (st != OK)
-        balancer_destroy(b);
-    else
-        *out = b;
-    return st;
+    return CREATED(st, out, b, balancer_destroy);
 }
 
 void balancer_destroy(balancer *b) {

@@ -168,13 +168,7 @@ status batch_init(batch *b, size_t n_users, size_t n_tokens, int32_t n_context) 
 }
 
 void batch_fini(batch *b) {
-    mem_free(b->offsets);
-    mem_free(b->users);
-    mem_free(b->n_targets);
-    mem_free(b->context);
-    mem_free(b->item);
-    mem_free(b->action);
-    mem_free(b->time);
+    MEM_FREE(b->offsets, b->users, b->n_targets, b->context, b->item, b->action, b->time);
     *b = (batch){0};
 }
 
@@ -192,9 +186,7 @@ static status init_slot(const batcher *b, batch_slot *s) {
 
 static void fini_slot(batch_slot *s) {
     batch_fini(&s->view);
-    mem_free(s->step_users);
-    mem_free(s->step_length);
-    mem_free(s->step_group);
+    MEM_FREE(s->step_users, s->step_length, s->step_group);
     balancer_destroy(s->balance);
 }
 
@@ -248,11 +240,7 @@ status batcher_create(batcher **out, const seq_file *data, const batcher_config 
     b->data = data;
     b->config = *config;
     status st = build(b);
-    if (st != OK)
-        batcher_destroy(b);
-    else
-        *out = b;
-    return st;
+    return CREATED(st, out, b, batcher_destroy);
 }
 
 void batcher_destroy(batcher *b) {

@@ -110,9 +110,7 @@ static status hash_columns(hash_job *job, pool *p, uint64_t *checksums) {
                                       n_blocks_of(&job->columns[c]), &job->columns[c]);
     for (int w = 0; job->scratch != NULL && w < n_workers; w++)
         mem_free(job->scratch[w]);
-    mem_free(job->scratch);
-    mem_free(job->block_hash);
-    mem_free(job->first_block);
+    MEM_FREE(job->scratch, job->block_hash, job->first_block);
     return st;
 }
 
@@ -268,11 +266,7 @@ status column_writer_create(column_writer **out, const char *path) {
     *out = NULL;
     TRY(MEM_NEW(&w, 1));
     status st = out_file_create(&w->file, path);
-    if (st == OK)
-        *out = w;
-    else
-        mem_free(w);
-    return st;
+    return CREATED(st, out, w, mem_free);
 }
 
 status column_writer_declare(column_writer *w, const char *name, column_type type, uint64_t n,

@@ -151,11 +151,7 @@ status held_out_join(held_out **out, const seq_file *data, const seq_file *test,
     *out = NULL;
     TRY(MEM_NEW(&h, 1));
     status st = join(h, data, test, keeps_unknown);
-    if (st == OK)
-        *out = h;
-    else
-        held_out_destroy(h);
-    return st;
+    return CREATED(st, out, h, held_out_destroy);
 }
 
 void held_out_destroy(held_out *h) {

@@ -104,11 +104,7 @@ status prefetch_create(prefetch **out, int n_slots, int n_threads, uint64_t firs
     status st = MEM_NEW(&p->slots, (size_t)n_slots);
     if (st == OK) st = MEM_NEW(&p->threads, (size_t)n_threads);
     if (st == OK) st = start_threads(p, n_threads);
-    if (st != OK)
-        prefetch_destroy(p);
-    else
-        *out = p;
-    return st;
+    return CREATED(st, out, p, prefetch_destroy);
 }
 
 void prefetch_destroy(prefetch *p) {
@@ -123,9 +119,7 @@ void prefetch_destroy(prefetch *p) {
     pthread_cond_destroy(&p->has_piece);
     pthread_cond_destroy(&p->is_idle);
     pthread_mutex_destroy(&p->lock);
-    mem_free(p->slots);
-    mem_free(p->threads);
-    mem_free(p);
+    MEM_FREE(p->slots, p->threads, p);
 }
 
 /* Releases the held slot, so that a thread may write the piece n_slots later into it. */

@@ -6,6 +6,7 @@
 
 #include "base/file.h"
 #include "base/mem.h"
+#include "base/sort.h"
 #include "base/text.h"
 #include "data/set/seq_file.h"
 #include "format/json.h"
@@ -277,11 +278,7 @@ status seq_file_open(seq_file **out, const char *path, pool *p) {
         st = fail(ERR_IO, "%s: has no data.seq in it; make one with 'hstu prep' or 'hstu synth'",
                   path);
     if (st == OK) st = load(s, p);
-    if (st == OK)
-        *out = s;
-    else
-        seq_file_close(s);
-    return st;
+    return CREATED(st, out, s, seq_file_close);
 }
 
 void seq_file_close(seq_file *s) {
@@ -328,13 +325,7 @@ static uint64_t find_number(const int64_t *ids, uint64_t first, uint64_t n, int6
     while (step < high - first && ids[high - step] > wanted)
         step *= 2;
     uint64_t low = step < high - first ? high - step : first;
-    while (low < high) {
-        uint64_t middle = low + (high - low) / 2;
-        if (ids[middle] < wanted)
-            low = middle + 1;
-        else
-            high = middle;
-    }
+    BISECT(low, high, ids[middle] < wanted);
     return ids[low] == wanted ? low : UINT64_MAX;
 }
 
@@ -356,13 +347,7 @@ static int compare_text(const text_column *t, uint64_t i, const char *id, size_t
 static uint64_t find_text(const text_column *t, uint64_t first, const char *id) {
     uint64_t low = first, high = t->n;
     size_t n = strlen(id);
-    while (low < high) {
-        uint64_t middle = low + (high - low) / 2;
-        if (compare_text(t, middle, id, n) < 0)
-            low = middle + 1;
-        else
-            high = middle;
-    }
+    BISECT(low, high, compare_text(t, middle, id, n) < 0);
     return low < t->n && compare_text(t, low, id, n) == 0 ? low : UINT64_MAX;
 }
 

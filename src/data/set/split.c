@@ -256,13 +256,7 @@ static split_part part_of_user(const split *s, uint64_t user) {
 static uint64_t first_after_cut(const split *s, uint64_t user) {
     const int64_t *time = seq_whole_time(s->data);
     uint64_t low = seq_whole_begin(s->data, user), high = seq_whole_begin(s->data, user + 1);
-    while (low < high) {
-        uint64_t middle = low + (high - low) / 2;
-        if (time[middle] < s->time_cut)
-            low = middle + 1;
-        else
-            high = middle;
-    }
+    BISECT(low, high, time[middle] < s->time_cut);
     return low;
 }
 

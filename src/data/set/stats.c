@@ -195,8 +195,7 @@ status data_stats_init(data_stats *out, const seq_file *s, pool *p) {
 }
 
 void data_stats_fini(data_stats *stats) {
-    mem_free(stats->action_count);
-    mem_free(stats->item_count);
+    MEM_FREE(stats->action_count, stats->item_count);
     *stats = (data_stats){0};
 }
 

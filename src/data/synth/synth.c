@@ -218,11 +218,7 @@ static status prepare(synth_job *job, pool *p) {
 static void clean_up(synth_job *job) {
     for (int i = 0; job->scratch != NULL && i < job->n_workers; i++)
         synth_user_fini(&job->scratch[i]);
-    mem_free(job->scratch);
-    mem_free(job->count);
-    mem_free(job->target);
-    mem_free(job->popular_rank);
-    mem_free(job->sums);
+    MEM_FREE(job->scratch, job->count, job->target, job->popular_rank, job->sums);
     builder_destroy(job->out);
 }
 

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/sort.h"
 #include "data/set/split.h"
 #include "data/synth/synth_model.h"
 
@@ -36,13 +37,7 @@ static double uniform(const rng_block *b, int pair) {
 /* The i with sum[i] <= x < sum[i + 1]. */
 static uint32_t find_interval(const double *sum, uint32_t n, double x) {
     uint32_t low = 0, high = n - 1;
-    while (low < high) {
-        uint32_t middle = (low + high + 1) / 2;
-        if (sum[middle] <= x)
-            low = middle;
-        else
-            high = middle - 1;
-    }
+    BISECT(low, high, sum[middle + 1] <= x);
     return low;
 }
 
@@ -142,11 +137,7 @@ status synth_world_create(synth_world **out, const synth_config *config) {
     double longest = fmin(16 * config->mean_len, config->n_items / 2);
     w->max_len = (uint32_t)fmax(longest, MIN_EVENTS);
     status st = build(w);
-    if (st != OK)
-        synth_world_destroy(w);
-    else
-        *out = w;
-    return st;
+    return CREATED(st, out, w, synth_world_destroy);
 }
 
 void synth_world_destroy(synth_world *w) {

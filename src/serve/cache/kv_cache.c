@@ -16,9 +16,7 @@ static status heap_init(kv_heap *h, int32_t n_numbers) {
 }
 
 static void heap_fini(kv_heap *h) {
-    mem_free(h->item);
-    mem_free(h->place);
-    mem_free(h->key);
+    MEM_FREE(h->item, h->place, h->key);
     *h = (kv_heap){0};
 }
 

@@ -55,8 +55,7 @@ static status write_half(const st_tensor *t, st_dtype dtype, out_file *f, double
                   "'%s' has numbers up to %g, which %s cannot hold; build with another --dtype",
                   t->name, largest, dtype == ST_BF16 ? "bfloat16" : "float16");
     if (largest > 0 && worst / largest > *error) *error = worst / largest;
-    mem_free(piece);
-    mem_free(half);
+    MEM_FREE(piece, half);
     return st;
 }
 

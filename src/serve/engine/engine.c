@@ -87,11 +87,7 @@ status engine_create(engine **out, const engine_config *c) {
     if (st == OK)
         st = user_writer_create(&e->writer, &e->users, &e->users_lock, e->config.state,
                                 e->config.erase_within_ns);
-    if (st == OK)
-        *out = e;
-    else
-        engine_destroy(e);
-    return st;
+    return CREATED(st, out, e, engine_destroy);
 }
 
 /* A caller looks at its slot until it leaves: after its answer was given, too.  Nobody is woken

@@ -2,6 +2,8 @@
 
 #include <string.h>
 
+#include "base/sort.h"
+
 /* Longest predicted wait that is admitted: LIMIT_S seconds, or NORMAL_TIMES the normal p99 wait,
  * whichever is longer.  NORMAL_JOBS is the normal p99 wait in job times: the lower bound of p99
  * queueing at a utilisation of 0.8. */
@@ -52,13 +54,7 @@ static bool is_before(const job *a, const job *b) {
 /* The place of a job in the queue: after all jobs that are at least as urgent. */
 static size_t place_of(const job_queue *q, const job *j) {
     size_t low = 0, high = q->n;
-    while (low < high) {
-        size_t middle = low + (high - low) / 2;
-        if (is_before(j, q->item[middle]))
-            high = middle;
-        else
-            low = middle + 1;
-    }
+    BISECT(low, high, !is_before(j, q->item[middle]));
     return low;
 }
 

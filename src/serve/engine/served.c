@@ -457,8 +457,7 @@ void served_drop(served *m) {
     tensor_part_close(&m->tensor);
     backend_destroy(m->compute.be);
     pool_destroy(m->compute.workers);
-    mem_free(m->extra);
-    mem_free(m->popular);
+    MEM_FREE(m->extra, m->popular);
     pthread_mutex_destroy(&m->check_lock);
     pthread_rwlock_destroy(&m->cache_lock);
     mem_free(m);

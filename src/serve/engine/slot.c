@@ -591,11 +591,7 @@ status slot_create(slot **out, const char *name, int32_t max_queue, size_t max_b
             st = fail(ERR_IO, "cannot start a thread for the model '%s': %s", name, strerror(code));
         s->has_thread = code == 0;
     }
-    if (st == OK)
-        *out = s;
-    else
-        slot_destroy(s);
-    return st;
+    return CREATED(st, out, s, slot_destroy);
 }
 
 void slot_stop(slot *s) {

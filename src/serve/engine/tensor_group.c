@@ -35,11 +35,7 @@ status tensor_group_create(tensor_group **out, transport *t) {
     g->t = t;
     pthread_mutex_init(&g->lock, NULL);
     status st = comm_create_beside(&g->host, NULL, t);
-    if (st == OK)
-        *out = g;
-    else
-        tensor_group_destroy(g);
-    return st;
+    return CREATED(st, out, g, tensor_group_destroy);
 }
 
 status tensor_group_check(tensor_group *g) {
@@ -70,8 +66,7 @@ void tensor_group_destroy(tensor_group *g) {
     comm_destroy(g->host);
     pthread_mutex_destroy(&g->lock);
     buf_fini(&g->body);
-    mem_free(g->rows);
-    mem_free(g);
+    MEM_FREE(g->rows, g);
 }
 
 /* A call as bytes: one description for both directions.  Written lists are appended, each at a

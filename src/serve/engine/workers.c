@@ -54,11 +54,7 @@ status workers_create(workers **out, int n_threads, int max_waiting) {
     pthread_mutex_init(&w->lock, NULL);
     pthread_cond_init(&w->wake, NULL);
     status st = start(w, n_threads, max_waiting);
-    if (st == OK)
-        *out = w;
-    else
-        workers_destroy(w);
-    return st;
+    return CREATED(st, out, w, workers_destroy);
 }
 
 bool workers_run(workers *w, void (*fn)(void *ctx), void *ctx) {
@@ -82,7 +78,5 @@ void workers_destroy(workers *w) {
         pthread_join(w->thread[i], NULL);
     pthread_cond_destroy(&w->wake);
     pthread_mutex_destroy(&w->lock);
-    mem_free(w->thread);
-    mem_free(w->ring);
-    mem_free(w);
+    MEM_FREE(w->thread, w->ring, w);
 }

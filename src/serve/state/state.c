@@ -466,8 +466,9 @@ static status refuse_log(const char *folder, const char *path) {
     TRY(path_join(log, sizeof log, folder, "events.log"));
     if (file_exists(path) || !file_exists(log)) return OK;
     return fail(ERR_FORMAT,
-                "%s is an event log of an earlier version; 'hstu state import %s' converts it", log,
-                folder);
+                "%s is an event log of a version before 0.1; 'hstu state import %s' of hstu 0.1.0 "
+                "converts it",
+                log, folder);
 }
 
 static status configure(state *s) {
@@ -528,11 +529,7 @@ status state_open(state **out, const char *folder, uint64_t erase_within_ns,
     pthread_mutex_init(&s->lock, NULL);
     cond_init(&s->wake);
     status st = open_all(s, folder, reader);
-    if (st == OK)
-        *out = s;
-    else
-        state_close(s);
-    return st;
+    return CREATED(st, out, s, state_close);
 }
 
 status state_close_whole(state *s) {
@@ -591,7 +588,6 @@ LACKS_SQLITE(status state_read(const char *folder, const state_reader *reader, s
 LACKS_SQLITE(status state_backup(const char *folder, const char *file, state_counts *out));
 LACKS_SQLITE(status state_restore(const char *folder, const char *file, state_counts *out));
 LACKS_SQLITE(status state_recover(const char *folder, state_counts *out));
-LACKS_SQLITE(status event_log_import(const char *folder, bool recovers, log_counts *out));
 NEVER(status state_close_whole(state *s));
 NEVER(status state_begin(state *s));
 NEVER(status state_add_user(state *s, const char *name, size_t n, int64_t *id));

@@ -11,6 +11,7 @@
 #include "base/file.h"
 #include "base/hash.h"
 #include "base/mem.h"
+#include "base/sort.h"
 #include "data/set/seq_file.h"
 #include "serve/state/users.h"
 
@@ -206,13 +207,7 @@ static const char *column_id(sqlite3_stmt *q, int i, char digits[ID_DIGITS], siz
 
 static size_t find_id(const int64_t *ids, size_t n, int64_t id) {
     size_t low = 0, high = n;
-    while (low < high) {
-        size_t middle = low + (high - low) / 2;
-        if (ids[middle] < id)
-            low = middle + 1;
-        else
-            high = middle;
-    }
+    BISECT(low, high, ids[middle] < id);
     return low < n && ids[low] == id ? low : SIZE_MAX;
 }
 
@@ -323,8 +318,7 @@ status state_db_read(state_loading *l) {
     if (st == OK && state_db_int(l->db, l->path, "SELECT count(*) FROM sweep", &n) != OK)
         st = note_damage(l, "sweep", 1);
     l->counts.n_unswept = (uint64_t)n;
-    mem_free(l->users.id);
-    mem_free(l->gone.id);
+    MEM_FREE(l->users.id, l->gone.id);
     l->users = l->gone = (state_ids){0};
     return st;
 }

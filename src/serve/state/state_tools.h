@@ -1,8 +1,5 @@
 /* State tools: what `hstu state` does with the database of a folder.  Each opens the folder itself.
- *
- * Also the event log, in which versions before 0.1 kept users' events, read to be imported.
- * events.log is a header and groups of records, each group with its length, its own offset and a
- * checksum.  A committed group is whole; after damage reading continues at the next whole one. */
+ */
 #ifndef HSTU_SERVE_STATE_STATE_TOOLS_H
 #define HSTU_SERVE_STATE_STATE_TOOLS_H
 
@@ -22,30 +19,5 @@ status state_restore(const char *folder, const char *file, state_counts *out);
 /* Writes what can be read of a damaged database to a new one; the damaged one is kept as
  * state.db.damaged-N.  *out counts what was kept, and n_damaged what was not. */
 status state_recover(const char *folder, state_counts *out);
-
-/* A record: an event of a user, or that the user was erased. */
-typedef struct log_record {
-    const char *user;
-    size_t n_user;
-    bool is_erasure;
-    state_event event; /* its user is not set */
-} log_record;
-
-typedef struct log_counts {
-    uint64_t n_events, n_erasures;
-    uint64_t n_damaged; /* bytes that belong to no whole group */
-    uint64_t damaged;   /* offset of the first one */
-} log_counts;
-
-typedef status (*log_record_fn)(void *ctx, const log_record *r);
-
-/* Calls fn (NULL: nothing) for the records of a log in memory, in order.  ERR_FORMAT: it is no such
- * log. */
-status event_log_read(const char *name, const unsigned char *bytes, size_t n, log_record_fn fn,
-                      void *ctx, log_counts *out);
-
-/* Makes the database of a folder from its events.log, which is then renamed events.log.imported. If
- * the log is damaged, nothing is changed unless `recovers`: then the whole groups are imported. */
-status event_log_import(const char *folder, bool recovers, log_counts *out);
 
 #endif

@@ -361,11 +361,7 @@ status user_writer_create(user_writer **out, users *u, pthread_mutex_t *lock, co
     pthread_mutex_init(&w->lock, NULL);
     cond_init(&w->wake);
     status st = folder != NULL ? open_state(w, folder, erase_within_ns) : OK;
-    if (st == OK)
-        *out = w;
-    else
-        user_writer_destroy(w);
-    return st;
+    return CREATED(st, out, w, user_writer_destroy);
 }
 
 void user_writer_destroy(user_writer *w) {

@@ -7,6 +7,7 @@
 
 #include "base/hash.h"
 #include "base/mem.h"
+#include "base/sort.h"
 #include "base/thread.h"
 
 enum { NS_PER_SECOND = 1000000000 };
@@ -71,8 +72,7 @@ void users_fini(users *u) {
         state_fini(u->state[i]);
         mem_free(u->state[i]);
     }
-    mem_free(u->state);
-    mem_free(u->counts);
+    MEM_FREE(u->state, u->counts);
     text_map_fini(&u->names);
     text_map_fini(&u->items);
     *u = (users){0};
@@ -227,13 +227,7 @@ static size_t find_in_history(const users *u, const user_history *h, uint32_t it
                               const stored_event *e) {
     size_t low = 0, high = h->n;
     if (item == 0 || h->data_user >= u->n_data_users) return SIZE_MAX;
-    while (low < high) {
-        size_t middle = low + (high - low) / 2;
-        if (user_history_at(h, middle).time < e->time)
-            low = middle + 1;
-        else
-            high = middle;
-    }
+    BISECT(low, high, user_history_at(h, middle).time < e->time);
     for (; low < h->n; low++) {
         stored_event own = user_history_at(h, low);
         if (own.time != e->time) break;

@@ -35,10 +35,7 @@ TEST(bench_rows_are_as_wide_as_their_heads) {
                  {"masks --device cpu --length 128 --heads 1 --dim 4",
                   "mask                              B     n density   full   part    fwd ms", 4},
                  {"encode 3 2 20 2 8 --device cpu --seconds 0.01",
-                  "          ms    fastest     CPU ms     tokens/s    GFLOP/s", 1},
-                 {"data --seconds 0.01 --batch 7 --max-len 20 --threads 1",
-                  "  mode                                   tokens/s    batches/s tokens/batch",
-                  3}};
+                  "          ms    fastest     CPU ms     tokens/s    GFLOP/s", 1}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char *text = printed(cases[i].options);
         const char *line = strstr(text, cases[i].head);
@@ -91,21 +88,6 @@ TEST(bench_figures_are_of_the_work_asked_for) {
                       cases[i].time, done, cases[i].work);
         free(text);
     }
-}
-
-TEST(bench_data_counts_batches) {
-    char *text = printed("data --seconds 0.01 --batch 7 --max-len 20 --threads 1 --json");
-    int n = 0;
-    for (const char *line = text; *line != '\0'; line += strcspn(line, "\n") + 1, n++) {
-        double tokens = figure(line, "tokens_per_batch");
-        CHECK(fabs(figure(line, "batches_per_s") * tokens / figure(line, "tokens_per_s") - 1) <
-              1e-9);
-        CHECK(tokens > 7 && tokens <= 7 * 21);
-        CHECK(figure(line, "batch_size") == 7 && figure(line, "max_history") == 20 &&
-              figure(line, "threads") == 1 && figure(line, "users") == 10000);
-    }
-    CHECK_EQ(n, BATCHES_MODES);
-    free(text);
 }
 
 /* Keys a second are keys a call by its time, and bytes a second those of rows of floats. */

@@ -253,12 +253,6 @@ TEST(load_rate_allows_few_refusals) {
     CHECK(rate == 0 && best.n == 0);
 }
 
-TEST(load_knows_the_figures_of_an_l20) {
-    CHECK(load_l20_ms(1, 4096, 128) == 2.72 && load_l20_ms(8, 4096, 4096) == 71.5);
-    CHECK(load_l20_ms(8, 1024, 512) == 9.08);
-    CHECK(isnan(load_l20_ms(1, 128, 64)) && isnan(load_l20_ms(2, 4096, 128)));
-}
-
 /* Warm requests, a prefix of each before, reuse it; cold ones do not. */
 static void check_states(load_target *t, engine *e, uint64_t n_items) {
     for (int is_cached = 0; is_cached < 2; is_cached++) {
@@ -540,9 +534,4 @@ TEST(growing_says_what_was_not_answered) {
     p = some_plan();
     p.n_repeats = 0;
     CHECK_FAILS(serve_growing(&slow.target, &p, &r), ERR_USAGE, "0 times");
-}
-
-TEST(growing_knows_the_figures_of_an_l20) {
-    CHECK(growing_l20_ms(1, true) == 70.6 && growing_l20_ms(8, false) == 411.6);
-    CHECK(growing_l20_ms(4, true) == 110.8 && isnan(growing_l20_ms(3, true)));
 }

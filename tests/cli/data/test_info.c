@@ -215,25 +215,6 @@ TEST(synth_command_checks_its_options) {
     free(text);
 }
 
-TEST(bench_data_checks_and_measures) {
-    char *text;
-    CHECK_EQ(test_command(&text, "%s synth --out %s/s --users 300 --items 200 --mean-len 12",
-                          test_program(), test_folder()),
-             0);
-    free(text);
-    CHECK_EQ(test_command(&text, "%s bench data --data %s/s --seconds .02", test_program(),
-                          test_folder()),
-             0);
-    CHECK_CONTAINS(text, "balanced, 8 ranks");
-    check_width(text);
-    free(text);
-    CHECK_EQ(test_command(&text, "%s bench dat", test_program()), 2);
-    CHECK_CONTAINS(text, "did you mean 'data'?");
-    free(text);
-    CHECK_EQ(test_command(&text, "%s bench data --seconds 0", test_program()), 2);
-    free(text);
-}
-
 /* hstu info of a snapshot. */
 
 static void write_snapshot(const char *folder) {

@@ -76,7 +76,7 @@ TEST(help_completes_in_bash) {
         {"Da", ""}, /* a heading */
         {"--v", "--version"},
         {"bench lat", "latency"},
-        {"state ''", "check backup restore recover import"},
+        {"state ''", "check backup restore recover"},
         {"bench masks --si", "--silu"},
         {"state check -", "--json --help"},
         {"mask show -", "--json --svg --bits --n --sequence --help"},

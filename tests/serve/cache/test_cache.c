@@ -1,24 +1,17 @@
-/* hstu bench cache: does the KV cache of serving change an answer?  Random schedules against two
- * engines on the same model, one with a small KV cache and one without, whose answers must be
- * equal.
+/* The KV cache of serving changes no answer: random schedules on models whose histories have
+ * several pages, against two engines on the same model, one with a small KV cache and one without.
  *
  * A schedule appends events, also late ones, erases users, asks for whole histories that are cut or
  * edited in the middle, and asks several things at once, so that they share batches; the cache is
  * so small that pages are evicted all the time.  Now and then the model is reloaded, or the engine
  * with the cache is ended and a new one is given the users' records.  On the CPU answers are
- * compared bit by bit, elsewhere within a tolerance. */
-#include <inttypes.h>
+ * compared bit by bit, on a GPU within a tolerance. */
 #include <math.h>
 #include <pthread.h>
-#include <stdio.h>
-#include <string.h>
 
-#include "base/log.h"
-#include "base/mem.h"
 #include "base/rng.h"
-#include "cli/bench/bench.h"
-#include "cli/serve/serve.h"
-#include "serve/engine/engine.h"
+#include "device.h"
+#include "serve_test.h"
 
 enum {
     USERS = 8,       /* that events are added to */
@@ -29,6 +22,20 @@ enum {
     RESTART_EVERY = 61,
     TOP_K = 8
 };
+
+typedef struct cache_check_config {
+    const char *run, *data;
+    int64_t n; /* schedules */
+    int64_t seed;
+    int64_t kv_host_pages; /* of the second tier, from which pages are always loaded; 0: none */
+    bool has_fp8_kv;       /* of both engines */
+} cache_check_config;
+
+typedef struct cache_check_result {
+    uint64_t n_schedules, n_answers, n_different;
+    uint64_t tokens_reused, tokens_computed, tokens_loaded, n_evictions, n_reloads, n_restarts;
+    char first[160]; /* the first difference, in words; "" */
+} cache_check_result;
 
 /* One request of a burst, with all that it points to. */
 typedef struct probe {
@@ -57,9 +64,15 @@ static uint32_t draw(check *k, uint32_t n) {
     return rng_below(b.word[0], n);
 }
 
+static double tolerance(void) {
+    return test_on.kind == ON_CUDA ? .01 : 0;
+}
+
 static status open_engine(const check *k, int64_t kv_pages, engine **out) {
+    char device[32] = "cpu";
+    if (test_on.kind == ON_CUDA) snprintf(device, sizeof device, "cuda:%d", test_on.number);
     engine_config c = {.data = k->c->data,
-                       .device = k->c->device,
+                       .device = device,
                        .n_threads = 1,
                        .kv_pages = kv_pages,
                        .kv_host_pages = kv_pages > 0 ? k->c->kv_host_pages : 0,
@@ -75,8 +88,8 @@ static status open_engine(const check *k, int64_t kv_pages, engine **out) {
     return st;
 }
 
+/* As many as five full histories need. */
 static int64_t choose_pages(const check *k) {
-    if (k->c->kv_pages > 0) return k->c->kv_pages;
     return 5 * (2 * (int64_t)k->info.max_history / 64 + 1);
 }
 
@@ -189,20 +202,20 @@ static void ask_together(check *k, int n) {
     pthread_mutex_unlock(&k->lock);
 }
 
-static bool is_equal(const check *k, float a, float b) {
+static bool is_equal(float a, float b) {
     if (memcmp(&a, &b, sizeof a) == 0) return true;
-    return k->c->tolerance > 0 && fabs((double)a - (double)b) <= k->c->tolerance;
+    return tolerance() > 0 && fabs((double)a - (double)b) <= tolerance();
 }
 
 /* Where answers may differ within a tolerance, so may the order of items. */
-static bool is_same(const check *k, const engine_answer *a, const engine_answer *b) {
+static bool is_same(const engine_answer *a, const engine_answer *b) {
     if (a->outcome != b->outcome || a->source != b->source) return false;
     if (a->source == ENGINE_FROM_POPULAR) return true; /* counts may be a second old */
     if (a->n_items != b->n_items) return false;
     for (size_t i = 0; i < a->n_items; i++) {
-        if (k->c->tolerance == 0 && a->items[i].number != b->items[i].number) return false;
+        if (tolerance() == 0 && a->items[i].number != b->items[i].number) return false;
         for (int c = 0; c < a->n_columns; c++)
-            if (!is_equal(k, a->items[i].values[c], b->items[i].values[c])) return false;
+            if (!is_equal(a->items[i].values[c], b->items[i].values[c])) return false;
     }
     return true;
 }
@@ -213,7 +226,7 @@ static void judge(check *k, const probe *p) {
     out->tokens_reused += (uint64_t)p->cached.tokens_reused;
     out->tokens_computed += (uint64_t)p->cached.tokens_computed;
     out->tokens_loaded += (uint64_t)p->cached.tokens_loaded;
-    if (is_same(k, &p->cached, &p->plain)) return;
+    if (is_same(&p->cached, &p->plain)) return;
     if (out->n_different++ == 0)
         snprintf(out->first, sizeof out->first,
                  "schedule %llu: %d tokens reused, %d computed, outcomes %d and %d: %.60s",
@@ -293,19 +306,14 @@ static status run_schedule(check *k) {
     return k->out->n_schedules % RESTART_EVERY == 0 ? restart(k) : OK;
 }
 
-status cache_check(const cache_check_config *c, cache_check_result *out) {
-    progress bar;
+static status cache_check(const cache_check_config *c, cache_check_result *out) {
     check k = {.c = c, .out = out, .now = 1000000000};
     *out = (cache_check_result){0};
     pthread_mutex_init(&k.lock, NULL);
     pthread_cond_init(&k.done, NULL);
     status st = open_engines(&k);
-    progress_begin(&bar, "checking", "schedules", (uint64_t)c->n);
-    while (st == OK && out->n_schedules < (uint64_t)c->n) {
+    while (st == OK && out->n_schedules < (uint64_t)c->n)
         st = run_schedule(&k);
-        progress_update(&bar, out->n_schedules);
-    }
-    progress_end(&bar);
     count_evictions(&k);
     engine_destroy(k.cached);
     engine_destroy(k.plain);
@@ -316,69 +324,63 @@ status cache_check(const cache_check_config *c, cache_check_result *out) {
     return st;
 }
 
-static status print_json(const cache_check_config *a, const cache_check_result *r) {
-    json_writer *w = json_line_open();
-    JSON_FIELDS(w, FIELD("bench", "cache"), FIELD("device", a->device), FIELD("seed", a->seed),
-                FIELD("schedules", r->n_schedules), FIELD("answers", r->n_answers),
-                FIELD("different", r->n_different), FIELD("tokens_reused", r->tokens_reused),
-                FIELD("tokens_loaded", r->tokens_loaded),
-                FIELD("tokens_computed", r->tokens_computed),
-                FIELD("pages_evicted", r->n_evictions), FIELD("reloads", r->n_reloads),
-                FIELD("restarts", r->n_restarts));
-    return json_line_print();
-}
-
-static void print_text(const cache_check_result *r) {
-    char a[SHOW_BYTES], b[SHOW_BYTES], c[SHOW_BYTES], d[SHOW_BYTES];
-    printf("%s schedules, %s answers with the cache: %" PRIu64 " differ from those without it\n",
-           show_count(a, r->n_schedules), show_count(b, r->n_answers), r->n_different);
-    printf("%s tokens reused (%s of them from host memory), ", show_count(a, r->tokens_reused),
-           show_count(d, r->tokens_loaded));
-    printf("%s computed; ", show_count(b, r->tokens_computed));
-    printf("%s pages evicted, %" PRIu64 " reloads, %" PRIu64 " restarts\n",
-           show_count(c, r->n_evictions), r->n_reloads, r->n_restarts);
-}
-
-static status run(const cache_check_config *c, bool is_json) {
+static void check_tiers(const char *gin, const char *const *set, size_t n_set, uint64_t n,
+                        int64_t host_pages, bool is_fp8) {
+    cache_check_config c = {.run = serve_run("long", gin, set, n_set),
+                            .data = synth_folder(),
+                            .n = (int64_t)n,
+                            .seed = 7,
+                            .kv_host_pages = host_pages,
+                            .has_fp8_kv = is_fp8};
     cache_check_result r;
-    TRY(cache_check(c, &r));
-    if (is_json)
-        TRY(print_json(c, &r));
-    else
-        print_text(&r);
-    return r.n_different == 0 ? OK : fail(ERR_NUMERIC, "the cache changed answers; %s", r.first);
+    CHECK_OK(cache_check(&c, &r));
+    CHECK((r.tokens_loaded > r.tokens_reused / 16) == (host_pages > 0));
+    if (r.n_different != 0) FAIL_TEST("%s", r.first);
+    CHECK(r.n_schedules == n && r.n_answers > 4 * n);
+    if (r.tokens_reused < r.tokens_computed / 4 || r.n_evictions < n / 4)
+        FAIL_TEST("%llu tokens reused, %llu computed, %llu pages evicted: that proves little",
+                  (unsigned long long)r.tokens_reused, (unsigned long long)r.tokens_computed,
+                  (unsigned long long)r.n_evictions);
+    CHECK(r.n_reloads == n / 97 && r.n_restarts == n / 61);
 }
 
-status bench_cache(int argc, char **argv) {
-    cache_check_config a = {.device = "cpu", .n = 1000, .seed = 1};
-    bool is_json = false;
-    const arg_option options[] = {
-        OPT_TEXT("--data", &a.data, "DIR", "Prepared data with the users to start from."),
-        OPT_INT("--n", &a.n, "N", 1, 1 << 30, "Number of schedules (default 1000)."),
-        OPT_INT("--seed", &a.seed, "S", 0, INT64_MAX, "Seed of the schedules (default 1)."),
-        OPT_INT("--kv-pages", &a.kv_pages, "P", 1, 1 << 24,
-                "Pages of 64 tokens in the cache (default: enough for five full histories, so that "
-                "pages are evicted constantly)."),
-        OPT_INT("--kv-host-pages", &a.kv_host_pages, "P", 0, 1 << 24,
-                "Pages of a second tier in host memory; all of them are loaded (default 0: no "
-                "second tier)."),
-        OPT_CHOICE("--kv-dtype", &a.has_fp8_kv, "TYPE", kv_args_dtypes, KV_DTYPES),
-        OPT_DOUBLE(
-            "--tolerance", &a.tolerance, "X",
-            "Allowed difference between two numbers (default 0: bit for bit, as on the CPU)."),
-        OPT_TEXT("--device", &a.device, "DEVICE", "cpu (default), auto, cuda or cuda:N."),
-        OPT_FLAG("--json", &is_json, "Print one JSON object."),
-        {0},
-    };
-    const arg_spec spec = {
-        .usage = "hstu bench cache RUN [--data DIR] [--n 10000]",
-        .summary =
-            "Check that the KV cache never changes an answer. Random schedules (ordered and late "
-            "events, erased users, truncated or edited histories, concurrent requests, evictions, "
-            "reloads, restarts) run on an engine with a cache and on one without.",
-        .options = options,
-        .min_positional = 1,
-        .max_positional = 1};
-    ARGS_PARSE(&spec, &a.run, NULL);
-    return run(&a, is_json);
+static void check_model(const char *gin, const char *const *set, size_t n_set, uint64_t n) {
+    check_tiers(gin, set, n_set, n, 0, false);
+}
+
+/* Position and time bias: the last row of a history changes with the next event. */
+TEST(serve_check_of_research_retrieval) {
+    static const char *const set[] = {"train_fn.max_sequence_length=150",
+                                      "hstu_encoder.num_blocks=2"};
+    check_model(retrieval_gin, set, 2, test_is_brief() ? 98 : 130);
+}
+
+/* Items and actions in turn, candidates that are never kept. */
+TEST(serve_check_of_ranking) {
+    static const char *const set[] = {"DatasetArgs.max_history_seqlen=90",
+                                      "NetworkArgs.num_layers=2",
+                                      "NetworkArgs.disable_contextual_mask=True"};
+    check_model(ranking_gin, set, 3, test_is_brief() ? 98 : 130);
+}
+
+/* Pages that come back from host memory, and keys and values in 8 bits: with the cache and without,
+ * they are rounded alike, so that answers stay equal to the bit. */
+static const char *const tier_set[] = {
+    "DatasetArgs.max_history_seqlen=90", "NetworkArgs.num_layers=2", "NetworkArgs.hidden_size=16",
+    "NetworkArgs.num_attention_heads=2", "NetworkArgs.disable_contextual_mask=True"};
+
+TEST(serve_check_of_two_tiers) {
+    check_tiers(ranking_gin, tier_set, 5, test_is_brief() ? 16 : 40, 12, false);
+}
+
+TEST(serve_check_of_two_tiers_in_8_bits) {
+    check_tiers(ranking_gin, tier_set, 5, test_is_brief() ? 16 : 40, 12, true);
+}
+
+/* Nothing is reused where a new event changes older rows. */
+TEST(serve_check_refuses_what_cannot_be_reused) {
+    static const char *const set[] = {"train_fn.main_module='SASRec'"};
+    cache_check_config c = {.run = serve_run("sasrec", retrieval_gin, set, 1)};
+    cache_check_result r;
+    CHECK_FAILS(cache_check(&c, &r), ERR_UNSUPPORTED, "softmax");
 }
