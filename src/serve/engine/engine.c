@@ -574,9 +574,9 @@ void engine_submit(engine *e, const engine_request *r, engine_answer *out, engin
         j->done = done;
         j->is_gone = r->is_gone;
         j->ctx = ctx;
-        j->is_left = r->makes_items && !r->may_run && j->m->is_ranking;
+        j->is_left = r->makes_items;
         if (j->is_left) out->memory->job = j;
-        slot_submit(s, j, r->may_run);
+        slot_submit(s, j, r->run_ns);
     } else {
         done(ctx, out);
     }
@@ -599,7 +599,7 @@ static void ask_any(engine *e, const engine_request *r, engine_answer *out) {
     engine_request own = *r;
     sem_t done;
     sem_init(&done, 0, 0);
-    own.may_run = true;
+    own.run_ns = UINT64_MAX;
     own.is_gone = NULL;
     engine_submit(e, &own, out, wake_asker, &done);
     wait_for(&done);
@@ -614,8 +614,8 @@ void engine_ask(engine *e, const engine_request *r, engine_answer *out) {
     atomic_fetch_add(&e->n_inside, 1);
     job *j = make_job(e, r, out, &s);
     if (j != NULL) {
-        j->is_left = j->m->is_ranking;
-        if (j->is_left) out->memory->job = j;
+        j->is_left = true;
+        out->memory->job = j;
         slot_ask(s, j);
     }
     if (engine_make_items(out) != OK) (void)refuse(NULL, r, out, ENGINE_FAILED, status_reason());
@@ -627,7 +627,7 @@ status engine_make_items(engine_answer *a) {
     if (j == NULL || a->outcome != ENGINE_OK) return OK;
     a->memory->job = NULL;
     j->out = a; /* which may be a copy */
-    return job_answer_candidates(j);
+    return job_answer(j);
 }
 
 static void release_memory(struct engine_answer_memory *memory) {

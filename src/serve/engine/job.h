@@ -81,15 +81,10 @@ static inline int32_t job_tokens(const job *j) {
 
 /* Writes the answer's items from the job's results: best first for recommend and for rank with
  * top_k, else in the order of the candidates. */
-status job_answer_items(job *j);
-status job_answer_candidates(job *j);
+status job_answer(job *j);
 
-/* Makes what the results go to and what job_answer_candidates needs besides them, which then cannot
- * fail: before the first result, best while it is computed. */
+/* Makes what the results of candidates go to and what job_answer needs besides them, which then
+ * cannot fail: before the first result, best while it is computed. */
 status job_name_candidates(job *j);
-
-/* Does most of job_answer_candidates with numbers that mean nothing, after job_name_candidates and
- * before the results are there: so the code, too, is in the core's caches when they come. */
-void job_rehearse(job *j);
 
 #endif

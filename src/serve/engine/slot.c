@@ -49,10 +49,6 @@ typedef struct run_report {
     kv_cache_counts before; /* of the cache; zero without one */
 } run_report;
 
-/* From so many jobs on, answers are made on all threads of the pool: waking it takes 100 to 200 us
- * on 16 cores, the numbers of 256 candidates 5 to 10 us. */
-enum { MANY_JOBS = 32 };
-
 /* How often the cache's lock is tried before the thread sleeps. */
 enum { LOCK_LOOKS = 200 };
 
@@ -161,26 +157,20 @@ static void end_run(run *r) {
 }
 
 /* Names candidates while the device computes: of the jobs whose items this thread makes and, on a
- * GPU, of the others, too (a CPU has computed already, so their callers name them). */
+ * GPU, of the others, too (a CPU has computed already, so their callers name them).  A retrieval
+ * model writes scores to what is made here. */
 static status name_candidates(void *ctx, infer_query *const *q, int32_t n) {
     const run *r = ctx;
-    bool is_busy = r->m->compute.be->n_ahead > 0;
-    job *own = NULL;
+    bool is_needed = r->m->compute.be->n_ahead > 0 || !r->m->is_ranking;
     for (int32_t i = 0; i < n; i++) {
         job *j = job_of(q[i]);
-        if (q[i]->n_candidates == 0) continue;
-        if (!j->is_left || is_busy) TRY(job_name_candidates(j));
-        if (!j->is_left) own = j;
+        if (q[i]->n_candidates > 0 && (!j->is_left || is_needed)) TRY(job_name_candidates(j));
     }
-    if (own != NULL) job_rehearse(own);
     return OK;
 }
 
-static status answer_job(void *ctx, int64_t i, int worker) {
-    const run *r = ctx;
-    job *j = r->jobs[i];
+static status answer_job(const run *r, job *j) {
     bool is_known = r->m->is_ranking || j->q.events.n > 0;
-    (void)worker;
     j->out->tokens_computed = j->q.n_computed;
     j->out->tokens_reused = j->q.n_reused;
     j->out->source = is_known                                     ? ENGINE_FROM_MODEL
@@ -190,16 +180,7 @@ static status answer_job(void *ctx, int64_t i, int worker) {
         j->out->vector = j->q.vector;
         j->out->dim = r->m->infer.table.dim;
     }
-    if (j->is_left) return OK;
-    return j->task == ENGINE_RANK ? job_answer_candidates(j) : job_answer_items(j);
-}
-
-/* On all threads where jobs are many. */
-static status answer_jobs(run *r) {
-    if (r->n >= MANY_JOBS) return pool_run(r->m->compute.workers, r->n, answer_job, r);
-    for (int32_t i = 0; i < r->n; i++)
-        TRY(answer_job(r, i, 0));
-    return OK;
+    return j->is_left ? OK : job_answer(j);
 }
 
 static status compute(run *r) {
@@ -211,7 +192,8 @@ static status compute(run *r) {
         q[i] = &r->jobs[i]->q;
     TRY(infer_run(f, q, r->n, &hooks));
     uint64_t start = clock_ns();
-    TRY(answer_jobs(r));
+    for (int32_t i = 0; i < r->n; i++)
+        TRY(answer_job(r, r->jobs[i]));
     r->report->build_ns = f->build_ns;
     r->report->layers_ns = f->layers_ns;
     r->report->head_ns = f->head_ns + clock_ns() - start;
@@ -510,15 +492,23 @@ static engine_outcome enqueue(slot *s, job *j, uint64_t now) {
     return ENGINE_OK;
 }
 
+/* Whether a thread that has no more than run_ns may run the next batch; under the lock.  The first
+ * batch of a model waits for its checksums, and ranks that share a model may be loading it. */
+static bool has_time(const slot *s, const job *j, uint64_t run_ns) {
+    if (run_ns == 0 || run_ns == UINT64_MAX) return run_ns != 0;
+    return s->queue.learnt_ns > 0 && j->m->tensor.group == NULL &&
+           job_queue_seconds(&s->queue, j->flops) * 1e9 <= (double)run_ns;
+}
+
 /* Enqueues a job, and runs it or wakes who does. */
-static engine_outcome put(slot *s, job *j, bool may_run) {
+static engine_outcome put(slot *s, job *j, uint64_t run_ns) {
     uint64_t now = clock_ns();
     bool wakes = false;
     pthread_mutex_lock(&s->lock);
     engine_outcome outcome = enqueue(s, j, now);
     if (outcome == ENGINE_OK) {
         bool begins = may_begin(s, now);
-        if (begins && may_run)
+        if (begins && has_time(s, j, run_ns))
             run_batch(s);
         else
             wakes = begins || (s->queue.n == 1 && !s->is_running);
@@ -528,8 +518,8 @@ static engine_outcome put(slot *s, job *j, bool may_run) {
     return outcome;
 }
 
-void slot_submit(slot *s, job *j, bool may_run) {
-    engine_outcome outcome = put(s, j, may_run);
+void slot_submit(slot *s, job *j, uint64_t run_ns) {
+    engine_outcome outcome = put(s, j, run_ns);
     if (outcome != ENGINE_OK && !replicas_move(s->all, s, j)) answer(s, j, outcome);
 }
 
@@ -538,7 +528,7 @@ bool slot_take_over(slot *s, job *j) {
     bool is_fit = m->version == before->version && !slot_is_lost(s, NULL);
     if (is_fit) job_move(j, m);
     served_drop(is_fit ? before : m);
-    return is_fit && put(s, j, false) == ENGINE_OK;
+    return is_fit && put(s, j, 0) == ENGINE_OK;
 }
 
 void slot_ask(slot *s, job *j) {

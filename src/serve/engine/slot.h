@@ -72,9 +72,8 @@ engine_outcome slot_admits(slot *s, const slot_terms *t, engine_answer *out);
 bool slot_is_lost(slot *s, char why[ENGINE_ERROR_BYTES]);
 
 /* Enqueues a job that has its terms.  It is answered, or refused unless j->was_admitted; what this
- * slot cannot take, another replica may.  may_run: this thread may run a batch before this
- * returns. */
-void slot_submit(slot *s, job *j, bool may_run);
+ * slot cannot take, another replica may.  run_ns: as a request has it. */
+void slot_submit(slot *s, job *j, uint64_t run_ns);
 /* The same for a job without `done` and a single replica; returns when it is answered. */
 void slot_ask(slot *s, job *j);
 
