@@ -754,3 +754,51 @@ TEST(slot_failed_batch_gives_its_pages_back) {
     }
     engine_destroy(e);
 }
+
+/* Searches of the catalogue, of all users of a batch or of some, between others that rank. */
+
+static engine_request mixed_request(int i, bool ranks, const engine_id *candidates) {
+    engine_request r = serve_recommend(1 + i, 3 + i % 4);
+    r.deadline_ns = 1000000000000u;
+    r.keeps_seen = i % 3 == 0;
+    r.makes_items = i % 2 == 0;
+    if (!ranks || i % 3 != 1) return r;
+    r.task = ENGINE_RANK;
+    r.candidates = candidates;
+    r.n_candidates = 3;
+    return r;
+}
+
+static void check_mixed(engine *e, bool ranks) {
+    enum { N = 6 };
+    engine_id id[] = {serve_id(3), serve_id(1), serve_id(2)};
+    engine_answer a[N];
+    atomic_int n_done = 0;
+    set_slot(e, N, 20);
+    for (int i = 0; i < N; i++) {
+        engine_request r = mixed_request(i, ranks, id);
+        engine_submit(e, &r, &a[i], count_done, &n_done);
+    }
+    for (int i = 0; atomic_load(&n_done) < N && i < 6000; i++)
+        serve_wait_ms(10);
+    for (int i = 0; i < N; i++) {
+        engine_request r = mixed_request(i, ranks, id);
+        CHECK_EQ(a[i].batch_requests, N);
+        CHECK_EQ(a[i].items == NULL, r.makes_items);
+        CHECK_OK(engine_make_items(&a[i]));
+        engine_answer alone = serve_ask(e, &r);
+        CHECK(alone.n_items > 0 && a[i].n_items == alone.n_items);
+        for (size_t k = 0; k < alone.n_items; k++)
+            CHECK(a[i].items[k].number == alone.items[k].number &&
+                  a[i].items[k].values[0] == alone.items[k].values[0]);
+        engine_answer_release(&a[i]);
+        engine_answer_release(&alone);
+    }
+}
+
+TEST(slot_searches_for_some_of_a_batch) {
+    engine *e = serve_open(serve_run("slot", retrieval_gin, NULL, 0), synth_folder(), 16);
+    check_mixed(e, false);
+    check_mixed(e, true);
+    engine_destroy(e);
+}
