@@ -594,30 +594,16 @@ static void wait_for(sem_t *done) {
     sem_destroy(done);
 }
 
-/* With several replicas a job may be answered by another slot than the one it was given to. */
-static void ask_any(engine *e, const engine_request *r, engine_answer *out) {
+void engine_ask(engine *e, const engine_request *r, engine_answer *out) {
     engine_request own = *r;
     sem_t done;
     sem_init(&done, 0, 0);
     own.run_ns = UINT64_MAX;
     own.is_gone = NULL;
+    own.makes_items = true;
+    atomic_fetch_add(&e->n_inside, 1);
     engine_submit(e, &own, out, wake_asker, &done);
     wait_for(&done);
-}
-
-void engine_ask(engine *e, const engine_request *r, engine_answer *out) {
-    slot *s;
-    if (e->n_devices > 1) {
-        ask_any(e, r, out);
-        return;
-    }
-    atomic_fetch_add(&e->n_inside, 1);
-    job *j = make_job(e, r, out, &s);
-    if (j != NULL) {
-        j->is_left = true;
-        out->memory->job = j;
-        slot_ask(s, j);
-    }
     if (engine_make_items(out) != OK) (void)refuse(NULL, r, out, ENGINE_FAILED, status_reason());
     atomic_fetch_sub(&e->n_inside, 1);
 }

@@ -21,7 +21,7 @@ struct engine_answer_memory {
 typedef struct job {
     infer_query q; /* in the numbers of its model; job_of */
     engine_answer *out;
-    engine_done done;           /* NULL: a caller waits for is_done */
+    engine_done done;
     bool (*is_gone)(void *ctx); /* or NULL */
     void *ctx;
     served *m; /* the answer's reference */
@@ -47,7 +47,6 @@ typedef struct job {
     uint64_t deadline_ns;
     bool has_deadline;
     bool was_admitted; /* slot_admits said yes: it is not refused any more */
-    bool is_done;      /* under the slot's lock */
     int priority;
     uint64_t order;
     uint64_t key; /* of its user, for the choice of a replica, */

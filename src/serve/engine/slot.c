@@ -37,7 +37,7 @@ void slot_count(slot *s, engine_task task, engine_outcome outcome) {
 static void answer(slot *s, job *j, engine_outcome outcome) {
     j->out->outcome = outcome;
     slot_count(s, j->task, outcome);
-    if (j->done != NULL) j->done(j->ctx, j->out);
+    j->done(j->ctx, j->out);
 }
 
 /* A batch through its model. */
@@ -292,25 +292,20 @@ static void leave_out_gone(slot *s, taken *t) {
     t->n = n;
 }
 
-/* Counts the answers of a batch, and gives those of callers that wait: their jobs may be gone when
- * the lock is.  Leaves the others in t; under the lock. */
-static void answer_waiting(slot *s, taken *t, engine_outcome outcome, uint64_t end) {
-    int32_t n = 0;
+/* Counts the answers of a batch; under the lock. */
+static void count_answers(slot *s, const taken *t, engine_outcome outcome, uint64_t end) {
     for (int32_t i = 0; i < t->n; i++) {
-        job *j = t->jobs[i];
+        const job *j = t->jobs[i];
         s->stats.requests[j->task][outcome]++;
         if (outcome == ENGINE_OK) add_time(&s->stats.total, end - j->submit_ns);
         j->out->outcome = outcome;
-        if (j->done != NULL) t->jobs[n++] = j;
-        j->is_done = true;
     }
-    t->n = n;
 }
 
 /* A thread that waits has something to see, after a batch or a call; under the lock. */
 static void end_turn(slot *s) {
     s->begin_ns = 0; /* what waits has waited for others already */
-    if (s->n_waiting > 0 || s->queue.n > 0) pthread_cond_broadcast(&s->changed);
+    if (s->n_calls > 0 || s->queue.n > 0) pthread_cond_broadcast(&s->changed);
 }
 
 /* The failed batch and all that waits go to other replicas; nothing is enqueued here any more. */
@@ -356,7 +351,7 @@ static void run_taken(slot *s, taken *t) {
     job_queue_end(&s->queue, st == OK ? t->n : 0, end);
     if (st == OK) note_batch(s, t, &report, start);
     bool is_up = tensor_group_check(t->jobs[0]->m->tensor.group) == OK;
-    answer_waiting(s, t, st == OK ? ENGINE_OK : is_up ? ENGINE_FAILED : ENGINE_CLOSING, end);
+    count_answers(s, t, st == OK ? ENGINE_OK : is_up ? ENGINE_FAILED : ENGINE_CLOSING, end);
     pthread_mutex_unlock(&s->lock);
     for (int32_t i = 0; i < t->n; i++)
         t->jobs[i]->done(t->jobs[i]->ctx, t->jobs[i]->out);
@@ -531,25 +526,12 @@ bool slot_take_over(slot *s, job *j) {
     return is_fit && put(s, j, 0) == ENGINE_OK;
 }
 
-void slot_ask(slot *s, job *j) {
-    pthread_mutex_lock(&s->lock);
-    engine_outcome outcome = enqueue(s, j, clock_ns());
-    s->n_waiting++;
-    while (outcome == ENGINE_OK && !j->is_done)
-        take_turn(s);
-    s->n_waiting--;
-    pthread_mutex_unlock(&s->lock);
-    if (outcome != ENGINE_OK) answer(s, j, outcome);
-}
-
 /* Calls and batches take turns, so that neither waits for as long as others come. */
 status slot_call(slot *s, status (*fn)(served *m, void *ctx), void *ctx) {
     pthread_mutex_lock(&s->lock);
     s->n_calls++;
-    s->n_waiting++;
     while (s->is_running || (s->was_call && s->queue.n > 0))
         pthread_cond_wait(&s->changed, &s->lock);
-    s->n_waiting--;
     s->n_calls--;
     s->is_running = s->was_call = true;
     served *m = s->model;
