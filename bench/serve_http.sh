@@ -2,14 +2,15 @@
 # hstu serve under load, over HTTP and in process: requests a second, latencies, CPU time of the server for a request.
 #
 #   [DEVICE=cpu] [RUN=DIR DATA=DIR] [PROGRAMS="./hstu OTHER/hstu"] [ROUNDS=1] [CONNECTIONS="1 64"] [EVENTS="20 2048"]
-#   [REQUESTS=4000] [OUT=FILE.csv] bench/serve_http.sh        appends rows to FILE.csv
+#   [REQUESTS=4000] [SENDERS=1] [OUT=FILE.csv] bench/serve_http.sh        appends rows to FILE.csv
 #                                                    (default: bench/results/cpu/serve.csv)
 #
 # Without RUN the model is that of configs/demo.gin, trained for two epochs on the data of `hstu synth`.  Requests are
 # recommendations for users of DATA, for users nobody knows (the model computes nothing), and for histories of so many
 # events that come with the request; `hstu bench throughput` sends them from one thread, beside the server, and asks the
-# engine in its own process the same.  Several PROGRAMS take turns.  Where there is wrk (Debian: wrk) it asks for /health
-# and for unknown users as well, as one sender is slower than some servers.
+# engine in its own process the same.  Several PROGRAMS take turns.  One sender may be slower than a server: SENDERS
+# processes share 16 connections or more (their rates are summed, of p50 the mean is shown, of p99 the highest), and
+# where there is wrk (Debian: wrk) it asks for /health and for unknown users as well.
 set -eu
 cd "$(dirname "$0")/.."
 device=${DEVICE:-cpu} out=${OUT:-bench/results/cpu/serve.csv} port=${PORT:-18080} n=${REQUESTS:-4000}
@@ -56,18 +57,28 @@ row() {
 
 # measure PROGRAM KIND CONNECTIONS [--server URL | RUN ...]
 measure() {
-    local program=$1 kind=$2 connections=$3 how="over HTTP" before after note="" some seconds rate p50 p99
+    local program=$1 kind=$2 connections=$3 how="over HTTP" senders=${SENDERS:-1} before after note="" i senders_of=()
+    local seconds rate p50 p99
     shift 3
     [ "$1" = --server ] || how="in process"
-    some=$(wc -l <"$work/$kind.jsonl")
+    [ "$how" = "over HTTP" ] && [ "$connections" -ge 16 ] || senders=1
+    rm -f "$work"/report.*
     before=$(cpu_us "$server")
-    "$program" bench throughput "$@" --dataset "$work/$kind.jsonl" --concurrency "$connections" --warmup 50 \
-        --report-json "$work/report.json" >"$work/text" 2>&1 || { cat "$work/text" >&2; exit 1; }
+    for i in $(seq "$senders"); do
+        "$program" bench throughput "$@" --dataset "$work/$kind.jsonl" --concurrency $((connections / senders)) \
+            --warmup 50 --report-json "$work/report.$i" >"$work/text.$i" 2>&1 &
+        senders_of+=($!)
+    done
+    for i in $(seq "$senders"); do
+        wait "${senders_of[i - 1]}" || { cat "$work/text.$i" >&2; exit 1; }
+    done
     after=$(cpu_us "$server")
-    [ "$how" = "in process" ] || note="server $(((after - before) / (some + 50))) us of CPU"
-    read -r seconds rate p50 p99 <<<"$(awk -F'[:,]' '/request_throughput_req_s/ { r = $2 } /total_latency_ms/ { t = $2 }
-        /"p50"/ && !p { p = $2 } /"p99"/ && !q { q = $2 }
-        END { printf "%.2f %.0f %.0f %.0f", t / 1000, r, p * 1000, q * 1000 }' "$work/report.json")"
+    [ "$how" = "in process" ] ||
+        note="server $(((after - before) / (senders * ($(wc -l <"$work/$kind.jsonl") + 50)))) us of CPU"
+    read -r seconds rate p50 p99 <<<"$(awk -F'[:,]' '/request_throughput_req_s/ { r += $2 }
+        /total_latency_ms/ && $2 > t { t = $2 } /request_latency_percentiles_ms/ { is_it = 1 }
+        /"p50"/ && is_it { p += $2; n++ } /"p99"/ && is_it { if ($2 > q) q = $2; is_it = 0 }
+        END { printf "%.2f %.0f %.0f %.0f", t / 1000, r, p / n * 1000, q * 1000 }' "$work"/report.*)"
     row "$program" "recommend $how, $kind$(case $kind in *[0-9]*) echo ' events' ;; *) echo ' users' ;; esac)" \
         "$connections" "$seconds" "$rate" "$p50" "$p99" "$note"
 }
