@@ -138,73 +138,49 @@ static status add_sequence(run *r, infer_query *q, const uint32_t *candidate, in
     return OK;
 }
 
-/* Queries that search the whole catalogue, and what they leave out. */
-typedef struct search {
-    int32_t n, k, n_lists;
-    infer_query **q;
-    int32_t *place; /* (n): row of the encoded users */
-    /* (n_lists): offsets (n + 1), then the rows that are left out; padded, as the backend copies
-     * whole 16 bytes fastest. */
-    int32_t *lists, *seen;
-    const uint64_t **allowed; /* (n): bits of the rows, NULL: all; or NULL */
-    char *users;              /* the backend's room for the encoded users, */
-    int32_t *sent;            /* and after them for the lists; NULL: not sent yet */
-} search;
-
-static status list_seen(arena *scratch, search *s) {
-    enum { PAD = 16 };
-    int64_t n = (s->n + PAD) / PAD * PAD, n_seen = 0;
-    for (int32_t i = 0; i < s->n; i++)
-        n_seen += s->q[i]->n_seen;
-    int64_t n_lists = n + (n_seen + PAD - 1) / PAD * PAD;
-    if (n_lists > INT32_MAX) return fail(ERR_UNSUPPORTED, "more than 2^31 items to leave out");
-    TRY(ARENA_NEW_RAW(scratch, &s->lists, (size_t)n_lists));
-    s->n_lists = (int32_t)n_lists;
-    s->seen = s->lists + n;
-    s->lists[0] = 0;
-    for (int32_t i = 0; i < s->n; i++) {
-        const infer_query *q = s->q[i];
-        int32_t *to = s->seen + s->lists[i];
-        if (q->n_seen > 0) memcpy(to, q->seen, (size_t)q->n_seen * sizeof *to);
-        s->lists[i + 1] = s->lists[i] + q->n_seen;
-    }
-    return OK;
-}
-
-static status collect_searches(run *r, search *s) {
-    arena *scratch = &r->f->scratch;
-    size_t n = (size_t)r->f->batch.view.n_users;
-    const uint64_t **allowed;
-    TRY(ARENA_NEW(scratch, &s->q, n));
-    TRY(ARENA_NEW(scratch, &s->place, n));
-    TRY(ARENA_NEW(scratch, &allowed, n));
-    for (int32_t i = 0; i < (int32_t)n; i++) {
-        infer_query *q = r->batch[i];
-        if (q->k == 0 || q->rules != NULL || q->allow != NULL) continue;
-        if (q->allowed != NULL) s->allowed = allowed;
-        allowed[s->n] = q->allowed;
-        s->place[s->n] = i;
-        s->q[s->n++] = q;
-        s->k = q->k > s->k ? q->k : s->k;
-    }
-    if (s->k > r->f->table.items.n) s->k = r->f->table.items.n;
-    return list_seen(scratch, s);
-}
-
-static status send_lists(infer *f, search *s) {
+/* Waits for the batch: one wait is enough for its kernels and the copy.  The logits stay as the
+ * backend has them. */
+static status read_logits(infer *f, const void *scores, int64_t n_rows, char **out) {
     backend *be = backend_of(f);
-    size_t user_bytes = ((size_t)s->n * query_bytes(f) + 63) / 64 * 64;
-    size_t list_bytes = (size_t)s->n_lists * sizeof *s->lists;
-    TRY(backend_room(f, user_bytes + list_bytes, (void **)&s->users));
-    s->sent = (int32_t *)(s->users + user_bytes);
-    return be->ops->copy_in(be, s->sent, s->lists, list_bytes);
+    size_t bytes = (size_t)n_rows * logit_bytes(f);
+    TRY(arena_alloc_raw(&f->scratch, (void **)out, bytes, 1));
+    return be->ops->copy_out(be, *out, scores, bytes);
 }
 
-/* While the users are encoded.  Other questions about them need the room first. */
-static status begin_search(run *r, search *s) {
-    TRY(collect_searches(r, s));
-    return s->n == r->f->batch.view.n_users ? send_lists(r->f, s) : OK;
+static status answer_users(run *r, const void *encoded);
+
+/* The batch through the model, and the end of its leases: the answers of encoded users, or the
+ * logits on the host.  A device that runs ahead of the host gets the searches of the users before
+ * it has encoded them, so their time is part of the layers'. */
+static status run_pass(run *r, char **logits) {
+    infer *f = r->f;
+    backend *be = backend_of(f);
+    const infer_hooks *h = r->hooks;
+    const batch *b = &f->batch.view;
+    layout_cache leases = {f->n_reused, f->n_stored, f->page}, *cache = NULL;
+    const void *results;
+    int64_t n_rows;
+    end_stage(r, &f->build_ns);
+    if (f->store != NULL) {
+        cache = &leases;
+        h->begin(h->ctx);
+    }
+    status st = f->is_ranking ? pass_score_cached(f->pass, b, f->store, cache, &results, &n_rows)
+                              : pass_encode_cached(f->pass, b, f->store, cache, &results);
+    if (be->n_ahead == 0) end_stage(r, &f->layers_ns);
+    if (st == OK && h != NULL) st = h->while_busy(h->ctx, r->batch, b->n_users);
+    if (st == OK)
+        st = f->is_ranking ? read_logits(f, results, n_rows, logits) : answer_users(r, results);
+    if (st != OK || !f->is_ranking) {
+        status waited = be->ops->sync(be);
+        if (st == OK) st = waited;
+    }
+    if (f->store != NULL) h->end(h->ctx, st == OK);
+    end_stage(r, be->n_ahead == 0 ? &f->head_ns : &f->layers_ns);
+    return st;
 }
+
+/* Retrieval. */
 
 /* Copies rows of the catalogue or of encoded users, those that are neighbours together. */
 static status gather_rows(infer *f, const void *from, size_t row_bytes, const int32_t *row,
@@ -220,44 +196,6 @@ static status gather_rows(infer *f, const void *from, size_t row_bytes, const in
     }
     return OK;
 }
-
-/* Waits for the batch: one wait is enough for its kernels and the copy.  The logits stay as the
- * backend has them. */
-static status read_logits(infer *f, const void *scores, int64_t n_rows, char **out) {
-    backend *be = backend_of(f);
-    size_t bytes = (size_t)n_rows * logit_bytes(f);
-    TRY(arena_alloc_raw(&f->scratch, (void **)out, bytes, 1));
-    return be->ops->copy_out(be, *out, scores, bytes);
-}
-
-/* The batch through the model, and the end of its leases: encoded users on the device and what
- * they search, or the logits on the host. */
-static status run_pass(run *r, const void **encoded, search *s, char **logits) {
-    infer *f = r->f;
-    const infer_hooks *h = r->hooks;
-    const batch *b = &f->batch.view;
-    layout_cache leases = {f->n_reused, f->n_stored, f->page}, *cache = NULL;
-    const void *scores;
-    int64_t n_rows;
-    end_stage(r, &f->build_ns);
-    if (f->store != NULL) {
-        cache = &leases;
-        h->begin(h->ctx);
-    }
-    status st = f->is_ranking ? pass_score_cached(f->pass, b, f->store, cache, &scores, &n_rows)
-                              : pass_encode_cached(f->pass, b, f->store, cache, encoded);
-    if (st == OK && h != NULL) st = h->while_busy(h->ctx, r->batch, b->n_users);
-    if (st == OK) st = f->is_ranking ? read_logits(f, scores, n_rows, logits) : begin_search(r, s);
-    if (st != OK || !f->is_ranking) {
-        status waited = backend_of(f)->ops->sync(backend_of(f));
-        if (st == OK) st = waited;
-    }
-    if (f->store != NULL) h->end(h->ctx, st == OK);
-    end_stage(r, &f->layers_ns);
-    return st;
-}
-
-/* Retrieval. */
 
 /* The scores (n_queries, n) of some rows, where they are among the k best of RANK_PART rows: op
  * `rank` gives the very numbers that a search of the whole catalogue ranks by. */
@@ -368,6 +306,57 @@ static status eligible_rows(const infer *f, arena *a, const infer_query *q, uint
     return OK;
 }
 
+/* Queries that search the whole catalogue, and what they leave out. */
+typedef struct search {
+    int32_t n, k, n_lists;
+    infer_query **q;
+    int32_t *place; /* (n): row of the encoded users */
+    /* (n_lists): offsets (n + 1), then the rows that are left out; padded, as the backend copies
+     * whole 16 bytes fastest. */
+    int32_t *lists, *seen;
+    const uint64_t **allowed; /* (n): bits of the rows, NULL: all; or NULL */
+} search;
+
+static status list_seen(arena *scratch, search *s) {
+    enum { PAD = 16 };
+    int64_t n = (s->n + PAD) / PAD * PAD, n_seen = 0;
+    for (int32_t i = 0; i < s->n; i++)
+        n_seen += s->q[i]->n_seen;
+    int64_t n_lists = n + (n_seen + PAD - 1) / PAD * PAD;
+    if (n_lists > INT32_MAX) return fail(ERR_UNSUPPORTED, "more than 2^31 items to leave out");
+    TRY(ARENA_NEW_RAW(scratch, &s->lists, (size_t)n_lists));
+    s->n_lists = (int32_t)n_lists;
+    s->seen = s->lists + n;
+    s->lists[0] = 0;
+    for (int32_t i = 0; i < s->n; i++) {
+        const infer_query *q = s->q[i];
+        int32_t *to = s->seen + s->lists[i];
+        if (q->n_seen > 0) memcpy(to, q->seen, (size_t)q->n_seen * sizeof *to);
+        s->lists[i + 1] = s->lists[i] + q->n_seen;
+    }
+    return OK;
+}
+
+static status collect_searches(run *r, search *s) {
+    arena *scratch = &r->f->scratch;
+    size_t n = (size_t)r->f->batch.view.n_users;
+    const uint64_t **allowed;
+    TRY(ARENA_NEW(scratch, &s->q, n));
+    TRY(ARENA_NEW(scratch, &s->place, n));
+    TRY(ARENA_NEW(scratch, &allowed, n));
+    for (int32_t i = 0; i < (int32_t)n; i++) {
+        infer_query *q = r->batch[i];
+        if (q->k == 0 || q->rules != NULL || q->allow != NULL) continue;
+        if (q->allowed != NULL) s->allowed = allowed;
+        allowed[s->n] = q->allowed;
+        s->place[s->n] = i;
+        s->q[s->n++] = q;
+        s->k = q->k > s->k ? q->k : s->k;
+    }
+    if (s->k > r->f->table.items.n) s->k = r->f->table.items.n;
+    return list_seen(scratch, s);
+}
+
 static void take_best(const infer *f, const search *s, const int32_t *best, const float *score) {
     for (int32_t i = 0; i < s->n; i++) {
         infer_query *q = s->q[i];
@@ -396,21 +385,29 @@ static rank_args catalogue_args(const infer *f, int32_t n_queries, const void *q
 }
 
 /* One search for all of them: the best of fewer are the first of the best of more. */
-static status search_catalogue(infer *f, search *s, const void *encoded) {
+static status search_catalogue(run *r, const void *encoded) {
+    infer *f = r->f;
+    backend *be = backend_of(f);
+    search s = {0};
     int32_t *best;
     float *score;
-    if (s->n == 0) return OK;
-    TRY(ARENA_NEW(&f->scratch, &best, (size_t)s->n * (size_t)s->k));
-    TRY(ARENA_NEW(&f->scratch, &score, (size_t)s->n * (size_t)s->k));
-    if (s->sent == NULL) TRY(send_lists(f, s));
-    const void *query = s->n == f->batch.view.n_users ? encoded : s->users;
-    if (query != encoded) TRY(gather_rows(f, encoded, query_bytes(f), s->place, s->n, s->users));
-    rank_args a = catalogue_args(f, s->n, query, s->k, best, score);
-    a.allowed = s->allowed;
-    a.seen_offsets = s->sent;
-    a.seen = s->sent + (s->seen - s->lists);
-    TRY(backend_of(f)->ops->rank(backend_of(f), &a));
-    take_best(f, s, best, score);
+    void *room;
+    TRY(collect_searches(r, &s));
+    if (s.n == 0) return OK;
+    TRY(ARENA_NEW(&f->scratch, &best, (size_t)s.n * (size_t)s.k));
+    TRY(ARENA_NEW(&f->scratch, &score, (size_t)s.n * (size_t)s.k));
+    size_t list_bytes = (size_t)s.n_lists * sizeof *s.lists;
+    TRY(backend_room(f, list_bytes + (size_t)s.n * query_bytes(f), &room));
+    int32_t *lists = room, *users = lists + s.n_lists;
+    TRY(be->ops->copy_in(be, lists, s.lists, list_bytes));
+    bool is_all = s.n == f->batch.view.n_users; /* then they are one after the other already */
+    if (!is_all) TRY(gather_rows(f, encoded, query_bytes(f), s.place, s.n, users));
+    rank_args a = catalogue_args(f, s.n, is_all ? encoded : users, s.k, best, score);
+    a.allowed = s.allowed;
+    a.seen_offsets = lists;
+    a.seen = lists + (s.seen - s.lists);
+    TRY(be->ops->rank(be, &a));
+    take_best(f, &s, best, score);
     return OK;
 }
 
@@ -480,20 +477,17 @@ static status read_vectors(run *r, const char *encoded) {
     return OK;
 }
 
+static status answer_users(run *r, const void *encoded) {
+    TRY(read_vectors(r, encoded));
+    TRY(answer_encoded(r, encoded));
+    return search_catalogue(r, encoded);
+}
+
 static status run_retrieval(run *r) {
-    infer *f = r->f;
-    const void *encoded = NULL;
-    search s = {0};
     int32_t n_reused;
     for (int32_t i = 0; i < r->n; i++)
         if (r->q[i]->events.n > 0) TRY(add_sequence(r, r->q[i], NULL, 0, &n_reused));
-    if (f->batch.view.n_users == 0) return OK;
-    TRY(run_pass(r, &encoded, &s, NULL));
-    TRY(read_vectors(r, encoded));
-    TRY(answer_encoded(r, encoded));
-    TRY(search_catalogue(f, &s, encoded));
-    end_stage(r, &f->head_ns);
-    return OK;
+    return r->f->batch.view.n_users > 0 ? run_pass(r, NULL) : OK;
 }
 
 /* Ranking. */
@@ -534,7 +528,7 @@ static void give_logits(const run *r, const cut *c, const char *logits) {
 static status score_parts(run *r, cut *c) {
     char *logits;
     if (r->f->batch.view.n_users == 0) return OK;
-    TRY(run_pass(r, NULL, NULL, &logits));
+    TRY(run_pass(r, &logits));
     give_logits(r, c, logits);
     histories_clear(&r->f->batch);
     c->n_tokens = 0;
