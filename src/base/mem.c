@@ -18,7 +18,7 @@ static void *default_alloc(void *ctx, size_t bytes) {
 
 /* realloc may move to an address that is only 16-byte aligned; then the content moves once more. */
 static void *default_resize(void *ctx, void *block, size_t bytes) {
-    void *moved = realloc(block, bytes);
+    void *moved = block != NULL ? realloc(block, bytes) : default_alloc(ctx, bytes);
     if (moved == NULL || (uintptr_t)moved % MEM_ALIGN == 0) return moved;
     void *aligned = default_alloc(ctx, bytes);
     if (aligned == NULL)

@@ -32,7 +32,7 @@ status buf_reserve(buf *b, size_t n_more) {
 }
 
 status buf_append(buf *b, const void *bytes, size_t n) {
-    TRY(buf_reserve(b, n));
+    if (b->capacity - b->n_bytes <= n) TRY(buf_reserve(b, n));
     if (n > 0) memcpy(b->data + b->n_bytes, bytes, n);
     b->n_bytes += n;
     b->data[b->n_bytes] = '\0';

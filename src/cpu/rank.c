@@ -92,14 +92,8 @@ static int64_t score_at(const best_job *j, int64_t row, int32_t q) {
 
 /* The first of query q's seen rows that is not before `row`. */
 static int32_t first_seen(const rank_args *a, int32_t q, int64_t row) {
-    int32_t low = a->seen_offsets[q];
-    for (int32_t high = a->seen_offsets[q + 1]; low < high;) {
-        int32_t middle = low + (high - low) / 2;
-        if (a->seen[middle] < row)
-            low = middle + 1;
-        else
-            high = middle;
-    }
+    int32_t low = a->seen_offsets[q], high = a->seen_offsets[q + 1];
+    BISECT(low, high, a->seen[middle] < row);
     return low;
 }
 

@@ -154,16 +154,21 @@ static void put_word(json_writer *w, const char *word) {
     put_text(w, word);
 }
 
+static void put_digits(json_writer *w, uint64_t value, bool is_negative) {
+    char text[24], *end = text + sizeof text, *at = end;
+    for (bool is_first = true; is_first || value > 0; is_first = false, value /= 10)
+        *--at = (char)('0' + value % 10);
+    if (is_negative) *--at = '-';
+    begin_element(w);
+    put(w, at, (size_t)(end - at));
+}
+
 void json_int(json_writer *w, int64_t value) {
-    char text[24];
-    snprintf(text, sizeof text, "%lld", (long long)value);
-    put_word(w, text);
+    put_digits(w, value < 0 ? -(uint64_t)value : (uint64_t)value, value < 0);
 }
 
 void json_uint(json_writer *w, uint64_t value) {
-    char text[24];
-    snprintf(text, sizeof text, "%llu", (unsigned long long)value);
-    put_word(w, text);
+    put_digits(w, value, false);
 }
 
 void json_double(json_writer *w, double value) {
@@ -402,8 +407,9 @@ static status refuse_next(const parser *p, const char *wanted) {
     return refuse(p, p->at, "expected %s, found byte 0x%02x", wanted, (unsigned)c);
 }
 
-static void skip_space(parser *p) {
-    for (int c = peek(p); c == ' ' || c == '\t' || c == '\n' || c == '\r'; c = peek(p))
+static inline void skip_space(parser *p) {
+    for (int c = peek(p); c <= ' ' && (c == ' ' || c == '\t' || c == '\n' || c == '\r');
+         c = peek(p))
         p->at++;
 }
 
@@ -530,44 +536,54 @@ static status parse_string(parser *p, const char **out, size_t *out_bytes, bool 
     return OK;
 }
 
-static bool skip_digits(parser *p) {
-    size_t start = p->at;
-    for (int c = peek(p); c >= '0' && c <= '9'; c = peek(p))
-        p->at++;
-    return p->at > start;
+/* *value: theirs, modulo 2^64. */
+static bool skip_digits(parser *p, uint64_t *value) {
+    size_t at = p->at, start = at;
+    *value = 0;
+    for (; at < p->n && p->text[at] >= '0' && p->text[at] <= '9'; at++)
+        *value = *value * 10 + (uint64_t)(p->text[at] - '0');
+    p->at = at;
+    return at > start;
 }
 
 /* Moves past a number: -? (0 | [1-9][0-9]*) (. [0-9]+)? ([eE] [+-]? [0-9]+)? */
-static status scan_number(parser *p, bool *out_is_integer) {
+static status scan_number(parser *p, bool *out_is_integer, uint64_t *value) {
+    uint64_t other;
     *out_is_integer = true;
     if (peek(p) == '-') p->at++;
     size_t digits = p->at;
-    if (!skip_digits(p)) return refuse_next(p, "a digit");
+    if (!skip_digits(p, value)) return refuse_next(p, "a digit");
     if (p->text[digits] == '0' && p->at > digits + 1)
         return refuse(p, digits, "a number must not start with 0");
     if (peek(p) == '.') {
         *out_is_integer = false;
         p->at++;
-        if (!skip_digits(p)) return refuse_next(p, "a digit after the decimal point");
+        if (!skip_digits(p, &other)) return refuse_next(p, "a digit after the decimal point");
     }
     if (peek(p) == 'e' || peek(p) == 'E') {
         *out_is_integer = false;
         p->at++;
         if (peek(p) == '+' || peek(p) == '-') p->at++;
-        if (!skip_digits(p)) return refuse_next(p, "a digit in the exponent");
+        if (!skip_digits(p, &other)) return refuse_next(p, "a digit in the exponent");
     }
     return OK;
 }
 
 static status parse_number(parser *p, json_value *out) {
+    enum { FEW = 18 }; /* digits that fit 64 bits */
     size_t start = p->at;
+    uint64_t value;
     bool is_integer;
-    TRY(scan_number(p, &is_integer));
+    TRY(scan_number(p, &is_integer, &value));
     const char *text = p->text + start, *copy;
     size_t n = p->at - start;
     out->type = JSON_NUMBER;
-    out->is_integer = is_integer && number_read(text, n, &out->integer) == NUMBER_WHOLE;
-    if (out->is_integer) {
+    if (is_integer && n <= FEW)
+        out->integer = text[0] == '-' ? -(int64_t)value : (int64_t)value;
+    else if (is_integer)
+        is_integer = number_read(text, n, &out->integer) == NUMBER_WHOLE;
+    out->is_integer = is_integer;
+    if (is_integer) {
         out->number = out->integer == 0 && text[0] == '-' ? -0.0 : (double)out->integer;
         return OK;
     }

@@ -145,45 +145,52 @@ static status read_logits(infer *f, const void *scores, int64_t n_rows, char **o
     return be->ops->copy_out(be, *out, scores, bytes);
 }
 
-/* The batch through the model, and the end of its leases: encoded users on the device, or the
- * logits on the host. */
-static status run_pass(run *r, const void **encoded, char **logits) {
+static status answer_users(run *r, const void *encoded);
+
+/* The batch through the model, and the end of its leases: the answers of encoded users, or the
+ * logits on the host.  A device that runs ahead of the host gets the searches of the users before
+ * it has encoded them, so their time is part of the layers'. */
+static status run_pass(run *r, char **logits) {
     infer *f = r->f;
+    backend *be = backend_of(f);
     const infer_hooks *h = r->hooks;
     const batch *b = &f->batch.view;
     layout_cache leases = {f->n_reused, f->n_stored, f->page}, *cache = NULL;
-    const void *scores;
+    const void *results;
     int64_t n_rows;
     end_stage(r, &f->build_ns);
     if (f->store != NULL) {
         cache = &leases;
         h->begin(h->ctx);
     }
-    status st = f->is_ranking ? pass_score_cached(f->pass, b, f->store, cache, &scores, &n_rows)
-                              : pass_encode_cached(f->pass, b, f->store, cache, encoded);
+    status st = f->is_ranking ? pass_score_cached(f->pass, b, f->store, cache, &results, &n_rows)
+                              : pass_encode_cached(f->pass, b, f->store, cache, &results);
+    if (be->n_ahead == 0) end_stage(r, &f->layers_ns);
     if (st == OK && h != NULL) st = h->while_busy(h->ctx, r->batch, b->n_users);
-    if (st == OK && f->is_ranking) st = read_logits(f, scores, n_rows, logits);
+    if (st == OK)
+        st = f->is_ranking ? read_logits(f, results, n_rows, logits) : answer_users(r, results);
     if (st != OK || !f->is_ranking) {
-        status waited = backend_of(f)->ops->sync(backend_of(f));
+        status waited = be->ops->sync(be);
         if (st == OK) st = waited;
     }
     if (f->store != NULL) h->end(h->ctx, st == OK);
-    end_stage(r, &f->layers_ns);
+    end_stage(r, be->n_ahead == 0 ? &f->head_ns : &f->layers_ns);
     return st;
 }
 
 /* Retrieval. */
 
-/* Copies rows of the catalogue, those that are neighbours together. */
-static status gather_rows(infer *f, const int32_t *row, int32_t n, float *to) {
+/* Copies rows of the catalogue or of encoded users, those that are neighbours together. */
+static status gather_rows(infer *f, const void *from, size_t row_bytes, const int32_t *row,
+                          int32_t n, void *to) {
     backend *be = backend_of(f);
-    int64_t dim = f->table.dim;
     for (int32_t i = 0, near; i < n; i += near) {
         near = 1;
         while (i + near < n && row[i + near] == row[i] + near)
             near++;
-        TRY(be->ops->copy(be, to + i * dim, f->table.items.rows + row[i] * dim,
-                          (size_t)(near * dim) * sizeof *to));
+        TRY(be->ops->copy(be, (char *)to + (size_t)i * row_bytes,
+                          (const char *)from + (size_t)row[i] * row_bytes,
+                          (size_t)near * row_bytes));
     }
     return OK;
 }
@@ -202,7 +209,8 @@ static status score_rows(infer *f, const void *query, int32_t n_queries, const i
     TRY(backend_room(f, (size_t)most * (size_t)f->table.dim * sizeof(float), &rows));
     for (int32_t first = 0; first < n; first += most) {
         int32_t count = n - first < most ? n - first : most;
-        TRY(gather_rows(f, row + first, count, rows));
+        TRY(gather_rows(f, f->table.items.rows, (size_t)f->table.dim * sizeof(float), row + first,
+                        count, rows));
         rank_args a = {.n_queries = n_queries,
                        .dim = f->table.dim,
                        .n_corpus = count,
@@ -298,50 +306,53 @@ static status eligible_rows(const infer *f, arena *a, const infer_query *q, uint
 
 /* Queries that search the whole catalogue, and what they leave out. */
 typedef struct search {
-    int32_t n, k, n_seen;
+    int32_t n, k, n_lists;
     infer_query **q;
     int32_t *place; /* (n): row of the encoded users */
-    int32_t *offsets, *seen;
-    const uint64_t **allowed; /* (n): bits of the rows; NULL: all */
+    /* (n_lists): offsets (n + 1), then the rows that are left out; padded, as the backend copies
+     * whole 16 bytes fastest. */
+    int32_t *lists, *seen;
+    const uint64_t **allowed; /* (n): bits of the rows, NULL: all; or NULL */
 } search;
 
-static status collect_searches(run *r, search *s) {
-    arena *scratch = &r->f->scratch;
-    size_t n = (size_t)r->f->batch.view.n_users;
-    int64_t n_seen = 0;
-    TRY(ARENA_NEW(scratch, &s->q, n));
-    TRY(ARENA_NEW(scratch, &s->place, n));
-    TRY(ARENA_NEW(scratch, &s->offsets, n + 1));
-    TRY(ARENA_NEW(scratch, &s->allowed, n));
-    for (int32_t i = 0; i < (int32_t)n; i++) {
-        infer_query *q = r->batch[i];
-        if (q->k == 0 || q->rules != NULL || q->allow != NULL) continue;
-        s->allowed[s->n] = q->allowed;
-        s->place[s->n] = i;
-        s->q[s->n++] = q;
-        s->k = q->k > s->k ? q->k : s->k;
-        n_seen += q->n_seen;
-    }
-    if (n_seen > INT32_MAX) return fail(ERR_UNSUPPORTED, "more than 2^31 items to leave out");
-    TRY(ARENA_NEW_RAW(scratch, &s->seen, (size_t)n_seen));
+static status list_seen(arena *scratch, search *s) {
+    enum { PAD = 16 };
+    int64_t n = (s->n + PAD) / PAD * PAD, n_seen = 0;
+    for (int32_t i = 0; i < s->n; i++)
+        n_seen += s->q[i]->n_seen;
+    int64_t n_lists = n + (n_seen + PAD - 1) / PAD * PAD;
+    if (n_lists > INT32_MAX) return fail(ERR_UNSUPPORTED, "more than 2^31 items to leave out");
+    TRY(ARENA_NEW_RAW(scratch, &s->lists, (size_t)n_lists));
+    s->n_lists = (int32_t)n_lists;
+    s->seen = s->lists + n;
+    s->lists[0] = 0;
     for (int32_t i = 0; i < s->n; i++) {
         const infer_query *q = s->q[i];
-        if (q->n_seen > 0)
-            memcpy(s->seen + s->n_seen, q->seen, (size_t)q->n_seen * sizeof *s->seen);
-        s->n_seen += q->n_seen;
-        s->offsets[i + 1] = s->n_seen;
+        int32_t *to = s->seen + s->lists[i];
+        if (q->n_seen > 0) memcpy(to, q->seen, (size_t)q->n_seen * sizeof *to);
+        s->lists[i + 1] = s->lists[i] + q->n_seen;
     }
     return OK;
 }
 
-/* The encoded users that search, one after the other. */
-static status gather_queries(infer *f, const search *s, const char *encoded, char *to) {
-    backend *be = backend_of(f);
-    size_t bytes = query_bytes(f);
-    for (int32_t i = 0; i < s->n; i++)
-        TRY(be->ops->copy(be, to + (size_t)i * bytes, encoded + (size_t)s->place[i] * bytes,
-                          bytes));
-    return OK;
+static status collect_searches(run *r, search *s) {
+    arena *scratch = &r->f->scratch;
+    size_t n = (size_t)r->f->batch.view.n_users;
+    const uint64_t **allowed;
+    TRY(ARENA_NEW(scratch, &s->q, n));
+    TRY(ARENA_NEW(scratch, &s->place, n));
+    TRY(ARENA_NEW(scratch, &allowed, n));
+    for (int32_t i = 0; i < (int32_t)n; i++) {
+        infer_query *q = r->batch[i];
+        if (q->k == 0 || q->rules != NULL || q->allow != NULL) continue;
+        if (q->allowed != NULL) s->allowed = allowed;
+        allowed[s->n] = q->allowed;
+        s->place[s->n] = i;
+        s->q[s->n++] = q;
+        s->k = q->k > s->k ? q->k : s->k;
+    }
+    if (s->k > r->f->table.items.n) s->k = r->f->table.items.n;
+    return list_seen(scratch, s);
 }
 
 static void take_best(const infer *f, const search *s, const int32_t *best, const float *score) {
@@ -381,23 +392,18 @@ static status search_catalogue(run *r, const void *encoded) {
     void *room;
     TRY(collect_searches(r, &s));
     if (s.n == 0) return OK;
-    if (s.k > f->table.items.n) s.k = f->table.items.n;
     TRY(ARENA_NEW(&f->scratch, &best, (size_t)s.n * (size_t)s.k));
     TRY(ARENA_NEW(&f->scratch, &score, (size_t)s.n * (size_t)s.k));
-    size_t user_bytes = ((size_t)s.n * query_bytes(f) + 63) / 64 * 64;
-    size_t offset_bytes = ((size_t)(s.n + 1) * sizeof *s.offsets + 63) / 64 * 64;
-    size_t seen_bytes = (size_t)s.n_seen * sizeof *s.seen;
-    TRY(backend_room(f, user_bytes + offset_bytes + seen_bytes, &room));
-    char *memory = room;
-    rank_args a = catalogue_args(f, s.n, memory, s.k, best, score);
+    size_t list_bytes = (size_t)s.n_lists * sizeof *s.lists;
+    TRY(backend_room(f, list_bytes + (size_t)s.n * query_bytes(f), &room));
+    int32_t *lists = room, *users = lists + s.n_lists;
+    TRY(be->ops->copy_in(be, lists, s.lists, list_bytes));
+    bool is_all = s.n == f->batch.view.n_users; /* then they are one after the other already */
+    if (!is_all) TRY(gather_rows(f, encoded, query_bytes(f), s.place, s.n, users));
+    rank_args a = catalogue_args(f, s.n, is_all ? encoded : users, s.k, best, score);
     a.allowed = s.allowed;
-    a.seen_offsets = (int32_t *)(memory + user_bytes);
-    a.seen = (int32_t *)(memory + user_bytes + offset_bytes);
-    TRY(gather_queries(f, &s, encoded, memory));
-    TRY(be->ops->copy_in(be, memory + user_bytes, s.offsets,
-                         (size_t)(s.n + 1) * sizeof *s.offsets));
-    if (seen_bytes > 0)
-        TRY(be->ops->copy_in(be, memory + user_bytes + offset_bytes, s.seen, seen_bytes));
+    a.seen_offsets = lists;
+    a.seen = lists + (s.seen - s.lists);
     TRY(be->ops->rank(be, &a));
     take_best(f, &s, best, score);
     return OK;
@@ -469,19 +475,17 @@ static status read_vectors(run *r, const char *encoded) {
     return OK;
 }
 
+static status answer_users(run *r, const void *encoded) {
+    TRY(read_vectors(r, encoded));
+    TRY(answer_encoded(r, encoded));
+    return search_catalogue(r, encoded);
+}
+
 static status run_retrieval(run *r) {
-    infer *f = r->f;
-    const void *encoded = NULL;
     int32_t n_reused;
     for (int32_t i = 0; i < r->n; i++)
         if (r->q[i]->events.n > 0) TRY(add_sequence(r, r->q[i], NULL, 0, &n_reused));
-    if (f->batch.view.n_users == 0) return OK;
-    TRY(run_pass(r, &encoded, NULL));
-    TRY(read_vectors(r, encoded));
-    TRY(answer_encoded(r, encoded));
-    TRY(search_catalogue(r, encoded));
-    end_stage(r, &f->head_ns);
-    return OK;
+    return r->f->batch.view.n_users > 0 ? run_pass(r, NULL) : OK;
 }
 
 /* Ranking. */
@@ -522,7 +526,7 @@ static void give_logits(const run *r, const cut *c, const char *logits) {
 static status score_parts(run *r, cut *c) {
     char *logits;
     if (r->f->batch.view.n_users == 0) return OK;
-    TRY(run_pass(r, NULL, &logits));
+    TRY(run_pass(r, &logits));
     give_logits(r, c, logits);
     histories_clear(&r->f->batch);
     c->n_tokens = 0;
@@ -580,7 +584,7 @@ status infer_run(infer *f, infer_query *const *q, int32_t n, const infer_hooks *
     return st;
 }
 
-void infer_finish_floats(const infer *f, infer_query *q, const float *logits) {
+static void finish_floats(const infer *f, infer_query *q, const float *logits) {
     const score_columns *c = &f->columns;
     for (int32_t i = 0, n; i<q->n_candidates; i += n> 0 ? n : 1) {
         n = 0;
@@ -598,7 +602,7 @@ void infer_finish(const infer *f, infer_query *q, float *wide) {
     act_type act = backend_of(f)->act;
     const uint16_t *from = q->logits;
     if (act == ACT_F32) {
-        infer_finish_floats(f, q, q->logits);
+        finish_floats(f, q, q->logits);
         return;
     }
     if (act == ACT_BF16)
@@ -608,14 +612,14 @@ void infer_finish(const infer *f, infer_query *q, float *wide) {
     else
         for (size_t i = 0; i < n; i++)
             wide[i] = half_f16_to_float(from[i]);
-    infer_finish_floats(f, q, wide);
+    finish_floats(f, q, wide);
 }
 
 status infer_distinct(const infer *f, arena *scratch, int32_t *rows, int32_t *n) {
-    enum { LONG = 4096 }; /* of a million rows sorting would hold up the thread; bits do not */
+    enum { WORDS = 32 }; /* of bits that are looked at in the time it takes to sort a row */
     uint64_t *bits, n_words = (uint64_t)f->table.items.n / 64 + 1;
     int32_t kept = 0;
-    if (*n < LONG) {
+    if ((uint64_t)*n * WORDS < n_words) {
         *n = pass_distinct_rows(rows, *n);
         return OK;
     }

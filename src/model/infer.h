@@ -107,7 +107,6 @@ status infer_run(infer *f, infer_query *const *q, int32_t n, const infer_hooks *
 /* Ranking: makes a query's values of its logits.  wide: (n_candidates, columns.width) for them as
  * floats; not needed where activations are floats.  Any thread. */
 void infer_finish(const infer *f, infer_query *q, float *wide);
-void infer_finish_floats(const infer *f, infer_query *q, const float *logits);
 
 /* Sorts rows of the catalogue, such as those a user has had, and keeps one of each. */
 status infer_distinct(const infer *f, arena *scratch, int32_t *rows, int32_t *n);

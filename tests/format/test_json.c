@@ -202,6 +202,10 @@ TEST(json_reads_numbers) {
     CHECK(v->is_integer && v->integer == INT64_MAX);
     v = parsed("-9223372036854775808");
     CHECK(v->is_integer && v->integer == INT64_MIN);
+    v = parsed("[999999999999999999, -999999999999999999, 1000000000000000001]")->first;
+    CHECK(v->is_integer && v->integer == 999999999999999999 && v->number == 1e18);
+    CHECK(v->next->is_integer && v->next->integer == -999999999999999999);
+    CHECK(v->next->next->integer == 1000000000000000001);
     v = parsed("9223372036854775808");
     CHECK(!v->is_integer && v->number == 9223372036854775808.0);
     v = parsed("18446744073709551615");

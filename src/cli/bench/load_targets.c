@@ -117,7 +117,7 @@ typedef enum { SEND_ON, SEND_OR_RUN, SEND_AND_WAIT } send_kind;
 static void send_one(engine_target *t, const request_ask *r, send_kind kind, flight *f) {
     engine_request ask = r->ask;
     engine_added added;
-    ask.may_run = kind == SEND_OR_RUN;
+    ask.run_ns = kind == SEND_OR_RUN ? UINT64_MAX : 0;
     status st = OK;
     f->out->sent_ns = clock_ns();
     if (f->out->intended_ns == 0) f->out->intended_ns = f->out->sent_ns;

@@ -320,10 +320,15 @@ static int sample_stride(const rank_args *a) {
     return (int)(fits < 1 ? 1 : fits < most ? fits : most);
 }
 
+/* Rows and scores of the best, and the number of overflows; whole 16 bytes are copied fastest. */
+static size_t out_words(const rank_args *a) {
+    return (2 * (size_t)a->n_queries * (size_t)a->k + 1 + 3) / 4 * 4;
+}
+
 static size_t lay_out(topk_job *j, topk_out *out, char *memory) {
     char *at = memory;
     size_t n = (size_t)j->a.n_queries, n_best = n * (size_t)j->a.k;
-    cuda_cut(&at, 2 * n_best + 1, &out->best);
+    cuda_cut(&at, out_words(&j->a), &out->best);
     out->score = (float *)(out->best + n_best);
     out->n_overflows = (int *)(out->score + n_best);
     cuda_cut(&at, n * (size_t)j->n_groups, &j->maxima);
@@ -354,7 +359,7 @@ static status collect(backend *be, const topk_scan *scan, const topk_job *j, con
         TRY(scan->run(be, j));
         TRY(cuda_launch(be, "the selection of a search", topk_select_any_kernel, j->a.n_queries,
                         SELECT_THREADS, 0, *j, *out));
-        TRY(cuda_copy_out(be, host, out->best, (n + 1) * sizeof *host));
+        TRY(cuda_copy_out(be, host, out->best, out_words(&j->a) * sizeof *host));
     } while (host[n] > 0);
     return OK;
 }
@@ -385,7 +390,7 @@ status cuda_topk(backend *be, const rank_args *a) {
     int most = scan_of(be, a).n_queries;
     int32_t *host;
     status st = OK;
-    TRY(MEM_NEW(&host, 2 * (size_t)(a->n_queries < most ? a->n_queries : most) * (size_t)a->k + 1));
+    TRY(MEM_NEW(&host, out_words(a)));
     for (int64_t first = 0; first < a->n_queries && st == OK; first += most) {
         rank_args part = *a;
         part.n_queries = (int32_t)(a->n_queries - first < most ? a->n_queries - first : most);

@@ -570,9 +570,9 @@ void engine_submit(engine *e, const engine_request *r, engine_answer *out, engin
         j->done = done;
         j->is_gone = r->is_gone;
         j->ctx = ctx;
-        j->is_left = r->makes_items && !r->may_run && j->m->is_ranking;
+        j->is_left = r->makes_items;
         if (j->is_left) out->memory->job = j;
-        slot_submit(s, j, r->may_run);
+        slot_submit(s, j, r->run_ns);
     } else {
         done(ctx, out);
     }
@@ -590,30 +590,16 @@ static void wait_for(sem_t *done) {
     sem_destroy(done);
 }
 
-/* With several replicas a job may be answered by another slot than the one it was given to. */
-static void ask_any(engine *e, const engine_request *r, engine_answer *out) {
+void engine_ask(engine *e, const engine_request *r, engine_answer *out) {
     engine_request own = *r;
     sem_t done;
     sem_init(&done, 0, 0);
-    own.may_run = true;
+    own.run_ns = UINT64_MAX;
     own.is_gone = NULL;
+    own.makes_items = true;
+    atomic_fetch_add(&e->n_inside, 1);
     engine_submit(e, &own, out, wake_asker, &done);
     wait_for(&done);
-}
-
-void engine_ask(engine *e, const engine_request *r, engine_answer *out) {
-    slot *s;
-    if (e->n_devices > 1) {
-        ask_any(e, r, out);
-        return;
-    }
-    atomic_fetch_add(&e->n_inside, 1);
-    job *j = make_job(e, r, out, &s);
-    if (j != NULL) {
-        j->is_left = j->m->is_ranking;
-        if (j->is_left) out->memory->job = j;
-        slot_ask(s, j);
-    }
     if (engine_make_items(out) != OK) (void)refuse(NULL, r, out, ENGINE_FAILED, status_reason());
     atomic_fetch_sub(&e->n_inside, 1);
 }
@@ -623,7 +609,7 @@ status engine_make_items(engine_answer *a) {
     if (j == NULL || a->outcome != ENGINE_OK) return OK;
     a->memory->job = NULL;
     j->out = a; /* which may be a copy */
-    return job_answer_candidates(j);
+    return job_answer(j);
 }
 
 static void release_memory(struct engine_answer_memory *memory) {

@@ -211,8 +211,9 @@ typedef struct engine_request {
     /* engine_submit: the caller makes the items of the answer, by engine_make_items; for
      * callers that write answers on their own threads, so that the worker can go on. */
     bool makes_items;
-    bool may_run; /* engine_submit: by the caller's thread, before it returns, where a batch may
-                     begin; engine_ask always does so */
+    /* engine_submit: the caller's thread runs a batch that may begin and is predicted to take at
+     * most so long, before it returns; 0: it runs none.  engine_ask always runs it. */
+    uint64_t run_ns;
     /* Asked with the context of `done` before the request would run, by the thread that computes:
      * true where nobody waits for the answer any more.  NULL: somebody does. */
     bool (*is_gone)(void *ctx);

@@ -488,7 +488,7 @@ void job_move(job *j, served *to) {
 
 /* The items of an answer, from the results of its job. */
 
-status job_answer_items(job *j) {
+static status answer_items(job *j) {
     const infer_query *q = &j->q;
     engine_item *to;
     TRY(ARENA_NEW(j->arena, &to, (size_t)q->n_best));
@@ -512,12 +512,6 @@ static uint64_t order_key(float value) {
     return bits >> 31 ? bits : ~(bits | 1u << 31); /* descending as the values are ascending */
 }
 
-static void clear_values(job *j) {
-    size_t n = (size_t)j->q.n_candidates * (size_t)j->m->infer.columns.n;
-    for (size_t i = 0; i < n; i++)
-        j->q.values[i] = NAN;
-}
-
 /* Memory is cleared even where it is overwritten: so it is in this core's caches when the results
  * come. */
 status job_name_candidates(job *j) {
@@ -537,7 +531,8 @@ status job_name_candidates(job *j) {
         to->place = (uint32_t)i;
         to->values = j->q.values + i * width;
     }
-    clear_values(j);
+    for (size_t i = 0; i < n * width; i++)
+        j->q.values[i] = NAN;
     return OK;
 }
 
@@ -566,7 +561,7 @@ static void order_candidates(job *j) {
     }
 }
 
-status job_answer_candidates(job *j) {
+static status answer_candidates(job *j) {
     int32_t n = j->q.n_candidates;
     TRY(job_name_candidates(j));
     if (j->q.logits != NULL) infer_finish(&j->m->infer, &j->q, j->wide);
@@ -576,13 +571,6 @@ status job_answer_candidates(job *j) {
     return OK;
 }
 
-void job_rehearse(job *j) {
-    enum { MOST = 1024 }; /* of more the code is the smaller part */
-    size_t n = (size_t)j->q.n_candidates * (size_t)j->m->infer.columns.width;
-    if (j->named == NULL || j->wide == NULL || j->q.n_candidates > MOST) return;
-    for (size_t i = 0; i < n; i++)
-        j->wide[i] = (float)((uint32_t)i * 2654435761u >> 24) / 64;
-    infer_finish_floats(&j->m->infer, &j->q, j->wide);
-    if (j->top_k > 0) (void)find_order(j);
-    clear_values(j);
+status job_answer(job *j) {
+    return j->task == ENGINE_RANK ? answer_candidates(j) : answer_items(j);
 }

@@ -21,7 +21,7 @@ struct engine_answer_memory {
 typedef struct job {
     infer_query q; /* in the numbers of its model; job_of */
     engine_answer *out;
-    engine_done done;           /* NULL: a caller waits for is_done */
+    engine_done done;
     bool (*is_gone)(void *ctx); /* or NULL */
     void *ctx;
     served *m; /* the answer's reference */
@@ -47,7 +47,6 @@ typedef struct job {
     uint64_t deadline_ns;
     bool has_deadline;
     bool was_admitted; /* slot_admits said yes: it is not refused any more */
-    bool is_done;      /* under the slot's lock */
     int priority;
     uint64_t order;
     uint64_t key; /* of its user, for the choice of a replica, */
@@ -81,15 +80,10 @@ static inline int32_t job_tokens(const job *j) {
 
 /* Writes the answer's items from the job's results: best first for recommend and for rank with
  * top_k, else in the order of the candidates. */
-status job_answer_items(job *j);
-status job_answer_candidates(job *j);
+status job_answer(job *j);
 
-/* Makes what the results go to and what job_answer_candidates needs besides them, which then cannot
- * fail: before the first result, best while it is computed. */
+/* Makes what the results of candidates go to and what job_answer needs besides them, which then
+ * cannot fail: before the first result, best while it is computed. */
 status job_name_candidates(job *j);
-
-/* Does most of job_answer_candidates with numbers that mean nothing, after job_name_candidates and
- * before the results are there: so the code, too, is in the core's caches when they come. */
-void job_rehearse(job *j);
 
 #endif

@@ -37,7 +37,7 @@ void slot_count(slot *s, engine_task task, engine_outcome outcome) {
 static void answer(slot *s, job *j, engine_outcome outcome) {
     j->out->outcome = outcome;
     slot_count(s, j->task, outcome);
-    if (j->done != NULL) j->done(j->ctx, j->out);
+    j->done(j->ctx, j->out);
 }
 
 /* A batch through its model. */
@@ -48,10 +48,6 @@ typedef struct run_report {
     int32_t tokens_loaded;  /* of the reused ones */
     kv_cache_counts before; /* of the cache; zero without one */
 } run_report;
-
-/* From so many jobs on, answers are made on all threads of the pool: waking it takes 100 to 200 us
- * on 16 cores, the numbers of 256 candidates 5 to 10 us. */
-enum { MANY_JOBS = 32 };
 
 /* How often the cache's lock is tried before the thread sleeps. */
 enum { LOCK_LOOKS = 200 };
@@ -161,26 +157,20 @@ static void end_run(run *r) {
 }
 
 /* Names candidates while the device computes: of the jobs whose items this thread makes and, on a
- * GPU, of the others, too (a CPU has computed already, so their callers name them). */
+ * GPU, of the others, too (a CPU has computed already, so their callers name them).  A retrieval
+ * model writes scores to what is made here. */
 static status name_candidates(void *ctx, infer_query *const *q, int32_t n) {
     const run *r = ctx;
-    bool is_busy = r->m->compute.be->n_ahead > 0;
-    job *own = NULL;
+    bool is_needed = r->m->compute.be->n_ahead > 0 || !r->m->is_ranking;
     for (int32_t i = 0; i < n; i++) {
         job *j = job_of(q[i]);
-        if (q[i]->n_candidates == 0) continue;
-        if (!j->is_left || is_busy) TRY(job_name_candidates(j));
-        if (!j->is_left) own = j;
+        if (q[i]->n_candidates > 0 && (!j->is_left || is_needed)) TRY(job_name_candidates(j));
     }
-    if (own != NULL) job_rehearse(own);
     return OK;
 }
 
-static status answer_job(void *ctx, int64_t i, int worker) {
-    const run *r = ctx;
-    job *j = r->jobs[i];
+static status answer_job(const run *r, job *j) {
     bool is_known = r->m->is_ranking || j->q.events.n > 0;
-    (void)worker;
     j->out->tokens_computed = j->q.n_computed;
     j->out->tokens_reused = j->q.n_reused;
     j->out->source = is_known                                     ? ENGINE_FROM_MODEL
@@ -190,16 +180,7 @@ static status answer_job(void *ctx, int64_t i, int worker) {
         j->out->vector = j->q.vector;
         j->out->dim = r->m->infer.table.dim;
     }
-    if (j->is_left) return OK;
-    return j->task == ENGINE_RANK ? job_answer_candidates(j) : job_answer_items(j);
-}
-
-/* On all threads where jobs are many. */
-static status answer_jobs(run *r) {
-    if (r->n >= MANY_JOBS) return pool_run(r->m->compute.workers, r->n, answer_job, r);
-    for (int32_t i = 0; i < r->n; i++)
-        TRY(answer_job(r, i, 0));
-    return OK;
+    return j->is_left ? OK : job_answer(j);
 }
 
 static status compute(run *r) {
@@ -211,7 +192,8 @@ static status compute(run *r) {
         q[i] = &r->jobs[i]->q;
     TRY(infer_run(f, q, r->n, &hooks));
     uint64_t start = clock_ns();
-    TRY(answer_jobs(r));
+    for (int32_t i = 0; i < r->n; i++)
+        TRY(answer_job(r, r->jobs[i]));
     r->report->build_ns = f->build_ns;
     r->report->layers_ns = f->layers_ns;
     r->report->head_ns = f->head_ns + clock_ns() - start;
@@ -310,25 +292,20 @@ static void leave_out_gone(slot *s, taken *t) {
     t->n = n;
 }
 
-/* Counts the answers of a batch, and gives those of callers that wait: their jobs may be gone when
- * the lock is.  Leaves the others in t; under the lock. */
-static void answer_waiting(slot *s, taken *t, engine_outcome outcome, uint64_t end) {
-    int32_t n = 0;
+/* Counts the answers of a batch; under the lock. */
+static void count_answers(slot *s, const taken *t, engine_outcome outcome, uint64_t end) {
     for (int32_t i = 0; i < t->n; i++) {
-        job *j = t->jobs[i];
+        const job *j = t->jobs[i];
         s->stats.requests[j->task][outcome]++;
         if (outcome == ENGINE_OK) add_time(&s->stats.total, end - j->submit_ns);
         j->out->outcome = outcome;
-        if (j->done != NULL) t->jobs[n++] = j;
-        j->is_done = true;
     }
-    t->n = n;
 }
 
 /* A thread that waits has something to see, after a batch or a call; under the lock. */
 static void end_turn(slot *s) {
     s->begin_ns = 0; /* what waits has waited for others already */
-    if (s->n_waiting > 0 || s->queue.n > 0) pthread_cond_broadcast(&s->changed);
+    if (s->n_calls > 0 || s->queue.n > 0) pthread_cond_broadcast(&s->changed);
 }
 
 /* The failed batch and all that waits go to other replicas; nothing is enqueued here any more. */
@@ -374,7 +351,7 @@ static void run_taken(slot *s, taken *t) {
     job_queue_end(&s->queue, st == OK ? t->n : 0, end);
     if (st == OK) note_batch(s, t, &report, start);
     bool is_up = tensor_group_check(t->jobs[0]->m->tensor.group) == OK;
-    answer_waiting(s, t, st == OK ? ENGINE_OK : is_up ? ENGINE_FAILED : ENGINE_CLOSING, end);
+    count_answers(s, t, st == OK ? ENGINE_OK : is_up ? ENGINE_FAILED : ENGINE_CLOSING, end);
     pthread_mutex_unlock(&s->lock);
     for (int32_t i = 0; i < t->n; i++)
         t->jobs[i]->done(t->jobs[i]->ctx, t->jobs[i]->out);
@@ -510,15 +487,23 @@ static engine_outcome enqueue(slot *s, job *j, uint64_t now) {
     return ENGINE_OK;
 }
 
+/* Whether a thread that has no more than run_ns may run the next batch; under the lock.  The first
+ * batch of a model waits for its checksums, and ranks that share a model may be loading it. */
+static bool has_time(const slot *s, const job *j, uint64_t run_ns) {
+    if (run_ns == 0 || run_ns == UINT64_MAX) return run_ns != 0;
+    return s->queue.learnt_ns > 0 && j->m->tensor.group == NULL &&
+           job_queue_seconds(&s->queue, j->flops) * 1e9 <= (double)run_ns;
+}
+
 /* Enqueues a job, and runs it or wakes who does. */
-static engine_outcome put(slot *s, job *j, bool may_run) {
+static engine_outcome put(slot *s, job *j, uint64_t run_ns) {
     uint64_t now = clock_ns();
     bool wakes = false;
     pthread_mutex_lock(&s->lock);
     engine_outcome outcome = enqueue(s, j, now);
     if (outcome == ENGINE_OK) {
         bool begins = may_begin(s, now);
-        if (begins && may_run)
+        if (begins && has_time(s, j, run_ns))
             run_batch(s);
         else
             wakes = begins || (s->queue.n == 1 && !s->is_running);
@@ -528,8 +513,8 @@ static engine_outcome put(slot *s, job *j, bool may_run) {
     return outcome;
 }
 
-void slot_submit(slot *s, job *j, bool may_run) {
-    engine_outcome outcome = put(s, j, may_run);
+void slot_submit(slot *s, job *j, uint64_t run_ns) {
+    engine_outcome outcome = put(s, j, run_ns);
     if (outcome != ENGINE_OK && !replicas_move(s->all, s, j)) answer(s, j, outcome);
 }
 
@@ -538,28 +523,15 @@ bool slot_take_over(slot *s, job *j) {
     bool is_fit = m->version == before->version && !slot_is_lost(s, NULL);
     if (is_fit) job_move(j, m);
     served_drop(is_fit ? before : m);
-    return is_fit && put(s, j, false) == ENGINE_OK;
-}
-
-void slot_ask(slot *s, job *j) {
-    pthread_mutex_lock(&s->lock);
-    engine_outcome outcome = enqueue(s, j, clock_ns());
-    s->n_waiting++;
-    while (outcome == ENGINE_OK && !j->is_done)
-        take_turn(s);
-    s->n_waiting--;
-    pthread_mutex_unlock(&s->lock);
-    if (outcome != ENGINE_OK) answer(s, j, outcome);
+    return is_fit && put(s, j, 0) == ENGINE_OK;
 }
 
 /* Calls and batches take turns, so that neither waits for as long as others come. */
 status slot_call(slot *s, status (*fn)(served *m, void *ctx), void *ctx) {
     pthread_mutex_lock(&s->lock);
     s->n_calls++;
-    s->n_waiting++;
     while (s->is_running || (s->was_call && s->queue.n > 0))
         pthread_cond_wait(&s->changed, &s->lock);
-    s->n_waiting--;
     s->n_calls--;
     s->is_running = s->was_call = true;
     served *m = s->model;

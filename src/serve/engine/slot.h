@@ -1,11 +1,10 @@
 /* Slot: a served model under its name, with its queue and its worker thread.
  *
- * Requests wait in one queue (job_queue.h decides on admission).  All threads wait on one condition
- * variable: the worker, callers of slot_ask and slot_call.  One thread computes
- * at a time (is_running).  A batch is run by the first thread, a waiting caller or the worker, that
- * holds the lock and finds that a batch may begin (take_turn).  So a single caller runs its own job
- * without waking a thread, the last of several concurrent callers runs the batch of all, and the
- * worker runs the jobs of callers that do not wait.
+ * Requests wait in one queue (job_queue.h decides on admission).  The worker and callers of
+ * slot_call wait on one condition variable.  One thread computes at a time (is_running).  A batch
+ * is run by the first thread, a caller that may or the worker, that holds the lock and finds that
+ * it may begin.  So a single caller runs its own job without waking a thread, the last of several
+ * concurrent callers runs the batch of all, and the worker runs all others.
  *
  * A batch may begin when nothing runs and either as many jobs wait as the last batch had, or the
  * first of them has waited as long as one more batch would cost, or jobs were queued when the last
@@ -28,7 +27,6 @@ typedef struct slot {
     int place;
     pthread_mutex_t lock;   /* of everything below */
     pthread_cond_t changed; /* a batch may begin, or a batch or call has ended */
-    int n_waiting;          /* threads waiting on it, without the worker */
     pthread_t thread;
     bool has_thread, is_stopping;
     bool is_running; /* a batch or a call */
@@ -72,11 +70,8 @@ engine_outcome slot_admits(slot *s, const slot_terms *t, engine_answer *out);
 bool slot_is_lost(slot *s, char why[ENGINE_ERROR_BYTES]);
 
 /* Enqueues a job that has its terms.  It is answered, or refused unless j->was_admitted; what this
- * slot cannot take, another replica may.  may_run: this thread may run a batch before this
- * returns. */
-void slot_submit(slot *s, job *j, bool may_run);
-/* The same for a job without `done` and a single replica; returns when it is answered. */
-void slot_ask(slot *s, job *j);
+ * slot cannot take, another replica may.  run_ns: as a request has it. */
+void slot_submit(slot *s, job *j, uint64_t run_ns);
 
 /* Enqueues a job of another replica, which becomes one of this slot's model, if that has the same
  * version.  False: it is refused, and still the caller's. */

@@ -70,6 +70,8 @@ enum {
     CONNECTION_BYTES = 32 << 10, /* read buffer and headers of a connection */
     MOST_RESUMED = 2,            /* exchanges of a thread */
     STREAM_BYTES = 256 << 10,    /* unread, at most */
+    QUIET_NS = 2000000,          /* without a request: the next one is probably alone, too */
+    RECENT_NS = 5000000,         /* since a request came: its client is taken to be there still */
     MAX_ANSWER_HEADERS = 8,
     HEADER_VALUE_BYTES = 320
 };
@@ -149,6 +151,7 @@ void http_peer(const http_exchange *x, char text[HTTP_ADDRESS_BYTES]) {
 }
 
 bool http_is_cancelled(const http_exchange *x) {
+    if (clock_ns() - x->arrived_ns < RECENT_NS) return false;
     struct pollfd p = {.fd = inside(x)->from->fd, .events = POLLRDHUP};
     return poll(&p, 1, 0) == 1 && (p.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
 }
@@ -336,20 +339,14 @@ static void fit_answer(exchange *x) {
 }
 
 static enum MHD_Result send_answer(exchange *x) {
-    http_server *h = x->server;
     bool is_stream = x->stream != NULL;
     fit_answer(x);
-    size_t n = x->answer.n_bytes;
+    x->from->n_sending = x->answer.n_bytes;
     struct MHD_Response *r = make_response(x);
     if (r == NULL) return MHD_NO;
-    pthread_mutex_lock(&h->lock);
-    bool is_closing = h->is_closing;
-    if (!is_stream) x->from->at = SENDS_ANSWER;
-    x->from->since_ns = clock_ns();
-    x->from->n_sending = n;
-    pthread_mutex_unlock(&h->lock);
+    if (!is_stream) http_set_phase(x->from, SENDS_ANSWER);
     if (x->type != NULL) MHD_add_response_header(r, "Content-Type", x->type);
-    if (is_closing || x->is_refused) MHD_add_response_header(r, "Connection", "close");
+    if (x->server->is_closing || x->is_refused) MHD_add_response_header(r, "Connection", "close");
     for (int i = 0; i < x->n_headers; i++)
         MHD_add_response_header(r, x->header[i].name, x->header[i].value);
     enum MHD_Result done = MHD_queue_response(x->connection, (unsigned)x->code, r);
@@ -424,15 +421,11 @@ static const char *find_ambiguity(const header_facts *f, const char *version) {
  * with the end of the request. */
 static enum MHD_Result ask_begin(exchange *x, bool has_body) {
     http_server *h = x->server;
-    pthread_mutex_lock(&h->lock);
     h->n_unanswered++;
-    pthread_mutex_unlock(&h->lock);
     h->set.begin(h->set.ctx, &x->x);
     x->is_refused = x->is_answered && has_body;
     if (x->is_refused) return send_answer(x);
-    pthread_mutex_lock(&h->lock);
     h->n_unanswered -= !x->is_answered;
-    pthread_mutex_unlock(&h->lock);
     return MHD_YES;
 }
 
@@ -441,7 +434,7 @@ static enum MHD_Result begin_request(exchange *x, const char *version) {
     http_server *h = x->server;
     header_facts f = {.n_bytes = strlen(x->x.path) + strlen(x->x.method)};
     char why[160];
-    http_set_phase(h, x->from, READS_BODY);
+    http_set_phase(x->from, READS_BODY);
     MHD_get_connection_values(x->connection, MHD_HEADER_KIND, add_header, &f);
     if (f.n_bytes > h->set.max_header_bytes) {
         snprintf(why, sizeof why, "the headers have more than %zu bytes", h->set.max_header_bytes);
@@ -518,6 +511,10 @@ static enum MHD_Result pass_on(exchange *x) {
     http_server *h = x->server;
     pthread_mutex_lock(&h->lock);
     x->from->at = IS_HANDLED;
+    x->x.is_lone = h->n_unanswered == 0 &&
+                   (h->last_from == x->from || x->x.arrived_ns > h->last_ns + QUIET_NS);
+    h->last_from = x->from;
+    h->last_ns = x->x.arrived_ns;
     bool is_lost = x->from->is_shut || x->is_refused;
     h->n_unanswered += !is_lost && !x->is_answered;
     resume_next(h);
@@ -567,15 +564,18 @@ static void on_completed(void *context, struct MHD_Connection *c, void **request
     (void)c;
     (void)how;
     if (x == NULL) return;
-    pthread_mutex_lock(&h->lock);
-    end_turn(h, x);
-    pthread_mutex_unlock(&h->lock);
+    if (x->is_resumed) {
+        pthread_mutex_lock(&h->lock);
+        end_turn(h, x);
+        pthread_mutex_unlock(&h->lock);
+    }
     /* A client that disconnected while it waited: what holds the exchange must still release it. */
     x->x.is_leaving = true;
     if (x->is_whole && !x->is_answered && x->then != NULL) x->then(x->then_ctx);
     if (!x->is_whole && x->x.context != NULL && h->set.gone != NULL) h->set.gone(h->set.ctx, &x->x);
     if (x->stream != NULL) stream_leave(x->stream);
-    http_set_phase(h, x->from, IS_IDLE);
+    (void)http_hold(h, x->from, 0);
+    http_set_phase(x->from, IS_IDLE);
     buf_fini(&x->body);
     buf_fini(&x->answer);
     mem_free(x);

@@ -34,7 +34,10 @@ typedef struct http_exchange {
      * the kernel. */
     uint64_t arrived_ns;
     bool is_leaving; /* the client has disconnected: answer now */
-    void *context;   /* the handler's own, from begin to handle */
+    /* No other request is unanswered, and the last one came on the same connection or a while ago.
+     */
+    bool is_lone;
+    void *context; /* the handler's own, from begin to handle */
 } http_exchange;
 
 typedef struct http_settings {

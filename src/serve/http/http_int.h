@@ -5,6 +5,7 @@
 #ifdef HSTU_HAS_MICROHTTPD
 #include <microhttpd.h>
 #include <pthread.h>
+#include <stdatomic.h>
 
 #include "serve/http/http.h"
 
@@ -16,16 +17,17 @@ enum {
 /* What a connection is doing, for the reaper. */
 typedef enum { READS_HEADER, READS_BODY, IS_IDLE, IS_HANDLED, SENDS_ANSWER } phase;
 
-/* One connection, from accept to close. */
+/* One connection, from accept to close.  Its thread alone changes the phase, without the lock, but
+ * for IS_HANDLED: a connection that was shut down before is not handled. */
 typedef struct peer {
     struct peer *next, *previous;
     int fd;
-    phase at;
-    uint64_t since_ns; /* when the phase began */
-    uint64_t address;  /* of IPv6 the network */
-    size_t held_bytes; /* of a large body or answer */
-    size_t n_sending;  /* bytes of the answer */
-    bool is_shut;
+    _Atomic phase at;
+    atomic_uint_fast64_t since_ns; /* when the phase began; set before it */
+    uint64_t address;              /* of IPv6 the network */
+    size_t held_bytes;             /* of a large body or answer */
+    atomic_size_t n_sending;       /* bytes of the answer */
+    bool is_shut;                  /* under the lock */
 } peer;
 
 struct http_server {
@@ -38,8 +40,11 @@ struct http_server {
     pthread_mutex_t lock;
     int n_prompt; /* threads that have seen a connection */
     peer peers;   /* head of a ring */
-    int64_t n_open, n_accepted, n_unanswered;
-    bool is_closing; /* answers close their connections */
+    int64_t n_open, n_accepted;
+    atomic_int_fast64_t n_unanswered;
+    const peer *last_from;  /* who sent the last whole request, */
+    uint64_t last_ns;       /* and when it came */
+    atomic_bool is_closing; /* answers close their connections */
     /* Exchanges that can continue: some are resumed, the others wait in order. */
     int n_resumed;
     struct exchange *first_ready, *last_ready;
@@ -56,7 +61,7 @@ status http_listen(http_server *h);
  * it then permits. */
 void http_fit_descriptors(http_settings *s);
 
-void http_set_phase(http_server *h, peer *p, phase at);
+void http_set_phase(peer *p, phase at);
 
 /* Lets a connection have so many bytes of a body or of an answer, instead of those that it had.
  * False: there is no room.  Small ones always have it. */

@@ -89,18 +89,16 @@ void http_fit_descriptors(http_settings *s) {
 
 enum { REAP_NS = 100000000, SENT_IN_TIME = 2 << 20 };
 
-void http_set_phase(http_server *h, peer *p, phase at) {
-    pthread_mutex_lock(&h->lock);
-    p->at = at;
+void http_set_phase(peer *p, phase at) {
     p->since_ns = clock_ns();
-    if (at == IS_IDLE) p->held_bytes = 0;
-    pthread_mutex_unlock(&h->lock);
+    p->at = at;
 }
 
 /* Large ones are few enough to be summed. */
 bool http_hold(http_server *h, peer *p, size_t n_bytes) {
     size_t all = n_bytes, own = n_bytes, most = h->set.max_held_bytes;
     if (n_bytes <= SMALL_BYTES) n_bytes = 0;
+    if (n_bytes == p->held_bytes) return true; /* mostly none */
     pthread_mutex_lock(&h->lock);
     for (const peer *q = h->peers.next; q != &h->peers && n_bytes > 0; q = q->next) {
         if (q == p) continue;
@@ -144,20 +142,21 @@ void http_refuse_at_socket(peer *p, int code, const char *words, const char *rem
 
 /* The deadlines of a connection; 0: it is in time, else the code that refuses it. */
 static int overdue(const http_settings *s, const peer *p, uint64_t now) {
-    uint64_t ms = (now - p->since_ns) / 1000000;
+    phase at = p->at;
+    uint64_t since = p->since_ns, ms = now > since ? (now - since) / 1000000 : 0;
     if (p->is_shut) return 0;
-    if (p->at == READS_HEADER && ms > (uint64_t)s->header_ms) return 408;
-    if (p->at == READS_BODY && ms > (uint64_t)s->body_ms) return 408;
+    if (at == READS_HEADER && ms > (uint64_t)s->header_ms) return 408;
+    if (at == READS_BODY && ms > (uint64_t)s->body_ms) return 408;
     /* A client that reads slower than that only holds memory. */
-    if (p->at == SENDS_ANSWER && ms > (uint64_t)s->answer_ms * (1 + p->n_sending / SENT_IN_TIME))
+    if (at == SENDS_ANSWER && ms > (uint64_t)s->answer_ms * (1 + p->n_sending / SENT_IN_TIME))
         return -1;
-    return p->at == IS_IDLE && ms > (uint64_t)s->idle_ms ? -1 : 0;
+    return at == IS_IDLE && ms > (uint64_t)s->idle_ms ? -1 : 0;
 }
 
 static void reap(http_server *h) {
     int n_late = 0;
     pthread_mutex_lock(&h->lock);
-    uint64_t now = clock_ns(); /* under the lock: no phase began after it */
+    uint64_t now = clock_ns();
     for (peer *p = h->peers.next; p != &h->peers; p = p->next) {
         int code = overdue(&h->set, p, now);
         if (code == 408)
@@ -250,6 +249,7 @@ void http_on_connection(void *context, struct MHD_Connection *c, void **socket_c
     (is_start ? &h->peers : p->next)->previous = is_start ? p : after;
     h->n_open += is_start ? 1 : -1;
     h->n_accepted += is_start;
+    if (h->last_from == p) h->last_from = NULL;
     pthread_mutex_unlock(&h->lock);
     if (is_start) return;
     *socket_context = NULL;
@@ -280,17 +280,10 @@ peer *http_peer_of(struct MHD_Connection *c) {
 /* The request line has arrived: from here on the headers of a connection that was idle have their
  * own deadline. */
 void *http_on_request_line(void *context, const char *uri, struct MHD_Connection *c) {
-    http_server *h = context;
     peer *p = http_peer_of(c);
+    (void)context;
     (void)uri;
-    if (p != NULL) {
-        pthread_mutex_lock(&h->lock);
-        if (p->at == IS_IDLE) {
-            p->at = READS_HEADER;
-            p->since_ns = clock_ns();
-        }
-        pthread_mutex_unlock(&h->lock);
-    }
+    if (p != NULL && p->at == IS_IDLE) http_set_phase(p, READS_HEADER);
     return NULL;
 }
 #endif

@@ -73,10 +73,13 @@ static status fail_unknown(const char *key, const member *m) {
 
 static status read_members(arena *a, const json_value *object, const member *members,
                            bool is_strict, void *out) {
+    const member *next = members; /* where clients write members in this order */
     for (const json_value *v = object->first; v != NULL; v = v->next) {
-        const member *m = members;
-        while (m->name != NULL && strcmp(m->name, v->key) != 0)
+        bool is_next = next->name != NULL && strcmp(next->name, v->key) == 0;
+        const member *m = is_next ? next : members;
+        while (!is_next && m->name != NULL && strcmp(m->name, v->key) != 0)
             m++;
+        next = m + (m->name != NULL);
         if (m->name != NULL)
             TRY(m->read(&(place){a, m, out}, v));
         else if (is_strict)

@@ -334,11 +334,10 @@ static bool is_address(const char *host) {
 /* A name that leads here by anybody's DNS would make a page of theirs one of ours, for a browser on
  * this machine or in its network (DNS rebinding).  An address, or one of our own names, cannot. */
 static bool is_our_host(const server *s, const char *header) {
-    char host[HOST_BYTES], machine[HOST_BYTES] = "";
+    char host[HOST_BYTES];
     if (!read_host(header, host)) return false;
-    gethostname(machine, sizeof machine - 1);
-    if (is_address(host) || strcasecmp(host, "localhost") == 0 || strcasecmp(host, machine) == 0 ||
-        strcasecmp(host, s->set.http.host) == 0)
+    if (is_address(host) || strcasecmp(host, "localhost") == 0 ||
+        strcasecmp(host, s->machine) == 0 || strcasecmp(host, s->set.http.host) == 0)
         return true;
     for (size_t i = 0; i < s->set.n_allow_hosts; i++) {
         const char *allowed = s->set.allow_hosts[i];
@@ -533,6 +532,7 @@ status server_start(server **out, const server_config *c) {
     pthread_mutex_init(&s->map_lock, NULL);
     pthread_mutex_init(&s->reload_lock, NULL);
     cond_init(&s->wake);
+    gethostname(s->machine, sizeof s->machine - 1);
     if (getrandom(&s->id_salt, sizeof s->id_salt, 0) != sizeof s->id_salt) s->id_salt = clock_ns();
     status st = start(s);
     if (st != OK) {

@@ -434,6 +434,7 @@ static void submit(asking *q) {
     ask_shadows(q);
     q->r.ask.is_gone = is_gone;
     q->r.ask.makes_items = true;
+    q->r.ask.run_ns = call_run_ns(q->c);
     engine_submit(q->c->s->engine, &q->r.ask, &q->answer, answered, q);
 }
 

@@ -16,8 +16,7 @@
 #include "serve/http/server.h"
 
 /* Metrics, as Prometheus reads them (text format 0.0.4): requests by route and code, their times,
- * and what the engine counts.  Counting is a few atomic additions, in one of several copies that
- * are summed when somebody asks; any thread. */
+ * and what the engine counts.  Counting is a few atomic additions; any thread. */
 
 /* The routes and their labels. */
 #define ROUTES(X)                                                                                  \
@@ -40,16 +39,12 @@
 #define ROUTE_ENUM(name, label) ROUTE_##name,
 typedef enum { ROUTES(ROUTE_ENUM) N_ROUTES } route_name;
 
-enum { METRIC_CODES = 15, METRIC_SHARDS = 8, TIME_PARSE = N_ROUTES, TIME_WRITE, N_TIMES };
+enum { METRIC_CODES = 15, TIME_PARSE = N_ROUTES, TIME_WRITE, N_TIMES };
 
-typedef struct metric_shard {
+typedef struct server_metrics {
     atomic_uint_fast64_t requests[N_ROUTES][METRIC_CODES];
     /* The times of routes and of the server's own stages. */
     atomic_uint_fast64_t bucket[N_TIMES][ENGINE_BUCKETS + 1], sum_ns[N_TIMES];
-} metric_shard;
-
-typedef struct server_metrics {
-    metric_shard shard[METRIC_SHARDS];
     atomic_uint_fast64_t rejected_quota;
 } server_metrics;
 
@@ -85,6 +80,7 @@ struct server {
     int total_share;
     atomic_uint_fast64_t next_id; /* of requests that bring none */
     uint64_t id_salt;
+    char machine[256];             /* its name, for the Host header */
     atomic_uint_fast64_t reply_ns; /* from the engine's answer to ours, an upper estimate */
     /* The streams of /v1/stream. */
     pthread_mutex_t lock;
@@ -145,6 +141,13 @@ bool call_may(call *c, unsigned role);
 /* Submits a change of users to the engine; when it is made, then(c) runs on a thread of the HTTP
  * server. */
 void call_change(call *c, engine_change *change, void (*then)(void *call));
+
+/* How long the thread that has the call may compute: where nobody else asks, a little, as waking
+ * the engine's thread and being woken by it takes longer than many a request.  Other connections of
+ * the thread wait meanwhile. */
+static inline uint64_t call_run_ns(const call *c) {
+    return c->x->is_lone ? 1000000 : 0;
+}
 
 /* Runs fn(c) on a worker; answers 503 where too many wait. */
 void call_later(call *c, void (*fn)(void *call));

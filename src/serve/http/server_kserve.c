@@ -245,6 +245,7 @@ void serve_infer(call *c) {
         q->asks.ask[i].is_gone = is_gone;
         q->asks.ask[i].makes_items = true;
         q->asks.ask[i].arrived_ns = c->x->arrived_ns;
+        q->asks.ask[i].run_ns = n == 1 ? call_run_ns(c) : 0;
         engine_submit(e, &q->asks.ask[i], &q->answer[i], answered, q);
     }
 }

@@ -11,14 +11,6 @@ static const int codes[METRIC_CODES] = {200, 400, 401, 403, 404, 405, 408, 413,
 #define ROUTE_LABEL(name, label) label,
 static const char *const labels[N_ROUTES] = {ROUTES(ROUTE_LABEL)};
 
-/* Threads take copies in turn; two threads may share one. */
-static metric_shard *own_shard(server_metrics *m) {
-    static atomic_uint next;
-    static _Thread_local unsigned own = UINT32_MAX;
-    if (own == UINT32_MAX) own = atomic_fetch_add(&next, 1) % METRIC_SHARDS;
-    return &m->shard[own];
-}
-
 static void add(atomic_uint_fast64_t *at, uint64_t n) {
     atomic_fetch_add_explicit(at, n, memory_order_relaxed);
 }
@@ -27,34 +19,31 @@ static uint64_t get(atomic_uint_fast64_t *at) {
     return atomic_load_explicit(at, memory_order_relaxed);
 }
 
-static void count_time(metric_shard *s, int of, uint64_t ns) {
-    add(&s->bucket[of][engine_bucket_of(ns)], 1);
-    add(&s->sum_ns[of], ns);
+static void count_time(server_metrics *m, int of, uint64_t ns) {
+    add(&m->bucket[of][engine_bucket_of(ns)], 1);
+    add(&m->sum_ns[of], ns);
 }
 
 void metrics_count(server_metrics *m, route_name route, int code, uint64_t ns) {
-    metric_shard *s = own_shard(m);
     int c = 0;
     while (c < METRIC_CODES - 1 && codes[c] != code)
         c++;
-    add(&s->requests[route][c], 1);
-    count_time(s, (int)route, ns);
+    add(&m->requests[route][c], 1);
+    count_time(m, (int)route, ns);
 }
 
 void metrics_stages(server_metrics *m, uint64_t parse_ns, uint64_t write_ns) {
-    count_time(own_shard(m), TIME_PARSE, parse_ns);
-    count_time(own_shard(m), TIME_WRITE, write_ns);
+    count_time(m, TIME_PARSE, parse_ns);
+    count_time(m, TIME_WRITE, write_ns);
 }
 
 static void add_times(engine_times *t, server_metrics *m, int of) {
-    for (int i = 0; i < METRIC_SHARDS; i++) {
-        for (int b = 0; b <= ENGINE_BUCKETS; b++) {
-            uint64_t n = get(&m->shard[i].bucket[of][b]);
-            t->count[b] += n;
-            t->n += n;
-        }
-        t->sum_ns += get(&m->shard[i].sum_ns[of]);
+    for (int b = 0; b <= ENGINE_BUCKETS; b++) {
+        uint64_t n = get(&m->bucket[of][b]);
+        t->count[b] += n;
+        t->n += n;
     }
+    t->sum_ns += get(&m->sum_ns[of]);
 }
 
 static engine_times times_of(server_metrics *m, int of) {
@@ -106,9 +95,7 @@ static status write_requests(server_metrics *m, buf *out) {
     TRY(head(out, "requests_total", "counter", "Requests answered, by route and HTTP code."));
     for (route_name r = 0; r < N_ROUTES; r++)
         for (int c = 0; c < METRIC_CODES; c++) {
-            uint64_t n = 0;
-            for (int i = 0; i < METRIC_SHARDS; i++)
-                n += get(&m->shard[i].requests[r][c]);
+            uint64_t n = get(&m->requests[r][c]);
             if (n == 0) continue;
             char code[16] = "other";
             if (codes[c] != 0) snprintf(code, sizeof code, "%d", codes[c]);

@@ -176,7 +176,7 @@ static void make_probe(check *k, probe *p) {
         p->request.has_user = true;
         p->request.user = some_user(k);
     }
-    p->request.may_run = draw(k, 2) == 0;
+    p->request.run_ns = draw(k, 2) == 0 ? UINT64_MAX : 0;
     if (!is_ranking) return;
     p->request.candidates = p->candidate;
     p->request.n_candidates = 1 + draw(k, CANDIDATES);

@@ -12,7 +12,8 @@ enum { N = 9 };
 static job make_job(served *m, engine_answer *a, arena *memory, int32_t top_k, int32_t n,
                     uint32_t *unknown, engine_id *ids) {
     arena_init(memory, 1 << 12);
-    return (job){.out = a,
+    return (job){.task = ENGINE_RANK,
+                 .out = a,
                  .m = m,
                  .arena = memory,
                  .top_k = top_k,
@@ -34,7 +35,7 @@ static void check_order(int32_t top_k, const uint32_t *expected, size_t n) {
     for (int i = 0; i < N; i++)
         CHECK(isnan(j.q.values[i]));
     memcpy(j.q.values, values, sizeof values);
-    CHECK_OK(job_answer_candidates(&j));
+    CHECK_OK(job_answer(&j));
     CHECK_EQ(a.n_items, n);
     for (size_t i = 0; i < a.n_items; i++) {
         CHECK_EQ(a.items[i].place, expected[i]);
@@ -64,7 +65,7 @@ TEST(job_orders_many_candidates) {
     CHECK_OK(job_name_candidates(&j));
     for (int i = 0; i < MANY; i++)
         j.q.values[3 * i] = ldexpf((float)(i * 7919 % 1009 - 500), i * 31 % 200 - 100);
-    CHECK_OK(job_answer_candidates(&j));
+    CHECK_OK(job_answer(&j));
     CHECK_EQ(a.n_items, MANY);
     for (size_t i = 1; i < MANY; i++) {
         const engine_item *x = &a.items[i - 1], *y = &a.items[i];

@@ -423,15 +423,15 @@ static void note_end(void *ctx, engine_answer *a) {
     atomic_store(&g->is_done, true);
 }
 
-static void submit_gate(gate *g, bool may_run) {
+static void submit_gate(gate *g, uint64_t run_ns) {
     engine_request r = serve_recommend(1, 3);
     r.is_gone = wait_inside;
-    r.may_run = may_run;
+    r.run_ns = run_ns;
     engine_submit(g->e, &r, &g->answer, note_end, g);
 }
 
 static void *submit_own(void *context) {
-    submit_gate(context, true);
+    submit_gate(context, UINT64_MAX);
     return NULL;
 }
 
@@ -458,18 +458,22 @@ static void set_slot(engine *e, size_t n_last, double batch_s) {
     pthread_mutex_unlock(&s->lock);
 }
 
-/* A caller that may runs its job itself where nobody else is waited for, and only then. */
+/* A caller that may runs its job itself where nobody else is waited for, and only then; one with
+ * little time where the batch is predicted to be short, by batches before. */
 TEST(slot_caller_runs_its_own_job) {
     const char *run = serve_run("slot", retrieval_gin, NULL, 0);
     engine *e = serve_open(run, synth_folder(), 16);
     static const struct {
-        bool may_run, is_own;
+        uint64_t run_ns;
+        bool is_own;
         size_t n_last;
-    } tries[] = {{true, true, 0}, {false, false, 1}, {true, true, 1}, {true, false, 2}};
+    } tries[] = {{10000000000u, false, 0}, {UINT64_MAX, true, 0},  {0, false, 1},
+                 {UINT64_MAX, true, 1},    {UINT64_MAX, false, 2}, {10000000000u, true, 1},
+                 {10000, false, 1}};
     for (size_t i = 0; i < sizeof tries / sizeof *tries; i++) {
         gate g = {.e = e, .is_open = true};
         set_slot(e, tries[i].n_last, 1e-3);
-        submit_gate(&g, tries[i].may_run);
+        submit_gate(&g, tries[i].run_ns);
         CHECK(!tries[i].is_own || atomic_load(&g.is_done));
         release_gate(&g);
         CHECK_EQ(pthread_equal(g.computed_by, pthread_self()) != 0, tries[i].is_own);
@@ -504,7 +508,7 @@ TEST(slot_last_caller_runs_the_batch) {
     set_slot(e, 2, 20);
     CHECK_EQ(pthread_create(&thread, NULL, ask_one, &first), 0);
     wait_for_queue(engine_slot(e, 0, 0), 1);
-    submit_gate(&last, true);
+    submit_gate(&last, UINT64_MAX);
     CHECK(atomic_load(&last.is_done) && pthread_equal(last.computed_by, pthread_self()));
     CHECK_EQ(last.answer.batch_requests, 2);
     release_gate(&last);
@@ -591,7 +595,7 @@ TEST(slot_runs_one_batch_at_a_time) {
     CHECK_EQ(pthread_create(&thread[0], NULL, submit_own, &first), 0);
     wait_for(&first.is_inside);
     CHECK_EQ(pthread_create(&thread[1], NULL, call_slot, &c), 0);
-    submit_gate(&second, true);
+    submit_gate(&second, UINT64_MAX);
     serve_wait_ms(30); /* time enough for a worker that does not wait */
     CHECK(!atomic_load(&second.is_inside) && !atomic_load(&c.was_called));
     CHECK(!serve_wait_idle(e, 1000000));
@@ -615,7 +619,7 @@ TEST(slot_calls_and_batches_take_turns) {
     caller c[2] = {{.s = s}, {.s = s}};
     gate first = {.e = e}, second = {.e = e};
     pthread_t thread[2];
-    submit_gate(&first, false);
+    submit_gate(&first, 0);
     wait_for(&first.is_inside);
     for (int i = 0, n = 0; i < 2; i++, n = 0) {
         CHECK_EQ(pthread_create(&thread[i], NULL, call_slot, &c[i]), 0);
@@ -626,7 +630,7 @@ TEST(slot_calls_and_batches_take_turns) {
             pthread_mutex_unlock(&s->lock);
         }
     }
-    submit_gate(&second, false);
+    submit_gate(&second, 0);
     atomic_store(&first.is_open, true);
     wait_for(&second.is_inside); /* after one of the calls, and before the other */
     CHECK_EQ(atomic_load(&c[0].was_called) + atomic_load(&c[1].was_called), 1);
@@ -663,7 +667,7 @@ TEST(slot_ends_after_its_callers) {
 }
 
 static void *submit_other(void *context) {
-    submit_gate(context, false);
+    submit_gate(context, 0);
     return NULL;
 }
 
@@ -748,5 +752,53 @@ TEST(slot_failed_batch_gives_its_pages_back) {
         engine_answer_release(&a);
         engine_answer_release(&want);
     }
+    engine_destroy(e);
+}
+
+/* Searches of the catalogue, of all users of a batch or of some, between others that rank. */
+
+static engine_request mixed_request(int i, bool ranks, const engine_id *candidates) {
+    engine_request r = serve_recommend(1 + i, 3 + i % 4);
+    r.deadline_ns = 1000000000000u;
+    r.keeps_seen = i % 3 == 0;
+    r.makes_items = i % 2 == 0;
+    if (!ranks || i % 3 != 1) return r;
+    r.task = ENGINE_RANK;
+    r.candidates = candidates;
+    r.n_candidates = 3;
+    return r;
+}
+
+static void check_mixed(engine *e, bool ranks) {
+    enum { N = 6 };
+    engine_id id[] = {serve_id(3), serve_id(1), serve_id(2)};
+    engine_answer a[N];
+    atomic_int n_done = 0;
+    set_slot(e, N, 20);
+    for (int i = 0; i < N; i++) {
+        engine_request r = mixed_request(i, ranks, id);
+        engine_submit(e, &r, &a[i], count_done, &n_done);
+    }
+    for (int i = 0; atomic_load(&n_done) < N && i < 6000; i++)
+        serve_wait_ms(10);
+    for (int i = 0; i < N; i++) {
+        engine_request r = mixed_request(i, ranks, id);
+        CHECK_EQ(a[i].batch_requests, N);
+        CHECK_EQ(a[i].items == NULL, r.makes_items);
+        CHECK_OK(engine_make_items(&a[i]));
+        engine_answer alone = serve_ask(e, &r);
+        CHECK(alone.n_items > 0 && a[i].n_items == alone.n_items);
+        for (size_t k = 0; k < alone.n_items; k++)
+            CHECK(a[i].items[k].number == alone.items[k].number &&
+                  a[i].items[k].values[0] == alone.items[k].values[0]);
+        engine_answer_release(&a[i]);
+        engine_answer_release(&alone);
+    }
+}
+
+TEST(slot_searches_for_some_of_a_batch) {
+    engine *e = serve_open(serve_run("slot", retrieval_gin, NULL, 0), synth_folder(), 16);
+    check_mixed(e, false);
+    check_mixed(e, true);
     engine_destroy(e);
 }

@@ -83,6 +83,45 @@ TEST(http_answers_later_from_another_thread) {
 
 /* Answers that come at once take turns; a connection that is gone takes none, and whoever stops the
  * server does not wait for them. */
+/* Sends a request that is answered when it is seen, and returns whether it was a lone one. */
+static bool ask_later(echo *e, int fd, bool is_answered, uint64_t *arrived_ns) {
+    static const char ask[] = "GET /later HTTP/1.1\r\nHost: t\r\n\r\n";
+    int n = e->n_later;
+    CHECK(client_send(fd, ask, strlen(ask)));
+    wait_for(e, n + 1);
+    http_exchange *x = e->later[n];
+    bool is_lone = x->is_lone;
+    *arrived_ns = x->arrived_ns;
+    if (!is_answered) return is_lone;
+    answer(x);
+    free(client_read(fd));
+    return is_lone;
+}
+
+/* A client is alone while nobody else waits, and where the last request was its own or long ago. */
+TEST(http_knows_a_lone_client) {
+    enum { LONG_NS = 2000000 };
+    echo e;
+    uint64_t first_ns, ns;
+    http_settings s = settings(&e);
+    start(&e, &s);
+    int one = client_open(http_port(e.server)), other = client_open(http_port(e.server));
+    CHECK(ask_later(&e, one, true, &first_ns));
+    CHECK(ask_later(&e, one, true, &first_ns));
+    bool is_lone = ask_later(&e, other, true, &ns);
+    CHECK_EQ(is_lone, ns > first_ns + LONG_NS);
+    CHECK(ask_later(&e, other, false, &ns));
+    http_exchange *waiting = e.later[e.n_later - 1];
+    usleep(10000);
+    CHECK(!ask_later(&e, one, true, &ns));
+    answer(waiting);
+    usleep(10000);
+    CHECK(ask_later(&e, other, true, &ns));
+    close(one);
+    close(other);
+    stop(&e);
+}
+
 TEST(http_answers_in_turns) {
     static const char ask[] = "POST /later HTTP/1.1\r\nHost: t\r\nContent-Length: 2\r\n\r\nhi";
     enum { N = 32 };
