@@ -12,6 +12,7 @@
 #define BENCHES(BENCH)                                                                             \
     BENCH(attention, "HSTU attention: TFLOP/s, forward and backward")                              \
     BENCH(dataset, "generate requests for the serving benchmarks")                                 \
+    BENCH(cluster, "predict a training step on many GPUs")                                         \
     BENCH(encode, "BERT encoder: milliseconds and tokens per second")                              \
     BENCH(embedding, "dynamic tables: lookups, inserts, pooling, steps")                           \
     BENCH(latency, "serving: latency by cache state")                                              \
