@@ -593,15 +593,70 @@ status mirror_mark(backend *be, int64_t n, const int32_t *index, int32_t offset,
     RUN(m, mark, n, a.index, offset, a.marks);
 }
 
+/* Of a table of n rows. */
+static void add_late(mirror *m, late_rows *late, int64_t n) {
+    const int64_t n_steps = LATE_STEPS + 1;
+    MIRROR(m, late, last, BOTH, F32, n);
+    MIRROR(m, late, rules, BOTH, F32, n_steps * LATE_RULE);
+    MIRROR(m, late, sums, BOTH, U8, n_steps * (int64_t)sizeof *late->sums);
+    MIRROR(m, late, missed, BOTH, U8, n_steps * (int64_t)sizeof *late->missed);
+}
+
+status mirror_list_rows(backend *be, const list_rows_args *args) {
+    mirror *m = mirror_of(be);
+    list_rows_args a = *args;
+    int64_t n = 0;
+    mirror_begin(m);
+    for (int k = 0; k < a.n_uses; k++) {
+        n += a.use[k].n;
+        MIRROR(m, &a.use[k], index, BOTH, I32, a.use[k].n);
+    }
+    MIRROR(m, &a, rows, OUT, I32, n);
+    MIRROR(m, &a, n, OUT, I32, 1);
+    RUN(m, list_rows, &a);
+}
+
+status mirror_read_rows(backend *be, const read_rows_args *args) {
+    mirror *m = mirror_of(be);
+    read_rows_args a = *args;
+    int64_t n = a.rows != NULL ? rows_used(a.rows, a.n) : a.n;
+    mirror_begin(m);
+    MIRROR(m, &a, rows, IN, I32, a.n);
+    MIRROR(m, &a, w, a.y != NULL ? IN : BOTH, F32, n * a.dim);
+    MIRROR(m, &a, m, a.y != NULL ? IN : BOTH, F32, n * a.dim);
+    MIRROR(m, &a, v, a.y != NULL ? IN : BOTH, F32, n * a.dim);
+    add_late(m, &a.late, n);
+    MIRROR(m, &a, y, OUT, F32, a.n * a.dim);
+    RUN(m, read_rows, &a);
+}
+
+status mirror_late_step(backend *be, const late_step_args *args) {
+    mirror *m = mirror_of(be);
+    late_step_args a = *args;
+    mirror_begin(m);
+    add_late(m, &a.late, 0);
+    MIRROR(m, &a, grad_scale, IN, F32, 1);
+    RUN(m, late_step, &a);
+}
+
 static void add_update(mirror *m, update_args *a) {
-    int64_t rows = a->dim > 0 ? a->n / a->dim : 0;
+    int64_t rows = a->dim > 0 ? a->n / a->dim : 0, n = a->n;
+    if (a->rows != NULL) {
+        MIRROR(m, a, grad, IN, F32, n);
+        int64_t n_rows = rows;
+        rows = rows_used(a->rows, n_rows);
+        n = rows * a->dim;
+        MIRROR(m, a, rows, IN, I32, n_rows);
+        add_late(m, &a->late, rows);
+    } else {
+        MIRROR(m, a, grad, BOTH, F32, n);
+    }
     if (a->kind != OPT_ADAMW) a->v = NULL;
     if (a->kind == OPT_SGD) a->m = NULL;
     MIRROR(m, a, marks, BOTH, U8, rows);
-    MIRROR(m, a, w, BOTH, F32, a->n);
-    MIRROR(m, a, grad, BOTH, F32, a->n);
-    MIRROR(m, a, m, BOTH, F32, a->kind == OPT_ROWWISE_ADAGRAD ? rows : a->n);
-    MIRROR(m, a, v, BOTH, F32, a->n);
+    MIRROR(m, a, w, BOTH, F32, n);
+    MIRROR(m, a, m, BOTH, F32, a->kind == OPT_ROWWISE_ADAGRAD ? rows : n);
+    MIRROR(m, a, v, BOTH, F32, n);
     MIRROR(m, a, grad_scale, IN, F32, 1);
 }
 

@@ -74,6 +74,10 @@ void cpu_optimizer_step(opt_kind kind, const optimizer_rule *rule, float scale, 
                         const float *restrict grad, float *restrict w, float *restrict m,
                         float *restrict v);
 
+/* A row with its moments after the steps it missed (late_rows.c). */
+void cpu_late_catch_up(const missed_steps *missed, int32_t dim, float *restrict w,
+                       float *restrict m, float *restrict v);
+
 /* Every op `name` is cpu_name. */
 #define OP(result, name, parameters, arguments, test) result cpu_##name parameters;
 #include "ops/ops.def"

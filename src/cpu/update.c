@@ -66,6 +66,42 @@ static status dense_chunk(const cpu_rows *w) {
     return OK;
 }
 
+/* Listed rows: gradient i is of row rows[i]. */
+static void update_listed(const update_job *job, int64_t i) {
+    const update_args *a = job->a;
+    int64_t row = a->rows[i], at = row * a->dim;
+    bool is_rowwise = a->kind == OPT_ROWWISE_ADAGRAD;
+    if (row < 0) return;
+    float *w = a->w + at, *v = a->v == NULL ? NULL : a->v + at;
+    float *m = is_rowwise ? a->m + row : a->m == NULL ? NULL : a->m + at;
+    if (a->late.last != NULL) {
+        cpu_late_catch_up(late_missed(&a->late, row), a->dim, w, m, v);
+        a->late.last[row] = (float)a->now;
+    }
+    cpu_optimizer_step(a->kind, &job->rule, job->grad_scale, a->dim, a->grad + i * a->dim, w, m, v);
+}
+
+/* Inlined: GCC takes a call that only prefetches for one without effects, and leaves it out. */
+static inline __attribute__((always_inline)) void prefetch_listed(const update_args *a, int64_t i) {
+    int64_t at = (int64_t)a->rows[i] * a->dim;
+    if (at >= 0 && a->late.last != NULL) __builtin_prefetch(&a->late.last[a->rows[i]], 1);
+    for (int32_t c = 0; c < a->dim && at >= 0; c += 16) {
+        __builtin_prefetch(a->w + at + c, 1);
+        if (a->kind == OPT_ADAMW) __builtin_prefetch(a->v + at + c, 1);
+        if (a->kind == OPT_ADAMW || a->kind == OPT_ADAGRAD) __builtin_prefetch(a->m + at + c, 1);
+    }
+}
+
+static status listed_chunk(const cpu_rows *w) {
+    const update_job *job = w->ctx;
+    enum { AHEAD = 16 };
+    for (int64_t i = w->first; i < w->end; i++) {
+        if (i + AHEAD < w->end) prefetch_listed(job->a, i + AHEAD);
+        update_listed(job, i);
+    }
+    return OK;
+}
+
 static status rows_chunk(const cpu_rows *w) {
     const update_job *job = w->ctx;
     const update_args *a = job->a;
@@ -87,11 +123,12 @@ static status update_one(backend *be, const update_args *a) {
     bool is_dense = a->marks == NULL && a->kind != OPT_ROWWISE_ADAGRAD;
     update_job job = {.a = a, .grad_scale = a->grad_scale == NULL ? 1 : *a->grad_scale};
     if (job.grad_scale == 0) {
-        leave_out(a);
+        if (a->rows == NULL) leave_out(a);
         return OK;
     }
     job.rule =
         optimizer_rule_make(a->kind, a->lr, a->beta1, a->beta2, a->eps, a->weight_decay, a->step);
+    if (a->rows != NULL) return cpu_each_row(be, a->n / a->dim, a->dim, listed_chunk, &job);
     if (is_dense) return cpu_each(be, a->n, CHUNK, dense_chunk, &job);
     return a->dim <= 0 ? OK : cpu_each_row(be, a->n / a->dim, a->dim, rows_chunk, &job);
 }

@@ -520,16 +520,74 @@ typedef struct logits_loss_args {
     void *dlogits;           /* (n, n_columns) act, or NULL */
 } logits_loss_args;
 
+/* Uses of rows of a table: index[i] + first is a row; a negative index is none. */
+typedef struct row_uses {
+    int64_t n;
+    int32_t *index;
+    int32_t first;
+} row_uses;
+
+/* Lists the distinct rows that are used: rows = these rows, ascending, then -1; and every index
+ * that is not negative becomes the number of its row in the list. */
+enum { LIST_ROWS_USES = 3 };
+typedef struct list_rows_args {
+    int32_t n_table; /* rows of the table */
+    int n_uses;
+    row_uses use[LIST_ROWS_USES]; /* (n_uses) */
+    int32_t *rows;                /* (all n of the uses) */
+    int32_t *n;                   /* (1): how many are listed */
+} list_rows_args;
+
+/* Missed steps of a table's rows (optimizer_rule.h).  Steps are numbered from the last time that no
+ * row had missed any, number 0; numbers of rows are floats, as checkpoints have them. */
+enum { LATE_STEPS = 1024, LATE_RULE = 3 };
+typedef struct late_rows {
+    float *last;          /* (V): the step of each row's last update; NULL: rows miss no steps */
+    missed_sums *sums;    /* (LATE_STEPS + 1): from each step up to now, */
+    missed_steps *missed; /* (LATE_STEPS + 1): and what they do to a row */
+    float *rules;         /* (LATE_STEPS + 1, LATE_RULE): decay, rate, root of each; skipped: 1, 0,
+                             0 */
+} late_rows;
+
+OPTIMIZER_FN const missed_steps *late_missed(const late_rows *late, int64_t row) {
+    return &late->missed[(int)late->last[row]];
+}
+
+/* Every step up to now - 1 was missed by who was updated before it, and number now is new: with
+ * *grad_scale = 0 (NULL: 1) the step was skipped, and nobody missed it.  now = 0: all begin. */
+typedef struct late_step_args {
+    late_rows late;
+    int32_t now;
+    optimizer_rule rule;
+    const float *grad_scale;
+} late_step_args;
+
+/* y[i] = the weights of row rows[i] (NULL: i) after its missed steps; -1: zeros.  With y NULL the
+ * rows and their moments are themselves brought up to date. */
+typedef struct read_rows_args {
+    int64_t n;
+    int32_t dim;
+    const int32_t *rows; /* (n) or NULL */
+    late_rows late;
+    float *w, *m, *v; /* (V, dim) each; m, v: with late.last */
+    float *y;         /* (n, dim) or NULL */
+} read_rows_args;
+
 /* One update of a weight by its optimizer (optimizer_rule.h), with g = grad * *grad_scale (NULL:
  * 1). Gradients that were used are zeroed.  Where *grad_scale is 0 the step is skipped: nothing is
  * updated, the gradient is zeroed.  With `marks` only the rows of `dim` whose mark is not 0 are
- * touched (lazy), and their marks are zeroed; else all n elements. */
+ * touched (lazy), and their marks are zeroed; else all n elements.  With `rows`, grad is that of
+ * the listed rows, which alone are updated, after the steps that they missed; it is not zeroed. */
 typedef struct update_args {
     opt_kind kind;
-    int64_t n;               /* numbers in all */
+    int64_t n;               /* numbers of grad in all */
     int32_t dim;             /* of a row */
     uint8_t *marks;          /* (n / dim), or NULL */
-    float *w, *grad, *m, *v; /* (n) each; s is stored in m, one float a row for rowwise adagrad */
+    const int32_t *rows;     /* (n / dim): different rows, or -1; or NULL */
+    late_rows late;          /* with rows */
+    int32_t now;             /* the number of this step for late rows */
+    float *w, *grad, *m, *v; /* (n) each, or (V, dim) with rows, but for grad; s is stored in m, one
+                                float a row for rowwise adagrad */
     float lr, beta1, beta2, eps, weight_decay;
     int64_t step; /* t, from 1 */
     const float *grad_scale;

@@ -134,6 +134,9 @@ static inline int64_t cuda_div_up(int64_t n, int64_t size) {
     return (n + size - 1) / size;
 }
 
+/* Op update of one weight with a list of rows. */
+status cuda_update_listed(backend *be, const update_args *a);
+
 /* Sorts n pairs (key, value) by the lowest `bits` bits of the key, stably; n is at most
  * 2^30 - 2.  With room = NULL it only sets *room_bytes, how much scratch memory it needs. */
 status cuda_sort_pairs(backend *be, void *room, size_t *room_bytes, const uint32_t *keys,

@@ -180,7 +180,7 @@ static int64_t blocks_of(const update_one *u) {
 
 static bool has_work(const update_args *a) {
     bool is_dense = a->marks == NULL && a->kind != OPT_ROWWISE_ADAGRAD;
-    return a->n > 0 && (is_dense || (a->dim > 0 && a->n >= a->dim));
+    return a->rows == NULL && a->n > 0 && (is_dense || (a->dim > 0 && a->n >= a->dim));
 }
 
 status cuda_update(backend *be, const update_args *a, int n) {
@@ -188,6 +188,7 @@ status cuda_update(backend *be, const update_args *a, int n) {
         update_list list;
         int64_t n_blocks = 0;
         for (list.n = 0; i < n && list.n < UPDATE_AT_ONCE; i++) {
+            if (a[i].rows != NULL) TRY(cuda_update_listed(be, &a[i]));
             if (!has_work(&a[i])) continue;
             update_one u = one_of(be, &a[i]);
             u.first_block = (uint32_t)n_blocks;
