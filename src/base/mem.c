@@ -70,14 +70,18 @@ status mem_alloc_raw(void **out, size_t n, size_t size) {
     return OK;
 }
 
+void mem_use_huge_pages(void *block, size_t bytes) {
+#ifdef MADV_HUGEPAGE
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    size_t head = (page - (uintptr_t)block % page) % page;
+    if (current.alloc == default_alloc && bytes >= MEM_LARGE && bytes > head + page)
+        (void)madvise((char *)block + head, (bytes - head) / page * page, MADV_HUGEPAGE);
+#endif
+}
+
 status mem_alloc_dense(void **out, size_t n, size_t size) {
     TRY(mem_alloc_raw(out, n, size));
-#ifdef MADV_HUGEPAGE
-    size_t page = (size_t)sysconf(_SC_PAGESIZE), bytes = n * size;
-    size_t head = (page - (uintptr_t)*out % page) % page;
-    if (current.alloc == default_alloc && bytes >= MEM_LARGE && bytes > head + page)
-        (void)madvise((char *)*out + head, (bytes - head) / page * page, MADV_HUGEPAGE);
-#endif
+    mem_use_huge_pages(*out, n * size);
     return OK;
 }
 

@@ -37,6 +37,10 @@ status mem_alloc_raw(void **out, size_t n, size_t size);
  * huge pages, which cost fewer page faults.  Not for room that may stay empty. */
 status mem_alloc_dense(void **out, size_t n, size_t size);
 
+/* Asks for huge pages in a large block of this file's that is used here and there, such as a table:
+ * with small pages each row read would miss the TLB. */
+void mem_use_huge_pages(void *block, size_t bytes);
+
 /* Grows or shrinks *block to n elements; new bytes are not zeroed.  On failure *block is as it was.
  */
 status mem_resize(void **block, size_t n, size_t size);

@@ -202,6 +202,7 @@ typedef struct config_optimizer {
     config_optimizer_kind kind;
     double learning_rate, beta1, beta2, epsilon;
     double weight_decay; /* decoupled */
+    bool is_sparse;      /* of embedding tables only the rows of a batch are updated */
     int64_t n_warmup_steps;
     config_schedule schedule; /* after the warm-up */
 } config_optimizer;
@@ -296,6 +297,11 @@ static inline bool config_reads_context(const config *c) {
 }
 static inline bool config_reads_actions(const config *c) {
     return c->task == TASK_RANKING || c->network.has_action_input;
+}
+
+/* Whether only the rows of embedding tables that a batch uses are updated. */
+static inline bool config_has_sparse_rows(const config *c) {
+    return c->family == FAMILY_NVIDIA || c->optimizer.is_sparse;
 }
 
 /* Refuses what parses but cannot be trained by this version; the message says what. */

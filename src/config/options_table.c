@@ -363,6 +363,10 @@ const option option_table[] = {
         "Steps over which the step size grows to its full value."),
     FLOAT("train_fn.weight_decay", IN(optimizer.weight_decay), 0, 0, 1e30, "1e-3",
           "Decoupled weight decay."),
+    TYPED(
+        "train_fn.sparse_adam", OPT_BOOL, OPT_OURS, IN(optimizer.is_sparse), "False",
+        "Update only the embedding rows that a batch uses, as torch.optim.SparseAdam does, without "
+        "weight decay. False: every row moves in every step, as in the reference."),
     CHOSEN("train_fn.lr_schedule", OPT_CHOICE, OPT_OURS, IN(optimizer.schedule), "constant|cosine",
            "'constant'",
            "Step size after the warm-up: constant, or a half cosine down to 0 at the last step."),

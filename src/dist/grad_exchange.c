@@ -7,7 +7,7 @@
 enum { BLOCK = 1 << 14 };
 
 /* n_send rows of `from` to each rank, n_receive rows of each to `to`. */
-static status all_to_all(grad_sum *g, int64_t row_bytes, const void *from, void *to) {
+status grad_all_to_all(grad_sum *g, int64_t row_bytes, const void *from, void *to) {
     all_to_all_args a = {.row_bytes = row_bytes,
                          .n_send = g->n_send,
                          .n_receive = g->n_receive,
@@ -17,7 +17,7 @@ static status all_to_all(grad_sum *g, int64_t row_bytes, const void *from, void 
 }
 
 /* Rows of n_rows of each rank, to all. */
-static status all_gather(grad_sum *g, int64_t row_bytes, const void *from, void *to) {
+status grad_all_gather(grad_sum *g, int64_t row_bytes, const void *from, void *to) {
     all_gather_args a = {.row_bytes = row_bytes, .n_rows = g->n_rows, .from = from, .to = to};
     return g->comm->ops->all_gather(g->comm, &a);
 }
@@ -74,7 +74,7 @@ static status send_slices(grad_sum *g, int part, int64_t n) {
             to += count;
         }
     }
-    return all_to_all(g, sizeof(float), g->pack.memory, g->got.memory);
+    return grad_all_to_all(g, sizeof(float), g->pack.memory, g->got.memory);
 }
 
 typedef struct sum_job {
@@ -96,151 +96,7 @@ static status exchange_dense(grad_sum *g, int part) {
     TRY(grad_for_blocks(g, own, BLOCK, sum_block, &(sum_job){g, value}));
     for (int r = 0; r < g->size; r++)
         g->n_rows[r] = slice_count(n, r, g->size);
-    return all_gather(g, sizeof(float), tree_sum(g, value, 0, 0), p->grad);
-}
-
-static int64_t count_marks(const uint8_t *marks, int64_t first, int64_t n) {
-    int64_t sum = 0;
-    for (int64_t i = first; i < first + n; i++)
-        sum += marks[i] != 0;
-    return sum;
-}
-
-/* How many marked rows of each node go to each owner: to the owners, and from all ranks. */
-static status exchange_counts(grad_sum *g, int part) {
-    const grad_part *p = &g->part[part];
-    int64_t own = g->present[g->rank], n = sum_before(g->present, g->size);
-    TRY(host_buffer_reserve(&g->counts, own * g->size * (int64_t)sizeof(int64_t)));
-    TRY(host_buffer_reserve(&g->got_counts, n * (int64_t)sizeof(int64_t)));
-    int64_t *to = (int64_t *)g->counts.memory;
-    for (int r = 0; r < g->size; r++) {
-        int64_t first = slice_first(p->n_rows, r, g->size);
-        g->n_send[r] = own;
-        g->n_receive[r] = g->present[r];
-        for (int i = 0; i < g->n_open; i++)
-            if (!g->open[i].is_absent)
-                *to++ = count_marks(node_marks(g, &g->open[i], part), first,
-                                    slice_count(p->n_rows, r, g->size));
-    }
-    return all_to_all(g, sizeof(int64_t), g->counts.memory, g->got_counts.memory);
-}
-
-/* Numbers and values of the marked rows of a node, first .. first + n - 1; the marks go, and what
- * the model has becomes zero. */
-static int64_t pack_rows(const grad_sum *g, const open_node *o, int part, int64_t first, int64_t n,
-                         int32_t *ids, float *rows) {
-    const grad_part *p = &g->part[part];
-    uint8_t *marks = node_marks(g, o, part);
-    float *value = node_value(g, o, part);
-    size_t bytes = (size_t)p->dim * sizeof *rows;
-    int64_t at = 0;
-    for (int64_t r = first; r < first + n; r++) {
-        if (!marks[r]) continue;
-        ids[at] = (int32_t)r;
-        memcpy(rows + at * p->dim, value + r * p->dim, bytes);
-        if (o->is_live) memset(value + r * p->dim, 0, bytes);
-        marks[r] = 0;
-        at++;
-    }
-    return at;
-}
-
-static status exchange_rows(grad_sum *g, int part) {
-    const grad_part *p = &g->part[part];
-    const int64_t *counts = (int64_t *)g->counts.memory, *got = (int64_t *)g->got_counts.memory;
-    int64_t own = g->present[g->rank], row_bytes = p->dim * (int64_t)sizeof(float), at = 0;
-    for (int r = 0; r < g->size; r++) {
-        g->n_send[r] = sum_before(counts + r * own, (int)own);
-        g->n_receive[r] = sum_before(got, (int)g->present[r]);
-        got += g->present[r];
-    }
-    int64_t n_out = sum_before(g->n_send, g->size), n_in = sum_before(g->n_receive, g->size);
-    TRY(host_buffer_reserve(&g->ids, n_out * (int64_t)sizeof(int32_t)));
-    TRY(host_buffer_reserve(&g->pack, n_out * row_bytes));
-    TRY(host_buffer_reserve(&g->got_ids, n_in * (int64_t)sizeof(int32_t)));
-    TRY(host_buffer_reserve(&g->got, n_in * row_bytes));
-    for (int r = 0; r < g->size; r++)
-        for (int i = 0; i < g->n_open; i++)
-            if (!g->open[i].is_absent)
-                at += pack_rows(g, &g->open[i], part, slice_first(p->n_rows, r, g->size),
-                                slice_count(p->n_rows, r, g->size), (int32_t *)g->ids.memory + at,
-                                (float *)g->pack.memory + at * p->dim);
-    TRY(all_to_all(g, sizeof(int32_t), g->ids.memory, g->got_ids.memory));
-    return all_to_all(g, row_bytes, g->pack.memory, g->got.memory);
-}
-
-/* A node's list of rows, while lists are merged. */
-typedef struct row_list {
-    const int32_t *id, *end;
-    float *row;
-} row_list;
-
-static void list_rows(const grad_sum *g, const grad_part *p, row_list *list) {
-    const int64_t *count = (int64_t *)g->got_counts.memory;
-    const int32_t *id = (int32_t *)g->got_ids.memory;
-    float *row = (float *)g->got.memory;
-    for (int i = 0; i < g->n_tree; i++) {
-        int64_t n = g->tree[i].is_absent ? 0 : *count++;
-        list[i] = (row_list){id, id + n, row};
-        id += n;
-        row += n * p->dim;
-    }
-}
-
-static int32_t next_row(const grad_sum *g, const row_list *list) {
-    int32_t next = INT32_MAX;
-    for (int i = 0; i < g->n_tree; i++)
-        if (list[i].id < list[i].end && *list[i].id < next) next = *list[i].id;
-    return next;
-}
-
-/* Sums each row over the nodes that have it; returns the number of rows in `result`. */
-static status merge_rows(grad_sum *g, const grad_part *p, int64_t *n) {
-    row_list list[MAX_LEAVES];
-    float *value[MAX_LEAVES];
-    int64_t most = sum_before(g->n_receive, g->size),
-            own = slice_count(p->n_rows, g->rank, g->size);
-    size_t row_bytes = (size_t)p->dim * sizeof(float);
-    if (own < most) most = own;
-    TRY(host_buffer_reserve(&g->result_ids, most * (int64_t)sizeof(int32_t)));
-    TRY(host_buffer_reserve(&g->result, most * (int64_t)row_bytes));
-    list_rows(g, p, list);
-    for (*n = 0;; (*n)++) {
-        int32_t row = next_row(g, list);
-        if (row == INT32_MAX) return OK;
-        for (int i = 0; i < g->n_tree; i++) {
-            bool has = list[i].id < list[i].end && *list[i].id == row;
-            value[i] = has ? list[i].row : NULL;
-            if (!has) continue;
-            list[i].id++;
-            list[i].row += p->dim;
-        }
-        ((int32_t *)g->result_ids.memory)[*n] = row;
-        memcpy(g->result.memory + (size_t)*n * row_bytes, tree_sum(g, value, 0, p->dim), row_bytes);
-    }
-}
-
-static status exchange_marked(grad_sum *g, int part) {
-    grad_part *p = &g->part[part];
-    int64_t n, row_bytes = p->dim * (int64_t)sizeof(float);
-    TRY(exchange_counts(g, part));
-    TRY(exchange_rows(g, part));
-    TRY(merge_rows(g, p, &n));
-    for (int r = 0; r < g->size; r++)
-        g->n_rows[r] = 1;
-    TRY(all_gather(g, sizeof n, &n, g->n_receive));
-    memcpy(g->n_rows, g->n_receive, (size_t)g->size * sizeof *g->n_rows);
-    int64_t all = sum_before(g->n_rows, g->size);
-    TRY(host_buffer_reserve(&g->got_ids, all * (int64_t)sizeof(int32_t)));
-    TRY(host_buffer_reserve(&g->got, all * row_bytes));
-    TRY(all_gather(g, sizeof(int32_t), g->result_ids.memory, g->got_ids.memory));
-    TRY(all_gather(g, row_bytes, g->result.memory, g->got.memory));
-    const int32_t *id = (int32_t *)g->got_ids.memory;
-    for (int64_t i = 0; i < all; i++) {
-        memcpy(p->grad + id[i] * (int64_t)p->dim, g->got.memory + i * row_bytes, (size_t)row_bytes);
-        p->marks[id[i]] = 1;
-    }
-    return OK;
+    return grad_all_gather(g, sizeof(float), tree_sum(g, value, 0, 0), p->grad);
 }
 
 /* Gradients of rows that ranks hold together (nn/dynamic.h): each to the holder of its row.
@@ -281,7 +137,7 @@ static status send_marks(grad_sum *g, int part, int64_t n_out, int64_t n_in) {
             for (int64_t i = 0; i < p->n_rows && !g->open[k].is_absent; i++)
                 if (reads(h, i, g->rank, r))
                     *to++ = (char)(node_marks(g, &g->open[k], part)[i] != 0);
-    return all_to_all(g, 1, g->ids.memory, g->got_counts.memory);
+    return grad_all_to_all(g, 1, g->ids.memory, g->got_counts.memory);
 }
 
 /* To each holder, node after node, the rows in ascending order; what a node does not have is
@@ -314,7 +170,7 @@ static status send_nodes(grad_sum *g, int part) {
             }
     h->traffic.sent += n_out * (int64_t)bytes;
     TRY(send_marks(g, part, n_out, n_in));
-    TRY(all_to_all(g, (int64_t)bytes, g->pack.memory, g->got_ids.memory));
+    TRY(grad_all_to_all(g, (int64_t)bytes, g->pack.memory, g->got_ids.memory));
     TRY(host_buffer_reserve(&g->got, n_in * p->dim * (int64_t)sizeof(float)));
     for (int64_t i = 0; i < n_in; i++)
         dynamic_unpack_row((float *)g->got.memory + i * p->dim,
@@ -411,7 +267,7 @@ static status exchange_losses(grad_sum *g, leaf_loss *out) {
     for (int i = 0; i < g->n_open; i++)
         if (!g->open[i].is_absent) own[n++] = g->open[i].loss;
     memcpy(g->n_rows, g->present, (size_t)g->size * sizeof *g->n_rows);
-    TRY(all_gather(g, sizeof *own, own, all));
+    TRY(grad_all_gather(g, sizeof *own, own, all));
     for (int i = 0; i < g->n_tree; i++) {
         at[top] = g->tree[i].at;
         is_absent[top] = g->tree[i].is_absent;
@@ -439,7 +295,7 @@ status grad_exchange(grad_sum *g, leaf_loss *out) {
         if (p->dynamic != NULL && p->dynamic->held.rank != NULL)
             TRY(exchange_held(g, i));
         else
-            TRY(p->marks == NULL ? exchange_dense(g, i) : exchange_marked(g, i));
+            TRY(p->is_list ? grad_list_exchange(g, &g->part[i]) : exchange_dense(g, i));
     }
     return OK;
 }

@@ -3,15 +3,22 @@
  *
  * Every rank owns a slice of each gradient: a range of floats, or of rows where rows are marked.
  * All ranks send the owner their nodes' values of the slice; the owner sums them by the tree, in
- * the order of the leaves, and sends the sum to all.  Of marked tables only marked rows travel,
- * with their numbers, which ascend in each node: the owner merges the lists.  Rows that ranks hold
- * together go to the rank that holds them. */
+ * the order of the leaves, and sends the sum to all.  Of listed and marked tables only the rows
+ * that leaves used travel, with their numbers, which ascend in each leaf: the owner merges the
+ * lists. Rows that ranks hold together go to the rank that holds them. */
 #ifndef HSTU_DIST_GRAD_EXCHANGE_H
 #define HSTU_DIST_GRAD_EXCHANGE_H
 
 #include "dist/grad_sum.h"
 #include "dist/transport.h"
 #include "nn/dynamic.h"
+
+/* Gradients of some rows, which ascend. */
+typedef struct grad_list {
+    int64_t n, max;
+    int32_t *rows; /* (max) */
+    float *grad;   /* (max, dim) */
+} grad_list;
 
 /* Gradients of one kind: rows of a table, or all dense parameters as rows of one float. */
 typedef struct grad_part {
@@ -21,6 +28,11 @@ typedef struct grad_part {
     int32_t dim;
     uint8_t *marks;         /* (n_rows): rows that have a gradient; NULL: all do */
     dynamic_table *dynamic; /* whose n rows of the batch these are, or NULL */
+    /* The rows that leaves used: a listed bank, whose passes write the lists, or a marked table */
+    bool is_list;
+    bank *bank;                 /* or NULL: marked */
+    grad_list leaf[MAX_LEAVES]; /* of this rank */
+    grad_list sum, before;      /* of the batch; of earlier batches of the step */
 } grad_part;
 
 /* Gradients put aside: of every part the values and, where it has marks, the marks. */
@@ -76,7 +88,7 @@ struct grad_sum {
     bool has_bf16_wire;                   /* of dynamic tables */
     grad_bucket *bucket;                  /* (n_buckets); none: grad_early_* is not used */
     int n_buckets, n_summed;              /* n_summed: of this batch, or step */
-    host_buffer pack, got, ids, got_ids, counts, got_counts, result, result_ids;
+    host_buffer pack, got, ids, got_ids, counts, got_counts;
 };
 
 static inline void grad_add(float *to, const float *from, int64_t n) {
@@ -87,6 +99,24 @@ static inline void grad_add(float *to, const float *from, int64_t n) {
 /* Calls fn for blocks of 0..n-1 on the backend's threads. */
 typedef void (*grad_block_fn)(void *ctx, int64_t first, int64_t n);
 status grad_for_blocks(const grad_sum *g, int64_t n, int64_t block, grad_block_fn fn, void *ctx);
+
+/* n_send rows of `from` to each rank, n_receive rows of each to `to`; rows of n_rows of each rank,
+ * to all. */
+status grad_all_to_all(grad_sum *g, int64_t row_bytes, const void *from, void *to);
+status grad_all_gather(grad_sum *g, int64_t row_bytes, const void *from, void *to);
+
+/* Lists of rows (grad_list.c), of parts that are lists.  A leaf is not put aside: its list stays as
+ * it is, and in the end all leaves are merged at once, each row summed by the tree.
+ *
+ * grad_list_alloc makes the lists.  grad_lists_begin: a batch begins.  grad_lists_take: a leaf of
+ * this rank is done; n_end: the next is the last.  grad_lists_end: `sum` of all parts has the sum
+ * over all leaves of all ranks (grad_list_exchange), and goes to the model. */
+status grad_list_alloc(grad_sum *g, grad_part *p);
+void grad_list_free(grad_part *p);
+status grad_lists_begin(grad_sum *g);
+status grad_lists_take(grad_sum *g, int leaf);
+status grad_lists_end(grad_sum *g);
+status grad_list_exchange(grad_sum *g, grad_part *p);
 
 /* Completes the tree over the ranks: from the open nodes to the model's gradients. */
 status grad_exchange(grad_sum *g, leaf_loss *out);

@@ -35,7 +35,7 @@ status grad_for_blocks(const grad_sum *g, int64_t n, int64_t block, grad_block_f
 typedef struct row_move {
     float *to;
     const float *from;
-    uint8_t *to_marks, *from_marks; /* NULL: every row counts */
+    uint8_t *to_marks, *from_marks; /* of rows that ranks hold; NULL: every row counts */
     float *clears;                  /* rows that were read become zero; or NULL */
     int64_t dim;
     bool adds;
@@ -73,6 +73,7 @@ static status run_moves(const grad_sum *g, const grad_slot *to, const grad_slot 
     for (int i = 0; i < g->n_parts; i++) {
         const grad_part *p = &g->part[i];
         int64_t n_rows = from == g->before ? p->n_before : p->n_rows;
+        if (p->is_list) continue;
         /* A NULL slot is the model's memory, which must be zero between two leaves. */
         row_move m = {.to = to != NULL ? to->value[i] : p->grad,
                       .from = from != NULL ? from->value[i] : p->grad,
@@ -155,7 +156,7 @@ status grad_sum_begin(grad_sum *g, const bool *is_absent) {
         g->has_before = true;
     }
     count_rows(g);
-    return OK;
+    return grad_lists_begin(g);
 }
 
 status grad_sum_leaf(grad_sum *g, int leaf, leaf_loss loss) {
@@ -165,6 +166,7 @@ status grad_sum_leaf(grad_sum *g, int leaf, leaf_loss loss) {
                    .loss = loss};
     int end;
     (void)leaves_of_rank(g->n_leaves, g->rank, g->size, &end);
+    TRY(grad_lists_take(g, leaf));
     while (g->n_open > 0 && leaf_nodes_join(&g->open[g->n_open - 1].at, &o.at))
         TRY(join(g, &o, &g->open[--g->n_open]));
     if (o.is_live && leaf + 1 < end) TRY(put_aside(g, &o));
@@ -183,6 +185,7 @@ status grad_sum_end(grad_sum *g, leaf_loss *out) {
     }
     for (int i = 0; i < g->n_slots; i++)
         g->slot[i].is_used = false;
+    TRY(grad_lists_end(g));
     if (!g->has_before) return OK;
     g->has_before = false;
     return run_moves(g, NULL, g->before, true);
@@ -284,7 +287,12 @@ static status list_parts(grad_sum *g, model *m) {
     dynamic_tables *tables = model_tables(m);
     g->has_bf16_wire = tables->has_bf16_wire;
     param_range dense = model_dense_grads(m);
-    TRY(MEM_NEW(&g->part, (size_t)(n_params + tables->n_all) + 1));
+    bank *listed[2];
+    int n_listed = model_listed_banks(m, listed);
+    bool has_lists = g->n_leaves > 1 && g->loss == NULL;
+    if (n_listed > 0 && !has_lists)
+        return fail(ERR_UNSUPPORTED, "gradients that are listed by row can be summed on the CPU");
+    TRY(MEM_NEW(&g->part, (size_t)(n_params + tables->n_all + n_listed) + 1));
     add_part(g, (grad_part){.grad = dense.first, .n_rows = dense.n, .max_rows = dense.n, .dim = 1});
     for (int i = 0; i < n_params; i++)
         if (params[i].is_table && params[i].rows == NULL)
@@ -292,7 +300,14 @@ static status list_parts(grad_sum *g, model *m) {
                                     .n_rows = params[i].shape[0],
                                     .max_rows = params[i].shape[0],
                                     .dim = (int32_t)params[i].shape[1],
+                                    .is_list = has_lists && params[i].marks != NULL,
                                     .marks = params[i].marks});
+    for (int i = 0; i < n_listed; i++)
+        g->part[g->n_parts++] = (grad_part){.n_rows = listed[i]->n_rows,
+                                            .max_rows = listed[i]->max_step,
+                                            .dim = listed[i]->dim,
+                                            .is_list = true,
+                                            .bank = listed[i]};
     for (int i = 0; i < tables->n_all; i++)
         add_part(g, (grad_part){.grad = tables->item[i].grad,
                                 .marks = tables->item[i].marks,
@@ -315,6 +330,7 @@ static status make_slot(grad_sum *g, grad_slot *s) {
     for (int i = 0; i < g->n_parts; i++) {
         const grad_part *p = &g->part[i];
         size_t n_rows = (size_t)p->max_rows, bytes = n_rows * (size_t)p->dim * sizeof(float);
+        if (p->is_list) continue;
         TRY(alloc_memory(g, (void **)&s->value[i], bytes, false));
         if (p->marks != NULL) TRY(alloc_memory(g, (void **)&s->marks[i], n_rows, true));
     }
@@ -360,6 +376,8 @@ static status build(grad_sum *g, model *m) {
     TRY(MEM_NEW(&g->n_send, n));
     TRY(MEM_NEW(&g->n_receive, n));
     TRY(MEM_NEW(&g->n_rows, n));
+    for (int i = 0; i < g->n_parts; i++)
+        if (g->part[i].is_list) TRY(grad_list_alloc(g, &g->part[i]));
     int n_slots = g->n_leaves > 1 ? count_slots(g) + 1 : 0; /* one for earlier batches */
     for (; g->n_slots < n_slots; g->n_slots++)
         TRY(make_slot(g, &g->slot[g->n_slots]));
@@ -387,12 +405,13 @@ status grad_sum_create(grad_sum **out, model *m, backend *be, comm *c, int n_lea
 
 void grad_sum_destroy(grad_sum *g) {
     if (g == NULL) return;
-    host_buffer *buffer[] = {&g->pack,   &g->got,        &g->ids,    &g->got_ids,
-                             &g->counts, &g->got_counts, &g->result, &g->result_ids};
+    host_buffer *buffer[] = {&g->pack, &g->got, &g->ids, &g->got_ids, &g->counts, &g->got_counts};
     for (size_t i = 0; i < sizeof buffer / sizeof *buffer; i++)
         mem_free(buffer[i]->memory);
     for (int i = 0; i < MAX_SLOTS; i++)
         free_slot(g, &g->slot[i]);
+    for (int i = 0; i < g->n_parts; i++)
+        grad_list_free(&g->part[i]);
     mem_free(g->part);
     mem_free(g->bucket);
     mem_free(g->tree);
@@ -527,7 +546,7 @@ status grad_sum_share(grad_sum *g, model *m, comm *group) {
         const grad_part *p = &g->part[i];
         bool is_dense = p->grad == model_dense_grads(m).first;
         int64_t n_rows = p->dynamic != NULL ? p->dynamic->n : p->n_rows; /* those of the batch */
-        if (!is_dense) TRY(share(group, p->grad, n_rows * p->dim));
+        if (!is_dense && p->grad != NULL) TRY(share(group, p->grad, n_rows * p->dim));
     }
     return OK;
 }

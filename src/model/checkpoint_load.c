@@ -16,7 +16,7 @@
 #include "nn/item_content.h"
 
 enum { CONFIG_MAX_BYTES = 1 << 24 };
-enum { TENSOR_NAME_BYTES = PARAM_NAME_BYTES + 8 };
+enum { TENSOR_NAME_BYTES = PARAM_NAME_BYTES + 16 };
 
 /* Finding and checking the files of a checkpoint: which folder, complete or damaged. */
 

@@ -1,6 +1,7 @@
 #include "model/model.h"
 
 #include <math.h>
+#include <string.h>
 
 #include "base/range.h"
 #include "model/model_int.h"
@@ -126,6 +127,34 @@ static bool is_dynamic_feature(model *m, int32_t f, input_held *held) {
     return false;
 }
 
+/* Whether the gradients of a bank of so many rows are listed by row (input.h): where a pass uses
+ * few of them.  A pass of the CPU is one of 8 leaves of the batch, and its dense gradients would
+ * cost several passes over the table each.
+ *
+ * Rows that miss steps of a dense AdamW catch up by sums that converge for beta1 < beta2^2. */
+static bool is_listed(const model *m, const config *c, const model_limits *l, int64_t n_rows) {
+    enum { FEW_HOST = 4096, FEW = 1 << 16, MOST_SHARE = 32 };
+    const config_retrieval *r = &c->retrieval;
+    const config_optimizer *o = &c->optimizer;
+    int64_t n = (int64_t)l->max_users * (l->max_events + l->n_context), n_each = 3;
+    bool is_catalogue = !m->is_ranking && r->negatives != NEGATIVES_IN_BATCH;
+    loss_config loss = {.type = is_catalogue ? LOSS_CATALOGUE : LOSS_IN_BATCH,
+                        .n_negatives = (int32_t)r->n_negatives};
+    if (!l->can_list || m->dynamic.n_all > 0 || l->content != NULL) return false;
+    if (!config_has_sparse_rows(c) && !(o->beta1 < .99 * o->beta2 * o->beta2)) return false;
+    if (!m->is_ranking && !retrieval_can_list(&loss, n)) return false;
+    if (is_catalogue) n_each += r->n_negatives;
+    int64_t least = m->be->is_host ? n * n_each / MOST_SHARE : 2 * n * n_each;
+    return n_rows > (m->be->is_host ? FEW_HOST : FEW) && n_rows > least;
+}
+
+static int64_t count_context_values(const model_limits *l) {
+    int64_t n = 0;
+    for (int32_t f = 0; f < l->n_context; f++)
+        n += l->n_context_values[f];
+    return n;
+}
+
 static status add_input(model *m, const config *c, const model_limits *l) {
     const config_network *n = &c->network;
     bool *is_dynamic;
@@ -152,7 +181,9 @@ static status add_input(model *m, const config *c, const model_limits *l) {
                        .names = is_research(c) ? NAMES_META : NAMES_NVIDIA,
                        .item_rule = item_rule(c),
                        .position_rule = position_rule(c, n_places),
-                       .has_marks = c->family == FAMILY_NVIDIA,
+                       .has_marks = config_has_sparse_rows(c),
+                       .lists_events = is_listed(m, c, l, l->n_items + count_context_values(l)),
+                       .lists_contexts = is_listed(m, c, l, count_context_values(l)),
                        .has_dynamic_items = has_dynamic_items,
                        .is_dynamic = is_dynamic,
                        .held_items = held_items,
@@ -295,7 +326,7 @@ static status alloc_corpus(model *m, const dynamic_table *items) {
     return NN_NEW(&m->memory, &c->scale, n);
 }
 
-static status add_retrieval(model *m, const config *c) {
+static status add_retrieval(model *m, const config *c, const model_limits *l) {
     const config_retrieval *r = &c->retrieval;
     const dynamic_table *items = dynamic_find(&m->dynamic, ITEM_FEATURE);
     if (items != NULL && r->negatives != NEGATIVES_IN_BATCH)
@@ -303,10 +334,6 @@ static status add_retrieval(model *m, const config *c) {
                     "%s: negatives from the whole catalogue need all rows in every step, but the "
                     "item table '%s' is dynamic; choose negatives of the batch, or a static table",
                     c->file, items->config->table_name);
-    if (m->input.config.has_marks && r->negatives != NEGATIVES_IN_BATCH)
-        return fail(ERR_CONFIG, "negatives from the whole catalogue give gradients to rows that no "
-                                "batch reads, and a lazy optimizer updates only rows that a batch "
-                                "reads; choose negatives of the batch");
     TRY(check_range("the number of negatives", r->n_negatives, -1, 1 << 20));
     if (!(r->temperature > 0) || !(r->norm_epsilon >= 0))
         return fail(ERR_CONFIG, "the temperature must be above 0 and the norm's epsilon not below");
@@ -319,6 +346,8 @@ static status add_retrieval(model *m, const config *c) {
                  .width = m->dim,
                  .item = m->input.item,
                  .n_items = m->input.config.n_items,
+                 .listed = m->input.events.is_listed ? &m->input.events : NULL,
+                 .max_labels = (int64_t)l->max_users * l->max_events,
                  .n_negatives = r->n_negatives > 0 ? (int32_t)r->n_negatives : 0,
                  .normalises_items = r->has_item_norm,
                  .eps = (float)r->norm_epsilon,
@@ -395,7 +424,7 @@ static status make(model *m, const config *c, const model_limits *limits) {
                         16 + l.n_context + 8 * m->n_layers + 2 * MLP_MAX_LAYERS));
     TRY(add_input(m, c, &l));
     TRY(add_layers(m, c));
-    TRY(m->is_ranking ? add_ranking(m, c) : add_retrieval(m, c));
+    TRY(m->is_ranking ? add_ranking(m, c) : add_retrieval(m, c, &l));
     if (l.content != NULL) TRY(add_content(m, c, l.content));
     m->plan = plan_of(m, c, &l);
     m->can_record = can_record(m);
@@ -489,6 +518,31 @@ param_range model_part_grads(model *m, int part) {
     float *end = part < n ? dense_grad(m, m->first_layer_param + (part + 1) * each)
                           : m->params.dense_grads.first + m->params.dense_grads.n;
     return (param_range){first, end - first};
+}
+
+int model_listed_banks(model *m, bank *out[2]) {
+    int n = 0;
+    if (m->input.events.is_listed) out[n++] = &m->input.events;
+    if (m->input.contexts.is_listed) out[n++] = &m->input.contexts;
+    return n;
+}
+
+status model_read_listed(model *m, const param *p, float *to_host) {
+    bank *listed[2];
+    int n = model_listed_banks(m, listed);
+    memset(to_host, 0, (size_t)p->n * sizeof *to_host);
+    for (int i = 0; i < n; i++) {
+        const bank *b = listed[i];
+        int64_t first = (p->value - b->value) / b->dim;
+        for (int64_t k = 0; k < b->step.n; k++) {
+            int32_t row;
+            TRY(m->be->ops->copy_out(m->be, &row, b->step.rows + k, sizeof row));
+            if (row < first || row >= first + p->shape[0]) continue;
+            TRY(m->be->ops->copy_out(m->be, to_host + (row - first) * b->dim,
+                                     b->step.grad + k * b->dim, (size_t)b->dim * sizeof(float)));
+        }
+    }
+    return OK;
 }
 
 dynamic_tables *model_tables(model *m) {

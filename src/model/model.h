@@ -50,6 +50,13 @@ int model_n_layers(const model *m);
 /* The tables that are not parameters (nn/dynamic.h), possibly none; the model owns them. */
 struct dynamic_tables *model_tables(model *m);
 
+/* The banks of tables whose gradients are listed by row (nn/input.h); returns how many. */
+struct bank;
+int model_listed_banks(model *m, struct bank *out[2]);
+
+/* The gradient of such a table, in full, to the host: for checks. */
+status model_read_listed(model *m, const param *p, float *to_host);
+
 /* The rows of a static table: of items (ITEM_FEATURE of nn/input.h) or of a contextual feature;
  * NULL where it is dynamic, or the model has none.  Likewise of actions. */
 param *model_rows(model *m, int32_t feature);

@@ -109,7 +109,12 @@ static status alloc_all(pass *p, const pass_config *c) {
                     .max_users = c->max_users,
                     .max_loss = batch_layout_max_loss(&layout),
                     .is_training = c->is_training};
+    if (!p->m->is_ranking) room.max_items = retrieval_max_items(&p->m->retrieval, room.max_loss);
     TRY(input_alloc(&p->input, &p->m->input, &room));
+    if (c->is_training) {
+        p->m->input.events.max_step = p->input.event_list.max_rows;
+        p->m->input.contexts.max_step = p->input.context_list.max_rows;
+    }
     TRY(alloc_layers(p, &room));
     TRY(alloc_hidden(p, &room));
     return alloc_head(p, &room);
@@ -255,13 +260,32 @@ static status backward(pass *p, const sequences *s) {
     return input_bwd(&m->input, &p->input, m->be, &p->plan, s, p->d_hidden);
 }
 
+static loss_rows rows_of(pass *p, uint64_t seed, const int32_t *negatives) {
+    loss_rows rows = {.sum = p->loss,
+                      .seed = seed,
+                      .negatives = negatives,
+                      .whole = p->whole,
+                      .table = p->input.event_list.value};
+    if (p->whole != NULL && p->m->corpus.rows != NULL)
+        rows.has_no_row = dynamic_missing_items(&p->m->dynamic);
+    return rows;
+}
+
+/* The rows of listed tables that the batch uses. */
+static status list_rows(pass *p, uint64_t seed, const int32_t *negatives) {
+    model *m = p->m;
+    row_uses use[LIST_ROWS_USES - 1];
+    loss_rows rows = rows_of(p, seed, negatives);
+    bool has_loss = !m->is_ranking && m->retrieval.loss.listed != NULL;
+    if (has_loss) TRY(retrieval_uses(&m->retrieval, &p->retrieval, m->be, &p->plan, &rows, use));
+    return input_list(&m->input, &p->input, m->be, &p->plan, use, has_loss ? 2 : 0);
+}
+
 /* Loss and the gradient of the last hidden state. */
 static status train_head(pass *p, uint64_t seed, const int32_t *negatives) {
     const model *m = p->m;
     const void *last = p->hidden[m->n_layers];
-    loss_rows rows = {.sum = p->loss, .seed = seed, .negatives = negatives, .whole = p->whole};
-    if (p->whole != NULL && m->corpus.rows != NULL)
-        rows.has_no_row = dynamic_missing_items(&p->m->dynamic);
+    loss_rows rows = rows_of(p, seed, negatives);
     if (m->is_ranking)
         return ranking_train(&m->ranking, &p->ranking, m->be, &p->plan, rows, last, p->d_hidden);
     return retrieval_train(&m->retrieval, &p->retrieval, m->be, &p->plan, rows, last, p->d_hidden);
@@ -271,9 +295,13 @@ static status train_passes(pass *p, const model_step *at, const int32_t *negativ
     sequences s = batch_layout_sequences(&p->plan);
     s.has_dropout = true;
     s.drop.key = rng_make_key(at->seed, RNG_DROPOUT);
+    range_begin("rows", RANGE_NO_NUMBER);
+    status st = list_rows(p, at->seed, negatives);
+    range_end();
+    TRY(st);
     TRY(forward(p, &s));
     range_begin("head", RANGE_NO_NUMBER);
-    status st = train_head(p, at->seed, negatives);
+    st = train_head(p, at->seed, negatives);
     range_end();
     TRY(st);
     TRY(backward(p, &s));
@@ -347,8 +375,11 @@ status pass_train_part(pass *p, const batch *part, const batch *whole, const mod
 
 status pass_train(pass *p, const batch *b, const model_step *at, const int32_t *negatives) {
     model *m = p->m;
-    if (m->corpus.rows != NULL && negatives != NULL)
-        return fail(ERR_UNSUPPORTED, "negatives can be given where the item table is static");
+    const loss_config *loss = &m->retrieval.loss;
+    bool is_listed = loss->listed != NULL && loss->type == LOSS_IN_BATCH;
+    if ((m->corpus.rows != NULL || is_listed) && negatives != NULL)
+        return fail(ERR_UNSUPPORTED, "negatives can be given where the item table is static, and "
+                                     "in-batch ones where it is small");
     TRY(pass_take_rows(p, b, &b));
     if (m->dynamic.n_all > 0 && model_count_loss(m, b) == 0) return OK;
     return train_rows(p, b, at, negatives);

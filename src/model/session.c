@@ -102,12 +102,13 @@ static void set_batches(session *s) {
 }
 
 /* A model for batches of so many users. */
-static status open_model(session *s, int32_t max_users) {
+static status open_model(session *s, int32_t max_users, bool can_list) {
     const config *c = s->config;
     backend *be = s->be;
     TRY(config_check_trainable(c));
     TRY(check_sizes(s));
     set_limits(s, max_users);
+    s->limits.can_list = can_list;
     if (c->task == TASK_RANKING) TRY(check_ranking(s));
     config_dtype dtype = c->network.dtype;
     TRY(be->ops->set_precision(be, act_of[dtype], c->network.has_tf32 || dtype == DTYPE_TF32));
@@ -132,7 +133,10 @@ status session_open_ranks(session *s, const config *c, const seq_file *data, bac
     set_batches(s);
     s->has_content = c->network.has_item_features && content_is_there(data);
     /* Evaluation has its own pass (evaluate.h), possibly for more users. */
-    TRY(open_model(s, s->train_batch > s->eval_batch ? s->train_batch : s->eval_batch));
+    bool is_alone = comm_size(s->comm) == 1 && s->tensor == NULL && s->sequence == NULL &&
+                    c->trainer.accumulation_steps == 1;
+    TRY(open_model(s, s->train_batch > s->eval_batch ? s->train_batch : s->eval_batch,
+                   !ranks->sums_whole && (be->is_host || is_alone)));
     /* A rank trains on a part of each batch at a time (dist/leaf_step.h). */
     int n_ranks = s->comm != NULL ? s->comm->size : 1;
     pass_config train = {.max_users = s->train_batch,
@@ -149,7 +153,7 @@ status session_open_inference(session *s, const config *c, const seq_file *data,
                               int32_t max_users, comm *tensor) {
     *s = (session){.config = c, .data = data, .be = be, .tensor = tensor};
     set_batches(s);
-    return open_model(s, max_users > 0 ? max_users : s->eval_batch);
+    return open_model(s, max_users > 0 ? max_users : s->eval_batch, false);
 }
 
 void session_close(session *s) {

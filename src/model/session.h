@@ -63,6 +63,8 @@ status session_open(session *s, const config *c, const seq_file *data, backend *
 typedef struct session_ranks {
     comm *data, *tensor, *sequence, *world;
     bool has_bf16_wire;
+    bool sums_whole; /* gradients of leaves or ranks are summed in memory of a GPU, as on one: whole
+                        tables */
 } session_ranks;
 status session_open_ranks(session *s, const config *c, const seq_file *data, backend *be,
                           const session_ranks *ranks);

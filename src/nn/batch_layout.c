@@ -744,17 +744,15 @@ int64_t batch_layout_count_loss(const layout_config *c, const batch *b) {
 
 /* An item that the model does not know is no label here; batch_layout_build says what is wrong with
  * it. */
-int64_t batch_layout_mark_labels(const layout_config *c, const batch *b, const uint8_t *has_no_row,
-                                 uint8_t *is_label) {
+int64_t batch_layout_list_labels(const layout_config *c, const batch *b, const uint8_t *has_no_row,
+                                 sort_pair *label) {
     int64_t n = 0;
     for (int32_t u = 0; u < b->n_users; u++) {
         int32_t end = b->offsets[u + 1], n_inputs = end - b->offsets[u] - b->n_targets[u];
         for (int32_t i = b->offsets[u]; i < b->offsets[u] + n_inputs && i + 1 < end; i++) {
-            uint32_t label = b->item[i + 1] - 1;
-            if (label >= (uint32_t)c->n_items || (has_no_row != NULL && has_no_row[label]))
-                continue;
-            is_label[label] = 1;
-            n++;
+            uint32_t row = b->item[i + 1] - 1;
+            if (row >= (uint32_t)c->n_items || (has_no_row != NULL && has_no_row[row])) continue;
+            label[n++].key = row;
         }
     }
     return n;

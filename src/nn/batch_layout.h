@@ -17,6 +17,7 @@
 #ifndef HSTU_NN_BATCH_LAYOUT_H
 #define HSTU_NN_BATCH_LAYOUT_H
 
+#include "base/sort.h"
 #include "data/set/batcher.h"
 #include "nn/memory.h"
 #include "nn/sequences.h"
@@ -150,10 +151,10 @@ int64_t batch_layout_max_loss(const layout_config *c);
 /* The number of loss positions of a batch. */
 int64_t batch_layout_count_loss(const layout_config *c, const batch *b);
 
-/* Retrieval: marks the labels of a training batch in is_label (V), by item - 1, and returns the
- * number of its loss positions; has_no_row as in layout_request. */
-int64_t batch_layout_mark_labels(const layout_config *c, const batch *b, const uint8_t *has_no_row,
-                                 uint8_t *is_label);
+/* Retrieval: the labels of a training batch, item - 1, as keys; returns the number of its loss
+ * positions, of which each has one; has_no_row as in layout_request. */
+int64_t batch_layout_list_labels(const layout_config *c, const batch *b, const uint8_t *has_no_row,
+                                 sort_pair *label);
 
 /* The view that layers get; dropout is off until the caller sets it. */
 sequences batch_layout_sequences(const batch_layout *p);

@@ -425,7 +425,7 @@ static int64_t width_of(const config *c, int32_t feature) {
  * gradient that has all rows; item features; a run that starts from another. */
 static bool needs_copies(const config *c, const model_limits *l, int32_t feature) {
     if (feature == ITEM_FEATURE && l->content != NULL) return true;
-    bool is_dense = c->family == FAMILY_META;
+    bool is_dense = !config_has_sparse_rows(c);
     bool has_start = c->trainer.resume_folder != NULL && c->trainer.resume_folder[0] != '\0';
     if (has_start || (is_dense && c->trainer.clip_grad > 0)) return true;
     if (c->task != TASK_RETRIEVAL || feature != ITEM_FEATURE) return false;

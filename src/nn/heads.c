@@ -74,45 +74,59 @@ static int64_t at_least_1(int64_t n) {
 
 static status sampled_loss_alloc(loss_acts *a, const loss_config *c, const nn_room *room) {
     int64_t r = c->n_negatives > 0 ? c->n_negatives : at_least_1(room->max_loss);
-    int64_t rows = at_least_1(PIECE_NUMBERS / r),
-            n_pool = c->type == LOSS_IN_BATCH ? c->n_items : 0;
+    int64_t rows = at_least_1(PIECE_NUMBERS / r), n_rows = c->n_items;
+    int64_t n_pool = c->type == LOSS_IN_BATCH ? c->max_labels : 0;
     backend *be = room->memory->be;
     char *scratch;
     if (rows > room->max_loss) rows = at_least_1(room->max_loss);
     a->max_rows = (int32_t)rows;
-    size_t bytes = be->ops->sampled_softmax_scratch(be, rows, (int32_t)r, c->width, c->n_items);
+    if (c->listed != NULL) n_rows = room->max_tokens + room->max_items;
+    size_t bytes =
+        be->ops->sampled_softmax_scratch(be, rows, (int32_t)r, c->width, (int32_t)n_rows);
     TRY(NN_NEW(room->memory, &scratch, (int64_t)bytes));
     a->scratch = scratch;
     TRY(STAGED_NEW(room->memory, &a->pool, n_pool));
-    TRY(NN_NEW_HOST(room->memory, &a->is_label, n_pool));
+    TRY(NN_NEW_HOST(room->memory, &a->labels, 2 * n_pool));
     return STAGED_NEW(room->memory, &a->negative, rows * r);
 }
 
-/* The distinct labels, ascending; returns their number.  *n_loss: the loss positions. */
-static int32_t fill_pool(const loss_config *c, const loss_acts *a, const batch_layout *p,
-                         const loss_rows *rows, int32_t *n_loss) {
-    int32_t n = 0;
-    memset(a->is_label, 0, (size_t)c->n_items);
-    *n_loss = p->n_loss;
+/* The distinct labels, ascending; returns the loss positions. */
+static int32_t fill_pool(loss_acts *a, const batch_layout *p, const loss_rows *rows, int64_t max) {
+    sort_pair *label = a->labels;
+    int64_t n = p->n_loss;
     if (rows->whole != NULL)
-        *n_loss = (int32_t)batch_layout_mark_labels(&p->config, rows->whole, rows->has_no_row,
-                                                    a->is_label);
+        n = batch_layout_list_labels(&p->config, rows->whole, rows->has_no_row, label);
     for (int32_t i = 0; i < p->n_loss && rows->whole == NULL; i++)
-        a->is_label[p->label.host[i]] = 1;
-    for (int32_t row = 0; row < c->n_items; row++)
-        if (a->is_label[row]) a->pool.host[n++] = row;
-    return n;
+        label[i].key = (uint64_t)p->label.host[i];
+    label = sort_pairs(label, label + max, (size_t)n);
+    a->n_pool = 0;
+    for (int64_t i = 0; i < n; i++)
+        if (i == 0 || label[i].key != label[i - 1].key)
+            a->pool.host[a->n_pool++] = (int32_t)label[i].key;
+    return (int32_t)n;
 }
 
-/* Rows first .. first + n - 1 of the losses; R negatives each. */
+/* What the draws of all pieces have in common. */
+static status begin_draws(const loss_config *c, loss_acts *a, backend *be, const batch_layout *p,
+                          const loss_rows *rows) {
+    int32_t n_loss = p->n_loss;
+    if (c->type == LOSS_IN_BATCH) {
+        n_loss = fill_pool(a, p, rows, c->max_labels);
+        TRY(STAGED_SEND(be, &a->pool, a->n_pool));
+    }
+    a->n_negatives = c->n_negatives > 0 ? c->n_negatives : n_loss;
+    return OK;
+}
+
+/* Rows first .. first + n - 1 of the losses. */
 typedef struct piece {
-    int32_t first, n, n_negatives, n_pool;
+    int32_t first, n;
 } piece;
 
 static status take_given(const loss_config *c, const loss_acts *a, backend *be, const piece *s,
                          const int32_t *given) {
-    int64_t n = (int64_t)s->n * s->n_negatives;
-    const int32_t *from = given + (int64_t)s->first * s->n_negatives;
+    int64_t n = (int64_t)s->n * a->n_negatives;
+    const int32_t *from = given + (int64_t)s->first * a->n_negatives;
     for (int64_t i = 0; i < n; i++) {
         if (from[i] < 1 || from[i] > c->n_items)
             return fail(ERR_FORMAT, "the negative %d is no item", from[i]);
@@ -126,8 +140,8 @@ static status draw(const loss_config *c, const loss_acts *a, backend *be, const 
     if (rows->negatives != NULL) return take_given(c, a, be, s, rows->negatives);
     bool is_in_batch = c->type == LOSS_IN_BATCH;
     negatives_args args = {.n = s->n,
-                           .n_negatives = s->n_negatives,
-                           .n_pool = is_in_batch       ? s->n_pool
+                           .n_negatives = a->n_negatives,
+                           .n_pool = is_in_batch       ? a->n_pool
                                      : c->pool != NULL ? c->n_pool
                                                        : c->n_items,
                            .pool = is_in_batch ? a->pool.device : c->pool,
@@ -142,12 +156,13 @@ static status draw(const loss_config *c, const loss_acts *a, backend *be, const 
 static status train_piece(const loss_config *c, const loss_acts *a, backend *be,
                           const batch_layout *p, const piece *s, const loss_rows *rows) {
     size_t skip = (size_t)s->first * (size_t)c->width * act_bytes(be->act);
+    bool is_listed = c->listed != NULL;
     sampled_softmax_args args = {.n = s->n,
-                                 .n_negatives = s->n_negatives,
+                                 .n_negatives = a->n_negatives,
                                  .dim = c->width,
-                                 .n_rows = c->n_items,
+                                 .n_rows = is_listed ? (int32_t)c->listed->step.n : c->n_items,
                                  .query = (const char *)rows->x + skip,
-                                 .table = c->item->value + c->width,
+                                 .table = is_listed ? rows->table : c->item->value + c->width,
                                  .positive = p->label.device + s->first,
                                  .negative = a->negative.device,
                                  .normalises = c->normalises_items,
@@ -156,30 +171,64 @@ static status train_piece(const loss_config *c, const loss_acts *a, backend *be,
                                  .grad_scale = p->grad_scale.device,
                                  .loss = rows->sum,
                                  .dquery = (char *)rows->dx + skip,
-                                 .dtable = c->item->grad + c->width,
+                                 .dtable =
+                                     is_listed ? c->listed->step.grad : c->item->grad + c->width,
                                  .scratch = a->scratch};
     return be->ops->sampled_softmax(be, &args);
 }
 
-/* Marks the rows of the pool: labels, which include in-batch negatives (in a part of a batch: those
- * of the whole batch); tables with marks have no other negatives. */
-static status sampled_loss_train(const loss_config *c, const loss_acts *a, backend *be,
+/* Marks the rows that got a gradient: labels and negatives; in-batch negatives are labels (in a
+ * part of a batch: those of the whole batch). */
+static status mark_piece(const loss_config *c, const loss_acts *a, backend *be,
+                         const batch_layout *p, const piece *s) {
+    uint8_t *marks = c->item->marks;
+    if (marks == NULL || s->n == 0) return OK;
+    if (c->type == LOSS_IN_BATCH)
+        return s->first == 0 ? be->ops->mark(be, a->n_pool, a->pool.device, 1, marks) : OK;
+    TRY(be->ops->mark(be, s->n, p->label.device + s->first, 1, marks));
+    return be->ops->mark(be, (int64_t)s->n * a->n_negatives, a->negative.device, 1, marks);
+}
+
+/* Negatives of the catalogue, where the table is listed, are drawn before the pass: all at once. */
+static bool draws_early(const loss_config *c) {
+    return c->listed != NULL && c->type == LOSS_CATALOGUE;
+}
+
+static status sampled_loss_train(const loss_config *c, loss_acts *a, backend *be,
                                  const batch_layout *p, const loss_rows *rows) {
-    piece s = {.n_negatives = c->n_negatives};
-    int32_t n_loss = p->n_loss;
-    if (c->type == LOSS_IN_BATCH) {
-        s.n_pool = fill_pool(c, a, p, rows, &n_loss);
-        TRY(STAGED_SEND(be, &a->pool, s.n_pool));
-    }
-    if (s.n_negatives == 0) s.n_negatives = n_loss;
+    piece s = {0};
+    if (c->listed == NULL) TRY(begin_draws(c, a, be, p, rows));
     /* A whole batch has at most as many loss positions as the memory was made for. */
     for (s.first = 0; s.first < p->n_loss; s.first += s.n) {
         s.n = p->n_loss - s.first < a->max_rows ? p->n_loss - s.first : a->max_rows;
-        TRY(draw(c, a, be, p, &s, rows));
+        if (!draws_early(c)) TRY(draw(c, a, be, p, &s, rows));
         TRY(train_piece(c, a, be, p, &s, rows));
+        TRY(mark_piece(c, a, be, p, &s));
     }
-    if (c->item->marks == NULL) return OK;
-    return be->ops->mark(be, s.n_pool, a->pool.device, 1, c->item->marks);
+    return OK;
+}
+
+int64_t retrieval_max_items(const retrieval_head *h, int64_t max_loss) {
+    const loss_config *c = &h->loss;
+    if (c->listed == NULL) return 0;
+    return max_loss + (c->type == LOSS_IN_BATCH ? c->max_labels : max_loss * c->n_negatives);
+}
+
+bool retrieval_can_list(const loss_config *c, int64_t max_loss) {
+    return c->type == LOSS_IN_BATCH ||
+           (c->n_negatives > 0 && max_loss * c->n_negatives <= PIECE_NUMBERS);
+}
+
+status retrieval_uses(const retrieval_head *h, retrieval_acts *acts, backend *be,
+                      const batch_layout *p, const loss_rows *rows, row_uses *use) {
+    const loss_config *c = &h->loss;
+    loss_acts *a = &acts->loss;
+    TRY(begin_draws(c, a, be, p, rows));
+    use[0] = (row_uses){p->n_loss, p->label.device, 1};
+    use[1] = (row_uses){a->n_pool, a->pool.device, 1};
+    if (!draws_early(c)) return OK;
+    use[1] = (row_uses){(int64_t)p->n_loss * a->n_negatives, a->negative.device, 1};
+    return draw(c, a, be, p, &(piece){0, p->n_loss}, rows);
 }
 
 static bool is_sampled(const loss_config *c) {
@@ -191,8 +240,8 @@ static status loss_alloc(loss_acts *a, const loss_config *c, const nn_room *room
     return room->is_training && is_sampled(c) ? sampled_loss_alloc(a, c, room) : OK;
 }
 
-static status loss_train(const loss_config *c, const loss_acts *a, backend *be,
-                         const batch_layout *p, const loss_rows *rows) {
+static status loss_train(const loss_config *c, loss_acts *a, backend *be, const batch_layout *p,
+                         const loss_rows *rows) {
     return is_sampled(c) ? sampled_loss_train(c, a, be, p, rows) : train_logits(c, be, p, rows);
 }
 

@@ -8,7 +8,9 @@
 #ifndef HSTU_NN_HEADS_H
 #define HSTU_NN_HEADS_H
 
+#include "base/sort.h"
 #include "nn/batch_layout.h"
+#include "nn/input.h"
 #include "nn/mlp.h"
 #include "nn/params.h"
 
@@ -34,6 +36,8 @@ typedef struct loss_config {
     /* Sampled softmax: */
     const param *item;   /* (V + 1, E): row 0 is padding, which no loss uses */
     int32_t n_items;     /* V: rows of the item table; if dynamic, the rows of a batch */
+    bank *listed;        /* the bank of the items where that is listed (input.h), or NULL */
+    int64_t max_labels;  /* of a whole batch */
     const int32_t *pool; /* (n_pool): the rows that are negatives of the catalogue; NULL: all */
     int32_t n_pool;
     int32_t n_negatives;   /* R; 0: as many as the batch has loss positions */
@@ -46,11 +50,14 @@ typedef struct loss_acts {
     int32_t max_rows;    /* losses of one piece */
     staged_i32 negative; /* rows of a piece, R each: item - 1 */
     staged_i32 pool;     /* in-batch: distinct labels of the batch, ascending */
-    uint8_t *is_label;   /* (V) host */
+    int32_t n_pool;
+    int32_t n_negatives; /* R of the batch */
+    sort_pair *labels;   /* (2, max_labels) host */
     void *scratch;       /* of the sampled softmax */
 } loss_acts;
 
-/* The rows of a batch. */
+/* The rows of a batch.  Where the item table is listed, `table` has the values of the listed
+ * rows. */
 typedef struct loss_rows {
     const void *x; /* (M, width) act */
     void *dx;      /* (M, width) act */
@@ -61,6 +68,7 @@ typedef struct loss_rows {
      * negatives, and its items without a row (layout_request).  NULL: the rows are all. */
     const batch *whole;
     const uint8_t *has_no_row;
+    const float *table;
 } loss_rows;
 
 /* The head of ranking: chosen tokens, l2-normalised, then an MLP whose last layer gives the logits
@@ -120,6 +128,17 @@ typedef struct retrieval_acts {
 } retrieval_acts;
 
 status retrieval_alloc(retrieval_acts *a, const retrieval_head *h, const nn_room *room);
+
+/* Whether the items of a batch can be listed: negatives of the catalogue are drawn at once then. */
+bool retrieval_can_list(const loss_config *c, int64_t max_loss);
+
+/* The most items that the loss of a training pass uses, besides those of the tokens. */
+int64_t retrieval_max_items(const retrieval_head *h, int64_t max_loss);
+
+/* Where the item table is listed: draws the negatives of a batch and says which items its loss
+ * uses, `use` (2).  Before retrieval_train, in which these are numbers of listed rows. */
+status retrieval_uses(const retrieval_head *h, retrieval_acts *a, backend *be,
+                      const batch_layout *p, const loss_rows *rows, row_uses *use);
 
 /* *out = (M, E): the chosen tokens of hidden (T, E), normalised. */
 status retrieval_encode(const retrieval_head *h, retrieval_acts *a, backend *be,

@@ -31,7 +31,10 @@ static status bank_alloc(bank *b, param_list *params, int64_t n_rows, int32_t di
                     (long long)n_rows);
     b->dim = dim;
     b->n_rows = (int32_t)n_rows;
-    return NN_NEW(params->memory, &b->value, n_rows * dim);
+    TRY(NN_NEW(params->memory, &b->value, n_rows * dim));
+    if (b->is_listed && params->memory->be->is_host)
+        mem_use_huge_pages(b->value, (size_t)(n_rows * dim) * sizeof *b->value);
+    return OK;
 }
 
 /* Adds n rows of a bank as a parameter and moves *at past them. */
@@ -147,6 +150,8 @@ static status add_mlp(mlp *m, param_list *params, int32_t n_in, int32_t dim, con
 
 status input_add_params(input *in, const input_config *c, param_list *params) {
     *in = (input){.config = *c, .is_merged = !has_item_mlp(c) && !has_context_mlp(c)};
+    in->events.is_listed = c->lists_events;
+    in->contexts.is_listed = !in->is_merged && c->lists_contexts;
     TRY(NN_NEW_HOST(params->memory, &in->context, c->n_context));
     TRY(NN_NEW_HOST(params->memory, &in->own_context, c->n_context));
     TRY(NN_NEW_HOST(params->memory, &in->context_row, c->n_context));
@@ -172,12 +177,13 @@ status input_add_params(input *in, const input_config *c, param_list *params) {
  * Rows of dynamic tables are not marked: the table itself knows which rows a batch read. */
 static void point_table(param *p, const bank *b, bool is_dynamic) {
     int64_t at = p->value - b->value;
+    if (b->is_listed) return;
     p->grad = b->grad + at;
     if (b->marks != NULL && !is_dynamic) p->marks = b->marks + at / b->dim;
 }
 
 static status bank_alloc_grads(bank *b, nn_memory *memory, bool has_marks) {
-    if (b->value == NULL) return OK;
+    if (b->value == NULL || b->is_listed) return OK;
     if (has_marks) TRY(NN_NEW(memory, &b->marks, b->n_rows));
     return NN_NEW(memory, &b->grad, (int64_t)b->n_rows * b->dim);
 }
@@ -205,6 +211,20 @@ status input_alloc_grads(input *in, nn_memory *memory) {
     return OK;
 }
 
+static status list_alloc(listed_rows *l, const bank *b, const nn_room *room, int64_t n) {
+    if (!room->is_training || !b->is_listed) return OK;
+    l->max_rows = n;
+    TRY(NN_NEW(room->memory, &l->n, 1));
+    TRY(NN_NEW(room->memory, &l->own.rows, n));
+    TRY(NN_NEW(room->memory, &l->own.grad, n * b->dim));
+    return NN_NEW(room->memory, &l->value, n * b->dim);
+}
+
+/* Rows of a bank as a pass numbers them. */
+static int64_t count_rows(const bank *b, const listed_rows *l) {
+    return b->is_listed ? l->max_rows : b->n_rows;
+}
+
 static status groups_alloc(row_groups *g, const nn_room *room, int64_t n, int64_t n_rows) {
     if (!room->is_training) return OK;
     g->n_rows = (int32_t)n_rows;
@@ -229,14 +249,16 @@ static status alloc_unmerged(input_acts *a, const input *in, const nn_room *room
         TRY(mlp_alloc(&a->context_mlp, &in->context_mlp, room, n_context));
         TRY(alloc_pair(room, &a->context_x, &a->d_context_x, n_context, c->context_dim));
     }
-    TRY(groups_alloc(&a->contexts, room, n_context, in->contexts.n_rows));
+    TRY(list_alloc(&a->context_list, &in->contexts, room, n_context));
+    TRY(groups_alloc(&a->contexts, room, n_context, count_rows(&in->contexts, &a->context_list)));
     TRY(groups_alloc(&a->assembly, room, n, n));
     return alloc_pair(room, &a->tokens, &a->d_tokens, n, c->dim);
 }
 
 status input_alloc(input_acts *a, const input *in, const nn_room *room) {
     *a = (input_acts){0};
-    TRY(groups_alloc(&a->events, room, room->max_tokens, in->events.n_rows));
+    TRY(list_alloc(&a->event_list, &in->events, room, room->max_tokens + room->max_items));
+    TRY(groups_alloc(&a->events, room, room->max_tokens, count_rows(&in->events, &a->event_list)));
     TRY(groups_alloc(&a->places, room, room->max_tokens, in->config.n_places));
     if (in->config.adds_actions)
         TRY(groups_alloc(&a->actions, room, room->max_tokens, in->config.n_actions));
@@ -261,9 +283,60 @@ static void read_far(const bank *b, gather_args *a) {
     memcpy(a->far, b->far, sizeof a->far);
 }
 
+/* Whether a pass trains by a list: one without training reads the table. */
+static bool is_listed(const bank *b, const listed_rows *l) {
+    return b->is_listed && l->value != NULL;
+}
+
+static const float *values_of(const bank *b, const listed_rows *l) {
+    return is_listed(b, l) ? l->value : b->value;
+}
+
+static float *grads_of(const bank *b) {
+    return b->is_listed ? b->step.grad : b->grad;
+}
+
+static status list_bank(bank *b, listed_rows *l, backend *be, list_rows_args *a) {
+    int64_t n = 0;
+    b->step = b->room.rows != NULL ? b->room : l->own;
+    for (int k = 0; k < a->n_uses; k++)
+        n += a->use[k].n;
+    a->n_table = b->n_rows;
+    a->rows = b->step.rows;
+    a->n = l->n;
+    TRY(be->ops->list_rows(be, a));
+    b->step.n = be->is_host ? *l->n : n;
+    read_rows_args read = {.n = b->step.n,
+                           .dim = b->dim,
+                           .rows = b->step.rows,
+                           .late = b->late,
+                           .w = b->value,
+                           .m = b->m,
+                           .v = b->v,
+                           .y = l->value};
+    TRY(be->ops->read_rows(be, &read));
+    size_t bytes = (size_t)b->step.n * (size_t)b->dim * sizeof *b->step.grad;
+    return be->ops->zero(be, b->step.grad, bytes);
+}
+
+status input_list(input *in, input_acts *a, backend *be, const batch_layout *p,
+                  const row_uses *more, int n_more) {
+    row_uses of_contexts = {(int64_t)p->n_users * in->config.n_context, p->context_row.device, 0};
+    row_uses of_events = {p->n_events, p->event_row.device, 0};
+    if (in->is_merged) of_events = (row_uses){p->n_tokens, p->row.device, 0};
+    list_rows_args events = {.n_uses = 1 + n_more, .use = {of_events}};
+    list_rows_args contexts = {.n_uses = 1, .use = {of_contexts}};
+    for (int i = 0; i < n_more; i++)
+        events.use[1 + i] = more[i];
+    if (in->events.is_listed) TRY(list_bank(&in->events, &a->event_list, be, &events));
+    return in->contexts.is_listed ? list_bank(&in->contexts, &a->context_list, be, &contexts) : OK;
+}
+
 /* y (n, dim of the bank) = rows of the bank. */
-static status read_rows(const bank *b, backend *be, int64_t n, const int32_t *row, void *y) {
-    gather_args a = {.n = n, .dim = b->dim, .table = b->value, .index = row, .scale = 1, .y = y};
+static status read_rows(const bank *b, const listed_rows *l, backend *be, int64_t n,
+                        const int32_t *row, void *y) {
+    gather_args a = {
+        .n = n, .dim = b->dim, .table = values_of(b, l), .index = row, .scale = 1, .y = y};
     read_far(b, &a);
     return be->ops->gather(be, &a);
 }
@@ -271,8 +344,9 @@ static status read_rows(const bank *b, backend *be, int64_t n, const int32_t *ro
 static status add_rows(const bank *b, row_groups *groups, backend *be, int64_t n,
                        const int32_t *row, const void *dy) {
     groups->n = n;
+    if (b->is_listed) groups->n_rows = (int32_t)b->step.n;
     TRY(be->ops->group(be, row, groups));
-    scatter_args a = {.groups = *groups, .dim = b->dim, .scale = 1, .dy = dy, .grad = b->grad};
+    scatter_args a = {.groups = *groups, .dim = b->dim, .scale = 1, .dy = dy, .grad = grads_of(b)};
     return be->ops->scatter(be, &a);
 }
 
@@ -288,8 +362,9 @@ static status embed_parts(const input *in, const input_acts *a, backend *be,
     void *context_tokens = token_at(in, be, a->tokens, p->n_events);
     void *event_x = has_item_mlp(c) ? a->event_x : a->tokens;
     void *context_x = has_context_mlp(c) ? a->context_x : context_tokens;
-    TRY(read_rows(&in->events, be, p->n_events, p->event_row.device, event_x));
-    TRY(read_rows(&in->contexts, be, n_context, p->context_row.device, context_x));
+    TRY(read_rows(&in->events, &a->event_list, be, p->n_events, p->event_row.device, event_x));
+    TRY(read_rows(&in->contexts, &a->context_list, be, n_context, p->context_row.device,
+                  context_x));
     if (has_item_mlp(c))
         TRY(mlp_fwd(&in->item_mlp, &a->item_mlp, be, p->n_events, event_x, a->tokens));
     if (has_context_mlp(c))
@@ -304,7 +379,8 @@ status input_fwd(const input *in, const input_acts *a, backend *be, const batch_
     gather_args rows = {.n = p->n_tokens,
                         .dim = c->dim,
                         .is_act = !in->is_merged,
-                        .table = in->is_merged ? in->events.value : (const float *)a->tokens,
+                        .table = in->is_merged ? values_of(&in->events, &a->event_list)
+                                               : (const float *)a->tokens,
                         .index = p->row.device,
                         .scale = sqrtf((float)c->dim),
                         .other = in->position->value,
@@ -345,13 +421,14 @@ static status scatter_tokens(const input *in, input_acts *a, backend *be, const 
     row_groups *groups = in->is_merged ? &a->events : &a->assembly;
     size_t token_bytes = (size_t)p->n_tokens * (size_t)rows.dim * act_bytes(be->act);
     if (!in->is_merged) groups->n_rows = p->n_tokens;
+    if (in->is_merged && in->events.is_listed) groups->n_rows = (int32_t)in->events.step.n;
     groups->n = p->n_tokens;
     TRY(be->ops->group(be, p->row.device, groups));
     if (!in->is_merged) TRY(be->ops->zero(be, a->d_tokens, token_bytes));
     rows.groups = *groups;
     rows.scale = sqrtf((float)rows.dim);
     rows.is_act = !in->is_merged;
-    rows.grad = in->is_merged ? in->events.grad : (float *)a->d_tokens;
+    rows.grad = in->is_merged ? grads_of(&in->events) : (float *)a->d_tokens;
     return be->ops->scatter(be, &rows);
 }
 
@@ -379,9 +456,9 @@ status input_bwd(const input *in, input_acts *a, backend *be, const batch_layout
 
 status input_mark(const input *in, backend *be, const batch_layout *p) {
     const int32_t *row = in->is_merged ? p->row.device : p->event_row.device;
-    if (in->events.marks == NULL) return OK;
-    TRY(be->ops->mark(be, in->is_merged ? p->n_tokens : p->n_events, row, 0, in->events.marks));
-    if (in->is_merged) return OK;
+    if (in->events.marks != NULL)
+        TRY(be->ops->mark(be, in->is_merged ? p->n_tokens : p->n_events, row, 0, in->events.marks));
+    if (in->contexts.marks == NULL) return OK;
     return be->ops->mark(be, (int64_t)p->n_users * in->config.n_context, p->context_row.device, 0,
                          in->contexts.marks);
 }

@@ -22,11 +22,28 @@
 enum { ITEM_FEATURE = -1 };
 #define INPUT_TABLE(feature) ((uint32_t)((feature) + 1))
 
-/* Tables that follow one another. */
+/* Gradients of the rows that a batch uses; all memory is the backend's. */
+typedef struct row_grads {
+    int64_t n;     /* rows */
+    int32_t *rows; /* (n) rows of a bank, ascending; -1 after the last */
+    float *grad;   /* (n, dim) */
+} row_grads;
+
+/* Tables that follow one another.
+ *
+ * A large bank is listed: a training pass lists the rows that its batch uses, reads their values
+ * into an array of its own, and adds gradients there; nothing in a step is of the size of the
+ * table.  A sum over leaves and ranks replaces `step`. */
 typedef struct bank {
     int32_t dim, n_rows;
-    float *value, *grad;        /* (n_rows, dim); grad: NULL without training */
+    bool is_listed;
+    float *value, *grad;        /* (n_rows, dim); grad: NULL without training and where listed */
     uint8_t *marks;             /* (n_rows), or NULL: the optimizer updates every row */
+    row_grads step;             /* listed: the gradients since the last update */
+    row_grads room;             /* where a pass writes them instead of its own memory; or zeros */
+    int64_t max_step;           /* rows that a pass lists, at most */
+    float *m, *v;               /* listed: the optimizer's, (n_rows, dim), or NULL */
+    late_rows late;             /* and the steps that rows have missed */
     gather_far far[GATHER_FAR]; /* (n_far): rows elsewhere, numbered after its own */
     int n_far;
     int64_t n_far_rows;
@@ -49,6 +66,7 @@ typedef struct input_config {
     param_names names;
     init_rule item_rule, position_rule; /* first values; other tables: input_table_rule */
     bool has_marks;                     /* the tables' optimizer is lazy */
+    bool lists_events, lists_contexts;  /* which banks are large, and listed */
     /* Whether items, contextual features (F, or NULL) are dynamic: their rows are fetched for each
      * batch (dynamic.h), and are not parameters. */
     bool has_dynamic_items;
@@ -72,10 +90,19 @@ typedef struct input {
     mlp item_mlp, context_mlp;       /* not merged */
 } input;
 
+/* Of a bank that is listed: the rows of one pass. */
+typedef struct listed_rows {
+    int64_t max_rows;
+    row_grads own; /* room for max_rows */
+    float *value;  /* (max_rows, dim) */
+    int32_t *n;    /* (1), of the backend */
+} listed_rows;
+
 /* The activations of one pass; row_groups and gradients only for training. */
 typedef struct input_acts {
-    row_groups events, contexts; /* rows of the banks that a batch uses */
-    row_groups places, actions;  /* rows of the position table, and of actions that are added */
+    listed_rows event_list, context_list; /* where the banks are listed */
+    row_groups events, contexts;          /* rows of the banks that a batch uses */
+    row_groups places, actions; /* rows of the position table, and of actions that are added */
     /* not merged */
     mlp_acts item_mlp, context_mlp;
     void *event_x, *d_event_x;     /* (T, item_dim) act: table rows before their MLP */
@@ -111,6 +138,12 @@ status input_fwd(const input *in, const input_acts *a, backend *be, const batch_
 /* From the gradient of x to the gradients of tables, positions and MLPs. */
 status input_bwd(const input *in, input_acts *a, backend *be, const batch_layout *p,
                  const sequences *s, const void *dx);
+
+/* Lists the rows of the listed banks that a training batch uses, those of its tokens and of `more`
+ * (n_more) items, and reads them; the layout's rows and the indices of `more` become their numbers.
+ * Before input_fwd. */
+status input_list(input *in, input_acts *a, backend *be, const batch_layout *p,
+                  const row_uses *more, int n_more);
 
 /* Marks the table rows that the batch reads. */
 status input_mark(const input *in, backend *be, const batch_layout *p);

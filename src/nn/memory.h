@@ -55,7 +55,8 @@ status nn_new_act(nn_memory *mem, void **out, int64_t rows, int64_t dim);
 typedef struct nn_room {
     nn_memory *memory;
     int64_t max_tokens, max_users, max_loss; /* T, B, M at most */
-    bool is_training;                        /* with all that the backward pass needs */
+    int64_t max_items; /* rows of items that a loss uses, at most, where they are listed */
+    bool is_training;  /* with all that the backward pass needs */
 } nn_room;
 
 /* An array that the host fills and the backend reads. */
@@ -120,6 +121,7 @@ typedef struct model_limits {
                               one has all.  Not both */
     struct comm *comm;     /* ranks that hold dynamic tables together (nn/dynamic.h), or NULL */
     bool has_bf16_wire;    /* rows and their gradients travel in bfloat16 */
+    bool can_list;         /* gradients of large tables may be listed by rows (nn/input.h) */
 } model_limits;
 
 #endif

@@ -41,7 +41,8 @@ typedef struct param {
     float *value;        /* (shape), memory of the backend */
     float *own;          /* (shape): what the optimizer updates where values are made of it and of
                             more (item_content.h); NULL: the values themselves */
-    float *grad;   /* (shape): the sum over the batches since the last update; NULL: no training */
+    float *grad;   /* (shape): the sum over the batches since the last update; NULL: no training, or
+                      a table whose gradients are listed (input.h) */
     bool is_table; /* rows of an embedding, which an optimizer may update lazily */
     /* (rows), memory of the backend: not 0 where a row got a gradient since the last update.  NULL
      * where the optimizer updates whole tables. */

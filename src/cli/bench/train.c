@@ -67,7 +67,9 @@ static status slope_fetch(slope *p, double scale) {
     for (int i = 0; i < p->s->n_params; i++) {
         const param *x = &p->s->params[i];
         TRY(be->ops->copy_out(be, p->value[i], x->value, (size_t)x->n * sizeof(float)));
-        TRY(be->ops->copy_out(be, p->grad[i], x->grad, (size_t)x->n * sizeof(float)));
+        TRY(x->grad != NULL
+                ? be->ops->copy_out(be, p->grad[i], x->grad, (size_t)x->n * sizeof(float))
+                : model_read_listed(p->s->model, x, p->grad[i]));
         for (int64_t k = 0; k < x->n; k++) {
             p->grad[i][k] = (float)((double)p->grad[i][k] / scale);
             p->square += (double)p->grad[i][k] * (double)p->grad[i][k];
@@ -98,6 +100,7 @@ static status slope_clear(slope *p) {
     backend *be = p->s->be;
     for (int i = 0; i < p->s->n_params; i++) {
         const param *x = &p->s->params[i];
+        if (x->grad == NULL) continue;
         TRY(be->ops->zero(be, x->grad, (size_t)x->n * sizeof *x->grad));
         if (x->marks != NULL)
             TRY(be->ops->zero(be, x->marks, (size_t)x->shape[0] * sizeof *x->marks));

@@ -237,7 +237,8 @@ static void tell_wire(const config *c, const session *s) {
 }
 
 /* The session of these ranks; says how they divide the work. */
-static status train_open_session(session *s, const config *c, work *w, const rank_grid *grid) {
+static status train_open_session(session *s, const config *c, work *w, const rank_grid *grid,
+                                 bool has_fixed_leaves) {
     session_ranks ranks = {.data = w->comm};
     if (grid->group != NULL)
         ranks = (session_ranks){.data = grid->data,
@@ -245,6 +246,7 @@ static status train_open_session(session *s, const config *c, work *w, const ran
                                 .sequence = has_tensor(c) ? NULL : grid->group,
                                 .world = w->comm};
     ranks.has_bf16_wire = c->trainer.wire == WIRE_BFLOAT16;
+    ranks.sums_whole = has_fixed_leaves;
     TRY(session_open_ranks(s, c, work_data(w), w->be, &ranks));
     tell_groups(grid, c);
     tell_wire(c, s);
@@ -440,15 +442,16 @@ static status train(train_args *args, config *c) {
     if (st == OK && args->data == NULL) st = open_generated(&w, c, &args->options);
     if (st == OK) st = join_test(args, c, &w);
     if (st == OK) st = train_open_groups(&grid, args->ranks, c, &w);
-    if (st == OK) st = train_open_session(&s, c, &w, &grid);
+    /* Leaves cost a GPU much, so they are for those who ask for ranks, be it for one. */
+    bool has_fixed_leaves = st == OK && args->is_deterministic && !w.be->is_host &&
+                            (args->ranks != NULL || args->n_ranks > 0);
+    if (st == OK) st = train_open_session(&s, c, &w, &grid, has_fixed_leaves);
     if (st == OK) st = train_ranks_agree(args->ranks, &args->options, c, &s);
     if (st == OK) st = own_config_tell_unused(c, s.data);
     if (st == OK) {
         args->options.observer = train_printer_observe;
         args->options.ctx = &p;
-        /* Leaves cost a GPU much, so they are for those who ask for ranks, be it for one. */
-        s.has_fixed_leaves =
-            args->is_deterministic && !w.be->is_host && (args->ranks != NULL || args->n_ranks > 0);
+        s.has_fixed_leaves = has_fixed_leaves;
         s.shares_grads = !args->is_deterministic && !w.be->is_host;
         /* NCCL has a stream to itself; sums through memory of the host would stop the pass. */
         if (comm_is_nccl(s.comm) && session_group(&s) == NULL && env_sums_early())

@@ -252,9 +252,13 @@ void checkpoint_prune(const char *run, int keep) {
  * layers, each of the first group writes its own heads.  Nothing needs memory for more than a
  * few MiB at a time. */
 typedef struct part_tensor {
-    char name[PARAM_NAME_BYTES + 8];
+    char name[PARAM_NAME_BYTES + 16];
     param shape;        /* its shape, and what of it this rank has */
     const float *value; /* memory of the backend */
+    /* Moments of rows that have missed steps are written as if they had not: */
+    const float *last;          /* (rows), memory of the backend, or NULL */
+    const missed_steps *missed; /* host */
+    bool is_second;             /* moment */
 } part_tensor;
 
 typedef struct tensor_list {
@@ -301,6 +305,22 @@ static status copy_out(const part_writer *w, float *to, const float *from, int64
     return n > 0 ? be->ops->copy_out(be, to, from, (size_t)n * sizeof *to) : OK;
 }
 
+/* n moments from element `at` on, after their missed steps. */
+static status catch_up(const part_writer *w, const part_tensor *t, int64_t at, float *x,
+                       int64_t n) {
+    int64_t dim = t->shape.shape[1], row = at / dim, n_rows = (at + n + dim - 1) / dim - row;
+    float *last;
+    if (t->last == NULL || n == 0) return OK;
+    TRY(MEM_NEW_RAW(&last, (size_t)n_rows));
+    status st = copy_out(w, last, t->last + row, n_rows);
+    for (int64_t i = 0; i < n && st == OK; i++) {
+        const missed_steps *missed = &t->missed[(int)last[(at + i) / dim - row]];
+        x[i] *= t->is_second ? missed->v : missed->m;
+    }
+    mem_free(last);
+    return st;
+}
+
 /* A tensor that every rank has: the slice of this one. */
 static status write_slice(part_writer *w, const part_tensor *t, uint64_t begin) {
     const comm *c = w->c->ranks;
@@ -309,6 +329,7 @@ static status write_slice(part_writer *w, const part_tensor *t, uint64_t begin) 
     for (int64_t at = slice_first(t->shape.n, rank, comm_size(c)); at < end; at += n) {
         n = end - at < PIECE ? end - at : PIECE;
         TRY(copy_out(w, w->piece, t->value + at, n));
+        TRY(catch_up(w, t, at, w->piece, n));
         TRY(write_floats(w, t, begin, at, w->piece, n));
     }
     return OK;
@@ -499,11 +520,13 @@ static status list_init(tensor_list *l, const checkpoint *c, int per_param) {
     return MEM_NEW(&l->item, (size_t)c->n_params * (size_t)per_param);
 }
 
-static void list_add(tensor_list *l, const param *p, const char *suffix, const float *value) {
+static part_tensor *list_add(tensor_list *l, const param *p, const char *suffix,
+                             const float *value) {
     part_tensor *t = &l->item[l->n++];
     snprintf(t->name, sizeof t->name, "%s%s", p->name, suffix);
     t->shape = *p;
     t->value = value;
+    return t;
 }
 
 /* The keys of the rows of items' features, in hexadecimal; "" where there are none. */
@@ -541,14 +564,53 @@ static status write_model(const checkpoint *c, const char *path, const char *con
     return st;
 }
 
+/* A table some of whose rows have missed steps: it is written as if they had not, and then again as
+ * training has it, so that a run that is resumed has the bits of one that was not. */
+#define LATE_MARK ".late."
+static void list_late(tensor_list *l, const checkpoint *c, int i, const missed_steps *missed) {
+    const optimizer *o = c->optimizer;
+    const param *p = &c->params[i];
+    param rows = *p;
+    const float *last = optimizer_last(o, p), *raw = optimizer_raw(o, p);
+    for (int is_second = 0; is_second < 2; is_second++) {
+        part_tensor *t =
+            list_add(l, p, is_second ? ".v" : ".m", is_second ? o->state[i].v : o->state[i].m);
+        t->last = last;
+        t->missed = missed;
+        t->is_second = is_second;
+    }
+    rows.n_dims = 1;
+    rows.n = rows.shape[0];
+    list_add(l, p, LATE_MARK "w", raw != NULL ? raw : p->value);
+    list_add(l, p, LATE_MARK "m", o->state[i].m);
+    list_add(l, p, LATE_MARK "v", o->state[i].v);
+    list_add(l, &rows, LATE_MARK "last", last);
+}
+
+static bool is_late(const optimizer *o, const param *p) {
+    return optimizer_is_late(o) && optimizer_last(o, p) != NULL;
+}
+
 static status write_optimizer(const checkpoint *c, const char *path) {
     tensor_list l;
-    const st_pair metadata[] = {{"format", "hstu optimizer 1"},
-                                {"rows", row_mode_name(c->optimizer->rows)}};
-    TRY(list_init(&l, c, 2));
+    const optimizer *o = c->optimizer;
+    missed_steps missed[LATE_STEPS + 1];
+    const st_pair metadata[] = {{"format", "hstu optimizer 1"}, {"rows", row_mode_name(o->rows)}};
+    const param rules = {.name = "steps",
+                         .n_dims = 2,
+                         .shape = {o->now, LATE_RULE},
+                         .n = (int64_t)o->now * LATE_RULE};
+    if (optimizer_is_late(o))
+        TRY(c->be->ops->copy_out(c->be, missed, o->late.missed, sizeof missed));
+    TRY(list_init(&l, c, 7));
+    if (optimizer_is_late(o)) list_add(&l, &rules, LATE_MARK "rules", o->late.rules + LATE_RULE);
     for (int i = 0; i < c->n_params; i++) {
-        const param p = optimizer_state_shape(c->optimizer, &c->params[i]);
-        const moments *state = &c->optimizer->state[i];
+        const param p = optimizer_state_shape(o, &c->params[i]);
+        const moments *state = &o->state[i];
+        if (is_late(o, &c->params[i])) {
+            list_late(&l, c, i, missed);
+            continue;
+        }
         if (state->m != NULL) list_add(&l, &p, ".m", state->m);
         if (state->v != NULL) list_add(&l, &p, ".v", state->v);
     }
@@ -753,6 +815,57 @@ status checkpoint_save(const checkpoint *c, const char *run, const char *config_
     return OK;
 }
 
+static size_t count_late(const st_file *f) {
+    size_t n = 0;
+    for (size_t i = 0; i < f->n_tensors; i++)
+        n += strstr(f->tensors[i].name, LATE_MARK) != NULL;
+    return n;
+}
+
+/* Steps of rows are 0 to n. */
+static status check_last(const st_file *f, const param *rows, int64_t n) {
+    char name[PARAM_NAME_BYTES + 16];
+    const st_tensor *t;
+    snprintf(name, sizeof name, "%s" LATE_MARK "last", rows->name);
+    TRY(st_get(f, name, ST_F32, &t));
+    for (int64_t i = 0; i < (int64_t)t->n; i++) {
+        float step;
+        memcpy(&step, (const char *)t->data + i * (int64_t)sizeof step, sizeof step);
+        if (!(step >= 0 && step <= (float)n && step == (float)(int)step))
+            return fail(ERR_FORMAT, "%s: '%s' has a step that is not one of 0 to %lld", f->path,
+                        name, (long long)n);
+    }
+    return OK;
+}
+
+/* Tables as training had them.  Where this run's rows miss no steps, or the file's had not, what
+ * was loaded is enough. */
+static status load_late(checkpoint *c, const st_file *f) {
+    optimizer *o = c->optimizer;
+    const st_tensor *rules;
+    if (o->late.rules == NULL || st_find(f, "steps" LATE_MARK "rules") == NULL) return OK;
+    TRY(st_get(f, "steps" LATE_MARK "rules", ST_F32, &rules));
+    if (rules->n_dims != 2 || rules->shape[1] != LATE_RULE || rules->shape[0] > LATE_STEPS)
+        return fail(ERR_FORMAT, "%s: 'steps" LATE_MARK "rules' has another shape", f->path);
+    for (int i = 0; i < c->n_params; i++) {
+        const param *p = &c->params[i];
+        param rows = *p;
+        float *last = optimizer_last(o, p);
+        if (last == NULL) continue;
+        rows.n_dims = 1;
+        rows.n = rows.shape[0];
+        TRY(checkpoint_load_tensor(f, c->be, p, LATE_MARK "w", p->value));
+        TRY(checkpoint_load_tensor(f, c->be, p, LATE_MARK "m", o->state[i].m));
+        TRY(checkpoint_load_tensor(f, c->be, p, LATE_MARK "v", o->state[i].v));
+        TRY(check_last(f, &rows, rules->shape[0]));
+        TRY(checkpoint_load_tensor(f, c->be, &rows, LATE_MARK "last", last));
+    }
+    TRY(checkpoint_check_finite(f, rules));
+    float copy[LATE_STEPS * LATE_RULE]; /* the file's need not be aligned */
+    memcpy(copy, rules->data, (size_t)rules->n * sizeof *copy);
+    return optimizer_redo_rules(o, copy, (int32_t)rules->shape[0]);
+}
+
 static status load_moments(checkpoint *c, const char *path) {
     st_file *f;
     size_t n = 0;
@@ -770,7 +883,8 @@ static status load_moments(checkpoint *c, const char *path) {
         if (state->v != NULL && st == OK) st = checkpoint_load_tensor(f, c->be, &p, ".v", state->v);
         n += (state->m != NULL) + (size_t)(state->v != NULL);
     }
-    if (st == OK) st = checkpoint_check_count(f, n);
+    if (st == OK) st = checkpoint_check_count(f, n + count_late(f));
+    if (st == OK) st = load_late(c, f);
     st_close(f);
     return st;
 }

@@ -1,9 +1,10 @@
 /* Optimizer: the update of every parameter of a model, and the state that goes with it.
  *
- * Rows of embedding tables have two named modes, chosen by the config's family and never mixed:
- * dense (every row moves by its momentum in every step, as the research presets do) and lazy (only
- * rows that got a gradient since the last update move).  One thread at a time; the backend and the
- * parameters must outlive it. */
+ * Rows of embedding tables have two named modes, chosen by the config and never mixed: dense (every
+ * row moves by its momentum in every step, as the research presets do) and lazy (only rows that got
+ * a gradient since the last update move).  Rows of tables whose gradients are listed (nn/input.h)
+ * make the dense steps that they missed when they are used next, in one go (ops/optimizer_rule.h).
+ * One thread at a time; the backend and the parameters must outlive it. */
 #ifndef HSTU_TRAIN_LOOP_OPTIMIZER_H
 #define HSTU_TRAIN_LOOP_OPTIMIZER_H
 
@@ -25,7 +26,12 @@ typedef struct moments {
 
 typedef struct optimizer {
     backend *be;
-    param *params; /* (n_params), of the model */
+    bank *listed[2]; /* (n_listed), of the model: these have their state, and steps that are late */
+    int n_listed;
+    late_rows late; /* what all banks have in common */
+    int32_t now;    /* the last step's number for late rows (ops.h) */
+    float *raw[2];  /* while tables are shown: their values as training has them; or NULL */
+    param *params;  /* (n_params), of the model */
     int n_params;
     param_range dense_grads; /* gradients of all parameters but tables, owned by the model */
     content_rows *content;   /* of the model's items */
@@ -39,7 +45,7 @@ typedef struct optimizer {
     double clip;          /* largest norm of the gradient; 0: off */
     moments *state;       /* (n_params) */
     bool is_watched;      /* the norm of the gradient is measured before each update */
-    update_args *updates; /* (n_params): of one step */
+    update_args *updates; /* (n_params + n_listed): of one step */
     float *grad_scale;    /* (1), memory of the backend */
     double *sum, *norm;   /* (1) each, memory of the backend: sum of squares, and the norm */
 } optimizer;
@@ -61,6 +67,26 @@ uint64_t optimizer_bytes(const optimizer *o);
  * If the norm is watched (clipping, or float16), the norm of the scaled gradient is measured first,
  * and if it is not finite nothing is updated. */
 status optimizer_step(optimizer *o, double lr, int64_t t, double scale);
+
+/* Rows that have missed steps are not what a dense optimizer would have made of them.  Between
+ * optimizer_show and optimizer_hide the values of tables are: for whoever reads them, evaluations
+ * and checkpoints.  Training goes on from what it had, so its bits do not depend on who looked.
+ * Both do nothing the second time. */
+status optimizer_show(optimizer *o);
+status optimizer_hide(optimizer *o);
+
+/* Whether rows may have missed steps. */
+bool optimizer_is_late(const optimizer *o);
+
+/* The last step of each row (shape[0]) of a table, or NULL: its rows miss no steps; and while
+ * tables are shown, its values as training has them. */
+float *optimizer_last(const optimizer *o, const param *p);
+float *optimizer_raw(const optimizer *o, const param *p);
+
+/* The rules of the steps since all rows were up to date, host (now, LATE_RULE); and the same again,
+ * for rows that have their last steps. */
+status optimizer_read_rules(const optimizer *o, float *to_host);
+status optimizer_redo_rules(optimizer *o, const float *rules, int32_t n);
 
 /* Requests the norm of the last update, if it is watched, as pass_fetch_loss does.  NAN at once if
  * not. */

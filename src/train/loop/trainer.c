@@ -135,6 +135,7 @@ static status take_batches(trainer *t, train_pending *p, double *scale, bool *is
     double loss_scale = has_loss_scale(t) ? state->loss_scale : 1;
     model_step at = {.seed = state->seed, .step = (uint32_t)state->step};
     int64_t n_unlabelled = 0;
+    TRY(optimizer_hide(&t->optimizer));
     TRY(content_make_for_step(model_content(t->s->model), at.seed, at.step));
     for (int64_t i = 0; i < n_micro; i++) {
         const batch *b;
@@ -284,6 +285,7 @@ static status save(trainer *t, bool is_best) {
     TRY(trainer_settle(t));
     if (t->saved_step == t->saved.state.step && !is_best) return OK;
     TRY(check_data(t)); /* nothing of changed data is saved */
+    TRY(optimizer_show(&t->optimizer));
     TRY(checkpoint_save(&t->saved, t->o->run, buf_str(&t->config_json),
                         engine_dtype_name(t->s->config->network.dtype), t->o->keep, is_best));
     t->saved_step = t->saved.state.step;
@@ -315,6 +317,7 @@ static int64_t max_eval_batches(const config_trainer *c) {
  * at the end), some in between. */
 static status evaluate_epoch(trainer *t, bool is_end, eval_result *out) {
     const config_trainer *c = &t->s->config->trainer;
+    TRY(optimizer_show(&t->optimizer));
     if (is_end && !t->saved.state.split.rule.has_validation)
         TRY(evaluator_choose_final(t->held_out));
     bool is_full = is_end || t->saved.state.epoch % (uint64_t)c->full_eval_every == 0;
@@ -353,6 +356,7 @@ static status do_interval(trainer *t) {
     if (c->family != FAMILY_NVIDIA) return OK;
     if (state->step % (uint64_t)c->trainer.eval_interval == 0 && t->held_out != NULL) {
         TRY(trainer_settle(t));
+        TRY(optimizer_show(&t->optimizer));
         status st = evaluator_run(t->held_out, max_eval_batches(&c->trainer), &result);
         if (st == ERR_INTERRUPTED) return OK; /* the caller asks next whether to stop */
         TRY(st);
@@ -511,6 +515,7 @@ static status loop(trainer *t) {
                  " evaluations on validation; the best was at step %" PRIu64,
                  t->saved.state.step, t->saved.state.best_by, t->saved.state.n_since_best,
                  t->saved.state.best_step);
+    TRY(optimizer_show(&t->optimizer));
     if (t->saved.state.split.rule.has_validation)
         TRY(evaluate_test(t));
     else if (t->held_out != NULL) {
