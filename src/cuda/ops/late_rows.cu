@@ -225,6 +225,7 @@ static __global__ void __launch_bounds__(LATE_THREADS)
     missed_steps k = {};
     if (is_late) k = *late_missed(&a.late, row);
     __syncwarp();
+#pragma unroll 1
     for (int c = lane; c < a.dim; c += WARP) {
         float w = a.w[at + c], m = has_m ? a.m[at + c] : 0, v = has_v ? a.v[at + c] : 0;
         if (is_late) {

@@ -308,9 +308,9 @@ static status copy_out(const part_writer *w, float *to, const float *from, int64
 /* n moments from element `at` on, after their missed steps. */
 static status catch_up(const part_writer *w, const part_tensor *t, int64_t at, float *x,
                        int64_t n) {
+    if (t->last == NULL || n == 0) return OK;
     int64_t dim = t->shape.shape[1], row = at / dim, n_rows = (at + n + dim - 1) / dim - row;
     float *last;
-    if (t->last == NULL || n == 0) return OK;
     TRY(MEM_NEW_RAW(&last, (size_t)n_rows));
     status st = copy_out(w, last, t->last + row, n_rows);
     for (int64_t i = 0; i < n && st == OK; i++) {

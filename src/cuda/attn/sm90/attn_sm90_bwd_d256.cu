@@ -215,7 +215,11 @@ __global__ void __launch_bounds__(THREADS, 1)
 /* dq from kept gradients.  A block owns 128 queries, 64 a warpgroup, and sums over the keys in
  * their order.  The producer warp finds the block's next queries and runs ahead of the consumers,
  * across their ends. */
-enum { DQ_STAGES = 4, DQ_STAGE = TILE + 2 * DS, DQ_BYTES = DQ_STAGES * DQ_STAGE };
+enum {
+    DQ_KEPT_STAGES = 4,
+    DQ_KEPT_STAGE = TILE + 2 * DS,
+    DQ_KEPT_BYTES = DQ_KEPT_STAGES * DQ_KEPT_STAGE
+};
 /* Flags of a step: bit g, warpgroup g has gradients; the sum is complete; there are no more. */
 enum { STEP_HAS = 1, STEP_STORE = 4, STEP_END = 8 };
 
@@ -225,8 +229,8 @@ typedef struct dq_step {
 } dq_step;
 
 typedef struct dq_room {
-    uint64_t full[DQ_STAGES], free[DQ_STAGES];
-    dq_step steps[DQ_STAGES];
+    uint64_t full[DQ_KEPT_STAGES], free[DQ_KEPT_STAGES];
+    dq_step steps[DQ_KEPT_STAGES];
 } dq_room;
 
 /* Whether the first kernel has kept gradients of 64 queries from `row` on and of keys. */
@@ -242,10 +246,10 @@ __device__ static inline bool dq_has(const attn_args &a, const attn_sequence &s,
 /* Step n, by one thread. */
 __device__ static inline void dq_ask(const bwd_job &job, char *room, dq_room *e, const bwd_pair &p,
                                      int row0, int key0, int flags, int n) {
-    int stage = n % DQ_STAGES;
-    char *to = room + stage * DQ_STAGE;
+    int stage = n % DQ_KEPT_STAGES;
+    char *to = room + stage * DQ_KEPT_STAGE;
     uint64_t *full = &e->full[stage];
-    barrier_wait(&e->free[stage], (uint32_t)(n / DQ_STAGES + 1) & 1);
+    barrier_wait(&e->free[stage], (uint32_t)(n / DQ_KEPT_STAGES + 1) & 1);
     e->steps[stage].pair = p;
     e->steps[stage].row0 = row0;
     e->steps[stage].flags = flags;
@@ -293,9 +297,9 @@ __device__ static void dq_compute(const attn_args &a, const char *room, dq_room 
     float sum[D / 2];
     clear(sum);
     for (int n = 0;; n++) {
-        int stage = n % DQ_STAGES;
-        const char *keys = room + stage * DQ_STAGE;
-        barrier_wait(&e->full[stage], (uint32_t)(n / DQ_STAGES) & 1);
+        int stage = n % DQ_KEPT_STAGES;
+        const char *keys = room + stage * DQ_KEPT_STAGE;
+        barrier_wait(&e->full[stage], (uint32_t)(n / DQ_KEPT_STAGES) & 1);
         int flags = e->steps[stage].flags;
         if (flags & STEP_END) return;
         if (flags >> group & STEP_HAS) {
@@ -319,9 +323,9 @@ template <typename T>
 __global__ void __launch_bounds__(THREADS, 1)
     attn_bwd_dq_kept_sm90_kernel(const __grid_constant__ bwd_job job) {
     extern __shared__ __align__(1024) char shared[];
-    dq_room *e = (dq_room *)(shared + DQ_BYTES);
+    dq_room *e = (dq_room *)(shared + DQ_KEPT_BYTES);
     if (threadIdx.x == 0) {
-        for (int i = 0; i < DQ_STAGES; i++) {
+        for (int i = 0; i < DQ_KEPT_STAGES; i++) {
             barrier_init(&e->full[i], 1);
             barrier_init(&e->free[i], WARPS);
         }
@@ -339,8 +343,8 @@ __global__ void __launch_bounds__(THREADS, 1)
     }
 }
 
-template <typename T> static status launch_dq(backend *be, bwd_job *job) {
-    constexpr int ROOM = DQ_BYTES + (int)sizeof(dq_room);
+template <typename T> static status wide_launch_dq(backend *be, bwd_job *job) {
+    constexpr int ROOM = DQ_KEPT_BYTES + (int)sizeof(dq_room);
     static_assert(ROOM <= 227 * 1024, "shared memory");
     int64_t n_blocks = cuda_of(be)->n_multiprocessors;
     bool are_alone = job->a.max_len_q <= QUERIES && job->a.max_len_k <= KEYS;
@@ -351,7 +355,7 @@ template <typename T> static status launch_dq(backend *be, bwd_job *job) {
                              attn_bwd_dq_kept_sm90_kernel<T>, n_blocks, THREADS, ROOM, *job);
 }
 
-template <typename T> static status launch(backend *be, const attn_args *a) {
+template <typename T> static status wide_launch(backend *be, const attn_args *a) {
     constexpr int ROOM = BYTES + (int)sizeof(wide_end);
     static_assert(ROOM <= 227 * 1024, "shared memory");
     int64_t n_blocks = cuda_of(be)->n_multiprocessors;
@@ -361,7 +365,7 @@ template <typename T> static status launch(backend *be, const attn_args *a) {
         TRY((cuda_launch_early(be, "the gradient of the attention", attn_bwd_d256_sm90_kernel<T>,
                                n_blocks, THREADS, ROOM, job)));
     }
-    return job.kept_keys > 0 ? launch_dq<T>(be, &job) : bwd_finish(be, &job);
+    return job.kept_keys > 0 ? wide_launch_dq<T>(be, &job) : bwd_finish(be, &job);
 }
 
 /* The call for n heads from `first` on. */
@@ -380,11 +384,11 @@ status cuda_attn_sm90_bwd_d256(backend *be, const attn_args *a) {
     using T = __nv_bfloat16;
     attn_args one = heads_of(a, 0, 1);
     int64_t most = BWD_KEPT_MOST / (bwd_gradients_bytes(&one) + 1); /* heads at once */
-    if (most == 0 || cuda_of(be)->is_deterministic) return launch<T>(be, a);
+    if (most == 0 || cuda_of(be)->is_deterministic) return wide_launch<T>(be, a);
     int n = (int)cuda_div_up(a->n_heads, cuda_div_up(a->n_heads, most));
     for (int first = 0; first < a->n_heads; first += n) {
         attn_args part = heads_of(a, first, first + n <= a->n_heads ? n : a->n_heads - first);
-        TRY(launch<T>(be, &part));
+        TRY(wide_launch<T>(be, &part));
     }
     return OK;
 }
