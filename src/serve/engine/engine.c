@@ -563,7 +563,7 @@ static job *make_job(engine *e, const engine_request *r, engine_answer *out, slo
 
 void engine_submit(engine *e, const engine_request *r, engine_answer *out, engine_done done,
                    void *ctx) {
-    slot *s;
+    slot *s = NULL;
     atomic_fetch_add(&e->n_inside, 1);
     job *j = make_job(e, r, out, &s);
     if (j != NULL) {
