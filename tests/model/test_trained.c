@@ -301,7 +301,7 @@ TEST(trained_unknown_targets_are_misses) {
     position_counts counts;
     uint64_t n = 0;
     split s = split_make(u.t.session.data, split_rule_of(SPLIT_LEAVE_ONE_OUT), SESSION_SPLIT_SEED);
-    baseline_config popular = baseline_config_default();
+    baseline_config popular = baseline_config_default(u.t.session.data->n_items);
     CHECK_OK(baseline_popularity(&s, PART_TEST, &popular, NULL, &counts));
     for (int i = 1; i <= POSITION_MISS; i++)
         n += counts.count[i];

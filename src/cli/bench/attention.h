@@ -50,8 +50,8 @@ typedef struct attn_problem {
     float *pool;
     const float *pool_sent; /* on the backend */
     int32_t *input[4];      /* of each row of q, k, v, dout its row in the pool */
-    int32_t *table;         /* (B, H, max_len), the same of a bias table, or NULL */
-    nn_memory memory;       /* of all arrays */
+    int32_t *table; /* (B, H, max_len): of each row of a bias table its row in the pool; or NULL */
+    nn_memory memory; /* of all arrays */
 } attn_problem;
 
 /* Makes a problem, with so many copies that a cache of cache_bytes no longer holds a copy when its

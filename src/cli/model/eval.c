@@ -152,7 +152,7 @@ static status measure_baselines(report *o, const work *w) {
     baseline *b = o->baselines;
     split_part part = part_of(o->a);
     split s = split_make(t->session.data, o->a->split.rule, SESSION_SPLIT_SEED);
-    baseline_config c = baseline_config_default();
+    baseline_config c = baseline_config_default(t->session.data->n_items);
     c.max_history = t->session.max_history;
     c.keeps_seen = o->a->keeps_seen;
     if (t->config->task != TASK_RETRIEVAL)

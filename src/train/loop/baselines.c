@@ -13,8 +13,18 @@
 
 enum { CHUNK_USERS = 64, CHUNK_ITEMS = 16 };
 
-baseline_config baseline_config_default(void) {
-    return (baseline_config){.max_history = 200, .n_neighbors = 100, .max_events = 1000};
+/* Bytes of all neighbours at most. */
+#define NEIGHBOR_BYTES (UINT64_C(1) << 31)
+
+typedef struct neighbor {
+    uint32_t item;
+    float sim;
+} neighbor;
+
+baseline_config baseline_config_default(uint64_t n_items) {
+    uint64_t most = NEIGHBOR_BYTES / sizeof(neighbor) / (n_items + 1);
+    int32_t n = most >= 100 ? 100 : most > 0 ? (int32_t)most : 1;
+    return (baseline_config){.max_history = 200, .n_neighbors = n, .max_events = 1000};
 }
 
 /* A user's window and target. */
@@ -260,11 +270,6 @@ status incidence_init(incidence *in, const split *s, uint64_t stride, uint64_t m
     return collect_users(in);
 }
 
-typedef struct neighbor {
-    uint32_t item;
-    float sim;
-} neighbor;
-
 typedef struct neighbor_list {
     int32_t n_most;
     uint32_t *n;   /* (n_items + 1) */
@@ -381,11 +386,10 @@ static status find_all_neighbors(const incidence *in, neighbor_list *near, pool 
 
 static status neighbor_list_init(neighbor_list *near, const split *s, const baseline_config *c,
                                  pool *p) {
-    const uint64_t most_bytes = UINT64_C(1) << 31;
     uint64_t n = s->data->n_items + 1;
     incidence in;
     *near = (neighbor_list){.n_most = c->n_neighbors};
-    if (n > most_bytes / sizeof *near->all / (uint64_t)c->n_neighbors)
+    if (n > NEIGHBOR_BYTES / sizeof *near->all / (uint64_t)c->n_neighbors)
         return fail(ERR_UNSUPPORTED,
                     "%s: %d neighbours of %llu items take more than 2 GiB; ask for fewer",
                     s->data->path, c->n_neighbors, (unsigned long long)s->data->n_items);

@@ -23,8 +23,8 @@ typedef struct baseline_config {
     bool keeps_seen;     /* the window's items stay in the ranking */
 } baseline_config;
 
-/* N = 200, 100 neighbours, 1000 events. */
-baseline_config baseline_config_default(void);
+/* N = 200, 1000 events, and 100 neighbours or as many as 2 GiB hold for so many items. */
+baseline_config baseline_config_default(uint64_t n_items);
 
 /* Score = number of training events of the item, all or those of the last days: events later than
  * the newest one less so many times 24 hours. */

@@ -430,7 +430,7 @@ static status write_baselines(trainer *t, split_part part, json_writer *w) {
     position_counts *counts;
     pool *p = t->s->be->workers;
     split s = split_make(t->s->data, t->saved.state.split.rule, SESSION_SPLIT_SEED);
-    baseline_config c = baseline_config_default();
+    baseline_config c = baseline_config_default(t->s->data->n_items);
     c.max_history = t->s->max_history;
     TRY(MEM_NEW(&counts, 1));
     status st = baseline_popularity(&s, part, &c, p, counts);

@@ -140,7 +140,7 @@ TEST(baselines_equal_plain_code) {
         if (kind == SPLIT_LEAVE_TWO_OUT) check_baselines(&s, PART_VALIDATION, &c);
     }
     split s = split_make(&data, split_rule_of(SPLIT_LEAVE_ONE_OUT), 3);
-    c = baseline_config_default();
+    c = baseline_config_default(s.data->n_items);
     check_baselines(&s, PART_TEST, &c);
     c = (baseline_config){.max_history = 1, .n_neighbors = 1, .max_events = 1};
     check_baselines(&s, PART_TEST, &c);
@@ -170,7 +170,7 @@ TEST(baselines_last_week_is_seven_days) {
     memcpy(item, items, sizeof items);
     memcpy(time, times, sizeof times);
     split s = split_make(&data, split_rule_of(SPLIT_LEAVE_ONE_OUT), 0);
-    baseline_config c = baseline_config_default();
+    baseline_config c = baseline_config_default(s.data->n_items);
     c.last_days = 7;
     item[2] = 2, item[5] = 2, item[8] = 3; /* targets: 2 was counted twice, 3 once, 1 not at all */
     CHECK_OK(baseline_popularity(&s, PART_TEST, &c, NULL, &n));
@@ -208,7 +208,7 @@ TEST(baselines_miss_targets_that_are_left_out) {
     seq_file view = data;
     view.gaps = &gaps, view.offsets = offsets, view.item = item, view.n_events = KEPT;
     split s = split_make(&view, split_rule_of(SPLIT_BY_USER), 1);
-    baseline_config c = baseline_config_default();
+    baseline_config c = baseline_config_default(s.data->n_items);
     CHECK_OK(baseline_popularity(&s, PART_TEST, &c, NULL, &n));
     CHECK_EQ(n.count[POSITION_MISS], 3);
     toy_close(&data);
@@ -230,7 +230,7 @@ TEST(baselines_find_what_goes_together) {
             item[4 * u + (uint32_t)k] = pattern[k];
     }
     split s = split_make(&data, split_rule_of(SPLIT_LEAVE_ONE_OUT), 0);
-    baseline_config c = baseline_config_default();
+    baseline_config c = baseline_config_default(s.data->n_items);
     static position_counts popular, near;
     CHECK_OK(baseline_popularity(&s, PART_TEST, &c, NULL, &popular));
     CHECK_OK(baseline_item_knn(&s, PART_TEST, &c, NULL, &near));
@@ -256,7 +256,7 @@ TEST(baselines_find_the_neighbour_of_every_item) {
         memcpy(item, pattern, sizeof pattern);
     }
     split s = split_make(&data, split_rule_of(SPLIT_LEAVE_ONE_OUT), 0);
-    baseline_config c = baseline_config_default();
+    baseline_config c = baseline_config_default(s.data->n_items);
     static position_counts near;
     CHECK_OK(baseline_item_knn(&s, PART_TEST, &c, NULL, &near));
     CHECK_EQ(near.count[1], 2 * PAIRS);
@@ -267,12 +267,15 @@ TEST(baselines_refuse_what_they_cannot_do) {
     seq_file data;
     open_users(&data);
     split s = split_make(&data, split_rule_of(SPLIT_LEAVE_ONE_OUT), 0);
-    baseline_config c = baseline_config_default();
+    baseline_config c = baseline_config_default(s.data->n_items);
     static position_counts m;
     CHECK_FAILS(baseline_popularity(&s, PART_VALIDATION, &c, NULL, &m), ERR_USAGE,
                 "no validation part");
     CHECK_FAILS(baseline_item_knn(&s, PART_VALIDATION, &c, NULL, &m), ERR_USAGE,
                 "no validation part");
+    /* What 'train' and 'eval' ask for always fits. */
+    CHECK_EQ(baseline_config_default(1000000).n_neighbors, 100);
+    CHECK_EQ(baseline_config_default(9999999).n_neighbors, 26);
     c.n_neighbors = 100000000;
     CHECK_FAILS(baseline_item_knn(&s, PART_TEST, &c, NULL, &m), ERR_UNSUPPORTED,
                 "more than 2 GiB; ask for fewer");
@@ -282,7 +285,7 @@ TEST(baselines_refuse_what_they_cannot_do) {
 }
 
 static status both_baselines(void *ctx) {
-    baseline_config c = baseline_config_default();
+    baseline_config c = baseline_config_default(((const split *)ctx)->data->n_items);
     static position_counts m;
     status st = baseline_popularity(ctx, PART_TEST, &c, NULL, &m);
     if (st == OK) st = baseline_item_knn(ctx, PART_TEST, &c, NULL, &m);
