@@ -224,6 +224,7 @@ status mirror_dropout(backend *be, const dropout_args *args) {
     dropout_args a = *args;
     mirror_begin(m);
     MIRROR(m, &a, x, IN, ACT, a.n * a.dim);
+    MIRROR(m, &a, residual, IN, ACT, a.n * a.dim);
     MIRROR(m, &a, y, OUT, ACT, a.n * a.dim);
     add_dropout(m, &a.drop, a.n);
     RUN(m, dropout, &a);

@@ -34,6 +34,7 @@ config toy_model_config(toy_kind kind, double rate) {
                                  .dim_v = 6,
                                  .input_dropout = rate,
                                  .dropout = rate,
+                                 .stochastic_depth = rate,
                                  .norm_epsilon = is_meta ? 1e-6 : 1e-5,
                                  .is_causal = true,
                                  .target_group_size = 1,

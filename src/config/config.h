@@ -169,7 +169,8 @@ typedef struct config_network {
     double input_dropout; /* on the embedded sequence */
     bool has_item_features;
     double item_id_dropout;
-    double dropout; /* rate before a layer's output projection (sasrec: in the FFN) */
+    double stochastic_depth; /* of the last layer; earlier ones in proportion */
+    double dropout;          /* rate before a layer's output projection (sasrec: in the FFN) */
     double attention_dropout;
     double norm_epsilon;
     bool is_causal;

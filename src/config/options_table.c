@@ -47,6 +47,13 @@
               1, "0.1",                                                                            \
               "With item_features: share of items that a training step knows by these alone.")
 
+#define REGULARIZERS(class)                                                                        \
+    FLOAT(                                                                                         \
+        class ".stochastic_depth", IN(network.stochastic_depth), OPT_OURS | OPT_BELOW_MAX, 0, 1,   \
+        "0",                                                                                       \
+        "Share of the sequences for which training skips what the last layer adds; layer l of L "  \
+        "l/L of it.")
+
 #define MANY 9007199254740992.0 /* 2^53: counts that only memory limits */
 #define LONG 16777216           /* tokens of one sequence */
 
@@ -138,6 +145,7 @@ const option option_table[] = {
     RATE("NetworkArgs.hidden_dropout", IN(network.dropout), "0.2",
          "Dropout on the embedded sequence and before the output projection of each layer."),
     ITEM_FEATURES("NetworkArgs"),
+    REGULARIZERS("NetworkArgs"),
     POSITIVE("NetworkArgs.norm_epsilon", IN(network.norm_epsilon), "1e-5",
              "Added to the variance in LayerNorm."),
     FLAG("NetworkArgs.is_causal", IN(network.is_causal), "True",
@@ -356,6 +364,7 @@ const option option_table[] = {
     FLAG("train_fn.item_l2_norm", IN(retrieval.has_item_norm), "False",
          "Scores use items divided by their norm."),
     ITEM_FEATURES("train_fn"),
+    REGULARIZERS("train_fn"),
     POSITIVE("train_fn.temperature", IN(retrieval.temperature), "0.05", "Divides the scores."),
     INT("train_fn.num_epochs", IN(trainer.n_epochs), 1, 1048576, "101", "Passes over the users."),
     POSITIVE("train_fn.learning_rate", IN(optimizer.learning_rate), "1e-3", "Step size of AdamW."),

@@ -103,6 +103,13 @@ void cpu_dropout_factors(const dropout *d, int64_t row, int64_t column, int32_t 
     }
 }
 
+/* The factor of a whole row: 1, 0 or 1 / (1 - rate). */
+static float path_factor(const dropout *d, int64_t row) {
+    if (d->rate == 0) return 1;
+    rng_block b = rng_draw(d->key, (uint32_t)DROP_PATH, d->user[row], *d->step, d->site << 16);
+    return rng_uniform(b.word[0]) >= d->rate ? 1.0f / (1.0f - d->rate) : 0.0f;
+}
+
 static status drop_chunk(const cpu_rows *w) {
     const dropout_args *a = w->ctx;
     void *memory;
@@ -111,9 +118,14 @@ static status drop_chunk(const cpu_rows *w) {
     for (int64_t i = w->first; i < w->end; i++) {
         const float *x = (const float *)a->x + i * a->dim;
         float *y = (float *)a->y + i * a->dim;
-        cpu_dropout_factors(&a->drop, i, 0, a->dim, factor);
+        float path = a->is_path ? path_factor(&a->drop, i) : 1;
+        if (!a->is_path) cpu_dropout_factors(&a->drop, i, 0, a->dim, factor);
         for (int32_t c = 0; c < a->dim; c++)
-            y[c] = x[c] * factor[c];
+            y[c] = x[c] * (a->is_path ? path : factor[c]);
+        if (a->residual == NULL) continue;
+        const float *residual = (const float *)a->residual + i * a->dim;
+        for (int32_t c = 0; c < a->dim; c++)
+            y[c] += residual[c];
     }
     return OK;
 }

@@ -286,8 +286,10 @@ static status add_layers(model *m, const config *c) {
         configure_hstu(m, c, &l.hstu);
     TRY(NN_NEW_HOST(&m->memory, &m->layers, m->n_layers));
     m->first_layer_param = m->params.n;
-    for (int i = 0; i < m->n_layers; i++)
+    for (int i = 0; i < m->n_layers; i++) {
+        l.path_rate = (float)(c->network.stochastic_depth * (i + 1) / m->n_layers);
         TRY(layer_add_params(&m->layers[i], &l, &m->params, &(layer_place){.index = i}));
+    }
     m->n_layer_params = m->params.n - m->first_layer_param;
     return OK;
 }

@@ -599,7 +599,9 @@ static status forward(const layer *of, const layer_acts *acts, backend *be, cons
     linear_packed_args proj = proj_of(l, a, s.n_tokens, x, out);
     attn_args attn = attn_of(l, a, be, all);
     kv_put_args put = put_of(l, &attn, all);
+    dropout_args path = sequences_path(&s, of->path_rate, l->site, l->config.dim);
     if (all->chosen.n > 0) return forward_chosen(l, a, be, all, x, out);
+    if (path.drop.rate > 0) proj.layer.residual = NULL;
     if (l->config.tensor != NULL && l->config.tensor->rank > 0)
         proj.layer.bias = proj.layer.residual = NULL;
     if (s.kv.table != NULL && l->config.sequence == NULL && !s.kv.is_fp8) uvqk.put = &put;
@@ -607,7 +609,10 @@ static status forward(const layer *of, const layer_acts *acts, backend *be, cons
     TRY(attn_forward(l, a, be, all));
     if (!has_gate_inside(l)) TRY(gate_forward(l, a, be, &s));
     TRY(nn_linear(be, &proj));
-    return sum_parts(&l->config, be, s.n_tokens, l->config.dim, out);
+    TRY(sum_parts(&l->config, be, s.n_tokens, l->config.dim, out));
+    path.x = path.y = out;
+    path.residual = l->config.has_residual ? x : NULL;
+    return path.drop.rate > 0 ? be->ops->dropout(be, &path) : OK;
 }
 
 static status attn_backward(const hstu_layer *l, const hstu_acts *a, const hstu_scratch *scratch,
@@ -639,7 +644,13 @@ static status backward(const layer *of, const layer_acts *acts, const layer_scra
     const hstu_layer_config *c = &l->config;
     sequences own = own_tokens(c, all), *s = &own;
     linear_args proj = proj_of(l, a, s->n_tokens, NULL, NULL).layer;
-    proj.dy = d;
+    dropout_args path = sequences_path(s, of->path_rate, l->site, c->dim);
+    path.x = proj.dy = d;
+    path.y = scratch->d_normed;
+    if (path.drop.rate > 0) {
+        proj.dy = path.y;
+        TRY(be->ops->dropout(be, &path));
+    }
     proj.dx = scratch->d_gated;
     TRY(be->ops->linear_bwd(be, &proj));
 

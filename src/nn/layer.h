@@ -168,6 +168,8 @@ typedef enum { LAYER_HSTU, LAYER_SASREC } layer_type;
 
 typedef struct layer_config {
     layer_type type;
+    float
+        path_rate; /* stochastic depth: how often training drops what a branch adds, by sequence */
     union {
         hstu_layer_config hstu;
         sasrec_layer_config sasrec;
@@ -177,6 +179,7 @@ typedef struct layer_config {
 typedef struct layer {
     const struct layer_kind *kind;
     bool needs_times; /* needs times of events: sequences must have query_time and key_time */
+    float path_rate;  /* layer_config */
     union {
         hstu_layer hstu;
         sasrec_layer sasrec;
@@ -230,7 +233,8 @@ typedef struct layer_kind {
 /* Makes a layer of the config's kind and adds its parameters. */
 static inline status layer_add_params(layer *l, const layer_config *c, param_list *params,
                                       const layer_place *where) {
-    *l = (layer){.kind = c->type == LAYER_HSTU ? &hstu_layer_kind : &sasrec_layer_kind};
+    *l = (layer){.kind = c->type == LAYER_HSTU ? &hstu_layer_kind : &sasrec_layer_kind,
+                 .path_rate = c->path_rate};
     return l->kind->add_params(l, c, params, where);
 }
 

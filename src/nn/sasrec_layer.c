@@ -174,8 +174,24 @@ static status drop(const sasrec_layer *l, backend *be, const sequences *s, site_
     return a.drop.rate == 0 && x == y ? OK : be->ops->dropout(be, &a);
 }
 
-static status attention_fwd(const sasrec_layer *l, const sasrec_acts *acts, backend *be,
+/* y = x (+ residual), x being what a branch adds, or its gradient, with stochastic depth. */
+static status drop_path(const layer *of, backend *be, const sequences *s, site_kind site,
+                        const void *x, const void *residual, void *y) {
+    const sasrec_layer *l = &of->sasrec;
+    dropout_args a = sequences_path(s, of->path_rate, l->site + (uint32_t)site, l->config.dim);
+    a.x = x;
+    a.residual = residual;
+    a.y = y;
+    return be->ops->dropout(be, &a);
+}
+
+static bool has_path(const layer *of, const sequences *s) {
+    return s->has_dropout && of->path_rate > 0;
+}
+
+static status attention_fwd(const layer *of, const sasrec_acts *acts, backend *be,
                             const sequences *s, const void *x) {
+    const sasrec_layer *l = &of->sasrec;
     int64_t n = s->n_tokens;
     norm_args norm = norm_of(l, acts, n, 0, x, acts->normed),
               norm2 = norm_of(l, acts, n, 1, acts->sum, acts->z);
@@ -185,13 +201,15 @@ static status attention_fwd(const sasrec_layer *l, const sasrec_acts *acts, back
     q.y = acts->q;
     kv.x = x;
     kv.y = acts->kv;
-    out.residual = acts->normed;
+    out.residual = has_path(of, s) ? NULL : acts->normed;
     out.y = acts->sum;
     TRY(be->ops->norm_fwd(be, &norm));
     TRY(be->ops->linear_fwd(be, &q));
     TRY(be->ops->linear_fwd(be, &kv));
     TRY(be->ops->softmax_attn_fwd(be, &attn));
     TRY(be->ops->linear_fwd(be, &out));
+    if (has_path(of, s))
+        TRY(drop_path(of, be, s, SITE_ATTENTION, acts->sum, acts->normed, acts->sum));
     return be->ops->norm_fwd(be, &norm2);
 }
 
@@ -202,19 +220,22 @@ static status forward(const layer *of, const layer_acts *all, backend *be, const
     int64_t n = s->n_tokens;
     linear_args ffn1 = ffn1_of(l, acts, n), ffn2 = ffn2_of(l, acts, n);
     ffn2.y = out;
-    TRY(attention_fwd(l, acts, be, s, x));
+    TRY(attention_fwd(of, acts, be, s, x));
     TRY(be->ops->linear_fwd(be, &ffn1));
     TRY(drop(l, be, s, SITE_FFN, l->config.dim_ffn, acts->ffn, acts->ffn));
     TRY(be->ops->linear_fwd(be, &ffn2));
     TRY(drop(l, be, s, SITE_OUT, l->config.dim, out, out));
+    if (has_path(of, s)) return drop_path(of, be, s, SITE_OUT, out, acts->z, out);
     return be->ops->add(be, n * l->config.dim, acts->z, out);
 }
 
 /* d: gradient of out, then of z, to which the FFN adds its part. */
-static status ffn_bwd(const sasrec_layer *l, const sasrec_acts *acts, backend *be,
-                      const sequences *s, const sasrec_scratch *scratch, void *d) {
+static status ffn_bwd(const layer *of, const sasrec_acts *acts, backend *be, const sequences *s,
+                      const sasrec_scratch *scratch, void *d) {
+    const sasrec_layer *l = &of->sasrec;
     linear_args ffn1 = ffn1_of(l, acts, s->n_tokens), ffn2 = ffn2_of(l, acts, s->n_tokens);
     TRY(drop(l, be, s, SITE_OUT, l->config.dim, d, scratch->a));
+    if (has_path(of, s)) TRY(drop_path(of, be, s, SITE_OUT, scratch->a, NULL, scratch->a));
     ffn2.dy = scratch->a;
     ffn2.dx = scratch->d_ffn;
     TRY(be->ops->linear_bwd(be, &ffn2));
@@ -227,13 +248,15 @@ static status ffn_bwd(const sasrec_layer *l, const sasrec_acts *acts, backend *b
 
 /* a: gradient of Q + attention; b: of the attention's output; then the queries' part is added to
  * a. */
-static status attention_bwd(const sasrec_layer *l, const sasrec_acts *acts, backend *be,
+static status attention_bwd(const layer *of, const sasrec_acts *acts, backend *be,
                             const sequences *s, const sasrec_scratch *scratch, const void *x,
                             void *d) {
+    const sasrec_layer *l = &of->sasrec;
     int64_t n = s->n_tokens;
     linear_args q = q_of(l, n), kv = kv_of(l, n), out = out_of(l, acts, n);
     softmax_attn_args attn = attn_of(l, acts, be, s);
-    out.dy = scratch->a;
+    out.dy = has_path(of, s) ? scratch->d_q : scratch->a;
+    if (has_path(of, s)) TRY(drop_path(of, be, s, SITE_ATTENTION, scratch->a, NULL, out.dy));
     out.dx = scratch->b;
     TRY(be->ops->linear_bwd(be, &out));
     attn.dout = scratch->b;
@@ -258,13 +281,13 @@ static status backward(const layer *of, const layer_acts *all, const layer_scrat
     const sasrec_acts *acts = &all->sasrec;
     const sasrec_scratch *scratch = &shared->sasrec;
     int64_t n = s->n_tokens;
-    TRY(ffn_bwd(l, acts, be, s, scratch, d));
+    TRY(ffn_bwd(of, acts, be, s, scratch, d));
     norm_args norm2 = norm_of(l, acts, n, 1, acts->sum, acts->z),
               norm = norm_of(l, acts, n, 0, x, acts->normed);
     norm2.dy = d;
     norm2.dx = scratch->a;
     TRY(be->ops->norm_bwd(be, &norm2));
-    TRY(attention_bwd(l, acts, be, s, scratch, x, d));
+    TRY(attention_bwd(of, acts, be, s, scratch, x, d));
     norm.dy = scratch->a;
     norm.dx = d;
     norm.adds_dx = true;

@@ -64,4 +64,12 @@ static inline dropout sequences_drop(const sequences *s, float rate, uint32_t si
     return d;
 }
 
+/* Stochastic depth of one branch, whose x, y and residual the layer sets; with rate 0 there is
+ * nothing to do. */
+static inline dropout_args sequences_path(const sequences *s, float rate, uint32_t site,
+                                          int32_t dim) {
+    return (dropout_args){
+        .n = s->n_tokens, .dim = dim, .drop = sequences_drop(s, rate, site), .is_path = true};
+}
+
 #endif

@@ -265,13 +265,18 @@ typedef struct gate_args {
     const gate_cut *cut;    /* NULL: rows are whole */
 } gate_args;
 
-/* y = dropped(x), in place allowed; the backward pass is the same with dy for x. */
+/* y = dropped(x) (+ residual), in place allowed; the backward pass is the same with dy for x and no
+ * residual.  With is_path all tokens of a user are kept or dropped together (stochastic depth): the
+ * factor is that of column 0 at position DROP_PATH, which no token has. */
+enum { DROP_PATH = -1 };
 typedef struct dropout_args {
     int64_t n;
     int32_t dim;
-    const void *x; /* (n, dim) act */
-    void *y;       /* (n, dim) act */
+    const void *x;        /* (n, dim) act */
+    const void *residual; /* (n, dim) act or NULL */
+    void *y;              /* (n, dim) act */
     dropout drop;
+    bool is_path;
 } dropout_args;
 
 /* y = x / max(|x|, eps) for each row. */

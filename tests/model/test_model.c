@@ -430,6 +430,56 @@ TEST(dropout_and_negatives_depend_on_the_step) {
     toy_model_close(&t);
 }
 
+/* Hidden state i of the last pass; freed by the caller. */
+static float *hidden_of(toy_model *t, int i) {
+    size_t n = (size_t)t->p->plan.n_tokens * (size_t)t->m->dim;
+    float *out = malloc(n * sizeof *out);
+    CHECK(out != NULL);
+    CHECK_OK(backend_read_act(t->be, out, t->p->hidden[i], n));
+    return out;
+}
+
+/* Layer l of L leaves the sequences alone that it drops, at the rate l / L of the last one's, and
+ * adds 1 / (1 - rate) of what it would add to the others. */
+TEST(stochastic_depth_skips_whole_sequences) {
+    enum { STEPS = 40 };
+    double rate = .5;
+    toy_model plain, t;
+    toy_batch b;
+    model_limits limits = toy_model_limits(TOY_HSTU_RESEARCH);
+    int n_dropped[2] = {0, 0};
+    if (test_on.p != PRECISION_F32) SKIP_TEST("differences need float32");
+    toy_batch_make(&b, TOY_HSTU_RESEARCH, 8);
+    toy_model_open(&plain, TOY_HSTU_RESEARCH, 0, 1);
+    toy_model_open(&t, TOY_HSTU_RESEARCH, 0, 1);
+    t.c.network.stochastic_depth = rate;
+    toy_model_remake(&t, &limits, 77);
+    for (uint32_t step = 0; step < STEPS; step++) {
+        toy_model_train(&plain, &b.b, step);
+        toy_model_train(&t, &b.b, step);
+        float *x = hidden_of(&plain, 0), *y = hidden_of(&plain, 1), *h[3];
+        for (int i = 0; i < 3; i++)
+            h[i] = hidden_of(&t, i);
+        for (int u = 0; u < TOY_USERS; u++) {
+            int64_t from = t.p->plan.offsets.host[u], to = t.p->plan.offsets.host[u + 1];
+            size_t at = (size_t)(from * t.m->dim), n = (size_t)((to - from) * t.m->dim);
+            bool is_dropped = memcmp(h[0] + at, h[1] + at, n * sizeof **h) == 0;
+            n_dropped[0] += is_dropped;
+            n_dropped[1] += memcmp(h[1] + at, h[2] + at, n * sizeof **h) == 0;
+            for (size_t i = at; i < at + n && !is_dropped; i++)
+                CHECK(fabs(h[1][i] - x[i] - (y[i] - x[i]) / (1 - rate / 2)) < 1e-5);
+        }
+        for (int i = 0; i < 3; i++)
+            free(h[i]);
+        free(x);
+        free(y);
+    }
+    CHECK(n_dropped[0] > 30 && n_dropped[0] < 90); /* 60 of 240 expected, and 120 */
+    CHECK(n_dropped[1] > 85 && n_dropped[1] < 155);
+    toy_model_close(&plain);
+    toy_model_close(&t);
+}
+
 static bool is_zero(const float *x, int64_t n) {
     for (int64_t i = 0; i < n; i++)
         if (x[i] != 0) return false;

@@ -39,6 +39,50 @@ TEST(dropout_follows_the_counters) {
     close_backends(&t);
 }
 
+/* y = x (+ residual), where all rows of a user have the factor of the contract. */
+static void check_path(test_backends *t, int64_t n, int32_t dim, float rate, bool has_residual) {
+    float *x = floats(n * dim, 1), *residual = floats(n * dim, 2);
+    dropout drop = test_dropout(rate, n, 0);
+    for (int64_t i = 0; i < n; i++)
+        ((uint32_t *)drop.user)[i] = (uint32_t)(i / 3);
+    for (int b = 0; b < N_TEST_BACKENDS; b++) {
+        float *y = copy_floats(x, n * dim);
+        dropout_args a = {.n = n,
+                          .dim = dim,
+                          .x = b == 0 ? x : y,
+                          .residual = has_residual ? residual : NULL,
+                          .y = y,
+                          .drop = drop,
+                          .is_path = true};
+        CHECK_OK(t->be[b]->ops->dropout(t->be[b], &a));
+        for (int64_t i = 0; i < n * dim; i++) {
+            uint32_t user = (uint32_t)(i / dim / 3);
+            rng_block w = rng_draw(drop.key, UINT32_MAX, user, *drop.step, drop.site << 16);
+            double factor = rng_uniform(w.word[0]) >= rate ? 1 / (1 - (double)rate) : 0;
+            double part = x[i] * factor, want = part + (has_residual ? residual[i] : 0);
+            if (!(fabs(y[i] - want) <= with_rounding(1e-6 * (1 + fabs(part)), want)))
+                FAIL_TEST("n %lld dim %d: y[%lld] is %g, not %g", (long long)n, dim, (long long)i,
+                          (double)y[i], want);
+        }
+        mem_free(y);
+    }
+    mem_free(x);
+    mem_free(residual);
+    free_dropout(&drop);
+}
+
+TEST(dropout_of_whole_paths) {
+    static const int32_t dims[] = {1, 7, 64, 65, 200};
+    test_backends t;
+    open_backends(&t);
+    for (size_t i = 0; i < sizeof dims / sizeof *dims; i++)
+        for (int has_residual = 0; has_residual < 2; has_residual++)
+            check_path(&t, 100, dims[i], 0.4f, has_residual);
+    check_path(&t, 0, 8, 0.4f, true);
+    check_path(&t, 5, 8, 0, true);
+    close_backends(&t);
+}
+
 TEST(dropout_keeps_its_share_and_the_mean) {
     static const float rates[] = {0.1f, 0.2f, 0.5f, 0.9f};
     enum { ROWS = 2000, DIM = 100, N = ROWS * DIM };

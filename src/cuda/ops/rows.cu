@@ -386,13 +386,26 @@ static __global__ void __launch_bounds__(256) dropout_rows_any_kernel(const drop
     int64_t i = row_grid_row();
     if (i >= a.n) return;
     drop_row drop = drop_begin(a.drop, i);
+    float path = 1;
+    if (a.is_path) {
+        drop.position = (uint32_t)DROP_PATH;
+        path = drop_factor(drop, 0);
+        drop.rate = 0;
+    }
     for (int c = (int)threadIdx.x * V; c < a.dim; c += (int)blockDim.x * V) {
         columns<T, V> x = load_columns<IS_PACKED, V>((const T *)a.x + i * a.dim, c, a.dim);
         float y[V];
 #pragma unroll
         for (int j = 0; j < V; j++)
-            y[j] = column(x, j);
+            y[j] = column(x, j) * path;
         drop_columns(drop, c, y);
+        if (a.residual != NULL) {
+            columns<T, V> r =
+                load_columns<IS_PACKED, V>((const T *)a.residual + i * a.dim, c, a.dim);
+#pragma unroll
+            for (int j = 0; j < V; j++)
+                y[j] += column(r, j);
+        }
         store_columns<IS_PACKED>((T *)a.y + i * a.dim, c, a.dim, y);
     }
 }
@@ -407,7 +420,8 @@ static status drop_launch(backend *be, const dropout_args *a) {
 template <typename T> static status drop(backend *be, const dropout_args *a) {
     const int v = columns_of<T>::PACKED;
     bool is_packed = can_pack(a->x, a->dim, a->dim, sizeof(T), v) &&
-                     can_pack(a->y, a->dim, a->dim, sizeof(T), v);
+                     can_pack(a->y, a->dim, a->dim, sizeof(T), v) &&
+                     (a->residual == NULL || can_pack(a->residual, a->dim, a->dim, sizeof(T), v));
     return is_packed ? drop_launch<T, v, true>(be, a)
                      : drop_launch<T, columns_of<T>::LOOSE, false>(be, a);
 }
