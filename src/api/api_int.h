@@ -7,15 +7,13 @@
  *
  * A child of fork() has none of the threads and no usable GPU of its parent.  There handles of the
  * parent are refused, and closing them frees nothing, unless the type says that it survives. */
-#ifndef HSTU_API_API_INT_H
-#define HSTU_API_API_INT_H
+#pragma once
 
 #include "base/status.h"
 #include "base/thread.h"
 #include "data/set/seq_file.h"
 #include "hstu.h"
 #include "ops/ops.h"
-#include <stdbool.h>
 
 typedef struct handle_type {
     const char *name; /* "model" */
@@ -83,5 +81,3 @@ status api_backend(backend **out, pool *workers, const char *device);
 /* The handle of a model is that of its data, too (hstu_model_data). */
 extern const handle_type api_model_type;
 const seq_file *api_model_file(const void *object);
-
-#endif

@@ -1,5 +1,4 @@
 #include <pthread.h>
-#include <stdint.h>
 #include <string.h>
 
 #include "api/api_int.h"

@@ -4,8 +4,7 @@
  * under load (an H200's by a tenth within 20 ms, when it reaches its power limit), so candidates
  * timed one after the other would be timed at different clocks.  A candidate much slower than the
  * fastest in the first round is timed only once; the median over the other rounds decides. */
-#ifndef HSTU_BASE_AUTOTUNE_H
-#define HSTU_BASE_AUTOTUNE_H
+#pragma once
 
 #include "base/status.h"
 
@@ -28,6 +27,4 @@ int autotune_calls(double once, double round);
 
 #ifdef __cplusplus
 }
-#endif
-
 #endif

@@ -16,12 +16,7 @@
  * TZDIR         the folder of the system's time zones, where it is another one
  * VIRTUAL_ENV, CONDA_PREFIX, HOME  where Python's packages may hold NCCL
  * CUDA_VISIBLE_DEVICES  tells ranks on one GPU from ranks on several */
-#ifndef HSTU_BASE_ENV_H
-#define HSTU_BASE_ENV_H
-
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
+#pragma once
 
 #include "base/status.h"
 
@@ -128,6 +123,4 @@ int env_columns(int fd);
 
 #ifdef __cplusplus
 }
-#endif
-
 #endif

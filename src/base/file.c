@@ -12,7 +12,6 @@
 
 #include "base/file.h"
 #include "base/mem.h"
-#include "base/text.h"
 
 enum { PATH_BYTES = 4096, N_LETTERS = 6, N_TRIES = 16 };
 

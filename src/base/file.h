@@ -7,12 +7,7 @@
  *
  * Also here: temporary files and folders, which outlive a killed process only until the next one
  * cleans up, and files that several processes write at the same time. */
-#ifndef HSTU_BASE_FILE_H
-#define HSTU_BASE_FILE_H
-
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
+#pragma once
 
 #include "base/status.h"
 #include "base/text.h"
@@ -166,5 +161,3 @@ status part_file_check(const char *path, uint64_t begin, uint64_t sum);
 /* Makes what was written durable, and closes f either way; NULL is fine.  With st, a failure from
  * before, it only closes; returns st, or why it is not durable. */
 status part_file_close(part_file *f, status st);
-
-#endif

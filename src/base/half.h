@@ -1,7 +1,6 @@
 /* bfloat16, float16 and 8-bit floats on the host: to float32, and back by rounding to the nearest,
  * ties to even. */
-#ifndef HSTU_BASE_HALF_H
-#define HSTU_BASE_HALF_H
+#pragma once
 
 #include <math.h>
 #include <stdint.h>
@@ -88,5 +87,3 @@ static inline int fp8_exponent(float largest) {
     exponent -= part <= 0.875f ? 9 : 8;
     return exponent < -100 ? -100 : exponent > 100 ? 100 : exponent;
 }
-
-#endif

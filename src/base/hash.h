@@ -1,8 +1,7 @@
 /* Hashes: hash64 for tables and file checksums (fast, not cryptographic), md5 for downloads (the
  * publishers of the data sets state md5 sums), the CRCs of file formats, and HMAC-SHA-256 for ranks
  * that prove that they know a secret.  Any thread. */
-#ifndef HSTU_BASE_HASH_H
-#define HSTU_BASE_HASH_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -54,5 +53,3 @@ void hmac_sha256(const void *key, size_t n_key, const hmac_part *parts, int n_pa
 
 /* Compares in a time that does not depend on where they differ. */
 bool hmac_equal(const unsigned char a[HMAC_BYTES], const unsigned char b[HMAC_BYTES]);
-
-#endif

@@ -2,10 +2,7 @@
  * goes here (it goes to stdout, from src/cli).  Levels are set by HSTU_LOG=debug|info|warn|quiet or
  * by log_set_level().  Any thread may log; a line is written with one call, so lines of two threads
  * never mix. */
-#ifndef HSTU_BASE_LOG_H
-#define HSTU_BASE_LOG_H
-
-#include <stdint.h>
+#pragma once
 
 #include "base/status.h"
 
@@ -57,5 +54,3 @@ void progress_render(const progress *p, uint64_t now_ns, int width, char *text, 
 void human_count(char *text, int n, double value);
 void human_bytes(char *text, int n, double bytes);
 void human_duration(char *text, int n, double seconds);
-
-#endif

@@ -1,10 +1,7 @@
 /* The machine this process runs on: how many cores and how much memory it may use, and what the CPU
  * supports; and shared libraries that are looked for when they are first needed, so that a program
  * starts without them.  Read from the kernel at each call; what is unknown is 0 or "". */
-#ifndef HSTU_BASE_MACHINE_H
-#define HSTU_BASE_MACHINE_H
-
-#include <stdint.h>
+#pragma once
 
 #include "base/status.h"
 
@@ -48,6 +45,4 @@ void *library_find(const char *name, const char *in_packages);
 
 #ifdef __cplusplus
 }
-#endif
-
 #endif

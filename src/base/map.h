@@ -4,10 +4,7 @@
  *
  * The hash of a key is fixed, so keys chosen by strangers can be made to collide; the hash of texts
  * is seeded by the caller, and where texts come from strangers they must not know the seed. */
-#ifndef HSTU_BASE_MAP_H
-#define HSTU_BASE_MAP_H
-
-#include <stdint.h>
+#pragma once
 
 #include "base/status.h"
 #include "base/text.h"
@@ -75,5 +72,3 @@ static inline const char *text_map_get(const text_map *m, uint32_t i, size_t *n)
     *n = (size_t)(m->offset[i + 1] - m->offset[i]);
     return buf_str(&m->bytes) + m->offset[i];
 }
-
-#endif

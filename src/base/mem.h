@@ -3,11 +3,7 @@
  * All host memory of the library comes from here, so that a test can make the k-th allocation fail
  * and so that nothing multiplies sizes unchecked.  mem_* may be called from any thread; an arena
  * belongs to one thread at a time. */
-#ifndef HSTU_BASE_MEM_H
-#define HSTU_BASE_MEM_H
-
-#include <stddef.h>
-#include <stdint.h>
+#pragma once
 
 #include "base/status.h"
 
@@ -100,5 +96,4 @@ status arena_copy_text(arena *a, const char *text, size_t n, const char **out);
 
 #ifdef __cplusplus
 }
-#endif
 #endif

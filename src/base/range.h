@@ -4,8 +4,7 @@
  * Code marks its parts with range_begin and range_end; without a watcher that costs one test of a
  * pointer.  A profiler (src/profile) sets a watcher, which is called on the thread that marks, so
  * ranges of one thread nest.  Names are literals: they are kept by pointer. */
-#ifndef HSTU_BASE_RANGE_H
-#define HSTU_BASE_RANGE_H
+#pragma once
 
 #include <stdint.h>
 
@@ -51,6 +50,4 @@ const char *waits_name(wait_kind kind);
 
 #ifdef __cplusplus
 }
-#endif
-
 #endif

@@ -5,8 +5,7 @@
  * for), the counter of where they are used (step, user, position, ...), never of the row in a
  * batch. This header is also compiled by nvcc; everything in it is exact integer arithmetic, or a
  * single rounding. */
-#ifndef HSTU_BASE_RNG_H
-#define HSTU_BASE_RNG_H
+#pragma once
 
 #include <stdint.h>
 
@@ -86,5 +85,3 @@ RNG_FN double rng_uniform64(uint32_t high, uint32_t low) {
 RNG_FN uint32_t rng_below(uint32_t word, uint32_t n) {
     return (uint32_t)(((uint64_t)word * n) >> 32);
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* Sorting: a stable radix sort of integer keys with their places, sorts of plain numbers and texts,
  * the median, and bisection.  All work in memory of the caller; any thread. */
-#ifndef HSTU_BASE_SORT_H
-#define HSTU_BASE_SORT_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -34,5 +33,3 @@ double median(double *x, int n);
         else                                                                                       \
             high = middle;                                                                         \
     }
-
-#endif

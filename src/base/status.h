@@ -3,11 +3,16 @@
  * Every fallible function returns `status`; 0 is success.  The reason is recorded where the failure
  * happens, by fail(), in words a user can act on; TRY adds one frame (file and line) per level on
  * the way up.  Reason and frames live in thread-local storage: a worker thread hands its failure to
- * the caller with failure_save() / failure_restore(), which the thread pool does by itself. */
-#ifndef HSTU_BASE_STATUS_H
-#define HSTU_BASE_STATUS_H
+ * the caller with failure_save() / failure_restore(), which the thread pool does by itself.
+ *
+ * The integer and boolean types come with this header, so that those which include it, nearly all,
+ * need not name them. */
+#pragma once
 
 #include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -78,5 +83,4 @@ status failure_restore(const failure *saved);
 
 #ifdef __cplusplus
 }
-#endif
 #endif

@@ -1,11 +1,6 @@
 /* Text: a growing buffer, UTF-8, escapes for terminals, numbers in text, and the nearest name to a
  * mistyped one.  A buffer belongs to one thread at a time; the other functions are pure. */
-#ifndef HSTU_BASE_TEXT_H
-#define HSTU_BASE_TEXT_H
-
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
+#pragma once
 
 #include "base/status.h"
 
@@ -154,5 +149,3 @@ number_kind number_read_id(const char *text, size_t n, int64_t *out);
 
 /* "is not a whole number", ..., for a message. */
 const char *number_fault(number_kind kind);
-
-#endif

@@ -1,8 +1,6 @@
 #include <errno.h>
-#include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
-#include <stdbool.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <time.h>

@@ -1,10 +1,7 @@
 /* Threads: the clock, priorities, waits with a timeout, and a pool for data-parallel loops. */
-#ifndef HSTU_BASE_THREAD_H
-#define HSTU_BASE_THREAD_H
+#pragma once
 
 #include <pthread.h>
-#include <stdbool.h>
-#include <stdint.h>
 
 #include "base/status.h"
 
@@ -71,5 +68,3 @@ int pool_n_threads(const pool *p);
  * failure reported is that of the lowest failing chunk, whatever the timing, as chunks start in
  * order. */
 status pool_run(pool *p, int64_t n_chunks, pool_fn fn, void *ctx);
-
-#endif

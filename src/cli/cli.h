@@ -3,12 +3,7 @@
  * A command is a function that declares its options in a table, calls args_parse, does its work and
  * returns a status; main prints the reason and turns the status into the exit code (0 done, 1
  * failed, 2 wrong usage or config).  Data goes to stdout, the log and progress to stderr. */
-#ifndef HSTU_CLI_CLI_H
-#define HSTU_CLI_CLI_H
-
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
+#pragma once
 
 #include "base/status.h"
 
@@ -137,5 +132,3 @@ CLI_COMMANDS(COMMAND_NOTHING, COMMAND_DECLARE)
 
 /* An unknown name of a `what`, with the nearest of the names that there are. */
 status fail_unknown(const char *what, const char *name, const char *const *names, size_t n);
-
-#endif

@@ -1,11 +1,7 @@
 /* What commands print: numbers and texts for people, the place where data goes, lines of JSON.  The
  * show_ functions write NUL-terminated text into the caller's memory. */
-#ifndef HSTU_CLI_OUTPUT_H
-#define HSTU_CLI_OUTPUT_H
+#pragma once
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 
 #include "base/file.h"
@@ -81,5 +77,3 @@ json_writer *json_line_open(void);
 /* Closes the object and prints it.  A failure of the writer shows here, and nothing is printed
  * then. */
 status json_line_print(void);
-
-#endif

@@ -1,6 +1,4 @@
-#include <signal.h>
 #include <stdatomic.h>
-#include <stddef.h>
 #include <string.h>
 #include <unistd.h>
 

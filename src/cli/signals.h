@@ -1,8 +1,7 @@
 /* Signals.  Ctrl-C and SIGTERM: the first one asks a long command to stop at a good place; a second
  * one of the same kind ends the program at once.  SIGBUS and SIGSEGV: mapped files that change
  * while they are read. */
-#ifndef HSTU_CLI_SIGNALS_H
-#define HSTU_CLI_SIGNALS_H
+#pragma once
 
 #include <signal.h>
 #include <stdbool.h>
@@ -17,5 +16,3 @@ bool stop_signal_came(void);
  * line on stderr that names the file.  A SIGSEGV while no mapped file has changed is handled as
  * before. */
 void bus_error_watch(void);
-
-#endif

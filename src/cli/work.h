@@ -1,7 +1,6 @@
 /* What commands that compute share: threads, a backend and data, opened and closed together; the
  * config file and the split that their options name. */
-#ifndef HSTU_CLI_WORK_H
-#define HSTU_CLI_WORK_H
+#pragma once
 
 #include "base/status.h"
 #include "base/thread.h"
@@ -105,5 +104,3 @@ bool split_args_given(const split_args *a);
 /* The rule they give; ERR_USAGE where they do not go together.  The fingerprint of a test file is
  * left open. */
 status split_args_read(const split_args *a, split_record *out);
-
-#endif

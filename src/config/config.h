@@ -6,13 +6,9 @@
  * write it.  The option table (options.h) says which name goes where.
  *
  * A config is read only once loaded.  config_load and config_destroy belong to one thread. */
-#ifndef HSTU_CONFIG_CONFIG_H
-#define HSTU_CONFIG_CONFIG_H
+#pragma once
 
 #include <math.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 
 #include "base/mem.h"
 #include "base/status.h"
@@ -320,5 +316,3 @@ status config_load_json(config **out, const char *name, const char *json, size_t
 
 const char *config_task_name(config_task task);
 const char *config_model_name(config_model model);
-
-#endif

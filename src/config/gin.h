@@ -9,12 +9,7 @@
  * `field = value`), strings with escapes and concatenation, numbers, True, False, None, tuples,
  * lists, dicts, `@scope/Class` and `@scope/Class()`, macros (`NAME = value`, `%NAME`), `include`,
  * `import` (noted, ignored), continuation by brackets and by backslash. */
-#ifndef HSTU_CONFIG_GIN_H
-#define HSTU_CONFIG_GIN_H
-
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
+#pragma once
 
 #include "base/mem.h"
 #include "base/status.h"
@@ -113,5 +108,3 @@ status gin_fail(const char *file, int line, const char *fmt, ...) PRINTF_LIKE(3,
 
 /* The value in words for messages: "the string 'two'", "a list". */
 const char *gin_describe(const gin_value *v, char *text, size_t n);
-
-#endif

@@ -2,11 +2,7 @@
  * spell them: "HR@10", "NDCG@20", "MRR", "AUC"; letters may be small.  The parser, the help texts
  * and docs/config.md come from the table; train/report/metrics.h computes the metrics.  Values; any
  * thread. */
-#ifndef HSTU_CONFIG_METRIC_LIST_H
-#define HSTU_CONFIG_METRIC_LIST_H
-
-#include <stdbool.h>
-#include <stdint.h>
+#pragma once
 
 #include "base/status.h"
 #include "config/config.h"
@@ -120,5 +116,3 @@ void metric_list_add_final(metric_list *list, config_task task);
 /* The metric that decides which checkpoint is the best: NDCG@10 where the list has it, else the
  * first that grows as models get better; without any, NDCG@10 or AUC. */
 metric metric_list_main(const metric_list *list, config_task task);
-
-#endif

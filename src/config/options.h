@@ -4,8 +4,7 @@
  * and the member of the struct it fills.  Reading, checking, overriding, the JSON echo, `hstu train
  * --help-config` and docs/config.md all come from here.  The table is constant; any thread may read
  * it. */
-#ifndef HSTU_CONFIG_OPTIONS_H
-#define HSTU_CONFIG_OPTIONS_H
+#pragma once
 
 #include "config/config.h"
 #include "config/gin.h"
@@ -99,5 +98,3 @@ void option_write_tables(const config_embeddings *tables, json_writer *w);
 
 /* The whole table as text for a terminal, or as markdown for docs/config.md. */
 status options_write_help(buf *out, bool is_markdown);
-
-#endif

@@ -4,8 +4,7 @@
  * An op is called from one thread at a time and cuts its work into chunks for the pool by sizes
  * that do not depend on the number of threads; partial sums of chunks are combined in chunk order,
  * so the bits are the same with any number of threads. */
-#ifndef HSTU_CPU_CPU_H
-#define HSTU_CPU_CPU_H
+#pragma once
 
 #include "ops/ops.h"
 
@@ -81,5 +80,3 @@ void cpu_late_catch_up(const missed_steps *missed, int32_t dim, float *restrict 
 /* Every op `name` is cpu_name. */
 #define OP(result, name, parameters, arguments, test) result cpu_##name parameters;
 #include "ops/ops.def"
-
-#endif

@@ -9,12 +9,7 @@
  *
  * B is packed once into panels a few vectors wide (product_pack) and then shared, read only, by any
  * number of threads, each with its own rows of A.  Nothing here allocates. */
-#ifndef HSTU_CPU_PRODUCT_H
-#define HSTU_CPU_PRODUCT_H
-
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
+#pragma once
 
 #include "base/thread.h"
 
@@ -118,5 +113,3 @@ extern const product_isa product_avx2, product_avx512, product_avx512_narrow;
  * to[k * width + j] = from[j * stride + k], j < n <= width. */
 void product_pack_transpose(float *to, int width, const float *from, ptrdiff_t stride, int n,
                             ptrdiff_t kk);
-
-#endif

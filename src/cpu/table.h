@@ -3,8 +3,7 @@
  *
  * A probe is bound by memory latency: every loop over keys prefetches the cache lines of later
  * keys before it reads the lines of the current key. */
-#ifndef HSTU_CPU_TABLE_H
-#define HSTU_CPU_TABLE_H
+#pragma once
 
 #include "cpu/cpu.h"
 #include "ops/table.h"
@@ -92,5 +91,3 @@ table_hashed *table_sort(table_hashed *pairs, table_hashed *other, int64_t n);
 #include "ops/table_ops.def"
 
 extern const table_ops cpu_table_ops;
-
-#endif

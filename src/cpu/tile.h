@@ -5,12 +5,8 @@
  * attention's shapes (8 to 64 rows, 25 to 256 columns) this beats product.h, whose packing costs as
  * much as the product.  Widths are padded with zeros, so there is no remainder loop.  Include after
  * all other headers, like vec.h. */
-#ifndef HSTU_CPU_TILE_H
-#define HSTU_CPU_TILE_H
+#pragma once
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <string.h>
 
 #include "cpu/product.h"
@@ -92,5 +88,3 @@ static inline void tile_unpack_rows(float *to, int64_t stride, const float *from
     for (int i = 0; i < n; i++, to += stride, from += width)
         tile_copy_row(to, from, dim);
 }
-
-#endif

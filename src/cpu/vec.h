@@ -6,8 +6,7 @@
  * compile a comparison without a branch.  The build forbids fusing globally, but in these loops the
  * two double the speed.  Results stay the same with any number of threads; between CPUs with and
  * without fused multiply-add the last bits differ. */
-#ifndef HSTU_CPU_VEC_H
-#define HSTU_CPU_VEC_H
+#pragma once
 
 #include <stdint.h>
 #include <string.h>
@@ -163,5 +162,3 @@ static inline vec vecs_exp(vec x) {
 static inline vec vecs_sigmoid(vec x) {
     return 1.0f / (1.0f + vecs_exp(-x));
 }
-
-#endif

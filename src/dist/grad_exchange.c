@@ -2,8 +2,6 @@
 
 #include <string.h>
 
-#include "base/mem.h"
-
 enum { BLOCK = 1 << 14 };
 
 /* n_send rows of `from` to each rank, n_receive rows of each to `to`. */

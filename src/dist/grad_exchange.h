@@ -6,8 +6,7 @@
  * the order of the leaves, and sends the sum to all.  Of listed and marked tables only the rows
  * that leaves used travel, with their numbers, which ascend in each leaf: the owner merges the
  * lists. Rows that ranks hold together go to the rank that holds them. */
-#ifndef HSTU_DIST_GRAD_EXCHANGE_H
-#define HSTU_DIST_GRAD_EXCHANGE_H
+#pragma once
 
 #include "dist/grad_sum.h"
 #include "dist/transport.h"
@@ -120,5 +119,3 @@ status grad_list_exchange(grad_sum *g, grad_part *p);
 
 /* Completes the tree over the ranks: from the open nodes to the model's gradients. */
 status grad_exchange(grad_sum *g, leaf_loss *out);
-
-#endif

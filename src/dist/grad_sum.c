@@ -4,7 +4,6 @@
 
 #include "base/mem.h"
 #include "dist/grad_exchange.h"
-#include "ops/comm.h"
 
 enum { BLOCK = 1 << 14 };
 

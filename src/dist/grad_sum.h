@@ -8,8 +8,7 @@
  * on a GPU leaves are summed there (grad_device_*), or whole gradients are reduced by the
  * communicator's own order (grad_sum_reduce).  One thread at a time; model and communicator must
  * outlive it. */
-#ifndef HSTU_DIST_GRAD_SUM_H
-#define HSTU_DIST_GRAD_SUM_H
+#pragma once
 
 #include "dist/leaves.h"
 #include "model/model.h"
@@ -74,5 +73,3 @@ bool grad_early_is_used(const grad_sum *g);
 /* The gradients of a part of the model (model_part_grads) are complete: sums the buckets that are.
  * A pass_grads_fn, with the grad_sum as context. */
 status grad_early_part(void *sum, int part);
-
-#endif

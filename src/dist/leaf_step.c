@@ -5,7 +5,6 @@
 #include "dist/grad_sum.h"
 #include "dist/leaves.h"
 #include "nn/dynamic.h"
-#include "ops/comm.h"
 
 struct leaf_step {
     session *s;

@@ -5,8 +5,7 @@
  * CPU_LEAVES leaves on any number of ranks, so that all give the same bits; on a GPU as many as
  * there are ranks, or, where the session has fixed leaves, CPU_LEAVES on 1, 2, 4 or 8 ranks.  One
  * thread at a time; what it is made on must outlive it. */
-#ifndef HSTU_DIST_LEAF_STEP_H
-#define HSTU_DIST_LEAF_STEP_H
+#pragma once
 
 #include "model/session.h"
 #include "ops/comm.h"
@@ -36,5 +35,3 @@ typedef struct leaf_balance {
     double predicted, measured;
 } leaf_balance;
 status leaf_step_balance(leaf_step *l, leaf_balance *out);
-
-#endif

@@ -17,11 +17,7 @@
  *
  * The cost of a sequence of n events is the integer n (n + K): attention is quadratic, everything
  * else linear.  The longest sequence not yet placed goes to the leaf with the least cost. */
-#ifndef HSTU_DIST_LEAVES_H
-#define HSTU_DIST_LEAVES_H
-
-#include <stdbool.h>
-#include <stdint.h>
+#pragma once
 
 #include "base/status.h"
 #include "data/set/batcher.h"
@@ -65,5 +61,3 @@ int leaf_cut_of_user(const leaf_cut *c, int32_t user);
 /* The users of a leaf, in the order of the batch that was cut: a view of memory of the cut, valid
  * until the next call. */
 const batch *leaf_cut_take(leaf_cut *c, const batch *b, int leaf);
-
-#endif

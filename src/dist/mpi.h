@@ -2,8 +2,7 @@
  *
  * Everything of MPI is in a plugin (mpi_plugin.h), loaded only in a process that a launcher
  * started.  A rank that ends without leaving takes the whole job with it: mpirun sees to that. */
-#ifndef HSTU_DIST_MPI_H
-#define HSTU_DIST_MPI_H
+#pragma once
 
 #include "dist/transport.h"
 
@@ -14,5 +13,3 @@ status mpi_create(transport **out);
 
 /* The version of the MPI that the plugin was built with, or NULL and why it cannot be used. */
 const char *mpi_library(char *why, size_t n);
-
-#endif

@@ -4,8 +4,7 @@
  * it.  So the one file that knows MPI, mpi_plugin.c, is compiled with the mpicc that was found to a
  * shared library of its own, hstu-mpi.so beside the program, which is loaded when mpirun has
  * started the process.  Nothing of the program is visible to it but this table. */
-#ifndef HSTU_DIST_MPI_PLUGIN_H
-#define HSTU_DIST_MPI_PLUGIN_H
+#pragma once
 
 #include <stdint.h>
 
@@ -26,5 +25,3 @@ typedef struct mpi_plugin {
 
 /* The only symbol of the plugin. */
 #define MPI_PLUGIN_SYMBOL "hstu_mpi_plugin"
-
-#endif

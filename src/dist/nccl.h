@@ -8,11 +8,7 @@
  * rank gets a slice of all ranks, adds them by the tree and sends the sum to all.  The ranks find
  * each other by their transport, which also carries the barrier and the steps for the watchdog:
  * NCCL does not notice that another process of the machine has died. */
-#ifndef HSTU_DIST_NCCL_H
-#define HSTU_DIST_NCCL_H
-
-#include <stdbool.h>
-#include <stddef.h>
+#pragma once
 
 #include "base/status.h"
 #include "dist/transport.h"
@@ -61,5 +57,3 @@ status comm_create_nccl(comm **out, backend *be, transport *t, const nccl_lib *l
  * whose sums of floats have the order of ops/comm.h. */
 bool comm_is_nccl(const comm *c);
 status comm_create_nccl_group(comm **out, const comm *c, transport *t);
-
-#endif

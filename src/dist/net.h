@@ -7,12 +7,7 @@
  * side that listens acknowledges with one byte.  It takes many connections at once and waits for
  * none of them: whoever is silent, slow or wrong is rejected, while others come in.  One thread at
  * a time. */
-#ifndef HSTU_DIST_NET_H
-#define HSTU_DIST_NET_H
-
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
+#pragma once
 
 #include "base/status.h"
 
@@ -72,5 +67,3 @@ void handshake_destroy(handshake *g); /* NULL is fine; sends away who has not co
  * the secret. */
 status handshake_enter(int *fd, const char *address, int port, const char *secret,
                        handshake_hello *h, int timeout_ms);
-
-#endif

@@ -9,7 +9,6 @@
 #include "base/hash.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "base/range.h"
 #include "dist/mpi.h"
 #include "dist/nccl.h"
 #include "dist/shm.h"

@@ -19,10 +19,7 @@
  *     group        0   1   0   1      {0, 1} and {2, 3} are groups
  *     data         0   0   1   1      {0, 2} and {1, 3}
  */
-#ifndef HSTU_DIST_RANKS_H
-#define HSTU_DIST_RANKS_H
-
-#include <stdbool.h>
+#pragma once
 
 #include "dist/transport.h"
 
@@ -78,5 +75,3 @@ typedef struct rank_grid {
 status rank_grid_create(rank_grid *g, transport *ranks, backend *be, const comm *world, int size);
 void rank_grid_give_up(rank_grid *g); /* comm_give_up of both */
 void rank_grid_destroy(rank_grid *g); /* one of zeros is fine */
-
-#endif

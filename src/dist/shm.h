@@ -13,12 +13,10 @@
  *
  * Groups of ranks exchange at times of their own, so each has its barrier, and each rank two more
  * windows for the group of its neighbours and two for the group with a stride. */
-#ifndef HSTU_DIST_SHM_H
-#define HSTU_DIST_SHM_H
+#pragma once
 
 #include <signal.h>
 #include <stdatomic.h>
-#include <stdbool.h>
 
 #include "dist/transport.h"
 
@@ -70,5 +68,3 @@ enum { RANKS_PATIENCE_MS = 2000 };
  * called before the process starts threads.  Ranks other than the first log nothing, and have no
  * standard output. */
 status ranks_fork(transport **out, int n, int patience_ms);
-
-#endif

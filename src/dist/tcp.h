@@ -4,10 +4,7 @@
  * Every pair of ranks has a connection.  A message is its length, as 8 bytes, and its bytes; both
  * sides know the length, so one that differs ends the job.  A watch (watch.h) notices lost ranks.
  */
-#ifndef HSTU_DIST_TCP_H
-#define HSTU_DIST_TCP_H
-
-#include <stdbool.h>
+#pragma once
 
 #include "dist/transport.h"
 
@@ -27,5 +24,3 @@ typedef struct tcp_start {
  * other ranks is named.  Rank 0 and the others prove to each other that they know the secret: who
  * does not is ignored.  Nothing is encrypted. */
 status tcp_create(transport **out, const tcp_start *start);
-
-#endif

@@ -6,7 +6,6 @@
 
 #include "base/log.h"
 #include "base/mem.h"
-#include "ops/comm.h"
 
 /* A zeroed object of so many bytes, and its zeroed state. */
 static status alloc_pair(void **out, size_t bytes, void **state, size_t state_bytes) {

@@ -8,11 +8,9 @@
  * Every rank makes the same calls in the same order; one thread calls at a time.  When a rank is
  * lost or the job is ended, all other ranks fail with ERR_IO within seconds; then all calls
  * fail. */
-#ifndef HSTU_DIST_TRANSPORT_H
-#define HSTU_DIST_TRANSPORT_H
+#pragma once
 
 #include <signal.h>
-#include <stdint.h>
 
 #include "base/status.h"
 #include "ops/comm.h"
@@ -125,5 +123,3 @@ static inline int64_t slice_first(int64_t n, int r, int size) {
 static inline int64_t slice_count(int64_t n, int r, int size) {
     return slice_first(n, r + 1, size) - slice_first(n, r, size);
 }
-
-#endif

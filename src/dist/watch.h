@@ -11,8 +11,7 @@
  *
  * Ranks forked on one machine have a supervising process instead (shm.h); it shares the stall
  * counter and the words of the messages. */
-#ifndef HSTU_DIST_WATCH_H
-#define HSTU_DIST_WATCH_H
+#pragma once
 
 #include "dist/transport.h"
 
@@ -73,5 +72,3 @@ bool watch_stall_add(watch_stall *s, bool has_moved, int64_t ms);
 
 /* Whether a rank moved: it does not wait, or in another wait (base/range.h) than before. */
 bool watch_has_moved(uint64_t before, uint64_t now);
-
-#endif

@@ -5,7 +5,6 @@
  * removes its entry, or is read after, with the new content.  A get of a key that is not yet read
  * waits for it. */
 #include <pthread.h>
-#include <stdbool.h>
 #include <string.h>
 
 #include "base/map.h"

@@ -4,8 +4,6 @@
  * filters avoid most reads for missing keys. */
 #include "embed/store.h"
 
-#include <stddef.h>
-
 #ifndef HSTU_HAS_ROCKSDB
 
 status embed_store_open_rocks(embed_store **out, const char *folder, int32_t n_floats) {

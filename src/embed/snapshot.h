@@ -11,8 +11,7 @@
  * A table that ranks hold together (table.h) is written by rank 0 as if it were alone, rank 0 of 1:
  * nothing in the folder depends on the number of ranks, but for the order of rows that were in a
  * store.  Every rank reads the whole folder and keeps the rows of its shards. */
-#ifndef HSTU_EMBED_SNAPSHOT_H
-#define HSTU_EMBED_SNAPSHOT_H
+#pragma once
 
 #include "embed/table.h"
 
@@ -98,5 +97,3 @@ const char *embed_opt_name(opt_kind opt);           /* "adam" */
 /* The policy or optimizer of a name; ERR_FORMAT: there is no such name. */
 status embed_policy_parse(const char *name, embed_policy *out);
 status embed_opt_parse(const char *name, opt_kind *out);
-
-#endif

@@ -5,10 +5,7 @@
  * prefetch thread to either. All memory is host memory.  A store keeps `n_floats` floats a row with
  * its score and stamp (ops/table.h).  It is scratch: what a table keeps is in its checkpoints, and
  * nobody opens a store again.  Calls come from one thread at a time. */
-#ifndef HSTU_EMBED_STORE_H
-#define HSTU_EMBED_STORE_H
-
-#include <stdint.h>
+#pragma once
 
 #include "base/status.h"
 
@@ -69,5 +66,3 @@ status embed_store_open_rocks(embed_store **out, const char *folder, int32_t n_f
  * announced two calls ago and never taken are dropped first.  The caller still owns the store
  * below, and uses it only through this one. */
 status embed_store_open_ahead(embed_store **out, embed_store *below, int64_t max_rows);
-
-#endif

@@ -24,8 +24,7 @@
  * Results do not depend on the order of ids in a batch, nor on the number of threads.  One thread
  * calls a table at a time.  ids, keys and rows of the verbs are host memory; what embed_batch
  * points to is memory of the backend, but for the fields that say host. */
-#ifndef HSTU_EMBED_TABLE_H
-#define HSTU_EMBED_TABLE_H
+#pragma once
 
 #include "embed/store.h"
 #include "ops/comm.h"
@@ -227,5 +226,3 @@ status embed_tier_size(embed_table *t, int tier, int64_t *out);
 status embed_size(embed_table *t, int64_t *out);
 
 status embed_clear(embed_table *t);
-
-#endif

@@ -1,11 +1,7 @@
 /* A dynamic table from inside: what its files share.  table.c makes it, fetch.c moves rows between
  * tiers for a batch, verbs.c has the single verbs and visits all rows, shards.c knows which rank
  * holds what. */
-#ifndef HSTU_EMBED_TABLE_INT_H
-#define HSTU_EMBED_TABLE_INT_H
-
-#include <stddef.h>
-#include <stdint.h>
+#pragma once
 
 #include "base/status.h"
 #include "embed/snapshot.h"
@@ -258,5 +254,3 @@ status snapshot_check_ranks(snapshot_ranks ranks);
 status snapshot_part(char path[SNAPSHOT_PATH_BYTES], const char *folder, snapshot_ranks ranks);
 
 void snapshot_rows_name(char name[32], int file);
-
-#endif

@@ -9,8 +9,7 @@
  *
  * Weights never change, so they are held packed (linear_pack) and have no gradients; that is why
  * this layer is not behind the table of layer.h, whose layers train. */
-#ifndef HSTU_ENCODE_BERT_LAYER_H
-#define HSTU_ENCODE_BERT_LAYER_H
+#pragma once
 
 #include "nn/memory.h"
 #include "nn/sequences.h"
@@ -61,5 +60,3 @@ status bert_dense_forward(const bert_dense *d, backend *be, int64_t n, const voi
 /* x (T, E) becomes the output of the layer. */
 status bert_layer_forward(const bert_layer *l, const bert_layer_config *c, const bert_acts *a,
                           backend *be, const sequences *s, const mask_view *mask, void *x);
-
-#endif

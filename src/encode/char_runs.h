@@ -1,6 +1,5 @@
 /* Made by tools/unicode_tables.py --runs from tokenizers 0.23.3. */
-#ifndef HSTU_ENCODE_CHAR_RUNS_H
-#define HSTU_ENCODE_CHAR_RUNS_H
+#pragma once
 
 /* Every character from 0 on, as runs: the letter of a class, and how many characters (1 where no
  * number follows).  Characters after the last run are of class 'a'.
@@ -85,5 +84,3 @@ static const char *const BREAK_RUNS[] = {
     "a12j4a56j8a10j6a40j8a30j2a12j4a2j14a9j39a12j47aj10aj185a88j8a14j146a256j1022a786434b32d96",
     "b128d240b3600",
 };
-
-#endif

@@ -1,6 +1,5 @@
 #include "encode/charsmap.h"
 
-#include <stdbool.h>
 #include <string.h>
 
 #include "base/mem.h"

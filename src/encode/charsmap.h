@@ -2,11 +2,7 @@
  * (precompiled_charsmap of a tokenizer.json) that replaces characters and short clusters, NFKC or
  * a relative of it.  The tables of classes are made by tools/unicode_tables.py.  Reading is for any
  * number of threads. */
-#ifndef HSTU_ENCODE_CHARSMAP_H
-#define HSTU_ENCODE_CHARSMAP_H
-
-#include <stddef.h>
-#include <stdint.h>
+#pragma once
 
 #include "base/status.h"
 #include "base/text.h"
@@ -39,5 +35,3 @@ status charsmap_open(charsmap *out, const char *path, const char *bytes, size_t 
 /* Appends the normalised text, which must be UTF-8. */
 status charsmap_apply(const charsmap *m, const uint8_t *classes, const char *text, size_t n,
                       buf *to);
-
-#endif

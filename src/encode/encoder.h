@@ -3,8 +3,7 @@
  * A batch is jagged: sequences are added until encoder_fits says no, computed together, and read.
  * Only real tokens are computed, from the embedding to the last layer.  Memory is allocated when
  * the encoder is created; running allocates nothing.  One thread at a time. */
-#ifndef HSTU_ENCODE_ENCODER_H
-#define HSTU_ENCODE_ENCODER_H
+#pragma once
 
 #include "base/text.h"
 #include "encode/encoder_config.h"
@@ -116,5 +115,3 @@ status encoder_scores_json(const encoder_scores *s, buf *to);
 /* A picture: layers down, heads across; how much of the weight lies within 16 tokens, and the
  * entropy. */
 status encoder_scores_svg(const encoder_scores *s, buf *to);
-
-#endif

@@ -3,11 +3,7 @@
  * Every field is honoured, or ignored because it cannot change the hidden states (dropout, labels,
  * how a tokenizer is called), or refused with its name: a model that we would compute differently
  * from transformers is never run. */
-#ifndef HSTU_ENCODE_ENCODER_CONFIG_H
-#define HSTU_ENCODE_ENCODER_CONFIG_H
-
-#include <stddef.h>
-#include <stdint.h>
+#pragma once
 
 #include "base/status.h"
 #include "ops/ops.h"
@@ -40,5 +36,3 @@ const char *encoder_family_name(encoder_family family); /* "bert" */
 
 /* The longest sequence that has a position for each token. */
 int32_t encoder_max_len(const encoder_config *c);
-
-#endif

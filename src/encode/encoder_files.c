@@ -7,7 +7,6 @@
 #include "base/half.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "base/text.h"
 #include "format/json.h"
 #include "model/checkpoint_load.h"
 

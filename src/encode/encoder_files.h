@@ -4,11 +4,7 @@
  * Names are found with or without the prefix of the architecture ("bert."), the weights of a
  * LayerNorm under both of their names (weight and bias, gamma and beta).  Tensors are views of the
  * mapped files, valid until encoder_files_close; one thread at a time. */
-#ifndef HSTU_ENCODE_ENCODER_FILES_H
-#define HSTU_ENCODE_ENCODER_FILES_H
-
-#include <stdbool.h>
-#include <stdint.h>
+#pragma once
 
 #include "base/status.h"
 #include "encode/encoder_config.h"
@@ -45,5 +41,3 @@ void encoder_tensor_floats(const st_tensor *t, int64_t first, int64_t n, float *
 typedef status (*encoder_index_fn)(void *ctx, const char *tensor, const char *file);
 status encoder_index_parse(const char *path, const char *text, size_t n, encoder_index_fn add,
                            void *ctx);
-
-#endif

@@ -5,8 +5,7 @@
  * as values, as probabilities or with length 1.  The head is computed in float32 on the CPU.  A
  * module, pooling mode, activation or option that we do not have is refused by its name.  One
  * thread at a time. */
-#ifndef HSTU_ENCODE_ENCODER_HEAD_H
-#define HSTU_ENCODE_ENCODER_HEAD_H
+#pragma once
 
 #include "base/text.h"
 #include "base/thread.h"
@@ -72,5 +71,3 @@ status encoder_head_run(encoder_head *h, int32_t n, const int32_t *offsets, cons
 
 /* The JSON line of sequence b, after a run. */
 status encoder_head_line(const encoder_head *h, buf *to, int32_t b, const int32_t *offsets);
-
-#endif

@@ -7,7 +7,6 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "base/text.h"
 #include "format/input.h"
 #include "format/json.h"
 #include "format/safetensors.h"

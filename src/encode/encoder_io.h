@@ -12,12 +12,7 @@
  * - safetensors: offsets (B + 1, int64), and one or two tensors of float32 rows: hidden (T, E)
  *   and, where the model has a pooler, pooled (B, E); or what a head makes of them.
  * - JSON lines: {"hidden": [[...], ...], "pooled": [...]} for each sequence. */
-#ifndef HSTU_ENCODE_ENCODER_IO_H
-#define HSTU_ENCODE_ENCODER_IO_H
-
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
+#pragma once
 
 #include "base/status.h"
 #include "base/text.h"
@@ -82,5 +77,3 @@ status encoder_output_close(encoder_output *o, status st);
 /* The JSON line of one sequence of n tokens, appended to a buffer. */
 status encoder_output_line(buf *to, int32_t n, int32_t dim, const float *hidden,
                            const float *pooled);
-
-#endif

@@ -1,6 +1,5 @@
 #include "encode/subwords.h"
 
-#include <stdbool.h>
 #include <string.h>
 
 #include "base/file.h"

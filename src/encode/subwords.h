@@ -2,11 +2,7 @@
  * (BPE: neighbours are merged, the pair of the lowest rank first) and Unigram (the pieces whose
  * scores have the largest sum).  Both give the ids of the package `tokenizers`.  Reading is for any
  * number of threads, each with its own room. */
-#ifndef HSTU_ENCODE_SUBWORDS_H
-#define HSTU_ENCODE_SUBWORDS_H
-
-#include <stddef.h>
-#include <stdint.h>
+#pragma once
 
 #include "base/status.h"
 #include "encode/word_pieces.h"
@@ -50,5 +46,3 @@ status subwords_allow(const char *path, const json_value *v, const char *names);
 enum { FOLDER_PATH_BYTES = 4096 };
 status subwords_read(arena *a, const char *folder, const char *name, json_type type,
                      char path[FOLDER_PATH_BYTES], const json_value **out);
-
-#endif

@@ -6,12 +6,7 @@
  * whole, the rest is normalised, parted into words and split by the model, as the package
  * `tokenizers` does it.  A normalizer, pre-tokenizer or option that we do not have is refused by
  * its name.  Reading is for any number of threads. */
-#ifndef HSTU_ENCODE_TOKENIZER_H
-#define HSTU_ENCODE_TOKENIZER_H
-
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
+#pragma once
 
 #include "base/status.h"
 #include "encode/word_pieces.h"
@@ -46,5 +41,3 @@ typedef struct token_layout {
     size_t n;
 } token_layout;
 const token_layout *tokenizer_layout(const tokenizer *t, bool is_pair);
-
-#endif

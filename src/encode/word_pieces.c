@@ -1,14 +1,12 @@
 #include "encode/word_pieces.h"
 
 #include <pthread.h>
-#include <stddef.h>
 #include <string.h>
 
 #include "base/file.h"
 #include "base/map.h"
 #include "base/mem.h"
 #include "base/sort.h"
-#include "base/text.h"
 #include "encode/charsmap.h"
 #include "encode/subwords.h"
 #include "encode/word_tables.h"

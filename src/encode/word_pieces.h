@@ -8,12 +8,7 @@
  *
  * The tables of characters are made by tools/unicode_tables.py.  Reading is for any number of
  * threads. */
-#ifndef HSTU_ENCODE_WORD_PIECES_H
-#define HSTU_ENCODE_WORD_PIECES_H
-
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
+#pragma once
 
 #include "base/status.h"
 #include "base/text.h"
@@ -77,5 +72,3 @@ int word_char_lower(uint32_t c, uint32_t out[WORD_CHAR_MAX]);
 
 /* Appends a text, which is UTF-8, in lower case, each character for itself. */
 status word_text_lower(const char *text, size_t n, buf *to);
-
-#endif

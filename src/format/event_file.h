@@ -3,11 +3,7 @@
  * A file is a list of records, each with its length and checksums, appended with one call: a reader
  * that comes while it is written, or after a kill, sees whole records and waits at a torn one.  A
  * file is never opened again: a resumed run makes another one beside it.  One thread at a time. */
-#ifndef HSTU_FORMAT_EVENT_FILE_H
-#define HSTU_FORMAT_EVENT_FILE_H
-
-#include <stddef.h>
-#include <stdint.h>
+#pragma once
 
 #include "base/status.h"
 
@@ -30,5 +26,3 @@ void event_file_close(event_file *f); /* twice is fine */
 /* Appends one record; wall: seconds since 1970. */
 status event_file_add(event_file *f, double wall, int64_t step, const event_scalar *scalars,
                       size_t n);
-
-#endif

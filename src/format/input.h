@@ -4,12 +4,7 @@
  * (.zip, .tar, .tar.gz, .tgz, .tar.xz, ...).  An `input` is a stream of bytes of one file in it,
  * decompressed.  Compression and archives need libarchive (HSTU_HAS_ARCHIVE); without it such a
  * file is refused with a sentence that says what to install.  One thread at a time per object. */
-#ifndef HSTU_FORMAT_INPUT_H
-#define HSTU_FORMAT_INPUT_H
-
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
+#pragma once
 
 #include "base/status.h"
 
@@ -50,5 +45,3 @@ status bundle_has(bundle *b, const char *name, bool *out);
 status bundle_list(bundle *b, const char *const **out_names, size_t *out_n);
 
 void bundle_close(bundle *b);
-
-#endif

@@ -1,12 +1,10 @@
 #include <assert.h>
 #include <math.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/hash.h"
-#include "base/text.h"
 #include "format/json.h"
 
 static void put(json_writer *w, const char *bytes, size_t n) {

@@ -5,12 +5,7 @@
  * arena: it refuses duplicate keys, trailing bytes, NUL, lone surrogates, depth beyond
  * JSON_MAX_DEPTH and numbers out of range, each with the byte offset and the line.  Fields of csv
  * files are written here, too. */
-#ifndef HSTU_FORMAT_JSON_H
-#define HSTU_FORMAT_JSON_H
-
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
+#pragma once
 
 #include "base/mem.h"
 #include "base/status.h"
@@ -146,5 +141,3 @@ status csv_put_field(buf *b, const char *text, size_t n);
 
 /* Appends text inside a quoted field: quotes are doubled. */
 status csv_put_quoted(buf *b, const char *text, size_t n);
-
-#endif

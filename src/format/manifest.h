@@ -1,8 +1,7 @@
 /* Manifests: JSON files that list what is in their folder, files with sizes and checksums, and that
  * are sealed by a checksum of their own: manifest.json of a checkpoint and of a table's snapshot,
  * engine.json of an engine folder.  Reading trusts nothing.  One thread at a time. */
-#ifndef HSTU_FORMAT_MANIFEST_H
-#define HSTU_FORMAT_MANIFEST_H
+#pragma once
 
 #include "format/json.h"
 
@@ -54,5 +53,3 @@ void manifest_list_file(json_writer *w, const char *name, int64_t bytes, uint64_
 
 /* The same for a file of the folder, which it reads; *bytes: its size. */
 status manifest_add_file(json_writer *w, const char *folder, const char *name, int64_t *bytes);
-
-#endif

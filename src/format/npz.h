@@ -3,11 +3,7 @@
  *
  * Arrays are members of a zip_writer (zip.h): npz_begin begins one, zip_write appends little-endian
  * bytes of it, zip_end ends it. */
-#ifndef HSTU_FORMAT_NPZ_H
-#define HSTU_FORMAT_NPZ_H
-
-#include <stddef.h>
-#include <stdint.h>
+#pragma once
 
 #include "base/status.h"
 #include "format/safetensors.h"
@@ -28,5 +24,3 @@ status npz_begin(zip_writer *w, const npz_array *a);
 /* Opens a .npy file of a matrix of floating point, in C order, as numpy.save writes it: one tensor,
  * "vectors".  Every number in it is treated as hostile.  st_close closes it. */
 status npy_open(st_file **out, const char *path);
-
-#endif

@@ -4,8 +4,7 @@
  * A decoder is a view of a page's bytes that hands out the next n values, so that a page of any
  * number of values needs no array of its own.  The bytes are hostile: a decoder never reads past
  * their end, and asking for more values than there are is ERR_FORMAT.  One thread at a time. */
-#ifndef HSTU_FORMAT_PARQUET_DECODE_H
-#define HSTU_FORMAT_PARQUET_DECODE_H
+#pragma once
 
 #include "base/text.h"
 #include "format/parquet_meta.h"
@@ -101,5 +100,3 @@ status parquet_values_indices(parquet_values *v, size_t n, uint32_t n_dictionary
 static inline bool parquet_is_dictionary(parquet_encoding e) {
     return e == ENCODING_PLAIN_DICTIONARY || e == ENCODING_RLE_DICTIONARY;
 }
-
-#endif

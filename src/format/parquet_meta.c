@@ -7,7 +7,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/mem.h"
 #include "base/text.h"
 
 /* Parquet's own structs nest eight deep. */

@@ -5,12 +5,7 @@
  * All numbers of a footer are checked here against the size of the file, so that the page reader
  * can trust ranges, though not what is in them.  What we do not read (encryption, structs, maps,
  * lists of lists, decimals) is refused with the names of column and file.  One thread. */
-#ifndef HSTU_FORMAT_PARQUET_META_H
-#define HSTU_FORMAT_PARQUET_META_H
-
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
+#pragma once
 
 #include "base/mem.h"
 #include "base/status.h"
@@ -179,5 +174,3 @@ status parquet_read_groups(const parquet_file *f, const parquet_column *columns,
                            parquet_group_fn fn, void *ctx);
 
 const char *parquet_type_name(parquet_type type);
-
-#endif

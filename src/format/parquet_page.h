@@ -3,8 +3,7 @@
  * Memory: one page compressed and one decompressed, the dictionary, and one batch of values,
  * whatever the size of the chunk.  A reader is made once and reused for chunk after chunk.  One
  * thread at a time. */
-#ifndef HSTU_FORMAT_PARQUET_PAGE_H
-#define HSTU_FORMAT_PARQUET_PAGE_H
+#pragma once
 
 #include "format/parquet_decode.h"
 #include "format/parquet_meta.h"
@@ -96,5 +95,3 @@ status parquet_reader_open(parquet_reader *r, const parquet_file *file,
 
 /* The next entries, at most max_entries and at least one; there must be some left. */
 status parquet_reader_next(parquet_reader *r, size_t max_entries, parquet_batch *out);
-
-#endif

@@ -1,6 +1,5 @@
 #include "format/pickle.h"
 
-#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 

@@ -6,11 +6,7 @@
  * memory is bounded by the size of the pickle.  Nodes may be shared and lists may contain
  * themselves: who walks the tree needs a limit of depth and of visits (torch_file.c has one).  Any
  * thread. */
-#ifndef HSTU_FORMAT_PICKLE_H
-#define HSTU_FORMAT_PICKLE_H
-
-#include <stddef.h>
-#include <stdint.h>
+#pragma once
 
 #include "base/mem.h"
 #include "base/status.h"
@@ -60,5 +56,3 @@ struct pickle_value {
  * ERR_FORMAT names the place in the pickle and what is wrong there. */
 status pickle_read(const pickle_value **out, arena *a, const char *path, const unsigned char *bytes,
                    size_t n_bytes, const char *const *allowed);
-
-#endif

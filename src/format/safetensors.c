@@ -5,9 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/file.h"
 #include "base/half.h"
-#include "base/mem.h"
 #include "format/json.h"
 
 enum { MAX_HEADER_BYTES = 100 << 20 };

@@ -4,11 +4,7 @@
  * treats every number in it as hostile: tensors must be within the data, in order, without gaps or
  * overlap, with a size that fits their shape.  Writing is atomic (file.h).  What is read is a view
  * of the map, valid until st_close, for any number of threads. */
-#ifndef HSTU_FORMAT_SAFETENSORS_H
-#define HSTU_FORMAT_SAFETENSORS_H
-
-#include <stddef.h>
-#include <stdint.h>
+#pragma once
 
 #include "base/file.h"
 #include "base/mem.h"
@@ -103,5 +99,3 @@ enum { ST_LATE_BYTES = 4096 };
 status st_begin_late(out_file **out, const char *path);
 status st_end_late(out_file *f, const st_tensor *tensors, size_t n_tensors, const st_pair *metadata,
                    size_t n_metadata);
-
-#endif

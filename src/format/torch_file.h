@@ -5,12 +5,7 @@
  * tuples get one name each, "model_state_dict.module._o.weight" or "optimizer.state[0].exp_avg".
  * Every offset, stride and size is checked against the storage.  What is read is a view of the map,
  * valid until st_close, for any number of threads. */
-#ifndef HSTU_FORMAT_TORCH_FILE_H
-#define HSTU_FORMAT_TORCH_FILE_H
-
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
+#pragma once
 
 #include "base/status.h"
 #include "format/safetensors.h"
@@ -39,5 +34,3 @@ const char *torch_dtype_name(st_dtype dtype);
 /* Writes an OrderedDict of contiguous tensors in the order given, which
  * torch.load(weights_only=True) opens.  A dot in a name means nothing here: the dict is flat. */
 status torch_write(const char *path, const st_tensor *tensors, size_t n_tensors);
-
-#endif

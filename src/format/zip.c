@@ -1,11 +1,9 @@
 #include <inttypes.h>
-#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/file.h"
 #include "base/hash.h"
-#include "base/mem.h"
 #include "base/text.h"
 #include "format/zip.h"
 

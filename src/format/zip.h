@@ -9,12 +9,7 @@
  * The writer writes members one after the other, their bytes in pieces; sizes beyond 4 GiB in the
  * zip64 form.  The same members give the same bytes in every run.  The file appears whole or not at
  * all (file.h).  One thread at a time. */
-#ifndef HSTU_FORMAT_ZIP_H
-#define HSTU_FORMAT_ZIP_H
-
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
+#pragma once
 
 #include "base/mem.h"
 #include "base/status.h"
@@ -61,5 +56,3 @@ status zip_end(zip_writer *w);
 /* Makes the file visible.  The writer is gone in either case. */
 status zip_commit(zip_writer *w);
 void zip_abandon(zip_writer *w); /* NULL is fine */
-
-#endif

@@ -9,7 +9,6 @@
 
 #include "base/file.h"
 #include "base/log.h"
-#include "base/mem.h"
 #include "data/set/batcher.h"
 #include "embed/snapshot.h"
 #include "model/trained.h"

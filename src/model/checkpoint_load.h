@@ -3,11 +3,7 @@
  * What a checkpoint is: train/checkpoint.h, which writes it, and docs/formats.md.  Reading trusts
  * nothing: sizes, checksums, names, shapes and types are checked before any value is used.  One
  * thread at a time. */
-#ifndef HSTU_MODEL_CHECKPOINT_LOAD_H
-#define HSTU_MODEL_CHECKPOINT_LOAD_H
-
-#include <stdbool.h>
-#include <stdint.h>
+#pragma once
 
 #include "base/mem.h"
 #include "base/status.h"
@@ -117,5 +113,3 @@ const char *tensor_shape_text(char text[SHAPE_TEXT_BYTES], int n_dims, const int
 
 /* The step in the name of a checkpoint's folder, such as step-00000005; -1: not such a name. */
 int64_t checkpoint_step_of(const char *name);
-
-#endif

@@ -15,11 +15,7 @@
  *     csv          id,title,e0,e1,...: numbers that read back as the same float32
  *
  * One thread at a time. */
-#ifndef HSTU_MODEL_EXPORT_FILE_H
-#define HSTU_MODEL_EXPORT_FILE_H
-
-#include <stdbool.h>
-#include <stdint.h>
+#pragma once
 
 #include "base/status.h"
 #include "base/thread.h"
@@ -65,5 +61,3 @@ status embedding_file_add(embedding_file *f, const float *values, int64_t n);
 /* Ends it after the last row; f is gone in either case. */
 status embedding_file_commit(embedding_file *f);
 void embedding_file_abandon(embedding_file *f); /* NULL is fine */
-
-#endif

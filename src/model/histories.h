@@ -4,8 +4,7 @@
  * given as text (given_history).  A model reads the newest events, its window; the rest still says
  * what the user has seen.  histories copies windows into a batch, followed by candidates where
  * there are any.  One thread at a time. */
-#ifndef HSTU_MODEL_HISTORIES_H
-#define HSTU_MODEL_HISTORIES_H
+#pragma once
 
 #include "data/set/batcher.h"
 #include "model/session.h"
@@ -85,5 +84,3 @@ void given_history_fini(given_history *g);
 
 /* A view of it, as a user that the data does not have. */
 user_events given_history_events(const given_history *g, const seq_file *data);
-
-#endif

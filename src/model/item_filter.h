@@ -13,8 +13,7 @@
  *
  * Expressions are hostile: length, tests and depth are limited.  A cache may be used by any number
  * of threads; the other functions are pure. */
-#ifndef HSTU_MODEL_ITEM_FILTER_H
-#define HSTU_MODEL_ITEM_FILTER_H
+#pragma once
 
 #include <pthread.h>
 
@@ -50,5 +49,3 @@ void filter_cache_fini(filter_cache *c); /* zeros, too */
 
 /* A copy of the bits of an expression, which is evaluated where the cache does not have it. */
 status filter_cache_bits(filter_cache *c, const char *text, size_t n, uint64_t *bits);
-
-#endif

@@ -8,8 +8,7 @@
  * max_per and are never skipped.
  *
  * Pure functions; rules may be read by any number of threads. */
-#ifndef HSTU_MODEL_ITEM_RULES_H
-#define HSTU_MODEL_ITEM_RULES_H
+#pragma once
 
 #include "format/json.h"
 #include "model/item_filter.h"
@@ -64,5 +63,3 @@ typedef struct rules_source {
  * no number, are not in the list, or have the score NAN where they are pinned. */
 status item_rules_run(const item_rules *r, arena *a, const rules_source *s, uint64_t *left,
                       int32_t k, int32_t *row, float *score, int32_t *n);
-
-#endif

@@ -3,8 +3,7 @@
  * Retrieval: the rows as they are scored.  Ranking: the rows as they are read, before the MLP where
  * the model has one.  Items without a row in a dynamic table are not there.  One thread at a time;
  * the model must outlive it. */
-#ifndef HSTU_MODEL_ITEM_TABLE_H
-#define HSTU_MODEL_ITEM_TABLE_H
+#pragma once
 
 #include "model/model.h"
 #include "nn/memory.h"
@@ -40,5 +39,3 @@ status item_table_read(const item_table *t, int32_t first, int32_t n, float *to_
  * item whose row is zero or not finite is near to none.  ERR_USAGE if `item` has no row. */
 status similar_items(const item_table *t, uint32_t item, const uint8_t *is_allowed, int32_t k,
                      int32_t *out_item, float *cosine, int32_t *n);
-
-#endif

@@ -12,8 +12,7 @@
  *
  * Which tokens are in which page is the business of its user (serve/cache/kv_cache.h); a pass reads
  * and writes it (pass_encode_cached, pass_score_cached).  One thread at a time. */
-#ifndef HSTU_MODEL_KV_STORE_H
-#define HSTU_MODEL_KV_STORE_H
+#pragma once
 
 #include "model/model.h"
 #include "nn/batch_layout.h"
@@ -74,5 +73,3 @@ status kv_store_move_all(kv_store *s, const kv_move *in, int32_t n_in);
 status kv_store_begin(kv_store *s, int32_t n_users, const layout_cache *cache, layout_cache *own);
 status kv_store_begin_layer(kv_store *s, int index, kv_batch *out);
 status kv_store_end_layer(kv_store *s, int index);
-
-#endif

@@ -1,6 +1,5 @@
 /* The inside of a model and of a pass, for the files that make and run them, and for tests. */
-#ifndef HSTU_MODEL_MODEL_INT_H
-#define HSTU_MODEL_MODEL_INT_H
+#pragma once
 
 #include "model/model.h"
 #include "model/pass.h"
@@ -73,5 +72,3 @@ struct pass {
 
 /* The key of a recorded step: different for each pass and each shape. */
 uint64_t pass_record_key(const pass *p, uint64_t seed);
-
-#endif

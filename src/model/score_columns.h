@@ -3,8 +3,7 @@
  * Ranking: the probability of every task ("click", "like", ...) or, where the head predicts
  * classes, the expected rating and the probability of each class ("rating", "p_1", "p_2", ...).
  * Retrieval: "score", the product that recommending ranks by. */
-#ifndef HSTU_MODEL_SCORE_COLUMNS_H
-#define HSTU_MODEL_SCORE_COLUMNS_H
+#pragma once
 
 #include "model/session.h"
 
@@ -26,5 +25,3 @@ void score_columns_fini(score_columns *c); /* a failed init too */
 
 /* Ranking: the numbers (n, columns) of n candidates from their logits (n, width). */
 void score_columns_finish(const score_columns *c, int32_t n, const float *logits, float *to);
-
-#endif

@@ -3,10 +3,7 @@
  *
  * It checks that config and data fit, with a message where they do not, and makes the model.  The
  * parts given must outlive it.  One thread at a time. */
-#ifndef HSTU_MODEL_SESSION_H
-#define HSTU_MODEL_SESSION_H
-
-#include <stdint.h>
+#pragma once
 
 #include "base/status.h"
 #include "config/config.h"
@@ -115,5 +112,3 @@ batcher_config session_eval_batches(const session *s, split_rule rule, split_par
 status session_set_warm(session *s, split_rule rule);
 
 uint64_t session_epoch_tokens(const session *s, split_rule rule);
-
-#endif

@@ -11,7 +11,6 @@
 #include "base/hash.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "embed/snapshot.h"
 #include "format/json.h"
 
 enum { JSON_MAX_BYTES = 1 << 16, PIECE = 1 << 16 };

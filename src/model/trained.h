@@ -16,8 +16,7 @@
  *
  * The optimizer's state is not in it.  Files are mapped; whatever does not fit its checksum is
  * refused.  One thread at a time. */
-#ifndef HSTU_MODEL_TRAINED_H
-#define HSTU_MODEL_TRAINED_H
+#pragma once
 
 #include "format/safetensors.h"
 #include "model/checkpoint_load.h"
@@ -87,5 +86,3 @@ status trained_open_unchecked(trained *t, const char *path, const seq_file *data
                               int32_t max_users, comm *tensor);
 status trained_check(const trained *t);
 void trained_close(trained *t); /* a failed open too */
-
-#endif

@@ -3,8 +3,7 @@
  *
  * Add users while they fit, run, take the results, clear: memory is bounded whatever the number of
  * users.  One thread at a time; the session must outlive it. */
-#ifndef HSTU_MODEL_USER_GROUP_H
-#define HSTU_MODEL_USER_GROUP_H
+#pragma once
 
 #include "model/infer.h"
 
@@ -60,5 +59,3 @@ void user_group_clear(user_group *g);
 recommendation user_group_best(const user_group *g, int32_t user);
 const float *user_group_values(const user_group *g, int32_t user);
 const score_columns *user_group_columns(const user_group *g);
-
-#endif

@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include "base/log.h"
-#include "base/mem.h"
 #include "format/json.h"
 #include "model/checkpoint_load.h"
 

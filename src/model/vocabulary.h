@@ -8,11 +8,7 @@
  *
  * A vocabulary is a seq_file with n_users = 0.  Maps and views are of one thread while they are
  * made; then any number of threads may read them. */
-#ifndef HSTU_MODEL_VOCABULARY_H
-#define HSTU_MODEL_VOCABULARY_H
-
-#include <stdbool.h>
-#include <stdint.h>
+#pragma once
 
 #include "base/mem.h"
 #include "base/status.h"
@@ -77,5 +73,3 @@ typedef struct vocabulary_view {
 status vocabulary_view_init(vocabulary_view *v, const seq_file *vocabulary, const seq_file *data,
                             bool reads_actions, bool reads_context, pool *p);
 void vocabulary_view_fini(vocabulary_view *v); /* a failed init too */
-
-#endif

@@ -19,12 +19,7 @@
  * libcupti is opened at the first busy_begin; where it is missing or refuses, that is no failure:
  * the report says so.  All devices of the process are counted together, except for copies between
  * them.  One stretch at a time in a process, one thread. */
-#ifndef HSTU_PROFILE_BUSY_H
-#define HSTU_PROFILE_BUSY_H
-
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
+#pragma once
 
 #include "base/status.h"
 #include "profile/cupti.h"
@@ -87,5 +82,3 @@ status busy_log_add(busy_log *log, const gpu_record *r);
 /* The sums of everything added; is_known is false if nothing was.  The log is changed: only fini
  * may follow. */
 void busy_log_report(busy_log *log, busy_report *out);
-
-#endif

@@ -5,12 +5,7 @@
  * is no failure: cupti_start returns false and cupti_reason says why.  Records come in any order,
  * on a thread of CUPTI's own, under a lock; times are those of clock_ns.  One user at a time in a
  * process. */
-#ifndef HSTU_PROFILE_CUPTI_H
-#define HSTU_PROFILE_CUPTI_H
-
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
+#pragma once
 
 #include "base/map.h"
 #include "base/status.h"
@@ -144,5 +139,3 @@ bool graph_nodes_find(const graph_nodes *g, uint64_t number, graph_node *out);
 bool graph_nodes_is_first(graph_nodes *g, const graph_node *n, uint64_t launch);
 
 void graph_nodes_fini(graph_nodes *g);
-
-#endif

@@ -1,7 +1,6 @@
 /* Where the time of a GPU went, from a recorder that is stopped: idle time and its causes, time of
  * communication, and the queue of what the host has asked for. */
-#ifndef HSTU_PROFILE_GPU_TIME_H
-#define HSTU_PROFILE_GPU_TIME_H
+#pragma once
 
 #include "base/text.h"
 #include "profile/recorder.h"
@@ -54,5 +53,3 @@ typedef struct queue_point {
 /* A point for each time at which the number changes, in order; none where no call is known that
  * asked for something.  *out is to be freed by mem_free. */
 status queue_find(const recorder *r, queue_point **out, size_t *out_n);
-
-#endif

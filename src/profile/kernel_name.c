@@ -2,7 +2,6 @@
 
 #include <ctype.h>
 #include <dlfcn.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 

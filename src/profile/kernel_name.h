@@ -5,12 +5,9 @@
  * "_Z19gate_fwd_any_kernelI6__halfLi8EEvPT_" it writes "gate_fwd_any_kernel<__half, 8>", without
  * namespaces and parameters.  Other names go through the C++ runtime's demangler where there is
  * one. One thread at a time. */
-#ifndef HSTU_PROFILE_KERNEL_NAME_H
-#define HSTU_PROFILE_KERNEL_NAME_H
+#pragma once
 
 #include <stddef.h>
 
 /* A name that nobody can read is copied; all are cut to size bytes, the NUL included. */
 void kernel_name(const char *mangled, char *out, size_t size);
-
-#endif

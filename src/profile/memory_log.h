@@ -3,13 +3,9 @@
  * A block belongs to the range that was open when it was allocated ("weights", "activations").  At
  * each new peak the share of every owner is kept, so that the largest peak can be explained.  Any
  * thread may add; the rest is for a log that nobody adds to any more. */
-#ifndef HSTU_PROFILE_MEMORY_LOG_H
-#define HSTU_PROFILE_MEMORY_LOG_H
+#pragma once
 
 #include <pthread.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 
 #include "base/map.h"
 #include "base/status.h"
@@ -49,5 +45,3 @@ uint64_t memory_log_remove(memory_log *log, const void *at); /* how many bytes; 
 
 /* Owner, bytes at the peak, its own peak, what is still there, blocks.  The log must outlive it. */
 status memory_log_table(const memory_log *log, profile_table *out);
-
-#endif

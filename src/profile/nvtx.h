@@ -5,8 +5,7 @@
  * themselves there, and each range that ends becomes a record of kind HOST_RANGE.  Ranges that are
  * pushed and popped nest within their thread; those with a start and an end may overlap, and are
  * marked by stream 1.  Marks, categories and colours are not kept.  Any thread may call. */
-#ifndef HSTU_PROFILE_NVTX_H
-#define HSTU_PROFILE_NVTX_H
+#pragma once
 
 #include "profile/cupti.h"
 
@@ -32,5 +31,3 @@ void nvtx_forget(void);
 /* The name of a range as it is counted: of PyTorch's "aten::mul, seq = 3, op_id = 7" the op alone,
  * or no two calls of one op were alike. */
 void nvtx_range_name(const char *text, char *out, size_t size);
-
-#endif

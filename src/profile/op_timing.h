@@ -8,10 +8,7 @@
  * for nothing: work overlaps as it does without it.  On the CPU an op's span is its work; on a GPU
  * it is the launch, and the kernels come from CUPTI.  Steps that a GPU replays as a graph call no
  * ops.  One thread at a time, as for the backend below. */
-#ifndef HSTU_PROFILE_OP_TIMING_H
-#define HSTU_PROFILE_OP_TIMING_H
-
-#include <stdint.h>
+#pragma once
 
 #include "base/status.h"
 #include "ops/ops.h"
@@ -52,5 +49,3 @@ typedef struct traced_options {
 
 /* backend_destroy ends the layer and the backend below. */
 status traced_create(backend **out, backend *below, const traced_options *o);
-
-#endif

@@ -1,8 +1,7 @@
 /* The peak of a backend: how fast it multiplies large matrices, with which the speed of a model is
  * compared.  It is measured through the backend's own linear op in its activation type: the peak of
  * this machine, not that of a data sheet. */
-#ifndef HSTU_PROFILE_PEAK_H
-#define HSTU_PROFILE_PEAK_H
+#pragma once
 
 #include "base/status.h"
 #include "ops/ops.h"
@@ -14,5 +13,3 @@ status peak_measure(backend *be, double *out);
 /* *out = bytes a second of its memory, read and written, by the backend's own copy: 512 MB on a
  * GPU, 64 MB on a CPU. */
 status peak_measure_bytes(backend *be, double *out);
-
-#endif

@@ -5,8 +5,6 @@
 #include <inttypes.h>
 #include <signal.h>
 #include <stdatomic.h>
-#include <stdbool.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,7 +18,6 @@
 #include "profile/op_timing.h"
 #include "profile/peak.h"
 #include "profile/record_file.h"
-#include "profile/recorder.h"
 
 static profile *current;
 static backend *watched; /* the one to wait for before records are read */

@@ -2,10 +2,7 @@
  *
  * profiler_start, then the command runs, with each backend it opens passed through profiler_watch;
  * then profiler_stop, after which the recorder holds everything.  One at a time in a process. */
-#ifndef HSTU_PROFILE_PROFILER_H
-#define HSTU_PROFILE_PROFILER_H
-
-#include <stdint.h>
+#pragma once
 
 #include "base/status.h"
 #include "base/text.h"
@@ -96,5 +93,3 @@ uint64_t profile_recorded_ns(const profile *p);
  * wrong.  The profile is to be ended by profile_fini in any case. */
 status profile_load(profile *p, const char *folder, const recorder_schedule *schedule,
                     buf *out_text);
-
-#endif

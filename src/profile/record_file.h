@@ -5,10 +5,7 @@
  * and its size; a kernel's name stands once, before the first record that has it.  A process that
  * is killed leaves a file that ends somewhere: what is whole before that counts.  Writers and
  * readers belong to one thread at a time. */
-#ifndef HSTU_PROFILE_RECORD_FILE_H
-#define HSTU_PROFILE_RECORD_FILE_H
-
-#include <stdint.h>
+#pragma once
 
 #include "base/status.h"
 #include "profile/cupti.h"
@@ -63,5 +60,3 @@ typedef struct stored_record {
     float occupancy, tensor;
     span_launch launch;
 } stored_record;
-
-#endif

@@ -5,13 +5,9 @@
  * Recording is switched on and off by a schedule of steps, as torch.profiler's: after `wait` steps
  * `warmup` steps are recorded and forgotten, then `active` ones kept, `repeat` times.  Any thread
  * may add; tables (tables.h) and traces (trace.h) read a recorder that is stopped. */
-#ifndef HSTU_PROFILE_RECORDER_H
-#define HSTU_PROFILE_RECORDER_H
+#pragma once
 
 #include <pthread.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 
 #include "base/map.h"
 #include "base/status.h"
@@ -223,5 +219,3 @@ status recorder_nest(recorder *r);
 /* Keeps the ranges of a name ("layer forward 0") with all that is inside them, ops, calls and what
  * the GPU ran for them, whenever that was; the recorded time is then the time of these ranges. */
 status recorder_keep_range(recorder *r, const char *name);
-
-#endif

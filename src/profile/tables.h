@@ -1,7 +1,6 @@
 /* Tables of a profile, in the columns, order and units that people know: `nsys stats` for what the
  * GPU did and for CUDA's calls, torch.profiler's key_averages for ranges and ops. */
-#ifndef HSTU_PROFILE_TABLES_H
-#define HSTU_PROFILE_TABLES_H
+#pragma once
 
 #include "base/text.h"
 #include "profile/recorder.h"
@@ -73,5 +72,3 @@ status profile_table_sort(profile_table *t, const char *key);
 status profile_table_text(const profile_table *t, int64_t row_limit, buf *out);
 status profile_table_csv(const profile_table *t, int64_t row_limit, buf *out);
 status profile_table_json(const profile_table *t, int64_t row_limit, buf *out);
-
-#endif

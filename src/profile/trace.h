@@ -1,8 +1,7 @@
 /* A profile as a Chrome trace, the JSON that Kineto writes and chrome://tracing and Perfetto open:
  * ranges and ops by thread, CUDA's calls, kernels and copies by stream, and an arrow from each
  * launch to its kernel. */
-#ifndef HSTU_PROFILE_TRACE_H
-#define HSTU_PROFILE_TRACE_H
+#pragma once
 
 #include "profile/profiler.h"
 
@@ -28,5 +27,3 @@ typedef struct row_place {
 #define ROWS_NONE UINT64_MAX
 status rows_arrange(const recorder *r, uint64_t (*row_of)(const void *ctx, const span *s),
                     const void *ctx, row_place **out);
-
-#endif

@@ -1,7 +1,6 @@
 /* How well kernels use a GPU: the theoretical occupancy of their launches, and the work of ops
  * against the peaks of the device.  Both are tables of tables.h, with advice beside them. */
-#ifndef HSTU_PROFILE_UTILIZATION_H
-#define HSTU_PROFILE_UTILIZATION_H
+#pragma once
 
 #include "profile/recorder.h"
 #include "profile/tables.h"
@@ -73,5 +72,3 @@ status roofline_svg(const recorder *r, buf *out);
 
 /* Sentences where an op that takes much of the time is far below the roof. */
 status roofline_advice(const recorder *r, buf *out);
-
-#endif

@@ -8,8 +8,7 @@
  * length, and contexts and targets are then taken for history; for other batches there is a
  * question (pairs_ask), which `lengths` can answer.  What is not known is 0.  One thread at a time.
  */
-#ifndef HSTU_PROFILE_WORK_H
-#define HSTU_PROFILE_WORK_H
+#pragma once
 
 #include "ops/ops.h"
 
@@ -98,5 +97,3 @@ void lengths_begin_graph(lengths *l, uint64_t key);
 void lengths_note_graph(lengths *l, uint64_t key, const pairs_ask *ask);
 /* The pairs of all its attention, at a replay. */
 double lengths_graph_pairs(lengths *l, uint64_t key);
-
-#endif

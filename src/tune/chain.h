@@ -5,11 +5,7 @@
  * Three layers are known: BERT (post-norm encoder), HSTU and SASRec.  An operator reads and writes
  * tensors of its layer by number.  Tokens are jagged: T rows in all, sequence b has the rows
  * offsets[b] .. offsets[b + 1] - 1.  Everything here is constant data; any thread. */
-#ifndef HSTU_TUNE_CHAIN_H
-#define HSTU_TUNE_CHAIN_H
-
-#include <stdbool.h>
-#include <stdint.h>
+#pragma once
 
 #include "base/status.h"
 
@@ -118,5 +114,3 @@ static inline int32_t chain_columns(const chain_shape *s, int units) {
 static inline int32_t chain_stride(const chain_tensor *t, const chain_shape *s) {
     return chain_columns(s, t->stride > 0 ? t->stride : t->width);
 }
-
-#endif

@@ -2,8 +2,7 @@
  *
  * Inputs and weights are rounded to the type of the run, so that every program and the reference
  * see the same numbers.  Any thread may read a problem. */
-#ifndef HSTU_TUNE_CHAIN_PROBLEM_H
-#define HSTU_TUNE_CHAIN_PROBLEM_H
+#pragma once
 
 #include "base/thread.h"
 #include "ops/mask.h"
@@ -61,5 +60,3 @@ status chain_reference64(const chain_problem *p, int32_t sequence, const int32_t
                          int32_t n_rows, pool *workers, double *out);
 status chain_reference32(const chain_problem *p, int32_t sequence, const int32_t *rows,
                          int32_t n_rows, pool *workers, float *out);
-
-#endif

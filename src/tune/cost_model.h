@@ -4,11 +4,7 @@
  * loader finds it (Debian's libxgboost-dev), or that of a Python package.  Its features are bit 0
  * and the 14 boundaries between operators, so a plan and its complement are the same.  One thread.
  * The only file that knows XGBoost is cost_model.c. */
-#ifndef HSTU_TUNE_COST_MODEL_H
-#define HSTU_TUNE_COST_MODEL_H
-
-#include <stdbool.h>
-#include <stddef.h>
+#pragma once
 
 #include "base/status.h"
 #include "tune/plan_times.h"
@@ -47,5 +43,3 @@ double explained_variance(const double *x, const double *y, size_t n);
 /* Spearman's correlation of the orders of x and y; equal values share the mean of their positions.
  * NAN if one is constant. */
 status rank_correlation(const double *x, const double *y, size_t n, double *out);
-
-#endif

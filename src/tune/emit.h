@@ -11,14 +11,12 @@
  * tile in ACC, which is spread over the threads as the tensor cores want it (EACH_ACC, ACC_ROW,
  * ACC_COL), from operands in shared memory (TILE_PRODUCT, ACC_PRODUCT).  In C a block is sequential
  * code: the loops are whole loops, barriers are nothing, and a tile is an array. */
-#ifndef HSTU_TUNE_EMIT_H
-#define HSTU_TUNE_EMIT_H
+#pragma once
 
 #include "base/text.h"
 #include "ops/ops.h"
 #include "tune/chain.h"
 #include "tune/fusion_plan.h"
-#include <stdint.h>
 
 /* Which pairs are attended: all, j <= i, or by the bytes of a mask. */
 typedef enum { ATTEND_ALL, ATTEND_CAUSAL, ATTEND_BYTES } attend_kind;
@@ -77,5 +75,3 @@ typedef struct kernel_args {
     int64_t n_tokens;
     int32_t n_sequences, max_len;
 } kernel_args;
-
-#endif

@@ -8,7 +8,6 @@
 #include "base/mem.h"
 #include "encode/bert_layer.h"
 #include "tune/library.h"
-#include "tune/plan_file.h"
 
 enum { MAX_PLANS = 16, MAX_LOOKUPS = 64 };
 

@@ -6,8 +6,7 @@
  * batch without one runs as if there were no plan.  In an encoder the attention must be one kernel,
  * and under a mask other than none and causal the hand-written one, so that nothing of size length
  * x length is stored.  One thread at a time. */
-#ifndef HSTU_TUNE_ENCODER_PLAN_H
-#define HSTU_TUNE_ENCODER_PLAN_H
+#pragma once
 
 #include "base/thread.h"
 #include "encode/encoder.h"
@@ -42,5 +41,3 @@ typedef struct encoder_plan_use {
     uint16_t value;
 } encoder_plan_use;
 encoder_plan_use encoder_plan_used(const encoder_plan *p);
-
-#endif

@@ -13,8 +13,7 @@
  * Not every segment can be one kernel: the generator has a limited set of templates.  A segment
  * that fits none is split: its longest legal beginning becomes a kernel, then the longest legal
  * beginning of the rest, and so on.  Any thread. */
-#ifndef HSTU_TUNE_FUSION_PLAN_H
-#define HSTU_TUNE_FUSION_PLAN_H
+#pragma once
 
 #include "base/text.h"
 #include "tune/chain.h"
@@ -104,5 +103,3 @@ void plan_lower(const chain *c, const chain_shape *shape, uint16_t value, plan_p
 
 /* An SVG of the chain with the kernels of a program drawn around their operators. */
 status plan_draw(const chain *c, const plan_program *p, buf *out);
-
-#endif

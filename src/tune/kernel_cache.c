@@ -1,7 +1,6 @@
 #include "tune/kernel_cache.h"
 
 #include <limits.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

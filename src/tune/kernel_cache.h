@@ -5,10 +5,7 @@
  * at all, and ends with a checksum: a damaged entry counts as missing and is replaced.  Code is
  * loaded from here, so the folder must belong to the user and be writable by nobody else; an entry
  * of which that is not true counts as missing, too.  Any thread, any number of processes. */
-#ifndef HSTU_TUNE_KERNEL_CACHE_H
-#define HSTU_TUNE_KERNEL_CACHE_H
-
-#include <stdbool.h>
+#pragma once
 
 #include "base/status.h"
 #include "base/text.h"
@@ -37,5 +34,3 @@ status kernel_cache_find(const kernel_cache *k, const kernel_key *key, const cha
 /* Writes an entry. */
 status kernel_cache_store(const kernel_cache *k, const kernel_key *key, const char *suffix,
                           const void *bytes, size_t n);
-
-#endif

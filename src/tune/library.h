@@ -10,8 +10,7 @@
  * difference from erf is about that of rounding, and it saves a pass over memory.  Searches take it
  * only where a plan with it passes the check.  The attention op is what bit 0 of a plan asks for.
  */
-#ifndef HSTU_TUNE_LIBRARY_H
-#define HSTU_TUNE_LIBRARY_H
+#pragma once
 
 #include "ops/mask_tiles.h"
 #include "tune/chain_problem.h"
@@ -78,5 +77,3 @@ layer_batch hand_written_batch(const hand_written *h, const chain_problem *p);
 status layer_launch(const kernel_spec *s, const target_kernel *compiled, target *t,
                     const layer_batch *b, const kernel_args *args, const library *l,
                     const hand_written *h);
-
-#endif

@@ -6,8 +6,7 @@
  * The store is a folder of plans that searches found, by what they were found for: architecture,
  * layer, heads and head dimension, tokens of the batch, longest sequence, mask and type.  An entry
  * appears whole or not at all; a damaged one counts as missing.  Any number of processes. */
-#ifndef HSTU_TUNE_PLAN_FILE_H
-#define HSTU_TUNE_PLAN_FILE_H
+#pragma once
 
 #include "base/text.h"
 #include "tune/plan_runner.h"
@@ -57,5 +56,3 @@ status plan_store_put(const plan_store *s, const plan_file *f, const buf *text, 
  * nearest in tokens and longest sequence; *is_found is false where none is within a factor of four,
  * both ratios multiplied. */
 status plan_store_find(const plan_store *s, const plan_file *want, plan_file *out, bool *is_found);
-
-#endif

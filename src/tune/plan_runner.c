@@ -7,7 +7,6 @@
 #include "base/half.h"
 #include "base/mem.h"
 #include "base/sort.h"
-#include "tune/chain_problem.h"
 #include "tune/library.h"
 
 /* Checked rows: all of a small problem, else some of a few sequences. */

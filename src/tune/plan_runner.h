@@ -3,8 +3,7 @@
  *
  * Kernels, and the tensors between them, are kept for later plans.  One thread at a time;
  * plan_runner_prepare compiles with all threads of its pool. */
-#ifndef HSTU_TUNE_PLAN_RUNNER_H
-#define HSTU_TUNE_PLAN_RUNNER_H
+#pragma once
 
 #include "tune/chain_problem.h"
 #include "tune/target.h"
@@ -68,5 +67,3 @@ void plan_runner_cost(const plan_runner *r, const plan_kernel *k, double *bytes,
 
 /* The compiled kernel's figures; of the hand-written one only zeros. */
 status plan_runner_facts(plan_runner *r, const plan_kernel *k, kernel_facts *out, int64_t *blocks);
-
-#endif

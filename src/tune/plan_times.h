@@ -1,9 +1,6 @@
 /* Times of plans as text, a line each: 16 bits, blanks, a number of milliseconds (the format of
  * STOF's train_data_xgboost.txt).  Blank lines are skipped. */
-#ifndef HSTU_TUNE_PLAN_TIMES_H
-#define HSTU_TUNE_PLAN_TIMES_H
-
-#include <stddef.h>
+#pragma once
 
 #include "base/text.h"
 #include "tune/fusion_plan.h"
@@ -58,5 +55,3 @@ typedef struct traverse_summary {
 /* ERR_INTERRUPTED after is_stopped: what is known so far is in FILE.partial.  A plan that is wrong
  * is counted and has no line; other failures end it. */
 status traverse_run(plan_runner *r, const traverse_options *o, traverse_summary *out);
-
-#endif

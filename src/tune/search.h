@@ -14,8 +14,7 @@
  *   grouped  groups of boundaries with probabilities: one group of the best plan is drawn again,
  *            and groups that improve it are drawn more often (STOF's search, with its probabilities
  *            brought up to date) */
-#ifndef HSTU_TUNE_SEARCH_H
-#define HSTU_TUNE_SEARCH_H
+#pragma once
 
 #include "tune/plan_runner.h"
 #include "tune/plan_times.h"
@@ -98,5 +97,3 @@ typedef struct exact_result {
 
 status exact_search(plan_runner *r, const exact_options *o, exact_result *out);
 void exact_result_fini(exact_result *e);
-
-#endif

@@ -2,8 +2,7 @@
  *
  * A target compiles kernels (through the cache of kernel_cache.h), owns memory and runs kernels in
  * order.  compile may be called from several threads; everything else from one. */
-#ifndef HSTU_TUNE_TARGET_H
-#define HSTU_TUNE_TARGET_H
+#pragma once
 
 #include "base/thread.h"
 #include "ops/ops.h"
@@ -81,5 +80,3 @@ typedef struct target_peak {
 
 /* Needs about 1.4 GB of device memory on a GPU. */
 status target_peak_measure(target *t, target_peak *out);
-
-#endif

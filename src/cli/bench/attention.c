@@ -3,7 +3,6 @@
 #include "cli/bench/attention.h"
 
 #include <math.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 

@@ -7,8 +7,7 @@
  * between calls exist in several copies, used in turn.  FLOPs are counted as published figures are:
  * forward 4 H D sum(L^2) / 2 for a causal row of the table (for other masks and random shapes the
  * pairs that are let through), backward 2.5 times that. */
-#ifndef HSTU_CLI_BENCH_ATTENTION_H
-#define HSTU_CLI_BENCH_ATTENTION_H
+#pragma once
 
 #include "cli/bench/bench.h"
 #include "nn/memory.h"
@@ -130,5 +129,3 @@ typedef struct attn_row {
 
 /* Measures the shape of attn_bench_next. */
 status attn_measure(attn_bench *b, const attn_shape *s, attn_row *out);
-
-#endif

@@ -1,7 +1,6 @@
 /* hstu bench: what its files share.  Each bench is one file: it checks what it is going to measure,
  * times it, and prints each row as soon as it is measured. */
-#ifndef HSTU_CLI_BENCH_BENCH_H
-#define HSTU_CLI_BENCH_BENCH_H
+#pragma once
 
 #include "cli/cli.h"
 #include "cli/output.h"
@@ -111,5 +110,3 @@ status search_measure(backend *be, const search_shape *s, search_row *out);
  * far as len allows, which is their mean exactly. */
 void encode_bench_lengths(int64_t batch, int64_t len, int64_t avg_len, uint64_t seed,
                           int32_t *lengths);
-
-#endif

@@ -7,11 +7,7 @@
  * its FLOPs at the measured speed, and a speed of its own (`spread`).  A message of S bytes costs
  * a + S / b, with NCCL's own constants (src/graph/tuning.cc) for every algorithm and protocol, of
  * which the fastest is taken, as NCCL does.  Nothing here measures; one thread. */
-#ifndef HSTU_CLI_BENCH_CLUSTER_H
-#define HSTU_CLI_BENCH_CLUSTER_H
-
-#include <stdbool.h>
-#include <stdint.h>
+#pragma once
 
 #include "base/status.h"
 #include "config/config.h"
@@ -98,5 +94,3 @@ enum { CLUSTER_CHECKS = 3 };
 /* NVIDIA's figures on 16 H100 from the other figures of the same publication; NAN where the file of
  * figures is missing. */
 status cluster_published(double spread, cluster_check out[CLUSTER_CHECKS]);
-
-#endif

@@ -1,6 +1,5 @@
 /* Inside `hstu bench embedding`: what its files share. */
-#ifndef HSTU_CLI_BENCH_EMBEDDING_H
-#define HSTU_CLI_BENCH_EMBEDDING_H
+#pragma once
 
 #include "cli/bench/bench.h"
 #include "embed/table.h"
@@ -69,5 +68,3 @@ status embed_bench_keys(embed_bench *b);
 
 /* Whole steps of one table, and of ten (embedding_steps.c). */
 status embed_bench_steps(embed_bench *b);
-
-#endif

@@ -7,8 +7,7 @@
  * on its way; in an open loop each one has a time at which it is to be sent,
  * and its latency counts from that time, also where the sender is late: a slow
  * server cannot slow down the clock that measures it. */
-#ifndef HSTU_CLI_BENCH_LOAD_H
-#define HSTU_CLI_BENCH_LOAD_H
+#pragma once
 
 #include "base/mem.h"
 #include "cli/bench/bench.h"
@@ -251,5 +250,3 @@ typedef struct growing_report {
 
 /* ERR_IO: some requests were not answered, and why. */
 status serve_growing(load_target *t, const growing_plan *p, growing_report *out);
-
-#endif

@@ -11,7 +11,6 @@
 
 #include "base/log.h"
 #include "base/mem.h"
-#include "base/thread.h"
 #include "cli/bench/bench.h"
 #include "data/synth/synth.h"
 #include "nn/dynamic.h"

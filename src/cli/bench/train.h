@@ -4,8 +4,7 @@
  * (train/loop/trainer_step.h) are timed; then a large matrix product, for the peak of the device;
  * then steps again: on a GPU with its own records of when it computed what, for its idle time, and
  * with a timing layer, for the shares of the ops. */
-#ifndef HSTU_CLI_BENCH_TRAIN_H
-#define HSTU_CLI_BENCH_TRAIN_H
+#pragma once
 
 #include "base/thread.h"
 #include "data/set/batcher.h"
@@ -57,5 +56,3 @@ status train_bench_run(const config *c, const seq_file *data, backend *be, int64
 /* The data to use where none is given: what the config's BenchmarkDatasetArgs describe, else a
  * synthetic data set of MovieLens 1M's size.  Nothing is left on disk; seq_file_close closes it. */
 status train_bench_data(seq_file **out, const config *c, pool *p);
-
-#endif

@@ -1,6 +1,5 @@
 /* hstu prep --from-state. */
-#ifndef HSTU_CLI_DATA_PREP_STATE_H
-#define HSTU_CLI_DATA_PREP_STATE_H
+#pragma once
 
 #include "data/read/sources.h"
 
@@ -9,5 +8,3 @@
  * users are left out of both; an event that is in both counts once. */
 status prep_state_read(const char *folder, const char *with, const source_request *request, pool *p,
                        source_result *out);
-
-#endif

@@ -3,8 +3,7 @@
  *
  * Commands build their tables inside the function that runs them, so all forms go the same way:
  * the command is called with --help, and args_parse hands its table to help_print.  One thread. */
-#ifndef HSTU_CLI_HELP_HELP_H
-#define HSTU_CLI_HELP_HELP_H
+#pragma once
 
 #include "cli/cli.h"
 
@@ -23,5 +22,3 @@ const command *help_parts(const command *c);
 static inline bool help_is_command(const command *c) {
     return c->run != NULL;
 }
-
-#endif

@@ -178,7 +178,6 @@ static void doctor_ask_host(findings *f) {
 
 #include "base/env.h"
 #include "base/machine.h"
-#include "base/text.h"
 #include "cli/cli.h"
 #include "cli/output.h"
 #include "dist/mpi.h"

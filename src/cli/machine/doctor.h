@@ -1,7 +1,6 @@
 /* What `hstu doctor` finds: one line each, with what to do about it.  doctor.c looks at the host,
  * doctor_gpu.c at the GPUs, through libraries that are opened at run time and linked nowhere. */
-#ifndef HSTU_CLI_MACHINE_DOCTOR_H
-#define HSTU_CLI_MACHINE_DOCTOR_H
+#pragma once
 
 #include "base/status.h"
 
@@ -52,5 +51,3 @@ void doctor_chosen_word(const char *text, char *out, int n);
 /* The reasons that slow a GPU's clocks, of NVML's bits, as words: "power limit, hot"; "" for none.
  */
 void doctor_throttle_words(unsigned long long bits, char *out, int n);
-
-#endif

@@ -8,7 +8,6 @@
 #include "cli/machine/plan.h"
 #include "cli/output.h"
 #include "cli/signals.h"
-#include "cli/work.h"
 #include "tune/emit.h"
 #include "tune/plan_file.h"
 #include "tune/plan_times.h"

@@ -1,7 +1,6 @@
 /* What `hstu plan` and `hstu tune` share: the options for a layer and a batch, and everything that
  * running plans needs, opened and closed together.  src/tune does the work. */
-#ifndef HSTU_CLI_MACHINE_PLAN_H
-#define HSTU_CLI_MACHINE_PLAN_H
+#pragma once
 
 #include "cli/cli.h"
 #include "cli/work.h"
@@ -65,5 +64,3 @@ typedef struct plan_rig {
 
 status plan_rig_open(plan_rig *g, const plan_args *a);
 void plan_rig_close(plan_rig *g); /* a failed open too */
-
-#endif

@@ -1,7 +1,6 @@
 /* `hstu profile` runs other commands, which main.c lists, and shows a profile as tables on stdout
  * and as a folder with all of it. */
-#ifndef HSTU_CLI_MACHINE_PROFILE_H
-#define HSTU_CLI_MACHINE_PROFILE_H
+#pragma once
 
 #include "cli/cli.h"
 #include "profile/profiler.h"
@@ -20,5 +19,3 @@ typedef struct profile_view {
 } profile_view;
 
 status profile_show(const profile *p, const profile_view *v);
-
-#endif

@@ -7,7 +7,6 @@
 #include <string.h>
 
 #include "base/text.h"
-#include "format/json.h"
 
 enum { ID_WIDTH = 16, TITLE_WIDTH = 56, SHORT_TITLE = 24, MANY_COLUMNS = 3, VALUE_WIDTH = 10 };
 

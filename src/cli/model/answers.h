@@ -7,8 +7,7 @@
  * Ids are those of the data, in JSON numbers or strings as the data has them.  A score that is no
  * number is null, or an empty field.  Written as they come: nothing is kept but the subject at
  * hand. */
-#ifndef HSTU_CLI_MODEL_ANSWERS_H
-#define HSTU_CLI_MODEL_ANSWERS_H
+#pragma once
 
 #include "cli/output.h"
 #include "data/set/seq_file.h"
@@ -65,5 +64,3 @@ status answers_text(answers *a, const char *text);
 
 /* Ends the output, as sink_close does. */
 status answers_close(answers *a, status st);
-
-#endif

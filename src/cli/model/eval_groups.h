@@ -1,6 +1,5 @@
 /* hstu eval --by and --per-user: the figures of groups of users, and of each. */
-#ifndef HSTU_CLI_MODEL_EVAL_GROUPS_H
-#define HSTU_CLI_MODEL_EVAL_GROUPS_H
+#pragma once
 
 #include "data/set/split.h"
 #include "format/json.h"
@@ -32,5 +31,3 @@ void eval_tell_beyond(const eval_result *r); /* prints a line where some are */
 /* A CSV file: user, events of the history, and the position of the target or the scored events. */
 status eval_write_users(const char *path, const evaluator *e, const split *s, split_part part,
                         bool is_retrieval);
-
-#endif

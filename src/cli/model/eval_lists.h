@@ -1,9 +1,6 @@
 /* hstu eval --recommendations: lists that somebody else made (another library, a query), measured
  * by the protocol and with the intervals of hstu eval. */
-#ifndef HSTU_CLI_MODEL_EVAL_LISTS_H
-#define HSTU_CLI_MODEL_EVAL_LISTS_H
-
-#include <stdbool.h>
+#pragma once
 
 #include "cli/work.h"
 #include "data/set/split.h"
@@ -17,5 +14,3 @@ typedef struct eval_lists_args {
 } eval_lists_args;
 
 status eval_lists(const eval_lists_args *a);
-
-#endif

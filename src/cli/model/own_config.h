@@ -1,7 +1,6 @@
 /* Configs for own data: which file of configs/own 'hstu train' takes where none is given, and which
  * parts of the data a config leaves out. */
-#ifndef HSTU_CLI_MODEL_OWN_CONFIG_H
-#define HSTU_CLI_MODEL_OWN_CONFIG_H
+#pragma once
 
 #include "cli/cli.h"
 #include "cli/work.h"
@@ -23,5 +22,3 @@ status own_config_choose(own_config *out, const char *data, const char *task, co
 /* Says in a line which features of users and items, and whether actions, the config does not read.
  */
 status own_config_tell_unused(const config *c, const seq_file *data);
-
-#endif

@@ -2,7 +2,6 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "base/file.h"
 #include "base/mem.h"
 #include "cli/model/answers.h"
 #include "cli/model/users.h"

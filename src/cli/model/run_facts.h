@@ -1,9 +1,5 @@
 /* What `hstu info RUN` and `hstu compare` tell of a run: its log, its config, its checkpoints. */
-#ifndef HSTU_CLI_MODEL_RUN_FACTS_H
-#define HSTU_CLI_MODEL_RUN_FACTS_H
-
-#include <stdbool.h>
-#include <stdint.h>
+#pragma once
 
 #include "train/files/run_config.h"
 #include "train/report/run_log.h"
@@ -39,5 +35,3 @@ const char *run_facts_part(const run_facts *f);
 
 /* Prints a run, as `hstu info RUN` and `hstu compare RUN` do. */
 status info_run(const char *run, bool is_json);
-
-#endif

@@ -1,10 +1,5 @@
 /* The parts of hstu sweep that tests call: ranges become trials.  One thread. */
-#ifndef HSTU_CLI_MODEL_SWEEP_H
-#define HSTU_CLI_MODEL_SWEEP_H
-
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
+#pragma once
 
 #include "base/mem.h"
 #include "base/status.h"
@@ -44,5 +39,3 @@ status sweep_add_range(sweep *s, const char *text);
 
 /* All combinations, or n_random of them drawn by the seed (0: all).  ERR_USAGE: too many. */
 status sweep_make_trials(sweep *s, int64_t n_random, uint64_t seed);
-
-#endif

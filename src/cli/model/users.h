@@ -1,11 +1,7 @@
 /* Users and items that a command line names, and the loop of the commands that ask a model about
  * users (recommend, score): one user after the other, in batches, each with an answer, and a
  * progress bar where it is not in the way. */
-#ifndef HSTU_CLI_MODEL_USERS_H
-#define HSTU_CLI_MODEL_USERS_H
-
-#include <stdbool.h>
-#include <stdint.h>
+#pragma once
 
 #include "base/text.h"
 #include "cli/cli.h"
@@ -95,5 +91,3 @@ typedef struct user_service {
  * ERR_FORMAT: there is no user. */
 status user_service_run(const user_service *s, void *ctx, const user_choice *users,
                         const seq_file *data, answers *out, transport *ranks);
-
-#endif

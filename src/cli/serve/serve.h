@@ -1,6 +1,5 @@
 /* Options of the KV cache's tiers and precision, for all commands that serve. */
-#ifndef HSTU_CLI_SERVE_SERVE_H
-#define HSTU_CLI_SERVE_SERVE_H
+#pragma once
 
 #include "serve/engine/engine.h"
 
@@ -19,5 +18,3 @@ extern const char *const kv_args_dtypes[], *const kv_args_loads[];
 /* Says in the log what the tiers cost and how large the error of 8 bits is, as they were measured.
  */
 void kv_args_tell(const engine_model_info *m);
-
-#endif

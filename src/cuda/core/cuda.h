@@ -4,8 +4,7 @@
  * ops.h states what each op computes.  All work goes to one stream, in order; an op launches and
  * returns.  Sums run in a fixed order; the few that use atomic additions (they say so) have a
  * second implementation for deterministic mode. */
-#ifndef HSTU_CUDA_CORE_CUDA_H
-#define HSTU_CUDA_CORE_CUDA_H
+#pragma once
 
 #include <cuda_runtime.h>
 #include <library_types.h>
@@ -245,5 +244,3 @@ status cuda_gather_moments(backend *be, const gather_args *a);
 /* Likewise for the head of a ranking model. */
 bool cuda_head_can(const backend *be, const head_args *a);
 status cuda_head(backend *be, const head_args *a);
-
-#endif

@@ -3,8 +3,7 @@
  * start early.
  *
  * Arithmetic is float32 everywhere; the type of activations only says how elements are stored. */
-#ifndef HSTU_CUDA_CORE_KERNEL_CUH
-#define HSTU_CUDA_CORE_KERNEL_CUH
+#pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -334,5 +333,3 @@ __device__ static inline const S *gather_row(const gather_args &a, int64_t i) {
             row = (const S *)(a.far[k].rows + (i - a.far[k].from) * a.far[k].stride);
     return row;
 }
-
-#endif

@@ -9,8 +9,7 @@
  * tf32 kind, one number a register:
  *     A (16 x 8):  a[0] row g, column t; a[1] row g + 8; a[2], a[3] the same, column t + 4
  *     B (8 x 8):   b[0] row t of column g; b[1] row t + 4;      C as above */
-#ifndef HSTU_CUDA_CORE_PTX_CUH
-#define HSTU_CUDA_CORE_PTX_CUH
+#pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -183,5 +182,3 @@ __device__ static inline void store_wide_below(void *to, const uint32_t (&v)[4],
                  "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]), "r"(at), "r"(limit)
                  : "memory");
 }
-
-#endif

@@ -1,8 +1,7 @@
 /* Instructions of SM 9.0a by name: products of a warpgroup (wgmma), bulk copies of tiles (TMA), the
  * mbarriers they complete on, and the registers of a warpgroup (setmaxnreg).  Files that include
  * this are compiled for sm_90a alone. */
-#ifndef HSTU_CUDA_CORE_PTX_SM90_CUH
-#define HSTU_CUDA_CORE_PTX_SM90_CUH
+#pragma once
 
 #include <cuda.h>
 #include <cuda_bf16.h>
@@ -348,5 +347,3 @@ __device__ static inline uint64_t tile_describe_64(const void *tile) {
     asm volatile("" : "+r"(at));
     return at | (uint64_t)1 << 16 | (uint64_t)(512 >> 4) << 32 | (uint64_t)2 << 62;
 }
-
-#endif

@@ -4,8 +4,7 @@
  * Each warp has an epilogue of its own: 16 rows pass, 64 columns at a time, through the warp's
  * buffers in shared memory, from which TMA stores them; a residual is loaded into the same
  * buffers. */
-#ifndef HSTU_CUDA_GEMM_LINEAR_EPILOGUE_SM90_CUH
-#define HSTU_CUDA_GEMM_LINEAR_EPILOGUE_SM90_CUH
+#pragma once
 
 #include "cuda/attn/sm90/attn_sm90.cuh"
 
@@ -304,5 +303,3 @@ linear_store(const linear_job &j, const linear_maps &maps, const linear_place &a
         }
     }
 }
-
-#endif

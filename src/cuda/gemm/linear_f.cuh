@@ -3,8 +3,7 @@
  *
  * float32 gets the library's functions; for 16-bit activations the fast ones are exact enough
  * (their error is a hundredth of the rounding of the result) and keep the pass bound by bytes. */
-#ifndef HSTU_CUDA_GEMM_LINEAR_F_CUH
-#define HSTU_CUDA_GEMM_LINEAR_F_CUH
+#pragma once
 
 #include "cuda/core/kernel.cuh"
 
@@ -93,5 +92,3 @@ __device__ static inline void linear_df(epilogue f, const pack<T, N> &z, pack<T,
         }
     }
 }
-
-#endif

@@ -5,8 +5,7 @@
  * requests in flight matters: a probe loads the digests of all 32 keys before it compares any, 4
  * lanes for each line of 64 bytes, and then the keys whose digest matched; rows are moved 16 bytes
  * a lane, ROWS_AT_ONCE loads in flight before the first result is used. */
-#ifndef HSTU_CUDA_TABLE_TABLE_CUH
-#define HSTU_CUDA_TABLE_TABLE_CUH
+#pragma once
 
 #include "cuda/core/kernel.cuh"
 #include "ops/table.h"
@@ -274,5 +273,3 @@ __device__ static inline void work_on_rows(const table_init_args &a, float *row,
     if (WORK == ONLY_WRITE)
         move_rows<false>((const float4 *)(row != NULL ? to : NULL), (float4 *)row, a.dim / 4);
 }
-
-#endif

@@ -5,12 +5,7 @@
  * Each worker numbers user and item ids in the order it meets them; at the end all are renumbered
  * in id order. An event takes 18 bytes of memory until the file is written; the file is written in
  * partitions of users, so that the peak stays near 18 bytes an event. */
-#ifndef HSTU_DATA_BUILD_BUILDER_H
-#define HSTU_DATA_BUILD_BUILDER_H
-
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
+#pragma once
 
 #include "base/status.h"
 #include "base/thread.h"
@@ -145,5 +140,3 @@ status builder_set_context(builder *b, int feature, const char *user_id, size_t 
  * meta_json is one JSON object; it becomes "source" in the file's meta.  No events at all is
  * ERR_FORMAT.  The builder is used up: only builder_destroy may follow. */
 status builder_write(builder *b, const char *folder, const char *meta_json, builder_stats *stats);
-
-#endif

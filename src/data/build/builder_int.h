@@ -1,13 +1,9 @@
 /* Inside the builder: builder.c takes events and writes the file, with dictionary.c (ids become
  * numbers), builder_vocab.c (ids, titles, context as columns), builder_content.c (content of items)
  * and partition.c (the events). */
-#ifndef HSTU_DATA_BUILD_BUILDER_INT_H
-#define HSTU_DATA_BUILD_BUILDER_INT_H
+#pragma once
 
 #include <pthread.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 
 #include "base/map.h"
 #include "data/build/builder.h"
@@ -204,5 +200,3 @@ status partition_count_duplicates(write_job *job);
 
 /* Writes every event to its place by job->out_offsets; fills the remaining fields of job->stats. */
 status partition_write(write_job *job, const event_columns *columns);
-
-#endif

@@ -10,12 +10,7 @@
  * A byte order mark of UTF-8 at the start is dropped, a missing newline at the end is added, so a
  * block always ends with '\n'; "\r\n" is left for the parser.  A NUL byte, UTF-16 and a line longer
  * than the limit are errors with file and line. */
-#ifndef HSTU_DATA_READ_BLOCKS_H
-#define HSTU_DATA_READ_BLOCKS_H
-
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
+#pragma once
 
 #include "base/log.h"
 #include "base/status.h"
@@ -110,5 +105,3 @@ status bad_lines_check_share(bad_lines *b, uint64_t n_good, double percent);
 
 /* The reason of bad line i in the order of the source. */
 const char *bad_lines_get(bad_lines *b, uint64_t i);
-
-#endif

@@ -3,12 +3,7 @@
  * One description serves every source of rows: MovieLens ("::", tab, comma), KuaiRand (columns by
  * name), Amazon (no header) and a person's own csv.  A layout is plain data, made once per file and
  * then read by all threads. */
-#ifndef HSTU_DATA_READ_CSV_H
-#define HSTU_DATA_READ_CSV_H
-
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
+#pragma once
 
 #include "base/status.h"
 #include "data/read/time_text.h"
@@ -108,5 +103,3 @@ status list_begin(list_reader *r, const csv_field *field);
 
 /* The next element without spaces and quotes around it; *has_element = false after the last. */
 status list_next(list_reader *r, csv_field *element, bool *has_element);
-
-#endif

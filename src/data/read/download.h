@@ -3,8 +3,7 @@
  * A file arrives as PATH.part and becomes PATH only when it is whole and its checksum is right.  An
  * interrupted download is resumed, by the same call or a later one.  Without libcurl
  * (HSTU_HAS_CURL) the failure names the package and the address to fetch by hand. */
-#ifndef HSTU_DATA_READ_DOWNLOAD_H
-#define HSTU_DATA_READ_DOWNLOAD_H
+#pragma once
 
 #include "base/status.h"
 
@@ -23,5 +22,3 @@ const download_source *download_find(const char *name);
  * known one, is kept and nothing is fetched.  A server that sends nothing for stall_s seconds (0:
  * 60) is given up. */
 status download_file(const char *url, const char *path, const char *md5, int stall_s);
-
-#endif

@@ -4,8 +4,7 @@
  * strings or numbers; ids may be either in any row, so that 5 and "5" are the same user.  The whole
  * line is checked, not only the members that are needed.  Pure functions over bytes, safe for any
  * number of threads; strings are unescaped in place. */
-#ifndef HSTU_DATA_READ_JSONL_H
-#define HSTU_DATA_READ_JSONL_H
+#pragma once
 
 #include "data/read/row_field.h"
 
@@ -46,5 +45,3 @@ status json_row_read(const json_paths *p, char *line, size_t n_bytes, json_cell 
 /* Like csv_parse_block, for the members t->paths. */
 status jsonl_parse_block(const csv_layout *t, const char *file, text_block *block, csv_row_fn fn,
                          void *ctx);
-
-#endif

@@ -4,8 +4,7 @@
  * each of the columns, a batch of rows at a time.  Columns with lists are read in step: a row with
  * lists of n elements is n events, and the row's single values belong to each of them.  Ids of a
  * dictionary page are numbered once, at their first use. */
-#ifndef HSTU_DATA_READ_PARQUET_EVENTS_H
-#define HSTU_DATA_READ_PARQUET_EVENTS_H
+#pragma once
 
 #include "data/build/builder.h"
 #include "data/read/csv.h"
@@ -48,5 +47,3 @@ status events_check_role(const parquet_column *c, event_role role);
 static inline bool parquet_is_text(const parquet_column *c) {
     return c->type == PARQUET_BYTE_ARRAY || c->type == PARQUET_FIXED;
 }
-
-#endif

@@ -9,8 +9,7 @@
  *            layout's map, or in a person's own table nothing: ACTION_UNKNOWN
  *   bits     integers; anything but 0 sets the bit
  * Spaces around all but ids are skipped. */
-#ifndef HSTU_DATA_READ_ROW_FIELD_H
-#define HSTU_DATA_READ_ROW_FIELD_H
+#pragma once
 
 #include "base/status.h"
 #include "data/read/blocks.h"
@@ -101,5 +100,3 @@ typedef status (*csv_row_fn)(void *ctx, const csv_row *row);
  * Raises block->time_digits. */
 status csv_parse_block(const csv_layout *t, const char *file, text_block *block, csv_row_fn fn,
                        void *ctx);
-
-#endif

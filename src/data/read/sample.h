@@ -1,8 +1,7 @@
 /* Sample: the first rows of a table of events as texts, to find out what its columns hold.
  *
  * Made from csv or JSON lines; the functions that look at it need not know which. */
-#ifndef HSTU_DATA_READ_SAMPLE_H
-#define HSTU_DATA_READ_SAMPLE_H
+#pragma once
 
 #include "base/mem.h"
 #include "base/status.h"
@@ -41,5 +40,3 @@ status sample_jsonl(sample *s, const char *text, size_t n, uint64_t first_line);
 /* The delimiter of a csv text: of ',', tab, ';', '|' and "::" the one that cuts most rows into the
  * same number of fields, at least two, and that into the most; "," if none does. */
 void sample_find_delimiter(const char *text, size_t n, char delimiter[3]);
-
-#endif

@@ -1,7 +1,6 @@
 /* A source being read: what the readers of src/data share.  One thread calls; the parsing inside
  * runs on the whole pool. */
-#ifndef HSTU_DATA_READ_SOURCE_JOB_H
-#define HSTU_DATA_READ_SOURCE_JOB_H
+#pragma once
 
 #include "base/mem.h"
 #include "base/status.h"
@@ -121,5 +120,3 @@ status part_open(const part *p, input **out);
 
 /* Whether a file's name has one of these endings, compressed or not. */
 bool has_ending(const char *name, const char *const *endings);
-
-#endif

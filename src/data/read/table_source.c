@@ -4,8 +4,6 @@
 
 #include "base/log.h"
 #include "base/text.h"
-#include "data/read/row_field.h"
-#include "data/read/source_job.h"
 #include "data/read/table_source.h"
 
 enum { MAX_TIERS = 3 };

@@ -2,8 +2,7 @@
  *
  * The first file shows the columns and what they hold; the others must agree.  All
  * files are read as one stream of rows: in parallel, in one pass, so that pipes will do. */
-#ifndef HSTU_DATA_READ_TABLE_SOURCE_H
-#define HSTU_DATA_READ_TABLE_SOURCE_H
+#pragma once
 
 #include "data/build/builder.h"
 #include "data/read/row_field.h"
@@ -69,5 +68,3 @@ status table_set_kinds(table_reader *r, const sample *s, const char *form);
 
 /* After the rows were read: sets job->times. */
 void table_name_times(const table_reader *r);
-
-#endif

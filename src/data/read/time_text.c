@@ -5,8 +5,6 @@
 #include <string.h>
 #include <time.h>
 
-#include "data/read/csv.h"
-
 #define NS_PER_SECOND INT64_C(1000000000)
 
 static const int64_t ns_per_unit[N_TIME_UNITS] = {NS_PER_SECOND, 1000000, 1000, 1};

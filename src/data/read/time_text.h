@@ -5,12 +5,7 @@
  * --time-unit, and then read by all threads.  A time becomes a number of nanoseconds since 1970,
  * between the years 1900 and 2200, so that a unit taken for another is refused rather than stored.
  * Rows that do not fit the plan are faults: they show that a file mixes two forms. */
-#ifndef HSTU_DATA_READ_TIME_TEXT_H
-#define HSTU_DATA_READ_TIME_TEXT_H
-
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
+#pragma once
 
 #include "base/status.h"
 #include "data/read/time_zone.h"
@@ -86,5 +81,3 @@ enum { TIME_NAME_BYTES = 160 };
 
 /* "milliseconds", "dates without a zone, read as UTC", ...; of dates, after they were read. */
 void time_plan_name(const time_plan *plan, char out[TIME_NAME_BYTES]);
-
-#endif

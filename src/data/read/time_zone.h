@@ -4,12 +4,9 @@
  * A local time that a change of the clocks skips or repeats takes the offset from before the
  * change: where 02:00 becomes 03:00, 02:30 is 03:30 summer time; where 03:00 becomes 02:00, 02:30
  * is the first one.  A zone is made by one thread, then used by any number of them. */
-#ifndef HSTU_DATA_READ_TIME_ZONE_H
-#define HSTU_DATA_READ_TIME_ZONE_H
+#pragma once
 
 #include <stdatomic.h>
-#include <stdbool.h>
-#include <stdint.h>
 
 #include "base/status.h"
 
@@ -29,5 +26,3 @@ status time_zone_create(time_zone **out, const char *name);
 
 /* Seconds since 1970 of a local time given as if it were UTC; z NULL: UTC. */
 int64_t time_zone_seconds(const time_zone *z, int64_t local);
-
-#endif

@@ -1,7 +1,6 @@
 #include "data/set/balance.h"
 
 #include <assert.h>
-#include <stdbool.h>
 
 #include "base/mem.h"
 

@@ -5,10 +5,7 @@
  * number of users (they differ by at most one) and nearly the same sum of squared lengths.  The
  * result is a pure function of the lengths: every rank computes it for itself and they agree.  A
  * balancer is scratch memory made once; one thread at a time. */
-#ifndef HSTU_DATA_SET_BALANCE_H
-#define HSTU_DATA_SET_BALANCE_H
-
-#include <stdint.h>
+#pragma once
 
 #include "base/status.h"
 
@@ -20,5 +17,3 @@ void balancer_destroy(balancer *b); /* NULL is fine */
 
 /* group[i] = 0..n_groups-1 for each of n users. */
 void balancer_run(balancer *b, const int32_t *length, int64_t n, int32_t *group);
-
-#endif

@@ -9,11 +9,7 @@
  * A user contributes the last max_history events before its targets, and the targets: the last
  * max_targets events of the part's range that may be targets (split.h).  Retrieval has max_targets
  * 1; ranking has as many as there are candidates, or 0 where every event is a loss position. */
-#ifndef HSTU_DATA_SET_BATCHER_H
-#define HSTU_DATA_SET_BATCHER_H
-
-#include <stdbool.h>
-#include <stdint.h>
+#pragma once
 
 #include "base/status.h"
 #include "data/set/seq_file.h"
@@ -105,5 +101,3 @@ status batcher_restore(batcher *b, const batcher_state *state);
 /* A state as a JSON object, and back; numbers beyond 2^53 are kept as strings. */
 void batcher_state_write(const batcher_state *state, json_writer *w);
 status batcher_state_read(batcher_state *out, const json_value *object);
-
-#endif

@@ -4,10 +4,7 @@
  * bytes.  Header, table, every column and the padding are covered by checksums or must be zero, so
  * a change of any byte is found. Reading maps the file; the content is checked once, at open, in
  * parallel.  Every number in the file is treated as hostile until then. */
-#ifndef HSTU_DATA_SET_COLUMN_FILE_H
-#define HSTU_DATA_SET_COLUMN_FILE_H
-
-#include <stdint.h>
+#pragma once
 
 #include "base/file.h"
 #include "base/status.h"
@@ -80,5 +77,3 @@ status column_writer_put(column_writer *w, int index, uint64_t first, const void
  * still has to be released by column_writer_abandon. */
 status column_writer_commit(column_writer *w, pool *p);
 void column_writer_abandon(column_writer *w); /* NULL is fine */
-
-#endif

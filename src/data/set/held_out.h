@@ -6,8 +6,7 @@
  * events, nor be one of them: the training data would have seen what it is tested on.  The result
  * has the users, items and fingerprint of the training data, which must outlive it.  Read only once
  * made; any thread. */
-#ifndef HSTU_DATA_SET_HELD_OUT_H
-#define HSTU_DATA_SET_HELD_OUT_H
+#pragma once
 
 #include "base/status.h"
 #include "data/set/seq_file.h"
@@ -29,5 +28,3 @@ void held_out_destroy(held_out *h); /* NULL is fine */
 
 const seq_file *held_out_data(const held_out *h);
 held_out_counts held_out_count(const held_out *h);
-
-#endif

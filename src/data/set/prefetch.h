@@ -4,10 +4,7 @@
  * what the consumer sees does not depend on the timing or the number of threads.  The ring knows
  * nothing of the content: `fill` writes it into the caller's memory for that slot.  next, peek,
  * seek and destroy are for one thread, the consumer. */
-#ifndef HSTU_DATA_SET_PREFETCH_H
-#define HSTU_DATA_SET_PREFETCH_H
-
-#include <stdint.h>
+#pragma once
 
 #include "base/status.h"
 
@@ -40,5 +37,3 @@ uint64_t prefetch_position(const prefetch *p);
 
 /* Drops the prefetched pieces and continues at piece `number`; releases the held slot. */
 void prefetch_seek(prefetch *p, uint64_t number);
-
-#endif

@@ -4,10 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/file.h"
 #include "base/mem.h"
 #include "base/sort.h"
-#include "base/text.h"
 #include "data/set/seq_file.h"
 #include "format/json.h"
 

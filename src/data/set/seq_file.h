@@ -4,11 +4,7 @@
  * (numbers by value, strings by bytes); item 0 is padding.  Items are the whole catalogue,
  * including items without events.  A user's events are in order of time, ties in the order of the
  * source.  Everything here is a view of the map and safe for any number of threads. */
-#ifndef HSTU_DATA_SET_SEQ_FILE_H
-#define HSTU_DATA_SET_SEQ_FILE_H
-
-#include <stdbool.h>
-#include <stdint.h>
+#pragma once
 
 #include "base/file.h"
 #include "base/status.h"
@@ -204,5 +200,3 @@ typedef status (*temp_data_writer)(void *ctx, const char *folder, pool *p);
 
 /* Opens what the writer writes to a folder under /tmp; seq_file_close closes it. */
 status temp_data_open(seq_file **out, temp_data_writer write, void *ctx, pool *p);
-
-#endif

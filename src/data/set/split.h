@@ -16,11 +16,7 @@
  *
  * A split is a value that refers to its data; it stores nothing per user and is safe for any number
  * of threads. */
-#ifndef HSTU_DATA_SET_SPLIT_H
-#define HSTU_DATA_SET_SPLIT_H
-
-#include <stdbool.h>
-#include <stdint.h>
+#pragma once
 
 #include "base/rng.h"
 #include "base/status.h"
@@ -156,5 +152,3 @@ status split_users_init(split_users *out, const split *s, split_part part);
  * targets, and counts them; likewise users without history. */
 status split_users_check(split_users *u, const split *s, split_part part, uint64_t max_targets);
 void split_users_fini(split_users *u);
-
-#endif

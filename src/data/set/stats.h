@@ -1,9 +1,6 @@
 /* Stats: what `hstu info` shows of a data set.  One pass over the events on all threads; all counts
  * are exact and the same with any number of threads. */
-#ifndef HSTU_DATA_SET_STATS_H
-#define HSTU_DATA_SET_STATS_H
-
-#include <stdint.h>
+#pragma once
 
 #include "base/status.h"
 #include "base/thread.h"
@@ -35,5 +32,3 @@ void data_stats_fini(data_stats *stats);
  * how many there are.  Items without events are not listed. */
 void data_stats_popular(const data_stats *stats, const seq_file *s, uint32_t *items, int n_wanted,
                         int *out_n);
-
-#endif

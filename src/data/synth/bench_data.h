@@ -5,11 +5,7 @@
  * value a user.  Every number is a pure function of the seed and its position (Philox), so the data
  * is the same with any number of threads.  Ids keep their values as ids of the data set; items are
  * numbered 1.. in id order, so only ids that occur have a number. */
-#ifndef HSTU_DATA_SYNTH_BENCH_DATA_H
-#define HSTU_DATA_SYNTH_BENCH_DATA_H
-
-#include <stdbool.h>
-#include <stdint.h>
+#pragma once
 
 #include "base/rng.h"
 #include "base/status.h"
@@ -56,5 +52,3 @@ int64_t draw_number(const draw_rule *r, rng_key key, uint32_t user, uint32_t pos
 /* Writes DIR/data.seq and fills *out with its statistics.  ERR_USAGE for sizes out of range. */
 status bench_data_write(const bench_data_config *c, const char *folder, pool *p,
                         builder_stats *stats);
-
-#endif

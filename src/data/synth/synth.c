@@ -7,7 +7,6 @@
 
 #include "base/mem.h"
 #include "data/build/builder.h"
-#include "data/set/seq_file.h"
 #include "data/synth/synth_model.h"
 #include "format/json.h"
 

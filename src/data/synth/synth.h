@@ -8,10 +8,7 @@
  * among them, and best_ndcg10 the mean of the expected 1 / log2(rank + 1): no recommender can
  * expect more.  Popularity, for comparison, names the ten items with the most training events (all
  * but each user's last) that the user has not had. */
-#ifndef HSTU_DATA_SYNTH_SYNTH_H
-#define HSTU_DATA_SYNTH_SYNTH_H
-
-#include <stdint.h>
+#pragma once
 
 #include "base/status.h"
 #include "base/thread.h"
@@ -41,5 +38,3 @@ status synth_write(const synth_config *config, const char *folder, pool *p, synt
 
 /* Writes the data set and opens it; nothing is left on disk.  seq_file_close closes it. */
 status synth_open(seq_file **out, const synth_config *config, pool *p);
-
-#endif

@@ -3,7 +3,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/mem.h"
 #include "base/sort.h"
 #include "data/set/split.h"
 #include "data/synth/synth_model.h"

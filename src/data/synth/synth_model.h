@@ -12,11 +12,7 @@
  *
  * Every number is drawn by Philox from (seed, user, position), so a user can be made again at any
  * time and on any thread.  The world is read-only once created. */
-#ifndef HSTU_DATA_SYNTH_SYNTH_MODEL_H
-#define HSTU_DATA_SYNTH_SYNTH_MODEL_H
-
-#include <stdbool.h>
-#include <stdint.h>
+#pragma once
 
 #include "base/mem.h"
 #include "base/rng.h"
@@ -83,5 +79,3 @@ void synth_user_make(const synth_world *w, uint64_t user, synth_user *out);
 void synth_item_title(const synth_world *w, uint32_t item, char *text, int n);
 const char *synth_age_name(int age);
 const char *synth_country_name(int country);
-
-#endif

@@ -29,11 +29,7 @@
  * Sequences of one batch are held before the first of them is leased, so that none evicts pages of
  * another.  One thread at a time, but for kv_cache_probe, by which others find the pages of a
  * sequence beforehand. */
-#ifndef HSTU_SERVE_CACHE_KV_CACHE_H
-#define HSTU_SERVE_CACHE_KV_CACHE_H
-
-#include <stdbool.h>
-#include <stdint.h>
+#pragma once
 
 #include "base/status.h"
 #include "ops/ops.h"
@@ -150,5 +146,3 @@ kv_cache_counts kv_cache_count(const kv_cache *c);
 
 /* A page of the device or, numbered after those, of the host; as GET /v1/cache shows it. */
 engine_page kv_cache_view(const kv_cache *c, int32_t page);
-
-#endif

@@ -1,6 +1,5 @@
 /* Inside the KV cache: its nodes and their lists, for kv_cache.c and for tests that check them. */
-#ifndef HSTU_SERVE_CACHE_KV_CACHE_INT_H
-#define HSTU_SERVE_CACHE_KV_CACHE_INT_H
+#pragma once
 
 #include "base/hash.h"
 #include "serve/cache/kv_cache.h"
@@ -76,5 +75,3 @@ static inline int32_t *kv_bucket_of(const kv_cache *c, uint64_t key) {
 static inline bool kv_is_host_copy(const kv_node *p) {
     return p->device != KV_NONE && p->n_ready >= p->n_host;
 }
-
-#endif

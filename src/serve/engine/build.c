@@ -15,7 +15,6 @@
 #include "base/rng.h"
 #include "format/json.h"
 #include "model/item_table.h"
-#include "model/trained.h"
 #include "serve/engine/engine.h"
 
 enum { PIECE = 1 << 16, FOLDER_DEPTH = 2 };

@@ -4,8 +4,7 @@
  * get its name, durably: a reader sees the old folder, or the new one, or none.  With float32
  * weights both must answer the same, bit for bit; what 16-bit weights change is measured and
  * reported.  One thread at a time. */
-#ifndef HSTU_SERVE_ENGINE_BUILD_H
-#define HSTU_SERVE_ENGINE_BUILD_H
+#pragma once
 
 #include "model/trained.h"
 
@@ -32,5 +31,3 @@ typedef struct build_report {
 
 /* ERR_USAGE where `out` is there and no engine folder.  ERR_NUMERIC: a weight beyond float16. */
 status build_engine(const build_config *c, build_report *out);
-
-#endif

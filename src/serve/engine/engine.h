@@ -20,12 +20,7 @@
  *
  * With several devices each model has a replica on each of them, with a queue, a worker and a cache
  * of its own (replicas.h); users and their events are the engine's, once. */
-#ifndef HSTU_SERVE_ENGINE_ENGINE_H
-#define HSTU_SERVE_ENGINE_ENGINE_H
-
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
+#pragma once
 
 #include "base/mem.h"
 #include "base/status.h"
@@ -451,5 +446,3 @@ typedef struct engine_page {
 } engine_page;
 status engine_visit_pages(engine *e, int model, void (*fn)(void *ctx, const engine_page *p),
                           void *ctx);
-
-#endif

@@ -3,8 +3,7 @@
  * Made on the caller's thread from a request: the ids are looked up and the events that the model
  * reads are copied, so that whoever computes needs neither the users nor the request.  A job lives
  * in the memory of its answer and ends with it. */
-#ifndef HSTU_SERVE_ENGINE_JOB_H
-#define HSTU_SERVE_ENGINE_JOB_H
+#pragma once
 
 #include <pthread.h>
 
@@ -85,5 +84,3 @@ status job_answer(job *j);
 /* Makes what the results of candidates go to and what job_answer needs besides them, which then
  * cannot fail: before the first result, best while it is computed. */
 status job_name_candidates(job *j);
-
-#endif

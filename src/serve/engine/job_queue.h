@@ -17,8 +17,7 @@
  *
  * An admitted job always runs, even if it is late.  The queue has neither clock nor lock: the
  * caller passes the time, and one thread at a time may call. */
-#ifndef HSTU_SERVE_ENGINE_JOB_QUEUE_H
-#define HSTU_SERVE_ENGINE_JOB_QUEUE_H
+#pragma once
 
 #include "serve/engine/job.h"
 
@@ -73,5 +72,3 @@ void job_queue_end(job_queue *q, int32_t n, uint64_t now);
 
 /* Predicted seconds of a batch. */
 double job_queue_seconds(const job_queue *q, double flops);
-
-#endif

@@ -8,8 +8,7 @@
  * that stays until the process ends).  The batch and all that waits move to the other replicas;
  * it gets nothing more until a load of the model opens it again.  A single replica is never given
  * up.  Any thread may call; the engine loads one model at a time. */
-#ifndef HSTU_SERVE_ENGINE_REPLICAS_H
-#define HSTU_SERVE_ENGINE_REPLICAS_H
+#pragma once
 
 #include "serve/engine/slot.h"
 
@@ -41,5 +40,3 @@ bool replicas_move(const replicas *r, const slot *from, job *j);
 
 /* The sums over all of them, reloads included; of limits the longest. */
 void replicas_stats(const replicas *r, engine_stats *out);
-
-#endif

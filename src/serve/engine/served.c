@@ -7,7 +7,6 @@
 
 #include "base/env.h"
 #include "base/hash.h"
-#include "base/log.h"
 #include "base/mem.h"
 #include "base/thread.h"
 #include "ops/device.h"

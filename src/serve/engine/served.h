@@ -3,8 +3,7 @@
  *
  * Opened by one thread; then one worker thread computes with it, while any thread may look up items
  * and hold references: the last one frees it. */
-#ifndef HSTU_SERVE_ENGINE_SERVED_H
-#define HSTU_SERVE_ENGINE_SERVED_H
+#pragma once
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -119,5 +118,3 @@ double served_flops(const served *m, int32_t n_history, int32_t n_targets);
 engine_work served_work(const served *m, const engine_shape *shape);
 
 void served_info(const served *m, const char *name, engine_model_info *out);
-
-#endif

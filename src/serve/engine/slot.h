@@ -12,8 +12,7 @@
  *
  * The model may be replaced at any time: a job keeps the model it was made for, and all jobs of a
  * batch have the same model.  Any thread may call. */
-#ifndef HSTU_SERVE_ENGINE_SLOT_H
-#define HSTU_SERVE_ENGINE_SLOT_H
+#pragma once
 
 #include <pthread.h>
 
@@ -84,5 +83,3 @@ void slot_stats(slot *s, engine_stats *out);
 
 /* A slot of an engine; NULL: there is none. */
 slot *engine_slot(engine *e, int model, int replica);
-
-#endif

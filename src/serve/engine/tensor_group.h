@@ -10,8 +10,7 @@
  *
  * A failure that the ranks have not agreed on, such as the death of a rank, is the end of the
  * group: every later batch fails, and the server must end (dist/shm.h ends the other ranks). */
-#ifndef HSTU_SERVE_ENGINE_TENSOR_GROUP_H
-#define HSTU_SERVE_ENGINE_TENSOR_GROUP_H
+#pragma once
 
 #include "dist/transport.h"
 #include "model/pass.h"
@@ -46,5 +45,3 @@ status tensor_part_end(tensor_part *p, uint64_t facts, pass *of, status own);
 
 /* The others close the model, too; after its passes, before its backend. */
 void tensor_part_close(tensor_part *p);
-
-#endif

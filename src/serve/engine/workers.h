@@ -1,9 +1,6 @@
 /* Workers: a few threads for what may wait: a write to disk, the load of a model.  Threads of the
  * HTTP server never wait. */
-#ifndef HSTU_SERVE_ENGINE_WORKERS_H
-#define HSTU_SERVE_ENGINE_WORKERS_H
-
-#include <stdbool.h>
+#pragma once
 
 #include "base/status.h"
 
@@ -16,5 +13,3 @@ bool workers_run(workers *w, void (*fn)(void *ctx), void *ctx);
 
 /* Runs what waits, then ends the threads.  NULL is fine. */
 void workers_destroy(workers *w);
-
-#endif

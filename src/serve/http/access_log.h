@@ -2,10 +2,7 @@
  *
  * A thread that logs never waits for the reader of the log.  Lines wait in a bounded queue; while
  * it is full, and when the file cannot be written, they are dropped and counted.  Any thread. */
-#ifndef HSTU_SERVE_HTTP_ACCESS_LOG_H
-#define HSTU_SERVE_HTTP_ACCESS_LOG_H
-
-#include <stdint.h>
+#pragma once
 
 #include "base/status.h"
 
@@ -23,5 +20,3 @@ uint64_t access_log_dropped(void *log); /* lines so far */
 /* Writes what waits, for at most half a second if nobody reads it, and returns how many lines
  * were dropped in all.  NULL is fine. */
 uint64_t access_log_close(access_log *l);
-
-#endif

@@ -1,7 +1,6 @@
 #include "serve/http/api_keys.h"
 
 #include <pthread.h>
-#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -5,11 +5,7 @@
  * NAME stands in the access log instead of the key.  A key may be used for a second's worth of
  * requests at once; then it fills again with time.  ROLES are some of read, events and admin, with
  * commas between them; a key without roles has all.  The file is read at the start.  Any thread. */
-#ifndef HSTU_SERVE_HTTP_API_KEYS_H
-#define HSTU_SERVE_HTTP_API_KEYS_H
-
-#include <stddef.h>
-#include <stdint.h>
+#pragma once
 
 #include "base/status.h"
 
@@ -32,5 +28,3 @@ typedef enum { KEY_OK, KEY_UNKNOWN, KEY_OVER_QUOTA } key_verdict;
  * *roles: a sum of key_role. */
 key_verdict api_keys_use(api_keys *k, const char *text, uint64_t now_ns, const char **name,
                          unsigned *roles);
-
-#endif

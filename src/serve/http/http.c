@@ -13,7 +13,6 @@
 #include <ctype.h>
 #include <netinet/in.h>
 #include <poll.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -9,12 +9,7 @@
  * is answered 503.  A client that does not read its answer is disconnected.
  *
  * Without libmicrohttpd http_start fails and says what to install. */
-#ifndef HSTU_SERVE_HTTP_HTTP_H
-#define HSTU_SERVE_HTTP_HTTP_H
-
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
+#pragma once
 
 #include "base/status.h"
 #include "base/text.h"
@@ -117,5 +112,3 @@ void http_stream_close(http_stream *s); /* the caller's share; NULL is fine */
 /* Decodes percent signs (and plus signs as blanks, where asked) in place of a copy: n bytes of
  * `from` into `out` (out_bytes, with a NUL).  False: a bad escape, a NUL or too long. */
 bool http_decode(const char *from, size_t n, bool is_query, char *out, size_t out_bytes);
-
-#endif

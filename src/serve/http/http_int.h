@@ -1,6 +1,5 @@
 /* Inside the HTTP server: its connections, which http_peers.c looks after, and their sockets. */
-#ifndef HSTU_SERVE_HTTP_HTTP_INT_H
-#define HSTU_SERVE_HTTP_HTTP_INT_H
+#pragma once
 
 #ifdef HSTU_HAS_MICROHTTPD
 #include <microhttpd.h>
@@ -87,6 +86,4 @@ void *http_reap(void *server); /* the reaper's thread */
 
 /* Ends connections that wait for bytes, and waits a second at most for the others. */
 void http_end_idle(http_server *h);
-#endif
-
 #endif

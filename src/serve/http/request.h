@@ -1,8 +1,7 @@
 /* Requests: what clients send, as values that were checked.  Each reader takes the bytes of a body,
  * treats them as hostile, and either fills a struct whose pointers live in the caller's arena or
  * fails with a reason that says what to send instead (ERR_USAGE: HTTP 400).  Pure functions. */
-#ifndef HSTU_SERVE_HTTP_REQUEST_H
-#define HSTU_SERVE_HTTP_REQUEST_H
+#pragma once
 
 #include "format/json.h"
 #include "serve/engine/engine.h"
@@ -119,5 +118,3 @@ status infer_asks_make(arena *a, const request_infer *r, infer_asks *out);
 
 /* Whether this output was asked for, and how to send it. */
 bool infer_wants(const request_infer *r, const char *name, bool *is_binary);
-
-#endif

@@ -3,8 +3,7 @@
  *
  * server_start returns when it is ready; its own threads do the rest.  server_stop drains: requests
  * that have arrived are answered. */
-#ifndef HSTU_SERVE_HTTP_SERVER_H
-#define HSTU_SERVE_HTTP_SERVER_H
+#pragma once
 
 #include "serve/engine/engine.h"
 #include "serve/http/http.h"
@@ -47,5 +46,3 @@ void server_set_ready(server *s, bool is_ready);
  * is refused by server_stop. */
 bool server_drain(server *s, uint64_t timeout_ns);
 void server_stop(server *s); /* NULL is fine */
-
-#endif

@@ -3,8 +3,7 @@
  * A call is one request on its way: made when it arrives, freed when it is answered.  Its arena
  * holds what was parsed.  A route's function gets a call and sees to it that call_reply or
  * call_fail is called once, on any thread. */
-#ifndef HSTU_SERVE_HTTP_SERVER_INT_H
-#define HSTU_SERVE_HTTP_SERVER_INT_H
+#pragma once
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -215,5 +214,3 @@ uint64_t server_log_dropped(const server *s);
 void watchers_publish(server *s);
 void watchers_close(server *s);
 void item_maps_free(server *s);
-
-#endif

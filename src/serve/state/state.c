@@ -12,7 +12,6 @@
 #include <unistd.h>
 
 #include "base/file.h"
-#include "base/hash.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/thread.h"

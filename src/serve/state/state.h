@@ -9,11 +9,7 @@
  * An open state locks its folder, so a second server is refused whatever files were removed; other
  * programs may read the database meanwhile.  state_begin .. state_maintain: one thread, the writer
  * (user_writer.h).  state_get_stats: any thread. */
-#ifndef HSTU_SERVE_STATE_STATE_H
-#define HSTU_SERVE_STATE_STATE_H
-
-#include <stddef.h>
-#include <stdint.h>
+#pragma once
 
 #include "base/hash.h"
 #include "serve/engine/engine.h"
@@ -85,5 +81,3 @@ typedef struct state_counts {
     uint64_t n_damaged; /* places where rows cannot be read, or are wrong */
     char place[256];    /* of the first one */
 } state_counts;
-
-#endif

@@ -2,12 +2,9 @@
  * that make the state up.
  *
  * Failures name the file and say what to do.  A connection belongs to one thread. */
-#ifndef HSTU_SERVE_STATE_STATE_DB_H
-#define HSTU_SERVE_STATE_STATE_DB_H
+#pragma once
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
+#include "base/status.h"
 
 /* The end of a SQLite write-ahead log, read before SQLite does.
  *
@@ -79,7 +76,5 @@ status state_keep_damaged_log(const char *wal_path, char *warning, size_t n);
 /* For a database that is made from another: keys of the erased, and what they are made with. */
 status state_add_erased(state *s, uint64_t key);
 status state_set_salt(state *s, int64_t salt);
-
-#endif
 
 #endif

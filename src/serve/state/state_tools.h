@@ -1,7 +1,6 @@
 /* State tools: what `hstu state` does with the database of a folder.  Each opens the folder itself.
  */
-#ifndef HSTU_SERVE_STATE_STATE_TOOLS_H
-#define HSTU_SERVE_STATE_STATE_TOOLS_H
+#pragma once
 
 #include "serve/state/state.h"
 
@@ -19,5 +18,3 @@ status state_restore(const char *folder, const char *file, state_counts *out);
 /* Writes what can be read of a damaged database to a new one; the damaged one is kept as
  * state.db.damaged-N.  *out counts what was kept, and n_damaged what was not. */
 status state_recover(const char *folder, state_counts *out);
-
-#endif

@@ -7,8 +7,7 @@
  * Between groups the thread does the database's maintenance.
  *
  * Without a folder changes live in memory: they are applied by the thread that submits them. */
-#ifndef HSTU_SERVE_STATE_USER_WRITER_H
-#define HSTU_SERVE_STATE_USER_WRITER_H
+#pragma once
 
 #include <pthread.h>
 
@@ -44,5 +43,3 @@ void user_writer_pause(user_writer *w, bool is_paused);
 status user_writer_erase(const user_writer *w, users *u);
 
 void user_writer_stats(user_writer *w, engine_state_stats *out);
-
-#endif

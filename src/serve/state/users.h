@@ -15,8 +15,7 @@
  *
  * Times are ticks of the data; without data, nanoseconds.  One thread at a time: the engine has a
  * lock around it. */
-#ifndef HSTU_SERVE_STATE_USERS_H
-#define HSTU_SERVE_STATE_USERS_H
+#pragma once
 
 #include "base/map.h"
 #include "serve/engine/engine.h"
@@ -168,5 +167,3 @@ engine_id users_item_id(const users *u, uint32_t item);
 static inline uint32_t users_n_items(const users *u) {
     return (uint32_t)u->n_data_items + u->items.n;
 }
-
-#endif

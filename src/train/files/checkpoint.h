@@ -7,11 +7,7 @@
  * then the link RUN/last is replaced.  So after a kill at any moment RUN/last points to the newest
  * complete checkpoint. model/checkpoint_load.h reads checkpoints, except for the state that only a
  * trainer needs.  One thread at a time. */
-#ifndef HSTU_TRAIN_FILES_CHECKPOINT_H
-#define HSTU_TRAIN_FILES_CHECKPOINT_H
-
-#include <stdbool.h>
-#include <stdint.h>
+#pragma once
 
 #include "base/status.h"
 #include "config/metric_list.h"
@@ -93,5 +89,3 @@ void checkpoint_remove(const char *folder);
 /* Removes all checkpoints but the newest `keep` and the targets of `last` and `best`, and leftovers
  * of killed runs. */
 void checkpoint_prune(const char *run, int keep);
-
-#endif

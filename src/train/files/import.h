@@ -9,8 +9,7 @@
  * NVIDIA's recsys-examples (the folder that its trainer writes: dense parameters of its fused layer
  * in torch_module/model.0.pth, dynamicemb's dumps under dynamicemb_module): the key of a row of a
  * table is an id: of an item, the value of a contextual feature, or the number of an action. */
-#ifndef HSTU_TRAIN_FILES_IMPORT_H
-#define HSTU_TRAIN_FILES_IMPORT_H
+#pragma once
 
 #include "format/torch_file.h"
 #include "model/session.h"
@@ -37,5 +36,3 @@ status import_nvidia_open(st_file **out, const char *path);
 /* Sets all parameters and the rows of all tables of the session's model.  ERR_CONFIG: checkpoint,
  * config and data do not belong together, and why.  On failure the values are undefined. */
 status import_nvidia(session *s, const st_file *f, const char *folder, import_nvidia_report *out);
-
-#endif

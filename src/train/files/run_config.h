@@ -1,7 +1,6 @@
 /* The config of a run as a flat list: "OptimizerArgs.learning_rate" -> "0.001", for differences
  * between runs, and between a run and what --resume makes of it. */
-#ifndef HSTU_TRAIN_FILES_RUN_CONFIG_H
-#define HSTU_TRAIN_FILES_RUN_CONFIG_H
+#pragma once
 
 #include "base/mem.h"
 #include "base/status.h"
@@ -43,5 +42,3 @@ bool run_config_is_option(const char *key);
 /* Sets batch_ranks as a run that is resumed has it, so that it keeps its steps.  Where no config of
  * a run can be read, it stays as it is; a batch that is not the run's is then refused later. */
 void run_config_keep_batch(config *c, const char *run);
-
-#endif

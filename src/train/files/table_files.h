@@ -8,8 +8,7 @@
  * holds all rows, each later one the rows written and the keys that left since the previous one;
  * read in order they rebuild the table (`hstu import tables`).  A folder appears whole or not at
  * all. */
-#ifndef HSTU_TRAIN_FILES_TABLE_FILES_H
-#define HSTU_TRAIN_FILES_TABLE_FILES_H
+#pragma once
 
 #include "embed/snapshot.h"
 #include "nn/dynamic.h"
@@ -52,5 +51,3 @@ void table_snapshots_fini(table_snapshots *s);
 
 /* Writes the snapshot of a step; all ranks call it. */
 status table_snapshots_write(table_snapshots *s, uint64_t step);
-
-#endif

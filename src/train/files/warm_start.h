@@ -6,8 +6,7 @@
  * the same shape and is copied with its optimizer state.  The optimizer counts its updates from
  * where the other run was, so that the moments keep their meaning; the run itself, with its
  * learning rate schedule, starts at step 0.  One thread at a time. */
-#ifndef HSTU_TRAIN_FILES_WARM_START_H
-#define HSTU_TRAIN_FILES_WARM_START_H
+#pragma once
 
 #include "data/set/split.h"
 #include "format/json.h"
@@ -49,5 +48,3 @@ status warm_start(checkpoint *c, session *s, const warm_options *options, warm_r
 /* The report in words, to the log, and as a member "init_from" of a JSON object. */
 void warm_report_log(const warm_report *r);
 void warm_report_write(const warm_report *r, json_writer *w);
-
-#endif

@@ -4,10 +4,7 @@
  * the figure with users counted so often.  The weight is a pure function of replicate and user, so
  * replicates of two models over the same users belong together: their differences tell whether one
  * is better (docs/evaluation.md).  Values; any thread. */
-#ifndef HSTU_TRAIN_REPORT_BOOTSTRAP_H
-#define HSTU_TRAIN_REPORT_BOOTSTRAP_H
-
-#include <stdint.h>
+#pragma once
 
 #include "base/status.h"
 #include "train/report/metrics.h"
@@ -62,5 +59,3 @@ status replicates_read(replicates *r, const char *run);
 
 /* The replicates of a metric, (n), and its place; NULL: there is none. */
 const double *replicates_of(const replicates *r, const char *name, int *at);
-
-#endif

@@ -1,7 +1,6 @@
 #include "train/report/metrics.h"
 
 #include <math.h>
-#include <stdbool.h>
 #include <string.h>
 
 #include "base/mem.h"

@@ -3,12 +3,7 @@
  * Positions of targets are counted, not summed: the counts are integers, so that batches, threads
  * and ranks may be merged in any order and the means have the same bits.  AUC keeps every score and
  * is exact.  A value belongs to one thread at a time. */
-#ifndef HSTU_TRAIN_REPORT_METRICS_H
-#define HSTU_TRAIN_REPORT_METRICS_H
-
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
+#pragma once
 
 #include "base/status.h"
 #include "config/metric_list.h"
@@ -117,5 +112,3 @@ status calibrate(const auc *a, int task, bool is_bits, calibration_bin bin[CALIB
 
 /* Expected calibration error: sum over bins of |predicted - observed|, divided by the rows. */
 double calibration_error(const calibration_bin bin[CALIBRATION_BINS]);
-
-#endif

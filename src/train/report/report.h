@@ -5,11 +5,7 @@
  * recommendations, what --resume changed, all evaluations, the environment and the config.  It is
  * made from RUN/log.jsonl and RUN/config.json alone, so it can be made again at any time, and is
  * replaced atomically: a browser that reloads never sees half a page. */
-#ifndef HSTU_TRAIN_REPORT_REPORT_H
-#define HSTU_TRAIN_REPORT_REPORT_H
-
-#include <stdbool.h>
-#include <stddef.h>
+#pragma once
 
 #include "base/status.h"
 #include "base/text.h"
@@ -59,5 +55,3 @@ status chart_write(const chart *c, buf *out);
 
 /* Text with &, <, > and quotes escaped, for HTML and its attributes. */
 status html_text(const char *text, buf *out);
-
-#endif

@@ -11,7 +11,6 @@
 #include <unistd.h>
 
 #include "base/file.h"
-#include "base/mem.h"
 #include "config/metric_list.h"
 
 enum { LOG_MAX_BYTES = 1 << 30, LINE_ARENA_BYTES = 4096 };

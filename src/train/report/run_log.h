@@ -4,12 +4,7 @@
  * A line is written with one call and visible to readers at once.  A resumed run first drops the
  * lines of steps that it will repeat, so that the log equals that of an uninterrupted run.  Readers
  * take logs that may be old or damaged: a missing value is NAN, a missing line NULL. */
-#ifndef HSTU_TRAIN_REPORT_RUN_LOG_H
-#define HSTU_TRAIN_REPORT_RUN_LOG_H
-
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
+#pragma once
 
 #include "base/mem.h"
 #include "base/status.h"
@@ -92,5 +87,3 @@ bool history_is_metric(const json_value *v);
 /* A member that is a number, or NAN; that is a text, or "".  object may be NULL. */
 double history_number(const json_value *object, const char *key);
 const char *history_text(const json_value *object, const char *key);
-
-#endif

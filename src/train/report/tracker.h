@@ -11,11 +11,7 @@
  * run that is resumed goes on in the same place; a new run of the same path gets an id of its own.
  * MLflow allows no @ in the names of metrics: hr@10 is hr_at_10.  A line is appended with one call;
  * a kill tears one line at most. */
-#ifndef HSTU_TRAIN_REPORT_TRACKER_H
-#define HSTU_TRAIN_REPORT_TRACKER_H
-
-#include <stdbool.h>
-#include <stdint.h>
+#pragma once
 
 #include "base/status.h"
 #include "format/event_file.h"
@@ -47,5 +43,3 @@ void tracker_close(tracker *t); /* a failed open too */
 
 /* A line of log.jsonl: start, epoch, eval, done. */
 status tracker_add(tracker *t, const char *line);
-
-#endif
