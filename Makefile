@@ -320,7 +320,11 @@ endif
 $B/%.o: %.c $B/flags
 	@mkdir -p $(@D)
 	$(if $(REUSE),@sh tools/reuse.sh '$(REUSE)' '$B' $* || )$(CC) $(filter-out $(DROPPED_CFLAGS),$(CFLAGS_ALL)) $(OWN_CFLAGS) -c $< -o $@
+# Files that are in the program (TEXT_FILE).
 $B/src/serve/http/server_page.o: src/serve/http/server_page.html
+$B/src/cli/machine/profile.o: src/cli/machine/timeline.js
+$B/src/train/report/report.o: src/train/report/page.css
+$B/src/tune/emit.o: $(wildcard src/tune/dialect_*.inc)
 $B/src/cuda/attn/sm80/%.cu.o $B/src/cuda/unit_sm80.cu.o $B/src/cuda/unit_attn.cu.o: OWN_NVCCFLAGS = $(HOPPER_ALONE)
 # ptxas's report on each kernel goes to a file beside the object, for tools/spills.sh; other messages are shown.
 define compile_cu

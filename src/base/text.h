@@ -21,6 +21,13 @@ status buf_char(buf *b, char c);
 status buf_printf(buf *b, const char *fmt, ...) PRINTF_LIKE(2, 3);
 status buf_reserve(buf *b, size_t n_more);
 
+/* The content of a file, by its path from the root of the source tree, as a text in the program.
+ * Hidden: found without the table of addresses that shared libraries need. */
+#define TEXT_FILE(name, path)                                                                      \
+    __asm__(".section .rodata\n.globl " #name "\n.hidden " #name "\n" #name ":\n"                  \
+            ".incbin \"" path "\"\n.byte 0\n.previous\n");                                         \
+    extern const char name[] __attribute__((visibility("hidden")))
+
 /* A number as n_bytes (at most 8) in little-endian order, appended or read. */
 status buf_little(buf *b, uint64_t value, int n_bytes);
 static inline uint64_t read_little(const unsigned char *p, int n_bytes) {

@@ -4,6 +4,11 @@
 #include <stdarg.h>
 #include <stdio.h>
 
+/* What stands before every kernel: the type `args`, and the dialect. */
+TEXT_FILE(dialect_args, "src/tune/dialect_args.inc");
+TEXT_FILE(dialect_c, "src/tune/dialect_c.inc");
+TEXT_FILE(dialect_cuda, "src/tune/dialect_cuda.inc");
+
 /* The text of a kernel as it grows. */
 typedef struct emitter {
     const kernel_spec *s;

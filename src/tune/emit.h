@@ -4,8 +4,8 @@
  * and the type; the number of tokens and sequences is an argument of the kernel.  A softmax that is
  * fused with a product keeps whole rows of scores, so there the longest sequence counts too.
  *
- * The text is in one vocabulary, the dialect, which dialect.c defines in C and in CUDA.  A kernel
- * is written once, for a block of threads that owns a tile of rows.  EACH (elements over the
+ * The text is in one vocabulary, the dialect, which dialect_c.inc and dialect_cuda.inc define.  A
+ * kernel is written once, for a block of threads that owns a tile of rows.  EACH (elements over the
  * threads), EACH_ROW (rows over the warps), EACH_LANE (columns over the lanes of a warp) are loops;
  * SYNC is a barrier of the block; SHARED declares memory of the block.  A product accumulates a
  * tile in ACC, which is spread over the threads as the tensor cores want it (EACH_ACC, ACC_ROW,
@@ -63,10 +63,7 @@ status emit_kernel(const kernel_spec *s, buf *out, int64_t *shared_bytes);
 int emit_threads(const kernel_spec *s);
 int64_t emit_blocks(const kernel_spec *s, const chain_shape *batch);
 
-/* What stands before every kernel: the type `args`, and the dialect. */
-extern const char dialect_args[], dialect_c[], dialect_cuda[];
-
-/* `args` of dialect_args, for the host. */
+/* `args` of dialect_args.inc, for the host. */
 typedef struct kernel_args {
     void *tensor[CHAIN_MAX_TENSORS];
     const int32_t *offsets;

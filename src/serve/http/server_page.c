@@ -12,18 +12,7 @@
 
 enum { MAP_ITEMS = 2500, MAP_ITERATIONS = 40 };
 
-__asm__(".section .rodata\n"
-        ".globl server_page_begin, server_page_end\n"
-        ".hidden server_page_begin, server_page_end\n"
-        ".balign 16\n"
-        "server_page_begin:\n"
-        ".incbin \"src/serve/http/server_page.html\"\n"
-        "server_page_end:\n"
-        ".byte 0\n"
-        ".previous\n");
-/* Hidden: found without the table of addresses that shared libraries need. */
-extern const char server_page_begin[] __attribute__((visibility("hidden")));
-extern const char server_page_end[] __attribute__((visibility("hidden")));
+TEXT_FILE(server_page, "src/serve/http/server_page.html");
 
 static const char mark[] = "NONCE";
 
@@ -35,13 +24,13 @@ static void make_nonce(char text[33]) {
 }
 
 static status write_page(buf *out, const char *nonce) {
-    const char *at = server_page_begin, *next;
-    while ((next = memmem(at, (size_t)(server_page_end - at), mark, strlen(mark))) != NULL) {
+    const char *at = server_page, *next;
+    while ((next = strstr(at, mark)) != NULL) {
         TRY(buf_append(out, at, (size_t)(next - at)));
         TRY(buf_text(out, nonce));
         at = next + strlen(mark);
     }
-    return buf_append(out, at, (size_t)(server_page_end - at));
+    return buf_text(out, at);
 }
 
 void serve_page(call *c) {

@@ -21,31 +21,7 @@ status html_text(const char *text, buf *out) {
     return OK;
 }
 
-static const char styles[] =
-    ":root{color-scheme:light dark;--bg:#fff;--fg:#1c2128;--dim:#66707c;--line:#e3e6ea;"
-    "--c0:#1769c4;--c1:#c4541b;--c2:#2c8a4b;--c3:#8446b8;--c4:#b8860b;--c5:#0f8a8a;--c6:#c2377a;"
-    "--c7:#5c6670}\n"
-    "@media(prefers-color-scheme:dark){:root{--bg:#14171b;--fg:#e4e7eb;--dim:#98a2ae;"
-    "--line:#2c3238;--c0:#6ab0ff;--c1:#ff9a62;--c2:#6fce8e;--c3:#c596f2;--c4:#e3bd4d;--c5:#4fcaca;"
-    "--c6:#f489bd;--c7:#aab4bf}}\n"
-    "body{background:var(--bg);color:var(--fg);font:15px/1.5 system-ui,sans-serif;max-width:72rem;"
-    "margin:2rem auto;padding:0 1rem}\nh1{font-size:1.5rem}h2{font-size:1.1rem;margin-top:2rem}"
-    "h3{font-size:1rem;margin:.2rem 0}\n"
-    ".tiles{display:flex;flex-wrap:wrap;gap:1rem}.charts{display:grid;gap:1rem;"
-    "grid-template-columns:repeat(auto-fill,minmax(22rem,1fr))}.tile{border:1px solid var(--line);"
-    "border-radius:8px;padding:.6rem 1rem;min-width:8rem}.tile b{display:block;font-size:1.5rem}\n"
-    ".tile span,.dim{color:var(--dim)}figure,.card{margin:0;border:1px solid var(--line);"
-    "border-radius:8px;padding:.6rem .8rem}svg{width:100%;height:auto}svg text{fill:var(--dim);"
-    "font-size:11px}\n.grid{stroke:var(--line)}.mark{stroke:var(--dim);stroke-dasharray:2 3}"
-    ".curve{fill:none;stroke-width:2;stroke-linejoin:round}.dash{stroke-dasharray:6 4;"
-    "stroke-width:1.5}\n"
-    "table{border-collapse:collapse;font-variant-numeric:tabular-nums}td,th{padding:.15rem .7rem;"
-    "border-bottom:1px solid var(--line);text-align:right}td:first-child,th:first-child,.text td,"
-    ".text th{text-align:left}td:first-child,.text td:first-child{white-space:nowrap}"
-    ".scroll{overflow:auto;max-height:24rem}ul,ol{margin:.2rem 0;padding-left:1.6rem}"
-    ".key{white-space:nowrap;margin-right:.6rem;font-size:.9em}"
-    "li.hit{font-weight:600}\n"
-    "pre{overflow:auto;border:1px solid var(--line);border-radius:8px;padding:.8rem}\n";
+TEXT_FILE(page_css, "src/train/report/page.css");
 
 static status write_colours(buf *out) {
     for (int i = 0; i < CHART_COLOURS; i++)
@@ -61,7 +37,7 @@ status page_open(buf *out, const char *title) {
                       "<meta name=viewport content=\"width=device-width\"><title>"));
     TRY(html_text(title, out));
     TRY(buf_text(out, "</title>\n<style>\n"));
-    TRY(buf_text(out, styles));
+    TRY(buf_text(out, page_css));
     TRY(write_colours(out));
     return buf_text(out, "</style></head><body>\n");
 }
