@@ -14,8 +14,7 @@ static status list_make(grad_list *l, int64_t max, int32_t dim) {
 }
 
 static void list_free(grad_list *l) {
-    mem_free(l->rows);
-    mem_free(l->grad);
+    MEM_FREE(l->rows, l->grad);
     *l = (grad_list){0};
 }
 

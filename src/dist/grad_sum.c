@@ -349,8 +349,7 @@ static void free_slot(const grad_sum *g, grad_slot *s) {
         if (s->marks != NULL) free_memory(g, s->marks[i]);
     }
     free_memory(g, s->loss);
-    mem_free(s->value);
-    mem_free(s->marks);
+    MEM_FREE(s->value, s->marks);
 }
 
 /* The most nodes of this rank that are put aside at a time: the gradients of the current leaf stay
@@ -411,14 +410,7 @@ void grad_sum_destroy(grad_sum *g) {
         free_slot(g, &g->slot[i]);
     for (int i = 0; i < g->n_parts; i++)
         grad_list_free(&g->part[i]);
-    mem_free(g->part);
-    mem_free(g->bucket);
-    mem_free(g->tree);
-    mem_free(g->present);
-    mem_free(g->n_send);
-    mem_free(g->n_receive);
-    mem_free(g->n_rows);
-    mem_free(g);
+    MEM_FREE(g->part, g->bucket, g->tree, g->present, g->n_send, g->n_receive, g->n_rows, g);
 }
 
 /* Sums over leaves in memory of a GPU: the tree of leaves.h, with whole gradients.

@@ -83,8 +83,7 @@ void leaf_step_destroy(leaf_step *l) {
     if (l == NULL) return;
     leaf_cut_destroy(l->cut);
     grad_sum_destroy(l->sum);
-    mem_free(l->user_rank);
-    mem_free(l);
+    MEM_FREE(l->user_rank, l);
 }
 
 /* What the slowest rank has to do, and what they have to do on average. */

@@ -437,8 +437,7 @@ status eval_lists(const eval_lists_args *a) {
     map_fini(&l.listed);
     list_metrics_fini(&l.lists);
     arena_fini(&l.memory);
-    mem_free(l.row);
-    mem_free(l.user);
+    MEM_FREE(l.row, l.user);
     work_close(&w);
     return st;
 }

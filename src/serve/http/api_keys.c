@@ -134,8 +134,7 @@ status api_keys_open(api_keys **out, const char *path) {
 void api_keys_close(api_keys *k) {
     if (k == NULL) return;
     pthread_mutex_destroy(&k->lock);
-    mem_free(k->key);
-    mem_free(k);
+    MEM_FREE(k->key, k);
 }
 
 /* Takes the same time for every key of the same length: a guess learns nothing from it. */

@@ -504,11 +504,7 @@ static status write_tensors(const checkpoint *c, const char *path, const tensor_
     st = comm_host_agree(c->world, open_writer(&w, path, l));
     if (st == OK) st = write_all(&w, path, l, begin);
     (void)part_file_close(w.file, ERR_IO);
-    mem_free(w.piece);
-    mem_free(w.out);
-    mem_free(w.in);
-    mem_free(w.n_out);
-    mem_free(w.n_in);
+    MEM_FREE(w.piece, w.out, w.in, w.n_out, w.n_in);
     return st;
 }
 

@@ -288,8 +288,7 @@ static status take_rows(void *ctx, const embed_rows *r) {
                     w->name, r->n_floats, dim);
     TRY(check_finite(w->j, w->name, r->rows, r->n * dim));
     if (w->t != NULL && r->n > w->room) {
-        mem_free(w->keys);
-        mem_free(w->rows);
+        MEM_FREE(w->keys, w->rows);
         w->keys = NULL;
         w->rows = NULL;
         TRY(MEM_NEW(&w->keys, (size_t)r->n));
@@ -370,8 +369,7 @@ static status set_static(import_job *j, const param *p, int32_t feature) {
     for (int64_t i = feature == ACTIONS ? 0 : 1; st == OK && i < p->shape[0]; i++)
         j->nvidia->n_missing += !w.is_set[i];
     if (st == OK) st = be->ops->copy_in(be, p->value, w.host, (size_t)p->n * sizeof *w.host);
-    mem_free(w.host);
-    mem_free(w.is_set);
+    MEM_FREE(w.host, w.is_set);
     map_fini(&w.known);
     mem_free(w.number);
     return st;
@@ -380,8 +378,7 @@ static status set_static(import_job *j, const param *p, int32_t feature) {
 static status set_dynamic(import_job *j, dynamic_table *t) {
     table_job w = {.j = j, .feature = t->feature, .name = table_name(j, t->feature), .t = t};
     status st = take_table(&w);
-    mem_free(w.keys);
-    mem_free(w.rows);
+    MEM_FREE(w.keys, w.rows);
     map_fini(&w.known);
     mem_free(w.number);
     return st;

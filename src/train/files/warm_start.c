@@ -663,8 +663,7 @@ status warm_start(checkpoint *c, session *s, const warm_options *options, warm_r
     st_close(j.values);
     st_close(j.moments);
     vocabulary_map_fini(&j.map);
-    mem_free(j.item_here);
-    mem_free(j.content_there);
+    MEM_FREE(j.item_here, j.content_there);
     for (int f = 0; f < CONTEXT_MAX; f++)
         mem_free(j.value_here[f]);
     seq_file_close(j.names);

@@ -33,8 +33,7 @@ bootstrap_bounds bootstrap_interval(double *value, int n) {
 }
 
 void replicates_fini(replicates *r) {
-    mem_free(r->metric);
-    mem_free(r->value);
+    MEM_FREE(r->metric, r->value);
     *r = (replicates){0};
 }
 

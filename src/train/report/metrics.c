@@ -138,8 +138,7 @@ status auc_init(auc *a, int n_tasks) {
 }
 
 void auc_fini(auc *a) {
-    mem_free(a->score);
-    mem_free(a->label);
+    MEM_FREE(a->score, a->label);
     *a = (auc){0};
 }
 
@@ -189,8 +188,7 @@ status weighted_auc_init(weighted_auc *w, const auc *a) {
         for (size_t i = 0; i < a->n; i++)
             w->order[(size_t)k * a->n + i] = sorted[i].place;
     }
-    mem_free(pairs);
-    mem_free(other);
+    MEM_FREE(pairs, other);
     return st;
 }
 
