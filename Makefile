@@ -133,7 +133,7 @@ CU_UNIT_attn := $(CU_UNIT_sm80) $(CU_UNIT_sm80_softmax) $(CU_UNIT_f32)
 CU_UNIT_fwd_dq_sm90 := $(CU_UNIT_fwd_sm90) $(CU_UNIT_dq_sm90)
 CU_UNIT_bwd_rest_sm90 := $(CU_UNIT_bwd_sm90) $(CU_UNIT_rest_sm90)
 CU_UNIT_core := $(filter-out $(ASKS_ARCH) $(if $(filter 90,$(CUDA_SM)),src/cuda/core/no_hopper.cu),$(wildcard src/cuda/core/*.cu src/cuda/attn/common/*.cu))
-CU_UNIT_ops := $(patsubst %,src/cuda/ops/%.cu,content exchange kv l2 logits_loss rank rows sampled_softmax update) \
+CU_UNIT_ops := $(patsubst %,src/cuda/ops/%.cu,content exchange glu kv l2 logits_loss rank rows sampled_softmax update) \
 	$(patsubst %,src/cuda/gemm/%.cu,linear matmul)
 CU_UNIT_both := $(ASKS_ARCH)
 CU_UNIT_table := $(wildcard src/cuda/table/*.cu)

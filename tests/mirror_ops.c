@@ -219,6 +219,33 @@ status mirror_gate_bwd(backend *be, const gate_args *args) {
     RUN(m, gate_bwd, &a);
 }
 
+status mirror_glu_fwd(backend *be, const glu_args *args) {
+    mirror *m = mirror_of(be);
+    glu_args a = *args;
+    a.dy = a.da = a.db = NULL;
+    mirror_begin(m);
+    MIRROR_ROWS(m, &a, a, IN, ACT, a.n, a.dim, a.stride);
+    MIRROR_ROWS(m, &a, b, IN, ACT, a.n, a.dim, a.stride);
+    MIRROR(m, &a, residual, IN, ACT, a.n * a.dim);
+    add_dropout(m, &a.drop, a.n);
+    MIRROR(m, &a, y, OUT, ACT, a.n * a.dim);
+    RUN(m, glu_fwd, &a);
+}
+
+status mirror_glu_bwd(backend *be, const glu_args *args) {
+    mirror *m = mirror_of(be);
+    glu_args a = *args;
+    a.residual = a.y = NULL;
+    mirror_begin(m);
+    MIRROR_ROWS(m, &a, a, IN, ACT, a.n, a.dim, a.stride);
+    MIRROR_ROWS(m, &a, b, IN, ACT, a.n, a.dim, a.stride);
+    add_dropout(m, &a.drop, a.n);
+    MIRROR(m, &a, dy, IN, ACT, a.n * a.dim);
+    MIRROR_ROWS(m, &a, da, OUT, ACT, a.n, a.dim, a.stride);
+    MIRROR_ROWS(m, &a, db, OUT, ACT, a.n, a.dim, a.stride);
+    RUN(m, glu_bwd, &a);
+}
+
 status mirror_dropout(backend *be, const dropout_args *args) {
     mirror *m = mirror_of(be);
     dropout_args a = *args;
@@ -383,6 +410,42 @@ status mirror_attn_bwd(backend *be, const attn_args *args) {
     MIRROR(m, &a, dposition_w, BOTH, F32, 2 * a.bias_len - 1);
     MIRROR(m, &a, dtime_w, BOTH, F32, ATTN_TIME_BUCKETS + 1);
     RUN(m, attn_bwd, &a);
+}
+
+status mirror_attn_channels_fwd(backend *be, const attn_channels_args *args) {
+    mirror *m = mirror_of(be);
+    attn_channels_args a = *args;
+    attn_args *of = &a.of;
+    int64_t n_q, n_k, v = (int64_t)of->n_heads * of->dim_v;
+    of->dout = of->dq = of->dk = of->dv = NULL;
+    of->dtable = of->dposition_w = of->dtime_w = NULL;
+    mirror_begin(m);
+    add_attn(m, of, &n_q, &n_k);
+    MIRROR_ROWS(m, of, out, OUT, ACT, n_q, 3 * v, of->stride_out);
+    add_filling(m, &of->out, n_q, of->n_rows_q, 3 * v, of->stride_out);
+    MIRROR(m, &a, third, ROOM, ACT, of->n_rows_q * v);
+    RUN(m, attn_channels_fwd, &a);
+}
+
+status mirror_attn_channels_bwd(backend *be, const attn_channels_args *args) {
+    mirror *m = mirror_of(be);
+    attn_channels_args a = *args;
+    attn_args *of = &a.of;
+    int64_t n_q, n_k, qk = (int64_t)of->n_heads * of->dim_qk, v = (int64_t)of->n_heads * of->dim_v;
+    of->out = NULL;
+    mirror_begin(m);
+    add_attn(m, of, &n_q, &n_k);
+    MIRROR_ROWS(m, of, dout, IN, ACT_FACTOR, n_q, 3 * v, of->stride_out);
+    MIRROR_ROWS(m, of, dq, OUT, ACT, n_q, qk, of->stride_q);
+    MIRROR_ROWS(m, of, dk, OUT, ACT, n_k, qk, of->stride_k);
+    MIRROR_ROWS(m, of, dv, OUT, ACT, n_k, v, of->stride_v);
+    add_filling(m, &of->dq, n_q, of->n_rows_q, qk, of->stride_q);
+    add_filling(m, &of->dk, n_k, of->n_rows_k, qk, of->stride_k);
+    add_filling(m, &of->dv, n_k, of->n_rows_k, v, of->stride_v);
+    MIRROR(m, of, dposition_w, BOTH, F32, 2 * of->bias_len - 1);
+    MIRROR(m, of, dtime_w, BOTH, F32, ATTN_TIME_BUCKETS + 1);
+    MIRROR(m, &a, third, ROOM, ACT, of->n_rows_q * v);
+    RUN(m, attn_channels_bwd, &a);
 }
 
 /* Where kv_put writes, and the slots that say so. */

@@ -97,13 +97,7 @@ static void fwd_strip(const fwd_work *w, int32_t row, int r, int n) {
         fwd_head(w, g, r, n, hull);
 }
 
-/* Rows of keys and values in memory, one after the other. */
-typedef struct kv_rows {
-    const float *k, *v;
-    int64_t stride_k, stride_v;
-} kv_rows;
-
-static void pack_head(const fwd_work *w, int g, kv_rows r) {
+static void pack_head(const fwd_work *w, int g, attn_kv_rows r) {
     const attn_args *a = w->s.a;
     tile_pack_panels(w->keys + (size_t)g * ATTN_KEYS * a->dim_qk, TILE_PANEL, r.k, r.stride_k,
                      w->s.n_keys, a->dim_qk);
@@ -111,14 +105,13 @@ static void pack_head(const fwd_work *w, int g, kv_rows r) {
                    tile_round(w->s.n_keys, TILE_PANEL), r.v, r.stride_v, w->s.n_keys, a->dim_v);
 }
 
-/* Key j of the sequence, first head of the group, and how many keys follow it in memory. */
-static kv_rows rows_at(const attn_seq *s, int32_t j, int32_t *n) {
+attn_kv_rows attn_kv_at(const attn_seq *s, int32_t j, int32_t *n) {
     const attn_args *a = s->a;
     const attn_pages *p = &a->pages;
     int64_t row = (int64_t)s->row_k + j - s->n_paged;
-    kv_rows r = {(const float *)a->k + row * a->stride_k + (int64_t)s->head * a->dim_qk,
-                 (const float *)a->v + row * a->stride_v + (int64_t)s->head * a->dim_v, a->stride_k,
-                 a->stride_v};
+    attn_kv_rows r = {(const float *)a->k + row * a->stride_k + (int64_t)s->head * a->dim_qk,
+                      (const float *)a->v + row * a->stride_v + (int64_t)s->head * a->dim_v,
+                      a->stride_k, a->stride_v};
     *n = s->len_k - j;
     if (j >= s->n_paged) return r;
     int64_t page = p->table[(int64_t)s->b * p->max_pages + j / p->page_len];
@@ -134,12 +127,12 @@ static kv_rows rows_at(const attn_seq *s, int32_t j, int32_t *n) {
 /* Where the current keys are not one after the other in memory, those of the group's heads are
  * first copied: (ATTN_KEYS, G dim_qk) and (ATTN_KEYS, G dim_v).  So they are packed, and summed, in
  * the same order wherever they come from. */
-static kv_rows collect_keys(const fwd_work *w) {
+static attn_kv_rows collect_keys(const fwd_work *w) {
     const attn_args *a = w->s.a;
     int32_t n, d = w->s.n_heads * a->dim_qk, e = w->s.n_heads * a->dim_v;
-    kv_rows all = {w->paged_k, w->paged_v, d, e};
+    attn_kv_rows all = {w->paged_k, w->paged_v, d, e};
     for (int32_t i = 0; i < w->s.n_keys; i += n) {
-        kv_rows from = rows_at(&w->s, w->s.first_key + i, &n);
+        attn_kv_rows from = attn_kv_at(&w->s, w->s.first_key + i, &n);
         if (i == 0 && n >= w->s.n_keys) return from;
         if (n > w->s.n_keys - i) n = w->s.n_keys - i;
         for (int32_t r = 0; r < n; r++) {
@@ -154,7 +147,7 @@ static kv_rows collect_keys(const fwd_work *w) {
 
 static void pack_keys(const fwd_work *w) {
     const attn_args *a = w->s.a;
-    kv_rows r = collect_keys(w);
+    attn_kv_rows r = collect_keys(w);
     for (int g = 0; g < w->s.n_heads; g++, r.k += a->dim_qk, r.v += a->dim_v)
         pack_head(w, g, r);
 }

@@ -84,6 +84,15 @@ attn_seq attn_seq_make(const attn_args *a, int32_t b, int32_t head, int32_t *tim
 /* Makes keys first .. first + ATTN_KEYS - 1 the current ones, as far as they exist. */
 void attn_seq_take_keys(attn_seq *s, int32_t first);
 
+/* Rows of keys and values in memory, one after the other. */
+typedef struct attn_kv_rows {
+    const float *k, *v;
+    int64_t stride_k, stride_v;
+} attn_kv_rows;
+
+/* Key j of the sequence, first head of the group, and how many keys follow it in memory. */
+attn_kv_rows attn_kv_at(const attn_seq *s, int32_t j, int32_t *n);
+
 /* Memory for n rows, and their spans. */
 attn_rows attn_rows_take(attn_carve *carve, const attn_args *a, int n);
 void attn_rows_fill(attn_rows *rows, const attn_seq *s, int32_t row, int n);

@@ -13,7 +13,7 @@ static int32_t first_column(const gate_args *a) {
 static void find_statistics(const gate_args *a, int64_t i, const float *o) {
     const gate_cut *cut = a->cut;
     if (cut == NULL) {
-        norm_row_statistics(o, a->dim, a->eps, &a->mean[i], &a->rstd[i]);
+        norm_row_statistics(o, a->dim, a->eps, a->is_rms, &a->mean[i], &a->rstd[i]);
         return;
     }
     const float *part = cut->moments + 2 * i;
@@ -34,7 +34,8 @@ static status moments_chunk(const cpu_rows *w) {
     const gate_args *a = w->ctx;
     float *own = a->cut->moments + 2 * a->n * a->cut->part;
     for (int64_t i = w->first; i < w->end; i++)
-        norm_row_moments((const float *)a->o + i * a->dim, a->dim, &own[2 * i], &own[2 * i + 1]);
+        norm_row_moments((const float *)a->o + i * a->dim, a->dim, false, &own[2 * i],
+                         &own[2 * i + 1]);
     return OK;
 }
 
@@ -99,7 +100,8 @@ static status backward_chunk(const cpu_rows *w) {
         norm_row_add_affine(o, a->dim, a->mean[i], a->rstd[i], dnorm, dweight, dbias);
         float *d_o = (float *)a->d_o + i * a->dim;
         if (a->cut == NULL) {
-            norm_row_backward(o, a->dim, a->mean[i], a->rstd[i], a->weight, dnorm, false, d_o);
+            norm_row_backward(o, a->dim, a->mean[i], a->rstd[i], a->weight, a->is_rms, dnorm, false,
+                              d_o);
             continue;
         }
         float *sums = a->cut->sums + 2 * i;

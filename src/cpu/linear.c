@@ -34,12 +34,6 @@ static inline float normal(float z) {
  * is denormal, 150 cycles a vector. */
 typedef vec vec_function(vec z);
 
-static inline vec load_part(const float *from, int64_t n) {
-    vec x = {0};
-    memcpy(&x, from, (size_t)n * sizeof *from);
-    return x;
-}
-
 /* y = f(z) z.  The last elements are a vector too: every element has the same bits at any place. */
 static inline __attribute__((always_inline)) void multiply(vec_function *f, int64_t n,
                                                            const float *z, float *y) {
@@ -49,7 +43,7 @@ static inline __attribute__((always_inline)) void multiply(vec_function *f, int6
         vec_store(y + i, x * f(x));
     }
     if (i == n) return;
-    vec x = load_part(z + i, n - i), product = x * f(x);
+    vec x = vec_load_part(z + i, n - i), product = x * f(x);
     memcpy(y + i, &product, (size_t)(n - i) * sizeof *y);
 }
 
@@ -60,7 +54,7 @@ static inline __attribute__((always_inline)) void descend(vec_function *slope, i
     for (; i + VEC <= n; i += VEC)
         vec_store(dy + i, vec_load(dy + i) * slope(vec_load(z + i)));
     if (i == n) return;
-    vec product = load_part(dy + i, n - i) * slope(load_part(z + i, n - i));
+    vec product = vec_load_part(dy + i, n - i) * slope(vec_load_part(z + i, n - i));
     memcpy(dy + i, &product, (size_t)(n - i) * sizeof *dy);
 }
 

@@ -13,7 +13,7 @@ static status forward_chunk(const cpu_rows *w) {
     for (int64_t i = w->first; i < w->end; i++) {
         const float *x = (const float *)a->x + i * a->dim;
         float mean, rstd;
-        norm_row_statistics(x, a->dim, a->eps, &mean, &rstd);
+        norm_row_statistics(x, a->dim, a->eps, a->is_rms, &mean, &rstd);
         norm_row_apply(x, a->dim, mean, rstd, a->weight, a->bias, (float *)a->y + i * a->dim);
         a->mean[i] = mean;
         a->rstd[i] = rstd;
@@ -42,7 +42,7 @@ static status backward_chunk(const cpu_rows *w) {
         const float *x = (const float *)a->x + i * a->dim;
         float *dy = memcpy(memory, (const float *)a->dy + i * a->dim, row_bytes);
         norm_row_add_affine(x, a->dim, a->mean[i], a->rstd[i], dy, dweight, dbias);
-        norm_row_backward(x, a->dim, a->mean[i], a->rstd[i], a->weight, dy, a->adds_dx,
+        norm_row_backward(x, a->dim, a->mean[i], a->rstd[i], a->weight, a->is_rms, dy, a->adds_dx,
                           (float *)a->dx + i * a->dim);
     }
     return OK;
@@ -75,7 +75,7 @@ static status residual_norm_chunk(const cpu_rows *w) {
     for (int64_t i = w->first; i < w->end; i++) {
         float mean, rstd;
         sum_row(a, i, memory);
-        norm_row_statistics(memory, a->dim, a->eps, &mean, &rstd);
+        norm_row_statistics(memory, a->dim, a->eps, false, &mean, &rstd);
         norm_row_apply(memory, a->dim, mean, rstd, a->weight, a->bias, (float *)a->y + i * a->dim);
     }
     return OK;

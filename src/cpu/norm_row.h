@@ -10,13 +10,15 @@
 
 #include "cpu/cpu.h"
 
-/* Mean and variance, in two passes: the row is in cache, and x^2 - mean^2 would cancel. */
-static inline void norm_row_moments(const float *x, int32_t dim, float *mean, float *variance) {
+/* Mean and variance, in two passes: the row is in cache, and x^2 - mean^2 would cancel.  An
+ * rms norm takes the variance around 0. */
+static inline void norm_row_moments(const float *x, int32_t dim, bool is_rms, float *mean,
+                                    float *variance) {
     float sum = 0, squares = 0;
 #pragma omp simd reduction(+ : sum)
     for (int32_t c = 0; c < dim; c++)
         sum += x[c];
-    float m = sum / (float)dim;
+    float m = is_rms ? 0 : sum / (float)dim;
 #pragma omp simd reduction(+ : squares)
     for (int32_t c = 0; c < dim; c++)
         squares += (x[c] - m) * (x[c] - m);
@@ -25,10 +27,10 @@ static inline void norm_row_moments(const float *x, int32_t dim, float *mean, fl
 }
 
 /* Mean and 1 / sqrt(variance + eps). */
-static inline void norm_row_statistics(const float *x, int32_t dim, float eps, float *mean,
-                                       float *rstd) {
+static inline void norm_row_statistics(const float *x, int32_t dim, float eps, bool is_rms,
+                                       float *mean, float *rstd) {
     float variance;
-    norm_row_moments(x, dim, mean, &variance);
+    norm_row_moments(x, dim, is_rms, mean, &variance);
     *rstd = 1.0f / sqrtf(variance + eps);
 }
 
@@ -73,12 +75,14 @@ static inline void norm_row_sums(const float *x, int32_t dim, float mean, const 
 }
 
 /* dx = rstd (g - mean(g) - h mean(g h)) with g = dy * weight and h the normalised x; added to the
- * old dx if `adds`.  Overwrites dy with g, so dy must be scratch memory of the caller. */
+ * old dx if `adds`; an rms norm has no mean(g).  Overwrites dy with g, so dy must be scratch memory
+ * of the caller. */
 static inline void norm_row_backward(const float *x, int32_t dim, float mean, float rstd,
-                                     const float *weight, float *dy, bool adds, float *dx) {
+                                     const float *weight, bool is_rms, float *dy, bool adds,
+                                     float *dx) {
     float sum, dot;
     norm_row_sums(x, dim, mean, weight, dy, &sum, &dot);
-    float mean_g = sum / (float)dim, slope = dot * rstd * rstd / (float)dim;
+    float mean_g = is_rms ? 0 : sum / (float)dim, slope = dot * rstd * rstd / (float)dim;
     if (adds)
         for (int32_t c = 0; c < dim; c++)
             dx[c] += rstd * (dy[c] - mean_g - (x[c] - mean) * slope);

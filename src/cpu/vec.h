@@ -67,6 +67,21 @@ static inline void vec_store(float *to, vec x) {
     *(vec_any *)to = x;
 }
 
+/* The first n elements, and zeros; and back. */
+static inline vec vec_load_part(const float *from, int64_t n) {
+    vec x = {0};
+    if (n >= VEC) return vec_load(from);
+    memcpy(&x, from, (size_t)n * sizeof *from);
+    return x;
+}
+
+static inline void vec_store_part(float *to, vec x, int64_t n) {
+    if (n >= VEC)
+        vec_store(to, x);
+    else
+        memcpy(to, &x, (size_t)n * sizeof *to);
+}
+
 static inline vec vec_all(float x) {
     vec all = {0};
     for (int i = 0; i < VEC; i++)

@@ -50,6 +50,13 @@ status attn_args_check(const attn_args *a) {
     return OK;
 }
 
+status attn_channels_args_check(const attn_channels_args *a) {
+    const attn_args *of = &a->of;
+    if (of->bias != BIAS_TIME || of->func != NULL || of->gate != NULL)
+        return fail(ERR_USAGE, "attention: channels need a time bias, no func and no gate");
+    return attn_args_check(of);
+}
+
 status softmax_attn_args_check(const softmax_attn_args *a) {
     if (a->n_heads < 1 || a->dim < 1 || a->dim > SOFTMAX_ATTN_MAX_DIM)
         return fail(ERR_USAGE,

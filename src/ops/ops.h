@@ -189,10 +189,13 @@ enum { LINEAR_FASTEST = -1 };
  * us.  Nothing is timed. */
 enum { LINEAR_SINGLE = -2 };
 
-/* y = (x - mean) rstd (* weight + bias); statistics over `dim`, biased variance. */
+/* y = (x - mean) rstd (* weight + bias); statistics over `dim`, biased variance.  With is_rms the
+ * mean counts as 0, so that rstd = 1 / sqrt(mean of x^2 + eps); a norm of linear_packed_args has no
+ * is_rms. */
 typedef struct norm_args {
     int64_t n;
     int32_t dim;
+    bool is_rms;
     float eps;
     const void *x;          /* (n, dim) act */
     const float *weight;    /* (dim) or NULL: no affine */
@@ -249,6 +252,7 @@ typedef struct gate_cut {
 typedef struct gate_args {
     int64_t n;
     int32_t dim;
+    bool is_rms; /* of norm_args; not of rows that are cut over ranks, nor inside the attention */
     float eps;
     const void *o;       /* (n, dim) act */
     const void *u;       /* rows of dim, stride_u apart, act */
@@ -264,6 +268,24 @@ typedef struct gate_args {
     float *dweight, *dbias; /* (dim) or NULL */
     const gate_cut *cut;    /* NULL: rows are whole */
 } gate_args;
+
+/* Gated linear units, and residuals behind a gate:
+ *     y = f(a) * dropped(b) (+ residual)
+ * Backward: da = dy f'(a) dropped(b), db = dropped(dy f(a)), where da may be a and db may be b; the
+ * gradient of the residual is dy itself. */
+typedef enum { GLU_SILU, GLU_SIGMOID } glu_kind;
+typedef struct glu_args {
+    glu_kind f;
+    int64_t n;
+    int32_t dim;
+    const void *a, *b;    /* rows of dim act, stride apart */
+    int64_t stride;       /* elements; that of da and db, too */
+    const void *residual; /* (n, dim) act or NULL */
+    dropout drop;
+    void *y;        /* (n, dim) act */
+    const void *dy; /* (n, dim) act */
+    void *da, *db;  /* as a and b */
+} glu_args;
 
 /* y = dropped(x) (+ residual), in place allowed; the backward pass is the same with dy for x and no
  * residual.  With is_path all tokens of a user are kept or dropped together (stochastic depth): the
@@ -385,6 +407,17 @@ typedef struct attn_args {
     float *dtable;                /* as table, added to; or NULL */
     float *dposition_w, *dtime_w; /* added to */
 } attn_args;
+
+/* The three channels of FuXi's attention, maps of the same values.  Rows of out are (H, 3, dim_v):
+ *     out[i, h, 0] = sum_j M[i, j] position_w[N - 1 + j - i] v_j
+ *     out[i, h, 1] = sum_j M[i, j] time_w[bucket(query_time[i] - key_time[j])] v_j
+ *     out[i, h, 2] = sum_j M[i, j] silu(alpha q_i . k_j) * scale v_j
+ * with M, N, buckets and pages as above.  In `of` bias is BIAS_TIME, there is no func and no gate,
+ * and n_rows_q is known; dout has the rows of out. */
+typedef struct attn_channels_args {
+    attn_args of;
+    void *third; /* (Tq, H dim_v) act, room: the third channel; backward its gradient */
+} attn_channels_args;
 
 /* Writes keys and values to pages (attn_pages): row i of k and v to row slot[i] % page_len of page
  * slot[i] / page_len; a negative slot: nowhere.  No two rows have the same slot. */
@@ -771,6 +804,7 @@ static inline size_t act_bytes(act_type act) {
  * of the content of the offsets.  ERR_USAGE names the
  * argument. */
 status attn_args_check(const attn_args *a);
+status attn_channels_args_check(const attn_channels_args *a);
 status softmax_attn_args_check(const softmax_attn_args *a);
 
 /* Op head_fwd by the ops that it consists of, for any backend. */

@@ -172,6 +172,13 @@ static op_work attention(const backend *be, const attn_args *a, bool is_bwd, cha
     return by_pairs(be, &w, pairs, of_pair * a->n_heads, bytes);
 }
 
+/* Three maps of the values; two of them have no scores. */
+static op_work channels(const backend *be, const attn_channels_args *a, bool is_bwd, char *shape) {
+    attn_args wide = a->of;
+    wide.dim_v *= 3;
+    return attention(be, &wide, is_bwd, shape);
+}
+
 static op_work product(const backend *be, const linear_args *a, bool is_bwd, char *shape) {
     double n = (double)a->n, in = a->n_in, out = a->n_out, act = (double)act_bytes(be->act);
     int n_products = is_bwd ? (a->dx != NULL) + (a->dw != NULL) : 1;
@@ -246,6 +253,10 @@ op_work work_of(work_op op, char shape[WORK_SHAPE_BYTES], ...) {
     case WORK_attn_bwd:
         w = attention(be, a, op == WORK_attn_bwd, shape);
         break;
+    case WORK_attn_channels_fwd:
+    case WORK_attn_channels_bwd:
+        w = channels(be, a, op == WORK_attn_channels_bwd, shape);
+        break;
     case WORK_softmax_attn_fwd:
     case WORK_softmax_attn_bwd:
         w = softmax(be, a, op == WORK_softmax_attn_bwd, shape);
@@ -275,6 +286,11 @@ op_work work_of(work_op op, char shape[WORK_SHAPE_BYTES], ...) {
     case WORK_gate_bwd:
         w = rows(be, ((const gate_args *)a)->n, ((const gate_args *)a)->dim,
                  op == WORK_gate_bwd ? 5 : 3, shape);
+        break;
+    case WORK_glu_fwd:
+    case WORK_glu_bwd:
+        w = rows(be, ((const glu_args *)a)->n, ((const glu_args *)a)->dim,
+                 op == WORK_glu_bwd ? 5 : 3, shape);
         break;
     case WORK_gather:
         w = gathered(be, a, shape);

@@ -8,6 +8,7 @@ typedef struct shape {
     int64_t stride_u;
     bool is_affine;
     float rate;
+    bool is_rms;
 } shape;
 
 typedef struct expected {
@@ -20,7 +21,7 @@ static void exact_row(const gate_args *a, int64_t i, const double *o, const doub
     double sum = 0, squares = 0;
     for (int32_t c = 0; c < a->dim; c++)
         sum += o[c];
-    double mean = sum / a->dim;
+    double mean = a->is_rms ? 0 : sum / a->dim;
     for (int32_t c = 0; c < a->dim; c++)
         squares += (o[c] - mean) * (o[c] - mean);
     double rstd = 1 / sqrt(squares / a->dim + (double)a->eps);
@@ -38,7 +39,7 @@ static void naive_row(const gate_args *a, int64_t i, bool f, expected *e) {
     int32_t n = a->dim;
     for (int32_t c = 0; c < n; c++)
         sum = r32(sum + o[c], f);
-    double mean = r32(sum / n, f);
+    double mean = a->is_rms ? 0 : r32(sum / n, f);
     for (int32_t c = 0; c < n; c++)
         squares = r32(squares + r32(r32(o[c] - mean, f) * r32(o[c] - mean, f), f), f);
     double rstd = r32(1 / r32(sqrt(r32(r32(squares / n, f) + a->eps, f)), f), f);
@@ -55,6 +56,7 @@ static void naive_row(const gate_args *a, int64_t i, bool f, expected *e) {
         sum_g = r32(sum_g + g[c], f);
         sum_gh = r32(sum_gh + r32(g[c] * h[c], f), f);
     }
+    if (a->is_rms) sum_g = 0;
     for (int32_t c = 0; c < n; c++) {
         double inner = r32(r32(g[c] - r32(sum_g / n, f), f) - r32(h[c] * r32(sum_gh / n, f), f), f);
         e->d_o[i * n + c] = ract(rstd * inner, f);
@@ -135,6 +137,7 @@ static void check_gate(test_backends *t, shape s) {
     for (int b = 0; b < N_TEST_BACKENDS; b++) {
         a[b] = (gate_args){.n = s.n,
                            .dim = s.dim,
+                           .is_rms = s.is_rms,
                            .eps = 1e-5f,
                            .o = o,
                            .u = u,
@@ -181,14 +184,16 @@ TEST(gate_against_double) {
     for (int affine = 0; affine < 2; affine++) {
         check_gate(&t, (shape){.n = 0, .dim = 50, .stride_u = 200, .is_affine = affine});
         check_gate(&t, (shape){.n = 1, .dim = 2, .stride_u = 2, .is_affine = affine});
-        check_gate(&t, (shape){7, 17, 19, affine, 0});
-        check_gate(&t, (shape){7, 50, 200, affine, 0.2f});
-        check_gate(&t, (shape){9, 128, 512, affine, 0.5f});
+        check_gate(&t, (shape){7, 17, 19, affine, 0, false});
+        check_gate(&t, (shape){7, 50, 200, affine, 0.2f, false});
+        check_gate(&t, (shape){9, 128, 512, affine, 0.5f, false});
         /* rows that a GPU gives a block each */
-        check_gate(&t, (shape){9, 1024, 1032, affine, 0});
-        check_gate(&t, (shape){9, 768, 768, affine, 0});
+        check_gate(&t, (shape){9, 1024, 1032, affine, 0, false});
+        check_gate(&t, (shape){9, 768, 768, affine, 0, false});
     }
-    check_gate(&t, (shape){1200, 50, 60, false, 0.3f});
+    check_gate(&t, (shape){1200, 50, 60, false, 0.3f, false});
+    check_gate(&t, (shape){7, 150, 400, false, 0.2f, true});
+    check_gate(&t, (shape){9, 768, 768, true, 0, true});
     close_backends(&t);
 }
 

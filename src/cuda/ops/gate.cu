@@ -81,7 +81,7 @@ static __global__ void __launch_bounds__(R::THREADS, R::FORWARD)
         drop.position = in.position;
         float mean, rstd;
         if (i + step < a.n) input_load(next, a, i + step, false);
-        norm_row_statistics<T, R>(in.o, a.dim, a.eps, room, &mean, &rstd);
+        norm_row_statistics<T, R>(in.o, a.dim, a.eps, room, &mean, &rstd, a.is_rms);
 #pragma unroll
         for (int p = 0; p < R::PARTS; p++) {
             int c = row_column<R>(p);
@@ -123,7 +123,8 @@ static __global__ void __launch_bounds__(R::THREADS, R::BACKWARD)
 #pragma unroll
         for (int p = 0; p < R::PARTS; p++)
             backward_part<T, R>(a, i, p, in, drop, affine, 0, d.part[p]);
-        norm_row_backward<T, R>(in.o, a.dim, in.mean, in.rstd, affine, &room[turn], d, sums);
+        norm_row_backward<T, R>(in.o, a.dim, in.mean, in.rstd, affine, &room[turn], d, sums,
+                                a.is_rms);
         turn ^= 1;
 #pragma unroll
         for (int p = 0; p < R::PARTS; p++)

@@ -17,7 +17,7 @@ static __global__ void __launch_bounds__(R::THREADS, R::FORWARD)
         row_packs<T, R> x = next;
         float mean, rstd;
         if (i + step < a.n) row_load<T, R>(next, (const T *)a.x + (i + step) * a.dim, a.dim);
-        norm_row_statistics<T, R>(x, a.dim, a.eps, room, &mean, &rstd);
+        norm_row_statistics<T, R>(x, a.dim, a.eps, room, &mean, &rstd, a.is_rms);
 #pragma unroll
         for (int p = 0; p < R::PARTS; p++) {
             float y[R::V];
@@ -134,7 +134,8 @@ static __global__ void __launch_bounds__(R::THREADS, R::BACKWARD)
 #pragma unroll
             for (int j = 0; j < R::V; j++)
                 d.part[p][j] = column(in.dy.part[p], j);
-        norm_row_backward<T, R>(in.x, a.dim, in.mean, in.rstd, affine, &room[turn], d, sums);
+        norm_row_backward<T, R>(in.x, a.dim, in.mean, in.rstd, affine, &room[turn], d, sums,
+                                a.is_rms);
         turn ^= 1;
 #pragma unroll
         for (int p = 0; p < R::PARTS; p++) {

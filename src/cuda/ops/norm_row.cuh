@@ -87,12 +87,12 @@ __device__ static inline void row_load(row_packs<T, R> &x, const T *row, int dim
         x.part[p] = load_columns<R::IS_PACKED, R::V>(row, row_column<R>(p), dim);
 }
 
-/* Mean and 1 / sqrt(variance + eps).  Columns beyond the end are zeros, which do not change the
- * mean; the variance must leave them out. */
+/* Mean and 1 / sqrt(variance + eps); an rms norm takes the variance around 0.  Columns beyond the
+ * end are zeros, which do not change the mean; the variance must leave them out. */
 template <typename T, typename R>
 __device__ static inline void norm_row_statistics(const row_packs<T, R> &x, int dim, float eps,
-                                                  row_room<R> (&room)[2], float *mean,
-                                                  float *rstd) {
+                                                  row_room<R> (&room)[2], float *mean, float *rstd,
+                                                  bool is_rms = false) {
     float sum = 0, squares = 0, share = 1.0f / (float)dim;
 #pragma unroll
     for (int p = 0; p < R::PARTS; p++)
@@ -100,6 +100,7 @@ __device__ static inline void norm_row_statistics(const row_packs<T, R> &x, int 
         for (int j = 0; j < R::V; j++)
             sum += column(x.part[p], j);
     float m = row_sum2<R>(make_float2(sum, 0), &room[0]).x * share;
+    if (is_rms) m = 0;
 #pragma unroll
     for (int p = 0; p < R::PARTS; p++)
 #pragma unroll
@@ -154,12 +155,12 @@ template <typename R> __device__ static inline void norm_sums_clear(norm_sums<R>
 
 /* Turns d from the gradient of the norm's output into the gradient of its input, rstd (g - mean(g)
  * - h mean(g h)), where g = d * weight and h is the normalised x; adds the gradients of weight and
- * bias to sums.  In columns beyond the end d is 0. */
+ * bias to sums.  An rms norm has no mean(g).  In columns beyond the end d is 0. */
 template <typename T, typename R>
 __device__ static inline void norm_row_backward(const row_packs<T, R> &x, int dim, float mean,
                                                 float rstd, const row_affine<R> &affine,
                                                 row_room<R> *room, row_floats<R> &d,
-                                                norm_sums<R> &sums) {
+                                                norm_sums<R> &sums, bool is_rms = false) {
     float sum = 0, dot = 0, share = 1.0f / (float)dim;
     row_floats<R> h;
 #pragma unroll
@@ -174,7 +175,7 @@ __device__ static inline void norm_row_backward(const row_packs<T, R> &x, int di
             dot += d.part[p][j] * h.part[p][j];
         }
     float2 total = row_sum2<R>(make_float2(sum, dot), room);
-    float level = rstd * total.x * share, slope = rstd * total.y * share;
+    float level = is_rms ? 0 : rstd * total.x * share, slope = rstd * total.y * share;
 #pragma unroll
     for (int p = 0; p < R::PARTS; p++)
 #pragma unroll
