@@ -4,8 +4,9 @@
 #include "test.h"
 
 const char *toy_kind_name(toy_kind kind) {
-    static const char *const name[] = {"hstu-research", "sasrec",       "own",     "retrieval",
-                                       "rank bits",     "rank classes", "rank mlp"};
+    static const char *const name[] = {"hstu-research", "sasrec",    "own",
+                                       "retrieval",     "rank bits", "rank classes",
+                                       "rank mlp",      "fuxi",      "esasrec"};
     return name[kind];
 }
 
@@ -19,12 +20,15 @@ static int n_targets(toy_kind kind) {
 
 config toy_model_config(toy_kind kind, double rate) {
     static int64_t bits[] = {12, 3}, classes[] = {8};
-    bool is_meta = kind == TOY_HSTU_RESEARCH || kind == TOY_SASREC || kind == TOY_OWN;
+    bool is_meta = kind == TOY_HSTU_RESEARCH || kind == TOY_SASREC || kind == TOY_OWN ||
+                   kind == TOY_FUXI || kind == TOY_ESASREC;
     config c = {.family = is_meta ? FAMILY_META : FAMILY_NVIDIA,
                 .task = is_ranking(kind) ? TASK_RANKING : TASK_RETRIEVAL,
-                .model = kind == TOY_SASREC ? MODEL_SASREC
-                         : is_meta          ? MODEL_HSTU_RESEARCH
-                                            : MODEL_HSTU};
+                .model = kind == TOY_SASREC    ? MODEL_SASREC
+                         : kind == TOY_FUXI    ? MODEL_FUXI
+                         : kind == TOY_ESASREC ? MODEL_ESASREC
+                         : is_meta             ? MODEL_HSTU_RESEARCH
+                                               : MODEL_HSTU};
     c.data.max_history = TOY_EVENTS - n_targets(kind);
     c.data.max_candidates = is_ranking(kind) ? n_targets(kind) : 0;
     c.network = (config_network){.n_layers = 2,

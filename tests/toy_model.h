@@ -21,6 +21,8 @@ typedef enum {
     TOY_RANK_BITS,    /* candidates, contextual tokens, 3 tasks */
     TOY_RANK_CLASSES, /* no candidates, contextual tokens, 8 classes */
     TOY_RANK_MLP,     /* candidates, tables of another width than the model */
+    TOY_FUXI,
+    TOY_ESASREC,
     TOY_KINDS
 } toy_kind;
 

@@ -35,6 +35,8 @@ bool config_class_is_active(const config *c, const option_class *class_) {
     if (strcmp(name, "RetrievalArgs") == 0) return c->task == TASK_RETRIEVAL;
     if (strcmp(name, "hstu_encoder") == 0) return c->model == MODEL_HSTU_RESEARCH;
     if (strcmp(name, "sasrec_encoder") == 0) return c->model == MODEL_SASREC;
+    if (strcmp(name, "fuxi_encoder") == 0) return c->model == MODEL_FUXI;
+    if (strcmp(name, "esasrec_encoder") == 0) return c->model == MODEL_ESASREC;
     return true;
 }
 
@@ -290,7 +292,12 @@ static status add_predefined_tables(loader *l) {
 /* Values that Meta's train.py hard-codes. */
 static void fix_meta(config *c) {
     c->network.dtype = c->network.is_bf16 ? DTYPE_BFLOAT16 : DTYPE_FLOAT32;
-    c->network.norm_epsilon = c->model == MODEL_SASREC ? 1e-8 : 1e-6;
+    c->network.norm_epsilon = c->model == MODEL_SASREC    ? 1e-8
+                              : c->model == MODEL_ESASREC ? 1e-5
+                                                          : 1e-6;
+    if (c->model == MODEL_FUXI || c->model == MODEL_ESASREC)
+        c->network.ffn_hidden_size = c->network.ffn_multiply * c->network.hidden_size;
+    if (c->model == MODEL_FUXI && c->network.has_single_stage) c->network.ffn_hidden_size = 0;
     c->network.is_causal = true;
     c->network.item_dim = c->network.contextual_dim = c->network.scaling_length = -1;
     c->network.target_group_size = 1;
@@ -468,7 +475,8 @@ static status complete_nvidia(loader *l) {
 static status complete(loader *l) {
     if (l->c->family == FAMILY_NVIDIA) return complete_nvidia(l);
     fix_meta(l->c);
-    return l->c->model == MODEL_SASREC ? divide_heads(l, "train_fn", "item_embedding_dim") : OK;
+    bool is_softmax = l->c->model == MODEL_SASREC || l->c->model == MODEL_ESASREC;
+    return is_softmax ? divide_heads(l, "train_fn", "item_embedding_dim") : OK;
 }
 
 /* Checks one binding: whether there is such an option, and whether the value fits it. */

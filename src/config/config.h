@@ -21,7 +21,13 @@
 /* The order of each enumeration is the order of the choices in the option table. */
 typedef enum { FAMILY_ANY, FAMILY_META, FAMILY_NVIDIA } config_family;
 typedef enum { TASK_RANKING, TASK_RETRIEVAL } config_task;
-typedef enum { MODEL_SASREC, MODEL_HSTU_RESEARCH, MODEL_HSTU } config_model;
+typedef enum {
+    MODEL_SASREC,
+    MODEL_HSTU_RESEARCH,
+    MODEL_FUXI,
+    MODEL_ESASREC,
+    MODEL_HSTU
+} config_model;
 /* TF32: float32 whose products round their operands. */
 typedef enum { DTYPE_BFLOAT16, DTYPE_FLOAT16, DTYPE_FLOAT32, DTYPE_TF32 } config_dtype;
 typedef enum { BACKEND_CUTLASS, BACKEND_TRITON, BACKEND_PYTORCH } config_backend;
@@ -184,7 +190,9 @@ typedef struct config_network {
     bool has_no_contextual_mask;
     /* Meta's research encoders */
     int64_t output_length;   /* slots after the history, besides the target's */
-    int64_t ffn_hidden_size; /* sasrec */
+    int64_t ffn_hidden_size; /* sasrec; of the other two, times hidden_size: */
+    int64_t ffn_multiply;
+    bool has_single_stage; /* fuxi: no feed-forward stage */
     config_activation ffn_activation;
     config_score score;
     config_linear_activation linear_activation;

@@ -20,7 +20,7 @@ const char *config_task_name(config_task task) {
 }
 
 const char *config_model_name(config_model model) {
-    static const char *const names[] = {"sasrec", "hstu-research", "hstu"};
+    static const char *const names[] = {"sasrec", "hstu-research", "fuxi", "esasrec", "hstu"};
     return names[model];
 }
 
@@ -104,6 +104,9 @@ static status check_meta(const config *c) {
     if (c->network.score == SCORE_SOFTMAX_REL_BIAS || c->network.concatenates_u)
         return refuse(c, "hstu_encoder.normalization = 'softmax_rel_bias' and concat_ua = True are "
                          "variants that cannot be trained");
+    if (c->model == MODEL_FUXI && !c->network.has_relative_bias)
+        return refuse(c, "fuxi_encoder.enable_relative_attention_bias = False leaves two of the "
+                         "three channels of FuXi without weights");
     return OK;
 }
 

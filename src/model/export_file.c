@@ -13,6 +13,7 @@
 #include "format/torch_file.h"
 #include "model/checkpoint_load.h"
 #include "model/vocabulary.h"
+#include "nn/layer.h"
 
 /* The tensors to write: those of the checkpoint, and what the layout replaces or adds. */
 typedef struct weight_set {
@@ -87,9 +88,12 @@ static status make_meta(weight_set *s, const char *folder, pool *workers) {
         if (strcmp(s->tensor[i].name, META_ITEMS) == 0) items = &s->tensor[i];
         if (strcmp(s->tensor[i].name, META_PLACES) == 0) places = &s->tensor[i];
     }
-    if (items == NULL || places == NULL || items->n_dims != 2 || places->n_dims != 2)
+    bool is_ligr = false;
+    for (size_t i = 0; i < s->n; i++)
+        is_ligr |= strncmp(s->tensor[i].name, LIGR_PREFIX, strlen(LIGR_PREFIX)) == 0;
+    if (is_ligr || items == NULL || places == NULL || items->n_dims != 2 || places->n_dims != 2)
         return fail(ERR_UNSUPPORTED,
-                    "%s: not one of Meta's research models (HSTU, SASRec), which alone have "
+                    "%s: not one of Meta's research models (HSTU, SASRec; FuXi), which alone have "
                     "Meta's layout",
                     folder);
     TRY(vocabulary_open(&s->items, folder, workers));

@@ -6,7 +6,7 @@
 
 const char *kv_store_check(const model *m) {
     if (m->n_layers == 0) return "a model without layers has nothing to keep";
-    if (m->layers[0].kind != &hstu_layer_kind)
+    if (!m->layers[0].kind->keeps_pages)
         return "softmax attention cannot read pages: every request computes the whole history";
     if (m->plan.has_context_mask)
         return "contextual tokens see the whole history, so that every new event changes all rows";

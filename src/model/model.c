@@ -99,6 +99,8 @@ static init_rule position_rule(const config *c, int64_t n_places) {
     case MODEL_SASREC:
         return (init_rule){.kind = INIT_TRUNCATED, .scale = sqrt(1.0 / (double)dim)};
     case MODEL_HSTU_RESEARCH:
+    case MODEL_FUXI:
+    case MODEL_ESASREC:
         break;
     }
     return init_xavier_normal(n_places, dim);
@@ -206,7 +208,8 @@ static status check_sequence(const model *m, const config *c) {
     const config_network *n = &c->network;
     if (m->sequence == NULL) return OK;
     int size = m->sequence->size;
-    if (m->tensor != NULL || c->model == MODEL_SASREC || size > HSTU_MAX_PARTS)
+    bool is_hstu = c->model == MODEL_HSTU || c->model == MODEL_HSTU_RESEARCH;
+    if (m->tensor != NULL || !is_hstu || size > HSTU_MAX_PARTS)
         return fail(ERR_UNSUPPORTED, "%s: its sequences cannot be cut over ranks%s", c->file,
                     m->tensor != NULL ? " whose layers are cut, too" : "");
     if (n->n_heads % size == 0) return OK;
@@ -242,7 +245,9 @@ static status check_tensor(const model *m, const config *c) {
 
 static void configure_hstu(const model *m, const config *c, hstu_layer_config *l) {
     const config_network *n = &c->network;
-    *l = is_research(c) ? hstu_layer_research() : hstu_layer_fused();
+    *l = c->model == MODEL_FUXI ? hstu_layer_fuxi()
+         : is_research(c)       ? hstu_layer_research()
+                                : hstu_layer_fused();
     l->dim = m->dim;
     l->tensor = m->tensor;
     l->sequence = m->sequence;
@@ -257,17 +262,34 @@ static void configure_hstu(const model *m, const config *c, hstu_layer_config *l
     if (is_research(c)) {
         l->has_silu = n->linear_activation == LINEAR_SILU;
         l->has_bias = n->has_relative_bias;
+        l->dim_ffn = (int32_t)(c->model == MODEL_FUXI ? n->ffn_hidden_size : 0);
         l->bias_len = (int32_t)research_length(c, m->input.config.n_context);
     } else {
         l->alpha = (float)(1 / sqrt((double)n->dim_qk));
     }
 }
 
-static status configure_sasrec(const model *m, const config *c, sasrec_layer_config *l) {
-    const config_network *n = &c->network;
+/* SASRec's layers and eSASRec's. */
+static status check_softmax_layer(const config_network *n) {
     TRY(check_range("the width of the FFN", n->ffn_hidden_size, 1, MAX_WIDTH));
     if (n->hidden_size % n->n_heads != 0)
         return fail(ERR_CONFIG, "the width of the model does not divide among its heads");
+    return OK;
+}
+
+static status configure_ligr(const model *m, const config *c, ligr_layer_config *l) {
+    const config_network *n = &c->network;
+    *l = (ligr_layer_config){.dim = m->dim,
+                             .n_heads = (int32_t)n->n_heads,
+                             .dim_ffn = (int32_t)n->ffn_hidden_size,
+                             .eps = (float)n->norm_epsilon,
+                             .dropout_rate = (float)n->dropout};
+    return check_softmax_layer(n);
+}
+
+static status configure_sasrec(const model *m, const config *c, sasrec_layer_config *l) {
+    const config_network *n = &c->network;
+    TRY(check_softmax_layer(n));
     bool is_gelu = n->ffn_activation == ACTIVATION_GELU;
     *l = (sasrec_layer_config){.dim = m->dim,
                                .n_heads = (int32_t)n->n_heads,
@@ -279,9 +301,13 @@ static status configure_sasrec(const model *m, const config *c, sasrec_layer_con
 }
 
 static status add_layers(model *m, const config *c) {
-    layer_config l = {.type = c->model == MODEL_SASREC ? LAYER_SASREC : LAYER_HSTU};
+    layer_config l = {.type = c->model == MODEL_SASREC    ? LAYER_SASREC
+                              : c->model == MODEL_ESASREC ? LAYER_LIGR
+                                                          : LAYER_HSTU};
     if (l.type == LAYER_SASREC)
         TRY(configure_sasrec(m, c, &l.sasrec));
+    else if (l.type == LAYER_LIGR)
+        TRY(configure_ligr(m, c, &l.ligr));
     else
         configure_hstu(m, c, &l.hstu);
     TRY(NN_NEW_HOST(&m->memory, &m->layers, m->n_layers));
@@ -423,7 +449,7 @@ static status make(model *m, const config *c, const model_limits *limits) {
     l.n_context_values = values;
     TRY(dynamic_choose(&m->dynamic, c, &l, values, &m->memory));
     TRY(param_list_init(&m->params, &m->memory,
-                        16 + l.n_context + 8 * m->n_layers + 2 * MLP_MAX_LAYERS));
+                        16 + l.n_context + 16 * m->n_layers + 2 * MLP_MAX_LAYERS));
     TRY(add_input(m, c, &l));
     TRY(add_layers(m, c));
     TRY(m->is_ranking ? add_ranking(m, c) : add_retrieval(m, c, &l));

@@ -34,13 +34,15 @@ static void add_layers(flops *f, const config *c, const user_tokens *n, bool is_
     double passes = is_training ? 3 : 1, attn_passes = is_training ? 3.5 : 1;
     double seen = n->all - n->target, history = seen - n->context;
     double scores = n->all * seen - history * history / 2 + n->target;
-    bool is_sasrec = c->model == MODEL_SASREC;
-    double width = is_sasrec ? 3 * dim : 2 * heads * (dim_qk + dim_v);
+    bool is_ligr = c->model == MODEL_ESASREC, is_fuxi = c->model == MODEL_FUXI;
+    bool is_softmax = is_ligr || c->model == MODEL_SASREC;
+    double channels = is_fuxi ? 3 : 1, n_ffn = is_ligr || is_fuxi ? 3 : is_softmax ? 2 : 0;
+    double width = is_softmax ? 3 * dim : heads * (2 * dim_qk + (channels + 1) * dim_v);
     f->uvqk += passes * layers * product(n->all, dim, width);
-    f->projection += passes * layers * product(n->all, heads * dim_v, dim);
-    if (is_sasrec)
-        f->projection += passes * layers * 2 * product(n->all, dim, (double)w->ffn_hidden_size);
-    f->attention += attn_passes * layers * 2 * heads * (dim_qk + dim_v) * scores;
+    f->projection += passes * layers * product(n->all, channels * heads * dim_v, dim);
+    f->projection += passes * layers * n_ffn * product(n->all, dim, (double)w->ffn_hidden_size);
+    if (is_ligr) f->projection += passes * layers * 2 * product(n->all, dim, dim);
+    f->attention += attn_passes * layers * 2 * heads * (dim_qk + channels * dim_v) * scores;
 }
 
 /* Two layers, from the width of `from` to the model's width and again: input.c. */

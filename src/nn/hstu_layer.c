@@ -6,13 +6,17 @@
 #include "nn/mlp.h"
 #include "ops/row_moves.h"
 
-/* Columns of u, v, q and k together. */
-static int32_t width(const hstu_layer_config *c) {
-    return 2 * c->n_heads * (c->dim_v + c->dim_qk);
+static int32_t dim_values(const hstu_layer_config *c) {
+    return c->n_heads * c->dim_v;
 }
 
 static int32_t dim_gate(const hstu_layer_config *c) {
-    return c->n_heads * c->dim_v;
+    return dim_values(c) * (c->is_fuxi ? 3 : 1);
+}
+
+/* Columns of u, v, q and k together. */
+static int32_t width(const hstu_layer_config *c) {
+    return dim_gate(c) + dim_values(c) + 2 * c->n_heads * c->dim_qk;
 }
 
 /* The ranks that share the layer. */
@@ -43,6 +47,14 @@ static const part_names names_of[] = {[NAMES_META] = {.block = "_hstu",
                                                         .proj = "_linear_proj_weight",
                                                         .proj_bias = "_linear_proj_bias"}};
 
+/* FuXi's research code has Meta's names where the parts are Meta's. */
+static const part_names fuxi_names = {.block = "_fuxi",
+                                      .uvqk = "_uvqk",
+                                      .time_w = "_rel_attn_bias._ts_w",
+                                      .position_w = "_rel_attn_bias._pos_w",
+                                      .proj = "_mffn.lin0.weight",
+                                      .proj_bias = "_mffn.lin0.bias"};
+
 /* A parameter list and the names of a layer in it. */
 typedef struct namer {
     param_list *params;
@@ -67,7 +79,7 @@ static status add_cut(const namer *to, const hstu_layer_config *c, const param_s
 static status add_uvqk(const namer *to, const hstu_layer_config *c, const char *name, int64_t rows,
                        init_rule rule, param **out) {
     int64_t w = width(c), g = dim_gate(c), qk = (int64_t)c->n_heads * c->dim_qk;
-    param_cut cut = {.dim = rows > 0, .n_blocks = 4, .block = {g, g, qk, qk}};
+    param_cut cut = {.dim = rows > 0, .n_blocks = 4, .block = {g, dim_values(c), qk, qk}};
     param_spec vector = {to->prefix, name, 1, {w}, rule, false};
     param_spec matrix = {to->prefix, name, 2, {rows, w}, rule, false};
     return add_cut(to, c, rows > 0 ? &matrix : &vector, cut, out);
@@ -108,13 +120,18 @@ static status add_after(hstu_layer *l, const namer *to, const part_names *n) {
     if (c->has_affine) TRY(add_gated(to, c, &weight, 0, &l->gate_weight));
     if (c->has_affine) TRY(add_gated(to, c, &shift, 0, &l->gate_bias));
     TRY(add_gated(to, c, &proj, is_transposed, &l->proj));
-    return c->has_proj_bias ? add_vector(to, n->proj_bias, e, bias, &l->proj_bias) : OK;
+    if (c->has_proj_bias) TRY(add_vector(to, n->proj_bias, e, bias, &l->proj_bias));
+    if (c->dim_ffn == 0) return OK;
+    static const char *const names[] = {"_mffn.lin1.weight", "_mffn.lin3.weight",
+                                        "_mffn.lin2.weight"};
+    return glu_ffn_add_params(&l->ffn, c->dim, c->dim_ffn, names, init_xavier_uniform, to->params,
+                              to->prefix);
 }
 
 static status hstu_add_params(layer *of, const layer_config *c, param_list *params,
                               const layer_place *place) {
     hstu_layer *l = &of->hstu;
-    const part_names *names = &names_of[c->hstu.names];
+    const part_names *names = c->hstu.is_fuxi ? &fuxi_names : &names_of[c->hstu.names];
     char prefix[64];
     snprintf(prefix, sizeof prefix, "%s._attention_layers.%d.", names->block, place->index);
     namer to = {params, place->prefix != NULL ? place->prefix : prefix};
@@ -134,6 +151,12 @@ hstu_layer_config hstu_layer_research(void) {
                                .has_residual = true,
                                .target_group = 1,
                                .alpha = 1};
+}
+
+hstu_layer_config hstu_layer_fuxi(void) {
+    hstu_layer_config c = hstu_layer_research();
+    c.is_fuxi = true;
+    return c;
 }
 
 hstu_layer_config hstu_layer_fused(void) {
@@ -163,6 +186,7 @@ static status alloc_scratch(layer_scratch *scratch, const layer *of, const nn_ro
     TRY(nn_new_act(room->memory, &s->d_attn, n, dim_gate(c)));
     TRY(nn_new_act(room->memory, &s->d_uvqk, n, width(c)));
     if (c->tensor != NULL) TRY(NN_NEW(room->memory, &s->sums, 2 * n));
+    if (c->dim_ffn > 0) TRY(glu_ffn_alloc_scratch(&s->ffn, &of->hstu.ffn, room));
     return nn_new_act(room->memory, &s->d_normed, n, c->dim);
 }
 
@@ -185,6 +209,12 @@ static status alloc(layer_acts *acts, const layer *of, const layer_scratch *scra
     if (a->uvqk_y == NULL) TRY(nn_new_act(room->memory, &a->uvqk_y, n, width(c)));
     TRY(nn_new_act(room->memory, &a->attn, n, dim_gate(c)));
     TRY(nn_new_act(room->memory, &a->gated, n, dim_gate(c)));
+    if (c->is_fuxi) TRY(nn_new_act(room->memory, &a->third, n, dim_values(c)));
+    if (c->dim_ffn > 0) {
+        TRY(nn_new_act(room->memory, &a->stage, n, c->dim));
+        TRY(NN_NEW(room->memory, &a->stage_stats, 2 * n));
+        TRY(glu_ffn_alloc(&a->ffn, &of->hstu.ffn, room));
+    }
     if (c->tensor != NULL) TRY(NN_NEW(room->memory, &a->moments, 2 * n * n_parts(c)));
     if (!room->is_training && c->tensor == NULL && c->sequence == NULL) {
         int64_t n_moments = 2 * n * ((c->dim + MOMENTS_WIDTH - 1) / MOMENTS_WIDTH);
@@ -213,6 +243,7 @@ static norm_args norm_of(const hstu_layer *l, const hstu_acts *a, int64_t n, con
     const hstu_layer_config *c = &l->config;
     return (norm_args){.n = n,
                        .dim = c->dim,
+                       .is_rms = c->is_fuxi,
                        .eps = c->eps,
                        .x = x,
                        .weight = value(l->in_weight),
@@ -243,7 +274,7 @@ static linear_packed_args uvqk_of(const hstu_layer *l, const hstu_acts *a, int64
 
 static attn_args attn_of(const hstu_layer *l, const hstu_acts *a, backend *be, const sequences *s) {
     const hstu_layer_config *c = &l->config;
-    int64_t g = dim_gate(c), qk = (int64_t)c->n_heads * c->dim_qk;
+    int64_t g = dim_gate(c), v = dim_values(c), qk = (int64_t)c->n_heads * c->dim_qk;
     return (attn_args){.n_sequences = s->n_sequences,
                        .n_heads = c->n_heads,
                        .dim_qk = c->dim_qk,
@@ -255,8 +286,8 @@ static attn_args attn_of(const hstu_layer *l, const hstu_acts *a, backend *be, c
                        .offsets_q = s->offsets,
                        .offsets_k = s->offsets,
                        .v = column_of(be, a->uvqk_y, g),
-                       .q = column_of(be, a->uvqk_y, 2 * g),
-                       .k = column_of(be, a->uvqk_y, 2 * g + qk),
+                       .q = column_of(be, a->uvqk_y, g + v),
+                       .k = column_of(be, a->uvqk_y, g + v + qk),
                        .stride_q = width(c),
                        .stride_k = width(c),
                        .stride_v = width(c),
@@ -297,7 +328,7 @@ static void add_pages(attn_args *a, const sequences *s) {
 static kv_put_args put_of(const hstu_layer *l, const attn_args *a, const sequences *s) {
     return (kv_put_args){.n = s->n_tokens,
                          .dim_k = l->config.n_heads * l->config.dim_qk,
-                         .dim_v = dim_gate(&l->config),
+                         .dim_v = dim_values(&l->config),
                          .page_len = s->kv.page_len,
                          .k = a->k,
                          .v = a->v,
@@ -326,6 +357,7 @@ static gate_args gate_of(const hstu_layer *l, const hstu_acts *a, const sequence
     const hstu_layer_config *c = &l->config;
     return (gate_args){.n = s->n_tokens,
                        .dim = dim_gate(c),
+                       .is_rms = c->is_fuxi,
                        .eps = c->eps,
                        .o = a->attn,
                        .u = a->uvqk_y,
@@ -513,8 +545,8 @@ static void ask(const layer *of, const layer_acts *acts, const sequences *s, tok
 }
 
 /* The attention of `attn` with its gate, over pages where there are some. */
-static status attend(const hstu_layer *l, backend *be, const sequences *s, attn_args *attn,
-                     gate_args *gate) {
+static status attend(const hstu_layer *l, const hstu_acts *a, backend *be, const sequences *s,
+                     attn_args *attn, gate_args *gate) {
     if (s->kv.is_fp8) {
         kv_fp8_args fp8 = round_of(attn, s);
         TRY(be->ops->kv_fp8(be, &fp8));
@@ -525,7 +557,8 @@ static status attend(const hstu_layer *l, backend *be, const sequences *s, attn_
     }
     if (s->kv.table != NULL) add_pages(attn, s);
     if (has_gate_inside(l)) attn->gate = gate;
-    return be->ops->attn_fwd(be, attn);
+    if (!l->config.is_fuxi) return be->ops->attn_fwd(be, attn);
+    return be->ops->attn_channels_fwd(be, &(attn_channels_args){*attn, a->third});
 }
 
 static status attn_forward(const hstu_layer *l, const hstu_acts *a, backend *be,
@@ -539,7 +572,7 @@ static status attn_forward(const hstu_layer *l, const hstu_acts *a, backend *be,
         return hstu_rows_give(&a->rows, c, be, s->n_tokens, a->attn);
     }
     gate_args gate = gate_of(l, a, s);
-    return attend(l, be, s, &attn, &gate);
+    return attend(l, a, be, s, &attn, &gate);
 }
 
 /* A product of the norm of x. */
@@ -584,9 +617,61 @@ static status forward_chosen(const hstu_layer *l, const hstu_acts *a, backend *b
     TRY(project(l, a, be, &all, x, s->has_moments));
     TRY(be->ops->gather(be, &rows));
     TRY(project(l, a, be, &own, chosen->x, true));
-    TRY(attend(l, be, s, &attn, &gate));
+    TRY(attend(l, a, be, s, &attn, &gate));
     if (!has_gate_inside(l)) TRY(be->ops->gate_fwd(be, &gate));
     return nn_linear(be, &proj);
+}
+
+/* The feed-forward stage's norm, from a->stage to a->ffn.h. */
+static norm_args stage_norm_of(const hstu_layer *l, const hstu_acts *a, int64_t n) {
+    return (norm_args){.n = n,
+                       .dim = l->config.dim,
+                       .is_rms = true,
+                       .eps = l->config.eps,
+                       .x = a->stage,
+                       .y = a->ffn.h,
+                       .mean = a->stage_stats,
+                       .rstd = a->stage_stats + a->max_tokens};
+}
+
+/* x, (T, E) act, dropped in place at the site of that stage. */
+static status drop_stage(const hstu_layer *l, backend *be, const sequences *s, void *x) {
+    dropout_args a = {.n = s->n_tokens, .dim = l->config.dim, .x = x, .y = x};
+    a.drop = sequences_drop(s, l->config.dropout_rate, l->site + 1);
+    return a.drop.rate > 0 ? be->ops->dropout(be, &a) : OK;
+}
+
+static const dropout none = {0};
+
+static status stage_forward(const layer *of, const hstu_acts *a, backend *be, const sequences *s,
+                            void *out) {
+    const hstu_layer *l = &of->hstu;
+    norm_args norm = stage_norm_of(l, a, s->n_tokens);
+    dropout_args path = sequences_path(s, of->path_rate, l->site + 1, l->config.dim);
+    bool has_path = path.drop.rate > 0;
+    TRY(be->ops->norm_fwd(be, &norm));
+    TRY(drop_stage(l, be, s, a->ffn.h));
+    TRY(glu_ffn_fwd(&l->ffn, &a->ffn, be, s->n_tokens, &none, has_path ? NULL : a->stage, out));
+    path.x = path.y = out;
+    path.residual = a->stage;
+    return has_path ? be->ops->dropout(be, &path) : OK;
+}
+
+/* d: the gradient of out, then of a->stage. */
+static status stage_backward(const layer *of, const hstu_acts *a, const hstu_scratch *scratch,
+                             backend *be, const sequences *s, void *d) {
+    const hstu_layer *l = &of->hstu;
+    norm_args norm = stage_norm_of(l, a, s->n_tokens);
+    dropout_args path = sequences_path(s, of->path_rate, l->site + 1, l->config.dim);
+    void *dh = scratch->d_normed, *dy = path.drop.rate > 0 ? dh : d;
+    path.x = norm.dx = d;
+    path.y = dh;
+    norm.dy = dh;
+    norm.adds_dx = true;
+    if (dy == dh) TRY(be->ops->dropout(be, &path));
+    TRY(glu_ffn_bwd(&l->ffn, &a->ffn, &scratch->ffn, be, s->n_tokens, &none, dy, dh));
+    TRY(drop_stage(l, be, s, dh));
+    return be->ops->norm_bwd(be, &norm);
 }
 
 /* Of the ranks that share the layer, the first one adds the bias and the residual. */
@@ -596,7 +681,8 @@ static status forward(const layer *of, const layer_acts *acts, backend *be, cons
     const hstu_acts *a = &acts->hstu;
     sequences s = own_tokens(&l->config, all);
     linear_packed_args uvqk = uvqk_of(l, a, s.n_tokens);
-    linear_packed_args proj = proj_of(l, a, s.n_tokens, x, out);
+    bool has_stage = l->config.dim_ffn > 0;
+    linear_packed_args proj = proj_of(l, a, s.n_tokens, x, has_stage ? a->stage : out);
     attn_args attn = attn_of(l, a, be, all);
     kv_put_args put = put_of(l, &attn, all);
     dropout_args path = sequences_path(&s, of->path_rate, l->site, l->config.dim);
@@ -609,16 +695,17 @@ static status forward(const layer *of, const layer_acts *acts, backend *be, cons
     TRY(attn_forward(l, a, be, all));
     if (!has_gate_inside(l)) TRY(gate_forward(l, a, be, &s));
     TRY(nn_linear(be, &proj));
-    TRY(sum_parts(&l->config, be, s.n_tokens, l->config.dim, out));
-    path.x = path.y = out;
+    TRY(sum_parts(&l->config, be, s.n_tokens, l->config.dim, proj.layer.y));
+    path.x = path.y = proj.layer.y;
     path.residual = l->config.has_residual ? x : NULL;
-    return path.drop.rate > 0 ? be->ops->dropout(be, &path) : OK;
+    if (path.drop.rate > 0) TRY(be->ops->dropout(be, &path));
+    return has_stage ? stage_forward(of, a, be, &s, out) : OK;
 }
 
 static status attn_backward(const hstu_layer *l, const hstu_acts *a, const hstu_scratch *scratch,
                             backend *be, const sequences *s) {
     const hstu_layer_config *c = &l->config;
-    int64_t g = dim_gate(c), qk = (int64_t)c->n_heads * c->dim_qk;
+    int64_t g = dim_gate(c), v = dim_values(c), qk = (int64_t)c->n_heads * c->dim_qk;
     attn_args attn = attn_of(l, a, be, s);
     if (c->sequence != NULL) {
         TRY(hstu_rows_fetch(&a->rows, c, be, s->n_tokens, a->uvqk_y));
@@ -629,9 +716,10 @@ static status attn_backward(const hstu_layer *l, const hstu_acts *a, const hstu_
     }
     attn.dout = scratch->d_attn;
     attn.dv = column_of(be, scratch->d_uvqk, g);
-    attn.dq = column_of(be, scratch->d_uvqk, 2 * g);
-    attn.dk = column_of(be, scratch->d_uvqk, 2 * g + qk);
-    return be->ops->attn_bwd(be, &attn);
+    attn.dq = column_of(be, scratch->d_uvqk, g + v);
+    attn.dk = column_of(be, scratch->d_uvqk, g + v + qk);
+    if (!c->is_fuxi) return be->ops->attn_bwd(be, &attn);
+    return be->ops->attn_channels_bwd(be, &(attn_channels_args){attn, a->third});
 }
 
 /* d holds the gradient of the residual from the start, and the first norm adds the rest to it;
@@ -643,6 +731,7 @@ static status backward(const layer *of, const layer_acts *acts, const layer_scra
     const hstu_scratch *scratch = &shared->hstu;
     const hstu_layer_config *c = &l->config;
     sequences own = own_tokens(c, all), *s = &own;
+    if (c->dim_ffn > 0) TRY(stage_backward(of, a, scratch, be, s, d));
     linear_args proj = proj_of(l, a, s->n_tokens, NULL, NULL).layer;
     dropout_args path = sequences_path(s, of->path_rate, l->site, c->dim);
     path.x = proj.dy = d;
@@ -673,12 +762,9 @@ static status backward(const layer *of, const layer_acts *acts, const layer_scra
     return be->ops->norm_bwd(be, &norm);
 }
 
-const layer_kind hstu_layer_kind = {.name = "hstu",
-                                    .n_sites = 1,
-                                    .add_params = hstu_add_params,
-                                    .alloc_scratch = alloc_scratch,
-                                    .alloc = alloc,
-                                    .ask = ask,
-                                    .can_choose = can_choose,
-                                    .forward = forward,
-                                    .backward = backward};
+#define HSTU_FUNCTIONS                                                                             \
+    .add_params = hstu_add_params, .alloc_scratch = alloc_scratch, .alloc = alloc, .ask = ask,     \
+    .can_choose = can_choose, .forward = forward, .backward = backward, .keeps_pages = true
+
+const layer_kind hstu_layer_kind = {.name = "hstu", .n_sites = 1, HSTU_FUNCTIONS};
+const layer_kind fuxi_layer_kind = {.name = "fuxi", .n_sites = 2, HSTU_FUNCTIONS};

@@ -9,6 +9,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "nn/glu_ffn.h"
 #include "nn/params.h"
 #include "nn/sequences.h"
 #include "ops/comm.h"
@@ -21,6 +22,12 @@
  *
  * hstu_layer_research (Meta): norms without weights, no b, position and time bias, W_o transposed,
  * with b_o.  hstu_layer_fused (NVIDIA): norms with weights, with b, no b_o.
+ *
+ * hstu_layer_fuxi (FuXi-alpha): as Meta's, but norms are rms; o has three channels, by position, by
+ * time and by q and k (attn_channels_args of ops.h), so that u, LN(o) and the rows of W_o have 3
+ * dim_v columns a head; and a feed-forward stage follows, of hidden width dim_ffn (0: none):
+ *
+ *     h = dropped(rms(out)),   out += (silu(h W_1) * (h W_3)) W_2
  *
  * Several ranks can share a layer by its heads (tensor parallel).  Each has the columns of W and b
  * of its heads, the rows of W_o, and all tokens; x, out and their gradients are the same on all.
@@ -47,9 +54,11 @@ typedef struct hstu_layer_config {
     bool has_silu;           /* on u, v, q, k */
     bool has_bias;           /* the attention's position and time bias */
     bool has_residual;       /* + x */
+    bool is_fuxi;            /* rms norms, three channels, a feed-forward stage */
     /* What the config or the data say: */
     int32_t bias_len; /* N of the bias */
     int32_t target_group;
+    int32_t dim_ffn; /* of the feed-forward stage; 0: none */
     float eps, alpha, scale;
     float dropout_rate;
     bool recomputes_norm, recomputes_silu; /* in the backward pass, instead of keeping them */
@@ -58,6 +67,7 @@ typedef struct hstu_layer_config {
 /* The presets; the caller sets sizes, eps, alpha and scale. */
 hstu_layer_config hstu_layer_research(void);
 hstu_layer_config hstu_layer_fused(void);
+hstu_layer_config hstu_layer_fuxi(void);
 
 /* Some columns of uvqk: the weight, the bias or NULL, and both packed or NULL. */
 typedef struct hstu_half {
@@ -68,12 +78,14 @@ typedef struct hstu_half {
 /* Parameters; NULL where the config has none. */
 typedef struct hstu_layer {
     hstu_layer_config config;
-    uint32_t site;                   /* of its dropout */
-    param *in_weight, *in_bias;      /* (E) of the first norm */
-    param *uvqk, *uvqk_bias;         /* (E, W), (W) with W = 2 H (dim_v + dim_qk) */
+    uint32_t site;              /* of its dropout */
+    param *in_weight, *in_bias; /* (E) of the first norm */
+    param *uvqk,
+        *uvqk_bias; /* (E, W), (W) with W = 2 H (dim_v + dim_qk); FuXi: H (4 dim_v + ...) */
     param *position_w, *time_w;      /* (2 bias_len - 1), (129) */
     param *gate_weight, *gate_bias;  /* (H dim_v) of the second norm */
     param *proj, *proj_bias;         /* (H dim_v, E), or (E, H dim_v) if transposed; (E) */
+    glu_ffn ffn;                     /* of FuXi */
     void *uvqk_packed, *proj_packed; /* by hstu_layer_pack; or NULL */
     hstu_half vk, uq;                /* by hstu_layer_split */
 } hstu_layer;
@@ -102,6 +114,11 @@ typedef struct hstu_acts {
     void *gated;      /* (T, H dim_v) act */
     float *stats;     /* (4, T): mean and rstd of the two norms */
     float *moments;   /* (ranks, T, 2) where ranks share the layer (gate_cut of ops.h) */
+    /* FuXi: the room of attn_channels_args, (T, H dim_v) act; with a feed-forward stage its input,
+     * (T, E) act, and statistics, (2, T).  gated and attn have 3 H dim_v columns */
+    void *third, *stage;
+    float *stage_stats;
+    glu_ffn_acts ffn;
     row_moments *out; /* of the rows that the last layer wrote, in inference; or NULL */
     hstu_rows rows;   /* where they share the tokens; all layers have the same */
     int64_t max_tokens;
@@ -115,9 +132,10 @@ typedef struct hstu_scratch {
     void *normed, *uvqk_y;  /* of layers that compute them again; else NULL */
     float *sums;            /* (T, 2) where ranks share the layer (gate_cut of ops.h) */
     hstu_rows rows;         /* where they share the tokens */
+    glu_ffn_scratch ffn;    /* of FuXi */
 } hstu_scratch;
 
-extern const struct layer_kind hstu_layer_kind;
+extern const struct layer_kind hstu_layer_kind, fuxi_layer_kind;
 
 /* One SASRec block, forward and backward:
  *
@@ -164,7 +182,55 @@ typedef struct sasrec_scratch {
 
 extern const struct layer_kind sasrec_layer_kind;
 
-typedef enum { LAYER_HSTU, LAYER_SASREC } layer_type;
+/* One block of eSASRec, whose layers are LiGR's (pre-norm, residuals behind gates, SwiGLU):
+ *
+ *     h = LN(x),   [q | k | v] = h Win + bin
+ *     z = x + sigmoid(x G_1 + g_1) * dropped(softmax_attention(q, k, v) Wo + bo)
+ *     f = dropped(silu(LN(z) W_1) * (LN(z) W_3)) W_2
+ *     out = z + sigmoid(z G_2 + g_2) * dropped(f)
+ *
+ * Norms have weights; the attention's weights are dropped as well. */
+
+typedef struct ligr_layer_config {
+    int32_t dim, n_heads, dim_ffn; /* E, H, hidden width of the feed-forward stage */
+    float eps;
+    float dropout_rate;
+} ligr_layer_config;
+
+typedef struct ligr_layer {
+    ligr_layer_config config;
+    uint32_t site;                   /* of the first of its dropouts */
+    param *in_proj, *in_proj_bias;   /* (3 E, E): rows of q, k, v; (3 E) */
+    param *out_proj, *out_proj_bias; /* (E, E), (E) */
+    param *norm[2], *norm_bias[2];   /* (E) */
+    param *gate[2], *gate_bias[2];   /* (E, E), (E) */
+    glu_ffn ffn;
+} ligr_layer;
+
+/* What the backward pass needs of the forward pass; it overwrites gate and branch by their
+ * gradients. */
+typedef struct ligr_acts {
+    void *normed, *qkv;        /* (T, E), (T, 3 E) act */
+    void *attn, *z;            /* (T, E) act */
+    void *gate[2], *branch[2]; /* (T, E) act: before sigmoid and dropout */
+    glu_ffn_acts ffn;
+    float *log_sum; /* (T, H) */
+    float *stats;   /* (4, T): mean and rstd of the two norms */
+    int64_t max_tokens;
+} ligr_acts;
+
+/* Gradients inside a block; all blocks of a training pass share one. */
+typedef struct ligr_scratch {
+    void *d, *d_qkv; /* (T, E), (T, 3 E) act */
+    glu_ffn_scratch ffn;
+} ligr_scratch;
+
+/* Names of a block's parameters begin with it. */
+#define LIGR_PREFIX "transformer_layers.transformer_blocks."
+
+extern const struct layer_kind ligr_layer_kind;
+
+typedef enum { LAYER_HSTU, LAYER_SASREC, LAYER_LIGR } layer_type;
 
 typedef struct layer_config {
     layer_type type;
@@ -173,6 +239,7 @@ typedef struct layer_config {
     union {
         hstu_layer_config hstu;
         sasrec_layer_config sasrec;
+        ligr_layer_config ligr;
     };
 } layer_config;
 
@@ -183,6 +250,7 @@ typedef struct layer {
     union {
         hstu_layer hstu;
         sasrec_layer sasrec;
+        ligr_layer ligr;
     };
 } layer;
 
@@ -190,6 +258,7 @@ typedef struct layer_acts {
     union {
         hstu_acts hstu;
         sasrec_acts sasrec;
+        ligr_acts ligr;
     };
 } layer_acts;
 
@@ -197,6 +266,7 @@ typedef struct layer_scratch {
     union {
         hstu_scratch hstu;
         sasrec_scratch sasrec;
+        ligr_scratch ligr;
     };
 } layer_scratch;
 
@@ -209,6 +279,7 @@ typedef struct layer_place {
 typedef struct layer_kind {
     const char *name;
     uint32_t n_sites; /* dropouts of one layer */
+    bool keeps_pages; /* its keys and values can stay in pages (sequences.kv): an hstu_layer */
     /* Adds the parameters; *l is zero except for its kind. */
     status (*add_params)(layer *l, const layer_config *c, param_list *params,
                          const layer_place *place);
@@ -233,8 +304,10 @@ typedef struct layer_kind {
 /* Makes a layer of the config's kind and adds its parameters. */
 static inline status layer_add_params(layer *l, const layer_config *c, param_list *params,
                                       const layer_place *where) {
-    *l = (layer){.kind = c->type == LAYER_HSTU ? &hstu_layer_kind : &sasrec_layer_kind,
-                 .path_rate = c->path_rate};
+    static const layer_kind *const kinds[] = {&hstu_layer_kind, &sasrec_layer_kind,
+                                              &ligr_layer_kind};
+    bool is_fuxi = c->type == LAYER_HSTU && c->hstu.is_fuxi;
+    *l = (layer){.kind = is_fuxi ? &fuxi_layer_kind : kinds[c->type], .path_rate = c->path_rate};
     return l->kind->add_params(l, c, params, where);
 }
 

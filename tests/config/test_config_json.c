@@ -155,6 +155,8 @@ TEST(config_restore_round_trip) {
                                          "RankingArgs.prediction_head_act_type='gelu'"};
     check_round_trip("configs/ml-1m/hstu-sampled-softmax-n128-final.gin", meta, 2);
     check_round_trip("configs/ml-20m/sasrec-sampled-softmax-n128-final.gin", NULL, 0);
+    check_round_trip("configs/ml-1m/fuxi-sampled-softmax-n128-final.gin", NULL, 0);
+    check_round_trip("configs/ml-1m/esasrec-sampled-softmax-n256-final.gin", NULL, 0);
     check_round_trip("configs/movielen_ranking.gin", nvidia, 2);
     check_round_trip("configs/movielen_retrieval.gin", NULL, 0);
     check_round_trip("configs/kuairand_1k_ranking.gin", NULL, 0);

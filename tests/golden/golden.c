@@ -17,6 +17,8 @@ static const struct {
     {"meta_hstu_layer", golden_meta_hstu_layer},
     {"meta_hstu_model", golden_meta_model},
     {"meta_sasrec_model", golden_meta_model},
+    {"fuxi_layer", golden_fuxi_layer},
+    {"fuxi_model", golden_meta_model},
     {"meta_train_curve", golden_meta_train_curve},
     {"meta_buckets", golden_meta_buckets},
     {"meta_adamw", golden_meta_adamw},

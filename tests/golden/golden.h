@@ -47,8 +47,9 @@ typedef struct golden {
 
 typedef status (*golden_fn)(golden *g);
 
+status golden_fuxi_layer(golden *g);
 status golden_meta_hstu_layer(golden *g);
-status golden_meta_model(golden *g); /* HSTU and SASRec */
+status golden_meta_model(golden *g); /* HSTU, SASRec and FuXi */
 status golden_meta_train_curve(golden *g);
 status golden_meta_buckets(golden *g);
 status golden_meta_adamw(golden *g);

@@ -1,4 +1,4 @@
-/* One HSTU layer: Meta's research version and NVIDIA's. */
+/* One HSTU layer: Meta's research version, FuXi's and NVIDIA's. */
 #include "golden.h"
 
 /* Forward and backward of a layer whose parameters are loaded; compares all. */
@@ -20,6 +20,7 @@ static status run_layer(golden *g, const layer_config *c, const sequences *s, go
     TRY(golden_load_params(g, &params, namer));
     TRY(l.kind->forward(&l, &acts, g->be, s, x, y));
     TRY(golden_check(g, "attn", acts.hstu.attn, TOL_OUT));
+    if (c->hstu.is_fuxi) TRY(golden_check(g, "gated", acts.hstu.gated, TOL_OUT));
     TRY(golden_check(g, "y", y, TOL_OUT));
     TRY(l.kind->backward(&l, &acts, &scratch, g->be, s, x, d));
     TRY(golden_check(g, "grad.x", d, TOL_GRAD));
@@ -48,8 +49,7 @@ static status send_times(golden *g, sequences *s, const int64_t *offsets, int32_
     return OK;
 }
 
-status golden_meta_hstu_layer(golden *g) {
-    hstu_layer_config c = hstu_layer_research();
+static status run_research(golden *g, hstu_layer_config c) {
     int64_t *offsets, n_offsets;
     int32_t *device_offsets;
     double eps;
@@ -69,6 +69,16 @@ status golden_meta_hstu_layer(golden *g) {
                    .offsets = device_offsets};
     TRY(send_times(g, &s, offsets, c.bias_len));
     return run_layer(g, &(layer_config){.type = LAYER_HSTU, .hstu = c}, &s, golden_same_name);
+}
+
+status golden_meta_hstu_layer(golden *g) {
+    return run_research(g, hstu_layer_research());
+}
+
+status golden_fuxi_layer(golden *g) {
+    hstu_layer_config c = hstu_layer_fuxi();
+    TRY(golden_int(g, "ffn_hidden", &c.dim_ffn));
+    return run_research(g, c);
 }
 
 /* Checkpoints name them _linear_uvqk_weight, ...; the files leave the first _ out. */

@@ -10,6 +10,7 @@ static status read_config(golden *g, config *c) {
     double temperature, eps = 1e-6;
     const char *family = st_metadata(g->part[0], "family");
     bool is_sasrec = strcmp(family, "meta_sasrec_model") == 0;
+    bool is_fuxi = strcmp(family, "fuxi_model") == 0;
     TRY(golden_int(g, "D", &dim));
     TRY(golden_int(g, "N", &n));
     TRY(golden_int(g, "blocks", &blocks));
@@ -21,13 +22,14 @@ static status read_config(golden *g, config *c) {
     if (st_metadata(g->part[0], "l2_eps") != NULL) TRY(golden_number(g, "l2_eps", &eps));
     dqk = dv = dim / heads;
     if (is_sasrec) TRY(golden_int(g, "ffn", &ffn));
+    if (is_fuxi) TRY(golden_int(g, "ffn_hidden", &ffn));
     if (!is_sasrec) TRY(golden_int(g, "dqk", &dqk));
     if (!is_sasrec) TRY(golden_int(g, "dv", &dv));
     if (n != max_len + out_len) return fail(ERR_FORMAT, "N is not the sum of its parts");
     memset(c, 0, sizeof *c);
     c->family = FAMILY_META;
     c->task = TASK_RETRIEVAL;
-    c->model = is_sasrec ? MODEL_SASREC : MODEL_HSTU_RESEARCH;
+    c->model = is_sasrec ? MODEL_SASREC : is_fuxi ? MODEL_FUXI : MODEL_HSTU_RESEARCH;
     c->data.max_history = max_len;
     c->network = (config_network){.n_layers = blocks,
                                   .hidden_size = dim,

@@ -72,6 +72,10 @@ static void check_no_leak(toy_kind kind) {
 TEST(no_future_in_hstu_research) {
     check_no_leak(TOY_HSTU_RESEARCH);
 }
+TEST(no_future_in_fuxi_and_esasrec) {
+    check_no_leak(TOY_FUXI);
+    check_no_leak(TOY_ESASREC);
+}
 TEST(no_future_in_sasrec) {
     check_no_leak(TOY_SASREC);
 }
@@ -230,8 +234,9 @@ static void check_gradients(toy_kind kind, double rate) {
     toy_model_open(&t, kind, rate, 2);
     toy_batch_make(&b, kind, 6);
     toy_enlarge(&t);
+    bool is_steep = kind == TOY_RANK_MLP || kind == TOY_FUXI;
     for (int i = 0; i < t.m->params.n; i++)
-        check_param(&t, &b.b, &t.m->params.item[i], kind == TOY_RANK_MLP ? 1e-3 : 1e-2);
+        check_param(&t, &b.b, &t.m->params.item[i], is_steep ? 1e-3 : 1e-2);
     toy_model_close(&t);
 }
 
@@ -246,6 +251,14 @@ TEST(gradients_own) {
 TEST(gradients_sasrec) {
     check_gradients(TOY_SASREC, 0);
     check_gradients(TOY_SASREC, 0.3);
+}
+TEST(gradients_fuxi) {
+    check_gradients(TOY_FUXI, 0);
+    check_gradients(TOY_FUXI, 0.3);
+}
+TEST(gradients_esasrec) {
+    check_gradients(TOY_ESASREC, 0);
+    check_gradients(TOY_ESASREC, 0.3);
 }
 TEST(gradients_retrieval) {
     check_gradients(TOY_RETRIEVAL, 0);
@@ -505,7 +518,8 @@ TEST(marked_rows) {
         toy_batch_take(&one, &b, 2);
         param *item = t.m->input.item;
         if (item->marks == NULL) {
-            CHECK(kind == TOY_HSTU_RESEARCH || kind == TOY_SASREC || kind == TOY_OWN);
+            CHECK(kind == TOY_HSTU_RESEARCH || kind == TOY_SASREC || kind == TOY_OWN ||
+                  kind == TOY_FUXI || kind == TOY_ESASREC);
             toy_model_close(&t);
             continue;
         }
@@ -765,7 +779,8 @@ TEST(times_are_planned_for_layers_that_read_them) {
     for (int kind = 0; kind < TOY_KINDS; kind++) {
         toy_model t;
         toy_model_open(&t, (toy_kind)kind, 0, 1);
-        CHECK_EQ(t.m->plan.has_times, kind == TOY_HSTU_RESEARCH || kind == TOY_OWN);
+        CHECK_EQ(t.m->plan.has_times,
+                 kind == TOY_HSTU_RESEARCH || kind == TOY_OWN || kind == TOY_FUXI);
         toy_model_close(&t);
     }
 }

@@ -85,6 +85,36 @@ TEST(flops_of_candidates) {
     config_destroy(c);
 }
 
+/* One layer, five events of which four are history. */
+static flops flops_of(const char *gin) {
+    config *c = load(gin);
+    int32_t offsets[] = {0, 5}, n_targets[] = {1};
+    batch b = {.n_users = 1, .offsets = offsets, .n_targets = n_targets};
+    flops f = flops_of_batch(c, 0, &b, false);
+    config_destroy(c);
+    return f;
+}
+
+TEST(flops_of_fuxi_and_esasrec) {
+    flops f = flops_of("train_fn.main_module = 'FuXi'\n"
+                       "train_fn.item_embedding_dim = 6\n"
+                       "fuxi_encoder.num_blocks = 1\n"
+                       "fuxi_encoder.num_heads = 2\n"
+                       "fuxi_encoder.dqk = 4\n"
+                       "fuxi_encoder.dv = 5\n"
+                       "fuxi_encoder.ffn_multiply = 2\n");
+    CHECK(f.uvqk == 2 * 4 * 6 * (2 * (4 * 5 + 2 * 4)));
+    CHECK(f.projection == 2 * 4 * 6 * (3 * 2 * 5 + 3 * 12));
+    CHECK(f.attention == 2 * 2 * (4 + 3 * 5) * 16 / 2);
+    f = flops_of("train_fn.main_module = 'eSASRec'\n"
+                 "train_fn.item_embedding_dim = 6\n"
+                 "esasrec_encoder.num_blocks = 1\n"
+                 "esasrec_encoder.num_heads = 2\n");
+    CHECK(f.uvqk == 2 * 4 * 6 * 18);
+    CHECK(f.projection == 2 * 4 * 6 * (6 + 2 * 6 + 3 * 24));
+    CHECK(f.attention == 4 * 6 * 16 / 2);
+}
+
 TEST(flops_of_sasrec) {
     config *c = load("train_fn.main_module = 'SASRec'\n"
                      "train_fn.item_embedding_dim = 6\n"

@@ -190,8 +190,12 @@ static void cut_refused(const char *gin, const char *set, status wanted, const c
 TEST(sequence_refuses_what_it_cannot_cut) {
     cut_refused(ranking, "NetworkArgs.num_attention_heads=3", ERR_CONFIG,
                 "test.gin: the 3 attention heads do not divide among --sequence-parallel 2 ranks");
-    cut_refused(retrieval_gin, "train_fn.main_module='SASRec'", ERR_UNSUPPORTED,
-                "test.gin: its sequences cannot be cut over ranks");
+    static const char *const others[] = {"train_fn.main_module='SASRec'",
+                                         "train_fn.main_module='FuXi'",
+                                         "train_fn.main_module='eSASRec'"};
+    for (int i = 0; i < 3; i++)
+        cut_refused(retrieval_gin, others[i], ERR_UNSUPPORTED,
+                    "test.gin: its sequences cannot be cut over ranks");
 }
 
 #define TRAIN "train --gin-config-file c.gin --data data --device cpu --max-iters 2 "

@@ -100,9 +100,16 @@ static void count_flops(served *m) {
     m->flops_token = layers * 2 * e * (2 * heads + h * (double)n->dim_v);
     m->flops_pair = layers * 2 * heads;
     m->flops_head = m->is_ranking ? 0 : 2 * e * (double)m->names->n_items;
-    if (m->s->config->model == MODEL_SASREC) {
-        m->flops_token = layers * 2 * e * (4 * e + 2 * (double)n->ffn_hidden_size);
+    if (m->s->config->model == MODEL_SASREC || m->s->config->model == MODEL_ESASREC) {
+        bool is_sasrec = m->s->config->model == MODEL_SASREC;
+        m->flops_token = layers * 2 * e * (is_sasrec ? 4 * e : 6 * e);
+        m->flops_token += layers * 2 * e * (is_sasrec ? 2 : 3) * (double)n->ffn_hidden_size;
         m->flops_pair = layers * 4 * e;
+    }
+    if (m->s->config->model == MODEL_FUXI) { /* three channels: u and the projection are wider */
+        m->flops_token +=
+            layers * 2 * e * (4 * h * (double)n->dim_v + 3 * (double)n->ffn_hidden_size);
+        m->flops_pair += layers * 4 * h * (double)n->dim_v;
     }
 }
 

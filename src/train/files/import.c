@@ -144,9 +144,9 @@ static bool is_no_meta_param(const char *name) {
 status import_meta(session *s, const st_file *f, import_meta_report *out) {
     import_job j = {.s = s, .file = f, .meta = out};
     *out = (import_meta_report){.epoch = -1};
-    if (s->config->model == MODEL_HSTU)
+    if (s->config->model == MODEL_HSTU || s->config->model == MODEL_ESASREC)
         return fail(ERR_CONFIG, "the config is not of Meta's research models (train_fn.main_module "
-                                "= 'HSTU' or 'SASRec')");
+                                "= 'HSTU', 'SASRec' or 'FuXi')");
     if (!find_prefix(&j, META_ITEMS))
         return fail(ERR_CONFIG,
                     "%s: has no '%s', so it is no checkpoint of Meta's research models; 'hstu "

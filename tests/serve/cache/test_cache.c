@@ -355,6 +355,14 @@ TEST(serve_check_of_research_retrieval) {
     check_model(retrieval_gin, set, 2, test_is_brief() ? 98 : 130);
 }
 
+/* FuXi's channels read the values in the pages, and the time of the next event. */
+TEST(serve_check_of_fuxi) {
+    static const char *const set[] = {"train_fn.max_sequence_length=150",
+                                      "train_fn.main_module='FuXi'", "fuxi_encoder.num_heads=2",
+                                      "fuxi_encoder.dqk=6", "fuxi_encoder.dv=5"};
+    check_model(retrieval_gin, set, 5, test_is_brief() ? 98 : 130);
+}
+
 /* Items and actions in turn, candidates that are never kept. */
 TEST(serve_check_of_ranking) {
     static const char *const set[] = {"DatasetArgs.max_history_seqlen=90",
@@ -379,8 +387,12 @@ TEST(serve_check_of_two_tiers_in_8_bits) {
 
 /* Nothing is reused where a new event changes older rows. */
 TEST(serve_check_refuses_what_cannot_be_reused) {
-    static const char *const set[] = {"train_fn.main_module='SASRec'"};
-    cache_check_config c = {.run = serve_run("sasrec", retrieval_gin, set, 1)};
-    cache_check_result r;
-    CHECK_FAILS(cache_check(&c, &r), ERR_UNSUPPORTED, "softmax");
+    static const char *const sets[] = {"train_fn.main_module='SASRec'",
+                                       "train_fn.main_module='eSASRec'"};
+    for (int i = 0; i < 2; i++) {
+        cache_check_config c = {
+            .run = serve_run(i ? "esasrec" : "sasrec", retrieval_gin, &sets[i], 1)};
+        cache_check_result r;
+        CHECK_FAILS(cache_check(&c, &r), ERR_UNSUPPORTED, "softmax");
+    }
 }
