@@ -740,6 +740,24 @@ status mirror_update(backend *be, const update_args *args, int n) {
     return st;
 }
 
+static status run_averages(mirror *m, average_args *a, int n, float decay) {
+    mirror_begin(m);
+    for (int i = 0; i < n; i++) {
+        MIRROR(m, &a[i], w, IN, F32, a[i].n);
+        MIRROR(m, &a[i], average, BOTH, F32, a[i].n);
+    }
+    RUN(m, average, a, n, decay);
+}
+
+status mirror_average(backend *be, const average_args *args, int n, float decay) {
+    average_args *a;
+    TRY(MEM_NEW(&a, (size_t)n));
+    if (n > 0) memcpy(a, args, (size_t)n * sizeof *a);
+    status st = run_averages(mirror_of(be), a, n, decay);
+    mem_free(a);
+    return st;
+}
+
 status mirror_grad_factor(backend *be, const grad_factor_args *args) {
     mirror *m = mirror_of(be);
     grad_factor_args a = *args;

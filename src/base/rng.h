@@ -32,9 +32,10 @@ typedef enum {
     RNG_DROPOUT = 5,
     RNG_NEGATIVES = 6,
     RNG_TEST = 7,
-    RNG_TABLE = 8,   /* first values of rows of dynamic tables */
-    RNG_MASK = 9,    /* random pairs of attention masks */
-    RNG_CONTENT = 10 /* items whose own rows a step leaves out */
+    RNG_TABLE = 8,     /* first values of rows of dynamic tables */
+    RNG_MASK = 9,      /* random pairs of attention masks */
+    RNG_CONTENT = 10,  /* items whose own rows a step leaves out */
+    RNG_ITEM_DROP = 11 /* items of a history that a step leaves out */
 } rng_stream;
 
 RNG_FN rng_key rng_make_key(uint64_t seed, rng_stream stream) {

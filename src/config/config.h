@@ -172,6 +172,7 @@ typedef struct config_network {
     bool has_item_features;
     double item_id_dropout;
     double stochastic_depth; /* of the last layer; earlier ones in proportion */
+    double item_dropout;     /* share of the events whose item a training step does not see */
     double dropout;          /* rate before a layer's output projection (sasrec: in the FFN) */
     double attention_dropout;
     double norm_epsilon;
@@ -203,10 +204,15 @@ typedef struct config_network {
     bool has_user_features, has_action_input; /* ours */
 } config_network;
 
+/* Groups of parameters without weight decay; the order is that of the choices. */
+enum { NO_DECAY_VECTORS = 1, NO_DECAY_TABLES = 2 };
+
 typedef struct config_optimizer {
     config_optimizer_kind kind;
     double learning_rate, beta1, beta2, epsilon;
     double weight_decay; /* decoupled */
+    int no_decay;        /* groups without it: bits of NO_DECAY_ */
+    double average;      /* decay of the moving average of the weights; 0: none */
     bool is_sparse;      /* of embedding tables only the rows of a batch are updated */
     int64_t n_warmup_steps;
     config_schedule schedule; /* after the warm-up */

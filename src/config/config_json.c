@@ -129,6 +129,12 @@ status config_check_trainable(const config *c) {
     if (!c->network.is_causal)
         return refuse(c, "NetworkArgs.is_causal = False cannot be trained; the layers are causal "
                          "(the reference's fused layer ignores it, too)");
+    if (c->task == TASK_RANKING && c->network.item_dropout > 0)
+        return refuse(c, "NetworkArgs.item_dropout is for retrieval; it would hide candidates");
+    for (size_t i = 0; i < c->embeddings.n && c->optimizer.average > 0; i++)
+        if (c->embeddings.item[i].is_dynamic)
+            return refuse(c, "OptimizerArgs.weight_average averages all rows in every step, but a "
+                             "table is dynamic; use static tables (EmbeddingArgs)");
     if (c->task == TASK_RETRIEVAL && c->data.max_candidates > 0)
         return refuse(c, "retrieval learns from the history; max_num_candidates must be 0");
     return OK;

@@ -52,7 +52,22 @@
         class ".stochastic_depth", IN(network.stochastic_depth), OPT_OURS | OPT_BELOW_MAX, 0, 1,   \
         "0",                                                                                       \
         "Share of the sequences for which training skips what the last layer adds; layer l of L "  \
-        "l/L of it.")
+        "l/L of it."),                                                                             \
+        FLOAT(class ".item_dropout", IN(network.item_dropout), OPT_OURS | OPT_BELOW_MAX, 0, 1,     \
+              "0",                                                                                 \
+              "Share of the items of a history that a training step reads as zeros; labels and "   \
+              "negatives keep theirs.")
+
+/* Of the optimizer. */
+#define WEIGHT_RULES(class)                                                                        \
+    CHOSEN(                                                                                        \
+        class ".no_weight_decay", OPT_CHOICE, OPT_OURS, IN(optimizer.no_decay),                    \
+        "none|vectors|tables|vectors+tables", "'none'",                                            \
+        "Parameters without weight decay: vectors (norms, biases, the attention's position and "   \
+        "time bias), tables (embeddings of items, actions and user features), or both."),          \
+        FLOAT(class ".weight_average", IN(optimizer.average), OPT_OURS | OPT_BELOW_MAX, 0, 1, "0", \
+              "Decay of a moving average of the weights (EMA), which evaluations and checkpoints " \
+              "have; 0 is off, .999 averages about the last 1,000 steps.")
 
 #define MANY 9007199254740992.0 /* 2^53: counts that only memory limits */
 #define LONG 16777216           /* tokens of one sequence */
@@ -192,6 +207,7 @@ const option option_table[] = {
              "Added to the root of the second moment."),
     FLOAT("OptimizerArgs.weight_decay", IN(optimizer.weight_decay), OPT_OURS, 0, 1e30, "0",
           "Decoupled decay of the dense weights; 0 is off (the reference uses 0.01 unasked)."),
+    WEIGHT_RULES("OptimizerArgs"),
     INT_OURS("OptimizerArgs.num_warmup_steps", IN(optimizer.n_warmup_steps), 0, MANY, "0",
              "Steps over which the step size grows to its full value."),
     CHOSEN("OptimizerArgs.lr_schedule", OPT_CHOICE, OPT_OURS, IN(optimizer.schedule),
@@ -372,6 +388,7 @@ const option option_table[] = {
         "Steps over which the step size grows to its full value."),
     FLOAT("train_fn.weight_decay", IN(optimizer.weight_decay), 0, 0, 1e30, "1e-3",
           "Decoupled weight decay."),
+    WEIGHT_RULES("train_fn"),
     TYPED(
         "train_fn.sparse_adam", OPT_BOOL, OPT_OURS, IN(optimizer.is_sparse), "False",
         "Update only the embedding rows that a batch uses, as torch.optim.SparseAdam does, without "

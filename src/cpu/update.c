@@ -139,6 +139,26 @@ status cpu_update(backend *be, const update_args *a, int n) {
     return OK;
 }
 
+typedef struct average_job {
+    average_args a;
+    float share; /* of the weight */
+} average_job;
+
+static status average_chunk(const cpu_rows *w) {
+    const average_job *job = w->ctx;
+    for (int64_t i = w->first; i < w->end; i++)
+        job->a.average[i] += job->share * (job->a.w[i] - job->a.average[i]);
+    return OK;
+}
+
+status cpu_average(backend *be, const average_args *a, int n, float decay) {
+    for (int i = 0; i < n; i++) {
+        average_job job = {a[i], 1 - decay};
+        TRY(cpu_each(be, a[i].n, CHUNK, average_chunk, &job));
+    }
+    return OK;
+}
+
 status cpu_grad_factor(backend *be, const grad_factor_args *a) {
     (void)be;
     double norm = a->base * sqrt(*a->sum);

@@ -142,7 +142,7 @@ static bool is_listed(const model *m, const config *c, const model_limits *l, in
     bool is_catalogue = !m->is_ranking && r->negatives != NEGATIVES_IN_BATCH;
     loss_config loss = {.type = is_catalogue ? LOSS_CATALOGUE : LOSS_IN_BATCH,
                         .n_negatives = (int32_t)r->n_negatives};
-    if (!l->can_list || m->dynamic.n_all > 0 || l->content != NULL) return false;
+    if (!l->can_list || m->dynamic.n_all > 0 || l->content != NULL || o->average > 0) return false;
     if (!config_has_sparse_rows(c) && !(o->beta1 < .99 * o->beta2 * o->beta2)) return false;
     if (!m->is_ranking && !retrieval_can_list(&loss, n)) return false;
     if (is_catalogue) n_each += r->n_negatives;
@@ -417,6 +417,7 @@ static layout_config plan_of(const model *m, const config *c, const model_limits
                            .max_events = l->max_events,
                            .max_targets = (int32_t)c->data.max_candidates,
                            .time_per_second = l->time_per_second,
+                           .item_dropout = (float)c->network.item_dropout,
                            .is_merged = m->input.is_merged,
                            .action_row = m->input.action_row,
                            .context_row = m->input.context_row};

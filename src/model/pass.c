@@ -355,7 +355,7 @@ status pass_take_rows(pass *p, const batch *b, const batch **out) {
 /* Forward and backward of a batch whose rows are there. */
 static status train_rows(pass *p, const batch *b, const model_step *at, const int32_t *negatives) {
     layout_request request = {
-        .purpose = LAYOUT_TRAIN, .step = at->step, .grad_scale = at->grad_scale};
+        .purpose = LAYOUT_TRAIN, .step = at->step, .seed = at->seed, .grad_scale = at->grad_scale};
     model *m = p->m;
     if (m->corpus.rows != NULL) request.has_no_row = dynamic_missing_items(&m->dynamic);
     TRY(batch_layout_build(&p->plan, m->be, b, &request));

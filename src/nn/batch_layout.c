@@ -126,6 +126,7 @@ typedef struct user_layout {
     const batch *b;
     layout_purpose purpose;
     const uint8_t *has_no_row;
+    rng_key drop_key; /* of item_dropout */
     int32_t user;
     int32_t first, n;  /* events of the user: rows first .. first + n - 1 of the batch */
     int32_t n_input;   /* of these, how many are tokens */
@@ -287,6 +288,15 @@ static int32_t action_row(const layout_config *c, uint16_t action) {
     return action == ACTION_UNKNOWN ? -1 : c->action_row + action;
 }
 
+/* Drawn by item and user: all events of the item, or none. */
+static bool drops_item(const user_layout *l, int32_t item) {
+    float rate = l->p->config.item_dropout;
+    if (!(rate > 0) || l->purpose != LAYOUT_TRAIN) return false;
+    uint32_t user = (uint32_t)l->b->users[l->user];
+    rng_block b = rng_draw(l->drop_key, (uint32_t)item, user, *l->p->step.host, 0);
+    return rng_uniform(b.word[0]) < rate;
+}
+
 static void put_event(user_layout *l, int32_t event) {
     const layout_config *c = &l->p->config;
     bool is_target = event >= l->n - l->n_targets;
@@ -294,7 +304,8 @@ static void put_event(user_layout *l, int32_t event) {
     int32_t item = (int32_t)l->b->item[l->first + event];
     if (c->has_times) put_times(l, event);
     if (c->adds_actions && l->place >= l->n_reused) put_added(l, event, 1);
-    put_event_token(l, c->items.row != NULL ? c->items.row[item] : item);
+    int32_t row = c->items.row != NULL ? c->items.row[item] : item;
+    put_event_token(l, drops_item(l, item) ? -1 : row);
     put_event_loss(l, event, token);
     if (c->has_actions && !(is_target && l->purpose == LAYOUT_SCORE))
         put_event_token(l, action_row(c, l->b->action[l->first + event]));
@@ -653,6 +664,7 @@ status batch_layout_build(batch_layout *p, backend *be, const batch *b,
     *p->grad_scale.host = request->grad_scale;
     user_layout l = {
         .p = p, .b = b, .purpose = request->purpose, .has_no_row = request->has_no_row};
+    l.drop_key = rng_make_key(request->seed, RNG_ITEM_DROP);
     for (l.user = 0; l.user < b->n_users; l.user++) {
         l.start = request->start != NULL ? request->start[l.user] : 0;
         TRY(put_user(&l, request->cache));

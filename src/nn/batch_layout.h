@@ -54,6 +54,8 @@ typedef struct layout_config {
     int32_t page_len, max_pages; /* of keys and values that are kept; 0: every sequence is whole */
     int32_t bucket;              /* tokens and losses are padded to a multiple; 0: no padding */
     bool is_rounded;             /* without training: shapes of small batches are rounded up */
+    float item_dropout; /* share of a user's items that are no input of training: they read as zeros
+                         */
     /* Rows of tables: item i is row i, action a row action_row + a of the tables of events; value v
      * of contextual feature f is row context_row[f] + v.  Merged: all are rows of one array. */
     bool is_merged;
@@ -126,6 +128,7 @@ typedef struct layout_cache {
 typedef struct layout_request {
     layout_purpose purpose;
     uint32_t step;
+    uint64_t seed; /* of item_dropout */
     float grad_scale;
     const int32_t *start; /* host (B): how many tokens of the sequence come before its first one in
                              the batch; or NULL */

@@ -631,6 +631,12 @@ typedef struct update_args {
     const float *grad_scale;
 } update_args;
 
+/* The exponential moving average of a weight: average += (1 - decay) (w - average). */
+typedef struct average_args {
+    int64_t n;
+    float *w, *average; /* (n) */
+} average_args;
+
 /* The factor of an update, from the sum of squares of its gradient: with norm = base sqrt(sum),
  * factor = base min(1, clip / norm) (clip <= 0: base), or 0 where the sum is not finite. */
 typedef struct grad_factor_args {

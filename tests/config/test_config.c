@@ -147,6 +147,8 @@ TEST(config_movielen_files) {
     CHECK_EQ(c->embeddings.n, 3);
     CHECK_STR(c->embeddings.item[1].table_name, "movie_id");
     CHECK(c->embeddings.item[1].is_dynamic && c->embeddings.item[1].has_caching);
+    c->optimizer.average = .9;
+    CHECK_FAILS(config_check_trainable(c), ERR_UNSUPPORTED, "use static tables");
     load_shipped("movielen_retrieval.gin");
     CHECK_EQ(c->task, TASK_RETRIEVAL);
     CHECK_EQ(c->network.n_layers, 4);
@@ -465,6 +467,8 @@ TEST(config_untrainable) {
     CHECK_OK(load(SMALL "TrainerArgs.train_batch_size = 8\nRetrievalArgs.num_negatives = 8\n"
                         "DatasetArgs.max_num_candidates = 5"));
     CHECK_FAILS(config_check_trainable(c), ERR_UNSUPPORTED, "max_num_candidates must be 0");
+    CHECK_OK(load(SMALL "TrainerArgs.train_batch_size = 8\nNetworkArgs.item_dropout = 0.1"));
+    CHECK_FAILS(config_check_trainable(c), ERR_UNSUPPORTED, "item_dropout is for retrieval");
     CHECK_OK(load("train_fn.interaction_module_type = 'MoL'"));
     CHECK_FAILS(config_check_trainable(c), ERR_UNSUPPORTED, "MoL");
     CHECK_OK(load("train_fn.loss_module = 'BCELoss'"));

@@ -295,6 +295,26 @@ TEST(gradients_of_variants) {
     toy_model_close(&t);
 }
 
+/* Tokens without an item: the layers' norms bend more where rows are zero,
+ * so steps are smaller. */
+TEST(gradients_with_item_dropout) {
+    static const toy_kind kinds[] = {TOY_HSTU_RESEARCH, TOY_OWN, TOY_RETRIEVAL};
+    if (test_on.p != PRECISION_F32) SKIP_TEST("differences need float32");
+    for (int kind = 0; kind < 3; kind++) {
+        toy_model t;
+        toy_batch b;
+        model_limits limits = toy_model_limits(kinds[kind]);
+        toy_model_open(&t, kinds[kind], 0, 2);
+        toy_batch_make(&b, kinds[kind], 6);
+        t.c.network.item_dropout = .3;
+        toy_model_remake(&t, &limits, 3);
+        toy_enlarge(&t);
+        for (int i = 0; i < t.m->params.n; i++)
+            check_param(&t, &b.b, &t.m->params.item[i], 3e-3);
+        toy_model_close(&t);
+    }
+}
+
 TEST(same_bits_with_any_number_of_threads) {
     if (!test_on.is_deterministic) SKIP_TEST("not asked to be deterministic");
     for (int kind = 0; kind < TOY_KINDS; kind++) {

@@ -110,6 +110,44 @@ TEST(plan_of_unknown_actions) {
     toy_model_close(&t);
 }
 
+/* Items are left out of training's input by user, item and step, at the rate; labels stay, and so
+ * does what is encoded. */
+TEST(plan_of_item_dropout) {
+    enum { STEPS = 200 };
+    toy_model t;
+    toy_batch b;
+    int n = 0, n_dropped = 0;
+    toy_batch_make(&b, TOY_RETRIEVAL, 6);
+    toy_model_open(&t, TOY_RETRIEVAL, 0, 1);
+    batch_layout *p = &t.p->plan;
+    layout_request request = {.purpose = LAYOUT_TRAIN, .grad_scale = 1, .seed = 4};
+    CHECK_OK(batch_layout_build(p, t.be, &b.b, &request));
+    int32_t n_tokens = p->n_tokens, n_loss = p->n_loss, plain[200], labels[200];
+    CHECK(n_tokens < 200 && n_loss < 200);
+    memcpy(plain, p->row.host, (size_t)n_tokens * sizeof *plain);
+    memcpy(labels, p->label.host, (size_t)n_loss * sizeof *labels);
+    p->config.item_dropout = .25f;
+    for (request.step = 0; request.step < STEPS; request.step++) {
+        CHECK_OK(batch_layout_build(p, t.be, &b.b, &request));
+        check_i32("label", p->label.host, labels, n_loss);
+        for (int32_t i = 0; i < n_tokens; i++) {
+            bool is_item = plain[i] <= TOY_ITEMS, is_dropped = p->row.host[i] == -1;
+            CHECK(is_dropped ? is_item : p->row.host[i] == plain[i]);
+            n += is_item;
+            n_dropped += is_dropped;
+            for (int32_t k = 0; k < i; k++) /* the same item of the same user */
+                if (plain[k] == plain[i] && p->user.host[k] == p->user.host[i])
+                    CHECK(p->row.host[k] == p->row.host[i]);
+        }
+    }
+    CHECK(fabs((double)n_dropped / n - .25) < .03);
+    request.purpose = LAYOUT_ENCODE;
+    CHECK_OK(batch_layout_build(p, t.be, &b.b, &request));
+    for (int32_t i = 0; i < p->n_tokens; i++)
+        CHECK(p->row.host[i] >= 0);
+    toy_model_close(&t);
+}
+
 TEST(plan_of_scoring_leaves_candidates_actions_out) {
     toy_model t;
     toy_batch b;

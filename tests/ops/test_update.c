@@ -249,6 +249,35 @@ TEST(update_grad_factor) {
     close_backends(&t);
 }
 
+/* Of more weights than a launch takes, in float64; a count of 0 does nothing. */
+TEST(update_average) {
+    enum { WEIGHTS = 170, MOST = 9000 };
+    test_backends t;
+    float *w = floats(WEIGHTS + MOST, 3), *first = floats(WEIGHTS + MOST, 4);
+    open_backends(&t);
+    for (int b = 0; b < N_TEST_BACKENDS; b++) {
+        average_args list[WEIGHTS];
+        float *average = copy_floats(first, WEIGHTS + MOST);
+        for (int i = 0, at = 0; i < WEIGHTS; i++) {
+            int64_t n = i == 5 ? MOST : i == 7 ? 0 : 1;
+            list[i] = (average_args){n, w + at, average + at};
+            at += (int)n;
+        }
+        CHECK_OK(t.be[b]->ops->average(t.be[b], list, WEIGHTS, .75f));
+        CHECK_OK(t.be[b]->ops->average(t.be[b], list, 0, .75f));
+        for (int i = 0; i < WEIGHTS + MOST; i++) {
+            bool is_used = i < WEIGHTS + MOST - 2;
+            double want = is_used ? .75 * first[i] + .25 * w[i] : first[i];
+            if (!(fabs(average[i] - want) <= 2e-7 * (fabs(w[i]) + fabs(first[i]))))
+                FAIL_TEST("average[%d] is %g, not %g", i, (double)average[i], want);
+        }
+        mem_free(average);
+    }
+    mem_free(w);
+    mem_free(first);
+    close_backends(&t);
+}
+
 TEST(update_of_nothing) {
     test_backends t;
     open_backends(&t);

@@ -202,6 +202,50 @@ status cuda_update(backend *be, const update_args *a, int n) {
     return OK;
 }
 
+/* Averages, up to 80 weights a launch; blocks are assigned as those of `update`. */
+enum { AVERAGE_AT_ONCE = 80 };
+
+typedef struct average_one {
+    average_args a;
+    uint32_t first_block;
+} average_one;
+
+typedef struct average_list {
+    average_one of[AVERAGE_AT_ONCE];
+    int n;
+    float share;
+} average_list;
+
+static __global__ void __launch_bounds__(UPDATE_THREADS)
+    average_weights_any_kernel(const __grid_constant__ average_list list) {
+    int which = 0;
+    while (which + 1 < list.n && list.of[which + 1].first_block <= blockIdx.x)
+        which++;
+    const average_args &a = list.of[which].a;
+    int64_t first = (int64_t)(blockIdx.x - list.of[which].first_block) * UPDATE_NUMBERS;
+    int64_t end = min(a.n, first + UPDATE_NUMBERS);
+    for (int64_t i = first + threadIdx.x; i < end; i += UPDATE_THREADS)
+        a.average[i] += list.share * (a.w[i] - a.average[i]);
+}
+
+status cuda_average(backend *be, const average_args *a, int n, float decay) {
+    for (int i = 0; i < n;) {
+        average_list list;
+        int64_t n_blocks = 0;
+        list.share = 1 - decay;
+        for (list.n = 0; i < n && list.n < AVERAGE_AT_ONCE; i++) {
+            if (a[i].n == 0) continue;
+            list.of[list.n].a = a[i];
+            list.of[list.n++].first_block = (uint32_t)n_blocks;
+            n_blocks += cuda_div_up(a[i].n, UPDATE_NUMBERS);
+        }
+        if (list.n == 0) continue;
+        TRY(cuda_launch(be, "average", average_weights_any_kernel, n_blocks, UPDATE_THREADS, 0,
+                        list));
+    }
+    return OK;
+}
+
 /* The sum of a block's share: four elements at a time, then the remainder. */
 static __global__ void __launch_bounds__(PASS_THREADS)
     sum_squares_chunks_any_kernel(int64_t n, int64_t n_quads, const float *x, double *partials,

@@ -583,6 +583,9 @@ static void list_late(tensor_list *l, const checkpoint *c, int i, const missed_s
     list_add(l, &rows, LATE_MARK "last", last);
 }
 
+/* Where the model's file has averages: the weights as training has them. */
+#define TRAINED_MARK ".trained"
+
 static bool is_late(const optimizer *o, const param *p) {
     return optimizer_is_late(o) && optimizer_last(o, p) != NULL;
 }
@@ -598,11 +601,13 @@ static status write_optimizer(const checkpoint *c, const char *path) {
                          .n = (int64_t)o->now * LATE_RULE};
     if (optimizer_is_late(o))
         TRY(c->be->ops->copy_out(c->be, missed, o->late.missed, sizeof missed));
-    TRY(list_init(&l, c, 7));
+    TRY(list_init(&l, c, 8));
     if (optimizer_is_late(o)) list_add(&l, &rules, LATE_MARK "rules", o->late.rules + LATE_RULE);
     for (int i = 0; i < c->n_params; i++) {
         const param p = optimizer_state_shape(o, &c->params[i]);
         const moments *state = &o->state[i];
+        const float *weights = optimizer_weights(o, i);
+        if (weights != NULL) list_add(&l, &c->params[i], TRAINED_MARK, weights);
         if (is_late(o, &c->params[i])) {
             list_late(&l, c, i, missed);
             continue;
@@ -811,11 +816,25 @@ status checkpoint_save(const checkpoint *c, const char *run, const char *config_
     return OK;
 }
 
-static size_t count_late(const st_file *f) {
+static size_t count_marked(const st_file *f, const char *mark) {
     size_t n = 0;
     for (size_t i = 0; i < f->n_tensors; i++)
-        n += strstr(f->tensors[i].name, LATE_MARK) != NULL;
+        n += strstr(f->tensors[i].name, mark) != NULL;
     return n;
+}
+
+/* What was loaded are averages, and training goes on with these weights; where this run has no
+ * averages, without them. */
+static status load_trained(checkpoint *c, const st_file *f) {
+    size_t n = count_marked(f, TRAINED_MARK);
+    if (n == 0) return OK;
+    TRY(optimizer_begin_averages(c->optimizer));
+    for (int i = 0; i < c->n_params; i++) {
+        const param *p = &c->params[i];
+        float *to = p->own != NULL ? p->own : p->value;
+        TRY(checkpoint_load_tensor(f, c->be, p, TRAINED_MARK, to));
+    }
+    return content_make(c->optimizer->content);
 }
 
 /* Steps of rows are 0 to n. */
@@ -879,8 +898,10 @@ static status load_moments(checkpoint *c, const char *path) {
         if (state->v != NULL && st == OK) st = checkpoint_load_tensor(f, c->be, &p, ".v", state->v);
         n += (state->m != NULL) + (size_t)(state->v != NULL);
     }
-    if (st == OK) st = checkpoint_check_count(f, n + count_late(f));
+    n += count_marked(f, LATE_MARK) + count_marked(f, TRAINED_MARK);
+    if (st == OK) st = checkpoint_check_count(f, n);
     if (st == OK) st = load_late(c, f);
+    if (st == OK) st = load_trained(c, f);
     st_close(f);
     return st;
 }

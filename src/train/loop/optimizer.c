@@ -115,6 +115,67 @@ static status allocate(optimizer *o) {
     return OK;
 }
 
+/* What the optimizer updates. */
+static float *weights_of(const param *p) {
+    return p->own != NULL ? p->own : p->value;
+}
+
+static status allocate_averages(optimizer *o) {
+    if (!(o->average_decay > 0)) return OK;
+    TRY(MEM_NEW(&o->averages, (size_t)o->n_params));
+    for (int i = 0; i < o->n_params; i++) {
+        average_args *a = &o->averages[i];
+        *a = (average_args){.n = o->params[i].n, .w = weights_of(&o->params[i])};
+        TRY(allocate_moments(o, &a->average, (size_t)a->n));
+    }
+    return OK;
+}
+
+status optimizer_begin_averages(optimizer *o) {
+    if (o->averages == NULL || o->has_averages) return OK;
+    for (int i = 0; i < o->n_params; i++) {
+        const average_args *a = &o->averages[i];
+        TRY(o->be->ops->copy(o->be, a->average, a->w, (size_t)a->n * sizeof *a->w));
+    }
+    o->has_averages = true;
+    return OK;
+}
+
+/* The average counts the first steps more, or it would hold the first values for long. */
+static status update_averages(optimizer *o, int64_t t) {
+    double early = (1 + (double)t) / (10 + (double)t);
+    if (o->averages == NULL) return OK;
+    double decay = o->average_decay < early ? o->average_decay : early;
+    return o->be->ops->average(o->be, o->averages, o->n_params, (float)decay);
+}
+
+/* Contents change places, not pointers: recorded steps have these. */
+static status exchange_averages(optimizer *o) {
+    const ops *f = o->be->ops;
+    int64_t most = 0;
+    float *room;
+    for (int i = 0; i < o->n_params; i++)
+        if (o->params[i].n > most) most = o->params[i].n;
+    TRY(f->alloc(o->be, (void **)&room, (size_t)most * sizeof *room));
+    status st = OK;
+    for (int i = 0; i < o->n_params && st == OK; i++) {
+        const average_args *a = &o->averages[i];
+        size_t bytes = (size_t)a->n * sizeof *room;
+        st = f->copy(o->be, room, a->w, bytes);
+        if (st == OK) st = f->copy(o->be, a->w, a->average, bytes);
+        if (st == OK) st = f->copy(o->be, a->average, room, bytes);
+    }
+    if (st == OK) st = f->sync(o->be);
+    f->release(o->be, room);
+    o->is_exchanged = !o->is_exchanged;
+    return st == OK ? content_make(o->content) : st;
+}
+
+float *optimizer_weights(const optimizer *o, int i) {
+    if (!o->has_averages) return NULL;
+    return o->is_exchanged ? o->averages[i].average : o->averages[i].w;
+}
+
 status optimizer_init(optimizer *o, backend *be, model *m, const config *c) {
     int n_params;
     param *params = model_params(m, &n_params);
@@ -134,11 +195,14 @@ status optimizer_init(optimizer *o, backend *be, model *m, const config *c) {
                      .beta2 = (float)c->optimizer.beta2,
                      .eps = (float)c->optimizer.epsilon,
                      .weight_decay = (float)c->optimizer.weight_decay,
+                     .no_decay = c->optimizer.no_decay,
+                     .average_decay = c->optimizer.average,
                      .clip = c->trainer.clip_grad,
                      .is_watched = c->trainer.clip_grad > 0 || be->act == ACT_F16};
     range_begin("optimizer state", RANGE_NO_NUMBER);
     o->n_listed = model_listed_banks(m, o->listed);
     status st = allocate(o);
+    if (st == OK) st = allocate_averages(o);
     range_end();
     if (st != OK) optimizer_fini(o);
     return st;
@@ -156,6 +220,9 @@ void optimizer_fini(optimizer *o) {
         free_bank(o, o->listed[i]);
         f->release(o->be, o->raw[i]);
     }
+    for (int i = 0; i < o->n_params && o->averages != NULL; i++)
+        f->release(o->be, o->averages[i].average);
+    mem_free(o->averages);
     f->release(o->be, o->late.sums);
     f->release(o->be, o->late.missed);
     f->release(o->be, o->late.rules);
@@ -172,6 +239,7 @@ uint64_t optimizer_bytes(const optimizer *o) {
     for (int i = 0; i < o->n_params; i++) {
         uint64_t one = (uint64_t)optimizer_state_shape(o, &o->params[i]).n;
         n += one * ((o->state[i].m != NULL) + (o->state[i].v != NULL));
+        n += o->averages != NULL ? (uint64_t)o->params[i].n : 0;
     }
     return n * sizeof(float);
 }
@@ -241,26 +309,33 @@ static status set_factor(optimizer *o, double scale) {
     return f->grad_factor(o->be, &a);
 }
 
+/* Whether the config leaves a parameter out of weight decay. */
+static bool is_decayed(const optimizer *o, bool is_table, int n_dims) {
+    int group = is_table ? NO_DECAY_TABLES : n_dims <= 1 ? NO_DECAY_VECTORS : 0;
+    return (o->no_decay & group) == 0;
+}
+
 /* What the updates of a step have in common. */
-static update_args common_update(const optimizer *o, bool is_lazy, double lr, int64_t t) {
+static update_args common_update(const optimizer *o, bool is_decayed, double lr, int64_t t) {
     return (update_args){.lr = (float)lr,
                          .beta1 = o->beta1,
                          .beta2 = o->beta2,
                          .eps = o->eps,
-                         .weight_decay = is_lazy ? 0 : o->weight_decay,
+                         .weight_decay = is_decayed ? o->weight_decay : 0,
                          .step = t};
 }
 
 static update_args update_of(const optimizer *o, int i, double lr, int64_t t) {
     const param *p = &o->params[i];
     bool is_lazy = p->is_table && o->rows == ROWS_LAZY;
-    update_args a = common_update(o, is_lazy, lr, t);
+    bool has_decay = !is_lazy && is_decayed(o, p->is_table, p->n_dims);
+    update_args a = common_update(o, has_decay, lr, t);
     if (p->grad == NULL) return a; /* update_of_bank */
     a.kind = kind_of(o, p);
     a.n = p->n;
     a.dim = (int32_t)(p->n_dims > 0 ? p->shape[p->n_dims - 1] : 1);
     a.marks = is_lazy ? p->marks : NULL;
-    a.w = p->own != NULL ? p->own : p->value;
+    a.w = weights_of(p);
     a.grad = p->grad;
     a.m = o->state[i].m;
     a.v = o->state[i].v;
@@ -268,7 +343,8 @@ static update_args update_of(const optimizer *o, int i, double lr, int64_t t) {
 }
 
 static update_args update_of_bank(const optimizer *o, const bank *b, double lr, int64_t t) {
-    update_args a = common_update(o, o->rows == ROWS_LAZY, lr, t);
+    bool has_decay = o->rows != ROWS_LAZY && is_decayed(o, true, 2);
+    update_args a = common_update(o, has_decay, lr, t);
     a.kind = o->table_kind;
     a.n = b->step.n * b->dim;
     a.dim = b->dim;
@@ -319,6 +395,7 @@ static size_t bank_bytes(const bank *b) {
 
 status optimizer_show(optimizer *o) {
     const ops *f = o->be != NULL ? o->be->ops : NULL;
+    if (o->has_averages && !o->is_exchanged) TRY(exchange_averages(o));
     for (int i = 0; i < o->n_listed && optimizer_is_late(o) && o->raw[i] == NULL; i++) {
         bank *b = o->listed[i];
         TRY(f->alloc(o->be, (void **)&o->raw[i], bank_bytes(b)));
@@ -332,6 +409,7 @@ status optimizer_show(optimizer *o) {
 }
 
 status optimizer_hide(optimizer *o) {
+    if (o->is_exchanged) TRY(exchange_averages(o));
     for (int i = 0; i < o->n_listed; i++) {
         if (o->raw[i] == NULL) continue;
         TRY(o->be->ops->copy(o->be, o->listed[i]->value, o->raw[i], bank_bytes(o->listed[i])));
@@ -391,6 +469,7 @@ status optimizer_step(optimizer *o, double lr, int64_t t, double scale) {
     TRY(dynamic_put_grads(o->tables));
     TRY(content_bwd(o->content));
     if (is_scaled) TRY(set_factor(o, scale));
+    TRY(optimizer_begin_averages(o));
     int n = o->n_params + o->n_listed;
     o->now++;
     for (int i = 0; i < n; i++) {
@@ -399,6 +478,7 @@ status optimizer_step(optimizer *o, double lr, int64_t t, double scale) {
         o->updates[i].grad_scale = is_scaled ? o->grad_scale : NULL;
     }
     TRY(o->be->ops->update(o->be, o->updates, n));
+    TRY(update_averages(o, t));
     TRY(end_late(o, o->updates + o->n_params));
     TRY(content_make(o->content));
     return update_tables(o, lr, t, is_scaled ? o->grad_scale : NULL);

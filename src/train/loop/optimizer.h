@@ -41,13 +41,18 @@ typedef struct optimizer {
     opt_kind table_kind;     /* of embedding tables */
     row_mode rows;
     float beta1, beta2, eps;
-    float weight_decay;   /* optimizer of dense weights, and of tables where rows are dense */
-    double clip;          /* largest norm of the gradient; 0: off */
-    moments *state;       /* (n_params) */
-    bool is_watched;      /* the norm of the gradient is measured before each update */
-    update_args *updates; /* (n_params + n_listed): of one step */
-    float *grad_scale;    /* (1), memory of the backend */
-    double *sum, *norm;   /* (1) each, memory of the backend: sum of squares, and the norm */
+    float weight_decay;     /* optimizer of dense weights, and of tables where rows are dense */
+    double clip;            /* largest norm of the gradient; 0: off */
+    moments *state;         /* (n_params) */
+    int no_decay;           /* groups without weight decay (NO_DECAY_ of config.h) */
+    double average_decay;   /* of the moving averages; 0: there are none */
+    average_args *averages; /* (n_params), or NULL: weights and their averages */
+    bool has_averages;      /* they have begun */
+    bool is_exchanged;      /* while shown: averages stand in the place of the weights, and back */
+    bool is_watched;        /* the norm of the gradient is measured before each update */
+    update_args *updates;   /* (n_params + n_listed): of one step */
+    float *grad_scale;      /* (1), memory of the backend */
+    double *sum, *norm;     /* (1) each, memory of the backend: sum of squares, and the norm */
 } optimizer;
 
 const char *row_mode_name(row_mode rows); /* "dense", "lazy" */
@@ -69,14 +74,19 @@ uint64_t optimizer_bytes(const optimizer *o);
 status optimizer_step(optimizer *o, double lr, int64_t t, double scale);
 
 /* Rows that have missed steps are not what a dense optimizer would have made of them.  Between
- * optimizer_show and optimizer_hide the values of tables are: for whoever reads them, evaluations
- * and checkpoints.  Training goes on from what it had, so its bits do not depend on who looked.
- * Both do nothing the second time. */
+ * optimizer_show and optimizer_hide the values of tables are; and where weights are averaged, the
+ * values are the averages: for whoever reads them, evaluations and checkpoints.  Training goes on
+ * from what it had, so its bits do not depend on who looked. Both do nothing the second time. */
 status optimizer_show(optimizer *o);
 status optimizer_hide(optimizer *o);
 
 /* Whether rows may have missed steps. */
 bool optimizer_is_late(const optimizer *o);
+
+/* The weights of parameter i as training has them, while averages are shown; NULL: there are none,
+ * or they have not begun.  optimizer_begin_averages begins them with the weights that are there. */
+float *optimizer_weights(const optimizer *o, int i);
+status optimizer_begin_averages(optimizer *o);
 
 /* The last step of each row (shape[0]) of a table, or NULL: its rows miss no steps; and while
  * tables are shown, its values as training has them. */

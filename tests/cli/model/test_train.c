@@ -153,6 +153,35 @@ TEST(train_learns_item_features) {
     free(text);
 }
 
+/* Regularizers in a run: the same bits with ranks, and resumed, whatever is shown in between; what
+ * is evaluated, and started from, are the averages. */
+TEST(train_regularizes) {
+#undef TRAIN
+#define TRAIN                                                                                      \
+    "train m.gin --data data --device cpu --set train_fn.stochastic_depth=0.3 --set "              \
+    "train_fn.item_dropout=0.2 --set train_fn.weight_average=0.9 --set "                           \
+    "train_fn.no_weight_decay=vectors+tables --out "
+    char *text;
+    free(said(0, TRAIN "whole --epochs 3"));
+    free(said(0, TRAIN "parts --epochs 1"));
+    free(said(0, "train --resume --out parts --epochs 3 --device cpu"));
+    free(said(0, TRAIN "ranks --epochs 3 --ranks 2 --batch-per step"));
+    CHECK(same_file(run_path("whole"), run_path("parts"), "model.safetensors"));
+    CHECK(same_file(run_path("whole"), run_path("parts"), "optimizer.safetensors"));
+    CHECK(same_file(run_path("whole"), run_path("ranks"), "model.safetensors"));
+    CHECK(same_file(run_path("whole"), run_path("ranks"), "optimizer.safetensors"));
+    text = said(0, "info whole/last/optimizer.safetensors");
+    CHECK_CONTAINS(text, ".trained");
+    free(text);
+    /* Without averages training goes on from the weights, not from their average. */
+    free(said(0, TRAIN "plain --epochs 3 --set train_fn.weight_average=0"));
+    CHECK(!same_file(run_path("whole"), run_path("plain"), "model.safetensors"));
+    free(said(0, TRAIN "next --epochs 1 --init-from whole"));
+    text = said(2, TRAIN "x --epochs 1 --set train_fn.no_weight_decay=norms");
+    CHECK_CONTAINS(text, "vectors+tables");
+    free(text);
+}
+
 /* Without a config the data choose one, and a config that leaves out what a user brought is told;
  * the run keeps the config that was chosen. */
 TEST(train_chooses_a_config) {

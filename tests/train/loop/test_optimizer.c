@@ -35,6 +35,98 @@ TEST(optimizer_weight_decay) {
     }
 }
 
+/* One step without a gradient, with the groups that the config leaves out of decay. */
+TEST(optimizer_decays_by_group) {
+    static const char *const names[] = {"'none'", "'vectors'", "'tables'", "'vectors+tables'"};
+    for (int group = 0; group < 4; group++) {
+        char groups[64];
+        snprintf(groups, sizeof groups, "train_fn.no_weight_decay=%s", names[group]);
+        const char *const set[] = {"train_fn.weight_decay=0.5", groups};
+        bench_top t;
+        optimizer o;
+        CHECK_OK(top_open(&t, retrieval_gin, set, 2, 1));
+        CHECK_OK(optimizer_init(&o, t.be, t.session.model, t.config));
+        CHECK_OK(model_init(t.session.model, 1));
+        float before[256];
+        CHECK(t.session.n_params < 256);
+        for (int i = 0; i < t.session.n_params; i++) {
+            const param *p = &t.session.params[i];
+            before[i] = p->value[p->n - 1];
+        }
+        CHECK_OK(optimizer_step(&o, 0.25, 1, 1));
+        int n_kept = 0, n_decayed = 0;
+        for (int i = 0; i < t.session.n_params; i++) {
+            const param *p = &t.session.params[i];
+            int bit = p->is_table ? 2 : p->n_dims == 1 ? 1 : 0;
+            float now = p->value[p->n - 1], want = (group & bit) != 0 ? 1 : 0.875f;
+            CHECK(fabsf(now - want * before[i]) <= 1e-6f * fabsf(before[i]));
+            n_kept += want == 1;
+            n_decayed += want != 1;
+        }
+        CHECK(n_decayed > 0 && (n_kept > 0) == (group > 0));
+        optimizer_fini(&o);
+        top_close(&t);
+    }
+}
+
+/* Gradients of a step, the same in every run. */
+static void put_grads(session *s, uint64_t step) {
+    for (int i = 0; i < s->n_params; i++)
+        for (int64_t k = 0; k < s->params[i].n; k++) {
+            rng_block w = rng_draw64(rng_make_key(step, RNG_TEST), (uint64_t)k, (uint64_t)i);
+            s->params[i].grad[k] = rng_uniform(w.word[0]) - .5f;
+        }
+}
+
+/* The averages in float64; training has the same bits with them and without, shown or not. */
+TEST(optimizer_averages_weights) {
+    static const char *const set[] = {"train_fn.weight_average=0.6"};
+    enum { STEPS = 12 };
+    bench_top t[2];
+    optimizer o[2];
+    for (int b = 0; b < 2; b++) {
+        CHECK_OK(top_open(&t[b], retrieval_gin, set, (size_t)b, 1));
+        CHECK_OK(optimizer_init(&o[b], t[b].be, t[b].session.model, t[b].config));
+        CHECK_OK(model_init(t[b].session.model, 1));
+    }
+    session *s = &t[1].session;
+    double *want[256];
+    CHECK(s->n_params < 256 && optimizer_bytes(&o[1]) > optimizer_bytes(&o[0]));
+    for (int i = 0; i < s->n_params; i++) {
+        CHECK_OK(MEM_NEW(&want[i], (size_t)s->params[i].n));
+        for (int64_t k = 0; k < s->params[i].n; k++)
+            want[i][k] = s->params[i].value[k];
+    }
+    CHECK_OK(optimizer_show(&o[1])); /* they have not begun */
+    CHECK(optimizer_weights(&o[1], 0) == NULL);
+    for (int step = 1; step <= STEPS; step++) {
+        double early = (1.0 + step) / (10.0 + step), decay = early < .6 ? early : .6;
+        CHECK_OK(optimizer_hide(&o[1]));
+        for (int b = 0; b < 2; b++) {
+            put_grads(&t[b].session, (uint64_t)step);
+            CHECK_OK(optimizer_step(&o[b], 0.01, step, 1));
+        }
+        for (int i = 0; i < s->n_params; i++) {
+            const param *p = &s->params[i];
+            CHECK(memcmp(p->value, t[0].session.params[i].value, (size_t)p->n * 4) == 0);
+            for (int64_t k = 0; k < p->n; k++)
+                want[i][k] += (1 - decay) * (p->value[k] - want[i][k]);
+        }
+        if (step % 2 == 0) continue;
+        CHECK_OK(optimizer_show(&o[1]));
+        CHECK_OK(optimizer_show(&o[1])); /* nothing the second time */
+        for (int i = 0; i < s->n_params; i++)
+            for (int64_t k = 0; k < s->params[i].n; k++)
+                CHECK(fabs(s->params[i].value[k] - want[i][k]) < 1e-6);
+    }
+    for (int i = 0; i < s->n_params; i++)
+        mem_free(want[i]);
+    for (int b = 0; b < 2; b++) {
+        optimizer_fini(&o[b]);
+        top_close(&t[b]);
+    }
+}
+
 /* Plain descent moves a weight by rate times scale times gradient: the scale counts whether or not
  * the norm is watched, as accumulation in float32 without clipping needs. */
 TEST(optimizer_scales_the_gradient) {
