@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "data/read/jsonl.h"
 #include "data/read/source_job.h"
 
 /* All three files, and that of Amazon, have the columns user, item, rating, time. */
@@ -146,4 +147,35 @@ status read_amazon_books(source_job *job) {
     csv_layout t;
     job_layout(job, &t, ",", true);
     return job_read_member(job, "ratings_Books.csv", &t, false, by_position, 4);
+}
+
+/* Amazon reviews (2014), the 5-cores of three categories: reviews_CATEGORY_5.json[.gz], one review
+ * per line as an object, of which four members are read. */
+
+static status read_reviews(source_job *job, blocks *b, void *ctx) {
+    return job_read_blocks(job, b, ctx, jsonl_parse_block);
+}
+
+status read_amazon_reviews(source_job *job) {
+    static const csv_column members[] = {{ROLE_USER, "reviewerID"},
+                                         {ROLE_ITEM, "asin"},
+                                         {ROLE_ACTION, "overall"},
+                                         {ROLE_TIME, "unixReviewTime"}};
+    const char *name = job->src->name;
+    const char *file = strcmp(name, "amzn-beauty") == 0   ? "reviews_Beauty_5.json"
+                       : strcmp(name, "amzn-sports") == 0 ? "reviews_Sports_and_Outdoors_5.json"
+                                                          : "reviews_Toys_and_Games_5.json";
+    json_paths paths = {0};
+    csv_layout t;
+    input *in;
+    job_layout(job, &t, ",", false);
+    for (size_t i = 0; i < sizeof members / sizeof members[0]; i++) {
+        TRY(json_paths_add(&paths, members[i].column, members[i].role));
+        snprintf(t.name[members[i].role], CSV_NAME_BYTES, "%s", members[i].column);
+    }
+    t.paths = &paths;
+    TRY(job_open(job, file, true, &in));
+    status st = job_with_blocks(job, in, BLOCKS_DEFAULT_LINE_BYTES, read_reviews, &t);
+    input_close(in);
+    return st;
 }

@@ -141,6 +141,63 @@ TEST(ml_20m_small) {
     seq_file_close(s);
 }
 
+/* Reviews as they are published: members in this order, a rating with a decimal, other members of
+ * any kind. */
+#define REVIEW(user, item, rating, time)                                                           \
+    "{\"reviewerID\": \"" user "\", \"asin\": \"" item "\", \"reviewerName\": \"Ann \\\"A\\\"\", " \
+    "\"helpful\": [3, 4], \"reviewText\": \"So \\u00e9l\\u00e9gant, {asin}\", "                    \
+    "\"overall\": " rating ", \"summary\": \"x\", \"unixReviewTime\": " time                       \
+    ", \"reviewTime\": \"01 30, 2014\"}\n"
+
+TEST(amazon_reviews) {
+    static const char *const sources[][2] = {{"amzn-beauty", "reviews_Beauty_5.json"},
+                                             {"amzn-sports", "reviews_Sports_and_Outdoors_5.json"},
+                                             {"amzn-toys", "reviews_Toys_and_Games_5.json"}};
+    char *out;
+    for (int i = 0; i < 3; i++) {
+        char path[128], command[256];
+        snprintf(path, sizeof path, "in%d/%s", i, sources[i][1]);
+        put_file(path, REVIEW("A1YJEY40YUW4SE", "7806397051", "1.0", "1391040000")
+                           REVIEW("A60XNB876KYML", "7806397051", "3.0", "1397779200")
+                               REVIEW("A1YJEY40YUW4SE", "B00004TMFE", "5.0", "1391039999"));
+        snprintf(command, sizeof command, "%s --input in%d --out out%d --json --emit-csv out.csv",
+                 sources[i][0], i, i);
+        out = prep_ok(command);
+        CHECK_CONTAINS(out, "\"users\":2,\"items\":2,\"catalogue\":2,\"events\":3,\"max_len\":2,"
+                            "\"first_time\":1391039999,\"last_time\":1397779200,");
+        CHECK_CONTAINS(get_file("out.csv"), "[4, 0]");
+    }
+    int code = run_shell(&out,
+                         "cd %s && mkdir z && gzip -c in0/reviews_Beauty_5.json > "
+                         "z/reviews_Beauty_5.json.gz",
+                         test_folder());
+    CHECK_EQ(code, 0);
+    CHECK_CONTAINS(prep_ok("amzn-beauty --input z --out outz --json"), "\"events\":3");
+}
+
+TEST(amazon_reviews_that_are_none) {
+    static const char *const rows[][2] = {
+        {"{'reviewerID': 'A1'}\n", "reviews_Toys_and_Games_5.json:2: "},
+        {"A1,B1,5.0,7\n", "reviews_Toys_and_Games_5.json:2: "},
+        {REVIEW("A1", "B1", "5.5", "7"), "reviews_Toys_and_Games_5.json:2: overall"},
+        {REVIEW("A1", "B1", "6.0", "7"), "reviews_Toys_and_Games_5.json:2: overall"},
+        {REVIEW("A1", "B1", "5.0", "\"soon\""), "reviews_Toys_and_Games_5.json:2: unixReviewTime"},
+        {REVIEW("", "B1", "5.0", "7"), "reviews_Toys_and_Games_5.json:2: reviewerID"},
+        {"{\"reviewerID\": \"A1\", \"overall\": 5.0, \"unixReviewTime\": 7}\n",
+         "reviews_Toys_and_Games_5.json:2: asin is missing"},
+        {"{\"asin\": \"B1\", \"asin\": \"B2\", \"reviewerID\": \"A1\", \"overall\": 5.0, "
+         "\"unixReviewTime\": 7}\n",
+         "reviews_Toys_and_Games_5.json:2: "}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        char text[2048];
+        snprintf(text, sizeof text, "%s%s", REVIEW("A1", "B1", "5.0", "7"), rows[i][0]);
+        put_file("in/reviews_Toys_and_Games_5.json", text);
+        prep_fails("amzn-toys --input in --out out", 1, rows[i][1]);
+    }
+    prep_fails("amzn-toys --input in --out out --user-col x", 2, "has its own layout");
+    prep_fails("amzn-beauty --input nowhere --out out", 1, "nowhere");
+}
+
 TEST(side_files_may_be_missing_and_are_noted) {
     put_file("in/ratings.dat", "1::1::5::1\n");
     char *out = prep_ok("ml-1m --input in --out out");
