@@ -189,10 +189,11 @@ enum { SWITCH_NUMBERS = 2200000 };
  * next to a full wave of blocks (132 multiprocessors), half a one or two of them.  Large head
  * dimensions come with few tiles; a CPU gets an eighth of the sequences. */
 static random_shape draw_switch_shape(void) {
-    static const int32_t limits[] = {16, 64, 128, 192, 256, 512, 1024}, waves[] = {66, 132, 264};
+    static const int32_t limits[] = {16, 64, 128, 192, 256, 512, 1024, 1536, 2304},
+                         waves[] = {66, 132, 264};
     bool is_gpu = test_on.kind == ON_CUDA;
     random_shape s = {.n_heads = 1 + below(4), .rows = below(4) == 0 ? ROWS_ALIGNED : ROWS_KNOWN};
-    int32_t longest = limits[below(is_gpu ? 7 : 6)] - 1 + below(3), tile = 64 << below(2);
+    int32_t longest = limits[below(is_gpu ? 9 : 6)] - 1 + below(3), tile = 64 << below(2);
     int32_t n_tiles = (longest + tile - 1) / tile * s.n_heads;
     int32_t n_units = (waves[below(3)] - 1 + below(3)) / (is_gpu ? 1 : 8);
     s.n_sequences = (n_units + n_tiles - 1) / n_tiles;
@@ -253,6 +254,21 @@ TEST(attn_around_switch_points) {
     if (precision_is_half(test_on.p))
         printf("    %d shapes: at most %.2f times the error of naive code (%s)\n", n, worst.ratio,
                worst.what);
+}
+
+/* Few long sequences: a GPU cuts their queries into parts.  The last 64 keys of a tile are beyond
+ * the end of the last sequence, and contexts make all queries see the tile. */
+TEST(attn_queries_in_parts) {
+    static const int32_t lengths[] = {2304, 1729, 384, 1153};
+    if (test_on.kind != ON_CUDA) SKIP_TEST("a CPU does not cut them");
+    for (int i = 0; i < 12; i++) {
+        random_shape s = {.n_sequences = 4, .n_heads = 1 + i % 4, .queries = QUERIES_ALL};
+        s.rows = ROWS_KNOWN;
+        s.dim_qk = s.dim_v = 32 << i % 3;
+        memcpy(s.lengths, lengths, sizeof lengths);
+        check_switch_shape(&s, SAMPLE_TARGETS);
+    }
+    rows_are = ROWS_ODD;
 }
 
 /* Time differences that do not fit 32 bits take another code path. */

@@ -1,24 +1,25 @@
 /* LayerNorm of one row, forward and backward: what norm.cu and gate.cu share.
  *
- * A row lives in the registers of the threads that own it, a warp up to 256 columns and a block
- * above, so that it is read once and the variance is taken around the true mean.  Gradients of
- * weight and bias stay in registers too: each thread keeps its columns while its block walks over
- * rows; the block then writes one partial sum, and a small kernel adds those in order. */
+ * A row lives in the registers of the threads that own it, half a warp, a warp or a block, so that
+ * it is read once and the variance is taken around the true mean.  Gradients of weight and bias
+ * stay in registers too: each thread keeps its columns while its block walks over rows; the block
+ * then writes one partial sum, and a small kernel adds those in order. */
 #ifndef HSTU_CUDA_OPS_NORM_ROW_CUH
 #define HSTU_CUDA_OPS_NORM_ROW_CUH
 
 #include "cuda/core/kernel.cuh"
 
-/* The register layout of a row: LANES threads share it, one warp or a whole block; each has 8
- * columns as PARTS packs of V, which are LANES packs apart.  That leaves registers for the next
- * row, which is loaded while the current one is processed.  FORWARD and BACKWARD are the minimum
- * numbers of blocks on a multiprocessor, which bound the registers (96 or 128). */
+/* The register layout of a row: LANES threads share it, half a warp, one or a whole block; each has
+ * 8 columns (in half a warp 4) as PARTS packs of V, which are LANES packs apart.  That leaves
+ * registers for the next row, which is loaded while the current one is processed.  FORWARD and
+ * BACKWARD are the minimum numbers of blocks on a multiprocessor, which bound the registers (96 or
+ * 128). */
 template <int LANES_, int V_, bool IS_PACKED_> struct row_tile {
-    static constexpr int LANES = LANES_, V = V_, PARTS = 8 / V;
+    static constexpr int LANES = LANES_, V = V_, PARTS = LANES < WARP ? 1 : 8 / V;
     static constexpr bool IS_PACKED = IS_PACKED_;
     static constexpr int COLUMNS = LANES * PARTS * V;
-    static constexpr int WARPS = LANES / WARP; /* of a row */
-    static constexpr int THREADS = LANES == WARP ? 128 : LANES;
+    static constexpr int WARPS = LANES > WARP ? LANES / WARP : 1; /* of a row */
+    static constexpr int THREADS = LANES <= WARP ? 128 : LANES;
     static constexpr int ROWS = THREADS / LANES; /* of a block at a time */
     static constexpr int FORWARD = THREADS > 128 ? 1 : 5;
     static constexpr int BACKWARD = THREADS > 128 ? 1 : V == 8 ? 5 : 4;
@@ -39,8 +40,8 @@ enum { NORM_MAX_DIM = 4096 };
         } else if (is_packed) {                                                                    \
             using R = row_tile<512, V_, true>;                                                     \
             __VA_ARGS__;                                                                           \
-        } else if ((dim) <= 256) {                                                                 \
-            using R = row_tile<32, 4, false>;                                                      \
+        } else if ((dim) <= 64) {                                                                  \
+            using R = row_tile<16, 4, false>;                                                      \
             __VA_ARGS__;                                                                           \
         } else {                                                                                   \
             using R = row_tile<512, 4, false>;                                                     \
@@ -65,9 +66,16 @@ template <typename R> __device__ static inline int row_column(int p) {
  * are read; so between two sums in the same room there must be a sum in another room. */
 template <typename R> struct row_room { float2 part[R::WARPS]; };
 
-/* Two sums over a row at once; every thread gets them. */
+/* Two sums over a row at once; every thread gets them.  Two rows of a warp may be at different
+ * places: their lanes do not wait for each other. */
 template <typename R> __device__ static inline float2 row_sum2(float2 x, row_room<R> *room) {
-    x = make_float2(warp_sum(x.x), warp_sum(x.y));
+    constexpr int LANES = R::LANES < WARP ? R::LANES : WARP;
+    unsigned all = 0xffffffffu >> (WARP - LANES) << threadIdx.x % WARP / LANES * LANES;
+#pragma unroll
+    for (int lane = LANES / 2; lane > 0; lane /= 2) {
+        x.x += __shfl_xor_sync(all, x.x, lane);
+        x.y += __shfl_xor_sync(all, x.y, lane);
+    }
     if (R::WARPS == 1) return x;
     if (threadIdx.x % WARP == 0) room->part[threadIdx.x / WARP] = x;
     __syncthreads();

@@ -241,6 +241,22 @@ __device__ static inline int bwd_tiles_together(const bwd_job &job, const bwd_ro
     return n;
 }
 
+/* Adds the warpgroup's dk and dv to the sums of 64 keys; see bwd_keys for their order.  There are
+ * none for keys beyond the sequence's last 64. */
+template <int D>
+__device__ static inline void bwd_add(const bwd_job &job, const bwd_pair &p, int key,
+                                      const float (&dk)[D / 2], const float (&dv)[D / 2]) {
+    int64_t tile = p.s.row_k / QUERIES + p.s.b + key / QUERIES;
+    int64_t at = (tile * job.a.n_heads + p.head) * (QUERIES * D) + (int)thread_index() % GROUP * 4;
+    if (key / QUERIES * QUERIES >= p.s.len_k) return;
+#pragma unroll
+    for (int j = 0; j < D / 8; j++) {
+        int64_t to = at + j * (GROUP * 4);
+        add_four(job.dk_sums + to, dk[4 * j], dk[4 * j + 1], dk[4 * j + 2], dk[4 * j + 3]);
+        add_four(job.dv_sums + to, dv[4 * j], dv[4 * j + 1], dv[4 * j + 2], dv[4 * j + 3]);
+    }
+}
+
 /* Consumes tiles of keys until there are no more.  The buffer of the keys is released before the
  * epilogue stores their gradients. */
 template <typename T, typename S>
@@ -263,9 +279,13 @@ __device__ static void bwd_compute(const bwd_job &job, const bwd_room<S> &room, 
         }
         bwd_pair p = bwd_record<S>(room, own).pair;
         int key = bwd_key<S>(room, own);
+        bool is_cut = bwd_record<S>(room, own).is_cut;
         __syncwarp();
         release(&e->own_free[own.at]);
-        bwd_store<T, S::D>(job.a, p.s, p.head, key, dk, dv);
+        if (is_cut)
+            bwd_add<S::D>(job, p, key, dk, dv);
+        else
+            bwd_store<T, S::D>(job.a, p.s, p.head, key, dk, dv);
     }
 }
 
@@ -430,11 +450,36 @@ static bool plan_work(backend *be, const attn_args *a, bwd_job *job, int64_t *n_
                         row_bytes, SLOTS_MOST);
         t->is_keys = true;
         t->counter = cuda_of(be)->counters;
-        n_units = t->n_units;
+        n_units = (int64_t)t->n_units * job->n_parts;
         is_jagged = tiles_wants_plan(t, a->max_len_k, a->n_rows_k);
     }
     if (*n_blocks > n_units) *n_blocks = n_units;
     return is_jagged;
+}
+
+/* A tile of keys that all queries see takes max_len_q / 64 steps, one after the other.  Where a
+ * block has less to do on average, queries are cut into parts of half the average (the sums of a
+ * part's dk and dv cost as much as four steps), unless most parts of so many tiles would be empty.
+ * One sequence has the longest length, the others share the rest of the rows. */
+static void cut_queries(const attn_args *a, int64_t n_blocks, bwd_job *job) {
+    enum { LEAST = 12, MOST_UNITS = 4096 };
+    int64_t n = a->n_sequences, rest = a->n_rows_k - a->max_len_k, steps = job->n_tiles;
+    double pairs = (double)a->max_len_q * a->max_len_k;
+    if (n > 1 && rest > 0) pairs += 4.0 / 3 * (double)rest * (double)rest / (double)(n - 1);
+    int64_t mean = (int64_t)(pairs / 2 * a->n_heads / (QUERIES * job->n_keys) / (double)n_blocks);
+    int64_t part = mean / 2 > LEAST ? mean / 2 : (int64_t)LEAST, n_parts = cuda_div_up(steps, part);
+    int64_t n_units = job->n_pairs * cuda_div_up(a->max_len_k, job->n_keys) * n_parts;
+    if (!job->has_dq || job->is_whole || a->bias != BIAS_NONE || n_units > MOST_UNITS) return;
+    if (steps < 2 * LEAST || steps < mean + mean / 4) return;
+    job->part_rows = (int)part * QUERIES;
+    job->n_parts = (int)n_parts;
+}
+
+/* Floats of the sums of dk, and of dv. */
+static int64_t own_sums(const bwd_job *job) {
+    const attn_args *a = &job->a;
+    if (job->n_parts == 1) return 0;
+    return (a->n_rows_k / QUERIES + a->n_sequences) * a->n_heads * a->dim_qk * QUERIES;
 }
 
 /* Scratch memory for float32 sums of dq: for each block of a launch, or for each tile of queries.
@@ -442,7 +487,7 @@ static bool plan_work(backend *be, const attn_args *a, bwd_job *job, int64_t *n_
 static size_t sums_bytes(const bwd_job *job, int64_t n_blocks) {
     const attn_args *a = &job->a;
     int64_t n_sums = job->is_whole ? n_blocks * job->n_tiles : count_tiles(a) * a->n_heads;
-    return cuda_align((size_t)(n_sums * a->dim_qk * QUERIES) * sizeof(float));
+    return cuda_align((size_t)(n_sums * a->dim_qk * QUERIES + 2 * own_sums(job)) * sizeof(float));
 }
 
 status bwd_prepare(backend *be, const attn_args *a, int n_keys, int64_t *n_blocks, bwd_job *job) {
@@ -457,6 +502,8 @@ status bwd_prepare(backend *be, const attn_args *a, int n_keys, int64_t *n_block
     job->n_keys = n_keys;
     job->n_tiles = (int)cuda_div_up(a->max_len_q, QUERIES);
     job->n_pairs = a->n_sequences * a->n_heads;
+    job->n_parts = 1;
+    cut_queries(a, *n_blocks, job);
     int rows = a->bias != BIAS_NONE && a->dim_qk <= 64 ? (int)DQ_ROWS_BIAS_64 : (int)DQ_ROWS;
     *dq_tiles = tiles_make(a, a->offsets_q, a->max_len_q, a->n_rows_q, rows, a->max_len_k,
                            2 * a->dim_qk * 2, SLOTS_MOST);
@@ -474,6 +521,10 @@ status bwd_prepare(backend *be, const attn_args *a, int n_keys, int64_t *n_block
     size_t cells_bytes = has_cells ? cuda_align(bias_cells_bytes(a)) : 0;
     TRY(cuda_scratch(be, bytes + plan_bytes + dq_plan_bytes + cells_bytes, &room));
     job->sums = (float *)room;
+    if (job->n_parts > 1) {
+        job->dk_sums = job->sums + count_tiles(a) * a->n_heads * a->dim_qk * QUERIES;
+        job->dv_sums = job->dk_sums + own_sums(job);
+    }
     if (has_cells) {
         job->cells = (unsigned long long *)((char *)room + bytes + plan_bytes + dq_plan_bytes);
         CUDA_TRY(cudaMemsetAsync(job->cells, 0, cells_bytes, stream));
@@ -484,35 +535,52 @@ status bwd_prepare(backend *be, const attn_args *a, int n_keys, int64_t *n_block
     return OK;
 }
 
-/* Rounds one block of N columns of a tile; a warpgroup reads the sums in the register order in
- * which another warpgroup wrote them. */
+/* Rounds one block of N columns of a tile of dq or, in further rows of the grid, of dk and dv of
+ * keys that were cut; a warpgroup reads the sums in the register order in which another wrote them.
+ */
 template <typename T, int N>
 __global__ void __launch_bounds__(GROUP)
     attn_bwd_dq_round_sm90_kernel(const __grid_constant__ bwd_job job) {
     const attn_args &a = job.a;
+    bool is_key = blockIdx.y > 0, is_dv = blockIdx.y == 2;
+    const int32_t *offsets = is_key ? a.offsets_k : a.offsets_q;
     int n_columns = a.dim_qk / N, column = (int)(blockIdx.x % (unsigned)n_columns);
     int head = (int)(blockIdx.x / (unsigned)n_columns % (unsigned)a.n_heads);
     int tile = (int)(blockIdx.x / (unsigned)n_columns / (unsigned)a.n_heads);
-    int b = tiles_search(a.offsets_q, QUERIES, a.n_sequences, tile);
-    int row_q = a.offsets_q[b], len_q = a.offsets_q[b + 1] - row_q;
-    int len_k = a.offsets_k[b + 1] - a.offsets_k[b];
-    int i = (tile - row_q / QUERIES - b) * QUERIES;
-    bool is_alone = len_k > 0 && len_k <= job.n_keys;
-    if (i >= len_q || is_alone) return;
-    const float4 *from = (const float4 *)job.sums + (int64_t)blockIdx.x * (N / 4) * QUERIES;
-    float dq[N / 2];
+    int b = tiles_search(offsets, QUERIES, a.n_sequences, tile);
+    attn_sequence s = attn_sequence_of(&a, b);
+    int row = is_key ? s.row_k : s.row_q, len = is_key ? s.len_k : s.len_q;
+    int i = (tile - row / QUERIES - b) * QUERIES;
+    if (i >= len) return;
+    if (is_key) {
+        attn_span seen = bwd_queries_of(job, s, i / job.n_keys * job.n_keys, job.n_keys);
+        if (!bwd_is_cut(job, seen)) return;
+    } else if (s.len_k > 0 && s.len_k <= job.n_keys) {
+        return;
+    }
+    const float *sums = is_dv ? job.dv_sums : is_key ? job.dk_sums : job.sums;
+    const float4 *from = (const float4 *)sums + (int64_t)blockIdx.x * (N / 4) * QUERIES;
+    float x[N / 2];
 #pragma unroll
     for (int j = 0; j < N / 8; j++)
-        *(float4 *)&dq[4 * j] = from[j * GROUP + threadIdx.x];
-    T *to = (T *)a.dq + (int64_t)row_q * a.stride_q + head * a.dim_qk + column * N;
-    store_wide<T, N>(to, a.stride_q, i + row_of_thread(), len_q, 0.5f * a.alpha * a.scale, dq);
+        *(float4 *)&x[4 * j] = from[j * GROUP + threadIdx.x];
+    int64_t stride = is_dv ? a.stride_v : is_key ? a.stride_k : a.stride_q;
+    T *to = (T *)(is_dv ? a.dv : is_key ? a.dk : a.dq);
+    to += (int64_t)row * stride + head * a.dim_qk + column * N;
+    store_wide<T, N>(to, stride, i + row_of_thread(), len,
+                     is_dv ? a.scale : 0.5f * a.alpha * a.scale, x);
 }
 
 template <typename T, int N> static status round_sums(backend *be, const bwd_job *job) {
-    int64_t n_blocks = count_tiles(&job->a) * job->a.n_heads * (job->a.dim_qk / N);
+    const attn_args *a = &job->a;
+    bool has_own = job->n_parts > 1;
+    int64_t n_tiles = count_tiles(a), n_own = a->n_rows_k / QUERIES + a->n_sequences;
+    if (has_own && n_own > n_tiles) n_tiles = n_own; /* tiles beyond the last are beyond its end */
+    int64_t n_blocks = n_tiles * a->n_heads * (a->dim_qk / N);
     if (n_blocks == 0) return OK;
+    dim3 grid((unsigned)n_blocks, has_own ? 3 : 1);
     return cuda_launch(be, "the gradient of the attention's queries",
-                       attn_bwd_dq_round_sm90_kernel<T, N>, n_blocks, GROUP, 0, *job);
+                       attn_bwd_dq_round_sm90_kernel<T, N>, grid, GROUP, 0, *job);
 }
 
 status bwd_finish(backend *be, const bwd_job *job) {

@@ -234,6 +234,10 @@ typedef struct bwd_job {
     unsigned long long *cells; /* gradient sums of attn_bias.cuh; NULL if they are not wanted */
     int n_tiles, n_pairs; /* tiles of queries in the longest sequence; pairs of sequence and head */
     int n_keys;           /* of a tile */
+    /* Queries are cut into parts of part_rows, and a block takes one part of a tile of keys.  Tiles
+     * that queries of several parts see are cut: their dk and dv are float32 sums, too. */
+    int n_parts, part_rows;
+    float *dk_sums, *dv_sums; /* in the order of the sums of dq; NULL with one part */
 } bwd_job;
 
 /* Tensor maps whose boxes have `rows` rows of 64 columns, or of all 32 of a head. */
@@ -294,6 +298,7 @@ typedef struct bwd_keys {
     bwd_pair pair; /* head < 0: there are no more */
     int key0;
     bool has_tiles; /* some queries see them */
+    bool is_cut;    /* blocks share the sums of dk and dv */
     float *sums;    /* of the sequence's first tile of queries */
     int64_t step;   /* and from tile to tile */
 } bwd_keys;
@@ -393,7 +398,8 @@ __device__ static inline void walk_ask_table(const bwd_job &job, const walk_room
 
 template <typename S>
 __device__ static inline void walk_ask_keys(const bwd_job &job, const walk_room<S> &room,
-                                            const bwd_pair &p, int key0, bool has_tiles, int n) {
+                                            const bwd_pair &p, int key0, bool has_tiles,
+                                            bool is_cut, int n) {
     constexpr int OWN = S::KEYS * S::D * 2;
     walk_end<S> *e = room.end;
     int own = n % S::OWNS, x = p.head * S::D, y = p.s.row_k + key0;
@@ -410,6 +416,7 @@ __device__ static inline void walk_ask_keys(const bwd_job &job, const walk_room<
     w->pair = p;
     w->key0 = key0;
     w->has_tiles = has_tiles;
+    w->is_cut = is_cut;
     w->step = QUERIES * S::D;
     int64_t first = (int64_t)blockIdx.x * job.n_tiles;
     if (!walk_is_whole<S>(job)) { /* a sequence's tiles start at offsets_q[b] / 64 + b: room for a
@@ -494,28 +501,50 @@ __device__ static inline int walk_look(const bwd_job &job, const attn_sequence &
     return word;
 }
 
-/* Loads a tile of keys and all tiles of queries paired with it.  A tile of queries is loaded once
- * it is known whether it is the last. */
+/* The queries that a tile of n_keys keys is paired with. */
+__device__ static inline attn_span bwd_queries_of(const bwd_job &job, const attn_sequence &s,
+                                                  int key0, int n_keys) {
+    attn_span all = {0, s.len_q};
+    return s.len_k > n_keys ? attn_queries_seeing(&job.a, &s, key0, n_keys) : all;
+}
+
+/* Whether they are in several parts. */
+__device__ static inline bool bwd_is_cut(const bwd_job &job, attn_span rows) {
+    return job.n_parts > 1 && rows.begin < rows.end &&
+           rows.begin / job.part_rows != (rows.end - 1) / job.part_rows;
+}
+
+/* Loads a tile of keys and all tiles of queries paired with it, of one part.  A tile of queries is
+ * loaded once it is known whether it is the last. */
 template <typename S>
 __device__ static inline void walk_keys(const bwd_job &job, const walk_room<S> &room,
-                                        const bwd_pair &p, int key0, uint32_t sees,
+                                        const bwd_pair &p, int key0, uint32_t sees, int part,
                                         walk_place *at) {
     int lane = (int)threadIdx.x % 32, held = -1;
-    bool comes = walk_comes<S>();
+    bool comes = walk_comes<S>(), is_cut = false;
     attn_span rows = {0, p.s.len_q};
-    if (!walk_is_whole<S>(job) && p.s.len_k > S::KEYS)
-        rows = attn_queries_seeing(&job.a, &p.s, key0, S::KEYS);
+    if (!walk_is_whole<S>(job)) {
+        rows = bwd_queries_of(job, p.s, key0, S::KEYS);
+        is_cut = bwd_is_cut(job, rows);
+        if (job.n_parts > 1) {
+            if (!is_cut && part != (rows.begin < rows.end ? rows.begin / job.part_rows : 0)) return;
+            rows.begin = max(rows.begin, part * job.part_rows);
+            rows.end = min(rows.end, (part + 1) * job.part_rows);
+            if (is_cut && rows.begin >= rows.end) return;
+        }
+    }
     for (int base = rows.begin / QUERIES; base * QUERIES < rows.end; base += 32) {
-        int word = walk_look<S>(job, p.s, key0, base + lane, sees);
+        bool is_there = (base + lane) * QUERIES < rows.end; /* the others are of the next part */
+        int word = is_there ? walk_look<S>(job, p.s, key0, base + lane, sees) : -1;
         for (uint32_t left = __ballot_sync(0xffffffffu, word >= 0); left != 0; left &= left - 1) {
             int next = __shfl_sync(0xffffffffu, word, __ffs((int)left) - 1);
-            if (comes && held < 0) walk_ask_keys<S>(job, room, p, key0, true, at->keys);
+            if (comes && held < 0) walk_ask_keys<S>(job, room, p, key0, true, is_cut, at->keys);
             if (comes && held >= 0) walk_ask_queries<S>(job, room, p, key0, held, at->queries);
             at->queries += held >= 0;
             held = next;
         }
     }
-    if (comes && held < 0) walk_ask_keys<S>(job, room, p, key0, false, at->keys);
+    if (comes && held < 0) walk_ask_keys<S>(job, room, p, key0, false, is_cut, at->keys);
     if (comes && held >= 0) walk_ask_queries<S>(job, room, p, key0, held | TILE_FINAL, at->queries);
     at->queries += held >= 0;
     at->keys++;
@@ -553,7 +582,7 @@ __device__ static inline void walk_pair(const bwd_job &job, const walk_room<S> &
         if (!walk_is_empty(job.a, p.s, i, j, S::KEYS)) sees |= 1u << j / S::KEYS;
     if (sees == 0) sees = 1;
     for (int j = 0; j < n_keys; j += S::KEYS)
-        walk_keys<S>(job, room, p, j, sees, at);
+        walk_keys<S>(job, room, p, j, sees, 0, at);
 }
 
 template <typename S>
@@ -573,15 +602,16 @@ __device__ static inline void walk_cut(const bwd_job &job, const walk_room<S> &r
                                        walk_place *at) {
     int lane = (int)threadIdx.x % 32, n = (int)blockIdx.x, next = 0;
     bwd_pair *p = &room.end->pairs[0];
-    for (int count = tiles_count(job.tiles); n < count; n = __shfl_sync(0xffffffffu, next, 0)) {
+    int count = tiles_count(job.tiles) * job.n_parts;
+    for (; n < count; n = __shfl_sync(0xffffffffu, next, 0)) {
         if (lane == 0) next = tiles_take(job.tiles);
-        tiles_unit u = tiles_find(job.tiles, n);
+        tiles_unit u = tiles_find(job.tiles, n / job.n_parts);
         if (lane == 0) {
             p->s = attn_sequence_of(&job.a, u.b);
             p->head = u.head;
         }
         __syncwarp();
-        if (u.row0 < p->s.len_k) walk_keys<S>(job, room, *p, u.row0, 0, at);
+        if (u.row0 < p->s.len_k) walk_keys<S>(job, room, *p, u.row0, 0, n % job.n_parts, at);
         __syncwarp();
     }
     if (lane == 0) tiles_done(job.tiles);
