@@ -6,6 +6,12 @@ size_t mirror_linear_packed_bytes(backend *be, int32_t n_in, int32_t n_out) {
     return below->ops->linear_packed_bytes(below, n_in, n_out);
 }
 
+static int64_t packed_bytes(backend *be, const linear_packed_args *a) {
+    int32_t n_in = a->layer.n_in, n_out = a->layer.n_out;
+    size_t more = a->is_fp8 ? linear_fp8_bytes(n_in, n_out) : 0;
+    return (int64_t)(mirror_linear_packed_bytes(be, n_in, n_out) + more);
+}
+
 status mirror_linear_pack(backend *be, const linear_packed_args *args) {
     mirror *m = mirror_of(be);
     linear_packed_args a = {.layer = {.n_in = args->layer.n_in,
@@ -13,7 +19,8 @@ status mirror_linear_pack(backend *be, const linear_packed_args *args) {
                                       .is_transposed = args->layer.is_transposed,
                                       .w = args->layer.w,
                                       .bias = args->layer.bias},
-                            .packed = args->packed};
+                            .packed = args->packed,
+                            .is_fp8 = args->is_fp8};
     linear_args *l = &a.layer;
     norm_args norm = {0};
     mirror_begin(m);
@@ -26,7 +33,7 @@ status mirror_linear_pack(backend *be, const linear_packed_args *args) {
     }
     MIRROR(m, l, w, IN, FACTOR, (int64_t)l->n_in * l->n_out);
     MIRROR(m, l, bias, IN, F32, l->n_out);
-    MIRROR(m, &a, packed, BOTH, U8, (int64_t)mirror_linear_packed_bytes(be, l->n_in, l->n_out));
+    MIRROR(m, &a, packed, BOTH, U8, packed_bytes(be, &a));
     RUN(m, linear_pack, &a);
 }
 
@@ -92,7 +99,7 @@ status mirror_linear_packed(backend *be, const linear_packed_args *args) {
         a.norm = &norm;
         add_norm(m, &norm, &before);
     }
-    MIRROR(m, &a, packed, IN, U8, (int64_t)mirror_linear_packed_bytes(be, l->n_in, l->n_out));
+    MIRROR(m, &a, packed, IN, U8, packed_bytes(be, &a));
     add_forward(m, l, a.norm != NULL);
     if (a.put != NULL) { /* its rows are those of y */
         put = *a.put;

@@ -180,6 +180,7 @@ typedef struct config_network {
     config_dtype dtype;
     bool is_bf16; /* Meta's spelling of dtype */
     bool has_tf32;
+    bool is_fp8; /* no option: an engine folder says so (model/trained.h) */
     config_backend backend;
     int64_t target_group_size;
     int64_t n_position_buckets;

@@ -9,6 +9,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/half.h"
+#include "base/mem.h"
 #include "cpu/cpu.h"
 #include "cpu/product.h"
 
@@ -254,18 +256,85 @@ size_t cpu_linear_packed_bytes(backend *be, int32_t n_in, int32_t n_out) {
     return (size_t)product_packed_size(product_choose(), n_in, n_out) * sizeof(float);
 }
 
-/* The bias is read where it is. */
+/* A row as 8-bit floats have it. */
+static void round_row(int64_t n, const float *x, float *to) {
+    float largest = LINEAR_FP8_LEAST;
+    for (int64_t i = 0; i < n; i++)
+        largest = fmaxf(largest, fabsf(x[i]));
+    float down = FP8_MAX / largest, up = largest / FP8_MAX;
+    for (int64_t i = 0; i < n; i++)
+        to[i] = fp8_to_float(fp8_from_float(x[i] * down)) * up;
+}
+
+/* Of layers in 8 bits: bias W (that of the norm) + bias, (n_out), after the panels. */
+static float *shift_of(backend *be, const linear_packed_args *a) {
+    return (float *)((char *)a->packed +
+                     cpu_linear_packed_bytes(be, a->layer.n_in, a->layer.n_out));
+}
+
+/* Columns of W with the norm's weight in it, one after the other, rounded; and the shift. */
+static void round_columns(const linear_packed_args *packed, float *w, float *shift) {
+    const linear_args *a = &packed->layer;
+    const float *weight = packed->norm != NULL ? packed->norm->weight : NULL;
+    const float *bias = packed->norm != NULL ? packed->norm->bias : NULL;
+    for (int64_t n = 0; n < a->n_out; n++) {
+        float *column = w + n * a->n_in;
+        shift[n] = a->bias != NULL ? a->bias[n] : 0;
+        for (int64_t k = 0; k < a->n_in; k++) {
+            float x = a->w[a->is_transposed ? n * a->n_in + k : k * a->n_out + n];
+            if (bias != NULL) shift[n] += bias[k] * x;
+            column[k] = weight != NULL ? x * weight[k] : x;
+        }
+        round_row(a->n_in, column, column);
+    }
+}
+
+/* The bias is read where it is, except in 8 bits. */
 status cpu_linear_pack(backend *be, const linear_packed_args *a) {
-    product_panels to = {product_choose(), a->layer.n_in, a->layer.n_out, a->packed};
-    return product_pack(&to, weight_of(&a->layer), be->workers);
+    int64_t n_in = a->layer.n_in, n_out = a->layer.n_out;
+    product_panels to = {product_choose(), n_in, n_out, a->packed};
+    float *w;
+    if (!a->is_fp8) return product_pack(&to, weight_of(&a->layer), be->workers);
+    TRY(MEM_NEW_RAW(&w, (size_t)(n_in * n_out)));
+    round_columns(a, w, shift_of(be, a));
+    status st = product_pack(&to, matrix_transposed(matrix_rows(w, n_in)), be->workers);
+    mem_free(w);
+    return st;
+}
+
+/* Of linear_args: x to y. */
+static status round_chunk(const cpu_rows *w) {
+    const linear_args *a = w->ctx;
+    for (int64_t i = w->first * a->n_in; i < w->end * a->n_in; i += a->n_in)
+        round_row(a->n_in, (const float *)a->x + i, (float *)a->y + i);
+    return OK;
+}
+
+/* *a = the layer on rounded rows, after the norm without its weight and bias. */
+static status round_rows(backend *be, const linear_packed_args *packed, linear_args *a) {
+    void *rows;
+    if (packed->norm != NULL) {
+        norm_args norm = *packed->norm;
+        norm.weight = norm.bias = NULL;
+        TRY(cpu_norm_fwd(be, &norm));
+    }
+    TRY(cpu_scratch(be, CPU_SHARED, (size_t)(a->n * a->n_in) * sizeof(float), &rows));
+    linear_args to = {.n_in = a->n_in, .x = a->x, .y = rows};
+    TRY(cpu_each_row(be, a->n, a->n_in, round_chunk, &to));
+    a->x = rows;
+    a->bias = shift_of(be, packed);
+    return OK;
 }
 
 status cpu_linear_packed(backend *be, const linear_packed_args *packed) {
-    const linear_args *a = &packed->layer;
+    linear_args own = packed->layer, *a = &own;
     linear_job job = {.a = a, .be = be, .n_rows = rows_per_chunk(a->n)};
     if (packed->moments != NULL) packed->moments->width = 0;
     if (a->n == 0 || a->n_in == 0 || a->n_out == 0) return OK;
-    if (packed->norm != NULL) TRY(cpu_norm_fwd(be, packed->norm));
+    if (packed->is_fp8)
+        TRY(round_rows(be, packed, a));
+    else if (packed->norm != NULL)
+        TRY(cpu_norm_fwd(be, packed->norm));
     job.w = (product_panels){product_choose(), a->n_in, a->n_out, packed->packed};
     plan_columns(&job);
     TRY(pool_run(be->workers, cpu_n_chunks(a->n, job.n_rows) * job.n_across, forward_chunk, &job));

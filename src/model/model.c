@@ -203,6 +203,14 @@ static double scaling_length(const config *c, int32_t n_context) {
                            (double)(c->data.max_history + c->data.max_candidates);
 }
 
+static status check_fp8(const config *c) {
+    if (!c->network.is_fp8 || c->model != MODEL_SASREC) return OK;
+    return fail(ERR_UNSUPPORTED,
+                "%s: fp8 products are those of HSTU layers, and this is a SASRec model; build it "
+                "with --dtype bfloat16",
+                c->file);
+}
+
 /* Ranks share the tokens of a batch, and in the attention the heads. */
 static status check_sequence(const model *m, const config *c) {
     const config_network *n = &c->network;
@@ -259,6 +267,7 @@ static void configure_hstu(const model *m, const config *c, hstu_layer_config *l
     l->dropout_rate = (float)n->dropout;
     l->recomputes_norm = n->recomputes_norm;
     l->recomputes_silu = n->recomputes_silu;
+    l->is_fp8 = n->is_fp8;
     if (is_research(c)) {
         l->has_silu = n->linear_activation == LINEAR_SILU;
         l->has_bias = n->has_relative_bias;
@@ -443,6 +452,7 @@ static status make(model *m, const config *c, const model_limits *limits) {
     m->tensor = limits->tensor;
     m->sequence = limits->sequence;
     TRY(check_tensor(m, c));
+    TRY(check_fp8(c));
     TRY(check_sequence(m, c));
     TRY(NN_NEW_HOST(&m->memory, &values, l.n_context));
     for (int32_t f = 0; f < l.n_context; f++)
@@ -504,15 +514,23 @@ status model_alloc_grads(model *m) {
     return OK;
 }
 
-status model_pack(model *m) {
+status model_pack_layers(model *m) {
     bool is_packed = m->be->act != ACT_F32;
-    TRY(dynamic_freeze(&m->dynamic, &m->input, &m->memory, &m->plan.items, &m->plan.contexts));
+    if (m->has_packed_layers) return OK;
+    m->has_packed_layers = true;
     for (int i = 0; i < m->n_layers; i++) {
         hstu_layer *l = &m->layers[i].hstu;
         if (m->layers[i].kind != &hstu_layer_kind) continue;
-        if (is_packed) TRY(hstu_layer_pack(l, &m->memory));
+        if (is_packed || l->config.is_fp8) TRY(hstu_layer_pack(l, &m->memory));
         if (i == m->n_layers - 1) TRY(hstu_layer_split(l, &m->memory));
     }
+    return OK;
+}
+
+status model_pack(model *m) {
+    bool is_packed = m->be->act != ACT_F32;
+    TRY(dynamic_freeze(&m->dynamic, &m->input, &m->memory, &m->plan.items, &m->plan.contexts));
+    TRY(model_pack_layers(m));
     return m->is_ranking && is_packed ? mlp_pack(&m->ranking.net, &m->memory) : OK;
 }
 

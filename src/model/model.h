@@ -68,8 +68,10 @@ status model_init(model *m, uint64_t seed);
 
 /* For a model that is no longer trained: packs the weights of HSTU layers and of a ranking head
  * in the type of the activations, where that is of 16 bits; and passes that are made from now on
- * read the rows of dynamic tables where they are, if that can be (dynamic_freeze). */
+ * read the rows of dynamic tables where they are, if that can be (dynamic_freeze).
+ * model_pack_layers: of HSTU layers alone, and nothing the second time. */
 status model_pack(model *m);
+status model_pack_layers(model *m);
 
 /* The content that items' rows are made of (nn/item_content.h); its item is NULL where there is
  * none. */

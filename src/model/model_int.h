@@ -32,7 +32,8 @@ struct model {
     layer *layers;                         /* (n_layers) */
     int first_layer_param, n_layer_params; /* their parameters, one after the other */
     layout_config plan;                    /* of every pass, but for its size and purpose */
-    bool can_record;                       /* passes run the same ops for every batch of a shape */
+    bool has_packed_layers;
+    bool can_record; /* passes run the same ops for every batch of a shape */
     catalogue corpus;
     retrieval_head retrieval;
     ranking_head ranking;

@@ -112,7 +112,10 @@ static status open_model(session *s, int32_t max_users, bool can_list) {
     if (c->task == TASK_RANKING) TRY(check_ranking(s));
     config_dtype dtype = c->network.dtype;
     TRY(be->ops->set_precision(be, act_of[dtype], c->network.has_tf32 || dtype == DTYPE_TF32));
-    if (act_of[dtype] != be->act)
+    if (c->network.is_fp8 && be->is_host)
+        log_info("note: the CPU rounds as fp8 products do and computes in float32; to serve from a "
+                 "CPU, build with --dtype float32");
+    else if (act_of[dtype] != be->act)
         log_info("note: the CPU computes in float32; the config's %s is kept for a GPU",
                  dtype == DTYPE_BFLOAT16 ? "bfloat16" : "float16");
     status st = model_create(&s->model, be, c, &s->limits);

@@ -55,11 +55,13 @@ static status check_files(const manifest *m, engine_facts *out) {
     return OK;
 }
 
-static status read_dtype(const char *path, const char *name, config_dtype *out) {
+static status read_dtype(const char *path, const char *name, engine_facts *out) {
     static const config_dtype all[] = {DTYPE_BFLOAT16, DTYPE_FLOAT16, DTYPE_FLOAT32};
+    out->is_fp8 = strcmp(name, ENGINE_FP8) == 0;
+    if (out->is_fp8) name = engine_dtype_name(DTYPE_BFLOAT16);
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         if (strcmp(name, engine_dtype_name(all[i])) != 0) continue;
-        *out = all[i];
+        out->dtype = all[i];
         return OK;
     }
     return damaged(path, "its dtype is none");
@@ -99,7 +101,7 @@ static status read_facts(const manifest *m, engine_facts *out) {
     TRY(manifest_check_keys(m, m->root, keys));
     TRY(json_member_string(m->root, "dtype", &dtype));
     TRY(json_member_double(m->root, "weight_error", &out->weight_error));
-    TRY(read_dtype(m->path, dtype, &out->dtype));
+    TRY(read_dtype(m->path, dtype, out));
     return read_limits(m, &out->limits);
 }
 
@@ -270,6 +272,7 @@ static status find(trained *t, const char *path, bool is_checked) {
     /* A GPU computes in the precision of 16-bit weights; float32 ones leave the choice to the run.
      */
     if (t->engine.dtype != DTYPE_FLOAT32) t->config->network.dtype = t->engine.dtype;
+    t->config->network.is_fp8 = t->engine.is_fp8;
     return OK;
 }
 
@@ -291,7 +294,8 @@ static status load(trained *t, const char *path, const seq_file *data, backend *
                  t->origin.step);
     TRY(match(t, data, be->workers, &matched));
     TRY(session_open_inference(&t->session, t->config, matched, be, max_users, tensor));
-    return load_weights(t, be);
+    TRY(load_weights(t, be));
+    return t->engine.is_fp8 ? model_pack_layers(t->session.model) : OK;
 }
 
 static status open_as(trained *t, const char *path, const seq_file *data, backend *be,

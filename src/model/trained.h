@@ -36,6 +36,7 @@ typedef struct engine_limits {
 /* What engine.json says besides checksums. */
 typedef struct engine_facts {
     config_dtype dtype; /* of the matrices */
+    bool is_fp8; /* of a GPU's products: matrices are bfloat16, rounded when they are loaded */
     engine_limits limits;
     double weight_error;  /* of 16-bit weights: the largest difference, in units of its matrix's
                              largest number */
@@ -61,6 +62,7 @@ status engine_folder_facts(const char *folder, engine_facts *out);
 status engine_folder_verify(const char *folder, engine_facts *out);
 
 const char *engine_dtype_name(config_dtype dtype); /* "bfloat16", "float16", "float32" */
+#define ENGINE_FP8 "fp8" /* the dtype of a folder whose products are of 8-bit floats */
 
 typedef struct trained {
     config *config;

@@ -269,7 +269,8 @@ static linear_packed_args uvqk_of(const hstu_layer *l, const hstu_acts *a, int64
                                           .dw = l->uvqk->grad,
                                           .dbias = grad(l->uvqk_bias)},
                                 .packed = l->uvqk_packed,
-                                .kernel = LINEAR_SINGLE};
+                                .kernel = LINEAR_SINGLE,
+                                .is_fp8 = c->is_fp8};
 }
 
 static attn_args attn_of(const hstu_layer *l, const hstu_acts *a, backend *be, const sequences *s) {
@@ -389,7 +390,8 @@ static linear_packed_args proj_of(const hstu_layer *l, const hstu_acts *a, int64
                                           .dbias = grad(l->proj_bias)},
                                 .packed = l->proj_packed,
                                 .kernel = LINEAR_SINGLE,
-                                .moments = a->out};
+                                .moments = a->out,
+                                .is_fp8 = c->is_fp8};
 }
 
 status hstu_layer_pack(hstu_layer *l, nn_memory *memory) {

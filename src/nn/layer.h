@@ -62,6 +62,7 @@ typedef struct hstu_layer_config {
     float eps, alpha, scale;
     float dropout_rate;
     bool recomputes_norm, recomputes_silu; /* in the backward pass, instead of keeping them */
+    bool is_fp8;                           /* packed products are of 8-bit floats (ops.h) */
 } hstu_layer_config;
 
 /* The presets; the caller sets sizes, eps, alpha and scale. */

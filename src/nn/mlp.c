@@ -5,6 +5,7 @@
 status nn_pack(nn_memory *memory, linear_packed_args *a) {
     backend *be = memory->be;
     size_t bytes = be->ops->linear_packed_bytes(be, a->layer.n_in, a->layer.n_out);
+    if (a->is_fp8) bytes += linear_fp8_bytes(a->layer.n_in, a->layer.n_out);
     TRY(nn_new(memory, &a->packed, (int64_t)bytes, 1));
     return be->ops->linear_pack(be, a);
 }

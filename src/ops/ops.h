@@ -178,7 +178,22 @@ typedef struct linear_packed_args {
      * linear_pack, which must be given the same weight and bias, may make them part of W */
     const struct norm_args *norm;
     row_moments *moments; /* or NULL: those of y, if the backend has them at no cost */
+    bool is_fp8; /* products of 8-bit floats; `packed` has linear_fp8_bytes more at its end */
 } linear_packed_args;
+
+/* With is_fp8 rows of x, and columns of W with the norm's weight in it, are rounded to e4m3
+ * (base/half.h) with a scale each, by which their largest number becomes 448; sums are float32.  A
+ * number that is not finite makes its row of y NaN.  The CPU always rounds, and computes in
+ * float32, so that it has the errors of a GPU.  A GPU multiplies in bfloat16 where that is faster,
+ * as for few rows, and where 8 bits cannot: sides must be multiples of 16 and 8.  Cards without
+ * these products refuse linear_pack (ERR_UNSUPPORTED). */
+#define LINEAR_FP8_LEAST 1e-30f /* the largest number of a row counts as at least this */
+static inline size_t linear_fp8_bytes(int32_t n_in, int32_t n_out) {
+    return (((size_t)n_in * (size_t)n_out + 255) & ~(size_t)255) + (size_t)n_out * sizeof(float);
+}
+
+/* On a GPU: products of 8 bits for any number of rows, for tests. */
+enum { LINEAR_FP8_ALWAYS = -3 };
 
 /* The kernels are timed when a shape is first seen, and the fastest is taken from then on.  Which
  * one that is, and so the last bits of a result, may differ from run to run; in deterministic mode,

@@ -1,3 +1,4 @@
+#include "base/half.h"
 #include "dense_test.h"
 
 typedef struct layer {
@@ -224,6 +225,15 @@ static double cut_terms(const double *y, int64_t n, int32_t n_in) {
     return test_on.p == PRECISION_TF32 && test_on.kind == ON_CUDA ? cut / 4e-7 : 0;
 }
 
+static size_t packed_bytes(backend *be, int32_t n_in, int32_t n_out, bool is_fp8) {
+    return be->ops->linear_packed_bytes(be, n_in, n_out) +
+           (is_fp8 ? linear_fp8_bytes(n_in, n_out) : 0);
+}
+
+/* Products of 8-bit floats: each number is off by at most 1/16, evenly in its binade, and so by
+ * about 2.6 % in root mean square; both factors by 3.7 %. */
+#define FP8_ERROR 0.05
+
 /* A packed weight, with z kept and not and then by the fastest kernel, gives what the plain one
  * gives: on the CPU to the bit. */
 static void check_packed(test_backends *t, int64_t n, int32_t n_in, int32_t n_out,
@@ -301,9 +311,9 @@ TEST(linear_packed_with_silu_or_residual) {
 }
 
 /* Keys and values of some rows go to pages, too, as kv_put would write them; `dim` columns each. */
-static void check_put(test_backends *t, int64_t n, int32_t dim, epilogue f) {
+static void check_put(test_backends *t, int64_t n, int32_t dim, epilogue f, bool is_fp8) {
     enum { LEN = 16, PAGES = 40 };
-    enum { N_IN = 136 };
+    enum { N_IN = 144 };
     layer l = make_layer(n, N_IN, 3 * dim, false, f, true, false, false);
     backend *be = t->be[1];
     int64_t stride = 2 * LEN * dim + 8, n_pages = PAGES * stride;
@@ -311,7 +321,7 @@ static void check_put(test_backends *t, int64_t n, int32_t dim, epilogue f) {
     char *packed;
     int32_t *slot;
     CHECK_OK(MEM_NEW(&slot, (size_t)n));
-    CHECK_OK(MEM_NEW(&packed, be->ops->linear_packed_bytes(be, N_IN, 3 * dim)));
+    CHECK_OK(MEM_NEW(&packed, packed_bytes(be, N_IN, 3 * dim, is_fp8)));
     for (int64_t i = 0; i < n; i++) /* pages in no order; every third row is not kept */
         slot[i] = i % 3 == 1 ? -1 : (int32_t)((i / LEN * 7 % PAGES) * LEN + i % LEN);
     kv_put_args put = {.n = n,
@@ -326,10 +336,10 @@ static void check_put(test_backends *t, int64_t n, int32_t dim, epilogue f) {
                        .pages_k = pages,
                        .pages_v = pages + LEN * dim,
                        .stride = stride};
-    linear_packed_args a = {.layer = l.a, .packed = packed, .put = &put};
+    linear_packed_args a = {.layer = l.a, .packed = packed, .put = &put, .is_fp8 = is_fp8};
     CHECK_OK(be->ops->linear_pack(be, &a));
     a.layer.z = NULL;
-    for (a.kernel = 0; a.kernel < 7; a.kernel++) {
+    for (a.kernel = is_fp8 ? LINEAR_FP8_ALWAYS : 0; a.kernel < 7; a.kernel++) {
         CHECK_OK(be->ops->linear_packed(be, &a));
         for (int64_t i = 0; i < n; i++) {
             const float *y = (float *)l.a.y + i * 3 * dim;
@@ -350,10 +360,10 @@ static void check_put(test_backends *t, int64_t n, int32_t dim, epilogue f) {
 TEST(linear_puts_keys_and_values_in_pages) {
     test_backends t;
     open_backends(&t);
-    check_put(&t, 150, 40, EPILOGUE_SILU);
-    check_put(&t, 300, 128, EPILOGUE_SILU);
-    check_put(&t, 33, 24, EPILOGUE_NONE);
-    check_put(&t, 70, 9, EPILOGUE_SILU);
+    check_put(&t, 150, 40, EPILOGUE_SILU, false);
+    check_put(&t, 300, 128, EPILOGUE_SILU, false);
+    check_put(&t, 33, 24, EPILOGUE_NONE, false);
+    check_put(&t, 70, 9, EPILOGUE_SILU, false);
     close_backends(&t);
 }
 
@@ -376,19 +386,20 @@ static double normed(const linear_args *a, const norm_args *n, const float *x, i
 /* A product with a residual, whose mean is `offset`, then one of the norm of its result, with the
  * moments that the first one leaves, if any, and without. */
 static void check_norm(test_backends *t, int64_t n, int32_t dim, int32_t n_out, bool is_transposed,
-                       bool has_affine, float offset) {
-    enum { FIRST_IN = 136 };
+                       bool has_affine, float offset, bool is_fp8) {
+    enum { FIRST_IN = 144 };
     layer first = make_layer(n, FIRST_IN, dim, false, EPILOGUE_NONE, false, true, false);
     layer second = make_layer(n, dim, n_out, is_transposed, EPILOGUE_SILU, true, false, false);
     backend *be = t->be[1];
     float *weight = floats(dim, 21), *bias = floats(dim, 22), *stats = floats(2 * n, 23);
     row_moments moments = {.parts = floats(2 * n * ((dim + 63) / MOMENTS_WIDTH), 24)};
     char *packed[2];
-    CHECK_OK(MEM_NEW(&packed[0], be->ops->linear_packed_bytes(be, FIRST_IN, dim)));
-    CHECK_OK(MEM_NEW(&packed[1], be->ops->linear_packed_bytes(be, dim, n_out)));
+    CHECK_OK(MEM_NEW(&packed[0], packed_bytes(be, FIRST_IN, dim, is_fp8)));
+    CHECK_OK(MEM_NEW(&packed[1], packed_bytes(be, dim, n_out, is_fp8)));
     for (int64_t i = 0; i < n * dim; i++)
         ((float *)first.a.residual)[i] += offset;
-    linear_packed_args one = {.layer = first.a, .packed = packed[0], .moments = &moments};
+    linear_packed_args one = {
+        .layer = first.a, .packed = packed[0], .moments = &moments, .is_fp8 = is_fp8};
     CHECK_OK(be->ops->linear_pack(be, &one));
     norm_args norm = {.n = n,
                       .dim = dim,
@@ -399,13 +410,14 @@ static void check_norm(test_backends *t, int64_t n, int32_t dim, int32_t n_out, 
                       .y = (void *)second.a.x,
                       .mean = stats,
                       .rstd = stats + n};
-    linear_packed_args two = {.layer = second.a, .packed = packed[1], .norm = &norm};
+    linear_packed_args two = {
+        .layer = second.a, .packed = packed[1], .norm = &norm, .is_fp8 = is_fp8};
     CHECK_OK(be->ops->linear_pack(be, &two));
     two.layer.z = NULL;
     two.layer.w = NULL;
     for (int i = 0; i < (test_on.kind == ON_CPU ? 2 : 16); i++) { /* each tile, with them or not */
         double difference = 0, sum = 0;
-        one.kernel = two.kernel = i / 2;
+        one.kernel = two.kernel = is_fp8 ? LINEAR_FP8_ALWAYS : i / 2;
         CHECK_OK(be->ops->linear_packed(be, &one));
         norm.moments = i % 2 == 0 ? &moments : NULL;
         memset(second.a.y, 0, (size_t)second.n_y * sizeof(float));
@@ -417,7 +429,8 @@ static void check_norm(test_backends *t, int64_t n, int32_t dim, int32_t n_out, 
                 difference += off * off;
                 sum += want * want;
             }
-        CHECK(sqrt(difference / sum) < 2 * precision_unit(test_on.p) + 2e-5);
+        double limit = is_fp8 ? FP8_ERROR : 2 * precision_unit(test_on.p) + 2e-5;
+        CHECK(sqrt(difference / sum) < limit);
     }
     mem_free(weight);
     mem_free(bias);
@@ -432,11 +445,11 @@ static void check_norm(test_backends *t, int64_t n, int32_t dim, int32_t n_out, 
 TEST(linear_of_a_norm) {
     test_backends t;
     open_backends(&t);
-    check_norm(&t, 5, 24, 32, false, true, 0);
-    check_norm(&t, 420, 264, 72, false, true, 0);
-    check_norm(&t, 33, 200, 520, true, true, 0);
-    check_norm(&t, 33, 320, 72, false, false, 30);
-    check_norm(&t, 3, 7, 9, true, true, 0);
+    check_norm(&t, 5, 24, 32, false, true, 0, false);
+    check_norm(&t, 420, 264, 72, false, true, 0, false);
+    check_norm(&t, 33, 200, 520, true, true, 0, false);
+    check_norm(&t, 33, 320, 72, false, false, 30, false);
+    check_norm(&t, 3, 7, 9, true, true, 0, false);
     close_backends(&t);
 }
 
@@ -511,5 +524,255 @@ TEST(linear_adds_to_a_residual_in_place) {
     CHECK_OK(t.be[0]->ops->linear_fwd(t.be[0], &a));
     CHECK(fabs(y[0] - (1 + 200 + 3.5)) <= with_rounding(0, 205));
     CHECK(fabs(y[1] - (10 + 2000 + 4.25)) <= with_rounding(0, 2015));
+    close_backends(&t);
+}
+
+/* Products of 8-bit floats. */
+
+/* A layer in 8 bits with random numbers, packed; false where the card has no such products. */
+typedef struct fp8_layer {
+    layer l;
+    linear_packed_args a;
+    char *packed;
+} fp8_layer;
+
+static void make_fp8(fp8_layer *o, backend *be, int64_t n, int32_t n_in, int32_t n_out,
+                     epilogue f) {
+    *o = (fp8_layer){
+        .l = make_layer(n, n_in, n_out, n_in % 3 == 0, f, true, f == EPILOGUE_NONE, false)};
+    CHECK_OK(MEM_NEW(&o->packed, packed_bytes(be, n_in, n_out, true)));
+    o->a = (linear_packed_args){
+        .layer = o->l.a, .packed = o->packed, .is_fp8 = true, .kernel = LINEAR_FP8_ALWAYS};
+    o->a.layer.z = NULL;
+}
+
+static void free_fp8(fp8_layer *o) {
+    mem_free(o->packed);
+    free_layer(&o->l);
+}
+
+/* Only a card without these products, or another type than bfloat16, may refuse them, and says what
+ * to do. */
+static bool has_fp8(backend *be) {
+    fp8_layer o;
+    make_fp8(&o, be, 1, 16, 16, EPILOGUE_NONE);
+    status st = be->ops->linear_pack(be, &o.a);
+    free_fp8(&o);
+    if (st == OK) return true;
+    CHECK(test_on.kind == ON_CUDA);
+    CHECK_EQ(st, ERR_UNSUPPORTED);
+    CHECK_CONTAINS(status_reason(), "use --dtype bfloat16");
+    return false;
+}
+
+static float fp8_down(const float *x, int64_t n, int64_t stride) {
+    float largest = LINEAR_FP8_LEAST;
+    for (int64_t i = 0; i < n; i++)
+        largest = fmaxf(largest, fabsf(x[i * stride]));
+    return FP8_MAX / largest;
+}
+
+/* What 8 bits keep of x, which the test of base/half.h compares with all floats. */
+static double fp8_value(float x, float down) {
+    return (double)fp8_to_float(fp8_from_float(x * down)) / down;
+}
+
+static void fp8_row(const float *x, int64_t n, int64_t stride, double *to) {
+    float down = fp8_down(x, n, stride);
+    for (int64_t i = 0; i < n; i++)
+        to[i] = fp8_value(x[i * stride], down);
+}
+
+enum { CODES = 256, CODE_ROWS = 9 };
+
+/* Rows of numbers whose codes are known or hard: all codes at three sizes; halfway between two; at
+ * random; below the smallest; zeros; sizes that are no powers of two, and the smallest. */
+static void fill_codes(float (*x)[CODES]) {
+    static const float size[CODE_ROWS] = {1, 0x1p-9f, 0x1p20f, 1, 1, 1, 0, 3.15625f, 0x1p-110f};
+    memset(x, 0, CODE_ROWS * sizeof *x);
+    float *random = floats(CODES, 31);
+    for (int i = 0; i < CODES; i++) {
+        bool is_number = (i & 127) != 127, has_next = (i & 127) < 126;
+        float value = is_number ? fp8_to_float((uint8_t)i) : 0;
+        for (int row = 0; row < CODE_ROWS; row++)
+            x[row][i] = size[row] * value;
+        if (has_next) x[3][i] = (value + fp8_to_float((uint8_t)(i + 1))) / 2;
+        x[4][i] = exact(448 * random[i]);
+        x[5][i] = (float)(i - 128) * 0x1p-13f;
+        x[7][i] = exact(size[7] * random[i]);
+    }
+    for (int row = 3; row < 6; row++) /* so that the scale is 1 */
+        x[row][126] = 448;
+    mem_free(random);
+}
+
+/* Either operand has these rows, the other one is 448 times the identity, whose scale is 1: y is
+ * 448 times what the rows became, exactly where their scale is a power of two. */
+static void check_codes(backend *be, bool is_weight) {
+    float x[CODE_ROWS][CODES], unit[CODES];
+    fp8_layer o;
+    int32_t n = is_weight ? CODES : CODE_ROWS, n_out = is_weight ? CODE_ROWS + 7 : CODES;
+    fill_codes(x);
+    make_fp8(&o, be, n, CODES, n_out, EPILOGUE_NONE);
+    float *rows = (float *)o.l.a.x, *w = (float *)o.l.a.w;
+    o.a.layer.is_transposed = true;
+    o.a.layer.bias = NULL;
+    memset((float *)o.l.a.residual, 0, sizeof(float) * (size_t)o.l.n_y);
+    memset(is_weight ? w : rows, 0, sizeof(float) * (size_t)(is_weight ? o.l.n_w : o.l.n_x));
+    memcpy(is_weight ? w : rows, x, sizeof x);
+    for (int i = 0; i < CODES; i++) {
+        memset(unit, 0, sizeof unit);
+        unit[i] = 448;
+        memcpy((is_weight ? rows : w) + i * CODES, unit, sizeof unit);
+    }
+    CHECK_OK(be->ops->linear_pack(be, &o.a));
+    CHECK_OK(be->ops->linear_packed(be, &o.a));
+    for (int row = 0; row < CODE_ROWS; row++) {
+        double kept[CODES];
+        fp8_row(x[row], CODES, 1, kept);
+        for (int i = 0; i < CODES; i++) {
+            float got = ((float *)o.a.layer.y)[is_weight ? i * n_out + row : row * CODES + i];
+            double want = 448 * kept[i];
+            double unit_of = row >= 7 ? precision_unit(test_on.p) + 1e-6 : 0;
+            if (!(fabs(got - want) <= unit_of * fabs(want)))
+                FAIL_TEST("row %d, %d (%g): %.9g, not %.9g", row, i, (double)x[row][i], (double)got,
+                          want);
+        }
+    }
+    free_fp8(&o);
+}
+
+TEST(linear_fp8_codes) {
+    test_backends t;
+    open_backends(&t);
+    for (int i = 0; i < 2 && has_fp8(t.be[2]); i++)
+        check_codes(t.be[2], i);
+    close_backends(&t);
+}
+
+/* Rows with a number that is not finite are NaN, and others as if they were not there. */
+TEST(linear_fp8_not_finite) {
+    enum { N = 70, SIDE = 64 };
+    test_backends t;
+    fp8_layer o;
+    open_backends(&t);
+    backend *be = t.be[1];
+    if (has_fp8(be)) {
+        make_fp8(&o, be, N, SIDE, SIDE, EPILOGUE_NONE);
+        float *x = (float *)o.l.a.x, *y = o.a.layer.y, *clean;
+        CHECK_OK(be->ops->linear_pack(be, &o.a));
+        CHECK_OK(be->ops->linear_packed(be, &o.a));
+        clean = copy_floats(y, o.l.n_y);
+        x[3 * SIDE + 9] = NAN;
+        x[64 * SIDE] = INFINITY;
+        x[69 * SIDE + 63] = -INFINITY;
+        CHECK_OK(be->ops->linear_packed(be, &o.a));
+        for (int64_t i = 0; i < o.l.n_y; i++) {
+            int64_t row = i / SIDE;
+            bool is_bad = row == 3 || row == 64 || row == 69;
+            CHECK(is_bad ? isnan(y[i]) : y[i] == clean[i]);
+        }
+        mem_free(clean);
+        free_fp8(&o);
+    }
+    close_backends(&t);
+}
+
+/* Against float64 with the rounded operands.  A tensor core keeps at least 13 bits of what it adds
+ * up of 128 products, and loses them towards zero. */
+static void check_fp8(test_backends *t, int64_t n, int32_t n_in, int32_t n_out, epilogue f) {
+    backend *be = t->be[2];
+    fp8_layer o;
+    make_fp8(&o, be, n, n_in, n_out, f);
+    const linear_args *a = &o.l.a;
+    const float *x = a->x, *residual = a->residual, *y = a->y;
+    CHECK_OK(be->ops->linear_pack(be, &o.a));
+    CHECK_OK(be->ops->linear_packed(be, &o.a));
+    double lost = test_on.kind != ON_CUDA ? 1e-5 : 0x1p-11;
+    double *rows = doubles(o.l.n_x), *w = doubles(n_in);
+    for (int64_t i = 0; i < n; i++)
+        fp8_row(x + i * n_in, n_in, 1, rows + i * n_in);
+    for (int32_t c = 0; c<n_out; c += n_out> 600 ? 7 : 1) {
+        fp8_row(a->w + (a->is_transposed ? c * n_in : c), n_in, a->is_transposed ? 1 : n_out, w);
+        for (int64_t row = 0; row<n; row += n> 100 ? 37 : 1) {
+            double z = a->bias[c], size = fabs(z);
+            for (int32_t k = 0; k < n_in; k++) {
+                double term = rows[row * n_in + k] * w[k];
+                z += term, size += fabs(term);
+            }
+            if (residual != NULL) z += residual[row * n_out + c];
+            double want = f_of(f, z), got = y[row * n_out + c];
+            if (!(fabs(got - want) <= with_rounding(lost * size, 2 * want)))
+                FAIL_TEST("(%lld, %d, %d) row %lld column %d: %.9g, not %.9g", (long long)n, n_in,
+                          n_out, (long long)row, c, got, want);
+        }
+    }
+    MEM_FREE(rows, w);
+    free_fp8(&o);
+}
+
+TEST(linear_fp8_against_double) {
+    static const int32_t shapes[][3] = {{1, 16, 8},       {130, 64, 32},     {129, 144, 136},
+                                        {300, 1040, 264}, {257, 128, 520},   {40, 4096, 16},
+                                        {2, 48, 34000},   {2600, 272, 1024}, {3, 1024, 128}};
+    test_backends t;
+    open_backends(&t);
+    bool has = has_fp8(t.be[2]);
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes && has; i++)
+        for (int f = 0; f < 2; f++)
+            check_fp8(&t, shapes[i][0], shapes[i][1], shapes[i][2],
+                      f > 0 ? EPILOGUE_SILU : EPILOGUE_NONE);
+    if (has && !test_is_brief()) /* two waves of wide tiles */
+        check_fp8(&t, 130, 144, 33792, EPILOGUE_SILU);
+    if (has) {
+        check_norm(&t, 420, 272, 72, false, true, 0, true);
+        check_norm(&t, 33, 1040, 520, true, false, 30, true);
+        check_put(&t, 150, 40, EPILOGUE_SILU, true);
+        check_put(&t, 300, 128, EPILOGUE_SILU, true);
+    }
+    close_backends(&t);
+}
+
+/* The relative error of a layer in 8 bits, by root mean square. */
+static double error_of(backend *be, int64_t n, int32_t n_in, int32_t n_out, epilogue f,
+                       int32_t kernel) {
+    fp8_layer o;
+    double difference = 0, sum = 0;
+    make_fp8(&o, be, n, n_in, n_out, f);
+    expected e = {.z = doubles(o.l.n_y), .y = doubles(o.l.n_y), .dz = doubles(o.l.n_y)};
+    naive_forward(&o.l, false, &e);
+    o.a.kernel = kernel;
+    CHECK_OK(be->ops->linear_pack(be, &o.a));
+    CHECK_OK(be->ops->linear_packed(be, &o.a));
+    for (int64_t i = 0; i < o.l.n_y; i++) {
+        difference += pow(((float *)o.l.a.y)[i] - e.y[i], 2);
+        sum += e.y[i] * e.y[i];
+    }
+    MEM_FREE(e.z, e.y, e.dz);
+    free_fp8(&o);
+    return sqrt(difference / sum);
+}
+
+/* Few rows, odd sides and other activations are multiplied in bfloat16 on a GPU; the CPU always
+ * rounds. */
+TEST(linear_fp8_only_where_it_can_and_pays) {
+    static const struct {
+        int32_t n, n_in, n_out;
+        epilogue f;
+        int32_t kernel;
+    } shape[] = {{33, 64, 128, EPILOGUE_SILU, LINEAR_SINGLE},
+                 {33, 24, 128, EPILOGUE_SILU, LINEAR_FP8_ALWAYS},
+                 {33, 64, 99, EPILOGUE_NONE, LINEAR_FP8_ALWAYS},
+                 {33, 7, 9, EPILOGUE_NONE, LINEAR_FP8_ALWAYS},
+                 {33, 64, 64, EPILOGUE_TANH, LINEAR_FP8_ALWAYS}};
+    test_backends t;
+    open_backends(&t);
+    bool has = has_fp8(t.be[1]);
+    for (size_t i = 0; i < sizeof shape / sizeof *shape && has; i++) {
+        double error = error_of(t.be[1], shape[i].n, shape[i].n_in, shape[i].n_out, shape[i].f,
+                                shape[i].kernel);
+        CHECK(error < FP8_ERROR);
+        CHECK((error > 0.006) == (test_on.kind != ON_CUDA));
+    }
     close_backends(&t);
 }

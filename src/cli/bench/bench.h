@@ -75,6 +75,7 @@ status timing_replay(backend *be, uint64_t key, timing_fn fn, void *ctx, double 
 typedef struct layers_shape {
     int32_t n_layers, n_heads, head_dim, n_candidates; /* width: n_heads x head_dim */
     int64_t seed;
+    bool is_fp8; /* products of 8-bit floats, where the backend takes them */
 } layers_shape;
 typedef struct layers_row {
     int32_t batch, length, n_new; /* users; tokens of a history, those of them not cached */
@@ -82,6 +83,7 @@ typedef struct layers_row {
     double plain, replay; /* seconds; replay: NAN where the backend does not record */
     double error;         /* with the cache against without, by root mean square */
     double error_exact;   /* against float32; NAN in float32 */
+    double bf16;          /* seconds, of fp8 measured by the command; else NAN */
     double floor;         /* ms, at the peaks of an H200 */
 } layers_row;
 /* ERR_NUMERIC: the cache changes results; the row was not timed. */

@@ -9,14 +9,15 @@
 #include "cli/output.h"
 #include "cli/work.h"
 
-/* In the order of config_dtype. */
-static const char *const dtypes[] = {"bfloat16", "float16", "float32", NULL};
+/* In the order of config_dtype, then FP8. */
+static const char *const dtypes[] = {"bfloat16", "float16", "float32", "fp8", NULL};
+enum { FP8 = 3 };
 static const char *const item_forms[] = {"float32", "int8", NULL};
 
 static status print_json(const build_config *a, const build_report *r) {
     json_writer *w = json_line_open();
     JSON_FIELDS(w, FIELD("engine", a->out), FIELD("step", r->step),
-                FIELD("dtype", dtypes[a->dtype]), FIELD("items", r->n_items),
+                FIELD("dtype", dtypes[a->is_fp8 ? FP8 : (int)a->dtype]), FIELD("items", r->n_items),
                 FIELD("parameters", r->n_numbers), FIELD("weight_bytes", r->weight_bytes),
                 FIELD("tables", r->n_tables), FIELD("weight_error", r->weight_error),
                 FIELD("histories_compared", r->n_asked), FIELD("score_error", r->score_error));
@@ -35,6 +36,8 @@ static void print_text(const build_config *a, const build_report *r) {
     if (r->weight_error == 0 && r->score_error == 0)
         printf("answers: identical to the run's, bit for bit (%d random histories)\n", r->n_asked);
     else {
+        if (a->is_fp8)
+            printf("products of layers: fp8; errors as of the CPU, which rounds alike\n");
         printf("weights: largest error %.2g of the largest number of their matrix\n",
                r->weight_error);
         printf("scores: largest error %.2g of their range (%d random histories", r->score_error,
@@ -57,14 +60,16 @@ static status run(const build_config *a, bool is_json) {
 }
 
 status cmd_build(int argc, char **argv) {
-    build_config a = {.dtype = DTYPE_FLOAT32, .limits = {.kv_pages = -1}};
+    build_config a = {.limits = {.kv_pages = -1}};
+    int dtype = DTYPE_FLOAT32;
     bool is_json = false;
     const arg_option options[] = {
         OPT_TEXT("--out", &a.out, "ENGINE",
                  "Folder to write; an existing engine folder is replaced atomically."),
-        OPT_CHOICE("--dtype", &a.dtype, "TYPE", dtypes,
+        OPT_CHOICE("--dtype", &dtype, "TYPE", dtypes,
                    "Precision of the matrices: float32 (default; the same answers as the run), "
-                   "bfloat16 or float16, in which a GPU then computes."),
+                   "bfloat16 or float16, in which a GPU then computes; or fp8: bfloat16, and large "
+                   "products of layers in 8-bit floats (GPUs of SM 9.0)."),
         OPT_TEXT("--checkpoint", &a.checkpoint, "WHICH", WORK_CHECKPOINTS),
         OPT_INT("--max-batch", &a.limits.max_batch, "B", 1, 4096,
                 "Requests per batch, unless the server overrides it (default 64)."),
@@ -80,7 +85,7 @@ status cmd_build(int argc, char **argv) {
         {0},
     };
     const arg_spec spec = {
-        .usage = "hstu build RUN --out ENGINE [--dtype bfloat16|float16|float32]",
+        .usage = "hstu build RUN --out ENGINE [--dtype fp8|bfloat16|float16|float32]",
         .summary = "Package a run for serving: weights in the serving precision, item ids and "
                    "titles, dynamic tables and limits, with checksums. The result is opened and "
                    "compared with the run before it appears under its name.",
@@ -89,5 +94,7 @@ status cmd_build(int argc, char **argv) {
         .notes = "'hstu serve', 'recommend', 'score', 'eval' and 'bench latency|throughput' accept "
                  "it in place of a run.\n"};
     ARGS_PARSE(&spec, &a.run, NULL);
+    a.is_fp8 = dtype == FP8;
+    a.dtype = a.is_fp8 ? DTYPE_BFLOAT16 : (config_dtype)dtype;
     return run(&a, is_json);
 }

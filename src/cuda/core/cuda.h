@@ -226,10 +226,17 @@ typedef struct linear_parts {
     void *w, *bias;
     float *sums, *shift;
     size_t bytes;
+    uint8_t *codes; /* (n_out, n_in): W in 8 bits, after the rest, with is_fp8 */
+    float *scales;  /* (n_out) */
 } linear_parts;
 bool cuda_linear_large_can(const backend *be, const linear_packed_args *a);
 bool cuda_linear_large_norms(const linear_packed_args *a);
 status cuda_linear_large(backend *be, const linear_packed_args *a, const linear_parts *p);
+
+/* Likewise for products in 8 bits; pack makes codes and scales of p->w. */
+bool cuda_linear_fp8_can(const backend *be, const linear_packed_args *a);
+status cuda_linear_fp8(backend *be, const linear_packed_args *a, const linear_parts *p);
+status cuda_linear_fp8_pack(backend *be, const linear_args *a, const linear_parts *p);
 
 /* Likewise for dense layers over few rows. */
 bool cuda_linear_small_can(const backend *be, const linear_packed_args *a);

@@ -22,16 +22,24 @@ ABSENT(cuda_linear_norm_small_can, cuda_linear_norm_small, linear_norm_args)
 ABSENT(cuda_gather_moments_can, cuda_gather_moments, gather_args)
 ABSENT(cuda_head_can, cuda_head, head_args)
 
-bool cuda_linear_large_can(const backend *, const linear_packed_args *) {
-    return false;
-}
+#define ABSENT_PACKED(CAN, RUN)                                                                    \
+    bool CAN(const backend *, const linear_packed_args *) {                                        \
+        return false;                                                                              \
+    }                                                                                              \
+    status RUN(backend *, const linear_packed_args *, const linear_parts *) {                      \
+        return fail(ERR_UNSUPPORTED, "this build has no kernels for SM 9.0");                      \
+    }
+
+ABSENT_PACKED(cuda_linear_large_can, cuda_linear_large)
+ABSENT_PACKED(cuda_linear_fp8_can, cuda_linear_fp8)
 
 bool cuda_linear_large_norms(const linear_packed_args *) {
     return false;
 }
 
-status cuda_linear_large(backend *, const linear_packed_args *, const linear_parts *) {
-    return fail(ERR_UNSUPPORTED, "this build has no kernels for SM 9.0");
+status cuda_linear_fp8_pack(backend *, const linear_args *, const linear_parts *) {
+    return fail(ERR_UNSUPPORTED, "fp8 products: this build has no kernels for SM 9.0; build hstu "
+                                 "with CUDA_SM=90, or use --dtype bfloat16");
 }
 
 bool topk_can_sm90(const backend *, const rank_args *) {

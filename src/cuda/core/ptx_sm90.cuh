@@ -6,6 +6,7 @@
 #include <cuda.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 #include <stdint.h>
 
 #include "cuda/core/ptx.cuh"
@@ -330,6 +331,26 @@ WGMMA_ALL(__half, "f16")
 WGMMA_SHARED(wgmma_ss, "0, 0", __nv_bfloat16, "bf16", 96, 48, "48", "49", "50")
 WGMMA_SHARED(wgmma_ss, "0, 0", __nv_bfloat16, "bf16", 160, 80, "80", "81", "82")
 WGMMA_SHARED(wgmma_ss, "0, 0", __nv_bfloat16, "bf16", 192, 96, "96", "97", "98")
+
+/* wgmma_ss of 8-bit floats, over 32 values of k.  The tensor cores keep about 14 bits of a sum. */
+#define WGMMA_FP8(N, HALF, A, B, P)                                                                \
+    template <>                                                                                    \
+    __device__ inline void wgmma_ss<__nv_fp8_e4m3, N>(float(&d)[HALF], uint64_t a, uint64_t b,     \
+                                                      int adds) {                                  \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" P ", 0;\n"                               \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k32.f32.e4m3.e4m3"                    \
+                     " {" WG_LIST_##HALF "}, %" A ", %" B ", p, 1, 1;\n}\n"                        \
+                     : WG_REGISTERS_##HALF                                                         \
+                     : "l"(a), "l"(b), "r"(adds));                                                 \
+    }
+WGMMA_FP8(128, 64, "64", "65", "66")
+
+/* After wgmma_wait: the compiler may read the sums of products from here on, and not before. */
+template <int N> __device__ static inline void wgmma_sums(float (&d)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        asm volatile("" : "+f"(d[i])::"memory");
+}
 
 /* d (64, 32) (+)= A B^T over 16 values of k: A in registers, B a tile in shared memory, K-major. */
 __device__ static inline void wgmma_rk(float (&d)[16], const uint32_t (&a)[4], uint64_t b,

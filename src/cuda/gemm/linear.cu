@@ -151,8 +151,10 @@ static linear_parts parts_of(const backend *be, void *packed, int32_t n_in, int3
     size_t size = act_bytes(be->act), room = cuda_align((size_t)n_out * sizeof(float));
     char *w = (char *)packed, *bias = w + cuda_align((size_t)n_in * (size_t)n_out * size);
     char *sums = bias + cuda_align((size_t)n_out * size);
-    size_t more = is_turned(be) ? 2 * room : 0;
-    return {w, bias, (float *)sums, (float *)(sums + room), (size_t)(sums - w) + more};
+    size_t more = is_turned(be) ? 2 * room : 0, bytes = (size_t)(sums - w) + more;
+    char *codes = w + bytes, *scales = codes + cuda_align((size_t)n_in * (size_t)n_out);
+    return {
+        w, bias, (float *)sums, (float *)(sums + room), bytes, (uint8_t *)codes, (float *)scales};
 }
 
 size_t cuda_linear_packed_bytes(backend *be, int32_t n_in, int32_t n_out) {
@@ -218,12 +220,24 @@ static status pack_turned(backend *be, const linear_args *a, const norm_args *no
     return be->ops->sync(be); /* kernels read it before the one before them is complete */
 }
 
+static status check_fp8(const backend *be) {
+    const cuda_state *s = cuda_of(be);
+    if (s->sm == 90 && be->act == ACT_BF16) return OK;
+    return fail(ERR_UNSUPPORTED,
+                "8-bit products (fp8) need a GPU of SM 9.0 (such as H100 or H200) and bfloat16 "
+                "activations; %s is %s, SM %d.%d: use --dtype bfloat16",
+                s->name, s->card, s->sm / 10, s->sm % 10);
+}
+
 status cuda_linear_pack(backend *be, const linear_packed_args *packed) {
     const linear_args *a = &packed->layer;
     weights w;
     linear_parts to = parts_of(be, packed->packed, a->n_in, a->n_out);
-    if (is_turned(be) && be->act == ACT_BF16)
-        return pack_turned<__nv_bfloat16>(be, a, packed->norm, to);
+    if (packed->is_fp8) TRY(check_fp8(be));
+    if (is_turned(be) && be->act == ACT_BF16) {
+        TRY(pack_turned<__nv_bfloat16>(be, a, packed->norm, to));
+        return packed->is_fp8 ? cuda_linear_fp8_pack(be, a, &to) : OK;
+    }
     if (is_turned(be)) return pack_turned<__half>(be, a, packed->norm, to);
     if (be->act != ACT_F32) return take_weights(be, a, a->bias, packed->packed, &w);
     TRY(cuda_copy(be, to.w, a->w, (size_t)a->n_in * (size_t)a->n_out * sizeof(float)));
@@ -274,6 +288,7 @@ status cuda_linear_packed(backend *be, const linear_packed_args *packed) {
     bool is_folded = packed->norm != NULL && is_turned(be); /* the norm's weight and bias */
     if (packed->moments != NULL) packed->moments->width = 0;
     if (a->n == 0 || a->n_in == 0 || a->n_out == 0) return OK;
+    if (cuda_linear_fp8_can(be, packed)) return cuda_linear_fp8(be, packed, &p);
     if (packed->norm != NULL && !(is_large && cuda_linear_large_norms(packed))) {
         norm_args norm = *packed->norm;
         if (is_folded) norm.weight = norm.bias = NULL;

@@ -16,8 +16,10 @@ enum {
 /* SiLU, of a norm of x or of x; the sum with a residual. */
 typedef enum linear_mode { LINEAR_SILU, LINEAR_SUM } linear_mode;
 
-/* Tiles of 64 G rows x N columns, G warpgroups that compute. */
-template <int N_, int G_, linear_mode MODE> struct large_tile {
+/* Tiles of 64 G rows x N columns, G warpgroups that compute; OPERAND: of the products. */
+template <int N_, int G_, linear_mode MODE, typename OPERAND_ = __nv_bfloat16> struct large_tile {
+    typedef OPERAND_ OPERAND;
+    static constexpr bool IS_FP8 = sizeof(OPERAND) == 1;
     static constexpr int N = N_, G = G_;
     static constexpr int ROWS = 64 * G, WARPS = 4 * G, THREADS = (G + 1) * GROUP;
     /* registers of a thread that computes, and of one that does not */
@@ -48,6 +50,7 @@ typedef struct linear_job {
     int32_t n_steps;           /* tiles of 64 along k */
     int32_t n_down, n_across;  /* tiles of rows and of columns */
     const float *shift, *sums; /* (n_out); sums: of the rows of W, where there is a norm */
+    const float *scales;       /* (n_rows): of 8-bit rows of x; then sums are the scales of W */
     row_moments moments;       /* of x; width 0: there is no norm */
     int32_t n_parts;           /* of the moments */
     float eps;
@@ -74,7 +77,8 @@ __device__ static inline linear_place linear_place_of(const linear_job &j, int t
 template <typename S> struct linear_side {
     float shift[S::N]; /* half of it before SiLU */
     float sum[S::N];
-    float2 norm[S::ROWS];   /* mean and half of 1 / deviation of the rows */
+    float2 norm[S::ROWS];   /* mean and half of 1 / deviation of the rows; of 8-bit rows: 0 and the
+                               scale, half of it before SiLU */
     char *kept[2][S::ROWS]; /* where column 0 of y would be in their pages of keys and of values;
                                NULL: they are not kept */
 };
@@ -131,7 +135,14 @@ linear_finish(const float (&d)[S::PARTS][S::PART_N / 2], const linear_side<S> &s
     int own = 8 * b + 2 * ((int)threadIdx.x % 4);
     float2 shift = *(const float2 *)(side.shift + own);
     const float *z = d[linear_part<S>(b)] + linear_at<S>(b);
-    float f[4];
+    float f[4], scaled[4];
+    if constexpr (S::IS_FP8) {
+        float2 scale = *(const float2 *)(side.sum + own);
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            scaled[i] = z[i] * (norm[i / 2].y * (i % 2 == 0 ? scale.x : scale.y));
+        z = scaled;
+    }
     if constexpr (MODE == LINEAR_SUM) {
         float2 low = linear_pair<T>(v[0]), high = linear_pair<T>(v[1]);
         f[0] = z[0] + shift.x + low.x, f[1] = z[1] + shift.y + low.y;
@@ -139,9 +150,11 @@ linear_finish(const float (&d)[S::PARTS][S::PART_N / 2], const linear_side<S> &s
     } else {
         float2 sum = *(const float2 *)(side.sum + own);
 #pragma unroll
-        for (int i = 0; i < 4; i++)
-            f[i] = fmaf(norm[i / 2].y, fmaf(-norm[i / 2].x, i % 2 == 0 ? sum.x : sum.y, z[i]),
-                        i % 2 == 0 ? shift.x : shift.y);
+        for (int i = 0; i < 4; i++) {
+            float low = i % 2 == 0 ? shift.x : shift.y, mean = i % 2 == 0 ? sum.x : sum.y;
+            f[i] =
+                S::IS_FP8 ? z[i] + low : fmaf(norm[i / 2].y, fmaf(-norm[i / 2].x, mean, z[i]), low);
+        }
 #pragma unroll
         for (int i = 0; i < 4; i++) /* silu(2 h) = h + h tanh h, as in the attention's kernels */
             f[i] = fmaf(f[i], tanh_approx(f[i]), f[i]);

@@ -11,7 +11,10 @@
  *
  * Kernels start early (cuda_launch_early): the first tiles of W, which no previous kernel writes,
  * are loaded before the previous kernel is complete. */
+#include "base/half.h"
+#include "base/log.h"
 #include "cuda/gemm/linear_epilogue_sm90.cuh"
+#include "cuda/ops/norm_row.cuh"
 
 template <typename S> struct large_room {
     uint64_t full[S::STAGES], empty[S::STAGES];
@@ -72,9 +75,15 @@ __device__ static void large_prepare(const linear_job &j, large_room<S> *room, l
             side->sum[k] = is && j.sums != NULL ? j.sums[at.column + k] : 0;
         }
 #pragma unroll 1
-        for (int k = i; k < S::ROWS && MODE != LINEAR_SUM; k += LINEAR_HELPERS) {
-            bool is_normed = j.moments.width > 0 && at.row + k < j.n_rows;
-            side->norm[k] = is_normed ? linear_norm_of<S>(j, at.row + k) : make_float2(0, .5f);
+        for (int k = i; k < S::ROWS && (MODE != LINEAR_SUM || S::IS_FP8); k += LINEAR_HELPERS) {
+            bool is = at.row + k < j.n_rows;
+            if constexpr (S::IS_FP8) {
+                float scale = is ? j.scales[at.row + k] : 0;
+                side->norm[k] = make_float2(0, MODE == LINEAR_SUM ? scale : .5f * scale);
+            } else {
+                is = is && j.moments.width > 0;
+                side->norm[k] = is ? linear_norm_of<S>(j, at.row + k) : make_float2(0, .5f);
+            }
         }
 #pragma unroll 1
         for (int k = i; k < S::ROWS && MODE != LINEAR_SUM && j.put.slot != NULL;
@@ -86,14 +95,15 @@ __device__ static void large_prepare(const linear_job &j, large_room<S> *room, l
 }
 
 /* Part `part` of the products of a step, for the rows of the warpgroup. */
-template <typename T, typename S>
-__device__ static inline void large_multiply(float (&d)[S::PARTS][S::PART_N / 2], int part,
-                                             const char *stage, int group, bool adds) {
+template <typename S>
+__device__ static inline void large_multiply(float (&d)[S::PART_N / 2], int part, const char *stage,
+                                             int group, bool adds) {
     uint64_t x = tile_describe(stage + group * 64 * PART_BYTES, 16);
     uint64_t w = tile_describe(stage + S::BYTES_X + part * S::PART_N * PART_BYTES, 16);
 #pragma unroll
     for (int i = 0; i < PART / 16; i++)
-        wgmma_ss<T, S::PART_N>(d[part], tile_move(x, i * 32), tile_move(w, i * 32), adds || i > 0);
+        wgmma_ss<typename S::OPERAND, S::PART_N>(d, tile_move(x, i * 32), tile_move(w, i * 32),
+                                                 adds || i > 0);
 }
 
 /* The ring of stages as a consumer sees it. */
@@ -124,7 +134,7 @@ large_end(const linear_job &j, const linear_maps &maps, const char *stages, larg
     int first = (int)threadIdx.x / 32 * 16, one = ring.at;
     barrier_wait(&room->full[one], ring.of_stages());
     wgmma_fence();
-    large_multiply<T, S>(d, 0, stages + one * S::STAGE, group, true);
+    large_multiply<S>(d[0], 0, stages + one * S::STAGE, group, true);
     wgmma_commit();
     wgmma_wait<1>();
     release(&room->empty[last]);
@@ -133,10 +143,10 @@ large_end(const linear_job &j, const linear_maps &maps, const char *stages, larg
     barrier_wait(&room->full[two], ring.of_stages());
     ring.advance();
     wgmma_fence();
-    large_multiply<T, S>(d, 0, stages + two * S::STAGE, group, true);
+    large_multiply<S>(d[0], 0, stages + two * S::STAGE, group, true);
     wgmma_commit();
-    large_multiply<T, S>(d, 1, stages + one * S::STAGE, group, true);
-    large_multiply<T, S>(d, 1, stages + two * S::STAGE, group, true);
+    large_multiply<S>(d[1], 1, stages + one * S::STAGE, group, true);
+    large_multiply<S>(d[1], 1, stages + two * S::STAGE, group, true);
     wgmma_commit();
     barrier_wait(&room->side_full, ring.of_tiles());
     if constexpr (MODE == LINEAR_SUM) barrier_wait(&room->residual[first / 16], ring.of_tiles());
@@ -146,6 +156,34 @@ large_end(const linear_job &j, const linear_maps &maps, const char *stages, larg
     release(&room->empty[one]);
     release(&room->empty[two]);
     linear_store<T, S, MODE, S::CHUNKS / 2, S::CHUNKS>(j, maps, at, first, d, *side, sums, buffers);
+}
+
+/* All products of a tile in 8 bits.  The tensor cores keep too few bits of long sums, so each
+ * step's is added to d in float32; the other warpgroup multiplies meanwhile. */
+template <typename S>
+__device__ static inline void large_sums_fp8(const linear_job &j, const char *stages,
+                                             large_room<S> *room, int group, large_ring<S> &ring,
+                                             float (&d)[S::PARTS][S::PART_N / 2]) {
+#pragma unroll
+    for (int i = 0; i < S::N / 2; i++)
+        d[i / (S::PART_N / 2)][i % (S::PART_N / 2)] = 0;
+    for (int k = 0; k < j.n_steps; k++) {
+        barrier_wait(&room->full[ring.at], ring.of_stages());
+#pragma unroll
+        for (int part = 0; part < S::PARTS; part++) {
+            float step[S::PART_N / 2];
+            wgmma_fence();
+            large_multiply<S>(step, part, stages + ring.at * S::STAGE, group, false);
+            wgmma_commit();
+            wgmma_wait<0>();
+            wgmma_sums(step);
+            if (part == S::PARTS - 1) release(&room->empty[ring.at]);
+#pragma unroll
+            for (int i = 0; i < S::PART_N / 2; i++)
+                d[part][i] += step[i];
+        }
+        ring.advance();
+    }
 }
 
 template <typename T, typename S, linear_mode MODE>
@@ -165,12 +203,12 @@ __device__ static void large_compute(const linear_job &j, const linear_maps &map
             linear_fetch<S>(maps, at, at.row + warp * 16, buffers, &room->residual[warp]);
             __syncwarp();
         }
-        for (int k = 0; k < n_steps; k++) {
+        for (int k = 0; k < n_steps && !S::IS_FP8; k++) {
             barrier_wait(&room->full[ring.at], ring.of_stages());
             wgmma_fence();
 #pragma unroll
             for (int part = 0; part < S::PARTS; part++)
-                large_multiply<T, S>(d, part, stages + ring.at * S::STAGE, group, k > 0);
+                large_multiply<S>(d[part], part, stages + ring.at * S::STAGE, group, k > 0);
             wgmma_commit();
             if (k > 0) {
                 wgmma_wait<1>();
@@ -179,12 +217,16 @@ __device__ static void large_compute(const linear_job &j, const linear_maps &map
             last = ring.at;
             ring.advance();
         }
-        if constexpr (S::PARTS > 1) {
+        if constexpr (S::PARTS > 1 && !S::IS_FP8) {
             large_end<T, S, MODE>(j, maps, stages, room, side, at, group, last, buffers, ring, sums,
                                   d);
         } else {
-            wgmma_wait<0>();
-            release(&room->empty[last]);
+            if constexpr (S::IS_FP8) {
+                large_sums_fp8<S>(j, stages, room, group, ring, d);
+            } else {
+                wgmma_wait<0>();
+                release(&room->empty[last]);
+            }
             barrier_wait(&room->side_full, ring.of_tiles());
             if constexpr (MODE == LINEAR_SUM) barrier_wait(&room->residual[warp], ring.of_tiles());
             linear_store<T, S, MODE, 0, S::CHUNKS>(j, maps, at, warp * 16, d, *side, sums, buffers);
@@ -241,6 +283,7 @@ __global__ void __launch_bounds__(S::THREADS, 1)
  * copy into the buffers that the epilogue does not need yet. */
 /* Tiles of 64 G rows x N columns, G warpgroups that compute. */
 template <int N_, int G_, int STAGES_> struct medium_tile {
+    static constexpr bool IS_FP8 = false;
     static constexpr int N = N_, G = G_, STAGES = STAGES_;
     static constexpr int ROWS = 64 * G, WARPS = 4 * G, THREADS = (G + 1) * GROUP;
     static constexpr int BYTES_X = ROWS * PART_BYTES, BYTES_W = N * PART_BYTES;
@@ -475,14 +518,20 @@ bool cuda_linear_large_norms(const linear_packed_args *a) {
            n->moments->width > 0 && n->moments->of == n->x && is_addressable(n->x, a->layer.n_in);
 }
 
+/* Rows of x and of W as TMA reads them: in words of 16 bits, so many a row; two codes of 8. */
+typedef struct operands {
+    const void *x, *w;
+    int32_t n_words;
+} operands;
+
 /* The tensor maps and the rest of the arguments, for tiles S. */
 template <typename S, linear_mode MODE>
-static status tiles_prepare(backend *be, const linear_packed_args *packed, const void *w,
+static status tiles_prepare(backend *be, const linear_packed_args *packed, const operands *o,
                             linear_job *j, linear_maps *maps) {
     const linear_args *a = &packed->layer;
-    const void *x = j->moments.width > 0 ? packed->norm->x : a->x;
-    TRY(sm90a_map_box(&maps->x, be->act, x, a->n, a->n_in, a->n_in, PART, S::ROWS));
-    TRY(sm90a_map_box(&maps->w, be->act, w, a->n_out, a->n_in, a->n_in, PART, S::N));
+    TRY(sm90a_map_box(&maps->x, be->act, o->x, a->n, o->n_words, o->n_words, PART, S::ROWS));
+    TRY(sm90a_map_box(&maps->w, be->act, o->w, a->n_out, o->n_words, o->n_words, PART, S::N));
+    j->n_steps = (int32_t)cuda_div_up(o->n_words, PART);
     TRY(sm90a_map_box(&maps->y, be->act, a->y, a->n, a->n_out, a->n_out, S::COLUMNS, 16));
     if (MODE == LINEAR_SUM)
         TRY(sm90a_map_box(&maps->residual, be->act, a->residual, a->n, a->n_out, a->n_out,
@@ -503,11 +552,11 @@ typedef void (*linear_kernel)(const linear_job, const linear_maps);
 /* Runs KERNEL over tiles S: a persistent kernel on all multiprocessors, else a block for each tile.
  */
 template <typename S, linear_mode MODE, bool IS_PERSISTENT, linear_kernel KERNEL>
-static status tiles_launch(backend *be, const linear_packed_args *a, const void *w,
+static status tiles_launch(backend *be, const linear_packed_args *a, const operands *o,
                            const linear_job *from) {
     linear_job j = *from;
     linear_maps maps = {};
-    TRY((tiles_prepare<S, MODE>(be, a, w, &j, &maps)));
+    TRY((tiles_prepare<S, MODE>(be, a, o, &j, &maps)));
     int64_t n_blocks = (int64_t)j.n_down * j.n_across, n = cuda_of(be)->n_multiprocessors;
     if (IS_PERSISTENT && n_blocks > n) n_blocks = n;
     return cuda_launch_early(be, "a dense layer", KERNEL, n_blocks, S::THREADS, S::BYTES, j, maps);
@@ -517,17 +566,19 @@ static status tiles_launch(backend *be, const linear_packed_args *a, const void 
 typedef struct large_choice {
     int n, g;
     bool is_one_wave;
-    status (*launch)(backend *be, const linear_packed_args *a, const void *w, const linear_job *j);
+    status (*launch)(backend *be, const linear_packed_args *a, const operands *o,
+                     const linear_job *j);
 } large_choice;
 
-#define LARGE_(N, G, IS_ONE_WAVE, MODE)                                                            \
+#define LARGE_(N, G, IS_ONE_WAVE, MODE, X)                                                         \
     {                                                                                              \
         N, G, IS_ONE_WAVE,                                                                         \
-            tiles_launch<large_tile<N, G, MODE>, MODE, true,                                       \
-                         linear_large_sm90_kernel<__nv_bfloat16, large_tile<N, G, MODE>, MODE>>    \
+            tiles_launch<large_tile<N, G, MODE, X>, MODE, true,                                    \
+                         linear_large_sm90_kernel<__nv_bfloat16, large_tile<N, G, MODE, X>, MODE>> \
     }
-#define LARGE(N, G, MODE) LARGE_(N, G, false, MODE)
-#define ONCE(N, G, MODE)  LARGE_(N, G, true, MODE)
+#define LARGE(N, G, MODE) LARGE_(N, G, false, MODE, __nv_bfloat16)
+#define ONCE(N, G, MODE)  LARGE_(N, G, true, MODE, __nv_bfloat16)
+#define FP8(N, G, MODE)   LARGE_(N, G, false, MODE, __nv_fp8_e4m3)
 #define MEDIUM(N, G, STAGES, MODE)                                                                 \
     {                                                                                              \
         N, G, true,                                                                                \
@@ -578,31 +629,164 @@ static int64_t large_cost(const backend *be, const linear_args *a, const large_c
     return n_waves * (besides + t->g * t->n);
 }
 
-status cuda_linear_large(backend *be, const linear_packed_args *packed, const linear_parts *p) {
+/* What both kinds of operands share. */
+static linear_job job_of(const backend *be, const linear_packed_args *packed,
+                         const linear_parts *p) {
     const linear_args *a = &packed->layer;
-    bool is_silu = a->f == EPILOGUE_SILU;
-    const large_choice *all = is_silu ? silu_tiles : sum_tiles, *best = all;
     linear_job j = {};
     j.n_rows = a->n;
     j.n_out = a->n_out;
     j.n_in = a->n_in;
-    j.n_steps = (int32_t)cuda_div_up(a->n_in, PART);
     j.shift = p->shift;
-    if (cuda_linear_large_norms(packed)) {
-        j.sums = p->sums;
-        j.moments = *packed->norm->moments;
-        j.n_parts = (int32_t)cuda_div_up(a->n_in, j.moments.width);
-        j.eps = packed->norm->eps;
-    }
     if (packed->put != NULL) {
         size_t size = act_bytes(be->act);
         j.put = *packed->put;
         j.column_k = (int32_t)((size_t)((const char *)j.put.k - (const char *)a->y) / size);
         j.column_v = (int32_t)((size_t)((const char *)j.put.v - (const char *)a->y) / size);
     }
+    return j;
+}
+
+status cuda_linear_large(backend *be, const linear_packed_args *packed, const linear_parts *p) {
+    const linear_args *a = &packed->layer;
+    bool is_silu = a->f == EPILOGUE_SILU;
+    const large_choice *all = is_silu ? silu_tiles : sum_tiles, *best = all;
+    linear_job j = job_of(be, packed, p);
+    operands o = {a->x, p->w, a->n_in};
+    if (cuda_linear_large_norms(packed)) {
+        o.x = packed->norm->x;
+        j.sums = p->sums;
+        j.moments = *packed->norm->moments;
+        j.n_parts = (int32_t)cuda_div_up(a->n_in, j.moments.width);
+        j.eps = packed->norm->eps;
+    }
     int n = is_silu ? N_SILU : N_SUM, asked = (packed->kernel < n ? packed->kernel : n) - 1;
     for (int i = 1; i < n; i++)
         if (large_cost(be, a, &all[i]) < large_cost(be, a, best)) best = &all[i];
     if (asked >= 0 && has_steps(a, &all[asked])) best = &all[asked];
-    return best->launch(be, packed, p->w, &j);
+    return best->launch(be, packed, &o, &j);
+}
+
+/* Products in 8 bits. */
+
+/* Rows of bfloat16, or of their norm without weight and bias, as codes of 8 bits with a scale. */
+typedef struct fp8_job {
+    int64_t n;
+    int32_t dim;
+    bool is_normed;
+    float eps;
+    const __nv_bfloat16 *x; /* (n, dim) */
+    uint8_t *codes;         /* (n, dim) */
+    float *scales;          /* (n) */
+} fp8_job;
+
+/* The largest of a row's threads; room: of two rows in turn. */
+template <typename R> __device__ static inline float row_max(float x, float (&room)[R::WARPS]) {
+    x = warp_max(x);
+    if (threadIdx.x % WARP == 0) room[threadIdx.x / WARP] = x;
+    __syncthreads();
+    for (int w = 0; w < R::WARPS; w++)
+        x = fmaxf(x, room[w]);
+    return x;
+}
+
+/* A block owns a row and holds it in registers (norm_row.cuh).  Bound by bytes: 2 read and 1
+ * written for each number. */
+template <typename R>
+static __global__ void __launch_bounds__(R::THREADS) linear_fp8_rows_sm90_kernel(const fp8_job j) {
+    __shared__ row_room<R> room[2];
+    __shared__ float most[2][R::WARPS];
+    int first = row_column<R>(0), turn = 0;
+    early_begin();
+    for (int64_t i = row_first<R>(); i < j.n; i += row_step<R>(), turn ^= 1) {
+        row_packs<__nv_bfloat16, R> x;
+        float mean = 0, rstd = 1, v[R::V], largest = LINEAR_FP8_LEAST;
+        row_load<__nv_bfloat16, R>(x, j.x + i * j.dim, j.dim);
+        if (j.is_normed) norm_row_statistics<__nv_bfloat16, R>(x, j.dim, j.eps, room, &mean, &rstd);
+#pragma unroll
+        for (int c = 0; c < R::V; c++) {
+            v[c] = (column(x.part[0], c) - mean) * rstd;
+            if (first < j.dim) largest = fmaxf(largest, fabsf(v[c]));
+        }
+        largest = row_max<R>(largest, most[turn]);
+        float down = __fdiv_rn(FP8_MAX, largest);
+        uint32_t word[2] = {};
+#pragma unroll
+        for (int c = 0; c < R::V; c += 2) {
+            float2 two = make_float2(v[c] * down, v[c + 1] * down);
+            word[c / 4] |= (uint32_t)__nv_cvt_float2_to_fp8x2(two, __NV_SATFINITE, __NV_E4M3)
+                           << c % 4 * 8;
+        }
+        if (first < j.dim) *(uint2 *)(j.codes + i * j.dim + first) = make_uint2(word[0], word[1]);
+        if (row_lane<R>() == 0) j.scales[i] = __fdiv_rn(largest, FP8_MAX);
+    }
+}
+
+static status round_rows(backend *be, const fp8_job *j) {
+    typedef row_tile<128, 8, true> small;
+    typedef row_tile<512, 8, true> large;
+    if (j->dim <= small::COLUMNS)
+        return norm_launch_fwd<small>(be, linear_fp8_rows_sm90_kernel<small>, j, "rows in 8 bits");
+    return norm_launch_fwd<large>(be, linear_fp8_rows_sm90_kernel<large>, j, "rows in 8 bits");
+}
+
+/* Sides that TMA and the kernel above can address. */
+static bool fits_fp8(const linear_args *a) {
+    return a->n_in % 16 == 0 && a->n_in > 0 && a->n_in <= NORM_MAX_DIM && a->n_out % 8 == 0;
+}
+
+status cuda_linear_fp8_pack(backend *be, const linear_args *a, const linear_parts *p) {
+    static bool is_said;
+    fp8_job j = {a->n_out, a->n_in, false, 0, (const __nv_bfloat16 *)p->w, p->codes, p->scales};
+    if (fits_fp8(a)) {
+        TRY(round_rows(be, &j));
+        return be->ops->sync(be); /* see pack_turned */
+    }
+    if (!is_said)
+        log_info("note: products %d x %d stay in bfloat16; fp8 needs multiples of 16 x 8, and at "
+                 "most %d inputs",
+                 a->n_in, a->n_out, NORM_MAX_DIM);
+    is_said = true;
+    return OK;
+}
+
+/* Whether 8 bits are faster, by the peaks of an H200: twice 790 TFLOP/s against one more pass over
+ * x, 3 bytes a number at 4.3 TB/s, and one more kernel.  A margin for what tiles leave over: the
+ * sums of 8-bit products take instructions of their own. */
+static bool pays_fp8(const linear_args *a) {
+    const double FLOPS = 790e12, BYTES = 4.3e12, LAUNCH = 3e-6, MARGIN = 1.15;
+    double numbers = (double)a->n * a->n_in, bf16 = 2 * numbers * a->n_out / FLOPS;
+    return bf16 > MARGIN * (bf16 / 2 + 3 * numbers / BYTES + LAUNCH);
+}
+
+bool cuda_linear_fp8_can(const backend *be, const linear_packed_args *packed) {
+    const linear_args *a = &packed->layer;
+    const void *x = packed->norm != NULL ? packed->norm->x : a->x;
+    return packed->is_fp8 && cuda_linear_large_can(be, packed) && fits_fp8(a) &&
+           is_addressable(x, a->n_in) && (packed->kernel == LINEAR_FP8_ALWAYS || pays_fp8(a));
+}
+
+/* Wide tiles read less of x and W for each product, narrow ones leave fewer multiprocessors idle.
+ * Not tuned. */
+static const large_choice fp8_tiles[] = {FP8(256, 2, LINEAR_SILU), FP8(128, 2, LINEAR_SILU),
+                                         FP8(128, 2, LINEAR_SUM)};
+
+status cuda_linear_fp8(backend *be, const linear_packed_args *packed, const linear_parts *p) {
+    const linear_args *a = &packed->layer;
+    const norm_args *norm = packed->norm;
+    const __nv_bfloat16 *x = (const __nv_bfloat16 *)(norm != NULL ? norm->x : a->x);
+    size_t bytes = cuda_align((size_t)(a->n * a->n_in));
+    linear_job j = job_of(be, packed, p);
+    uint8_t *room;
+    TRY(cuda_scratch(be, bytes + (size_t)a->n * sizeof(float), (void **)&room));
+    fp8_job rows = {a->n, a->n_in, norm != NULL, 0, x, room, (float *)(room + bytes)};
+    if (norm != NULL) rows.eps = norm->eps;
+    TRY(round_rows(be, &rows));
+    operands o = {rows.codes, p->codes, a->n_in / 2};
+    j.scales = rows.scales;
+    j.sums = p->scales;
+    const large_choice *silu = fp8_tiles, *best = fp8_tiles + 2;
+    if (a->f == EPILOGUE_SILU)
+        best = silu + (large_cost(be, a, silu) > large_cost(be, a, silu + 1));
+    return best->launch(be, packed, &o, &j);
 }

@@ -197,8 +197,9 @@ static status list_tables(const build *b, json_writer *w) {
 static status write_manifest(build *b, buf *text) {
     json_writer w;
     const engine_limits *l = &b->c->limits;
+    const char *dtype = b->c->is_fp8 ? ENGINE_FP8 : engine_dtype_name(b->c->dtype);
     json_begin_object(&w, text, 2);
-    JSON_FIELDS(&w, FIELD("format", ENGINE_FORMAT), FIELD("dtype", engine_dtype_name(b->c->dtype)),
+    JSON_FIELDS(&w, FIELD("format", ENGINE_FORMAT), FIELD("dtype", dtype),
                 FIELD("weight_error", b->report->weight_error));
     json_key_object(&w, "limits");
     JSON_FIELDS(&w, FIELD("max_batch", l->max_batch), FIELD("max_tokens", l->max_tokens),

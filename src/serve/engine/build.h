@@ -13,6 +13,7 @@ typedef struct build_config {
     const char *checkpoint; /* of the run: "best", ...; NULL: checkpoint_find */
     const char *out;        /* made, or replaced where it is an engine folder */
     config_dtype dtype;     /* of the matrices: all parameters with more than one dimension */
+    bool is_fp8;            /* products of layers in 8-bit floats, with bfloat16 matrices */
     engine_limits limits;
 } build_config;
 

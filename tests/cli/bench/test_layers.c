@@ -15,6 +15,10 @@ TEST(layers_cache_changes_nothing) {
         CHECK_OK(layers_measure(be, &shape, &row));
         CHECK(row.error == 0 && row.plain > 0 && row.flops > 0 && isnan(row.replay));
     }
+    shape.is_fp8 = true; /* all rows are rounded alike; the result is off by some percent */
+    layers_row fp8 = {.batch = 2, .length = 70, .n_new = 30};
+    CHECK_OK(layers_measure(be, &shape, &fp8));
+    CHECK(fp8.error == 0 && fp8.error_exact > 1e-4 && fp8.error_exact < 0.08);
     layers_row wrong = {.batch = 1, .length = 10, .n_new = 11};
     CHECK_FAILS(layers_measure(be, &shape, &wrong), ERR_USAGE, "of a history of 10");
     backend_destroy(be);
@@ -45,6 +49,9 @@ TEST(layers_rows_are_chosen) {
     }
     CHECK_EQ(test_command(&text, "%s bench layers --device cpu --batch 3", test_program()), 2);
     CHECK_CONTAINS(text, "no such row");
+    free(text);
+    CHECK_EQ(test_command(&text, "%s bench layers --device cpu --dtype fp8", test_program()), 1);
+    CHECK_CONTAINS(text, "use a GPU of SM 9.0");
     free(text);
     CHECK_EQ(test_command(&text,
                           "%s bench layers --device cpu --batch 3 --length 9 --new 2 --layers 1 "

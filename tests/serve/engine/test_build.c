@@ -22,6 +22,17 @@ static build_report make_engine(const char *run, const char *out, config_dtype d
     return r;
 }
 
+static build_report make_fp8_engine(const char *run, const char *out) {
+    build_config c = {.run = run,
+                      .out = out,
+                      .dtype = DTYPE_BFLOAT16,
+                      .is_fp8 = true,
+                      .limits = {.max_batch = 5, .kv_pages = -1}};
+    build_report r;
+    CHECK_OK(build_engine(&c, &r));
+    return r;
+}
+
 /* Users of the data get the same answers from both. */
 static void check_same_answers(const char *run, const char *folder, bool is_ranking) {
     engine *a = serve_open(run, synth_folder(), 0), *b = serve_open(folder, synth_folder(), 0);
@@ -89,6 +100,33 @@ TEST(build_in_16_bits_says_its_error) {
     }
 }
 
+/* The CPU rounds as a GPU does: the answers are near those of the run, not those of bfloat16, and
+ * do not depend on the batch. */
+TEST(build_in_fp8_says_its_error) {
+    static const char *const softmax[] = {"train_fn.main_module = 'SASRec'"};
+    const char *runs[] = {retrieval_run(), serve_run("ranking", ranking_gin, NULL, 0)};
+    for (int i = 0; i < 2; i++) {
+        const char *folder = run_path("engine");
+        engine_facts facts;
+        build_report bf16 = make_engine(runs[i], folder, DTYPE_BFLOAT16);
+        build_report r = make_fp8_engine(runs[i], folder);
+        CHECK(r.weight_error == bf16.weight_error);
+        CHECK(r.score_error != bf16.score_error && r.score_error < 0.05);
+        CHECK(i == 1 || r.top_kept > 0.8);
+        CHECK_OK(engine_folder_verify(folder, &facts));
+        CHECK(facts.is_fp8 && facts.dtype == DTYPE_BFLOAT16);
+        check_same_answers(folder, folder, i == 1);
+    }
+    build_config c = {.run = serve_run("sasrec", retrieval_gin, softmax, 1),
+                      .out = run_path("none"),
+                      .dtype = DTYPE_BFLOAT16,
+                      .is_fp8 = true,
+                      .limits = {.kv_pages = -1}};
+    build_report r;
+    CHECK_FAILS(build_engine(&c, &r), ERR_UNSUPPORTED, "with --dtype bfloat16");
+    CHECK(!folder_exists(c.out));
+}
+
 /* The limits of the folder are the server's, unless it is told otherwise. */
 TEST(build_keeps_limits) {
     const char *folder = run_path("engine");
@@ -132,7 +170,7 @@ TEST(build_refuses_every_flipped_byte) {
                                         "engine.json"};
     snprintf(run, sizeof run, "%s", retrieval_run());
     snprintf(folder, sizeof folder, "%s", run_path("engine"));
-    make_engine(run, folder, DTYPE_BFLOAT16);
+    make_fp8_engine(run, folder);
     for (int i = 0; i < 4; i++) {
         char path[CHECKPOINT_PATH_BYTES];
         int64_t bytes;
@@ -150,11 +188,11 @@ TEST(build_refuses_every_flipped_byte) {
         CHECK_OK(engine_folder_verify(folder, &facts));
         CHECK(truncate(path, (off_t)bytes - 1) == 0);
         CHECK_FAILS(engine_folder_verify(folder, &facts), ERR_FORMAT, "hstu build");
-        make_engine(run, folder, DTYPE_BFLOAT16); /* replaces a damaged one */
+        make_fp8_engine(run, folder); /* replaces a damaged one */
         CHECK_OK(engine_folder_verify(folder, &facts));
         CHECK(i == 3 || unlink(path) == 0);
         CHECK(i == 3 || engine_folder_verify(folder, &facts) == ERR_FORMAT);
-        make_engine(run, folder, DTYPE_BFLOAT16);
+        make_fp8_engine(run, folder);
     }
 }
 
