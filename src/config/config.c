@@ -37,6 +37,9 @@ bool config_class_is_active(const config *c, const option_class *class_) {
     if (strcmp(name, "sasrec_encoder") == 0) return c->model == MODEL_SASREC;
     if (strcmp(name, "fuxi_encoder") == 0) return c->model == MODEL_FUXI;
     if (strcmp(name, "esasrec_encoder") == 0) return c->model == MODEL_ESASREC;
+    if (strcmp(name, "create_mol_interaction_module") == 0 ||
+        strcmp(name, "get_similarity_function") == 0)
+        return c->retrieval.similarity == SIMILARITY_MOL;
     return true;
 }
 

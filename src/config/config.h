@@ -254,7 +254,20 @@ typedef struct config_ranking {
     config_texts metrics;
 } config_ranking;
 
+/* The mixture of logits (nn/mol.h). */
+typedef struct config_mol {
+    int64_t n_query, n_item, dim; /* component vectors, and their width */
+    int64_t query_hidden, item_hidden, query_gate, item_gate, pair_gate;
+    double temperature, query_dropout, item_dropout, item_gate_dropout, pair_gate_dropout,
+        gate_dropout, user_dropout, user_decay, epsilon;
+    int query_glu, item_glu, combination; /* geglu, swiglu */
+    bool has_norm, is_query_identity, is_item_identity, drops_users, has_query_gate, has_item_gate,
+        is_bf16, evaluates_bf16;
+    config_ints user_hash;
+} config_mol;
+
 typedef struct config_retrieval {
+    config_mol mol;
     int64_t n_negatives; /* <= 0: as many as positions */
     double temperature;
     double norm_epsilon;

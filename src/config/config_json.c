@@ -88,15 +88,42 @@ static status refuse(const config *c, const char *sentence) {
     return fail(ERR_UNSUPPORTED, "%s: %s", c->file, sentence);
 }
 
+/* What of the mixture of logits no published file uses. */
+static status check_mol(const config *c) {
+    const config_mol *m = &c->retrieval.mol;
+    const config_weights *w = &c->retrieval.loss_weights;
+#define MOL "create_mol_interaction_module."
+    if (!m->has_norm || !m->has_query_gate || !m->has_item_gate || m->combination != 0)
+        return refuse(c, MOL "dot_product_l2_norm, gating_query_fn and gating_item_fn must be "
+                             "True, and gating_combination_type 'glu_silu'");
+    if (m->is_query_identity || m->is_item_identity || m->drops_users || m->pair_gate < 1)
+        return refuse(c, MOL "query_use_identity_fn, item_use_identity_fn and "
+                             "uid_embedding_level_dropout must be False, and gating_qi_hidden_dim "
+                             "at least 1");
+    if (m->item_gate_dropout > 0) return refuse(c, MOL "gating_item_dropout_rate must be 0");
+    if (c->retrieval.has_item_norm)
+        return refuse(c, "train_fn.item_l2_norm must be False: the mixture of logits takes items "
+                         "as they are");
+#undef MOL
+    for (size_t i = 0; i < w->n; i++)
+        if (strcmp(w->name[i], "mi_loss") != 0 && strcmp(w->name[i], "uid_embedding_l2_norm") != 0)
+            return fail(ERR_UNSUPPORTED,
+                        "%s: train_fn.loss_weights: there is no loss '%s'; there are 'mi_loss' and "
+                        "'uid_embedding_l2_norm'",
+                        c->file, w->name[i]);
+    return OK;
+}
+
 static status check_meta(const config *c) {
     const config_retrieval *r = &c->retrieval;
     if (r->loss != LOSS_SAMPLED_SOFTMAX)
         return refuse(c, "train_fn.loss_module = 'BCELoss' cannot be trained; the loss is "
                          "'SampledSoftmaxLoss'");
-    if (r->similarity != SIMILARITY_DOT_PRODUCT || r->top_k_method != 0)
-        return refuse(c, "the MoL similarity cannot be trained; items are scored by 'DotProduct' "
-                         "and 'MIPSBruteForceTopK'");
-    if (r->loss_weights.n > 0)
+    if (r->similarity == SIMILARITY_MOL) TRY(check_mol(c));
+    if (r->similarity != SIMILARITY_MOL && r->top_k_method != 0)
+        return refuse(c, "train_fn.top_k_method = 'MoLBruteForceTopK' searches for the similarity "
+                         "'MoL'; the dot product has 'MIPSBruteForceTopK'");
+    if (r->similarity != SIMILARITY_MOL && r->loss_weights.n > 0)
         return refuse(c, "train_fn.loss_weights weighs auxiliary losses, and there are none");
     if (c->data.positional_sampling_ratio != 1)
         return refuse(c, "train_fn.positional_sampling_ratio below 1 cannot be trained; every "

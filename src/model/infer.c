@@ -36,7 +36,7 @@ static status init_leases(infer *f) {
 static status init_table(infer *f, const infer_config *c) {
     TRY(item_table_init(&f->table, f->s->model));
     filter_cache_init(&f->filters, f->s->data, f->table.items.item, f->table.items.n);
-    if (f->is_ranking) return OK;
+    if (f->is_ranking || f->s->config->retrieval.similarity == SIMILARITY_MOL) return OK;
     if (c->is_serving) TRY(item_table_narrow(&f->table));
     return c->has_int8_items ? item_table_shrink(&f->table) : OK;
 }
@@ -195,15 +195,23 @@ static status gather_rows(infer *f, const void *from, size_t row_bytes, const in
     return OK;
 }
 
+/* Who asks: the user's number, if the data have it. */
+static uint64_t user_of(const infer *f, const infer_query *q) {
+    return q->events.user < f->s->data->n_users ? q->events.user : PASS_NOBODY;
+}
+
 /* The scores (n_queries, n) of some rows, where they are among the k best of RANK_PART rows: op
  * `rank` gives the very numbers that a search of the whole catalogue ranks by. */
-static status score_rows(infer *f, const void *query, int32_t n_queries, const int32_t *row,
-                         int32_t n, int32_t k, float *out) {
-    backend *be = backend_of(f);
+static status score_rows(infer *f, infer_query *const *q, const void *query, int32_t n_queries,
+                         const int32_t *row, int32_t n, int32_t k, float *out) {
     int32_t *best, most = n < RANK_PART ? n : RANK_PART;
     size_t n_scores = (size_t)n_queries * (size_t)most;
+    uint64_t *users;
     float *score;
     void *rows;
+    TRY(ARENA_NEW(&f->scratch, &users, (size_t)n_queries));
+    for (int32_t i = 0; i < n_queries; i++)
+        users[i] = user_of(f, q[i]);
     TRY(ARENA_NEW(&f->scratch, &best, n_scores));
     TRY(ARENA_NEW(&f->scratch, &score, n_scores));
     TRY(backend_room(f, (size_t)most * (size_t)f->table.dim * sizeof(float), &rows));
@@ -219,7 +227,7 @@ static status score_rows(infer *f, const void *query, int32_t n_queries, const i
                        .k = count < k ? count : k,
                        .best = best,
                        .best_score = score};
-        TRY(be->ops->rank(be, &a));
+        TRY(pass_search(f->pass, &a, users));
         for (int64_t i = 0; i < (int64_t)n_queries * a.k; i++)
             if (best[i] >= 0) out[i / a.k * n + first + best[i]] = score[i];
     }
@@ -243,7 +251,7 @@ static status score_candidates(infer *f, infer_query *const *q, int32_t n, const
     TRY(ARENA_NEW_RAW(&f->scratch, &score, (size_t)n * (size_t)n_rows));
     for (int64_t i = 0; i < (int64_t)n * n_rows; i++)
         score[i] = NAN;
-    TRY(score_rows(f, query, n, row, n_rows, RANK_PART, score));
+    TRY(score_rows(f, q, query, n, row, n_rows, RANK_PART, score));
     for (int32_t k = 0; k < n; k++) {
         for (int32_t i = 0; i < q[k]->n_candidates; i++)
             q[k]->values[i] = NAN;
@@ -275,7 +283,7 @@ static status search_allowed(infer *f, infer_query *q, const void *query) {
     TRY(ARENA_NEW(&f->scratch, &score, (size_t)q->n_allow));
     for (int32_t i = 0; i < q->n_allow; i++)
         score[i] = -INFINITY;
-    TRY(score_rows(f, query, 1, q->allow, q->n_allow, q->k, score));
+    TRY(score_rows(f, &q, query, 1, q->allow, q->n_allow, q->k, score));
     for (int32_t i = 0; i < q->n_allow; i++)
         if (score[i] > -INFINITY) best[n++] = (scored_row){score[i], q->allow[i]};
     qsort(best, n, sizeof *best, compare_scores);
@@ -308,7 +316,8 @@ static status eligible_rows(const infer *f, arena *a, const infer_query *q, uint
 typedef struct search {
     int32_t n, k, n_lists;
     infer_query **q;
-    int32_t *place; /* (n): row of the encoded users */
+    int32_t *place;  /* (n): row of the encoded users */
+    uint64_t *users; /* (n): user_of */
     /* (n_lists): offsets (n + 1), then the rows that are left out; padded, as the backend copies
      * whole 16 bytes fastest. */
     int32_t *lists, *seen;
@@ -341,6 +350,7 @@ static status collect_searches(run *r, search *s) {
     const uint64_t **allowed;
     TRY(ARENA_NEW(scratch, &s->q, n));
     TRY(ARENA_NEW(scratch, &s->place, n));
+    TRY(ARENA_NEW(scratch, &s->users, n));
     TRY(ARENA_NEW(scratch, &allowed, n));
     for (int32_t i = 0; i < (int32_t)n; i++) {
         infer_query *q = r->batch[i];
@@ -348,6 +358,7 @@ static status collect_searches(run *r, search *s) {
         if (q->allowed != NULL) s->allowed = allowed;
         allowed[s->n] = q->allowed;
         s->place[s->n] = i;
+        s->users[s->n] = user_of(r->f, q);
         s->q[s->n++] = q;
         s->k = q->k > s->k ? q->k : s->k;
     }
@@ -404,7 +415,7 @@ static status search_catalogue(run *r, const void *encoded) {
     a.allowed = s.allowed;
     a.seen_offsets = lists;
     a.seen = lists + (s.seen - s.lists);
-    TRY(be->ops->rank(be, &a));
+    TRY(pass_search(f->pass, &a, s.users));
     take_best(f, &s, best, score);
     return OK;
 }
@@ -413,6 +424,7 @@ static status search_catalogue(run *r, const void *encoded) {
 typedef struct class_search {
     infer *f;
     const char *encoded;
+    uint64_t user;
 } class_search;
 
 static status search_classes(void *ctx, int32_t n, const uint64_t *const *allowed, int32_t k,
@@ -420,13 +432,17 @@ static status search_classes(void *ctx, int32_t n, const uint64_t *const *allowe
     const class_search *c = ctx;
     backend *be = backend_of(c->f);
     size_t bytes = query_bytes(c->f);
+    uint64_t *users;
     void *room;
+    TRY(ARENA_NEW(&c->f->scratch, &users, (size_t)n));
     TRY(backend_room(c->f, (size_t)n * bytes, &room));
+    for (int32_t i = 0; i < n; i++)
+        users[i] = c->user;
     for (int32_t i = 0; i < n; i++)
         TRY(be->ops->copy(be, (char *)room + (size_t)i * bytes, c->encoded, bytes));
     rank_args a = catalogue_args(c->f, n, room, k, row, score);
     a.allowed = allowed;
-    return be->ops->rank(be, &a);
+    return pass_search(c->f->pass, &a, users);
 }
 
 static status follow_rules(const infer *f, arena *a, const rules_source *s, infer_query *q) {
@@ -460,7 +476,7 @@ static status answer_encoded(run *r, const char *encoded) {
         n = q->n_candidates > 0 ? count_same(r, i) : 1;
         if (q->n_candidates > 0) TRY(score_candidates(f, r->batch + i, n, encoded));
         if (q->k > 0 && q->allow != NULL) TRY(search_allowed(f, q, encoded));
-        rules_source source = {&(class_search){f, encoded},
+        rules_source source = {&(class_search){f, encoded, user_of(f, q)},
                                backend_of(f)->is_host ? INT32_MAX : INFER_MAX_K, search_classes};
         if (q->k > 0 && q->rules != NULL) TRY(follow_rules(f, &f->scratch, &source, q));
     }

@@ -363,6 +363,52 @@ static status alloc_corpus(model *m, const dynamic_table *items) {
     return NN_NEW(&m->memory, &c->scale, n);
 }
 
+static double loss_weight(const config_retrieval *r, const char *name) {
+    for (size_t i = 0; i < r->loss_weights.n; i++)
+        if (strcmp(r->loss_weights.name[i], name) == 0) return r->loss_weights.weight[i];
+    return 0;
+}
+
+static status add_mol(model *m, const config *c) {
+    const config_retrieval *r = &c->retrieval;
+    const config_mol *f = &r->mol;
+    int64_t n_user = (int64_t)f->user_hash.n, n_logits = f->n_query * f->n_item;
+    int64_t most = mol_max_negatives(n_logits > 0 ? n_logits : 1);
+    TRY(check_range("the number of tables of users, uid_embedding_hash_sizes,", n_user, 0,
+                    MOL_USERS < f->n_query ? MOL_USERS : f->n_query - 1));
+    TRY(check_range("the number of logits of a pair", n_logits, 1, 1024));
+    if (r->n_negatives < 1 || r->n_negatives > most)
+        return fail(ERR_UNSUPPORTED,
+                    "%s: a mixture of %lld logits takes 1 to %lld negatives of a position; bind "
+                    "train_fn.num_negatives",
+                    c->file, (long long)n_logits, (long long)most);
+    mol_config own = {.dim = m->dim,
+                      .n_query = (int32_t)f->n_query,
+                      .n_item = (int32_t)f->n_item,
+                      .dim_dot = (int32_t)f->dim,
+                      .n_user = (int32_t)n_user,
+                      .query = {.hidden = f->query_hidden > 0 ? (int32_t)f->query_hidden : 0,
+                                .gate_hidden = (int32_t)f->query_gate,
+                                .f = f->query_glu == 0 ? EPILOGUE_GELU : EPILOGUE_SILU,
+                                .dropout = (float)f->query_dropout},
+                      .item = {.hidden = f->item_hidden > 0 ? (int32_t)f->item_hidden : 0,
+                               .gate_hidden = (int32_t)f->item_gate,
+                               .f = f->item_glu == 0 ? EPILOGUE_GELU : EPILOGUE_SILU,
+                               .dropout = (float)f->item_dropout},
+                      .pair_hidden = (int32_t)f->pair_gate,
+                      .temperature = (float)f->temperature,
+                      .eps = (float)f->epsilon,
+                      .user_dropout = (float)f->user_dropout,
+                      .pair_dropout = (float)f->pair_gate_dropout,
+                      .gate_dropout = (float)f->gate_dropout,
+                      .balance = (float)loss_weight(r, "mi_loss"),
+                      .user_penalty = (float)loss_weight(r, "uid_embedding_l2_norm")};
+    for (int64_t i = 0; i < n_user; i++)
+        own.hash[i] = (uint32_t)f->user_hash.item[i];
+    m->retrieval.loss.mol = &m->mol;
+    return mol_add_params(&m->mol, &own, &m->params);
+}
+
 static status add_retrieval(model *m, const config *c, const model_limits *l) {
     const config_retrieval *r = &c->retrieval;
     const dynamic_table *items = dynamic_find(&m->dynamic, ITEM_FEATURE);
@@ -389,6 +435,7 @@ static status add_retrieval(model *m, const config *c, const model_limits *l) {
                  .normalises_items = r->has_item_norm,
                  .eps = (float)r->norm_epsilon,
                  .temperature = (float)r->temperature}};
+    if (r->similarity == SIMILARITY_MOL) TRY(add_mol(m, c));
     return alloc_corpus(m, items);
 }
 
@@ -460,7 +507,7 @@ static status make(model *m, const config *c, const model_limits *limits) {
     l.n_context_values = values;
     TRY(dynamic_choose(&m->dynamic, c, &l, values, &m->memory));
     TRY(param_list_init(&m->params, &m->memory,
-                        16 + l.n_context + 16 * m->n_layers + 2 * MLP_MAX_LAYERS));
+                        40 + l.n_context + 16 * m->n_layers + 2 * MLP_MAX_LAYERS));
     TRY(add_input(m, c, &l));
     TRY(add_layers(m, c));
     TRY(m->is_ranking ? add_ranking(m, c) : add_retrieval(m, c, &l));

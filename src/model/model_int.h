@@ -36,9 +36,21 @@ struct model {
     bool can_record; /* passes run the same ops for every batch of a shape */
     catalogue corpus;
     retrieval_head retrieval;
+    mol mol; /* where that has one */
     ranking_head ranking;
     content_rows content; /* of items; zeros: none */
 };
+
+/* Where similarities are a mixture of logits: those of a few queries and all items, and the rows of
+ * a unit matrix, with which op `rank` ranks them as they are. */
+typedef struct mol_search {
+    mol_acts acts;
+    int32_t n_queries; /* at once */
+    float *sim;        /* (V, n_queries) */
+    float *unit;       /* (n_queries, n_queries) */
+    void *unit_act;    /* the same, act */
+    staged_u32 users;  /* (n_queries) */
+} mol_search;
 
 enum { PASS_SHAPES = 64 };
 
@@ -62,6 +74,7 @@ struct pass {
     retrieval_acts retrieval;
     ranking_acts ranking;
     staged_i32 lists;       /* of pass_rank; not for training */
+    mol_search search;      /* likewise */
     const batch *expected;  /* the batch after the next one, or NULL */
     const batch *whole;     /* what the current batch is a part of, or NULL */
     struct kv_store *store; /* of the batch that runs, or NULL */

@@ -142,6 +142,14 @@ typedef struct rank_query {
 } rank_query;
 status pass_rank(pass *p, const batch *b, const rank_query *q);
 
+/* Op `rank` by the similarity of the model: of encoded users `a->query` and rows of items as they
+ * are stored, a->corpus: at most 1024, or as many as the model's corpus has.  users: host
+ * (n_queries), their numbers in the data, on which the components of some mixtures depend. */
+status pass_search(pass *p, const rank_args *a, const uint64_t *users);
+
+/* The users of whom nothing is known. */
+#define PASS_NOBODY UINT64_MAX
+
 /* The rows of the corpus in the users' histories: offsets (B + 1) and rows, ascending and distinct;
  * `rows` has room for the tokens of the batch. */
 void pass_seen_rows(const batch *b, const model_items *corpus, int32_t *offsets, int32_t *rows);

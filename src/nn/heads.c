@@ -81,8 +81,10 @@ static status sampled_loss_alloc(loss_acts *a, const loss_config *c, const nn_ro
     if (rows > room->max_loss) rows = at_least_1(room->max_loss);
     a->max_rows = (int32_t)rows;
     if (c->listed != NULL) n_rows = room->max_tokens + room->max_items;
-    size_t bytes =
-        be->ops->sampled_softmax_scratch(be, rows, (int32_t)r, c->width, (int32_t)n_rows);
+    if (c->mol != NULL) TRY(mol_alloc(&a->mol, c->mol, room->memory, room->max_loss, n_rows, true));
+    size_t bytes = c->mol != NULL ? 0
+                                  : be->ops->sampled_softmax_scratch(be, rows, (int32_t)r, c->width,
+                                                                     (int32_t)n_rows);
     TRY(NN_NEW(room->memory, &scratch, (int64_t)bytes));
     a->scratch = scratch;
     TRY(STAGED_NEW(room->memory, &a->pool, n_pool));
@@ -153,10 +155,34 @@ static status draw(const loss_config *c, const loss_acts *a, backend *be, const 
     return be->ops->negatives(be, &args);
 }
 
+static mol_batch mol_batch_of(const loss_config *c, const batch_layout *p, const loss_rows *rows) {
+    bool is_listed = c->listed != NULL;
+    return (mol_batch){.n = p->n_loss,
+                       .x = rows->x,
+                       .dx = rows->dx,
+                       .positive = p->label.device,
+                       .user = p->loss_user.device,
+                       .position = p->loss_position.device,
+                       .step = p->step.device,
+                       .grad_scale = p->grad_scale.device,
+                       .loss = rows->sum,
+                       .key = rng_make_key(rows->seed, RNG_DROPOUT),
+                       .temperature = c->temperature,
+                       .n_items = is_listed ? c->listed->step.n : c->n_items,
+                       .items = is_listed ? rows->table : c->item->value + c->width,
+                       .item_id = is_listed ? (const uint32_t *)c->listed->step.rows : NULL,
+                       .ditems = is_listed ? c->listed->step.grad : c->item->grad + c->width};
+}
+
 static status train_piece(const loss_config *c, const loss_acts *a, backend *be,
                           const batch_layout *p, const piece *s, const loss_rows *rows) {
     size_t skip = (size_t)s->first * (size_t)c->width * act_bytes(be->act);
     bool is_listed = c->listed != NULL;
+    if (c->mol != NULL) {
+        mol_batch b = mol_batch_of(c, p, rows);
+        return mol_piece(c->mol, (mol_acts *)&a->mol, be, &b, s->first, s->n, a->n_negatives,
+                         a->negative.device);
+    }
     sampled_softmax_args args = {.n = s->n,
                                  .n_negatives = a->n_negatives,
                                  .dim = c->width,
@@ -197,7 +223,9 @@ static bool draws_early(const loss_config *c) {
 static status sampled_loss_train(const loss_config *c, loss_acts *a, backend *be,
                                  const batch_layout *p, const loss_rows *rows) {
     piece s = {0};
+    mol_batch mixed = mol_batch_of(c, p, rows);
     if (c->listed == NULL) TRY(begin_draws(c, a, be, p, rows));
+    if (c->mol != NULL) TRY(mol_begin(c->mol, &a->mol, be, &mixed));
     /* A whole batch has at most as many loss positions as the memory was made for. */
     for (s.first = 0; s.first < p->n_loss; s.first += s.n) {
         s.n = p->n_loss - s.first < a->max_rows ? p->n_loss - s.first : a->max_rows;
@@ -205,7 +233,7 @@ static status sampled_loss_train(const loss_config *c, loss_acts *a, backend *be
         TRY(train_piece(c, a, be, p, &s, rows));
         TRY(mark_piece(c, a, be, p, &s));
     }
-    return OK;
+    return c->mol != NULL ? mol_end(c->mol, &a->mol, be, &mixed) : OK;
 }
 
 int64_t retrieval_max_items(const retrieval_head *h, int64_t max_loss) {

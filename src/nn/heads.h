@@ -12,6 +12,7 @@
 #include "nn/batch_layout.h"
 #include "nn/input.h"
 #include "nn/mlp.h"
+#include "nn/mol.h"
 #include "nn/params.h"
 
 /* Which tokens of a batch a head works on. */
@@ -43,6 +44,7 @@ typedef struct loss_config {
     int32_t n_negatives;   /* R; 0: as many as the batch has loss positions */
     bool normalises_items; /* l2 */
     float eps, temperature;
+    const mol *mol; /* the similarity; NULL: the dot product */
 } loss_config;
 
 /* Memory of one training pass. */
@@ -54,6 +56,7 @@ typedef struct loss_acts {
     int32_t n_negatives; /* R of the batch */
     sort_pair *labels;   /* (2, max_labels) host */
     void *scratch;       /* of the sampled softmax */
+    mol_acts mol;        /* instead, where the loss has one */
 } loss_acts;
 
 /* The rows of a batch.  Where the item table is listed, `table` has the values of the listed
@@ -110,7 +113,8 @@ status ranking_score(const ranking_head *h, ranking_acts *a, backend *be, const 
 status ranking_train(const ranking_head *h, ranking_acts *a, backend *be, const batch_layout *p,
                      loss_rows rows, const void *hidden, void *d_hidden);
 
-/* The head of retrieval: chosen tokens, normalised, score items by their dot product. */
+/* The head of retrieval: chosen tokens, normalised, score items by their dot product or by a
+ * mixture of logits (mol.h). */
 typedef struct retrieval_head {
     int32_t dim;         /* E */
     bool has_layer_norm; /* of the queries, instead of l2 */

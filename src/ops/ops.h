@@ -724,6 +724,117 @@ void rank_int8_fini(rank_int8 *r); /* zeros, too */
 
 size_t rank_int8_bytes(int64_t n, int32_t dim);
 
+/* y = f(z[:, :dim]) z[:, dim:], f being SiLU or GELU (erf). */
+typedef struct mol_glu_args {
+    int64_t n;
+    int32_t dim;
+    epilogue f;
+    const void *z; /* (n, 2 dim) act */
+    void *y;       /* (n, dim) act */
+    const void *dy;
+    void *dz;
+} mol_glu_args;
+
+/* Mixture of logits: which rows the pairs of a loss and the tables of users read.
+ *     item[i, j] = negative[i, j], and positive[i] for j = R; user_row[t, i] = user[i] mod hash[t]
+ *     + 1, of tables MOL_USERS at most; -1 for MOL_NOBODY
+ * and -1 for all of a row whose positive is negative. */
+enum { MOL_USERS = 4 };
+#define MOL_NOBODY UINT32_MAX
+typedef struct mol_index_args {
+    int64_t n;
+    int32_t n_negatives; /* R */
+    const int32_t *negative;
+    const int32_t *positive; /* (n), or NULL: none is negative */
+    int32_t *item;           /* (n, R + 1), or NULL */
+    int32_t n_user;
+    uint32_t hash[MOL_USERS];
+    const uint32_t *user;
+    int32_t *user_row; /* (n_user, user_stride) */
+    int64_t user_stride;
+} mol_index_args;
+
+/* Pairs of n queries with n_each items each.  A query has P_Q component vectors, of which the last
+ * n_user are of tables of users, an item P_X, all of d numbers; with P = P_Q P_X
+ *     s[p P_X + r] = query_p . item_r / temperature
+ *     g = query_gate * item_gate + pair_gate
+ *     gate = dropped(softmax over P of g sigmoid(g)), divided by max(its sum, 1e-6)
+ *     sim = sum over P of gate * s
+ * where pair_gate comes from an MLP (of the caller) on dropped(s).  Pair (i, j) has the item
+ * item[i, j], or j where item is NULL; a negative one reads as zeros and has no gradient.  The
+ * column of a dropout is that of (first_pair + j, P).
+ *
+ * mol_pairs_fwd writes s and s_dropped; mol_mix_fwd writes sim and gate; mol_mix_bwd writes
+ * dpair_gate and ds of the sum; mol_pairs_bwd adds what comes back through the MLP to ds and writes
+ * dquery, duser and dquery_gate and adds to ditem and ditem_gate.  Where balance is not 0, the last
+ * pair of each query has the gradient of the balance loss, too (mol_balance): grad_scale balance n
+ * mi. */
+typedef struct mol_args {
+    int64_t n;
+    int32_t n_each, first_pair, n_items;
+    const int32_t *item;                  /* (n, n_each) */
+    int32_t n_query, n_user, n_item, dim; /* P_Q, those of users included; P_X; d */
+    float temperature;
+    const void *query; /* (n, P_Q - n_user, d) act */
+    const void *user;  /* (n_user, user_stride, d) act */
+    int64_t user_stride;
+    const void *items;      /* (n_items, P_X, d) act */
+    const void *query_gate; /* (n, P) act */
+    const void *item_gate;  /* (n_items, P) act */
+    dropout drop_pair, drop_gate;
+    float *s;              /* (n, n_each, P) */
+    void *s_dropped;       /* (n, n_each, P) act; NULL: s is read instead */
+    const void *pair_gate; /* (n, n_each, P) act */
+    float *sim;            /* pair (i, j) at i sim_row + j sim_pair */
+    int64_t sim_row, sim_pair;
+    float *gate;       /* (n, n_each, P) or NULL */
+    const float *dsim; /* (n, n_each) */
+    const float *mean; /* (P): of mol_balance */
+    float balance;
+    const float *grad_scale; /* (1) */
+    void *dpair_gate;        /* (n, n_each, P) act */
+    void *ds;                /* (n, n_each, P) act */
+    const void *ds_dropped;  /* (n, n_each, P) act: gradient of s_dropped */
+    row_groups groups;       /* of the pairs by item */
+    void *dquery, *duser, *dquery_gate;
+    float *ditem, *ditem_gate;
+} mol_args;
+
+/* mean = that of the gates (n, P) of the rows whose item is not negative, N of them, and
+ *     mi = sum over P of mean log(mean + 1e-6) - (1 / N) sum over rows, P of gate log(gate + 1e-6),
+ * of which weight N mi is added to the loss. */
+typedef struct mol_balance_args {
+    int64_t n;
+    int32_t dim; /* P */
+    const int32_t *item;
+    const float *gate;
+    float *mean, weight;
+    double *loss;
+} mol_balance_args;
+
+/* A weight on squares: loss += weight sum x^2, dx += 2 grad_scale weight x. */
+typedef struct mol_penalty_args {
+    int64_t n; /* elements */
+    float weight;
+    const void *x; /* act */
+    void *dx;      /* act */
+    const float *grad_scale;
+    double *loss;
+} mol_penalty_args;
+
+/* Softmax over the pairs of a row, the last of which is the positive: of sim / temperature, -50000
+ * without gradient where a negative is the positive's item.  Adds the losses and replaces sim by
+ * its gradient; rows whose positive is negative have none. */
+typedef struct mol_loss_args {
+    int64_t n;
+    int32_t n_negatives;
+    const int32_t *item; /* (n, R + 1) */
+    float temperature;
+    const float *grad_scale; /* (1) */
+    float *sim;              /* (n, R + 1) */
+    double *loss;
+} mol_loss_args;
+
 /* Ranks targets in a corpus by score = query . corpus row, excluding the rows of `seen`: rank = 1 +
  * the number of remaining rows with a higher score (of equal scores the smaller row number comes
  * first), or n_corpus + 1 if the target itself was seen.  With k > 0 also the k best rows and their

@@ -15,7 +15,7 @@
 #include "profile/cupti.h"
 #include "profile/recorder.h"
 
-enum { TIMED_MAX_OPS = 48 };
+enum { TIMED_MAX_OPS = 96 };
 
 typedef struct timed_op {
     const char *name; /* as in ops.def */

@@ -469,8 +469,22 @@ TEST(config_untrainable) {
     CHECK_FAILS(config_check_trainable(c), ERR_UNSUPPORTED, "max_num_candidates must be 0");
     CHECK_OK(load(SMALL "TrainerArgs.train_batch_size = 8\nNetworkArgs.item_dropout = 0.1"));
     CHECK_FAILS(config_check_trainable(c), ERR_UNSUPPORTED, "item_dropout is for retrieval");
-    CHECK_OK(load("train_fn.interaction_module_type = 'MoL'"));
-    CHECK_FAILS(config_check_trainable(c), ERR_UNSUPPORTED, "MoL");
+#define MOL "train_fn.interaction_module_type = 'MoL'\n"
+    CHECK_OK(load(MOL "train_fn.loss_weights = {'mi_loss': 0.001, 'uid_embedding_l2_norm': 0.1}"));
+    CHECK_OK(config_check_trainable(c));
+    CHECK_OK(load(MOL "train_fn.loss_weights = {'aux': 0.5}"));
+    CHECK_FAILS(config_check_trainable(c), ERR_UNSUPPORTED, "there is no loss 'aux'");
+    CHECK_OK(load(MOL "train_fn.item_l2_norm = True"));
+    CHECK_FAILS(config_check_trainable(c), ERR_UNSUPPORTED, "item_l2_norm");
+    CHECK_OK(load(MOL "create_mol_interaction_module.gating_item_fn = False"));
+    CHECK_FAILS(config_check_trainable(c), ERR_UNSUPPORTED, "gating_item_fn");
+    CHECK_OK(load(MOL "create_mol_interaction_module.item_use_identity_fn = True"));
+    CHECK_FAILS(config_check_trainable(c), ERR_UNSUPPORTED, "item_use_identity_fn");
+    CHECK_OK(load(MOL "create_mol_interaction_module.gating_item_dropout_rate = 0.1"));
+    CHECK_FAILS(config_check_trainable(c), ERR_UNSUPPORTED, "gating_item_dropout_rate");
+#undef MOL
+    CHECK_OK(load("train_fn.top_k_method = 'MoLBruteForceTopK'"));
+    CHECK_FAILS(config_check_trainable(c), ERR_UNSUPPORTED, "MIPSBruteForceTopK");
     CHECK_OK(load("train_fn.loss_module = 'BCELoss'"));
     CHECK_FAILS(config_check_trainable(c), ERR_UNSUPPORTED, "BCELoss");
     CHECK_OK(load("train_fn.loss_weights = {'aux': 0.5}"));

@@ -29,6 +29,9 @@ static const struct {
     {"nv_rank_loss", golden_nv_rank_loss},
     {"nv_retr_loss", golden_nv_retr_loss},
     {"metrics_auc", golden_metrics_auc},
+    {"mol_model", golden_meta_model},
+    {"mol_sim", golden_mol_sim},
+    {"mol_loss", golden_mol_loss},
 };
 
 /* Printed with the expected values, not to be reproduced. */

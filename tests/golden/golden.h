@@ -60,6 +60,11 @@ status golden_nv_preproc(golden *g);
 status golden_nv_rank_loss(golden *g);
 status golden_nv_retr_loss(golden *g);
 status golden_metrics_auc(golden *g);
+status golden_mol_sim(golden *g);
+status golden_mol_loss(golden *g);
+
+struct mol_config;
+status golden_mol_config(golden *g, struct mol_config *c); /* of a file's metadata */
 
 /* A tensor by name, of either part; golden_get fails where there is none. */
 const st_tensor *golden_find(golden *g, const char *name);

@@ -4,10 +4,38 @@
 
 #include "golden.h"
 
+static status read_mol(golden *g, double lambda_mi, config_retrieval *r) {
+    static const char *name[] = {"mi_loss", "uid_embedding_l2_norm"};
+    static double weight[2];
+    static int64_t hash[MOL_USERS];
+    mol_config m;
+    TRY(golden_mol_config(g, &m));
+    weight[0] = lambda_mi;
+    TRY(golden_number(g, "lambda_uid", &weight[1]));
+    for (int i = 0; i < m.n_user; i++)
+        hash[i] = m.hash[i];
+    r->loss_weights = (config_weights){name, weight, 2};
+    r->similarity = SIMILARITY_MOL;
+    r->mol = (config_mol){.n_query = m.n_query,
+                          .n_item = m.n_item,
+                          .dim = m.dim_dot,
+                          .query_hidden = m.query.hidden,
+                          .item_hidden = m.item.hidden,
+                          .query_gate = m.query.gate_hidden,
+                          .item_gate = m.item.gate_hidden,
+                          .pair_gate = m.pair_hidden,
+                          .temperature = (double)m.temperature,
+                          .epsilon = (double)m.eps,
+                          .query_glu = m.query.f == EPILOGUE_SILU,
+                          .item_glu = m.item.f == EPILOGUE_SILU,
+                          .user_hash = {hash, (size_t)m.n_user}};
+    return OK;
+}
+
 /* The config a file describes. */
 static status read_config(golden *g, config *c) {
     int32_t dim, n, blocks, heads, max_len, out_len, negatives, dqk, dv, ffn = 0;
-    double temperature, eps = 1e-6;
+    double temperature, eps = 1e-6, lambda;
     const char *family = st_metadata(g->part[0], "family");
     bool is_sasrec = strcmp(family, "meta_sasrec_model") == 0;
     bool is_fuxi = strcmp(family, "fuxi_model") == 0;
@@ -18,7 +46,8 @@ static status read_config(golden *g, config *c) {
     TRY(golden_int(g, "max_sequence_len", &max_len));
     TRY(golden_int(g, "max_output_len", &out_len));
     TRY(golden_int(g, "num_negatives", &negatives));
-    TRY(golden_number(g, "temperature", &temperature));
+    bool is_mol = strcmp(family, "mol_model") == 0;
+    TRY(golden_number(g, is_mol ? "softmax_temperature" : "temperature", &temperature));
     if (st_metadata(g->part[0], "l2_eps") != NULL) TRY(golden_number(g, "l2_eps", &eps));
     dqk = dv = dim / heads;
     if (is_sasrec) TRY(golden_int(g, "ffn", &ffn));
@@ -47,8 +76,11 @@ static status read_config(golden *g, config *c) {
                                       .temperature = temperature,
                                       .norm_epsilon = eps,
                                       .negatives = NEGATIVES_LOCAL,
-                                      .has_item_norm = true};
-    return OK;
+                                      .has_item_norm = !is_mol};
+    if (!is_mol) return OK;
+    c->network.user_norm = USER_NORM_LAYER;
+    TRY(golden_number(g, "lambda_mi", &lambda));
+    return read_mol(g, lambda, &c->retrieval);
 }
 
 static status make_model(golden *g, const config *c, int32_t n_users, model **out, pass **train) {
@@ -63,6 +95,7 @@ static status make_model(golden *g, const config *c, int32_t n_users, model **ou
 /* The histories of all users of a file, each followed by its target. */
 typedef struct users {
     int64_t *length, *id, *time; /* (U), (U, N), (U, N) */
+    int64_t *user;               /* (U), or NULL: they are numbered */
     int64_t n, n_slots;
 } users;
 
@@ -75,6 +108,9 @@ static status read_users(golden *g, const char *prefix, users *u) {
         TRY(golden_ints(g, name, to[i], &n[i]));
     }
     u->n = n[0];
+    u->user = NULL;
+    if (prefix[0] == 0 && golden_find(g, "user_ids") != NULL)
+        TRY(golden_ints(g, "user_ids", &u->user, &n[0]));
     u->n_slots = n[1] / n[0];
     return OK;
 }
@@ -110,7 +146,7 @@ static status add_user(own_batch *b, const users *u, int64_t user) {
         b->item[at] = (uint32_t)u->id[user * u->n_slots + t];
         b->time[at] = u->time[user * u->n_slots + t];
     }
-    b->number[b->view.n_users] = (uint64_t)user;
+    b->number[b->view.n_users] = (uint64_t)(u->user != NULL ? u->user[user] : user);
     b->n_targets[b->view.n_users] = 1;
     b->offsets[++b->view.n_users] = b->view.n_tokens;
     return OK;
@@ -137,6 +173,7 @@ static status check_batch(golden *g, pass *p, const batch *b, const int32_t *neg
     int64_t n = model_count_loss(m, b);
     model_step at = {1, 0, loss_scale() / (float)n};
     g->loss_scale = (double)loss_scale();
+    const char *const mol_part[] = {"main_loss", "mi_loss", "uid_l2"}; /* of the loss */
     const st_tensor *want;
     const void *encoded;
     double loss = 0;
@@ -146,6 +183,9 @@ static status check_batch(golden *g, pass *p, const batch *b, const int32_t *neg
     golden_check_value(g, "loss", loss / (double)n, golden_at(want, 0), TOL_OUT);
     TRY(golden_check(g, "encoded", p->retrieval.query, TOL_OUT));
     TRY(golden_check_grads(g, &m->params, golden_same_name, TOL_GRAD));
+    for (int i = 0; i < 3; i++)
+        (void)golden_find(g, mol_part[i]);
+    if (m->retrieval.loss.mol != NULL) return OK;
     TRY(pass_encode(p, b, &encoded));
     return golden_check(g, "user_emb", encoded, TOL_OUT);
 }
