@@ -29,6 +29,11 @@ static const struct {
     {"nv_rank_loss", golden_nv_rank_loss},
     {"nv_retr_loss", golden_nv_retr_loss},
     {"metrics_auc", golden_metrics_auc},
+    {"loss_full_ce", golden_loss_full_ce},
+    {"loss_logq_inbatch", golden_loss_logq_inbatch},
+    {"loss_logq_global", golden_loss_logq_global},
+    {"loss_gbce", golden_loss_gbce},
+    {"loss_bce", golden_loss_bce},
 };
 
 /* Printed with the expected values, not to be reproduced. */

@@ -334,6 +334,8 @@ status cuda_sampled_softmax(backend *be, const sampled_softmax_args *a) {
         return fail(ERR_UNSUPPORTED,
                     "a sampled softmax over rows of %d columns; a GPU supports at most %d", a->dim,
                     SOFTMAX_MAX_DIM);
+    if (a->kind != PAIRS_SOFTMAX || a->log_q != NULL)
+        return fail(ERR_UNSUPPORTED, "BCELoss, GBCELoss and logq_correction run on the CPU");
     softmax_job j = job_make(be, a);
     TRY(run_scores(be, j));
     return a->dquery != NULL ? softmax_table_gradient(be, &j) : OK;
