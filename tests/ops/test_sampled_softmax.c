@@ -280,7 +280,7 @@ static void check_pairs(problem p) {
 
 TEST(losses_of_pairs_equal_float64) {
     static const int32_t shapes[][4] = {
-        {1, 1, 1, 1}, {9, 1, 5, 4}, {33, 40, 50, 70}, {20, 9, 64, 60}, {12, 6, 131, 256}};
+        {1, 1, 3, 2}, {9, 1, 5, 4}, {33, 40, 50, 70}, {20, 9, 64, 60}, {12, 6, 131, 256}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
         for (int kind = 0; kind < 5; kind++) {
             problem p =
