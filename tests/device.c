@@ -38,11 +38,11 @@ static const char *const stems[] = {
 #include "ops/ops.def"
 #define TABLE_OP(result, name, parameters, test) #test,
 #include "ops/table_ops.def"
-    "cache",        "api_attn",     "api_table", "attn_bwd",     "attn_sm90_paged",
-    "softmax_sm90", "comm",         "direct",    "dynamic",      "embed",
-    "encoder",      "encoder_plan", "fetch",     "item_content", "item_rules",
-    "model",        "params",       "pass",      "batch_layout", "ligr_layer",
-    "product",      "replicas",     "snapshot",  "tensor_group", "verbs"};
+    "cache",        "api_attn",     "api_table",  "attn_bwd", "attn_sm90_paged", "softmax_sm90",
+    "comm",         "direct",       "dynamic",    "embed",    "encoder",         "encoder_plan",
+    "fetch",        "item_content", "item_rules", "model",    "params",          "pass",
+    "batch_layout", "ligr_layer",   "heads",      "product",  "replicas",        "snapshot",
+    "tensor_group", "verbs"};
 
 bool test_device_runs(const char *file) {
     if (test_on.kind == ON_CPU) return true;

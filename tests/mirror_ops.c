@@ -621,6 +621,7 @@ status mirror_sampled_softmax(backend *be, const sampled_softmax_args *args) {
     MIRROR(m, &a, row_id, IN, I32, a.n_rows);
     MIRROR(m, &a, positive, IN, I32, a.n);
     MIRROR(m, &a, negative, IN, I32, a.n * a.n_negatives);
+    MIRROR(m, &a, log_q, IN, F32, a.n_rows);
     MIRROR(m, &a, grad_scale, IN, F32, 1);
     MIRROR(m, &a, row_loss, OUT, F32, a.n);
     MIRROR(m, &a, loss, BOTH, F64, 1);
@@ -628,6 +629,31 @@ status mirror_sampled_softmax(backend *be, const sampled_softmax_args *args) {
     MIRROR(m, &a, dquery, OUT, ACT, a.n * a.dim);
     MIRROR(m, &a, scratch, LOOSE, RAW, scratch);
     RUN(m, sampled_softmax, &a);
+}
+
+size_t mirror_full_softmax_scratch(backend *be, int64_t max_n, int32_t n_items, int32_t dim) {
+    backend *below = mirror_of(be)->below;
+    return below->ops->full_softmax_scratch(below, max_n, n_items, dim);
+}
+
+status mirror_full_softmax(backend *be, const full_softmax_args *args) {
+    mirror *m = mirror_of(be);
+    full_softmax_args a = *args;
+    int64_t scratch = (int64_t)mirror_full_softmax_scratch(be, a.n, a.n_items, a.dim);
+    mirror_begin(m);
+    MIRROR(m, &a, query, IN, ACT, a.n * a.dim);
+    MIRROR(m, &a, table, IN, F32, (int64_t)a.n_rows * a.dim);
+    MIRROR(m, &a, item, IN, I32, a.n_items);
+    MIRROR(m, &a, log_q, IN, F32, a.n_items);
+    MIRROR(m, &a, log_count, IN, F32, a.n_items);
+    MIRROR(m, &a, positive, IN, I32, a.n);
+    MIRROR(m, &a, grad_scale, IN, F32, 1);
+    MIRROR(m, &a, row_loss, OUT, F32, a.n);
+    MIRROR(m, &a, loss, BOTH, F64, 1);
+    MIRROR(m, &a, dtable, a.dquery != NULL ? BOTH : IN, F32, (int64_t)a.n_rows * a.dim);
+    MIRROR(m, &a, dquery, OUT, ACT, a.n * a.dim);
+    MIRROR(m, &a, scratch, LOOSE, RAW, scratch);
+    RUN(m, full_softmax, &a);
 }
 
 status mirror_logits_loss(backend *be, const logits_loss_args *args) {

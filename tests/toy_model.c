@@ -205,3 +205,32 @@ void toy_enlarge(toy_model *t) {
         }
     }
 }
+
+/* The loss with a parameter moved by h along a direction. */
+static double loss_at(toy_model *t, const batch *b, param *p, const float *from,
+                      const double *direction, double h) {
+    for (int64_t k = 0; k < p->n; k++)
+        p->value[k] = (float)((double)from[k] + h * direction[k]);
+    return toy_model_train(t, b, 9);
+}
+
+void toy_check_gradient(toy_model *t, const batch *b, param *p, double h) {
+    size_t bytes = (size_t)p->n * sizeof(float);
+    float *from = malloc(bytes), *grad = malloc(bytes);
+    double *direction = malloc((size_t)p->n * sizeof *direction);
+    CHECK(from != NULL && grad != NULL && direction != NULL);
+    toy_model_train(t, b, 9);
+    memcpy(from, p->value, bytes);
+    memcpy(grad, p->grad, bytes);
+    double slope = toy_direction(grad, p->n, 11, direction);
+    double got =
+        (8 * (loss_at(t, b, p, from, direction, h) - loss_at(t, b, p, from, direction, -h)) -
+         loss_at(t, b, p, from, direction, 2 * h) + loss_at(t, b, p, from, direction, -2 * h)) /
+        (12 * h);
+    if (!(fabs(got - slope) <= 0.02 * fabs(slope) + 2e-3))
+        FAIL_TEST("%s: the slope is %g, the gradient says %g", p->name, got, slope);
+    memcpy(p->value, from, bytes);
+    free(from);
+    free(grad);
+    free(direction);
+}

@@ -73,6 +73,10 @@ double toy_model_train(toy_model *t, const batch *b, uint32_t step);
  * share that is random, so that a wrong direction shows; returns the slope along it. */
 double toy_direction(const float *grad, int64_t n, uint64_t seed, double *direction);
 
+/* Ends the test unless the gradient of a parameter is the slope of the loss, by differences of h.
+ */
+void toy_check_gradient(toy_model *t, const batch *b, param *p, double h);
+
 /* Larger weights than the first ones: else the layers hardly show in the loss. */
 void toy_enlarge(toy_model *t);
 

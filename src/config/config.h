@@ -59,7 +59,10 @@ typedef enum { STORE_FILE, STORE_ROCKSDB } config_store;
 typedef enum { KEYS_CONTINUOUS, KEYS_ROUNDROBIN, KEYS_HASH_ROUNDROBIN } config_key_placement;
 typedef enum { DIST_UNIFORM, DIST_NORMAL, DIST_ZIPF, DIST_LOGNORMAL } config_distribution_kind;
 typedef enum { NEGATIVES_IN_BATCH, NEGATIVES_LOCAL } config_negatives;
-typedef enum { LOSS_SAMPLED_SOFTMAX, LOSS_BCE } config_loss;
+typedef enum { LOSS_SAMPLED_SOFTMAX, LOSS_BCE, LOSS_FULL_SOFTMAX, LOSS_GBCE } config_loss;
+typedef enum { NEGATIVES_UNIFORM, NEGATIVES_BY_POPULARITY } config_draw;
+/* What the logarithm of an item's share of the events is subtracted from. */
+typedef enum { LOGQ_NONE, LOGQ_OF_NEGATIVES, LOGQ_OF_ALL } config_logq;
 typedef enum { USER_NORM_L2, USER_NORM_LAYER } config_user_norm;
 typedef enum { SIMILARITY_DOT_PRODUCT, SIMILARITY_MOL } config_similarity;
 typedef enum { SCORE_REL_BIAS, SCORE_HSTU_REL_BIAS, SCORE_SOFTMAX_REL_BIAS } config_score;
@@ -273,6 +276,11 @@ typedef struct config_retrieval {
     double norm_epsilon;
     config_negatives negatives;
     config_loss loss;
+    config_draw draw;      /* of the catalogue's negatives */
+    bool shares_negatives; /* all positions have the same ones; in a batch: all its labels */
+    config_logq logq;
+    double gbce_calibration; /* t */
+    double label_smoothing;
     config_weights loss_weights;
     config_similarity similarity;
     int top_k_method, embedding_module;
@@ -327,6 +335,12 @@ static inline bool config_reads_actions(const config *c) {
 /* Whether only the rows of embedding tables that a batch uses are updated. */
 static inline bool config_has_sparse_rows(const config *c) {
     return c->family == FAMILY_NVIDIA || c->optimizer.is_sparse;
+}
+
+/* Whether training needs to know how many events each item has. */
+static inline bool config_needs_popularity(const config *c) {
+    const config_retrieval *r = &c->retrieval;
+    return c->task == TASK_RETRIEVAL && (r->draw != NEGATIVES_UNIFORM || r->logq != LOGQ_NONE);
 }
 
 /* Refuses what parses but cannot be trained by this version; the message says what. */

@@ -104,6 +104,10 @@ static status check_mol(const config *c) {
     if (c->retrieval.has_item_norm)
         return refuse(c, "train_fn.item_l2_norm must be False: the mixture of logits takes items "
                          "as they are");
+    if (c->retrieval.loss != LOSS_SAMPLED_SOFTMAX || c->retrieval.shares_negatives ||
+        c->retrieval.draw != NEGATIVES_UNIFORM)
+        return refuse(c, "the mixture of logits is trained with 'SampledSoftmaxLoss', without "
+                         "shared_negatives and negative_distribution");
 #undef MOL
     for (size_t i = 0; i < w->n; i++)
         if (strcmp(w->name[i], "mi_loss") != 0 && strcmp(w->name[i], "uid_embedding_l2_norm") != 0)
@@ -114,11 +118,39 @@ static status check_mol(const config *c) {
     return OK;
 }
 
+/* Which options of losses and negatives go together. */
+static status check_loss(const config *c) {
+    const config_retrieval *r = &c->retrieval;
+    bool is_in_batch = r->negatives == NEGATIVES_IN_BATCH, is_full = r->loss == LOSS_FULL_SOFTMAX;
+    if (r->label_smoothing > 0 && !is_full)
+        return refuse(c, "label_smoothing spreads a label over the whole catalogue, and this loss "
+                         "samples; choose loss_module = 'FullSoftmaxLoss'");
+    if (is_full && (r->shares_negatives || r->draw != NEGATIVES_UNIFORM || r->logq != LOGQ_NONE))
+        return refuse(c, "'FullSoftmaxLoss' draws no negatives, so shared_negatives, "
+                         "negative_distribution and logq_correction cannot be set");
+    if (r->logq != LOGQ_NONE && r->loss != LOSS_SAMPLED_SOFTMAX)
+        return refuse(c, "logq_correction corrects a sampled softmax; choose loss_module = "
+                         "'SampledSoftmaxLoss' or logq_correction = 'none'");
+    if (is_in_batch && r->draw != NEGATIVES_UNIFORM)
+        return refuse(c, "labels of a batch come by popularity already; negative_distribution "
+                         "needs sampling_strategy = 'local'");
+    if (is_in_batch && r->logq != LOGQ_NONE && (r->logq != LOGQ_OF_ALL || !r->shares_negatives))
+        return refuse(c, "logq_correction of a batch's labels corrects all scores of all labels; "
+                         "set shared_negatives = True and logq_correction = 'all'");
+    if (is_in_batch && r->shares_negatives && r->loss != LOSS_SAMPLED_SOFTMAX)
+        return refuse(c, "shared_negatives from the batch are of 'SampledSoftmaxLoss'; choose "
+                         "sampling_strategy = 'local' or shared_negatives = False");
+    if (!is_in_batch && r->logq != LOGQ_NONE && r->draw == NEGATIVES_UNIFORM)
+        return refuse(c, "logq_correction has nothing to correct where every item is drawn alike; "
+                         "set negative_distribution = 'popularity'");
+    if (r->loss == LOSS_BCE && r->has_item_norm && c->family == FAMILY_META)
+        return refuse(c, "with 'BCELoss' the reference normalises the negatives and not the label; "
+                         "set train_fn.item_l2_norm = False");
+    return OK;
+}
+
 static status check_meta(const config *c) {
     const config_retrieval *r = &c->retrieval;
-    if (r->loss != LOSS_SAMPLED_SOFTMAX)
-        return refuse(c, "train_fn.loss_module = 'BCELoss' cannot be trained; the loss is "
-                         "'SampledSoftmaxLoss'");
     if (r->similarity == SIMILARITY_MOL) TRY(check_mol(c));
     if (r->similarity != SIMILARITY_MOL && r->top_k_method != 0)
         return refuse(c, "train_fn.top_k_method = 'MoLBruteForceTopK' searches for the similarity "
@@ -146,6 +178,7 @@ static status check_ranking_metrics(const config *c) {
 }
 
 status config_check_trainable(const config *c) {
+    if (c->task == TASK_RETRIEVAL) TRY(check_loss(c));
     if (c->family == FAMILY_META) return check_meta(c);
     if (c->task == TASK_RANKING) TRY(check_ranking_metrics(c));
     if (c->trainer.train_batch_size == CONFIG_NONE)

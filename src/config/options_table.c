@@ -69,6 +69,24 @@
               "Decay of a moving average of the weights (EMA), which evaluations and checkpoints " \
               "have; 0 is off, .999 averages about the last 1,000 steps.")
 
+#define LOSSES(class)                                                                              \
+    CHOSEN(class ".negative_distribution", OPT_CHOICE, OPT_OURS, IN(retrieval.draw),               \
+           "uniform|popularity", "'uniform'",                                                      \
+           "Negatives of the catalogue: every item alike, or by its number of training events."),  \
+        TYPED(class ".shared_negatives", OPT_BOOL, OPT_OURS, IN(retrieval.shares_negatives),       \
+              "False",                                                                             \
+              "All positions of a step have the same negatives; from the batch: all its labels."), \
+        CHOSEN(class ".logq_correction", OPT_CHOICE, OPT_OURS, IN(retrieval.logq),                 \
+               "none|negatives|all", "'none'",                                                     \
+               "Sampled softmax: subtract ln of the expected draws of an item from the scores of " \
+               "negatives, or of the label too."),                                                 \
+        FLOAT(class ".gbce_calibration", IN(retrieval.gbce_calibration), OPT_OURS, 0, 1, "0.75",   \
+              "t of GBCELoss: 0 is plain BCE, 1 makes its scores those of all items."),            \
+        FLOAT(class ".label_smoothing", IN(retrieval.label_smoothing), OPT_OURS | OPT_BELOW_MAX,   \
+              0, 1, "0", "FullSoftmaxLoss: share of the label that is spread over all items.")
+
+#define LOSS_MODULES "SampledSoftmaxLoss|BCELoss|FullSoftmaxLoss|GBCELoss"
+
 #define MANY 9007199254740992.0 /* 2^53: counts that only memory limits */
 #define LONG 16777216           /* tokens of one sequence */
 
@@ -258,6 +276,12 @@ const option option_table[] = {
     POSITIVE(
         "RetrievalArgs.l2_norm_eps", IN(retrieval.norm_epsilon), "1e-6",
         "Smallest norm in the normalisation of items (documented but fixed in the reference)."),
+    CHOSEN("RetrievalArgs.loss_module", OPT_CHOICE, OPT_OURS, IN(retrieval.loss), LOSS_MODULES,
+           "'SampledSoftmaxLoss'", "The loss; FullSoftmaxLoss needs no negatives."),
+    CHOSEN("RetrievalArgs.sampling_strategy", OPT_CHOICE, OPT_OURS, IN(retrieval.negatives),
+           "in-batch|local", "'in-batch'",
+           "Negatives from the items of the batch, or from the whole catalogue."),
+    LOSSES("RetrievalArgs"),
     TYPED("RetrievalArgs.eval_metrics", OPT_TEXTS, 0, IN(retrieval.metrics), "('HR@10', 'NDCG@10')",
           "Metrics of an evaluation: any of " METRIC_RETRIEVAL_WORDS "with cut-offs k."),
 
@@ -367,8 +391,9 @@ const option option_table[] = {
            "Normalisation of the model's output."),
     CHOICE("train_fn.sampling_strategy", IN(retrieval.negatives), "in-batch|local", "'in-batch'",
            "Negatives from the items of the batch, or from the whole catalogue."),
-    CHOICE("train_fn.loss_module", IN(retrieval.loss), "SampledSoftmaxLoss|BCELoss",
-           "'SampledSoftmaxLoss'", "The loss."),
+    CHOICE("train_fn.loss_module", IN(retrieval.loss), LOSS_MODULES, "'SampledSoftmaxLoss'",
+           "The loss (FullSoftmaxLoss, which needs no negatives, and GBCELoss are ours)."),
+    LOSSES("train_fn"),
     TYPED("train_fn.loss_weights", OPT_WEIGHTS, OPT_NULLABLE, IN(retrieval.loss_weights), "{}",
           "Weights of auxiliary losses by name."),
     INT("train_fn.num_negatives", IN(retrieval.n_negatives), 1, 1048576, "1",

@@ -67,6 +67,12 @@ static inline void cpu_add_partials(float *sum, int64_t n, const float *partials
  * where the rate is 0. */
 void cpu_dropout_factors(const dropout *d, int64_t row, int64_t column, int32_t n, float *factor);
 
+/* to = l2(row) if normalises, else row, followed by zeros up to `width`; returns what row was
+ * multiplied by, negated where that is a constant.  The other adds d to / d row applied to g. */
+float cpu_unit_row(const float *row, int32_t dim, bool normalises, float eps, float *to,
+                   int64_t width);
+void cpu_unit_gradient(const float *unit, float scale, int32_t dim, const float *g, float *grad);
+
 /* One step of an optimizer on n elements, or on one row of n where the state is that of a row (m is
  * then one number).  m and v are not used by optimizers that have no such state. */
 void cpu_optimizer_step(opt_kind kind, const optimizer_rule *rule, float scale, int64_t n,

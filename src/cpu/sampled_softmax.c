@@ -269,22 +269,36 @@ static void pad_row(float *to, int64_t width, const float *from, int32_t dim, fl
         to[c] = 0;
 }
 
+float cpu_unit_row(const float *row, int32_t dim, bool normalises, float eps, float *to,
+                   int64_t width) {
+    double squares = 0;
+    for (int32_t c = 0; c < dim; c++)
+        squares += (double)row[c] * row[c];
+    double length = sqrt(squares);
+    bool is_short = !(length > (double)eps);
+    float scale = !normalises ? 1 : (float)(1 / (is_short ? (double)eps : length));
+    pad_row(to, width, row, dim, scale);
+    return is_short || !normalises ? -scale : scale;
+}
+
+/* (g - u (u . g)) / |row|, or g / eps below eps. */
+void cpu_unit_gradient(const float *unit, float scale, int32_t dim, const float *g, float *grad) {
+    double along = 0;
+    for (int32_t c = 0; scale > 0 && c < dim; c++)
+        along += (double)unit[c] * g[c];
+    scale = fabsf(scale);
+    for (int32_t c = 0; c < dim; c++)
+        grad[c] += scale * (g[c] - (float)along * unit[c]);
+}
+
 static status normalise_block(void *ctx, int64_t block, int worker) {
     (void)worker;
     const job *j = ctx;
     const sampled_softmax_args *a = j->a;
     cpu_range range = cpu_chunk(block, BLOCK_ROWS, a->n_rows);
-    for (int64_t v = range.first; v < range.end; v++) {
-        const float *row = a->table + v * a->dim;
-        double squares = 0;
-        for (int32_t c = 0; c < a->dim; c++)
-            squares += (double)row[c] * row[c];
-        double length = sqrt(squares);
-        bool is_short = !(length > (double)a->eps);
-        float scale = !a->normalises ? 1 : (float)(1 / (is_short ? (double)a->eps : length));
-        pad_row(j->unit + v * j->width, j->width, row, a->dim, scale);
-        j->scale[v] = is_short ? -scale : scale;
-    }
+    for (int64_t v = range.first; v < range.end; v++)
+        j->scale[v] = cpu_unit_row(a->table + v * a->dim, a->dim, a->normalises, a->eps,
+                                   j->unit + v * j->width, j->width);
     return OK;
 }
 
@@ -367,6 +381,26 @@ static double softmax(const sampled_softmax_args *a, const int32_t *row, float w
     return log(total) - (double)positive;
 }
 
+/* The same for the binary losses. */
+static double binary(const sampled_softmax_args *a, const int32_t *row, float weight_scale,
+                     float *score) {
+    int32_t n = a->n_negatives, n_masked = a->kind == PAIRS_BCE ? count_collisions(a, row) : 0;
+    double loss = (double)a->beta * (double)pairs_softplus(-score[n]);
+    float factor = weight_scale / (float)(n + 1);
+    if (n_masked > 0 && n_masked == n) {
+        memset(score, 0, (size_t)(n + 1) * sizeof *score);
+        return 0;
+    }
+    if (n_masked > 0) set_collisions(a, row, -INFINITY, score);
+    for (int32_t r = 0; r < n; r++) {
+        loss += (double)pairs_softplus(score[r]);
+        score[r] = factor * pairs_sigmoid(score[r]);
+    }
+    if (n_masked > 0) set_collisions(a, row, 0, score);
+    score[n] = -factor * a->beta * pairs_sigmoid(-score[n]);
+    return loss / (n + 1);
+}
+
 /* A worker's memory for the queries at hand, at most group_queries. */
 typedef struct query_memory {
     int32_t *row;   /* (R + 1) of one query */
@@ -445,7 +479,10 @@ static double query_loss(const job *j, int64_t m, const query_memory *q, float *
     loss_rows_dot(j->unit, j->width, query, q->row, j->n_uses, score);
     for (int64_t i = 0; i < j->n_uses; i++)
         score[i] *= 1 / a->temperature;
-    return softmax(a, q->row, *a->grad_scale / a->temperature, score);
+    for (int64_t i = 0; a->log_q != NULL && i < j->n_uses - !a->corrects_positive; i++)
+        score[i] -= a->log_q[q->row[i]];
+    float weight_scale = *a->grad_scale / a->temperature;
+    return (a->kind == PAIRS_SOFTMAX ? softmax : binary)(a, q->row, weight_scale, score);
 }
 
 /* A row that only fills the batch up. */
@@ -489,22 +526,6 @@ static status query_chunk(void *ctx, int64_t chunk, int worker) {
     return OK;
 }
 
-/* grad += d l2(row) / d row applied to g: (g - u (u . g)) / |row|, or g / eps below eps. */
-static void add_gradient(const job *j, int64_t v, const float *g) {
-    const sampled_softmax_args *a = j->a;
-    float *grad = a->dtable + v * a->dim;
-    const float *unit = j->unit + v * j->width;
-    float scale = j->scale[v];
-    double along = 0;
-    if (a->normalises && scale > 0) {
-        for (int32_t c = 0; c < a->dim; c++)
-            along += (double)unit[c] * g[c];
-    }
-    scale = fabsf(scale);
-    for (int32_t c = 0; c < a->dim; c++)
-        grad[c] += scale * (g[c] - (float)along * unit[c]);
-}
-
 static status table_bucket(void *ctx, int64_t bucket, int worker) {
     const job *j = ctx;
     cpu_range range = cpu_chunk(bucket, j->bucket_rows, j->a->n_rows);
@@ -523,7 +544,10 @@ static status table_bucket(void *ctx, int64_t bucket, int worker) {
             is_used[loss_use_row(uses[i])] = true;
     }
     for (int64_t i = 0; i < n_rows; i++) {
-        if (is_used[i]) add_gradient(j, range.first + i, sum + i * j->width);
+        int64_t v = range.first + i;
+        if (is_used[i])
+            cpu_unit_gradient(j->unit + v * j->width, j->scale[v], j->a->dim, sum + i * j->width,
+                              j->a->dtable + v * j->a->dim);
     }
     return OK;
 }

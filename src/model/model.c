@@ -129,6 +129,12 @@ static bool is_dynamic_feature(model *m, int32_t f, input_held *held) {
     return false;
 }
 
+static loss_type loss_of(const config_retrieval *r) {
+    if (r->loss == LOSS_FULL_SOFTMAX) return LOSS_ALL_ITEMS;
+    if (r->negatives != NEGATIVES_IN_BATCH) return LOSS_CATALOGUE;
+    return r->shares_negatives ? LOSS_LABELS : LOSS_IN_BATCH;
+}
+
 /* Whether the gradients of a bank of so many rows are listed by row (input.h): where a pass uses
  * few of them.  A pass of the CPU is one of 8 leaves of the batch, and its dense gradients would
  * cost several passes over the table each.
@@ -139,9 +145,10 @@ static bool is_listed(const model *m, const config *c, const model_limits *l, in
     const config_retrieval *r = &c->retrieval;
     const config_optimizer *o = &c->optimizer;
     int64_t n = (int64_t)l->max_users * (l->max_events + l->n_context), n_each = 3;
-    bool is_catalogue = !m->is_ranking && r->negatives != NEGATIVES_IN_BATCH;
-    loss_config loss = {.type = is_catalogue ? LOSS_CATALOGUE : LOSS_IN_BATCH,
-                        .n_negatives = (int32_t)r->n_negatives};
+    loss_config loss = {.type = loss_of(r),
+                        .n_negatives = (int32_t)r->n_negatives,
+                        .has_log_q = r->logq != LOGQ_NONE};
+    bool is_catalogue = !m->is_ranking && loss.type == LOSS_CATALOGUE;
     if (!l->can_list || m->dynamic.n_all > 0 || l->content != NULL || o->average > 0) return false;
     if (!config_has_sparse_rows(c) && !(o->beta1 < .99 * o->beta2 * o->beta2)) return false;
     if (!m->is_ranking && !retrieval_can_list(&loss, n)) return false;
@@ -409,23 +416,39 @@ static status add_mol(model *m, const config *c) {
     return mol_add_params(&m->mol, &own, &m->params);
 }
 
-static status add_retrieval(model *m, const config *c, const model_limits *l) {
+/* Rows of a dynamic table are those of a batch: not the catalogue, and not numbered as items. */
+static status check_dynamic_loss(const config *c, const dynamic_table *items) {
     const config_retrieval *r = &c->retrieval;
-    const dynamic_table *items = dynamic_find(&m->dynamic, ITEM_FEATURE);
-    if (items != NULL && r->negatives != NEGATIVES_IN_BATCH)
+    if (items == NULL) return OK;
+    if (loss_of(r) == LOSS_CATALOGUE || loss_of(r) == LOSS_ALL_ITEMS)
         return fail(ERR_CONFIG,
                     "%s: negatives from the whole catalogue need all rows in every step, but the "
                     "item table '%s' is dynamic; choose negatives of the batch, or a static table",
                     c->file, items->config->table_name);
+    if (r->loss == LOSS_GBCE || r->logq != LOGQ_NONE)
+        return fail(ERR_CONFIG,
+                    "%s: %s needs the whole catalogue, but the item table '%s' is dynamic; choose "
+                    "another loss, or a static table",
+                    c->file, r->loss == LOSS_GBCE ? "'GBCELoss'" : "logq_correction",
+                    items->config->table_name);
+    return OK;
+}
+
+static status add_retrieval(model *m, const config *c, const model_limits *l) {
+    const config_retrieval *r = &c->retrieval;
+    const dynamic_table *items = dynamic_find(&m->dynamic, ITEM_FEATURE);
+    TRY(check_dynamic_loss(c, items));
     TRY(check_range("the number of negatives", r->n_negatives, -1, 1 << 20));
     if (!(r->temperature > 0) || !(r->norm_epsilon >= 0))
         return fail(ERR_CONFIG, "the temperature must be above 0 and the norm's epsilon not below");
-    bool is_in_batch = r->negatives == NEGATIVES_IN_BATCH;
     m->retrieval = (retrieval_head){
         .dim = m->dim,
         .has_layer_norm = is_research(c) && c->network.user_norm == USER_NORM_LAYER,
         .eps = (float)r->norm_epsilon,
-        .loss = {.type = is_in_batch ? LOSS_IN_BATCH : LOSS_CATALOGUE,
+        .loss = {.type = loss_of(r),
+                 .kind = r->loss == LOSS_BCE    ? PAIRS_BCE
+                         : r->loss == LOSS_GBCE ? PAIRS_GBCE
+                                                : PAIRS_SOFTMAX,
                  .width = m->dim,
                  .item = m->input.item,
                  .n_items = m->input.config.n_items,
@@ -434,7 +457,13 @@ static status add_retrieval(model *m, const config *c, const model_limits *l) {
                  .n_negatives = r->n_negatives > 0 ? (int32_t)r->n_negatives : 0,
                  .normalises_items = r->has_item_norm,
                  .eps = (float)r->norm_epsilon,
-                 .temperature = (float)r->temperature}};
+                 .temperature = (float)r->temperature,
+                 .calibration = (float)r->gbce_calibration,
+                 .smoothing = (float)r->label_smoothing,
+                 .is_shared = r->shares_negatives && loss_of(r) == LOSS_CATALOGUE,
+                 .needs_counts = config_needs_popularity(c),
+                 .has_log_q = r->logq != LOGQ_NONE,
+                 .corrects_positive = r->logq == LOGQ_OF_ALL}};
     if (r->similarity == SIMILARITY_MOL) TRY(add_mol(m, c));
     return alloc_corpus(m, items);
 }
@@ -483,7 +512,8 @@ static layout_config plan_of(const model *m, const config *c, const model_limits
  * number of negatives of each position. */
 static bool can_record(const model *m) {
     const loss_config *loss = &m->retrieval.loss;
-    return m->is_ranking || (loss->type == LOSS_CATALOGUE && loss->n_negatives > 0);
+    return m->is_ranking || loss->type == LOSS_ALL_ITEMS ||
+           (loss->type == LOSS_CATALOGUE && loss->n_negatives > 0);
 }
 
 /* Fills a zeroed model: its parts and their parameters. */
@@ -671,6 +701,63 @@ status model_set_warm(model *m, const uint8_t *is_warm) {
     m->retrieval.loss.pool = c->n_warm < c->args.n ? c->warm : NULL;
     m->retrieval.loss.n_pool = c->n_warm;
     return content_make(c);
+}
+
+/* A pool in which every item has as many places as training events, at least one if it has any: in
+ * proportion where that were too many.  Returns its places. */
+static int64_t fill_places(const uint32_t *counts, int64_t n_items, int32_t *places) {
+    enum { MOST = 1 << 20 };
+    double total = 0, most = n_items > MOST / 2 ? (double)n_items : (double)MOST - (double)n_items;
+    int64_t n = 0;
+    for (int64_t i = 0; i < n_items; i++)
+        total += counts[i];
+    for (int64_t i = 0; i < n_items; i++) {
+        double place = total > most ? floor(counts[i] * (most / total)) : counts[i];
+        places[i] = counts[i] == 0 ? 0 : place < 1 ? 1 : (int32_t)place;
+        n += places[i];
+    }
+    return n;
+}
+
+/* An item without events is never a label and never drawn; its logarithm is not used. */
+static status set_log_q(model *m, const int32_t *places, int64_t n_places, double n_draws) {
+    loss_config *loss = &m->retrieval.loss;
+    staged_f32 log_q;
+    TRY(STAGED_NEW(&m->memory, &log_q, loss->n_items));
+    for (int32_t i = 0; i < loss->n_items; i++)
+        log_q.host[i] = places[i] > 0 ? (float)log(n_draws * places[i] / (double)n_places) : 0;
+    loss->log_q = log_q.device;
+    loss->host_log_q = log_q.host;
+    return STAGED_SEND(m->be, &log_q, loss->n_items);
+}
+
+static status set_pool(model *m, const int32_t *places, int64_t n_places) {
+    loss_config *loss = &m->retrieval.loss;
+    staged_i32 list;
+    int32_t at = 0;
+    TRY(STAGED_NEW(&m->memory, &list, n_places));
+    for (int32_t i = 0; i < loss->n_items; i++)
+        for (int32_t k = 0; k < places[i]; k++)
+            list.host[at++] = i;
+    loss->pool = list.device;
+    loss->n_pool = at;
+    return STAGED_SEND(m->be, &list, n_places);
+}
+
+bool model_needs_counts(const model *m) {
+    return !m->is_ranking && m->retrieval.loss.needs_counts;
+}
+
+status model_set_counts(model *m, const uint32_t *counts) {
+    loss_config *loss = &m->retrieval.loss;
+    int32_t *places;
+    if (!model_needs_counts(m)) return OK;
+    TRY(NN_NEW_HOST(&m->memory, &places, loss->n_items));
+    int64_t n = fill_places(counts, loss->n_items, places);
+    if (n == 0) return fail(ERR_CONFIG, "no item has a training event to draw negatives by");
+    bool is_drawn = loss->type == LOSS_CATALOGUE;
+    if (is_drawn) TRY(set_pool(m, places, n));
+    return loss->has_log_q ? set_log_q(m, places, n, is_drawn ? loss->n_negatives : 1) : OK;
 }
 
 comm *model_tensor(const model *m) {

@@ -80,6 +80,11 @@ content_rows *model_content(model *m);
 /* Which items have training events, (V) by item - 1, where items have content: before training. */
 status model_set_warm(model *m, const uint8_t *is_warm);
 
+/* Tells a model that needs them how many training events each item has, (V) counts; before it is
+ * trained. */
+bool model_needs_counts(const model *m);
+status model_set_counts(model *m, const uint32_t *counts);
+
 /* The ranks that share the model's layers (model_limits), or NULL. */
 struct comm *model_tensor(const model *m);
 

@@ -395,6 +395,8 @@ status pass_train(pass *p, const batch *b, const model_step *at, const int32_t *
     model *m = p->m;
     const loss_config *loss = &m->retrieval.loss;
     bool is_listed = loss->listed != NULL && loss->type == LOSS_IN_BATCH;
+    if (negatives != NULL && (loss->type == LOSS_LABELS || loss->type == LOSS_ALL_ITEMS))
+        return fail(ERR_UNSUPPORTED, "this loss draws no negatives, so none can be given");
     if ((m->corpus.rows != NULL || is_listed) && negatives != NULL)
         return fail(ERR_UNSUPPORTED, "negatives can be given where the item table is static, and "
                                      "in-batch ones where it is small");

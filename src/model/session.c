@@ -215,18 +215,29 @@ batcher_config session_eval_batches(const session *s, split_rule rule, split_par
     return b;
 }
 
-status session_set_warm(session *s, split_rule rule) {
+/* counts (V): the training events of each item. */
+static void count_events(const session *s, split_rule rule, uint32_t *counts) {
     split sp = split_make(s->data, rule, SESSION_SPLIT_SEED);
     event_range range;
-    uint8_t *is_warm;
-    if (!s->has_content) return OK;
-    TRY(MEM_NEW(&is_warm, (size_t)s->data->n_items));
     for (uint64_t u = 0; u < s->data->n_users; u++)
         if (split_range(&sp, PART_TRAIN, u, &range))
             for (uint64_t e = range.begin; e < range.end; e++)
-                is_warm[s->data->item[e] - 1] = 1;
-    status st = model_set_warm(s->model, is_warm);
+                counts[s->data->item[e] - 1]++;
+}
+
+status session_set_items(session *s, split_rule rule) {
+    uint32_t *counts;
+    uint8_t *is_warm = NULL;
+    if (!s->has_content && !model_needs_counts(s->model)) return OK;
+    TRY(MEM_NEW(&counts, (size_t)s->data->n_items));
+    count_events(s, rule, counts);
+    status st = s->has_content ? MEM_NEW(&is_warm, (size_t)s->data->n_items) : OK;
+    for (uint64_t i = 0; st == OK && is_warm != NULL && i < s->data->n_items; i++)
+        is_warm[i] = counts[i] > 0;
+    if (st == OK && is_warm != NULL) st = model_set_warm(s->model, is_warm);
+    if (st == OK) st = model_set_counts(s->model, counts);
     mem_free(is_warm);
+    mem_free(counts);
     return st;
 }
 

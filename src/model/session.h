@@ -108,7 +108,7 @@ batcher_config session_train_batches(const session *s, split_rule rule, uint64_t
 batcher_config session_eval_batches(const session *s, split_rule rule, split_part part);
 
 /* Events one epoch of training reads: for progress bars. */
-/* Tells the model which items have training events (model_set_warm). */
-status session_set_warm(session *s, split_rule rule);
+/* Tells the model which items have training events, and how many (model_set_warm, _counts). */
+status session_set_items(session *s, split_rule rule);
 
 uint64_t session_epoch_tokens(const session *s, split_rule rule);

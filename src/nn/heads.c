@@ -1,5 +1,6 @@
 #include "nn/heads.h"
 
+#include <math.h>
 #include <string.h>
 
 static status choice_alloc(choice *c, const nn_room *room, int32_t dim) {
@@ -72,10 +73,26 @@ static int64_t at_least_1(int64_t n) {
     return n > 1 ? n : 1;
 }
 
+static bool uses_labels(const loss_config *c) {
+    return c->type == LOSS_IN_BATCH || c->type == LOSS_LABELS;
+}
+
+static bool uses_list_log_q(const loss_config *c) {
+    return c->type == LOSS_LABELS && c->has_log_q;
+}
+
+static status pool_alloc(loss_acts *a, const loss_config *c, nn_memory *memory) {
+    int64_t n = uses_labels(c) ? c->max_labels : 0;
+    bool is_list = c->type == LOSS_LABELS;
+    TRY(STAGED_NEW(memory, &a->pool, n));
+    TRY(STAGED_NEW(memory, &a->log_q, uses_list_log_q(c) ? n : 0));
+    TRY(STAGED_NEW(memory, &a->log_count, is_list ? n : 0));
+    return NN_NEW_HOST(memory, &a->labels, 2 * n);
+}
+
 static status sampled_loss_alloc(loss_acts *a, const loss_config *c, const nn_room *room) {
     int64_t r = c->n_negatives > 0 ? c->n_negatives : at_least_1(room->max_loss);
     int64_t rows = at_least_1(PIECE_NUMBERS / r), n_rows = c->n_items;
-    int64_t n_pool = c->type == LOSS_IN_BATCH ? c->max_labels : 0;
     backend *be = room->memory->be;
     char *scratch;
     if (rows > room->max_loss) rows = at_least_1(room->max_loss);
@@ -87,24 +104,49 @@ static status sampled_loss_alloc(loss_acts *a, const loss_config *c, const nn_ro
                                                                      (int32_t)n_rows);
     TRY(NN_NEW(room->memory, &scratch, (int64_t)bytes));
     a->scratch = scratch;
-    TRY(STAGED_NEW(room->memory, &a->pool, n_pool));
-    TRY(NN_NEW_HOST(room->memory, &a->labels, 2 * n_pool));
+    TRY(pool_alloc(a, c, room->memory));
+    if (c->is_shared) TRY(NN_NEW(room->memory, &a->zeros, rows));
     return STAGED_NEW(room->memory, &a->negative, rows * r);
 }
 
+static status full_loss_alloc(loss_acts *a, const loss_config *c, const nn_room *room) {
+    backend *be = room->memory->be;
+    bool is_all = c->type == LOSS_ALL_ITEMS, has_marks = is_all && c->item->marks != NULL;
+    int64_t n_items = is_all || c->max_labels > c->n_items ? c->n_items : c->max_labels;
+    size_t bytes = be->ops->full_softmax_scratch(be, room->max_loss, (int32_t)n_items, c->width);
+    staged_i32 rows = {0};
+    char *scratch;
+    TRY(NN_NEW(room->memory, &scratch, (int64_t)bytes));
+    a->scratch = scratch;
+    TRY(pool_alloc(a, c, room->memory));
+    if (!has_marks) return OK;
+    TRY(STAGED_NEW(room->memory, &rows, c->n_items));
+    for (int32_t i = 0; i < c->n_items; i++)
+        rows.host[i] = i;
+    a->rows = rows.device;
+    return STAGED_SEND(be, &rows, c->n_items);
+}
+
 /* The distinct labels, ascending; returns the loss positions. */
-static int32_t fill_pool(loss_acts *a, const batch_layout *p, const loss_rows *rows, int64_t max) {
+static int32_t fill_pool(loss_acts *a, const loss_config *c, const batch_layout *p,
+                         const loss_rows *rows) {
     sort_pair *label = a->labels;
     int64_t n = p->n_loss;
     if (rows->whole != NULL)
         n = batch_layout_list_labels(&p->config, rows->whole, rows->has_no_row, label);
     for (int32_t i = 0; i < p->n_loss && rows->whole == NULL; i++)
         label[i].key = (uint64_t)p->label.host[i];
-    label = sort_pairs(label, label + max, (size_t)n);
+    label = sort_pairs(label, label + c->max_labels, (size_t)n);
     a->n_pool = 0;
-    for (int64_t i = 0; i < n; i++)
-        if (i == 0 || label[i].key != label[i - 1].key)
-            a->pool.host[a->n_pool++] = (int32_t)label[i].key;
+    for (int64_t i = 0, first = 0; i < n; i++) {
+        if (i > 0 && label[i].key == label[i - 1].key) continue;
+        for (first = i; c->type == LOSS_LABELS && i + 1 < n && label[i + 1].key == label[i].key;)
+            i++;
+        int32_t row = a->pool.host[a->n_pool] = (int32_t)label[i].key;
+        if (c->type == LOSS_LABELS) a->log_count.host[a->n_pool] = logf((float)(i + 1 - first));
+        if (uses_list_log_q(c)) a->log_q.host[a->n_pool] = c->host_log_q[row];
+        a->n_pool++;
+    }
     return (int32_t)n;
 }
 
@@ -112,9 +154,13 @@ static int32_t fill_pool(loss_acts *a, const batch_layout *p, const loss_rows *r
 static status begin_draws(const loss_config *c, loss_acts *a, backend *be, const batch_layout *p,
                           const loss_rows *rows) {
     int32_t n_loss = p->n_loss;
-    if (c->type == LOSS_IN_BATCH) {
-        n_loss = fill_pool(a, p, rows, c->max_labels);
+    if (uses_labels(c)) {
+        n_loss = fill_pool(a, c, p, rows);
         TRY(STAGED_SEND(be, &a->pool, a->n_pool));
+    }
+    if (c->type == LOSS_LABELS) {
+        TRY(STAGED_SEND(be, &a->log_count, a->n_pool));
+        if (uses_list_log_q(c)) TRY(STAGED_SEND(be, &a->log_q, a->n_pool));
     }
     a->n_negatives = c->n_negatives > 0 ? c->n_negatives : n_loss;
     return OK;
@@ -149,8 +195,8 @@ static status draw(const loss_config *c, const loss_acts *a, backend *be, const 
                            .pool = is_in_batch ? a->pool.device : c->pool,
                            .key = rng_make_key(rows->seed, RNG_NEGATIVES),
                            .step = p->step.device,
-                           .user = p->loss_user.device + s->first,
-                           .position = p->loss_position.device + s->first,
+                           .user = c->is_shared ? a->zeros : p->loss_user.device + s->first,
+                           .position = c->is_shared ? a->zeros : p->loss_position.device + s->first,
                            .index = a->negative.device};
     return be->ops->negatives(be, &args);
 }
@@ -174,6 +220,13 @@ static mol_batch mol_batch_of(const loss_config *c, const batch_layout *p, const
                        .ditems = is_listed ? c->listed->step.grad : c->item->grad + c->width};
 }
 
+/* beta of gBCE, which corrects for drawing a share `a` of the other items. */
+static float beta_of(const loss_config *c, int32_t n_negatives) {
+    double a = c->n_items > 1 ? (double)n_negatives / (c->n_items - 1) : 1, t = c->calibration;
+    if (a > 1) a = 1;
+    return c->kind == PAIRS_GBCE && a > 0 ? (float)(a * (t * (1 - 1 / a) + 1 / a)) : 1;
+}
+
 static status train_piece(const loss_config *c, const loss_acts *a, backend *be,
                           const batch_layout *p, const piece *s, const loss_rows *rows) {
     size_t skip = (size_t)s->first * (size_t)c->width * act_bytes(be->act);
@@ -194,6 +247,10 @@ static status train_piece(const loss_config *c, const loss_acts *a, backend *be,
                                  .normalises = c->normalises_items,
                                  .eps = c->eps,
                                  .temperature = c->temperature,
+                                 .kind = c->kind,
+                                 .beta = beta_of(c, a->n_negatives),
+                                 .log_q = c->log_q,
+                                 .corrects_positive = c->corrects_positive,
                                  .grad_scale = p->grad_scale.device,
                                  .loss = rows->sum,
                                  .dquery = (char *)rows->dx + skip,
@@ -236,15 +293,48 @@ static status sampled_loss_train(const loss_config *c, loss_acts *a, backend *be
     return c->mol != NULL ? mol_end(c->mol, &a->mol, be, &mixed) : OK;
 }
 
+/* The softmax over a list: the catalogue, or the labels of the batch. */
+static status full_loss_train(const loss_config *c, loss_acts *a, backend *be,
+                              const batch_layout *p, const loss_rows *rows) {
+    bool is_listed = c->listed != NULL, is_all = c->type == LOSS_ALL_ITEMS;
+    if (!is_all && !is_listed) TRY(begin_draws(c, a, be, p, rows));
+    int32_t n_rows = is_listed ? (int32_t)c->listed->step.n : c->n_items;
+    const int32_t *item = is_all ? c->pool : a->pool.device;
+    full_softmax_args args = {.n = p->n_loss,
+                              .dim = c->width,
+                              .n_rows = n_rows,
+                              .n_items = !is_all        ? a->n_pool
+                                         : item != NULL ? c->n_pool
+                                                        : n_rows,
+                              .query = rows->x,
+                              .table = is_listed ? rows->table : c->item->value + c->width,
+                              .item = item,
+                              .log_q = uses_list_log_q(c) ? a->log_q.device : NULL,
+                              .log_count = is_all ? NULL : a->log_count.device,
+                              .positive = p->label.device,
+                              .normalises = c->normalises_items,
+                              .eps = c->eps,
+                              .temperature = c->temperature,
+                              .smoothing = c->smoothing,
+                              .grad_scale = p->grad_scale.device,
+                              .loss = rows->sum,
+                              .dquery = rows->dx,
+                              .dtable = is_listed ? c->listed->step.grad : c->item->grad + c->width,
+                              .scratch = a->scratch};
+    TRY(be->ops->full_softmax(be, &args));
+    if (c->item->marks == NULL) return OK;
+    return be->ops->mark(be, args.n_items, item != NULL ? item : a->rows, 1, c->item->marks);
+}
+
 int64_t retrieval_max_items(const retrieval_head *h, int64_t max_loss) {
     const loss_config *c = &h->loss;
     if (c->listed == NULL) return 0;
-    return max_loss + (c->type == LOSS_IN_BATCH ? c->max_labels : max_loss * c->n_negatives);
+    return max_loss + (uses_labels(c) ? c->max_labels : max_loss * c->n_negatives);
 }
 
 bool retrieval_can_list(const loss_config *c, int64_t max_loss) {
-    return c->type == LOSS_IN_BATCH ||
-           (c->n_negatives > 0 && max_loss * c->n_negatives <= PIECE_NUMBERS);
+    if (c->type == LOSS_ALL_ITEMS || (c->type == LOSS_CATALOGUE && c->has_log_q)) return false;
+    return uses_labels(c) || (c->n_negatives > 0 && max_loss * c->n_negatives <= PIECE_NUMBERS);
 }
 
 status retrieval_uses(const retrieval_head *h, retrieval_acts *acts, backend *be,
@@ -263,13 +353,22 @@ static bool is_sampled(const loss_config *c) {
     return c->type == LOSS_CATALOGUE || c->type == LOSS_IN_BATCH;
 }
 
+static bool is_full(const loss_config *c) {
+    return c->type == LOSS_LABELS || c->type == LOSS_ALL_ITEMS;
+}
+
 static status loss_alloc(loss_acts *a, const loss_config *c, const nn_room *room) {
     *a = (loss_acts){0};
-    return room->is_training && is_sampled(c) ? sampled_loss_alloc(a, c, room) : OK;
+    if (!room->is_training) return OK;
+    if (is_full(c)) return full_loss_alloc(a, c, room);
+    return is_sampled(c) ? sampled_loss_alloc(a, c, room) : OK;
 }
 
 static status loss_train(const loss_config *c, loss_acts *a, backend *be, const batch_layout *p,
                          const loss_rows *rows) {
+    if (c->needs_counts && c->pool == NULL && c->log_q == NULL)
+        return fail(ERR_USAGE, "the model was not told how many training events each item has");
+    if (is_full(c)) return full_loss_train(c, a, be, p, rows);
     return is_sampled(c) ? sampled_loss_train(c, a, be, p, rows) : train_logits(c, be, p, rows);
 }
 

@@ -28,13 +28,16 @@ typedef enum {
     LOSS_BITS,      /* a logit for each task: BCE on the bits of the action */
     LOSS_CLASSES,   /* a logit for each class: cross entropy on the action */
     LOSS_CATALOGUE, /* sampled softmax, negatives from the whole catalogue */
-    LOSS_IN_BATCH   /* sampled softmax, negatives are labels of the batch */
+    LOSS_IN_BATCH,  /* sampled softmax, negatives are labels of the batch */
+    LOSS_LABELS,    /* softmax over all labels of the batch, as often as they occur */
+    LOSS_ALL_ITEMS  /* softmax over the whole catalogue */
 } loss_type;
 
 typedef struct loss_config {
     loss_type type;
     int32_t width; /* of a row: tasks, classes, or E */
-    /* Sampled softmax: */
+    /* Retrieval: */
+    pairs_loss kind;     /* of the sampled losses */
     const param *item;   /* (V + 1, E): row 0 is padding, which no loss uses */
     int32_t n_items;     /* V: rows of the item table; if dynamic, the rows of a batch */
     bank *listed;        /* the bank of the items where that is listed (input.h), or NULL */
@@ -45,6 +48,14 @@ typedef struct loss_config {
     bool normalises_items; /* l2 */
     float eps, temperature;
     const mol *mol; /* the similarity; NULL: the dot product */
+    float calibration; /* t of PAIRS_GBCE */
+    float smoothing;   /* LOSS_ALL_ITEMS */
+    bool is_shared;    /* LOSS_CATALOGUE: one draw for all rows */
+    /* Set once the training events are counted (model_set_counts): log_q (V), ln of the draws
+     * expected of each row, of the backend and of the host; and the pool where that is by counts.
+     */
+    bool needs_counts, has_log_q, corrects_positive;
+    const float *log_q, *host_log_q;
 } loss_config;
 
 /* Memory of one training pass. */
@@ -53,10 +64,13 @@ typedef struct loss_acts {
     staged_i32 negative; /* rows of a piece, R each: item - 1 */
     staged_i32 pool;     /* in-batch: distinct labels of the batch, ascending */
     int32_t n_pool;
-    int32_t n_negatives; /* R of the batch */
-    sort_pair *labels;   /* (2, max_labels) host */
-    void *scratch;       /* of the sampled softmax */
-    mol_acts mol;        /* instead, where the loss has one */
+    int32_t n_negatives;         /* R of the batch */
+    sort_pair *labels;           /* (2, max_labels) host */
+    staged_f32 log_q, log_count; /* LOSS_LABELS: (n_pool) */
+    int32_t *rows;               /* LOSS_ALL_ITEMS: (V) every row, where rows are marked */
+    uint32_t *zeros;             /* (max_rows): users and positions of a shared draw */
+    void *scratch;               /* of the op */
+    mol_acts mol;                /* instead, where the loss has one */
 } loss_acts;
 
 /* The rows of a batch.  Where the item table is listed, `table` has the values of the listed

@@ -537,7 +537,17 @@ typedef struct negatives_args {
  *           row_id[negative_r] == row_id[positive] (row numbers where row_id is NULL),
  *     loss = ln sum_r exp(s_r) - s_0, summed over rows.
  * A row whose positive is negative has loss 0 and dquery 0, and adds nothing to dtable.  No buffer
- * of (rows, negatives, dim) exists. */
+ * of (rows, negatives, dim) exists.
+ *
+ * log_q, of every row of the table, corrects for how often rows are drawn: it is subtracted from
+ * s_r, and from s_0 too if corrects_positive.
+ *
+ * The other losses are binary: with softplus(x) = ln(1 + e^x), and A the negatives that count,
+ *     loss = (beta softplus(-s_0) + sum over A of softplus(s_r)) / (R + 1).
+ * PAIRS_BCE counts the negatives that are not the positive; a row that has none is left out, like
+ * one without a positive.  PAIRS_GBCE counts all. */
+typedef enum { PAIRS_SOFTMAX, PAIRS_BCE, PAIRS_GBCE } pairs_loss;
+
 typedef struct sampled_softmax_args {
     int64_t n;               /* rows: loss positions */
     int32_t n_negatives;     /* R */
@@ -550,6 +560,10 @@ typedef struct sampled_softmax_args {
     const int32_t *negative; /* (n, R) */
     bool normalises;
     float eps, temperature;
+    pairs_loss kind;
+    float beta;              /* of the binary losses */
+    const float *log_q;      /* softmax: (V) or NULL */
+    bool corrects_positive;  /* where there is log_q */
     const float *grad_scale; /* (1): 1 / loss positions of the whole step, say */
     float *row_loss;         /* (n) or NULL */
     double *loss;            /* (1): the sum, added to */
@@ -557,6 +571,59 @@ typedef struct sampled_softmax_args {
     float *dtable;           /* (V, E), added to */
     void *scratch;           /* sampled_softmax_scratch bytes */
 } sampled_softmax_args;
+
+/* The binary loss of one score, and its derivative, without overflow: softplus(x), sigmoid(x). */
+OPTIMIZER_FN float pairs_softplus(float x) {
+    return (x > 0 ? x : 0) + log1pf(expf(-fabsf(x)));
+}
+
+OPTIMIZER_FN float pairs_sigmoid(float x) {
+    float small = expf(-fabsf(x));
+    return (x > 0 ? 1 : small) / (1 + small);
+}
+
+/* Softmax over a list of items that all rows share, forward and backward in one op: with l2 as
+ * above and z(m, c) = query_m . l2(table[item_c]) / temperature,
+ *     s_c = z(m, c) - log_q[c] + log_count[c], but without log_count where item_c is the positive,
+ *     loss = ln sum_c exp(s_c) - (1 - smoothing) s_positive - smoothing mean_c s_c,
+ * summed over rows.  log_count counts an item that stands for several equal ones, such as labels of
+ * a batch, of which the positive is one and the others are no negatives of it.  Rows without a
+ * positive are as above.  The scores exist for FULL_SOFTMAX_ROWS rows by FULL_SOFTMAX_ITEMS items
+ * at a time; longer lists are computed twice. */
+enum { FULL_SOFTMAX_ROWS = 2048, FULL_SOFTMAX_ITEMS = 4224 };
+typedef struct full_softmax_args {
+    int64_t n;                      /* rows: loss positions */
+    int32_t dim;                    /* E */
+    int32_t n_rows;                 /* V of the table */
+    int32_t n_items;                /* C of the list */
+    const void *query;              /* (n, E) act */
+    const float *table;             /* (V, E) */
+    const int32_t *item;            /* (C): rows of the table, ascending, or NULL: all V */
+    const float *log_q, *log_count; /* (C) or NULL */
+    const int32_t *positive;        /* (n): rows of the table, which are in the list */
+    bool normalises;
+    float eps, temperature, smoothing;
+    const float *grad_scale; /* (1) */
+    float *row_loss;         /* (n) or NULL */
+    double *loss;            /* (1): the sum, added to */
+    void *dquery;            /* (n, E) act, or NULL: no gradients at all */
+    float *dtable;           /* (V, E), added to */
+    void *scratch;           /* full_softmax_scratch bytes */
+} full_softmax_args;
+
+/* The place of a row in a list of items; the list has it. */
+OPTIMIZER_FN int32_t full_softmax_place(const int32_t *item, int32_t n_items, int32_t row) {
+    int32_t low = 0, high = n_items - 1;
+    if (item == NULL || row < 0) return row;
+    while (low < high) {
+        int32_t middle = low + (high - low) / 2;
+        if (item[middle] < row)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
 
 /* Losses of a ranking head.  is_bits: the loss of a row is the sum over tasks k of the binary cross
  * entropy of logit k with bit k of the label; else the cross entropy over the columns, with the

@@ -217,6 +217,15 @@ static op_work sampled(const sampled_softmax_args *a, char *shape) {
                      .bytes = scores * a->dim * 4 * (passes > 1 ? 2 : 1)};
 }
 
+/* Bytes are those of the scores, which are written and read by each product. */
+static op_work full(const full_softmax_args *a, char *shape) {
+    double scores = (double)a->n * a->n_items, passes = a->dquery != NULL ? 3 : 1;
+    if (shape != NULL)
+        snprintf(shape, WORK_SHAPE_BYTES, "[%lld, %d] of %d items", (long long)a->n, a->dim,
+                 a->n_items);
+    return (op_work){.flop = 2 * scores * a->dim * passes, .bytes = scores * 4 * 2 * passes};
+}
+
 static op_work softmax(const backend *be, const softmax_attn_args *a, bool is_bwd, char *shape) {
     double d = a->dim, act = (double)act_bytes(be->act), pairs = pairs_softmax(be, a);
     if (shape != NULL)
@@ -297,6 +306,9 @@ op_work work_of(work_op op, char shape[WORK_SHAPE_BYTES], ...) {
         break;
     case WORK_sampled_softmax:
         w = sampled(a, shape);
+        break;
+    case WORK_full_softmax:
+        w = full(a, shape);
         break;
     case WORK_update:
         w = updates(a, va_arg(args, int), shape);

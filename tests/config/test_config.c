@@ -454,6 +454,40 @@ TEST(config_instance_bomb) {
     CHECK_FAILS(load(text), ERR_CONFIG, "is one instance too many");
 }
 
+/* Losses and negatives that do not go together. */
+TEST(config_losses) {
+#define LOCAL   "train_fn.sampling_strategy = 'local'\n"
+#define POPULAR "train_fn.negative_distribution = 'popularity'\n"
+    static const struct {
+        const char *gin, *why; /* NULL: trainable */
+    } tries[] = {
+        {"train_fn.loss_module = 'BCELoss'", NULL},
+        {"train_fn.loss_module = 'GBCELoss'\ntrain_fn.gbce_calibration = 1.0", NULL},
+        {"train_fn.loss_module = 'FullSoftmaxLoss'\ntrain_fn.label_smoothing = 0.1", NULL},
+        {LOCAL POPULAR "train_fn.logq_correction = 'negatives'", NULL},
+        {LOCAL "train_fn.shared_negatives = True", NULL},
+        {"train_fn.shared_negatives = True\ntrain_fn.logq_correction = 'all'", NULL},
+        {"train_fn.loss_module = 'BCELoss'\ntrain_fn.item_l2_norm = True", "item_l2_norm"},
+        {"train_fn.label_smoothing = 0.1", "'FullSoftmaxLoss'"},
+        {"train_fn.loss_module = 'FullSoftmaxLoss'\ntrain_fn.shared_negatives = True",
+         "draws no negatives"},
+        {"train_fn.logq_correction = 'all'\ntrain_fn.loss_module = 'BCELoss'", "sampled softmax"},
+        {POPULAR, "sampling_strategy = 'local'"},
+        {"train_fn.logq_correction = 'all'", "shared_negatives = True"},
+        {"train_fn.shared_negatives = True\ntrain_fn.loss_module = 'GBCELoss'", "'local'"},
+        {LOCAL "train_fn.logq_correction = 'all'", "'popularity'"},
+    };
+    for (size_t i = 0; i < sizeof tries / sizeof *tries; i++) {
+        CHECK_OK(load(tries[i].gin));
+        if (tries[i].why == NULL)
+            CHECK_OK(config_check_trainable(c));
+        else
+            CHECK_FAILS(config_check_trainable(c), ERR_UNSUPPORTED, tries[i].why);
+    }
+    config_destroy(c);
+    c = NULL;
+}
+
 TEST(config_untrainable) {
     CHECK_OK(load(SMALL "TrainerArgs.train_batch_size = 8\n"
                         "TensorModelParallelArgs.tensor_model_parallel_size = 2"));
@@ -485,8 +519,6 @@ TEST(config_untrainable) {
 #undef MOL
     CHECK_OK(load("train_fn.top_k_method = 'MoLBruteForceTopK'"));
     CHECK_FAILS(config_check_trainable(c), ERR_UNSUPPORTED, "MIPSBruteForceTopK");
-    CHECK_OK(load("train_fn.loss_module = 'BCELoss'"));
-    CHECK_FAILS(config_check_trainable(c), ERR_UNSUPPORTED, "BCELoss");
     CHECK_OK(load("train_fn.loss_weights = {'aux': 0.5}"));
     CHECK_FAILS(config_check_trainable(c), ERR_UNSUPPORTED, "loss_weights");
     CHECK_OK(load("train_fn.positional_sampling_ratio = 0.5"));

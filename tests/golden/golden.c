@@ -32,6 +32,11 @@ static const struct {
     {"mol_model", golden_meta_model},
     {"mol_sim", golden_mol_sim},
     {"mol_loss", golden_mol_loss},
+    {"loss_full_ce", golden_loss_full_ce},
+    {"loss_logq_inbatch", golden_loss_logq_inbatch},
+    {"loss_logq_global", golden_loss_logq_global},
+    {"loss_gbce", golden_loss_gbce},
+    {"loss_bce", golden_loss_bce},
 };
 
 /* Printed with the expected values, not to be reproduced. */

@@ -60,6 +60,11 @@ status golden_nv_preproc(golden *g);
 status golden_nv_rank_loss(golden *g);
 status golden_nv_retr_loss(golden *g);
 status golden_metrics_auc(golden *g);
+status golden_loss_full_ce(golden *g);
+status golden_loss_logq_inbatch(golden *g);
+status golden_loss_logq_global(golden *g);
+status golden_loss_gbce(golden *g);
+status golden_loss_bce(golden *g);
 status golden_mol_sim(golden *g);
 status golden_mol_loss(golden *g);
 

@@ -196,35 +196,6 @@ TEST(context_sees_the_history_only_with_candidates) {
     }
 }
 
-/* The loss with a parameter moved by h along a direction. */
-static double loss_at(toy_model *t, const batch *b, param *p, const float *from,
-                      const double *direction, double h) {
-    for (int64_t k = 0; k < p->n; k++)
-        p->value[k] = (float)((double)from[k] + h * direction[k]);
-    return toy_model_train(t, b, 9);
-}
-
-static void check_param(toy_model *t, const batch *b, param *p, double h) {
-    size_t bytes = (size_t)p->n * sizeof(float);
-    float *from = malloc(bytes), *grad = malloc(bytes);
-    double *direction = malloc((size_t)p->n * sizeof *direction);
-    CHECK(from != NULL && grad != NULL && direction != NULL);
-    toy_model_train(t, b, 9);
-    memcpy(from, p->value, bytes);
-    memcpy(grad, p->grad, bytes);
-    double slope = toy_direction(grad, p->n, 11, direction);
-    double got =
-        (8 * (loss_at(t, b, p, from, direction, h) - loss_at(t, b, p, from, direction, -h)) -
-         loss_at(t, b, p, from, direction, 2 * h) + loss_at(t, b, p, from, direction, -2 * h)) /
-        (12 * h);
-    if (!(fabs(got - slope) <= 0.02 * fabs(slope) + 2e-3))
-        FAIL_TEST("%s: the slope is %g, the gradient says %g", p->name, got, slope);
-    memcpy(p->value, from, bytes);
-    free(from);
-    free(grad);
-    free(direction);
-}
-
 /* The dropout's mask depends on step, user and position only, so it stays while weights move.  The
  * MLP of the input has the kinks of its relu: smaller steps. */
 static void check_gradients(toy_kind kind, double rate) {
@@ -236,7 +207,7 @@ static void check_gradients(toy_kind kind, double rate) {
     toy_enlarge(&t);
     bool is_steep = kind == TOY_RANK_MLP || kind == TOY_FUXI;
     for (int i = 0; i < t.m->params.n; i++)
-        check_param(&t, &b.b, &t.m->params.item[i], is_steep ? 1e-3 : 1e-2);
+        toy_check_gradient(&t, &b.b, &t.m->params.item[i], is_steep ? 1e-3 : 1e-2);
     toy_model_close(&t);
 }
 
@@ -289,7 +260,7 @@ TEST(gradients_of_variants) {
     CHECK_EQ(t.m->params.n, 2 + 2 * 3);
     toy_enlarge(&t);
     for (int i = 0; i < t.m->params.n; i++)
-        check_param(&t, &b.b, &t.m->params.item[i], 1e-2);
+        toy_check_gradient(&t, &b.b, &t.m->params.item[i], 1e-2);
     CHECK_OK(model_corpus(t.m, &corpus));
     CHECK(corpus.rows == t.m->input.item->value + 12); /* raw rows, from item 1 on */
     toy_model_close(&t);

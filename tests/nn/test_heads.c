@@ -1,4 +1,7 @@
-/* The pieces of a sampled softmax fit the scratch memory that was made for them. */
+/* Losses of retrieval: gradients, parts of batches, draws; and the pieces of a sampled softmax fit
+ * the scratch memory that was made for them. */
+#include "device.h"
+#include "toy_model.h"
 #include "train_test.h"
 
 static struct {
@@ -59,4 +62,147 @@ TEST(sampled_loss_of_a_smaller_batch_fits) {
     batcher_destroy(b);
     top.be->ops = seen.below;
     top_close(&top);
+}
+
+typedef struct loss_try {
+    toy_kind kind;
+    config_retrieval r; /* loss, negatives, draw, shares_negatives, logq, and numbers */
+} loss_try;
+
+static const loss_try losses[] = {
+    {TOY_HSTU_RESEARCH, {.loss = LOSS_FULL_SOFTMAX, .label_smoothing = 0.2}},
+    {TOY_RETRIEVAL, {.loss = LOSS_FULL_SOFTMAX}},
+    {TOY_SASREC, {.loss = LOSS_BCE, .negatives = NEGATIVES_LOCAL, .n_negatives = 3}},
+    {TOY_HSTU_RESEARCH,
+     {.loss = LOSS_GBCE, .negatives = NEGATIVES_LOCAL, .n_negatives = 5, .gbce_calibration = 0.75}},
+    {TOY_RETRIEVAL, {.loss = LOSS_GBCE, .gbce_calibration = 0.5}},
+    {TOY_HSTU_RESEARCH, {.shares_negatives = true, .logq = LOGQ_OF_ALL}},
+    {TOY_RETRIEVAL, {.shares_negatives = true}},
+    {TOY_HSTU_RESEARCH,
+     {.negatives = NEGATIVES_LOCAL,
+      .n_negatives = 6,
+      .draw = NEGATIVES_BY_POPULARITY,
+      .logq = LOGQ_OF_NEGATIVES}},
+    {TOY_OWN,
+     {.negatives = NEGATIVES_LOCAL,
+      .n_negatives = 6,
+      .draw = NEGATIVES_BY_POPULARITY,
+      .shares_negatives = true,
+      .logq = LOGQ_OF_ALL}},
+};
+enum { N_LOSSES = sizeof losses / sizeof *losses };
+
+/* Item i has i % 4 events of a thousand users. */
+static void open_loss(toy_model *t, int i, double rate, int n_threads) {
+    uint32_t counts[TOY_ITEMS];
+    model_limits limits = toy_model_limits(losses[i].kind);
+    const config_retrieval *r = &losses[i].r;
+    toy_model_open(t, losses[i].kind, rate, n_threads);
+    t->c.retrieval.loss = r->loss;
+    t->c.retrieval.negatives = r->negatives;
+    t->c.retrieval.n_negatives = r->n_negatives;
+    t->c.retrieval.draw = r->draw;
+    t->c.retrieval.shares_negatives = r->shares_negatives;
+    t->c.retrieval.logq = r->logq;
+    t->c.retrieval.gbce_calibration = r->gbce_calibration;
+    t->c.retrieval.label_smoothing = r->label_smoothing;
+    t->c.retrieval.has_item_norm = i % 2 == 0;
+    toy_model_remake(t, &limits, 3);
+    for (uint32_t k = 0; k < TOY_ITEMS; k++)
+        counts[k] = 1 + k % 4 * 200;
+    if (model_needs_counts(t->m)) {
+        model_step at = {5, 1, 1};
+        toy_batch b;
+        toy_batch_make(&b, losses[i].kind, 6);
+        CHECK_FAILS(pass_train(t->p, &b.b, &at, NULL), ERR_USAGE, "how many training events");
+    }
+    CHECK_OK(model_set_counts(t->m, counts));
+    toy_enlarge(t);
+}
+
+TEST(gradients_of_losses) {
+    if (test_on.p != PRECISION_F32) SKIP_TEST("differences need float32");
+    for (int i = 0; i < N_LOSSES; i++) {
+        toy_model t;
+        toy_batch b;
+        open_loss(&t, i, 0.2, 2);
+        toy_batch_make(&b, losses[i].kind, 6);
+        for (int k = 0; k < t.m->params.n; k++)
+            toy_check_gradient(&t, &b.b, &t.m->params.item[k], 1e-2);
+        toy_model_close(&t);
+    }
+}
+
+/* A part of a batch has the losses that it has in the whole one; in-batch labels are all of them.
+ */
+TEST(losses_of_parts_add_up) {
+    if (test_on.p != PRECISION_F32) SKIP_TEST("sums of parts need float32");
+    for (int i = 0; i < N_LOSSES; i++) {
+        toy_model t;
+        toy_batch b, part;
+        double sum = 0, loss;
+        model_step at = {5, 1, 1};
+        open_loss(&t, i, 0.2, 2);
+        if (losses[i].kind == TOY_RETRIEVAL && !losses[i].r.shares_negatives &&
+            losses[i].r.loss != LOSS_FULL_SOFTMAX) { /* as many negatives as positions */
+            toy_model_close(&t);
+            continue;
+        }
+        toy_batch_make(&b, losses[i].kind, 8);
+        double whole = toy_model_train(&t, &b.b, 1);
+        for (int u = 0; u < TOY_USERS; u++) {
+            toy_batch_take(&part, &b, u);
+            CHECK_OK(pass_train_part(t.p, &part.b, &b.b, &at));
+            CHECK_OK(pass_take_loss(t.p, &loss));
+            sum += loss;
+        }
+        CHECK(whole > 0.1 && fabs(sum - whole) < 1e-5 * whole);
+        toy_model_close(&t);
+    }
+}
+
+/* Every item is drawn by its events, and the logarithms are those of the draws. */
+TEST(negatives_by_popularity) {
+    toy_model t;
+    toy_batch b;
+    int64_t n_drawn[TOY_ITEMS] = {0}, n = 0;
+    open_loss(&t, 7, 0, 1);
+    const loss_config *c = &t.m->retrieval.loss;
+    CHECK_EQ(c->n_pool, 23 + 200 * (1 + 2 + 3) * 5 + 200 * (1 + 2));
+    for (uint32_t seed = 0; seed < 40; seed++) {
+        toy_batch_make(&b, losses[7].kind, seed);
+        toy_model_train(&t, &b.b, seed);
+        for (int64_t i = 0; i < (int64_t)t.p->plan.n_loss * 6; i++, n++)
+            n_drawn[t.p->retrieval.loss.negative.device[i]]++;
+    }
+    for (int i = 0; i < TOY_ITEMS; i++) {
+        double share = exp((double)c->host_log_q[i]) / 6;
+        CHECK(fabs(share - (1 + i % 4 * 200) / (double)c->n_pool) < 1e-6);
+        CHECK(fabs((double)n_drawn[i] / (double)n - share) < 0.02);
+    }
+    toy_model_close(&t);
+    /* Counts beyond the pool are scaled, and no item with an event loses its place. */
+    uint32_t counts[TOY_ITEMS] = {1, 1u << 31, 1u << 30};
+    open_loss(&t, 7, 0, 1);
+    CHECK_OK(model_set_counts(t.m, counts));
+    c = &t.m->retrieval.loss;
+    CHECK(c->n_pool < (1 << 20) && c->n_pool > (1 << 19) && c->pool[0] == 0 && c->pool[1] == 1);
+    CHECK(fabs((double)(c->host_log_q[1] - c->host_log_q[2]) - log(2)) < 1e-4);
+    memset(counts, 0, sizeof counts);
+    CHECK_FAILS(model_set_counts(t.m, counts), ERR_CONFIG, "no item has a training event");
+    toy_model_close(&t);
+}
+
+/* Without marks every row moves; with them a softmax over the catalogue marks every item. */
+TEST(full_softmax_marks_all_items) {
+    toy_model t;
+    toy_batch b;
+    open_loss(&t, 1, 0, 1);
+    toy_batch_make(&b, losses[1].kind, 4);
+    toy_model_train(&t, &b.b, 1);
+    const uint8_t *marks = t.m->input.item->marks;
+    CHECK(marks != NULL);
+    for (int row = 0; row <= TOY_ITEMS; row++)
+        CHECK_EQ(marks[row], row > 0);
+    toy_model_close(&t);
 }

@@ -225,6 +225,78 @@ TEST(sampled_softmax_equals_float64) {
     }
 }
 
+/* The losses beside the plain one, in double. */
+static double corrected(const problem *p, int64_t m, int32_t r) {
+    const sampled_softmax_args *a = &p->a;
+    int32_t row = row_of(a, m, r);
+    const float *q = (const float *)a->query + m * a->dim, *e = a->table + row * a->dim;
+    double s = dot_double(q, e, a->dim) / length_double(a, row) / (double)a->temperature;
+    bool is_corrected = a->log_q != NULL && (r > 0 || a->corrects_positive);
+    return s - (is_corrected ? (double)a->log_q[row] : 0);
+}
+
+/* d loss / d score of use r of row m; `loss` gets the row's loss. */
+static double slope_of(const problem *p, int64_t m, int32_t r, double *loss) {
+    const sampled_softmax_args *a = &p->a;
+    int32_t n = a->n_negatives, n_left = 0;
+    double sum = 0, slope = 0, own = corrected(p, m, 0), beta = (double)a->beta;
+    for (int32_t i = 1; i <= n; i++)
+        n_left += !is_collision(a, m, i) || a->kind == PAIRS_GBCE;
+    bool is_out = r > 0 && is_collision(a, m, r) && a->kind != PAIRS_GBCE;
+    for (int32_t i = 1; i <= n; i++)
+        if (!is_collision(a, m, i) || a->kind == PAIRS_GBCE)
+            sum += a->kind == PAIRS_SOFTMAX ? exp(corrected(p, m, i) - own)
+                                            : log1p(exp(corrected(p, m, i)));
+    if (a->kind == PAIRS_SOFTMAX) {
+        *loss = log1p(sum);
+        slope = exp(corrected(p, m, r) - own) / (1 + sum) - (r == 0);
+    } else {
+        double at = corrected(p, m, r);
+        *loss = (beta * log1p(exp(-own)) + sum) / (n + 1);
+        slope = (r == 0 ? -beta / (1 + exp(at)) : 1 / (1 + exp(-at))) / (n + 1);
+        if (a->kind == PAIRS_BCE && n_left == 0 && n > 0) *loss = slope = 0;
+    }
+    return is_out ? 0 : slope;
+}
+
+static void check_pairs(problem p) {
+    problem want = p;
+    const sampled_softmax_args *a = &p.a;
+    want.losses = zeros((size_t)a->n, sizeof *want.losses);
+    want.dquery = zeros((size_t)(a->n * a->dim), sizeof *want.dquery);
+    want.dtable = zeros((size_t)a->n_rows * (size_t)a->dim, sizeof *want.dtable);
+    for (int64_t m = 0; m < a->n; m++)
+        for (int32_t r = 0; a->positive[m] >= 0 && r <= a->n_negatives; r++) {
+            double slope = slope_of(&p, m, r, &want.losses[m]);
+            slope *= (double)*a->grad_scale / (double)a->temperature;
+            spread_double(&want, m, row_of(a, m, r), slope);
+        }
+    run_op(&p, 2);
+    check_errors("losses", p.a.row_loss, want.losses, want.losses, a->n, false);
+    check_errors("dquery", p.a.dquery, want.dquery, want.dquery, a->n * a->dim, true);
+    check_errors("dtable", p.a.dtable, want.dtable, want.dtable, (int64_t)a->n_rows * a->dim,
+                 false);
+}
+
+TEST(losses_of_pairs_equal_float64) {
+    static const int32_t shapes[][4] = {
+        {1, 1, 3, 2}, {9, 1, 5, 4}, {33, 40, 50, 70}, {20, 9, 64, 60}, {12, 6, 131, 256}};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        for (int kind = 0; kind < 5; kind++) {
+            problem p =
+                random_problem(20 * i, shapes[i][0], shapes[i][1], shapes[i][2], shapes[i][3]);
+            int32_t *positive = (int32_t *)(uintptr_t)p.a.positive;
+            p.a.temperature = 0.3f;
+            p.a.normalises = kind != 1;
+            p.a.kind = kind < 3 ? (pairs_loss)kind : PAIRS_SOFTMAX;
+            p.a.beta = kind == 2 ? 0.4f : 1;
+            p.a.log_q = kind >= 3 ? random_floats(7, shapes[i][3], 2) : NULL;
+            p.a.corrects_positive = kind == 4;
+            if (shapes[i][0] > 5) positive[5] = -1;
+            check_pairs(p);
+        }
+}
+
 /* Chunks are longer where the table is long and the negatives are few. */
 TEST(sampled_softmax_takes_long_tables) {
     check_problem(random_problem(3, 1500, 1, 3, 5000));

@@ -165,6 +165,7 @@ typedef struct cuda_product {
     const void *bias; /* (n) or NULL */
     epilogue f;       /* of d, after c and bias: NONE, RELU or GELU_TANH, which cuBLASLt has */
     int32_t kernel;   /* of linear_packed_args */
+    bool is_rounded;  /* float32 operands may be rounded to TF32, whatever the precision says */
 } cuda_product;
 
 status cuda_matmuls_create(cuda_matmuls **out);

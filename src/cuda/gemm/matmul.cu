@@ -196,7 +196,7 @@ static shape_key key_of(const cuda_state *cuda, const cuda_product *p) {
     key.type = p->type, key.type_d = p->type_d;
     key.is_a_transposed = p->is_a_transposed;
     key.is_b_transposed = p->is_b_transposed;
-    key.is_tf32 = cuda->is_tf32;
+    key.is_tf32 = cuda->is_tf32 || p->is_rounded;
     key.is_deterministic = cuda->is_deterministic;
     key.align_a = alignment(p->a), key.align_b = alignment(p->b);
     key.align_c = alignment(p->c), key.align_d = alignment(p->d);
@@ -238,7 +238,7 @@ static status describe_stored(cublasLtMatrixLayout_t to, cudaDataType_t type, in
 }
 
 static status describe(const cuda_state *cuda, const cuda_product *p, description *to) {
-    bool is_tf32 = cuda->is_tf32 && p->type == CUDA_R_32F;
+    bool is_tf32 = (cuda->is_tf32 || p->is_rounded) && p->type == CUDA_R_32F;
     int32_t op_a = p->is_a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
     int32_t op_b = p->is_b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
     BLAS_TRY(lt.MatmulDescInit_internal(&to->what, sizeof to->what,

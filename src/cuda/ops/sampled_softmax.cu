@@ -132,6 +132,7 @@ template <int L> __device__ static inline void tally_merge(tally<L> *t, float fl
 typedef struct batch32 {
     int32_t row;   /* of the table */
     float scale;   /* that makes it l2(row) */
+    float log_q;   /* what its score is corrected by */
     unsigned hits; /* bit i: that of lane i is the positive */
     int n;
 } batch32;
@@ -143,26 +144,29 @@ __device__ static inline int32_t row_name(const softmax_job &j, int32_t row) {
 __device__ static inline batch32 batch32_take(const softmax_job &j, int64_t m, int32_t first,
                                               int32_t positive) {
     int lane = (int)threadIdx.x % WARP, n = j.a.n_negatives - first;
-    batch32 b = {positive, 0, 0, n < WARP ? n : (int)WARP};
+    batch32 b = {positive, 0, 0, 0, n < WARP ? n : (int)WARP};
     bool is_hit = false;
     if (lane < b.n) {
         b.row = j.a.negative[m * j.a.n_negatives + first + lane];
         b.scale = row_scale(j, b.row);
-        is_hit = row_name(j, b.row) == row_name(j, positive);
+        is_hit = j.a.kind != PAIRS_GBCE && row_name(j, b.row) == row_name(j, positive);
+        if (j.a.log_q != NULL) b.log_q = j.a.log_q[b.row];
     }
     b.hits = __ballot_sync(ALL_LANES, is_hit);
     return b;
 }
 
 /* Adds STEPS * GROUPS negatives, from number `from` on, to the tally, and writes their scores to
- * `scores` (NULL: not kept); a masked score is -infinity, as it gets no weight. */
-template <int N, int L>
+ * `scores` (NULL: not kept); a masked score is -infinity, as it gets no weight.  Of the binary
+ * losses the tally sums the losses, and the sigmoids times the rows; its top stays 0. */
+template <int N, int L, bool IS_PLAIN>
 __device__ static inline void meet(const softmax_job &j, const batch32 &b, int from,
                                    const float (&q)[L], float sharpness, tally<L> *t,
                                    float *scores) {
     constexpr int GROUPS = WARP / L, STEPS = WARP / L;
     int part = (int)threadIdx.x % L, group = (int)threadIdx.x % WARP / L;
     int left = j.a.dim - part * N;
+    bool is_binary = !IS_PLAIN && j.a.kind != PAIRS_SOFTMAX;
     const float *table = j.a.table + part * N;
     float row[STEPS][L], score[STEPS], scale[STEPS], top = t->top;
 #pragma unroll
@@ -177,16 +181,19 @@ __device__ static inline void meet(const softmax_job &j, const batch32 &b, int f
         bool is_hit = b.hits >> who & 1;
         scale[s] = __shfl_sync(ALL_LANES, b.scale, who);
         score[s] = dot<L>(q, row[s]) * scale[s] * sharpness;
+        if constexpr (!IS_PLAIN) score[s] -= __shfl_sync(ALL_LANES, b.log_q, who);
         if (is_hit) score[s] = MASKED, scale[s] = 0;
         if (who >= b.n) score[s] = -FLT_MAX;
         if (scores != NULL && part == 0 && who < b.n) scores[who] = is_hit ? -INFINITY : score[s];
         top = fmaxf(top, score[s]);
     }
-    tally_lift(t, top);
+    if (!is_binary) tally_lift(t, top);
 #pragma unroll
     for (int s = 0; s < STEPS; s++) {
-        float share = from + s * GROUPS + group < b.n ? expf(score[s] - top) : 0;
-        t->sum += share;
+        float share = 0;
+        if (from + s * GROUPS + group < b.n)
+            share = is_binary ? pairs_sigmoid(score[s]) : expf(score[s] - top);
+        t->sum += is_binary ? pairs_softplus(score[s]) : share;
 #pragma unroll
         for (int i = 0; i < L; i++)
             t->row[i] = fmaf(share * scale[s], row[s][i], t->row[i]);
@@ -205,27 +212,49 @@ __device__ static inline void write_nothing(const softmax_job &j, int64_t m) {
 
 /* Scores to weights: factor * share of each negative; the lanes read what others wrote. */
 __device__ static inline void weigh(const softmax_job &j, float *weight, float top, float factor,
-                                    float positive_weight) {
+                                    float positive_weight, bool is_binary) {
     int lane = (int)threadIdx.x % WARP;
     __syncwarp();
     for (int32_t r = lane; r < j.a.n_negatives; r += WARP)
-        weight[r] = factor * expf(weight[r] - top);
+        weight[r] = factor * (is_binary ? pairs_sigmoid(weight[r]) : expf(weight[r] - top));
     if (lane == 0) weight[j.a.n_negatives] = positive_weight;
 }
 
-/* Blocks on a multiprocessor: as many as the registers for a lane's rows allow. */
-static constexpr int min_blocks(int lanes) {
-    return lanes == 8 ? 5 : lanes == 16 ? 4 : 3;
-}
+/* What the tally of a row comes to: its loss, the factor of the negatives' shares, and the weight
+ * of the positive. */
+typedef struct verdict {
+    double loss;
+    float factor, own;
+} verdict;
 
 /* The positive's derivative, p - 1, is computed as minus the sum of the others: exact also where
  * p rounds to 1; and the loss is computed in double, which can hold 1 + a small number. */
-template <int N, int L>
-static __global__ void __launch_bounds__(SCORE_THREADS, min_blocks(L))
+__device__ static inline verdict softmax_verdict(float others_sum, float below_top, float factor) {
+    double others = others_sum, below = below_top, total = others + exp(below);
+    return {log(total) - below, factor * (float)(1 / total), -factor * (float)(others / total)};
+}
+
+__device__ static inline verdict binary_verdict(const softmax_job &j, float sum, float own_score,
+                                                float factor) {
+    float share = 1 / (float)(j.a.n_negatives + 1);
+    double loss = (double)j.a.beta * pairs_softplus(-own_score) + (double)sum;
+    return {loss / (j.a.n_negatives + 1), factor * share,
+            -factor * share * j.a.beta * pairs_sigmoid(-own_score)};
+}
+
+/* Blocks on a multiprocessor: as many as the registers for a lane's rows allow. */
+static constexpr int min_blocks(int lanes, bool is_plain) {
+    return lanes == 8 ? (is_plain ? 5 : 4) : lanes == 16 ? 4 : 3;
+}
+
+/* IS_PLAIN: the softmax without corrections; binary losses and log_q are the other kernel's. */
+template <int N, int L, bool IS_PLAIN>
+static __global__ void __launch_bounds__(SCORE_THREADS, min_blocks(L, IS_PLAIN))
     sampled_softmax_score_any_kernel(softmax_job j) {
     int64_t m = (int64_t)blockIdx.x * SCORE_WARPS + threadIdx.x / WARP;
     int part = (int)threadIdx.x % L, group = (int)threadIdx.x % WARP / L;
-    int left = j.a.dim - part * N;
+    int left = j.a.dim - part * N, n_hits = 0;
+    bool is_binary = !IS_PLAIN && j.a.kind != PAIRS_SOFTMAX;
     if (m >= j.a.n) return;
     int32_t positive = j.a.positive[m];
     if (positive < 0) {
@@ -233,35 +262,39 @@ static __global__ void __launch_bounds__(SCORE_THREADS, min_blocks(L))
         return;
     }
     float q[L], own[L];
-    tally<L> t = {-FLT_MAX, 0, {}};
+    tally<L> t = {is_binary ? 0 : -FLT_MAX, 0, {}};
     float *weight = j.a.dquery != NULL ? j.weight + m * ((int64_t)j.a.n_negatives + 1) : NULL;
     load_query<N, L>(j, m * j.a.dim + part * N, left, q);
     const float *own_row = j.a.table + (int64_t)positive * j.a.dim + part * N;
     load_row<N, L>(own_row, left, own);
     float own_scale = row_scale(j, positive), sharpness = 1 / j.a.temperature;
     float own_score = dot<L>(q, own) * own_scale * sharpness;
+    if (!IS_PLAIN && j.a.log_q != NULL && j.a.corrects_positive) own_score -= j.a.log_q[positive];
 #pragma unroll 1
     for (int32_t first = 0; first < j.a.n_negatives; first += WARP) {
         batch32 b = batch32_take(j, m, first, positive);
+        if (!IS_PLAIN) n_hits += __popc(b.hits);
 #pragma unroll 1
         for (int from = 0; from < b.n; from += WARP / L * (WARP / L))
-            meet<N, L>(j, b, from, q, sharpness, &t, weight != NULL ? weight + first : NULL);
+            meet<N, L, IS_PLAIN>(j, b, from, q, sharpness, &t,
+                                 weight != NULL ? weight + first : NULL);
     }
-    tally_merge(&t, own_score);
-    double others = t.sum, below = own_score - t.top, total = others + exp(below);
+    tally_merge(&t, is_binary ? 0 : own_score);
+    float factor = *j.a.grad_scale / j.a.temperature;
+    verdict v = is_binary ? binary_verdict(j, t.sum, own_score, factor)
+                          : softmax_verdict(t.sum, own_score - t.top, factor);
+    if (is_binary && n_hits > 0 && n_hits == j.a.n_negatives) v = {0, 0, 0};
     if (threadIdx.x % WARP == 0) {
-        j.losses[m] = log(total) - below;
+        j.losses[m] = v.loss;
         if (j.a.row_loss != NULL) j.a.row_loss[m] = (float)j.losses[m];
     }
     if (weight == NULL) return;
-    float factor = *j.a.grad_scale / j.a.temperature, share = factor * (float)(1 / total);
-    float own_weight = -factor * (float)(others / total);
     load_row<N, L>(own_row, left, own);
 #pragma unroll
     for (int i = 0; i < L; i++)
-        t.row[i] = fmaf(own_weight * own_scale, own[i], share * t.row[i]);
+        t.row[i] = fmaf(v.own * own_scale, own[i], v.factor * t.row[i]);
     if (group == 0) store_dquery<N, L>(j, m * j.a.dim + part * N, left, t.row);
-    weigh(j, weight, t.top, share, own_weight);
+    weigh(j, weight, t.top, v.factor, v.own, is_binary);
 }
 
 /* *loss += the rows' losses, by one block in a fixed order. */
@@ -277,21 +310,27 @@ static __global__ void __launch_bounds__(SUM_THREADS)
 }
 
 /* Packs of 2 are for short rows alone, such as 50 numbers. */
-template <int N> static void (*score_kernel(const softmax_job &j))(softmax_job) {
+template <int N, bool IS_PLAIN> static void (*score_kernel(const softmax_job &j))(softmax_job) {
     bool is_packed_2 = can_pack(j.a.table, j.a.dim, j.a.dim, sizeof(float), 2);
-    if (j.a.dim <= 8 * 8 && N == 1 && is_packed_2) return sampled_softmax_score_any_kernel<2, 8>;
-    if (j.a.dim <= 8 * 8) return sampled_softmax_score_any_kernel<N, 8>;
-    if (j.a.dim <= 16 * 16) return sampled_softmax_score_any_kernel<N, 16>;
-    return sampled_softmax_score_any_kernel<N, 32>;
+    if (j.a.dim <= 8 * 8 && N == 1 && is_packed_2)
+        return sampled_softmax_score_any_kernel<2, 8, IS_PLAIN>;
+    if (j.a.dim <= 8 * 8) return sampled_softmax_score_any_kernel<N, 8, IS_PLAIN>;
+    if (j.a.dim <= 16 * 16) return sampled_softmax_score_any_kernel<N, 16, IS_PLAIN>;
+    return sampled_softmax_score_any_kernel<N, 32, IS_PLAIN>;
+}
+
+template <bool IS_PLAIN> static void (*packed_kernel(const softmax_job &j))(softmax_job) {
+    bool is_packed = can_pack(j.a.table, j.a.dim, j.a.dim, sizeof(float), 4);
+    return is_packed ? score_kernel<4, IS_PLAIN>(j) : score_kernel<1, IS_PLAIN>(j);
 }
 
 static status run_scores(backend *be, const softmax_job &j) {
     const char *what = "the scores of a sampled softmax";
-    bool is_packed = can_pack(j.a.table, j.a.dim, j.a.dim, sizeof(float), 4);
+    bool is_plain = j.a.kind == PAIRS_SOFTMAX && j.a.log_q == NULL;
     if (j.a.normalises && j.a.n_rows > 0)
         TRY(cuda_launch(be, what, sampled_softmax_scale_any_kernel,
                         cuda_div_up(j.a.n_rows, SCORE_WARPS), SCORE_THREADS, 0, j));
-    TRY(cuda_launch(be, what, is_packed ? score_kernel<4>(j) : score_kernel<1>(j),
+    TRY(cuda_launch(be, what, is_plain ? packed_kernel<true>(j) : packed_kernel<false>(j),
                     cuda_div_up(j.a.n, SCORE_WARPS), SCORE_THREADS, 0, j));
     return cuda_launch(be, what, sampled_softmax_loss_any_kernel, 1, SUM_THREADS, 0, j);
 }

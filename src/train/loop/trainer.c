@@ -221,7 +221,7 @@ static status init_step(trainer *t) {
     session *s = t->s;
     batcher_config b = session_train_batches(s, t->saved.state.split.rule, t->saved.state.seed);
     TRY(optimizer_init(&t->optimizer, s->be, s->model, s->config));
-    TRY(session_set_warm(s, t->saved.state.split.rule));
+    TRY(session_set_items(s, t->saved.state.split.rule));
     TRY(leaf_step_create(&t->leaves, s));
     return batcher_create(&t->batches, s->data, &b);
 }
