@@ -246,6 +246,19 @@ static status columns_guess_kinds(const source_request *r, const sample *s, colu
     return OK;
 }
 
+/* A column without a name that could be the action is not taken for it, but named. */
+static void say_unread(const source_request *r, const sample *s, const column_choice *choice) {
+    if (s->has_names || r->action_col != NULL || r->action_kind != NULL) return;
+    for (int c = 0; c < s->n_columns; c++) {
+        bool is_taken =
+            c == choice->of[ROLE_USER] || c == choice->of[ROLE_ITEM] || c == choice->of[ROLE_TIME];
+        if (is_taken || (!fits_kind(s, c, ACTION_HALF_STARS) && !fits_kind(s, c, ACTION_CODE)))
+            continue;
+        log_info("note: column %d is not read; if it holds ratings or actions: --action-col %d",
+                 c + 1, c + 1);
+    }
+}
+
 /* Logs what was taken for what: one line. */
 static void columns_say(const sample *s, const char *form, const column_choice *choice,
                         const csv_layout *t) {
@@ -367,6 +380,7 @@ status table_set_kinds(table_reader *r, const sample *s, const char *form) {
     if (s->has_names)
         snprintf(job->item_name, sizeof job->item_name, "%s", r->layout.name[ROLE_ITEM]);
     columns_say(s, form, &r->choice, &r->layout);
+    say_unread(job->request, s, &r->choice);
     return job_create_builder(job);
 }
 

@@ -66,6 +66,10 @@ typedef struct eval_result {
 /* The value of a metric; NAN if it is not there. */
 double eval_value(const eval_result *r, const char *name);
 
+/* Whether a metric is at the size of the catalogue or above: HR@k then counts what was not left
+ * out, and says nothing about the model.  Such metrics are not written. */
+bool eval_is_beyond(const eval_result *r, const char *metric_name);
+
 /* The metrics as members of an open object, under older names, too; "intervals": [low, high] of
  * every metric that has them; "gauc_left_out" and "calibration" of each task. */
 void eval_write_metrics(const eval_result *r, json_writer *w);

@@ -181,7 +181,10 @@ TEST(names_that_people_use_are_found_and_said) {
     CHECK_CONTAINS(try_csv("196\t242\t3\t881250949\n186\t302\t3\t891717742\n", "", &said),
                    "[881250949]");
     CHECK_CONTAINS(said, "tabs, no header; user column 1 (numbers), item column 2 (numbers), time "
-                         "column 4\n");
+                         "column 4\nnote: column 3 is not read; if it holds ratings or actions: "
+                         "--action-col 3\n");
+    try_csv("196\t242\t3\t881250949\n", "--action-col 3", &said);
+    CHECK(strstr(said, "is not read") == NULL);
     /* It is one in every row, the first included. */
     try_csv("196\t242\t3\t5\n186\t302\t4\t891717742\n", "", &said);
     CHECK_CONTAINS(said, "item column 2 (numbers), time column 3\n");
