@@ -138,8 +138,10 @@ static status parse_options(int argc, char **argv, prep_options *o, bool *is_hel
         OPT_FLAG("--download", &o->is_download,
                  "Download the archive first unless it is already there."),
         OPT_TEXT("--url", &o->url, "URL", "Download it from this URL instead."),
-        OPT_FLAG("--drop-duplicates", &r->drop_duplicates,
-                 "Drop events equal to the one before: same user, item, time and action."),
+        OPT_FLAG(
+            "--drop-duplicates", &r->drop_duplicates,
+            "Drop events equal to an earlier one, side by side or not: same user, item, time and "
+            "action."),
         OPT_INT("--min-user-events", &r->min_user_events, "K", 0, UINT32_MAX,
                 "Drop users with fewer events, and items by --min-item-events, until all that "
                 "remain have enough."),

@@ -376,6 +376,7 @@ status table_set_kinds(table_reader *r, const sample *s, const char *form) {
     if (job->request->action_map != NULL) {
         TRY(action_map_parse(&r->map, job->request->action_map, job->options.actions));
         r->layout.map = &r->map;
+        job->options.action_map = job->request->action_map;
     }
     if (s->has_names)
         snprintf(job->item_name, sizeof job->item_name, "%s", r->layout.name[ROLE_ITEM]);

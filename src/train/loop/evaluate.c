@@ -396,8 +396,9 @@ static void report_tasks(const evaluator *e, metric_kind kind, eval_result *r) {
     add_metric(r, n_defined > 0 ? sum / n_defined : NAN, "%s", metric_table[kind].name);
     for (int k = 0; k < e->n_columns && e->n_columns > 1; k++) {
         seq_task_name(e->s->data, e->is_bits, k, name);
-        add_metric(r, value[k], "%s:%.16s", metric_table[kind].name, name);
-        if (kind == METRIC_AUC && strncmp(name, "rating", 6) == 0) r->item[r->n - 1].alias = k + 1;
+        add_metric(r, value[k], "%s:%.23s", metric_table[kind].name, name);
+        if (kind == METRIC_AUC && !e->is_bits && e->s->data->actions != ACTION_CODE)
+            r->item[r->n - 1].alias = k + 1;
     }
 }
 

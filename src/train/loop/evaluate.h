@@ -25,7 +25,7 @@
 #include "model/session.h"
 #include "train/report/bootstrap.h"
 
-enum { EVAL_MAX_METRICS = 128, EVAL_NAME_BYTES = 24 };
+enum { EVAL_MAX_METRICS = 128, EVAL_NAME_BYTES = 32 };
 
 typedef struct eval_metric {
     char name[EVAL_NAME_BYTES]; /* "hr@10", "ndcg@10", "mrr", "auc", "auc:click", "auc:rating4" */
@@ -36,7 +36,7 @@ typedef struct eval_metric {
 
 /* A task of ranking, or a class. */
 typedef struct eval_task {
-    char name[EVAL_NAME_BYTES]; /* "click", "rating4", "task0" */
+    char name[EVAL_NAME_BYTES]; /* "click", "rating4", "purchase", "task0" */
     int64_t n_left_out;         /* users without an AUC, whom GAUC leaves out */
     calibration_bin bin[CALIBRATION_BINS];
 } eval_task;

@@ -108,6 +108,9 @@ TEST(duplicates_are_kept_or_dropped) {
     const char *text = "1,2,6\n1,2,6\n1,2,7\n";
     CHECK_CONTAINS(read_csv(text, ""), "\"[2, 2, 2]\"");
     CHECK_CONTAINS(read_csv(text, "--drop-duplicates"), "\"[2, 2]\"");
+    /* Not only those that are side by side. */
+    CHECK_CONTAINS(read_csv("1,2,6\n1,3,6\n1,2,6\n1,2,7\n", "--drop-duplicates"), "\"[2, 3, 2]\"");
+    (void)read_csv(text, "");
     char *out = prep_ok("csv --input in.csv --out out --json");
     CHECK_CONTAINS(out, "\"duplicates\":1,\"out_of_order\":0,");
 }
