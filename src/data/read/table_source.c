@@ -213,7 +213,12 @@ static void set_action_kind(const source_request *r, const sample *s, column_cho
     suggest_map(s, choice->of[ROLE_ACTION], map, sizeof map);
     escape_excerpt(name, s->name[choice->of[ROLE_ACTION]],
                    strlen(s->name[choice->of[ROLE_ACTION]]));
-    if (map[0] != '\0')
+    bool is_empty = true;
+    for (int i = 0; i < s->n_rows; i++)
+        is_empty &= action_cell(sample_cell(s, i, choice->of[ROLE_ACTION])) == CELL_MISSING;
+    if (is_empty)
+        log_info("note: the column %s is left out: it is empty in the first rows", name);
+    else if (map[0] != '\0')
         log_info("note: the column %s is left out, as it holds texts; to use it: --action-map %s",
                  name, map);
     else

@@ -968,20 +968,22 @@ void protocol_write(const protocol *p, json_writer *w) {
 static status describe_candidates(const protocol *p, buf *out) {
     char text[TEXT_BYTES];
     int32_t n = n_candidates(p), n_items = p->session->limits.n_items;
+    char a[GROUPED_BYTES], b[GROUPED_BYTES];
     const eval_result *r = p->result;
     TRY(buf_printf(out,
-                   n == n_items ? "  Ranked    all %d items of the catalogue\n"
-                                : "  Ranked    %d of the catalogue's %d items\n",
-                   n, n_items));
+                   n == n_items ? "  Ranked    all %s items of the catalogue\n"
+                                : "  Ranked    %s of the catalogue's %s items\n",
+                   text_grouped(a, (uint64_t)n), text_grouped(b, (uint64_t)n_items)));
     TRY(buf_printf(out, "  Left out  %s\n", seen_text(p, text)));
     TRY(buf_printf(out, "  Ties      %s\n", position_ties));
     if (r == NULL || r->n_users == 0) return OK;
-    return buf_printf(out,
-                      "  Repeated  %" PRId64 " of %" PRId64 " targets (%.2f %%) are in that "
-                      "history: %s\n",
-                      r->n_repeated, r->n_users, 100.0 * (double)r->n_repeated / (double)r->n_users,
-                      r->keeps_seen ? "ranked like any other"
-                                    : "never found (--keep-seen ranks them)");
+    return buf_printf(
+        out,
+        "  Repeated  %s of %s targets (%.2f %%) are in that "
+        "history: %s\n",
+        text_grouped(a, (uint64_t)r->n_repeated), text_grouped(b, (uint64_t)r->n_users),
+        100.0 * (double)r->n_repeated / (double)r->n_users,
+        r->keeps_seen ? "ranked like any other" : "never found (--keep-seen ranks them)");
 }
 
 status protocol_describe(const protocol *p, buf *out) {

@@ -298,7 +298,7 @@ static void write_noted(const trainer *t, json_writer *w) {
     arena_fini(&a);
 }
 
-static void write_event(const trainer *t, const train_event *e, json_writer *w) {
+static void write_event(trainer *t, const train_event *e, json_writer *w) {
     static const char *const names[] = {"start", "epoch", "eval", "done"};
     char text[EVAL_MISSES_BYTES];
     json_object_open(w);
@@ -316,8 +316,11 @@ static void write_event(const trainer *t, const train_event *e, json_writer *w) 
             if (e->is_best) json_key_bool(w, "is_best", true);
         }
         if (e->kind == EVENT_EPOCH) write_table_list(t, w);
-        if (e->kind != EVENT_DONE && e->metrics != NULL && eval_describe_misses(e->metrics, text))
+        if (e->kind != EVENT_DONE && e->metrics != NULL && eval_describe_misses(e->metrics, text) &&
+            strcmp(text, t->misses) != 0) {
             log_info("%s", text);
+            memcpy(t->misses, text, sizeof text); /* once, unless it changes */
+        }
         if (e->kind == EVENT_DONE) write_done(t, e, w);
     }
     json_object_close(w);
